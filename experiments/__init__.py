@@ -1,0 +1,1 @@
+"""Programs: a config and a main each."""

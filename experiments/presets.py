@@ -1,0 +1,40 @@
+"""Defaults by kind of environment."""
+
+from typing import Any
+
+import dm_env.specs
+import numpy as np
+import tree
+
+from seedx import types
+
+_ATARI = {
+  "envs_per_actor": 32,
+  "actor_batch_size": 16,
+  "unroll_length": 20,
+  "batch_size": 32,
+  "micro_batches": 8,
+  "total_steps": 10_000_000,
+  "learning_rate": 6e-4,
+  "reward_clip": 1.0,
+  "stack_frames": 4,
+}
+_CONTINUOUS = {
+  "total_steps": 2_000_000,
+  "entropy_cost": 0.0,
+  "reward_scale": 0.1,
+  "discount": 0.95,
+}
+
+
+def for_spec(spec: types.EnvironmentSpec) -> dict[str, Any]:
+  """The options that differ from their defaults for such environments."""
+  images = [
+    leaf.dtype == np.uint8 and len(leaf.shape) == 3
+    for leaf in tree.flatten(spec.observation)
+  ]
+  if any(images):
+    return _ATARI
+  if not isinstance(spec.action, dm_env.specs.DiscreteArray):
+    return _CONTINUOUS
+  return {}

@@ -1,0 +1,1 @@
+"""seedx: distributed reinforcement learning with a pipeline one can change."""

@@ -1,0 +1,9 @@
+"""Environments, many at a time, as batched `dm_env` time steps.
+
+Nothing here imports JAX, so that a thin actor can use it.
+"""
+
+from seedx.envs.envpool_adapter import EnvPoolEnvironment
+from seedx.envs.envpool_spec import spec
+
+__all__ = ["EnvPoolEnvironment", "spec"]

@@ -1,0 +1,263 @@
+"""What an EnvPool environment takes and gives, and what may be asked of it."""
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import dm_env
+import envpool
+import numpy as np
+
+from seedx import types
+
+# Options that `envpool.make` takes besides the fields of a family's config.
+_MAKE_OPTIONS = (
+  "from_pixels",
+  "render_camera_id",
+  "render_env_id",
+  "render_height",
+  "render_mode",
+  "render_width",
+)
+# Options that are arguments here, or whose effect would be lost on the way.
+_REFUSED_OPTIONS = {
+  "num_envs": "pass the argument num_envs",
+  "batch_size": "pass the argument batch_size",
+  "num_threads": "pass the argument num_threads",
+  "seed": "pass the argument seed",
+  "env_seed": "pass the argument seed; environment k gets seed + k",
+  "gym_reset_return_info": "leave it out",
+  "zero_discount_on_life_loss": (
+    "EnvPool's gymnasium mode does not report it; use episodic_life"
+  ),
+}
+_NARROWED_DTYPES = {
+  np.dtype(np.float64): np.dtype(np.float32),
+  np.dtype(np.int64): np.dtype(np.int32),
+}
+# An integer below a larger bound is a count, not a choice.
+_MAX_DISCRETE_VALUES = 2**20
+
+
+def spec(
+  env_id: str,
+  options: Mapping[str, Any] | None = None,
+  info_keys: Sequence[str] = (),
+) -> types.EnvironmentSpec:
+  """What one environment takes and gives; no environment is made.
+
+  Args:
+    env_id: any of `envpool.list_all_envs()`.
+    options: of EnvPool for this environment. `stack_num`, where a family has
+      it, is 1 if not given: frames are stacked by the network.
+    info_keys: entries of EnvPool's `info` that join the observation, which
+      becomes the dict `{"observation": ..., key: ...}`; a dict gets them added.
+
+  Returns:
+    The spec. Observations of 64 bits are narrowed to 32. Floating point
+    observations are given without bounds: EnvPool's are often placeholders.
+
+  Raises:
+    types.ConfigError: the environment, an option or an info key is unknown, a
+      system library is missing, or the actions are not supported.
+  """
+  pool_spec, _ = pool_spec_and_options(env_id, options or {})
+  return environment_spec(env_id, pool_spec, info_keys)
+
+
+def pool_spec_and_options(
+  env_id: str, options: Mapping[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+  """EnvPool's own spec, and the options with the defaults of this package."""
+  if env_id not in envpool.list_all_envs():
+    raise types.ConfigError(_unknown_env_message(env_id))
+  for name in options:
+    if name in _REFUSED_OPTIONS:
+      raise types.ConfigError(
+        f"{env_id}: option {name!r} is not supported: {_REFUSED_OPTIONS[name]}."
+      )
+  resolved = dict(options)
+  try:
+    pool_spec = call(env_id, envpool.make_spec, env_id, **resolved)
+  except types.ConfigError:
+    _check_option_names(env_id, options)
+    raise
+  if "stack_num" in pool_spec.config._fields and "stack_num" not in options:
+    resolved["stack_num"] = 1
+    pool_spec = call(env_id, envpool.make_spec, env_id, **resolved)
+  return pool_spec, resolved
+
+
+def environment_spec(
+  env_id: str, pool_spec: Any, info_keys: Sequence[str]
+) -> types.EnvironmentSpec:
+  """Translates EnvPool's spec; raises `types.ConfigError` where it cannot."""
+  frames = pool_spec.config.frame_skip if is_atari(pool_spec) else 1
+  return types.EnvironmentSpec(
+    observation=_observation_spec(env_id, pool_spec, info_keys),
+    action=_action_spec(env_id, pool_spec),
+    frames_per_step=frames,
+  )
+
+
+def is_atari(pool_spec: Any) -> bool:
+  """Whether `info` tells the raw reward and the end of the whole game."""
+  return type(pool_spec).__name__ == "AtariEnvSpec"
+
+
+def narrowed(dtype: np.dtype) -> np.dtype:
+  """The dtype in which values of `dtype` leave this package."""
+  return _NARROWED_DTYPES.get(dtype, dtype)
+
+
+def action_array_spec(pool_spec: Any) -> Any:
+  """EnvPool's spec of the action; only the last when there are several."""
+  return list(pool_spec.action_array_spec.values())[-1]
+
+
+def call(
+  env_id: str, function: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+  """Calls EnvPool, and repeats what it objects to as a `types.ConfigError`."""
+  try:
+    return function(*args, **kwargs)
+  except (
+    AssertionError,
+    ImportError,  # A missing system library, with advice.
+    RuntimeError,
+    TypeError,
+    ValueError,
+  ) as error:
+    raise types.ConfigError(f"EnvPool cannot make {env_id}: {error}") from error
+
+
+def _unknown_env_message(env_id: str) -> str:
+  known = envpool.list_all_envs()
+  by_lower_case = {name.lower(): name for name in known}
+  close = difflib.get_close_matches(env_id.lower(), by_lower_case, n=5)
+  matches = [by_lower_case[name] for name in close]
+  # Gym's older names decorate: PongNoFrameskip-v4, ALE/Pong-v5.
+  for lower, name in by_lower_case.items():
+    stem = lower.rpartition("-")[0]
+    if len(stem) > 3 and stem in env_id.lower() and name not in matches:
+      matches.append(name)
+  advice = (
+    f"Did you mean {', '.join(matches[:8])}?"
+    if matches
+    else "envpool.list_all_envs() has them all."
+  )
+  return f"EnvPool has no environment {env_id!r}. {advice}"
+
+
+def _check_option_names(env_id: str, options: Mapping[str, Any]) -> None:
+  variant = {key: options[key] for key in ("from_pixels",) if key in options}
+  config = call(env_id, envpool.make_spec, env_id, **variant).config
+  known = {*config._fields, *_MAKE_OPTIONS}
+  for name in options:
+    if name not in known:
+      raise types.ConfigError(
+        f"{env_id}: unknown option {name!r}. "
+        + _suggestion(name, sorted(known - set(_REFUSED_OPTIONS)))
+      )
+
+
+def _suggestion(name: str, known: Iterable[str]) -> str:
+  known = list(known)
+  close = difflib.get_close_matches(name, known, n=3)
+  start = f"Did you mean {' or '.join(close)}? " if close else ""
+  return f"{start}Known: {', '.join(known) or 'none'}."
+
+
+def _observation_spec(
+  env_id: str, pool_spec: Any, info_keys: Sequence[str]
+) -> types.Tree:
+  specs = pool_spec.state_array_spec
+  leaves = {
+    key: value for key, value in specs.items() if key.split(":")[0] == "obs"
+  }
+  observation: types.Tree = {}
+  for key, value in leaves.items():
+    if len(leaves) == 1:  # EnvPool gives a single one without its name.
+      observation = _leaf_spec("observation", value)
+      break
+    *parents, name = key.replace(":", ".").split(".")[1:]
+    node = observation
+    for parent in parents:
+      node = node.setdefault(parent, {})
+    node[name] = _leaf_spec(name, value)
+  if not info_keys:
+    return observation
+
+  known = {"elapsed_step": specs["elapsed_step"]} | {
+    key.removeprefix("info:"): value
+    for key, value in specs.items()
+    if key.startswith("info:") and "players." not in key
+  }
+  merged = (
+    dict(observation)
+    if isinstance(observation, dict)
+    else {"observation": observation}
+  )
+  for key in info_keys:
+    if key not in known:
+      raise types.ConfigError(
+        f"{env_id}: unknown info key {key!r}. "
+        + _suggestion(key, sorted(known))
+      )
+    if key in merged:
+      raise types.ConfigError(
+        f"{env_id}: info key {key!r} is already in the observation, which "
+        f"has {', '.join(merged)}. Leave it out of info_keys."
+      )
+    merged[key] = _leaf_spec(key, known[key])
+  return merged
+
+
+def _leaf_spec(name: str, array_spec: Any) -> dm_env.specs.Array:
+  shape = _shape(array_spec)
+  dtype = narrowed(np.dtype(array_spec.dtype))
+  low, high = np.asarray(array_spec.minimum), np.asarray(array_spec.maximum)
+  if not np.issubdtype(dtype, np.integer):
+    return dm_env.specs.Array(shape, dtype, name)
+  if shape == () and low == 0 and high < _MAX_DISCRETE_VALUES:
+    return dm_env.specs.DiscreteArray(int(high) + 1, dtype, name)
+  return dm_env.specs.BoundedArray(shape, dtype, low, high, name)
+
+
+def _action_spec(env_id: str, pool_spec: Any) -> dm_env.specs.BoundedArray:
+  supported = (
+    "Supported are one player with a discrete action that counts from 0, or "
+    "with a continuous action of rank 1 and finite bounds."
+  )
+  specs = pool_spec.action_array_spec
+  names = set(specs) - {"env_id", "players.env_id"}
+  players = pool_spec.config.max_num_players
+  if players != 1 or len(names) != 1:
+    raise types.ConfigError(
+      f"{env_id} has {players} players and the actions "
+      f"{', '.join(sorted(names))}. {supported}"
+    )
+  array_spec = action_array_spec(pool_spec)
+  shape, dtype = _shape(array_spec), np.dtype(array_spec.dtype)
+  low, high = np.asarray(array_spec.minimum), np.asarray(array_spec.maximum)
+  # VizDoom's combined actions are discrete, and yet float64.
+  is_discrete = np.issubdtype(dtype, np.integer) or array_spec.is_discrete
+  if is_discrete and shape == () and low == 0:
+    return dm_env.specs.DiscreteArray(int(high) + 1, np.int32, "action")
+  # EnvPool writes the largest number of the dtype where it has no bound.
+  unbounded = np.maximum(np.abs(low), np.abs(high)) >= np.finfo(np.float32).max
+  if (
+    not np.issubdtype(dtype, np.floating)
+    or len(shape) != 1
+    or np.any(unbounded)
+  ):
+    raise types.ConfigError(
+      f"{env_id} takes actions of shape {shape}, dtype {dtype} and bounds "
+      f"{low} to {high}. {supported}"
+    )
+  return dm_env.specs.BoundedArray(shape, np.float32, low, high, "action")
+
+
+def _shape(array_spec: Any) -> tuple[int, ...]:
+  """The shape for one environment: EnvPool writes -1 for its players."""
+  return tuple(size for size in array_spec.shape if size != -1)

@@ -1,0 +1,87 @@
+"""Nodes as processes of this machine, restarted when they die."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+import time
+
+from seedx.launch import nodes
+
+# A node that the program itself calls wrong is not started again.
+_USAGE_STATUS = 2
+_RESTART_SECONDS = 1.0
+
+
+class Processes:
+  """Processes for the instances of some nodes.
+
+  A process that dies is started again; one that ends with status 0 has done
+  its work. All of them hold the read end of a pipe as their standard input and
+  end when it closes: when this process exits in any way, none is left behind.
+
+  Attributes:
+    restarts: how many died and were started again.
+  """
+
+  def __init__(self, running: list[nodes.Node]) -> None:
+    """Starts all instances of the nodes."""
+    self.restarts = 0
+    self._children = [
+      _Child(node) for node in running for _ in range(node.count)
+    ]
+
+  @property
+  def pids(self) -> list[int]:
+    """Process ids, of those that run."""
+    return [
+      child.process.pid
+      for child in self._children
+      if child.process.poll() is None
+    ]
+
+  def check(self) -> None:
+    """Starts again what has died; call it every now and then.
+
+    Raises:
+      RuntimeError: a process says that it was called wrong, and why.
+    """
+    for child in self._children:
+      status = child.process.poll()
+      if status == _USAGE_STATUS:
+        raise RuntimeError(
+          f"{child.node.role} {child.process.pid} cannot do its work; see its"
+          " message above"
+        )
+      if status and time.monotonic() > child.started + _RESTART_SECONDS:
+        child.start()
+        self.restarts += 1
+
+  def stop(self, timeout_seconds: float = 2.0) -> None:
+    """Ends all processes: asks first, then kills."""
+    for child in self._children:
+      if child.process.stdin is not None:
+        child.process.stdin.close()
+    deadline = time.monotonic() + timeout_seconds
+    for child in self._children:
+      try:
+        child.process.wait(max(0.0, deadline - time.monotonic()))
+      except subprocess.TimeoutExpired:
+        child.process.kill()
+        child.process.wait()
+
+
+class _Child:
+  """One instance of a node, and its newest process."""
+
+  def __init__(self, node: nodes.Node) -> None:
+    self.node = node
+    self.start()
+
+  def start(self) -> None:
+    self.started = time.monotonic()
+    config = json.dumps(dataclasses.asdict(self.node.config))
+    self.process = subprocess.Popen(
+      [sys.executable, "-m", self.node.run.__module__, config],
+      stdin=subprocess.PIPE,
+    )

@@ -1,0 +1,36 @@
+"""The one place where per-step losses become a number."""
+
+import jax
+import jax.numpy as jnp
+
+from seedx import types
+
+
+def mean_share(
+  values: jax.Array, weights: jax.Array, axis_name: str | None = None
+) -> jax.Array:
+  """This core's share of the weighted mean over every core's values.
+
+      sum(values * weights) / sum over all cores of sum(weights)
+
+  The shares of all cores add up to the mean of the whole batch, and so do
+  their gradients: differentiate the share, then `sum_over_cores`. (A mean of
+  per-core means would weigh a core with few unmasked steps as much as any
+  other, and a `psum` inside what is differentiated counts each core's gradient
+  once per core.)
+
+  Args:
+    values: `[...]`.
+    weights: `[...]`, the same shape, not negative.
+    axis_name: the mesh axis over which the batch is sharded; None if it is not.
+
+  Returns:
+    `[]`; 0 where all the weights are.
+  """
+  weight = sum_over_cores(jnp.sum(weights), axis_name)
+  return jnp.sum(values * weights) / jnp.maximum(weight, 1e-8)
+
+
+def sum_over_cores(nest: types.Tree, axis_name: str | None) -> types.Tree:
+  """Adds up each leaf over a mesh axis; the nest itself where it is None."""
+  return nest if axis_name is None else jax.lax.psum(nest, axis_name)

@@ -1,0 +1,25 @@
+"""What a run measures and where it goes: waits, returns, sinks and files.
+
+A line of metrics is a flat mapping of names to numbers. The pipeline composes
+it, and every sink takes it as it is. Rich, TensorBoard and Matplotlib are
+imported where they are used, so that this package costs no start-up time.
+"""
+
+from seedx.metrics.console import Console
+from seedx.metrics.files import learning_curve, open_run_dir, write_config
+from seedx.metrics.meters import EpisodeReturns, Waits, bottleneck
+from seedx.metrics.sinks import JsonLines, Line, Sink, TensorBoard
+
+__all__ = [
+  "Console",
+  "EpisodeReturns",
+  "JsonLines",
+  "Line",
+  "Sink",
+  "TensorBoard",
+  "Waits",
+  "bottleneck",
+  "learning_curve",
+  "open_run_dir",
+  "write_config",
+]

@@ -1,0 +1,112 @@
+"""A convolution that is fast on CPUs as well as on accelerators."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+
+class Conv(nn.Module):
+  """A strided two-dimensional convolution without padding.
+
+  On GPU and TPU it is `lax.conv_general_dilated`. XLA's strided convolutions
+  use one core of a CPU, so there patches are cut by slicing and one matrix
+  product does the rest: the Nature CNN learns about twice as fast. Which of
+  the two runs is decided when the program is compiled for a platform; the
+  parameters are the same.
+
+  Attributes:
+    features: channels of the output.
+    kernel: height and width of the kernel, in pixels.
+    stride: pixels from one patch to the next.
+    scale: what the images are multiplied by.
+    dtype: of the computation; parameters are float32.
+  """
+
+  features: int
+  kernel: int
+  stride: int
+  scale: float = 1.0
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(self, images: jax.Array) -> jax.Array:
+    """Maps `[B, H, W, C]` (cast to `dtype`) to `[B, H', W', features]`."""
+    kernel = self.param(
+      "kernel",
+      nn.initializers.orthogonal(2.0**0.5),
+      (self.kernel, self.kernel, images.shape[-1], self.features),
+    )
+    kernel = (kernel * self.scale).astype(self.dtype)
+    bias = self.param("bias", nn.initializers.zeros, (self.features,))
+
+    def by_patches(images: jax.Array, kernel: jax.Array) -> jax.Array:
+      cut = patches(images, self.kernel, self.stride).astype(self.dtype)
+      return cut @ in_patch_order(kernel, self.stride)
+
+    def by_convolution(images: jax.Array, kernel: jax.Array) -> jax.Array:
+      return jax.lax.conv_general_dilated(
+        images.astype(self.dtype),
+        kernel,
+        window_strides=(self.stride, self.stride),
+        padding="VALID",
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+      )
+
+    outputs = jax.lax.platform_dependent(
+      images, kernel, cpu=by_patches, default=by_convolution
+    )
+    return outputs + bias.astype(self.dtype)
+
+
+def patches(images: jax.Array, kernel: int, stride: int) -> jax.Array:
+  """Cuts images into the patches that a convolution without padding sees.
+
+  Where the stride divides the kernel, pixels are first gathered into blocks of
+  `stride` by `stride`, so that a patch is a few blocks and not many pixels.
+
+  Args:
+    images: `[B, H, W, C]` of any type.
+    kernel: height and width of a patch, in pixels.
+    stride: pixels from one patch to the next.
+
+  Returns:
+    `[B, H', W', kernel * kernel * C]`, in the order of `in_patch_order`.
+  """
+  block = _block_size(kernel, stride)
+  batch_size, *size, channels = images.shape
+  rows, columns = ((pixels - kernel) // stride + 1 for pixels in size)
+  height, width = (
+    ((n - 1) * stride + kernel) // block for n in (rows, columns)
+  )
+  blocks = images[:, : height * block, : width * block]
+  blocks = blocks.reshape(batch_size, height, block, width, block, channels)
+  blocks = blocks.transpose(0, 1, 3, 2, 4, 5)
+  blocks = blocks.reshape(batch_size, height, width, -1)
+  step = stride // block
+  return jnp.concatenate(
+    [
+      blocks[
+        :,
+        i : i + (rows - 1) * step + 1 : step,
+        j : j + (columns - 1) * step + 1 : step,
+      ]
+      for i in range(kernel // block)
+      for j in range(kernel // block)
+    ],
+    axis=-1,
+  )
+
+
+def in_patch_order(kernel: jax.Array, stride: int) -> jax.Array:
+  """A kernel `[K, K, C, F]` as a matrix `[K * K * C, F]` for `patches`."""
+  size, _, channels, features = kernel.shape
+  block = _block_size(size, stride)
+  count = size // block
+  blocks = kernel.reshape(count, block, count, block, channels, features)
+  return blocks.transpose(0, 2, 1, 3, 4, 5).reshape(-1, features)
+
+
+def _block_size(kernel: int, stride: int) -> int:
+  return stride if kernel % stride == 0 else 1

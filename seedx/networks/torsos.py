@@ -1,0 +1,106 @@
+"""Torsos: from observations to a vector of features."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import dm_env.specs
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from seedx import types
+from seedx.networks import convolutions
+
+
+class MLP(nn.Module):
+  """Dense layers, each with a tanh behind it.
+
+  Attributes:
+    sizes: units of each layer.
+    dtype: of the computation; parameters are float32.
+  """
+
+  sizes: Sequence[int]
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(self, features: jax.Array) -> jax.Array:
+    """Maps `[B, F]` to `[B, sizes[-1]]`."""
+    for size in self.sizes:
+      features = nn.tanh(_dense(size, self.dtype)(features))
+    return features
+
+
+class NatureCNN(nn.Module):
+  """The convolutional network of DQN.
+
+  Mnih et al. 2015, https://doi.org/10.1038/nature14236, "Model architecture".
+
+  Attributes:
+    size: units of the dense layer at the end.
+    dtype: of the computation; parameters are float32.
+  """
+
+  size: int = 512
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(self, images: jax.Array) -> jax.Array:
+    """Maps uint8 `[B, C, H, W]` in 0..255 to `[B, size]`."""
+    features = jnp.moveaxis(images, 1, -1)
+    for channels, kernel, stride, scale in (
+      (32, 8, 4, 1 / 255),  # Patches are cut from bytes: less memory.
+      (64, 4, 2, 1.0),
+      (64, 3, 1, 1.0),
+    ):
+      conv = convolutions.Conv(channels, kernel, stride, scale, self.dtype)
+      features = nn.relu(conv(features))
+    features = features.reshape(features.shape[0], -1)
+    return nn.relu(_dense(self.size, self.dtype)(features))
+
+
+class Torso(nn.Module):
+  """Features of any observation: each part by its kind, then joined.
+
+  Images (uint8 of rank 3) go through a `NatureCNN`; discrete parts are
+  one-hot; everything else is flattened, and an `MLP` takes these together.
+
+  Attributes:
+    observation: the observation's spec, or a nest of them as a tuple of leaves.
+    sizes: units of the MLP's layers.
+    dtype: of the computation; parameters are float32.
+  """
+
+  observation: tuple[dm_env.specs.Array, ...]
+  sizes: Sequence[int]
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(self, observation: types.Tree) -> jax.Array:
+    """Maps a nest of `[B, ...]` to `[B, F]`."""
+    images, vectors = [], []
+    for spec, leaf in zip(
+      self.observation, jax.tree.leaves(observation), strict=True
+    ):
+      if is_image(spec):
+        images.append(NatureCNN(dtype=self.dtype)(leaf))
+      elif isinstance(spec, dm_env.specs.DiscreteArray):
+        vectors.append(jax.nn.one_hot(leaf, spec.num_values, dtype=self.dtype))
+      else:
+        vectors.append(leaf.reshape(leaf.shape[0], -1).astype(self.dtype))
+    if vectors:
+      joined = jnp.concatenate(vectors, axis=-1)
+      images.append(MLP(self.sizes, self.dtype)(joined))
+    return jnp.concatenate(images, axis=-1)
+
+
+def is_image(spec: dm_env.specs.Array) -> bool:
+  """Whether a spec is of images `[C, H, W]` of bytes."""
+  return spec.dtype == np.uint8 and len(spec.shape) == 3
+
+
+def _dense(size: int, dtype: Any) -> nn.Dense:
+  return nn.Dense(
+    size, dtype=dtype, kernel_init=nn.initializers.orthogonal(2.0**0.5)
+  )

@@ -1,0 +1,1 @@
+"""Topologies: where inference runs, what crosses the network, who updates."""

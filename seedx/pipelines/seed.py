@@ -1,0 +1,273 @@
+"""SEED: thin actors, and one learner process that acts for all of them.
+
+    actor: EnvPool --.  observations   .-> batcher -> act -> unroll store -.
+    actor: EnvPool ---- over gRPC ----<    (on each inference device)      |
+    actor: EnvPool --'  <- actions     '-                       unrolls    |
+                                                                           v
+                    parameters <- update, sharded over cores <- bounded queues
+
+Espeholt et al. 2019, "SEED RL: Scalable and Efficient Deep-RL with Accelerated
+Central Inference", https://arxiv.org/abs/1910.06591, figures 1 and 3.
+"""
+
+import dataclasses
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from seedx import envs, launch, metrics, sharding, types, wire
+from seedx.agents import base
+from seedx.runtime import (
+  actor,
+  crew,
+  inference,
+  learner,
+  monitor,
+  parameters,
+  progress,
+  protocol,
+  queues,
+  unrolls,
+)
+
+_STOP_SECONDS = 4.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """What a SEED run is made of.
+
+  Attributes:
+    env_id: EnvPool's name of the environment.
+    make_agent: `(spec, axis_name) -> Agent`.
+    address: where the learner listens: `host:port` or `unix:/path`.
+    total_steps: env steps to learn for.
+    seed: fixes environments, initial parameters and sampling.
+    num_actors: actors that there is place for.
+    envs_per_actor: environments of each.
+    actor_batch_size: environments in a message; with fewer than `envs_per_actor`
+      the rest step in the meantime.
+    unroll_length: T, transitions in an unroll.
+    batch_size: unrolls in an update.
+    micro_batches: parts that each core's share of an update is learned in.
+    inference_devices: indices of the local devices that act.
+    learner_devices: indices of the local devices that learn.
+    inference_batch_size: rows that are worth an inference step.
+    inference_wait_seconds: how long fewer rows are waited with.
+    queue_capacity: training batches that may wait for the learner.
+    env_options: EnvPool's keyword options.
+    info_keys: info entries that join the observation.
+    log_seconds: between two lines of metrics.
+  """
+
+  env_id: str
+  make_agent: Callable[[types.EnvironmentSpec, str | None], base.Agent]
+  address: str
+  total_steps: int
+  seed: int
+  num_actors: int
+  envs_per_actor: int
+  actor_batch_size: int
+  unroll_length: int
+  batch_size: int
+  micro_batches: int = 1
+  inference_devices: Sequence[int] = (0,)
+  learner_devices: Sequence[int] = (0,)
+  inference_batch_size: int = 0
+  inference_wait_seconds: float = 0.005
+  queue_capacity: int = 1
+  env_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  info_keys: Sequence[str] = ()
+  log_seconds: float = 0.5
+
+  def __post_init__(self) -> None:
+    """Raises types.ConfigError for what cannot be run."""
+    for name in (
+      "total_steps",
+      "num_actors",
+      "envs_per_actor",
+      "unroll_length",
+      "batch_size",
+      "micro_batches",
+      "queue_capacity",
+    ):
+      if getattr(self, name) < 1:
+        raise types.ConfigError(
+          f"expected {name} of at least 1, found {getattr(self, name)}"
+        )
+    if not 1 <= self.actor_batch_size <= self.envs_per_actor:
+      raise types.ConfigError(
+        f"expected actor_batch_size from 1 to {self.envs_per_actor}, the"
+        f" actor's environments, found {self.actor_batch_size}"
+      )
+    parts = len(self.learner_devices) * self.micro_batches
+    if self.batch_size % parts:
+      raise types.ConfigError(
+        f"expected a batch_size that {len(self.learner_devices)} learner"
+        f" devices with {self.micro_batches} micro-batches each divide, found"
+        f" {self.batch_size}"
+      )
+
+  @property
+  def inference(self) -> inference.Config:
+    """The share of each inference device."""
+    devices = len(self.inference_devices)
+    actors = -(-self.num_actors // devices)
+    rows = actors * self.actor_batch_size
+    # Half of what can be on its way: one half steps while the other acts.
+    target = min(self.inference_batch_size or -(-rows // 2), rows)
+    return inference.Config(
+      layout=unrolls.Layout(
+        num_slots=actors * self.envs_per_actor,
+        length=self.unroll_length + 1,
+        period=self.unroll_length,
+      ),
+      unrolls_per_item=self.batch_size // len(self.learner_devices),
+      target_rows=target,
+      max_rows=rows,
+      max_wait_seconds=self.inference_wait_seconds,
+    )
+
+
+def actors(config: Config) -> launch.Node:
+  """The actors of a run, to be launched anywhere that reaches the learner."""
+  return launch.Node(
+    role="actor",
+    run=actor.run,
+    config=actor.Config(
+      address=config.address,
+      env_id=config.env_id,
+      num_envs=config.envs_per_actor,
+      batch_size=config.actor_batch_size,
+      env_options=dict(config.env_options),
+      info_keys=tuple(config.info_keys),
+    ),
+    count=config.num_actors,
+  )
+
+
+class Learner:
+  """The learner process: server, inference, unrolls, updates.
+
+  Attributes:
+    progress: what has been counted.
+    learner: the updates, and the newest state.
+    inferences: one for each inference device.
+  """
+
+  def __init__(
+    self,
+    config: Config,
+    sinks: Sequence[metrics.Sink],
+    stop: threading.Event | None = None,
+  ) -> None:
+    """Wires everything up; `run` sets it in motion.
+
+    Args:
+      config: what is run.
+      sinks: take the lines of metrics.
+      stop: ends the run early, with everything written.
+
+    Raises:
+      types.ConfigError: the environment or a device does not exist.
+    """
+    acting_on = sharding.devices(config.inference_devices, "inference")
+    mesh = sharding.mesh(sharding.devices(config.learner_devices, "learner"))
+    spec = envs.spec(config.env_id, config.env_options, config.info_keys)
+    agent = config.make_agent(spec, sharding.CORES)
+    init_key, learner_key, *acting_keys = jax.random.split(
+      jax.random.key(config.seed), 2 + len(acting_on)
+    )
+
+    self._config = config
+    self._crew = crew.Crew(stop)
+    self._waits = metrics.Waits(
+      {
+        "inference_wait_requests": len(acting_on),
+        "inference_wait_queue": len(acting_on),
+        "inference_wait_device": len(acting_on),
+        "learner_wait_unrolls": 1,
+      }
+    )
+    self.progress = progress.Progress()
+    state = jax.jit(agent.init)(init_key)
+    self.learner = learner.Learner(
+      agent, mesh, state, learner_key, config.micro_batches
+    )
+    self._snapshots = parameters.Snapshots(acting_on)
+    self._snapshots.publish(agent.acting(state), 0)
+    self._queues = queues.UnrollQueues(
+      list(mesh.devices), config.queue_capacity, self._crew.stop, self._waits
+    )
+    self.inferences = [
+      inference.Inference(
+        agent,
+        spec,
+        device,
+        config.inference,
+        self._snapshots,
+        self._queues.put,
+        rng_key,
+        self._waits,
+      )
+      for device, rng_key in zip(acting_on, acting_keys, strict=True)
+    ]
+    self._server = wire.Server(config.address, config.num_actors)
+    sessions = inference.Sessions(
+      self.inferences, self.progress, config.inference, config.seed
+    )
+    self._server.bind_stream(
+      protocol.ACT,
+      sessions,
+      inputs=protocol.rows_layout(spec, config.inference.max_rows),
+      outputs=protocol.actions_layout(spec, config.inference.max_rows),
+    )
+    self._monitor = monitor.Monitor(
+      self.progress, self.learner, self._waits, spec.frames_per_step, sinks
+    )
+
+  def run(self, check: Callable[[], None] = lambda: None) -> None:
+    """Learns until `total_steps`, a stop, or a failure.
+
+    Args:
+      check: is called before each line of metrics, and may raise.
+
+    Raises:
+      types.ConfigError: the address is in use.
+      Exception: whatever a thread of the run failed with.
+    """
+    config = self._config
+    stop = self._crew.stop
+    self._server.start()
+    try:
+      for i, place in enumerate(self.inferences):
+        self._crew.start(f"inference-{i}", place.run)
+      self._crew.start("learner", self._learn)
+      while self.progress.env_steps < config.total_steps:
+        check()
+        if stop.wait(config.log_seconds):
+          break
+        self._monitor.write()
+    finally:
+      self._close()
+
+  def _learn(self) -> None:
+    items = [
+      jax.device_put(self.inferences[0].empty_item(), core)
+      for core in self.learner.cores
+    ]
+    self.learner.warm_up(items)
+    self.learner.run(self._queues.get, self._snapshots.publish, self._crew.stop)
+
+  def _close(self) -> None:
+    self._crew.stop.set()
+    self._server.stop()
+    for place in self.inferences:
+      place.batcher.close()
+    try:
+      self._crew.join(_STOP_SECONDS)
+    finally:
+      self._monitor.write()
+      self._monitor.close()

@@ -1,0 +1,1 @@
+"""Roles: the stateful shells around the pure functions."""

@@ -1,0 +1,218 @@
+"""The learner: takes batches of unrolls, updates, publishes parameters."""
+
+import threading
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from seedx import sharding, types
+from seedx.agents import base
+
+Publish = Callable[[types.Tree, int], None]
+Program = Callable[
+  [base.AgentState, jax.Array, jax.Array, types.Unroll],
+  tuple[base.AgentState, types.LossOutput],
+]
+
+
+class Learner:
+  """Updates an agent's state, sharded over the cores of a mesh.
+
+  Attributes:
+    steps: updates so far; also the version of the newest parameters.
+    learned_steps: env steps learned from; resets are none.
+    state: the newest state, on every core.
+    cores: the devices of the mesh, in order.
+    metrics: the newest update's scalars by name.
+  """
+
+  def __init__(
+    self,
+    agent: base.Agent,
+    mesh: jax.sharding.Mesh,
+    state: base.AgentState,
+    rng_key: jax.Array,
+    micro_batches: int = 1,
+  ) -> None:
+    """Compiles nothing before the first update.
+
+    Args:
+      agent: made with `axis_name=sharding.CORES`.
+      mesh: the learner cores.
+      state: where to start from.
+      rng_key: for all updates.
+      micro_batches: parts of each core's batch, learned one by one so that an
+        inference step on the same device finds a gap; the gradients are those
+        of the whole batch.
+    """
+    self.steps = 0
+    self.learned_steps = 0.0
+    self.state = sharding.replicate(state, mesh)
+    self.metrics: dict[str, float] = {}
+    self.cores = list(mesh.devices)
+    self._agent = agent
+    self._mesh = mesh
+    self._rng_key = rng_key
+    self._pending: types.LossOutput | None = None
+    self._update = (
+      _whole(agent, mesh)
+      if micro_batches == 1
+      else _accumulated(agent, mesh, micro_batches)
+    )
+
+  def warm_up(self, batch: list[types.Unroll]) -> None:
+    """Compiles the update for batches of this shape; the state stays."""
+    unroll = sharding.assemble(batch, self._mesh, sharding.UNROLL)
+    jax.block_until_ready(
+      self._update(self.state, jnp.int32(0), self._rng_key, unroll)
+    )
+
+  def run(
+    self,
+    next_batch: Callable[[], list[types.Unroll] | None],
+    publish: Publish,
+    stop: threading.Event,
+  ) -> None:
+    """Learns until there is no next batch or it is stopped.
+
+    Args:
+      next_batch: an item `[L, B / cores, ...]` on each core, or None.
+      publish: is given `agent.acting` of the state and its version.
+      stop: ends it after the update that is under way.
+    """
+    while not stop.is_set():
+      batch = next_batch()
+      if batch is None:
+        break
+      self.learn(batch)
+      publish(self._agent.acting(self.state), self.steps)
+    self._finish_pending()
+
+  def learn(self, batch: list[types.Unroll]) -> None:
+    """Makes one update of a batch that lies on the cores in shards."""
+    unroll = sharding.assemble(batch, self._mesh, sharding.UNROLL)
+    key = jax.random.fold_in(self._rng_key, self.steps)
+    version = jnp.int32(self.steps)
+    self.state, output = self._update(self.state, version, key, unroll)
+    self.steps += 1
+    # One update may be under way while the next is prepared, and no more:
+    # inference on the same device would wait for all of them.
+    self._finish_pending()
+    self._pending = output
+
+  def _finish_pending(self) -> None:
+    if self._pending is not None:
+      output = jax.device_get(self._pending)
+      self.learned_steps += float(output.weight)
+      self.metrics = {k: float(v) for k, v in output.metrics.items()}
+      self._pending = None
+
+
+def _whole(agent: base.Agent, mesh: jax.sharding.Mesh) -> Program:
+  """The agent's own update of the whole batch."""
+
+  def update(
+    state: base.AgentState,
+    version: jax.Array,
+    rng_key: jax.Array,
+    unroll: types.Unroll,
+  ) -> tuple[base.AgentState, types.LossOutput]:
+    state, output = agent.update(state, _core_key(rng_key), unroll)
+    return state, _with_lag(output, version, unroll)
+
+  return sharding.per_core(
+    update,
+    mesh,
+    (sharding.REPLICATED,) * 3 + (sharding.UNROLL,),
+    (sharding.REPLICATED, _LOSS_OUTPUT),
+  )
+
+
+def _accumulated(
+  agent: base.Agent, mesh: jax.sharding.Mesh, micro_batches: int
+) -> Program:
+  """Gradients of parts of the batch, weighed, added up and applied once."""
+
+  def part(
+    state: base.AgentState,
+    version: jax.Array,
+    rng_key: jax.Array,
+    unroll: types.Unroll,
+    index: jax.Array,
+  ) -> tuple[types.Tree, types.LossOutput]:
+    unroll = _slice(unroll, index, micro_batches)
+    key = jax.random.fold_in(_core_key(rng_key), index)
+    gradients, output = agent.gradients(state, key, unroll)
+    output = _with_lag(output, version, unroll)
+    gradients, metrics = jax.tree.map(
+      lambda leaf: leaf * output.weight, (gradients, output.metrics)
+    )
+    return gradients, types.LossOutput(output.weight, metrics)
+
+  def finish(
+    state: base.AgentState, gradients: types.Tree, output: types.LossOutput
+  ) -> tuple[base.AgentState, types.LossOutput]:
+    weight = jnp.maximum(output.weight, 1e-8)
+    gradients, metrics = jax.tree.map(
+      lambda leaf: leaf / weight, (gradients, output.metrics)
+    )
+    state = agent.apply(state, gradients)
+    return state, types.LossOutput(output.weight, metrics)
+
+  one = sharding.REPLICATED
+  gradients_of = sharding.per_core(
+    part, mesh, (one, one, one, sharding.UNROLL, one), one
+  )
+  add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b), donate_argnums=0)
+  finish = jax.jit(finish)
+
+  def update(
+    state: base.AgentState,
+    version: jax.Array,
+    rng_key: jax.Array,
+    unroll: types.Unroll,
+  ) -> tuple[base.AgentState, types.LossOutput]:
+    total = gradients_of(state, version, rng_key, unroll, jnp.int32(0))
+    for index in range(1, micro_batches):
+      # Waiting leaves the device free for an inference step in between.
+      jax.block_until_ready(total)
+      more = gradients_of(state, version, rng_key, unroll, jnp.int32(index))
+      total = add(total, more)
+    return finish(state, *total)
+
+  return update
+
+
+_LOSS_OUTPUT = types.LossOutput._make(
+  [
+    sharding.REPLICATED,
+    sharding.REPLICATED,
+    jax.sharding.PartitionSpec(sharding.CORES),
+  ]
+)
+
+
+def _core_key(rng_key: jax.Array) -> jax.Array:
+  return jax.random.fold_in(rng_key, jax.lax.axis_index(sharding.CORES))
+
+
+def _with_lag(
+  output: types.LossOutput, version: jax.Array, unroll: types.Unroll
+) -> types.LossOutput:
+  """Adds how many updates ago, on average, the unroll was acted."""
+  lag = jnp.mean((version - unroll.version[:-1]).astype(jnp.float32))
+  lag = jax.lax.pmean(lag, sharding.CORES)
+  return output._replace(metrics=output.metrics | {"policy_lag": lag})
+
+
+def _slice(unroll: types.Unroll, index: jax.Array, parts: int) -> types.Unroll:
+  """The `index`-th of equal parts of a batch of unrolls."""
+
+  def slice_axis(leaf: jax.Array, axis: int) -> jax.Array:
+    size = leaf.shape[axis] // parts
+    return jax.lax.dynamic_slice_in_dim(leaf, index * size, size, axis)
+
+  steps = jax.tree.map(lambda leaf: slice_axis(leaf, 1), unroll[:-1])
+  core_state = jax.tree.map(lambda leaf: slice_axis(leaf, 0), unroll.core_state)
+  return types.Unroll._make([*steps, core_state])

@@ -1,0 +1,58 @@
+"""What a run counts."""
+
+import threading
+import time
+
+import dm_env
+import numpy as np
+
+from seedx import metrics, types
+
+
+class Progress:
+  """Counts of experience; any thread may add to them.
+
+  Attributes:
+    returns: raw returns of whole games.
+  """
+
+  def __init__(self) -> None:
+    """Everything is 0 and the clock has not started."""
+    self.returns = metrics.EpisodeReturns()
+    self._lock = threading.Lock()
+    self._env_steps = 0
+    self._unrolls_discarded = 0
+    self._started_seconds: float | None = None
+
+  def add_rows(self, rows: types.Rows) -> None:
+    """Counts observations received; the first one starts the clock."""
+    steps = np.count_nonzero(rows.timestep.step_type != dm_env.StepType.FIRST)
+    ended = rows.episode_return[~np.isnan(rows.episode_return)]
+    if len(ended):
+      self.returns.add(ended)
+    with self._lock:
+      if self._started_seconds is None:
+        self._started_seconds = time.monotonic()
+      self._env_steps += int(steps)
+
+  def add_discarded(self, unrolls: int) -> None:
+    """Counts unrolls that their lease's end left unfinished."""
+    with self._lock:
+      self._unrolls_discarded += unrolls
+
+  @property
+  def env_steps(self) -> int:
+    """Agent decisions carried out; resets are none."""
+    return self._env_steps
+
+  @property
+  def unrolls_discarded(self) -> int:
+    """Unrolls begun that will never be finished."""
+    return self._unrolls_discarded
+
+  @property
+  def wall_seconds(self) -> float:
+    """Seconds since the first observation."""
+    if self._started_seconds is None:
+      return 0.0
+    return time.monotonic() - self._started_seconds

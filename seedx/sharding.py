@@ -1,0 +1,113 @@
+"""The mesh of learner cores, and programs that run once per core."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from seedx import types
+
+CORES = "cores"
+
+REPLICATED = PartitionSpec()
+# An unroll's batch axis comes second, but its core state has no time axis.
+UNROLL = types.Unroll._make(
+  [PartitionSpec(None, CORES)] * 4 + [PartitionSpec(CORES)]
+)
+
+
+def devices(indices: Sequence[int], purpose: str) -> list[jax.Device]:
+  """The local devices of some indices.
+
+  Raises:
+    types.ConfigError: there is no such device, or one is named twice.
+  """
+  local = jax.local_devices()
+  if not indices or sorted(set(indices)) != sorted(indices):
+    raise types.ConfigError(
+      f"expected different {purpose} devices, found {list(indices)}"
+    )
+  if min(indices) < 0 or max(indices) >= len(local):
+    raise types.ConfigError(
+      f"expected {purpose} devices from 0 to {len(local) - 1}, found"
+      f" {list(indices)}: this machine has {len(local)} of"
+      f" {local[0].platform}"
+    )
+  return [local[i] for i in indices]
+
+
+def mesh(cores: Sequence[jax.Device]) -> Mesh:
+  """A mesh of one axis, `CORES`."""
+  return Mesh(np.asarray(cores), (CORES,))
+
+
+def replicate(nest: types.Tree, over: Mesh) -> types.Tree:
+  """Puts a nest on every core."""
+  return jax.device_put(nest, NamedSharding(over, REPLICATED))
+
+
+def per_core(
+  function: Callable[..., Any],
+  over: Mesh,
+  in_specs: types.Tree,
+  out_specs: types.Tree,
+) -> Callable[..., Any]:
+  """Maps a function over the cores, each with its shard; `jax.pmap`'s contract.
+
+  Outputs that `out_specs` call replicated must be the same on all cores, which
+  is for the function to see to (`jax.lax.psum`). JAX's own check of that
+  (`check_vma`) refuses every `scan` that starts from a constant, as RLax's do.
+
+  Args:
+    function: of per-core arrays; may use collectives over `CORES`.
+    over: the mesh.
+    in_specs: a prefix of the arguments, as a tuple of partition specs.
+    out_specs: a prefix of the results.
+
+  Returns:
+    The jitted function of global arrays.
+  """
+  return jax.jit(
+    jax.shard_map(
+      function,
+      mesh=over,
+      in_specs=in_specs,
+      out_specs=out_specs,
+      check_vma=False,
+    )
+  )
+
+
+def assemble(
+  shards: Sequence[types.Tree], over: Mesh, specs: types.Tree
+) -> types.Tree:
+  """Makes global arrays of what already lies on the cores.
+
+  Args:
+    shards: a nest for each core of the mesh in order, on that core.
+    over: the mesh.
+    specs: a prefix of the nest; each shard's place in the whole.
+
+  Returns:
+    The nest of global arrays; nothing is copied.
+  """
+
+  def join(spec: PartitionSpec, *leaves: jax.Array) -> jax.Array:
+    axis = tuple(spec).index(CORES)
+    shape = list(leaves[0].shape)
+    shape[axis] *= len(leaves)
+    return jax.make_array_from_single_device_arrays(
+      tuple(shape), NamedSharding(over, spec), list(leaves)
+    )
+
+  def join_subtree(spec: PartitionSpec, *subtrees: types.Tree) -> types.Tree:
+    return jax.tree.map(lambda *leaves: join(spec, *leaves), *subtrees)
+
+  return jax.tree.map(
+    join_subtree,
+    specs,
+    *shards,
+    is_leaf=lambda x: isinstance(x, PartitionSpec),
+  )

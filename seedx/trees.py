@@ -1,0 +1,48 @@
+"""Nests of NumPy arrays: names of leaves, stacking, padding."""
+
+import numpy as np
+import tree
+
+from seedx import types
+
+
+def named_leaves(nest: types.Tree) -> list[tuple[str, types.Array]]:
+  """The leaves of a nest in order, each with its path, such as `a/0/b`."""
+  return [
+    ("/".join(str(key) for key in path), leaf)
+    for path, leaf in tree.flatten_with_path(nest)
+  ]
+
+
+def stack(nests: list[types.Tree]) -> types.Tree:
+  """Stacks nests of `[...]` into one of `[len(nests), ...]`."""
+  return tree.map_structure(lambda *leaves: np.stack(leaves), *nests)
+
+
+def concatenate(nests: list[types.Tree], pad_to: int) -> types.Tree:
+  """Joins nests of `[B_i, ...]` into one of `[pad_to, ...]`, zeros at the end.
+
+  Args:
+    nests: at least one nest; all of the same structure.
+    pad_to: rows of the result, at least the sum of B_i.
+
+  Returns:
+    The joined nest. A single nest that needs no padding is returned as it is.
+  """
+  if len(nests) == 1 and len(tree.flatten(nests[0])[0]) == pad_to:
+    return nests[0]
+
+  def join(*leaves: np.ndarray) -> np.ndarray:
+    joined = np.zeros((pad_to, *leaves[0].shape[1:]), leaves[0].dtype)
+    rows = sum(len(leaf) for leaf in leaves)
+    np.concatenate(leaves, out=joined[:rows])
+    return joined
+
+  return tree.map_structure(join, *nests)
+
+
+def zeros(specs: types.Tree, leading_shape: tuple[int, ...]) -> types.Tree:
+  """Zeros of `[*leading_shape, *spec.shape]` for each spec or array."""
+  return tree.map_structure(
+    lambda spec: np.zeros((*leading_shape, *spec.shape), spec.dtype), specs
+  )

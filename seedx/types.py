@@ -1,0 +1,117 @@
+"""The vocabulary that every part of seedx shares.
+
+This module needs NumPy and dm_env only, so that a thin actor can import it.
+The containers are NamedTuples, and so pytrees of JAX and of dm-tree alike.
+
+Axes, by the letter that docstrings use for them:
+  T: transitions of a stream; a stream of T transitions has T + 1 time steps.
+  L: `length` of an unroll in time steps.
+  B: batch, environments or unrolls.
+  N: slots, the environments that an inference device has a place for.
+  A: actions of a discrete action space, or dimensions of a continuous one.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import dm_env
+import numpy as np
+
+# A nest of arrays: array, tuple, NamedTuple, list or dict of these.
+Tree = Any
+Array = Any
+
+
+class ConfigError(ValueError):
+  """What a user asked for cannot be done; the message says what can."""
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvironmentSpec:
+  """What one environment takes and gives, without batch axes.
+
+  Attributes:
+    observation: a `dm_env.specs.Array`, or a dict of them.
+    action: a `dm_env.specs.DiscreteArray`, or a `dm_env.specs.BoundedArray` of
+      rank 1 with finite bounds.
+    frames_per_step: emulator frames in an env step (4 for Atari, else 1).
+  """
+
+  observation: Tree
+  action: dm_env.specs.BoundedArray
+  frames_per_step: int = 1
+
+
+class Rows(NamedTuple):
+  """Some environments' latest time steps, as an actor sends them.
+
+  Attributes:
+    index: `[B]` int32, which environment of the actor each row comes from.
+    timestep: `[B, ...]` the time steps; `step_type` is uint8, `reward` and
+      `discount` are float32.
+    episode_return: `[B]` float32, the sum of raw rewards of the game that
+      ends with this step, NaN where none does.
+  """
+
+  index: np.ndarray  # type: ignore[assignment]
+  timestep: dm_env.TimeStep
+  episode_return: np.ndarray
+
+
+class Inputs(NamedTuple):
+  """What a network sees of a step.
+
+  Attributes:
+    timestep: `[..., B]`.
+    action_tm1: `[..., B, *action_shape]`, the action before this time step; 0
+      where `step_type` is FIRST.
+  """
+
+  timestep: dm_env.TimeStep
+  action_tm1: Array
+
+
+class AgentOutput(NamedTuple):
+  """What an agent returns for a step.
+
+  Attributes:
+    action: `[B, *action_shape]`.
+    extras: any nest of `[B, ...]` that learning needs again, such as the
+      log-probability of the action.
+  """
+
+  action: Array
+  extras: Tree
+
+
+class Unroll(NamedTuple):
+  """A batch of consecutive steps, time-major.
+
+  Attributes:
+    inputs: `[L, B, ...]` time steps and the actions before them.
+    action: `[L, B, ...]` the actions taken on them.
+    extras: `[L, B, ...]`, `AgentOutput.extras` of them.
+    version: `[L, B]` int32, the parameter version that acted.
+    core_state: `[B, ...]`, the core state before the first step.
+  """
+
+  inputs: Inputs
+  action: Array
+  extras: Tree
+  version: Array
+  core_state: Tree
+
+
+class LossOutput(NamedTuple):
+  """What a loss says besides its gradients.
+
+  Attributes:
+    weight: `[]`, how much experience the loss is a mean over; to add up two
+      gradients, weigh them with it.
+    metrics: scalars by name, for a person to read.
+    priorities: `[B]` per item of the batch, or None.
+  """
+
+  weight: Array
+  metrics: dict[str, Array]
+  priorities: Array | None = None

@@ -1,0 +1,254 @@
+"""The client: calls and streams of nests of arrays."""
+
+import json
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import grpc
+
+from seedx import types
+from seedx.wire import layout as layout_lib
+from seedx.wire import server as server_lib
+
+_OPTIONS: list[tuple[str, Any]] = [
+  *server_lib.CHANNEL_OPTIONS,
+  ("grpc.max_receive_message_length", -1),
+  # One connection for each client; a stalled one delays no other.
+  ("grpc.use_local_subchannel_pool", 1),
+  ("grpc.enable_http_proxy", 0),
+  ("grpc.initial_reconnect_backoff_ms", 100),
+  ("grpc.max_reconnect_backoff_ms", 2_000),
+]
+
+
+class WireError(Exception):
+  """A call that failed.
+
+  Attributes:
+    code: a `grpc.StatusCode`; UNAVAILABLE is worth another try.
+    message: what was expected and found, for a person.
+  """
+
+  def __init__(self, code: grpc.StatusCode, message: str) -> None:
+    super().__init__(f"{code.name}: {message}")
+    self.code = code
+    self.message = message
+
+
+class Stream:
+  """An open stream: iterate over it for the replies, in request order.
+
+  Iteration stops when the requests have ended and are all answered, when the
+  server has stopped (its work is over), or after `cancel`; whatever else ends
+  the stream raises `WireError`.
+
+  Attributes:
+    welcome: what the server's session said first.
+  """
+
+  def __init__(
+    self,
+    method: grpc.StreamStreamMultiCallable,
+    requests: Iterable[types.Tree],
+    inputs: layout_lib.Layout,
+    outputs: layout_lib.Layout,
+    hello: Mapping[str, Any],
+  ) -> None:
+    """Opens the stream; see `Client.stream`."""
+    self._requests = requests
+    self._inputs = inputs
+    self._outputs = outputs
+    self._accepted = threading.Event()
+    self._ended = False
+    self._request_error: Exception | None = None
+    self._call = method(self._encoded(), metadata=_metadata(inputs, hello))
+    try:
+      self.welcome = _welcome(self._call, outputs)
+    except BaseException:
+      self.cancel()
+      raise
+    self._accepted.set()
+
+  def __iter__(self) -> Iterator[types.Tree]:
+    return self
+
+  def __next__(self) -> types.Tree:
+    """The next reply, its arrays read-only.
+
+    Raises:
+      StopIteration: the stream is over.
+      WireError: the stream failed.
+      Exception: whatever the iterator of requests raised.
+    """
+    try:
+      message = next(self._call, None)
+    except grpc.RpcError as error:
+      if self._request_error is not None:
+        raise self._request_error from None
+      if error.code() is grpc.StatusCode.CANCELLED:
+        raise StopIteration from None
+      raise _wire_error(error) from None
+    if message is None:
+      raise StopIteration
+    return _decode(self._outputs, message)
+
+  def cancel(self) -> None:
+    """Ends the stream at once; from any thread; harmless when it is over."""
+    self._ended = True
+    self._accepted.set()
+    self._call.cancel()
+
+  def _encoded(self) -> Iterator[bytes]:
+    """The requests as messages; gRPC runs this on a thread of its own."""
+    self._accepted.wait()
+    if self._ended:
+      return
+    try:
+      for request in self._requests:
+        yield self._inputs.encode(request)
+    except Exception as error:
+      self._request_error = error
+      self._call.cancel()
+
+
+class Client:
+  """A connection to a server; it is made at the first call, and remade."""
+
+  def __init__(self, address: str) -> None:
+    """Connects to nothing yet.
+
+    Args:
+      address: `Server.address`.
+    """
+    self._channel = grpc.insecure_channel(address, options=_OPTIONS)
+
+  def wait_until_ready(self, timeout_seconds: float) -> None:
+    """Waits for a server to listen.
+
+    Args:
+      timeout_seconds: how long.
+
+    Raises:
+      WireError: UNAVAILABLE, none does.
+    """
+    ready = grpc.channel_ready_future(self._channel)
+    try:
+      ready.result(timeout_seconds)
+    except grpc.FutureTimeoutError:
+      ready.cancel()
+      raise WireError(
+        grpc.StatusCode.UNAVAILABLE,
+        f"no server listened within {timeout_seconds} seconds.",
+      ) from None
+
+  def call(
+    self,
+    name: str,
+    nest: types.Tree,
+    inputs: layout_lib.Layout,
+    outputs: layout_lib.Layout,
+    timeout_seconds: float | None = None,
+  ) -> types.Tree:
+    """Calls a method once.
+
+    Args:
+      name: of the method.
+      nest: of `[rows, ...]` arrays.
+      inputs: layout of `nest`.
+      outputs: layout of the reply.
+      timeout_seconds: until DEADLINE_EXCEEDED; None waits for ever.
+
+    Returns:
+      The reply, its arrays read-only.
+
+    Raises:
+      WireError: the call failed.
+      ValueError: `nest` does not fit `inputs`.
+    """
+    method = self._channel.unary_unary(server_lib.PATH_PREFIX + name)
+    try:
+      message, call = method.with_call(
+        inputs.encode(nest),
+        timeout=timeout_seconds,
+        metadata=_metadata(inputs, {}),
+      )
+    except grpc.RpcError as error:
+      raise _wire_error(error) from None
+    _welcome(call, outputs)
+    return _decode(outputs, message)
+
+  def stream(
+    self,
+    name: str,
+    requests: Iterable[types.Tree],
+    inputs: layout_lib.Layout,
+    outputs: layout_lib.Layout,
+    hello: Mapping[str, Any] | None = None,
+  ) -> Stream:
+    """Opens a stream and waits until the server has accepted it.
+
+    Args:
+      name: of the method.
+      requests: nests of `[rows, ...]` arrays, iterated on another thread from
+        the acceptance on. gRPC takes a few before they are answered. One that
+        blocks for ever leaves that thread, a daemon, behind.
+      inputs: layout of the requests.
+      outputs: layout of the replies.
+      hello: for the server's session; has to fit into JSON.
+
+    Returns:
+      The stream.
+
+    Raises:
+      WireError: the server refused or is not there.
+    """
+    method = self._channel.stream_stream(server_lib.PATH_PREFIX + name)
+    return Stream(method, requests, inputs, outputs, hello or {})
+
+  def close(self) -> None:
+    """Cancels what is open and disconnects."""
+    self._channel.close()
+
+  def __enter__(self) -> "Client":
+    return self
+
+  def __exit__(self, *_: object) -> None:
+    self.close()
+
+
+def _metadata(
+  inputs: layout_lib.Layout, hello: Mapping[str, Any]
+) -> tuple[tuple[str, bytes]]:
+  text = json.dumps({**inputs.to_json(), "hello": dict(hello)})
+  return ((server_lib.METADATA_KEY, text.encode()),)
+
+
+def _welcome(call: Any, outputs: layout_lib.Layout) -> Mapping[str, Any]:
+  """The server's welcome; raises unless its replies follow `outputs`."""
+  metadata = dict(call.initial_metadata() or ())
+  text = metadata.get(server_lib.METADATA_KEY)
+  if text is None:
+    # Refused before the answer, or whoever listens is not a server of ours.
+    if call.code() is not grpc.StatusCode.OK:
+      raise WireError(call.code(), call.details() or "")
+    text = b"null"
+  found = json.loads(text)
+  if difference := outputs.difference(found):
+    raise WireError(
+      grpc.StatusCode.FAILED_PRECONDITION,
+      f"reply layout: {difference}. Start both ends with the same "
+      "configuration and version.",
+    )
+  return found.get("welcome", {})
+
+
+def _decode(outputs: layout_lib.Layout, message: bytes) -> types.Tree:
+  try:
+    return outputs.decode(message)
+  except layout_lib.MessageError as error:
+    raise WireError(grpc.StatusCode.INTERNAL, f"reply: {error}") from error
+
+
+def _wire_error(error: grpc.RpcError) -> WireError:
+  return WireError(error.code(), error.details() or "")

@@ -1,0 +1,636 @@
+"""The server: functions and sessions that clients call with nests of arrays."""
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import queue
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent import futures
+from typing import Any, Protocol
+
+import grpc
+
+from seedx import types
+from seedx.wire import layout as layout_lib
+
+PATH_PREFIX = "/seedx/"
+METADATA_KEY = "seedx-layout-bin"
+METADATA_BYTES = 1 << 20
+
+# For both ends. A peer that vanished without a word is noticed after 40 s.
+CHANNEL_OPTIONS: list[tuple[str, Any]] = [
+  ("grpc.max_metadata_size", METADATA_BYTES),
+  ("grpc.absolute_max_metadata_size", METADATA_BYTES),
+  ("grpc.max_send_message_length", -1),
+  ("grpc.keepalive_time_ms", 20_000),
+  ("grpc.keepalive_timeout_ms", 20_000),
+  ("grpc.keepalive_permit_without_calls", 1),
+  ("grpc.http2.max_pings_without_data", 0),
+]
+_SERVER_OPTIONS: list[tuple[str, Any]] = [
+  *CHANNEL_OPTIONS,
+  ("grpc.so_reuseport", 0),
+  # Or else the clients' keepalive ends in "too many pings".
+  ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+]
+# A request somewhat over its limit is to be refused in our words, not gRPC's.
+_SLACK_BYTES = 1 << 16
+_SPARE_CALLS = 16
+# How long `stop` lets idle streams end of themselves, and threads after all.
+_IDLE_SECONDS = 0.2
+_JOIN_SECONDS = 1.0
+_STOPPING = "the server is stopping"
+_ERROR_CHARACTERS = 2_000
+
+_log = logging.getLogger("seedx.wire")
+
+
+class Refused(Exception):
+  """Raised by a function or session to end the call with a status.
+
+  Attributes:
+    code: a `grpc.StatusCode`, for a client to act on.
+    message: for a person to read.
+  """
+
+  def __init__(self, code: grpc.StatusCode, message: str) -> None:
+    super().__init__(f"{code.name}: {message}")
+    self.code = code
+    self.message = message
+
+
+class Session(Protocol):
+  """The server's side of one stream.
+
+  Attributes:
+    welcome: goes to the client before anything else; has to fit into JSON.
+  """
+
+  @property
+  def welcome(self) -> Mapping[str, Any]: ...
+
+  def __call__(self, inputs: types.Tree) -> types.Tree:
+    """Answers a request; may block, on a thread that is the stream's own."""
+    ...
+
+  def close(self) -> None:
+    """Ends the session; called once, however the stream ends.
+
+    It may come from another thread while `__call__` is blocked, which must then
+    return or raise soon. It must not block, as it may hold up other streams.
+    """
+    ...
+
+
+class Server:
+  """Serves functions and sessions; threads never keep the process alive.
+
+  Use: construct, `bind`, `start`, and `stop`; or `with server:` for the last
+  two. Leaving the block with an exception stops without grace.
+  """
+
+  def __init__(self, address: str, max_streams: int) -> None:
+    """Binds nothing yet.
+
+    Args:
+      address: `host:port`, where port 0 picks a free one, or `unix:/path`.
+      max_streams: calls and streams that each name serves at a time. One more
+        is refused with RESOURCE_EXHAUSTED.
+
+    Raises:
+      types.ConfigError: `max_streams` is less than 1.
+    """
+    if max_streams < 1:
+      raise types.ConfigError(
+        f"max_streams must be at least 1, found {max_streams}."
+      )
+    self._wanted_address = address
+    self._max_streams = max_streams
+    self._methods: dict[str, _Method] = {}
+    self._grpc: grpc.Server | None = None
+    self._threads = _DaemonThreads()
+    self._address: str | None = None
+    self._stop_lock = threading.Lock()
+    self._stopping = threading.Event()
+
+  @property
+  def address(self) -> str:
+    """Where the server is reached, with the real port; once started."""
+    if self._address is None:
+      raise RuntimeError("The address is known once the server has started.")
+    return self._address
+
+  def bind(
+    self,
+    name: str,
+    function: Callable[[types.Tree], types.Tree],
+    inputs: layout_lib.Layout,
+    outputs: layout_lib.Layout,
+    cancel: Callable[[], None] | None = None,
+  ) -> None:
+    """Serves a function, for single calls and for streams of them.
+
+    Args:
+      name: of the method, unique in this server.
+      function: from a nest of `inputs` to one of `outputs`; called from many
+        threads at a time; may block and may raise `Refused`.
+      inputs: layout of the requests.
+      outputs: layout of the replies.
+      cancel: called once by `stop` where calls are still blocked after the
+        grace; it must make them return or raise.
+    """
+
+    def open_session(hello: Mapping[str, Any]) -> Session:
+      del hello
+      return _FunctionSession(function)
+
+    self._bind(_Method(name, open_session, inputs, outputs, cancel))
+
+  def bind_stream(
+    self,
+    name: str,
+    open_session: Callable[[Mapping[str, Any]], Session],
+    inputs: layout_lib.Layout,
+    outputs: layout_lib.Layout,
+  ) -> None:
+    """Serves streams, each with a session of its own.
+
+    Args:
+      name: of the method, unique in this server.
+      open_session: makes a session from the client's hello; may raise
+        `Refused`.
+      inputs: layout of the requests.
+      outputs: layout of the replies.
+    """
+    self._bind(_Method(name, open_session, inputs, outputs, None))
+
+  def start(self) -> None:
+    """Binds the address and serves.
+
+    Raises:
+      types.ConfigError: the address is in use, or is none.
+    """
+    if self._grpc is not None:
+      raise RuntimeError("A server starts only once.")
+    limit = max(
+      (
+        method.inputs.message_bytes(method.inputs.max_rows)
+        for method in self._methods.values()
+      ),
+      default=0,
+    )
+    limit = min(2 * limit + _SLACK_BYTES, layout_lib.MAX_MESSAGE_BYTES)
+    _check_address(self._wanted_address)
+    server = grpc.server(
+      self._threads,
+      [_Handlers(self._methods, self._max_streams, self._stopping)],
+      options=[*_SERVER_OPTIONS, ("grpc.max_receive_message_length", limit)],
+      maximum_concurrent_rpcs=(
+        self._max_streams * len(self._methods) + _SPARE_CALLS
+      ),
+    )
+    self._address = _listen(server, self._wanted_address)
+    server.start()
+    self._grpc = server
+
+  def stop(self, grace_seconds: float = 1.0) -> None:
+    """Ends all streams and stops serving; does nothing the second time.
+
+    A stream ends with OK once its current request is answered. One that waits
+    for a request, or is still blocked after the grace, ends with CANCELLED,
+    its session closed. To a client both mean that the server has finished.
+
+    Args:
+      grace_seconds: for requests that are being answered. A call that blocks
+        on after its session is closed is left behind, on a daemon thread.
+    """
+    with self._stop_lock:
+      self._stopping.set()
+      if self._grpc is None:
+        return
+      methods = self._methods.values()
+      _wait_for_end(methods, min(grace_seconds, _IDLE_SECONDS))
+      for method in methods:
+        method.cancel_streams(only_idle=True)
+      _wait_for_end(methods, grace_seconds)
+      for method in methods:
+        method.cancel_streams(only_idle=False)
+      if left := _wait_for_end(methods, _JOIN_SECONDS):
+        _log.error("Calls that close() or cancel() did not end: %s.", left)
+      self._grpc.stop(0).wait(_JOIN_SECONDS)
+      self._threads.shutdown()
+      self._grpc = None
+      if path := _unix_path(self._wanted_address):
+        with contextlib.suppress(FileNotFoundError):
+          os.unlink(path)
+
+  def __enter__(self) -> "Server":
+    self.start()
+    return self
+
+  def __exit__(self, kind: type | None, *_: object) -> None:
+    if kind is None:
+      self.stop()
+    else:
+      self.stop(0)
+
+  def _bind(self, method: "_Method") -> None:
+    if self._grpc is not None:
+      raise RuntimeError(f"bind {method.name!r} before the server starts.")
+    if method.name in self._methods:
+      raise types.ConfigError(f"two methods are called {method.name!r}.")
+    self._methods[method.name] = method
+
+
+class _FunctionSession:
+  """A function as a session that remembers nothing."""
+
+  def __init__(self, function: Callable[[types.Tree], types.Tree]) -> None:
+    self.welcome: Mapping[str, Any] = {}
+    self._function = function
+
+  def __call__(self, inputs: types.Tree) -> types.Tree:
+    return self._function(inputs)
+
+  def close(self) -> None:
+    pass
+
+
+class _Method:
+  """A name that is served, and its open streams."""
+
+  def __init__(
+    self,
+    name: str,
+    open_session: Callable[[Mapping[str, Any]], Session],
+    inputs: layout_lib.Layout,
+    outputs: layout_lib.Layout,
+    cancel: Callable[[], None] | None,
+  ) -> None:
+    self.name = name
+    self.open_session = open_session
+    self.inputs = inputs
+    self.outputs = outputs
+    self._cancel = cancel
+    self._lock = threading.Lock()
+    self._streams: set[_Stream] = set()
+
+  def count(self) -> int:
+    """Streams that are open."""
+    return len(self._streams)
+
+  def add(self, stream: "_Stream", limit: int) -> bool:
+    """Whether there was place for one more."""
+    with self._lock:
+      if len(self._streams) >= limit:
+        return False
+      self._streams.add(stream)
+      return True
+
+  def remove(self, stream: "_Stream") -> None:
+    with self._lock:
+      self._streams.discard(stream)
+
+  def cancel_streams(self, only_idle: bool) -> None:
+    with self._lock:
+      streams = list(self._streams)
+    if streams and not only_idle and self._cancel is not None:
+      self._cancel()
+    for stream in streams:
+      if not (only_idle and stream.busy):
+        stream.cancel()
+
+
+class _Stream:
+  """One call from its first to its last byte, on a thread of its own."""
+
+  def __init__(
+    self,
+    method: _Method,
+    context: grpc.ServicerContext,
+    stopping: threading.Event,
+  ) -> None:
+    self._method = method
+    self._context = context
+    self._stopping = stopping
+    self._lock = threading.Lock()
+    self._session: Session | None = None
+    self._closed = False
+    self.busy = True
+
+  def serve(self, requests: Iterator[bytes]) -> Iterator[bytes]:
+    """Answers each request in turn, and ends with the status that fits."""
+    try:
+      session = self._open()
+      while (request := self._next(requests)) is not None:
+        yield self._answer(session, request)
+    except Refused as refused:
+      self._abort(refused.code, refused.message)
+    except Exception as error:
+      if self._closed:  # By `stop` or because the client has gone.
+        self._abort(grpc.StatusCode.CANCELLED, _STOPPING)
+      _log.exception("%s: a call raised.", self._method.name)
+      message = f"{type(error).__name__}: {error}"
+      self._abort(grpc.StatusCode.INTERNAL, message)
+    finally:
+      self.close()
+
+  def cancel(self) -> None:
+    """Ends the call from another thread."""
+    self.close()
+    self._context.cancel()
+
+  def close(self) -> None:
+    """Closes the session unless that has been done."""
+    with self._lock:
+      session, self._session = self._session, None
+      self._closed = True
+    if session is not None:
+      try:
+        session.close()
+      except Exception:
+        _log.exception("%s: close() raised.", self._method.name)
+
+  def _open(self) -> Session:
+    hello = _hello(self._context, self._method.inputs)
+    session = self._method.open_session(hello)
+    with self._lock:
+      self._session = session
+      closed, self._closed = self._closed, False
+    # Closes a session that is blocked when its client goes away.
+    if closed or not self._context.add_callback(self.close):
+      self.close()
+      raise Refused(grpc.StatusCode.CANCELLED, _STOPPING)
+    answer = {
+      **self._method.outputs.to_json(),
+      "welcome": dict(session.welcome),
+    }
+    text = json.dumps(answer).encode()
+    with contextlib.suppress(grpc.RpcError):
+      self._context.send_initial_metadata(((METADATA_KEY, text),))
+    return session
+
+  def _next(self, requests: Iterator[bytes]) -> bytes | None:
+    """The next request, or None where the stream is to end with OK."""
+    self.busy = False
+    if self._stopping.is_set():
+      return None
+    try:
+      request = next(requests, None)
+    except grpc.RpcError:  # The client has gone.
+      return None
+    self.busy = True
+    return request
+
+  def _answer(self, session: Session, request: bytes) -> bytes:
+    try:
+      inputs = self._method.inputs.decode(request)
+    except layout_lib.MessageError as error:
+      raise Refused(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from error
+    return self._method.outputs.encode(session(inputs))
+
+  def _abort(self, code: grpc.StatusCode, message: str) -> None:
+    message = f"{self._method.name}: {message}"
+    self._context.abort(code, message[:_ERROR_CHARACTERS])
+
+
+class _Handlers(grpc.GenericRpcHandler):
+  """Finds the method that a path names.
+
+  A single call is, on the network, a stream of one message, so that one kind of
+  handler serves both.
+  """
+
+  def __init__(
+    self,
+    methods: Mapping[str, _Method],
+    max_streams: int,
+    stopping: threading.Event,
+  ) -> None:
+    self._methods = methods
+    self._max_streams = max_streams
+    self._stopping = stopping
+
+  def service(
+    self, handler_call_details: grpc.HandlerCallDetails
+  ) -> grpc.RpcMethodHandler | None:
+    path = handler_call_details.method
+
+    def handle(
+      requests: Iterator[bytes], context: grpc.ServicerContext
+    ) -> Iterator[bytes]:
+      if self._stopping.is_set():
+        context.abort(grpc.StatusCode.UNAVAILABLE, _STOPPING)
+      method = self._methods.get(path.removeprefix(PATH_PREFIX))
+      if method is None:
+        names = [PATH_PREFIX + name for name in self._methods]
+        context.abort(
+          grpc.StatusCode.UNIMPLEMENTED,
+          f"expected a method of {names}, found {path}.",
+        )
+        return
+      stream = _Stream(method, context, self._stopping)
+      if not method.add(stream, self._max_streams):
+        context.abort(
+          grpc.StatusCode.RESOURCE_EXHAUSTED,
+          f"{method.name}: expected at most {self._max_streams} calls at a "
+          "time (max_streams), found one more.",
+        )
+      try:
+        yield from stream.serve(requests)
+      finally:
+        method.remove(stream)
+
+    return grpc.stream_stream_rpc_method_handler(handle)
+
+
+class _DaemonThreads(futures.ThreadPoolExecutor):
+  """A pool that never keeps the process alive.
+
+  The threads of a `ThreadPoolExecutor` are joined when the interpreter exits,
+  which hangs where one is blocked. gRPC bounds how many calls there are.
+  """
+
+  def __init__(self) -> None:
+    super().__init__(1)  # Its own thread is never started.
+    self._jobs: queue.SimpleQueue[Callable[[], None] | None] = (
+      queue.SimpleQueue()
+    )
+    self._count_lock = threading.Lock()
+    self._idle = 0
+    self._keep = _SPARE_CALLS  # Idle threads that wait for another job.
+
+  def submit(
+    self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
+  ) -> futures.Future:
+    future: futures.Future = futures.Future()
+
+    def job() -> None:
+      try:
+        future.set_result(fn(*args, **kwargs))
+      except BaseException as error:
+        future.set_exception(error)
+
+    with self._count_lock:
+      start = self._idle == 0
+      self._idle -= not start
+    self._jobs.put(job)
+    if start:
+      threading.Thread(target=self._work, name="wire", daemon=True).start()
+    return future
+
+  def shutdown(
+    self, wait: bool = True, *, cancel_futures: bool = False
+  ) -> None:
+    """Ends the threads, each once its job is done; waits for none."""
+    del wait, cancel_futures
+    with self._count_lock:
+      self._keep = 0
+      for _ in range(self._idle):
+        self._jobs.put(None)
+      self._idle = 0
+
+  def _work(self) -> None:
+    while (job := self._jobs.get()) is not None:
+      job()
+      del job
+      with self._count_lock:
+        if self._idle >= self._keep:
+          return
+        self._idle += 1
+
+
+def _hello(
+  context: grpc.ServicerContext, inputs: layout_lib.Layout
+) -> Mapping[str, Any]:
+  """The client's hello; refuses a layout that is not `inputs`."""
+  metadata = dict(context.invocation_metadata() or ())
+  difference: str | None
+  found: Any = None
+  try:
+    found = json.loads(metadata[METADATA_KEY])
+    difference = inputs.difference(found)
+  except KeyError:
+    difference = f"expected metadata {METADATA_KEY}, found none"
+  except ValueError as error:
+    difference = f"expected JSON in {METADATA_KEY}, found {error}"
+  if difference is None:
+    rows = found.get("max_rows", 1)
+    hello = found.get("hello", {})
+    if not isinstance(rows, int) or rows > inputs.max_rows:
+      difference = f"expected max_rows up to {inputs.max_rows}, found {rows!r}"
+    elif not isinstance(hello, dict):
+      difference = f"expected an object as hello, found {hello!r:.80}"
+    else:
+      return hello
+  raise Refused(
+    grpc.StatusCode.FAILED_PRECONDITION,
+    f"request layout: {difference}. Start both ends with the same "
+    "configuration and version.",
+  )
+
+
+def _wait_for_end(methods: Iterable[_Method], seconds: float) -> list[str]:
+  """Waits until no stream is open; the names of those that have some left."""
+  deadline = time.monotonic() + seconds
+  while True:
+    left = [method.name for method in methods if method.count()]
+    if not left or time.monotonic() > deadline:
+      return left
+    time.sleep(0.005)
+
+
+def _check_address(address: str) -> None:
+  """Raises where nothing can listen, as gRPC itself would keep silent.
+
+  gRPC takes over a unix path that somebody listens on, and is content with one
+  of the addresses of a host name.
+  """
+  if (path := _unix_path(address)) is not None:
+    _check_unix_path(path)
+    return
+  host, separator, port = address.rpartition(":")
+  digits = port.isascii() and port.isdigit()
+  if not separator or not host or not digits or int(port) > 65_535:
+    raise types.ConfigError(
+      "address: expected host:port (up to 65535) or unix:/path, "
+      f"found {address!r}."
+    )
+  try:
+    found = socket.getaddrinfo(
+      host.strip("[]"), int(port), type=socket.SOCK_STREAM
+    )
+  except (OSError, UnicodeError) as error:
+    raise types.ConfigError(f"address {address}: {error}.") from error
+  for family, kind, protocol, _, where in found:
+    try:
+      with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(where)
+        probe.listen()
+    except OSError as error:
+      unsupported = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
+      if error.errno in unsupported:
+        continue  # gRPC raises where no address is left.
+      reason = (
+        "is in use"
+        if error.errno == errno.EADDRINUSE
+        else f"cannot be used: {error}"
+      )
+      raise types.ConfigError(f"address {address} {reason}.") from error
+
+
+def _check_unix_path(path: str) -> None:
+  """Raises where somebody listens on a path; removes a stale socket."""
+  if not path:
+    raise types.ConfigError("address unix: has no path; expected unix:/path.")
+  try:
+    mode = os.stat(path).st_mode
+  except FileNotFoundError:
+    return
+  except (OSError, ValueError) as error:
+    raise types.ConfigError(f"address unix:{path}: {error}.") from error
+  if not stat.S_ISSOCK(mode):
+    raise types.ConfigError(
+      f"address unix:{path}: expected a socket or nothing there, found "
+      "another kind of file."
+    )
+  with socket.socket(socket.AF_UNIX) as probe:
+    probe.settimeout(1.0)
+    try:
+      probe.connect(path)
+    except ConnectionRefusedError:
+      os.unlink(path)
+      return
+    except (TimeoutError, BlockingIOError):
+      pass  # Somebody listens but is busy.
+    except OSError as error:
+      raise types.ConfigError(f"address unix:{path}: {error}.") from error
+  raise types.ConfigError(f"address unix:{path} is in use.")
+
+
+def _listen(server: grpc.Server, address: str) -> str:
+  """Binds the address; returns it with the real port."""
+  try:
+    port = server.add_insecure_port(address)
+  except RuntimeError as error:
+    raise types.ConfigError(f"address {address}: {error}.") from error
+  if not port:
+    raise types.ConfigError(f"address {address} cannot be bound.")
+  if _unix_path(address) is not None:
+    return address
+  return f"{address.rpartition(':')[0]}:{port}"
+
+
+def _unix_path(address: str) -> str | None:
+  """The path of a unix address, else None."""
+  if not address.startswith("unix:"):
+    return None
+  path = address.removeprefix("unix:")
+  return path.removeprefix("//") if path.startswith("///") else path

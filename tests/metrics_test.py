@@ -1,0 +1,669 @@
+"""Tests of seedx.metrics."""
+
+import dataclasses
+import io
+import json
+import os
+import pathlib
+import pty
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from seedx import metrics, types
+
+
+class FakeClock:
+  """Time that passes when told."""
+
+  def __init__(self):
+    self.now = 100.0
+
+  def __call__(self):
+    return self.now
+
+  def sleep(self, seconds):
+    self.now += seconds
+
+
+def in_thread(function):
+  thread = threading.Thread(target=function)
+  thread.start()
+  thread.join()
+
+
+# Waits
+
+
+def test_share_is_waited_over_elapsed_time():
+  clock = FakeClock()
+  waits = metrics.Waits(clock=clock)
+  for _ in range(3):
+    with waits.timed("a"):
+      clock.sleep(1.0)
+    with waits.timed("b"):
+      clock.sleep(0.5)
+    clock.sleep(0.5)
+  assert waits.shares() == pytest.approx({"a": 0.5, "b": 0.25})
+
+
+def test_every_call_starts_a_new_interval():
+  clock = FakeClock()
+  waits = metrics.Waits(clock=clock)
+  with waits.timed("a"):
+    clock.sleep(4.0)
+  assert waits.shares() == {"a": 1.0}
+  clock.sleep(4.0)
+  assert waits.shares() == {"a": 0.0}
+
+
+def test_wait_in_progress_counts_and_is_split_over_the_intervals():
+  clock = FakeClock()
+  waits = metrics.Waits(clock=clock)
+  clock.sleep(1.0)
+  with waits.timed("a"):
+    clock.sleep(3.0)
+    assert waits.shares() == {"a": 0.75}
+    clock.sleep(10.0)
+    assert waits.shares() == {"a": 1.0}
+    clock.sleep(1.0)
+  clock.sleep(3.0)
+  assert waits.shares() == {"a": 0.25}
+
+
+def test_wait_that_ends_with_an_exception_counts():
+  clock = FakeClock()
+  waits = metrics.Waits(clock=clock)
+  with pytest.raises(KeyError), waits.timed("a"):
+    clock.sleep(1.0)
+    raise KeyError
+  clock.sleep(1.0)
+  assert waits.shares() == {"a": 0.5}
+
+
+def test_share_is_a_mean_over_the_threads_seen():
+  clock = FakeClock()
+  waits = metrics.Waits(clock=clock)
+
+  def wait():
+    with waits.timed("a"):
+      clock.sleep(1.0)
+
+  in_thread(wait)
+  in_thread(wait)
+  assert waits.shares() == {"a": 0.5}
+
+
+def test_declared_threads_count_without_ever_waiting():
+  clock = FakeClock()
+  waits = metrics.Waits({"a": 4, "never": 1}, clock)
+  with waits.timed("a"):
+    clock.sleep(2.0)
+  assert waits.shares() == {"a": 0.25, "never": 0.0}
+
+
+def test_same_wait_within_itself_is_refused_and_the_outer_one_still_counts():
+  clock = FakeClock()
+  waits = metrics.Waits(clock=clock)
+  with waits.timed("a"):
+    clock.sleep(1.0)
+    with pytest.raises(RuntimeError, match="'a'"), waits.timed("a"):
+      pass
+    clock.sleep(1.0)
+  clock.sleep(2.0)
+  assert waits.shares() == {"a": 0.5}
+
+
+def test_no_time_is_lost_or_counted_twice_while_threads_wait():
+  waits = metrics.Waits({"a": 2})
+  stop = threading.Event()
+
+  def run():
+    while not stop.is_set():
+      with waits.timed("a"):
+        time.sleep(0.0005)
+
+  began = time.perf_counter()
+  threads = [threading.Thread(target=run) for _ in range(2)]
+  for thread in threads:
+    thread.start()
+  waited_seconds, last = 0.0, began
+  for i in range(100):
+    if i == 99:
+      stop.set()
+      for thread in threads:
+        thread.join()
+    time.sleep(0.002)
+    share = waits.shares()["a"]
+    now = time.perf_counter()
+    assert 0.0 <= share <= 1.0
+    waited_seconds += share * (now - last)
+    last = now
+  # Nearly all their time is spent waiting, whatever the reader's timing.
+  assert 0.7 < waited_seconds / (last - began) <= 1.01
+
+
+def test_timing_is_cheap():
+  waits = metrics.Waits()
+  seconds = []
+  for _ in range(5):
+    began = time.perf_counter()
+    for _ in range(2000):
+      with waits.timed("a"):
+        pass
+    seconds.append((time.perf_counter() - began) / 2000)
+  assert min(seconds) < 20e-6
+
+
+# The bottleneck
+
+
+@pytest.mark.parametrize(
+  ("requests", "queue", "unrolls", "expected"),
+  [
+    (0.9, 0.0, 0.8, "environments"),
+    (0.9, 0.0, 0.0, "environments"),  # A replay: the learner never waits.
+    (0.1, 0.8, 0.0, "learner"),
+    (0.1, 0.3, 0.0, "learner"),  # Blocked now and then is blocked.
+    (0.6, 0.3, 0.1, "learner"),
+    (0.0, 0.0, 0.7, "inference"),
+    (0.3, 0.1, 0.7, "inference"),
+    (0.5, 0.2, 0.6, "environments"),
+  ],
+)
+def test_bottleneck(requests, queue, unrolls, expected):
+  waits = {
+    "inference_wait_requests": requests,
+    "inference_wait_queue": queue,
+    "inference_wait_device": 1.0 - requests - queue,
+    "learner_wait_unrolls": unrolls,
+  }
+  assert metrics.bottleneck(waits) == expected
+
+
+# Episode returns
+
+
+def test_mean_is_none_before_the_first_episode():
+  returns = metrics.EpisodeReturns()
+  returns.add(np.zeros([0], np.float32))
+  assert returns.mean() is None
+  assert returns.count == 0
+
+
+def test_mean_is_over_the_latest_100_and_count_over_all():
+  returns = metrics.EpisodeReturns()
+  returns.add(np.full([50], 1e6, np.float32))
+  returns.add(np.arange(60, dtype=np.float32))
+  returns.add(np.arange(60, 100, dtype=np.float32))
+  assert returns.mean() == pytest.approx(49.5)
+  assert returns.count == 150
+
+
+def test_row_without_an_episode_is_refused():
+  returns = metrics.EpisodeReturns()
+  with pytest.raises(ValueError, match="NaN"):
+    returns.add(np.array([1.0, np.nan]))
+  assert returns.count == 0
+
+
+def test_returns_from_many_threads_are_all_counted():
+  returns = metrics.EpisodeReturns()
+
+  def add():
+    for _ in range(500):
+      returns.add(np.ones([3]))
+
+  interval = sys.getswitchinterval()
+  sys.setswitchinterval(1e-6)
+  try:
+    threads = [threading.Thread(target=add) for _ in range(4)]
+    for thread in threads:
+      thread.start()
+    for thread in threads:
+      thread.join()
+  finally:
+    sys.setswitchinterval(interval)
+  assert returns.count == 6000
+
+
+# Sinks
+
+
+def test_json_line_can_be_read_before_close(tmp_path):
+  path = tmp_path / "metrics.jsonl"
+  sink = metrics.JsonLines(path)
+  sink.write({"env_steps": 5, "episode_return": None, "note": "x"})
+  assert json.loads(path.read_text()) == {
+    "env_steps": 5,
+    "episode_return": None,
+    "note": "x",
+  }
+  sink.close()
+  sink.close()
+
+
+def test_json_has_null_for_what_is_no_number_and_takes_numpy(tmp_path):
+  path = tmp_path / "metrics.jsonl"
+  sink = metrics.JsonLines(path)
+  sink.write(
+    {
+      "nan": float("nan"),
+      "inf": -float("inf"),
+      "nan32": np.float32("nan"),
+      "half": np.float32(0.5),
+      "five": np.int64(5),
+    }
+  )
+  sink.close()
+
+  def refuse(name):
+    raise AssertionError(f"bare {name}")
+
+  line = json.loads(path.read_text(), parse_constant=refuse)
+  assert line == {
+    "nan": None,
+    "inf": None,
+    "nan32": None,
+    "half": 0.5,
+    "five": 5,
+  }
+
+
+def test_json_lines_of_a_run_that_goes_on_are_appended(tmp_path):
+  path = tmp_path / "metrics.jsonl"
+  for steps in (1, 2):
+    sink = metrics.JsonLines(path)
+    sink.write({"env_steps": steps})
+    sink.close()
+  lines = [json.loads(line) for line in path.read_text().splitlines()]
+  assert [line["env_steps"] for line in lines] == [1, 2]
+
+
+def read_events(run_dir):
+  from tensorboardX.proto import event_pb2
+
+  scalars = []
+  (path,) = run_dir.glob("events.out.tfevents.*")
+  data = path.read_bytes()
+  while data:
+    # A TFRecord: length, its checksum, the event, its checksum.
+    length = int.from_bytes(data[:8], "little")
+    event = event_pb2.Event.FromString(data[12 : 12 + length])
+    data = data[16 + length :]
+    scalars += [
+      (value.tag, event.step, value.simple_value)
+      for value in event.summary.value
+    ]
+  return scalars
+
+
+def test_tensorboard_has_scalars_against_env_steps(tmp_path):
+  sink = metrics.TensorBoard(tmp_path)
+  sink.write({"env_steps": 640, "loss": 0.5, "episode_return": None, "s": "x"})
+  sink.write({"env_steps": np.int64(1280), "loss": np.nan, "lag": 3})
+  sink.close()
+  sink.close()
+  assert read_events(tmp_path) == [("loss", 640, 0.5), ("lag", 1280, 3.0)]
+
+
+# The console
+
+LINE = {
+  "env_steps": 2_500_000,
+  "steps_per_second": 490_000.0,
+  "episode_return": 187.34,
+  "policy_lag": 2.13,
+  "inference_wait_requests": 0.1,
+  "inference_wait_queue": 0.7,
+  "learner_wait_unrolls": 0.0,
+}
+
+
+def console(total_steps=10_000_000):
+  stream, clock = io.StringIO(), FakeClock()
+  sink = metrics.Console(total_steps, stream, clock=clock)
+  return sink, stream, clock
+
+
+def rows(stream):
+  return [line.split() for line in stream.getvalue().splitlines()]
+
+
+def test_row_shows_everything_in_80_columns():
+  sink, stream, _ = console()
+  sink.write(LINE)
+  header, row = stream.getvalue().splitlines()
+  assert row.split() == [
+    *("2.5M/10M", "25%", "490k", "187.3", "2.1", "15s", "learner")
+  ]
+  assert len(header) <= 80
+  assert len(row) <= 80
+
+
+def test_row_with_the_widest_values_fits_80_columns():
+  sink, stream, _ = console(total_steps=123_456_789_000)
+  wide = {
+    "env_steps": 122_456_789_000,
+    "steps_per_second": 1.234,
+    "episode_return": -123456.7,
+    "policy_lag": 1234.5,
+    "inference_wait_requests": 1.0,
+    "inference_wait_queue": 0.0,
+    "learner_wait_unrolls": 1.0,
+  }
+  sink.write(wide)
+  header, row = stream.getvalue().splitlines()
+  assert row.split()[:2] == ["122G/123G", "99%"]
+  assert len(row) <= 80
+  # Nothing has pushed the last column out of its place.
+  assert row.index("environments") == header.index("bottleneck")
+
+
+def test_row_of_an_empty_line_has_dashes():
+  sink, stream, _ = console()
+  sink.write({"env_steps": 0, "episode_return": None})
+  assert rows(stream)[-1] == ["0/10M", "0%", "-", "-", "-", "-", "-"]
+
+
+def test_rows_come_at_most_every_10_seconds_and_the_last_at_close():
+  sink, stream, clock = console()
+  for second in range(26):
+    sink.write({**LINE, "env_steps": second})
+    clock.sleep(1.0)
+  assert [row[0] for row in rows(stream)[1:]] == [
+    *("0/10M", "10/10M", "20/10M")
+  ]
+  sink.close()
+  sink.close()
+  assert [row[0] for row in rows(stream)[4:]] == ["25/10M"]
+
+
+def test_last_line_that_was_shown_is_not_shown_again():
+  sink, stream, _ = console()
+  sink.write(LINE)
+  sink.close()
+  assert len(rows(stream)) == 2
+
+
+@pytest.mark.parametrize(
+  ("rate", "left"),
+  [
+    (1_000_000.0, "7s"),
+    (100_000.0, "1m15s"),
+    (1_000.0, "2h05m"),
+    (50.0, "1d17h"),
+    (0.01, "8681d"),
+    (1e-6, "years"),
+    (0.0, "-"),
+  ],
+)
+def test_time_left(rate, left):
+  sink, stream, _ = console()
+  sink.write({**LINE, "steps_per_second": rate})
+  assert rows(stream)[-1][5] == left
+
+
+def test_time_left_does_not_jump_with_one_slow_interval():
+  sink, stream, clock = console()
+  for rate in (100_000.0, 10_000.0):
+    sink.write({**LINE, "steps_per_second": rate})
+    clock.sleep(10.0)
+  # At the last interval's rate it would be 12m30s.
+  assert [row[5] for row in rows(stream)[1:]] == ["1m15s", "1m42s"]
+
+
+def test_all_steps_done_is_100_percent_and_not_before():
+  sink, stream, clock = console()
+  for steps in (9_999_999, 10_000_000, 10_000_100):
+    sink.write({**LINE, "env_steps": steps})
+    clock.sleep(10.0)
+  assert [row[1] for row in rows(stream)[1:]] == ["99%", "100%", "100%"]
+  assert rows(stream)[-1][5] == "0s"
+
+
+def read_terminal(master):
+  text = b""
+  while True:
+    try:
+      piece = os.read(master, 65536)
+    except OSError:  # Linux says EIO at the end of a pseudo-terminal.
+      return text.decode()
+    if not piece:
+      return text.decode()
+    text += piece
+
+
+def test_terminal_shows_one_status_in_place_and_the_cursor_comes_back():
+  script = f"""
+import sys
+from seedx import metrics
+console = metrics.Console(10_000_000, sys.stderr)
+line = {LINE!r}
+console.write(line)
+console.write({{**line, "env_steps": 5_000_000}})
+console.close()
+"""
+  master, slave = pty.openpty()
+  environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
+  environment.pop("NO_COLOR", None)
+  with subprocess.Popen(
+    [sys.executable, "-c", script],
+    stderr=slave,
+    cwd=pathlib.Path(__file__).parent.parent,
+    env=environment,
+  ) as process:
+    os.close(slave)
+    text = read_terminal(master)
+  os.close(master)
+  assert process.returncode == 0
+  first, second = text.split("25%")[1].split("50%")[:2]
+  for status, done in ((first, "2.5M of 10M"), (second, "5M of 10M")):
+    assert f"{done} env steps" in status
+    assert "490k env steps/s" in status
+    assert "return 187.3" in status
+    assert "policy lag 2.1" in status
+    assert "learner" in status
+    assert "inference waits for it 70% of the time" in status
+  assert "15s left" in first
+  assert "10s left" in second
+  assert "\x1b[1A" in first  # The second status is drawn over the first.
+  assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
+
+
+# Files
+
+
+def write_metrics(path, episode_returns):
+  lines = [
+    {
+      "env_steps": 1000 * i,
+      "wall_seconds": 2.0 * i,
+      "episode_return": episode_return,
+    }
+    for i, episode_return in enumerate(episode_returns)
+  ]
+  path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def ink(png_path, colour):
+  """How many pixels of the picture are close to `colour`."""
+  from matplotlib import image
+
+  pixels = image.imread(png_path)[..., :3]
+  return int((np.abs(pixels - np.array(colour)).max(-1) < 0.02).sum())
+
+
+BLUE = (0.0, 0x72 / 255, 0xB2 / 255)
+
+
+def draw(tmp_path, episode_returns, title="title"):
+  source, picture = tmp_path / "metrics.jsonl", tmp_path / "curve.png"
+  write_metrics(source, episode_returns)
+  metrics.learning_curve(source, picture, title)
+  return picture
+
+
+def test_curve_is_drawn_in_a_thread_without_a_display(tmp_path, monkeypatch):
+  monkeypatch.delenv("DISPLAY", raising=False)
+  pyplot_before = "matplotlib.pyplot" in sys.modules
+  in_thread(lambda: draw(tmp_path, [None, 1.0, 2.0, 4.0]))
+  picture = tmp_path / "curve.png"
+  assert picture.read_bytes().startswith(b"\x89PNG")
+  assert ink(picture, BLUE) > 500
+  assert ("matplotlib.pyplot" in sys.modules) == pyplot_before
+  assert sorted(path.name for path in tmp_path.iterdir()) == [
+    *("curve.png", "metrics.jsonl")
+  ]
+
+
+def panels_of(monkeypatch):
+  """Where the axes of every figure made from now on are put."""
+  from matplotlib import figure
+
+  panels = []
+
+  class Figure(figure.Figure):
+    def subplots(self, *args, **kwargs):
+      axes = super().subplots(*args, **kwargs)
+      panels.extend(axes)
+      return axes
+
+  monkeypatch.setattr(figure, "Figure", Figure)
+  return panels
+
+
+def test_curve_is_against_env_steps_and_time_without_the_nulls(
+  tmp_path, monkeypatch
+):
+  panels = panels_of(monkeypatch)
+  draw(tmp_path, [None, None, 3.0, 5.0])
+  against_steps, against_time = (
+    panel.lines[0].get_xydata() for panel in panels
+  )
+  np.testing.assert_array_equal(against_steps, [[2000, 3.0], [3000, 5.0]])
+  np.testing.assert_array_equal(against_time, [[4, 3.0], [6, 5.0]])
+  assert [panel.get_xlabel() for panel in panels] == [
+    *("env steps", "wall time (seconds)")
+  ]
+
+
+def test_time_of_a_long_run_is_in_hours(tmp_path, monkeypatch):
+  panels = panels_of(monkeypatch)
+  draw(tmp_path, [1.0] * 7201)
+  assert panels[1].get_xlabel() == "wall time (hours)"
+  assert panels[1].lines[0].get_xdata()[-1] == 4.0
+
+
+def test_curve_is_broken_where_the_run_was_started_again(tmp_path, monkeypatch):
+  panels = panels_of(monkeypatch)
+  source = tmp_path / "metrics.jsonl"
+  write_metrics(source, [1.0, 2.0])
+  source.write_text(source.read_text() * 2)
+  metrics.learning_curve(source, tmp_path / "curve.png", "title")
+  np.testing.assert_array_equal(
+    panels[0].lines[0].get_ydata(), [1.0, 2.0, np.nan, 1.0, 2.0]
+  )
+
+
+def test_curve_without_episodes_says_so(tmp_path, monkeypatch):
+  panels = panels_of(monkeypatch)
+  picture = draw(tmp_path, [None, None])
+  for panel in panels:
+    assert "no episode" in panel.texts[0].get_text()
+  assert ink(picture, BLUE) == 0
+
+
+def test_curve_of_an_empty_file_can_be_drawn(tmp_path):
+  assert draw(tmp_path, []).exists()
+
+
+def test_line_that_is_being_written_is_left_out(tmp_path, monkeypatch):
+  panels = panels_of(monkeypatch)
+  source = tmp_path / "metrics.jsonl"
+  write_metrics(source, [1.0, 2.0])
+  with source.open("a") as file:
+    file.write('{"env_st')
+  metrics.learning_curve(source, tmp_path / "curve.png", "title")
+  assert panels[0].lines[0].get_ydata().tolist() == [1.0, 2.0]
+
+
+def test_long_title_with_dollars_is_not_clipped(tmp_path):
+  picture = draw(tmp_path, [1.0, 2.0], title=r"a long $\title$ of_a run " * 6)
+  from matplotlib import image
+
+  pixels = image.imread(picture)[..., :3]
+  for edge in (pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]):
+    assert (edge == 1.0).all()
+
+
+def test_run_dir_is_made_and_left_empty(tmp_path):
+  run_dir = metrics.open_run_dir(str(tmp_path / "a" / "b"))
+  assert run_dir == tmp_path / "a" / "b"
+  assert list(run_dir.iterdir()) == []
+
+
+def test_run_dir_that_exists_keeps_its_files(tmp_path):
+  (tmp_path / "config.json").write_text("{}")
+  assert metrics.open_run_dir(tmp_path) == tmp_path
+  assert (tmp_path / "config.json").read_text() == "{}"
+
+
+def unwritable_dirs(tmp_path):
+  file = tmp_path / "file"
+  file.write_text("")
+  return [file, file / "run", pathlib.Path("/proc/run"), pathlib.Path("/proc")]
+
+
+@pytest.mark.parametrize("case", range(4))
+def test_run_dir_that_cannot_be_written_is_an_error_of_one_line(tmp_path, case):
+  path = unwritable_dirs(tmp_path)[case]
+  with pytest.raises(types.ConfigError) as error:
+    metrics.open_run_dir(path)
+  assert str(path) in str(error.value)
+  assert "\n" not in str(error.value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+  rate: float
+  sizes: tuple[int, ...] = (64, 64)
+
+
+def test_config_is_written_as_plain_json(tmp_path):
+  config = {
+    "agent": "vtrace",
+    "optimizer": Optimizer(np.float32(0.5)),
+    "seed": np.int64(3),
+    "run_dir": pathlib.PurePosixPath("/tmp/x"),
+    "clip": float("inf"),
+    "resume": None,
+    "stack": True,
+  }
+  metrics.write_config(tmp_path, config)
+  assert json.loads((tmp_path / "config.json").read_text()) == {
+    "agent": "vtrace",
+    "optimizer": {"rate": 0.5, "sizes": [64, 64]},
+    "seed": 3,
+    "run_dir": "/tmp/x",
+    "clip": "inf",
+    "resume": None,
+    "stack": True,
+  }
+
+
+def test_import_is_quick():
+  script = (
+    "import sys; from seedx import metrics;"
+    "heavy = {'jax', 'matplotlib', 'tensorboardX', 'rich'} & set(sys.modules);"
+    "assert not heavy, heavy"
+  )
+  subprocess.run(
+    [sys.executable, "-c", script],
+    check=True,
+    cwd=pathlib.Path(__file__).parent.parent,
+  )
