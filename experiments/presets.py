@@ -9,21 +9,21 @@ import tree
 from seedx import types
 
 _ATARI = {
-  "envs_per_actor": 32,
-  "actor_batch_size": 16,
-  "unroll_length": 20,
-  "batch_size": 32,
-  "micro_batches": 8,
   "total_steps": 10_000_000,
+  "envs_per_actor": 16,
+  "batch_size": 16,
+  "micro_batches": 4,
   "learning_rate": 6e-4,
+  "reward_scale": 1.0,
   "reward_clip": 1.0,
   "stack_frames": 4,
 }
 _CONTINUOUS = {
-  "total_steps": 2_000_000,
-  "entropy_cost": 0.0,
-  "reward_scale": 0.1,
+  "envs_per_actor": 32,
+  "batch_size": 32,
+  "learning_rate": 1e-3,
   "discount": 0.95,
+  "entropy_cost": 0.0,
 }
 
 

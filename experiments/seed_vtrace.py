@@ -16,7 +16,7 @@ import tempfile
 import threading
 from typing import Any
 
-from experiments import options
+from experiments import allocator, options
 from seedx import types
 
 option = options.option
@@ -27,13 +27,13 @@ class Options:
   """The command line; presets of the environment's kind change defaults."""
 
   env: str = option("CartPole-v1", "EnvPool's name of the environment")
-  total_steps: int = option(3_000_000, "env steps to learn for")
+  total_steps: int = option(2_000_000, "env steps to learn for")
   seed: int = option(0, "fixes environments, initial parameters and sampling")
   run_dir: str = option(
     "", "where results go; runs/seed_vtrace/<time> if empty"
   )
   num_actors: int = option(2, "actor processes")
-  envs_per_actor: int = option(64, "environments of each actor")
+  envs_per_actor: int = option(128, "environments of each actor")
   actor_batch_size: int = option(
     0, "environments in a message; 0 steps all of an actor's in lock step"
   )
@@ -43,7 +43,7 @@ class Options:
   learning_rate: float = option(2e-3, "of Adam, falling to 0 over the run")
   discount: float = option(0.99, "per env step")
   entropy_cost: float = option(0.01, "weight of the entropy bonus")
-  reward_scale: float = option(1.0, "rewards are multiplied by it in the loss")
+  reward_scale: float = option(0.1, "rewards are multiplied by it in the loss")
   reward_clip: float = option(0.0, "then clipped to +- this; 0 for never")
   stack_frames: int = option(1, "frames that the network sees of images")
   compute_dtype: str = option(
@@ -154,4 +154,5 @@ def _learn(given: Options) -> int:
 
 
 if __name__ == "__main__":
+  allocator.keep_freed_memory()
   sys.exit(main())

@@ -7,8 +7,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
+
+import gymnasium
 
 from seedx import launch, metrics
 
@@ -18,8 +20,11 @@ _INTERRUPTED_STATUS = 130
 class Run(Protocol):
   """A pipeline's own process."""
 
-  def run(self, check: Callable[[], None]) -> None:
-    """Runs to the end, calling `check` every now and then."""
+  def run(self, check: Callable[[], None]) -> Mapping[str, Any]:
+    """Runs to the end and returns the last line of metrics.
+
+    It calls `check` every now and then, and lets through what that raises.
+    """
 
 
 def run(
@@ -32,27 +37,29 @@ def run(
   Args:
     options: the experiment's, a dataclass with `env`, `total_steps` and
       `run_dir`; it is written to `config.json`.
-    make: `(sinks, stop) -> Run`.
+    make: `(sinks, stop) -> Run`; `stop` is set where the run is to end early.
     nodes: what runs beside it on this machine.
 
   Returns:
     The exit status: 0, or 130 after Ctrl-C.
   """
   name = pathlib.Path(sys.modules[type(options).__module__].__file__ or "").stem
-  directory = options.run_dir or os.path.join(
-    "runs", name, time.strftime("%Y%m%d-%H%M%S")
+  run_dir = metrics.open_run_dir(
+    options.run_dir
+    or os.path.join("runs", name, time.strftime("%Y%m%d-%H%M%S"))
   )
-  run_dir = metrics.open_run_dir(directory)
-  stop = _stop_on_signals()
+  metrics.write_config(run_dir, dataclasses.asdict(options))
+  stop, interrupted = threading.Event(), threading.Event()
+  _on_signals(stop, interrupted)
+  # Their imports take as long as what follows, on other cores.
   processes = launch.Processes(nodes)
   try:
-    metrics.write_config(run_dir, dataclasses.asdict(options))
     sinks: list[metrics.Sink] = [
       metrics.JsonLines(run_dir / "metrics.jsonl"),
       metrics.TensorBoard(run_dir),
       metrics.Console(options.total_steps),
     ]
-    make(sinks, stop).run(processes.check)
+    last = make(sinks, stop).run(processes.check)
   finally:
     processes.stop()
   metrics.learning_curve(
@@ -60,21 +67,38 @@ def run(
     run_dir / "learning_curve.png",
     f"{name} on {options.env}",
   )
-  print(f"results are in {run_dir}", flush=True)
-  return _INTERRUPTED_STATUS if stop.is_set() else 0
+  print(_verdict(options.env, last))
+  print(f"metrics and learning_curve.png are in {run_dir}", flush=True)
+  return _INTERRUPTED_STATUS if interrupted.is_set() else 0
 
 
-def _stop_on_signals() -> threading.Event:
-  """An event that Ctrl-C sets; the second Ctrl-C exits at once."""
-  stop = threading.Event()
+def _on_signals(stop: threading.Event, interrupted: threading.Event) -> None:
+  """Lets the first Ctrl-C end the run, and the second the process."""
 
   def handle(number: int, frame: object) -> None:
     del number, frame
-    if stop.is_set():
+    if interrupted.is_set():
       os._exit(_INTERRUPTED_STATUS)
+    interrupted.set()
     stop.set()
-    print("stopping; Ctrl-C again to exit at once", file=sys.stderr)
+    print("\nstopping; Ctrl-C again to exit at once", file=sys.stderr)
 
   signal.signal(signal.SIGINT, handle)
   signal.signal(signal.SIGTERM, handle)
-  return stop
+
+
+def _verdict(env_id: str, last: Mapping[str, Any]) -> str:
+  """What the run reached, and whether that solves the environment."""
+  found = last["episode_return"]
+  if found is None:
+    return "no episode has ended"
+  reached = (
+    f"{env_id}: mean return of the last 100 episodes {found:.1f} after"
+    f" {last['env_steps']:,} env steps and {last['wall_seconds']:.0f} s"
+  )
+  known = gymnasium.registry.get(env_id)
+  if known is None or known.reward_threshold is None:
+    return reached
+  threshold = known.reward_threshold
+  word = "solved" if found >= threshold else "not solved"
+  return f"{reached}: {word} (Gymnasium's threshold is {threshold:g})"

@@ -6,11 +6,14 @@ import subprocess
 import sys
 import time
 
+from seedx import types
 from seedx.launch import nodes
 
 # A node that the program itself calls wrong is not started again.
 _USAGE_STATUS = 2
-_RESTART_SECONDS = 1.0
+# One that dies this young, this many times in a row, never will do its work.
+_YOUNG_SECONDS = 10.0
+_MOST_EARLY_DEATHS = 5
 
 
 class Processes:
@@ -44,17 +47,18 @@ class Processes:
     """Starts again what has died; call it every now and then.
 
     Raises:
-      RuntimeError: a process says that it was called wrong, and why.
+      types.ConfigError: a process says that it was called wrong.
+      RuntimeError: one dies again and again.
     """
     for child in self._children:
       status = child.process.poll()
       if status == _USAGE_STATUS:
-        raise RuntimeError(
+        raise types.ConfigError(
           f"{child.node.role} {child.process.pid} cannot do its work; see its"
           " message above"
         )
-      if status and time.monotonic() > child.started + _RESTART_SECONDS:
-        child.start()
+      if status:
+        child.restart()
         self.restarts += 1
 
   def stop(self, timeout_seconds: float = 2.0) -> None:
@@ -76,10 +80,22 @@ class _Child:
 
   def __init__(self, node: nodes.Node) -> None:
     self.node = node
-    self.start()
+    self._early_deaths = 0
+    self._start()
 
-  def start(self) -> None:
-    self.started = time.monotonic()
+  def restart(self) -> None:
+    young = time.monotonic() - self._started_seconds < _YOUNG_SECONDS
+    self._early_deaths = self._early_deaths + 1 if young else 0
+    if self._early_deaths > _MOST_EARLY_DEATHS:
+      raise RuntimeError(
+        f"{self.node.role} died {self._early_deaths} times within"
+        f" {_YOUNG_SECONDS:g} s of its start, with status"
+        f" {self.process.returncode} at last"
+      )
+    self._start()
+
+  def _start(self) -> None:
+    self._started_seconds = time.monotonic()
     config = json.dumps(dataclasses.asdict(self.node.config))
     self.process = subprocess.Popen(
       [sys.executable, "-m", self.node.run.__module__, config],

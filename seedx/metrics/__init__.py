@@ -8,7 +8,7 @@ imported where they are used, so that this package costs no start-up time.
 from seedx.metrics.console import Console
 from seedx.metrics.files import learning_curve, open_run_dir, write_config
 from seedx.metrics.meters import EpisodeReturns, Waits, bottleneck
-from seedx.metrics.sinks import JsonLines, Line, Sink, TensorBoard
+from seedx.metrics.sinks import JsonLines, Line, Sink, TensorBoard, Value
 
 __all__ = [
   "Console",
@@ -17,6 +17,7 @@ __all__ = [
   "Line",
   "Sink",
   "TensorBoard",
+  "Value",
   "Waits",
   "bottleneck",
   "learning_curve",

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 
 # A line is a flat mapping of names to values; None is a value not known yet.
-Line = Mapping[str, float | int | str | None]
+Value = float | int | str | None
+Line = Mapping[str, Value]
 
 
 class Sink(Protocol):

@@ -47,7 +47,7 @@ class Config:
     seed: fixes environments, initial parameters and sampling.
     num_actors: actors that there is place for.
     envs_per_actor: environments of each.
-    actor_batch_size: environments in a message; with fewer than `envs_per_actor`
+    actor_batch_size: environments in a message; fewer than all of an actor's let
       the rest step in the meantime.
     unroll_length: T, transitions in an unroll.
     batch_size: unrolls in an update.
@@ -228,11 +228,16 @@ class Learner:
       self.progress, self.learner, self._waits, spec.frames_per_step, sinks
     )
 
-  def run(self, check: Callable[[], None] = lambda: None) -> None:
+  def run(
+    self, check: Callable[[], None] = lambda: None
+  ) -> dict[str, metrics.Value]:
     """Learns until `total_steps`, a stop, or a failure.
 
     Args:
       check: is called before each line of metrics, and may raise.
+
+    Returns:
+      The last line of metrics.
 
     Raises:
       types.ConfigError: the address is in use.
@@ -251,7 +256,8 @@ class Learner:
           break
         self._monitor.write()
     finally:
-      self._close()
+      last = self._close()
+    return last
 
   def _learn(self) -> None:
     items = [
@@ -261,7 +267,7 @@ class Learner:
     self.learner.warm_up(items)
     self.learner.run(self._queues.get, self._snapshots.publish, self._crew.stop)
 
-  def _close(self) -> None:
+  def _close(self) -> dict[str, metrics.Value]:
     self._crew.stop.set()
     self._server.stop()
     for place in self.inferences:
@@ -269,5 +275,6 @@ class Learner:
     try:
       self._crew.join(_STOP_SECONDS)
     finally:
-      self._monitor.write()
+      last = self._monitor.write()
       self._monitor.close()
+    return last

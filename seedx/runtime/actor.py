@@ -17,6 +17,7 @@ import os
 import queue
 import signal
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,8 @@ from seedx.runtime import protocol
 
 # The server is not there yet, has no place yet, or went away: try again.
 _PATIENCE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
+# A learner that is started together with its actors needs this long.
+_QUIET_SECONDS = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +66,7 @@ def run(config: Config, stop: threading.Event) -> None:
     wire.WireError: the server refuses this actor.
   """
   spec = envs.spec(config.env_id, config.env_options, config.info_keys)
+  said, started = "", time.monotonic()
   while not stop.is_set():
     try:
       with wire.Client(config.address) as client:
@@ -71,6 +75,9 @@ def run(config: Config, stop: threading.Event) -> None:
     except wire.WireError as error:
       if error.code not in _PATIENCE:
         raise
+      if error.message != said and time.monotonic() > started + _QUIET_SECONDS:
+        said = error.message
+        print(f"actor: waiting for {config.address}: {said}", file=sys.stderr)
       stop.wait(config.retry_seconds)
 
 

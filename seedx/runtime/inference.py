@@ -238,6 +238,12 @@ class Sessions:
         grpc.StatusCode.INVALID_ARGUMENT,
         f"expected num_envs of at least 1 in the hello, found {num_envs!r}",
       )
+    if num_envs > self._layout.num_slots:
+      raise wire.Refused(
+        grpc.StatusCode.FAILED_PRECONDITION,
+        f"expected an actor of at most {self._layout.num_slots} environments,"
+        f" found {num_envs}",
+      )
     with self._lock:
       inference = max(self._inferences, key=lambda place: place.leases.free)
       slots = inference.leases.take(num_envs)

@@ -29,12 +29,12 @@ class Monitor:
     self._sinks = list(sinks)
     self._last = (time.monotonic(), 0)
 
-  def write(self) -> dict[str, float | int | str | None]:
+  def write(self) -> dict[str, metrics.Value]:
     """Writes a line to every sink, and returns it."""
     now, env_steps = time.monotonic(), self._progress.env_steps
     then, env_steps_then = self._last
     self._last = (now, env_steps)
-    line: dict[str, float | int | str | None] = {
+    line: dict[str, metrics.Value] = {
       "wall_seconds": self._progress.wall_seconds,
       "env_steps": env_steps,
       "env_frames": env_steps * self._frames_per_step,

@@ -81,6 +81,12 @@ An end of one stream leaves all other streams alone. Keepalive pings are sent by
 both ends every 20 s; a server puts up with one every 5 s.
 """
 
+import os
+
+# Or else gRPC writes a line to stderr for each connection that ends.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+# ruff: noqa: E402
 from grpc import StatusCode
 
 from seedx.wire.client import Client, Stream, WireError

@@ -1,0 +1,145 @@
+"""The batcher as behaviour: who waits for whom, and how waits end."""
+
+import concurrent.futures
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from seedx import metrics
+from seedx.runtime import batcher
+
+
+class _Doubler:
+  """A batched function that notes the batches it was given."""
+
+  def __init__(self):
+    self.batches = []
+    self.entered = threading.Event()
+    self.gate = threading.Event()
+    self.gate.set()
+
+  def __call__(self, inputs, rows, reply):
+    self.entered.set()
+    self.gate.wait(10)
+    self.batches.append((len(inputs), rows))
+    reply(inputs * 2)
+
+
+@pytest.fixture
+def started():
+  """Makes batchers that run on a thread, and ends them."""
+  made = []
+
+  def start(function, **options):
+    options = {"target_rows": 4, "max_wait_seconds": 5.0, **options}
+    one = batcher.Batcher(
+      function, sizes=[2, 4, 8], waits=metrics.Waits(), **options
+    )
+    thread = threading.Thread(target=one.run, daemon=True)
+    thread.start()
+    made.append((one, thread))
+    return one
+
+  yield start
+  for one, thread in made:
+    one.close()
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+def _ask(pool, one, values):
+  values = np.asarray(values)
+  return pool.submit(one, values, len(values))
+
+
+def test_batches_across_callers_and_gives_each_its_own_rows(started):
+  function = _Doubler()
+  one = started(function)
+  with concurrent.futures.ThreadPoolExecutor() as pool:
+    first = _ask(pool, one, [1, 2])
+    time.sleep(0.05)
+    assert not first.done()  # Two rows are fewer than the target.
+    second = _ask(pool, one, [3, 4])
+    assert first.result(5).tolist() == [2, 4]
+    assert second.result(5).tolist() == [6, 8]
+  assert function.batches == [(4, 4)]
+
+
+def test_a_partial_batch_goes_out_padded_after_the_wait(started):
+  function = _Doubler()
+  one = started(function, max_wait_seconds=0.05)
+  start = time.monotonic()
+  assert one(np.asarray([5, 6, 7]), 3).tolist() == [10, 12, 14]
+  assert 0.04 < time.monotonic() - start < 2
+  assert function.batches == [(4, 3)]
+
+
+def test_no_batch_is_larger_than_the_largest_size(started):
+  function = _Doubler()
+  function.gate.clear()
+  one = started(function, max_wait_seconds=0.3)
+  with concurrent.futures.ThreadPoolExecutor() as pool:
+    answers = [_ask(pool, one, [0] * 4)]
+    assert function.entered.wait(5)
+    answers += [_ask(pool, one, [i] * 3) for i in (1, 2, 3)]
+    time.sleep(0.05)
+    function.gate.set()
+    values = [answer.result(5).tolist() for answer in answers]
+  assert values == [[0] * 4, [2] * 3, [4] * 3, [6] * 3]
+  assert all(rows <= size <= 8 for size, rows in function.batches)
+  assert sum(rows for _, rows in function.batches) == 13
+
+
+def test_more_rows_than_fit_are_an_error_for_their_caller_only(started):
+  one = started(_Doubler(), max_wait_seconds=0.01)
+  with pytest.raises(ValueError, match="at most 8 rows, found 9"):
+    one(np.zeros(9), 9)
+  assert one(np.asarray([1]), 1).tolist() == [2]
+
+
+def test_close_ends_every_wait(started):
+  one = started(_Doubler())
+  with concurrent.futures.ThreadPoolExecutor() as pool:
+    answer = _ask(pool, one, [1])
+    time.sleep(0.05)
+    one.close()
+    with pytest.raises(batcher.Closed):
+      answer.result(5)
+  with pytest.raises(batcher.Closed):
+    one(np.asarray([1]), 1)
+
+
+def test_a_failure_reaches_the_callers_and_ends_the_batcher():
+  def fail(inputs, rows, reply):
+    raise RuntimeError("no device")
+
+  one = batcher.Batcher(
+    fail,
+    target_rows=1,
+    max_wait_seconds=1.0,
+    sizes=[1],
+    waits=metrics.Waits(),
+  )
+  with concurrent.futures.ThreadPoolExecutor() as pool:
+    answer = _ask(pool, one, [1])
+    with pytest.raises(RuntimeError, match="no device"):
+      one.run()
+    with pytest.raises(RuntimeError, match="no device"):
+      answer.result(5)
+  with pytest.raises(batcher.Closed):
+    one(np.asarray([1]), 1)
+
+
+def test_callers_go_on_before_the_function_has_returned(started):
+  """What a function does after its reply delays nobody's reply."""
+  done = threading.Event()
+
+  def function(inputs, rows, reply):
+    reply(inputs)
+    done.wait(10)
+
+  one = started(function, target_rows=1)
+  assert one(np.asarray([3]), 1).tolist() == [3]
+  done.set()

@@ -1,0 +1,91 @@
+"""Eight virtual cores for every test, and experience that tests share."""
+
+import os
+
+os.environ["XLA_FLAGS"] = (
+  os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+).strip()
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import dm_env
+import numpy as np
+import pytest
+
+
+@pytest.fixture(scope="session")
+def make_unroll():
+  """The function `(agent, spec, length, ends, seed) -> types.Unroll`."""
+  return random_unroll
+
+
+def random_unroll(agent, spec, length, ends, seed=0):
+  """An unroll of random experience, as NumPy arrays.
+
+  Args:
+    agent: whose extras and core state it carries.
+    spec: the environment's.
+    length: L.
+    ends: `[B]`, how probable an episode's end is at each step.
+    seed: of all that is random.
+  """
+  import jax
+
+  from seedx import types
+  from seedx.agents import base
+
+  rng = np.random.default_rng(seed)
+  rows = (length, len(ends))
+  step_type, terminated = random_episodes(rng, length, ends)
+  first = step_type == 0
+  timestep = dm_env.TimeStep(
+    step_type=step_type,
+    reward=np.where(first, 0.0, rng.normal(size=rows)).astype(np.float32),
+    discount=np.where(first | terminated, 0.0, 1.0).astype(np.float32),
+    observation=jax.tree.map(
+      lambda x: random_values(rng, x, rows), spec.observation
+    ),
+  )
+  action = random_values(rng, spec.action, rows)
+  action_tm1 = np.roll(action, 1, axis=0)
+  action_tm1[first] = 0
+  core_state = agent.initial_core_state(len(ends))
+  zeros = base.zero_inputs(spec, len(ends))
+  key = jax.random.key(0)
+  output, _ = jax.eval_shape(
+    lambda: agent.step(agent.acting(agent.init(key)), key, zeros, core_state)
+  )
+  return types.Unroll(
+    inputs=types.Inputs(timestep, action_tm1),
+    action=action,
+    extras=jax.tree.map(
+      lambda x: -rng.uniform(0.5, 1.5, (length, *x.shape)).astype(x.dtype),
+      output.extras,
+    ),
+    version=np.zeros(rows, np.int32),
+    core_state=jax.tree.map(np.asarray, core_state),
+  )
+
+
+def random_episodes(rng, length, ends):
+  """`step_type` `[L, B]` uint8, and where an episode terminated."""
+  step_type = np.full((length, len(ends)), dm_env.StepType.MID, np.uint8)
+  terminated = np.zeros(step_type.shape, bool)
+  for b, probability in enumerate(ends):
+    last = rng.random() < probability
+    for t in range(length):
+      if last:
+        step_type[t, b], last = dm_env.StepType.FIRST, False
+      elif rng.random() < probability:
+        step_type[t, b], last = dm_env.StepType.LAST, True
+        terminated[t, b] = rng.random() < 0.5
+  return step_type, terminated
+
+
+def random_values(rng, spec, rows):
+  """Values of a spec, `[*rows, *spec.shape]`."""
+  shape = (*rows, *spec.shape)
+  if isinstance(spec, dm_env.specs.DiscreteArray):
+    return rng.integers(0, spec.num_values, shape).astype(spec.dtype)
+  if np.issubdtype(spec.dtype, np.integer):
+    return rng.integers(0, 256, shape).astype(spec.dtype)
+  return rng.normal(size=shape).astype(spec.dtype)

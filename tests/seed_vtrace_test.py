@@ -1,0 +1,237 @@
+"""The program `experiments.seed_vtrace`, as a person runs it."""
+
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from experiments import options, seed_vtrace
+
+_ROOT = pathlib.Path(__file__).parent.parent
+_SMALL = ("--envs-per-actor", "8", "--batch-size", "8", "--unroll-length", "5")
+
+
+def _start(*arguments, **kwargs):
+  """Starts the program with only its own devices."""
+  environment = {**os.environ, "XLA_FLAGS": ""}
+  return subprocess.Popen(
+    [sys.executable, "-m", "experiments.seed_vtrace", *map(str, arguments)],
+    cwd=_ROOT,
+    env=environment,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+    **kwargs,
+  )
+
+
+def _lines(run_dir):
+  path = run_dir / "metrics.jsonl"
+  if not path.exists():
+    return []
+  return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def _wait_for_steps(run_dir, env_steps, program, seconds=90):
+  deadline = time.monotonic() + seconds
+  while True:
+    lines = _lines(run_dir)
+    if lines and lines[-1]["env_steps"] >= env_steps:
+      return lines[-1]
+    assert program.poll() is None, program.communicate()
+    assert time.monotonic() < deadline
+    time.sleep(0.1)
+
+
+def _actors(program):
+  return [
+    child
+    for child in psutil.Process(program.pid).children(recursive=True)
+    if child.status() != psutil.STATUS_ZOMBIE
+    and "seedx.runtime.actor" in " ".join(child.cmdline())
+  ]
+
+
+def test_a_run_leaves_its_files_and_says_what_it_reached(tmp_path):
+  program = _start("--total-steps", "3000", "--run-dir", tmp_path, *_SMALL)
+  out, err = program.communicate(timeout=120)
+  assert program.returncode == 0, err
+  assert "CartPole-v1: mean return of the last 100 episodes" in out
+  assert "solved (Gymnasium's threshold is 475)" in out
+  assert "env steps/s" in err and "bottleneck" in err
+  names = {path.name for path in tmp_path.iterdir()}
+  assert {"config.json", "metrics.jsonl", "learning_curve.png"} <= names
+  assert any(name.startswith("events.out.tfevents") for name in names)
+  config = json.loads((tmp_path / "config.json").read_text())
+  assert config["env"] == "CartPole-v1" and config["total_steps"] == 3000
+  last = _lines(tmp_path)[-1]
+  assert last["env_steps"] >= 3000
+  fields = """wall_seconds env_steps env_frames learner_steps steps_per_second
+    episodes episode_return policy_lag learned_steps unrolls_discarded"""
+  assert set(fields.split()) <= set(last)
+
+
+def test_actors_are_thin_are_restarted_and_leave_with_ctrl_c(tmp_path):
+  """One run, in which an actor is killed; then Ctrl-C, then nothing is left."""
+  program = _start("--run-dir", tmp_path, "--total-steps", 10**9, *_SMALL)
+  _wait_for_steps(tmp_path, 1000, program)
+  before = _actors(program)
+  assert len(before) == 2
+  for child in before:
+    maps = " ".join(region.path for region in child.memory_maps())
+    assert "envpool" in maps
+    assert "jaxlib" not in maps
+
+  before[0].kill()
+  line = _wait_for_steps(tmp_path, 2000, program)
+  deadline = time.monotonic() + 30
+  while len(_actors(program)) < 2:
+    assert time.monotonic() < deadline
+    time.sleep(0.1)
+  _wait_for_steps(tmp_path, line["env_steps"] + 3000, program)
+  assert _lines(tmp_path)[-1]["unrolls_discarded"] >= 8
+  after = _actors(program)
+  assert {child.pid for child in after} != {child.pid for child in before}
+
+  start = time.monotonic()
+  program.send_signal(signal.SIGINT)
+  out, err = program.communicate(timeout=20)
+  assert time.monotonic() - start < 5
+  assert program.returncode == 130
+  assert "Traceback" not in err
+  assert (tmp_path / "learning_curve.png").exists() and "metrics" in out
+  assert not any(psutil.pid_exists(child.pid) for child in after)
+
+
+def test_a_crash_leaves_no_process_behind(tmp_path):
+  program = _start("--run-dir", tmp_path, "--total-steps", 10**9, *_SMALL)
+  _wait_for_steps(tmp_path, 500, program)
+  children = _actors(program)
+  program.kill()
+  program.communicate(timeout=20)
+  gone, alive = psutil.wait_procs(children, timeout=5)
+  assert len(gone) == 2 and not alive
+
+
+def test_a_second_ctrl_c_exits_at_once(tmp_path):
+  program = _start("--run-dir", tmp_path, "--total-steps", 10**9, *_SMALL)
+  _wait_for_steps(tmp_path, 500, program)
+  children = _actors(program)
+  program.send_signal(signal.SIGINT)
+  time.sleep(0.1)
+  start = time.monotonic()
+  program.send_signal(signal.SIGINT)
+  program.communicate(timeout=20)
+  assert time.monotonic() - start < 1.5
+  _, alive = psutil.wait_procs(children, timeout=5)
+  assert not alive
+
+
+def test_learner_and_actor_run_apart(tmp_path):
+  """The actor starts first, and waits until there is a learner."""
+  with socket.socket() as probe:
+    probe.bind(("127.0.0.1", 0))
+    address = f"127.0.0.1:{probe.getsockname()[1]}"
+  apart = ("--address", address, "--envs-per-actor", "8")
+  actor = _start("--role", "actor", *apart)
+  time.sleep(2)
+  assert actor.poll() is None
+  learner = _start(
+    *("--role", "learner", "--num-actors", "1", "--run-dir", tmp_path),
+    *("--total-steps", "2000", "--batch-size", "8", *apart),
+  )
+  _, err = learner.communicate(timeout=120)
+  assert learner.returncode == 0, err
+  _, err = actor.communicate(timeout=20)
+  assert actor.returncode == 0, err
+  assert _lines(tmp_path)[-1]["env_steps"] >= 2000
+
+
+@pytest.fixture
+def restored_signals():
+  """Puts the signal handlers back that a run in this process replaces."""
+  before = {
+    number: signal.getsignal(number)
+    for number in (signal.SIGINT, signal.SIGTERM)
+  }
+  yield
+  for number, handler in before.items():
+    signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(
+  ("arguments", "words"),
+  [
+    (("--env", "CartPole-v9"), ("CartPole-v9", "CartPole-v1")),
+    (("--no-such-option", "1"), ("--no-such-option",)),
+    (("--total-steps", "many"), ("--total-steps", "many")),
+    (("--total-steps", "0"), ("total_steps", "at least 1", "0")),
+    (("--discount", "1.5"), ("discount", "1.0", "1.5")),
+    (("--learning-rate", "-1"), ("learning_rate", "-1")),
+    (("--inference-devices", "9"), ("inference devices", "0 to 7", "9")),
+    (("--learner-devices", "0,0"), ("learner devices", "0, 0")),
+    (("--micro-batches", "7"), ("batch_size", "7")),
+    (("--env-options", "frames=3"), ("frames",)),
+    (("--role", "learner"), ("--address",)),
+    (("--run-dir", "/dev/null/run"), ("/dev/null/run",)),
+  ],
+)
+def test_bad_input_is_one_line_and_status_2(
+  tmp_path, capfd, restored_signals, arguments, words
+):
+  if "--run-dir" not in arguments:
+    arguments = (*arguments, "--run-dir", str(tmp_path))
+  with pytest.raises(SystemExit) as caught:
+    seed_vtrace.main(list(arguments))
+  assert caught.value.code == 2
+  out, err = capfd.readouterr()
+  assert not out
+  assert err.count("\n") == 1, err
+  assert all(word in err for word in words), err
+
+
+def test_bad_input_has_no_traceback_as_a_program(tmp_path):
+  program = _start("--learner-devices", "3", "--run-dir", tmp_path)
+  out, err = program.communicate(timeout=60)
+  assert program.returncode == 2
+  assert not out
+  assert err.count("\n") == 1 and "from 0 to 0" in err, err
+
+
+def test_an_address_in_use_is_one_line_and_status_2(tmp_path):
+  with socket.create_server(("127.0.0.1", 0)) as taken:
+    address = f"127.0.0.1:{taken.getsockname()[1]}"
+    program = _start("--role", "learner", "--address", address, *_SMALL)
+    _, err = program.communicate(timeout=60)
+  assert program.returncode == 2
+  line = [line for line in err.splitlines() if line.startswith("error")]
+  assert len(line) == 1 and address in line[0] and "in use" in line[0]
+  assert "Traceback" not in err
+
+
+def test_help_explains_every_option_with_its_default(capsys):
+  with pytest.raises(SystemExit) as caught:
+    seed_vtrace.main(["--help"])
+  assert caught.value.code == 0
+  text = " ".join(capsys.readouterr().out.split())
+  for name, field in seed_vtrace.Options.__dataclass_fields__.items():
+    assert "--" + name.replace("_", "-") in text
+    assert field.metadata["help"].split(";")[0].split()[0] in text
+  assert "CartPole-v1" in text
+
+
+def test_keywords():
+  assert options.keywords("a=1,b=0.5,c=word,d=true,e=False") == {
+    "a": 1,
+    "b": 0.5,
+    "c": "word",
+    "d": True,
+    "e": False,
+  }
