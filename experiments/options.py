@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import json
+import pathlib
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
@@ -41,7 +42,7 @@ def option(
 def parse(
   kind: type[T],
   argv: Sequence[str],
-  description: str,
+  description: str | None,
   presets: Mapping[str, Any] | None = None,
 ) -> T:
   """Reads a command line; exits with status 2 and one line where it is wrong.
@@ -53,8 +54,10 @@ def parse(
     presets: replace defaults.
   """
   parser = _OneLineParser(
+    usage="python -m experiments.%(prog)s [options]",
+    prog=pathlib.Path(sys.argv[0]).stem,
     description=description,
-    formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    formatter_class=_Formatter,
     allow_abbrev=False,
   )
   for field in dataclasses.fields(kind):  # type: ignore[arg-type]
@@ -101,8 +104,15 @@ def fail(error: types.ConfigError) -> NoReturn:
   raise SystemExit(2)
 
 
+class _Formatter(
+  argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter
+):
+  """Keeps the description's lines, and adds the defaults."""
+
+
 class _OneLineParser(argparse.ArgumentParser):
   """A parser whose errors are one line."""
 
   def error(self, message: str) -> NoReturn:
+    """Says what is wrong in one line, and exits with status 2."""
     fail(types.ConfigError(message + "; see --help"))

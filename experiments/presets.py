@@ -10,10 +10,13 @@ from seedx import types
 
 _ATARI = {
   "total_steps": 10_000_000,
-  "envs_per_actor": 16,
-  "batch_size": 16,
+  "envs_per_actor": 8,
+  "unroll_length": 64,
+  "batch_size": 4,
   "micro_batches": 4,
-  "learning_rate": 6e-4,
+  "learning_rate": 5e-4,
+  "td_lambda": 0.95,
+  "entropy_cost": 0.003,
   "reward_scale": 1.0,
   "reward_clip": 1.0,
   "stack_frames": 4,

@@ -7,7 +7,8 @@ starts its own actors. On several machines:
   python -m experiments.seed_vtrace --role learner --address 0.0.0.0:8470
   python -m experiments.seed_vtrace --role actor --address learner-host:8470
 
-with the same environment options on both sides.
+with the same environment options on both sides. Defaults depend on the kind of
+environment: `--env Pong-v5 --help` shows those of Atari.
 """
 
 import dataclasses
@@ -42,6 +43,7 @@ class Options:
   micro_batches: int = option(1, "parts that an update is computed in")
   learning_rate: float = option(2e-3, "of Adam, falling to 0 over the run")
   discount: float = option(0.99, "per env step")
+  td_lambda: float = option(1.0, "mixes in shorter returns; 1 for the longest")
   entropy_cost: float = option(0.01, "weight of the entropy bonus")
   reward_scale: float = option(0.1, "rewards are multiplied by it in the loss")
   reward_clip: float = option(0.0, "then clipped to +- this; 0 for never")
@@ -81,22 +83,28 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(argv: list[str]) -> int:
-  given = options.parse(Options, argv, __doc__ or "")
+  # Which presets apply depends on the environment, and so does the help.
+  first = [word for word in argv if word not in ("-h", "--help")]
+  given = options.parse(Options, first, __doc__)
   if given.role == "actor":
     sys.modules["jax"] = None  # type: ignore[assignment]
   if given.role != "all" and not given.address:
-    raise types.ConfigError(f"expected --address with --role {given.role}")
+    raise types.ConfigError(
+      f"expected --address with --role {given.role}, found none"
+    )
   from experiments import presets
   from seedx import envs
 
   spec = envs.spec(given.env, given.env_options, given.info_keys)
-  given = options.parse(Options, argv, "", presets.for_spec(spec))
+  given = options.parse(Options, argv, __doc__, presets.for_spec(spec))
   if given.role == "actor":
     return _act(given)
   return _learn(given)
 
 
 def _act(given: Options) -> int:
+  from experiments import training
+  from seedx import wire
   from seedx.runtime import actor
 
   config = actor.Config(
@@ -107,8 +115,15 @@ def _act(given: Options) -> int:
     env_options=given.env_options,
     info_keys=given.info_keys,
   )
-  actor.run(config, threading.Event())
-  return 0
+  stop = threading.Event()
+  interrupted = training.stop_on_signals(stop)
+  try:
+    actor.run(config, stop)
+  except wire.WireError as error:
+    raise types.ConfigError(
+      f"the learner at {given.address} refuses this actor: {error}"
+    ) from error
+  return training.INTERRUPTED_STATUS if interrupted.is_set() else 0
 
 
 def _learn(given: Options) -> int:
@@ -122,6 +137,7 @@ def _learn(given: Options) -> int:
     learning_rate=given.learning_rate,
     learning_rate_end=0.0,
     decay_updates=-(-given.total_steps // steps_per_update),
+    lambda_=given.td_lambda,
     entropy_cost=given.entropy_cost,
     reward_scale=given.reward_scale,
     reward_clip=given.reward_clip,

@@ -14,7 +14,7 @@ import gymnasium
 
 from seedx import launch, metrics
 
-_INTERRUPTED_STATUS = 130
+INTERRUPTED_STATUS = 130
 
 
 class Run(Protocol):
@@ -49,8 +49,8 @@ def run(
     or os.path.join("runs", name, time.strftime("%Y%m%d-%H%M%S"))
   )
   metrics.write_config(run_dir, dataclasses.asdict(options))
-  stop, interrupted = threading.Event(), threading.Event()
-  _on_signals(stop, interrupted)
+  stop = threading.Event()
+  interrupted = stop_on_signals(stop)
   # Their imports take as long as what follows, on other cores.
   processes = launch.Processes(nodes)
   try:
@@ -69,22 +69,28 @@ def run(
   )
   print(_verdict(options.env, last))
   print(f"metrics and learning_curve.png are in {run_dir}", flush=True)
-  return _INTERRUPTED_STATUS if interrupted.is_set() else 0
+  return INTERRUPTED_STATUS if interrupted.is_set() else 0
 
 
-def _on_signals(stop: threading.Event, interrupted: threading.Event) -> None:
-  """Lets the first Ctrl-C end the run, and the second the process."""
+def stop_on_signals(stop: threading.Event) -> threading.Event:
+  """Lets the first Ctrl-C set `stop`, and the second end the process.
+
+  Returns:
+    An event that is set by Ctrl-C, and by nothing else.
+  """
+  interrupted = threading.Event()
 
   def handle(number: int, frame: object) -> None:
     del number, frame
     if interrupted.is_set():
-      os._exit(_INTERRUPTED_STATUS)
+      os._exit(INTERRUPTED_STATUS)
     interrupted.set()
     stop.set()
     print("\nstopping; Ctrl-C again to exit at once", file=sys.stderr)
 
   signal.signal(signal.SIGINT, handle)
   signal.signal(signal.SIGTERM, handle)
+  return interrupted
 
 
 def _verdict(env_id: str, last: Mapping[str, Any]) -> str:

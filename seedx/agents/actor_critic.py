@@ -209,6 +209,7 @@ class _Policy:
 
   @classmethod
   def for_spec(cls, spec: types.EnvironmentSpec, config: Config) -> "_Policy":
+    """The policy for an environment."""
     distribution = distributions.for_spec(spec.action)
     network = networks.ActorCritic(
       observation=tuple(jax.tree.leaves(spec.observation)),
@@ -226,6 +227,7 @@ class _Policy:
     inputs: types.Inputs,
     core_state: types.Tree,
   ) -> tuple[types.AgentOutput, types.Tree]:
+    """One step of `[B, ...]`; see `base.Agent`."""
     stream = jax.tree.map(lambda x: x[None], inputs)
     output, core_state = self.network.apply(params, stream, core_state)
     policy = self.distribution(output.policy[0])
@@ -234,6 +236,7 @@ class _Policy:
     return types.AgentOutput(action, Extras(log_prob)), core_state
 
   def evaluate(self, params: types.Tree, unroll: types.Unroll) -> Evaluation:
+    """What the learned parameters say of an unroll."""
     inputs = unroll.inputs
     output, _ = self.network.apply(params, inputs, unroll.core_state)
     policy = self.distribution(output.policy[:-1])

@@ -22,25 +22,12 @@ class Processes:
   A process that dies is started again; one that ends with status 0 has done
   its work. All of them hold the read end of a pipe as their standard input and
   end when it closes: when this process exits in any way, none is left behind.
-
-  Attributes:
-    restarts: how many died and were started again.
   """
 
   def __init__(self, running: list[nodes.Node]) -> None:
     """Starts all instances of the nodes."""
-    self.restarts = 0
     self._children = [
       _Child(node) for node in running for _ in range(node.count)
-    ]
-
-  @property
-  def pids(self) -> list[int]:
-    """Process ids, of those that run."""
-    return [
-      child.process.pid
-      for child in self._children
-      if child.process.poll() is None
     ]
 
   def check(self) -> None:
@@ -59,7 +46,6 @@ class Processes:
         )
       if status:
         child.restart()
-        self.restarts += 1
 
   def stop(self, timeout_seconds: float = 2.0) -> None:
     """Ends all processes: asks first, then kills."""
@@ -84,8 +70,11 @@ class _Child:
     self._start()
 
   def restart(self) -> None:
+    """Starts a new process in the place of one that died, and says so."""
     young = time.monotonic() - self._started_seconds < _YOUNG_SECONDS
     self._early_deaths = self._early_deaths + 1 if young else 0
+    died = f"{self.node.role} {self.process.pid} died with status"
+    print(f"{died} {self.process.returncode}", file=sys.stderr, flush=True)
     if self._early_deaths > _MOST_EARLY_DEATHS:
       raise RuntimeError(
         f"{self.node.role} died {self._early_deaths} times within"

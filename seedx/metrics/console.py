@@ -113,6 +113,7 @@ class _Table:
     self._held: _Progress | None = None
 
   def show(self, progress: _Progress) -> None:
+    """Prints a row now, or holds it back until the next is due."""
     self._held = progress
     now = self._clock()
     if now >= self._next_time:
@@ -120,6 +121,7 @@ class _Table:
       self._print()
 
   def close(self) -> None:
+    """Prints what was held back."""
     if self._held is not None:
       self._print()
 
@@ -154,6 +156,7 @@ class _Status:
     )
 
   def show(self, progress: _Progress) -> None:
+    """Replaces what the terminal shows."""
     import rich.console
     import rich.progress_bar
     import rich.table
@@ -188,6 +191,7 @@ class _Status:
     self._live.update(rich.console.Group(bar, *lines), refresh=True)
 
   def close(self) -> None:
+    """Gives the terminal back."""
     self._live.stop()
 
 

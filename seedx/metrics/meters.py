@@ -99,6 +99,7 @@ class _Timer(contextlib.AbstractContextManager[None]):
       self._started = None
 
   def take(self, now: float) -> float:
+    """The seconds up to `now`; counting goes on from there."""
     with self._lock:
       seconds, self._seconds = self._seconds, 0.0
       if self._started is not None and self._started < now:

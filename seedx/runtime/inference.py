@@ -17,6 +17,8 @@ from seedx.runtime import batcher, leases, parameters, progress, unrolls
 
 Sink = Callable[[types.Unroll], bool]
 
+_END_OF_SEEDS = 2**31  # EnvPool's are int32.
+
 
 @dataclasses.dataclass(frozen=True)
 class Config:
@@ -224,7 +226,7 @@ class Sessions:
     self._layout = config.layout
     self._lock = threading.Lock()
     # Runs with different seeds share no environment, up to 2^20 leased slots.
-    self._next_seed = (seed * 2**20) % 2**31
+    self._next_seed = (seed * 2**20) % _END_OF_SEEDS
 
   def __call__(self, hello: Mapping[str, Any]) -> "Session":
     """Leases slots for an actor's hello `{"num_envs": n}`.
@@ -253,8 +255,9 @@ class Sessions:
           f"expected at most {inference.leases.free} environments, which is"
           f" what has a place now, found {num_envs}",
         )
-      first_seed = self._next_seed
-      self._next_seed = (first_seed + num_envs) % (2**31 - 2**16)
+      fits = self._next_seed + num_envs <= _END_OF_SEEDS
+      first_seed = self._next_seed if fits else 0
+      self._next_seed = first_seed + num_envs
     return Session(inference, slots, first_seed, self._progress, self._layout)
 
 

@@ -13,7 +13,6 @@ import numpy as np
 from seedx import types, wire
 
 ACT = "act"
-MAX_ENVS = 65_536
 
 
 def rows_layout(spec: types.EnvironmentSpec, max_rows: int) -> wire.Layout:

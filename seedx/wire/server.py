@@ -66,14 +66,11 @@ class Refused(Exception):
 
 
 class Session(Protocol):
-  """The server's side of one stream.
-
-  Attributes:
-    welcome: goes to the client before anything else; has to fit into JSON.
-  """
+  """The server's side of one stream."""
 
   @property
-  def welcome(self) -> Mapping[str, Any]: ...
+  def welcome(self) -> Mapping[str, Any]:
+    """Goes to the client before anything else; has to fit into JSON."""
 
   def __call__(self, inputs: types.Tree) -> types.Tree:
     """Answers a request; may block, on a thread that is the stream's own."""
@@ -259,7 +256,7 @@ class _FunctionSession:
     return self._function(inputs)
 
   def close(self) -> None:
-    pass
+    """Does nothing."""
 
 
 class _Method:
@@ -294,10 +291,12 @@ class _Method:
       return True
 
   def remove(self, stream: "_Stream") -> None:
+    """Makes place for another."""
     with self._lock:
       self._streams.discard(stream)
 
   def cancel_streams(self, only_idle: bool) -> None:
+    """Ends the streams that wait for a request, or all of them."""
     with self._lock:
       streams = list(self._streams)
     if streams and not only_idle and self._cancel is not None:
@@ -420,6 +419,7 @@ class _Handlers(grpc.GenericRpcHandler):
   def service(
     self, handler_call_details: grpc.HandlerCallDetails
   ) -> grpc.RpcMethodHandler | None:
+    """The handler of a path; see gRPC's `GenericRpcHandler`."""
     path = handler_call_details.method
 
     def handle(
@@ -469,6 +469,7 @@ class _DaemonThreads(futures.ThreadPoolExecutor):
   def submit(
     self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
   ) -> futures.Future:
+    """Runs a function on a thread; see `concurrent.futures.Executor`."""
     future: futures.Future = futures.Future()
 
     def job() -> None:
