@@ -47,7 +47,7 @@ class Config:
     seed: fixes environments, initial parameters and sampling.
     num_actors: actors that there is place for.
     envs_per_actor: environments of each.
-    actor_batch_size: environments in a message; fewer than all of an actor's let
+    actor_batch_size: environments in a message; fewer than all of them let
       the rest step in the meantime.
     unroll_length: T, transitions in an unroll.
     batch_size: unrolls in an update.

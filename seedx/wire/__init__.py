@@ -86,7 +86,6 @@ import os
 # Or else gRPC writes a line to stderr for each connection that ends.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
-# ruff: noqa: E402
 from grpc import StatusCode
 
 from seedx.wire.client import Client, Stream, WireError
