@@ -1,0 +1,505 @@
+"""One contract for every agent, whatever it observes and does."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import dm_env
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from dm_env import specs
+
+from seedx import types
+from seedx.agents import actor_critic, base, vtrace
+from tests import conftest
+
+LENGTH, BATCH, ROWS = 5, 3, 32
+DISCRETE = specs.DiscreteArray(5)
+IMAGE = specs.BoundedArray((1, 36, 36), np.uint8, 0, 255)
+VECTOR = specs.Array((4,), np.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+  """What an environment is like, and how the agent is configured for it."""
+
+  observation: types.Tree
+  action: specs.BoundedArray = dataclasses.field(
+    default_factory=lambda: DISCRETE
+  )
+  config: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+  @property
+  def spec(self):
+    return types.EnvironmentSpec(self.observation, self.action)
+
+
+KINDS = {
+  "vector": Kind(VECTOR),
+  "image": Kind(IMAGE, config={"stack_frames": 4}),
+  "dict": Kind(
+    {
+      "joints": (VECTOR, specs.DiscreteArray(3)),
+      "memory": specs.Array((2, 3), np.uint8),
+    }
+  ),
+  # Its actions have another type than the policy's samples.
+  "integer": Kind(specs.DiscreteArray(16), specs.DiscreteArray(5, np.uint8)),
+  "continuous": Kind(
+    VECTOR, specs.BoundedArray((2,), np.float32, -1.0, [1.0, 3.0])
+  ),
+  "dict_bfloat16": Kind(
+    {"camera": IMAGE, "joints": VECTOR},
+    config={"stack_frames": 2, "compute_dtype": "bfloat16"},
+  ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Algorithm:
+  """An agent's module, and what it learns from.
+
+  Attributes:
+    make: `(spec, config) -> base.Agent`.
+    config: of the fields that every agent has.
+    batch: `(agent, spec, seed) -> batch` of numbers of the right types.
+    kinds: what it can observe and do.
+  """
+
+  make: Callable[..., base.Agent]
+  config: Callable[..., Any]
+  batch: Callable[..., types.Tree]
+  kinds: tuple[str, ...] = tuple(KINDS)
+
+
+def unrolls(agent, spec, seed):
+  ends = np.linspace(0.0, 0.5, BATCH)
+  return conftest.random_unroll(agent, spec, LENGTH, ends, seed)
+
+
+ALGORITHMS = {"vtrace": Algorithm(vtrace.make, vtrace.Config, unrolls)}
+
+
+class Case:
+  """An agent with its functions jitted, shared by the tests of one kind."""
+
+  def __init__(self, algorithm, kind):
+    self.algorithm, self.kind = ALGORITHMS[algorithm], KINDS[kind]
+    self.spec = self.kind.spec
+    self.config = self.algorithm.config(hidden_sizes=(16,), **self.kind.config)
+    self.agent = self.algorithm.make(self.spec, self.config)
+    self.init = jax.jit(self.agent.init)
+    self.step = jax.jit(self.agent.step)
+    self.gradients = jax.jit(self.agent.gradients)
+    self.apply = jax.jit(self.agent.apply)
+    self.update = jax.jit(self.agent.update)
+
+  @functools.cached_property
+  def state(self):
+    return self.init(jax.random.key(0))
+
+  @functools.cached_property
+  def batch(self):
+    return self.algorithm.batch(self.agent, self.spec, 1)
+
+  def act(self, seed, core_state=None, state=None):
+    rng = np.random.default_rng(0)
+    inputs = base.zero_inputs(self.spec, ROWS)
+    observation = jax.tree.map(
+      lambda x: conftest.random_values(rng, x, (ROWS,)),
+      self.spec.observation,
+    )
+    inputs = inputs._replace(
+      timestep=inputs.timestep._replace(observation=observation)
+    )
+    if core_state is None:
+      core_state = self.agent.initial_core_state(ROWS)
+    acting = self.agent.acting(state or self.state)
+    return self.step(acting, jax.random.key(seed), inputs, core_state)
+
+
+@pytest.fixture(
+  scope="module",
+  params=[
+    (name, kind)
+    for name, algorithm in ALGORITHMS.items()
+    for kind in algorithm.kinds
+  ],
+  ids="-".join,
+)
+def case(request):
+  return Case(*request.param)
+
+
+def signature(nest):
+  """Shapes and types: what a program is compiled for."""
+  return jax.tree.map(
+    lambda x: (x.shape, jnp.result_type(x), jnp.asarray(x).weak_type), nest
+  )
+
+
+def assert_equal(actual, expected):
+  jax.tree.map(np.testing.assert_array_equal, actual, expected)
+
+
+def difference(a, b):
+  """The largest absolute difference of two nests of floats."""
+  gaps = jax.tree.map(lambda x, y: float(jnp.max(jnp.abs(x - y))), a, b)
+  return max(jax.tree.leaves(gaps))
+
+
+# The contract
+
+
+def test_parameters_are_float32_and_nothing_has_been_learned(case):
+  params = jax.tree.leaves(case.state.params)
+  assert {x.dtype for x in params} == {jnp.dtype("float32")}
+  assert all(np.isfinite(x).all() for x in params)
+  assert (case.state.updates.shape, case.state.updates.dtype) == ((), jnp.int32)
+  assert case.state.updates == 0
+
+
+def test_keys_decide_the_initial_parameters(case):
+  assert_equal(case.init(jax.random.key(0)).params, case.state.params)
+  other = case.init(jax.random.key(1)).params
+  assert difference(other, case.state.params) > 0.01
+
+
+def test_step_shapes_and_the_actions_allowed(case):
+  output, core_state = case.act(seed=0)
+  spec = case.spec.action
+  assert output.action.shape == (ROWS, *spec.shape)
+  assert output.action.dtype == spec.dtype
+  if isinstance(spec, specs.DiscreteArray):
+    assert output.action.min() >= 0
+    assert output.action.max() < spec.num_values
+  for leaf in jax.tree.leaves(output.extras):
+    assert leaf.shape[0] == ROWS
+    assert np.isfinite(leaf).all()
+  initial = case.agent.initial_core_state(ROWS)
+  assert signature(core_state) == signature(initial)
+
+
+def test_one_key_repeats_its_actions_and_two_differ(case):
+  actions = [case.act(seed)[0].action for seed in (0, 0, 1)]
+  np.testing.assert_array_equal(actions[0], actions[1])
+  assert np.mean(np.asarray(actions[0]) != np.asarray(actions[2])) > 0.25
+
+
+def test_rows_of_a_batch_act_differently(case):
+  # The same row many times: what differs comes from the key alone.
+  inputs = base.zero_inputs(case.spec, ROWS)
+  output, _ = case.step(
+    case.agent.acting(case.state),
+    jax.random.key(0),
+    inputs,
+    case.agent.initial_core_state(ROWS),
+  )
+  assert len(np.unique(output.action, axis=0)) > 1
+
+
+def test_gradients_are_of_the_parameters_and_finite(case):
+  gradients, output = case.gradients(case.state, jax.random.key(0), case.batch)
+  assert signature(gradients) == signature(case.state.params)
+  largest = [float(np.abs(x).max()) for x in jax.tree.leaves(gradients)]
+  assert np.isfinite(largest).all()
+  assert all(x > 0 for x in largest)
+  assert output.weight.shape == ()
+  assert output.weight > 0
+  assert output.metrics
+  for value in output.metrics.values():
+    assert value.shape == ()
+    assert np.isfinite(value)
+  if output.priorities is not None:
+    assert output.priorities.shape == (BATCH,)
+
+
+def test_update_is_its_gradients_applied(case):
+  # True of agents that apply once; one that loops has its own test.
+  key = jax.random.key(0)
+  gradients, expected_output = case.gradients(case.state, key, case.batch)
+  expected = case.apply(case.state, gradients)
+  actual, output = case.update(case.state, key, case.batch)
+  for a, b in ((actual, expected), (output, expected_output)):
+    # Two programs may round differently; Adam makes up to its rate of that.
+    jax.tree.map(
+      functools.partial(np.testing.assert_allclose, rtol=2e-3, atol=1e-5), a, b
+    )
+  assert difference(actual.params, case.state.params) > 1e-4
+
+
+def test_update_keeps_the_form_counts_and_compiles_once(case):
+  key = jax.random.key(0)
+  state, _ = case.update(case.state, key, case.batch)
+  again, output = case.update(state, key, case.batch)
+  assert signature(again) == signature(state) == signature(case.state)
+  assert [int(s.updates) for s in (case.state, state, again)] == [0, 1, 2]
+  assert all(np.isfinite(x) for x in output.metrics.values())
+  assert case.update._cache_size() == 1
+  case.gradients(case.state, key, case.batch)
+  gradients, _ = case.gradients(again, key, case.batch)
+  case.apply(case.state, gradients)
+  case.apply(again, gradients)
+  assert case.gradients._cache_size() == 1
+  assert case.apply._cache_size() == 1
+
+
+def test_step_compiles_once_for_a_batch_size(case):
+  _, core_state = case.act(seed=0)
+  state, _ = case.update(case.state, jax.random.key(0), case.batch)
+  case.act(seed=1, core_state=core_state, state=state)
+  assert case.step._cache_size() == 1
+
+
+def test_hyperparameters_change_results_without_compiling(case):
+  key = jax.random.key(0)
+  with_rate = [
+    dataclasses.replace(
+      case.state,
+      hyperparameters=case.state.hyperparameters
+      | {"learning_rate": jnp.float32(rate)},
+    )
+    for rate in (0.0, 1e-3, 2e-3)
+  ]
+  params = [case.update(s, key, case.batch)[0].params for s in with_rate]
+  assert_equal(params[0], case.state.params)
+  small, large = (difference(p, params[0]) for p in params[1:])
+  assert large == pytest.approx(2 * small, rel=1e-3)
+  assert case.update._cache_size() == 1
+
+
+def test_acting_is_an_output_of_init_too(case):
+  acting = jax.eval_shape(
+    lambda key: case.agent.acting(case.agent.init(key)), jax.random.key(0)
+  )
+  actual = case.agent.acting(case.state)
+  assert jax.tree.structure(acting) == jax.tree.structure(actual)
+
+
+# The actor-critics
+
+
+SPEC = KINDS["vector"].spec
+
+
+@functools.cache
+def agent_of(**fields):
+  return vtrace.make(SPEC, vtrace.Config(hidden_sizes=(8,), **fields))
+
+
+@functools.cache
+def initial_state():
+  """A state whose policy is far from uniform, so that its entropy matters."""
+  state = jax.jit(agent_of().init)(jax.random.key(0))
+  rng = np.random.default_rng(0)
+  return dataclasses.replace(
+    state,
+    params=jax.tree.map(
+      lambda x: x + 0.3 * rng.normal(size=x.shape).astype(np.float32),
+      state.params,
+    ),
+  )
+
+
+def gradients_of(agent, unroll, state=None):
+  gradients, output = jax.jit(agent.gradients)(
+    state or initial_state(), jax.random.key(0), unroll
+  )
+  return gradients, output
+
+
+def with_reward(unroll, reward):
+  timestep = unroll.inputs.timestep._replace(reward=np.float32(reward))
+  return unroll._replace(inputs=unroll.inputs._replace(timestep=timestep))
+
+
+@pytest.mark.parametrize(
+  ("fields", "as_seen"),
+  [
+    ({"reward_scale": 0.5}, lambda r: 0.5 * r),
+    ({"reward_clip": 1.0}, lambda r: np.clip(r, -1, 1)),
+    (
+      {"reward_scale": 0.1, "reward_clip": 0.5},
+      lambda r: np.clip(0.1 * r, -0.5, 0.5),
+    ),
+  ],
+)
+def test_rewards_are_scaled_then_clipped_in_the_loss(fields, as_seen):
+  unroll = unrolls(agent_of(), SPEC, 0)
+  reward = 6 * unroll.inputs.timestep.reward
+  assert np.abs(reward).max() > 5
+  actual, _ = gradients_of(agent_of(**fields), with_reward(unroll, reward))
+  expected, _ = gradients_of(agent_of(), with_reward(unroll, as_seen(reward)))
+  assert difference(actual, expected) < 1e-6
+  raw, _ = gradients_of(agent_of(), with_reward(unroll, reward))
+  assert difference(actual, raw) > 1e-3
+
+
+def test_loss_is_a_mean_over_the_steps_that_are_experience():
+  unroll = unrolls(agent_of(), SPEC, 0)
+  _, output = gradients_of(agent_of(), unroll)
+  first = unroll.inputs.timestep.step_type[1:] == dm_env.StepType.FIRST
+  assert first.sum() > 0
+  assert output.weight == np.sum(~first)
+  # Twice the same streams: the same mean, twice the weight.
+  twice = unroll._replace(core_state=()), unroll._replace(core_state=())
+  twice = jax.tree.map(lambda *x: np.concatenate(x, axis=1), *twice)
+  _, other = gradients_of(agent_of(), twice)
+  assert other.weight == 2 * output.weight
+  for name, value in output.metrics.items():
+    assert other.metrics[name] == pytest.approx(float(value), rel=1e-4)
+
+
+def with_hyperparameters(**values):
+  values = {name: jnp.float32(value) for name, value in values.items()}
+  return dataclasses.replace(
+    initial_state(), hyperparameters=initial_state().hyperparameters | values
+  )
+
+
+def test_config_decides_the_initial_hyperparameters():
+  agent = agent_of(learning_rate=0.25, entropy_cost=0.5)
+  state = jax.jit(agent.init)(jax.random.key(0))
+  assert state.hyperparameters == {"learning_rate": 0.25, "entropy_cost": 0.5}
+
+
+def test_costs_weigh_the_parts_of_the_loss():
+  unroll = unrolls(agent_of(), SPEC, 0)
+
+  def gradients(value_cost, entropy_cost):
+    return gradients_of(
+      agent_of(value_cost=value_cost),
+      unroll,
+      with_hyperparameters(entropy_cost=entropy_cost),
+    )[0]
+
+  policy = gradients(0.0, 0.0)
+  parts = [gradients(1.0, 0.0), gradients(0.0, 1.0)]
+  assert all(difference(part, policy) > 1e-3 for part in parts)
+  expected = jax.tree.map(
+    lambda p, v, e: p + 0.5 * (v - p) + 0.25 * (e - p), policy, *parts
+  )
+  assert difference(gradients(0.5, 0.25), expected) < 1e-5
+
+
+def test_entropy_cost_acts_at_run_time_without_compiling():
+  agent = agent_of()
+  # A function of its own, whose compilations no other test shares.
+  gradients = jax.jit(lambda *arguments: agent.gradients(*arguments))
+  unroll = unrolls(agent, SPEC, 0)
+  none, one, two = (
+    gradients(
+      with_hyperparameters(entropy_cost=cost), jax.random.key(0), unroll
+    )[0]
+    for cost in (0.0, 1.0, 2.0)
+  )
+  assert difference(one, none) > 1e-3
+  assert difference(two, none) == pytest.approx(
+    2 * difference(one, none), rel=1e-3
+  )
+  assert gradients._cache_size() == 1
+
+
+def test_discount_and_lambda_reach_the_loss():
+  unroll = unrolls(agent_of(), SPEC, 0)
+  expected, _ = gradients_of(agent_of(), unroll)
+  for fields in (
+    {"discount": 0.5},
+    {"lambda_": 0.5},
+    {"clip_rho_threshold": 0.2},
+    {"clip_pg_rho_threshold": 0.2},
+  ):
+    actual, _ = gradients_of(agent_of(**fields), unroll)
+    assert difference(actual, expected) > 1e-4, fields
+
+
+def test_log_prob_of_acting_is_that_of_learning():
+  # Acted by the parameters that learn, rho is 1: thresholds cut nothing.
+  agent = agent_of(clip_rho_threshold=1e6, clip_pg_rho_threshold=1e6)
+  step = jax.jit(agent.step)
+  unroll = unrolls(agent, SPEC, 0)
+  core_state = agent.initial_core_state(BATCH)
+  outputs = []
+  for t in range(LENGTH):
+    inputs = jax.tree.map(lambda x, t=t: x[t], unroll.inputs)
+    output, core_state = step(
+      agent.acting(initial_state()), jax.random.key(t), inputs, core_state
+    )
+    outputs.append(output)
+  acted = jax.tree.map(lambda *x: np.stack(x), *outputs)
+  unroll = unroll._replace(action=acted.action, extras=acted.extras)
+  expected, _ = gradients_of(agent, unroll)
+  clipped, _ = gradients_of(agent_of(), unroll)
+  assert difference(expected, clipped) < 1e-5
+
+
+@pytest.mark.parametrize(
+  ("decay_updates", "expected"),
+  [
+    (4, [0.1, 0.08, 0.06, 0.04, 0.02, 0.02, 0.02]),
+    (0, [0.1, 0.1, 0.1]),
+  ],
+)
+def test_learning_rate_falls_linearly_and_then_stays(decay_updates, expected):
+  agent = agent_of(learning_rate_end=0.2, decay_updates=decay_updates)
+  state, rates = with_hyperparameters(learning_rate=0.1), []
+  # Adam's step is as large as the rate while the gradient stays the same.
+  gradients = jax.tree.map(jnp.ones_like, state.params)
+  apply = jax.jit(agent.apply)
+  for _ in expected:
+    before, state = state, apply(state, gradients)
+    rates.append(difference(state.params, before.params))
+  np.testing.assert_allclose(rates, expected, rtol=1e-2)
+
+
+def test_gradients_are_clipped_by_their_global_norm():
+  agent = agent_of(max_gradient_norm=1.0, adam_epsilon=1.0)
+  gradients = jax.tree.map(jnp.ones_like, initial_state().params)
+  apply = jax.jit(agent.apply)
+  one = apply(initial_state(), gradients)
+  ten = apply(initial_state(), jax.tree.map(lambda x: 10 * x, gradients))
+  assert difference(one.params, initial_state().params) > 1e-5
+  assert difference(one.params, ten.params) < 1e-8
+  small = apply(initial_state(), jax.tree.map(lambda x: 1e-3 * x, gradients))
+  assert difference(one.params, small.params) > 1e-5
+
+
+@pytest.mark.parametrize(
+  "fields",
+  [
+    *({"discount": x} for x in (-0.1, 1.1, float("nan"))),
+    *({"learning_rate": x} for x in (-1e-3, float("inf"), float("nan"))),
+    *({"learning_rate_end": x} for x in (-0.1, 1.1)),
+    {"decay_updates": -1},
+    {"max_gradient_norm": 0.0},
+    {"value_cost": -1.0},
+    {"entropy_cost": -1.0},
+    {"reward_clip": -1.0},
+    *({"stack_frames": x} for x in (0, 65)),
+    *({"compute_dtype": x} for x in ("float16", "float64", "")),
+  ],
+  ids=str,
+)
+@pytest.mark.parametrize("config", [actor_critic.Config, vtrace.Config])
+def test_config_out_of_range_is_refused_with_its_name(config, fields):
+  ((name, value),) = fields.items()
+  with pytest.raises(types.ConfigError, match=f"expected {name} .*{value}"):
+    config(**fields)
+
+
+@pytest.mark.parametrize(
+  "fields",
+  [{"discount": 0.0}, {"discount": 1.0}, {"stack_frames": 64}],
+  ids=str,
+)
+def test_config_at_the_end_of_its_range_is_taken(fields):
+  vtrace.Config(**fields)
+
+
+def test_action_spec_without_a_policy_is_refused():
+  spec = types.EnvironmentSpec(VECTOR, specs.BoundedArray((), float, -1, 1))
+  with pytest.raises(types.ConfigError, match="finite bounds"):
+    vtrace.make(spec, vtrace.Config())
