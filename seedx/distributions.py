@@ -63,17 +63,21 @@ def for_spec(
   """The distribution over the actions that a spec allows.
 
   Raises:
-    types.ConfigError: the spec is neither discrete nor a bounded vector.
+    types.ConfigError: the spec is neither discrete nor a vector of floats
+      between finite bounds.
   """
   if isinstance(spec, dm_env.specs.DiscreteArray):
     return Categorical(int(spec.num_values))
   bounds = [
     np.broadcast_to(b, spec.shape) for b in (spec.minimum, spec.maximum)
   ]
-  if len(spec.shape) != 1 or not np.all(np.isfinite(bounds)):
+  is_vector = len(spec.shape) == 1 and np.issubdtype(spec.dtype, np.floating)
+  if not (
+    is_vector and np.all(np.isfinite(bounds)) and np.all(bounds[0] < bounds[1])
+  ):
     raise types.ConfigError(
-      "expected discrete actions or a vector of actions with finite bounds,"
-      f" found {spec}"
+      "expected discrete actions, or a vector of floats between different and"
+      f" finite bounds, found {spec}"
     )
   minimum, maximum = (tuple(float(x) for x in bound) for bound in bounds)
   return BoundedGaussian(minimum, maximum)

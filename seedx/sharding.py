@@ -86,7 +86,7 @@ def assemble(
   """Makes global arrays of what already lies on the cores.
 
   Args:
-    shards: a nest for each core of the mesh in order, on that core.
+    shards: a nest for each of this host's cores of the mesh, in order, on it.
     over: the mesh.
     specs: a prefix of the nest; each shard's place in the whole.
 
@@ -97,7 +97,7 @@ def assemble(
   def join(spec: PartitionSpec, *leaves: jax.Array) -> jax.Array:
     axis = tuple(spec).index(CORES)
     shape = list(leaves[0].shape)
-    shape[axis] *= len(leaves)
+    shape[axis] *= over.devices.size
     return jax.make_array_from_single_device_arrays(
       tuple(shape), NamedSharding(over, spec), list(leaves)
     )

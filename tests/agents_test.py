@@ -499,6 +499,30 @@ def test_config_at_the_end_of_its_range_is_taken(fields):
   vtrace.Config(**fields)
 
 
+@pytest.mark.parametrize(
+  "fields",
+  [
+    *({"lambda_": x} for x in (-0.1, 1.1)),
+    {"clip_rho_threshold": -1.0},
+    {"clip_pg_rho_threshold": float("nan")},
+    {"reward_scale": float("nan")},
+    {"hidden_sizes": (64, 0)},
+  ],
+  ids=str,
+)
+def test_config_of_vtrace_out_of_range_is_refused_with_its_name(fields):
+  with pytest.raises(types.ConfigError, match=f"expected {next(iter(fields))}"):
+    vtrace.Config(**fields)
+
+
+def test_images_too_small_for_the_network_are_refused():
+  image = specs.BoundedArray((1, 35, 35), np.uint8, 0, 255)
+  spec = types.EnvironmentSpec(image, specs.DiscreteArray(2))
+  agent = vtrace.make(spec, vtrace.Config())
+  with pytest.raises(types.ConfigError, match="at least 3x3 pixels"):
+    agent.init(jax.random.key(0))
+
+
 def test_action_spec_without_a_policy_is_refused():
   spec = types.EnvironmentSpec(VECTOR, specs.BoundedArray((), float, -1, 1))
   with pytest.raises(types.ConfigError, match="finite bounds"):

@@ -131,8 +131,17 @@ def test_spec_decides_the_distribution():
     specs.BoundedArray((2, 2), np.float32, -1.0, 1.0),
     specs.BoundedArray((2,), np.float32, -np.inf, 1.0),
     specs.BoundedArray((2,), np.float32, -1.0, [1.0, np.inf]),
+    specs.BoundedArray((2,), np.float32, -1.0, [1.0, -1.0]),
+    specs.BoundedArray((2,), np.int32, 0, 4),
   ],
-  ids=["scalar", "matrix", "unbounded_below", "unbounded_above"],
+  ids=[
+    "scalar",
+    "matrix",
+    "unbounded_below",
+    "unbounded_above",
+    "without_width",
+    "integers",
+  ],
 )
 def test_spec_without_a_distribution_is_refused(spec):
   with pytest.raises(types.ConfigError, match="finite bounds, found Bounded"):

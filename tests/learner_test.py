@@ -214,3 +214,23 @@ def test_every_update_and_core_has_a_key_of_its_own(parts, micro_batches):
     run(it, [unroll])
     seen += [it.metrics["first"], it.metrics["second"]]
   assert len(set(seen)) == 4
+
+
+@pytest.mark.parametrize(("num_cores", "micro_batches"), [(1, 1), (2, 4)])
+def test_policy_lag_leaves_resets_out(parts, num_cores, micro_batches):
+  """However the batch is cut, and however uneven its resets are."""
+  unroll = parts[2]
+  version = -np.arange(LENGTH * BATCH, dtype=np.int32).reshape(LENGTH, BATCH)
+  it = make(parts, num_cores, micro_batches)
+  run(it, [unroll._replace(version=version)])
+  weight = unroll.inputs.timestep.step_type[1:] != 0
+  expected = -(version[:-1] * weight).sum() / weight.sum()
+  assert it.metrics["policy_lag"] == pytest.approx(expected, rel=1e-5)
+  assert abs(expected + version[:-1].mean()) > 0.1
+
+
+def test_micro_batches_that_do_not_divide_the_batch_are_refused(parts):
+  with pytest.raises(types.ConfigError, match="at least 1 micro-batch"):
+    make(parts, micro_batches=0)
+  with pytest.raises(types.ConfigError, match="3 micro-batches divide"):
+    run(make(parts, micro_batches=3), [parts[2]])

@@ -1,6 +1,7 @@
 """What the actor-critic agents share: all but the loss."""
 
 import dataclasses
+import sys
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
@@ -51,27 +52,43 @@ class Config:
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for a value out of its range."""
-    infinity = float("inf")
-    for name, low, high in (
-      ("discount", 0.0, 1.0),
-      ("learning_rate", 0.0, 1e3),
-      ("learning_rate_end", 0.0, 1.0),
-      ("decay_updates", 0, infinity),
-      ("max_gradient_norm", 1e-12, infinity),
-      ("value_cost", 0.0, infinity),
-      ("entropy_cost", 0.0, infinity),
-      ("reward_clip", 0.0, infinity),
-      ("stack_frames", 1, 64),
-    ):
-      value = getattr(self, name)
-      if not low <= value <= high:
-        raise types.ConfigError(
-          f"expected {name} from {low} to {high}, found {value}"
-        )
+    most = sys.float_info.max
+    check_ranges(
+      self,
+      discount=(0.0, 1.0),
+      learning_rate=(0.0, 1e3),
+      learning_rate_end=(0.0, 1.0),
+      decay_updates=(0, 2**31 - 1),
+      adam_epsilon=(0.0, 1.0),
+      max_gradient_norm=(1e-12, most),
+      value_cost=(0.0, most),
+      entropy_cost=(0.0, most),
+      reward_scale=(-most, most),
+      reward_clip=(0.0, most),
+      stack_frames=(1, 64),
+    )
+    if not self.hidden_sizes or min(self.hidden_sizes) < 1:
+      raise types.ConfigError(
+        f"expected hidden_sizes of at least 1, found {self.hidden_sizes}"
+      )
     if self.compute_dtype not in ("float32", "bfloat16"):
       raise types.ConfigError(
         "expected compute_dtype float32 or bfloat16, found"
         f" {self.compute_dtype}"
+      )
+
+
+def check_ranges(config: object, **ranges: tuple[float, float]) -> None:
+  """Checks that fields of a config are from their lowest to highest value.
+
+  Raises:
+    types.ConfigError: one is not, or is not a number.
+  """
+  for name, (low, high) in ranges.items():
+    value = getattr(config, name)
+    if not low <= value <= high:
+      raise types.ConfigError(
+        f"expected {name} from {low} to {high}, found {value}"
       )
 
 

@@ -1,6 +1,7 @@
 """The V-trace actor-critic: IMPALA's agent."""
 
 import dataclasses
+import sys
 
 import jax
 
@@ -21,6 +22,16 @@ class Config(actor_critic.Config):
   lambda_: float = 1.0
   clip_rho_threshold: float = 1.0
   clip_pg_rho_threshold: float = 1.0
+
+  def __post_init__(self) -> None:
+    """Raises types.ConfigError for a value out of its range."""
+    super().__post_init__()
+    actor_critic.check_ranges(
+      self,
+      lambda_=(0.0, 1.0),
+      clip_rho_threshold=(0.0, sys.float_info.max),
+      clip_pg_rho_threshold=(0.0, sys.float_info.max),
+    )
 
 
 def make(

@@ -43,7 +43,7 @@ def transitions(
     values: `[T + 1]` float, the value estimate of each time step.
 
   Returns:
-    `Transitions` of T steps, constant with respect to all arguments.
+    `Transitions` of T steps, constant with respect to `values`.
 
   Raises:
     AssertionError: ranks, types or lengths differ from the above.

@@ -46,8 +46,9 @@ def vtrace(
       delta_t = min(rho_bar, rho_t) (r_t+1 + d_t+1 V_t+1 - V_t)
       vs_t    = V_t + delta_t + d_t+1 lambda min(1, rho_t) (vs_t+1 - V_t+1)
       value loss            0.5 (vs_t - V_t)^2
-      policy gradient loss  -min(rho_pg, rho_t) (r_t+1 + d_t+1 vs_t+1 - V_t)
-                            log pi(a_t)
+      policy gradient loss  -min(rho_pg, rho_t) (q_t - V_t) log pi(a_t), with
+                            q_t = r_t+1 + d_t+1 (lambda vs_t+1
+                                                 + (1 - lambda) V_t+1)
       entropy loss          -H(pi_t)
 
   where vs and the advantage are constants to the gradient (Espeholt et al.

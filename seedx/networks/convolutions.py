@@ -6,6 +6,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from seedx import types
+
 
 class Conv(nn.Module):
   """A strided two-dimensional convolution without padding.
@@ -32,7 +34,17 @@ class Conv(nn.Module):
 
   @nn.compact
   def __call__(self, images: jax.Array) -> jax.Array:
-    """Maps `[B, H, W, C]` (cast to `dtype`) to `[B, H', W', features]`."""
+    """Maps `[B, H, W, C]` (cast to `dtype`) to `[B, H', W', features]`.
+
+    Raises:
+      types.ConfigError: the images are smaller than the kernel.
+    """
+    if min(images.shape[1:3]) < self.kernel:
+      raise types.ConfigError(
+        f"expected images of at least {self.kernel}x{self.kernel} pixels before"
+        f" a convolution of that size, found {images.shape[1]}x"
+        f"{images.shape[2]}: larger observations or another network are needed"
+      )
     kernel = self.param(
       "kernel",
       nn.initializers.orthogonal(2.0**0.5),

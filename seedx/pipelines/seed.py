@@ -32,7 +32,8 @@ from seedx.runtime import (
   unrolls,
 )
 
-_STOP_SECONDS = 4.0
+# A program that is being compiled cannot be stopped; all else ends at once.
+_STOP_SECONDS = 60.0
 
 
 @dataclasses.dataclass(frozen=True)

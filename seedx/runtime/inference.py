@@ -100,7 +100,7 @@ class Inference:
     self._inputs = inputs
     self._filling: types.Unroll | None = None
     self._filled = 0
-    self._programs = _Programs(agent, config)
+    self._programs = _Programs(agent, config, self._store, device)
 
   def run(self) -> None:
     """Compiles every size, then serves requests until the batcher closes."""
@@ -117,8 +117,8 @@ class Inference:
     self.batcher.run()
 
   def empty_item(self) -> types.Unroll:
-    """What the sink is given, of zeros."""
-    return self._programs.empty(self._store)
+    """What the sink is given, of zeros; from any thread."""
+    return self._programs.empty()
 
   def compiled(self) -> int:
     """How many programs have been compiled; for a test that none are later."""
@@ -169,7 +169,7 @@ class Inference:
     slots, counts = (np.zeros(size, np.int32) for _ in range(2))
     slots[:rows], counts[:rows] = slot, count
     if self._filling is None:
-      self._filling = self._programs.empty(self._store)
+      self._filling = self._programs.empty()
     self._filling = self._programs.collect(
       self._store, self._filling, slots, counts, place
     )
@@ -179,8 +179,16 @@ class Inference:
 class _Programs:
   """The jitted functions of one device."""
 
-  def __init__(self, agent: base.Agent, config: Config) -> None:
+  def __init__(
+    self,
+    agent: base.Agent,
+    config: Config,
+    store: unrolls.Store,
+    device: jax.Device,
+  ) -> None:
     layout = config.layout
+    # The store itself is donated at every step: keep its shapes alone.
+    shapes = jax.eval_shape(lambda: store)
 
     def act(
       store: unrolls.Store,
@@ -200,12 +208,12 @@ class _Programs:
       functools.partial(unrolls.collect, layout), donate_argnums=1
     )
     self.empty = jax.jit(
-      functools.partial(
-        unrolls.empty_unrolls, num_unrolls=config.unrolls_per_item
-      )
+      lambda: unrolls.empty_unrolls(shapes, config.unrolls_per_item),
+      out_shardings=jax.sharding.SingleDeviceSharding(device),
     )
 
   def compiled(self) -> int:
+    """How many programs have been compiled."""
     programs: list[Any] = [self.act, self.collect, self.empty]
     return sum(program._cache_size() for program in programs)
 

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 
+import dm_env
 import jax
 import jax.numpy as jnp
 
@@ -45,7 +46,14 @@ class Learner:
       micro_batches: parts of each core's batch, learned one by one so that an
         inference step on the same device finds a gap; the gradients are those
         of the whole batch.
+
+    Raises:
+      types.ConfigError: `micro_batches` is less than 1.
     """
+    if micro_batches < 1:
+      raise types.ConfigError(
+        f"expected at least 1 micro-batch, found {micro_batches}"
+      )
     self.steps = 0
     self.learned_steps = 0.0
     self.state = sharding.replicate(state, mesh)
@@ -200,16 +208,26 @@ def _core_key(rng_key: jax.Array) -> jax.Array:
 def _with_lag(
   output: types.LossOutput, version: jax.Array, unroll: types.Unroll
 ) -> types.LossOutput:
-  """Adds how many updates ago, on average, the unroll was acted."""
-  lag = jnp.mean((version - unroll.version[:-1]).astype(jnp.float32))
-  lag = jax.lax.pmean(lag, sharding.CORES)
-  return output._replace(metrics=output.metrics | {"policy_lag": lag})
+  """Adds how many updates ago, on average, the experience was acted."""
+  first = unroll.inputs.timestep.step_type[1:] == int(dm_env.StepType.FIRST)
+  weight = 1.0 - first.astype(jnp.float32)
+  lag = (version - unroll.version[:-1]).astype(jnp.float32)
+  total, count = jax.lax.psum(
+    (jnp.sum(lag * weight), jnp.sum(weight)), sharding.CORES
+  )
+  mean = total / jnp.maximum(count, 1e-8)
+  return output._replace(metrics=output.metrics | {"policy_lag": mean})
 
 
 def _slice(unroll: types.Unroll, index: jax.Array, parts: int) -> types.Unroll:
   """The `index`-th of equal parts of a batch of unrolls."""
 
   def slice_axis(leaf: jax.Array, axis: int) -> jax.Array:
+    if leaf.shape[axis] % parts:
+      raise types.ConfigError(
+        f"expected a batch of each core that {parts} micro-batches divide,"
+        f" found {leaf.shape[axis]} unrolls"
+      )
     size = leaf.shape[axis] // parts
     return jax.lax.dynamic_slice_in_dim(leaf, index * size, size, axis)
 
