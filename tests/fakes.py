@@ -1,6 +1,5 @@
 """Small real implementations that tests share."""
 
-import jax
 import jax.numpy as jnp
 
 from seedx import types
@@ -33,8 +32,3 @@ def counting_agent() -> base.Agent:
     apply=refuse,
     update=refuse,
   )
-
-
-def zeros_like(nest):
-  """Zeros in the shape of a nest of arrays."""
-  return jax.tree.map(jnp.zeros_like, nest)
