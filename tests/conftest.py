@@ -1,6 +1,7 @@
 """Eight virtual cores for every test, and experience that tests share."""
 
 import os
+import signal
 
 os.environ["XLA_FLAGS"] = (
   os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
@@ -10,6 +11,9 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import dm_env
 import numpy as np
 import pytest
+
+# A shell's background job ignores Ctrl-C, and so would the programs it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -22,14 +22,14 @@ class Conv(nn.Module):
     features: channels of the output.
     kernel: height and width of the kernel, in pixels.
     stride: pixels from one patch to the next.
-    scale: what the images are multiplied by.
+    standardize: whether each image is first brought to mean 0 and variance 1.
     dtype: of the computation; parameters are float32.
   """
 
   features: int
   kernel: int
   stride: int
-  scale: float = 1.0
+  standardize: bool = False
   dtype: Any = jnp.float32
 
   @nn.compact
@@ -50,7 +50,7 @@ class Conv(nn.Module):
       nn.initializers.orthogonal(2.0**0.5),
       (self.kernel, self.kernel, images.shape[-1], self.features),
     )
-    kernel = (kernel * self.scale).astype(self.dtype)
+    kernel = kernel.astype(self.dtype)
     bias = self.param("bias", nn.initializers.zeros, (self.features,))
 
     def by_patches(images: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -69,7 +69,12 @@ class Conv(nn.Module):
     outputs = jax.lax.platform_dependent(
       images, kernel, cpu=by_patches, default=by_convolution
     )
-    return outputs + bias.astype(self.dtype)
+    if self.standardize:
+      # Of the outputs, so that patches are cut from bytes: less memory.
+      mean, scale = _mean_and_scale(images)
+      offset = mean * kernel.astype(jnp.float32).sum(axis=(0, 1, 2))
+      outputs = (outputs.astype(jnp.float32) - offset) * scale
+    return (outputs + bias).astype(self.dtype)
 
 
 def patches(images: jax.Array, kernel: int, stride: int) -> jax.Array:
@@ -118,6 +123,15 @@ def in_patch_order(kernel: jax.Array, stride: int) -> jax.Array:
   count = size // block
   blocks = kernel.reshape(count, block, count, block, channels, features)
   return blocks.transpose(0, 2, 1, 3, 4, 5).reshape(-1, features)
+
+
+def _mean_and_scale(images: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Each image's mean and 1 / standard deviation, `[B, 1, 1, 1]` float32."""
+  pixels, axes = images.astype(jnp.float32), (1, 2, 3)
+  mean = pixels.mean(axes, keepdims=True)
+  square = jnp.square(pixels).mean(axes, keepdims=True)
+  # One grey level more, for images that are almost blank.
+  return mean, jax.lax.rsqrt(square - jnp.square(mean) + 1.0)
 
 
 def _block_size(kernel: int, stride: int) -> int:

@@ -33,9 +33,13 @@ class MLP(nn.Module):
 
 
 class NatureCNN(nn.Module):
-  """The convolutional network of DQN.
+  """The convolutional network of DQN, on standardized images.
 
   Mnih et al. 2015, https://doi.org/10.1038/nature14236, "Model architecture".
+  Images divided by 255 are mostly background, and a ball of a few pixels is
+  hardly seen beside it: a policy that has to tell on which side a square of
+  2 by 3 pixels is learns nothing in 60,000 steps, and all in 8,000 where each
+  image is brought to mean 0 and variance 1 instead.
 
   Attributes:
     size: units of the dense layer at the end.
@@ -49,12 +53,10 @@ class NatureCNN(nn.Module):
   def __call__(self, images: jax.Array) -> jax.Array:
     """Maps uint8 `[B, C, H, W]` in 0..255 to `[B, size]`."""
     features = jnp.moveaxis(images, 1, -1)
-    for channels, kernel, stride, scale in (
-      (32, 8, 4, 1 / 255),  # Patches are cut from bytes: less memory.
-      (64, 4, 2, 1.0),
-      (64, 3, 1, 1.0),
+    for i, (channels, kernel, stride) in enumerate(
+      ((32, 8, 4), (64, 4, 2), (64, 3, 1))
     ):
-      conv = convolutions.Conv(channels, kernel, stride, scale, self.dtype)
+      conv = convolutions.Conv(channels, kernel, stride, i == 0, self.dtype)
       features = nn.relu(conv(features))
     features = features.reshape(features.shape[0], -1)
     return nn.relu(_dense(self.size, self.dtype)(features))
