@@ -7,7 +7,7 @@ import dm_env
 import jax
 import jax.numpy as jnp
 
-from seedx import sharding, types
+from seedx import losses, sharding, types
 from seedx.agents import base
 
 Publish = Callable[[types.Tree, int], None]
@@ -212,10 +212,8 @@ def _with_lag(
   first = unroll.inputs.timestep.step_type[1:] == int(dm_env.StepType.FIRST)
   weight = 1.0 - first.astype(jnp.float32)
   lag = (version - unroll.version[:-1]).astype(jnp.float32)
-  total, count = jax.lax.psum(
-    (jnp.sum(lag * weight), jnp.sum(weight)), sharding.CORES
-  )
-  mean = total / jnp.maximum(count, 1e-8)
+  share = losses.mean_share(lag, weight, sharding.CORES)
+  mean = losses.sum_over_cores(share, sharding.CORES)
   return output._replace(metrics=output.metrics | {"policy_lag": mean})
 
 
