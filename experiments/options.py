@@ -61,13 +61,18 @@ def parse(
     allow_abbrev=False,
   )
   for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+    default = (presets or {}).get(field.name, field.metadata["default"])
+    name = "--" + field.name.replace("_", "-")
+    about = {"default": default, "help": field.metadata["help"]}
+    if isinstance(default, bool):
+      parser.add_argument(name, action=argparse.BooleanOptionalAction, **about)
+      continue
     parser.add_argument(
-      "--" + field.name.replace("_", "-"),
-      default=(presets or {}).get(field.name, field.metadata["default"]),
+      name,
       type=field.metadata["parse"],
       choices=field.metadata["choices"],
-      help=field.metadata["help"],
       metavar=field.name.upper() if not field.metadata["choices"] else None,
+      **about,
     )
   return kind(**vars(parser.parse_args(argv)))
 

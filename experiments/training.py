@@ -3,8 +3,8 @@
 import dataclasses
 import os
 import pathlib
-import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,9 +12,13 @@ from typing import Any, Protocol
 
 import gymnasium
 
-from seedx import launch, metrics
+from experiments import settings, signals
+from seedx import launch, metrics, types
+from seedx.agents import base
+from seedx.pipelines import seed, sync
+from seedx.runtime import feeds
 
-INTERRUPTED_STATUS = 130
+MakeAgent = Callable[[types.EnvironmentSpec, str | None], base.Agent]
 
 
 class Run(Protocol):
@@ -25,6 +29,69 @@ class Run(Protocol):
 
     It calls `check` every now and then, and lets through what that raises.
     """
+
+
+def run_sync(
+  given: Any,
+  make_agent: MakeAgent,
+  replay: feeds.ReplayConfig | None = None,
+) -> int:
+  """Trains an agent in the pipeline `sync`.
+
+  Args:
+    given: options of `settings.Sync` and `settings.Common`.
+    make_agent: of the environment's spec and the axis of learner cores.
+    replay: of an agent that learns from one.
+
+  Returns:
+    The exit status.
+  """
+  config = sync.Config(
+    env=settings.environment(given),
+    make_agent=make_agent,
+    total_steps=given.total_steps,
+    seed=given.seed,
+    num_envs=given.num_envs,
+    unroll_length=given.unroll_length,
+    micro_batches=given.micro_batches,
+    env_threads=given.env_threads,
+    learner_devices=given.learner_devices,
+    replay=replay,
+  )
+  return run(given, lambda sinks, stop: sync.Trainer(config, sinks, stop), [])
+
+
+def run_seed(given: Any, make_agent: MakeAgent) -> int:
+  """Trains an agent in the pipeline `seed`.
+
+  Args:
+    given: options of `settings.Seed` and `settings.Common`.
+    make_agent: of the environment's spec and the axis of learner cores.
+
+  Returns:
+    The exit status.
+  """
+  with tempfile.TemporaryDirectory() as sockets:
+    config = seed.Config(
+      env=settings.environment(given),
+      make_agent=make_agent,
+      address=given.address or f"unix:{sockets}/learner",
+      total_steps=given.total_steps,
+      seed=given.seed,
+      num_actors=given.num_actors,
+      envs_per_actor=given.envs_per_actor,
+      actor_batch_size=given.actor_batch_size or given.envs_per_actor,
+      unroll_length=given.unroll_length,
+      batch_size=given.batch_size,
+      micro_batches=given.micro_batches,
+      inference_devices=given.inference_devices,
+      learner_devices=given.learner_devices,
+    )
+    return run(
+      given,
+      lambda sinks, stop: seed.Learner(config, sinks, stop),
+      [seed.actors(config)] if given.role == "all" else [],
+    )
 
 
 def run(
@@ -50,7 +117,7 @@ def run(
   )
   metrics.write_config(run_dir, dataclasses.asdict(options))
   stop = threading.Event()
-  interrupted = stop_on_signals(stop)
+  interrupted = signals.stop_on_signals(stop)
   # Their imports take as long as what follows, on other cores.
   processes = launch.Processes(nodes)
   try:
@@ -69,28 +136,7 @@ def run(
   )
   print(_verdict(options.env, last))
   print(f"metrics and learning_curve.png are in {run_dir}", flush=True)
-  return INTERRUPTED_STATUS if interrupted.is_set() else 0
-
-
-def stop_on_signals(stop: threading.Event) -> threading.Event:
-  """Lets the first Ctrl-C set `stop`, and the second end the process.
-
-  Returns:
-    An event that is set by Ctrl-C, and by nothing else.
-  """
-  interrupted = threading.Event()
-
-  def handle(number: int, frame: object) -> None:
-    del number, frame
-    if interrupted.is_set():
-      os._exit(INTERRUPTED_STATUS)
-    interrupted.set()
-    stop.set()
-    print("\nstopping; Ctrl-C again to exit at once", file=sys.stderr)
-
-  signal.signal(signal.SIGINT, handle)
-  signal.signal(signal.SIGTERM, handle)
-  return interrupted
+  return signals.INTERRUPTED_STATUS if interrupted.is_set() else 0
 
 
 def _verdict(env_id: str, last: Mapping[str, Any]) -> str:

@@ -1,5 +1,6 @@
 """The mesh of learner cores, and programs that run once per core."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ REPLICATED = PartitionSpec()
 UNROLL = types.Unroll._make(
   [PartitionSpec(None, CORES)] * 4 + [PartitionSpec(CORES)]
 )
+SAMPLE = types.Sample(UNROLL, PartitionSpec(CORES))
 
 
 def devices(indices: Sequence[int], purpose: str) -> list[jax.Device]:
@@ -109,5 +111,40 @@ def assemble(
     join_subtree,
     specs,
     *shards,
+    is_leaf=lambda x: isinstance(x, PartitionSpec),
+  )
+
+
+def shard(
+  nest: types.Tree, specs: types.Tree, index: int | jax.Array, parts: int
+) -> types.Tree:
+  """The `index`-th of equal parts of a nest.
+
+  Args:
+    nest: of arrays.
+    specs: a prefix of the nest, by which axis each leaf is parted.
+    index: from 0; may be traced.
+    parts: how many there are.
+
+  Raises:
+    types.ConfigError: an axis cannot be divided so.
+  """
+
+  def part(spec: PartitionSpec, leaf: jax.Array) -> jax.Array:
+    axis = tuple(spec).index(CORES)
+    if leaf.shape[axis] % parts:
+      raise types.ConfigError(
+        f"expected a batch that {parts} parts divide, found"
+        f" {leaf.shape[axis]} unrolls"
+      )
+    if parts == 1:
+      return leaf
+    size = leaf.shape[axis] // parts
+    return jax.lax.dynamic_slice_in_dim(leaf, index * size, size, axis)
+
+  return jax.tree.map(
+    lambda spec, subtree: jax.tree.map(functools.partial(part, spec), subtree),
+    specs,
+    nest,
     is_leaf=lambda x: isinstance(x, PartitionSpec),
   )

@@ -12,6 +12,7 @@ Axes, by the letter that docstrings use for them:
 """
 
 import dataclasses
+import sys
 from typing import Any, NamedTuple
 
 import dm_env
@@ -21,9 +22,25 @@ import numpy as np
 Tree = Any
 Array = Any
 
+# The end of a range that has none.
+MOST = sys.float_info.max
+
 
 class ConfigError(ValueError):
   """What a user asked for cannot be done; the message says what can."""
+
+
+def check_ranges(config: object, **ranges: tuple[float, float]) -> None:
+  """Checks that fields of a config are from their lowest to highest value.
+
+  Raises:
+    ConfigError: one is not, or is not a number.
+  """
+  for name, (low, high) in ranges.items():
+    value = getattr(config, name)
+    if not low <= value <= high:
+      bounds = f"from {low} to {high}" if high < MOST else f"of at least {low}"
+      raise ConfigError(f"expected {name} {bounds}, found {value}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,14 +49,18 @@ class EnvironmentSpec:
 
   Attributes:
     observation: a `dm_env.specs.Array`, or a dict of them.
-    action: a `dm_env.specs.DiscreteArray`, or a `dm_env.specs.BoundedArray` of
-      rank 1 with finite bounds.
+    action: a `dm_env.specs.DiscreteArray`; or a `dm_env.specs.BoundedArray` of
+      rank 1, of integers from 0 (several choices at once) or of floats between
+      finite bounds.
     frames_per_step: emulator frames in an env step (4 for Atari, else 1).
+    action_mask: the key of `observation` that says, not 0 for yes, which of the
+      discrete actions are legal; None where all of them always are.
   """
 
   observation: Tree
   action: dm_env.specs.BoundedArray
   frames_per_step: int = 1
+  action_mask: str | None = None
 
 
 class Rows(NamedTuple):
@@ -65,10 +86,13 @@ class Inputs(NamedTuple):
     timestep: `[..., B]`.
     action_tm1: `[..., B, *action_shape]`, the action before this time step; 0
       where `step_type` is FIRST.
+    exploration: `[..., B]` float32, how much this environment explores, as
+      `Agent.exploration` says for its place among all.
   """
 
   timestep: dm_env.TimeStep
   action_tm1: Array
+  exploration: Array
 
 
 class AgentOutput(NamedTuple):
@@ -100,6 +124,18 @@ class Unroll(NamedTuple):
   extras: Tree
   version: Array
   core_state: Tree
+
+
+class Sample(NamedTuple):
+  """A batch that was drawn from a replay.
+
+  Attributes:
+    unroll: `[L, B, ...]` windows of the unrolls that were put in.
+    importance_weight: `[B]` float32, what the loss of each is multiplied by.
+  """
+
+  unroll: Unroll
+  importance_weight: Array
 
 
 class LossOutput(NamedTuple):

@@ -50,6 +50,10 @@ def random_unroll(agent, spec, length, ends, seed=0):
     ),
   )
   action = random_values(rng, spec.action, rows)
+  if spec.action_mask is not None:
+    # Whatever was done was legal.
+    done = np.arange(spec.action.num_values) == action[..., None]
+    timestep.observation[spec.action_mask] |= done
   action_tm1 = np.roll(action, 1, axis=0)
   action_tm1[first] = 0
   core_state = agent.initial_core_state(len(ends))
@@ -59,7 +63,7 @@ def random_unroll(agent, spec, length, ends, seed=0):
     lambda: agent.step(agent.acting(agent.init(key)), key, zeros, core_state)
   )
   return types.Unroll(
-    inputs=types.Inputs(timestep, action_tm1),
+    inputs=types.Inputs(timestep, action_tm1, np.zeros(rows, np.float32)),
     action=action,
     extras=jax.tree.map(
       lambda x: -rng.uniform(0.5, 1.5, (length, *x.shape)).astype(x.dtype),
@@ -90,6 +94,9 @@ def random_values(rng, spec, rows):
   shape = (*rows, *spec.shape)
   if isinstance(spec, dm_env.specs.DiscreteArray):
     return rng.integers(0, spec.num_values, shape).astype(spec.dtype)
+  if spec.dtype == bool:
+    return rng.random(shape) < 0.5
   if np.issubdtype(spec.dtype, np.integer):
-    return rng.integers(0, 256, shape).astype(spec.dtype)
+    high = np.minimum(getattr(spec, "maximum", 255), 255).astype(np.int64)
+    return rng.integers(0, high + 1, shape).astype(spec.dtype)
   return rng.normal(size=shape).astype(spec.dtype)

@@ -2,19 +2,27 @@
 
 import subprocess
 import sys
+from unittest import mock
 
 import dm_env
 import envpool
 import numpy as np
 import pytest
+import tree
 
 from seedx import envs, trees, types
+from seedx.envs import envpool_spec
 
 FIRST, MID, LAST = (int(step_type) for step_type in dm_env.StepType)
 
 
-def make(env_id, num_envs, **kwargs):
-  environment = envs.EnvPoolEnvironment(env_id, num_envs, **kwargs)
+def make(env_id, num_envs, options=None, info_keys=(), **kwargs):
+  config = envs.Config(env_id, options or {}, info_keys)
+  return start(config, num_envs, **kwargs)
+
+
+def start(config, num_envs, **kwargs):
+  environment = envs.EnvPoolEnvironment(config, num_envs, **kwargs)
   environment.reset()
   return environment
 
@@ -191,7 +199,7 @@ def test_environment_k_of_seed_s_is_environment_0_of_seed_s_plus_k():
 )
 def test_integer_observations(env_id, num_states, num_actions):
   environment = make(env_id, 4)
-  assert environment.spec == envs.spec(env_id)
+  assert environment.spec == envs.spec(envs.Config(env_id))
   spec = environment.spec.observation
   assert isinstance(spec, dm_env.specs.DiscreteArray)
   assert (spec.num_values, spec.dtype) == (num_states, np.int32)
@@ -203,7 +211,7 @@ def test_integer_observations(env_id, num_states, num_actions):
 
 def test_vizdooms_combined_actions_are_discrete():
   options = {"use_combined_action": True}
-  spec = envs.spec("D1Basic-v1", options)
+  spec = envs.spec(envs.Config("D1Basic-v1", options))
   assert (spec.action.num_values, spec.action.dtype) == (6, np.int32)
   assert spec.observation.shape == (1, 84, 84)
   assert spec.frames_per_step == 1
@@ -215,7 +223,7 @@ def test_vizdooms_combined_actions_are_discrete():
   [("Pendulum-v1", 1, 2.0), ("HalfCheetah-v4", 6, 1.0)],
 )
 def test_continuous_actions_are_clipped(env_id, num_dimensions, bound):
-  spec = envs.spec(env_id).action
+  spec = envs.spec(envs.Config(env_id)).action
   assert (spec.shape, spec.dtype) == ((num_dimensions,), np.float32)
   np.testing.assert_array_equal(spec.minimum, -bound)
   np.testing.assert_array_equal(spec.maximum, bound)
@@ -259,16 +267,23 @@ def test_dicts_stay_nested_and_info_joins_them():
 
 
 def test_atari_shapes():
-  spec = envs.spec("Pong-v5")
+  spec = envs.spec(envs.Config("Pong-v5"))
   assert spec.observation.shape == (1, 84, 84)
   assert spec.observation.dtype == np.uint8
   assert spec.action.num_values == 6
   assert spec.frames_per_step == 4
-  assert envs.spec("Pong-v5", {"frame_skip": 2}).frames_per_step == 2
-  assert envs.spec("Pong-v5", {"stack_num": 3}).observation.shape[0] == 3
-  assert envs.spec("HalfCheetah-v4").frames_per_step == 1
+  assert (
+    envs.spec(envs.Config("Pong-v5", {"frame_skip": 2})).frames_per_step == 2
+  )
+  assert (
+    envs.spec(envs.Config("Pong-v5", {"stack_num": 3})).observation.shape[0]
+    == 3
+  )
+  assert envs.spec(envs.Config("HalfCheetah-v4")).frames_per_step == 1
   environment = make("Pong-v5", 2, info_keys=("lives", "ram"))
-  assert environment.spec == envs.spec("Pong-v5", {}, ("lives", "ram"))
+  assert environment.spec == envs.spec(
+    envs.Config("Pong-v5", {}, ("lives", "ram"))
+  )
   rows = run(environment, 3, uniform(6))
   for key, leaf_spec in environment.spec.observation.items():
     assert_matches(leaf_spec, rows.timestep.observation[key], (3, 2))
@@ -317,31 +332,391 @@ def _decimal(byte):
   return (byte >> 4) * 10 + (byte & 15)
 
 
+# Several choices at once
+
+
+@pytest.mark.parametrize(
+  ("env_id", "most"),
+  [
+    ("RubiksCube-v0", [5, 0, 2]),
+    ("BinPack-v2", [39, 19]),
+    ("Minesweeper-v0", [9, 9]),
+  ],
+)
+def test_a_vector_of_integers_is_bounded_for_each_choice(env_id, most):
+  spec = envs.spec(envs.Config(env_id)).action
+  assert type(spec) is dm_env.specs.BoundedArray
+  assert (spec.shape, spec.dtype) == ((len(most),), np.int32)
+  np.testing.assert_array_equal(spec.minimum, np.zeros(spec.shape))
+  np.testing.assert_array_equal(np.broadcast_to(spec.maximum, spec.shape), most)
+
+
+def test_each_choice_reaches_the_environment():
+  """Turns face k of cube k, and turns it back."""
+  environment = make("RubiksCube-v0", 6)
+  clockwise = np.array([[face, 0, 0] for face in range(6)])
+  script = iter([clockwise, np.add(clockwise, [0, 0, 1]), clockwise])
+  rows = run(environment, 3, lambda row: next(script))
+  cube = rows.timestep.observation["cube"]
+  assert_matches(environment.spec.observation["cube"], cube, (3, 6))
+  np.testing.assert_array_equal(cube[0], cube[2])
+  for face, opposite in enumerate([5, 3, 4, 1, 2, 0]):
+    moved = (cube[1, face] != cube[0, face]).sum(axis=(1, 2))
+    assert moved[opposite] == 0
+    assert np.delete(moved, opposite).sum() > 0
+
+
+@pytest.mark.parametrize(
+  "wrong", [[6, 0, 0], [0, 1, 0], [0, 0, 3], [-1, 0, 0], [0, 0, -1]]
+)
+def test_send_checks_each_choice(wrong):
+  environment = make("RubiksCube-v0", 2)
+  index = environment.recv().index
+  with pytest.raises(ValueError, match=r"from 0 to \[5 0 2\], found"):
+    environment.send(index, np.array([[0, 0, 0], wrong]))
+  with pytest.raises(ValueError, match=r"shape \(2, 3\), found \(2,\)"):
+    environment.send(index, np.zeros(2, np.int32))
+  environment.send(index, np.array([[0, 0, 0], [5, 0, 2]]))
+  assert len(environment.recv().index) == 2
+
+
+# Legal actions
+
+
+@pytest.mark.parametrize(
+  ("config", "mask"),
+  [
+    (envs.Config("Game2048-v1"), "action_mask"),
+    (envs.Config("Game2048-v1", info_keys=("elapsed_step",)), "action_mask"),
+    (
+      envs.Config("Play2048-v1", action_mask="legal_action_mask"),
+      "legal_action_mask",
+    ),
+    (
+      envs.Config(
+        "Play2048-v1",
+        info_keys=("legal_action_mask", "elapsed_step"),
+        action_mask="legal_action_mask",
+      ),
+      "legal_action_mask",
+    ),
+    (
+      envs.Config("CartPole-v1", transform=f"{__name__}:with_a_mask"),
+      "action_mask",
+    ),
+    (envs.Config("Play2048-v1"), None),
+    (envs.Config("CartPole-v1"), None),
+    (envs.Config("Tetris-v0"), None),
+    (
+      envs.Config("Play2048-v1", transform=f"{__name__}:with_a_mask"),
+      None,  # It has two numbers, for four actions.
+    ),
+  ],
+)
+def test_the_action_mask_is_found(config, mask):
+  environment = start(config, 2)
+  assert environment.spec.action_mask == mask
+  assert envs.spec(config) == environment.spec
+  observation = environment.recv().timestep.observation
+  tree.map_structure(
+    lambda spec, leaf: assert_matches(spec, leaf, (2,)),
+    environment.spec.observation,
+    observation,
+  )
+  if mask:
+    num_actions = environment.spec.action.num_values
+    assert observation[mask].shape == (2, num_actions)
+    assert observation[mask].any()
+
+
+def test_a_joint_mask_is_a_part_of_the_observation():
+  observation = make("Tetris-v0", 2).recv().timestep.observation
+  assert observation["action_mask"].shape == (2, 4, 10)
+  assert observation["action_mask"].any()
+
+
+@pytest.mark.parametrize(
+  "config",
+  [
+    envs.Config("CartPole-v1", action_mask="legal"),
+    envs.Config("Play2048-v1", action_mask="legal"),
+    envs.Config("Game2048-v1", action_mask="board"),
+    envs.Config("Pong-v5", info_keys=("lives",), action_mask="lives"),
+    envs.Config(
+      "Play2048-v1",
+      action_mask="legal_action_mask",
+      transform=f"{__name__}:without_a_mask",
+    ),
+    # Not of discrete actions: the shape of two choices alone is not enough.
+    envs.Config(
+      "Minesweeper-v0", action_mask="mask", transform=f"{__name__}:with_a_mask"
+    ),
+  ],
+)
+def test_an_unknown_action_mask_is_refused(config):
+  with pytest.raises(
+    types.ConfigError,
+    match=f"{config.env_id}: expected action_mask.*{config.action_mask!r}",
+  ):
+    envs.spec(config)
+
+
+def legal_moves(board):
+  """Which of up, right, down and left move or merge a tile of 2048."""
+  legal = []
+  for turns in (1, 2, 3, 0):  # Until the move is to the left.
+    turned = np.rot90(board, turns)
+    left, right = turned[:, :-1], turned[:, 1:]
+    legal.append(bool(np.any((right > 0) & ((left == 0) | (left == right)))))
+  return legal
+
+
+def test_action_masks_are_legal_moves_and_all_where_an_episode_ends():
+  rng = np.random.default_rng(0)
+
+  def legal(row):
+    masks = row.timestep.observation["action_mask"]
+    return np.array([rng.choice(np.flatnonzero(mask)) for mask in masks])
+
+  timestep = run(make("Game2048-v1", 4), 300, legal).timestep
+  boards = timestep.observation["board"].reshape(-1, 4, 4)
+  masks = timestep.observation["action_mask"].reshape(-1, 4)
+  moves = np.array([legal_moves(board) for board in boards])
+  last = timestep.step_type.reshape(-1) == LAST
+  np.testing.assert_array_equal(masks[~last], moves[~last])
+  assert not masks[~last].all()
+  # The games were lost: no move was left.
+  assert last.sum() > 4
+  assert not moves[last].any()
+  assert masks[last].all()
+
+
+@pytest.mark.parametrize(
+  ("env_id", "mask"),
+  [("Game2048-v1", "action_mask"), ("Play2048-v1", "legal_action_mask")],
+)
+def test_an_environment_without_a_legal_action_is_named(
+  env_id, mask, monkeypatch
+):
+  config = envs.Config(env_id, action_mask=mask)
+  environment = start(config, 6, batch_size=3)
+  pool = environment._pool
+
+  def recv(index, terminated, truncated):
+    observation, reward, _, _, info = pool.recv()
+    masks = (observation if env_id == "Game2048-v1" else info)[mask]
+    masks[:] = [[1, 0, 0, 1], [0] * 4, [0] * 4]
+    info["env_id"][:] = index
+    ends = (np.array(x, np.bool_) for x in (terminated, truncated))
+    return observation, reward, *ends, info
+
+  fake = mock.Mock(recv=lambda: recv([3, 5, 0], [0, 0, 1], [0, 0, 0]))
+  monkeypatch.setattr(environment, "_pool", fake)
+  with pytest.raises(ValueError, match=rf"'{mask}' of .* none in \[5\]:"):
+    environment.recv()
+  # At an end of either kind the action is ignored, and any will do; what is
+  # legal there is left as it is.
+  fake.recv = lambda: recv([1, 2, 4], [1, 1, 0], [0, 0, 1])
+  observation = environment.recv().timestep.observation
+  np.testing.assert_array_equal(
+    observation[mask], [[1, 0, 0, 1], [1] * 4, [1] * 4]
+  )
+
+
+# Transforms of observations
+
+
+def doubled(observation):
+  return 2 * observation
+
+
+def of_64_bits(observation):
+  return {
+    "floats": observation.astype(np.float64),
+    "integers": np.arange(len(observation)),
+    "bytes": np.zeros((len(observation), 1, 6, 5), np.uint8),
+  }
+
+
+def without_velocities(observation):
+  return {
+    "position": observation["observation"][:, ::2],
+    "elapsed_step": observation["elapsed_step"],
+  }
+
+
+def of_a_float(observation):
+  """A dtype that depends on the data, once there are steps."""
+  return observation.astype(np.int32 if not observation.any() else np.float64)
+
+
+def with_a_mask(observation):
+  size = len(tree.flatten(observation)[0])
+  return {
+    "rest": observation,
+    "mask": np.ones((size, 2), np.bool_),
+    "action_mask": np.ones((size, 2), np.bool_),
+  }
+
+
+def with_a_view(observation):
+  mask = np.broadcast_to(np.ones(2, np.bool_), (len(observation), 2))
+  return {"rest": observation, "action_mask": mask}
+
+
+def without_a_mask(observation):
+  return observation["observation"]
+
+
+def mean(observation):
+  return observation.mean(axis=0)
+
+
+def total(observation):
+  return observation.sum()
+
+
+def broken(observation):
+  raise ZeroDivisionError("never divide")
+
+
+NOT_A_FUNCTION = 3
+
+
+def test_a_transform_changes_spec_and_rows():
+  config = envs.Config("CartPole-v1", transform=f"{__name__}:doubled")
+  plain, changed = make("CartPole-v1", 3), start(config, 3)
+  assert changed.spec == envs.spec(config)
+  expected = run(plain, 5, constant(1)).timestep.observation
+  observation = run(changed, 5, constant(1)).timestep.observation
+  assert_matches(changed.spec.observation, observation, (5, 3))
+  np.testing.assert_array_equal(observation, 2 * expected)
+  assert np.abs(expected).min() > 0
+
+
+def test_results_of_64_bits_are_narrowed():
+  config = envs.Config("CartPole-v1", transform=f"{__name__}:of_64_bits")
+  environment = start(config, 3)
+  spec = environment.spec.observation
+  assert {k: (x.shape, x.dtype) for k, x in spec.items()} == {
+    "floats": ((4,), np.float32),
+    "integers": ((), np.int32),
+    "bytes": ((1, 6, 5), np.uint8),
+  }
+  observation = environment.recv().timestep.observation
+  assert set(observation) == set(spec)
+  for key, leaf in observation.items():
+    assert_matches(spec[key], leaf, (3,))
+  assert observation["integers"].tolist() == [0, 1, 2]
+
+
+def test_transforms_see_info_and_what_they_leave_alone_keeps_its_spec():
+  config = envs.Config(
+    "CartPole-v1",
+    {},
+    ("elapsed_step",),
+    transform=f"{__name__}:without_velocities",
+  )
+  environment = start(config, 2)
+  spec = environment.spec.observation
+  before = envs.spec(envs.Config("CartPole-v1", {}, ("elapsed_step",)))
+  assert spec["elapsed_step"] == before.observation["elapsed_step"]
+  assert spec["position"].shape == (2,)
+  plain = run(make("CartPole-v1", 2), 4, constant(0)).timestep
+  observation = run(environment, 4, constant(0)).timestep.observation
+  np.testing.assert_array_equal(
+    observation["position"], plain.observation[..., ::2]
+  )
+  np.testing.assert_array_equal(observation["elapsed_step"].T, [range(4)] * 2)
+
+
+def test_rows_have_the_dtype_of_the_spec():
+  config = envs.Config("CartPole-v1", transform=f"{__name__}:of_a_float")
+  environment = start(config, 2)
+  assert environment.spec.observation.dtype == np.int32
+  assert_matches(
+    environment.spec.observation,
+    environment.recv().timestep.observation,
+    (2,),
+  )
+
+
+def test_a_transform_may_return_a_mask_that_is_a_view():
+  """As of one that is the same for all; NumPy cannot write to it."""
+  config = envs.Config("CartPole-v1", transform=f"{__name__}:with_a_view")
+  rows = run(start(config, 2), 30, constant(1))
+  assert (rows.timestep.step_type == LAST).any()
+  assert rows.timestep.observation["action_mask"].all()
+
+
+def test_transforms_of_the_current_directory_come_first(tmp_path, monkeypatch):
+  name = "a_transform_of_this_test"
+  for folder, factor in (("elsewhere", 2), ("here", 3)):
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / f"{name}.py").write_text(
+      f"def scaled(observation):\n  return {factor} * observation\n"
+    )
+  monkeypatch.setattr(sys, "path", [str(tmp_path / "elsewhere"), *sys.path])
+  monkeypatch.chdir(tmp_path / "here")
+  config = envs.Config("CartPole-v1", transform=f"{name}:scaled")
+  try:
+    scaled = start(config, 2).recv().timestep.observation
+  finally:
+    sys.modules.pop(name, None)
+  plain = make("CartPole-v1", 2).recv().timestep.observation
+  np.testing.assert_array_equal(scaled, 3 * plain)
+
+
+@pytest.mark.parametrize(
+  ("transform", "found"),
+  [
+    ("no_such_module:f", "No module named 'no_such_module'"),
+    ("seedx.no_such_module:f", "No module named 'seedx.no_such_module'"),
+    (f"{__name__}:no_such_function", "no attribute 'no_such_function'"),
+    (f"{__name__}.doubled", "no colon"),
+    (":doubled", "Empty module name"),
+    (".envs_test:doubled", "relative import"),
+    (f"{__name__}:NOT_A_FUNCTION", "not callable"),
+    (f"{__name__}:broken", r"shape=\(4,\).*ZeroDivisionError.*never divide"),
+    (f"{__name__}:mean", r"batch axis of size 2, found shape \(4,\)"),
+    (f"{__name__}:total", r"batch axis of size 2, found shape \(\)"),
+  ],
+)
+def test_a_transform_that_cannot_be_used_is_named(transform, found):
+  config = envs.Config("CartPole-v1", transform=transform)
+  for refuse in (envs.spec, lambda config: start(config, 2)):
+    with pytest.raises(types.ConfigError, match=found) as caught:
+      refuse(config)
+    assert transform in str(caught.value)
+
+
+# Errors
+
+
 def test_errors_name_what_is_known():
   with pytest.raises(types.ConfigError, match="CartPole-v1"):
-    envs.spec("Cartpol-v1")
+    envs.spec(envs.Config("Cartpol-v1"))
   with pytest.raises(types.ConfigError, match="Pong-v5"):
-    envs.spec("PongNoFrameskip-v4")
+    envs.spec(envs.Config("PongNoFrameskip-v4"))
   with pytest.raises(types.ConfigError, match="list_all_envs"):
-    envs.spec("zzz")
+    envs.spec(envs.Config("zzz"))
   with pytest.raises(types.ConfigError, match=r"mean frame_skip.*reward_clip"):
-    envs.spec("Pong-v5", {"frame_skp": 2})
+    envs.spec(envs.Config("Pong-v5", {"frame_skp": 2}))
   with pytest.raises(types.ConfigError, match="incompatible"):
-    envs.spec("Pong-v5", {"frame_skip": "two"})
+    envs.spec(envs.Config("Pong-v5", {"frame_skip": "two"}))
   with pytest.raises(types.ConfigError, match="episodic_life"):
-    envs.spec("Pong-v5", {"zero_discount_on_life_loss": True})
+    envs.spec(envs.Config("Pong-v5", {"zero_discount_on_life_loss": True}))
   with pytest.raises(types.ConfigError, match="argument seed"):
-    envs.EnvPoolEnvironment("Pong-v5", 1, options={"seed": 1})
+    make("Pong-v5", 1, options={"seed": 1})
   with pytest.raises(types.ConfigError, match="mean lives"):
-    envs.spec("Pong-v5", info_keys=("live",))
+    envs.spec(envs.Config("Pong-v5", info_keys=("live",)))
   with pytest.raises(types.ConfigError, match="already"):
-    envs.spec("Pong-v5", info_keys=("lives", "lives"))
+    envs.spec(envs.Config("Pong-v5", info_keys=("lives", "lives")))
 
 
 @pytest.mark.parametrize(
   ("env_id", "found"),
   [
-    ("BinPack-v2", r"shape \(2,\), dtype int32"),
     ("Go9x9-v1", "2 players"),
     ("SearchAndRescue-v0", r"shape \(2, 2\), dtype float32"),
     ("D1Basic-v1", r"shape \(3,\), dtype float64"),
@@ -349,7 +724,25 @@ def test_errors_name_what_is_known():
 )
 def test_unsupported_actions(env_id, found):
   with pytest.raises(types.ConfigError, match=rf"{found}(?s:.*)Supported"):
-    envs.spec(env_id)
+    envs.spec(envs.Config(env_id))
+
+
+def test_a_vector_of_integers_that_counts_from_1_is_refused():
+  # No environment of EnvPool has one.
+  config = envs.Config("RubiksCube-v0")
+  pool_spec, _ = envpool_spec.pool_spec_and_options(config)
+  name, array_spec = list(pool_spec.action_array_spec.items())[-1]
+  array_spec.minimum = np.array([0, 0, 1])
+  fake = mock.Mock(
+    wraps=pool_spec,
+    config=pool_spec.config,
+    state_array_spec=pool_spec.state_array_spec,
+    action_array_spec={name: array_spec},
+  )
+  with pytest.raises(
+    types.ConfigError, match=r"(?s)bounds \[0 0 1\].*Supported"
+  ):
+    envpool_spec.environment_spec(config, fake)
 
 
 def test_a_missing_library_repeats_envpools_advice(monkeypatch):
@@ -358,7 +751,7 @@ def test_a_missing_library_repeats_envpools_advice(monkeypatch):
 
   monkeypatch.setattr(envpool, "make_spec", fail)
   with pytest.raises(types.ConfigError, match="apt install qtbase5-dev"):
-    envs.spec("BigfishEasy-v0")
+    envs.spec(envs.Config("BigfishEasy-v0"))
 
 
 @pytest.mark.parametrize(
@@ -373,7 +766,7 @@ def test_a_missing_library_repeats_envpools_advice(monkeypatch):
 )
 def test_numbers_out_of_range(numbers, message):
   with pytest.raises(types.ConfigError, match=message):
-    envs.EnvPoolEnvironment("CartPole-v1", **numbers)
+    envs.EnvPoolEnvironment(envs.Config("CartPole-v1"), **numbers)
 
 
 def test_send_refuses_what_envpool_would_misread():
@@ -412,7 +805,7 @@ sys.modules["jax"] = None
 import warnings
 warnings.simplefilter("error")
 from seedx import envs
-environment = envs.EnvPoolEnvironment("CartPole-v1", 2)
+environment = envs.EnvPoolEnvironment(envs.Config("CartPole-v1"), 2)
 environment.reset()
 assert len(environment.recv().index) == 2
 loaded = {name.split(".")[0] for name in sys.modules if sys.modules[name]}

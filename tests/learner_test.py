@@ -1,6 +1,7 @@
 """The learner: micro-batches, cores, and what it counts."""
 
 import dataclasses
+import itertools
 import threading
 
 import jax
@@ -22,7 +23,9 @@ def plain(agent, rate):
   """The agent with params - rate * gradients in the place of Adam."""
 
   def apply(state, gradients):
-    params = jax.tree.map(lambda p, g: p - rate * g, state.params, gradients)
+    params = jax.tree.map(
+      lambda p, g: p - rate * g, state.params, gradients.params
+    )
     return dataclasses.replace(state, params=params, updates=state.updates + 1)
 
   update = base.composed_update(agent.gradients, apply)
@@ -62,8 +65,8 @@ def on_cores(unroll, cores):
 
 def run(learner_, unrolls, publish=lambda acting, version: None):
   """Learns each unroll once, to the end."""
-  batches = iter([on_cores(x, learner_.cores) for x in unrolls])
-  learner_.run(lambda: next(batches, None), publish, threading.Event())
+  batches = [on_cores(x, learner_.cores) for x in unrolls]
+  learner_.run(batches, publish, threading.Event())
 
 
 def experience(unroll):
@@ -165,7 +168,7 @@ def test_every_update_is_published_with_its_version(parts, micro_batches):
 def test_stop_ends_it_after_the_update_under_way(parts):
   it, stop = make(parts), threading.Event()
   batch = on_cores(parts[2], it.cores)
-  it.run(lambda: batch, lambda acting, version: stop.set(), stop)
+  it.run(itertools.repeat(batch), lambda acting, version: stop.set(), stop)
   assert it.steps == 1
   assert it.learned_steps == experience(parts[2])
 
@@ -232,5 +235,12 @@ def test_policy_lag_leaves_resets_out(parts, num_cores, micro_batches):
 def test_micro_batches_that_do_not_divide_the_batch_are_refused(parts):
   with pytest.raises(types.ConfigError, match="at least 1 micro-batch"):
     make(parts, micro_batches=0)
-  with pytest.raises(types.ConfigError, match="3 micro-batches divide"):
+  with pytest.raises(types.ConfigError, match="3 parts divide"):
     run(make(parts, micro_batches=3), [parts[2]])
+
+
+def test_an_agent_that_loops_has_no_micro_batches(parts):
+  agent, state, unroll = parts
+  looping = dataclasses.replace(agent, applies_once=False)
+  with pytest.raises(types.ConfigError, match="minibatches of its own"):
+    make((looping, state, unroll), micro_batches=2)

@@ -18,7 +18,7 @@ from seedx.runtime import actor, protocol
 def _config(tmp_path, **changes):
   agent = changes.pop("agent", vtrace.Config(learning_rate=2e-3))
   options = {
-    "env_id": "CartPole-v1",
+    "env": envs.Config("CartPole-v1"),
     "make_agent": lambda spec, axis: vtrace.make(spec, agent, axis),
     "address": f"unix:{tmp_path}/learner",
     "total_steps": 4_000,
@@ -132,9 +132,7 @@ def test_trains_on_every_kind_of_observation_and_action(
   config = _config(
     tmp_path,
     agent=vtrace.Config(stack_frames=2),
-    env_id=env_id,
-    env_options=options,
-    info_keys=info_keys,
+    env=envs.Config(env_id, options, info_keys),
     total_steps=600,
     num_actors=1,
     actor_batch_size=4,  # EnvPool asynchronous: half steps, half waits.
@@ -208,11 +206,11 @@ def test_a_wrong_index_ends_its_stream_and_no_other(tmp_path, index, what):
 def test_an_actor_of_another_environment_is_refused(tmp_path):
   config = _config(tmp_path, total_steps=10**9, num_actors=1)
   with _Running(config, actors=0) as run:
-    other = actor.Config(config.address, "Acrobot-v1", 8, 8)
+    other = actor.Config(config.address, envs.Config("Acrobot-v1"), 8, 8)
     with pytest.raises(wire.WireError, match="observation") as caught:
       actor.run(other, threading.Event())
     assert caught.value.code is grpc.StatusCode.FAILED_PRECONDITION
-    many = actor.Config(config.address, "CartPole-v1", 9, 8)
+    many = actor.Config(config.address, config.env, 9, 8)
     with pytest.raises(wire.WireError, match="at most 8 environments"):
       actor.run(many, threading.Event())
     run.stop.set()
@@ -247,7 +245,7 @@ def test_config_names_what_is_wrong(tmp_path):
 
 def _connect_when_there(config, send=None):
   """A stream as an actor opens it, with one message on its way."""
-  environment = envs.EnvPoolEnvironment(config.env_id, config.envs_per_actor)
+  environment = envs.EnvPoolEnvironment(config.env, config.envs_per_actor)
   environment.reset()
   rows = environment.recv()
   if send is not None:

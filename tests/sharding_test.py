@@ -20,7 +20,7 @@ ON_CORES = PartitionSpec(sharding.CORES)
 
 
 def sgd(params, gradients, rate=0.5):
-  return jax.tree.map(lambda p, g: p - rate * g, params, gradients)
+  return jax.tree.map(lambda p, g: p - rate * g, params, gradients.params)
 
 
 def assert_close(actual, expected, rtol=1e-5):

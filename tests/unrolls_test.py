@@ -206,7 +206,9 @@ def test_core_state_is_the_networks_replay_from_the_episodes_start():
     if kind == FIRST:
       core_state = agent.initial_core_state(1)
     before.append(core_state)
-    inputs = types.Inputs(timestep, np.zeros(1, np.int32))
+    inputs = types.Inputs(
+      timestep, np.zeros(1, np.int32), np.zeros(1, np.float32)
+    )
     _, core_state = replay(acting, key, inputs, core_state)
     if layout.finished(rows[1])[0]:
       batch = unrolls.collect(

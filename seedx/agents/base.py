@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import NamedTuple
 
 import dm_env
 import jax
@@ -19,13 +20,29 @@ class AgentState:
     params: the network's parameters, float32.
     optimizer_state: Optax's.
     hyperparameters: scalars by name that may change at run time.
-    updates: `[]` int32, how often `apply` has run.
+    updates: `[]` int32, batches learned from.
+    target_params: older parameters that targets are computed with, or ().
+    statistics: of observations, see `normalizer`, or ().
   """
 
   params: types.Tree
   optimizer_state: types.Tree
   hyperparameters: dict[str, jax.Array]
   updates: jax.Array
+  target_params: types.Tree = ()
+  statistics: types.Tree = ()
+
+
+class Gradients(NamedTuple):
+  """What a batch says; means over it, so that parts of batches add up weighed.
+
+  Attributes:
+    params: the gradient of the loss by the parameters.
+    moments: of the batch's observations, for `AgentState.statistics`; or ().
+  """
+
+  params: types.Tree
+  moments: types.Tree = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,9 +58,16 @@ class Agent:
     initial_core_state: `(batch_size) -> core_state` of `[batch_size, ...]`.
     step: `(acting, rng_key, Inputs [B, ...], core_state) -> (AgentOutput,
       core_state)`.
-    gradients: `(state, rng_key, batch) -> (gradients, LossOutput)`.
-    apply: `(state, gradients) -> state`.
+    gradients: `(state, rng_key, batch) -> (Gradients, LossOutput)`; a batch is
+      a `types.Unroll`, or a `types.Sample` where there is a `window`.
+    apply: `(state, Gradients) -> state`.
     update: `(state, rng_key, batch) -> (state, LossOutput)`.
+    applies_once: whether `update` is no more than `gradients` and `apply`, so
+      that a pipeline may compute these in parts or elsewhere.
+    window: time steps of the unrolls that it draws from a replay; None for an
+      agent that learns from each unroll once, as it was acted.
+    exploration: `(num_envs) -> [num_envs]` float32, `Inputs.exploration` of
+      the environments of a run.
   """
 
   init: Callable[[jax.Array], AgentState]
@@ -54,17 +78,22 @@ class Agent:
     tuple[types.AgentOutput, types.Tree],
   ]
   gradients: Callable[
-    [AgentState, jax.Array, types.Tree], tuple[types.Tree, types.LossOutput]
+    [AgentState, jax.Array, types.Tree], tuple[Gradients, types.LossOutput]
   ]
-  apply: Callable[[AgentState, types.Tree], AgentState]
+  apply: Callable[[AgentState, Gradients], AgentState]
   update: Callable[
     [AgentState, jax.Array, types.Tree], tuple[AgentState, types.LossOutput]
   ]
+  applies_once: bool = True
+  window: int | None = None
+  exploration: Callable[[int], np.ndarray] = lambda num_envs: np.zeros(
+    num_envs, np.float32
+  )
 
 
 def composed_update(
-  gradients: Callable[..., tuple[types.Tree, types.LossOutput]],
-  apply: Callable[[AgentState, types.Tree], AgentState],
+  gradients: Callable[..., tuple[Gradients, types.LossOutput]],
+  apply: Callable[[AgentState, Gradients], AgentState],
 ) -> Callable[..., tuple[AgentState, types.LossOutput]]:
   """The update of an agent that applies its gradients once."""
 
@@ -86,4 +115,8 @@ def zero_inputs(spec: types.EnvironmentSpec, batch_size: int) -> types.Inputs:
     discount=np.zeros(rows, np.float32),
     observation=trees.zeros(spec.observation, rows),
   )
-  return types.Inputs(timestep, trees.zeros(spec.action, rows))
+  return types.Inputs(
+    timestep=timestep,
+    action_tm1=trees.zeros(spec.action, rows),
+    exploration=np.zeros(rows, np.float32),
+  )

@@ -1,7 +1,6 @@
 """The V-trace actor-critic: IMPALA's agent."""
 
 import dataclasses
-import sys
 
 import jax
 
@@ -26,11 +25,11 @@ class Config(actor_critic.Config):
   def __post_init__(self) -> None:
     """Raises types.ConfigError for a value out of its range."""
     super().__post_init__()
-    actor_critic.check_ranges(
+    types.check_ranges(
       self,
       lambda_=(0.0, 1.0),
-      clip_rho_threshold=(0.0, sys.float_info.max),
-      clip_pg_rho_threshold=(0.0, sys.float_info.max),
+      clip_rho_threshold=(0.0, types.MOST),
+      clip_pg_rho_threshold=(0.0, types.MOST),
     )
 
 
@@ -41,7 +40,7 @@ def make(
 
   def loss(
     evaluation: actor_critic.Evaluation, unroll: types.Unroll
-  ) -> losses.VTraceLoss:
+  ) -> losses.ActorCriticLoss:
     return jax.vmap(stream_loss, in_axes=1, out_axes=1)(
       evaluation.values,
       evaluation.log_prob,
@@ -52,7 +51,7 @@ def make(
       evaluation.discount,
     )
 
-  def stream_loss(*stream: jax.Array) -> losses.VTraceLoss:
+  def stream_loss(*stream: jax.Array) -> losses.ActorCriticLoss:
     return losses.vtrace(
       *stream,
       lambda_=config.lambda_,

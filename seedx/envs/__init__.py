@@ -3,7 +3,8 @@
 Nothing here imports JAX, so that a thin actor can use it.
 """
 
+from seedx.envs.config import Config
 from seedx.envs.envpool_adapter import EnvPoolEnvironment
 from seedx.envs.envpool_spec import spec
 
-__all__ = ["EnvPoolEnvironment", "spec"]
+__all__ = ["Config", "EnvPoolEnvironment", "spec"]

@@ -5,7 +5,6 @@ EnvPool's `dm` mode reports discount 0 on a time limit, so this is built on its
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import dm_env
@@ -14,6 +13,7 @@ import numpy as np
 import tree
 
 from seedx import types
+from seedx.envs import config as env_config
 from seedx.envs import envpool_spec
 
 _FIRST = np.uint8(dm_env.StepType.FIRST)
@@ -43,19 +43,17 @@ class EnvPoolEnvironment:
 
   def __init__(
     self,
-    env_id: str,
+    config: env_config.Config,
     num_envs: int,
     *,
     batch_size: int | None = None,
     seed: int = 0,
     num_threads: int = 1,
-    options: Mapping[str, Any] | None = None,
-    info_keys: Sequence[str] = (),
   ) -> None:
     """Makes the environments; `reset` starts them.
 
     Args:
-      env_id: any of `envpool.list_all_envs()`.
+      config: which environment.
       num_envs: at least 1.
       batch_size: rows of a `recv`, from 1 to `num_envs`. If smaller than
         `num_envs`, `recv` returns the first that are ready and the others step
@@ -63,8 +61,6 @@ class EnvPoolEnvironment:
         order.
       seed: environment k is seeded with `seed + k`.
       num_threads: threads that step environments, at least 1.
-      options: see `spec`.
-      info_keys: see `spec`.
 
     Raises:
       types.ConfigError: as `spec` does, or where a number is out of range.
@@ -74,20 +70,21 @@ class EnvPoolEnvironment:
     _check_range("batch_size", batch_size, 1, num_envs)
     _check_range("num_threads", num_threads, 1, 2**31 - 1)
     _check_range("seed", seed, 0, 2**31 - num_envs)
-    pool_spec, options = envpool_spec.pool_spec_and_options(
-      env_id, options or {}
-    )
-    self.spec = envpool_spec.environment_spec(env_id, pool_spec, info_keys)
+    pool_spec, options = envpool_spec.pool_spec_and_options(config)
+    self.spec = envpool_spec.environment_spec(config, pool_spec)
     self.num_envs = num_envs
     self.batch_size = batch_size
-    self._info_keys = tuple(info_keys)
+    self._info_keys = envpool_spec.joined_info_keys(config, pool_spec)
+    self._transform = (
+      env_config.load_transform(config.transform) if config.transform else None
+    )
     self._read_pool_spec(pool_spec)
     self._episode_ended = np.ones(num_envs, np.bool_)
     self._game_return = np.zeros(num_envs, np.float64)
     self._pool = envpool_spec.call(
-      env_id,
+      config.env_id,
       envpool.make,
-      env_id,
+      config.env_id,
       env_type="gymnasium",
       num_envs=num_envs,
       batch_size=batch_size,
@@ -113,7 +110,12 @@ class EnvPoolEnvironment:
       Their rows. The arrays are the caller's own: EnvPool makes new ones every
       time. `episode_return` is the raw return of a whole game also where
       Atari's `episodic_life` ends episodes earlier or `reward_clip` clips; an
-      emulator's rewards during the reset of an episode are never seen.
+      emulator's rewards during the reset of an episode are never seen. Where
+      an episode has ended, so that its next action is ignored, an action mask
+      of no legal action becomes one of all.
+
+    Raises:
+      ValueError: an environment goes on, and yet no action is legal in it.
     """
     observation, reward, terminated, truncated, info = self._pool.recv()
     index = info["env_id"]
@@ -134,11 +136,11 @@ class EnvPoolEnvironment:
     game_return = self._game_return[index] + raw_reward
     self._game_return[index] = np.where(game_ended, 0, game_return)
     game_return[~game_ended] = np.nan
+    observation = self._observation(observation, info)
+    observation = self._with_legal_actions(observation, index, last)
     return types.Rows(
       index=index,
-      timestep=dm_env.TimeStep(
-        step_type, reward, discount, self._observation(observation, info)
-      ),
+      timestep=dm_env.TimeStep(step_type, reward, discount, observation),
       episode_return=game_return.astype(np.float32),
     )
 
@@ -148,8 +150,8 @@ class EnvPoolEnvironment:
     Args:
       index: `[B]` int32, environments that `recv` returned and that have had no
         action since. B is `batch_size` or any other number.
-      action: `[B]` integers, or `[B, A]` floats, which are clipped to the
-        bounds of `spec.action`.
+      action: `[B]` or `[B, A]` integers, or `[B, A]` floats, which are clipped
+        to the bounds of `spec.action`.
 
     Raises:
       ValueError: the shape is another, or a discrete action is out of range;
@@ -161,8 +163,8 @@ class EnvPoolEnvironment:
         f"expected actions of shape {expected}, found {np.shape(action)}"
       )
     action = np.asarray(action, self._action_dtype)
-    if isinstance(self.spec.action, dm_env.specs.DiscreteArray):
-      if action.size and (action.min() < 0 or action.max() > self._high):
+    if np.issubdtype(self.spec.action.dtype, np.integer):
+      if np.any((action < 0) | (action > self._high)):
         raise ValueError(
           f"expected actions from 0 to {self._high}, found "
           f"{action.min()} to {action.max()}"
@@ -179,8 +181,9 @@ class EnvPoolEnvironment:
 
   def _read_pool_spec(self, pool_spec: Any) -> None:
     self._is_atari = envpool_spec.is_atari(pool_spec)
-    self._pass_observation_on = not self._info_keys and all(
-      array_spec.dtype == envpool_spec.narrowed(np.dtype(array_spec.dtype))
+    untouched = not self._info_keys and self._transform is None
+    self._pass_observation_on = untouched and all(
+      array_spec.dtype == env_config.narrowed(np.dtype(array_spec.dtype))
       for key, array_spec in pool_spec.state_array_spec.items()
       if key.split(":")[0] == "obs"
     )
@@ -198,11 +201,39 @@ class EnvPoolEnvironment:
       if not isinstance(observation, dict):
         observation = {"observation": observation}
       observation |= {key: info[key] for key in self._info_keys}
-    return tree.map_structure(_narrow, observation)
+    observation = tree.map_structure(_narrow, observation)
+    if self._transform is not None:
+      observation = tree.map_structure(
+        lambda spec, leaf: np.asarray(leaf, spec.dtype),
+        self.spec.observation,
+        self._transform(observation),
+      )
+    return observation
+
+  def _with_legal_actions(
+    self, observation: types.Tree, index: np.ndarray, last: np.ndarray
+  ) -> types.Tree:
+    """The observation, after its action mask has been checked."""
+    key = self.spec.action_mask
+    if key is None:
+      return observation
+    none_legal = ~np.any(observation[key], axis=-1)
+    if np.any(none_legal & ~last):
+      raise ValueError(
+        f"expected a legal action in {key!r} of every environment, found none"
+        f" in {index[none_legal & ~last].tolist()}: the environment is wrong,"
+        " or another entry is the mask"
+      )
+    if not np.any(none_legal):
+      return observation
+    # The action after LAST is ignored.
+    mask = observation[key].copy()
+    mask[none_legal] = 1
+    return observation | {key: mask}
 
 
 def _narrow(array: np.ndarray) -> np.ndarray:
-  return array.astype(envpool_spec.narrowed(array.dtype), copy=False)
+  return array.astype(env_config.narrowed(array.dtype), copy=False)
 
 
 def _check_range(name: str, value: int, low: int, high: int) -> None:

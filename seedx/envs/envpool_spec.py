@@ -9,6 +9,7 @@ import envpool
 import numpy as np
 
 from seedx import types
+from seedx.envs import config as env_config
 
 # Options that `envpool.make` takes besides the fields of a family's config.
 _MAKE_OPTIONS = (
@@ -31,44 +32,34 @@ _REFUSED_OPTIONS = {
     "EnvPool's gymnasium mode does not report it; use episodic_life"
   ),
 }
-_NARROWED_DTYPES = {
-  np.dtype(np.float64): np.dtype(np.float32),
-  np.dtype(np.int64): np.dtype(np.int32),
-}
 # An integer below a larger bound is a count, not a choice.
 _MAX_DISCRETE_VALUES = 2**20
 
 
-def spec(
-  env_id: str,
-  options: Mapping[str, Any] | None = None,
-  info_keys: Sequence[str] = (),
-) -> types.EnvironmentSpec:
+def spec(config: env_config.Config) -> types.EnvironmentSpec:
   """What one environment takes and gives; no environment is made.
 
   Args:
-    env_id: any of `envpool.list_all_envs()`.
-    options: of EnvPool for this environment. `stack_num`, where a family has
-      it, is 1 if not given: frames are stacked by the network.
-    info_keys: entries of EnvPool's `info` that join the observation, which
-      becomes the dict `{"observation": ..., key: ...}`; a dict gets them added.
+    config: which environment.
 
   Returns:
     The spec. Observations of 64 bits are narrowed to 32. Floating point
     observations are given without bounds: EnvPool's are often placeholders.
 
   Raises:
-    types.ConfigError: the environment, an option or an info key is unknown, a
-      system library is missing, or the actions are not supported.
+    types.ConfigError: the environment, an option, an info key, the action mask
+      or the transform is unknown, a system library is missing, or the actions
+      are not supported.
   """
-  pool_spec, _ = pool_spec_and_options(env_id, options or {})
-  return environment_spec(env_id, pool_spec, info_keys)
+  pool_spec, _ = pool_spec_and_options(config)
+  return environment_spec(config, pool_spec)
 
 
 def pool_spec_and_options(
-  env_id: str, options: Mapping[str, Any]
+  config: env_config.Config,
 ) -> tuple[Any, dict[str, Any]]:
   """EnvPool's own spec, and the options with the defaults of this package."""
+  env_id, options = config.env_id, config.options
   if env_id not in envpool.list_all_envs():
     raise types.ConfigError(_unknown_env_message(env_id))
   for name in options:
@@ -89,25 +80,42 @@ def pool_spec_and_options(
 
 
 def environment_spec(
-  env_id: str, pool_spec: Any, info_keys: Sequence[str]
+  config: env_config.Config, pool_spec: Any
 ) -> types.EnvironmentSpec:
   """Translates EnvPool's spec; raises `types.ConfigError` where it cannot."""
-  frames = pool_spec.config.frame_skip if is_atari(pool_spec) else 1
+  env_id = config.env_id
+  keys = joined_info_keys(config, pool_spec)
+  observation = _observation_spec(env_id, pool_spec, keys)
+  if config.transform:
+    transform = env_config.load_transform(config.transform)
+    observation = env_config.transformed(
+      observation, transform, config.transform
+    )
+  action = _action_spec(env_id, pool_spec)
   return types.EnvironmentSpec(
-    observation=_observation_spec(env_id, pool_spec, info_keys),
-    action=_action_spec(env_id, pool_spec),
-    frames_per_step=frames,
+    observation=observation,
+    action=action,
+    frames_per_step=pool_spec.config.frame_skip if is_atari(pool_spec) else 1,
+    action_mask=_action_mask(config, observation, action),
   )
+
+
+def joined_info_keys(
+  config: env_config.Config, pool_spec: Any
+) -> tuple[str, ...]:
+  """The info keys that join the observation, a mask named there included."""
+  keys, mask = tuple(config.info_keys), config.action_mask
+  named = mask != env_config.DEFAULT_ACTION_MASK
+  if (
+    named and mask not in keys and f"info:{mask}" in pool_spec.state_array_spec
+  ):
+    return (*keys, mask)
+  return keys
 
 
 def is_atari(pool_spec: Any) -> bool:
   """Whether `info` tells the raw reward and the end of the whole game."""
   return type(pool_spec).__name__ == "AtariEnvSpec"
-
-
-def narrowed(dtype: np.dtype) -> np.dtype:
-  """The dtype in which values of `dtype` leave this package."""
-  return _NARROWED_DTYPES.get(dtype, dtype)
 
 
 def action_array_spec(pool_spec: Any) -> Any:
@@ -215,7 +223,7 @@ def _observation_spec(
 
 def _leaf_spec(name: str, array_spec: Any) -> dm_env.specs.Array:
   shape = _shape(array_spec)
-  dtype = narrowed(np.dtype(array_spec.dtype))
+  dtype = env_config.narrowed(np.dtype(array_spec.dtype))
   low, high = np.asarray(array_spec.minimum), np.asarray(array_spec.maximum)
   if not np.issubdtype(dtype, np.integer):
     return dm_env.specs.Array(shape, dtype, name)
@@ -226,8 +234,8 @@ def _leaf_spec(name: str, array_spec: Any) -> dm_env.specs.Array:
 
 def _action_spec(env_id: str, pool_spec: Any) -> dm_env.specs.BoundedArray:
   supported = (
-    "Supported are one player with a discrete action that counts from 0, or "
-    "with a continuous action of rank 1 and finite bounds."
+    "Supported are one player with discrete actions that count from 0, one or "
+    "a vector of them, or with a continuous action of rank 1 and finite bounds."
   )
   specs = pool_spec.action_array_spec
   names = set(specs) - {"env_id", "players.env_id"}
@@ -244,6 +252,8 @@ def _action_spec(env_id: str, pool_spec: Any) -> dm_env.specs.BoundedArray:
   is_discrete = np.issubdtype(dtype, np.integer) or array_spec.is_discrete
   if is_discrete and shape == () and low == 0:
     return dm_env.specs.DiscreteArray(int(high) + 1, np.int32, "action")
+  if is_discrete and len(shape) == 1 and np.all(low == 0):
+    return dm_env.specs.BoundedArray(shape, np.int32, 0, high, "action")
   # EnvPool writes the largest number of the dtype where it has no bound.
   unbounded = np.maximum(np.abs(low), np.abs(high)) >= np.finfo(np.float32).max
   if (
@@ -256,6 +266,26 @@ def _action_spec(env_id: str, pool_spec: Any) -> dm_env.specs.BoundedArray:
       f"{low} to {high}. {supported}"
     )
   return dm_env.specs.BoundedArray(shape, np.float32, low, high, "action")
+
+
+def _action_mask(
+  config: env_config.Config,
+  observation: types.Tree,
+  action: dm_env.specs.BoundedArray,
+) -> str | None:
+  """The key of the mask in the observation; None where there is none."""
+  key = config.action_mask
+  found = observation.get(key) if isinstance(observation, dict) else None
+  discrete = isinstance(action, dm_env.specs.DiscreteArray)
+  if discrete and found is not None and found.shape == (action.num_values,):
+    return key
+  if key == env_config.DEFAULT_ACTION_MASK:
+    return None
+  raise types.ConfigError(
+    f"{config.env_id}: expected action_mask to name an entry of the observation"
+    f" or of info with a number for each of the actions {action}, found"
+    f" {key!r}, which is {found}"
+  )
 
 
 def _shape(array_spec: Any) -> tuple[int, ...]:

@@ -1,13 +1,24 @@
 """Pure losses over one stream of experience; `jax.vmap` them over a batch."""
 
+from seedx.losses.a2c import a2c
+from seedx.losses.ppo import ppo
+from seedx.losses.q_learning import QLearningLoss, q_learning
 from seedx.losses.reductions import mean_share, sum_over_cores
-from seedx.losses.streams import Transitions, transitions
-from seedx.losses.vtrace import VTraceLoss, vtrace
+from seedx.losses.returns import gae, lambda_returns, n_step_returns
+from seedx.losses.streams import ActorCriticLoss, Transitions, transitions
+from seedx.losses.vtrace import vtrace
 
 __all__ = [
+  "ActorCriticLoss",
+  "QLearningLoss",
   "Transitions",
-  "VTraceLoss",
+  "a2c",
+  "gae",
+  "lambda_returns",
   "mean_share",
+  "n_step_returns",
+  "ppo",
+  "q_learning",
   "sum_over_cores",
   "transitions",
   "vtrace",

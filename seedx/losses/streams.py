@@ -1,8 +1,7 @@
-"""Streams of time steps, and the episode boundaries inside them."""
+"""Streams of time steps: their checks, and the episode boundaries in them."""
 
 from typing import NamedTuple
 
-import chex
 import dm_env
 import jax
 import jax.numpy as jnp
@@ -22,6 +21,22 @@ class Transitions(NamedTuple):
   weight: jax.Array
 
 
+class ActorCriticLoss(NamedTuple):
+  """Per-step losses of one stream.
+
+  Attributes:
+    policy_gradient: `[T]`.
+    value: `[T]`.
+    entropy: `[T]`, the negative entropy.
+    weight: `[T]`, 0 on the steps that are no experience, 1 elsewhere.
+  """
+
+  policy_gradient: jax.Array
+  value: jax.Array
+  entropy: jax.Array
+  weight: jax.Array
+
+
 def transitions(
   step_type: jax.Array,
   reward: jax.Array,
@@ -36,6 +51,15 @@ def transitions(
   bootstraps from the value of its own episode's LAST step, and every loss is
   the same as on the stream's halves computed apart.
 
+  >>> steps = transitions(
+  ...   step_type=jnp.array([1, 2, 0]),  # MID, LAST (truncated), FIRST
+  ...   reward=jnp.array([0.0, 1.0, 0.0]),
+  ...   discount=jnp.array([0.9, 0.9, 0.9]),
+  ...   values=jnp.array([5.0, 7.0, 3.0]),
+  ... )
+  >>> steps.reward_t.tolist(), steps.weight.tolist()
+  ([1.0, 7.0], [1.0, 0.0])
+
   Args:
     step_type: `[T + 1]` integers of `dm_env.StepType`.
     reward: `[T + 1]` float, the reward that arrived with each time step.
@@ -46,14 +70,54 @@ def transitions(
     `Transitions` of T steps, constant with respect to `values`.
 
   Raises:
-    AssertionError: ranks, types or lengths differ from the above.
+    ValueError: ranks, types or lengths differ from the above.
   """
-  chex.assert_rank([step_type, reward, discount, values], 1)
-  chex.assert_type([step_type, reward, discount, values], [int] + 3 * [float])
-  chex.assert_equal_shape([step_type, reward, discount, values])
+  length = num_transitions(step_type) + 1
+  check(float, (length,), reward=reward, discount=discount, values=values)
   starts = step_type[1:] == int(dm_env.StepType.FIRST)
   return Transitions(
     reward_t=jnp.where(starts, jax.lax.stop_gradient(values[:-1]), reward[1:]),
     discount_t=jnp.where(starts, 0.0, discount[1:]),
     weight=1.0 - starts.astype(jnp.float32),
   )
+
+
+def num_transitions(step_type: jax.Array) -> int:
+  """T of a stream's `step_type`, `[T + 1]` integers.
+
+  Raises:
+    ValueError: it is something else, or T is 0.
+  """
+  shape = jnp.shape(step_type)
+  if len(shape) != 1 or shape[0] < 2:
+    raise ValueError(
+      "expected step_type to be of one stream of at least 2 time steps, found"
+      f" shape {shape}; jax.vmap takes a batch of them"
+    )
+  check(int, shape, step_type=step_type)
+  return shape[0] - 1
+
+
+def check(
+  kind: type, shape: tuple[int, ...], **arguments: jax.Array | None
+) -> None:
+  """Checks that arguments are arrays of a kind and a shape.
+
+  Args:
+    kind: `float` or `int`.
+    shape: what each of them has.
+    **arguments: by name; None is not checked.
+
+  Raises:
+    ValueError: one is not; it is named, with what was expected and found.
+  """
+  expected = {float: jnp.floating, int: jnp.integer}[kind]
+  for name, array in arguments.items():
+    if array is None:
+      continue
+    found, dtype = jnp.shape(array), jnp.result_type(array)
+    if found != shape or not jnp.issubdtype(dtype, expected):
+      raise ValueError(
+        f"expected {name} to be {kind.__name__} of shape {shape}, found"
+        f" {dtype} of shape {found}"
+      )

@@ -1,29 +1,10 @@
 """V-trace, the off-policy actor-critic loss of IMPALA."""
 
-from typing import NamedTuple
-
-import chex
 import jax
 import jax.numpy as jnp
 import rlax
 
 from seedx.losses import streams
-
-
-class VTraceLoss(NamedTuple):
-  """Per-step losses of one stream.
-
-  Attributes:
-    policy_gradient: `[T]`.
-    value: `[T]`.
-    entropy: `[T]`, the negative entropy.
-    weight: `[T]`, 0 on the steps that are no experience, 1 elsewhere.
-  """
-
-  policy_gradient: jax.Array
-  value: jax.Array
-  entropy: jax.Array
-  weight: jax.Array
 
 
 def vtrace(
@@ -38,7 +19,7 @@ def vtrace(
   lambda_: float = 1.0,
   clip_rho_threshold: float = 1.0,
   clip_pg_rho_threshold: float = 1.0,
-) -> VTraceLoss:
+) -> streams.ActorCriticLoss:
   """The V-trace actor-critic losses of one stream of T transitions.
 
   With the importance weight rho_t = pi(a_t) / mu(a_t),
@@ -55,6 +36,18 @@ def vtrace(
   2018, https://arxiv.org/abs/1802.01561, equations 1 and section 4.2).
   Episodes that end inside the stream are cut as `streams.transitions` says.
 
+  >>> loss = vtrace(
+  ...   values=jnp.array([1.0, 2.0]),
+  ...   log_prob=jnp.log(jnp.array([0.25])),
+  ...   behaviour_log_prob=jnp.log(jnp.array([0.5])),
+  ...   entropy=jnp.array([0.7]),
+  ...   step_type=jnp.array([0, 1]),
+  ...   reward=jnp.array([0.0, 3.0]),
+  ...   discount=jnp.array([1.0, 0.5]),
+  ... )  # rho = 0.5 and vs_0 = 1 + 0.5 (3 + 0.5 * 2 - 1).
+  >>> loss.value.tolist()
+  [1.125]
+
   Args:
     values: `[T + 1]` float, V of each time step by the learned parameters.
     log_prob: `[T]` float, log pi(a_t) by the learned parameters.
@@ -68,29 +61,35 @@ def vtrace(
     clip_pg_rho_threshold: rho_pg.
 
   Returns:
-    `VTraceLoss` of `[T]` each.
+    `ActorCriticLoss` of `[T]` each.
 
   Raises:
-    AssertionError: ranks, types or lengths differ from the above.
+    ValueError: ranks, types or lengths differ from the above.
   """
-  chex.assert_rank([values, log_prob, behaviour_log_prob, entropy], 1)
-  chex.assert_type([values, log_prob, behaviour_log_prob, entropy], float)
-  chex.assert_equal_shape([log_prob, behaviour_log_prob, entropy, values[1:]])
+  length = streams.num_transitions(step_type)
+  streams.check(
+    float,
+    (length,),
+    log_prob=log_prob,
+    behaviour_log_prob=behaviour_log_prob,
+    entropy=entropy,
+  )
   steps = streams.transitions(step_type, reward, discount, values)
   estimates = rlax.vtrace_td_error_and_advantage(
     v_tm1=values[:-1],
     v_t=values[1:],
     r_t=steps.reward_t,
     discount_t=steps.discount_t,
-    rho_tm1=jnp.exp(jax.lax.stop_gradient(log_prob) - behaviour_log_prob),
+    rho_tm1=jnp.exp(log_prob - behaviour_log_prob),
     lambda_=lambda_,
     clip_rho_threshold=clip_rho_threshold,
     clip_pg_rho_threshold=clip_pg_rho_threshold,
   )
   advantage = jax.lax.stop_gradient(estimates.pg_advantage)
-  return VTraceLoss(
-    policy_gradient=-advantage * log_prob * steps.weight,
-    value=0.5 * jnp.square(estimates.errors) * steps.weight,
+  # On a reset the errors are 0 already.
+  return streams.ActorCriticLoss(
+    policy_gradient=-advantage * log_prob,
+    value=0.5 * jnp.square(estimates.errors),
     entropy=-entropy * steps.weight,
     weight=steps.weight,
   )

@@ -7,10 +7,20 @@ imported where they are used, so that this package costs no start-up time.
 
 from seedx.metrics.console import Console
 from seedx.metrics.files import learning_curve, open_run_dir, write_config
-from seedx.metrics.meters import EpisodeReturns, Waits, bottleneck
+from seedx.metrics.meters import (
+  WAIT_QUEUE,
+  WAIT_REQUESTS,
+  WAIT_UNROLLS,
+  EpisodeReturns,
+  Waits,
+  bottleneck,
+)
 from seedx.metrics.sinks import JsonLines, Line, Sink, TensorBoard, Value
 
 __all__ = [
+  "WAIT_QUEUE",
+  "WAIT_REQUESTS",
+  "WAIT_UNROLLS",
   "Console",
   "EpisodeReturns",
   "JsonLines",

@@ -1,8 +1,32 @@
 """Neural networks over time-major streams of `types.Inputs`."""
 
-from seedx.networks.actor_critic import ActorCritic
 from seedx.networks.convolutions import Conv
 from seedx.networks.frame_stack import FrameStack
-from seedx.networks.torsos import MLP, NatureCNN, Torso
+from seedx.networks.heads import PolicyValue, PolicyValueHead, QHead
+from seedx.networks.lstm import LSTM
+from seedx.networks.network import CoreState, Network
+from seedx.networks.torsos import (
+  IMAGE_TORSOS,
+  MLP,
+  ImpalaResNet,
+  NatureCNN,
+  Torso,
+  is_image,
+)
 
-__all__ = ["MLP", "ActorCritic", "Conv", "FrameStack", "NatureCNN", "Torso"]
+__all__ = [
+  "IMAGE_TORSOS",
+  "LSTM",
+  "MLP",
+  "Conv",
+  "CoreState",
+  "FrameStack",
+  "ImpalaResNet",
+  "NatureCNN",
+  "Network",
+  "PolicyValue",
+  "PolicyValueHead",
+  "QHead",
+  "Torso",
+  "is_image",
+]

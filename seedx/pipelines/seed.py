@@ -12,8 +12,7 @@ Central Inference", https://arxiv.org/abs/1910.06591, figures 1 and 3.
 
 import dataclasses
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
 
@@ -22,6 +21,7 @@ from seedx.agents import base
 from seedx.runtime import (
   actor,
   crew,
+  feeds,
   inference,
   learner,
   monitor,
@@ -41,7 +41,7 @@ class Config:
   """What a SEED run is made of.
 
   Attributes:
-    env_id: EnvPool's name of the environment.
+    env: which environment.
     make_agent: `(spec, axis_name) -> Agent`.
     address: where the learner listens: `host:port` or `unix:/path`.
     total_steps: env steps to learn for.
@@ -50,20 +50,19 @@ class Config:
     envs_per_actor: environments of each.
     actor_batch_size: environments in a message; fewer than all of them let
       the rest step in the meantime.
-    unroll_length: T, transitions in an unroll.
-    batch_size: unrolls in an update.
+    unroll_length: T, new transitions in an unroll.
+    batch_size: unrolls in an update, or that go into the replay at a time.
     micro_batches: parts that each core's share of an update is learned in.
     inference_devices: indices of the local devices that act.
     learner_devices: indices of the local devices that learn.
     inference_batch_size: rows that are worth an inference step.
     inference_wait_seconds: how long fewer rows are waited with.
     queue_capacity: training batches that may wait for the learner.
-    env_options: EnvPool's keyword options.
-    info_keys: info entries that join the observation.
+    replay: of an agent that learns from one.
     log_seconds: between two lines of metrics.
   """
 
-  env_id: str
+  env: envs.Config
   make_agent: Callable[[types.EnvironmentSpec, str | None], base.Agent]
   address: str
   total_steps: int
@@ -79,25 +78,21 @@ class Config:
   inference_batch_size: int = 0
   inference_wait_seconds: float = 0.005
   queue_capacity: int = 1
-  env_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  info_keys: Sequence[str] = ()
+  replay: feeds.ReplayConfig | None = None
   log_seconds: float = 0.5
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for what cannot be run."""
-    for name in (
-      "total_steps",
-      "num_actors",
-      "envs_per_actor",
-      "unroll_length",
-      "batch_size",
-      "micro_batches",
-      "queue_capacity",
-    ):
-      if getattr(self, name) < 1:
-        raise types.ConfigError(
-          f"expected {name} of at least 1, found {getattr(self, name)}"
-        )
+    types.check_ranges(
+      self,
+      total_steps=(1, types.MOST),
+      num_actors=(1, 2**20),
+      envs_per_actor=(1, 2**20),
+      unroll_length=(1, 2**20),
+      batch_size=(1, 2**20),
+      micro_batches=(1, 2**20),
+      queue_capacity=(1, 2**20),
+    )
     if not 1 <= self.actor_batch_size <= self.envs_per_actor:
       raise types.ConfigError(
         f"expected actor_batch_size from 1 to {self.envs_per_actor}, the"
@@ -111,8 +106,7 @@ class Config:
         f" {self.batch_size}"
       )
 
-  @property
-  def inference(self) -> inference.Config:
+  def inference(self, agent: base.Agent) -> inference.Config:
     """The share of each inference device."""
     devices = len(self.inference_devices)
     actors = -(-self.num_actors // devices)
@@ -122,7 +116,7 @@ class Config:
     return inference.Config(
       layout=unrolls.Layout(
         num_slots=actors * self.envs_per_actor,
-        length=self.unroll_length + 1,
+        length=feeds.unroll_length(agent, self.unroll_length),
         period=self.unroll_length,
       ),
       unrolls_per_item=self.batch_size // len(self.learner_devices),
@@ -139,11 +133,9 @@ def actors(config: Config) -> launch.Node:
     run=actor.run,
     config=actor.Config(
       address=config.address,
-      env_id=config.env_id,
+      env=config.env,
       num_envs=config.envs_per_actor,
       batch_size=config.actor_batch_size,
-      env_options=dict(config.env_options),
-      info_keys=tuple(config.info_keys),
     ),
     count=config.num_actors,
   )
@@ -176,10 +168,12 @@ class Learner:
     """
     acting_on = sharding.devices(config.inference_devices, "inference")
     mesh = sharding.mesh(sharding.devices(config.learner_devices, "learner"))
-    spec = envs.spec(config.env_id, config.env_options, config.info_keys)
+    spec = envs.spec(config.env)
     agent = config.make_agent(spec, sharding.CORES)
-    init_key, learner_key, *acting_keys = jax.random.split(
-      jax.random.key(config.seed), 2 + len(acting_on)
+    feeds.check(agent, config.replay, mesh.devices.size)
+    inference_config = config.inference(agent)
+    init_key, learner_key, replay_key, *acting_keys = jax.random.split(
+      jax.random.key(config.seed), 3 + len(acting_on)
     )
 
     self._config = config
@@ -197,6 +191,13 @@ class Learner:
     self.learner = learner.Learner(
       agent, mesh, state, learner_key, config.micro_batches
     )
+    self._feed = feeds.make(
+      agent,
+      config.replay,
+      config.unroll_length,
+      self.learner.cores,
+      replay_key,
+    )
     self._snapshots = parameters.Snapshots(acting_on)
     self._snapshots.publish(agent.acting(state), 0)
     self._queues = queues.UnrollQueues(
@@ -207,7 +208,7 @@ class Learner:
         agent,
         spec,
         device,
-        config.inference,
+        inference_config,
         self._snapshots,
         self._queues.put,
         rng_key,
@@ -217,13 +218,13 @@ class Learner:
     ]
     self._server = wire.Server(config.address, config.num_actors)
     sessions = inference.Sessions(
-      self.inferences, self.progress, config.inference, config.seed
+      self.inferences, self.progress, inference_config, config.seed
     )
     self._server.bind_stream(
       protocol.ACT,
       sessions,
-      inputs=protocol.rows_layout(spec, config.inference.max_rows),
-      outputs=protocol.actions_layout(spec, config.inference.max_rows),
+      inputs=protocol.rows_layout(spec, inference_config.max_rows),
+      outputs=protocol.actions_layout(spec, inference_config.max_rows),
     )
     self._monitor = monitor.Monitor(
       self.progress, self.learner, self._waits, spec.frames_per_step, sinks
@@ -265,8 +266,13 @@ class Learner:
       jax.device_put(self.inferences[0].empty_item(), core)
       for core in self.learner.cores
     ]
-    self.learner.warm_up(items)
-    self.learner.run(self._queues.get, self._snapshots.publish, self._crew.stop)
+    self.learner.warm_up(self._feed.example(items))
+    batches = (
+      batch
+      for items in iter(self._queues.get, None)
+      for batch in self._feed(items)
+    )
+    self.learner.run(batches, self._snapshots.publish, self._crew.stop)
 
   def _close(self) -> dict[str, metrics.Value]:
     self._crew.stop.set()

@@ -18,8 +18,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import grpc
 import numpy as np
@@ -39,22 +38,18 @@ class Config:
 
   Attributes:
     address: of the inference server.
-    env_id: EnvPool's name of the environment.
+    env: which environment.
     num_envs: environments of this actor.
     batch_size: of them in a message; `num_envs` steps them all in lock step.
     num_threads: threads that step them.
-    env_options: EnvPool's keyword options.
-    info_keys: info entries that join the observation.
     retry_seconds: between two tries to reach the server.
   """
 
   address: str
-  env_id: str
+  env: envs.Config
   num_envs: int
   batch_size: int
   num_threads: int = 1
-  env_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  info_keys: Sequence[str] = ()
   retry_seconds: float = 0.5
 
 
@@ -65,7 +60,7 @@ def run(config: Config, stop: threading.Event) -> None:
     types.ConfigError: the environment cannot be made.
     wire.WireError: the server refuses this actor.
   """
-  spec = envs.spec(config.env_id, config.env_options, config.info_keys)
+  spec = envs.spec(config.env)
   said, started = "", time.monotonic()
   while not stop.is_set():
     try:
@@ -126,13 +121,11 @@ class _Pump:
 
   def _make(self, seed: int) -> envs.EnvPoolEnvironment:
     environment = envs.EnvPoolEnvironment(
-      self._config.env_id,
+      self._config.env,
       self._config.num_envs,
       batch_size=self._config.batch_size,
       seed=seed,
       num_threads=self._config.num_threads,
-      options=self._config.env_options,
-      info_keys=self._config.info_keys,
     )
     environment.reset()
     return environment
@@ -162,8 +155,10 @@ def _leave_with_parent() -> None:
 def _main() -> int:
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent decides.
   _leave_with_parent()
+  config = json.loads(sys.argv[1])
+  config["env"] = envs.Config(**config["env"])
   try:
-    run(Config(**json.loads(sys.argv[1])), threading.Event())
+    run(Config(**config), threading.Event())
   except (types.ConfigError, wire.WireError) as error:
     print(f"error: actor: {error}", file=sys.stderr, flush=True)
     return 2

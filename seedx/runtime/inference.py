@@ -50,6 +50,7 @@ class Inference:
 
   Attributes:
     leases: who holds which slots.
+    reports: `[N]`, whether a slot's episode returns are reported.
     batcher: call it with an `unrolls.Batch` to act; `run` serves it.
   """
 
@@ -78,6 +79,7 @@ class Inference:
       waits: counts `inference_wait_requests` and `inference_wait_device`.
     """
     self.leases = leases.Leases(config.layout.num_slots)
+    self.reports = progress.reports(agent.exploration(config.layout.num_slots))
     self.batcher = batcher.Batcher(
       self._act,
       target_rows=config.target_rows,
@@ -309,9 +311,10 @@ class Session:
         raise _over()
       self._busy = True
     try:
-      self._progress.add_rows(inputs)
+      slot = self._slots[index]
+      self._progress.add_rows(inputs, self._inference.reports[slot])
       batch = unrolls.Batch(
-        slot=self._slots[index],
+        slot=slot,
         count=self._counts[index],
         timestep=inputs.timestep,
       )

@@ -1,18 +1,21 @@
 """The learner: takes batches of unrolls, updates, publishes parameters."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import dm_env
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from seedx import losses, sharding, types
 from seedx.agents import base
 
 Publish = Callable[[types.Tree, int], None]
+# `types.Unroll`, or `types.Sample` for an agent with a `window`.
+Batch = types.Unroll | types.Sample
 Program = Callable[
-  [base.AgentState, jax.Array, jax.Array, types.Unroll],
+  [base.AgentState, jax.Array, jax.Array, Batch],
   tuple[base.AgentState, types.LossOutput],
 ]
 
@@ -48,19 +51,26 @@ class Learner:
         of the whole batch.
 
     Raises:
-      types.ConfigError: `micro_batches` is less than 1.
+      types.ConfigError: `micro_batches` is less than 1, or more than 1 for an
+        agent whose update is more than its gradients applied.
     """
     if micro_batches < 1:
       raise types.ConfigError(
         f"expected at least 1 micro-batch, found {micro_batches}"
+      )
+    if micro_batches > 1 and not agent.applies_once:
+      raise types.ConfigError(
+        "expected 1 micro-batch: this agent takes several steps on a batch and"
+        f" has minibatches of its own, found {micro_batches}"
       )
     self.steps = 0
     self.learned_steps = 0.0
     self.state = sharding.replicate(state, mesh)
     self.metrics: dict[str, float] = {}
     self.cores = list(mesh.devices)
-    self._agent = agent
+    self._acting = jax.jit(agent.acting)
     self._mesh = mesh
+    self._specs = _specs(agent)
     self._rng_key = rng_key
     self._pending: types.LossOutput | None = None
     self._update = (
@@ -69,47 +79,52 @@ class Learner:
       else _accumulated(agent, mesh, micro_batches)
     )
 
-  def warm_up(self, batch: list[types.Unroll]) -> None:
-    """Compiles the update for batches of this shape; the state stays."""
-    unroll = sharding.assemble(batch, self._mesh, sharding.UNROLL)
+  def warm_up(self, batch: list[Batch]) -> None:
+    """Compiles for batches of this shape; the state stays."""
+    self.acting()
+    whole = sharding.assemble(batch, self._mesh, self._specs)
     jax.block_until_ready(
-      self._update(self.state, jnp.int32(0), self._rng_key, unroll)
+      self._update(self.state, jnp.int32(0), self._rng_key, whole)
     )
 
   def run(
     self,
-    next_batch: Callable[[], list[types.Unroll] | None],
+    batches: Iterable[list[Batch]],
     publish: Publish,
     stop: threading.Event,
   ) -> None:
     """Learns until there is no next batch or it is stopped.
 
     Args:
-      next_batch: an item `[L, B / cores, ...]` on each core, or None.
+      batches: of each, a share `[L, B / cores, ...]` on each core.
       publish: is given `agent.acting` of the state and its version.
       stop: ends it after the update that is under way.
     """
-    while not stop.is_set():
-      batch = next_batch()
-      if batch is None:
-        break
+    for batch in batches:
       self.learn(batch)
-      publish(self._agent.acting(self.state), self.steps)
-    self._finish_pending()
+      publish(self.acting(), self.steps)
+      if stop.is_set():
+        break
+    self.finish()
 
-  def learn(self, batch: list[types.Unroll]) -> None:
+  def learn(self, batch: list[Batch]) -> None:
     """Makes one update of a batch that lies on the cores in shards."""
-    unroll = sharding.assemble(batch, self._mesh, sharding.UNROLL)
+    whole = sharding.assemble(batch, self._mesh, self._specs)
     key = jax.random.fold_in(self._rng_key, self.steps)
     version = jnp.int32(self.steps)
-    self.state, output = self._update(self.state, version, key, unroll)
+    self.state, output = self._update(self.state, version, key, whole)
     self.steps += 1
     # One update may be under way while the next is prepared, and no more:
     # inference on the same device would wait for all of them.
-    self._finish_pending()
+    self.finish()
     self._pending = output
 
-  def _finish_pending(self) -> None:
+  def acting(self) -> types.Tree:
+    """What acts by the newest state."""
+    return self._acting(self.state)
+
+  def finish(self) -> None:
+    """Waits for the update that is under way, and reads what it says."""
     if self._pending is not None:
       output = jax.device_get(self._pending)
       self.learned_steps += float(output.weight)
@@ -124,15 +139,15 @@ def _whole(agent: base.Agent, mesh: jax.sharding.Mesh) -> Program:
     state: base.AgentState,
     version: jax.Array,
     rng_key: jax.Array,
-    unroll: types.Unroll,
+    batch: Batch,
   ) -> tuple[base.AgentState, types.LossOutput]:
-    state, output = agent.update(state, _core_key(rng_key), unroll)
-    return state, _with_lag(output, version, unroll)
+    state, output = agent.update(state, _core_key(rng_key), batch)
+    return state, _with_lag(output, version, batch)
 
   return sharding.per_core(
     update,
     mesh,
-    (sharding.REPLICATED,) * 3 + (sharding.UNROLL,),
+    (sharding.REPLICATED,) * 3 + (_specs(agent),),
     (sharding.REPLICATED, _LOSS_OUTPUT),
   )
 
@@ -146,13 +161,13 @@ def _accumulated(
     state: base.AgentState,
     version: jax.Array,
     rng_key: jax.Array,
-    unroll: types.Unroll,
+    batch: Batch,
     index: jax.Array,
   ) -> tuple[types.Tree, types.LossOutput]:
-    unroll = _slice(unroll, index, micro_batches)
+    batch = sharding.shard(batch, _specs(agent), index, micro_batches)
     key = jax.random.fold_in(_core_key(rng_key), index)
-    gradients, output = agent.gradients(state, key, unroll)
-    output = _with_lag(output, version, unroll)
+    gradients, output = agent.gradients(state, key, batch)
+    output = _with_lag(output, version, batch)
     gradients, metrics = jax.tree.map(
       lambda leaf: leaf * output.weight, (gradients, output.metrics)
     )
@@ -170,7 +185,7 @@ def _accumulated(
 
   one = sharding.REPLICATED
   gradients_of = sharding.per_core(
-    part, mesh, (one, one, one, sharding.UNROLL, one), one
+    part, mesh, (one, one, one, _specs(agent), one), one
   )
   add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b), donate_argnums=0)
   finish = jax.jit(finish)
@@ -179,13 +194,13 @@ def _accumulated(
     state: base.AgentState,
     version: jax.Array,
     rng_key: jax.Array,
-    unroll: types.Unroll,
+    batch: Batch,
   ) -> tuple[base.AgentState, types.LossOutput]:
-    total = gradients_of(state, version, rng_key, unroll, jnp.int32(0))
+    total = gradients_of(state, version, rng_key, batch, jnp.int32(0))
     for index in range(1, micro_batches):
       # Waiting leaves the device free for an inference step in between.
       jax.block_until_ready(total)
-      more = gradients_of(state, version, rng_key, unroll, jnp.int32(index))
+      more = gradients_of(state, version, rng_key, batch, jnp.int32(index))
       total = add(total, more)
     return finish(state, *total)
 
@@ -196,7 +211,7 @@ _LOSS_OUTPUT = types.LossOutput._make(
   [
     sharding.REPLICATED,
     sharding.REPLICATED,
-    jax.sharding.PartitionSpec(sharding.CORES),
+    PartitionSpec(sharding.CORES),
   ]
 )
 
@@ -205,30 +220,19 @@ def _core_key(rng_key: jax.Array) -> jax.Array:
   return jax.random.fold_in(rng_key, jax.lax.axis_index(sharding.CORES))
 
 
+def _specs(agent: base.Agent) -> types.Tree:
+  """How a batch of the agent lies on the cores."""
+  return sharding.UNROLL if agent.window is None else sharding.SAMPLE
+
+
 def _with_lag(
-  output: types.LossOutput, version: jax.Array, unroll: types.Unroll
+  output: types.LossOutput, version: jax.Array, batch: Batch
 ) -> types.LossOutput:
   """Adds how many updates ago, on average, the experience was acted."""
+  unroll = batch.unroll if isinstance(batch, types.Sample) else batch
   first = unroll.inputs.timestep.step_type[1:] == int(dm_env.StepType.FIRST)
   weight = 1.0 - first.astype(jnp.float32)
   lag = (version - unroll.version[:-1]).astype(jnp.float32)
   share = losses.mean_share(lag, weight, sharding.CORES)
   mean = losses.sum_over_cores(share, sharding.CORES)
   return output._replace(metrics=output.metrics | {"policy_lag": mean})
-
-
-def _slice(unroll: types.Unroll, index: jax.Array, parts: int) -> types.Unroll:
-  """The `index`-th of equal parts of a batch of unrolls."""
-
-  def slice_axis(leaf: jax.Array, axis: int) -> jax.Array:
-    if leaf.shape[axis] % parts:
-      raise types.ConfigError(
-        f"expected a batch of each core that {parts} micro-batches divide,"
-        f" found {leaf.shape[axis]} unrolls"
-      )
-    size = leaf.shape[axis] // parts
-    return jax.lax.dynamic_slice_in_dim(leaf, index * size, size, axis)
-
-  steps = jax.tree.map(lambda leaf: slice_axis(leaf, 1), unroll[:-1])
-  core_state = jax.tree.map(lambda leaf: slice_axis(leaf, 0), unroll.core_state)
-  return types.Unroll._make([*steps, core_state])

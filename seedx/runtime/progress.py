@@ -24,10 +24,21 @@ class Progress:
     self._unrolls_discarded = 0
     self._started_seconds: float | None = None
 
-  def add_rows(self, rows: types.Rows) -> None:
-    """Counts observations received; the first one starts the clock."""
+  def add_rows(
+    self, rows: types.Rows, reported: np.ndarray | None = None
+  ) -> None:
+    """Counts observations received; the first one starts the clock.
+
+    Args:
+      rows: `[B, ...]`.
+      reported: `[B]`, whether the row's environment counts in `returns`; None
+        for all. See `reports`.
+    """
     steps = np.count_nonzero(rows.timestep.step_type != dm_env.StepType.FIRST)
-    ended = rows.episode_return[~np.isnan(rows.episode_return)]
+    ended = ~np.isnan(rows.episode_return)
+    if reported is not None:
+      ended &= reported
+    ended = rows.episode_return[ended]
     if len(ended):
       self.returns.add(ended)
     with self._lock:
@@ -56,3 +67,16 @@ class Progress:
     if self._started_seconds is None:
       return 0.0
     return time.monotonic() - self._started_seconds
+
+
+def reports(exploration: np.ndarray) -> np.ndarray:
+  """Which environments' returns are reported: those that explore least.
+
+  Args:
+    exploration: `[N]`, see `base.Agent.exploration`.
+
+  Returns:
+    `[N]`, True for the quarter that explores least; all of them where they
+    explore alike.
+  """
+  return exploration <= np.quantile(exploration, 0.25)

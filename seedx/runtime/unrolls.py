@@ -77,12 +77,14 @@ class Store(NamedTuple):
       first step of each unroll under way.
     core_state: `[N, ...]`, the core state before the next step.
     action: `[N, ...]`, the last action.
+    exploration: `[N]`, see `types.Inputs`.
   """
 
   steps: Steps
   first_core_state: types.Tree
   core_state: types.Tree
   action: types.Array
+  exploration: types.Array
 
 
 class Batch(NamedTuple):
@@ -127,7 +129,10 @@ def empty(
   def zeros(*leading: int) -> types.Tree:
     return lambda leaf: jnp.zeros((*leading, *leaf.shape[1:]), leaf.dtype)
 
-  core_state = agent.initial_core_state(layout.num_slots)
+  # Copies: parts that are one array could not each be donated.
+  core_state = jax.tree.map(
+    jnp.copy, agent.initial_core_state(layout.num_slots)
+  )
   return Store(
     steps=jax.tree.map(zeros(layout.length, layout.num_slots), steps),
     first_core_state=jax.tree.map(
@@ -135,6 +140,7 @@ def empty(
     ),
     core_state=core_state,
     action=zeros(layout.num_slots)(example.action),
+    exploration=jnp.asarray(agent.exploration(layout.num_slots)),
   )
 
 
@@ -171,7 +177,9 @@ def act(
   )
   last_action = store.action[slot]
   inputs = types.Inputs(
-    timestep, _where(first, jnp.zeros_like(last_action), last_action)
+    timestep=timestep,
+    action_tm1=_where(first, jnp.zeros_like(last_action), last_action),
+    exploration=store.exploration[slot],
   )
   output, next_core_state = agent.step(acting, rng_key, inputs, core_state)
 
@@ -191,6 +199,7 @@ def act(
     ),
     core_state=_scatter(store.core_state, (slot,), next_core_state),
     action=_scatter(store.action, (slot,), output.action),
+    exploration=store.exploration,
   )
   return store, output.action
 

@@ -1,0 +1,42 @@
+"""Trains an advantage actor-critic (A2C) in lock step.
+
+  python -m experiments.a2c --env CartPole-v1
+
+Defaults depend on the environment: `--env Pendulum-v1 --help` shows its own.
+"""
+
+import dataclasses
+import sys
+
+from experiments import allocator, command, settings
+
+PRESETS: settings.Presets = {
+  "default": {"total_steps": 500_000, "td_lambda": 0.95},
+  "continuous": {"entropy_cost": 0.0},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(settings.ActorCritic, settings.Sync, settings.Common):
+  """The command line; presets of the environment change defaults."""
+
+
+def main(argv: list[str] | None = None) -> int:
+  """Runs the experiment; returns its exit status."""
+  return command.main(Options, PRESETS, __doc__, _learn, argv)
+
+
+def _learn(given: Options) -> int:
+  from experiments import training
+  from seedx.agents import a2c
+
+  updates = given.total_steps / (given.num_envs * given.unroll_length)
+  agent = a2c.Config(**settings.actor_critic(given, updates))
+  return training.run_sync(
+    given, lambda spec, axis: a2c.make(spec, agent, axis)
+  )
+
+
+if __name__ == "__main__":
+  allocator.keep_freed_memory()
+  sys.exit(main())

@@ -1,0 +1,71 @@
+"""The command line of an experiment, from its words to its exit status."""
+
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from experiments import options, settings, signals
+from seedx import envs, types
+
+
+def main(
+  kind: type[Any],
+  presets: settings.Presets,
+  description: str | None,
+  learn: Callable[[Any], int],
+  argv: Sequence[str] | None,
+) -> int:
+  """Runs an experiment.
+
+  Args:
+    kind: its options, a dataclass of `options.option`.
+    presets: see `settings.preset`.
+    description: opens `--help`.
+    learn: trains as the options say, and returns the exit status; it is not
+      called for `--role actor`, so that what it imports may need JAX.
+    argv: without the program's name; this program's own if None.
+
+  Returns:
+    The exit status; it exits with 2 and one line where something is wrong.
+  """
+  argv = sys.argv[1:] if argv is None else list(argv)
+  try:
+    # Which presets apply depends on the environment, and so does the help.
+    first = [word for word in argv if word not in ("-h", "--help")]
+    given = options.parse(kind, first, description)
+    role = getattr(given, "role", "all")
+    if role == "actor":
+      sys.modules["jax"] = None  # type: ignore[assignment]
+    if role != "all" and not given.address:
+      raise types.ConfigError(
+        f"expected --address with --role {role}, found none"
+      )
+    spec = envs.spec(settings.environment(given))
+    defaults = settings.preset(presets, given, spec)
+    given = options.parse(kind, argv, description, defaults)
+    return _act(given) if role == "actor" else learn(given)
+  except types.ConfigError as error:
+    options.fail(error)
+
+
+def _act(given: Any) -> int:
+  """Steps environments for a learner that runs elsewhere."""
+  from seedx import wire
+  from seedx.runtime import actor
+
+  config = actor.Config(
+    address=given.address,
+    env=settings.environment(given),
+    num_envs=given.envs_per_actor,
+    batch_size=given.actor_batch_size or given.envs_per_actor,
+  )
+  stop = threading.Event()
+  interrupted = signals.stop_on_signals(stop)
+  try:
+    actor.run(config, stop)
+  except wire.WireError as error:
+    raise types.ConfigError(
+      f"the learner at {given.address} refuses this actor: {error}"
+    ) from error
+  return signals.INTERRUPTED_STATUS if interrupted.is_set() else 0

@@ -1,0 +1,61 @@
+"""Trains an agent by proximal policy optimisation (PPO) in lock step.
+
+  python -m experiments.ppo --env CartPole-v1
+
+Defaults depend on the environment: `--env HalfCheetah-v4 --help` shows its own.
+"""
+
+import dataclasses
+import sys
+
+from experiments import allocator, command, settings
+
+PRESETS: settings.Presets = {
+  "default": {
+    "total_steps": 500_000,
+    "num_envs": 16,
+    "unroll_length": 64,
+    "td_lambda": 0.95,
+    "epochs": 8,
+    "minibatches": 8,
+    "entropy_cost": 0.005,
+  },
+  "continuous": {
+    "total_steps": 1_000_000,
+    "learning_rate": 3e-4,
+    "num_envs": 8,
+    "unroll_length": 256,
+    "epochs": 10,
+    "minibatches": 32,
+    "entropy_cost": 0.0,
+    "normalize_observations": True,
+  },
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(
+  settings.ActorCritic, settings.PPO, settings.Sync, settings.Common
+):
+  """The command line; presets of the environment change defaults."""
+
+
+def main(argv: list[str] | None = None) -> int:
+  """Runs the experiment; returns its exit status."""
+  return command.main(Options, PRESETS, __doc__, _learn, argv)
+
+
+def _learn(given: Options) -> int:
+  from experiments import training
+  from seedx.agents import ppo
+
+  updates = given.total_steps / (given.num_envs * given.unroll_length)
+  agent = ppo.Config(**settings.ppo(given, updates))
+  return training.run_sync(
+    given, lambda spec, axis: ppo.make(spec, agent, axis)
+  )
+
+
+if __name__ == "__main__":
+  allocator.keep_freed_memory()
+  sys.exit(main())

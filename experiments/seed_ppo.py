@@ -1,0 +1,54 @@
+"""Trains an agent by PPO through the SEED loop.
+
+  python -m experiments.seed_ppo --env LunarLander-v3
+
+starts its own actors. On several machines:
+
+  python -m experiments.seed_ppo --role learner --address 0.0.0.0:8470
+  python -m experiments.seed_ppo --role actor --address learner-host:8470
+
+with the same environment options on both sides. Defaults depend on the
+environment: `--env LunarLander-v3 --help` shows its own.
+"""
+
+import dataclasses
+import sys
+
+from experiments import allocator, command, settings
+
+PRESETS: settings.Presets = {
+  "default": {
+    "envs_per_actor": 32,
+    "unroll_length": 32,
+    "td_lambda": 0.95,
+    "entropy_cost": 0.005,
+  },
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(
+  settings.ActorCritic, settings.PPO, settings.Seed, settings.Common
+):
+  """The command line; presets of the environment change defaults."""
+
+
+def main(argv: list[str] | None = None) -> int:
+  """Runs the experiment; returns its exit status."""
+  return command.main(Options, PRESETS, __doc__, _learn, argv)
+
+
+def _learn(given: Options) -> int:
+  from experiments import training
+  from seedx.agents import ppo
+
+  updates = given.total_steps / (given.batch_size * given.unroll_length)
+  agent = ppo.Config(**settings.ppo(given, updates))
+  return training.run_seed(
+    given, lambda spec, axis: ppo.make(spec, agent, axis)
+  )
+
+
+if __name__ == "__main__":
+  allocator.keep_freed_memory()
+  sys.exit(main())

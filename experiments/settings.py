@@ -1,0 +1,198 @@
+"""The options that experiments share, so that each has one name everywhere.
+
+An experiment's options are a dataclass that inherits the groups it needs. Its
+presets, a dict by kind of environment, replace their defaults; see `preset`.
+Nothing here imports JAX, so that an actor can use it.
+"""
+
+import dataclasses
+import fnmatch
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tree
+
+from experiments import options
+from seedx import envs, types
+
+option = options.option
+
+# Options by their names; see `preset` for the keys.
+Presets = Mapping[str, Mapping[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Common:
+  """What every experiment can be told."""
+
+  env: str = option("CartPole-v1", "EnvPool's name of the environment")
+  total_steps: int = option(2_000_000, "env steps to learn for")
+  seed: int = option(0, "fixes environments, initial parameters and sampling")
+  run_dir: str = option(
+    "", "where results go; runs/<experiment>/<time> if empty"
+  )
+  learning_rate: float = option(2e-3, "of Adam, falling to 0 over the run")
+  discount: float = option(0.99, "per env step")
+  reward_scale: float = option(0.1, "rewards are multiplied by it in the loss")
+  reward_clip: float = option(0.0, "then clipped to +- this; 0 for never")
+  max_gradient_norm: float = option(0.5, "gradients are scaled down to it")
+  normalize_observations: bool = option(
+    False, "bring vectors of floats to mean 0 and variance 1"
+  )
+  hidden_sizes: tuple[int, ...] = option(
+    (64, 64), "units of the MLP's layers", parse=options.integers
+  )
+  image_torso: str = option(
+    "nature", "the network for images", choices=("nature", "impala")
+  )
+  stack_frames: int = option(1, "frames that the network sees of images")
+  compute_dtype: str = option(
+    "float32", "of the network", choices=("float32", "bfloat16")
+  )
+  micro_batches: int = option(1, "parts that an update is computed in")
+  learner_devices: tuple[int, ...] = option(
+    (0,), "indices of the devices that learn", parse=options.integers
+  )
+  env_options: dict[str, Any] = option(
+    {}, "EnvPool's options, KEY=VALUE,KEY=VALUE", parse=options.keywords
+  )
+  info_keys: tuple[str, ...] = option(
+    (), "info entries that join the observation", parse=options.names
+  )
+  action_mask: str = option(
+    "action_mask", "observation or info entry of the legal actions"
+  )
+  observation_transform: str = option(
+    "", "MODULE:FUNCTION, from observations [B, ...] to what the agent sees"
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class ActorCritic:
+  """Of agents with a policy and a value."""
+
+  entropy_cost: float = option(0.01, "weight of the entropy bonus")
+  value_cost: float = option(0.5, "weight of the value loss")
+  td_lambda: float = option(1.0, "mixes in shorter returns; 1 for the longest")
+  recurrent: bool = option(False, "give the network a memory, an LSTM")
+  lstm_size: int = option(128, "units of that LSTM")
+
+
+@dataclasses.dataclass(frozen=True)
+class PPO:
+  """Of PPO."""
+
+  epochs: int = option(4, "how often an update goes through its batch")
+  minibatches: int = option(4, "parts of an epoch, each of which takes a step")
+  clip_epsilon: float = option(0.2, "how far from 1 the ratio pays")
+  clip_values: bool = option(False, "clip the value loss as well")
+
+
+@dataclasses.dataclass(frozen=True)
+class Sync:
+  """Of the pipeline `sync`."""
+
+  num_envs: int = option(16, "environments")
+  unroll_length: int = option(16, "steps of each between two times of learning")
+  env_threads: int = option(1, "threads that step the environments")
+
+
+@dataclasses.dataclass(frozen=True)
+class Seed:
+  """Of the pipeline `seed`."""
+
+  num_actors: int = option(2, "actor processes")
+  envs_per_actor: int = option(128, "environments of each actor")
+  actor_batch_size: int = option(
+    0, "environments in a message; 0 steps all of an actor's in lock step"
+  )
+  unroll_length: int = option(20, "transitions in an unroll")
+  batch_size: int = option(64, "unrolls in an update")
+  role: str = option(
+    "all",
+    "what this process does; 'all' starts its own actors",
+    choices=("all", "learner", "actor"),
+  )
+  address: str = option(
+    "", "where the learner listens, HOST:PORT or unix:PATH; with --role"
+  )
+  inference_devices: tuple[int, ...] = option(
+    (0,), "indices of the devices that act", parse=options.integers
+  )
+
+
+def environment(given: Any) -> envs.Config:
+  """The environment that `Common` options ask for."""
+  return envs.Config(
+    env_id=given.env,
+    options=given.env_options,
+    info_keys=given.info_keys,
+    action_mask=given.action_mask,
+    transform=given.observation_transform,
+  )
+
+
+def agent(given: Any, updates: float) -> dict[str, Any]:
+  """The fields of every agent's config that `Common` options decide.
+
+  Args:
+    given: the options.
+    updates: that the whole run will make.
+  """
+  names = (
+    "learning_rate discount reward_scale reward_clip max_gradient_norm"
+    " normalize_observations hidden_sizes image_torso stack_frames"
+    " compute_dtype"
+  )
+  return {name: getattr(given, name) for name in names.split()} | {
+    "learning_rate_end": 0.0,
+    "decay_updates": max(1, round(updates)),
+  }
+
+
+def actor_critic(given: Any, updates: float) -> dict[str, Any]:
+  """Those of an actor-critic's config; see `agent`."""
+  return agent(given, updates) | {
+    "entropy_cost": given.entropy_cost,
+    "value_cost": given.value_cost,
+    "lambda_": given.td_lambda,
+    "lstm_size": given.lstm_size if given.recurrent else 0,
+  }
+
+
+def ppo(given: Any, updates: float) -> dict[str, Any]:
+  """Those of PPO's config; see `agent`."""
+  names = ("epochs", "minibatches", "clip_epsilon", "clip_values")
+  fields = {name: getattr(given, name) for name in names}
+  return actor_critic(given, updates) | fields
+
+
+def preset(
+  presets: Presets, given: Any, spec: types.EnvironmentSpec
+) -> dict[str, Any]:
+  """The presets that apply, of several the last.
+
+  Args:
+    presets: options by "default"; by "images" or "continuous", for such
+      observations or actions; by the pattern of an environment's name, such as
+      "Pendulum-*"; by "recurrent", for an agent with a memory.
+    given: the options.
+    spec: of the environment.
+  """
+  images = any(
+    leaf.dtype == np.uint8 and len(leaf.shape) == 3
+    for leaf in tree.flatten(spec.observation)
+  )
+  continuous = np.issubdtype(spec.action.dtype, np.floating)
+  applies = {
+    "default": True,
+    "images": images,
+    "continuous": continuous and not images,
+    "recurrent": getattr(given, "recurrent", False),
+  }
+  chosen: dict[str, Any] = {}
+  for key, values in presets.items():
+    if applies.get(key, fnmatch.fnmatchcase(given.env, key)):
+      chosen |= values
+  return chosen

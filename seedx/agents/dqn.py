@@ -1,0 +1,262 @@
+"""Deep Q-networks: double, dueling, n-step, with a target network."""
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import dm_env.specs
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from seedx import distributions, losses, networks, types
+from seedx.agents import base, model
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(model.Config):
+  """Static hyper-parameters, beside those of every agent.
+
+  Attributes:
+    n_step: steps before bootstrapping.
+    double: whether the learned network chooses the action to bootstrap from.
+    dueling: whether values and advantages have heads of their own.
+    huber_delta: errors beyond it count linearly; 0 for never.
+    rescale: whether Q-values are rescaled, see `losses.q_learning`.
+    target_period: updates between two copies to the target network.
+    epsilon_end: how often a random action is taken, in the end.
+    epsilon_decay_updates: updates over which that falls linearly from 1.
+    epsilon_ladder: whether each environment has its own share of random
+      actions, from 0.4 down to 0.4 ** 8, instead of `epsilon_end`.
+  """
+
+  n_step: int = 1
+  double: bool = True
+  dueling: bool = False
+  huber_delta: float = 0.0
+  rescale: bool = False
+  target_period: int = 100
+  epsilon_end: float = 0.05
+  epsilon_decay_updates: int = 0
+  epsilon_ladder: bool = False
+
+  def __post_init__(self) -> None:
+    """Raises types.ConfigError for a value out of its range."""
+    super().__post_init__()
+    types.check_ranges(
+      self,
+      n_step=(1, 2**16),
+      huber_delta=(0.0, types.MOST),
+      target_period=(1, 2**31 - 1),
+      epsilon_end=(0.0, 1.0),
+      epsilon_decay_updates=(0, 2**31 - 1),
+    )
+    if self.lstm_size:
+      raise types.ConfigError(
+        "expected a DQN without an LSTM (lstm_size 0): its replay starts in the"
+        f" middle of unrolls, found {self.lstm_size}"
+      )
+
+  @property
+  def burn_in(self) -> int:
+    """Steps of a window that only fill the frame stack."""
+    return self.stack_frames - 1
+
+
+class Acting(NamedTuple):
+  """What acting needs.
+
+  Attributes:
+    variables: of the model.
+    epsilon: `[]`, the share of random actions that all environments take.
+  """
+
+  variables: model.Variables
+  epsilon: jax.Array
+
+
+def make(
+  spec: types.EnvironmentSpec, config: Config, axis_name: str | None = None
+) -> base.Agent:
+  """Makes the agent for an environment.
+
+  Args:
+    spec: what the environment takes and gives.
+    config: the hyper-parameters.
+    axis_name: the mesh axis over which batches are sharded; None if they are
+      not.
+
+  Raises:
+    types.ConfigError: the actions are not discrete.
+  """
+  if not isinstance(spec.action, dm_env.specs.DiscreteArray):
+    raise types.ConfigError(
+      f"expected discrete actions for DQN, found {spec.action}; the"
+      " actor-critic agents take others"
+    )
+  head = networks.QHead(
+    int(spec.action.num_values),
+    config.dueling,
+    config.hidden_sizes[-1],
+    jnp.dtype(config.compute_dtype),
+  )
+  q_model = model.Model.make(spec, config, head)
+  optimizer = model.optimizer(config)
+
+  def init(rng_key: jax.Array) -> base.AgentState:
+    variables = q_model.init(rng_key)
+    return base.AgentState(
+      params=variables.params,
+      optimizer_state=optimizer.init(variables.params),
+      hyperparameters={"learning_rate": jnp.float32(config.learning_rate)},
+      updates=jnp.int32(0),
+      target_params=variables.params,
+      statistics=variables.statistics,
+    )
+
+  def gradients(
+    state: base.AgentState, rng_key: jax.Array, batch: types.Sample
+  ) -> tuple[base.Gradients, types.LossOutput]:
+    del rng_key  # Nothing is drawn.
+
+    def share(params: types.Tree) -> tuple[jax.Array, losses.QLearningLoss]:
+      steps = _per_step(q_model, config, params, state, batch)
+      mean = losses.mean_share(steps.loss, steps.weight, axis_name)
+      return mean, steps
+
+    (loss, steps), grads = jax.value_and_grad(share, has_aux=True)(state.params)
+    size = jnp.abs(steps.td_error)
+    sums = losses.sum_over_cores(
+      {
+        "gradients": grads,
+        "loss": loss,
+        "td_error": losses.mean_share(size, steps.weight, axis_name),
+        "weight": jnp.sum(steps.weight),
+      },
+      axis_name,
+    )
+    moments = q_model.moments(batch.unroll.inputs, axis_name)
+    return base.Gradients(sums["gradients"], moments), types.LossOutput(
+      weight=sums["weight"],
+      metrics={"loss": sums["loss"], "td_error": sums["td_error"]},
+      priorities=jnp.mean(size, axis=0),
+    )
+
+  def apply(
+    state: base.AgentState, gradients: base.Gradients
+  ) -> base.AgentState:
+    state = model.descend(state, optimizer, gradients.params)
+    state = model.count_batch(state, gradients.moments)
+    target_params = optax.periodic_update(
+      state.params, state.target_params, state.updates, config.target_period
+    )
+    return dataclasses.replace(state, target_params=target_params)
+
+  return base.Agent(
+    init=init,
+    acting=lambda state: Acting(
+      model.Variables(state.params, state.statistics),
+      _annealed(config, state.updates),
+    ),
+    initial_core_state=q_model.initial_core_state,
+    step=functools.partial(_step, q_model),
+    gradients=gradients,
+    apply=apply,
+    update=base.composed_update(gradients, apply),
+    window=config.burn_in + config.n_step + 1,
+    exploration=functools.partial(exploration, config),
+  )
+
+
+def exploration(config: Config, num_envs: int) -> np.ndarray:
+  """Each environment's own share of random actions, `[num_envs]` float32.
+
+  Horgan et al. 2018, https://arxiv.org/abs/1803.00933, section 4.1.
+  """
+  if not config.epsilon_ladder:
+    return np.zeros(num_envs, np.float32)
+  if num_envs == 1:
+    return np.array([0.01], np.float32)
+  place = np.arange(num_envs) / (num_envs - 1)
+  return (0.4 ** (1 + 7 * place)).astype(np.float32)
+
+
+def _annealed(config: Config, updates: jax.Array) -> jax.Array:
+  end = 0.0 if config.epsilon_ladder else config.epsilon_end
+  if not config.epsilon_decay_updates:
+    return jnp.float32(end)
+  done = updates / config.epsilon_decay_updates
+  return jnp.maximum(1.0 - done * (1.0 - end), end).astype(jnp.float32)
+
+
+def _step(
+  q_model: model.Model,
+  acting: Acting,
+  rng_key: jax.Array,
+  inputs: types.Inputs,
+  core_state: types.Tree,
+) -> tuple[types.AgentOutput, types.Tree]:
+  """One step of `[B, ...]`; see `base.Agent`."""
+  stream = jax.tree.map(lambda x: x[None], inputs)
+  output = q_model.unroll(acting.variables, stream, core_state)
+  q_values = _legal(output)[0]
+  explore_key, action_key = jax.random.split(rng_key)
+  anything = jax.random.categorical(
+    action_key, _legal(output._replace(head=jnp.zeros_like(output.head)))[0]
+  )
+  epsilon = jnp.maximum(acting.epsilon, inputs.exploration)
+  explores = jax.random.uniform(explore_key, epsilon.shape) < epsilon
+  action = jnp.where(explores, anything, jnp.argmax(q_values, axis=-1))
+  action = action.astype(q_model.spec.action.dtype)
+  return types.AgentOutput(action, ()), output.core_state
+
+
+def _per_step(
+  q_model: model.Model,
+  config: Config,
+  params: types.Tree,
+  state: base.AgentState,
+  batch: types.Sample,
+) -> losses.QLearningLoss:
+  """Losses `[T - n + 1, B]` of the steps whose return has all its n steps."""
+  before = jax.tree.map(lambda x: x[: config.burn_in], batch.unroll.inputs)
+  inputs = jax.tree.map(lambda x: x[config.burn_in :], batch.unroll.inputs)
+  action = batch.unroll.action[config.burn_in : -1].astype(jnp.int32)
+
+  def q_values(params: types.Tree) -> jax.Array:
+    variables = model.Variables(params, state.statistics)
+    core_state = batch.unroll.core_state
+    if config.burn_in:
+      core_state = q_model.unroll(variables, before, core_state).core_state
+    return _legal(q_model.unroll(variables, inputs, core_state))
+
+  stream_loss = functools.partial(
+    losses.q_learning,
+    n=config.n_step,
+    double=config.double,
+    huber_delta=config.huber_delta or None,
+    rescale=config.rescale,
+  )
+
+  def one(
+    *stream: jax.Array, importance_weight: jax.Array
+  ) -> losses.QLearningLoss:
+    return stream_loss(*stream, importance_weight=importance_weight)
+
+  steps = jax.vmap(one, in_axes=1, out_axes=1)(
+    q_values(params),
+    jax.lax.stop_gradient(q_values(state.target_params)),
+    action,
+    inputs.timestep.step_type.astype(jnp.int32),
+    q_model.rewards(inputs),
+    q_model.discounts(inputs),
+    importance_weight=batch.importance_weight,
+  )
+  whole = len(action) - config.n_step + 1
+  return jax.tree.map(lambda x: x[:whole], steps)
+
+
+def _legal(output: model.Output) -> jax.Array:
+  """Q-values `[T, B, A]` with those of illegal actions far below."""
+  return distributions.only_legal(output.head, output.action_mask)

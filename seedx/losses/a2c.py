@@ -1,0 +1,72 @@
+"""The advantage actor-critic loss of A3C and A2C."""
+
+import jax
+import jax.numpy as jnp
+
+from seedx.losses import returns, streams
+
+
+def a2c(
+  values: jax.Array,
+  log_prob: jax.Array,
+  entropy: jax.Array,
+  step_type: jax.Array,
+  reward: jax.Array,
+  discount: jax.Array,
+  *,
+  lambda_: float = 1.0,
+) -> streams.ActorCriticLoss:
+  """The advantage actor-critic losses of one stream of T transitions.
+
+  With the return G_t of `returns.lambda_returns`, by default the longest that
+  the stream has,
+
+      policy gradient loss  -(G_t - V_t) log pi(a_t)
+      value loss            0.5 (G_t - V_t)^2
+      entropy loss          -H(pi_t)
+
+  where G and the advantage are constants to the gradient (Mnih et al. 2016,
+  https://arxiv.org/abs/1602.01783, section 4 and algorithm S3). It is right
+  only for actions that pi itself took. Episodes that end inside the stream are
+  cut as `streams.transitions` says.
+
+  >>> loss = a2c(
+  ...   values=jnp.array([1.0, 2.0]),
+  ...   log_prob=jnp.array([-0.5]),
+  ...   entropy=jnp.array([0.7]),
+  ...   step_type=jnp.array([0, 1]),
+  ...   reward=jnp.array([0.0, 3.0]),
+  ...   discount=jnp.array([1.0, 0.5]),
+  ... )  # The advantage is 3 + 0.5 * 2 - 1.
+  >>> loss.policy_gradient.tolist(), loss.value.tolist()
+  ([1.5], [4.5])
+
+  Args:
+    values: `[T + 1]` float, V of each time step by the learned parameters.
+    log_prob: `[T]` float, log pi(a_t) by the learned parameters.
+    entropy: `[T]` float, entropy of pi at each time step.
+    step_type: `[T + 1]` integers of `dm_env.StepType`.
+    reward: `[T + 1]` float, the reward that arrived with each time step.
+    discount: `[T + 1]` float, likewise, times the agent's own discount.
+    lambda_: mixes in shorter returns; 1 for the longest.
+
+  Returns:
+    `ActorCriticLoss` of `[T]` each.
+
+  Raises:
+    ValueError: ranks, types or lengths differ from the above.
+  """
+  length = streams.num_transitions(step_type)
+  streams.check(float, (length,), log_prob=log_prob, entropy=entropy)
+  steps = streams.transitions(step_type, reward, discount, values)
+  target = returns.lambda_returns(
+    values, step_type, reward, discount, lambda_=lambda_
+  )
+  errors = jax.lax.stop_gradient(target) - values[:-1]
+  # On a reset the error is 0 already.
+  return streams.ActorCriticLoss(
+    policy_gradient=-jax.lax.stop_gradient(errors) * log_prob,
+    value=0.5 * jnp.square(errors),
+    entropy=-entropy * steps.weight,
+    weight=steps.weight,
+  )

@@ -1,0 +1,105 @@
+"""The clipped losses of proximal policy optimisation."""
+
+import jax
+import jax.numpy as jnp
+import rlax
+
+from seedx.losses import streams
+
+
+def ppo(
+  values: jax.Array,
+  log_prob: jax.Array,
+  behaviour_log_prob: jax.Array,
+  entropy: jax.Array,
+  advantage: jax.Array,
+  target: jax.Array,
+  weight: jax.Array,
+  *,
+  clip_epsilon: float = 0.2,
+  behaviour_values: jax.Array | None = None,
+) -> streams.ActorCriticLoss:
+  """The clipped actor-critic losses of T steps.
+
+  With the probability ratio rho_t = pi(a_t) / mu(a_t),
+
+      policy gradient loss  -min(rho_t A_t,
+                                 clip(rho_t, 1 - epsilon, 1 + epsilon) A_t)
+      value loss            0.5 (G_t - V_t)^2
+      entropy loss          -H(pi_t)
+
+  where A and G are constants to the gradient (Schulman et al. 2017,
+  https://arxiv.org/abs/1707.06347, equations 7 and 9). Given the values V' from
+  before the update, the value loss is clipped too, as in OpenAI's baselines:
+
+      0.5 max((G_t - V_t)^2,
+              (G_t - V'_t - clip(V_t - V'_t, -epsilon, epsilon))^2)
+
+  The steps need not follow each other: advantages and targets come from
+  `returns.gae` of whole streams, before these are cut into minibatches.
+
+  >>> loss = ppo(
+  ...   values=jnp.array([1.0]),
+  ...   log_prob=jnp.log(jnp.array([0.75])),
+  ...   behaviour_log_prob=jnp.log(jnp.array([0.5])),
+  ...   entropy=jnp.array([0.7]),
+  ...   advantage=jnp.array([2.0]),
+  ...   target=jnp.array([3.0]),
+  ...   weight=jnp.array([1.0]),
+  ...   clip_epsilon=0.25,
+  ... )  # The ratio is 1.5, cut to 1.25.
+  >>> loss.policy_gradient.tolist(), loss.value.tolist()
+  ([-2.5], [2.0])
+
+  Args:
+    values: `[T]` float, V of each step by the learned parameters.
+    log_prob: `[T]` float, log pi(a_t) by the learned parameters.
+    behaviour_log_prob: `[T]` float, log mu(a_t) when it was acted.
+    entropy: `[T]` float, entropy of pi at each step.
+    advantage: `[T]` float, A, perhaps normalised.
+    target: `[T]` float, G.
+    weight: `[T]` float, of `streams.transitions`: 0 on the steps that are no
+      experience, 1 elsewhere.
+    clip_epsilon: how far from 1 the ratio pays.
+    behaviour_values: `[T]` float, V' of each step; None for no clipping.
+
+  Returns:
+    `ActorCriticLoss` of `[T]` each.
+
+  Raises:
+    ValueError: ranks, types or lengths differ from the above.
+  """
+  if jnp.ndim(values) != 1:
+    raise ValueError(
+      f"expected values of one stream, found shape {jnp.shape(values)};"
+      " jax.vmap takes a batch of them"
+    )
+  streams.check(
+    float,
+    jnp.shape(values),
+    values=values,
+    log_prob=log_prob,
+    behaviour_log_prob=behaviour_log_prob,
+    entropy=entropy,
+    advantage=advantage,
+    target=target,
+    weight=weight,
+    behaviour_values=behaviour_values,
+  )
+  ratio = jnp.exp(log_prob - jax.lax.stop_gradient(behaviour_log_prob))
+  # RLax has the mean over a stream; over streams of one step it is per step.
+  surrogate = jax.vmap(rlax.clipped_surrogate_pg_loss, in_axes=(0, 0, None))(
+    ratio[:, None], advantage[:, None], clip_epsilon
+  )
+  target = jax.lax.stop_gradient(target)
+  square = jnp.square(target - values)
+  if behaviour_values is not None:
+    behaviour_values = jax.lax.stop_gradient(behaviour_values)
+    moved = jnp.clip(values - behaviour_values, -clip_epsilon, clip_epsilon)
+    square = jnp.maximum(square, jnp.square(target - behaviour_values - moved))
+  return streams.ActorCriticLoss(
+    policy_gradient=surrogate * weight,
+    value=0.5 * square * weight,
+    entropy=-entropy * weight,
+    weight=weight,
+  )

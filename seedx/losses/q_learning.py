@@ -1,0 +1,124 @@
+"""Q-learning, with what DQN's descendants added to it."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import rlax
+
+from seedx.losses import streams
+
+
+class QLearningLoss(NamedTuple):
+  """Per-step losses of one stream.
+
+  Attributes:
+    loss: `[T]`.
+    td_error: `[T]`, constant to the gradient; its size is the priority.
+    weight: `[T]`, 0 on the steps that are no experience, 1 elsewhere.
+  """
+
+  loss: jax.Array
+  td_error: jax.Array
+  weight: jax.Array
+
+
+def q_learning(
+  q_values: jax.Array,
+  target_q_values: jax.Array,
+  action: jax.Array,
+  step_type: jax.Array,
+  reward: jax.Array,
+  discount: jax.Array,
+  *,
+  n: int = 1,
+  double: bool = True,
+  huber_delta: float | None = None,
+  rescale: bool = False,
+  importance_weight: jax.Array | None = None,
+) -> QLearningLoss:
+  """The Q-learning loss of one stream of T transitions.
+
+      td_t   = h(G_t) - Q_t(a_t)
+      G_t    = r_t+1 + d_t+1 (r_t+2 + ... (r_t+n + d_t+n V_t+n))
+      V_t    = h^-1(Q'_t(argmax_a Q_t(a)))   double, or
+               h^-1(max_a Q'_t(a))           not
+      loss_t = w huber(td_t), or w 0.5 td_t^2
+
+  where G is a constant to the gradient, Q' has the target parameters, and h is
+  the identity or sign(x) (sqrt(|x| + 1) - 1) + 0.001 x. Steps closer than n to
+  the end of the stream bootstrap there. Sources: Mnih et al. 2015,
+  https://doi.org/10.1038/nature14236; double: van Hasselt et al. 2016,
+  https://arxiv.org/abs/1509.06461, equation 4; n steps and w: Hessel et al.
+  2018, https://arxiv.org/abs/1710.02298; h: Pohlen et al. 2018,
+  https://arxiv.org/abs/1805.11593, section 3.1. Episodes that end inside the
+  stream are cut as `streams.transitions` says.
+
+  >>> loss = q_learning(
+  ...   q_values=jnp.array([[1.0, 0.0], [2.0, 5.0]]),
+  ...   target_q_values=jnp.array([[0.0, 0.0], [6.0, 4.0]]),
+  ...   action=jnp.array([0]),
+  ...   step_type=jnp.array([0, 1]),
+  ...   reward=jnp.array([0.0, 3.0]),
+  ...   discount=jnp.array([1.0, 0.5]),
+  ... )  # Action 1 is best by Q, and worth 4 by Q'.
+  >>> loss.td_error.tolist(), loss.loss.tolist()
+  ([4.0], [8.0])
+
+  Args:
+    q_values: `[T + 1, A]` float, Q by the learned parameters.
+    target_q_values: `[T + 1, A]` float, Q by the target parameters.
+    action: `[T]` integers, the actions taken.
+    step_type: `[T + 1]` integers of `dm_env.StepType`.
+    reward: `[T + 1]` float, the reward that arrived with each time step.
+    discount: `[T + 1]` float, likewise, times the agent's own discount.
+    n: steps before bootstrapping, at least 1.
+    double: whether Q chooses the action that Q' values.
+    huber_delta: errors beyond it count linearly; None for never.
+    rescale: whether Q is of values rescaled by h.
+    importance_weight: `[]` float, w of the whole stream; None for 1.
+
+  Returns:
+    `QLearningLoss` of `[T]` each.
+
+  Raises:
+    ValueError: ranks, types or lengths differ from the above, or n is below 1.
+  """
+  length = streams.num_transitions(step_type)
+  if jnp.ndim(q_values) != 2:
+    raise ValueError(
+      "expected q_values of one stream with an axis of actions, found shape"
+      f" {jnp.shape(q_values)}; jax.vmap takes a batch of them"
+    )
+  streams.check(
+    float,
+    (length + 1, jnp.shape(q_values)[1]),
+    q_values=q_values,
+    target_q_values=target_q_values,
+  )
+  streams.check(int, (length,), action=action)
+  streams.check(float, (), importance_weight=importance_weight)
+  if n < 1:
+    raise ValueError(f"expected n of at least 1, found {n}")
+  pair = rlax.SIGNED_HYPERBOLIC_PAIR if rescale else rlax.IDENTITY_PAIR
+  best = jnp.argmax(q_values if double else target_q_values, axis=-1)
+  values = jnp.take_along_axis(target_q_values, best[:, None], axis=-1)[:, 0]
+  steps = streams.transitions(
+    step_type, reward, discount, pair.apply_inv(values)
+  )
+  td_error = steps.weight * rlax.transformed_n_step_q_learning(
+    q_values[:-1],
+    action,
+    target_q_values[1:],
+    best[1:],
+    steps.reward_t,
+    steps.discount_t,
+    n,
+    tx_pair=pair,
+  )
+  loss = 0.5 * jnp.square(td_error)
+  if huber_delta is not None:
+    loss = rlax.huber_loss(td_error, huber_delta)
+  if importance_weight is not None:
+    loss = loss * importance_weight
+  return QLearningLoss(loss, jax.lax.stop_gradient(td_error), steps.weight)

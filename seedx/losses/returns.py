@@ -1,0 +1,145 @@
+"""Returns and advantages of one stream, with its episodes kept apart.
+
+All of them take the estimates V, rewards and discounts of T + 1 time steps. On
+the step from an episode's LAST to the next FIRST a return is V(LAST) and an
+advantage 0; see `streams.transitions`.
+"""
+
+import jax
+import rlax
+
+from seedx.losses import streams
+
+
+def n_step_returns(
+  values: jax.Array,
+  step_type: jax.Array,
+  reward: jax.Array,
+  discount: jax.Array,
+  *,
+  n: int,
+) -> jax.Array:
+  """Returns that bootstrap n steps ahead, or at the end of the stream.
+
+      G_t = r_t+1 + d_t+1 (r_t+2 + d_t+2 (... (r_t+n + d_t+n V_t+n)))
+
+  Sutton and Barto 2018, "Reinforcement Learning", equation 7.1.
+
+  >>> import jax.numpy as jnp
+  >>> n_step_returns(
+  ...   values=jnp.array([0.0, 0.0, 8.0]),
+  ...   step_type=jnp.array([0, 1, 1]),
+  ...   reward=jnp.array([0.0, 1.0, 2.0]),
+  ...   discount=jnp.array([1.0, 0.5, 0.5]),
+  ...   n=2,
+  ... ).tolist()  # 1 + 0.5 (2 + 0.5 * 8), 2 + 0.5 * 8
+  [4.0, 6.0]
+
+  Args:
+    values: `[T + 1]` float, V of each time step.
+    step_type: `[T + 1]` integers of `dm_env.StepType`.
+    reward: `[T + 1]` float, the reward that arrived with each time step.
+    discount: `[T + 1]` float, likewise, times the agent's own discount.
+    n: steps, at least 1.
+
+  Returns:
+    `[T]`.
+
+  Raises:
+    ValueError: ranks, types or lengths differ from the above, or n is below 1.
+  """
+  if n < 1:
+    raise ValueError(f"expected n of at least 1, found {n}")
+  steps = streams.transitions(step_type, reward, discount, values)
+  return rlax.n_step_bootstrapped_returns(
+    steps.reward_t, steps.discount_t, values[1:], n
+  )
+
+
+def lambda_returns(
+  values: jax.Array,
+  step_type: jax.Array,
+  reward: jax.Array,
+  discount: jax.Array,
+  *,
+  lambda_: float = 1.0,
+) -> jax.Array:
+  """Exponentially weighted means of the n-step returns of all n.
+
+      G_t = r_t+1 + d_t+1 ((1 - lambda) V_t+1 + lambda G_t+1),  G_T = V_T
+
+  Sutton and Barto 2018, "Reinforcement Learning", section 12.1. With lambda 1
+  it is the longest n-step return, with 0 the shortest.
+
+  >>> import jax.numpy as jnp
+  >>> lambda_returns(
+  ...   values=jnp.array([0.0, 4.0, 8.0]),
+  ...   step_type=jnp.array([0, 1, 1]),
+  ...   reward=jnp.array([0.0, 1.0, 2.0]),
+  ...   discount=jnp.array([1.0, 0.5, 0.5]),
+  ...   lambda_=0.5,
+  ... ).tolist()  # 1 + 0.5 (0.5 * 4 + 0.5 * 6), 2 + 0.5 * 8
+  [3.5, 6.0]
+
+  Args:
+    values: `[T + 1]` float, V of each time step.
+    step_type: `[T + 1]` integers of `dm_env.StepType`.
+    reward: `[T + 1]` float, the reward that arrived with each time step.
+    discount: `[T + 1]` float, likewise, times the agent's own discount.
+    lambda_: from 0 to 1.
+
+  Returns:
+    `[T]`.
+
+  Raises:
+    ValueError: ranks, types or lengths differ from the above.
+  """
+  steps = streams.transitions(step_type, reward, discount, values)
+  return rlax.lambda_returns(
+    steps.reward_t, steps.discount_t, values[1:], 1.0 * lambda_
+  )
+
+
+def gae(
+  values: jax.Array,
+  step_type: jax.Array,
+  reward: jax.Array,
+  discount: jax.Array,
+  *,
+  lambda_: float = 0.95,
+) -> jax.Array:
+  """Generalised advantage estimates.
+
+      A_t = delta_t + d_t+1 lambda A_t+1,
+      delta_t = r_t+1 + d_t+1 V_t+1 - V_t
+
+  Schulman et al. 2015, https://arxiv.org/abs/1506.02438, equation 16. They are
+  the lambda-returns less V.
+
+  >>> import jax.numpy as jnp
+  >>> gae(
+  ...   values=jnp.array([1.0, 4.0, 8.0]),
+  ...   step_type=jnp.array([0, 1, 1]),
+  ...   reward=jnp.array([0.0, 1.0, 2.0]),
+  ...   discount=jnp.array([1.0, 0.5, 0.5]),
+  ...   lambda_=0.5,
+  ... ).tolist()  # (1 + 0.5 * 4 - 1) + 0.5 * 0.5 * 2, 2 + 0.5 * 8 - 4
+  [2.5, 2.0]
+
+  Args:
+    values: `[T + 1]` float, V of each time step.
+    step_type: `[T + 1]` integers of `dm_env.StepType`.
+    reward: `[T + 1]` float, the reward that arrived with each time step.
+    discount: `[T + 1]` float, likewise, times the agent's own discount.
+    lambda_: from 0 (one-step TD errors) to 1 (longest returns).
+
+  Returns:
+    `[T]`.
+
+  Raises:
+    ValueError: ranks, types or lengths differ from the above.
+  """
+  steps = streams.transitions(step_type, reward, discount, values)
+  return rlax.truncated_generalized_advantage_estimation(
+    steps.reward_t, steps.discount_t, lambda_, values
+  )

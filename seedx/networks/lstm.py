@@ -1,0 +1,68 @@
+"""A recurrent core whose memory ends with the episode."""
+
+from typing import Any
+
+import dm_env
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+State = tuple[jax.Array, jax.Array]
+
+
+def initial_state(batch_size: int, size: int) -> State:
+  """Cell and output before an episode, `[batch_size, size]` float32 zeros."""
+  zeros = jnp.zeros((batch_size, size), jnp.float32)
+  return zeros, zeros
+
+
+class LSTM(nn.Module):
+  """A long short-term memory, reset where an episode starts.
+
+  Hochreiter and Schmidhuber 1997, https://doi.org/10.1162/neco.1997.9.8.1735.
+
+  Attributes:
+    size: units.
+    dtype: of the computation; parameters and state are float32.
+  """
+
+  size: int
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(
+    self, features: jax.Array, step_type: jax.Array, state: State
+  ) -> tuple[jax.Array, State]:
+    """Unrolls it over a stream.
+
+    Args:
+      features: `[T, B, F]`.
+      step_type: `[T, B]`; a FIRST step starts from zeros.
+      state: `[B, size]` each, before `features[0]`.
+
+    Returns:
+      Its outputs `[T, B, size]`, and the next state.
+    """
+    scanned = nn.scan(
+      _Step, variable_broadcast="params", split_rngs={"params": False}
+    )
+    first = step_type == int(dm_env.StepType.FIRST)
+    state, outputs = scanned(self.size, self.dtype)(state, (features, first))
+    return outputs, state
+
+
+class _Step(nn.Module):
+  """One step of `[B, ...]`, in the form that is scanned."""
+
+  size: int
+  dtype: Any
+
+  @nn.compact
+  def __call__(
+    self, state: State, inputs: tuple[jax.Array, jax.Array]
+  ) -> tuple[State, jax.Array]:
+    features, first = inputs
+    kept = jax.tree.map(lambda x: jnp.where(first[:, None], 0.0, x), state)
+    cell = nn.OptimizedLSTMCell(self.size, dtype=self.dtype)
+    after, output = cell(kept, features)
+    return jax.tree.map(lambda x: x.astype(jnp.float32), after), output

@@ -1,0 +1,120 @@
+"""The network of every agent: what it remembers, its torso, its head."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import dm_env.specs
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from seedx import types
+from seedx.networks import frame_stack, lstm, torsos
+
+
+class CoreState(NamedTuple):
+  """What a network carries from step to step.
+
+  Attributes:
+    frames: for each image of the observation, `[B, ...]` its last frames.
+    lstm: the LSTM's state, or () without one.
+  """
+
+  frames: tuple[types.Array, ...]
+  lstm: types.Tree
+
+
+class Network(nn.Module):
+  """Frame stack, torso, perhaps an LSTM, and a head.
+
+  With an LSTM, the previous action and the reward join the torso's features, as
+  in IMPALA (Espeholt et al. 2018, https://arxiv.org/abs/1802.01561, figure 3).
+
+  Attributes:
+    observation: the observation's specs, as a tuple of the nest's leaves.
+    action: the action's spec.
+    head: maps features `[T * B, F]` to a nest of `[T * B, ...]`.
+    sizes: units of the MLP's layers.
+    image_torso: "nature" or "impala".
+    stack_frames: how many frames images are stacked over.
+    lstm_size: units of the LSTM; 0 for none.
+    dtype: of the computation; parameters are float32.
+  """
+
+  observation: tuple[dm_env.specs.Array, ...]
+  action: dm_env.specs.Array
+  head: nn.Module
+  sizes: Sequence[int] = (64, 64)
+  image_torso: str = "nature"
+  stack_frames: int = 1
+  lstm_size: int = 0
+  dtype: Any = jnp.float32
+
+  def initial_core_state(self, batch_size: int) -> CoreState:
+    """The core state before an episode, of `[batch_size, ...]` zeros."""
+    stack = frame_stack.FrameStack(self.stack_frames)
+    frames = tuple(
+      stack.initial_state(batch_size, spec.shape, spec.dtype)
+      for spec in self.observation
+      if torsos.is_image(spec)
+    )
+    cell = lstm.initial_state(batch_size, self.lstm_size)
+    return CoreState(frames, cell if self.lstm_size else ())
+
+  @nn.compact
+  def __call__(
+    self, inputs: types.Inputs, core_state: CoreState
+  ) -> tuple[types.Tree, CoreState]:
+    """Unrolls the network over a stream; a step is a stream of length 1.
+
+    Args:
+      inputs: `[T, B, ...]`.
+      core_state: `[B, ...]`, as it was before the first step.
+
+    Returns:
+      The head's nest of `[T, B, ...]`, and the core state after the last step.
+    """
+    step_type = inputs.timestep.step_type
+    observation, frames = self._stacked(inputs, core_state.frames)
+    # Convolutions run on the merged [T * B]; only the LSTM is scanned.
+    features = torsos.Torso(
+      self.observation, self.sizes, self.image_torso, self.dtype
+    )(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), observation))
+    cell: types.Tree = ()
+    if self.lstm_size:
+      features = features.reshape(*step_type.shape, -1)
+      joined = jnp.concatenate([features, *self._past(inputs)], axis=-1)
+      core = lstm.LSTM(self.lstm_size, self.dtype)
+      features, cell = core(joined, step_type, core_state.lstm)
+      features = features.reshape(-1, self.lstm_size)
+    output = jax.tree.map(
+      lambda x: x.reshape(*step_type.shape, *x.shape[1:]), self.head(features)
+    )
+    return output, CoreState(frames, cell)
+
+  def _stacked(
+    self, inputs: types.Inputs, past: tuple[types.Array, ...]
+  ) -> tuple[types.Tree, tuple[types.Array, ...]]:
+    """The observation with its images stacked, and their next core states."""
+    stack = frame_stack.FrameStack(self.stack_frames)
+    leaves, structure = jax.tree.flatten(inputs.timestep.observation)
+    before, after = iter(past), []
+    for i, spec in enumerate(self.observation):
+      if torsos.is_image(spec):
+        leaves[i], state = stack.unroll(
+          leaves[i], inputs.timestep.step_type, next(before)
+        )
+        after.append(state)
+    return jax.tree.unflatten(structure, leaves), tuple(after)
+
+  def _past(self, inputs: types.Inputs) -> list[jax.Array]:
+    """The previous action and its reward as features, `[T, B, F]` each."""
+    goes_on = inputs.timestep.step_type != int(dm_env.StepType.FIRST)
+    action = inputs.action_tm1
+    if np.issubdtype(self.action.dtype, np.integer):
+      most = int(np.max(self.action.maximum)) + 1
+      action = jax.nn.one_hot(action, most)
+    action = action.reshape(*goes_on.shape, -1) * goes_on[..., None]
+    reward = jnp.clip(inputs.timestep.reward, -1.0, 1.0)[..., None]
+    return [action.astype(self.dtype), reward.astype(self.dtype)]

@@ -1,0 +1,276 @@
+"""Synchronous training: one process, in lock step.
+
+    EnvPool --- observations ---> act -> unroll store --- unrolls ---.
+       '------- actions ---------'  ^                                v
+                                    '-- parameters <- update <- (replay)
+
+Every environment takes a step, then every environment is acted for; when an
+unroll has been finished it is learned from before anything else is done. So no
+action is ever older than the newest parameters, and the same seed gives
+bitwise the same parameters on the same machine. It is the loop of A2C (Mnih et
+al. 2016, https://arxiv.org/abs/1602.01783, made synchronous), of PPO (Schulman
+et al. 2017, https://arxiv.org/abs/1707.06347, algorithm 1), and of DQN (Mnih et
+al. 2015, https://doi.org/10.1038/nature14236, algorithm 1).
+"""
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import jax
+import numpy as np
+
+from seedx import envs, metrics, sharding, types
+from seedx.agents import base
+from seedx.runtime import feeds, learner, monitor, progress, unrolls
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """What a synchronous run is made of.
+
+  Attributes:
+    env: which environment.
+    make_agent: `(spec, axis_name) -> Agent`.
+    total_steps: env steps to learn for.
+    seed: fixes environments, initial parameters and sampling.
+    num_envs: environments.
+    unroll_length: T, steps of each environment between two times of learning.
+    micro_batches: parts that each core's share of an update is learned in.
+    env_threads: threads that step the environments.
+    learner_devices: indices of the local devices that learn; the first acts.
+    replay: of an agent that learns from one.
+    log_seconds: between two lines of metrics.
+  """
+
+  env: envs.Config
+  make_agent: Callable[[types.EnvironmentSpec, str | None], base.Agent]
+  total_steps: int
+  seed: int
+  num_envs: int
+  unroll_length: int
+  micro_batches: int = 1
+  env_threads: int = 1
+  learner_devices: Sequence[int] = (0,)
+  replay: feeds.ReplayConfig | None = None
+  log_seconds: float = 0.5
+
+  def __post_init__(self) -> None:
+    """Raises types.ConfigError for what cannot be run."""
+    types.check_ranges(
+      self,
+      total_steps=(1, types.MOST),
+      num_envs=(1, 2**20),
+      unroll_length=(1, 2**20),
+      micro_batches=(1, 2**20),
+    )
+    parts = len(self.learner_devices) * self.micro_batches
+    if self.replay is None and self.num_envs % parts:
+      raise types.ConfigError(
+        f"expected num_envs that {len(self.learner_devices)} learner devices"
+        f" with {self.micro_batches} micro-batches each divide, found"
+        f" {self.num_envs}"
+      )
+
+
+class Trainer:
+  """The one process: environments, acting, unrolls, updates.
+
+  Attributes:
+    progress: what has been counted.
+    learner: the updates, and the newest state.
+    last_line: the newest line of metrics.
+  """
+
+  def __init__(
+    self,
+    config: Config,
+    sinks: Sequence[metrics.Sink],
+    stop: threading.Event | None = None,
+  ) -> None:
+    """Wires everything up; `run` sets it in motion.
+
+    Args:
+      config: what is run.
+      sinks: take the lines of metrics.
+      stop: ends the run early, with everything written.
+
+    Raises:
+      types.ConfigError: the environment or a device does not exist, or the
+        agent cannot learn from what this pipeline gives it.
+    """
+    cores = sharding.devices(config.learner_devices, "learner")
+    mesh = sharding.mesh(cores)
+    # Apart from the seeds of the pipelines whose environments come and go.
+    self._environment = envs.EnvPoolEnvironment(
+      config.env,
+      config.num_envs,
+      seed=(config.seed * 2**20) % 2**31,
+      num_threads=config.env_threads,
+    )
+    spec = self._environment.spec
+    agent = config.make_agent(spec, sharding.CORES)
+    feeds.check(agent, config.replay, len(cores))
+    init_key, learner_key, replay_key, acting_key = jax.random.split(
+      jax.random.key(config.seed), 4
+    )
+    state = jax.jit(agent.init)(init_key)
+    self.progress = progress.Progress()
+    self.learner = learner.Learner(
+      agent, mesh, state, learner_key, config.micro_batches
+    )
+    self.last_line: dict[str, metrics.Value] = {}
+    self._config = config
+    self._stop = stop or threading.Event()
+    self._agent = agent
+    self._acting = _Acting(agent, spec, config, cores[0], acting_key)
+    self._feed = feeds.make(
+      agent, config.replay, config.unroll_length, cores, replay_key
+    )
+    self._waits = metrics.Waits(
+      {
+        metrics.WAIT_REQUESTS: 1,  # For environments.
+        metrics.WAIT_QUEUE: 1,  # Acting waits while there is learning,
+        metrics.WAIT_UNROLLS: 1,  # and learning the rest of the time.
+      }
+    )
+    self._monitor = monitor.Monitor(
+      self.progress, self.learner, self._waits, spec.frames_per_step, sinks
+    )
+
+  def run(
+    self, check: Callable[[], None] = lambda: None
+  ) -> dict[str, metrics.Value]:
+    """Learns until `total_steps` or a stop.
+
+    Args:
+      check: is called before each line of metrics, and may raise.
+
+    Returns:
+      The last line of metrics.
+    """
+    written = time.monotonic()
+    try:
+      for _ in self.steps():
+        if time.monotonic() - written >= self._config.log_seconds:
+          check()
+          self.last_line = self._monitor.write()
+          written = time.monotonic()
+        if self._stop.is_set():
+          break
+    finally:
+      self.learner.finish()
+      self.last_line = self._monitor.write()
+      self._monitor.close()
+      self._environment.close()
+    return self.last_line
+
+  def steps(self) -> Iterator[None]:
+    """Trains, and yields after each step of all environments."""
+    reports = progress.reports(self._agent.exploration(self._config.num_envs))
+    acting, version = self._newest()
+    self._environment.reset()
+    while self.progress.env_steps < self._config.total_steps:
+      with self._waits.timed(metrics.WAIT_UNROLLS):
+        with self._waits.timed(metrics.WAIT_REQUESTS):
+          rows = self._environment.recv()
+        self.progress.add_rows(rows, reports)
+        items = self._acting.finished(acting, version, rows.timestep)
+      if items is not None:
+        with self._waits.timed(metrics.WAIT_QUEUE):
+          for batch in self._feed(items):
+            self.learner.learn(batch)
+          acting, version = self._newest()
+          jax.block_until_ready(acting)
+      with self._waits.timed(metrics.WAIT_UNROLLS):
+        action = self._acting(acting, version, rows.timestep)
+        self._environment.send(rows.index, action)
+      yield
+
+  def _newest(self) -> tuple[types.Tree, np.int32]:
+    acting = jax.device_put(self.learner.acting(), self.learner.cores[0])
+    return acting, np.int32(self.learner.steps)
+
+
+class _Acting:
+  """Acts for all environments on one device, and assembles their unrolls."""
+
+  def __init__(
+    self,
+    agent: base.Agent,
+    spec: types.EnvironmentSpec,
+    config: Config,
+    device: jax.Device,
+    rng_key: jax.Array,
+  ) -> None:
+    self._layout = unrolls.Layout(
+      num_slots=config.num_envs,
+      length=feeds.unroll_length(agent, config.unroll_length),
+      period=config.unroll_length,
+    )
+    self._cores = sharding.devices(config.learner_devices, "learner")
+    self._slot = np.arange(config.num_envs, dtype=np.int32)
+    self._count = np.zeros(config.num_envs, np.int32)
+    self._rng_key = jax.device_put(rng_key, device)
+    acting = jax.eval_shape(
+      lambda key: agent.acting(agent.init(key)), jax.random.key(0)
+    )
+    store = unrolls.empty(
+      agent, base.zero_inputs(spec, 1), acting, self._layout
+    )
+    self._store = jax.device_put(store, device)
+
+    def act(
+      store: unrolls.Store,
+      acting: types.Tree,
+      version: jax.Array,
+      rng_key: jax.Array,
+      batch: unrolls.Batch,
+    ) -> tuple[unrolls.Store, jax.Array]:
+      step_key = jax.random.fold_in(rng_key, batch.count[0])
+      return unrolls.act(
+        agent, self._layout, store, acting, version, step_key, batch
+      )
+
+    def unrolled(store: unrolls.Store, *arguments: types.Tree) -> types.Unroll:
+      slot, count = arguments[-1].slot, arguments[-1].count
+      store, _ = act(store, *arguments)
+      empty = unrolls.empty_unrolls(store, config.num_envs)
+      return unrolls.collect(self._layout, store, empty, slot, count, slot)
+
+    self._act = jax.jit(act, donate_argnums=0)
+    self._unrolled = jax.jit(unrolled)
+
+  def __call__(
+    self, acting: types.Tree, version: np.int32, timestep: types.Tree
+  ) -> np.ndarray:
+    """Acts on all environments' time steps, `[N, ...]`."""
+    self._store, action = self._act(
+      self._store, acting, version, self._rng_key, self._batch(timestep)
+    )
+    self._count += 1
+    return np.asarray(action)
+
+  def finished(
+    self, acting: types.Tree, version: np.int32, timestep: types.Tree
+  ) -> list[types.Unroll] | None:
+    """Each core's share of the unrolls that these time steps finish, if any.
+
+    The last step of an unroll needs no action. What is put there is thrown
+    away, so that the action proper can come from what is learned meanwhile.
+    """
+    if not self._layout.finished(self._count[:1])[0]:
+      return None
+    whole = self._unrolled(
+      self._store, acting, version, self._rng_key, self._batch(timestep)
+    )
+    parts = len(self._cores)
+    return [
+      jax.device_put(sharding.shard(whole, sharding.UNROLL, i, parts), core)
+      for i, core in enumerate(self._cores)
+    ]
+
+  def _batch(self, timestep: types.Tree) -> unrolls.Batch:
+    # JAX reads its arguments later, when these counts have gone on.
+    return unrolls.Batch(self._slot, self._count.copy(), timestep)

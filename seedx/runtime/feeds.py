@@ -1,0 +1,182 @@
+"""Between finished unrolls and the learner: what becomes a batch, and when."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import jax
+
+from seedx import replay, types
+from seedx.agents import base
+
+
+class Feed(Protocol):
+  """Turns finished unrolls into batches, as many as are due."""
+
+  def __call__(self, items: list[types.Unroll]) -> Iterator[list[types.Tree]]:
+    """Takes an item `[L, S, ...]` on each core, and yields batches of them."""
+
+  def example(self, items: list[types.Unroll]) -> list[types.Tree]:
+    """A batch of the form that items of this form will have."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayConfig:
+  """How experience is learned from more than once.
+
+  Attributes:
+    capacity: env steps that are kept.
+    min_steps: env steps before learning begins.
+    batch_size: windows in an update.
+    ratio: how often each env step is learned from, on average.
+  """
+
+  capacity: int
+  min_steps: int
+  batch_size: int
+  ratio: float
+
+  def __post_init__(self) -> None:
+    """Raises types.ConfigError for what cannot be run."""
+    types.check_ranges(
+      self,
+      capacity=(1, 2**31 - 1),
+      min_steps=(1, self.capacity),
+      batch_size=(1, 2**31 - 1),
+      ratio=(1e-6, types.MOST),
+    )
+
+
+def check(agent: base.Agent, config: ReplayConfig | None, cores: int) -> None:
+  """Checks that an agent gets what it learns from.
+
+  Raises:
+    types.ConfigError: it learns from a replay and has none, or the reverse; or
+      a batch cannot be split over the cores.
+  """
+  if agent.window is not None and config is None:
+    raise types.ConfigError(
+      "expected a replay: this agent learns from windows of"
+      f" {agent.window} time steps that it draws there, found none"
+    )
+  if agent.window is None and config is not None:
+    raise types.ConfigError(
+      "expected no replay: this agent learns from each unroll once, as it was"
+      f" acted, found {config}"
+    )
+  if config is not None and config.batch_size % cores:
+    raise types.ConfigError(
+      f"expected a batch_size that {cores} learner devices divide, found"
+      f" {config.batch_size}"
+    )
+
+
+def unroll_length(agent: base.Agent, num_steps: int) -> int:
+  """Time steps of unrolls, each of which brings `num_steps` new env steps."""
+  return num_steps + (1 if agent.window is None else agent.window - 1)
+
+
+def make(
+  agent: base.Agent,
+  config: ReplayConfig | None,
+  num_steps: int,
+  cores: Sequence[jax.Device],
+  rng_key: jax.Array,
+) -> Feed:
+  """The feed that an agent needs.
+
+  Args:
+    agent: that learns.
+    config: None for an agent without a `window`.
+    num_steps: new env steps of an unroll.
+    cores: that learn.
+    rng_key: decides what is drawn.
+  """
+  if config is None:
+    return AsActed()
+  return Replay(agent, config, num_steps, cores, rng_key)
+
+
+class AsActed:
+  """A feed of the unrolls themselves, once each."""
+
+  def __call__(self, items: list[types.Unroll]) -> Iterator[list[types.Unroll]]:
+    """Yields the items."""
+    yield items
+
+  def example(self, items: list[types.Unroll]) -> list[types.Unroll]:
+    """The items."""
+    return items
+
+
+class Replay:
+  """A feed of windows from a replay on each core.
+
+  Attributes:
+    states: each core's replay.
+  """
+
+  def __init__(
+    self,
+    agent: base.Agent,
+    config: ReplayConfig,
+    num_steps: int,
+    cores: Sequence[jax.Device],
+    rng_key: jax.Array,
+  ) -> None:
+    """Makes empty replays when the first items come; see `make`."""
+    assert agent.window is not None
+    capacity = max(1, config.capacity // (num_steps * len(cores)))
+    self.states: list[replay.State] = []
+    self._replay = replay.Uniform(capacity, agent.window)
+    self._config = config
+    self._num_steps = num_steps
+    self._cores = list(cores)
+    self._keys = [
+      jax.device_put(jax.random.fold_in(rng_key, i), core)
+      for i, core in enumerate(cores)
+    ]
+    self._steps = 0
+    self._due = 0.0
+    self._drawn = 0
+    self._add = jax.jit(self._replay.add, donate_argnums=0)
+    self._sample = jax.jit(self._draw)
+
+  def __call__(self, items: list[types.Unroll]) -> Iterator[list[types.Sample]]:
+    """Stores an item of each core, and yields the batches that are due."""
+    self._begin(items)
+    pairs = zip(self.states, items, strict=True)
+    self.states = [self._add(state, item) for state, item in pairs]
+    new_steps = sum(item.version.shape[1] for item in items) * self._num_steps
+    self._steps += new_steps
+    if self._steps < self._config.min_steps:
+      return
+    self._due += new_steps * self._config.ratio
+    while self._due >= self._config.batch_size:
+      self._due -= self._config.batch_size
+      batch = self._batch()
+      self._drawn += 1
+      yield batch
+
+  def example(self, items: list[types.Unroll]) -> list[types.Sample]:
+    """A batch of zeros, to compile for."""
+    self._begin(items)
+    return self._batch()
+
+  def _begin(self, items: list[types.Unroll]) -> None:
+    if not self.states:
+      self.states = [
+        jax.device_put(self._replay.init(item), core)
+        for item, core in zip(items, self._cores, strict=True)
+      ]
+
+  def _batch(self) -> list[types.Sample]:
+    pairs = zip(self.states, self._keys, strict=True)
+    return [self._sample(state, key, self._drawn) for state, key in pairs]
+
+  def _draw(
+    self, state: replay.State, rng_key: jax.Array, index: jax.Array
+  ) -> types.Sample:
+    size = self._config.batch_size // len(self._keys)
+    key = jax.random.fold_in(rng_key, index)
+    return self._replay.sample(state, key, size)

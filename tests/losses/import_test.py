@@ -1,0 +1,18 @@
+"""The losses are of use without the rest of the framework."""
+
+import pathlib
+import subprocess
+import sys
+
+
+def test_import_is_light():
+  script = (
+    "import sys; import seedx.losses as losses;"
+    "heavy = {'grpc', 'envpool', 'flax'} & set(sys.modules);"
+    "assert not heavy, heavy; assert losses.vtrace"
+  )
+  subprocess.run(
+    [sys.executable, "-c", script],
+    check=True,
+    cwd=pathlib.Path(__file__).parents[2],
+  )

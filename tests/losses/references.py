@@ -1,0 +1,228 @@
+"""The papers' sums in NumPy, forwards in time and each episode by itself.
+
+A loss takes two streams: what learns is read from the first, and all that is
+constant to the gradient from the second. They are the same stream, but for
+finite differences.
+"""
+
+import numpy as np
+
+from seedx import losses
+from tests.losses import streams
+
+
+def apart(of_one, stream, at_reset):
+  """`[T]` from `of_one`, which gets nothing but one episode at a time.
+
+  Args:
+    of_one: the function `(s, v, r, d) -> number` of step s of an episode, or
+      `(s, v, r, d, log_ratio)` where the stream has log-probabilities.
+    stream: with its `values`.
+    at_reset: `[T]`, of which the entries at resets are taken.
+  """
+  result = np.array(at_reset, np.float64)
+  for start, stop in streams.spans(stream):
+    one = streams.cut(stream, start, stop)
+    one = {k: np.asarray(v, np.float64) for k, v in one.items()}
+    arrays = [one["values"], one["reward"], one["discount"]]
+    if "log_prob" in one:
+      arrays.append(one["log_prob"] - one["behaviour_log_prob"])
+    for s in range(stop - start - 1):
+      result[start + s] = of_one(s, *arrays)
+  return result
+
+
+def estimates(stream, values=None):
+  """What returns are made of."""
+  names = "values", "reward", "discount", "step_type"
+  stream = {name: stream[name] for name in names}
+  return stream if values is None else stream | {"values": values}
+
+
+def weights(stream):
+  return apart(lambda *_: 1.0, estimates(stream), stream["values"][:-1] * 0)
+
+
+# Returns
+
+
+def n_step_return(s, v, r, d, n):
+  """Sutton and Barto 2018, equation 7.1, with discounts that vary."""
+  n = min(n, len(v) - 1 - s)
+  total = np.prod(d[s + 1 : s + n + 1]) * v[s + n]
+  for k in range(1, n + 1):
+    total += np.prod(d[s + 1 : s + k]) * r[s + k]
+  return total
+
+
+def lambda_return(s, v, r, d, lambda_):
+  """Sutton and Barto 2018, equation 12.3."""
+  longest = len(v) - 1 - s
+  total = lambda_ ** (longest - 1) * n_step_return(s, v, r, d, longest)
+  for n in range(1, longest):
+    share = (1 - lambda_) * lambda_ ** (n - 1)
+    total += share * n_step_return(s, v, r, d, n)
+  return total
+
+
+def advantage_estimate(s, v, r, d, lambda_):
+  """Schulman et al. 2015, equation 16."""
+  total = 0.0
+  for t in range(s, len(v) - 1):
+    delta = r[t + 1] + d[t + 1] * v[t + 1] - v[t]
+    total += np.prod(lambda_ * d[s + 1 : t + 1]) * delta
+  return total
+
+
+def n_step_returns(stream, _, n):
+  return apart(
+    lambda *x: n_step_return(*x, n), estimates(stream), stream["values"][:-1]
+  )
+
+
+def lambda_returns(stream, _, lambda_=1.0):
+  return apart(
+    lambda *x: lambda_return(*x, lambda_),
+    estimates(stream),
+    stream["values"][:-1],
+  )
+
+
+def gae(stream, _, lambda_=0.95):
+  return apart(
+    lambda *x: advantage_estimate(*x, lambda_),
+    estimates(stream),
+    np.zeros(len(stream["values"]) - 1),
+  )
+
+
+# Losses
+
+
+def actor_critic(stream, advantage, target, weight):
+  return losses.ActorCriticLoss(
+    policy_gradient=-advantage * stream["log_prob"] * weight,
+    value=0.5 * (target - stream["values"][:-1]) ** 2 * weight,
+    entropy=-stream["entropy"] * weight,
+    weight=weight,
+  )
+
+
+def a2c(stream, constant, lambda_=1.0):
+  target = lambda_returns(constant, None, lambda_)
+  advantage = target - constant["values"][:-1]
+  return actor_critic(stream, advantage, target, weights(constant))
+
+
+def vtrace(
+  stream,
+  constant,
+  lambda_=1.0,
+  clip_rho_threshold=1.0,
+  clip_pg_rho_threshold=1.0,
+):
+  """Equation (1) of Espeholt et al. 2018 as it stands there.
+
+  v_s = V(x_s) + sum_{t=s}^{s+n-1} gamma^{t-s} (prod_{i=s}^{t-1} c_i)
+        rho_t (r_t + gamma V(x_{t+1}) - V(x_t))
+  """
+
+  def target(s, v, r, d, log_ratio):
+    ratio = np.exp(log_ratio)
+    c = lambda_ * np.minimum(1.0, ratio)
+    total = v[s]
+    for t in range(s, len(v) - 1):
+      gammas = np.prod(d[s + 1 : t + 1])
+      rho = min(clip_rho_threshold, ratio[t])
+      delta = rho * (r[t + 1] + d[t + 1] * v[t + 1] - v[t])
+      total += gammas * np.prod(c[s:t]) * delta
+    return total
+
+  def advantage(s, v, r, d, log_ratio):
+    # Of lambda the paper says nothing here; its lambda-return is this one.
+    after = lambda_ * target(s + 1, v, r, d, log_ratio)
+    after += (1 - lambda_) * v[s + 1]
+    rho = min(clip_pg_rho_threshold, np.exp(log_ratio[s]))
+    return rho * (r[s + 1] + d[s + 1] * after - v[s])
+
+  zeros = np.zeros(len(constant["log_prob"]))
+  return actor_critic(
+    stream,
+    apart(advantage, constant, zeros),
+    apart(target, constant, constant["values"][:-1]),
+    weights(constant),
+  )
+
+
+def ppo(stream, constant, lambda_=0.95, clip_epsilon=0.2, clip_values=False):
+  """Equation 7 of Schulman et al. 2017, case by case.
+
+  The advantages and targets are of the values before the update.
+  """
+  old = constant["behaviour_values"]
+  acted = constant | {"values": old}
+  advantage = gae(acted, None, lambda_)
+  weight = weights(constant)
+  parts = [], []
+  for t, a in enumerate(advantage):
+    ratio = np.exp(stream["log_prob"][t] - constant["behaviour_log_prob"][t])
+    # A good action pays up to 1 + epsilon, a bad one costs from 1 - epsilon.
+    bound = min if a > 0 else max
+    surrogate = a * bound(ratio, 1 + np.sign(a) * clip_epsilon)
+    error = a + old[t] - stream["values"][t]
+    square = error**2
+    if clip_values:
+      low, high = old[t] - clip_epsilon, old[t] + clip_epsilon
+      near = min(max(stream["values"][t], low), high)
+      square = max(square, (a + old[t] - near) ** 2)
+    parts[0].append(-surrogate * weight[t])
+    parts[1].append(0.5 * square * weight[t])
+  return losses.ActorCriticLoss(
+    *map(np.array, parts), entropy=-stream["entropy"] * weight, weight=weight
+  )
+
+
+def rescaled(x):
+  """h of Pohlen et al. 2018, section 3.1."""
+  return np.sign(x) * (np.sqrt(np.abs(x) + 1) - 1) + 1e-3 * x
+
+
+def unrescaled(x):
+  """The inverse of h, their proposition A.2."""
+  root = np.sqrt(1 + 4e-3 * (np.abs(x) + 1 + 1e-3))
+  return np.sign(x) * (((root - 1) / 2e-3) ** 2 - 1)
+
+
+def q_learning(
+  stream, constant, n=1, double=True, huber_delta=None, rescale=False
+):
+  def same(x):
+    return x
+
+  h, inverse = (rescaled, unrescaled) if rescale else (same, same)
+  values = []
+  for q, target_q in zip(
+    constant["q_values"], constant["target_q_values"], strict=True
+  ):
+    best = max(range(len(q)), key=(q if double else target_q).__getitem__)
+    values.append(inverse(np.float64(target_q[best])))
+  steps = range(len(values) - 1)
+  targets = apart(
+    lambda *x: h(n_step_return(*x, n)),
+    estimates(constant, np.array(values)),
+    np.zeros(len(steps)),
+  )
+  weight = weights(constant)
+
+  def td_error(stream):
+    taken = [stream["q_values"][t, constant["action"][t]] for t in steps]
+    return (targets - np.array(taken)) * weight
+
+  td = td_error(stream)
+  loss = 0.5 * td**2
+  if huber_delta is not None:
+    line = huber_delta * (np.abs(td) - 0.5 * huber_delta)
+    loss = np.where(np.abs(td) <= huber_delta, loss, line)
+  return losses.QLearningLoss(
+    loss * constant["importance_weight"], td_error(constant), weight
+  )

@@ -1,0 +1,66 @@
+"""The frame stack against a deque."""
+
+import collections
+
+import dm_env
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from seedx import networks
+
+FIRST, MID = int(dm_env.StepType.FIRST), int(dm_env.StepType.MID)
+
+
+def stack_reference(frames, step_type, num_frames):
+  """A deque for each environment, filled with zeros when an episode starts."""
+  stacked = []
+  for b in range(frames.shape[1]):
+    blank = np.zeros_like(frames[0, b])
+    past = collections.deque([blank] * num_frames, maxlen=num_frames)
+    column = []
+    for t in range(len(frames)):
+      if step_type[t, b] == FIRST:
+        past.extend([blank] * num_frames)
+      past.append(frames[t, b])
+      column.append(np.concatenate(past))
+    stacked.append(np.stack(column))
+  return np.stack(stacked, axis=1)
+
+
+@pytest.mark.parametrize("num_frames", [1, 2, 4])
+def test_stack_unrolled_is_step_by_step_is_a_deque(num_frames):
+  rng = np.random.default_rng(num_frames)
+  length, batch_size, frame_shape = 12, 6, (2, 3, 4)
+  frames = rng.integers(1, 256, (length, batch_size, *frame_shape), np.uint8)
+  resets = rng.random((length, batch_size)) < np.linspace(0, 0.5, batch_size)
+  step_type = np.where(resets, FIRST, MID).astype(np.uint8)
+  stack = networks.FrameStack(num_frames)
+  unroll = jax.jit(stack.unroll)
+  state = stack.initial_state(batch_size, frame_shape, jnp.uint8)
+  expected = stack_reference(frames, step_type, num_frames)
+
+  whole, last_state = unroll(frames, step_type, state)
+  np.testing.assert_array_equal(whole, expected)
+  assert whole.dtype == state.dtype == last_state.dtype == np.uint8
+  assert last_state.shape == state.shape
+  assert state.shape == (batch_size, 2 * (num_frames - 1), 3, 4)
+
+  for t in range(length):
+    row, state = unroll(frames[t : t + 1], step_type[t : t + 1], state)
+    np.testing.assert_array_equal(row[0], expected[t])
+  np.testing.assert_array_equal(state, last_state)
+
+
+def test_stack_by_hand():
+  # Frames 1 2 3 | 4 5 of one pixel, 4 is a new episode's first; 9 came before.
+  frames = np.array([1, 2, 3, 4, 5], np.uint8).reshape(5, 1, 1, 1, 1)
+  step_type = np.array([MID, MID, MID, FIRST, MID]).reshape(5, 1)
+  state = np.array([0, 9], np.uint8).reshape(1, 2, 1, 1)
+  stacked, state = networks.FrameStack(3).unroll(frames, step_type, state)
+  assert stacked.reshape(5, 3).tolist() == [
+    *([0, 9, 1], [9, 1, 2], [1, 2, 3]),
+    *([0, 0, 4], [0, 4, 5]),
+  ]
+  assert state.reshape(2).tolist() == [4, 5]

@@ -1,0 +1,16 @@
+"""Parameters for the tests of networks."""
+
+import jax
+import numpy as np
+
+
+def random_params(module, *inputs):
+  """Parameters of the right shapes, without compiling the initialisers."""
+  shapes = jax.eval_shape(module.init, jax.random.key(0), *inputs)
+  rng = np.random.default_rng(0)
+
+  def values(shape):
+    scale = np.prod(shape.shape[:-1]) ** -0.5 if len(shape.shape) > 1 else 0.1
+    return (scale * rng.normal(size=shape.shape)).astype(shape.dtype)
+
+  return jax.tree.map(values, shapes)

@@ -1,0 +1,89 @@
+"""The LSTM against a loop in NumPy."""
+
+import dm_env
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.special
+
+from seedx import networks
+from tests.networks import helpers
+
+FIRST, MID = int(dm_env.StepType.FIRST), int(dm_env.StepType.MID)
+LENGTH, BATCH, SIZE = 9, 4, 5
+
+
+def lstm_reference(cell, features, step_type, state):
+  c, h = (x.astype(np.float64) for x in state)
+  outputs = []
+  for x, first in zip(features, step_type == FIRST, strict=True):
+    c, h = (np.where(first[:, None], 0, kept) for kept in (c, h))
+    gates = {
+      gate: x @ cell[f"i{gate}"]["kernel"]
+      + h @ cell[f"h{gate}"]["kernel"]
+      + cell[f"h{gate}"]["bias"]
+      for gate in "ifgo"
+    }
+    i, f, o = (scipy.special.expit(gates[gate]) for gate in "ifo")
+    c = f * c + i * np.tanh(gates["g"])
+    h = o * np.tanh(c)
+    outputs.append(h)
+  return np.stack(outputs), (c, h)
+
+
+def lstm_case(dtype="float32"):
+  rng = np.random.default_rng(0)
+  features = rng.normal(size=(LENGTH, BATCH, 3)).astype(np.float32)
+  step_type = np.full((LENGTH, BATCH), MID, np.uint8)
+  # From the first step, later, never, and from step to step.
+  step_type[0, 0] = step_type[4, 1] = FIRST
+  step_type[3:6, 3] = FIRST
+  step_type[6, 1] = int(dm_env.StepType.LAST)  # Which resets nothing.
+  state = tuple(rng.normal(size=(2, BATCH, SIZE)).astype(np.float32))
+  lstm = networks.LSTM(SIZE, jnp.dtype(dtype))
+  params = helpers.random_params(lstm, features, step_type, state)
+  return lstm, params, (features, step_type, state)
+
+
+@pytest.mark.parametrize(
+  ("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 0.05)]
+)
+def test_lstm_is_the_loop(dtype, tolerance):
+  lstm, params, inputs = lstm_case(dtype)
+  outputs, state = jax.jit(lstm.apply)(params, *inputs)
+  ((cell,),) = (x.values() for x in params["params"].values())
+  expected, expected_state = lstm_reference(cell, *inputs)
+  assert {x.dtype for x in jax.tree.leaves((params, state))} == {
+    np.dtype("float32")
+  }
+  assert np.std(expected, axis=0).min() > 0.01
+  np.testing.assert_allclose(
+    outputs.astype(np.float32), expected, rtol=tolerance, atol=tolerance
+  )
+  for actual, wanted in zip(state, expected_state, strict=True):
+    np.testing.assert_allclose(actual, wanted, rtol=tolerance, atol=tolerance)
+
+
+def test_a_state_matters_until_an_episode_starts():
+  lstm, params, (features, step_type, state) = lstm_case()
+  apply = jax.jit(lstm.apply)
+  outputs, after = apply(params, features, step_type, state)
+  for part in (0, 1):
+    other = tuple(x + 3 * (i == part) for i, x in enumerate(state))
+    moved, moved_after = apply(params, features, step_type, other)
+    same = (np.asarray(moved) == np.asarray(outputs)).all(axis=-1)
+    started = (step_type == FIRST).cumsum(axis=0) > 0
+    np.testing.assert_array_equal(same, started)
+    for before, now in zip(after, moved_after, strict=True):
+      same = (np.asarray(before) == np.asarray(now)).all(axis=-1)
+      np.testing.assert_array_equal(same, started[-1])
+
+
+def test_a_first_step_starts_from_the_initial_state():
+  lstm, params, (features, _, state) = lstm_case()
+  step = np.full((1, BATCH), FIRST, np.uint8)
+  zeros = tuple(np.zeros_like(x) for x in state)
+  started, _ = lstm.apply(params, features[:1], step, state)
+  initial, _ = lstm.apply(params, features[:1], np.full_like(step, MID), zeros)
+  np.testing.assert_array_equal(started, initial)

@@ -1,0 +1,283 @@
+"""Whole networks: unrolls against their steps, and what reaches them."""
+
+import dm_env
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from dm_env import specs
+
+from seedx import networks, types
+from tests.networks import helpers
+
+FIRST, MID = int(dm_env.StepType.FIRST), int(dm_env.StepType.MID)
+OBSERVATIONS = {
+  "vector": specs.Array((5,), np.float32),
+  "matrix_of_integers": specs.Array((2, 3), np.int16),
+  "discrete": specs.DiscreteArray(7),
+  "image": specs.Array((2, 36, 37), np.uint8),
+  "dict": {
+    "camera": specs.Array((1, 36, 36), np.uint8),
+    "goal": specs.DiscreteArray(4),
+    "joints": specs.Array((3, 2), np.float64),
+    "legal": specs.Array((4,), np.bool_),
+    "map": (specs.Array((2, 40, 36), np.uint8), specs.Array((), np.float32)),
+  },
+}
+ACTIONS = {
+  "discrete": specs.DiscreteArray(5),
+  "several": specs.BoundedArray((2,), np.int32, 0, [3, 1]),
+  "continuous": specs.BoundedArray((2,), np.float32, -1.0, 1.0),
+}
+HEADS = {
+  "policy": networks.PolicyValueHead(4),
+  "q": networks.QHead(4),
+  "dueling": networks.QHead(4, dueling=True, size=8),
+}
+LENGTH, BATCH = 6, 3
+
+
+def random_inputs(observation, action, seed=0):
+  rng = np.random.default_rng(seed)
+  rows = (LENGTH, BATCH)
+  resets = rng.random(rows) < [0.0, 0.3, 0.6]
+
+  def values(spec):
+    shape = (*rows, *spec.shape)
+    if spec.dtype == np.bool_:
+      return rng.random(shape) < 0.5
+    if np.issubdtype(spec.dtype, np.integer):
+      most = getattr(spec, "maximum", 255)
+      return rng.integers(0, most + 1, shape).astype(spec.dtype)
+    return rng.normal(size=shape).astype(np.float32)
+
+  timestep = dm_env.TimeStep(
+    step_type=np.where(resets, FIRST, MID).astype(np.uint8),
+    reward=rng.normal(size=rows).astype(np.float32),
+    discount=np.ones(rows, np.float32),
+    observation=jax.tree.map(values, observation),
+  )
+  return types.Inputs(
+    timestep, values(action), rng.random(rows).astype(np.float32)
+  )
+
+
+def make(observation="vector", action="discrete", head="policy", **kwargs):
+  """A network, its parameters, its inputs, and a core state."""
+  inputs = random_inputs(OBSERVATIONS[observation], ACTIONS[action])
+  network = networks.Network(
+    observation=tuple(jax.tree.leaves(OBSERVATIONS[observation])),
+    action=ACTIONS[action],
+    head=HEADS[head],
+    **{"sizes": (16,)} | kwargs,
+  )
+  core_state = network.initial_core_state(BATCH)
+  params = helpers.random_params(network, inputs, core_state)
+  return network, params, inputs, core_state
+
+
+def nudged(inputs, t, *, reward=0.0, action=None):
+  """The inputs with another reward, or another action before it, at `t`."""
+  timestep, actions = inputs.timestep, inputs.action_tm1.copy()
+  rewards = timestep.reward.copy()
+  rewards[t] += reward
+  if action is not None:
+    actions[t] = action
+  return inputs._replace(
+    timestep=timestep._replace(reward=rewards), action_tm1=actions
+  )
+
+
+def changed(before, after):
+  """`[T, B]`, where any output differs."""
+  parts = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
+  return np.any(
+    [
+      (np.asarray(x) != np.asarray(y)).reshape(LENGTH, BATCH, -1).any(-1)
+      for x, y in parts
+    ],
+    axis=0,
+  )
+
+
+@pytest.mark.parametrize(
+  "case",
+  [
+    *({"observation": kind} for kind in OBSERVATIONS),
+    *({"observation": kind, "lstm_size": 8} for kind in OBSERVATIONS),
+    {"dtype": jnp.bfloat16},
+    {"observation": "dict", "dtype": jnp.bfloat16, "lstm_size": 8},
+    {"observation": "image", "image_torso": "impala", "lstm_size": 8},
+    {"action": "several", "lstm_size": 8, "head": "q"},
+    {"action": "continuous", "lstm_size": 8},
+    {"action": "several", "lstm_size": 8, "dtype": jnp.bfloat16},
+    {"action": "continuous", "lstm_size": 8, "dtype": jnp.bfloat16},
+    {"observation": "dict", "head": "dueling", "lstm_size": 8},
+  ],
+  ids=lambda case: "-".join(
+    getattr(x, "__name__", str(x)) for x in case.values()
+  ),
+)
+def test_unroll_is_its_steps_one_by_one(case):
+  network, params, inputs, core_state = make(stack_frames=3, **case)
+  apply = jax.jit(network.apply)
+  whole, last_state = apply(params, inputs, core_state)
+  leaves = jax.tree.leaves(whole)
+  assert [x.shape for x in leaves] == (
+    [(LENGTH, BATCH, 4), (LENGTH, BATCH)]
+    if case.get("head", "policy") == "policy"
+    else [(LENGTH, BATCH, 4)]
+  )
+  assert {x.dtype for x in [*leaves, *jax.tree.leaves(params)]} == {
+    np.dtype("float32")
+  }
+  # What is compared differs from step to step and from row to row.
+  assert np.std(leaves[0], axis=0).max(-1).min() > 1e-3
+  assert np.std(leaves[0], axis=1).max(-1).min() > 1e-3
+
+  tolerance = 2e-2 if "dtype" in case else 1e-5
+  for t in range(LENGTH):
+    step = jax.tree.map(lambda x, t=t: x[t : t + 1], inputs)
+    output, core_state = apply(params, step, core_state)
+    for actual, expected in zip(jax.tree.leaves(output), leaves, strict=True):
+      np.testing.assert_allclose(
+        actual[0], expected[t], rtol=tolerance, atol=tolerance
+      )
+  jax.tree.map(
+    np.testing.assert_array_equal, core_state.frames, last_state.frames
+  )
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(x, y, tolerance, tolerance),
+    core_state.lstm,
+    last_state.lstm,
+  )
+
+
+@pytest.mark.parametrize("lstm_size", [0, 8])
+def test_core_states_are_zeros_of_the_last_frames_and_of_the_lstm(lstm_size):
+  network, params, inputs, core_state = make(
+    "dict", stack_frames=3, lstm_size=lstm_size
+  )
+  camera, chart = core_state.frames
+  assert (camera.shape, camera.dtype) == ((BATCH, 2, 36, 36), np.uint8)
+  assert (chart.shape, chart.dtype) == ((BATCH, 4, 40, 36), np.uint8)
+  assert [x.shape for x in core_state.lstm] == [(BATCH, 8)] * 2 * bool(
+    lstm_size
+  )
+  assert not any(x.any() for x in jax.tree.leaves(core_state))
+  _, after = jax.eval_shape(network.apply, params, inputs, core_state)
+  assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(
+    lambda x: (x.shape, x.dtype), core_state
+  )
+
+
+@pytest.mark.parametrize("lstm_size", [0, 8])
+@pytest.mark.parametrize(
+  ("action", "old", "new"),
+  [
+    ("discrete", 0, 4),
+    ("several", [0, 1], [0, 0]),
+    ("several", [0, 1], [1, 0]),
+    ("continuous", [0.5, -0.5], [0.5, 0.5]),
+    (None, -0.5, 0.5),  # The reward.
+  ],
+)
+def test_previous_action_and_reward_reach_an_lstm_alone(
+  action, old, new, lstm_size
+):
+  network, params, inputs, core_state = make(
+    action=action or "discrete", lstm_size=lstm_size
+  )
+  step_type = np.full((LENGTH, BATCH), MID, np.uint8)
+  step_type[0, 1] = FIRST
+  step_type[4] = FIRST
+  timestep = inputs.timestep._replace(
+    step_type=step_type, reward=np.full((LENGTH, BATCH), -0.5, np.float32)
+  )
+  if action:
+    before = nudged(inputs._replace(timestep=timestep), 2, action=old)
+    after = nudged(before, 2, action=new)
+  else:
+    before = inputs._replace(timestep=timestep)
+    after = nudged(before, 2, reward=new - old)
+  apply = jax.jit(network.apply)
+  found = changed(
+    apply(params, before, core_state)[0], apply(params, after, core_state)[0]
+  )
+  # Now and later, until the next episode; and never without a memory.
+  expected = np.zeros((LENGTH, BATCH), bool)
+  expected[2:4] = lstm_size > 0
+  np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+  ("action", "other"),
+  [("discrete", 3), ("several", [3, 1]), ("continuous", [0.7, -0.9])],
+)
+def test_the_action_before_an_episode_does_not_matter(action, other):
+  network, params, inputs, core_state = make(action=action, lstm_size=8)
+  step_type = np.full((LENGTH, BATCH), MID, np.uint8)
+  step_type[0] = step_type[3, 1] = FIRST
+  inputs = inputs._replace(
+    timestep=inputs.timestep._replace(step_type=step_type),
+    action_tm1=np.zeros_like(inputs.action_tm1),
+  )
+  apply = jax.jit(network.apply)
+  before, _ = apply(params, inputs, core_state)
+  for t in (0, 3):
+    after, _ = apply(params, nudged(inputs, t, action=other), core_state)
+    found = changed(before, after)
+    # On step 3, environments 0 and 2 are in the middle of an episode.
+    expected = np.zeros((LENGTH, BATCH), bool)
+    expected[t:, [0, 2]] = t == 3
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_rewards_are_clipped():
+  network, params, inputs, core_state = make(lstm_size=8)
+  apply = jax.jit(network.apply)
+
+  def output(reward):
+    rewards = np.full((LENGTH, BATCH), reward, np.float32)
+    timestep = inputs.timestep._replace(reward=rewards)
+    return apply(params, inputs._replace(timestep=timestep), core_state)[0]
+
+  assert not changed(output(1.0), output(70.0)).any()
+  assert not changed(output(-1.0), output(-2.0)).any()
+  assert changed(output(0.9), output(1.0)).all()
+  assert changed(output(-1.0), output(1.0)).all()
+
+
+@pytest.mark.parametrize(
+  ("action", "size"), [("discrete", 5), ("several", 8), ("continuous", 2)]
+)
+def test_the_lstm_sees_features_one_hot_actions_and_the_reward(action, size):
+  _, params, *_ = make(action=action, lstm_size=8)
+  (cell,) = params["params"]["LSTM_0"].values()
+  (cell,) = cell.values()
+  assert cell["ii"]["kernel"].shape == (16 + size + 1, 8)
+
+
+def test_a_core_state_matters_only_within_an_episode():
+  network, params, inputs, zeros = make("image", stack_frames=3, lstm_size=8)
+  step_type = np.full((LENGTH, BATCH), MID, np.uint8)
+  step_type[0, 0] = step_type[2, 1] = FIRST
+  inputs = inputs._replace(
+    timestep=inputs.timestep._replace(step_type=step_type)
+  )
+  apply = jax.jit(network.apply)
+  before, _ = apply(params, inputs, zeros)
+  for name in ("lstm", "frames"):
+    part = jax.tree.map(lambda x: x + x.dtype.type(1), getattr(zeros, name))
+    after, _ = apply(params, inputs, zeros._replace(**{name: part}))
+    found = changed(before, after)
+    assert not found[:, 0].any()
+    assert found[:2, 1:].all()
+    assert not found[2:, 1].any()
+
+
+def test_initial_policy_is_close_to_uniform():
+  network, _, inputs, core_state = make(sizes=(64, 64))
+  params = network.init(jax.random.key(0), inputs, core_state)
+  output, _ = network.apply(params, inputs, core_state)
+  assert 0 < np.abs(output.policy).max() < 0.1

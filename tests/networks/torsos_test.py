@@ -1,0 +1,177 @@
+"""Torsos: what they make of observations, and what images keep from them."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from dm_env import specs
+
+from seedx import networks
+from seedx.networks import convolutions, torsos
+from tests.networks import helpers
+
+
+@pytest.mark.parametrize(
+  ("spec", "image"),
+  [
+    (specs.Array((4, 84, 84), np.uint8), True),
+    (specs.BoundedArray((1, 36, 36), np.uint8, 0, 255), True),
+    (specs.Array((4, 84, 84), np.float32), False),
+    (specs.Array((128,), np.uint8), False),
+  ],
+)
+def test_what_an_image_is(spec, image):
+  assert torsos.is_image(spec) == image
+
+
+def test_discrete_observations_are_one_hot_and_others_flat():
+  # The MLP has no layer, so the features are what it would be given.
+  torso = networks.Torso(
+    (specs.DiscreteArray(3), specs.Array((2, 2), np.float32)), sizes=()
+  )
+  observation = (
+    np.array([2, 0]),
+    np.arange(8, dtype=np.float32).reshape(2, 2, 2),
+  )
+  np.testing.assert_array_equal(
+    torso.apply({}, observation),
+    [[0, 0, 1, 0, 1, 2, 3], [1, 0, 0, 4, 5, 6, 7]],
+  )
+
+
+def test_observation_of_another_structure_is_refused():
+  torso = networks.Torso((specs.Array((3,), np.float32),), sizes=(4,))
+  observation = {"a": np.zeros((2, 3)), "b": np.zeros((2, 3))}
+  with pytest.raises(ValueError, match="zip"):
+    torso.init(jax.random.key(0), observation)
+
+
+def test_compute_is_in_the_dtype_asked_for():
+  network = networks.MLP((8, 8), dtype=jnp.bfloat16)
+  features = jnp.ones((2, 3))
+  params = network.init(jax.random.key(0), features)
+  assert network.apply(params, features).dtype == jnp.bfloat16
+  nature = networks.NatureCNN(size=8, dtype=jnp.bfloat16)
+  images = jax.ShapeDtypeStruct((2, 4, 84, 84), np.uint8)
+  output, params = jax.eval_shape(
+    nature.init_with_output, jax.random.key(0), images
+  )
+  assert (output.shape, output.dtype) == ((2, 8), jnp.bfloat16)
+  # 84 -> 20 -> 9 -> 7 pixels a side, 64 channels: the 3,136 of the paper.
+  assert params["params"]["Dense_0"]["kernel"].shape == (3136, 8)
+
+
+@pytest.mark.parametrize(
+  ("dtype", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.1)]
+)
+def test_impala_is_three_sections_of_two_residual_blocks(dtype, tolerance):
+  images = np.random.default_rng(0).integers(0, 256, (2, 3, 19, 24), np.uint8)
+  network = networks.ImpalaResNet((4, 6, 6), size=8, dtype=jnp.dtype(dtype))
+  params = helpers.random_params(network, images)
+  layers = params["params"]
+  convs = iter([layers[f"Conv_{i}"] for i in range(15)])
+
+  def conv(features):
+    layer = next(convs)
+    return layer["bias"] + jax.lax.conv_general_dilated(
+      features,
+      layer["kernel"],
+      (1, 1),
+      "SAME",
+      dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    )
+
+  pixels = np.moveaxis(images, 1, -1).astype(np.float64)
+  mean = pixels.mean((1, 2, 3), keepdims=True)
+  variance = pixels.var((1, 2, 3), keepdims=True)
+  features = ((pixels - mean) / np.sqrt(variance + 1)).astype(np.float32)
+  for _ in range(3):
+    features = nn.max_pool(conv(features), (3, 3), (2, 2), "SAME")
+    for _ in range(2):
+      features = features + conv(nn.relu(conv(nn.relu(features))))
+  features = nn.relu(features).reshape(2, -1)
+  dense = layers["Dense_0"]
+  expected = nn.relu(features @ dense["kernel"] + dense["bias"])
+
+  actual = jax.jit(network.apply)(params, images)
+  assert actual.dtype == dtype
+  assert {x.dtype for x in jax.tree.leaves(params)} == {np.dtype("float32")}
+  assert np.std(expected) > 0.1
+  np.testing.assert_allclose(
+    actual.astype(np.float32), expected, rtol=tolerance, atol=tolerance
+  )
+
+
+def test_impala_halves_an_atari_frame_three_times(monkeypatch):
+  shapes = []
+  pool = convolutions.max_pool_to_half
+
+  def record(features):
+    shapes.append(pool(features).shape)
+    return pool(features)
+
+  monkeypatch.setattr(convolutions, "max_pool_to_half", record)
+  output, params = jax.eval_shape(
+    networks.ImpalaResNet().init_with_output,
+    jax.random.key(0),
+    jax.ShapeDtypeStruct((2, 4, 84, 84), np.uint8),
+  )
+  assert shapes == [(2, 42, 42, 16), (2, 21, 21, 32), (2, 11, 11, 32)]
+  # 11 * 11 * 32 = 3,872, as in the paper.
+  assert params["params"]["Dense_0"]["kernel"].shape == (3872, 256)
+  assert output.shape == (2, 256)
+
+
+@pytest.mark.parametrize(
+  ("image_torso", "module"),
+  [("nature", networks.NatureCNN), ("impala", networks.ImpalaResNet)],
+)
+def test_brightness_is_not_seen(image_torso, module):
+  rng = np.random.default_rng(0)
+  images = rng.integers(0, 100, (3, 2, 36, 40), np.uint8)
+  torso = networks.Torso((specs.Array((2, 36, 40), np.uint8),), (), image_torso)
+  params = helpers.random_params(torso, images)
+  apply = jax.jit(torso.apply)
+  assert list(params["params"]) == [f"{module.__name__}_0"]
+  dark, bright = apply(params, images), apply(params, images + np.uint8(150))
+  assert np.std(dark, axis=0).max() > 0.05  # Images are told apart.
+  np.testing.assert_allclose(bright, dark, rtol=1e-3, atol=1e-3)
+
+
+def test_a_few_pixels_are_seen_beside_the_background():
+  """Which side a square of 2 by 3 is on, from 4,000 images, as in Pong."""
+  rng = np.random.default_rng(0)
+  cnn = networks.NatureCNN(size=64)
+
+  def batch(size):
+    side = rng.integers(0, 2, size)
+    images = np.full((size, 1, 84, 84), 87, np.uint8)
+    for i in range(size):
+      row, column = rng.integers(0, 80), rng.integers(0, 38) + 42 * side[i]
+      images[i, 0, row : row + 3, column : column + 2] = 236
+    return images, side
+
+  def loss(params, images, side):
+    logits = cnn.apply(params["cnn"], images) @ params["head"]
+    return optax.softmax_cross_entropy_with_integer_labels(logits, side).mean()
+
+  optimizer = optax.adam(5e-4)
+
+  @jax.jit
+  def update(params, state, images, side):
+    value, gradients = jax.value_and_grad(loss)(params, images, side)
+    updates, state = optimizer.update(gradients, state)
+    return optax.apply_updates(params, updates), state, value
+
+  params = {
+    "cnn": cnn.init(jax.random.key(0), batch(1)[0]),
+    "head": jnp.zeros((64, 2)),
+  }
+  state = optimizer.init(params)
+  values = []
+  for _ in range(60):
+    params, state, value = update(params, state, *batch(64))
+    values.append(float(value))
+  assert np.mean(values[-10:]) < 0.2  # Guessing has 0.69.
