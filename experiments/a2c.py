@@ -12,7 +12,21 @@ from experiments import allocator, command, settings
 
 PRESETS: settings.Presets = {
   "default": {"total_steps": 500_000, "td_lambda": 0.95},
-  "continuous": {"entropy_cost": 0.0},
+  "continuous": {
+    "total_steps": 1_000_000,
+    "learning_rate": 7e-4,
+    "entropy_cost": 0.0,
+    "normalize_observations": True,
+  },
+  # The rate that Mnih et al. 2016 used, unrolls as in V-trace's preset.
+  "images": {
+    "total_steps": 10_000_000,
+    "learning_rate": 7e-4,
+    "unroll_length": 16,
+    "reward_scale": 1.0,
+    "reward_clip": 1.0,
+    "stack_frames": 4,
+  },
 }
 
 

@@ -21,6 +21,22 @@ PRESETS: settings.Presets = {
     "hidden_sizes": (128, 128),
     "max_gradient_norm": 10.0,
   },
+  # As published (Mnih et al. 2015, with Adam) at the scale of one machine.
+  "images": {
+    "total_steps": 10_000_000,
+    "learning_rate": 1e-4,
+    "hidden_sizes": (512,),
+    "reward_scale": 1.0,
+    "reward_clip": 1.0,
+    "stack_frames": 4,
+    "huber_delta": 1.0,
+    "target_period": 1000,
+    "epsilon_steps": 1_000_000,
+    "replay_capacity": 200_000,
+    "replay_min_steps": 20_000,
+    "replay_ratio": 8.0,
+    "replay_batch_size": 32,
+  },
 }
 
 
@@ -42,7 +58,7 @@ class Options(settings.Sync, settings.Common):
   replay_capacity: int = option(50_000, "env steps that are kept")
   replay_min_steps: int = option(2_000, "env steps before learning begins")
   replay_ratio: float = option(4.0, "how often each env step is learned from")
-  batch_size: int = option(128, "transitions in an update")
+  replay_batch_size: int = option(128, "transitions in an update")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -55,7 +71,7 @@ def _learn(given: Options) -> int:
   from seedx.agents import dqn
   from seedx.runtime import feeds
 
-  updates_per_step = given.replay_ratio / given.batch_size
+  updates_per_step = given.replay_ratio / given.replay_batch_size
   agent = dqn.Config(
     **settings.agent(given, given.total_steps * updates_per_step),
     n_step=given.n_step,
@@ -71,7 +87,7 @@ def _learn(given: Options) -> int:
   replay = feeds.ReplayConfig(
     capacity=given.replay_capacity,
     min_steps=given.replay_min_steps,
-    batch_size=given.batch_size,
+    batch_size=given.replay_batch_size,
     ratio=given.replay_ratio,
   )
   return training.run_sync(

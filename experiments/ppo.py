@@ -30,6 +30,20 @@ PRESETS: settings.Presets = {
     "entropy_cost": 0.0,
     "normalize_observations": True,
   },
+  # As published (Schulman et al. 2017, table 5), without their annealed clip.
+  "images": {
+    "total_steps": 10_000_000,
+    "learning_rate": 2.5e-4,
+    "num_envs": 8,
+    "unroll_length": 128,
+    "epochs": 4,
+    "minibatches": 4,
+    "clip_epsilon": 0.1,
+    "entropy_cost": 0.01,
+    "reward_scale": 1.0,
+    "reward_clip": 1.0,
+    "stack_frames": 4,
+  },
 }
 
 

@@ -23,6 +23,29 @@ PRESETS: settings.Presets = {
     "td_lambda": 0.95,
     "entropy_cost": 0.005,
   },
+  "continuous": {
+    "learning_rate": 3e-4,
+    "envs_per_actor": 8,
+    "unroll_length": 128,
+    "batch_size": 16,
+    "epochs": 10,
+    "minibatches": 32,
+    "entropy_cost": 0.0,
+    "normalize_observations": True,
+  },
+  # As in `ppo`, from two actors.
+  "images": {
+    "total_steps": 10_000_000,
+    "learning_rate": 2.5e-4,
+    "envs_per_actor": 8,
+    "unroll_length": 128,
+    "batch_size": 8,
+    "clip_epsilon": 0.1,
+    "entropy_cost": 0.01,
+    "reward_scale": 1.0,
+    "reward_clip": 1.0,
+    "stack_frames": 4,
+  },
 }
 
 

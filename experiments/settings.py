@@ -94,7 +94,7 @@ class Sync:
   """Of the pipeline `sync`."""
 
   num_envs: int = option(16, "environments")
-  unroll_length: int = option(16, "steps of each between two times of learning")
+  unroll_length: int = option(16, "env steps of each environment in an unroll")
   env_threads: int = option(1, "threads that step the environments")
 
 
@@ -107,7 +107,7 @@ class Seed:
   actor_batch_size: int = option(
     0, "environments in a message; 0 steps all of an actor's in lock step"
   )
-  unroll_length: int = option(20, "transitions in an unroll")
+  unroll_length: int = option(20, "env steps of each environment in an unroll")
   batch_size: int = option(64, "unrolls in an update")
   role: str = option(
     "all",

@@ -90,18 +90,7 @@ def make(
   Raises:
     types.ConfigError: the actions are not discrete.
   """
-  if not isinstance(spec.action, dm_env.specs.DiscreteArray):
-    raise types.ConfigError(
-      f"expected discrete actions for DQN, found {spec.action}; the"
-      " actor-critic agents take others"
-    )
-  head = networks.QHead(
-    int(spec.action.num_values),
-    config.dueling,
-    config.hidden_sizes[-1],
-    jnp.dtype(config.compute_dtype),
-  )
-  q_model = model.Model.make(spec, config, head)
+  q_model = _model(spec, config)
   optimizer = model.optimizer(config)
 
   def init(rng_key: jax.Array) -> base.AgentState:
@@ -115,33 +104,17 @@ def make(
       statistics=variables.statistics,
     )
 
+  def acting(state: base.AgentState) -> Acting:
+    variables = model.Variables(state.params, state.statistics)
+    return Acting(variables, _annealed(config, state.updates))
+
   def gradients(
     state: base.AgentState, rng_key: jax.Array, batch: types.Sample
   ) -> tuple[base.Gradients, types.LossOutput]:
     del rng_key  # Nothing is drawn.
-
-    def share(params: types.Tree) -> tuple[jax.Array, losses.QLearningLoss]:
-      steps = _per_step(q_model, config, params, state, batch)
-      mean = losses.mean_share(steps.loss, steps.weight, axis_name)
-      return mean, steps
-
-    (loss, steps), grads = jax.value_and_grad(share, has_aux=True)(state.params)
-    size = jnp.abs(steps.td_error)
-    sums = losses.sum_over_cores(
-      {
-        "gradients": grads,
-        "loss": loss,
-        "td_error": losses.mean_share(size, steps.weight, axis_name),
-        "weight": jnp.sum(steps.weight),
-      },
-      axis_name,
-    )
+    grads, output = _differentiate(q_model, config, axis_name, state, batch)
     moments = q_model.moments(batch.unroll.inputs, axis_name)
-    return base.Gradients(sums["gradients"], moments), types.LossOutput(
-      weight=sums["weight"],
-      metrics={"loss": sums["loss"], "td_error": sums["td_error"]},
-      priorities=jnp.mean(size, axis=0),
-    )
+    return base.Gradients(grads, moments), output
 
   def apply(
     state: base.AgentState, gradients: base.Gradients
@@ -155,10 +128,7 @@ def make(
 
   return base.Agent(
     init=init,
-    acting=lambda state: Acting(
-      model.Variables(state.params, state.statistics),
-      _annealed(config, state.updates),
-    ),
+    acting=acting,
     initial_core_state=q_model.initial_core_state,
     step=functools.partial(_step, q_model),
     gradients=gradients,
@@ -180,6 +150,21 @@ def exploration(config: Config, num_envs: int) -> np.ndarray:
     return np.array([0.01], np.float32)
   place = np.arange(num_envs) / (num_envs - 1)
   return (0.4 ** (1 + 7 * place)).astype(np.float32)
+
+
+def _model(spec: types.EnvironmentSpec, config: Config) -> model.Model:
+  if not isinstance(spec.action, dm_env.specs.DiscreteArray):
+    raise types.ConfigError(
+      f"expected discrete actions for DQN, found {spec.action}; the"
+      " actor-critic agents take others"
+    )
+  head = networks.QHead(
+    int(spec.action.num_values),
+    config.dueling,
+    config.hidden_sizes[-1],
+    jnp.dtype(config.compute_dtype),
+  )
+  return model.Model.make(spec, config, head)
 
 
 def _annealed(config: Config, updates: jax.Array) -> jax.Array:
@@ -210,6 +195,33 @@ def _step(
   action = jnp.where(explores, anything, jnp.argmax(q_values, axis=-1))
   action = action.astype(q_model.spec.action.dtype)
   return types.AgentOutput(action, ()), output.core_state
+
+
+def _differentiate(
+  q_model: model.Model,
+  config: Config,
+  axis_name: str | None,
+  state: base.AgentState,
+  batch: types.Sample,
+) -> tuple[types.Tree, types.LossOutput]:
+  """The gradient of the mean loss over all cores' windows."""
+
+  def share(params: types.Tree) -> tuple[jax.Array, dict[str, jax.Array]]:
+    steps = _per_step(q_model, config, params, state, batch)
+    size = jnp.abs(steps.td_error)
+    loss = losses.mean_share(steps.loss, steps.weight, axis_name)
+    return loss, {
+      "loss": loss,
+      "td_error": losses.mean_share(size, steps.weight, axis_name),
+      "weight": jnp.sum(steps.weight),
+      "priorities": jnp.mean(size, axis=0),
+    }
+
+  gradients, parts = jax.grad(share, has_aux=True)(state.params)
+  priorities = parts.pop("priorities")  # Each core's own.
+  gradients, metrics = losses.sum_over_cores((gradients, parts), axis_name)
+  weight = metrics.pop("weight")
+  return gradients, types.LossOutput(weight, metrics, priorities)
 
 
 def _per_step(

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seedx import losses, types
+from seedx import types
 
 # Rare observations must not drown the rest (Andrychowicz et al. 2020,
 # https://arxiv.org/abs/2006.05990, section 3.4).
@@ -62,21 +62,13 @@ def measure(
   spec: types.Tree, observation: types.Tree, axis_name: str | None
 ) -> Moments:
   """The moments of a batch `[T, B, ...]`, over all cores."""
-
-  def mean(leaf: jax.Array) -> jax.Array:
-    flat = leaf.reshape(-1, *leaf.shape[2:])
-    share = jax.vmap(
-      lambda x: losses.mean_share(x, jnp.ones_like(x), axis_name),
-      in_axes=1,
-    )(flat.reshape(len(flat), -1))
-    return losses.sum_over_cores(share, axis_name).reshape(leaf.shape[2:])
-
   pairs = zip(jax.tree.leaves(spec), jax.tree.leaves(observation), strict=True)
   leaves = [leaf for leaf_spec, leaf in pairs if _is_in(leaf_spec)]
-  return Moments(
-    tuple(mean(leaf) for leaf in leaves),
-    tuple(mean(jnp.square(leaf)) for leaf in leaves),
+  moments = Moments(
+    tuple(leaf.mean(axis=(0, 1)) for leaf in leaves),
+    tuple(jnp.square(leaf).mean(axis=(0, 1)) for leaf in leaves),
   )
+  return moments if axis_name is None else jax.lax.pmean(moments, axis_name)
 
 
 def merge(moments: Moments, batch: Moments, updates: jax.Array) -> Moments:

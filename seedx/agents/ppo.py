@@ -76,37 +76,27 @@ def make(
   steps_per_update = config.epochs * config.minibatches
   optimizer = model.optimizer(config, steps_per_update)
 
-  def loss(
-    values: jax.Array, log_prob: jax.Array, entropy: jax.Array, items: Items
-  ) -> losses.ActorCriticLoss:
-    advantage = _normalized(items.advantage, items.weight, axis_name)
-    return jax.vmap(stream_loss, in_axes=1, out_axes=1)(
-      items.values,
-      values,
-      log_prob,
-      items.behaviour_log_prob,
-      entropy,
-      advantage,
-      items.advantage + items.values,
-      items.weight,
-    )
-
-  def stream_loss(
-    behaviour_values: jax.Array, *stream: jax.Array
-  ) -> losses.ActorCriticLoss:
-    return losses.ppo(
-      *stream,
-      clip_epsilon=config.clip_epsilon,
-      behaviour_values=behaviour_values if config.clip_values else None,
-    )
-
   def whole_loss(
     evaluation: actor_critic.Evaluation, unroll: types.Unroll
   ) -> losses.ActorCriticLoss:
     items = _items(evaluation, unroll, config)
-    return loss(
-      evaluation.values[:-1], evaluation.log_prob, evaluation.entropy, items
+    evaluated = evaluation.values[:-1], evaluation.log_prob, evaluation.entropy
+    return _loss(evaluated, items, config, axis_name)
+
+  def step(
+    state: base.AgentState, items: Items
+  ) -> tuple[base.AgentState, types.LossOutput]:
+    def per_step(params: types.Tree) -> losses.ActorCriticLoss:
+      variables = model.Variables(params, state.statistics)
+      evaluated = policy.evaluate_steps(
+        variables, items.inputs, items.action, items.core_state
+      )
+      return _loss(evaluated, items, config, axis_name)
+
+    gradients, output = actor_critic.differentiate(
+      per_step, state, config, axis_name
     )
+    return model.descend(state, optimizer, gradients), output
 
   def update(
     state: base.AgentState, rng_key: jax.Array, batch: types.Unroll
@@ -116,27 +106,11 @@ def make(
     if not config.lstm_size:
       items = _single_steps(policy, variables, items)
 
-    def step(
-      state: base.AgentState, items: Items
-    ) -> tuple[base.AgentState, types.LossOutput]:
-      def per_step(params: types.Tree) -> losses.ActorCriticLoss:
-        variables = model.Variables(params, state.statistics)
-        evaluated = policy.evaluate_steps(
-          variables, items.inputs, items.action, items.core_state
-        )
-        return loss(*evaluated, items)
-
-      gradients, output = actor_critic.differentiate(
-        per_step, state, config, axis_name
-      )
-      return model.descend(state, optimizer, gradients), output
-
     def epoch(
       state: base.AgentState, rng_key: jax.Array
     ) -> tuple[base.AgentState, types.LossOutput]:
-      return jax.lax.scan(
-        step, state, _shuffled(items, rng_key, config.minibatches)
-      )
+      minibatches = _shuffled(items, rng_key, config.minibatches)
+      return jax.lax.scan(step, state, minibatches)
 
     keys = jax.random.split(rng_key, config.epochs)
     state, outputs = jax.lax.scan(epoch, state, keys)
@@ -150,6 +124,36 @@ def make(
     spec, config, whole_loss, axis_name, steps_per_update
   )
   return dataclasses.replace(agent, update=update, applies_once=False)
+
+
+def _loss(
+  evaluated: tuple[jax.Array, jax.Array, jax.Array],
+  items: Items,
+  config: Config,
+  axis_name: str | None,
+) -> losses.ActorCriticLoss:
+  """The losses of items, given `Policy.evaluate_steps` of them."""
+
+  def stream_loss(
+    behaviour_values: jax.Array, *stream: jax.Array
+  ) -> losses.ActorCriticLoss:
+    return losses.ppo(
+      *stream,
+      clip_epsilon=config.clip_epsilon,
+      behaviour_values=behaviour_values if config.clip_values else None,
+    )
+
+  values, log_prob, entropy = evaluated
+  return jax.vmap(stream_loss, in_axes=1, out_axes=1)(
+    items.values,
+    values,
+    log_prob,
+    items.behaviour_log_prob,
+    entropy,
+    _normalized(items.advantage, items.weight, axis_name),
+    items.advantage + items.values,
+    items.weight,
+  )
 
 
 def _items(

@@ -19,6 +19,9 @@ def mean_share(
   other, and a `psum` inside what is differentiated counts each core's gradient
   once per core.)
 
+  >>> float(mean_share(jnp.array([1.0, 2.0, 4.0]), jnp.array([1.0, 0.0, 3.0])))
+  3.25
+
   Args:
     values: `[...]`.
     weights: `[...]`, the same shape, not negative.

@@ -170,7 +170,7 @@ class Learner:
     mesh = sharding.mesh(sharding.devices(config.learner_devices, "learner"))
     spec = envs.spec(config.env)
     agent = config.make_agent(spec, sharding.CORES)
-    feeds.check(agent, config.replay, mesh.devices.size)
+    feeds.check(agent, config.replay, mesh.devices.size * config.micro_batches)
     inference_config = config.inference(agent)
     init_key, learner_key, replay_key, *acting_keys = jax.random.split(
       jax.random.key(config.seed), 3 + len(acting_on)
@@ -216,16 +216,7 @@ class Learner:
       )
       for device, rng_key in zip(acting_on, acting_keys, strict=True)
     ]
-    self._server = wire.Server(config.address, config.num_actors)
-    sessions = inference.Sessions(
-      self.inferences, self.progress, inference_config, config.seed
-    )
-    self._server.bind_stream(
-      protocol.ACT,
-      sessions,
-      inputs=protocol.rows_layout(spec, inference_config.max_rows),
-      outputs=protocol.actions_layout(spec, inference_config.max_rows),
-    )
+    self._server = self._serve(spec, inference_config)
     self._monitor = monitor.Monitor(
       self.progress, self.learner, self._waits, spec.frames_per_step, sinks
     )
@@ -260,6 +251,22 @@ class Learner:
     finally:
       last = self._close()
     return last
+
+  def _serve(
+    self, spec: types.EnvironmentSpec, config: inference.Config
+  ) -> wire.Server:
+    """A server, not started yet, on which actors open sessions."""
+    server = wire.Server(self._config.address, self._config.num_actors)
+    sessions = inference.Sessions(
+      self.inferences, self.progress, config, self._config.seed
+    )
+    server.bind_stream(
+      protocol.ACT,
+      sessions,
+      inputs=protocol.rows_layout(spec, config.max_rows),
+      outputs=protocol.actions_layout(spec, config.max_rows),
+    )
+    return server
 
   def _learn(self) -> None:
     items = [

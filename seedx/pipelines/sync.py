@@ -65,8 +65,10 @@ class Config:
       unroll_length=(1, 2**20),
       micro_batches=(1, 2**20),
     )
-    parts = len(self.learner_devices) * self.micro_batches
-    if self.replay is None and self.num_envs % parts:
+    parts = len(self.learner_devices)
+    if self.replay is None:
+      parts *= self.micro_batches
+    if self.num_envs % parts:
       raise types.ConfigError(
         f"expected num_envs that {len(self.learner_devices)} learner devices"
         f" with {self.micro_batches} micro-batches each divide, found"
@@ -80,7 +82,6 @@ class Trainer:
   Attributes:
     progress: what has been counted.
     learner: the updates, and the newest state.
-    last_line: the newest line of metrics.
   """
 
   def __init__(
@@ -102,7 +103,7 @@ class Trainer:
     """
     cores = sharding.devices(config.learner_devices, "learner")
     mesh = sharding.mesh(cores)
-    # Apart from the seeds of the pipelines whose environments come and go.
+    # Runs with different seeds share no environment.
     self._environment = envs.EnvPoolEnvironment(
       config.env,
       config.num_envs,
@@ -111,7 +112,7 @@ class Trainer:
     )
     spec = self._environment.spec
     agent = config.make_agent(spec, sharding.CORES)
-    feeds.check(agent, config.replay, len(cores))
+    feeds.check(agent, config.replay, len(cores) * config.micro_batches)
     init_key, learner_key, replay_key, acting_key = jax.random.split(
       jax.random.key(config.seed), 4
     )
@@ -120,7 +121,6 @@ class Trainer:
     self.learner = learner.Learner(
       agent, mesh, state, learner_key, config.micro_batches
     )
-    self.last_line: dict[str, metrics.Value] = {}
     self._config = config
     self._stop = stop or threading.Event()
     self._agent = agent
@@ -155,16 +155,16 @@ class Trainer:
       for _ in self.steps():
         if time.monotonic() - written >= self._config.log_seconds:
           check()
-          self.last_line = self._monitor.write()
+          self._monitor.write()
           written = time.monotonic()
         if self._stop.is_set():
           break
     finally:
       self.learner.finish()
-      self.last_line = self._monitor.write()
+      last = self._monitor.write()
       self._monitor.close()
       self._environment.close()
-    return self.last_line
+    return last
 
   def steps(self) -> Iterator[None]:
     """Trains, and yields after each step of all environments."""

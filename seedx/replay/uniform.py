@@ -2,6 +2,9 @@
 
 Each frame is stored once, also where agents see stacks of them: a window brings
 the frames before its first step along, and the agent stacks them again.
+
+Flashbax's trajectory buffer is as fast, but each row that is added to it has to
+go on where the last one ended. Unrolls of environments that come and go do not.
 """
 
 import dataclasses

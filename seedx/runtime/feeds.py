@@ -47,12 +47,17 @@ class ReplayConfig:
     )
 
 
-def check(agent: base.Agent, config: ReplayConfig | None, cores: int) -> None:
+def check(agent: base.Agent, config: ReplayConfig | None, parts: int) -> None:
   """Checks that an agent gets what it learns from.
+
+  Args:
+    agent: that learns.
+    config: of its replay, if it has one.
+    parts: learner devices, times the micro-batches of each.
 
   Raises:
     types.ConfigError: it learns from a replay and has none, or the reverse; or
-      a batch cannot be split over the cores.
+      a batch from it cannot be divided so.
   """
   if agent.window is not None and config is None:
     raise types.ConfigError(
@@ -64,10 +69,10 @@ def check(agent: base.Agent, config: ReplayConfig | None, cores: int) -> None:
       "expected no replay: this agent learns from each unroll once, as it was"
       f" acted, found {config}"
     )
-  if config is not None and config.batch_size % cores:
+  if config is not None and config.batch_size % parts:
     raise types.ConfigError(
-      f"expected a batch_size that {cores} learner devices divide, found"
-      f" {config.batch_size}"
+      "expected a batch from the replay that learner devices and their"
+      f" micro-batches, {parts} in all, divide, found {config.batch_size}"
     )
 
 
@@ -164,11 +169,11 @@ class Replay:
     return self._batch()
 
   def _begin(self, items: list[types.Unroll]) -> None:
-    if not self.states:
-      self.states = [
-        jax.device_put(self._replay.init(item), core)
-        for item, core in zip(items, self._cores, strict=True)
-      ]
+    if self.states:
+      return
+    for item, core in zip(items, self._cores, strict=True):
+      with jax.default_device(core):
+        self.states.append(jax.device_put(self._replay.init(item), core))
 
   def _batch(self) -> list[types.Sample]:
     pairs = zip(self.states, self._keys, strict=True)

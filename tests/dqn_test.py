@@ -1,0 +1,375 @@
+"""DQN: exploration, the target network, TD errors, and the burn-in."""
+
+import dataclasses
+import functools
+
+import dm_env
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from dm_env import specs
+
+from seedx import networks, replay, types
+from seedx.agents import base, dqn, model
+from tests import conftest
+
+VECTOR = types.EnvironmentSpec(
+  specs.Array((4,), np.float32), specs.DiscreteArray(3)
+)
+IMAGE = types.EnvironmentSpec(
+  specs.BoundedArray((1, 36, 36), np.uint8, 0, 255), specs.DiscreteArray(3)
+)
+MASKED = types.EnvironmentSpec(
+  {"x": specs.Array((4,), np.float32), "legal": specs.Array((5,), bool)},
+  specs.DiscreteArray(5),
+  action_mask="legal",
+)
+SPECS = {"vector": VECTOR, "image": IMAGE, "masked": MASKED}
+
+
+def config_of(**fields):
+  return dqn.Config(**{"hidden_sizes": (8,), "discount": 0.9, **fields})
+
+
+@functools.cache
+def agent_of(name="vector", **fields):
+  return dqn.make(SPECS[name], config_of(**fields))
+
+
+@functools.cache
+def state_of(name="vector", **fields):
+  """A state whose target network is another, so that it is told apart."""
+  init = jax.jit(agent_of(name, **fields).init)
+  state, other = (init(jax.random.key(seed)) for seed in (0, 1))
+  return dataclasses.replace(state, target_params=other.params)
+
+
+def q_values_of(spec, config, params, inputs, core_state):
+  """The network's own words, `[T, B, A]`."""
+  head = networks.QHead(spec.action.num_values, config.dueling, 8)
+  q_model = model.Model.make(spec, config, head)
+  return q_model.unroll(model.Variables(params, ()), inputs, core_state).head
+
+
+# Exploration
+
+
+@pytest.mark.parametrize(
+  ("num_envs", "expected"),
+  [
+    (1, [0.01]),
+    (2, [0.4, 0.4**8]),
+    (3, [0.4, 0.4**4.5, 0.4**8]),
+    (8, [0.4 ** (1 + i) for i in range(8)]),
+  ],
+)
+def test_the_ladder_of_epsilons(num_envs, expected):
+  actual = agent_of(epsilon_ladder=True).exploration(num_envs)
+  np.testing.assert_allclose(actual, expected, rtol=1e-6)
+  assert actual.dtype == np.float32
+  none = agent_of().exploration(num_envs)
+  np.testing.assert_array_equal(none, np.zeros(num_envs, np.float32))
+  assert none.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+  ("fields", "expected"),
+  [
+    (
+      {"epsilon_end": 0.2, "epsilon_decay_updates": 10},
+      {0: 1.0, 1: 0.92, 5: 0.6, 10: 0.2, 11: 0.2, 10**9: 0.2},
+    ),
+    ({"epsilon_end": 0.2}, {0: 0.2, 1: 0.2, 100: 0.2}),
+    # The ladder takes the end's place.
+    (
+      {"epsilon_ladder": True, "epsilon_decay_updates": 4},
+      {0: 1.0, 1: 0.75, 4: 0.0, 5: 0.0},
+    ),
+    ({"epsilon_ladder": True}, {0: 0.0}),
+  ],
+)
+def test_epsilon_falls_with_the_updates(fields, expected):
+  agent = agent_of(**fields)
+  for updates, epsilon in expected.items():
+    state = dataclasses.replace(state_of(), updates=jnp.int32(updates))
+    acting = agent.acting(state)
+    assert acting.epsilon.dtype == jnp.float32
+    assert float(acting.epsilon) == pytest.approx(epsilon, abs=1e-6)
+
+
+def acted(agent, state, inputs, epsilon, seed=0):
+  acting = agent.acting(state)._replace(epsilon=jnp.float32(epsilon))
+  core_state = agent.initial_core_state(len(inputs.exploration))
+  output, _ = jax.jit(agent.step)(
+    acting, jax.random.key(seed), inputs, core_state
+  )
+  return np.asarray(output.action)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.25, 1.0])
+def test_the_share_of_random_actions_is_the_larger_epsilon(epsilon):
+  ladder, rows = np.array([0.0, 0.1, 0.5, 1.0], np.float32), 20_000
+  exploration = np.repeat(ladder, rows)
+  rng = np.random.default_rng(0)
+  observation = rng.normal(size=(4 * rows, 4)).astype(np.float32)
+  inputs = base.zero_inputs(VECTOR, 4 * rows)
+  inputs = inputs._replace(
+    timestep=inputs.timestep._replace(observation=observation),
+    exploration=exploration,
+  )
+  action = acted(agent_of(), state_of(), inputs, epsilon).reshape(4, rows)
+  stream = jax.tree.map(lambda x: x[None], inputs)
+  q_values = q_values_of(
+    VECTOR,
+    config_of(),
+    state_of().params,
+    stream,
+    agent_of().initial_core_state(4 * rows),
+  )
+  best = np.argmax(q_values[0], axis=-1).reshape(4, rows)
+  assert len(np.unique(best)) > 1
+  # A random action is the best one a third of the time.
+  expected = np.maximum(ladder, epsilon) * 2 / 3
+  found = np.mean(action != best, axis=1)
+  np.testing.assert_allclose(found, expected, atol=4 * np.sqrt(0.25 / rows))
+  np.testing.assert_array_equal(found[expected == 0], 0.0)
+  frequencies = np.bincount(action[3], minlength=3) / rows
+  np.testing.assert_allclose(frequencies, 1 / 3, atol=0.015)
+
+
+@pytest.mark.parametrize("exploration", [0.0, 1.0])
+def test_only_legal_actions_are_taken(exploration):
+  rows = 6_000
+  legal = np.tile([0, 1, 0, 1, 1], (rows, 1)).astype(bool)
+  inputs = base.zero_inputs(MASKED, rows)
+  inputs.timestep.observation["legal"][:] = legal
+  inputs.exploration[:] = exploration
+  # Zeros in, the same Q-values out, but for what the biases say.
+  state = state_of("masked")
+  params = jax.tree.map(lambda x: x, state.params)
+  bias = params["params"]["head"]["Dense_0"]["bias"] = jnp.array(
+    [9.0, 1.0, 8.0, 3.0, 2.0]
+  )
+  assert bias.shape == state.params["params"]["head"]["Dense_0"]["bias"].shape
+  state = dataclasses.replace(state, params=params)
+  action = acted(agent_of("masked"), state, inputs, 0.0)
+  frequencies = np.bincount(action, minlength=5) / rows
+  expected = (
+    [0, 0, 0, 1, 0] if exploration == 0 else [0, 1 / 3, 0, 1 / 3, 1 / 3]
+  )
+  np.testing.assert_allclose(frequencies, expected, atol=0.03)
+  assert frequencies[0] == frequencies[2] == 0
+
+
+# Learning
+
+
+def sample_of(agent, spec, length, ends, seed=0):
+  unroll = conftest.random_unroll(agent, spec, length, ends, seed)
+  weights = np.random.default_rng(seed).uniform(0.5, 1.5, len(ends))
+  return types.Sample(unroll, weights.astype(np.float32))
+
+
+@pytest.mark.parametrize("period", [1, 3])
+def test_the_target_network_is_a_copy_of_every_so_many_updates(period):
+  agent = agent_of(target_period=period)
+  update = jax.jit(agent.update)
+  state = jax.jit(agent.init)(jax.random.key(0))
+  assert_equal(state.target_params, state.params)
+  batch, copied = sample_of(agent, VECTOR, 2, np.zeros(4)), state.params
+  for updates in range(1, 8):
+    before = state.params
+    state, _ = update(state, jax.random.key(0), batch)
+    assert largest(state.params, before) > 1e-4
+    if updates % period == 0:
+      copied = state.params
+    assert_equal(state.target_params, copied)
+
+
+def assert_equal(actual, expected):
+  jax.tree.map(np.testing.assert_array_equal, actual, expected)
+
+
+def largest(a, b):
+  gaps = jax.tree.map(lambda x, y: float(np.abs(x - y).max()), a, b)
+  return max(jax.tree.leaves(gaps))
+
+
+def td_errors(q, target_q, unroll, n, double, discount=0.9):
+  """Errors and weights `[T - n + 1, B]`, step by step in NumPy."""
+  step_type, reward, factor, _ = unroll.inputs.timestep
+  errors = np.zeros((len(q) - n, q.shape[1]))
+  weights = np.ones_like(errors)
+  for t, b in np.ndindex(*errors.shape):
+    if step_type[t + 1, b] == dm_env.StepType.FIRST:
+      weights[t, b] = 0.0
+      continue
+    total, product = 0.0, 1.0
+    for k in range(t + 1, t + n + 1):
+      total += product * reward[k, b]
+      product *= factor[k, b] * discount
+      if step_type[k, b] == dm_env.StepType.LAST:
+        break
+    best = np.argmax((q if double else target_q)[k, b])
+    total += product * target_q[k, b, best]
+    errors[t, b] = total - q[t, b, unroll.action[t, b]]
+  return errors, weights
+
+
+@pytest.mark.parametrize(
+  ("n_step", "double", "more"),
+  [(1, True, 0), (3, False, 0), (3, True, 4), (1, False, 4)],
+)
+def test_td_errors_and_gradients_by_hand(n_step, double, more):
+  fields = {"n_step": n_step, "double": double, "dueling": more > 0}
+  agent, state = agent_of(**fields), state_of(**fields)
+  length = agent.window + more
+  batch = sample_of(agent, VECTOR, length, np.linspace(0, 0.6, 40), seed=3)
+  unroll, core_state = batch.unroll, batch.unroll.core_state
+
+  def q_values(params):
+    return q_values_of(
+      VECTOR, config_of(**fields), params, unroll.inputs, core_state
+    )
+
+  q, vjp = jax.vjp(q_values, state.params)
+  errors, weights = td_errors(
+    np.asarray(q),
+    np.asarray(q_values(state.target_params)),
+    unroll,
+    n_step,
+    double,
+  )
+  assert 0 < np.sum(weights == 0) < weights.size / 2
+  gradients, output = jax.jit(agent.gradients)(state, jax.random.key(0), batch)
+  total = weights.sum()
+  assert output.weight == total
+  np.testing.assert_allclose(
+    output.priorities, np.abs(errors).mean(axis=0), rtol=1e-4, atol=1e-5
+  )
+  squares = 0.5 * errors**2 * batch.importance_weight
+  assert output.metrics["loss"] == pytest.approx(
+    squares.sum() / total, rel=1e-4
+  )
+  assert output.metrics["td_error"] == pytest.approx(
+    np.abs(errors).sum() / total, rel=1e-4
+  )
+  # Only Q of the action taken is moved, and only towards the return.
+  cotangent = np.zeros(q.shape, np.float32)
+  for t, b in np.ndindex(*errors.shape):
+    share = errors[t, b] * batch.importance_weight[b] / total
+    cotangent[t, b, unroll.action[t, b]] = -share
+  (expected,) = vjp(jnp.asarray(cotangent))
+  jax.tree.map(
+    functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5),
+    gradients.params,
+    expected,
+  )
+  # An unbiased mean would not know the weights of importance.
+  plain = 0.5 * errors**2
+  assert abs(plain.sum() - squares.sum()) / total > 1e-3
+
+
+@pytest.mark.parametrize(
+  "fields", [{"huber_delta": 0.1}, {"rescale": True}], ids=str
+)
+def test_huber_and_rescaling_reach_the_loss(fields):
+  batch = sample_of(agent_of(), VECTOR, 2, np.zeros(8))
+  losses = [
+    jax.jit(agent.gradients)(state_of(), jax.random.key(0), batch)[1].metrics
+    for agent in (agent_of(), agent_of(**fields))
+  ]
+  assert abs(losses[0]["loss"] - losses[1]["loss"]) > 1e-2
+
+
+def test_a_window_from_the_middle_has_the_frames_before_it():
+  """Its Q-values are those of the network on all of the episode."""
+  fields = {"stack_frames": 4, "n_step": 2}
+  agent, state = agent_of("image", **fields), state_of("image", **fields)
+  total, num_steps = 24, 5
+  window = agent.window
+  stream = conftest.random_unroll(agent, IMAGE, total, np.zeros(1), seed=1)
+  # Frames that differ much, and an episode that ends in between.
+  timestep = stream.inputs.timestep
+  step_type = timestep.step_type.copy()
+  step_type[[0, 9, 10]] = [[0], [2], [0]]
+  stream = stream._replace(
+    inputs=stream.inputs._replace(
+      timestep=timestep._replace(step_type=step_type)
+    )
+  )
+
+  @jax.jit
+  def unrolled(params, inputs):
+    head = networks.QHead(3, False, 8)
+    q_model = model.Model.make(IMAGE, config_of(**fields), head)
+    core_state = agent.initial_core_state(1)
+    return q_model.unroll(model.Variables(params, ()), inputs, core_state).head
+
+  q, target_q = (
+    np.asarray(unrolled(params, stream.inputs))
+    for params in (state.params, state.target_params)
+  )
+  errors, weights = td_errors(q, target_q, stream, n=2, double=True)
+  length = num_steps + window - 1
+  ring, stored = replay.Uniform(8, window), None
+  for first in range(0, total - length + 1, num_steps):
+    rows = slice(first, first + length)
+    steps = jax.tree.map(lambda x, rows=rows: x[rows], stream[:3])
+    # The three frames before, less those of another episode.
+    frames = np.zeros((3, 36, 36), np.uint8)
+    for k in range(min(first, 3)):
+      if first < 10 or first - 1 - k >= 10:
+        frames[2 - k] = stream.inputs.timestep.observation[first - 1 - k, 0, 0]
+    core_state = networks.CoreState((frames[None],), ())
+    # The version says where the step is in the stream.
+    version = np.arange(first, first + length, dtype=np.int32)[:, None]
+    unroll = types.Unroll(*steps, version, core_state)
+    stored = ring.add(stored or ring.init(unroll), unroll)
+  batch = jax.jit(ring.sample, static_argnums=2)(stored, jax.random.key(0), 80)
+  # The first steps of a window only fill the stack.
+  learned = np.asarray(batch.unroll.version[0]) + window - 3
+  assert set(learned) == set(range(3, 3 + 3 * num_steps))
+  _, output = jax.jit(agent.gradients)(state, jax.random.key(0), batch)
+  expected = np.abs(errors[learned, 0])
+  np.testing.assert_allclose(output.priorities, expected, rtol=2e-3, atol=1e-4)
+  assert output.weight == weights[learned, 0].sum()
+  # It matters what is in the stack: without the burn-in Q is another.
+  assert np.std(expected) > 1e-2
+
+
+@pytest.mark.parametrize(
+  ("stack_frames", "n_step", "window"),
+  [(1, 1, 2), (1, 3, 4), (4, 1, 5), (4, 3, 7)],
+)
+def test_window(stack_frames, n_step, window):
+  agent = agent_of("image", stack_frames=stack_frames, n_step=n_step)
+  assert agent.window == window
+
+
+def test_what_a_dqn_cannot_do_is_refused():
+  with pytest.raises(types.ConfigError, match=r"without an LSTM .*found 8"):
+    dqn.Config(lstm_size=8)
+  continuous = specs.BoundedArray((2,), np.float32, -1.0, 1.0)
+  several = specs.BoundedArray((2,), np.int32, 0, 3)
+  for action in (continuous, several):
+    spec = types.EnvironmentSpec(VECTOR.observation, action)
+    with pytest.raises(types.ConfigError, match="expected discrete actions"):
+      dqn.make(spec, dqn.Config())
+
+
+@pytest.mark.parametrize(
+  "fields",
+  [
+    {"n_step": 0},
+    {"huber_delta": -1.0},
+    {"target_period": 0},
+    {"epsilon_end": 1.1},
+    {"epsilon_decay_updates": -1},
+  ],
+  ids=str,
+)
+def test_config_out_of_range_is_refused_with_its_name(fields):
+  with pytest.raises(types.ConfigError, match=f"expected {next(iter(fields))}"):
+    dqn.Config(**fields)

@@ -1,0 +1,187 @@
+"""The programs that train in one process, and what all programs share."""
+
+import dataclasses
+import inspect
+import json
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from experiments import a2c, dqn, ppo, seed_ppo, seed_vtrace, settings
+from seedx import envs
+
+PROGRAMS = (a2c, dqn, ppo, seed_ppo, seed_vtrace)
+_ROOT = pathlib.Path(__file__).parent.parent
+# An update on a few steps of a small network, so that compiling is all there is.
+_SMALL = {
+  a2c: "--num-envs 4 --unroll-length 5",
+  dqn: "--replay-min-steps 100 --replay-batch-size 16",
+  ppo: "--num-envs 4 --unroll-length 8 --epochs 2 --minibatches 2",
+  seed_ppo: "--num-actors 1 --envs-per-actor 8 --batch-size 8 --epochs 2",
+}
+
+
+@pytest.fixture(autouse=True)
+def _own_signals():
+  """A program takes Ctrl-C over; the next test needs it back."""
+  handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+  yield
+  for number, handler in handlers.items():
+    signal.signal(number, handler)
+
+
+def run(program, run_dir, *arguments):
+  """Runs a program in this process; returns its lines of metrics."""
+  words = [*_SMALL[program].split(), "--run-dir", str(run_dir), *arguments]
+  words = ["--total-steps", "400", "--hidden-sizes", "8", *words]
+  assert program.main(words) == 0
+  text = (run_dir / "metrics.jsonl").read_text()
+  return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize(
+  ("program", "arguments"),
+  [
+    (a2c, ()),
+    (ppo, ("--recurrent", "--lstm-size", "8")),
+    (ppo, ("--env", "Pendulum-v1", "--normalize-observations")),
+    (dqn, ("--dueling", "--epsilon-ladder")),
+    (seed_ppo, ()),
+  ],
+  ids=lambda x: x.__name__ if inspect.ismodule(x) else " ".join(x),
+)
+def test_a_program_trains_and_leaves_its_files(
+  program, arguments, tmp_path, capfd
+):
+  last = run(program, tmp_path, *arguments)[-1]
+  assert last["env_steps"] >= 400
+  assert last["learner_steps"] >= 2
+  assert any(name.startswith("loss") for name in last)
+  assert (tmp_path / "learning_curve.png").exists()
+  config = json.loads((tmp_path / "config.json").read_text())
+  assert config["total_steps"] == 400
+  assert config["hidden_sizes"] == [8]
+  assert "env steps and" in capfd.readouterr().out or last["episodes"] == 0
+
+
+@pytest.mark.parametrize(
+  ("program", "arguments", "reason"),
+  [
+    (dqn, "--env Pendulum-v1", "expected discrete actions"),
+    (dqn, "--recurrent", "unrecognized arguments: --recurrent"),
+    (ppo, "--micro-batches 2", "minibatches of its own"),
+    (ppo, "--num-envs 3 --unroll-length 5 --minibatches 4", "divide the 15"),
+    (a2c, "--num-envs 6 --learner-devices 0,1,2,3", "4 learner devices"),
+    (a2c, "--learner-devices 99", "devices from 0 to"),
+    (dqn, "--learner-devices 0,1,2", "num_envs that 3 learner devices"),
+    (a2c, "--image-torso vgg", "invalid choice"),
+    (a2c, "--action-mask legal", "found 'legal'"),
+    (a2c, "--observation-transform nowhere:f", "found 'nowhere:f'"),
+    (seed_ppo, "--role learner", "expected --address"),
+  ],
+)
+def test_what_makes_no_sense_exits_with_2_and_the_reason(
+  program, arguments, reason, tmp_path, capfd
+):
+  with pytest.raises(SystemExit) as caught:
+    program.main(["--run-dir", str(tmp_path), *arguments.split()])
+  assert caught.value.code == 2
+  lines = [x for x in capfd.readouterr().err.splitlines() if "error" in x]
+  assert len(lines) == 1
+  assert reason in lines[0]
+
+
+def test_an_option_means_the_same_everywhere():
+  helps = {}
+  for program in PROGRAMS:
+    for field in dataclasses.fields(program.Options):
+      helps.setdefault(field.name, set()).add(field.metadata["help"])
+  assert {name for name, texts in helps.items() if len(texts) > 1} == set()
+  everywhere = {field.name for field in dataclasses.fields(settings.Common)}
+  assert {"env", "total_steps", "seed", "learning_rate"} <= everywhere
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda x: x.__name__)
+def test_presets_are_of_options_that_there_are(program):
+  names = {field.name for field in dataclasses.fields(program.Options)}
+  for key, values in program.PRESETS.items():
+    assert set(values) <= names, key
+
+
+@pytest.mark.parametrize(
+  ("env_id", "recurrent", "expected"),
+  [
+    ("CartPole-v1", False, ["default"]),
+    ("CartPole-v1", True, ["default", "recurrent"]),
+    ("Pong-v5", False, ["default", "images"]),
+    ("Pendulum-v1", False, ["default", "continuous", "Pend*"]),
+    ("RubiksCube-v0", False, ["default"]),
+  ],
+)
+def test_presets_follow_the_environment_the_last_wins(
+  env_id, recurrent, expected
+):
+  keys = ("default", "continuous", "images", "recurrent", "Pend*")
+  presets = {key: {key: 1, "last": key} for key in keys}
+  given = a2c.Options(env=env_id, recurrent=recurrent)
+  chosen = settings.preset(presets, given, envs.spec(envs.Config(env_id)))
+  assert chosen == dict.fromkeys(expected, 1) | {"last": expected[-1]}
+
+
+def test_a_transform_of_the_users_changes_what_the_agent_sees(tmp_path):
+  lines = run(
+    *(a2c, tmp_path, "--observation-transform"),
+    "experiments.transforms:hide_velocities",
+  )
+  assert lines[-1]["learner_steps"] > 2
+  config = settings.environment(
+    a2c.Options(observation_transform="experiments.transforms:hide_velocities")
+  )
+  environment = envs.EnvPoolEnvironment(config, 3)
+  environment.reset()
+  assert environment.spec.observation.shape == (2,)
+  plain = envs.EnvPoolEnvironment(envs.Config("CartPole-v1"), 3)
+  plain.reset()
+  np.testing.assert_array_equal(
+    environment.recv().timestep.observation,
+    plain.recv().timestep.observation[:, [0, 2]],
+  )
+
+
+def readme_file(name):
+  """The text of a file that the README shows."""
+  text = (_ROOT / "README.md").read_text()
+  blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+  (found,) = [block for block in blocks if f"# {name}\n" in block]
+  return found
+
+
+def test_the_readmes_loss_trains(tmp_path):
+  """A newcomer's file, as it stands there, run by itself."""
+  text = readme_file("my_loss.py")
+  assert len(text.splitlines()) < 60
+  (tmp_path / "my_loss.py").write_text(text)
+  done = subprocess.run(
+    [sys.executable, "my_loss.py"],
+    cwd=tmp_path,
+    env={"PYTHONPATH": str(_ROOT), "JAX_PLATFORMS": "cpu"},
+    capture_output=True,
+    text=True,
+    timeout=150,
+    check=True,
+  )
+  assert float(done.stdout.split()[-1]) >= 300
+
+
+def test_the_readmes_other_python_runs():
+  text = (_ROOT / "README.md").read_text()
+  blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+  short = [block for block in blocks if "# my_loss.py\n" not in block]
+  assert short
+  for block in short:
+    exec(compile(block, "README.md", "exec"), {})

@@ -1,0 +1,110 @@
+"""Running statistics of observations, against NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from dm_env import specs
+
+from seedx import sharding
+from seedx.agents import normalizer
+from tests import conftest
+
+SPEC = {
+  "a": specs.Array((3,), np.float32),
+  "choice": specs.DiscreteArray(4),
+  "image": specs.BoundedArray((1, 3, 3), np.uint8, 0, 255),
+  "matrix": specs.Array((2, 2), np.float32),
+  "counts": specs.Array((2,), np.int32),
+  "scalar": specs.Array((), np.float32),
+}
+FLOATS = ("a", "matrix", "scalar")
+
+
+def observations(seed, rows=(5, 8)):
+  rng = np.random.default_rng(seed)
+  nest = {k: conftest.random_values(rng, x, rows) for k, x in SPEC.items()}
+  for i, name in enumerate(FLOATS):
+    nest[name] = nest[name] * (i + 0.5) + 3.0 * i + seed
+  return nest
+
+
+def merged(batches):
+  moments = normalizer.init(SPEC)
+  for updates, batch in enumerate(batches):
+    measured = jax.jit(lambda x: normalizer.measure(SPEC, x, None))(batch)
+    moments = normalizer.merge(moments, measured, jnp.int32(updates))
+  return moments
+
+
+def test_moments_are_means_of_the_batches_means():
+  batches = [observations(seed) for seed in range(4)]
+  for count in (1, 2, 4):
+    moments = merged(batches[:count])
+    for i, name in enumerate(FLOATS):
+      parts = np.stack([x[name] for x in batches[:count]]).astype(np.float64)
+      axes = (0, 1, 2)
+      for actual, expected in (
+        (moments.mean[i], parts.mean(axes)),
+        (moments.square[i], (parts**2).mean(axes)),
+      ):
+        assert actual.dtype == jnp.float32
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_floats_come_out_with_mean_0_and_variance_1_and_the_rest_as_it_is():
+  batch = observations(7, (50, 8))
+  moments = merged([batch])
+  actual = normalizer.normalize(moments, SPEC, batch)
+  for name, leaf in batch.items():
+    if name not in FLOATS:
+      np.testing.assert_array_equal(actual[name], leaf)
+      assert actual[name].dtype == leaf.dtype
+      continue
+    axes = (0, 1)
+    expected = (leaf - leaf.mean(axes)) / leaf.std(axes)
+    np.testing.assert_allclose(actual[name], expected, rtol=1e-3, atol=1e-3)
+    assert actual[name].dtype == np.float32
+
+
+def test_initial_moments_change_nothing():
+  batch = observations(0)
+  actual = normalizer.normalize(normalizer.init(SPEC), SPEC, batch)
+  expected = batch | {k: np.clip(batch[k], -10, 10) for k in FLOATS}
+  jax.tree.map(np.testing.assert_array_equal, actual, expected)
+
+
+@pytest.mark.parametrize(
+  ("value", "expected"),
+  [(2.0, 0.0), (4.0, 1.0), (-8.0, -5.0), (21.9, 9.95), (23.0, 10), (-99, -10)],
+)
+def test_values_far_out_are_cut_at_10(value, expected):
+  # The mean is 2, the standard deviation 2.
+  spec = specs.Array((1,), np.float32)
+  moments = normalizer.Moments((jnp.array([2.0]),), (jnp.array([8.0]),))
+  actual = normalizer.normalize(moments, spec, np.full((1, 1, 1), value))
+  assert float(actual[0, 0, 0]) == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+def test_a_constant_part_stays_finite():
+  spec = specs.Array((1,), np.float32)
+  moments = normalizer.Moments((jnp.array([3.0]),), (jnp.array([9.0]),))
+  actual = normalizer.normalize(moments, spec, np.array([[[3.0]], [[3.1]]]))
+  np.testing.assert_array_equal(np.ravel(actual), [0.0, 10.0])
+
+
+def test_8_cores_measure_what_one_does():
+  batch = observations(3, (5, 16))
+  mesh = sharding.mesh(jax.devices()[:8])
+  by_rows = jax.sharding.PartitionSpec(None, sharding.CORES)
+  measure = sharding.per_core(
+    lambda x: normalizer.measure(SPEC, x, sharding.CORES),
+    mesh,
+    (by_rows,),
+    sharding.REPLICATED,
+  )
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5),
+    measure(batch),
+    normalizer.measure(SPEC, batch, None),
+  )

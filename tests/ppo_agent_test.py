@@ -1,0 +1,418 @@
+"""PPO's updates: minibatches, epochs, advantages, statistics."""
+
+import dataclasses
+import functools
+
+import dm_env
+import jax
+import numpy as np
+import pytest
+from dm_env import specs
+
+from seedx import sharding, types
+from seedx.agents import actor_critic, model, ppo
+from tests import conftest
+from tests.losses import references
+
+LENGTH, BATCH = 6, 8
+VECTOR = types.EnvironmentSpec(
+  specs.Array((4,), np.float32), specs.DiscreteArray(3)
+)
+IMAGE = types.EnvironmentSpec(
+  specs.BoundedArray((1, 36, 36), np.uint8, 0, 255), specs.DiscreteArray(3)
+)
+KINDS = {
+  "vector": (VECTOR, {}),
+  "image": (IMAGE, {"stack_frames": 3, "max_gradient_norm": 1.0}),
+  "recurrent": (VECTOR, {"lstm_size": 4}),
+}
+KEY = jax.random.key(0)
+
+
+def config_of(kind="vector", **fields):
+  options = {
+    "hidden_sizes": (8,),
+    "epochs": 1,
+    "minibatches": 1,
+    # So that small gradients are small steps, and rounding is no more.
+    "adam_epsilon": 1.0,
+    "max_gradient_norm": 1e6,
+    "learning_rate": 1.0,
+    "discount": 0.9,
+  }
+  return ppo.Config(**{**options, **KINDS[kind][1], **fields})
+
+
+@functools.cache
+def agent_of(kind="vector", axis=None, **fields):
+  return ppo.make(KINDS[kind][0], config_of(kind, **fields), axis)
+
+
+@functools.cache
+def update_of(kind="vector", **fields):
+  return jax.jit(agent_of(kind, **fields).update)
+
+
+@functools.cache
+def state_of(kind="vector", **fields):
+  """A state whose policy is far from uniform."""
+  state = jax.jit(agent_of(kind, **fields).init)(KEY)
+  rng = np.random.default_rng(0)
+  params = jax.tree.map(
+    lambda x: x + np.float32(0.3) * rng.normal(size=x.shape).astype(np.float32),
+    state.params,
+  )
+  return dataclasses.replace(state, params=params)
+
+
+@functools.cache
+def unroll_of(kind="vector", seed=1):
+  """Experience whose core states are not those of an episode's beginning."""
+  spec = KINDS[kind][0]
+  ends = np.linspace(0.0, 0.7, BATCH)
+  unroll = conftest.random_unroll(agent_of(kind), spec, LENGTH, ends, seed)
+  rng = np.random.default_rng(seed)
+  core_state = jax.tree.map(
+    lambda x: (rng.uniform(0, 1, x.shape) * (200 if x.ndim == 4 else 1)).astype(
+      x.dtype
+    ),
+    unroll.core_state,
+  )
+  return unroll._replace(core_state=core_state)
+
+
+def assert_close(actual, expected, rtol=1e-4):
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(
+      a, b, rtol=rtol, atol=rtol * float(np.abs(b).max()) + 1e-7
+    ),
+    actual,
+    expected,
+  )
+
+
+def difference(a, b):
+  gaps = jax.tree.map(lambda x, y: float(np.abs(x - y).max()), a, b)
+  return max(jax.tree.leaves(gaps))
+
+
+def moved(after, before):
+  return jax.tree.map(lambda a, b: a - b, after.params, before.params)
+
+
+# One step is its gradients applied
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_step_on_the_whole_batch_is_its_gradients_applied(kind):
+  agent, state, unroll = agent_of(kind), state_of(kind), unroll_of(kind)
+  gradients, output = jax.jit(agent.gradients)(state, KEY, unroll)
+  expected = jax.jit(agent.apply)(state, gradients)
+  actual, update_output = update_of(kind)(state, KEY, unroll)
+  assert_close(moved(actual, state), moved(expected, state), rtol=1e-3)
+  assert difference(actual.params, state.params) > 1e-3
+  assert_close(update_output.metrics, output.metrics)
+  assert update_output.weight == output.weight
+  first = unroll.inputs.timestep.step_type[1:] == dm_env.StepType.FIRST
+  assert first.sum() > 0
+  assert output.weight == np.sum(~first)
+
+
+def test_at_a_ratio_of_1_the_gradients_are_those_of_a2c():
+  """With advantages from NumPy, normalised by hand."""
+  agent, state = agent_of(lambda_=0.8), state_of()
+  spec, config = VECTOR, config_of(lambda_=0.8)
+  policy = actor_critic.Policy.make(spec, config)
+  unroll = unroll_of()
+
+  def evaluated(params):
+    return policy.evaluate(model.Variables(params, ()), unroll)
+
+  acted = jax.tree.map(np.asarray, evaluated(state.params))
+  log_prob = np.concatenate([acted.log_prob, np.zeros((1, BATCH), np.float32)])
+  unroll = unroll._replace(extras=actor_critic.Extras(log_prob))
+  streams = [
+    {
+      "values": acted.values[:, b],
+      "step_type": acted.step_type[:, b],
+      "reward": acted.reward[:, b],
+      "discount": acted.discount[:, b],
+    }
+    for b in range(BATCH)
+  ]
+  advantage = np.stack(
+    [references.gae(x, None, lambda_=0.8) for x in streams], axis=1
+  )
+  weight = np.stack([references.weights(x) for x in streams], axis=1)
+  target = advantage + acted.values[:-1]
+  taken = advantage[weight > 0]
+  normalized = (advantage - taken.mean()) / taken.std()
+
+  def loss(params):
+    now = evaluated(params)
+    steps = (
+      -normalized * now.log_prob
+      + 0.5 * 0.5 * (target - now.values[:-1]) ** 2
+      - 0.01 * now.entropy
+    )
+    return (steps * weight).sum() / weight.sum()
+
+  expected = jax.grad(loss)(state.params)
+  actual, _ = jax.jit(agent.gradients)(state, KEY, unroll)
+  assert_close(actual.params, expected, rtol=1e-3)
+  other, _ = jax.jit(agent.gradients)(state, KEY, unroll_of())
+  assert difference(actual.params, other.params) > 1e-3
+
+
+# Minibatches
+
+
+@pytest.mark.parametrize("parts", [1, 3, 12])
+def test_every_item_is_in_exactly_one_minibatch(parts):
+  pieces, size = 2, 12
+  number = np.arange(size) + 100 * np.arange(pieces)[:, None]
+  items = ppo.Items(
+    inputs={"x": np.stack([number, -number], axis=-1)},
+    action=number,
+    core_state=(np.arange(size), np.arange(size)[:, None] + 0.5),
+    behaviour_log_prob=number / 2,
+    values=number / 4,
+    advantage=number + 1,
+    weight=number + 2,
+  )
+  shuffled = [
+    ppo._shuffled(items, jax.random.key(seed), parts) for seed in (0, 0, 1)
+  ]
+  orders = [np.asarray(x.action[:, 0]) for x in shuffled]
+  np.testing.assert_array_equal(orders[0], orders[1])
+  assert np.mean(orders[0] != orders[2]) > 0.5
+  for drawn, order in zip(shuffled, orders, strict=True):
+    assert order.shape == (parts, size // parts)
+    assert sorted(order.ravel()) == list(range(size))
+    assert np.any(order.ravel() != np.arange(size))
+    # Whatever belongs to an item goes with it.
+    for part, row in enumerate(order):
+      expected = jax.tree.map(lambda x, row=row: x[:, row], items[:2])
+      assert_same(drawn[:2], part, expected)
+      expected = jax.tree.map(lambda x, row=row: x[:, row], items[3:])
+      assert_same(drawn[3:], part, expected)
+      expected = jax.tree.map(lambda x, row=row: x[row], items.core_state)
+      assert_same(drawn.core_state, part, expected)
+
+
+def assert_same(nest, part, expected):
+  jax.tree.map(
+    lambda a, b: np.testing.assert_array_equal(a[part], b), nest, expected
+  )
+
+
+def test_keys_decide_the_minibatches():
+  unroll, state = unroll_of(), state_of()
+  update = update_of(epochs=2, minibatches=4)
+  one, same, other = (
+    update(state, jax.random.key(seed), unroll)[0].params for seed in (0, 0, 1)
+  )
+  assert difference(one, same) == 0
+  assert difference(one, other) > 1e-5
+
+
+@pytest.mark.parametrize(
+  ("kind", "minibatches", "size"), [("vector", 7, 40), ("recurrent", 5, 8)]
+)
+def test_minibatches_that_do_not_divide_are_refused(kind, minibatches, size):
+  agent = agent_of(kind, minibatches=minibatches)
+  message = f"divide the {size} items .*found {minibatches}"
+  with pytest.raises(types.ConfigError, match=message):
+    jax.eval_shape(agent.update, state_of(kind), KEY, unroll_of(kind))
+
+
+def test_updates_count_batches_and_experience_counts_once():
+  state, unroll = state_of(), unroll_of()
+  update = update_of(epochs=2, minibatches=4)
+  weight = np.sum(unroll.inputs.timestep.step_type[1:] != 0)
+  for updates in (1, 2):
+    state, output = update(state, KEY, unroll)
+    assert state.updates == updates
+    assert output.weight == weight
+
+
+# Advantages
+
+
+def test_advantages_are_normalised_by_their_weights():
+  rng = np.random.default_rng(0)
+  values = rng.normal(3.0, 5.0, (4, 25)).astype(np.float32)
+  weights = (rng.random((4, 25)) < 0.7).astype(np.float32)
+  actual = np.asarray(ppo._normalized(values, weights, None), np.float64)
+  mean = np.average(actual, weights=weights)
+  assert mean == pytest.approx(0.0, abs=1e-5)
+  assert np.average((actual - mean) ** 2, weights=weights) == pytest.approx(
+    1.0, rel=1e-4
+  )
+  assert abs(actual.mean()) > 1e-3
+  np.testing.assert_allclose(
+    np.corrcoef(actual.ravel(), values.ravel())[0, 1], 1.0, rtol=1e-5
+  )
+  constant = ppo._normalized(np.full((4, 25), 7.0), weights, None)
+  np.testing.assert_allclose(constant, 0.0, atol=1e-2)
+
+
+def test_each_epoch_has_minibatches_of_its_own_that_are_normalised():
+  seen = []
+
+  def spy(values, weights, axis_name):
+    out = original(values, weights, axis_name)
+    jax.debug.callback(
+      lambda *x: seen.append(x), out, weights, values, ordered=True
+    )
+    return out
+
+  original = ppo._normalized
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(ppo, "_normalized", spy)
+    agent = ppo.make(VECTOR, config_of(epochs=2, minibatches=4))
+    jax.block_until_ready(jax.jit(agent.update)(state_of(), KEY, unroll_of()))
+    jax.effects_barrier()
+  assert len(seen) == 8
+  for advantage, weights, _ in seen:
+    assert weights.shape == (1, 10)
+    mean = np.average(advantage, weights=weights)
+    assert mean == pytest.approx(0.0, abs=1e-5)
+    square = np.average(advantage**2, weights=weights)
+    assert square == pytest.approx(1.0, rel=1e-3)
+  # Each step's advantage is its name.
+  epochs = np.reshape([values for *_, values in seen], (2, 4, 10))
+  assert len(np.unique(epochs[0])) > 25
+  np.testing.assert_array_equal(*(np.sort(epoch.ravel()) for epoch in epochs))
+  assert np.mean(epochs[0] != epochs[1]) > 0.5
+
+
+@pytest.mark.parametrize("kind", ["vector", "recurrent"])
+def test_4_cores_update_as_one(kind):
+  fields = {"epochs": 2, "normalize_observations": True}
+  state, unroll = state_of(kind, **fields), unroll_of(kind)
+  agent = agent_of(kind, axis=sharding.CORES, **fields)
+  update = sharding.per_core(
+    agent.update,
+    sharding.mesh(jax.devices()[:4]),
+    (sharding.REPLICATED, sharding.REPLICATED, sharding.UNROLL),
+    sharding.REPLICATED,
+  )
+  actual, output = update(state, KEY, unroll)
+  expected, expected_output = update_of(kind, **fields)(state, KEY, unroll)
+  assert_close(moved(actual, state), moved(expected, state), rtol=1e-3)
+  assert_close(actual.statistics, expected.statistics)
+  assert output.weight == expected_output.weight
+  assert difference(expected.params, state.params) > 1e-3
+
+
+def test_resets_have_no_weight():
+  unroll = unroll_of()
+  timestep = unroll.inputs.timestep
+  first = timestep.step_type == dm_env.StepType.FIRST
+  before = np.roll(first, -1, axis=0)
+  before[-1] = False
+  assert before.sum() > 3
+  changed = unroll._replace(
+    action=np.where(before, (unroll.action + 1) % 3, unroll.action),
+    extras=actor_critic.Extras(
+      np.where(before, np.float32(-9.0), unroll.extras.log_prob)
+    ),
+    inputs=unroll.inputs._replace(
+      timestep=timestep._replace(
+        reward=np.where(first, np.float32(50.0), timestep.reward),
+        discount=np.where(first, np.float32(0.5), timestep.discount),
+      )
+    ),
+  )
+  update = update_of(epochs=2, minibatches=4)
+  actual, expected = (
+    update(state_of(), KEY, x)[0].params for x in (changed, unroll)
+  )
+  assert difference(actual, expected) < 1e-6
+  # Elsewhere the same changes are not without effect.
+  other = unroll._replace(action=(unroll.action + 1) % 3)
+  assert difference(update(state_of(), KEY, other)[0].params, expected) > 1e-3
+
+
+# Epochs
+
+
+def test_the_learning_rate_falls_over_updates_and_not_over_minibatches():
+  update = update_of(
+    epochs=2,
+    minibatches=2,
+    decay_updates=3,
+    learning_rate_end=0.0,
+    learning_rate=1e-2,
+  )
+  state, steps = state_of(), []
+  for _ in range(5):
+    before = state
+    state, _ = update(state, KEY, unroll_of())
+    steps.append(difference(state.params, before.params))
+  assert min(steps[:3]) > 1e-5
+  assert steps[2] < steps[0] / 2
+  assert max(steps[3:]) < 1e-6
+
+
+def test_clipping_reaches_the_loss():
+  def after(epochs, **fields):
+    update = update_of(epochs=epochs, **fields)
+    return update(state_of(), KEY, unroll_of())[0].params
+
+  # The values of the first step are those from before: nothing to clip.
+  assert difference(after(1, clip_values=True), after(1)) < 1e-6
+  assert difference(after(2, clip_values=True), after(2)) > 1e-4
+  assert difference(after(1, clip_epsilon=1e-3), after(1)) > 1e-4
+
+
+def test_statistics_change_once_and_no_epoch_sees_it():
+  fields = {"epochs": 2, "minibatches": 2}
+  normalizing = update_of(normalize_observations=True, **fields)
+  state = state_of(normalize_observations=True, **fields)
+  first, second = unroll_of(seed=1), unroll_of(seed=2)
+  shift = np.float32([2.0, 0.0, -3.0, 1.0])
+  first, second = (
+    with_observation(x, 3.0 * x.inputs.timestep.observation + shift)
+    for x in (first, second)
+  )
+  batches = [x.inputs.timestep.observation for x in (first, second)]
+  state, _ = normalizing(state, KEY, first)
+  mean, square = batches[0].mean((0, 1)), (batches[0] ** 2).mean((0, 1))
+  np.testing.assert_allclose(state.statistics.mean[0], mean, rtol=1e-4)
+  np.testing.assert_allclose(state.statistics.square[0], square, rtol=1e-4)
+  # Another agent is given what the first sees, by statistics from before.
+  seen = (batches[1] - mean) / np.sqrt(square - mean**2)
+  assert np.abs(seen).max() < 10
+  expected, _ = update_of(**fields)(
+    dataclasses.replace(state, statistics=()),
+    KEY,
+    with_observation(second, seen.astype(np.float32)),
+  )
+  actual, _ = normalizing(state, KEY, second)
+  assert_close(moved(actual, state), moved(expected, state), rtol=2e-3)
+  assert difference(actual.params, state.params) > 1e-3
+  both = np.stack(batches)
+  np.testing.assert_allclose(
+    actual.statistics.mean[0], both.mean((0, 1, 2)), rtol=1e-4
+  )
+  np.testing.assert_allclose(
+    actual.statistics.square[0], (both**2).mean((0, 1, 2)), rtol=1e-4
+  )
+
+
+def with_observation(unroll, observation):
+  timestep = unroll.inputs.timestep._replace(observation=observation)
+  return unroll._replace(inputs=unroll.inputs._replace(timestep=timestep))
+
+
+def test_hyperparameters_out_of_range_are_refused_with_their_name():
+  for name, value in (
+    ("lambda_", 1.5),
+    ("clip_epsilon", -0.1),
+    ("epochs", 0),
+    ("minibatches", 0),
+  ):
+    with pytest.raises(types.ConfigError, match=f"expected {name}"):
+      config_of(**{name: value})

@@ -1,0 +1,284 @@
+"""The uniform replay, against a Python list of windows."""
+
+import dataclasses
+import functools
+
+import dm_env
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from scipy import stats
+
+from seedx import replay, types
+from seedx.runtime import feeds, unrolls
+from tests import fakes
+
+LENGTH = 6
+
+
+def steps_of(number, item):
+  """An unroll whose every entry says which step of which unroll it is.
+
+  Args:
+    number: `[L, S]`, of the step.
+    item: `[L, S]`, of the unroll.
+  """
+  number, item = np.asarray(number), np.asarray(item)
+  return types.Unroll(
+    inputs=types.Inputs(
+      timestep=dm_env.TimeStep(
+        step_type=(number % 3).astype(np.uint8),
+        reward=number.astype(np.float32),
+        discount=(),  # Parts may be missing, and the rest is faster.
+        observation={
+          "image": np.stack([number, item], -1)[..., None].astype(np.uint8),
+          "item": item.astype(np.int32),
+        },
+      ),
+      action_tm1=(),
+      exploration=(item / 4).astype(np.float32),
+    ),
+    action=number.astype(np.int32),
+    extras=(-number.astype(np.float32),),
+    version=item.astype(np.int32),
+    core_state={
+      "lstm": np.stack([number[0] + 0.5, item[0] + 0.5], -1).astype(np.float32),
+      "frames": (item[0] + 1).astype(np.uint8),
+    },
+  )
+
+
+def make_unrolls(items, length=LENGTH):
+  """`[L, S]` unrolls of these numbers; step t of unroll i is 10 i + t."""
+  item = np.broadcast_to(np.asarray(items), (length, len(items)))
+  return steps_of(10 * item + np.arange(length)[:, None], item)
+
+
+def expected_windows(items, starts, window):
+  """What windows that begin at `starts` of unrolls `items` are."""
+  item = np.broadcast_to(np.asarray(items), (window, len(items)))
+  number = 10 * item + starts + np.arange(window)[:, None]
+  unroll = steps_of(number, item)
+  begins = starts == 0
+  core_state = {
+    "lstm": unroll.core_state["lstm"] * begins[:, None],
+    "frames": unroll.core_state["frames"] * begins,
+  }
+  return unroll._replace(core_state=core_state)
+
+
+def drawn(sample):
+  """The unrolls and starts `[B]` of windows, which have to be whole."""
+  items = np.asarray(sample.unroll.version[0])
+  starts = np.asarray(sample.unroll.action[0]) - 10 * items
+  window = len(sample.unroll.version)
+  expected = expected_windows(items, starts, window)
+  assert_equal(sample.unroll, expected)
+  types_of = functools.partial(jax.tree.map, lambda x: x.dtype)
+  assert types_of(sample.unroll) == types_of(expected)
+  np.testing.assert_array_equal(sample.importance_weight, np.ones(len(items)))
+  return items, starts
+
+
+def assert_equal(actual, expected):
+  jax.tree.map(np.testing.assert_array_equal, actual, expected)
+
+
+@functools.cache
+def programs(capacity, window):
+  ring = replay.Uniform(capacity, window)
+  return jax.jit(ring.add), jax.jit(ring.sample, static_argnums=2)
+
+
+@functools.cache
+def filled(items, at_a_time=1):
+  """The state of 4 places for windows of 3, and the function that draws."""
+  add, sample = programs(4, 3)
+  state = replay.Uniform(4, 3).init(make_unrolls(range(at_a_time)))
+  for first in range(0, items, at_a_time):
+    state = add(state, make_unrolls(range(first, first + at_a_time)))
+  return state, sample
+
+
+@hypothesis.settings(max_examples=20, deadline=None, derandomize=True)
+@hypothesis.given(
+  sizes=st.sampled_from([(1, LENGTH), (3, 4), (3, 1)]), data=st.data()
+)
+def test_draws_every_window_of_a_list_and_no_other(sizes, data):
+  capacity, window = sizes
+  sizes = data.draw(
+    st.lists(st.integers(1, capacity), min_size=1, max_size=4), label="sizes"
+  )
+  add, sample = programs(capacity, window)
+  state = replay.Uniform(capacity, window).init(make_unrolls(range(capacity)))
+  model, inserted = [], 0
+  for i, size in enumerate(sizes):
+    items = range(inserted, inserted + size)
+    state = add(state, make_unrolls(items))
+    # What is oldest goes first, and the list is as long as the ring.
+    model, inserted = [*model, *items][-capacity:], inserted + size
+    found = zip(*drawn(sample(state, jax.random.key(i), 1000)), strict=True)
+    starts = range(LENGTH - window + 1)
+    assert set(found) == {(item, start) for item in model for start in starts}
+    assert int(state.inserted) == inserted
+
+
+@functools.cache
+def many_batches(batch_size):
+  ring = replay.Uniform(4, 3)
+  return jax.jit(
+    jax.vmap(lambda *x: ring.sample(*x, batch_size), in_axes=(None, 0))
+  )
+
+
+@pytest.mark.parametrize(("keys", "batch_size"), [(1, 20_000), (5_000, 4)])
+@pytest.mark.parametrize(("items", "kept"), [(3, [0, 1, 2]), (7, [3, 4, 5, 6])])
+def test_windows_are_equally_probable(keys, batch_size, items, kept):
+  state, _ = filled(items)
+  batches = many_batches(batch_size)(
+    state, jax.random.split(jax.random.key(7), keys)
+  )
+  item = np.asarray(batches.unroll.version[:, 0]).ravel()
+  start = np.asarray(batches.unroll.action[:, 0]).ravel() - 10 * item
+  windows = LENGTH - 3 + 1
+  assert set(item) == set(kept)
+  # Of unrolls, of starts, and of both at once.
+  place = np.searchsorted(kept, item)
+  for counts in (
+    np.bincount(place, minlength=len(kept)),
+    np.bincount(start, minlength=windows),
+    np.bincount(place * windows + start, minlength=len(kept) * windows),
+  ):
+    assert counts.sum() == 20_000
+    assert stats.chisquare(counts).pvalue > 1e-3
+
+
+def test_keys_decide_what_is_drawn():
+  state, sample = filled(7)
+  same, again, other = (
+    drawn(sample(state, jax.random.key(seed), 50)) for seed in (0, 0, 1)
+  )
+  assert_equal(same, again)
+  assert np.mean(same[0] != other[0]) > 0.5
+  assert np.mean(same[1] != other[1]) > 0.5
+
+
+@pytest.mark.parametrize("at_a_time", [1, 2, 3])
+def test_the_oldest_make_room_one_by_one(at_a_time):
+  for items in range(at_a_time, 12, at_a_time):
+    state, _ = filled(items, at_a_time)
+    kept = set(np.asarray(state.unrolls.version)[: min(items, 4), 0].tolist())
+    assert kept == set(range(max(0, items - 4), items))
+
+
+def test_core_states_are_kept_at_an_unrolls_beginning_and_zeros_elsewhere():
+  state, sample = filled(7)
+  batch = sample(state, jax.random.key(0), 1000)
+  items, starts = drawn(batch)
+  core_state = batch.unroll.core_state
+  begins = starts == 0
+  assert 200 < begins.sum() < 300
+  np.testing.assert_array_equal(core_state["lstm"][~begins], 0.0)
+  np.testing.assert_array_equal(core_state["frames"][~begins], 0)
+  np.testing.assert_array_equal(core_state["frames"][begins], items[begins] + 1)
+  np.testing.assert_array_equal(
+    core_state["lstm"][begins],
+    np.stack([10 * items + 0.5, items + 0.5], axis=-1)[begins],
+  )
+
+
+def test_a_replay_that_was_saved_draws_as_if_it_had_not_been(tmp_path):
+  state, sample = filled(7)
+  np.savez(tmp_path / "r.npz", *map(np.asarray, jax.tree.leaves(state)))
+  shapes = jax.eval_shape(replay.Uniform(4, 3).init, make_unrolls([0]))
+  with np.load(tmp_path / "r.npz") as file:
+    restored = jax.tree.unflatten(
+      jax.tree.structure(shapes), [file[name] for name in file.files]
+    )
+  for _ in range(2):
+    key = jax.random.key(3)
+    assert_equal(sample(restored, key, 50), sample(state, key, 50))
+    # The next one goes to the same place.
+    add, _ = programs(4, 3)
+    restored, state = (add(x, make_unrolls([7])) for x in (restored, state))
+    assert_equal(restored, state)
+
+
+@pytest.mark.parametrize(
+  ("capacity", "window", "size", "length"),
+  [(4, 7, 1, 6), (4, 3, 5, 6), (1, 2, 1, 1)],
+)
+def test_unrolls_that_do_not_fit_are_refused(capacity, window, size, length):
+  ring = replay.Uniform(capacity, window)
+  message = f"at least {window} .*at most {capacity} .*found {size} of {length}"
+  with pytest.raises(types.ConfigError, match=message):
+    ring.init(make_unrolls(range(size), length))
+
+
+@pytest.mark.parametrize(
+  ("size", "name"), [((0, 1), "capacity"), ((1, 0), "window")]
+)
+def test_sizes_out_of_range_are_refused(size, name):
+  with pytest.raises(types.ConfigError, match=f"expected {name} from 1"):
+    replay.Uniform(*size)
+
+
+def test_an_empty_replay_is_zeros_of_its_capacity():
+  state = replay.Uniform(5, 3).init(make_unrolls([3, 4]))
+  assert state.inserted == 0
+  assert state.inserted.dtype == jnp.int32
+  for leaf, example in zip(
+    jax.tree.leaves(state.unrolls._replace(core_state=())),
+    jax.tree.leaves(make_unrolls([3])._replace(core_state=())),
+    strict=True,
+  ):
+    assert leaf.shape == (5, LENGTH, *example.shape[2:])
+    assert leaf.dtype == example.dtype
+    assert not leaf.any()
+  assert state.unrolls.core_state["lstm"].shape == (5, 2)
+
+
+def test_one_program_adds_in_place_and_one_draws():
+  ring = replay.Uniform(4, 3)
+  add = jax.jit(lambda *x: ring.add(*x), donate_argnums=0)
+  sample = jax.jit(lambda *x: ring.sample(*x, 16))
+  state = ring.init(make_unrolls([0, 1]))
+  for i in range(3):
+    before = jax.tree.leaves(state)
+    places = [x.unsafe_buffer_pointer() for x in before[:-1]]
+    state = add(state, make_unrolls([2 * i, 2 * i + 1]))
+    assert all(x.is_deleted() for x in before)
+    assert places == [
+      x.unsafe_buffer_pointer() for x in jax.tree.leaves(state)[:-1]
+    ]
+    items, _ = drawn(sample(state, jax.random.key(i)))
+    assert set(items) <= set(range(max(0, 2 * i - 2), 2 * i + 2))
+  assert add._cache_size() == sample._cache_size() == 1
+
+
+@pytest.mark.parametrize("window", [1, 2, 5])
+def test_each_step_of_an_environment_starts_exactly_one_window(window):
+  num_steps, total = 3, 21 + window - 1
+  agent = dataclasses.replace(fakes.counting_agent(), window=window)
+  length = feeds.unroll_length(agent, num_steps)
+  layout = unrolls.Layout(num_slots=1, length=length, period=num_steps)
+  ring = replay.Uniform(10, window)
+  add, sample = jax.jit(ring.add), jax.jit(ring.sample, static_argnums=2)
+  state, added = None, 0
+  for count in range(total):
+    if not layout.finished(np.array([count]))[0]:
+      continue
+    number = np.arange(count - length + 1, count + 1)[:, None]
+    unroll = steps_of(number, np.full_like(number, added))
+    state = add(state or ring.init(unroll), unroll)
+    added += 1
+  batch = sample(state, jax.random.key(0), 2000).unroll
+  windows = set(
+    zip(batch.version[0].tolist(), batch.action[0].tolist(), strict=True)
+  )
+  firsts = sorted(first for _, first in windows)
+  assert firsts == list(range(21))
+  assert added == 7

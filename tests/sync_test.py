@@ -1,0 +1,395 @@
+"""The synchronous pipeline end to end, and SEED with the same agents."""
+
+import dataclasses
+import functools
+import threading
+
+import jax
+import numpy as np
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+from seedx import envs, types
+from seedx.agents import a2c, dqn, ppo, vtrace
+from seedx.pipelines import sync
+from seedx.runtime import feeds, progress
+from tests import seed_test
+
+AGENTS = {"a2c": a2c, "vtrace": vtrace, "ppo": ppo, "dqn": dqn}
+NUM_ENVS, UNROLL_LENGTH = 4, 5
+REPLAY = feeds.ReplayConfig(capacity=400, min_steps=40, batch_size=8, ratio=1.0)
+
+
+def make_agent(name, **fields):
+  """`Config.make_agent` of a small agent."""
+  fields = {"hidden_sizes": (8,), "learning_rate": 1e-2, **fields}
+  if name == "ppo":
+    fields = {"epochs": 2, "minibatches": 2, **fields}
+  config = AGENTS[name].Config(**fields)
+  return lambda spec, axis: AGENTS[name].make(spec, config, axis)
+
+
+def config_of(name, fields=None, **changes):
+  options = {
+    "env": envs.Config("CartPole-v1"),
+    "make_agent": make_agent(name, **(fields or {})),
+    "total_steps": 110,
+    "seed": 0,
+    "num_envs": NUM_ENVS,
+    "unroll_length": UNROLL_LENGTH,
+    "replay": REPLAY if name == "dqn" else None,
+    **changes,
+  }
+  return sync.Config(**options)
+
+
+@dataclasses.dataclass(frozen=True)
+class After:
+  """What is known after a step of all environments."""
+
+  updates: int
+  env_steps: int
+  learned_steps: float
+  metrics: dict
+  compiled: int
+
+
+def train(config):
+  """The trainer at its end, and an `After` of every step."""
+  trainer, compiled, seen = sync.Trainer(config, []), [], []
+
+  def listen(event, seconds, **_):
+    if event == "/jax/core/compile/backend_compile_duration":
+      compiled.append(seconds)
+
+  jax.monitoring.register_event_duration_secs_listener(listen)
+  try:
+    for _ in trainer.steps():
+      trainer.learner.finish()
+      seen.append(
+        After(
+          trainer.learner.steps,
+          trainer.progress.env_steps,
+          trainer.learner.learned_steps,
+          trainer.learner.metrics,
+          len(compiled),
+        )
+      )
+  finally:
+    jax.monitoring.unregister_event_duration_listener(listen)
+    trainer._environment.close()
+  return trainer, seen
+
+
+def assert_equal(actual, expected):
+  jax.tree.map(np.testing.assert_array_equal, actual, expected)
+
+
+def assert_close(actual, expected, rtol):
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(
+      a, b, rtol=rtol, atol=rtol * float(np.abs(b).max())
+    ),
+    actual,
+    expected,
+  )
+
+
+def distance(a, b):
+  gaps = jax.tree.map(lambda x, y: float(np.abs(x - y).max()), a, b)
+  return max(jax.tree.leaves(gaps))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+  """Runs that are compared compile the same programs: once is enough."""
+  options = {
+    "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
+    "jax_persistent_cache_min_compile_time_secs": 0.0,
+    "jax_persistent_cache_min_entry_size_bytes": -1,
+  }
+  before = {name: getattr(jax.config, name) for name in options}
+  for values in (options, before):
+    for name, value in values.items():
+      jax.config.update(name, value)
+    compilation_cache.reset_cache()  # JAX looks at these only once.
+    if values is options:
+      yield
+
+
+@functools.cache
+def trained(name):
+  return train(config_of(name))
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_the_seed_decides_everything(name):
+  trainer, _ = trained(name)
+  same, _ = train(config_of(name))
+  other, _ = train(config_of(name, seed=1))
+  assert_equal(same.learner.state, trainer.learner.state)
+  assert same.progress.env_steps == trainer.progress.env_steps
+  params = trainer.learner.state.params
+  assert distance(params, other.learner.state.params) > 0.01
+
+
+@pytest.mark.parametrize("name", ["a2c", "vtrace", "ppo"])
+def test_all_is_learned_at_once_and_by_the_newest_parameters(name):
+  trainer, seen = trained(name)
+  for i, now in enumerate(seen):
+    assert now.updates == i // UNROLL_LENGTH
+    if i % UNROLL_LENGTH == 0:
+      assert now.learned_steps == now.env_steps
+    else:
+      assert now.learned_steps < now.env_steps
+    assert now.metrics.get("policy_lag", 0.0) == 0.0
+  assert trainer.progress.env_steps >= 110 > seen[-2].env_steps
+  assert {"policy_lag", "loss_value"} <= set(seen[-1].metrics)
+  assert all(np.isfinite(x) for x in seen[-1].metrics.values())
+  assert trainer.learner.state.updates == seen[-1].updates >= 5
+
+
+def test_dqn_learns_as_often_as_its_ratio_says():
+  _, seen = trained("dqn")
+  for i, now in enumerate(seen):
+    # An unroll is a step longer than the 5 new ones: window 2.
+    items = i // UNROLL_LENGTH
+    assert now.updates == max(0, items - 1) * NUM_ENVS * UNROLL_LENGTH // 8
+    assert now.learned_steps <= now.updates * 8
+  assert seen[-1].updates >= 8
+  assert seen[-1].learned_steps > 7 * seen[-1].updates
+  assert np.isfinite(seen[-1].metrics["loss"])
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_nothing_is_compiled_after_the_first_updates(name):
+  _, seen = trained(name)
+  counts = [now.compiled for now in seen if now.updates >= 3]
+  assert len(counts) > 5
+  assert counts[0] == counts[-1] > 0
+
+
+PLAIN = {"adam_epsilon": 1.0, "learning_rate": 1.0}
+
+
+@functools.cache
+def plainly_trained(name, **changes):
+  """Without Adam's signs, which make much of what was rounding."""
+  trainer, _ = train(config_of(name, PLAIN, **changes))
+  assert trainer.learner.steps >= 5
+  return trainer.learner.state.params
+
+
+def test_vtrace_that_is_on_policy_is_a2c():
+  actual, expected = plainly_trained("vtrace"), plainly_trained("a2c")
+  assert_close(actual, expected, rtol=1e-4)
+
+
+def test_4_cores_learn_what_one_does():
+  actual = plainly_trained("a2c", learner_devices=(0, 1, 2, 3))
+  expected = plainly_trained("a2c")
+  assert_close(actual, expected, rtol=1e-4)
+  agent = make_agent("a2c", **PLAIN)(
+    envs.spec(envs.Config("CartPole-v1")), None
+  )
+  keys = jax.random.split(jax.random.key(0), 4)
+  assert distance(jax.jit(agent.init)(keys[0]).params, expected) > 0.01
+
+
+PONG = envs.Config("Pong-v5", {"img_height": 36, "img_width": 36})
+CUBE = envs.Config("RubiksCube-v0", {"max_episode_steps": 9})
+
+
+@pytest.mark.parametrize(
+  ("name", "env", "fields"),
+  [
+    ("a2c", envs.Config("CartPole-v1"), {"lstm_size": 4}),
+    ("ppo", envs.Config("CartPole-v1"), {"lstm_size": 4}),
+    ("a2c", envs.Config("Game2048-v1"), {}),
+    ("a2c", CUBE, {}),
+    ("ppo", envs.Config("Pendulum-v1"), {"normalize_observations": True}),
+    ("dqn", PONG, {"stack_frames": 2}),
+  ],
+  ids=lambda x: getattr(x, "env_id", None) or str(x),
+)
+def test_every_kind_of_environment_and_network(name, env, fields):
+  config = config_of(name, fields, env=env, total_steps=90)
+  trainer, seen = train(config)
+  first, last = seen[0], seen[-1]
+  assert first.updates == 0
+  assert last.updates >= 4
+  assert all(np.isfinite(x) for x in last.metrics.values())
+  if name != "dqn":
+    at_update = [x for x in seen[1:] if x.learned_steps == x.env_steps]
+    assert len(at_update) == last.updates
+  agent = config.make_agent(envs.spec(env), None)
+  init_key = jax.random.split(jax.random.key(0), 4)[0]
+  start = jax.jit(agent.init)(init_key)
+  assert distance(start.params, trainer.learner.state.params) > 1e-3
+  if fields.get("normalize_observations"):
+    assert distance(start.statistics, trainer.learner.state.statistics) > 0.01
+
+
+def test_a_stop_ends_it_with_everything_written():
+  sink, stop, checks = seed_test._Lines(), threading.Event(), []
+  trainer = sync.Trainer(
+    config_of("a2c", total_steps=10**9, log_seconds=0.0), [sink], stop
+  )
+
+  def check():
+    checks.append(trainer.progress.env_steps)
+    if len(checks) == 12:
+      stop.set()
+
+  last = trainer.run(check)
+  assert len(checks) == 12
+  assert sink.lines[-1] == last
+  assert last["learner_steps"] == trainer.learner.steps == 2
+  assert 12 * NUM_ENVS >= last["env_steps"] >= 10 * NUM_ENVS
+  assert last["policy_lag"] == 0.0
+  names = "learner_wait_unrolls", "inference_wait_requests"
+  assert all(name in last for name in names)
+
+
+def test_a_failing_check_ends_it_with_its_error():
+  def check():
+    raise FloatingPointError("enough")
+
+  sink = seed_test._Lines()
+  trainer = sync.Trainer(config_of("a2c", log_seconds=0.0), [sink])
+  with pytest.raises(FloatingPointError, match="enough"):
+    trainer.run(check)
+  assert [line["learner_steps"] for line in sink.lines] == [0]
+
+
+@pytest.mark.parametrize(
+  ("name", "changes", "message"),
+  [
+    ("a2c", {"replay": REPLAY}, "expected no replay"),
+    ("dqn", {"replay": None}, "expected a replay"),
+    ("ppo", {"micro_batches": 2}, "minibatches of its own"),
+    ("dqn", {"env": envs.Config("Pendulum-v1")}, "expected discrete actions"),
+    (
+      "dqn",
+      {"learner_devices": (0, 1, 2, 3), "micro_batches": 4},
+      "batch from the replay .* 16 in all",
+    ),
+    (
+      "dqn",
+      {"num_envs": 6, "learner_devices": (0, 1, 2, 3)},
+      "num_envs that 4 learner devices",
+    ),
+    (
+      "a2c",
+      {"num_envs": 6, "learner_devices": (0, 1), "micro_batches": 2},
+      "num_envs that 2 learner devices with 2 micro-batches",
+    ),
+    ("a2c", {"total_steps": 0}, "total_steps of at least 1"),
+    ("a2c", {"learner_devices": (99,)}, "learner devices from 0 to"),
+  ],
+)
+def test_what_makes_no_sense_is_refused_with_its_reason(name, changes, message):
+  with pytest.raises(types.ConfigError, match=message):
+    sync.Trainer(config_of(name, **changes), [])
+
+
+# Exploration
+
+
+@pytest.mark.parametrize(
+  ("exploration", "expected"),
+  [
+    ([0.0] * 5, [True] * 5),
+    ([0.01], [True]),
+    ([0.4, 0.01], [False, True]),
+    ([0.1, 0.4, 0.2, 0.3], [True, False, False, False]),
+    ([8, 7, 6, 5, 4, 3, 2, 1], [False] * 6 + [True] * 2),
+  ],
+)
+def test_the_quarter_that_explores_least_is_reported(exploration, expected):
+  actual = progress.reports(np.array(exploration, np.float32))
+  np.testing.assert_array_equal(actual, expected)
+
+
+def test_environments_explore_and_report_by_their_place_on_the_ladder():
+  num_envs, capacity = 8, 1600
+  config = config_of(
+    "dqn",
+    # Parameters that stay tell afterwards which actions were random.
+    {"epsilon_ladder": True, "learning_rate": 0.0},
+    num_envs=num_envs,
+    total_steps=1400,
+    replay=dataclasses.replace(REPLAY, capacity=capacity, ratio=0.05),
+  )
+  trainer, ended = sync.Trainer(config, []), []
+  add_rows = trainer.progress.add_rows
+
+  def spy(rows, reported=None):
+    ended.append(~np.isnan(rows.episode_return))
+    add_rows(rows, reported)
+
+  trainer.progress.add_rows = spy
+  last = trainer.run()
+  ended = np.sum(ended, axis=0)
+  assert ended.min() >= 2
+  assert last["episodes"] == ended[6:].sum()
+
+  state = trainer._feed.states[0]
+  items = int(state.inserted)
+  assert items <= capacity / UNROLL_LENGTH
+  stored = jax.tree.map(lambda x: np.asarray(x)[:items, :5], state.unrolls[:2])
+  inputs, action = jax.tree.map(
+    lambda x: x.reshape(-1, num_envs, 5, *x.shape[2:]), stored
+  )
+  ladder = 0.4 ** (1.0 + np.arange(num_envs))
+  np.testing.assert_allclose(
+    inputs.exploration, np.broadcast_to(ladder[:, None], action.shape), 1e-5
+  )
+  agent = config.make_agent(envs.spec(config.env), None)
+  flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), inputs)
+  greedy, _ = jax.jit(agent.step)(
+    trainer.learner.acting(),
+    jax.random.key(0),
+    flat._replace(exploration=np.zeros_like(flat.exploration)),
+    agent.initial_core_state(action.size),
+  )
+  # One of two random actions is the greedy one.
+  differs = np.reshape(greedy.action, action.shape) != action
+  found = differs.mean(axis=(0, 2))
+  np.testing.assert_allclose(found, ladder / 2, atol=0.09)
+  assert found[0] > 0.1 > 0.01 >= found[7]
+
+
+# The same agents in SEED
+
+
+@pytest.mark.parametrize(
+  ("name", "fields"),
+  [("dqn", {}), ("a2c", {}), ("ppo", {}), ("vtrace", {"lstm_size": 4})],
+)
+def test_seed_trains_every_agent(tmp_path, name, fields):
+  config = seed_test._config(
+    tmp_path,
+    make_agent=make_agent(name, **fields),
+    total_steps=1_500,
+    envs_per_actor=4,
+    actor_batch_size=4,
+    batch_size=8,
+    replay=REPLAY if name == "dqn" else None,
+  )
+  with seed_test._Running(config) as run:
+    pass
+  last = run.sink.lines[-1]
+  assert last["env_steps"] >= 1_500
+  assert last["learner_steps"] == run.learner.learner.steps >= 20
+  assert np.isfinite(last["loss" if name == "dqn" else "loss_value"])
+  if name == "dqn":
+    assert last["learned_steps"] <= 8 * last["learner_steps"]
+    # Replayed once on average, less what was under way at the end.
+    assert last["learned_steps"] <= last["env_steps"]
+  else:
+    under_way = 8 * 6 + 5 * 8 * 5
+    assert last["env_steps"] - under_way <= last["learned_steps"]
+    assert last["learned_steps"] <= last["env_steps"]
+  params = run.learner.learner.state.params
+  assert all(np.isfinite(x).all() for x in jax.tree.leaves(params))
