@@ -17,7 +17,7 @@ from seedx import envs
 
 PROGRAMS = (a2c, dqn, ppo, seed_ppo, seed_vtrace)
 _ROOT = pathlib.Path(__file__).parent.parent
-# An update on a few steps of a small network, so that compiling is all there is.
+# A few updates of a small network: compiling is all that takes time.
 _SMALL = {
   a2c: "--num-envs 4 --unroll-length 5",
   dqn: "--replay-min-steps 100 --replay-batch-size 16",
