@@ -32,7 +32,6 @@ PRESETS: settings.Presets = {
     "huber_delta": 1.0,
     "target_period": 1000,
     "epsilon_steps": 1_000_000,
-    "replay_capacity": 200_000,
     "replay_min_steps": 20_000,
     "replay_ratio": 8.0,
     "replay_batch_size": 32,
@@ -55,7 +54,7 @@ class Options(settings.Sync, settings.Common):
   epsilon_ladder: bool = option(
     False, "give each environment a share of its own"
   )
-  replay_capacity: int = option(50_000, "env steps that are kept")
+  replay_capacity: int = option(200_000, "env steps that are kept")
   replay_min_steps: int = option(2_000, "env steps before learning begins")
   replay_ratio: float = option(4.0, "how often each env step is learned from")
   replay_batch_size: int = option(128, "transitions in an update")
