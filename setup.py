@@ -10,6 +10,7 @@ _TEST = [
   "psutil",
   "pytest",
   "pytest-timeout",
+  "pytest-xdist",
   "ruff",
   "scipy",
 ]
@@ -24,7 +25,7 @@ setuptools.setup(
   python_requires=">=3.11",
   packages=setuptools.find_packages(include=["seedx*", "experiments*"]),
   install_requires=[
-    "chex>=0.1.91",
+    "distrax>=0.1.8",
     "dm-env>=1.6",
     "dm-tree>=0.1.9",
     "envpool>=1.2",

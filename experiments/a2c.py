@@ -18,7 +18,7 @@ PRESETS: settings.Presets = {
     "entropy_cost": 0.0,
     "normalize_observations": True,
   },
-  # The rate that Mnih et al. 2016 used, unrolls as in V-trace's preset.
+  # Not measured here.
   "images": {
     "total_steps": 10_000_000,
     "learning_rate": 7e-4,

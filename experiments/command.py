@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from experiments import options, settings, signals
-from seedx import envs, types
+from seedx import types
 
 
 def main(
@@ -41,6 +41,8 @@ def main(
       raise types.ConfigError(
         f"expected --address with --role {role}, found none"
       )
+    from seedx import envs  # With JAX, where it was not blocked above.
+
     spec = envs.spec(settings.environment(given))
     defaults = settings.preset(presets, given, spec)
     given = options.parse(kind, argv, description, defaults)

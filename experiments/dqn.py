@@ -21,11 +21,11 @@ PRESETS: settings.Presets = {
     "hidden_sizes": (128, 128),
     "max_gradient_norm": 10.0,
   },
-  # As published (Mnih et al. 2015, with Adam) at the scale of one machine.
+  # Not measured here; near Hessel et al. 2018, at the scale of one machine.
   "images": {
     "total_steps": 10_000_000,
     "learning_rate": 1e-4,
-    "hidden_sizes": (512,),
+    "unroll_length": 16,
     "reward_scale": 1.0,
     "reward_clip": 1.0,
     "stack_frames": 4,
@@ -44,15 +44,17 @@ class Options(settings.Sync, settings.Common):
   """The command line; presets of the environment change defaults."""
 
   n_step: int = option(3, "steps before bootstrapping")
-  double: bool = option(True, "let the learned network choose what to expect")
+  double: bool = option(True, "double Q-learning")
   dueling: bool = option(False, "give values and advantages their own heads")
   huber_delta: float = option(0.0, "errors beyond it count linearly; 0: never")
-  rescale: bool = option(False, "rescale values, for large returns")
+  rescale: bool = option(False, "value function rescaling, for large returns")
   target_period: int = option(100, "updates between copies to the target")
   epsilon_end: float = option(0.01, "share of random actions in the end")
-  epsilon_steps: int = option(50_000, "env steps over which it falls from 1")
+  epsilon_steps: int = option(
+    50_000, "env steps of learning over which that falls from 1"
+  )
   epsilon_ladder: bool = option(
-    False, "give each environment a share of its own"
+    False, "give each environment a share of its own instead"
   )
   replay_capacity: int = option(200_000, "env steps that are kept")
   replay_min_steps: int = option(2_000, "env steps before learning begins")

@@ -52,7 +52,16 @@ def parse(
     argv: without the program's name.
     description: opens `--help`.
     presets: replace defaults.
+
+  Raises:
+    ValueError: a preset is of no option.
   """
+  unknown = set(presets or {}) - {
+    field.name
+    for field in dataclasses.fields(kind)  # type: ignore[arg-type]
+  }
+  if unknown:
+    raise ValueError(f"expected presets of options, found {sorted(unknown)}")
   parser = _OneLineParser(
     usage="python -m experiments.%(prog)s [options]",
     prog=pathlib.Path(sys.argv[0]).stem,

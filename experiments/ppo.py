@@ -30,7 +30,7 @@ PRESETS: settings.Presets = {
     "entropy_cost": 0.0,
     "normalize_observations": True,
   },
-  # As published (Schulman et al. 2017, table 5), without their annealed clip.
+  # Not measured here; near Schulman et al. 2017, table 5.
   "images": {
     "total_steps": 10_000_000,
     "learning_rate": 2.5e-4,
@@ -44,6 +44,8 @@ PRESETS: settings.Presets = {
     "reward_clip": 1.0,
     "stack_frames": 4,
   },
+  # Minibatches are of whole unrolls then, of which there are `num_envs`.
+  "recurrent": {"minibatches": 4},
 }
 
 

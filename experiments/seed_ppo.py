@@ -33,7 +33,7 @@ PRESETS: settings.Presets = {
     "entropy_cost": 0.0,
     "normalize_observations": True,
   },
-  # As in `ppo`, from two actors.
+  # Not measured here; as in `ppo`, from two actors.
   "images": {
     "total_steps": 10_000_000,
     "learning_rate": 2.5e-4,
@@ -46,6 +46,8 @@ PRESETS: settings.Presets = {
     "reward_clip": 1.0,
     "stack_frames": 4,
   },
+  # Minibatches are of whole unrolls then, of which there are `batch_size`.
+  "recurrent": {"minibatches": 4},
 }
 
 

@@ -2,19 +2,21 @@
 
 An experiment's options are a dataclass that inherits the groups it needs. Its
 presets, a dict by kind of environment, replace their defaults; see `preset`.
-Nothing here imports JAX, so that an actor can use it.
+Importing this imports no JAX, so that an actor can block it before it does.
 """
 
 import dataclasses
-import fnmatch
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tree
 
 from experiments import options
-from seedx import envs, types
+from seedx import types
+
+if TYPE_CHECKING:
+  from seedx import envs
 
 option = options.option
 
@@ -76,7 +78,7 @@ class ActorCritic:
   value_cost: float = option(0.5, "weight of the value loss")
   td_lambda: float = option(1.0, "mixes in shorter returns; 1 for the longest")
   recurrent: bool = option(False, "give the network a memory, an LSTM")
-  lstm_size: int = option(128, "units of that LSTM")
+  lstm_size: int = option(128, "units of the LSTM of --recurrent")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,8 +124,10 @@ class Seed:
   )
 
 
-def environment(given: Any) -> envs.Config:
+def environment(given: Any) -> "envs.Config":
   """The environment that `Common` options ask for."""
+  from seedx import envs  # EnvPool imports JAX, if it is not blocked by now.
+
   return envs.Config(
     env_id=given.env,
     options=given.env_options,
@@ -138,7 +142,8 @@ def agent(given: Any, updates: float) -> dict[str, Any]:
 
   Args:
     given: the options.
-    updates: that the whole run will make.
+    updates: that the whole run will make, if no step is a reset. Resets take
+      some of an unroll's steps, so the rate is 0 for the same share of a run.
   """
   names = (
     "learning_rate discount reward_scale reward_clip max_gradient_norm"
@@ -175,8 +180,7 @@ def preset(
 
   Args:
     presets: options by "default"; by "images" or "continuous", for such
-      observations or actions; by the pattern of an environment's name, such as
-      "Pendulum-*"; by "recurrent", for an agent with a memory.
+      observations or actions; by "recurrent", for an agent with a memory.
     given: the options.
     spec: of the environment.
   """
@@ -193,6 +197,6 @@ def preset(
   }
   chosen: dict[str, Any] = {}
   for key, values in presets.items():
-    if applies.get(key, fnmatch.fnmatchcase(given.env, key)):
+    if applies[key]:
       chosen |= values
   return chosen

@@ -264,7 +264,11 @@ def test_rows_of_a_batch_act_differently(case):
 def test_gradients_are_of_the_parameters_and_finite(case):
   gradients, output = case.gradients(case.state, jax.random.key(0), case.batch)
   assert signature(gradients.params) == signature(case.state.params)
-  assert signature(gradients.moments) == signature(case.state.statistics)
+  moments, statistics = (
+    jax.tree.leaves(signature(x))
+    for x in (gradients.moments, case.state.statistics)
+  )
+  assert moments == statistics
   largest = [float(np.abs(x).max()) for x in jax.tree.leaves(gradients.params)]
   assert np.isfinite(largest).all()
   assert all(x > 0 for x in largest)
@@ -610,3 +614,17 @@ def test_action_spec_without_a_policy_is_refused():
   spec = types.EnvironmentSpec(VECTOR, specs.BoundedArray((), float, -1, 1))
   with pytest.raises(types.ConfigError, match="finite bounds"):
     vtrace.make(spec, vtrace.Config())
+
+
+@pytest.mark.parametrize(
+  ("fields", "reason"),
+  [
+    ({"stack_frames": 2}, "expected stack_frames 1 for .* without images"),
+    ({"normalize_observations": True}, "observations without floats"),
+  ],
+)
+@pytest.mark.parametrize("algorithm", [vtrace, dqn])
+def test_what_would_do_nothing_is_refused(algorithm, fields, reason):
+  spec = types.EnvironmentSpec(specs.DiscreteArray(4), DISCRETE)
+  with pytest.raises(types.ConfigError, match=reason):
+    algorithm.make(spec, algorithm.Config(**fields))

@@ -12,7 +12,15 @@ import sys
 import numpy as np
 import pytest
 
-from experiments import a2c, dqn, ppo, seed_ppo, seed_vtrace, settings
+from experiments import (
+  a2c,
+  dqn,
+  options,
+  ppo,
+  seed_ppo,
+  seed_vtrace,
+  settings,
+)
 from seedx import envs
 
 PROGRAMS = (a2c, dqn, ppo, seed_ppo, seed_vtrace)
@@ -83,6 +91,14 @@ def test_a_program_trains_and_leaves_its_files(
     (a2c, "--action-mask legal", "found 'legal'"),
     (a2c, "--observation-transform nowhere:f", "found 'nowhere:f'"),
     (seed_ppo, "--role learner", "expected --address"),
+    (ppo, "--total-steps 999", "total_steps of at least 1024"),
+    (dqn, "--total-steps 1999", "total_steps of at least 2000"),
+    (
+      dqn,
+      "--num-envs 64 --replay-capacity 200 --replay-min-steps 100",
+      "a replay of at least 256 env steps",
+    ),
+    (a2c, "--learner-devices ,", "expected different learner devices"),
   ],
 )
 def test_what_makes_no_sense_exits_with_2_and_the_reason(
@@ -119,18 +135,23 @@ def test_presets_are_of_options_that_there_are(program):
     ("CartPole-v1", False, ["default"]),
     ("CartPole-v1", True, ["default", "recurrent"]),
     ("Pong-v5", False, ["default", "images"]),
-    ("Pendulum-v1", False, ["default", "continuous", "Pend*"]),
+    ("Pendulum-v1", False, ["default", "continuous"]),
     ("RubiksCube-v0", False, ["default"]),
   ],
 )
 def test_presets_follow_the_environment_the_last_wins(
   env_id, recurrent, expected
 ):
-  keys = ("default", "continuous", "images", "recurrent", "Pend*")
+  keys = ("default", "continuous", "images", "recurrent")
   presets = {key: {key: 1, "last": key} for key in keys}
   given = a2c.Options(env=env_id, recurrent=recurrent)
   chosen = settings.preset(presets, given, envs.spec(envs.Config(env_id)))
   assert chosen == dict.fromkeys(expected, 1) | {"last": expected[-1]}
+
+
+def test_a_preset_of_no_option_is_an_error():
+  with pytest.raises(ValueError, match="lerning_rate"):
+    options.parse(a2c.Options, [], None, {"lerning_rate": 1.0})
 
 
 def test_a_transform_of_the_users_changes_what_the_agent_sees(tmp_path):

@@ -204,13 +204,13 @@ def test_what_an_agent_cannot_learn_from_is_refused(
 ):
   config = None if changes is None else replay_config(**changes)
   with pytest.raises(types.ConfigError, match=message):
-    feeds.check(agent_of(window), config, cores)
+    feeds.check(agent_of(window), config, cores, 1, 100)
 
 
 @pytest.mark.parametrize(("window", "config"), [(None, False), (3, True)])
 def test_what_an_agent_learns_from_is_taken(window, config):
   config = replay_config(batch_size=12) if config else None
-  feeds.check(agent_of(window), config, 4)
+  feeds.check(agent_of(window), config, 4, 1, 100)
 
 
 @pytest.mark.parametrize(

@@ -30,32 +30,42 @@ def observations(seed, rows=(5, 8)):
 
 
 def merged(batches):
-  moments = normalizer.init(SPEC)
+  measure = jax.jit(lambda known, x: normalizer.measure(known, SPEC, x, None))
+  known = normalizer.init(SPEC)
   for updates, batch in enumerate(batches):
-    measured = jax.jit(lambda x: normalizer.measure(SPEC, x, None))(batch)
-    moments = normalizer.merge(moments, measured, jnp.int32(updates))
-  return moments
+    known = normalizer.merge(known, measure(known, batch), jnp.int32(updates))
+  return known
 
 
-def test_moments_are_means_of_the_batches_means():
+def test_statistics_are_those_of_all_batches():
   batches = [observations(seed) for seed in range(4)]
   for count in (1, 2, 4):
-    moments = merged(batches[:count])
+    known = merged(batches[:count])
     for i, name in enumerate(FLOATS):
       parts = np.stack([x[name] for x in batches[:count]]).astype(np.float64)
       axes = (0, 1, 2)
       for actual, expected in (
-        (moments.mean[i], parts.mean(axes)),
-        (moments.square[i], (parts**2).mean(axes)),
+        (known.mean[i], parts.mean(axes)),
+        (known.variance[i], parts.var(axes)),
       ):
         assert actual.dtype == jnp.float32
-        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_small_variance_beside_a_large_mean_is_seen():
+  spec, rng = specs.Array((1,), np.float32), np.random.default_rng(0)
+  known = normalizer.init(spec)
+  for updates in range(20):
+    batch = rng.normal(1000.0, 0.1, (20, 50, 1)).astype(np.float32)
+    measured = normalizer.measure(known, spec, batch, None)
+    known = normalizer.merge(known, measured, jnp.int32(updates))
+  spread = np.std(normalizer.normalize(known, spec, batch))
+  assert spread == pytest.approx(1.0, rel=0.3)
 
 
 def test_floats_come_out_with_mean_0_and_variance_1_and_the_rest_as_it_is():
   batch = observations(7, (50, 8))
-  moments = merged([batch])
-  actual = normalizer.normalize(moments, SPEC, batch)
+  actual = normalizer.normalize(merged([batch]), SPEC, batch)
   for name, leaf in batch.items():
     if name not in FLOATS:
       np.testing.assert_array_equal(actual[name], leaf)
@@ -67,7 +77,7 @@ def test_floats_come_out_with_mean_0_and_variance_1_and_the_rest_as_it_is():
     assert actual[name].dtype == np.float32
 
 
-def test_initial_moments_change_nothing():
+def test_initial_statistics_change_nothing():
   batch = observations(0)
   actual = normalizer.normalize(normalizer.init(SPEC), SPEC, batch)
   expected = batch | {k: np.clip(batch[k], -10, 10) for k in FLOATS}
@@ -81,15 +91,15 @@ def test_initial_moments_change_nothing():
 def test_values_far_out_are_cut_at_10(value, expected):
   # The mean is 2, the standard deviation 2.
   spec = specs.Array((1,), np.float32)
-  moments = normalizer.Moments((jnp.array([2.0]),), (jnp.array([8.0]),))
-  actual = normalizer.normalize(moments, spec, np.full((1, 1, 1), value))
+  known = normalizer.Statistics((jnp.array([2.0]),), (jnp.array([4.0]),))
+  actual = normalizer.normalize(known, spec, np.full((1, 1, 1), value))
   assert float(actual[0, 0, 0]) == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
 def test_a_constant_part_stays_finite():
   spec = specs.Array((1,), np.float32)
-  moments = normalizer.Moments((jnp.array([3.0]),), (jnp.array([9.0]),))
-  actual = normalizer.normalize(moments, spec, np.array([[[3.0]], [[3.1]]]))
+  known = normalizer.Statistics((jnp.array([3.0]),), (jnp.array([0.0]),))
+  actual = normalizer.normalize(known, spec, np.array([[[3.0]], [[3.1]]]))
   np.testing.assert_array_equal(np.ravel(actual), [0.0, 10.0])
 
 
@@ -97,8 +107,9 @@ def test_8_cores_measure_what_one_does():
   batch = observations(3, (5, 16))
   mesh = sharding.mesh(jax.devices()[:8])
   by_rows = jax.sharding.PartitionSpec(None, sharding.CORES)
+  known = merged([observations(1)])
   measure = sharding.per_core(
-    lambda x: normalizer.measure(SPEC, x, sharding.CORES),
+    lambda x: normalizer.measure(known, SPEC, x, sharding.CORES),
     mesh,
     (by_rows,),
     sharding.REPLICATED,
@@ -106,5 +117,5 @@ def test_8_cores_measure_what_one_does():
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5),
     measure(batch),
-    normalizer.measure(SPEC, batch, None),
+    normalizer.measure(known, SPEC, batch, None),
   )

@@ -131,7 +131,7 @@ def test_trains_on_every_kind_of_observation_and_action(
 ):
   config = _config(
     tmp_path,
-    agent=vtrace.Config(stack_frames=2),
+    agent=vtrace.Config(stack_frames=2 if "Pong" in env_id else 1),
     env=envs.Config(env_id, options, info_keys),
     total_steps=600,
     num_actors=1,

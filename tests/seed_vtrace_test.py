@@ -143,6 +143,9 @@ def test_learner_and_actor_run_apart(tmp_path):
   actor = _start("--role", "actor", *apart)
   time.sleep(2)
   assert actor.poll() is None
+  maps = " ".join(x.path for x in psutil.Process(actor.pid).memory_maps())
+  assert "envpool" in maps
+  assert "jaxlib" not in maps
   learner = _start(
     *("--role", "learner", "--num-actors", "1", "--run-dir", tmp_path),
     *("--total-steps", "2000", "--batch-size", "8", *apart),

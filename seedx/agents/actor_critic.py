@@ -116,7 +116,7 @@ def make(
       return loss(policy.evaluate(variables, batch), batch)
 
     grads, output = differentiate(per_step, state, config, axis_name)
-    moments = policy.network.moments(batch.inputs, axis_name)
+    moments = policy.network.moments(state.statistics, batch.inputs, axis_name)
     return base.Gradients(grads, moments), output
 
   def apply(

@@ -67,7 +67,7 @@ class Agent:
     window: time steps of the unrolls that it draws from a replay; None for an
       agent that learns from each unroll once, as it was acted.
     exploration: `(num_envs) -> [num_envs]` float32, `Inputs.exploration` of
-      the environments of a run.
+      the environments that are acted for together.
   """
 
   init: Callable[[jax.Array], AgentState]

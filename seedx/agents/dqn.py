@@ -28,7 +28,8 @@ class Config(model.Config):
     epsilon_end: how often a random action is taken, in the end.
     epsilon_decay_updates: updates over which that falls linearly from 1.
     epsilon_ladder: whether each environment has its own share of random
-      actions, from 0.4 down to 0.4 ** 8, instead of `epsilon_end`.
+      actions, from 0.4 down to 0.4 ** 8 (0.01 for a single one), instead of
+      `epsilon_end`.
   """
 
   n_step: int = 1
@@ -113,7 +114,7 @@ def make(
   ) -> tuple[base.Gradients, types.LossOutput]:
     del rng_key  # Nothing is drawn.
     grads, output = _differentiate(q_model, config, axis_name, state, batch)
-    moments = q_model.moments(batch.unroll.inputs, axis_name)
+    moments = q_model.moments(state.statistics, batch.unroll.inputs, axis_name)
     return base.Gradients(grads, moments), output
 
   def apply(

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import NamedTuple
 
+import dm_env.specs
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -124,8 +125,13 @@ class Model:
   def make(
     cls, spec: types.EnvironmentSpec, config: Config, head: nn.Module
   ) -> "Model":
-    """The model with a head for an environment."""
+    """The model with a head for an environment.
+
+    Raises:
+      types.ConfigError: an option would do nothing for such observations.
+    """
     observation, _ = _without_mask(spec, spec.observation)
+    _check_use(config, jax.tree.leaves(observation))
     network = networks.Network(
       observation=tuple(jax.tree.leaves(observation)),
       action=spec.action,
@@ -176,13 +182,15 @@ class Model:
     )
     return Output(head, mask, core_state)
 
-  def moments(self, inputs: types.Inputs, axis_name: str | None) -> types.Tree:
+  def moments(
+    self, statistics: types.Tree, inputs: types.Inputs, axis_name: str | None
+  ) -> types.Tree:
     """Of the observations of a batch; () where they pass as they are."""
     if not self.config.normalize_observations:
       return ()
     spec, _ = _without_mask(self.spec, self.spec.observation)
     observation, _ = _without_mask(self.spec, inputs.timestep.observation)
-    return normalizer.measure(spec, observation, axis_name)
+    return normalizer.measure(statistics, spec, observation, axis_name)
 
   def rewards(self, inputs: types.Inputs) -> jax.Array:
     """`[T, B]`, scaled and clipped."""
@@ -237,6 +245,22 @@ def count_batch(state: base.AgentState, moments: types.Tree) -> base.AgentState:
   return dataclasses.replace(
     state, statistics=statistics, updates=state.updates + 1
   )
+
+
+def _check_use(config: Config, observation: list[dm_env.specs.Array]) -> None:
+  """Refuses what would do nothing, in silence, for some observations."""
+  if config.stack_frames > 1 and not any(map(networks.is_image, observation)):
+    raise types.ConfigError(
+      "expected stack_frames 1 for observations without images (bytes of rank"
+      f" 3), found {config.stack_frames}; an LSTM remembers them all"
+    )
+  if config.normalize_observations and not any(
+    np.issubdtype(spec.dtype, np.floating) for spec in observation
+  ):
+    raise types.ConfigError(
+      "expected normalize_observations False for observations without floats,"
+      " found True; images are standardized, discrete parts are one-hot"
+    )
 
 
 def _without_mask(

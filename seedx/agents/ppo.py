@@ -116,7 +116,7 @@ def make(
     state, outputs = jax.lax.scan(epoch, state, keys)
     metrics = {name: x.mean() for name, x in outputs.metrics.items()}
     weight = outputs.weight.sum() / config.epochs
-    moments = policy.network.moments(batch.inputs, axis_name)
+    moments = policy.network.moments(state.statistics, batch.inputs, axis_name)
     state = model.count_batch(state, moments)
     return state, types.LossOutput(weight, metrics)
 

@@ -98,7 +98,9 @@ class Config:
         f"expected actor_batch_size from 1 to {self.envs_per_actor}, the"
         f" actor's environments, found {self.actor_batch_size}"
       )
-    parts = len(self.learner_devices) * self.micro_batches
+    parts = max(1, len(self.learner_devices))
+    if self.replay is None:
+      parts *= self.micro_batches
     if self.batch_size % parts:
       raise types.ConfigError(
         f"expected a batch_size that {len(self.learner_devices)} learner"
@@ -170,7 +172,13 @@ class Learner:
     mesh = sharding.mesh(sharding.devices(config.learner_devices, "learner"))
     spec = envs.spec(config.env)
     agent = config.make_agent(spec, sharding.CORES)
-    feeds.check(agent, config.replay, mesh.devices.size * config.micro_batches)
+    feeds.check(
+      agent,
+      config.replay,
+      parts=mesh.devices.size * config.micro_batches,
+      item_steps=config.batch_size * config.unroll_length,
+      total_steps=config.total_steps,
+    )
     inference_config = config.inference(agent)
     init_key, learner_key, replay_key, *acting_keys = jax.random.split(
       jax.random.key(config.seed), 3 + len(acting_on)

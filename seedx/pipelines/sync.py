@@ -65,7 +65,7 @@ class Config:
       unroll_length=(1, 2**20),
       micro_batches=(1, 2**20),
     )
-    parts = len(self.learner_devices)
+    parts = max(1, len(self.learner_devices))
     if self.replay is None:
       parts *= self.micro_batches
     if self.num_envs % parts:
@@ -112,7 +112,13 @@ class Trainer:
     )
     spec = self._environment.spec
     agent = config.make_agent(spec, sharding.CORES)
-    feeds.check(agent, config.replay, len(cores) * config.micro_batches)
+    feeds.check(
+      agent,
+      config.replay,
+      parts=len(cores) * config.micro_batches,
+      item_steps=config.num_envs * config.unroll_length,
+      total_steps=config.total_steps,
+    )
     init_key, learner_key, replay_key, acting_key = jax.random.split(
       jax.random.key(config.seed), 4
     )
@@ -124,7 +130,7 @@ class Trainer:
     self._config = config
     self._stop = stop or threading.Event()
     self._agent = agent
-    self._acting = _Acting(agent, spec, config, cores[0], acting_key)
+    self._acting = _Acting(agent, spec, config, cores, acting_key)
     self._feed = feeds.make(
       agent, config.replay, config.unroll_length, cores, replay_key
     )
@@ -194,14 +200,14 @@ class Trainer:
 
 
 class _Acting:
-  """Acts for all environments on one device, and assembles their unrolls."""
+  """Acts for all environments on the first core, and assembles unrolls."""
 
   def __init__(
     self,
     agent: base.Agent,
     spec: types.EnvironmentSpec,
     config: Config,
-    device: jax.Device,
+    cores: Sequence[jax.Device],
     rng_key: jax.Array,
   ) -> None:
     self._layout = unrolls.Layout(
@@ -209,17 +215,17 @@ class _Acting:
       length=feeds.unroll_length(agent, config.unroll_length),
       period=config.unroll_length,
     )
-    self._cores = sharding.devices(config.learner_devices, "learner")
+    self._cores = cores
     self._slot = np.arange(config.num_envs, dtype=np.int32)
     self._count = np.zeros(config.num_envs, np.int32)
-    self._rng_key = jax.device_put(rng_key, device)
+    self._rng_key = jax.device_put(rng_key, cores[0])
     acting = jax.eval_shape(
       lambda key: agent.acting(agent.init(key)), jax.random.key(0)
     )
     store = unrolls.empty(
       agent, base.zero_inputs(spec, 1), acting, self._layout
     )
-    self._store = jax.device_put(store, device)
+    self._store = jax.device_put(store, cores[0])
 
     def act(
       store: unrolls.Store,

@@ -1,7 +1,8 @@
 """A uniform replay of unrolls, from which windows are drawn.
 
-Each frame is stored once, also where agents see stacks of them: a window brings
-the frames before its first step along, and the agent stacks them again.
+Frames are stored singly, also where agents see stacks of them: a window brings
+the frames before its first step along, and the agent stacks them again. Unrolls
+with T new steps hold T + window - 1 of them, so a large T stores little twice.
 
 Flashbax's trajectory buffer is as fast, but each row that is added to it has to
 go on where the last one ended. Unrolls of environments that come and go do not.

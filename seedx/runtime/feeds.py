@@ -47,17 +47,26 @@ class ReplayConfig:
     )
 
 
-def check(agent: base.Agent, config: ReplayConfig | None, parts: int) -> None:
+def check(
+  agent: base.Agent,
+  config: ReplayConfig | None,
+  parts: int,
+  item_steps: int,
+  total_steps: int,
+) -> None:
   """Checks that an agent gets what it learns from.
 
   Args:
     agent: that learns.
     config: of its replay, if it has one.
     parts: learner devices, times the micro-batches of each.
+    item_steps: env steps that are finished at a time, on all cores.
+    total_steps: of the run.
 
   Raises:
     types.ConfigError: it learns from a replay and has none, or the reverse; or
-      a batch from it cannot be divided so.
+      a batch from it cannot be divided so; or
+      it is too small, or the run too short, for anything to be learned.
   """
   if agent.window is not None and config is None:
     raise types.ConfigError(
@@ -73,6 +82,18 @@ def check(agent: base.Agent, config: ReplayConfig | None, parts: int) -> None:
     raise types.ConfigError(
       "expected a batch from the replay that learner devices and their"
       f" micro-batches, {parts} in all, divide, found {config.batch_size}"
+    )
+
+  least = item_steps if config is None else max(item_steps, config.min_steps)
+  if total_steps < least:
+    raise types.ConfigError(
+      f"expected total_steps of at least {least}, before which nothing is"
+      f" learned, found {total_steps}"
+    )
+  if config is not None and config.capacity < item_steps:
+    raise types.ConfigError(
+      f"expected a replay of at least {item_steps} env steps, as many as come"
+      f" at a time, found a capacity of {config.capacity}"
     )
 
 
