@@ -12,13 +12,13 @@ from experiments import allocator, command, settings
 
 PRESETS: settings.Presets = {
   "default": {"total_steps": 500_000, "td_lambda": 0.95},
+  # Neither is measured here.
   "continuous": {
     "total_steps": 1_000_000,
     "learning_rate": 7e-4,
     "entropy_cost": 0.0,
     "normalize_observations": True,
   },
-  # Not measured here.
   "images": {
     "total_steps": 10_000_000,
     "learning_rate": 7e-4,

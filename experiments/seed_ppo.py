@@ -23,6 +23,7 @@ PRESETS: settings.Presets = {
     "td_lambda": 0.95,
     "entropy_cost": 0.005,
   },
+  # As in `ppo`, from two actors; neither is measured here.
   "continuous": {
     "learning_rate": 3e-4,
     "envs_per_actor": 8,
@@ -33,7 +34,6 @@ PRESETS: settings.Presets = {
     "entropy_cost": 0.0,
     "normalize_observations": True,
   },
-  # Not measured here; as in `ppo`, from two actors.
   "images": {
     "total_steps": 10_000_000,
     "learning_rate": 2.5e-4,
