@@ -30,7 +30,8 @@ _SMALL = {
   a2c: "--num-envs 4 --unroll-length 5",
   dqn: "--replay-min-steps 100 --replay-batch-size 16",
   ppo: "--num-envs 4 --unroll-length 8 --epochs 2 --minibatches 2",
-  seed_ppo: "--num-actors 1 --envs-per-actor 8 --batch-size 8 --epochs 2",
+  seed_ppo: "--num-actors 1 --envs-per-actor 4 --batch-size 4 "
+  "--unroll-length 5 --epochs 2",
 }
 
 
