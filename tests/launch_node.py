@@ -1,10 +1,10 @@
-"""A node for `launch_test`: a program that does as its config says."""
+"""A node for `launch_test`, that does as its config says."""
 
 import dataclasses
-import json
 import pathlib
-import sys
 import time
+
+from seedx import types
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,21 +13,13 @@ class Config:
 
   folder: str
   status: int = 0
-  seconds: float = 0.0
-  deaf: bool = False
 
 
 def run(config, stop):
-  """Leaves a mark, waits for its standard input to end, and returns."""
+  """Leaves a mark, and goes on until it is told to end, unless it fails."""
   pathlib.Path(config.folder, str(time.monotonic_ns())).touch()
-  if config.deaf:
-    time.sleep(60)
-  time.sleep(config.seconds)
-  if not config.seconds:
-    stop()
-
-
-if __name__ == "__main__":
-  given = Config(**json.loads(sys.argv[1]))
-  run(given, sys.stdin.read if given.status == 0 else lambda: None)
-  sys.exit(given.status)
+  if config.status == 2:
+    raise types.ConfigError("called wrong")
+  if config.status:
+    raise RuntimeError("failed")
+  stop.wait()

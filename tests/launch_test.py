@@ -75,8 +75,9 @@ def test_one_that_dies_again_and_again_ends_the_run(tmp_path):
 
 def test_one_that_does_not_listen_is_killed(tmp_path):
   before = set(psutil.Process().children())
-  processes = _start(tmp_path, deaf=True)
+  processes = _start(tmp_path)
   _wait(lambda: _marks(tmp_path) == 1)
   (child,) = set(psutil.Process().children()) - before
+  child.suspend()
   processes.stop(timeout_seconds=0.3)
   assert not child.is_running()

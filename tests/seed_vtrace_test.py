@@ -55,7 +55,7 @@ def _actors(program):
     child
     for child in psutil.Process(program.pid).children(recursive=True)
     if child.status() != psutil.STATUS_ZOMBIE
-    and "seedx.runtime.actor" in " ".join(child.cmdline())
+    and "seedx.launch actor" in " ".join(child.cmdline())
   ]
 
 

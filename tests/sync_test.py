@@ -77,7 +77,7 @@ def train(config):
       )
   finally:
     jax.monitoring.unregister_event_duration_listener(listen)
-    trainer._environment.close()
+    trainer._actor.close()
   return trainer, seen
 
 

@@ -1,9 +1,19 @@
 """A pipeline's topology as data."""
 
 import dataclasses
+import multiprocessing.spawn
+import pickle
+import struct
 import threading
 from collections.abc import Callable
 from typing import Any
+
+from seedx import types
+
+# A node that the program itself calls wrong is not started again.
+USAGE_STATUS = 2
+# Comes before a `message`.
+SIZE = struct.Struct("<Q")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -12,13 +22,37 @@ class Node:
 
   Attributes:
     role: its name.
-    run: `(config, stop)`, a function of a module that is also a program: it
-      takes the config as JSON, and ends when its standard input does.
-    config: a dataclass that fits into JSON.
+    run: `(config, stop)`, a function of a module; it ends when it has done its
+      work, or `stop` is set.
+    config: what it is told; to run in another process it can be pickled.
     count: how many of it run.
+    needs_jax: whether it computes with JAX, on CPU; others keep JAX out.
   """
 
   role: str
   run: Callable[[Any, threading.Event], None]
   config: Any
   count: int = 1
+  needs_jax: bool = False
+
+
+def message(node: Node) -> bytes:
+  """What a process that runs the node reads: its size, then a pickle.
+
+  Raises:
+    types.ConfigError: the node's function or config cannot be pickled.
+  """
+  try:
+    work = pickle.dumps((node.run, node.config))
+  except (pickle.PicklingError, AttributeError, TypeError) as error:
+    raise types.ConfigError(
+      f"expected a {node.role} that can be pickled for a process of its own,"
+      f" such as functools.partial of a module's function: {error}"
+    ) from error
+  # Only who refers to the parent's program has to import it again.
+  parent = {}
+  if b"__main__" in work:
+    parent = multiprocessing.spawn.get_preparation_data(node.role)
+    parent.pop("authkey", None)  # It refuses to be pickled here.
+  text = pickle.dumps((parent, work, node.needs_jax))
+  return SIZE.pack(len(text)) + text

@@ -1,7 +1,6 @@
 """Nodes as processes of this machine, restarted when they die."""
 
-import dataclasses
-import json
+import contextlib
 import subprocess
 import sys
 import time
@@ -9,8 +8,6 @@ import time
 from seedx import types
 from seedx.launch import nodes
 
-# A node that the program itself calls wrong is not started again.
-_USAGE_STATUS = 2
 # One that dies this young, this many times in a row, never will do its work.
 _YOUNG_SECONDS = 10.0
 _MOST_EARLY_DEATHS = 5
@@ -25,7 +22,11 @@ class Processes:
   """
 
   def __init__(self, running: list[nodes.Node]) -> None:
-    """Starts all instances of the nodes."""
+    """Starts all instances of the nodes.
+
+    Raises:
+      types.ConfigError: one of them cannot be sent to another process.
+    """
     self._children = [
       _Child(node) for node in running for _ in range(node.count)
     ]
@@ -39,7 +40,7 @@ class Processes:
     """
     for child in self._children:
       status = child.process.poll()
-      if status == _USAGE_STATUS:
+      if status == nodes.USAGE_STATUS:
         raise types.ConfigError(
           f"{child.node.role} {child.process.pid} cannot do its work; see its"
           " message above"
@@ -51,7 +52,8 @@ class Processes:
     """Ends all processes: asks first, then kills."""
     for child in self._children:
       if child.process.stdin is not None:
-        child.process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+          child.process.stdin.close()
     deadline = time.monotonic() + timeout_seconds
     for child in self._children:
       try:
@@ -66,6 +68,7 @@ class _Child:
 
   def __init__(self, node: nodes.Node) -> None:
     self.node = node
+    self._message = nodes.message(node)
     self._early_deaths = 0
     self._start()
 
@@ -85,8 +88,12 @@ class _Child:
 
   def _start(self) -> None:
     self._started_seconds = time.monotonic()
-    config = json.dumps(dataclasses.asdict(self.node.config))
     self.process = subprocess.Popen(
-      [sys.executable, "-m", self.node.run.__module__, config],
+      [sys.executable, "-m", __package__, self.node.role],
       stdin=subprocess.PIPE,
     )
+    assert self.process.stdin is not None
+    # It may die before it has read all.
+    with contextlib.suppress(BrokenPipeError):
+      self.process.stdin.write(self._message)
+      self.process.stdin.flush()

@@ -23,7 +23,14 @@ import numpy as np
 
 from seedx import envs, metrics, sharding, types
 from seedx.agents import base
-from seedx.runtime import feeds, learner, monitor, progress, unrolls
+from seedx.runtime import (
+  feeds,
+  learner,
+  local_actor,
+  monitor,
+  progress,
+  unrolls,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,14 +110,7 @@ class Trainer:
     """
     cores = sharding.devices(config.learner_devices, "learner")
     mesh = sharding.mesh(cores)
-    # Runs with different seeds share no environment.
-    self._environment = envs.EnvPoolEnvironment(
-      config.env,
-      config.num_envs,
-      seed=(config.seed * 2**20) % 2**31,
-      num_threads=config.env_threads,
-    )
-    spec = self._environment.spec
+    spec = envs.spec(config.env)
     agent = config.make_agent(spec, sharding.CORES)
     feeds.check(
       agent,
@@ -130,7 +130,6 @@ class Trainer:
     self._config = config
     self._stop = stop or threading.Event()
     self._agent = agent
-    self._acting = _Acting(agent, spec, config, cores, acting_key)
     self._feed = feeds.make(
       agent, config.replay, config.unroll_length, cores, replay_key
     )
@@ -140,6 +139,21 @@ class Trainer:
         metrics.WAIT_QUEUE: 1,  # Acting waits while there is learning,
         metrics.WAIT_UNROLLS: 1,  # and learning the rest of the time.
       }
+    )
+    layout = unrolls.Layout(
+      num_slots=config.num_envs,
+      length=feeds.unroll_length(agent, config.unroll_length),
+      period=config.unroll_length,
+    )
+    self._actor = local_actor.LocalActor(
+      local_actor.Programs(agent, spec, layout),
+      config.env,
+      # Runs with different seeds share no environment.
+      seed=(config.seed * 2**20) % 2**31,
+      rng_key=acting_key,
+      device=cores[0],
+      waits=self._waits,
+      num_threads=config.env_threads,
     )
     self._monitor = monitor.Monitor(
       self.progress, self.learner, self._waits, spec.frames_per_step, sinks
@@ -169,114 +183,37 @@ class Trainer:
       self.learner.finish()
       last = self._monitor.write()
       self._monitor.close()
-      self._environment.close()
+      self._actor.close()
     return last
 
   def steps(self) -> Iterator[None]:
     """Trains, and yields after each step of all environments."""
     reports = progress.reports(self._agent.exploration(self._config.num_envs))
     acting, version = self._newest()
-    self._environment.reset()
     while self.progress.env_steps < self._config.total_steps:
       with self._waits.timed(metrics.WAIT_UNROLLS):
-        with self._waits.timed(metrics.WAIT_REQUESTS):
-          rows = self._environment.recv()
+        rows, unroll = self._actor.observe(acting, version)
         self.progress.add_rows(rows, reports)
-        items = self._acting.finished(acting, version, rows.timestep)
-      if items is not None:
+      if unroll is not None:
         with self._waits.timed(metrics.WAIT_QUEUE):
-          for batch in self._feed(items):
+          for batch in self._feed(self._shared_out(unroll)):
             self.learner.learn(batch)
           acting, version = self._newest()
           jax.block_until_ready(acting)
       with self._waits.timed(metrics.WAIT_UNROLLS):
-        action = self._acting(acting, version, rows.timestep)
-        self._environment.send(rows.index, action)
+        self._actor.act(acting, version)
       yield
 
   def _newest(self) -> tuple[types.Tree, np.int32]:
     acting = jax.device_put(self.learner.acting(), self.learner.cores[0])
     return acting, np.int32(self.learner.steps)
 
-
-class _Acting:
-  """Acts for all environments on the first core, and assembles unrolls."""
-
-  def __init__(
-    self,
-    agent: base.Agent,
-    spec: types.EnvironmentSpec,
-    config: Config,
-    cores: Sequence[jax.Device],
-    rng_key: jax.Array,
-  ) -> None:
-    self._layout = unrolls.Layout(
-      num_slots=config.num_envs,
-      length=feeds.unroll_length(agent, config.unroll_length),
-      period=config.unroll_length,
-    )
-    self._cores = cores
-    self._slot = np.arange(config.num_envs, dtype=np.int32)
-    self._count = np.zeros(config.num_envs, np.int32)
-    self._rng_key = jax.device_put(rng_key, cores[0])
-    acting = jax.eval_shape(
-      lambda key: agent.acting(agent.init(key)), jax.random.key(0)
-    )
-    store = unrolls.empty(
-      agent, base.zero_inputs(spec, 1), acting, self._layout
-    )
-    self._store = jax.device_put(store, cores[0])
-
-    def act(
-      store: unrolls.Store,
-      acting: types.Tree,
-      version: jax.Array,
-      rng_key: jax.Array,
-      batch: unrolls.Batch,
-    ) -> tuple[unrolls.Store, jax.Array]:
-      step_key = jax.random.fold_in(rng_key, batch.count[0])
-      return unrolls.act(
-        agent, self._layout, store, acting, version, step_key, batch
-      )
-
-    def unrolled(store: unrolls.Store, *arguments: types.Tree) -> types.Unroll:
-      slot, count = arguments[-1].slot, arguments[-1].count
-      store, _ = act(store, *arguments)
-      empty = unrolls.empty_unrolls(store, config.num_envs)
-      return unrolls.collect(self._layout, store, empty, slot, count, slot)
-
-    self._act = jax.jit(act, donate_argnums=0)
-    self._unrolled = jax.jit(unrolled)
-
-  def __call__(
-    self, acting: types.Tree, version: np.int32, timestep: types.Tree
-  ) -> np.ndarray:
-    """Acts on all environments' time steps, `[N, ...]`."""
-    self._store, action = self._act(
-      self._store, acting, version, self._rng_key, self._batch(timestep)
-    )
-    self._count += 1
-    return np.asarray(action)
-
-  def finished(
-    self, acting: types.Tree, version: np.int32, timestep: types.Tree
-  ) -> list[types.Unroll] | None:
-    """Each core's share of the unrolls that these time steps finish, if any.
-
-    The last step of an unroll needs no action. What is put there is thrown
-    away, so that the action proper can come from what is learned meanwhile.
-    """
-    if not self._layout.finished(self._count[:1])[0]:
-      return None
-    whole = self._unrolled(
-      self._store, acting, version, self._rng_key, self._batch(timestep)
-    )
-    parts = len(self._cores)
+  def _shared_out(self, unroll: types.Unroll) -> list[types.Unroll]:
+    """Each core's share of the unrolls."""
+    cores = self.learner.cores
     return [
-      jax.device_put(sharding.shard(whole, sharding.UNROLL, i, parts), core)
-      for i, core in enumerate(self._cores)
+      jax.device_put(
+        sharding.shard(unroll, sharding.UNROLL, i, len(cores)), core
+      )
+      for i, core in enumerate(cores)
     ]
-
-  def _batch(self, timestep: types.Tree) -> unrolls.Batch:
-    # JAX reads its arguments later, when these counts have gone on.
-    return unrolls.Batch(self._slot, self._count.copy(), timestep)

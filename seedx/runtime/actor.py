@@ -1,35 +1,19 @@
 """The thin actor: steps environments, and asks the server what to do.
 
-Run as a program (`python -m seedx.runtime.actor CONFIG_JSON`) it keeps JAX out
-of its process, which EnvPool would otherwise import: half the memory, and a
-second less to start.
+It needs no JAX. A process of its own blocks it (`seedx.launch`), since EnvPool
+would import it.
 """
-
-import sys
-
-if __name__ == "__main__":
-  sys.modules["jax"] = None  # type: ignore[assignment]
 
 import concurrent.futures
 import dataclasses
-import json
-import os
 import queue
-import signal
 import threading
-import time
 from collections.abc import Iterator
 
-import grpc
 import numpy as np
 
 from seedx import envs, types, wire
-from seedx.runtime import protocol
-
-# The server is not there yet, has no place yet, or went away: try again.
-_PATIENCE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
-# A learner that is started together with its actors needs this long.
-_QUIET_SECONDS = 10.0
+from seedx.runtime import protocol, reconnect
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,19 +45,13 @@ def run(config: Config, stop: threading.Event) -> None:
     wire.WireError: the server refuses this actor.
   """
   spec = envs.spec(config.env)
-  said, started = "", time.monotonic()
-  while not stop.is_set():
-    try:
-      with wire.Client(config.address) as client:
-        _Pump(spec, config, stop).run(client)
-      return
-    except wire.WireError as error:
-      if error.code not in _PATIENCE:
-        raise
-      if error.message != said and time.monotonic() > started + _QUIET_SECONDS:
-        said = error.message
-        print(f"actor: waiting for {config.address}: {said}", file=sys.stderr)
-      stop.wait(config.retry_seconds)
+
+  def session(client: wire.Client) -> None:
+    _Pump(spec, config, stop).run(client)
+
+  reconnect.until_done(
+    config.address, session, stop, "actor", config.retry_seconds
+  )
 
 
 class _Pump:
@@ -139,31 +117,3 @@ class _Pump:
       rows = environment.recv()
       self._unanswered.put(rows.index)
       yield rows
-
-
-def _leave_with_parent() -> None:
-  """Ends this process when its parent, who holds our stdin, is gone."""
-
-  def wait() -> None:
-    while os.read(0, 1):
-      pass
-    os._exit(0)
-
-  threading.Thread(target=wait, daemon=True).start()
-
-
-def _main() -> int:
-  signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent decides.
-  _leave_with_parent()
-  config = json.loads(sys.argv[1])
-  config["env"] = envs.Config(**config["env"])
-  try:
-    run(Config(**config), threading.Event())
-  except (types.ConfigError, wire.WireError) as error:
-    print(f"error: actor: {error}", file=sys.stderr, flush=True)
-    return 2
-  return 0
-
-
-if __name__ == "__main__":
-  os._exit(_main())

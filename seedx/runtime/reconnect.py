@@ -1,0 +1,50 @@
+"""Sessions with a server that may be late, full, or gone for a while."""
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from seedx import wire
+
+# The server is not there yet, has no place yet, or went away: try again.
+_PATIENCE = (
+  wire.StatusCode.UNAVAILABLE,
+  wire.StatusCode.RESOURCE_EXHAUSTED,
+)
+# A server that is started together with its clients needs this long.
+_QUIET_SECONDS = 10.0
+
+
+def until_done(
+  address: str,
+  session: Callable[[wire.Client], None],
+  stop: threading.Event,
+  role: str,
+  retry_seconds: float = 0.5,
+) -> None:
+  """Runs a session with a server until the server says that it is done.
+
+  Args:
+    address: of the server.
+    session: `(client)`, returns when the server's work is over.
+    stop: ends the waiting for a server.
+    role: who says, after a while, that it waits.
+    retry_seconds: between two tries.
+
+  Raises:
+    wire.WireError: the server refuses.
+  """
+  said, started = "", time.monotonic()
+  while not stop.is_set():
+    try:
+      with wire.Client(address) as client:
+        session(client)
+      return
+    except wire.WireError as error:
+      if error.code not in _PATIENCE:
+        raise
+      if error.message != said and time.monotonic() > started + _QUIET_SECONDS:
+        said = error.message
+        print(f"{role}: waiting for {address}: {said}", file=sys.stderr)
+      stop.wait(retry_seconds)
