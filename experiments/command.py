@@ -1,5 +1,6 @@
 """The command line of an experiment, from its words to its exit status."""
 
+import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ def main(
   description: str | None,
   learn: Callable[[Any], int],
   argv: Sequence[str] | None,
+  thin_actors: bool = False,
 ) -> int:
   """Runs an experiment.
 
@@ -22,9 +24,10 @@ def main(
     kind: its options, a dataclass of `options.option`.
     presets: see `settings.preset`.
     description: opens `--help`.
-    learn: trains as the options say, and returns the exit status; it is not
-      called for `--role actor`, so that what it imports may need JAX.
+    learn: does what the options say, and returns the exit status; it is not
+      called for a thin actor, so that what it imports may need JAX.
     argv: without the program's name; this program's own if None.
+    thin_actors: whether actors ask a learner what to do, and need no JAX.
 
   Returns:
     The exit status; it exits with 2 and one line where something is wrong.
@@ -35,8 +38,11 @@ def main(
     first = [word for word in argv if word not in ("-h", "--help")]
     given = options.parse(kind, first, description)
     role = getattr(given, "role", "all")
-    if role == "actor":
+    thin = thin_actors and role == "actor"
+    if thin:
       sys.modules["jax"] = None  # type: ignore[assignment]
+    elif role not in ("all", "learner"):
+      os.environ.setdefault("JAX_PLATFORMS", "cpu")
     if role != "all" and not given.address:
       raise types.ConfigError(
         f"expected --address with --role {role}, found none"
@@ -46,7 +52,7 @@ def main(
     spec = envs.spec(settings.environment(given))
     defaults = settings.preset(presets, given, spec)
     given = options.parse(kind, argv, description, defaults)
-    return _act(given) if role == "actor" else learn(given)
+    return _act(given) if thin else learn(given)
   except types.ConfigError as error:
     options.fail(error)
 

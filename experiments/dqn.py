@@ -8,9 +8,7 @@ Defaults depend on the environment: `--env Acrobot-v1 --help` shows its own.
 import dataclasses
 import sys
 
-from experiments import allocator, command, options, settings
-
-option = options.option
+from experiments import allocator, command, settings
 
 PRESETS: settings.Presets = {
   "default": {
@@ -40,26 +38,8 @@ PRESETS: settings.Presets = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(settings.Sync, settings.Common):
+class Options(settings.DQN, settings.Replay, settings.Sync, settings.Common):
   """The command line; presets of the environment change defaults."""
-
-  n_step: int = option(3, "steps before bootstrapping")
-  double: bool = option(True, "double Q-learning")
-  dueling: bool = option(False, "give values and advantages their own heads")
-  huber_delta: float = option(0.0, "errors beyond it count linearly; 0: never")
-  rescale: bool = option(False, "value function rescaling, for large returns")
-  target_period: int = option(100, "updates between copies to the target")
-  epsilon_end: float = option(0.01, "share of random actions in the end")
-  epsilon_steps: int = option(
-    50_000, "env steps of learning over which that falls from 1"
-  )
-  epsilon_ladder: bool = option(
-    False, "give each environment a share of its own instead"
-  )
-  replay_capacity: int = option(200_000, "env steps that are kept")
-  replay_min_steps: int = option(2_000, "env steps before learning begins")
-  replay_ratio: float = option(4.0, "how often each env step is learned from")
-  replay_batch_size: int = option(128, "transitions in an update")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -70,29 +50,13 @@ def main(argv: list[str] | None = None) -> int:
 def _learn(given: Options) -> int:
   from experiments import training
   from seedx.agents import dqn
-  from seedx.runtime import feeds
 
-  updates_per_step = given.replay_ratio / given.replay_batch_size
-  agent = dqn.Config(
-    **settings.agent(given, given.total_steps * updates_per_step),
-    n_step=given.n_step,
-    double=given.double,
-    dueling=given.dueling,
-    huber_delta=given.huber_delta,
-    rescale=given.rescale,
-    target_period=given.target_period,
-    epsilon_end=given.epsilon_end,
-    epsilon_decay_updates=round(given.epsilon_steps * updates_per_step),
-    epsilon_ladder=given.epsilon_ladder,
-  )
-  replay = feeds.ReplayConfig(
-    capacity=given.replay_capacity,
-    min_steps=given.replay_min_steps,
-    batch_size=given.replay_batch_size,
-    ratio=given.replay_ratio,
-  )
+  updates = given.total_steps * given.replay_ratio / given.replay_batch_size
+  agent = dqn.Config(**settings.dqn(given, updates))
   return training.run_sync(
-    given, lambda spec, axis: dqn.make(spec, agent, axis), replay
+    given,
+    lambda spec, axis: dqn.make(spec, agent, axis),
+    settings.replay(given),
   )
 
 

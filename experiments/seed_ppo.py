@@ -60,7 +60,7 @@ class Options(
 
 def main(argv: list[str] | None = None) -> int:
   """Runs the experiment; returns its exit status."""
-  return command.main(Options, PRESETS, __doc__, _learn, argv)
+  return command.main(Options, PRESETS, __doc__, _learn, argv, thin_actors=True)
 
 
 def _learn(given: Options) -> int:

@@ -17,8 +17,11 @@ from seedx import types
 
 if TYPE_CHECKING:
   from seedx import envs
+  from seedx.runtime import feeds
 
 option = options.option
+
+AGENTS = ("a2c", "vtrace", "ppo", "dqn")
 
 # Options by their names; see `preset` for the keys.
 Presets = Mapping[str, Mapping[str, Any]]
@@ -92,6 +95,35 @@ class PPO:
 
 
 @dataclasses.dataclass(frozen=True)
+class DQN:
+  """Of DQN."""
+
+  n_step: int = option(3, "steps before bootstrapping")
+  double: bool = option(True, "double Q-learning")
+  dueling: bool = option(False, "give values and advantages their own heads")
+  huber_delta: float = option(0.0, "errors beyond it count linearly; 0: never")
+  rescale: bool = option(False, "value function rescaling, for large returns")
+  target_period: int = option(100, "updates between copies to the target")
+  epsilon_end: float = option(0.01, "share of random actions in the end")
+  epsilon_steps: int = option(
+    50_000, "env steps of learning over which that falls from 1"
+  )
+  epsilon_ladder: bool = option(
+    False, "give each environment a share of its own instead"
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class Replay:
+  """Of pipelines with a replay."""
+
+  replay_capacity: int = option(200_000, "env steps that are kept")
+  replay_min_steps: int = option(2_000, "env steps before learning begins")
+  replay_ratio: float = option(4.0, "how often each env step is learned from")
+  replay_batch_size: int = option(128, "transitions in an update")
+
+
+@dataclasses.dataclass(frozen=True)
 class Sync:
   """Of the pipeline `sync`."""
 
@@ -101,14 +133,11 @@ class Sync:
 
 
 @dataclasses.dataclass(frozen=True)
-class Seed:
-  """Of the pipeline `seed`."""
+class Actors:
+  """Of pipelines with actors that send what they see to a learner."""
 
   num_actors: int = option(2, "actor processes")
   envs_per_actor: int = option(128, "environments of each actor")
-  actor_batch_size: int = option(
-    0, "environments in a message; 0 steps all of an actor's in lock step"
-  )
   unroll_length: int = option(20, "env steps of each environment in an unroll")
   batch_size: int = option(64, "unrolls in an update")
   role: str = option(
@@ -118,6 +147,15 @@ class Seed:
   )
   address: str = option(
     "", "where the learner listens, HOST:PORT or unix:PATH; with --role"
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class Seed(Actors):
+  """Of the pipeline `seed`."""
+
+  actor_batch_size: int = option(
+    0, "environments in a message; 0 steps all of an actor's in lock step"
   )
   inference_devices: tuple[int, ...] = option(
     (0,), "indices of the devices that act", parse=options.integers
@@ -171,6 +209,42 @@ def ppo(given: Any, updates: float) -> dict[str, Any]:
   names = ("epochs", "minibatches", "clip_epsilon", "clip_values")
   fields = {name: getattr(given, name) for name in names}
   return actor_critic(given, updates) | fields
+
+
+def dqn(given: Any, updates: float) -> dict[str, Any]:
+  """Those of DQN's config; see `agent`. Options that are not given are DQN's.
+
+  Epsilon falls by updates, as many as `epsilon_steps` make.
+  """
+  names = (
+    "n_step double dueling huber_delta rescale target_period epsilon_end"
+    " epsilon_ladder"
+  )
+  fields = {
+    name: getattr(given, name) for name in names.split() if hasattr(given, name)
+  }
+  epsilon_steps = getattr(given, "epsilon_steps", 0)
+  return (
+    agent(given, updates)
+    | fields
+    | {
+      "epsilon_decay_updates": round(
+        epsilon_steps * updates / given.total_steps
+      )
+    }
+  )
+
+
+def replay(given: Any) -> "feeds.ReplayConfig":
+  """The replay that `Replay` options ask for."""
+  from seedx.runtime import feeds
+
+  return feeds.ReplayConfig(
+    capacity=given.replay_capacity,
+    min_steps=given.replay_min_steps,
+    batch_size=given.replay_batch_size,
+    ratio=given.replay_ratio,
+  )
 
 
 def preset(

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 import gymnasium
 
 from experiments import settings, signals
-from seedx import launch, metrics, types
-from seedx.agents import base
-from seedx.pipelines import seed, sync
+from seedx import launch, metrics, types, wire
+from seedx.agents import a2c, base, dqn, ppo, vtrace
+from seedx.pipelines import impala, seed, sync
 from seedx.runtime import feeds
 
 MakeAgent = Callable[[types.EnvironmentSpec, str | None], base.Agent]
@@ -92,6 +92,73 @@ def run_seed(given: Any, make_agent: MakeAgent) -> int:
       lambda sinks, stop: seed.Learner(config, sinks, stop),
       [seed.actors(config)] if given.role == "all" else [],
     )
+
+
+def run_impala(given: Any, make_agent: MakeAgent) -> int:
+  """Trains an agent in the pipeline `impala`, or acts for it.
+
+  Args:
+    given: options of `settings.Actors` and `settings.Common`.
+    make_agent: of the environment's spec and the axis of learner cores.
+
+  Returns:
+    The exit status.
+  """
+  with tempfile.TemporaryDirectory() as sockets:
+    config = impala.Config(
+      env=settings.environment(given),
+      make_agent=make_agent,
+      address=given.address or f"unix:{sockets}/learner",
+      total_steps=given.total_steps,
+      seed=given.seed,
+      num_actors=given.num_actors,
+      envs_per_actor=given.envs_per_actor,
+      unroll_length=given.unroll_length,
+      batch_size=given.batch_size,
+      micro_batches=given.micro_batches,
+      learner_devices=given.learner_devices,
+    )
+    if given.role == "actor":
+      return run_node(impala.actors(config))
+    return run(
+      given,
+      lambda sinks, stop: impala.Learner(config, sinks, stop),
+      [impala.actors(config)] if given.role == "all" else [],
+    )
+
+
+def maker(given: Any, updates: float) -> base.Maker:
+  """The agent that `--agent` names, with the options that there are of it.
+
+  Args:
+    given: the options, with `agent`.
+    updates: that the whole run will make.
+  """
+  if given.agent == "dqn":
+    return base.Maker(dqn.make, dqn.Config(**settings.dqn(given, updates)))
+  if given.agent == "ppo":
+    return base.Maker(ppo.make, ppo.Config(**settings.ppo(given, updates)))
+  module = {"a2c": a2c, "vtrace": vtrace}[given.agent]
+  fields = settings.actor_critic(given, updates)
+  return base.Maker(module.make, module.Config(**fields))
+
+
+def run_node(node: launch.Node) -> int:
+  """Runs a node of a pipeline whose other nodes run elsewhere.
+
+  Returns:
+    The exit status: 0, or 130 after Ctrl-C.
+
+  Raises:
+    types.ConfigError: the node is refused, or cannot do its work.
+  """
+  stop = threading.Event()
+  interrupted = signals.stop_on_signals(stop)
+  try:
+    node.run(node.config, stop)
+  except wire.WireError as error:
+    raise types.ConfigError(f"this {node.role} is refused: {error}") from error
+  return signals.INTERRUPTED_STATUS if interrupted.is_set() else 0
 
 
 def run(

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import dm_env
 import jax
@@ -68,6 +68,13 @@ class Agent:
       agent that learns from each unroll once, as it was acted.
     exploration: `(num_envs) -> [num_envs]` float32, `Inputs.exploration` of
       the environments that are acted for together.
+    start: `(params) -> AgentState`, the state before any update of parameters,
+      or of any nest of some of them, such as a parameter server holds; None
+      for an agent whose parts cannot be updated apart.
+    priorities: `(acting, unroll) -> [S, L - window + 1]` float32, for unrolls
+      `[L, S, ...]`: what `LossOutput.priorities` would say of each of their
+      windows, if the target parameters were those that act. None for an agent
+      without.
   """
 
   init: Callable[[jax.Array], AgentState]
@@ -89,6 +96,27 @@ class Agent:
   exploration: Callable[[int], np.ndarray] = lambda num_envs: np.zeros(
     num_envs, np.float32
   )
+  start: Callable[[types.Tree], AgentState] | None = None
+  priorities: Callable[[types.Tree, types.Unroll], jax.Array] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Maker:
+  """A pipeline's `make_agent` that can be sent to other processes.
+
+  Attributes:
+    make: `(spec, config, axis_name) -> Agent`, such as `vtrace.make`.
+    config: what it is called with.
+  """
+
+  make: Callable[[types.EnvironmentSpec, Any, str | None], Agent]
+  config: Any
+
+  def __call__(
+    self, spec: types.EnvironmentSpec, axis_name: str | None
+  ) -> Agent:
+    """Makes the agent for an environment."""
+    return self.make(spec, self.config, axis_name)
 
 
 def composed_update(

@@ -29,11 +29,9 @@ from seedx.runtime import (
   progress,
   protocol,
   queues,
+  service,
   unrolls,
 )
-
-# A program that is being compiled cannot be stopped; all else ends at once.
-_STOP_SECONDS = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,7 +224,12 @@ class Learner:
     ]
     self._server = self._serve(spec, inference_config)
     self._monitor = monitor.Monitor(
-      self.progress, self.learner, self._waits, spec.frames_per_step, sinks
+      self.progress,
+      self.learner,
+      self._waits,
+      spec.frames_per_step,
+      sinks,
+      lambda: {"wire_bytes": self._server.transferred_bytes},
     )
 
   def run(
@@ -244,21 +247,17 @@ class Learner:
       types.ConfigError: the address is in use.
       Exception: whatever a thread of the run failed with.
     """
-    config = self._config
-    stop = self._crew.stop
-    self._server.start()
-    try:
-      for i, place in enumerate(self.inferences):
-        self._crew.start(f"inference-{i}", place.run)
-      self._crew.start("learner", self._learn)
-      while self.progress.env_steps < config.total_steps:
-        check()
-        if stop.wait(config.log_seconds):
-          break
-        self._monitor.write()
-    finally:
-      last = self._close()
-    return last
+    acting = {f"inference-{i}": x.run for i, x in enumerate(self.inferences)}
+    return service.run(
+      self._server,
+      {**acting, "learner": self._learn},
+      self._crew,
+      self._monitor,
+      lambda: self.progress.env_steps >= self._config.total_steps,
+      self._config.log_seconds,
+      check,
+      self._close,
+    )
 
   def _serve(
     self, spec: types.EnvironmentSpec, config: inference.Config
@@ -289,14 +288,6 @@ class Learner:
     )
     self.learner.run(batches, self._snapshots.publish, self._crew.stop)
 
-  def _close(self) -> dict[str, metrics.Value]:
-    self._crew.stop.set()
-    self._server.stop()
+  def _close(self) -> None:
     for place in self.inferences:
       place.batcher.close()
-    try:
-      self._crew.join(_STOP_SECONDS)
-    finally:
-      last = self._monitor.write()
-      self._monitor.close()
-    return last

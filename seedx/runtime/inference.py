@@ -17,8 +17,6 @@ from seedx.runtime import batcher, leases, parameters, progress, unrolls
 
 Sink = Callable[[types.Unroll], bool]
 
-_END_OF_SEEDS = 2**31  # EnvPool's are int32.
-
 
 @dataclasses.dataclass(frozen=True)
 class Config:
@@ -235,8 +233,7 @@ class Sessions:
     self._progress = counts
     self._layout = config.layout
     self._lock = threading.Lock()
-    # Runs with different seeds share no environment, up to 2^20 leased slots.
-    self._next_seed = (seed * 2**20) % _END_OF_SEEDS
+    self._seeds = leases.Seeds(seed)
 
   def __call__(self, hello: Mapping[str, Any]) -> "Session":
     """Leases slots for an actor's hello `{"num_envs": n}`.
@@ -244,30 +241,13 @@ class Sessions:
     Raises:
       wire.Refused: the hello is malformed or no device has n slots free.
     """
-    num_envs = hello.get("num_envs")
-    if not isinstance(num_envs, int) or num_envs < 1:
-      raise wire.Refused(
-        grpc.StatusCode.INVALID_ARGUMENT,
-        f"expected num_envs of at least 1 in the hello, found {num_envs!r}",
-      )
-    if num_envs > self._layout.num_slots:
-      raise wire.Refused(
-        grpc.StatusCode.FAILED_PRECONDITION,
-        f"expected an actor of at most {self._layout.num_slots} environments,"
-        f" found {num_envs}",
-      )
+    num_envs = leases.wanted(hello, self._layout.num_slots)
     with self._lock:
       inference = max(self._inferences, key=lambda place: place.leases.free)
       slots = inference.leases.take(num_envs)
-      if slots is None:
-        raise wire.Refused(
-          grpc.StatusCode.RESOURCE_EXHAUSTED,
-          f"expected at most {inference.leases.free} environments, which is"
-          f" what has a place now, found {num_envs}",
-        )
-      fits = self._next_seed + num_envs <= _END_OF_SEEDS
-      first_seed = self._next_seed if fits else 0
-      self._next_seed = first_seed + num_envs
+    if slots is None:
+      raise leases.no_place(inference.leases.free, num_envs)
+    first_seed = self._seeds.take(num_envs)
     return Session(inference, slots, first_seed, self._progress, self._layout)
 
 

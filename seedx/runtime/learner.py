@@ -1,7 +1,7 @@
 """The learner: takes batches of unrolls, updates, publishes parameters."""
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import dm_env
 import jax
@@ -79,7 +79,7 @@ class Learner:
       else _accumulated(agent, mesh, micro_batches)
     )
 
-  def warm_up(self, batch: list[Batch]) -> None:
+  def warm_up(self, batch: Sequence[Batch]) -> None:
     """Compiles for batches of this shape; the state stays."""
     self.acting()
     whole = sharding.assemble(batch, self._mesh, self._specs)
@@ -89,7 +89,7 @@ class Learner:
 
   def run(
     self,
-    batches: Iterable[list[Batch]],
+    batches: Iterable[Sequence[Batch]],
     publish: Publish,
     stop: threading.Event,
   ) -> None:
@@ -107,7 +107,7 @@ class Learner:
         break
     self.finish()
 
-  def learn(self, batch: list[Batch]) -> None:
+  def learn(self, batch: Sequence[Batch]) -> None:
     """Makes one update of a batch that lies on the cores in shards."""
     whole = sharding.assemble(batch, self._mesh, self._specs)
     key = jax.random.fold_in(self._rng_key, self.steps)

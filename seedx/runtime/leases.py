@@ -1,8 +1,14 @@
-"""Which connection holds which slots."""
+"""Which connection holds which slots, and which seeds."""
 
 import threading
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
+
+from seedx import wire
+
+_END_OF_SEEDS = 2**31  # EnvPool's are int32.
 
 
 class Leases:
@@ -33,3 +39,54 @@ class Leases:
     """Frees the slots of an ended lease."""
     with self._lock:
       self._free = np.sort(np.concatenate([self._free, slots]))
+
+
+class Seeds:
+  """Seeds of environments, none of which is handed out twice.
+
+  Any thread may call it.
+  """
+
+  def __init__(self, seed: int) -> None:
+    """`seed`: of the run; runs with different ones share no environment.
+
+    That holds up to 2^20 seeds a run.
+    """
+    self._next = (seed * 2**20) % _END_OF_SEEDS
+    self._lock = threading.Lock()
+
+  def take(self, count: int) -> int:
+    """The first of `count` seeds in a row."""
+    with self._lock:
+      first = self._next if self._next + count <= _END_OF_SEEDS else 0
+      self._next = first + count
+      return first
+
+
+def wanted(hello: Mapping[str, Any], most: int) -> int:
+  """How many environments an actor's hello `{"num_envs": n}` asks for.
+
+  Raises:
+    wire.Refused: it is malformed, or asks for more than `most`.
+  """
+  num_envs = hello.get("num_envs")
+  if not isinstance(num_envs, int) or num_envs < 1:
+    raise wire.Refused(
+      wire.StatusCode.INVALID_ARGUMENT,
+      f"expected num_envs of at least 1 in the hello, found {num_envs!r}",
+    )
+  if num_envs > most:
+    raise wire.Refused(
+      wire.StatusCode.FAILED_PRECONDITION,
+      f"expected an actor of at most {most} environments, found {num_envs}",
+    )
+  return num_envs
+
+
+def no_place(free: int, num_envs: int) -> wire.Refused:
+  """What an actor is told where fewer slots are free than it wants."""
+  return wire.Refused(
+    wire.StatusCode.RESOURCE_EXHAUSTED,
+    f"expected at most {free} environments, which is what has a place now,"
+    f" found {num_envs}",
+  )

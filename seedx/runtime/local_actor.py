@@ -1,6 +1,7 @@
 """Acts for environments of the same process, and assembles their unrolls."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from seedx import envs, metrics, types
@@ -57,11 +58,23 @@ class Programs:
       agent, base.zero_inputs(self.spec, 1), acting, self.layout
     )
 
+  @property
+  def window(self) -> int | None:
+    """The agent's window, if its actors say how much each one is worth."""
+    return self.agent.window if self.agent.priorities else None
+
   def item(self) -> types.Unroll:
     """The shapes of the unrolls `[L, N, ...]` that finish together."""
     return jax.eval_shape(
       lambda: unrolls.empty_unrolls(self.empty(), self.layout.num_slots)
     )
+
+  def zeros(self, device: jax.Device) -> types.Unroll:
+    """Unrolls `[L, N, ...]` of zeros, on a device."""
+    with jax.default_device(device):
+      return jax.device_put(
+        jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self.item()), device
+      )
 
 
 class LocalActor:

@@ -1,10 +1,34 @@
 """Composes the lines of metrics that a run leaves."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from seedx import metrics
-from seedx.runtime import learner, progress
+from seedx.runtime import progress
+
+
+class Learning(Protocol):
+  """What is counted of learning, as `learner.Learner` does."""
+
+  @property
+  def steps(self) -> int:
+    """Updates so far."""
+
+  @property
+  def learned_steps(self) -> float:
+    """Env steps learned from."""
+
+  @property
+  def metrics(self) -> Mapping[str, float]:
+    """The newest update's scalars by name."""
+
+
+class Shares(Protocol):
+  """Timed waits, as `metrics.Waits` counts them."""
+
+  def shares(self) -> Mapping[str, float]:
+    """Each wait's share of the time since the last call."""
 
 
 class Monitor:
@@ -16,17 +40,19 @@ class Monitor:
   def __init__(
     self,
     counts: progress.Progress,
-    learning: learner.Learner,
-    waits: metrics.Waits,
+    learning: Learning,
+    waits: Shares,
     frames_per_step: int,
     sinks: Sequence[metrics.Sink],
+    more: Callable[[], metrics.Line] = dict,
   ) -> None:
-    """Writes nothing before `write`."""
+    """Writes nothing before `write`; `more` adds to each line."""
     self._progress = counts
     self._learner = learning
     self._waits = waits
     self._frames_per_step = frames_per_step
     self._sinks = list(sinks)
+    self._more = more
     self._last = (time.monotonic(), 0)
 
   def write(self) -> dict[str, metrics.Value]:
@@ -47,6 +73,7 @@ class Monitor:
       "unrolls_discarded": self._progress.unrolls_discarded,
       **self._learner.metrics,
       **self._waits.shares(),
+      **self._more(),
     }
     for sink in self._sinks:
       sink.write(line)

@@ -38,13 +38,21 @@ class Progress:
     ended = ~np.isnan(rows.episode_return)
     if reported is not None:
       ended &= reported
-    ended = rows.episode_return[ended]
-    if len(ended):
-      self.returns.add(ended)
+    self.add(int(steps), rows.episode_return[ended])
+
+  def add(self, env_steps: int, episode_returns: np.ndarray) -> None:
+    """Counts env steps, and raw returns `[episodes]` of games that ended."""
+    self.start()
+    if len(episode_returns):
+      self.returns.add(episode_returns)
+    with self._lock:
+      self._env_steps += env_steps
+
+  def start(self) -> None:
+    """Starts the clock, unless it runs."""
     with self._lock:
       if self._started_seconds is None:
         self._started_seconds = time.monotonic()
-      self._env_steps += int(steps)
 
   def add_discarded(self, unrolls: int) -> None:
     """Counts unrolls that their lease's end left unfinished."""

@@ -89,12 +89,14 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 from grpc import StatusCode
 
 from seedx.wire.client import Client, Stream, WireError
+from seedx.wire.exchange import Exchange
 from seedx.wire.layout import Column, Layout, MessageError
 from seedx.wire.server import Refused, Server, Session
 
 __all__ = [
   "Client",
   "Column",
+  "Exchange",
   "Layout",
   "MessageError",
   "Refused",

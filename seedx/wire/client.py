@@ -62,6 +62,8 @@ class Stream:
     self._accepted = threading.Event()
     self._ended = False
     self._request_error: Exception | None = None
+    self._sent_bytes = 0
+    self._received_bytes = 0
     self._call = method(self._encoded(), metadata=_metadata(inputs, hello))
     try:
       self.welcome = _welcome(self._call, outputs)
@@ -91,7 +93,13 @@ class Stream:
       raise _wire_error(error) from None
     if message is None:
       raise StopIteration
+    self._received_bytes += len(message)
     return _decode(self._outputs, message)
+
+  @property
+  def transferred_bytes(self) -> int:
+    """Of the messages sent and received so far."""
+    return self._sent_bytes + self._received_bytes
 
   def cancel(self) -> None:
     """Ends the stream at once; from any thread; harmless when it is over."""
@@ -106,7 +114,9 @@ class Stream:
       return
     try:
       for request in self._requests:
-        yield self._inputs.encode(request)
+        message = self._inputs.encode(request)
+        self._sent_bytes += len(message)
+        yield message
     except Exception as error:
       self._request_error = error
       self._call.cancel()

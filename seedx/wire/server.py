@@ -123,6 +123,11 @@ class Server:
       raise RuntimeError("The address is known once the server has started.")
     return self._address
 
+  @property
+  def transferred_bytes(self) -> int:
+    """Of all messages received and sent so far, by all streams."""
+    return sum(method.transferred_bytes for method in self._methods.values())
+
   def bind(
     self,
     name: str,
@@ -277,6 +282,12 @@ class _Method:
     self._cancel = cancel
     self._lock = threading.Lock()
     self._streams: set[_Stream] = set()
+    self.transferred_bytes = 0
+
+  def count_bytes(self, more: int) -> None:
+    """Counts messages; any stream may."""
+    with self._lock:
+      self.transferred_bytes += more
 
   def count(self) -> int:
     """Streams that are open."""
@@ -392,7 +403,9 @@ class _Stream:
       inputs = self._method.inputs.decode(request)
     except layout_lib.MessageError as error:
       raise Refused(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from error
-    return self._method.outputs.encode(session(inputs))
+    reply = self._method.outputs.encode(session(inputs))
+    self._method.count_bytes(len(request) + len(reply))
+    return reply
 
   def _abort(self, code: grpc.StatusCode, message: str) -> None:
     message = f"{self._method.name}: {message}"

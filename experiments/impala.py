@@ -1,0 +1,68 @@
+"""Trains an agent in the pipeline IMPALA: actors with a copy of the parameters.
+
+  python -m experiments.impala --env CartPole-v1
+
+starts its own actors. On several machines:
+
+  python -m experiments.impala --role learner --address 0.0.0.0:8470
+  python -m experiments.impala --role actor --address learner-host:8470
+
+with the same options on both sides. Defaults depend on the environment:
+`--env Pong-v5 --help` shows those of Atari.
+"""
+
+import dataclasses
+import sys
+
+from experiments import allocator, command, options, settings
+
+option = options.option
+
+PRESETS: settings.Presets = {
+  "default": {"envs_per_actor": 32, "batch_size": 32},
+  # Neither is measured here.
+  "continuous": {
+    "learning_rate": 1e-3,
+    "discount": 0.95,
+    "entropy_cost": 0.0,
+  },
+  "images": {
+    "total_steps": 10_000_000,
+    "envs_per_actor": 8,
+    "unroll_length": 64,
+    "batch_size": 4,
+    "micro_batches": 4,
+    "learning_rate": 5e-4,
+    "td_lambda": 0.95,
+    "entropy_cost": 0.003,
+    "reward_scale": 1.0,
+    "reward_clip": 1.0,
+    "stack_frames": 4,
+  },
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(
+  settings.ActorCritic, settings.PPO, settings.Actors, settings.Common
+):
+  """The command line; presets of the environment change defaults."""
+
+  agent: str = option("vtrace", "what learns", choices=settings.AGENTS)
+
+
+def main(argv: list[str] | None = None) -> int:
+  """Runs the experiment; returns its exit status."""
+  return command.main(Options, PRESETS, __doc__, _learn, argv)
+
+
+def _learn(given: Options) -> int:
+  from experiments import training
+
+  updates = given.total_steps / (given.batch_size * given.unroll_length)
+  return training.run_impala(given, training.maker(given, updates))
+
+
+if __name__ == "__main__":
+  allocator.keep_freed_memory()
+  sys.exit(main())

@@ -1,0 +1,177 @@
+"""The actor with a copy of the parameters: acts by itself, sends unrolls."""
+
+import dataclasses
+import threading
+from collections.abc import Callable
+
+import dm_env
+import jax
+import numpy as np
+
+from seedx import envs, metrics, types, wire
+from seedx.agents import base
+from seedx.runtime import feeds, local_actor, protocol, reconnect, unrolls
+
+_WAIT_LEARNER = "learner"
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """One actor.
+
+  Attributes:
+    address: of the learner.
+    env: which environment.
+    make_agent: `(spec, axis_name) -> Agent`.
+    num_envs: environments of this actor.
+    unroll_length: T, new steps of an unroll.
+    num_threads: threads that step the environments.
+  """
+
+  address: str
+  env: envs.Config
+  make_agent: Callable[[types.EnvironmentSpec, str | None], base.Agent]
+  num_envs: int
+  unroll_length: int
+  num_threads: int = 1
+
+
+def run(config: Config, stop: threading.Event) -> None:
+  """Acts until the learner says that it is done, or `stop` is set.
+
+  Raises:
+    types.ConfigError: the environment cannot be made.
+    wire.WireError: the learner refuses this actor.
+  """
+  spec = envs.spec(config.env)
+  agent = config.make_agent(spec, None)
+  layout = unrolls.Layout(
+    num_slots=config.num_envs,
+    length=feeds.unroll_length(agent, config.unroll_length),
+    period=config.unroll_length,
+  )
+  programs = local_actor.Programs(agent, spec, layout)
+
+  def session(client: wire.Client) -> None:
+    _act(config, programs, client, stop)
+
+  reconnect.until_done(config.address, session, stop, "actor")
+
+
+def _act(
+  config: Config,
+  programs: local_actor.Programs,
+  client: wire.Client,
+  stop: threading.Event,
+) -> None:
+  """One lease: parameters come down between unrolls, unrolls go up."""
+  parameters = _Parameters(client, programs)
+  exchange = wire.Exchange(
+    client,
+    protocol.EXPERIENCE,
+    inputs=protocol.experience_layout(
+      programs.item(), programs.window, config.num_envs
+    ),
+    outputs=protocol.VERSION,
+    hello={"num_envs": config.num_envs},
+  )
+  waits = metrics.Waits({metrics.WAIT_REQUESTS: 1, _WAIT_LEARNER: 1})
+  first_seed = int(exchange.welcome["first_seed"])
+  actor = local_actor.LocalActor(
+    programs,
+    config.env,
+    seed=first_seed,
+    rng_key=jax.random.key(first_seed),
+    device=parameters.device,
+    waits=waits,
+    exploration=np.asarray(exchange.welcome["exploration"], np.float32),
+    num_threads=config.num_threads,
+  )
+  message = _Messages(programs, waits)
+  acting, version = parameters.newest()
+  try:
+    while not stop.is_set():
+      rows, unroll = actor.observe(acting, version)
+      message.add(rows)
+      if unroll is not None:
+        experience = message.experience(acting, unroll)
+        with waits.timed(_WAIT_LEARNER):
+          newest = exchange(experience)
+        if newest is None:
+          return
+        if newest[0] > version:
+          acting, version = parameters.newest()
+      actor.act(acting, version)
+  finally:
+    exchange.close()
+    actor.close()
+
+
+class _Parameters:
+  """Where the newest parameters come from."""
+
+  def __init__(
+    self, client: wire.Client, programs: local_actor.Programs
+  ) -> None:
+    agent = programs.agent
+    acting = jax.eval_shape(
+      lambda key: agent.acting(agent.init(key)), jax.random.key(0)
+    )
+    self.device = jax.local_devices()[0]
+    self._client = client
+    self._layout = protocol.parameters_layout(acting)
+
+  def newest(self) -> tuple[types.Tree, np.int32]:
+    """The newest parameters, on this actor's device, and their version."""
+    reply = self._client.call(
+      protocol.PARAMETERS, (), protocol.NOTHING, self._layout
+    )
+    acting = jax.tree.map(lambda leaf: leaf[0], reply.acting)
+    return jax.device_put(acting, self.device), np.int32(reply.version[0])
+
+
+class _Messages:
+  """What an actor sends of its unrolls."""
+
+  def __init__(
+    self, programs: local_actor.Programs, waits: metrics.Waits
+  ) -> None:
+    self._priorities = None
+    if programs.agent.priorities is not None:
+      self._priorities = jax.jit(programs.agent.priorities)
+    self._waits = waits
+    self._rows: list[types.Rows] = []
+
+  def add(self, rows: types.Rows) -> None:
+    """Takes note of a step of all environments."""
+    self._rows.append(rows)
+
+  def experience(
+    self, acting: types.Tree, unroll: types.Unroll
+  ) -> protocol.Experience:
+    """The message that goes with `[L, N, ...]` unrolls."""
+    rows, self._rows = self._rows, []
+    priorities: types.Tree = ()
+    if self._priorities is not None:
+      priorities = np.asarray(self._priorities(acting, unroll))
+    steps = jax.tree.map(
+      lambda leaf: np.swapaxes(np.asarray(leaf), 0, 1), tuple(unroll[:-1])
+    )
+    core_state = jax.tree.map(np.asarray, unroll.core_state)
+    num_rows, length = steps[-1].shape
+    env_steps = np.zeros(num_rows, np.int32)
+    episode_return = np.full((num_rows, length), np.nan, np.float32)
+    for time, row in enumerate(rows):
+      env_steps += row.timestep.step_type != dm_env.StepType.FIRST
+      episode_return[:, time] = row.episode_return
+    shares = self._waits.shares()
+    return protocol.Experience(
+      unroll=types.Unroll._make([*steps, core_state]),
+      priorities=priorities,
+      env_steps=env_steps,
+      episode_return=episode_return,
+      wait_environments=np.full(
+        num_rows, shares[metrics.WAIT_REQUESTS], np.float32
+      ),
+      wait_learner=np.full(num_rows, shares[_WAIT_LEARNER], np.float32),
+    )
