@@ -93,17 +93,22 @@ def make(
   policy = Policy.make(spec, config)
   optimizer = model.optimizer(config, steps_per_update)
 
-  def init(rng_key: jax.Array) -> base.AgentState:
-    variables = policy.network.init(rng_key)
+  def start(params: types.Tree, updates: int | jax.Array) -> base.AgentState:
+    steps = updates * steps_per_update
     return base.AgentState(
-      params=variables.params,
-      optimizer_state=optimizer.init(variables.params),
+      params=params,
+      optimizer_state=model.start_optimizer(optimizer, params, steps),
       hyperparameters={
         "learning_rate": jnp.float32(config.learning_rate),
         "entropy_cost": jnp.float32(config.entropy_cost),
       },
-      updates=jnp.int32(0),
-      statistics=variables.statistics,
+      updates=jnp.int32(updates),
+    )
+
+  def init(rng_key: jax.Array) -> base.AgentState:
+    variables = policy.network.init(rng_key)
+    return dataclasses.replace(
+      start(variables.params, 0), statistics=variables.statistics
     )
 
   def gradients(
@@ -133,6 +138,7 @@ def make(
     gradients=gradients,
     apply=apply,
     update=base.composed_update(gradients, apply),
+    start=start,
   )
 
 

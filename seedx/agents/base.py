@@ -68,9 +68,10 @@ class Agent:
       agent that learns from each unroll once, as it was acted.
     exploration: `(num_envs) -> [num_envs]` float32, `Inputs.exploration` of
       the environments that are acted for together.
-    start: `(params) -> AgentState`, the state before any update of parameters,
-      or of any nest of some of them, such as a parameter server holds; None
-      for an agent whose parts cannot be updated apart.
+    start: `(params, updates) -> AgentState`, without statistics: what `apply`
+      goes on from where no more is known than the parameters, or any nest of
+      some of them such as a parameter server holds, and how many updates they
+      have seen. None for an agent that cannot.
     priorities: `(acting, unroll) -> [S, L - window + 1]` float32, for unrolls
       `[L, S, ...]`: what `LossOutput.priorities` would say of each of their
       windows, if the target parameters were those that act. None for an agent
@@ -96,7 +97,7 @@ class Agent:
   exploration: Callable[[int], np.ndarray] = lambda num_envs: np.zeros(
     num_envs, np.float32
   )
-  start: Callable[[types.Tree], AgentState] | None = None
+  start: Callable[[types.Tree, int], AgentState] | None = None
   priorities: Callable[[types.Tree, types.Unroll], jax.Array] | None = None
 
 

@@ -27,6 +27,9 @@ class Config(model.Config):
     target_period: updates between two copies to the target network.
     epsilon_end: how often a random action is taken, in the end.
     epsilon_decay_updates: updates over which that falls linearly from 1.
+    replayed: whether it learns from samples of a replay; else from each unroll
+      once, as it was acted, where the steps closer than `n_step` to its end
+      have shorter returns.
     epsilon_ladder: whether each environment has its own share of random
       actions, from 0.4 down to 0.4 ** 8 (0.01 for a single one), instead of
       `epsilon_end`.
@@ -41,6 +44,7 @@ class Config(model.Config):
   epsilon_end: float = 0.05
   epsilon_decay_updates: int = 0
   epsilon_ladder: bool = False
+  replayed: bool = True
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for a value out of its range."""
@@ -61,8 +65,8 @@ class Config(model.Config):
 
   @property
   def burn_in(self) -> int:
-    """Steps of a window that only fill the frame stack."""
-    return self.stack_frames - 1
+    """Steps of a sample that only fill the frame stack."""
+    return self.stack_frames - 1 if self.replayed else 0
 
 
 class Acting(NamedTuple):
@@ -94,15 +98,19 @@ def make(
   q_model = _model(spec, config)
   optimizer = model.optimizer(config)
 
+  def start(params: types.Tree, updates: int | jax.Array) -> base.AgentState:
+    return base.AgentState(
+      params=params,
+      optimizer_state=model.start_optimizer(optimizer, params, updates),
+      hyperparameters={"learning_rate": jnp.float32(config.learning_rate)},
+      updates=jnp.int32(updates),
+      target_params=params,
+    )
+
   def init(rng_key: jax.Array) -> base.AgentState:
     variables = q_model.init(rng_key)
-    return base.AgentState(
-      params=variables.params,
-      optimizer_state=optimizer.init(variables.params),
-      hyperparameters={"learning_rate": jnp.float32(config.learning_rate)},
-      updates=jnp.int32(0),
-      target_params=variables.params,
-      statistics=variables.statistics,
+    return dataclasses.replace(
+      start(variables.params, 0), statistics=variables.statistics
     )
 
   def acting(state: base.AgentState) -> Acting:
@@ -110,9 +118,11 @@ def make(
     return Acting(variables, _annealed(config, state.updates))
 
   def gradients(
-    state: base.AgentState, rng_key: jax.Array, batch: types.Sample
+    state: base.AgentState, rng_key: jax.Array, batch: types.Tree
   ) -> tuple[base.Gradients, types.LossOutput]:
     del rng_key  # Nothing is drawn.
+    if not config.replayed:
+      batch = _unweighed(batch)
     grads, output = _differentiate(q_model, config, axis_name, state, batch)
     moments = q_model.moments(state.statistics, batch.unroll.inputs, axis_name)
     return base.Gradients(grads, moments), output
@@ -127,6 +137,13 @@ def make(
     )
     return dataclasses.replace(state, target_params=target_params)
 
+  def priorities(acting: Acting, unroll: types.Unroll) -> jax.Array:
+    sample = _unweighed(unroll)
+    variables = acting.variables
+    q_values = _q_values(q_model, config, variables, sample)
+    steps = _per_step(q_model, config, q_values, q_values, sample)
+    return jnp.abs(steps.td_error).T
+
   return base.Agent(
     init=init,
     acting=acting,
@@ -135,8 +152,10 @@ def make(
     gradients=gradients,
     apply=apply,
     update=base.composed_update(gradients, apply),
-    window=config.burn_in + config.n_step + 1,
+    window=config.burn_in + config.n_step + 1 if config.replayed else None,
     exploration=functools.partial(exploration, config),
+    start=start,
+    priorities=priorities if config.replayed else None,
   )
 
 
@@ -207,8 +226,14 @@ def _differentiate(
 ) -> tuple[types.Tree, types.LossOutput]:
   """The gradient of the mean loss over all cores' windows."""
 
+  def q_values(params: types.Tree) -> jax.Array:
+    variables = model.Variables(params, state.statistics)
+    return _q_values(q_model, config, variables, batch)
+
+  target = jax.lax.stop_gradient(q_values(state.target_params))
+
   def share(params: types.Tree) -> tuple[jax.Array, dict[str, jax.Array]]:
-    steps = _per_step(q_model, config, params, state, batch)
+    steps = _per_step(q_model, config, q_values(params), target, batch)
     size = jnp.abs(steps.td_error)
     loss = losses.mean_share(steps.loss, steps.weight, axis_name)
     return loss, {
@@ -225,25 +250,31 @@ def _differentiate(
   return gradients, types.LossOutput(weight, metrics, priorities)
 
 
+def _q_values(
+  q_model: model.Model,
+  config: Config,
+  variables: model.Variables,
+  batch: types.Sample,
+) -> jax.Array:
+  """`[T + 1, B, A]` of the steps behind the burn-in."""
+  before = jax.tree.map(lambda x: x[: config.burn_in], batch.unroll.inputs)
+  inputs = jax.tree.map(lambda x: x[config.burn_in :], batch.unroll.inputs)
+  core_state = batch.unroll.core_state
+  if config.burn_in:
+    core_state = q_model.unroll(variables, before, core_state).core_state
+  return _legal(q_model.unroll(variables, inputs, core_state))
+
+
 def _per_step(
   q_model: model.Model,
   config: Config,
-  params: types.Tree,
-  state: base.AgentState,
+  q_values: jax.Array,
+  target_q_values: jax.Array,
   batch: types.Sample,
 ) -> losses.QLearningLoss:
-  """Losses `[T - n + 1, B]` of the steps whose return has all its n steps."""
-  before = jax.tree.map(lambda x: x[: config.burn_in], batch.unroll.inputs)
+  """Losses `[T, B]`; of a replay's, only where a return has all n steps."""
   inputs = jax.tree.map(lambda x: x[config.burn_in :], batch.unroll.inputs)
   action = batch.unroll.action[config.burn_in : -1].astype(jnp.int32)
-
-  def q_values(params: types.Tree) -> jax.Array:
-    variables = model.Variables(params, state.statistics)
-    core_state = batch.unroll.core_state
-    if config.burn_in:
-      core_state = q_model.unroll(variables, before, core_state).core_state
-    return _legal(q_model.unroll(variables, inputs, core_state))
-
   stream_loss = functools.partial(
     losses.q_learning,
     n=config.n_step,
@@ -258,16 +289,23 @@ def _per_step(
     return stream_loss(*stream, importance_weight=importance_weight)
 
   steps = jax.vmap(one, in_axes=1, out_axes=1)(
-    q_values(params),
-    jax.lax.stop_gradient(q_values(state.target_params)),
+    q_values,
+    target_q_values,
     action,
     inputs.timestep.step_type.astype(jnp.int32),
     q_model.rewards(inputs),
     q_model.discounts(inputs),
     importance_weight=batch.importance_weight,
   )
+  if not config.replayed:
+    return steps
   whole = len(action) - config.n_step + 1
   return jax.tree.map(lambda x: x[:whole], steps)
+
+
+def _unweighed(unroll: types.Unroll) -> types.Sample:
+  """Unrolls `[L, B, ...]` as a sample in which all weigh the same."""
+  return types.Sample(unroll, jnp.ones(unroll.version.shape[1], jnp.float32))
 
 
 def _legal(output: model.Output) -> jax.Array:

@@ -24,7 +24,10 @@ class Config:
     learning_rate_end: as a share of `learning_rate`, after `decay_updates`.
     decay_updates: updates over which the learning rate falls linearly; 0 keeps
       it constant.
+    optimizer: "adam" or "rmsprop".
     adam_epsilon: Adam's, see Optax.
+    rms_decay: RMSProp's, see Optax.
+    rms_epsilon: likewise; it is added inside the square root.
     max_gradient_norm: gradients with a larger global norm are scaled down.
     reward_scale: rewards are multiplied by it in the loss.
     reward_clip: rewards are then clipped to +- this in the loss; 0 for never.
@@ -41,7 +44,10 @@ class Config:
   learning_rate: float = 1e-3
   learning_rate_end: float = 1.0
   decay_updates: int = 0
+  optimizer: str = "adam"
   adam_epsilon: float = 1e-5
+  rms_decay: float = 0.99
+  rms_epsilon: float = 1e-5
   max_gradient_norm: float = 0.5
   reward_scale: float = 1.0
   reward_clip: float = 0.0
@@ -61,6 +67,8 @@ class Config:
       learning_rate_end=(0.0, 1.0),
       decay_updates=(0, 2**31 - 1),
       adam_epsilon=(0.0, 1.0),
+      rms_decay=(0.0, 1.0),
+      rms_epsilon=(0.0, 1.0),
       max_gradient_norm=(1e-12, types.MOST),
       reward_scale=(-types.MOST, types.MOST),
       reward_clip=(0.0, types.MOST),
@@ -72,6 +80,7 @@ class Config:
         f"expected hidden_sizes of at least 1, found {self.hidden_sizes}"
       )
     for name, choices in (
+      ("optimizer", ("adam", "rmsprop")),
       ("compute_dtype", ("float32", "bfloat16")),
       ("image_torso", tuple(networks.IMAGE_TORSOS)),
     ):
@@ -206,17 +215,29 @@ class Model:
 def optimizer(
   config: Config, steps_per_update: int = 1
 ) -> optax.GradientTransformation:
-  """Clipped Adam whose updates still have to be multiplied by -rate."""
+  """The optimizer, whose updates still have to be multiplied by -rate."""
   schedule: optax.Schedule = optax.constant_schedule(np.float32(1.0))
   if config.decay_updates:
     schedule = optax.linear_schedule(
       1.0, config.learning_rate_end, config.decay_updates * steps_per_update
     )
+  scale = {
+    "adam": optax.scale_by_adam(eps=config.adam_epsilon),
+    "rmsprop": optax.scale_by_rms(config.rms_decay, config.rms_epsilon),
+  }
   return optax.chain(
     optax.clip_by_global_norm(config.max_gradient_norm),
-    optax.scale_by_adam(eps=config.adam_epsilon),
+    scale[config.optimizer],
     optax.scale_by_schedule(schedule),
   )
+
+
+def start_optimizer(
+  by: optax.GradientTransformation, params: types.Tree, steps: int | jax.Array
+) -> types.Tree:
+  """The state of `optimizer` for parameters that took some steps before."""
+  *scales, schedule = by.init(params)
+  return (*scales, schedule._replace(count=jnp.int32(steps)))
 
 
 def descend(
