@@ -44,7 +44,11 @@ PRESETS: settings.Presets = {
 
 @dataclasses.dataclass(frozen=True)
 class Options(
-  settings.ActorCritic, settings.PPO, settings.Actors, settings.Common
+  settings.ActorCritic,
+  settings.PPO,
+  settings.MicroBatches,
+  settings.Actors,
+  settings.Common,
 ):
   """The command line; presets of the environment change defaults."""
 

@@ -37,7 +37,7 @@ class Common:
   run_dir: str = option(
     "", "where results go; runs/<experiment>/<time> if empty"
   )
-  learning_rate: float = option(2e-3, "of Adam, falling to 0 over the run")
+  learning_rate: float = option(2e-3, "falling to 0 over the run")
   discount: float = option(0.99, "per env step")
   reward_scale: float = option(0.1, "rewards are multiplied by it in the loss")
   reward_clip: float = option(0.0, "then clipped to +- this; 0 for never")
@@ -55,10 +55,6 @@ class Common:
   compute_dtype: str = option(
     "float32", "of the network", choices=("float32", "bfloat16")
   )
-  micro_batches: int = option(1, "parts that an update is computed in")
-  learner_devices: tuple[int, ...] = option(
-    (0,), "indices of the devices that learn", parse=options.integers
-  )
   env_options: dict[str, Any] = option(
     {}, "EnvPool's options, KEY=VALUE,KEY=VALUE", parse=options.keywords
   )
@@ -71,6 +67,22 @@ class Common:
   observation_transform: str = option(
     "", "MODULE:FUNCTION, from observations [B, ...] to what the agent sees"
   )
+
+
+@dataclasses.dataclass(frozen=True)
+class Learner:
+  """Of pipelines with one learner."""
+
+  learner_devices: tuple[int, ...] = option(
+    (0,), "indices of the devices that learn", parse=options.integers
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class MicroBatches:
+  """Of learners whose update can be computed in parts."""
+
+  micro_batches: int = option(1, "parts that an update is computed in")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +136,7 @@ class Replay:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sync:
+class Sync(MicroBatches, Learner):
   """Of the pipeline `sync`."""
 
   num_envs: int = option(16, "environments")
@@ -133,7 +145,7 @@ class Sync:
 
 
 @dataclasses.dataclass(frozen=True)
-class Actors:
+class Actors(Learner):
   """Of pipelines with actors that send what they see to a learner."""
 
   num_actors: int = option(2, "actor processes")
@@ -151,7 +163,7 @@ class Actors:
 
 
 @dataclasses.dataclass(frozen=True)
-class Seed(Actors):
+class Seed(MicroBatches, Actors):
   """Of the pipeline `seed`."""
 
   actor_batch_size: int = option(
@@ -159,6 +171,18 @@ class Seed(Actors):
   )
   inference_devices: tuple[int, ...] = option(
     (0,), "indices of the devices that act", parse=options.integers
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class Workers:
+  """Of pipelines whose workers act and learn."""
+
+  num_workers: int = option(4, "workers that act and learn")
+  envs_per_worker: int = option(16, "environments of each worker")
+  unroll_length: int = option(16, "env steps of each environment in an unroll")
+  optimizer: str = option(
+    "rmsprop", "of the shared parameters", choices=("adam", "rmsprop")
   )
 
 
@@ -189,6 +213,7 @@ def agent(given: Any, updates: float) -> dict[str, Any]:
     " compute_dtype"
   )
   return {name: getattr(given, name) for name in names.split()} | {
+    "optimizer": getattr(given, "optimizer", "adam"),
     "learning_rate_end": 0.0,
     "decay_updates": max(1, round(updates)),
   }

@@ -15,7 +15,7 @@ import gymnasium
 from experiments import settings, signals
 from seedx import launch, metrics, types, wire
 from seedx.agents import a2c, base, dqn, ppo, vtrace
-from seedx.pipelines import impala, seed, sync
+from seedx.pipelines import a3c, gorila, impala, seed, sync
 from seedx.runtime import feeds
 
 MakeAgent = Callable[[types.EnvironmentSpec, str | None], base.Agent]
@@ -127,15 +127,84 @@ def run_impala(given: Any, make_agent: MakeAgent) -> int:
     )
 
 
-def maker(given: Any, updates: float) -> base.Maker:
+def run_a3c(given: Any, make_agent: MakeAgent) -> int:
+  """Trains an agent in the pipeline `a3c`.
+
+  Args:
+    given: options of `settings.Workers` and `settings.Common`.
+    make_agent: of the environment's spec and no axis.
+
+  Returns:
+    The exit status.
+  """
+  config = a3c.Config(
+    env=settings.environment(given),
+    make_agent=make_agent,
+    total_steps=given.total_steps,
+    seed=given.seed,
+    num_workers=given.num_workers,
+    envs_per_worker=given.envs_per_worker,
+    unroll_length=given.unroll_length,
+  )
+  return run(given, lambda sinks, stop: a3c.Trainer(config, sinks, stop), [])
+
+
+def run_gorila(given: Any, make_agent: MakeAgent) -> int:
+  """Trains an agent in the pipeline `gorila`, or is one of its nodes.
+
+  Args:
+    given: options of `settings.Workers`, `settings.Replay`, `settings.Common`
+      and of `experiments.gorila_dqn`.
+    make_agent: of the environment's spec and no axis.
+
+  Returns:
+    The exit status.
+  """
+  with tempfile.TemporaryDirectory() as sockets:
+    config = gorila.Config(
+      env=settings.environment(given),
+      make_agent=make_agent,
+      address=given.address or f"unix:{sockets}/coordinator",
+      server_addresses=given.server_addresses
+      or [f"unix:{sockets}/server-{i}" for i in range(given.num_servers)],
+      total_steps=given.total_steps,
+      seed=given.seed,
+      num_workers=given.num_workers,
+      envs_per_worker=given.envs_per_worker,
+      unroll_length=given.unroll_length,
+      replay=settings.replay(given),
+      max_gradient_norm=given.max_gradient_norm,
+      max_staleness=given.max_staleness,
+      outlier_deviations=given.outlier_deviations,
+    )
+    servers = gorila.servers(config)
+    if given.role == "server":
+      if not 0 <= given.server < len(servers):
+        raise types.ConfigError(
+          f"expected --server from 0 to {len(servers) - 1}, one of the"
+          f" --server-addresses, found {given.server}"
+        )
+      return run_node(servers[given.server])
+    if given.role == "worker":
+      return run_node(gorila.workers(config))
+    return run(
+      given,
+      lambda sinks, stop: gorila.Coordinator(config, sinks, stop),
+      [*servers, gorila.workers(config)] if given.role == "all" else [],
+    )
+
+
+def maker(given: Any, updates: float, replayed: bool = True) -> base.Maker:
   """The agent that `--agent` names, with the options that there are of it.
 
   Args:
     given: the options, with `agent`.
     updates: that the whole run will make.
+    replayed: whether DQN learns from a replay.
   """
   if given.agent == "dqn":
-    return base.Maker(dqn.make, dqn.Config(**settings.dqn(given, updates)))
+    fields = settings.dqn(given, updates)
+    return base.Maker(dqn.make, dqn.Config(**fields, replayed=replayed))
   if given.agent == "ppo":
     return base.Maker(ppo.make, ppo.Config(**settings.ppo(given, updates)))
   module = {"a2c": a2c, "vtrace": vtrace}[given.agent]

@@ -31,6 +31,7 @@ from seedx.runtime import (
   parameters,
   progress,
   queues,
+  roster,
   service,
   unroll_actor,
   unrolls,
@@ -164,14 +165,19 @@ class Learner:
       period=config.unroll_length,
     )
     self._programs = local_actor.Programs(agent, spec, layout)
+    actors = roster.Roster(
+      agent,
+      config.num_actors * config.envs_per_actor,
+      self.progress,
+      config.seed,
+    )
     collected = collection.Collection(
       self._programs,
-      num_envs=config.num_actors * config.envs_per_actor,
+      actors,
+      max_rows=config.envs_per_actor,
       unrolls_per_item=layout.num_slots,
       newest=functools.partial(self._snapshots.latest, cores[0]),
       sink=lambda item: self._queues.put(item[0]),
-      counts=self.progress,
-      seed=config.seed,
     )
     self._server = wire.Server(config.address, config.num_actors)
     collected.bind(self._server)
@@ -182,7 +188,7 @@ class Learner:
       spec.frames_per_step,
       sinks,
       lambda: {
-        **collected.shares(),
+        **actors.shares(),
         "wire_bytes": self._server.transferred_bytes,
       },
     )

@@ -4,13 +4,19 @@ import dataclasses
 import threading
 from collections.abc import Callable
 
-import dm_env
 import jax
 import numpy as np
 
 from seedx import envs, metrics, types, wire
 from seedx.agents import base
-from seedx.runtime import feeds, local_actor, protocol, reconnect, unrolls
+from seedx.runtime import (
+  feeds,
+  local_actor,
+  protocol,
+  reconnect,
+  roster,
+  unrolls,
+)
 
 _WAIT_LEARNER = "learner"
 
@@ -140,17 +146,16 @@ class _Messages:
     if programs.agent.priorities is not None:
       self._priorities = jax.jit(programs.agent.priorities)
     self._waits = waits
-    self._rows: list[types.Rows] = []
+    self._done = roster.Done(programs.layout.num_slots, programs.layout.length)
 
   def add(self, rows: types.Rows) -> None:
     """Takes note of a step of all environments."""
-    self._rows.append(rows)
+    self._done.add(rows)
 
   def experience(
     self, acting: types.Tree, unroll: types.Unroll
   ) -> protocol.Experience:
     """The message that goes with `[L, N, ...]` unrolls."""
-    rows, self._rows = self._rows, []
     priorities: types.Tree = ()
     if self._priorities is not None:
       priorities = np.asarray(self._priorities(acting, unroll))
@@ -158,20 +163,17 @@ class _Messages:
       lambda leaf: np.swapaxes(np.asarray(leaf), 0, 1), tuple(unroll[:-1])
     )
     core_state = jax.tree.map(np.asarray, unroll.core_state)
-    num_rows, length = steps[-1].shape
-    env_steps = np.zeros(num_rows, np.int32)
-    episode_return = np.full((num_rows, length), np.nan, np.float32)
-    for time, row in enumerate(rows):
-      env_steps += row.timestep.step_type != dm_env.StepType.FIRST
-      episode_return[:, time] = row.episode_return
+    env_steps, episode_return = self._done.take()
     shares = self._waits.shares()
+
+    def same(name: str) -> np.ndarray:
+      return np.full(len(env_steps), shares[name], np.float32)
+
     return protocol.Experience(
       unroll=types.Unroll._make([*steps, core_state]),
       priorities=priorities,
       env_steps=env_steps,
       episode_return=episode_return,
-      wait_environments=np.full(
-        num_rows, shares[metrics.WAIT_REQUESTS], np.float32
-      ),
-      wait_learner=np.full(num_rows, shares[_WAIT_LEARNER], np.float32),
+      wait_environments=same(metrics.WAIT_REQUESTS),
+      wait_learner=same(_WAIT_LEARNER),
     )

@@ -1,0 +1,99 @@
+"""Trains a DQN in the pipeline Gorila: workers and parameter servers.
+
+  python -m experiments.gorila_dqn --env CartPole-v1
+
+starts all of them. On several machines, one command for each:
+
+  python -m experiments.gorila_dqn --role learner --address 0.0.0.0:8470
+  python -m experiments.gorila_dqn --role server --server 0 ...
+  python -m experiments.gorila_dqn --role worker --address learner-host:8470 ...
+
+where the learner is who counts, and servers and workers are also told
+`--server-addresses host-a:8471,host-b:8471`, with the same options everywhere.
+Defaults depend on the environment: `--env Acrobot-v1 --help` shows its own.
+"""
+
+import dataclasses
+import sys
+
+from experiments import allocator, command, options, settings
+from seedx import types
+
+option = options.option
+
+PRESETS: settings.Presets = {
+  "default": {
+    "total_steps": 500_000,
+    "num_workers": 2,
+    "envs_per_worker": 4,
+    "unroll_length": 8,
+    "learning_rate": 5e-4,
+    "hidden_sizes": (128, 128),
+    "max_gradient_norm": 10.0,
+    "optimizer": "adam",
+    "replay_capacity": 100_000,
+  },
+  # Not measured here; see `dqn`.
+  "images": {
+    "total_steps": 10_000_000,
+    "learning_rate": 1e-4,
+    "unroll_length": 16,
+    "reward_scale": 1.0,
+    "reward_clip": 1.0,
+    "stack_frames": 4,
+    "huber_delta": 1.0,
+    "target_period": 1000,
+    "epsilon_steps": 1_000_000,
+    "replay_min_steps": 20_000,
+    "replay_ratio": 8.0,
+    "replay_batch_size": 32,
+  },
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(settings.DQN, settings.Replay, settings.Workers, settings.Common):
+  """The command line; presets of the environment change defaults."""
+
+  num_servers: int = option(2, "parameter servers that it starts")
+  max_staleness: int = option(
+    100, "updates since a gradient's parameters; others are dropped"
+  )
+  outlier_deviations: float = option(
+    5.0, "gradients with a loss further above the mean are dropped"
+  )
+  role: str = option(
+    "all",
+    "what this process does; 'all' starts the others",
+    choices=("all", "learner", "server", "worker"),
+  )
+  address: str = option(
+    "", "where the learner listens, HOST:PORT or unix:PATH; with --role"
+  )
+  server_addresses: tuple[str, ...] = option(
+    (), "where the parameter servers listen; with --role", parse=options.names
+  )
+  server: int = option(0, "with --role server: which of the addresses it is")
+
+
+def main(argv: list[str] | None = None) -> int:
+  """Runs the experiment; returns its exit status."""
+  return command.main(Options, PRESETS, __doc__, _learn, argv)
+
+
+def _learn(given: Options) -> int:
+  from experiments import training
+  from seedx.agents import base, dqn
+
+  if given.role != "all" and not given.server_addresses:
+    raise types.ConfigError(
+      f"expected --server-addresses with --role {given.role}, found none"
+    )
+  updates = given.total_steps * given.replay_ratio / given.replay_batch_size
+  agent = dqn.Config(**settings.dqn(given, updates))
+  return training.run_gorila(given, base.Maker(dqn.make, agent))
+
+
+if __name__ == "__main__":
+  allocator.keep_freed_memory()
+  sys.exit(main())
