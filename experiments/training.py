@@ -15,7 +15,7 @@ import gymnasium
 from experiments import settings, signals
 from seedx import launch, metrics, types, wire
 from seedx.agents import a2c, base, dqn, ppo, vtrace
-from seedx.pipelines import a3c, gorila, impala, seed, sync
+from seedx.pipelines import a3c, apex, gorila, impala, seed, sync
 from seedx.runtime import feeds
 
 MakeAgent = Callable[[types.EnvironmentSpec, str | None], base.Agent]
@@ -124,6 +124,44 @@ def run_impala(given: Any, make_agent: MakeAgent) -> int:
       given,
       lambda sinks, stop: impala.Learner(config, sinks, stop),
       [impala.actors(config)] if given.role == "all" else [],
+    )
+
+
+def run_apex(given: Any, make_agent: MakeAgent) -> int:
+  """Trains an agent in the pipeline `apex`, or acts for it.
+
+  Args:
+    given: options of `settings.Actors`, `settings.Replay`, `settings.Common`
+      and of `experiments.apex_dqn`.
+    make_agent: of the environment's spec and the axis of learner cores.
+
+  Returns:
+    The exit status.
+  """
+  with tempfile.TemporaryDirectory() as sockets:
+    config = apex.Config(
+      env=settings.environment(given),
+      make_agent=make_agent,
+      address=given.address or f"unix:{sockets}/learner",
+      total_steps=given.total_steps,
+      seed=given.seed,
+      num_actors=given.num_actors,
+      envs_per_actor=given.envs_per_actor,
+      unroll_length=given.unroll_length,
+      batch_size=given.batch_size,
+      replay=feeds.PrioritizedConfig(
+        **dataclasses.asdict(settings.replay(given)),
+        priority_exponent=given.priority_exponent,
+        importance_exponent=given.importance_exponent,
+      ),
+      learner_devices=given.learner_devices,
+    )
+    if given.role == "actor":
+      return run_node(apex.actors(config))
+    return run(
+      given,
+      lambda sinks, stop: apex.Learner(config, sinks, stop),
+      [apex.actors(config)] if given.role == "all" else [],
     )
 
 

@@ -164,15 +164,14 @@ class Learner:
       length=config.unroll_length + 1,
       period=config.unroll_length,
     )
-    self._programs = local_actor.Programs(agent, spec, layout)
     actors = roster.Roster(
       agent,
       config.num_actors * config.envs_per_actor,
       self.progress,
       config.seed,
     )
-    collected = collection.Collection(
-      self._programs,
+    self._collection = collection.Collection(
+      local_actor.Programs(agent, spec, layout),
       actors,
       max_rows=config.envs_per_actor,
       unrolls_per_item=layout.num_slots,
@@ -180,7 +179,7 @@ class Learner:
       sink=lambda item: self._queues.put(item[0]),
     )
     self._server = wire.Server(config.address, config.num_actors)
-    collected.bind(self._server)
+    self._collection.bind(self._server)
     self._monitor = monitor.Monitor(
       self.progress,
       self.learner,
@@ -219,9 +218,8 @@ class Learner:
     )
 
   def _learn(self) -> None:
-    self.learner.warm_up(
-      [self._programs.zeros(core) for core in self.learner.cores]
-    )
+    items = [self._collection.example(core) for core in self.learner.cores]
+    self.learner.warm_up([unroll for unroll, _ in items])
     self.learner.run(
       iter(self._queues.get, None), self._snapshots.publish, self._crew.stop
     )

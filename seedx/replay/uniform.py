@@ -101,6 +101,21 @@ class Uniform:
     item = jax.random.randint(item_key, (batch_size,), 0, size)
     windows = state.unrolls.version.shape[1] - self.window + 1
     start = jax.random.randint(start_key, (batch_size,), 0, windows)
+    return types.Sample(
+      unroll=self.windows(state, item, start),
+      importance_weight=jnp.ones(batch_size, jnp.float32),
+    )
+
+  def windows(
+    self, state: State, item: jax.Array, start: jax.Array
+  ) -> types.Unroll:
+    """The windows `[W, B, ...]` of unrolls.
+
+    Args:
+      state: of the replay.
+      item: `[B]`, places of unrolls.
+      start: `[B]`, the first time step of each window.
+    """
     time = start + jnp.arange(self.window)[:, None]
     steps = jax.tree.map(
       lambda ring: ring[item, time], state.unrolls._replace(core_state=())
@@ -111,10 +126,7 @@ class Uniform:
       return jnp.where(begins, ring[item], jnp.zeros_like(ring[item]))
 
     core_state = jax.tree.map(first, state.unrolls.core_state)
-    return types.Sample(
-      unroll=steps._replace(core_state=core_state),
-      importance_weight=jnp.ones(batch_size, jnp.float32),
-    )
+    return steps._replace(core_state=core_state)
 
 
 def _by_item(unrolls: types.Unroll) -> types.Unroll:

@@ -69,6 +69,20 @@ class Collection:
       outputs=protocol.parameters_layout(acting),
     )
 
+  def example(self, device: jax.Device) -> Item:
+    """An item of zeros on a device, to compile for."""
+    programs, window = self._programs, self._programs.window
+    unroll = programs.item()
+    length, size = unroll.version.shape
+    item = (
+      unroll,
+      ()
+      if window is None
+      else jax.ShapeDtypeStruct((size, length - window + 1), np.float32),
+    )
+    zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), item)
+    return jax.device_put(zeros, device)
+
   def take(self, experience: protocol.Experience) -> np.ndarray:
     """Takes a message's unrolls; returns the newest version, `[1]`.
 
@@ -78,7 +92,7 @@ class Collection:
     with self._filling:
       for item in self._items.add(experience.unroll, experience.priorities):
         if not self._sink(item):
-          raise wire.Refused(wire.StatusCode.UNAVAILABLE, "this run is over")
+          raise wire.Refused(wire.StatusCode.CANCELLED, "this run is over")
     return np.array([self._newest()[1]], np.int32)
 
   def _open(self, hello: Mapping[str, Any]) -> "_Session":

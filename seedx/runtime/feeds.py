@@ -1,7 +1,7 @@
 """Between finished unrolls and the learner: what becomes a batch, and when."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import jax
@@ -45,6 +45,19 @@ class ReplayConfig:
       batch_size=(1, 2**31 - 1),
       ratio=(1e-6, types.MOST),
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class PrioritizedConfig(ReplayConfig):
+  """How experience is learned from the more often, the more there is to learn.
+
+  Attributes:
+    priority_exponent: alpha, how much priorities count; 0 for not at all.
+    importance_exponent: beta, how far the loss makes up for it; 1 for wholly.
+  """
+
+  priority_exponent: float = 0.6
+  importance_exponent: float = 0.4
 
 
 def check(
@@ -138,6 +151,9 @@ class AsActed:
 class Replay:
   """A feed of windows from a replay on each core.
 
+  It yields as many batches as the ratio says for what has come in, and takes
+  nothing in meanwhile: neither side can run away from the other.
+
   Attributes:
     states: each core's replay.
   """
@@ -153,8 +169,10 @@ class Replay:
     """Makes empty replays when the first items come; see `make`."""
     assert agent.window is not None
     capacity = max(1, config.capacity // (num_steps * len(cores)))
-    self.states: list[replay.State] = []
-    self._replay = replay.Uniform(capacity, agent.window)
+    self.states: list[types.Tree] = []
+    self._replay: replay.Uniform | replay.Prioritized = replay.Uniform(
+      capacity, agent.window
+    )
     self._config = config
     self._num_steps = num_steps
     self._cores = list(cores)
@@ -168,41 +186,122 @@ class Replay:
     self._add = jax.jit(self._replay.add, donate_argnums=0)
     self._sample = jax.jit(self._draw)
 
-  def __call__(self, items: list[types.Unroll]) -> Iterator[list[types.Sample]]:
+  def __call__(self, items: list[types.Tree]) -> Iterator[list[types.Sample]]:
     """Stores an item of each core, and yields the batches that are due."""
     self._begin(items)
     pairs = zip(self.states, items, strict=True)
-    self.states = [self._add(state, item) for state, item in pairs]
-    new_steps = sum(item.version.shape[1] for item in items) * self._num_steps
+    self.states = [self._added(state, item) for state, item in pairs]
+    unrolls = sum(_unroll(item).version.shape[1] for item in items)
+    new_steps = unrolls * self._num_steps
     self._steps += new_steps
     if self._steps < self._config.min_steps:
       return
     self._due += new_steps * self._config.ratio
     while self._due >= self._config.batch_size:
       self._due -= self._config.batch_size
-      batch = self._batch()
-      self._drawn += 1
-      yield batch
+      yield self._batch()
+      self._learned()
 
-  def example(self, items: list[types.Unroll]) -> list[types.Sample]:
+  def example(self, items: list[types.Tree]) -> list[types.Sample]:
     """A batch of zeros, to compile for."""
     self._begin(items)
     return self._batch()
 
-  def _begin(self, items: list[types.Unroll]) -> None:
+  def _begin(self, items: list[types.Tree]) -> None:
     if self.states:
       return
     for item, core in zip(items, self._cores, strict=True):
       with jax.default_device(core):
-        self.states.append(jax.device_put(self._replay.init(item), core))
+        state = self._replay.init(_unroll(item))
+      self.states.append(jax.device_put(state, core))
+
+  def _added(self, state: types.Tree, item: types.Tree) -> types.Tree:
+    return self._add(state, item)
 
   def _batch(self) -> list[types.Sample]:
+    return self._samples()
+
+  def _learned(self) -> None:
+    """The last batch has been learned from."""
+
+  def _samples(self) -> list[types.Tree]:
     pairs = zip(self.states, self._keys, strict=True)
-    return [self._sample(state, key, self._drawn) for state, key in pairs]
+    samples = [self._sample(state, key, self._drawn) for state, key in pairs]
+    self._drawn += 1
+    return samples
 
   def _draw(
-    self, state: replay.State, rng_key: jax.Array, index: jax.Array
-  ) -> types.Sample:
+    self, state: types.Tree, rng_key: jax.Array, index: jax.Array
+  ) -> types.Tree:
     size = self._config.batch_size // len(self._keys)
     key = jax.random.fold_in(rng_key, index)
     return self._replay.sample(state, key, size)
+
+
+class Prioritized(Replay):
+  """A feed of windows from a prioritized replay on each core.
+
+  Its items are unrolls with the priorities of their windows, `(unroll [L, S,
+  ...], priorities [S, windows])`. The next batch is drawn while the last one is
+  learned from, before its new priorities are known.
+  """
+
+  def __init__(
+    self,
+    agent: base.Agent,
+    config: PrioritizedConfig,
+    num_steps: int,
+    cores: Sequence[jax.Device],
+    rng_key: jax.Array,
+    priorities: Callable[[], list[jax.Array]],
+  ) -> None:
+    """Makes empty replays when the first items come.
+
+    Args:
+      agent: that learns.
+      config: of the replay.
+      num_steps: new env steps of an unroll.
+      cores: that learn.
+      rng_key: decides what is drawn.
+      priorities: of the batch that was learned from last, each core's own.
+    """
+    super().__init__(agent, config, num_steps, cores, rng_key)
+    prioritized = replay.Prioritized(
+      self._replay.capacity,
+      self._replay.window,
+      config.priority_exponent,
+      config.importance_exponent,
+    )
+    self._replay = prioritized
+    self._priorities = priorities
+    self._add = jax.jit(prioritized.add, donate_argnums=0)
+    self._update = jax.jit(prioritized.update, donate_argnums=0)
+    self._ahead: list[types.Tree] = []
+    self._places: list[replay.Places] = []
+
+  def _added(self, state: types.Tree, item: types.Tree) -> types.Tree:
+    return self._add(state, *item)
+
+  def _batch(self) -> list[types.Sample]:
+    drawn = self._ahead or self._samples()
+    self._ahead = self._samples()
+    self._places = [places for _, places in drawn]
+    return [sample for sample, _ in drawn]
+
+  def _learned(self) -> None:
+    self.states = [
+      self._update(state, places, priorities)
+      for state, places, priorities in zip(
+        self.states, self._places, self._priorities(), strict=True
+      )
+    ]
+
+  def example(self, items: list[types.Tree]) -> list[types.Sample]:
+    """A batch of zeros, to compile for."""
+    batch = super().example(items)
+    self._ahead = []  # Of nothing.
+    return batch
+
+
+def _unroll(item: types.Tree) -> types.Unroll:
+  return item if isinstance(item, types.Unroll) else item[0]

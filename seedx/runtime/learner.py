@@ -73,6 +73,7 @@ class Learner:
     self._specs = _specs(agent)
     self._rng_key = rng_key
     self._pending: types.LossOutput | None = None
+    self._priorities: jax.Array | None = None
     self._update = (
       _whole(agent, mesh)
       if micro_batches == 1
@@ -118,6 +119,18 @@ class Learner:
     # inference on the same device would wait for all of them.
     self.finish()
     self._pending = output
+    self._priorities = output.priorities
+
+  def priorities(self) -> list[jax.Array]:
+    """`LossOutput.priorities` of the newest batch, each core's own.
+
+    Raises:
+      ValueError: the agent, or an update in micro-batches, has none.
+    """
+    if self._priorities is None:
+      raise ValueError("expected priorities of the newest batch, found none")
+    own = {x.device: x.data for x in self._priorities.addressable_shards}
+    return [own[core] for core in self.cores]
 
   def acting(self) -> types.Tree:
     """What acts by the newest state."""

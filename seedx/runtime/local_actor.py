@@ -1,7 +1,6 @@
 """Acts for environments of the same process, and assembles their unrolls."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from seedx import envs, metrics, types
@@ -68,13 +67,6 @@ class Programs:
     return jax.eval_shape(
       lambda: unrolls.empty_unrolls(self.empty(), self.layout.num_slots)
     )
-
-  def zeros(self, device: jax.Device) -> types.Unroll:
-    """Unrolls `[L, N, ...]` of zeros, on a device."""
-    with jax.default_device(device):
-      return jax.device_put(
-        jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self.item()), device
-      )
 
 
 class LocalActor:

@@ -35,12 +35,12 @@ class UnrollQueues:
     self._capacity = capacity
     self._stop = stop
     self._waits = waits
-    self._queues: list[collections.deque[types.Unroll]] = [
+    self._queues: list[collections.deque[types.Tree]] = [
       collections.deque() for _ in cores
     ]
     self._changed = threading.Condition()
 
-  def put(self, unrolls: types.Unroll) -> bool:
+  def put(self, unrolls: types.Tree) -> bool:
     """Moves an item to the core with the shortest queue; False if stopped."""
     with self._waits.timed("inference_wait_queue"), self._changed:
       while min(len(queue) for queue in self._queues) >= self._capacity:
@@ -55,7 +55,7 @@ class UnrollQueues:
       self._changed.notify_all()
       return True
 
-  def get(self) -> list[types.Unroll] | None:
+  def get(self) -> list[types.Tree] | None:
     """Takes an item for every core, in order; None if stopped."""
     with self._waits.timed("learner_wait_unrolls"), self._changed:
       while not all(self._queues):

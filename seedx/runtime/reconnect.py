@@ -14,6 +14,8 @@ _PATIENCE = (
 )
 # A server that is started together with its clients needs this long.
 _QUIET_SECONDS = 10.0
+# What took longer than this was no mere try.
+_SESSION_SECONDS = 5.0
 
 
 def until_done(
@@ -35,8 +37,9 @@ def until_done(
   Raises:
     wire.WireError: the server refuses.
   """
-  said, started = "", time.monotonic()
+  said, waiting_since = "", time.monotonic()
   while not stop.is_set():
+    tried = time.monotonic()
     try:
       with wire.Client(address) as client:
         session(client)
@@ -44,7 +47,10 @@ def until_done(
     except wire.WireError as error:
       if error.code not in _PATIENCE:
         raise
-      if error.message != said and time.monotonic() > started + _QUIET_SECONDS:
+      now = time.monotonic()
+      if now > tried + _SESSION_SECONDS:
+        waiting_since = now
+      if error.message != said and now > waiting_since + _QUIET_SECONDS:
         said = error.message
         print(f"{role}: waiting for {address}: {said}", file=sys.stderr)
       stop.wait(retry_seconds)
