@@ -205,7 +205,10 @@ class Replay:
   def example(self, items: list[types.Tree]) -> list[types.Sample]:
     """A batch of zeros, to compile for."""
     self._begin(items)
-    return self._batch()
+    drawn = self._drawn
+    batch = self._batch()
+    self._drawn = drawn
+    return batch
 
   def _begin(self, items: list[types.Tree]) -> None:
     if self.states:
