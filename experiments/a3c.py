@@ -18,7 +18,13 @@ PRESETS: settings.Presets = {
   "default": {
     "total_steps": 500_000,
     "td_lambda": 0.95,
-    "n_step": 16,
+  },
+  # Many small steps: its returns are of no use once the policy has changed.
+  "dqn": {
+    "learning_rate": 5e-4,
+    "envs_per_worker": 4,
+    "unroll_length": 5,
+    "n_step": 5,
   },
   # Neither is measured here; images as in Mnih et al. 2016, with fewer workers.
   "continuous": {

@@ -6,7 +6,7 @@ Importing this imports no JAX, so that an actor can block it before it does.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -232,32 +232,27 @@ def actor_critic(given: Any, updates: float) -> dict[str, Any]:
 def ppo(given: Any, updates: float) -> dict[str, Any]:
   """Those of PPO's config; see `agent`."""
   names = ("epochs", "minibatches", "clip_epsilon", "clip_values")
-  fields = {name: getattr(given, name) for name in names}
-  return actor_critic(given, updates) | fields
+  return actor_critic(given, updates) | _present(given, names)
 
 
 def dqn(given: Any, updates: float) -> dict[str, Any]:
-  """Those of DQN's config; see `agent`. Options that are not given are DQN's.
+  """Those of DQN's config; see `agent`.
 
   Epsilon falls by updates, as many as `epsilon_steps` make.
   """
   names = (
-    "n_step double dueling huber_delta rescale target_period epsilon_end"
-    " epsilon_ladder"
+    *("n_step", "double", "dueling", "huber_delta", "rescale"),
+    *("target_period", "epsilon_end", "epsilon_ladder"),
   )
-  fields = {
-    name: getattr(given, name) for name in names.split() if hasattr(given, name)
-  }
+  fields = agent(given, updates) | _present(given, names)
   epsilon_steps = getattr(given, "epsilon_steps", 0)
-  return (
-    agent(given, updates)
-    | fields
-    | {
-      "epsilon_decay_updates": round(
-        epsilon_steps * updates / given.total_steps
-      )
-    }
-  )
+  falls = round(epsilon_steps * updates / given.total_steps)
+  return fields | {"epsilon_decay_updates": falls}
+
+
+def _present(given: Any, names: Sequence[str]) -> dict[str, Any]:
+  """The options that there are; an agent may be chosen that takes others."""
+  return {name: getattr(given, name) for name in names if hasattr(given, name)}
 
 
 def replay(given: Any) -> "feeds.ReplayConfig":
@@ -279,7 +274,8 @@ def preset(
 
   Args:
     presets: options by "default"; by "images" or "continuous", for such
-      observations or actions; by "recurrent", for an agent with a memory.
+      observations or actions; by "recurrent", for an agent with a memory; by
+      what `--agent` names.
     given: the options.
     spec: of the environment.
   """
@@ -293,9 +289,10 @@ def preset(
     "images": images,
     "continuous": continuous and not images,
     "recurrent": getattr(given, "recurrent", False),
+    getattr(given, "agent", ""): True,
   }
   chosen: dict[str, Any] = {}
   for key, values in presets.items():
-    if applies[key]:
+    if applies.get(key, False):
       chosen |= values
   return chosen

@@ -244,7 +244,8 @@ def maker(given: Any, updates: float, replayed: bool = True) -> base.Maker:
     fields = settings.dqn(given, updates)
     return base.Maker(dqn.make, dqn.Config(**fields, replayed=replayed))
   if given.agent == "ppo":
-    return base.Maker(ppo.make, ppo.Config(**settings.ppo(given, updates)))
+    fields = settings.ppo(given, updates)
+    return base.Maker(ppo.make, ppo.Config(**fields))
   module = {"a2c": a2c, "vtrace": vtrace}[given.agent]
   fields = settings.actor_critic(given, updates)
   return base.Maker(module.make, module.Config(**fields))

@@ -142,6 +142,8 @@ class Trainer:
     self._programs = local_actor.Programs(agent, spec, layout)
     self._acting = jax.jit(agent.acting)
     self._gradients = jax.jit(agent.gradients)
+    # Workers that began together would each compile the same programs.
+    self._compiled = threading.Event()
     self._waits = metrics.Waits(
       {
         metrics.WAIT_REQUESTS: config.num_workers,  # For environments.
@@ -188,6 +190,9 @@ class Trainer:
   def _work(self, place: int) -> None:
     """One worker, until the run is over."""
     config = self._config
+    while place and not self._compiled.wait(0.1):
+      if self._crew.stop.is_set():
+        return
     act_key, learn_key = jax.random.split(self._keys[place])
     first_seed = config.seed * 2**20 + place * config.envs_per_worker
     actor = local_actor.LocalActor(
@@ -211,6 +216,7 @@ class Trainer:
             self._learn(state, version, learn_key, unroll)
             state, version = self.shared.newest()
             acting = self._acting(state)
+          self._compiled.set()
         with self._waits.timed(metrics.WAIT_UNROLLS):
           actor.act(acting, version)
     finally:

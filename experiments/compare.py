@@ -1,0 +1,341 @@
+"""Compares pipelines: the same environment, budget and seeds for each.
+
+  python -m experiments.compare --total-steps 300000
+
+runs experiments one after the other, each with its own presets, and leaves
+`comparison.md`, `comparison.png` and every run's directory. An experiment may
+have options of its own:
+
+  python -m experiments.compare --experiments "impala,impala --agent a2c"
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from experiments import options, signals
+from seedx import metrics, types
+
+option = options.option
+
+# Okabe and Ito's colours, told apart by the colour-blind; dashes for in grey.
+_COLOURS = (
+  *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"),
+  "#000000",
+)
+_DASHES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 3)), "-")
+_POLL_SECONDS = 0.2
+# How long a run may take to end once it has been told to.
+_PATIENCE_SECONDS = 60.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """The command line."""
+
+  experiments: tuple[str, ...] = option(
+    ("seed_vtrace", "impala", "a3c", "gorila_dqn", "apex_dqn"),
+    "what is compared, A,B; each with options of its own if need be",
+    parse=options.names,
+  )
+  env: str = option("CartPole-v1", "EnvPool's name of the environment")
+  total_steps: int = option(300_000, "env steps of each run")
+  total_seconds: float = option(0.0, "seconds of each run at most; 0: any")
+  seeds: int = option(3, "runs of each experiment, from seed 0 on")
+  run_dir: str = option("", "where results go; runs/compare/<time> if empty")
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """What came out of a run.
+
+  Attributes:
+    experiment: its name, and options of its own.
+    lines: of its metrics.
+    cpu_seconds: of all its processes, from start to end.
+  """
+
+  experiment: str
+  lines: Sequence[Mapping[str, Any]]
+  cpu_seconds: float
+
+
+def main(argv: list[str] | None = None) -> int:
+  """Runs the comparison; returns its exit status."""
+  argv = sys.argv[1:] if argv is None else argv
+  try:
+    return _compare(options.parse(Options, argv, __doc__))
+  except types.ConfigError as error:
+    options.fail(error)
+
+
+def _compare(given: Options) -> int:
+  types.check_ranges(
+    given,
+    total_steps=(1, types.MOST),
+    total_seconds=(0.0, types.MOST),
+    seeds=(1, 2**20),
+  )
+  for words in given.experiments:
+    name = words.split()[0] if words.split() else ""
+    if not (pathlib.Path(__file__).parent / f"{name}.py").exists():
+      raise types.ConfigError(f"expected experiments' names, found {words!r}")
+  run_dir = metrics.open_run_dir(
+    given.run_dir
+    or os.path.join("runs", "compare", time.strftime("%Y%m%d-%H%M%S"))
+  )
+  metrics.write_config(run_dir, dataclasses.asdict(given))
+  runs = []
+  # Seed by seed, so that a slow hour of the machine slows all of them.
+  for seed in range(given.seeds):
+    for words in given.experiments:
+      runs.append(_run(given, words, seed, run_dir))
+      if runs[-1] is None:
+        return signals.INTERRUPTED_STATUS
+  finished = [run for run in runs if run is not None]
+  table = _table(given.experiments, finished)
+  (run_dir / "comparison.md").write_text(table + "\n", encoding="utf-8")
+  draw(given.env, finished, run_dir / "comparison.png")
+  print(table)
+  print(f"comparison.md and comparison.png are in {run_dir}", flush=True)
+  return 0
+
+
+def _run(
+  given: Options, words: str, seed: int, parent: pathlib.Path
+) -> Run | None:
+  """Runs an experiment to its end; None after Ctrl-C.
+
+  Raises:
+    types.ConfigError: it ends with an error.
+  """
+  run_dir = parent / "-".join(words.replace("--", "").split()) / str(seed)
+  run_dir.mkdir(parents=True, exist_ok=True)
+  name, *more = words.split()
+  program = [sys.executable, "-m", f"experiments.{name}", *more]
+  program += ["--env", given.env, "--total-steps", str(given.total_steps)]
+  program += ["--seed", str(seed), "--run-dir", str(run_dir)]
+  print(f"{words}, seed {seed} ...", file=sys.stderr, flush=True)
+  with (run_dir / "output.txt").open("w", encoding="utf-8") as output:
+    process = subprocess.Popen(program, stdout=output, stderr=output)
+    try:
+      status, cpu_seconds = _watched(process, run_dir, given.total_seconds)
+    except KeyboardInterrupt:
+      process.wait(_PATIENCE_SECONDS)
+      return None
+  if status not in (0, signals.INTERRUPTED_STATUS):
+    last = (run_dir / "output.txt").read_text(encoding="utf-8").splitlines()
+    raise types.ConfigError(
+      f"{' '.join(program[1:])} ended with status {status}:"
+      f" {last[-1] if last else ''}"
+    )
+  return Run(words, _lines(run_dir), cpu_seconds)
+
+
+def _watched(
+  process: subprocess.Popen[bytes],
+  run_dir: pathlib.Path,
+  total_seconds: float,
+) -> tuple[int, float]:
+  """Waits for a run, and ends it in time.
+
+  Returns:
+    Its exit status, and the CPU seconds of it and all that it started.
+  """
+  while True:
+    # Unlike `wait`, this says what the run and its own children used.
+    pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+    if pid:
+      process.returncode = os.waitstatus_to_exitcode(status)
+      return process.returncode, usage.ru_utime + usage.ru_stime
+    lines = _lines(run_dir) if total_seconds else []
+    if lines and lines[-1]["wall_seconds"] >= total_seconds:
+      process.send_signal(signal.SIGINT)
+      total_seconds = 0.0
+    time.sleep(_POLL_SECONDS)
+
+
+def _lines(run_dir: pathlib.Path) -> list[dict[str, Any]]:
+  path = run_dir / "metrics.jsonl"
+  if not path.exists():
+    return []
+  # The last piece is empty, or a line that is being written.
+  texts = path.read_text(encoding="utf-8").split("\n")[:-1]
+  return [json.loads(text) for text in texts]
+
+
+def _table(experiments: Sequence[str], runs: Sequence[Run]) -> str:
+  """A row of medians over the seeds for each experiment, in Markdown."""
+  columns = (
+    *("experiment", "return", "env steps", "seconds", "env steps/s"),
+    *("wire bytes/env step", "policy lag", "gradient staleness"),
+    *("CPU seconds", "bottleneck"),
+  )
+  rows = [columns, ("---",) * len(columns)]
+  for words in experiments:
+    own = [_summary(run) for run in runs if run.experiment == words]
+    middle = {
+      name: _median([summary[name] for summary in own]) for name in own[0]
+    }
+    sides = [_bottleneck(run) for run in runs if run.experiment == words]
+    rows.append(
+      (
+        f"`{words}`",
+        _text(middle["episode_return"], 1),
+        _text(middle["env_steps"]),
+        _text(middle["wall_seconds"]),
+        _text(middle["steps_per_second"]),
+        _text(middle["wire_bytes"], 1),
+        _text(middle["policy_lag"], 1),
+        _text(middle["gradient_staleness"], 1),
+        _text(middle["cpu_seconds"]),
+        statistics.mode(sides),
+      )
+    )
+  return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _summary(run: Run) -> dict[str, float | None]:
+  last = run.lines[-1]
+  wire_bytes = last.get("wire_bytes")
+
+  def typical(name: str) -> float | None:
+    return _median([line.get(name) for line in run.lines])
+
+  return {
+    "episode_return": last["episode_return"],
+    "env_steps": last["env_steps"],
+    "wall_seconds": last["wall_seconds"],
+    # The first line has waited for compilers, the last is short.
+    "steps_per_second": _median(
+      [line["steps_per_second"] or None for line in run.lines[:-1]]
+    ),
+    "wire_bytes": None
+    if wire_bytes is None
+    else wire_bytes / max(1, last["env_steps"]),
+    "policy_lag": typical("policy_lag"),
+    "gradient_staleness": typical("gradient_staleness"),
+    "cpu_seconds": run.cpu_seconds,
+  }
+
+
+def _bottleneck(run: Run) -> str:
+  """Which side it was in most lines."""
+  sides = [metrics.bottleneck(x) for x in run.lines if x["steps_per_second"]]
+  return statistics.mode(sides) if sides else "-"
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+  known = [value for value in values if value is not None]
+  return statistics.median(known) if known else None
+
+
+def _text(value: float | None, decimals: int = 0) -> str:
+  return "-" if value is None else f"{value:,.{decimals}f}"
+
+
+def draw(title: str, runs: Sequence[Run], path: pathlib.Path) -> None:
+  """Draws return against env steps and time: median and quartiles of seeds.
+
+  Args:
+    title: above both panels.
+    runs: in the order of the legend.
+    path: of the picture.
+  """
+  from matplotlib import figure, ticker
+  from matplotlib.backends import backend_agg
+
+  picture = figure.Figure(figsize=(12, 5.6), dpi=100, layout="constrained")
+  backend_agg.FigureCanvasAgg(picture)
+  picture.suptitle(title, fontsize=20, parse_math=False)
+  panels = picture.subplots(1, 2, sharey=True)
+  names = list(dict.fromkeys(run.experiment for run in runs))
+  for axes, key, label in (
+    (panels[0], "env_steps", "env steps"),
+    (panels[1], "wall_seconds", "seconds"),
+  ):
+    for i, name in enumerate(names):
+      own = [run for run in runs if run.experiment == name]
+      x, low, middle, high = quartiles([run.lines for run in own], key)
+      colour = _COLOURS[i % len(_COLOURS)]
+      axes.plot(
+        x,
+        middle,
+        color=colour,
+        linestyle=_DASHES[i % len(_DASHES)],
+        linewidth=2.5,
+        label=name,
+      )
+      axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+    axes.set_xlabel(label, fontsize=18)
+    axes.set_xlim(left=0)
+    axes.tick_params(labelsize=16)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="0.88")
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(5, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
+  panels[0].set_ylabel("episode return", fontsize=18)
+  handles, labels = panels[0].get_legend_handles_labels()
+  picture.legend(
+    handles,
+    labels,
+    loc="outside lower center",
+    ncols=min(len(names), 5),
+    fontsize=15,
+    frameon=False,
+    handlelength=3,
+  )
+  picture.savefig(path)
+
+
+def quartiles(
+  runs: Sequence[Sequence[Mapping[str, Any]]], key: str, points: int = 200
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+  """The quartiles over runs of their returns at the same place.
+
+  Args:
+    runs: the lines of each.
+    key: what places are measured in; each run rises in it.
+    points: P, how many places.
+
+  Returns:
+    Places up to where the last run ends, and the lower quartile, the median and
+    the upper quartile there of the runs that have come so far, each `[P]`; NaN
+    where none has.
+  """
+  curves = [
+    np.array(
+      [
+        (line[key], line["episode_return"])
+        for line in lines
+        if line["episode_return"] is not None
+      ],
+      np.float64,
+    ).reshape(-1, 2)
+    for lines in runs
+  ]
+  curves = [curve for curve in curves if len(curve)]
+  if not curves:
+    return (np.full(points, np.nan),) * 4
+  places = np.linspace(0.0, max(curve[-1, 0] for curve in curves), points)
+  values = np.full((len(curves), points), np.nan)
+  for row, (x, y) in zip(values, (curve.T for curve in curves), strict=True):
+    row[:] = np.interp(places, x, y, left=np.nan, right=np.nan)
+  known = ~np.isnan(values).all(axis=0)
+  result = np.full((3, points), np.nan)
+  result[:, known] = np.nanquantile(values[:, known], (0.25, 0.5, 0.75), axis=0)
+  return places, result[0], result[1], result[2]
+
+
+if __name__ == "__main__":
+  sys.exit(main())
