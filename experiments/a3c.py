@@ -61,10 +61,22 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _learn(given: Options) -> int:
-  from experiments import training
+  from experiments import makers, training
+  from seedx.pipelines import a3c
 
   updates = given.total_steps / (given.envs_per_worker * given.unroll_length)
-  return training.run_a3c(given, training.maker(given, updates, replayed=False))
+  config = a3c.Config(
+    env=settings.environment(given),
+    make_agent=makers.maker(given, updates, replayed=False),
+    total_steps=given.total_steps,
+    seed=given.seed,
+    num_workers=given.num_workers,
+    envs_per_worker=given.envs_per_worker,
+    unroll_length=given.unroll_length,
+  )
+  return training.run(
+    given, lambda sinks, stop: a3c.Trainer(config, sinks, stop), []
+  )
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ with the same options on both sides. Defaults depend on the environment:
 
 import dataclasses
 import sys
+import tempfile
 
 from experiments import allocator, command, options, settings
 
@@ -69,10 +70,36 @@ def main(argv: list[str] | None = None) -> int:
 def _learn(given: Options) -> int:
   from experiments import training
   from seedx.agents import base, dqn
+  from seedx.pipelines import apex
+  from seedx.runtime import feeds
 
   updates = given.total_steps * given.replay_ratio / given.replay_batch_size
   agent = dqn.Config(**settings.dqn(given, updates))
-  return training.run_apex(given, base.Maker(dqn.make, agent))
+  with tempfile.TemporaryDirectory() as sockets:
+    config = apex.Config(
+      env=settings.environment(given),
+      make_agent=base.Maker(dqn.make, agent),
+      address=given.address or f"unix:{sockets}/learner",
+      total_steps=given.total_steps,
+      seed=given.seed,
+      num_actors=given.num_actors,
+      envs_per_actor=given.envs_per_actor,
+      unroll_length=given.unroll_length,
+      batch_size=given.batch_size,
+      replay=feeds.PrioritizedConfig(
+        **dataclasses.asdict(settings.replay(given)),
+        priority_exponent=given.priority_exponent,
+        importance_exponent=given.importance_exponent,
+      ),
+      learner_devices=given.learner_devices,
+    )
+    if given.role == "actor":
+      return training.run_node(apex.actors(config))
+    return training.run(
+      given,
+      lambda sinks, stop: apex.Learner(config, sinks, stop),
+      [apex.actors(config)] if given.role == "all" else [],
+    )
 
 
 if __name__ == "__main__":

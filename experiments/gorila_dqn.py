@@ -15,6 +15,7 @@ Defaults depend on the environment: `--env Acrobot-v1 --help` shows its own.
 
 import dataclasses
 import sys
+import tempfile
 
 from experiments import allocator, command, options, settings
 from seedx import types
@@ -84,6 +85,7 @@ def main(argv: list[str] | None = None) -> int:
 def _learn(given: Options) -> int:
   from experiments import training
   from seedx.agents import base, dqn
+  from seedx.pipelines import gorila
 
   if given.role != "all" and not given.server_addresses:
     raise types.ConfigError(
@@ -91,7 +93,38 @@ def _learn(given: Options) -> int:
     )
   updates = given.total_steps * given.replay_ratio / given.replay_batch_size
   agent = dqn.Config(**settings.dqn(given, updates))
-  return training.run_gorila(given, base.Maker(dqn.make, agent))
+  with tempfile.TemporaryDirectory() as sockets:
+    config = gorila.Config(
+      env=settings.environment(given),
+      make_agent=base.Maker(dqn.make, agent),
+      address=given.address or f"unix:{sockets}/coordinator",
+      server_addresses=given.server_addresses
+      or [f"unix:{sockets}/server-{i}" for i in range(given.num_servers)],
+      total_steps=given.total_steps,
+      seed=given.seed,
+      num_workers=given.num_workers,
+      envs_per_worker=given.envs_per_worker,
+      unroll_length=given.unroll_length,
+      replay=settings.replay(given),
+      max_gradient_norm=given.max_gradient_norm,
+      max_staleness=given.max_staleness,
+      outlier_deviations=given.outlier_deviations,
+    )
+    servers = gorila.servers(config)
+    if given.role == "server":
+      if not 0 <= given.server < len(servers):
+        raise types.ConfigError(
+          f"expected --server from 0 to {len(servers) - 1}, one of the"
+          f" --server-addresses, found {given.server}"
+        )
+      return training.run_node(servers[given.server])
+    if given.role == "worker":
+      return training.run_node(gorila.workers(config))
+    return training.run(
+      given,
+      lambda sinks, stop: gorila.Coordinator(config, sinks, stop),
+      [*servers, gorila.workers(config)] if given.role == "all" else [],
+    )
 
 
 if __name__ == "__main__":

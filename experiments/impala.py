@@ -13,6 +13,7 @@ with the same options on both sides. Defaults depend on the environment:
 
 import dataclasses
 import sys
+import tempfile
 
 from experiments import allocator, command, options, settings
 
@@ -61,10 +62,31 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _learn(given: Options) -> int:
-  from experiments import training
+  from experiments import makers, training
+  from seedx.pipelines import impala
 
   updates = given.total_steps / (given.batch_size * given.unroll_length)
-  return training.run_impala(given, training.maker(given, updates))
+  with tempfile.TemporaryDirectory() as sockets:
+    config = impala.Config(
+      env=settings.environment(given),
+      make_agent=makers.maker(given, updates),
+      address=given.address or f"unix:{sockets}/learner",
+      total_steps=given.total_steps,
+      seed=given.seed,
+      num_actors=given.num_actors,
+      envs_per_actor=given.envs_per_actor,
+      unroll_length=given.unroll_length,
+      batch_size=given.batch_size,
+      micro_batches=given.micro_batches,
+      learner_devices=given.learner_devices,
+    )
+    if given.role == "actor":
+      return training.run_node(impala.actors(config))
+    return training.run(
+      given,
+      lambda sinks, stop: impala.Learner(config, sinks, stop),
+      [impala.actors(config)] if given.role == "all" else [],
+    )
 
 
 if __name__ == "__main__":

@@ -127,15 +127,7 @@ def make(
     moments = q_model.moments(state.statistics, batch.unroll.inputs, axis_name)
     return base.Gradients(grads, moments), output
 
-  def apply(
-    state: base.AgentState, gradients: base.Gradients
-  ) -> base.AgentState:
-    state = model.descend(state, optimizer, gradients.params)
-    state = model.count_batch(state, gradients.moments)
-    target_params = optax.periodic_update(
-      state.params, state.target_params, state.updates, config.target_period
-    )
-    return dataclasses.replace(state, target_params=target_params)
+  apply = functools.partial(_apply, config, optimizer)
 
   def priorities(acting: Acting, unroll: types.Unroll) -> jax.Array:
     sample = _unweighed(unroll)
@@ -248,6 +240,21 @@ def _differentiate(
   gradients, metrics = losses.sum_over_cores((gradients, parts), axis_name)
   weight = metrics.pop("weight")
   return gradients, types.LossOutput(weight, metrics, priorities)
+
+
+def _apply(
+  config: Config,
+  optimizer: optax.GradientTransformation,
+  state: base.AgentState,
+  gradients: base.Gradients,
+) -> base.AgentState:
+  """The state after a batch of gradients; see `base.Agent`."""
+  state = model.descend(state, optimizer, gradients.params)
+  state = model.count_batch(state, gradients.moments)
+  target_params = optax.periodic_update(
+    state.params, state.target_params, state.updates, config.target_period
+  )
+  return dataclasses.replace(state, target_params=target_params)
 
 
 def _q_values(

@@ -184,30 +184,23 @@ class Learner:
 
     self._config = config
     self._crew = crew.Crew(stop)
+    waits = (metrics.WAIT_REQUESTS, metrics.WAIT_QUEUE, "inference_wait_device")
     self._waits = metrics.Waits(
-      {
-        "inference_wait_requests": len(acting_on),
-        "inference_wait_queue": len(acting_on),
-        "inference_wait_device": len(acting_on),
-        "learner_wait_unrolls": 1,
-      }
+      {**dict.fromkeys(waits, len(acting_on)), metrics.WAIT_UNROLLS: 1}
     )
     self.progress = progress.Progress()
     state = jax.jit(agent.init)(init_key)
     self.learner = learner.Learner(
       agent, mesh, state, learner_key, config.micro_batches
     )
+    cores = self.learner.cores
     self._feed = feeds.make(
-      agent,
-      config.replay,
-      config.unroll_length,
-      self.learner.cores,
-      replay_key,
+      agent, config.replay, config.unroll_length, cores, replay_key
     )
     self._snapshots = parameters.Snapshots(acting_on)
     self._snapshots.publish(agent.acting(state), 0)
     self._queues = queues.UnrollQueues(
-      list(mesh.devices), config.queue_capacity, self._crew.stop, self._waits
+      cores, config.queue_capacity, self._crew.stop, self._waits
     )
     self.inferences = [
       inference.Inference(

@@ -85,14 +85,14 @@ class Prioritized:
       types.ConfigError: unrolls are shorter than a window, or more come at a
         time than there is place for, or there are too many windows to count.
     """
-    ring = self._ring.init(unrolls)
-    leaves = self.capacity * self._windows(ring)
+    shapes = jax.eval_shape(self._ring.init, unrolls)
+    leaves = self.capacity * self._ring.num_windows(shapes)
     if leaves >= sum_tree.NOWHERE:
       raise types.ConfigError(
         f"expected a replay of less than {sum_tree.NOWHERE} windows, found"
         f" {leaves}"
       )
-    return PrioritizedState(ring, sum_tree.init(leaves))
+    return PrioritizedState(self._ring.init(unrolls), sum_tree.init(leaves))
 
   def add(
     self, state: PrioritizedState, unrolls: types.Unroll, priorities: jax.Array
@@ -103,12 +103,14 @@ class Prioritized:
       state: of the replay.
       unrolls: `[L, S, ...]`.
       priorities: `[S, L - W + 1]`, 0 or more, of each unroll's windows.
+
+    Raises:
+      ValueError: priorities are of another shape.
     """
-    windows = self._windows(state.ring)
-    size = unrolls.version.shape[1]
-    place = (state.ring.inserted + jnp.arange(size)) % self.capacity
+    windows = self._ring.num_windows(state.ring)
+    place = self._ring.next_places(state.ring, unrolls.version.shape[1])
     leaf = place[:, None] * windows + jnp.arange(windows)
-    tree = self._set(state.tree, leaf.reshape(-1), priorities.reshape(-1))
+    tree = self._set(state.tree, leaf, priorities)
     return PrioritizedState(self._ring.add(state.ring, unrolls), tree)
 
   def sample(
@@ -127,17 +129,19 @@ class Prioritized:
     Returns:
       A `types.Sample` of `[W, B, ...]`, see `Uniform.sample`; and its places.
     """
-    total = sum_tree.total(state.tree)
-    part = jnp.arange(batch_size) + jax.random.uniform(rng_key, (batch_size,))
-    leaf = sum_tree.find(state.tree, part / batch_size * total)
-    windows = self._windows(state.ring)
+    part = sum_tree.total(state.tree) / batch_size
+    leaf = sum_tree.find(
+      state.tree,
+      start=jnp.arange(batch_size) * part,
+      offset=jax.random.uniform(rng_key, (batch_size,)) * part,
+    )
+    windows = self._ring.num_windows(state.ring)
     item, start = leaf // windows, leaf % windows
-    stored = jnp.minimum(state.ring.inserted, self.capacity) * windows
-    probability = state.tree[0][leaf] / total
-    weight = (stored * probability) ** -self.importance_exponent
+    mass = state.tree[0][leaf]
     sample = types.Sample(
       unroll=self._ring.windows(state.ring, item, start),
-      importance_weight=weight / jnp.max(weight),
+      # N and the total are in every weight, and so in none that is returned.
+      importance_weight=(jnp.min(mass) / mass) ** self.importance_exponent,
     )
     return sample, Places(leaf, self._number(state.ring, item))
 
@@ -150,9 +154,12 @@ class Prioritized:
       state: of the replay.
       places: `[B]`, of a sample.
       priorities: `[B]`, 0 or more; ignored where another unroll has taken the
-        place since.
+        place since. A window that comes twice gets either of its priorities.
+
+    Raises:
+      ValueError: priorities are of another shape.
     """
-    item = places.leaf // self._windows(state.ring)
+    item = places.leaf // self._ring.num_windows(state.ring)
     there = self._number(state.ring, item) == places.number
     leaf = jnp.where(there, places.leaf, sum_tree.NOWHERE)
     return state._replace(tree=self._set(state.tree, leaf, priorities))
@@ -160,10 +167,6 @@ class Prioritized:
   @property
   def _ring(self) -> uniform.Uniform:
     return uniform.Uniform(self.capacity, self.window)
-
-  def _windows(self, ring: uniform.State) -> int:
-    """How many windows an unroll has."""
-    return ring.unrolls.version.shape[1] - self.window + 1
 
   def _number(self, ring: uniform.State, place: jax.Array) -> jax.Array:
     """The number of the unroll that is at a place, counted from the first."""
@@ -173,5 +176,11 @@ class Prioritized:
   def _set(
     self, tree: sum_tree.Tree, leaf: jax.Array, priorities: jax.Array
   ) -> sum_tree.Tree:
+    if priorities.shape != leaf.shape:
+      raise ValueError(
+        f"expected priorities of shape {leaf.shape}, found {priorities.shape}"
+      )
     mass = (priorities + _LEAST_PRIORITY) ** self.priority_exponent
-    return sum_tree.set_leaves(tree, leaf, mass.astype(jnp.float32))
+    return sum_tree.set_leaves(
+      tree, leaf.reshape(-1), mass.reshape(-1).astype(jnp.float32)
+    )

@@ -1,15 +1,18 @@
 """Sums of many numbers, for draws in proportion to them.
 
 A tree is a tuple of levels, the leaves first; each number of a level is the sum
-of a block of `RADIX` of the level below. With such wide blocks a million leaves
-have three levels, and a change recomputes three sums, so that no rounding adds
-up. All functions are pure.
+of a block of `RADIX` of the level below. A change recomputes the sums above it
+from their blocks, so that no rounding adds up. All functions are pure.
+
+A million leaves have five levels. Wider blocks make fewer levels, but a draw
+looks at every number of one block of each level: on a CPU it takes five times
+as long with blocks of 128, and a change takes no less time.
 """
 
 import jax
 import jax.numpy as jnp
 
-RADIX = 128
+RADIX = 16
 # As a leaf: a change of none.
 NOWHERE = 2**31 - 1
 
@@ -33,7 +36,7 @@ def set_leaves(tree: Tree, leaf: jax.Array, value: jax.Array) -> Tree:
   Args:
     tree: of any size.
     leaf: `[B]` int32; `NOWHERE` for no change. Where one comes twice, either of
-      its values stays.
+      its values stays, and the sums are of the one that did.
     value: `[B]` float32, 0 or more.
 
   Returns:
@@ -54,26 +57,31 @@ def total(tree: Tree) -> jax.Array:
   return jnp.sum(tree[-1])
 
 
-def find(tree: Tree, amount: jax.Array) -> jax.Array:
+def find(tree: Tree, start: jax.Array, offset: jax.Array) -> jax.Array:
   """The leaves that amounts fall on, if leaves lie side by side.
+
+  An amount is in two parts because their sum would not tell small leaves apart:
+  between half the total and the total, float32 has 2^23 numbers, 16 for each of
+  a million equal leaves.
 
   Args:
     tree: with a leaf above 0.
-    amount: `[B]`, from 0 to less than `total`.
+    start: `[B]`, the greater part of amounts from 0 to less than `total`.
+    offset: `[B]`, 0 or more, what the amounts are beyond it.
 
   Returns:
     `[B]` int32, leaves above 0, also where rounding would miss them.
   """
-  place = jnp.zeros(amount.shape, jnp.int32)
+  place = jnp.zeros(start.shape, jnp.int32)
+  inside = jnp.arange(RADIX)
   for level in reversed(tree):
     block = level.reshape(-1, RADIX)[place]
-    ends = jnp.cumsum(block, axis=-1)
-    holds = (ends > amount[:, None]) & (block > 0)
-    last = RADIX - 1 - jnp.argmax(jnp.flip(block > 0, axis=-1), axis=-1)
-    inside = jnp.where(jnp.any(holds, axis=-1), jnp.argmax(holds, -1), last)
-    inside = inside[:, None].astype(jnp.int32)
-    before = ends - block
-    amount -= jnp.take_along_axis(before, inside, axis=-1)[:, 0]
-    amount = jnp.maximum(amount, 0.0)
-    place = place * RADIX + inside[:, 0]
+    ends = jax.lax.associative_scan(jnp.add, block, axis=-1)
+    beyond = ends - start[:, None] > offset[:, None]
+    # The first that ends beyond the amount; where none does, the last above 0.
+    rank = jnp.where(beyond, 2 * RADIX - inside, inside)
+    chosen = jnp.argmax(jnp.where(block > 0, rank, -1), axis=-1)[:, None]
+    before = jnp.take_along_axis(ends - block, chosen, axis=-1)
+    start = start - before[:, 0]
+    place = place * RADIX + chosen[:, 0].astype(jnp.int32)
   return place

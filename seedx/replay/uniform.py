@@ -74,7 +74,7 @@ class Uniform:
   def add(self, state: State, unrolls: types.Unroll) -> State:
     """Puts `[L, S, ...]` unrolls in the place of the oldest."""
     size = unrolls.version.shape[1]
-    place = (state.inserted + jnp.arange(size)) % self.capacity
+    place = self.next_places(state, size)
     stored = jax.tree.map(
       lambda ring, new: ring.at[place].set(new),
       state.unrolls,
@@ -99,12 +99,20 @@ class Uniform:
     item_key, start_key = jax.random.split(rng_key)
     size = jnp.minimum(state.inserted, self.capacity)
     item = jax.random.randint(item_key, (batch_size,), 0, size)
-    windows = state.unrolls.version.shape[1] - self.window + 1
+    windows = self.num_windows(state)
     start = jax.random.randint(start_key, (batch_size,), 0, windows)
     return types.Sample(
       unroll=self.windows(state, item, start),
       importance_weight=jnp.ones(batch_size, jnp.float32),
     )
+
+  def num_windows(self, state: State) -> int:
+    """How many windows an unroll has."""
+    return state.unrolls.version.shape[1] - self.window + 1
+
+  def next_places(self, state: State, size: int) -> jax.Array:
+    """The places `[size]` int32 that the next unrolls go to."""
+    return (state.inserted + jnp.arange(size)) % self.capacity
 
   def windows(
     self, state: State, item: jax.Array, start: jax.Array
