@@ -207,7 +207,10 @@ class Trainer:
     try:
       state, version = self.shared.newest()
       acting = self._acting(state)
-      while not self._crew.stop.is_set():
+      while (
+        not self._crew.stop.is_set()
+        and self.progress.env_steps < config.total_steps
+      ):
         with self._waits.timed(metrics.WAIT_UNROLLS):
           rows, unroll = actor.observe(acting, version)
           self.progress.add_rows(rows, self._reports[place])
