@@ -283,6 +283,12 @@ def draw(title: str, runs: Sequence[Run], path: pathlib.Path) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(color="0.88")
     axes.xaxis.set_major_locator(ticker.MaxNLocator(5, steps=[1, 2, 5, 10]))
+    ends = [run.lines[-1][key] for run in runs]
+    if max(ends) > 8 * min(ends):
+      axes.set_xscale("log")
+      axes.set_xlim(left=min(ends) / 10)
+      axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+      axes.xaxis.set_minor_locator(ticker.NullLocator())
     axes.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
   panels[0].set_ylabel("episode return", fontsize=18)
   handles, labels = panels[0].get_legend_handles_labels()
@@ -309,9 +315,9 @@ def quartiles(
     points: P, how many places.
 
   Returns:
-    Places up to where the last run ends, and the lower quartile, the median and
-    the upper quartile there of the runs that have come so far, each `[P]`; NaN
-    where none has.
+    Places up to where the last run ends; and there the lower quartile, median
+    and upper quartile of the runs that have a return by then, NaN where none
+    has. Each is `[P]`. A run that has ended stays where it was.
   """
   curves = [
     np.array(
@@ -330,7 +336,7 @@ def quartiles(
   places = np.linspace(0.0, max(curve[-1, 0] for curve in curves), points)
   values = np.full((len(curves), points), np.nan)
   for row, (x, y) in zip(values, (curve.T for curve in curves), strict=True):
-    row[:] = np.interp(places, x, y, left=np.nan, right=np.nan)
+    row[:] = np.interp(places, x, y, left=np.nan)
   known = ~np.isnan(values).all(axis=0)
   result = np.full((3, points), np.nan)
   result[:, known] = np.nanquantile(values[:, known], (0.25, 0.5, 0.75), axis=0)

@@ -8,8 +8,9 @@ starts all of them. On several machines, one command for each:
   python -m experiments.gorila_dqn --role server --server 0 ...
   python -m experiments.gorila_dqn --role worker --address learner-host:8470 ...
 
-where the learner is who counts, and servers and workers are also told
-`--server-addresses host-a:8471,host-b:8471`, with the same options everywhere.
+where the learner is who counts, and all are also told `--server-addresses
+host-a:8471,host-b:8471`, with the same options everywhere. Workers end with the
+learner, servers with Ctrl-C.
 Defaults depend on the environment: `--env Acrobot-v1 --help` shows its own.
 """
 
