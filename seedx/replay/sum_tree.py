@@ -5,8 +5,8 @@ of a block of `RADIX` of the level below. A change recomputes the sums above it
 from their blocks, so that no rounding adds up. All functions are pure.
 
 A million leaves have five levels. Wider blocks make fewer levels, but a draw
-looks at every number of one block of each level: on a CPU it takes five times
-as long with blocks of 128, and a change takes no less time.
+looks at every number of one block of each level: on a CPU it takes six times as
+long with blocks of 128, and a change takes no less time.
 """
 
 import jax
@@ -45,7 +45,8 @@ def set_leaves(tree: Tree, leaf: jax.Array, value: jax.Array) -> Tree:
   level = tree[0].at[leaf].set(value, mode="drop")
   levels = [level]
   for upper in tree[1:]:
-    leaf = jnp.where(leaf == NOWHERE, NOWHERE, leaf // RADIX)
+    # Of NOWHERE it is beyond the end too, or a sum that is as it should be.
+    leaf = leaf // RADIX
     block = level.reshape(-1, RADIX).at[leaf].get(mode="fill", fill_value=0)
     level = upper.at[leaf].set(jnp.sum(block, axis=-1), mode="drop")
     levels.append(level)
@@ -74,9 +75,11 @@ def find(tree: Tree, start: jax.Array, offset: jax.Array) -> jax.Array:
   """
   place = jnp.zeros(start.shape, jnp.int32)
   inside = jnp.arange(RADIX)
+  # On a CPU, a product with it takes half as long as jnp.cumsum.
+  up_to = jnp.triu(jnp.ones((RADIX, RADIX), jnp.float32))
   for level in reversed(tree):
     block = level.reshape(-1, RADIX)[place]
-    ends = jax.lax.associative_scan(jnp.add, block, axis=-1)
+    ends = jnp.matmul(block, up_to, precision=jax.lax.Precision.HIGHEST)
     beyond = ends - start[:, None] > offset[:, None]
     # The first that ends beyond the amount; where none does, the last above 0.
     rank = jnp.where(beyond, 2 * RADIX - inside, inside)

@@ -1,0 +1,531 @@
+"""The prioritized replay and its sums, against NumPy and a deque of unrolls."""
+
+import collections
+import functools
+import itertools
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from scipy import stats
+
+from seedx import replay, types
+from seedx.replay import sum_tree
+from tests import replay_test
+
+WINDOW = 3
+WINDOWS = replay_test.LENGTH - WINDOW + 1
+# How the exponents are called in the paper, for what NumPy computes.
+ALPHA, BETA = 0.6, 0.4
+
+
+class Reference:
+  """The priorities of the newest unrolls, oldest first, by their numbers."""
+
+  def __init__(self, capacity):
+    self._capacity = capacity
+    self._kept = collections.deque(maxlen=capacity)
+    self._inserted = 0
+
+  def add(self, priorities):
+    for row in priorities:
+      self._kept.append((self._inserted, np.array(row, np.float64)))
+      self._inserted += 1
+
+  def update(self, numbers, starts, priorities):
+    kept = dict(self._kept)
+    for number, start, priority in zip(
+      numbers, starts, priorities, strict=True
+    ):
+      if number in kept:
+        kept[number][start] = priority
+
+  def numbers(self):
+    return [number for number, _ in self._kept]
+
+  def masses(self, alpha=ALPHA):
+    """`[capacity, WINDOWS]`, by place, which goes round with the numbers."""
+    mass = np.zeros((self._capacity, WINDOWS))
+    for number, priorities in self._kept:
+      mass[number % self._capacity] = (priorities + 1e-6) ** alpha
+    return mass
+
+
+@functools.cache
+def programs(capacity, alpha=ALPHA, beta=BETA):
+  ring = replay.Prioritized(capacity, WINDOW, alpha, beta)
+  return (
+    jax.jit(ring.add),
+    jax.jit(ring.sample, static_argnums=2),
+    jax.jit(ring.update),
+  )
+
+
+def filled(priorities, capacity=4, alpha=ALPHA, beta=BETA):
+  """A replay into which unrolls came one by one, and what is in it.
+
+  Args:
+    priorities: `[unrolls, WINDOWS]`.
+    capacity: of the replay.
+    alpha: how much priorities count.
+    beta: how far weights make up for it.
+  """
+  add, _, _ = programs(capacity, alpha, beta)
+  ring = replay.Prioritized(capacity, WINDOW)
+  state = ring.init(replay_test.make_unrolls([0]))
+  reference = Reference(capacity)
+  for number, row in enumerate(np.asarray(priorities, np.float32)):
+    state = add(state, replay_test.make_unrolls([number]), row[None])
+    reference.add(row[None])
+  return state, reference
+
+
+def uneven(rows, seed=0):
+  """Priorities `[rows, WINDOWS]` of which the largest is 40 times the least."""
+  rng = np.random.default_rng(seed)
+  return np.exp(rng.uniform(-1.85, 1.85, (rows, WINDOWS))).astype(np.float32)
+
+
+def check_windows(sample, places):
+  """That windows are whole, and from the unrolls and starts of the places."""
+  number, start = np.asarray(places.number), np.asarray(places.leaf) % WINDOWS
+  expected = replay_test.expected_windows(number, start, WINDOW)
+  replay_test.assert_equal(sample.unroll, expected)
+  types_of = functools.partial(jax.tree.map, lambda x: x.dtype)
+  assert types_of(sample.unroll) == types_of(expected)
+  return number, start
+
+
+@functools.cache
+def many_batches(capacity, batch_size, alpha):
+  ring = replay.Prioritized(capacity, WINDOW, alpha)
+
+  def leaves(state, rng_key):
+    _, places = ring.sample(state, rng_key, batch_size)
+    return places.leaf
+
+  return jax.jit(jax.vmap(leaves, in_axes=(None, 0)))
+
+
+# Of capacity and unrolls put in: a part, as many as fit, more; levels of sums.
+@pytest.mark.parametrize(("capacity", "items"), [(4, 3), (4, 4), (4, 7)])
+@pytest.mark.parametrize(("keys", "batch_size"), [(40_000, 1), (5_000, 8)])
+@pytest.mark.parametrize("alpha", [0.0, ALPHA, 1.0])
+def test_windows_are_drawn_in_proportion(
+  capacity, items, keys, batch_size, alpha
+):
+  check_proportions(capacity, items, keys, batch_size, alpha)
+
+
+def test_windows_are_drawn_in_proportion_from_three_levels_of_sums():
+  check_proportions(100, 130, keys=100_000, batch_size=1, alpha=ALPHA)
+
+
+def check_proportions(capacity, items, keys, batch_size, alpha):
+  state, reference = filled(uneven(items), capacity, alpha)
+  leaf = many_batches(capacity, batch_size, alpha)(
+    state, jax.random.split(jax.random.key(11), keys)
+  )
+  counts = np.bincount(np.asarray(leaf).ravel(), minlength=capacity * WINDOWS)
+  mass = reference.masses(alpha).ravel()
+  assert not counts[mass == 0].any()
+  expected = mass[mass > 0] / mass.sum() * keys * batch_size
+  assert expected.min() > 5
+  assert stats.chisquare(counts[mass > 0], expected).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("batch_size", [7, 256])
+def test_a_batch_has_each_window_about_as_often_as_expected(seed, batch_size):
+  state, reference = filled(uneven(6, seed))
+  _, sample, _ = programs(4)
+  _, places = sample(state, jax.random.key(seed), batch_size)
+  mass = reference.masses()
+  expected = mass / mass.sum() * batch_size
+  counts = np.bincount(places.leaf, minlength=mass.size).reshape(mass.shape)
+  # Of windows and of unrolls, which lie in one piece.
+  for found, wanted in (
+    (counts, expected),
+    (counts.sum(axis=1), expected.sum(axis=1)),
+  ):
+    assert np.all(found >= np.floor(wanted) - 1)
+    assert np.all(found <= np.ceil(wanted) + 1)
+
+
+def test_what_has_no_priority_is_drawn_all_the_same():
+  state, _ = filled(np.zeros((4, WINDOWS)))
+  _, sample, _ = programs(4)
+  drawn, places = sample(state, jax.random.key(0), 160)
+  counts = np.bincount(places.leaf, minlength=16)
+  assert np.all(abs(counts - 10) <= 1)
+  np.testing.assert_array_equal(drawn.importance_weight, np.ones(160))
+
+
+@pytest.mark.parametrize("alpha", [0.0, ALPHA, 1.0])
+@pytest.mark.parametrize("beta", [0.0, BETA, 1.0])
+@pytest.mark.parametrize("items", [3, 7])
+def test_importance_weights_are_the_papers(alpha, beta, items):
+  _, sample, _ = programs(4, alpha, beta)
+  state, reference = filled(uneven(items), 4, alpha, beta)
+  batch, places = sample(state, jax.random.key(1), 20)
+  mass = reference.masses(alpha).ravel()
+  probability = mass[np.asarray(places.leaf)] / mass.sum()
+  weight = (np.sum(mass > 0) * probability) ** -beta
+  np.testing.assert_allclose(
+    batch.importance_weight, weight / weight.max(), rtol=1e-5
+  )
+  assert batch.importance_weight.dtype == jnp.float32
+  # A test of nothing if all were equal.
+  assert len(np.unique(probability)) > 5 or alpha == 0.0
+
+
+ACTIONS = st.lists(
+  st.one_of(
+    st.tuples(st.just("add"), st.integers(1, 4)),
+    st.tuples(st.just("sample"), st.just(0)),
+    # Of a batch that was drawn some time ago.
+    st.tuples(st.just("update"), st.integers(0, 3)),
+  ),
+  min_size=4,
+  max_size=14,
+)
+
+
+@hypothesis.settings(max_examples=25, deadline=None, derandomize=True)
+@hypothesis.given(
+  capacity=st.sampled_from([4, 5]), actions=ACTIONS, seed=st.integers(0, 99)
+)
+def test_any_order_of_calls_is_a_deque_of_priorities(capacity, actions, seed):
+  rng = np.random.default_rng(seed)
+  add, sample, update = programs(capacity)
+  ring = replay.Prioritized(capacity, WINDOW)
+  state = ring.init(replay_test.make_unrolls(range(capacity)))
+  reference, inserted, batches = Reference(capacity), 0, []
+  for kind, count in [("add", 1), *actions]:
+    if kind == "add":
+      priorities = rng.exponential(size=(count, WINDOWS)).astype(np.float32)
+      items = range(inserted, inserted + count)
+      state = add(state, replay_test.make_unrolls(items), priorities)
+      reference.add(priorities)
+      inserted += count
+    elif kind == "sample":
+      key = jax.random.key(rng.integers(1000))
+      drawn, places = sample(state, key, 40)
+      number, start = check_windows(drawn, places)
+      assert set(number) <= set(reference.numbers())
+      batches.append((places, number, start))
+    elif count < len(batches):
+      places, number, start = batches[-1 - count]
+      # One priority for each window, also where a batch has it twice.
+      table = rng.exponential(size=(inserted, WINDOWS)).astype(np.float32)
+      priorities = table[number, start]
+      state = update(state, places, priorities)
+      reference.update(number, start, priorities)
+    mass = reference.masses().ravel()
+    np.testing.assert_allclose(state.tree[0][: mass.size], mass, rtol=1e-5)
+    assert not state.tree[0][mass.size :].any()
+    np.testing.assert_allclose(
+      sum_tree.total(state.tree), mass.sum(), rtol=1e-5
+    )
+    kept = np.asarray(state.ring.unrolls.version)[: len(reference.numbers()), 0]
+    assert sorted(kept) == reference.numbers()
+
+
+@pytest.mark.parametrize("later", [1, 3, 4, 9])
+def test_the_late_priorities_of_evicted_windows_are_ignored(later):
+  state, _ = filled(uneven(4))
+  add, sample, update = programs(4)
+  _, places = sample(state, jax.random.key(0), 64)
+  assert set(np.asarray(places.number)) == {0, 1, 2, 3}
+  for number in range(4, 4 + later):
+    priorities = np.full((1, WINDOWS), number, np.float32)
+    state = add(state, replay_test.make_unrolls([number]), priorities)
+  before = np.asarray(state.tree[0]).reshape(4, WINDOWS)
+  state = update(state, places, np.full(64, 1000.0, np.float32))
+  after = np.asarray(state.tree[0]).reshape(4, WINDOWS)
+  drawn = np.zeros((4, WINDOWS), bool)
+  drawn.ravel()[np.asarray(places.leaf)] = True
+  evicted = np.arange(4)[:, None] < later
+  np.testing.assert_array_equal(
+    after[~drawn | evicted], before[~drawn | evicted]
+  )
+  np.testing.assert_allclose(after[drawn & ~evicted], 1000.0**ALPHA, rtol=1e-5)
+  np.testing.assert_allclose(sum_tree.total(state.tree), after.sum(), rtol=1e-5)
+
+
+def test_new_priorities_decide_what_is_drawn_next():
+  state, _ = filled(np.ones((4, WINDOWS)))
+  _, sample, update = programs(4)
+  _, places = sample(state, jax.random.key(0), 160)
+  assert len(set(np.asarray(places.leaf))) == 16
+  # 15 windows of priority 1, and one of which alpha makes 45.
+  priorities = np.where(places.leaf == 6, 45.0 ** (1 / ALPHA), 1.0)
+  state = update(state, places, priorities.astype(np.float32))
+  batch, places = sample(state, jax.random.key(1), 160)
+  assert abs(np.sum(places.leaf == 6) - 120) <= 1
+  check_windows(batch, places)
+  np.testing.assert_allclose(
+    batch.importance_weight, np.where(places.leaf == 6, 45.0**-BETA, 1.0), 1e-5
+  )
+
+
+def test_core_states_are_kept_at_an_unrolls_beginning_and_zeros_elsewhere():
+  state, _ = filled(uneven(7))
+  _, sample, _ = programs(4)
+  batch, places = sample(state, jax.random.key(0), 64)
+  number, start = check_windows(batch, places)
+  begins = start == 0
+  assert 0 < begins.sum() < 64
+  core_state = batch.unroll.core_state["frames"]
+  np.testing.assert_array_equal(core_state[begins], number[begins] + 1)
+  np.testing.assert_array_equal(core_state[~begins], 0)
+
+
+def test_keys_decide_what_is_drawn():
+  state, _ = filled(uneven(100), capacity=100)
+  _, sample, _ = programs(100)
+  same, again, other = (
+    np.asarray(sample(state, jax.random.key(seed), 50)[1].leaf)
+    for seed in (0, 0, 1)
+  )
+  np.testing.assert_array_equal(same, again)
+  assert np.mean(same != other) > 0.5
+
+
+def test_a_replay_that_was_saved_goes_on_as_if_it_had_not_been(tmp_path):
+  state, _ = filled(uneven(7))
+  add, sample, update = programs(4)
+  np.savez(tmp_path / "r.npz", *map(np.asarray, jax.tree.leaves(state)))
+  shapes = jax.eval_shape(
+    replay.Prioritized(4, WINDOW).init, replay_test.make_unrolls([0])
+  )
+  with np.load(tmp_path / "r.npz") as file:
+    restored = jax.tree.unflatten(
+      jax.tree.structure(shapes), [file[name] for name in file.files]
+    )
+  for seed in range(3):
+    key = jax.random.key(seed)
+    drawn = sample(state, key, 50)
+    replay_test.assert_equal(sample(restored, key, 50), drawn)
+    new = replay_test.make_unrolls([7 + seed]), uneven(1, seed)
+    priorities = np.asarray(drawn[1].leaf, np.float32)
+    restored, state = (
+      update(add(x, *new), drawn[1], priorities) for x in (restored, state)
+    )
+    replay_test.assert_equal(restored, state)
+
+
+def test_one_program_each_adds_and_updates_in_place_and_draws():
+  ring = replay.Prioritized(4, WINDOW)
+  add = jax.jit(lambda *x: ring.add(*x), donate_argnums=0)
+  sample = jax.jit(lambda *x: ring.sample(*x, 16))
+  update = jax.jit(lambda *x: ring.update(*x), donate_argnums=0)
+  state = ring.init(replay_test.make_unrolls([0, 1]))
+  addresses = functools.partial(
+    jax.tree.map, lambda x: x.unsafe_buffer_pointer()
+  )
+  for i in range(3):
+    before = state
+    places_before = addresses((state.ring.unrolls, state.tree[0]))
+    new = replay_test.make_unrolls([2 * i, 2 * i + 1])
+    state = add(state, new, uneven(2, i))
+    assert all(x.is_deleted() for x in jax.tree.leaves(before))
+    before = state
+    batch, places = sample(state, jax.random.key(i))
+    check_windows(batch, places)
+    state = update(state, places, np.ones(16, np.float32))
+    assert all(x.is_deleted() for x in jax.tree.leaves(before))
+    assert addresses((state.ring.unrolls, state.tree[0])) == places_before
+  assert add._cache_size() == sample._cache_size() == update._cache_size() == 1
+
+
+@pytest.mark.parametrize(
+  ("field", "value", "bounds"),
+  [
+    ("capacity", 0, "from 1"),
+    ("window", 0, "from 1"),
+    ("priority_exponent", -0.1, "from 0.0 to 1.0"),
+    ("priority_exponent", 1.1, "from 0.0 to 1.0"),
+    ("importance_exponent", -0.1, "from 0.0 to 1.0"),
+    ("importance_exponent", float("nan"), "from 0.0 to 1.0"),
+  ],
+)
+def test_values_out_of_range_are_refused(field, value, bounds):
+  with pytest.raises(types.ConfigError, match=f"expected {field} {bounds}"):
+    replay.Prioritized(**{"capacity": 4, "window": 3, field: value})
+
+
+@pytest.mark.parametrize(
+  ("capacity", "window", "size", "message"),
+  [
+    (4, 7, 1, "at least 7 time steps, .*found 1 of 6"),
+    (4, 3, 5, "at most 4 at a time, found 5 of 6"),
+    (2**29, 3, 1, "less than 2147483647 windows, found 2147483648"),
+  ],
+)
+def test_unrolls_that_do_not_fit_are_refused(capacity, window, size, message):
+  ring = replay.Prioritized(capacity, window)
+  with pytest.raises(types.ConfigError, match=message):
+    # Before anything is allocated.
+    jax.eval_shape(ring.init, replay_test.make_unrolls(range(size)))
+
+
+@pytest.mark.parametrize("shape", [(2,), (WINDOWS, 2), (2, 1), (2, 5), ()])
+def test_priorities_of_another_shape_are_refused(shape):
+  state, _ = filled(uneven(2))
+  ring = replay.Prioritized(4, WINDOW)
+  priorities = jnp.ones(shape)
+  with pytest.raises(ValueError, match=r"expected .*\(2, 4\), found"):
+    ring.add(state, replay_test.make_unrolls([0, 1]), priorities)
+  _, places = ring.sample(state, jax.random.key(0), 8)
+  with pytest.raises(ValueError, match=r"expected .*\(8,\), found"):
+    ring.update(state, places, priorities)
+
+
+def tree_of(value):
+  tree = sum_tree.init(len(value))
+  leaf = jnp.arange(len(value))
+  return jax.jit(sum_tree.set_leaves)(tree, leaf, jnp.float32(value))
+
+
+# Below, at and above whole blocks, of one to five levels.
+SIZES = [1, 2, 15, 16, 17, 255, 256, 257, 5000, 70_000]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("zeros", [0.0, 0.5, 0.99])
+def test_amounts_fall_on_the_leaf_that_numpy_finds(size, zeros):
+  rng = np.random.default_rng(size)
+  # Integers, of which float32 computes all sums exactly.
+  value = rng.integers(1, 10, size) * (rng.random(size) >= zeros)
+  value[rng.integers(size)] = 3
+  ends = np.cumsum(value)
+  amount = np.append(rng.integers(0, ends[-1], 300), [0, ends[-1] - 1])
+  start = rng.integers(0, amount + 1)
+  found = jax.jit(sum_tree.find)(
+    tree_of(value), jnp.float32(start), jnp.float32(amount - start)
+  )
+  assert found.dtype == jnp.int32
+  np.testing.assert_array_equal(
+    found, np.searchsorted(ends, amount, side="right")
+  )
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_sums_are_those_of_their_blocks_after_any_changes(size):
+  rng = np.random.default_rng(size)
+  set_leaves = jax.jit(sum_tree.set_leaves)
+  tree, expected = sum_tree.init(size), np.zeros(size, np.float32)
+  for _ in range(5):
+    leaf = rng.integers(0, size, 40)
+    value = rng.integers(0, 100, size)[leaf].astype(np.float32)
+    dropped = rng.random(40) < 0.3
+    tree = set_leaves(
+      tree, jnp.where(dropped, sum_tree.NOWHERE, leaf), jnp.asarray(value)
+    )
+    expected[leaf[~dropped]] = value[~dropped]
+    np.testing.assert_array_equal(tree[0][:size], expected)
+    assert not tree[0][size:].any()
+    for lower, upper in itertools.pairwise(tree):
+      sums = lower.reshape(-1, sum_tree.RADIX).sum(axis=-1)
+      np.testing.assert_array_equal(upper[: len(sums)], sums)
+      assert not upper[len(sums) :].any()
+    assert sum_tree.total(tree) == expected.sum()
+
+
+def test_sums_forget_what_was_large():
+  tree = tree_of(np.full(1000, 0.1))
+  expected = sum_tree.total(tree)
+  for leaf in range(3):
+    tree = sum_tree.set_leaves(tree, jnp.array([leaf]), jnp.array([1e8]))
+    tree = sum_tree.set_leaves(tree, jnp.array([leaf]), jnp.array([0.1]))
+  assert sum_tree.total(tree) == expected
+
+
+def test_of_two_values_for_a_leaf_one_stays_and_is_summed():
+  leaf, value = jnp.array([3, 20, 3, 20]), jnp.array([1.0, 2.0, 4.0, 8.0])
+  tree = sum_tree.set_leaves(sum_tree.init(400), leaf, value)
+  assert tree[0][3] in (1.0, 4.0)
+  assert tree[0][20] in (2.0, 8.0)
+  assert sum_tree.total(tree) == tree[0][3] + tree[0][20]
+
+
+@functools.cache
+def wide_tree(kind):
+  """A million leaves whose float32 sums are far from exact."""
+  rng = np.random.default_rng(0)
+  value = 10.0 ** rng.uniform(-6, 6, 2**20)
+  if kind == "zeros":
+    value *= rng.random(2**20) < 0.01
+    value[-50_000:] = 0.0
+  if kind == "ascending":
+    value.sort()
+  if kind == "descending":
+    value = -np.sort(-value)
+  return tree_of(value)
+
+
+@pytest.mark.parametrize("kind", ["any", "zeros", "ascending", "descending"])
+def test_no_rounding_finds_an_empty_leaf(kind):
+  tree = wide_tree(kind)
+  total = sum_tree.total(tree)
+  # At the edges of all blocks of a level and around them, and beyond the end.
+  edge = jnp.cumsum(tree[1])[:: 2**6]
+  start = jnp.concatenate([edge, total * jnp.array([0, 1, 1 + 1e-6, 1.1])])
+  start = jnp.concatenate(
+    [
+      start,
+      jnp.nextafter(start, jnp.inf),
+      jnp.nextafter(start, -jnp.inf),
+    ]
+  )
+  for scale in (0.0, 1e-9, 1e-7):
+    offset = jnp.full(start.shape, scale * total)
+    leaf = np.asarray(jax.jit(sum_tree.find)(tree, start, offset))
+    assert leaf.min() >= 0 and leaf.max() < 2**20
+    assert np.all(np.asarray(tree[0])[leaf] > 0)
+  # What lies beyond the end is the last leaf above 0.
+  last = np.flatnonzero(tree[0])[-1]
+  found = sum_tree.find(tree, jnp.array([1.1 * total]), jnp.zeros(1))
+  assert found == last
+
+
+@pytest.mark.parametrize("kind", ["any", "ascending", "descending"])
+def test_a_million_leaves_are_found_within_a_rounding_of_where_they_are(kind):
+  tree = wide_tree(kind)
+  ends = np.cumsum(np.asarray(tree[0], np.float64))
+  start = np.linspace(0, 1, 5000, endpoint=False) * ends[-1]
+  leaf = np.asarray(
+    jax.jit(sum_tree.find)(tree, jnp.float32(start), jnp.zeros(5000))
+  )
+  slack = 1e-6 * ends[-1]
+  assert np.all(ends[leaf] > start - slack)
+  assert np.all(np.append(0, ends)[leaf] <= start + slack)
+
+
+def test_of_a_million_windows_small_ones_have_their_share():
+  capacity = 2**20 // WINDOWS
+  ring = replay.Prioritized(capacity, WINDOW)
+  number = np.zeros((replay_test.LENGTH, 1), int)
+  state = ring.init(
+    replay_test.steps_of(number, number)._replace(core_state=())
+  )
+  # In the upper half of amounts float32 has the multiples of 1 / 32. Every
+  # second one of the small leaves has none in it, every other one has one.
+  mass = np.tile([1.0, 1 / 64], 2**19)
+  state = state._replace(
+    ring=state.ring._replace(inserted=jnp.int32(capacity)), tree=tree_of(mass)
+  )
+
+  def leaves(rng_key):
+    return ring.sample(state, rng_key, 512)[1].leaf
+
+  keys = jax.random.split(jax.random.key(0), 1024)
+  leaf = np.asarray(jax.jit(lambda x: jax.lax.map(leaves, x))(keys)).ravel()
+  leaf = leaf[leaf >= 2**19]
+  counts = np.bincount(leaf % 4, minlength=4)
+  expected = np.tile([32 / 65, 0.5 / 65], 2) * len(leaf)
+  assert stats.chisquare(counts, expected).pvalue > 1e-3
