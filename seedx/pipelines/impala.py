@@ -26,15 +26,12 @@ from seedx.runtime import (
   crew,
   feeds,
   learner,
-  local_actor,
   monitor,
   parameters,
   progress,
   queues,
-  roster,
   service,
   unroll_actor,
-  unrolls,
 )
 
 
@@ -159,15 +156,16 @@ class Learner:
     self._queues = queues.UnrollQueues(
       cores, config.queue_capacity, self._crew.stop, self._waits
     )
-    actors = roster.Roster(
-      agent,
-      config.num_actors * config.envs_per_actor,
-      self.progress,
-      config.seed,
-    )
-    self._collection = self._collect(agent, spec, actors)
     self._server = wire.Server(config.address, config.num_actors)
-    self._collection.bind(self._server)
+    self._collection, actors = collection.serve(
+      self._server,
+      config,
+      agent,
+      spec,
+      self.progress,
+      newest=functools.partial(self._snapshots.latest, cores[0]),
+      sink=lambda item: self._queues.put(item[0]),
+    )
     self._monitor = monitor.Monitor(
       self.progress,
       self.learner,
@@ -203,28 +201,6 @@ class Learner:
       lambda: self.progress.env_steps >= self._config.total_steps,
       self._config.log_seconds,
       check,
-    )
-
-  def _collect(
-    self,
-    agent: base.Agent,
-    spec: types.EnvironmentSpec,
-    actors: roster.Roster,
-  ) -> collection.Collection:
-    """Where actors' unrolls come in, and parameters go out."""
-    cores = self.learner.cores
-    layout = unrolls.Layout(
-      num_slots=self._config.batch_size // len(cores),
-      length=self._config.unroll_length + 1,
-      period=self._config.unroll_length,
-    )
-    return collection.Collection(
-      local_actor.Programs(agent, spec, layout),
-      actors,
-      max_rows=self._config.envs_per_actor,
-      unrolls_per_item=layout.num_slots,
-      newest=functools.partial(self._snapshots.latest, cores[0]),
-      sink=lambda item: self._queues.put(item[0]),
     )
 
   def _learn(self) -> None:

@@ -1,15 +1,23 @@
 """The learner's side of actors that act for themselves."""
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 import tree
 
 from seedx import trees, types, wire
-from seedx.runtime import local_actor, protocol, roster
+from seedx.agents import base
+from seedx.runtime import (
+  feeds,
+  local_actor,
+  progress,
+  protocol,
+  roster,
+  unrolls,
+)
 
 # `(unroll [L, S, ...], priorities [S, windows] or ())`, False if all is over.
 Item = tuple[types.Unroll, types.Tree]
@@ -106,6 +114,64 @@ class Collection:
         host = jax.tree.map(lambda leaf: np.asarray(leaf)[None], acting)
         self._fetched = protocol.Versioned(np.array([version], np.int32), host)
       return self._fetched
+
+
+class Config(Protocol):
+  """What a pipeline's config says of actors that act for themselves."""
+
+  @property
+  def seed(self) -> int:
+    """Of the run; the environments' seeds are derived from it."""
+
+  @property
+  def num_actors(self) -> int:
+    """Actors that there is place for."""
+
+  @property
+  def envs_per_actor(self) -> int:
+    """Environments of each."""
+
+  @property
+  def unroll_length(self) -> int:
+    """T, new steps of an unroll."""
+
+  @property
+  def batch_size(self) -> int:
+    """Unrolls that are handed on at a time, on all learner devices."""
+
+  @property
+  def learner_devices(self) -> Sequence[int]:
+    """Each gets its share of them."""
+
+
+def serve(
+  server: wire.Server,
+  config: Config,
+  agent: base.Agent,
+  spec: types.EnvironmentSpec,
+  counts: progress.Progress,
+  newest: Callable[[], tuple[types.Tree, int]],
+  sink: Sink,
+) -> tuple[Collection, roster.Roster]:
+  """Binds a collection to a server that has not started; see `Collection`.
+
+  Returns:
+    The collection, and the roster of its actors.
+  """
+  num_envs = config.num_actors * config.envs_per_actor
+  actors = roster.Roster(agent, num_envs, counts, config.seed)
+  size = config.batch_size // len(config.learner_devices)
+  layout = unrolls.Layout(
+    num_slots=size,
+    length=feeds.unroll_length(agent, config.unroll_length),
+    period=config.unroll_length,
+  )
+  programs = local_actor.Programs(agent, spec, layout)
+  collected = Collection(
+    programs, actors, config.envs_per_actor, size, newest, sink
+  )
+  collected.bind(server)
+  return collected, actors
 
 
 class _Session:
