@@ -1,0 +1,269 @@
+"""Parameter servers as behaviour: updates, versions, staleness, restarts."""
+
+import dataclasses
+import itertools
+import threading
+import time
+
+import jax
+import jax.flatten_util
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from seedx import envs, types, wire
+from seedx.agents import base, dqn
+from seedx.runtime import parameter_server
+from tests import fakes
+
+SIZE = 7
+
+
+def adding_agent():
+  """An agent whose update subtracts the gradient; the target lags by one."""
+
+  def start(params, updates):
+    return base.AgentState(params, (), {}, jnp.int32(updates), params)
+
+  def apply(state, gradients):
+    return dataclasses.replace(
+      state,
+      params=state.params - gradients.params,
+      updates=state.updates + 1,
+      target_params=state.params,
+    )
+
+  return dataclasses.replace(fakes.counting_agent(), start=start, apply=apply)
+
+
+class Servers:
+  """Shards on servers of this process, that can die and come back empty."""
+
+  def __init__(self, folder, agent, size, num_shards, max_staleness=10**6):
+    self.addresses = [f"unix:{folder}/{k}" for k in range(num_shards)]
+    self._parts = parameter_server.parts(size, num_shards)
+    self._make = lambda: parameter_server.Shard(agent, max_staleness)
+    self.shards = [None] * num_shards
+    self.servers = [None] * num_shards
+    for k in range(num_shards):
+      self.start(k)
+
+  def start(self, k):
+    self.shards[k] = shard = self._make()
+    part = self._parts[k]
+    push, reply = parameter_server.layouts(part.stop - part.start)
+    self.servers[k] = server = wire.Server(self.addresses[k], 32)
+    server.bind(parameter_server.PUSH, shard.push, push, reply)
+    server.bind(parameter_server.START, shard.start, push, reply)
+    server.start()
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *_):
+    for server in self.servers:
+      server.stop(0)
+
+
+def connect(client):
+  """As a worker does: gRPC takes a moment to see that a server is back."""
+  deadline = time.monotonic() + 20
+  while True:
+    try:
+      return client.connect()
+    except wire.WireError:
+      assert time.monotonic() < deadline
+      time.sleep(0.1)
+
+
+def push_of(version, vector, target_version=10**6):
+  return parameter_server.Push(
+    np.array([version], np.int32),
+    np.array([target_version], np.int32),
+    np.asarray(vector, np.float32)[None],
+  )
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 100])
+@pytest.mark.parametrize("num_shards", [1, 2, 3, 7])
+def test_parts_cover_all_and_are_alike(size, num_shards):
+  parts = parameter_server.parts(size, num_shards)
+  everything = np.arange(size)
+  joined = np.concatenate([everything[part] for part in parts])
+  np.testing.assert_array_equal(joined, everything)
+  sizes = [part.stop - part.start for part in parts]
+  assert len(parts) == num_shards and max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_pushes_of_many_workers_lose_no_update(tmp_path, num_shards):
+  workers, pushes = 6, 20
+  start = np.arange(SIZE, dtype=np.float32)
+  versions = [[] for _ in range(workers)]
+
+  def work(place):
+    client = parameter_server.Client(servers.addresses, start)
+    client.connect()
+    for i in range(pushes):
+      # Sums of whole numbers are exact in any order.
+      applied, _ = client.push(np.full(SIZE, place * pushes + i, np.float32))
+      assert applied
+      versions[place].append(client.version)
+    client.close()
+
+  with Servers(tmp_path, adding_agent(), SIZE, num_shards) as servers:
+    threads = [
+      threading.Thread(target=work, args=(place,)) for place in range(workers)
+    ]
+    for thread in threads:
+      thread.start()
+    for thread in threads:
+      thread.join(60)
+    last = parameter_server.Client(servers.addresses, np.zeros_like(start))
+    last.connect()
+  total = sum(range(workers * pushes))
+  np.testing.assert_array_equal(last.params, start - total)
+  assert last.version == workers * pushes
+  assert [shard.version for shard in servers.shards] == (
+    [workers * pushes] * num_shards
+  )
+  for seen in versions:
+    assert len(seen) == pushes
+    assert all(a < b for a, b in itertools.pairwise(seen))
+  last.close()
+
+
+def test_a_stale_gradient_is_dropped_and_answered():
+  shard = parameter_server.Shard(adding_agent(), max_staleness=2)
+  shard.start(push_of(0, [10.0]))
+  for _ in range(3):
+    reply = shard.push(push_of(shard.version, [1.0]))
+    assert reply.applied.all()
+  reply = shard.push(push_of(0, [100.0]))
+  assert not reply.applied.any()
+  assert reply.version[0] == shard.version == 3
+  assert reply.vector[0] == [7.0]
+  reply = shard.push(push_of(1, [1.0]))
+  assert reply.applied.all() and reply.vector[0] == [6.0]
+
+
+def test_staleness_is_what_others_did_meanwhile(tmp_path):
+  params = np.zeros(SIZE, np.float32)
+  with Servers(tmp_path, adding_agent(), SIZE, 2) as servers:
+    one, other = (
+      parameter_server.Client(servers.addresses, params) for _ in range(2)
+    )
+    one.connect()
+    other.connect()
+    gradient = np.ones(SIZE, np.float32)
+    assert one.push(gradient) == (True, 0.0)
+    assert one.push(gradient) == (True, 0.0)
+    assert other.push(gradient) == (True, 2.0)
+    assert one.push(gradient) == (True, 1.0)
+    np.testing.assert_array_equal(one.params, -4 * gradient)
+    # The target of this agent lags by one update.
+    np.testing.assert_array_equal(one.target_params, -3 * gradient)
+    assert one.transferred_bytes > 6 * SIZE * 4
+    one.close()
+    other.close()
+
+
+def test_target_parameters_come_only_when_they_are_newer():
+  shard = parameter_server.Shard(adding_agent(), 10)
+  reply = shard.start(push_of(5, [3.0], target_version=-1))
+  assert reply.version.tolist() == [5, 5]
+  reply = shard.push(push_of(5, [1.0], target_version=5))
+  assert reply.version.tolist() == [6]  # The target is the start as before.
+  reply = shard.push(push_of(6, [1.0], target_version=5))
+  assert reply.version.tolist() == [7, 7]
+  assert reply.vector.tolist() == [[1.0], [2.0]]
+
+
+def test_who_comes_first_gives_an_empty_shard_its_parameters():
+  shard = parameter_server.Shard(adding_agent(), 10)
+  with pytest.raises(wire.Refused, match="started again") as caught:
+    shard.push(push_of(0, [1.0]))
+  assert caught.value.code is wire.StatusCode.UNAVAILABLE
+  shard.start(push_of(3, [5.0]))
+  reply = shard.start(push_of(9, [8.0]))
+  assert reply.version[0] == 3 and reply.vector[0] == [5.0]
+
+
+def test_a_shard_that_died_gets_back_what_a_worker_knows(tmp_path):
+  start = np.arange(SIZE, dtype=np.float32)
+  with Servers(tmp_path, adding_agent(), SIZE, 2) as servers:
+    client = parameter_server.Client(servers.addresses, start)
+    client.connect()
+    for _ in range(5):
+      client.push(np.ones(SIZE, np.float32))
+    servers.servers[1].stop(0)
+    with pytest.raises(wire.WireError) as caught:
+      client.push(np.ones(SIZE, np.float32))
+    assert caught.value.code is wire.StatusCode.UNAVAILABLE
+    with pytest.raises(wire.WireError):
+      client.connect()
+    servers.start(1)
+    connect(client)
+    # The other shard has applied its part of the gradient that was lost.
+    half = SIZE // 2
+    np.testing.assert_array_equal(client.params[:half], start[:half] - 6)
+    np.testing.assert_array_equal(client.params[half:], start[half:] - 5)
+    assert [shard.version for shard in servers.shards] == [6, 5]
+    assert client.push(np.ones(SIZE, np.float32))[0]
+    np.testing.assert_array_equal(client.params[half:], start[half:] - 6)
+    client.close()
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+@pytest.mark.parametrize("num_shards", [1, 2, 3])
+def test_shards_together_update_as_the_whole_agent_does(optimizer, num_shards):
+  config = dqn.Config(
+    hidden_sizes=(4,),
+    optimizer=optimizer,
+    target_period=2,
+    decay_updates=10,
+    learning_rate_end=0.0,
+    max_gradient_norm=1e6,
+  )
+  agent = dqn.make(envs.spec(envs.Config("CartPole-v1")), config)
+  whole = agent.init(jax.random.key(0))
+  flat, unravel = jax.flatten_util.ravel_pytree(whole.params)
+  shards = [parameter_server.Shard(agent, 10) for _ in range(num_shards)]
+  parts = parameter_server.parts(flat.size, num_shards)
+  for shard, part in zip(shards, parts, strict=True):
+    shard.start(push_of(0, flat[part]))
+  rng = np.random.default_rng(0)
+  for version in range(5):
+    gradient = rng.normal(size=flat.size).astype(np.float32)
+    whole = agent.apply(whole, base.Gradients(unravel(gradient)))
+    replies = [
+      shard.push(push_of(version, gradient[part], target_version=-1))
+      for shard, part in zip(shards, parts, strict=True)
+    ]
+    for row, params in enumerate((whole.params, whole.target_params)):
+      joined = np.concatenate([reply.vector[row] for reply in replies])
+      expected, _ = jax.flatten_util.ravel_pytree(params)
+      np.testing.assert_allclose(joined, expected, rtol=1e-5, atol=1e-6)
+  assert np.abs(expected - flat).max() > 1e-4
+
+
+def test_a_restart_goes_on_in_the_schedule():
+  config = dqn.Config(
+    decay_updates=10, learning_rate_end=0.0, hidden_sizes=(4,)
+  )
+  agent = dqn.make(envs.spec(envs.Config("CartPole-v1")), config)
+  steps = []
+  for version in (0, 9, 10):
+    shard = parameter_server.Shard(agent, 10)
+    shard.start(push_of(version, [0.0]))
+    reply = shard.push(push_of(version, [0.1]))
+    assert reply.version[0] == version + 1
+    steps.append(abs(float(reply.vector[0, 0])))
+  first, late, ended = steps
+  assert ended < 1e-6 * first  # The schedule is computed in float32.
+  np.testing.assert_allclose(late, first / 10, rtol=1e-5)
+
+
+def test_an_agent_that_cannot_be_parted_is_refused():
+  with pytest.raises(types.ConfigError, match="no parameter server"):
+    parameter_server.Shard(fakes.counting_agent(), 1)
