@@ -47,12 +47,12 @@ def make_agent(pipeline, name):
   return base.Maker(AGENTS[name].make, AGENTS[name].Config(**fields))
 
 
-def make(pipeline, name, tmp_path):
+def make(pipeline, name, tmp_path, total_steps=TOTAL_STEPS):
   """The pipeline's own process, and the nodes that run beside it."""
   common = {
     "env": envs.Config("CartPole-v1"),
     "make_agent": make_agent(pipeline, name),
-    "total_steps": TOTAL_STEPS,
+    "total_steps": total_steps,
     "seed": 0,
     "unroll_length": 5,
     "log_seconds": 0.05,

@@ -1,0 +1,133 @@
+"""A worker or an actor of each pipeline is killed, and the run goes on."""
+
+import dataclasses
+import os
+import signal
+import threading
+import time
+
+import psutil
+import pytest
+
+from seedx import envs, launch, types
+from tests import pipelines_test
+
+
+class Running:
+  """A pipeline whose nodes are processes, as programs run them."""
+
+  def __init__(self, pipeline, name, tmp_path):
+    self.before = set(psutil.Process().children())
+    self.own, self.nodes = pipelines_test.make(
+      pipeline, name, tmp_path, total_steps=10**9
+    )
+    self.failures = []
+    self.stop = self.own._crew.stop
+
+  def __enter__(self):
+    self.processes = launch.Processes(self.nodes)
+    self.thread = threading.Thread(target=self._run, daemon=True)
+    self.thread.start()
+    return self
+
+  def _run(self):
+    try:
+      self.last = self.own.run(self.processes.check)
+    except BaseException as failure:
+      self.failures.append(failure)
+
+  def child(self, role):
+    """A process of a role."""
+    for child in set(psutil.Process().children()) - self.before:
+      if child.cmdline()[-1:] == [role]:
+        return child
+    raise AssertionError(f"no process of {role}")
+
+  def wait_for(self, condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+      assert not self.failures, self.failures
+      assert time.monotonic() < deadline
+      time.sleep(0.05)
+
+  def wait_for_more_steps(self, env_steps):
+    wanted = self.own.progress.env_steps + env_steps
+    self.wait_for(lambda: self.own.progress.env_steps >= wanted)
+
+  def __exit__(self, *_):
+    self.stop.set()
+    self.thread.join(60)
+    self.processes.stop()
+    assert not self.thread.is_alive()
+    left = set(psutil.Process().children()) - self.before
+    assert not [child for child in left if "seedx.launch" in child.cmdline()]
+
+
+@pytest.mark.parametrize(
+  ("pipeline", "name", "role"),
+  [
+    ("seed", "vtrace", "actor"),
+    ("impala", "vtrace", "actor"),
+    ("apex", "dqn", "actor"),
+    ("gorila", "dqn", "worker"),
+  ],
+)
+def test_one_that_is_killed_is_not_missed(
+  pipeline, name, role, tmp_path, capfd
+):
+  with Running(pipeline, name, tmp_path) as run:
+    run.wait_for_more_steps(200)
+    victim = run.child(role)
+    os.kill(victim.pid, signal.SIGKILL)
+    # The others go on at once, and one takes its place.
+    run.wait_for_more_steps(200)
+    run.wait_for(lambda: run.child(role).pid != victim.pid)
+    run.wait_for_more_steps(1_000)
+  assert not run.failures
+  assert run.last["learner_steps"] > 10
+  assert f"{role} {victim.pid} died with status -9" in capfd.readouterr().err
+
+
+def test_a_parameter_server_that_is_killed_is_given_its_parameters(tmp_path):
+  with Running("gorila", "dqn", tmp_path) as run:
+    run.wait_for_more_steps(400)
+    victim = run.child("server-1")
+    learned = run.own.tally.steps
+    os.kill(victim.pid, signal.SIGKILL)
+    run.wait_for(lambda: run.own.tally.steps > learned + 20)
+    assert run.child("server-1").pid != victim.pid
+  assert not run.failures
+  assert run.last["learner_steps"] > learned + 20
+
+
+def test_a_worker_of_a3c_that_fails_ends_the_run_with_its_error(
+  tmp_path, monkeypatch
+):
+  own, _ = pipelines_test.make("a3c", "a2c", tmp_path, total_steps=10**9)
+  recv, calls = envs.EnvPoolEnvironment.recv, []
+
+  def fail_in_time(environment):
+    calls.append(environment)
+    if len(calls) > 60:
+      raise FloatingPointError("the environment has had enough")
+    return recv(environment)
+
+  monkeypatch.setattr(envs.EnvPoolEnvironment, "recv", fail_in_time)
+  before = threading.active_count()
+  with pytest.raises(FloatingPointError, match="had enough"):
+    own.run()
+  assert own.tally.steps >= 2
+  deadline = time.monotonic() + 20
+  while threading.active_count() > before:
+    assert time.monotonic() < deadline
+    time.sleep(0.05)
+
+
+def test_a_node_that_cannot_be_pickled_is_refused(tmp_path):
+  _, nodes = pipelines_test.make("impala", "vtrace", tmp_path)
+  config = dataclasses.replace(
+    nodes[0].config, make_agent=lambda spec, axis_name: None
+  )
+  node = dataclasses.replace(nodes[0], config=config)
+  with pytest.raises(types.ConfigError, match="can be pickled"):
+    launch.Processes([node])
