@@ -196,17 +196,20 @@ def largest(a, b):
   return max(jax.tree.leaves(gaps))
 
 
-def td_errors(q, target_q, unroll, n, double, discount=0.9):
-  """Errors and weights `[T - n + 1, B]`, step by step in NumPy."""
+def td_errors(q, target_q, unroll, n, double, discount=0.9, whole=True):
+  """Errors and weights `[T - n + 1, B]`, step by step in NumPy.
+
+  Where returns need not be whole, the last n - 1 steps have shorter ones.
+  """
   step_type, reward, factor, _ = unroll.inputs.timestep
-  errors = np.zeros((len(q) - n, q.shape[1]))
+  errors = np.zeros((len(q) - (n if whole else 1), q.shape[1]))
   weights = np.ones_like(errors)
   for t, b in np.ndindex(*errors.shape):
     if step_type[t + 1, b] == dm_env.StepType.FIRST:
       weights[t, b] = 0.0
       continue
     total, product = 0.0, 1.0
-    for k in range(t + 1, t + n + 1):
+    for k in range(t + 1, min(t + n, len(q) - 1) + 1):
       total += product * reward[k, b]
       product *= factor[k, b] * discount
       if step_type[k, b] == dm_env.StepType.LAST:
@@ -373,3 +376,148 @@ def test_what_a_dqn_cannot_do_is_refused():
 def test_config_out_of_range_is_refused_with_its_name(fields):
   with pytest.raises(types.ConfigError, match=f"expected {next(iter(fields))}"):
     dqn.Config(**fields)
+
+
+# Before and without a replay
+
+
+@pytest.mark.parametrize(
+  ("name", "fields"),
+  [
+    ("vector", {"n_step": 1}),
+    ("vector", {"n_step": 3, "double": False, "dueling": True}),
+    ("masked", {"n_step": 2, "rescale": True}),
+    ("image", {"n_step": 2, "stack_frames": 3}),
+  ],
+)
+def test_actors_see_the_priorities_that_the_learner_will(name, fields):
+  agent, state = agent_of(name, **fields), state_of(name, **fields)
+  state = dataclasses.replace(state, target_params=state.params)
+  size, windows = 12, 6
+  unroll = conftest.random_unroll(
+    agent,
+    SPECS[name],
+    agent.window + windows - 1,
+    np.linspace(0, 0.6, size),
+    seed=5,
+  )
+  actual = jax.jit(agent.priorities)(agent.acting(state), unroll)
+  assert actual.shape == (size, windows)
+  gradients = jax.jit(agent.gradients)
+  for start in range(windows):
+    steps = jax.tree.map(
+      lambda x, start=start: x[start : start + agent.window],
+      unroll._replace(core_state=()),
+    )
+    core_state = (
+      unroll.core_state if start == 0 else (agent.initial_core_state(size))
+    )
+    batch = types.Sample(
+      steps._replace(core_state=core_state), np.ones(size, np.float32)
+    )
+    _, output = gradients(state, jax.random.key(0), batch)
+    np.testing.assert_allclose(
+      actual[:, start], output.priorities, rtol=1e-4, atol=1e-5
+    )
+  assert np.std(actual) > 1e-3
+
+
+@pytest.mark.parametrize(
+  ("n_step", "double"), [(1, True), (3, False), (4, True)]
+)
+def test_priorities_of_n_step_transitions_by_hand(n_step, double):
+  fields = {"n_step": n_step, "double": double}
+  agent, state = agent_of(**fields), state_of(**fields)
+  unroll = conftest.random_unroll(
+    agent, VECTOR, n_step + 8, np.linspace(0, 0.6, 40), seed=7
+  )
+  q = np.asarray(
+    q_values_of(
+      VECTOR,
+      config_of(**fields),
+      state.params,
+      unroll.inputs,
+      unroll.core_state,
+    )
+  )
+  errors, weights = td_errors(q, q, unroll, n_step, double)
+  actual = jax.jit(agent.priorities)(agent.acting(state), unroll)
+  np.testing.assert_allclose(actual, np.abs(errors.T), rtol=1e-4, atol=1e-5)
+  # Episodes ended in all ways, and across a reset there is nothing to learn.
+  step_type, _, factor, _ = unroll.inputs.timestep
+  last = step_type[1:-1] == dm_env.StepType.LAST
+  assert np.any(last & (factor[1:-1] == 0)) and np.any(
+    last & (factor[1:-1] == 1)
+  )
+  np.testing.assert_array_equal(np.asarray(actual).T[weights == 0], 0.0)
+
+
+@pytest.mark.parametrize(
+  ("n_step", "double"), [(1, True), (5, False), (9, True)]
+)
+def test_without_a_replay_all_steps_of_an_unroll_count(n_step, double):
+  fields = {"n_step": n_step, "double": double, "replayed": False}
+  agent, state = agent_of(**fields), state_of(**fields)
+  assert agent.window is None and agent.priorities is None
+  unroll = conftest.random_unroll(
+    agent, VECTOR, 7, np.linspace(0, 0.6, 40), seed=4
+  )
+  q, target_q = (
+    np.asarray(
+      q_values_of(
+        VECTOR, config_of(**fields), params, unroll.inputs, unroll.core_state
+      )
+    )
+    for params in (state.params, state.target_params)
+  )
+  errors, weights = td_errors(q, target_q, unroll, n_step, double, whole=False)
+  _, output = jax.jit(agent.gradients)(state, jax.random.key(0), unroll)
+  assert output.weight == weights.sum() < weights.size
+  expected = 0.5 * np.sum(errors**2) / weights.sum()
+  assert output.metrics["loss"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_without_a_replay_frames_are_stacked_from_the_unrolls_own():
+  fields = {"stack_frames": 3, "replayed": False}
+  agent, state = agent_of("image", **fields), state_of("image", **fields)
+  unroll = conftest.random_unroll(agent, IMAGE, 5, np.zeros(4), seed=1)
+  unroll.inputs.timestep.step_type[:] = dm_env.StepType.MID
+  gradients = jax.jit(agent.gradients)
+  _, output = gradients(state, jax.random.key(0), unroll)
+  assert output.weight == 4 * 4
+  frames = jax.tree.map(lambda x: np.full_like(x, 200), unroll.core_state)
+  _, other = gradients(
+    state, jax.random.key(0), unroll._replace(core_state=frames)
+  )
+  assert abs(output.metrics["loss"] - other.metrics["loss"]) > 1e-5
+
+
+# Starting in the middle
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+def test_a_start_from_parameters_is_as_the_beginning(optimizer):
+  fields = {"optimizer": optimizer, "decay_updates": 20}
+  agent = agent_of(**fields)
+  state = jax.jit(agent.init)(jax.random.key(0))
+  assert_equal(agent.start(state.params, 0), state)
+  late = agent.start(state.params, 7)
+  assert late.updates == 7
+  assert_equal(late.optimizer_state[-1].count, 7)
+  assert_equal(late.params, state.params)
+
+
+def test_rmsprop_is_the_papers():
+  decay, epsilon, rate = 0.9, 1e-3, 0.5
+  fields = {"optimizer": "rmsprop", "rms_decay": decay}
+  fields |= {"rms_epsilon": epsilon, "max_gradient_norm": 1e9}
+  agent = agent_of(**fields, learning_rate=rate)
+  state = agent.start(jnp.zeros(3), 0)
+  params, square = np.zeros(3), np.zeros(3)
+  rng = np.random.default_rng(0)
+  for _ in range(5):
+    gradient = rng.normal(size=3)
+    square = decay * square + (1 - decay) * gradient**2
+    params -= rate * gradient / np.sqrt(square + epsilon)
+    state = agent.apply(state, base.Gradients(jnp.float32(gradient)))
+    np.testing.assert_allclose(state.params, params, rtol=1e-5, atol=1e-5)

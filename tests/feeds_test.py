@@ -235,3 +235,75 @@ def test_unroll_length_brings_that_many_new_steps(window, length):
 def test_config_out_of_range_is_refused_with_its_name(fields):
   with pytest.raises(types.ConfigError, match=f"expected {next(iter(fields))}"):
     replay_config(**fields)
+
+
+# Prioritized
+
+
+def make_prioritized(learned, cores=1, **changes):
+  """A feed that asks `learned` for the priorities of the batch before."""
+  options = {"capacity": 64, "min_steps": 1, "batch_size": 8, "ratio": 1.0}
+  return feeds.Prioritized(
+    agent_of(),
+    feeds.PrioritizedConfig(**{**options, **changes}),
+    NUM_STEPS,
+    jax.devices()[:cores],
+    jax.random.key(0),
+    learned,
+  )
+
+
+def with_priorities(index, cores=1, priority=1.0):
+  windows = LENGTH - WINDOW + 1
+  return [
+    (item, jax.device_put(np.full((2, windows), priority, np.float32), core))
+    for item, core in zip(items_of(index, cores), jax.devices(), strict=False)
+  ]
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_neither_inserting_nor_sampling_runs_away(cores):
+  ones = [
+    jax.device_put(np.ones(8 // cores, np.float32), x)
+    for x in jax.devices()[:cores]
+  ]
+  feed = make_prioritized(lambda: ones, cores, ratio=1.5, min_steps=40)
+  inserted = sampled = 0
+  for index in range(30):
+    inserted += 2 * NUM_STEPS * cores
+    for batch in feed(with_priorities(index, cores)):
+      sampled += sum(len(x.importance_weight) for x in batch)
+    began = 39 // (2 * NUM_STEPS * cores) * (2 * NUM_STEPS * cores)
+    assert sampled <= 1.5 * inserted
+    if inserted >= 40:
+      assert sampled > 1.5 * (inserted - began) - 8 - 1e-6
+    else:
+      assert sampled == 0
+
+
+def test_priorities_find_the_way_back_to_the_batch_that_was_learned():
+  # Only one window is worth anything, and only as long as nothing is learned.
+  feed = make_prioritized(lambda: [worth], ratio=4.0, priority_exponent=1.0)
+  worth = np.zeros(8, np.float32)
+  ((item, priorities),) = with_priorities(0)
+  priorities = priorities.at[:].set(0.0).at[1, 2].set(1.0)
+  batches = [drawn(batch) for (batch,) in feed([(item, priorities)])]
+  assert len(batches) == 4
+  only = batches[0][0]
+  # The second batch was drawn before the first one's priorities were known.
+  for batch in batches[:2]:
+    assert all(x == only for x in batch)
+  for batch in batches[2:]:
+    assert len(set(batch)) > 2
+
+
+def test_an_example_of_a_prioritized_feed_is_not_learned_from():
+  feed = make_prioritized(lambda: [np.ones(8, np.float32)])
+  example = feed.example(with_priorities(0))
+  assert len(feed.states) == 1 and feed.states[0].ring.inserted == 0
+  same = make_prioritized(lambda: [np.ones(8, np.float32)])
+  for _ in range(2):
+    ours = [drawn(x) for (x,) in feed(with_priorities(3))]
+    theirs = [drawn(x) for (x,) in same(with_priorities(3))]
+    assert ours == theirs and ours
+  assert example[0].importance_weight.shape == (8,)
