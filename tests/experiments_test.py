@@ -14,7 +14,11 @@ import pytest
 
 from experiments import (
   a2c,
+  a3c,
+  apex_dqn,
   dqn,
+  gorila_dqn,
+  impala,
   options,
   ppo,
   seed_ppo,
@@ -23,7 +27,9 @@ from experiments import (
 )
 from seedx import envs
 
-PROGRAMS = (a2c, dqn, ppo, seed_ppo, seed_vtrace)
+PROGRAMS = (
+  *(a2c, a3c, apex_dqn, dqn, gorila_dqn, impala, ppo, seed_ppo, seed_vtrace),
+)
 _ROOT = pathlib.Path(__file__).parent.parent
 # A few updates of a small network: compiling is all that takes time.
 _SMALL = {
@@ -32,6 +38,10 @@ _SMALL = {
   ppo: "--num-envs 4 --unroll-length 8 --epochs 2 --minibatches 2",
   seed_ppo: "--num-actors 1 --envs-per-actor 4 --batch-size 4 "
   "--unroll-length 5 --epochs 2",
+  a3c: "--num-workers 2 --envs-per-worker 4 --unroll-length 5",
+  impala: "--num-actors 1 --envs-per-actor 4 --batch-size 4 --unroll-length 5",
+  apex_dqn: "--num-actors 1 --replay-min-steps 100 --replay-batch-size 16",
+  gorila_dqn: "--num-workers 1 --replay-min-steps 100 --replay-batch-size 16",
 }
 
 
@@ -61,6 +71,10 @@ def run(program, run_dir, *arguments):
     (ppo, ("--env", "Pendulum-v1", "--normalize-observations")),
     (dqn, ("--dueling", "--epsilon-ladder")),
     (seed_ppo, ()),
+    (a3c, ("--agent", "dqn")),
+    (impala, ("--agent", "ppo", "--minibatches", "2")),
+    (apex_dqn, ()),
+    (gorila_dqn, ()),
   ],
   ids=lambda x: x.__name__ if inspect.ismodule(x) else " ".join(x),
 )
@@ -118,7 +132,8 @@ def test_an_option_means_the_same_everywhere():
   for program in PROGRAMS:
     for field in dataclasses.fields(program.Options):
       helps.setdefault(field.name, set()).add(field.metadata["help"])
-  assert {name for name, texts in helps.items() if len(texts) > 1} == set()
+  # There are other roles in Gorila.
+  assert {name for name, texts in helps.items() if len(texts) > 1} == {"role"}
   everywhere = {field.name for field in dataclasses.fields(settings.Common)}
   assert {"env", "total_steps", "seed", "learning_rate"} <= everywhere
 
@@ -207,3 +222,63 @@ def test_the_readmes_other_python_runs():
   assert short
   for block in short:
     exec(compile(block, "README.md", "exec"), {})
+
+
+def test_the_roles_of_gorila_run_apart(tmp_path):
+  """Each is a command of its own; the worker starts first."""
+  sockets = [f"unix:{tmp_path}/{name}" for name in ("learner", "a", "b")]
+  words = ["--hidden-sizes", "8", *_SMALL[gorila_dqn].split()]
+  words += ["--total-steps", "400", "--address", sockets[0]]
+  words += ["--server-addresses", ",".join(sockets[1:])]
+
+  def start(*role):
+    program = [sys.executable, "-m", "experiments.gorila_dqn"]
+    return subprocess.Popen(
+      [*program, "--role", *role, *words], cwd=_ROOT, stderr=subprocess.PIPE
+    )
+
+  worker = start("worker")
+  servers = [start("server", "--server", str(i)) for i in range(2)]
+  learner = start("learner", "--run-dir", str(tmp_path / "run"))
+  try:
+    for program in (learner, worker):
+      _, err = program.communicate(timeout=120)
+      assert program.returncode == 0, err
+  finally:
+    for server in servers:
+      server.send_signal(signal.SIGINT)
+  assert [server.wait(30) for server in servers] == [130, 130]
+  text = (tmp_path / "run" / "metrics.jsonl").read_text()
+  last = json.loads(text.splitlines()[-1])
+  assert last["env_steps"] >= 400 and last["learner_steps"] >= 2
+
+
+def test_an_actor_of_impala_runs_apart(tmp_path):
+  words = ["--hidden-sizes", "8", *_SMALL[impala].split()]
+  words += ["--total-steps", "400", "--address", f"unix:{tmp_path}/learner"]
+  program = [sys.executable, "-m", "experiments.impala", "--role"]
+  actor = subprocess.Popen([*program, "actor", *words], cwd=_ROOT)
+  learner = [*program, "learner", "--run-dir", str(tmp_path / "run"), *words]
+  assert subprocess.run(learner, cwd=_ROOT, timeout=120).returncode == 0
+  assert actor.wait(30) == 0
+
+
+@pytest.mark.parametrize(
+  ("words", "reason"),
+  [
+    ("--role worker --address x:1", "--server-addresses with --role worker"),
+    (
+      "--role server --server 2 --server-addresses a:1,b:1 --address x:1",
+      "--server from 0 to 1",
+    ),
+    ("--num-servers 0", "at least 1 parameter server"),
+    ("--normalize-observations", "without statistics"),
+  ],
+)
+def test_a_gorila_that_makes_no_sense_exits_with_2(
+  words, reason, tmp_path, capfd
+):
+  with pytest.raises(SystemExit) as caught:
+    gorila_dqn.main(["--run-dir", str(tmp_path), *words.split()])
+  assert caught.value.code == 2
+  assert reason in capfd.readouterr().err

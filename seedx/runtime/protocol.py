@@ -9,8 +9,8 @@ the same order.
 An actor that acts for itself opens the stream `EXPERIENCE` with the same hello.
 It gets a lease too, and in the welcome, beside `first_seed`, the `exploration`
 of its environments. It sends `Experience`, and each reply has the version of
-the newest parameters: the learner has taken what was sent. `PARAMETERS`, a
-single call, returns those, with their version.
+the newest parameters: the learner has taken what was sent. On the stream
+`PARAMETERS` it asks for those, with nothing, and gets `Versioned`.
 """
 
 from typing import NamedTuple

@@ -94,22 +94,25 @@ def _act(
     num_threads=config.num_threads,
   )
   message = _Messages(programs, waits)
-  acting, version = parameters.newest()
   try:
-    while not stop.is_set():
-      rows, unroll = actor.observe(acting, version)
+    newest = parameters.newest()
+    while newest is not None and not stop.is_set():
+      rows, unroll = actor.observe(*newest)
       message.add(rows)
       if unroll is not None:
-        experience = message.experience(acting, unroll)
+        experience = message.experience(newest[0], unroll)
         with waits.timed(_WAIT_LEARNER):
-          newest = exchange(experience)
-        if newest is None:
-          return
-        if newest[0] > version:
-          acting, version = parameters.newest()
-      actor.act(acting, version)
+          reply = exchange(experience)
+          if reply is None:
+            return
+          if reply[0] > newest[1]:
+            newest = parameters.newest()
+            if newest is None:
+              return
+      actor.act(*newest)
   finally:
     exchange.close()
+    parameters.close()
     actor.close()
 
 
@@ -124,16 +127,29 @@ class _Parameters:
       lambda key: agent.acting(agent.init(key)), jax.random.key(0)
     )
     self.device = jax.local_devices()[0]
-    self._client = client
-    self._layout = protocol.parameters_layout(acting)
-
-  def newest(self) -> tuple[types.Tree, np.int32]:
-    """The newest parameters, on this actor's device, and their version."""
-    reply = self._client.call(
-      protocol.PARAMETERS, (), protocol.NOTHING, self._layout
+    # A stream, since its end tells a learner that is done from one that died.
+    self._exchange = wire.Exchange(
+      client,
+      protocol.PARAMETERS,
+      inputs=protocol.NOTHING,
+      outputs=protocol.parameters_layout(acting),
     )
+
+  def newest(self) -> tuple[types.Tree, np.int32] | None:
+    """The newest parameters, on this actor's device, and their version.
+
+    Returns:
+      None where the learner is done.
+    """
+    reply = self._exchange(())
+    if reply is None:
+      return None
     acting = jax.tree.map(lambda leaf: leaf[0], reply.acting)
     return jax.device_put(acting, self.device), np.int32(reply.version[0])
+
+  def close(self) -> None:
+    """Ends the stream."""
+    self._exchange.close()
 
 
 class _Messages:
