@@ -1,5 +1,6 @@
 """The SEED pipeline end to end, its actors as threads."""
 
+import functools
 import json
 import threading
 import time
@@ -13,6 +14,7 @@ from seedx import envs, metrics, types, wire
 from seedx.agents import vtrace
 from seedx.pipelines import seed
 from seedx.runtime import actor, protocol
+from tests import running
 
 
 def _config(tmp_path, **changes):
@@ -34,68 +36,8 @@ def _config(tmp_path, **changes):
   return seed.Config(**options)
 
 
-class _Lines:
-  """A sink that keeps its lines."""
-
-  def __init__(self):
-    self.lines = []
-
-  def write(self, line):
-    self.lines.append(dict(line))
-
-  def close(self):
-    pass
-
-
-class _Running:
-  """A learner and its actors, all on threads."""
-
-  def __init__(self, config, actors=None):
-    self.config = config
-    self.sink = _Lines()
-    self.stop = threading.Event()
-    self.learner = seed.Learner(config, [self.sink], self.stop)
-    node = seed.actors(config)
-    self.failures = []
-    count = node.count if actors is None else actors
-    self.threads = [
-      threading.Thread(target=self._act, args=(node,), daemon=True)
-      for _ in range(count)
-    ]
-
-  def _act(self, node):
-    try:
-      node.run(node.config, self.stop)
-    except BaseException as failure:
-      self.failures.append(failure)
-
-  def __enter__(self):
-    for thread in self.threads:
-      thread.start()
-    self.main = threading.Thread(target=self._learn, daemon=True)
-    self.main.start()
-    return self
-
-  def _learn(self):
-    try:
-      self.learner.run()
-    except BaseException as failure:
-      self.failures.append(failure)
-
-  def wait_for_steps(self, env_steps, seconds=60):
-    deadline = time.monotonic() + seconds
-    while self.learner.progress.env_steps < env_steps and not self.failures:
-      assert time.monotonic() < deadline
-      time.sleep(0.02)
-
-  def __exit__(self, *exception):
-    if exception[0] is not None:
-      self.stop.set()
-    for thread in [self.main, *self.threads]:
-      thread.join(60)
-      assert not thread.is_alive()
-    if exception[0] is None and self.failures:
-      raise self.failures[0]
+_Lines = running.Lines
+_Running = functools.partial(running.Running, seed)
 
 
 def test_every_unroll_is_learned_from_and_nothing_recompiles(tmp_path):

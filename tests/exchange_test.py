@@ -1,0 +1,181 @@
+"""`wire.Exchange`, as behaviour: what comes back, in which order, and ends."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from seedx import wire
+
+INPUTS = wire.Layout.of({"x": np.zeros(3, np.float32)}, max_rows=8)
+OUTPUTS = wire.Layout.of(np.zeros((), np.float64), max_rows=8)
+
+
+def message(value, rows=1):
+  return {"x": np.full((rows, 3), value, np.float32)}
+
+
+class Summing:
+  """Sums rows; 7 blocks until close, 9 refuses."""
+
+  def __init__(self, hello):
+    self.welcome = {"you": hello["name"]}
+    self.blocked, self.closed = threading.Event(), threading.Event()
+
+  def __call__(self, inputs):
+    value = inputs["x"][0, 0]
+    if value == 7:
+      self.blocked.set()
+      assert self.closed.wait(20)
+      raise RuntimeError("closed")
+    if value == 9:
+      raise wire.Refused(wire.StatusCode.OUT_OF_RANGE, "no nines")
+    return inputs["x"].sum(axis=1, dtype=np.float64)
+
+  def close(self):
+    self.closed.set()
+
+
+@pytest.fixture
+def server(tmp_path):
+  sessions = []
+
+  def open_session(hello):
+    sessions.append(Summing(hello))
+    return sessions[-1]
+
+  running = wire.Server(f"unix:{tmp_path}/sock", 2)
+  running.bind_stream("sum", open_session, INPUTS, OUTPUTS)
+  running.sessions = sessions
+  with running:
+    yield running
+
+
+@pytest.fixture
+def client(server):
+  with wire.Client(server.address) as connected:
+    yield connected
+
+
+@pytest.fixture
+def exchange(client):
+  opened = wire.Exchange(client, "sum", INPUTS, OUTPUTS, {"name": "a"})
+  yield opened
+  opened.close()
+
+
+def eventually(condition, seconds=10.0):
+  deadline = time.monotonic() + seconds
+  while not condition():
+    assert time.monotonic() < deadline
+    time.sleep(0.01)
+
+
+def test_a_call_is_a_request_and_its_reply(exchange):
+  assert exchange.welcome == {"you": "a"}
+  for rows in (1, 8, 3):
+    np.testing.assert_array_equal(
+      exchange(message(rows, rows)), np.full(rows, 3.0 * rows)
+    )
+
+
+def test_replies_come_in_the_order_of_requests_sent_ahead(exchange):
+  for value in range(6):
+    exchange.send(message(value))
+  assert [float(exchange.receive()[0]) for _ in range(3)] == [0.0, 3.0, 6.0]
+  exchange.send(message(10))
+  # A call that comes after others gets the reply to the oldest of them.
+  assert exchange(message(20))[0] == 9.0
+  rest = [float(exchange.receive()[0]) for _ in range(4)]
+  assert rest == [12.0, 15.0, 30.0, 60.0]
+
+
+def test_two_exchanges_of_a_client_know_nothing_of_each_other(client, exchange):
+  other = wire.Exchange(client, "sum", INPUTS, OUTPUTS, {"name": "b"})
+  assert (exchange.welcome["you"], other.welcome["you"]) == ("a", "b")
+  other.send(message(2))
+  exchange.send(message(1))
+  assert (exchange.receive()[0], other.receive()[0]) == (3.0, 6.0)
+  other.close()
+  assert exchange(message(4))[0] == 12.0
+
+
+def test_both_ends_count_all_bytes_of_messages(server, client, exchange):
+  assert exchange.transferred_bytes == server.transferred_bytes == 0
+  expected = 0
+  for rows in (1, 2, 5, 8):
+    exchange(message(1, rows))
+    expected += INPUTS.message_bytes(rows) + OUTPUTS.message_bytes(rows)
+    assert exchange.transferred_bytes == server.transferred_bytes == expected
+  other = wire.Exchange(client, "sum", INPUTS, OUTPUTS, {"name": "b"})
+  other(message(1))
+  other.close()
+  more = INPUTS.message_bytes(1) + OUTPUTS.message_bytes(1)
+  assert other.transferred_bytes == more
+  assert exchange.transferred_bytes == expected
+  assert server.transferred_bytes == expected + more
+
+
+def test_nothing_comes_back_when_the_servers_work_is_over(server, exchange):
+  exchange(message(1))
+  server.stop()
+  assert exchange.receive() is None
+  assert exchange(message(2)) is None
+
+
+def test_a_stop_ends_the_wait_for_a_reply(server, exchange):
+  exchange.send(message(7))
+  session = server.sessions[0]
+  assert session.blocked.wait(10)
+  replies = []
+  waiting = threading.Thread(target=lambda: replies.append(exchange.receive()))
+  waiting.start()
+  server.stop(0.1)
+  waiting.join(10)
+  assert not waiting.is_alive()
+  assert replies == [None]
+
+
+def test_no_server_is_an_error_of_its_own(tmp_path):
+  with (
+    wire.Client(f"unix:{tmp_path}/none") as client,
+    pytest.raises(wire.WireError) as caught,
+  ):
+    wire.Exchange(client, "sum", INPUTS, OUTPUTS)
+  assert caught.value.code is wire.StatusCode.UNAVAILABLE
+
+
+def test_what_the_session_refuses_is_raised_by_receive(exchange):
+  exchange.send(message(1))
+  exchange.send(message(9))
+  assert exchange.receive()[0] == 3.0
+  with pytest.raises(wire.WireError, match="no nines") as caught:
+    exchange.receive()
+  assert caught.value.code is wire.StatusCode.OUT_OF_RANGE
+
+
+def test_a_request_that_does_not_fit_is_raised_by_receive(exchange):
+  exchange.send({"x": np.zeros((1, 4), np.float32)})
+  with pytest.raises(ValueError, match="expected"):
+    exchange.receive()
+
+
+def test_a_handshake_that_does_not_fit_is_refused(client):
+  other = wire.Layout.of({"y": np.zeros(3, np.float32)}, max_rows=8)
+  with pytest.raises(wire.WireError) as caught:
+    wire.Exchange(client, "sum", other, OUTPUTS, {"name": "a"})
+  assert caught.value.code is wire.StatusCode.FAILED_PRECONDITION
+
+
+def test_close_ends_the_session_and_leaves_no_thread(server, client):
+  before = threading.active_count()
+  for _ in range(9):
+    exchange = wire.Exchange(client, "sum", INPUTS, OUTPUTS, {"name": "a"})
+    exchange(message(1))
+    exchange.close()
+    exchange.close()
+    eventually(server.sessions[-1].closed.is_set)
+  assert len(server.sessions) == 9
+  # The server keeps one for the next; nobody waits for requests any more.
+  eventually(lambda: threading.active_count() <= before + 1)

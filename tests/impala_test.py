@@ -1,0 +1,410 @@
+"""The IMPALA pipeline end to end, its actors as threads and as processes."""
+
+import os
+import signal
+import threading
+import time
+
+import dm_env
+import jax
+import numpy as np
+import pytest
+
+from seedx import envs, types, wire
+from seedx.agents import base, dqn, vtrace
+from seedx.pipelines import impala
+from seedx.runtime import protocol
+from tests import killed_test, running
+
+FIRST, LAST = int(dm_env.StepType.FIRST), int(dm_env.StepType.LAST)
+PONG = envs.Config("Pong-v5", {"img_height": 36, "img_width": 36})
+ENVS, T, BATCH = 4, 5, 8
+
+
+def config_of(folder, fields=None, **changes):
+  agent = vtrace.Config(
+    **{"hidden_sizes": (8,), "learning_rate": 3e-3, **(fields or {})}
+  )
+  options = {
+    "env": envs.Config("CartPole-v1"),
+    "make_agent": base.Maker(vtrace.make, agent),
+    "address": f"unix:{folder}/learner",
+    "total_steps": 1_500,
+    "seed": 3,
+    "num_actors": 2,
+    "envs_per_actor": ENVS,
+    "unroll_length": T,
+    "batch_size": BATCH,
+    "log_seconds": 0.05,
+    **changes,
+  }
+  return impala.Config(**options)
+
+
+@pytest.fixture(
+  scope="module", params=[(0,), (2, 3, 4, 5)], ids=["one core", "4 cores"]
+)
+def ran(request, tmp_path_factory):
+  """A run of two actors that has ended, and what went through it."""
+  config = config_of(
+    tmp_path_factory.mktemp("run"),
+    learner_devices=request.param,
+    total_steps=10**9,
+  )
+  run = running.Running(impala, config)
+  spy = running.Spy(run.learner)
+  with run:
+    run.wait_for(lambda: spy.heard(2, messages=15))
+    run.wait_for_steps(1_500)
+    run.stop.set()
+  return run, spy
+
+
+def test_every_unroll_is_learned_from_once_and_in_order(ran):
+  run, spy = ran
+  sent = running.joined([running.time_major(x.unroll) for x in spy.messages])
+  shares = [share for batch in spy.learned for share in batch]
+  learned = running.joined(shares)
+  count = learned.action.shape[1]
+  assert count == BATCH * len(spy.learned)
+  running.assert_equal(learned, jax.tree.map(lambda x: x[:, :count], sent))
+  # What is not learned from was under way when the run ended: what is less
+  # than an item, and items in front of the queues, in them, and taken out.
+  left = sent.action.shape[1] - count
+  assert left < 4 * BATCH
+  last = run.sink.lines[-1]
+  assert last["learner_steps"] == len(spy.learned) > 20
+  new = learned.inputs.timestep.step_type[1:] != FIRST
+  assert last["learned_steps"] == new.sum()
+  assert last["learned_steps"] <= last["env_steps"]
+  # Beside those, messages of two actors that were counted and not yet cut.
+  assert last["env_steps"] - last["learned_steps"] <= (left + 2 * ENVS) * T
+
+
+def test_env_steps_and_returns_are_those_of_the_environments(ran):
+  run, spy = ran
+  ended, env_steps = [], 0
+  for entry in spy.entries:
+    messages = spy.of(entry)
+    for message in messages:
+      step_type = message.unroll.inputs.timestep.step_type
+      # The first row is the last of the unroll before, or a reset.
+      steps = np.sum(step_type[:, 1:] != FIRST, axis=1)
+      np.testing.assert_array_equal(message.env_steps, steps)
+      env_steps += steps.sum()
+    ended += returns_of(messages)
+  last = run.sink.lines[-1]
+  # A message that was counted at the very end is not cut any more.
+  assert 0 <= last["env_steps"] - env_steps <= 2 * ENVS * T
+  said = [
+    message.episode_return[~np.isnan(message.episode_return)]
+    for message in spy.messages
+  ]
+  said = np.sort(np.concatenate(said))
+  np.testing.assert_array_equal(said, np.sort(ended))
+  assert len(said) <= last["episodes"] <= len(said) + 2 * ENVS
+  assert len(said) > 20
+  assert 8 <= last["episode_return"] <= 100  # A random policy has 20.
+
+
+def returns_of(messages):
+  """Returns of the episodes that end in an actor's messages, by its rewards."""
+  parts = [message.unroll.inputs.timestep for message in messages]
+  # Consecutive unrolls share a step.
+  steps = jax.tree.map(
+    lambda *xs: np.concatenate([xs[0], *[x[:, 1:] for x in xs[1:]]], axis=1),
+    *parts,
+  )
+  returns = []
+  for env in range(ENVS):
+    total = 0.0
+    for step_type, reward in zip(
+      steps.step_type[env], steps.reward[env], strict=True
+    ):
+      total = 0.0 if step_type == FIRST else total + reward
+      if step_type == LAST:
+        returns.append(total)
+  return returns
+
+
+def test_lines_say_what_crosses_and_who_waits(ran):
+  run, spy = ran
+  last = run.sink.lines[-1]
+  size = sum(
+    leaf.nbytes
+    for message in spy.messages
+    for leaf in jax.tree.leaves(message.unroll)
+  )
+  assert size < last["wire_bytes"] < 3 * size
+  for line in run.sink.lines:
+    waits = {name for name in line if "wait" in name}
+    assert waits == {
+      "inference_wait_requests",
+      "inference_wait_queue",
+      "learner_wait_unrolls",
+    }
+    assert all(0 <= line[name] <= 1 for name in waits)
+  assert max(line["inference_wait_queue"] for line in run.sink.lines) > 0
+
+
+def test_actors_have_places_and_seeds_of_their_own(ran):
+  run, spy = ran
+  first, second = spy.entries
+  places = np.concatenate([first.slots, second.slots])
+  assert sorted(places) == list(range(2 * ENVS))
+  assert abs(first.first_seed - second.first_seed) >= ENVS
+  assert run.learner._collection._actors._leases.free == 2 * ENVS
+
+
+def test_all_cores_have_the_same_parameters(ran):
+  run, _ = ran
+  state = run.learner.learner.state
+  for leaf in jax.tree.leaves(state):
+    shards = [np.asarray(shard.data) for shard in leaf.addressable_shards]
+    assert len(shards) == len(run.config.learner_devices)
+    for shard in shards:
+      np.testing.assert_array_equal(shard, shards[0])
+
+
+# Parameters
+
+
+@pytest.mark.parametrize("fields", [{}, {"lstm_size": 4}], ids=["mlp", "lstm"])
+def test_actors_act_by_the_parameters_that_they_say(tmp_path, fields):
+  """What an actor did is done again, with what had that version."""
+  config = config_of(
+    tmp_path, fields, num_actors=1, batch_size=ENVS, total_steps=600
+  )
+  run = running.Running(impala, config)
+  spy = running.Spy(run.learner)
+  with run:
+    pass
+  (entry,) = spy.entries
+  agent = config.make_agent(envs.spec(config.env), None)
+  step = jax.jit(agent.step)
+  key = jax.random.key(entry.first_seed)
+  versions = []
+  for k, message in enumerate(spy.messages):
+    unroll = running.time_major(message.unroll)
+    core_state = unroll.core_state
+    # What is put into the last step is thrown away.
+    for t in range(T):
+      inputs = jax.tree.map(lambda x, t=t: x[t], unroll.inputs)
+      (version,) = set(unroll.version[t])
+      versions.append(version)
+      core_state = restarted(agent, inputs, core_state)
+      output, core_state = step(
+        spy.published[version],
+        jax.random.fold_in(key, k * T + t),
+        inputs,
+        core_state,
+      )
+      np.testing.assert_array_equal(output.action, unroll.action[t])
+      jax.tree.map(
+        lambda a, b, t=t: np.testing.assert_allclose(a, b[t], rtol=1e-5),
+        output.extras,
+        unroll.extras,
+      )
+  assert np.all(np.diff(versions) >= 0)
+  # Each unroll is a batch, so they follow it with what the queue holds.
+  behind = np.arange(len(spy.messages)) - np.reshape(versions, (-1, T)).T
+  assert np.all((behind >= 0) & (behind <= 3))
+  assert len(set(versions)) > len(spy.messages) / 4 > 5
+  lags = [line["policy_lag"] for line in run.sink.lines]
+  lags = [lag for lag in lags if lag is not None]
+  assert 0 <= min(lags) <= max(lags) <= 3
+
+
+def restarted(agent, inputs, core_state):
+  """The core state, anew where an episode begins."""
+  first = inputs.timestep.step_type == FIRST
+  return jax.tree.map(
+    lambda a, b: np.where(first.reshape(-1, *(1,) * (a.ndim - 1)), a, b),
+    agent.initial_core_state(ENVS),
+    core_state,
+  )
+
+
+def test_parameters_are_those_of_their_version_bit_by_bit(tmp_path):
+  config = config_of(tmp_path, total_steps=10**9)
+  run = running.Running(impala, config, actors=1)  # And place for this test.
+  spy = running.Spy(run.learner)
+  layout = protocol.parameters_layout(spy.published[0])
+  fetched = []
+  with run, wire.Client(config.address) as client:
+    client.wait_until_ready(30)
+    for version in (0, 3, 6, 20):
+      run.wait_for(lambda v=version: run.learner.learner.steps >= v + 1)
+      fetched.append(
+        client.call(protocol.PARAMETERS, (), protocol.NOTHING, layout)
+      )
+    run.stop.set()
+  versions = [int(reply.version[0]) for reply in fetched]
+  assert versions == sorted(set(versions))
+  assert versions[-1] >= 20
+  for reply, version in zip(fetched, versions, strict=True):
+    acting = jax.tree.map(lambda x: x[0], reply.acting)
+    running.assert_equal(acting, spy.published[version])
+  moved = jax.tree.map(
+    lambda a, b: np.any(a != b), fetched[0].acting, fetched[-1].acting
+  )
+  assert all(jax.tree.leaves(moved))
+
+
+def test_nothing_is_compiled_after_the_first_updates(tmp_path):
+  compiled = []
+
+  def listen(event, seconds, **_):
+    if event == "/jax/core/compile/backend_compile_duration":
+      compiled.append(seconds)
+
+  config = config_of(tmp_path, num_actors=1, total_steps=10**9)
+  jax.monitoring.register_event_duration_secs_listener(listen)
+  try:
+    with running.Running(impala, config) as run:
+      run.wait_for(lambda: run.learner.learner.steps >= 5)
+      before = len(compiled)
+      run.wait_for(lambda: run.learner.learner.steps >= 50)
+      after = len(compiled)
+      run.stop.set()
+  finally:
+    jax.monitoring.unregister_event_duration_listener(listen)
+  assert before == after > 0
+
+
+# Back-pressure
+
+
+def test_a_learner_that_does_not_learn_holds_actors_back(tmp_path):
+  config = config_of(tmp_path, total_steps=10**9)
+  run = running.Running(impala, config)
+  own, go_on, held = run.learner.learner, threading.Event(), []
+  learn = own.learn
+
+  def learn_when_told(batch):
+    held.append(own.steps)
+    while not go_on.wait(0.01) and not run.stop.is_set():
+      pass
+    learn(batch)
+
+  own.learn = learn_when_told
+  counted = run.learner.progress
+
+  def all_wait():
+    return held and settled(lambda: (counted.env_steps, own.steps))
+
+  with run:
+    for _ in range(2):
+      before = counted.env_steps
+      run.wait_for(all_wait)
+      # An item in the learner's hands, or two; one in the queue, and one in
+      # front of it; less than one that fills; a message of each actor.
+      assert 0 < counted.env_steps - before <= (5 * BATCH + 2 * ENVS) * T
+      stuck = own.steps
+      go_on.set()
+      run.wait_for_steps(counted.env_steps + 500)
+      assert own.steps > stuck + 5
+      go_on.clear()
+      held.clear()
+    run.wait_for(all_wait)
+    start = time.monotonic()
+    run.stop.set()
+    for thread in [run.main, *run.threads]:
+      thread.join(20)
+    assert time.monotonic() - start < 5
+    assert not any(thread.is_alive() for thread in run.threads)
+
+
+def settled(read, seconds=0.7):
+  before = read()
+  time.sleep(seconds)
+  return read() == before
+
+
+# Every kind
+
+
+@pytest.mark.parametrize(
+  ("env", "fields"),
+  [
+    (PONG, {"stack_frames": 2}),
+    (envs.Config("Pendulum-v1"), {"normalize_observations": True}),
+  ],
+  ids=["Pong", "Pendulum"],
+)
+def test_every_kind_of_environment(tmp_path, env, fields):
+  config = config_of(
+    tmp_path, fields, env=env, total_steps=400, num_actors=1, micro_batches=2
+  )
+  run = running.Running(impala, config)
+  spy = running.Spy(run.learner)
+  with run:
+    pass
+  last = run.sink.lines[-1]
+  assert last["learner_steps"] >= 6
+  assert np.isfinite(last["loss_value"])
+  frames = 4 if env is PONG else 1
+  assert last["env_frames"] == frames * last["env_steps"]
+  # What observations are normalised with goes down with the parameters.
+  moved = jax.tree.map(
+    lambda a, b: np.any(a != b), spy.published[0], spy.published[6]
+  )
+  assert all(jax.tree.leaves(moved))
+  assert max(x.unroll.version.max() for x in spy.messages) >= 3
+
+
+# Processes
+
+
+@pytest.mark.parametrize(
+  ("pipeline", "name"), [("impala", "vtrace"), ("apex", "dqn")]
+)
+def test_a_killed_actors_place_is_taken_with_other_seeds(
+  tmp_path, pipeline, name
+):
+  run = killed_test.Running(pipeline, name, tmp_path)
+  spy = running.Spy(run.own)
+  with run:
+    run.wait_for(lambda: spy.heard(2, messages=2))
+    victim = run.child("actor")
+    os.kill(victim.pid, signal.SIGKILL)
+    run.wait_for(lambda: len(spy.entries) == 3)
+    run.wait_for(lambda: len(spy.of(spy.entries[2])) > 3)
+  places = [tuple(entry.slots) for entry in spy.entries]
+  assert places[0] != places[1]
+  assert places[2] in places[:2]
+  seeds = sorted(entry.first_seed for entry in spy.entries)
+  assert np.all(np.diff(seeds) >= len(places[0]))
+  # It begins with a reset, and with the newest parameters.
+  message = spy.of(spy.entries[2])[0]
+  assert np.all(message.unroll.inputs.timestep.step_type[:, 0] == FIRST)
+  assert message.unroll.version[0, 0] > 0
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"batch_size": 6, "learner_devices": (0, 1, 2, 3)}, "4 learner devices"),
+    ({"micro_batches": 3}, "1 learner devices with 3 micro-batches"),
+    ({"total_steps": 0}, "total_steps of at least 1"),
+    ({"total_steps": BATCH * T - 1}, "total_steps of at least 40, before"),
+    ({"num_actors": 0}, "num_actors from 1"),
+    ({"envs_per_actor": 0}, "envs_per_actor from 1"),
+    ({"unroll_length": 0}, "unroll_length from 1"),
+    ({"queue_capacity": 0}, "queue_capacity from 1"),
+    ({"learner_devices": (99,)}, "learner devices from 0 to"),
+    ({"env": envs.Config("NoSuch-v1")}, "NoSuch-v1"),
+    (
+      {"make_agent": base.Maker(dqn.make, dqn.Config())},
+      "expected a replay: this agent learns from windows of 2 time steps",
+    ),
+  ],
+)
+def test_what_makes_no_sense_is_refused_with_its_reason(
+  tmp_path, changes, message
+):
+  with pytest.raises(types.ConfigError, match=message):
+    impala.Learner(config_of(tmp_path, **changes), [])
