@@ -244,10 +244,12 @@ def test_the_roles_of_gorila_run_apart(tmp_path):
     for program in (learner, worker):
       _, err = program.communicate(timeout=120)
       assert program.returncode == 0, err
-  finally:
     for server in servers:
       server.send_signal(signal.SIGINT)
-  assert [server.wait(30) for server in servers] == [130, 130]
+    assert [server.wait(30) for server in servers] == [130, 130]
+  finally:
+    for program in (learner, worker, *servers):
+      program.kill()
   text = (tmp_path / "run" / "metrics.jsonl").read_text()
   last = json.loads(text.splitlines()[-1])
   assert last["env_steps"] >= 400 and last["learner_steps"] >= 2
@@ -259,8 +261,11 @@ def test_an_actor_of_impala_runs_apart(tmp_path):
   program = [sys.executable, "-m", "experiments.impala", "--role"]
   actor = subprocess.Popen([*program, "actor", *words], cwd=_ROOT)
   learner = [*program, "learner", "--run-dir", str(tmp_path / "run"), *words]
-  assert subprocess.run(learner, cwd=_ROOT, timeout=120).returncode == 0
-  assert actor.wait(30) == 0
+  try:
+    assert subprocess.run(learner, cwd=_ROOT, timeout=120).returncode == 0
+    assert actor.wait(30) == 0
+  finally:
+    actor.kill()
 
 
 @pytest.mark.parametrize(
