@@ -20,6 +20,7 @@ from seedx.runtime import (
   local_actor,
   progress,
   protocol,
+  unroll_actor,
   unrolls,
 )
 from tests import fakes, running
@@ -109,6 +110,7 @@ class Serving:
     self.counts = progress.Progress()
     self.newest = jnp.float32(1.5), 7
     self.items, self.open, self.over = [], threading.Event(), False
+    self.in_sink = 0
     self.open.set()
     self.server = wire.Server(f"unix:{folder}/learner", 4)
     self.collection, self.actors = collection.serve(
@@ -122,7 +124,9 @@ class Serving:
     )
 
   def _sink(self, item):
+    self.in_sink += 1
     assert self.open.wait(20)
+    self.in_sink -= 1
     self.items.append(item)
     return not self.over
 
@@ -235,6 +239,32 @@ def test_an_actor_of_too_many_environments_is_refused(serving):
   assert second(experience([0, 1])).tolist() == [7]
 
 
+def test_an_actor_that_waits_for_a_place_gathers_no_threads(serving):
+  holders = [serving.actor(), serving.actor()]
+  config = unroll_actor.Config(
+    serving.server.address,
+    CARTPOLE,
+    lambda spec, axis_name: serving.agent,
+    num_envs=3,
+    unroll_length=Config.unroll_length,
+  )
+  stop = threading.Event()
+  actor = threading.Thread(
+    target=unroll_actor.run, args=(config, stop), daemon=True
+  )
+  actor.start()
+  time.sleep(2)
+  before = threading.active_count()
+  time.sleep(4)
+  # It tries twice a second; each try used to leave a thread behind.
+  assert threading.active_count() <= before + 2
+  assert actor.is_alive()
+  stop.set()
+  actor.join(20)
+  assert not actor.is_alive()
+  assert all(holder.welcome for holder in holders)
+
+
 def other_extras():
   agent = fakes.counting_agent()
 
@@ -284,6 +314,8 @@ def test_a_sink_that_is_full_holds_all_actors_back(serving):
   eventually(lambda: serving.counts.env_steps == 9)
   time.sleep(0.3)
   assert replies == [] and serving.items == []
+  # Items come one by one: the order of messages is that of items.
+  assert serving.in_sink == 1
   # Nobody waits for parameters, or for a place.
   assert fetch(serving).version == 7
   serving.open.set()

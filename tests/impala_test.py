@@ -153,6 +153,14 @@ def test_actors_have_places_and_seeds_of_their_own(ran):
   places = np.concatenate([first.slots, second.slots])
   assert sorted(places) == list(range(2 * ENVS))
   assert abs(first.first_seed - second.first_seed) >= ENVS
+  for entry in spy.entries:
+    hand = envs.EnvPoolEnvironment(run.config.env, ENVS, seed=entry.first_seed)
+    hand.reset()
+    inputs = spy.of(entry)[0].unroll.inputs
+    np.testing.assert_array_equal(
+      inputs.timestep.observation[:, 0], hand.recv().timestep.observation
+    )
+    hand.close()
   assert run.learner._collection._actors._leases.free == 2 * ENVS
 
 
@@ -276,6 +284,7 @@ def test_nothing_is_compiled_after_the_first_updates(tmp_path):
 
 
 def test_a_learner_that_does_not_learn_holds_actors_back(tmp_path):
+  threads = threading.active_count()
   config = config_of(tmp_path, total_steps=10**9)
   run = running.Running(impala, config)
   own, go_on, held = run.learner.learner, threading.Event(), []
@@ -313,6 +322,8 @@ def test_a_learner_that_does_not_learn_holds_actors_back(tmp_path):
       thread.join(20)
     assert time.monotonic() - start < 5
     assert not any(thread.is_alive() for thread in run.threads)
+  # Nor do those that serve the actors wait on.
+  run.wait_for(lambda: threading.active_count() <= threads, 10)
 
 
 def settled(read, seconds=0.7):

@@ -70,7 +70,7 @@ def wanted(hello: Mapping[str, Any], most: int) -> int:
     wire.Refused: it is malformed, or asks for more than `most`.
   """
   num_envs = hello.get("num_envs")
-  if not isinstance(num_envs, int) or num_envs < 1:
+  if type(num_envs) is not int or num_envs < 1:
     raise wire.Refused(
       wire.StatusCode.INVALID_ARGUMENT,
       f"expected num_envs of at least 1 in the hello, found {num_envs!r}",

@@ -1,5 +1,6 @@
 """The actor with a copy of the parameters: acts by itself, sends unrolls."""
 
+import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable
@@ -71,30 +72,33 @@ def _act(
   stop: threading.Event,
 ) -> None:
   """One lease: parameters come down between unrolls, unrolls go up."""
-  parameters = _Parameters(client, programs)
-  exchange = wire.Exchange(
-    client,
-    protocol.EXPERIENCE,
-    inputs=protocol.experience_layout(
-      programs.item(), programs.window, config.num_envs
-    ),
-    outputs=protocol.VERSION,
-    hello={"num_envs": config.num_envs},
-  )
-  waits = metrics.Waits({metrics.WAIT_REQUESTS: 1, _WAIT_LEARNER: 1})
-  first_seed = int(exchange.welcome["first_seed"])
-  actor = local_actor.LocalActor(
-    programs,
-    config.env,
-    seed=first_seed,
-    rng_key=jax.random.key(first_seed),
-    device=parameters.device,
-    waits=waits,
-    exploration=np.asarray(exchange.welcome["exploration"], np.float32),
-    num_threads=config.num_threads,
-  )
-  message = _Messages(programs, waits)
-  try:
+  with contextlib.ExitStack() as opened:
+    parameters = _Parameters(client, programs)
+    opened.callback(parameters.close)
+    exchange = wire.Exchange(
+      client,
+      protocol.EXPERIENCE,
+      inputs=protocol.experience_layout(
+        programs.item(), programs.window, config.num_envs
+      ),
+      outputs=protocol.VERSION,
+      hello={"num_envs": config.num_envs},
+    )
+    opened.callback(exchange.close)
+    waits = metrics.Waits({metrics.WAIT_REQUESTS: 1, _WAIT_LEARNER: 1})
+    first_seed = int(exchange.welcome["first_seed"])
+    actor = local_actor.LocalActor(
+      programs,
+      config.env,
+      seed=first_seed,
+      rng_key=jax.random.key(first_seed),
+      device=parameters.device,
+      waits=waits,
+      exploration=np.asarray(exchange.welcome["exploration"], np.float32),
+      num_threads=config.num_threads,
+    )
+    opened.callback(actor.close)
+    message = _Messages(programs, waits)
     newest = parameters.newest()
     while newest is not None and not stop.is_set():
       rows, unroll = actor.observe(*newest)
@@ -110,10 +114,6 @@ def _act(
             if newest is None:
               return
       actor.act(*newest)
-  finally:
-    exchange.close()
-    parameters.close()
-    actor.close()
 
 
 class _Parameters:
