@@ -1,25 +1,28 @@
 """Installs seedx: `pip install .`, or with the extra `test` to work on it."""
 
 import pathlib
+import re
 
 import setuptools
 
 _TEST = [
   "hypothesis",
+  "imageio-ffmpeg",
   "mypy",
   "psutil",
   "pytest",
   "pytest-timeout",
   "pytest-xdist",
   "ruff",
-  "scipy",
 ]
+
+_ROOT = pathlib.Path(__file__).parent
 
 setuptools.setup(
   name="seedx",
-  version="0.1.0",
+  version=re.findall('"(.*)"', (_ROOT / "seedx/__init__.py").read_text())[-1],
   description="Distributed reinforcement learning in JAX, SEED-style.",
-  long_description=(pathlib.Path(__file__).parent / "README.md").read_text(),
+  long_description=(_ROOT / "README.md").read_text(),
   long_description_content_type="text/markdown",
   license="Apache-2.0",
   python_requires=">=3.11",
@@ -29,6 +32,7 @@ setuptools.setup(
     "dm-env>=1.6",
     "dm-tree>=0.1.9",
     "envpool>=1.2",
+    "flatbuffers>=24",
     "flax>=0.12",
     "grpcio>=1.60",
     "gymnasium>=1.0",
@@ -36,8 +40,11 @@ setuptools.setup(
     "matplotlib>=3.8",
     "numpy>=2.0",
     "optax>=0.2.6",
+    "orbax-checkpoint>=0.11",
+    "pillow>=10",
     "rich>=13",
     "rlax>=0.1.9",
+    "scipy>=1.11",
     "tensorboardX>=2.6",
   ],
   extras_require={"test": _TEST, "notebooks": ["jupyterlab", "nbclient"]},

@@ -757,13 +757,14 @@ def test_a_killed_client_closes_its_session(server, bystander, value):
     process.communicate()
 
 
+# Two threads print: each a line in one piece.
 SERVER = """
 import sys, threading, time
 import numpy as np
 from seedx import wire
 layout = wire.Layout.of({"x": np.zeros(3, np.float32)}, max_rows=8)
 def function(inputs):
-  print("blocked", flush=True)
+  print("blocked\\n", end="", flush=True)
   threading.Event().wait()
 server = wire.Server(sys.argv[1], 4)
 server.bind("f", function, layout, layout)
@@ -772,7 +773,7 @@ def main():
   stream = client.stream(
     "f", [{"x": np.zeros((1, 3), np.float32)}], layout, layout
   )
-  print(server.address, flush=True)
+  print(f"{server.address}\\n", end="", flush=True)
   time.sleep(1 if sys.argv[2] == "raise" else 60)
   raise ArithmeticError("on purpose")
 if sys.argv[3] == "with":

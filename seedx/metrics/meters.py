@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from seedx import types
+
 # The timed waits that tell the bottleneck.
 WAIT_REQUESTS = "inference_wait_requests"
 WAIT_QUEUE = "inference_wait_queue"
@@ -181,3 +183,18 @@ class EpisodeReturns:
   def count(self) -> int:
     """Episodes finished since the start."""
     return self._count
+
+  def saved(self) -> types.Tree:
+    """What a checkpoint keeps of it."""
+    with self._lock:
+      latest = np.full(self._latest.maxlen or 0, np.nan)
+      latest[: len(self._latest)] = self._latest
+      return {"count": np.int64(self._count), "latest": latest}
+
+  def restore(self, saved: types.Tree) -> None:
+    """Goes on from what was saved."""
+    latest = saved["latest"]
+    with self._lock:
+      self._latest.clear()
+      self._latest.extend(latest[~np.isnan(latest)].tolist())
+      self._count = int(saved["count"])

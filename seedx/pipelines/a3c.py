@@ -30,6 +30,7 @@ from seedx.agents import base
 from seedx.runtime import (
   crew,
   feeds,
+  leases,
   local_actor,
   monitor,
   progress,
@@ -128,6 +129,7 @@ class Trainer:
     )
     self._config = config
     self._crew = crew.Crew(stop)
+    self._seeds = leases.Seeds(config.seed)
     self._agent = agent
     self._device = device
     self._exploration = agent.exploration(
@@ -169,14 +171,18 @@ class Trainer:
     Raises:
       Exception: whatever a worker failed with.
     """
+    config = self._config
+    self._first_seed = self._seeds.take(
+      config.num_workers * config.envs_per_worker
+    )
     self.progress.start()
     try:
-      for place in range(self._config.num_workers):
+      for place in range(config.num_workers):
         work = functools.partial(self._work, place)
         self._crew.start(f"worker-{place}", work)
-      while self.progress.env_steps < self._config.total_steps:
+      while self.progress.env_steps < config.total_steps:
         check()
-        if self._crew.stop.wait(self._config.log_seconds):
+        if self._crew.stop.wait(config.log_seconds):
           break
         self._monitor.write()
     finally:
@@ -187,6 +193,33 @@ class Trainer:
         self._monitor.close()
     return last
 
+  def saved(self) -> types.Tree:
+    """All that a checkpoint of the run holds; any thread may ask."""
+    return {
+      "agent": self.shared.newest()[0],
+      "tally": self.tally.saved(),
+      "progress": self.progress.saved(),
+      "seeds": self._seeds.saved(),
+    }
+
+  def restore(self, load: Callable[[types.Tree], types.Tree]) -> None:
+    """Goes on from a checkpoint, before `run`.
+
+    Args:
+      load: from a nest like that of `saved` to the one that was.
+    """
+    saved = load(self.saved())
+    self.shared = Shared(
+      self._agent, jax.device_put(saved["agent"], self._device)
+    )
+    self.tally.restore(saved["tally"])
+    self.progress.restore(saved["progress"])
+    self._seeds.restore(saved["seeds"])
+
+  def acting(self, saved: types.Tree) -> types.Tree:
+    """What acts by what was saved."""
+    return self._acting(saved["agent"])
+
   def _work(self, place: int) -> None:
     """One worker, until the run is over."""
     config = self._config
@@ -194,12 +227,12 @@ class Trainer:
       if self._crew.stop.is_set():
         return
     act_key, learn_key = jax.random.split(self._keys[place])
-    first_seed = config.seed * 2**20 + place * config.envs_per_worker
+    first_seed = self._first_seed + place * config.envs_per_worker
     actor = local_actor.LocalActor(
       self._programs,
       config.env,
-      seed=first_seed % 2**31,
-      rng_key=act_key,
+      seed=first_seed,
+      rng_key=jax.random.fold_in(act_key, first_seed),
       device=self._device,
       waits=self._waits,
       exploration=self._exploration[place],
@@ -255,7 +288,7 @@ class Shared:
     self._apply = jax.jit(agent.apply)
     self._lock = threading.Lock()
     self._state = state
-    self._version = 0
+    self._version = int(state.updates)
 
   def newest(self) -> tuple[base.AgentState, np.int32]:
     """The newest state, which nothing will change, and its version."""

@@ -157,21 +157,15 @@ class Learner:
     self._waits = metrics.Waits({metrics.WAIT_UNROLLS: 1})
     self.progress = progress.Progress()
     self.learner = learner.Learner(agent, mesh, state, learner_key)
-    self._feed = feeds.Prioritized(
-      agent,
-      config.replay,
-      config.unroll_length,
-      cores,
-      replay_key,
-      self.learner.priorities,
-    )
+    self._agent, self._replay_key = agent, replay_key
+    self._feed = self._make_feed()
     self._snapshots = parameters.Snapshots(cores[:1])
     self._snapshots.publish(agent.acting(state), 0)
     self._queues = queues.UnrollQueues(
       cores, config.queue_capacity, self._crew.stop, self._waits
     )
     self._server = wire.Server(config.address, config.num_actors)
-    self._collection, actors = collection.serve(
+    self._collection, self._actors = collection.serve(
       self._server,
       config,
       agent,
@@ -187,7 +181,7 @@ class Learner:
       spec.frames_per_step,
       sinks,
       lambda: {
-        **actors.shares(),
+        **self._actors.shares(),
         "wire_bytes": self._server.transferred_bytes,
       },
     )
@@ -215,6 +209,41 @@ class Learner:
       lambda: self.progress.env_steps >= self._config.total_steps,
       self._config.log_seconds,
       check,
+    )
+
+  def saved(self) -> types.Tree:
+    """All that a checkpoint of the run holds; any thread may ask."""
+    return {
+      "learner": self.learner.saved(),
+      "progress": self.progress.saved(),
+      "seeds": self._actors.seeds.saved(),
+    }
+
+  def restore(self, load: Callable[[types.Tree], types.Tree]) -> None:
+    """Goes on from a checkpoint, before `run`; a replay is filled anew.
+
+    Args:
+      load: from a nest like that of `saved` to the one that was.
+    """
+    saved = load(self.saved())
+    self.learner.restore(saved["learner"])
+    self.progress.restore(saved["progress"])
+    self._actors.seeds.restore(saved["seeds"])
+    self._feed = self._make_feed()
+    self._snapshots.publish(self.learner.acting(), self.learner.steps)
+
+  def acting(self, saved: types.Tree) -> types.Tree:
+    """What acts by what was saved."""
+    return self.learner.acting(saved["learner"]["agent"])
+
+  def _make_feed(self) -> feeds.Prioritized:
+    return feeds.Prioritized(
+      self._agent,
+      self._config.replay,
+      self._config.unroll_length,
+      self.learner.cores,
+      jax.random.fold_in(self._replay_key, self.learner.steps),
+      self.learner.priorities,
     )
 
   def _learn(self) -> None:

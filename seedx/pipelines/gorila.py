@@ -37,8 +37,11 @@ from seedx.runtime import (
   progress,
   roster,
   service,
+  shards,
   tally,
 )
+
+_RETRY_SECONDS = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,6 +180,9 @@ class Coordinator:
       self.progress,
       config.seed,
     )
+    self._shards = shards.Shards(agent, config.server_addresses)
+    # What parameter servers are to go on from.
+    self._restored: list[base.AgentState] | None = None
     self._totals = {
       "gradients_stale": 0,
       "gradients_outliers": 0,
@@ -216,6 +222,8 @@ class Coordinator:
     Raises:
       types.ConfigError: the address is in use.
     """
+    if not self._give_restored(check):
+      self._crew.stop.set()
     return service.run(
       self._server,
       {},
@@ -225,6 +233,52 @@ class Coordinator:
       self._config.log_seconds,
       check,
     )
+
+  def saved(self) -> types.Tree:
+    """All that a checkpoint of the run holds.
+
+    Raises:
+      wire.WireError: UNAVAILABLE, a parameter server is not there; try again.
+    """
+    return self._saved(self._shards.save())
+
+  def restore(self, load: Callable[[types.Tree], types.Tree]) -> None:
+    """Goes on from a checkpoint, before `run`; replays are filled anew.
+
+    Args:
+      load: from a nest like that of `saved` to the one that was.
+    """
+    saved = load(self._saved(self._shards.form))
+    self._restored = saved["shards"]
+    self.tally.restore(saved["tally"])
+    self.progress.restore(saved["progress"])
+    self._workers.seeds.restore(saved["seeds"])
+
+  def acting(self, saved: types.Tree) -> types.Tree:
+    """What acts by what was saved."""
+    return self._shards.acting(saved["shards"])
+
+  def _saved(self, states: Sequence[base.AgentState]) -> types.Tree:
+    return {
+      "shards": list(states),
+      "tally": self.tally.saved(),
+      "progress": self.progress.saved(),
+      "seeds": self._workers.seeds.saved(),
+    }
+
+  def _give_restored(self, check: Callable[[], None]) -> bool:
+    """Gives servers what was restored, before workers come; False on a stop."""
+    while self._restored is not None:
+      check()
+      try:
+        self._shards.restore(self._restored)
+        self._restored = None
+      except wire.WireError as error:
+        if error.code is not wire.StatusCode.UNAVAILABLE:
+          raise
+        if self._crew.stop.wait(_RETRY_SECONDS):
+          return False
+    return True
 
   def shares(self) -> dict[str, float]:
     """How the workers spend their time: acting and learning wait in turn."""

@@ -157,7 +157,7 @@ class Learner:
       cores, config.queue_capacity, self._crew.stop, self._waits
     )
     self._server = wire.Server(config.address, config.num_actors)
-    self._collection, actors = collection.serve(
+    self._collection, self._actors = collection.serve(
       self._server,
       config,
       agent,
@@ -173,7 +173,7 @@ class Learner:
       spec.frames_per_step,
       sinks,
       lambda: {
-        **actors.shares(),
+        **self._actors.shares(),
         "wire_bytes": self._server.transferred_bytes,
       },
     )
@@ -202,6 +202,30 @@ class Learner:
       self._config.log_seconds,
       check,
     )
+
+  def saved(self) -> types.Tree:
+    """All that a checkpoint of the run holds; any thread may ask."""
+    return {
+      "learner": self.learner.saved(),
+      "progress": self.progress.saved(),
+      "seeds": self._actors.seeds.saved(),
+    }
+
+  def restore(self, load: Callable[[types.Tree], types.Tree]) -> None:
+    """Goes on from a checkpoint, before `run`.
+
+    Args:
+      load: from a nest like that of `saved` to the one that was.
+    """
+    saved = load(self.saved())
+    self.learner.restore(saved["learner"])
+    self.progress.restore(saved["progress"])
+    self._actors.seeds.restore(saved["seeds"])
+    self._snapshots.publish(self.learner.acting(), self.learner.steps)
+
+  def acting(self, saved: types.Tree) -> types.Tree:
+    """What acts by what was saved."""
+    return self.learner.acting(saved["learner"]["agent"])
 
   def _learn(self) -> None:
     items = [self._collection.example(core) for core in self.learner.cores]

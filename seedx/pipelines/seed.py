@@ -194,9 +194,8 @@ class Learner:
       agent, mesh, state, learner_key, config.micro_batches
     )
     cores = self.learner.cores
-    self._feed = feeds.make(
-      agent, config.replay, config.unroll_length, cores, replay_key
-    )
+    self._agent, self._replay_key = agent, replay_key
+    self._feed = self._make_feed()
     self._snapshots = parameters.Snapshots(acting_on)
     self._snapshots.publish(agent.acting(state), 0)
     self._queues = queues.UnrollQueues(
@@ -252,17 +251,51 @@ class Learner:
       self._close,
     )
 
+  def saved(self) -> types.Tree:
+    """All that a checkpoint of the run holds; any thread may ask."""
+    return {
+      "learner": self.learner.saved(),
+      "progress": self.progress.saved(),
+      "seeds": self._sessions.seeds.saved(),
+    }
+
+  def restore(self, load: Callable[[types.Tree], types.Tree]) -> None:
+    """Goes on from a checkpoint, before `run`; a replay is filled anew.
+
+    Args:
+      load: from a nest like that of `saved` to the one that was.
+    """
+    saved = load(self.saved())
+    self.learner.restore(saved["learner"])
+    self.progress.restore(saved["progress"])
+    self._sessions.seeds.restore(saved["seeds"])
+    self._feed = self._make_feed()
+    self._snapshots.publish(self.learner.acting(), self.learner.steps)
+
+  def acting(self, saved: types.Tree) -> types.Tree:
+    """What acts by what was saved."""
+    return self.learner.acting(saved["learner"]["agent"])
+
+  def _make_feed(self) -> feeds.Feed:
+    return feeds.make(
+      self._agent,
+      self._config.replay,
+      self._config.unroll_length,
+      self.learner.cores,
+      jax.random.fold_in(self._replay_key, self.learner.steps),
+    )
+
   def _serve(
     self, spec: types.EnvironmentSpec, config: inference.Config
   ) -> wire.Server:
     """A server, not started yet, on which actors open sessions."""
     server = wire.Server(self._config.address, self._config.num_actors)
-    sessions = inference.Sessions(
+    self._sessions = inference.Sessions(
       self.inferences, self.progress, config, self._config.seed
     )
     server.bind_stream(
       protocol.ACT,
-      sessions,
+      self._sessions,
       inputs=protocol.rows_layout(spec, config.max_rows),
       outputs=protocol.actions_layout(spec, config.max_rows),
     )

@@ -26,6 +26,7 @@ from seedx.agents import base
 from seedx.runtime import (
   feeds,
   learner,
+  leases,
   local_actor,
   monitor,
   progress,
@@ -130,9 +131,7 @@ class Trainer:
     self._config = config
     self._stop = stop or threading.Event()
     self._agent = agent
-    self._feed = feeds.make(
-      agent, config.replay, config.unroll_length, cores, replay_key
-    )
+    self._replay_key, self._acting_key = replay_key, acting_key
     self._waits = metrics.Waits(
       {
         metrics.WAIT_REQUESTS: 1,  # For environments.
@@ -145,16 +144,9 @@ class Trainer:
       length=feeds.unroll_length(agent, config.unroll_length),
       period=config.unroll_length,
     )
-    self._actor = local_actor.LocalActor(
-      local_actor.Programs(agent, spec, layout),
-      config.env,
-      # Runs with different seeds share no environment.
-      seed=(config.seed * 2**20) % 2**31,
-      rng_key=acting_key,
-      device=cores[0],
-      waits=self._waits,
-      num_threads=config.env_threads,
-    )
+    self._programs = local_actor.Programs(agent, spec, layout)
+    self._seeds = leases.Seeds(config.seed)
+    self._actor, self._feed = self._make_actor(), self._make_feed()
     self._monitor = monitor.Monitor(
       self.progress, self.learner, self._waits, spec.frames_per_step, sinks
     )
@@ -186,6 +178,31 @@ class Trainer:
       self._actor.close()
     return last
 
+  def saved(self) -> types.Tree:
+    """All that a checkpoint of the run holds; any thread may ask."""
+    return {
+      "learner": self.learner.saved(),
+      "progress": self.progress.saved(),
+      "seeds": self._seeds.saved(),
+    }
+
+  def restore(self, load: Callable[[types.Tree], types.Tree]) -> None:
+    """Goes on from a checkpoint, before `run`; a replay is filled anew.
+
+    Args:
+      load: from a nest like that of `saved` to the one that was.
+    """
+    saved = load(self.saved())
+    self.learner.restore(saved["learner"])
+    self.progress.restore(saved["progress"])
+    self._seeds.restore(saved["seeds"])
+    self._actor.close()
+    self._actor, self._feed = self._make_actor(), self._make_feed()
+
+  def acting(self, saved: types.Tree) -> types.Tree:
+    """What acts by what was saved."""
+    return self.learner.acting(saved["learner"]["agent"])
+
   def steps(self) -> Iterator[None]:
     """Trains, and yields after each step of all environments."""
     reports = progress.reports(self._agent.exploration(self._config.num_envs))
@@ -203,6 +220,27 @@ class Trainer:
       with self._waits.timed(metrics.WAIT_UNROLLS):
         self._actor.act(acting, version)
       yield
+
+  def _make_actor(self) -> local_actor.LocalActor:
+    first_seed = self._seeds.take(self._config.num_envs)
+    return local_actor.LocalActor(
+      self._programs,
+      self._config.env,
+      seed=first_seed,
+      rng_key=jax.random.fold_in(self._acting_key, first_seed),
+      device=self.learner.cores[0],
+      waits=self._waits,
+      num_threads=self._config.env_threads,
+    )
+
+  def _make_feed(self) -> feeds.Feed:
+    return feeds.make(
+      self._agent,
+      self._config.replay,
+      self._config.unroll_length,
+      self.learner.cores,
+      jax.random.fold_in(self._replay_key, self.learner.steps),
+    )
 
   def _newest(self) -> tuple[types.Tree, np.int32]:
     acting = jax.device_put(self.learner.acting(), self.learner.cores[0])

@@ -219,7 +219,11 @@ class _Programs:
 
 
 class Sessions:
-  """Opens a session for each actor, on the device with the most free slots."""
+  """Opens a session for each actor, on the device with the most free slots.
+
+  Attributes:
+    seeds: of their environments.
+  """
 
   def __init__(
     self,
@@ -233,7 +237,7 @@ class Sessions:
     self._progress = counts
     self._layout = config.layout
     self._lock = threading.Lock()
-    self._seeds = leases.Seeds(seed)
+    self.seeds = leases.Seeds(seed)
 
   def __call__(self, hello: Mapping[str, Any]) -> "Session":
     """Leases slots for an actor's hello `{"num_envs": n}`.
@@ -247,7 +251,7 @@ class Sessions:
       slots = inference.leases.take(num_envs)
     if slots is None:
       raise leases.no_place(inference.leases.free, num_envs)
-    first_seed = self._seeds.take(num_envs)
+    first_seed = self.seeds.take(num_envs)
     return Session(inference, slots, first_seed, self._progress, self._layout)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 import dm_env
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec
 
 from seedx import losses, sharding, types
@@ -66,6 +67,8 @@ class Learner:
     self.steps = 0
     self.learned_steps = 0.0
     self.state = sharding.replicate(state, mesh)
+    # Held while the state and what is counted of it change together.
+    self._changing = threading.Lock()
     self.metrics: dict[str, float] = {}
     self.cores = list(mesh.devices)
     self._acting = jax.jit(agent.acting)
@@ -113,8 +116,10 @@ class Learner:
     whole = sharding.assemble(batch, self._mesh, self._specs)
     key = jax.random.fold_in(self._rng_key, self.steps)
     version = jnp.int32(self.steps)
-    self.state, output = self._update(self.state, version, key, whole)
-    self.steps += 1
+    state, output = self._update(self.state, version, key, whole)
+    with self._changing:
+      self.state = state
+      self.steps += 1
     # One update may be under way while the next is prepared, and no more:
     # inference on the same device would wait for all of them.
     self.finish()
@@ -132,9 +137,26 @@ class Learner:
     own = {x.device: x.data for x in self._priorities.addressable_shards}
     return [own[core] for core in self.cores]
 
-  def acting(self) -> types.Tree:
-    """What acts by the newest state."""
-    return self._acting(self.state)
+  def acting(self, state: base.AgentState | None = None) -> types.Tree:
+    """What acts by a state, by the newest one if None."""
+    return self._acting(self.state if state is None else state)
+
+  def saved(self) -> types.Tree:
+    """What a checkpoint keeps of it; any thread may ask."""
+    with self._changing:
+      return {
+        "agent": self.state,
+        "rng_key": jax.random.key_data(self._rng_key),
+        "steps": np.int64(self.steps),
+        "learned_steps": np.float64(self.learned_steps),
+      }
+
+  def restore(self, saved: types.Tree) -> None:
+    """Goes on from what was saved; before it learns."""
+    self.state = sharding.replicate(saved["agent"], self._mesh)
+    self._rng_key = jax.random.wrap_key_data(jnp.asarray(saved["rng_key"]))
+    self.steps = int(saved["steps"])
+    self.learned_steps = float(saved["learned_steps"])
 
   def finish(self) -> None:
     """Waits for the update that is under way, and reads what it says."""

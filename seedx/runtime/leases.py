@@ -9,6 +9,7 @@ import numpy as np
 from seedx import wire
 
 _END_OF_SEEDS = 2**31  # EnvPool's are int32.
+_SEEDS_OF_A_RUN = 2**20
 
 
 class Leases:
@@ -50,9 +51,10 @@ class Seeds:
   def __init__(self, seed: int) -> None:
     """`seed`: of the run; runs with different ones share no environment.
 
-    That holds up to 2^20 seeds a run.
+    That holds up to 2^20 seeds a run, the upper half of which is meant for
+    evaluation.
     """
-    self._next = (seed * 2**20) % _END_OF_SEEDS
+    self._next = (seed * _SEEDS_OF_A_RUN) % _END_OF_SEEDS
     self._lock = threading.Lock()
 
   def take(self, count: int) -> int:
@@ -61,6 +63,28 @@ class Seeds:
       first = self._next if self._next + count <= _END_OF_SEEDS else 0
       self._next = first + count
       return first
+
+  def saved(self) -> np.integer:
+    """What a checkpoint keeps of it."""
+    return np.int64(self._next)
+
+  def restore(self, saved: np.integer) -> None:
+    """Goes on from what was saved: a run that is resumed sees new episodes."""
+    with self._lock:
+      self._next = int(saved)
+
+
+def evaluation_seed(seed: int, place: int) -> int:
+  """A seed of environments that a run with `seed` does not train in.
+
+  That holds as long as it has trained in fewer than 2^19.
+
+  Args:
+    seed: of the run.
+    place: which of the seeds there are, from 0 to 2^19 - 1.
+  """
+  half = _SEEDS_OF_A_RUN // 2
+  return (seed * _SEEDS_OF_A_RUN + half + place % half) % _END_OF_SEEDS
 
 
 def wanted(hello: Mapping[str, Any], most: int) -> int:

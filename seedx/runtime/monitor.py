@@ -53,12 +53,16 @@ class Monitor:
     self._frames_per_step = frames_per_step
     self._sinks = list(sinks)
     self._more = more
-    self._last = (time.monotonic(), 0)
+    self._last: tuple[float, int] | None = None
+    self._made_seconds = time.monotonic()
 
   def write(self) -> dict[str, metrics.Value]:
     """Writes a line to every sink, and returns it."""
     now, env_steps = time.monotonic(), self._progress.env_steps
-    then, env_steps_then = self._last
+    then, env_steps_then = self._last or (
+      self._made_seconds,
+      self._progress.first_env_steps,
+    )
     self._last = (now, env_steps)
     line: dict[str, metrics.Value] = {
       "wall_seconds": self._progress.wall_seconds,

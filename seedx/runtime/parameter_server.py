@@ -11,7 +11,8 @@ comes to an empty shard gives it the parameters that it has, and the version:
 at the start these are the same for all. What the optimizer knew is lost.
 
 A worker opens the stream `PUSH`, on which each gradient is answered with the
-newest parameters. `START` is a single call.
+newest parameters. `START` is a single call, and so are `SAVE` and `RESTORE`, by
+which a checkpoint is made and gone on from.
 """
 
 import dataclasses
@@ -25,9 +26,12 @@ import numpy as np
 
 from seedx import envs, types, wire
 from seedx.agents import base
+from seedx.runtime import protocol
 
 PUSH = "push"
 START = "start"
+SAVE = "save"
+RESTORE = "restore"
 
 
 class Push(NamedTuple):
@@ -74,6 +78,27 @@ def layouts(size: int) -> tuple[wire.Layout, wire.Layout]:
   return push, wire.Layout.of(Reply(number, np.zeros((), np.bool_), vector), 2)
 
 
+def state_form(agent: base.Agent, size: int) -> base.AgentState:
+  """The shapes of the state of a shard of so many parameters.
+
+  Raises:
+    types.ConfigError: the agent cannot be updated in parts.
+  """
+  if agent.start is None:
+    raise types.ConfigError(
+      "expected an agent that can `start` from a part of its parameters,"
+      " found one that cannot: no parameter server can hold a shard of it"
+    )
+  vector = jax.ShapeDtypeStruct((size,), np.float32)
+  start = agent.start
+  return jax.eval_shape(lambda params: start(params, 0), vector)
+
+
+def state_layout(form: base.AgentState) -> wire.Layout:
+  """The layout of what `state_form` says: its leaves, in one row."""
+  return wire.Layout.of(tuple(jax.tree.leaves(form)), 1)
+
+
 class Shard:
   """A part of the parameters; any thread may call it.
 
@@ -92,13 +117,11 @@ class Shard:
     Raises:
       types.ConfigError: the agent cannot be updated in parts.
     """
-    if agent.start is None:
-      raise types.ConfigError(
-        "expected an agent that can `start` from a part of its parameters,"
-        " found one that cannot: no parameter server can hold a shard of it"
-      )
+    state_form(agent, 1)
+    assert agent.start is not None
     self.version = -1
     self._start = agent.start
+    self._agent = agent
     self._apply = jax.jit(agent.apply)
     self._max_staleness = max_staleness
     self._lock = threading.Lock()
@@ -131,6 +154,27 @@ class Shard:
         gradients = base.Gradients(push.vector[0])
         self._take(self._apply(self._state, gradients))
       return self._reply(push, applied=fresh)
+
+  def save(self, nothing: types.Tree) -> types.Tree:
+    """The whole state as a row of its leaves.
+
+    Raises:
+      wire.Refused: UNAVAILABLE, the shard is empty.
+    """
+    del nothing
+    with self._lock:
+      if self._state is None:
+        raise wire.Refused(wire.StatusCode.UNAVAILABLE, "this shard is empty")
+      return tuple(np.asarray(x)[None] for x in jax.tree.leaves(self._state))
+
+  def restore(self, leaves: types.Tree) -> tuple[()]:
+    """Goes on from what `save` said, whatever it had before."""
+    form = state_form(self._agent, leaves[0].shape[1])
+    structure = jax.tree.structure(form)
+    rows = [jax.numpy.array(leaf[0]) for leaf in leaves]
+    with self._lock:
+      self._take(jax.tree.unflatten(structure, rows))
+    return ()
 
   def _take(self, state: base.AgentState) -> None:
     self._state = state
@@ -190,6 +234,9 @@ def run(config: Config, stop: threading.Event) -> None:
   push, reply = layouts(part.stop - part.start)
   server.bind(PUSH, shard.push, push, reply)
   server.bind(START, shard.start, push, reply)
+  state = state_layout(state_form(agent, part.stop - part.start))
+  server.bind(SAVE, shard.save, protocol.NOTHING, state)
+  server.bind(RESTORE, shard.restore, state, protocol.NOTHING)
   with server:
     stop.wait()
 

@@ -14,15 +14,19 @@ class Progress:
 
   Attributes:
     returns: raw returns of whole games.
+    first_env_steps: what `env_steps` was at the start: 0, or that of the
+      checkpoint that the run goes on from.
   """
 
   def __init__(self) -> None:
     """Everything is 0 and the clock has not started."""
     self.returns = metrics.EpisodeReturns()
+    self.first_env_steps = 0
     self._lock = threading.Lock()
     self._env_steps = 0
     self._unrolls_discarded = 0
     self._started_seconds: float | None = None
+    self._past_seconds = 0.0
 
   def add_rows(
     self, rows: types.Rows, reported: np.ndarray | None = None
@@ -71,10 +75,26 @@ class Progress:
 
   @property
   def wall_seconds(self) -> float:
-    """Seconds since the first observation."""
+    """Seconds since the first observation, of earlier starts as well."""
     if self._started_seconds is None:
-      return 0.0
-    return time.monotonic() - self._started_seconds
+      return self._past_seconds
+    return self._past_seconds + time.monotonic() - self._started_seconds
+
+  def saved(self) -> types.Tree:
+    """What a checkpoint keeps of it."""
+    return {
+      "returns": self.returns.saved(),
+      "env_steps": np.int64(self._env_steps),
+      "unrolls_discarded": np.int64(self._unrolls_discarded),
+      "wall_seconds": np.float64(self.wall_seconds),
+    }
+
+  def restore(self, saved: types.Tree) -> None:
+    """Goes on from what was saved; before the clock starts."""
+    self.returns.restore(saved["returns"])
+    self.first_env_steps = self._env_steps = int(saved["env_steps"])
+    self._unrolls_discarded = int(saved["unrolls_discarded"])
+    self._past_seconds = float(saved["wall_seconds"])
 
 
 def reports(exploration: np.ndarray) -> np.ndarray:

@@ -43,6 +43,9 @@ class Roster:
   """Actors that act for themselves, on the side of whom they work for.
 
   Any thread may call it.
+
+  Attributes:
+    seeds: of their environments.
   """
 
   def __init__(
@@ -65,7 +68,7 @@ class Roster:
     self._exploration = agent.exploration(num_envs)
     self._reports = progress.reports(self._exploration)
     self._leases = leases.Leases(num_envs)
-    self._seeds = leases.Seeds(seed)
+    self.seeds = leases.Seeds(seed)
     self._lock = threading.Lock()
     self._entries: set[Entry] = set()
     self._waits: list[tuple[float, float]] = [(0.0, 0.0)]
@@ -81,7 +84,7 @@ class Roster:
     if slots is None:
       raise leases.no_place(self._leases.free, num_envs)
     self._counts.start()
-    first_seed = self._seeds.take(num_envs)
+    first_seed = self.seeds.take(num_envs)
     entry = Entry(slots, first_seed, self._exploration[slots])
     with self._lock:
       self._entries.add(entry)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from seedx import types
+
 
 class Tally:
   """Counts of gradients; any thread may add to them.
@@ -46,6 +48,20 @@ class Tally:
       self.learned_steps += learned_steps
       self._latest.append((gradients, staleness))
       self._newest = dict(metrics)
+
+  def saved(self) -> types.Tree:
+    """What a checkpoint keeps of it."""
+    with self._lock:
+      return {
+        "steps": np.int64(self.steps),
+        "learned_steps": np.float64(self.learned_steps),
+      }
+
+  def restore(self, saved: types.Tree) -> None:
+    """Goes on from what was saved."""
+    with self._lock:
+      self.steps = int(saved["steps"])
+      self.learned_steps = float(saved["learned_steps"])
 
   @property
   def metrics(self) -> dict[str, float]:
