@@ -135,6 +135,7 @@ def make(
     acting=lambda state: model.Variables(state.params, state.statistics),
     initial_core_state=policy.network.initial_core_state,
     step=policy.step,
+    greedy=policy.greedy,
     gradients=gradients,
     apply=apply,
     update=base.composed_update(gradients, apply),
@@ -199,13 +200,22 @@ class Policy:
     core_state: types.Tree,
   ) -> tuple[types.AgentOutput, types.Tree]:
     """One step of `[B, ...]`; see `base.Agent`."""
-    stream = jax.tree.map(lambda x: x[None], inputs)
-    output = self.network.unroll(variables, stream, core_state)
-    policy = self._distribution(output)
+    policy, core_state = self._one_step(variables, inputs, core_state)
     action, log_prob = policy.sample_and_log_prob(seed=rng_key)
-    action = action[0].astype(self.network.spec.action.dtype)
-    extras = Extras(log_prob[0])
-    return types.AgentOutput(action, extras), output.core_state
+    return self._output(action, log_prob), core_state
+
+  def greedy(
+    self,
+    variables: model.Variables,
+    rng_key: jax.Array,
+    inputs: types.Inputs,
+    core_state: types.Tree,
+  ) -> tuple[types.AgentOutput, types.Tree]:
+    """One step of `[B, ...]` with the likeliest actions."""
+    del rng_key  # Nothing is drawn.
+    policy, core_state = self._one_step(variables, inputs, core_state)
+    action = policy.mode()
+    return self._output(action, policy.log_prob(action)), core_state
 
   def evaluate(
     self, variables: model.Variables, unroll: types.Unroll
@@ -235,6 +245,23 @@ class Policy:
     output = self.network.unroll(variables, inputs, core_state)
     policy = self._distribution(output)
     return output.head.value, policy.log_prob(action), policy.entropy()
+
+  def _one_step(
+    self,
+    variables: model.Variables,
+    inputs: types.Inputs,
+    core_state: types.Tree,
+  ) -> tuple[distributions.Distribution, types.Tree]:
+    """The distribution of `[1, B]` actions, and the next core state."""
+    stream = jax.tree.map(lambda x: x[None], inputs)
+    output = self.network.unroll(variables, stream, core_state)
+    return self._distribution(output), output.core_state
+
+  def _output(
+    self, action: jax.Array, log_prob: jax.Array
+  ) -> types.AgentOutput:
+    action = action[0].astype(self.network.spec.action.dtype)
+    return types.AgentOutput(action, Extras(log_prob[0]))
 
   def _distribution(self, output: model.Output) -> distributions.Distribution:
     if output.action_mask is None:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import dm_env
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from seedx import trees, types
@@ -58,6 +59,8 @@ class Agent:
     initial_core_state: `(batch_size) -> core_state` of `[batch_size, ...]`.
     step: `(acting, rng_key, Inputs [B, ...], core_state) -> (AgentOutput,
       core_state)`.
+    greedy: as `step`, but with the action that it thinks best; None for an
+      agent that cannot tell.
     gradients: `(state, rng_key, batch) -> (Gradients, LossOutput)`; a batch is
       a `types.Unroll`, or a `types.Sample` where there is a `window`.
     apply: `(state, Gradients) -> state`.
@@ -97,8 +100,19 @@ class Agent:
   exploration: Callable[[int], np.ndarray] = lambda num_envs: np.zeros(
     num_envs, np.float32
   )
+  greedy: (
+    Callable[
+      [types.Tree, jax.Array, types.Inputs, types.Tree],
+      tuple[types.AgentOutput, types.Tree],
+    ]
+    | None
+  ) = None
   start: Callable[[types.Tree, int], AgentState] | None = None
   priorities: Callable[[types.Tree, types.Unroll], jax.Array] | None = None
+
+
+# `(spec, axis_name) -> Agent`.
+MakeAgent = Callable[[types.EnvironmentSpec, str | None], Agent]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +132,86 @@ class Maker:
   ) -> Agent:
     """Makes the agent for an environment."""
     return self.make(spec, self.config, axis_name)
+
+
+class Memory(NamedTuple):
+  """What acting carries from step to step.
+
+  Attributes:
+    core_state: `[B, ...]`.
+    action: `[B, ...]`, the last one.
+  """
+
+  core_state: types.Tree
+  action: types.Array
+
+
+class Taken(NamedTuple):
+  """A step that was taken.
+
+  Attributes:
+    inputs: `[B, ...]`, what the agent saw.
+    core_state: `[B, ...]`, before the step.
+    output: what it did.
+    memory: of the next step.
+  """
+
+  inputs: types.Inputs
+  core_state: types.Tree
+  output: types.AgentOutput
+  memory: Memory
+
+
+def empty_memory(
+  agent: Agent, spec: types.EnvironmentSpec, batch_size: int
+) -> Memory:
+  """The memory of environments that have just begun."""
+  return Memory(
+    agent.initial_core_state(batch_size),
+    trees.zeros(spec.action, (batch_size,)),
+  )
+
+
+def take_step(
+  agent: Agent,
+  acting: types.Tree,
+  rng_key: jax.Array,
+  timestep: dm_env.TimeStep,
+  memory: Memory,
+  exploration: types.Array,
+  first: types.Array | None = None,
+) -> Taken:
+  """One step, where what was before an episode's first one is forgotten.
+
+  Args:
+    agent: whose `step` acts.
+    acting: the parameters that act.
+    rng_key: for this step alone.
+    timestep: `[B, ...]`.
+    memory: `[B, ...]`.
+    exploration: `[B]`, see `types.Inputs`.
+    first: `[B]`, where to forget; where `step_type` is FIRST if None.
+  """
+  if first is None:
+    first = timestep.step_type == int(dm_env.StepType.FIRST)
+  initial = agent.initial_core_state(timestep.reward.shape[0])
+  core_state = jax.tree.map(
+    lambda start, past: _where(first, start, past), initial, memory.core_state
+  )
+  inputs = types.Inputs(
+    timestep=timestep,
+    action_tm1=_where(first, jnp.zeros_like(memory.action), memory.action),
+    exploration=exploration,
+  )
+  output, next_core_state = agent.step(acting, rng_key, inputs, core_state)
+  return Taken(
+    inputs, core_state, output, Memory(next_core_state, output.action)
+  )
+
+
+def _where(rows: jax.Array, yes: jax.Array, no: jax.Array) -> jax.Array:
+  """`jnp.where` by row: `[B]`, `[B, ...]`, `[B, ...]`."""
+  return jnp.where(rows.reshape(-1, *(1,) * (yes.ndim - 1)), yes, no)
 
 
 def composed_update(

@@ -141,6 +141,7 @@ def make(
     acting=acting,
     initial_core_state=q_model.initial_core_state,
     step=functools.partial(_step, q_model),
+    greedy=functools.partial(_greedy, q_model),
     gradients=gradients,
     apply=apply,
     update=base.composed_update(gradients, apply),
@@ -207,6 +208,19 @@ def _step(
   action = jnp.where(explores, anything, jnp.argmax(q_values, axis=-1))
   action = action.astype(q_model.spec.action.dtype)
   return types.AgentOutput(action, ()), output.core_state
+
+
+def _greedy(
+  q_model: model.Model,
+  acting: Acting,
+  rng_key: jax.Array,
+  inputs: types.Inputs,
+  core_state: types.Tree,
+) -> tuple[types.AgentOutput, types.Tree]:
+  """One step of `[B, ...]` without exploration."""
+  acting = acting._replace(epsilon=jnp.zeros_like(acting.epsilon))
+  inputs = inputs._replace(exploration=jnp.zeros_like(inputs.exploration))
+  return _step(q_model, acting, rng_key, inputs, core_state)
 
 
 def _differentiate(

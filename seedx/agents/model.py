@@ -37,6 +37,8 @@ class Config:
     image_torso: the network for images, of `networks.IMAGE_TORSOS`.
     stack_frames: frames that image observations are stacked over.
     lstm_size: units of an LSTM behind the torso; 0 for none.
+    torso: a module of one's own in the place of the MLP and the network for
+      images, from the observation's nest of `[B, ...]` to features `[B, F]`.
     compute_dtype: "float32" or "bfloat16"; parameters are float32.
   """
 
@@ -56,6 +58,7 @@ class Config:
   image_torso: str = "nature"
   stack_frames: int = 1
   lstm_size: int = 0
+  torso: nn.Module | None = None
   compute_dtype: str = "float32"
 
   def __post_init__(self) -> None:
@@ -149,6 +152,7 @@ class Model:
       image_torso=config.image_torso,
       stack_frames=config.stack_frames,
       lstm_size=config.lstm_size,
+      torso=config.torso,
       dtype=jnp.dtype(config.compute_dtype),
     )
     return cls(spec, config, network)

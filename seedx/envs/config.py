@@ -1,10 +1,13 @@
 """Which environment is meant, as data that a remote actor can be sent."""
 
 import dataclasses
+import difflib
 import importlib
 import pathlib
+import pickle
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import dm_env.specs
@@ -19,6 +22,7 @@ DEFAULT_ACTION_MASK = "action_mask"
 _NARROWED_DTYPES = {
   np.dtype(np.float64): np.dtype(np.float32),
   np.dtype(np.int64): np.dtype(np.int32),
+  np.dtype(np.uint64): np.dtype(np.uint32),
 }
 
 
@@ -27,11 +31,19 @@ class Config:
   """An environment, and what is done to its observations.
 
   Attributes:
-    env_id: any of `envpool.list_all_envs()`.
-    options: of EnvPool for this environment. `stack_num`, where a family has
-      it, is 1 if not given: frames are stacked by the network.
-    info_keys: entries of EnvPool's `info` that join the observation, which
-      becomes the dict `{"observation": ..., key: ...}`; a dict gets them added.
+    env_id: any of `envpool.list_all_envs()`; or `package.module:factory`, of a
+      function of yours that returns a Gymnasium `Env` or a
+      `dm_env.Environment`, in a module of the current directory or any that is
+      installed. It is called in processes of its own, once for each
+      environment. A `seed` that it takes is the environment's; where it
+      returns a `dm_env.Environment` it has to take one. Networks take images
+      as `[C, H, W]` bytes; a `transform` can turn others.
+    options: of EnvPool for this environment, or the factory's keyword
+      arguments. EnvPool's `stack_num`, where a family has it, is 1 if not
+      given: frames are stacked by the network.
+    info_keys: entries of `info`, EnvPool's or Gymnasium's, that join the
+      observation, which becomes the dict `{"observation": ..., key: ...}`; a
+      dict gets them added.
     action_mask: the entry of the observation, or else of `info`, that says
       which of the discrete actions are legal. Where there is no `action_mask`
       of the actions' shape, all of them are; another name must be there.
@@ -51,25 +63,65 @@ def narrowed(dtype: np.dtype) -> np.dtype:
   return _NARROWED_DTYPES.get(dtype, dtype)
 
 
+def is_own(config: Config) -> bool:
+  """Whether a factory of the user's makes the environment, not EnvPool."""
+  return ":" in config.env_id
+
+
 def load_transform(name: str) -> Transform:
   """The function of a `package.module:function`; modules here come first.
 
   Raises:
     types.ConfigError: there is no such function.
   """
-  module, colon, function = name.partition(":")
-  here = str(pathlib.Path.cwd())
-  if sys.path[0] != here:
-    sys.path.insert(0, here)
-  try:
-    if not colon:
-      raise AttributeError("the name has no colon")
-    return getattr(importlib.import_module(module), function)
-  except (AttributeError, ImportError, TypeError, ValueError) as error:
+  return _load(name, "an observation transform")
+
+
+def load_factory(name: str) -> Callable[..., Any]:
+  """What a `package.module:factory` names; modules here come first.
+
+  Raises:
+    types.ConfigError: there is nothing of that name that can be called.
+  """
+  factory = _load(name, "an environment factory")
+  if not callable(factory):
     raise types.ConfigError(
-      f"expected an observation transform package.module:function, found"
-      f" {name!r}: {error}"
+      "expected an environment factory package.module:function, found"
+      f" {name!r}, which is not callable: {factory!r}"
+    )
+  return factory
+
+
+def pickled(work: Any) -> bytes:
+  """A config, or what has one, for another process.
+
+  Raises:
+    types.ConfigError: it cannot be pickled.
+  """
+  try:
+    return pickle.dumps(work)
+  except (pickle.PicklingError, AttributeError, TypeError) as error:
+    raise types.ConfigError(
+      f"expected options that can be pickled for a process of its own: {error}"
     ) from error
+
+
+def in_one_line(error: BaseException) -> str:
+  """What an exception is and says, and where it was raised."""
+  said = " ".join(f"{type(error).__name__}: {error}".split())
+  frames = traceback.extract_tb(error.__traceback__)
+  if not frames or isinstance(error, ImportError):
+    return said
+  place = frames[-1]
+  return f"{said} ({pathlib.Path(place.filename).name}, line {place.lineno})"
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+  """What an unknown name may have been meant to be."""
+  known = list(known)
+  close = difflib.get_close_matches(name, known, n=3)
+  start = f"Did you mean {' or '.join(close)}? " if close else ""
+  return f"{start}Known: {', '.join(known) or 'none'}."
 
 
 def transformed(
@@ -111,3 +163,21 @@ def transformed(
     )
 
   return tree.map_structure(spec, results)
+
+
+def _load(name: str, what: str) -> Any:
+  module, colon, function = name.partition(":")
+  here = str(pathlib.Path.cwd())
+  if sys.path[0] != here:
+    sys.path.insert(0, here)
+  try:
+    if not colon:
+      raise AttributeError("the name has no colon")
+    if module == "__main__":
+      raise AttributeError("a program cannot be imported, only a module can")
+    return getattr(importlib.import_module(module), function)
+  except Exception as error:  # A module may raise anything.
+    raise types.ConfigError(
+      f"expected {what} package.module:function, found {name!r}:"
+      f" {in_one_line(error)}"
+    ) from error

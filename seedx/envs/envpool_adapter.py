@@ -14,7 +14,7 @@ import tree
 
 from seedx import types
 from seedx.envs import config as env_config
-from seedx.envs import envpool_spec
+from seedx.envs import envpool_spec, observations
 
 _FIRST = np.uint8(dm_env.StepType.FIRST)
 _MID = np.uint8(dm_env.StepType.MID)
@@ -49,6 +49,7 @@ class EnvPoolEnvironment:
     batch_size: int | None = None,
     seed: int = 0,
     num_threads: int = 1,
+    render: bool = False,
   ) -> None:
     """Makes the environments; `reset` starts them.
 
@@ -61,17 +62,19 @@ class EnvPoolEnvironment:
         order.
       seed: environment k is seeded with `seed + k`.
       num_threads: threads that step environments, at least 1.
+      render: whether `render` will be asked for frames.
 
     Raises:
       types.ConfigError: as `spec` does, or where a number is out of range.
     """
-    batch_size = num_envs if batch_size is None else batch_size
-    _check_range("num_envs", num_envs, 1, 2**31 - 1)
-    _check_range("batch_size", batch_size, 1, num_envs)
-    _check_range("num_threads", num_threads, 1, 2**31 - 1)
-    _check_range("seed", seed, 0, 2**31 - num_envs)
+    batch_size = observations.check_numbers(
+      num_envs, batch_size, num_threads, seed
+    )
     pool_spec, options = envpool_spec.pool_spec_and_options(config)
+    if render:
+      options |= {"render_mode": "rgb_array"}
     self.spec = envpool_spec.environment_spec(config, pool_spec)
+    self._name = config.env_id
     self.num_envs = num_envs
     self.batch_size = batch_size
     self._info_keys = envpool_spec.joined_info_keys(config, pool_spec)
@@ -137,7 +140,9 @@ class EnvPoolEnvironment:
     self._game_return[index] = np.where(game_ended, 0, game_return)
     game_return[~game_ended] = np.nan
     observation = self._observation(observation, info)
-    observation = self._with_legal_actions(observation, index, last)
+    observation = observations.with_legal_actions(
+      self.spec, observation, index, last
+    )
     return types.Rows(
       index=index,
       timestep=dm_env.TimeStep(step_type, reward, discount, observation),
@@ -157,21 +162,30 @@ class EnvPoolEnvironment:
       ValueError: the shape is another, or a discrete action is out of range;
         EnvPool would read memory that is not its own.
     """
-    expected = (len(index), *self.spec.action.shape)
-    if np.shape(action) != expected:
-      raise ValueError(
-        f"expected actions of shape {expected}, found {np.shape(action)}"
-      )
-    action = np.asarray(action, self._action_dtype)
-    if np.issubdtype(self.spec.action.dtype, np.integer):
-      if np.any((action < 0) | (action > self._high)):
-        raise ValueError(
-          f"expected actions from 0 to {self._high}, found "
-          f"{action.min()} to {action.max()}"
-        )
-    else:
+    action = observations.checked_action(
+      self.spec.action, index, action, self._action_dtype, self._high
+    )
+    if np.issubdtype(self.spec.action.dtype, np.floating):
       action = np.clip(action, self._low, self._high)
     self._pool.send(action, index)
+
+  def render(self) -> np.ndarray:
+    """A frame of environment 0, which was made with `render`.
+
+    Returns:
+      `[H, W, 3]` uint8.
+
+    Raises:
+      types.ConfigError: the environment has no frames. `check_render` finds
+        out in a process of its own: some environments end theirs instead.
+    """
+    try:
+      frames = self._pool.render(env_ids=0)
+    except Exception as error:
+      raise types.ConfigError(
+        f"{self._name} cannot be rendered: {error}"
+      ) from error
+    return observations.checked_frame(frames[0], self._name)
 
   def close(self) -> None:
     """Ends the environments and their threads; `recv` must not be waiting."""
@@ -197,47 +211,10 @@ class EnvPoolEnvironment:
   ) -> types.Tree:
     if self._pass_observation_on:
       return observation
-    if self._info_keys:
-      if not isinstance(observation, dict):
-        observation = {"observation": observation}
-      observation |= {key: info[key] for key in self._info_keys}
+    observation = observations.joined(observation, info, self._info_keys)
     observation = tree.map_structure(_narrow, observation)
-    if self._transform is not None:
-      observation = tree.map_structure(
-        lambda spec, leaf: np.asarray(leaf, spec.dtype),
-        self.spec.observation,
-        self._transform(observation),
-      )
-    return observation
-
-  def _with_legal_actions(
-    self, observation: types.Tree, index: np.ndarray, last: np.ndarray
-  ) -> types.Tree:
-    """The observation, after its action mask has been checked."""
-    key = self.spec.action_mask
-    if key is None:
-      return observation
-    none_legal = ~np.any(observation[key], axis=-1)
-    if np.any(none_legal & ~last):
-      raise ValueError(
-        f"expected a legal action in {key!r} of every environment, found none"
-        f" in {index[none_legal & ~last].tolist()}: the environment is wrong,"
-        " or another entry is the mask"
-      )
-    if not np.any(none_legal):
-      return observation
-    # The action after LAST is ignored.
-    mask = observation[key].copy()
-    mask[none_legal] = 1
-    return observation | {key: mask}
+    return observations.seen(self.spec, self._transform, observation)
 
 
 def _narrow(array: np.ndarray) -> np.ndarray:
   return array.astype(env_config.narrowed(array.dtype), copy=False)
-
-
-def _check_range(name: str, value: int, low: int, high: int) -> None:
-  if not low <= value <= high:
-    raise types.ConfigError(
-      f"expected {name} from {low} to {high}, found {value}"
-    )

@@ -1,7 +1,7 @@
 """What an EnvPool environment takes and gives, and what may be asked of it."""
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import dm_env
@@ -10,6 +10,7 @@ import numpy as np
 
 from seedx import types
 from seedx.envs import config as env_config
+from seedx.envs import observations
 
 # Options that `envpool.make` takes besides the fields of a family's config.
 _MAKE_OPTIONS = (
@@ -32,8 +33,6 @@ _REFUSED_OPTIONS = {
     "EnvPool's gymnasium mode does not report it; use episodic_life"
   ),
 }
-# An integer below a larger bound is a count, not a choice.
-_MAX_DISCRETE_VALUES = 2**20
 
 
 def spec(config: env_config.Config) -> types.EnvironmentSpec:
@@ -86,17 +85,11 @@ def environment_spec(
   env_id = config.env_id
   keys = joined_info_keys(config, pool_spec)
   observation = _observation_spec(env_id, pool_spec, keys)
-  if config.transform:
-    transform = env_config.load_transform(config.transform)
-    observation = env_config.transformed(
-      observation, transform, config.transform
-    )
-  action = _action_spec(env_id, pool_spec)
-  return types.EnvironmentSpec(
-    observation=observation,
-    action=action,
-    frames_per_step=pool_spec.config.frame_skip if is_atari(pool_spec) else 1,
-    action_mask=_action_mask(config, observation, action),
+  return observations.environment_spec(
+    config,
+    observation,
+    _action_spec(env_id, pool_spec),
+    pool_spec.config.frame_skip if is_atari(pool_spec) else 1,
   )
 
 
@@ -104,13 +97,8 @@ def joined_info_keys(
   config: env_config.Config, pool_spec: Any
 ) -> tuple[str, ...]:
   """The info keys that join the observation, a mask named there included."""
-  keys, mask = tuple(config.info_keys), config.action_mask
-  named = mask != env_config.DEFAULT_ACTION_MASK
-  if (
-    named and mask not in keys and f"info:{mask}" in pool_spec.state_array_spec
-  ):
-    return (*keys, mask)
-  return keys
+  named = f"info:{config.action_mask}" in pool_spec.state_array_spec
+  return observations.joined_info_keys(config, named)
 
 
 def is_atari(pool_spec: Any) -> bool:
@@ -165,15 +153,8 @@ def _check_option_names(env_id: str, options: Mapping[str, Any]) -> None:
     if name not in known:
       raise types.ConfigError(
         f"{env_id}: unknown option {name!r}. "
-        + _suggestion(name, sorted(known - set(_REFUSED_OPTIONS)))
+        + env_config.suggestion(name, sorted(known - set(_REFUSED_OPTIONS)))
       )
-
-
-def _suggestion(name: str, known: Iterable[str]) -> str:
-  known = list(known)
-  close = difflib.get_close_matches(name, known, n=3)
-  start = f"Did you mean {' or '.join(close)}? " if close else ""
-  return f"{start}Known: {', '.join(known) or 'none'}."
 
 
 def _observation_spec(
@@ -196,40 +177,23 @@ def _observation_spec(
   if not info_keys:
     return observation
 
-  known = {"elapsed_step": specs["elapsed_step"]} | {
+  infos = {"elapsed_step": specs["elapsed_step"]} | {
     key.removeprefix("info:"): value
     for key, value in specs.items()
     if key.startswith("info:") and "players." not in key
   }
-  merged = (
-    dict(observation)
-    if isinstance(observation, dict)
-    else {"observation": observation}
-  )
-  for key in info_keys:
-    if key not in known:
-      raise types.ConfigError(
-        f"{env_id}: unknown info key {key!r}. "
-        + _suggestion(key, sorted(known))
-      )
-    if key in merged:
-      raise types.ConfigError(
-        f"{env_id}: info key {key!r} is already in the observation, which "
-        f"has {', '.join(merged)}. Leave it out of info_keys."
-      )
-    merged[key] = _leaf_spec(key, known[key])
-  return merged
+  known = {key: _leaf_spec(key, value) for key, value in infos.items()}
+  return observations.with_info(env_id, observation, known, info_keys)
 
 
 def _leaf_spec(name: str, array_spec: Any) -> dm_env.specs.Array:
-  shape = _shape(array_spec)
-  dtype = env_config.narrowed(np.dtype(array_spec.dtype))
-  low, high = np.asarray(array_spec.minimum), np.asarray(array_spec.maximum)
-  if not np.issubdtype(dtype, np.integer):
-    return dm_env.specs.Array(shape, dtype, name)
-  if shape == () and low == 0 and high < _MAX_DISCRETE_VALUES:
-    return dm_env.specs.DiscreteArray(int(high) + 1, dtype, name)
-  return dm_env.specs.BoundedArray(shape, dtype, low, high, name)
+  return observations.leaf_spec(
+    name,
+    _shape(array_spec),
+    np.dtype(array_spec.dtype),
+    np.asarray(array_spec.minimum),
+    np.asarray(array_spec.maximum),
+  )
 
 
 def _action_spec(env_id: str, pool_spec: Any) -> dm_env.specs.BoundedArray:
@@ -266,26 +230,6 @@ def _action_spec(env_id: str, pool_spec: Any) -> dm_env.specs.BoundedArray:
       f"{low} to {high}. {supported}"
     )
   return dm_env.specs.BoundedArray(shape, np.float32, low, high, "action")
-
-
-def _action_mask(
-  config: env_config.Config,
-  observation: types.Tree,
-  action: dm_env.specs.BoundedArray,
-) -> str | None:
-  """The key of the mask in the observation; None where there is none."""
-  key = config.action_mask
-  found = observation.get(key) if isinstance(observation, dict) else None
-  discrete = isinstance(action, dm_env.specs.DiscreteArray)
-  if discrete and found is not None and found.shape == (action.num_values,):
-    return key
-  if key == env_config.DEFAULT_ACTION_MASK:
-    return None
-  raise types.ConfigError(
-    f"{config.env_id}: expected action_mask to name an entry of the observation"
-    f" or of info with a number for each of the actions {action}, found"
-    f" {key!r}, which is {found}"
-  )
 
 
 def _shape(array_spec: Any) -> tuple[int, ...]:

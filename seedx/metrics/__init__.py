@@ -6,7 +6,13 @@ imported where they are used, so that this package costs no start-up time.
 """
 
 from seedx.metrics.console import Console
-from seedx.metrics.files import learning_curve, open_run_dir, write_config
+from seedx.metrics.files import (
+  learning_curve,
+  open_run_dir,
+  read_lines,
+  time_unit,
+  write_config,
+)
 from seedx.metrics.meters import (
   WAIT_QUEUE,
   WAIT_REQUESTS,
@@ -32,5 +38,7 @@ __all__ = [
   "bottleneck",
   "learning_curve",
   "open_run_dir",
+  "read_lines",
+  "time_unit",
   "write_config",
 ]

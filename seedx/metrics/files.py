@@ -14,6 +14,9 @@ import numpy as np
 
 from seedx import types
 
+# What never falls in a run, and goes on from the checkpoint in one resumed.
+_CLOCKS = ("env_steps", "wall_seconds")
+
 
 def open_run_dir(path: str | os.PathLike[str]) -> pathlib.Path:
   """Makes the directory of a run, and makes sure that files can be written.
@@ -47,6 +50,38 @@ def write_config(run_dir: pathlib.Path, config: Mapping[str, Any]) -> None:
   """
   text = json.dumps(_plain(config), indent=2, allow_nan=False)
   (run_dir / "config.json").write_text(text + "\n", encoding="utf-8")
+
+
+def read_lines(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+  """Reads the lines of a run, which may still be writing them.
+
+  A run that is resumed goes on from its checkpoint: the lines that it had
+  written after that are overtaken, and are left out.
+
+  Args:
+    path: what `JsonLines` wrote.
+
+  Returns:
+    The lines; neither env steps nor wall seconds fall from one to the next.
+
+  Raises:
+    OSError: if the file cannot be read.
+    KeyError: if a line has no env steps or wall seconds.
+  """
+  text = pathlib.Path(path).read_text(encoding="utf-8", errors="replace")
+  lines: list[dict[str, Any]] = []
+  # The last piece is empty, or a line that is being written.
+  for piece in text.split("\n")[:-1]:
+    try:
+      # A run that was killed left half a line, before the next one's first.
+      line = json.loads("{" + piece.rpartition("{")[2])
+    except json.JSONDecodeError:
+      continue
+    if lines and any(line[clock] < lines[-1][clock] for clock in _CLOCKS):
+      while lines and any(lines[-1][clock] >= line[clock] for clock in _CLOCKS):
+        lines.pop()
+    lines.append(line)
+  return lines
 
 
 def _plain(value: Any) -> Any:
@@ -88,7 +123,7 @@ def learning_curve(
   from matplotlib.backends import backend_agg
 
   steps, seconds, returns = _read_curve(pathlib.Path(metrics_path))
-  size, unit = _time_unit(seconds)
+  size, unit = time_unit(seconds.max(initial=0.0))
   layout = layout_engine.ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12)
   picture = figure.Figure(figsize=(12, 5), dpi=100, layout=layout)
   backend_agg.FigureCanvasAgg(picture)
@@ -103,32 +138,29 @@ def learning_curve(
   unfinished.replace(png_path)
 
 
-def _read_curve(
-  path: pathlib.Path,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Env steps, wall seconds and returns, each `[points]`."""
-  # The last piece is empty, or a line that is being written.
-  texts = path.read_text(encoding="utf-8").split("\n")[:-1]
-  points: list[tuple[float, float, float]] = []
-  for line in map(json.loads, texts):
-    if line["episode_return"] is None:
-      continue
-    if points and line["wall_seconds"] < points[-1][1]:
-      # The run was started again: lift the pen.
-      points.append((math.nan, math.nan, math.nan))
-    points.append(
-      (line["env_steps"], line["wall_seconds"], line["episode_return"])
-    )
-  steps, seconds, returns = np.array(points, np.float64).reshape(-1, 3).T
-  return steps, seconds, returns
+def time_unit(longest_seconds: float) -> tuple[int, str]:
+  """The unit that suits times of up to so many seconds.
 
-
-def _time_unit(seconds: np.ndarray) -> tuple[int, str]:
-  longest_seconds = np.nanmax(seconds, initial=0.0)
+  Returns:
+    Its size in seconds, and its name in the plural.
+  """
   for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
     if longest_seconds >= 2 * size:
       return size, unit
   return 1, "seconds"
+
+
+def _read_curve(
+  path: pathlib.Path,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Env steps, wall seconds and returns, each `[points]`."""
+  points = [
+    (line["env_steps"], line["wall_seconds"], line["episode_return"])
+    for line in read_lines(path)
+    if line["episode_return"] is not None
+  ]
+  steps, seconds, returns = np.array(points, np.float64).reshape(-1, 3).T
+  return steps, seconds, returns
 
 
 def _draw(axes: Any, x: np.ndarray, y: np.ndarray, label: str) -> None:

@@ -39,6 +39,8 @@ class Network(nn.Module):
     image_torso: "nature" or "impala".
     stack_frames: how many frames images are stacked over.
     lstm_size: units of the LSTM; 0 for none.
+    torso: maps an observation's nest `[T * B, ...]`, its images stacked, to
+      features `[T * B, F]`; None for `torsos.Torso`.
     dtype: of the computation; parameters are float32.
   """
 
@@ -49,6 +51,7 @@ class Network(nn.Module):
   image_torso: str = "nature"
   stack_frames: int = 1
   lstm_size: int = 0
+  torso: nn.Module | None = None
   dtype: Any = jnp.float32
 
   def initial_core_state(self, batch_size: int) -> CoreState:
@@ -78,9 +81,12 @@ class Network(nn.Module):
     step_type = inputs.timestep.step_type
     observation, frames = self._stacked(inputs, core_state.frames)
     # Convolutions run on the merged [T * B]; only the LSTM is scanned.
-    features = torsos.Torso(
+    torso = self.torso or torsos.Torso(
       self.observation, self.sizes, self.image_torso, self.dtype
-    )(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), observation))
+    )
+    features = torso(
+      jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), observation)
+    )
     cell: types.Tree = ()
     if self.lstm_size:
       features = features.reshape(*step_type.shape, -1)

@@ -64,7 +64,7 @@ class _Pump:
     self._config = config
     self._stop = stop
     self._ended = threading.Event()
-    self._environment: concurrent.futures.Future[envs.EnvPoolEnvironment] = (
+    self._environment: concurrent.futures.Future[envs.Environment] = (
       concurrent.futures.Future()
     )
     # Messages that the environments can fill: EnvPool must not be asked for
@@ -97,8 +97,8 @@ class _Pump:
       self._environment.cancel()
       stream.cancel()
 
-  def _make(self, seed: int) -> envs.EnvPoolEnvironment:
-    environment = envs.EnvPoolEnvironment(
+  def _make(self, seed: int) -> envs.Environment:
+    environment = envs.make(
       self._config.env,
       self._config.num_envs,
       batch_size=self._config.batch_size,

@@ -106,7 +106,7 @@ class LocalActor:
     """
     num_envs = programs.layout.num_slots
     self.device = device
-    self._environment = envs.EnvPoolEnvironment(
+    self._environment = envs.make(
       env, num_envs, seed=seed, num_threads=num_threads
     )
     self._programs = programs

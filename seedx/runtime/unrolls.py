@@ -169,19 +169,18 @@ def act(
   """
   slot, count, timestep = batch
   first = (timestep.step_type == int(dm_env.StepType.FIRST)) | (count == 0)
-  initial = agent.initial_core_state(len(slot))
-  core_state = jax.tree.map(
-    lambda start, past: _where(first, start, past[slot]),
-    initial,
-    store.core_state,
+  memory = jax.tree.map(
+    lambda leaf: leaf[slot], base.Memory(store.core_state, store.action)
   )
-  last_action = store.action[slot]
-  inputs = types.Inputs(
-    timestep=timestep,
-    action_tm1=_where(first, jnp.zeros_like(last_action), last_action),
+  inputs, core_state, output, memory = base.take_step(
+    agent,
+    acting,
+    rng_key,
+    timestep,
+    memory,
     exploration=store.exploration[slot],
+    first=first,
   )
-  output, next_core_state = agent.step(acting, rng_key, inputs, core_state)
 
   # Each unroll keeps the core state of its own first step, and no other.
   starts = jnp.where(count % layout.period == 0, slot, layout.num_slots)
@@ -197,8 +196,8 @@ def act(
     first_core_state=_scatter(
       store.first_core_state, (under_way, starts), core_state
     ),
-    core_state=_scatter(store.core_state, (slot,), next_core_state),
-    action=_scatter(store.action, (slot,), output.action),
+    core_state=_scatter(store.core_state, (slot,), memory.core_state),
+    action=_scatter(store.action, (slot,), memory.action),
     exploration=store.exploration,
   )
   return store, output.action
@@ -251,11 +250,6 @@ def empty_unrolls(store: Store, num_unrolls: int) -> types.Unroll:
   steps = jax.tree.map(lambda x: zeros(x, x.shape[:1]), store.steps)
   core_state = jax.tree.map(lambda x: zeros(x, ()), store.first_core_state)
   return types.Unroll._make([*steps, core_state])
-
-
-def _where(rows: jax.Array, yes: jax.Array, no: jax.Array) -> jax.Array:
-  """`jnp.where` by row: `[B]`, `[B, ...]`, `[B, ...]`."""
-  return jnp.where(rows.reshape(-1, *(1,) * (yes.ndim - 1)), yes, no)
 
 
 def _scatter(

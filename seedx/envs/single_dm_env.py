@@ -1,0 +1,99 @@
+"""A dm_env environment as a `single.Single`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import dm_env
+import numpy as np
+
+from seedx import types
+from seedx.envs import config as env_config
+from seedx.envs import single
+
+
+class Single:
+  """See `single.Single`."""
+
+  def __init__(
+    self, config: env_config.Config, env: dm_env.Environment
+  ) -> None:
+    """Resets the environment, which has its seed.
+
+    Raises:
+      types.ConfigError: a spec is not supported, `reset` goes wrong, or `info`
+        is asked for, which there is none of.
+    """
+    name = config.env_id
+    if config.info_keys:
+      raise types.ConfigError(
+        f"{name}: expected no info_keys for a dm_env.Environment, which has no"
+        f" info, found {', '.join(config.info_keys)}"
+      )
+    self.action = _action(
+      name, single.attempt(name, "action_spec", env.action_spec)
+    )
+    observation = single.attempt(name, "observation_spec", env.observation_spec)
+    self.observation = _leaves(name, observation, ())
+    self._env = env
+    found = single.attempt(name, "reset", env.reset)
+    if not isinstance(found, dm_env.TimeStep):
+      raise types.ConfigError(
+        f"{name}: expected a dm_env.TimeStep of reset, found"
+        f" {type(found).__name__}"
+      )
+    self.started = found.observation
+
+  def reset(self) -> types.Tree:
+    """Starts an episode, with a seed of the environment's choice."""
+    return self._env.reset().observation
+
+  def step(self, action: Any) -> single.Step:
+    """Acts."""
+    step_type, reward, discount, observation = self._env.step(action)
+    if step_type == dm_env.StepType.FIRST:
+      raise ValueError(
+        "expected a step of type MID or LAST of an episode that has not ended,"
+        " found FIRST"
+      )
+    last = step_type == dm_env.StepType.LAST
+    return observation, float(reward), float(discount), last
+
+  def render(self) -> Any:
+    """A frame, of the environment's own or of its physics."""
+    if hasattr(self._env, "render"):
+      return self._env.render()
+    if hasattr(self._env, "physics"):
+      return self._env.physics.render()
+    raise NotImplementedError("it has neither render() nor physics.render()")
+
+  def close(self) -> None:
+    """Ends it."""
+    self._env.close()
+
+
+def _leaves(name: str, spec: Any, path: tuple[str, ...]) -> Any:
+  if (
+    isinstance(spec, Mapping)
+    and spec
+    and all(isinstance(key, str) for key in spec)
+  ):
+    return {
+      key: _leaves(name, part, (*path, key)) for key, part in spec.items()
+    }
+  if not isinstance(spec, dm_env.specs.Array):
+    raise single.unsupported_observation(name, path, spec)
+  bounds = (
+    (spec.minimum, spec.maximum)
+    if isinstance(spec, dm_env.specs.BoundedArray)
+    else ()
+  )
+  return single.observation_leaf(name, path, spec.shape, spec.dtype, *bounds)
+
+
+def _action(name: str, spec: Any) -> single.Action:
+  if not isinstance(spec, dm_env.specs.BoundedArray):
+    raise single.unsupported_action(name, spec)
+  low, high = (
+    np.broadcast_to(x, spec.shape) for x in (spec.minimum, spec.maximum)
+  )
+  return single.array_action(name, spec, spec.dtype, low, high)

@@ -1,0 +1,121 @@
+"""A Gymnasium environment as a `single.Single`."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from seedx import types
+from seedx.envs import config as env_config
+from seedx.envs import observations, single
+
+
+class Single:
+  """See `single.Single`."""
+
+  def __init__(
+    self, config: env_config.Config, env: gymnasium.Env, seed: int
+  ) -> None:
+    """Resets the environment with its seed.
+
+    Raises:
+      types.ConfigError: a space is not supported, or `reset` goes wrong.
+    """
+    name = config.env_id
+    self.action = _action(name, env.action_space)
+    leaves = _leaves(name, env.observation_space, ())
+    found = single.attempt(name, "reset", env.reset, seed=seed)
+    if not isinstance(found, tuple) or len(found) != 2:
+      raise types.ConfigError(
+        f"{name}: expected (observation, info) of reset, found"
+        f" {type(found).__name__}"
+      )
+    observation, info = found
+    in_info = config.action_mask in info and not (
+      isinstance(leaves, dict) and config.action_mask in leaves
+    )
+    self._info_keys = observations.joined_info_keys(config, in_info)
+    known = {key: None for key in info} | {
+      key: _info_leaf(name, key, info[key])
+      for key in self._info_keys
+      if key in info
+    }
+    self.observation = observations.with_info(
+      name, leaves, known, self._info_keys
+    )
+    self._env = env
+    self.started = self._joined(observation, info)
+
+  def reset(self) -> types.Tree:
+    """Starts an episode, with a seed of the environment's choice."""
+    return self._joined(*self._env.reset())
+
+  def step(self, action: Any) -> single.Step:
+    """Acts."""
+    observation, reward, terminated, truncated, info = self._env.step(action)
+    if self._info_keys:
+      observation = self._joined(observation, info)
+    if terminated:
+      return observation, float(reward), 0.0, True
+    return observation, float(reward), 1.0, bool(truncated)
+
+  def render(self) -> Any:
+    """A frame."""
+    return self._env.render()
+
+  def close(self) -> None:
+    """Ends it."""
+    self._env.close()
+
+  def _joined(
+    self, observation: types.Tree, info: dict[str, Any]
+  ) -> types.Tree:
+    return observations.joined(observation, info, self._info_keys)
+
+
+def _leaves(name: str, space: spaces.Space, path: tuple[str, ...]) -> Any:
+  bounds: tuple[Any, ...]
+  match space:
+    case spaces.Dict() if len(space) and all(
+      isinstance(key, str) for key in space
+    ):
+      return {
+        key: _leaves(name, part, (*path, key)) for key, part in space.items()
+      }
+    case spaces.Box():
+      bounds = (space.low, space.high)
+    case spaces.Discrete():
+      bounds = (0, space.n - 1, space.start)
+    case spaces.MultiDiscrete():
+      bounds = (0, space.nvec - 1, space.start)
+    case spaces.MultiBinary():
+      bounds = (0, 1)
+    case _:
+      raise single.unsupported_observation(name, path, space)
+  return single.observation_leaf(
+    name, path, space.shape or (), np.dtype(space.dtype), *bounds
+  )
+
+
+def _info_leaf(name: str, key: str, value: Any) -> single.Leaf:
+  array = np.asarray(value)
+  return single.observation_leaf(name, (key,), array.shape, array.dtype)
+
+
+def _action(name: str, space: spaces.Space) -> single.Action:
+  match space:
+    case spaces.Discrete():
+      low, high = space.start, space.start + space.n - 1
+    case spaces.MultiDiscrete():
+      low, high = space.start, space.start + space.nvec - 1
+    case spaces.MultiBinary():
+      low, high = np.zeros(space.shape, int), np.ones(space.shape, int)
+    case spaces.Box():
+      low, high = space.low, space.high
+    case _:
+      raise single.unsupported_action(name, space)
+  dtype = np.dtype(space.dtype)
+  return single.array_action(
+    name, space, dtype, np.asarray(low), np.asarray(high)
+  )

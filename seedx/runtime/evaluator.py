@@ -1,0 +1,181 @@
+"""The evaluator: plays whole episodes with parameters that stay as they are."""
+
+import dataclasses
+import itertools
+import threading
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import dm_env
+import jax
+import numpy as np
+
+from seedx import envs, types
+from seedx.agents import base
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """What is played.
+
+  Attributes:
+    env: which environment.
+    num_episodes: how many.
+    greedy: whether the actions are those that the agent thinks best; else they
+      are drawn as in training, without an exploration of each environment.
+    num_envs: the most that are played at a time.
+    max_episode_steps: env steps after which an episode counts as it stands.
+  """
+
+  env: envs.Config
+  num_episodes: int
+  greedy: bool = True
+  num_envs: int = 16
+  max_episode_steps: int = 100_000
+
+  def __post_init__(self) -> None:
+    """Raises types.ConfigError for what cannot be played."""
+    types.check_ranges(
+      self,
+      num_episodes=(1, 2**20),
+      num_envs=(1, 2**16),
+      max_episode_steps=(1, types.MOST),
+    )
+
+
+class Played(NamedTuple):
+  """Episodes.
+
+  Attributes:
+    returns: `[num_episodes]` raw returns of whole games; fewer after a stop.
+    cut: how many of them were longer than `max_episode_steps`.
+  """
+
+  returns: np.ndarray
+  cut: int
+
+
+class Evaluator:
+  """Plays with an agent; what it compiles serves every `play`."""
+
+  def __init__(self, agent: base.Agent, config: Config) -> None:
+    """Makes no environment yet.
+
+    Raises:
+      types.ConfigError: the agent cannot tell which action is best.
+    """
+    if config.greedy:
+      if agent.greedy is None:
+        raise types.ConfigError(
+          "expected an agent with a `greedy` step, found one without; let it"
+          " draw its actions (--no-greedy)"
+        )
+      agent = dataclasses.replace(agent, step=agent.greedy)
+    self._agent = agent
+    self._config = config
+
+    def act(
+      acting: types.Tree,
+      rng_key: jax.Array,
+      step: jax.Array,
+      timestep: dm_env.TimeStep,
+      memory: base.Memory,
+    ) -> tuple[jax.Array, base.Memory]:
+      taken = base.take_step(
+        agent,
+        acting,
+        jax.random.fold_in(rng_key, step),
+        timestep,
+        memory,
+        exploration=np.zeros(timestep.reward.shape, np.float32),
+      )
+      return taken.output.action, taken.memory
+
+    self._act = jax.jit(act)
+
+  def play(
+    self, acting: types.Tree, seed: int, stop: threading.Event | None = None
+  ) -> Played:
+    """Plays episodes, as many in each environment.
+
+    Whichever ended first would be the short ones.
+
+    Args:
+      acting: `agent.acting` of a state.
+      seed: environment k is seeded with `seed + k`; those that
+        `leases.evaluation_seed` gives are not trained in.
+      stop: ends it early.
+
+    Raises:
+      types.ConfigError: the environment cannot be made.
+    """
+    config = self._config
+    num_envs = min(config.num_envs, config.num_episodes)
+    environment = envs.make(config.env, num_envs, seed=seed)
+    tally = _Tally(config, num_envs)
+    try:
+      for rows in self.steps(acting, seed, environment):
+        tally.add(rows)
+        if not tally.missing() or (stop and stop.is_set()):
+          break
+    finally:
+      environment.close()
+    return Played(np.array(tally.returns), tally.cut)
+
+  def steps(
+    self, acting: types.Tree, seed: int, environment: envs.Environment
+  ) -> Iterator[types.Rows]:
+    """Plays without end.
+
+    Args:
+      acting: `agent.acting` of a state.
+      seed: of all that the agent draws.
+      environment: just made; the caller closes it.
+
+    Yields:
+      Each step's rows, before they are acted on.
+    """
+    memory = base.empty_memory(
+      self._agent, environment.spec, environment.num_envs
+    )
+    rng_key = jax.random.key(seed)
+    environment.reset()
+    for step in itertools.count():
+      rows = environment.recv()
+      yield rows
+      action, memory = self._act(
+        acting, rng_key, np.uint32(step), rows.timestep, memory
+      )
+      environment.send(rows.index, np.asarray(action))
+
+
+class _Tally:
+  """Episodes that count, of each environment as many as its share."""
+
+  def __init__(self, config: Config, num_envs: int) -> None:
+    self.returns: list[float] = []
+    self.cut = 0
+    places = np.arange(num_envs)
+    self._left = (config.num_episodes - 1 - places) // num_envs + 1
+    self._most = config.max_episode_steps
+    self._steps = np.zeros(num_envs, np.int64)
+    self._return = np.zeros(num_envs, np.float64)
+
+  def missing(self) -> bool:
+    """Whether there are episodes to be played yet."""
+    return bool(self._left.any())
+
+  def add(self, rows: types.Rows) -> None:
+    """Takes a step of all environments."""
+    first = rows.timestep.step_type == dm_env.StepType.FIRST
+    self._steps += ~first
+    self._return += rows.timestep.reward
+    ended = ~np.isnan(rows.episode_return)
+    over = ~ended & (self._steps >= self._most)
+    returns = np.where(ended, rows.episode_return, self._return)
+    counts = (ended | over) & (self._left > 0)
+    self.returns += returns[counts].tolist()
+    self.cut += int(np.count_nonzero(over & counts))
+    self._left -= counts
+    self._steps[ended | over] = 0
+    self._return[ended | over] = 0.0

@@ -1,0 +1,392 @@
+"""Environments as users would bring them, good ones and bad ones."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import dm_env
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+def cartpole(**options):
+  return gymnasium.make("CartPole-v1", **options)
+
+
+class Counting(gymnasium.Env):
+  """Counts its steps; the observation is (seed, episode, step, last action).
+
+  Episode e takes 2 + e % 3 steps; it terminates if e is even, is truncated
+  where it is odd, and both where e % 4 == 2. The reward is step + action.
+  """
+
+  def __init__(self, log=""):
+    self.observation_space = spaces.Box(-np.inf, np.inf, (4,), np.float64)
+    self.action_space = spaces.Discrete(3, start=-1)
+    self._seed, self._episode, self._log = -1, -1, log
+
+  def reset(self, *, seed=None, options=None):
+    if seed is not None:
+      self._seed = seed
+    self._episode, self._step = self._episode + 1, 0
+    self._action = 0
+    return self._observe(), {}
+
+  def step(self, action):
+    assert self.action_space.contains(action), action
+    self._step, self._action = self._step + 1, action
+    ends = self._step == 2 + self._episode % 3
+    assert self._step <= 2 + self._episode % 3
+    return (
+      self._observe(),
+      self._step + float(action),
+      ends and self._episode % 2 == 0,
+      ends and self._episode % 4 != 0,
+      {},
+    )
+
+  def close(self):
+    if self._log:
+      pathlib.Path(self._log).write_text("closed")
+
+  def _observe(self):
+    values = [self._seed, self._episode, self._step, self._action]
+    return np.array(values, np.float64)
+
+
+class CountingDm(dm_env.Environment):
+  """`Counting` as dm_env; an episode that goes on has a discount of 0.5."""
+
+  def __init__(self, seed):
+    self._env, self._first_seed = Counting(), seed
+
+  def reset(self):
+    observation, _ = self._env.reset(seed=self._first_seed)
+    self._first_seed = None
+    return dm_env.restart(observation)
+
+  def step(self, action):
+    assert action.dtype == np.int64
+    observation, reward, terminated, truncated, _ = self._env.step(action - 1)
+    if terminated:
+      return dm_env.termination(reward, observation)
+    if truncated:
+      return dm_env.truncation(reward, observation, discount=0.75)
+    return dm_env.transition(reward, observation, discount=0.5)
+
+  def observation_spec(self):
+    return dm_env.specs.Array((4,), np.float64)
+
+  def action_spec(self):
+    return dm_env.specs.DiscreteArray(3, np.int64)
+
+
+def counting_dm(seed, shift=0):
+  return CountingDm(seed + shift)
+
+
+def unseeded_dm(speed=1):
+  return CountingDm(speed)
+
+
+class Masked(gymnasium.Env):
+  """Dicts of every space; action t % 3 is not legal at step t."""
+
+  def __init__(self, action_space=None, none_legal_at=None):
+    self.observation_space = spaces.Dict(
+      {
+        "inner": spaces.Dict(
+          {
+            "image": spaces.Box(0, 255, (2, 3), np.uint8),
+            "level": spaces.Discrete(5, start=3),
+          }
+        ),
+        "choices": spaces.MultiDiscrete([2, 4], start=[0, 10]),
+        "bits": spaces.MultiBinary(3),
+        "long": spaces.Box(-(2**62), 2**62, (2,), np.int64),
+        "number": spaces.Box(-1.0, 1.0, (), np.float32),
+      }
+    )
+    self.action_space = action_space or spaces.Discrete(3)
+    self._none_legal_at = none_legal_at
+
+  def reset(self, *, seed=None, options=None):
+    self._t = 0
+    return self._observe(), self._info()
+
+  def step(self, action):
+    legal = self._info()["legal"]
+    assert self._t == 5 or legal[action], (self._t, action)
+    self._t += 1
+    return self._observe(), 0.0, self._t == 5, False, self._info()
+
+  def _observe(self):
+    t = self._t
+    return {
+      "inner": {"image": np.full((2, 3), 40 * t, np.uint8), "level": 3 + t % 5},
+      "choices": np.array([t % 2, 10 + t % 4]),
+      "bits": np.array([t & 1, t >> 1 & 1, t >> 2 & 1], np.int8),
+      "long": np.array([t, -t]),
+      "number": np.float32(t / 10),
+    }
+
+  def _info(self):
+    legal = np.arange(3) != self._t % 3
+    if self._t == 5 or self._t == self._none_legal_at:
+      legal[:] = False
+    return {"legal": legal, "age": self._t, "words": "none"}
+
+
+class Continuous(gymnasium.Env):
+  """Shows the action that it was given."""
+
+  def __init__(self):
+    self.observation_space = spaces.Box(-9, 9, (2,), np.float64)
+    self.action_space = spaces.Box(
+      np.array([-1.0, 0.0]), np.array([0.1, 2.0]), dtype=np.float64
+    )
+
+  def reset(self, *, seed=None, options=None):
+    return np.zeros(2), {}
+
+  def step(self, action):
+    assert action.dtype == np.float64
+    assert self.action_space.contains(action), action
+    return action, 0.0, False, False, {}
+
+
+class Acting(gymnasium.Env):
+  """Of any space of actions and observations, which are its first sample."""
+
+  def __init__(self, action=None, observation=None, shows=None):
+    self.action_space = action or spaces.Discrete(2)
+    self.observation_space = observation or spaces.Box(-1, 1, (3,))
+    self._shows = shows
+
+  def reset(self, *, seed=None, options=None):
+    if self._shows is not None:
+      return self._shows, {}
+    return self.observation_space.sample(), {}
+
+  def step(self, action):
+    return (*self.reset()[:1], float(np.sum(action)), False, False, {})
+
+
+def matrix_actions():
+  return Acting(spaces.Box(-1, 1, (2, 2)))
+
+
+def unbounded_actions():
+  return Acting(spaces.Box(-np.inf, np.inf, (2,)))
+
+
+def dict_actions():
+  return Acting(spaces.Dict({"a": spaces.Discrete(2)}))
+
+
+def text_observation():
+  return Acting(observation=spaces.Dict({"says": spaces.Text(5)}))
+
+
+def tuple_observation():
+  return Acting(observation=spaces.Tuple([spaces.Discrete(2)]))
+
+
+def vectors_of_choices():
+  return Acting(spaces.MultiDiscrete([2, 5], start=[1, 0]))
+
+
+def wrong_shape():
+  return Acting(shows=np.zeros(2, np.float32))
+
+
+def wrong_dtype():
+  return Acting(
+    observation=spaces.Dict({"count": spaces.Box(0, 9, (2,), np.int32)}),
+    shows={"count": np.zeros(2)},
+  )
+
+
+def wrong_key():
+  return Acting(
+    observation=spaces.Dict({"count": spaces.Box(0, 9, (2,), np.int32)}),
+    shows={"counts": np.zeros(2, np.int32)},
+  )
+
+
+class Failing(Counting):
+  """Fails at a step, in a way that is asked for, if its seed is `where`."""
+
+  def __init__(self, how, where=2, log=""):
+    super().__init__(log)
+    self._how, self._where = how, where
+
+  def reset(self, *, seed=None, options=None):
+    if self._how == "reset" and seed is None and self._seed == self._where:
+      raise LookupError("no way back")
+    return super().reset(seed=seed)
+
+  def step(self, action):
+    if self._seed == self._where and self._how != "reset":
+      result = self._fail()
+      if result is not None:
+        return result
+    return super().step(action)
+
+  def _fail(self):
+    if self._log:
+      pathlib.Path(self._log).write_text(str(os.getpid()))
+    if self._how == "raise":
+      raise LookupError("lost the way")
+    if self._how == "exit":
+      sys.exit(3)
+    if self._how == "die":
+      os._exit(7)
+    if self._how == "killed":
+      # It inherits every pipe, and keeps them open.
+      if os.fork() == 0:
+        time.sleep(8)
+        os._exit(0)
+      os.kill(os.getpid(), signal.SIGKILL)
+    if self._how == "hang":
+      time.sleep(1000)
+    if self._how == "shape":
+      return np.zeros(5), 0.0, False, False, {}
+    return None
+
+
+def raises():
+  return 1 // 0
+
+
+def raises_on_two_lines():
+  raise ValueError("one\n  two")
+
+
+def exits():
+  sys.exit("enough")
+
+
+def dies_at_once():
+  os._exit(9)
+
+
+def returns_nothing():
+  return None
+
+
+class RaisesInReset(Counting):
+  def reset(self, *, seed=None, options=None):
+    raise LookupError(f"no start with {seed}")
+
+
+class OldReset(Counting):
+  def reset(self, *, seed=None, options=None):
+    return super().reset(seed=seed)[0]
+
+
+def takes_a_seed(seed, size=1):
+  env = Counting()
+  env._episode = 100 * size + seed
+  return env
+
+
+def differs(seed):
+  return Acting(spaces.Discrete(2 + seed % 2))
+
+
+def needs_jax():
+  import jax
+
+  assert jax.default_backend() == "cpu"
+  assert jax.numpy.arange(3).sum() == 3
+  return Counting()
+
+
+def after_a_child():
+  subprocess.run([sys.executable, "-c", "pass"], check=True)
+  return Counting()
+
+
+class Drawn(Counting):
+  """Its frame shows its step."""
+
+  def __init__(self, render_mode=None, frame="good"):
+    super().__init__()
+    self._mode, self._frame = render_mode, frame
+
+  def render(self):
+    if self._frame == "raises":
+      raise OSError("no display")
+    if self._frame == "dies":
+      print("no OpenGL here", file=sys.stderr, flush=True)
+      os._exit(1)
+    if self._mode != "rgb_array":
+      return None
+    return np.full((4, 6, 3), 10 * self._step, np.uint8)
+
+
+def drawn_without_mode():
+  return Drawn()
+
+
+class Physics:
+  def render(self):
+    return np.full((2, 2, 3), 7, np.uint8)
+
+
+def dm_with_physics(seed):
+  env = CountingDm(seed)
+  env.physics = Physics()
+  return env
+
+
+class DmOfDicts(CountingDm):
+  """Two choices at once, of 2 and 3; a bounded scalar."""
+
+  def observation_spec(self):
+    return {
+      "values": dm_env.specs.BoundedArray((4,), np.float64, -1, 9),
+      "kind": dm_env.specs.BoundedArray((), np.int64, 0, 6),
+    }
+
+  def action_spec(self):
+    return dm_env.specs.BoundedArray((2,), np.int32, 0, [1, 2])
+
+  def reset(self):
+    timestep = super().reset()
+    return dm_env.restart({"values": timestep.observation, "kind": 3})
+
+  def step(self, action):
+    assert action.dtype == np.int32 and action.shape == (2,)
+    observation = {"values": np.ones(4), "kind": int(action[1])}
+    return dm_env.TimeStep(
+      dm_env.StepType.MID, float(action[0]), 1.0, observation
+    )
+
+
+class RestartsAlone(CountingDm):
+  """A FIRST where an episode goes on."""
+
+  def step(self, action):
+    return self.reset()
+
+
+class Names(gymnasium.Env):
+  """Prints, reads the standard input, and shows where it runs."""
+
+  def __init__(self):
+    self.observation_space = spaces.Box(-1, 2**31 - 1, (2,), np.int64)
+    self.action_space = spaces.Discrete(2)
+
+  def reset(self, *, seed=None, options=None):
+    print("printed by an environment")
+    assert sys.stdin.read() == ""
+    return np.array([os.getpid(), os.getppid()]), {}
+
+  def step(self, action):
+    return self.reset()[0], 0.0, False, False, {}

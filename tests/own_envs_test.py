@@ -1,0 +1,798 @@
+"""Environments of a user's, in processes of their own."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import dm_env
+import gymnasium
+import numpy as np
+import pytest
+import tree
+
+from seedx import envs, launch, trees, types
+from seedx.agents import a2c, vtrace
+from seedx.envs import messages, observations, process_adapter, worker
+from seedx.pipelines import seed as seed_pipeline
+from seedx.pipelines import sync
+from tests import running
+
+FIRST, MID, LAST = (int(step_type) for step_type in dm_env.StepType)
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+def config_of(factory, options=None, **fields):
+  return envs.Config(f"tests.own_envs:{factory}", options or {}, **fields)
+
+
+@pytest.fixture
+def start():
+  """Makes environments, and ends them with the test."""
+  made = []
+
+  def make(factory, num_envs, options=None, *, fields=None, **kwargs):
+    config = config_of(factory, options, **(fields or {}))
+    made.append(envs.make(config, num_envs, **kwargs))
+    made[-1].reset()
+    return made[-1]
+
+  yield make
+  for environment in made:
+    environment.close()
+
+
+def run(environment, actions):
+  """Rows `[T + 1, B]` of a synchronous environment for actions `[T, B]`."""
+  rows = [environment.recv()]
+  for action in actions:
+    environment.send(rows[-1].index, action)
+    rows.append(environment.recv())
+  return trees.stack(rows)
+
+
+def assert_rows(rows, env, expected):
+  """That the rows of an environment are as a reference says, exactly."""
+  found = (*rows.timestep, rows.episode_return)
+  for leaf, values in zip(found, zip(*expected, strict=True), strict=True):
+    np.testing.assert_array_equal(leaf[:, env], np.array(values, leaf.dtype))
+
+
+# What rows are
+
+
+def cartpole_rows(seed, actions):
+  env, rows, total, over = gymnasium.make("CartPole-v1"), [], 0.0, False
+  observation, _ = env.reset(seed=seed)
+  rows.append((FIRST, 0, 1, observation, np.nan))
+  for action in actions:
+    if over:
+      observation, _ = env.reset()
+      rows.append((FIRST, 0, 1, observation, np.nan))
+      total, over = 0.0, False
+      continue
+    observation, reward, terminated, truncated, _ = env.step(int(action))
+    total, over = total + reward, terminated or truncated
+    rows.append(
+      (
+        LAST if over else MID,
+        reward,
+        0 if terminated else 1,
+        observation,
+        total if over else np.nan,
+      )
+    )
+  return rows
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_cartpole_is_a_plain_loop_over_it(start, num_threads):
+  options = {"max_episode_steps": 500}
+  environment = start("cartpole", 3, options, seed=5, num_threads=num_threads)
+  assert isinstance(environment, process_adapter.ProcessEnvironment)
+  rng = np.random.default_rng(0)
+  # The last one is steered, and lives longer.
+  rows, actions = [environment.recv()], []
+  for _ in range(300):
+    action = rng.integers(2, size=3)
+    action[2] = rows[-1].timestep.observation[2, 2] > 0
+    actions.append(action)
+    environment.send(rows[-1].index, action)
+    rows.append(environment.recv())
+  rows, actions = trees.stack(rows), np.array(actions)
+  for env in range(3):
+    assert_rows(rows, env, cartpole_rows(5 + env, actions[:, env]))
+  np.testing.assert_array_equal(rows.index, [[0, 1, 2]] * 301)
+  dtypes = [leaf.dtype for leaf in tree.flatten(rows)]
+  assert dtypes == [np.int32, np.uint8, *[np.float32] * 4]
+  assert (rows.timestep.step_type == LAST).any(axis=0).all()
+
+
+def counting_rows(seed, actions, discounts=(0.0, 1.0, 1.0)):
+  """Of `Counting`; discounts where it terminates, is truncated, goes on."""
+  rows, episode, step, total, over = [], -1, 0, 0.0, True
+  for action in [None, *actions]:
+    if over:
+      episode, step, total, over = episode + 1, 0, 0.0, False
+      rows.append((FIRST, 0, 1, (seed, episode, 0, 0), np.nan))
+      continue
+    step, action = step + 1, int(action) - 1
+    total, over = total + step + action, step == 2 + episode % 3
+    discount = discounts[episode % 2 if over else 2]
+    rows.append(
+      (
+        LAST if over else MID,
+        step + action,
+        discount,
+        (seed, episode, step, action),
+        total if over else np.nan,
+      )
+    )
+  return rows
+
+
+@pytest.mark.parametrize(
+  ("factory", "discounts"),
+  [("Counting", (0, 1, 1)), ("counting_dm", (0, 0.75, 0.5))],
+)
+def test_both_interfaces_count_as_they_should(start, factory, discounts):
+  environment = start(factory, 5, seed=30, num_threads=2)
+  assert environment.spec.action.num_values == 3
+  assert environment.spec.observation.dtype == np.float32
+  actions = np.random.default_rng(1).integers(3, size=(60, 5))
+  rows = run(environment, actions)
+  for env in range(5):
+    expected = counting_rows(30 + env, actions[:, env], discounts)
+    assert_rows(rows, env, expected)
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_asynchronous_streams_equal_synchronous_ones(start, num_threads):
+  environment = start(
+    "Counting", 7, batch_size=3, seed=4, num_threads=num_threads
+  )
+  assert environment.batch_size == 3
+  actions = np.random.default_rng(2).integers(3, size=(40, 7))
+  streams = [[] for _ in range(7)]
+  while min(map(len, streams)) < 41:
+    index, timestep, episode_return = environment.recv()
+    assert index.shape == (3,) and len(set(index.tolist())) == 3
+    action = []
+    for k, env in enumerate(index):
+      row = tree.map_structure(lambda leaf, k=k: leaf[k], tuple(timestep))
+      streams[env].append((*row, episode_return[k]))
+      action.append(actions[(len(streams[env]) - 1) % 40, env])
+    # One at a time, and some together.
+    environment.send(index[:1], np.array(action[:1]))
+    environment.send(index[1:], np.array(action[1:]))
+  for env in range(7):
+    found = tree.map_structure(np.array, list(zip(*streams[env], strict=True)))
+    expected = counting_rows(4 + env, actions[:, env])
+    for leaf, values in zip(found, zip(*expected, strict=True), strict=True):
+      np.testing.assert_array_equal(np.stack(leaf)[:41], np.array(values))
+
+
+def test_what_is_ready_does_not_wait_for_who_is_slow(start, monkeypatch):
+  monkeypatch.setattr(process_adapter, "_CLOSE_SECONDS", 0.3)
+  environment = start(
+    "Failing", 4, {"how": "hang", "where": 3}, batch_size=2, num_threads=2
+  )
+  index = np.concatenate([environment.recv().index for _ in range(2)])
+  assert sorted(index.tolist()) == [0, 1, 2, 3]
+  environment.send(index, np.zeros(4, np.int32))
+  assert environment.recv().index.tolist() == [0, 1]
+  started = time.monotonic()
+  environment.close()
+  assert time.monotonic() < started + 2
+
+
+def test_resets_keep_the_seed_of_the_first(start):
+  environment = start("Counting", 2)
+  run(environment, np.zeros((2, 2), int))
+  environment.reset()
+  rows = run(environment, np.ones((3, 2), int))
+  np.testing.assert_array_equal(rows.timestep.step_type[0], FIRST)
+  assert rows.timestep.observation[0].tolist() == [[0, 1, 0, 0], [1, 1, 0, 0]]
+  assert rows.episode_return[3].tolist() == [6, 6]
+
+
+def test_rows_of_before_a_reset_are_gone(start):
+  environment = start("Counting", 4, batch_size=2, num_threads=2)
+  environment.reset()
+  index = environment.recv().index
+  environment.send(index, np.zeros(2, int))
+  environment.reset()
+  rows = [environment.recv() for _ in range(2)]
+  assert sorted(np.concatenate([row.index for row in rows]).tolist()) == [
+    0,
+    1,
+    2,
+    3,
+  ]
+  for row in rows:
+    assert row.timestep.step_type.tolist() == [FIRST] * 2
+    assert row.timestep.observation[:, 1].tolist() == [2, 2]
+
+
+def test_rows_are_the_callers_own(start):
+  for batch_size in (None, 2):
+    environment = start("Counting", 4, batch_size=batch_size)
+    kept = environment.recv()
+    copies = tree.map_structure(np.copy, kept)
+    for _ in range(4):
+      environment.send(kept.index, np.zeros(len(kept.index), int))
+      row = environment.recv()
+      environment.send(row.index, np.zeros(len(row.index), int))
+      for leaf in tree.flatten(environment.recv()):
+        leaf[...] = 1
+      environment.reset()
+      environment.recv()
+    tree.map_structure(np.testing.assert_array_equal, kept, copies)
+
+
+# Spaces, info, masks and transforms
+
+
+def test_every_space_of_observations_has_its_spec():
+  spec = envs.spec(config_of("Masked", info_keys=("age",)))
+  assert not set(spec.observation) - {
+    *("inner", "choices", "bits", "long", "number", "age")
+  }
+  specs = spec.observation
+  inner = specs["inner"]
+  assert isinstance(inner["level"], dm_env.specs.DiscreteArray)
+  assert inner["level"].num_values == 5 and inner["level"].dtype == np.int32
+  image = dm_env.specs.BoundedArray((2, 3), np.uint8, 0, 255, "image")
+  assert inner["image"] == image
+  assert specs["choices"] == dm_env.specs.BoundedArray(
+    (2,), np.int32, 0, [1, 3], "choices"
+  )
+  assert specs["bits"] == dm_env.specs.BoundedArray((3,), np.int8, 0, 1, "bits")
+  assert specs["long"].dtype == np.int32
+  assert specs["long"].minimum.tolist() == [-(2**31)] * 2
+  assert type(specs["number"]) is type(specs["age"]) is dm_env.specs.Array
+  assert specs["number"].shape == () and specs["number"].dtype == np.float32
+  assert specs["age"].shape == () and specs["age"].dtype == np.int32
+  assert spec.action_mask is None
+  assert spec.frames_per_step == 1
+
+
+@pytest.mark.parametrize("info_keys", [(), ("age", "legal"), ("legal",)])
+def test_dicts_and_masks_of_info(start, info_keys):
+  fields = {"info_keys": info_keys, "action_mask": "legal"}
+  environment = start("Masked", 2, fields=fields)
+  assert environment.spec == envs.spec(config_of("Masked", **fields))
+  assert environment.spec.action_mask == "legal"
+  # After LAST any action will do.
+  steps = np.array([0, 1, 2, 3, 4, 5, 0, 1])
+  actions = np.repeat((steps[:, None] + 1) % 3, 2, axis=1)
+  rows = run(environment, actions)
+  t = np.array([*steps, 2])
+  observation = rows.timestep.observation
+  legal = np.arange(3) != (t % 3)[:, None]
+  legal[5] = True  # There was none.
+  for env in range(2):
+    np.testing.assert_array_equal(observation["legal"][:, env], legal)
+  np.testing.assert_array_equal(observation["inner"]["level"][:, 1], t % 5)
+  np.testing.assert_array_equal(
+    observation["inner"]["image"][:, 1, 1, 2], 40 * t
+  )
+  np.testing.assert_array_equal(
+    observation["choices"][:, 0], np.stack([t % 2, t % 4], axis=1)
+  )
+  np.testing.assert_array_equal(
+    observation["long"][:, 0], np.stack([t, -t], axis=1)
+  )
+  np.testing.assert_allclose(observation["number"][:, 0], t / 10, rtol=1e-6)
+  assert ("age" in observation) == ("age" in info_keys)
+  if "age" in info_keys:
+    np.testing.assert_array_equal(observation["age"][:, 1], t)
+  tree.map_structure(
+    lambda spec, leaf: np.testing.assert_equal(
+      (leaf.shape, leaf.dtype), ((9, 2, *spec.shape), spec.dtype)
+    ),
+    environment.spec.observation,
+    observation,
+  )
+
+
+def test_an_environment_without_a_legal_action_is_named(start):
+  environment = start(
+    "Masked", 2, {"none_legal_at": 2}, fields={"action_mask": "legal"}
+  )
+  run(environment, [[1, 1]])
+  environment.send(np.array([0, 1], np.int32), np.array([2, 2]))
+  with pytest.raises(ValueError, match=r"legal action in 'legal'.*\[0, 1\]"):
+    environment.recv()
+
+
+def test_a_transform_sees_batches(start):
+  options = {"shift": 3}
+  config = config_of("Masked", transform=f"{__name__}:first_image")
+  assert envs.spec(config).observation.shape == (2,)
+  rows = start(
+    "counting_dm", 2, options, fields={"transform": f"{__name__}:doubled"}
+  ).recv()
+  assert rows.timestep.observation.tolist() == [[6, 0, 0, 0], [8, 0, 0, 0]]
+  assert rows.timestep.observation.dtype == np.float32
+
+
+def doubled(observation):
+  return 2 * observation.astype(np.float64)
+
+
+def first_image(observation):
+  return observation["inner"]["image"][:, :, 0]
+
+
+def test_floats_are_clipped_to_the_bounds_of_the_environment(start):
+  environment = start("Continuous", 2)
+  action = environment.spec.action
+  assert action.dtype == np.float32 and action.shape == (2,)
+  np.testing.assert_allclose(action.minimum, [-1, 0])
+  np.testing.assert_allclose(action.maximum, [0.1, 2], rtol=1e-6)
+  # 0.1 in 32 bits is more than in 64, and so out of bounds.
+  rows = run(environment, np.float32([[[9, -9], [-0.5, 1.5]], [[0.1, 3]] * 2]))
+  np.testing.assert_array_equal(
+    rows.timestep.observation[1:],
+    np.float32([[[0.1, 0], [-0.5, 1.5]], [[0.1, 2]] * 2]),
+  )
+
+
+def test_a_vector_of_choices_counts_from_0(start):
+  environment = start("vectors_of_choices", 2)
+  action = environment.spec.action
+  assert type(action) is dm_env.specs.BoundedArray
+  assert action.dtype == np.int32 and action.maximum.tolist() == [1, 4]
+  rows = run(environment, [[[0, 0], [1, 4]]])
+  assert rows.timestep.reward[1].tolist() == [1, 6]
+  with pytest.raises(ValueError, match=r"from 0 to \[1 4\], found 0 to 5"):
+    environment.send(np.arange(2), np.array([[0, 5], [0, 0]]))
+
+
+def test_dicts_and_vectors_of_dm_env(start):
+  environment = start("DmOfDicts", 2, num_threads=2)
+  spec = environment.spec
+  assert spec.action == dm_env.specs.BoundedArray(
+    (2,), np.int32, 0, [1, 2], "action"
+  )
+  assert spec.observation["kind"].num_values == 7
+  rows = run(environment, [[[0, 2], [1, 1]]])
+  assert rows.timestep.observation["kind"].tolist() == [[3, 3], [2, 1]]
+  assert rows.timestep.reward.tolist() == [[0, 0], [0, 1]]
+  assert rows.timestep.observation["values"][0].tolist() == [
+    [0, 0, 0, 0],
+    [1, 0, 0, 0],
+  ]
+
+
+# Factories
+
+
+def test_a_seed_and_options_reach_the_factory(start):
+  observation = (
+    start("takes_a_seed", 2, {"size": 2}, seed=3).recv().timestep.observation
+  )
+  # Its episode was 200 + seed before the first.
+  assert observation.tolist() == [[3, 204, 0, 0], [4, 205, 0, 0]]
+
+
+def test_a_module_of_the_current_directory_comes_first(tmp_path, monkeypatch):
+  name = "own_environment_of_this_test"
+  for folder, actions in (("elsewhere", 2), ("here", 5)):
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / f"{name}.py").write_text(
+      "from gymnasium import spaces\nfrom tests import own_envs\n"
+      f"make = lambda: own_envs.Acting(spaces.Discrete({actions}))\n"
+    )
+  monkeypatch.syspath_prepend(str(ROOT))
+  monkeypatch.syspath_prepend(str(tmp_path / "elsewhere"))
+  for folder, actions in (("here", 5), ("elsewhere", 2)):
+    monkeypatch.chdir(tmp_path / folder)
+    spec = envs.spec(envs.Config(f"{name}:make"))
+    assert spec.action.num_values == actions
+
+
+def test_the_spec_costs_one_process(tmp_path, monkeypatch):
+  started, popen = [], subprocess.Popen
+
+  def spy(*args, **kwargs):
+    started.append(args)
+    return popen(*args, **kwargs)
+
+  monkeypatch.setattr(process_adapter.subprocess, "Popen", spy)
+  config = config_of("counting_dm", {"shift": np.int64(11)})
+  assert envs.spec(config) == envs.spec(config)
+  doubling = config_of(
+    "counting_dm", {"shift": np.int64(11)}, transform=f"{__name__}:doubled"
+  )
+  assert envs.spec(doubling).action == envs.spec(config).action
+  assert len(started) == 1
+  envs.spec(config_of("counting_dm", {"shift": 12}))
+  assert len(started) == 2
+
+
+REFUSED = [
+  ("no_such_factory", {}, "no attribute 'no_such_factory'"),
+  ("sys", {}, "not callable"),
+  ("raises", {}, r"raises ZeroDivisionError: .*\(own_envs.py, line \d+\)"),
+  ("raises_on_two_lines", {}, "raises ValueError: one two"),
+  ("exits", {}, "raises SystemExit: enough"),
+  ("returns_nothing", {}, "gymnasium.Env or a dm_env.*found .*NoneType"),
+  ("Counting", {"lgo": 1}, "unknown option 'lgo'. Did you mean log?"),
+  ("Counting", {"seed": 1}, "option 'seed' is not supported"),
+  ("cartpole", {"hurry": 1}, "raises TypeError: .*'hurry'"),
+  ("Failing", {}, "missing.*'how'"),
+  ("unseeded_dm", {}, "a parameter named seed.*speed"),
+  ("matrix_actions", {}, r"Box\(-1.0, 1.0, \(2, 2\), float32\). Supported"),
+  ("unbounded_actions", {}, r"Box\(-inf, inf, \(2,\), float32\). Supported"),
+  ("dict_actions", {}, r"Dict\('a': Discrete\(2\)\). Supported"),
+  ("text_observation", {}, r"observation says is Text.*Supported"),
+  ("tuple_observation", {}, r"observation is Tuple.*Supported"),
+  ("wrong_shape", {}, r"observation to have shape \(3,\).*found shape \(2,\)"),
+  ("wrong_dtype", {}, r"observation count to have .* int32,.*float64"),
+  ("wrong_key", {}, r"expected 'count' in the observation, .*'counts'"),
+  ("RaisesInReset", {}, "reset raises LookupError: no start with 0"),
+  ("OldReset", {}, r"\(observation, info\) of reset, found ndarray"),
+]
+
+
+@pytest.mark.parametrize(("factory", "options", "found"), REFUSED)
+def test_what_cannot_be_used_is_named_in_one_line(factory, options, found):
+  config = config_of(factory, options)
+  with pytest.raises(types.ConfigError, match=found) as caught:
+    worker._Worker(messages.Job(config, 0, 1, 0, False))
+  assert_one_line(caught.value, config)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize(
+  ("factory", "found"),
+  [
+    ("raises", "raises ZeroDivisionError"),
+    ("wrong_dtype", "count to have .* int32"),
+    ("dies_at_once", "environments 0 to [01] of .* died with status 9"),
+  ],
+)
+def test_processes_pass_on_what_cannot_be_used(factory, found, num_threads):
+  config = config_of(factory)
+  for ask in (
+    envs.spec,
+    lambda config: envs.make(config, 2, num_threads=num_threads),
+  ):
+    with pytest.raises(types.ConfigError, match=found) as caught:
+      ask(config)
+    assert_one_line(caught.value, config)
+
+
+def test_options_go_through_a_pipe():
+  with pytest.raises(types.ConfigError, match="can be pickled"):
+    envs.spec(config_of("Counting", {"log": lambda: 0}))
+
+
+def assert_one_line(error, config):
+  assert "\n" not in str(error)
+  assert config.env_id in str(error)
+
+
+@pytest.mark.parametrize(
+  ("env_id", "found"),
+  [
+    ("no_such_module:make", "No module named 'no_such_module'"),
+    ("tests.no_such_module:make", "No module named"),
+    ("__main__:make", "a program cannot be imported"),
+    (":make", "Empty module name"),
+  ],
+)
+def test_what_is_not_there_is_named(env_id, found):
+  for ask in (envs.spec, lambda config: envs.make(config, 2)):
+    with pytest.raises(types.ConfigError, match=found) as caught:
+      ask(envs.Config(env_id))
+    assert repr(env_id) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+  ("config", "found"),
+  [
+    (config_of("counting_dm", info_keys=("age",)), "no info_keys.*age"),
+    (config_of("counting_dm", action_mask="legal"), "action_mask.*'legal'"),
+    (config_of("Masked", info_keys=("agee",)), "'agee'. Did you mean age?"),
+    (config_of("Masked", info_keys=("bits",)), "unknown info key 'bits'"),
+    (config_of("Masked", info_keys=("words",)), "words is dtype <U4"),
+    (config_of("Masked", action_mask="age"), "a number for each.*'age'"),
+  ],
+)
+def test_entries_of_info_that_cannot_be_used(config, found):
+  with pytest.raises(types.ConfigError, match=found) as caught:
+    made = worker._Worker(messages.Job(config, 0, 1, 0, False))
+    observations.environment_spec(config, *made.signature)
+  assert_one_line(caught.value, config)
+
+
+def test_environments_that_differ_are_refused():
+  for num_threads in (1, 2):
+    with pytest.raises(
+      types.ConfigError, match=r"like the first.*num_values=3"
+    ):
+      envs.make(config_of("differs"), 2, num_threads=num_threads)
+  # Environment 0 of seed 1 is not what `spec` has seen.
+  assert envs.spec(config_of("differs")).action.num_values == 2
+  with pytest.raises(types.ConfigError, match="as they were before"):
+    envs.make(config_of("differs"), 1, seed=1)
+
+
+@pytest.mark.parametrize(
+  "numbers",
+  [
+    {"num_envs": 0},
+    {"num_envs": 4, "batch_size": 5},
+    {"num_envs": 4, "num_threads": 0},
+    {"num_envs": 4, "seed": 2**31 - 3},
+  ],
+)
+def test_numbers_out_of_range(numbers):
+  with pytest.raises(types.ConfigError, match=f"expected {list(numbers)[-1]}"):
+    envs.make(config_of("Counting"), **numbers)
+
+
+def test_send_refuses_what_would_be_misread(start):
+  environment = start("Counting", 4, num_threads=2)
+  with pytest.raises(ValueError, match="wait for an action"):
+    environment.send(np.arange(4), np.zeros(4, int))
+  index = environment.recv().index
+  with pytest.raises(ValueError, match=r"shape \(4,\), found \(3,\)"):
+    environment.send(index, np.zeros(3, int))
+  with pytest.raises(ValueError, match="from 0 to 2, found 0 to 3"):
+    environment.send(index, np.array([0, 1, 2, 3]))
+  environment.send(index, np.ones(4, int))
+  with pytest.raises(ValueError, match="wait for an action"):
+    environment.send(index[:1], np.zeros(1, int))
+  assert environment.recv().timestep.reward.tolist() == [1] * 4
+
+
+# Failures while they run
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize(
+  ("how", "found"),
+  [
+    ("raise", "environment 2 of .*LookupError: lost the way"),
+    ("exit", "environment 2 of .*SystemExit: 3"),
+    ("shape", r"environment 2 of .*shape \(4,\).*found shape \(5,\)"),
+    ("die", "environments [02] to [23] of .*status 7"),
+    ("killed", "environments [02] to [23] of .*SIGKILL"),
+  ],
+)
+def test_a_failure_is_told_and_told_again(
+  start, how, found, num_threads, monkeypatch
+):
+  monkeypatch.setattr(process_adapter, "_LOOK_SECONDS", 0.1)
+  environment = start("Failing", 4, {"how": how}, num_threads=num_threads)
+  index = environment.recv().index
+  environment.send(index, np.ones(4, int))
+  started = time.monotonic()
+  for _ in range(2):
+    with pytest.raises(RuntimeError, match=f"(?s){found}") as caught:
+      environment.recv()
+  assert time.monotonic() < started + 5
+  if how == "raise":
+    assert "in _fail" in str(caught.value)  # The environment's own traceback.
+
+
+def test_a_failing_reset_is_a_failure(start):
+  environment = start("Failing", 3, {"how": "reset"})
+  with pytest.raises(RuntimeError, match=r"(?s)environment 2 .*no way back"):
+    run(environment, np.ones((10, 3), int))
+
+
+def test_an_episode_that_restarts_alone_is_a_failure(start):
+  with pytest.raises(RuntimeError, match=r"(?s)environment 0 .*found FIRST"):
+    run(start("RestartsAlone", 1), [[0]])
+
+
+def test_closing_closes_environments_and_may_be_repeated(tmp_path, start):
+  logs = [tmp_path / "a", tmp_path / "b"]
+  environment = start("Counting", 2, {"log": str(logs[0])}, num_threads=2)
+  environment.recv()
+  environment.close()
+  environment.close()
+  assert logs[0].read_text() == "closed"
+  with pytest.raises(RuntimeError, match="are closed"):
+    environment.recv()
+  # And so does forgetting them.
+  config = config_of("Counting", {"log": str(logs[1])})
+  envs.make(config, 1).reset()
+  assert logs[1].read_text() == "closed"
+
+
+def alive(pid):
+  try:
+    status = pathlib.Path(f"/proc/{pid}/stat").read_text()
+  except FileNotFoundError:
+    return False
+  return status.rpartition(")")[2].split()[0] != "Z"
+
+
+def wait_for(condition, seconds=10):
+  deadline = time.monotonic() + seconds
+  while not condition():
+    assert time.monotonic() < deadline
+    time.sleep(0.02)
+
+
+PARENT = """
+import sys, threading, time
+import numpy as np
+sys.modules["jax"] = None
+print("imported once")
+from seedx import envs
+options = {"how": "hang", "log": sys.argv[1]}
+config = envs.Config("tests.own_envs:Failing", options)
+environment = envs.make(config, 4, num_threads=2)
+environment.reset()
+index = environment.recv().index
+environment.send(index, np.zeros(4, int))
+names = envs.make(envs.Config("tests.own_envs:Names"), 1)
+names.reset()
+print("pids", *names.recv().timestep.observation[0], flush=True)
+time.sleep(100)
+"""
+
+
+def test_workers_leave_with_a_parent_that_is_killed(tmp_path):
+  """One waits, one is in a step; neither notices Ctrl-C."""
+  log, program = tmp_path / "pid", tmp_path / "program.py"
+  program.write_text(PARENT)
+  with subprocess.Popen(
+    [sys.executable, program, log],
+    stdout=subprocess.PIPE,
+    text=True,
+    cwd=tmp_path,
+    env=os.environ | {"PYTHONPATH": str(ROOT)},
+  ) as parent:
+    # The parent's program is not imported by its workers.
+    said = [parent.stdout.readline().split() for _ in range(3)]
+    assert [line[0] for line in said] == ["imported", "printed", "pids"]
+    waiting, its_parent = map(int, said[2][1:])
+    assert its_parent == parent.pid
+    wait_for(lambda: log.exists() and log.read_text())
+    stuck = int(log.read_text())
+    for pid in (waiting, stuck):
+      os.kill(pid, signal.SIGINT)
+    time.sleep(0.2)
+    assert alive(waiting) and alive(stuck)
+    parent.kill()
+    wait_for(lambda: not alive(waiting) and not alive(stuck))
+
+
+def test_jax_is_there_for_who_needs_it_and_for_nobody_else():
+  script = """
+import sys
+sys.modules["jax"] = None
+from seedx import envs
+config = envs.Config("tests.own_envs:needs_jax")
+environment = envs.make(config, 1)
+environment.reset()
+assert len(environment.recv().index) == 1
+loaded = {name.split(".")[0] for name in sys.modules if sys.modules[name]}
+assert not loaded & {"jax", "jaxlib", "envpool", "gymnasium", "grpc"}, loaded
+"""
+  # The parent's platform is not for its workers.
+  subprocess.run(
+    [sys.executable, "-c", script],
+    check=True,
+    cwd=ROOT,
+    env=os.environ | {"JAX_PLATFORMS": "cuda"},
+  )
+
+
+# Frames
+
+
+def test_frames_are_of_environment_0_as_it_is(start):
+  environment = start("Drawn", 2, num_threads=2, render=True)
+  for step in range(3):
+    environment.recv()
+    frame = environment.render()
+    assert frame.shape == (4, 6, 3) and frame.dtype == np.uint8
+    assert (frame == 10 * step).all()
+    environment.send(np.arange(2), np.zeros(2, int))
+  # A row that comes first is not lost.
+  environment.render()
+  assert environment.recv().timestep.step_type.tolist() == [FIRST, FIRST]
+  with pytest.raises(types.ConfigError, match="render=True"):
+    start("Drawn", 1).render()
+
+
+def test_envpool_draws():
+  config = envs.Config("CartPole-v1")
+  environment = envs.make(config, 2, render=True)
+  assert isinstance(environment, envs.EnvPoolEnvironment)
+  environment.reset()
+  environment.recv()
+  frame = environment.render()
+  assert frame.ndim == 3 and frame.shape[2] == 3 and frame.dtype == np.uint8
+  assert len(np.unique(frame.reshape(-1, 3), axis=0)) > 2
+  plain = envs.make(config, 2)
+  plain.reset()
+  plain.recv()
+  with pytest.raises(types.ConfigError, match="CartPole-v1 cannot be rendered"):
+    plain.render()
+  envs.check_render(config)
+
+
+@pytest.mark.parametrize(
+  ("config", "found"),
+  [
+    (envs.Config("Catch-v0"), "Catch-v0 cannot be rendered: .*not implemented"),
+    (config_of("drawn_without_mode"), "drawn_without_mode.*found NoneType"),
+    (config_of("Drawn", {"frame": "raises"}), "OSError: no display"),
+    (config_of("Drawn", {"frame": "dies"}), "Drawn.*no OpenGL here"),
+    (config_of("counting_dm"), "neither render"),
+    (config_of("raises"), "ZeroDivisionError"),
+  ],
+)
+def test_who_cannot_draw_says_why(config, found):
+  with pytest.raises(types.ConfigError, match=found) as caught:
+    envs.check_render(config)
+  assert "\n" not in str(caught.value)
+
+
+def test_who_can_draw_is_let_pass():
+  envs.check_render(config_of("dm_with_physics"))
+
+
+# Pipelines
+
+
+def test_sync_trains_on_one():
+  agent = a2c.Config(hidden_sizes=(8,))
+  config = sync.Config(
+    env=config_of("cartpole"),
+    make_agent=lambda spec, axis: a2c.make(spec, agent, axis),
+    total_steps=400,
+    seed=0,
+    num_envs=4,
+    unroll_length=5,
+    env_threads=2,
+  )
+  trainer = sync.Trainer(config, [])
+  for _ in trainer.steps():
+    pass
+  assert trainer.progress.env_steps >= 400
+  assert trainer.learner.steps >= 20
+  assert np.isfinite(trainer.learner.metrics["loss_value"])
+
+
+def test_seed_trains_on_one_with_a_thin_actor(tmp_path):
+  agent = vtrace.Config(hidden_sizes=(8,))
+  config = seed_pipeline.Config(
+    env=config_of("cartpole"),
+    make_agent=lambda spec, axis: vtrace.make(spec, agent, axis),
+    address=f"unix:{tmp_path}/learner",
+    total_steps=1_000,
+    seed=0,
+    num_actors=1,
+    envs_per_actor=8,
+    actor_batch_size=4,
+    unroll_length=5,
+    batch_size=8,
+    log_seconds=0.1,
+  )
+  node = seed_pipeline.actors(config)
+  assert not node.needs_jax
+  run = running.Running(seed_pipeline, config, actors=0)
+  with run:
+    processes = launch.Processes([node])
+    try:
+      run.wait_for(lambda: not run.main.is_alive())
+      processes.check()
+    finally:
+      processes.stop()
+  last = run.sink.lines[-1]
+  assert last["env_steps"] >= 1_000
+  assert last["episodes"] > 10
+  assert 5 < last["episode_return"] < 100
