@@ -7,8 +7,12 @@ Defaults depend on the environment: `--env Pendulum-v1 --help` shows its own.
 
 import dataclasses
 import sys
+from typing import TYPE_CHECKING
 
 from experiments import allocator, command, settings
+
+if TYPE_CHECKING:
+  from seedx.agents import base
 
 PRESETS: settings.Presets = {
   "default": {"total_steps": 500_000, "td_lambda": 0.95},
@@ -40,15 +44,19 @@ def main(argv: list[str] | None = None) -> int:
   return command.main(Options, PRESETS, __doc__, _learn, argv)
 
 
-def _learn(given: Options) -> int:
-  from experiments import training
-  from seedx.agents import a2c
+def make_agent(given: Options) -> "base.Maker":
+  """The agent that the options ask for."""
+  from seedx.agents import a2c, base
 
   updates = given.total_steps / (given.num_envs * given.unroll_length)
-  agent = a2c.Config(**settings.actor_critic(given, updates))
-  return training.run_sync(
-    given, lambda spec, axis: a2c.make(spec, agent, axis)
-  )
+  fields = settings.actor_critic(given, updates)
+  return base.Maker(a2c.make, a2c.Config(**fields))
+
+
+def _learn(given: Options) -> int:
+  from experiments import training
+
+  return training.run_sync(given, make_agent(given))
 
 
 if __name__ == "__main__":

@@ -9,8 +9,12 @@ environment: `--env Acrobot-v1 --help` shows its own.
 
 import dataclasses
 import sys
+from typing import TYPE_CHECKING
 
 from experiments import allocator, command, options, settings
+
+if TYPE_CHECKING:
+  from seedx.agents import base
 
 option = options.option
 
@@ -60,14 +64,21 @@ def main(argv: list[str] | None = None) -> int:
   return command.main(Options, PRESETS, __doc__, _learn, argv)
 
 
-def _learn(given: Options) -> int:
-  from experiments import makers, training
-  from seedx.pipelines import a3c
+def make_agent(given: Options) -> "base.Maker":
+  """The agent that the options ask for."""
+  from experiments import makers
 
   updates = given.total_steps / (given.envs_per_worker * given.unroll_length)
+  return makers.maker(given, updates, replayed=False)
+
+
+def _learn(given: Options) -> int:
+  from experiments import training
+  from seedx.pipelines import a3c
+
   config = a3c.Config(
     env=settings.environment(given),
-    make_agent=makers.maker(given, updates, replayed=False),
+    make_agent=make_agent(given),
     total_steps=given.total_steps,
     seed=given.seed,
     num_workers=given.num_workers,
@@ -75,7 +86,10 @@ def _learn(given: Options) -> int:
     unroll_length=given.unroll_length,
   )
   return training.run(
-    given, lambda sinks, stop: a3c.Trainer(config, sinks, stop), []
+    given,
+    config.make_agent,
+    lambda sinks, stop: a3c.Trainer(config, sinks, stop),
+    [],
   )
 
 

@@ -14,8 +14,12 @@ with the same options on both sides. Defaults depend on the environment:
 import dataclasses
 import sys
 import tempfile
+from typing import TYPE_CHECKING
 
 from experiments import allocator, command, options, settings
+
+if TYPE_CHECKING:
+  from seedx.agents import base
 
 option = options.option
 
@@ -67,18 +71,23 @@ def main(argv: list[str] | None = None) -> int:
   return command.main(Options, PRESETS, __doc__, _learn, argv)
 
 
+def make_agent(given: Options) -> "base.Maker":
+  """The agent that the options ask for."""
+  from seedx.agents import base, dqn
+
+  updates = given.total_steps * given.replay_ratio / given.replay_batch_size
+  return base.Maker(dqn.make, dqn.Config(**settings.dqn(given, updates)))
+
+
 def _learn(given: Options) -> int:
   from experiments import training
-  from seedx.agents import base, dqn
   from seedx.pipelines import apex
   from seedx.runtime import feeds
 
-  updates = given.total_steps * given.replay_ratio / given.replay_batch_size
-  agent = dqn.Config(**settings.dqn(given, updates))
   with tempfile.TemporaryDirectory() as sockets:
     config = apex.Config(
       env=settings.environment(given),
-      make_agent=base.Maker(dqn.make, agent),
+      make_agent=make_agent(given),
       address=given.address or f"unix:{sockets}/learner",
       total_steps=given.total_steps,
       seed=given.seed,
@@ -97,6 +106,7 @@ def _learn(given: Options) -> int:
       return training.run_node(apex.actors(config))
     return training.run(
       given,
+      config.make_agent,
       lambda sinks, stop: apex.Learner(config, sinks, stop),
       [apex.actors(config)] if given.role == "all" else [],
     )

@@ -3,10 +3,10 @@
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from experiments import options, settings, signals
+from experiments import options, runs, settings, signals
 from seedx import types
 
 
@@ -37,6 +37,10 @@ def main(
     # Which presets apply depends on the environment, and so does the help.
     first = [word for word in argv if word not in ("-h", "--help")]
     given = options.parse(kind, first, description)
+    resumed = _resumed(given) if given.resume else None
+    if resumed is not None:
+      given = options.parse(kind, first, description, resumed)
+      _check_resumed(given, resumed)
     role = getattr(given, "role", "all")
     thin = thin_actors and role == "actor"
     if thin:
@@ -50,11 +54,41 @@ def main(
     from seedx import envs  # With JAX, where it was not blocked above.
 
     spec = envs.spec(settings.environment(given))
-    defaults = settings.preset(presets, given, spec)
+    defaults = resumed or settings.preset(presets, given, spec)
     given = options.parse(kind, argv, description, defaults)
     return _act(given) if thin else learn(given)
   except types.ConfigError as error:
     options.fail(error)
+
+
+def _resumed(given: Any) -> dict[str, Any]:
+  """The options of the run that is gone on with.
+
+  Raises:
+    types.ConfigError: there is none, or it is not of this program.
+  """
+  config, own = runs.config(given.resume), options.module(type(given))
+  if config.experiment != own:
+    raise types.ConfigError(
+      f"expected a run of {own} to --resume, found one of {config.experiment} in"
+      f" {given.resume!r}"
+    )
+  return runs.options_of(type(given), config)
+
+
+def _check_resumed(given: Any, resumed: Mapping[str, Any]) -> None:
+  """Raises types.ConfigError for an option that its state contradicts."""
+  changed = [
+    "--" + name.replace("_", "-")
+    for name, value in resumed.items()
+    if name not in settings.RESUMED and getattr(given, name) != value
+  ]
+  if changed or given.run_dir:
+    raise types.ConfigError(
+      "expected --resume with the options that the run began with, but for"
+      " --total-steps and where and how often things happen; found another"
+      f" {', '.join(changed) or '--run-dir'}"
+    )
 
 
 def _act(given: Any) -> int:

@@ -10,7 +10,6 @@ have options of its own:
 """
 
 import dataclasses
-import json
 import os
 import pathlib
 import signal
@@ -21,19 +20,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from experiments import options, signals
+from experiments import options, plot, signals
 from seedx import metrics, types
 
 option = options.option
 
-# Okabe and Ito's colours, told apart by the colour-blind; dashes for in grey.
-_COLOURS = (
-  *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"),
-  "#000000",
-)
-_DASHES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 3)), "-")
 _POLL_SECONDS = 0.2
 # How long a run may take to end once it has been told to.
 _PATIENCE_SECONDS = 60.0
@@ -105,7 +96,11 @@ def _compare(given: Options) -> int:
   finished = [run for run in runs if run is not None]
   table = _table(given.experiments, finished)
   (run_dir / "comparison.md").write_text(table + "\n", encoding="utf-8")
-  draw(given.env, finished, run_dir / "comparison.png")
+  groups = {
+    words: [run.lines for run in finished if run.experiment == words]
+    for words in given.experiments
+  }
+  plot.draw({given.env: groups}, run_dir / "comparison.png")
   print(table)
   print(f"comparison.md and comparison.png are in {run_dir}", flush=True)
   return 0
@@ -167,11 +162,7 @@ def _watched(
 
 def _lines(run_dir: pathlib.Path) -> list[dict[str, Any]]:
   path = run_dir / "metrics.jsonl"
-  if not path.exists():
-    return []
-  # The last piece is empty, or a line that is being written.
-  texts = path.read_text(encoding="utf-8").split("\n")[:-1]
-  return [json.loads(text) for text in texts]
+  return metrics.read_lines(path) if path.exists() else []
 
 
 def _table(experiments: Sequence[str], runs: Sequence[Run]) -> str:
@@ -242,105 +233,6 @@ def _median(values: Sequence[float | None]) -> float | None:
 
 def _text(value: float | None, decimals: int = 0) -> str:
   return "-" if value is None else f"{value:,.{decimals}f}"
-
-
-def draw(title: str, runs: Sequence[Run], path: pathlib.Path) -> None:
-  """Draws return against env steps and time: median and quartiles of seeds.
-
-  Args:
-    title: above both panels.
-    runs: in the order of the legend.
-    path: of the picture.
-  """
-  from matplotlib import figure, ticker
-  from matplotlib.backends import backend_agg
-
-  picture = figure.Figure(figsize=(12, 5.6), dpi=100, layout="constrained")
-  backend_agg.FigureCanvasAgg(picture)
-  picture.suptitle(title, fontsize=20, parse_math=False)
-  panels = picture.subplots(1, 2, sharey=True)
-  names = list(dict.fromkeys(run.experiment for run in runs))
-  for axes, key, label in (
-    (panels[0], "env_steps", "env steps"),
-    (panels[1], "wall_seconds", "seconds"),
-  ):
-    for i, name in enumerate(names):
-      own = [run for run in runs if run.experiment == name]
-      x, low, middle, high = quartiles([run.lines for run in own], key)
-      colour = _COLOURS[i % len(_COLOURS)]
-      axes.plot(
-        x,
-        middle,
-        color=colour,
-        linestyle=_DASHES[i % len(_DASHES)],
-        linewidth=2.5,
-        label=name,
-      )
-      axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
-    axes.set_xlabel(label, fontsize=18)
-    axes.set_xlim(left=0)
-    axes.tick_params(labelsize=16)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(color="0.88")
-    axes.xaxis.set_major_locator(ticker.MaxNLocator(5, steps=[1, 2, 5, 10]))
-    ends = [run.lines[-1][key] for run in runs]
-    if max(ends) > 8 * min(ends):
-      axes.set_xscale("log")
-      axes.set_xlim(left=min(ends) / 10)
-      axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
-      axes.xaxis.set_minor_locator(ticker.NullLocator())
-    axes.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
-  panels[0].set_ylabel("episode return", fontsize=18)
-  handles, labels = panels[0].get_legend_handles_labels()
-  picture.legend(
-    handles,
-    labels,
-    loc="outside lower center",
-    ncols=min(len(names), 5),
-    fontsize=15,
-    frameon=False,
-    handlelength=3,
-  )
-  picture.savefig(path)
-
-
-def quartiles(
-  runs: Sequence[Sequence[Mapping[str, Any]]], key: str, points: int = 200
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-  """The quartiles over runs of their returns at the same place.
-
-  Args:
-    runs: the lines of each.
-    key: what places are measured in; each run rises in it.
-    points: P, how many places.
-
-  Returns:
-    Places up to where the last run ends; and there the lower quartile, median
-    and upper quartile of the runs that have a return by then, NaN where none
-    has. Each is `[P]`. A run that has ended stays where it was.
-  """
-  curves = [
-    np.array(
-      [
-        (line[key], line["episode_return"])
-        for line in lines
-        if line["episode_return"] is not None
-      ],
-      np.float64,
-    ).reshape(-1, 2)
-    for lines in runs
-  ]
-  curves = [curve for curve in curves if len(curve)]
-  if not curves:
-    return (np.full(points, np.nan),) * 4
-  places = np.linspace(0.0, max(curve[-1, 0] for curve in curves), points)
-  values = np.full((len(curves), points), np.nan)
-  for row, (x, y) in zip(values, (curve.T for curve in curves), strict=True):
-    row[:] = np.interp(places, x, y, left=np.nan)
-  known = ~np.isnan(values).all(axis=0)
-  result = np.full((3, points), np.nan)
-  result[:, known] = np.nanquantile(values[:, known], (0.25, 0.5, 0.75), axis=0)
-  return places, result[0], result[1], result[2]
 
 
 if __name__ == "__main__":

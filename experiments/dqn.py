@@ -7,8 +7,12 @@ Defaults depend on the environment: `--env Acrobot-v1 --help` shows its own.
 
 import dataclasses
 import sys
+from typing import TYPE_CHECKING
 
 from experiments import allocator, command, settings
+
+if TYPE_CHECKING:
+  from seedx.agents import base
 
 PRESETS: settings.Presets = {
   "default": {
@@ -47,17 +51,18 @@ def main(argv: list[str] | None = None) -> int:
   return command.main(Options, PRESETS, __doc__, _learn, argv)
 
 
-def _learn(given: Options) -> int:
-  from experiments import training
-  from seedx.agents import dqn
+def make_agent(given: Options) -> "base.Maker":
+  """The agent that the options ask for."""
+  from seedx.agents import base, dqn
 
   updates = given.total_steps * given.replay_ratio / given.replay_batch_size
-  agent = dqn.Config(**settings.dqn(given, updates))
-  return training.run_sync(
-    given,
-    lambda spec, axis: dqn.make(spec, agent, axis),
-    settings.replay(given),
-  )
+  return base.Maker(dqn.make, dqn.Config(**settings.dqn(given, updates)))
+
+
+def _learn(given: Options) -> int:
+  from experiments import training
+
+  return training.run_sync(given, make_agent(given), settings.replay(given))
 
 
 if __name__ == "__main__":

@@ -17,9 +17,13 @@ Defaults depend on the environment: `--env Acrobot-v1 --help` shows its own.
 import dataclasses
 import sys
 import tempfile
+from typing import TYPE_CHECKING
 
 from experiments import allocator, command, options, settings
 from seedx import types
+
+if TYPE_CHECKING:
+  from seedx.agents import base
 
 option = options.option
 
@@ -83,21 +87,26 @@ def main(argv: list[str] | None = None) -> int:
   return command.main(Options, PRESETS, __doc__, _learn, argv)
 
 
+def make_agent(given: Options) -> "base.Maker":
+  """The agent that the options ask for."""
+  from seedx.agents import base, dqn
+
+  updates = given.total_steps * given.replay_ratio / given.replay_batch_size
+  return base.Maker(dqn.make, dqn.Config(**settings.dqn(given, updates)))
+
+
 def _learn(given: Options) -> int:
   from experiments import training
-  from seedx.agents import base, dqn
   from seedx.pipelines import gorila
 
   if given.role != "all" and not given.server_addresses:
     raise types.ConfigError(
       f"expected --server-addresses with --role {given.role}, found none"
     )
-  updates = given.total_steps * given.replay_ratio / given.replay_batch_size
-  agent = dqn.Config(**settings.dqn(given, updates))
   with tempfile.TemporaryDirectory() as sockets:
     config = gorila.Config(
       env=settings.environment(given),
-      make_agent=base.Maker(dqn.make, agent),
+      make_agent=make_agent(given),
       address=given.address or f"unix:{sockets}/coordinator",
       server_addresses=given.server_addresses
       or [f"unix:{sockets}/server-{i}" for i in range(given.num_servers)],
@@ -123,6 +132,7 @@ def _learn(given: Options) -> int:
       return training.run_node(gorila.workers(config))
     return training.run(
       given,
+      config.make_agent,
       lambda sinks, stop: gorila.Coordinator(config, sinks, stop),
       [*servers, gorila.workers(config)] if given.role == "all" else [],
     )

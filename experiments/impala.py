@@ -14,8 +14,12 @@ with the same options on both sides. Defaults depend on the environment:
 import dataclasses
 import sys
 import tempfile
+from typing import TYPE_CHECKING
 
 from experiments import allocator, command, options, settings
+
+if TYPE_CHECKING:
+  from seedx.agents import base
 
 option = options.option
 
@@ -61,15 +65,22 @@ def main(argv: list[str] | None = None) -> int:
   return command.main(Options, PRESETS, __doc__, _learn, argv)
 
 
-def _learn(given: Options) -> int:
-  from experiments import makers, training
-  from seedx.pipelines import impala
+def make_agent(given: Options) -> "base.Maker":
+  """The agent that the options ask for."""
+  from experiments import makers
 
   updates = given.total_steps / (given.batch_size * given.unroll_length)
+  return makers.maker(given, updates)
+
+
+def _learn(given: Options) -> int:
+  from experiments import training
+  from seedx.pipelines import impala
+
   with tempfile.TemporaryDirectory() as sockets:
     config = impala.Config(
       env=settings.environment(given),
-      make_agent=makers.maker(given, updates),
+      make_agent=make_agent(given),
       address=given.address or f"unix:{sockets}/learner",
       total_steps=given.total_steps,
       seed=given.seed,
@@ -84,6 +95,7 @@ def _learn(given: Options) -> int:
       return training.run_node(impala.actors(config))
     return training.run(
       given,
+      config.make_agent,
       lambda sinks, stop: impala.Learner(config, sinks, stop),
       [impala.actors(config)] if given.role == "all" else [],
     )

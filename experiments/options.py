@@ -19,6 +19,7 @@ def option(
   *,
   parse: Any = None,
   choices: Sequence[str] | None = None,
+  positional: bool = False,
 ) -> Any:
   """A dataclass field that is an option.
 
@@ -27,14 +28,17 @@ def option(
     help_text: what it does, in a line.
     parse: from the option's text; the default's type if None.
     choices: the only values there are.
+    positional: take a word without a name before it, or where the default is a
+      tuple one or more, as a tuple; `parse` is then of each, as it is if None.
   """
   return dataclasses.field(
     default_factory=lambda: default,
     metadata={
       "default": default,
       "help": help_text,
-      "parse": parse or type(default),
+      "parse": parse or (str if positional else type(default)),
       "choices": choices,
+      "positional": positional,
     },
   )
 
@@ -56,34 +60,42 @@ def parse(
   Raises:
     ValueError: a preset is of no option.
   """
-  unknown = set(presets or {}) - {
-    field.name
-    for field in dataclasses.fields(kind)  # type: ignore[arg-type]
-  }
+  fields = dataclasses.fields(kind)  # type: ignore[arg-type]
+  unknown = set(presets or {}) - {field.name for field in fields}
   if unknown:
     raise ValueError(f"expected presets of options, found {sorted(unknown)}")
+  positional = [field for field in fields if field.metadata["positional"]]
+  words = [
+    f"{x.name.upper()} [{x.name.upper()} ...] "
+    if isinstance(x.metadata["default"], tuple)
+    else f"{x.name.upper()} "
+    for x in positional
+  ]
   parser = _OneLineParser(
-    usage="python -m experiments.%(prog)s [options]",
-    prog=pathlib.Path(sys.argv[0]).stem,
+    usage=f"python -m {module(kind)} {''.join(words)}[options]",
     description=description,
     formatter_class=_Formatter,
     allow_abbrev=False,
   )
-  for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+  for field in fields:
     default = (presets or {}).get(field.name, field.metadata["default"])
-    name = "--" + field.name.replace("_", "-")
-    about = {"default": default, "help": field.metadata["help"]}
-    if isinstance(default, bool):
-      parser.add_argument(name, action=argparse.BooleanOptionalAction, **about)
-      continue
-    parser.add_argument(
-      name,
-      type=field.metadata["parse"],
-      choices=field.metadata["choices"],
-      metavar=field.name.upper() if not field.metadata["choices"] else None,
-      **about,
-    )
-  return kind(**vars(parser.parse_args(argv)))
+    _add(parser, field, default)
+  # Unlike `parse_args`, this lets options stand among the positional words.
+  found = vars(parser.parse_intermixed_args(argv))
+  for field in positional:
+    if isinstance(found[field.name], list):
+      found[field.name] = tuple(found[field.name])
+  return kind(**found)
+
+
+def module(kind: type[Any]) -> str:
+  """The module that a program's options are of, as one would import it."""
+  if kind.__module__ != "__main__":
+    return kind.__module__
+  main = sys.modules["__main__"]
+  if main.__spec__ is not None:
+    return main.__spec__.name
+  return pathlib.Path(main.__file__ or "").stem
 
 
 def integers(text: str) -> tuple[int, ...]:
@@ -116,6 +128,28 @@ def fail(error: types.ConfigError) -> NoReturn:
   """Says in one line what is wrong, and exits with status 2."""
   print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
   raise SystemExit(2)
+
+
+def _add(
+  parser: argparse.ArgumentParser, field: dataclasses.Field[Any], default: Any
+) -> None:
+  """Adds the option of a field."""
+  name = "--" + field.name.replace("_", "-")
+  about = {"default": default, "help": field.metadata["help"]}
+  if field.metadata["positional"]:
+    name, about = field.name, {"help": field.metadata["help"]}
+    if isinstance(default, tuple):
+      about["nargs"] = "+"
+  if isinstance(default, bool):
+    parser.add_argument(name, action=argparse.BooleanOptionalAction, **about)
+    return
+  parser.add_argument(
+    name,
+    type=field.metadata["parse"],
+    choices=field.metadata["choices"],
+    metavar=field.name.upper() if not field.metadata["choices"] else None,
+    **about,
+  )
 
 
 class _Formatter(

@@ -7,8 +7,12 @@ Defaults depend on the environment: `--env HalfCheetah-v4 --help` shows its own.
 
 import dataclasses
 import sys
+from typing import TYPE_CHECKING
 
 from experiments import allocator, command, settings
+
+if TYPE_CHECKING:
+  from seedx.agents import base
 
 PRESETS: settings.Presets = {
   "default": {
@@ -61,15 +65,18 @@ def main(argv: list[str] | None = None) -> int:
   return command.main(Options, PRESETS, __doc__, _learn, argv)
 
 
-def _learn(given: Options) -> int:
-  from experiments import training
-  from seedx.agents import ppo
+def make_agent(given: Options) -> "base.Maker":
+  """The agent that the options ask for."""
+  from seedx.agents import base, ppo
 
   updates = given.total_steps / (given.num_envs * given.unroll_length)
-  agent = ppo.Config(**settings.ppo(given, updates))
-  return training.run_sync(
-    given, lambda spec, axis: ppo.make(spec, agent, axis)
-  )
+  return base.Maker(ppo.make, ppo.Config(**settings.ppo(given, updates)))
+
+
+def _learn(given: Options) -> int:
+  from experiments import training
+
+  return training.run_sync(given, make_agent(given))
 
 
 if __name__ == "__main__":

@@ -13,8 +13,12 @@ environment: `--env Pong-v5 --help` shows those of Atari.
 
 import dataclasses
 import sys
+from typing import TYPE_CHECKING
 
 from experiments import allocator, command, settings
+
+if TYPE_CHECKING:
+  from seedx.agents import base
 
 PRESETS: settings.Presets = {
   "continuous": {
@@ -50,15 +54,19 @@ def main(argv: list[str] | None = None) -> int:
   return command.main(Options, PRESETS, __doc__, _learn, argv, thin_actors=True)
 
 
-def _learn(given: Options) -> int:
-  from experiments import training
-  from seedx.agents import vtrace
+def make_agent(given: Options) -> "base.Maker":
+  """The agent that the options ask for."""
+  from seedx.agents import base, vtrace
 
   updates = given.total_steps / (given.batch_size * given.unroll_length)
-  agent = vtrace.Config(**settings.actor_critic(given, updates))
-  return training.run_seed(
-    given, lambda spec, axis: vtrace.make(spec, agent, axis)
-  )
+  fields = settings.actor_critic(given, updates)
+  return base.Maker(vtrace.make, vtrace.Config(**fields))
+
+
+def _learn(given: Options) -> int:
+  from experiments import training
+
+  return training.run_seed(given, make_agent(given))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,14 @@ option = options.option
 
 AGENTS = ("a2c", "vtrace", "ppo", "dqn")
 
+# What may be another when a run is resumed: what its state does not depend on.
+RESUMED = (
+  *("resume", "total_steps", "checkpoint_every_seconds"),
+  *("evaluate_every_steps", "evaluate_episodes", "learner_devices"),
+  *("inference_devices", "env_threads", "num_actors", "num_workers"),
+  *("role", "address", "server", "server_addresses"),
+)
+
 # Options by their names; see `preset` for the keys.
 Presets = Mapping[str, Mapping[str, Any]]
 
@@ -31,12 +39,23 @@ Presets = Mapping[str, Mapping[str, Any]]
 class Common:
   """What every experiment can be told."""
 
-  env: str = option("CartPole-v1", "EnvPool's name of the environment")
+  env: str = option(
+    "CartPole-v1",
+    "EnvPool's name of the environment, or MODULE:FACTORY for one of yours",
+  )
   total_steps: int = option(2_000_000, "env steps to learn for")
   seed: int = option(0, "fixes environments, initial parameters and sampling")
   run_dir: str = option(
     "", "where results go; runs/<experiment>/<time> if empty"
   )
+  resume: str = option("", "the directory of a run to go on with")
+  checkpoint_every_seconds: float = option(
+    60.0, "seconds between two checkpoints; 0 for one at the end only"
+  )
+  evaluate_every_steps: int = option(
+    0, "env steps between two evaluations; 0 for none"
+  )
+  evaluate_episodes: int = option(10, "greedy episodes of each of them")
   learning_rate: float = option(2e-3, "falling to 0 over the run")
   discount: float = option(0.99, "per env step")
   reward_scale: float = option(0.1, "rewards are multiplied by it in the loss")
@@ -56,7 +75,9 @@ class Common:
     "float32", "of the network", choices=("float32", "bfloat16")
   )
   env_options: dict[str, Any] = option(
-    {}, "EnvPool's options, KEY=VALUE,KEY=VALUE", parse=options.keywords
+    {},
+    "of EnvPool or your factory, KEY=VALUE,KEY=VALUE",
+    parse=options.keywords,
   )
   info_keys: tuple[str, ...] = option(
     (), "info entries that join the observation", parse=options.names
@@ -141,7 +162,9 @@ class Sync(MicroBatches, Learner):
 
   num_envs: int = option(16, "environments")
   unroll_length: int = option(16, "env steps of each environment in an unroll")
-  env_threads: int = option(1, "threads that step the environments")
+  env_threads: int = option(
+    1, "threads that step the environments; processes, for yours"
+  )
 
 
 @dataclasses.dataclass(frozen=True)

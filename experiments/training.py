@@ -1,46 +1,39 @@
 """What every training program does around its pipeline."""
 
-import dataclasses
 import os
 import pathlib
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import gymnasium
 
-from experiments import settings, signals
+from experiments import (
+  evaluations,
+  keeper,
+  options,
+  runs,
+  settings,
+  signals,
+)
 from seedx import launch, metrics, types, wire
 from seedx.agents import base
 from seedx.pipelines import seed, sync
 from seedx.runtime import feeds
 
-MakeAgent = Callable[[types.EnvironmentSpec, str | None], base.Agent]
-
-
-class Run(Protocol):
-  """A pipeline's own process."""
-
-  def run(self, check: Callable[[], None]) -> Mapping[str, Any]:
-    """Runs to the end and returns the last line of metrics.
-
-    It calls `check` every now and then, and lets through what that raises.
-    """
-
 
 def run_sync(
   given: Any,
-  make_agent: MakeAgent,
+  make_agent: base.MakeAgent,
   replay: feeds.ReplayConfig | None = None,
 ) -> int:
   """Trains an agent in the pipeline `sync`.
 
   Args:
     given: options of `settings.Sync` and `settings.Common`.
-    make_agent: of the environment's spec and the axis of learner cores.
+    make_agent: of the environment's spec.
     replay: of an agent that learns from one.
 
   Returns:
@@ -58,15 +51,17 @@ def run_sync(
     learner_devices=given.learner_devices,
     replay=replay,
   )
-  return run(given, lambda sinks, stop: sync.Trainer(config, sinks, stop), [])
+  return run(
+    given, make_agent, lambda sinks, stop: sync.Trainer(config, sinks, stop), []
+  )
 
 
-def run_seed(given: Any, make_agent: MakeAgent) -> int:
+def run_seed(given: Any, make_agent: base.MakeAgent) -> int:
   """Trains an agent in the pipeline `seed`.
 
   Args:
     given: options of `settings.Seed` and `settings.Common`.
-    make_agent: of the environment's spec and the axis of learner cores.
+    make_agent: of the environment's spec.
 
   Returns:
     The exit status.
@@ -89,6 +84,7 @@ def run_seed(given: Any, make_agent: MakeAgent) -> int:
     )
     return run(
       given,
+      make_agent,
       lambda sinks, stop: seed.Learner(config, sinks, stop),
       [seed.actors(config)] if given.role == "all" else [],
     )
@@ -113,48 +109,85 @@ def run_node(node: launch.Node) -> int:
 
 
 def run(
-  options: Any,
-  make: Callable[[Sequence[metrics.Sink], threading.Event], Run],
+  given: Any,
+  make_agent: base.MakeAgent,
+  make: Callable[[Sequence[metrics.Sink], threading.Event], keeper.Run],
   nodes: list[launch.Node],
 ) -> int:
   """Runs a pipeline in this process, and its nodes in processes beside it.
 
   Args:
-    options: the experiment's, a dataclass with `env`, `total_steps` and
-      `run_dir`; it is written to `config.json`.
+    given: options of `settings.Common`; they are written to `config.json`.
+    make_agent: of the environment's spec.
     make: `(sinks, stop) -> Run`; `stop` is set where the run is to end early.
     nodes: what runs beside it on this machine.
 
   Returns:
     The exit status: 0, or 130 after Ctrl-C.
   """
-  name = pathlib.Path(sys.modules[type(options).__module__].__file__ or "").stem
-  run_dir = metrics.open_run_dir(
-    options.run_dir
-    or os.path.join("runs", name, time.strftime("%Y%m%d-%H%M%S"))
-  )
-  metrics.write_config(run_dir, dataclasses.asdict(options))
+  experiment = options.module(type(given))
+  run_dir = _run_dir(given, experiment)
   stop = threading.Event()
   interrupted = signals.stop_on_signals(stop)
   # Their imports take as long as what follows, on other cores.
   processes = launch.Processes(nodes)
   try:
+    evaluation = None
+    if given.evaluate_every_steps:
+      evaluation = evaluations.Periodic(given, make_agent, run_dir)
     sinks: list[metrics.Sink] = [
-      metrics.JsonLines(run_dir / "metrics.jsonl"),
-      metrics.TensorBoard(run_dir),
-      metrics.Console(options.total_steps),
+      evaluations.Lines(x, evaluation)
+      for x in (
+        metrics.JsonLines(run_dir / "metrics.jsonl"),
+        metrics.TensorBoard(run_dir),
+      )
     ]
-    last = make(sinks, stop).run(processes.check)
+    own = make([*sinks, metrics.Console(given.total_steps)], stop)
+    kept = keeper.Keeper(
+      own, run_dir, given.checkpoint_every_seconds, evaluation
+    )
+    if given.resume:
+      kept.restore()
+    runs.write(run_dir, given)
+
+    def check() -> None:
+      processes.check()
+      kept.check()
+
+    last = own.run(check)
+    kept.finish(interrupted.is_set())
   finally:
     processes.stop()
   metrics.learning_curve(
     run_dir / "metrics.jsonl",
     run_dir / "learning_curve.png",
-    f"{name} on {options.env}",
+    f"{runs.short(experiment)} on {given.env}",
   )
-  print(_verdict(options.env, last))
-  print(f"metrics and learning_curve.png are in {run_dir}", flush=True)
+  print(_verdict(given.env, last))
+  if evaluation is not None and evaluation.words:
+    print(f"evaluation: {evaluation.words}")
+  print(
+    f"checkpoints, metrics and learning_curve.png are in {run_dir}", flush=True
+  )
   return signals.INTERRUPTED_STATUS if interrupted.is_set() else 0
+
+
+def _run_dir(given: Any, experiment: str) -> pathlib.Path:
+  """The directory of the run, that of a new one without a run in it."""
+  if given.resume:
+    return metrics.open_run_dir(given.resume)
+  run_dir = metrics.open_run_dir(
+    given.run_dir
+    or os.path.join(
+      "runs", runs.short(experiment), time.strftime("%Y%m%d-%H%M%S")
+    )
+  )
+  if (run_dir / "config.json").exists():
+    raise types.ConfigError(
+      f"expected a --run-dir without a run, found one in {str(run_dir)!r}; go"
+      " on with it by --resume, or choose another"
+    )
+  return run_dir
 
 
 def _verdict(env_id: str, last: Mapping[str, Any]) -> str:

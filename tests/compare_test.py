@@ -2,13 +2,20 @@
 
 import json
 
-import numpy as np
 import pytest
 from matplotlib import image
 
-from experiments import compare
+from experiments import compare, plot, runs
 
 A2C = "a2c --num-envs 4 --unroll-length 5 --hidden-sizes 8"
+MEASURED = {
+  "steps_per_second": 1.0,
+  "policy_lag": 1.0,
+  "wire_bytes": 4000,
+  "inference_wait_requests": 0.9,
+  "inference_wait_queue": 0.0,
+  "learner_wait_unrolls": 0.5,
+}
 
 
 def lines_of(steps, returns, **more):
@@ -18,41 +25,14 @@ def lines_of(steps, returns, **more):
   ]
 
 
-def test_quartiles_are_those_of_the_runs_that_have_come_so_far():
-  runs = [
-    lines_of([0, 10, 20], [0.0, 10.0, 20.0]),
-    lines_of([0, 10, 20], [None, 4.0, 4.0]),
-    lines_of([0, 10], [0.0, 30.0]),
-  ]
-  x, low, middle, high = compare.quartiles(runs, "env_steps", points=5)
-  np.testing.assert_allclose(x, [0, 5, 10, 15, 20])
-  # The second has no return before step 10, the third stays as it ended.
-  np.testing.assert_allclose(middle, [0, 10, 10, 15, 20])
-  np.testing.assert_allclose(low[2], np.quantile([10, 4, 30], 0.25))
-  np.testing.assert_allclose(high[2], np.quantile([10, 4, 30], 0.75))
-
-
-def test_quartiles_of_no_returns_are_unknown():
-  runs = [lines_of([0, 10], [None, None])]
-  assert all(np.isnan(x).all() for x in compare.quartiles(runs, "env_steps"))
-
-
 def test_the_table_has_medians_over_seeds():
-  waits = {
-    "inference_wait_requests": 0.9,
-    "inference_wait_queue": 0.0,
-    "learner_wait_unrolls": 0.5,
-  }
   runs = [
     compare.Run(
       "impala",
       lines_of(
         [0, 1000, 2000],
         [None, 10.0, last],
-        steps_per_second=rate,
-        policy_lag=lag,
-        wire_bytes=4000,
-        **waits,
+        **MEASURED | {"steps_per_second": rate, "policy_lag": lag},
       ),
       cpu_seconds=cpu,
     )
@@ -79,10 +59,33 @@ def test_programs_are_run_and_compared(tmp_path, capfd):
   rows = table.splitlines()
   assert len(rows) == 3 and f"{A2C} --seed 7" in rows[2]
   picture = image.imread(tmp_path / "comparison.png")
-  assert picture.shape[:2] == (560, 1200) and picture.std() > 0.05
-  configs = [json.loads(x.read_text()) for x in tmp_path.rglob("config.json")]
-  seeds = [config["seed"] for config in configs if "seed" in config]
-  assert sorted(seeds) == [0, 1]  # The comparison's, whatever else is asked.
+  assert picture.shape[1] == 1200 and picture.std() > 0.05
+  paths = [path.parent for path in tmp_path.rglob("metrics.jsonl")]
+  # The comparison's, whatever else is asked.
+  assert sorted(runs.config(x).options["seed"] for x in paths) == [0, 1]
+
+
+def test_the_figure_has_the_experiments_as_they_were_asked_for(
+  tmp_path, monkeypatch
+):
+  ends = {"a2c": [10.0, 20.0], "impala --agent a2c": [30.0, 40.0]}
+
+  def run(given, words, seed, run_dir):
+    del given, run_dir
+    lines = lines_of([0, 10], [None, ends[words][seed]], **MEASURED)
+    return compare.Run(words, lines, 1.0)
+
+  monkeypatch.setattr(compare, "_run", run)
+  drawn = []
+  monkeypatch.setattr(plot, "draw", lambda *args: drawn.append(args))
+  words = ["--experiments", ",".join(ends), "--seeds", "2"]
+  assert compare.main([*words, "--run-dir", str(tmp_path)]) == 0
+  ((panels, path),) = drawn
+  assert path == tmp_path / "comparison.png"
+  assert {
+    label: [lines[-1]["episode_return"] for lines in of_runs]
+    for label, of_runs in panels["CartPole-v1"].items()
+  } == ends
 
 
 def test_a_budget_of_seconds_ends_a_run(tmp_path):

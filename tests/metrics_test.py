@@ -559,15 +559,17 @@ def test_time_of_a_long_run_is_in_hours(tmp_path, monkeypatch):
   assert panels[1].lines[0].get_xdata()[-1] == 4.0
 
 
-def test_curve_is_broken_where_the_run_was_started_again(tmp_path, monkeypatch):
+def test_curve_leaves_out_what_a_resumed_run_has_overtaken(
+  tmp_path, monkeypatch
+):
   panels = panels_of(monkeypatch)
   source = tmp_path / "metrics.jsonl"
-  write_metrics(source, [1.0, 2.0])
-  source.write_text(source.read_text() * 2)
+  write_metrics(source, [1.0, 2.0, 3.0])
+  first = source.read_text()
+  write_metrics(source, [None, 4.0, 5.0])
+  source.write_text(first + "".join(source.read_text().splitlines(True)[1:]))
   metrics.learning_curve(source, tmp_path / "curve.png", "title")
-  np.testing.assert_array_equal(
-    panels[0].lines[0].get_ydata(), [1.0, 2.0, np.nan, 1.0, 2.0]
-  )
+  assert panels[0].lines[0].get_ydata().tolist() == [1.0, 4.0, 5.0]
 
 
 def test_curve_without_episodes_says_so(tmp_path, monkeypatch):
@@ -582,14 +584,75 @@ def test_curve_of_an_empty_file_can_be_drawn(tmp_path):
   assert draw(tmp_path, []).exists()
 
 
-def test_line_that_is_being_written_is_left_out(tmp_path, monkeypatch):
-  panels = panels_of(monkeypatch)
-  source = tmp_path / "metrics.jsonl"
-  write_metrics(source, [1.0, 2.0])
-  with source.open("a") as file:
-    file.write('{"env_st')
-  metrics.learning_curve(source, tmp_path / "curve.png", "title")
-  assert panels[0].lines[0].get_ydata().tolist() == [1.0, 2.0]
+def line_at(env_steps, wall_seconds, episode_return=0.0):
+  return {
+    "env_steps": env_steps,
+    "wall_seconds": wall_seconds,
+    "episode_return": episode_return,
+  }
+
+
+def read(tmp_path, text):
+  (tmp_path / "metrics.jsonl").write_text(text)
+  return metrics.read_lines(tmp_path / "metrics.jsonl")
+
+
+def test_line_that_is_being_written_is_left_out(tmp_path):
+  whole = json.dumps(line_at(1, 1.0))
+  assert read(tmp_path, f'{whole}\n{{"env_st') == [line_at(1, 1.0)]
+  # It may look whole, as a number does that has not been written to its end.
+  assert read(tmp_path, whole) == []
+  assert read(tmp_path, "") == []
+
+
+def test_half_a_line_of_a_run_that_was_killed_hides_no_other(tmp_path):
+  lines = [line_at(step, float(step)) for step in (1, 2, 3)]
+  texts = [json.dumps(line) for line in lines]
+  half = texts[1][:20]
+  text = f"{texts[0]}\n{half}{texts[1]}\n{texts[2]}\n"
+  assert read(tmp_path, text) == lines
+  assert read(tmp_path, f"{texts[0]}\n{half}\n{texts[2]}\n") == [
+    *(lines[0], lines[2])
+  ]
+
+
+def jsonl(lines):
+  return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+def test_lines_that_a_resumed_run_has_overtaken_are_left_out(tmp_path):
+  first = [line_at(100 * i, 10.0 * i, 1.0) for i in range(6)]
+  second = [line_at(100 * i, 10.0 * i, 2.0) for i in (2, 3, 4)]
+  third = [line_at(100 * i, 10.0 * i, 3.0) for i in (3, 4)]
+  lines = read(tmp_path, jsonl([*first, *second, *third]))
+  # A line at the same step as the first after the resumption is overtaken too.
+  assert lines == [*first[:2], second[0], *third]
+
+
+def test_a_resumption_shows_in_either_of_steps_and_seconds(tmp_path):
+  first = [line_at(100, 10.0), line_at(150, 20.0), line_at(155, 21.0)]
+  # From a checkpoint at 140 steps and 18 s, faster or slower than at first.
+  for after in (line_at(160, 19.0), line_at(145, 23.0)):
+    assert read(tmp_path, jsonl([*first, after])) == [first[0], after]
+
+
+def test_a_run_that_makes_no_steps_for_a_while_keeps_its_lines(tmp_path):
+  lines = [line_at(0, 0.5), line_at(0, 1.0), line_at(7, 1.5), line_at(7, 2.0)]
+  assert read(tmp_path, jsonl(lines)) == lines
+
+
+@pytest.mark.parametrize(
+  ("seconds", "size", "unit"),
+  [
+    (119.0, 1, "seconds"),
+    (120.0, 60, "minutes"),
+    (7199.0, 60, "minutes"),
+    (7200.0, 3600, "hours"),
+    (172800.0, 86400, "days"),
+  ],
+)
+def test_unit_of_times(seconds, size, unit):
+  assert metrics.time_unit(seconds) == (size, unit)
 
 
 def test_long_title_with_dollars_is_not_clipped(tmp_path):

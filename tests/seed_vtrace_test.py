@@ -70,7 +70,9 @@ def test_a_run_leaves_its_files_and_says_what_it_reached(tmp_path):
   assert {"config.json", "metrics.jsonl", "learning_curve.png"} <= names
   assert any(name.startswith("events.out.tfevents") for name in names)
   config = json.loads((tmp_path / "config.json").read_text())
-  assert config["env"] == "CartPole-v1" and config["total_steps"] == 3000
+  assert config["experiment"] == "experiments.seed_vtrace"
+  options = config["options"]
+  assert options["env"] == "CartPole-v1" and options["total_steps"] == 3000
   last = _lines(tmp_path)[-1]
   assert last["env_steps"] >= 3000
   fields = """wall_seconds env_steps env_frames learner_steps steps_per_second

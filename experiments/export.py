@@ -1,0 +1,135 @@
+"""Exports the policy of a run as StableHLO, to be used without seedx.
+
+  python -m experiments.export runs/ppo/20260131-120000 --output policy
+
+leaves `policy.stablehlo`, which JAX alone can load and run on CPU, GPU or TPU,
+in batches of any size, and `policy.json`, which says what it takes and gives.
+"""
+
+import dataclasses
+import json
+import pathlib
+import sys
+from typing import Any
+
+import dm_env
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+
+from experiments import options, policies
+from seedx import types
+from seedx.agents import base
+
+option = options.option
+
+_PLATFORMS = ("cpu", "cuda", "tpu")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """The command line."""
+
+  run_dir: str = option("", "the directory of the run", positional=True)
+  checkpoint: str = option("latest", "latest, best, or its number of env steps")
+  output: str = option("policy", "the files, without .stablehlo and .json")
+
+
+def main(argv: list[str] | None = None) -> int:
+  """Exports a policy; returns the exit status."""
+  argv = sys.argv[1:] if argv is None else argv
+  try:
+    return _export(options.parse(Options, argv, __doc__))
+  except types.ConfigError as error:
+    options.fail(error)
+
+
+def _export(given: Options) -> int:
+  policy = policies.load(given.run_dir, given.checkpoint)
+  exported, spec = export(policy)
+  try:
+    pathlib.Path(f"{given.output}.stablehlo").write_bytes(exported.serialize())
+    pathlib.Path(f"{given.output}.json").write_text(
+      json.dumps(spec, indent=2) + "\n", encoding="utf-8"
+    )
+  except OSError as error:
+    raise types.ConfigError(
+      f"cannot write {given.output!r} ({error.strerror or error}); choose an"
+      " --output that you can write"
+    ) from error
+  print(
+    f"the policy of {policy.experiment} after {policy.env_steps:,} env steps is"
+    f" in {given.output}.stablehlo, its inputs in {given.output}.json"
+  )
+  return 0
+
+
+def export(
+  policy: policies.Policy,
+) -> tuple[jax.export.Exported, dict[str, Any]]:
+  """The greedy policy as a function of a batch of any size.
+
+  It maps `(timestep, memory)` to `(action, memory)`: `timestep` is a dict of
+  `observation`, `reward`, `discount` and `step_type`, each `[B, ...]` (0 FIRST,
+  1 MID, 2 LAST, as in dm_env); `memory` is a list of `[B, ...]`, of zeros
+  before the first step, and then what the step before returned. Where
+  `step_type` is FIRST, what was before is forgotten.
+
+  Args:
+    policy: with an agent that has a `greedy` step.
+
+  Returns:
+    The function, and as JSON the shapes and dtypes that it takes and gives.
+
+  Raises:
+    types.ConfigError: the agent cannot tell which action is best.
+  """
+  if policy.agent.greedy is None:
+    raise types.ConfigError(
+      "expected an agent with a `greedy` step to export, found one without"
+    )
+  agent = dataclasses.replace(policy.agent, step=policy.agent.greedy)
+  example = base.empty_memory(agent, policy.spec, 1)
+  structure = jax.tree.structure(example)
+
+  def act(
+    timestep: dict[str, types.Tree], memory: list[jax.Array]
+  ) -> tuple[jax.Array, list[jax.Array]]:
+    reward = timestep["reward"]
+    taken = base.take_step(
+      agent,
+      policy.acting,
+      jax.random.key(0),  # Nothing is drawn.
+      dm_env.TimeStep(**timestep),
+      jax.tree.unflatten(structure, memory),
+      exploration=jnp.zeros_like(reward),
+    )
+    return taken.output.action, jax.tree.leaves(taken.memory)
+
+  (size,) = jax.export.symbolic_shape("b")
+
+  def shaped(leaf: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype)
+
+  timestep = base.zero_inputs(policy.spec, 1).timestep._asdict()
+  inputs = jax.tree.map(shaped, (timestep, jax.tree.leaves(example)))
+  exported = jax.export.export(jax.jit(act), platforms=_PLATFORMS)(*inputs)
+  action, _ = jax.tree.unflatten(exported.out_tree, exported.out_avals)
+  return exported, {
+    "experiment": policy.experiment,
+    "env": policy.given.env,
+    "env_steps": policy.env_steps,
+    "timestep": jax.tree.map(_in_json, inputs[0]),
+    "memory": [_in_json(leaf) for leaf in inputs[1]],
+    "action": _in_json(action),
+  }
+
+
+def _in_json(leaf: Any) -> dict[str, Any]:
+  """A shape without its batch axis, and a dtype."""
+  return {"shape": list(leaf.shape[1:]), "dtype": str(np.dtype(leaf.dtype))}
+
+
+if __name__ == "__main__":
+  sys.exit(main())

@@ -1,0 +1,563 @@
+"""Figures of runs: their statistics, their groups, and the program."""
+
+import itertools
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from matplotlib import figure, image, text
+
+from experiments import options, plot, runs
+from seedx import types
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+def lines_of(steps, returns):
+  return [
+    {"env_steps": x, "wall_seconds": x / 10, "episode_return": y}
+    for x, y in zip(steps, returns, strict=True)
+  ]
+
+
+def make_run(
+  path,
+  returns=(1.0, 2.0),
+  *,
+  experiment="experiments.ppo",
+  env="CartPole-v1",
+  seed=0,
+  steps=None,
+  **more,
+):
+  """Writes a run's files, and returns its directory as a word."""
+  path.mkdir(parents=True, exist_ok=True)
+  content = {
+    "experiment": experiment,
+    "seedx": "0.1.0",
+    "format": 1,
+    "options": {"env": env, "seed": seed, "run_dir": str(path), **more},
+  }
+  (path / "config.json").write_text(json.dumps(content))
+  steps = range(100, 100 * len(returns) + 1, 100) if steps is None else steps
+  lines = lines_of(steps, returns)
+  (path / "metrics.jsonl").write_text(
+    "".join(json.dumps(line) + "\n" for line in lines)
+  )
+  return str(path)
+
+
+def constant(value, first=0.0, last=10.0):
+  return np.array([[first, value], [last, value]])
+
+
+# Statistics
+
+
+def test_the_mean_is_of_the_middle_half():
+  curves = [constant(value) for value in (3.0, 1.0, 1000.0, 5.0)]
+  mean, _, _ = plot.iqm(curves, np.array([5.0]))
+  assert mean.tolist() == [4.0]
+  curves = [constant(value) for value in (1, 2, 3, 4, 6, 7, 8, 1e6)]
+  mean, _, _ = plot.iqm(curves, np.array([5.0]))
+  assert mean.tolist() == [5.0]
+  # A quarter of three is no whole curve, so none is left out.
+  curves = [constant(value) for value in (1.0, 2.0, 9.0)]
+  mean, _, _ = plot.iqm(curves, np.array([5.0]))
+  assert mean.tolist() == [4.0]
+
+
+def test_it_is_of_the_curves_that_have_begun_and_of_all_that_have_ended():
+  curves = [
+    np.array([[0, 0.0], [10, 10.0], [20, 20.0]]),
+    np.array([[10, 4.0], [20, 4.0]]),
+    np.array([[0, 0.0], [10, 30.0]]),
+  ]
+  mean, low, high = plot.iqm(curves, np.array([-1.0, 0, 5, 10, 15, 20]))
+  np.testing.assert_allclose(
+    mean, [np.nan, 0, 10, 44 / 3, (15 + 4 + 30) / 3, 18]
+  )
+  # Of two, each is drawn twice once in four times; of three, once in 27.
+  np.testing.assert_allclose(low, [np.nan, 0, 5, 4, 4, 4])
+  np.testing.assert_allclose(high, [np.nan, 0, 15, 30, 30, 30])
+
+
+def test_the_interval_of_equal_runs_is_a_point():
+  mean, low, high = plot.iqm([constant(7.0)] * 5, np.array([1.0, 9.0]))
+  assert mean.tolist() == low.tolist() == high.tolist() == [7.0, 7.0]
+
+
+def test_as_many_curves_are_drawn_as_there_are():
+  # Of four drawn, three are the one that is 1 in 5% of cases: a mean of 1.
+  curves = [constant(value) for value in (0.0, 0.0, 0.0, 1.0)]
+  mean, low, high = plot.iqm(curves, np.array([5.0]))
+  assert (mean, low, high) == (0.0, 0.0, 1.0)
+
+
+def test_the_interval_contains_the_mean_and_is_the_same_every_time():
+  rng = np.random.default_rng(0)
+  for count in (2, 3, 4, 5, 10):
+    curves = [constant(value) for value in rng.exponential(size=count)]
+    mean, low, high = plot.iqm(curves, np.array([5.0]))
+    assert low[0] < mean[0] < high[0]
+    assert (low, high) == plot.iqm(curves, np.array([5.0]))[1:]
+
+
+def test_the_interval_of_normal_returns_is_near_the_known_one():
+  # The variance of a mean trimmed to [-q, q] is, for large n, that of the
+  # values clipped to it over n/4: Stigler 1973. For normal ones 1.1957 / n.
+  rng = np.random.default_rng(1)
+  count = 400
+  curves = [constant(value) for value in rng.normal(50.0, 10.0, count)]
+  mean, low, high = plot.iqm(curves, np.array([5.0]))
+  half = 1.96 * 10.0 * np.sqrt(1.1957 / count)
+  assert abs(mean[0] - 50.0) < 1.5 * half
+  np.testing.assert_allclose(high - mean, half, rtol=0.15)
+  np.testing.assert_allclose(mean - low, half, rtol=0.15)
+
+
+def test_a_curve_leaves_out_lines_before_the_first_episode():
+  lines = lines_of([10, 20, 30], [None, 2.0, 3.0])
+  assert plot.curve(lines, "env_steps").tolist() == [[20, 2], [30, 3]]
+  assert plot.curve(lines, "wall_seconds").tolist() == [[2, 2], [3, 3]]
+  assert plot.curve(lines[:1], "env_steps").shape == (0, 2)
+
+
+# Runs
+
+
+def test_a_run_is_read(tmp_path):
+  make_run(tmp_path, (None, 2.0), seed=3, num_envs=4)
+  run = runs.read(tmp_path)
+  assert (run.experiment, run.env, run.seed) == (
+    *("experiments.ppo", "CartPole-v1"),
+    3,
+  )
+  assert run.options["num_envs"] == 4
+  assert run.lines == lines_of([100, 200], [None, 2.0])
+  assert runs.config(tmp_path) == runs.Config(
+    "experiments.ppo", "0.1.0", run.options
+  )
+
+
+def test_what_was_asked_is_read_before_there_are_metrics(tmp_path):
+  make_run(tmp_path, num_envs=4)
+  (tmp_path / "metrics.jsonl").unlink()
+  assert runs.config(tmp_path).options["num_envs"] == 4
+
+
+def test_a_resumed_run_goes_on_from_its_checkpoint(tmp_path):
+  make_run(tmp_path, (1.0, 2.0, 3.0, 8.0, 9.0), steps=(100, 200, 300, 200, 300))
+  assert runs.read(tmp_path).lines == lines_of([100, 200, 300], [1.0, 8.0, 9.0])
+
+
+def labels_of(tmp_path, *asked):
+  paths = [make_run(tmp_path / str(i), **x) for i, x in enumerate(asked)]
+  return runs.labels([runs.read(path) for path in paths])
+
+
+def test_a_label_says_by_which_options_an_experiment_differs(tmp_path):
+  impala = {"experiment": "experiments.impala", "learning_rate": 1e-3}
+  assert labels_of(
+    tmp_path,
+    impala | {"agent": "a2c"},
+    impala | {"agent": "vtrace"},
+    impala | {"agent": "a2c", "seed": 1},
+    {"experiment": "experiments.dqn", "learning_rate": 5e-4, "agent": ""},
+  ) == [
+    *("impala --agent a2c", "impala --agent vtrace", "impala --agent a2c"),
+    "dqn",
+  ]
+
+
+def test_options_in_a_label_are_as_one_gives_them(tmp_path):
+  first = {
+    "learning_rate": 2e-3,
+    "hidden_sizes": [64, 64],
+    "env_options": {"a": 1, "b": "x y"},
+    "info_keys": ["a", "b"],
+    "dueling": True,
+  }
+  second = {
+    "dueling": False,
+    "env_options": {},
+    "hidden_sizes": [8],
+    "info_keys": [],
+  }
+  assert labels_of(tmp_path, first, second) == [
+    "ppo --dueling --env-options 'a=1,b=x y' --hidden-sizes 64,64"
+    " --info-keys a,b --learning-rate 0.002",
+    "ppo --no-dueling --env-options '' --hidden-sizes 8 --info-keys ''",
+  ]
+
+
+def test_seed_length_and_place_make_no_group_of_their_own(tmp_path):
+  asked = [
+    {"seed": 0, "total_steps": 10, "resume": "", "role": "all"},
+    {"seed": 1, "total_steps": 20, "resume": "x", "role": "learner"},
+    {"seed": 2, "total_steps": 20, "address": "a:1", "server": 1},
+    {"evaluate_every_steps": 9, "evaluate_episodes": 5},
+    {"checkpoint_every_seconds": 9.0},
+  ]
+  assert labels_of(tmp_path, *asked) == ["ppo"] * 5
+
+
+def test_presets_of_environments_are_no_difference(tmp_path):
+  cart, pong = {"env": "CartPole-v1", "epochs": 8}, {"env": "Pong-v5"}
+  assert labels_of(tmp_path, cart, pong | {"epochs": 4}) == ["ppo", "ppo"]
+  # What differs in one environment is said in all, so that lines correspond.
+  found = labels_of(tmp_path, cart, pong | {"epochs": 4}, pong | {"epochs": 8})
+  assert found == ["ppo --epochs 8", "ppo --epochs 4", "ppo --epochs 8"]
+
+
+def test_modules_of_one_name_are_told_apart(tmp_path):
+  asked = [{"experiment": "experiments.ppo"}, {"experiment": "mine.ppo"}]
+  asked.append({"experiment": "mine.dqn"})
+  assert labels_of(tmp_path, *asked) == ["experiments.ppo", "mine.ppo", "dqn"]
+
+
+# Pictures
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+  """The figures that are made from now on."""
+  figures = []
+
+  class Figure(figure.Figure):
+    def __init__(self, *args, **kwargs):
+      super().__init__(*args, **kwargs)
+      figures.append(self)
+
+  monkeypatch.setattr(figure, "Figure", Figure)
+  return figures
+
+
+def plotted(tmp_path, words, name="plot.png"):
+  path = tmp_path / name
+  assert plot.main([*words, "--output", str(path)]) == 0
+  return path
+
+
+def check_texts(picture, monkeypatch):
+  """No text is clipped, and none is over another."""
+  boxes = {}
+  draw = text.Text.draw
+
+  def record(self, renderer, *args, **kwargs):
+    if self.get_visible() and self.get_text().strip():
+      boxes[self] = self.get_window_extent(renderer)
+    draw(self, renderer, *args, **kwargs)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(text.Text, "draw", record)
+    picture.draw_without_rendering()
+  assert len(boxes) > 8
+  for (one, box), (other, other_box) in itertools.combinations(
+    boxes.items(), 2
+  ):
+    assert not box.overlaps(other_box), (one, other)
+  for one, box in boxes.items():
+    assert box.x0 >= 0 and box.x1 <= picture.bbox.width, one
+    assert box.y0 >= 0 and box.y1 <= picture.bbox.height, one
+    # Half the size of the picture, they are of 7 points and more.
+    assert one.get_fontsize() >= 14
+
+
+def test_both_panels_have_the_mean_and_the_interval(
+  tmp_path, drawn, monkeypatch
+):
+  words = [
+    make_run(tmp_path / str(seed), (1.0 * end, end), seed=seed)
+    for seed, end in enumerate((2.0, 4.0, 6.0, 600.0))
+  ]
+  plotted(tmp_path, words)
+  (picture,) = drawn
+  against_steps, against_time = picture.axes
+  for axes, end in ((against_steps, 200.0), (against_time, 20.0)):
+    (line,) = axes.lines
+    np.testing.assert_allclose(line.get_xydata()[-1], [end, 5.0])
+    # The first return is halfway, and nothing is drawn before.
+    assert end / 2 <= line.get_xdata()[0] < end / 2 * 1.02
+    (band,) = axes.collections
+    low, high = band.get_datalim(axes.transData).intervaly
+    assert 2.0 <= low < 5.0 < high <= 600.0
+  assert against_steps.get_xlabel() == "env steps"
+  assert against_time.get_xlabel() == "wall time (seconds)"
+  assert against_steps.get_title(loc="left") == "CartPole-v1"
+  check_texts(picture, monkeypatch)
+
+
+def test_a_single_run_has_no_band_and_a_single_point_is_seen(tmp_path, drawn):
+  plotted(tmp_path, [make_run(tmp_path / "a", (None, 7.0))])
+  for axes in drawn[0].axes:
+    (line,) = axes.lines
+    assert not axes.collections
+    assert line.get_ydata().tolist() == [7.0]
+    assert axes.get_xlim()[0] < line.get_xdata()[0] < axes.get_xlim()[1]
+  pixels = image.imread(tmp_path / "plot.png")[..., :3]
+  blue = np.abs(pixels - np.array([0.0, 0x72 / 255, 0xB2 / 255])).max(-1) < 0.02
+  height = blue.shape[0]
+  # Two markers, besides what is in the legend.
+  assert blue[: height * 3 // 4].sum() > 150
+
+
+def test_axes_reach_the_end_of_the_longest_run(tmp_path, drawn):
+  words = [
+    make_run(tmp_path / "a", (2.0, 4.0), steps=(600, 1200)),
+    make_run(tmp_path / "b", (6.0, 8.0), steps=(600, 2400), seed=1),
+  ]
+  plotted(tmp_path, words)
+  against_steps, against_time = drawn[0].axes
+  assert against_time.get_xlabel() == "wall time (minutes)"
+  for axes, end in ((against_steps, 2400.0), (against_time, 4.0)):
+    # The shorter one stays where it was.
+    assert axes.lines[0].get_xydata()[-1].tolist() == [end, 6.0]
+    assert end < axes.get_xlim()[1] < 1.1 * end
+
+
+def test_each_environment_has_a_row_and_a_group_one_look(
+  tmp_path, drawn, monkeypatch
+):
+  words = [
+    make_run(tmp_path / f"{env}-{name}", env=env, experiment=f"x.{name}")
+    for env, name in (("A-v1", "ppo"), ("A-v1", "dqn"), ("B-v1", "dqn"))
+  ]
+  plotted(tmp_path, words)
+  (picture,) = drawn
+  assert [axes.get_title(loc="left") for axes in picture.axes] == [
+    *("A-v1", "", "B-v1", "")
+  ]
+  above, _, below, _ = picture.axes
+  ppo, dqn = above.lines
+  for style in ("color", "linestyle", "marker"):
+    assert (
+      getattr(dqn, f"get_{style}")()
+      == getattr(below.lines[0], f"get_{style}")()
+    )
+    assert getattr(dqn, f"get_{style}")() != getattr(ppo, f"get_{style}")()
+  # One scale of returns for both panels of a row.
+  shared = above.get_shared_y_axes()
+  assert shared.joined(*picture.axes[:2]) and not shared.joined(above, below)
+  (legend,) = picture.legends
+  assert [x.get_text() for x in legend.get_texts()] == ["ppo", "dqn"]
+  check_texts(picture, monkeypatch)
+
+
+def test_ends_far_apart_have_a_logarithmic_axis(tmp_path, drawn, monkeypatch):
+  steps = np.linspace(100, 30_000, 50).astype(int).tolist()
+  words = [
+    make_run(tmp_path / "a", (1.0, 5.0), experiment="x.a", steps=(100, 1000)),
+    make_run(tmp_path / "b", [2.0] * 50, experiment="x.b", steps=steps),
+  ]
+  plotted(tmp_path, words)
+  (picture,) = drawn
+  for axes in picture.axes:
+    assert axes.get_xscale() == "log"
+    short = axes.lines[0].get_xydata()
+    # As many places as on the longer line, although it is so much shorter.
+    assert len(short) > 150
+    np.testing.assert_allclose(
+      short[:, 1], np.interp(short[:, 0], *short[[0, -1]].T), atol=0.02
+    )
+    assert axes.get_xlim()[0] < short[0, 0]
+    assert axes.lines[1].get_xdata()[-1] < axes.get_xlim()[1]
+  check_texts(picture, monkeypatch)
+
+
+def test_long_labels_and_names_are_neither_clipped_nor_overlap(
+  tmp_path, drawn, monkeypatch
+):
+  words = [
+    make_run(
+      tmp_path / str(i),
+      (0.0, 2_500_000.0 * i),
+      env=f"Environment-v{i % 2} " + "with a long name " * 5,
+      observation_transform=f"of_mine.{'transforms.' * i}:hide_$velocities_$x",
+      env_options={f"option_{j}": i for j in range(5)},
+    )
+    for i in range(9)
+  ]
+  plotted(tmp_path, words)
+  check_texts(drawn[0], monkeypatch)
+  (legend,) = drawn[0].legends
+  found = [" ".join(x.get_text().split()) for x in legend.get_texts()]
+  assert any("$velocities_$x" in label for label in found)
+  assert len(set(found)) == 9
+
+
+def test_runs_of_no_episode_are_said_to_be_so(tmp_path, drawn, monkeypatch):
+  words = [
+    make_run(tmp_path / "a", (1.0, 2.0)),
+    make_run(tmp_path / "b", (None, None), experiment="x.dqn"),
+    make_run(tmp_path / "c", (None, None), env="B-v1"),
+  ]
+  plotted(tmp_path, words)
+  (legend,) = drawn[0].legends
+  assert [x.get_text() for x in legend.get_texts()] == [
+    *("ppo", "dqn (no episode has ended)")
+  ]
+  assert [len(axes.lines) for axes in drawn[0].axes] == [1, 1, 0, 0]
+  for axes in drawn[0].axes[2:]:
+    assert "no episode" in axes.texts[0].get_text()
+  check_texts(drawn[0], monkeypatch)
+
+
+def test_no_two_groups_look_the_same():
+  looks = [
+    tuple(str(plot._style(i)[key]) for key in ("color", "linestyle", "marker"))
+    for i in range(210)
+  ]
+  assert len(set(looks)) == 210
+  # In grey, too, at least those that one still tells apart.
+  assert len({look[1:] for look in looks[:30]}) == 30
+
+
+def test_a_run_that_is_named_twice_counts_once(tmp_path, drawn):
+  word = make_run(tmp_path / "a")
+  plotted(tmp_path, [word, f"{word}/../a"])
+  assert not drawn[0].axes[0].collections
+
+
+# The program
+
+
+def run_program(*words):
+  environment = {
+    name: value
+    for name, value in os.environ.items()
+    if name not in ("DISPLAY", "WAYLAND_DISPLAY", "MPLBACKEND")
+  }
+  return subprocess.run(
+    [sys.executable, "-m", "experiments.plot", *words],
+    capture_output=True,
+    text=True,
+    cwd=ROOT,
+    env=environment,
+  )
+
+
+def test_the_program_needs_no_display(tmp_path):
+  words = [make_run(tmp_path / str(seed), seed=seed) for seed in range(2)]
+  path = tmp_path / "figure.svg"
+  # Options may stand among the directories.
+  result = run_program(words[0], "--output", str(path), words[1])
+  assert result.returncode == 0, result.stderr
+  assert result.stderr == ""
+  assert str(path) in result.stdout and "2 run" in result.stdout
+  assert "<svg" in path.read_text()
+
+
+@pytest.mark.parametrize(
+  ("name", "start"), [("a.png", b"\x89PNG"), ("a.PDF", b"%PDF")]
+)
+def test_the_suffix_says_the_format(name, start, tmp_path):
+  path = plotted(tmp_path, [make_run(tmp_path / "run")], name)
+  assert path.read_bytes().startswith(start)
+
+
+def test_positional_words_are_a_tuple():
+  given = options.parse(plot.Options, ["a", "--output", "x.png", "b"], None)
+  assert given == plot.Options(("a", "b"), "x.png")
+
+
+def test_help_says_what_is_given_first(capsys):
+  with pytest.raises(SystemExit) as caught:
+    plot.main(["--help"])
+  assert caught.value.code == 0
+  out = capsys.readouterr().out
+  assert "RUN_DIR [RUN_DIR ...] [options]" in out
+  assert "plot.png" in out
+
+
+def errors(tmp_path):
+  """What is wrong, and what the error says of it."""
+  good = make_run(tmp_path / "good")
+  empty = tmp_path / "empty"
+  empty.mkdir()
+
+  def with_file(name, file, content):
+    path = make_run(tmp_path / name)
+    (tmp_path / name / file).write_text(content)
+    return path
+
+  def config(name, content):
+    return with_file(name, "config.json", content)
+
+  def lines(name, content):
+    return with_file(name, "metrics.jsonl", content)
+
+  newer = '{"format": 2, "seedx": "9.1", "experiment": "x"}'
+  flat = '{"env": "CartPole-v1", "seed": 0}'
+  typeless = '{"experiment": 1, "seedx": "9", "format": 1, "options": {}}'
+  bare = '{"experiment": "x", "seedx": "9", "format": 1, "options": {}}'
+  unfinished = make_run(tmp_path / "unfinished")
+  (tmp_path / "unfinished" / "metrics.jsonl").unlink()
+  none = make_run(tmp_path / "none", (None, None))
+  return {
+    "nothing": ([], "arguments are required: RUN_DIR"),
+    "missing": ([good, str(tmp_path / "x")], f"found none at '{tmp_path}/x'"),
+    "file": ([f"{good}/config.json"], "expected the directory of a run"),
+    "no run": ([str(empty)], f"no config.json in '{empty}'"),
+    "newer": ([config("newer", newer)], "format 2, which seedx 9.1 wrote"),
+    "flat": (
+      [config("flat", flat)],
+      "'options', which another seedx or program",
+    ),
+    "kind": ([config("kind", typeless)], "without 'experiment', which"),
+    "bare": ([config("bare", bare)], "without 'env', 'seed', which seedx 9"),
+    "no JSON": ([config("no_json", "{")], "no JSON"),
+    "no object": ([config("list", "[]")], "no object"),
+    "no text": ([config("text", "")], "no JSON"),
+    "unfinished": ([unfinished], "found none yet"),
+    "no lines": ([good, lines("no_lines", "1\n[]\n")], "found none yet"),
+    "other lines": ([lines("old", '{"a": 1}\n' * 2)], "without 'env_steps'"),
+    "no returns": (
+      [lines("worse", '{"env_steps": 1, "wall_seconds": 1}\n')],
+      "without 'episode_return'",
+    ),
+    "none": ([none, none], "an episode has ended, found none"),
+    "suffix": ([good, "--output", "a.gif"], ".png, .svg, .pdf, found 'a.gif'"),
+    "no suffix": ([good, "--output", "png"], "found 'png'"),
+    "unwritable": ([good, "--output", f"{good}/x/a.png"], "cannot write"),
+    "taken": ([good, "--output", str(tmp_path / "dir.png")], "cannot write"),
+    "option": ([good, "--outputs", "a.png"], "unrecognized arguments"),
+  }
+
+
+CASES = (
+  *("nothing", "missing", "file", "no run", "newer", "flat", "kind", "bare"),
+  *("no JSON", "no object", "no text", "unfinished", "no lines"),
+  *("other lines", "no returns", "none", "suffix", "no suffix", "unwritable"),
+  *("taken", "option"),
+)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_cannot_be_drawn_exits_with_2_and_one_line(
+  case, tmp_path, capsys, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "dir.png").mkdir()
+  cases = errors(tmp_path)
+  assert set(cases) == set(CASES)
+  words, reason = cases[case]
+  with pytest.raises(SystemExit) as caught:
+    plot.main(words)
+  assert caught.value.code == 2
+  out, err = capsys.readouterr()
+  assert out == ""
+  assert err.startswith("error: ") and err.count("\n") == 1
+  assert reason in err
+  assert not list(tmp_path.glob("*.gif"))
+
+
+def test_an_unreadable_config_is_an_error_of_one_line(tmp_path):
+  make_run(tmp_path)
+  (tmp_path / "config.json").write_bytes(b"\xff\xfe")
+  with pytest.raises(types.ConfigError, match=r"cannot read config\.json"):
+    runs.read(tmp_path)
