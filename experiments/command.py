@@ -70,8 +70,8 @@ def _resumed(given: Any) -> dict[str, Any]:
   config, own = runs.config(given.resume), options.module(type(given))
   if config.experiment != own:
     raise types.ConfigError(
-      f"expected a run of {own} to --resume, found one of {config.experiment} in"
-      f" {given.resume!r}"
+      f"expected a run of {own} to --resume, found one of {config.experiment}"
+      f" in {given.resume!r}"
     )
   return runs.options_of(type(given), config)
 

@@ -86,6 +86,11 @@ class Periodic:
     self._thread: threading.Thread | None = None
     self._failure: BaseException | None = None
 
+  def resume(self, env_steps: int) -> None:
+    """The run goes on after so many env steps, which have been evaluated."""
+    every = self._given.evaluate_every_steps
+    self._due_steps = (env_steps // every + 1) * every
+
   def due(self, env_steps: int) -> bool:
     """Whether `start` should be called now.
 
@@ -100,8 +105,7 @@ class Periodic:
 
   def start(self, env_steps: int, acting: types.Tree) -> None:
     """Evaluates what acts after so many env steps; returns at once."""
-    every = self._given.evaluate_every_steps
-    self._due_steps = (env_steps // every + 1) * every
+    self.resume(env_steps)
     self._last_steps = env_steps
     self._thread = threading.Thread(
       target=self._run, args=(env_steps, acting), name="evaluator", daemon=True

@@ -92,18 +92,22 @@ def export(
   agent = dataclasses.replace(policy.agent, step=policy.agent.greedy)
   example = base.empty_memory(agent, policy.spec, 1)
   structure = jax.tree.structure(example)
+  zeros = base.zero_inputs(policy.spec, 1).timestep
 
   def act(
     timestep: dict[str, types.Tree], memory: list[jax.Array]
   ) -> tuple[jax.Array, list[jax.Array]]:
-    reward = timestep["reward"]
+    observation = jax.tree.unflatten(
+      jax.tree.structure(zeros.observation),
+      jax.tree.leaves(timestep["observation"]),
+    )
     taken = base.take_step(
       agent,
       policy.acting,
       jax.random.key(0),  # Nothing is drawn.
-      dm_env.TimeStep(**timestep),
+      dm_env.TimeStep(**timestep | {"observation": observation}),
       jax.tree.unflatten(structure, memory),
-      exploration=jnp.zeros_like(reward),
+      exploration=jnp.zeros_like(timestep["reward"]),
     )
     return taken.output.action, jax.tree.leaves(taken.memory)
 
@@ -112,7 +116,7 @@ def export(
   def shaped(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype)
 
-  timestep = base.zero_inputs(policy.spec, 1).timestep._asdict()
+  timestep = _with_lists(zeros._asdict())
   inputs = jax.tree.map(shaped, (timestep, jax.tree.leaves(example)))
   exported = jax.export.export(jax.jit(act), platforms=_PLATFORMS)(*inputs)
   action, _ = jax.tree.unflatten(exported.out_tree, exported.out_avals)
@@ -124,6 +128,15 @@ def export(
     "memory": [_in_json(leaf) for leaf in inputs[1]],
     "action": _in_json(action),
   }
+
+
+def _with_lists(nest: types.Tree) -> types.Tree:
+  """A nest whose tuples are lists, as JSON has them."""
+  if isinstance(nest, dict):
+    return {key: _with_lists(value) for key, value in nest.items()}
+  if isinstance(nest, tuple | list):
+    return [_with_lists(value) for value in nest]
+  return nest
 
 
 def _in_json(leaf: Any) -> dict[str, Any]:

@@ -92,6 +92,8 @@ class Keeper:
     """
     newest = latest(self._checkpoints)
     self._run.restore(lambda like: self._checkpoints.restore(newest, RUN, like))
+    if self._evaluation is not None:
+      self._evaluation.resume(newest)
 
   def check(self) -> None:
     """Does what is due."""

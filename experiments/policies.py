@@ -84,7 +84,7 @@ def _program(asked: runs.Config) -> Any:
   try:
     program = importlib.import_module(asked.experiment)
     _ = program.Options, program.make_agent
-  except (AttributeError, ImportError) as error:
+  except (AttributeError, ImportError, TypeError, ValueError) as error:
     raise types.ConfigError(
       f"expected {asked.experiment}, the program of this run, to be a module"
       f" with Options and make_agent that can be imported from here: {error}"

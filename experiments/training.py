@@ -126,6 +126,12 @@ def run(
     The exit status: 0, or 130 after Ctrl-C.
   """
   experiment = options.module(type(given))
+  types.check_ranges(
+    given,
+    checkpoint_every_seconds=(0.0, types.MOST),
+    evaluate_every_steps=(0, types.MOST),
+    evaluate_episodes=(1, 2**16),
+  )
   run_dir = _run_dir(given, experiment)
   stop = threading.Event()
   interrupted = signals.stop_on_signals(stop)

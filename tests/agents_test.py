@@ -144,6 +144,7 @@ class Case:
     self.agent = self.algorithm.make(self.spec, self.config)
     self.init = jax.jit(self.agent.init)
     self.step = jax.jit(self.agent.step)
+    self.greedy = jax.jit(self.agent.greedy)
     self.gradients = jax.jit(self.agent.gradients)
     self.apply = jax.jit(self.agent.apply)
     self.update = jax.jit(self.agent.update)
@@ -171,7 +172,7 @@ class Case:
     if core_state is None:
       core_state = self.agent.initial_core_state(ROWS)
     acting = self.agent.acting(state or self.state)
-    self.acted_on = observation
+    self.acted_on, self.inputs = observation, inputs
     return self.step(acting, jax.random.key(seed), inputs, core_state)
 
 
@@ -259,6 +260,36 @@ def test_rows_of_a_batch_act_differently(case):
     case.agent.initial_core_state(ROWS),
   )
   assert len(np.unique(output.action, axis=0)) > 1
+
+
+def test_greedy_is_the_best_action_whatever_the_key_and_exploration(case):
+  if any(len(x.shape) == 3 for x in jax.tree.leaves(case.kind.observation)):
+    pytest.skip("a network for images takes long to compile")
+  drawn = [case.act(seed) for seed in range(4)]
+  acting = case.agent.acting(case.state)
+  initial = case.agent.initial_core_state(ROWS)
+  best, core_state = case.greedy(
+    acting, jax.random.key(0), case.inputs, initial
+  )
+  exploring = case.inputs._replace(exploration=np.ones(ROWS, np.float32))
+  again = case.greedy(acting, jax.random.key(1), exploring, initial)
+  assert_equal(again, (best, core_state))
+  for output, drawn_core_state in drawn:
+    assert signature(output) == signature(best)
+    assert np.any(output.action != best.action)
+    assert (
+      difference(core_state, drawn_core_state) < 1e-5
+      if (jax.tree.leaves(core_state))
+      else True
+    )
+    if isinstance(best.extras, actor_critic.Extras):
+      # None of those that are drawn is likelier.
+      gap = best.extras.log_prob - output.extras.log_prob
+      assert gap.min() >= -1e-5 and gap.max() > 1e-5
+  if isinstance(acting, dqn.Acting):
+    without = acting._replace(epsilon=jnp.zeros_like(acting.epsilon))
+    expected, _ = case.step(without, jax.random.key(2), case.inputs, initial)
+    assert_equal(best, expected)
 
 
 def test_gradients_are_of_the_parameters_and_finite(case):

@@ -49,7 +49,10 @@ def write_config(run_dir: pathlib.Path, config: Mapping[str, Any]) -> None:
   Dataclasses become objects; what JSON has nothing for becomes its text.
   """
   text = json.dumps(_plain(config), indent=2, allow_nan=False)
-  (run_dir / "config.json").write_text(text + "\n", encoding="utf-8")
+  # Whoever reads it meanwhile sees the old one, and not half of one.
+  unfinished = run_dir / "config.unfinished"
+  unfinished.write_text(text + "\n", encoding="utf-8")
+  unfinished.replace(run_dir / "config.json")
 
 
 def read_lines(path: str | os.PathLike[str]) -> list[dict[str, Any]]:

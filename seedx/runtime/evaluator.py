@@ -110,9 +110,27 @@ class Evaluator:
       types.ConfigError: the environment cannot be made.
     """
     config = self._config
-    num_envs = min(config.num_envs, config.num_episodes)
-    environment = envs.make(config.env, num_envs, seed=seed)
-    tally = _Tally(config, num_envs)
+    returns: list[float] = []
+    cut = 0
+    while len(returns) < config.num_episodes and not (stop and stop.is_set()):
+      missing = config.num_episodes - len(returns)
+      played = self._round(acting, seed, missing, stop)
+      returns += played.returns.tolist()
+      cut += played.cut
+      seed += min(config.num_envs, missing)
+    return Played(np.array(returns), cut)
+
+  def _round(
+    self,
+    acting: types.Tree,
+    seed: int,
+    num_episodes: int,
+    stop: threading.Event | None,
+  ) -> Played:
+    """Plays new environments; fewer episodes than asked where some are cut."""
+    num_envs = min(self._config.num_envs, num_episodes)
+    environment = envs.make(self._config.env, num_envs, seed=seed)
+    tally = _Tally(num_episodes, num_envs, self._config.max_episode_steps)
     try:
       for rows in self.steps(acting, seed, environment):
         tally.add(rows)
@@ -150,14 +168,18 @@ class Evaluator:
 
 
 class _Tally:
-  """Episodes that count, of each environment as many as its share."""
+  """Episodes that count, of each environment as many as its share.
 
-  def __init__(self, config: Config, num_envs: int) -> None:
+  One whose episode is cut plays no more: the rest of it is no episode.
+  """
+
+  def __init__(
+    self, num_episodes: int, num_envs: int, max_episode_steps: int
+  ) -> None:
     self.returns: list[float] = []
     self.cut = 0
-    places = np.arange(num_envs)
-    self._left = (config.num_episodes - 1 - places) // num_envs + 1
-    self._most = config.max_episode_steps
+    self._left = (num_episodes - 1 - np.arange(num_envs)) // num_envs + 1
+    self._most = max_episode_steps
     self._steps = np.zeros(num_envs, np.int64)
     self._return = np.zeros(num_envs, np.float64)
 
@@ -167,15 +189,16 @@ class _Tally:
 
   def add(self, rows: types.Rows) -> None:
     """Takes a step of all environments."""
-    first = rows.timestep.step_type == dm_env.StepType.FIRST
-    self._steps += ~first
+    self._steps += rows.timestep.step_type != dm_env.StepType.FIRST
     self._return += rows.timestep.reward
     ended = ~np.isnan(rows.episode_return)
-    over = ~ended & (self._steps >= self._most)
-    returns = np.where(ended, rows.episode_return, self._return)
-    counts = (ended | over) & (self._left > 0)
-    self.returns += returns[counts].tolist()
-    self.cut += int(np.count_nonzero(over & counts))
+    counts = self._left > 0
+    over = counts & ~ended & (self._steps >= self._most)
+    counts &= ended
+    self.returns += rows.episode_return[counts].tolist()
+    self.returns += self._return[over].tolist()
+    self.cut += int(np.count_nonzero(over))
     self._left -= counts
-    self._steps[ended | over] = 0
-    self._return[ended | over] = 0.0
+    self._left[over] = 0
+    self._steps[ended] = 0
+    self._return[ended] = 0.0

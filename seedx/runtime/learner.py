@@ -75,7 +75,8 @@ class Learner:
     self._mesh = mesh
     self._specs = _specs(agent)
     self._rng_key = rng_key
-    self._pending: types.LossOutput | None = None
+    # Of updates under way.
+    self._pending: list[types.LossOutput] = []
     self._priorities: jax.Array | None = None
     self._update = (
       _whole(agent, mesh)
@@ -120,10 +121,10 @@ class Learner:
     with self._changing:
       self.state = state
       self.steps += 1
+      self._pending.append(output)
     # One update may be under way while the next is prepared, and no more:
     # inference on the same device would wait for all of them.
-    self.finish()
-    self._pending = output
+    self._finish(keep=1)
     self._priorities = output.priorities
 
   def priorities(self) -> list[jax.Array]:
@@ -144,12 +145,16 @@ class Learner:
   def saved(self) -> types.Tree:
     """What a checkpoint keeps of it; any thread may ask."""
     with self._changing:
-      return {
-        "agent": self.state,
-        "rng_key": jax.random.key_data(self._rng_key),
-        "steps": np.int64(self.steps),
-        "learned_steps": np.float64(self.learned_steps),
-      }
+      state, steps, learned = self.state, self.steps, self.learned_steps
+      pending = list(self._pending)
+    return {
+      "agent": state,
+      "rng_key": jax.random.key_data(self._rng_key),
+      "steps": np.int64(steps),
+      "learned_steps": np.float64(
+        learned + sum(float(output.weight) for output in pending)
+      ),
+    }
 
   def restore(self, saved: types.Tree) -> None:
     """Goes on from what was saved; before it learns."""
@@ -160,11 +165,16 @@ class Learner:
 
   def finish(self) -> None:
     """Waits for the update that is under way, and reads what it says."""
-    if self._pending is not None:
-      output = jax.device_get(self._pending)
-      self.learned_steps += float(output.weight)
+    self._finish(keep=0)
+
+  def _finish(self, keep: int) -> None:
+    """Reads what all updates say but the newest `keep`."""
+    while len(self._pending) > keep:
+      output = jax.device_get(self._pending[0])
       self.metrics = {k: float(v) for k, v in output.metrics.items()}
-      self._pending = None
+      with self._changing:
+        self.learned_steps += float(output.weight)
+        del self._pending[0]
 
 
 def _whole(agent: base.Agent, mesh: jax.sharding.Mesh) -> Program:

@@ -10,6 +10,7 @@ from seedx import wire
 
 _END_OF_SEEDS = 2**31  # EnvPool's are int32.
 _SEEDS_OF_A_RUN = 2**20
+_MOST_ENVS = 2**16
 
 
 class Leases:
@@ -81,10 +82,12 @@ def evaluation_seed(seed: int, place: int) -> int:
 
   Args:
     seed: of the run.
-    place: which of the seeds there are, from 0 to 2^19 - 1.
+    place: which of the seeds there are, from 0 to 2^18 or more.
   """
   half = _SEEDS_OF_A_RUN // 2
-  return (seed * _SEEDS_OF_A_RUN + half + place % half) % _END_OF_SEEDS
+  # Environments beside it have the seeds that follow.
+  place %= half - _MOST_ENVS
+  return (seed * _SEEDS_OF_A_RUN + half + place) % _END_OF_SEEDS
 
 
 def wanted(hello: Mapping[str, Any], most: int) -> int:

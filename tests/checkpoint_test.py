@@ -1,0 +1,337 @@
+"""Checkpoints: what comes back, which are kept, and what a kill leaves."""
+
+import dataclasses
+import functools
+import math
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+
+from seedx import checkpoint, sharding, types
+from tests import running
+
+_ROOT = pathlib.Path(__file__).parent.parent
+_SIZE = 4_000_000
+
+
+class Pair(NamedTuple):
+  left: Any
+  right: Any
+
+
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=["params", "rest"],
+  meta_fields=[],
+)
+@dataclasses.dataclass(frozen=True)
+class State:
+  params: Any
+  rest: Any
+
+
+def small(value):
+  """A nest of one number, told apart by it."""
+  return {"value": np.float32(value)}
+
+
+def save(checkpoints, env_steps, score=0.0):
+  checkpoints.save(env_steps, {"run": small(env_steps)}, score)
+
+
+def value_of(checkpoints, env_steps):
+  return float(checkpoints.restore(env_steps, "run", small(0))["value"])
+
+
+def signature(nest):
+  return jax.tree.map(lambda x: (type(x), x.shape, x.dtype), nest)
+
+
+def test_what_is_saved_comes_back_exactly(tmp_path):
+  rng = np.random.default_rng(0)
+  mesh = sharding.mesh(jax.devices()[:4])
+  rows = rng.normal(size=(8, 3)).astype(np.float32)
+  sharded = jax.device_put(
+    rows,
+    jax.sharding.NamedSharding(
+      mesh, jax.sharding.PartitionSpec(sharding.CORES)
+    ),
+  )
+  assert len(sharded.addressable_shards) == 4
+  nest = State(
+    params={
+      "layers": (Pair(sharded, None), Pair((), {})),
+      "everywhere": sharding.replicate(rows[0], mesh),
+      "half": jax.numpy.asarray(rows, jax.numpy.bfloat16),
+    },
+    rest=[
+      *(np.bool_(True), np.int64(2**40), np.uint8(200), np.float64(0.1)),
+      *(np.float32(-0.0), np.float32(math.nan), np.int32(-7)),
+      *(rng.random(5) < 0.5, np.array([np.inf, -np.inf, 1e-45], np.float32)),
+      np.asfortranarray(rng.integers(0, 256, (3, 4, 2), np.uint8)),
+      (),
+    ],
+  )
+  written = checkpoint.Checkpoints(tmp_path / "run")
+  written.save(7, {"run": nest, "acting": {"w": rows}}, 0.0)
+  expected = jax.tree.map(np.array, nest)
+  shapes = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), expected
+  )
+  for found in (written, checkpoint.Checkpoints(tmp_path / "run")):
+    for like in (nest, shapes):
+      actual = found.restore(7, "run", like)
+      assert jax.tree.structure(actual) == jax.tree.structure(nest)
+      assert signature(actual) == signature(jax.tree.map(np.asarray, expected))
+      running.assert_equal(actual, expected)
+      assert np.signbit(actual.rest[4])
+    # Each item by itself.
+    alone = found.restore(7, "acting", {"w": rows})
+    running.assert_equal(alone, {"w": rows})
+    found.close()
+
+
+def test_the_directory_is_not_made_before_the_first_save(tmp_path):
+  where = tmp_path / "run" / "checkpoints"
+  checkpoints = checkpoint.Checkpoints(where)
+  assert checkpoints.steps() == []
+  assert checkpoints.best() is None
+  with pytest.raises(types.ConfigError, match="3"):
+    checkpoints.restore(3, "run", small(0))
+  assert list(tmp_path.iterdir()) == []
+  save(checkpoints, 1)
+  assert checkpoints.steps() == [1] and where.is_dir()
+  checkpoints.close()
+  checkpoints.close()
+  assert value_of(checkpoints, 1) == 1
+
+
+@pytest.mark.parametrize(
+  ("keep", "scores", "kept", "best"),
+  [
+    (2, {1: 5.0, 2: 1.0, 3: 2.0, 4: 3.0}, [1, 3, 4], 1),
+    # It is among the newest, and there are no more than these.
+    (2, {1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0}, [3, 4], 4),
+    (1, {1: 1.0, 2: 9.0, 3: 3.0}, [2, 3], 2),
+    # Nothing is known of some, or of any.
+    (1, {1: -math.inf, 2: -5.0, 3: -math.inf}, [2, 3], 2),
+    (1, {1: -math.inf, 2: -math.inf}, [2], 2),
+    # Of several best ones the newest.
+    (1, {1: 2.0, 2: 2.0, 3: 1.0}, [2, 3], 2),
+    (None, {1: 2.0, 2: 1.0, 3: 0.0}, [1, 2, 3], 1),
+  ],
+  ids=str,
+)
+def test_the_newest_are_kept_and_the_best(tmp_path, keep, scores, kept, best):
+  checkpoints = checkpoint.Checkpoints(tmp_path, keep)
+  for env_steps, score in scores.items():
+    save(checkpoints, env_steps, score)
+  for found in (checkpoints, checkpoint.Checkpoints(tmp_path)):
+    assert found.steps() == kept
+    assert found.best() == best
+    assert [value_of(found, step) for step in kept] == kept
+    found.close()
+
+
+def test_one_that_goes_on_keeps_as_many(tmp_path):
+  for first in (1, 4):
+    checkpoints = checkpoint.Checkpoints(tmp_path, keep=2)
+    for env_steps in range(first, first + 3):
+      save(checkpoints, env_steps, score=float(env_steps == 2))
+    checkpoints.close()
+  assert checkpoint.Checkpoints(tmp_path).steps() == [2, 5, 6]
+
+
+def test_the_same_env_steps_twice_are_one_checkpoint(tmp_path):
+  checkpoints = checkpoint.Checkpoints(tmp_path)
+  save(checkpoints, 5)
+  for again in (checkpoints, checkpoint.Checkpoints(tmp_path)):
+    again.save(5, {"run": small(6)}, 9.0)
+    assert again.steps() == [5] and value_of(again, 5) == 5
+    again.close()
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+  written = checkpoint.Checkpoints(tmp_path_factory.mktemp("written"))
+  written.save(5, {"run": {"a": np.arange(3.0)}}, 0.0)
+  return written
+
+
+@pytest.mark.parametrize(
+  ("env_steps", "name", "like", "reason"),
+  [
+    (6, "run", {"a": np.zeros(3)}, "checkpoint 6"),
+    (5, "acting", {"a": np.zeros(3)}, "'acting'"),
+    (5, "run", {"a": np.zeros(4)}, r"\['a'\] of shape \(4,\).*\(3,\)"),
+    (5, "run", {"a": np.zeros((3, 1))}, "shape"),
+    (5, "run", {"a": np.zeros(())}, "shape"),
+    (5, "run", {"b": np.zeros(3)}, "form"),
+    (5, "run", {"a": np.zeros(3), "c": None}, "form"),
+    (5, "run", {"a": np.zeros(3), "b": np.zeros(3)}, "form"),
+    (5, "run", {"a": (np.zeros(3),)}, "form"),
+    (5, "run", np.zeros(3), "form"),
+    (5, "run", {}, "form"),
+  ],
+  ids=str,
+)
+def test_another_form_is_refused_in_a_sentence(
+  written, env_steps, name, like, reason
+):
+  with pytest.raises(types.ConfigError, match=reason) as caught:
+    written.restore(env_steps, name, like)
+  said = str(caught.value)
+  assert "\n" not in said and str(written.directory) in said
+  assert "ambiguous" not in said  # Of NumPy, about its own comparisons.
+  # It can still be read.
+  running.assert_equal(
+    written.restore(5, "run", {"a": np.zeros(3)}), {"a": np.arange(3.0)}
+  )
+
+
+def test_foreign_files_do_no_harm(tmp_path):
+  checkpoints = checkpoint.Checkpoints(tmp_path, keep=1)
+  save(checkpoints, 5, score=1.0)
+  (tmp_path / "evaluation-5.json").write_text("{}")
+  (tmp_path / "6").write_text("a file")
+  (tmp_path / "notes").mkdir()
+  (tmp_path / "notes" / "of mine.txt").write_text("notes")
+  (tmp_path / "best").symlink_to("5")
+  for found in (checkpoints, checkpoint.Checkpoints(tmp_path, keep=1)):
+    assert found.steps() == [5] and found.best() == 5
+    assert value_of(found, 5) == 5
+  save(found, 7)
+  assert found.steps() == [5, 7]
+  assert (tmp_path / "notes" / "of mine.txt").read_text() == "notes"
+  assert (tmp_path / "evaluation-5.json").exists()
+
+
+def test_one_that_goes_is_not_there_in_part(tmp_path, monkeypatch):
+  """It is moved away as a whole, and deleted then."""
+  rmtree, deleted = shutil.rmtree, []
+
+  def spy(path, *arguments, **options):
+    deleted.append(pathlib.Path(path))
+    rmtree(path, *arguments, **options)
+
+  monkeypatch.setattr(shutil, "rmtree", spy)
+  checkpoints = checkpoint.Checkpoints(tmp_path, keep=1)
+  for env_steps in (1, 2, 3):
+    save(checkpoints, env_steps, score=float(env_steps))
+  assert checkpoints.steps() == [3]
+  assert [path.name for path in tmp_path.iterdir()] == ["3"]
+  assert not {path.name for path in deleted} & {"1", "2", "3"}
+
+
+# A checkpoint of `_SIZE` times its own number, so that a mix of two is seen.
+_WRITER = f"""
+import itertools, sys, numpy as np
+from seedx import checkpoint
+found = checkpoint.Checkpoints(sys.argv[1], keep=2)
+for step in itertools.count(int(sys.argv[2])):
+  nest = {{"value": np.full({_SIZE}, step, np.float32), "step": np.int64(step)}}
+  print(step, flush=True)
+  found.save(step, {{"run": nest}}, score=float(-step))
+  print("saved", flush=True)
+"""
+_LIKE = {"value": np.zeros(_SIZE, np.float32), "step": np.int64(0)}
+
+
+def start_writer(where, first_step):
+  environment = {
+    **os.environ,
+    "PYTHONPATH": str(_ROOT),
+    "JAX_PLATFORMS": "cpu",
+    "XLA_FLAGS": "",
+  }
+  return subprocess.Popen(
+    [sys.executable, "-c", _WRITER, str(where), str(first_step)],
+    stdout=subprocess.PIPE,
+    stderr=subprocess.DEVNULL,
+    text=True,
+    env=environment,
+  )
+
+
+def assert_whole(checkpoints):
+  """Every checkpoint that is said to be there; returns their env steps."""
+  steps = checkpoints.steps()
+  for step in steps:
+    found = checkpoints.restore(step, "run", _LIKE)
+    assert found["step"] == step
+    assert (found["value"] == step).all()
+  assert checkpoints.best() == (steps[0] if steps else None)
+  return steps
+
+
+def test_a_kill_in_the_middle_of_a_save_leaves_only_whole_ones(tmp_path):
+  where, saved, cut = tmp_path / "run", 0, 0
+  seconds = None
+  for part in (0.0, 0.1, 0.3, 0.5, 0.7, 0.9):
+    writer = start_writer(where, saved + 1)
+    try:
+      if seconds is None:
+        assert writer.stdout.readline() == "1\n"
+        assert writer.stdout.readline() == "saved\n"
+        writer.stdout.readline()
+        started = time.monotonic()
+        assert writer.stdout.readline() == "saved\n"
+        seconds, saved = time.monotonic() - started, 2
+      assert writer.stdout.readline() == f"{saved + 1}\n"
+      time.sleep(part * seconds)
+    finally:
+      writer.send_signal(signal.SIGKILL)
+      writer.wait()
+    said = writer.stdout.read().split()
+    steps = assert_whole(checkpoint.Checkpoints(where))
+    last = saved + said.count("saved")
+    # One that was renamed is there, though nobody could say so any more.
+    assert steps[-1] in (last, last + 1) and 1 in steps
+    cut += steps[-1] == last
+    saved = steps[-1]
+  assert cut >= 2  # Else no save was under way.
+  # What is left of the others goes.
+  checkpoints = checkpoint.Checkpoints(where, keep=2)
+  nest = {"value": np.full(_SIZE, 99, np.float32), "step": np.int64(99)}
+  checkpoints.save(99, {"run": nest}, -99.0)
+  assert assert_whole(checkpoints) == [1, saved, 99]
+  assert {path.name for path in where.iterdir()} == {"1", str(saved), "99"}
+
+
+def test_another_process_reads_while_one_writes(tmp_path):
+  """It gets what it asked for as a whole, or is told that it has gone."""
+  checkpoints, seen, gone = checkpoint.Checkpoints(tmp_path), set(), 0
+  deadline = time.monotonic() + 60
+  writer = start_writer(tmp_path, 1)
+  said = threading.Thread(target=writer.stdout.read, daemon=True)
+  said.start()
+  try:
+    while len(seen) < 12:
+      assert time.monotonic() < deadline
+      assert writer.poll() is None
+      best = checkpoints.best()
+      for step in checkpoints.steps():
+        try:
+          found = checkpoints.restore(step, "run", _LIKE)
+        except types.ConfigError:
+          assert step not in checkpoints.steps()
+          gone += 1
+          continue
+        assert found["step"] == step
+        assert (found["value"] == step).all()
+        seen.add(step)
+      assert best in (None, 1)
+  finally:
+    writer.kill()
+    said.join(10)
+  assert 1 in seen

@@ -1,0 +1,661 @@
+"""Evaluation: whole episodes, greedily, beside a run and after it."""
+
+import dataclasses
+import json
+import pathlib
+import signal
+import sys
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image
+
+from experiments import evaluate, evaluations, keeper, policies, ppo, videos
+from seedx import checkpoint, envs, metrics, types
+from seedx.agents import base, vtrace
+from seedx.runtime import evaluator, leases, local_actor, unrolls
+from tests import fakes, programs, running
+
+own_signals = programs.own_signals
+compiled_quickly = programs.compiled_quickly
+
+CARTPOLE = envs.Config("CartPole-v1")
+
+
+def remembering_agent():
+  """It adds up what it saw and did, and acts by that; see `by_hand`."""
+  agent = fakes.counting_agent()
+
+  def step(acting, rng_key, inputs, core_state):
+    seen = inputs._replace(
+      timestep=inputs.timestep._replace(
+        observation=inputs.timestep.observation
+        + 0.3 * inputs.action_tm1[:, None].astype(jnp.float32)
+      )
+    )
+    output, core_state = agent.step(acting, rng_key, seen, core_state)
+    return types.AgentOutput(output.action, ()), core_state
+
+  def drawn(acting, rng_key, inputs, core_state):
+    output, core_state = step(acting, rng_key, inputs, core_state)
+    action = jax.random.randint(rng_key, output.action.shape, 0, 2)
+    return output._replace(action=action), core_state
+
+  return dataclasses.replace(agent, step=drawn, greedy=step)
+
+
+def by_hand(acting, seed, episodes, most=10**6):
+  """The returns of one environment's first episodes, and their lengths."""
+  environment = envs.EnvPoolEnvironment(CARTPOLE, 1, seed=seed)
+  environment.reset()
+  found, total, length, core_state, action = [], 0.0, 0, None, None
+  while len(found) < episodes:
+    rows = environment.recv()
+    timestep = rows.timestep
+    if timestep.step_type[0] == 0:
+      total, length, core_state, action = 0.0, 0, np.float32(0), 0
+    else:
+      total, length = total + float(timestep.reward[0]), length + 1
+    if timestep.step_type[0] == 2 or length == most:
+      found.append((total, length))
+    seen = timestep.observation[0] + np.float32(0.3 * action)
+    core_state = core_state + seen.sum(dtype=np.float32) + np.float32(acting)
+    action = int(np.round(core_state)) % 2
+    environment.send(rows.index, np.array([action], np.int32))
+  environment.close()
+  return found
+
+
+def player(agent=None, **fields):
+  config = evaluator.Config(CARTPOLE, **{"num_episodes": 7, **fields})
+  return evaluator.Evaluator(agent or remembering_agent(), config)
+
+
+def test_every_environment_plays_its_share_of_whole_episodes():
+  played = player(num_envs=3).play(np.float32(0.2), seed=11)
+  shares = [by_hand(0.2, 11 + k, 3 if k == 0 else 2) for k in range(3)]
+  expected = [total for share in shares for total, _ in share]
+  assert sorted(played.returns.tolist()) == sorted(expected)
+  assert played.cut == 0 and played.returns.dtype == np.float64
+  # Whichever had ended first would have been the short ones.
+  more = [by_hand(0.2, 11 + k, 7) for k in range(3)]
+  ended = sorted(
+    (sum(n for _, n in share[: i + 1]), share[i][0])
+    for share in more
+    for i in range(7)
+  )
+  soonest = [total for _, total in ended[:7]]
+  assert sorted(soonest) != sorted(expected)
+
+
+def test_it_plays_again_the_same_and_other_seeds_others():
+  it = player(num_envs=4)
+  first, again = (it.play(np.float32(0.2), seed=3) for _ in range(2))
+  np.testing.assert_array_equal(first.returns, again.returns)
+  assert len(first.returns) == 7
+  other = it.play(np.float32(0.2), seed=1003)
+  assert sorted(other.returns) != sorted(first.returns)
+  acted = it.play(np.float32(0.7), seed=3)
+  assert sorted(acted.returns) != sorted(first.returns)
+
+
+def test_there_are_no_more_environments_than_episodes(monkeypatch):
+  made = spy_on_make(monkeypatch)
+  played = player(num_envs=16, num_episodes=2).play(np.float32(0.2), seed=5)
+  assert made == [(5, 2)]
+  assert len(played.returns) == 2
+
+
+def spy_on_make(monkeypatch):
+  made, make = [], envs.make
+
+  def spy(env, num_envs, *, seed=0, **rest):
+    made.append((seed, num_envs))
+    return make(env, num_envs, seed=seed, **rest)
+
+  monkeypatch.setattr(envs, "make", spy)
+  return made
+
+
+def test_episodes_are_cut_and_count_as_they_stand():
+  whole = [by_hand(0.2, 20 + k, 1)[0][0] for k in range(6)]
+  most = int(np.median(whole))
+  assert min(whole) < most < max(whole)
+  it = player(num_envs=6, num_episodes=6, max_episode_steps=most)
+  played = it.play(np.float32(0.2), seed=20)
+  expected = [min(total, most) for total in whole]
+  assert sorted(played.returns.tolist()) == sorted(expected)
+  assert played.cut == sum(total > most for total in whole) > 0
+
+
+def test_the_rest_of_a_cut_episode_is_no_episode():
+  """What is missing is played in environments of their own."""
+  whole = [by_hand(0.2, 20 + k, 1)[0][0] for k in range(4)]
+  most = int(min(whole)) - 1
+  it = player(num_envs=1, num_episodes=4, max_episode_steps=most)
+  played = it.play(np.float32(0.2), seed=20)
+  assert played.returns.tolist() == [most] * 4
+  assert played.cut == 4
+
+
+class StopAfter:
+  """A stop that comes after so many steps."""
+
+  def __init__(self, steps):
+    self.steps = steps
+
+  def is_set(self):
+    self.steps -= 1
+    return self.steps < 0
+
+
+def test_a_stop_ends_it(monkeypatch):
+  closed, close = [], envs.EnvPoolEnvironment.close
+  monkeypatch.setattr(
+    envs.EnvPoolEnvironment,
+    "close",
+    lambda environment: (closed.append(None), close(environment)),
+  )
+  it = player(num_envs=2, num_episodes=1000)
+  played = it.play(np.float32(0.2), seed=0, stop=StopAfter(60))
+  assert 2 <= len(played.returns) < 20
+  stop = threading.Event()
+  stop.set()
+  assert it.play(np.float32(0.2), seed=0, stop=stop).returns.shape == (0,)
+  assert len(closed) == 1
+
+
+def test_greedy_is_greedy_and_drawn_is_drawn():
+  agent = remembering_agent()
+  greedy = player(agent, num_envs=1, num_episodes=3)
+  drawn = player(agent, num_envs=1, num_episodes=3, greedy=False)
+  expected = [total for total, _ in by_hand(0.2, 8, 3)]
+  acting = np.float32(0.2)
+  assert greedy.play(acting, seed=8).returns.tolist() == expected
+  played = drawn.play(acting, seed=8)
+  assert played.returns.tolist() != expected
+  # Each step has a key of its own: else it would always do the same.
+  assert 12 < played.returns.mean() < 60
+
+
+def test_an_agent_that_knows_no_best_action_is_refused_unless_it_draws():
+  with pytest.raises(types.ConfigError, match="--no-greedy"):
+    player(fakes.counting_agent())
+  player(fakes.counting_agent(), greedy=False)
+
+
+@pytest.mark.parametrize(
+  "fields",
+  [
+    {"num_episodes": 0},
+    {"num_envs": 0},
+    {"max_episode_steps": 0},
+  ],
+  ids=str,
+)
+def test_what_cannot_be_played_is_refused(fields):
+  with pytest.raises(types.ConfigError, match=f"expected {next(iter(fields))}"):
+    player(**fields)
+
+
+PONG = envs.Config(
+  "Pong-v5", {"img_height": 36, "img_width": 36, "max_episode_steps": 6}
+)
+
+
+@pytest.mark.parametrize(
+  ("env", "fields"),
+  [(CARTPOLE, {"lstm_size": 8}), (PONG, {"stack_frames": 3})],
+  ids=["lstm", "frames"],
+)
+def test_memory_is_that_of_acting_in_training(env, fields):
+  """The same environments and parameters, also where episodes begin."""
+  spec = envs.spec(env)
+  agent = vtrace.make(spec, vtrace.Config(hidden_sizes=(8,), **fields))
+  agent = dataclasses.replace(agent, step=agent.greedy)
+  state = jax.jit(agent.init)(jax.random.key(1))
+  rng = np.random.default_rng(0)
+  state = dataclasses.replace(
+    state,
+    params=jax.tree.map(
+      lambda x: x + rng.normal(size=x.shape).astype(np.float32), state.params
+    ),
+  )
+  acting = agent.acting(state)
+  layout = unrolls.Layout(num_slots=3, length=6, period=5)
+  actor = local_actor.LocalActor(
+    local_actor.Programs(agent, spec, layout),
+    env,
+    seed=4,
+    rng_key=jax.random.key(2),
+    device=jax.devices()[0],
+    waits=metrics.Waits({metrics.WAIT_REQUESTS: 1}),
+  )
+  it = evaluator.Evaluator(agent, evaluator.Config(env, num_episodes=3))
+  environment = envs.make(env, 3, seed=4)
+  sent = [spy_on_send(actor._environment), spy_on_send(environment)]
+  steps = it.steps(acting, 9, environment)
+  began = 0
+  for _ in range(40):
+    trained, _ = actor.observe(acting, np.int32(0))
+    evaluated = next(steps)
+    jax.tree.map(
+      np.testing.assert_array_equal, trained.timestep, evaluated.timestep
+    )
+    began += np.count_nonzero(evaluated.timestep.step_type == 0)
+    actor.act(acting, np.int32(0))
+  next(steps)  # It acts before it looks again.
+  np.testing.assert_array_equal(sent[0][:40], sent[1][:40])
+  assert len(np.unique(sent[1])) > 1
+  assert began > 6
+  actor.close()
+  environment.close()
+
+
+def spy_on_send(environment):
+  sent, send = [], environment.send
+
+  def spy(index, action):
+    sent.append(np.array(action))
+    send(index, action)
+
+  environment.send = spy
+  return sent
+
+
+@pytest.mark.parametrize("seed", [0, 1, 5, 2047, 2048, 10**6])
+def test_seeds_of_evaluation_are_not_trained_in(seed):
+  half, most_envs = 2**19, 2**16
+  places = np.array([0, 1, 77, 2**18])
+  found = [leases.evaluation_seed(seed, int(place)) for place in places]
+  assert all(0 <= value < 2**31 for value in found)
+  first = leases.Seeds(seed).take(half)
+  np.testing.assert_array_equal(np.subtract(found, first), half + places)
+  # Of another run neither, whichever the place and however many environments.
+  far = [
+    leases.evaluation_seed(seed, half - back) for back in range(0, half, 97)
+  ]
+  far = np.subtract(far, first)
+  assert far.min() >= half and far.max() + most_envs <= 2 * half
+
+
+# Statistics
+
+
+def test_a_summary_by_hand():
+  returns = np.array([100.0, 3.0, 1.0, 4.0, 2.0, 7.0, -50.0, 5.0])
+  found = evaluations.summary(returns)
+  assert found["episodes"] == 8
+  assert found["mean"] == returns.sum() / 8 == 9.0
+  assert found["median"] == 3.5
+  # The middle four of -50 1 2 3 4 5 7 100.
+  assert found["iqm"] == (2 + 3 + 4 + 5) / 4
+  assert found["iqm_low"] < found["iqm"] < found["iqm_high"]
+  # A bootstrap of one's own, that sorts.
+  rng = np.random.default_rng(7)
+  draws = np.sort(rng.choice(returns, (20_000, 8)), axis=1)
+  means = np.sort(draws[:, 2:6].mean(axis=1))
+  assert found["iqm_low"] == pytest.approx(means[500], abs=0.6)
+  assert found["iqm_high"] == pytest.approx(means[19_500], abs=2.0)
+  assert json.loads(json.dumps(found)) == found
+  assert evaluations.in_words(found).startswith(
+    "mean 9.0, median 3.5, interquartile mean 3.5 (95% interval "
+  )
+  assert evaluations.in_words(found).endswith(" of 8 episodes")
+
+
+@pytest.mark.parametrize("episodes", [1, 2, 5])
+def test_equal_returns_leave_no_doubt(episodes):
+  found = evaluations.summary(np.full(episodes, 7.25))
+  assert set(found.values()) == {episodes, 7.25}
+
+
+def test_more_episodes_leave_less_doubt():
+  rng = np.random.default_rng(0)
+  widths = []
+  for episodes in (10, 1000):
+    found = evaluations.summary(rng.normal(size=episodes))
+    widths.append(found["iqm_high"] - found["iqm_low"])
+    assert found["iqm_low"] < found["iqm"] < found["iqm_high"]
+  assert widths[1] < 0.3 * widths[0]
+
+
+# Beside a run
+
+
+def periodic(tmp_path, **fields):
+  given = ppo.Options(
+    **{"evaluate_every_steps": 100, "evaluate_episodes": 3, **fields}
+  )
+  return evaluations.Periodic(
+    given, lambda spec, axis_name: remembering_agent(), tmp_path
+  )
+
+
+def evaluated(tmp_path):
+  text = (tmp_path / "evaluations.jsonl").read_text()
+  return [json.loads(line) for line in text.splitlines()]
+
+
+def test_evaluations_are_due_every_so_many_steps(tmp_path, monkeypatch):
+  made = spy_on_make(monkeypatch)
+  it = periodic(tmp_path)
+  line = {"env_steps": 1}
+  assert it.newest == {} and it.words == ""
+  steps = []
+  for env_steps in (130, 140, 199, 200, 250, 460):
+    if it.due(env_steps):
+      it.start(env_steps, np.float32(0.2))
+      steps.append(env_steps)
+      it._thread.join(30)
+  assert steps == [130, 200, 460]
+  it.finish(470, np.float32(0.2), stop=False)
+  it.finish(470, np.float32(0.2), stop=False)  # It has been evaluated.
+  lines = evaluated(tmp_path)
+  assert [x["env_steps"] for x in lines] == [130, 200, 460, 470]
+  assert all(x["episodes"] == 3 and x["cut"] == 0 for x in lines)
+  # Other episodes each time, none of them trained in.
+  seeds = [seed + k for seed, count in made[:3] for k in range(count)]
+  assert len(set(seeds)) == 9
+  assert min(seeds) >= leases.evaluation_seed(0, 0)
+  assert lines[0]["mean"] != lines[1]["mean"]
+  expected = [by_hand(0.2, made[0][0] + k, 1)[0][0] for k in range(3)]
+  assert lines[0]["mean"] == pytest.approx(np.mean(expected))
+  # What was found last joins the lines of metrics.
+  sink = running.Lines()
+  evaluations.Lines(sink, it).write(line)
+  evaluations.Lines(sink, None).write(line)
+  assert sink.lines == [line | {"evaluation_return": lines[-1]["mean"]}, line]
+  assert f"mean {lines[-1]['mean']:.1f}," in it.words
+
+
+def test_one_that_is_under_way_is_not_joined_by_another(tmp_path):
+  it = periodic(tmp_path, evaluate_episodes=1000)
+  assert it.due(0)
+  it.start(0, np.float32(0.2))
+  assert not it.due(1000)
+  started = time.monotonic()
+  it.finish(1000, np.float32(0.2), stop=True)
+  assert time.monotonic() - started < 20
+  assert not (tmp_path / "evaluations.jsonl").exists()
+
+
+def test_an_evaluation_that_fails_ends_the_run(tmp_path, monkeypatch):
+  it = periodic(tmp_path)
+
+  def fail(*_):
+    raise FloatingPointError("no return")
+
+  monkeypatch.setattr(evaluator.Evaluator, "play", fail)
+  it.start(0, np.float32(0.2))
+  with pytest.raises(FloatingPointError, match="no return"):
+    it.finish(1000, np.float32(0.2), stop=False)
+  it.start(1000, np.float32(0.2))
+  it._thread.join(30)
+  with pytest.raises(FloatingPointError, match="no return"):
+    it.due(2000)
+
+
+# The program
+
+
+_SMALL = [
+  *("--hidden-sizes", "8", "--num-envs", "4", "--unroll-length", "16"),
+  *("--epochs", "1", "--minibatches", "1"),
+]
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+  """The directory of a run that has ended, and was evaluated meanwhile."""
+  found = tmp_path_factory.mktemp("runs") / "run"
+  words = "--total-steps 10000 --evaluate-every-steps 1000"
+  words += " --evaluate-episodes 3 --checkpoint-every-seconds 0.4"
+  with programs.signals_kept():
+    words = [*_SMALL, *words.split(), "--run-dir", str(found)]
+    assert ppo.main(words) == 0
+  return found
+
+
+def steps_of(run_dir):
+  found = checkpoint.Checkpoints(keeper.directory(run_dir))
+  return found.steps(), found.best()
+
+
+def test_a_run_is_evaluated_meanwhile(run_dir):
+  lines = evaluated(run_dir)
+  steps = [line["env_steps"] for line in lines]
+  assert len(steps) >= 2 and steps == sorted(set(steps))
+  last = metrics.read_lines(run_dir / "metrics.jsonl")[-1]
+  assert steps[-1] == last["env_steps"] == steps_of(run_dir)[0][-1]
+  assert all(line["episodes"] == 3 for line in lines)
+  found = [
+    line["evaluation_return"]
+    for line in metrics.read_lines(run_dir / "metrics.jsonl")
+    if "evaluation_return" in line
+  ]
+  assert found and set(found) <= {line["mean"] for line in lines}
+
+
+def run(run_dir, capfd, *words):
+  """What the program prints, and leaves beside the checkpoint."""
+  capfd.readouterr()
+  assert evaluate.main([str(run_dir), "--episodes", "5", *words]) == 0
+  out = capfd.readouterr().out
+  path = pathlib.Path(out.split()[-1])
+  return out, json.loads(path.read_text()), path
+
+
+def test_the_policy_is_evaluated(run_dir, capfd):
+  steps, _ = steps_of(run_dir)
+  out, found, path = run(run_dir, capfd)
+  assert path == keeper.directory(run_dir) / f"evaluation-{steps[-1]}.json"
+  assert f"CartPole-v1 after {steps[-1]:,} env steps: mean" in out
+  assert found["env_steps"] == steps[-1]
+  assert found["greedy"] is True and found["cut"] == 0
+  assert len(found["returns"]) == found["episodes"] == 5
+  assert found["mean"] == pytest.approx(np.mean(found["returns"]))
+  assert f"mean {found['mean']:.1f}" in out
+  policy = policies.load(str(run_dir), "latest")
+  assert found["returns"] == live_returns(policy, found)
+  again = run(run_dir, capfd)[1]
+  other = run(run_dir, capfd, "--seed", "1")[1]
+  drawn = run(run_dir, capfd, "--no-greedy")[1]
+  assert again == found
+  assert drawn["greedy"] is False and drawn["returns"] != found["returns"]
+  assert other["seed"] == 1 and other["returns"] != found["returns"]
+  # A run of its own has no checkpoint the less.
+  assert steps_of(run_dir)[0] == steps
+
+
+def live_returns(policy, found):
+  """What the greedy policy reaches there, in a loop of one's own."""
+  place = 2**18 + found["seed"] * 5
+  seed = leases.evaluation_seed(0, place)
+  environment = envs.EnvPoolEnvironment(CARTPOLE, 5, seed=seed)
+  environment.reset()
+  greedy = jax.jit(policy.agent.greedy)
+  inputs = base.zero_inputs(policy.spec, 5)
+  core_state, returns, done = policy.agent.initial_core_state(5), [], set()
+  while len(done) < 5:
+    rows = environment.recv()
+    for k in np.flatnonzero(~np.isnan(rows.episode_return)):
+      if k not in done:
+        done.add(k)
+        returns.append(rows.episode_return[k])
+    inputs = inputs._replace(timestep=rows.timestep)
+    key = jax.random.key(0)
+    output, _ = greedy(policy.acting, key, inputs, core_state)
+    environment.send(rows.index, np.asarray(output.action))
+  environment.close()
+  return returns
+
+
+def test_checkpoints_are_chosen(run_dir, monkeypatch, capfd):
+  steps, _ = steps_of(run_dir)
+  assert len(steps) >= 2
+  monkeypatch.setattr(checkpoint.Checkpoints, "best", lambda _: steps[0])
+  for which, expected in (
+    ("best", steps[0]),
+    ("latest", steps[-1]),
+    (str(steps[0]), steps[0]),
+  ):
+    _, found, path = run(run_dir, capfd, "--checkpoint", which)
+    assert found["env_steps"] == expected
+    assert path.name == f"evaluation-{expected}.json"
+  found = checkpoint.Checkpoints(keeper.directory(run_dir))
+  for step in steps:
+    policy = policies.load(str(run_dir), str(step))
+    saved = found.restore(step, keeper.ACTING, policy.acting)
+    running.assert_equal(policy.acting, saved)
+
+
+def test_cut_episodes_are_told(run_dir, capfd):
+  out, found, _ = run(run_dir, capfd, "--max-episode-steps", "3")
+  assert found["returns"] == [3.0] * 5 and found["cut"] == 5
+  assert "5 of them were cut at --max-episode-steps" in out
+
+
+def test_a_run_that_goes_on_is_evaluated(tmp_path, capfd):
+  words = ["--total-steps", "100000000", "--checkpoint-every-seconds", "0.1"]
+  program = programs.start(ppo, *_SMALL, *words, "--run-dir", str(tmp_path))
+  try:
+    deadline = time.monotonic() + 60
+    while not (steps_of(tmp_path)[0] or [0])[-1]:
+      assert program.poll() is None and time.monotonic() < deadline
+      time.sleep(0.05)
+    seen, best = [], []
+    while len(set(seen)) < 2 or len(best) < 2:
+      assert time.monotonic() < deadline
+      for which, found in (("latest", seen), ("best", best)):
+        said = run(tmp_path, capfd, "--checkpoint", which)[1]
+        found.append(said["env_steps"])
+    assert seen == sorted(seen)
+    assert program.poll() is None
+    program.send_signal(signal.SIGINT)
+    assert program.wait(60) == 130
+  finally:
+    program.kill()
+    program.wait()
+
+
+@pytest.mark.parametrize(
+  ("words", "reason"),
+  [
+    ("{run} --checkpoint 1", "expected --checkpoint latest, best or one of"),
+    ("{run} --checkpoint ²", "expected --checkpoint latest, best or one of"),
+    ("{run} --checkpoint -5", "checkpoint"),
+    ("{run} --episodes 0", "expected num_episodes"),
+    ("{run} --num-envs 0", "expected num_envs"),
+    ("{run} --video {tmp}/play.avi", "that ends in .gif or .mp4"),
+    ("{run} --video {tmp}/nowhere/play.gif", "a directory that exists"),
+    ("{tmp}/nowhere", "expected the directory of a run"),
+    ("{tmp}", "found no config.json"),
+  ],
+)
+def test_what_cannot_be_done_is_said_in_one_line(
+  words, reason, run_dir, tmp_path, capfd
+):
+  words = words.format(run=run_dir, tmp=tmp_path).split()
+  assert reason in programs.refused(evaluate, words, capfd)
+  assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+  ("values", "reason"),
+  [
+    ({"format": 2}, "expected a run of format 1"),
+    ({"experiment": "nowhere.at_all"}, "nowhere.at_all"),
+    ({"experiment": "json"}, "Options and make_agent"),
+    ({}, "expected a checkpoint"),
+  ],
+)
+def test_a_run_that_cannot_be_loaded_is_refused(
+  values, reason, run_dir, tmp_path, capfd
+):
+  content = json.loads((run_dir / "config.json").read_text()) | values
+  (tmp_path / "config.json").write_text(json.dumps(content))
+  assert reason in programs.refused(evaluate, [str(tmp_path)], capfd)
+
+
+# Videos
+
+
+def first_frame(run_dir):
+  """What the environment itself shows at first."""
+  seed = leases.evaluation_seed(0, 2**18)
+  environment = envs.make(CARTPOLE, 1, seed=seed, render=True)
+  environment.reset()
+  environment.recv()
+  frame = environment.render()
+  environment.close()
+  return frame
+
+
+def episode_length(found):
+  return int(found["returns"][0]) + 1
+
+
+def test_a_gif_shows_the_environments_own_frames(run_dir, tmp_path, capfd):
+  path = tmp_path / "play.gif"
+  out, found, _ = run(
+    run_dir, capfd, "--video", str(path), "--num-envs", "1", "--episodes", "1"
+  )
+  length = episode_length(found)
+  assert f"{length} frames of an episode are in {path}" in out
+  frame = first_frame(run_dir)
+  with Image.open(path) as image:
+    assert image.size == (frame.shape[1], frame.shape[0])
+    shown = np.asarray(image.convert("RGB"), np.int64)
+    np.testing.assert_allclose(shown, frame, atol=12)
+    image.seek(image.n_frames - 1)
+    last = np.asarray(image.convert("RGB"), np.int64)
+    seconds = 0.0
+    for place in range(image.n_frames):  # Equal ones are one, shown longer.
+      image.seek(place)
+      seconds += image.info["duration"] / 1000
+    assert seconds == pytest.approx(length / 30, rel=0.15)
+    assert image.info["loop"] == 0
+  assert np.abs(last - shown).max() > 50
+
+
+def test_an_mp4_has_as_many_frames(run_dir, tmp_path, capfd):
+  import imageio_ffmpeg
+
+  path = tmp_path / "play.mp4"
+  out, found, _ = run(
+    run_dir, capfd, "--video", str(path), "--num-envs", "1", "--episodes", "1"
+  )
+  length = episode_length(found)
+  assert f"{length} frames of an episode" in out
+  count, seconds = imageio_ffmpeg.count_frames_and_secs(str(path))
+  assert count == length
+  assert seconds == pytest.approx(length / 30, abs=0.05)
+  frame = first_frame(run_dir)
+  reader = imageio_ffmpeg.read_frames(str(path))
+  width, height = next(reader)["size"]
+  assert (height, width) == frame.shape[:2]
+  shown = np.frombuffer(next(reader), np.uint8).reshape(height, width, 3)
+  reader.close()
+  assert np.abs(shown.astype(int) - frame).mean() < 5
+
+
+def test_without_ffmpeg_an_mp4_is_refused_before_anything_is_played(
+  run_dir, tmp_path, monkeypatch, capfd
+):
+  monkeypatch.setenv("PATH", "")
+  monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+  path, made = tmp_path / "play.mp4", spy_on_make(monkeypatch)
+  said = programs.refused(evaluate, [str(run_dir), "--video", str(path)], capfd)
+  assert "expected ffmpeg" in said and ".gif needs nothing" in said
+  assert not path.exists() and made == []
+
+
+@pytest.mark.parametrize("suffix", [".gif", ".GIF", ".mp4"])
+def test_an_environment_without_frames_is_refused(tmp_path, suffix):
+  with pytest.raises(types.ConfigError, match="Catch-v0 cannot be rendered"):
+    videos.check(str(tmp_path / f"play{suffix}"), envs.Config("Catch-v0"))

@@ -1,0 +1,298 @@
+"""An exported policy does what the live one does, with JAX alone."""
+
+import dataclasses
+import json
+import pathlib
+import subprocess
+import sys
+import types as python_types
+
+import dm_env
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from dm_env import specs
+from flax import linen as nn
+
+from experiments import export, policies, ppo
+from seedx import envs, types
+from seedx.agents import base, dqn, vtrace
+from tests import conftest, programs
+
+own_signals = programs.own_signals
+compiled_quickly = programs.compiled_quickly
+
+# It stands like this in the README.
+USE_IT = """\
+import json, pathlib, jax, jax.export, numpy as np
+spec = json.loads(pathlib.Path("policy.json").read_text())
+policy = jax.export.deserialize(pathlib.Path("policy.stablehlo").read_bytes())
+zeros = lambda x: np.zeros((2, *x["shape"]), x["dtype"])  # For a batch of 2.
+memory = [zeros(x) for x in spec["memory"]]
+leaf = lambda x: "dtype" in x  # Of a nest of arrays.
+timestep = jax.tree.map(zeros, spec["timestep"], is_leaf=leaf)
+for step in range(3):  # Put what your environment gives into `timestep`.
+  timestep["step_type"][:] = step > 0  # 0 in an episode's first step, else 1.
+  action, memory = policy.call(timestep, memory)
+"""
+
+VECTOR = specs.Array((4,), np.float32)
+IMAGE = specs.BoundedArray((1, 4, 3), np.uint8, 0, 255)
+DISCRETE = specs.DiscreteArray(3)
+MASK = {"observation": VECTOR, "legal": specs.Array((3,), bool)}
+CONTINUOUS = specs.BoundedArray((2,), np.float32, -1.0, [1.0, 3.0])
+SEVERAL = specs.BoundedArray((2,), np.int32, 0, [4, 2])
+
+
+class Torso(nn.Module):
+  """A network of one's own, for images too small for the others."""
+
+  @nn.compact
+  def __call__(self, observation):
+    leaves = jax.tree.leaves(observation)
+    rows = [jnp.float32(x.reshape(x.shape[0], -1)) / 100 for x in leaves]
+    return nn.tanh(nn.Dense(8)(jnp.concatenate(rows, axis=-1)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+  """An agent, and what it observes and does."""
+
+  agent: object
+  observation: types.Tree
+  action: specs.BoundedArray
+  fields: dict = dataclasses.field(default_factory=dict)
+  action_mask: str | None = None
+
+
+KINDS = {
+  "feed_forward": Kind(vtrace, VECTOR, DISCRETE),
+  "lstm": Kind(vtrace, VECTOR, DISCRETE, {"lstm_size": 8}),
+  "frames": Kind(
+    vtrace,
+    {"a": (IMAGE, VECTOR)},
+    DISCRETE,
+    {"stack_frames": 3, "torso": Torso()},
+  ),
+  "dqn": Kind(
+    dqn, VECTOR, DISCRETE, {"epsilon_decay_updates": 9, "dueling": True}
+  ),
+  "masked": Kind(vtrace, MASK, DISCRETE, action_mask="legal"),
+  "continuous": Kind(
+    vtrace, VECTOR, CONTINUOUS, {"normalize_observations": True}
+  ),
+  "several": Kind(vtrace, VECTOR, SEVERAL),
+}
+
+
+def make_policy(kind):
+  """The policy of random parameters, far from indifferent."""
+  spec = types.EnvironmentSpec(
+    kind.observation, kind.action, action_mask=kind.action_mask
+  )
+  config = kind.agent.Config(hidden_sizes=(8,), **kind.fields)
+  agent = kind.agent.make(spec, config)
+  state = jax.jit(agent.init)(jax.random.key(0))
+  rng = np.random.default_rng(0)
+  params = jax.tree.map(
+    lambda x: x + np.abs(x) * rng.normal(size=x.shape).astype(np.float32),
+    state.params,
+  )
+  statistics = jax.tree.map(
+    lambda x: x + rng.uniform(1.0, 2.0, x.shape).astype(np.float32),
+    state.statistics,
+  )
+  state = dataclasses.replace(state, params=params, statistics=statistics)
+  return policies.Policy(
+    directory=pathlib.Path(),
+    experiment="experiments.fake",
+    given=python_types.SimpleNamespace(env="Fake-v0"),
+    env_steps=7,
+    env=envs.Config("Fake-v0"),
+    spec=spec,
+    agent=agent,
+    acting=jax.device_get(agent.acting(state)),
+  )
+
+
+def random_timesteps(spec, rows, steps):
+  """Time steps whose episodes end here and there."""
+  rng = np.random.default_rng(rows)
+  for step in range(steps):
+    kinds = rng.choice([0, 1, 1, 1, 2], rows) if step else np.zeros(rows)
+    observation = jax.tree.map(
+      lambda x: conftest.random_values(rng, x, (rows,)), spec.observation
+    )
+    if spec.action_mask is not None:
+      observation[spec.action_mask][:, 1] = True
+    yield dm_env.TimeStep(
+      step_type=kinds.astype(np.uint8),
+      reward=rng.normal(size=rows).astype(np.float32),
+      discount=np.ones(rows, np.float32),
+      observation=observation,
+    )
+
+
+def as_said(timestep, said):
+  """The nest that `policy.json` says, which has no tuples."""
+  structure = jax.tree.structure(said, is_leaf=lambda x: "dtype" in x)
+  return jax.tree.unflatten(structure, jax.tree.leaves(timestep._asdict()))
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_it_agrees_with_the_live_policy(kind):
+  policy = make_policy(kind)
+  exported, spec = export.export(policy)
+  loaded = jax.export.deserialize(exported.serialize())
+  assert loaded.platforms == ("cpu", "cuda", "tpu")
+  assert json.loads(json.dumps(spec)) == spec
+  agent = dataclasses.replace(policy.agent, step=policy.agent.greedy)
+  seen = []
+  for rows in (1, 5):
+    live = base.empty_memory(agent, policy.spec, rows)
+    memory = [
+      np.zeros((rows, *leaf["shape"]), leaf["dtype"]) for leaf in spec["memory"]
+    ]
+
+    @jax.jit
+    def take_step(key, timestep, memory):
+      exploration = np.full(timestep.reward.shape, 0.5, np.float32)
+      return base.take_step(
+        agent, policy.acting, key, timestep, memory, exploration
+      )
+
+    for step, timestep in enumerate(random_timesteps(policy.spec, rows, 8)):
+      key = jax.random.key(step)  # Of no consequence.
+      taken = take_step(key, timestep, live)
+      inputs = as_said(timestep, spec["timestep"])
+      assert described(inputs) == spec["timestep"]
+      action, memory = loaded.call(inputs, memory)
+      live = taken.memory
+      expected = taken.output.action
+      assert_close(action, expected)
+      jax.tree.map(assert_close, memory, jax.tree.leaves(live))
+      assert action.dtype == expected.dtype == spec["action"]["dtype"]
+      assert list(action.shape[1:]) == spec["action"]["shape"]
+      seen.append(np.asarray(action))
+  assert len(np.unique(np.concatenate(seen), axis=0)) > 1
+
+
+def described(nest):
+  """As `policy.json` says it."""
+  return jax.tree.map(
+    lambda x: {"shape": list(x.shape[1:]), "dtype": str(x.dtype)}, nest
+  )
+
+
+def assert_close(actual, expected):
+  assert np.isfinite(expected).all()
+  if np.issubdtype(expected.dtype, np.floating):
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
+  else:
+    np.testing.assert_array_equal(actual, expected)
+
+
+@pytest.mark.parametrize("name", ["lstm", "frames"])
+def test_what_was_before_matters_until_an_episode_begins(name):
+  """Else the test of agreement would see no memory."""
+  policy = make_policy(KINDS[name])
+  exported, spec = export.export(policy)
+  rng = np.random.default_rng(0)
+  zeros = [np.zeros((4, *x["shape"]), x["dtype"]) for x in spec["memory"]]
+  past = [
+    (200 * rng.random(x.shape)).astype(x.dtype) % 3 if x.size else x
+    for x in zeros
+  ]
+  timestep = next(random_timesteps(policy.spec, 4, 1))
+  timestep = as_said(timestep, spec["timestep"])
+  first = [exported.call(timestep, x)[1] for x in (zeros, past)]
+  jax.tree.map(np.testing.assert_array_equal, *first)
+  timestep["step_type"] = np.ones(4, np.uint8)
+  later = [exported.call(timestep, x)[1] for x in (zeros, past)]
+  assert any(np.any(a != b) for a, b in zip(*later, strict=True))
+
+
+def test_an_agent_without_a_greedy_step_is_refused():
+  policy = make_policy(KINDS["feed_forward"])
+  agent = dataclasses.replace(policy.agent, greedy=None)
+  with pytest.raises(types.ConfigError, match="greedy"):
+    export.export(dataclasses.replace(policy, agent=agent))
+
+
+# The program
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+  """The directory of a run of PPO that has ended."""
+  found = tmp_path_factory.mktemp("runs") / "run"
+  words = "--num-envs 4 --unroll-length 8 --epochs 1 --minibatches 1"
+  words += " --hidden-sizes 8 --total-steps 64"
+  with programs.signals_kept():
+    assert ppo.main([*words.split(), "--run-dir", str(found)]) == 0
+  return found
+
+
+def test_ten_lines_use_it_without_seedx(run_dir, tmp_path, capfd):
+  assert export.main([str(run_dir), "--output", str(tmp_path / "policy")]) == 0
+  assert f"{tmp_path / 'policy'}.stablehlo" in capfd.readouterr().out
+  assert len(USE_IT.splitlines()) <= 10
+  (tmp_path / "use_it.py").write_text(
+    USE_IT
+    + "import sys\n"
+    + 'assert not {"seedx", "flax", "rlax", "optax"} & set(sys.modules)\n'
+    + "print(np.asarray(action))\n"
+    + "print(json.dumps([x.tolist() for x in memory]))\n"
+  )
+  done = subprocess.run(
+    [sys.executable, "use_it.py"],
+    cwd=tmp_path,
+    env={"JAX_PLATFORMS": "cpu"},
+    capture_output=True,
+    text=True,
+    timeout=60,
+  )
+  assert done.returncode == 0, done.stderr
+  action, memory = done.stdout.splitlines()
+  # The policy itself, as `evaluate` would load it.
+  policy = policies.load(str(run_dir), "latest")
+  agent = dataclasses.replace(policy.agent, step=policy.agent.greedy)
+  live = base.empty_memory(agent, policy.spec, 2)
+  timestep = base.zero_inputs(policy.spec, 2).timestep
+  for step_type in (0, 1, 1):
+    timestep = timestep._replace(step_type=np.full(2, step_type, np.uint8))
+    taken = base.take_step(
+      *(agent, policy.acting, jax.random.key(0), timestep, live),
+      exploration=np.zeros(2, np.float32),
+    )
+    live = taken.memory
+  assert action == str(np.asarray(taken.output.action))
+  pairs = zip(json.loads(memory), jax.tree.leaves(live), strict=True)
+  for actual, expected in pairs:
+    np.testing.assert_allclose(
+      np.reshape(actual, expected.shape), expected, rtol=1e-5, atol=1e-6
+    )
+  said = json.loads((tmp_path / "policy.json").read_text())
+  assert said["experiment"] == "experiments.ppo"
+  assert said["env"] == "CartPole-v1"
+  assert said["env_steps"] == policy.env_steps >= 64
+
+
+@pytest.mark.parametrize(
+  ("words", "reason"),
+  [
+    ("{run} --output {tmp}/nowhere/policy", "/nowhere/policy"),
+    ("{run} --checkpoint 1", "expected --checkpoint latest, best or one of"),
+    ("{tmp}", "found no config.json"),
+    ("{tmp}/nowhere", "expected the directory of a run"),
+    ("", "run_dir"),
+  ],
+)
+def test_what_cannot_be_done_is_said_in_one_line(
+  words, reason, run_dir, tmp_path, capfd
+):
+  words = words.format(run=run_dir, tmp=tmp_path).split()
+  assert reason in programs.refused(export, words, capfd).lower()
+  assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,689 @@
+"""Runs that go on from a checkpoint: what is as it was, and what is new."""
+
+import dataclasses
+import json
+import signal
+import time
+
+import jax
+import numpy as np
+import pytest
+from dm_env import specs
+
+from experiments import a2c, dqn, keeper, ppo, settings
+from seedx import checkpoint, envs, metrics, sharding, types, wire
+from seedx.agents import ppo as ppo_agent
+from seedx.agents import vtrace
+from seedx.pipelines import gorila, sync
+from seedx.runtime import learner, leases, parameter_server, progress
+from tests import (
+  conftest,
+  parameter_server_test,
+  pipelines_test,
+  programs,
+  running,
+)
+
+own_signals = programs.own_signals
+compiled_quickly = programs.compiled_quickly
+CELLS = [
+  ("sync", "dqn"),
+  ("sync", "ppo"),
+  ("seed", "dqn"),
+  ("impala", "vtrace"),
+  ("apex", "dqn"),
+  ("a3c", "a2c"),
+  ("gorila", "dqn"),
+]
+STEPS = pipelines_test.TOTAL_STEPS
+
+
+class Seeds:
+  """Every seed that an environment is made with, while it listens."""
+
+  def __init__(self, monkeypatch):
+    self.used, make = [], envs.make
+
+    def spy(env, num_envs, *, seed=0, **rest):
+      self.used += range(seed, seed + num_envs)
+      return make(env, num_envs, seed=seed, **rest)
+
+    monkeypatch.setattr(envs, "make", spy)
+
+
+@dataclasses.dataclass
+class Saved:
+  """A run that has ended: its state, its last line, and where it is kept."""
+
+  pipeline: str
+  name: str
+  nest: types.Tree
+  last: dict
+  seeds: list
+  checkpoints: checkpoint.Checkpoints
+
+  def load(self, like):
+    """What a run goes on from."""
+    return self.checkpoints.restore(self.last["env_steps"], "run", like)
+
+
+@pytest.fixture(scope="module", params=CELLS, ids="-".join)
+def saved(request, tmp_path_factory):
+  """A run of each pipeline, and what a checkpoint of its end holds."""
+  pipeline, name = request.param
+  folder, nests = tmp_path_factory.mktemp("a"), []
+  with pytest.MonkeyPatch.context() as monkeypatch:
+    seeds = Seeds(monkeypatch)
+    own, nodes = pipelines_test.make(pipeline, name, folder)
+    last = pipelines_test.run_all(
+      own, nodes, lambda: nests.append(running.copied(own.saved()))
+    )
+  checkpoints = checkpoint.Checkpoints(tmp_path_factory.mktemp("checkpoints"))
+  checkpoints.save(last["env_steps"], {"run": nests[0]}, 0.0)
+  return Saved(pipeline, name, nests[0], last, seeds.used, checkpoints)
+
+
+def make(saved, tmp_path, total_steps=2 * STEPS):
+  return pipelines_test.make(saved.pipeline, saved.name, tmp_path, total_steps)
+
+
+def without(nest, *names):
+  return {name: leaf for name, leaf in nest.items() if name not in names}
+
+
+def clocks_off(nest):
+  """The counts alone: a worker's last report may be on its way."""
+  return nest | {"progress": without(nest["progress"], "wall_seconds")}
+
+
+def test_everything_is_as_it_was(saved, tmp_path):
+  own, _ = make(saved, tmp_path)
+  if saved.pipeline == "gorila":
+    pytest.skip("its parameter servers have a test of their own")
+  fresh = running.copied(own.saved())
+  own.restore(saved.load)
+  restored = own.saved()
+  assert jax.tree.structure(restored) == jax.tree.structure(saved.nest)
+  # In lock step the next environments have been made by now.
+  running.assert_equal(without(restored, "seeds"), without(saved.nest, "seeds"))
+  assert restored["seeds"] >= saved.nest["seeds"]
+  for name, leaf in without(saved.nest, "seeds").items():
+    assert any(
+      np.any(a != b)
+      for a, b in zip(
+        jax.tree.leaves(fresh[name]), jax.tree.leaves(leaf), strict=True
+      )
+    ), name
+  # Whoever acts next does so by it.
+  if hasattr(own, "_snapshots"):
+    acting, version = own._snapshots.latest(jax.devices()[0])
+    running.assert_equal(acting, own.acting(saved.nest))
+    assert version == saved.last["learner_steps"]
+
+
+def test_what_acts_is_that_of_the_state(saved, tmp_path):
+  own, _ = make(saved, tmp_path)
+  acting = own.acting(saved.nest)
+  agent = pipelines_test.make_agent(saved.pipeline, saved.name)(
+    envs.spec(envs.Config("CartPole-v1")), None
+  )
+  like = jax.eval_shape(
+    lambda key: agent.acting(agent.init(key)), jax.random.key(0)
+  )
+  assert jax.tree.structure(acting) == jax.tree.structure(like)
+  assert shapes_of(acting) == shapes_of(like)
+  if saved.pipeline == "gorila":
+    flat = np.concatenate([x.params for x in saved.nest["shards"]])
+  else:
+    state = (saved.nest.get("learner") or saved.nest)["agent"]
+    flat, _ = jax.flatten_util.ravel_pytree(state.params)
+    assert state.updates == saved.last["learner_steps"]
+  variables = acting.variables if saved.name == "dqn" else acting
+  actual, _ = jax.flatten_util.ravel_pytree(variables.params)
+  np.testing.assert_array_equal(actual, flat)
+  own.restore(saved.load)  # It is not run, and lets go of its environments.
+
+
+def shapes_of(nest):
+  return jax.tree.map(lambda x: (x.shape, np.dtype(x.dtype)), nest)
+
+
+def test_it_goes_on_from_there(saved, tmp_path, monkeypatch):
+  own, nodes = make(saved, tmp_path)
+  started = time.monotonic()
+  seeds, sink, first_update = Seeds(monkeypatch), Timed(), []
+  own._monitor._sinks.append(sink)
+  own.restore(lambda like: saved.load(like) | {"seeds": np.int64(1000)})
+  if hasattr(own, "learner"):
+    learn = own.learner.learn
+
+    def spy(batch):
+      first_update.append(own.progress.env_steps - saved.last["env_steps"])
+      learn(batch)
+
+    own.learner.learn = spy
+  last = pipelines_test.run_all(own, nodes)
+  before = saved.last
+  assert before["env_steps"] >= STEPS
+  lines = [line for _, line in sink.lines]
+  for name in (
+    *("env_steps", "learner_steps", "episodes", "wall_seconds"),
+    *("learned_steps", "env_frames"),
+  ):
+    values = [before[name], *(line[name] for line in lines)]
+    # The count of the last update is known when it has ended.
+    assert values == sorted(values), name
+    assert values[-1] > values[0], name
+  assert last["env_steps"] >= 2 * STEPS
+  assert last["wall_seconds"] <= before["wall_seconds"] + (
+    time.monotonic() - started
+  )
+  # What was before does not count as if it had just been made.
+  seconds, line = sink.lines[0]
+  made = line["steps_per_second"] * (seconds - started)
+  assert made <= line["env_steps"] - before["env_steps"] + 30
+  # Episodes are new ones, also beside those of evaluations.
+  assert max(saved.seeds) < saved.nest["seeds"] < 1000 <= min(seeds.used)
+  assert len(set(seeds.used)) == len(seeds.used) > 0
+  assert max(seeds.used) < leases.evaluation_seed(0, 0)
+  if saved.name == "dqn" and saved.pipeline != "gorila":
+    assert first_update[0] >= pipelines_test.REPLAY["min_steps"]
+
+
+class Timed:
+  """A sink that keeps when it was given a line."""
+
+  def __init__(self):
+    self.lines = []
+
+  def write(self, line):
+    self.lines.append((time.monotonic(), dict(line)))
+
+  def close(self):
+    pass
+
+
+@pytest.fixture(scope="module")
+def of_gorila(tmp_path_factory):
+  """What a checkpoint of Gorila with 2 servers could hold."""
+  own, _ = pipelines_test.make("gorila", "dqn", tmp_path_factory.mktemp("b"))
+  rng = np.random.default_rng(0)
+  states = jax.tree.map(
+    lambda x: (10 * rng.random(x.shape)).astype(x.dtype), own._shards.form
+  )
+  nest = own._saved(states)
+  nest["tally"] = {"steps": np.int64(7), "learned_steps": np.float64(50)}
+  nest["progress"] |= {"env_steps": np.int64(STEPS)}
+  return nest
+
+
+def test_parameter_servers_hold_what_was_saved_before_a_worker_comes(
+  of_gorila, tmp_path
+):
+  own, nodes = pipelines_test.make("gorila", "dqn", tmp_path)
+  own.restore(lambda like: of_gorila)
+  servers, held = nodes[:-1], []
+  # There is nothing to do any more, so that it ends at once.
+  pipelines_test.run_all(
+    own, servers, lambda: held.append(running.copied(own.saved()))
+  )
+  running.assert_equal(clocks_off(held[0]), clocks_off(of_gorila))
+  assert held[0]["progress"]["env_steps"] == STEPS
+
+
+def test_other_parameter_servers_than_were_saved_are_refused(
+  of_gorila, tmp_path
+):
+  own, _ = pipelines_test.make("gorila", "dqn", tmp_path)
+  found = checkpoint.Checkpoints(tmp_path / "checkpoints")
+  found.save(STEPS, {"run": of_gorila}, 0.0)
+  for count in (1, 3):
+    config = dataclasses.replace(
+      own._config,
+      server_addresses=[f"unix:{tmp_path}/{k}" for k in range(count)],
+    )
+    other = gorila.Coordinator(config, [])
+    with pytest.raises(types.ConfigError, match="options"):
+      other.restore(lambda like: found.restore(STEPS, "run", like))
+
+
+def test_a_parameter_server_takes_what_it_is_given():
+  agent = parameter_server_test.adding_agent()
+  shard = parameter_server.Shard(agent, 10)
+  with pytest.raises(wire.Refused, match="empty") as caught:
+    shard.save(())
+  assert caught.value.code is wire.StatusCode.UNAVAILABLE
+  shard.start(parameter_server_test.push_of(3, [1.0, 2.0]))
+  row = shard.save(())
+  shard.push(parameter_server_test.push_of(3, [5.0, 5.0]))
+  assert shard.version == 4
+  shard.restore(row)  # Whatever it has learned meanwhile.
+  running.assert_equal(shard.save(()), row)
+  assert shard.version == 3
+
+
+def test_a_stop_ends_the_wait_for_parameter_servers(of_gorila, tmp_path):
+  own, _ = pipelines_test.make("gorila", "dqn", tmp_path)
+  own.restore(lambda like: of_gorila)
+  checks = []
+
+  def check():
+    checks.append(None)
+    if len(checks) == 3:
+      own._crew.stop.set()
+
+  last = own.run(check)
+  assert len(checks) == 3 and last["env_steps"] == STEPS
+
+
+# The learner: what it makes of a batch after a checkpoint.
+
+SPEC = types.EnvironmentSpec(
+  specs.Array((4,), np.float32), specs.DiscreteArray(3)
+)
+LENGTH, BATCH = 5, 8
+AGENTS = {
+  "vtrace": (vtrace.make, vtrace.Config),
+  "ppo": (ppo_agent.make, ppo_agent.Config),
+}
+
+
+class Learning:
+  """A learner of 1 or more cores, and random batches for it."""
+
+  def __init__(self, name, num_cores, seed):
+    make, config = AGENTS[name]
+    fields = {"hidden_sizes": (8,), "normalize_observations": True}
+    if name == "ppo":
+      fields |= {"epochs": 2, "minibatches": 2}
+    self.agent = make(SPEC, config(**fields), sharding.CORES)
+    state = self.agent.init(jax.random.key(seed))
+    mesh = sharding.mesh(jax.devices()[:num_cores])
+    self.learner = learner.Learner(
+      self.agent, mesh, state, jax.random.key(seed + 100)
+    )
+
+  def learn(self, seed):
+    """Makes an update of a batch that the seed decides."""
+    ends = np.linspace(0.0, 0.5, BATCH)
+    unroll = conftest.random_unroll(self.agent, SPEC, LENGTH, ends, seed)
+    cores = self.learner.cores
+    self.learner.learn(
+      [
+        jax.device_put(
+          sharding.shard(unroll, sharding.UNROLL, i, len(cores)), core
+        )
+        for i, core in enumerate(cores)
+      ]
+    )
+
+  def saved(self):
+    self.learner.finish()
+    return running.copied(self.learner.saved())
+
+
+@pytest.mark.parametrize(
+  ("name", "before", "after"),
+  [
+    ("ppo", 1, 1),
+    ("ppo", 2, 2),
+    ("vtrace", 2, 1),
+    ("vtrace", 1, 2),
+  ],
+)
+def test_the_next_updates_are_those_without_a_checkpoint(
+  name, before, after, tmp_path
+):
+  first = Learning(name, before, seed=0)
+  first.learn(1)
+  first.learn(2)
+  checkpoints = checkpoint.Checkpoints(tmp_path)
+  checkpoints.save(1, {"learner": first.saved()}, 0.0)
+  second = Learning(name, after, seed=7)
+  second.learner.restore(
+    checkpoints.restore(1, "learner", second.learner.saved())
+  )
+  running.assert_equal(second.saved(), first.saved())
+  for seed in (3, 4):
+    first.learn(seed)
+    second.learn(seed)
+  actual, expected = second.saved(), first.saved()
+  assert actual["steps"] == expected["steps"] == 4
+  assert actual["learned_steps"] == expected["learned_steps"] > 0
+  assert actual["agent"].updates == 4
+  compare = np.testing.assert_array_equal if before == after else assert_close
+  jax.tree.map(compare, actual["agent"], expected["agent"])
+
+
+def assert_close(actual, expected):
+  np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_sync_run_of_2_cores_goes_on_with_1(tmp_path):
+  own, _ = pipelines_test.make("sync", "dqn", tmp_path)
+  two = dataclasses.replace(own._config, learner_devices=(0, 1))
+  first = sync.Trainer(two, [])
+  first.run()
+  checkpoints = checkpoint.Checkpoints(tmp_path)
+  saved = running.copied(first.saved())
+  checkpoints.save(1, {"run": saved}, 0.0)
+  longer = dataclasses.replace(own._config, total_steps=2 * STEPS)
+  second = sync.Trainer(longer, [])
+  drawn = feed_keys(own)
+  second.restore(lambda like: checkpoints.restore(1, "run", like))
+  running.assert_equal(
+    without(second.saved(), "seeds"), without(saved, "seeds")
+  )
+  # A replay does not draw what it has drawn before.
+  assert drawn != feed_keys(second)
+  last = second.run()
+  assert last["env_steps"] >= 2 * STEPS
+  assert last["learner_steps"] > first.learner.steps
+
+
+def feed_keys(own):
+  return [jax.random.key_data(key).tolist() for key in own._feed._keys]
+
+
+class Counting:
+  """A run of which nothing but the env steps is kept.
+
+  Attributes:
+    down: whether a parameter server is not there.
+  """
+
+  def __init__(self):
+    self.progress = progress.Progress()
+    self.down = False
+
+  def saved(self):
+    if self.down:
+      raise wire.WireError(wire.StatusCode.UNAVAILABLE, "a server is down")
+    return {"progress": self.progress.saved()}
+
+  def restore(self, load):
+    self.progress.restore(load(self.saved())["progress"])
+
+  def acting(self, saved):
+    return {"w": saved["progress"]["env_steps"]}
+
+
+def test_a_keeper_saves_now_and_then_and_goes_on_from_the_newest(tmp_path):
+  it = Counting()
+  kept = keeper.Keeper(it, tmp_path, 0.1, None)
+  kept.check()
+  assert steps_of(tmp_path) == []
+  for env_steps, score in ((10, []), (10, [5.0]), (10, [1.0, 1.0])):
+    it.progress.add(env_steps, np.array(score))
+    time.sleep(0.11)
+    it.down = True
+    kept.check()
+    it.down = False
+    kept.check()
+    kept.check()  # It is too early for another.
+    it.progress.add(1, np.array([]))
+  assert steps_of(tmp_path) == [21, 32]
+  found = checkpoint.Checkpoints(keeper.directory(tmp_path))
+  assert found.best() == 21  # 5.0 before (5 + 1 + 1) / 3, and nothing known.
+  acting = found.restore(32, keeper.ACTING, {"w": np.int64(0)})
+  assert acting == {"w": 32}
+  other = Counting()
+  keeper.Keeper(other, tmp_path, 0.0, None).restore()
+  assert other.progress.env_steps == 32
+  assert other.progress.returns.count == 3
+  it.down = True
+  kept.finish(interrupted=True)
+  with pytest.raises(wire.WireError):
+    kept.finish(interrupted=False)
+  it.down = False
+  kept.finish(interrupted=True)
+  assert steps_of(tmp_path) == [21, 32, 33]
+
+
+def test_a_keeper_of_no_period_saves_at_the_end_only(tmp_path):
+  kept = keeper.Keeper(Counting(), tmp_path, 0.0, None)
+  time.sleep(0.01)
+  kept.check()
+  assert steps_of(tmp_path) == []
+  kept.finish(interrupted=False)
+  assert steps_of(tmp_path) == [0]
+
+
+# From the command line
+
+_SMALL = [
+  *("--hidden-sizes", "8", "--num-envs", "4"),
+  *("--unroll-length", "8"),
+]
+
+
+def steps_of(run_dir):
+  found = checkpoint.Checkpoints(keeper.directory(run_dir))
+  steps = found.steps()
+  found.close()
+  return steps
+
+
+def raw_lines(run_dir):
+  text = (run_dir / "metrics.jsonl").read_text()
+  return [json.loads(line) for line in text.splitlines()]
+
+
+def assert_rising(run_dir):
+  """That the lines read like those of one run; returns them."""
+  lines = metrics.read_lines(run_dir / "metrics.jsonl")
+  for clock in ("env_steps", "wall_seconds", "learner_steps", "episodes"):
+    values = [line[clock] for line in lines]
+    assert values == sorted(values), clock
+  return lines
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+  """The directory of a run of 256 env steps."""
+  run_dir = tmp_path_factory.mktemp("runs") / "run"
+  words = [*_SMALL, "--total-steps", "256", "--run-dir", str(run_dir)]
+  with programs.signals_kept():
+    assert a2c.main(words) == 0
+  return run_dir
+
+
+def test_a_finished_run_resumes_to_the_same_checkpoint(finished):
+  (step,) = steps_of(finished)
+  where = keeper.directory(finished) / str(step)
+  before = {path: path.stat().st_mtime_ns for path in where.rglob("*")}
+  config = (finished / "config.json").read_text()
+  last = raw_lines(finished)[-1]
+  assert a2c.main(["--resume", str(finished)]) == 0
+  assert steps_of(finished) == [step]
+  assert before == {path: path.stat().st_mtime_ns for path in where.rglob("*")}
+  assert (finished / "config.json").read_text() == config
+  lines = assert_rising(finished)
+  assert lines[-1]["env_steps"] == last["env_steps"] == step >= 256
+  assert lines[-1]["learner_steps"] == last["learner_steps"] > 0
+
+
+def test_total_steps_can_be_raised(finished):
+  (first,) = steps_of(finished)
+  before = raw_lines(finished)
+  words = ["--resume", str(finished), "--total-steps", "512"]
+  # As it was given at first, it may be given again.
+  assert a2c.main([*words, *_SMALL]) == 0
+  assert steps_of(finished)[-1] >= 512
+  assert first in steps_of(finished)
+  lines = raw_lines(finished)
+  assert lines[: len(before)] == before
+  assert assert_rising(finished)[-1]["env_steps"] == steps_of(finished)[-1]
+  assert lines[-1]["learner_steps"] > before[-1]["learner_steps"]
+  options = json.loads((finished / "config.json").read_text())["options"]
+  assert options["total_steps"] == 512
+  assert options["hidden_sizes"] == [8] and options["num_envs"] == 4
+
+
+@pytest.fixture
+def copy(finished, tmp_path):
+  """A copy of what a run is known by, and no checkpoint."""
+  text = (finished / "config.json").read_text()
+  (tmp_path / "config.json").write_text(text)
+  return tmp_path
+
+
+@pytest.mark.parametrize(
+  ("words", "reason"),
+  [
+    ("--num-envs 8", "found another --num-envs"),
+    ("--hidden-sizes 16", "--hidden-sizes"),
+    ("--seed 1 --env Acrobot-v1", "--env, --seed"),
+    ("--env-options max_episode_steps=9", "--env-options"),
+    ("--learning-rate 0.5", "--learning-rate"),
+    ("--run-dir elsewhere", "--run-dir"),
+  ],
+)
+def test_another_option_is_refused(finished, words, reason, capfd):
+  said = programs.refused(
+    a2c, ["--resume", str(finished), *words.split()], capfd
+  )
+  assert reason in said
+
+
+def test_every_option_is_either_taken_or_refused(finished, capfd):
+  """Those of `settings.RESUMED` change nothing that is in the state."""
+  taken = (
+    "--total-steps 300 --checkpoint-every-seconds 1 --evaluate-episodes 2"
+    " --learner-devices 1 --env-threads 2"
+  )
+  names = {word[2:].replace("-", "_") for word in taken.split()[::2]}
+  others = {"evaluate_every_steps", "resume"}
+  there_are = {field.name for field in dataclasses.fields(a2c.Options)}
+  assert names | others == there_are & set(settings.RESUMED)
+  assert a2c.main(["--resume", str(finished), *taken.split()]) == 0
+
+
+def test_a_run_of_another_experiment_is_refused(finished, capfd):
+  said = programs.refused(ppo, ["--resume", str(finished)], capfd)
+  assert "expected a run of experiments.ppo" in said
+  assert "experiments.a2c" in said
+
+
+def test_a_directory_with_a_run_is_refused_without_resume(copy, capfd):
+  words = [*_SMALL, "--total-steps", "64", "--run-dir", str(copy)]
+  said = programs.refused(a2c, words, capfd)
+  assert "--resume" in said
+  assert not (copy / "metrics.jsonl").exists()
+
+
+def change(run_dir, **values):
+  path = run_dir / "config.json"
+  path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+@pytest.mark.parametrize(
+  ("values", "reason"),
+  [
+    ({"format": 2}, "expected a run of format 1"),
+    ({"format": None}, "expected a run of format 1"),
+    ({"options": []}, "without 'options'"),
+    ({"options": {"sead": 1}}, "sead"),
+  ],
+)
+def test_what_another_version_wrote_is_refused(copy, values, reason, capfd):
+  change(copy, **values)
+  assert reason in programs.refused(a2c, ["--resume", str(copy)], capfd)
+
+
+def test_an_unknown_option_is_named(copy, capfd):
+  content = json.loads((copy / "config.json").read_text())
+  change(copy, options=content["options"] | {"clip_all": 1}, seedx="9.9")
+  said = programs.refused(a2c, ["--resume", str(copy)], capfd)
+  assert "clip_all" in said and "9.9" in said and "value_cost" not in said
+
+
+def test_no_json_is_refused(copy, capfd):
+  (copy / "config.json").write_text('{"experiment": "experim')
+  said = programs.refused(a2c, ["--resume", str(copy)], capfd)
+  assert "no JSON" in said
+
+
+def test_a_run_without_a_checkpoint_is_refused(copy, capfd):
+  said = programs.refused(a2c, ["--resume", str(copy)], capfd)
+  assert "expected a checkpoint" in said
+  assert not keeper.directory(copy).exists()
+
+
+@pytest.mark.parametrize("name", ["nowhere", ""])
+def test_a_directory_without_a_run_is_refused(tmp_path, name, capfd):
+  said = programs.refused(a2c, ["--resume", str(tmp_path / name)], capfd)
+  assert "expected the directory of a run" in said
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_a_checkpoint_of_another_form_is_refused(finished, copy, capfd):
+  content = json.loads((copy / "config.json").read_text())
+  change(copy, options=content["options"] | {"hidden_sizes": [16]})
+  keeper.directory(copy).symlink_to(keeper.directory(finished))
+  said = programs.refused(a2c, ["--resume", str(copy)], capfd)
+  assert "of shape" in said
+  assert json.loads((copy / "config.json").read_text())["format"] == 1
+
+
+def wait_for(program, condition):
+  deadline = time.monotonic() + 60
+  while not condition():
+    assert program.poll() is None, program.stderr.read()
+    assert time.monotonic() < deadline
+    time.sleep(0.05)
+
+
+def has_lines(run_dir, count):
+  path = run_dir / "metrics.jsonl"
+  return path.exists() and path.read_text().count("\n") >= count
+
+
+def test_a_run_ended_by_ctrl_c_goes_on(tmp_path):
+  words = [*_SMALL, "--total-steps", "100000000"]
+  program = programs.start(a2c, *words, "--run-dir", str(tmp_path))
+  try:
+    wait_for(program, lambda: has_lines(tmp_path, 2))
+    program.send_signal(signal.SIGINT)
+    assert program.wait(60) == 130
+  finally:
+    program.kill()
+  said = program.stderr.read()
+  assert "Traceback" not in said
+  before = raw_lines(tmp_path)
+  (step,) = steps_of(tmp_path)
+  assert step == before[-1]["env_steps"]
+  total = step + 200
+  words = ["--resume", str(tmp_path), "--total-steps", str(total)]
+  assert a2c.main(words) == 0
+  after = raw_lines(tmp_path)[len(before) :]
+  assert assert_rising(tmp_path) == before + after
+  assert after[-1]["env_steps"] >= total
+  assert after[-1]["learner_steps"] > before[-1]["learner_steps"]
+
+
+def test_a_run_that_is_killed_goes_on_from_its_newest_checkpoint(tmp_path):
+  words = "--hidden-sizes 8 --replay-min-steps 100 --replay-batch-size 16"
+  words += " --total-steps 100000000 --checkpoint-every-seconds 0.3"
+  program = programs.start(dqn, *words.split(), "--run-dir", str(tmp_path))
+  try:
+    wait_for(program, lambda: len(steps_of(tmp_path)) >= 2)
+    count = len(raw_lines(tmp_path))
+    wait_for(program, lambda: has_lines(tmp_path, count + 1))
+  finally:
+    program.kill()
+    program.wait()
+  with (tmp_path / "metrics.jsonl").open("a") as file:
+    file.write('{"wall_seconds": 1')  # As a kill may leave it.
+  before = metrics.read_lines(tmp_path / "metrics.jsonl")
+  step = steps_of(tmp_path)[-1]
+  assert 0 < step <= before[-1]["env_steps"] + 10_000
+  total = step + 400
+  words = ["--resume", str(tmp_path), "--total-steps", str(total)]
+  assert dqn.main(words) == 0
+  lines = assert_rising(tmp_path)
+  assert lines[-1]["env_steps"] == steps_of(tmp_path)[-1]
+  assert total <= lines[-1]["env_steps"] < total + 100
+  earlier = [line for line in before if line["env_steps"] <= step]
+  assert lines[: len(earlier) - 1] == earlier[:-1]
+  assert lines[-1]["learner_steps"] > earlier[-1]["learner_steps"]
