@@ -1,12 +1,19 @@
 """Eight virtual cores for every test, and experience that tests share."""
 
 import os
+import pathlib
 import signal
 
 os.environ["XLA_FLAGS"] = (
   os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 ).strip()
 os.environ["JAX_PLATFORMS"] = "cpu"
+# Tests, and the programs that they start, compile the same things again and
+# again: a third of all their time.
+_CACHE = pathlib.Path(__file__).parent.parent / ".pytest_cache" / "jax"
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(_CACHE)
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 import dm_env
 import numpy as np

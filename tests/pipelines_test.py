@@ -95,7 +95,11 @@ def make(pipeline, name, tmp_path, total_steps=TOTAL_STEPS):
 
 def train(pipeline, name, tmp_path):
   """Runs all of it on threads of this process; returns the last line."""
-  own, nodes = make(pipeline, name, tmp_path)
+  return run_all(*make(pipeline, name, tmp_path))
+
+
+def run_all(own, nodes, finish=lambda: None):
+  """As `train`; `finish` is called before the nodes are told to stop."""
   stop, failures = threading.Event(), []
 
   def run(node):
@@ -117,7 +121,9 @@ def train(pipeline, name, tmp_path):
       raise failures[0]
 
   try:
-    return own.run(check)
+    last = own.run(check)
+    finish()
+    return last
   finally:
     stop.set()
     for thread in threads:
