@@ -5,7 +5,11 @@ import re
 
 import setuptools
 
+# What `python -m colab.build` needs.
+_NOTEBOOKS = ["ipykernel", "jupytext", "nbclient", "nbformat"]
+
 _TEST = [
+  *_NOTEBOOKS,
   "hypothesis",
   "imageio-ffmpeg",
   "mypy",
@@ -47,5 +51,5 @@ setuptools.setup(
     "scipy>=1.11",
     "tensorboardX>=2.6",
   ],
-  extras_require={"test": _TEST, "notebooks": ["jupyterlab", "nbclient"]},
+  extras_require={"test": _TEST, "notebooks": _NOTEBOOKS},
 )

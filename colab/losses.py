@@ -1,0 +1,532 @@
+# %% [markdown]
+# # The losses
+#
+# `seedx.losses` needs JAX and RLax alone. A loss is a pure function of **one
+# stream** of `[T + 1]` time steps, and returns what each of its T transitions
+# contributes; `jax.vmap` makes it one of a batch. This tour gives hand-made
+# streams to each, and draws what it does with them.
+
+# %%
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+import rlax
+from cycler import cycler
+
+from seedx import losses
+
+# Okabe and Ito's colours, each with its own dash and marker, for in grey.
+BLUE, RED, GREEN, PINK = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
+np.set_printoptions(precision=2, suppress=True)
+plt.rcParams.update(
+  {
+    "figure.figsize": (12, 4.6),
+    "figure.dpi": 80,
+    "figure.constrained_layout.use": True,
+    "font.size": 17,
+    "lines.linewidth": 2.5,
+    "lines.markersize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "0.88",
+    "legend.frameon": False,
+    "axes.prop_cycle": cycler(color=[BLUE, RED, GREEN, PINK])
+    + cycler(linestyle=["-", "--", "-.", ":"])
+    + cycler(marker=["o", "s", "^", "D"]),
+  }
+)
+
+# %% [markdown]
+# ## Streams, and the episodes in them
+#
+# A time step is `dm_env`'s: `reward` and `discount` are what arrived *with* it.
+# The discount is 0 where an episode **terminates**, for nothing comes after
+# that, and stays where it is **truncated**, for something would have.
+#
+# A stream goes through several episodes. The transition from one's LAST step
+# to the next one's FIRST is no experience: no action caused it. Masking it is
+# not enough, since what bootstraps over it would take the next episode's value
+# for its own. `losses.transitions` therefore gives it the reward V(LAST) and
+# the discount 0, so that its TD error is exactly 0 and no trace passes it.
+
+# %%
+FIRST, MID, LAST = 0, 1, 2
+AGENT_DISCOUNT = 0.9
+
+step_type = jnp.array([FIRST, MID, MID, LAST, FIRST, MID, MID, MID])
+reward = jnp.array([0.0, 1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0])
+values = jnp.array([8.0, 8.0, 8.0, 8.0, 2.0, 2.0, 2.0, 2.0])
+
+
+def discounts(at_last):
+  """The environment's discounts times the agent's own."""
+  return AGENT_DISCOUNT * jnp.where(step_type == LAST, at_last, 1.0)
+
+
+truncated, terminated = discounts(1.0), discounts(0.0)
+for name, discount in {
+  "truncated": truncated,
+  "terminated": terminated,
+}.items():
+  steps = losses.transitions(step_type, reward, discount, values)
+  print(name)
+  for field in steps._fields:
+    print(f"  {field:<10}", getattr(steps, field))
+
+# %% [markdown]
+# Below, V is 8 in the first episode and 2 in the second. Truncated, the last
+# step of the first episode is worth 1 + 0.9 * 8 = 8.2; terminated, 1. Without
+# the cut, its return would reach into the second episode. The circle is the
+# step that is no experience: its weight is 0.
+
+# %%
+uncut = rlax.lambda_returns(reward[1:], truncated[1:], values[1:], 1.0)
+fig, ax = plt.subplots()
+t = np.arange(len(reward) - 1)
+for name, returns in {
+  "truncated": losses.lambda_returns(values, step_type, reward, truncated),
+  "terminated": losses.lambda_returns(values, step_type, reward, terminated),
+  "truncated, but not cut": uncut,
+}.items():
+  ax.plot(t, returns, label=name)
+  print(f"{name:<23}", returns)
+ax.plot(3, 8.0, "o", ms=20, mfc="none", mec="0.3", mew=2)
+ax.set(xlabel="step", ylabel="return", ylim=(0, 9.3))
+ax.set_xticks(t, ["FIRST", "MID", "MID", "LAST", "FIRST", "MID", "MID"])
+ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+plt.show()
+
+# %% [markdown]
+# So every loss is the same on the stream as on its halves computed apart:
+
+
+# %%
+def a2c(part):
+  """The loss of a part of the stream."""
+  ones = jnp.ones(len(step_type[part]) - 1)
+  return losses.a2c(
+    values[part], -ones, ones, step_type[part], reward[part], truncated[part]
+  )
+
+
+whole, first, second = map(a2c, (slice(0, 8), slice(0, 4), slice(4, 8)))
+print("whole: ", whole.value)
+print("weight:", whole.weight)
+print("halves:", first.value, second.value)
+
+# %% [markdown]
+# ## n-step and lambda-returns
+#
+# How far does one reward reach? Here it is the only one, at step 30 of 40, and
+# V is 0 everywhere. An n-step return sees it n steps before and not at all
+# earlier; a lambda-return is the exponentially weighted mean of them all, and
+# fades. With lambda 1 it is the longest that the stream has.
+
+# %%
+T = 40
+no_values = jnp.zeros(T + 1)
+middle = jnp.full(T + 1, MID)
+one_reward = jnp.zeros(T + 1).at[30].set(1.0)
+steady = jnp.full(T + 1, 0.97)
+stream = (no_values, middle, one_reward, steady)
+
+fig, axes = plt.subplots(1, 2, sharey=True)
+for n in (1, 5, 20):
+  returns = losses.n_step_returns(*stream, n=n)
+  axes[0].plot(returns, label=f"n = {n}", markevery=6)
+for lambda_ in (0.5, 0.9, 1.0):
+  returns = losses.lambda_returns(*stream, lambda_=lambda_)
+  axes[1].plot(returns, label=f"$\\lambda$ = {lambda_}", markevery=6)
+axes[0].set(title="n-step returns", xlabel="step", ylabel="return")
+axes[1].set(title="lambda-returns", xlabel="step")
+for ax in axes:
+  ax.legend(loc="upper left")
+plt.show()
+
+# %% [markdown]
+# ## Generalised advantage estimation
+#
+# Why not always the longest? Because every reward on the way brings its noise.
+# Here the truth is simple: rewards are noise of mean 0, so that every true
+# value and every advantage is 0. The estimate of V is right up to step 10, and
+# too high after it. What do 4,096 such streams say of the action at step 10?
+#
+# With lambda 0 the advantage is the one-step TD error: little noise, but all
+# of the estimate's error in it (*bias*). With lambda 1 it is the longest return
+# less V: none of that error, but the noise of all rewards (*variance*).
+# Somewhere between the two their sum is least
+# ([Schulman et al. 2015](https://arxiv.org/abs/1506.02438)).
+
+# %%
+STREAMS = 4096
+noise = 0.3 * jax.random.normal(jax.random.key(0), (T + 1, STREAMS))
+after = jnp.arange(T + 1) - 11
+wrong = jnp.where(after >= 0, jnp.exp(-after / 4), 0.0)
+
+
+def advantages(lambda_):
+  """`[T, STREAMS]`."""
+
+  def estimate(reward):
+    return losses.gae(wrong, middle, reward, steady, lambda_=lambda_)
+
+  return jax.vmap(estimate, in_axes=1, out_axes=1)(noise)
+
+
+fig, axes = plt.subplots(1, 2)
+for lambda_ in (0.0, 0.9, 1.0):
+  axes[0].plot(
+    advantages(lambda_)[:, 0], label=f"$\\lambda$ = {lambda_}", markevery=6
+  )
+axes[0].axhline(0, color="0.3", lw=1)
+axes[0].set(title="advantages in one stream", xlabel="step", ylim=(-1.5, 4.5))
+axes[0].legend(loc="upper left")
+
+grid = np.linspace(0, 1, 11)
+judged = jnp.stack([advantages(lambda_)[10] for lambda_ in grid])
+bias, variance = judged.mean(axis=1) ** 2, judged.var(axis=1)
+axes[1].plot(grid, bias, label="bias²")
+axes[1].plot(grid, variance, label="variance")
+axes[1].plot(grid, bias + variance, label="both")
+axes[1].set(title="error at step 10", xlabel="$\\lambda$", ylim=(0, None))
+axes[1].legend()
+plt.show()
+print(f"least error at lambda {grid[np.argmin(bias + variance)]:.1f}")
+
+# %% [markdown]
+# ## V-trace
+#
+# In a distributed system the policy mu that acted is some updates older than
+# the policy pi that learns. Reweighing each step by the ratio rho = pi(a) /
+# mu(a) makes up for it, but a product of many ratios can be huge. V-trace
+# ([Espeholt et al. 2018](https://arxiv.org/abs/1802.01561)) clips twice,
+#
+# $$\delta_t = \min(\bar\rho, \rho_t)\,(r_{t+1} + \gamma V_{t+1} - V_t),
+# \qquad v_t = V_t + \delta_t + \gamma \min(1, \rho_t)\,(v_{t+1} - V_{t+1}),$$
+#
+# and the two do different things: $\bar\rho$ decides *which policy's* value is
+# learned (with infinity that of pi, with 1 that of one between mu and pi),
+# while the clipping of the trace at 1 decides how fast, and keeps the products
+# small.
+#
+# To see it, one state and two actions, of which one is rewarded with 1. mu
+# takes it half of the time, pi with a probability that moves away from that;
+# streams are of 20 steps, then bootstrap. The targets v are had from the loss
+# by `jax.grad`: they are constants to it, so that the gradient of the value
+# loss by V is V - v. V is moved to the mean of its targets again and again,
+# until it stays: what is learned in the end is in the left panel, and in the
+# right one by how much a target then varies from stream to stream.
+
+# %%
+LENGTH, GAMMA, SAMPLES = 20, 0.9, 2048
+going_on = jnp.full(LENGTH + 1, MID)
+discount = jnp.full(LENGTH + 1, GAMMA)
+# What mu does: `[SAMPLES, LENGTH]`, 1 for the rewarded action.
+action = jax.random.bernoulli(jax.random.key(1), 0.5, (SAMPLES, LENGTH))
+action = action.astype(jnp.float32)
+log_mu = jnp.full(LENGTH, jnp.log(0.5))
+
+
+def log_pi(action, p):
+  """Log-probabilities of actions where the rewarded one has p."""
+  return jnp.log(jnp.where(action == 1, p, 1 - p))
+
+
+def vtrace_target(value, action, p, rho_bar):
+  """V of the first step of a stream, where V is the same everywhere."""
+
+  def value_loss(values):
+    steps = losses.vtrace(
+      values,
+      log_pi(action, p),
+      log_mu,
+      jnp.zeros(LENGTH),  # Entropy, of no interest here.
+      going_on,
+      jnp.append(0.0, action),
+      discount,
+      clip_rho_threshold=rho_bar,
+    )
+    return steps.value.sum()
+
+  values = jnp.full(LENGTH + 1, value)
+  return value - jax.grad(value_loss)(values)[0]
+
+
+def unclipped_target(value, action, p):
+  """The same by importance sampling that clips nothing."""
+  rho = jnp.exp(log_pi(action, p) - log_mu)
+
+  def step(later, now):
+    ratio, reward = now
+    return ratio * (reward + GAMMA * later), None
+
+  return jax.lax.scan(step, value, (rho, action), reverse=True)[0]
+
+
+def learned(target, p):
+  """The V that stays, and the standard deviation of its targets."""
+  of_streams = jax.vmap(target, in_axes=(None, 0, None))
+  value = jax.lax.fori_loop(
+    0, 60, lambda _, v: of_streams(v, action, p).mean(), jnp.float32(0.0)
+  )
+  return value, of_streams(value, action, p).std()
+
+
+ps = np.linspace(0.5, 0.95, 10, dtype=np.float32)
+fig, axes = plt.subplots(1, 2)
+for name, target in {
+  "clipping nothing": unclipped_target,
+  "clipping the trace": lambda *args: vtrace_target(*args, jnp.inf),
+  "rho as well: V-trace": lambda *args: vtrace_target(*args, 1.0),
+}.items():
+  over_ps = jax.jit(jax.vmap(lambda p, target=target: learned(target, p)))
+  value, deviation = over_ps(ps)
+  axes[0].plot(ps, value, markevery=2)
+  axes[1].plot(ps, deviation, markevery=2, label=name)
+axes[0].plot(
+  ps, ps / (1 - GAMMA), color="0.7", lw=7, ls="-", marker="", zorder=0
+)
+axes[0].annotate("value of pi", (0.56, 7.5), color="0.4")
+axes[0].axhline(
+  0.5 / (1 - GAMMA), color="0.7", lw=4, ls="-", marker="", zorder=0
+)
+axes[0].annotate("value of mu", (0.73, 5.15), color="0.4")
+axes[0].set(title="V that is learned", xlabel="pi of the rewarded action")
+axes[1].set(title="deviation of a target", xlabel="pi of the rewarded action")
+axes[1].set_yscale("log")
+fig.legend(loc="outside lower center", ncols=3, handlelength=3)
+plt.show()
+
+# %% [markdown]
+# Clipping nothing is right on average, but its targets spread so far that 2,048
+# streams do not suffice where the policies are far apart. Clipping the trace
+# alone learns the value of pi, and with rho clipped as well, one between the
+# two: for V-trace's caution the price is a bias towards mu.
+#
+# Where pi is mu, nothing is clipped, and V-trace is the plain n-step return:
+
+# %%
+entropy = log_prob = jnp.full(T, -0.7)
+on_policy = losses.vtrace(wrong, log_prob, log_prob, entropy, *stream[1:])
+plain = losses.a2c(wrong, log_prob, entropy, *stream[1:])
+print("largest difference:", np.abs(on_policy.value - plain.value).max())
+
+# %% [markdown]
+# ## PPO
+#
+# PPO ([Schulman et al. 2017](https://arxiv.org/abs/1707.06347)) takes many
+# steps on the same batch, and forbids nothing: it takes away the reason to go
+# far. Where the action was better than thought (A > 0), its loss pays for a
+# ratio up to 1 + epsilon; where it was worse, down to 1 - epsilon. Beyond, the
+# gradient is 0, but only on the side that it would gain by: a ratio on the
+# wrong side is always pulled back.
+
+# %%
+ratios = jnp.linspace(0.4, 1.6, 120)
+
+
+def policy_loss(ratio, advantage):
+  """PPO's policy loss of a single step."""
+  zero = jnp.zeros(1)
+  steps = losses.ppo(
+    values=zero,
+    log_prob=jnp.log(ratio)[None],
+    behaviour_log_prob=zero,
+    entropy=zero,
+    advantage=advantage[None],
+    target=zero,
+    weight=jnp.ones(1),
+    clip_epsilon=0.2,
+  )
+  return steps.policy_gradient[0]
+
+
+curves = jax.vmap(jax.value_and_grad(policy_loss), in_axes=(0, None))
+fig, axes = plt.subplots(1, 2)
+for advantage in (1.0, -1.0):
+  loss, gradient = curves(ratios, jnp.float32(advantage))
+  label = f"A = {advantage:+.0f}"
+  axes[0].plot(ratios, loss, label=label, markevery=15)
+  axes[1].plot(ratios, gradient, label=label, markevery=15)
+for ax, title in zip(axes, ("loss", "its gradient"), strict=True):
+  ax.axvspan(0.8, 1.2, color="0.93", zorder=0)
+  ax.set(title=title, xlabel="ratio pi / mu")
+axes[0].legend(loc="center left")
+plt.show()
+
+# %% [markdown]
+# ## Q-learning
+#
+# **Double.** The largest of several noisy estimates is too large. Below all
+# actions are worth 0, and Q and Q' say so with independent noise of standard
+# deviation 1. Plain Q-learning lets Q' choose the action and say what it is
+# worth, and overestimates the more, the more actions there are. With double
+# Q-learning ([van Hasselt et al. 2016](https://arxiv.org/abs/1509.06461)) Q
+# chooses, Q' says what that is worth, and the errors of the two do not add up.
+#
+# **n steps.** A corridor with a reward at its end, where nothing is known yet:
+# with n steps, one update moves n of its steps.
+
+# %%
+pair = (jnp.array([FIRST, MID]), jnp.zeros(2), jnp.ones(2))
+
+
+def mean_target(num_actions, double):
+  """Of many draws of the Q-values of the step that is bootstrapped from."""
+  q, other = jax.random.normal(jax.random.key(2), (2, 4096, 2, num_actions))
+
+  def target(q, other):
+    steps = losses.q_learning(
+      q.at[0].set(0.0), other, jnp.array([0]), *pair, double=double
+    )
+    return steps.td_error[0]  # Q of the first step is 0.
+
+  return jax.vmap(target)(q, other).mean()
+
+
+fig, axes = plt.subplots(1, 2)
+counts = (2, 4, 8, 16, 32)
+for double in (False, True):
+  label = "double" if double else "plain"
+  means = [mean_target(count, double) for count in counts]
+  axes[0].plot(counts, means, label=label)
+axes[0].set_xscale("log", base=2)
+axes[0].set_xticks(counts, counts)
+axes[0].set(title="mean target (truth: 0)", xlabel="actions")
+axes[0].legend()
+
+corridor = jnp.full(13, MID)
+at_the_end = jnp.zeros(13).at[-1].set(1.0)
+ends = jnp.full(13, 0.97).at[-1].set(0.0)
+for n in (1, 3, 10):
+  nothing_known = jnp.zeros((13, 2))
+  steps = losses.q_learning(
+    nothing_known,
+    nothing_known,
+    jnp.zeros(12, int),
+    corridor,
+    at_the_end,
+    ends,
+    n=n,
+  )
+  axes[1].plot(steps.td_error, label=f"n = {n}")
+axes[1].set(title="TD errors in a corridor", xlabel="step")
+axes[1].legend(loc="center", bbox_to_anchor=(0.45, 0.4))
+plt.show()
+
+# %% [markdown]
+# **Huber.** A single large TD error would decide the whole step of the
+# optimizer. Beyond `huber_delta` the loss grows linearly, so that its gradient
+# is clipped ([Mnih et al. 2015](https://doi.org/10.1038/nature14236)).
+# **Rescaling** by h(x) = sign(x) (sqrt(|x| + 1) - 1) + 0.001 x ([Pohlen et al.
+# 2018](https://arxiv.org/abs/1805.11593)) learns h(Q) instead of Q, which
+# brings returns of different sizes to one scale without clipping rewards.
+
+# %%
+
+
+def one_loss(q, target, **options):
+  """The loss of a step with a value of q and a target."""
+  steps = losses.q_learning(
+    jnp.stack([q, 0.0])[:, None],
+    jnp.zeros((2, 1)),
+    jnp.array([0]),
+    jnp.array([FIRST, MID]),
+    jnp.stack([0.0, target]),
+    jnp.zeros(2),
+    **options,
+  )
+  return steps.loss[0]
+
+
+fig, axes = plt.subplots(1, 2)
+errors = jnp.linspace(-4.0, 4.0, 81)
+for delta in (None, 1.0):
+  gradient = jax.vmap(
+    jax.grad(lambda q, delta=delta: one_loss(q, 0.0, huber_delta=delta))
+  )
+  label = "squared" if delta is None else "Huber, delta 1"
+  axes[0].plot(errors, gradient(errors), label=label, markevery=10)
+axes[0].set(title="gradient by Q", xlabel="Q less its target")
+axes[0].legend()
+
+sizes = jnp.logspace(0, 4, 41)
+for rescale in (False, True):
+  gradient = jax.vmap(
+    jax.grad(lambda q, t, rescale=rescale: one_loss(q, t, rescale=rescale)),
+    in_axes=(None, 0),
+  )
+  label = "rescaled" if rescale else "not rescaled"
+  axes[1].plot(sizes, -gradient(0.0, sizes), label=label, markevery=8)
+axes[1].loglog()
+axes[1].set(title="pull on a Q of 0", xlabel="return")
+axes[1].legend()
+plt.show()
+
+# %% [markdown]
+# ## Batches, gradients, compilation
+#
+# Nothing above knew of batches. `jax.vmap` adds the axis, here behind time as
+# the pipelines have it, `jax.grad` differentiates the weighed mean of all
+# steps, and `jax.jit` compiles it. That mean is the only place where per-step
+# losses become a number: `losses.mean_share` divides by the weights of all
+# cores.
+
+# %%
+import time
+
+UNROLL, ROWS = 20, 256
+keys = jax.random.split(jax.random.key(3), 3)
+batch = {
+  "log_prob": -jax.random.uniform(keys[0], (UNROLL, ROWS)),
+  "entropy": jnp.full((UNROLL, ROWS), 0.7),
+  "step_type": jax.random.randint(keys[1], (UNROLL + 1, ROWS), 0, 2),
+  "reward": jax.random.normal(keys[2], (UNROLL + 1, ROWS)),
+  "discount": jnp.full((UNROLL + 1, ROWS), 0.99),
+}
+
+
+def total(values, batch):
+  """The value loss of a batch: a number."""
+  names = ("log_prob", "entropy", "step_type", "reward", "discount")
+  steps = jax.vmap(losses.a2c, in_axes=1, out_axes=1)(
+    values, *(batch[name] for name in names)
+  )
+  return losses.mean_share(steps.value, steps.weight)
+
+
+values = jnp.zeros((UNROLL + 1, ROWS))
+gradient = jax.jit(jax.grad(total))
+print("gradient:", jax.block_until_ready(gradient(values, batch)).shape)
+
+
+def milliseconds(function):
+  """The median time of a call."""
+  times = []
+  for _ in range(20):
+    start = time.perf_counter()
+    jax.block_until_ready(function())
+    times.append(1e3 * (time.perf_counter() - start))
+  return np.median(times)
+
+
+one = jax.tree.map(lambda x: x[:, :1], (values, batch))
+print(f"1 stream, compiled:     {milliseconds(lambda: gradient(*one)):.2f} ms")
+all_of_them = milliseconds(lambda: gradient(values, batch))
+print(f"{ROWS} streams, compiled: {all_of_them:.2f} ms")
+
+# %% [markdown]
+# By this gradient alone V finds the returns of these streams: a loss is a
+# function, and needs no agent around it.
+
+# %%
+history = []
+for _ in range(60):
+  values -= 300.0 * gradient(values, batch)
+  history.append(total(values, batch))
+fig, ax = plt.subplots(figsize=(8, 3.6))
+ax.plot(history, markevery=10)
+ax.set(xlabel="gradient steps", ylabel="value loss", yscale="log")
+plt.show()
