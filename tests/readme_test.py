@@ -1,0 +1,160 @@
+"""The README, as a newcomer follows it: every command and every example."""
+
+import json
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+_ROOT = pathlib.Path(__file__).parent.parent
+_TEXT = (_ROOT / "README.md").read_text()
+# What a command is given beside its own words, so that it ends soon.
+_SHORT = {
+  "Pong-v5": "--total-steps 600",
+  "experiments.compare": "--total-steps 3000 --seeds 1",
+  "--resume": "--total-steps 9000",
+  # Each worker fills a replay of its own.
+  "gorila": "--total-steps 12000",
+  "": "--total-steps 5000",
+}
+_TOOLS = ("evaluate", "export", "plot", "tensorboard")
+
+
+def blocks(language):
+  return re.findall(rf"```{language}\n(.*?)```", _TEXT, re.DOTALL)
+
+
+def file_named(name):
+  """The text of a file that the README shows."""
+  (found,) = [x for x in blocks("python") if x.startswith(f"# {name}\n")]
+  return found
+
+
+def commands():
+  lines = [line for block in blocks("sh") for line in block.splitlines()]
+  assert not [line for line in lines if line.endswith("\\")]
+  return [line for line in lines if "pip install" not in line and line.strip()]
+
+
+ALONE = [line for line in commands() if "--role" not in line]
+APART = [line for line in commands() if "--role" in line]
+
+
+def words_of(command):
+  """A command's words for this Python, that end soon if it trains."""
+  program, *words = shlex.split(command)
+  assert program in (".venv/bin/python", "python")
+  trains = not any(f"experiments.{tool}" in words for tool in _TOOLS)
+  if trains and "--help" not in words:
+    (first, *_) = [v for k, v in _SHORT.items() if k in command]
+    words += first.split()
+  return [sys.executable, *words]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+  """An empty folder with the files that the README shows."""
+  folder = tmp_path_factory.mktemp("newcomer")
+  for block in blocks("python"):
+    name = re.match(r"# (\w+\.py)\n", block)
+    if name:
+      (folder / name[1]).write_text(block)
+  return folder
+
+
+def run(place, words, **kwargs):
+  keep = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+  return subprocess.run(
+    words,
+    cwd=place,
+    env={**keep, "PYTHONPATH": str(_ROOT), "JAX_PLATFORMS": "cpu"},
+    capture_output=True,
+    text=True,
+    timeout=170,
+    **kwargs,
+  )
+
+
+def last_line(place):
+  """Of the metrics that were written last."""
+  paths = (place / "runs").rglob("metrics.jsonl")
+  newest = max(paths, key=lambda path: path.stat().st_mtime)
+  return json.loads(newest.read_text().splitlines()[-1])
+
+
+@pytest.mark.parametrize("command", ALONE)
+def test_a_command_does_its_work(command, place):
+  """They run in the README's order, each in what those before have left."""
+  done = run(place, words_of(command))
+  assert done.returncode == 0, done.stderr
+  assert "Traceback" not in done.stderr
+  if "--video" in command:
+    name = re.search(r"--video (\S+)", command)[1]
+    assert (place / name).stat().st_size > 1000
+  if "experiments.plot" in command:
+    name = re.search(r"--output (\S+)", command)[1]
+    assert (place / name).stat().st_size > 1000
+  if "--total-steps" in words_of(command):
+    assert last_line(place)["learner_steps"] > 0
+  if "--resume" in command:
+    assert last_line(place)["env_steps"] >= 9000
+
+
+def test_the_exported_policy_runs_without_seedx(place):
+  text = file_named("use_policy.py")
+  program = [line for line in text.splitlines() if line and line[0] != "#"]
+  assert len(program) <= 12
+  check = (
+    "\nimport sys\nassert action.shape == (8,)\n"
+    "assert not {'seedx', 'flax', 'rlax'} & set(sys.modules)\n"
+  )
+  done = run(place, [sys.executable, "-c", text + check])
+  assert done.returncode == 0, done.stderr
+
+
+def test_the_roles_run_apart(place, tmp_path):
+  """As on several machines, by a socket in the place of the network."""
+  learner, actor = APART
+  address = ["--address", f"unix:{tmp_path}/learner", "--num-actors", "1"]
+  acting = subprocess.Popen(
+    [*words_of(actor), *address],
+    cwd=place,
+    env={**os.environ, "PYTHONPATH": str(_ROOT)},
+  )
+  try:
+    done = run(place, [*words_of(learner), *address])
+    assert done.returncode == 0, done.stderr
+    assert acting.wait(30) == 0
+  finally:
+    acting.kill()
+
+
+def test_the_examples_are_as_short_as_it_says(place):
+  lengths = {"my_env.py": 30, "my_network.py": 60, "my_loss.py": 60}
+  for name, most in lengths.items():
+    assert len(file_named(name).splitlines()) <= most
+
+
+def test_the_loss_learns(place):
+  done = run(place, [sys.executable, "my_loss.py"])
+  assert done.returncode == 0, done.stderr
+  assert float(done.stdout.split()[-1]) >= 300
+
+
+def test_the_other_python_runs():
+  unnamed = [x for x in blocks("python") if not re.match(r"# \w+\.py\n", x)]
+  assert unnamed
+  for block in unnamed:
+    exec(compile(block, "README.md", "exec"), {})
+
+
+def test_links_lead_somewhere():
+  links = re.findall(r"\]\(([^)#]+)\)", _TEXT)
+  paths = [link for link in links if not link.startswith("http")]
+  assert paths
+  for path in paths:
+    assert (_ROOT / path).exists(), path
