@@ -38,8 +38,8 @@ REPLAY = {"capacity": 1000, "min_steps": 60, "batch_size": 8, "ratio": 1.0}
 TOTAL_STEPS = 600
 
 
-def make_agent(pipeline, name):
-  fields = {"hidden_sizes": (8,), "learning_rate": 1e-2}
+def make_agent(pipeline, name, **own):
+  fields = {"hidden_sizes": (8,), "learning_rate": 1e-2, **own}
   if name == "ppo":
     fields |= {"epochs": 2, "minibatches": 2}
   if name == "dqn":
@@ -47,11 +47,14 @@ def make_agent(pipeline, name):
   return base.Maker(AGENTS[name].make, AGENTS[name].Config(**fields))
 
 
-def make(pipeline, name, tmp_path, total_steps=TOTAL_STEPS):
-  """The pipeline's own process, and the nodes that run beside it."""
+def make(pipeline, name, tmp_path, total_steps=TOTAL_STEPS, **own):
+  """The pipeline's own process, and the nodes that run beside it.
+
+  `own` are fields of the agent's config.
+  """
   common = {
     "env": envs.Config("CartPole-v1"),
-    "make_agent": make_agent(pipeline, name),
+    "make_agent": make_agent(pipeline, name, **own),
     "total_steps": total_steps,
     "seed": 0,
     "unroll_length": 5,

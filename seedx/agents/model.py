@@ -1,5 +1,6 @@
 """What all agents are built of: hyper-parameters, network, optimizer."""
 
+import copy
 import dataclasses
 from typing import NamedTuple
 
@@ -152,7 +153,9 @@ class Model:
       image_torso=config.image_torso,
       stack_frames=config.stack_frames,
       lstm_size=config.lstm_size,
-      torso=config.torso,
+      # From another process it may come with the id of a module made here,
+      # for which Flax would take it; a copy gets ids of its own.
+      torso=copy.deepcopy(config.torso),
       dtype=jnp.dtype(config.compute_dtype),
     )
     return cls(spec, config, network)

@@ -1,0 +1,94 @@
+"""A network from a file of the user's, trained by any pipeline."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+
+from tests import pipelines_test
+
+_ROOT = pathlib.Path(__file__).parent.parent
+# One agent for each pipeline.
+_CELLS = {pipeline: name for pipeline, name in pipelines_test.CELLS}
+
+
+class Gained(nn.Module):
+  """Features that one vector of gains makes, all 1 at first."""
+
+  @nn.compact
+  def __call__(self, observation):
+    gains = self.param("gains", nn.initializers.ones, observation.shape[-1:])
+    return nn.relu(nn.Dense(8)(observation * gains))
+
+
+@pytest.mark.parametrize(("pipeline", "name"), _CELLS.items())
+def test_any_pipeline_trains_it(pipeline, name, tmp_path):
+  own, nodes = pipelines_test.make(pipeline, name, tmp_path, torso=Gained())
+  acting = []
+  last = pipelines_test.run_all(
+    own, nodes, finish=lambda: acting.append(own.acting(own.saved()))
+  )
+  assert last["env_steps"] >= pipelines_test.TOTAL_STEPS
+  leaves = jax.tree_util.tree_leaves_with_path(acting[0])
+  gains = [
+    leaf for path, leaf in leaves if "gains" in jax.tree_util.keystr(path)
+  ]
+  assert [leaf.shape for leaf in gains] == [(4,)]
+  assert np.all(np.asarray(gains[0]) != 1.0)
+
+
+_SCRIPT = """
+import tempfile
+
+import flax.linen as nn
+
+from seedx import envs, launch
+from seedx.agents import a2c, base
+from seedx.pipelines import impala
+
+
+class Torso(nn.Module):
+  @nn.compact
+  def __call__(self, observation):
+    return nn.relu(nn.Dense(8)(observation))
+
+
+if __name__ == "__main__":
+  with tempfile.TemporaryDirectory() as sockets:
+    config = impala.Config(
+      env=envs.Config("CartPole-v1"),
+      make_agent=base.Maker(a2c.make, a2c.Config(torso=Torso())),
+      total_steps=400,
+      seed=0,
+      unroll_length=5,
+      address=f"unix:{sockets}/learner",
+      num_actors=1,
+      envs_per_actor=4,
+      batch_size=4,
+    )
+    processes = launch.Processes([impala.actors(config)])
+    try:
+      last = impala.Learner(config, []).run(processes.check)
+    finally:
+      processes.stop()
+  print("learned", last["learner_steps"] > 2)
+"""
+
+
+def test_the_script_itself_can_define_it_for_other_processes(tmp_path):
+  script = tmp_path / "script.py"
+  script.write_text(_SCRIPT)
+  done = subprocess.run(
+    [sys.executable, script.name],
+    cwd=tmp_path,
+    env={**os.environ, "PYTHONPATH": str(_ROOT)},
+    capture_output=True,
+    text=True,
+    timeout=120,
+  )
+  assert done.stdout.strip() == "learned True", done.stderr
