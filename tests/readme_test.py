@@ -14,7 +14,7 @@ _ROOT = pathlib.Path(__file__).parent.parent
 _TEXT = (_ROOT / "README.md").read_text()
 # What a command is given beside its own words, so that it ends soon.
 _SHORT = {
-  "Pong-v5": "--total-steps 600",
+  "Pong-v5": "--total-steps 2000",
   "experiments.compare": "--total-steps 3000 --seeds 1",
   "--resume": "--total-steps 9000",
   # Each worker fills a replay of its own.
