@@ -51,18 +51,7 @@ class EnvPoolEnvironment:
     num_threads: int = 1,
     render: bool = False,
   ) -> None:
-    """Makes the environments; `reset` starts them.
-
-    Args:
-      config: which environment.
-      num_envs: at least 1.
-      batch_size: rows of a `recv`, from 1 to `num_envs`. If smaller than
-        `num_envs`, `recv` returns the first that are ready and the others step
-        meanwhile. None means `num_envs`: every `recv` returns all of them, in
-        order.
-      seed: environment k is seeded with `seed + k`.
-      num_threads: threads that step environments, at least 1.
-      render: whether `render` will be asked for frames.
+    """Makes the environments, as `envs.make` is told to; `reset` starts them.
 
     Raises:
       types.ConfigError: as `spec` does, or where a number is out of range.

@@ -100,19 +100,7 @@ class ProcessEnvironment:
     num_threads: int = 1,
     render: bool = False,
   ) -> None:
-    """Makes the environments; `reset` starts them.
-
-    Args:
-      config: which environment; its `env_id` is `package.module:factory`.
-      num_envs: at least 1.
-      batch_size: rows of a `recv`, from 1 to `num_envs`. If smaller than
-        `num_envs`, `recv` returns the first that are ready and the others step
-        meanwhile. None means `num_envs`: every `recv` returns all of them, in
-        order.
-      seed: environment k is seeded with `seed + k`, once.
-      num_threads: processes, each of which steps its share of the environments
-        one after the other; at least 1.
-      render: whether `render` will be asked for frames.
+    """Makes the environments, as `envs.make` is told to; `reset` starts them.
 
     Raises:
       types.ConfigError: as `spec` does, or where a number is out of range.
