@@ -79,15 +79,20 @@ def _resumed(given: Any) -> dict[str, Any]:
 def _check_resumed(given: Any, resumed: Mapping[str, Any]) -> None:
   """Raises types.ConfigError for an option that its state contradicts."""
   changed = [
-    "--" + name.replace("_", "-")
+    options.flag(name)
     for name, value in resumed.items()
     if name not in settings.RESUMED and getattr(given, name) != value
   ]
-  if changed or given.run_dir:
+  if changed:
+    may = [name for name in resumed if name in settings.RESUMED]
     raise types.ConfigError(
-      "expected --resume with the options that the run began with, but for"
-      " --total-steps and where and how often things happen; found another"
-      f" {', '.join(changed) or '--run-dir'}"
+      "expected --resume with the options that the run began with, of which"
+      f" only {', '.join(map(options.flag, may))} may be others; found another"
+      f" {', '.join(changed)}"
+    )
+  if given.run_dir:
+    raise types.ConfigError(
+      "expected --resume without --run-dir: a run goes on in its own directory"
     )
 
 

@@ -40,9 +40,11 @@ class Options:
     parse=options.names,
   )
   env: str = option("CartPole-v1", "EnvPool's name of the environment")
-  total_steps: int = option(300_000, "env steps of each run")
-  total_seconds: float = option(0.0, "seconds of each run at most; 0: any")
-  seeds: int = option(3, "runs of each experiment, from seed 0 on")
+  total_steps: int = option(300_000, "env steps of each run", least=1)
+  total_seconds: float = option(
+    0.0, "seconds of each run at most; 0: any", least=0
+  )
+  seeds: int = option(3, "runs of each experiment, from seed 0 on", least=1)
   run_dir: str = option("", "where results go; runs/compare/<time> if empty")
 
 
@@ -71,12 +73,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _compare(given: Options) -> int:
-  types.check_ranges(
-    given,
-    total_steps=(1, types.MOST),
-    total_seconds=(0.0, types.MOST),
-    seeds=(1, 2**20),
-  )
+  if not given.experiments:
+    raise types.ConfigError("expected --experiments A,B, found none")
   for words in given.experiments:
     name = words.split()[0] if words.split() else ""
     if not (pathlib.Path(__file__).parent / f"{name}.py").exists():

@@ -24,12 +24,12 @@ class Options:
 
   run_dir: str = option("", "the directory of the run", positional=True)
   checkpoint: str = option("latest", "latest, best, or its number of env steps")
-  episodes: int = option(100, "whole episodes that are played")
+  episodes: int = option(100, "whole episodes that are played", least=1)
   greedy: bool = option(True, "take the best action; else draw as in training")
-  seed: int = option(0, "another one plays other episodes")
-  num_envs: int = option(16, "environments that are played at a time")
+  seed: int = option(0, "another one plays other episodes", least=0)
+  num_envs: int = option(16, "environments that are played at a time", least=1)
   max_episode_steps: int = option(
-    100_000, "env steps after which an episode counts as it stands"
+    100_000, "env steps after which an episode counts as it stands", least=1
   )
   video: str = option("", "a file for one episode, .gif or .mp4; none if empty")
 

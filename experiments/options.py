@@ -19,6 +19,7 @@ def option(
   *,
   parse: Any = None,
   choices: Sequence[str] | None = None,
+  least: float | None = None,
   positional: bool = False,
 ) -> Any:
   """A dataclass field that is an option.
@@ -28,6 +29,8 @@ def option(
     help_text: what it does, in a line.
     parse: from the option's text; the default's type if None.
     choices: the only values there are.
+    least: the smallest number there is; None for any, or where what it is for
+      checks it.
     positional: take a word without a name before it, or where the default is a
       tuple one or more, as a tuple; `parse` is then of each, as it is if None.
   """
@@ -38,6 +41,7 @@ def option(
       "help": help_text,
       "parse": parse or (str if positional else type(default)),
       "choices": choices,
+      "least": least,
       "positional": positional,
     },
   )
@@ -85,6 +89,12 @@ def parse(
   for field in positional:
     if isinstance(found[field.name], list):
       found[field.name] = tuple(found[field.name])
+  for field in fields:
+    least, value = field.metadata["least"], found[field.name]
+    if least is not None and not value >= least:
+      parser.error(
+        f"expected {flag(field.name)} of at least {least:g}, found {value:g}"
+      )
   return kind(**found)
 
 
@@ -96,6 +106,11 @@ def module(kind: type[Any]) -> str:
   if main.__spec__ is not None:
     return main.__spec__.name
   return pathlib.Path(main.__file__ or "").stem
+
+
+def flag(name: str) -> str:
+  """A field's name on the command line."""
+  return "--" + name.replace("_", "-")
 
 
 def integers(text: str) -> tuple[int, ...]:
@@ -134,7 +149,7 @@ def _add(
   parser: argparse.ArgumentParser, field: dataclasses.Field[Any], default: Any
 ) -> None:
   """Adds the option of a field."""
-  name = "--" + field.name.replace("_", "-")
+  name = flag(field.name)
   about = {"default": default, "help": field.metadata["help"]}
   if field.metadata["positional"]:
     name, about = field.name, {"help": field.metadata["help"]}
@@ -143,19 +158,33 @@ def _add(
   if isinstance(default, bool):
     parser.add_argument(name, action=argparse.BooleanOptionalAction, **about)
     return
+  # Of a long name, the last word says what is wanted.
+  short = {int: "N", float: "X"}.get(
+    type(default), field.name.rpartition("_")[2].upper()
+  )
+  if field.metadata["positional"]:
+    short = field.name.upper()
   parser.add_argument(
     name,
     type=field.metadata["parse"],
     choices=field.metadata["choices"],
-    metavar=field.name.upper() if not field.metadata["choices"] else None,
+    metavar=None if field.metadata["choices"] else short,
     **about,
   )
 
 
-class _Formatter(
-  argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter
-):
-  """Keeps the description's lines, and adds the defaults."""
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+  """Keeps the description's lines, and adds the defaults as one gives them."""
+
+  def _get_help_string(self, action: argparse.Action) -> str:
+    said, value = action.help or "", action.default
+    if isinstance(value, tuple):
+      value = ",".join(map(str, value))
+    elif isinstance(value, dict):
+      value = ",".join(f"{key}={item}" for key, item in value.items())
+    if value in ("", None, argparse.SUPPRESS):
+      return said
+    return f"{said} (default: {value})".replace("%", "%%")
 
 
 class _OneLineParser(argparse.ArgumentParser):

@@ -121,28 +121,22 @@ def iqm(
 
   Returns:
     The mean and the interval's lower and upper end at the places, each `[P]`,
-    of the curves that have begun by then, NaN where none has. A curve that has
-    ended stays where it was.
+    NaN before all curves have begun. One that has ended stays where it was.
   """
   from scipy import stats
 
   values = np.stack(
     [np.interp(places, xy[:, 0], xy[:, 1], left=np.nan) for xy in curves]
   )
-  begun = ~np.isnan(values)
   result = np.full((3, len(places)), np.nan)
-  for count in range(1, len(curves) + 1):
-    # A curve that has begun goes on, so these are the same ones at each place.
-    here = np.flatnonzero(begun.sum(axis=0) == count)
-    if not len(here):
-      continue
-    own = values[begun[:, here[0]]][:, here]
-    draws = np.random.default_rng(0).integers(count, size=(_RESAMPLES, count))
-    result[0, here] = stats.trim_mean(own, 0.25, axis=0)
-    # Place by place: all at once would be gigabytes with a hundred runs.
-    for place, column in zip(here, own.T, strict=True):
-      means = stats.trim_mean(column[draws], 0.25, axis=1)
-      result[1:, place] = np.quantile(means, (0.025, 0.975))
+  count = len(curves)
+  draws = np.random.default_rng(0).integers(count, size=(_RESAMPLES, count))
+  # Place by place: all at once would be gigabytes with a hundred runs.
+  for place in np.flatnonzero(~np.isnan(values).any(axis=0)):
+    column = values[:, place]
+    means = stats.trim_mean(column[draws], 0.25, axis=1)
+    result[0, place] = stats.trim_mean(column, 0.25)
+    result[1:, place] = np.quantile(means, (0.025, 0.975))
   return result[0], result[1], result[2]
 
 
@@ -220,7 +214,7 @@ def _draw_panel(
   if not everything:
     _say_empty(axes, key)
     return
-  ends = [xy[-1, 0] for xy in everything]
+  ends = [_end(own, key) for own in curves.values()]
   logarithmic = max(ends) > 8 * min(ends) > 0
   size, unit = 1, "env steps"
   if key == "wall_seconds":
@@ -228,7 +222,7 @@ def _draw_panel(
     unit = f"wall time ({unit})"
   left = max(min(ends) / 30, min(xy[0, 0] for xy in everything))
   for i, (name, own) in enumerate(curves.items()):
-    end = max(xy[-1, 0] for xy in own)
+    end = ends[i]
     places = (
       np.geomspace(left, end, 200) if logarithmic else np.linspace(0, end, 200)
     )
@@ -249,6 +243,18 @@ def _draw_panel(
         linewidth=0,
       )
   _set_axes(axes, unit, (left / size, max(ends) / size), logarithmic)
+
+
+def _end(curves: Sequence[np.ndarray], key: str) -> float:
+  """Where the line of a group ends.
+
+  A run that has ended stays what it is while time goes on, but it has not made
+  the env steps that others made.
+  """
+  last = [xy[-1, 0] for xy in curves]
+  if key == "wall_seconds":
+    return max(last)
+  return max(min(last), max(xy[0, 0] for xy in curves))
 
 
 def _say_empty(axes: Any, key: str) -> None:

@@ -5,12 +5,14 @@ no JAX.
 """
 
 import collections
+import contextlib
 import dataclasses
+import fcntl
 import json
 import os
 import pathlib
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import seedx
@@ -23,10 +25,10 @@ FORMAT = 1
 # They say which directory it is, to whom reads it there.
 _OF_THIS_START = ("run_dir", "resume")
 
-# What does not make a run another experiment: its seed, how far it goes, where
-# it runs or writes, and how often it is saved or evaluated.
+# What does not make a run another experiment: its seed, where it runs or
+# writes, and how often it is saved or evaluated.
 _BESIDE_THE_POINT = (
-  *("env", "seed", "run_dir", "total_steps", "resume"),
+  *("env", "seed", "run_dir", "resume"),
   *("role", "address", "server", "server_addresses"),
   *("checkpoint_every_seconds", "evaluate_every_steps", "evaluate_episodes"),
 )
@@ -71,6 +73,30 @@ class Run:
 def short(experiment: str) -> str:
   """The last part of a module's name."""
   return experiment.rpartition(".")[2]
+
+
+@contextlib.contextmanager
+def claimed(run_dir: pathlib.Path) -> Iterator[None]:
+  """Keeps other processes from training in a directory; one may read it.
+
+  Raises:
+    types.ConfigError: another process does.
+  """
+  directory = os.open(run_dir, os.O_RDONLY)
+  try:
+    fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError as error:
+    os.close(directory)
+    raise types.ConfigError(
+      f"expected nobody to train in {str(run_dir)!r}, found a process that"
+      " does; wait until it ends, or end it"
+    ) from error
+  except OSError:
+    pass  # Some network file systems lock no directories.
+  try:
+    yield
+  finally:
+    os.close(directory)
 
 
 def write(run_dir: pathlib.Path, given: Any) -> None:
@@ -167,8 +193,8 @@ def labels(runs: Sequence[Run]) -> list[str]:
   """Names the group of each run: its experiment, and what sets it apart.
 
   Runs are of one group if they are of the same environment and differ only in
-  their seed, in how far they go, in where they run or write and in how often
-  they are saved or evaluated. A label says the options by which an experiment's
+  their seed, in where they run or write and in how often they are saved or
+  evaluated. A label says the options by which an experiment's
   groups differ in any environment, as one would give them: `impala --agent
   a2c`.
 

@@ -43,19 +43,21 @@ class Common:
     "CartPole-v1",
     "EnvPool's name of the environment, or MODULE:FACTORY for one of yours",
   )
-  total_steps: int = option(2_000_000, "env steps to learn for")
+  total_steps: int = option(2_000_000, "env steps to learn for", least=1)
   seed: int = option(0, "fixes environments, initial parameters and sampling")
   run_dir: str = option(
     "", "where results go; runs/<experiment>/<time> if empty"
   )
   resume: str = option("", "the directory of a run to go on with")
   checkpoint_every_seconds: float = option(
-    60.0, "seconds between two checkpoints; 0 for one at the end only"
+    60.0, "seconds between two checkpoints; 0 for one at the end only", least=0
   )
   evaluate_every_steps: int = option(
-    0, "env steps between two evaluations; 0 for none"
+    0, "env steps between two evaluations; 0 for none", least=0
   )
-  evaluate_episodes: int = option(10, "greedy episodes of each of them")
+  evaluate_episodes: int = option(
+    10, "greedy episodes of each of them", least=1
+  )
   learning_rate: float = option(2e-3, "falling to 0 over the run")
   discount: float = option(0.99, "per env step")
   reward_scale: float = option(0.1, "rewards are multiplied by it in the loss")
@@ -70,7 +72,9 @@ class Common:
   image_torso: str = option(
     "nature", "the network for images", choices=("nature", "impala")
   )
-  stack_frames: int = option(1, "frames that the network sees of images")
+  stack_frames: int = option(
+    1, "frames that the network sees of images", least=1
+  )
   compute_dtype: str = option(
     "float32", "of the network", choices=("float32", "bfloat16")
   )
@@ -103,7 +107,7 @@ class Learner:
 class MicroBatches:
   """Of learners whose update can be computed in parts."""
 
-  micro_batches: int = option(1, "parts that an update is computed in")
+  micro_batches: int = option(1, "parts that an update is computed in", least=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,15 +118,17 @@ class ActorCritic:
   value_cost: float = option(0.5, "weight of the value loss")
   td_lambda: float = option(1.0, "mixes in shorter returns; 1 for the longest")
   recurrent: bool = option(False, "give the network a memory, an LSTM")
-  lstm_size: int = option(128, "units of the LSTM of --recurrent")
+  lstm_size: int = option(128, "units of the LSTM of --recurrent", least=1)
 
 
 @dataclasses.dataclass(frozen=True)
 class PPO:
   """Of PPO."""
 
-  epochs: int = option(4, "how often an update goes through its batch")
-  minibatches: int = option(4, "parts of an epoch, each of which takes a step")
+  epochs: int = option(4, "how often an update goes through its batch", least=1)
+  minibatches: int = option(
+    4, "parts of an epoch, each of which takes a step", least=1
+  )
   clip_epsilon: float = option(0.2, "how far from 1 the ratio pays")
   clip_values: bool = option(False, "clip the value loss as well")
 
@@ -131,15 +137,17 @@ class PPO:
 class DQN:
   """Of DQN."""
 
-  n_step: int = option(3, "steps before bootstrapping")
+  n_step: int = option(3, "steps before bootstrapping", least=1)
   double: bool = option(True, "double Q-learning")
   dueling: bool = option(False, "give values and advantages their own heads")
   huber_delta: float = option(0.0, "errors beyond it count linearly; 0: never")
   rescale: bool = option(False, "value function rescaling, for large returns")
-  target_period: int = option(100, "updates between copies to the target")
+  target_period: int = option(
+    100, "updates between copies to the target", least=1
+  )
   epsilon_end: float = option(0.01, "share of random actions in the end")
   epsilon_steps: int = option(
-    50_000, "env steps of learning over which that falls from 1"
+    50_000, "env steps of learning over which that falls from 1", least=0
   )
   epsilon_ladder: bool = option(
     False, "give each environment a share of its own instead"
@@ -150,20 +158,24 @@ class DQN:
 class Replay:
   """Of pipelines with a replay."""
 
-  replay_capacity: int = option(200_000, "env steps that are kept")
-  replay_min_steps: int = option(2_000, "env steps before learning begins")
+  replay_capacity: int = option(200_000, "env steps that are kept", least=1)
+  replay_min_steps: int = option(
+    2_000, "env steps before learning begins", least=1
+  )
   replay_ratio: float = option(4.0, "how often each env step is learned from")
-  replay_batch_size: int = option(128, "transitions in an update")
+  replay_batch_size: int = option(128, "transitions in an update", least=1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Sync(MicroBatches, Learner):
   """Of the pipeline `sync`."""
 
-  num_envs: int = option(16, "environments")
-  unroll_length: int = option(16, "env steps of each environment in an unroll")
+  num_envs: int = option(16, "environments", least=1)
+  unroll_length: int = option(
+    16, "env steps of each environment in an unroll", least=1
+  )
   env_threads: int = option(
-    1, "threads that step the environments; processes, for yours"
+    1, "threads that step the environments; processes, for yours", least=1
   )
 
 
@@ -171,10 +183,12 @@ class Sync(MicroBatches, Learner):
 class Actors(Learner):
   """Of pipelines with actors that send what they see to a learner."""
 
-  num_actors: int = option(2, "actor processes")
-  envs_per_actor: int = option(128, "environments of each actor")
-  unroll_length: int = option(20, "env steps of each environment in an unroll")
-  batch_size: int = option(64, "unrolls in an update")
+  num_actors: int = option(2, "actor processes", least=1)
+  envs_per_actor: int = option(128, "environments of each actor", least=1)
+  unroll_length: int = option(
+    20, "env steps of each environment in an unroll", least=1
+  )
+  batch_size: int = option(64, "unrolls in an update", least=1)
   role: str = option(
     "all",
     "what this process does; 'all' starts its own actors",
@@ -190,7 +204,9 @@ class Seed(MicroBatches, Actors):
   """Of the pipeline `seed`."""
 
   actor_batch_size: int = option(
-    0, "environments in a message; 0 steps all of an actor's in lock step"
+    0,
+    "environments in a message; 0 steps all of an actor's in lock step",
+    least=0,
   )
   inference_devices: tuple[int, ...] = option(
     (0,), "indices of the devices that act", parse=options.integers
@@ -201,9 +217,11 @@ class Seed(MicroBatches, Actors):
 class Workers:
   """Of pipelines whose workers act and learn."""
 
-  num_workers: int = option(4, "workers that act and learn")
-  envs_per_worker: int = option(16, "environments of each worker")
-  unroll_length: int = option(16, "env steps of each environment in an unroll")
+  num_workers: int = option(4, "workers that act and learn", least=1)
+  envs_per_worker: int = option(16, "environments of each worker", least=1)
+  unroll_length: int = option(
+    16, "env steps of each environment in an unroll", least=1
+  )
   optimizer: str = option(
     "rmsprop", "of the shared parameters", choices=("adam", "rmsprop")
   )

@@ -1,11 +1,12 @@
 """What every training program does around its pipeline."""
 
+import contextlib
 import os
 import pathlib
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -18,7 +19,7 @@ from experiments import (
   settings,
   signals,
 )
-from seedx import launch, metrics, types, wire
+from seedx import checkpoint, launch, metrics, types, wire
 from seedx.agents import base
 from seedx.pipelines import seed, sync
 from seedx.runtime import feeds
@@ -126,44 +127,39 @@ def run(
     The exit status: 0, or 130 after Ctrl-C.
   """
   experiment = options.module(type(given))
-  types.check_ranges(
-    given,
-    checkpoint_every_seconds=(0.0, types.MOST),
-    evaluate_every_steps=(0, types.MOST),
-    evaluate_episodes=(1, 2**16),
-  )
-  run_dir = _run_dir(given, experiment)
   stop = threading.Event()
   interrupted = signals.stop_on_signals(stop)
-  # Their imports take as long as what follows, on other cores.
-  processes = launch.Processes(nodes)
-  try:
-    evaluation = None
-    if given.evaluate_every_steps:
-      evaluation = evaluations.Periodic(given, make_agent, run_dir)
-    sinks: list[metrics.Sink] = [
-      evaluations.Lines(x, evaluation)
-      for x in (
-        metrics.JsonLines(run_dir / "metrics.jsonl"),
-        metrics.TensorBoard(run_dir),
+  with _run_dir(given, experiment) as run_dir:
+    # Their imports take as long as what follows, on other cores.
+    processes = launch.Processes(nodes)
+    try:
+      evaluation = None
+      if given.evaluate_every_steps:
+        evaluation = evaluations.Periodic(given, make_agent, run_dir)
+      sinks: list[metrics.Sink] = [
+        evaluations.Lines(x, evaluation)
+        for x in (
+          metrics.JsonLines(run_dir / "metrics.jsonl"),
+          metrics.TensorBoard(run_dir),
+        )
+      ]
+      own = make([*sinks, metrics.Console(given.total_steps)], stop)
+      kept = keeper.Keeper(
+        own, run_dir, given.checkpoint_every_seconds, evaluation
       )
-    ]
-    own = make([*sinks, metrics.Console(given.total_steps)], stop)
-    kept = keeper.Keeper(
-      own, run_dir, given.checkpoint_every_seconds, evaluation
-    )
-    if given.resume:
-      kept.restore()
-    runs.write(run_dir, given)
+      if given.resume:
+        kept.restore()
+        _check_total(given, own.progress.env_steps)
+      runs.write(run_dir, given)
 
-    def check() -> None:
-      processes.check()
-      kept.check()
+      def check() -> None:
+        processes.check()
+        kept.check()
 
-    last = own.run(check)
-    kept.finish(interrupted.is_set())
-  finally:
-    processes.stop()
+      last = own.run(check)
+      kept.finish(interrupted.is_set())
+    finally:
+      processes.stop()
   metrics.learning_curve(
     run_dir / "metrics.jsonl",
     run_dir / "learning_curve.png",
@@ -178,22 +174,46 @@ def run(
   return signals.INTERRUPTED_STATUS if interrupted.is_set() else 0
 
 
-def _run_dir(given: Any, experiment: str) -> pathlib.Path:
-  """The directory of the run, that of a new one without a run in it."""
-  if given.resume:
-    return metrics.open_run_dir(given.resume)
-  run_dir = metrics.open_run_dir(
-    given.run_dir
-    or os.path.join(
-      "runs", runs.short(experiment), time.strftime("%Y%m%d-%H%M%S")
-    )
+@contextlib.contextmanager
+def _run_dir(given: Any, experiment: str) -> Iterator[pathlib.Path]:
+  """The directory of the run, which no other process uses meanwhile."""
+  name = given.resume or given.run_dir
+  name = name or os.path.join(
+    "runs", runs.short(experiment), time.strftime("%Y%m%d-%H%M%S")
   )
-  if (run_dir / "config.json").exists():
+  is_new = not os.path.exists(os.path.expanduser(name))
+  run_dir = metrics.open_run_dir(name)
+  with runs.claimed(run_dir):
+    if not given.resume and (run_dir / "config.json").exists():
+      saved = checkpoint.Checkpoints(keeper.directory(run_dir)).steps()
+      # There may be none, of a run that has failed early.
+      way = "go on with it by --resume" if saved else "remove it"
+      raise types.ConfigError(
+        f"expected a --run-dir without a run, found one in {str(run_dir)!r};"
+        f" {way}, or choose another"
+      )
+    try:
+      yield run_dir
+    except types.ConfigError:
+      if is_new and not any(run_dir.iterdir()):
+        run_dir.rmdir()  # It has not begun.
+      raise
+
+
+def _check_total(given: Any, env_steps: int) -> None:
+  """Says where nothing is left to do.
+
+  Raises:
+    types.ConfigError: that is not what was asked for.
+  """
+  if env_steps < given.total_steps:
+    return
+  if given.total_steps != runs.config(given.resume).options["total_steps"]:
     raise types.ConfigError(
-      f"expected a --run-dir without a run, found one in {str(run_dir)!r}; go"
-      " on with it by --resume, or choose another"
+      f"expected --total-steps of more than the {env_steps:,} that the run has"
+      f" made, found {given.total_steps:,}"
     )
-  return run_dir
+  print("the run has made all of its steps; a larger --total-steps adds some")
 
 
 def _verdict(env_id: str, last: Mapping[str, Any]) -> str:

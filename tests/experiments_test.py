@@ -117,6 +117,58 @@ def test_what_makes_no_sense_exits_with_2_and_the_reason(
   assert reason in lines[0]
 
 
+@dataclasses.dataclass(frozen=True)
+class Counts:
+  one: int = options.option(5, "at least one", least=1)
+  none: int = options.option(5, "or none", least=0)
+  seconds: float = options.option(5.0, "or none", least=0)
+
+
+@pytest.mark.parametrize("name", [x.name for x in dataclasses.fields(Counts)])
+def test_what_is_counted_begins_where_it_says(name, capfd):
+  flag = options.flag(name)
+  least = Counts.__dataclass_fields__[name].metadata["least"]
+  given = options.parse(Counts, [flag, str(least)], None)
+  assert getattr(given, name) == least
+  with pytest.raises(SystemExit) as caught:
+    options.parse(Counts, [flag, str(least - 1)], None)
+  assert caught.value.code == 2
+  expected = f"expected {flag} of at least {least}, found {least - 1}"
+  assert expected in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda x: x.__name__)
+def test_numbers_of_environments_and_steps_are_counts(program):
+  fields = {field.name: field for field in dataclasses.fields(program.Options)}
+  per_update = (
+    "num_envs envs_per_actor envs_per_worker unroll_length batch_size"
+  )
+  found = [name for name in per_update.split() if name in fields]
+  assert len(found) >= 2
+  for name in [*found, "total_steps"]:
+    assert fields[name].metadata["least"] == 1, name
+
+
+def test_help_says_defaults_as_one_gives_them(capfd):
+  with pytest.raises(SystemExit):
+    options.parse(a2c.Options, ["--help"], None, {"env_options": {"a": 1}})
+  said = " ".join(capfd.readouterr().out.split())
+  assert "units of the MLP's layers (default: 64,64)" in said
+  assert "KEY=VALUE,KEY=VALUE (default: a=1)" in said
+  assert "--run-dir DIR where results go; runs/<experiment>/<time> if" in said
+  assert "(default: )" not in said and "(default: ())" not in said
+
+
+def test_a_run_that_does_not_begin_leaves_no_directory(tmp_path):
+  mine = tmp_path / "mine"
+  mine.mkdir()
+  for run_dir in (tmp_path / "new", mine):
+    with pytest.raises(SystemExit):
+      a2c.main(["--run-dir", str(run_dir), "--learner-devices", "99"])
+  assert list(tmp_path.iterdir()) == [mine]
+  assert not list(mine.iterdir())
+
+
 def test_an_option_means_the_same_everywhere():
   helps = {}
   for program in PROGRAMS:

@@ -234,6 +234,15 @@ def test_returns_from_many_threads_are_all_counted():
 # Sinks
 
 
+def test_what_writes_no_line_leaves_no_file(tmp_path):
+  for sink in (
+    metrics.JsonLines(tmp_path / "metrics.jsonl"),
+    metrics.TensorBoard(tmp_path),
+  ):
+    sink.close()
+  assert not list(tmp_path.iterdir())
+
+
 def test_json_line_can_be_read_before_close(tmp_path):
   path = tmp_path / "metrics.jsonl"
   sink = metrics.JsonLines(path)

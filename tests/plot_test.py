@@ -71,7 +71,7 @@ def test_the_mean_is_of_the_middle_half():
   assert mean.tolist() == [4.0]
 
 
-def test_it_is_of_the_curves_that_have_begun_and_of_all_that_have_ended():
+def test_it_begins_where_all_curves_have_begun_and_none_ends():
   curves = [
     np.array([[0, 0.0], [10, 10.0], [20, 20.0]]),
     np.array([[10, 4.0], [20, 4.0]]),
@@ -79,11 +79,11 @@ def test_it_is_of_the_curves_that_have_begun_and_of_all_that_have_ended():
   ]
   mean, low, high = plot.iqm(curves, np.array([-1.0, 0, 5, 10, 15, 20]))
   np.testing.assert_allclose(
-    mean, [np.nan, 0, 10, 44 / 3, (15 + 4 + 30) / 3, 18]
+    mean, [np.nan, np.nan, np.nan, 44 / 3, (15 + 4 + 30) / 3, 18]
   )
-  # Of two, each is drawn twice once in four times; of three, once in 27.
-  np.testing.assert_allclose(low, [np.nan, 0, 5, 4, 4, 4])
-  np.testing.assert_allclose(high, [np.nan, 0, 15, 30, 30, 30])
+  # Each is drawn three times once in 27 times.
+  np.testing.assert_allclose(low, [np.nan, np.nan, np.nan, 4, 4, 4])
+  np.testing.assert_allclose(high, [np.nan, np.nan, np.nan, 30, 30, 30])
 
 
 def test_the_interval_of_equal_runs_is_a_point():
@@ -195,11 +195,17 @@ def test_options_in_a_label_are_as_one_gives_them(tmp_path):
   ]
 
 
-def test_seed_length_and_place_make_no_group_of_their_own(tmp_path):
+def test_a_run_of_another_length_is_of_another_group(tmp_path):
+  # Its learning rate falls more slowly, and it goes on where others have ended.
+  found = labels_of(tmp_path, {"total_steps": 10}, {"total_steps": 20})
+  assert found == ["ppo --total-steps 10", "ppo --total-steps 20"]
+
+
+def test_seed_and_place_make_no_group_of_their_own(tmp_path):
   asked = [
-    {"seed": 0, "total_steps": 10, "resume": "", "role": "all"},
-    {"seed": 1, "total_steps": 20, "resume": "x", "role": "learner"},
-    {"seed": 2, "total_steps": 20, "address": "a:1", "server": 1},
+    {"seed": 0, "resume": "", "role": "all"},
+    {"seed": 1, "resume": "x", "role": "learner"},
+    {"seed": 2, "address": "a:1", "server": 1},
     {"evaluate_every_steps": 9, "evaluate_episodes": 5},
     {"checkpoint_every_seconds": 9.0},
   ]
@@ -306,7 +312,7 @@ def test_a_single_run_has_no_band_and_a_single_point_is_seen(tmp_path, drawn):
   assert blue[: height * 3 // 4].sum() > 150
 
 
-def test_axes_reach_the_end_of_the_longest_run(tmp_path, drawn):
+def test_a_line_ends_where_steps_do_and_not_where_time_does(tmp_path, drawn):
   words = [
     make_run(tmp_path / "a", (2.0, 4.0), steps=(600, 1200)),
     make_run(tmp_path / "b", (6.0, 8.0), steps=(600, 2400), seed=1),
@@ -314,10 +320,21 @@ def test_axes_reach_the_end_of_the_longest_run(tmp_path, drawn):
   plotted(tmp_path, words)
   against_steps, against_time = drawn[0].axes
   assert against_time.get_xlabel() == "wall time (minutes)"
-  for axes, end in ((against_steps, 2400.0), (against_time, 4.0)):
-    # The shorter one stays where it was.
-    assert axes.lines[0].get_xydata()[-1].tolist() == [end, 6.0]
+  # After the shorter one's time it stays where it was.
+  ends = (against_steps, 1200.0, (4 + 6 + 2 / 3) / 2), (against_time, 4.0, 6.0)
+  for axes, end, value in ends:
+    found = axes.lines[0].get_xydata()[-1]
+    np.testing.assert_allclose(found, [end, value])
     assert end < axes.get_xlim()[1] < 1.1 * end
+
+
+def test_runs_that_have_no_step_in_common_are_a_point(tmp_path, drawn):
+  words = [
+    make_run(tmp_path / "a", (2.0, 4.0), steps=(100, 200)),
+    make_run(tmp_path / "b", (6.0, 8.0), steps=(600, 900), seed=1),
+  ]
+  plotted(tmp_path, words)
+  assert drawn[0].axes[0].lines[0].get_xydata().tolist() == [[600.0, 5.0]]
 
 
 def test_each_environment_has_a_row_and_a_group_one_look(

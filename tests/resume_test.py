@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import signal
 import time
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from experiments import a2c, dqn, keeper, ppo, settings
+from experiments import a2c, dqn, keeper, ppo, runs, settings
 from seedx import checkpoint, envs, metrics, sharding, types, wire
 from seedx.agents import ppo as ppo_agent
 from seedx.agents import vtrace
@@ -528,6 +529,20 @@ def copy(finished, tmp_path):
   return tmp_path
 
 
+def test_what_is_there_says_so_where_no_step_is_left(finished, capfd):
+  assert a2c.main(["--resume", str(finished)]) == 0
+  assert "a larger --total-steps adds some" in capfd.readouterr().out
+
+
+def test_a_total_that_has_been_passed_is_refused(finished, capfd):
+  config = (finished / "config.json").read_text()
+  (*_, step) = steps_of(finished)
+  words = ["--resume", str(finished), "--total-steps", str(step - 1)]
+  said = programs.refused(a2c, words, capfd)
+  assert f"more than the {step:,} that the run has made" in said
+  assert (finished / "config.json").read_text() == config
+
+
 @pytest.mark.parametrize(
   ("words", "reason"),
   [
@@ -536,7 +551,7 @@ def copy(finished, tmp_path):
     ("--seed 1 --env Acrobot-v1", "--env, --seed"),
     ("--env-options max_episode_steps=9", "--env-options"),
     ("--learning-rate 0.5", "--learning-rate"),
-    ("--run-dir elsewhere", "--run-dir"),
+    ("--run-dir elsewhere", "--resume without --run-dir"),
   ],
 )
 def test_another_option_is_refused(finished, words, reason, capfd):
@@ -549,7 +564,7 @@ def test_another_option_is_refused(finished, words, reason, capfd):
 def test_every_option_is_either_taken_or_refused(finished, capfd):
   """Those of `settings.RESUMED` change nothing that is in the state."""
   taken = (
-    "--total-steps 300 --checkpoint-every-seconds 1 --evaluate-episodes 2"
+    "--total-steps 600 --checkpoint-every-seconds 1 --evaluate-episodes 2"
     " --learner-devices 1 --env-threads 2"
   )
   names = {word[2:].replace("-", "_") for word in taken.split()[::2]}
@@ -565,11 +580,31 @@ def test_a_run_of_another_experiment_is_refused(finished, capfd):
   assert "experiments.a2c" in said
 
 
-def test_a_directory_with_a_run_is_refused_without_resume(copy, capfd):
+def test_a_directory_with_a_run_is_refused_without_resume(
+  copy, finished, capfd
+):
   words = [*_SMALL, "--total-steps", "64", "--run-dir", str(copy)]
+  # Without a checkpoint there is nothing to go on from.
   said = programs.refused(a2c, words, capfd)
-  assert "--resume" in said
+  assert "remove it, or choose another" in said
+  keeper.directory(copy).mkdir()
+  (step,) = steps_of(finished)[-1:]
+  shutil.copytree(
+    keeper.directory(finished) / str(step), keeper.directory(copy) / str(step)
+  )
+  said = programs.refused(a2c, words, capfd)
+  assert "go on with it by --resume" in said
   assert not (copy / "metrics.jsonl").exists()
+
+
+def test_a_directory_in_which_a_process_trains_is_refused(finished, capfd):
+  lines = raw_lines(finished)
+  with runs.claimed(finished):
+    for words in (["--resume", str(finished)], ["--run-dir", str(finished)]):
+      said = programs.refused(a2c, words, capfd)
+      assert "found a process that does" in said
+  assert raw_lines(finished) == lines
+  assert a2c.main(["--resume", str(finished)]) == 0
 
 
 def change(run_dir, **values):

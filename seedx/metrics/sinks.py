@@ -4,7 +4,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 import numpy as np
 
@@ -27,31 +27,40 @@ class JsonLines:
   """A Sink: one JSON object a line, on disk before `write` returns."""
 
   def __init__(self, path: str | os.PathLike[str]) -> None:
-    """Opens `path` at its end: a run that goes on does not lose its past."""
-    self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115
+    """Opens nothing yet; a run that does not begin leaves no file."""
+    self._path = path
+    self._file: TextIO | None = None
 
   def write(self, line: Line) -> None:
-    """Writes the line; what JSON has no number for becomes null."""
+    """Adds the line at the end; what JSON has no number for becomes null."""
     values = {name: finite(value) for name, value in line.items()}
+    if self._file is None:
+      self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115
     self._file.write(json.dumps(values, allow_nan=False) + "\n")
     self._file.flush()
 
   def close(self) -> None:
     """Closes the file."""
-    self._file.close()
+    if self._file is not None:
+      self._file.close()
 
 
 class TensorBoard:
   """A Sink: scalars against `env_steps`, as TensorBoard events."""
 
   def __init__(self, run_dir: str | os.PathLike[str]) -> None:
-    """Makes a new event file in `run_dir`."""
-    import tensorboardX
-
-    self._writer = tensorboardX.SummaryWriter(str(run_dir), flush_secs=10)
+    """Makes no file yet; see `JsonLines`."""
+    self._run_dir = run_dir
+    self._writer: Any = None
 
   def write(self, line: Line) -> None:
     """Adds every number but `env_steps`, which is the x-axis."""
+    if self._writer is None:
+      import tensorboardX
+
+      self._writer = tensorboardX.SummaryWriter(
+        str(self._run_dir), flush_secs=10
+      )
     for name, value in line.items():
       value = finite(value)
       if name != "env_steps" and isinstance(value, int | float):
@@ -59,7 +68,8 @@ class TensorBoard:
 
   def close(self) -> None:
     """Writes what is left and ends the writer's thread."""
-    self._writer.close()
+    if self._writer is not None:
+      self._writer.close()
 
 
 def finite(value: Any) -> Any:
