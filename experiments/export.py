@@ -120,13 +120,19 @@ def export(
   inputs = jax.tree.map(shaped, (timestep, jax.tree.leaves(example)))
   exported = jax.export.export(jax.jit(act), platforms=_PLATFORMS)(*inputs)
   action, _ = jax.tree.unflatten(exported.out_tree, exported.out_avals)
+  env = policy.env
   return exported, {
     "experiment": policy.experiment,
-    "env": policy.given.env,
+    "env": env.env_id,
+    "env_options": dict(env.options),
+    "observation_transform": env.transform,
+    "info_keys": list(env.info_keys),
     "env_steps": policy.env_steps,
+    "greedy": True,
+    "step_type": {kind.name: int(kind) for kind in dm_env.StepType},
     "timestep": jax.tree.map(_in_json, inputs[0]),
     "memory": [_in_json(leaf) for leaf in inputs[1]],
-    "action": _in_json(action),
+    "action": _in_json(action) | _bounds(policy.spec.action),
   }
 
 
@@ -137,6 +143,13 @@ def _with_lists(nest: types.Tree) -> types.Tree:
   if isinstance(nest, tuple | list):
     return [_with_lists(value) for value in nest]
   return nest
+
+
+def _bounds(action: dm_env.specs.BoundedArray) -> dict[str, Any]:
+  return {
+    "minimum": np.asarray(action.minimum).tolist(),
+    "maximum": np.asarray(action.maximum).tolist(),
+  }
 
 
 def _in_json(leaf: Any) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def load(run_dir: str, which: str) -> Policy:
   )
   env_steps, acting = _restored(found, which, like)
   return Policy(
-    directory=found.directory,
+    directory=keeper.directory(run),
     experiment=asked.experiment,
     given=given,
     env_steps=env_steps,

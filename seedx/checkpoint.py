@@ -77,7 +77,11 @@ class Checkpoints:
       shutil.rmtree(left, ignore_errors=True)
 
   def steps(self) -> list[int]:
-    """The env steps of the checkpoints that there are, ascending."""
+    """The env steps of the checkpoints that there are, ascending.
+
+    Raises:
+      types.ConfigError: one of them is damaged.
+    """
     if not self.directory.is_dir():
       return []
     for tries in itertools.count(1):
@@ -88,6 +92,11 @@ class Checkpoints:
       except FileNotFoundError:  # Another process has removed one meanwhile.
         if tries == _TRIES:
           raise
+      except ValueError as error:
+        raise types.ConfigError(
+          f"expected whole checkpoints in {str(self.directory)!r}, found one"
+          f" that is damaged ({error}); remove it"
+        ) from error
     raise AssertionError("unreachable")
 
   def best(self) -> int | None:

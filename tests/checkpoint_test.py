@@ -57,6 +57,17 @@ def signature(nest):
   return jax.tree.map(lambda x: (type(x), x.shape, x.dtype), nest)
 
 
+@pytest.mark.parametrize("left", [0, 10])
+def test_a_damaged_checkpoint_is_said_in_a_line(tmp_path, left):
+  save(checkpoint.Checkpoints(tmp_path), 3)
+  for path in tmp_path.rglob("*"):
+    if path.is_file():
+      path.write_bytes(path.read_bytes()[:left])
+  with pytest.raises(types.ConfigError, match="one that is damaged") as caught:
+    checkpoint.Checkpoints(tmp_path).steps()
+  assert "\n" not in str(caught.value)
+
+
 def test_what_is_saved_comes_back_exactly(tmp_path):
   rng = np.random.default_rng(0)
   mesh = sharding.mesh(jax.devices()[:4])

@@ -278,6 +278,10 @@ def test_ten_lines_use_it_without_seedx(run_dir, tmp_path, capfd):
   assert said["experiment"] == "experiments.ppo"
   assert said["env"] == "CartPole-v1"
   assert said["env_steps"] == policy.env_steps >= 64
+  assert said["step_type"] == {"FIRST": 0, "MID": 1, "LAST": 2}
+  assert said["action"] == {
+    **{"shape": [], "dtype": "int32", "minimum": 0, "maximum": 1}
+  }
 
 
 @pytest.mark.parametrize(

@@ -256,6 +256,10 @@ class Failing(Counting):
       time.sleep(1000)
     if self._how == "shape":
       return np.zeros(5), 0.0, False, False, {}
+    if self._how == "nan":
+      return np.array([0, np.nan, np.inf, 0]), 0.0, False, False, {}
+    if self._how == "nan reward":
+      return np.zeros(4), np.nan, False, False, {}
     return None
 
 

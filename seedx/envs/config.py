@@ -108,7 +108,7 @@ def pickled(work: Any) -> bytes:
 
 def in_one_line(error: BaseException) -> str:
   """What an exception is and says, and where it was raised."""
-  said = " ".join(f"{type(error).__name__}: {error}".split())
+  said = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(" :")
   frames = traceback.extract_tb(error.__traceback__)
   if not frames or isinstance(error, ImportError):
     return said

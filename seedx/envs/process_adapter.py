@@ -150,8 +150,8 @@ class ProcessEnvironment:
       becomes one of all.
 
     Raises:
-      RuntimeError: an environment has failed, with its traceback, or its
-        process has died.
+      RuntimeError: an environment has failed, with its traceback, its process
+        has died, or it gives NaN.
       ValueError: an environment goes on, and yet no action is legal in it.
     """
     while sum(map(len, self._ready)) < self.batch_size:
@@ -164,15 +164,17 @@ class ProcessEnvironment:
       return place.copy() if whole else place[index]
 
     step_type = rows(places.step_type)
-    observation = tree.unflatten_as(
-      self._structure, [rows(place) for place in places.observation]
-    )
+    leaves = [rows(place) for place in places.observation]
+    reward = rows(places.reward)
+    self._refuse_nan("observation", index, leaves)
+    self._refuse_nan("reward", index, [reward])
+    observation = tree.unflatten_as(self._structure, leaves)
     observation = observations.seen(self.spec, self._transform, observation)
     observation = observations.with_legal_actions(
       self.spec, observation, index, step_type == _LAST
     )
     timestep = dm_env.TimeStep(
-      step_type, rows(places.reward), rows(places.discount), observation
+      step_type, reward, rows(places.discount), observation
     )
     return types.Rows(index, timestep, rows(places.episode_return))
 
@@ -300,6 +302,19 @@ class ProcessEnvironment:
       worker.resets -= 1
     if not worker.resets:
       self._ready.append(np.frombuffer(rest, np.int32))
+
+  def _refuse_nan(
+    self, what: str, index: np.ndarray, leaves: list[np.ndarray]
+  ) -> None:
+    """Raises RuntimeError here: what NaN does later says nothing of it."""
+    for leaf in leaves:
+      if leaf.dtype.kind == "f" and np.isnan(leaf).any():
+        rows = np.isnan(leaf.reshape(len(index), -1)).any(axis=1)
+        self._failure = (
+          f"environment {index[rows.argmax()]} of {self._name} failed: there is"
+          f" NaN in its {what}"
+        )
+        raise RuntimeError(self._failure)
 
   def _take(self) -> np.ndarray:
     """Takes `batch_size` of the rows that are ready."""

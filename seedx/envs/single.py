@@ -137,6 +137,8 @@ def attempt(
   """Calls a user's function; repeats what it raises as `types.ConfigError`."""
   try:
     return function(*args, **kwargs)
+  except types.ConfigError:
+    raise  # It says what is wrong itself.
   except BaseException as error:  # SystemExit too.
     raise types.ConfigError(
       f"{name}: {what} raises {env_config.in_one_line(error)}"

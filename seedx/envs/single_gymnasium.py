@@ -44,7 +44,7 @@ class Single:
     self.observation = observations.with_info(
       name, leaves, known, self._info_keys
     )
-    self._env = env
+    self._env, self._name = env, name
     self.started = self._joined(observation, info)
 
   def reset(self) -> types.Tree:
@@ -62,6 +62,10 @@ class Single:
 
   def render(self) -> Any:
     """A frame."""
+    if type(self._env.unwrapped).render is gymnasium.Env.render:
+      raise types.ConfigError(
+        f"{self._name} cannot be rendered: its environment has no render"
+      )
     return self._env.render()
 
   def close(self) -> None:
