@@ -165,6 +165,8 @@ def run(
     run_dir / "learning_curve.png",
     f"{runs.short(experiment)} on {given.env}",
   )
+  if processes.restarts:
+    print(f"processes that died and were started again: {processes.restarts}")
   print(_verdict(given.env, last))
   if evaluation is not None and evaluation.words:
     print(f"evaluation: {evaluation.words}")

@@ -109,6 +109,7 @@ def test_actors_are_thin_are_restarted_and_leave_with_ctrl_c(tmp_path):
   assert program.returncode == 130
   assert "Traceback" not in err
   assert (tmp_path / "learning_curve.png").exists() and "metrics" in out
+  assert "processes that died and were started again: 1\n" in out
   assert not any(psutil.pid_exists(child.pid) for child in after)
 
 
@@ -177,7 +178,7 @@ def restored_signals():
     (("--env", "CartPole-v9"), ("CartPole-v9", "CartPole-v1")),
     (("--no-such-option", "1"), ("--no-such-option",)),
     (("--total-steps", "many"), ("--total-steps", "many")),
-    (("--total-steps", "0"), ("total_steps", "at least 1", "0")),
+    (("--total-steps", "0"), ("--total-steps", "at least 1", "0")),
     (("--discount", "1.5"), ("discount", "1.0", "1.5")),
     (("--learning-rate", "-1"), ("learning_rate", "-1")),
     (("--inference-devices", "9"), ("inference devices", "0 to 7", "9")),

@@ -19,6 +19,9 @@ class Processes:
   A process that dies is started again; one that ends with status 0 has done
   its work. All of them hold the read end of a pipe as their standard input and
   end when it closes: when this process exits in any way, none is left behind.
+
+  Attributes:
+    restarts: how many have died and were started again.
   """
 
   def __init__(self, running: list[nodes.Node]) -> None:
@@ -27,6 +30,7 @@ class Processes:
     Raises:
       types.ConfigError: one of them cannot be sent to another process.
     """
+    self.restarts = 0
     self._children = [
       _Child(node) for node in running for _ in range(node.count)
     ]
@@ -47,6 +51,7 @@ class Processes:
         )
       if status:
         child.restart()
+        self.restarts += 1
 
   def stop(self, timeout_seconds: float = 2.0) -> None:
     """Ends all processes: asks first, then kills."""
