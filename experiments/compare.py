@@ -44,7 +44,9 @@ class Options:
   total_seconds: float = option(
     0.0, "seconds of each run at most; 0: any", least=0
   )
-  seeds: int = option(3, "runs of each experiment, from seed 0 on", least=1)
+  seeds: int = option(
+    3, "runs of each experiment, from seed 0 on", least=1, most=2**20
+  )
   run_dir: str = option("", "where results go; runs/compare/<time> if empty")
 
 

@@ -20,6 +20,7 @@ def option(
   parse: Any = None,
   choices: Sequence[str] | None = None,
   least: float | None = None,
+  most: float = types.MOST,
   positional: bool = False,
 ) -> Any:
   """A dataclass field that is an option.
@@ -31,6 +32,7 @@ def option(
     choices: the only values there are.
     least: the smallest number there is; None for any, or where what it is for
       checks it.
+    most: the largest, where there is a smallest.
     positional: take a word without a name before it, or where the default is a
       tuple one or more, as a tuple; `parse` is then of each, as it is if None.
   """
@@ -42,6 +44,7 @@ def option(
       "parse": parse or (str if positional else type(default)),
       "choices": choices,
       "least": least,
+      "most": most,
       "positional": positional,
     },
   )
@@ -90,11 +93,9 @@ def parse(
     if isinstance(found[field.name], list):
       found[field.name] = tuple(found[field.name])
   for field in fields:
-    least, value = field.metadata["least"], found[field.name]
-    if least is not None and not value >= least:
-      parser.error(
-        f"expected {flag(field.name)} of at least {least:g}, found {value:g}"
-      )
+    least, most = field.metadata["least"], field.metadata["most"]
+    if least is not None:
+      _check_range(parser, field.name, found[field.name], least, most)
   return kind(**found)
 
 
@@ -145,6 +146,20 @@ def fail(error: types.ConfigError) -> NoReturn:
   raise SystemExit(2)
 
 
+def _check_range(
+  parser: argparse.ArgumentParser,
+  name: str,
+  value: float,
+  least: float,
+  most: float,
+) -> None:
+  """Exits with status 2 where a number is out of range."""
+  try:
+    types.check_range(flag(name), value, least, most)
+  except types.ConfigError as error:
+    parser.error(str(error))
+
+
 def _add(
   parser: argparse.ArgumentParser, field: dataclasses.Field[Any], default: Any
 ) -> None:
@@ -158,12 +173,11 @@ def _add(
   if isinstance(default, bool):
     parser.add_argument(name, action=argparse.BooleanOptionalAction, **about)
     return
-  # Of a long name, the last word says what is wanted.
+  # Of an option's long name, the last word says what is wanted.
+  whole, last = field.name.upper(), field.name.rpartition("_")[2].upper()
   short = {int: "N", float: "X"}.get(
-    type(default), field.name.rpartition("_")[2].upper()
+    type(default), whole if field.metadata["positional"] else last
   )
-  if field.metadata["positional"]:
-    short = field.name.upper()
   parser.add_argument(
     name,
     type=field.metadata["parse"],

@@ -56,7 +56,7 @@ class Common:
     0, "env steps between two evaluations; 0 for none", least=0
   )
   evaluate_episodes: int = option(
-    10, "greedy episodes of each of them", least=1
+    10, "greedy episodes of each of them", least=1, most=2**16
   )
   learning_rate: float = option(2e-3, "falling to 0 over the run")
   discount: float = option(0.99, "per env step")

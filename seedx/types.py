@@ -37,10 +37,18 @@ def check_ranges(config: object, **ranges: tuple[float, float]) -> None:
     ConfigError: one is not, or is not a number.
   """
   for name, (low, high) in ranges.items():
-    value = getattr(config, name)
-    if not low <= value <= high:
-      bounds = f"from {low} to {high}" if high < MOST else f"of at least {low}"
-      raise ConfigError(f"expected {name} {bounds}, found {value}")
+    check_range(name, getattr(config, name), low, high)
+
+
+def check_range(name: str, value: float, low: float, high: float) -> None:
+  """Checks that a number is from `low` to `high`.
+
+  Raises:
+    ConfigError: it is not, or is not a number.
+  """
+  if not low <= value <= high:
+    bounds = f"from {low} to {high}" if high < MOST else f"of at least {low}"
+    raise ConfigError(f"expected {name} {bounds}, found {value}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -101,7 +101,7 @@ def test_a_budget_of_seconds_ends_a_run(tmp_path):
   ("words", "reason"),
   [
     (["--experiments", "alphazero"], "experiments' names, found 'alphazero'"),
-    (["--seeds", "0"], "--seeds of at least 1"),
+    (["--seeds", "0"], "--seeds from 1"),
     (["--experiments", ""], "found none"),
     (["--experiments", f"{A2C} --epochs 3"], "unrecognized arguments"),
   ],

@@ -121,6 +121,7 @@ def test_what_makes_no_sense_exits_with_2_and_the_reason(
 class Counts:
   one: int = options.option(5, "at least one", least=1)
   none: int = options.option(5, "or none", least=0)
+  few: int = options.option(5, "at most nine", least=1, most=9)
   seconds: float = options.option(5.0, "or none", least=0)
 
 
@@ -133,8 +134,19 @@ def test_what_is_counted_begins_where_it_says(name, capfd):
   with pytest.raises(SystemExit) as caught:
     options.parse(Counts, [flag, str(least - 1)], None)
   assert caught.value.code == 2
-  expected = f"expected {flag} of at least {least}, found {least - 1}"
-  assert expected in capfd.readouterr().err
+  said = capfd.readouterr().err
+  bounds = "from 1 to 9" if name == "few" else f"of at least {least}"
+  assert f"expected {flag} {bounds}, found {least - 1}" in said
+
+
+@pytest.mark.parametrize(
+  "words", ["--few 10", "--seconds inf", "--seconds nan"]
+)
+def test_what_is_counted_ends_where_it_says(words, capfd):
+  with pytest.raises(SystemExit) as caught:
+    options.parse(Counts, words.split(), None)
+  assert caught.value.code == 2
+  assert f"expected {words.split()[0]} " in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda x: x.__name__)

@@ -225,16 +225,10 @@ def check_numbers(
     types.ConfigError: a number is out of range.
   """
   batch_size = num_envs if batch_size is None else batch_size
-  for name, value, low, high in (
-    ("num_envs", num_envs, 1, 2**31 - 1),
-    ("batch_size", batch_size, 1, num_envs),
-    ("num_threads", num_threads, 1, 2**31 - 1),
-    ("seed", seed, 0, 2**31 - num_envs),
-  ):
-    if not low <= value <= high:
-      raise types.ConfigError(
-        f"expected {name} from {low} to {high}, found {value}"
-      )
+  types.check_range("num_envs", num_envs, 1, 2**31 - 1)
+  types.check_range("batch_size", batch_size, 1, num_envs)
+  types.check_range("num_threads", num_threads, 1, 2**31 - 1)
+  types.check_range("seed", seed, 0, 2**31 - num_envs)
   return batch_size
 
 

@@ -34,7 +34,7 @@ class Single:
     )
     observation = single.attempt(name, "observation_spec", env.observation_spec)
     self.observation = _leaves(name, observation, ())
-    self._env = env
+    self._env, self._name = env, name
     found = single.attempt(name, "reset", env.reset)
     if not isinstance(found, dm_env.TimeStep):
       raise types.ConfigError(
@@ -64,7 +64,10 @@ class Single:
       return self._env.render()
     if hasattr(self._env, "physics"):
       return self._env.physics.render()
-    raise NotImplementedError("it has neither render() nor physics.render()")
+    raise types.ConfigError(
+      f"{self._name} cannot be rendered: its environment has neither render()"
+      " nor physics.render()"
+    )
 
   def close(self) -> None:
     """Ends it."""

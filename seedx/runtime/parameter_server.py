@@ -117,11 +117,11 @@ class Shard:
     Raises:
       types.ConfigError: the agent cannot be updated in parts.
     """
-    state_form(agent, 1)
+    # Of a shard of any size.
+    self._structure = jax.tree.structure(state_form(agent, 1))
     assert agent.start is not None
     self.version = -1
     self._start = agent.start
-    self._agent = agent
     self._apply = jax.jit(agent.apply)
     self._max_staleness = max_staleness
     self._lock = threading.Lock()
@@ -169,11 +169,9 @@ class Shard:
 
   def restore(self, leaves: types.Tree) -> tuple[()]:
     """Goes on from what `save` said, whatever it had before."""
-    form = state_form(self._agent, leaves[0].shape[1])
-    structure = jax.tree.structure(form)
     rows = [jax.numpy.array(leaf[0]) for leaf in leaves]
     with self._lock:
-      self._take(jax.tree.unflatten(structure, rows))
+      self._take(jax.tree.unflatten(self._structure, rows))
     return ()
 
   def _take(self, state: base.AgentState) -> None:
