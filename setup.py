@@ -30,11 +30,16 @@ setuptools.setup(
   long_description_content_type="text/markdown",
   license="Apache-2.0",
   python_requires=">=3.11",
-  packages=setuptools.find_packages(include=["seedx*", "experiments*"]),
+  # In the repository, experiments lie beside the package.
+  packages=[*setuptools.find_packages(include=["seedx*"]), "seedx.experiments"],
+  package_dir={"seedx.experiments": "experiments"},
+  package_data={"seedx.app": ["*.pyi"]},
+  entry_points={"console_scripts": ["seedx = seedx.__main__:main"]},
   install_requires=[
     "distrax>=0.1.8",
     "dm-env>=1.6",
     "dm-tree>=0.1.9",
+    "docstring-parser>=0.16",
     "envpool>=1.2",
     "flatbuffers>=24",
     "flax>=0.12",
@@ -50,6 +55,7 @@ setuptools.setup(
     "rlax>=0.1.9",
     "scipy>=1.11",
     "tensorboardX>=2.6",
+    "tyro>=1.0,<2",
   ],
   extras_require={"test": _TEST, "notebooks": _NOTEBOOKS},
 )

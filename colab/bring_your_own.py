@@ -2,8 +2,8 @@
 # # Bring your own
 #
 # An environment, a loss and a network of your own, in files of your own:
-# nothing is registered, and nothing in seedx is changed. At the end a script
-# trains one agent in two pipelines.
+# nothing is registered, and nothing in seedx is changed. At the end they are a
+# program with a command line of its own.
 
 # %% [markdown]
 # ## An environment
@@ -93,18 +93,18 @@ print(f"found the treasure in {np.mean(np.array(returns) > 0):.0%} of episodes")
 
 # %% [markdown]
 # Every experiment takes it as `--env`. What the function takes besides a seed
-# comes from `--env-options`. The presets are for rewards of CartPole's size, so
+# comes from `--env-options`. The defaults are for rewards of CartPole's size, so
 # `--reward-scale` says that these are smaller.
 
 # %%
-# !python -m experiments.ppo --env my_env:make --env-options size=7 \
+# !python -m seedx train ppo --env my_env:make --env-options size=7 \
 #   --reward-scale 1 --num-envs 32 --total-steps 80000 --run-dir runs/treasure
 
 # %% [markdown]
 # And so do the other programs: here is an episode, frame by frame.
 
 # %%
-# !python -m experiments.evaluate runs/treasure --seed 2 --video treasure.gif
+# !python -m seedx evaluate runs/treasure --seed 2 --video treasure.gif
 
 # %%
 import matplotlib.pyplot as plt
@@ -120,9 +120,54 @@ with Image.open("treasure.gif") as film:
 plt.show()
 
 # %% [markdown]
-# A `render_mode` that the function takes is set to `"rgb_array"` where frames
-# are asked for. Where something is wrong with an environment, a single line
-# says what was expected and what was found:
+# (A `render_mode` that the function takes is set to `"rgb_array"` where frames
+# are asked for.) In Python, `app.load` gives the policy of a run, which acts for
+# any number of environments at a time. So it can be asked what it would do at
+# every place of three grids:
+
+# %%
+import dm_env
+from my_env import MOVES
+
+from seedx import app
+
+policy = app.load("runs/treasure")
+places = np.array([(row, column) for row in range(7) for column in range(7)])
+count = len(places)
+fig, axes = plt.subplots(1, 3, figsize=(12, 4))
+for ax, (gap, treasure) in zip(
+  axes, [(1, (5, 5)), (6, (2, 4)), (3, (0, 6))], strict=True
+):
+  grids = [(*robot, *treasure, gap) for robot in places]
+  timestep = dm_env.TimeStep(
+    step_type=np.full(count, dm_env.StepType.FIRST, np.uint8),
+    reward=np.zeros(count, np.float32),
+    discount=np.ones(count, np.float32),
+    observation=(np.array(grids) / 3 - 1).astype(np.float32),
+  )
+  action, _ = policy.act(timestep, policy.initial_state(count))
+  wall = (places[:, 1] == 3) & (places[:, 0] != gap)
+  goes = ~wall & (places != treasure).any(axis=1)
+  step = MOVES[np.asarray(action)]
+  ax.quiver(
+    *places[goes].T[::-1],
+    *step[goes].T[::-1],
+    color="#0072B2",
+    angles="xy",
+    scale_units="xy",
+    scale=1.5,
+    pivot="mid",
+    width=0.015,
+  )
+  ax.scatter(*places[wall].T[::-1], s=600, marker="s", color="0.3")
+  ax.scatter(*treasure[::-1], s=600, marker="s", color="#E69F00")
+  ax.set(aspect="equal", xlim=(-0.6, 6.6), ylim=(6.6, -0.6))
+  ax.axis("off")
+plt.show()
+
+# %% [markdown]
+# Where something is wrong with an environment, a single line says what was
+# expected and what was found:
 
 # %% writes="my_mistake.py"
 """An environment that does not do what it says."""
@@ -183,73 +228,72 @@ class FromTheRobot(nn.Module):
     return features
 
 
+# %% [markdown]
+# `app.train` trains what a config says, without a command line. A run leaves the
+# same files, by default in a directory of its own; `metrics` is its last line.
+
 # %%
 from my_network import FromTheRobot
 
-from seedx.agents import base, ppo
+from seedx import metrics
+from seedx.agents import ppo
+from seedx.learning import learner
 from seedx.pipelines import sync
 
-ENV = envs.Config("my_env:make", options={"size": 7})
-STEPS = 50_000
-
-
-class Lines(list):
-  """Keeps lines of metrics: all that a sink is."""
-
-  write = list.append
-
-  def close(self):
-    """Has nothing to close."""
-
-
+ENV = envs.Config("my_env:make", env_options={"size": 7})
 runs = {}
-for name, torso in {
-  "PPO, MLP": None,
-  "PPO, my network": FromTheRobot(),
-}.items():
-  config = ppo.Config(learning_rate=2e-3, torso=torso)
-  trainer = sync.Trainer(
-    sync.Config(
-      env=ENV,
-      make_agent=base.Maker(ppo.make, config),
-      total_steps=STEPS,
-      seed=0,
-      num_envs=32,
-      unroll_length=32,
-      log_seconds=0.2,
-    ),
-    [runs.setdefault(name, Lines())],
+
+
+def train(name, agent, total_steps):
+  """Trains an agent in `sync`, and keeps its metrics under a name."""
+  config = sync.Config(
+    env=ENV,
+    agent=agent,
+    total_steps=total_steps,
+    num_envs=32,
+    learner=learner.Config(unroll_length=16),
+    log_seconds=0.2,
   )
-  last = trainer.run()
-  print(f"{name:<16} return {last['episode_return']:.2f}")
+  run = app.train(config, show=False)
+  runs[name] = metrics.read_lines(run.run_dir / "metrics.jsonl")
+  print(f"{name:<16} return {run.metrics['episode_return']:.2f}")
+
+
+agent = ppo.Config(reward_scale=1.0)
+train("PPO, MLP", agent, 50_000)
+agent = ppo.Config(reward_scale=1.0, torso=FromTheRobot())
+train("PPO, my network", agent, 50_000)
 
 # %% [markdown]
 # ## A loss
 #
 # A loss takes one stream and says what each step contributes; see
 # [the losses](losses.ipynb). This one imitates each action the more, the better
-# it went ([Peng et al. 2019](https://arxiv.org/abs/1910.00177)). `make_agent`
-# makes an actor-critic of it, here with the network from above: it is all that
+# it went ([Peng et al. 2019](https://arxiv.org/abs/1910.00177)). An agent is a
+# config with a method `make`: this one adds `beta` to what every actor-critic
+# is told, and `policy_gradient.make` makes the rest of the agent. It is all that
 # a pipeline needs to know.
 
 # %% writes="my_loss.py"
 """Advantage-weighted imitation, as a loss and as an agent."""
 
+import dataclasses
+import functools
+
 import jax
 import jax.numpy as jnp
-from my_network import FromTheRobot
 
 from seedx import losses
-from seedx.agents import actor_critic
+from seedx.agents import policy_gradient
 
 
 def weighted_imitation(
-  values, log_prob, entropy, step_type, reward, discount, beta=0.1
+  values, log_prob, entropy, step_type, reward, discount, lambda_, beta
 ):
   """Advantage-weighted imitation of one stream."""
   steps = losses.transitions(step_type, reward, discount, values)
   target = losses.lambda_returns(
-    values, step_type, reward, discount, lambda_=0.95
+    values, step_type, reward, discount, lambda_=lambda_
   )
   errors = jax.lax.stop_gradient(target) - values[:-1]
   better = jnp.exp(jnp.minimum(jax.lax.stop_gradient(errors) / beta, 3.0))
@@ -261,84 +305,92 @@ def weighted_imitation(
   )
 
 
-def make_agent(spec, axis_name):
-  """An actor-critic with that loss, over a batch of streams `[T, B]`."""
+@dataclasses.dataclass(frozen=True)
+class Config(policy_gradient.Config):
+  """An actor-critic with that loss.
 
-  def loss(evaluation, unroll):
-    return jax.vmap(weighted_imitation, in_axes=1, out_axes=1)(*evaluation)
+  Attributes:
+    beta: the advantage by which an action is imitated e times as much.
+  """
 
-  config = actor_critic.Config(learning_rate=2e-3, torso=FromTheRobot())
-  return actor_critic.make(spec, config, loss, axis_name)
+  td_lambda: float = 0.95
+  beta: float = 0.1
+
+  def make(self, spec, axis_name=None, horizon=None):
+    """What a pipeline calls; its batches are of streams `[T, B]`."""
+
+    def loss(evaluation, unroll, hyperparameters):
+      stream_loss = functools.partial(
+        weighted_imitation,
+        lambda_=hyperparameters["td_lambda"],
+        beta=self.beta,
+      )
+      return jax.vmap(stream_loss, in_axes=1, out_axes=1)(*evaluation)
+
+    return policy_gradient.make(spec, self, loss, axis_name, horizon)
 
 
-# %% [markdown]
-# ## A script that takes any pipeline
-#
-# The agent does not know where it acts, and the pipeline not what it learns. So
-# the script is the same for both; `impala` also says which processes run beside
-# it. They import `my_loss` and `my_env` for themselves, for which these are
-# modules.
-
-# %% writes="train.py"
-"""Trains my agent in the pipeline that is named: sync or impala."""
-
-import sys
-import tempfile
-
+# %%
 import my_loss
 
-from seedx import envs, launch, metrics
-from seedx.pipelines import impala, sync
+agent = my_loss.Config(reward_scale=1.0, torso=FromTheRobot())
+train("my loss, sync", agent, 100_000)
 
-STEPS = 100_000
+# %% [markdown]
+# ## A program
+#
+# The agent does not know where it acts, and the pipeline not what it learns. So
+# the same agent goes through `impala`, whose actors are processes beside the
+# learner. They import `my_loss`, `my_network` and `my_env` for themselves, for
+# which these are modules. This file is a whole experiment:
 
+# %% writes="imitate.py"
+"""Finds the treasure by imitating what went better than thought."""
 
-def main(name):
-  """Leaves `<name>.jsonl`."""
-  common = {
-    "env": envs.Config("my_env:make", options={"size": 7}),
-    "make_agent": my_loss.make_agent,
-    "total_steps": STEPS,
-    "seed": 0,
-    "unroll_length": 16,
-  }
-  sinks = [metrics.JsonLines(f"{name}.jsonl"), metrics.Console(STEPS)]
-  with tempfile.TemporaryDirectory() as sockets:
-    if name == "sync":
-      nodes = []
-      own = sync.Trainer(sync.Config(**common, num_envs=32), sinks)
-    else:
-      config = impala.Config(
-        **common,
-        address=f"unix:{sockets}/learner",
-        num_actors=2,
-        envs_per_actor=16,
-        batch_size=32,
-      )
-      nodes = [impala.actors(config)]
-      own = impala.Learner(config, sinks)
-    processes = launch.Processes(nodes)
-    try:
-      last = own.run(processes.check)
-    finally:
-      processes.stop()
-  print(f"{name}: mean return {last['episode_return']:.2f}")
+import sys
 
+import my_loss
+import my_network
+
+from seedx import app, envs
+from seedx.acting import sessions
+from seedx.learning import learner
+from seedx.pipelines import impala
+
+EXPERIMENT = app.Experiment(
+  impala.Config(
+    env=envs.Config("my_env:make", env_options={"size": 7}),
+    agent=my_loss.Config(reward_scale=1.0, torso=my_network.FromTheRobot()),
+    total_steps=100_000,
+    actors=sessions.Config(num_actors=2, envs_per_actor=16),
+    learner=learner.InboxConfig(unroll_length=16, batch_size=32),
+  )
+)
 
 if __name__ == "__main__":
-  main(sys.argv[1])
+  sys.exit(app.main(EXPERIMENT))
 
 # %%
-# !python train.py sync
+# !python imitate.py --run-dir runs/imitate
+
+# %% [markdown]
+# Every field of the config, at any depth, is an option if a command line can
+# say it: `beta` is one. The sentence beside it is that of the docstring.
 
 # %%
-# !python train.py impala
+# !python imitate.py --help | grep -A 1 -e --beta
+
+# %% [markdown]
+# Its runs can be resumed, plotted, exported and evaluated like those of what
+# comes with seedx. (The likeliest action is not always the best: a policy that
+# still is partly random may go in circles by it. With `--no-greedy` it acts as
+# in training.)
 
 # %%
-from seedx import metrics
+# !python -m seedx evaluate runs/imitate --no-greedy --episodes 20
 
-runs["my loss, sync"] = metrics.read_lines("sync.jsonl")
-runs["my loss, impala"] = metrics.read_lines("impala.jsonl")
+# %%
+runs["my loss, impala"] = metrics.read_lines("runs/imitate/metrics.jsonl")
 
 plt.rcParams.update(
   {
@@ -382,7 +434,7 @@ plt.show()
 
 # %% [markdown]
 # One seed each says that all of them learn, not which is better:
-# `--seed` and `experiments.plot` are for that. What more there is to know about
-# environments (dicts, action masks, images) stands in `seedx.envs.Config`, and
-# about agents in `seedx.agents.base.Agent`, the contract that a pipeline relies
-# on.
+# `--seed` and `python -m seedx plot` are for that. What more there is to know
+# about environments (dicts, action masks, images) stands in `seedx.envs.Config`,
+# and about agents in `seedx.agents.base.Agent`, the contract that a pipeline
+# relies on.

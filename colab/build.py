@@ -42,7 +42,6 @@ _INSTALL = """\
 import os
 
 try:
-  import experiments
   import seedx
 except ImportError:
   %pip install -q "seedx @ git+https://github.com/{repository}"
@@ -133,7 +132,8 @@ def execute(
       coalesce_streams=True,
     )
     try:
-      client.execute(env=_environment(kernels))
+      # Else it would leave the kernel running: it did not make it.
+      client.execute(env=_environment(kernels), cleanup_kc=True)
     finally:
       for cell, source in zip(built.cells, sources, strict=True):
         cell.source = source

@@ -4,7 +4,7 @@
 # Five years of distributed reinforcement learning, as programs: where inference
 # ran, what crossed the network, and how gradients reached the parameters. In
 # seedx the agents, losses and environments stay the same, and each architecture
-# is one short file that wires up the same parts. This notebook tells what they
+# is a short module that wires up the same parts. This notebook tells what they
 # were, runs each on the same small problem, and compares what can be compared.
 #
 # | | when | who | what crossed the network |
@@ -20,7 +20,7 @@
 # Two lines run through it. *Who computes the gradient* moved from the workers
 # (Gorila, A3C) to one learner with accelerators (all that came later). And
 # *what is sent* became less and less bound to the network's size: gradients and
-# parameters, then only parameters, then, with SEED, neither. Each file opens
+# parameters, then only parameters, then, with SEED, neither. Each module opens
 # with the drawing of its paper.
 
 # %%
@@ -40,62 +40,40 @@ for pipeline in (gorila, a3c, impala, apex, seed):
 # its replay, is what Gorila and Ape-X were made for.
 
 # %%
-import tempfile
-import time
+from seedx import envs
+from seedx.agents import dqn, ppo, vtrace
 
-import matplotlib.pyplot as plt
-import numpy as np
-
-from seedx import envs, launch
-from seedx.agents import base, dqn, ppo, vtrace
-from seedx.runtime import feeds
-
-ENV = envs.Config("CartPole-v1")
-STEPS = {"actor-critic": 120_000, "dqn": 20_000}
-common = {"learning_rate": 2e-3, "reward_scale": 0.1}
-make_vtrace = base.Maker(vtrace.make, vtrace.Config(**common, lambda_=0.95))
-make_ppo = base.Maker(ppo.make, ppo.Config(**common, entropy_cost=0.005))
-make_dqn = base.Maker(
-  dqn.make,
-  dqn.Config(
-    learning_rate=1e-3,
-    reward_scale=0.1,
-    max_gradient_norm=10.0,
-    n_step=3,
-    target_period=50,
-    epsilon_end=0.02,
-    epsilon_decay_updates=200,
-  ),
+VTRACE = vtrace.Config(td_lambda=0.95)
+PPO = ppo.Config(entropy_cost=0.005)
+DQN = dqn.Config(
+  learning_rate=1e-3,
+  max_gradient_norm=10.0,
+  target_period=50,
+  epsilon_end=0.02,
+  epsilon_steps=4_000,
 )
+ENV = envs.Config("CartPole-v1")
 
 # %% [markdown]
-# A run is a config; nodes, which are launched as processes beside this one; and
-# the part that learns or counts, whose `run` blocks until it is done and gives
-# lines of metrics to what it was handed. That is all that an experiment does.
+# A pipeline is a module, and its `Config` says all of a run: the environment,
+# the agent, and what the pipeline's processes are given. `app.train` takes any
+# of them. It starts the processes, trains, and leaves what an experiment leaves,
+# by default in a directory of its own.
 
 # %%
+import time
+
+from seedx import app, metrics
+
 runs = {}
 
 
-class Lines(list):
-  """Keeps the lines of metrics."""
-
-  write = list.append
-
-  def close(self):
-    """Has nothing to close."""
-
-
-def run(name, main, config, nodes=()):
-  """Runs a pipeline, and keeps its metrics under a name."""
-  start, lines = time.monotonic(), Lines()
-  processes = launch.Processes(list(nodes))  # They wait for the main one.
-  try:
-    own = main(config, [lines])
-    last = own.run(processes.check)
-  finally:
-    processes.stop()
-  runs[name] = lines
+def train(name, config):
+  """Trains what a config says, and keeps its metrics under a name."""
+  start = time.monotonic()
+  run = app.train(config, show=False)
+  runs[name] = metrics.read_lines(run.run_dir / "metrics.jsonl")
+  last = run.metrics
   print(
     f"{name:<12} return {last['episode_return']:>5.1f} after"
     f" {last['env_steps']:>7,} env steps, {last['wall_seconds']:>4.1f} s"
@@ -103,42 +81,32 @@ def run(name, main, config, nodes=()):
   )
 
 
-sockets = tempfile.TemporaryDirectory()
-
-
-def address(name):
-  """A Unix socket; between machines it would be HOST:PORT."""
-  return f"unix:{sockets.name}/{name}"
-
-
-problem = {
-  "env": ENV,
-  "seed": 0,
-  "total_steps": STEPS["actor-critic"],
-  "log_seconds": 0.25,
-}
+problem = {"env": ENV, "seed": 0, "total_steps": 120_000, "log_seconds": 0.25}
 
 # %% [markdown]
 # **One machine.** `sync` acts, then learns, then acts: nothing is ever old. In
 # `a3c` four threads do that each for themselves, and none waits for another.
 
 # %%
-run(
-  "sync",
-  sync.Trainer,
-  sync.Config(**problem, make_agent=make_vtrace, num_envs=64, unroll_length=16),
+from seedx.acting import local_actor, sessions, thin_actor
+from seedx.learning import experience, learner
+
+config = sync.Config(
+  **problem,
+  agent=VTRACE,
+  num_envs=64,
+  learner=learner.Config(unroll_length=16),
 )
-run(
-  "a3c",
-  a3c.Trainer,
-  a3c.Config(
-    **problem,
-    make_agent=make_vtrace,
-    num_workers=4,
-    envs_per_worker=16,
-    unroll_length=16,
+train("sync", config)
+
+config = a3c.Config(
+  **problem,
+  agent=VTRACE,
+  workers=local_actor.WorkersConfig(
+    num_workers=4, envs_per_worker=16, unroll_length=16
   ),
 )
+train("a3c", config)
 
 # %% [markdown]
 # **Actors and a learner.** The same 64 environments in 2 actor processes. Those
@@ -147,25 +115,22 @@ run(
 # second as V-trace does.
 
 # %%
-actors = problem | {"num_actors": 2, "envs_per_actor": 32, "batch_size": 64}
-
 config = impala.Config(
-  **actors,
-  make_agent=make_vtrace,
-  address=address("impala"),
-  unroll_length=16,
+  **problem,
+  agent=VTRACE,
+  actors=sessions.Config(num_actors=2, envs_per_actor=32),
+  learner=learner.InboxConfig(unroll_length=16, batch_size=64),
 )
-run("impala", impala.Learner, config, [impala.actors(config)])
+train("impala", config)
 
-for name, make_agent in {"seed": make_vtrace, "seed-ppo": make_ppo}.items():
+for name, agent in {"seed": VTRACE, "seed-ppo": PPO}.items():
   config = seed.Config(
-    **actors,
-    make_agent=make_agent,
-    address=address(name),
-    actor_batch_size=32,
-    unroll_length=16,
+    **problem,
+    agent=agent,
+    actors=thin_actor.Config(num_actors=2, envs_per_actor=32),
+    learner=learner.InboxConfig(unroll_length=16, batch_size=64),
   )
-  run(name, seed.Learner, config, [seed.actors(config)])
+  train(name, config)
 
 # %% [markdown]
 # **Replays.** Gorila's workers act, replay and learn each for themselves, and
@@ -175,42 +140,50 @@ for name, make_agent in {"seed": make_vtrace, "seed-ppo": make_ppo}.items():
 # would be `epsilon_ladder=True`; here both pipelines get the same agent.)
 
 # %%
-problem["total_steps"] = STEPS["dqn"]
-replay = {"capacity": 20_000, "min_steps": 1_000, "batch_size": 64, "ratio": 4}
+problem["total_steps"] = 20_000
+replay = {
+  "replay_capacity": 20_000,
+  "replay_min_steps": 1_000,
+  "replay_batch_size": 64,
+  "replay_ratio": 4,
+}
 
 config = gorila.Config(
   **problem,
-  make_agent=make_dqn,
-  address=address("gorila"),
-  server_addresses=[address("server-0"), address("server-1")],
-  num_workers=2,
-  envs_per_worker=4,
-  unroll_length=8,
-  replay=feeds.ReplayConfig(**replay),
-  max_gradient_norm=10.0,
+  agent=DQN,
+  num_servers=2,
+  workers=local_actor.WorkersConfig(
+    num_workers=2, envs_per_worker=4, unroll_length=8
+  ),
+  replay=experience.ReplayConfig(**replay),
 )
-nodes = [*gorila.servers(config), gorila.workers(config)]
-run("gorila", gorila.Coordinator, config, nodes)
+train("gorila", config)
 
 config = apex.Config(
   **problem,
-  make_agent=make_dqn,
-  address=address("apex"),
-  num_actors=2,
-  envs_per_actor=4,
-  unroll_length=8,
-  batch_size=8,
-  replay=feeds.PrioritizedConfig(**replay),
+  agent=DQN,
+  actors=sessions.Config(num_actors=2, envs_per_actor=4),
+  learner=learner.InboxConfig(unroll_length=8, batch_size=8),
+  replay=experience.PrioritizedConfig(**replay),
 )
-run("apex", apex.Learner, config, [apex.actors(config)])
+train("apex", config)
+
+# %% [markdown]
+# All of these ran on this machine, and what they sent went through Unix sockets.
+# Between machines a config says an `address`, and each process is started by a
+# command of its own: `python -m seedx train seed_vtrace --role actor --address
+# HOST:PORT` is an actor.
 
 # %% [markdown]
 # ## What they reached
 #
-# Seconds count from the first observation, and include the time that JAX takes
-# to compile the program: in runs as short as these, a good part of them.
+# Seconds count from the first update, behind most of the time that JAX takes to
+# compile the programs: in runs as short as these, that is longer than the rest.
 
 # %%
+import matplotlib.pyplot as plt
+import numpy as np
+
 STYLES = {
   "sync": ("#000000", "-", "o"),
   "a3c": ("#E69F00", "--", "s"),
@@ -234,14 +207,13 @@ plt.rcParams.update(
 
 fig, axes = plt.subplots(1, 2, figsize=(12, 5.6), sharey=True)
 for name, (colour, dashes, marker) in STYLES.items():
-  known = [x for x in runs[name] if x["episode_return"] is not None]
-  returns = [x["episode_return"] for x in known]
-  for ax, key, unit in zip(
-    axes, ("env_steps", "wall_seconds"), (1000, 1), strict=True
-  ):
+  lines = [x for x in runs[name] if x["learner_steps"] and x["episodes"]]
+  steps = [line["env_steps"] / 1000 for line in lines]
+  seconds = [line["wall_seconds"] - lines[0]["wall_seconds"] for line in lines]
+  for ax, x in zip(axes, (steps, seconds), strict=True):
     ax.plot(
-      [x[key] / unit for x in known],
-      returns,
+      x,
+      [line["episode_return"] for line in lines],
       color=colour,
       linestyle=dashes,
       marker=marker,
@@ -308,8 +280,8 @@ axes[0].invert_yaxis()
 plt.show()
 
 spec = envs.spec(ENV)
-for name, maker in {"actor-critic": make_vtrace, "DQN": make_dqn}.items():
-  params = jax.eval_shape(maker(spec, None).init, jax.random.key(0)).params
+for name, agent in {"actor-critic": VTRACE, "DQN": DQN}.items():
+  params = jax.eval_shape(agent.make(spec).init, jax.random.key(0)).params
   size = sum(4 * x.size for x in jax.tree.leaves(params))
   print(f"parameters of the {name}: {size:,} bytes")
 print(f"an observation: {4 * spec.observation.shape[0]} bytes")
@@ -328,10 +300,10 @@ print(f"an observation: {4 * spec.observation.shape[0]} bytes")
 # old experience is, that every pipeline learns with the same agents.
 #
 # They do not show which is better. This is one seed each, on a problem of four
-# numbers, on one small machine whose cores all the processes share, and stopped
-# long before the end. V-trace takes one step on each batch and PPO many, so PPO
-# gets further per env step here; DQN had fewer env steps, and learned from each
-# four times. `python -m experiments.compare` runs experiments to the end, with
-# several seeds and each with its presets; the README has its table. And on one
+# numbers, on one small machine whose cores all the processes share, and far too
+# short. V-trace takes one step on each batch and PPO many, so PPO gets further
+# per env step here; DQN had fewer env steps, and learned from each four times.
+# `python -m seedx compare` runs experiments to the end, with several seeds and
+# each with its presets; the README has its table. And on one
 # machine no pipeline can show what it was made for: hundreds of actors, or an
 # accelerator that waits for its batches.

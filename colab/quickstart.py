@@ -8,7 +8,7 @@
 # %% [markdown]
 # ## Train
 #
-# `experiments.seed_vtrace` is the SEED architecture
+# `seed_vtrace` is the SEED architecture
 # ([Espeholt et al. 2019](https://arxiv.org/abs/1910.06591)): actor processes
 # step environments and nothing else. They stream observations to one learner
 # process, which acts for all of them in large batches, assembles unrolls and
@@ -16,12 +16,13 @@
 # the CPUs of this machine, for 400,000 env steps.
 
 # %%
-# !python -m experiments.seed_vtrace --env CartPole-v1 \
+# !python -m seedx train seed_vtrace --env CartPole-v1 \
 #   --total-steps 400000 --run-dir runs/cartpole
 
 # %% [markdown]
-# Every option has a default that suits the kind of environment, and a line of
-# help: `python -m experiments.seed_vtrace --env Pong-v5 --help`. A run leaves
+# `python -m seedx train` lists the experiments. Every option has a default that
+# suits the kind of environment, and a line of help:
+# `python -m seedx train seed_vtrace --env Pong-v5 --help`. A run leaves
 # everything in its directory.
 
 # %%
@@ -33,11 +34,9 @@
 # `metrics.jsonl` has a line every half second.
 
 # %%
-import json
-import pathlib
+from seedx import metrics
 
-text = pathlib.Path("runs/cartpole/metrics.jsonl").read_text()
-lines = [json.loads(line) for line in text.splitlines()]
+lines = metrics.read_lines("runs/cartpole/metrics.jsonl")
 print("  seconds  env steps  return  env steps/s  policy lag")
 for line in lines:
   if line["episode_return"] and line["policy_lag"]:
@@ -58,14 +57,12 @@ for line in lines:
 # since the line before, and whoever waits, waits for somebody slower.
 
 # %%
-from seedx import metrics
-
 fastest = max(lines, key=lambda line: line["steps_per_second"])
 for name, meaning in {
-  "inference_wait_requests": "inference waits for observations",
-  "inference_wait_queue": "inference waits: the queue of unrolls is full",
-  "inference_wait_device": "inference waits for the device to act",
-  "learner_wait_unrolls": "the learner waits for unrolls",
+  "acting_wait_environments": "inference waits for observations",
+  "acting_wait_learner": "inference waits: the queue of unrolls is full",
+  "acting_wait_device": "inference waits for the device to act",
+  "learning_wait_experience": "the learner waits for unrolls",
 }.items():
   print(f"{fastest[name]:>5.0%}  {meaning}")
 print(f"bottleneck: {metrics.bottleneck(fastest)}")
@@ -81,12 +78,12 @@ print(f"{observed:.1f} bytes crossed the network per env step")
 # ## Evaluate and watch
 #
 # The returns above are those of training, where actions are drawn at random
-# from the policy. `experiments.evaluate` loads the run's checkpoint, plays
-# whole episodes with the best action of each step, from starts that were not
-# trained on, and films one.
+# from the policy. `evaluate` loads the run's checkpoint, plays whole episodes
+# with the best action of each step, from starts that were not trained on, and
+# films one.
 
 # %%
-# !python -m experiments.evaluate runs/cartpole \
+# !python -m seedx evaluate runs/cartpole \
 #   --episodes 16 --video cartpole.gif
 
 # %%
@@ -108,20 +105,23 @@ Image("small.gif")
 #
 # The checkpoint holds all that evolves: parameters, the optimizer's state,
 # counters and random keys. `--resume` goes on from the newest one, with the
-# options that the run began with; `--total-steps` may be larger.
+# options that the run began with; `--total-steps` may be larger. The learning
+# rate falls to 0 over the run, so it goes on from where a run of the new length
+# would have it.
 
 # %%
-# !python -m experiments.seed_vtrace --resume runs/cartpole --total-steps 700000
+# !python -m seedx train seed_vtrace \
+#   --resume runs/cartpole --total-steps 700000
 
 # %% [markdown]
 # ## Plot
 #
-# `experiments.plot` draws any number of runs, grouped by what sets them apart.
-# Runs that differ in their seed alone become one line with its interval. (Where
-# the line is flat against time, the resumed run was compiling its programs.)
+# `plot` draws any number of runs, grouped by what sets them apart. Runs that
+# differ in their seed alone become one line with its interval. (Where the line
+# is flat against time, the resumed run was compiling its programs.)
 
 # %%
-# !python -m experiments.plot runs/cartpole --output plot.png
+# !python -m seedx plot runs/cartpole --output plot.png
 
 # %%
 Image("plot.png", width=600)
@@ -129,15 +129,19 @@ Image("plot.png", width=600)
 # %% [markdown]
 # ## Take the policy away
 #
-# `experiments.export` writes the greedy policy as
+# `export` writes the greedy policy as
 # [StableHLO](https://docs.jax.dev/en/latest/export/export.html), parameters
 # included: a file that needs neither seedx nor Flax to run, on CPU, GPU or TPU
-# and in batches of any size.
+# and in batches of any size. (In Python, with seedx, `app.load` gives the same
+# policy; [bring your own](bring_your_own.ipynb) draws one.)
 
 # %%
-# !python -m experiments.export runs/cartpole --output policy
+# !python -m seedx export runs/cartpole --output policy
 
 # %%
+import json
+import pathlib
+
 import jax.export
 import numpy as np
 

@@ -11,96 +11,56 @@ with the same options on both sides. Defaults depend on the environment:
 `--env Pong-v5 --help` shows those of Atari.
 """
 
-import dataclasses
 import sys
-import tempfile
-from typing import TYPE_CHECKING
 
-from experiments import allocator, command, options, settings
+from seedx import app
+from seedx.acting import sessions
+from seedx.agents import a2c, dqn, ppo, vtrace
+from seedx.learning import learner
+from seedx.pipelines import impala
 
-if TYPE_CHECKING:
-  from seedx.agents import base
 
-option = options.option
+def _policy(config: impala.Config, **values: float) -> impala.Config:
+  """Changes what only agents with a policy have."""
+  has_policy = not isinstance(config.agent, dqn.Config)
+  return app.change(**values)(config) if has_policy else config
 
-PRESETS: settings.Presets = {
-  "default": {"envs_per_actor": 32, "batch_size": 32},
+
+def _continuous(config: impala.Config) -> impala.Config:
+  config = _policy(config, entropy_cost=0.0)
+  return app.change(learning_rate=1e-3, discount=0.95)(config)
+
+
+def _images(config: impala.Config) -> impala.Config:
+  return app.change(
+    total_steps=10_000_000,
+    envs_per_actor=8,
+    unroll_length=64,
+    batch_size=4,
+    micro_batches=4,
+    learning_rate=5e-4,
+    reward_scale=1.0,
+    reward_clip=1.0,
+    stack_frames=4,
+  )(_policy(config, td_lambda=0.95, entropy_cost=0.003))
+
+
+EXPERIMENT = app.Experiment(
+  impala.Config(
+    agent=vtrace.Config(),
+    actors=sessions.Config(envs_per_actor=32),
+    learner=learner.InboxConfig(batch_size=32),
+  ),
+  agents={
+    "vtrace": vtrace.Config(),
+    "a2c": a2c.Config(),
+    "ppo": ppo.Config(),
+    "dqn": dqn.Config(),
+  },
   # Neither is measured here.
-  "continuous": {
-    "learning_rate": 1e-3,
-    "discount": 0.95,
-    "entropy_cost": 0.0,
-  },
-  "images": {
-    "total_steps": 10_000_000,
-    "envs_per_actor": 8,
-    "unroll_length": 64,
-    "batch_size": 4,
-    "micro_batches": 4,
-    "learning_rate": 5e-4,
-    "td_lambda": 0.95,
-    "entropy_cost": 0.003,
-    "reward_scale": 1.0,
-    "reward_clip": 1.0,
-    "stack_frames": 4,
-  },
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Options(
-  settings.ActorCritic,
-  settings.PPO,
-  settings.MicroBatches,
-  settings.Actors,
-  settings.Common,
-):
-  """The command line; presets of the environment change defaults."""
-
-  agent: str = option("vtrace", "what learns", choices=settings.AGENTS)
-
-
-def main(argv: list[str] | None = None) -> int:
-  """Runs the experiment; returns its exit status."""
-  return command.main(Options, PRESETS, __doc__, _learn, argv)
-
-
-def make_agent(given: Options) -> "base.Maker":
-  """The agent that the options ask for."""
-  from experiments import makers
-
-  updates = given.total_steps / (given.batch_size * given.unroll_length)
-  return makers.maker(given, updates)
-
-
-def _learn(given: Options) -> int:
-  from experiments import training
-  from seedx.pipelines import impala
-
-  with tempfile.TemporaryDirectory() as sockets:
-    config = impala.Config(
-      env=settings.environment(given),
-      make_agent=make_agent(given),
-      address=given.address or f"unix:{sockets}/learner",
-      total_steps=given.total_steps,
-      seed=given.seed,
-      num_actors=given.num_actors,
-      envs_per_actor=given.envs_per_actor,
-      unroll_length=given.unroll_length,
-      batch_size=given.batch_size,
-      micro_batches=given.micro_batches,
-      learner_devices=given.learner_devices,
-    )
-    if given.role == "actor":
-      return training.run_node(impala.actors(config))
-    return training.run(
-      given,
-      config.make_agent,
-      lambda sinks, stop: impala.Learner(config, sinks, stop),
-      [impala.actors(config)] if given.role == "all" else [],
-    )
-
+  continuous=_continuous,
+  images=_images,
+)
 
 if __name__ == "__main__":
-  allocator.keep_freed_memory()
-  sys.exit(main())
+  sys.exit(app.main(EXPERIMENT))

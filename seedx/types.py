@@ -13,6 +13,7 @@ Axes, by the letter that docstrings use for them:
 
 import dataclasses
 import sys
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import dm_env
@@ -38,6 +39,19 @@ def check_ranges(config: object, **ranges: tuple[float, float]) -> None:
   """
   for name, (low, high) in ranges.items():
     check_range(name, getattr(config, name), low, high)
+
+
+def check_choices(config: object, **choices: Sequence[Any]) -> None:
+  """Checks that fields of a config are one of the values there are.
+
+  Raises:
+    ConfigError: one is not.
+  """
+  for name, known in choices.items():
+    if getattr(config, name) not in known:
+      raise ConfigError(
+        f"expected {name} {' or '.join(known)}, found {getattr(config, name)}"
+      )
 
 
 def check_range(name: str, value: float, low: float, high: float) -> None:
@@ -146,6 +160,19 @@ class Sample(NamedTuple):
   importance_weight: Array
 
 
+class Share(NamedTuple):
+  """Finished unrolls on their way to one learner core: its share of a batch.
+
+  Attributes:
+    unroll: `[L, S, ...]`.
+    priorities: `[S, windows]` float32, of each of their windows; () where
+      nothing is known of them.
+  """
+
+  unroll: Unroll
+  priorities: Tree = ()
+
+
 class LossOutput(NamedTuple):
   """What a loss says besides its gradients.
 
@@ -153,7 +180,7 @@ class LossOutput(NamedTuple):
     weight: `[]`, how much experience the loss is a mean over; to add up two
       gradients, weigh them with it.
     metrics: scalars by name, for a person to read.
-    priorities: `[B]` per item of the batch, or None.
+    priorities: `[B]` of each entry of the batch, or None.
   """
 
   weight: Array

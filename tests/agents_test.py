@@ -13,7 +13,15 @@ import pytest
 from dm_env import specs
 
 from seedx import types
-from seedx.agents import a2c, actor_critic, base, dqn, ppo, vtrace
+from seedx.agents import (
+  a2c,
+  acting_step,
+  base,
+  dqn,
+  policy_gradient,
+  ppo,
+  vtrace,
+)
 from tests import conftest
 
 LENGTH, BATCH, ROWS = 5, 3, 32
@@ -61,11 +69,13 @@ KINDS = {
   "several_choices": Kind(
     VECTOR, specs.BoundedArray((3,), np.int32, 0, [4, 1, 2])
   ),
-  "recurrent": Kind({"a": VECTOR, "b": IMAGE}, config={"lstm_size": 8}),
+  "recurrent": Kind(
+    {"a": VECTOR, "b": IMAGE}, config={"recurrent": True, "lstm_size": 8}
+  ),
   "recurrent_bfloat16": Kind(
     VECTOR,
     specs.BoundedArray((2,), np.float32, -1.0, [1.0, 3.0]),
-    config={"lstm_size": 8, "compute_dtype": "bfloat16"},
+    config={"recurrent": True, "lstm_size": 8, "compute_dtype": "bfloat16"},
   ),
   "normalized": Kind(
     {"joints": VECTOR, "choice": specs.DiscreteArray(3)},
@@ -81,19 +91,19 @@ KINDS = {
 
 @dataclasses.dataclass(frozen=True)
 class Algorithm:
-  """An agent's module, and what it learns from.
+  """An agent's configs, and what it learns from.
 
   Attributes:
-    make: `(spec, config) -> base.Agent`.
     config: of the fields that every agent has.
     batch: `(agent, spec, seed) -> batch` of numbers of the right types.
     kinds: what it can observe and do.
+    horizon: of its run.
   """
 
-  make: Callable[..., base.Agent]
   config: Callable[..., Any]
   batch: Callable[..., types.Tree]
   kinds: tuple[str, ...] = tuple(KINDS)
+  horizon: base.Horizon | None = None
 
 
 def unrolls(agent, spec, seed, length=LENGTH):
@@ -102,7 +112,7 @@ def unrolls(agent, spec, seed, length=LENGTH):
 
 
 def samples(agent, spec, seed):
-  unroll = unrolls(agent, spec, seed, agent.window)
+  unroll = unrolls(agent, spec, seed, agent.needs.window)
   weights = np.linspace(0.5, 1.5, BATCH, dtype=np.float32)
   return types.Sample(unroll, weights)
 
@@ -111,25 +121,26 @@ DISCRETE_ONLY = tuple(
   name
   for name, kind in KINDS.items()
   if isinstance(kind.action, specs.DiscreteArray)
-  and "lstm_size" not in kind.config
+  and "recurrent" not in kind.config
 )
 
 ALGORITHMS = {
   # All but its loss is V-trace's too.
-  "a2c": Algorithm(
-    a2c.make, a2c.Config, unrolls, ("vector", "masked", "recurrent")
-  ),
-  "vtrace": Algorithm(vtrace.make, vtrace.Config, unrolls),
-  "ppo": Algorithm(
-    ppo.make, functools.partial(ppo.Config, minibatches=3), unrolls
-  ),
+  "a2c": Algorithm(a2c.Config, unrolls, ("vector", "masked", "recurrent")),
+  "vtrace": Algorithm(vtrace.Config, unrolls),
+  "ppo": Algorithm(functools.partial(ppo.Config, minibatches=3), unrolls),
   "dqn": Algorithm(
-    dqn.make,
     functools.partial(
-      dqn.Config, n_step=3, dueling=True, epsilon_decay_updates=100
+      dqn.Config,
+      n_step=3,
+      dueling=True,
+      learning_rate_end=1.0,
+      epsilon_steps=800,
     ),
     samples,
     DISCRETE_ONLY,
+    # Its epsilon falls over 100 updates.
+    base.Horizon(env_steps=1600, updates=200),
   ),
 }
 
@@ -140,8 +151,10 @@ class Case:
   def __init__(self, algorithm, kind):
     self.algorithm, self.kind = ALGORITHMS[algorithm], KINDS[kind]
     self.spec = self.kind.spec
-    self.config = self.algorithm.config(hidden_sizes=(16,), **self.kind.config)
-    self.agent = self.algorithm.make(self.spec, self.config)
+    self.config = self.algorithm.config(
+      hidden_sizes=(16,), reward_scale=1.0, **self.kind.config
+    )
+    self.agent = self.config.make(self.spec, None, self.algorithm.horizon)
     self.init = jax.jit(self.agent.init)
     self.step = jax.jit(self.agent.step)
     self.greedy = jax.jit(self.agent.greedy)
@@ -159,7 +172,7 @@ class Case:
 
   def act(self, seed, core_state=None, state=None):
     rng = np.random.default_rng(0)
-    inputs = base.zero_inputs(self.spec, ROWS)
+    inputs = acting_step.zero_inputs(self.spec, ROWS)
     observation = jax.tree.map(
       lambda x: conftest.random_values(rng, x, (ROWS,)),
       self.spec.observation,
@@ -250,7 +263,7 @@ def test_one_key_repeats_its_actions_and_two_differ(case):
 
 def test_rows_of_a_batch_act_differently(case):
   # The same row many times: what differs comes from the key alone.
-  inputs = base.zero_inputs(case.spec, ROWS)
+  inputs = acting_step.zero_inputs(case.spec, ROWS)
   if case.spec.action_mask is not None:
     inputs.timestep.observation[case.spec.action_mask][:, 1:3] = True
   output, _ = case.step(
@@ -282,7 +295,7 @@ def test_greedy_is_the_best_action_whatever_the_key_and_exploration(case):
       if (jax.tree.leaves(core_state))
       else True
     )
-    if isinstance(best.extras, actor_critic.Extras):
+    if isinstance(best.extras, policy_gradient.Extras):
       # None of those that are drawn is likelier.
       gap = best.extras.log_prob - output.extras.log_prob
       assert gap.min() >= -1e-5 and gap.max() > 1e-5
@@ -314,7 +327,7 @@ def test_gradients_are_of_the_parameters_and_finite(case):
 
 
 def test_update_is_its_gradients_applied(case):
-  if not case.agent.applies_once:
+  if case.agent.needs.whole_batches:
     pytest.skip("it takes several steps, and has a test of its own")
   key = jax.random.key(0)
   gradients, expected_output = case.gradients(case.state, key, case.batch)
@@ -351,7 +364,7 @@ def test_step_compiles_once_for_a_batch_size(case):
   assert case.step._cache_size() == 1
 
 
-def test_hyperparameters_change_results_without_compiling(case):
+def test_the_learning_rate_changes_without_compiling(case):
   key = jax.random.key(0)
   with_rate = [
     dataclasses.replace(
@@ -365,7 +378,7 @@ def test_hyperparameters_change_results_without_compiling(case):
   assert_equal(params[0], case.state.params)
   small, large = (difference(p, params[0]) for p in params[1:])
   # The second of several steps depends on the first.
-  rel = 1e-3 if case.agent.applies_once else 0.5
+  rel = 0.5 if case.agent.needs.whole_batches else 1e-3
   assert large == pytest.approx(2 * small, rel=rel)
   assert case.update._cache_size() == 1
 
@@ -395,21 +408,145 @@ def test_a_state_that_was_saved_goes_on_as_if_it_had_not_been(case, tmp_path):
   assert_equal((actual, actual_output), (expected, output))
 
 
+SPEC = KINDS["vector"].spec
+# What may change at run time, and a value that is not the default.
+CHANGED = {
+  "learning_rate": 5e-3,
+  "discount": 0.5,
+  "td_lambda": 0.3,
+  "value_cost": 2.0,
+  "entropy_cost": 1.0,
+}
+CHANGED_OF = {
+  "a2c": CHANGED,
+  "vtrace": CHANGED | {"clip_rho_threshold": 0.2, "clip_pg_rho_threshold": 0.2},
+  "ppo": CHANGED | {"clip_epsilon": 1e-3},
+  "dqn": {"learning_rate": 5e-3, "discount": 0.5, "epsilon_end": 0.6},
+}
+
+
+class Functions:
+  """All that an agent does, jitted; of no other test, to count programs."""
+
+  def __init__(self, algorithm, **fields):
+    self._algorithm = ALGORITHMS[algorithm]
+    # Small gradients are to be small steps, and none is to be cut.
+    config = self._algorithm.config(
+      hidden_sizes=(8,), max_gradient_norm=1e9, adam_epsilon=1.0, **fields
+    )
+    self.agent = config.make(SPEC, None, self._algorithm.horizon)
+    self.batch = self._algorithm.batch(self.agent, SPEC, 1)
+    names = "acting", "step", "gradients", "update", "priorities"
+    functions = {name: getattr(self.agent, name) for name in names}
+    self._jitted = {
+      name: jax.jit(lambda *x, function=function: function(*x))
+      for name, function in functions.items()
+      if function is not None
+    }
+
+  @functools.cached_property
+  def state(self):
+    """Whose policy is far from uniform, so that its entropy matters."""
+    state = jax.jit(self.agent.init)(jax.random.key(0))
+    rng = np.random.default_rng(0)
+    params, target_params = (
+      jax.tree.map(
+        lambda x: x + 0.3 * rng.normal(size=x.shape).astype(np.float32), x
+      )
+      for x in (state.params, state.target_params)
+    )
+    # In the middle of epsilon's fall.
+    return dataclasses.replace(
+      state,
+      params=params,
+      target_params=target_params,
+      updates=jnp.int32(50),
+    )
+
+  def __call__(self, state):
+    """What it says of a state, by the name of the function."""
+    key, run = jax.random.key(0), self._jitted
+    inputs = acting_step.zero_inputs(SPEC, 1000)
+    acting = run["acting"](state)
+    core_state = self.agent.initial_core_state(1000)
+    said = {
+      "acting": acting,
+      "step": run["step"](acting, key, inputs, core_state)[0].action,
+      "gradients": run["gradients"](state, key, self.batch)[0].params,
+      "update": run["update"](state, key, self.batch)[0].params,
+    }
+    if "priorities" in run:
+      said["priorities"] = run["priorities"](acting, self.batch.unroll)
+    return said
+
+  def compiled(self):
+    return {f._cache_size() for f in self._jitted.values()}
+
+
+@functools.cache
+def functions_of(algorithm):
+  return Functions(algorithm)
+
+
+def test_every_hyperparameter_of_a_state_is_tested_below():
+  for algorithm, changed in CHANGED_OF.items():
+    assert set(functions_of(algorithm).state.hyperparameters) == set(changed)
+
+
+@pytest.mark.parametrize(
+  ("algorithm", "name"),
+  [(kind, name) for kind, names in CHANGED_OF.items() for name in names],
+)
+def test_a_hyperparameter_of_the_state_is_as_good_as_of_the_config(
+  algorithm, name
+):
+  """Changed at run time, it does what it had done from the start."""
+  value = CHANGED_OF[algorithm][name]
+  functions = functions_of(algorithm)
+  before = functions.state
+  changed = dataclasses.replace(
+    before, hyperparameters=before.hyperparameters | {name: jnp.float32(value)}
+  )
+  plain, actual = functions(before), functions(changed)
+  assert functions.compiled() == {1}
+  other = Functions(algorithm, **{name: value})
+  assert other.state.hyperparameters == changed.hyperparameters
+  expected = other(other.state)
+  affected = {
+    "learning_rate": {"update"},
+    "epsilon_end": {"acting", "step"},
+    # Actors compute priorities with it.
+    "discount": {"gradients", "update"}
+    | ({"acting", "priorities"} if algorithm == "dqn" else set()),
+  }.get(name, {"gradients", "update"})
+  for function, said in actual.items():
+    jax.tree.map(
+      functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6),
+      said,
+      expected[function],
+    )
+    gap = max(
+      float(np.max(np.abs(np.float64(a) - np.float64(b))))
+      for a, b in zip(
+        jax.tree.leaves(said), jax.tree.leaves(plain[function]), strict=True
+      )
+    )
+    assert (gap > 1e-5) == (function in affected), (function, gap)
+
+
 # The actor-critics
 
 
-SPEC = KINDS["vector"].spec
+@functools.cache
+def agent_of(horizon=None, **fields):
+  fields = {"hidden_sizes": (8,), "reward_scale": 1.0, **fields}
+  return vtrace.Config(**fields).make(SPEC, None, horizon)
 
 
 @functools.cache
-def agent_of(**fields):
-  return vtrace.make(SPEC, vtrace.Config(hidden_sizes=(8,), **fields))
-
-
-@functools.cache
-def initial_state():
+def initial_state(**fields):
   """A state whose policy is far from uniform, so that its entropy matters."""
-  state = jax.jit(agent_of().init)(jax.random.key(0))
+  state = jax.jit(agent_of(**fields).init)(jax.random.key(0))
   rng = np.random.default_rng(0)
   return dataclasses.replace(
     state,
@@ -476,20 +613,28 @@ def with_hyperparameters(**values):
 
 
 def test_config_decides_the_initial_hyperparameters():
-  agent = agent_of(learning_rate=0.25, entropy_cost=0.5)
-  state = jax.jit(agent.init)(jax.random.key(0))
-  assert state.hyperparameters == {"learning_rate": 0.25, "entropy_cost": 0.5}
+  expected = {
+    "learning_rate": 0.25,
+    "discount": 0.75,
+    "td_lambda": 0.5,
+    "value_cost": 2.0,
+    "entropy_cost": 0.125,
+    "clip_rho_threshold": 3.0,
+    "clip_pg_rho_threshold": 4.0,
+  }
+  state = jax.jit(agent_of(**expected).init)(jax.random.key(0))
+  assert state.hyperparameters == expected
+  assert all(x.dtype == jnp.float32 for x in state.hyperparameters.values())
 
 
 def test_costs_weigh_the_parts_of_the_loss():
   unroll = unrolls(agent_of(), SPEC, 0)
 
   def gradients(value_cost, entropy_cost):
-    return gradients_of(
-      agent_of(value_cost=value_cost),
-      unroll,
-      with_hyperparameters(entropy_cost=entropy_cost),
-    )[0]
+    state = with_hyperparameters(
+      value_cost=value_cost, entropy_cost=entropy_cost
+    )
+    return gradients_of(agent_of(), unroll, state)[0]
 
   policy = gradients(0.0, 0.0)
   parts = [gradients(1.0, 0.0), gradients(0.0, 1.0)]
@@ -519,22 +664,12 @@ def test_entropy_cost_acts_at_run_time_without_compiling():
   assert gradients._cache_size() == 1
 
 
-def test_discount_and_lambda_reach_the_loss():
-  unroll = unrolls(agent_of(), SPEC, 0)
-  expected, _ = gradients_of(agent_of(), unroll)
-  for fields in (
-    {"discount": 0.5},
-    {"lambda_": 0.5},
-    {"clip_rho_threshold": 0.2},
-    {"clip_pg_rho_threshold": 0.2},
-  ):
-    actual, _ = gradients_of(agent_of(**fields), unroll)
-    assert difference(actual, expected) > 1e-4, fields
-
-
 def test_log_prob_of_acting_is_that_of_learning():
   # Acted by the parameters that learn, rho is 1: thresholds cut nothing.
-  agent = agent_of(clip_rho_threshold=1e6, clip_pg_rho_threshold=1e6)
+  agent = agent_of()
+  uncut = with_hyperparameters(
+    clip_rho_threshold=1e6, clip_pg_rho_threshold=1e6
+  )
   step = jax.jit(agent.step)
   unroll = unrolls(agent, SPEC, 0)
   core_state = agent.initial_core_state(BATCH)
@@ -547,20 +682,22 @@ def test_log_prob_of_acting_is_that_of_learning():
     outputs.append(output)
   acted = jax.tree.map(lambda *x: np.stack(x), *outputs)
   unroll = unroll._replace(action=acted.action, extras=acted.extras)
-  expected, _ = gradients_of(agent, unroll)
-  clipped, _ = gradients_of(agent_of(), unroll)
+  expected, _ = gradients_of(agent, unroll, uncut)
+  clipped, _ = gradients_of(agent, unroll)
   assert difference(expected, clipped) < 1e-5
 
 
 @pytest.mark.parametrize(
-  ("decay_updates", "expected"),
+  ("updates", "end", "expected"),
   [
-    (4, [0.1, 0.08, 0.06, 0.04, 0.02, 0.02, 0.02]),
-    (0, [0.1, 0.1, 0.1]),
+    (4, 0.2, [0.1, 0.08, 0.06, 0.04, 0.02, 0.02, 0.02]),
+    (4, 1.0, [0.1, 0.1, 0.1, 0.1, 0.1, 0.1]),
+    (None, 0.2, [0.1, 0.1, 0.1]),
   ],
 )
-def test_learning_rate_falls_linearly_and_then_stays(decay_updates, expected):
-  agent = agent_of(learning_rate_end=0.2, decay_updates=decay_updates)
+def test_learning_rate_falls_linearly_and_then_stays(updates, end, expected):
+  horizon = updates and base.Horizon(env_steps=100, updates=updates)
+  agent = agent_of(horizon, learning_rate_end=end)
   state, rates = with_hyperparameters(learning_rate=0.1), []
   # Adam's step is as large as the rate while the gradient stays the same.
   gradients = base.Gradients(jax.tree.map(jnp.ones_like, state.params))
@@ -590,8 +727,7 @@ def test_gradients_are_clipped_by_their_global_norm():
   [
     *({"discount": x} for x in (-0.1, 1.1, float("nan"))),
     *({"learning_rate": x} for x in (-1e-3, float("inf"), float("nan"))),
-    *({"learning_rate_end": x} for x in (-0.1, 1.1)),
-    {"decay_updates": -1},
+    *({"learning_rate_end": x} for x in (-0.1, 1.1, float("nan"))),
     {"max_gradient_norm": 0.0},
     {"value_cost": -1.0},
     {"entropy_cost": -1.0},
@@ -601,7 +737,7 @@ def test_gradients_are_clipped_by_their_global_norm():
   ],
   ids=str,
 )
-@pytest.mark.parametrize("config", [actor_critic.Config, ppo.Config])
+@pytest.mark.parametrize("config", [policy_gradient.Config, ppo.Config])
 def test_config_out_of_range_is_refused_with_its_name(config, fields):
   ((name, value),) = fields.items()
   with pytest.raises(types.ConfigError, match=f"expected {name} .*{value}"):
@@ -620,7 +756,8 @@ def test_config_at_the_end_of_its_range_is_taken(fields):
 @pytest.mark.parametrize(
   "fields",
   [
-    *({"lambda_": x} for x in (-0.1, 1.1)),
+    *({"td_lambda": x} for x in (-0.1, 1.1)),
+    *({"lstm_size": x} for x in (0, 2**16 + 1)),
     {"clip_rho_threshold": -1.0},
     {"clip_pg_rho_threshold": float("nan")},
     {"reward_scale": float("nan")},
@@ -636,7 +773,7 @@ def test_config_of_vtrace_out_of_range_is_refused_with_its_name(fields):
 def test_images_too_small_for_the_network_are_refused():
   image = specs.BoundedArray((1, 35, 35), np.uint8, 0, 255)
   spec = types.EnvironmentSpec(image, specs.DiscreteArray(2))
-  agent = vtrace.make(spec, vtrace.Config())
+  agent = vtrace.Config().make(spec)
   with pytest.raises(types.ConfigError, match="at least 3x3 pixels"):
     agent.init(jax.random.key(0))
 
@@ -644,7 +781,7 @@ def test_images_too_small_for_the_network_are_refused():
 def test_action_spec_without_a_policy_is_refused():
   spec = types.EnvironmentSpec(VECTOR, specs.BoundedArray((), float, -1, 1))
   with pytest.raises(types.ConfigError, match="finite bounds"):
-    vtrace.make(spec, vtrace.Config())
+    vtrace.Config().make(spec)
 
 
 @pytest.mark.parametrize(
@@ -658,4 +795,47 @@ def test_action_spec_without_a_policy_is_refused():
 def test_what_would_do_nothing_is_refused(algorithm, fields, reason):
   spec = types.EnvironmentSpec(specs.DiscreteArray(4), DISCRETE)
   with pytest.raises(types.ConfigError, match=reason):
-    algorithm.make(spec, algorithm.Config(**fields))
+    algorithm.Config(**fields).make(spec)
+
+
+def test_an_lstm_is_there_where_it_is_asked_for():
+  sizes = {
+    (recurrent, size): sorted(
+      {
+        leaf.shape
+        for leaf in jax.tree.leaves(
+          agent_of(recurrent=recurrent, lstm_size=size).initial_core_state(3)
+        )
+      }
+    )
+    for recurrent in (False, True)
+    for size in (5, 7)
+  }
+  assert sizes == {
+    (False, 5): [],
+    (False, 7): [],
+    (True, 5): [(3, 5)],
+    (True, 7): [(3, 7)],
+  }
+
+
+def test_what_has_no_gradients_to_share_is_refused():
+  base.check_gradients_can_be_shared(vtrace.Config().make(SPEC))
+  with pytest.raises(types.ConfigError, match="applies the gradients"):
+    base.check_gradients_can_be_shared(ppo.Config().make(SPEC))
+
+
+@pytest.mark.parametrize(
+  ("env_steps", "steps_per_update", "updates"),
+  [(1000, 100, 10), (1000, 32.0, 31), (10, 1000, 1), (1000, 2.5, 400)],
+)
+def test_a_horizon_counts_updates(env_steps, steps_per_update, updates):
+  horizon = base.Horizon.of(env_steps, steps_per_update)
+  assert horizon == base.Horizon(env_steps, updates)
+
+
+@pytest.mark.parametrize(
+  ("window", "length"), [(None, 21), (1, 20), (2, 21), (6, 25)]
+)
+def test_unroll_length_brings_that_many_new_steps(window, length):
+  assert base.Needs(window).unroll_length(20) == length

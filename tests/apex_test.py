@@ -8,43 +8,47 @@ import numpy as np
 import pytest
 
 from seedx import envs, types
-from seedx.agents import base, dqn, vtrace
+from seedx.acting import sessions
+from seedx.agents import dqn, vtrace
+from seedx.learning import experience, learner
 from seedx.pipelines import apex
-from seedx.runtime import feeds
+from seedx.runtime import process
 from tests import running
 
 FIRST = int(dm_env.StepType.FIRST)
 PONG = envs.Config("Pong-v5", {"img_height": 36, "img_width": 36})
 # N_STEP windows of an unroll are not as many as an actor's environments.
 ENVS, T, N_STEP, BATCH = 4, 6, 2, 8
-REPLAY = feeds.PrioritizedConfig(
-  capacity=600, min_steps=200, batch_size=16, ratio=1.5
+REPLAY = experience.PrioritizedConfig(
+  replay_capacity=600,
+  replay_min_steps=200,
+  replay_batch_size=16,
+  replay_ratio=1.5,
 )
 
 
 def config_of(folder, fields=None, **changes):
+  """A small run; `changes` are fields of it or of its parts."""
   agent = {
     "hidden_sizes": (8,),
     "learning_rate": 3e-3,
+    "learning_rate_end": 1.0,
+    "reward_scale": 1.0,
     "n_step": N_STEP,
     "epsilon_ladder": True,
+    "epsilon_steps": 0,
     **(fields or {}),
   }
-  options = {
-    "env": envs.Config("CartPole-v1"),
-    "make_agent": base.Maker(dqn.make, dqn.Config(**agent)),
-    "address": f"unix:{folder}/learner",
-    "total_steps": 2_000,
-    "seed": 3,
-    "num_actors": 2,
-    "envs_per_actor": ENVS,
-    "unroll_length": T,
-    "batch_size": BATCH,
-    "replay": REPLAY,
-    "log_seconds": 0.05,
-    **changes,
-  }
-  return apex.Config(**options)
+  config = apex.Config(
+    agent=dqn.Config(**agent),
+    total_steps=2_000,
+    seed=3,
+    actors=sessions.Config(num_actors=2, envs_per_actor=ENVS),
+    learner=learner.InboxConfig(unroll_length=T, batch_size=BATCH),
+    replay=REPLAY,
+    log_seconds=0.05,
+  )
+  return running.replaced(config, **changes).with_sockets(str(folder))
 
 
 @pytest.fixture(
@@ -58,7 +62,7 @@ def ran(request, tmp_path_factory):
     total_steps=10**9,
   )
   run = running.Running(apex, config)
-  spy = running.Spy(run.learner)
+  spy = running.Spy(run)
   with run:
     run.wait_for(lambda: spy.heard(2, messages=20))
     run.wait_for_steps(2_000)
@@ -66,14 +70,14 @@ def ran(request, tmp_path_factory):
   return run, spy
 
 
-def test_items_have_the_priorities_that_actors_see_in_them(ran):
+def test_shares_have_the_priorities_that_actors_see_in_them(ran):
   run, spy = ran
-  agent = run.config.make_agent(envs.spec(run.config.env), None)
+  agent = run.config.agent.make(envs.spec(run.config.env))
   priorities = jax.jit(agent.priorities)
-  size = BATCH // len(run.config.learner_devices)
+  size = BATCH // len(run.config.learner.learner_devices)
   differences = []
-  for item in spy.items[::5]:
-    unroll, found = running.copied(item)
+  for share in spy.shares[::5]:
+    unroll, found = running.copied(share)
     assert found.shape == (size, T)
     for s in range(size):
       one = jax.tree.map(lambda x, s=s: x[:, s : s + 1], unroll[:-1])
@@ -86,31 +90,33 @@ def test_items_have_the_priorities_that_actors_see_in_them(ran):
   assert len(differences) > 5 and min(differences) > 0
 
 
-def test_items_are_what_was_sent_in_order(ran):
+def test_shares_are_what_was_sent_in_order(ran):
   _, spy = ran
   sent = running.joined([running.time_major(x.unroll) for x in spy.messages])
-  came = running.joined([unroll for unroll, _ in spy.items])
+  came = running.joined([unroll for unroll, _ in spy.shares])
   count = came.action.shape[1]
   assert count > 100
   running.assert_equal(came, jax.tree.map(lambda x: x[:, :count], sent))
   priorities = np.concatenate([x.priorities for x in spy.messages])
-  came = np.concatenate([priorities for _, priorities in spy.items])
+  came = np.concatenate([priorities for _, priorities in spy.shares])
   np.testing.assert_array_equal(came, priorities[:count])
 
 
 def test_it_learns_as_often_as_its_ratio_says(ran):
   run, _ = ran
   last = run.sink.lines[-1]
-  learned = REPLAY.batch_size * last["learner_steps"]
-  states = run.learner._feed.states
-  item = BATCH * T
-  items = sum(int(state.ring.inserted) for state in states) // BATCH
+  learned = REPLAY.replay_batch_size * last["learner_steps"]
+  states = run.learner._source.states
+  steps = BATCH * T  # That come at a time.
+  times = sum(int(state.ring.inserted) for state in states) // BATCH
   # Before it has enough it learns nothing; from then on, of all that comes.
-  due = REPLAY.ratio * (items - REPLAY.min_steps // item) * item
-  # The stop may have come between two batches that an item brought.
-  assert due - REPLAY.ratio * item - REPLAY.batch_size < learned <= due
+  ratio, size = REPLAY.replay_ratio, REPLAY.replay_batch_size
+  due = ratio * (times - REPLAY.replay_min_steps // steps) * steps
+  # The stop may have come between two batches that were due.
+  assert due - ratio * steps - size < learned <= due
   # Resets are steps of the replay. An actor's first unroll is longer.
-  assert abs(last["env_steps"] - items * item) < 0.1 * items * item + 7 * item
+  came = times * steps
+  assert abs(last["env_steps"] - came) < 0.1 * came + 7 * steps
   assert last["learned_steps"] > 0.8 * learned > 1_000
   assert np.isfinite(last["loss"]) and last["loss"] > 0
   assert last["policy_lag"] > 0
@@ -118,11 +124,11 @@ def test_it_learns_as_often_as_its_ratio_says(ran):
 
 def test_the_replay_keeps_the_newest_and_no_more_than_it_may(ran):
   run, spy = ran
-  cores = len(run.config.learner_devices)
-  capacity = REPLAY.capacity // (T * cores)
+  cores = len(run.config.learner.learner_devices)
+  capacity = REPLAY.replay_capacity // (T * cores)
   size = BATCH // cores
   added = 0
-  for state in run.learner._feed.states:
+  for state in run.learner._source.states:
     ring = state.ring.unrolls
     assert {x.shape[0] for x in jax.tree.leaves(ring)} == {capacity}
     inserted = int(state.ring.inserted)
@@ -130,27 +136,27 @@ def test_the_replay_keeps_the_newest_and_no_more_than_it_may(ran):
     added += inserted
     if cores == 1:
       # The place of number i is i modulo the capacity.
-      came = running.joined([unroll for unroll, _ in spy.items])
+      came = running.joined([unroll for unroll, _ in spy.shares])
       newest = np.arange(inserted - capacity, inserted)
       np.testing.assert_array_equal(
         np.asarray(ring.inputs.timestep.observation)[newest % capacity],
         np.swapaxes(came.inputs.timestep.observation, 0, 1)[newest],
       )
-  sent = sum(unroll.action.shape[1] for unroll, _ in spy.items)
+  sent = sum(unroll.action.shape[1] for unroll, _ in spy.shares)
   assert 0 <= sent - added <= 4 * BATCH
 
 
 def test_the_ladder_goes_over_the_environments_of_all_actors(ran):
   run, spy = ran
-  ladder = dqn.exploration(run.config.make_agent.config, 2 * ENVS)
+  ladder = dqn.exploration(run.config.agent, 2 * ENVS)
   assert len(set(ladder)) == 2 * ENVS
-  for entry in spy.entries:
-    for message in spy.of(entry):
+  for session in spy.sessions:
+    for message in spy.of(session):
       np.testing.assert_array_equal(
         message.unroll.inputs.exploration,
-        np.broadcast_to(ladder[entry.slots, None], (ENVS, T + N_STEP)),
+        np.broadcast_to(ladder[session.slots, None], (ENVS, T + N_STEP)),
       )
-  slots = np.concatenate([entry.slots for entry in spy.entries])
+  slots = np.concatenate([session.slots for session in spy.sessions])
   assert sorted(slots) == list(range(2 * ENVS))
 
 
@@ -158,15 +164,15 @@ def test_environments_explore_as_the_ladder_says(tmp_path):
   # Parameters that stay tell afterwards which actions were random.
   config = config_of(tmp_path, {"learning_rate": 0.0}, total_steps=10**9)
   run = running.Running(apex, config)
-  spy = running.Spy(run.learner)
+  spy = running.Spy(run)
   with run:
     run.wait_for(lambda: spy.heard(2, messages=80))
     run.stop.set()
-  agent = config.make_agent(envs.spec(config.env), None)
+  agent = config.agent.make(envs.spec(config.env))
   step, differs = jax.jit(agent.step), {}
-  for entry in spy.entries:
+  for session in spy.sessions:
     unroll = running.joined(
-      [running.time_major(x.unroll) for x in spy.of(entry)]
+      [running.time_major(x.unroll) for x in spy.of(session)]
     )
     inputs = jax.tree.map(lambda x: x[:T].reshape(-1, *x.shape[2:]), unroll[0])
     greedy, _ = step(
@@ -177,8 +183,8 @@ def test_environments_explore_as_the_ladder_says(tmp_path):
     )
     wrong = np.asarray(greedy.action) != unroll.action[:T].ravel()
     by_env = wrong.reshape(-1, ENVS).mean(axis=0)
-    differs |= dict(zip(entry.slots.tolist(), by_env, strict=True))
-  ladder = dqn.exploration(config.make_agent.config, 2 * ENVS)
+    differs |= dict(zip(session.slots.tolist(), by_env, strict=True))
+  ladder = dqn.exploration(config.agent, 2 * ENVS)
   found = [differs[slot] for slot in range(2 * ENVS)]
   # One of two random actions is the greedy one.
   np.testing.assert_allclose(found, ladder / 2, atol=0.06)
@@ -189,7 +195,7 @@ def test_the_quarter_that_explores_least_is_reported(ran):
   run, spy = ran
   last = run.sink.lines[-1]
   returns = [
-    message.episode_return[np.isin(message.entry.slots, [6, 7])]
+    message.episode_return[np.isin(message.session.slots, [6, 7])]
     for message in spy.messages
   ]
   others = sum(np.sum(~np.isnan(x.episode_return)) for x in spy.messages)
@@ -205,8 +211,8 @@ def test_the_quarter_that_explores_least_is_reported(ran):
 def test_env_steps_of_overlapping_unrolls_are_counted_once(ran):
   run, spy = ran
   total = 0
-  for entry in spy.entries:
-    for k, message in enumerate(spy.of(entry)):
+  for session in spy.sessions:
+    for k, message in enumerate(spy.of(session)):
       step_type = message.unroll.inputs.timestep.step_type
       new = step_type if k == 0 else step_type[:, N_STEP:]
       steps = np.sum(new != FIRST, axis=1)
@@ -223,7 +229,7 @@ def test_frames_are_kept_once_in_the_replay(tmp_path):
     env=PONG,
     total_steps=400,
     num_actors=1,
-    replay=dataclasses.replace(REPLAY, batch_size=8, ratio=0.5),
+    replay=dataclasses.replace(REPLAY, replay_batch_size=8, replay_ratio=0.5),
   )
   with running.Running(apex, config) as run:
     pass
@@ -231,13 +237,12 @@ def test_frames_are_kept_once_in_the_replay(tmp_path):
   assert last["env_frames"] == 4 * last["env_steps"]
   assert last["learner_steps"] >= 5
   assert np.isfinite(last["loss"])
-  ring = run.learner._feed.states[0].ring.unrolls
+  ring = run.learner._source.states[0].ring.unrolls
   # Each frame once: they are stacked when they are learned from.
   assert ring.inputs.timestep.observation.shape[2:] == (1, 36, 36)
 
 
-def without_priorities(spec, axis_name):
-  agent = dqn.make(spec, dqn.Config(), axis_name)
+def without_priorities(agent):
   return dataclasses.replace(agent, priorities=None)
 
 
@@ -247,29 +252,37 @@ def without_priorities(spec, axis_name):
     ({"batch_size": 6, "learner_devices": (0, 1, 2, 3)}, "4 learner devices"),
     (
       {
-        "replay": dataclasses.replace(REPLAY, batch_size=18),
+        "replay": dataclasses.replace(REPLAY, replay_batch_size=18),
         "learner_devices": (0, 1, 2, 3),
       },
-      "a batch from the replay that learner devices .* 4 in all, divide",
+      "a replay_batch_size that learner devices .* 4 in all, divide",
     ),
     ({"total_steps": 0}, "total_steps of at least 1"),
     ({"total_steps": 199}, "total_steps of at least 200, before"),
     (
-      {"replay": dataclasses.replace(REPLAY, capacity=47, min_steps=40)},
+      {
+        "replay": dataclasses.replace(
+          REPLAY, replay_capacity=47, replay_min_steps=40
+        )
+      },
       "a replay of at least 48 env steps",
     ),
     ({"envs_per_actor": 0}, "envs_per_actor from 1"),
     ({"queue_capacity": 0}, "queue_capacity from 1"),
+    ({"micro_batches": 2}, "1 micro-batch: new priorities"),
     ({"learner_devices": (99,)}, "learner devices from 0 to"),
     (
-      {"make_agent": base.Maker(vtrace.make, vtrace.Config())},
+      {"agent": vtrace.Config()},
       "expected no replay: this agent learns from each unroll once",
     ),
-    ({"make_agent": without_priorities}, "what a window's priority is"),
+    (
+      {"agent": running.Changed(dqn.Config(), without_priorities)},
+      "what a window's priority is",
+    ),
   ],
 )
 def test_what_makes_no_sense_is_refused_with_its_reason(
   tmp_path, changes, message
 ):
   with pytest.raises(types.ConfigError, match=message):
-    apex.Learner(config_of(tmp_path, **changes), [])
+    apex.learn(config_of(tmp_path, **changes), process.Context())

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from seedx import metrics
-from seedx.runtime import batcher
+from seedx.acting import batcher
 
 
 class _Doubler:

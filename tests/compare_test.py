@@ -5,16 +5,16 @@ import json
 import pytest
 from matplotlib import image
 
-from experiments import compare, plot, runs
+from seedx.app import compare, plot, run_dirs
 
 A2C = "a2c --num-envs 4 --unroll-length 5 --hidden-sizes 8"
 MEASURED = {
   "steps_per_second": 1.0,
   "policy_lag": 1.0,
   "wire_bytes": 4000,
-  "inference_wait_requests": 0.9,
-  "inference_wait_queue": 0.0,
-  "learner_wait_unrolls": 0.5,
+  "acting_wait_environments": 0.9,
+  "acting_wait_learner": 0.0,
+  "learning_wait_experience": 0.5,
 }
 
 
@@ -62,7 +62,7 @@ def test_programs_are_run_and_compared(tmp_path, capfd):
   assert picture.shape[1] == 1200 and picture.std() > 0.05
   paths = [path.parent for path in tmp_path.rglob("metrics.jsonl")]
   # The comparison's, whatever else is asked.
-  assert sorted(runs.config(x).options["seed"] for x in paths) == [0, 1]
+  assert sorted(run_dirs.config(x).options["seed"] for x in paths) == [0, 1]
 
 
 def test_the_figure_has_the_experiments_as_they_were_asked_for(
@@ -100,7 +100,7 @@ def test_a_budget_of_seconds_ends_a_run(tmp_path):
 @pytest.mark.parametrize(
   ("words", "reason"),
   [
-    (["--experiments", "alphazero"], "experiments' names, found 'alphazero'"),
+    (["--experiments", "alphazero"], "seed_vtrace, found 'alphazero'"),
     (["--seeds", "0"], "--seeds from 1"),
     (["--experiments", ""], "found none"),
     (["--experiments", f"{A2C} --epochs 3"], "unrecognized arguments"),

@@ -14,6 +14,9 @@ _CACHE = pathlib.Path(__file__).parent.parent / ".pytest_cache" / "jax"
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(_CACHE)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+# A program that finds it does not start its process again, which may be this
+# one: see `seedx.app.allocator`.
+os.environ.setdefault("GLIBC_TUNABLES", "")
 
 import dm_env
 import numpy as np
@@ -42,7 +45,7 @@ def random_unroll(agent, spec, length, ends, seed=0):
   import jax
 
   from seedx import types
-  from seedx.agents import base
+  from seedx.agents import acting_step
 
   rng = np.random.default_rng(seed)
   rows = (length, len(ends))
@@ -64,7 +67,7 @@ def random_unroll(agent, spec, length, ends, seed=0):
   action_tm1 = np.roll(action, 1, axis=0)
   action_tm1[first] = 0
   core_state = agent.initial_core_state(len(ends))
-  zeros = base.zero_inputs(spec, len(ends))
+  zeros = acting_step.zero_inputs(spec, len(ends))
   key = jax.random.key(0)
   output, _ = jax.eval_shape(
     lambda: agent.step(agent.acting(agent.init(key)), key, zeros, core_state)

@@ -11,7 +11,7 @@ import pytest
 from dm_env import specs
 
 from seedx import networks, replay, types
-from seedx.agents import base, dqn, model
+from seedx.agents import acting_step, base, dqn, model
 from tests import conftest
 
 VECTOR = types.EnvironmentSpec(
@@ -29,12 +29,19 @@ SPECS = {"vector": VECTOR, "image": IMAGE, "masked": MASKED}
 
 
 def config_of(**fields):
-  return dqn.Config(**{"hidden_sizes": (8,), "discount": 0.9, **fields})
+  defaults = {
+    "hidden_sizes": (8,),
+    "discount": 0.9,
+    "reward_scale": 1.0,
+    "n_step": 1,
+    "epsilon_end": 0.05,
+  }
+  return dqn.Config(**defaults | fields)
 
 
 @functools.cache
-def agent_of(name="vector", **fields):
-  return dqn.make(SPECS[name], config_of(**fields))
+def agent_of(name="vector", horizon=None, **fields):
+  return config_of(**fields).make(SPECS[name], None, horizon)
 
 
 @functools.cache
@@ -74,25 +81,48 @@ def test_the_ladder_of_epsilons(num_envs, expected):
 
 
 @pytest.mark.parametrize(
-  ("fields", "expected"),
+  ("fields", "horizon", "expected"),
   [
     (
-      {"epsilon_end": 0.2, "epsilon_decay_updates": 10},
+      {"epsilon_end": 0.2, "epsilon_steps": 1000},
+      base.Horizon(env_steps=10_000, updates=100),
       {0: 1.0, 1: 0.92, 5: 0.6, 10: 0.2, 11: 0.2, 10**9: 0.2},
     ),
-    ({"epsilon_end": 0.2}, {0: 0.2, 1: 0.2, 100: 0.2}),
+    # Longer than the run.
+    (
+      {"epsilon_end": 0.2, "epsilon_steps": 1000},
+      base.Horizon(env_steps=500, updates=5),
+      {0: 1.0, 1: 0.92, 5: 0.6, 10: 0.2, 11: 0.2},
+    ),
+    (
+      {"epsilon_end": 0.2, "epsilon_steps": 0},
+      base.Horizon(env_steps=10_000, updates=100),
+      {0: 0.2, 1: 0.2, 100: 0.2},
+    ),
+    # How long the run is nobody knows.
+    (
+      {"epsilon_end": 0.2, "epsilon_steps": 1000},
+      None,
+      {0: 0.2, 1: 0.2, 100: 0.2},
+    ),
     # The ladder takes the end's place.
     (
-      {"epsilon_ladder": True, "epsilon_decay_updates": 4},
+      {"epsilon_ladder": True, "epsilon_steps": 40},
+      base.Horizon(env_steps=80, updates=8),
       {0: 1.0, 1: 0.75, 4: 0.0, 5: 0.0},
     ),
-    ({"epsilon_ladder": True}, {0: 0.0}),
+    ({"epsilon_ladder": True}, None, {0: 0.0}),
   ],
 )
-def test_epsilon_falls_with_the_updates(fields, expected):
-  agent = agent_of(**fields)
+def test_epsilon_falls_with_the_updates(fields, horizon, expected):
+  agent = agent_of(horizon=horizon, **fields)
+  hyperparameters = jax.jit(agent.init)(jax.random.key(0)).hyperparameters
   for updates, epsilon in expected.items():
-    state = dataclasses.replace(state_of(), updates=jnp.int32(updates))
+    state = dataclasses.replace(
+      state_of(),
+      updates=jnp.int32(updates),
+      hyperparameters=hyperparameters,
+    )
     acting = agent.acting(state)
     assert acting.epsilon.dtype == jnp.float32
     assert float(acting.epsilon) == pytest.approx(epsilon, abs=1e-6)
@@ -113,7 +143,7 @@ def test_the_share_of_random_actions_is_the_larger_epsilon(epsilon):
   exploration = np.repeat(ladder, rows)
   rng = np.random.default_rng(0)
   observation = rng.normal(size=(4 * rows, 4)).astype(np.float32)
-  inputs = base.zero_inputs(VECTOR, 4 * rows)
+  inputs = acting_step.zero_inputs(VECTOR, 4 * rows)
   inputs = inputs._replace(
     timestep=inputs.timestep._replace(observation=observation),
     exploration=exploration,
@@ -142,7 +172,7 @@ def test_the_share_of_random_actions_is_the_larger_epsilon(epsilon):
 def test_only_legal_actions_are_taken(exploration):
   rows = 6_000
   legal = np.tile([0, 1, 0, 1, 1], (rows, 1)).astype(bool)
-  inputs = base.zero_inputs(MASKED, rows)
+  inputs = acting_step.zero_inputs(MASKED, rows)
   inputs.timestep.observation["legal"][:] = legal
   inputs.exploration[:] = exploration
   # Zeros in, the same Q-values out, but for what the biases say.
@@ -227,7 +257,7 @@ def td_errors(q, target_q, unroll, n, double, discount=0.9, whole=True):
 def test_td_errors_and_gradients_by_hand(n_step, double, more):
   fields = {"n_step": n_step, "double": double, "dueling": more > 0}
   agent, state = agent_of(**fields), state_of(**fields)
-  length = agent.window + more
+  length = agent.needs.window + more
   batch = sample_of(agent, VECTOR, length, np.linspace(0, 0.6, 40), seed=3)
   unroll, core_state = batch.unroll, batch.unroll.core_state
 
@@ -291,7 +321,7 @@ def test_a_window_from_the_middle_has_the_frames_before_it():
   fields = {"stack_frames": 4, "n_step": 2}
   agent, state = agent_of("image", **fields), state_of("image", **fields)
   total, num_steps = 24, 5
-  window = agent.window
+  window = agent.needs.window
   stream = conftest.random_unroll(agent, IMAGE, total, np.zeros(1), seed=1)
   # Frames that differ much, and an episode that ends in between.
   timestep = stream.inputs.timestep
@@ -348,18 +378,18 @@ def test_a_window_from_the_middle_has_the_frames_before_it():
 )
 def test_window(stack_frames, n_step, window):
   agent = agent_of("image", stack_frames=stack_frames, n_step=n_step)
-  assert agent.window == window
+  assert agent.needs.window == window
 
 
 def test_what_a_dqn_cannot_do_is_refused():
-  with pytest.raises(types.ConfigError, match=r"without an LSTM .*found 8"):
-    dqn.Config(lstm_size=8)
+  with pytest.raises(TypeError, match="recurrent"):
+    dqn.Config(recurrent=True)  # Its replay starts in the middle of unrolls.
   continuous = specs.BoundedArray((2,), np.float32, -1.0, 1.0)
   several = specs.BoundedArray((2,), np.int32, 0, 3)
   for action in (continuous, several):
     spec = types.EnvironmentSpec(VECTOR.observation, action)
     with pytest.raises(types.ConfigError, match="expected discrete actions"):
-      dqn.make(spec, dqn.Config())
+      dqn.Config().make(spec)
 
 
 @pytest.mark.parametrize(
@@ -369,7 +399,7 @@ def test_what_a_dqn_cannot_do_is_refused():
     {"huber_delta": -1.0},
     {"target_period": 0},
     {"epsilon_end": 1.1},
-    {"epsilon_decay_updates": -1},
+    {"epsilon_steps": -1},
   ],
   ids=str,
 )
@@ -397,7 +427,7 @@ def test_actors_see_the_priorities_that_the_learner_will(name, fields):
   unroll = conftest.random_unroll(
     agent,
     SPECS[name],
-    agent.window + windows - 1,
+    agent.needs.window + windows - 1,
     np.linspace(0, 0.6, size),
     seed=5,
   )
@@ -406,7 +436,7 @@ def test_actors_see_the_priorities_that_the_learner_will(name, fields):
   gradients = jax.jit(agent.gradients)
   for start in range(windows):
     steps = jax.tree.map(
-      lambda x, start=start: x[start : start + agent.window],
+      lambda x, start=start: x[start : start + agent.needs.window],
       unroll._replace(core_state=()),
     )
     core_state = (
@@ -458,7 +488,7 @@ def test_priorities_of_n_step_transitions_by_hand(n_step, double):
 def test_without_a_replay_all_steps_of_an_unroll_count(n_step, double):
   fields = {"n_step": n_step, "double": double, "replayed": False}
   agent, state = agent_of(**fields), state_of(**fields)
-  assert agent.window is None and agent.priorities is None
+  assert agent.needs.window is None and agent.priorities is None
   unroll = conftest.random_unroll(
     agent, VECTOR, 7, np.linspace(0, 0.6, 40), seed=4
   )
@@ -497,8 +527,7 @@ def test_without_a_replay_frames_are_stacked_from_the_unrolls_own():
 
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 def test_a_start_from_parameters_is_as_the_beginning(optimizer):
-  fields = {"optimizer": optimizer, "decay_updates": 20}
-  agent = agent_of(**fields)
+  agent = agent_of(horizon=base.Horizon(1000, 20), optimizer=optimizer)
   state = jax.jit(agent.init)(jax.random.key(0))
   assert_equal(agent.start(state.params, 0), state)
   late = agent.start(state.params, 7)

@@ -401,14 +401,18 @@ def test_send_checks_each_choice(wrong):
       "legal_action_mask",
     ),
     (
-      envs.Config("CartPole-v1", transform=f"{__name__}:with_a_mask"),
+      envs.Config(
+        "CartPole-v1", observation_transform=f"{__name__}:with_a_mask"
+      ),
       "action_mask",
     ),
     (envs.Config("Play2048-v1"), None),
     (envs.Config("CartPole-v1"), None),
     (envs.Config("Tetris-v0"), None),
     (
-      envs.Config("Play2048-v1", transform=f"{__name__}:with_a_mask"),
+      envs.Config(
+        "Play2048-v1", observation_transform=f"{__name__}:with_a_mask"
+      ),
       None,  # It has two numbers, for four actions.
     ),
   ],
@@ -445,18 +449,20 @@ def test_a_joint_mask_is_a_part_of_the_observation():
     envs.Config(
       "Play2048-v1",
       action_mask="legal_action_mask",
-      transform=f"{__name__}:without_a_mask",
+      observation_transform=f"{__name__}:without_a_mask",
     ),
     # Not of discrete actions: the shape of two choices alone is not enough.
     envs.Config(
-      "Minesweeper-v0", action_mask="mask", transform=f"{__name__}:with_a_mask"
+      "Minesweeper-v0",
+      action_mask="mask",
+      observation_transform=f"{__name__}:with_a_mask",
     ),
   ],
 )
 def test_an_unknown_action_mask_is_refused(config):
   with pytest.raises(
     types.ConfigError,
-    match=f"{config.env_id}: expected action_mask.*{config.action_mask!r}",
+    match=f"{config.env}: expected action_mask.*{config.action_mask!r}",
   ):
     envs.spec(config)
 
@@ -584,7 +590,9 @@ NOT_A_FUNCTION = 3
 
 
 def test_a_transform_changes_spec_and_rows():
-  config = envs.Config("CartPole-v1", transform=f"{__name__}:doubled")
+  config = envs.Config(
+    "CartPole-v1", observation_transform=f"{__name__}:doubled"
+  )
   plain, changed = make("CartPole-v1", 3), start(config, 3)
   assert changed.spec == envs.spec(config)
   expected = run(plain, 5, constant(1)).timestep.observation
@@ -595,7 +603,9 @@ def test_a_transform_changes_spec_and_rows():
 
 
 def test_results_of_64_bits_are_narrowed():
-  config = envs.Config("CartPole-v1", transform=f"{__name__}:of_64_bits")
+  config = envs.Config(
+    "CartPole-v1", observation_transform=f"{__name__}:of_64_bits"
+  )
   environment = start(config, 3)
   spec = environment.spec.observation
   assert {k: (x.shape, x.dtype) for k, x in spec.items()} == {
@@ -615,7 +625,7 @@ def test_transforms_see_info_and_what_they_leave_alone_keeps_its_spec():
     "CartPole-v1",
     {},
     ("elapsed_step",),
-    transform=f"{__name__}:without_velocities",
+    observation_transform=f"{__name__}:without_velocities",
   )
   environment = start(config, 2)
   spec = environment.spec.observation
@@ -631,7 +641,9 @@ def test_transforms_see_info_and_what_they_leave_alone_keeps_its_spec():
 
 
 def test_rows_have_the_dtype_of_the_spec():
-  config = envs.Config("CartPole-v1", transform=f"{__name__}:of_a_float")
+  config = envs.Config(
+    "CartPole-v1", observation_transform=f"{__name__}:of_a_float"
+  )
   environment = start(config, 2)
   assert environment.spec.observation.dtype == np.int32
   assert_matches(
@@ -643,7 +655,9 @@ def test_rows_have_the_dtype_of_the_spec():
 
 def test_a_transform_may_return_a_mask_that_is_a_view():
   """As of one that is the same for all; NumPy cannot write to it."""
-  config = envs.Config("CartPole-v1", transform=f"{__name__}:with_a_view")
+  config = envs.Config(
+    "CartPole-v1", observation_transform=f"{__name__}:with_a_view"
+  )
   rows = run(start(config, 2), 30, constant(1))
   assert (rows.timestep.step_type == LAST).any()
   assert rows.timestep.observation["action_mask"].all()
@@ -658,13 +672,27 @@ def test_transforms_of_the_current_directory_come_first(tmp_path, monkeypatch):
     )
   monkeypatch.setattr(sys, "path", [str(tmp_path / "elsewhere"), *sys.path])
   monkeypatch.chdir(tmp_path / "here")
-  config = envs.Config("CartPole-v1", transform=f"{name}:scaled")
+  config = envs.Config("CartPole-v1", observation_transform=f"{name}:scaled")
   try:
     scaled = start(config, 2).recv().timestep.observation
   finally:
     sys.modules.pop(name, None)
   plain = make("CartPole-v1", 2).recv().timestep.observation
   np.testing.assert_array_equal(scaled, 3 * plain)
+
+
+@pytest.mark.parametrize("module", ["seedx.envs", "experiments"])
+def test_cartpole_without_velocities_by_its_name_and_the_one_of_before(module):
+  config = envs.Config(
+    "CartPole-v1",
+    observation_transform=f"{module}.transforms:hide_velocities",
+  )
+  rows = run(start(config, 3), 20, constant(1))
+  plain = run(make("CartPole-v1", 3), 20, constant(1))
+  assert envs.spec(config).observation.shape == (2,)
+  np.testing.assert_array_equal(
+    rows.timestep.observation, plain.timestep.observation[..., [0, 2]]
+  )
 
 
 @pytest.mark.parametrize(
@@ -683,7 +711,7 @@ def test_transforms_of_the_current_directory_come_first(tmp_path, monkeypatch):
   ],
 )
 def test_a_transform_that_cannot_be_used_is_named(transform, found):
-  config = envs.Config("CartPole-v1", transform=transform)
+  config = envs.Config("CartPole-v1", observation_transform=transform)
   for refuse in (envs.spec, lambda config: start(config, 2)):
     with pytest.raises(types.ConfigError, match=found) as caught:
       refuse(config)

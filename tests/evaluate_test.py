@@ -14,10 +14,19 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from experiments import evaluate, evaluations, keeper, policies, ppo, videos
+from experiments import ppo
 from seedx import checkpoint, envs, metrics, types
-from seedx.agents import base, vtrace
-from seedx.runtime import evaluator, leases, local_actor, unrolls
+from seedx.acting import evaluator, local_actor, sessions, unroll_store
+from seedx.agents import acting_step, vtrace
+from seedx.app import (
+  checkpointer,
+  evaluate,
+  evaluations,
+  policies,
+  statistics,
+  videos,
+)
+from seedx.pipelines import sync
 from tests import fakes, programs, running
 
 own_signals = programs.own_signals
@@ -209,13 +218,16 @@ PONG = envs.Config(
 
 @pytest.mark.parametrize(
   ("env", "fields"),
-  [(CARTPOLE, {"lstm_size": 8}), (PONG, {"stack_frames": 3})],
+  [
+    (CARTPOLE, {"recurrent": True, "lstm_size": 8}),
+    (PONG, {"stack_frames": 3}),
+  ],
   ids=["lstm", "frames"],
 )
 def test_memory_is_that_of_acting_in_training(env, fields):
   """The same environments and parameters, also where episodes begin."""
   spec = envs.spec(env)
-  agent = vtrace.make(spec, vtrace.Config(hidden_sizes=(8,), **fields))
+  agent = vtrace.Config(hidden_sizes=(8,), **fields).make(spec)
   agent = dataclasses.replace(agent, step=agent.greedy)
   state = jax.jit(agent.init)(jax.random.key(1))
   rng = np.random.default_rng(0)
@@ -226,14 +238,14 @@ def test_memory_is_that_of_acting_in_training(env, fields):
     ),
   )
   acting = agent.acting(state)
-  layout = unrolls.Layout(num_slots=3, length=6, period=5)
+  layout = unroll_store.Layout(num_slots=3, length=6, period=5)
   actor = local_actor.LocalActor(
     local_actor.Programs(agent, spec, layout),
     env,
     seed=4,
     rng_key=jax.random.key(2),
     device=jax.devices()[0],
-    waits=metrics.Waits({metrics.WAIT_REQUESTS: 1}),
+    waits=metrics.Waits({metrics.WAIT_ENVIRONMENTS: 1}),
   )
   it = evaluator.Evaluator(agent, evaluator.Config(env, num_episodes=3))
   environment = envs.make(env, 3, seed=4)
@@ -271,13 +283,13 @@ def spy_on_send(environment):
 def test_seeds_of_evaluation_are_not_trained_in(seed):
   half, most_envs = 2**19, 2**16
   places = np.array([0, 1, 77, 2**18])
-  found = [leases.evaluation_seed(seed, int(place)) for place in places]
+  found = [sessions.evaluation_seed(seed, int(place)) for place in places]
   assert all(0 <= value < 2**31 for value in found)
-  first = leases.Seeds(seed).take(half)
+  first = sessions.Seeds(seed).take(half)
   np.testing.assert_array_equal(np.subtract(found, first), half + places)
   # Of another run neither, whichever the place and however many environments.
   far = [
-    leases.evaluation_seed(seed, half - back) for back in range(0, half, 97)
+    sessions.evaluation_seed(seed, half - back) for back in range(0, half, 97)
   ]
   far = np.subtract(far, first)
   assert far.min() >= half and far.max() + most_envs <= 2 * half
@@ -288,7 +300,7 @@ def test_seeds_of_evaluation_are_not_trained_in(seed):
 
 def test_a_summary_by_hand():
   returns = np.array([100.0, 3.0, 1.0, 4.0, 2.0, 7.0, -50.0, 5.0])
-  found = evaluations.summary(returns)
+  found = statistics.summary(returns)
   assert found["episodes"] == 8
   assert found["mean"] == returns.sum() / 8 == 9.0
   assert found["median"] == 3.5
@@ -302,15 +314,15 @@ def test_a_summary_by_hand():
   assert found["iqm_low"] == pytest.approx(means[500], abs=0.6)
   assert found["iqm_high"] == pytest.approx(means[19_500], abs=2.0)
   assert json.loads(json.dumps(found)) == found
-  assert evaluations.in_words(found).startswith(
+  assert statistics.in_words(found).startswith(
     "mean 9.0, median 3.5, interquartile mean 3.5 (95% interval "
   )
-  assert evaluations.in_words(found).endswith(" of 8 episodes")
+  assert statistics.in_words(found).endswith(" of 8 episodes")
 
 
 @pytest.mark.parametrize("episodes", [1, 2, 5])
 def test_equal_returns_leave_no_doubt(episodes):
-  found = evaluations.summary(np.full(episodes, 7.25))
+  found = statistics.summary(np.full(episodes, 7.25))
   assert set(found.values()) == {episodes, 7.25}
 
 
@@ -318,7 +330,7 @@ def test_more_episodes_leave_less_doubt():
   rng = np.random.default_rng(0)
   widths = []
   for episodes in (10, 1000):
-    found = evaluations.summary(rng.normal(size=episodes))
+    found = statistics.summary(rng.normal(size=episodes))
     widths.append(found["iqm_high"] - found["iqm_low"])
     assert found["iqm_low"] < found["iqm"] < found["iqm_high"]
   assert widths[1] < 0.3 * widths[0]
@@ -328,12 +340,14 @@ def test_more_episodes_leave_less_doubt():
 
 
 def periodic(tmp_path, **fields):
-  given = ppo.Options(
-    **{"evaluate_every_steps": 100, "evaluate_episodes": 3, **fields}
-  )
-  return evaluations.Periodic(
-    given, lambda spec, axis_name: remembering_agent(), tmp_path
-  )
+  given = {"evaluate_every_steps": 100, "evaluate_episodes": 3, **fields}
+  made = running.Changed(vtrace.Config(), lambda agent: remembering_agent())
+  config = sync.Config(env=CARTPOLE, agent=made)
+  return evaluations.of(config, evaluations.Config(**given), tmp_path)
+
+
+def test_none_is_made_unless_it_is_asked_for(tmp_path):
+  assert periodic(tmp_path, evaluate_every_steps=0) is None
 
 
 def evaluated(tmp_path):
@@ -361,7 +375,7 @@ def test_evaluations_are_due_every_so_many_steps(tmp_path, monkeypatch):
   # Other episodes each time, none of them trained in.
   seeds = [seed + k for seed, count in made[:3] for k in range(count)]
   assert len(set(seeds)) == 9
-  assert min(seeds) >= leases.evaluation_seed(0, 0)
+  assert min(seeds) >= sessions.evaluation_seed(0, 0)
   assert lines[0]["mean"] != lines[1]["mean"]
   expected = [by_hand(0.2, made[0][0] + k, 1)[0][0] for k in range(3)]
   assert lines[0]["mean"] == pytest.approx(np.mean(expected))
@@ -415,14 +429,13 @@ def run_dir(tmp_path_factory):
   found = tmp_path_factory.mktemp("runs") / "run"
   words = "--total-steps 10000 --evaluate-every-steps 1000"
   words += " --evaluate-episodes 3 --checkpoint-every-seconds 0.4"
-  with programs.signals_kept():
-    words = [*_SMALL, *words.split(), "--run-dir", str(found)]
-    assert ppo.main(words) == 0
+  words = [*_SMALL, *words.split(), "--run-dir", str(found)]
+  assert programs.main(ppo, words) == 0
   return found
 
 
 def steps_of(run_dir):
-  found = checkpoint.Checkpoints(keeper.directory(run_dir))
+  found = checkpoint.Checkpoints(checkpointer.directory(run_dir))
   return found.steps(), found.best()
 
 
@@ -453,7 +466,9 @@ def run(run_dir, capfd, *words):
 def test_the_policy_is_evaluated(run_dir, capfd):
   steps, _ = steps_of(run_dir)
   out, found, path = run(run_dir, capfd)
-  assert path == keeper.directory(run_dir) / f"evaluation-{steps[-1]}.json"
+  assert (
+    path == checkpointer.directory(run_dir) / f"evaluation-{steps[-1]}.json"
+  )
   assert f"CartPole-v1 after {steps[-1]:,} env steps: mean" in out
   assert found["env_steps"] == steps[-1]
   assert found["greedy"] is True and found["cut"] == 0
@@ -475,11 +490,11 @@ def test_the_policy_is_evaluated(run_dir, capfd):
 def live_returns(policy, found):
   """What the greedy policy reaches there, in a loop of one's own."""
   place = 2**18 + found["seed"] * 5
-  seed = leases.evaluation_seed(0, place)
+  seed = sessions.evaluation_seed(0, place)
   environment = envs.EnvPoolEnvironment(CARTPOLE, 5, seed=seed)
   environment.reset()
   greedy = jax.jit(policy.agent.greedy)
-  inputs = base.zero_inputs(policy.spec, 5)
+  inputs = acting_step.zero_inputs(policy.spec, 5)
   core_state, returns, done = policy.agent.initial_core_state(5), [], set()
   while len(done) < 5:
     rows = environment.recv()
@@ -507,10 +522,10 @@ def test_checkpoints_are_chosen(run_dir, monkeypatch, capfd):
     _, found, path = run(run_dir, capfd, "--checkpoint", which)
     assert found["env_steps"] == expected
     assert path.name == f"evaluation-{expected}.json"
-  found = checkpoint.Checkpoints(keeper.directory(run_dir))
+  found = checkpoint.Checkpoints(checkpointer.directory(run_dir))
   for step in steps:
     policy = policies.load(str(run_dir), str(step))
-    saved = found.restore(step, keeper.ACTING, policy.acting)
+    saved = found.restore(step, checkpointer.ACTING, policy.acting)
     running.assert_equal(policy.acting, saved)
 
 
@@ -549,8 +564,8 @@ def test_a_run_that_goes_on_is_evaluated(tmp_path, capfd):
     ("{run} --checkpoint 1", "expected --checkpoint latest, best or one of"),
     ("{run} --checkpoint ²", "expected --checkpoint latest, best or one of"),
     ("{run} --checkpoint -5", "checkpoint"),
-    ("{run} --episodes 0", "expected --episodes of at least 1"),
-    ("{run} --num-envs 0", "expected --num-envs of at least 1"),
+    ("{run} --episodes 0", "expected --episodes from 1"),
+    ("{run} --num-envs 0", "expected --num-envs from 1"),
     ("{run} --video {tmp}/play.avi", "that ends in .gif or .mp4"),
     ("{run} --video {tmp}/nowhere/play.gif", "a directory that exists"),
     ("{tmp}/nowhere", "expected the directory of a run"),
@@ -568,9 +583,12 @@ def test_what_cannot_be_done_is_said_in_one_line(
 @pytest.mark.parametrize(
   ("values", "reason"),
   [
-    ({"format": 2}, "expected a run of format 1"),
+    ({"format": 3}, "expected a run of format 2"),
     ({"experiment": "nowhere.at_all"}, "nowhere.at_all"),
-    ({"experiment": "json"}, "Options and make_agent"),
+    ({"experiment": "json"}, "module 'json' has no attribute 'EXPERIMENT'"),
+    ({"experiment": "json:EXPERIMENT"}, "with an EXPERIMENT that can be"),
+    ({"experiment": "tests.programs"}, "'EXPERIMENT'"),
+    ({"experiment": None, "agent": "mine:Agent"}, "config of this run"),
     ({}, "expected a checkpoint"),
   ],
 )
@@ -587,7 +605,7 @@ def test_a_run_that_cannot_be_loaded_is_refused(
 
 def first_frame(run_dir):
   """What the environment itself shows at first."""
-  seed = leases.evaluation_seed(0, 2**18)
+  seed = sessions.evaluation_seed(0, 2**18)
   environment = envs.make(CARTPOLE, 1, seed=seed, render=True)
   environment.reset()
   environment.recv()

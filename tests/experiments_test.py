@@ -1,6 +1,5 @@
 """The programs that train in one process, and what all programs share."""
 
-import dataclasses
 import inspect
 import json
 import pathlib
@@ -11,24 +10,12 @@ import sys
 import numpy as np
 import pytest
 
-from experiments import (
-  a2c,
-  a3c,
-  apex_dqn,
-  dqn,
-  gorila_dqn,
-  impala,
-  options,
-  ppo,
-  seed_ppo,
-  seed_vtrace,
-  settings,
-)
+from experiments import a2c, a3c, dqn, gorila_dqn, impala, ppo, seed_ppo
 from seedx import envs
+from tests import programs
 
-PROGRAMS = (
-  *(a2c, a3c, apex_dqn, dqn, gorila_dqn, impala, ppo, seed_ppo, seed_vtrace),
-)
+own_signals = programs.own_signals
+
 _ROOT = pathlib.Path(__file__).parent.parent
 # A few updates of a small network: compiling is all that takes time.
 _SMALL = {
@@ -40,20 +27,11 @@ _SMALL = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _own_signals():
-  """A program takes Ctrl-C over; the next test needs it back."""
-  handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
-  yield
-  for number, handler in handlers.items():
-    signal.signal(number, handler)
-
-
 def run(program, run_dir, *arguments):
   """Runs a program in this process; returns its lines of metrics."""
   words = [*_SMALL[program].split(), "--run-dir", str(run_dir), *arguments]
   words = ["--total-steps", "400", "--hidden-sizes", "8", *words]
-  assert program.main(words) == 0
+  assert programs.main(program, words) == 0
   text = (run_dir / "metrics.jsonl").read_text()
   return [json.loads(line) for line in text.splitlines()]
 
@@ -76,9 +54,13 @@ def test_a_program_trains_and_leaves_its_files(
   assert any(name.startswith("loss") for name in last)
   assert (tmp_path / "learning_curve.png").exists()
   config = json.loads((tmp_path / "config.json").read_text())
-  assert config["experiment"] == program.__name__
+  name = program.__name__.removeprefix("experiments.")
+  assert config["experiment"] == name and config["format"] == 2
+  assert config["pipeline"] == "seedx.pipelines.sync:Config"
+  assert config["agent"] == f"seedx.agents.{name}:Config"
   assert config["options"]["total_steps"] == 400
   assert config["options"]["hidden_sizes"] == [8]
+  assert not {"run_dir", "resume"} & set(config["options"])
   assert "env steps and" in capfd.readouterr().out or last["episodes"] == 0
 
 
@@ -91,11 +73,18 @@ def test_a_program_trains_and_leaves_its_files(
     (ppo, "--num-envs 3 --unroll-length 5 --minibatches 4", "divide the 15"),
     (a2c, "--num-envs 6 --learner-devices 0,1,2,3", "4 learner devices"),
     (a2c, "--learner-devices 99", "devices from 0 to"),
-    (dqn, "--learner-devices 0,1,2", "num_envs that 3 learner devices"),
+    (dqn, "--learner-devices 0,1,2", "--num-envs that 3 learner devices"),
     (a2c, "--image-torso vgg", "invalid choice"),
     (a2c, "--action-mask legal", "found 'legal'"),
     (a2c, "--observation-transform nowhere:f", "found 'nowhere:f'"),
     (seed_ppo, "--role learner", "expected --address"),
+    (seed_ppo, "--role actor", "expected --address"),
+    (impala, "--role actor", "expected --address"),
+    (impala, "--role worker", "expected all, learner, actor, found 'worker'"),
+    (a2c, "--role learner", "unrecognized arguments: --role"),
+    (a2c, "--agent ppo", "unrecognized arguments: --agent"),
+    (impala, "--agent sarsa", "expected vtrace, a2c, ppo, dqn, found 'sarsa'"),
+    (impala, "--agent a2c --epochs 2", "unrecognized arguments: --epochs"),
     (ppo, "--total-steps 999", "total_steps of at least 1024"),
     (dqn, "--total-steps 1999", "total_steps of at least 2000"),
     (
@@ -104,135 +93,79 @@ def test_a_program_trains_and_leaves_its_files(
       "a replay of at least 256 env steps",
     ),
     (a2c, "--learner-devices ,", "expected different learner devices"),
+    (a2c, "--evaluate-episodes 0", "--evaluate-episodes from 1"),
+    (a2c, "--evaluate-every-steps -1", "--evaluate-every-steps of at least 0"),
+    (a2c, "--checkpoint-every-seconds -1", "-every-seconds of at least 0"),
+    (a2c, "--log-seconds nan", "--log-seconds of at least 0"),
   ],
 )
 def test_what_makes_no_sense_exits_with_2_and_the_reason(
   program, arguments, reason, tmp_path, capfd
 ):
+  words = ["--run-dir", str(tmp_path), *arguments.split()]
+  assert reason in programs.refused(program, words, capfd)
+
+
+def helped(program, capfd, *words):
+  """What `--help` says, in one line."""
+  capfd.readouterr()
   with pytest.raises(SystemExit) as caught:
-    program.main(["--run-dir", str(tmp_path), *arguments.split()])
-  assert caught.value.code == 2
-  lines = [x for x in capfd.readouterr().err.splitlines() if "error" in x]
-  assert len(lines) == 1
-  assert reason in lines[0]
-
-
-@dataclasses.dataclass(frozen=True)
-class Counts:
-  one: int = options.option(5, "at least one", least=1)
-  none: int = options.option(5, "or none", least=0)
-  few: int = options.option(5, "at most nine", least=1, most=9)
-  seconds: float = options.option(5.0, "or none", least=0)
-
-
-@pytest.mark.parametrize("name", [x.name for x in dataclasses.fields(Counts)])
-def test_what_is_counted_begins_where_it_says(name, capfd):
-  flag = options.flag(name)
-  least = Counts.__dataclass_fields__[name].metadata["least"]
-  given = options.parse(Counts, [flag, str(least)], None)
-  assert getattr(given, name) == least
-  with pytest.raises(SystemExit) as caught:
-    options.parse(Counts, [flag, str(least - 1)], None)
-  assert caught.value.code == 2
-  said = capfd.readouterr().err
-  bounds = "from 1 to 9" if name == "few" else f"of at least {least}"
-  assert f"expected {flag} {bounds}, found {least - 1}" in said
-
-
-@pytest.mark.parametrize(
-  "words", ["--few 10", "--seconds inf", "--seconds nan"]
-)
-def test_what_is_counted_ends_where_it_says(words, capfd):
-  with pytest.raises(SystemExit) as caught:
-    options.parse(Counts, words.split(), None)
-  assert caught.value.code == 2
-  assert f"expected {words.split()[0]} " in capfd.readouterr().err
-
-
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda x: x.__name__)
-def test_numbers_of_environments_and_steps_are_counts(program):
-  fields = {field.name: field for field in dataclasses.fields(program.Options)}
-  per_update = (
-    "num_envs envs_per_actor envs_per_worker unroll_length batch_size"
-  )
-  found = [name for name in per_update.split() if name in fields]
-  assert len(found) >= 2
-  for name in [*found, "total_steps"]:
-    assert fields[name].metadata["least"] == 1, name
+    programs.main(program, [*words, "--help"])
+  assert caught.value.code == 0
+  out, err = capfd.readouterr()
+  assert not err
+  return " ".join(out.split())
 
 
 def test_help_says_defaults_as_one_gives_them(capfd):
-  with pytest.raises(SystemExit):
-    options.parse(a2c.Options, ["--help"], None, {"env_options": {"a": 1}})
-  said = " ".join(capfd.readouterr().out.split())
+  said = helped(a2c, capfd, "--env-options", "max_episode_steps=9")
+  assert said.startswith("usage: python -m experiments.a2c [options] Trains an")
   assert "units of the MLP's layers (default: 64,64)" in said
-  assert "KEY=VALUE,KEY=VALUE (default: a=1)" in said
+  assert "max_episode_steps=9" in said
   assert "--run-dir DIR where results go; runs/<experiment>/<time> if" in said
   assert "(default: )" not in said and "(default: ())" not in said
 
 
-def test_a_run_that_does_not_begin_leaves_no_directory(tmp_path):
+def test_help_marks_what_the_experiment_changes(capfd):
+  said = helped(a2c, capfd)
+  assert "(preset: 0.95; default: 1.0)" in said
+  assert "env steps to learn for (preset: 500000; default: 2000000)" in said
+  assert "--learning-rate X at the start of a run (default: 0.002)" in said
+  said = helped(a2c, capfd, "--env", "Pendulum-v1")
+  assert "(preset: 1000000; default: 2000000)" in said
+  assert "at the start of a run (preset: 0.0007; default: 0.002)" in said
+  assert "vectors of floats to mean 0 and variance 1 (preset: True; " in said
+
+
+def test_help_is_of_the_agent(capfd):
+  said = helped(a3c, capfd)
+  assert "--agent" in said and "--td-lambda" in said and "--n-step" not in said
+  said = helped(a3c, capfd, "--agent", "dqn", "--env", "Acrobot-v1")
+  assert "--n-step N steps before bootstrapping (preset: 5; default: 3)" in said
+  assert "--td-lambda" not in said
+  assert "--agent" not in helped(a2c, capfd)
+  # Only where there are other processes.
+  assert "--role" not in helped(a2c, capfd)
+  assert "--role" in helped(impala, capfd)
+
+
+def test_a_run_that_does_not_begin_leaves_no_directory(tmp_path, capfd):
   mine = tmp_path / "mine"
   mine.mkdir()
   for run_dir in (tmp_path / "new", mine):
-    with pytest.raises(SystemExit):
-      a2c.main(["--run-dir", str(run_dir), "--learner-devices", "99"])
+    words = ["--run-dir", str(run_dir), "--learner-devices", "99"]
+    programs.refused(a2c, words, capfd)
   assert list(tmp_path.iterdir()) == [mine]
   assert not list(mine.iterdir())
 
 
-def test_an_option_means_the_same_everywhere():
-  helps = {}
-  for program in PROGRAMS:
-    for field in dataclasses.fields(program.Options):
-      helps.setdefault(field.name, set()).add(field.metadata["help"])
-  # There are other roles in Gorila.
-  assert {name for name, texts in helps.items() if len(texts) > 1} == {"role"}
-  everywhere = {field.name for field in dataclasses.fields(settings.Common)}
-  assert {"env", "total_steps", "seed", "learning_rate"} <= everywhere
-
-
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda x: x.__name__)
-def test_presets_are_of_options_that_there_are(program):
-  names = {field.name for field in dataclasses.fields(program.Options)}
-  for key, values in program.PRESETS.items():
-    assert set(values) <= names, key
-
-
-@pytest.mark.parametrize(
-  ("env_id", "recurrent", "expected"),
-  [
-    ("CartPole-v1", False, ["default"]),
-    ("CartPole-v1", True, ["default", "recurrent"]),
-    ("Pong-v5", False, ["default", "images"]),
-    ("Pendulum-v1", False, ["default", "continuous"]),
-    ("RubiksCube-v0", False, ["default"]),
-  ],
-)
-def test_presets_follow_the_environment_the_last_wins(
-  env_id, recurrent, expected
-):
-  keys = ("default", "continuous", "images", "recurrent")
-  presets = {key: {key: 1, "last": key} for key in keys}
-  given = a2c.Options(env=env_id, recurrent=recurrent)
-  chosen = settings.preset(presets, given, envs.spec(envs.Config(env_id)))
-  assert chosen == dict.fromkeys(expected, 1) | {"last": expected[-1]}
-
-
-def test_a_preset_of_no_option_is_an_error():
-  with pytest.raises(ValueError, match="lerning_rate"):
-    options.parse(a2c.Options, [], None, {"lerning_rate": 1.0})
-
-
-def test_a_transform_of_the_users_changes_what_the_agent_sees(tmp_path):
-  lines = run(
-    *(a2c, tmp_path, "--observation-transform"),
-    "experiments.transforms:hide_velocities",
-  )
+@pytest.mark.parametrize("module", ["seedx.envs", "experiments"])
+def test_a_transform_of_the_users_changes_what_the_agent_sees(module, tmp_path):
+  """Also where it is named as it was in an older seedx."""
+  name = f"{module}.transforms:hide_velocities"
+  lines = run(a2c, tmp_path, "--observation-transform", name)
   assert lines[-1]["learner_steps"] > 2
-  config = settings.environment(
-    a2c.Options(observation_transform="experiments.transforms:hide_velocities")
-  )
+  config = envs.Config("CartPole-v1", observation_transform=name)
   environment = envs.EnvPoolEnvironment(config, 3)
   environment.reset()
   assert environment.spec.observation.shape == (2,)
@@ -296,14 +229,13 @@ def test_an_actor_of_impala_runs_apart(tmp_path):
       "--role server --server 2 --server-addresses a:1,b:1 --address x:1",
       "--server from 0 to 1",
     ),
-    ("--num-servers 0", "at least 1 parameter server"),
+    ("--num-servers 0", "--num-servers from 1"),
     ("--normalize-observations", "without statistics"),
+    ("--role actor", "expected all, learner, server, worker, found 'actor'"),
   ],
 )
 def test_a_gorila_that_makes_no_sense_exits_with_2(
   words, reason, tmp_path, capfd
 ):
-  with pytest.raises(SystemExit) as caught:
-    gorila_dqn.main(["--run-dir", str(tmp_path), *words.split()])
-  assert caught.value.code == 2
-  assert reason in capfd.readouterr().err
+  words = ["--run-dir", str(tmp_path), *words.split()]
+  assert reason in programs.refused(gorila_dqn, words, capfd)

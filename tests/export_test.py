@@ -5,7 +5,6 @@ import json
 import pathlib
 import subprocess
 import sys
-import types as python_types
 
 import dm_env
 import jax
@@ -16,9 +15,10 @@ import pytest
 from dm_env import specs
 from flax import linen as nn
 
-from experiments import export, policies, ppo
+from experiments import ppo
 from seedx import envs, types
-from seedx.agents import base, dqn, vtrace
+from seedx.agents import acting_step, dqn, vtrace
+from seedx.app import export, policies
 from tests import conftest, programs
 
 own_signals = programs.own_signals
@@ -69,16 +69,14 @@ class Kind:
 
 KINDS = {
   "feed_forward": Kind(vtrace, VECTOR, DISCRETE),
-  "lstm": Kind(vtrace, VECTOR, DISCRETE, {"lstm_size": 8}),
+  "lstm": Kind(vtrace, VECTOR, DISCRETE, {"recurrent": True, "lstm_size": 8}),
   "frames": Kind(
     vtrace,
     {"a": (IMAGE, VECTOR)},
     DISCRETE,
     {"stack_frames": 3, "torso": Torso()},
   ),
-  "dqn": Kind(
-    dqn, VECTOR, DISCRETE, {"epsilon_decay_updates": 9, "dueling": True}
-  ),
+  "dqn": Kind(dqn, VECTOR, DISCRETE, {"epsilon_steps": 9, "dueling": True}),
   "masked": Kind(vtrace, MASK, DISCRETE, action_mask="legal"),
   "continuous": Kind(
     vtrace, VECTOR, CONTINUOUS, {"normalize_observations": True}
@@ -93,7 +91,7 @@ def make_policy(kind):
     kind.observation, kind.action, action_mask=kind.action_mask
   )
   config = kind.agent.Config(hidden_sizes=(8,), **kind.fields)
-  agent = kind.agent.make(spec, config)
+  agent = config.make(spec)
   state = jax.jit(agent.init)(jax.random.key(0))
   rng = np.random.default_rng(0)
   params = jax.tree.map(
@@ -107,8 +105,8 @@ def make_policy(kind):
   state = dataclasses.replace(state, params=params, statistics=statistics)
   return policies.Policy(
     directory=pathlib.Path(),
-    experiment="experiments.fake",
-    given=python_types.SimpleNamespace(env="Fake-v0"),
+    name="fake",
+    seed=0,
     env_steps=7,
     env=envs.Config("Fake-v0"),
     spec=spec,
@@ -151,16 +149,16 @@ def test_it_agrees_with_the_live_policy(kind):
   agent = dataclasses.replace(policy.agent, step=policy.agent.greedy)
   seen = []
   for rows in (1, 5):
-    live = base.empty_memory(agent, policy.spec, rows)
+    live = acting_step.initial_state(agent, policy.spec, rows)
     memory = [
       np.zeros((rows, *leaf["shape"]), leaf["dtype"]) for leaf in spec["memory"]
     ]
 
     @jax.jit
-    def take_step(key, timestep, memory):
+    def take_step(key, timestep, state):
       exploration = np.full(timestep.reward.shape, 0.5, np.float32)
-      return base.take_step(
-        agent, policy.acting, key, timestep, memory, exploration
+      return acting_step.take(
+        agent, policy.acting, key, timestep, state, exploration
       )
 
     for step, timestep in enumerate(random_timesteps(policy.spec, rows, 8)):
@@ -169,7 +167,7 @@ def test_it_agrees_with_the_live_policy(kind):
       inputs = as_said(timestep, spec["timestep"])
       assert described(inputs) == spec["timestep"]
       action, memory = loaded.call(inputs, memory)
-      live = taken.memory
+      live = taken.acting_state
       expected = taken.output.action
       assert_close(action, expected)
       jax.tree.map(assert_close, memory, jax.tree.leaves(live))
@@ -230,8 +228,8 @@ def run_dir(tmp_path_factory):
   found = tmp_path_factory.mktemp("runs") / "run"
   words = "--num-envs 4 --unroll-length 8 --epochs 1 --minibatches 1"
   words += " --hidden-sizes 8 --total-steps 64"
-  with programs.signals_kept():
-    assert ppo.main([*words.split(), "--run-dir", str(found)]) == 0
+  words = [*words.split(), "--run-dir", str(found)]
+  assert programs.main(ppo, words) == 0
   return found
 
 
@@ -258,24 +256,19 @@ def test_ten_lines_use_it_without_seedx(run_dir, tmp_path, capfd):
   action, memory = done.stdout.splitlines()
   # The policy itself, as `evaluate` would load it.
   policy = policies.load(str(run_dir), "latest")
-  agent = dataclasses.replace(policy.agent, step=policy.agent.greedy)
-  live = base.empty_memory(agent, policy.spec, 2)
-  timestep = base.zero_inputs(policy.spec, 2).timestep
+  live = policy.initial_state(2)
+  timestep = acting_step.zero_inputs(policy.spec, 2).timestep
   for step_type in (0, 1, 1):
     timestep = timestep._replace(step_type=np.full(2, step_type, np.uint8))
-    taken = base.take_step(
-      *(agent, policy.acting, jax.random.key(0), timestep, live),
-      exploration=np.zeros(2, np.float32),
-    )
-    live = taken.memory
-  assert action == str(np.asarray(taken.output.action))
+    taken, live = policy.act(timestep, live)
+  assert action == str(np.asarray(taken))
   pairs = zip(json.loads(memory), jax.tree.leaves(live), strict=True)
   for actual, expected in pairs:
     np.testing.assert_allclose(
       np.reshape(actual, expected.shape), expected, rtol=1e-5, atol=1e-6
     )
   said = json.loads((tmp_path / "policy.json").read_text())
-  assert said["experiment"] == "experiments.ppo"
+  assert said["experiment"] == "ppo"
   assert said["env"] == "CartPole-v1"
   assert said["env_steps"] == policy.env_steps >= 64
   assert said["step_type"] == {"FIRST": 0, "MID": 1, "LAST": 2}

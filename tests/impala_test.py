@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from seedx import envs, types, wire
-from seedx.agents import base, dqn, vtrace
+from seedx.acting import protocol, sessions
+from seedx.agents import dqn, vtrace
+from seedx.learning import learner
 from seedx.pipelines import impala
-from seedx.runtime import protocol
+from seedx.runtime import process
 from tests import killed_test, running
 
 FIRST, LAST = int(dm_env.StepType.FIRST), int(dm_env.StepType.LAST)
@@ -22,23 +24,23 @@ ENVS, T, BATCH = 4, 5, 8
 
 
 def config_of(folder, fields=None, **changes):
-  agent = vtrace.Config(
-    **{"hidden_sizes": (8,), "learning_rate": 3e-3, **(fields or {})}
-  )
-  options = {
-    "env": envs.Config("CartPole-v1"),
-    "make_agent": base.Maker(vtrace.make, agent),
-    "address": f"unix:{folder}/learner",
-    "total_steps": 1_500,
-    "seed": 3,
-    "num_actors": 2,
-    "envs_per_actor": ENVS,
-    "unroll_length": T,
-    "batch_size": BATCH,
-    "log_seconds": 0.05,
-    **changes,
+  """A small run; `changes` are fields of it or of its parts."""
+  agent = {
+    "hidden_sizes": (8,),
+    "learning_rate": 3e-3,
+    "learning_rate_end": 1.0,
+    "reward_scale": 1.0,
+    **(fields or {}),
   }
-  return impala.Config(**options)
+  config = impala.Config(
+    agent=vtrace.Config(**agent),
+    total_steps=1_500,
+    seed=3,
+    actors=sessions.Config(num_actors=2, envs_per_actor=ENVS),
+    learner=learner.InboxConfig(unroll_length=T, batch_size=BATCH),
+    log_seconds=0.05,
+  )
+  return running.replaced(config, **changes).with_sockets(str(folder))
 
 
 @pytest.fixture(
@@ -52,7 +54,7 @@ def ran(request, tmp_path_factory):
     total_steps=10**9,
   )
   run = running.Running(impala, config)
-  spy = running.Spy(run.learner)
+  spy = running.Spy(run)
   with run:
     run.wait_for(lambda: spy.heard(2, messages=15))
     run.wait_for_steps(1_500)
@@ -63,13 +65,13 @@ def ran(request, tmp_path_factory):
 def test_every_unroll_is_learned_from_once_and_in_order(ran):
   run, spy = ran
   sent = running.joined([running.time_major(x.unroll) for x in spy.messages])
-  shares = [share for batch in spy.learned for share in batch]
-  learned = running.joined(shares)
+  parts = [part for batch in spy.learned for part in batch]
+  learned = running.joined(parts)
   count = learned.action.shape[1]
   assert count == BATCH * len(spy.learned)
   running.assert_equal(learned, jax.tree.map(lambda x: x[:, :count], sent))
   # What is not learned from was under way when the run ended: what is less
-  # than an item, and items in front of the queues, in them, and taken out.
+  # than a share, and shares in front of the inbox, in it, and taken out.
   left = sent.action.shape[1] - count
   assert left < 4 * BATCH
   last = run.sink.lines[-1]
@@ -84,8 +86,8 @@ def test_every_unroll_is_learned_from_once_and_in_order(ran):
 def test_env_steps_and_returns_are_those_of_the_environments(ran):
   run, spy = ran
   ended, env_steps = [], 0
-  for entry in spy.entries:
-    messages = spy.of(entry)
+  for session in spy.sessions:
+    messages = spy.of(session)
     for message in messages:
       step_type = message.unroll.inputs.timestep.step_type
       # The first row is the last of the unroll before, or a reset.
@@ -139,37 +141,39 @@ def test_lines_say_what_crosses_and_who_waits(ran):
   for line in run.sink.lines:
     waits = {name for name in line if "wait" in name}
     assert waits == {
-      "inference_wait_requests",
-      "inference_wait_queue",
-      "learner_wait_unrolls",
+      "acting_wait_environments",
+      "acting_wait_learner",
+      "learning_wait_experience",
     }
     assert all(0 <= line[name] <= 1 for name in waits)
-  assert max(line["inference_wait_queue"] for line in run.sink.lines) > 0
+  assert max(line["acting_wait_learner"] for line in run.sink.lines) > 0
 
 
 def test_actors_have_places_and_seeds_of_their_own(ran):
   run, spy = ran
-  first, second = spy.entries
+  first, second = spy.sessions
   places = np.concatenate([first.slots, second.slots])
   assert sorted(places) == list(range(2 * ENVS))
   assert abs(first.first_seed - second.first_seed) >= ENVS
-  for entry in spy.entries:
-    hand = envs.EnvPoolEnvironment(run.config.env, ENVS, seed=entry.first_seed)
+  for session in spy.sessions:
+    hand = envs.EnvPoolEnvironment(
+      run.config.env, ENVS, seed=session.first_seed
+    )
     hand.reset()
-    inputs = spy.of(entry)[0].unroll.inputs
+    inputs = spy.of(session)[0].unroll.inputs
     np.testing.assert_array_equal(
       inputs.timestep.observation[:, 0], hand.recv().timestep.observation
     )
     hand.close()
-  assert run.learner._collection._actors._leases.free == 2 * ENVS
+  assert run.unrolls._connected._slots.free == 2 * ENVS
 
 
 def test_all_cores_have_the_same_parameters(ran):
   run, _ = ran
-  state = run.learner.learner.state
+  state = run.learner.state
   for leaf in jax.tree.leaves(state):
     shards = [np.asarray(shard.data) for shard in leaf.addressable_shards]
-    assert len(shards) == len(run.config.learner_devices)
+    assert len(shards) == len(run.config.learner.learner_devices)
     for shard in shards:
       np.testing.assert_array_equal(shard, shards[0])
 
@@ -177,20 +181,22 @@ def test_all_cores_have_the_same_parameters(ran):
 # Parameters
 
 
-@pytest.mark.parametrize("fields", [{}, {"lstm_size": 4}], ids=["mlp", "lstm"])
+@pytest.mark.parametrize(
+  "fields", [{}, {"recurrent": True, "lstm_size": 4}], ids=["mlp", "lstm"]
+)
 def test_actors_act_by_the_parameters_that_they_say(tmp_path, fields):
   """What an actor did is done again, with what had that version."""
   config = config_of(
     tmp_path, fields, num_actors=1, batch_size=ENVS, total_steps=600
   )
   run = running.Running(impala, config)
-  spy = running.Spy(run.learner)
+  spy = running.Spy(run)
   with run:
     pass
-  (entry,) = spy.entries
-  agent = config.make_agent(envs.spec(config.env), None)
+  (session,) = spy.sessions
+  agent = config.agent.make(envs.spec(config.env))
   step = jax.jit(agent.step)
-  key = jax.random.key(entry.first_seed)
+  key = jax.random.key(session.first_seed)
   versions = []
   for k, message in enumerate(spy.messages):
     unroll = running.time_major(message.unroll)
@@ -236,13 +242,13 @@ def restarted(agent, inputs, core_state):
 def test_parameters_are_those_of_their_version_bit_by_bit(tmp_path):
   config = config_of(tmp_path, total_steps=10**9)
   run = running.Running(impala, config, actors=1)  # And place for this test.
-  spy = running.Spy(run.learner)
+  spy = running.Spy(run)
   layout = protocol.parameters_layout(spy.published[0])
   fetched = []
   with run, wire.Client(config.address) as client:
     client.wait_until_ready(30)
     for version in (0, 3, 6, 20):
-      run.wait_for(lambda v=version: run.learner.learner.steps >= v + 1)
+      run.wait_for(lambda v=version: run.learner.steps >= v + 1)
       fetched.append(
         client.call(protocol.PARAMETERS, (), protocol.NOTHING, layout)
       )
@@ -270,9 +276,9 @@ def test_nothing_is_compiled_after_the_first_updates(tmp_path):
   jax.monitoring.register_event_duration_secs_listener(listen)
   try:
     with running.Running(impala, config) as run:
-      run.wait_for(lambda: run.learner.learner.steps >= 5)
+      run.wait_for(lambda: run.learner.steps >= 5)
       before = len(compiled)
-      run.wait_for(lambda: run.learner.learner.steps >= 50)
+      run.wait_for(lambda: run.learner.steps >= 50)
       after = len(compiled)
       run.stop.set()
   finally:
@@ -287,7 +293,7 @@ def test_a_learner_that_does_not_learn_holds_actors_back(tmp_path):
   threads = threading.active_count()
   config = config_of(tmp_path, total_steps=10**9)
   run = running.Running(impala, config)
-  own, go_on, held = run.learner.learner, threading.Event(), []
+  own, go_on, held = run.learner, threading.Event(), []
   learn = own.learn
 
   def learn_when_told(batch):
@@ -297,7 +303,7 @@ def test_a_learner_that_does_not_learn_holds_actors_back(tmp_path):
     learn(batch)
 
   own.learn = learn_when_told
-  counted = run.learner.progress
+  counted = run.acted
 
   def all_wait():
     return held and settled(lambda: (counted.env_steps, own.steps))
@@ -306,7 +312,7 @@ def test_a_learner_that_does_not_learn_holds_actors_back(tmp_path):
     for _ in range(2):
       before = counted.env_steps
       run.wait_for(all_wait)
-      # An item in the learner's hands, or two; one in the queue, and one in
+      # A share in the learner's hands, or two; one in the queue, and one in
       # front of it; less than one that fills; a message of each actor.
       assert 0 < counted.env_steps - before <= (5 * BATCH + 2 * ENVS) * T
       stuck = own.steps
@@ -348,7 +354,7 @@ def test_every_kind_of_environment(tmp_path, env, fields):
     tmp_path, fields, env=env, total_steps=400, num_actors=1, micro_batches=2
   )
   run = running.Running(impala, config)
-  spy = running.Spy(run.learner)
+  spy = running.Spy(run)
   with run:
     pass
   last = run.sink.lines[-1]
@@ -379,15 +385,15 @@ def test_a_killed_actors_place_is_taken_with_other_seeds(
     run.wait_for(lambda: spy.heard(2, messages=2))
     victim = run.child("actor")
     os.kill(victim.pid, signal.SIGKILL)
-    run.wait_for(lambda: len(spy.entries) == 3)
-    run.wait_for(lambda: len(spy.of(spy.entries[2])) > 3)
-  places = [tuple(entry.slots) for entry in spy.entries]
+    run.wait_for(lambda: len(spy.sessions) == 3)
+    run.wait_for(lambda: len(spy.of(spy.sessions[2])) > 3)
+  places = [tuple(session.slots) for session in spy.sessions]
   assert places[0] != places[1]
   assert places[2] in places[:2]
-  seeds = sorted(entry.first_seed for entry in spy.entries)
+  seeds = sorted(session.first_seed for session in spy.sessions)
   assert np.all(np.diff(seeds) >= len(places[0]))
   # It begins with a reset, and with the newest parameters.
-  message = spy.of(spy.entries[2])[0]
+  message = spy.of(spy.sessions[2])[0]
   assert np.all(message.unroll.inputs.timestep.step_type[:, 0] == FIRST)
   assert message.unroll.version[0, 0] > 0
 
@@ -409,7 +415,7 @@ def test_a_killed_actors_place_is_taken_with_other_seeds(
     ({"learner_devices": (99,)}, "learner devices from 0 to"),
     ({"env": envs.Config("NoSuch-v1")}, "NoSuch-v1"),
     (
-      {"make_agent": base.Maker(dqn.make, dqn.Config())},
+      {"agent": dqn.Config(n_step=1)},
       "expected a replay: this agent learns from windows of 2 time steps",
     ),
   ],
@@ -418,4 +424,4 @@ def test_what_makes_no_sense_is_refused_with_its_reason(
   tmp_path, changes, message
 ):
   with pytest.raises(types.ConfigError, match=message):
-    impala.Learner(config_of(tmp_path, **changes), [])
+    impala.learn(config_of(tmp_path, **changes), process.Context())

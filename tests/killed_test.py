@@ -1,6 +1,6 @@
 """A worker or an actor of each pipeline is killed, and the run goes on."""
 
-import dataclasses
+import contextlib
 import os
 import signal
 import threading
@@ -10,7 +10,8 @@ import psutil
 import pytest
 
 from seedx import envs, launch, types
-from tests import pipelines_test
+from seedx.pipelines import impala
+from tests import pipelines_test, running
 
 
 class Running:
@@ -22,7 +23,7 @@ class Running:
       pipeline, name, tmp_path, total_steps=10**9
     )
     self.failures = []
-    self.stop = self.own._crew.stop
+    self.stop = self.own.stop
 
   def __enter__(self):
     self.processes = launch.Processes(self.nodes)
@@ -39,8 +40,9 @@ class Running:
   def child(self, role):
     """A process of a role."""
     for child in set(psutil.Process().children()) - self.before:
-      if child.cmdline()[-1:] == [role]:
-        return child
+      with contextlib.suppress(psutil.NoSuchProcess):  # It is dead by now.
+        if child.cmdline()[-1:] == [role]:
+          return child
     raise AssertionError(f"no process of {role}")
 
   def wait_for(self, condition, seconds=60):
@@ -51,8 +53,8 @@ class Running:
       time.sleep(0.05)
 
   def wait_for_more_steps(self, env_steps):
-    wanted = self.own.progress.env_steps + env_steps
-    self.wait_for(lambda: self.own.progress.env_steps >= wanted)
+    wanted = self.own.acted.env_steps + env_steps
+    self.wait_for(lambda: self.own.acted.env_steps >= wanted)
 
   def __exit__(self, *_):
     self.stop.set()
@@ -92,9 +94,9 @@ def test_a_parameter_server_that_is_killed_is_given_its_parameters(tmp_path):
   with Running("gorila", "dqn", tmp_path) as run:
     run.wait_for_more_steps(400)
     victim = run.child("server-1")
-    learned = run.own.tally.steps
+    learned = run.own.learned.steps
     os.kill(victim.pid, signal.SIGKILL)
-    run.wait_for(lambda: run.own.tally.steps > learned + 20)
+    run.wait_for(lambda: run.own.learned.steps > learned + 20)
     assert run.child("server-1").pid != victim.pid
   assert not run.failures
   assert run.last["learner_steps"] > learned + 20
@@ -116,7 +118,7 @@ def test_a_worker_of_a3c_that_fails_ends_the_run_with_its_error(
   before = threading.active_count()
   with pytest.raises(FloatingPointError, match="had enough"):
     own.run()
-  assert own.tally.steps >= 2
+  assert own.learned.steps >= 2
   deadline = time.monotonic() + 20
   while threading.active_count() > before:
     assert time.monotonic() < deadline
@@ -124,10 +126,8 @@ def test_a_worker_of_a3c_that_fails_ends_the_run_with_its_error(
 
 
 def test_a_node_that_cannot_be_pickled_is_refused(tmp_path):
-  _, nodes = pipelines_test.make("impala", "vtrace", tmp_path)
-  config = dataclasses.replace(
-    nodes[0].config, make_agent=lambda spec, axis_name: None
-  )
-  node = dataclasses.replace(nodes[0], config=config)
+  config = pipelines_test.config_of("impala", "vtrace", tmp_path)
+  agent = running.Changed(config.agent, lambda agent: agent)
+  (node,) = impala.nodes(running.replaced(config, agent=agent))
   with pytest.raises(types.ConfigError, match="can be pickled"):
     launch.Processes([node])

@@ -1,22 +1,29 @@
-"""The learner: micro-batches, cores, and what it counts."""
+"""The learner: micro-batches, cores, what comes in and what goes out."""
 
+import concurrent.futures
 import dataclasses
+import functools
 import itertools
 import threading
+import time
 
+import dm_env
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from dm_env import specs
 
-from seedx import sharding, types
+from seedx import metrics, sharding, types
 from seedx.agents import base, vtrace
-from seedx.runtime import learner
+from seedx.learning import experience, learner
+from tests import conftest, experience_test
 
 LENGTH, BATCH = 6, 16
 SPEC = types.EnvironmentSpec(
   specs.Array((4,), np.float32), specs.DiscreteArray(3)
 )
+KEY = jax.random.key(1)
 
 
 def plain(agent, rate):
@@ -32,44 +39,51 @@ def plain(agent, rate):
   return dataclasses.replace(agent, apply=apply, update=update)
 
 
-@pytest.fixture(scope="module")
-def parts(make_unroll):
-  """An agent that learns by plain gradients, its state, and an unroll."""
-  config = vtrace.Config(hidden_sizes=(16,))
+@functools.cache
+def agent_of():
+  """One that learns by plain gradients."""
+  config = vtrace.Config(hidden_sizes=(16,), reward_scale=1.0)
   # So large a rate that the parameters after are made of the gradients.
-  agent = plain(vtrace.make(SPEC, config, sharding.CORES), rate=100.0)
-  state = jax.jit(agent.init)(jax.random.key(0))
+  return plain(config.make(SPEC, sharding.CORES), rate=100.0)
+
+
+@functools.cache
+def unroll_of(seed=0):
   # Every micro-batch of every core has another number of resets.
-  unroll = make_unroll(agent, SPEC, LENGTH, np.linspace(0.0, 0.9, BATCH))
-  return agent, state, unroll
+  ends = np.linspace(0.0, 0.9, BATCH) if seed == 0 else np.full(BATCH, 0.3)
+  return conftest.random_unroll(agent_of(), SPEC, LENGTH, ends, seed)
 
 
-def make(parts, num_cores=1, micro_batches=1):
-  agent, state, _ = parts
-  mesh = sharding.mesh(jax.devices()[:num_cores])
-  return learner.Learner(agent, mesh, state, jax.random.key(1), micro_batches)
+def config_of(num_cores=1, micro_batches=1, **inbox):
+  return learner.InboxConfig(
+    unroll_length=LENGTH - 1,
+    learner_devices=tuple(range(num_cores)),
+    micro_batches=micro_batches,
+    batch_size=BATCH,
+    **inbox,
+  )
 
 
-def on_cores(unroll, cores):
-  """The shards of an unroll, each on its core."""
-  size = BATCH // len(cores)
-
-  def shard(i):
-    rows = slice(i * size, (i + 1) * size)
-    steps = jax.tree.map(lambda x: x[:, rows], tuple(unroll[:-1]))
-    core_state = jax.tree.map(lambda x: x[rows], unroll.core_state)
-    return types.Unroll._make([*steps, core_state])
-
-  return [jax.device_put(shard(i), core) for i, core in enumerate(cores)]
+def make(num_cores=1, micro_batches=1, agent=None, rng_key=KEY, **options):
+  return learner.Learner(
+    agent or agent_of(),
+    config_of(num_cores, micro_batches),
+    experience.Once(),
+    rng_key,
+    **options,
+  )
 
 
-def run(learner_, unrolls, publish=lambda acting, version: None):
-  """Learns each unroll once, to the end."""
-  batches = [on_cores(x, learner_.cores) for x in unrolls]
-  learner_.run(batches, publish, threading.Event())
+def run(learner_, unrolls):
+  """Learns each unroll once, to the end; returns the metrics."""
+  for unroll in unrolls:
+    for batch in experience.Once()(learner_.shares(unroll)):
+      learner_.learn(batch)
+  learner_.finish()
+  return learner_.measure()
 
 
-def experience(unroll):
+def num_experience(unroll):
   """How many steps are no reset, counted one by one."""
   step_type = unroll.inputs.timestep.step_type
   return sum(
@@ -87,99 +101,95 @@ def assert_close(actual, expected, rtol=1e-5):
   )
 
 
+def assert_same(actual, expected):
+  jax.tree.map(np.testing.assert_array_equal, actual, expected)
+
+
 @pytest.fixture(scope="module")
-def whole(parts):
-  """What one core makes of the whole batch at once."""
-  it = make(parts)
-  run(it, [parts[2]])
-  return it
+def whole():
+  """What one core makes of the whole batch at once; and its metrics."""
+  it = make()
+  return it, run(it, [unroll_of()])
 
 
 @pytest.mark.parametrize(
   ("num_cores", "micro_batches"), [(1, 4), (2, 1), (2, 4), (8, 2)]
 )
 def test_parts_and_cores_learn_what_the_whole_does(
-  parts, whole, num_cores, micro_batches
+  whole, num_cores, micro_batches
 ):
-  it = make(parts, num_cores, micro_batches)
-  run(it, [parts[2]])
-  assert_close(it.state.params, whole.state.params)
-  assert it.learned_steps == whole.learned_steps
+  expected, expected_line = whole
+  it = make(num_cores, micro_batches)
+  before = it.state.params
+  line = run(it, [unroll_of()])
+  assert_close(it.state.params, expected.state.params)
+  assert it.learned_steps == expected.learned_steps
   assert it.state.updates == 1
   for name in ("loss_policy_gradient", "loss_value", "loss_entropy"):
-    assert it.metrics[name] == pytest.approx(whole.metrics[name], rel=1e-4)
+    assert line[name] == pytest.approx(expected_line[name], rel=1e-4)
   assert not np.allclose(
-    jax.tree.leaves(whole.state.params)[-1],
-    jax.tree.leaves(parts[1].params)[-1],
+    jax.tree.leaves(it.state.params)[-1], jax.tree.leaves(before)[-1]
   )
 
 
 @pytest.mark.parametrize(
   ("num_cores", "micro_batches"), [(1, 1), (2, 1), (2, 4)]
 )
-def test_learned_steps_are_counted_exactly(
-  parts, make_unroll, num_cores, micro_batches
-):
-  agent, _, unroll = parts
-  other = make_unroll(agent, SPEC, LENGTH, np.full(BATCH, 0.3), seed=5)
-  it = make(parts, num_cores, micro_batches)
-  run(it, [unroll, other, unroll])
-  assert it.steps == 3
-  expected = 2 * experience(unroll) + experience(other)
-  assert it.learned_steps == expected
+def test_learned_steps_are_counted_exactly(num_cores, micro_batches):
+  unroll, other = unroll_of(), unroll_of(seed=5)
+  it = make(num_cores, micro_batches)
+  assert (it.measure()["learner_steps"], it.measure()["policy_lag"]) == (
+    0,
+    None,
+  )
+  line = run(it, [unroll, other, unroll])
+  expected = 2 * num_experience(unroll) + num_experience(other)
+  assert it.steps == line["learner_steps"] == 3
+  assert it.learned_steps == line["learned_steps"] == expected
   assert 0 < expected < 3 * BATCH * (LENGTH - 1)
 
 
 @pytest.mark.parametrize("micro_batches", [1, 4])
-def test_policy_lag_is_in_updates_over_the_steps_learned(parts, micro_batches):
+def test_policy_lag_is_in_updates_over_the_steps_learned(micro_batches):
   # No resets, so that every step weighs the same.
-  unroll = parts[2]
+  unroll = unroll_of()
   timestep = unroll.inputs.timestep
   timestep = timestep._replace(step_type=np.ones_like(timestep.step_type))
   unroll = unroll._replace(inputs=unroll.inputs._replace(timestep=timestep))
   version = np.arange(LENGTH)[:, None] - 10 * np.arange(BATCH)
   version[-1] = 10**6  # The last step only bootstraps.
   unroll = unroll._replace(version=version.astype(np.int32))
-  it = make(parts, 2, micro_batches)
+  it = make(2, micro_batches)
   # The mean of time 0..4 is 2; of rows 0..15, 7.5: version -73 on average.
-  run(it, [unroll])
-  assert it.metrics["policy_lag"] == pytest.approx(73.0, rel=1e-5)
-  run(it, [unroll, unroll])
-  assert it.metrics["policy_lag"] == pytest.approx(75.0, rel=1e-5)
+  assert run(it, [unroll])["policy_lag"] == pytest.approx(73.0, rel=1e-5)
+  line = run(it, [unroll, unroll])
+  assert line["policy_lag"] == pytest.approx(75.0, rel=1e-5)
 
 
-@pytest.mark.parametrize("micro_batches", [1, 2])
-def test_every_update_is_published_with_its_version(parts, micro_batches):
-  agent, _, unroll = parts
-  it, published = make(parts, 2, micro_batches), []
-
-  def publish(acting, version):
-    published.append((version, jax.device_get(acting)))
-    assert version == it.steps
-
-  run(it, [unroll, unroll], publish)
-  assert [version for version, _ in published] == [1, 2]
-  (_, first), (_, last) = published
-  jax.tree.map(np.testing.assert_array_equal, last, agent.acting(it.state))
-  kernel = jax.tree.leaves(first)[-1] - jax.tree.leaves(last)[-1]
-  assert np.abs(kernel).max() > 1e-3
-
-
-def test_stop_ends_it_after_the_update_under_way(parts):
-  it, stop = make(parts), threading.Event()
-  batch = on_cores(parts[2], it.cores)
-  it.run(itertools.repeat(batch), lambda acting, version: stop.set(), stop)
-  assert it.steps == 1
-  assert it.learned_steps == experience(parts[2])
+@pytest.mark.parametrize(("num_cores", "micro_batches"), [(1, 1), (2, 4)])
+def test_policy_lag_leaves_resets_out(num_cores, micro_batches):
+  """However the batch is cut, and however uneven its resets are."""
+  unroll = unroll_of()
+  version = -np.arange(LENGTH * BATCH, dtype=np.int32).reshape(LENGTH, BATCH)
+  it = make(num_cores, micro_batches)
+  line = run(it, [unroll._replace(version=version)])
+  weight = unroll.inputs.timestep.step_type[1:] != 0
+  expected = -(version[:-1] * weight).sum() / weight.sum()
+  assert line["policy_lag"] == pytest.approx(expected, rel=1e-5)
+  assert abs(expected + version[:-1].mean()) > 0.1
 
 
 @pytest.mark.parametrize("micro_batches", [1, 4])
-def test_warm_up_changes_nothing_but_saves_compiling(parts, micro_batches):
-  it = make(parts, 1, micro_batches)
-  batch = on_cores(parts[2], it.cores)
-  it.warm_up(batch)
-  assert (it.steps, it.learned_steps, it.metrics) == (0, 0, {})
-  jax.tree.map(np.testing.assert_array_equal, it.state.params, parts[1].params)
+def test_warm_up_changes_nothing_but_saves_compiling(micro_batches):
+  it = make(1, micro_batches)
+  before, shares = it.state, it.shares(unroll_of())
+  it.warm_up(it.shares(jax.tree.map(np.zeros_like, unroll_of())))
+  assert (it.steps, it.learned_steps, it.measure()["policy_lag"]) == (
+    0,
+    0,
+    None,
+  )
+  assert_same(it.state, before)
   compiled = []
 
   def listen(event, seconds, **_):
@@ -188,59 +198,410 @@ def test_warm_up_changes_nothing_but_saves_compiling(parts, micro_batches):
 
   jax.monitoring.register_event_duration_secs_listener(listen)
   try:
-    run(it, [parts[2]])
+    (batch,) = experience.Once()(shares)
+    it.learn(batch)
+    it.publish()
+    it.finish()
   finally:
     jax.monitoring.unregister_event_duration_listener(listen)
   assert compiled == []
   assert it.steps == 1
 
 
-@pytest.mark.parametrize("micro_batches", [1, 2])
-def test_every_update_and_core_has_a_key_of_its_own(parts, micro_batches):
-  agent, state, unroll = parts
+def noisy_agent():
+  """One whose metrics are the keys that two cores are given."""
+  agent = agent_of()
 
   def gradients(state, rng_key, batch):
     grads, output = agent.gradients(state, rng_key, batch)
     noise = jax.random.uniform(rng_key)
     everyone = jax.lax.all_gather(noise, sharding.CORES)
-    metrics = {"first": everyone[0], "second": everyone[1]}
-    return grads, output._replace(metrics=metrics)
+    noise = {"first": everyone[0], "second": everyone[1]}
+    return grads, output._replace(metrics=noise)
 
-  noisy = dataclasses.replace(
-    agent,
-    gradients=gradients,
-    update=base.composed_update(gradients, agent.apply),
-  )
-  it = make((noisy, state, unroll), 2, micro_batches)
+  update = base.composed_update(gradients, agent.apply)
+  return dataclasses.replace(agent, gradients=gradients, update=update)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_every_update_and_core_has_a_key_of_its_own(micro_batches):
+  it = make(2, micro_batches, noisy_agent())
   seen = []
   for _ in range(2):
-    run(it, [unroll])
-    seen += [it.metrics["first"], it.metrics["second"]]
+    line = run(it, [unroll_of()])
+    seen += [line["first"], line["second"]]
   assert len(set(seen)) == 4
 
 
-@pytest.mark.parametrize(("num_cores", "micro_batches"), [(1, 1), (2, 4)])
-def test_policy_lag_leaves_resets_out(parts, num_cores, micro_batches):
-  """However the batch is cut, and however uneven its resets are."""
-  unroll = parts[2]
-  version = -np.arange(LENGTH * BATCH, dtype=np.int32).reshape(LENGTH, BATCH)
-  it = make(parts, num_cores, micro_batches)
-  run(it, [unroll._replace(version=version)])
-  weight = unroll.inputs.timestep.step_type[1:] != 0
-  expected = -(version[:-1] * weight).sum() / weight.sum()
-  assert it.metrics["policy_lag"] == pytest.approx(expected, rel=1e-5)
-  assert abs(expected + version[:-1].mean()) > 0.1
+def test_the_key_decides_the_initial_state():
+  one, same, other = (
+    jax.tree.leaves(make(rng_key=jax.random.key(seed)).state.params)
+    for seed in (0, 0, 1)
+  )
+  assert_same(one, same)
+  assert any(np.any(a != b) for a, b in zip(one, other, strict=True))
 
 
-def test_micro_batches_that_do_not_divide_the_batch_are_refused(parts):
-  with pytest.raises(types.ConfigError, match="at least 1 micro-batch"):
-    make(parts, micro_batches=0)
+def test_what_is_learned_is_shared_out_in_order():
+  unroll, it = unroll_of(), make(4)
+  for i, share in enumerate(it.shares(unroll)):
+    rows = slice(4 * i, 4 * i + 4)
+    steps = jax.tree.map(lambda x, rows=rows: x[:, rows], tuple(unroll[:-1]))
+    core_state = jax.tree.map(lambda x, rows=rows: x[rows], unroll.core_state)
+    assert_same(tuple(share.unroll), (*steps, core_state))
+    assert share.priorities == ()
+    for leaf in jax.tree.leaves(share):
+      assert leaf.devices() == {jax.devices()[i]}
+
+
+# What is published
+
+
+def test_every_device_that_acts_has_what_was_published_last():
+  devices = [jax.devices()[i] for i in (5, 3)]
+  it = make(2, acting_on=devices)
+  first = jax.device_get(it.acting())
+
+  def check(expected, version):
+    for asked, device in ((None, devices[0]), *((x, x) for x in devices)):
+      acting, found = it.newest(asked)
+      assert found == version
+      assert_same(acting, expected)
+      for leaf in jax.tree.leaves(acting):
+        assert leaf.devices() == {device}
+
+  check(first, 0)
+  held, _ = it.newest()
+  (batch,) = experience.Once()(it.shares(unroll_of()))
+  it.learn(batch)
+  check(first, 0)
+  it.publish()
+  second = jax.device_get(it.acting())
+  check(second, 1)
+  gaps = jax.tree.map(lambda a, b: np.abs(a - b).max(), first, second)
+  assert max(jax.tree.leaves(gaps)) > 1e-3
+  # Who still acts by the old ones may.
+  it.learn(batch)
+  assert_same(held, first)
+
+
+def test_without_a_device_that_acts_the_first_core_has_what_is_published():
+  acting, _ = make(2).newest()
+  devices = [leaf.devices() for leaf in jax.tree.leaves(acting)]
+  assert devices == [{jax.devices()[0]}] * len(devices)
+
+
+class Watching(experience.Once):
+  """Notes what is published after each batch; stops after so many."""
+
+  def __init__(self, stop, most):
+    self.seen, self.resumed = [], []
+    self.learner, self._stop, self._most = None, stop, most
+
+  def __call__(self, shares):
+    yield from super().__call__(shares)
+    acting, version = self.learner.newest()
+    self.seen.append((version, self.learner.steps, jax.device_get(acting)))
+    if len(self.seen) == self._most:
+      self._stop.set()
+
+  def resume(self, updates):
+    self.resumed.append(updates)
+
+
+def watched(num_cores, most, micro_batches=1, **options):
+  stop = threading.Event()
+  source = Watching(stop, most)
+  source.learner = learner.Learner(
+    agent_of(),
+    config_of(num_cores, micro_batches, **options),
+    source,
+    KEY,
+    stop=stop,
+  )
+  return source.learner, source, stop
+
+
+def example(learner_):
+  return jax.tree.map(np.zeros_like, learner_.shares(unroll_of())[0])
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_a_run_publishes_every_update_with_its_version(micro_batches):
+  it, source, _ = watched(2, 2, micro_batches, queue_capacity=2)
+  for _ in range(2):
+    for share in it.shares(unroll_of()):
+      assert it.inbox.put(share)
+  it.run(lambda: example(it))
+  assert [(version, steps) for version, steps, _ in source.seen] == [
+    (1, 1),
+    (2, 2),
+  ]
+  same = make(2, micro_batches)
+  for *_, acting in source.seen:
+    run(same, [unroll_of()])
+    assert_close(acting, jax.device_get(same.acting()))
+  assert it.learned_steps == 2 * num_experience(unroll_of())
+
+
+def test_stop_ends_a_run_after_the_update_under_way(monkeypatch):
+  it, _, stop = watched(1, 100, queue_capacity=3)
+  monkeypatch.setattr(it, "publish", stop.set)
+  for _ in range(3):
+    assert it.inbox.put(it.shares(unroll_of())[0])
+  it.run(lambda: example(it))
+  assert it.steps == 1
+  assert it.learned_steps == num_experience(unroll_of())
+
+
+def test_a_run_waits_for_experience_and_says_so():
+  it, _, stop = watched(1, 1)
+  with concurrent.futures.ThreadPoolExecutor() as pool:
+    running = pool.submit(it.run, lambda: example(it))
+    deadline = time.monotonic() + 60
+    while it.measure()[metrics.WAIT_EXPERIENCE] < 0.9:
+      assert time.monotonic() < deadline
+      time.sleep(0.1)
+    assert it.steps == 0 and not running.done()
+    assert it.inbox.put(it.shares(unroll_of())[0])
+    running.result(60)
+  assert it.steps == 1 and stop.is_set()
+
+
+# The inbox
+
+
+def share_of(number):
+  return types.Share(np.full((2, 3), number))
+
+
+def inbox_of(num_cores, capacity):
+  stop = threading.Event()
+  cores = jax.devices()[2 : 2 + num_cores]
+  return learner.Inbox(cores, capacity, stop, metrics.Waits()), stop
+
+
+def numbers(shares):
+  return [int(share.unroll[0, 0]) for share in shares]
+
+
+def test_an_inbox_fills_its_cores_evenly_and_in_order():
+  inbox, _ = inbox_of(num_cores=3, capacity=2)
+  for number in range(6):
+    assert inbox.put(share_of(number))
+  for expected in ([0, 1, 2], [3, 4, 5]):
+    shares = inbox.get()
+    assert numbers(shares) == expected
+    devices = [share.unroll.devices() for share in shares]
+    assert devices == [{core} for core in jax.devices()[2:5]]
+
+
+def test_a_full_inbox_blocks_and_drops_nothing():
+  inbox, _ = inbox_of(num_cores=2, capacity=1)
+  with concurrent.futures.ThreadPoolExecutor() as pool:
+    puts = [pool.submit(inbox.put, share_of(number)) for number in range(2)]
+    assert [put.result(10) for put in puts] == [True, True]
+    more = pool.submit(inbox.put, share_of(2))
+    time.sleep(0.3)
+    assert not more.done()
+    assert sorted(numbers(inbox.get())) == [0, 1]
+    assert more.result(10)
+    # There is none for the other core yet.
+    got = pool.submit(inbox.get)
+    time.sleep(0.3)
+    assert not got.done()
+    assert inbox.put(share_of(3))
+    assert numbers(got.result(10)) == [2, 3]
+
+
+def test_stop_ends_every_wait_at_an_inbox():
+  inbox, stop = inbox_of(num_cores=1, capacity=1)
+  empty, _ = inbox_of(num_cores=1, capacity=1)
+  empty._stop = stop
+  assert inbox.put(share_of(0))
+  with concurrent.futures.ThreadPoolExecutor() as pool:
+    put, got = pool.submit(inbox.put, share_of(1)), pool.submit(empty.get)
+    time.sleep(0.2)
+    assert not put.done() and not got.done()
+    stop.set()
+    assert put.result(10) is False
+    assert got.result(10) is None
+
+
+# What a checkpoint keeps
+
+
+def test_a_learner_that_was_saved_goes_on_as_if_it_had_not_been():
+  agent = noisy_agent()
+  it = make(2, agent=agent)
+  run(it, [unroll_of()])
+  # One update is still under way.
+  (batch,) = experience.Once()(it.shares(unroll_of(5)))
+  it.learn(batch)
+  saved = jax.device_get(it.saved())
+  learned = num_experience(unroll_of()) + num_experience(unroll_of(5))
+  assert saved["learned_steps"] == learned
+  source = Watching(None, 0)
+  other = learner.Learner(
+    agent, config_of(2), source, jax.random.key(99), acting_on=jax.devices()[:1]
+  )
+  other.restore(saved)
+  assert source.resumed == [2]
+  assert (other.steps, other.learned_steps) == (2, learned)
+  acting, version = other.newest()
+  assert version == 2
+  assert_same(acting, jax.device_get(it.acting()))
+  assert_same(other.policy({"learner": saved}), jax.device_get(it.acting()))
+  lines = [run(x, [unroll_of(), unroll_of(5)]) for x in (it, other)]
+  assert_same(it.state, jax.device_get(other.state))
+  for name in ("first", "second", "learner_steps", "learned_steps"):
+    assert lines[0][name] == lines[1][name]
+
+
+# New priorities
+
+
+def weighing_agent():
+  """One of `experience_test`; its priorities say of which window they are.
+
+  And of which update: the state counts them.
+  """
+
+  def update(state, rng_key, batch):
+    del rng_key
+    unroll, start = batch.unroll.version[0], batch.unroll.action[0]
+    priorities = 1.0 + 100 * state + 10 * unroll + start
+    return state + 1, types.LossOutput(jnp.float32(1), {}, priorities)
+
+  return dataclasses.replace(experience_test.agent_of(), update=update)
+
+
+def priority_of(update, unroll, start):
+  return 1.0 + 100 * update + 10 * unroll + start
+
+
+class Prioritized:
+  """A learner of a prioritized replay, and what each window should weigh."""
+
+  def __init__(self, num_cores, stop=None):
+    config = experience_test.replay_config(
+      experience.PrioritizedConfig,
+      ratio=12.0,
+      batch_size=4 * num_cores,
+      priority_exponent=1.0,
+    )
+    self.source = experience_test.source_of(config, num_cores)
+    self.learner = learner.Learner(
+      weighing_agent(), config_of(num_cores), self.source, KEY, stop=stop
+    )
+    self.shares = [
+      share._replace(unroll=share.unroll._replace(inputs=no_resets(share)))
+      for share in experience_test.with_priorities(0, num_cores)
+    ]
+    self.num_cores, self._learned = num_cores, 0
+    windows = range(experience_test.WINDOWS)
+    self.expected = [
+      {(2 * core + i, start): 1.0 for i in range(2) for start in windows}
+      for core in range(num_cores)
+    ]
+
+  def learned(self, batch):
+    """Notes what is expected after one more update."""
+    for core, part in enumerate(batch.parts):
+      for window in experience_test.drawn(part):
+        self.expected[core][window] = priority_of(self._learned, *window)
+    self._learned += 1
+
+  def check(self):
+    for core in range(self.num_cores):
+      masses = experience_test.masses(self.source, core)
+      assert masses == pytest.approx(self.expected[core], rel=1e-5)
+
+
+def no_resets(share):
+  timestep = dm_env.TimeStep(
+    step_type=np.ones_like(share.unroll.version),
+    reward=(),
+    discount=(),
+    observation=(),
+  )
+  return types.Inputs(
+    jax.device_put(timestep, share.unroll.version.device), (), ()
+  )
+
+
+@pytest.mark.parametrize("num_cores", [1, 2, 3])
+@pytest.mark.parametrize("ahead", [1, 2, 3])
+def test_each_batchs_priorities_land_at_its_own_windows(num_cores, ahead):
+  """However many batches are taken before they are learned."""
+  it = Prioritized(num_cores)
+  batches, count = it.source(it.shares), 0
+  while taken := list(itertools.islice(batches, ahead)):
+    for batch in taken:
+      it.learner.learn(batch)
+      it.learned(batch)
+      it.check()
+      count += 1
+  assert count == 24
+
+
+def test_a_run_gives_each_batchs_priorities_to_its_own_windows(monkeypatch):
+  stop, taken = threading.Event(), []
+  it = Prioritized(2, stop)
+  learn = it.learner.learn
+
+  def watched_learn(batch):
+    learn(batch)
+    taken.append(batch)
+    if len(taken) == 24:
+      stop.set()
+
+  monkeypatch.setattr(it.learner, "learn", watched_learn)
+  for share in it.shares:
+    assert it.learner.inbox.put(share)
+  it.learner.run(lambda: jax.tree.map(np.zeros_like, it.shares[0]))
+  for batch in taken:
+    it.learned(batch)
+  it.check()
+
+
+# What is refused
+
+
+def test_micro_batches_that_do_not_divide_the_batch_are_refused():
   with pytest.raises(types.ConfigError, match="3 parts divide"):
-    run(make(parts, micro_batches=3), [parts[2]])
+    run(make(micro_batches=3), [unroll_of()])
+  config = config_of(2, 4)
+  config.check_divides("batch_size", 16, 8)
+  with pytest.raises(types.ConfigError, match=r"batch_size that 2 .* 4 .*12"):
+    config.check_divides("batch_size", 12, 8)
 
 
-def test_an_agent_that_loops_has_no_micro_batches(parts):
-  agent, state, unroll = parts
-  looping = dataclasses.replace(agent, applies_once=False)
+def test_an_agent_that_needs_whole_batches_has_no_micro_batches():
+  needs = base.Needs(whole_batches=True)
+  looping = dataclasses.replace(agent_of(), needs=needs)
+  make(1, 1, looping)
   with pytest.raises(types.ConfigError, match="minibatches of its own"):
-    make((looping, state, unroll), micro_batches=2)
+    make(1, 2, looping)
+
+
+@pytest.mark.parametrize(
+  "name", ["unroll_length", "micro_batches", "batch_size", "queue_capacity"]
+)
+def test_config_out_of_range_is_refused_with_its_name(name):
+  with pytest.raises(types.ConfigError, match=f"expected {name} from 1"):
+    learner.InboxConfig(**{name: 0})
+
+
+@pytest.mark.parametrize("devices", [(), (0, 0), (0, 8)])
+def test_devices_that_cannot_learn_are_refused(devices):
+  config = learner.Config(learner_devices=devices)
+  with pytest.raises(types.ConfigError, match="learner devices"):
+    learner.Learner(agent_of(), config, experience.Once(), KEY)
+
+
+def test_sizes_of_a_config():
+  config = learner.InboxConfig(5, (1, 2), 4, batch_size=16)
+  assert (config.num_cores, config.parts) == (2, 8)
+  assert (config.batch_steps, config.share_size) == (80, 8)
+  assert config.cores() == jax.devices()[1:3]

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from seedx import metrics, types
+from seedx.app import plot
 
 
 class FakeClock:
@@ -177,10 +178,10 @@ def test_timing_is_cheap():
 )
 def test_bottleneck(requests, queue, unrolls, expected):
   waits = {
-    "inference_wait_requests": requests,
-    "inference_wait_queue": queue,
-    "inference_wait_device": 1.0 - requests - queue,
-    "learner_wait_unrolls": unrolls,
+    "acting_wait_environments": requests,
+    "acting_wait_learner": queue,
+    "acting_wait_device": 1.0 - requests - queue,
+    "learning_wait_experience": unrolls,
   }
   assert metrics.bottleneck(waits) == expected
 
@@ -327,9 +328,9 @@ LINE = {
   "steps_per_second": 490_000.0,
   "episode_return": 187.34,
   "policy_lag": 2.13,
-  "inference_wait_requests": 0.1,
-  "inference_wait_queue": 0.7,
-  "learner_wait_unrolls": 0.0,
+  "acting_wait_environments": 0.1,
+  "acting_wait_learner": 0.7,
+  "learning_wait_experience": 0.0,
 }
 
 
@@ -361,9 +362,9 @@ def test_row_with_the_widest_values_fits_80_columns():
     "steps_per_second": 1.234,
     "episode_return": -123456.7,
     "policy_lag": 1234.5,
-    "inference_wait_requests": 1.0,
-    "inference_wait_queue": 0.0,
-    "learner_wait_unrolls": 1.0,
+    "acting_wait_environments": 1.0,
+    "acting_wait_learner": 0.0,
+    "learning_wait_experience": 1.0,
   }
   sink.write(wide)
   header, row = stream.getvalue().splitlines()
@@ -513,8 +514,13 @@ BLUE = (0.0, 0x72 / 255, 0xB2 / 255)
 def draw(tmp_path, episode_returns, title="title"):
   source, picture = tmp_path / "metrics.jsonl", tmp_path / "curve.png"
   write_metrics(source, episode_returns)
-  metrics.learning_curve(source, picture, title)
+  draw_lines(source, picture, title)
   return picture
+
+
+def draw_lines(source, picture, title="title"):
+  """As a run does at its end."""
+  plot.draw({title: {"ppo": [metrics.read_lines(source)]}}, picture)
 
 
 def test_curve_is_drawn_in_a_thread_without_a_display(tmp_path, monkeypatch):
@@ -539,7 +545,7 @@ def panels_of(monkeypatch):
   class Figure(figure.Figure):
     def subplots(self, *args, **kwargs):
       axes = super().subplots(*args, **kwargs)
-      panels.extend(axes)
+      panels.extend(np.ravel(axes))
       return axes
 
   monkeypatch.setattr(figure, "Figure", Figure)
@@ -551,11 +557,12 @@ def test_curve_is_against_env_steps_and_time_without_the_nulls(
 ):
   panels = panels_of(monkeypatch)
   draw(tmp_path, [None, None, 3.0, 5.0])
-  against_steps, against_time = (
-    panel.lines[0].get_xydata() for panel in panels
-  )
-  np.testing.assert_array_equal(against_steps, [[2000, 3.0], [3000, 5.0]])
-  np.testing.assert_array_equal(against_time, [[4, 3.0], [6, 5.0]])
+  for panel, ends in zip(panels, ([2000, 3000], [4, 6]), strict=True):
+    x, returns = panel.lines[0].get_xydata().T
+    np.testing.assert_allclose(returns, np.interp(x, ends, [3.0, 5.0]))
+    assert x[-1] == ends[1] and returns[-1] == 5.0
+    # There is no line before the first episode.
+    assert ends[0] <= x[0] < ends[0] + (ends[1] - ends[0]) / 20
   assert [panel.get_xlabel() for panel in panels] == [
     *("env steps", "wall time (seconds)")
   ]
@@ -577,16 +584,19 @@ def test_curve_leaves_out_what_a_resumed_run_has_overtaken(
   first = source.read_text()
   write_metrics(source, [None, 4.0, 5.0])
   source.write_text(first + "".join(source.read_text().splitlines(True)[1:]))
-  metrics.learning_curve(source, tmp_path / "curve.png", "title")
-  assert panels[0].lines[0].get_ydata().tolist() == [1.0, 4.0, 5.0]
+  draw_lines(source, tmp_path / "curve.png")
+  steps, returns = panels[0].lines[0].get_xydata().T
+  expected = np.interp(steps, [0, 1000, 2000], [1.0, 4.0, 5.0])
+  assert steps[-1] == 2000
+  np.testing.assert_allclose(returns, expected)
 
 
 def test_curve_without_episodes_says_so(tmp_path, monkeypatch):
   panels = panels_of(monkeypatch)
-  picture = draw(tmp_path, [None, None])
+  draw(tmp_path, [None, None])
   for panel in panels:
     assert "no episode" in panel.texts[0].get_text()
-  assert ink(picture, BLUE) == 0
+    assert not panel.lines
 
 
 def test_curve_of_an_empty_file_can_be_drawn(tmp_path):

@@ -14,8 +14,10 @@ import pytest
 import tree
 
 from seedx import envs, launch, trees, types
+from seedx.acting import thin_actor
 from seedx.agents import a2c, vtrace
 from seedx.envs import messages, observations, process_adapter, worker
+from seedx.learning import learner
 from seedx.pipelines import seed as seed_pipeline
 from seedx.pipelines import sync
 from tests import running
@@ -310,10 +312,13 @@ def test_an_environment_without_a_legal_action_is_named(start):
 
 def test_a_transform_sees_batches(start):
   options = {"shift": 3}
-  config = config_of("Masked", transform=f"{__name__}:first_image")
+  config = config_of("Masked", observation_transform=f"{__name__}:first_image")
   assert envs.spec(config).observation.shape == (2,)
   rows = start(
-    "counting_dm", 2, options, fields={"transform": f"{__name__}:doubled"}
+    "counting_dm",
+    2,
+    options,
+    fields={"observation_transform": f"{__name__}:doubled"},
   ).recv()
   assert rows.timestep.observation.tolist() == [[6, 0, 0, 0], [8, 0, 0, 0]]
   assert rows.timestep.observation.dtype == np.float32
@@ -406,7 +411,9 @@ def test_the_spec_costs_one_process(tmp_path, monkeypatch):
   config = config_of("counting_dm", {"shift": np.int64(11)})
   assert envs.spec(config) == envs.spec(config)
   doubling = config_of(
-    "counting_dm", {"shift": np.int64(11)}, transform=f"{__name__}:doubled"
+    "counting_dm",
+    {"shift": np.int64(11)},
+    observation_transform=f"{__name__}:doubled",
   )
   assert envs.spec(doubling).action == envs.spec(config).action
   assert len(started) == 1
@@ -474,7 +481,7 @@ def test_options_go_through_a_pipe():
 
 def assert_one_line(error, config):
   assert "\n" not in str(error)
-  assert config.env_id in str(error)
+  assert config.env in str(error)
 
 
 @pytest.mark.parametrize(
@@ -752,42 +759,36 @@ def test_who_can_draw_is_let_pass():
 
 
 def test_sync_trains_on_one():
-  agent = a2c.Config(hidden_sizes=(8,))
   config = sync.Config(
     env=config_of("cartpole"),
-    make_agent=lambda spec, axis: a2c.make(spec, agent, axis),
+    agent=a2c.Config(hidden_sizes=(8,)),
     total_steps=400,
-    seed=0,
     num_envs=4,
-    unroll_length=5,
     env_threads=2,
+    learner=learner.Config(unroll_length=5),
   )
-  trainer = sync.Trainer(config, [])
-  for _ in trainer.steps():
-    pass
-  assert trainer.progress.env_steps >= 400
-  assert trainer.learner.steps >= 20
-  assert np.isfinite(trainer.learner.metrics["loss_value"])
+  trained = running.Own(sync, config)
+  trained.run()
+  assert trained.acted.env_steps >= 400
+  assert trained.learner.steps >= 20
+  assert np.isfinite(trained.learner.measure()["loss_value"])
 
 
 def test_seed_trains_on_one_with_a_thin_actor(tmp_path):
-  agent = vtrace.Config(hidden_sizes=(8,))
   config = seed_pipeline.Config(
     env=config_of("cartpole"),
-    make_agent=lambda spec, axis: vtrace.make(spec, agent, axis),
+    agent=vtrace.Config(hidden_sizes=(8,)),
     address=f"unix:{tmp_path}/learner",
     total_steps=1_000,
-    seed=0,
-    num_actors=1,
-    envs_per_actor=8,
-    actor_batch_size=4,
-    unroll_length=5,
-    batch_size=8,
+    actors=thin_actor.Config(
+      num_actors=1, envs_per_actor=8, actor_batch_size=4
+    ),
+    learner=learner.InboxConfig(unroll_length=5, batch_size=8),
     log_seconds=0.1,
   )
-  node = seed_pipeline.actors(config)
-  assert not node.needs_jax
   run = running.Running(seed_pipeline, config, actors=0)
+  (node,) = run.nodes
+  assert not node.needs_jax
   with run:
     processes = launch.Processes([node])
     try:

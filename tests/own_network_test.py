@@ -30,8 +30,9 @@ class Gained(nn.Module):
 def test_any_pipeline_trains_it(pipeline, name, tmp_path):
   own, nodes = pipelines_test.make(pipeline, name, tmp_path, torso=Gained())
   acting = []
+  process = own.process
   last = pipelines_test.run_all(
-    own, nodes, finish=lambda: acting.append(own.acting(own.saved()))
+    own, nodes, finish=lambda: acting.append(process.policy(process.saved()))
   )
   assert last["env_steps"] >= pipelines_test.TOTAL_STEPS
   leaves = jax.tree_util.tree_leaves_with_path(acting[0])
@@ -43,12 +44,12 @@ def test_any_pipeline_trains_it(pipeline, name, tmp_path):
 
 
 _SCRIPT = """
-import tempfile
-
 import flax.linen as nn
 
-from seedx import envs, launch
-from seedx.agents import a2c, base
+from seedx import app
+from seedx.acting import sessions
+from seedx.agents import a2c
+from seedx.learning import learner
 from seedx.pipelines import impala
 
 
@@ -59,24 +60,15 @@ class Torso(nn.Module):
 
 
 if __name__ == "__main__":
-  with tempfile.TemporaryDirectory() as sockets:
-    config = impala.Config(
-      env=envs.Config("CartPole-v1"),
-      make_agent=base.Maker(a2c.make, a2c.Config(torso=Torso())),
-      total_steps=400,
-      seed=0,
-      unroll_length=5,
-      address=f"unix:{sockets}/learner",
-      num_actors=1,
-      envs_per_actor=4,
-      batch_size=4,
-    )
-    processes = launch.Processes([impala.actors(config)])
-    try:
-      last = impala.Learner(config, []).run(processes.check)
-    finally:
-      processes.stop()
-  print("learned", last["learner_steps"] > 2)
+  config = impala.Config(
+    agent=a2c.Config(torso=Torso()),
+    total_steps=400,
+    actors=sessions.Config(num_actors=1, envs_per_actor=4),
+    learner=learner.InboxConfig(unroll_length=5, batch_size=4),
+  )
+  run = app.train(config, run_dir="run", show=False)
+  print("learned", run.metrics["learner_steps"] > 2)
+  print("loaded", app.load("run", config=config).env_steps >= 400)
 """
 
 
@@ -91,4 +83,6 @@ def test_the_script_itself_can_define_it_for_other_processes(tmp_path):
     text=True,
     timeout=120,
   )
-  assert done.stdout.strip() == "learned True", done.stderr
+  assert done.stdout.split() == ["learned", "True", "loaded", "True"], (
+    done.stderr
+  )

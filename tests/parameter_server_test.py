@@ -13,7 +13,7 @@ import pytest
 
 from seedx import envs, types, wire
 from seedx.agents import base, dqn
-from seedx.runtime import parameter_server
+from seedx.pipelines.gorila import parameter_server
 from tests import fakes
 
 SIZE = 7
@@ -221,11 +221,12 @@ def test_shards_together_update_as_the_whole_agent_does(optimizer, num_shards):
     hidden_sizes=(4,),
     optimizer=optimizer,
     target_period=2,
-    decay_updates=10,
     learning_rate_end=0.0,
     max_gradient_norm=1e6,
   )
-  agent = dqn.make(envs.spec(envs.Config("CartPole-v1")), config)
+  agent = config.make(
+    envs.spec(envs.Config("CartPole-v1")), None, base.Horizon(100, 10)
+  )
   whole = agent.init(jax.random.key(0))
   flat, unravel = jax.flatten_util.ravel_pytree(whole.params)
   shards = [parameter_server.Shard(agent, 10) for _ in range(num_shards)]
@@ -248,10 +249,10 @@ def test_shards_together_update_as_the_whole_agent_does(optimizer, num_shards):
 
 
 def test_a_restart_goes_on_in_the_schedule():
-  config = dqn.Config(
-    decay_updates=10, learning_rate_end=0.0, hidden_sizes=(4,)
+  config = dqn.Config(learning_rate_end=0.0, hidden_sizes=(4,))
+  agent = config.make(
+    envs.spec(envs.Config("CartPole-v1")), None, base.Horizon(100, 10)
   )
-  agent = dqn.make(envs.spec(envs.Config("CartPole-v1")), config)
   steps = []
   for version in (0, 9, 10):
     shard = parameter_server.Shard(agent, 10)

@@ -1,5 +1,6 @@
 """Every agent in every pipeline that takes it, as the README's table says."""
 
+import importlib
 import pathlib
 import re
 import threading
@@ -7,12 +8,12 @@ import threading
 import numpy as np
 import pytest
 
-from experiments import a3c as a3c_program
-from experiments import impala as impala_program
-from seedx import envs, types
-from seedx.agents import a2c, base, dqn, ppo, vtrace
+from seedx import app, envs, types
+from seedx.acting import local_actor, sessions, thin_actor
+from seedx.agents import a2c, dqn, ppo, vtrace
+from seedx.learning import experience, learner
 from seedx.pipelines import a3c, apex, gorila, impala, seed, sync
-from seedx.runtime import feeds
+from tests import running
 
 AGENTS = {"a2c": a2c, "vtrace": vtrace, "ppo": ppo, "dqn": dqn}
 CELLS = [
@@ -33,18 +34,68 @@ CELLS = [
   ("gorila", "dqn"),
   ("apex", "dqn"),
 ]
-PIPELINES = ("sync", "seed", "impala", "a3c", "gorila", "apex")
-REPLAY = {"capacity": 1000, "min_steps": 60, "batch_size": 8, "ratio": 1.0}
+MODULES = {
+  "sync": sync,
+  "seed": seed,
+  "impala": impala,
+  "a3c": a3c,
+  "gorila": gorila,
+  "apex": apex,
+}
+PIPELINES = tuple(MODULES)
+REPLAY = {
+  "replay_capacity": 1000,
+  "replay_min_steps": 60,
+  "replay_batch_size": 8,
+  "replay_ratio": 1.0,
+}
 TOTAL_STEPS = 600
 
 
-def make_agent(pipeline, name, **own):
-  fields = {"hidden_sizes": (8,), "learning_rate": 1e-2, **own}
+def agent_config(pipeline, name, **own):
+  """A small agent; `own` are fields of its config."""
+  fields = {"hidden_sizes": (8,), "learning_rate": 1e-2, "reward_scale": 1.0}
   if name == "ppo":
     fields |= {"epochs": 2, "minibatches": 2}
   if name == "dqn":
     fields |= {"n_step": 2, "replayed": pipeline != "a3c"}
-  return base.Maker(AGENTS[name].make, AGENTS[name].Config(**fields))
+  return AGENTS[name].Config(**fields | own)
+
+
+def config_of(pipeline, name, tmp_path, total_steps=TOTAL_STEPS, **own):
+  """A small run; `own` are fields of the agent's config."""
+  common = {
+    "env": envs.Config("CartPole-v1"),
+    "agent": agent_config(pipeline, name, **own),
+    "total_steps": total_steps,
+    "seed": 0,
+    "log_seconds": 0.05,
+  }
+  uniform = experience.ReplayConfig(**REPLAY)
+  replayed = {"replay": uniform if name == "dqn" else None}
+  inbox = learner.InboxConfig(unroll_length=5, batch_size=4)
+  workers = {
+    "workers": local_actor.WorkersConfig(
+      num_workers=2, envs_per_worker=4, unroll_length=5
+    )
+  }
+  if pipeline == "sync":
+    own = {"num_envs": 4, "learner": learner.Config(unroll_length=5)}
+    config = sync.Config(**common, **own, **replayed)
+  elif pipeline == "seed":
+    actors = thin_actor.Config(num_actors=2, envs_per_actor=4)
+    config = seed.Config(**common, actors=actors, learner=inbox, **replayed)
+  elif pipeline == "a3c":
+    config = a3c.Config(**common, **workers)
+  elif pipeline == "gorila":
+    config = gorila.Config(**common, **workers, replay=uniform)
+  else:
+    actors = sessions.Config(num_actors=2, envs_per_actor=4)
+    config = impala.Config(**common, actors=actors, learner=inbox)
+    if pipeline == "apex":
+      replay = experience.PrioritizedConfig(**REPLAY)
+      config = apex.Config(**vars(config), replay=replay)
+  return config.with_sockets(str(tmp_path))
 
 
 def make(pipeline, name, tmp_path, total_steps=TOTAL_STEPS, **own):
@@ -52,48 +103,9 @@ def make(pipeline, name, tmp_path, total_steps=TOTAL_STEPS, **own):
 
   `own` are fields of the agent's config.
   """
-  common = {
-    "env": envs.Config("CartPole-v1"),
-    "make_agent": make_agent(pipeline, name, **own),
-    "total_steps": total_steps,
-    "seed": 0,
-    "unroll_length": 5,
-    "log_seconds": 0.05,
-  }
-  uniform = feeds.ReplayConfig(**REPLAY) if name == "dqn" else None
-  actors = {
-    "address": f"unix:{tmp_path}/learner",
-    "num_actors": 2,
-    "envs_per_actor": 4,
-    "batch_size": 4,
-  }
-  workers = {"num_workers": 2, "envs_per_worker": 4}
-  if pipeline == "sync":
-    config = sync.Config(**common, num_envs=4, replay=uniform)
-    return sync.Trainer(config, []), []
-  if pipeline == "seed":
-    config = seed.Config(**common, **actors, actor_batch_size=4, replay=uniform)
-    return seed.Learner(config, []), [seed.actors(config)]
-  if pipeline == "impala":
-    config = impala.Config(**common, **actors)
-    return impala.Learner(config, []), [impala.actors(config)]
-  if pipeline == "apex":
-    replay = feeds.PrioritizedConfig(**REPLAY)
-    config = apex.Config(**common, **actors, replay=replay)
-    return apex.Learner(config, []), [apex.actors(config)]
-  if pipeline == "a3c":
-    config = a3c.Config(**common, **workers)
-    return a3c.Trainer(config, []), []
-  config = gorila.Config(
-    **common,
-    **workers,
-    address=f"unix:{tmp_path}/coordinator",
-    server_addresses=[f"unix:{tmp_path}/server-{i}" for i in range(2)],
-    replay=feeds.ReplayConfig(**REPLAY),
-    max_gradient_norm=0.5,
-  )
-  nodes = [*gorila.servers(config), gorila.workers(config)]
-  return gorila.Coordinator(config, []), nodes
+  config = config_of(pipeline, name, tmp_path, total_steps, **own)
+  made = running.Own(MODULES[pipeline], config)
+  return made, made.nodes
 
 
 def train(pipeline, name, tmp_path):
@@ -155,6 +167,21 @@ def test_it_learns(pipeline, name, tmp_path):
     assert last["wire_bytes"] > 4 * last["env_steps"]
 
 
+@pytest.mark.parametrize("pipeline", PIPELINES)
+def test_sockets_are_given_where_no_address_is(pipeline, tmp_path):
+  name = "dqn" if pipeline in ("gorila", "apex") else "a2c"
+  config = config_of(pipeline, name, tmp_path)
+  assert config.with_sockets("elsewhere") == config
+  given = [
+    *([config.address] if hasattr(config, "address") else []),
+    *getattr(config, "server_addresses", ()),
+  ]
+  assert len(set(given)) == len(given)
+  expected = {"sync": 0, "a3c": 0, "gorila": 3}
+  assert len(given) == expected.get(pipeline, 1)
+  assert all(x.startswith(f"unix:{tmp_path}/") for x in given)
+
+
 @pytest.mark.parametrize(
   ("pipeline", "name", "reason"),
   [
@@ -203,15 +230,17 @@ def test_the_readmes_table_is_what_is_tested():
 @pytest.mark.parametrize(
   ("program", "words", "reason"),
   [
-    (impala_program, "--agent dqn", "expected a replay"),
-    (a3c_program, "--agent ppo", "takes several steps"),
-    (impala_program, "--agent sarsa", "invalid choice"),
+    ("impala", "--agent dqn", "expected a replay"),
+    ("a3c", "--agent ppo", "takes several steps"),
+    ("impala", "--agent sarsa", "invalid choice"),
   ],
 )
 def test_a_program_exits_with_2_and_the_reason(
   program, words, reason, tmp_path, capfd
 ):
+  module = importlib.import_module(f"experiments.{program}")
+  words = ["--run-dir", str(tmp_path), *words.split()]
   with pytest.raises(SystemExit) as caught:
-    program.main(["--run-dir", str(tmp_path), *words.split()])
+    app.main(module.EXPERIMENT, words, module.__name__)
   assert caught.value.code == 2
   assert reason in capfd.readouterr().err

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from matplotlib import figure, image, text
 
-from experiments import options, plot, runs
 from seedx import types
+from seedx.app import plot, run_dirs, statistics
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -28,7 +28,7 @@ def make_run(
   path,
   returns=(1.0, 2.0),
   *,
-  experiment="experiments.ppo",
+  experiment="ppo",
   env="CartPole-v1",
   seed=0,
   steps=None,
@@ -38,9 +38,11 @@ def make_run(
   path.mkdir(parents=True, exist_ok=True)
   content = {
     "experiment": experiment,
-    "seedx": "0.1.0",
-    "format": 1,
-    "options": {"env": env, "seed": seed, "run_dir": str(path), **more},
+    "pipeline": "seedx.pipelines.sync:Config",
+    "agent": "seedx.agents.ppo:Config",
+    "seedx": "0.2.0",
+    "format": 2,
+    "options": {"env": env, "seed": seed, **more},
   }
   (path / "config.json").write_text(json.dumps(content))
   steps = range(100, 100 * len(returns) + 1, 100) if steps is None else steps
@@ -60,14 +62,14 @@ def constant(value, first=0.0, last=10.0):
 
 def test_the_mean_is_of_the_middle_half():
   curves = [constant(value) for value in (3.0, 1.0, 1000.0, 5.0)]
-  mean, _, _ = plot.iqm(curves, np.array([5.0]))
+  mean, _, _ = statistics.iqm(curves, np.array([5.0]))
   assert mean.tolist() == [4.0]
   curves = [constant(value) for value in (1, 2, 3, 4, 6, 7, 8, 1e6)]
-  mean, _, _ = plot.iqm(curves, np.array([5.0]))
+  mean, _, _ = statistics.iqm(curves, np.array([5.0]))
   assert mean.tolist() == [5.0]
   # A quarter of three is no whole curve, so none is left out.
   curves = [constant(value) for value in (1.0, 2.0, 9.0)]
-  mean, _, _ = plot.iqm(curves, np.array([5.0]))
+  mean, _, _ = statistics.iqm(curves, np.array([5.0]))
   assert mean.tolist() == [4.0]
 
 
@@ -77,7 +79,7 @@ def test_it_begins_where_all_curves_have_begun_and_none_ends():
     np.array([[10, 4.0], [20, 4.0]]),
     np.array([[0, 0.0], [10, 30.0]]),
   ]
-  mean, low, high = plot.iqm(curves, np.array([-1.0, 0, 5, 10, 15, 20]))
+  mean, low, high = statistics.iqm(curves, np.array([-1.0, 0, 5, 10, 15, 20]))
   np.testing.assert_allclose(
     mean, [np.nan, np.nan, np.nan, 44 / 3, (15 + 4 + 30) / 3, 18]
   )
@@ -87,14 +89,14 @@ def test_it_begins_where_all_curves_have_begun_and_none_ends():
 
 
 def test_the_interval_of_equal_runs_is_a_point():
-  mean, low, high = plot.iqm([constant(7.0)] * 5, np.array([1.0, 9.0]))
+  mean, low, high = statistics.iqm([constant(7.0)] * 5, np.array([1.0, 9.0]))
   assert mean.tolist() == low.tolist() == high.tolist() == [7.0, 7.0]
 
 
 def test_as_many_curves_are_drawn_as_there_are():
   # Of four drawn, three are the one that is 1 in 5% of cases: a mean of 1.
   curves = [constant(value) for value in (0.0, 0.0, 0.0, 1.0)]
-  mean, low, high = plot.iqm(curves, np.array([5.0]))
+  mean, low, high = statistics.iqm(curves, np.array([5.0]))
   assert (mean, low, high) == (0.0, 0.0, 1.0)
 
 
@@ -102,9 +104,9 @@ def test_the_interval_contains_the_mean_and_is_the_same_every_time():
   rng = np.random.default_rng(0)
   for count in (2, 3, 4, 5, 10):
     curves = [constant(value) for value in rng.exponential(size=count)]
-    mean, low, high = plot.iqm(curves, np.array([5.0]))
+    mean, low, high = statistics.iqm(curves, np.array([5.0]))
     assert low[0] < mean[0] < high[0]
-    assert (low, high) == plot.iqm(curves, np.array([5.0]))[1:]
+    assert (low, high) == statistics.iqm(curves, np.array([5.0]))[1:]
 
 
 def test_the_interval_of_normal_returns_is_near_the_known_one():
@@ -113,7 +115,7 @@ def test_the_interval_of_normal_returns_is_near_the_known_one():
   rng = np.random.default_rng(1)
   count = 400
   curves = [constant(value) for value in rng.normal(50.0, 10.0, count)]
-  mean, low, high = plot.iqm(curves, np.array([5.0]))
+  mean, low, high = statistics.iqm(curves, np.array([5.0]))
   half = 1.96 * 10.0 * np.sqrt(1.1957 / count)
   assert abs(mean[0] - 50.0) < 1.5 * half
   np.testing.assert_allclose(high - mean, half, rtol=0.15)
@@ -132,42 +134,90 @@ def test_a_curve_leaves_out_lines_before_the_first_episode():
 
 def test_a_run_is_read(tmp_path):
   make_run(tmp_path, (None, 2.0), seed=3, num_envs=4)
-  run = runs.read(tmp_path)
+  run = run_dirs.read(tmp_path)
   assert (run.experiment, run.env, run.seed) == (
-    *("experiments.ppo", "CartPole-v1"),
+    *("ppo", "CartPole-v1"),
     3,
   )
   assert run.options["num_envs"] == 4
   assert run.lines == lines_of([100, 200], [None, 2.0])
-  assert runs.config(tmp_path) == runs.Config(
-    "experiments.ppo", "0.1.0", run.options
+  assert run_dirs.config(tmp_path) == run_dirs.Config(
+    experiment="ppo",
+    pipeline="seedx.pipelines.sync:Config",
+    agent="seedx.agents.ppo:Config",
+    seedx="0.2.0",
+    format=2,
+    options=run.options,
   )
+
+
+def make_old_run(path, **more):
+  """As seedx 0.1.0 left it, at commit 8be07fe."""
+  experiment = more.pop("experiment", "ppo")
+  word = make_run(path, experiment=f"experiments.{experiment}", **more)
+  content = json.loads((path / "config.json").read_text())
+  options = content["options"] | {"run_dir": str(path), "resume": ""}
+  content = {
+    **{"experiment": content["experiment"], "seedx": "0.1.0", "format": 1},
+    "options": options,
+  }
+  (path / "config.json").write_text(json.dumps(content))
+  return word
+
+
+def test_a_run_of_format_1_is_read(tmp_path):
+  make_old_run(tmp_path / "a", num_envs=4)
+  found = run_dirs.config(tmp_path / "a")
+  assert (found.experiment, found.format, found.name) == ("ppo", 1, "ppo")
+  assert found.options["num_envs"] == 4
+  make_run(tmp_path / "b", num_envs=4, seed=1)
+  make_old_run(tmp_path / "c", num_envs=8, seed=1)
+  read = [run_dirs.read(tmp_path / name) for name in "abc"]
+  # Those of the new format go on in the same line.
+  assert run_dirs.labels(read) == [
+    *("ppo --num-envs 4", "ppo --num-envs 4", "ppo --num-envs 8")
+  ]
+
+
+def test_a_users_folder_of_experiments_is_no_part_of_an_old_name(tmp_path):
+  make_run(tmp_path, experiment="experiments.mine:EXPERIMENT")
+  found = run_dirs.config(tmp_path)
+  assert found.experiment == "experiments.mine:EXPERIMENT"
+  assert found.name == "mine"
+
+
+def test_a_script_is_named_by_what_it_trained(tmp_path):
+  make_run(tmp_path, experiment=None)
+  assert run_dirs.config(tmp_path).name == "sync_ppo"
+  assert run_dirs.read(tmp_path).experiment == "sync_ppo"
 
 
 def test_what_was_asked_is_read_before_there_are_metrics(tmp_path):
   make_run(tmp_path, num_envs=4)
   (tmp_path / "metrics.jsonl").unlink()
-  assert runs.config(tmp_path).options["num_envs"] == 4
+  assert run_dirs.config(tmp_path).options["num_envs"] == 4
 
 
 def test_a_resumed_run_goes_on_from_its_checkpoint(tmp_path):
   make_run(tmp_path, (1.0, 2.0, 3.0, 8.0, 9.0), steps=(100, 200, 300, 200, 300))
-  assert runs.read(tmp_path).lines == lines_of([100, 200, 300], [1.0, 8.0, 9.0])
+  assert run_dirs.read(tmp_path).lines == lines_of(
+    [100, 200, 300], [1.0, 8.0, 9.0]
+  )
 
 
 def labels_of(tmp_path, *asked):
   paths = [make_run(tmp_path / str(i), **x) for i, x in enumerate(asked)]
-  return runs.labels([runs.read(path) for path in paths])
+  return run_dirs.labels([run_dirs.read(path) for path in paths])
 
 
 def test_a_label_says_by_which_options_an_experiment_differs(tmp_path):
-  impala = {"experiment": "experiments.impala", "learning_rate": 1e-3}
+  impala = {"experiment": "impala", "learning_rate": 1e-3}
   assert labels_of(
     tmp_path,
     impala | {"agent": "a2c"},
     impala | {"agent": "vtrace"},
     impala | {"agent": "a2c", "seed": 1},
-    {"experiment": "experiments.dqn", "learning_rate": 5e-4, "agent": ""},
+    {"experiment": "dqn", "learning_rate": 5e-4, "agent": ""},
   ) == [
     *("impala --agent a2c", "impala --agent vtrace", "impala --agent a2c"),
     "dqn",
@@ -221,9 +271,9 @@ def test_presets_of_environments_are_no_difference(tmp_path):
 
 
 def test_modules_of_one_name_are_told_apart(tmp_path):
-  asked = [{"experiment": "experiments.ppo"}, {"experiment": "mine.ppo"}]
-  asked.append({"experiment": "mine.dqn"})
-  assert labels_of(tmp_path, *asked) == ["experiments.ppo", "mine.ppo", "dqn"]
+  names = ("ppo", "mine.ppo:EXPERIMENT", "mine.dqn:EXPERIMENT")
+  asked = [{"experiment": name} for name in names]
+  assert labels_of(tmp_path, *asked) == ["ppo", "mine.ppo", "dqn"]
 
 
 # Pictures
@@ -341,7 +391,9 @@ def test_each_environment_has_a_row_and_a_group_one_look(
   tmp_path, drawn, monkeypatch
 ):
   words = [
-    make_run(tmp_path / f"{env}-{name}", env=env, experiment=f"x.{name}")
+    make_run(
+      tmp_path / f"{env}-{name}", env=env, experiment=f"x.{name}:EXPERIMENT"
+    )
     for env, name in (("A-v1", "ppo"), ("A-v1", "dqn"), ("B-v1", "dqn"))
   ]
   plotted(tmp_path, words)
@@ -450,7 +502,7 @@ def run_program(*words):
     if name not in ("DISPLAY", "WAYLAND_DISPLAY", "MPLBACKEND")
   }
   return subprocess.run(
-    [sys.executable, "-m", "experiments.plot", *words],
+    [sys.executable, "-m", "seedx", "plot", *words],
     capture_output=True,
     text=True,
     cwd=ROOT,
@@ -475,11 +527,6 @@ def test_the_program_needs_no_display(tmp_path):
 def test_the_suffix_says_the_format(name, start, tmp_path):
   path = plotted(tmp_path, [make_run(tmp_path / "run")], name)
   assert path.read_bytes().startswith(start)
-
-
-def test_positional_words_are_a_tuple():
-  given = options.parse(plot.Options, ["a", "--output", "x.png", "b"], None)
-  assert given == plot.Options(("a", "b"), "x.png")
 
 
 def test_help_says_what_is_given_first(capsys):
@@ -508,25 +555,30 @@ def errors(tmp_path):
   def lines(name, content):
     return with_file(name, "metrics.jsonl", content)
 
-  newer = '{"format": 2, "seedx": "9.1", "experiment": "x"}'
+  newer = '{"format": 3, "seedx": "9.1", "experiment": "x"}'
   flat = '{"env": "CartPole-v1", "seed": 0}'
   typeless = '{"experiment": 1, "seedx": "9", "format": 1, "options": {}}'
   bare = '{"experiment": "x", "seedx": "9", "format": 1, "options": {}}'
+  nameless = bare.replace('"format": 1', '"format": 2')
   unfinished = make_run(tmp_path / "unfinished")
   (tmp_path / "unfinished" / "metrics.jsonl").unlink()
   none = make_run(tmp_path / "none", (None, None))
   return {
-    "nothing": ([], "arguments are required: RUN_DIR"),
+    "nothing": ([], "expected RUN_DIR, found no word"),
     "missing": ([good, str(tmp_path / "x")], f"found none at '{tmp_path}/x'"),
     "file": ([f"{good}/config.json"], "expected the directory of a run"),
     "no run": ([str(empty)], f"no config.json in '{empty}'"),
-    "newer": ([config("newer", newer)], "format 2, which seedx 9.1 wrote"),
+    "newer": ([config("newer", newer)], "format 3, which seedx 9.1 wrote"),
     "flat": (
       [config("flat", flat)],
-      "'options', which another seedx or program",
+      "'experiment', which another seedx or program",
     ),
     "kind": ([config("kind", typeless)], "without 'experiment', which"),
     "bare": ([config("bare", bare)], "without 'env', 'seed', which seedx 9"),
+    "nameless": (
+      [config("nameless", nameless)],
+      "without 'pipeline', 'agent', which seedx 9",
+    ),
     "no JSON": ([config("no_json", "{")], "no JSON"),
     "no object": ([config("list", "[]")], "no object"),
     "no text": ([config("text", "")], "no JSON"),
@@ -548,6 +600,7 @@ def errors(tmp_path):
 
 CASES = (
   *("nothing", "missing", "file", "no run", "newer", "flat", "kind", "bare"),
+  "nameless",
   *("no JSON", "no object", "no text", "unfinished", "no lines"),
   *("other lines", "no returns", "none", "suffix", "no suffix", "unwritable"),
   *("taken", "option"),
@@ -573,8 +626,23 @@ def test_what_cannot_be_drawn_exits_with_2_and_one_line(
   assert not list(tmp_path.glob("*.gif"))
 
 
+def test_it_needs_no_jax(tmp_path):
+  word, path = make_run(tmp_path / "a"), tmp_path / "a.png"
+  blocked = "import sys; sys.modules['jax'] = None; from seedx.app import plot"
+  program = f"{blocked}; plot.main([{word!r}, '--output', {str(path)!r}])"
+  subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
+  assert path.exists()
+
+
+def test_it_is_the_module_of_experiments_too(tmp_path):
+  word, path = make_run(tmp_path / "a"), tmp_path / "a.png"
+  program = [sys.executable, "-m", "experiments.plot", word]
+  subprocess.run([*program, "--output", str(path)], check=True, cwd=ROOT)
+  assert path.exists()
+
+
 def test_an_unreadable_config_is_an_error_of_one_line(tmp_path):
   make_run(tmp_path)
   (tmp_path / "config.json").write_bytes(b"\xff\xfe")
   with pytest.raises(types.ConfigError, match=r"cannot read config\.json"):
-    runs.read(tmp_path)
+    run_dirs.read(tmp_path)

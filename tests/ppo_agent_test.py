@@ -10,7 +10,7 @@ import pytest
 from dm_env import specs
 
 from seedx import sharding, types
-from seedx.agents import actor_critic, model, ppo
+from seedx.agents import base, model, policy_gradient, ppo
 from tests import conftest
 from tests.losses import references
 
@@ -24,7 +24,7 @@ IMAGE = types.EnvironmentSpec(
 KINDS = {
   "vector": (VECTOR, {}),
   "image": (IMAGE, {"stack_frames": 3, "max_gradient_norm": 1.0}),
-  "recurrent": (VECTOR, {"lstm_size": 4}),
+  "recurrent": (VECTOR, {"recurrent": True, "lstm_size": 4}),
 }
 KEY = jax.random.key(0)
 
@@ -39,13 +39,14 @@ def config_of(kind="vector", **fields):
     "max_gradient_norm": 1e6,
     "learning_rate": 1.0,
     "discount": 0.9,
+    "reward_scale": 1.0,
   }
   return ppo.Config(**{**options, **KINDS[kind][1], **fields})
 
 
 @functools.cache
-def agent_of(kind="vector", axis=None, **fields):
-  return ppo.make(KINDS[kind][0], config_of(kind, **fields), axis)
+def agent_of(kind="vector", axis=None, horizon=None, **fields):
+  return config_of(kind, **fields).make(KINDS[kind][0], axis, horizon)
 
 
 @functools.cache
@@ -120,17 +121,18 @@ def test_one_step_on_the_whole_batch_is_its_gradients_applied(kind):
 
 def test_at_a_ratio_of_1_the_gradients_are_those_of_a2c():
   """With advantages from NumPy, normalised by hand."""
-  agent, state = agent_of(lambda_=0.8), state_of()
-  spec, config = VECTOR, config_of(lambda_=0.8)
-  policy = actor_critic.Policy.make(spec, config)
+  agent, state = agent_of(td_lambda=0.8), state_of(td_lambda=0.8)
+  spec, config = VECTOR, config_of(td_lambda=0.8)
+  policy = policy_gradient.Policy.make(spec, config)
   unroll = unroll_of()
 
   def evaluated(params):
-    return policy.evaluate(model.Variables(params, ()), unroll)
+    variables = model.Variables(params, ())
+    return policy.evaluate(variables, unroll, state.hyperparameters)
 
   acted = jax.tree.map(np.asarray, evaluated(state.params))
   log_prob = np.concatenate([acted.log_prob, np.zeros((1, BATCH), np.float32)])
-  unroll = unroll._replace(extras=actor_critic.Extras(log_prob))
+  unroll = unroll._replace(extras=policy_gradient.Extras(log_prob))
   streams = [
     {
       "values": acted.values[:, b],
@@ -168,10 +170,10 @@ def test_at_a_ratio_of_1_the_gradients_are_those_of_a2c():
 
 
 @pytest.mark.parametrize("parts", [1, 3, 12])
-def test_every_item_is_in_exactly_one_minibatch(parts):
+def test_every_entry_is_in_exactly_one_minibatch(parts):
   pieces, size = 2, 12
   number = np.arange(size) + 100 * np.arange(pieces)[:, None]
-  items = ppo.Items(
+  entries = ppo.Entries(
     inputs={"x": np.stack([number, -number], axis=-1)},
     action=number,
     core_state=(np.arange(size), np.arange(size)[:, None] + 0.5),
@@ -181,7 +183,7 @@ def test_every_item_is_in_exactly_one_minibatch(parts):
     weight=number + 2,
   )
   shuffled = [
-    ppo._shuffled(items, jax.random.key(seed), parts) for seed in (0, 0, 1)
+    ppo._shuffled(entries, jax.random.key(seed), parts) for seed in (0, 0, 1)
   ]
   orders = [np.asarray(x.action[:, 0]) for x in shuffled]
   np.testing.assert_array_equal(orders[0], orders[1])
@@ -190,13 +192,13 @@ def test_every_item_is_in_exactly_one_minibatch(parts):
     assert order.shape == (parts, size // parts)
     assert sorted(order.ravel()) == list(range(size))
     assert np.any(order.ravel() != np.arange(size))
-    # Whatever belongs to an item goes with it.
+    # Whatever belongs to an entry goes with it.
     for part, row in enumerate(order):
-      expected = jax.tree.map(lambda x, row=row: x[:, row], items[:2])
+      expected = jax.tree.map(lambda x, row=row: x[:, row], entries[:2])
       assert_same(drawn[:2], part, expected)
-      expected = jax.tree.map(lambda x, row=row: x[:, row], items[3:])
+      expected = jax.tree.map(lambda x, row=row: x[:, row], entries[3:])
       assert_same(drawn[3:], part, expected)
-      expected = jax.tree.map(lambda x, row=row: x[row], items.core_state)
+      expected = jax.tree.map(lambda x, row=row: x[row], entries.core_state)
       assert_same(drawn.core_state, part, expected)
 
 
@@ -221,7 +223,7 @@ def test_keys_decide_the_minibatches():
 )
 def test_minibatches_that_do_not_divide_are_refused(kind, minibatches, size):
   agent = agent_of(kind, minibatches=minibatches)
-  message = f"divide the {size} items .*found {minibatches}"
+  message = f"divide the {size} entries .*found {minibatches}"
   with pytest.raises(types.ConfigError, match=message):
     jax.eval_shape(agent.update, state_of(kind), KEY, unroll_of(kind))
 
@@ -270,7 +272,7 @@ def test_each_epoch_has_minibatches_of_its_own_that_are_normalised():
   original = ppo._normalized
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(ppo, "_normalized", spy)
-    agent = ppo.make(VECTOR, config_of(epochs=2, minibatches=4))
+    agent = config_of(epochs=2, minibatches=4).make(VECTOR)
     jax.block_until_ready(jax.jit(agent.update)(state_of(), KEY, unroll_of()))
     jax.effects_barrier()
   assert len(seen) == 8
@@ -315,7 +317,7 @@ def test_resets_have_no_weight():
   assert before.sum() > 3
   changed = unroll._replace(
     action=np.where(before, (unroll.action + 1) % 3, unroll.action),
-    extras=actor_critic.Extras(
+    extras=policy_gradient.Extras(
       np.where(before, np.float32(-9.0), unroll.extras.log_prob)
     ),
     inputs=unroll.inputs._replace(
@@ -342,7 +344,7 @@ def test_the_learning_rate_falls_over_updates_and_not_over_minibatches():
   update = update_of(
     epochs=2,
     minibatches=2,
-    decay_updates=3,
+    horizon=base.Horizon(env_steps=100, updates=3),
     learning_rate_end=0.0,
     learning_rate=1e-2,
   )
@@ -356,10 +358,20 @@ def test_the_learning_rate_falls_over_updates_and_not_over_minibatches():
   assert max(steps[3:]) < 1e-6
 
 
+def test_a_start_from_parameters_is_where_so_many_updates_end():
+  agent = agent_of(horizon=base.Horizon(100, 10), epochs=2, minibatches=4)
+  state = jax.jit(agent.init)(KEY)
+  started = agent.start(state.params, 0)
+  jax.tree.map(np.testing.assert_array_equal, started, state)
+  late = agent.start(state.params, 7)
+  assert late.updates == 7
+  assert late.optimizer_state[-1].count == 7 * 8
+
+
 def test_clipping_reaches_the_loss():
   def after(epochs, **fields):
     update = update_of(epochs=epochs, **fields)
-    return update(state_of(), KEY, unroll_of())[0].params
+    return update(state_of(**fields), KEY, unroll_of())[0].params
 
   # The values of the first step are those from before: nothing to clip.
   assert difference(after(1, clip_values=True), after(1)) < 1e-6
@@ -411,7 +423,7 @@ def with_observation(unroll, observation):
 
 def test_hyperparameters_out_of_range_are_refused_with_their_name():
   for name, value in (
-    ("lambda_", 1.5),
+    ("td_lambda", 1.5),
     ("clip_epsilon", -0.1),
     ("epochs", 0),
     ("minibatches", 0),

@@ -1,6 +1,5 @@
-"""Programs of `experiments`, run in the process of a test."""
+"""Programs, run in the process of a test or in one of their own."""
 
-import contextlib
 import os
 import pathlib
 import signal
@@ -10,27 +9,20 @@ import sys
 import jax
 import pytest
 
+from seedx import app
+
 ROOT = pathlib.Path(__file__).parent.parent
 # Of processes that a module starts; see `compiled_quickly`.
 _ENVIRONMENT = {}
 
 
-@contextlib.contextmanager
-def signals_kept():
-  """A program takes Ctrl-C over; the next test needs it back."""
-  handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
-  try:
-    yield
-  finally:
-    for number, handler in handlers.items():
-      signal.signal(number, handler)
-
-
 @pytest.fixture(autouse=True)
 def own_signals():
-  """Each test has its own."""
-  with signals_kept():
-    yield
+  """A program takes Ctrl-C over, and gives it back."""
+  numbers = (signal.SIGINT, signal.SIGTERM)
+  before = [signal.getsignal(number) for number in numbers]
+  yield
+  assert [signal.getsignal(number) for number in numbers] == before
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -43,6 +35,13 @@ def compiled_quickly():
   yield
   del _ENVIRONMENT[name.upper()]
   jax.config.update(name, before)
+
+
+def main(program, words):
+  """Runs a module that has an experiment or a `main`; its exit status."""
+  if hasattr(program, "EXPERIMENT"):
+    return app.main(program.EXPERIMENT, list(words), program.__name__)
+  return program.main(list(words))
 
 
 def start(program, *words):
@@ -61,7 +60,7 @@ def refused(program, words, capfd):
   """What a program says that exits with status 2: one line, on stderr."""
   capfd.readouterr()
   with pytest.raises(SystemExit) as caught:
-    program.main(list(words))
+    main(program, words)
   assert caught.value.code == 2
   out, err = capfd.readouterr()
   assert "Traceback" not in out + err

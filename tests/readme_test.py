@@ -1,5 +1,6 @@
 """The README, as a newcomer follows it: every command and every example."""
 
+import importlib
 import json
 import os
 import pathlib
@@ -9,6 +10,9 @@ import subprocess
 import sys
 
 import pytest
+
+from seedx import app
+from seedx.app import experiments, programs
 
 _ROOT = pathlib.Path(__file__).parent.parent
 _TEXT = (_ROOT / "README.md").read_text()
@@ -40,6 +44,8 @@ def commands():
   return [line for line in lines if "pip install" not in line and line.strip()]
 
 
+# Those of the README of commit 8be07fe: what people have in their scripts.
+OLD = (pathlib.Path(__file__).parent / "old_commands.txt").read_text()
 ALONE = [line for line in commands() if "--role" not in line]
 APART = [line for line in commands() if "--role" in line]
 
@@ -104,6 +110,33 @@ def test_a_command_does_its_work(command, place):
     assert last_line(place)["env_steps"] >= 9000
 
 
+@pytest.mark.parametrize("command", OLD.splitlines())
+def test_a_command_of_before_still_parses(command, place, monkeypatch):
+  """All but its work is done, after the tests above: one resumes a run."""
+  monkeypatch.chdir(place)
+  _, _, module, *words = shlex.split(command)
+  name, parsed = module.rpartition(".")[2], []
+
+  def work(*arguments, **_):
+    parsed.append(arguments)
+    return 0
+
+  if name in (*_TOOLS, "compare"):
+    tool = importlib.import_module(f"seedx.app.{name}")
+    monkeypatch.setattr(tool, f"_{name}", work)
+    assert tool.main(words) == 0
+  else:
+    monkeypatch.setattr(programs, "_train", work)
+    monkeypatch.setattr(programs, "_run_node", work)
+    found = experiments.load_module(name)
+    if "--help" in words:
+      with pytest.raises(SystemExit):
+        app.main(found.EXPERIMENT, words, found.__name__)
+      return
+    assert app.main(found.EXPERIMENT, words, found.__name__) == 0
+  assert parsed
+
+
 def test_the_exported_policy_runs_without_seedx(place):
   text = file_named("use_policy.py")
   program = [line for line in text.splitlines() if line and line[0] != "#"]
@@ -143,6 +176,15 @@ def test_the_loss_learns(place):
   done = run(place, [sys.executable, "my_loss.py"])
   assert done.returncode == 0, done.stderr
   assert float(done.stdout.split()[-1]) >= 300
+
+
+def test_the_script_trains_and_acts(place):
+  text = file_named("my_run.py").replace("60_000", "5_000")
+  done = run(place, [sys.executable, "-c", text])
+  assert done.returncode == 0, done.stderr
+  trained, played = done.stdout.splitlines()
+  assert trained.endswith("in runs/mine")
+  assert 1 <= float(played.split()[-1]) <= 500
 
 
 def test_the_other_python_runs():

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from seedx import replay, types
-from seedx.runtime import feeds, unrolls
+from seedx.acting import unroll_store
+from seedx.agents import base
 from tests import fakes
 
 LENGTH = 6
@@ -262,9 +263,9 @@ def test_one_program_adds_in_place_and_one_draws():
 @pytest.mark.parametrize("window", [1, 2, 5])
 def test_each_step_of_an_environment_starts_exactly_one_window(window):
   num_steps, total = 3, 21 + window - 1
-  agent = dataclasses.replace(fakes.counting_agent(), window=window)
-  length = feeds.unroll_length(agent, num_steps)
-  layout = unrolls.Layout(num_slots=1, length=length, period=num_steps)
+  agent = dataclasses.replace(fakes.counting_agent(), needs=base.Needs(window))
+  layout = unroll_store.Layout.of(agent, num_steps, num_slots=1)
+  length = layout.length
   ring = replay.Uniform(10, window)
   add, sample = jax.jit(ring.add), jax.jit(ring.sample, static_argnums=2)
   state, added = None, 0

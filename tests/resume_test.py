@@ -11,12 +11,18 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from experiments import a2c, dqn, keeper, ppo, runs, settings
-from seedx import checkpoint, envs, metrics, sharding, types, wire
+from experiments import a2c, dqn, ppo
+from seedx import checkpoint, envs, metrics, types, wire
+from seedx.acting import sessions
 from seedx.agents import ppo as ppo_agent
 from seedx.agents import vtrace
+from seedx.app import checkpointer, configs, run_dirs
+from seedx.app import programs as app_programs
+from seedx.learning import experience, learner
 from seedx.pipelines import gorila, sync
-from seedx.runtime import learner, leases, parameter_server, progress
+from seedx.pipelines.gorila import parameter_server
+from seedx.runtime import counters
+from seedx.sharding import CORES
 from tests import (
   conftest,
   parameter_server_test,
@@ -77,7 +83,7 @@ def saved(request, tmp_path_factory):
     seeds = Seeds(monkeypatch)
     own, nodes = pipelines_test.make(pipeline, name, folder)
     last = pipelines_test.run_all(
-      own, nodes, lambda: nests.append(running.copied(own.saved()))
+      own, nodes, lambda: nests.append(running.copied(own.process.saved()))
     )
   checkpoints = checkpoint.Checkpoints(tmp_path_factory.mktemp("checkpoints"))
   checkpoints.save(last["env_steps"], {"run": nests[0]}, 0.0)
@@ -92,42 +98,50 @@ def without(nest, *names):
   return {name: leaf for name, leaf in nest.items() if name not in names}
 
 
-def clocks_off(nest):
-  """The counts alone: a worker's last report may be on its way."""
-  return nest | {"progress": without(nest["progress"], "wall_seconds")}
-
-
 def test_everything_is_as_it_was(saved, tmp_path):
   own, _ = make(saved, tmp_path)
-  if saved.pipeline == "gorila":
-    pytest.skip("its parameter servers have a test of their own")
-  fresh = running.copied(own.saved())
-  own.restore(saved.load)
-  restored = own.saved()
-  assert jax.tree.structure(restored) == jax.tree.structure(saved.nest)
-  # In lock step the next environments have been made by now.
-  running.assert_equal(without(restored, "seeds"), without(saved.nest, "seeds"))
-  assert restored["seeds"] >= saved.nest["seeds"]
-  for name, leaf in without(saved.nest, "seeds").items():
+  # What the parameter servers hold is `gorila_test`'s.
+  names = [name for name in own.process.parts if name != "shards"]
+  assert {*names, *(["shards"] if saved.pipeline == "gorila" else [])} == set(
+    saved.nest
+  )
+  parts = {name: own.process.parts[name] for name in names}
+  fresh = running.copied({k: part.saved() for k, part in parts.items()})
+  own.process.restore(saved.load)
+  restored = {name: part.saved() for name, part in parts.items()}
+  expected = {name: saved.nest[name] for name in names}
+  assert jax.tree.structure(restored) == jax.tree.structure(expected)
+  running.assert_equal(restored, expected)
+  for name, leaf in expected.items():
     assert any(
       np.any(a != b)
       for a, b in zip(
         jax.tree.leaves(fresh[name]), jax.tree.leaves(leaf), strict=True
       )
     ), name
-  # Whoever acts next does so by it.
-  if hasattr(own, "_snapshots"):
-    acting, version = own._snapshots.latest(jax.devices()[0])
-    running.assert_equal(acting, own.acting(saved.nest))
-    assert version == saved.last["learner_steps"]
+
+
+def test_who_acts_next_does_so_by_it(saved, tmp_path):
+  own, _ = make(saved, tmp_path)
+  own.process.restore(saved.load)
+  if saved.pipeline == "gorila":
+    pytest.skip("its parameter servers have a test of their own")
+  if saved.pipeline == "a3c":
+    state, version = own.process.parts["shared"].newest()
+    acting = jax.device_get(state.params)
+    expected = jax.device_get(saved.nest["shared"].params)
+  else:
+    acting, version = own.learner.newest()
+    expected = own.process.policy(saved.nest)
+  running.assert_equal(acting, expected)
+  assert version == saved.last["learner_steps"]
 
 
 def test_what_acts_is_that_of_the_state(saved, tmp_path):
   own, _ = make(saved, tmp_path)
-  acting = own.acting(saved.nest)
-  agent = pipelines_test.make_agent(saved.pipeline, saved.name)(
-    envs.spec(envs.Config("CartPole-v1")), None
-  )
+  acting = own.process.policy(saved.nest)
+  config = pipelines_test.agent_config(saved.pipeline, saved.name)
+  agent = config.make(envs.spec(envs.Config("CartPole-v1")))
   like = jax.eval_shape(
     lambda key: agent.acting(agent.init(key)), jax.random.key(0)
   )
@@ -136,13 +150,13 @@ def test_what_acts_is_that_of_the_state(saved, tmp_path):
   if saved.pipeline == "gorila":
     flat = np.concatenate([x.params for x in saved.nest["shards"]])
   else:
-    state = (saved.nest.get("learner") or saved.nest)["agent"]
+    nest = saved.nest
+    state = nest["learner"]["agent"] if "learner" in nest else nest["shared"]
     flat, _ = jax.flatten_util.ravel_pytree(state.params)
     assert state.updates == saved.last["learner_steps"]
   variables = acting.variables if saved.name == "dqn" else acting
   actual, _ = jax.flatten_util.ravel_pytree(variables.params)
   np.testing.assert_array_equal(actual, flat)
-  own.restore(saved.load)  # It is not run, and lets go of its environments.
 
 
 def shapes_of(nest):
@@ -152,14 +166,14 @@ def shapes_of(nest):
 def test_it_goes_on_from_there(saved, tmp_path, monkeypatch):
   own, nodes = make(saved, tmp_path)
   started = time.monotonic()
-  seeds, sink, first_update = Seeds(monkeypatch), Timed(), []
-  own._monitor._sinks.append(sink)
-  own.restore(lambda like: saved.load(like) | {"seeds": np.int64(1000)})
-  if hasattr(own, "learner"):
+  seeds, first_update = Seeds(monkeypatch), []
+  own.sink = sink = Timed()
+  own.process.restore(lambda like: saved.load(like) | {"seeds": np.int64(1000)})
+  if own.learner is not None:
     learn = own.learner.learn
 
     def spy(batch):
-      first_update.append(own.progress.env_steps - saved.last["env_steps"])
+      first_update.append(own.acted.env_steps - saved.last["env_steps"])
       learn(batch)
 
     own.learner.learn = spy
@@ -186,9 +200,9 @@ def test_it_goes_on_from_there(saved, tmp_path, monkeypatch):
   # Episodes are new ones, also beside those of evaluations.
   assert max(saved.seeds) < saved.nest["seeds"] < 1000 <= min(seeds.used)
   assert len(set(seeds.used)) == len(seeds.used) > 0
-  assert max(seeds.used) < leases.evaluation_seed(0, 0)
+  assert max(seeds.used) < sessions.evaluation_seed(0, 0)
   if saved.name == "dqn" and saved.pipeline != "gorila":
-    assert first_update[0] >= pipelines_test.REPLAY["min_steps"]
+    assert first_update[0] >= pipelines_test.REPLAY["replay_min_steps"]
 
 
 class Timed:
@@ -204,48 +218,26 @@ class Timed:
     pass
 
 
-@pytest.fixture(scope="module")
-def of_gorila(tmp_path_factory):
-  """What a checkpoint of Gorila with 2 servers could hold."""
-  own, _ = pipelines_test.make("gorila", "dqn", tmp_path_factory.mktemp("b"))
-  rng = np.random.default_rng(0)
-  states = jax.tree.map(
-    lambda x: (10 * rng.random(x.shape)).astype(x.dtype), own._shards.form
-  )
-  nest = own._saved(states)
-  nest["tally"] = {"steps": np.int64(7), "learned_steps": np.float64(50)}
-  nest["progress"] |= {"env_steps": np.int64(STEPS)}
-  return nest
-
-
-def test_parameter_servers_hold_what_was_saved_before_a_worker_comes(
-  of_gorila, tmp_path
-):
-  own, nodes = pipelines_test.make("gorila", "dqn", tmp_path)
-  own.restore(lambda like: of_gorila)
-  servers, held = nodes[:-1], []
-  # There is nothing to do any more, so that it ends at once.
-  pipelines_test.run_all(
-    own, servers, lambda: held.append(running.copied(own.saved()))
-  )
-  running.assert_equal(clocks_off(held[0]), clocks_off(of_gorila))
-  assert held[0]["progress"]["env_steps"] == STEPS
-
-
-def test_other_parameter_servers_than_were_saved_are_refused(
-  of_gorila, tmp_path
-):
-  own, _ = pipelines_test.make("gorila", "dqn", tmp_path)
+@pytest.mark.parametrize("count", [1, 3])
+def test_other_parameter_servers_than_were_saved_are_refused(count, tmp_path):
+  config = pipelines_test.config_of("gorila", "dqn", tmp_path)
+  saved = running.Own(gorila, config).process
   found = checkpoint.Checkpoints(tmp_path / "checkpoints")
-  found.save(STEPS, {"run": of_gorila}, 0.0)
-  for count in (1, 3):
-    config = dataclasses.replace(
-      own._config,
-      server_addresses=[f"unix:{tmp_path}/{k}" for k in range(count)],
+  nest = {
+    name: jax.tree.map(
+      lambda x: np.zeros(x.shape, x.dtype),
+      part.form() if name == "shards" else part.saved(),
     )
-    other = gorila.Coordinator(config, [])
-    with pytest.raises(types.ConfigError, match="options"):
-      other.restore(lambda like: found.restore(STEPS, "run", like))
+    for name, part in saved.parts.items()
+  }
+  found.save(STEPS, {"run": nest}, 0.0)
+  addresses = tuple(f"unix:{tmp_path}/{k}" for k in range(count))
+  other = running.replaced(config, server_addresses=addresses)
+  with pytest.raises(types.ConfigError, match="options"):
+    running.Own(gorila, other).process.restore(
+      lambda like: found.restore(STEPS, "run", like)
+    )
+  saved.restore(lambda like: found.restore(STEPS, "run", like))
 
 
 def test_a_parameter_server_takes_what_it_is_given():
@@ -263,60 +255,37 @@ def test_a_parameter_server_takes_what_it_is_given():
   assert shard.version == 3
 
 
-def test_a_stop_ends_the_wait_for_parameter_servers(of_gorila, tmp_path):
-  own, _ = pipelines_test.make("gorila", "dqn", tmp_path)
-  own.restore(lambda like: of_gorila)
-  checks = []
-
-  def check():
-    checks.append(None)
-    if len(checks) == 3:
-      own._crew.stop.set()
-
-  last = own.run(check)
-  assert len(checks) == 3 and last["env_steps"] == STEPS
-
-
 # The learner: what it makes of a batch after a checkpoint.
 
 SPEC = types.EnvironmentSpec(
   specs.Array((4,), np.float32), specs.DiscreteArray(3)
 )
 LENGTH, BATCH = 5, 8
-AGENTS = {
-  "vtrace": (vtrace.make, vtrace.Config),
-  "ppo": (ppo_agent.make, ppo_agent.Config),
-}
+AGENTS = {"vtrace": vtrace.Config, "ppo": ppo_agent.Config}
 
 
 class Learning:
   """A learner of 1 or more cores, and random batches for it."""
 
   def __init__(self, name, num_cores, seed):
-    make, config = AGENTS[name]
     fields = {"hidden_sizes": (8,), "normalize_observations": True}
     if name == "ppo":
       fields |= {"epochs": 2, "minibatches": 2}
-    self.agent = make(SPEC, config(**fields), sharding.CORES)
-    state = self.agent.init(jax.random.key(seed))
-    mesh = sharding.mesh(jax.devices()[:num_cores])
+    self.agent = AGENTS[name](**fields).make(SPEC, CORES)
+    self.source = experience.Once()
     self.learner = learner.Learner(
-      self.agent, mesh, state, jax.random.key(seed + 100)
+      self.agent,
+      learner.Config(learner_devices=tuple(range(num_cores))),
+      self.source,
+      jax.random.key(seed),
     )
 
   def learn(self, seed):
     """Makes an update of a batch that the seed decides."""
     ends = np.linspace(0.0, 0.5, BATCH)
     unroll = conftest.random_unroll(self.agent, SPEC, LENGTH, ends, seed)
-    cores = self.learner.cores
-    self.learner.learn(
-      [
-        jax.device_put(
-          sharding.shard(unroll, sharding.UNROLL, i, len(cores)), core
-        )
-        for i, core in enumerate(cores)
-      ]
-    )
+    for batch in self.source(self.learner.shares(unroll)):
+      self.learner.learn(batch)
 
   def saved(self):
     self.learner.finish()
@@ -361,29 +330,29 @@ def assert_close(actual, expected):
 
 
 def test_a_sync_run_of_2_cores_goes_on_with_1(tmp_path):
-  own, _ = pipelines_test.make("sync", "dqn", tmp_path)
-  two = dataclasses.replace(own._config, learner_devices=(0, 1))
-  first = sync.Trainer(two, [])
+  config = pipelines_test.config_of("sync", "dqn", tmp_path)
+  first = running.Own(sync, running.replaced(config, learner_devices=(0, 1)))
   first.run()
   checkpoints = checkpoint.Checkpoints(tmp_path)
-  saved = running.copied(first.saved())
+  saved = running.copied(first.process.saved())
   checkpoints.save(1, {"run": saved}, 0.0)
-  longer = dataclasses.replace(own._config, total_steps=2 * STEPS)
-  second = sync.Trainer(longer, [])
-  drawn = feed_keys(own)
-  second.restore(lambda like: checkpoints.restore(1, "run", like))
-  running.assert_equal(
-    without(second.saved(), "seeds"), without(saved, "seeds")
-  )
-  # A replay does not draw what it has drawn before.
-  assert drawn != feed_keys(second)
+  second = running.Own(sync, running.replaced(config, total_steps=2 * STEPS))
+  second.process.restore(lambda like: checkpoints.restore(1, "run", like))
+  running.assert_equal(second.process.saved(), saved)
+  drawn, source = [], second.learner._source
+  sample = source._sample
+
+  def spy(state, key, index):
+    drawn.append(int(index))
+    return sample(state, key, index)
+
+  source._sample = spy
   last = second.run()
+  # A replay does not draw what it has drawn before.
+  assert min(drawn) >= first.learner.steps > 0
+  assert len(set(drawn)) == len(drawn) > 0
   assert last["env_steps"] >= 2 * STEPS
   assert last["learner_steps"] > first.learner.steps
-
-
-def feed_keys(own):
-  return [jax.random.key_data(key).tolist() for key in own._feed._keys]
 
 
 class Counting:
@@ -394,44 +363,49 @@ class Counting:
   """
 
   def __init__(self):
-    self.progress = progress.Progress()
+    self.acted = counters.Acted()
     self.down = False
 
   def saved(self):
     if self.down:
       raise wire.WireError(wire.StatusCode.UNAVAILABLE, "a server is down")
-    return {"progress": self.progress.saved()}
+    return {"acted": self.acted.saved()}
 
   def restore(self, load):
-    self.progress.restore(load(self.saved())["progress"])
+    self.acted.restore(load(self.saved())["acted"])
 
-  def acting(self, saved):
-    return {"w": saved["progress"]["env_steps"]}
+  def policy(self, saved):
+    return {"w": saved["acted"]["env_steps"]}
+
+
+def keeper(it, run_dir, seconds):
+  config = checkpointer.Config(checkpoint_every_seconds=seconds)
+  return checkpointer.Checkpointer(it, run_dir, config, None)
 
 
 def test_a_keeper_saves_now_and_then_and_goes_on_from_the_newest(tmp_path):
   it = Counting()
-  kept = keeper.Keeper(it, tmp_path, 0.1, None)
+  kept = keeper(it, tmp_path, 0.1)
   kept.check()
   assert steps_of(tmp_path) == []
   for env_steps, score in ((10, []), (10, [5.0]), (10, [1.0, 1.0])):
-    it.progress.add(env_steps, np.array(score))
+    it.acted.add(env_steps, np.array(score))
     time.sleep(0.11)
     it.down = True
     kept.check()
     it.down = False
     kept.check()
     kept.check()  # It is too early for another.
-    it.progress.add(1, np.array([]))
+    it.acted.add(1, np.array([]))
   assert steps_of(tmp_path) == [21, 32]
-  found = checkpoint.Checkpoints(keeper.directory(tmp_path))
+  found = checkpoint.Checkpoints(checkpointer.directory(tmp_path))
   assert found.best() == 21  # 5.0 before (5 + 1 + 1) / 3, and nothing known.
-  acting = found.restore(32, keeper.ACTING, {"w": np.int64(0)})
+  acting = found.restore(32, checkpointer.ACTING, {"w": np.int64(0)})
   assert acting == {"w": 32}
   other = Counting()
-  keeper.Keeper(other, tmp_path, 0.0, None).restore()
-  assert other.progress.env_steps == 32
-  assert other.progress.returns.count == 3
+  keeper(other, tmp_path, 0.0).restore()
+  assert other.acted.env_steps == 32
+  assert other.acted.returns.count == 3
   it.down = True
   kept.finish(interrupted=True)
   with pytest.raises(wire.WireError):
@@ -442,7 +416,7 @@ def test_a_keeper_saves_now_and_then_and_goes_on_from_the_newest(tmp_path):
 
 
 def test_a_keeper_of_no_period_saves_at_the_end_only(tmp_path):
-  kept = keeper.Keeper(Counting(), tmp_path, 0.0, None)
+  kept = keeper(Counting(), tmp_path, 0.0)
   time.sleep(0.01)
   kept.check()
   assert steps_of(tmp_path) == []
@@ -459,7 +433,7 @@ _SMALL = [
 
 
 def steps_of(run_dir):
-  found = checkpoint.Checkpoints(keeper.directory(run_dir))
+  found = checkpoint.Checkpoints(checkpointer.directory(run_dir))
   steps = found.steps()
   found.close()
   return steps
@@ -484,18 +458,17 @@ def finished(tmp_path_factory):
   """The directory of a run of 256 env steps."""
   run_dir = tmp_path_factory.mktemp("runs") / "run"
   words = [*_SMALL, "--total-steps", "256", "--run-dir", str(run_dir)]
-  with programs.signals_kept():
-    assert a2c.main(words) == 0
+  assert programs.main(a2c, words) == 0
   return run_dir
 
 
 def test_a_finished_run_resumes_to_the_same_checkpoint(finished):
   (step,) = steps_of(finished)
-  where = keeper.directory(finished) / str(step)
+  where = checkpointer.directory(finished) / str(step)
   before = {path: path.stat().st_mtime_ns for path in where.rglob("*")}
   config = (finished / "config.json").read_text()
   last = raw_lines(finished)[-1]
-  assert a2c.main(["--resume", str(finished)]) == 0
+  assert programs.main(a2c, ["--resume", str(finished)]) == 0
   assert steps_of(finished) == [step]
   assert before == {path: path.stat().st_mtime_ns for path in where.rglob("*")}
   assert (finished / "config.json").read_text() == config
@@ -509,7 +482,7 @@ def test_total_steps_can_be_raised(finished):
   before = raw_lines(finished)
   words = ["--resume", str(finished), "--total-steps", "512"]
   # As it was given at first, it may be given again.
-  assert a2c.main([*words, *_SMALL]) == 0
+  assert programs.main(a2c, [*words, *_SMALL]) == 0
   assert steps_of(finished)[-1] >= 512
   assert first in steps_of(finished)
   lines = raw_lines(finished)
@@ -530,7 +503,7 @@ def copy(finished, tmp_path):
 
 
 def test_what_is_there_says_so_where_no_step_is_left(finished, capfd):
-  assert a2c.main(["--resume", str(finished)]) == 0
+  assert programs.main(a2c, ["--resume", str(finished)]) == 0
   assert "a larger --total-steps adds some" in capfd.readouterr().out
 
 
@@ -548,7 +521,7 @@ def test_a_total_that_has_been_passed_is_refused(finished, capfd):
   [
     ("--num-envs 8", "found another --num-envs"),
     ("--hidden-sizes 16", "--hidden-sizes"),
-    ("--seed 1 --env Acrobot-v1", "--env, --seed"),
+    ("--seed 1 --env Acrobot-v1", "--seed, --env"),
     ("--env-options max_episode_steps=9", "--env-options"),
     ("--learning-rate 0.5", "--learning-rate"),
     ("--run-dir elsewhere", "--resume without --run-dir"),
@@ -562,22 +535,23 @@ def test_another_option_is_refused(finished, words, reason, capfd):
 
 
 def test_every_option_is_either_taken_or_refused(finished, capfd):
-  """Those of `settings.RESUMED` change nothing that is in the state."""
+  """Those that are taken change nothing that is in the state."""
   taken = (
     "--total-steps 600 --checkpoint-every-seconds 1 --evaluate-episodes 2"
-    " --learner-devices 1 --env-threads 2"
+    " --learner-devices 1 --env-threads 2 --log-seconds 0.1"
   )
   names = {word[2:].replace("-", "_") for word in taken.split()[::2]}
-  others = {"evaluate_every_steps", "resume"}
-  there_are = {field.name for field in dataclasses.fields(a2c.Options)}
-  assert names | others == there_are & set(settings.RESUMED)
-  assert a2c.main(["--resume", str(finished), *taken.split()]) == 0
+  there_are = set(configs.settings(app_programs.asked_of(a2c.EXPERIMENT)))
+  found = there_are & set(run_dirs._RESUMED)
+  assert found == names | {"evaluate_every_steps"}
+  words = ["--resume", str(finished), *taken.split()]
+  assert programs.main(a2c, words) == 0
 
 
 def test_a_run_of_another_experiment_is_refused(finished, capfd):
   said = programs.refused(ppo, ["--resume", str(finished)], capfd)
-  assert "expected a run of experiments.ppo" in said
-  assert "experiments.a2c" in said
+  assert "expected a run of ppo to --resume" in said
+  assert "found one of a2c in" in said
 
 
 def test_a_directory_with_a_run_is_refused_without_resume(
@@ -587,10 +561,11 @@ def test_a_directory_with_a_run_is_refused_without_resume(
   # Without a checkpoint there is nothing to go on from.
   said = programs.refused(a2c, words, capfd)
   assert "remove it, or choose another" in said
-  keeper.directory(copy).mkdir()
+  checkpointer.directory(copy).mkdir()
   (step,) = steps_of(finished)[-1:]
   shutil.copytree(
-    keeper.directory(finished) / str(step), keeper.directory(copy) / str(step)
+    checkpointer.directory(finished) / str(step),
+    checkpointer.directory(copy) / str(step),
   )
   said = programs.refused(a2c, words, capfd)
   assert "go on with it by --resume" in said
@@ -599,12 +574,12 @@ def test_a_directory_with_a_run_is_refused_without_resume(
 
 def test_a_directory_in_which_a_process_trains_is_refused(finished, capfd):
   lines = raw_lines(finished)
-  with runs.claimed(finished):
+  with run_dirs.claimed(finished):
     for words in (["--resume", str(finished)], ["--run-dir", str(finished)]):
       said = programs.refused(a2c, words, capfd)
       assert "found a process that does" in said
   assert raw_lines(finished) == lines
-  assert a2c.main(["--resume", str(finished)]) == 0
+  assert programs.main(a2c, ["--resume", str(finished)]) == 0
 
 
 def change(run_dir, **values):
@@ -615,8 +590,9 @@ def change(run_dir, **values):
 @pytest.mark.parametrize(
   ("values", "reason"),
   [
-    ({"format": 2}, "expected a run of format 1"),
-    ({"format": None}, "expected a run of format 1"),
+    ({"format": 3}, "expected a run of format 2"),
+    ({"format": None}, "expected a run of format 2"),
+    ({"format": 1}, "expected a run of format 2, found format 1, which seedx"),
     ({"options": []}, "without 'options'"),
     ({"options": {"sead": 1}}, "sead"),
   ],
@@ -642,7 +618,7 @@ def test_no_json_is_refused(copy, capfd):
 def test_a_run_without_a_checkpoint_is_refused(copy, capfd):
   said = programs.refused(a2c, ["--resume", str(copy)], capfd)
   assert "expected a checkpoint" in said
-  assert not keeper.directory(copy).exists()
+  assert not checkpointer.directory(copy).exists()
 
 
 @pytest.mark.parametrize("name", ["nowhere", ""])
@@ -655,10 +631,10 @@ def test_a_directory_without_a_run_is_refused(tmp_path, name, capfd):
 def test_a_checkpoint_of_another_form_is_refused(finished, copy, capfd):
   content = json.loads((copy / "config.json").read_text())
   change(copy, options=content["options"] | {"hidden_sizes": [16]})
-  keeper.directory(copy).symlink_to(keeper.directory(finished))
+  checkpointer.directory(copy).symlink_to(checkpointer.directory(finished))
   said = programs.refused(a2c, ["--resume", str(copy)], capfd)
   assert "of shape" in said
-  assert json.loads((copy / "config.json").read_text())["format"] == 1
+  assert json.loads((copy / "config.json").read_text())["format"] == 2
 
 
 def wait_for(program, condition):
@@ -690,7 +666,7 @@ def test_a_run_ended_by_ctrl_c_goes_on(tmp_path):
   assert step == before[-1]["env_steps"]
   total = step + 200
   words = ["--resume", str(tmp_path), "--total-steps", str(total)]
-  assert a2c.main(words) == 0
+  assert programs.main(a2c, words) == 0
   after = raw_lines(tmp_path)[len(before) :]
   assert assert_rising(tmp_path) == before + after
   assert after[-1]["env_steps"] >= total
@@ -715,7 +691,7 @@ def test_a_run_that_is_killed_goes_on_from_its_newest_checkpoint(tmp_path):
   assert 0 < step <= before[-1]["env_steps"] + 10_000
   total = step + 400
   words = ["--resume", str(tmp_path), "--total-steps", str(total)]
-  assert dqn.main(words) == 0
+  assert programs.main(dqn, words) == 0
   lines = assert_rising(tmp_path)
   assert lines[-1]["env_steps"] == steps_of(tmp_path)[-1]
   assert total <= lines[-1]["env_steps"] < total + 100

@@ -1,15 +1,19 @@
-"""A pipeline's learner and its actors, all on threads of this process."""
+"""A pipeline's own process and its nodes, all on threads of this process."""
 
 import collections
+import dataclasses
 import threading
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from seedx import types
-from seedx.runtime import roster
+from seedx.acting import protocol, sessions
+from seedx.agents import base
+from seedx.runtime import process
 
 
 class Lines:
@@ -25,13 +29,67 @@ class Lines:
     pass
 
 
-class Running:
-  """Runs from entering to leaving; a failure of any thread is raised then.
+class Own:
+  """A pipeline's own process, with nothing set in motion.
 
   Attributes:
-    learner: the pipeline's; what a test spies on is wrapped before it enters.
-    sink: has the lines of metrics.
+    config: the pipeline's.
+    nodes: what runs beside it.
+    context: that it was made in.
     stop: ends it.
+    process: what runs.
+    sink: has the lines of metrics.
+  """
+
+  def __init__(self, pipeline, config):
+    self.config = config
+    self.nodes = pipeline.nodes(config)
+    self.context = process.Context()
+    self.stop = self.context.stop
+    self.process = pipeline.learn(config, self.context)
+    self.sink = Lines()
+
+  @property
+  def acted(self):
+    """What has been counted of acting."""
+    return self.process.acted
+
+  @property
+  def learner(self):
+    """The updates, and the newest state; None where others make them."""
+    return self.process.parts.get("learner")
+
+  @property
+  def learned(self):
+    """What has been counted of learning by many workers."""
+    return self.process.parts["learned"]
+
+  @property
+  def inferences(self):
+    """The inference devices of SEED."""
+    return self._served(protocol.ACT)._inferences
+
+  @property
+  def unrolls(self):
+    """Who takes in the unrolls of actors that act by themselves."""
+    return self._served(protocol.EXPERIENCE).__self__
+
+  def _served(self, name):
+    return self.process.server._methods[name].open_session
+
+  def run(self, check=lambda: None):
+    """Runs the process alone; returns the last line."""
+    return process.run(
+      self.process, self.context, [self.sink], self.config.log_seconds, check
+    )
+
+
+class Running(Own):
+  """Runs from entering to leaving; a failure of any thread is raised then.
+
+  What a test spies on is wrapped before it enters.
+
+  Attributes:
     failures: what threads have raised so far.
   """
 
@@ -39,20 +97,16 @@ class Running:
     """Starts nothing yet.
 
     Args:
-      pipeline: a module with `Learner` and `actors`.
+      pipeline: a module with `learn` and `nodes`.
       config: the pipeline's.
       actors: how many run; None for all that there is place for.
     """
-    self.config = config
-    self.sink = Lines()
-    self.stop = threading.Event()
-    self.learner = pipeline.Learner(config, [self.sink], self.stop)
-    node = pipeline.actors(config)
+    super().__init__(pipeline, config)
     self.failures = []
-    count = node.count if actors is None else actors
     self.threads = [
       threading.Thread(target=self._act, args=(node,), daemon=True)
-      for _ in range(count)
+      for node in self.nodes
+      for _ in range(node.count if actors is None else actors)
     ]
 
   def _act(self, node):
@@ -70,7 +124,7 @@ class Running:
 
   def _learn(self):
     try:
-      self.learner.run()
+      self.run()
     except BaseException as failure:
       self.failures.append(failure)
 
@@ -83,7 +137,7 @@ class Running:
 
   def wait_for_steps(self, env_steps, seconds=60):
     """Waits until so many env steps are counted."""
-    self.wait_for(lambda: self.learner.progress.env_steps >= env_steps, seconds)
+    self.wait_for(lambda: self.acted.env_steps >= env_steps, seconds)
 
   def __exit__(self, *exception):
     if exception[0] is not None:
@@ -95,10 +149,34 @@ class Running:
       raise self.failures[0]
 
 
+@dataclasses.dataclass(frozen=True)
+class Changed:
+  """An agent's config whose agents are changed by a function."""
+
+  config: base.Config
+  change: Callable[[base.Agent], base.Agent]
+
+  def make(self, spec, axis_name=None, horizon=None):
+    return self.change(self.config.make(spec, axis_name, horizon))
+
+
+def replaced(config, **changes):
+  """A pipeline's config with fields changed, its own or those of its parts."""
+  names = {field.name for field in dataclasses.fields(config)}
+  parts = collections.defaultdict(dict)
+  for name in changes.keys() - names:
+    (part,) = (x for x in names if hasattr(getattr(config, x), name))
+    parts[part][name] = changes.pop(name)
+  for part, fields in parts.items():
+    before = changes.get(part, getattr(config, part))
+    changes[part] = dataclasses.replace(before, **fields)
+  return dataclasses.replace(config, **changes)
+
+
 class Message(NamedTuple):
   """What an actor sent, and what was counted of it."""
 
-  entry: roster.Entry
+  session: sessions.Session
   env_steps: np.ndarray
   episode_return: np.ndarray
   unroll: types.Unroll
@@ -109,64 +187,65 @@ class Spy:
   """What goes through the learner of actors that act for themselves.
 
   Attributes:
-    entries: of all leases.
-    messages: in the order in which they are cut into items.
-    items: that the sink was given.
-    learned: batches, of each the shares of all cores.
+    sessions: of all actors.
+    messages: in the order in which they are cut into shares.
+    shares: that the inbox was given.
+    learned: batches, of each the parts of all cores.
     published: acting parameters by their version.
   """
 
-  def __init__(self, learner):
-    """Listens to a learner that has not started."""
-    self.entries, self.messages, self.items, self.learned = [], [], [], []
-    collection, own = learner._collection, learner.learner
-    acting, version = learner._snapshots.latest(own.cores[0])
+  def __init__(self, own):
+    """Listens to a process that has not started."""
+    self.sessions, self.messages, self.shares = [], [], []
+    self.learned = []
+    unrolls, learner = own.unrolls, own.learner
+    acting, version = learner.newest()
     self.published = {version: copied(acting)}
-    enter, count = collection._actors.enter, collection._actors.count
-    add, sink = collection._items.add, collection._sink
-    learn, publish = own.learn, learner._snapshots.publish
+    enter, count = unrolls._connected.open, unrolls._connected.count
+    add, sink = unrolls._shares.add, unrolls._sink
+    learn, publish = learner.learn, learner.publish
     counted = threading.local()
 
-    def spy_enter(hello):
-      self.entries.append(enter(hello))
-      return self.entries[-1]
+    def spy_open(hello):
+      self.sessions.append(enter(hello))
+      return self.sessions[-1]
 
-    def spy_count(*arguments):
-      counted.arguments = arguments
-      count(*arguments)
+    def spy_count(session, env_steps, episode_return, waits):
+      counted.arguments = session, env_steps, episode_return
+      count(session, env_steps, episode_return, waits)
 
     def spy_add(unroll, priorities):
       self.messages.append(Message(*counted.arguments, unroll, priorities))
       return add(unroll, priorities)
 
-    def spy_sink(item):
-      self.items.append(item)
-      return sink(item)
+    def spy_sink(share):
+      self.shares.append(share)
+      return sink(share)
 
     def spy_learn(batch):
-      self.learned.append(copied(batch))
+      self.learned.append(copied(batch.parts))
       learn(batch)
 
-    def spy_publish(acting, version):
+    def spy_publish():
       # Before: who fetches it may be quick.
-      self.published[version] = copied(acting)
-      publish(acting, version)
+      self.published[learner.steps] = copied(learner.acting())
+      publish()
 
-    collection._actors.enter = spy_enter
-    collection._actors.count = spy_count
-    collection._items.add = spy_add
-    collection._sink = spy_sink
-    own.learn = spy_learn
-    learner._snapshots.publish = spy_publish
+    unrolls._connected.open = spy_open
+    unrolls._connected.count = spy_count
+    unrolls._shares.add = spy_add
+    unrolls._sink = spy_sink
+    learner.learn = spy_learn
+    learner.publish = spy_publish
 
   def heard(self, num_actors, messages):
     """Whether so many actors have sent so many messages each."""
-    sent = collections.Counter(id(x.entry) for x in list(self.messages))
+    sent = collections.Counter(id(x.session) for x in list(self.messages))
     return sum(n >= messages for n in sent.values()) >= num_actors
 
-  def of(self, entry):
+  def of(self, session):
     """The messages of an actor."""
-    return [message for message in self.messages if message.entry is entry]
+    return [message for message in self.messages if message.session is session]
 
 
 def copied(nest):

@@ -1,5 +1,6 @@
 """The SEED pipeline end to end, its actors as threads."""
 
+import dataclasses
 import functools
 import json
 import threading
@@ -11,40 +12,39 @@ import numpy as np
 import pytest
 
 from seedx import envs, metrics, types, wire
+from seedx.acting import protocol, thin_actor
 from seedx.agents import vtrace
+from seedx.learning import learner
 from seedx.pipelines import seed
-from seedx.runtime import actor, protocol
+from seedx.runtime import process
 from tests import running
 
-
-def _config(tmp_path, **changes):
-  agent = changes.pop("agent", vtrace.Config(learning_rate=2e-3))
-  options = {
-    "env": envs.Config("CartPole-v1"),
-    "make_agent": lambda spec, axis: vtrace.make(spec, agent, axis),
-    "address": f"unix:{tmp_path}/learner",
-    "total_steps": 4_000,
-    "seed": 0,
-    "num_actors": 2,
-    "envs_per_actor": 8,
-    "actor_batch_size": 8,
-    "unroll_length": 5,
-    "batch_size": 16,
-    "log_seconds": 0.1,
-    **changes,
-  }
-  return seed.Config(**options)
+# Whose learning rate stays as it is.
+AGENT = vtrace.Config(
+  learning_rate=2e-3, learning_rate_end=1.0, reward_scale=1.0
+)
 
 
-_Lines = running.Lines
+def config_of(tmp_path, **changes):
+  """A small run; `changes` are fields of it or of its parts."""
+  config = seed.Config(
+    agent=AGENT,
+    total_steps=4_000,
+    actors=thin_actor.Config(num_actors=2, envs_per_actor=8),
+    learner=learner.InboxConfig(unroll_length=5, batch_size=16),
+    log_seconds=0.1,
+  )
+  return running.replaced(config, **changes).with_sockets(str(tmp_path))
+
+
 _Running = functools.partial(running.Running, seed)
 
 
 def test_every_unroll_is_learned_from_and_nothing_recompiles(tmp_path):
-  with _Running(_config(tmp_path)) as run:
+  with _Running(config_of(tmp_path)) as run:
     run.wait_for_steps(500)
-    compiled = [place.compiled() for place in run.learner.inferences]
-  assert compiled == [place.compiled() for place in run.learner.inferences]
+    compiled = [device.compiled() for device in run.inferences]
+  assert compiled == [device.compiled() for device in run.inferences]
   last = run.sink.lines[-1]
   assert last["env_steps"] >= 4_000
   # What is not learned is at most what was under way at the end: in slots,
@@ -54,7 +54,7 @@ def test_every_unroll_is_learned_from_and_nothing_recompiles(tmp_path):
   assert last["learned_steps"] <= last["env_steps"]
   assert last["episodes"] > 50
   assert 5 < last["episode_return"] < 500
-  assert last["learner_steps"] == run.learner.learner.steps > 20
+  assert last["learner_steps"] == run.learner.steps > 20
   assert 0 <= last["policy_lag"] < 8
   json.dumps(last, allow_nan=False)
 
@@ -71,9 +71,9 @@ def test_every_unroll_is_learned_from_and_nothing_recompiles(tmp_path):
 def test_trains_on_every_kind_of_observation_and_action(
   tmp_path, env_id, options, info_keys
 ):
-  config = _config(
+  config = config_of(
     tmp_path,
-    agent=vtrace.Config(stack_frames=2 if "Pong" in env_id else 1),
+    agent=dataclasses.replace(AGENT, stack_frames=2 if "Pong" in env_id else 1),
     env=envs.Config(env_id, options, info_keys),
     total_steps=600,
     num_actors=1,
@@ -93,9 +93,9 @@ def test_trains_on_every_kind_of_observation_and_action(
 
 def test_many_cores_train_cartpole(tmp_path):
   """Two devices act while four others learn."""
-  config = _config(
+  config = config_of(
     tmp_path,
-    agent=vtrace.Config(learning_rate=3e-3, reward_scale=0.1),
+    agent=dataclasses.replace(AGENT, learning_rate=3e-3, reward_scale=0.1),
     total_steps=150_000,
     envs_per_actor=32,
     actor_batch_size=32,
@@ -109,22 +109,22 @@ def test_many_cores_train_cartpole(tmp_path):
     pass
   best = max(line["episode_return"] or 0 for line in run.sink.lines)
   assert best > 120  # A random policy has 20.
-  for place in run.learner.inferences:
-    assert place.leases.free == 32
+  for device in run.inferences:
+    assert device.slots.free == 32
 
 
 def test_an_actor_that_dies_gives_its_slots_back(tmp_path):
-  config = _config(tmp_path, total_steps=10**9, num_actors=1)
+  config = config_of(tmp_path, total_steps=10**9, num_actors=1)
   with _Running(config, actors=0) as run:
-    for lease in range(3):
+    for session in range(3):
       stream, _, environment = _connect_when_there(config)
-      assert stream.welcome["first_seed"] == lease * 8
+      assert stream.welcome["first_seed"] == session * 8
       # Two messages, and gone in the middle of an unroll.
       assert next(stream).shape == (8,)
       stream.cancel()
       environment.close()
-      _wait(lambda: run.learner.inferences[0].leases.free == 8)
-    assert run.learner.progress.unrolls_discarded >= 3 * 8
+      _wait(lambda: run.inferences[0].slots.free == 8)
+    assert run.acted.saved()["unrolls_discarded"] >= 3 * 8
     run.stop.set()
 
 
@@ -133,7 +133,7 @@ def test_an_actor_that_dies_gives_its_slots_back(tmp_path):
   [([0, 8], "0 to 7"), ([-1, 2], "0 to 7"), ([3, 3], "at most once")],
 )
 def test_a_wrong_index_ends_its_stream_and_no_other(tmp_path, index, what):
-  config = _config(tmp_path, total_steps=10**9)
+  config = config_of(tmp_path, total_steps=10**9)
   with _Running(config, actors=1) as run:
     stream, rows, environment = _connect_when_there(config, send=index)
     with pytest.raises(wire.WireError, match=what) as caught:
@@ -141,33 +141,37 @@ def test_a_wrong_index_ends_its_stream_and_no_other(tmp_path, index, what):
     assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT
     del rows
     environment.close()
-    run.wait_for_steps(run.learner.progress.env_steps + 500)
+    run.wait_for_steps(run.acted.env_steps + 500)
     run.stop.set()
 
 
 def test_an_actor_of_another_environment_is_refused(tmp_path):
-  config = _config(tmp_path, total_steps=10**9, num_actors=1)
+  config = config_of(tmp_path, total_steps=10**9, num_actors=1)
   with _Running(config, actors=0) as run:
-    other = actor.Config(config.address, envs.Config("Acrobot-v1"), 8, 8)
+    acrobot = envs.Config("Acrobot-v1")
+    other = thin_actor.Work(config.address, acrobot, config.actors)
     with pytest.raises(wire.WireError, match="observation") as caught:
-      actor.run(other, threading.Event())
+      thin_actor.run(other, threading.Event())
     assert caught.value.code is grpc.StatusCode.FAILED_PRECONDITION
-    many = actor.Config(config.address, config.env, 9, 8)
+    many = dataclasses.replace(
+      config.actors, envs_per_actor=9, actor_batch_size=8
+    )
+    many = thin_actor.Work(config.address, config.env, many)
     with pytest.raises(wire.WireError, match="at most 8 environments"):
-      actor.run(many, threading.Event())
+      thin_actor.run(many, threading.Event())
     run.stop.set()
 
 
+def without_gradients(agent):
+  def update(state, rng_key, batch):
+    raise FloatingPointError("no gradient")
+
+  return dataclasses.replace(agent, update=update)
+
+
 def test_a_failing_update_ends_the_run_with_its_error(tmp_path):
-  def broken(spec, axis):
-    agent = vtrace.make(spec, vtrace.Config(), axis)
-
-    def update(state, rng_key, batch):
-      raise FloatingPointError("no gradient")
-
-    return type(agent)(**{**vars(agent), "update": update})
-
-  run = _Running(_config(tmp_path, make_agent=broken))
+  broken = running.Changed(AGENT, without_gradients)
+  run = _Running(config_of(tmp_path, agent=broken))
   with pytest.raises(FloatingPointError, match="no gradient"), run:
     pass
   assert run.sink.lines
@@ -176,18 +180,20 @@ def test_a_failing_update_ends_the_run_with_its_error(tmp_path):
 def test_config_names_what_is_wrong(tmp_path):
   for changes, message in (
     ({"batch_size": 6, "learner_devices": (0, 1, 2, 3)}, "4 learner devices"),
-    ({"actor_batch_size": 9}, "from 1 to 8"),
+    ({"actor_batch_size": 9}, "from 0 to 8"),
     ({"total_steps": 0}, "total_steps of at least 1"),
   ):
     with pytest.raises(types.ConfigError, match=message):
-      _config(tmp_path, **changes)
+      config_of(tmp_path, **changes)
   with pytest.raises(types.ConfigError, match="inference devices from 0 to"):
-    seed.Learner(_config(tmp_path, inference_devices=(99,)), [])
+    seed.learn(config_of(tmp_path, inference_devices=(99,)), process.Context())
 
 
 def _connect_when_there(config, send=None):
   """A stream as an actor opens it, with one message on its way."""
-  environment = envs.EnvPoolEnvironment(config.env, config.envs_per_actor)
+  environment = envs.EnvPoolEnvironment(
+    config.env, config.actors.envs_per_actor
+  )
   environment.reset()
   rows = environment.recv()
   if send is not None:
@@ -205,9 +211,8 @@ def _connect_when_there(config, send=None):
   stream = client.stream(
     protocol.ACT,
     observations(),
-    inputs=protocol.rows_layout(environment.spec, config.actor_batch_size),
-    outputs=protocol.actions_layout(environment.spec, config.actor_batch_size),
-    hello={"num_envs": config.envs_per_actor},
+    *protocol.act_layouts(environment.spec, config.actors.rows),
+    hello={"num_envs": config.actors.envs_per_actor},
   )
   return stream, rows, environment
 
@@ -228,13 +233,13 @@ def _wait(condition, seconds=30):
 
 
 def test_waits_are_declared_so_that_every_line_has_them(tmp_path):
-  with _Running(_config(tmp_path, total_steps=100)) as run:
+  with _Running(config_of(tmp_path, total_steps=100)) as run:
     pass
   names = {name for name in run.sink.lines[0] if "wait" in name}
   assert names == {
-    "inference_wait_requests",
-    "inference_wait_queue",
-    "inference_wait_device",
-    "learner_wait_unrolls",
+    "acting_wait_environments",
+    "acting_wait_learner",
+    "acting_wait_device",
+    "learning_wait_experience",
   }
   assert metrics.bottleneck(run.sink.lines[0])

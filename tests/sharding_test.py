@@ -35,7 +35,7 @@ def assert_close(actual, expected, rtol=1e-5):
 @pytest.fixture(scope="module")
 def one_core(make_unroll):
   """The whole batch on one core: agent, state, unroll, gradients, output."""
-  agent = vtrace.make(SPEC, CONFIG)
+  agent = CONFIG.make(SPEC)
   state = jax.jit(agent.init)(jax.random.key(0))
   # Episodes get shorter from core to core.
   ends = np.repeat(np.linspace(0.0, 0.9, CORES), PER_CORE)
@@ -60,7 +60,7 @@ def many_cores(function, num_cores=CORES, out_specs=sharding.REPLICATED):
 @pytest.mark.parametrize("num_cores", [1, 4, 8])
 def test_gradients_and_metrics_are_those_of_one_core(one_core, num_cores):
   _, state, unroll, gradients, output = one_core
-  agent = vtrace.make(SPEC, CONFIG, axis_name=sharding.CORES)
+  agent = CONFIG.make(SPEC, axis_name=sharding.CORES)
   actual, actual_output = many_cores(agent.gradients, num_cores)(
     state, jax.random.key(0), unroll
   )
@@ -88,7 +88,7 @@ def test_mean_of_per_core_means_would_be_seen(one_core):
 
 def test_every_core_ends_with_the_same_update(one_core):
   _, state, unroll, gradients, _ = one_core
-  agent = vtrace.make(SPEC, CONFIG, axis_name=sharding.CORES)
+  agent = CONFIG.make(SPEC, axis_name=sharding.CORES)
 
   def update(state, rng_key, unroll):
     summed, _ = agent.gradients(state, rng_key, unroll)

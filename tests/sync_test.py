@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import threading
 
 import jax
 import numpy as np
@@ -11,36 +10,46 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from seedx import envs, types
 from seedx.agents import a2c, dqn, ppo, vtrace
-from seedx.pipelines import sync
-from seedx.runtime import feeds, progress
-from tests import seed_test
+from seedx.learning import experience, learner
+from seedx.pipelines import seed, sync
+from seedx.runtime import counters, process
+from tests import running, seed_test
 
 AGENTS = {"a2c": a2c, "vtrace": vtrace, "ppo": ppo, "dqn": dqn}
 NUM_ENVS, UNROLL_LENGTH = 4, 5
-REPLAY = feeds.ReplayConfig(capacity=400, min_steps=40, batch_size=8, ratio=1.0)
+REPLAY = experience.ReplayConfig(
+  replay_capacity=400,
+  replay_min_steps=40,
+  replay_batch_size=8,
+  replay_ratio=1.0,
+)
 
 
-def make_agent(name, **fields):
-  """`Config.make_agent` of a small agent."""
-  fields = {"hidden_sizes": (8,), "learning_rate": 1e-2, **fields}
+def agent_config(name, **fields):
+  """A small agent, of which nothing changes over a run."""
+  small = {
+    "hidden_sizes": (8,),
+    "learning_rate": 1e-2,
+    "learning_rate_end": 1.0,
+    "reward_scale": 1.0,
+  }
   if name == "ppo":
-    fields = {"epochs": 2, "minibatches": 2, **fields}
-  config = AGENTS[name].Config(**fields)
-  return lambda spec, axis: AGENTS[name].make(spec, config, axis)
+    small |= {"epochs": 2, "minibatches": 2}
+  if name == "dqn":
+    small |= {"n_step": 1, "epsilon_end": 0.05, "epsilon_steps": 0}
+  return AGENTS[name].Config(**small | fields)
 
 
 def config_of(name, fields=None, **changes):
-  options = {
-    "env": envs.Config("CartPole-v1"),
-    "make_agent": make_agent(name, **(fields or {})),
-    "total_steps": 110,
-    "seed": 0,
-    "num_envs": NUM_ENVS,
-    "unroll_length": UNROLL_LENGTH,
-    "replay": REPLAY if name == "dqn" else None,
-    **changes,
-  }
-  return sync.Config(**options)
+  """A small run; `changes` are fields of it or of its parts."""
+  config = sync.Config(
+    agent=agent_config(name, **(fields or {})),
+    total_steps=110,
+    num_envs=NUM_ENVS,
+    learner=learner.Config(unroll_length=UNROLL_LENGTH),
+    replay=REPLAY if name == "dqn" else None,
+  )
+  return running.replaced(config, **changes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +64,8 @@ class After:
 
 
 def train(config):
-  """The trainer at its end, and an `After` of every step."""
-  trainer, compiled, seen = sync.Trainer(config, []), [], []
+  """The process at its end, and an `After` of every step."""
+  own, compiled, seen = running.Own(sync, config), [], []
 
   def listen(event, seconds, **_):
     if event == "/jax/core/compile/backend_compile_duration":
@@ -64,25 +73,20 @@ def train(config):
 
   jax.monitoring.register_event_duration_secs_listener(listen)
   try:
-    for _ in trainer.steps():
-      trainer.learner.finish()
+    for _ in own.process.steps():
+      own.learner.finish()
       seen.append(
         After(
-          trainer.learner.steps,
-          trainer.progress.env_steps,
-          trainer.learner.learned_steps,
-          trainer.learner.metrics,
+          own.learner.steps,
+          own.acted.env_steps,
+          own.learner.learned_steps,
+          own.learner.measure(),
           len(compiled),
         )
       )
   finally:
     jax.monitoring.unregister_event_duration_listener(listen)
-    trainer._actor.close()
-  return trainer, seen
-
-
-def assert_equal(actual, expected):
-  jax.tree.map(np.testing.assert_array_equal, actual, expected)
+  return own, seen
 
 
 def assert_close(actual, expected, rtol):
@@ -124,29 +128,29 @@ def trained(name):
 
 @pytest.mark.parametrize("name", AGENTS)
 def test_the_seed_decides_everything(name):
-  trainer, _ = trained(name)
+  own, _ = trained(name)
   same, _ = train(config_of(name))
   other, _ = train(config_of(name, seed=1))
-  assert_equal(same.learner.state, trainer.learner.state)
-  assert same.progress.env_steps == trainer.progress.env_steps
-  params = trainer.learner.state.params
+  running.assert_equal(same.learner.state, own.learner.state)
+  assert same.acted.env_steps == own.acted.env_steps
+  params = own.learner.state.params
   assert distance(params, other.learner.state.params) > 0.01
 
 
 @pytest.mark.parametrize("name", ["a2c", "vtrace", "ppo"])
 def test_all_is_learned_at_once_and_by_the_newest_parameters(name):
-  trainer, seen = trained(name)
+  own, seen = trained(name)
   for i, now in enumerate(seen):
     assert now.updates == i // UNROLL_LENGTH
     if i % UNROLL_LENGTH == 0:
       assert now.learned_steps == now.env_steps
     else:
       assert now.learned_steps < now.env_steps
-    assert now.metrics.get("policy_lag", 0.0) == 0.0
-  assert trainer.progress.env_steps >= 110 > seen[-2].env_steps
+    assert now.metrics["policy_lag"] in (None, 0.0)
+  assert own.acted.env_steps >= 110 > seen[-2].env_steps
   assert {"policy_lag", "loss_value"} <= set(seen[-1].metrics)
   assert all(np.isfinite(x) for x in seen[-1].metrics.values())
-  assert trainer.learner.state.updates == seen[-1].updates >= 5
+  assert own.learner.state.updates == seen[-1].updates >= 5
 
 
 def test_dqn_learns_as_often_as_its_ratio_says():
@@ -175,9 +179,9 @@ PLAIN = {"adam_epsilon": 1.0, "learning_rate": 1.0}
 @functools.cache
 def plainly_trained(name, **changes):
   """Without Adam's signs, which make much of what was rounding."""
-  trainer, _ = train(config_of(name, PLAIN, **changes))
-  assert trainer.learner.steps >= 5
-  return trainer.learner.state.params
+  own, _ = train(config_of(name, PLAIN, **changes))
+  assert own.learner.steps >= 5
+  return own.learner.state.params
 
 
 def test_vtrace_that_is_on_policy_is_a2c():
@@ -189,11 +193,8 @@ def test_4_cores_learn_what_one_does():
   actual = plainly_trained("a2c", learner_devices=(0, 1, 2, 3))
   expected = plainly_trained("a2c")
   assert_close(actual, expected, rtol=1e-4)
-  agent = make_agent("a2c", **PLAIN)(
-    envs.spec(envs.Config("CartPole-v1")), None
-  )
-  keys = jax.random.split(jax.random.key(0), 4)
-  assert distance(jax.jit(agent.init)(keys[0]).params, expected) > 0.01
+  start = running.Own(sync, config_of("a2c", PLAIN)).learner.state
+  assert distance(start.params, expected) > 0.01
 
 
 PONG = envs.Config("Pong-v5", {"img_height": 36, "img_width": 36})
@@ -203,18 +204,18 @@ CUBE = envs.Config("RubiksCube-v0", {"max_episode_steps": 9})
 @pytest.mark.parametrize(
   ("name", "env", "fields"),
   [
-    ("a2c", envs.Config("CartPole-v1"), {"lstm_size": 4}),
-    ("ppo", envs.Config("CartPole-v1"), {"lstm_size": 4}),
+    ("a2c", envs.Config("CartPole-v1"), {"recurrent": True, "lstm_size": 4}),
+    ("ppo", envs.Config("CartPole-v1"), {"recurrent": True, "lstm_size": 4}),
     ("a2c", envs.Config("Game2048-v1"), {}),
     ("a2c", CUBE, {}),
     ("ppo", envs.Config("Pendulum-v1"), {"normalize_observations": True}),
     ("dqn", PONG, {"stack_frames": 2}),
   ],
-  ids=lambda x: getattr(x, "env_id", None) or str(x),
+  ids=lambda x: getattr(x, "env", None) or str(x),
 )
 def test_every_kind_of_environment_and_network(name, env, fields):
   config = config_of(name, fields, env=env, total_steps=90)
-  trainer, seen = train(config)
+  own, seen = train(config)
   first, last = seen[0], seen[-1]
   assert first.updates == 0
   assert last.updates >= 4
@@ -222,32 +223,28 @@ def test_every_kind_of_environment_and_network(name, env, fields):
   if name != "dqn":
     at_update = [x for x in seen[1:] if x.learned_steps == x.env_steps]
     assert len(at_update) == last.updates
-  agent = config.make_agent(envs.spec(env), None)
-  init_key = jax.random.split(jax.random.key(0), 4)[0]
-  start = jax.jit(agent.init)(init_key)
-  assert distance(start.params, trainer.learner.state.params) > 1e-3
+  start, end = running.Own(sync, config).learner.state, own.learner.state
+  assert distance(start.params, end.params) > 1e-3
   if fields.get("normalize_observations"):
-    assert distance(start.statistics, trainer.learner.state.statistics) > 0.01
+    assert distance(start.statistics, end.statistics) > 0.01
 
 
 def test_a_stop_ends_it_with_everything_written():
-  sink, stop, checks = seed_test._Lines(), threading.Event(), []
-  trainer = sync.Trainer(
-    config_of("a2c", total_steps=10**9, log_seconds=0.0), [sink], stop
-  )
+  own = running.Own(sync, config_of("a2c", total_steps=10**9, log_seconds=0.0))
+  checks = []
 
   def check():
-    checks.append(trainer.progress.env_steps)
+    checks.append(own.acted.env_steps)
     if len(checks) == 12:
-      stop.set()
+      own.stop.set()
 
-  last = trainer.run(check)
+  last = own.run(check)
   assert len(checks) == 12
-  assert sink.lines[-1] == last
-  assert last["learner_steps"] == trainer.learner.steps == 2
+  assert own.sink.lines[-1] == last
+  assert last["learner_steps"] == own.learner.steps == 2
   assert 12 * NUM_ENVS >= last["env_steps"] >= 10 * NUM_ENVS
   assert last["policy_lag"] == 0.0
-  names = "learner_wait_unrolls", "inference_wait_requests"
+  names = "learning_wait_experience", "acting_wait_environments"
   assert all(name in last for name in names)
 
 
@@ -255,11 +252,10 @@ def test_a_failing_check_ends_it_with_its_error():
   def check():
     raise FloatingPointError("enough")
 
-  sink = seed_test._Lines()
-  trainer = sync.Trainer(config_of("a2c", log_seconds=0.0), [sink])
+  own = running.Own(sync, config_of("a2c", log_seconds=0.0))
   with pytest.raises(FloatingPointError, match="enough"):
-    trainer.run(check)
-  assert [line["learner_steps"] for line in sink.lines] == [0]
+    own.run(check)
+  assert [line["learner_steps"] for line in own.sink.lines] == [0]
 
 
 @pytest.mark.parametrize(
@@ -272,7 +268,7 @@ def test_a_failing_check_ends_it_with_its_error():
     (
       "dqn",
       {"learner_devices": (0, 1, 2, 3), "micro_batches": 4},
-      "batch from the replay .* 16 in all",
+      "a replay_batch_size that learner devices .* 16 in all",
     ),
     (
       "dqn",
@@ -290,7 +286,7 @@ def test_a_failing_check_ends_it_with_its_error():
 )
 def test_what_makes_no_sense_is_refused_with_its_reason(name, changes, message):
   with pytest.raises(types.ConfigError, match=message):
-    sync.Trainer(config_of(name, **changes), [])
+    sync.learn(config_of(name, **changes), process.Context())
 
 
 # Exploration
@@ -307,7 +303,7 @@ def test_what_makes_no_sense_is_refused_with_its_reason(name, changes, message):
   ],
 )
 def test_the_quarter_that_explores_least_is_reported(exploration, expected):
-  actual = progress.reports(np.array(exploration, np.float32))
+  actual = counters.explores_least(np.array(exploration, np.float32))
   np.testing.assert_array_equal(actual, expected)
 
 
@@ -319,22 +315,24 @@ def test_environments_explore_and_report_by_their_place_on_the_ladder():
     {"epsilon_ladder": True, "learning_rate": 0.0},
     num_envs=num_envs,
     total_steps=1400,
-    replay=dataclasses.replace(REPLAY, capacity=capacity, ratio=0.05),
+    replay=dataclasses.replace(
+      REPLAY, replay_capacity=capacity, replay_ratio=0.05
+    ),
   )
-  trainer, ended = sync.Trainer(config, []), []
-  add_rows = trainer.progress.add_rows
+  own, ended = running.Own(sync, config), []
+  add_rows = own.acted.add_rows
 
   def spy(rows, reported=None):
     ended.append(~np.isnan(rows.episode_return))
     add_rows(rows, reported)
 
-  trainer.progress.add_rows = spy
-  last = trainer.run()
+  own.acted.add_rows = spy
+  last = own.run()
   ended = np.sum(ended, axis=0)
   assert ended.min() >= 2
   assert last["episodes"] == ended[6:].sum()
 
-  state = trainer._feed.states[0]
+  state = own.learner._source.states[0]
   items = int(state.inserted)
   assert items <= capacity / UNROLL_LENGTH
   stored = jax.tree.map(lambda x: np.asarray(x)[:items, :5], state.unrolls[:2])
@@ -345,10 +343,10 @@ def test_environments_explore_and_report_by_their_place_on_the_ladder():
   np.testing.assert_allclose(
     inputs.exploration, np.broadcast_to(ladder[:, None], action.shape), 1e-5
   )
-  agent = config.make_agent(envs.spec(config.env), None)
+  agent = config.agent.make(envs.spec(config.env))
   flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), inputs)
   greedy, _ = jax.jit(agent.step)(
-    trainer.learner.acting(),
+    own.learner.acting(),
     jax.random.key(0),
     flat._replace(exploration=np.zeros_like(flat.exploration)),
     agent.initial_core_state(action.size),
@@ -365,23 +363,28 @@ def test_environments_explore_and_report_by_their_place_on_the_ladder():
 
 @pytest.mark.parametrize(
   ("name", "fields"),
-  [("dqn", {}), ("a2c", {}), ("ppo", {}), ("vtrace", {"lstm_size": 4})],
+  [
+    ("dqn", {}),
+    ("a2c", {}),
+    ("ppo", {}),
+    ("vtrace", {"recurrent": True, "lstm_size": 4}),
+  ],
 )
 def test_seed_trains_every_agent(tmp_path, name, fields):
-  config = seed_test._config(
+  config = seed_test.config_of(
     tmp_path,
-    make_agent=make_agent(name, **fields),
+    agent=agent_config(name, **fields),
     total_steps=1_500,
     envs_per_actor=4,
     actor_batch_size=4,
     batch_size=8,
     replay=REPLAY if name == "dqn" else None,
   )
-  with seed_test._Running(config) as run:
+  with running.Running(seed, config) as run:
     pass
   last = run.sink.lines[-1]
   assert last["env_steps"] >= 1_500
-  assert last["learner_steps"] == run.learner.learner.steps >= 20
+  assert last["learner_steps"] == run.learner.steps >= 20
   assert np.isfinite(last["loss" if name == "dqn" else "loss_value"])
   if name == "dqn":
     assert last["learned_steps"] <= 8 * last["learner_steps"]
@@ -392,5 +395,5 @@ def test_seed_trains_every_agent(tmp_path, name, fields):
     under_way = 8 * 6 + 5 * 8 * 5
     assert last["env_steps"] - under_way <= last["learned_steps"]
     assert last["learned_steps"] <= last["env_steps"]
-  params = run.learner.learner.state.params
+  params = run.learner.state.params
   assert all(np.isfinite(x).all() for x in jax.tree.leaves(params))

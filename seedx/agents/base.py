@@ -1,15 +1,14 @@
 """The contract between agents and pipelines."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
-import dm_env
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seedx import trees, types
+from seedx import types
 
 
 @jax.tree_util.register_dataclass
@@ -20,7 +19,8 @@ class AgentState:
   Attributes:
     params: the network's parameters, float32.
     optimizer_state: Optax's.
-    hyperparameters: scalars by name that may change at run time.
+    hyperparameters: `[]` float32 by name, those that may change at run time:
+      learning reads them here, and never from a config.
     updates: `[]` int32, batches learned from.
     target_params: older parameters that targets are computed with, or ().
     statistics: of observations, see `normalizer`, or ().
@@ -35,7 +35,7 @@ class AgentState:
 
 
 class Gradients(NamedTuple):
-  """What a batch says; means over it, so that parts of batches add up weighed.
+  """What a batch says; means over it, so that parts of batches add up weighted.
 
   Attributes:
     params: the gradient of the loss by the parameters.
@@ -44,6 +44,35 @@ class Gradients(NamedTuple):
 
   params: types.Tree
   moments: types.Tree = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Needs:
+  """What an agent needs of the pipeline that trains it.
+
+  Attributes:
+    window: time steps of the windows that it draws from a replay; None for an
+      agent that learns from each unroll once, as it was acted.
+    whole_batches: whether its `update` is more than `gradients` and `apply`,
+      so that no pipeline may compute these in parts or elsewhere.
+  """
+
+  window: int | None = None
+  whole_batches: bool = False
+
+  def unroll_length(self, period: int) -> int:
+    """L, time steps of unrolls that each bring `period` new env steps."""
+    return period + (1 if self.window is None else self.window - 1)
+
+
+def _no_exploration(num_envs: int) -> np.ndarray:
+  return np.zeros(num_envs, np.float32)
+
+
+Step = Callable[
+  [types.Tree, jax.Array, types.Inputs, types.Tree],
+  tuple[types.AgentOutput, types.Tree],
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,18 +88,15 @@ class Agent:
     initial_core_state: `(batch_size) -> core_state` of `[batch_size, ...]`.
     step: `(acting, rng_key, Inputs [B, ...], core_state) -> (AgentOutput,
       core_state)`.
-    greedy: as `step`, but with the action that it thinks best; None for an
-      agent that cannot tell.
     gradients: `(state, rng_key, batch) -> (Gradients, LossOutput)`; a batch is
-      a `types.Unroll`, or a `types.Sample` where there is a `window`.
+      a `types.Unroll`, or a `types.Sample` for an agent that needs windows.
     apply: `(state, Gradients) -> state`.
     update: `(state, rng_key, batch) -> (state, LossOutput)`.
-    applies_once: whether `update` is no more than `gradients` and `apply`, so
-      that a pipeline may compute these in parts or elsewhere.
-    window: time steps of the unrolls that it draws from a replay; None for an
-      agent that learns from each unroll once, as it was acted.
+    needs: what a pipeline must give it.
     exploration: `(num_envs) -> [num_envs]` float32, `Inputs.exploration` of
       the environments that are acted for together.
+    greedy: as `step`, but with the action that it thinks best; None for an
+      agent that cannot tell.
     start: `(params, updates) -> AgentState`, without statistics: what `apply`
       goes on from where no more is known than the parameters, or any nest of
       some of them such as a parameter server holds, and how many updates they
@@ -84,10 +110,7 @@ class Agent:
   init: Callable[[jax.Array], AgentState]
   acting: Callable[[AgentState], types.Tree]
   initial_core_state: Callable[[int], types.Tree]
-  step: Callable[
-    [types.Tree, jax.Array, types.Inputs, types.Tree],
-    tuple[types.AgentOutput, types.Tree],
-  ]
+  step: Step
   gradients: Callable[
     [AgentState, jax.Array, types.Tree], tuple[Gradients, types.LossOutput]
   ]
@@ -95,123 +118,75 @@ class Agent:
   update: Callable[
     [AgentState, jax.Array, types.Tree], tuple[AgentState, types.LossOutput]
   ]
-  applies_once: bool = True
-  window: int | None = None
-  exploration: Callable[[int], np.ndarray] = lambda num_envs: np.zeros(
-    num_envs, np.float32
-  )
-  greedy: (
-    Callable[
-      [types.Tree, jax.Array, types.Inputs, types.Tree],
-      tuple[types.AgentOutput, types.Tree],
-    ]
-    | None
-  ) = None
+  needs: Needs = Needs()
+  exploration: Callable[[int], np.ndarray] = _no_exploration
+  greedy: Step | None = None
   start: Callable[[types.Tree, int], AgentState] | None = None
   priorities: Callable[[types.Tree, types.Unroll], jax.Array] | None = None
 
 
-# `(spec, axis_name) -> Agent`.
-MakeAgent = Callable[[types.EnvironmentSpec, str | None], Agent]
-
-
 @dataclasses.dataclass(frozen=True)
-class Maker:
-  """A pipeline's `make_agent` that can be sent to other processes.
+class Horizon:
+  """How long a run is, for what changes over all of it.
 
   Attributes:
-    make: `(spec, config, axis_name) -> Agent`, such as `vtrace.make`.
-    config: what it is called with.
+    env_steps: that it makes.
+    updates: that it makes, if no step is a reset. Resets take some of an
+      unroll's steps, so that a schedule over it ends a little before the run.
   """
 
-  make: Callable[[types.EnvironmentSpec, Any, str | None], Agent]
-  config: Any
+  env_steps: int
+  updates: int
 
-  def __call__(
-    self, spec: types.EnvironmentSpec, axis_name: str | None
+  @classmethod
+  def of(cls, env_steps: int, steps_per_update: float) -> "Horizon":
+    """Of a run whose updates come after so many env steps each."""
+    return cls(env_steps, max(1, round(env_steps / steps_per_update)))
+
+
+class Config(Protocol):
+  """An agent's hyper-parameters, of which a pipeline makes the agent.
+
+  A frozen dataclass, which can be pickled for other processes.
+  """
+
+  def make(
+    self,
+    spec: types.EnvironmentSpec,
+    axis_name: str | None = None,
+    horizon: Horizon | None = None,
   ) -> Agent:
-    """Makes the agent for an environment."""
-    return self.make(spec, self.config, axis_name)
+    """Makes the agent for an environment.
+
+    Args:
+      spec: what the environment takes and gives.
+      axis_name: the mesh axis over which batches are sharded; None if they are
+        not.
+      horizon: of the run; None leaves what would change over it as it is at
+        the start (learning rate) or in the end (exploration).
+
+    Raises:
+      types.ConfigError: it cannot be made for such an environment.
+    """
+    ...
 
 
-class Memory(NamedTuple):
-  """What acting carries from step to step.
+def check_gradients_can_be_shared(agent: Agent) -> None:
+  """Checks that gradients can be computed apart from where they are applied.
 
-  Attributes:
-    core_state: `[B, ...]`.
-    action: `[B, ...]`, the last one.
+  Raises:
+    types.ConfigError: they cannot.
   """
-
-  core_state: types.Tree
-  action: types.Array
-
-
-class Taken(NamedTuple):
-  """A step that was taken.
-
-  Attributes:
-    inputs: `[B, ...]`, what the agent saw.
-    core_state: `[B, ...]`, before the step.
-    output: what it did.
-    memory: of the next step.
-  """
-
-  inputs: types.Inputs
-  core_state: types.Tree
-  output: types.AgentOutput
-  memory: Memory
+  if agent.needs.whole_batches:
+    raise types.ConfigError(
+      "expected an agent that applies the gradients of an unroll once: one"
+      " that takes several steps on it, as PPO does, has none to share"
+    )
 
 
-def empty_memory(
-  agent: Agent, spec: types.EnvironmentSpec, batch_size: int
-) -> Memory:
-  """The memory of environments that have just begun."""
-  return Memory(
-    agent.initial_core_state(batch_size),
-    trees.zeros(spec.action, (batch_size,)),
-  )
-
-
-def take_step(
-  agent: Agent,
-  acting: types.Tree,
-  rng_key: jax.Array,
-  timestep: dm_env.TimeStep,
-  memory: Memory,
-  exploration: types.Array,
-  first: types.Array | None = None,
-) -> Taken:
-  """One step, where what was before an episode's first one is forgotten.
-
-  Args:
-    agent: whose `step` acts.
-    acting: the parameters that act.
-    rng_key: for this step alone.
-    timestep: `[B, ...]`.
-    memory: `[B, ...]`.
-    exploration: `[B]`, see `types.Inputs`.
-    first: `[B]`, where to forget; where `step_type` is FIRST if None.
-  """
-  if first is None:
-    first = timestep.step_type == int(dm_env.StepType.FIRST)
-  initial = agent.initial_core_state(timestep.reward.shape[0])
-  core_state = jax.tree.map(
-    lambda start, past: _where(first, start, past), initial, memory.core_state
-  )
-  inputs = types.Inputs(
-    timestep=timestep,
-    action_tm1=_where(first, jnp.zeros_like(memory.action), memory.action),
-    exploration=exploration,
-  )
-  output, next_core_state = agent.step(acting, rng_key, inputs, core_state)
-  return Taken(
-    inputs, core_state, output, Memory(next_core_state, output.action)
-  )
-
-
-def _where(rows: jax.Array, yes: jax.Array, no: jax.Array) -> jax.Array:
-  """`jnp.where` by row: `[B]`, `[B, ...]`, `[B, ...]`."""
-  return jnp.where(rows.reshape(-1, *(1,) * (yes.ndim - 1)), yes, no)
+def hyperparameters(config: Any, names: Sequence[str]) -> dict[str, jax.Array]:
+  """Those fields of a config that may change at run time, as arrays."""
+  return {name: jnp.float32(getattr(config, name)) for name in names}
 
 
 def composed_update(
@@ -227,19 +202,3 @@ def composed_update(
     return apply(state, grads), output
 
   return update
-
-
-def zero_inputs(spec: types.EnvironmentSpec, batch_size: int) -> types.Inputs:
-  """Inputs of `[batch_size, ...]` zeros, with the types that inference sees."""
-  rows = (batch_size,)
-  timestep = dm_env.TimeStep(
-    step_type=np.zeros(rows, np.uint8),
-    reward=np.zeros(rows, np.float32),
-    discount=np.zeros(rows, np.float32),
-    observation=trees.zeros(spec.observation, rows),
-  )
-  return types.Inputs(
-    timestep=timestep,
-    action_tm1=trees.zeros(spec.action, rows),
-    exploration=np.zeros(rows, np.float32),
-  )

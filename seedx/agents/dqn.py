@@ -11,7 +11,10 @@ import numpy as np
 import optax
 
 from seedx import distributions, losses, networks, types
-from seedx.agents import base, model
+from seedx.agents import base, model, optimizers
+
+# The fields of `Config` that may change at run time.
+HYPERPARAMETERS = ("learning_rate", "discount", "epsilon_end")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,29 +23,29 @@ class Config(model.Config):
 
   Attributes:
     n_step: steps before bootstrapping.
-    double: whether the learned network chooses the action to bootstrap from.
-    dueling: whether values and advantages have heads of their own.
+    double: double Q-learning: the learned network chooses the action to
+      bootstrap from, and the target network values it.
+    dueling: give values and advantages heads of their own.
     huber_delta: errors beyond it count linearly; 0 for never.
-    rescale: whether Q-values are rescaled, see `losses.q_learning`.
+    rescale: value function rescaling, for large returns.
     target_period: updates between two copies to the target network.
-    epsilon_end: how often a random action is taken, in the end.
-    epsilon_decay_updates: updates over which that falls linearly from 1.
-    replayed: whether it learns from samples of a replay; else from each unroll
-      once, as it was acted, where the steps closer than `n_step` to its end
-      have shorter returns.
-    epsilon_ladder: whether each environment has its own share of random
-      actions, from 0.4 down to 0.4 ** 8 (0.01 for a single one), instead of
-      `epsilon_end`.
+    epsilon_end: share of random actions in the end.
+    epsilon_steps: env steps over which that share falls linearly from 1.
+    epsilon_ladder: give each environment its own share of random actions, from
+      0.4 down to 0.4 ** 8 (0.01 for a single one), instead of `epsilon_end`.
+    replayed: learn from samples of a replay; else from each unroll once, as it
+      was acted, where the steps closer than `n_step` to its end have shorter
+      returns.
   """
 
-  n_step: int = 1
+  n_step: int = 3
   double: bool = True
   dueling: bool = False
   huber_delta: float = 0.0
   rescale: bool = False
   target_period: int = 100
-  epsilon_end: float = 0.05
-  epsilon_decay_updates: int = 0
+  epsilon_end: float = 0.01
+  epsilon_steps: int = 50_000
   epsilon_ladder: bool = False
   replayed: bool = True
 
@@ -55,18 +58,22 @@ class Config(model.Config):
       huber_delta=(0.0, types.MOST),
       target_period=(1, 2**31 - 1),
       epsilon_end=(0.0, 1.0),
-      epsilon_decay_updates=(0, 2**31 - 1),
+      epsilon_steps=(0, types.MOST),
     )
-    if self.lstm_size:
-      raise types.ConfigError(
-        "expected a DQN without an LSTM (lstm_size 0): its replay starts in the"
-        f" middle of unrolls, found {self.lstm_size}"
-      )
 
   @property
   def burn_in(self) -> int:
     """Steps of a sample that only fill the frame stack."""
     return self.stack_frames - 1 if self.replayed else 0
+
+  def make(
+    self,
+    spec: types.EnvironmentSpec,
+    axis_name: str | None = None,
+    horizon: base.Horizon | None = None,
+  ) -> base.Agent:
+    """Makes the agent for an environment; see `base.Config`."""
+    return _make(spec, self, axis_name, horizon)
 
 
 class Acting(NamedTuple):
@@ -75,34 +82,29 @@ class Acting(NamedTuple):
   Attributes:
     variables: of the model.
     epsilon: `[]`, the share of random actions that all environments take.
+    discount: `[]`, with which actors compute priorities.
   """
 
   variables: model.Variables
   epsilon: jax.Array
+  discount: jax.Array
 
 
-def make(
-  spec: types.EnvironmentSpec, config: Config, axis_name: str | None = None
+def _make(
+  spec: types.EnvironmentSpec,
+  config: Config,
+  axis_name: str | None,
+  horizon: base.Horizon | None,
 ) -> base.Agent:
-  """Makes the agent for an environment.
-
-  Args:
-    spec: what the environment takes and gives.
-    config: the hyper-parameters.
-    axis_name: the mesh axis over which batches are sharded; None if they are
-      not.
-
-  Raises:
-    types.ConfigError: the actions are not discrete.
-  """
   q_model = _model(spec, config)
-  optimizer = model.optimizer(config)
+  optimizer = optimizers.make(config, horizon)
+  decay_updates = _decay_updates(config, horizon)
 
   def start(params: types.Tree, updates: int | jax.Array) -> base.AgentState:
     return base.AgentState(
       params=params,
-      optimizer_state=model.start_optimizer(optimizer, params, updates),
-      hyperparameters={"learning_rate": jnp.float32(config.learning_rate)},
+      optimizer_state=optimizers.start(optimizer, params, updates),
+      hyperparameters=base.hyperparameters(config, HYPERPARAMETERS),
       updates=jnp.int32(updates),
       target_params=params,
     )
@@ -115,27 +117,25 @@ def make(
 
   def acting(state: base.AgentState) -> Acting:
     variables = model.Variables(state.params, state.statistics)
-    return Acting(variables, _annealed(config, state.updates))
+    return Acting(
+      variables,
+      _epsilon(config, state, decay_updates),
+      state.hyperparameters["discount"],
+    )
 
   def gradients(
     state: base.AgentState, rng_key: jax.Array, batch: types.Tree
   ) -> tuple[base.Gradients, types.LossOutput]:
     del rng_key  # Nothing is drawn.
     if not config.replayed:
-      batch = _unweighed(batch)
+      batch = _unweighted(batch)
     grads, output = _differentiate(q_model, config, axis_name, state, batch)
     moments = q_model.moments(state.statistics, batch.unroll.inputs, axis_name)
     return base.Gradients(grads, moments), output
 
   apply = functools.partial(_apply, config, optimizer)
 
-  def priorities(acting: Acting, unroll: types.Unroll) -> jax.Array:
-    sample = _unweighed(unroll)
-    variables = acting.variables
-    q_values = _q_values(q_model, config, variables, sample)
-    steps = _per_step(q_model, config, q_values, q_values, sample)
-    return jnp.abs(steps.td_error).T
-
+  priorities = functools.partial(_priorities, q_model, config)
   return base.Agent(
     init=init,
     acting=acting,
@@ -145,7 +145,9 @@ def make(
     gradients=gradients,
     apply=apply,
     update=base.composed_update(gradients, apply),
-    window=config.burn_in + config.n_step + 1 if config.replayed else None,
+    needs=base.Needs(
+      window=config.burn_in + config.n_step + 1 if config.replayed else None
+    ),
     exploration=functools.partial(exploration, config),
     start=start,
     priorities=priorities if config.replayed else None,
@@ -180,11 +182,24 @@ def _model(spec: types.EnvironmentSpec, config: Config) -> model.Model:
   return model.Model.make(spec, config, head)
 
 
-def _annealed(config: Config, updates: jax.Array) -> jax.Array:
-  end = 0.0 if config.epsilon_ladder else config.epsilon_end
-  if not config.epsilon_decay_updates:
-    return jnp.float32(end)
-  done = updates / config.epsilon_decay_updates
+def _decay_updates(config: Config, horizon: base.Horizon | None) -> int:
+  """Updates in which `epsilon_steps` env steps are made; 0 for at once."""
+  if horizon is None:
+    return 0
+  share = config.epsilon_steps / horizon.env_steps
+  return round(share * horizon.updates)
+
+
+def _epsilon(
+  config: Config, state: base.AgentState, decay_updates: int
+) -> jax.Array:
+  """The share of random actions that all environments take."""
+  end = state.hyperparameters["epsilon_end"]
+  if config.epsilon_ladder:
+    end = jnp.zeros_like(end)
+  if not decay_updates:
+    return end
+  done = state.updates / decay_updates
   return jnp.maximum(1.0 - done * (1.0 - end), end).astype(jnp.float32)
 
 
@@ -239,7 +254,14 @@ def _differentiate(
   target = jax.lax.stop_gradient(q_values(state.target_params))
 
   def share(params: types.Tree) -> tuple[jax.Array, dict[str, jax.Array]]:
-    steps = _per_step(q_model, config, q_values(params), target, batch)
+    steps = _per_step(
+      q_model,
+      config,
+      state.hyperparameters["discount"],
+      q_values(params),
+      target,
+      batch,
+    )
     size = jnp.abs(steps.td_error)
     loss = losses.mean_share(steps.loss, steps.weight, axis_name)
     return loss, {
@@ -256,6 +278,18 @@ def _differentiate(
   return gradients, types.LossOutput(weight, metrics, priorities)
 
 
+def _priorities(
+  q_model: model.Model, config: Config, acting: Acting, unroll: types.Unroll
+) -> jax.Array:
+  """`[S, windows]` of unrolls `[L, S, ...]`; see `base.Agent`."""
+  sample = _unweighted(unroll)
+  q_values = _q_values(q_model, config, acting.variables, sample)
+  steps = _per_step(
+    q_model, config, acting.discount, q_values, q_values, sample
+  )
+  return jnp.abs(steps.td_error).T
+
+
 def _apply(
   config: Config,
   optimizer: optax.GradientTransformation,
@@ -263,7 +297,7 @@ def _apply(
   gradients: base.Gradients,
 ) -> base.AgentState:
   """The state after a batch of gradients; see `base.Agent`."""
-  state = model.descend(state, optimizer, gradients.params)
+  state = optimizers.descend(state, optimizer, gradients.params)
   state = model.count_batch(state, gradients.moments)
   target_params = optax.periodic_update(
     state.params, state.target_params, state.updates, config.target_period
@@ -289,6 +323,7 @@ def _q_values(
 def _per_step(
   q_model: model.Model,
   config: Config,
+  discount: jax.Array,
   q_values: jax.Array,
   target_q_values: jax.Array,
   batch: types.Sample,
@@ -315,7 +350,7 @@ def _per_step(
     action,
     inputs.timestep.step_type.astype(jnp.int32),
     q_model.rewards(inputs),
-    q_model.discounts(inputs),
+    q_model.discounts(inputs, discount),
     importance_weight=batch.importance_weight,
   )
   if not config.replayed:
@@ -324,7 +359,7 @@ def _per_step(
   return jax.tree.map(lambda x: x[:whole], steps)
 
 
-def _unweighed(unroll: types.Unroll) -> types.Sample:
+def _unweighted(unroll: types.Unroll) -> types.Sample:
   """Unrolls `[L, B, ...]` as a sample in which all weigh the same."""
   return types.Sample(unroll, jnp.ones(unroll.version.shape[1], jnp.float32))
 

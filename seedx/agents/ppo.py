@@ -2,29 +2,30 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from seedx import losses, types
-from seedx.agents import actor_critic, base, model
+from seedx.agents import base, model, optimizers, policy_gradient
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(actor_critic.Config):
-  """Static hyper-parameters, beside those of every actor-critic.
+class Config(policy_gradient.Config):
+  """Static hyper-parameters, beside those of every policy gradient.
 
   Attributes:
-    lambda_: of the advantage estimates, see `losses.gae`.
-    clip_epsilon: see `losses.ppo`.
-    clip_values: whether the value loss is clipped as well.
+    clip_epsilon: PPO's clip range of the probability ratio.
+    clip_values: clip the value loss as well.
     epochs: how often an update goes through its batch.
     minibatches: parts of an epoch, each of which takes a step. A feed-forward
       agent shuffles single steps, a recurrent one whole unrolls.
   """
 
-  lambda_: float = 0.95
+  td_lambda: float = 0.95
   clip_epsilon: float = 0.2
   clip_values: bool = False
   epochs: int = 4
@@ -35,14 +36,26 @@ class Config(actor_critic.Config):
     super().__post_init__()
     types.check_ranges(
       self,
-      lambda_=(0.0, 1.0),
       clip_epsilon=(0.0, types.MOST),
       epochs=(1, 2**20),
       minibatches=(1, 2**20),
     )
 
+  def make(
+    self,
+    spec: types.EnvironmentSpec,
+    axis_name: str | None = None,
+    horizon: base.Horizon | None = None,
+  ) -> base.Agent:
+    """Makes the agent for an environment; see `base.Config`.
 
-class Items(NamedTuple):
+    Its `update` computes advantages once, then takes `epochs * minibatches`
+    steps. Its `gradients` are those of one step on the whole batch.
+    """
+    return _make(spec, self, axis_name, horizon)
+
+
+class Entries(NamedTuple):
   """What minibatches are drawn from: pieces of C consecutive steps.
 
   Attributes:
@@ -64,101 +77,131 @@ class Items(NamedTuple):
   weight: jax.Array
 
 
-def make(
-  spec: types.EnvironmentSpec, config: Config, axis_name: str | None = None
+def _make(
+  spec: types.EnvironmentSpec,
+  config: Config,
+  axis_name: str | None,
+  horizon: base.Horizon | None,
 ) -> base.Agent:
-  """Makes the agent for an environment; see `actor_critic.make`.
-
-  Its `update` computes advantages once, then takes `epochs * minibatches`
-  steps. Its `gradients` are those of one step on the whole batch.
-  """
-  policy = actor_critic.Policy.make(spec, config)
+  policy = policy_gradient.Policy.make(spec, config)
   steps_per_update = config.epochs * config.minibatches
-  optimizer = model.optimizer(config, steps_per_update)
+  loss = functools.partial(
+    _loss, clip_values=config.clip_values, axis_name=axis_name
+  )
+  step = _make_step(
+    policy, loss, optimizers.make(config, horizon, steps_per_update), axis_name
+  )
 
   def whole_loss(
-    evaluation: actor_critic.Evaluation, unroll: types.Unroll
+    evaluation: policy_gradient.Evaluation,
+    unroll: types.Unroll,
+    hyperparameters: Mapping[str, jax.Array],
   ) -> losses.ActorCriticLoss:
-    items = _items(evaluation, unroll, config)
+    entries = _entries(evaluation, unroll, hyperparameters)
     evaluated = evaluation.values[:-1], evaluation.log_prob, evaluation.entropy
-    return _loss(evaluated, items, config, axis_name)
-
-  def step(
-    state: base.AgentState, items: Items
-  ) -> tuple[base.AgentState, types.LossOutput]:
-    def per_step(params: types.Tree) -> losses.ActorCriticLoss:
-      variables = model.Variables(params, state.statistics)
-      evaluated = policy.evaluate_steps(
-        variables, items.inputs, items.action, items.core_state
-      )
-      return _loss(evaluated, items, config, axis_name)
-
-    gradients, output = actor_critic.differentiate(
-      per_step, state, config, axis_name
-    )
-    return model.descend(state, optimizer, gradients), output
+    return loss(evaluated, entries, hyperparameters)
 
   def update(
     state: base.AgentState, rng_key: jax.Array, batch: types.Unroll
   ) -> tuple[base.AgentState, types.LossOutput]:
     variables = model.Variables(state.params, state.statistics)
-    items = _items(policy.evaluate(variables, batch), batch, config)
-    if not config.lstm_size:
-      items = _single_steps(policy, variables, items)
+    evaluation = policy.evaluate(variables, batch, state.hyperparameters)
+    entries = _entries(evaluation, batch, state.hyperparameters)
+    if not config.recurrent:
+      entries = _single_steps(policy, variables, entries)
 
     def epoch(
       state: base.AgentState, rng_key: jax.Array
     ) -> tuple[base.AgentState, types.LossOutput]:
-      minibatches = _shuffled(items, rng_key, config.minibatches)
+      minibatches = _shuffled(entries, rng_key, config.minibatches)
       return jax.lax.scan(step, state, minibatches)
 
     keys = jax.random.split(rng_key, config.epochs)
     state, outputs = jax.lax.scan(epoch, state, keys)
     metrics = {name: x.mean() for name, x in outputs.metrics.items()}
     weight = outputs.weight.sum() / config.epochs
-    moments = policy.network.moments(state.statistics, batch.inputs, axis_name)
+    moments = policy.model.moments(state.statistics, batch.inputs, axis_name)
     state = model.count_batch(state, moments)
     return state, types.LossOutput(weight, metrics)
 
-  agent = actor_critic.make(
-    spec, config, whole_loss, axis_name, steps_per_update
+  agent = policy_gradient.make(
+    spec,
+    config,
+    whole_loss,
+    axis_name,
+    horizon,
+    at_run_time=("clip_epsilon",),
+    steps_per_update=steps_per_update,
   )
-  return dataclasses.replace(agent, update=update, applies_once=False)
+  needs = base.Needs(whole_batches=True)
+  return dataclasses.replace(agent, update=update, needs=needs)
+
+
+def _make_step(
+  policy: policy_gradient.Policy,
+  loss: Callable[..., losses.ActorCriticLoss],
+  optimizer: optax.GradientTransformation,
+  axis_name: str | None,
+) -> Callable[
+  [base.AgentState, Entries], tuple[base.AgentState, types.LossOutput]
+]:
+  """The function that takes a step on a minibatch."""
+
+  def step(
+    state: base.AgentState, entries: Entries
+  ) -> tuple[base.AgentState, types.LossOutput]:
+    def per_step(params: types.Tree) -> losses.ActorCriticLoss:
+      variables = model.Variables(params, state.statistics)
+      evaluated = policy.evaluate_steps(
+        variables, entries.inputs, entries.action, entries.core_state
+      )
+      return loss(evaluated, entries, state.hyperparameters)
+
+    gradients, output = policy_gradient.differentiate(
+      per_step, state, axis_name
+    )
+    return optimizers.descend(state, optimizer, gradients), output
+
+  return step
 
 
 def _loss(
   evaluated: tuple[jax.Array, jax.Array, jax.Array],
-  items: Items,
-  config: Config,
+  entries: Entries,
+  hyperparameters: Mapping[str, jax.Array],
+  *,
+  clip_values: bool,
   axis_name: str | None,
 ) -> losses.ActorCriticLoss:
-  """The losses of items, given `Policy.evaluate_steps` of them."""
+  """The losses of entries, given `Policy.evaluate_steps` of them."""
 
   def stream_loss(
     behaviour_values: jax.Array, *stream: jax.Array
   ) -> losses.ActorCriticLoss:
     return losses.ppo(
       *stream,
-      clip_epsilon=config.clip_epsilon,
-      behaviour_values=behaviour_values if config.clip_values else None,
+      clip_epsilon=hyperparameters["clip_epsilon"],
+      behaviour_values=behaviour_values if clip_values else None,
     )
 
   values, log_prob, entropy = evaluated
   return jax.vmap(stream_loss, in_axes=1, out_axes=1)(
-    items.values,
+    entries.values,
     values,
     log_prob,
-    items.behaviour_log_prob,
+    entries.behaviour_log_prob,
     entropy,
-    _normalized(items.advantage, items.weight, axis_name),
-    items.advantage + items.values,
-    items.weight,
+    _normalized(entries.advantage, entries.weight, axis_name),
+    entries.advantage + entries.values,
+    entries.weight,
   )
 
 
-def _items(
-  evaluation: actor_critic.Evaluation, unroll: types.Unroll, config: Config
-) -> Items:
+def _entries(
+  evaluation: policy_gradient.Evaluation,
+  unroll: types.Unroll,
+  hyperparameters: Mapping[str, jax.Array],
+) -> Entries:
   """A batch as pieces as long as its unrolls, `[T, B, ...]`."""
   values, step_type, reward, discount = jax.lax.stop_gradient(
     (
@@ -168,8 +211,8 @@ def _items(
       evaluation.discount,
     )
   )
-  estimate = functools.partial(losses.gae, lambda_=config.lambda_)
-  return Items(
+  estimate = functools.partial(losses.gae, lambda_=hyperparameters["td_lambda"])
+  return Entries(
     inputs=jax.tree.map(lambda x: x[:-1], unroll.inputs),
     action=unroll.action[:-1],
     core_state=unroll.core_state,
@@ -185,34 +228,34 @@ def _items(
 
 
 def _single_steps(
-  policy: actor_critic.Policy, variables: model.Variables, items: Items
-) -> Items:
+  policy: policy_gradient.Policy, variables: model.Variables, entries: Entries
+) -> Entries:
   """Cuts pieces `[T, B, ...]` into `[1, T * B, ...]`."""
 
   def carry_on(
     core_state: types.Tree, inputs: types.Inputs
   ) -> tuple[types.Tree, types.Tree]:
     stream = jax.tree.map(lambda x: x[None], inputs)
-    output = policy.network.unroll(variables, stream, core_state)
+    output = policy.model.unroll(variables, stream, core_state)
     return output.core_state, core_state
 
-  core_state = items.core_state
+  core_state = entries.core_state
   if jax.tree.leaves(core_state):
     # What the head says is not used, and so is not computed.
-    _, core_state = jax.lax.scan(carry_on, core_state, items.inputs)
+    _, core_state = jax.lax.scan(carry_on, core_state, entries.inputs)
   merged = jax.tree.map(
-    lambda x: jax.lax.collapse(x, 0, 2), items._replace(core_state=core_state)
+    lambda x: jax.lax.collapse(x, 0, 2), entries._replace(core_state=core_state)
   )
   steps = jax.tree.map(lambda x: x[None], merged._replace(core_state=()))
   return steps._replace(core_state=merged.core_state)
 
 
-def _shuffled(items: Items, rng_key: jax.Array, parts: int) -> Items:
-  """Random minibatches of the items, with a first axis for them."""
-  size = items.weight.shape[1]
+def _shuffled(entries: Entries, rng_key: jax.Array, parts: int) -> Entries:
+  """Random minibatches of the entries, with a first axis for them."""
+  size = entries.weight.shape[1]
   if size % parts:
     raise types.ConfigError(
-      f"expected minibatches to divide the {size} items that each core has,"
+      f"expected minibatches to divide the {size} entries that each core has,"
       f" found {parts} of them"
     )
   order = jax.random.permutation(rng_key, size).reshape(parts, -1)
@@ -220,16 +263,16 @@ def _shuffled(items: Items, rng_key: jax.Array, parts: int) -> Items:
   def draw(leaf: jax.Array) -> jax.Array:
     return jnp.moveaxis(jnp.take(leaf, order, axis=1), 1, 0)
 
-  drawn = jax.tree.map(draw, items._replace(core_state=()))
+  drawn = jax.tree.map(draw, entries._replace(core_state=()))
   return drawn._replace(
-    core_state=jax.tree.map(lambda leaf: leaf[order], items.core_state)
+    core_state=jax.tree.map(lambda leaf: leaf[order], entries.core_state)
   )
 
 
 def _normalized(
   values: jax.Array, weights: jax.Array, axis_name: str | None
 ) -> jax.Array:
-  """Values less their weighed mean, by standard deviation, over all cores."""
+  """Values less their weighted mean, by standard deviation, over all cores."""
 
   def mean(values: jax.Array) -> jax.Array:
     share = losses.mean_share(values, weights, axis_name)

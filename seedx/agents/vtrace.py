@@ -1,24 +1,25 @@
 """The V-trace actor-critic: IMPALA's agent."""
 
 import dataclasses
+import functools
+from collections.abc import Mapping
 
 import jax
 
 from seedx import losses, types
-from seedx.agents import actor_critic, base
+from seedx.agents import base, policy_gradient
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(actor_critic.Config):
-  """Static hyper-parameters, beside those of every actor-critic.
+class Config(policy_gradient.Config):
+  """Static hyper-parameters, beside those of every policy gradient.
 
   Attributes:
-    lambda_: mixes in shorter returns; 1 for the longest.
-    clip_rho_threshold: see `losses.vtrace`.
-    clip_pg_rho_threshold: see `losses.vtrace`.
+    clip_rho_threshold: V-trace's rho_bar, the clip of the importance weights of
+      the value targets.
+    clip_pg_rho_threshold: the clip of those of the policy gradient.
   """
 
-  lambda_: float = 1.0
   clip_rho_threshold: float = 1.0
   clip_pg_rho_threshold: float = 1.0
 
@@ -27,36 +28,45 @@ class Config(actor_critic.Config):
     super().__post_init__()
     types.check_ranges(
       self,
-      lambda_=(0.0, 1.0),
       clip_rho_threshold=(0.0, types.MOST),
       clip_pg_rho_threshold=(0.0, types.MOST),
     )
 
-
-def make(
-  spec: types.EnvironmentSpec, config: Config, axis_name: str | None = None
-) -> base.Agent:
-  """Makes the agent for an environment; see `actor_critic.make`."""
-
-  def loss(
-    evaluation: actor_critic.Evaluation, unroll: types.Unroll
-  ) -> losses.ActorCriticLoss:
-    return jax.vmap(stream_loss, in_axes=1, out_axes=1)(
-      evaluation.values,
-      evaluation.log_prob,
-      unroll.extras.log_prob[:-1],
-      evaluation.entropy,
-      evaluation.step_type,
-      evaluation.reward,
-      evaluation.discount,
+  def make(
+    self,
+    spec: types.EnvironmentSpec,
+    axis_name: str | None = None,
+    horizon: base.Horizon | None = None,
+  ) -> base.Agent:
+    """Makes the agent for an environment; see `base.Config`."""
+    return policy_gradient.make(
+      spec,
+      self,
+      _loss,
+      axis_name,
+      horizon,
+      at_run_time=("clip_rho_threshold", "clip_pg_rho_threshold"),
     )
 
-  def stream_loss(*stream: jax.Array) -> losses.ActorCriticLoss:
-    return losses.vtrace(
-      *stream,
-      lambda_=config.lambda_,
-      clip_rho_threshold=config.clip_rho_threshold,
-      clip_pg_rho_threshold=config.clip_pg_rho_threshold,
-    )
 
-  return actor_critic.make(spec, config, loss, axis_name)
+def _loss(
+  evaluation: policy_gradient.Evaluation,
+  unroll: types.Unroll,
+  hyperparameters: Mapping[str, jax.Array],
+) -> losses.ActorCriticLoss:
+  stream_loss = functools.partial(
+    losses.vtrace,
+    lambda_=hyperparameters["td_lambda"],
+    clip_rho_threshold=hyperparameters["clip_rho_threshold"],
+    clip_pg_rho_threshold=hyperparameters["clip_pg_rho_threshold"],
+  )
+
+  return jax.vmap(stream_loss, in_axes=1, out_axes=1)(
+    evaluation.values,
+    evaluation.log_prob,
+    unroll.extras.log_prob[:-1],
+    evaluation.entropy,
+    evaluation.step_type,
+    evaluation.reward,
+    evaluation.discount,
+  )

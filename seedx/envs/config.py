@@ -18,6 +18,8 @@ from seedx import trees, types
 
 Transform = Callable[[types.Tree], types.Tree]
 
+# Modules by the names that they had before.
+_ALIASES = {"experiments.transforms": "seedx.envs.transforms"}
 DEFAULT_ACTION_MASK = "action_mask"
 _NARROWED_DTYPES = {
   np.dtype(np.float64): np.dtype(np.float32),
@@ -30,32 +32,31 @@ _NARROWED_DTYPES = {
 class Config:
   """An environment, and what is done to its observations.
 
+  A factory of the user's returns a Gymnasium `Env` or a `dm_env.Environment`.
+  It is called in processes of its own, once for each environment. A `seed`
+  that it takes is the environment's; where it returns a `dm_env.Environment`
+  it has to take one. Networks take images as `[C, H, W]` bytes; an
+  `observation_transform` can turn others.
+
   Attributes:
-    env_id: any of `envpool.list_all_envs()`; or `package.module:factory`, of a
-      function of yours that returns a Gymnasium `Env` or a
-      `dm_env.Environment`, in a module of the current directory or any that is
-      installed. It is called in processes of its own, once for each
-      environment. A `seed` that it takes is the environment's; where it
-      returns a `dm_env.Environment` it has to take one. Networks take images
-      as `[C, H, W]` bytes; a `transform` can turn others.
-    options: of EnvPool for this environment, or the factory's keyword
-      arguments. EnvPool's `stack_num`, where a family has it, is 1 if not
-      given: frames are stacked by the network.
+    env: EnvPool's name of the environment, or MODULE:FACTORY for one of yours,
+      in a module of the current directory or any that is installed.
+    env_options: EnvPool's own options, or your factory's keyword arguments.
+      EnvPool's `stack_num` is 1 if not given: the network stacks frames.
     info_keys: entries of `info`, EnvPool's or Gymnasium's, that join the
-      observation, which becomes the dict `{"observation": ..., key: ...}`; a
-      dict gets them added.
+      observation, which becomes a dict, `{"observation": ..., key: ...}`.
     action_mask: the entry of the observation, or else of `info`, that says
       which of the discrete actions are legal. Where there is no `action_mask`
       of the actions' shape, all of them are; another name must be there.
-    transform: `package.module:function`, of a function that maps observations
-      `[B, ...]` to those that the agent sees, in NumPy.
+    observation_transform: MODULE:FUNCTION of yours, from observations `[B,
+      ...]` to those that the agent sees, in NumPy.
   """
 
-  env_id: str
-  options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  env: str = "CartPole-v1"
+  env_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   info_keys: Sequence[str] = ()
   action_mask: str = DEFAULT_ACTION_MASK
-  transform: str = ""
+  observation_transform: str = ""
 
 
 def narrowed(dtype: np.dtype) -> np.dtype:
@@ -65,7 +66,7 @@ def narrowed(dtype: np.dtype) -> np.dtype:
 
 def is_own(config: Config) -> bool:
   """Whether a factory of the user's makes the environment, not EnvPool."""
-  return ":" in config.env_id
+  return ":" in config.env
 
 
 def load_transform(name: str) -> Transform:
@@ -167,6 +168,7 @@ def transformed(
 
 def _load(name: str, what: str) -> Any:
   module, colon, function = name.partition(":")
+  module = _ALIASES.get(module, module)
   here = str(pathlib.Path.cwd())
   if sys.path[0] != here:
     sys.path.insert(0, here)

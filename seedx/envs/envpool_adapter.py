@@ -63,20 +63,22 @@ class EnvPoolEnvironment:
     if render:
       options |= {"render_mode": "rgb_array"}
     self.spec = envpool_spec.environment_spec(config, pool_spec)
-    self._name = config.env_id
+    self._name = config.env
     self.num_envs = num_envs
     self.batch_size = batch_size
     self._info_keys = envpool_spec.joined_info_keys(config, pool_spec)
     self._transform = (
-      env_config.load_transform(config.transform) if config.transform else None
+      env_config.load_transform(config.observation_transform)
+      if config.observation_transform
+      else None
     )
     self._read_pool_spec(pool_spec)
     self._episode_ended = np.ones(num_envs, np.bool_)
     self._game_return = np.zeros(num_envs, np.float64)
     self._pool = envpool_spec.call(
-      config.env_id,
+      config.env,
       envpool.make,
-      config.env_id,
+      config.env,
       env_type="gymnasium",
       num_envs=num_envs,
       batch_size=batch_size,

@@ -58,7 +58,7 @@ def pool_spec_and_options(
   config: env_config.Config,
 ) -> tuple[Any, dict[str, Any]]:
   """EnvPool's own spec, and the options with the defaults of this package."""
-  env_id, options = config.env_id, config.options
+  env_id, options = config.env, config.env_options
   if env_id not in envpool.list_all_envs():
     raise types.ConfigError(_unknown_env_message(env_id))
   for name in options:
@@ -82,7 +82,7 @@ def environment_spec(
   config: env_config.Config, pool_spec: Any
 ) -> types.EnvironmentSpec:
   """Translates EnvPool's spec; raises `types.ConfigError` where it cannot."""
-  env_id = config.env_id
+  env_id = config.env
   keys = joined_info_keys(config, pool_spec)
   observation = _observation_spec(env_id, pool_spec, keys)
   return observations.environment_spec(

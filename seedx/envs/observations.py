@@ -35,10 +35,10 @@ def environment_spec(
   Raises:
     types.ConfigError: the transform cannot be used, or a mask is not there.
   """
-  if config.transform:
-    transform = env_config.load_transform(config.transform)
+  if config.observation_transform:
+    transform = env_config.load_transform(config.observation_transform)
     observation = env_config.transformed(
-      observation, transform, config.transform
+      observation, transform, config.observation_transform
     )
   return types.EnvironmentSpec(
     observation=observation,
@@ -272,7 +272,7 @@ def _action_mask(
   if key == env_config.DEFAULT_ACTION_MASK:
     return None
   raise types.ConfigError(
-    f"{config.env_id}: expected action_mask to name an entry of the observation"
+    f"{config.env}: expected action_mask to name an entry of the observation"
     f" or of info with a number for each of the actions {action}, found"
     f" {key!r}, which is {found}"
   )

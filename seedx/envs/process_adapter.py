@@ -109,9 +109,11 @@ class ProcessEnvironment:
     self.batch_size = observations.check_numbers(
       num_envs, batch_size, num_threads, seed
     )
-    self._name, self._render = config.env_id, render
+    self._name, self._render = config.env, render
     self._transform = (
-      env_config.load_transform(config.transform) if config.transform else None
+      env_config.load_transform(config.observation_transform)
+      if config.observation_transform
+      else None
     )
     self._workers: list[_Worker] = []
     self._by_reply: dict[int, _Worker] = {}
@@ -434,7 +436,7 @@ class _Worker:
         how = signal.Signals(-status).name
     return (
       f"the process of environments {job.first} to {job.first + job.count - 1}"
-      f" of {job.config.env_id} has died with {how}; what it said, if anything,"
+      f" of {job.config.env} has died with {how}; what it said, if anything,"
       " is above"
     )
 
@@ -442,7 +444,7 @@ class _Worker:
 def _key(config: env_config.Config) -> tuple[str, bytes]:
   """What `_signatures` knows an environment by."""
   return os.getcwd(), env_config.pickled(
-    dataclasses.replace(config, transform="")
+    dataclasses.replace(config, observation_transform="")
   )
 
 
@@ -455,7 +457,7 @@ def _check_unchanged(
       return
     before = _signatures.pop(_key(config))
   raise types.ConfigError(
-    f"{config.env_id}: expected environments as they were before, {before},"
+    f"{config.env}: expected environments as they were before, {before},"
     f" found {signature}; if their program has changed, start again"
   )
 

@@ -41,7 +41,7 @@ def check_render(config: env_config.Config) -> None:
     )
   except subprocess.TimeoutExpired:
     raise types.ConfigError(
-      f"{config.env_id} cannot be rendered: it took more than"
+      f"{config.env} cannot be rendered: it took more than"
       f" {_TIMEOUT_SECONDS:g} seconds"
     ) from None
   if done.returncode == 0:
@@ -51,7 +51,7 @@ def check_render(config: env_config.Config) -> None:
   if done.returncode == _REFUSED_STATUS:
     raise types.ConfigError(last)
   raise types.ConfigError(
-    f"{config.env_id} cannot be rendered: its process ended with status"
+    f"{config.env} cannot be rendered: its process ended with status"
     f" {done.returncode}: {last or 'it said nothing'} (a display or OpenGL may"
     " be missing)"
   )

@@ -103,7 +103,7 @@ def make(config: env_config.Config, seed: int, render: bool = False) -> Single:
   Raises:
     types.ConfigError: any of it goes wrong; one line says what.
   """
-  name = config.env_id
+  name = config.env
   factory = env_config.load_factory(name)
   takes = _parameters(factory)
   arguments = _arguments(config, takes, seed, render)
@@ -249,8 +249,8 @@ def _arguments(
   render: bool,
 ) -> dict[str, Any]:
   """The keyword arguments of the factory."""
-  name = config.env_id
-  arguments = dict(config.options)
+  name = config.env
+  arguments = dict(config.env_options)
   if "seed" in arguments:
     raise types.ConfigError(
       f"{name}: option 'seed' is not supported: pass the argument seed;"

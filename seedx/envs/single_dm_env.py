@@ -23,7 +23,7 @@ class Single:
       types.ConfigError: a spec is not supported, `reset` goes wrong, or `info`
         is asked for, which there is none of.
     """
-    name = config.env_id
+    name = config.env
     if config.info_keys:
       raise types.ConfigError(
         f"{name}: expected no info_keys for a dm_env.Environment, which has no"

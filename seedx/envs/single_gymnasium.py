@@ -22,7 +22,7 @@ class Single:
     Raises:
       types.ConfigError: a space is not supported, or `reset` goes wrong.
     """
-    name = config.env_id
+    name = config.env
     self.action = _action(name, env.action_space)
     leaves = _leaves(name, env.observation_space, ())
     found = single.attempt(name, "reset", env.reset, seed=seed)

@@ -100,7 +100,7 @@ class _Worker:
   """
 
   def __init__(self, job: messages.Job) -> None:
-    self._name, self._first = job.config.env_id, job.first
+    self._name, self._first = job.config.env, job.first
     self.environments = [
       single.make(job.config, job.seed + k, job.render)
       for k in range(job.first, job.first + job.count)
@@ -225,7 +225,7 @@ def _answer(
   if kind == messages.RESET:
     return messages.FIRST_ROWS + worker.reset().tobytes()
   if kind == messages.RENDER:
-    return _frame(worker, job.config.env_id)
+    return _frame(worker, job.config.env)
   assert kind == messages.MEMORY, kind
   worker.use(messages.places(worker.signature, int(rest), memory))
   return b""

@@ -14,7 +14,7 @@ def a2c(
   reward: jax.Array,
   discount: jax.Array,
   *,
-  lambda_: float = 1.0,
+  lambda_: float | jax.Array = 1.0,
 ) -> streams.ActorCriticLoss:
   """The advantage actor-critic losses of one stream of T transitions.
 

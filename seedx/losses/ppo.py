@@ -16,7 +16,7 @@ def ppo(
   target: jax.Array,
   weight: jax.Array,
   *,
-  clip_epsilon: float = 0.2,
+  clip_epsilon: float | jax.Array = 0.2,
   behaviour_values: jax.Array | None = None,
 ) -> streams.ActorCriticLoss:
   """The clipped actor-critic losses of T steps.

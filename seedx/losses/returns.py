@@ -62,7 +62,7 @@ def lambda_returns(
   reward: jax.Array,
   discount: jax.Array,
   *,
-  lambda_: float = 1.0,
+  lambda_: float | jax.Array = 1.0,
 ) -> jax.Array:
   """Exponentially weighted means of the n-step returns of all n.
 
@@ -106,7 +106,7 @@ def gae(
   reward: jax.Array,
   discount: jax.Array,
   *,
-  lambda_: float = 0.95,
+  lambda_: float | jax.Array = 0.95,
 ) -> jax.Array:
   """Generalised advantage estimates.
 

@@ -16,9 +16,9 @@ def vtrace(
   reward: jax.Array,
   discount: jax.Array,
   *,
-  lambda_: float = 1.0,
-  clip_rho_threshold: float = 1.0,
-  clip_pg_rho_threshold: float = 1.0,
+  lambda_: float | jax.Array = 1.0,
+  clip_rho_threshold: float | jax.Array = 1.0,
+  clip_pg_rho_threshold: float | jax.Array = 1.0,
 ) -> streams.ActorCriticLoss:
   """The V-trace actor-critic losses of one stream of T transitions.
 

@@ -7,16 +7,15 @@ imported where they are used, so that this package costs no start-up time.
 
 from seedx.metrics.console import Console
 from seedx.metrics.files import (
-  learning_curve,
   open_run_dir,
   read_lines,
   time_unit,
   write_config,
 )
 from seedx.metrics.meters import (
-  WAIT_QUEUE,
-  WAIT_REQUESTS,
-  WAIT_UNROLLS,
+  WAIT_ENVIRONMENTS,
+  WAIT_EXPERIENCE,
+  WAIT_LEARNER,
   EpisodeReturns,
   Waits,
   bottleneck,
@@ -24,9 +23,9 @@ from seedx.metrics.meters import (
 from seedx.metrics.sinks import JsonLines, Line, Sink, TensorBoard, Value
 
 __all__ = [
-  "WAIT_QUEUE",
-  "WAIT_REQUESTS",
-  "WAIT_UNROLLS",
+  "WAIT_ENVIRONMENTS",
+  "WAIT_EXPERIENCE",
+  "WAIT_LEARNER",
   "Console",
   "EpisodeReturns",
   "JsonLines",
@@ -36,7 +35,6 @@ __all__ = [
   "Value",
   "Waits",
   "bottleneck",
-  "learning_curve",
   "open_run_dir",
   "read_lines",
   "time_unit",

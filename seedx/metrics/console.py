@@ -199,16 +199,20 @@ def _diagnosis(line: sinks.Line) -> tuple[str, str]:
   """The bottleneck and the wait that gives it away; a dash if unknown."""
   waits = {
     name: share
-    for name in (meters.WAIT_REQUESTS, meters.WAIT_QUEUE, meters.WAIT_UNROLLS)
+    for name in (
+      meters.WAIT_ENVIRONMENTS,
+      meters.WAIT_LEARNER,
+      meters.WAIT_EXPERIENCE,
+    )
     if (share := _number(line, name)) is not None
   }
   if len(waits) < 3:
     return "-", ""
   side = meters.bottleneck(waits)
   waiter, wait = {
-    "environments": ("inference waits for them", meters.WAIT_REQUESTS),
-    "inference": ("the learner waits for it", meters.WAIT_UNROLLS),
-    "learner": ("inference waits for it", meters.WAIT_QUEUE),
+    "environments": ("inference waits for them", meters.WAIT_ENVIRONMENTS),
+    "inference": ("the learner waits for it", meters.WAIT_EXPERIENCE),
+    "learner": ("inference waits for it", meters.WAIT_LEARNER),
   }[side]
   return side, f" ({waiter} {waits[wait]:.0%} of the time)"
 

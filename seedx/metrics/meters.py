@@ -11,9 +11,9 @@ import numpy as np
 from seedx import types
 
 # The timed waits that tell the bottleneck.
-WAIT_REQUESTS = "inference_wait_requests"
-WAIT_QUEUE = "inference_wait_queue"
-WAIT_UNROLLS = "learner_wait_unrolls"
+WAIT_ENVIRONMENTS = "acting_wait_environments"
+WAIT_LEARNER = "acting_wait_learner"
+WAIT_EXPERIENCE = "learning_wait_experience"
 
 
 class Waits:
@@ -135,14 +135,14 @@ def bottleneck(waits: Mapping[str, float]) -> str:
   means that this device is the limit.
 
   Args:
-    waits: shares of time, at least `inference_wait_requests`,
-      `inference_wait_queue` and `learner_wait_unrolls`; the rest is not read.
+    waits: shares of time, at least `acting_wait_environments`,
+      `acting_wait_learner` and `learning_wait_experience`.
 
   Returns:
     "environments", "inference" or "learner".
   """
-  requests, queue = waits[WAIT_REQUESTS], waits[WAIT_QUEUE]
-  if queue > waits[WAIT_UNROLLS]:
+  requests, queue = waits[WAIT_ENVIRONMENTS], waits[WAIT_LEARNER]
+  if queue > waits[WAIT_EXPERIENCE]:
     return "learner"
   work = 1.0 - requests - queue
   return "environments" if requests > work else "inference"

@@ -4,254 +4,59 @@
     actor: EnvPool <-> act ----- priorities ----<        | batches        |
     actor: EnvPool <-> act --'  <- parameters    '--- update ---> new priorities
 
-Actors act by themselves, each environment with an epsilon of its own, and say
-of each window of their unrolls, an n-step transition, how much there is to
-learn from it: the size of its TD error as their parameters see it. The learner
-draws windows in proportion to that, and writes back what it finds. It takes
-experience in and learns in turn, at a fixed ratio, and a full queue holds the
-actors back: neither side runs away. Horgan et al. 2018, "Distributed
-Prioritized Experience Replay", https://arxiv.org/abs/1803.00933, figure 1 and
-algorithms 1 and 2.
+It is IMPALA's wiring around a replay. Actors act by themselves, each
+environment with an epsilon of its own, and say of each window of their unrolls,
+an n-step transition, how much there is to learn from it: the size of its TD
+error as their parameters see it. The learner draws windows in proportion to
+that, and writes back what it finds. It takes experience in and learns in turn,
+at a fixed ratio, and a full queue holds the actors back: neither side runs
+away. Horgan et al. 2018, "Distributed Prioritized Experience Replay",
+https://arxiv.org/abs/1803.00933, figure 1 and algorithms 1 and 2.
 """
 
 import dataclasses
-import functools
-import threading
-from collections.abc import Callable, Sequence
 
-import jax
-
-from seedx import envs, launch, metrics, sharding, types, wire
-from seedx.agents import base
-from seedx.runtime import (
-  collection,
-  crew,
-  feeds,
-  learner,
-  monitor,
-  parameters,
-  progress,
-  queues,
-  service,
-  unroll_actor,
-)
+from seedx import launch, types
+from seedx.learning import experience
+from seedx.pipelines import impala
+from seedx.runtime import process
 
 
-@dataclasses.dataclass(frozen=True)
-class Config:
-  """What an Ape-X run is made of.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(impala.Config):
+  """What an Ape-X run is made of, beside what an IMPALA run is.
 
   Attributes:
-    env: which environment.
-    make_agent: `(spec, axis_name) -> Agent`; it can be pickled.
-    address: where the learner listens: `host:port` or `unix:/path`.
-    total_steps: env steps to learn for.
-    seed: fixes environments, initial parameters and sampling.
-    num_actors: actors that there is place for.
-    envs_per_actor: environments of each.
-    unroll_length: T, new transitions in an unroll.
-    batch_size: unrolls that go into the replay at a time.
     replay: what is kept, and how it is drawn.
-    learner_devices: indices of the local devices that learn.
-    queue_capacity: training batches that may wait for the learner.
-    log_seconds: between two lines of metrics.
   """
 
-  env: envs.Config
-  make_agent: Callable[[types.EnvironmentSpec, str | None], base.Agent]
-  address: str
-  total_steps: int
-  seed: int
-  num_actors: int
-  envs_per_actor: int
-  unroll_length: int
-  batch_size: int
-  replay: feeds.PrioritizedConfig
-  learner_devices: Sequence[int] = (0,)
-  queue_capacity: int = 1
-  log_seconds: float = 0.5
+  replay: experience.PrioritizedConfig = experience.PrioritizedConfig()
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for what cannot be run."""
-    types.check_ranges(
-      self,
-      total_steps=(1, types.MOST),
-      num_actors=(1, 2**20),
-      envs_per_actor=(1, 2**20),
-      unroll_length=(1, 2**20),
-      batch_size=(1, 2**20),
-      queue_capacity=(1, 2**20),
-    )
-    cores = max(1, len(self.learner_devices))
-    if self.batch_size % cores:
+    super().__post_init__()
+    if self.learner.micro_batches > 1:
       raise types.ConfigError(
-        f"expected a batch_size that {cores} learner devices divide, found"
-        f" {self.batch_size}"
+        "expected 1 micro-batch: new priorities are those of a whole batch,"
+        f" found micro_batches {self.learner.micro_batches}"
       )
 
-
-def actors(config: Config) -> launch.Node:
-  """The actors of a run, to be launched anywhere that reaches the learner."""
-  return launch.Node(
-    role="actor",
-    run=unroll_actor.run,
-    config=unroll_actor.Config(
-      address=config.address,
-      env=config.env,
-      make_agent=config.make_agent,
-      num_envs=config.envs_per_actor,
-      unroll_length=config.unroll_length,
-    ),
-    count=config.num_actors,
-    needs_jax=True,
-  )
+  @property
+  def plan(self) -> experience.Plan:
+    """How much is learned from, and how much of it at a time."""
+    return dataclasses.replace(super().plan, replay=self.replay)
 
 
-class Learner:
+def nodes(config: Config) -> list[launch.Node]:
+  """The actors, to be launched anywhere that reaches the learner."""
+  return impala.nodes(config)
+
+
+def learn(config: Config, context: process.Context) -> process.Process:
   """The learner process: replay, updates, parameters.
 
-  Attributes:
-    progress: what has been counted.
-    learner: the updates, and the newest state.
+  Raises:
+    types.ConfigError: the environment or a device does not exist, or the agent
+      has no priorities.
   """
-
-  def __init__(
-    self,
-    config: Config,
-    sinks: Sequence[metrics.Sink],
-    stop: threading.Event | None = None,
-  ) -> None:
-    """Wires everything up; `run` sets it in motion.
-
-    Args:
-      config: what is run.
-      sinks: take the lines of metrics.
-      stop: ends the run early, with everything written.
-
-    Raises:
-      types.ConfigError: the environment or a device does not exist, or the
-        agent has no priorities.
-    """
-    mesh = sharding.mesh(sharding.devices(config.learner_devices, "learner"))
-    cores = list(mesh.devices)
-    spec = envs.spec(config.env)
-    agent = config.make_agent(spec, sharding.CORES)
-    feeds.check(
-      agent,
-      config.replay,
-      parts=len(cores),
-      item_steps=config.batch_size * config.unroll_length,
-      total_steps=config.total_steps,
-    )
-    if agent.priorities is None:
-      raise types.ConfigError(
-        "expected an agent whose actors can say what a window's priority is,"
-        " such as DQN, found one that cannot"
-      )
-    init_key, learner_key, replay_key = jax.random.split(
-      jax.random.key(config.seed), 3
-    )
-    state = jax.jit(agent.init)(init_key)
-    self._config = config
-    self._crew = crew.Crew(stop)
-    self._waits = metrics.Waits({metrics.WAIT_UNROLLS: 1})
-    self.progress = progress.Progress()
-    self.learner = learner.Learner(agent, mesh, state, learner_key)
-    self._agent, self._replay_key = agent, replay_key
-    self._feed = self._make_feed()
-    self._snapshots = parameters.Snapshots(cores[:1])
-    self._snapshots.publish(agent.acting(state), 0)
-    self._queues = queues.UnrollQueues(
-      cores, config.queue_capacity, self._crew.stop, self._waits
-    )
-    self._server = wire.Server(config.address, config.num_actors)
-    self._collection, self._actors = collection.serve(
-      self._server,
-      config,
-      agent,
-      spec,
-      self.progress,
-      newest=functools.partial(self._snapshots.latest, cores[0]),
-      sink=self._queues.put,
-    )
-    self._monitor = monitor.Monitor(
-      self.progress,
-      self.learner,
-      self._waits,
-      spec.frames_per_step,
-      sinks,
-      lambda: {
-        **self._actors.shares(),
-        "wire_bytes": self._server.transferred_bytes,
-      },
-    )
-
-  def run(
-    self, check: Callable[[], None] = lambda: None
-  ) -> dict[str, metrics.Value]:
-    """Learns until `total_steps`, a stop, or a failure.
-
-    Args:
-      check: is called before each line of metrics, and may raise.
-
-    Returns:
-      The last line of metrics.
-
-    Raises:
-      types.ConfigError: the address is in use.
-      Exception: whatever a thread of the run failed with.
-    """
-    return service.run(
-      self._server,
-      {"learner": self._learn},
-      self._crew,
-      self._monitor,
-      lambda: self.progress.env_steps >= self._config.total_steps,
-      self._config.log_seconds,
-      check,
-    )
-
-  def saved(self) -> types.Tree:
-    """All that a checkpoint of the run holds; any thread may ask."""
-    return {
-      "learner": self.learner.saved(),
-      "progress": self.progress.saved(),
-      "seeds": self._actors.seeds.saved(),
-    }
-
-  def restore(self, load: Callable[[types.Tree], types.Tree]) -> None:
-    """Goes on from a checkpoint, before `run`; a replay is filled anew.
-
-    Args:
-      load: from a nest like that of `saved` to the one that was.
-    """
-    saved = load(self.saved())
-    self.learner.restore(saved["learner"])
-    self.progress.restore(saved["progress"])
-    self._actors.seeds.restore(saved["seeds"])
-    self._feed = self._make_feed()
-    self._snapshots.publish(self.learner.acting(), self.learner.steps)
-
-  def acting(self, saved: types.Tree) -> types.Tree:
-    """What acts by what was saved."""
-    return self.learner.acting(saved["learner"]["agent"])
-
-  def _make_feed(self) -> feeds.Prioritized:
-    return feeds.Prioritized(
-      self._agent,
-      self._config.replay,
-      self._config.unroll_length,
-      self.learner.cores,
-      jax.random.fold_in(self._replay_key, self.learner.steps),
-      self.learner.priorities,
-    )
-
-  def _learn(self) -> None:
-    items = [self._collection.example(core) for core in self.learner.cores]
-    self.learner.warm_up(self._feed.example(items))
-    batches = (
-      batch
-      for items in iter(self._queues.get, None)
-      for batch in self._feed(items)
-    )
-    self.learner.run(batches, self._snapshots.publish, self._crew.stop)
+  return impala.learn(config, context)

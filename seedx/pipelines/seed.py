@@ -11,309 +11,119 @@ Central Inference", https://arxiv.org/abs/1910.06591, figures 1 and 3.
 """
 
 import dataclasses
-import threading
-from collections.abc import Callable, Sequence
 
 import jax
 
-from seedx import envs, launch, metrics, sharding, types, wire
+from seedx import envs, launch, sharding, wire
+from seedx.acting import inference as inference_lib
+from seedx.acting import inference_server, protocol, thin_actor
 from seedx.agents import base
-from seedx.runtime import (
-  actor,
-  crew,
-  feeds,
-  inference,
-  learner,
-  monitor,
-  parameters,
-  progress,
-  protocol,
-  queues,
-  service,
-  unrolls,
-)
+from seedx.learning import experience
+from seedx.learning import learner as learner_lib
+from seedx.runtime import counters, process
 
 
-@dataclasses.dataclass(frozen=True)
-class Config:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(process.ServerConfig):
   """What a SEED run is made of.
 
   Attributes:
     env: which environment.
-    make_agent: `(spec, axis_name) -> Agent`.
-    address: where the learner listens: `host:port` or `unix:/path`.
-    total_steps: env steps to learn for.
-    seed: fixes environments, initial parameters and sampling.
-    num_actors: actors that there is place for.
-    envs_per_actor: environments of each.
-    actor_batch_size: environments in a message; fewer than all of them let
-      the rest step in the meantime.
-    unroll_length: T, new transitions in an unroll.
-    batch_size: unrolls in an update, or that go into the replay at a time.
-    micro_batches: parts that each core's share of an update is learned in.
-    inference_devices: indices of the local devices that act.
-    learner_devices: indices of the local devices that learn.
-    inference_batch_size: rows that are worth an inference step.
-    inference_wait_seconds: how long fewer rows are waited with.
-    queue_capacity: training batches that may wait for the learner.
+    agent: what acts and learns.
+    actors: the processes that step environments.
+    inference: the devices that act.
+    learner: the devices that learn.
     replay: of an agent that learns from one.
-    log_seconds: between two lines of metrics.
   """
 
-  env: envs.Config
-  make_agent: Callable[[types.EnvironmentSpec, str | None], base.Agent]
-  address: str
-  total_steps: int
-  seed: int
-  num_actors: int
-  envs_per_actor: int
-  actor_batch_size: int
-  unroll_length: int
-  batch_size: int
-  micro_batches: int = 1
-  inference_devices: Sequence[int] = (0,)
-  learner_devices: Sequence[int] = (0,)
-  inference_batch_size: int = 0
-  inference_wait_seconds: float = 0.005
-  queue_capacity: int = 1
-  replay: feeds.ReplayConfig | None = None
-  log_seconds: float = 0.5
+  env: envs.Config = envs.Config()
+  agent: base.Config
+  actors: thin_actor.Config = thin_actor.Config()
+  inference: inference_lib.Config = inference_lib.Config()
+  learner: learner_lib.InboxConfig = learner_lib.InboxConfig()
+  replay: experience.ReplayConfig | None = None
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for what cannot be run."""
-    types.check_ranges(
-      self,
-      total_steps=(1, types.MOST),
-      num_actors=(1, 2**20),
-      envs_per_actor=(1, 2**20),
-      unroll_length=(1, 2**20),
-      batch_size=(1, 2**20),
-      micro_batches=(1, 2**20),
-      queue_capacity=(1, 2**20),
-    )
-    if not 1 <= self.actor_batch_size <= self.envs_per_actor:
-      raise types.ConfigError(
-        f"expected actor_batch_size from 1 to {self.envs_per_actor}, the"
-        f" actor's environments, found {self.actor_batch_size}"
-      )
-    parts = max(1, len(self.learner_devices))
-    if self.replay is None:
-      parts *= self.micro_batches
-    if self.batch_size % parts:
-      raise types.ConfigError(
-        f"expected a batch_size that {len(self.learner_devices)} learner"
-        f" devices with {self.micro_batches} micro-batches each divide, found"
-        f" {self.batch_size}"
-      )
+    super().__post_init__()
+    shared = self.learner.num_cores if self.replay else self.learner.parts
+    self.learner.check_divides("batch_size", self.learner.batch_size, shared)
 
-  def inference(self, agent: base.Agent) -> inference.Config:
-    """The share of each inference device."""
-    devices = len(self.inference_devices)
-    actors = -(-self.num_actors // devices)
-    rows = actors * self.actor_batch_size
-    # Half of what can be on its way: one half steps while the other acts.
-    target = min(self.inference_batch_size or -(-rows // 2), rows)
-    return inference.Config(
-      layout=unrolls.Layout(
-        num_slots=actors * self.envs_per_actor,
-        length=feeds.unroll_length(agent, self.unroll_length),
-        period=self.unroll_length,
-      ),
-      unrolls_per_item=self.batch_size // len(self.learner_devices),
-      target_rows=target,
-      max_rows=rows,
-      max_wait_seconds=self.inference_wait_seconds,
-    )
+  @property
+  def plan(self) -> experience.Plan:
+    """How much is learned from, and how much of it at a time."""
+    batch_steps, parts = self.learner.batch_steps, self.learner.parts
+    return experience.Plan(self.total_steps, batch_steps, self.replay, parts)
 
 
-def actors(config: Config) -> launch.Node:
-  """The actors of a run, to be launched anywhere that reaches the learner."""
-  return launch.Node(
-    role="actor",
-    run=actor.run,
-    config=actor.Config(
-      address=config.address,
-      env=config.env,
-      num_envs=config.envs_per_actor,
-      batch_size=config.actor_batch_size,
-    ),
-    count=config.num_actors,
-  )
+def nodes(config: Config) -> list[launch.Node]:
+  """The actors, to be launched anywhere that reaches the learner."""
+  work = thin_actor.Work(config.address, config.env, config.actors)
+  return [launch.Node("actor", thin_actor.run, work, config.actors.num_actors)]
 
 
-class Learner:
+def learn(config: Config, context: process.Context) -> process.Process:
   """The learner process: server, inference, unrolls, updates.
 
-  Attributes:
-    progress: what has been counted.
-    learner: the updates, and the newest state.
-    inferences: one for each inference device.
+  Raises:
+    types.ConfigError: the environment or a device does not exist, or the agent
+      cannot learn so.
   """
-
-  def __init__(
-    self,
-    config: Config,
-    sinks: Sequence[metrics.Sink],
-    stop: threading.Event | None = None,
-  ) -> None:
-    """Wires everything up; `run` sets it in motion.
-
-    Args:
-      config: what is run.
-      sinks: take the lines of metrics.
-      stop: ends the run early, with everything written.
-
-    Raises:
-      types.ConfigError: the environment or a device does not exist.
-    """
-    acting_on = sharding.devices(config.inference_devices, "inference")
-    mesh = sharding.mesh(sharding.devices(config.learner_devices, "learner"))
-    spec = envs.spec(config.env)
-    agent = config.make_agent(spec, sharding.CORES)
-    feeds.check(
+  spec = envs.spec(config.env)
+  agent = config.plan.agent(config.agent, spec, sharding.CORES)
+  devices = sharding.devices(config.inference.inference_devices, "inference")
+  sizes = config.inference.sizes(
+    agent,
+    config.actors,
+    rows_per_actor=config.actors.rows,
+    period=config.learner.unroll_length,
+    share_size=config.learner.share_size,
+  )
+  learner_key, replay_key, *acting_keys = jax.random.split(
+    jax.random.key(config.seed), 2 + len(devices)
+  )
+  learning = learner_lib.Learner(
+    agent,
+    config.learner,
+    config.plan.source(
+      agent, config.learner.unroll_length, config.learner.cores(), replay_key
+    ),
+    learner_key,
+    acting_on=devices,
+    stop=context.stop,
+  )
+  waits = inference_lib.waits(len(devices))
+  acting = [
+    inference_lib.Inference(
       agent,
-      config.replay,
-      parts=mesh.devices.size * config.micro_batches,
-      item_steps=config.batch_size * config.unroll_length,
-      total_steps=config.total_steps,
+      spec,
+      device,
+      sizes,
+      newest=learning.newest,
+      sink=learning.inbox.put,
+      rng_key=rng_key,
+      waits=waits,
     )
-    inference_config = config.inference(agent)
-    init_key, learner_key, replay_key, *acting_keys = jax.random.split(
-      jax.random.key(config.seed), 3 + len(acting_on)
-    )
-
-    self._config = config
-    self._crew = crew.Crew(stop)
-    waits = (metrics.WAIT_REQUESTS, metrics.WAIT_QUEUE, "inference_wait_device")
-    self._waits = metrics.Waits(
-      {**dict.fromkeys(waits, len(acting_on)), metrics.WAIT_UNROLLS: 1}
-    )
-    self.progress = progress.Progress()
-    state = jax.jit(agent.init)(init_key)
-    self.learner = learner.Learner(
-      agent, mesh, state, learner_key, config.micro_batches
-    )
-    cores = self.learner.cores
-    self._agent, self._replay_key = agent, replay_key
-    self._feed = self._make_feed()
-    self._snapshots = parameters.Snapshots(acting_on)
-    self._snapshots.publish(agent.acting(state), 0)
-    self._queues = queues.UnrollQueues(
-      cores, config.queue_capacity, self._crew.stop, self._waits
-    )
-    self.inferences = [
-      inference.Inference(
-        agent,
-        spec,
-        device,
-        inference_config,
-        self._snapshots,
-        self._queues.put,
-        rng_key,
-        self._waits,
-      )
-      for device, rng_key in zip(acting_on, acting_keys, strict=True)
-    ]
-    self._server = self._serve(spec, inference_config)
-    self._monitor = monitor.Monitor(
-      self.progress,
-      self.learner,
-      self._waits,
-      spec.frames_per_step,
-      sinks,
-      lambda: {"wire_bytes": self._server.transferred_bytes},
-    )
-
-  def run(
-    self, check: Callable[[], None] = lambda: None
-  ) -> dict[str, metrics.Value]:
-    """Learns until `total_steps`, a stop, or a failure.
-
-    Args:
-      check: is called before each line of metrics, and may raise.
-
-    Returns:
-      The last line of metrics.
-
-    Raises:
-      types.ConfigError: the address is in use.
-      Exception: whatever a thread of the run failed with.
-    """
-    acting = {f"inference-{i}": x.run for i, x in enumerate(self.inferences)}
-    return service.run(
-      self._server,
-      {**acting, "learner": self._learn},
-      self._crew,
-      self._monitor,
-      lambda: self.progress.env_steps >= self._config.total_steps,
-      self._config.log_seconds,
-      check,
-      self._close,
-    )
-
-  def saved(self) -> types.Tree:
-    """All that a checkpoint of the run holds; any thread may ask."""
-    return {
-      "learner": self.learner.saved(),
-      "progress": self.progress.saved(),
-      "seeds": self._sessions.seeds.saved(),
-    }
-
-  def restore(self, load: Callable[[types.Tree], types.Tree]) -> None:
-    """Goes on from a checkpoint, before `run`; a replay is filled anew.
-
-    Args:
-      load: from a nest like that of `saved` to the one that was.
-    """
-    saved = load(self.saved())
-    self.learner.restore(saved["learner"])
-    self.progress.restore(saved["progress"])
-    self._sessions.seeds.restore(saved["seeds"])
-    self._feed = self._make_feed()
-    self._snapshots.publish(self.learner.acting(), self.learner.steps)
-
-  def acting(self, saved: types.Tree) -> types.Tree:
-    """What acts by what was saved."""
-    return self.learner.acting(saved["learner"]["agent"])
-
-  def _make_feed(self) -> feeds.Feed:
-    return feeds.make(
-      self._agent,
-      self._config.replay,
-      self._config.unroll_length,
-      self.learner.cores,
-      jax.random.fold_in(self._replay_key, self.learner.steps),
-    )
-
-  def _serve(
-    self, spec: types.EnvironmentSpec, config: inference.Config
-  ) -> wire.Server:
-    """A server, not started yet, on which actors open sessions."""
-    server = wire.Server(self._config.address, self._config.num_actors)
-    self._sessions = inference.Sessions(
-      self.inferences, self.progress, config, self._config.seed
-    )
-    server.bind_stream(
-      protocol.ACT,
-      self._sessions,
-      inputs=protocol.rows_layout(spec, config.max_rows),
-      outputs=protocol.actions_layout(spec, config.max_rows),
-    )
-    return server
-
-  def _learn(self) -> None:
-    items = [
-      jax.device_put(self.inferences[0].empty_item(), core)
-      for core in self.learner.cores
-    ]
-    self.learner.warm_up(self._feed.example(items))
-    batches = (
-      batch
-      for items in iter(self._queues.get, None)
-      for batch in self._feed(items)
-    )
-    self.learner.run(batches, self._snapshots.publish, self._crew.stop)
-
-  def _close(self) -> None:
-    for place in self.inferences:
-      place.batcher.close()
+    for device, rng_key in zip(devices, acting_keys, strict=True)
+  ]
+  acted = counters.Acted(spec.frames_per_step)
+  connected = inference_server.InferenceServer(
+    acting, sizes.layout, acted, config.seed
+  )
+  server = wire.Server(config.address, config.actors.num_actors)
+  server.bind_stream(
+    protocol.ACT, connected, *protocol.act_layouts(spec, sizes.max_rows)
+  )
+  return process.Process(
+    acted=acted,
+    parts={"learner": learning, "acted": acted, "seeds": connected.seeds},
+    policy=learning.policy,
+    measures=[acted.measure, learning.measure, waits.shares, server.measure],
+    done=lambda: acted.env_steps >= config.total_steps,
+    threads={
+      "learner": lambda: learning.run(acting[0].example),
+      **{f"inference-{i}": each.run for i, each in enumerate(acting)},
+    },
+    server=server,
+    close=lambda: inference_lib.close(acting),
+  )

@@ -1,6 +1,6 @@
 """Replays: experience that is learned from more than once."""
 
-from seedx.replay.prioritized import Places, Prioritized, PrioritizedState
+from seedx.replay.prioritized import Prioritized, PrioritizedState, Windows
 from seedx.replay.uniform import State, Uniform
 
-__all__ = ["Places", "Prioritized", "PrioritizedState", "State", "Uniform"]
+__all__ = ["Prioritized", "PrioritizedState", "State", "Uniform", "Windows"]

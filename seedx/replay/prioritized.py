@@ -23,7 +23,7 @@ class PrioritizedState(NamedTuple):
 
   Attributes:
     ring: the unrolls.
-    tree: of priority ** alpha; window w of the unroll at place p of the ring is
+    tree: of priority ** alpha; window w of the unroll at entry p of the ring is
       leaf p * windows + w.
   """
 
@@ -31,8 +31,8 @@ class PrioritizedState(NamedTuple):
   tree: sum_tree.Tree
 
 
-class Places(NamedTuple):
-  """Where a sample was, for its new priorities to find the way back.
+class Windows(NamedTuple):
+  """Which windows a sample is of, for its new priorities to find the way back.
 
   Attributes:
     leaf: `[B]` int32.
@@ -83,7 +83,7 @@ class Prioritized:
 
     Raises:
       types.ConfigError: unrolls are shorter than a window, or more come at a
-        time than there is place for, or there are too many windows to count.
+        time than there is room for, or there are too many windows to count.
     """
     shapes = jax.eval_shape(self._ring.init, unrolls)
     leaves = self.capacity * self._ring.num_windows(shapes)
@@ -108,14 +108,14 @@ class Prioritized:
       ValueError: priorities are of another shape.
     """
     windows = self._ring.num_windows(state.ring)
-    place = self._ring.next_places(state.ring, unrolls.version.shape[1])
-    leaf = place[:, None] * windows + jnp.arange(windows)
+    entry = self._ring.next_entries(state.ring, unrolls.version.shape[1])
+    leaf = entry[:, None] * windows + jnp.arange(windows)
     tree = self._set(state.tree, leaf, priorities)
     return PrioritizedState(self._ring.add(state.ring, unrolls), tree)
 
   def sample(
     self, state: PrioritizedState, rng_key: jax.Array, batch_size: int
-  ) -> tuple[types.Sample, Places]:
+  ) -> tuple[types.Sample, Windows]:
     """Draws windows in proportion to their priorities ** alpha.
 
     All priorities are divided into B equal parts, and there is a draw in each,
@@ -127,7 +127,8 @@ class Prioritized:
       batch_size: B.
 
     Returns:
-      A `types.Sample` of `[W, B, ...]`, see `Uniform.sample`; and its places.
+      A `types.Sample` of `[W, B, ...]`, see `Uniform.sample`; and which
+      windows these are.
     """
     part = sum_tree.total(state.tree) / batch_size
     leaf = sum_tree.find(
@@ -136,42 +137,42 @@ class Prioritized:
       offset=jax.random.uniform(rng_key, (batch_size,)) * part,
     )
     windows = self._ring.num_windows(state.ring)
-    item, start = leaf // windows, leaf % windows
+    entry, start = leaf // windows, leaf % windows
     mass = state.tree[0][leaf]
     sample = types.Sample(
-      unroll=self._ring.windows(state.ring, item, start),
+      unroll=self._ring.windows(state.ring, entry, start),
       # N and the total are in every weight, and so in none that is returned.
       importance_weight=(jnp.min(mass) / mass) ** self.importance_exponent,
     )
-    return sample, Places(leaf, self._number(state.ring, item))
+    return sample, Windows(leaf, self._number(state.ring, entry))
 
   def update(
-    self, state: PrioritizedState, places: Places, priorities: jax.Array
+    self, state: PrioritizedState, windows: Windows, priorities: jax.Array
   ) -> PrioritizedState:
     """Gives windows new priorities.
 
     Args:
       state: of the replay.
-      places: `[B]`, of a sample.
+      windows: `[B]`, of a sample.
       priorities: `[B]`, 0 or more; ignored where another unroll has taken the
-        place since. A window that comes twice gets either of its priorities.
+        entry since. A window that comes twice gets either of its priorities.
 
     Raises:
       ValueError: priorities are of another shape.
     """
-    item = places.leaf // self._ring.num_windows(state.ring)
-    there = self._number(state.ring, item) == places.number
-    leaf = jnp.where(there, places.leaf, sum_tree.NOWHERE)
+    entry = windows.leaf // self._ring.num_windows(state.ring)
+    there = self._number(state.ring, entry) == windows.number
+    leaf = jnp.where(there, windows.leaf, sum_tree.NOWHERE)
     return state._replace(tree=self._set(state.tree, leaf, priorities))
 
   @property
   def _ring(self) -> uniform.Uniform:
     return uniform.Uniform(self.capacity, self.window)
 
-  def _number(self, ring: uniform.State, place: jax.Array) -> jax.Array:
-    """The number of the unroll that is at a place, counted from the first."""
+  def _number(self, ring: uniform.State, entry: jax.Array) -> jax.Array:
+    """The number of the unroll that is at an entry, counted from the first."""
     newest = ring.inserted - 1
-    return newest - (newest - place) % self.capacity
+    return newest - (newest - entry) % self.capacity
 
   def _set(
     self, tree: sum_tree.Tree, leaf: jax.Array, priorities: jax.Array

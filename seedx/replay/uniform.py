@@ -57,7 +57,7 @@ class Uniform:
 
     Raises:
       types.ConfigError: unrolls are shorter than a window, or more come at a
-        time than there is place for.
+        time than there is room for.
     """
     length, size = unrolls.version.shape
     if length < self.window or size > self.capacity:
@@ -74,9 +74,9 @@ class Uniform:
   def add(self, state: State, unrolls: types.Unroll) -> State:
     """Puts `[L, S, ...]` unrolls in the place of the oldest."""
     size = unrolls.version.shape[1]
-    place = self.next_places(state, size)
+    entry = self.next_entries(state, size)
     stored = jax.tree.map(
-      lambda ring, new: ring.at[place].set(new),
+      lambda ring, new: ring.at[entry].set(new),
       state.unrolls,
       _by_item(unrolls),
     )
@@ -96,13 +96,13 @@ class Uniform:
       A `types.Sample` of `[W, B, ...]`. Its core states are zeros but where a
       window is the beginning of an unroll, whose own they have then.
     """
-    item_key, start_key = jax.random.split(rng_key)
+    entry_key, start_key = jax.random.split(rng_key)
     size = jnp.minimum(state.inserted, self.capacity)
-    item = jax.random.randint(item_key, (batch_size,), 0, size)
+    entry = jax.random.randint(entry_key, (batch_size,), 0, size)
     windows = self.num_windows(state)
     start = jax.random.randint(start_key, (batch_size,), 0, windows)
     return types.Sample(
-      unroll=self.windows(state, item, start),
+      unroll=self.windows(state, entry, start),
       importance_weight=jnp.ones(batch_size, jnp.float32),
     )
 
@@ -110,28 +110,28 @@ class Uniform:
     """How many windows an unroll has."""
     return state.unrolls.version.shape[1] - self.window + 1
 
-  def next_places(self, state: State, size: int) -> jax.Array:
-    """The places `[size]` int32 that the next unrolls go to."""
+  def next_entries(self, state: State, size: int) -> jax.Array:
+    """The entries `[size]` int32 of the ring that the next unrolls go to."""
     return (state.inserted + jnp.arange(size)) % self.capacity
 
   def windows(
-    self, state: State, item: jax.Array, start: jax.Array
+    self, state: State, entry: jax.Array, start: jax.Array
   ) -> types.Unroll:
     """The windows `[W, B, ...]` of unrolls.
 
     Args:
       state: of the replay.
-      item: `[B]`, places of unrolls.
+      entry: `[B]`, which unrolls of the ring.
       start: `[B]`, the first time step of each window.
     """
     time = start + jnp.arange(self.window)[:, None]
     steps = jax.tree.map(
-      lambda ring: ring[item, time], state.unrolls._replace(core_state=())
+      lambda ring: ring[entry, time], state.unrolls._replace(core_state=())
     )
 
     def first(ring: jax.Array) -> jax.Array:
       begins = (start == 0).reshape(-1, *(1,) * (ring.ndim - 1))
-      return jnp.where(begins, ring[item], jnp.zeros_like(ring[item]))
+      return jnp.where(begins, ring[entry], jnp.zeros_like(ring[entry]))
 
     core_state = jax.tree.map(first, state.unrolls.core_state)
     return steps._replace(core_state=core_state)

@@ -91,6 +91,7 @@ from grpc import StatusCode
 from seedx.wire.client import Client, Stream, WireError
 from seedx.wire.exchange import Exchange
 from seedx.wire.layout import Column, Layout, MessageError
+from seedx.wire.reconnect import until_done
 from seedx.wire.server import Refused, Server, Session
 
 __all__ = [
@@ -105,4 +106,5 @@ __all__ = [
   "StatusCode",
   "Stream",
   "WireError",
+  "until_done",
 ]

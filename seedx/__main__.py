@@ -1,0 +1,59 @@
+"""The program `seedx`, which is also `python -m seedx`.
+
+  seedx train EXPERIMENT [options]   trains, such as `seedx train ppo`
+  seedx evaluate RUN_DIR [options]   plays whole episodes with what was learned
+  seedx plot RUN_DIR ... [options]   draws runs
+  seedx export RUN_DIR [options]     writes a policy for use without seedx
+  seedx compare [options]            runs experiments one after the other
+  seedx actor --address HOST:PORT    steps environments for a learner elsewhere
+
+`seedx train` lists the experiments, and each has a `--help` of its own.
+"""
+
+import importlib
+import sys
+
+from seedx import types
+from seedx.app import allocator, command_line
+
+_PROGRAMS = ("evaluate", "plot", "export", "compare")
+
+
+def main() -> int:
+  """Runs the program that the first word names; returns its exit status."""
+  name, *words = sys.argv[1:] or ["--help"]
+  if name in ("-h", "--help"):
+    print((__doc__ or "").strip())
+    return 0
+  if name == "train":
+    return _train(words)
+  if name == "actor":
+    # EnvPool would import it: half the memory, and a second less to start.
+    sys.modules["jax"] = None  # type: ignore[assignment]
+    return importlib.import_module("seedx.app.thin").main(words)
+  if name in _PROGRAMS:
+    return importlib.import_module(f"seedx.app.{name}").main(words)
+  programs = ", ".join(("train", *_PROGRAMS, "actor"))
+  command_line.fail(
+    types.ConfigError(f"expected one of {programs}, found {name!r}")
+  )
+
+
+def _train(words: list[str]) -> int:
+  allocator.keep_freed_memory()
+  experiments = importlib.import_module("seedx.app.experiments")
+  programs = importlib.import_module("seedx.app.programs")
+  name = words[0] if words else ""
+  if name not in experiments.shipped():
+    known = ", ".join(experiments.shipped())
+    command_line.fail(
+      types.ConfigError(f"expected seedx train with {known}, found {name!r}")
+    )
+  module = experiments.load_module(name)
+  return programs.main(
+    module.EXPERIMENT, words[1:], module.__name__, f"seedx train {name}"
+  )
+
+
+if __name__ == "__main__":
+  sys.exit(main())

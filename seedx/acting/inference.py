@@ -1,0 +1,297 @@
+"""Central inference: a thread for each inference device."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from seedx import metrics, types
+from seedx.acting import batcher, sessions, unroll_store
+from seedx.agents import acting_step, base
+from seedx.runtime import counters
+
+_WAIT_DEVICE = "acting_wait_device"
+Sink = Callable[[types.Share], bool]
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """Which devices act, and when a batch goes out.
+
+  Attributes:
+    inference_devices: indices of the local devices that act.
+    inference_batch_size: rows at which an inference batch goes out; 0 for half
+      of what can be on its way.
+    inference_wait_seconds: the longest that a smaller batch waits.
+  """
+
+  inference_devices: tuple[int, ...] = (0,)
+  inference_batch_size: int = 0
+  inference_wait_seconds: float = 0.005
+
+  def __post_init__(self) -> None:
+    """Raises types.ConfigError for what cannot be run."""
+    types.check_ranges(
+      self,
+      inference_batch_size=(0, 2**31 - 1),
+      inference_wait_seconds=(0.0, types.MOST),
+    )
+
+  def sizes(
+    self,
+    agent: base.Agent,
+    actors: sessions.Config,
+    *,
+    rows_per_actor: int,
+    period: int,
+    share_size: int,
+  ) -> "Sizes":
+    """What each of the devices is made for.
+
+    Args:
+      agent: that acts and learns.
+      actors: that connect.
+      rows_per_actor: environments in a message.
+      period: T, new env steps of an unroll.
+      share_size: unrolls that are handed to the sink at a time.
+    """
+    # Each device takes its part of the actors.
+    num_actors = -(-actors.num_actors // max(1, len(self.inference_devices)))
+    max_rows = num_actors * rows_per_actor
+    # Half of what can be on its way: one half steps while the other acts.
+    target_rows = self.inference_batch_size or -(-max_rows // 2)
+    num_slots = num_actors * actors.envs_per_actor
+    return Sizes(
+      layout=unroll_store.Layout.of(agent, period, num_slots),
+      share_size=share_size,
+      target_rows=min(target_rows, max_rows),
+      max_rows=max_rows,
+      max_wait_seconds=self.inference_wait_seconds,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+  """How one device batches, and what it assembles.
+
+  Attributes:
+    layout: its unroll store.
+    share_size: unrolls that are handed to the sink at a time.
+    target_rows: rows at which a batch goes out.
+    max_rows: rows of the largest one.
+    max_wait_seconds: the longest that fewer than `target_rows` wait.
+  """
+
+  layout: unroll_store.Layout
+  share_size: int
+  target_rows: int
+  max_rows: int
+  max_wait_seconds: float
+
+  @property
+  def padded(self) -> list[int]:
+    """The sizes that batches are padded to, ascending."""
+    quarter = -(-self.target_rows // 4)
+    return sorted({quarter, self.target_rows, self.max_rows})
+
+
+class Inference:
+  """One inference device: its slots, its store, its unrolls.
+
+  Attributes:
+    slots: those that no session holds.
+    reported: `[N]`, whether a slot's episode returns are.
+    batcher: call it with an `unroll_store.Batch` to act; `run` serves it.
+  """
+
+  def __init__(
+    self,
+    agent: base.Agent,
+    spec: types.EnvironmentSpec,
+    device: jax.Device,
+    sizes: Sizes,
+    newest: Callable[[jax.Device], tuple[types.Tree, int]],
+    sink: Sink,
+    rng_key: jax.Array,
+    waits: metrics.Waits,
+  ) -> None:
+    """Makes the device's store; nothing is compiled before `run`.
+
+    Args:
+      agent: what acts.
+      spec: of the environments.
+      device: where it acts.
+      sizes: of its store and its batches.
+      newest: the parameters to act with, on a device, and their version.
+      sink: takes finished unrolls `[length, share_size, ...]` on this device;
+        blocks when it is full, and returns False when all is over.
+      rng_key: of this device alone.
+      waits: counts `acting_wait_environments` and `acting_wait_device`.
+    """
+    num_slots = sizes.layout.num_slots
+    self.slots = sessions.Slots(num_slots)
+    self.reported = counters.explores_least(agent.exploration(num_slots))
+    self.batcher = batcher.Batcher(
+      self._act,
+      target_rows=sizes.target_rows,
+      max_wait_seconds=sizes.max_wait_seconds,
+      sizes=sizes.padded,
+      waits=waits,
+    )
+    self._sizes = sizes
+    self._device = device
+    self._newest = newest
+    self._sink = sink
+    self._waits = waits
+    self._rng_key = jax.device_put(rng_key, device)
+    self._calls = 0
+    inputs = acting_step.zero_inputs(spec, 1)
+    acting, _ = newest(device)
+    with jax.default_device(device):
+      store = unroll_store.empty(agent, inputs, acting, sizes.layout)
+    self._store = jax.device_put(store, device)
+    self._inputs = inputs
+    self._filling: types.Unroll | None = None
+    self._filled = 0
+    self._programs = _Programs(agent, sizes, self._store, device)
+
+  def run(self) -> None:
+    """Compiles every size, then serves requests until the batcher closes."""
+    layout = self._sizes.layout
+    for size in self._sizes.padded:
+      rows = np.zeros(size, np.int32)
+      padding = np.full(size, layout.num_slots, np.int32)
+      timestep = jax.tree.map(
+        lambda leaf, size=size: np.repeat(leaf, size, axis=0),
+        self._inputs.timestep,
+      )
+      self._step(unroll_store.Batch(padding, rows, timestep))
+      self._collect(padding[:0], rows[:0], size)
+    self.batcher.run()
+
+  def example(self) -> types.Share:
+    """What the sink is given, of zeros; from any thread."""
+    return types.Share(self._programs.empty())
+
+  def close(self) -> None:
+    """Ends `run`, and every wait for an action; may be called often."""
+    self.batcher.close()
+
+  def compiled(self) -> int:
+    """How many programs have been compiled; for a test that none are later."""
+    return self._programs.compiled()
+
+  def _act(
+    self, batch: unroll_store.Batch, rows: int, reply: batcher.Reply
+  ) -> None:
+    slot, count = batch.slot, batch.count
+    if rows < len(slot):
+      slot[rows:] = self._sizes.layout.num_slots
+    actions = self._step(batch)
+    with self._waits.timed(_WAIT_DEVICE):
+      reply(np.asarray(actions))
+    finished = np.flatnonzero(self._sizes.layout.finished(count[:rows]))
+    while len(finished):
+      room = self._sizes.share_size - self._filled
+      taken, finished = finished[:room], finished[room:]
+      self._collect(slot[taken], count[taken])
+      full = self._filled == self._sizes.share_size
+      if full and not self._handed_over(self._take_share()):
+        return
+
+  def _handed_over(self, share: types.Share) -> bool:
+    with self._waits.timed(metrics.WAIT_LEARNER):
+      return self._sink(share)
+
+  def _take_share(self) -> types.Share:
+    assert self._filling is not None
+    unroll, self._filling, self._filled = self._filling, None, 0
+    return types.Share(unroll)
+
+  def _step(self, batch: unroll_store.Batch) -> jax.Array:
+    acting, version = self._newest(self._device)
+    self._store, actions = self._programs.act(
+      self._store,
+      acting,
+      np.int32(version),
+      self._rng_key,
+      np.uint32(self._calls),
+      batch,
+    )
+    self._calls += 1
+    return actions
+
+  def _collect(
+    self, slot: np.ndarray, count: np.ndarray, size: int | None = None
+  ) -> None:
+    """Copies finished unrolls out; `size` rows where they have to be padded."""
+    rows = len(slot)
+    size = size or next(s for s in self._sizes.padded if s >= rows)
+    row = np.full(size, self._sizes.share_size, np.int32)
+    row[:rows] = np.arange(self._filled, self._filled + rows)
+    slots, counts = (np.zeros(size, np.int32) for _ in range(2))
+    slots[:rows], counts[:rows] = slot, count
+    if self._filling is None:
+      self._filling = self._programs.empty()
+    self._filling = self._programs.collect(
+      self._store, self._filling, slots, counts, row
+    )
+    self._filled += rows
+
+
+class _Programs:
+  """The jitted functions of one device."""
+
+  def __init__(
+    self,
+    agent: base.Agent,
+    sizes: Sizes,
+    store: unroll_store.Store,
+    device: jax.Device,
+  ) -> None:
+    layout = sizes.layout
+    # The store itself is donated at every step: keep its shapes alone.
+    shapes = jax.eval_shape(lambda: store)
+
+    def act(
+      store: unroll_store.Store,
+      acting: types.Tree,
+      version: jax.Array,
+      rng_key: jax.Array,
+      call: jax.Array,
+      batch: unroll_store.Batch,
+    ) -> tuple[unroll_store.Store, jax.Array]:
+      step_key = jax.random.fold_in(rng_key, call)
+      return unroll_store.act(
+        agent, layout, store, acting, jnp.int32(version), step_key, batch
+      )
+
+    self.act = jax.jit(act, donate_argnums=0)
+    self.collect = jax.jit(
+      functools.partial(unroll_store.collect, layout), donate_argnums=1
+    )
+    self.empty = jax.jit(
+      lambda: unroll_store.empty_unrolls(shapes, sizes.share_size),
+      out_shardings=jax.sharding.SingleDeviceSharding(device),
+    )
+
+  def compiled(self) -> int:
+    """How many programs have been compiled."""
+    programs: list[Any] = [self.act, self.collect, self.empty]
+    return sum(program._cache_size() for program in programs)
+
+
+def waits(num_devices: int) -> metrics.Waits:
+  """The timed waits of so many inference devices together."""
+  names = (metrics.WAIT_ENVIRONMENTS, metrics.WAIT_LEARNER, _WAIT_DEVICE)
+  return metrics.Waits(dict.fromkeys(names, num_devices))
+
+
+def close(devices: Iterable[Inference]) -> None:
+  """Closes each of them."""
+  for device in devices:
+    device.close()

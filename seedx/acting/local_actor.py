@@ -1,0 +1,237 @@
+"""Acts for environments of the same process, and assembles their unrolls."""
+
+import dataclasses
+
+import dm_env
+import jax
+import numpy as np
+
+from seedx import envs, metrics, types
+from seedx.acting import unroll_store
+from seedx.agents import acting_step, base
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkersConfig:
+  """Workers that act and compute gradients.
+
+  Attributes:
+    num_workers: workers that act and learn.
+    envs_per_worker: environments of each worker.
+    unroll_length: T, env steps of each environment in an unroll.
+  """
+
+  num_workers: int = 4
+  envs_per_worker: int = 16
+  unroll_length: int = 16
+
+  def __post_init__(self) -> None:
+    """Raises types.ConfigError for what cannot be run."""
+    types.check_ranges(
+      self,
+      num_workers=(1, 2**10),
+      envs_per_worker=(1, 2**20),
+      unroll_length=(1, 2**20),
+    )
+
+  @property
+  def num_envs(self) -> int:
+    """Environments of all workers together."""
+    return self.num_workers * self.envs_per_worker
+
+  @property
+  def batch_steps(self) -> int:
+    """Env steps in the unrolls that one worker finishes at a time."""
+    return self.envs_per_worker * self.unroll_length
+
+
+class Programs:
+  """The jitted functions of local actors, which any number of them share.
+
+  Attributes:
+    agent: what acts.
+    spec: of the environments.
+    layout: the unroll store of each actor.
+  """
+
+  def __init__(
+    self,
+    agent: base.Agent,
+    spec: types.EnvironmentSpec,
+    layout: unroll_store.Layout,
+  ) -> None:
+    """Compiles nothing before the first step."""
+    self.agent = agent
+    self.spec = spec
+    self.layout = layout
+
+    def act(
+      store: unroll_store.Store,
+      acting: types.Tree,
+      version: jax.Array,
+      rng_key: jax.Array,
+      batch: unroll_store.Batch,
+    ) -> tuple[unroll_store.Store, jax.Array]:
+      step_key = jax.random.fold_in(rng_key, batch.count[0])
+      return unroll_store.act(
+        agent, layout, store, acting, version, step_key, batch
+      )
+
+    def unrolled(
+      store: unroll_store.Store, *arguments: types.Tree
+    ) -> types.Unroll:
+      slot, count = arguments[-1].slot, arguments[-1].count
+      store, _ = act(store, *arguments)
+      empty = unroll_store.empty_unrolls(store, layout.num_slots)
+      return unroll_store.collect(layout, store, empty, slot, count, slot)
+
+    self.act = jax.jit(act, donate_argnums=0)
+    self.unrolled = jax.jit(unrolled)
+
+  def empty(self) -> unroll_store.Store:
+    """A store of zeros."""
+    agent = self.agent
+    acting = jax.eval_shape(
+      lambda key: agent.acting(agent.init(key)), jax.random.key(0)
+    )
+    return unroll_store.empty(
+      agent, acting_step.zero_inputs(self.spec, 1), acting, self.layout
+    )
+
+  def share(self) -> types.Share:
+    """The shapes of what finishes together: unrolls `[L, N, ...]`."""
+    unroll = jax.eval_shape(
+      lambda: unroll_store.empty_unrolls(self.empty(), self.layout.num_slots)
+    )
+    if self.agent.priorities is None:
+      return types.Share(unroll)
+    window = self.agent.needs.window
+    assert window is not None
+    windows = self.layout.length - window + 1
+    shape = (self.layout.num_slots, windows)
+    return types.Share(unroll, jax.ShapeDtypeStruct(shape, np.float32))
+
+
+class LocalActor:
+  """Environments that step all together, and the store of their unrolls.
+
+  Call `observe` and `act` in turn.
+
+  Attributes:
+    device: where it acts.
+  """
+
+  def __init__(
+    self,
+    programs: Programs,
+    env: envs.Config,
+    seed: int,
+    rng_key: jax.Array,
+    device: jax.Device,
+    waits: metrics.Waits,
+    exploration: np.ndarray | None = None,
+    num_threads: int = 1,
+  ) -> None:
+    """Starts the environments.
+
+    Args:
+      programs: what it runs; their layout says how many environments.
+      env: which environment.
+      seed: environment k is seeded with `seed + k`.
+      rng_key: of this actor alone.
+      device: where it acts.
+      waits: counts the time that is spent waiting for environments.
+      exploration: `[N]`, see `types.Inputs`; None for `Agent.exploration`.
+      num_threads: threads that step the environments.
+
+    Raises:
+      types.ConfigError: the environment cannot be made.
+    """
+    num_envs = programs.layout.num_slots
+    self.device = device
+    self._environment = envs.make(
+      env, num_envs, seed=seed, num_threads=num_threads
+    )
+    self._programs = programs
+    self._waits = waits
+    self._slot = np.arange(num_envs, dtype=np.int32)
+    self._count = np.zeros(num_envs, np.int32)
+    self._rng_key = jax.device_put(rng_key, device)
+    store = programs.empty()
+    if exploration is not None:
+      store = store._replace(exploration=exploration)
+    self._store = jax.device_put(store, device)
+    self._environment.reset()
+
+  def observe(
+    self, acting: types.Tree, version: np.int32
+  ) -> tuple[types.Rows, types.Unroll | None]:
+    """Waits for all environments' next time steps.
+
+    Args:
+      acting: the newest parameters that this actor has, on its device.
+      version: theirs.
+
+    Returns:
+      The rows `[N, ...]`, and the unrolls `[L, N, ...]` that end with them,
+      if any do. The last step of an unroll needs no action: what is put there
+      is thrown away, so that the action proper can come from what is learned
+      meanwhile.
+    """
+    with self._waits.timed(metrics.WAIT_ENVIRONMENTS):
+      rows = self._environment.recv()
+    self._rows = rows
+    unroll = None
+    if self._programs.layout.finished(self._count[:1])[0]:
+      unroll = self._programs.unrolled(
+        self._store, acting, version, self._rng_key, self._batch()
+      )
+    return rows, unroll
+
+  def act(self, acting: types.Tree, version: np.int32) -> None:
+    """Acts on what was observed."""
+    self._store, action = self._programs.act(
+      self._store, acting, version, self._rng_key, self._batch()
+    )
+    self._count += 1
+    self._environment.send(self._rows.index, np.asarray(action))
+
+  def close(self) -> None:
+    """Ends the environments."""
+    self._environment.close()
+
+  def _batch(self) -> unroll_store.Batch:
+    # JAX reads its arguments later, when these counts have gone on.
+    return unroll_store.Batch(
+      self._slot, self._count.copy(), self._rows.timestep
+    )
+
+
+class Unreported:
+  """What an actor's environments have done since it last said so."""
+
+  def __init__(self, num_envs: int, length: int) -> None:
+    """`length`: the most steps between two times."""
+    self._num_envs = num_envs
+    self._length = length
+    self._rows: list[types.Rows] = []
+
+  def add(self, rows: types.Rows) -> None:
+    """Adds a step of all environments."""
+    self._rows.append(rows)
+
+  def take(self) -> tuple[np.ndarray, np.ndarray]:
+    """What has been added since the last call.
+
+    Returns:
+      `env_steps`, `[N]` int32, and `episode_return`, `[N, length]` float32, as
+      in `types.Rows`, with NaN behind the steps that there were.
+    """
+    rows, self._rows = self._rows, []
+    env_steps = np.zeros(self._num_envs, np.int32)
+    shape = (self._num_envs, self._length)
+    episode_return = np.full(shape, np.nan, np.float32)
+    for time, row in enumerate(rows):
+      env_steps += row.timestep.step_type != dm_env.StepType.FIRST
+      episode_return[:, time] = row.episode_return
+    return env_steps, episode_return

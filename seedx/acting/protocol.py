@@ -1,0 +1,122 @@
+"""What actors and the inference server say to each other.
+
+An actor opens the stream `ACT` with a hello of `{"num_envs": n}`. It gets n
+slots, and in the welcome the `first_seed` of its environments: seeds never
+overlap between actors, so an actor that is started again sees new episodes.
+Then it sends `types.Rows` of any of its environments, and gets their actions,
+in the same order.
+
+An actor that acts by itself opens the stream `EXPERIENCE` with the same hello.
+It gets slots too, and in the welcome, beside `first_seed`, the `exploration`
+of its environments. It sends `Experience`, and each reply has the version of
+the newest parameters: the learner has taken what was sent. On the stream
+`PARAMETERS` it asks for those, with nothing, and gets `Versioned`.
+"""
+
+from typing import NamedTuple
+
+import dm_env
+import numpy as np
+import tree
+
+from seedx import types, wire
+
+ACT = "act"
+EXPERIENCE = "experience"
+PARAMETERS = "parameters"
+
+
+class Experience(NamedTuple):
+  """Finished unrolls, as an actor that acts by itself sends them.
+
+  Attributes:
+    unroll: `[S, L, ...]`; the core state, `[S, ...]`.
+    priorities: `[S, L - window + 1]` float32, of each window, as the actor's
+      parameters see it; () for an agent without.
+    env_steps: `[S]` int32, the env steps among those that are new in it.
+    episode_return: `[S, L]` float32, as in `types.Rows`, of the new steps,
+      and NaN behind them.
+    wait_environments: `[S]` float32, the actor's share of time since its last
+      message that it spent waiting for environments; the same in each row.
+    wait_learner: `[S]` float32, likewise for the learner's reply.
+  """
+
+  unroll: types.Unroll
+  priorities: types.Tree
+  env_steps: np.ndarray
+  episode_return: np.ndarray
+  wait_environments: np.ndarray
+  wait_learner: np.ndarray
+
+
+class Versioned(NamedTuple):
+  """Parameters that can act, and how many updates they have seen.
+
+  Attributes:
+    version: `[1]` int32.
+    acting: `[1, ...]`, see `base.Agent.acting`.
+  """
+
+  version: np.ndarray
+  acting: types.Tree
+
+
+NOTHING = wire.Layout.of((), 1)
+VERSION = wire.Layout.of(np.zeros((), np.int32), 1)
+
+
+def act_layouts(
+  spec: types.EnvironmentSpec, max_rows: int
+) -> tuple[wire.Layout, wire.Layout]:
+  """The layouts of the rows that a thin actor sends, and of its actions."""
+  rows = types.Rows(
+    index=np.zeros((), np.int32),
+    timestep=dm_env.TimeStep(
+      step_type=np.zeros((), np.uint8),
+      reward=np.zeros((), np.float32),
+      discount=np.zeros((), np.float32),
+      observation=spec.observation,
+    ),
+    episode_return=np.zeros((), np.float32),
+  )
+  return wire.Layout.of(rows, max_rows), wire.Layout.of(spec.action, max_rows)
+
+
+def experience_layout(share: types.Share, max_rows: int) -> wire.Layout:
+  """The layout of the unrolls that an actor sends.
+
+  Args:
+    share: anything with the shapes and dtypes of one.
+    max_rows: unrolls in a message.
+  """
+  length = share.unroll.version.shape[0]
+
+  def row(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    # Broadcast: no memory for what is only asked for its shape.
+    return np.broadcast_to(np.zeros((), dtype), shape)
+
+  def of_steps(leaf: types.Array) -> np.ndarray:
+    return row((length, *leaf.shape[2:]), leaf.dtype)
+
+  def of_unroll(leaf: types.Array) -> np.ndarray:
+    return row(leaf.shape[1:], leaf.dtype)
+
+  steps = tree.map_structure(of_steps, tuple(share.unroll[:-1]))
+  core_state = tree.map_structure(of_unroll, share.unroll.core_state)
+  scalar = row((), np.dtype(np.float32))
+  return wire.Layout.of(
+    Experience(
+      unroll=types.Unroll._make([*steps, core_state]),
+      priorities=tree.map_structure(of_unroll, share.priorities),
+      env_steps=row((), np.dtype(np.int32)),
+      episode_return=row((length,), scalar.dtype),
+      wait_environments=scalar,
+      wait_learner=scalar,
+    ),
+    max_rows,
+  )
+
+
+def parameters_layout(acting: types.Tree) -> wire.Layout:
+  """The layout of parameters, from anything of their shapes and dtypes."""
+  return wire.Layout.of(Versioned(np.zeros((), np.int32), acting), 1)

@@ -1,0 +1,266 @@
+"""Who is connected: which slots and seeds each actor holds, and what it did.
+
+Nothing here imports JAX: a thin actor reads its `Config`.
+"""
+
+import dataclasses
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from seedx import metrics, types, wire
+from seedx.runtime import counters
+
+_END_OF_SEEDS = 2**31  # EnvPool's are int32.
+_SEEDS_OF_A_RUN = 2**20
+_MOST_ENVS = 2**16
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """The actors of a run.
+
+  Attributes:
+    num_actors: actor processes that there are slots for.
+    envs_per_actor: environments of each actor.
+  """
+
+  num_actors: int = 2
+  envs_per_actor: int = 128
+
+  def __post_init__(self) -> None:
+    """Raises types.ConfigError for what cannot be run."""
+    types.check_ranges(self, num_actors=(1, 2**20), envs_per_actor=(1, 2**20))
+
+  @property
+  def num_envs(self) -> int:
+    """Environments of all actors together."""
+    return self.num_actors * self.envs_per_actor
+
+
+class Slots:
+  """Slots for environments, handed out and taken back.
+
+  Any thread may call it.
+  """
+
+  def __init__(self, num_slots: int) -> None:
+    """All of `num_slots` are free."""
+    self._num_slots = num_slots
+    self._free = np.arange(num_slots, dtype=np.int32)
+    self._lock = threading.Lock()
+
+  @property
+  def free(self) -> int:
+    """How many slots nobody holds."""
+    return len(self._free)
+
+  def take(self, count: int) -> np.ndarray | None:
+    """Takes `[count]` int32 slots; None where fewer are free."""
+    with self._lock:
+      if count > len(self._free):
+        return None
+      taken, self._free = self._free[:count], self._free[count:]
+      return taken
+
+  def give_back(self, slots: np.ndarray) -> None:
+    """Frees the slots of an ended session."""
+    with self._lock:
+      self._free = np.sort(np.concatenate([self._free, slots]))
+
+
+class Seeds:
+  """Seeds of environments, none of which is handed out twice.
+
+  Any thread may call it.
+  """
+
+  def __init__(self, seed: int) -> None:
+    """`seed`: of the run; runs with different ones share no environment.
+
+    That holds up to 2^20 seeds a run, the upper half of which is meant for
+    evaluation.
+    """
+    self._next = (seed * _SEEDS_OF_A_RUN) % _END_OF_SEEDS
+    self._lock = threading.Lock()
+
+  def take(self, count: int) -> int:
+    """The first of `count` seeds in a row."""
+    with self._lock:
+      first = self._next if self._next + count <= _END_OF_SEEDS else 0
+      self._next = first + count
+      return first
+
+  def saved(self) -> np.integer:
+    """What a checkpoint keeps of it."""
+    return np.int64(self._next)
+
+  def restore(self, saved: np.integer) -> None:
+    """Goes on from what was saved: a run that is resumed sees new episodes."""
+    with self._lock:
+      self._next = int(saved)
+
+
+def evaluation_seed(seed: int, number: int) -> int:
+  """A seed of environments that a run with `seed` does not train in.
+
+  That holds as long as it has trained in fewer than 2^19.
+
+  Args:
+    seed: of the run.
+    number: which of the seeds there are, from 0 to 2^18 or more.
+  """
+  half = _SEEDS_OF_A_RUN // 2
+  # Environments beside it have the seeds that follow.
+  number %= half - _MOST_ENVS
+  return (seed * _SEEDS_OF_A_RUN + half + number) % _END_OF_SEEDS
+
+
+@dataclasses.dataclass(eq=False)
+class Session:
+  """An actor that acts by itself, from its stream's start to its end.
+
+  Attributes:
+    slots: `[N]` int32, of its environments, among those of all actors.
+    first_seed: of their seeds.
+    exploration: `[N]`, how much they explore.
+    waits: shares of time that the actor waits for environments, and for whom
+      it sends its experience to.
+  """
+
+  slots: np.ndarray
+  first_seed: int
+  exploration: np.ndarray
+  waits: tuple[float, float] = (0.0, 0.0)
+
+  @property
+  def welcome(self) -> dict[str, Any]:
+    """What the actor is told."""
+    return {
+      "first_seed": self.first_seed,
+      "exploration": self.exploration.tolist(),
+    }
+
+
+class Sessions:
+  """The actors that act by themselves and are connected now.
+
+  Any thread may call it.
+
+  Attributes:
+    seeds: of their environments.
+  """
+
+  def __init__(
+    self, exploration: np.ndarray, acted: counters.Acted, seed: int
+  ) -> None:
+    """Nobody is connected yet.
+
+    Args:
+      exploration: `[slots]`, how much the environment of each slot explores,
+        see `base.Agent`.
+      acted: what all of them do is added to it.
+      seed: of the run; the environments' seeds are derived from it.
+    """
+    self._acted = acted
+    self._exploration = exploration
+    self._reported = counters.explores_least(exploration)
+    self._slots = Slots(len(exploration))
+    self.seeds = Seeds(seed)
+    self._lock = threading.Lock()
+    self._open: set[Session] = set()
+    self._waits: list[tuple[float, float]] = [(0.0, 0.0)]
+
+  def open(self, hello: Mapping[str, Any]) -> Session:
+    """Takes in an actor with a hello of `{"num_envs": n}`.
+
+    Raises:
+      wire.Refused: the hello is malformed, or too few slots are free.
+    """
+    num_envs = wanted(hello, len(self._exploration))
+    slots = self._slots.take(num_envs)
+    if slots is None:
+      raise too_few(self._slots.free, num_envs)
+    self._acted.start()
+    first_seed = self.seeds.take(num_envs)
+    session = Session(slots, first_seed, self._exploration[slots])
+    with self._lock:
+      self._open.add(session)
+    return session
+
+  def close(self, session: Session) -> None:
+    """Frees an actor's slots."""
+    with self._lock:
+      self._open.discard(session)
+    self._slots.give_back(session.slots)
+
+  def count(
+    self,
+    session: Session,
+    env_steps: np.ndarray,
+    episode_return: np.ndarray,
+    waits: tuple[float, float],
+  ) -> None:
+    """Counts what an actor did since its last message.
+
+    Args:
+      session: of the actor.
+      env_steps: `[N]` int32, see `local_actor.Unreported`.
+      episode_return: `[N, L]` float32, likewise.
+      waits: see `Session`.
+
+    Raises:
+      wire.Refused: it is not of all of the actor's environments.
+    """
+    num_envs = len(session.slots)
+    if len(env_steps) != num_envs:
+      raise wire.Refused(
+        wire.StatusCode.INVALID_ARGUMENT,
+        f"expected a message of all {num_envs} environments, found one of"
+        f" {len(env_steps)}",
+      )
+    session.waits = waits
+    returns = episode_return[self._reported[session.slots]]
+    self._acted.add(int(env_steps.sum()), returns[~np.isnan(returns)])
+
+  def measure(self) -> dict[str, float]:
+    """How much of their time actors wait, on average, by name."""
+    with self._lock:
+      # At the end all have left.
+      self._waits = [session.waits for session in self._open] or self._waits
+      environments, others = np.mean(self._waits, axis=0).tolist()
+    return {
+      metrics.WAIT_ENVIRONMENTS: environments,
+      metrics.WAIT_LEARNER: others,
+    }
+
+
+def wanted(hello: Mapping[str, Any], most: int) -> int:
+  """How many environments an actor's hello `{"num_envs": n}` asks for.
+
+  Raises:
+    wire.Refused: it is malformed, or asks for more than `most`.
+  """
+  num_envs = hello.get("num_envs")
+  if type(num_envs) is not int or num_envs < 1:
+    raise wire.Refused(
+      wire.StatusCode.INVALID_ARGUMENT,
+      f"expected num_envs of at least 1 in the hello, found {num_envs!r}",
+    )
+  if num_envs > most:
+    raise wire.Refused(
+      wire.StatusCode.FAILED_PRECONDITION,
+      f"expected an actor of at most {most} environments, found {num_envs}",
+    )
+  return num_envs
+
+
+def too_few(free: int, num_envs: int) -> wire.Refused:
+  """What an actor is told where fewer slots are free than it wants."""
+  return wire.Refused(
+    wire.StatusCode.RESOURCE_EXHAUSTED,
+    f"expected at most {free} environments, which is how many slots are free"
+    f" now, found {num_envs}",
+  )

@@ -1,0 +1,134 @@
+"""The thin actor: steps environments, and asks the server what to do.
+
+It needs no JAX. A process of its own blocks it (`seedx.launch`), since EnvPool
+would import it.
+"""
+
+import concurrent.futures
+import dataclasses
+import queue
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+
+from seedx import envs, types, wire
+from seedx.acting import protocol, sessions
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(sessions.Config):
+  """The thin actors of a run.
+
+  Attributes:
+    actor_batch_size: environments in a message, so that the others step in the
+      meantime; 0 steps all of an actor's in lock step.
+  """
+
+  actor_batch_size: int = 0
+
+  def __post_init__(self) -> None:
+    """Raises types.ConfigError for what cannot be run."""
+    super().__post_init__()
+    if not 0 <= self.actor_batch_size <= self.envs_per_actor:
+      raise types.ConfigError(
+        f"expected actor_batch_size from 0 to {self.envs_per_actor}, the"
+        f" actor's environments, found {self.actor_batch_size}"
+      )
+
+  @property
+  def rows(self) -> int:
+    """Environments in a message."""
+    return self.actor_batch_size or self.envs_per_actor
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+  """What one actor is told.
+
+  Attributes:
+    address: of the inference server.
+    env: which environment.
+    actors: of which it is one.
+    retry_seconds: between two tries to reach the server.
+  """
+
+  address: str
+  env: envs.Config
+  actors: Config
+  retry_seconds: float = 0.5
+
+
+def run(work: Work, stop: threading.Event) -> None:
+  """Acts until the server says that it is done, or `stop` is set.
+
+  Raises:
+    types.ConfigError: the environment cannot be made.
+    wire.WireError: the server refuses this actor.
+  """
+  spec = envs.spec(work.env)
+
+  def session(client: wire.Client) -> None:
+    _Pump(spec, work, stop).run(client)
+
+  wire.until_done(work.address, session, stop, "actor", work.retry_seconds)
+
+
+class _Pump:
+  """One session: observations go up on a thread of gRPC's, actions down."""
+
+  def __init__(
+    self, spec: types.EnvironmentSpec, work: Work, stop: threading.Event
+  ) -> None:
+    self._spec = spec
+    self._work = work
+    self._num_envs, self._rows = work.actors.envs_per_actor, work.actors.rows
+    self._stop = stop
+    self._ended = threading.Event()
+    self._environment: concurrent.futures.Future[envs.Environment] = (
+      concurrent.futures.Future()
+    )
+    # Messages that the environments can fill: EnvPool must not be asked for
+    # rows of environments that wait for their actions.
+    self._ready = threading.Semaphore(self._num_envs // self._rows)
+    # What was sent up and has had no reply; replies come in the same order.
+    self._unanswered: queue.SimpleQueue[np.ndarray] = queue.SimpleQueue()
+
+  def run(self, client: wire.Client) -> None:
+    """Acts until the stream ends."""
+    stream = client.stream(
+      protocol.ACT,
+      self._observations(),
+      *protocol.act_layouts(self._spec, self._rows),
+      hello={"num_envs": self._num_envs},
+    )
+    try:
+      environment = self._make(int(stream.welcome["first_seed"]))
+      self._environment.set_result(environment)
+      for actions in stream:
+        environment.send(self._unanswered.get(), actions)
+        self._ready.release()
+        if self._stop.is_set():
+          break
+    finally:
+      self._ended.set()
+      self._ready.release()
+      self._environment.cancel()
+      stream.cancel()
+
+  def _make(self, seed: int) -> envs.Environment:
+    environment = envs.make(
+      self._work.env, self._num_envs, batch_size=self._rows, seed=seed
+    )
+    environment.reset()
+    return environment
+
+  def _observations(self) -> Iterator[types.Rows]:
+    try:
+      environment = self._environment.result()
+    except concurrent.futures.CancelledError:
+      return
+    while self._ready.acquire() and not self._ended.is_set():
+      rows = environment.recv()
+      self._unanswered.put(rows.index)
+      yield rows

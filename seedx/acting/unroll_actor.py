@@ -1,0 +1,185 @@
+"""The actor with a copy of the parameters: acts by itself, sends unrolls."""
+
+import contextlib
+import dataclasses
+import threading
+
+import jax
+import numpy as np
+
+from seedx import envs, metrics, types, wire
+from seedx.acting import local_actor, protocol, sessions, unroll_store
+from seedx.agents import base
+
+_WAIT_LEARNER = "learner"
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+  """What one actor is told.
+
+  Attributes:
+    address: of the learner.
+    env: which environment.
+    agent: that acts.
+    horizon: of the run.
+    actors: of which it is one.
+    unroll_length: T, new env steps of an unroll.
+  """
+
+  address: str
+  env: envs.Config
+  agent: base.Config
+  horizon: base.Horizon
+  actors: sessions.Config
+  unroll_length: int
+
+
+def run(work: Work, stop: threading.Event) -> None:
+  """Acts until the learner says that it is done, or `stop` is set.
+
+  Raises:
+    types.ConfigError: the environment cannot be made.
+    wire.WireError: the learner refuses this actor.
+  """
+  spec = envs.spec(work.env)
+  agent = work.agent.make(spec, None, work.horizon)
+  layout = unroll_store.Layout.of(
+    agent, work.unroll_length, work.actors.envs_per_actor
+  )
+  programs = local_actor.Programs(agent, spec, layout)
+
+  def session(client: wire.Client) -> None:
+    _act(work, programs, client, stop)
+
+  wire.until_done(work.address, session, stop, "actor")
+
+
+def _act(
+  work: Work,
+  programs: local_actor.Programs,
+  client: wire.Client,
+  stop: threading.Event,
+) -> None:
+  """One session: parameters come down between unrolls, unrolls go up."""
+  num_envs = work.actors.envs_per_actor
+  with contextlib.ExitStack() as opened:
+    parameters = _Parameters(client, programs)
+    opened.callback(parameters.close)
+    exchange = wire.Exchange(
+      client,
+      protocol.EXPERIENCE,
+      inputs=protocol.experience_layout(programs.share(), num_envs),
+      outputs=protocol.VERSION,
+      hello={"num_envs": num_envs},
+    )
+    opened.callback(exchange.close)
+    waits = metrics.Waits({metrics.WAIT_ENVIRONMENTS: 1, _WAIT_LEARNER: 1})
+    first_seed = int(exchange.welcome["first_seed"])
+    actor = local_actor.LocalActor(
+      programs,
+      work.env,
+      seed=first_seed,
+      rng_key=jax.random.key(first_seed),
+      device=parameters.device,
+      waits=waits,
+      exploration=np.asarray(exchange.welcome["exploration"], np.float32),
+    )
+    opened.callback(actor.close)
+    message = _Messages(programs, waits)
+    newest = parameters.newest()
+    while newest is not None and not stop.is_set():
+      rows, unroll = actor.observe(*newest)
+      message.add(rows)
+      if unroll is not None:
+        experience = message.experience(newest[0], unroll)
+        with waits.timed(_WAIT_LEARNER):
+          reply = exchange(experience)
+          if reply is None:
+            return
+          if reply[0] > newest[1]:
+            newest = parameters.newest()
+            if newest is None:
+              return
+      actor.act(*newest)
+
+
+class _Parameters:
+  """Where the newest parameters come from."""
+
+  def __init__(
+    self, client: wire.Client, programs: local_actor.Programs
+  ) -> None:
+    agent = programs.agent
+    acting = jax.eval_shape(
+      lambda key: agent.acting(agent.init(key)), jax.random.key(0)
+    )
+    self.device = jax.local_devices()[0]
+    # A stream, since its end tells a learner that is done from one that died.
+    self._exchange = wire.Exchange(
+      client,
+      protocol.PARAMETERS,
+      inputs=protocol.NOTHING,
+      outputs=protocol.parameters_layout(acting),
+    )
+
+  def newest(self) -> tuple[types.Tree, np.int32] | None:
+    """The newest parameters, on this actor's device, and their version.
+
+    Returns:
+      None where the learner is done.
+    """
+    reply = self._exchange(())
+    if reply is None:
+      return None
+    acting = jax.tree.map(lambda leaf: leaf[0], reply.acting)
+    return jax.device_put(acting, self.device), np.int32(reply.version[0])
+
+  def close(self) -> None:
+    """Ends the stream."""
+    self._exchange.close()
+
+
+class _Messages:
+  """What an actor sends of its unrolls."""
+
+  def __init__(
+    self, programs: local_actor.Programs, waits: metrics.Waits
+  ) -> None:
+    self._priorities = None
+    if programs.agent.priorities is not None:
+      self._priorities = jax.jit(programs.agent.priorities)
+    self._waits = waits
+    self._unreported = local_actor.Unreported(
+      programs.layout.num_slots, programs.layout.length
+    )
+
+  def add(self, rows: types.Rows) -> None:
+    """Takes note of a step of all environments."""
+    self._unreported.add(rows)
+
+  def experience(
+    self, acting: types.Tree, unroll: types.Unroll
+  ) -> protocol.Experience:
+    """The message that goes with `[L, N, ...]` unrolls."""
+    priorities: types.Tree = ()
+    if self._priorities is not None:
+      priorities = np.asarray(self._priorities(acting, unroll))
+    steps = jax.tree.map(
+      lambda leaf: np.swapaxes(np.asarray(leaf), 0, 1), tuple(unroll[:-1])
+    )
+    core_state = jax.tree.map(np.asarray, unroll.core_state)
+    env_steps, episode_return = self._unreported.take()
+    shares = self._waits.shares()
+
+    def same(name: str) -> np.ndarray:
+      return np.full(len(env_steps), shares[name], np.float32)
+
+    return protocol.Experience(
+      unroll=types.Unroll._make([*steps, core_state]),
+      priorities=priorities,
+      env_steps=env_steps,
+      episode_return=episode_return,
+      wait_environments=same(metrics.WAIT_ENVIRONMENTS),
+      wait_learner=same(_WAIT_LEARNER),
+    )

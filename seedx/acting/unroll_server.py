@@ -1,0 +1,163 @@
+"""The learner's side of actors that act by themselves: unrolls come in."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import tree
+
+from seedx import trees, types, wire
+from seedx.acting import local_actor, protocol, sessions
+
+# Takes `[L, S, ...]` unrolls with their priorities; False if all is over.
+Sink = Callable[[types.Share], bool]
+
+
+class UnrollServer:
+  """Takes the actors' unrolls in, and hands parameters out."""
+
+  def __init__(
+    self,
+    programs: local_actor.Programs,
+    connected: sessions.Sessions,
+    max_rows: int,
+    newest: Callable[[], tuple[types.Tree, int]],
+    sink: Sink,
+  ) -> None:
+    """Serves nothing before `bind`.
+
+    Args:
+      programs: the actors', of as many environments as a share has unrolls.
+      connected: the actors.
+      max_rows: environments of the largest actor.
+      newest: the newest parameters that can act, and their version.
+      sink: takes shares; blocks while there is no room, which is how actors
+        are held back.
+    """
+    self._programs = programs
+    self._connected = connected
+    self._max_rows = max_rows
+    self._newest = newest
+    self._sink = sink
+    # Held while the sink blocks.
+    self._filling = threading.Lock()
+    self._shares = _Shares(programs.layout.num_slots)
+    self._fetching = threading.Lock()
+    self._fetched: protocol.Versioned | None = None
+
+  def bind(self, server: wire.Server) -> None:
+    """Binds the methods that actors call."""
+    server.bind_stream(
+      protocol.EXPERIENCE,
+      self._open,
+      inputs=protocol.experience_layout(self._programs.share(), self._max_rows),
+      outputs=protocol.VERSION,
+    )
+    acting, _ = self._newest()
+    server.bind(
+      protocol.PARAMETERS,
+      self._parameters,
+      inputs=protocol.NOTHING,
+      outputs=protocol.parameters_layout(acting),
+    )
+
+  def example(self) -> types.Share:
+    """A share of zeros, to compile for."""
+    return jax.tree.map(
+      lambda x: np.zeros(x.shape, x.dtype), self._programs.share()
+    )
+
+  def take(self, experience: protocol.Experience) -> np.ndarray:
+    """Takes a message's unrolls; returns the newest version, `[1]`.
+
+    Raises:
+      wire.Refused: all is over.
+    """
+    with self._filling:
+      shares = self._shares.add(experience.unroll, experience.priorities)
+      for share in shares:
+        if not self._sink(share):
+          raise wire.Refused(wire.StatusCode.CANCELLED, "this run is over")
+    return np.array([self._newest()[1]], np.int32)
+
+  def _open(self, hello: Mapping[str, Any]) -> "_Session":
+    return _Session(self, self._connected, self._connected.open(hello))
+
+  def _parameters(self, nothing: types.Tree) -> protocol.Versioned:
+    del nothing
+    with self._fetching:
+      acting, version = self._newest()
+      if self._fetched is None or self._fetched.version[0] != version:
+        host = jax.tree.map(lambda leaf: np.asarray(leaf)[None], acting)
+        self._fetched = protocol.Versioned(np.array([version], np.int32), host)
+      return self._fetched
+
+
+class _Session:
+  """One actor, from its stream's start to its end.
+
+  Attributes:
+    welcome: what the actor is told first.
+  """
+
+  def __init__(
+    self,
+    server: UnrollServer,
+    connected: sessions.Sessions,
+    session: sessions.Session,
+  ) -> None:
+    self.welcome = session.welcome
+    self._server = server
+    self._connected = connected
+    self._session = session
+
+  def __call__(self, inputs: protocol.Experience) -> np.ndarray:
+    """Takes unrolls of all the actor's environments.
+
+    Raises:
+      wire.Refused: they are not of all of them; or the run is over.
+    """
+    self._connected.count(
+      self._session,
+      inputs.env_steps,
+      inputs.episode_return,
+      waits=(inputs.wait_environments[0].item(), inputs.wait_learner[0].item()),
+    )
+    return self._server.take(inputs)
+
+  def close(self) -> None:
+    """Frees the actor's slots."""
+    self._connected.close(self._session)
+
+
+class _Shares:
+  """Cuts what comes in any number of rows into shares of one size."""
+
+  def __init__(self, size: int) -> None:
+    self._size = size
+    self._waiting: list[types.Tree] = []
+    self._rows = 0
+
+  def add(
+    self, unroll: types.Unroll, priorities: types.Tree
+  ) -> Iterator[types.Share]:
+    """Takes `[S, L, ...]`, and yields the shares that are full."""
+    self._waiting.append((unroll, priorities))
+    self._rows += len(unroll.version)
+    while self._rows >= self._size:
+      everything = trees.concatenate(self._waiting, self._rows)
+      full = tree.map_structure(lambda x: x[: self._size], everything)
+      rest = tree.map_structure(lambda x: x[self._size :], everything)
+      self._waiting = [rest]
+      self._rows -= self._size
+      yield types.Share(_time_major(full[0]), full[1])
+
+
+def _time_major(unroll: types.Unroll) -> types.Unroll:
+  """`[S, L, ...]` unrolls as `[L, S, ...]`."""
+  steps = tree.map_structure(
+    lambda leaf: np.swapaxes(leaf, 0, 1), tuple(unroll[:-1])
+  )
+  return types.Unroll._make([*steps, unroll.core_state])

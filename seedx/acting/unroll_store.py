@@ -1,0 +1,272 @@
+"""The unroll store: steps scattered in, finished unrolls gathered out.
+
+It lives on one inference device. A slot's n-th step since its session began
+(its `count`, from 0) is written at time `n % length` of a ring. A slot's unroll
+k is its steps `k * period` to `k * period + length - 1`: it is finished by the
+last of these, and has to be collected before the slot's next step is written.
+
+All functions are pure, of fixed shapes, and meant to be jitted with the store
+donated. A row whose slot is `num_slots` is padding: it is dropped.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import dm_env
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from seedx import types
+from seedx.agents import acting_step, base
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+  """The sizes of a store.
+
+  Attributes:
+    num_slots: environments that there is room for.
+    length: time steps of an unroll.
+    period: steps from the start of an unroll to that of the next; at most
+      `length`, so that consecutive unrolls share `length - period` steps.
+  """
+
+  num_slots: int
+  length: int
+  period: int
+
+  def __post_init__(self) -> None:
+    """Raises types.ConfigError where no unroll can be stored so."""
+    if not 1 <= self.period <= self.length:
+      raise types.ConfigError(
+        f"expected a period from 1 to the unroll's length {self.length},"
+        f" found {self.period}"
+      )
+    if self.num_slots < 1:
+      raise types.ConfigError(
+        f"expected at least 1 environment, found {self.num_slots}"
+      )
+
+  @classmethod
+  def of(cls, agent: base.Agent, period: int, num_slots: int) -> "Layout":
+    """The layout of unrolls that an agent learns from.
+
+    Args:
+      agent: that learns.
+      period: T, new env steps of an unroll.
+      num_slots: environments that there is room for.
+    """
+    return cls(num_slots, agent.needs.unroll_length(period), period)
+
+  @property
+  def unrolls_under_way(self) -> int:
+    """How many unrolls of one slot can be unfinished at a time."""
+    return -(-self.length // self.period)
+
+  def finished(self, counts: np.ndarray) -> np.ndarray:
+    """Whether the steps of these counts each finish an unroll; `[B]`."""
+    since_first = counts - (self.length - 1)
+    return (since_first >= 0) & (since_first % self.period == 0)
+
+
+class Steps(NamedTuple):
+  """What is stored of each step; `[length, N, ...]`. See `types.Unroll`."""
+
+  inputs: types.Inputs
+  action: types.Array
+  extras: types.Tree
+  version: types.Array
+
+
+class Store(NamedTuple):
+  """What an inference device remembers of its slots.
+
+  Attributes:
+    steps: `[length, N, ...]`, the ring.
+    first_core_state: `[unrolls_under_way, N, ...]`, the core state before the
+      first step of each unroll under way.
+    core_state: `[N, ...]`, the core state before the next step.
+    action: `[N, ...]`, the last action.
+    exploration: `[N]`, see `types.Inputs`.
+  """
+
+  steps: Steps
+  first_core_state: types.Tree
+  core_state: types.Tree
+  action: types.Array
+  exploration: types.Array
+
+
+class Batch(NamedTuple):
+  """The rows that an inference step acts on.
+
+  Attributes:
+    slot: `[B]` int32; `num_slots` for padding.
+    count: `[B]` int32, the slot's steps before this one.
+    timestep: `[B, ...]`.
+  """
+
+  slot: types.Array
+  count: types.Array
+  timestep: dm_env.TimeStep
+
+
+def empty(
+  agent: base.Agent, inputs: types.Inputs, acting: types.Tree, layout: Layout
+) -> Store:
+  """A store of zeros.
+
+  Args:
+    agent: whose steps it stores.
+    inputs: `[B, ...]`, an example.
+    acting: `agent.acting` of a state.
+    layout: the sizes.
+  """
+  example, _ = jax.eval_shape(
+    agent.step,
+    acting,
+    jax.random.key(0),
+    inputs,
+    agent.initial_core_state(len(inputs.timestep.reward)),
+  )
+  steps = Steps(
+    inputs=inputs,
+    action=example.action,
+    extras=example.extras,
+    version=np.zeros(len(inputs.timestep.reward), np.int32),
+  )
+
+  def zeros(*leading: int) -> types.Tree:
+    return lambda leaf: jnp.zeros((*leading, *leaf.shape[1:]), leaf.dtype)
+
+  # Copies: parts that are one array could not each be donated.
+  core_state = jax.tree.map(
+    jnp.copy, agent.initial_core_state(layout.num_slots)
+  )
+  return Store(
+    steps=jax.tree.map(zeros(layout.length, layout.num_slots), steps),
+    first_core_state=jax.tree.map(
+      zeros(layout.unrolls_under_way, layout.num_slots), core_state
+    ),
+    core_state=core_state,
+    action=zeros(layout.num_slots)(example.action),
+    exploration=jnp.asarray(agent.exploration(layout.num_slots)),
+  )
+
+
+def act(
+  agent: base.Agent,
+  layout: Layout,
+  store: Store,
+  acting: types.Tree,
+  version: jax.Array,
+  rng_key: jax.Array,
+  batch: Batch,
+) -> tuple[Store, jax.Array]:
+  """One inference step: resets, acts, and writes the step into the store.
+
+  Args:
+    agent: whose `step` acts.
+    layout: the store's sizes.
+    store: what is known of the slots.
+    acting: the parameters that act.
+    version: `[]` int32, theirs.
+    rng_key: for this step alone.
+    batch: `[B, ...]`; no slot may come twice.
+
+  Returns:
+    The store with the step in it, and the actions `[B, ...]`.
+  """
+  slot, count, timestep = batch
+  first = (timestep.step_type == int(dm_env.StepType.FIRST)) | (count == 0)
+  state = jax.tree.map(
+    lambda leaf: leaf[slot],
+    acting_step.ActingState(store.core_state, store.action),
+  )
+  inputs, core_state, output, state = acting_step.take(
+    agent,
+    acting,
+    rng_key,
+    timestep,
+    state,
+    exploration=store.exploration[slot],
+    first=first,
+  )
+
+  # Each unroll keeps the core state of its own first step, and no other.
+  starts = jnp.where(count % layout.period == 0, slot, layout.num_slots)
+  under_way = (count // layout.period) % layout.unrolls_under_way
+  steps = Steps(
+    inputs=inputs,
+    action=output.action,
+    extras=output.extras,
+    version=jnp.broadcast_to(version, slot.shape),
+  )
+  store = Store(
+    steps=_scatter(store.steps, (count % layout.length, slot), steps),
+    first_core_state=_scatter(
+      store.first_core_state, (under_way, starts), core_state
+    ),
+    core_state=_scatter(store.core_state, (slot,), state.core_state),
+    action=_scatter(store.action, (slot,), state.action),
+    exploration=store.exploration,
+  )
+  return store, output.action
+
+
+def collect(
+  layout: Layout,
+  store: Store,
+  unrolls: types.Unroll,
+  slot: jax.Array,
+  count: jax.Array,
+  row: jax.Array,
+) -> types.Unroll:
+  """Copies finished unrolls from the store into a batch of them.
+
+  Args:
+    layout: the store's sizes.
+    store: not changed.
+    unrolls: `[length, S, ...]`, the batch that is being filled.
+    slot: `[B]`, slots whose last step finished an unroll.
+    count: `[B]`, of that step.
+    row: `[B]`, where in the batch each goes; S for padding.
+
+  Returns:
+    The batch with the unrolls in it.
+  """
+  first = count - (layout.length - 1)
+  time = (first + jnp.arange(layout.length)[:, None]) % layout.length
+  under_way = (first // layout.period) % layout.unrolls_under_way
+
+  def gather_steps(to: jax.Array, ring: jax.Array) -> jax.Array:
+    return to.at[:, row].set(ring[time, slot], mode="drop")
+
+  def gather_core_state(to: jax.Array, firsts: jax.Array) -> jax.Array:
+    return to.at[row].set(firsts[under_way, slot], mode="drop")
+
+  steps = jax.tree.map(gather_steps, Steps(*unrolls[:-1]), store.steps)
+  core_state = jax.tree.map(
+    gather_core_state, unrolls.core_state, store.first_core_state
+  )
+  return types.Unroll._make([*steps, core_state])
+
+
+def empty_unrolls(store: Store, num_unrolls: int) -> types.Unroll:
+  """A batch of `num_unrolls` unrolls of zeros, to be filled by `collect`."""
+
+  def zeros(leaf: jax.Array, leading: tuple[int, ...]) -> jax.Array:
+    return jnp.zeros((*leading, num_unrolls, *leaf.shape[2:]), leaf.dtype)
+
+  steps = jax.tree.map(lambda x: zeros(x, x.shape[:1]), store.steps)
+  core_state = jax.tree.map(lambda x: zeros(x, ()), store.first_core_state)
+  return types.Unroll._make([*steps, core_state])
+
+
+def _scatter(
+  into: types.Tree, index: tuple[jax.Array, ...], rows: types.Tree
+) -> types.Tree:
+  return jax.tree.map(
+    lambda leaf, row: leaf.at[index].set(row, mode="drop"), into, rows
+  )

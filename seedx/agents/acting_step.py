@@ -1,0 +1,111 @@
+"""One step of acting: what is carried, what is forgotten, what comes out."""
+
+from typing import NamedTuple
+
+import dm_env
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from seedx import trees, types
+from seedx.agents import base
+
+
+class ActingState(NamedTuple):
+  """What acting carries from step to step.
+
+  Attributes:
+    core_state: `[B, ...]`.
+    action: `[B, ...]`, the last one.
+  """
+
+  core_state: types.Tree
+  action: types.Array
+
+
+class StepResult(NamedTuple):
+  """A step that was taken.
+
+  Attributes:
+    inputs: `[B, ...]`, what the agent saw.
+    core_state: `[B, ...]`, before the step.
+    output: what it did.
+    acting_state: of the next step.
+  """
+
+  inputs: types.Inputs
+  core_state: types.Tree
+  output: types.AgentOutput
+  acting_state: ActingState
+
+
+def initial_state(
+  agent: base.Agent, spec: types.EnvironmentSpec, batch_size: int
+) -> ActingState:
+  """The acting state of environments that have just begun."""
+  return ActingState(
+    agent.initial_core_state(batch_size),
+    trees.zeros(spec.action, (batch_size,)),
+  )
+
+
+def take(
+  agent: base.Agent,
+  acting: types.Tree,
+  rng_key: jax.Array,
+  timestep: dm_env.TimeStep,
+  acting_state: ActingState,
+  exploration: types.Array,
+  first: types.Array | None = None,
+) -> StepResult:
+  """One step, where what was before an episode's first one is forgotten.
+
+  Args:
+    agent: whose `step` acts.
+    acting: the parameters that act.
+    rng_key: for this step alone.
+    timestep: `[B, ...]`.
+    acting_state: `[B, ...]`.
+    exploration: `[B]`, see `types.Inputs`.
+    first: `[B]`, where to forget; where `step_type` is FIRST if None.
+  """
+  if first is None:
+    first = timestep.step_type == int(dm_env.StepType.FIRST)
+  initial = agent.initial_core_state(timestep.reward.shape[0])
+  core_state = jax.tree.map(
+    lambda start, past: _where(first, start, past),
+    initial,
+    acting_state.core_state,
+  )
+  inputs = types.Inputs(
+    timestep=timestep,
+    action_tm1=_where(
+      first, jnp.zeros_like(acting_state.action), acting_state.action
+    ),
+    exploration=exploration,
+  )
+  output, next_core_state = agent.step(acting, rng_key, inputs, core_state)
+  return StepResult(
+    inputs, core_state, output, ActingState(next_core_state, output.action)
+  )
+
+
+def zero_inputs(spec: types.EnvironmentSpec, batch_size: int) -> types.Inputs:
+  """Inputs of `[batch_size, ...]` zeros, with the types that inference sees."""
+  rows = (batch_size,)
+  timestep = dm_env.TimeStep(
+    step_type=np.zeros(rows, np.uint8),
+    reward=np.zeros(rows, np.float32),
+    discount=np.zeros(rows, np.float32),
+    observation=trees.zeros(spec.observation, rows),
+  )
+  return types.Inputs(
+    timestep=timestep,
+    action_tm1=trees.zeros(spec.action, rows),
+    exploration=np.zeros(rows, np.float32),
+  )
+
+
+def _where(rows: jax.Array, yes: jax.Array, no: jax.Array) -> jax.Array:
+  """`jnp.where` by row: `[B]`, `[B, ...]`, `[B, ...]`."""
+  return jnp.where(rows.reshape(-1, *(1,) * (yes.ndim - 1)), yes, no)

@@ -1,0 +1,312 @@
+"""Policy gradients with a critic: all that such agents share but the loss."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from seedx import distributions, losses, networks, types
+from seedx.agents import base, optimizers
+from seedx.agents import model as model_lib
+
+# The fields of `Config` that may change at run time.
+HYPERPARAMETERS = (
+  "learning_rate",
+  "discount",
+  "td_lambda",
+  "value_cost",
+  "entropy_cost",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(model_lib.Config):
+  """Static hyper-parameters, beside those of every agent.
+
+  Attributes:
+    td_lambda: lambda of V-trace, GAE and TD(lambda), from 0 (one-step targets)
+      to 1 (longest returns).
+    value_cost: weight of the value loss.
+    entropy_cost: weight of the entropy bonus.
+    recurrent: give the network a memory, an LSTM.
+    lstm_size: units of that LSTM.
+  """
+
+  td_lambda: float = 1.0
+  value_cost: float = 0.5
+  entropy_cost: float = 0.01
+  recurrent: bool = False
+  lstm_size: int = 128
+
+  def __post_init__(self) -> None:
+    """Raises types.ConfigError for a value out of its range."""
+    super().__post_init__()
+    types.check_ranges(
+      self,
+      td_lambda=(0.0, 1.0),
+      value_cost=(0.0, types.MOST),
+      entropy_cost=(0.0, types.MOST),
+      lstm_size=(1, 2**16),
+    )
+
+
+class Extras(NamedTuple):
+  """What learning needs of acting.
+
+  Attributes:
+    log_prob: `[B]` float32, log mu(a).
+  """
+
+  log_prob: jax.Array
+
+
+class Evaluation(NamedTuple):
+  """An unroll as the learned parameters see it.
+
+  Attributes:
+    values: `[T + 1, B]`.
+    log_prob: `[T, B]`, log pi(a) of the actions taken.
+    entropy: `[T, B]`.
+    step_type: `[T + 1, B]` int32.
+    reward: `[T + 1, B]`, scaled and clipped.
+    discount: `[T + 1, B]`, times the agent's own.
+  """
+
+  values: jax.Array
+  log_prob: jax.Array
+  entropy: jax.Array
+  step_type: jax.Array
+  reward: jax.Array
+  discount: jax.Array
+
+
+class Loss(Protocol):
+  """What makes one actor-critic differ from another."""
+
+  def __call__(
+    self,
+    evaluation: Evaluation,
+    unroll: types.Unroll,
+    hyperparameters: Mapping[str, jax.Array],
+  ) -> losses.ActorCriticLoss:
+    """Per-step losses `[T, B]` of an evaluated unroll.
+
+    Args:
+      evaluation: of the unroll by the learned parameters.
+      unroll: `[T + 1, B, ...]`.
+      hyperparameters: `[]` each, `AgentState.hyperparameters`.
+    """
+
+
+def make(
+  spec: types.EnvironmentSpec,
+  config: Config,
+  loss: Loss,
+  axis_name: str | None = None,
+  horizon: base.Horizon | None = None,
+  *,
+  at_run_time: Sequence[str] = (),
+  steps_per_update: int = 1,
+) -> base.Agent:
+  """Makes an agent from its loss.
+
+  Args:
+    spec: what the environment takes and gives.
+    config: the hyper-parameters.
+    loss: per-step losses of an evaluated unroll.
+    axis_name: see `base.Config.make`.
+    horizon: likewise.
+    at_run_time: fields of the config that the loss reads from the state's
+      hyper-parameters, beside `HYPERPARAMETERS`.
+    steps_per_update: how often an update takes a step of the optimizer.
+
+  Raises:
+    types.ConfigError: no policy is known for the action spec.
+  """
+  policy = Policy.make(spec, config)
+  optimizer = optimizers.make(config, horizon, steps_per_update)
+  names = (*HYPERPARAMETERS, *at_run_time)
+
+  def start(params: types.Tree, updates: int | jax.Array) -> base.AgentState:
+    steps = updates * steps_per_update
+    return base.AgentState(
+      params=params,
+      optimizer_state=optimizers.start(optimizer, params, steps),
+      hyperparameters=base.hyperparameters(config, names),
+      updates=jnp.int32(updates),
+    )
+
+  def init(rng_key: jax.Array) -> base.AgentState:
+    variables = policy.model.init(rng_key)
+    return dataclasses.replace(
+      start(variables.params, 0), statistics=variables.statistics
+    )
+
+  def gradients(
+    state: base.AgentState, rng_key: jax.Array, batch: types.Unroll
+  ) -> tuple[base.Gradients, types.LossOutput]:
+    del rng_key  # Nothing is drawn.
+
+    def per_step(params: types.Tree) -> losses.ActorCriticLoss:
+      variables = model_lib.Variables(params, state.statistics)
+      evaluation = policy.evaluate(variables, batch, state.hyperparameters)
+      return loss(evaluation, batch, state.hyperparameters)
+
+    grads, output = differentiate(per_step, state, axis_name)
+    moments = policy.model.moments(state.statistics, batch.inputs, axis_name)
+    return base.Gradients(grads, moments), output
+
+  def apply(
+    state: base.AgentState, gradients: base.Gradients
+  ) -> base.AgentState:
+    state = optimizers.descend(state, optimizer, gradients.params)
+    return model_lib.count_batch(state, gradients.moments)
+
+  return base.Agent(
+    init=init,
+    acting=lambda state: model_lib.Variables(state.params, state.statistics),
+    initial_core_state=policy.model.initial_core_state,
+    step=policy.step,
+    greedy=policy.greedy,
+    gradients=gradients,
+    apply=apply,
+    update=base.composed_update(gradients, apply),
+    start=start,
+  )
+
+
+def differentiate(
+  per_step: Callable[[types.Tree], losses.ActorCriticLoss],
+  state: base.AgentState,
+  axis_name: str | None,
+) -> tuple[types.Tree, types.LossOutput]:
+  """The gradient of the weighted means of per-step losses, over all cores.
+
+  Args:
+    per_step: of the parameters, on this core's share of the batch.
+    state: whose parameters they are, and whose hyper-parameters.
+    axis_name: the mesh axis over which the batch is sharded, or None.
+  """
+  costs = state.hyperparameters
+
+  def share(params: types.Tree) -> tuple[jax.Array, dict[str, jax.Array]]:
+    steps = per_step(params)
+    parts = {
+      name: losses.mean_share(getattr(steps, name), steps.weight, axis_name)
+      for name in ("policy_gradient", "value", "entropy")
+    }
+    total = (
+      parts["policy_gradient"]
+      + costs["value_cost"] * parts["value"]
+      + costs["entropy_cost"] * parts["entropy"]
+    )
+    return total, parts | {"weight": jnp.sum(steps.weight)}
+
+  shares = jax.grad(share, has_aux=True)(state.params)
+  gradients, parts = losses.sum_over_cores(shares, axis_name)
+  weight = parts.pop("weight")
+  metrics = {f"loss_{name}": value for name, value in parts.items()}
+  return gradients, types.LossOutput(weight, metrics)
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+  """The model and what its policy head means."""
+
+  model: model_lib.Model
+  distribution: distributions.Policy
+
+  @classmethod
+  def make(cls, spec: types.EnvironmentSpec, config: Config) -> "Policy":
+    """The policy for an environment."""
+    distribution = distributions.for_spec(spec.action)
+    head = networks.PolicyValueHead(distribution.num_parameters)
+    lstm_size = config.lstm_size if config.recurrent else 0
+    return cls(
+      model_lib.Model.make(spec, config, head, lstm_size), distribution
+    )
+
+  def step(
+    self,
+    variables: model_lib.Variables,
+    rng_key: jax.Array,
+    inputs: types.Inputs,
+    core_state: types.Tree,
+  ) -> tuple[types.AgentOutput, types.Tree]:
+    """One step of `[B, ...]`; see `base.Agent`."""
+    policy, core_state = self._one_step(variables, inputs, core_state)
+    action, log_prob = policy.sample_and_log_prob(seed=rng_key)
+    return self._output(action, log_prob), core_state
+
+  def greedy(
+    self,
+    variables: model_lib.Variables,
+    rng_key: jax.Array,
+    inputs: types.Inputs,
+    core_state: types.Tree,
+  ) -> tuple[types.AgentOutput, types.Tree]:
+    """One step of `[B, ...]` with the likeliest actions."""
+    del rng_key  # Nothing is drawn.
+    policy, core_state = self._one_step(variables, inputs, core_state)
+    action = policy.mode()
+    return self._output(action, policy.log_prob(action)), core_state
+
+  def evaluate(
+    self,
+    variables: model_lib.Variables,
+    unroll: types.Unroll,
+    hyperparameters: Mapping[str, jax.Array],
+  ) -> Evaluation:
+    """What the variables say of an unroll."""
+    inputs = unroll.inputs
+    values, log_prob, entropy = self.evaluate_steps(
+      variables, inputs, unroll.action, unroll.core_state
+    )
+    return Evaluation(
+      values=values,
+      log_prob=log_prob[:-1],
+      entropy=entropy[:-1],
+      step_type=inputs.timestep.step_type.astype(jnp.int32),
+      reward=self.model.rewards(inputs),
+      discount=self.model.discounts(inputs, hyperparameters["discount"]),
+    )
+
+  def evaluate_steps(
+    self,
+    variables: model_lib.Variables,
+    inputs: types.Inputs,
+    action: jax.Array,
+    core_state: types.Tree,
+  ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Values, log-probabilities and entropies `[T, B]` of T steps."""
+    output = self.model.unroll(variables, inputs, core_state)
+    policy = self._distribution(output)
+    return output.head.value, policy.log_prob(action), policy.entropy()
+
+  def _one_step(
+    self,
+    variables: model_lib.Variables,
+    inputs: types.Inputs,
+    core_state: types.Tree,
+  ) -> tuple[distributions.Distribution, types.Tree]:
+    """The distribution of `[1, B]` actions, and the next core state."""
+    stream = jax.tree.map(lambda x: x[None], inputs)
+    output = self.model.unroll(variables, stream, core_state)
+    return self._distribution(output), output.core_state
+
+  def _output(
+    self, action: jax.Array, log_prob: jax.Array
+  ) -> types.AgentOutput:
+    action = action[0].astype(self.model.spec.action.dtype)
+    return types.AgentOutput(action, Extras(log_prob[0]))
+
+  def _distribution(
+    self, output: model_lib.Output
+  ) -> distributions.Distribution:
+    if output.action_mask is None:
+      return self.distribution(output.head.policy)
+    # Only one discrete action can have a mask, see `types.EnvironmentSpec`.
+    assert isinstance(self.distribution, distributions.Categorical)
+    return self.distribution(output.head.policy, output.action_mask)

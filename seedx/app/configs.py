@@ -1,0 +1,204 @@
+"""A nested config as flat settings.
+
+A config is a frozen dataclass, some fields of which are configs themselves. Its
+settings are the fields, at any depth, that a command line and JSON can express.
+Each has a name of its own among all of them. What else a config has, such as
+None for a config that is optional or a network, is for the library only.
+"""
+
+import dataclasses
+import functools
+import operator
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import docstring_parser
+
+C = TypeVar("C")
+
+_PLAIN = (bool, int, float, str, dict[str, Any], Mapping[str, Any])
+# What a sequence is of.
+_ITEMS: Mapping[Any, type[int] | type[str]] = {
+  tuple[int, ...]: int,
+  Sequence[int]: int,
+  tuple[str, ...]: str,
+  Sequence[str]: str,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+  """A field of a config, or of one that lies in it.
+
+  Attributes:
+    name: of the field.
+    path: the attributes that lead to it, its name the last.
+    owner: the class of the config that has the field.
+    kind: its type hint.
+    default: its default in that class, `dataclasses.MISSING` if there is none.
+    help: its sentence in the class's `Attributes:` section, or in that of the
+      nearest base class that has one.
+  """
+
+  name: str
+  path: tuple[str, ...]
+  owner: type
+  kind: Any
+  default: Any
+  help: str
+
+
+def choices(kind: Any) -> tuple[str, ...]:
+  """The only values that a type hint allows; () if it allows any."""
+  literal = typing.get_origin(kind) is typing.Literal
+  return typing.get_args(kind) if literal else ()
+
+
+def item(kind: Any) -> type[int] | type[str] | None:
+  """What a type hint allows tuples of; None if it is of no tuple."""
+  return _ITEMS.get(kind)
+
+
+def settings(config: Any) -> dict[str, Setting]:
+  """The settings of a config by their names, in the order of its fields.
+
+  Raises:
+    ValueError: two have the same name.
+  """
+  found: dict[str, Setting] = {}
+  for setting in _settings(config, ()):
+    other = found.setdefault(setting.name, setting)
+    if other is not setting:
+      owners = [
+        f"{x.owner.__module__}.{x.owner.__qualname__}" for x in (other, setting)
+      ]
+      raise ValueError(
+        f"expected one setting named {setting.name}, found one of {owners[0]}"
+        f" and one of {owners[1]}"
+      )
+  return found
+
+
+def values(config: Any) -> dict[str, Any]:
+  """The values of a config's settings by their names."""
+  return {
+    name: operator.attrgetter(".".join(setting.path))(config)
+    for name, setting in settings(config).items()
+  }
+
+
+def in_json(config: Any) -> dict[str, Any]:
+  """The values of a config's settings as JSON has them, tuples as lists."""
+  known = settings(config)
+  return {
+    name: list(value) if item(known[name].kind) else value
+    for name, value in values(config).items()
+  }
+
+
+def replaced(config: C, values: Mapping[str, Any]) -> C:
+  """A copy with other values of some settings, wherever they lie.
+
+  Args:
+    config: stays as it is.
+    values: by the settings' names; a list stands for a tuple.
+
+  Raises:
+    ValueError: a name is of no setting.
+  """
+  known = settings(config)
+  unknown = sorted(set(values) - set(known))
+  if unknown:
+    raise ValueError(
+      f"expected settings of {type(config).__qualname__}, which are"
+      f" {', '.join(known)}; found {', '.join(unknown)}"
+    )
+  return _rebuilt(
+    config,
+    {
+      known[name].path: tuple(value) if item(known[name].kind) else value
+      for name, value in values.items()
+    },
+  )
+
+
+def beyond_settings(config: Any) -> list[str]:
+  """The names of fields that no setting can say, and that were changed."""
+  found = []
+  for field in dataclasses.fields(config):
+    value = getattr(config, field.name)
+    if _is_config(value):
+      found += beyond_settings(value)
+    elif not _is_setting(typing.get_type_hints(type(config))[field.name]):
+      found += [field.name] if value != _default(field) else []
+  return found
+
+
+def change(**values: Any) -> Callable[[C], C]:
+  """A preset: what replaces these settings of a config."""
+
+  def preset(config: C) -> C:
+    return replaced(config, values)
+
+  return preset
+
+
+def _settings(config: Any, path: tuple[str, ...]) -> Iterator[Setting]:
+  """The settings of a config that lies at a path."""
+  owner: type = type(config)
+  hints, sentences = typing.get_type_hints(owner), _sentences(owner)
+  for field in dataclasses.fields(config):
+    name, value = field.name, getattr(config, field.name)
+    kind = hints[name]
+    if _is_config(value):
+      yield from _settings(value, (*path, name))
+    elif field.init and _is_setting(kind):
+      sentence = sentences.get(name, "")
+      default = _default(field)
+      yield Setting(name, (*path, name), owner, kind, default, sentence)
+
+
+def _is_config(value: Any) -> bool:
+  return (
+    dataclasses.is_dataclass(value)
+    and not isinstance(value, type)
+    and type(value).__dataclass_params__.frozen  # type: ignore[attr-defined]
+  )
+
+
+def _is_setting(kind: Any) -> bool:
+  if choices(kind):
+    return all(isinstance(choice, str) for choice in choices(kind))
+  return kind in _PLAIN or kind in _ITEMS
+
+
+def _default(field: "dataclasses.Field[Any]") -> Any:
+  if field.default_factory is not dataclasses.MISSING:
+    return field.default_factory()
+  return field.default
+
+
+@functools.cache
+def _sentences(owner: type) -> dict[str, str]:
+  """What the `Attributes:` sections of a class and its bases say of fields."""
+  found: dict[str, str] = {}
+  for base in reversed(owner.__mro__):
+    # What `base.__doc__` says may be another's.
+    text = vars(base)["__doc__"]
+    google = docstring_parser.DocstringStyle.GOOGLE
+    for entry in docstring_parser.parse(text, google).params:
+      if entry.args[0] == "attribute":
+        found[entry.arg_name] = " ".join((entry.description or "").split())
+  return found
+
+
+def _rebuilt(config: Any, changes: Mapping[tuple[str, ...], Any]) -> Any:
+  """A copy of a config with other values at some paths."""
+  fields: dict[str, Any] = {}
+  for name in dict.fromkeys(path[0] for path in changes):
+    inner = {p[1:]: value for p, value in changes.items() if p[0] == name}
+    fields[name] = (
+      inner[()] if () in inner else _rebuilt(getattr(config, name), inner)
+    )
+  return dataclasses.replace(config, **fields)

@@ -1,0 +1,215 @@
+"""The command line of an experiment, from its words to its exit status."""
+
+import dataclasses
+import os
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import gymnasium
+import jax
+
+from seedx import types, wire
+from seedx.app import (
+  command_line,
+  configs,
+  experiments,
+  run_dirs,
+  signals,
+  thin,
+  training,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+  """All that a command line says.
+
+  Attributes:
+    chosen: the agent, where there is a choice.
+    run: what the pipeline's process does.
+    files: where the run goes.
+    process: which process this is, where there are several.
+  """
+
+  chosen: Any
+  run: Any
+  files: training.Config = training.Config()
+  process: Any = None
+
+
+def main(
+  experiment: experiments.Experiment[Any],
+  argv: Sequence[str] | None = None,
+  module: str = "__main__",
+  program: str = "",
+) -> int:
+  """Runs an experiment.
+
+  Args:
+    experiment: what the program trains.
+    argv: without the program's name; this program's own if None.
+    module: that has the experiment; the program itself if not given.
+    program: how it is called; by its module if empty.
+
+  Returns:
+    The exit status; it exits with 2 and one line where something is wrong.
+  """
+  argv = sys.argv[1:] if argv is None else list(argv)
+  name = experiments.name_of(module)
+  try:
+    asked = command_line.parse(
+      _defaults(experiment, name, argv),
+      argv,
+      program or f"python -m {experiments.program_module(module)}",
+      sys.modules[module].__doc__,
+    )
+    if asked.files.resume:
+      before = run_dirs.config(asked.files.resume)
+      run_dirs.check_resumed(before, name, asked, asked.files)
+    role = asked.process.role if asked.process else "all"
+    if role in ("all", "learner"):
+      return _train(asked, name, alone=role == "learner")
+    return _run_node(asked.run, role)
+  except types.ConfigError as error:
+    command_line.fail(error)
+
+
+def asked_of(experiment: experiments.Experiment[Any], agent: str = "") -> Asked:
+  """All that a command line may say of an experiment, before presets.
+
+  Args:
+    experiment: what the program trains.
+    agent: that `--agent` names; empty for the default's.
+
+  Raises:
+    types.ConfigError: there is no such agent.
+  """
+  config = experiment.with_agent(agent)
+  chosen = process = None
+  if experiment.agents:
+    names = tuple(experiment.agents)
+    name = agent or experiment.default_agent
+    chosen = _choice("agent", "what learns.", name, names)
+  if roles := _roles(config):
+    sentence = "what this process does; 'all' starts the others."
+    process = _choice("role", sentence, "all", ("all", "learner", *roles))
+  return Asked(chosen, config, process=process)
+
+
+def _defaults(
+  experiment: experiments.Experiment[Any], name: str, argv: Sequence[str]
+) -> Asked:
+  """What applies where the command line says nothing.
+
+  It depends on the environment, on the agent and on what is resumed.
+  """
+  argv = [word for word in argv if word not in ("-h", "--help")]
+  asked = asked_of(experiment)
+  early = ["resume", *(["agent"] if asked.chosen else [])]
+  first = command_line.first(asked, early, argv)
+  resumed = run_dirs.config(first["resume"]) if first["resume"] else None
+  agent = first.get("agent", "")
+  if resumed is not None:
+    run_dirs.check_experiment(resumed, name, first["resume"])
+    agent = resumed.options.get("agent", agent)
+  asked = asked_of(experiment, agent)
+  if resumed is not None:
+    return run_dirs.restored(asked, resumed)
+  # What presets depend on.
+  known = configs.settings(asked)
+  early = [x for x, s in known.items() if s.path[:2] == ("run", "env")]
+  early += ["recurrent"] if "recurrent" in known else []
+  first = command_line.first(asked, early, argv)
+  config = configs.replaced(asked, first).run
+  config = experiment.for_environment(config, agent)
+  return dataclasses.replace(asked, run=config)
+
+
+def _choice(name: str, sentence: str, default: str, names: Any) -> Any:
+  """A config of one setting, which is one of some names."""
+  kind = dataclasses.make_dataclass(
+    name.capitalize(), [(name, Literal[names], default)], frozen=True
+  )
+  kind.__doc__ = f"A choice.\n\nAttributes:\n  {name}: {sentence}\n"
+  return kind()
+
+
+def _roles(config: Any) -> list[str]:
+  """What `--role` may name; of several servers, `--server` says which."""
+  nodes = training.pipeline_of(config).nodes(config.with_sockets("nowhere"))
+  return list(dict.fromkeys(node.role.partition("-")[0] for node in nodes))
+
+
+def _train(asked: Asked, name: str, alone: bool) -> int:
+  """Trains, says what came of it, and returns the exit status."""
+  if alone:
+    _check_address(asked.run, "learner")
+  run = training.run(
+    asked.run, asked.files, asked=asked, experiment=name, alone=alone
+  )
+  if run.restarts:
+    print(f"processes that died and were started again: {run.restarts}")
+  print(_verdict(asked.run.env.env, run.metrics))
+  if run.evaluation:
+    print(f"evaluation: {run.evaluation}")
+  print(
+    f"checkpoints, metrics and learning_curve.png are in {run.run_dir}",
+    flush=True,
+  )
+  return signals.INTERRUPTED_STATUS if run.interrupted else 0
+
+
+def _run_node(config: Any, role: str) -> int:
+  """Does the work of a node whose pipeline runs elsewhere.
+
+  Returns:
+    The exit status: 0, or 130 after Ctrl-C.
+
+  Raises:
+    types.ConfigError: it has no address, or is refused.
+  """
+  _check_address(config, role)
+  nodes = {x.role: x for x in training.pipeline_of(config).nodes(config)}
+  node = nodes.get(role) or nodes[f"{role}-{getattr(config, 'server', 0)}"]
+  if not node.needs_jax:
+    thin.become(node.config)
+  if "JAX_PLATFORMS" not in os.environ:
+    jax.config.update("jax_platforms", "cpu")
+  stop = threading.Event()
+  with signals.stopping(stop) as interrupted:
+    try:
+      node.run(node.config, stop)
+    except wire.WireError as error:
+      raise types.ConfigError(f"this {role} is refused: {error}") from error
+  return signals.INTERRUPTED_STATUS if interrupted.is_set() else 0
+
+
+def _check_address(config: Any, role: str) -> None:
+  """Checks that a process that does not run alone knows where the others are.
+
+  Raises:
+    types.ConfigError: it does not.
+  """
+  for name in ("address", "server_addresses"):
+    if getattr(config, name, "none") in ("", ()):
+      flag = command_line.flag(name)
+      raise types.ConfigError(f"expected {flag} with --role {role}, found none")
+
+
+def _verdict(env_id: str, last: Mapping[str, Any]) -> str:
+  """What the run reached, and whether that solves the environment."""
+  found = last["episode_return"]
+  if found is None:
+    return "no episode has ended"
+  reached = (
+    f"{env_id}: mean return of the last 100 episodes {found:.1f} after"
+    f" {last['env_steps']:,} env steps and {last['wall_seconds']:.0f} s"
+  )
+  known = gymnasium.registry.get(env_id)
+  if known is None or known.reward_threshold is None:
+    return reached
+  threshold = known.reward_threshold
+  word = "solved" if found >= threshold else "not solved"
+  return f"{reached}: {word} (Gymnasium's threshold is {threshold:g})"

@@ -1,0 +1,236 @@
+"""Trains in a directory: what is done around a pipeline while it runs."""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from seedx import checkpoint, launch, metrics, types
+from seedx.app import (
+  checkpointer,
+  evaluations,
+  plot,
+  run_dirs,
+  signals,
+)
+from seedx.runtime import process
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(checkpointer.Config, evaluations.Config):
+  """Where a run goes, and what is kept of it.
+
+  Attributes:
+    run_dir: where results go; runs/<experiment>/<time> if empty.
+    resume: the directory of a run to go on with.
+  """
+
+  run_dir: str = ""
+  resume: str = ""
+
+  def __post_init__(self) -> None:
+    """Raises types.ConfigError for what cannot be."""
+    checkpointer.Config.__post_init__(self)
+    evaluations.Config.__post_init__(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """What a run left.
+
+  Attributes:
+    run_dir: with `config.json`, `metrics.jsonl`, `checkpoints/`, TensorBoard
+      events and `learning_curve.png`.
+    metrics: the last line of metrics.
+    evaluation: what the last evaluation found, in words; empty for none.
+    restarts: processes that died and were started again.
+    interrupted: whether Ctrl-C ended it.
+  """
+
+  run_dir: pathlib.Path
+  metrics: Mapping[str, metrics.Value]
+  evaluation: str = ""
+  restarts: int = 0
+  interrupted: bool = False
+
+  @property
+  def lines(self) -> list[dict[str, Any]]:
+    """All lines of metrics."""
+    return metrics.read_lines(self.run_dir / "metrics.jsonl")
+
+
+def train(config: Any, *, show: bool = True, **options: Any) -> Run:
+  """Trains what a pipeline's config says, with its processes on this machine.
+
+  Ctrl-C ends it early, with everything written.
+
+  Args:
+    config: such as `seed.Config(agent=vtrace.Config())`.
+    show: progress, on the terminal.
+    **options: fields of `Config`.
+
+  Returns:
+    What it left.
+
+  Raises:
+    types.ConfigError: it cannot be run so.
+    Exception: whatever a thread of the run failed with.
+  """
+  files = Config(**options)
+  if files.resume:
+    before = run_dirs.config(files.resume)
+    run_dirs.check_experiment(before, None, files.resume)
+    own = run_dirs.record(config, config, None)
+    run_dirs.check_classes(before, own, files.resume)
+    run_dirs.check_resumed(before, None, config, files)
+  return run(config, files, show=show)
+
+
+def run(
+  config: Any,
+  files: Config,
+  *,
+  asked: Any = None,
+  experiment: str | None = None,
+  alone: bool = False,
+  show: bool = True,
+) -> Run:
+  """Trains what a pipeline's config says; see `train`.
+
+  Args:
+    config: of the pipeline.
+    files: where it goes.
+    asked: the config that `config.json` is to show; `config` if None.
+    experiment: the name of the program that trains, if one does.
+    alone: whether the pipeline's other processes are started by others.
+    show: progress, on the terminal.
+  """
+  pipeline = pipeline_of(config)
+  record = run_dirs.record(config, asked or config, experiment)
+  context = process.Context()
+  with (
+    tempfile.TemporaryDirectory() as sockets,
+    signals.stopping(context.stop, experiment is not None) as interrupted,
+    _open(files, record) as run_dir,
+  ):
+    config = config.with_sockets(sockets)
+    # Their imports take as long as what follows, on other cores.
+    processes = launch.Processes([] if alone else pipeline.nodes(config))
+    try:
+      evaluation = evaluations.of(config, files, run_dir)
+      own = pipeline.learn(config, context)
+      kept = checkpointer.Checkpointer(own, run_dir, files, evaluation)
+      if files.resume:
+        kept.restore()
+        _check_total(config, record, files, own.acted.env_steps)
+      run_dirs.write(run_dir, record)
+
+      def check() -> None:
+        processes.check()
+        kept.check()
+
+      last = process.run(
+        own,
+        context,
+        _sinks(config, run_dir, evaluation, show),
+        config.log_seconds,
+        check,
+      )
+      kept.finish(interrupted.is_set())
+    finally:
+      processes.stop()
+  lines = metrics.read_lines(run_dir / "metrics.jsonl")
+  curve = {config.env.env: {record.name: [lines]}}
+  plot.draw(curve, run_dir / "learning_curve.png")
+  return Run(
+    run_dir,
+    last,
+    evaluation=evaluation.words if evaluation else "",
+    restarts=processes.restarts,
+    interrupted=interrupted.is_set(),
+  )
+
+
+def pipeline_of(config: Any) -> Any:
+  """The pipeline of a config: the module that defines its class.
+
+  Raises:
+    types.ConfigError: it is none: it has no `nodes` or no `learn`.
+  """
+  module = sys.modules[type(config).__module__]
+  if not hasattr(module, "nodes") or not hasattr(module, "learn"):
+    raise types.ConfigError(
+      f"expected a pipeline's config, found {type(config).__qualname__} of"
+      f" {module.__name__}, which has no nodes and learn beside it"
+    )
+  return module
+
+
+def _sinks(
+  config: process.Config,
+  run_dir: pathlib.Path,
+  evaluation: evaluations.Periodic | None,
+  show: bool,
+) -> Sequence[metrics.Sink]:
+  """Where the lines of metrics go."""
+  files: list[metrics.Sink] = [
+    evaluations.Lines(sink, evaluation)
+    for sink in (
+      metrics.JsonLines(run_dir / "metrics.jsonl"),
+      metrics.TensorBoard(run_dir),
+    )
+  ]
+  return [*files, metrics.Console(config.total_steps)] if show else files
+
+
+@contextlib.contextmanager
+def _open(files: Config, record: run_dirs.Config) -> Iterator[pathlib.Path]:
+  """The directory of the run, which no other process uses meanwhile."""
+  name = files.resume or files.run_dir
+  name = name or os.path.join(
+    "runs", record.name, time.strftime("%Y%m%d-%H%M%S")
+  )
+  is_new = not os.path.exists(os.path.expanduser(name))
+  run_dir = metrics.open_run_dir(name)
+  with run_dirs.claimed(run_dir):
+    if not files.resume and (run_dir / "config.json").exists():
+      saved = checkpoint.Checkpoints(checkpointer.directory(run_dir)).steps()
+      # There may be none, of a run that has failed early.
+      way = "go on with it by --resume" if saved else "remove it"
+      raise types.ConfigError(
+        f"expected a --run-dir without a run, found one in {str(run_dir)!r};"
+        f" {way}, or choose another"
+      )
+    try:
+      yield run_dir
+    except types.ConfigError:
+      if is_new and not any(run_dir.iterdir()):
+        run_dir.rmdir()  # It has not begun.
+      raise
+
+
+def _check_total(
+  config: process.Config,
+  record: run_dirs.Config,
+  files: Config,
+  env_steps: int,
+) -> None:
+  """Says where nothing is left to do.
+
+  Raises:
+    types.ConfigError: that is not what was asked for.
+  """
+  if env_steps < config.total_steps:
+    return
+  before = run_dirs.config(files.resume).options["total_steps"]
+  if record.options["total_steps"] != before:
+    raise types.ConfigError(
+      f"expected --total-steps of more than the {env_steps:,} that the run has"
+      f" made, found {config.total_steps:,}"
+    )
+  print("the run has made all of its steps; a larger --total-steps adds some")

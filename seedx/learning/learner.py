@@ -1,0 +1,358 @@
+"""The learner: takes finished unrolls in, updates, hands parameters out."""
+
+import collections
+import dataclasses
+import threading
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from seedx import metrics, sharding, types
+from seedx.agents import base
+from seedx.learning import experience, updates
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """Where and from how much is learned at a time.
+
+  Attributes:
+    unroll_length: T, env steps of each environment in an unroll.
+    learner_devices: indices of the local devices that learn.
+    micro_batches: gradient accumulation steps: parts of an update that are
+      computed one after the other, so that an inference step on the same
+      device finds a gap.
+  """
+
+  unroll_length: int = 20
+  learner_devices: tuple[int, ...] = (0,)
+  micro_batches: int = 1
+
+  def __post_init__(self) -> None:
+    """Raises types.ConfigError for what cannot be run."""
+    types.check_ranges(self, unroll_length=(1, 2**20), micro_batches=(1, 2**20))
+
+  def cores(self) -> list[jax.Device]:
+    """The devices that learn.
+
+    Raises:
+      types.ConfigError: there is no such device, or one is named twice.
+    """
+    return sharding.devices(self.learner_devices, "learner")
+
+  @property
+  def num_cores(self) -> int:
+    """Devices that learn, at least 1."""
+    return max(1, len(self.learner_devices))
+
+  @property
+  def parts(self) -> int:
+    """Parts that a batch is learned in, on all cores."""
+    return self.num_cores * self.micro_batches
+
+  def check_divides(self, name: str, size: int, parts: int) -> None:
+    """Checks that as many unrolls can be shared out.
+
+    Raises:
+      types.ConfigError: they cannot.
+    """
+    if size % parts:
+      raise types.ConfigError(
+        f"expected {name} that {self.num_cores} learner devices with"
+        f" {self.micro_batches} micro-batches each divide, found {size}"
+      )
+
+
+@dataclasses.dataclass(frozen=True)
+class InboxConfig(Config):
+  """The same of a learner that others send unrolls to.
+
+  Attributes:
+    batch_size: unrolls in an update, or that go into the replay at a time.
+    queue_capacity: batches that may wait for the learner.
+  """
+
+  batch_size: int = 64
+  queue_capacity: int = 1
+
+  def __post_init__(self) -> None:
+    """Raises types.ConfigError for what cannot be run."""
+    super().__post_init__()
+    types.check_ranges(self, batch_size=(1, 2**20), queue_capacity=(1, 2**20))
+
+  @property
+  def batch_steps(self) -> int:
+    """Env steps in the unrolls of a batch."""
+    return self.batch_size * self.unroll_length
+
+  @property
+  def share_size(self) -> int:
+    """Unrolls in each core's share of a batch."""
+    return self.batch_size // self.num_cores
+
+
+class Learner:
+  """Updates an agent's state, sharded over the learner cores.
+
+  A pipeline whose acting runs beside it puts shares into its `inbox`, calls
+  `run` on a thread, and reads `newest`; one in lock step calls `learn`.
+
+  Attributes:
+    steps: updates so far; also the version of the newest parameters.
+    learned_steps: env steps learned from; resets are none.
+    state: the newest state, on every core.
+    cores: the devices that learn, in order.
+    inbox: bounded queues of shares.
+  """
+
+  def __init__(
+    self,
+    agent: base.Agent,
+    config: Config,
+    source: experience.Experience,
+    rng_key: jax.Array,
+    *,
+    acting_on: Sequence[jax.Device] = (),
+    stop: threading.Event | None = None,
+  ) -> None:
+    """Makes the initial state; no update is compiled yet.
+
+    Args:
+      agent: made with `axis_name=sharding.CORES`.
+      config: which cores, and in how many parts.
+      source: makes batches of shares.
+      rng_key: for the initial state and all updates.
+      acting_on: the devices that `newest` is asked for; the first core if none
+        is named.
+      stop: ends `run`, and every wait at the inbox.
+
+    Raises:
+      types.ConfigError: a device does not exist, or there is more than one
+        micro-batch for an agent that needs whole batches.
+    """
+    micro_batches = config.micro_batches
+    if micro_batches > 1 and agent.needs.whole_batches:
+      raise types.ConfigError(
+        "expected 1 micro-batch: this agent takes several steps on a batch and"
+        f" has minibatches of its own, found {micro_batches}"
+      )
+    self.cores = config.cores()
+    self.steps = 0
+    self.learned_steps = 0.0
+    self._mesh = sharding.mesh(self.cores)
+    init_key, self._rng_key = jax.random.split(rng_key)
+    self.state = sharding.replicate(jax.jit(agent.init)(init_key), self._mesh)
+    # Held while the state and what is counted of it change together.
+    self._changing = threading.Lock()
+    self._source = source
+    self._stop = stop or threading.Event()
+    self._acting = jax.jit(agent.acting)
+    self._specs = updates.specs(agent)
+    self._update = (
+      updates.whole(agent, self._mesh)
+      if micro_batches == 1
+      else updates.accumulated(agent, self._mesh, micro_batches)
+    )
+    # Of updates under way.
+    self._pending: list[types.LossOutput] = []
+    self._metrics: dict[str, float] = {}
+    self._waits = metrics.Waits({metrics.WAIT_EXPERIENCE: 1})
+    self.inbox = Inbox(
+      self.cores,
+      config.queue_capacity if isinstance(config, InboxConfig) else 1,
+      self._stop,
+      self._waits,
+    )
+    self._acting_on = tuple(dict.fromkeys(acting_on or self.cores[:1]))
+    self._publishing = threading.Lock()
+    self._newest: dict[jax.Device, types.Tree] = {}
+    self._version = 0
+    self.publish()
+
+  def run(self, example: Callable[[], types.Share]) -> None:
+    """Learns from what comes into the inbox, until it is stopped.
+
+    Args:
+      example: a share of zeros, to compile for.
+    """
+    self.warm_up([jax.device_put(example(), core) for core in self.cores])
+    batches = (
+      batch
+      for shares in iter(self.inbox.get, None)
+      for batch in self._source(shares)
+    )
+    for batch in batches:
+      self.learn(batch)
+      self.publish()
+      if self._stop.is_set():
+        break
+    self.finish()
+
+  def warm_up(self, shares: Sequence[types.Share]) -> None:
+    """Compiles for shares of this form; the state stays."""
+    batch = self._source.example(shares)
+    whole = sharding.assemble(batch.parts, self._mesh, self._specs)
+    jax.block_until_ready(
+      self._update(self.state, jnp.int32(0), self._rng_key, whole)
+    )
+
+  def shares(self, unroll: types.Unroll) -> list[types.Share]:
+    """Shares unrolls `[L, B, ...]` out among the cores."""
+    parts = len(self.cores)
+    return [
+      types.Share(
+        jax.device_put(sharding.shard(unroll, sharding.UNROLL, i, parts), core)
+      )
+      for i, core in enumerate(self.cores)
+    ]
+
+  def learn(self, batch: experience.Batch) -> None:
+    """Makes one update, and tells the source the batch's new priorities."""
+    whole = sharding.assemble(batch.parts, self._mesh, self._specs)
+    key = jax.random.fold_in(self._rng_key, self.steps)
+    version = jnp.int32(self.steps)
+    state, output = self._update(self.state, version, key, whole)
+    with self._changing:
+      self.state = state
+      self.steps += 1
+      self._pending.append(output)
+    # One update may be under way while the next is prepared, and no more:
+    # inference on the same device would wait for all of them.
+    self._finish(keep=1)
+    if batch.windows is not None:
+      assert output.priorities is not None
+      own = {x.device: x.data for x in output.priorities.addressable_shards}
+      self._source.learned(batch.windows, [own[core] for core in self.cores])
+
+  def publish(self) -> None:
+    """Makes the newest state what `newest` returns from now on.
+
+    What is published must not be donated to a later update: `device_put` to
+    the same device only aliases it.
+    """
+    acting = self.acting()
+    newest = {x: jax.device_put(acting, x) for x in self._acting_on}
+    with self._publishing:
+      self._newest, self._version = newest, self.steps
+
+  def newest(self, device: jax.Device | None = None) -> tuple[types.Tree, int]:
+    """What acts by the last published state, and its version.
+
+    Args:
+      device: where it is; the first of `acting_on` if None.
+    """
+    with self._publishing:
+      return self._newest[device or self._acting_on[0]], self._version
+
+  def acting(self, state: base.AgentState | None = None) -> types.Tree:
+    """What acts by a state, by the newest one if None."""
+    return self._acting(self.state if state is None else state)
+
+  def policy(self, saved: types.Tree) -> types.Tree:
+    """What acts by the saved parts of a process, of which it is `learner`."""
+    return self.acting(saved["learner"]["agent"])
+
+  def measure(self) -> dict[str, metrics.Value]:
+    """What it adds to a line of metrics."""
+    return {
+      "learner_steps": self.steps,
+      "learned_steps": int(self.learned_steps),
+      "policy_lag": None,
+      **self._metrics,
+      **self._waits.shares(),
+    }
+
+  def saved(self) -> types.Tree:
+    """What a checkpoint keeps of it; any thread may ask."""
+    with self._changing:
+      state, steps, learned = self.state, self.steps, self.learned_steps
+      pending = list(self._pending)
+    return {
+      "agent": state,
+      "rng_key": jax.random.key_data(self._rng_key),
+      "steps": np.int64(steps),
+      "learned_steps": np.float64(
+        learned + sum(float(output.weight) for output in pending)
+      ),
+    }
+
+  def restore(self, saved: types.Tree) -> None:
+    """Goes on from what was saved; before it learns."""
+    self.state = sharding.replicate(saved["agent"], self._mesh)
+    self._rng_key = jax.random.wrap_key_data(jnp.asarray(saved["rng_key"]))
+    self.steps = int(saved["steps"])
+    self.learned_steps = float(saved["learned_steps"])
+    self._source.resume(self.steps)
+    self.publish()
+
+  def finish(self) -> None:
+    """Waits for the update that is under way, and reads what it says."""
+    self._finish(keep=0)
+
+  def _finish(self, keep: int) -> None:
+    """Reads what all updates say but the newest `keep`."""
+    while len(self._pending) > keep:
+      output = jax.device_get(self._pending[0])
+      self._metrics = {k: float(v) for k, v in output.metrics.items()}
+      with self._changing:
+        self.learned_steps += float(output.weight)
+        del self._pending[0]
+
+
+class Inbox:
+  """A bounded queue of shares for each learner core, filled evenly.
+
+  A full queue blocks whoever puts; nothing is ever dropped.
+  """
+
+  def __init__(
+    self,
+    cores: Sequence[jax.Device],
+    capacity: int,
+    stop: threading.Event,
+    waits: metrics.Waits,
+  ) -> None:
+    """Makes empty queues.
+
+    Args:
+      cores: the learner's devices; they may repeat nothing.
+      capacity: shares in each queue.
+      stop: ends every wait, within a tenth of a second.
+      waits: counts how long the learner waits here.
+    """
+    self._cores = list(cores)
+    self._capacity = capacity
+    self._stop = stop
+    self._waits = waits
+    self._queues: list[collections.deque[types.Share]] = [
+      collections.deque() for _ in cores
+    ]
+    self._changed = threading.Condition()
+
+  def put(self, share: types.Share) -> bool:
+    """Moves a share to the core with the shortest queue; False if stopped."""
+    with self._changed:
+      while min(len(queue) for queue in self._queues) >= self._capacity:
+        if self._stop.is_set():
+          return False
+        self._changed.wait(0.1)
+      lengths = [len(queue) for queue in self._queues]
+      shortest = lengths.index(min(lengths))
+      self._queues[shortest].append(
+        jax.device_put(share, self._cores[shortest])
+      )
+      self._changed.notify_all()
+      return True
+
+  def get(self) -> list[types.Share] | None:
+    """Takes a share for every core, in order; None if stopped."""
+    with self._waits.timed(metrics.WAIT_EXPERIENCE), self._changed:
+      while not all(self._queues):
+        if self._stop.is_set():
+          return None
+        self._changed.wait(0.1)
+      shares = [queue.popleft() for queue in self._queues]
+      self._changed.notify_all()
+      return shares

@@ -1,0 +1,183 @@
+"""Gorila's coordinator: counts what workers report, and ends the run."""
+
+import dataclasses
+from typing import Self
+
+import jax
+
+from seedx import envs, launch, types, wire
+from seedx.acting import local_actor, sessions
+from seedx.agents import base, optimizers
+from seedx.learning import experience
+from seedx.pipelines.gorila import (
+  parameter_server,
+  reports,
+  saved_shards,
+  worker,
+)
+from seedx.runtime import counters, process
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(process.ServerConfig):
+  """What a Gorila run is made of.
+
+  Attributes:
+    server_addresses: where the parameter servers do, one shard of the
+      parameters each; if none, `num_servers` are started on this machine.
+    num_servers: parameter servers, where no address is given.
+    server: with --role server, which of the server_addresses it is, from 0.
+    max_staleness: updates that a parameter server may have seen since a
+      gradient's parameters were current; it drops others.
+    outlier_deviations: gradients whose loss is further above the running mean
+      of the worker's losses, in standard deviations, are dropped.
+    env: which environment.
+    agent: what acts and learns.
+    workers: the processes that do.
+    replay: of each worker.
+  """
+
+  server_addresses: tuple[str, ...] = ()
+  num_servers: int = 2
+  server: int = 0
+  max_staleness: int = 100
+  outlier_deviations: float = 5.0
+  env: envs.Config = envs.Config()
+  agent: base.Config
+  workers: local_actor.WorkersConfig = local_actor.WorkersConfig()
+  replay: experience.ReplayConfig = experience.ReplayConfig()
+
+  def __post_init__(self) -> None:
+    """Raises types.ConfigError for what cannot be run."""
+    super().__post_init__()
+    types.check_ranges(
+      self,
+      num_servers=(1, 2**10),
+      server=(0, max(0, len(self.server_addresses) - 1)),
+      max_staleness=(0, 2**31 - 1),
+      outlier_deviations=(0.0, types.MOST),
+    )
+
+  @property
+  def plan(self) -> experience.Plan:
+    """How much each worker learns from, and how much of it at a time."""
+    return experience.Plan(
+      self.total_steps, self.workers.batch_steps, self.replay
+    )
+
+  def with_sockets(self, folder: str) -> Self:
+    """The config with sockets in a folder where no address was given."""
+    sockets = (f"unix:{folder}/server-{k}" for k in range(self.num_servers))
+    addresses = self.server_addresses or tuple(sockets)
+    own = super().with_sockets(folder)
+    return dataclasses.replace(own, server_addresses=addresses)
+
+
+def nodes(config: Config) -> list[launch.Node]:
+  """The parameter servers, and the workers, which reach all of the others."""
+  servers = [
+    launch.Node(
+      f"server-{shard}",
+      parameter_server.run,
+      parameter_server.Work(
+        address=address,
+        env=config.env,
+        agent=config.agent,
+        horizon=config.plan.horizon,
+        shard=shard,
+        num_shards=len(config.server_addresses),
+        num_workers=config.workers.num_workers,
+        max_staleness=config.max_staleness,
+      ),
+      needs_jax=True,
+    )
+    for shard, address in enumerate(config.server_addresses)
+  ]
+  work = worker.Work(
+    address=config.address,
+    server_addresses=config.server_addresses,
+    env=config.env,
+    agent=config.agent,
+    plan=config.plan,
+    seed=config.seed,
+    workers=config.workers,
+    max_gradient_norm=_max_gradient_norm(config.agent),
+    outlier_deviations=config.outlier_deviations,
+  )
+  workers = launch.Node(
+    "worker",
+    worker.run,
+    work,
+    count=config.workers.num_workers,
+    needs_jax=True,
+  )
+  return [*servers, workers]
+
+
+def learn(config: Config, context: process.Context) -> process.Process:
+  """The coordinator.
+
+  Raises:
+    types.ConfigError: the environment does not exist, or the agent cannot
+      learn so.
+  """
+  spec = envs.spec(config.env)
+  agent = config.plan.agent(config.agent, spec)
+  _check(agent, config)
+  acted = counters.Acted(spec.frames_per_step)
+  workers = config.workers
+  connected = sessions.Sessions(
+    agent.exploration(workers.num_envs), acted, config.seed
+  )
+  shards = saved_shards.SavedShards(
+    agent, config.server_addresses, context.stop
+  )
+  reported = reports.Reports(connected, shards.are_ready)
+  server = wire.Server(config.address, workers.num_workers)
+  length = agent.needs.unroll_length(workers.unroll_length)
+  server.bind_stream(
+    reports.REPORT,
+    reported.open,
+    inputs=reports.layout(length, workers.envs_per_worker),
+    outputs=reports.GO_ON,
+  )
+  return process.Process(
+    acted=acted,
+    parts={
+      "shards": shards,
+      "learned": reported.learned,
+      "acted": acted,
+      "seeds": connected.seeds,
+    },
+    policy=lambda saved: shards.acting(saved["shards"]),
+    measures=[acted.measure, reported.learned.measure, reported.measure],
+    done=lambda: shards.are_ready() and acted.env_steps >= config.total_steps,
+    threads={"restore": shards.give_restored},
+    server=server,
+  )
+
+
+def _max_gradient_norm(agent: base.Config) -> float:
+  """Of the whole gradient, which no parameter server sees."""
+  if not isinstance(agent, optimizers.Config):
+    raise types.ConfigError(
+      "expected an agent whose config says max_gradient_norm, by which workers"
+      f" scale gradients down, found {type(agent).__name__}"
+    )
+  return agent.max_gradient_norm
+
+
+def _check(agent: base.Agent, config: Config) -> None:
+  """Raises types.ConfigError for an agent that cannot learn so."""
+  if not config.server_addresses:
+    raise types.ConfigError(
+      "expected at least 1 address of a parameter server, found none"
+    )
+  _max_gradient_norm(config.agent)
+  parameter_server.Shard(agent, config.max_staleness)
+  state = jax.eval_shape(agent.init, jax.random.key(0))
+  if jax.tree.leaves(state.statistics):
+    raise types.ConfigError(
+      "expected an agent without statistics of observations"
+      " (normalize_observations False): parameter servers hold parameters"
+    )

@@ -1,0 +1,354 @@
+"""Parameter servers: each holds a shard of the parameters, and updates it.
+
+All parameters, one after the other, are a vector; shard k of K is the k-th of
+K parts of it that are as equal as can be. A shard has the agent's optimizer for
+its part, a version, which counts updates, and the target parameters. Optimizers
+that look at each parameter by itself (Adam, RMSProp) are the same on a part;
+the norm of the whole gradient is known to the worker alone, who clips.
+
+A shard begins empty, and so does one that died and was started again. Whoever
+comes to an empty shard gives it the parameters that it has, and the version:
+at the start these are the same for all. What the optimizer knew is lost.
+
+A worker opens the stream `PUSH`, on which each gradient is answered with the
+newest parameters. `START` is a single call, and so are `SAVE` and `RESTORE`, by
+which a checkpoint is made and gone on from.
+"""
+
+import dataclasses
+import itertools
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from seedx import envs, types, wire
+from seedx.acting import protocol
+from seedx.agents import base
+
+PUSH = "push"
+START = "start"
+SAVE = "save"
+RESTORE = "restore"
+
+
+class Push(NamedTuple):
+  """A gradient, or what a shard may start with.
+
+  Attributes:
+    version: `[1]` int32, of the parameters that it was computed with.
+    target_version: `[1]` int32, of the target parameters that the worker has.
+    vector: `[1, P]` float32, the gradient by the shard's P parameters; for
+      `START`, these themselves.
+  """
+
+  version: np.ndarray
+  target_version: np.ndarray
+  vector: np.ndarray
+
+
+class Reply(NamedTuple):
+  """A shard's parameters; a second row has its target parameters.
+
+  Attributes:
+    version: `[1 or 2]` int32, of the row's parameters. The second row is there
+      if its version is newer than the one that the worker has.
+    applied: `[1 or 2]` bool, whether the gradient was; it was too stale if not.
+    vector: `[1 or 2, P]` float32.
+  """
+
+  version: np.ndarray
+  applied: np.ndarray
+  vector: np.ndarray
+
+
+def parts(num_params: int, num_shards: int) -> list[slice]:
+  """Which parameters each shard has."""
+  ends = [num_params * k // num_shards for k in range(num_shards + 1)]
+  return list(itertools.starmap(slice, itertools.pairwise(ends)))
+
+
+def layouts(size: int) -> tuple[wire.Layout, wire.Layout]:
+  """Of a `Push` and a `Reply`, for a shard of so many parameters."""
+  number = np.zeros((), np.int32)
+  vector = np.zeros(size, np.float32)
+  push = wire.Layout.of(Push(number, number, vector), 1)
+  return push, wire.Layout.of(Reply(number, np.zeros((), np.bool_), vector), 2)
+
+
+def state_form(agent: base.Agent, size: int) -> base.AgentState:
+  """The shapes of the state of a shard of so many parameters.
+
+  Raises:
+    types.ConfigError: the agent cannot be updated in parts.
+  """
+  if agent.start is None:
+    raise types.ConfigError(
+      "expected an agent that can `start` from a part of its parameters,"
+      " found one that cannot: no parameter server can hold a shard of it"
+    )
+  vector = jax.ShapeDtypeStruct((size,), np.float32)
+  start = agent.start
+  return jax.eval_shape(lambda params: start(params, 0), vector)
+
+
+def state_layout(form: base.AgentState) -> wire.Layout:
+  """The layout of what `state_form` says: its leaves, in one row."""
+  return wire.Layout.of(tuple(jax.tree.leaves(form)), 1)
+
+
+class Shard:
+  """A part of the parameters; any thread may call it.
+
+  Attributes:
+    version: updates that it has seen; -1 while it is empty.
+  """
+
+  def __init__(self, agent: base.Agent, max_staleness: int) -> None:
+    """An empty shard.
+
+    Args:
+      agent: whose `apply` it runs on its part.
+      max_staleness: gradients of parameters that are more updates older than
+        the shard's are dropped.
+
+    Raises:
+      types.ConfigError: the agent cannot be updated in parts.
+    """
+    # Of a shard of any size.
+    self._structure = jax.tree.structure(state_form(agent, 1))
+    assert agent.start is not None
+    self.version = -1
+    self._start = agent.start
+    self._apply = jax.jit(agent.apply)
+    self._max_staleness = max_staleness
+    self._lock = threading.Lock()
+    self._state: base.AgentState | None = None
+    self._params = self._target = np.zeros(0, np.float32)
+    self._target_version = -1
+
+  def start(self, push: Push) -> Reply:
+    """Takes parameters if it has none; replies with those that it has then."""
+    with self._lock:
+      if self._state is None:
+        self._take(
+          self._start(jax.numpy.asarray(push.vector[0]), int(push.version[0]))
+        )
+      return self._reply(push, applied=True)
+
+  def push(self, push: Push) -> Reply:
+    """Applies a gradient unless it is stale; replies with what it has then.
+
+    Raises:
+      wire.Refused: UNAVAILABLE, the shard is empty: `start` it.
+    """
+    with self._lock:
+      if self._state is None:
+        raise wire.Refused(
+          wire.StatusCode.UNAVAILABLE, "this shard has been started again"
+        )
+      fresh = self.version - int(push.version[0]) <= self._max_staleness
+      if fresh:
+        gradients = base.Gradients(push.vector[0])
+        self._take(self._apply(self._state, gradients))
+      return self._reply(push, applied=fresh)
+
+  def save(self, nothing: types.Tree) -> types.Tree:
+    """The whole state as a row of its leaves.
+
+    Raises:
+      wire.Refused: UNAVAILABLE, the shard is empty.
+    """
+    del nothing
+    with self._lock:
+      if self._state is None:
+        raise wire.Refused(wire.StatusCode.UNAVAILABLE, "this shard is empty")
+      return tuple(np.asarray(x)[None] for x in jax.tree.leaves(self._state))
+
+  def restore(self, leaves: types.Tree) -> tuple[()]:
+    """Goes on from what `save` said, whatever it had before."""
+    rows = [jax.numpy.array(leaf[0]) for leaf in leaves]
+    with self._lock:
+      self._take(jax.tree.unflatten(self._structure, rows))
+    return ()
+
+  def _take(self, state: base.AgentState) -> None:
+    self._state = state
+    self.version = int(state.updates)
+    self._params = np.asarray(state.params)
+    if isinstance(state.target_params, jax.Array):
+      target = np.asarray(state.target_params)
+      if not np.array_equal(target, self._target):
+        self._target, self._target_version = target, self.version
+
+  def _reply(self, push: Push, applied: bool) -> Reply:
+    rows = [(self.version, self._params)]
+    if self._target_version > push.target_version[0]:
+      rows.append((self._target_version, self._target))
+    versions, vectors = zip(*rows, strict=True)
+    return Reply(
+      np.array(versions, np.int32),
+      np.full(len(rows), applied),
+      np.stack(vectors),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+  """What one parameter server is told.
+
+  Attributes:
+    address: where it listens.
+    env: which environment.
+    agent: that is updated.
+    horizon: of the run.
+    shard: which shard it holds, from 0.
+    num_shards: how many there are.
+    num_workers: workers that connect.
+    max_staleness: in updates; older gradients are dropped.
+  """
+
+  address: str
+  env: envs.Config
+  agent: base.Config
+  horizon: base.Horizon
+  shard: int
+  num_shards: int
+  num_workers: int
+  max_staleness: int
+
+
+def run(work: Work, stop: threading.Event) -> None:
+  """Serves until `stop` is set.
+
+  Raises:
+    types.ConfigError: the address is in use, or the agent cannot be parted.
+  """
+  agent = work.agent.make(envs.spec(work.env), None, work.horizon)
+  part = parts(num_params(agent), work.num_shards)[work.shard]
+  shard = Shard(agent, work.max_staleness)
+  # A worker that died holds its stream until that is noticed.
+  server = wire.Server(work.address, 2 * work.num_workers)
+  push, reply = layouts(part.stop - part.start)
+  server.bind(PUSH, shard.push, push, reply)
+  server.bind(START, shard.start, push, reply)
+  state = state_layout(state_form(agent, part.stop - part.start))
+  server.bind(SAVE, shard.save, protocol.NOTHING, state)
+  server.bind(RESTORE, shard.restore, state, protocol.NOTHING)
+  with server:
+    stop.wait()
+
+
+def num_params(agent: base.Agent) -> int:
+  """How many parameters an agent has."""
+  state = jax.eval_shape(agent.init, jax.random.key(0))
+  return sum(leaf.size for leaf in jax.tree.leaves(state.params))
+
+
+class Client:
+  """All shards together, as one worker sees them.
+
+  Attributes:
+    params: `[P]`, the newest parameters that it knows of.
+    target_params: `[P]`, likewise; empty for an agent that has none.
+  """
+
+  def __init__(self, addresses: Sequence[str], params: np.ndarray) -> None:
+    """Connects to nothing yet.
+
+    Args:
+      addresses: of all shards, in order.
+      params: `[P]`, what empty shards begin with.
+    """
+    self._parts = parts(len(params), len(addresses))
+    self._layouts = [layouts(part.stop - part.start) for part in self._parts]
+    self._clients = [wire.Client(address) for address in addresses]
+    self._streams: list[wire.Exchange] = []
+    self._versions = np.zeros(len(addresses), np.int32)
+    self._target_versions = np.full(len(addresses), -1, np.int32)
+    self._closed_bytes = 0
+    self.params = np.array(params)
+    self.target_params = np.array(params)
+
+  @property
+  def version(self) -> int:
+    """Updates that all of the parameters have seen."""
+    return int(self._versions.min())
+
+  @property
+  def transferred_bytes(self) -> int:
+    """Of gradients and parameters sent and received so far."""
+    now = sum(stream.transferred_bytes for stream in self._streams)
+    return self._closed_bytes + now
+
+  def connect(self) -> None:
+    """Opens streams to all shards, gives the empty ones what is known here.
+
+    Raises:
+      wire.WireError: UNAVAILABLE, one of them is not there; try again.
+    """
+    self._disconnect()
+    for k, client in enumerate(self._clients):
+      push, reply = self._layouts[k]
+      # A shard that was started again has forgotten its target parameters.
+      self._target_versions[k] = -1
+      self._update(
+        k, client.call(START, self._push(k, self.params), push, reply)
+      )
+      self._streams.append(wire.Exchange(client, PUSH, push, reply))
+
+  def push(self, gradient: np.ndarray) -> tuple[bool, float]:
+    """Sends a gradient to all shards, and takes their newest parameters.
+
+    Args:
+      gradient: `[P]` float32, by `params`.
+
+    Returns:
+      Whether all shards applied it; and how many updates, on average, these
+      had seen more than the parameters that it was computed with.
+
+    Raises:
+      wire.WireError: UNAVAILABLE, a shard has gone; `connect` again.
+    """
+    before = self._versions.copy()
+    for k, stream in enumerate(self._streams):
+      stream.send(self._push(k, gradient))
+    applied = []
+    for k, stream in enumerate(self._streams):
+      reply = stream.receive()
+      if reply is None:
+        raise wire.WireError(
+          wire.StatusCode.UNAVAILABLE, f"parameter server {k} has stopped"
+        )
+      self._update(k, reply)
+      applied.append(bool(reply.applied[0]))
+    others = self._versions - before - np.array(applied)
+    return all(applied), float(others.mean())
+
+  def close(self) -> None:
+    """Disconnects."""
+    self._disconnect()
+    for client in self._clients:
+      client.close()
+
+  def _push(self, shard: int, vector: np.ndarray) -> Push:
+    return Push(
+      self._versions[shard : shard + 1],
+      self._target_versions[shard : shard + 1],
+      vector[None, self._parts[shard]],
+    )
+
+  def _update(self, shard: int, reply: Reply) -> None:
+    self._versions[shard] = reply.version[0]
+    self.params[self._parts[shard]] = reply.vector[0]
+    if len(reply.version) > 1:
+      self._target_versions[shard] = reply.version[1]
+      self.target_params[self._parts[shard]] = reply.vector[1]
+
+  def _disconnect(self) -> None:
+    self._closed_bytes = self.transferred_bytes
+    for stream in self._streams:
+      stream.close()
+    self._streams = []

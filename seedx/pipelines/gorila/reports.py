@@ -1,0 +1,174 @@
+"""What Gorila's workers report to the coordinator, and what it counts of that.
+
+A worker opens the stream `REPORT` with a hello of `{"num_envs": n}`, gets slots
+as in `protocol`, and sends a `Report` after each unroll.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from seedx import metrics, wire
+from seedx.acting import sessions
+from seedx.runtime import counters
+
+REPORT = "report"
+
+
+class Counts(NamedTuple):
+  """What a worker counted since its last report.
+
+  Attributes:
+    gradients: `[N]` int32, applied by all parameter servers.
+    stale: `[N]` int32, dropped by one of them.
+    outliers: `[N]` int32, dropped by the worker.
+    learned_steps: `[N]` float32, env steps of the applied.
+    staleness: `[N]` float32, their mean, in updates.
+    loss: `[N]` float32, of the newest; NaN before the first.
+    wire_bytes: `[N]` int64, sent to and received from parameter servers.
+    wait_environments: `[N]` float32, share of time waiting for environments.
+    learning: `[N]` float32, share of time that acting waits for learning.
+    wait_servers: `[N]` float32, share of time waiting for parameter servers.
+  """
+
+  gradients: np.ndarray
+  stale: np.ndarray
+  outliers: np.ndarray
+  learned_steps: np.ndarray
+  staleness: np.ndarray
+  loss: np.ndarray
+  wire_bytes: np.ndarray
+  wait_environments: np.ndarray
+  learning: np.ndarray
+  wait_servers: np.ndarray
+
+
+class Report(NamedTuple):
+  """What a worker has done since its last report; a row per environment.
+
+  Attributes:
+    env_steps: `[N]` int32, see `protocol.Experience`.
+    episode_return: `[N, L]` float32, likewise.
+    counts: of the worker; the same in each row.
+  """
+
+  env_steps: np.ndarray
+  episode_return: np.ndarray
+  counts: Counts
+
+
+def layout(length: int, max_rows: int) -> wire.Layout:
+  """The layout of reports on unrolls of `length` time steps."""
+  integer, number = np.zeros((), np.int32), np.zeros((), np.float32)
+  counts = Counts(
+    *(integer,) * 3, *(number,) * 3, np.zeros((), np.int64), *(number,) * 3
+  )
+  return wire.Layout.of(
+    Report(integer, np.zeros(length, np.float32), counts), max_rows
+  )
+
+
+# Nothing has to be said to a worker but that it may go on.
+GO_ON = wire.Layout.of((), 1)
+
+
+class Reports:
+  """Counts what workers report.
+
+  Attributes:
+    learned: what has been counted of learning.
+  """
+
+  def __init__(
+    self, connected: sessions.Sessions, is_ready: Callable[[], bool]
+  ) -> None:
+    """Nothing is counted yet.
+
+    Args:
+      connected: the workers.
+      is_ready: whether they may come: the parameter servers have what they are
+        to go on from.
+    """
+    self.learned = counters.Learned()
+    self._connected = connected
+    self._is_ready = is_ready
+    self._lock = threading.Lock()
+    self._totals = {
+      "gradients_stale": 0,
+      "gradients_outliers": 0,
+      "wire_bytes": 0,
+    }
+
+  def open(self, hello: Mapping[str, Any]) -> "_Session":
+    """Takes in a worker, once the servers have what was restored.
+
+    Raises:
+      wire.Refused: they have not; or see `sessions.Sessions.open`.
+    """
+    if not self._is_ready():
+      raise wire.Refused(
+        wire.StatusCode.UNAVAILABLE, "the run is being restored"
+      )
+    return _Session(self, self._connected, self._connected.open(hello))
+
+  def measure(self) -> dict[str, metrics.Value]:
+    """What it adds to a line of metrics: acting and learning wait in turn."""
+    shares = self._connected.measure()
+    learning = 1.0 - shares[metrics.WAIT_LEARNER]
+    return {**shares, metrics.WAIT_EXPERIENCE: learning, **self._totals}
+
+  def count(self, counts: Counts) -> None:
+    """Adds what a worker counted."""
+    one = {name: x[0].item() for name, x in counts._asdict().items()}
+    with self._lock:
+      self._totals["gradients_stale"] += one["stale"]
+      self._totals["gradients_outliers"] += one["outliers"]
+      self._totals["wire_bytes"] += one["wire_bytes"]
+    if one["gradients"]:
+      self.learned.add(
+        one["learned_steps"],
+        one["staleness"],
+        {"loss": one["loss"], "servers_wait": one["wait_servers"]},
+        one["gradients"],
+      )
+
+
+class _Session:
+  """One worker's reports.
+
+  Attributes:
+    welcome: what the worker is told first.
+  """
+
+  def __init__(
+    self,
+    reports: Reports,
+    connected: sessions.Sessions,
+    session: sessions.Session,
+  ) -> None:
+    self.welcome = session.welcome
+    self._reports = reports
+    self._connected = connected
+    self._session = session
+
+  def __call__(self, inputs: Report) -> tuple[()]:
+    """Takes a report of all the worker's environments.
+
+    Raises:
+      wire.Refused: it is not of all of them.
+    """
+    counts = inputs.counts
+    self._connected.count(
+      self._session,
+      inputs.env_steps,
+      inputs.episode_return,
+      waits=(counts.wait_environments[0].item(), counts.learning[0].item()),
+    )
+    self._reports.count(counts)
+    return ()
+
+  def close(self) -> None:
+    """Frees the worker's slots."""
+    self._connected.close(self._session)

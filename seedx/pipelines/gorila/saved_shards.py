@@ -1,0 +1,120 @@
+"""All parameter servers together, as a checkpoint keeps them."""
+
+import dataclasses
+import threading
+from collections.abc import Sequence
+
+import jax
+import jax.flatten_util
+import numpy as np
+
+from seedx import types, wire
+from seedx.acting import protocol
+from seedx.agents import base
+from seedx.pipelines.gorila import parameter_server
+
+_TIMEOUT_SECONDS = 30.0
+_RETRY_SECONDS = 0.2
+
+
+class SavedShards:
+  """The states of all shards, as a checkpoint keeps them.
+
+  One thread at a time may use it.
+  """
+
+  def __init__(
+    self, agent: base.Agent, addresses: Sequence[str], stop: threading.Event
+  ) -> None:
+    """Connects to nothing yet.
+
+    Args:
+      agent: that is updated.
+      addresses: of the parameter servers, in order.
+      stop: ends the waiting for them.
+
+    Raises:
+      types.ConfigError: the agent cannot be updated in parts.
+    """
+    num_params = parameter_server.num_params(agent)
+    parts = parameter_server.parts(num_params, len(addresses))
+    self._form = [
+      parameter_server.state_form(agent, part.stop - part.start)
+      for part in parts
+    ]
+    self._agent = agent
+    self._addresses = list(addresses)
+    self._stop = stop
+    # What the servers are to go on from.
+    self._restored: Sequence[base.AgentState] | None = None
+
+  def form(self) -> list[base.AgentState]:
+    """The shapes of each shard's state."""
+    return self._form
+
+  def saved(self) -> list[base.AgentState]:
+    """Every shard's state, each as it is when it is asked.
+
+    Raises:
+      wire.WireError: UNAVAILABLE, one is not there, or empty; try again.
+    """
+    if not self.are_ready():
+      raise wire.WireError(
+        wire.StatusCode.UNAVAILABLE, "the servers are being restored"
+      )
+    return [
+      jax.tree.unflatten(
+        jax.tree.structure(form),
+        [leaf[0] for leaf in self._call(k, parameter_server.SAVE, ())],
+      )
+      for k, form in enumerate(self._form)
+    ]
+
+  def restore(self, saved: Sequence[base.AgentState]) -> None:
+    """Takes what `give_restored` gives the servers."""
+    self._restored = saved
+
+  def are_ready(self) -> bool:
+    """Whether the servers have what was restored, if anything was."""
+    return self._restored is None
+
+  def give_restored(self) -> None:
+    """Gives every server its state; waits until all are there, or a stop."""
+    while self._restored is not None and not self._stop.is_set():
+      try:
+        for k, state in enumerate(self._restored):
+          leaves = jax.tree.leaves(state)
+          rows = tuple(np.asarray(leaf)[None] for leaf in leaves)
+          self._call(k, parameter_server.RESTORE, rows)
+        self._restored = None
+      except wire.WireError as error:
+        if error.code is not wire.StatusCode.UNAVAILABLE:
+          raise
+        self._stop.wait(_RETRY_SECONDS)
+
+  def acting(self, states: Sequence[base.AgentState]) -> types.Tree:
+    """What acts by the parameters of all shards."""
+    agent = self._agent
+    assert agent.start is not None
+    like = jax.eval_shape(agent.init, jax.random.key(0))
+    zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like)
+    _, unravel = jax.flatten_util.ravel_pytree(zeros.params)
+    vector = np.concatenate([np.asarray(state.params) for state in states])
+    updates = min(int(state.updates) for state in states)
+    whole = agent.start(unravel(jax.numpy.asarray(vector)), updates)
+    return agent.acting(dataclasses.replace(whole, statistics=zeros.statistics))
+
+  def _call(self, shard: int, method: str, request: types.Tree) -> types.Tree:
+    state = parameter_server.state_layout(self._form[shard])
+    saving = method == parameter_server.SAVE
+    client = wire.Client(self._addresses[shard])
+    try:
+      return client.call(
+        method,
+        request,
+        inputs=protocol.NOTHING if saving else state,
+        outputs=state if saving else protocol.NOTHING,
+        timeout_seconds=_TIMEOUT_SECONDS,
+      )
+    finally:
+      client.close()

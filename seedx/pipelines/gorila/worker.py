@@ -1,0 +1,301 @@
+"""Gorila's worker: actor, replay and learner in one process.
+
+It says after each unroll what it has done, see `reports`. Parameters come from
+the parameter servers, and gradients go there; none of them passes through whom
+it reports to.
+"""
+
+import dataclasses
+import math
+import threading
+from collections.abc import Sequence
+
+import jax
+import jax.flatten_util
+import numpy as np
+import optax
+
+from seedx import envs, metrics, types, wire
+from seedx.acting import local_actor, unroll_store
+from seedx.agents import base
+from seedx.learning import experience
+from seedx.pipelines.gorila import parameter_server, reports
+
+_WAIT_SERVERS = "parameter servers"
+_RETRY_SECONDS = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+  """What one worker is told.
+
+  Attributes:
+    address: of whom it reports to.
+    server_addresses: of the parameter servers, in order.
+    env: which environment.
+    agent: what acts and learns.
+    plan: of its own replay.
+    seed: of the run, for parameters that nobody knows better.
+    workers: of which it is one.
+    max_gradient_norm: gradients with a larger global norm are scaled down.
+    outlier_deviations: gradients whose loss is further above the running mean
+      of the worker's losses, in standard deviations, are dropped.
+  """
+
+  address: str
+  server_addresses: Sequence[str]
+  env: envs.Config
+  agent: base.Config
+  plan: experience.Plan
+  seed: int
+  workers: local_actor.WorkersConfig
+  max_gradient_norm: float
+  outlier_deviations: float
+
+
+def run(work: Work, stop: threading.Event) -> None:
+  """Works until whom it reports to says that all is done, or `stop` is set.
+
+  Raises:
+    types.ConfigError: the environment cannot be made.
+    wire.WireError: it is refused.
+  """
+  spec = envs.spec(work.env)
+  agent = work.agent.make(spec, None, work.plan.horizon)
+  num_envs = work.workers.envs_per_worker
+  layout = unroll_store.Layout.of(agent, work.workers.unroll_length, num_envs)
+  programs = local_actor.Programs(agent, spec, layout)
+  learner = _Learner(work, agent)
+
+  def session(client: wire.Client) -> None:
+    exchange = wire.Exchange(
+      client,
+      reports.REPORT,
+      inputs=reports.layout(layout.length, num_envs),
+      outputs=reports.GO_ON,
+      hello={"num_envs": num_envs},
+    )
+    try:
+      _Worker(work, programs, learner, exchange, stop).run()
+    finally:
+      exchange.close()
+
+  try:
+    wire.until_done(work.address, session, stop, "worker", _RETRY_SECONDS)
+  finally:
+    learner.client.close()
+
+
+class Outliers:
+  """Tells which losses are far above the running mean of those before."""
+
+  def __init__(
+    self, deviations: float, decay: float = 0.99, warm_up: int = 100
+  ) -> None:
+    """Knows no loss yet.
+
+    Args:
+      deviations: how far above is too far, in standard deviations.
+      decay: of the running mean and variance, per loss.
+      warm_up: losses before any is called an outlier.
+    """
+    self._deviations = deviations
+    self._decay = decay
+    self._warm_up = warm_up
+    self._count = 0
+    self._mean = 0.0
+    self._square = 0.0
+
+  def __call__(self, loss: float) -> bool:
+    """Whether a loss is an outlier; it counts from now on."""
+    deviation = math.sqrt(max(0.0, self._square - self._mean**2))
+    outlier = (
+      self._count >= self._warm_up
+      and loss > self._mean + self._deviations * deviation
+    )
+    self._count += 1
+    # The mean of all so far, until they are more than it remembers.
+    step = max(1.0 - self._decay, 1.0 / self._count)
+    self._mean += step * (loss - self._mean)
+    self._square += step * (loss**2 - self._square)
+    return outlier
+
+
+class _Learner:
+  """Gradients, and the parameters that they are of."""
+
+  def __init__(self, work: Work, agent: base.Agent) -> None:
+    self.outliers = Outliers(work.outlier_deviations)
+    state = jax.jit(agent.init)(jax.random.key(work.seed))
+    flat, unravel = jax.flatten_util.ravel_pytree(state.params)
+    self.client = parameter_server.Client(
+      work.server_addresses, np.asarray(flat)
+    )
+    clip = optax.clip_by_global_norm(work.max_gradient_norm)
+
+    def with_params(
+      params: jax.Array, target_params: jax.Array, version: jax.Array
+    ) -> base.AgentState:
+      has_target = bool(jax.tree.leaves(state.target_params))
+      return dataclasses.replace(
+        state,
+        params=unravel(params),
+        target_params=unravel(target_params) if has_target else (),
+        updates=version,
+      )
+
+    def gradient(
+      state: base.AgentState, rng_key: jax.Array, batch: types.Tree
+    ) -> tuple[jax.Array, types.LossOutput]:
+      gradients, output = agent.gradients(state, rng_key, batch)
+      # A parameter server sees a part of the gradient, not its norm.
+      clipped, _ = clip.update(gradients.params, clip.init(gradients.params))
+      return jax.flatten_util.ravel_pytree(clipped)[0], output
+
+    self.gradient = jax.jit(gradient)
+    self._with_params = jax.jit(with_params)
+    self._acting = jax.jit(agent.acting)
+
+  def newest(self) -> tuple[base.AgentState, types.Tree, np.int32]:
+    """The newest state, what acts by it, and its version."""
+    client = self.client
+    version = np.int32(client.version)
+    # Copies: JAX reads its arguments later, when the client's have gone on.
+    state = self._with_params(
+      client.params.copy(), client.target_params.copy(), version
+    )
+    return state, self._acting(state), version
+
+
+class _Worker:
+  """One session: acts, replays, and sends gradients."""
+
+  def __init__(
+    self,
+    work: Work,
+    programs: local_actor.Programs,
+    learner: _Learner,
+    exchange: wire.Exchange,
+    stop: threading.Event,
+  ) -> None:
+    first_seed = int(exchange.welcome["first_seed"])
+    act_key, self._learn_key, replay_key = jax.random.split(
+      jax.random.key(first_seed), 3
+    )
+    device = jax.local_devices()[0]
+    self._waits = metrics.Waits(
+      dict.fromkeys(
+        (metrics.WAIT_ENVIRONMENTS, metrics.WAIT_LEARNER, _WAIT_SERVERS), 1
+      )
+    )
+    self._learner = learner
+    self._exchange = exchange
+    self._stop = stop
+    self._source = work.plan.source(
+      programs.agent, work.workers.unroll_length, [device], replay_key
+    )
+    self._actor = local_actor.LocalActor(
+      programs,
+      work.env,
+      seed=first_seed,
+      rng_key=act_key,
+      device=device,
+      waits=self._waits,
+      exploration=np.asarray(exchange.welcome["exploration"], np.float32),
+    )
+    self._unreported = local_actor.Unreported(
+      work.workers.envs_per_worker, programs.layout.length
+    )
+    self._num_envs = work.workers.envs_per_worker
+    self._batches = 0
+    self._reported_bytes = learner.client.transferred_bytes
+    self._loss = math.nan
+    self._reset_counts()
+
+  def run(self) -> None:
+    """Works until the run is over."""
+    try:
+      if not self._connected():
+        return
+      state, acting, version = self._learner.newest()
+      while not self._stop.is_set():
+        rows, unroll = self._actor.observe(acting, version)
+        self._unreported.add(rows)
+        if unroll is not None:
+          with self._waits.timed(metrics.WAIT_LEARNER):
+            for batch in self._source([types.Share(unroll)]):
+              if not self._learn(state, batch.parts[0]):
+                return
+              state, acting, version = self._learner.newest()
+          if not self._report():
+            return
+        self._actor.act(acting, version)
+    finally:
+      self._actor.close()
+
+  def _learn(self, state: base.AgentState, batch: types.Sample) -> bool:
+    """Sends the gradient of a batch; False if the run is over."""
+    key = jax.random.fold_in(self._learn_key, self._batches)
+    self._batches += 1
+    gradient, output = self._learner.gradient(state, key, batch)
+    weight, values = jax.device_get((output.weight, output.metrics))
+    self._loss = float(values.get("loss", math.nan))
+    if self._learner.outliers(self._loss):
+      self._outliers += 1
+      return True
+    try:
+      with self._waits.timed(_WAIT_SERVERS):
+        applied, staleness = self._learner.client.push(np.asarray(gradient))
+    except wire.WireError as error:
+      if error.code is not wire.StatusCode.UNAVAILABLE:
+        raise
+      return self._connected()
+    if not applied:
+      self._stale += 1
+      return True
+    self._gradients += 1
+    self._learned_steps += float(weight)
+    self._staleness += staleness
+    return True
+
+  def _connected(self) -> bool:
+    """Connects to the parameter servers; False if the run is over first."""
+    while not self._stop.is_set() and self._report():
+      try:
+        self._learner.client.connect()
+        return True
+      except wire.WireError as error:
+        if error.code is not wire.StatusCode.UNAVAILABLE:
+          raise
+        self._stop.wait(_RETRY_SECONDS)
+    return False
+
+  def _report(self) -> bool:
+    """Says what has been done; False if the run is over."""
+    env_steps, episode_return = self._unreported.take()
+    total_bytes = self._learner.client.transferred_bytes
+    shares = self._waits.shares()
+
+    def rows(value: float, dtype: type = np.float32) -> np.ndarray:
+      return np.full(self._num_envs, value, dtype)
+
+    counts = reports.Counts(
+      gradients=rows(self._gradients, np.int32),
+      stale=rows(self._stale, np.int32),
+      outliers=rows(self._outliers, np.int32),
+      learned_steps=rows(self._learned_steps),
+      staleness=rows(self._staleness / max(1, self._gradients)),
+      loss=rows(self._loss),
+      wire_bytes=rows(total_bytes - self._reported_bytes, np.int64),
+      wait_environments=rows(shares[metrics.WAIT_ENVIRONMENTS]),
+      learning=rows(shares[metrics.WAIT_LEARNER]),
+      wait_servers=rows(shares[_WAIT_SERVERS]),
+    )
+    self._reported_bytes = total_bytes
+    self._reset_counts()
+    reply = self._exchange(reports.Report(env_steps, episode_return, counts))
+    return reply is not None
+
+  def _reset_counts(self) -> None:
+    self._gradients = self._stale = self._outliers = 0
+    self._learned_steps = self._staleness = 0.0

@@ -1,0 +1,196 @@
+"""What a run counts: of acting, and of learning by many workers."""
+
+import collections
+import threading
+import time
+from collections.abc import Mapping
+
+import dm_env
+import numpy as np
+
+from seedx import metrics, types
+
+
+class Acted:
+  """Counts of experience; any thread may add to them.
+
+  Attributes:
+    returns: raw returns of whole games.
+  """
+
+  def __init__(self, frames_per_step: int = 1) -> None:
+    """Everything is 0 and the clock has not started.
+
+    Args:
+      frames_per_step: emulator frames in an env step.
+    """
+    self.returns = metrics.EpisodeReturns()
+    self._frames_per_step = frames_per_step
+    self._lock = threading.Lock()
+    self._env_steps = 0
+    self._unrolls_discarded = 0
+    self._started_seconds: float | None = None
+    self._past_seconds = 0.0
+    # When the last line was measured, and the env steps of then.
+    self._last = (time.monotonic(), 0)
+
+  def add_rows(
+    self, rows: types.Rows, reported: np.ndarray | None = None
+  ) -> None:
+    """Counts observations received; the first one starts the clock.
+
+    Args:
+      rows: `[B, ...]`.
+      reported: `[B]`, whether the row's environment counts in `returns`; None
+        for all. See `explores_least`.
+    """
+    steps = np.count_nonzero(rows.timestep.step_type != dm_env.StepType.FIRST)
+    ended = ~np.isnan(rows.episode_return)
+    if reported is not None:
+      ended &= reported
+    self.add(int(steps), rows.episode_return[ended])
+
+  def add(self, env_steps: int, episode_returns: np.ndarray) -> None:
+    """Counts env steps, and raw returns `[episodes]` of games that ended."""
+    self.start()
+    if len(episode_returns):
+      self.returns.add(episode_returns)
+    with self._lock:
+      self._env_steps += env_steps
+
+  def start(self) -> None:
+    """Starts the clock, unless it runs."""
+    with self._lock:
+      if self._started_seconds is None:
+        self._started_seconds = time.monotonic()
+
+  def add_discarded(self, unrolls: int) -> None:
+    """Counts unrolls that their session's end left unfinished."""
+    with self._lock:
+      self._unrolls_discarded += unrolls
+
+  @property
+  def env_steps(self) -> int:
+    """Agent decisions carried out; resets are none."""
+    return self._env_steps
+
+  @property
+  def wall_seconds(self) -> float:
+    """Seconds since the first observation, of earlier starts as well."""
+    if self._started_seconds is None:
+      return self._past_seconds
+    return self._past_seconds + time.monotonic() - self._started_seconds
+
+  def measure(self) -> dict[str, metrics.Value]:
+    """What it adds to a line of metrics; the rate is since the last call."""
+    now, env_steps = time.monotonic(), self._env_steps
+    (then, env_steps_then), self._last = self._last, (now, env_steps)
+    return {
+      "wall_seconds": self.wall_seconds,
+      "env_steps": env_steps,
+      "env_frames": env_steps * self._frames_per_step,
+      "steps_per_second": (env_steps - env_steps_then) / (now - then),
+      "episodes": self.returns.count,
+      "episode_return": self.returns.mean(),
+      "unrolls_discarded": self._unrolls_discarded,
+    }
+
+  def saved(self) -> types.Tree:
+    """What a checkpoint keeps of it."""
+    return {
+      "returns": self.returns.saved(),
+      "env_steps": np.int64(self._env_steps),
+      "unrolls_discarded": np.int64(self._unrolls_discarded),
+      "wall_seconds": np.float64(self.wall_seconds),
+    }
+
+  def restore(self, saved: types.Tree) -> None:
+    """Goes on from what was saved; before the clock starts."""
+    self.returns.restore(saved["returns"])
+    self._env_steps = int(saved["env_steps"])
+    self._last = (self._last[0], self._env_steps)
+    self._unrolls_discarded = int(saved["unrolls_discarded"])
+    self._past_seconds = float(saved["wall_seconds"])
+
+
+class Learned:
+  """Counts of gradients; any thread may add to them.
+
+  Attributes:
+    steps: gradients applied so far.
+    learned_steps: env steps learned from; resets are none.
+  """
+
+  def __init__(self, window: int = 100) -> None:
+    """`window`: how many of the latest additions the means are over."""
+    self.steps = 0
+    self.learned_steps = 0.0
+    self._lock = threading.Lock()
+    self._newest: Mapping[str, float] = {}
+    self._latest: collections.deque[tuple[int, float]] = collections.deque(
+      maxlen=window
+    )
+
+  def add(
+    self,
+    learned_steps: float,
+    staleness: float,
+    metrics: Mapping[str, float],
+    gradients: int = 1,
+  ) -> None:
+    """Counts gradients that have been applied.
+
+    Args:
+      learned_steps: env steps that they are of.
+      staleness: how many updates the parameters had seen, on average, since
+        those that a gradient was computed with.
+      metrics: what else is said of the newest of them.
+      gradients: how many.
+    """
+    with self._lock:
+      self.steps += gradients
+      self.learned_steps += learned_steps
+      self._latest.append((gradients, staleness))
+      self._newest = dict(metrics)
+
+  def measure(self) -> dict[str, metrics.Value]:
+    """What it adds to a line of metrics."""
+    with self._lock:
+      line: dict[str, metrics.Value] = {
+        "learner_steps": self.steps,
+        "learned_steps": int(self.learned_steps),
+        "policy_lag": None,
+        **self._newest,
+      }
+      if self._latest:
+        gradients, staleness = np.transpose(self._latest)
+        mean = float(np.average(staleness, weights=gradients))
+        line["gradient_staleness"] = mean
+      return line
+
+  def saved(self) -> types.Tree:
+    """What a checkpoint keeps of it."""
+    with self._lock:
+      return {
+        "steps": np.int64(self.steps),
+        "learned_steps": np.float64(self.learned_steps),
+      }
+
+  def restore(self, saved: types.Tree) -> None:
+    """Goes on from what was saved."""
+    with self._lock:
+      self.steps = int(saved["steps"])
+      self.learned_steps = float(saved["learned_steps"])
+
+
+def explores_least(exploration: np.ndarray) -> np.ndarray:
+  """Which environments' returns are reported: those that explore least.
+
+  Args:
+    exploration: `[N]`, see `base.Agent.exploration`.
+
+  Returns:
+    `[N]`, True for the quarter that explores least; all of them where they
+    explore alike.
+  """
+  return exploration <= np.quantile(exploration, 0.25)

@@ -1,0 +1,258 @@
+"""What a learning process does with itself: start, stop, check, log, save.
+
+A pipeline's `learn(config, context)` says what runs in it, as a `Process`, and
+this does the rest.
+"""
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol, Self
+
+from seedx import metrics, types, wire
+from seedx.runtime import counters
+
+# A program that is being compiled cannot be stopped; all else ends at once.
+_STOP_SECONDS = 60.0
+# How often the main thread looks whether the work is done.
+_LOOK_SECONDS = 0.1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+  """What every run is told.
+
+  Attributes:
+    total_steps: env steps to learn for.
+    seed: fixes environments, initial parameters and sampling.
+    log_seconds: between two lines of metrics.
+  """
+
+  total_steps: int = 2_000_000
+  seed: int = 0
+  log_seconds: float = 0.5
+
+  def __post_init__(self) -> None:
+    """Raises types.ConfigError for what cannot be run."""
+    types.check_ranges(
+      self, total_steps=(1, types.MOST), log_seconds=(0.0, types.MOST)
+    )
+
+  def with_sockets(self, folder: str) -> Self:
+    """The config with sockets in a folder where no address was given."""
+    del folder  # It has no address to give.
+    return self
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServerConfig(Config):
+  """What a run is told whose process serves others.
+
+  Attributes:
+    address: where it listens, HOST:PORT or unix:PATH; with --role.
+  """
+
+  address: str = ""
+
+  def with_sockets(self, folder: str) -> Self:
+    """The config with a socket in a folder where no address was given."""
+    address = self.address or f"unix:{folder}/learner"
+    return dataclasses.replace(self, address=address)
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+  """What a pipeline runs in.
+
+  Attributes:
+    stop: set when the run should end; every wait must watch it.
+  """
+
+  stop: threading.Event = dataclasses.field(default_factory=threading.Event)
+
+
+class Part(Protocol):
+  """A part of a process that a checkpoint keeps; any thread may save it."""
+
+  def saved(self) -> types.Tree:
+    """What a checkpoint keeps of it, a nest of arrays.
+
+    Raises:
+      wire.WireError: UNAVAILABLE, some of it is not there now; try again.
+    """
+
+  def restore(self, saved: types.Tree) -> None:
+    """Goes on from what was saved; before the process runs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Process:
+  """What runs in a pipeline's own process.
+
+  Attributes:
+    acted: what has been counted of acting.
+    parts: what a checkpoint keeps, by name; `acted` is one of them. A part
+      that lies elsewhere also has `form()`, the shapes of what it saves.
+    policy: from saved parts to what acts by them, see `base.Agent.acting`.
+    measures: each call of one adds to a line of metrics.
+    done: whether the work is; not asked where there are `steps`.
+    threads: by name, what runs beside the main thread.
+    steps: what the main thread does, a step at a time, until it is done; if
+      None, it waits for the others.
+    server: listens as long as the process runs.
+    close: ends waits that do not watch `Context.stop`, and lets go of all.
+  """
+
+  acted: counters.Acted
+  parts: Mapping[str, Part]
+  policy: Callable[[types.Tree], types.Tree]
+  measures: Sequence[Callable[[], metrics.Line]]
+  done: Callable[[], bool] = lambda: False
+  threads: Mapping[str, Callable[[], None]] = dataclasses.field(
+    default_factory=dict
+  )
+  steps: Callable[[], Iterator[None]] | None = None
+  server: wire.Server | None = None
+  close: Callable[[], None] = lambda: None
+
+  def saved(self) -> types.Tree:
+    """All that a checkpoint holds; any thread may ask; see `Part.saved`."""
+    return {name: part.saved() for name, part in self.parts.items()}
+
+  def restore(self, load: Callable[[types.Tree], types.Tree]) -> None:
+    """Goes on from a checkpoint, before `run`; a replay is filled anew.
+
+    Args:
+      load: from a nest like that of `saved` to the one that was.
+    """
+    saved = load(
+      {
+        name: getattr(part, "form", part.saved)()
+        for name, part in self.parts.items()
+      }
+    )
+    for name, part in self.parts.items():
+      part.restore(saved[name])
+
+  def measure(self) -> dict[str, metrics.Value]:
+    """A line of metrics."""
+    line: dict[str, metrics.Value] = {}
+    for measure in self.measures:
+      line |= measure()
+    return line
+
+
+def run(
+  process: Process,
+  context: Context,
+  sinks: Sequence[metrics.Sink] = (),
+  log_seconds: float = 0.5,
+  check: Callable[[], None] = lambda: None,
+) -> dict[str, metrics.Value]:
+  """Runs a process until its work is done, a stop, or a failure.
+
+  Args:
+    process: what runs.
+    context: that it was made in.
+    sinks: take the lines of metrics, and are closed at the end.
+    log_seconds: between two lines.
+    check: is called before each line, and may raise.
+
+  Returns:
+    The last line of metrics.
+
+  Raises:
+    types.ConfigError: the server's address is in use.
+    Exception: whatever a thread failed with.
+  """
+  team = ThreadGroup(context.stop)
+
+  def write() -> dict[str, metrics.Value]:
+    line = process.measure()
+    for sink in sinks:
+      sink.write(line)
+    return line
+
+  if process.server is not None:
+    process.server.start()
+  try:
+    for name, target in process.threads.items():
+      team.start(name, target)
+    steps = process.steps or (lambda: _looks(process, context, log_seconds))
+    written = time.monotonic()
+    for _ in steps():
+      if time.monotonic() - written >= log_seconds:
+        check()
+        write()
+        written = time.monotonic()
+      if context.stop.is_set():
+        break
+  finally:
+    context.stop.set()
+    if process.server is not None:
+      process.server.stop()
+    process.close()
+    try:
+      team.join(_STOP_SECONDS)
+    finally:
+      last = write()
+      for sink in sinks:
+        sink.close()
+  return last
+
+
+class ThreadGroup:
+  """Threads that stop together: one that fails stops them all.
+
+  Attributes:
+    stop: set when the threads should end; every wait of theirs must watch it.
+  """
+
+  def __init__(self, stop: threading.Event | None = None) -> None:
+    """Makes a group of no thread yet, that ends with `stop`."""
+    self.stop = stop or threading.Event()
+    self._threads: list[threading.Thread] = []
+    self._failures: list[BaseException] = []
+
+  def start(self, name: str, target: Callable[[], None]) -> None:
+    """Starts a thread; an exception of `target` is kept, and stops all."""
+
+    def run() -> None:
+      try:
+        target()
+      except BaseException as failure:
+        self._failures.append(failure)
+        self.stop.set()
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    self._threads.append(thread)
+    thread.start()
+
+  def join(self, timeout_seconds: float) -> None:
+    """Stops all threads and waits for each.
+
+    Raises:
+      BaseException: the first exception that a thread ended with.
+      TimeoutError: a thread goes on for longer than `timeout_seconds`.
+    """
+    self.stop.set()
+    for thread in self._threads:
+      thread.join(timeout_seconds)
+    if self._failures:
+      raise self._failures[0]
+    stuck = [thread.name for thread in self._threads if thread.is_alive()]
+    if stuck:
+      raise TimeoutError(
+        f"expected threads to end in {timeout_seconds} s, still running:"
+        f" {', '.join(stuck)}"
+      )
+
+
+def _looks(
+  process: Process, context: Context, log_seconds: float
+) -> Iterator[None]:
+  """Yields now and then until the others have done the work."""
+  while not process.done():
+    context.stop.wait(min(log_seconds, _LOOK_SECONDS))
+    yield

@@ -1,0 +1,653 @@
+"""Configs as settings, and command lines from them."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import pytest
+
+from seedx import types
+from seedx.app import command_line, configs
+
+
+@dataclasses.dataclass(frozen=True)
+class Env:
+  """Which environment.
+
+  Attributes:
+    env: EnvPool's name of it, or MODULE:FACTORY: one
+      of yours.
+    env_options: of EnvPool or your factory.
+    info_keys: info entries that join the observation.
+  """
+
+  env: str = "CartPole-v1"
+  env_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  info_keys: Sequence[str] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Base:
+  """What all agents have.
+
+  Attributes:
+    learning_rate: of Adam.
+    discount: per env step.
+  """
+
+  learning_rate: float = 2e-3
+  discount: float = 0.99
+
+  def __post_init__(self):
+    types.check_ranges(self, discount=(0, 1))
+
+
+class Plain:
+  pass
+
+
+@dataclasses.dataclass(frozen=True)
+class Agent(Base, Plain):
+  """An agent.
+
+  Attributes:
+    discount: of later rewards.
+    td_lambda: mixes in shorter returns.
+    double: whether two networks judge.
+    recurrent: whether there is a memory.
+    hidden_sizes: units of the layers.
+    image_torso: the network for images.
+  """
+
+  td_lambda: float = 1.0
+  double: bool = True
+  recurrent: bool = False
+  hidden_sizes: tuple[int, ...] = (64, 64)
+  image_torso: Literal["nature", "impala"] = "nature"
+  make_network: Callable[[], Any] | None = None
+  learning_rate_end: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Replay:
+  """A replay.
+
+  Attributes:
+    replay_capacity: env steps that are kept.
+  """
+
+  replay_capacity: int = 100
+
+
+@dataclasses.dataclass
+class Thawed:
+  inner: int = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """A run.
+
+  Attributes:
+    num_envs: environments.
+    seconds: of patience.
+    total_steps: env steps to learn for.
+    run_dir: where results go; runs/<experiment>/<time> if empty.
+  """
+
+  num_envs: int
+  env: Env = Env()
+  agent: Agent = dataclasses.field(default_factory=lambda: Agent(td_lambda=0.9))
+  replay: Replay | None = None
+  kind: type = Replay
+  thawed: Thawed = dataclasses.field(default_factory=Thawed)
+  few: int = 5
+  seconds: float = 5.0
+  total_steps: int = 2_000
+  run_dir: str = ""
+  derived: int = dataclasses.field(init=False, default=7)
+
+  def __post_init__(self):
+    types.check_ranges(
+      self, num_envs=(1, types.MOST), few=(1, 9), seconds=(0, types.MOST)
+    )
+    if self.total_steps < self.num_envs:
+      raise types.ConfigError(
+        f"expected total_steps of at least\n{self.num_envs} for the num_envs,"
+        f" found {self.total_steps} of the expected steps"
+      )
+
+
+@dataclasses.dataclass(frozen=True)
+class Plot:
+  """A plot.
+
+  Attributes:
+    metric: what is plotted.
+    run_dirs: of the runs.
+    smooth: steps to average over.
+    log: whether the axis is logarithmic.
+  """
+
+  metric: str = ""
+  run_dirs: tuple[str, ...] = ()
+  smooth: int = 1
+  log: bool = False
+
+  def __post_init__(self):
+    if "bad" in self.run_dirs:
+      raise types.ConfigError("expected run_dirs of runs, found bad")
+
+
+RUN = Run(num_envs=4)
+
+
+def parse(words, config=RUN, **options):
+  argv = words.split(" ") if isinstance(words, str) else words
+  argv = [word for word in argv if word] if isinstance(words, str) else argv
+  return command_line.parse(config, argv, "a.program", "Does it.", **options)
+
+
+def plot(words):
+  return parse(words, Plot(), positional=("metric", "run_dirs"))
+
+
+def refused(capfd, call, *arguments, **options):
+  """What a call says before it exits with status 2; one line."""
+  capfd.readouterr()
+  with pytest.raises(SystemExit) as caught:
+    call(*arguments, **options)
+  assert caught.value.code == 2
+  out, err = capfd.readouterr()
+  assert out == ""
+  assert err.startswith("error: ") and err.endswith("; see --help\n")
+  assert err.count("\n") == 1
+  return err.removeprefix("error: ").removesuffix("; see --help\n")
+
+
+def helped(capfd, config=RUN, **options):
+  with pytest.raises(SystemExit) as caught:
+    parse("--help", config, **options)
+  assert caught.value.code == 0
+  out, err = capfd.readouterr()
+  assert err == ""
+  return out
+
+
+# Settings.
+
+
+def test_settings_are_the_plain_fields_of_all_nests_in_order():
+  assert list(configs.settings(RUN)) == [
+    *("num_envs", "env", "env_options", "info_keys", "learning_rate"),
+    *("discount", "td_lambda", "double", "recurrent", "hidden_sizes"),
+    *("image_torso", "few", "seconds", "total_steps", "run_dir"),
+  ]
+
+
+def test_an_optional_nest_has_settings_where_there_is_one():
+  config = Run(4, replay=Replay(7))
+  assert configs.values(config)["replay_capacity"] == 7
+
+
+def test_a_setting_says_where_it_lies_and_what_it_is():
+  settings = configs.settings(Run(4, env=Env("Pong-v5")))
+  found = settings["env"]
+  assert found.path == ("env", "env")
+  assert (found.owner, found.kind) == (Env, str)
+  assert found.default == "CartPole-v1"
+  assert found.help == "EnvPool's name of it, or MODULE:FACTORY: one of yours."
+  assert settings["env_options"].default == {}
+  assert settings["num_envs"].default is dataclasses.MISSING
+  assert settings["few"].help == ""
+  # The class's own default, not that of the config that it lies in.
+  assert settings["td_lambda"].default == 1.0
+
+
+def test_the_nearest_class_that_documents_a_field_is_heard():
+  settings = configs.settings(RUN)
+  assert settings["learning_rate"].help == "of Adam."
+  assert settings["discount"].help == "of later rewards."
+  assert settings["learning_rate"].owner is Agent
+
+
+def test_two_settings_of_one_name_are_an_error():
+  @dataclasses.dataclass(frozen=True)
+  class Other:
+    num_envs: int = 1
+
+  config = Run(4, replay=Other())
+  name, here = "test_two_settings_of_one_name_are_an_error", __name__
+  with pytest.raises(ValueError) as caught:
+    configs.settings(config)
+  assert str(caught.value) == (
+    f"expected one setting named num_envs, found one of {here}.Run and one of"
+    f" {here}.{name}.<locals>.Other"
+  )
+
+
+def test_values_are_of_the_config_not_of_its_class():
+  values = configs.values(RUN)
+  assert (values["num_envs"], values["td_lambda"]) == (4, 0.9)
+  assert list(values) == list(configs.settings(RUN))
+
+
+def test_replaced_changes_settings_wherever_they_lie():
+  network = dict
+  config = dataclasses.replace(RUN, agent=Agent(make_network=network))
+  found = configs.replaced(
+    config, {"total_steps": 9, "td_lambda": 0.5, "discount": 0.5, "env": "x"}
+  )
+  agent = Agent(make_network=network, td_lambda=0.5, discount=0.5)
+  assert found == Run(4, env=Env("x"), agent=agent, total_steps=9)
+  assert config.total_steps == 2_000
+  assert configs.replaced(config, {}) == config
+
+
+def test_replaced_checks_once_with_all_changes():
+  checks = []
+
+  @dataclasses.dataclass(frozen=True)
+  class Pair:
+    low: int = 0
+    high: int = 1
+
+    def __post_init__(self):
+      checks.append((self.low, self.high))
+      if self.low >= self.high:
+        raise types.ConfigError("expected low below high")
+
+  @dataclasses.dataclass(frozen=True)
+  class Outer:
+    pair: Pair = Pair()
+    steps: int = 0
+
+    def __post_init__(self):
+      checks.append((self.pair.low, self.steps))
+
+  outer = Outer()
+  checks.clear()
+  configs.replaced(outer, {"high": 9, "steps": 3, "low": 8})
+  assert checks == [(8, 9), (8, 3)]
+
+
+def test_a_name_of_no_setting_is_an_error():
+  for name in ("lerning_rate", "make_network", "replay_capacity", "agent"):
+    with pytest.raises(ValueError) as caught:
+      configs.replaced(RUN, {name: 1.0, "td_lambda": 1.0, "zzz": 1.0})
+    assert str(caught.value) == (
+      f"expected settings of Run, which are {', '.join(configs.settings(RUN))};"
+      f" found {name}, zzz"
+    )
+
+
+def test_change_is_a_preset():
+  preset = configs.change(total_steps=5, hidden_sizes=(8,))
+  assert preset(RUN) == configs.replaced(
+    RUN, {"total_steps": 5, "hidden_sizes": (8,)}
+  )
+
+
+def test_settings_come_back_from_json():
+  words = "--hidden-sizes 3,4 --info-keys a,b --env-options a=1"
+  config = parse(words)
+  said = configs.in_json(config)
+  assert said["hidden_sizes"] == [3, 4] and said["env_options"] == {"a": 1}
+  assert list(said) == list(configs.settings(config))
+  read = json.loads(json.dumps(said))
+  assert read == said
+  found = configs.replaced(RUN, read)
+  assert found == config
+  assert found.agent.hidden_sizes == (3, 4)
+
+
+# What is given.
+
+
+@pytest.mark.parametrize(
+  ("words", "name", "expected"),
+  [
+    ("--total-steps 7", "total_steps", 7),
+    ("--total-steps=7", "total_steps", 7),
+    ("--total-steps 7 --total-steps 8", "total_steps", 8),
+    ("--discount 5e-4", "discount", 5e-4),
+    ("--discount 1", "discount", 1.0),
+    ("--td-lambda -1", "td_lambda", -1.0),
+    ("--env Pong-v5", "env", "Pong-v5"),
+    ("--run-dir=", "run_dir", ""),
+    ("--run-dir=--x=y", "run_dir", "--x=y"),
+    ("--hidden-sizes 3,4", "hidden_sizes", (3, 4)),
+    ("--hidden-sizes 3", "hidden_sizes", (3,)),
+    ("--hidden-sizes ,", "hidden_sizes", ()),
+    ("--info-keys a,b", "info_keys", ("a", "b")),
+    ("--info-keys ,", "info_keys", ()),
+    ("--env-options ,", "env_options", {}),
+    ("--double", "double", True),
+    ("--no-double", "double", False),
+    ("--recurrent", "recurrent", True),
+    ("--no-recurrent --recurrent", "recurrent", True),
+    ("--image-torso impala", "image_torso", "impala"),
+    (
+      "--env-options a=1,b=True,c=x,d=null,e=1e-3,f=false,g=k=v,h=False",
+      "env_options",
+      dict(a=1, b=True, c="x", d=None, e=1e-3, f=False, g="k=v", h=False),
+    ),
+  ],
+)
+def test_a_flag_sets_its_setting_and_no_other(words, name, expected):
+  config = parse(words)
+  found = configs.values(config)[name]
+  assert found == expected and type(found) is type(expected)
+  assert config == configs.replaced(RUN, {name: expected})
+
+
+def test_what_is_not_given_stays_as_the_config_has_it():
+  config = Run(
+    8,
+    env=Env("Pong-v5", {"a": "1"}),
+    agent=Agent(recurrent=True, make_network=dict),
+    replay=Replay(7),
+  )
+  assert parse("", config) == config
+  given = parse("--replay-capacity 9 --no-recurrent", config)
+  assert given.replay == Replay(9)
+  assert given.agent == Agent(make_network=dict)
+
+
+def test_words_are_positional_wherever_flags_stand():
+  expected = Plot("loss", ("a", "b,c"), smooth=3, log=True)
+  for words in (
+    "loss a b,c --smooth 3 --log",
+    "--smooth 3 --log loss a b,c",
+    "loss --log a --smooth=3 b,c",
+  ):
+    assert plot(words) == expected
+  assert plot("loss a").run_dirs == ("a",)
+  last = parse("a b loss", Plot(), positional=("run_dirs", "metric"))
+  assert last == Plot("loss", ("a", "b"))
+  last = parse("a loss", Plot(), positional=("run_dirs", "metric"))
+  assert last == Plot("loss", ("a",))
+
+
+def test_the_words_may_be_numbers():
+  @dataclasses.dataclass(frozen=True)
+  class Sum:
+    terms: tuple[int, ...] = ()
+
+  given = parse("1 2", Sum(), positional=("terms",))
+  assert given.terms == (1, 2)
+
+
+def test_first_reads_some_settings_whatever_else_there_is():
+  argv = "word --env-options a=1 --foo 3 --few x --recurrent --help -h"
+  names = ("env", "env_options", "recurrent", "double")
+  found = command_line.first(RUN, names, [*argv.split(), "--no-double"])
+  assert found == {
+    "env": "CartPole-v1",
+    "env_options": {"a": 1},
+    "recurrent": True,
+    "double": False,
+  }
+  assert command_line.first(RUN, (), ["--env", "x"]) == {}
+
+
+def test_first_refuses_what_is_wrong_of_them(capfd):
+  said = refused(
+    *(capfd, command_line.first, RUN, ("env_options",)),
+    ["--env-options", "a"],
+  )
+  assert "--env-options" in said and "found 'a'" in said
+  said = refused(capfd, command_line.first, RUN, ("env",), ["--env"])
+  assert said == "expected a value after --env"
+  with pytest.raises(ValueError, match=r"found agent, foo$"):
+    command_line.first(RUN, ("env", "foo", "agent"), [])
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+  ("words", "reason"),
+  [
+    ("--foo", "unrecognized arguments: --foo"),
+    ("--foo=3", "unrecognized arguments: --foo=3"),
+    ("-x", "unrecognized arguments: -x"),
+    (
+      "--total-step=100000000000000000000",
+      "unrecognized arguments: --total-step=100000000000000000000"
+      " (nearest: --total-steps)",
+    ),
+    (
+      "--no_doubel=1 --foo",
+      "unrecognized arguments: --no_doubel=1 (nearest: --no-double, --double)",
+    ),
+    ("--total 3", "unrecognized arguments: --total"),
+    ("--few 3 word", "unrecognized arguments: word"),
+    ("--double True", "unrecognized arguments: True"),
+    ("--double=True", "expected no value of a switch, found --double=True"),
+    ("--no_double=1", "expected no value of a switch, found --no_double=1"),
+    (
+      "--image-torso vgg",
+      "invalid choice for --image-torso: expected nature, impala, found 'vgg'",
+    ),
+    ("--few x", "expected --few as a whole number, found 'x'"),
+    ("--few 1.0", "expected --few as a whole number, found '1.0'"),
+    ("--few=", "expected --few as a whole number, found ''"),
+    ("--seconds x", "expected --seconds as a number, found 'x'"),
+    (
+      "--hidden-sizes 3,x",
+      "expected --hidden-sizes as whole numbers N,N, found '3,x'",
+    ),
+    (
+      "--env-options a=1,b",
+      "expected --env-options as KEY=VALUE,KEY=VALUE, found 'a=1,b'",
+    ),
+    ("--env", "expected a value after --env"),
+    ("--few 3 --env --few 4", "expected a value after --env"),
+    ("--few -3 --env --", "expected a value after --env"),
+    ("--td-lambda -1 --run_dir -x", "expected a value after --run_dir"),
+    ("--num-envs -1", "expected --num-envs of at least 1, found -1"),
+    ("--few 0", "expected --few from 1 to 9, found 0"),
+    ("--few 10", "expected --few from 1 to 9, found 10"),
+    ("--seconds -0.1", "expected --seconds of at least 0, found -0.1"),
+    ("--seconds inf", "expected --seconds of at least 0, found inf"),
+    ("--seconds -inf", "expected --seconds of at least 0, found -inf"),
+    ("--seconds nan", "expected --seconds of at least 0, found nan"),
+    ("--discount 2", "expected --discount from 0 to 1, found 2.0"),
+    (
+      "--total-steps 3",
+      "expected --total-steps of at least 4 for the num_envs, found 3 of the"
+      " expected steps",
+    ),
+  ],
+)
+def test_a_wrong_command_line_exits_with_2_and_one_line(words, reason, capfd):
+  said = refused(capfd, parse, words)
+  assert said.startswith(reason) if reason[-1] != ")" else said == reason
+
+
+@pytest.mark.parametrize(
+  ("words", "reason"),
+  [
+    ("", "expected METRIC, found no word for it"),
+    ("loss --smooth 3", "expected RUN_DIRS, found no word for it"),
+    ("loss --smooth a", "expected --smooth as a whole number, found 'a'"),
+    ("loss a --log=b", "expected no value of a switch, found --log=b"),
+    ("loss --run-dirs a", "unrecognized arguments: --run-dirs"),
+    ("loss bad", "expected RUN_DIRS of runs, found bad"),
+  ],
+)
+def test_wrong_words_exit_with_2_and_one_line(words, reason, capfd):
+  assert refused(capfd, plot, words) == reason
+
+
+def test_words_too_many_or_too_few_are_refused(capfd):
+  said = refused(capfd, parse, "a b c", Plot(), positional=("metric",))
+  assert said == "unrecognized arguments: b c"
+  names = ("run_dirs", "metric")
+  said = refused(capfd, parse, "a", Plot(), positional=names)
+  assert said == "expected METRIC, found no word for it"
+
+
+@pytest.mark.parametrize("name", ["num_envs", "few", "seconds"])
+def test_what_is_counted_begins_where_it_says(name, capfd):
+  least = 0 if name == "seconds" else 1
+  given = parse([command_line.flag(name), str(least)])
+  assert getattr(given, name) == least
+  said = refused(capfd, parse, [command_line.flag(name), str(least - 1)])
+  assert f"expected {command_line.flag(name)} " in said
+
+
+def test_an_error_elsewhere_is_one_line(capfd):
+  with pytest.raises(SystemExit) as caught:
+    command_line.fail(types.ConfigError("expected a,\n  found b"))
+  assert caught.value.code == 2
+  assert capfd.readouterr() == ("", "error: expected a, found b\n")
+
+
+# Help.
+
+
+def test_help_is_plain_and_says_the_usage_and_the_description(capfd):
+  text = "Trains.\n\n  python -m a.program --env X\n\nMore.\n"
+  with pytest.raises(SystemExit):
+    command_line.parse(RUN, ["--few", "x", "-h"], "a.program", text)
+  said = capfd.readouterr().out
+  begin = "usage: a.program [options]\n\n"
+  assert said.startswith(begin + text.strip() + "\n\nrun:\n  -h, --help ")
+  assert said.isascii() and "\x1b" not in said
+  with pytest.raises(SystemExit):
+    command_line.parse(RUN, ["-h"], "a.program", None)
+  assert capfd.readouterr().out.startswith(begin + "run:\n")
+
+
+def test_help_groups_options_by_the_nest_they_lie_in(capfd):
+  groups = {}
+  for block in helped(capfd).split("\n\n")[2:]:
+    heading, *lines = block.strip().split("\n")
+    words = [line.split()[0] for line in lines if line.startswith("  -")]
+    groups[heading] = [word.rstrip(",") for word in words]
+  assert list(groups) == ["run:", "env:", "agent:"]
+  assert groups["env:"] == ["--env", "--env-options", "--info-keys"]
+  assert groups["run:"] == [
+    *("-h", "--num-envs", "--few", "--seconds", "--total-steps", "--run-dir")
+  ]
+  assert groups["agent:"][:3] == [
+    "--learning-rate",
+    "--discount",
+    "--td-lambda",
+  ]
+
+
+def test_help_says_what_each_option_takes_and_means(capfd):
+  said = " ".join(helped(capfd, Run(4, agent=Agent())).split())
+  for text in (
+    "--num-envs N environments (default: 4)",
+    "--seconds X of patience (default: 5.0)",
+    "--hidden-sizes SIZES units of the layers (default: 64,64)",
+    "--image-torso {nature,impala} the network for images (default: nature)",
+    "--double, --no-double whether two networks judge (default: True)",
+    "--run-dir DIR where results go; runs/<experiment>/<time> if empty env:",
+    "--env-options OPTIONS of EnvPool or your factory --info-keys KEYS",
+  ):
+    assert text in said
+  assert "--few N (default: 5) --seconds" in said
+  assert "make" not in said and "derived" not in said
+
+
+def test_help_says_presets_and_what_they_replace(capfd):
+  given = {"env_options": {"a": 1}, "hidden_sizes": (), "total_steps": 9}
+  config = configs.replaced(RUN, given)
+  said = " ".join(helped(capfd, config).split())
+  assert "shorter returns (preset: 0.9; default: 1.0)" in said
+  assert "your factory (preset: a=1)" in said
+  assert "layers (preset: empty; default: 64,64)" in said
+  own = " ".join(helped(capfd, config, own=RUN).split())
+  assert "shorter returns (default: 0.9)" in own
+  assert "learn for (preset: 9; default: 2000)" in own
+  assert "environments (default: 4)" in own
+
+
+def test_help_says_values_as_one_gives_them(capfd):
+  options = dict(a=1, b=True, c="x", d=None, e="1", f="True", g="null", h=0.5)
+  said = "".join(helped(capfd, Run(4, env=Env(env_options=options))).split())
+  begin = "--env-optionsOPTIONSofEnvPooloryourfactory(preset:"
+  shown = said[said.index(begin) + len(begin) :].partition(")")[0]
+  assert parse(["--env-options", shown]).env.env_options == options
+
+
+def test_help_says_the_words_that_are_no_options(capfd):
+  said = helped(capfd, Plot(), positional=("metric", "run_dirs"))
+  usage = "usage: a.program METRIC RUN_DIRS [RUN_DIRS ...] [options]"
+  assert said.startswith(usage + "\n")
+  words = said.split("\n\n")[2].splitlines()
+  assert words[0] == "words:"
+  assert " ".join(words[1].split()) == "METRIC what is plotted."
+  assert " ".join(words[2].split()) == "RUN_DIRS of the runs."
+  assert "--metric" not in said and "--run-dirs" not in said
+
+
+def test_help_is_as_wide_as_the_terminal(capfd, monkeypatch):
+  lines = {}
+  for columns in (60, 80, 200):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines[columns] = helped(capfd).splitlines()
+    assert max(map(len, lines[columns])) <= columns
+  assert len(lines[60]) > len(lines[80]) > len(lines[200])
+  assert "  --seconds X           of patience (default: 5.0)" in lines[80]
+  assert "  --few N               (default: 5)" in lines[80]
+  row = "  --hidden-sizes SIZES  units of the layers (default: 64,64)"
+  assert row in lines[80]
+  long = next(i for i, x in enumerate(lines[80]) if "--image-torso" in x)
+  assert lines[80][long].endswith("}")
+  assert lines[80][long + 1].startswith(" " * 24 + "the network")
+
+
+def test_help_keeps_long_words_whole(capfd, monkeypatch):
+  monkeypatch.setenv("COLUMNS", "60")
+  for path in ("/a" * 40, "a-bit-" * 6 + "z"):
+    assert path in helped(capfd, dataclasses.replace(RUN, run_dir=path))
+  assert path in helped(capfd, Plot(path))
+
+
+def test_help_has_a_row_for_what_it_says_nothing_of(capfd):
+  @dataclasses.dataclass(frozen=True)
+  class Silent:
+    note: str = ""
+
+  assert "\n  --note NOTE\n" in helped(capfd, Silent())
+
+
+# The programs' start.
+
+
+def test_sixty_settings_are_read_in_no_time():
+  defaults = {int: 1, float: 0.5, str: "x", bool: False, tuple[int, ...]: (1,)}
+  nests = []
+  for i, (kind, default) in enumerate(defaults.items()):
+    fields = [(f"s{i}_{j}", kind, default) for j in range(12)]
+    nests.append(dataclasses.make_dataclass(f"N{i}", fields, frozen=True))
+  outer = [(f"n{i}", Any) for i in range(len(nests))]
+  whole = dataclasses.make_dataclass("Whole", outer, frozen=True)
+  config = whole(*(nest() for nest in nests))
+  assert len(configs.settings(config)) == 60
+  seconds = []
+  for _ in range(3):
+    begin = time.perf_counter()
+    given = parse("--s0-3 7 --s3-1", config)
+    seconds.append(time.perf_counter() - begin)
+  assert given.n0.s0_3 == 7 and given.n3.s3_1
+  assert min(seconds) < 0.15
+
+
+def test_a_command_line_needs_no_jax():
+  code = (
+    "import sys; from seedx.app import command_line, configs;"
+    " sys.exit(str({'jax', 'flax'} & set(sys.modules) or ''))"
+  )
+  found = subprocess.run([sys.executable, "-c", code], capture_output=True)
+  assert found.stderr.decode().strip() == ""

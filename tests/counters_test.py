@@ -1,0 +1,97 @@
+"""What a run counts."""
+
+import time
+
+import dm_env
+import numpy as np
+import pytest
+
+from seedx import types
+from seedx.runtime import counters
+
+FIRST, MID, LAST = (int(x) for x in dm_env.StepType)
+
+
+def rows(step_type, episode_return):
+  size = len(step_type)
+  zeros = np.zeros(size, np.float32)
+  timestep = dm_env.TimeStep(
+    np.array(step_type, np.uint8), zeros, zeros, np.zeros((size, 2))
+  )
+  index = np.arange(size, dtype=np.int32)
+  return types.Rows(index, timestep, np.array(episode_return, np.float32))
+
+
+def test_resets_are_no_steps_and_only_reported_returns_count():
+  acted, nan = counters.Acted(frames_per_step=4), np.nan
+  acted.add_rows(rows([FIRST, MID, LAST], [nan, nan, 5.0]))
+  reported = np.array([True, True, False])
+  acted.add_rows(rows([MID, LAST, LAST], [nan, 7.0, 100.0]), reported)
+  line = acted.measure()
+  assert (line["env_steps"], line["env_frames"]) == (5, 20)
+  assert (line["episodes"], line["episode_return"]) == (2, 6.0)
+
+
+def test_the_rate_is_since_the_line_before():
+  acted = counters.Acted()
+  acted.add(1000, np.zeros(0))
+  acted.measure()
+  time.sleep(0.2)
+  acted.add(100, np.zeros(0))
+  rate = acted.measure()["steps_per_second"]
+  assert 100 < rate <= 500
+  assert acted.measure()["steps_per_second"] == 0
+
+
+def test_the_clock_starts_with_the_first_observation():
+  acted = counters.Acted()
+  time.sleep(0.05)
+  assert acted.measure()["wall_seconds"] == 0
+  acted.start()
+  time.sleep(0.05)
+  acted.start()
+  assert 0.05 <= acted.wall_seconds < 1
+
+
+def test_what_was_acted_goes_on_from_a_checkpoint():
+  before = counters.Acted()
+  before.add(100, np.array([1.0, 3.0]))
+  before.add_discarded(4)
+  time.sleep(0.05)
+  after = counters.Acted()
+  after.restore(before.saved())
+  line = after.measure()
+  # What was made before the start is no rate.
+  assert line["steps_per_second"] == 0
+  assert line["wall_seconds"] >= 0.05
+  assert (line["env_steps"], line["unrolls_discarded"]) == (100, 4)
+  assert (line["episodes"], line["episode_return"]) == (2, 2.0)
+
+
+def test_staleness_is_a_mean_over_the_latest_gradients():
+  learned = counters.Learned(window=2)
+  assert learned.measure() == {
+    "learner_steps": 0,
+    "learned_steps": 0,
+    "policy_lag": None,
+  }
+  learned.add(10.0, 100.0, {"loss": 9.0})
+  learned.add(20.0, 1.0, {"loss": 2.0}, gradients=3)
+  learned.add(5.5, 5.0, {"loss": 1.0, "policy_lag": 4.0})
+  assert learned.measure() == {
+    "learner_steps": 5,
+    "learned_steps": 35,
+    "policy_lag": 4.0,
+    "loss": 1.0,
+    "gradient_staleness": pytest.approx((3 * 1.0 + 5.0) / 4),
+  }
+  other = counters.Learned()
+  other.restore(learned.saved())
+  assert (other.steps, other.learned_steps) == (5, 35.5)
+
+
+def test_those_that_explore_least_are_a_quarter_or_all():
+  ladder = np.array([0.4, 0.1, 0.2, 0.3, 0.01, 0.05, 0.5, 0.6])
+  least = counters.explores_least(ladder)
+  assert list(np.flatnonzero(least)) == [4, 5]
+  assert counters.explores_least(np.zeros(5)).all()

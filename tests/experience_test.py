@@ -1,0 +1,487 @@
+"""What becomes a batch, and when."""
+
+import dataclasses
+import fractions
+import functools
+import itertools
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from seedx import types
+from seedx.agents import base
+from seedx.learning import experience
+from tests import fakes
+
+NUM_STEPS, WINDOW = 4, 3
+LENGTH = NUM_STEPS + WINDOW - 1
+WINDOWS = LENGTH - WINDOW + 1
+
+
+def agent_of(window=WINDOW):
+  """An agent of which nothing is asked but what it needs."""
+  return dataclasses.replace(
+    fakes.counting_agent(),
+    needs=base.Needs(window),
+    priorities=None if window is None else NotImplemented,
+  )
+
+
+def replay_config(kind=experience.ReplayConfig, **changes):
+  """A config of `replay_...` fields; those of the exponents have no prefix."""
+  options = {"capacity": 64, "min_steps": 1, "batch_size": 8, "ratio": 1.0}
+  exponents = ("priority_exponent", "importance_exponent")
+  return kind(
+    **{
+      name if name in exponents else f"replay_{name}": value
+      for name, value in {**options, **changes}.items()
+    }
+  )
+
+
+def source_of(config, cores=1, seed=0, window=WINDOW):
+  plan = experience.Plan(total_steps=100, batch_steps=8, replay=config)
+  return plan.source(
+    agent_of(window), NUM_STEPS, jax.devices()[:cores], jax.random.key(seed)
+  )
+
+
+def make(cores=1, seed=0, **changes):
+  source = source_of(replay_config(**changes), cores, seed)
+  assert type(source) is experience.Replayed
+  return source
+
+
+@functools.cache
+def shares_of(index, cores=1, size=2):
+  """Shares `index` of each core; all unrolls have numbers of their own."""
+  firsts = [(index * cores + core) * size for core in range(cores)]
+  return [
+    jax.device_put(types.Share(unrolls(np.arange(first, first + size))), core)
+    for first, core in zip(firsts, jax.devices(), strict=False)
+  ]
+
+
+def unrolls(numbers):
+  """Their actions are the time steps, their versions these numbers."""
+  time = np.arange(LENGTH, dtype=np.int32)[:, None]
+  return types.Unroll(
+    inputs=(),
+    action=time + 0 * numbers,
+    extras=(),
+    version=(0 * time + numbers).astype(np.int32),
+    core_state=numbers.astype(np.float32),
+  )
+
+
+def drawn(sample):
+  """The windows of a core's batch: `(unroll, start)` pairs."""
+  unroll, start = sample.unroll.version[0], sample.unroll.action[0]
+  return list(zip(unroll.tolist(), start.tolist(), strict=True))
+
+
+def test_without_a_replay_every_unroll_is_in_one_batch_once():
+  source = source_of(None, cores=8, window=None)
+  assert type(source) is experience.Once
+  for index in range(3):
+    shares = shares_of(index, cores=2)
+    (batch,) = source(shares)
+    for found in (batch, source.example(shares)):
+      assert found.windows is None
+      pairs = zip(found.parts, shares, strict=True)
+      assert all(part is share.unroll for part, share in pairs)
+
+
+@pytest.mark.parametrize(
+  ("min_steps", "silent"), [(1, 0), (8, 0), (9, 1), (24, 2), (25, 3)]
+)
+def test_learning_begins_at_min_steps(min_steps, silent):
+  source = make(min_steps=min_steps)
+  counts = [len(list(source(shares_of(i)))) for i in range(5)]
+  # 8 steps a share, and 8 in a batch; those of before are not made up for.
+  assert counts == [0] * silent + [1] * (5 - silent)
+
+
+@pytest.mark.parametrize(
+  ("ratio", "batch_size"),
+  [(4, 8), (0.25, 8), (0.3, 8), (1.7, 6), (0.01, 2)],
+)
+@pytest.mark.parametrize("cores", [1, 2])
+def test_the_number_of_batches_follows_the_ratio(ratio, batch_size, cores):
+  source = make(cores, ratio=ratio, batch_size=batch_size, min_steps=30)
+  steps = learned = batches = 0
+  for index in range(120):
+    new = 2 * NUM_STEPS * cores
+    steps += new
+    learned += new if steps >= 30 else 0
+    for batch in source(shares_of(index % 4, cores)):
+      assert [len(x.importance_weight) for x in batch.parts] == [
+        batch_size // cores
+      ] * cores
+      batches += 1
+    due = fractions.Fraction(str(ratio)) * learned / batch_size
+    # Sums of 0.3 are rounded: what is due now may come with the next share.
+    assert math.floor(due - fractions.Fraction(1, 10**9)) <= batches
+    assert batches <= math.floor(due + fractions.Fraction(1, 10**9))
+  assert batches > 1
+
+
+def test_every_core_has_a_replay_of_its_own():
+  cores = 3
+  source = make(cores, batch_size=60 * cores, ratio=20.0)
+  seen = [set() for _ in range(cores)]
+  for index in range(3):
+    for batch in source(shares_of(index, cores)):
+      found = [drawn(sample) for sample in batch.parts]
+      for core, (sample, windows) in enumerate(
+        zip(batch.parts, found, strict=True)
+      ):
+        devices = {
+          x for leaf in jax.tree.leaves(sample) for x in leaf.devices()
+        }
+        assert devices == {jax.devices()[core]}
+        # Unroll u came with share u // 6, to core u % 6 // 2.
+        assert {unroll % 6 // 2 for unroll, _ in windows} == {core}
+        seen[core] |= set(windows)
+      local = [[(u // 6, u % 2, s) for u, s in windows] for windows in found]
+      for a, b in ((0, 1), (0, 2), (1, 2)):
+        same = np.mean(
+          [x == y for x, y in zip(local[a], local[b], strict=True)]
+        )
+        assert same < 0.5
+  assert [len(x) for x in seen] == [3 * 2 * NUM_STEPS] * cores
+
+
+def test_capacity_is_in_env_steps_of_all_cores():
+  source = make(2, capacity=16, batch_size=128, ratio=100.0)
+  for index in range(4):
+    batches = list(source(shares_of(index, cores=2, size=1)))
+  # 16 env steps are 2 unrolls on each of the 2 cores.
+  windows = [drawn(sample) for batch in batches for sample in batch.parts]
+  assert {unroll for of_one in windows for unroll, _ in of_one} == {4, 5, 6, 7}
+  with pytest.raises(types.ConfigError, match="at most 1 at a time, found 2"):
+    list(make(2, capacity=8)(shares_of(0, cores=2)))
+
+
+def draws(source, shares=4):
+  return [
+    drawn(sample)
+    for index in range(shares)
+    for batch in source(shares_of(index, cores=2))
+    for sample in batch.parts
+  ]
+
+
+def test_the_key_decides_what_is_drawn():
+  one, same, other = (
+    draws(make(2, seed, batch_size=32, ratio=8.0)) for seed in (0, 0, 1)
+  )
+  assert one == same
+  assert len(one) == len(other) > 20
+  assert all(a != b for a, b in zip(one, other, strict=True))
+  # No two batches are drawn alike either.
+  assert len({tuple(x) for x in one[-8:]}) == 8
+
+
+def test_an_example_has_a_batchs_form_and_changes_nothing():
+  options = {"batch_size": 32, "ratio": 8.0}
+  source = make(2, **options)
+  zeros = jax.tree.map(np.zeros_like, shares_of(0, cores=2))
+  zeros = [
+    jax.device_put(x, d) for x, d in zip(zeros, jax.devices(), strict=False)
+  ]
+  example = source.example(zeros)
+  assert all(
+    not leaf.any() for leaf in jax.tree.leaves(example.parts[0].unroll)
+  )
+  batch = next(iter(make(2, **options)(shares_of(0, cores=2))))
+
+  def form(nest):
+    return jax.tree.map(lambda x: (x.shape, x.dtype, x.devices()), nest)
+
+  assert form(example) == form(batch)
+  programs = source._sample._cache_size()
+  expected = draws(make(2, **options))
+  actual = [
+    drawn(sample)
+    for index in range(4)
+    for batch in source(shares_of(index, cores=2))
+    for sample in (source.example(zeros) and batch.parts)
+  ]
+  assert actual == expected
+  assert source._sample._cache_size() == programs
+
+
+def test_it_draws_behind_what_so_many_updates_have_drawn():
+  options = {"batch_size": 32, "ratio": 8.0}
+  source, resumed = (make(2, **options) for _ in range(2))
+  first = draws(source, shares=1)
+  resumed.resume(123)
+  assert draws(resumed, shares=1) != first
+  resumed.resume(len(first) // 2)
+  assert draws(resumed, shares=1) == draws(source, shares=1)
+
+
+# The plan
+
+
+class Making:
+  """A config of an agent of some kind; notes how it was made."""
+
+  def __init__(self, window, priorities=NotImplemented):
+    self._agent = dataclasses.replace(agent_of(window), priorities=priorities)
+    self.made = []
+
+  def make(self, spec, axis_name=None, horizon=None):
+    self.made.append((spec, axis_name, horizon))
+    return self._agent
+
+
+@pytest.mark.parametrize(
+  ("replay", "updates"),
+  [
+    (None, 1000 // 80),
+    (replay_config(batch_size=8, ratio=1.0), 125),
+    (replay_config(batch_size=16, ratio=0.5), 31),
+    (replay_config(batch_size=8, ratio=4.0), 500),
+    (replay_config(experience.PrioritizedConfig, ratio=0.001), 1),
+  ],
+)
+def test_the_horizon_of_a_plan(replay, updates):
+  plan = experience.Plan(1000, 80, replay)
+  assert plan.horizon == base.Horizon(env_steps=1000, updates=updates)
+
+
+@pytest.mark.parametrize(
+  ("window", "replay"),
+  [
+    (None, None),
+    (3, replay_config(batch_size=12)),
+    (3, replay_config(experience.PrioritizedConfig, batch_size=12)),
+  ],
+)
+def test_a_plan_makes_the_agent_for_its_horizon(window, replay):
+  config, plan = Making(window), experience.Plan(100, 20, replay, parts=4)
+  agent = plan.agent(config, "spec", "axis")
+  assert agent.needs.window == window
+  assert config.made == [("spec", "axis", plan.horizon)]
+
+
+PRIORITIZED = experience.PrioritizedConfig
+
+
+@pytest.mark.parametrize(
+  ("config", "plan", "message"),
+  [
+    (Making(3), {}, "expected a replay: .* 3 time steps .*found none"),
+    (
+      Making(None),
+      {"replay": replay_config()},
+      "expected no replay: .*found ReplayConfig",
+    ),
+    (
+      Making(3),
+      {"replay": replay_config(batch_size=10), "parts": 4},
+      "replay_batch_size that .* 4 in all, divide, found 10",
+    ),
+    (
+      Making(3, priorities=None),
+      {"replay": replay_config(PRIORITIZED)},
+      "expected an agent whose actors can say .* priority",
+    ),
+    (
+      Making(3),
+      {"replay": replay_config(capacity=15)},
+      "at least 16 env steps, .*found a replay_capacity of 15",
+    ),
+    (
+      Making(3),
+      {"replay": replay_config(min_steps=32), "total_steps": 31},
+      "total_steps of at least 32, .*found 31",
+    ),
+    (
+      Making(3),
+      {"replay": replay_config(min_steps=1), "total_steps": 15},
+      "total_steps of at least 16, .*found 15",
+    ),
+    (Making(None), {"total_steps": 15}, "total_steps of at least 16, .*15"),
+  ],
+)
+def test_what_cannot_be_learned_so_is_refused(config, plan, message):
+  options = {"total_steps": 100, "batch_steps": 16}
+  with pytest.raises(types.ConfigError, match=message):
+    experience.Plan(**options | plan).agent(config, None)
+
+
+def test_what_is_just_large_enough_is_taken():
+  config = replay_config(capacity=16, min_steps=16)
+  experience.Plan(16, 16, config).agent(Making(3), None)
+  experience.Plan(16, 16).agent(Making(None), None)
+  # No window has to have a priority for a replay that does not ask for it.
+  experience.Plan(16, 16, config).agent(Making(3, priorities=None), None)
+
+
+@pytest.mark.parametrize(
+  "fields",
+  [
+    {"capacity": 0},
+    {"min_steps": 0},
+    {"min_steps": 65},
+    {"batch_size": 0},
+    {"ratio": 0.0},
+    {"ratio": float("nan")},
+  ],
+  ids=str,
+)
+@pytest.mark.parametrize("kind", [experience.ReplayConfig, PRIORITIZED])
+def test_config_out_of_range_is_refused_with_its_name(kind, fields):
+  (name,) = fields
+  with pytest.raises(types.ConfigError, match=f"expected replay_{name}"):
+    replay_config(kind, **fields)
+
+
+@pytest.mark.parametrize("name", ["priority_exponent", "importance_exponent"])
+@pytest.mark.parametrize("value", [-0.1, 1.1, float("nan")])
+def test_exponents_out_of_range_are_refused_with_their_name(name, value):
+  with pytest.raises(types.ConfigError, match=f"expected {name} from"):
+    replay_config(PRIORITIZED, **{name: value})
+
+
+# Prioritized
+
+
+def make_prioritized(cores=1, **changes):
+  source = source_of(replay_config(PRIORITIZED, **changes), cores)
+  assert type(source) is experience.Prioritized
+  return source
+
+
+def with_priorities(index, cores=1, priority=1.0):
+  return [
+    share._replace(
+      priorities=jax.device_put(
+        np.full((2, WINDOWS), priority, np.float32), core
+      )
+    )
+    for share, core in zip(shares_of(index, cores), jax.devices(), strict=False)
+  ]
+
+
+def report(source, batch, priority_of):
+  """Reports a priority for each core and `(unroll, start)` of a batch."""
+  source.learned(
+    batch.windows,
+    [
+      jax.device_put(
+        np.array([priority_of(core, *x) for x in drawn(part)], np.float32),
+        jax.devices()[core],
+      )
+      for core, part in enumerate(batch.parts)
+    ],
+  )
+
+
+def masses(source, core):
+  """What each `(unroll, start)` of a core's replay weighs now."""
+  state = source.states[core]
+  unroll = np.asarray(state.ring.unrolls.version)[:, 0]
+  mass = np.asarray(state.tree[0])[: len(unroll) * WINDOWS]
+  mass = mass.reshape(len(unroll), WINDOWS)
+  return {
+    (int(unroll[place]), start): float(mass[place, start])
+    for place in range(len(unroll))
+    for start in range(WINDOWS)
+    if mass[place, start] > 0
+  }
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_neither_inserting_nor_sampling_runs_away(cores):
+  source = make_prioritized(cores, ratio=1.5, min_steps=40)
+  inserted = sampled = 0
+  for index in range(30):
+    inserted += 2 * NUM_STEPS * cores
+    for batch in source(with_priorities(index, cores)):
+      report(source, batch, lambda *window: 1.0)
+      sampled += sum(len(x.importance_weight) for x in batch.parts)
+    began = 39 // (2 * NUM_STEPS * cores) * (2 * NUM_STEPS * cores)
+    assert sampled <= 1.5 * inserted
+    if inserted >= 40:
+      assert sampled > 1.5 * (inserted - began) - 8 - 1e-6
+    else:
+      assert sampled == 0
+
+
+def test_priorities_find_the_way_back_to_the_batch_that_was_learned():
+  # Only one window is worth anything, and only as long as nothing is learned.
+  source = make_prioritized(ratio=4.0, priority_exponent=1.0)
+  (share,) = with_priorities(0)
+  priorities = share.priorities.at[:].set(0.0).at[1, 2].set(1.0)
+  batches = []
+  for batch in source([share._replace(priorities=priorities)]):
+    batches += [drawn(part) for part in batch.parts]
+    report(source, batch, lambda *window: 0.0)
+  assert len(batches) == 4
+  only = batches[0][0]
+  assert only == (1, 2)
+  # The second batch was drawn before the first one's priorities were known.
+  for batch in batches[:2]:
+    assert all(x == only for x in batch)
+  for batch in batches[2:]:
+    assert len(set(batch)) > 2
+
+
+# Of the batches that are taken together, in which order they are reported.
+@pytest.mark.parametrize("order", [(0,), (0, 1), (1, 0), (0, 1, 2)])
+@pytest.mark.parametrize("cores", [1, 2])
+def test_each_batchs_priorities_land_on_its_own_windows(cores, order):
+  """However many of them a consumer takes before it reports on any."""
+  source = make_prioritized(
+    cores, ratio=12.0, batch_size=4 * cores, priority_exponent=1.0
+  )
+  expected = [
+    {
+      window: 1.0
+      for unroll in shares_of(0, cores)[core].unroll.version[0].tolist()
+      for window in [(unroll, start) for start in range(WINDOWS)]
+    }
+    for core in range(cores)
+  ]
+  batches, seen = source(with_priorities(0, cores)), []
+  while taken := list(itertools.islice(batches, len(order))):
+    for batch in [taken[place] for place in order if place < len(taken)]:
+      seen.append([drawn(part) for part in batch.parts])
+      number = 10 * len(seen)
+
+      def priority_of(core, unroll, start, number=number):
+        return 1000 * core + number + WINDOWS * (unroll % 2) + start
+
+      report(source, batch, priority_of)
+      for core, windows in enumerate(seen[-1]):
+        for window in windows:
+          expected[core][window] = priority_of(core, *window)
+      for core in range(cores):
+        assert masses(source, core) == pytest.approx(expected[core], rel=1e-5)
+  # A test of nothing if all batches were alike.
+  assert len(seen) == 24
+  assert sum(a != b for a, b in itertools.pairwise(seen)) > 12
+
+
+def test_an_example_of_a_prioritized_source_is_not_learned_from():
+  source, same = make_prioritized(), make_prioritized()
+  example = source.example(with_priorities(0))
+  assert len(source.states) == 1 and source.states[0].ring.inserted == 0
+  for _ in range(2):
+    ours, theirs = (
+      [drawn(x) for batch in it(with_priorities(3)) for x in batch.parts]
+      for it in (source, same)
+    )
+    assert ours == theirs and ours
+  assert example.parts[0].importance_weight.shape == (8,)
+
+
+def test_unrolls_without_priorities_are_refused():
+  with pytest.raises(types.ConfigError, match="expected priorities with"):
+    list(make_prioritized()(shares_of(0)))

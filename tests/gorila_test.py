@@ -1,0 +1,186 @@
+"""Gorila's coordinator: a run that is restored, and who has to wait for it."""
+
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+from seedx import envs, types, wire
+from seedx.agents import dqn
+from seedx.pipelines import gorila
+from seedx.pipelines.gorila import parameter_server, reports
+from seedx.runtime import process
+from tests import pipelines_test, running
+
+UPDATES, STEPS = 7, 100
+
+
+def restored(tmp_path, total_steps=10**9, nodes=0):
+  """A run that goes on from a checkpoint, and what that had of the shards."""
+  config = pipelines_test.config_of("gorila", "dqn", tmp_path, total_steps)
+  run = running.Running(gorila, config, actors=nodes)
+  agent = config.agent.make(envs.spec(config.env), None, config.plan.horizon)
+  rng = np.random.default_rng(0)
+  size = parameter_server.num_params(agent)
+  vector = rng.normal(size=size).astype(np.float32)
+  shards = [
+    running.copied(agent.start(jax.numpy.asarray(vector[part]), UPDATES))
+    for part in parameter_server.parts(size, 2)
+  ]
+
+  def load(like):
+    counts = like["acted"] | {"env_steps": np.int64(STEPS)}
+    return like | {"shards": shards, "acted": counts}
+
+  run.process.restore(load)
+  return run, shards
+
+
+class Serving:
+  """The parameter servers of a run, while it is entered."""
+
+  def __init__(self, run):
+    self.stop = threading.Event()
+    self.threads = [
+      threading.Thread(target=node.run, args=(node.config, self.stop))
+      for node in run.nodes
+      if node.role.startswith("server")
+    ]
+    assert len(self.threads) == 2
+
+  def __enter__(self):
+    for thread in self.threads:
+      thread.start()
+
+  def __exit__(self, *_):
+    self.stop.set()
+    for thread in self.threads:
+      thread.join(20)
+      assert not thread.is_alive()
+
+
+def report(run, client):
+  """The stream of a worker."""
+  length = run.nodes[-1].config.workers.unroll_length + 2
+  return wire.Exchange(
+    client,
+    reports.REPORT,
+    reports.layout(length, 4),
+    reports.GO_ON,
+    {"num_envs": 4},
+  )
+
+
+def test_no_worker_is_taken_in_before_the_servers_have_what_was_saved(
+  tmp_path,
+):
+  run, shards = restored(tmp_path)
+  with run, wire.Client(run.config.address) as client:
+    client.wait_until_ready(30)
+    for _ in range(2):
+      with pytest.raises(wire.WireError, match="being restored") as caught:
+        report(run, client)
+      assert caught.value.code is wire.StatusCode.UNAVAILABLE
+    # Nor is there anything to save.
+    with pytest.raises(wire.WireError) as caught:
+      run.process.saved()
+    assert caught.value.code is wire.StatusCode.UNAVAILABLE
+    with Serving(run):
+      run.wait_for(run.process.parts["shards"].are_ready)
+      found = run.process.saved()["shards"]
+      running.assert_equal(found, shards)
+      assert [state.updates for state in found] == [UPDATES] * 2
+      assert report(run, client).welcome["first_seed"] == 0
+    run.stop.set()
+
+
+def test_a_worker_that_comes_early_tries_until_the_run_is_restored(tmp_path):
+  run, _ = restored(tmp_path)
+  node = run.nodes[-1]
+  assert node.role == "worker"
+  early = threading.Thread(target=node.run, args=(node.config, run.stop))
+  opened, refused = run.process.server._methods[reports.REPORT], []
+  open_session = opened.open_session
+
+  def spy(hello):
+    try:
+      return open_session(hello)
+    except wire.Refused as reason:
+      refused.append(reason)
+      raise
+
+  opened.open_session = spy
+  with run:
+    early.start()
+    run.wait_for(lambda: len(refused) >= 2)
+    assert run.acted.env_steps == STEPS
+    assert early.is_alive()
+    with Serving(run):
+      run.wait_for_steps(STEPS + 200)
+      run.wait_for(lambda: run.learned.steps >= 5)
+      saved = run.process.saved()["shards"]
+      assert min(state.updates for state in saved) >= UPDATES + 5
+      run.stop.set()
+      run.main.join(30)
+      early.join(30)
+  assert not early.is_alive()
+  assert all("being restored" in str(reason) for reason in refused)
+
+
+def test_a_run_that_was_done_gives_the_servers_what_was_saved(tmp_path):
+  """Or else there would be nothing to save at its end."""
+  run, shards = restored(tmp_path, total_steps=STEPS)
+  with run:
+    run.wait_for(lambda: run.sink.lines)
+    with Serving(run):
+      run.main.join(30)
+      running.assert_equal(run.process.saved()["shards"], shards)
+  assert run.sink.lines[-1]["env_steps"] == STEPS
+
+
+def test_a_stop_ends_the_wait_for_servers(tmp_path):
+  run, _ = restored(tmp_path)
+  with run:
+    run.wait_for(lambda: run.sink.lines)
+    run.stop.set()
+    run.main.join(5)
+    assert not run.main.is_alive()
+  assert not run.process.parts["shards"].are_ready()
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"num_servers": 0}, "num_servers from 1"),
+    ({"server_addresses": ()}, "at least 1 address of a parameter server"),
+    ({"server": 2}, "server from 0 to 1, found 2"),
+    ({"server": -1}, "server from 0"),
+    ({"max_staleness": -1}, "max_staleness from 0"),
+    ({"outlier_deviations": float("nan")}, "outlier_deviations of at least 0"),
+    ({"num_workers": 0}, "num_workers from 1"),
+    ({"envs_per_worker": 0}, "envs_per_worker from 1"),
+    ({"unroll_length": 0}, "unroll_length from 1"),
+    ({"total_steps": 59}, "total_steps of at least 60, before"),
+    ({"replay_min_steps": 9, "replay_capacity": 19}, "at least 20 env steps"),
+    (
+      {"agent": dqn.Config(normalize_observations=True)},
+      "without statistics of observations",
+    ),
+    (
+      {"agent": running.Changed(dqn.Config(), lambda agent: agent)},
+      "whose config says max_gradient_norm",
+    ),
+    (
+      {"agent": dqn.Config(), "env": envs.Config("NoSuch-v1")},
+      "NoSuch-v1",
+    ),
+  ],
+  ids=lambda x: x if isinstance(x, str) else ",".join(x),
+)
+def test_what_makes_no_sense_is_refused_with_its_reason(
+  tmp_path, changes, message
+):
+  config = pipelines_test.config_of("gorila", "dqn", tmp_path)
+  with pytest.raises(types.ConfigError, match=message):
+    gorila.learn(running.replaced(config, **changes), process.Context())

@@ -1,0 +1,250 @@
+"""Who holds which slots, and what is counted of them."""
+
+import itertools
+
+import dm_env
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from seedx import metrics, types, wire
+from seedx.acting import local_actor, sessions
+from seedx.runtime import counters
+
+NUM_ENVS = 8
+LADDER = np.linspace(0.8, 0.1, NUM_ENVS, dtype=np.float32)
+NAN = np.nan
+NO_WAITS = (0.0, 0.0)
+
+
+def make(seed=0, exploration=LADDER):
+  acted = counters.Acted()
+  return sessions.Sessions(exploration, acted, seed), acted
+
+
+def returns_of(rows, **values):
+  """`[rows, 3]` of NaN, but for `r0={1: 5.0}`: of row 0 at time 1."""
+  episode_return = np.full((rows, 3), NAN, np.float32)
+  for name, at in values.items():
+    for time, value in at.items():
+      episode_return[int(name[1:]), time] = value
+  return episode_return
+
+
+def test_an_actor_is_told_its_seeds_and_how_much_it_explores():
+  actors, acted = make()
+  assert acted.wall_seconds == 0
+  first = actors.open({"num_envs": 2})
+  second = actors.open({"num_envs": 5})
+  assert acted.wall_seconds > 0
+  np.testing.assert_array_equal(first.slots, [0, 1])
+  np.testing.assert_array_equal(second.slots, [2, 3, 4, 5, 6])
+  assert second.welcome == {
+    "first_seed": 2,
+    "exploration": LADDER[2:7].tolist(),
+  }
+  assert isinstance(second.welcome["exploration"][0], float)  # For JSON.
+
+
+@pytest.mark.parametrize(
+  ("hello", "code", "reason"),
+  [
+    ({}, "INVALID_ARGUMENT", "num_envs of at least 1 .* None"),
+    ({"num_envs": 0}, "INVALID_ARGUMENT", "at least 1 .* 0"),
+    ({"num_envs": "2"}, "INVALID_ARGUMENT", "at least 1 .* '2'"),
+    ({"num_envs": 9}, "FAILED_PRECONDITION", "at most 8 environments"),
+    ({"num_envs": 6}, "RESOURCE_EXHAUSTED", "at most 5 environments"),
+  ],
+)
+def test_who_finds_no_slots_is_told_why_and_takes_none(hello, code, reason):
+  actors, _ = make()
+  actors.open({"num_envs": 3})
+  with pytest.raises(wire.Refused, match=reason) as caught:
+    actors.open(hello)
+  assert caught.value.code is wire.StatusCode[code]
+  np.testing.assert_array_equal(
+    actors.open({"num_envs": 5}).slots, [3, 4, 5, 6, 7]
+  )
+
+
+def test_slots_that_are_given_back_are_taken_with_other_seeds():
+  actors, _ = make()
+  gone, _ = actors.open({"num_envs": 3}), actors.open({"num_envs": 5})
+  actors.close(gone)
+  session = actors.open({"num_envs": 3})
+  np.testing.assert_array_equal(session.slots, gone.slots)
+  np.testing.assert_array_equal(session.exploration, gone.exploration)
+  assert session.first_seed == 8
+
+
+CALLS = st.lists(
+  st.one_of(
+    st.tuples(st.just("open"), st.integers(1, NUM_ENVS)),
+    st.tuples(st.just("close"), st.integers(0, 5)),
+  ),
+  min_size=4,
+  max_size=30,
+)
+
+
+@hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
+@hypothesis.given(CALLS)
+def test_no_slot_has_two_owners_and_no_seed_comes_twice(calls):
+  actors, _ = make()
+  here, seeds = [], []
+  for kind, number in calls:
+    if kind == "close" and number < len(here):
+      actors.close(here.pop(number))
+    elif kind == "open":
+      free = NUM_ENVS - sum(len(session.slots) for session in here)
+      if number > free:
+        with pytest.raises(wire.Refused, match=f"at most {free} env"):
+          actors.open({"num_envs": number})
+        continue
+      session = actors.open({"num_envs": number})
+      assert len(session.slots) == number
+      here.append(session)
+      seeds += range(session.first_seed, session.first_seed + number)
+    taken = [slot for session in here for slot in session.slots]
+    assert len(taken) == len(set(taken))
+    assert set(taken) <= set(range(NUM_ENVS))
+  assert len(seeds) == len(set(seeds))
+
+
+def test_runs_of_other_seeds_share_no_environment():
+  first = {make(seed)[0].open({"num_envs": 8}).first_seed for seed in range(5)}
+  gaps = [b - a for a, b in itertools.pairwise(sorted(first))]
+  assert gaps == [2**20] * 4
+
+
+def test_seeds_stay_in_the_range_of_environments():
+  seeds = sessions.Seeds(2**11 - 1)
+  end = 2**31
+  assert seeds.take(2**20 - 3) == end - 2**20
+  # Three are left; four in a row begin anew.
+  assert seeds.take(4) == 0
+  assert seeds.take(1) == 4
+
+
+def test_returns_count_only_of_those_who_report():
+  actors, acted = make()
+  explorer = actors.open({"num_envs": 6})
+  reporter = actors.open({"num_envs": 2})
+  steps = np.full(6, 3, np.int32)
+  returns = returns_of(6, r0={0: 7.0}, r5={2: 9.0})
+  actors.count(explorer, steps, returns, NO_WAITS)
+  assert acted.env_steps == 18
+  assert acted.returns.count == 0
+  assert acted.returns.mean() is None
+  actors.count(
+    reporter,
+    np.array([2, 3], np.int32),
+    returns_of(2, r0={0: 1.0, 2: 2.0}, r1={1: 6.0}),
+    NO_WAITS,
+  )
+  assert acted.env_steps == 23
+  assert acted.returns.count == 3
+  assert acted.returns.mean() == 3.0
+
+
+def test_all_report_where_all_explore_alike():
+  actors, acted = make(exploration=np.zeros(NUM_ENVS, np.float32))
+  session = actors.open({"num_envs": 8})
+  returns = returns_of(8, r0={0: 1.0}, r7={1: 2.0})
+  actors.count(session, np.ones(8, np.int32), returns, NO_WAITS)
+  assert acted.returns.count == 2
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_a_message_of_other_environments_is_refused_and_counts_nothing(rows):
+  actors, acted = make()
+  actors.open({"num_envs": 1})
+  session = actors.open({"num_envs": 2})
+  message = f"all 2 environments, found one of {rows}"
+  with pytest.raises(wire.Refused, match=message) as caught:
+    actors.count(
+      session, np.ones(rows, np.int32), returns_of(rows, r0={0: 1.0}), (1, 1)
+    )
+  assert caught.value.code is wire.StatusCode.INVALID_ARGUMENT
+  assert (acted.env_steps, acted.returns.count) == (0, 0)
+  assert session.waits == NO_WAITS
+
+
+def test_waits_are_means_over_actors_and_stay_when_all_have_left():
+  actors, _ = make()
+
+  def say(session, *waits):
+    actors.count(session, np.zeros(2, np.int32), returns_of(2), waits)
+
+  def found():
+    line = actors.measure()
+    assert set(line) == {metrics.WAIT_ENVIRONMENTS, metrics.WAIT_LEARNER}
+    return line[metrics.WAIT_ENVIRONMENTS], line[metrics.WAIT_LEARNER]
+
+  assert found() == (0.0, 0.0)
+  first, second = (actors.open({"num_envs": 2}) for _ in range(2))
+  say(first, 0.25, 1.0)
+  say(second, 0.75, 0.5)
+  assert found() == (0.5, 0.75)
+  actors.close(first)
+  assert found() == (0.75, 0.5)
+  actors.close(second)
+  assert found() == (0.75, 0.5)
+  say(actors.open({"num_envs": 2}), 0.125, 0.25)
+  assert found() == (0.125, 0.25)
+
+
+def test_seeds_go_on_where_they_were_saved():
+  seeds, again = sessions.Seeds(3), sessions.Seeds(3)
+  first = seeds.take(10)
+  again.restore(seeds.saved())
+  assert again.take(5) == seeds.take(5) == first + 10
+
+
+# What has been done
+
+
+def rows(step_type, episode_return):
+  count = len(step_type)
+  return types.Rows(
+    index=np.arange(count, dtype=np.int32),
+    timestep=dm_env.TimeStep(
+      step_type=np.array(step_type, np.uint8),
+      reward=np.ones(count, np.float32),
+      discount=np.ones(count, np.float32),
+      observation=np.zeros((count, 2), np.float32),
+    ),
+    episode_return=np.array(episode_return, np.float32),
+  )
+
+
+def test_what_is_done_is_counted_once_and_resets_are_no_steps():
+  unreported = local_actor.Unreported(num_envs=3, length=4)
+  unreported.add(rows([0, 0, 0], [NAN, NAN, NAN]))
+  unreported.add(rows([1, 1, 2], [NAN, NAN, 5.0]))
+  unreported.add(rows([1, 2, 0], [NAN, -1.5, NAN]))
+  env_steps, episode_return = unreported.take()
+  np.testing.assert_array_equal(env_steps, [2, 2, 1])
+  assert env_steps.dtype == np.int32
+  np.testing.assert_array_equal(
+    episode_return,
+    [
+      [NAN, NAN, NAN, NAN],
+      [NAN, NAN, -1.5, NAN],
+      [NAN, 5.0, NAN, NAN],
+    ],
+  )
+  assert episode_return.dtype == np.float32
+
+  # The next begin at the front again.
+  unreported.add(rows([2, 0, 1], [7.0, NAN, NAN]))
+  env_steps, episode_return = unreported.take()
+  np.testing.assert_array_equal(env_steps, [1, 0, 1])
+  assert episode_return.shape == (3, 4)
+  assert episode_return[0, 0] == 7.0
+  assert np.isnan(episode_return).sum() == 11
+
+  env_steps, episode_return = unreported.take()
+  np.testing.assert_array_equal(env_steps, [0, 0, 0])
+  assert np.isnan(episode_return).all()

@@ -1,0 +1,494 @@
+"""What actors that act for themselves send, and who takes it in."""
+
+import dataclasses
+import itertools
+import threading
+import time
+
+import dm_env
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from seedx import envs, metrics, types, wire
+from seedx.acting import (
+  local_actor,
+  protocol,
+  sessions,
+  unroll_actor,
+  unroll_server,
+  unroll_store,
+)
+from seedx.agents import base, vtrace
+from seedx.runtime import counters
+from tests import fakes, running
+
+FIRST = int(dm_env.StepType.FIRST)
+CARTPOLE = envs.Config("CartPole-v1")
+LENGTH, WINDOW = 4, 2
+
+
+def unroll_of(numbers):
+  """Unrolls `[S, L, ...]` of which every value says its number."""
+  value = np.array(numbers, np.float32)
+  steps = value[:, None] * 100 + np.arange(LENGTH, dtype=np.float32)
+  timestep = dm_env.TimeStep(
+    step_type=np.ones(steps.shape, np.uint8),
+    reward=-steps,
+    discount=np.ones_like(steps),
+    observation=np.repeat(steps[..., None], 4, axis=-1),
+  )
+  return types.Unroll(
+    inputs=types.Inputs(
+      timestep, np.zeros(steps.shape, np.int32), np.zeros_like(steps)
+    ),
+    action=np.zeros(steps.shape, np.int32),
+    extras={"sum": steps + 0.5},
+    version=steps.astype(np.int32),
+    core_state=value,
+  )
+
+
+def priorities_of(numbers):
+  """Priorities `[S, windows]`, each of its own value."""
+  windows = np.arange(LENGTH - WINDOW + 1, dtype=np.float32)
+  return np.array(numbers, np.float32)[:, None] * 10 + windows
+
+
+@hypothesis.settings(max_examples=80, deadline=None, derandomize=True)
+@hypothesis.given(
+  size=st.integers(1, 7),
+  sizes=st.lists(st.integers(1, 20), min_size=1, max_size=12),
+  prioritized=st.booleans(),
+)
+def test_any_messages_are_cut_into_shares_of_one_size(size, sizes, prioritized):
+  shares = unroll_server._Shares(size)
+  waiting, number = [], 0
+  for rows in sizes:
+    numbers = list(range(number, number + rows))
+    number += rows
+    waiting += numbers
+    priorities = priorities_of(numbers) if prioritized else ()
+    # As they come over the wire: nobody may write into them.
+    message = running.copied((unroll_of(numbers), priorities))
+    for leaf in jax.tree.leaves(message):
+      leaf.flags.writeable = False
+    for unroll, found in shares.add(*message):
+      now, waiting = waiting[:size], waiting[size:]
+      running.assert_equal(unroll, running.time_major(unroll_of(now)))
+      assert isinstance(unroll, types.Unroll)
+      if prioritized:
+        np.testing.assert_array_equal(found, priorities_of(now))
+      else:
+        assert found == ()
+    assert len(waiting) < size
+
+
+# Over the wire
+
+
+PERIOD = LENGTH - 1
+ACTORS = sessions.Config(num_actors=2, envs_per_actor=3)
+SHARE = 4
+
+
+class Serving:
+  """An unroll server, and a sink that a test can hold back."""
+
+  def __init__(self, folder, agent=None):
+    self.agent = agent or fakes.counting_agent()
+    self.spec = envs.spec(CARTPOLE)
+    self.counts = counters.Acted()
+    self.newest = jnp.float32(1.5), 7
+    self.shares, self.open, self.over = [], threading.Event(), False
+    self.in_sink = 0
+    self.open.set()
+    self.server = wire.Server(f"unix:{folder}/learner", 4)
+    self.actors = sessions.Sessions(
+      self.agent.exploration(ACTORS.num_envs), self.counts, seed=0
+    )
+    self.unrolls = unroll_server.UnrollServer(
+      self.programs(num_slots=SHARE),
+      self.actors,
+      max_rows=ACTORS.envs_per_actor,
+      newest=lambda: self.newest,
+      sink=self._sink,
+    )
+    self.unrolls.bind(self.server)
+
+  def _sink(self, share):
+    self.in_sink += 1
+    assert self.open.wait(20)
+    self.in_sink -= 1
+    self.shares.append(share)
+    return not self.over
+
+  def __enter__(self):
+    self.server.start()
+    self.client = wire.Client(self.server.address)
+    return self
+
+  def __exit__(self, *_):
+    self.open.set()
+    self.client.close()
+    self.server.stop(0)
+
+  @property
+  def free(self):
+    """Slots that no actor holds."""
+    return self.actors._slots.free
+
+  def programs(self, agent=None, period=PERIOD, num_slots=3):
+    """Of an actor, perhaps with another agent."""
+    agent = agent or self.agent
+    layout = unroll_store.Layout.of(agent, period, num_slots)
+    return local_actor.Programs(agent, self.spec, layout)
+
+  def actor(self, num_envs=3, programs=None):
+    share = (programs or self.programs()).share()
+    return wire.Exchange(
+      self.client,
+      protocol.EXPERIENCE,
+      protocol.experience_layout(share, 3),
+      protocol.VERSION,
+      {"num_envs": num_envs},
+    )
+
+
+@pytest.fixture
+def serving(tmp_path):
+  with Serving(tmp_path) as running_server:
+    yield running_server
+
+
+def experience(numbers, env_steps=1, returns=(), waits=(0.0, 0.0)):
+  rows = len(numbers)
+  episode_return = np.full((rows, LENGTH), np.nan, np.float32)
+  episode_return.ravel()[: len(returns)] = returns
+  return protocol.Experience(
+    unroll=unroll_of(numbers),
+    priorities=(),
+    env_steps=np.full(rows, env_steps, np.int32),
+    episode_return=episode_return,
+    wait_environments=np.full(rows, waits[0], np.float32),
+    wait_learner=np.full(rows, waits[1], np.float32),
+  )
+
+
+def eventually(condition, seconds=10.0):
+  deadline = time.monotonic() + seconds
+  while not condition():
+    assert time.monotonic() < deadline
+    time.sleep(0.01)
+
+
+def test_what_actors_send_becomes_shares_and_is_counted(serving):
+  first, second = serving.actor(), serving.actor(num_envs=2)
+  reply = first(experience([0, 1, 2], 5, returns=[3.0, 5.0], waits=(0.5, 0.2)))
+  assert reply.tolist() == [7]
+  assert serving.shares == []
+  serving.newest = jnp.float32(2.5), 8
+  assert second(experience([3, 4], 2, waits=(0.25, 0.4))).tolist() == [8]
+  assert first(experience([5, 6, 7], 1, waits=(0.0, 0.0))).tolist() == [8]
+  assert len(serving.shares) == 2
+  for share, numbers in zip(
+    serving.shares, ([0, 1, 2, 3], [4, 5, 6, 7]), strict=True
+  ):
+    running.assert_equal(share.unroll, running.time_major(unroll_of(numbers)))
+  assert serving.counts.env_steps == 3 * 5 + 2 * 2 + 3
+  assert serving.counts.returns.count == 2
+  assert serving.counts.returns.mean() == 4.0
+  # The newest of each actor.
+  assert serving.actors.measure() == {
+    metrics.WAIT_ENVIRONMENTS: pytest.approx(0.125),
+    metrics.WAIT_LEARNER: pytest.approx(0.2),
+  }
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_message_of_some_environments_is_refused(serving, rows):
+  bystander, actor = serving.actor(num_envs=1), serving.actor()
+  with pytest.raises(wire.WireError, match="of all 3 environments") as caught:
+    actor(experience(range(rows)))
+  assert caught.value.code is wire.StatusCode.INVALID_ARGUMENT
+  # So is one of more than that.
+  with pytest.raises(wire.WireError, match="of all 2 environments"):
+    serving.actor(num_envs=2)(experience(range(3)))
+  assert serving.counts.env_steps == 0
+  assert bystander(experience([1])).tolist() == [7]
+  eventually(lambda: serving.free == 5)
+  bystander.close()
+  eventually(lambda: serving.free == 6)
+
+
+def test_an_actor_of_too_many_environments_is_refused(serving):
+  with pytest.raises(wire.WireError, match="at most 6 env") as caught:
+    serving.actor(num_envs=7)
+  assert caught.value.code is wire.StatusCode.FAILED_PRECONDITION
+  first, second = serving.actor(), serving.actor(num_envs=2)
+  with pytest.raises(wire.WireError, match="at most 1 env") as caught:
+    serving.actor()
+  assert caught.value.code is wire.StatusCode.RESOURCE_EXHAUSTED
+  first.close()
+  eventually(lambda: serving.free == 4)
+  third = serving.actor()
+  assert third.welcome["first_seed"] == 5
+  assert second(experience([0, 1])).tolist() == [7]
+
+
+def test_an_actor_that_waits_for_slots_gathers_no_threads(serving):
+  holders = [serving.actor(), serving.actor()]
+  work = unroll_actor.Work(
+    serving.server.address,
+    CARTPOLE,
+    running.Changed(vtrace.Config(), lambda agent: serving.agent),
+    base.Horizon.of(1000, 10),
+    ACTORS,
+    PERIOD,
+  )
+  stop = threading.Event()
+  actor = threading.Thread(
+    target=unroll_actor.run, args=(work, stop), daemon=True
+  )
+  actor.start()
+  time.sleep(2)
+  before = threading.active_count()
+  time.sleep(4)
+  # It tries twice a second; each try used to leave a thread behind.
+  assert threading.active_count() <= before + 2
+  assert actor.is_alive()
+  stop.set()
+  actor.join(20)
+  assert not actor.is_alive()
+  assert all(holder.welcome for holder in holders)
+
+
+def other_extras():
+  agent = fakes.counting_agent()
+
+  def step(*arguments):
+    output, core_state = agent.step(*arguments)
+    return output._replace(extras={"mean": output.extras["sum"]}), core_state
+
+  return dataclasses.replace(agent, step=step)
+
+
+def with_priorities():
+  return dataclasses.replace(
+    fakes.counting_agent(),
+    needs=base.Needs(window=2),
+    priorities=lambda acting, unroll: None,
+  )
+
+
+@pytest.mark.parametrize(
+  ("agent", "period", "column"),
+  [
+    (other_extras(), PERIOD, "unroll/extras/mean"),
+    (with_priorities(), PERIOD, "priorities"),
+    (None, LENGTH, "unroll/inputs/timestep/step_type"),
+  ],
+)
+def test_the_actor_of_another_agent_is_refused(serving, agent, period, column):
+  with pytest.raises(wire.WireError, match=column) as caught:
+    serving.actor(programs=serving.programs(agent, period))
+  assert caught.value.code is wire.StatusCode.FAILED_PRECONDITION
+  assert serving.free == 6
+
+
+def test_a_sink_that_is_full_holds_all_actors_back(serving):
+  first, second = serving.actor(), serving.actor()
+  first(experience([0, 1, 2]))
+  serving.open.clear()
+  replies = []
+
+  def send(actor, numbers):
+    replies.append(actor(experience(numbers)).tolist())
+
+  threads = [
+    threading.Thread(target=send, args=(first, [3, 4, 5]), daemon=True),
+    threading.Thread(target=send, args=(second, [6, 7, 8]), daemon=True),
+  ]
+  for thread in threads:
+    thread.start()
+  eventually(lambda: serving.counts.env_steps == 9)
+  time.sleep(0.3)
+  assert replies == [] and serving.shares == []
+  # Shares come one by one: the order of messages is that of shares.
+  assert serving.in_sink == 1
+  # Nobody waits for parameters, or for slots.
+  assert fetch(serving).version == 7
+  serving.open.set()
+  for thread in threads:
+    thread.join(10)
+  assert replies == [[7], [7]]
+  assert len(serving.shares) == 2
+  assert first(experience([9, 10, 11])).tolist() == [7]
+  numbers = [int(x) for unroll, _ in serving.shares for x in unroll.core_state]
+  # Of the two that waited, either may come first.
+  assert sorted(numbers) == list(range(12))
+
+
+def test_actors_are_told_when_all_is_over(serving):
+  first, second = serving.actor(), serving.actor()
+  first(experience([0, 1, 2]))
+  serving.over = True
+  assert second(experience([3, 4, 5])) is None
+  assert len(serving.shares) == 1
+
+
+def fetch(serving):
+  layout = protocol.parameters_layout(np.zeros((), np.float32))
+  return serving.client.call(protocol.PARAMETERS, (), protocol.NOTHING, layout)
+
+
+def test_parameters_come_with_their_version(serving):
+  for acting, version in ((1.5, 7), (-2.25, 8), (-2.25, 9), (0.1, 20)):
+    serving.newest = jnp.float32(acting), version
+    for _ in range(2):
+      reply = fetch(serving)
+      assert reply.version.tolist() == [version]
+      assert reply.acting.tolist() == [np.float32(acting)]
+
+
+def test_an_example_has_the_form_of_shares(serving):
+  actor = serving.actor()
+  for numbers in ([0, 1, 2], [3, 4, 5]):
+    actor(experience(numbers))
+
+  def forms(share):
+    return jax.tree.map(lambda x: (x.shape, x.dtype), share)
+
+  example = serving.unrolls.example()
+  assert forms(example) == forms(serving.shares[0])
+  assert isinstance(example, types.Share)
+  assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(example))
+
+
+# Local actors
+
+
+def made_actor(layout, agent, seed, exploration=None):
+  programs = local_actor.Programs(agent, envs.spec(CARTPOLE), layout)
+  return local_actor.LocalActor(
+    programs,
+    CARTPOLE,
+    seed=seed,
+    rng_key=jax.random.key(0),
+    device=jax.local_devices()[0],
+    waits=metrics.Waits({metrics.WAIT_ENVIRONMENTS: 1}),
+    exploration=exploration,
+  )
+
+
+def counted(rows, core_state, acting):
+  """What `counting_agent` does, in NumPy: its core state afterwards."""
+  first = rows.timestep.step_type == FIRST
+  before = np.where(first, np.float32(0), core_state)
+  seen = rows.timestep.observation.sum(axis=-1, dtype=np.float32)
+  return before, (before + seen + acting).astype(np.float32)
+
+
+@pytest.mark.parametrize(("length", "period"), [(4, 3), (5, 2), (3, 3), (1, 1)])
+def test_unrolls_are_what_the_environments_did(length, period):
+  """The same seeds are stepped by hand, and the agent's sums made in NumPy."""
+  num_envs, seed, steps = 3, 11, 60
+  layout = unroll_store.Layout(num_envs, length, period)
+  actor = made_actor(layout, fakes.counting_agent(), seed)
+  hand = envs.EnvPoolEnvironment(CARTPOLE, num_envs, seed=seed)
+  hand.reset()
+  done, state, last, ended = [], np.zeros(num_envs, np.float32), None, 0
+  for time_step in range(steps):
+    # New parameters come between an unroll's end and the next action.
+    acting, version = np.float32(time_step // 7), np.int32(time_step)
+    rows, unroll = actor.observe(acting, version)
+    expected = hand.recv()
+    running.assert_equal(rows, expected)
+    ended += np.sum(~np.isnan(rows.episode_return))
+    before, state = counted(expected, state, acting)
+    action = np.round(state).astype(np.int32) % 2
+    first = expected.timestep.step_type == FIRST
+    action_tm1 = np.where(first | (last is None), 0, last)
+    last = action
+    done.append((expected, before, state, action, action_tm1, version))
+    since = time_step - (length - 1)
+    assert (unroll is not None) == (since >= 0 and since % period == 0)
+    if unroll is not None:
+      check_unroll(unroll, done[-length:])
+    actor.act(acting, version)
+    hand.send(expected.index, action)
+  assert ended >= 3
+  actor.close()
+  hand.close()
+
+
+def check_unroll(unroll, done):
+  """That it is of these steps; the last one's action came later."""
+  expected, before, state, action, action_tm1, version = zip(*done, strict=True)
+  timesteps = [rows.timestep for rows in expected]
+  running.assert_equal(
+    unroll.inputs.timestep, jax.tree.map(lambda *x: np.stack(x), *timesteps)
+  )
+  np.testing.assert_allclose(unroll.extras["sum"], state, rtol=1e-5, atol=1e-5)
+  np.testing.assert_array_equal(unroll.action, action)
+  np.testing.assert_array_equal(unroll.inputs.action_tm1, np.stack(action_tm1))
+  np.testing.assert_array_equal(unroll.version[:, 0], version)
+  np.testing.assert_allclose(unroll.core_state, before[0], rtol=1e-5, atol=1e-5)
+  assert unroll.inputs.exploration.shape == unroll.action.shape
+
+
+def test_the_last_action_of_an_unroll_comes_from_newer_parameters():
+  layout = unroll_store.Layout(num_slots=2, length=3, period=2)
+  actor = made_actor(layout, fakes.counting_agent(), 0)
+  found, version = [], 0
+  for _ in range(9):
+    _, unroll = actor.observe(np.float32(version), np.int32(version))
+    if unroll is not None:
+      found.append(running.copied(unroll))
+      version += 10
+    actor.act(np.float32(version), np.int32(version))
+  actor.close()
+  assert [x.version[:, 0].tolist() for x in found] == [
+    [0, 0, 0],
+    [10, 10, 10],
+    [20, 20, 20],
+    [30, 30, 30],
+  ]
+  for old, new in itertools.pairwise(found):
+    # They share a step, of which only who acted differs.
+    running.assert_equal(
+      jax.tree.map(lambda x: x[-1], old.inputs),
+      jax.tree.map(lambda x: x[0], new.inputs),
+    )
+    np.testing.assert_allclose(new.extras["sum"][0] - old.extras["sum"][-1], 10)
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_exploration_reaches_the_agent_and_the_unrolls(given):
+  ladder = np.array([0.5, 0.25, 0.125], np.float32)
+
+  def step(acting, rng_key, inputs, core_state):
+    output, core_state = agent.step(acting, rng_key, inputs, core_state)
+    return output._replace(extras={"seen": inputs.exploration}), core_state
+
+  agent = dataclasses.replace(
+    fakes.counting_agent(),
+    exploration=lambda count: np.full(count, 0.75, np.float32),
+  )
+  layout = unroll_store.Layout(num_slots=3, length=2, period=1)
+  actor = made_actor(
+    layout, dataclasses.replace(agent, step=step), 0, ladder if given else None
+  )
+  expected = ladder if given else np.full(3, 0.75, np.float32)
+  for time_step in range(6):
+    _, unroll = actor.observe(np.float32(0), np.int32(0))
+    assert (unroll is not None) == (time_step >= 1)
+    if unroll is not None:
+      both = np.stack([expected, expected])
+      np.testing.assert_array_equal(unroll.inputs.exploration, both)
+      np.testing.assert_array_equal(unroll.extras["seen"], both)
+    actor.act(np.float32(0), np.int32(0))
+  actor.close()

@@ -1,0 +1,235 @@
+"""The unroll store against a plain Python one."""
+
+import functools
+
+import dm_env
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from seedx import types
+from seedx.acting import unroll_store
+from seedx.agents import acting_step, vtrace
+from tests import fakes
+
+FIRST, MID, LAST = (int(kind) for kind in dm_env.StepType)
+_FEATURES = 3
+_SPEC = types.EnvironmentSpec(
+  observation=dm_env.specs.Array((_FEATURES,), np.float32),
+  action=dm_env.specs.DiscreteArray(2),
+)
+
+
+class _Reference:
+  """What the store should hold, a list of steps for each slot's lease."""
+
+  def __init__(self, layout):
+    self.layout = layout
+    self.history = {slot: [] for slot in range(layout.num_slots)}
+
+  def step(self, slot, timestep, version, acting):
+    past = self.history[slot]
+    first = not past or timestep.step_type == FIRST
+    before = 0.0 if first else past[-1]["after"]
+    after = np.float32(before + timestep.observation.sum() + acting)
+    past.append(
+      {
+        "timestep": timestep,
+        "action_tm1": 0 if first else past[-1]["action"],
+        "before": before,
+        "after": after,
+        "action": int(np.round(after)) % 2,
+        "version": version,
+      }
+    )
+    steps = len(past) - self.layout.length
+    if steps >= 0 and steps % self.layout.period == 0:
+      return past[steps:]
+    return None
+
+
+def _assert_same(unroll, place, expected):
+  """Compares one unroll of a batch with the reference's steps."""
+
+  def column(get):
+    return np.stack([get(step) for step in expected])
+
+  def found(leaf):
+    return np.asarray(leaf)[:, place]
+
+  timestep = unroll.inputs.timestep
+  for name in ("step_type", "reward", "discount", "observation"):
+    np.testing.assert_allclose(
+      found(getattr(timestep, name)),
+      column(lambda step, name=name: getattr(step["timestep"], name)),
+      rtol=1e-6,
+      err_msg=name,
+    )
+  np.testing.assert_array_equal(
+    found(unroll.inputs.action_tm1), column(lambda step: step["action_tm1"])
+  )
+  for name in ("action", "version"):
+    np.testing.assert_array_equal(
+      found(getattr(unroll, name)), column(lambda step, n=name: step[n])
+    )
+  np.testing.assert_allclose(
+    found(unroll.extras["sum"]), column(lambda step: step["after"]), rtol=1e-5
+  )
+  np.testing.assert_allclose(
+    np.asarray(unroll.core_state)[place], expected[0]["before"], rtol=1e-5
+  )
+
+
+@pytest.mark.parametrize(
+  ("length", "period"), [(4, 3), (5, 5), (6, 2), (3, 1), (1, 1)]
+)
+def test_store_equals_a_python_list_of_steps(length, period):
+  """Random slots, partial batches, resets, and leases that begin anew."""
+  rng = np.random.default_rng(length)
+  layout = unroll_store.Layout(num_slots=7, length=length, period=period)
+  agent = fakes.counting_agent()
+  store = unroll_store.empty(
+    agent, acting_step.zero_inputs(_SPEC, 1), jnp.float32(0), layout
+  )
+  # Poison: a value that nobody wrote must be seen.
+  store = jax.tree.map(lambda leaf: jnp.full_like(leaf, 99), store)
+  act = jax.jit(
+    functools.partial(unroll_store.act, agent, layout), donate_argnums=0
+  )
+  collect = jax.jit(functools.partial(unroll_store.collect, layout))
+  reference = _Reference(layout)
+  counts = np.zeros(layout.num_slots, np.int32)
+  size, compared = 5, 0
+
+  for call in range(120):
+    if rng.random() < 0.1:  # A lease ends; its slots start from nothing.
+      slot = rng.integers(layout.num_slots)
+      counts[slot], reference.history[slot] = 0, []
+    rows = rng.integers(1, size + 1)
+    slots = rng.permutation(layout.num_slots)[:rows].astype(np.int32)
+    timestep = dm_env.TimeStep(
+      step_type=rng.choice([FIRST, MID, MID, LAST], size).astype(np.uint8),
+      reward=rng.normal(size=size).astype(np.float32),
+      discount=rng.random(size).astype(np.float32),
+      observation=rng.normal(size=(size, _FEATURES)).astype(np.float32),
+    )
+    padded = np.full(size, layout.num_slots, np.int32)
+    padded[:rows] = slots
+    count = np.zeros(size, np.int32)
+    count[:rows] = counts[slots]
+    acting = np.float32(0.25 * call)
+    store, actions = act(
+      store,
+      acting,
+      np.int32(call),
+      jax.random.key(0),
+      unroll_store.Batch(padded, count, timestep),
+    )
+    expected = {}
+    for row, slot in enumerate(slots):
+      step = jax.tree.map(lambda leaf, row=row: leaf[row], timestep)
+      done = reference.step(slot, step, call, acting)
+      assert reference.history[slot][-1]["action"] == int(actions[row])
+      if done is not None:
+        expected[row] = done
+    counts[slots] += 1
+
+    finished = np.flatnonzero(layout.finished(count[:rows]))
+    assert finished.tolist() == list(expected)
+    place = np.full(size, 3, np.int32)  # A batch of 3 unrolls: 3 is padding.
+    taken = finished[:3]
+    place[: len(taken)] = np.arange(len(taken))[::-1]
+    which = np.zeros(size, np.int32)
+    which[: len(taken)] = taken
+    batch = collect(
+      store,
+      unroll_store.empty_unrolls(store, 3),
+      padded[which],
+      count[which],
+      place,
+    )
+    for position, row in enumerate(taken):
+      _assert_same(batch, place[position], expected[row])
+      compared += 1
+  assert compared > 20
+
+
+def test_collect_leaves_the_other_places_alone():
+  layout = unroll_store.Layout(num_slots=2, length=2, period=1)
+  agent = fakes.counting_agent()
+  store = unroll_store.empty(
+    agent, acting_step.zero_inputs(_SPEC, 1), jnp.float32(0), layout
+  )
+  batch = jax.tree.map(
+    lambda leaf: jnp.full_like(leaf, 7), unroll_store.empty_unrolls(store, 3)
+  )
+  after = unroll_store.collect(
+    layout,
+    store,
+    batch,
+    slot=np.array([1], np.int32),
+    count=np.array([1], np.int32),
+    row=np.array([1], np.int32),
+  )
+  assert np.asarray(after.action)[0].tolist() == [7, 0, 7]
+  assert np.asarray(after.core_state).tolist() == [7, 0, 7]
+
+
+def test_core_state_is_the_networks_replay_from_the_episodes_start():
+  """With real frame stacking: each unroll starts where a replay would be."""
+  spec = types.EnvironmentSpec(
+    observation=dm_env.specs.BoundedArray((1, 36, 36), np.uint8, 0, 255),
+    action=dm_env.specs.DiscreteArray(3),
+  )
+  agent = vtrace.Config(stack_frames=4).make(spec)
+  acting = agent.acting(agent.init(jax.random.key(0)))
+  layout = unroll_store.Layout(num_slots=2, length=4, period=3)
+  store = unroll_store.empty(
+    agent, acting_step.zero_inputs(spec, 1), acting, layout
+  )
+  act = jax.jit(functools.partial(unroll_store.act, agent, layout))
+  replay = jax.jit(agent.step)
+  rng = np.random.default_rng(0)
+  kinds = [FIRST, MID, MID, MID, MID, LAST, FIRST, MID, MID, MID, MID, MID, MID]
+
+  core_state = agent.initial_core_state(1)
+  before, checked = [], 0
+  for count, kind in enumerate(kinds):
+    timestep = dm_env.TimeStep(
+      step_type=np.array([kind], np.uint8),
+      reward=np.zeros(1, np.float32),
+      discount=np.ones(1, np.float32),
+      observation=rng.integers(0, 256, (1, 1, 36, 36)).astype(np.uint8),
+    )
+    rows = (np.array([1], np.int32), np.array([count], np.int32))
+    key = jax.random.fold_in(jax.random.key(1), count)
+    store, _ = act(
+      store, acting, np.int32(0), key, unroll_store.Batch(*rows, timestep)
+    )
+    if kind == FIRST:
+      core_state = agent.initial_core_state(1)
+    before.append(core_state)
+    inputs = types.Inputs(
+      timestep, np.zeros(1, np.int32), np.zeros(1, np.float32)
+    )
+    _, core_state = replay(acting, key, inputs, core_state)
+    if layout.finished(rows[1])[0]:
+      batch = unroll_store.collect(
+        layout,
+        store,
+        unroll_store.empty_unrolls(store, 1),
+        *rows,
+        row=np.zeros(1, np.int32),
+      )
+      expected = before[count - layout.length + 1]
+      jax.tree.map(np.testing.assert_array_equal, batch.core_state, expected)
+      checked += 1
+  assert checked == 4
+
+
+def test_layout_refuses_what_cannot_be_stored():
+  with pytest.raises(types.ConfigError, match="period from 1 to"):
+    unroll_store.Layout(num_slots=1, length=3, period=4)
+  with pytest.raises(types.ConfigError, match="at least 1 environment"):
+    unroll_store.Layout(num_slots=0, length=3, period=3)
