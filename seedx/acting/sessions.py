@@ -48,7 +48,6 @@ class Slots:
 
   def __init__(self, num_slots: int) -> None:
     """All of `num_slots` are free."""
-    self._num_slots = num_slots
     self._free = np.arange(num_slots, dtype=np.int32)
     self._lock = threading.Lock()
 

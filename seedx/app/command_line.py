@@ -33,7 +33,6 @@ def parse(
   program: str,
   description: str | None,
   *,
-  own: C | None = None,
   positional: Sequence[str] = (),
 ) -> C:
   """Reads a command line; exits with status 2 and one line where it is wrong.
@@ -43,8 +42,6 @@ def parse(
     argv: without the program's name.
     program: how it is called.
     description: opens `--help`.
-    own: the config before presets, whose values `--help` says too where they
-      are others; None for those of the settings' own classes.
     positional: names of settings that are words without a flag before them. All
       must be given, a tuple as one or more words.
 
@@ -55,8 +52,6 @@ def parse(
   taken = [known[name] for name in positional]
   if not {"-h", "--help"}.isdisjoint(argv):
     before = {name: setting.default for name, setting in known.items()}
-    if own is not None:
-      before |= configs.values(own)
     print(f"usage: {program}", *map(_word, taken), "[options]\n")
     print(_help(config, before, description, positional))
     raise SystemExit(0)

@@ -16,7 +16,6 @@ from typing import Any
 import dm_env
 import jax
 import jax.export
-import jax.numpy as jnp
 import numpy as np
 
 from seedx import types
@@ -98,8 +97,7 @@ def export(
     raise types.ConfigError(
       "expected an agent with a `greedy` step to export, found one without"
     )
-  agent = dataclasses.replace(policy.agent, step=policy.agent.greedy)
-  example = acting_step.initial_state(agent, policy.spec, 1)
+  example = policy.initial_state(1)
   structure = jax.tree.structure(example)
   zeros = acting_step.zero_inputs(policy.spec, 1).timestep
 
@@ -110,15 +108,11 @@ def export(
       jax.tree.structure(zeros.observation),
       jax.tree.leaves(timestep["observation"]),
     )
-    taken = acting_step.take(
-      agent,
-      policy.acting,
-      jax.random.key(0),  # Nothing is drawn.
+    action, state = policy.act(
       dm_env.TimeStep(**timestep | {"observation": observation}),
       jax.tree.unflatten(structure, memory),
-      exploration=jnp.zeros_like(timestep["reward"]),
     )
-    return taken.output.action, jax.tree.leaves(taken.acting_state)
+    return action, jax.tree.leaves(state)
 
   (size,) = jax.export.symbolic_shape("b")
 

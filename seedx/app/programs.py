@@ -67,7 +67,7 @@ def main(
     )
     if asked.files.resume:
       before = run_dirs.config(asked.files.resume)
-      run_dirs.check_resumed(before, name, asked, asked.files)
+      run_dirs.check_resumed(before, asked, asked.files)
     role = asked.process.role if asked.process else "all"
     if role in ("all", "learner"):
       return _train(asked, name, alone=role == "learner")

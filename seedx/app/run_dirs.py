@@ -231,21 +231,17 @@ def check_classes(before: Config, own: Config, run_dir: str) -> None:
     )
 
 
-def check_resumed(
-  before: Config, experiment: str | None, asked: Any, files: Any
-) -> None:
+def check_resumed(before: Config, asked: Any, files: Any) -> None:
   """Checks that a run can go on with other settings.
 
   Args:
     before: what was asked of it.
-    experiment: the program that goes on with it.
     asked: the config with all the settings.
     files: of `training.Config`.
 
   Raises:
     types.ConfigError: its state contradicts one of them.
   """
-  check_experiment(before, experiment, files.resume)
   old = configs.values(restored(asked, before))
   new = configs.values(asked)
   known = [name for name in new if name not in _OF_THIS_START]

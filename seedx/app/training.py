@@ -87,7 +87,7 @@ def train(config: Any, *, show: bool = True, **options: Any) -> Run:
     run_dirs.check_experiment(before, None, files.resume)
     own = run_dirs.record(config, config, None)
     run_dirs.check_classes(before, own, files.resume)
-    run_dirs.check_resumed(before, None, config, files)
+    run_dirs.check_resumed(before, config, files)
   return run(config, files, show=show)
 
 
