@@ -19,8 +19,11 @@ from tests import fakes
 SIZE = 7
 
 
-def adding_agent():
-  """An agent whose update subtracts the gradient; the target lags by one."""
+def adding_agent(period=1):
+  """An agent whose update subtracts the gradient.
+
+  Each `period` updates, the target becomes what the parameters were before.
+  """
 
   def start(params, updates):
     return base.AgentState(params, (), {}, jnp.int32(updates), params)
@@ -30,7 +33,9 @@ def adding_agent():
       state,
       params=state.params - gradients.params,
       updates=state.updates + 1,
-      target_params=state.params,
+      target_params=jnp.where(
+        state.updates % period == 0, state.params, state.target_params
+      ),
     )
 
   return dataclasses.replace(fakes.counting_agent(), start=start, apply=apply)
@@ -51,10 +56,8 @@ class Servers:
   def start(self, k):
     self.shards[k] = shard = self._make()
     part = self._parts[k]
-    push, reply = parameter_server.layouts(part.stop - part.start)
     self.servers[k] = server = wire.Server(self.addresses[k], 32)
-    server.bind(parameter_server.PUSH, shard.push, push, reply)
-    server.bind(parameter_server.START, shard.start, push, reply)
+    shard.bind(server, part.stop - part.start)
     server.start()
 
   def __enter__(self):
@@ -76,11 +79,9 @@ def connect(client):
       time.sleep(0.1)
 
 
-def push_of(version, vector, target_version=10**6):
-  return parameter_server.Push(
-    np.array([version], np.int32),
-    np.array([target_version], np.int32),
-    np.asarray(vector, np.float32)[None],
+def vector_of(version, vector):
+  return parameter_server.Vector(
+    np.int32(version), np.asarray(vector, np.float32)
   )
 
 
@@ -135,16 +136,16 @@ def test_pushes_of_many_workers_lose_no_update(tmp_path, num_shards):
 
 def test_a_stale_gradient_is_dropped_and_answered():
   shard = parameter_server.Shard(adding_agent(), max_staleness=2)
-  shard.start(push_of(0, [10.0]))
+  shard.start(vector_of(0, [10.0]))
   for _ in range(3):
-    reply = shard.push(push_of(shard.version, [1.0]))
-    assert reply.applied.all()
-  reply = shard.push(push_of(0, [100.0]))
-  assert not reply.applied.any()
-  assert reply.version[0] == shard.version == 3
-  assert reply.vector[0] == [7.0]
-  reply = shard.push(push_of(1, [1.0]))
-  assert reply.applied.all() and reply.vector[0] == [6.0]
+    reply = shard.push(vector_of(shard.version, [1.0]))
+    assert reply.applied
+  reply = shard.push(vector_of(0, [100.0]))
+  assert not reply.applied
+  assert reply.version == shard.version == 3
+  assert reply.vector == [7.0]
+  reply = shard.push(vector_of(1, [1.0]))
+  assert reply.applied and reply.vector == [6.0]
 
 
 def test_staleness_is_what_others_did_meanwhile(tmp_path):
@@ -168,25 +169,42 @@ def test_staleness_is_what_others_did_meanwhile(tmp_path):
     other.close()
 
 
-def test_target_parameters_come_only_when_they_are_newer():
+def test_a_reply_says_how_old_the_target_parameters_are():
   shard = parameter_server.Shard(adding_agent(), 10)
-  reply = shard.start(push_of(5, [3.0], target_version=-1))
-  assert reply.version.tolist() == [5, 5]
-  reply = shard.push(push_of(5, [1.0], target_version=5))
-  assert reply.version.tolist() == [6]  # The target is the start as before.
-  reply = shard.push(push_of(6, [1.0], target_version=5))
-  assert reply.version.tolist() == [7, 7]
-  assert reply.vector.tolist() == [[1.0], [2.0]]
+  assert shard.start(vector_of(5, [3.0])).target_version == 5
+  reply = shard.push(vector_of(5, [1.0]))
+  assert reply.version == 6
+  assert reply.target_version == 5  # The target is the start as before.
+  reply = shard.push(vector_of(6, [1.0]))
+  assert reply.version == reply.target_version == 7
+  assert reply.vector == [1.0]
+  target = shard.target(())
+  assert target.version == 7 and target.vector == [2.0]
+
+
+def test_target_parameters_are_fetched_only_when_they_are_newer(tmp_path):
+  params = np.zeros(SIZE, np.float32)
+  with Servers(tmp_path, adding_agent(period=2), SIZE, 1) as servers:
+    asked = []
+    shard = servers.shards[0]
+    client = parameter_server.Client(servers.addresses, params)
+    client.connect()
+    for _ in range(6):
+      client.push(np.ones(SIZE, np.float32))
+      asked.append(client.target_params[0])
+      assert asked[-1] == shard.target(()).vector[0]
+    assert len(set(asked)) == 3, asked
+    client.close()
 
 
 def test_who_comes_first_gives_an_empty_shard_its_parameters():
   shard = parameter_server.Shard(adding_agent(), 10)
-  with pytest.raises(wire.Refused, match="started again") as caught:
-    shard.push(push_of(0, [1.0]))
+  with pytest.raises(wire.Refused, match="no parameters yet") as caught:
+    shard.push(vector_of(0, [1.0]))
   assert caught.value.code is wire.StatusCode.UNAVAILABLE
-  shard.start(push_of(3, [5.0]))
-  reply = shard.start(push_of(9, [8.0]))
-  assert reply.version[0] == 3 and reply.vector[0] == [5.0]
+  shard.start(vector_of(3, [5.0]))
+  reply = shard.start(vector_of(9, [8.0]))
+  assert reply.version == 3 and reply.vector == [5.0]
 
 
 def test_a_shard_that_died_gets_back_what_a_worker_knows(tmp_path):
@@ -232,17 +250,21 @@ def test_shards_together_update_as_the_whole_agent_does(optimizer, num_shards):
   shards = [parameter_server.Shard(agent, 10) for _ in range(num_shards)]
   parts = parameter_server.parts(flat.size, num_shards)
   for shard, part in zip(shards, parts, strict=True):
-    shard.start(push_of(0, flat[part]))
+    shard.start(vector_of(0, flat[part]))
   rng = np.random.default_rng(0)
   for version in range(5):
     gradient = rng.normal(size=flat.size).astype(np.float32)
     whole = agent.apply(whole, base.Gradients(unravel(gradient)))
     replies = [
-      shard.push(push_of(version, gradient[part], target_version=-1))
+      shard.push(vector_of(version, gradient[part]))
       for shard, part in zip(shards, parts, strict=True)
     ]
-    for row, params in enumerate((whole.params, whole.target_params)):
-      joined = np.concatenate([reply.vector[row] for reply in replies])
+    targets = [shard.target(()) for shard in shards]
+    for found, params in (
+      (replies, whole.params),
+      (targets, whole.target_params),
+    ):
+      joined = np.concatenate([each.vector for each in found])
       expected, _ = jax.flatten_util.ravel_pytree(params)
       np.testing.assert_allclose(joined, expected, rtol=1e-5, atol=1e-6)
   assert np.abs(expected - flat).max() > 1e-4
@@ -256,10 +278,10 @@ def test_a_restart_goes_on_in_the_schedule():
   steps = []
   for version in (0, 9, 10):
     shard = parameter_server.Shard(agent, 10)
-    shard.start(push_of(version, [0.0]))
-    reply = shard.push(push_of(version, [0.1]))
-    assert reply.version[0] == version + 1
-    steps.append(abs(float(reply.vector[0, 0])))
+    shard.start(vector_of(version, [0.0]))
+    reply = shard.push(vector_of(version, [0.1]))
+    assert reply.version == version + 1
+    steps.append(abs(float(reply.vector[0])))
   first, late, ended = steps
   assert ended < 1e-6 * first  # The schedule is computed in float32.
   np.testing.assert_allclose(late, first / 10, rtol=1e-5)

@@ -246,42 +246,69 @@ def test_round_trip_of_any_nest(nest):
 
 
 def test_the_bytes_are_those_of_the_documentation():
-  layout = wire.Layout.of(
-    {"frame": np.zeros((2, 3), np.uint8), "discount": np.float32(0)}, 64
-  )
+  specs = {
+    "reward": np.float32(0),
+    "frame": np.zeros((2, 3), np.uint8),
+    "wait": wire.once(np.float32(0)),
+  }
+  layout = wire.Layout.of((specs["wait"], specs["reward"], specs["frame"]), 64)
+  columns = [
+    {"name": "0", "dtype": "<f4", "shape": [], "once": True},
+    {"name": "1", "dtype": "<f4", "shape": [], "once": False},
+    {"name": "2", "dtype": "|u1", "shape": [2, 3], "once": False},
+  ]
   assert layout.to_json() == {
-    "protocol": 1,
+    "protocol": 2,
     "max_rows": 64,
-    "columns": [
-      {"name": "discount", "dtype": "<f4", "shape": []},
-      {"name": "frame", "dtype": "|u1", "shape": [2, 3]},
-    ],
+    "columns": columns,
   }
   for fact in [
     "The last one is padded too",
-    '{"name": "frame", "dtype": "|u1", "shape": [2, 3]}',
+    '{"name": "wait", "dtype": "<f4", "shape": [], "once": true}',
+    '{"name": "reward", "dtype": "<f4", "shape": [], "once": false}',
     "magic, the ASCII letters SEDX",
-    "3 rows have 16 + 16 (12 and 4 of padding) + 24 (18 and 6) = 56 bytes",
+    "3 rows have 16 + 8 (4 and 4 of padding) + 16 (12 and 4) + 24 (18 and 6)"
+    " = 64 bytes",
   ]:
     assert fact in " ".join(wire.__doc__.split())
   by_hand = (
     b"SEDX"
-    + struct.pack("<HHII", 1, 0, 3, 56)
+    + struct.pack("<HHII", 2, 0, 3, 64)
+    + struct.pack("<f", 0.25)
+    + bytes(4)
     + struct.pack("<fff", 0.0, 0.5, 1.0)
     + bytes(4)
     + bytes(range(18))
     + bytes(6)
   )
-  nest = {
-    "frame": np.arange(18, dtype=np.uint8).reshape(3, 2, 3),
-    "discount": np.array([0, 0.5, 1], np.float32),
-  }
+  nest = (
+    np.asarray(0.25, np.float32),
+    np.array([0, 0.5, 1], np.float32),
+    np.arange(18, dtype=np.uint8).reshape(3, 2, 3),
+  )
   assert layout.encode(nest) == by_hand
   assert_same(layout.decode(by_hand), nest)
-  assert layout.encode(nest).hex() == (
-    "5345445801000000030000003800000000000000000000003f0000803f"[:32]
-    + "000000000000003f0000803f00000000"
-    + "000102030405060708090a0b0c0d0e0f1011000000000000"
+
+
+def test_a_layout_whose_columns_are_all_once_has_one_row():
+  specs = wire.once((np.zeros((2, 3), np.int32), np.float64(0)))
+  layout = wire.Layout.of(specs, 7)
+  nest = (np.arange(6, dtype=np.int32).reshape(2, 3), np.asarray(0.5))
+  assert layout.max_rows == 1
+  assert len(layout.encode(nest)) == 16 + 24 + 8
+  assert_same(layout.decode(layout.encode(nest)), nest)
+  with pytest.raises(wire.MessageError, match="1 to 1 rows, found 2"):
+    layout.decode(header(protocol=2, rows=2, total=48) + bytes(32))
+
+
+def test_what_comes_once_is_not_taken_for_rows():
+  once, rows = wire.once(np.int32(0)), np.int32(0)
+  layout = wire.Layout.of((once, rows), 4)
+  with pytest.raises(ValueError, match=r"column '0': .*shape \(\), found"):
+    layout.encode((np.zeros(2, np.int32), np.zeros(2, np.int32)))
+  difference = layout.difference(wire.Layout.of((rows, rows), 4).to_json())
+  assert difference == (
+    "column 0: expected '0' <i4 [] once per message, found '0' <i4 []"
   )
 
 
@@ -293,7 +320,7 @@ def test_arrays_that_are_not_contiguous_arrive():
 
 def test_no_columns_make_a_message_of_one_row():
   layout = wire.Layout.of((), 5)
-  assert layout.encode(()) == b"SEDX" + struct.pack("<HHII", 1, 0, 1, 16)
+  assert layout.encode(()) == b"SEDX" + struct.pack("<HHII", 2, 0, 1, 16)
   assert layout.decode(layout.encode(())) == ()
 
 
@@ -353,9 +380,9 @@ def test_difference_names_the_first_column_that_differs():
   assert "expected no more columns" in against(
     (np.int32(0), np.zeros((2, 3)), np.int32(0))
   )
-  for nonsense in [None, 3, [], {}, {"protocol": 1}, {"protocol": "1"}]:
+  for nonsense in [None, 3, [], {}, {"protocol": 2}, {"protocol": "2"}]:
     assert "expected" in mine.difference(nonsense)
-  assert mine.difference({"protocol": 1, "columns": [7, None]})
+  assert mine.difference({"protocol": 2, "columns": [7, None]})
 
 
 # Calls.
@@ -390,8 +417,8 @@ def test_hello_and_welcome_may_be_large(client):
 def test_a_foreign_client_gets_the_documented_answer(server):
   data = LAYOUT.encode(message(3, 2))
   metadata = {
-    "protocol": 1,
-    "columns": [{"name": "x", "dtype": "<f4", "shape": [3]}],
+    "protocol": 2,
+    "columns": [{"name": "x", "dtype": "<f4", "shape": [3], "once": False}],
   }
   initial, replies = raw_stream(server.address, metadata, [data])
   assert json.loads(initial[KEY]) == {
@@ -402,7 +429,7 @@ def test_a_foreign_client_gets_the_documented_answer(server):
   assert replies == [LAYOUT.encode(message(6, 2))]
 
 
-def header(magic=b"SEDX", protocol=1, reserved=0, rows=1, total=32):
+def header(magic=b"SEDX", protocol=2, reserved=0, rows=1, total=32):
   return struct.pack("<4sHHII", magic, protocol, reserved, rows, total)
 
 
@@ -410,7 +437,7 @@ def header(magic=b"SEDX", protocol=1, reserved=0, rows=1, total=32):
   "data, words",
   [
     (header(magic=b"HTTP") + bytes(16), ["b'SEDX'", "b'HTTP'"]),
-    (header(protocol=2) + bytes(16), ["protocol 1", "found 2"]),
+    (header(protocol=1) + bytes(16), ["protocol 2", "found 1"]),
     (header(reserved=1) + bytes(16), ["expected 0", "found 1"]),
     (header(rows=0, total=16), ["1 to 8 rows", "found 0"]),
     (header(rows=9, total=128) + bytes(112), ["1 to 8 rows", "found 9"]),
@@ -444,7 +471,7 @@ def test_an_oversized_message_is_not_even_buffered(server, bystander):
 @pytest.mark.parametrize(
   "change, words",
   [
-    ({"protocol": 2}, "expected protocol 1, found 2"),
+    ({"protocol": 1}, "expected protocol 2, found 1"),
     ({"columns": []}, "column 0: expected 'x' <f4 [3], found no more"),
     ({"max_rows": 9}, "expected max_rows up to 8, found 9"),
     ({"max_rows": "x"}, "expected max_rows up to 8, found 'x'"),

@@ -36,33 +36,33 @@ class Experience(NamedTuple):
     env_steps: `[S]` int32, the env steps among those that are new in it.
     episode_return: `[S, L]` float32, as in `types.Rows`, of the new steps,
       and NaN behind them.
-    wait_environments: `[S]` float32, the actor's share of time since its last
-      message that it spent waiting for environments; the same in each row.
-    wait_learner: `[S]` float32, likewise for the learner's reply.
+    wait_environments: `[]` float32, the actor's share of time since its last
+      message that it spent waiting for environments.
+    wait_learner: `[]` float32, likewise for the learner's reply.
   """
 
   unroll: types.Unroll
   priorities: types.Tree
   env_steps: np.ndarray
   episode_return: np.ndarray
-  wait_environments: np.ndarray
-  wait_learner: np.ndarray
+  wait_environments: types.Array
+  wait_learner: types.Array
 
 
 class Versioned(NamedTuple):
   """Parameters that can act, and how many updates they have seen.
 
   Attributes:
-    version: `[1]` int32.
-    acting: `[1, ...]`, see `base.Agent.acting`.
+    version: `[]` int32.
+    acting: see `base.Agent.acting`.
   """
 
-  version: np.ndarray
+  version: types.Array
   acting: types.Tree
 
 
 NOTHING = wire.Layout.of((), 1)
-VERSION = wire.Layout.of(np.zeros((), np.int32), 1)
+VERSION = wire.Layout.of(wire.once(np.zeros((), np.int32)), 1)
 
 
 def act_layouts(
@@ -110,8 +110,8 @@ def experience_layout(share: types.Share, max_rows: int) -> wire.Layout:
       priorities=tree.map_structure(of_unroll, share.priorities),
       env_steps=row((), np.dtype(np.int32)),
       episode_return=row((length,), scalar.dtype),
-      wait_environments=scalar,
-      wait_learner=scalar,
+      wait_environments=wire.once(scalar),
+      wait_learner=wire.once(scalar),
     ),
     max_rows,
   )
@@ -119,4 +119,5 @@ def experience_layout(share: types.Share, max_rows: int) -> wire.Layout:
 
 def parameters_layout(acting: types.Tree) -> wire.Layout:
   """The layout of parameters, from anything of their shapes and dtypes."""
-  return wire.Layout.of(Versioned(np.zeros((), np.int32), acting), 1)
+  versioned = Versioned(np.zeros((), np.int32), acting)
+  return wire.Layout.of(wire.once(versioned), 1)

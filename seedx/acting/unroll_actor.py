@@ -97,7 +97,7 @@ def _act(
           reply = exchange(experience)
           if reply is None:
             return
-          if reply[0] > newest[1]:
+          if reply > newest[1]:
             newest = parameters.newest()
             if newest is None:
               return
@@ -132,8 +132,7 @@ class _Parameters:
     reply = self._exchange(())
     if reply is None:
       return None
-    acting = jax.tree.map(lambda leaf: leaf[0], reply.acting)
-    return jax.device_put(acting, self.device), np.int32(reply.version[0])
+    return jax.device_put(reply.acting, self.device), np.int32(reply.version)
 
   def close(self) -> None:
     """Ends the stream."""
@@ -172,14 +171,11 @@ class _Messages:
     env_steps, episode_return = self._unreported.take()
     shares = self._waits.shares()
 
-    def same(name: str) -> np.ndarray:
-      return np.full(len(env_steps), shares[name], np.float32)
-
     return protocol.Experience(
       unroll=types.Unroll._make([*steps, core_state]),
       priorities=priorities,
       env_steps=env_steps,
       episode_return=episode_return,
-      wait_environments=same(metrics.WAIT_ENVIRONMENTS),
-      wait_learner=same(_WAIT_LEARNER),
+      wait_environments=np.float32(shares[metrics.WAIT_ENVIRONMENTS]),
+      wait_learner=np.float32(shares[_WAIT_LEARNER]),
     )

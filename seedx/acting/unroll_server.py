@@ -69,8 +69,8 @@ class UnrollServer:
       lambda x: np.zeros(x.shape, x.dtype), self._programs.share()
     )
 
-  def take(self, experience: protocol.Experience) -> np.ndarray:
-    """Takes a message's unrolls; returns the newest version, `[1]`.
+  def take(self, experience: protocol.Experience) -> np.int32:
+    """Takes a message's unrolls; returns the newest version.
 
     Raises:
       wire.Refused: all is over.
@@ -80,7 +80,7 @@ class UnrollServer:
       for share in shares:
         if not self._sink(share):
           raise wire.Refused(wire.StatusCode.CANCELLED, "this run is over")
-    return np.array([self._newest()[1]], np.int32)
+    return np.int32(self._newest()[1])
 
   def _open(self, hello: Mapping[str, Any]) -> "_Session":
     return _Session(self, self._connected, self._connected.open(hello))
@@ -89,9 +89,9 @@ class UnrollServer:
     del nothing
     with self._fetching:
       acting, version = self._newest()
-      if self._fetched is None or self._fetched.version[0] != version:
-        host = jax.tree.map(lambda leaf: np.asarray(leaf)[None], acting)
-        self._fetched = protocol.Versioned(np.array([version], np.int32), host)
+      if self._fetched is None or self._fetched.version != version:
+        host = jax.tree.map(np.asarray, acting)
+        self._fetched = protocol.Versioned(np.int32(version), host)
       return self._fetched
 
 
@@ -113,7 +113,7 @@ class _Session:
     self._connected = connected
     self._session = session
 
-  def __call__(self, inputs: protocol.Experience) -> np.ndarray:
+  def __call__(self, inputs: protocol.Experience) -> np.int32:
     """Takes unrolls of all the actor's environments.
 
     Raises:
@@ -123,7 +123,7 @@ class _Session:
       self._session,
       inputs.env_steps,
       inputs.episode_return,
-      waits=(inputs.wait_environments[0].item(), inputs.wait_learner[0].item()),
+      waits=(inputs.wait_environments.item(), inputs.wait_learner.item()),
     )
     return self._server.take(inputs)
 

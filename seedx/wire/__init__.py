@@ -1,62 +1,67 @@
 """gRPC transport of nests of NumPy arrays, as raw columns, without protobuf.
 
 `Layout` says what messages look like, `Server` serves functions and sessions,
-`Client` calls them. The rest of this page is the format, complete, for whoever
-writes a client in another language.
+`Client` calls them. This page is the whole format, for clients in another
+language: first of all calls, then of a thin actor's. `tests/other_actor.py` is
+an actor of 60 lines that uses nothing of seedx.
 
 **Calls.** Plain (insecure) gRPC over HTTP/2, TCP or a unix socket. A method is
 the path `/seedx/<name>`. Every method is a bidirectional stream of messages
 which are bytes as described here, not protobufs: give gRPC identity serializers
-and no compression. Request number n is answered by reply number n, and a client
-may send requests ahead of the replies. A unary call to the same path is a
-stream of one request.
+and no compression. Reply number n answers request number n, and a client may
+send requests ahead of the replies. A unary call to the same path is a stream of
+one request.
 
 **Handshake.** The call carries the request metadata `seedx-layout-bin` (binary,
 so gRPC does the base64): a JSON object in UTF-8, sent once, before any
 message::
 
-    {"protocol": 1,
+    {"protocol": 2,
      "max_rows": 64,
-     "columns": [{"name": "discount", "dtype": "<f4", "shape": []},
-                 {"name": "frame", "dtype": "|u1", "shape": [2, 3]}],
-     "hello": {"envs": 64}}
+     "columns": [{"name": "wait", "dtype": "<f4", "shape": [], "once": true},
+                 {"name": "reward", "dtype": "<f4", "shape": [], "once": false},
+                 {"name": "frame", "dtype": "|u1", "shape": [2, 3],
+                  "once": false}],
+     "hello": {"num_envs": 64}}
 
-  * `protocol`: the integer 1.
+  * `protocol`: the integer 2.
   * `max_rows`: the most rows of a request that the client will send. Optional;
-    more than the server takes is refused.
-  * `columns`: of the requests, in order, each with exactly these three keys.
+    the server refuses more than it takes.
+  * `columns`: of the requests, in order, each with exactly these four keys.
     `name` is the path of a leaf in the nest, joined by `/`; `shape` is that of
-    one row, possibly empty, possibly with zeros. `dtype` is one of `|b1` (a
-    byte, 0 or 1), `|i1 |u1` (bytes), `<i2 <i4 <i8 <u2 <u4 <u8` (integers), `<f2
-    <f4 <f8` (IEEE 754 floats), `<c8 <c16` (complex: real, then imaginary part);
-    the digit counts bytes and `<` is little-endian.
+    one row, possibly empty, possibly with zeros; `once` says that a message has
+    one row of this column, however many it has of the others. `dtype` is one of
+    `|b1` (a byte, 0 or 1), `|i1 |u1` (bytes), `<i2 <i4 <i8 <u2 <u4 <u8`
+    (integers), `<f2 <f4 <f8` (IEEE 754 floats), `<c8 <c16` (complex: real, then
+    imaginary part); the digit counts bytes and `<` is little-endian.
   * `hello`: an object that the method's session reads. Optional.
 
 Columns follow the leaves of the nest: tuples and lists by position (names `0`,
-`1`, ...), NamedTuples by field, dicts by sorted key. Servers compare `protocol`
-and `columns` with their own, order and names included. If all agree, the server
-answers at once with initial metadata of the same key: a JSON object with
-`protocol`, `max_rows` and `columns` of the *replies*, and `welcome`, an object
-that the session wrote. The client compares it with what it expects. Metadata
-has at most 1 MiB on either side; raise `grpc.max_metadata_size` in the client
-too.
+`1`, ...), NamedTuples by field, dicts by sorted key. A nest that is a bare
+array has the empty name; below a NamedTuple's field, a bare array has the
+field's name alone. Servers compare `protocol` and `columns` with their own,
+order and names included. If all agree, the server answers at once with initial
+metadata of the same key: a JSON object with `protocol`, `max_rows` and
+`columns` of the *replies*, and `welcome`, an object that the session wrote. The
+client compares it with what it expects. Metadata has at most 1 MiB on either
+side; raise `grpc.max_metadata_size` in the client too.
 
 **Messages.** Both directions are alike, all integers little-endian::
 
     offset  size  what
     0       4     magic, the ASCII letters SEDX
-    4       2     u16 protocol, 1
+    4       2     u16 protocol, 2
     6       2     u16 reserved, 0
-    8       4     u32 rows, 1 to max_rows (exactly 1 where there are no columns)
+    8       4     u32 rows, 1 to max_rows; 1 where each column is `once`
     12      4     u32 bytes of the whole message, this header included
     16            the columns, in the order of the handshake
 
-A column is its array `[rows, *shape]` in C order (the last index runs fastest),
-contiguous, followed by 0 to 7 zero bytes, so that its size is a multiple of 8
-and the next column starts at a multiple of 8. The last one is padded too. For
-the handshake above, 3 rows have 16 + 16 (12 and 4 of padding) + 24 (18 and 6) =
-56 bytes. Rows of a reply need not be as many as those of its request, as far as
-the transport is concerned.
+A column is its array `[rows, *shape]`, or `[*shape]` if it is `once`, in C
+order (the last index runs fastest), contiguous, followed by 0 to 7 zero bytes,
+so that its size is a multiple of 8 and the next column starts at a multiple of
+8. The last one is padded too. For the handshake above, 3 rows have 16 + 8 (4
+and 4 of padding) + 16 (12 and 4) + 24 (18 and 6) = 64 bytes. The transport does
+not ask that a reply has as many rows as its request.
 
 **Status.** How a call ends:
 
@@ -78,7 +83,40 @@ the transport is concerned.
   * Any other code: the function or session chose it, with `Refused`.
 
 An end of one stream leaves all other streams alone. Keepalive pings are sent by
-both ends every 20 s; a server puts up with one every 5 s.
+both ends every 20 s; a server accepts one every 5 s.
+
+**A thin actor** steps n environments for a learner of the pipeline `seed`. It
+opens one stream of `/seedx/act`, with the hello `{"num_envs": n}`; the welcome
+is `{"first_seed": s}`, and environment k is to be seeded with s + k. The
+columns of its requests are, in this order::
+
+    index                 <i4  []   which of the environments, from 0 to n - 1
+    timestep/step_type    |u1  []   0 FIRST, 1 MID, 2 LAST
+    timestep/reward       <f4  []
+    timestep/discount     <f4  []
+    timestep/observation  as in the learner's environment
+    episode_return        <f4  []
+
+An observation that is a dict has a column `timestep/observation/<key>` for each
+key, sorted. Replies have one column, whose name is empty: the action of each
+row of the request, in its order, as `<i4` or `|i1`-like integers for discrete
+actions and `<f4` for continuous ones. The learner's refusal says which columns
+it expects. A request may have any of the environments, each at most once, of
+which none waits for an action; so several requests can be under way.
+
+  * The first row of an environment in a stream is a FIRST: reward 0, discount
+    1, and the observation of its reset. So is the row after each LAST.
+  * The row after an action is a MID or a LAST, with the reward that the action
+    brought, and discount 1; the discount of a LAST is 0 where the episode
+    terminated, and 1 where it was truncated, as by a time limit.
+  * A LAST is answered with an action too. It is ignored: the environment is
+    reset instead.
+  * `episode_return` is the sum of the episode's rewards in the row of its LAST,
+    and NaN in every other.
+
+The stream ends as above: after OK or CANCELLED the actor's work is done; after
+UNAVAILABLE or RESOURCE_EXHAUSTED it tries again, with environments that begin
+anew and the seeds of the new welcome.
 """
 
 import os
@@ -90,7 +128,7 @@ from grpc import StatusCode
 
 from seedx.wire.client import Client, Stream, WireError
 from seedx.wire.exchange import Exchange
-from seedx.wire.layout import Column, Layout, MessageError
+from seedx.wire.layout import Column, Layout, MessageError, once
 from seedx.wire.reconnect import until_done
 from seedx.wire.server import Refused, Server, Session
 
@@ -106,5 +144,6 @@ __all__ = [
   "StatusCode",
   "Stream",
   "WireError",
+  "once",
   "until_done",
 ]

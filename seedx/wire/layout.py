@@ -16,7 +16,7 @@ import tree
 
 from seedx import trees, types
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAGIC = b"SEDX"
 # Magic, protocol version, reserved, rows, bytes of the whole message.
 HEADER = struct.Struct("<4sHHII")
@@ -34,22 +34,40 @@ class MessageError(ValueError):
 
 
 class Column(NamedTuple):
-  """One leaf of the nest, without its row axis.
+  """One leaf of the nest.
 
   Attributes:
     name: the path of the leaf, such as `timestep/observation`.
     dtype: one of `DTYPES`, in NumPy's notation, always little-endian.
     shape: of one row.
+    once: whether a message has a single row of it, without a row axis.
   """
 
   name: str
   dtype: str
   shape: tuple[int, ...]
+  once: bool = False
 
-  @property
-  def row_bytes(self) -> int:
-    """Bytes of one row."""
-    return np.dtype(self.dtype).itemsize * math.prod(self.shape)
+
+class _Plan(NamedTuple):
+  """What encoding and decoding a column need."""
+
+  dtype: np.dtype
+  shape: tuple[int, ...]
+  row_bytes: int
+  once: bool
+
+
+class _Once:
+  """A spec of what a message has once."""
+
+  def __init__(self, leaf: Any) -> None:
+    self.dtype, self.shape = leaf.dtype, leaf.shape
+
+
+def once(specs: types.Tree) -> types.Tree:
+  """Specs of what a message has once, not once for each row."""
+  return tree.map_structure(_Once, specs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,8 +75,9 @@ class Layout:
   """What the messages of one direction of a method look like.
 
   Attributes:
-    columns: the leaves in the order in which they follow one another.
-    max_rows: a message has 1 to this many rows.
+    columns: the leaves in the order of their bytes.
+    max_rows: a message has 1 to this many rows; exactly 1 without a column of
+      rows.
     structure: the nest, with a column's number in the place of each leaf.
       Layouts with the same columns are equal whatever their structure is.
   """
@@ -73,8 +92,9 @@ class Layout:
 
     Args:
       specs: tuples, NamedTuples, lists and dicts of anything that has a `shape`
-        and a `dtype`, such as an array or a spec, *without* the row axis. No
-        leaf at all makes messages of the header alone, with 1 row.
+        and a `dtype`, such as an array or a spec, *without* the row axis; what
+        has none in messages either is marked by `once`. No leaf at all makes
+        messages of the header alone.
       max_rows: the most rows in a message.
 
     Returns:
@@ -96,7 +116,8 @@ class Layout:
         )
     structure = tree.unflatten_as(specs, list(range(len(columns))))
     _fill(structure, names)  # Raises where a container is not supported.
-    layout = cls(columns, max_rows, structure)
+    has_rows = not all(column.once for column in columns)
+    layout = cls(columns, max_rows if has_rows else 1, structure)
     if layout.message_bytes(max_rows) > MAX_MESSAGE_BYTES:
       raise types.ConfigError(
         f"a message of {max_rows} rows has {layout.message_bytes(max_rows)} "
@@ -107,14 +128,16 @@ class Layout:
   def message_bytes(self, rows: int) -> int:
     """The size of a message of so many rows."""
     return HEADER.size + sum(
-      _padded(rows * row_bytes) for *_, row_bytes in self._plan
+      _padded(row_bytes if once else rows * row_bytes)
+      for *_, row_bytes, once in self._plan
     )
 
   def encode(self, nest: types.Tree) -> bytes:
     """Writes a message; the arrays are copied once.
 
     Args:
-      nest: the layout's nest, of `[rows, *shape]` arrays.
+      nest: the layout's nest, of `[rows, *shape]` arrays, and `[*shape]` of
+        what the message has once.
 
     Returns:
       The message.
@@ -123,22 +146,24 @@ class Layout:
       ValueError: the nest does not fit the layout.
     """
     arrays = self._arrays(nest)
-    rows = len(arrays[0]) if arrays else 1
+    rows = len(arrays[self._first]) if self._first is not None else 1
     if not 1 <= rows <= self.max_rows:
       raise ValueError(f"expected 1 to {self.max_rows} rows, found {rows}.")
     parts: list[Any] = [b""]
     total_bytes = HEADER.size
-    for array, column, (dtype, shape, row_bytes) in zip(
+    for array, column, (dtype, shape, row_bytes, once) in zip(
       arrays, self.columns, self._plan, strict=True
     ):
-      if array.dtype != dtype or array.shape != (rows, *shape):
+      expected = shape if once else (rows, *shape)
+      if array.dtype != dtype or array.shape != expected:
         raise ValueError(
           f"column {column.name!r}: expected {dtype.str} of shape "
-          f"{(rows, *shape)}, found {array.dtype.str} of {array.shape}."
+          f"{expected}, found {array.dtype.str} of {array.shape}."
         )
       parts.append(np.ascontiguousarray(array))
-      parts.append(_PADDING[-rows * row_bytes % ALIGNMENT_BYTES])
-      total_bytes += _padded(rows * row_bytes)
+      size = row_bytes if once else rows * row_bytes
+      parts.append(_PADDING[-size % ALIGNMENT_BYTES])
+      total_bytes += _padded(size)
     parts[0] = HEADER.pack(MAGIC, PROTOCOL, 0, rows, total_bytes)
     return b"".join(parts)
 
@@ -149,7 +174,8 @@ class Layout:
       message: what `encode` wrote.
 
     Returns:
-      The nest of `[rows, *shape]` arrays: read-only views of `message`.
+      The nest of `[rows, *shape]` arrays, and `[*shape]` of what the message
+      has once: read-only views of `message`.
 
     Raises:
       MessageError: it is not a message of this layout.
@@ -157,16 +183,16 @@ class Layout:
     rows = self._rows(message)
     offset = HEADER.size
     arrays = []
-    for dtype, shape, row_bytes in self._plan:
-      arrays.append(np.ndarray((rows, *shape), dtype, message, offset))
-      offset += _padded(rows * row_bytes)
+    for dtype, shape, row_bytes, once in self._plan:
+      found = shape if once else (rows, *shape)
+      arrays.append(np.ndarray(found, dtype, message, offset))
+      offset += _padded(row_bytes if once else rows * row_bytes)
     return _fill(self.structure, arrays)
 
   def to_json(self) -> dict[str, Any]:
     """What the other end has to know, ready for `json.dumps`."""
     columns = [
-      {"name": column.name, "dtype": column.dtype, "shape": [*column.shape]}
-      for column in self.columns
+      {**column._asdict(), "shape": [*column.shape]} for column in self.columns
     ]
     return {
       "protocol": PROTOCOL,
@@ -203,11 +229,18 @@ class Layout:
     return None
 
   @functools.cached_property
-  def _plan(self) -> list[tuple[np.dtype, tuple[int, ...], int]]:
-    return [
-      (np.dtype(column.dtype), column.shape, column.row_bytes)
-      for column in self.columns
-    ]
+  def _plan(self) -> list[_Plan]:
+    plan = []
+    for _, code, shape, once in self.columns:
+      dtype = np.dtype(code)
+      row_bytes = dtype.itemsize * math.prod(shape)
+      plan.append(_Plan(dtype, shape, row_bytes, once))
+    return plan
+
+  @functools.cached_property
+  def _first(self) -> int | None:
+    """The number of the first column of rows."""
+    return next((k for k, x in enumerate(self.columns) if not x.once), None)
 
   def _arrays(self, nest: types.Tree) -> list[np.ndarray]:
     """The leaves as arrays; checks the structure but not the arrays."""
@@ -217,9 +250,10 @@ class Layout:
       found = [name for name, _ in trees.named_leaves(nest)]
       raise ValueError(f"expected the leaves {expected}, found {found}.")
     arrays = [np.asarray(leaf) for leaf in leaves]
-    if arrays and not arrays[0].shape:
+    if self._first is not None and not arrays[self._first].shape:
       raise ValueError(
-        f"column {self.columns[0].name!r}: expected a row axis, found a scalar."
+        f"column {self.columns[self._first].name!r}: expected a row axis, found"
+        " a scalar."
       )
     return arrays
 
@@ -237,9 +271,8 @@ class Layout:
       raise MessageError(f"expected protocol {PROTOCOL}, found {protocol}.")
     if reserved:
       raise MessageError(f"expected 0 in reserved bits, found {reserved}.")
-    limit = self.max_rows if self.columns else 1
-    if not 1 <= rows <= limit:
-      raise MessageError(f"expected 1 to {limit} rows, found {rows}.")
+    if not 1 <= rows <= self.max_rows:
+      raise MessageError(f"expected 1 to {self.max_rows} rows, found {rows}.")
     expected = self.message_bytes(rows)
     if total != expected or len(message) != expected:
       raise MessageError(
@@ -264,7 +297,8 @@ def _column(name: str, leaf: Any) -> Column:
       f"leaf {name!r}: expected one of {sorted(DTYPES)}, found {dtype}; "
       "convert it first."
     )
-  return Column(name, dtype.str, tuple(int(size) for size in leaf.shape))
+  shape = tuple(int(size) for size in leaf.shape)
+  return Column(name, dtype.str, shape, isinstance(leaf, _Once))
 
 
 def _fill(structure: types.Tree, leaves: list[Any]) -> types.Tree:
@@ -308,6 +342,8 @@ def _in_words(column: Any) -> str:
   if column is None:
     return "no more columns"
   try:
-    return f"{column['name']!r} {column['dtype']} {column['shape']}"[:200]
+    once = " once per message" if column["once"] else ""
+    words = f"{column['name']!r} {column['dtype']} {column['shape']}{once}"
+    return words[:200]
   except (TypeError, KeyError, IndexError):
     return f"{column!r:.200}"

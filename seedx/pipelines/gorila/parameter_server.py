@@ -10,9 +10,10 @@ A shard begins empty, and so does one that died and was started again. Whoever
 comes to an empty shard gives it the parameters that it has, and the version:
 at the start these are the same for all. What the optimizer knew is lost.
 
-A worker opens the stream `PUSH`, on which each gradient is answered with the
-newest parameters. `START` is a single call, and so are `SAVE` and `RESTORE`, by
-which a checkpoint is made and gone on from.
+A worker opens the stream `PUSH`, on which the reply to each gradient has the
+newest parameters. `START` and `TARGET` are single calls: the latter asks for
+target parameters that are newer than those that the worker has. A checkpoint
+calls `SAVE` and `RESTORE`.
 """
 
 import dataclasses
@@ -30,38 +31,39 @@ from seedx.agents import base
 
 PUSH = "push"
 START = "start"
+TARGET = "target"
 SAVE = "save"
 RESTORE = "restore"
 
 
-class Push(NamedTuple):
-  """A gradient, or what a shard may start with.
+class Vector(NamedTuple):
+  """A gradient, or parameters.
 
   Attributes:
-    version: `[1]` int32, of the parameters that it was computed with.
-    target_version: `[1]` int32, of the target parameters that the worker has.
-    vector: `[1, P]` float32, the gradient by the shard's P parameters; for
-      `START`, these themselves.
+    version: `[]` int32, of the parameters, which are those that a gradient was
+      computed with.
+    vector: `[P]` float32, by the shard's P parameters.
   """
 
-  version: np.ndarray
-  target_version: np.ndarray
-  vector: np.ndarray
+  version: types.Array
+  vector: types.Array
 
 
 class Reply(NamedTuple):
-  """A shard's parameters; a second row has its target parameters.
+  """A shard's newest parameters.
 
   Attributes:
-    version: `[1 or 2]` int32, of the row's parameters. The second row is there
-      if its version is newer than the one that the worker has.
-    applied: `[1 or 2]` bool, whether the gradient was; it was too stale if not.
-    vector: `[1 or 2, P]` float32.
+    version: `[]` int32, of the parameters.
+    target_version: `[]` int32, of the target parameters; -1 where there are
+      none.
+    applied: `[]` bool, False where the gradient was too stale.
+    vector: `[P]` float32, the parameters.
   """
 
-  version: np.ndarray
-  applied: np.ndarray
-  vector: np.ndarray
+  version: types.Array
+  target_version: types.Array
+  applied: types.Array
+  vector: types.Array
 
 
 def parts(num_params: int, num_shards: int) -> list[slice]:
@@ -71,11 +73,14 @@ def parts(num_params: int, num_shards: int) -> list[slice]:
 
 
 def layouts(size: int) -> tuple[wire.Layout, wire.Layout]:
-  """Of a `Push` and a `Reply`, for a shard of so many parameters."""
+  """Of a `Vector` and a `Reply`, for a shard of so many parameters."""
   number = np.zeros((), np.int32)
   vector = np.zeros(size, np.float32)
-  push = wire.Layout.of(Push(number, number, vector), 1)
-  return push, wire.Layout.of(Reply(number, np.zeros((), np.bool_), vector), 2)
+  reply = Reply(number, number, np.zeros((), np.bool_), vector)
+  return (
+    wire.Layout.of(wire.once(Vector(number, vector)), 1),
+    wire.Layout.of(wire.once(reply), 1),
+  )
 
 
 def state_form(agent: base.Agent, size: int) -> base.AgentState:
@@ -95,8 +100,8 @@ def state_form(agent: base.Agent, size: int) -> base.AgentState:
 
 
 def state_layout(form: base.AgentState) -> wire.Layout:
-  """The layout of what `state_form` says: its leaves, in one row."""
-  return wire.Layout.of(tuple(jax.tree.leaves(form)), 1)
+  """The layout of the leaves of what `state_form` says."""
+  return wire.Layout.of(wire.once(tuple(jax.tree.leaves(form))), 1)
 
 
 class Shard:
@@ -121,6 +126,7 @@ class Shard:
     self._structure = jax.tree.structure(state_form(agent, 1))
     assert agent.start is not None
     self.version = -1
+    self._agent = agent
     self._start = agent.start
     self._apply = jax.jit(agent.apply)
     self._max_staleness = max_staleness
@@ -129,34 +135,42 @@ class Shard:
     self._params = self._target = np.zeros(0, np.float32)
     self._target_version = -1
 
-  def start(self, push: Push) -> Reply:
+  def bind(self, server: wire.Server, size: int) -> None:
+    """Binds what workers and checkpoints call, for a part of that size."""
+    vector, reply = layouts(size)
+    server.bind(PUSH, self.push, vector, reply)
+    server.bind(START, self.start, vector, reply)
+    server.bind(TARGET, self.target, protocol.NOTHING, vector)
+    state = state_layout(state_form(self._agent, size))
+    server.bind(SAVE, self.save, protocol.NOTHING, state)
+    server.bind(RESTORE, self.restore, state, protocol.NOTHING)
+
+  def start(self, params: Vector) -> Reply:
     """Takes parameters if it has none; replies with those that it has then."""
     with self._lock:
       if self._state is None:
         self._take(
-          self._start(jax.numpy.asarray(push.vector[0]), int(push.version[0]))
+          self._start(jax.numpy.asarray(params.vector), int(params.version))
         )
-      return self._reply(push, applied=True)
+      return self._reply(applied=True)
 
-  def push(self, push: Push) -> Reply:
-    """Applies a gradient unless it is stale; replies with what it has then.
+  def push(self, gradient: Vector) -> Reply:
+    """Applies a gradient unless it is stale; replies with the parameters.
 
     Raises:
       wire.Refused: UNAVAILABLE, the shard is empty: `start` it.
     """
     with self._lock:
       if self._state is None:
-        raise wire.Refused(
-          wire.StatusCode.UNAVAILABLE, "this shard has been started again"
-        )
-      fresh = self.version - int(push.version[0]) <= self._max_staleness
+        raise _empty()
+      fresh = self.version - int(gradient.version) <= self._max_staleness
       if fresh:
-        gradients = base.Gradients(push.vector[0])
+        gradients = base.Gradients(gradient.vector)
         self._take(self._apply(self._state, gradients))
-      return self._reply(push, applied=fresh)
+      return self._reply(applied=fresh)
 
-  def save(self, nothing: types.Tree) -> types.Tree:
-    """The whole state as a row of its leaves.
+  def target(self, nothing: types.Tree) -> Vector:
+    """The target parameters, and their version.
 
     Raises:
       wire.Refused: UNAVAILABLE, the shard is empty.
@@ -164,14 +178,26 @@ class Shard:
     del nothing
     with self._lock:
       if self._state is None:
-        raise wire.Refused(wire.StatusCode.UNAVAILABLE, "this shard is empty")
-      return tuple(np.asarray(x)[None] for x in jax.tree.leaves(self._state))
+        raise _empty()
+      return Vector(np.int32(self._target_version), self._target)
+
+  def save(self, nothing: types.Tree) -> types.Tree:
+    """The leaves of the whole state.
+
+    Raises:
+      wire.Refused: UNAVAILABLE, the shard is empty.
+    """
+    del nothing
+    with self._lock:
+      if self._state is None:
+        raise _empty()
+      return tuple(map(np.asarray, jax.tree.leaves(self._state)))
 
   def restore(self, leaves: types.Tree) -> tuple[()]:
     """Goes on from what `save` said, whatever it had before."""
-    rows = [jax.numpy.array(leaf[0]) for leaf in leaves]
+    leaves = list(map(jax.numpy.array, leaves))
     with self._lock:
-      self._take(jax.tree.unflatten(self._structure, rows))
+      self._take(jax.tree.unflatten(self._structure, leaves))
     return ()
 
   def _take(self, state: base.AgentState) -> None:
@@ -183,16 +209,19 @@ class Shard:
       if not np.array_equal(target, self._target):
         self._target, self._target_version = target, self.version
 
-  def _reply(self, push: Push, applied: bool) -> Reply:
-    rows = [(self.version, self._params)]
-    if self._target_version > push.target_version[0]:
-      rows.append((self._target_version, self._target))
-    versions, vectors = zip(*rows, strict=True)
+  def _reply(self, applied: bool) -> Reply:
     return Reply(
-      np.array(versions, np.int32),
-      np.full(len(rows), applied),
-      np.stack(vectors),
+      np.int32(self.version),
+      np.int32(self._target_version),
+      np.bool_(applied),
+      self._params,
     )
+
+
+def _empty() -> wire.Refused:
+  return wire.Refused(
+    wire.StatusCode.UNAVAILABLE, "this shard has no parameters yet"
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,12 +260,7 @@ def run(work: Work, stop: threading.Event) -> None:
   shard = Shard(agent, work.max_staleness)
   # A worker that died holds its stream until that is noticed.
   server = wire.Server(work.address, 2 * work.num_workers)
-  push, reply = layouts(part.stop - part.start)
-  server.bind(PUSH, shard.push, push, reply)
-  server.bind(START, shard.start, push, reply)
-  state = state_layout(state_form(agent, part.stop - part.start))
-  server.bind(SAVE, shard.save, protocol.NOTHING, state)
-  server.bind(RESTORE, shard.restore, state, protocol.NOTHING)
+  shard.bind(server, part.stop - part.start)
   with server:
     stop.wait()
 
@@ -291,13 +315,13 @@ class Client:
     """
     self._disconnect()
     for k, client in enumerate(self._clients):
-      push, reply = self._layouts[k]
+      vector, reply = self._layouts[k]
       # A shard that was started again has forgotten its target parameters.
       self._target_versions[k] = -1
       self._update(
-        k, client.call(START, self._push(k, self.params), push, reply)
+        k, client.call(START, self._vector(k, self.params), vector, reply)
       )
-      self._streams.append(wire.Exchange(client, PUSH, push, reply))
+      self._streams.append(wire.Exchange(client, PUSH, vector, reply))
 
   def push(self, gradient: np.ndarray) -> tuple[bool, float]:
     """Sends a gradient to all shards, and takes their newest parameters.
@@ -314,7 +338,7 @@ class Client:
     """
     before = self._versions.copy()
     for k, stream in enumerate(self._streams):
-      stream.send(self._push(k, gradient))
+      stream.send(self._vector(k, gradient))
     applied = []
     for k, stream in enumerate(self._streams):
       reply = stream.receive()
@@ -323,7 +347,7 @@ class Client:
           wire.StatusCode.UNAVAILABLE, f"parameter server {k} has stopped"
         )
       self._update(k, reply)
-      applied.append(bool(reply.applied[0]))
+      applied.append(bool(reply.applied))
     others = self._versions - before - np.array(applied)
     return all(applied), float(others.mean())
 
@@ -333,19 +357,18 @@ class Client:
     for client in self._clients:
       client.close()
 
-  def _push(self, shard: int, vector: np.ndarray) -> Push:
-    return Push(
-      self._versions[shard : shard + 1],
-      self._target_versions[shard : shard + 1],
-      vector[None, self._parts[shard]],
-    )
+  def _vector(self, shard: int, vector: np.ndarray) -> Vector:
+    return Vector(self._versions[shard], vector[self._parts[shard]])
 
   def _update(self, shard: int, reply: Reply) -> None:
-    self._versions[shard] = reply.version[0]
-    self.params[self._parts[shard]] = reply.vector[0]
-    if len(reply.version) > 1:
-      self._target_versions[shard] = reply.version[1]
-      self.target_params[self._parts[shard]] = reply.vector[1]
+    self._versions[shard] = reply.version
+    self.params[self._parts[shard]] = reply.vector
+    if reply.target_version > self._target_versions[shard]:
+      target = self._clients[shard].call(
+        TARGET, (), protocol.NOTHING, self._layouts[shard][0]
+      )
+      self._target_versions[shard] = target.version
+      self.target_params[self._parts[shard]] = target.vector
 
   def _disconnect(self) -> None:
     self._closed_bytes = self.transferred_bytes

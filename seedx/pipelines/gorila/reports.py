@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from seedx import metrics, wire
+from seedx import metrics, types, wire
 from seedx.acting import sessions
 from seedx.runtime import counters
 
@@ -21,37 +21,37 @@ class Counts(NamedTuple):
   """What a worker counted since its last report.
 
   Attributes:
-    gradients: `[N]` int32, applied by all parameter servers.
-    stale: `[N]` int32, dropped by one of them.
-    outliers: `[N]` int32, dropped by the worker.
-    learned_steps: `[N]` float32, env steps of the applied.
-    staleness: `[N]` float32, their mean, in updates.
-    loss: `[N]` float32, of the newest; NaN before the first.
-    wire_bytes: `[N]` int64, sent to and received from parameter servers.
-    wait_environments: `[N]` float32, share of time waiting for environments.
-    learning: `[N]` float32, share of time that acting waits for learning.
-    wait_servers: `[N]` float32, share of time waiting for parameter servers.
+    gradients: `[]` int32, applied by all parameter servers.
+    stale: `[]` int32, dropped by one of them.
+    outliers: `[]` int32, dropped by the worker.
+    learned_steps: `[]` float32, env steps of the applied.
+    staleness: `[]` float32, their mean, in updates.
+    loss: `[]` float32, of the newest; NaN before the first.
+    wire_bytes: `[]` int64, sent to and received from parameter servers.
+    wait_environments: `[]` float32, share of time waiting for environments.
+    learning: `[]` float32, share of time that acting waits for learning.
+    wait_servers: `[]` float32, share of time waiting for parameter servers.
   """
 
-  gradients: np.ndarray
-  stale: np.ndarray
-  outliers: np.ndarray
-  learned_steps: np.ndarray
-  staleness: np.ndarray
-  loss: np.ndarray
-  wire_bytes: np.ndarray
-  wait_environments: np.ndarray
-  learning: np.ndarray
-  wait_servers: np.ndarray
+  gradients: types.Array
+  stale: types.Array
+  outliers: types.Array
+  learned_steps: types.Array
+  staleness: types.Array
+  loss: types.Array
+  wire_bytes: types.Array
+  wait_environments: types.Array
+  learning: types.Array
+  wait_servers: types.Array
 
 
 class Report(NamedTuple):
-  """What a worker has done since its last report; a row per environment.
+  """What a worker has done since its last report.
 
   Attributes:
     env_steps: `[N]` int32, see `protocol.Experience`.
     episode_return: `[N, L]` float32, likewise.
-    counts: of the worker; the same in each row.
+    counts: of the worker.
   """
 
   env_steps: np.ndarray
@@ -65,9 +65,8 @@ def layout(length: int, max_rows: int) -> wire.Layout:
   counts = Counts(
     *(integer,) * 3, *(number,) * 3, np.zeros((), np.int64), *(number,) * 3
   )
-  return wire.Layout.of(
-    Report(integer, np.zeros(length, np.float32), counts), max_rows
-  )
+  returns = np.zeros(length, np.float32)
+  return wire.Layout.of(Report(integer, returns, wire.once(counts)), max_rows)
 
 
 # Nothing has to be said to a worker but that it may go on.
@@ -121,7 +120,7 @@ class Reports:
 
   def count(self, counts: Counts) -> None:
     """Adds what a worker counted."""
-    one = {name: x[0].item() for name, x in counts._asdict().items()}
+    one = {name: x.item() for name, x in counts._asdict().items()}
     with self._lock:
       self._totals["gradients_stale"] += one["stale"]
       self._totals["gradients_outliers"] += one["outliers"]
@@ -164,7 +163,7 @@ class _Session:
       self._session,
       inputs.env_steps,
       inputs.episode_return,
-      waits=(counts.wait_environments[0].item(), counts.learning[0].item()),
+      waits=(counts.wait_environments.item(), counts.learning.item()),
     )
     self._reports.count(counts)
     return ()

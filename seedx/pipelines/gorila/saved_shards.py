@@ -65,7 +65,7 @@ class SavedShards:
     return [
       jax.tree.unflatten(
         jax.tree.structure(form),
-        [leaf[0] for leaf in self._call(k, parameter_server.SAVE, ())],
+        self._call(k, parameter_server.SAVE, ()),
       )
       for k, form in enumerate(self._form)
     ]
@@ -83,9 +83,8 @@ class SavedShards:
     while self._restored is not None and not self._stop.is_set():
       try:
         for k, state in enumerate(self._restored):
-          leaves = jax.tree.leaves(state)
-          rows = tuple(np.asarray(leaf)[None] for leaf in leaves)
-          self._call(k, parameter_server.RESTORE, rows)
+          leaves = tuple(map(np.asarray, jax.tree.leaves(state)))
+          self._call(k, parameter_server.RESTORE, leaves)
         self._restored = None
       except wire.WireError as error:
         if error.code is not wire.StatusCode.UNAVAILABLE:

@@ -206,7 +206,6 @@ class _Worker:
     self._unreported = local_actor.Unreported(
       work.workers.envs_per_worker, programs.layout.length
     )
-    self._num_envs = work.workers.envs_per_worker
     self._batches = 0
     self._reported_bytes = learner.client.transferred_bytes
     self._loss = math.nan
@@ -276,20 +275,17 @@ class _Worker:
     total_bytes = self._learner.client.transferred_bytes
     shares = self._waits.shares()
 
-    def rows(value: float, dtype: type = np.float32) -> np.ndarray:
-      return np.full(self._num_envs, value, dtype)
-
     counts = reports.Counts(
-      gradients=rows(self._gradients, np.int32),
-      stale=rows(self._stale, np.int32),
-      outliers=rows(self._outliers, np.int32),
-      learned_steps=rows(self._learned_steps),
-      staleness=rows(self._staleness / max(1, self._gradients)),
-      loss=rows(self._loss),
-      wire_bytes=rows(total_bytes - self._reported_bytes, np.int64),
-      wait_environments=rows(shares[metrics.WAIT_ENVIRONMENTS]),
-      learning=rows(shares[metrics.WAIT_LEARNER]),
-      wait_servers=rows(shares[_WAIT_SERVERS]),
+      gradients=np.int32(self._gradients),
+      stale=np.int32(self._stale),
+      outliers=np.int32(self._outliers),
+      learned_steps=np.float32(self._learned_steps),
+      staleness=np.float32(self._staleness / max(1, self._gradients)),
+      loss=np.float32(self._loss),
+      wire_bytes=np.int64(total_bytes - self._reported_bytes),
+      wait_environments=np.float32(shares[metrics.WAIT_ENVIRONMENTS]),
+      learning=np.float32(shares[metrics.WAIT_LEARNER]),
+      wait_servers=np.float32(shares[_WAIT_SERVERS]),
     )
     self._reported_bytes = total_bytes
     self._reset_counts()
