@@ -12,7 +12,7 @@ from seedx.acting import batcher
 
 
 class _Doubler:
-  """A batched function that notes the batches it was given."""
+  """Replies with twice what was asked, and notes the batches."""
 
   def __init__(self):
     self.batches = []
@@ -20,24 +20,32 @@ class _Doubler:
     self.gate = threading.Event()
     self.gate.set()
 
-  def __call__(self, inputs, rows, reply):
+  def __call__(self, batch):
     self.entered.set()
     self.gate.wait(10)
-    self.batches.append((len(inputs), rows))
-    reply(inputs * 2)
+    self.batches.append((len(batch.inputs), batch.rows))
+    batch.reply(batch.inputs * 2)
+
+
+def _make(**options):
+  options = {"target_rows": 4, "max_wait_seconds": 5.0, **options}
+  return batcher.Batcher(sizes=[2, 4, 8], waits=metrics.Waits(), **options)
+
+
+def _serve(one, function):
+  with one:
+    for batch in one:
+      function(batch)
 
 
 @pytest.fixture
 def started():
-  """Makes batchers that run on a thread, and ends them."""
+  """Makes batchers that are served on a thread, and ends them."""
   made = []
 
   def start(function, **options):
-    options = {"target_rows": 4, "max_wait_seconds": 5.0, **options}
-    one = batcher.Batcher(
-      function, sizes=[2, 4, 8], waits=metrics.Waits(), **options
-    )
-    thread = threading.Thread(target=one.run, daemon=True)
+    one = _make(**options)
+    thread = threading.Thread(target=_serve, args=(one, function), daemon=True)
     thread.start()
     made.append((one, thread))
     return one
@@ -111,33 +119,40 @@ def test_close_ends_every_wait(started):
     one(np.asarray([1]), 1)
 
 
-def test_a_failure_reaches_the_callers_and_ends_the_batcher():
-  def fail(inputs, rows, reply):
+def test_a_failure_ends_every_wait():
+  one = _make(target_rows=1)
+
+  def fail(batch):
     raise RuntimeError("no device")
 
-  one = batcher.Batcher(
-    fail,
-    target_rows=1,
-    max_wait_seconds=1.0,
-    sizes=[1],
-    waits=metrics.Waits(),
-  )
   with concurrent.futures.ThreadPoolExecutor() as pool:
     answer = _ask(pool, one, [1])
     with pytest.raises(RuntimeError, match="no device"):
-      one.run()
-    with pytest.raises(RuntimeError, match="no device"):
+      _serve(one, fail)
+    with pytest.raises(batcher.Closed):
       answer.result(5)
   with pytest.raises(batcher.Closed):
     one(np.asarray([1]), 1)
 
 
-def test_callers_go_on_before_the_function_has_returned(started):
-  """What a function does after its reply delays nobody's reply."""
+def test_a_reply_after_close_is_no_error():
+  one = _make(target_rows=1)
+  with concurrent.futures.ThreadPoolExecutor() as pool:
+    answer = _ask(pool, one, [1])
+    batch = next(one)
+    one.close()
+    batch.reply(batch.inputs)
+    with pytest.raises(batcher.Closed):
+      answer.result(5)
+  assert list(one) == []
+
+
+def test_callers_go_on_as_soon_as_they_have_their_reply(started):
+  """What is done after a reply delays nobody's reply."""
   done = threading.Event()
 
-  def function(inputs, rows, reply):
-    reply(inputs)
+  def function(batch):
+    batch.reply(batch.inputs)
     done.wait(10)
 
   one = started(function, target_rows=1)

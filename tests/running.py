@@ -67,7 +67,7 @@ class Own:
   @property
   def inferences(self):
     """The inference devices of SEED."""
-    return self._served(protocol.ACT)._inferences
+    return [device for device, _ in self._served(protocol.ACT)._devices]
 
   @property
   def unrolls(self):

@@ -3,21 +3,30 @@
 import dataclasses
 import functools
 import json
+import subprocess
+import sys
 import threading
 import time
 
+import dm_env
 import grpc
 import jax
 import numpy as np
 import pytest
 
 from seedx import envs, metrics, types, wire
-from seedx.acting import protocol, thin_actor
-from seedx.agents import vtrace
+from seedx.acting import (
+  inference,
+  inference_server,
+  protocol,
+  sessions,
+  thin_actor,
+)
+from seedx.agents import dqn, vtrace
 from seedx.learning import learner
 from seedx.pipelines import seed
-from seedx.runtime import process
-from tests import running
+from seedx.runtime import counters, process
+from tests import other_actor, running
 
 # Whose learning rate stays as it is.
 AGENT = vtrace.Config(
@@ -111,6 +120,96 @@ def test_many_cores_train_cartpole(tmp_path):
   assert best > 120  # A random policy has 20.
   for device in run.inferences:
     assert device.slots.free == 32
+
+
+class _Acting:
+  """An inference device whose actions are zeros."""
+
+  def __init__(self, sizes):
+    self.slots = sessions.Slots(sizes.layout.num_slots)
+
+  def requests(self, batch, rows):
+    return np.zeros(rows, np.int32)
+
+
+def _sizes(num_actors, num_devices, envs_per_actor):
+  """Of devices whose slots have an epsilon ladder."""
+  spec = envs.spec(envs.Config("CartPole-v1"))
+  agent = dqn.Config(epsilon_ladder=True).make(spec)
+  sizes = inference.Config(inference_devices=tuple(range(num_devices))).sizes(
+    agent,
+    thin_actor.Config(num_actors=num_actors, envs_per_actor=envs_per_actor),
+    rows_per_actor=envs_per_actor,
+    period=2,
+    share_size=2,
+  )
+  return agent.exploration(num_actors * envs_per_actor), sizes
+
+
+@pytest.mark.parametrize(
+  ("actors", "devices"), [(2, 1), (2, 2), (5, 2), (7, 3)]
+)
+def test_an_epsilon_ladder_spans_the_devices(actors, devices):
+  ladder, sizes = _sizes(actors, devices, envs_per_actor=3)
+  assert len(set(ladder.tolist())) == len(ladder) == actors * 3
+  explored = np.concatenate([each.exploration for each in sizes])
+  np.testing.assert_array_equal(explored, ladder)
+  for each in sizes:
+    assert each.layout.num_slots == len(each.exploration)
+    assert each.max_rows <= sizes[0].max_rows
+
+
+def test_more_devices_than_actors_are_refused():
+  with pytest.raises(types.ConfigError, match="at most 2 inference_devices"):
+    _sizes(2, 3, envs_per_actor=1)
+
+
+def test_returns_are_of_the_slots_that_explore_least():
+  """Each session counts those of its own slots, on its device."""
+  ladder, sizes = _sizes(num_actors=4, num_devices=2, envs_per_actor=2)
+  acted = counters.Acted()
+  server = inference_server.InferenceServer(
+    [_Acting(each) for each in sizes], sizes, acted, seed=0
+  )
+  actors = [server({"num_envs": 2}) for _ in range(4)]
+  # The first two slots of each device, then its last two.
+  held = [0, 1], [4, 5], [2, 3], [6, 7]
+  least = counters.explores_least(ladder)
+  assert least.any() and not least.all()
+  for actor, slots in zip(actors, held, strict=True):
+    for index in (0, 1):
+      before = acted.returns.count
+      actor(
+        types.Rows(
+          np.array([index], np.int32),
+          dm_env.TimeStep(*np.full((4, 1), 1, np.uint8)),
+          np.array([5.0], np.float32),
+        )
+      )
+      assert acted.returns.count - before == least[slots[index]]
+
+
+def test_an_actor_of_another_language_trains(tmp_path):
+  """It knows of seedx what the text of `seedx.wire` says."""
+  config = config_of(tmp_path, total_steps=1_500, num_actors=1)
+  with _Running(config, actors=0) as run:
+    actor = subprocess.run(
+      [
+        sys.executable,
+        other_actor.__file__,
+        config.address,
+        "CartPole-v1",
+        "8",
+      ],
+      capture_output=True,
+      text=True,
+      timeout=120,
+    )
+  assert (actor.returncode, actor.stderr) == (0, "")
+  last = run.sink.lines[-1]
+  assert last["env_steps"] >= 1_500
+  assert last["episodes"] > 20 and 5 < last["episode_return"] < 500
+  assert last["learner_steps"] > 5
 
 
 def test_an_actor_that_dies_gives_its_slots_back(tmp_path):

@@ -1,16 +1,15 @@
-"""Groups the requests of many threads into batches for one function."""
+"""Groups the requests of many threads into batches for one thread."""
 
-import collections
 import concurrent.futures
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Self
 
 import tree
 
 from seedx import metrics, trees, types
-
-Reply = Callable[[types.Tree], None]
 
 
 class Closed(Exception):
@@ -18,7 +17,10 @@ class Closed(Exception):
 
 
 class Batcher:
-  """Calls a batched function on one thread with what other threads ask for.
+  """Threads call it and wait; one thread iterates over it and replies.
+
+      for batch in batcher:
+        batch.reply(function(batch.inputs))
 
   A batch goes out when it has `target_rows`, or when its oldest request has
   waited for `max_wait_seconds`, so that a caller that died stalls nobody. It is
@@ -27,30 +29,27 @@ class Batcher:
 
   def __init__(
     self,
-    function: Callable[[types.Tree, int, Reply], None],
     *,
     target_rows: int,
     max_wait_seconds: float,
     sizes: Sequence[int],
     waits: metrics.Waits,
   ) -> None:
-    """Makes a batcher; `run` has to be called on a thread.
+    """Has no request yet.
 
     Args:
-      function: takes a nest of `[size, ...]`, how many rows of it are not
-        padding, and a function that it must call once with a nest of at least
-        as many rows of results; callers go on from then.
-      target_rows: rows that are worth a call.
+      target_rows: rows that are worth a batch.
       max_wait_seconds: how long fewer rows than that are waited with.
       sizes: ascending; a request of more rows than the last is an error.
       waits: counts `acting_wait_environments`.
     """
-    self._function = function
     self._target_rows = target_rows
     self._max_wait_seconds = max_wait_seconds
     self._sizes = list(sizes)
     self._waits = waits
-    self._requests: collections.deque[_Request] = collections.deque()
+    self._waiting: list[_Request] = []
+    # Of the newest batch.
+    self._taken: list[_Request] = []
     self._changed = threading.Condition()
     self._closed = False
 
@@ -67,72 +66,86 @@ class Batcher:
     with self._changed:
       if self._closed:
         raise Closed
-      self._requests.append(request)
+      self._waiting.append(request)
       self._changed.notify()
     return request.outputs.result()
 
-  def run(self) -> None:
-    """Serves requests until `close`."""
-    try:
-      while batch := self._next_batch():
-        self._serve(batch)
-    finally:
-      self.close()
+  def __iter__(self) -> Iterator["Batch"]:
+    return self
+
+  def __next__(self) -> "Batch":
+    """Waits for the next batch; stops when the batcher is closed."""
+    with self._waits.timed(metrics.WAIT_ENVIRONMENTS), self._changed:
+      while not self._closed and (patience := self._patience()) != 0.0:
+        self._changed.wait(patience)
+      if self._closed:
+        raise StopIteration
+      self._take()
+    rows = sum(request.rows for request in self._taken)
+    return Batch(self._taken, next(s for s in self._sizes if s >= rows))
 
   def close(self) -> None:
-    """Ends `run` and every wait for a reply; may be called often."""
+    """Ends the iteration and every wait for a reply; may be called often."""
     with self._changed:
       self._closed = True
-      for request in self._requests:
-        request.outputs.set_exception(Closed())
-      self._requests.clear()
+      for request in (*self._taken, *self._waiting):
+        request.end()
+      self._waiting.clear()
       self._changed.notify_all()
 
-  def _next_batch(self) -> list["_Request"]:
-    with self._waits.timed("acting_wait_environments"), self._changed:
-      while not self._closed:
-        missing = self._target_rows - sum(r.rows for r in self._requests)
-        patience = None
-        if self._requests:
-          age = time.monotonic() - self._requests[0].arrived_seconds
-          patience = self._max_wait_seconds - age
-          if missing <= 0 or patience <= 0:
-            break
-        self._changed.wait(patience)
-      batch: list[_Request] = []
-      rows = 0
-      while self._requests:
-        rows += self._requests[0].rows
-        if rows > self._sizes[-1]:
-          break
-        batch.append(self._requests.popleft())
-      return batch
+  def __enter__(self) -> Self:
+    return self
 
-  def _serve(self, batch: list["_Request"]) -> None:
-    rows = sum(request.rows for request in batch)
-    size = next(size for size in self._sizes if size >= rows)
+  def __exit__(self, *_: object) -> None:
+    self.close()
 
-    def reply(outputs: types.Tree) -> None:
-      start = 0
-      for request in batch:
-        end = start + request.rows
-        request.outputs.set_result(
-          tree.map_structure(lambda leaf, s=start, e=end: leaf[s:e], outputs)
-        )
-        start = end
+  def _patience(self) -> float | None:
+    """Seconds to wait for more rows; None without end, 0 for no longer."""
+    if not self._waiting:
+      return None
+    if sum(request.rows for request in self._waiting) >= self._target_rows:
+      return 0.0
+    age = time.monotonic() - self._waiting[0].arrived_seconds
+    return max(0.0, self._max_wait_seconds - age)
 
-    try:
-      inputs = trees.concatenate([request.inputs for request in batch], size)
-      self._function(inputs, rows, reply)
-    except BaseException as failure:
-      for request in batch:
-        if not request.outputs.done():
-          request.outputs.set_exception(failure)
-      raise
+  def _take(self) -> None:
+    """Takes the oldest requests that fit into the largest batch."""
+    count = rows = 0
+    for request in self._waiting:
+      rows += request.rows
+      if rows > self._sizes[-1]:
+        break
+      count += 1
+    self._taken, self._waiting = self._waiting[:count], self._waiting[count:]
+
+
+class Batch:
+  """Requests that are served together.
+
+  Attributes:
+    inputs: nest of `[size, ...]`.
+    rows: how many of its rows are requests; the rest is padding.
+  """
+
+  def __init__(self, requests: Sequence["_Request"], size: int) -> None:
+    """Joins requests of at most `size` rows."""
+    self._requests = requests
+    self.rows = sum(request.rows for request in requests)
+    self.inputs = trees.concatenate([x.inputs for x in requests], size)
+
+  def reply(self, outputs: types.Tree) -> None:
+    """Gives each caller its rows of `[size, ...]` results; it goes on."""
+    start = 0
+    for request in self._requests:
+      end = start + request.rows
+      request.reply(
+        tree.map_structure(lambda leaf, s=start, e=end: leaf[s:e], outputs)
+      )
+      start = end
 
 
 class _Request:
-  """Rows that wait for their results."""
+  """Rows that wait for their results; the first who answers wins."""
 
   def __init__(self, inputs: types.Tree, rows: int) -> None:
     self.inputs = inputs
@@ -141,3 +154,11 @@ class _Request:
     self.outputs: concurrent.futures.Future[types.Tree] = (
       concurrent.futures.Future()
     )
+
+  def reply(self, outputs: types.Tree) -> None:
+    with contextlib.suppress(concurrent.futures.InvalidStateError):
+      self.outputs.set_result(outputs)
+
+  def end(self) -> None:
+    with contextlib.suppress(concurrent.futures.InvalidStateError):
+      self.outputs.set_exception(Closed())

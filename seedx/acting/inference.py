@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -12,7 +12,6 @@ import numpy as np
 from seedx import metrics, types
 from seedx.acting import batcher, sessions, unroll_store
 from seedx.agents import acting_step, base
-from seedx.runtime import counters
 
 _WAIT_DEVICE = "acting_wait_device"
 Sink = Callable[[types.Share], bool]
@@ -49,37 +48,55 @@ class Config:
     rows_per_actor: int,
     period: int,
     share_size: int,
-  ) -> "Sizes":
+  ) -> "list[Sizes]":
     """What each of the devices is made for.
 
     Args:
       agent: that acts and learns.
-      actors: that connect.
+      actors: that connect; each device takes its part of them.
       rows_per_actor: environments in a message.
       period: T, new env steps of an unroll.
       share_size: unrolls that are handed to the sink at a time.
+
+    Raises:
+      types.ConfigError: there are more devices than actors.
     """
-    # Each device takes its part of the actors.
-    num_actors = -(-actors.num_actors // max(1, len(self.inference_devices)))
-    max_rows = num_actors * rows_per_actor
-    # Half of what can be on its way: one half steps while the other acts.
-    target_rows = self.inference_batch_size or -(-max_rows // 2)
-    num_slots = num_actors * actors.envs_per_actor
-    return Sizes(
-      layout=unroll_store.Layout.of(agent, period, num_slots),
-      share_size=share_size,
-      target_rows=min(target_rows, max_rows),
-      max_rows=max_rows,
-      max_wait_seconds=self.inference_wait_seconds,
-    )
+    num_devices = max(1, len(self.inference_devices))
+    if num_devices > actors.num_actors:
+      raise types.ConfigError(
+        f"expected at most {actors.num_actors} inference_devices, one for each"
+        f" actor, found {num_devices}"
+      )
+    # Split over the devices as one device would have it.
+    exploration = agent.exploration(actors.num_envs)
+    found, first = [], 0
+    for device in range(num_devices):
+      num_actors = len(range(device, actors.num_actors, num_devices))
+      max_rows = num_actors * rows_per_actor
+      # Half of what can be on its way: one half steps while the other acts.
+      target_rows = self.inference_batch_size or -(-max_rows // 2)
+      num_slots = num_actors * actors.envs_per_actor
+      own, first = slice(first, first + num_slots), first + num_slots
+      found.append(
+        Sizes(
+          layout=unroll_store.Layout.of(agent, period, num_slots),
+          exploration=exploration[own],
+          share_size=share_size,
+          target_rows=min(target_rows, max_rows),
+          max_rows=max_rows,
+          max_wait_seconds=self.inference_wait_seconds,
+        )
+      )
+    return found
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Sizes:
   """How one device batches, and what it assembles.
 
   Attributes:
     layout: its unroll store.
+    exploration: `[N]` float32, of its slots, see `types.Inputs`.
     share_size: unrolls that are handed to the sink at a time.
     target_rows: rows at which a batch goes out.
     max_rows: rows of the largest one.
@@ -87,6 +104,7 @@ class Sizes:
   """
 
   layout: unroll_store.Layout
+  exploration: np.ndarray
   share_size: int
   target_rows: int
   max_rows: int
@@ -104,8 +122,7 @@ class Inference:
 
   Attributes:
     slots: those that no session holds.
-    reported: `[N]`, whether a slot's episode returns are.
-    batcher: call it with an `unroll_store.Batch` to act; `run` serves it.
+    requests: call it with an `unroll_store.Batch` to act; `run` serves it.
   """
 
   def __init__(
@@ -132,11 +149,8 @@ class Inference:
       rng_key: of this device alone.
       waits: counts `acting_wait_environments` and `acting_wait_device`.
     """
-    num_slots = sizes.layout.num_slots
-    self.slots = sessions.Slots(num_slots)
-    self.reported = counters.explores_least(agent.exploration(num_slots))
-    self.batcher = batcher.Batcher(
-      self._act,
+    self.slots = sessions.Slots(sizes.layout.num_slots)
+    self.requests = batcher.Batcher(
       target_rows=sizes.target_rows,
       max_wait_seconds=sizes.max_wait_seconds,
       sizes=sizes.padded,
@@ -153,6 +167,7 @@ class Inference:
     acting, _ = newest(device)
     with jax.default_device(device):
       store = unroll_store.empty(agent, inputs, acting, sizes.layout)
+    store = store._replace(exploration=sizes.exploration)
     self._store = jax.device_put(store, device)
     self._inputs = inputs
     self._filling: types.Unroll | None = None
@@ -160,7 +175,33 @@ class Inference:
     self._programs = _Programs(agent, sizes, self._store, device)
 
   def run(self) -> None:
-    """Compiles every size, then serves requests until the batcher closes."""
+    """Compiles every size, then acts for who asks, until it is closed."""
+    with self.requests:
+      self._compile()
+      for request in self.requests:
+        batch: unroll_store.Batch = request.inputs
+        batch.slot[request.rows :] = self._sizes.layout.num_slots  # Padding.
+        actions = self._step(batch)
+        with self._waits.timed(_WAIT_DEVICE):
+          request.reply(np.asarray(actions))
+        for share in self._finished(batch, request.rows):
+          with self._waits.timed(metrics.WAIT_LEARNER):
+            if not self._sink(share):
+              return
+
+  def example(self) -> types.Share:
+    """What the sink is given, of zeros; from any thread."""
+    return types.Share(self._programs.empty())
+
+  def close(self) -> None:
+    """Ends `run`, and every wait for an action; may be called often."""
+    self.requests.close()
+
+  def compiled(self) -> int:
+    """How many programs have been compiled; for a test that none are later."""
+    return self._programs.compiled()
+
+  def _compile(self) -> None:
     layout = self._sizes.layout
     for size in self._sizes.padded:
       rows = np.zeros(size, np.int32)
@@ -171,46 +212,22 @@ class Inference:
       )
       self._step(unroll_store.Batch(padding, rows, timestep))
       self._collect(padding[:0], rows[:0], size)
-    self.batcher.run()
 
-  def example(self) -> types.Share:
-    """What the sink is given, of zeros; from any thread."""
-    return types.Share(self._programs.empty())
-
-  def close(self) -> None:
-    """Ends `run`, and every wait for an action; may be called often."""
-    self.batcher.close()
-
-  def compiled(self) -> int:
-    """How many programs have been compiled; for a test that none are later."""
-    return self._programs.compiled()
-
-  def _act(
-    self, batch: unroll_store.Batch, rows: int, reply: batcher.Reply
-  ) -> None:
+  def _finished(
+    self, batch: unroll_store.Batch, rows: int
+  ) -> Iterator[types.Share]:
+    """Copies out the unrolls that a batch finished; yields what is full."""
     slot, count = batch.slot, batch.count
-    if rows < len(slot):
-      slot[rows:] = self._sizes.layout.num_slots
-    actions = self._step(batch)
-    with self._waits.timed(_WAIT_DEVICE):
-      reply(np.asarray(actions))
     finished = np.flatnonzero(self._sizes.layout.finished(count[:rows]))
     while len(finished):
       room = self._sizes.share_size - self._filled
       taken, finished = finished[:room], finished[room:]
       self._collect(slot[taken], count[taken])
-      full = self._filled == self._sizes.share_size
-      if full and not self._handed_over(self._take_share()):
-        return
-
-  def _handed_over(self, share: types.Share) -> bool:
-    with self._waits.timed(metrics.WAIT_LEARNER):
-      return self._sink(share)
-
-  def _take_share(self) -> types.Share:
-    assert self._filling is not None
-    unroll, self._filling, self._filled = self._filling, None, 0
-    return types.Share(unroll)
+      if self._filled == self._sizes.share_size:
+        assert self._filling is not None
+        share = types.Share(self._filling)
+        self._filling, self._filled = None, 0
+        yield share
 
   def _step(self, batch: unroll_store.Batch) -> jax.Array:
     acting, version = self._newest(self._device)

@@ -24,7 +24,7 @@ class InferenceServer:
   def __init__(
     self,
     inferences: Sequence[inference.Inference],
-    layout: unroll_store.Layout,
+    sizes: Sequence[inference.Sizes],
     acted: counters.Acted,
     seed: int,
   ) -> None:
@@ -32,13 +32,18 @@ class InferenceServer:
 
     Args:
       inferences: one for each device.
-      layout: the unroll store of each.
+      sizes: of each; the first is the largest.
       acted: what is received is counted there.
       seed: of the run; the environments' seeds are derived from it.
     """
-    self._inferences = inferences
+    exploration = [each.exploration for each in sizes]
+    reported = counters.explores_least(np.concatenate(exploration))
+    ends = np.cumsum([each.layout.num_slots for each in sizes])
+    self._devices = list(
+      zip(inferences, np.split(reported, ends[:-1]), strict=True)
+    )
     self._acted = acted
-    self._layout = layout
+    self._layout = sizes[0].layout
     self._lock = threading.Lock()
     self.seeds = sessions.Seeds(seed)
 
@@ -50,12 +55,14 @@ class InferenceServer:
     """
     num_envs = sessions.wanted(hello, self._layout.num_slots)
     with self._lock:
-      device = max(self._inferences, key=lambda device: device.slots.free)
+      device, reported = max(self._devices, key=lambda x: x[0].slots.free)
       slots = device.slots.take(num_envs)
     if slots is None:
       raise sessions.too_few(device.slots.free, num_envs)
     first_seed = self.seeds.take(num_envs)
-    return Session(device, slots, first_seed, self._acted, self._layout)
+    return Session(
+      device, slots, reported[slots], first_seed, self._acted, self._layout
+    )
 
 
 class Session:
@@ -69,14 +76,16 @@ class Session:
     self,
     device: inference.Inference,
     slots: np.ndarray,
+    reported: np.ndarray,
     first_seed: int,
     acted: counters.Acted,
     layout: unroll_store.Layout,
   ) -> None:
-    """Holds `slots` until it is closed."""
+    """Holds `slots`, of which `reported` count, until it is closed."""
     self.welcome = {"first_seed": first_seed}
     self._inference = device
     self._slots = slots
+    self._reported = reported
     self._counts = np.zeros(len(slots), np.int32)
     self._acted = acted
     self._layout = layout
@@ -98,15 +107,14 @@ class Session:
         raise _over()
       self._busy = True
     try:
-      slot = self._slots[index]
-      self._acted.add_rows(inputs, self._inference.reported[slot])
+      self._acted.add_rows(inputs, self._reported[index])
       batch = unroll_store.Batch(
-        slot=slot,
+        slot=self._slots[index],
         count=self._counts[index],
         timestep=inputs.timestep,
       )
       self._counts[index] += 1
-      return self._inference.batcher(batch, len(index))
+      return self._inference.requests(batch, len(index))
     except batcher.Closed:
       raise _over() from None
     finally:

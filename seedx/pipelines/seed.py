@@ -98,21 +98,21 @@ def learn(config: Config, context: process.Context) -> process.Process:
       agent,
       spec,
       device,
-      sizes,
+      own,
       newest=learning.newest,
       sink=learning.inbox.put,
-      rng_key=rng_key,
+      rng_key=key,
       waits=waits,
     )
-    for device, rng_key in zip(devices, acting_keys, strict=True)
+    for device, own, key in zip(devices, sizes, acting_keys, strict=True)
   ]
   acted = counters.Acted(spec.frames_per_step)
   connected = inference_server.InferenceServer(
-    acting, sizes.layout, acted, config.seed
+    acting, sizes, acted, config.seed
   )
   server = wire.Server(config.address, config.actors.num_actors)
   server.bind_stream(
-    protocol.ACT, connected, *protocol.act_layouts(spec, sizes.max_rows)
+    protocol.ACT, connected, *protocol.act_layouts(spec, sizes[0].max_rows)
   )
   return process.Process(
     acted=acted,
