@@ -2,8 +2,8 @@
 
   python -m experiments.apex_dqn --env CartPole-v1
 
-starts its own actors; `impala` says how to use several machines. Defaults
-depend on the environment: `--env Acrobot-v1 --help` shows its own.
+starts its own actors; on several machines, see `impala`. Some defaults depend
+on the environment: `--env Pong-v5 --help` shows them.
 """
 
 import sys

@@ -2,15 +2,13 @@
 
   python -m experiments.gorila_dqn --env CartPole-v1
 
-starts all of them. On several machines, one command for each:
+starts all of them. On several machines:
 
   python -m experiments.gorila_dqn --role learner --address 0.0.0.0:8470
-  python -m experiments.gorila_dqn --role server --server 0 ...
-  python -m experiments.gorila_dqn --role worker --address learner-host:8470 ...
+  python -m seedx.join learner-host:8470 --role server --listen this-host:8471
+  python -m seedx.join learner-host:8470 --role worker
 
-where the learner is who counts, and all are also told `--server-addresses
-host-a:8471,host-b:8471`, with the same options everywhere. Workers end with the
-learner, servers with Ctrl-C.
+The learner counts what is done, and all others end with it.
 """
 
 import sys

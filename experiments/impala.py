@@ -5,10 +5,9 @@
 starts its own actors. On several machines:
 
   python -m experiments.impala --role learner --address 0.0.0.0:8470
-  python -m experiments.impala --role actor --address learner-host:8470
+  python -m seedx.join learner-host:8470
 
-with the same options on both sides. Defaults depend on the environment:
-`--env Pong-v5 --help` shows those of Atari.
+Some defaults depend on the environment: `--env Pong-v5 --help` shows them.
 """
 
 import sys

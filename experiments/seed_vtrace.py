@@ -5,11 +5,9 @@
 starts its own actors. On several machines:
 
   python -m experiments.seed_vtrace --role learner --address 0.0.0.0:8470
-  python -m experiments.seed_vtrace --role actor --address learner-host:8470
+  python -m seedx.join learner-host:8470
 
-with the same environment options on both sides; a machine without JAX runs
-`seedx actor`. Defaults depend on the kind of environment: `--env Pong-v5
---help` shows those of Atari.
+Some defaults depend on the environment: `--env Pong-v5 --help` shows them.
 """
 
 import sys

@@ -5,7 +5,7 @@
   seedx plot RUN_DIR ... [options]   draws runs
   seedx export RUN_DIR [options]     writes a policy for use without seedx
   seedx compare [options]            runs experiments one after the other
-  seedx actor --address HOST:PORT    steps environments for a learner elsewhere
+  seedx join HOST:PORT [options]     works for a learner on another machine
 
 `seedx train` lists the experiments, and each has a `--help` of its own.
 """
@@ -13,7 +13,7 @@
 import importlib
 import sys
 
-from seedx import types
+from seedx import join, types
 from seedx.app import allocator, command_line
 
 _PROGRAMS = ("evaluate", "plot", "export", "compare")
@@ -27,13 +27,11 @@ def main() -> int:
     return 0
   if name == "train":
     return _train(words)
-  if name == "actor":
-    # EnvPool would import it: half the memory, and a second less to start.
-    sys.modules["jax"] = None  # type: ignore[assignment]
-    return importlib.import_module("seedx.app.thin").main(words)
+  if name == "join":
+    return join.main(words)
   if name in _PROGRAMS:
     return importlib.import_module(f"seedx.app.{name}").main(words)
-  programs = ", ".join(("train", *_PROGRAMS, "actor"))
+  programs = ", ".join(("train", *_PROGRAMS, "join"))
   command_line.fail(
     types.ConfigError(f"expected one of {programs}, found {name!r}")
   )

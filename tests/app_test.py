@@ -29,10 +29,10 @@ from seedx.app import (
   export,
   plot,
   run_dirs,
-  signals,
 )
 from seedx.learning import learner
 from seedx.pipelines import sync
+from seedx.runtime import signals
 from tests import pipelines_test, programs, running
 
 own_signals = programs.own_signals
@@ -486,8 +486,8 @@ def test_what_is_read_without_jax_needs_none():
 import sys
 sys.modules["jax"] = None
 from seedx import app
-from seedx.app import command_line, configs, plot, run_dirs, thin
-from seedx import __main__
+from seedx.app import command_line, configs, plot, run_dirs
+from seedx import __main__, join
 try:
   app.nothing
 except AttributeError as error:

@@ -41,7 +41,6 @@ _WITHOUT_JAX = (
   "seedx.acting.thin_actor",
   "seedx.join",
   "seedx.__main__",
-  "seedx.app.thin",
 )
 
 

@@ -237,6 +237,6 @@ def test_a_users_folder_of_that_name_is_the_users(kind, tmp_path, request):
   assert "found one of experiments.mine:EXPERIMENT" in out
 
 
-def test_an_installation_has_a_thin_actor(wheel, tmp_path):
-  out = wheel.run(tmp_path, "seedx", "actor", status=2)
-  assert out.startswith("error: expected --address of the learner")
+def test_an_installation_can_join(wheel, tmp_path):
+  out = wheel.run(tmp_path, "seedx", "join", status=2)
+  assert "required: HOST:PORT" in out

@@ -151,7 +151,7 @@ def without_jax(tmp_path):
   return str(folder)
 
 
-@pytest.mark.parametrize("how", ["role", "program", "program without JAX"])
+@pytest.mark.parametrize("how", ["role", "join", "join without JAX"])
 def test_learner_and_actor_run_apart(how, tmp_path, without_jax):
   """The actor starts first, and waits until there is a learner."""
   with socket.socket() as probe:
@@ -162,31 +162,32 @@ def test_learner_and_actor_run_apart(how, tmp_path, without_jax):
     actor = _start("--role", "actor", *apart)
   else:
     path = without_jax if "without" in how else os.environ.get("PYTHONPATH", "")
-    program = ("seedx", "actor")
-    actor = _start(*apart, program=program, PYTHONPATH=path)
-  maps = _maps_of_thin_actor(actor)
-  assert "jaxlib" not in maps
+    actor = _start(address, program=("seedx", "join"), PYTHONPATH=path)
   learner = _start(
     *("--role", "learner", "--num-actors", "1", "--run-dir", tmp_path),
-    *("--total-steps", "2000", "--batch-size", "8", *apart),
+    *("--total-steps", "100000000", "--batch-size", "8", *apart),
   )
-  _, err = learner.communicate(timeout=120)
-  assert learner.returncode == 0, err
-  _, err = actor.communicate(timeout=20)
-  assert actor.returncode == 0, err
-  assert _lines(tmp_path)[-1]["env_steps"] >= 2000
+  try:
+    assert "jaxlib" not in _maps_of_thin_actor(actor)
+    learner.send_signal(signal.SIGINT)
+    _ended(learner, 130)
+    _ended(actor, 0)
+  finally:
+    learner.kill()
+    actor.kill()
+  assert _lines(tmp_path)[-1]["env_steps"] > 0
 
 
 def _maps_of_thin_actor(actor):
   """The files that an actor has mapped, some time after it has begun."""
   process, maps = psutil.Process(actor.pid), ""
-  deadline = time.monotonic() + 60
+  deadline = time.monotonic() + 90
   while "envpool" not in maps:
     assert actor.poll() is None, actor.communicate()
     assert time.monotonic() < deadline
     time.sleep(0.1)
     # With --role it becomes one, and is not one at first.
-    if process.cmdline()[1:4] == ["-m", "seedx", "actor"]:
+    if "join" in " ".join(process.cmdline()[1:4]):
       maps = " ".join(x.path for x in process.memory_maps())
   time.sleep(2)
   assert actor.poll() is None, actor.communicate()
@@ -194,50 +195,18 @@ def _maps_of_thin_actor(actor):
 
 
 def test_ctrl_c_ends_an_actor_that_waits_for_its_learner(tmp_path):
-  words = ("--address", f"unix:{tmp_path}/nobody")
-  actor = _start(*words, program=("seedx", "actor"))
-  _maps_of_thin_actor(actor)
+  actor = _start(f"unix:{tmp_path}/nobody", program=("seedx", "join"))
+  time.sleep(5)
+  assert actor.poll() is None, actor.communicate()
   actor.send_signal(signal.SIGINT)
-  _, err = actor.communicate(timeout=20)
-  assert actor.returncode == 130 and "Traceback" not in err
-
-
-@pytest.mark.parametrize(
-  ("words", "reason"),
-  [
-    ((), "expected --address of the learner, found none"),
-    (("--address", "x:1", "--env", "CartPole-v9"), "CartPole-v9"),
-    (("--address", "x:1", "--learning-rate", "1"), "unrecognized arguments"),
-  ],
-)
-def test_a_thin_actor_that_is_called_wrong_says_so_in_one_line(words, reason):
-  _, err = _ended(_start(*words, program=("seedx", "actor")), 2)
-  assert err.startswith("error: ") and err.count("\n") == 1 and reason in err
+  _, err = _ended(actor, 130)
+  assert "Traceback" not in err
 
 
 def _ended(program, status):
   out, err = program.communicate(timeout=60)
   assert program.returncode == status, err
   return out, err
-
-
-def test_an_actor_that_the_learner_refuses_says_so_in_one_line(tmp_path):
-  address = f"unix:{tmp_path}/learner"
-  apart = ("--role", "learner", "--num-actors", "1", "--address", address)
-  learner = _start(*apart, "--run-dir", tmp_path / "run", *_SMALL)
-  actor = _start(
-    *("--address", address, "--envs-per-actor", "9"),
-    program=("seedx", "actor"),
-  )
-  try:
-    _, err = _ended(actor, 2)
-    assert f"the learner at {address} refuses this actor: " in err
-    assert "max_rows up to 8, found 9" in err
-    assert err.startswith("error: ") and err.count("\n") == 1
-    learner.send_signal(signal.SIGINT)
-    _ended(learner, 130)
-  finally:
-    learner.kill()
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,15 @@ import concurrent.futures
 import dataclasses
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
 from seedx import envs, types, wire
 from seedx.acting import protocol, sessions
+
+C = TypeVar("C")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +60,19 @@ class Work:
   env: envs.Config
   actors: Config
   retry_seconds: float = 0.5
+
+  @classmethod
+  def of(cls, address: str, options: Mapping[str, Any]) -> Self:
+    """From the learner's options by their names, as JSON has them."""
+
+    def config(kind: type[C]) -> C:
+      fields = [x.name for x in dataclasses.fields(kind)]  # type: ignore
+      found = {name: options[name] for name in fields if name in options}
+      return kind(
+        **{k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
+      )
+
+    return cls(address, config(envs.Config), config(Config))
 
 
 def run(work: Work, stop: threading.Event) -> None:

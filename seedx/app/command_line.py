@@ -95,6 +95,13 @@ def first(
     _refuse(str(error))
 
 
+def said(config: Any, argv: Sequence[str]) -> set[str]:
+  """The names of the settings that a command line says."""
+  words = {word.partition("=")[0].replace("_", "-") for word in argv}
+  known = configs.settings(config).values()
+  return {x.name for x in known if not words.isdisjoint(_flags(x))}
+
+
 def words(config: Any) -> list[str]:
   """The command line that says all of a config, flag by flag."""
   known, found = configs.settings(config), []

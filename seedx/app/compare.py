@@ -21,7 +21,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from seedx import metrics, types
-from seedx.app import command_line, experiments, plot, signals
+from seedx.app import command_line, experiments, plot
+from seedx.runtime import signals
 
 _POLL_SECONDS = 0.2
 # How long a run may take to end once it has been told to.

@@ -1,25 +1,29 @@
 """The command line of an experiment, from its words to its exit status."""
 
 import dataclasses
+import json
 import os
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import gymnasium
 import jax
 
-from seedx import types, wire
+from seedx import launch, types, wire
 from seedx.app import (
   command_line,
   configs,
   experiments,
   run_dirs,
-  signals,
-  thin,
   training,
 )
+from seedx.launch import joining
+from seedx.runtime import signals
+
+# Settings that say which process it is, and where.
+_OF_A_PROCESS = ("role", "address", "server", "server_addresses")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +75,7 @@ def main(
     role = asked.process.role if asked.process else "all"
     if role in ("all", "learner"):
       return _train(asked, name, alone=role == "learner")
-    return _run_node(asked.run, role)
+    return _join(experiment, asked, name, command_line.said(asked, argv))
   except types.ConfigError as error:
     command_line.fail(error)
 
@@ -139,7 +143,7 @@ def _choice(name: str, sentence: str, default: str, names: Any) -> Any:
 def _roles(config: Any) -> list[str]:
   """What `--role` may name; of several servers, `--server` says which."""
   nodes = training.pipeline_of(config).nodes(config.with_sockets("nowhere"))
-  return list(dict.fromkeys(node.role.partition("-")[0] for node in nodes))
+  return list(dict.fromkeys(launch.kind(node.role) for node in nodes))
 
 
 def _train(asked: Asked, name: str, alone: bool) -> int:
@@ -161,29 +165,107 @@ def _train(asked: Asked, name: str, alone: bool) -> int:
   return signals.INTERRUPTED_STATUS if run.interrupted else 0
 
 
-def _run_node(config: Any, role: str) -> int:
-  """Does the work of a node whose pipeline runs elsewhere.
+def _join(
+  experiment: experiments.Experiment[Any],
+  asked: Asked,
+  name: str,
+  said: Collection[str],
+) -> int:
+  """Joins the run of a learner elsewhere.
+
+  Args:
+    experiment: what the program trains.
+    asked: all that the command line says.
+    name: of the experiment.
+    said: which settings the command line says; the learner must have the same.
 
   Returns:
     The exit status: 0, or 130 after Ctrl-C.
 
   Raises:
-    types.ConfigError: it has no address, or is refused.
+    types.ConfigError: there is no address, or the learner refuses.
   """
+  config, role = asked.run, asked.process.role
   _check_address(config, role)
-  nodes = {x.role: x for x in training.pipeline_of(config).nodes(config)}
-  node = nodes.get(role) or nodes[f"{role}-{getattr(config, 'server', 0)}"]
-  if not node.needs_jax:
-    thin.become(node.config)
+  options = {
+    option: value
+    for option, value in configs.in_json(asked).items()
+    if option in said and option not in _OF_A_PROCESS
+  }
+  addresses = getattr(config, "server_addresses", ())
+  listen = addresses[config.server] if role == "server" and addresses else ""
+  hello = joining.Hello(role, listen, name, options)
+  thin = not all(
+    node.needs_jax
+    for node in training.pipeline_of(config).nodes(config)
+    if launch.kind(node.role) == role
+  )
+  if thin or name in experiments.shipped():
+    words = [config.address, "--role", role, "--listen", listen]
+    words += ["--experiment", name, "--options", json.dumps(options)]
+    program = [sys.executable, "-m", "seedx.join", *words]
+    os.execv(sys.executable, program)
   if "JAX_PLATFORMS" not in os.environ:
     jax.config.update("jax_platforms", "cpu")
   stop = threading.Event()
+
+  def play(told: joining.Told, ended: threading.Event) -> None:
+    _play(experiment, told, config.address, listen, ended)
+
   with signals.stopping(stop) as interrupted:
     try:
-      node.run(node.config, stop)
+      joining.join(config.address, hello, play, stop)
     except wire.WireError as error:
       raise types.ConfigError(f"this {role} is refused: {error}") from error
   return signals.INTERRUPTED_STATUS if interrupted.is_set() else 0
+
+
+def play(
+  told: joining.Told, address: str, listen: str, stop: threading.Event
+) -> None:
+  """Plays a role of an experiment that comes with seedx.
+
+  Args:
+    told: what the learner said.
+    address: of the learner.
+    listen: where this process does, if its role does.
+    stop: ends it.
+
+  Raises:
+    types.ConfigError: the experiment does not come with seedx.
+    wire.WireError: the learner refuses.
+  """
+  if told.experiment not in experiments.shipped():
+    script = told.experiment.partition(":")[0].replace(".", "/") or "SCRIPT"
+    raise types.ConfigError(
+      "expected a learner whose experiment comes with seedx, found"
+      f" {told.experiment or 'a script'}; its code has to be here: run `python"
+      f" {script}.py --role {launch.kind(told.role)} --address {address}`"
+    )
+  _play(experiments.load(told.experiment), told, address, listen, stop)
+
+
+def _play(
+  experiment: experiments.Experiment[Any],
+  told: joining.Told,
+  address: str,
+  listen: str,
+  stop: threading.Event,
+) -> None:
+  """Plays a role of an experiment; see `play`."""
+  options = dict(told.options)
+  config = asked_of(experiment, str(options.pop("agent", ""))).run
+  other = {*configs.settings(config)} ^ {*options}
+  if other:
+    raise types.ConfigError(
+      "expected a learner with the options that this program has, found a"
+      f" difference in {', '.join(sorted(other))}"
+    )
+  config = configs.replaced(config, options)
+  nodes = training.pipeline_of(config).nodes(config)
+  node = next(node for node in nodes if node.role == told.role)
+  work = dataclasses.replace(node.config, address=listen or address)
+  node.run(work, stop)
 
 
 def _check_address(config: Any, role: str) -> None:
@@ -192,8 +274,8 @@ def _check_address(config: Any, role: str) -> None:
   Raises:
     types.ConfigError: it does not.
   """
-  for name in ("address", "server_addresses"):
-    if getattr(config, name, "none") in ("", ()):
+  for name in ("address", *(["server_addresses"] * (role == "server"))):
+    if not getattr(config, name):
       flag = command_line.flag(name)
       raise types.ConfigError(f"expected {flag} with --role {role}, found none")
 

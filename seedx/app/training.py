@@ -13,12 +13,13 @@ from typing import Any
 from seedx import checkpoint, launch, metrics, types
 from seedx.app import (
   checkpointer,
+  configs,
   evaluations,
   plot,
   run_dirs,
-  signals,
 )
-from seedx.runtime import process
+from seedx.launch import joining
+from seedx.runtime import process, signals
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -118,12 +119,14 @@ def run(
     signals.stopping(context.stop, experiment is not None) as interrupted,
     _open(files, record) as run_dir,
   ):
-    config = config.with_sockets(sockets)
+    config = config if alone else config.with_sockets(sockets)
     # Their imports take as long as what follows, on other cores.
     processes = launch.Processes([] if alone else pipeline.nodes(config))
     try:
       evaluation = evaluations.of(config, files, run_dir)
       own = pipeline.learn(config, context)
+      if own.server is not None:
+        _roles(config, record, own.addresses).bind(own.server)
       kept = checkpointer.Checkpointer(own, run_dir, files, evaluation)
       if files.resume:
         kept.restore()
@@ -154,6 +157,18 @@ def run(
     restarts=processes.restarts,
     interrupted=interrupted.is_set(),
   )
+
+
+def _roles(
+  config: Any,
+  record: run_dirs.Config,
+  addresses: Mapping[str, launch.Addresses],
+) -> joining.Roles:
+  """What processes that join a run are told."""
+  names = {*configs.settings(config), "agent"}
+  options = {k: v for k, v in record.options.items() if k in names}
+  nodes = pipeline_of(config).nodes(config)
+  return joining.Roles(nodes, record.experiment or "", options, addresses)
 
 
 def pipeline_of(config: Any) -> Any:

@@ -1,6 +1,7 @@
-"""Runs the nodes of a pipeline: as threads, or as processes here."""
+"""Runs the nodes of a pipeline: as threads, as processes here, or joined."""
 
-from seedx.launch.nodes import Node
+from seedx.launch.addresses import Addresses
+from seedx.launch.nodes import Node, kind
 from seedx.launch.processes import Processes
 
-__all__ = ["Node", "Processes"]
+__all__ = ["Addresses", "Node", "Processes", "kind"]

@@ -36,6 +36,11 @@ class Node:
   needs_jax: bool = False
 
 
+def kind(role: str) -> str:
+  """What a role is called among others: of `server-1`, `server`."""
+  return role.partition("-")[0]
+
+
 def message(node: Node) -> bytes:
   """What a process that runs the node reads: its size, then a pickle.
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol, Self
 
-from seedx import metrics, types, wire
+from seedx import launch, metrics, types, wire
 from seedx.runtime import counters
 
 # A program that is being compiled cannot be stopped; all else ends at once.
@@ -101,6 +101,8 @@ class Process:
     steps: what the main thread does, a step at a time, until it is done; if
       None, it waits for the others.
     server: listens as long as the process runs.
+    addresses: by their roles, where other processes listen.
+    ending: is called while the server still listens.
     close: ends waits that do not watch `Context.stop`, and lets go of all.
   """
 
@@ -114,6 +116,10 @@ class Process:
   )
   steps: Callable[[], Iterator[None]] | None = None
   server: wire.Server | None = None
+  addresses: Mapping[str, launch.Addresses] = dataclasses.field(
+    default_factory=dict
+  )
+  ending: Callable[[], None] = lambda: None
   close: Callable[[], None] = lambda: None
 
   def saved(self) -> types.Tree:
@@ -190,6 +196,7 @@ def run(
         break
   finally:
     context.stop.set()
+    process.ending()
     if process.server is not None:
       process.server.stop()
     process.close()

@@ -130,7 +130,7 @@ from seedx.wire.client import Client, Stream, WireError
 from seedx.wire.exchange import Exchange
 from seedx.wire.layout import Column, Layout, MessageError, once
 from seedx.wire.reconnect import until_done
-from seedx.wire.server import Refused, Server, Session
+from seedx.wire.server import Refused, Server, Session, does_not_fit
 
 __all__ = [
   "Client",
@@ -144,6 +144,7 @@ __all__ = [
   "StatusCode",
   "Stream",
   "WireError",
+  "does_not_fit",
   "once",
   "until_done",
 ]

@@ -65,6 +65,13 @@ class Refused(Exception):
     self.message = message
 
 
+def does_not_fit(expected: str, found: str) -> Refused:
+  """Refuses a client that does not fit to this server, for good."""
+  return Refused(
+    grpc.StatusCode.FAILED_PRECONDITION, f"expected {expected}, found {found}"
+  )
+
+
 class Session(Protocol):
   """The server's side of one stream."""
 
@@ -152,7 +159,8 @@ class Server:
       del hello
       return _FunctionSession(function)
 
-    self._bind(_Method(name, open_session, inputs, outputs, cancel))
+    limit = self._max_streams
+    self._bind(_Method(name, open_session, inputs, outputs, limit, cancel))
 
   def bind_stream(
     self,
@@ -160,6 +168,7 @@ class Server:
     open_session: Callable[[Mapping[str, Any]], Session],
     inputs: layout_lib.Layout,
     outputs: layout_lib.Layout,
+    max_streams: int | None = None,
   ) -> None:
     """Serves streams, each with a session of its own.
 
@@ -169,8 +178,10 @@ class Server:
         `Refused`.
       inputs: layout of the requests.
       outputs: layout of the replies.
+      max_streams: of this name, if another number than the server's.
     """
-    self._bind(_Method(name, open_session, inputs, outputs, None))
+    limit = max_streams or self._max_streams
+    self._bind(_Method(name, open_session, inputs, outputs, limit, None))
 
   def measure(self) -> dict[str, int]:
     """What it adds to a line of metrics."""
@@ -195,10 +206,11 @@ class Server:
     _check_address(self._wanted_address)
     server = grpc.server(
       self._threads,
-      [_Handlers(self._methods, self._max_streams, self._stopping)],
+      [_Handlers(self._methods, self._stopping)],
       options=[*_SERVER_OPTIONS, ("grpc.max_receive_message_length", limit)],
       maximum_concurrent_rpcs=(
-        self._max_streams * len(self._methods) + _SPARE_CALLS
+        sum(method.max_streams for method in self._methods.values())
+        + _SPARE_CALLS
       ),
     )
     self._address = _listen(server, self._wanted_address)
@@ -277,12 +289,14 @@ class _Method:
     open_session: Callable[[Mapping[str, Any]], Session],
     inputs: layout_lib.Layout,
     outputs: layout_lib.Layout,
+    max_streams: int,
     cancel: Callable[[], None] | None,
   ) -> None:
     self.name = name
     self.open_session = open_session
     self.inputs = inputs
     self.outputs = outputs
+    self.max_streams = max_streams
     self._cancel = cancel
     self._lock = threading.Lock()
     self._streams: set[_Stream] = set()
@@ -297,16 +311,16 @@ class _Method:
     """Streams that are open."""
     return len(self._streams)
 
-  def add(self, stream: "_Stream", limit: int) -> bool:
-    """Whether there was place for one more."""
+  def add(self, stream: "_Stream") -> bool:
+    """Whether one more stream may be open."""
     with self._lock:
-      if len(self._streams) >= limit:
+      if len(self._streams) >= self.max_streams:
         return False
       self._streams.add(stream)
       return True
 
   def remove(self, stream: "_Stream") -> None:
-    """Makes place for another."""
+    """Takes note that a stream has ended."""
     with self._lock:
       self._streams.discard(stream)
 
@@ -426,11 +440,9 @@ class _Handlers(grpc.GenericRpcHandler):
   def __init__(
     self,
     methods: Mapping[str, _Method],
-    max_streams: int,
     stopping: threading.Event,
   ) -> None:
     self._methods = methods
-    self._max_streams = max_streams
     self._stopping = stopping
 
   def service(
@@ -453,10 +465,10 @@ class _Handlers(grpc.GenericRpcHandler):
         )
         return
       stream = _Stream(method, context, self._stopping)
-      if not method.add(stream, self._max_streams):
+      if not method.add(stream):
         context.abort(
           grpc.StatusCode.RESOURCE_EXHAUSTED,
-          f"{method.name}: expected at most {self._max_streams} calls at a "
+          f"{method.name}: expected at most {method.max_streams} calls at a "
           "time (max_streams), found one more.",
         )
       try:

@@ -6,7 +6,7 @@ from typing import Self
 import jax
 
 from seedx import envs, launch, types, wire
-from seedx.acting import local_actor, sessions
+from seedx.acting import local_actor, protocol, sessions
 from seedx.agents import base, optimizers
 from seedx.learning import experience
 from seedx.pipelines.gorila import (
@@ -23,8 +23,8 @@ class Config(process.ServerConfig):
   """What a Gorila run is made of.
 
   Attributes:
-    server_addresses: where the parameter servers do, one shard of the
-      parameters each; if none, `num_servers` are started on this machine.
+    server_addresses: of the parameter servers, which hold one shard of the
+      parameters each; if none, those that join say theirs.
     num_servers: parameter servers, where no address is given.
     server: with --role server, which of the server_addresses it is, from 0.
     max_staleness: updates that a parameter server may have seen since a
@@ -75,6 +75,7 @@ class Config(process.ServerConfig):
 
 def nodes(config: Config) -> list[launch.Node]:
   """The parameter servers, and the workers, which reach all of the others."""
+  addresses = config.server_addresses or ("",) * config.num_servers
   servers = [
     launch.Node(
       f"server-{shard}",
@@ -85,17 +86,16 @@ def nodes(config: Config) -> list[launch.Node]:
         agent=config.agent,
         horizon=config.plan.horizon,
         shard=shard,
-        num_shards=len(config.server_addresses),
+        num_shards=len(addresses),
         num_workers=config.workers.num_workers,
         max_staleness=config.max_staleness,
       ),
       needs_jax=True,
     )
-    for shard, address in enumerate(config.server_addresses)
+    for shard, address in enumerate(addresses)
   ]
   work = worker.Work(
     address=config.address,
-    server_addresses=config.server_addresses,
     env=config.env,
     agent=config.agent,
     plan=config.plan,
@@ -129,9 +129,8 @@ def learn(config: Config, context: process.Context) -> process.Process:
   connected = sessions.Sessions(
     agent.exploration(workers.num_envs), acted, config.seed
   )
-  shards = saved_shards.SavedShards(
-    agent, config.server_addresses, context.stop
-  )
+  addresses = launch.Addresses(config.num_servers, config.server_addresses)
+  shards = saved_shards.SavedShards(agent, addresses, context.stop)
   reported = reports.Reports(connected, shards.are_ready)
   server = wire.Server(config.address, workers.num_workers)
   length = agent.needs.unroll_length(workers.unroll_length)
@@ -140,6 +139,12 @@ def learn(config: Config, context: process.Context) -> process.Process:
     reported.open,
     inputs=reports.layout(length, workers.envs_per_worker),
     outputs=reports.GO_ON,
+  )
+  server.bind_stream(
+    reports.SERVERS,
+    lambda hello: reports.Servers(addresses),
+    inputs=protocol.NOTHING,
+    outputs=protocol.NOTHING,
   )
   return process.Process(
     acted=acted,
@@ -154,6 +159,8 @@ def learn(config: Config, context: process.Context) -> process.Process:
     done=lambda: shards.are_ready() and acted.env_steps >= config.total_steps,
     threads={"restore": shards.give_restored},
     server=server,
+    addresses={"server": addresses},
+    ending=shards.fetch_last,
   )
 
 
@@ -169,10 +176,6 @@ def _max_gradient_norm(agent: base.Config) -> float:
 
 def _check(agent: base.Agent, config: Config) -> None:
   """Raises types.ConfigError for an agent that cannot learn so."""
-  if not config.server_addresses:
-    raise types.ConfigError(
-      "expected at least 1 address of a parameter server, found none"
-    )
   _max_gradient_norm(config.agent)
   parameter_server.Shard(agent, config.max_staleness)
   state = jax.eval_shape(agent.init, jax.random.key(0))

@@ -279,19 +279,18 @@ class Client:
     target_params: `[P]`, likewise; empty for an agent that has none.
   """
 
-  def __init__(self, addresses: Sequence[str], params: np.ndarray) -> None:
+  def __init__(self, params: np.ndarray) -> None:
     """Connects to nothing yet.
 
     Args:
-      addresses: of all shards, in order.
       params: `[P]`, what empty shards begin with.
     """
-    self._parts = parts(len(params), len(addresses))
-    self._layouts = [layouts(part.stop - part.start) for part in self._parts]
-    self._clients = [wire.Client(address) for address in addresses]
+    self._parts: list[slice] = []
+    self._layouts: list[tuple[wire.Layout, wire.Layout]] = []
+    self._clients: list[wire.Client] = []
     self._streams: list[wire.Exchange] = []
-    self._versions = np.zeros(len(addresses), np.int32)
-    self._target_versions = np.full(len(addresses), -1, np.int32)
+    self._versions = np.zeros(1, np.int32)
+    self._target_versions = np.full(1, -1, np.int32)
     self._closed_bytes = 0
     self.params = np.array(params)
     self.target_params = np.array(params)
@@ -307,13 +306,22 @@ class Client:
     now = sum(stream.transferred_bytes for stream in self._streams)
     return self._closed_bytes + now
 
-  def connect(self) -> None:
+  def connect(self, addresses: Sequence[str]) -> None:
     """Opens streams to all shards, gives the empty ones what is known here.
+
+    Args:
+      addresses: of all shards, in order; always as many.
 
     Raises:
       wire.WireError: UNAVAILABLE, one of them is not there; try again.
     """
-    self._disconnect()
+    self.close()
+    if not self._parts:
+      self._parts = parts(len(self.params), len(addresses))
+      self._layouts = [layouts(part.stop - part.start) for part in self._parts]
+      self._versions = np.zeros(len(addresses), np.int32)
+      self._target_versions = np.full(len(addresses), -1, np.int32)
+    self._clients = [wire.Client(address) for address in addresses]
     for k, client in enumerate(self._clients):
       vector, reply = self._layouts[k]
       # A shard that was started again has forgotten its target parameters.
@@ -353,9 +361,12 @@ class Client:
 
   def close(self) -> None:
     """Disconnects."""
-    self._disconnect()
+    self._closed_bytes = self.transferred_bytes
+    for stream in self._streams:
+      stream.close()
     for client in self._clients:
       client.close()
+    self._streams, self._clients = [], []
 
   def _vector(self, shard: int, vector: np.ndarray) -> Vector:
     return Vector(self._versions[shard], vector[self._parts[shard]])
@@ -369,9 +380,3 @@ class Client:
       )
       self._target_versions[shard] = target.version
       self.target_params[self._parts[shard]] = target.vector
-
-  def _disconnect(self) -> None:
-    self._closed_bytes = self.transferred_bytes
-    for stream in self._streams:
-      stream.close()
-    self._streams = []

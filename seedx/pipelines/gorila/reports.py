@@ -1,7 +1,8 @@
 """What Gorila's workers report to the coordinator, and what it counts of that.
 
 A worker opens the stream `REPORT` with a hello of `{"num_envs": n}`, gets slots
-as in `protocol`, and sends a `Report` after each unroll.
+as in `protocol`, and sends a `Report` after each unroll. The welcome of the
+stream `SERVERS` is `{"addresses": [...]}`, where the parameter servers listen.
 """
 
 import threading
@@ -10,11 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from seedx import metrics, types, wire
+from seedx import launch, metrics, types, wire
 from seedx.acting import sessions
 from seedx.runtime import counters
 
 REPORT = "report"
+SERVERS = "servers"
 
 
 class Counts(NamedTuple):
@@ -171,3 +173,22 @@ class _Session:
   def close(self) -> None:
     """Frees the worker's slots."""
     self._connected.close(self._session)
+
+
+class Servers:
+  """A session that says where the parameter servers listen.
+
+  Attributes:
+    welcome: their addresses.
+  """
+
+  def __init__(self, addresses: launch.Addresses) -> None:
+    """Raises wire.Refused, UNAVAILABLE, where they are not known yet."""
+    self.welcome = {"addresses": addresses.all()}
+
+  def __call__(self, inputs: types.Tree) -> types.Tree:
+    """Nothing is asked for."""
+    return inputs
+
+  def close(self) -> None:
+    """Does nothing."""

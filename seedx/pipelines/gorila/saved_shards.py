@@ -1,5 +1,6 @@
 """All parameter servers together, as a checkpoint keeps them."""
 
+import contextlib
 import dataclasses
 import threading
 from collections.abc import Sequence
@@ -8,7 +9,7 @@ import jax
 import jax.flatten_util
 import numpy as np
 
-from seedx import types, wire
+from seedx import launch, types, wire
 from seedx.acting import protocol
 from seedx.agents import base
 from seedx.pipelines.gorila import parameter_server
@@ -24,7 +25,10 @@ class SavedShards:
   """
 
   def __init__(
-    self, agent: base.Agent, addresses: Sequence[str], stop: threading.Event
+    self,
+    agent: base.Agent,
+    addresses: launch.Addresses,
+    stop: threading.Event,
   ) -> None:
     """Connects to nothing yet.
 
@@ -43,10 +47,12 @@ class SavedShards:
       for part in parts
     ]
     self._agent = agent
-    self._addresses = list(addresses)
+    self._addresses = addresses
     self._stop = stop
     # What the servers are to go on from.
     self._restored: Sequence[base.AgentState] | None = None
+    # What the servers had when the run ended.
+    self._last: list[base.AgentState] | None = None
 
   def form(self) -> list[base.AgentState]:
     """The shapes of each shard's state."""
@@ -58,6 +64,8 @@ class SavedShards:
     Raises:
       wire.WireError: UNAVAILABLE, one is not there, or empty; try again.
     """
+    if self._last is not None:
+      return self._last
     if not self.are_ready():
       raise wire.WireError(
         wire.StatusCode.UNAVAILABLE, "the servers are being restored"
@@ -69,6 +77,11 @@ class SavedShards:
       )
       for k, form in enumerate(self._form)
     ]
+
+  def fetch_last(self) -> None:
+    """Fetches what is saved from now on: servers leave with the learner."""
+    with contextlib.suppress(wire.WireError):  # Who saves will say so.
+      self._last = self.saved()
 
   def restore(self, saved: Sequence[base.AgentState]) -> None:
     """Takes what `give_restored` gives the servers."""
@@ -103,10 +116,16 @@ class SavedShards:
     whole = agent.start(unravel(jax.numpy.asarray(vector)), updates)
     return agent.acting(dataclasses.replace(whole, statistics=zeros.statistics))
 
+  def _address(self, shard: int) -> str:
+    try:
+      return self._addresses.all()[shard]
+    except wire.Refused as refused:
+      raise wire.WireError(refused.code, refused.message) from None
+
   def _call(self, shard: int, method: str, request: types.Tree) -> types.Tree:
     state = parameter_server.state_layout(self._form[shard])
     saving = method == parameter_server.SAVE
-    client = wire.Client(self._addresses[shard])
+    client = wire.Client(self._address(shard))
     try:
       return client.call(
         method,

@@ -8,7 +8,6 @@ it reports to.
 import dataclasses
 import math
 import threading
-from collections.abc import Sequence
 
 import jax
 import jax.flatten_util
@@ -16,7 +15,7 @@ import numpy as np
 import optax
 
 from seedx import envs, metrics, types, wire
-from seedx.acting import local_actor, unroll_store
+from seedx.acting import local_actor, protocol, unroll_store
 from seedx.agents import base
 from seedx.learning import experience
 from seedx.pipelines.gorila import parameter_server, reports
@@ -31,7 +30,6 @@ class Work:
 
   Attributes:
     address: of whom it reports to.
-    server_addresses: of the parameter servers, in order.
     env: which environment.
     agent: what acts and learns.
     plan: of its own replay.
@@ -43,7 +41,6 @@ class Work:
   """
 
   address: str
-  server_addresses: Sequence[str]
   env: envs.Config
   agent: base.Config
   plan: experience.Plan
@@ -76,7 +73,7 @@ def run(work: Work, stop: threading.Event) -> None:
       hello={"num_envs": num_envs},
     )
     try:
-      _Worker(work, programs, learner, exchange, stop).run()
+      _Worker(work, programs, learner, client, exchange, stop).run()
     finally:
       exchange.close()
 
@@ -128,9 +125,7 @@ class _Learner:
     self.outliers = Outliers(work.outlier_deviations)
     state = jax.jit(agent.init)(jax.random.key(work.seed))
     flat, unravel = jax.flatten_util.ravel_pytree(state.params)
-    self.client = parameter_server.Client(
-      work.server_addresses, np.asarray(flat)
-    )
+    self.client = parameter_server.Client(np.asarray(flat))
     clip = optax.clip_by_global_norm(work.max_gradient_norm)
 
     def with_params(
@@ -175,6 +170,7 @@ class _Worker:
     work: Work,
     programs: local_actor.Programs,
     learner: _Learner,
+    client: wire.Client,
     exchange: wire.Exchange,
     stop: threading.Event,
   ) -> None:
@@ -189,6 +185,7 @@ class _Worker:
       )
     )
     self._learner = learner
+    self._client = client
     self._exchange = exchange
     self._stop = stop
     self._source = work.plan.source(
@@ -261,13 +258,20 @@ class _Worker:
     """Connects to the parameter servers; False if the run is over first."""
     while not self._stop.is_set() and self._report():
       try:
-        self._learner.client.connect()
+        self._learner.client.connect(self._servers())
         return True
       except wire.WireError as error:
         if error.code is not wire.StatusCode.UNAVAILABLE:
           raise
         self._stop.wait(_RETRY_SECONDS)
     return False
+
+  def _servers(self) -> list[str]:
+    """Where the parameter servers listen now."""
+    nothing = protocol.NOTHING
+    stream = self._client.stream(reports.SERVERS, (), nothing, nothing)
+    stream.cancel()
+    return list(stream.welcome["addresses"])
 
   def _report(self) -> bool:
     """Says what has been done; False if the run is over."""

@@ -1,0 +1,102 @@
+"""Joins a run on another machine: `python -m seedx.join HOST:PORT`.
+
+The learner says what this process is to be, and with which options. It goes on
+until the learner is done, and joins again where that was started again.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from typing import NoReturn
+
+from seedx import types, wire
+from seedx.launch import joining
+from seedx.runtime import signals
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Joins a run.
+
+  Args:
+    argv: without the program's name; this program's own if None.
+
+  Returns:
+    The exit status: 0 where the learner is done, 130 after Ctrl-C, 2 where one
+    of the two refuses the other.
+  """
+  argv = sys.argv[1:] if argv is None else list(argv)
+  asked = _parser().parse_args(argv)
+  stop = threading.Event()
+
+  def play(told: joining.Told, ended: threading.Event) -> None:
+    # Before anything imports JAX, as EnvPool does.
+    if told.needs_jax:
+      if sys.modules.get("jax", told) is None:
+        os.execv(sys.executable, [sys.executable, "-m", "seedx.join", *argv])
+      os.environ.setdefault("JAX_PLATFORMS", "cpu")
+      programs = importlib.import_module("seedx.app.programs")
+      programs.play(told, asked.address, asked.listen, ended)
+    else:
+      sys.modules["jax"] = None  # type: ignore[assignment]
+      thin_actor = importlib.import_module("seedx.acting.thin_actor")
+      work = thin_actor.Work.of(asked.address, told.options)
+      thin_actor.run(work, ended)
+
+  try:
+    with signals.stopping(stop) as interrupted:
+      joining.join(asked.address, _hello(asked), play, stop)
+  except (types.ConfigError, wire.WireError) as error:
+    words = getattr(error, "message", str(error))
+    print(f"error: cannot join {asked.address}: {words}", file=sys.stderr)
+    return 2
+  return signals.INTERRUPTED_STATUS if interrupted.is_set() else 0
+
+
+class _Parser(argparse.ArgumentParser):
+  """Says in one line what is wrong."""
+
+  def error(self, message: str) -> NoReturn:
+    self.exit(2, f"error: {message}; see --help\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = _Parser("seedx join", description=__doc__, allow_abbrev=False)
+  add = parser.add_argument
+  add("address", metavar="HOST:PORT", help="where the learner listens")
+  add("--role", default="", help="which role, where the run has several")
+  add("--listen", default="", help="where a server of this role is reached")
+  add("--env", help="the learner's, where it is a MODULE:FACTORY")
+  add(
+    "--observation-transform",
+    help="the learner's, where it is a MODULE:FUNCTION",
+  )
+  add("--experiment", default="", help="refuse a learner of another one")
+  add(
+    "--options",
+    type=json.loads,
+    default={},
+    help="refuse a learner with others, as JSON",
+  )
+  return parser
+
+
+def _hello(asked: argparse.Namespace) -> joining.Hello:
+  code = {
+    "env": asked.env,
+    "observation_transform": asked.observation_transform,
+  }
+  said = {name: value for name, value in code.items() if value is not None}
+  return joining.Hello(
+    asked.role, asked.listen, asked.experiment, {**asked.options, **said}
+  )
+
+
+if __name__ == "__main__":
+  # Threads of gRPC's or EnvPool's must not keep it alive.
+  status = main()
+  sys.stderr.flush()
+  os._exit(status)

@@ -1,0 +1,72 @@
+"""Where the processes of a role listen, which others have to reach."""
+
+import threading
+from collections.abc import Sequence
+
+from seedx import wire
+
+
+class Addresses:
+  """Where the processes of one role listen; any thread may call it."""
+
+  def __init__(self, count: int, known: Sequence[str] = ()) -> None:
+    """Knows all of them, or none.
+
+    Args:
+      count: how many there are.
+      known: their addresses; if none, those that join say theirs.
+    """
+    self._fixed = bool(known)
+    self._addresses = list(known) or [""] * count
+    self._held = [False] * count
+    self._lock = threading.Lock()
+
+  def __len__(self) -> int:
+    """How many there are."""
+    return len(self._addresses)
+
+  def take(self, address: str) -> int:
+    """Gives a process that joins its number.
+
+    Raises:
+      wire.Refused: it does not say where it listens; it listens elsewhere than
+        is known; or all numbers are taken.
+    """
+    with self._lock:
+      if not address:
+        raise wire.does_not_fit("where it listens (--listen)", "nothing")
+      if self._fixed and address not in self._addresses:
+        raise wire.does_not_fit(f"one of {', '.join(self._addresses)}", address)
+      free = [k for k, held in enumerate(self._held) if not held]
+      # One that comes back goes on with its number.
+      same = [k for k in free if self._addresses[k] == address]
+      if not (same or free) or (self._fixed and not same):
+        raise wire.Refused(
+          wire.StatusCode.RESOURCE_EXHAUSTED,
+          f"expected at most {len(self._held)} processes of this role, each"
+          f" at an address of its own, found one more at {address}",
+        )
+      number = (same or free)[0]
+      self._addresses[number], self._held[number] = address, True
+      return number
+
+  def give_back(self, number: int) -> None:
+    """Frees the number of a process that has left."""
+    with self._lock:
+      self._held[number] = False
+
+  def all(self) -> list[str]:
+    """The addresses in order.
+
+    Raises:
+      wire.Refused: UNAVAILABLE, not all are known yet.
+    """
+    with self._lock:
+      known = [address for address in self._addresses if address]
+    if len(known) < len(self._addresses):
+      raise wire.Refused(
+        wire.StatusCode.UNAVAILABLE,
+        f"waiting for servers: {len(known)} of {len(self._addresses)} have"
+        " joined",
+      )
+    return known

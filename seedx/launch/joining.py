@@ -1,0 +1,278 @@
+"""Processes that join a run: the learner tells them what to be.
+
+A process that joins opens the stream `JOIN` and says in its hello::
+
+    {"version": "0.1.0", "role": "actor", "address": "", "experiment": "",
+     "options": {}}
+
+`role` may be empty where the run has only one, `address` is where a server
+listens, and `experiment` and `options` are those that the learner must have,
+too. The welcome has the role's name and the run's experiment and options::
+
+    {"version": "0.1.0", "role": "actor", "needs_jax": false,
+     "experiment": "seed_vtrace", "options": {"env": "CartPole-v1", ...}}
+
+The stream stays open as long as both live. All of it is JSON: nothing that
+arrives is unpickled, and no code is imported that it names.
+"""
+
+import contextlib
+import dataclasses
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import seedx
+from seedx import types, wire
+from seedx.launch import nodes
+from seedx.launch.addresses import Addresses
+
+JOIN = "join"
+_NOTHING = wire.Layout.of((), 1)
+# How often a joined process looks whether it is to leave.
+_LOOK_SECONDS = 0.2
+_MORE = 16
+# Messages about processes that were refused; a peer may send any number.
+_MOST_MESSAGES = 100
+# Options that name code, but for what comes with seedx.
+_CODE = ("env", "observation_transform")
+_OWN_CODE = ("seedx:", "seedx.envs.transforms:")
+
+
+@dataclasses.dataclass(frozen=True)
+class Hello:
+  """What a process that joins says.
+
+  Attributes:
+    role: that it wants; empty for the only one.
+    address: where it listens, HOST:PORT or unix:PATH, if its role does.
+    experiment: that the learner must run; empty for any.
+    options: that the learner must have, as JSON.
+    version: of seedx.
+  """
+
+  role: str = ""
+  address: str = ""
+  experiment: str = ""
+  options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  version: str = seedx.__version__
+
+
+@dataclasses.dataclass(frozen=True)
+class Told:
+  """What the learner says.
+
+  Attributes:
+    role: of one node, such as `actor` or `server-1`.
+    needs_jax: see `nodes.Node`.
+    experiment: that runs; empty for a script without one.
+    options: the settings of the pipeline's config by their names, as JSON.
+    version: of seedx.
+  """
+
+  role: str
+  needs_jax: bool
+  experiment: str
+  options: Mapping[str, Any]
+  version: str = seedx.__version__
+
+
+class Roles:
+  """The learner's side: says what each process that joins is to be."""
+
+  def __init__(
+    self,
+    running: Sequence[nodes.Node],
+    experiment: str,
+    options: Mapping[str, Any],
+    addresses: Mapping[str, Addresses],
+  ) -> None:
+    """Nobody has joined yet.
+
+    Args:
+      running: the nodes that can be joined.
+      experiment: that runs; empty for a script without one.
+      options: the settings of the pipeline's config, as JSON.
+      addresses: by their roles, where those listen that do.
+    """
+    self._nodes = {node.role: node for node in running}
+    self._experiment = experiment
+    self._options = options
+    self._addresses = addresses
+    self._said: set[str] = set()
+
+  def bind(self, server: wire.Server) -> None:
+    """Binds `JOIN`, with room for some more, who wait or are told why not."""
+    count = sum(node.count for node in self._nodes.values())
+    server.bind_stream(
+      JOIN, self.open, _NOTHING, _NOTHING, max_streams=2 * count + _MORE
+    )
+
+  def open(self, hello: Mapping[str, Any]) -> "_Session":
+    """Tells a process what to be.
+
+    Raises:
+      wire.Refused: it does not fit to this run.
+    """
+    try:
+      return self._open(_read(Hello, hello))
+    except wire.Refused as refused:
+      if refused.code is wire.StatusCode.FAILED_PRECONDITION:
+        self._say(f"refused a process that wanted to join: {refused.message}")
+      raise
+
+  def _open(self, hello: Hello) -> "_Session":
+    _check_version(hello.version)
+    known = list(dict.fromkeys(map(nodes.kind, self._nodes)))
+    role = hello.role or (known[0] if len(known) == 1 else "none")
+    if role not in known:
+      raise wire.does_not_fit(f"--role {' or '.join(known)}", role)
+    if hello.experiment and hello.experiment != self._experiment:
+      raise wire.does_not_fit(
+        f"the learner's experiment {self._experiment or '(a script)'}",
+        hello.experiment,
+      )
+    for name, value in hello.options.items():
+      if name not in self._options:
+        raise wire.does_not_fit("options of the learner", name)
+      if value != self._options[name]:
+        raise wire.does_not_fit(
+          f"the learner's {name} {json.dumps(self._options[name])}",
+          f"{json.dumps(value):.200}",
+        )
+    close = contextlib.ExitStack()
+    if role in self._addresses:
+      number = self._addresses[role].take(hello.address)
+      close.callback(self._addresses[role].give_back, number)
+      role = f"{role}-{number}"
+    needs_jax = self._nodes[role].needs_jax
+    told = Told(role, needs_jax, self._experiment, self._options)
+    return _Session(dataclasses.asdict(told), close.close)
+
+  def _say(self, message: str) -> None:
+    if message not in self._said and len(self._said) < _MOST_MESSAGES:
+      self._said.add(message)
+      print(message, file=sys.stderr, flush=True)
+
+
+class _Session:
+  """A process that has joined.
+
+  Attributes:
+    welcome: what it is told.
+  """
+
+  def __init__(
+    self, welcome: Mapping[str, Any], close: Callable[[], None]
+  ) -> None:
+    self.welcome = welcome
+    self.close = close
+
+  def __call__(self, inputs: types.Tree) -> types.Tree:
+    """Nothing is asked for."""
+    return inputs
+
+
+def join(
+  address: str,
+  hello: Hello,
+  play: Callable[[Told, threading.Event], None],
+  stop: threading.Event,
+) -> None:
+  """Joins a run, and again where its learner has been started again.
+
+  Args:
+    address: of the learner.
+    hello: what to say to it.
+    play: `(told, stop)`, does the role's work until that is done or `stop`,
+      another event, is set.
+    stop: ends all of it.
+
+  Raises:
+    wire.WireError: the learner refuses.
+  """
+
+  def session(client: wire.Client) -> None:
+    ended = threading.Event()
+    failures: list[wire.WireError] = []
+    stream = client.stream(
+      JOIN,
+      _nothing_until(stop, ended),
+      _NOTHING,
+      _NOTHING,
+      dataclasses.asdict(hello),
+    )
+
+    def watch() -> None:
+      try:
+        list(stream)
+      except wire.WireError as failure:
+        failures.append(failure)
+      finally:
+        ended.set()
+
+    watcher = threading.Thread(target=watch, name="join", daemon=True)
+    watcher.start()
+    try:
+      told = _told(stream.welcome, hello)
+      play(told, ended)
+    finally:
+      stream.cancel()
+      watcher.join()
+    if failures and not stop.is_set():
+      raise failures[0]
+
+  wire.until_done(address, session, stop, hello.role or "join")
+
+
+def _nothing_until(
+  stop: threading.Event, ended: threading.Event
+) -> Iterator[types.Tree]:
+  """Requests of a stream that is to stay open: none."""
+  while not ended.is_set():
+    if stop.wait(_LOOK_SECONDS):
+      ended.set()
+  yield from ()
+
+
+def _told(welcome: Mapping[str, Any], hello: Hello) -> Told:
+  """What a learner said, where it may be done."""
+  try:
+    told = _read(Told, welcome)
+    _check_version(told.version)
+    for name in _CODE:
+      value = told.options.get(name, "")
+      if not isinstance(value, str):
+        raise wire.does_not_fit(f"text as {name}", f"{value!r:.80}")
+      if ":" not in value or value.startswith(_OWN_CODE):
+        continue
+      if hello.options.get(name) != value:
+        flag = name.replace("_", "-")
+        raise wire.does_not_fit(
+          f"--{flag} {value} here too, as it names code of the learner's",
+          "it there only",
+        )
+  except wire.Refused as refused:
+    raise wire.WireError(refused.code, refused.message) from None
+  return told
+
+
+def _read(kind: Any, found: Mapping[str, Any]) -> Any:
+  """A dataclass from JSON that a peer sent."""
+  fields = {field.name: field.type for field in dataclasses.fields(kind)}
+  for name, hint in fields.items():
+    expected: Any = hint if hint in (str, bool) else dict
+    if not isinstance(found.get(name), expected):
+      raise wire.does_not_fit(
+        f"{name} as {expected.__name__}", f"{found.get(name)!r:.80}"
+      )
+  return kind(**{name: found[name] for name in fields})
+
+
+def _check_version(found: str) -> None:
+  if found != seedx.__version__:
+    raise wire.does_not_fit(
+      f"seedx {seedx.__version__} at both ends", f"{found:.80}"
+    )

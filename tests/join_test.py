@@ -1,0 +1,460 @@
+"""Processes that join a run: what they are told, and who refuses whom."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from experiments import (
+  a2c,
+  apex_dqn,
+  gorila_dqn,
+  impala,
+  seed_ppo,
+  seed_vtrace,
+)
+from seedx import launch, wire
+from seedx.launch import joining
+from tests import programs
+
+own_signals = programs.own_signals
+compiled_quickly = programs.compiled_quickly
+
+ROLES = [
+  launch.Node("actor", run=print, config=None, count=2),
+  launch.Node("server-0", run=print, config=None, needs_jax=True),
+  launch.Node("server-1", run=print, config=None, needs_jax=True),
+]
+OPTIONS = {"env": "CartPole-v1", "env_options": {}, "seed": 3, "agent": "dqn"}
+NOTHING = wire.Layout.of((), 1)
+
+
+class Learner:
+  """A server with roles, and nothing else."""
+
+  def __init__(self, folder, nodes=ROLES, experiment="ppo", **options):
+    self.addresses = launch.Addresses(2)
+    self.roles = joining.Roles(
+      nodes, experiment, {**OPTIONS, **options}, {"server": self.addresses}
+    )
+    self.server = wire.Server(f"unix:{folder}/learner", 1)
+    self.roles.bind(self.server)
+
+  def __enter__(self):
+    self.server.start()
+    return self
+
+  def __exit__(self, *_):
+    self.server.stop(0)
+
+  def ask(self, **hello):
+    """What a process is told that stays; close the client to leave."""
+    hello = {**dataclasses.asdict(joining.Hello(role="actor")), **hello}
+    client = wire.Client(self.server.address)
+    stays = threading.Event()
+    requests = iter(lambda: stays.wait(20) and None, None)
+    stream = client.stream(joining.JOIN, requests, NOTHING, NOTHING, hello)
+    return client, stream.welcome
+
+  def join(self, **hello):
+    """Joins, and leaves; what it was told."""
+    told = []
+    joining.join(
+      self.server.address,
+      joining.Hello(**{"role": "actor", **hello}),
+      lambda one, ended: told.append(one),
+      threading.Event(),
+    )
+    return told[0]
+
+
+def test_a_process_is_told_role_experiment_and_options(tmp_path):
+  with Learner(tmp_path) as learner:
+    told = learner.join(options={"seed": 3, "env": "CartPole-v1"})
+  assert told == joining.Told("actor", False, "ppo", OPTIONS)
+
+
+def test_the_only_role_needs_no_name(tmp_path):
+  with Learner(tmp_path, ROLES[:1]) as learner:
+    assert learner.join(role="").role == "actor"
+
+
+@pytest.mark.parametrize(
+  ("hello", "message"),
+  [
+    ({"version": "0.0.9"}, "expected seedx .* at both ends, found 0.0.9"),
+    ({"version": None}, "expected version as str, found None"),
+    ({"role": "worker"}, "expected --role actor or server, found worker"),
+    ({"role": ""}, "expected --role actor or server, found none"),
+    ({"role": 7}, "expected role as str, found 7"),
+    ({"experiment": "dqn"}, "learner's experiment ppo, found dqn"),
+    (
+      {"options": {"env": "CartPole-v0"}},
+      'learner\'s env "CartPole-v1", found "CartPole-v0"',
+    ),
+    (
+      {"options": {"env_options": {"max_episode_steps": 9}}},
+      'learner\'s env_options {}, found {"max_episode_steps": 9}',
+    ),
+    ({"options": {"agent": "a2c"}}, 'learner\'s agent "dqn", found "a2c"'),
+    (
+      {"options": {"td_lambda": 1.0}},
+      "options of the learner, found td_lambda",
+    ),
+    ({"options": []}, "expected options as dict, found"),
+    ({"role": "server"}, r"where it listens \(--listen\), found nothing"),
+  ],
+)
+def test_who_does_not_fit_is_refused_on_both_sides(
+  tmp_path, capfd, hello, message
+):
+  with Learner(tmp_path) as learner:
+    with pytest.raises(wire.WireError, match=message) as caught:
+      learner.ask(**hello)
+    assert caught.value.code is wire.StatusCode.FAILED_PRECONDITION
+    with pytest.raises(wire.WireError):
+      learner.ask(**hello)
+  err = capfd.readouterr().err
+  assert err.count("refused a process that wanted to join: expected") == 1
+  assert caught.value.message.removeprefix("join: ") in err
+
+
+def test_a_learner_of_another_version_is_refused(tmp_path, monkeypatch):
+  with Learner(tmp_path) as learner:
+    learner.roles.open = lambda hello: joining._Session(
+      dataclasses.asdict(joining.Told("actor", False, "", {}, "0.0.9")), int
+    )
+    learner.server._methods[joining.JOIN].open_session = learner.roles.open
+    with pytest.raises(wire.WireError, match=r"at both ends, found 0\.0\.9"):
+      learner.join()
+
+
+@pytest.mark.parametrize("name", ["env", "observation_transform"])
+def test_code_is_imported_only_where_it_is_named_here_too(tmp_path, name):
+  with Learner(tmp_path, **{name: "os:system"}) as learner:
+    with pytest.raises(wire.WireError, match="os:system here too"):
+      learner.join()
+    assert learner.join(options={name: "os:system"}).options[name]
+    with pytest.raises(wire.WireError, match="found"):
+      learner.join(options={name: "os:popen"})
+
+
+def test_what_comes_with_seedx_needs_no_naming(tmp_path):
+  transform = "seedx.envs.transforms:hide_velocities"
+  with Learner(tmp_path, observation_transform=transform) as learner:
+    assert learner.join().options["observation_transform"] == transform
+
+
+def test_servers_tell_where_they_listen_and_keep_their_number(tmp_path):
+  with Learner(tmp_path) as learner:
+    with pytest.raises(wire.Refused, match="0 of 2 have joined"):
+      learner.addresses.all()
+    first, told = learner.ask(role="server", address="a:1")
+    assert told["role"] == "server-0"
+    with pytest.raises(wire.Refused, match="1 of 2 have joined"):
+      learner.addresses.all()
+    second, told = learner.ask(role="server", address="b:1")
+    assert told["role"] == "server-1"
+    assert learner.addresses.all() == ["a:1", "b:1"]
+    with pytest.raises(wire.WireError, match="at most 2") as caught:
+      learner.ask(role="server", address="c:1")
+    assert caught.value.code is wire.StatusCode.RESOURCE_EXHAUSTED
+    first.close()
+    second.close()
+    _eventually(lambda: not any(learner.addresses._held))
+    # The same one goes on as what it was; another takes what is free.
+    again, told = learner.ask(role="server", address="b:1")
+    assert told["role"] == "server-1"
+    other, told = learner.ask(role="server", address="c:1")
+    assert told["role"] == "server-0"
+    assert learner.addresses.all() == ["c:1", "b:1"]
+    again.close()
+    other.close()
+
+
+def test_addresses_that_are_known_are_kept():
+  addresses = launch.Addresses(2, ["a:1", "b:1"])
+  assert addresses.all() == ["a:1", "b:1"]
+  with pytest.raises(wire.Refused, match="one of a:1, b:1, found c:1"):
+    addresses.take("c:1")
+  assert addresses.take("b:1") == 1
+  with pytest.raises(wire.Refused, match="one more at b:1"):
+    addresses.take("b:1")
+
+
+def _eventually(condition, seconds=90.0):
+  deadline = time.monotonic() + seconds
+  while not condition():
+    assert time.monotonic() < deadline
+    time.sleep(0.02)
+
+
+# Programs.
+
+QUICK = ("--log-seconds", "0.1")
+
+
+class Joiners:
+  """Programs that join, and how they end."""
+
+  def __init__(self):
+    self.programs = []
+
+  def start(self, *words, module="seedx.join"):
+    program = subprocess.Popen(
+      [sys.executable, "-m", module, *map(str, words)],
+      cwd=programs.ROOT,
+      stderr=subprocess.PIPE,
+      text=True,
+    )
+    self.programs.append(program)
+    return program
+
+  def ended(self, status=0):
+    """What they said, once all of them have ended with a status."""
+    said = [program.communicate(timeout=60)[1] for program in self.programs]
+    assert [x.returncode for x in self.programs] == [status] * len(said), said
+    assert "Traceback" not in "".join(said)
+    return said
+
+
+@pytest.fixture
+def joiners():
+  made = Joiners()
+  yield made
+  for program in made.programs:
+    program.kill()
+    program.communicate()
+
+
+def _learn(experiment, address, *words):
+  """Runs a learner that starts nobody; its last line of metrics."""
+  run_dir = address.removeprefix("unix:") + "-run"
+  role = ("--role", "learner", "--address", address, "--run-dir", run_dir)
+  assert programs.main(experiment, [*role, *QUICK, *map(str, words)]) == 0
+  with open(f"{run_dir}/metrics.jsonl") as lines:
+    return json.loads(lines.readlines()[-1])
+
+
+@pytest.mark.parametrize(
+  ("experiment", "words"),
+  [
+    (seed_vtrace, ("--num-actors", 2, "--envs-per-actor", 8)),
+    pytest.param(
+      impala,
+      ("--agent", "a2c", "--num-actors", 2, "--envs-per-actor", 8),
+      marks=pytest.mark.slow,
+    ),
+    pytest.param(
+      apex_dqn,
+      ("--num-actors", 2, "--replay-min-steps", 200),
+      marks=pytest.mark.slow,
+    ),
+  ],
+  ids=["seed", "impala", "apex"],
+)
+def test_actors_join_before_the_learner_is_up(
+  tmp_path, joiners, experiment, words
+):
+  address = f"unix:{tmp_path}/learner"
+  for _ in range(2):
+    joiners.start(address)
+  options = ("--env", "Catch-v0", "--batch-size", 8, "--total-steps", 3000)
+  last = _learn(experiment, address, *words, *options)
+  joiners.ended()
+  assert last["env_steps"] >= 3000 and last["learner_steps"] > 5
+
+
+def test_servers_and_workers_join_in_any_order(tmp_path, joiners):
+  address = f"unix:{tmp_path}/learner"
+  joiners.start(address, "--role", "worker")
+  for k in range(2):
+    listen = f"unix:{tmp_path}/server-{k}"
+    joiners.start(address, "--role", "server", "--listen", listen)
+  last = _learn(
+    *(gorila_dqn, address, "--num-workers", 1, "--total-steps", 1500),
+    *("--replay-min-steps", 200),
+  )
+  joiners.ended()  # The servers, too.
+  assert last["env_steps"] >= 1500 and last["learner_steps"] > 5
+
+
+@pytest.mark.slow
+def test_a_server_that_joins_elsewhere_is_found(tmp_path, joiners):
+  address = f"unix:{tmp_path}/learner"
+  first = joiners.start(
+    address, "--role", "server", "--listen", f"unix:{tmp_path}/first"
+  )
+  joiners.start(address, "--role", "worker")
+
+  def replace():
+    metrics = tmp_path / "learner-run" / "metrics.jsonl"
+    try:
+      _eventually(lambda: metrics.exists() and _newest(metrics) > 2000)
+      first.kill()
+      first.communicate()
+      joiners.programs.remove(first)
+      joiners.start(
+        address, "--role", "server", "--listen", f"unix:{tmp_path}/second"
+      )
+      before = _newest(metrics)
+      _eventually(lambda: _newest(metrics) > before + 2000)
+      replaced.set()
+    finally:
+      os.kill(os.getpid(), signal.SIGINT)
+
+  replaced = threading.Event()
+  thread = threading.Thread(target=replace)
+  thread.start()
+  role = ("--role", "learner", "--address", address, *QUICK)
+  words = ("--num-servers", "1", "--num-workers", "1")
+  run_dir = ("--run-dir", str(tmp_path / "learner-run"))
+  steps = ("--total-steps", "100000000", "--replay-min-steps", "200")
+  status = programs.main(gorila_dqn, [*role, *words, *run_dir, *steps])
+  thread.join()
+  assert replaced.is_set() and status == 130
+  joiners.ended()
+
+
+def _newest(metrics):
+  lines = metrics.read_text().splitlines()
+  return json.loads(lines[-1])["env_steps"] if lines else 0
+
+
+def test_joined_actors_follow_a_learner_that_restarts(tmp_path, joiners):
+  """With other options, too: nobody goes on with the old ones."""
+  address = f"unix:{tmp_path}/learner"
+  small = ("--num-actors", "1", "--envs-per-actor", "8", "--batch-size", "8")
+  run_dir = tmp_path / "first"
+  learner = subprocess.Popen(
+    [
+      *(sys.executable, "-m", "experiments.seed_vtrace", "--role", "learner"),
+      *("--address", address, "--run-dir", str(run_dir), *small, *QUICK),
+      *("--env", "CartPole-v0", "--total-steps", "100000000"),
+    ],
+    cwd=programs.ROOT,
+    stdout=subprocess.DEVNULL,
+    stderr=subprocess.DEVNULL,
+  )
+  try:
+    joiners.start(address)
+    metrics = run_dir / "metrics.jsonl"
+    _eventually(lambda: metrics.exists() and _newest(metrics) > 500)
+  finally:
+    learner.kill()
+    learner.wait()
+  last = _learn(
+    *(seed_vtrace, address, *small, "--env", "Catch-v0"),
+    *("--total-steps", "2000"),
+  )
+  joiners.ended()
+  assert last["env_steps"] >= 2000
+
+
+@pytest.mark.parametrize(
+  ("words", "message"),
+  [
+    (("--env", "CartPole-v0"), 'env "CartPole-v1", found "CartPole-v0"'),
+    (("--env-options", "max_episode_steps=9"), "env_options {}, found"),
+    (("--agent", "a2c"), 'agent "vtrace", found "a2c"'),
+    (("--td-lambda", "0.5"), "td_lambda 1.0, found 0.5"),
+  ],
+)
+def test_an_actor_of_an_experiment_has_the_learners_options(
+  tmp_path, joiners, words, message
+):
+  """What it says has to be so; what it does not say it is told."""
+  options = {**OPTIONS, "agent": "vtrace", "td_lambda": 1.0}
+  with Learner(tmp_path, ROLES[:1], "impala", **options) as learner:
+    role = ("--role", "actor", "--address", learner.server.address)
+    joiners.start(*role, *words, module="experiments.impala")
+    (said,) = joiners.ended(status=2)
+  assert message in said
+
+
+def test_another_experiment_is_refused(tmp_path, joiners):
+  with Learner(tmp_path, ROLES[:1], "seed_vtrace") as learner:
+    role = ("--role", "actor", "--address", learner.server.address)
+    joiners.start(*role, module=seed_ppo.__name__)
+    (said,) = joiners.ended(status=2)
+  assert "the learner's experiment seed_vtrace, found seed_ppo" in said
+
+
+def test_code_of_a_script_is_not_sent(tmp_path, joiners):
+  needs_jax = dataclasses.replace(ROLES[0], needs_jax=True)
+  with Learner(tmp_path, [needs_jax], "my_network:EXPERIMENT") as learner:
+    joiners.start(learner.server.address)
+    (said,) = joiners.ended(status=2)
+  assert "my_network.py --role actor --address" in said
+
+
+_SCRIPT = '''
+"""A script with a torso of its own, which no JSON can carry."""
+import flax.linen as nn
+from seedx import app
+from seedx.agents import vtrace
+from seedx.pipelines import impala
+
+class Torso(nn.Module):
+  @nn.compact
+  def __call__(self, observation):
+    return nn.tanh(nn.Dense(8)(observation))
+
+EXPERIMENT = app.Experiment(impala.Config(agent=vtrace.Config(torso=Torso())))
+if __name__ == "__main__":
+  raise SystemExit(app.main(EXPERIMENT))
+'''
+
+
+@pytest.mark.slow
+def test_actors_of_a_script_run_with_its_objects(tmp_path, joiners):
+  """Options that they do not say are the learner's."""
+  (tmp_path / "own_script.py").write_text(_SCRIPT)
+  address = f"unix:{tmp_path}/learner"
+
+  def start(*words):
+    program = subprocess.Popen(
+      [sys.executable, "own_script.py", "--address", address, *words],
+      cwd=tmp_path,
+      env={**os.environ, "PYTHONPATH": str(programs.ROOT)},
+      stderr=subprocess.PIPE,
+      text=True,
+    )
+    joiners.programs.append(program)
+    return program
+
+  fits = start("--role", "actor")
+  other = start("--role", "actor", "--env", "CartPole-v0")
+  learner = start(
+    *("--role", "learner", "--num-actors", "1", "--envs-per-actor", "8"),
+    *("--batch-size", "8", "--total-steps", "2000", "--run-dir", "run"),
+    *("--env", "Acrobot-v1"),
+  )
+  said = {}
+  for program, status in ((learner, 0), (fits, 0), (other, 2)):
+    said[program] = program.communicate(timeout=90)[1]
+    assert program.returncode == status, said
+  assert 'env "Acrobot-v1", found "CartPole-v0"' in said[other]
+  assert 'env "Acrobot-v1", found "CartPole-v0"' in said[learner]
+
+
+def test_a_thin_actor_has_no_jax(tmp_path, joiners):
+  options = {"envs_per_actor": 4, "actor_batch_size": 2, "num_actors": 1}
+  with Learner(tmp_path, ROLES[:1], "", **options) as learner:
+    program = joiners.start(learner.server.address)
+    # There is no inference: it has come as far as it can.
+    _eventually(lambda: program.poll() is not None, 60)
+    (said,) = joiners.ended(status=2)
+  assert "expected a method of ['/seedx/join'], found /seedx/act" in said
+
+
+def test_a_pipeline_of_one_process_cannot_be_joined(capfd):
+  assert "unrecognized arguments: --role" in programs.refused(
+    a2c, ("--role", "actor"), capfd
+  )
