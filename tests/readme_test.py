@@ -46,8 +46,8 @@ def commands():
 
 # Those of the README of commit 8be07fe: what people have in their scripts.
 OLD = (pathlib.Path(__file__).parent / "old_commands.txt").read_text()
-ALONE = [line for line in commands() if "--role" not in line]
-APART = [line for line in commands() if "--role" in line]
+APART = [x for x in commands() if "--role" in x or "seedx.join" in x]
+ALONE = [x for x in commands() if x not in APART]
 
 
 def words_of(command):
@@ -127,7 +127,7 @@ def test_a_command_of_before_still_parses(command, place, monkeypatch):
     assert tool.main(words) == 0
   else:
     monkeypatch.setattr(programs, "_train", work)
-    monkeypatch.setattr(programs, "_run_node", work)
+    monkeypatch.setattr(programs, "_join", work)
     found = experiments.load_module(name)
     if "--help" in words:
       with pytest.raises(SystemExit):
@@ -152,9 +152,10 @@ def test_the_exported_policy_runs_without_seedx(place):
 def test_the_roles_run_apart(place, tmp_path):
   """As on several machines, by a socket in the place of the network."""
   learner, actor = APART
-  address = ["--address", f"unix:{tmp_path}/learner", "--num-actors", "1"]
+  socket = f"unix:{tmp_path}/learner"
+  address = ["--address", socket, "--num-actors", "1"]
   acting = subprocess.Popen(
-    [*words_of(actor), *address],
+    [sys.executable, *shlex.split(actor)[1:3], socket],
     cwd=place,
     env={**os.environ, "PYTHONPATH": str(_ROOT)},
   )
