@@ -1,8 +1,7 @@
 """Checkpoints of a run: nests of arrays on disk, written with Orbax.
 
-It knows nothing of agents: what is in a nest is for others to say. A checkpoint
-is there as a whole or not at all, also where the process is killed meanwhile,
-and another process may read while this one writes.
+A checkpoint exists as a whole or not at all, even if the process is killed
+while it writes. Another process may read at the same time.
 """
 
 import itertools
@@ -19,28 +18,28 @@ import orbax.checkpoint as ocp
 from seedx import types
 
 _SCORE = "score"
-# Those that go are moved there first: a reader finds them whole or not at all.
+# Checkpoints are moved there, then deleted: no reader finds half of one.
 _REMOVED = "removed"
 _TRIES = 100
 
 
 class Checkpoints:
-  """The checkpoints in a directory, each with the env steps it was made at.
+  """The checkpoints in a directory, by the env steps that they were made at.
 
-  The newest `keep` of them are kept, and the best. One thread may use it.
+  The newest `keep` and the best are kept. Only one thread may use it.
 
   Attributes:
-    directory: where they are.
+    directory: an absolute path.
   """
 
   def __init__(
     self, directory: str | os.PathLike[str], keep: int | None = None
   ) -> None:
-    """Looks for what there is; makes no directory before the first `save`.
+    """Opens a directory; the first `save` makes it if it does not exist.
 
     Args:
-      directory: where they are.
-      keep: how many of the newest are kept at a `save`; None for all.
+      directory: for the checkpoints.
+      keep: how many of the newest a `save` keeps; None for all.
     """
     self.directory = pathlib.Path(directory).absolute()
     self._keep = keep
@@ -49,15 +48,15 @@ class Checkpoints:
   def save(
     self, env_steps: int, items: Mapping[str, types.Tree], score: float
   ) -> None:
-    """Writes a checkpoint, unless there is one of as many env steps.
+    """Writes a checkpoint, unless one with the same `env_steps` exists.
 
     Args:
       env_steps: since the start of the run.
-      items: nests of arrays by name; each can be restored by itself.
-      score: the larger, the better; -inf where nothing is known.
+      items: nests of arrays by name; each can be restored on its own.
+      score: larger is better; -inf if unknown.
 
     Raises:
-      OSError: it cannot be written.
+      OSError: the checkpoint cannot be written.
     """
     if env_steps in self.steps():
       return
@@ -71,16 +70,16 @@ class Checkpoints:
       metrics={_SCORE: score},
       force=True,
     )
-    # Nobody else writes: what is unfinished is of a process that was killed.
+    # No other process writes: unfinished files are a killed process's.
     unfinished = self.directory.glob(f"*{ocp.utils.TMP_DIR_SUFFIX}*")
     for left in [self.directory / _REMOVED, *unfinished]:
       shutil.rmtree(left, ignore_errors=True)
 
   def steps(self) -> list[int]:
-    """The env steps of the checkpoints that there are, ascending.
+    """The env steps of all checkpoints, ascending.
 
     Raises:
-      types.ConfigError: one of them is damaged.
+      types.ConfigError: a checkpoint is damaged.
     """
     if not self.directory.is_dir():
       return []
@@ -89,20 +88,20 @@ class Checkpoints:
         manager = self._manager()
         manager.reload()
         return sorted(manager.all_steps())
-      except FileNotFoundError:  # Another process has removed one meanwhile.
+      except FileNotFoundError:  # Another process has just removed one.
         if tries == _TRIES:
           raise
       except ValueError as error:
         raise types.ConfigError(
-          f"expected whole checkpoints in {str(self.directory)!r}, found one"
+          f"expected complete checkpoints in {str(self.directory)!r}, found one"
           f" that is damaged ({error}); remove it"
         ) from error
     raise AssertionError("unreachable")
 
   def best(self) -> int | None:
-    """The env steps of the one with the highest score, of several the newest.
+    """The env steps of the checkpoint with the highest score.
 
-    None where there is no checkpoint.
+    The newest of several; None if there is no checkpoint.
     """
     scores = []
     for step in self.steps():
@@ -112,19 +111,20 @@ class Checkpoints:
     return max(scores)[1] if scores else None
 
   def restore(self, env_steps: int, name: str, like: types.Tree) -> types.Tree:
-    """Reads an item of a checkpoint.
+    """Reads one nest of a checkpoint.
 
     Args:
-      env_steps: which checkpoint.
-      name: of the item.
-      like: a nest of its form, of arrays or of `jax.ShapeDtypeStruct`.
+      env_steps: the checkpoint's.
+      name: the nest's, as given to `save`.
+      like: a nest with the same structure, shapes and dtypes, of arrays or of
+        `jax.ShapeDtypeStruct`.
 
     Returns:
       A nest of NumPy arrays.
 
     Raises:
-      types.ConfigError: there is no such checkpoint or item, or it is of
-        another form.
+      types.ConfigError: the checkpoint or nest does not exist, or has another
+        structure or shapes.
     """
     where = f"checkpoint {env_steps} in {self.directory}"
     wanted = jax.tree.map(
@@ -138,8 +138,8 @@ class Checkpoints:
     except Exception as error:  # Orbax raises a KeyError, ValueError, ...
       first = next(iter(str(error).splitlines()), "")
       raise types.ConfigError(
-        f"expected {name!r} of this program's form in {where}, written with the"
-        f" same options by the same version, found another: {first}"
+        f"expected {name!r} with this program's arrays in {where}, written with"
+        f" the same options by the same version, found other arrays: {first}"
       ) from error
     pairs = zip(
       jax.tree_util.tree_leaves_with_path(wanted),
@@ -150,12 +150,12 @@ class Checkpoints:
       if leaf.shape != other.shape:
         raise types.ConfigError(
           f"expected {jax.tree_util.keystr(path)} of shape {leaf.shape} in"
-          f" {where}, found {other.shape}: it was written with other options"
+          f" {where}, found {other.shape}: the run had other options"
         )
     return found
 
   def close(self) -> None:
-    """Lets go of the directory."""
+    """Closes the directory."""
     if self._opened is not None:
       self._opened.close()
       self._opened = None

@@ -1,4 +1,4 @@
-"""Action distributions: what a policy head's outputs mean."""
+"""Action distributions, parameterized by a policy head's outputs."""
 
 import dataclasses
 
@@ -10,31 +10,31 @@ import numpy as np
 
 from seedx import types
 
-# The logit of what must not happen: its probability is exactly 0, and 0 times
-# it as well, so that entropies and gradients stay finite.
+# The logit of an illegal action: its probability is exactly 0. The logit itself
+# is finite, so entropies and gradients are too.
 _NEVER = -1e9
 
 
 @dataclasses.dataclass(frozen=True)
 class Categorical:
-  """One of `num_actions` discrete actions, from as many logits."""
+  """One of `num_actions` discrete actions, with a logit each."""
 
   num_actions: int
 
   @property
   def num_parameters(self) -> int:
-    """How many outputs of the policy head it takes."""
+    """Outputs of the policy head: a logit for each action."""
     return self.num_actions
 
   def __call__(
     self, parameters: jax.Array, action_mask: jax.Array | None = None
   ) -> distrax.Distribution:
-    """The distribution of some logits; actions are `[...]` int32.
+    """The distribution with given logits; actions are `[...]` int32.
 
     Args:
-      parameters: `[..., num_actions]`.
-      action_mask: `[..., num_actions]`, not 0 where an action is legal; the
-        others have probability 0. None where all are.
+      parameters: `[..., num_actions]`, the logits.
+      action_mask: `[..., num_actions]`, not 0 where an action is legal; illegal
+        actions have probability 0. None if all are legal.
     """
     logits = parameters.astype(jnp.float32)
     return distrax.Categorical(logits=only_legal(logits, action_mask))
@@ -42,21 +42,21 @@ class Categorical:
 
 @dataclasses.dataclass(frozen=True)
 class MultiCategorical:
-  """Several independent choices at once.
+  """A vector of independent discrete actions.
 
   Attributes:
-    num_actions: of each choice.
+    num_actions: actions in each dimension.
   """
 
   num_actions: tuple[int, ...]
 
   @property
   def num_parameters(self) -> int:
-    """How many outputs of the policy head it takes: a logit for each action."""
+    """Outputs of the policy head: a logit for each action of each dimension."""
     return sum(self.num_actions)
 
   def __call__(self, parameters: jax.Array) -> distrax.Distribution:
-    """The distribution of `[..., P]`; actions are `[..., choices]` int32."""
+    """The distribution with logits `[..., P]`; actions are `[..., A]` int32."""
     ends = np.cumsum(self.num_actions)[:-1]
     parts = jnp.split(parameters.astype(jnp.float32), ends, axis=-1)
     most = max(self.num_actions)
@@ -76,11 +76,11 @@ class MultiCategorical:
 
 @dataclasses.dataclass(frozen=True)
 class BoundedGaussian:
-  """A diagonal Gaussian in units of the action bounds.
+  """A diagonal Gaussian, scaled to the action bounds.
 
-  Outputs of 0 mean the middle of the bounds and a standard deviation of half
-  the distance from there to a bound. Samples are not cut: environments clip
-  what they are sent, and the density stays that of the sample.
+  Outputs of 0 give a mean at the middle of the bounds, and a standard deviation
+  of a quarter of their range. Samples are not clipped, so log-probabilities are
+  exact; environments clip actions.
 
   Attributes:
     minimum: A lower bounds.
@@ -92,11 +92,11 @@ class BoundedGaussian:
 
   @property
   def num_parameters(self) -> int:
-    """How many outputs of the policy head it takes: A means, A log scales."""
+    """Outputs of the policy head: A means and A log scales."""
     return 2 * len(self.minimum)
 
   def __call__(self, parameters: jax.Array) -> distrax.Distribution:
-    """The distribution of `[..., 2 A]`; actions are `[..., A]` float32."""
+    """The distribution of outputs `[..., 2 A]`; actions `[..., A]` float32."""
     mean, log_scale = jnp.split(parameters.astype(jnp.float32), 2, axis=-1)
     middle = jnp.asarray(np.add(self.minimum, self.maximum) / 2, jnp.float32)
     half = jnp.asarray(np.subtract(self.maximum, self.minimum) / 2, jnp.float32)
@@ -109,11 +109,11 @@ Policy = Categorical | MultiCategorical | BoundedGaussian
 
 
 def only_legal(values: jax.Array, action_mask: jax.Array | None) -> jax.Array:
-  """Logits or Q-values with those of illegal actions far below all others.
+  """Masks illegal actions: their logits or Q-values are far below all others.
 
   Args:
-    values: `[..., A]`.
-    action_mask: `[..., A]`, not 0 where an action is legal; None for all.
+    values: `[..., A]`, logits or Q-values.
+    action_mask: `[..., A]`, not 0 where an action is legal; None if all are.
   """
   if action_mask is None:
     return values
@@ -121,7 +121,7 @@ def only_legal(values: jax.Array, action_mask: jax.Array | None) -> jax.Array:
 
 
 def for_spec(spec: dm_env.specs.BoundedArray) -> Policy:
-  """The distribution over the actions that a spec allows.
+  """The action distribution for an action spec.
 
   Raises:
     types.ConfigError: the spec is neither discrete, nor a vector of integers

@@ -1,4 +1,4 @@
-"""The mesh of learner cores, and programs that run once per core."""
+"""The mesh of learner cores, and programs that run on each core."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from seedx import types
 CORES = "cores"
 
 REPLICATED = PartitionSpec()
-# An unroll's batch axis comes second, but its core state has no time axis.
+# An unroll's batch axis is the second; its core state has no time axis.
 UNROLL = types.Unroll._make(
   [PartitionSpec(None, CORES)] * 4 + [PartitionSpec(CORES)]
 )
@@ -21,32 +21,36 @@ SAMPLE = types.Sample(UNROLL, PartitionSpec(CORES))
 
 
 def devices(indices: Sequence[int], purpose: str) -> list[jax.Device]:
-  """The local devices of some indices.
+  """The local devices with these indices.
+
+  Args:
+    indices: at least one, all different.
+    purpose: what the devices are for, in error messages.
 
   Raises:
-    types.ConfigError: there is no such device, or one is named twice.
+    types.ConfigError: a device does not exist, or is named twice.
   """
   local = jax.local_devices()
   if not indices or sorted(set(indices)) != sorted(indices):
     raise types.ConfigError(
-      f"expected different {purpose} devices, found {list(indices)}"
+      f"expected one or more different {purpose} devices, found {list(indices)}"
     )
   if min(indices) < 0 or max(indices) >= len(local):
     raise types.ConfigError(
       f"expected {purpose} devices from 0 to {len(local) - 1}, found"
-      f" {list(indices)}: this machine has {len(local)} of"
-      f" {local[0].platform}"
+      f" {list(indices)}: this machine has {len(local)} {local[0].platform}"
+      " devices"
     )
   return [local[i] for i in indices]
 
 
 def mesh(cores: Sequence[jax.Device]) -> Mesh:
-  """A mesh of one axis, `CORES`."""
+  """A mesh with one axis, `CORES`."""
   return Mesh(np.asarray(cores), (CORES,))
 
 
 def replicate(nest: types.Tree, over: Mesh) -> types.Tree:
-  """Puts a nest on every core."""
+  """Copies a nest to every core."""
   return jax.device_put(nest, NamedSharding(over, REPLICATED))
 
 
@@ -56,17 +60,17 @@ def per_core(
   in_specs: types.Tree,
   out_specs: types.Tree,
 ) -> Callable[..., Any]:
-  """Maps a function over the cores, each with its shard; `jax.pmap`'s contract.
+  """Runs a function on every core's shard, as `jax.pmap` does.
 
-  Outputs that `out_specs` call replicated must be the same on all cores, which
-  is for the function to see to (`jax.lax.psum`). JAX's own check of that
-  (`check_vma`) refuses every `scan` that starts from a constant, as RLax's do.
+  The function must make outputs that `out_specs` replicates equal on all cores,
+  for example with `jax.lax.psum`. JAX's check of this (`check_vma`) is off: it
+  refuses every `scan` that starts from a constant, as RLax's do.
 
   Args:
-    function: of per-core arrays; may use collectives over `CORES`.
+    function: takes per-core arrays; may use collectives over `CORES`.
     over: the mesh.
-    in_specs: a prefix of the arguments, as a tuple of partition specs.
-    out_specs: a prefix of the results.
+    in_specs: a tuple of partition specs, a prefix of the arguments.
+    out_specs: partition specs, a prefix of the results.
 
   Returns:
     The jitted function of global arrays.
@@ -85,15 +89,16 @@ def per_core(
 def assemble(
   shards: Sequence[types.Tree], over: Mesh, specs: types.Tree
 ) -> types.Tree:
-  """Makes global arrays of what already lies on the cores.
+  """Joins per-core arrays into global arrays, without a copy.
 
   Args:
-    shards: a nest for each of this host's cores of the mesh, in order, on it.
+    shards: a nest for each of this host's cores of the mesh, in order, on that
+      core.
     over: the mesh.
-    specs: a prefix of the nest; each shard's place in the whole.
+    specs: partition specs, a prefix of the nest; each shards one axis.
 
   Returns:
-    The nest of global arrays; nothing is copied.
+    The nest of global arrays.
   """
 
   def join(spec: PartitionSpec, *leaves: jax.Array) -> jax.Array:
@@ -118,16 +123,17 @@ def assemble(
 def shard(
   nest: types.Tree, specs: types.Tree, index: int | jax.Array, parts: int
 ) -> types.Tree:
-  """The `index`-th of equal parts of a nest.
+  """The `index`-th of `parts` equal parts of a nest.
 
   Args:
     nest: of arrays.
-    specs: a prefix of the nest, by which axis each leaf is parted.
+    specs: partition specs, a prefix of the nest; each leaf is split along the
+      axis that its spec shards.
     index: from 0; may be traced.
-    parts: how many there are.
+    parts: number of parts.
 
   Raises:
-    types.ConfigError: an axis cannot be divided so.
+    types.ConfigError: `parts` does not divide an axis.
   """
 
   def part(spec: PartitionSpec, leaf: jax.Array) -> jax.Array:

@@ -20,14 +20,14 @@ def stack(nests: list[types.Tree]) -> types.Tree:
 
 
 def concatenate(nests: list[types.Tree], pad_to: int) -> types.Tree:
-  """Joins nests of `[B_i, ...]` into one of `[pad_to, ...]`, zeros at the end.
+  """Joins nests of `[B_i, ...]` into one of `[pad_to, ...]`, padded with zeros.
 
   Args:
-    nests: at least one nest; all of the same structure.
+    nests: at least one; all have the same structure.
     pad_to: rows of the result, at least the sum of B_i.
 
   Returns:
-    The joined nest. A single nest that needs no padding is returned as it is.
+    The joined nest; a single nest that needs no padding is not copied.
   """
   if len(nests) == 1 and len(tree.flatten(nests[0])[0]) == pad_to:
     return nests[0]
@@ -42,7 +42,7 @@ def concatenate(nests: list[types.Tree], pad_to: int) -> types.Tree:
 
 
 def zeros(specs: types.Tree, leading_shape: tuple[int, ...]) -> types.Tree:
-  """Zeros of `[*leading_shape, *spec.shape]` for each spec or array."""
+  """Zeros `[*leading_shape, *spec.shape]` for each spec or array of a nest."""
   return tree.map_structure(
     lambda spec: np.zeros((*leading_shape, *spec.shape), spec.dtype), specs
   )

@@ -1,13 +1,14 @@
-"""The vocabulary that every part of seedx shares.
+"""The types that all of seedx shares.
 
-This module needs NumPy and dm_env only, so that a thin actor can import it.
-The containers are NamedTuples, and so pytrees of JAX and of dm-tree alike.
+This module imports only NumPy and dm_env, so that a thin actor can use it. The
+containers are NamedTuples, which are pytrees in JAX and in dm-tree.
 
-Axes, by the letter that docstrings use for them:
+Letters for axes, in all docstrings:
   T: transitions of a stream; a stream of T transitions has T + 1 time steps.
-  L: `length` of an unroll in time steps.
-  B: batch, environments or unrolls.
-  N: slots, the environments that an inference device has a place for.
+  L: length of an unroll in time steps.
+  B: batch, of environments or unrolls.
+  S: unrolls in a share of a batch.
+  N: slots of an inference device, one per environment.
   A: actions of a discrete action space, or dimensions of a continuous one.
 """
 
@@ -23,29 +24,29 @@ import numpy as np
 Tree = Any
 Array = Any
 
-# The end of a range that has none.
+# The upper end of a range without one.
 MOST = sys.float_info.max
 
 
 class ConfigError(ValueError):
-  """What a user asked for cannot be done; the message says what can."""
+  """A wrong setting; the message says what was expected and what was found."""
 
 
 def check_ranges(config: object, **ranges: tuple[float, float]) -> None:
-  """Checks that fields of a config are from their lowest to highest value.
+  """Checks that fields of a config are in their range `(low, high)`.
 
   Raises:
-    ConfigError: one is not, or is not a number.
+    ConfigError: a field is out of its range, or NaN.
   """
   for name, (low, high) in ranges.items():
     check_range(name, getattr(config, name), low, high)
 
 
 def check_choices(config: object, **choices: Sequence[Any]) -> None:
-  """Checks that fields of a config are one of the values there are.
+  """Checks that fields of a config are among their choices.
 
   Raises:
-    ConfigError: one is not.
+    ConfigError: a field is not.
   """
   for name, known in choices.items():
     if getattr(config, name) not in known:
@@ -55,10 +56,10 @@ def check_choices(config: object, **choices: Sequence[Any]) -> None:
 
 
 def check_range(name: str, value: float, low: float, high: float) -> None:
-  """Checks that a number is from `low` to `high`.
+  """Checks that a number is from `low` to `high`, both included.
 
   Raises:
-    ConfigError: it is not, or is not a number.
+    ConfigError: it is out of the range, or NaN.
   """
   if not low <= value <= high:
     bounds = f"from {low} to {high}" if high < MOST else f"of at least {low}"
@@ -67,16 +68,16 @@ def check_range(name: str, value: float, low: float, high: float) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class EnvironmentSpec:
-  """What one environment takes and gives, without batch axes.
+  """The observations and actions of one environment, without batch axes.
 
   Attributes:
     observation: a `dm_env.specs.Array`, or a dict of them.
     action: a `dm_env.specs.DiscreteArray`; or a `dm_env.specs.BoundedArray` of
-      rank 1, of integers from 0 (several choices at once) or of floats between
-      finite bounds.
+      rank 1, of integers from 0 (multi-discrete) or of floats between finite
+      bounds.
     frames_per_step: emulator frames in an env step (4 for Atari, else 1).
-    action_mask: the key of `observation` that says, not 0 for yes, which of the
-      discrete actions are legal; None where all of them always are.
+    action_mask: the key of `observation` for the mask `[A]`, not 0 where a
+      discrete action is legal; None if all actions are always legal.
   """
 
   observation: Tree
@@ -86,14 +87,14 @@ class EnvironmentSpec:
 
 
 class Rows(NamedTuple):
-  """Some environments' latest time steps, as an actor sends them.
+  """The latest time steps of some of an actor's environments.
 
   Attributes:
-    index: `[B]` int32, which environment of the actor each row comes from.
-    timestep: `[B, ...]` the time steps; `step_type` is uint8, `reward` and
-      `discount` are float32.
+    index: `[B]` int32, the actor's environment that each row comes from.
+    timestep: `[B, ...]`; `step_type` is uint8, `reward` and `discount` are
+      float32.
     episode_return: `[B]` float32, the sum of raw rewards of the game that
-      ends with this step, NaN where none does.
+      ends with this step; NaN if none does.
   """
 
   index: np.ndarray  # type: ignore[assignment]
@@ -102,14 +103,14 @@ class Rows(NamedTuple):
 
 
 class Inputs(NamedTuple):
-  """What a network sees of a step.
+  """A network's inputs for a step.
 
   Attributes:
-    timestep: `[..., B]`.
-    action_tm1: `[..., B, *action_shape]`, the action before this time step; 0
-      where `step_type` is FIRST.
-    exploration: `[..., B]` float32, how much this environment explores, as
-      `Agent.exploration` says for its place among all.
+    timestep: `[..., B, ...]`.
+    action_tm1: `[..., B, *action_shape]`, the previous action; 0 where
+      `step_type` is FIRST.
+    exploration: `[..., B]` float32, how much the environment explores, its
+      element of `Agent.exploration`.
   """
 
   timestep: dm_env.TimeStep
@@ -118,11 +119,11 @@ class Inputs(NamedTuple):
 
 
 class AgentOutput(NamedTuple):
-  """What an agent returns for a step.
+  """An agent's output for a step.
 
   Attributes:
     action: `[B, *action_shape]`.
-    extras: any nest of `[B, ...]` that learning needs again, such as the
+    extras: any nest of `[B, ...]` that learning needs, such as the
       log-probability of the action.
   """
 
@@ -134,11 +135,11 @@ class Unroll(NamedTuple):
   """A batch of consecutive steps, time-major.
 
   Attributes:
-    inputs: `[L, B, ...]` time steps and the actions before them.
-    action: `[L, B, ...]` the actions taken on them.
-    extras: `[L, B, ...]`, `AgentOutput.extras` of them.
-    version: `[L, B]` int32, the parameter version that acted.
-    core_state: `[B, ...]`, the core state before the first step.
+    inputs: `[L, B, ...]`, the network's inputs.
+    action: `[L, B, ...]`, the actions taken.
+    extras: `[L, B, ...]`, `AgentOutput.extras`.
+    version: `[L, B]` int32, the version of the parameters that acted.
+    core_state: `[B, ...]`, before the first step.
   """
 
   inputs: Inputs
@@ -149,11 +150,11 @@ class Unroll(NamedTuple):
 
 
 class Sample(NamedTuple):
-  """A batch that was drawn from a replay.
+  """A batch sampled from a replay.
 
   Attributes:
-    unroll: `[L, B, ...]` windows of the unrolls that were put in.
-    importance_weight: `[B]` float32, what the loss of each is multiplied by.
+    unroll: `[W, B, ...]`, windows of W time steps.
+    importance_weight: `[B]` float32, factor of each window's loss.
   """
 
   unroll: Unroll
@@ -161,12 +162,12 @@ class Sample(NamedTuple):
 
 
 class Share(NamedTuple):
-  """Finished unrolls on their way to one learner core: its share of a batch.
+  """One learner core's share of a batch of finished unrolls.
 
   Attributes:
     unroll: `[L, S, ...]`.
-    priorities: `[S, windows]` float32, of each of their windows; () where
-      nothing is known of them.
+    priorities: `[S, windows]` float32, of each unroll's windows; () without
+      priorities.
   """
 
   unroll: Unroll
@@ -174,13 +175,13 @@ class Share(NamedTuple):
 
 
 class LossOutput(NamedTuple):
-  """What a loss says besides its gradients.
+  """The outputs of a loss besides its gradients.
 
   Attributes:
-    weight: `[]`, how much experience the loss is a mean over; to add up two
-      gradients, weigh them with it.
-    metrics: scalars by name, for a person to read.
-    priorities: `[B]` of each entry of the batch, or None.
+    weight: `[]`, the env steps that the loss is a mean over: the weight with
+      which gradients of micro-batches are averaged.
+    metrics: scalars by name, to log.
+    priorities: `[B]`, the new priority of each window; or None.
   """
 
   weight: Array

@@ -255,7 +255,7 @@ def without_priorities(agent):
         "replay": dataclasses.replace(REPLAY, replay_batch_size=18),
         "learner_devices": (0, 1, 2, 3),
       },
-      "a replay_batch_size that learner devices .* 4 in all, divide",
+      "a replay_batch_size that is a multiple of 4 .*learner devices",
     ),
     ({"total_steps": 0}, "total_steps of at least 1"),
     ({"total_steps": 199}, "total_steps of at least 200, before"),

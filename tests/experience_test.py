@@ -284,17 +284,17 @@ PRIORITIZED = experience.PrioritizedConfig
     (
       Making(3),
       {"replay": replay_config(batch_size=10), "parts": 4},
-      "replay_batch_size that .* 4 in all, divide, found 10",
+      "replay_batch_size that is a multiple of 4 .*found 10",
     ),
     (
       Making(3, priorities=None),
       {"replay": replay_config(PRIORITIZED)},
-      "expected an agent whose actors can say .* priority",
+      "expected an agent whose actors can compute .* priority",
     ),
     (
       Making(3),
       {"replay": replay_config(capacity=15)},
-      "at least 16 env steps, .*found a replay_capacity of 15",
+      "replay_capacity of at least 16 env steps, .*found 15",
     ),
     (
       Making(3),

@@ -91,7 +91,7 @@ def test_a_program_trains_and_leaves_its_files(
       "--num-envs 64 --replay-capacity 200 --replay-min-steps 100",
       "a replay of at least 256 env steps",
     ),
-    (a2c, "--learner-devices ,", "expected different learner devices"),
+    (a2c, "--learner-devices ,", "or more different learner devices"),
     (a2c, "--evaluate-episodes 0", "--evaluate-episodes from 1"),
     (a2c, "--evaluate-every-steps -1", "--evaluate-every-steps of at least 0"),
     (a2c, "--checkpoint-every-seconds -1", "-every-seconds of at least 0"),
@@ -129,10 +129,10 @@ def test_help_marks_what_the_experiment_changes(capfd):
   said = helped(a2c, capfd)
   assert "(preset: 0.95; default: 1.0)" in said
   assert "env steps to learn for (preset: 500000; default: 2000000)" in said
-  assert "--learning-rate X at the start of a run (default: 0.002)" in said
+  assert "--learning-rate X initial learning rate (default: 0.002)" in said
   said = helped(a2c, capfd, "--env", "Pendulum-v1")
   assert "(preset: 1000000; default: 2000000)" in said
-  assert "at the start of a run (preset: 0.0007; default: 0.002)" in said
+  assert "initial learning rate (preset: 0.0007; default: 0.002)" in said
   assert "vectors of floats to mean 0 and variance 1 (preset: True; " in said
 
 

@@ -1,4 +1,4 @@
-"""The advantage actor-critic: A2C's agent, and A3C's."""
+"""The advantage actor-critic, the agent of A2C and A3C."""
 
 import dataclasses
 import functools
@@ -12,7 +12,7 @@ from seedx.agents import base, policy_gradient
 
 @dataclasses.dataclass(frozen=True)
 class Config(policy_gradient.Config):
-  """Static hyper-parameters: those of every policy gradient."""
+  """A2C's hyper-parameters: those of every actor-critic."""
 
   def make(
     self,
@@ -29,7 +29,7 @@ def _loss(
   unroll: types.Unroll,
   hyperparameters: Mapping[str, jax.Array],
 ) -> losses.ActorCriticLoss:
-  del unroll  # Its actions are taken to be the learned policy's own.
+  del unroll  # The loss is on-policy: it needs no behaviour policy.
   stream_loss = functools.partial(
     losses.a2c, lambda_=hyperparameters["td_lambda"]
   )

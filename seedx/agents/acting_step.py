@@ -1,4 +1,4 @@
-"""One step of acting: what is carried, what is forgotten, what comes out."""
+"""One acting step: reset the core state at an episode's start, then act."""
 
 from typing import NamedTuple
 
@@ -15,8 +15,8 @@ class ActingState(NamedTuple):
   """What acting carries from step to step.
 
   Attributes:
-    core_state: `[B, ...]`.
-    action: `[B, ...]`, the last one.
+    core_state: `[B, ...]`, the network's.
+    action: `[B, ...]`, the last action.
   """
 
   core_state: types.Tree
@@ -24,13 +24,13 @@ class ActingState(NamedTuple):
 
 
 class StepResult(NamedTuple):
-  """A step that was taken.
+  """The result of one acting step.
 
   Attributes:
-    inputs: `[B, ...]`, what the agent saw.
-    core_state: `[B, ...]`, before the step.
-    output: what it did.
-    acting_state: of the next step.
+    inputs: `[B, ...]`, what the network saw.
+    core_state: `[B, ...]`, before the step, after resets.
+    output: the action and its extras.
+    acting_state: `[B, ...]`, to carry to the next step.
   """
 
   inputs: types.Inputs
@@ -42,7 +42,7 @@ class StepResult(NamedTuple):
 def initial_state(
   agent: base.Agent, spec: types.EnvironmentSpec, batch_size: int
 ) -> ActingState:
-  """The acting state of environments that have just begun."""
+  """The acting state before the first step: `[batch_size, ...]`."""
   return ActingState(
     agent.initial_core_state(batch_size),
     trees.zeros(spec.action, (batch_size,)),
@@ -58,16 +58,16 @@ def take(
   exploration: types.Array,
   first: types.Array | None = None,
 ) -> StepResult:
-  """One step, where what was before an episode's first one is forgotten.
+  """Takes one step; resets the acting state where an episode starts.
 
   Args:
-    agent: whose `step` acts.
-    acting: the parameters that act.
-    rng_key: for this step alone.
+    agent: its `step` acts.
+    acting: the acting parameters, see `base.Agent.acting`.
+    rng_key: for this step only.
     timestep: `[B, ...]`.
-    acting_state: `[B, ...]`.
+    acting_state: `[B, ...]`, of the step before.
     exploration: `[B]`, see `types.Inputs`.
-    first: `[B]`, where to forget; where `step_type` is FIRST if None.
+    first: `[B]` bool, where to reset; None resets where `step_type` is FIRST.
   """
   if first is None:
     first = timestep.step_type == int(dm_env.StepType.FIRST)
@@ -91,7 +91,7 @@ def take(
 
 
 def zero_inputs(spec: types.EnvironmentSpec, batch_size: int) -> types.Inputs:
-  """Inputs of `[batch_size, ...]` zeros, with the types that inference sees."""
+  """Inputs of `[batch_size, ...]` zeros, with the dtypes of real inputs."""
   rows = (batch_size,)
   timestep = dm_env.TimeStep(
     step_type=np.zeros(rows, np.uint8),
@@ -107,5 +107,5 @@ def zero_inputs(spec: types.EnvironmentSpec, batch_size: int) -> types.Inputs:
 
 
 def _where(rows: jax.Array, yes: jax.Array, no: jax.Array) -> jax.Array:
-  """`jnp.where` by row: `[B]`, `[B, ...]`, `[B, ...]`."""
+  """`jnp.where` for each row: rows `[B]`, yes and no `[B, ...]`."""
   return jnp.where(rows.reshape(-1, *(1,) * (yes.ndim - 1)), yes, no)

@@ -14,16 +14,16 @@ from seedx import types
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class AgentState:
-  """All that evolves in an agent: one pytree, and all that a checkpoint saves.
+  """Everything in an agent that learning changes; a checkpoint saves all of it.
 
   Attributes:
     params: the network's parameters, float32.
     optimizer_state: Optax's.
-    hyperparameters: `[]` float32 by name, those that may change at run time:
-      learning reads them here, and never from a config.
-    updates: `[]` int32, batches learned from.
-    target_params: older parameters that targets are computed with, or ().
-    statistics: of observations, see `normalizer`, or ().
+    hyperparameters: `[]` float32 by name: the ones that may change at run time.
+      Learning reads them here, never from a config.
+    updates: `[]` int32, updates so far.
+    target_params: the target network's parameters, or ().
+    statistics: running statistics of observations, see `normalizer`; or ().
   """
 
   params: types.Tree
@@ -35,10 +35,13 @@ class AgentState:
 
 
 class Gradients(NamedTuple):
-  """What a batch says; means over it, so that parts of batches add up weighted.
+  """What a batch contributes to an update.
+
+  All are means over the batch: those of micro-batches are averaged with
+  `LossOutput.weight`.
 
   Attributes:
-    params: the gradient of the loss by the parameters.
+    params: the gradient of the loss with respect to the parameters.
     moments: of the batch's observations, for `AgentState.statistics`; or ().
   """
 
@@ -48,20 +51,20 @@ class Gradients(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Needs:
-  """What an agent needs of the pipeline that trains it.
+  """What an agent needs from the pipeline that trains it.
 
   Attributes:
-    window: time steps of the windows that it draws from a replay; None for an
-      agent that learns from each unroll once, as it was acted.
-    whole_batches: whether its `update` is more than `gradients` and `apply`,
-      so that no pipeline may compute these in parts or elsewhere.
+    window: time steps of the windows that it samples from a replay; None for
+      an agent that learns from each unroll once.
+    whole_batches: whether `update` does more than `gradients` and `apply`. If
+      so, a pipeline must call `update` on whole batches.
   """
 
   window: int | None = None
   whole_batches: bool = False
 
   def unroll_length(self, period: int) -> int:
-    """L, time steps of unrolls that each bring `period` new env steps."""
+    """L, time steps of an unroll with `period` new env steps."""
     return period + (1 if self.window is None else self.window - 1)
 
 
@@ -79,12 +82,14 @@ Step = Callable[
 class Agent:
   """Pure functions over an `AgentState`; all of them can be jitted.
 
-  Those that learn run once per learner core, on that core's share of the batch,
-  inside a mesh axis; what they return is the same on every core.
+  With sharded batches, `gradients` and `update` run once per learner core, on
+  that core's share of the batch, inside a mesh axis. They return the same on
+  every core, except priorities, which are the core's own.
 
   Attributes:
     init: `(rng_key) -> AgentState`.
-    acting: `(state) -> acting`, the part of the state that `step` needs.
+    acting: `(state) -> acting`, the acting parameters: the part of the state
+      that `step` needs.
     initial_core_state: `(batch_size) -> core_state` of `[batch_size, ...]`.
     step: `(acting, rng_key, Inputs [B, ...], core_state) -> (AgentOutput,
       core_state)`.
@@ -92,19 +97,18 @@ class Agent:
       a `types.Unroll`, or a `types.Sample` for an agent that needs windows.
     apply: `(state, Gradients) -> state`.
     update: `(state, rng_key, batch) -> (state, LossOutput)`.
-    needs: what a pipeline must give it.
-    exploration: `(num_envs) -> [num_envs]` float32, `Inputs.exploration` of
-      the environments that are acted for together.
-    greedy: as `step`, but with the action that it thinks best; None for an
-      agent that cannot tell.
-    start: `(params, updates) -> AgentState`, without statistics: what `apply`
-      goes on from where no more is known than the parameters, or any nest of
-      some of them such as a parameter server holds, and how many updates they
-      have seen. None for an agent that cannot.
-    priorities: `(acting, unroll) -> [S, L - window + 1]` float32, for unrolls
-      `[L, S, ...]`: what `LossOutput.priorities` would say of each of their
-      windows, if the target parameters were those that act. None for an agent
-      without.
+    needs: what the pipeline must provide.
+    exploration: `(num_envs) -> [num_envs]` float32, each environment's
+      `Inputs.exploration`.
+    greedy: as `step`, but with the best action; None if the agent has no
+      greedy step.
+    start: `(params, updates) -> AgentState`, without statistics: the state from
+      which `apply` goes on after so many updates. `params` may be a subset of
+      the parameters, as a parameter server holds it. None if unsupported.
+    priorities: `(acting, unroll) -> [S, L - window + 1]` float32 for unrolls
+      `[L, S, ...]`: the initial priority of each window, computed with the
+      acting parameters as target parameters. None for an agent without
+      priorities.
   """
 
   init: Callable[[jax.Array], AgentState]
@@ -127,12 +131,12 @@ class Agent:
 
 @dataclasses.dataclass(frozen=True)
 class Horizon:
-  """How long a run is, for what changes over all of it.
+  """The length of a run, for schedules.
 
   Attributes:
-    env_steps: that it makes.
-    updates: that it makes, if no step is a reset. Resets take some of an
-      unroll's steps, so that a schedule over it ends a little before the run.
+    env_steps: env steps of the run.
+    updates: updates of the run if no step is a reset. Resets take steps of
+      unrolls too, so a schedule ends a little before the run.
   """
 
   env_steps: int
@@ -140,14 +144,14 @@ class Horizon:
 
   @classmethod
   def of(cls, env_steps: int, steps_per_update: float) -> "Horizon":
-    """Of a run whose updates come after so many env steps each."""
+    """The horizon of a run with one update every `steps_per_update`."""
     return cls(env_steps, max(1, round(env_steps / steps_per_update)))
 
 
 class Config(Protocol):
-  """An agent's hyper-parameters, of which a pipeline makes the agent.
+  """An agent's hyper-parameters; a pipeline makes the agent from them.
 
-  A frozen dataclass, which can be pickled for other processes.
+  A frozen dataclass that can be pickled for other processes.
   """
 
   def make(
@@ -159,33 +163,33 @@ class Config(Protocol):
     """Makes the agent for an environment.
 
     Args:
-      spec: what the environment takes and gives.
+      spec: the environment's observations and actions.
       axis_name: the mesh axis over which batches are sharded; None if they are
         not.
-      horizon: of the run; None leaves what would change over it as it is at
-        the start (learning rate) or in the end (exploration).
+      horizon: length of the run; None keeps the learning rate at its initial
+        value, and exploration at its final one.
 
     Raises:
-      types.ConfigError: it cannot be made for such an environment.
+      types.ConfigError: the agent does not support such an environment.
     """
     ...
 
 
 def check_gradients_can_be_shared(agent: Agent) -> None:
-  """Checks that gradients can be computed apart from where they are applied.
+  """Checks that one process can compute gradients and another apply them.
 
   Raises:
-    types.ConfigError: they cannot.
+    types.ConfigError: the agent needs whole batches.
   """
   if agent.needs.whole_batches:
     raise types.ConfigError(
-      "expected an agent that applies the gradients of an unroll once: one"
-      " that takes several steps on it, as PPO does, has none to share"
+      "expected an agent that applies the gradients of an unroll once, found"
+      " one that takes several steps on each unroll, as PPO does"
     )
 
 
 def hyperparameters(config: Any, names: Sequence[str]) -> dict[str, jax.Array]:
-  """Those fields of a config that may change at run time, as arrays."""
+  """The named fields of a config as `[]` float32 arrays."""
   return {name: jnp.float32(getattr(config, name)) for name in names}
 
 
@@ -193,7 +197,7 @@ def composed_update(
   gradients: Callable[..., tuple[Gradients, types.LossOutput]],
   apply: Callable[[AgentState, Gradients], AgentState],
 ) -> Callable[..., tuple[AgentState, types.LossOutput]]:
-  """The update of an agent that applies its gradients once."""
+  """An `update` that computes gradients and applies them once."""
 
   def update(
     state: AgentState, rng_key: jax.Array, batch: types.Tree

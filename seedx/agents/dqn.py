@@ -1,4 +1,4 @@
-"""Deep Q-networks: double, dueling, n-step, with a target network."""
+"""Deep Q-networks with a target network: double, dueling, n-step."""
 
 import dataclasses
 import functools
@@ -19,23 +19,23 @@ HYPERPARAMETERS = ("learning_rate", "discount", "epsilon_end")
 
 @dataclasses.dataclass(frozen=True)
 class Config(model.Config):
-  """Static hyper-parameters, beside those of every agent.
+  """DQN's hyper-parameters, beside those of every agent.
 
   Attributes:
-    n_step: steps before bootstrapping.
-    double: double Q-learning: the learned network chooses the action to
-      bootstrap from, and the target network values it.
-    dueling: give values and advantages heads of their own.
-    huber_delta: errors beyond it count linearly; 0 for never.
+    n_step: n of n-step returns.
+    double: double Q-learning: the learned network chooses the action, the
+      target network evaluates it.
+    dueling: dueling network: separate value and advantage streams.
+    huber_delta: TD error beyond which the Huber loss is linear; 0 for the
+      squared loss.
     rescale: value function rescaling, for large returns.
-    target_period: updates between two copies to the target network.
-    epsilon_end: share of random actions in the end.
-    epsilon_steps: env steps over which that share falls linearly from 1.
-    epsilon_ladder: give each environment its own share of random actions, from
-      0.4 down to 0.4 ** 8 (0.01 for a single one), instead of `epsilon_end`.
-    replayed: learn from samples of a replay; else from each unroll once, as it
-      was acted, where the steps closer than `n_step` to its end have shorter
-      returns.
+    target_period: updates between two updates of the target network.
+    epsilon_end: final epsilon, the probability of a random action.
+    epsilon_steps: env steps over which epsilon decays linearly from 1.
+    epsilon_ladder: each environment has its own final epsilon, from 0.4 down to
+      0.4 ** 8 (0.01 for a single one), instead of `epsilon_end`.
+    replayed: learn from a replay; else from each unroll once, with shorter
+      returns at its last `n_step - 1` steps.
   """
 
   n_step: int = 3
@@ -63,7 +63,7 @@ class Config(model.Config):
 
   @property
   def burn_in(self) -> int:
-    """Steps of a sample that only fill the frame stack."""
+    """Steps at the start of a window that only fill the frame stack."""
     return self.stack_frames - 1 if self.replayed else 0
 
   def make(
@@ -77,11 +77,12 @@ class Config(model.Config):
 
 
 class Acting(NamedTuple):
-  """What acting needs.
+  """The acting parameters.
 
   Attributes:
-    variables: of the model.
-    epsilon: `[]`, the share of random actions that all environments take.
+    variables: the model's.
+    epsilon: `[]`; an environment uses the larger of it and
+      `Inputs.exploration`.
     discount: `[]`, with which actors compute priorities.
   """
 
@@ -155,7 +156,7 @@ def _make(
 
 
 def exploration(config: Config, num_envs: int) -> np.ndarray:
-  """Each environment's own share of random actions, `[num_envs]` float32.
+  """Each environment's own epsilon, `[num_envs]` float32.
 
   Horgan et al. 2018, https://arxiv.org/abs/1803.00933, section 4.1.
   """
@@ -163,15 +164,15 @@ def exploration(config: Config, num_envs: int) -> np.ndarray:
     return np.zeros(num_envs, np.float32)
   if num_envs == 1:
     return np.array([0.01], np.float32)
-  place = np.arange(num_envs) / (num_envs - 1)
-  return (0.4 ** (1 + 7 * place)).astype(np.float32)
+  rank = np.arange(num_envs) / (num_envs - 1)
+  return (0.4 ** (1 + 7 * rank)).astype(np.float32)
 
 
 def _model(spec: types.EnvironmentSpec, config: Config) -> model.Model:
   if not isinstance(spec.action, dm_env.specs.DiscreteArray):
     raise types.ConfigError(
-      f"expected discrete actions for DQN, found {spec.action}; the"
-      " actor-critic agents take others"
+      f"expected discrete actions for DQN, found {spec.action}; use an"
+      " actor-critic agent"
     )
   head = networks.QHead(
     int(spec.action.num_values),
@@ -183,7 +184,7 @@ def _model(spec: types.EnvironmentSpec, config: Config) -> model.Model:
 
 
 def _decay_updates(config: Config, horizon: base.Horizon | None) -> int:
-  """Updates in which `epsilon_steps` env steps are made; 0 for at once."""
+  """Updates over which epsilon decays; 0 for no decay."""
   if horizon is None:
     return 0
   share = config.epsilon_steps / horizon.env_steps
@@ -193,7 +194,7 @@ def _decay_updates(config: Config, horizon: base.Horizon | None) -> int:
 def _epsilon(
   config: Config, state: base.AgentState, decay_updates: int
 ) -> jax.Array:
-  """The share of random actions that all environments take."""
+  """The epsilon of all environments, `[]`; see `Acting`."""
   end = state.hyperparameters["epsilon_end"]
   if config.epsilon_ladder:
     end = jnp.zeros_like(end)
@@ -245,7 +246,7 @@ def _differentiate(
   state: base.AgentState,
   batch: types.Sample,
 ) -> tuple[types.Tree, types.LossOutput]:
-  """The gradient of the mean loss over all cores' windows."""
+  """The gradient of the mean loss over the batch on all cores."""
 
   def q_values(params: types.Tree) -> jax.Array:
     variables = model.Variables(params, state.statistics)
@@ -272,7 +273,7 @@ def _differentiate(
     }
 
   gradients, parts = jax.grad(share, has_aux=True)(state.params)
-  priorities = parts.pop("priorities")  # Each core's own.
+  priorities = parts.pop("priorities")  # Not summed: each core has its own.
   gradients, metrics = losses.sum_over_cores((gradients, parts), axis_name)
   weight = metrics.pop("weight")
   return gradients, types.LossOutput(weight, metrics, priorities)
@@ -281,7 +282,7 @@ def _differentiate(
 def _priorities(
   q_model: model.Model, config: Config, acting: Acting, unroll: types.Unroll
 ) -> jax.Array:
-  """`[S, windows]` of unrolls `[L, S, ...]`; see `base.Agent`."""
+  """Priorities `[S, windows]` of unrolls `[L, S, ...]`; see `base.Agent`."""
   sample = _unweighted(unroll)
   q_values = _q_values(q_model, config, acting.variables, sample)
   steps = _per_step(
@@ -296,7 +297,7 @@ def _apply(
   state: base.AgentState,
   gradients: base.Gradients,
 ) -> base.AgentState:
-  """The state after a batch of gradients; see `base.Agent`."""
+  """The state after an update; see `base.Agent`."""
   state = optimizers.descend(state, optimizer, gradients.params)
   state = model.count_batch(state, gradients.moments)
   target_params = optax.periodic_update(
@@ -311,7 +312,7 @@ def _q_values(
   variables: model.Variables,
   batch: types.Sample,
 ) -> jax.Array:
-  """`[T + 1, B, A]` of the steps behind the burn-in."""
+  """Q-values `[T + 1, B, A]` of the steps after the burn-in."""
   before = jax.tree.map(lambda x: x[: config.burn_in], batch.unroll.inputs)
   inputs = jax.tree.map(lambda x: x[config.burn_in :], batch.unroll.inputs)
   core_state = batch.unroll.core_state
@@ -328,7 +329,7 @@ def _per_step(
   target_q_values: jax.Array,
   batch: types.Sample,
 ) -> losses.QLearningLoss:
-  """Losses `[T, B]`; of a replay's, only where a return has all n steps."""
+  """Losses `[T, B]`; for windows, only of steps whose return has n steps."""
   inputs = jax.tree.map(lambda x: x[config.burn_in :], batch.unroll.inputs)
   action = batch.unroll.action[config.burn_in : -1].astype(jnp.int32)
   stream_loss = functools.partial(
@@ -360,10 +361,10 @@ def _per_step(
 
 
 def _unweighted(unroll: types.Unroll) -> types.Sample:
-  """Unrolls `[L, B, ...]` as a sample in which all weigh the same."""
+  """Unrolls `[L, B, ...]` as a sample with importance weights of 1."""
   return types.Sample(unroll, jnp.ones(unroll.version.shape[1], jnp.float32))
 
 
 def _legal(output: model.Output) -> jax.Array:
-  """Q-values `[T, B, A]` with those of illegal actions far below."""
+  """Q-values `[T, B, A]`; those of illegal actions are far below all others."""
   return distributions.only_legal(output.head, output.action_mask)

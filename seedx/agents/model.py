@@ -1,4 +1,4 @@
-"""What all agents are built of: hyper-parameters, network, statistics."""
+"""The parts that all agents share: hyper-parameters, network, statistics."""
 
 import copy
 import dataclasses
@@ -16,19 +16,21 @@ from seedx.agents import acting_step, base, normalizer, optimizers
 
 @dataclasses.dataclass(frozen=True)
 class Config(optimizers.Config):
-  """Static hyper-parameters of every agent, beside those of its optimizer.
+  """Hyper-parameters of every agent, beside those of its optimizer.
 
   Attributes:
     discount: gamma, per env step.
-    reward_scale: rewards are multiplied by it in the loss.
-    reward_clip: rewards are then clipped to +- this in the loss; 0 for never.
-    normalize_observations: bring vectors of floats to mean 0 and variance 1.
+    reward_scale: factor of the rewards in the loss.
+    reward_clip: scaled rewards are clipped to +- this in the loss; 0 for no
+      clipping.
+    normalize_observations: normalize vectors of floats to mean 0 and variance
+      1.
     hidden_sizes: units of the MLP's layers.
-    image_torso: the network for images.
-    stack_frames: frames that the network sees of images.
-    torso: a module of one's own in the place of the MLP and the network for
-      images, from the observation's nest of `[B, ...]` to features `[B, F]`.
-    compute_dtype: of the network's activations; parameters are float32.
+    image_torso: network for images, "nature" (DQN's CNN) or "impala" (ResNet).
+    stack_frames: frames in a stack; for images only.
+    torso: your own Flax module instead of the MLP and the image network, from
+      the observation's nest of `[B, ...]` to features `[B, F]`.
+    compute_dtype: dtype of the network's activations; parameters are float32.
   """
 
   discount: float = 0.99
@@ -63,11 +65,11 @@ class Config(optimizers.Config):
 
 
 class Variables(NamedTuple):
-  """What a model computes with.
+  """The variables of a model.
 
   Attributes:
     params: the network's parameters.
-    statistics: of observations, see `normalizer`; () where they pass as is.
+    statistics: of observations, see `normalizer`; () without normalization.
   """
 
   params: types.Tree
@@ -75,10 +77,10 @@ class Variables(NamedTuple):
 
 
 class Output(NamedTuple):
-  """What a model says of a stream.
+  """A model's outputs for a stream.
 
   Attributes:
-    head: the head's nest of `[T, B, ...]`.
+    head: the head's outputs, a nest of `[T, B, ...]`.
     action_mask: `[T, B, A]`, not 0 where an action is legal; None if all are.
     core_state: `[B, ...]`, after the last step.
   """
@@ -90,12 +92,12 @@ class Output(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-  """A network for an environment; functions of its variables.
+  """A network for an environment; its methods are functions of `Variables`.
 
   Attributes:
-    spec: what the environment takes and gives.
+    spec: the environment's observations and actions.
     config: the hyper-parameters.
-    network: what sees the observation, less its action mask.
+    network: it sees the observation without the action mask.
   """
 
   spec: types.EnvironmentSpec
@@ -110,16 +112,16 @@ class Model:
     head: nn.Module,
     lstm_size: int = 0,
   ) -> "Model":
-    """The model with a head for an environment.
+    """Makes the model for an environment.
 
     Args:
-      spec: what the environment takes and gives.
+      spec: the environment's observations and actions.
       config: the hyper-parameters.
-      head: from features to what the agent needs.
-      lstm_size: units of an LSTM behind the torso; 0 for none.
+      head: maps features to what the agent needs.
+      lstm_size: units of an LSTM after the torso; 0 for none.
 
     Raises:
-      types.ConfigError: an option would do nothing for such observations.
+      types.ConfigError: an option has no effect on such observations.
     """
     observation, _ = _without_mask(spec, spec.observation)
     _check_use(config, jax.tree.leaves(observation))
@@ -131,8 +133,8 @@ class Model:
       image_torso=config.image_torso,
       stack_frames=config.stack_frames,
       lstm_size=lstm_size,
-      # From another process it may come with the id of a module made here,
-      # for which Flax would take it; a copy gets ids of its own.
+      # A torso unpickled from another process may have the id of a module made
+      # here, and Flax would confuse them; a copy gets a new id.
       torso=copy.deepcopy(config.torso),
       dtype=jnp.dtype(config.compute_dtype),
     )
@@ -157,13 +159,13 @@ class Model:
     return Variables(params, statistics)
 
   def initial_core_state(self, batch_size: int) -> types.Tree:
-    """The core state before an episode, `[batch_size, ...]`."""
+    """The core state at the start of an episode, `[batch_size, ...]`."""
     return self.network.initial_core_state(batch_size)
 
   def unroll(
     self, variables: Variables, inputs: types.Inputs, core_state: types.Tree
   ) -> Output:
-    """What the network says of `[T, B, ...]` inputs."""
+    """The network's outputs for inputs `[T, B, ...]`."""
     observation, mask = _without_mask(self.spec, inputs.timestep.observation)
     if self.config.normalize_observations:
       spec, _ = _without_mask(self.spec, self.spec.observation)
@@ -179,7 +181,7 @@ class Model:
   def moments(
     self, statistics: types.Tree, inputs: types.Inputs, axis_name: str | None
   ) -> types.Tree:
-    """Of the observations of a batch; () where they pass as they are."""
+    """The moments of a batch's observations; () without normalization."""
     if not self.config.normalize_observations:
       return ()
     spec, _ = _without_mask(self.spec, self.spec.observation)
@@ -187,7 +189,7 @@ class Model:
     return normalizer.measure(statistics, spec, observation, axis_name)
 
   def rewards(self, inputs: types.Inputs) -> jax.Array:
-    """`[T, B]`, scaled and clipped."""
+    """Rewards `[T, B]`, scaled and clipped."""
     reward = inputs.timestep.reward * self.config.reward_scale
     limit = self.config.reward_clip
     return jnp.clip(reward, -limit, limit) if limit else reward
@@ -195,12 +197,12 @@ class Model:
   def discounts(
     self, inputs: types.Inputs, discount: jax.Array | float
   ) -> jax.Array:
-    """`[T, B]`, the environment's times the agent's own `discount`."""
+    """Discounts `[T, B]`: the environment's, times gamma (`discount`)."""
     return inputs.timestep.discount * discount
 
 
 def count_batch(state: base.AgentState, moments: types.Tree) -> base.AgentState:
-  """The state after a batch: statistics with its moments, one update more."""
+  """Merges a batch's moments into the statistics, and counts one update."""
   statistics = state.statistics
   if statistics:
     statistics = normalizer.merge(statistics, moments, state.updates)
@@ -210,7 +212,7 @@ def count_batch(state: base.AgentState, moments: types.Tree) -> base.AgentState:
 
 
 def _check_use(config: Config, observation: list[dm_env.specs.Array]) -> None:
-  """Refuses what would do nothing, in silence, for some observations."""
+  """Refuses options that have no effect on such observations."""
   if config.stack_frames > 1 and not any(map(networks.is_image, observation)):
     raise types.ConfigError(
       "expected stack_frames 1 for observations without images (bytes of rank"
@@ -228,7 +230,7 @@ def _check_use(config: Config, observation: list[dm_env.specs.Array]) -> None:
 def _without_mask(
   spec: types.EnvironmentSpec, observation: types.Tree
 ) -> tuple[types.Tree, types.Tree | None]:
-  """An observation, or its specs, apart from its action mask."""
+  """Splits an observation, or its specs, into the rest and its action mask."""
   if spec.action_mask is None:
     return observation, None
   rest = {k: v for k, v in observation.items() if k != spec.action_mask}

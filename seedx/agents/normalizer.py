@@ -1,6 +1,7 @@
-"""Observations brought to mean 0 and variance 1, by running statistics.
+"""Normalization of observations to mean 0 and variance 1.
 
-Only vectors of floats are: images and discrete parts pass as they are.
+It uses running statistics. Only vectors of floats are normalized; images and
+discrete parts are not.
 """
 
 from typing import NamedTuple
@@ -12,17 +13,17 @@ import numpy as np
 
 from seedx import types
 
-# Rare observations must not drown the rest (Andrychowicz et al. 2020,
+# Normalized observations are clipped to +- this (Andrychowicz et al. 2020,
 # https://arxiv.org/abs/2006.05990).
 _LIMIT = 10.0
 
 
 class Statistics(NamedTuple):
-  """What is known of all observations so far.
+  """Running statistics of all observations so far.
 
   Attributes:
-    mean: for each part that is normalised, `[F]` float32.
-    variance: likewise.
+    mean: for each normalized part, `[F]` float32.
+    variance: for each normalized part, `[F]` float32.
   """
 
   mean: tuple[jax.Array, ...]
@@ -30,14 +31,14 @@ class Statistics(NamedTuple):
 
 
 class Moments(NamedTuple):
-  """Means over a batch, of how far its observations are from `Statistics.mean`.
+  """Means over a batch of its observations' offsets from `Statistics.mean`.
 
-  From there, and not from 0: the square of a large mean leaves float32 no
-  digits for a small variance.
+  Moments around 0 would be inexact: in float32, the square of a large mean
+  swallows a small variance.
 
   Attributes:
-    offset: for each part that is normalised, `[F]` float32.
-    square: likewise, of the squares.
+    offset: for each normalized part, `[F]` float32, the mean offset.
+    square: for each normalized part, `[F]` float32, the mean squared offset.
   """
 
   offset: tuple[jax.Array, ...]
@@ -45,7 +46,7 @@ class Moments(NamedTuple):
 
 
 def init(observation: types.Tree) -> Statistics:
-  """The statistics that change nothing, for a nest of specs."""
+  """Statistics of mean 0 and variance 1, for a nest of specs."""
   shapes = [spec.shape for spec in jax.tree.leaves(observation) if _is_in(spec)]
   return Statistics(
     tuple(jnp.zeros(shape, jnp.float32) for shape in shapes),
@@ -56,12 +57,12 @@ def init(observation: types.Tree) -> Statistics:
 def normalize(
   statistics: Statistics, spec: types.Tree, observation: types.Tree
 ) -> types.Tree:
-  """The observation with its parts less their mean, by standard deviation.
+  """Subtracts the mean, divides by the standard deviation, and clips.
 
   Args:
     statistics: of observations so far.
     spec: a nest of specs.
-    observation: `[T, B, ...]`, the same nest.
+    observation: `[T, B, ...]`, a nest like `spec`.
   """
   leaves, structure = jax.tree.flatten(observation)
   of_parts = zip(*statistics, strict=True)
@@ -79,7 +80,7 @@ def measure(
   observation: types.Tree,
   axis_name: str | None,
 ) -> Moments:
-  """The moments of a batch `[T, B, ...]`, over all cores."""
+  """The moments of a batch `[T, B, ...]`, averaged over all cores."""
   pairs = zip(jax.tree.leaves(spec), jax.tree.leaves(observation), strict=True)
   leaves = [leaf for leaf_spec, leaf in pairs if _is_in(leaf_spec)]
   offsets = [
@@ -95,17 +96,17 @@ def measure(
 def merge(
   statistics: Statistics, batch: Moments, updates: jax.Array
 ) -> Statistics:
-  """Those of all batches, after `updates` of them and one more.
+  """Merges the moments of one more batch into the statistics of `updates`.
 
   Chan et al. 1979, "Updating formulae and a pairwise algorithm for computing
-  sample variances", equation 2.1, for batches of one size.
+  sample variances", equation 2.1, for batches of equal size.
   """
   rate = 1.0 / (updates.astype(jnp.float32) + 1.0)
 
   def variance(
     old: jax.Array, offset: jax.Array, square: jax.Array
   ) -> jax.Array:
-    # The first batch is all there is: what `init` says is no observation.
+    # The first batch, with rate 1, replaces what `init` returned.
     between = rate * (1.0 - rate) * jnp.square(offset)
     within = jnp.maximum(square - jnp.square(offset), 0.0)
     return (1.0 - rate) * old + rate * within + between

@@ -1,4 +1,4 @@
-"""How gradients become steps; the learning rate is in the agent's state."""
+"""Optimizers; the learning rate is in the agent's state."""
 
 import dataclasses
 from typing import Literal
@@ -14,17 +14,17 @@ from seedx.agents import base
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """Static hyper-parameters of the optimizer.
+  """Hyper-parameters of the optimizer.
 
   Attributes:
-    learning_rate: at the start of a run.
-    learning_rate_end: share of `learning_rate` that is left at the end of the
-      run, to which it falls linearly; 1 keeps it constant.
-    optimizer: which one.
-    adam_epsilon: added to Adam's denominator.
-    rms_decay: decay of RMSProp's mean of squared gradients.
-    rms_epsilon: added inside RMSProp's square root.
-    max_gradient_norm: gradients with a larger global norm are scaled down.
+    learning_rate: initial learning rate.
+    learning_rate_end: final learning rate as a fraction of `learning_rate`; the
+      decay over the run is linear, 1 keeps it constant.
+    optimizer: Adam or RMSProp.
+    adam_epsilon: Adam's epsilon, added to the denominator.
+    rms_decay: RMSProp's decay of the mean squared gradient.
+    rms_epsilon: RMSProp's epsilon, added inside the square root.
+    max_gradient_norm: global gradient norm above which gradients are clipped.
   """
 
   learning_rate: float = 2e-3
@@ -52,14 +52,15 @@ class Config:
 def make(
   config: Config, horizon: base.Horizon | None, steps_per_update: int = 1
 ) -> optax.GradientTransformation:
-  """The optimizer, whose steps still have to be multiplied by -rate.
+  """Makes the optimizer, all but the factor -learning_rate.
 
-  The rate itself is one of the state's hyper-parameters, see `descend`.
+  `descend` multiplies by it: it is one of the state's hyper-parameters.
 
   Args:
     config: the hyper-parameters.
-    horizon: over which the learning rate falls; None keeps it constant.
-    steps_per_update: how often an update takes a step.
+    horizon: the run over which the learning rate decays; None keeps it
+      constant.
+    steps_per_update: optimizer steps in an update.
   """
   schedule: optax.Schedule = optax.constant_schedule(np.float32(1.0))
   if horizon is not None:
@@ -82,7 +83,7 @@ def start(
   params: types.Tree,
   steps: int | jax.Array,
 ) -> types.Tree:
-  """The state of `make`'s optimizer for parameters that took some steps."""
+  """The initial state of `make`'s optimizer, with `steps` already counted."""
   *scales, schedule = optimizer.init(params)
   return (*scales, schedule._replace(count=jnp.int32(steps)))
 
@@ -92,7 +93,7 @@ def descend(
   optimizer: optax.GradientTransformation,
   gradients: types.Tree,
 ) -> base.AgentState:
-  """One step of the optimizer with the state's learning rate."""
+  """Takes one optimizer step with the state's learning rate."""
   updates, optimizer_state = optimizer.update(
     gradients, state.optimizer_state, state.params
   )

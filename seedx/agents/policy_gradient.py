@@ -1,4 +1,4 @@
-"""Policy gradients with a critic: all that such agents share but the loss."""
+"""Actor-critic agents: all that they share except the loss."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -23,15 +23,15 @@ HYPERPARAMETERS = (
 
 @dataclasses.dataclass(frozen=True)
 class Config(model_lib.Config):
-  """Static hyper-parameters, beside those of every agent.
+  """Hyper-parameters of actor-critics, beside those of every agent.
 
   Attributes:
     td_lambda: lambda of V-trace, GAE and TD(lambda), from 0 (one-step targets)
       to 1 (longest returns).
     value_cost: weight of the value loss.
     entropy_cost: weight of the entropy bonus.
-    recurrent: give the network a memory, an LSTM.
-    lstm_size: units of that LSTM.
+    recurrent: add an LSTM to the network.
+    lstm_size: units of the LSTM.
   """
 
   td_lambda: float = 1.0
@@ -53,25 +53,25 @@ class Config(model_lib.Config):
 
 
 class Extras(NamedTuple):
-  """What learning needs of acting.
+  """What learning needs from acting.
 
   Attributes:
-    log_prob: `[B]` float32, log mu(a).
+    log_prob: `[B]` float32, log mu(a) of the behaviour policy mu.
   """
 
   log_prob: jax.Array
 
 
 class Evaluation(NamedTuple):
-  """An unroll as the learned parameters see it.
+  """An unroll, evaluated by the learned parameters.
 
   Attributes:
-    values: `[T + 1, B]`.
+    values: `[T + 1, B]`, V of each time step.
     log_prob: `[T, B]`, log pi(a) of the actions taken.
-    entropy: `[T, B]`.
+    entropy: `[T, B]`, of pi.
     step_type: `[T + 1, B]` int32.
     reward: `[T + 1, B]`, scaled and clipped.
-    discount: `[T + 1, B]`, times the agent's own.
+    discount: `[T + 1, B]`, the environment's, times gamma.
   """
 
   values: jax.Array
@@ -83,7 +83,7 @@ class Evaluation(NamedTuple):
 
 
 class Loss(Protocol):
-  """What makes one actor-critic differ from another."""
+  """The loss of an actor-critic agent."""
 
   def __call__(
     self,
@@ -96,7 +96,7 @@ class Loss(Protocol):
     Args:
       evaluation: of the unroll by the learned parameters.
       unroll: `[T + 1, B, ...]`.
-      hyperparameters: `[]` each, `AgentState.hyperparameters`.
+      hyperparameters: `AgentState.hyperparameters`, each `[]`.
     """
 
 
@@ -113,14 +113,14 @@ def make(
   """Makes an agent from its loss.
 
   Args:
-    spec: what the environment takes and gives.
+    spec: the environment's observations and actions.
     config: the hyper-parameters.
     loss: per-step losses of an evaluated unroll.
     axis_name: see `base.Config.make`.
-    horizon: likewise.
-    at_run_time: fields of the config that the loss reads from the state's
-      hyper-parameters, beside `HYPERPARAMETERS`.
-    steps_per_update: how often an update takes a step of the optimizer.
+    horizon: see `base.Config.make`.
+    at_run_time: fields of the config that may change at run time, beside
+      `HYPERPARAMETERS`.
+    steps_per_update: optimizer steps in an update.
 
   Raises:
     types.ConfigError: no policy is known for the action spec.
@@ -182,11 +182,11 @@ def differentiate(
   state: base.AgentState,
   axis_name: str | None,
 ) -> tuple[types.Tree, types.LossOutput]:
-  """The gradient of the weighted means of per-step losses, over all cores.
+  """The gradient of the weighted mean of per-step losses, over all cores.
 
   Args:
-    per_step: of the parameters, on this core's share of the batch.
-    state: whose parameters they are, and whose hyper-parameters.
+    per_step: maps parameters to losses of this core's share of the batch.
+    state: has the parameters, and the weights of the losses.
     axis_name: the mesh axis over which the batch is sharded, or None.
   """
   costs = state.hyperparameters
@@ -213,14 +213,14 @@ def differentiate(
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-  """The model and what its policy head means."""
+  """The model, and the action distribution that its policy head describes."""
 
   model: model_lib.Model
   distribution: distributions.Policy
 
   @classmethod
   def make(cls, spec: types.EnvironmentSpec, config: Config) -> "Policy":
-    """The policy for an environment."""
+    """Makes the policy for an environment."""
     distribution = distributions.for_spec(spec.action)
     head = networks.PolicyValueHead(distribution.num_parameters)
     lstm_size = config.lstm_size if config.recurrent else 0
@@ -247,7 +247,7 @@ class Policy:
     inputs: types.Inputs,
     core_state: types.Tree,
   ) -> tuple[types.AgentOutput, types.Tree]:
-    """One step of `[B, ...]` with the likeliest actions."""
+    """One step of `[B, ...]` with the distribution's mode as action."""
     del rng_key  # Nothing is drawn.
     policy, core_state = self._one_step(variables, inputs, core_state)
     action = policy.mode()
@@ -259,7 +259,7 @@ class Policy:
     unroll: types.Unroll,
     hyperparameters: Mapping[str, jax.Array],
   ) -> Evaluation:
-    """What the variables say of an unroll."""
+    """Evaluates an unroll `[T + 1, B, ...]`."""
     inputs = unroll.inputs
     values, log_prob, entropy = self.evaluate_steps(
       variables, inputs, unroll.action, unroll.core_state
@@ -291,7 +291,7 @@ class Policy:
     inputs: types.Inputs,
     core_state: types.Tree,
   ) -> tuple[distributions.Distribution, types.Tree]:
-    """The distribution of `[1, B]` actions, and the next core state."""
+    """The distribution over actions `[1, B]`, and the next core state."""
     stream = jax.tree.map(lambda x: x[None], inputs)
     output = self.model.unroll(variables, stream, core_state)
     return self._distribution(output), output.core_state
@@ -307,6 +307,6 @@ class Policy:
   ) -> distributions.Distribution:
     if output.action_mask is None:
       return self.distribution(output.head.policy)
-    # Only one discrete action can have a mask, see `types.EnvironmentSpec`.
+    # Only discrete actions have a mask, see `types.EnvironmentSpec`.
     assert isinstance(self.distribution, distributions.Categorical)
     return self.distribution(output.head.policy, output.action_mask)

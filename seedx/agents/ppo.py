@@ -1,4 +1,4 @@
-"""Proximal policy optimisation: many small steps on each batch."""
+"""Proximal policy optimisation (PPO)."""
 
 import dataclasses
 import functools
@@ -15,14 +15,14 @@ from seedx.agents import base, model, optimizers, policy_gradient
 
 @dataclasses.dataclass(frozen=True)
 class Config(policy_gradient.Config):
-  """Static hyper-parameters, beside those of every policy gradient.
+  """PPO's hyper-parameters, beside those of every actor-critic.
 
   Attributes:
     clip_epsilon: PPO's clip range of the probability ratio.
     clip_values: clip the value loss as well.
-    epochs: how often an update goes through its batch.
-    minibatches: parts of an epoch, each of which takes a step. A feed-forward
-      agent shuffles single steps, a recurrent one whole unrolls.
+    epochs: passes over the batch in an update.
+    minibatches: minibatches in an epoch, one optimizer step each. Feed-forward
+      agents shuffle single steps, recurrent agents whole unrolls.
   """
 
   td_lambda: float = 0.95
@@ -49,23 +49,23 @@ class Config(policy_gradient.Config):
   ) -> base.Agent:
     """Makes the agent for an environment; see `base.Config`.
 
-    Its `update` computes advantages once, then takes `epochs * minibatches`
-    steps. Its `gradients` are those of one step on the whole batch.
+    `update` computes advantages once, then takes `epochs * minibatches`
+    optimizer steps. `gradients` are those of one step on the whole batch.
     """
     return _make(spec, self, axis_name, horizon)
 
 
 class Entries(NamedTuple):
-  """What minibatches are drawn from: pieces of C consecutive steps.
+  """A batch as N entries of C consecutive steps; minibatches are drawn from it.
 
   Attributes:
     inputs: `[C, N, ...]`.
     action: `[C, N, ...]`.
-    core_state: `[N, ...]`, before the first step of each.
-    behaviour_log_prob: `[C, N]`.
-    values: `[C, N]`, from before the update.
-    advantage: `[C, N]`.
-    weight: `[C, N]`.
+    core_state: `[N, ...]`, before the first step of each entry.
+    behaviour_log_prob: `[C, N]`, log mu(a).
+    values: `[C, N]`, V by the parameters before the update.
+    advantage: `[C, N]`, GAE.
+    weight: `[C, N]`, see `losses.Transitions`.
   """
 
   inputs: types.Inputs
@@ -145,7 +145,7 @@ def _make_step(
 ) -> Callable[
   [base.AgentState, Entries], tuple[base.AgentState, types.LossOutput]
 ]:
-  """The function that takes a step on a minibatch."""
+  """Makes the function that takes one optimizer step on a minibatch."""
 
   def step(
     state: base.AgentState, entries: Entries
@@ -173,7 +173,7 @@ def _loss(
   clip_values: bool,
   axis_name: str | None,
 ) -> losses.ActorCriticLoss:
-  """The losses of entries, given `Policy.evaluate_steps` of them."""
+  """Per-step losses of entries, given what `Policy.evaluate_steps` returned."""
 
   def stream_loss(
     behaviour_values: jax.Array, *stream: jax.Array
@@ -202,7 +202,7 @@ def _entries(
   unroll: types.Unroll,
   hyperparameters: Mapping[str, jax.Array],
 ) -> Entries:
-  """A batch as pieces as long as its unrolls, `[T, B, ...]`."""
+  """A batch as entries of whole unrolls, `[T, B, ...]`."""
   values, step_type, reward, discount = jax.lax.stop_gradient(
     (
       evaluation.values,
@@ -230,7 +230,7 @@ def _entries(
 def _single_steps(
   policy: policy_gradient.Policy, variables: model.Variables, entries: Entries
 ) -> Entries:
-  """Cuts pieces `[T, B, ...]` into `[1, T * B, ...]`."""
+  """Cuts entries `[T, B, ...]` into single steps `[1, T * B, ...]`."""
 
   def carry_on(
     core_state: types.Tree, inputs: types.Inputs
@@ -241,7 +241,7 @@ def _single_steps(
 
   core_state = entries.core_state
   if jax.tree.leaves(core_state):
-    # What the head says is not used, and so is not computed.
+    # XLA drops the head's outputs, which are not used.
     _, core_state = jax.lax.scan(carry_on, core_state, entries.inputs)
   merged = jax.tree.map(
     lambda x: jax.lax.collapse(x, 0, 2), entries._replace(core_state=core_state)
@@ -251,12 +251,12 @@ def _single_steps(
 
 
 def _shuffled(entries: Entries, rng_key: jax.Array, parts: int) -> Entries:
-  """Random minibatches of the entries, with a first axis for them."""
+  """Random minibatches of the entries, stacked on a new first axis."""
   size = entries.weight.shape[1]
   if size % parts:
     raise types.ConfigError(
-      f"expected minibatches to divide the {size} entries that each core has,"
-      f" found {parts} of them"
+      f"expected minibatches that divide the {size} entries of each core"
+      f" (steps, or unrolls if recurrent), found {parts}"
     )
   order = jax.random.permutation(rng_key, size).reshape(parts, -1)
 
@@ -272,7 +272,7 @@ def _shuffled(entries: Entries, rng_key: jax.Array, parts: int) -> Entries:
 def _normalized(
   values: jax.Array, weights: jax.Array, axis_name: str | None
 ) -> jax.Array:
-  """Values less their weighted mean, by standard deviation, over all cores."""
+  """Normalizes to weighted mean 0 and variance 1 over all cores."""
 
   def mean(values: jax.Array) -> jax.Array:
     share = losses.mean_share(values, weights, axis_name)

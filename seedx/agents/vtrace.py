@@ -1,4 +1,4 @@
-"""The V-trace actor-critic: IMPALA's agent."""
+"""The V-trace actor-critic, the agent of IMPALA."""
 
 import dataclasses
 import functools
@@ -12,12 +12,13 @@ from seedx.agents import base, policy_gradient
 
 @dataclasses.dataclass(frozen=True)
 class Config(policy_gradient.Config):
-  """Static hyper-parameters, beside those of every policy gradient.
+  """V-trace's hyper-parameters, beside those of every actor-critic.
 
   Attributes:
-    clip_rho_threshold: V-trace's rho_bar, the clip of the importance weights of
+    clip_rho_threshold: V-trace's rho_bar, the clip of the importance weights in
       the value targets.
-    clip_pg_rho_threshold: the clip of those of the policy gradient.
+    clip_pg_rho_threshold: clip of the importance weights in the policy
+      gradient.
   """
 
   clip_rho_threshold: float = 1.0

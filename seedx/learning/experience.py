@@ -1,4 +1,4 @@
-"""Between finished unrolls and the learner: what becomes a batch, and when."""
+"""Experience: turns finished unrolls into batches, directly or via a replay."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -14,10 +14,10 @@ class Batch(NamedTuple):
   """What one update learns from.
 
   Attributes:
-    parts: on each core its part `[L, B / cores, ...]`: a `types.Unroll`, or a
+    parts: for each core, its part `[L, B / cores, ...]`: a `types.Unroll`, or a
       `types.Sample` for an agent that needs windows.
-    windows: on each core which windows of its replay these are; None where no
-      priority has to find its way back.
+    windows: for each core, the part's windows in the core's replay; None if
+      the replay has no priorities to update.
   """
 
   parts: Sequence[types.Tree]
@@ -25,37 +25,38 @@ class Batch(NamedTuple):
 
 
 class Experience(Protocol):
-  """Turns finished unrolls into batches, as many as are due."""
+  """Turns finished unrolls into batches."""
 
   def __call__(self, shares: Sequence[types.Share]) -> Iterator[Batch]:
-    """Takes a share of each core, and yields the batches that are due."""
+    """Takes one share per core, and yields the batches to learn from now."""
 
   def learned(
     self, windows: Sequence[replay.Windows], priorities: Sequence[jax.Array]
   ) -> None:
-    """Takes the new priorities `[B / cores]` of a batch on each core.
+    """Writes the new priorities of a batch.
 
     Args:
-      windows: `Batch.windows` of that batch.
-      priorities: `types.LossOutput.priorities` of it.
+      windows: `Batch.windows` of the batch.
+      priorities: for each core, its part of `types.LossOutput.priorities`,
+        `[B / cores]`.
     """
 
   def example(self, shares: Sequence[types.Share]) -> Batch:
-    """A batch of the form that shares of this form will have."""
+    """A batch with the shapes and dtypes that such shares lead to."""
 
   def resume(self, updates: int) -> None:
-    """Goes on behind so many updates, with an empty replay."""
+    """Goes on after so many updates, with an empty replay."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ReplayConfig:
-  """How experience is learned from more than once.
+  """A replay.
 
   Attributes:
-    replay_capacity: env steps that are kept.
-    replay_min_steps: env steps before learning begins.
-    replay_batch_size: windows (n-step transitions) in an update.
-    replay_ratio: how often each env step is learned from, on average.
+    replay_capacity: capacity in env steps.
+    replay_min_steps: env steps in the replay before learning starts.
+    replay_batch_size: batch size, in windows (n-step transitions).
+    replay_ratio: windows learned from per env step, on average.
   """
 
   replay_capacity: int = 200_000
@@ -76,11 +77,12 @@ class ReplayConfig:
 
 @dataclasses.dataclass(frozen=True)
 class PrioritizedConfig(ReplayConfig):
-  """How experience is learned from the more often, the more there is to learn.
+  """A prioritized replay.
 
   Attributes:
-    priority_exponent: alpha, how much priorities count; 0 for not at all.
-    importance_exponent: beta, how far the loss makes up for it; 1 for wholly.
+    priority_exponent: alpha, the exponent of priorities; 0 samples uniformly.
+    importance_exponent: beta, the exponent of importance weights; 1 corrects
+      the sampling bias fully.
   """
 
   priority_exponent: float = 0.6
@@ -96,13 +98,13 @@ class PrioritizedConfig(ReplayConfig):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """How much a run learns from, and how much of it at a time.
+  """The amounts of experience of a run, from which its schedule follows.
 
   Attributes:
     total_steps: env steps of the run.
-    batch_steps: env steps of the unrolls that come at a time, on all cores.
-    replay: of an agent that learns from one.
-    parts: learner devices, times the micro-batches of each.
+    batch_steps: env steps in a batch of unrolls, over all cores.
+    replay: the replay; None for an agent that learns without one.
+    parts: learner devices times micro-batches; it divides batches.
   """
 
   total_steps: int
@@ -112,7 +114,7 @@ class Plan:
 
   @property
   def horizon(self) -> base.Horizon:
-    """How many updates the run makes."""
+    """The length of the run in env steps and updates."""
     steps_per_update: float = self.batch_steps
     if self.replay is not None:
       replay = self.replay
@@ -125,12 +127,17 @@ class Plan:
     spec: types.EnvironmentSpec,
     axis_name: str | None = None,
   ) -> base.Agent:
-    """Makes the agent that learns so; see `base.Config.make`.
+    """Makes the agent, and checks it against the plan.
+
+    Args:
+      config: of the agent.
+      spec: the environment's observations and actions.
+      axis_name: the mesh axis over which batches are sharded, or None.
 
     Raises:
-      types.ConfigError: it learns from a replay and has none, or the reverse;
-        or a batch cannot be divided so; or the replay is too small, or the run
-        too short, for anything to be learned.
+      types.ConfigError: the agent needs a replay and there is none, or the
+        reverse; `parts` does not divide a batch; the replay is too small, or
+        the run too short, to learn anything.
     """
     agent = config.make(spec, axis_name, self.horizon)
     _check_kind(agent, self.replay)
@@ -140,8 +147,8 @@ class Plan:
       self._check_replay(self.replay)
     if self.total_steps < least:
       raise types.ConfigError(
-        f"expected total_steps of at least {least}, before which nothing is"
-        f" learned, found {self.total_steps}"
+        f"expected total_steps of at least {least}, so that learning starts,"
+        f" found {self.total_steps}"
       )
     return agent
 
@@ -152,13 +159,13 @@ class Plan:
     cores: Sequence[jax.Device],
     rng_key: jax.Array,
   ) -> Experience:
-    """What the agent learns from.
+    """Makes the source of the agent's batches.
 
     Args:
-      agent: that learns.
+      agent: the agent that learns.
       period: T, new env steps of an unroll.
-      cores: that learn.
-      rng_key: decides what is drawn from a replay.
+      cores: the learner devices.
+      rng_key: for sampling from the replay.
     """
     if self.replay is None:
       return Once()
@@ -169,23 +176,22 @@ class Plan:
   def _check_replay(self, replay: ReplayConfig) -> None:
     if replay.replay_batch_size % self.parts:
       raise types.ConfigError(
-        "expected a replay_batch_size that learner devices and their"
-        f" micro-batches, {self.parts} in all, divide, found"
+        f"expected a replay_batch_size that is a multiple of {self.parts}"
+        " (learner devices times micro-batches), found"
         f" {replay.replay_batch_size}"
       )
     if replay.replay_capacity < self.batch_steps:
       raise types.ConfigError(
-        f"expected a replay of at least {self.batch_steps} env steps, as many"
-        " as come at a time, found a replay_capacity of"
-        f" {replay.replay_capacity}"
+        f"expected a replay_capacity of at least {self.batch_steps} env steps,"
+        f" a batch of unrolls, found {replay.replay_capacity}"
       )
 
 
 class Once:
-  """The unrolls themselves, once each."""
+  """Learns from each unroll once."""
 
   def __call__(self, shares: Sequence[types.Share]) -> Iterator[Batch]:
-    """Yields the shares' unrolls."""
+    """Yields the shares' unrolls as one batch."""
     yield self.example(shares)
 
   def learned(
@@ -195,18 +201,18 @@ class Once:
     raise NotImplementedError
 
   def example(self, shares: Sequence[types.Share]) -> Batch:
-    """The shares' unrolls."""
+    """The shares' unrolls as a batch."""
     return Batch([share.unroll for share in shares])
 
   def resume(self, updates: int) -> None:
-    """Does nothing: nothing was kept."""
+    """Does nothing: there is no state."""
 
 
 class Replayed:
-  """Windows from a replay on each core.
+  """Learns from windows of a replay on each core.
 
-  It yields as many batches as the ratio says for what has come in, and takes
-  nothing in meanwhile: neither side can run away from the other.
+  After each share it yields as many batches as the replay ratio asks for, and
+  takes no new share meanwhile: neither acting nor learning can run ahead.
 
   Attributes:
     states: each core's replay.
@@ -220,7 +226,7 @@ class Replayed:
     cores: Sequence[jax.Device],
     rng_key: jax.Array,
   ) -> None:
-    """Makes empty replays when the first shares come; see `Plan.source`."""
+    """Allocates the replays only with the first shares; see `Plan.source`."""
     assert agent.needs.window is not None
     capacity = max(1, config.replay_capacity // (period * len(cores)))
     self.states: list[types.Tree] = []
@@ -239,7 +245,7 @@ class Replayed:
     self._sample = jax.jit(self._draw)
 
   def __call__(self, shares: Sequence[types.Share]) -> Iterator[Batch]:
-    """Stores a share of each core, and yields the batches that are due."""
+    """Stores one share per core, and yields the batches to learn from now."""
     self._begin(shares)
     pairs = zip(self.states, shares, strict=True)
     self.states = [self._added(state, share) for state, share in pairs]
@@ -260,7 +266,7 @@ class Replayed:
     raise NotImplementedError
 
   def example(self, shares: Sequence[types.Share]) -> Batch:
-    """A batch of zeros, to compile for."""
+    """A batch to compile the update with; it leaves the sampling unchanged."""
     self._begin(shares)
     drawn = self._drawn
     batch = self._batch()
@@ -268,7 +274,7 @@ class Replayed:
     return batch
 
   def resume(self, updates: int) -> None:
-    """Draws behind what so many updates have drawn."""
+    """Continues the random numbers after those of so many updates."""
     self._drawn = updates
 
   def _make_replay(self, capacity: int, window: int) -> Any:
@@ -306,10 +312,10 @@ class Replayed:
 
 
 class Prioritized(Replayed):
-  """Windows from a prioritized replay on each core.
+  """Learns from windows of a prioritized replay on each core.
 
-  Its shares come with the priorities of their windows. The next batch is drawn
-  while the last one is learned from, before its new priorities are known.
+  Shares must have priorities. Each batch is sampled before the one before it
+  has been learned from, so without that batch's new priorities.
   """
 
   def __init__(
@@ -320,7 +326,7 @@ class Prioritized(Replayed):
     cores: Sequence[jax.Device],
     rng_key: jax.Array,
   ) -> None:
-    """Makes empty replays when the first shares come; see `Plan.source`."""
+    """Allocates the replays only with the first shares; see `Plan.source`."""
     self._exponents = config.priority_exponent, config.importance_exponent
     super().__init__(agent, config, period, cores, rng_key)
     self._update = jax.jit(self._replay.update, donate_argnums=0)
@@ -329,7 +335,7 @@ class Prioritized(Replayed):
   def learned(
     self, windows: Sequence[replay.Windows], priorities: Sequence[jax.Array]
   ) -> None:
-    """Writes a batch's new priorities where its windows are."""
+    """Writes a batch's new priorities to the replays."""
     self.states = [
       self._update(state, own, new)
       for state, own, new in zip(self.states, windows, priorities, strict=True)
@@ -341,8 +347,8 @@ class Prioritized(Replayed):
   def _begin(self, shares: Sequence[types.Share]) -> None:
     if isinstance(shares[0].priorities, tuple):
       raise types.ConfigError(
-        "expected priorities with unrolls for a prioritized replay, as the"
-        " actors of apex send them, found none"
+        "expected priorities with the unrolls for a prioritized replay, as"
+        " apex's actors send them, found none"
       )
     super()._begin(shares)
 
@@ -360,20 +366,20 @@ class Prioritized(Replayed):
 
 
 def _check_kind(agent: base.Agent, config: ReplayConfig | None) -> None:
-  """Raises types.ConfigError where an agent needs other experience."""
+  """Raises types.ConfigError if the agent and the replay do not match."""
   window = agent.needs.window
   if window is not None and config is None:
     raise types.ConfigError(
       f"expected a replay: this agent learns from windows of {window} time"
-      " steps that it draws there, found none"
+      " steps that it samples from one, found none"
     )
   if window is None and config is not None:
     raise types.ConfigError(
-      "expected no replay: this agent learns from each unroll once, as it was"
-      f" acted, found {config}"
+      "expected no replay: this agent learns from each unroll once, found"
+      f" {config}"
     )
   if isinstance(config, PrioritizedConfig) and agent.priorities is None:
     raise types.ConfigError(
-      "expected an agent whose actors can say what a window's priority is,"
-      " such as DQN, found one that cannot"
+      "expected an agent whose actors can compute a window's priority, such as"
+      " DQN, found one that cannot"
     )

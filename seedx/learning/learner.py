@@ -1,4 +1,4 @@
-"""The learner: takes finished unrolls in, updates, hands parameters out."""
+"""The learner: takes finished unrolls, updates, publishes parameters."""
 
 import collections
 import dataclasses
@@ -16,14 +16,13 @@ from seedx.learning import experience, updates
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """Where and from how much is learned at a time.
+  """The learner's devices and amounts.
 
   Attributes:
     unroll_length: T, env steps of each environment in an unroll.
     learner_devices: indices of the local devices that learn.
-    micro_batches: gradient accumulation steps: parts of an update that are
-      computed one after the other, so that an inference step on the same
-      device finds a gap.
+    micro_batches: gradient accumulation steps; inference steps on the same
+      device run between them.
   """
 
   unroll_length: int = 20
@@ -35,7 +34,7 @@ class Config:
     types.check_ranges(self, unroll_length=(1, 2**20), micro_batches=(1, 2**20))
 
   def cores(self) -> list[jax.Device]:
-    """The devices that learn.
+    """The learner devices.
 
     Raises:
       types.ConfigError: there is no such device, or one is named twice.
@@ -44,33 +43,39 @@ class Config:
 
   @property
   def num_cores(self) -> int:
-    """Devices that learn, at least 1."""
+    """Number of learner devices, at least 1."""
     return max(1, len(self.learner_devices))
 
   @property
   def parts(self) -> int:
-    """Parts that a batch is learned in, on all cores."""
+    """Parts of a batch: learner devices times micro-batches."""
     return self.num_cores * self.micro_batches
 
   def check_divides(self, name: str, size: int, parts: int) -> None:
-    """Checks that as many unrolls can be shared out.
+    """Checks that `parts` divides `size`.
+
+    Args:
+      name: of the setting that `size` is.
+      size: unrolls.
+      parts: equal parts to divide them into.
 
     Raises:
-      types.ConfigError: they cannot.
+      types.ConfigError: it does not.
     """
     if size % parts:
       raise types.ConfigError(
-        f"expected {name} that {self.num_cores} learner devices with"
-        f" {self.micro_batches} micro-batches each divide, found {size}"
+        f"expected {name} that is a multiple of {parts}, for {self.num_cores}"
+        f" learner devices with {self.micro_batches} micro-batches each, found"
+        f" {size}"
       )
 
 
 @dataclasses.dataclass(frozen=True)
 class InboxConfig(Config):
-  """The same of a learner that others send unrolls to.
+  """The config of a learner with an inbox.
 
   Attributes:
-    batch_size: unrolls in an update, or that go into the replay at a time.
+    batch_size: unrolls in a batch, for an update or to add to the replay.
     queue_capacity: batches that may wait for the learner.
   """
 
@@ -94,16 +99,16 @@ class InboxConfig(Config):
 
 
 class Learner:
-  """Updates an agent's state, sharded over the learner cores.
+  """Updates an agent's state with batches sharded over the learner cores.
 
-  A pipeline whose acting runs beside it puts shares into its `inbox`, calls
-  `run` on a thread, and reads `newest`; one in lock step calls `learn`.
+  If acting runs concurrently, the pipeline puts shares into `inbox`, calls
+  `run` on a thread, and reads `newest`. In lock step, it calls `learn`.
 
   Attributes:
     steps: updates so far; also the version of the newest parameters.
-    learned_steps: env steps learned from; resets are none.
+    learned_steps: env steps learned from, without resets.
     state: the newest state, on every core.
-    cores: the devices that learn, in order.
+    cores: the learner devices, in order.
     inbox: bounded queues of shares.
   """
 
@@ -121,22 +126,21 @@ class Learner:
 
     Args:
       agent: made with `axis_name=sharding.CORES`.
-      config: which cores, and in how many parts.
-      source: makes batches of shares.
+      config: the learner devices and micro-batches.
+      source: turns shares into batches.
       rng_key: for the initial state and all updates.
-      acting_on: the devices that `newest` is asked for; the first core if none
-        is named.
+      acting_on: the devices that act, for `newest`; the first core if empty.
       stop: ends `run`, and every wait at the inbox.
 
     Raises:
-      types.ConfigError: a device does not exist, or there is more than one
-        micro-batch for an agent that needs whole batches.
+      types.ConfigError: a device does not exist, or there are several
+        micro-batches and the agent needs whole batches.
     """
     micro_batches = config.micro_batches
     if micro_batches > 1 and agent.needs.whole_batches:
       raise types.ConfigError(
-        "expected 1 micro-batch: this agent takes several steps on a batch and"
-        f" has minibatches of its own, found {micro_batches}"
+        "expected micro_batches 1: this agent takes several steps on a batch,"
+        f" with minibatches of its own, found {micro_batches}"
       )
     self.cores = config.cores()
     self.steps = 0
@@ -144,7 +148,7 @@ class Learner:
     self._mesh = sharding.mesh(self.cores)
     init_key, self._rng_key = jax.random.split(rng_key)
     self.state = sharding.replicate(jax.jit(agent.init)(init_key), self._mesh)
-    # Held while the state and what is counted of it change together.
+    # Held while the state and its counters change together.
     self._changing = threading.Lock()
     self._source = source
     self._stop = stop or threading.Event()
@@ -155,7 +159,7 @@ class Learner:
       if micro_batches == 1
       else updates.accumulated(agent, self._mesh, micro_batches)
     )
-    # Of updates under way.
+    # Outputs of updates that may still be running.
     self._pending: list[types.LossOutput] = []
     self._metrics: dict[str, float] = {}
     self._waits = metrics.Waits({metrics.WAIT_EXPERIENCE: 1})
@@ -172,10 +176,10 @@ class Learner:
     self.publish()
 
   def run(self, example: Callable[[], types.Share]) -> None:
-    """Learns from what comes into the inbox, until it is stopped.
+    """Learns from the inbox until stopped.
 
     Args:
-      example: a share of zeros, to compile for.
+      example: makes a share of zeros, to compile the update with.
     """
     self.warm_up([jax.device_put(example(), core) for core in self.cores])
     batches = (
@@ -191,7 +195,7 @@ class Learner:
     self.finish()
 
   def warm_up(self, shares: Sequence[types.Share]) -> None:
-    """Compiles for shares of this form; the state stays."""
+    """Compiles the update for shares like these; keeps the state."""
     batch = self._source.example(shares)
     whole = sharding.assemble(batch.parts, self._mesh, self._specs)
     jax.block_until_ready(
@@ -199,7 +203,7 @@ class Learner:
     )
 
   def shares(self, unroll: types.Unroll) -> list[types.Share]:
-    """Shares unrolls `[L, B, ...]` out among the cores."""
+    """Splits unrolls `[L, B, ...]` into a share for each core."""
     parts = len(self.cores)
     return [
       types.Share(
@@ -209,7 +213,7 @@ class Learner:
     ]
 
   def learn(self, batch: experience.Batch) -> None:
-    """Makes one update, and tells the source the batch's new priorities."""
+    """Makes one update, and gives the batch's new priorities to the source."""
     whole = sharding.assemble(batch.parts, self._mesh, self._specs)
     key = jax.random.fold_in(self._rng_key, self.steps)
     version = jnp.int32(self.steps)
@@ -218,8 +222,8 @@ class Learner:
       self.state = state
       self.steps += 1
       self._pending.append(output)
-    # One update may be under way while the next is prepared, and no more:
-    # inference on the same device would wait for all of them.
+    # At most one update runs while the next is prepared: inference on the same
+    # device waits for all of them.
     self._finish(keep=1)
     if batch.windows is not None:
       assert output.priorities is not None
@@ -227,10 +231,10 @@ class Learner:
       self._source.learned(batch.windows, [own[core] for core in self.cores])
 
   def publish(self) -> None:
-    """Makes the newest state what `newest` returns from now on.
+    """Publishes the newest state: `newest` returns its acting parameters.
 
-    What is published must not be donated to a later update: `device_put` to
-    the same device only aliases it.
+    No later update may donate them: `device_put` to the same device only
+    aliases them.
     """
     acting = self.acting()
     newest = {x: jax.device_put(acting, x) for x in self._acting_on}
@@ -238,24 +242,24 @@ class Learner:
       self._newest, self._version = newest, self.steps
 
   def newest(self, device: jax.Device | None = None) -> tuple[types.Tree, int]:
-    """What acts by the last published state, and its version.
+    """The acting parameters published last, and their version.
 
     Args:
-      device: where it is; the first of `acting_on` if None.
+      device: where to have them; the first of `acting_on` if None.
     """
     with self._publishing:
       return self._newest[device or self._acting_on[0]], self._version
 
   def acting(self, state: base.AgentState | None = None) -> types.Tree:
-    """What acts by a state, by the newest one if None."""
+    """The acting parameters of a state; of the newest one if None."""
     return self._acting(self.state if state is None else state)
 
   def policy(self, saved: types.Tree) -> types.Tree:
-    """What acts by the saved parts of a process, of which it is `learner`."""
+    """The acting parameters of a saved process whose `learner` part this is."""
     return self.acting(saved["learner"]["agent"])
 
   def measure(self) -> dict[str, metrics.Value]:
-    """What it adds to a line of metrics."""
+    """The learner's fields in a line of metrics."""
     return {
       "learner_steps": self.steps,
       "learned_steps": int(self.learned_steps),
@@ -265,7 +269,7 @@ class Learner:
     }
 
   def saved(self) -> types.Tree:
-    """What a checkpoint keeps of it; any thread may ask."""
+    """What a checkpoint keeps; any thread may call it."""
     with self._changing:
       state, steps, learned = self.state, self.steps, self.learned_steps
       pending = list(self._pending)
@@ -279,7 +283,7 @@ class Learner:
     }
 
   def restore(self, saved: types.Tree) -> None:
-    """Goes on from what was saved; before it learns."""
+    """Restores what `saved` returned; call it before learning starts."""
     self.state = sharding.replicate(saved["agent"], self._mesh)
     self._rng_key = jax.random.wrap_key_data(jnp.asarray(saved["rng_key"]))
     self.steps = int(saved["steps"])
@@ -288,11 +292,11 @@ class Learner:
     self.publish()
 
   def finish(self) -> None:
-    """Waits for the update that is under way, and reads what it says."""
+    """Waits for the running update, and reads its outputs."""
     self._finish(keep=0)
 
   def _finish(self, keep: int) -> None:
-    """Reads what all updates say but the newest `keep`."""
+    """Reads the outputs of all but the newest `keep` updates."""
     while len(self._pending) > keep:
       output = jax.device_get(self._pending[0])
       self._metrics = {k: float(v) for k, v in output.metrics.items()}
@@ -304,7 +308,7 @@ class Learner:
 class Inbox:
   """A bounded queue of shares for each learner core, filled evenly.
 
-  A full queue blocks whoever puts; nothing is ever dropped.
+  `put` blocks while all queues are full; nothing is dropped.
   """
 
   def __init__(
@@ -317,10 +321,10 @@ class Inbox:
     """Makes empty queues.
 
     Args:
-      cores: the learner's devices; they may repeat nothing.
+      cores: the learner devices, all different.
       capacity: shares in each queue.
-      stop: ends every wait, within a tenth of a second.
-      waits: counts how long the learner waits here.
+      stop: ends every wait within 0.1 seconds.
+      waits: measures how long the learner waits here.
     """
     self._cores = list(cores)
     self._capacity = capacity
@@ -347,7 +351,7 @@ class Inbox:
       return True
 
   def get(self) -> list[types.Share] | None:
-    """Takes a share for every core, in order; None if stopped."""
+    """Takes one share per core, in order; None if stopped."""
     with self._waits.timed(metrics.WAIT_EXPERIENCE), self._changed:
       while not all(self._queues):
         if self._stop.is_set():

@@ -1,4 +1,4 @@
-"""Programs that make one update of an agent over all learner cores."""
+"""Jitted programs for one update of an agent over all learner cores."""
 
 from collections.abc import Callable
 
@@ -20,7 +20,7 @@ Program = Callable[
 
 
 def whole(agent: base.Agent, mesh: jax.sharding.Mesh) -> Program:
-  """The agent's own update of the whole batch."""
+  """The agent's own `update`, on the whole batch."""
 
   def update(
     state: base.AgentState,
@@ -42,7 +42,10 @@ def whole(agent: base.Agent, mesh: jax.sharding.Mesh) -> Program:
 def accumulated(
   agent: base.Agent, mesh: jax.sharding.Mesh, micro_batches: int
 ) -> Program:
-  """Gradients of parts of the batch, weighted, added up and applied once."""
+  """Gradient accumulation: one `apply` of the mean gradient of micro-batches.
+
+  The mean is weighted by `LossOutput.weight`.
+  """
 
   def part(
     state: base.AgentState,
@@ -85,7 +88,7 @@ def accumulated(
   ) -> tuple[base.AgentState, types.LossOutput]:
     total = gradients_of(state, version, rng_key, batch, jnp.int32(0))
     for index in range(1, micro_batches):
-      # Waiting leaves the device free for an inference step in between.
+      # Waiting lets an inference step run on the device in between.
       jax.block_until_ready(total)
       more = gradients_of(state, version, rng_key, batch, jnp.int32(index))
       total = add(total, more)
@@ -108,14 +111,14 @@ def _core_key(rng_key: jax.Array) -> jax.Array:
 
 
 def specs(agent: base.Agent) -> types.Tree:
-  """How a batch of the agent lies on the cores."""
+  """The partition specs of the agent's batches."""
   return sharding.UNROLL if agent.needs.window is None else sharding.SAMPLE
 
 
 def _with_lag(
   output: types.LossOutput, version: jax.Array, batch: Batch
 ) -> types.LossOutput:
-  """Adds how many updates ago, on average, the experience was acted."""
+  """Adds the policy lag: mean updates since the experience was acted."""
   unroll = batch.unroll if isinstance(batch, types.Sample) else batch
   first = unroll.inputs.timestep.step_type[1:] == int(dm_env.StepType.FIRST)
   weight = 1.0 - first.astype(jnp.float32)

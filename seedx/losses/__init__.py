@@ -1,4 +1,4 @@
-"""Pure losses over one stream of experience; `jax.vmap` them over a batch."""
+"""Pure loss functions of one stream of experience; `jax.vmap` takes a batch."""
 
 from seedx.losses.a2c import a2c
 from seedx.losses.ppo import ppo

@@ -18,17 +18,17 @@ def a2c(
 ) -> streams.ActorCriticLoss:
   """The advantage actor-critic losses of one stream of T transitions.
 
-  With the return G_t of `returns.lambda_returns`, by default the longest that
-  the stream has,
+  With the lambda-return G_t of `returns.lambda_returns`, by default the longest
+  n-step return of the stream,
 
       policy gradient loss  -(G_t - V_t) log pi(a_t)
       value loss            0.5 (G_t - V_t)^2
       entropy loss          -H(pi_t)
 
-  where G and the advantage are constants to the gradient (Mnih et al. 2016,
-  https://arxiv.org/abs/1602.01783, section 4 and algorithm S3). It is right
-  only for actions that pi itself took. Episodes that end inside the stream are
-  cut as `streams.transitions` says.
+  where the gradient takes G and the advantage as constants (Mnih et al. 2016,
+  https://arxiv.org/abs/1602.01783, section 4 and algorithm S3). The loss is
+  on-policy: pi must have taken the actions. `streams.transitions` handles
+  episodes that end inside the stream.
 
   >>> loss = a2c(
   ...   values=jnp.array([1.0, 2.0]),
@@ -47,8 +47,9 @@ def a2c(
     entropy: `[T]` float, entropy of pi at each time step.
     step_type: `[T + 1]` integers of `dm_env.StepType`.
     reward: `[T + 1]` float, the reward that arrived with each time step.
-    discount: `[T + 1]` float, likewise, times the agent's own discount.
-    lambda_: mixes in shorter returns; 1 for the longest.
+    discount: `[T + 1]` float, the discount of each time step, times gamma.
+    lambda_: lambda of TD(lambda), from 0 (one-step targets) to 1 (longest
+      returns).
 
   Returns:
     `ActorCriticLoss` of `[T]` each.
@@ -63,7 +64,7 @@ def a2c(
     values, step_type, reward, discount, lambda_=lambda_
   )
   errors = jax.lax.stop_gradient(target) - values[:-1]
-  # On a reset the error is 0 already.
+  # On a reset the error is 0: it needs no weight.
   return streams.ActorCriticLoss(
     policy_gradient=-jax.lax.stop_gradient(errors) * log_prob,
     value=0.5 * jnp.square(errors),

@@ -28,15 +28,15 @@ def ppo(
       value loss            0.5 (G_t - V_t)^2
       entropy loss          -H(pi_t)
 
-  where A and G are constants to the gradient (Schulman et al. 2017,
+  where the gradient takes A and G as constants (Schulman et al. 2017,
   https://arxiv.org/abs/1707.06347, equations 7 and 9). Given the values V' from
   before the update, the value loss is clipped too, as in OpenAI's baselines:
 
       0.5 max((G_t - V_t)^2,
               (G_t - V'_t - clip(V_t - V'_t, -epsilon, epsilon))^2)
 
-  The steps need not follow each other: advantages and targets come from
-  `returns.gae` of whole streams, before these are cut into minibatches.
+  The steps need not be consecutive: compute advantages and targets of whole
+  streams with `returns.gae`, then cut the streams into minibatches.
 
   >>> loss = ppo(
   ...   values=jnp.array([1.0]),
@@ -54,14 +54,14 @@ def ppo(
   Args:
     values: `[T]` float, V of each step by the learned parameters.
     log_prob: `[T]` float, log pi(a_t) by the learned parameters.
-    behaviour_log_prob: `[T]` float, log mu(a_t) when it was acted.
+    behaviour_log_prob: `[T]` float, log mu(a_t) by the acting parameters.
     entropy: `[T]` float, entropy of pi at each step.
-    advantage: `[T]` float, A, perhaps normalised.
-    target: `[T]` float, G.
-    weight: `[T]` float, of `streams.transitions`: 0 on the steps that are no
-      experience, 1 elsewhere.
-    clip_epsilon: how far from 1 the ratio pays.
-    behaviour_values: `[T]` float, V' of each step; None for no clipping.
+    advantage: `[T]` float, A, perhaps normalized.
+    target: `[T]` float, G, the value target.
+    weight: `[T]` float, `streams.Transitions.weight`: 0 on resets, else 1.
+    clip_epsilon: epsilon, the clip range of the probability ratio.
+    behaviour_values: `[T]` float, V' of each step; None for an unclipped value
+      loss.
 
   Returns:
     `ActorCriticLoss` of `[T]` each.
@@ -87,7 +87,7 @@ def ppo(
     behaviour_values=behaviour_values,
   )
   ratio = jnp.exp(log_prob - jax.lax.stop_gradient(behaviour_log_prob))
-  # RLax has the mean over a stream; over streams of one step it is per step.
+  # RLax returns the mean over a stream; streams of one step give it per step.
   surrogate = jax.vmap(rlax.clipped_surrogate_pg_loss, in_axes=(0, 0, None))(
     ratio[:, None], advantage[:, None], clip_epsilon
   )

@@ -1,4 +1,4 @@
-"""Q-learning, with what DQN's descendants added to it."""
+"""Q-learning: n-step, double, with rescaled values and importance weights."""
 
 from typing import NamedTuple
 
@@ -14,8 +14,8 @@ class QLearningLoss(NamedTuple):
 
   Attributes:
     loss: `[T]`.
-    td_error: `[T]`, constant to the gradient; its size is the priority.
-    weight: `[T]`, 0 on the steps that are no experience, 1 elsewhere.
+    td_error: `[T]`, without a gradient; its absolute value is the priority.
+    weight: `[T]`, 0 on resets, 1 elsewhere.
   """
 
   loss: jax.Array
@@ -41,18 +41,18 @@ def q_learning(
 
       td_t   = h(G_t) - Q_t(a_t)
       G_t    = r_t+1 + d_t+1 (r_t+2 + ... (r_t+n + d_t+n V_t+n))
-      V_t    = h^-1(Q'_t(argmax_a Q_t(a)))   double, or
-               h^-1(max_a Q'_t(a))           not
+      V_t    = h^-1(Q'_t(argmax_a Q_t(a))) if double, else
+               h^-1(max_a Q'_t(a))
       loss_t = w huber(td_t), or w 0.5 td_t^2
 
-  where G is a constant to the gradient, Q' has the target parameters, and h is
-  the identity or sign(x) (sqrt(|x| + 1) - 1) + 0.001 x. Steps closer than n to
-  the end of the stream bootstrap there. Sources: Mnih et al. 2015,
+  where the gradient takes G as a constant, Q' uses the target parameters, and h
+  is the identity or sign(x) (sqrt(|x| + 1) - 1) + 0.001 x. Steps closer than n
+  to the end of the stream bootstrap at the end. Sources: Mnih et al. 2015,
   https://doi.org/10.1038/nature14236; double: van Hasselt et al. 2016,
   https://arxiv.org/abs/1509.06461, equation 4; n steps and w: Hessel et al.
   2018, https://arxiv.org/abs/1710.02298; h: Pohlen et al. 2018,
-  https://arxiv.org/abs/1805.11593, section 3.1. Episodes that end inside the
-  stream are cut as `streams.transitions` says.
+  https://arxiv.org/abs/1805.11593, section 3.1. `streams.transitions` handles
+  episodes that end inside the stream.
 
   >>> loss = q_learning(
   ...   q_values=jnp.array([[1.0, 0.0], [2.0, 5.0]]),
@@ -61,7 +61,7 @@ def q_learning(
   ...   step_type=jnp.array([0, 1]),
   ...   reward=jnp.array([0.0, 3.0]),
   ...   discount=jnp.array([1.0, 0.5]),
-  ... )  # Action 1 is best by Q, and worth 4 by Q'.
+  ... )  # Q chooses action 1; Q' evaluates it as 4.
   >>> loss.td_error.tolist(), loss.loss.tolist()
   ([4.0], [8.0])
 
@@ -71,11 +71,12 @@ def q_learning(
     action: `[T]` integers, the actions taken.
     step_type: `[T + 1]` integers of `dm_env.StepType`.
     reward: `[T + 1]` float, the reward that arrived with each time step.
-    discount: `[T + 1]` float, likewise, times the agent's own discount.
-    n: steps before bootstrapping, at least 1.
-    double: whether Q chooses the action that Q' values.
-    huber_delta: errors beyond it count linearly; None for never.
-    rescale: whether Q is of values rescaled by h.
+    discount: `[T + 1]` float, the discount of each time step, times gamma.
+    n: n of n-step returns, at least 1.
+    double: whether Q chooses the action that Q' evaluates.
+    huber_delta: TD error beyond which the Huber loss is linear; None for the
+      squared loss.
+    rescale: whether Q estimates h of the return.
     importance_weight: `[]` float, w of the whole stream; None for 1.
 
   Returns:

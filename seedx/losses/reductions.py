@@ -1,4 +1,4 @@
-"""The one place where per-step losses become a number."""
+"""Reductions of per-step losses to a scalar."""
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +15,9 @@ def mean_share(
 
   The shares of all cores add up to the mean of the whole batch, and so do
   their gradients: differentiate the share, then `sum_over_cores`. (A mean of
-  per-core means would weigh a core with few unmasked steps as much as any
-  other, and a `psum` inside what is differentiated counts each core's gradient
-  once per core.)
+  per-core means would give a core with few unmasked steps the same weight as
+  any other. A `psum` inside the differentiated function would count each core's
+  gradient once per core.)
 
   >>> float(mean_share(jnp.array([1.0, 2.0, 4.0]), jnp.array([1.0, 0.0, 3.0])))
   3.25
@@ -28,12 +28,12 @@ def mean_share(
     axis_name: the mesh axis over which the batch is sharded; None if it is not.
 
   Returns:
-    `[]`; 0 where all the weights are.
+    `[]`; 0 if all weights are 0.
   """
   weight = sum_over_cores(jnp.sum(weights), axis_name)
   return jnp.sum(values * weights) / jnp.maximum(weight, 1e-8)
 
 
 def sum_over_cores(nest: types.Tree, axis_name: str | None) -> types.Tree:
-  """Adds up each leaf over a mesh axis; the nest itself where it is None."""
+  """Sums each leaf over a mesh axis; returns the nest if the axis is None."""
   return nest if axis_name is None else jax.lax.psum(nest, axis_name)

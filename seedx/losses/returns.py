@@ -1,8 +1,8 @@
-"""Returns and advantages of one stream, with its episodes kept apart.
+"""Returns and advantages of one stream, which may span several episodes.
 
-All of them take the estimates V, rewards and discounts of T + 1 time steps. On
-the step from an episode's LAST to the next FIRST a return is V(LAST) and an
-advantage 0; see `streams.transitions`.
+All functions take values V, rewards and discounts of T + 1 time steps. On the
+reset from an episode's LAST step to the next FIRST, the return is V(LAST) and
+the advantage is 0; see `streams.transitions`.
 """
 
 import jax
@@ -39,8 +39,8 @@ def n_step_returns(
     values: `[T + 1]` float, V of each time step.
     step_type: `[T + 1]` integers of `dm_env.StepType`.
     reward: `[T + 1]` float, the reward that arrived with each time step.
-    discount: `[T + 1]` float, likewise, times the agent's own discount.
-    n: steps, at least 1.
+    discount: `[T + 1]` float, the discount of each time step, times gamma.
+    n: steps before bootstrapping, at least 1.
 
   Returns:
     `[T]`.
@@ -68,8 +68,8 @@ def lambda_returns(
 
       G_t = r_t+1 + d_t+1 ((1 - lambda) V_t+1 + lambda G_t+1),  G_T = V_T
 
-  Sutton and Barto 2018, "Reinforcement Learning", section 12.1. With lambda 1
-  it is the longest n-step return, with 0 the shortest.
+  Sutton and Barto 2018, "Reinforcement Learning", section 12.1. Lambda 1 gives
+  the longest n-step return, lambda 0 the one-step return.
 
   >>> import jax.numpy as jnp
   >>> lambda_returns(
@@ -85,8 +85,9 @@ def lambda_returns(
     values: `[T + 1]` float, V of each time step.
     step_type: `[T + 1]` integers of `dm_env.StepType`.
     reward: `[T + 1]` float, the reward that arrived with each time step.
-    discount: `[T + 1]` float, likewise, times the agent's own discount.
-    lambda_: from 0 to 1.
+    discount: `[T + 1]` float, the discount of each time step, times gamma.
+    lambda_: lambda of TD(lambda), from 0 (one-step targets) to 1 (longest
+      returns).
 
   Returns:
     `[T]`.
@@ -113,8 +114,8 @@ def gae(
       A_t = delta_t + d_t+1 lambda A_t+1,
       delta_t = r_t+1 + d_t+1 V_t+1 - V_t
 
-  Schulman et al. 2015, https://arxiv.org/abs/1506.02438, equation 16. They are
-  the lambda-returns less V.
+  Schulman et al. 2015, https://arxiv.org/abs/1506.02438, equation 16. GAE is
+  the lambda-return minus V.
 
   >>> import jax.numpy as jnp
   >>> gae(
@@ -130,8 +131,8 @@ def gae(
     values: `[T + 1]` float, V of each time step.
     step_type: `[T + 1]` integers of `dm_env.StepType`.
     reward: `[T + 1]` float, the reward that arrived with each time step.
-    discount: `[T + 1]` float, likewise, times the agent's own discount.
-    lambda_: from 0 (one-step TD errors) to 1 (longest returns).
+    discount: `[T + 1]` float, the discount of each time step, times gamma.
+    lambda_: lambda of GAE, from 0 (one-step TD errors) to 1 (longest returns).
 
   Returns:
     `[T]`.

@@ -1,4 +1,4 @@
-"""Streams of time steps: their checks, and the episode boundaries in them."""
+"""Streams of time steps: episode boundaries, and checks of arguments."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ class Transitions(NamedTuple):
   Attributes:
     reward_t: `[T]`.
     discount_t: `[T]`.
-    weight: `[T]`, 1 for experience and 0 for an environment's reset.
+    weight: `[T]`, 0 on resets, 1 elsewhere.
   """
 
   reward_t: jax.Array
@@ -28,7 +28,7 @@ class ActorCriticLoss(NamedTuple):
     policy_gradient: `[T]`.
     value: `[T]`.
     entropy: `[T]`, the negative entropy.
-    weight: `[T]`, 0 on the steps that are no experience, 1 elsewhere.
+    weight: `[T]`, 0 on resets, 1 elsewhere.
   """
 
   policy_gradient: jax.Array
@@ -45,11 +45,11 @@ def transitions(
 ) -> Transitions:
   """Cuts a stream at its episode boundaries.
 
-  The transition from an episode's LAST step to the next one's FIRST is no
-  experience. It gets the reward `values[LAST]` and the discount 0, so that its
-  TD error is exactly 0 and no trace passes it: a step that was truncated
-  bootstraps from the value of its own episode's LAST step, and every loss is
-  the same as on the stream's halves computed apart.
+  A reset, the transition from an episode's LAST step to the next FIRST, is not
+  experience. It gets the reward `values[LAST]` and the discount 0, so its TD
+  error is exactly 0 and no trace crosses it. A truncated episode bootstraps
+  from the value of its own LAST step, and every loss equals that of the
+  episodes computed apart.
 
   >>> steps = transitions(
   ...   step_type=jnp.array([1, 2, 0]),  # MID, LAST (truncated), FIRST
@@ -63,11 +63,12 @@ def transitions(
   Args:
     step_type: `[T + 1]` integers of `dm_env.StepType`.
     reward: `[T + 1]` float, the reward that arrived with each time step.
-    discount: `[T + 1]` float, likewise; 0 at termination, 1 at truncation.
-    values: `[T + 1]` float, the value estimate of each time step.
+    discount: `[T + 1]` float, the discount of each time step: 0 at termination,
+      gamma at truncation and elsewhere.
+    values: `[T + 1]` float, V of each time step.
 
   Returns:
-    `Transitions` of T steps, constant with respect to `values`.
+    `Transitions` of `[T]` each, without a gradient to `values`.
 
   Raises:
     ValueError: ranks, types or lengths differ from the above.
@@ -83,10 +84,10 @@ def transitions(
 
 
 def num_transitions(step_type: jax.Array) -> int:
-  """T of a stream's `step_type`, `[T + 1]` integers.
+  """T of a stream, from its `step_type`, `[T + 1]` integers.
 
   Raises:
-    ValueError: it is something else, or T is 0.
+    ValueError: `step_type` has another rank or dtype, or T is 0.
   """
   shape = jnp.shape(step_type)
   if len(shape) != 1 or shape[0] < 2:
@@ -101,15 +102,15 @@ def num_transitions(step_type: jax.Array) -> int:
 def check(
   kind: type, shape: tuple[int, ...], **arguments: jax.Array | None
 ) -> None:
-  """Checks that arguments are arrays of a kind and a shape.
+  """Checks the dtype and shape of arguments.
 
   Args:
     kind: `float` or `int`.
-    shape: what each of them has.
-    **arguments: by name; None is not checked.
+    shape: the shape that each argument must have.
+    **arguments: arrays by name; None is not checked.
 
   Raises:
-    ValueError: one is not; it is named, with what was expected and found.
+    ValueError: an argument has another dtype or shape.
   """
   expected = {float: jnp.floating, int: jnp.integer}[kind]
   for name, array in arguments.items():

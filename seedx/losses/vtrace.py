@@ -32,9 +32,9 @@ def vtrace(
                                                  + (1 - lambda) V_t+1)
       entropy loss          -H(pi_t)
 
-  where vs and the advantage are constants to the gradient (Espeholt et al.
-  2018, https://arxiv.org/abs/1802.01561, equations 1 and section 4.2).
-  Episodes that end inside the stream are cut as `streams.transitions` says.
+  where the gradient takes vs and the advantage as constants (Espeholt et al.
+  2018, https://arxiv.org/abs/1802.01561, equation 1 and section 4.2).
+  `streams.transitions` handles episodes that end inside the stream.
 
   >>> loss = vtrace(
   ...   values=jnp.array([1.0, 2.0]),
@@ -51,14 +51,15 @@ def vtrace(
   Args:
     values: `[T + 1]` float, V of each time step by the learned parameters.
     log_prob: `[T]` float, log pi(a_t) by the learned parameters.
-    behaviour_log_prob: `[T]` float, log mu(a_t) when it was acted.
+    behaviour_log_prob: `[T]` float, log mu(a_t) by the acting parameters.
     entropy: `[T]` float, entropy of pi at each time step.
     step_type: `[T + 1]` integers of `dm_env.StepType`.
     reward: `[T + 1]` float, the reward that arrived with each time step.
-    discount: `[T + 1]` float, likewise, times the agent's own discount.
-    lambda_: mixes in shorter returns; 1 for the longest.
-    clip_rho_threshold: rho_bar; decides which policy's value is learned.
-    clip_pg_rho_threshold: rho_pg.
+    discount: `[T + 1]` float, the discount of each time step, times gamma.
+    lambda_: lambda of V-trace, from 0 (one-step targets) to 1 (longest
+      returns).
+    clip_rho_threshold: rho_bar, the clip of rho in the value targets.
+    clip_pg_rho_threshold: rho_pg, the clip of rho in the policy gradient.
 
   Returns:
     `ActorCriticLoss` of `[T]` each.
@@ -86,7 +87,7 @@ def vtrace(
     clip_pg_rho_threshold=clip_pg_rho_threshold,
   )
   advantage = jax.lax.stop_gradient(estimates.pg_advantage)
-  # On a reset the errors are 0 already.
+  # On a reset the errors are 0: they need no weight.
   return streams.ActorCriticLoss(
     policy_gradient=-advantage * log_prob,
     value=0.5 * jnp.square(estimates.errors),
