@@ -1,8 +1,8 @@
-"""Trains an advantage actor-critic (A2C) in lock step.
+"""Trains A2C, the synchronous advantage actor-critic.
 
   python -m experiments.a2c --env CartPole-v1
 
-Defaults depend on the environment: `--env Pendulum-v1 --help` shows its own.
+Defaults depend on the environment: `--env Pendulum-v1 --help` shows them.
 """
 
 import sys
@@ -18,7 +18,7 @@ EXPERIMENT = app.Experiment(
     agent=a2c.Config(td_lambda=0.95),
     learner=learner.Config(unroll_length=16),
   ),
-  # Neither is measured here.
+  # These two presets are not measured.
   continuous=app.change(
     total_steps=1_000_000,
     learning_rate=7e-4,

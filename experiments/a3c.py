@@ -1,10 +1,10 @@
-"""Trains an agent in the pipeline A3C: asynchronous actor-learners.
+"""Trains A3C, the asynchronous advantage actor-critic, or another agent.
 
   python -m experiments.a3c --env CartPole-v1
   python -m experiments.a3c --env CartPole-v1 --agent dqn
 
 The second is asynchronous n-step Q-learning. Defaults depend on the
-environment: `--env Acrobot-v1 --help` shows its own.
+environment: `--env Acrobot-v1 --help` shows them.
 """
 
 import sys
@@ -17,7 +17,7 @@ A2C = a2c.Config(td_lambda=0.95, optimizer="rmsprop")
 
 
 def _continuous(config: a3c.Config) -> a3c.Config:
-  if not isinstance(config.agent, dqn.Config):  # Which has no policy.
+  if not isinstance(config.agent, dqn.Config):  # DQN has no entropy bonus.
     config = app.change(entropy_cost=0.0)(config)
   return app.change(
     total_steps=1_000_000, learning_rate=7e-4, normalize_observations=True
@@ -34,9 +34,11 @@ EXPERIMENT = app.Experiment(
       replayed=False, n_step=5, learning_rate=5e-4, optimizer="rmsprop"
     ),
   },
-  # Many small steps: its returns are of no use once the policy has changed.
+  # Short unrolls, many updates: DQN's n-step returns are not corrected for
+  # actions of an older policy.
   by_agent={"dqn": app.change(envs_per_worker=4, unroll_length=5)},
-  # Neither is measured here; images as in Mnih et al. 2016, with fewer workers.
+  # These two presets are not measured; the one for images follows Mnih et al.
+  # 2016, with fewer workers.
   continuous=_continuous,
   images=app.change(
     total_steps=10_000_000,

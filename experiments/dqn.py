@@ -1,8 +1,8 @@
-"""Trains a deep Q-network (DQN) in lock step, from a uniform replay.
+"""Trains DQN, a deep Q-network, with a uniform replay in one process.
 
   python -m experiments.dqn --env CartPole-v1
 
-Defaults depend on the environment: `--env Acrobot-v1 --help` shows its own.
+Defaults depend on the environment: `--env Acrobot-v1 --help` shows them.
 """
 
 import sys
@@ -22,7 +22,7 @@ EXPERIMENT = app.Experiment(
     learner=learner.Config(unroll_length=4),
     replay=experience.ReplayConfig(),
   ),
-  # Not measured here; near Hessel et al. 2018, at the scale of one machine.
+  # Not measured; close to Hessel et al. 2018, scaled to one machine.
   images=app.change(
     total_steps=10_000_000,
     learning_rate=1e-4,

@@ -1,8 +1,8 @@
-"""Trains an agent by proximal policy optimisation (PPO) in lock step.
+"""Trains PPO, proximal policy optimisation, in one process.
 
   python -m experiments.ppo --env CartPole-v1
 
-Defaults depend on the environment: `--env HalfCheetah-v4 --help` shows its own.
+Defaults depend on the environment: `--env HalfCheetah-v4 --help` shows them.
 """
 
 import sys
@@ -28,7 +28,7 @@ EXPERIMENT = app.Experiment(
     entropy_cost=0.0,
     normalize_observations=True,
   ),
-  # Not measured here; near Schulman et al. 2017, table 5.
+  # Not measured; close to Schulman et al. 2017, table 5.
   images=app.change(
     total_steps=10_000_000,
     learning_rate=2.5e-4,
@@ -42,7 +42,7 @@ EXPERIMENT = app.Experiment(
     reward_clip=1.0,
     stack_frames=4,
   ),
-  # Minibatches are of whole unrolls then, of which there are `num_envs`.
+  # Minibatches of whole unrolls: they must divide `num_envs`.
   recurrent=app.change(minibatches=4),
 )
 

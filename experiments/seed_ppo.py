@@ -1,9 +1,9 @@
-"""Trains an agent by PPO through the SEED loop.
+"""Trains PPO in the SEED pipeline: actors without a network, central inference.
 
   python -m experiments.seed_ppo --env LunarLander-v3
 
-starts its own actors; `seed_vtrace` says how to use several machines. Defaults
-depend on the environment: `--env LunarLander-v3 --help` shows its own.
+It starts its own actors; `seed_vtrace` says how to use several machines.
+Defaults depend on the environment: `--env LunarLander-v3 --help` shows them.
 """
 
 import sys
@@ -20,7 +20,7 @@ EXPERIMENT = app.Experiment(
     actors=thin_actor.Config(envs_per_actor=32),
     learner=learner.InboxConfig(unroll_length=32),
   ),
-  # As in `ppo`, from two actors; neither is measured here.
+  # As in `ppo`, with two actors; these two presets are not measured.
   continuous=app.change(
     learning_rate=3e-4,
     envs_per_actor=8,
@@ -43,7 +43,7 @@ EXPERIMENT = app.Experiment(
     reward_clip=1.0,
     stack_frames=4,
   ),
-  # Minibatches are of whole unrolls then, of which there are `batch_size`.
+  # Minibatches of whole unrolls: they must divide `batch_size`.
   recurrent=app.change(minibatches=4),
 )
 

@@ -138,8 +138,9 @@ class Checkpoints:
     except Exception as error:  # Orbax raises a KeyError, ValueError, ...
       first = next(iter(str(error).splitlines()), "")
       raise types.ConfigError(
-        f"expected {name!r} with this program's arrays in {where}, written with"
-        f" the same options by the same version, found other arrays: {first}"
+        f"expected {name!r} with this program's structure in {where}, written"
+        " with the same options by the same version, found another structure:"
+        f" {first}"
       ) from error
     pairs = zip(
       jax.tree_util.tree_leaves_with_path(wanted),

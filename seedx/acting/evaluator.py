@@ -1,4 +1,4 @@
-"""The evaluator: plays whole episodes with parameters that stay as they are."""
+"""The evaluator: plays whole episodes with fixed parameters."""
 
 import dataclasses
 import itertools
@@ -16,15 +16,16 @@ from seedx.agents import acting_step, base
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """What is played.
+  """What to evaluate.
 
   Attributes:
-    env: which environment.
-    num_episodes: how many.
-    greedy: whether the actions are those that the agent thinks best; else they
-      are drawn as in training, without an exploration of each environment.
-    num_envs: the most that are played at a time.
-    max_episode_steps: env steps after which an episode counts as it stands.
+    env: the environment.
+    num_episodes: episodes to play.
+    greedy: take the best action; else sample as in training, without each
+      environment's own exploration.
+    num_envs: environments played in parallel, at most.
+    max_episode_steps: env steps after which an episode is cut; its return so
+      far counts.
   """
 
   env: envs.Config
@@ -34,7 +35,7 @@ class Config:
   max_episode_steps: int = 100_000
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for what cannot be played."""
+    """Raises types.ConfigError for a value out of its range."""
     types.check_ranges(
       self,
       num_episodes=(1, 2**20),
@@ -44,11 +45,11 @@ class Config:
 
 
 class Played(NamedTuple):
-  """Episodes.
+  """Results of played episodes.
 
   Attributes:
-    returns: `[num_episodes]` raw returns of whole games; fewer after a stop.
-    cut: how many of them were longer than `max_episode_steps`.
+    returns: `[num_episodes]`, raw returns of whole games; fewer if stopped.
+    cut: how many episodes were cut at `max_episode_steps`.
   """
 
   returns: np.ndarray
@@ -56,19 +57,19 @@ class Played(NamedTuple):
 
 
 class Evaluator:
-  """Plays with an agent; what it compiles serves every `play`."""
+  """Plays with an agent; it compiles once, for every `play`."""
 
   def __init__(self, agent: base.Agent, config: Config) -> None:
-    """Makes no environment yet.
+    """Makes the evaluator; `play` makes the environments.
 
     Raises:
-      types.ConfigError: the agent cannot tell which action is best.
+      types.ConfigError: the agent has no greedy step.
     """
     if config.greedy:
       if agent.greedy is None:
         raise types.ConfigError(
           "expected an agent with a `greedy` step, found one without; let it"
-          " draw its actions (--no-greedy)"
+          " sample its actions (--no-greedy)"
         )
       agent = dataclasses.replace(agent, step=agent.greedy)
     self._agent = agent
@@ -96,14 +97,14 @@ class Evaluator:
   def play(
     self, acting: types.Tree, seed: int, stop: threading.Event | None = None
   ) -> Played:
-    """Plays episodes, as many in each environment.
+    """Plays episodes, the same number in each environment.
 
-    Whichever ended first would be the short ones.
+    To count the episodes that end first would prefer short ones.
 
     Args:
-      acting: `agent.acting` of a state.
-      seed: environment k is seeded with `seed + k`; those that
-        `sessions.evaluation_seed` gives are not trained in.
+      acting: the acting parameters.
+      seed: environment k has the seed `seed + k`. Seeds of
+        `sessions.evaluation_seed` are not used in training.
       stop: ends it early.
 
     Raises:
@@ -127,7 +128,7 @@ class Evaluator:
     num_episodes: int,
     stop: threading.Event | None,
   ) -> Played:
-    """Plays new environments; fewer episodes than asked where some are cut."""
+    """Plays in new environments; fewer episodes than asked if some are cut."""
     num_envs = min(self._config.num_envs, num_episodes)
     environment = envs.make(self._config.env, num_envs, seed=seed)
     counts = _Counts(num_episodes, num_envs, self._config.max_episode_steps)
@@ -146,12 +147,12 @@ class Evaluator:
     """Plays without end.
 
     Args:
-      acting: `agent.acting` of a state.
-      seed: of all that the agent draws.
-      environment: just made; the caller closes it.
+      acting: the acting parameters.
+      seed: of the agent's random numbers.
+      environment: not yet reset; the caller closes it.
 
     Yields:
-      Each step's rows, before they are acted on.
+      Each step's rows, before the agent acts on them.
     """
     state = acting_step.initial_state(
       self._agent, environment.spec, environment.num_envs
@@ -168,9 +169,10 @@ class Evaluator:
 
 
 class _Counts:
-  """Episodes that count, of each environment as many as its share.
+  """Counts episodes, the same number of each environment.
 
-  One whose episode is cut plays no more: the rest of it is no episode.
+  After a cut episode an environment counts no more: what is left of the episode
+  is not a whole one.
   """
 
   def __init__(
@@ -184,11 +186,11 @@ class _Counts:
     self._return = np.zeros(num_envs, np.float64)
 
   def missing(self) -> bool:
-    """Whether there are episodes to be played yet."""
+    """Whether episodes are left to play."""
     return bool(self._left.any())
 
   def add(self, rows: types.Rows) -> None:
-    """Takes a step of all environments."""
+    """Adds one step of all environments."""
     self._steps += rows.timestep.step_type != dm_env.StepType.FIRST
     self._return += rows.timestep.reward
     ended = ~np.isnan(rows.episode_return)

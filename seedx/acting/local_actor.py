@@ -1,4 +1,4 @@
-"""Acts for environments of the same process, and assembles their unrolls."""
+"""The local actor: acts for environments in this process, assembles unrolls."""
 
 import dataclasses
 
@@ -13,10 +13,10 @@ from seedx.agents import acting_step, base
 
 @dataclasses.dataclass(frozen=True)
 class WorkersConfig:
-  """Workers that act and compute gradients.
+  """Workers, which act and compute gradients.
 
   Attributes:
-    num_workers: workers that act and learn.
+    num_workers: workers, each of which acts and learns.
     envs_per_worker: environments of each worker.
     unroll_length: T, env steps of each environment in an unroll.
   """
@@ -26,7 +26,7 @@ class WorkersConfig:
   unroll_length: int = 16
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for what cannot be run."""
+    """Raises types.ConfigError for a value out of its range."""
     types.check_ranges(
       self,
       num_workers=(1, 2**10),
@@ -36,22 +36,22 @@ class WorkersConfig:
 
   @property
   def num_envs(self) -> int:
-    """Environments of all workers together."""
+    """Environments of all workers."""
     return self.num_workers * self.envs_per_worker
 
   @property
   def batch_steps(self) -> int:
-    """Env steps in the unrolls that one worker finishes at a time."""
+    """Env steps in a worker's batch of unrolls."""
     return self.envs_per_worker * self.unroll_length
 
 
 class Programs:
-  """The jitted functions of local actors, which any number of them share.
+  """The jitted functions that local actors share.
 
   Attributes:
-    agent: what acts.
-    spec: of the environments.
-    layout: the unroll store of each actor.
+    agent: the agent that acts.
+    spec: the environments'.
+    layout: of each actor's unroll store.
   """
 
   def __init__(
@@ -60,7 +60,7 @@ class Programs:
     spec: types.EnvironmentSpec,
     layout: unroll_store.Layout,
   ) -> None:
-    """Compiles nothing before the first step."""
+    """Compiles with the first step."""
     self.agent = agent
     self.spec = spec
     self.layout = layout
@@ -99,7 +99,7 @@ class Programs:
     )
 
   def share(self) -> types.Share:
-    """The shapes of what finishes together: unrolls `[L, N, ...]`."""
+    """Shapes and dtypes of the unrolls `[L, N, ...]` that an actor finishes."""
     unroll = jax.eval_shape(
       lambda: unroll_store.empty_unrolls(self.empty(), self.layout.num_slots)
     )
@@ -113,12 +113,12 @@ class Programs:
 
 
 class LocalActor:
-  """Environments that step all together, and the store of their unrolls.
+  """Environments in lock step, and the store of their unrolls.
 
   Call `observe` and `act` in turn.
 
   Attributes:
-    device: where it acts.
+    device: the device that acts.
   """
 
   def __init__(
@@ -135,12 +135,13 @@ class LocalActor:
     """Starts the environments.
 
     Args:
-      programs: what it runs; their layout says how many environments.
-      env: which environment.
-      seed: environment k is seeded with `seed + k`.
-      rng_key: of this actor alone.
-      device: where it acts.
-      waits: counts the time that is spent waiting for environments.
+      programs: the jitted functions; their layout has N, the number of
+        environments.
+      env: the environment.
+      seed: environment k has the seed `seed + k`.
+      rng_key: for this actor only.
+      device: the device that acts.
+      waits: measures the wait for environments.
       exploration: `[N]`, see `types.Inputs`; None for `Agent.exploration`.
       num_threads: threads that step the environments.
 
@@ -166,17 +167,16 @@ class LocalActor:
   def observe(
     self, acting: types.Tree, version: np.int32
   ) -> tuple[types.Rows, types.Unroll | None]:
-    """Waits for all environments' next time steps.
+    """Waits for the next time steps of all environments.
 
     Args:
-      acting: the newest parameters that this actor has, on its device.
-      version: theirs.
+      acting: the acting parameters, on this actor's device.
+      version: of the acting parameters.
 
     Returns:
-      The rows `[N, ...]`, and the unrolls `[L, N, ...]` that end with them,
-      if any do. The last step of an unroll needs no action: what is put there
-      is thrown away, so that the action proper can come from what is learned
-      meanwhile.
+      The rows `[N, ...]`, and the unrolls `[L, N, ...]` that end with them or
+      None. The action at an unroll's last step is not used in learning, so
+      `act` may take the real one with parameters learned from this unroll.
     """
     with self._waits.timed(metrics.WAIT_ENVIRONMENTS):
       rows = self._environment.recv()
@@ -189,7 +189,7 @@ class LocalActor:
     return rows, unroll
 
   def act(self, acting: types.Tree, version: np.int32) -> None:
-    """Acts on what was observed."""
+    """Acts on the rows that `observe` returned."""
     self._store, action = self._programs.act(
       self._store, acting, version, self._rng_key, self._batch()
     )
@@ -197,35 +197,40 @@ class LocalActor:
     self._environment.send(self._rows.index, np.asarray(action))
 
   def close(self) -> None:
-    """Ends the environments."""
+    """Closes the environments."""
     self._environment.close()
 
   def _batch(self) -> unroll_store.Batch:
-    # JAX reads its arguments later, when these counts have gone on.
+    # A copy: JAX may read it after `act` has incremented the counts.
     return unroll_store.Batch(
       self._slot, self._count.copy(), self._rows.timestep
     )
 
 
 class Unreported:
-  """What an actor's environments have done since it last said so."""
+  """An actor's env steps and episode returns that it has not yet reported."""
 
   def __init__(self, num_envs: int, length: int) -> None:
-    """`length`: the most steps between two times."""
+    """Starts with none.
+
+    Args:
+      num_envs: environments, N.
+      length: steps between two calls of `take`, at most.
+    """
     self._num_envs = num_envs
     self._length = length
     self._rows: list[types.Rows] = []
 
   def add(self, rows: types.Rows) -> None:
-    """Adds a step of all environments."""
+    """Adds one step of all environments."""
     self._rows.append(rows)
 
   def take(self) -> tuple[np.ndarray, np.ndarray]:
-    """What has been added since the last call.
+    """Returns and clears what has been added.
 
     Returns:
-      `env_steps`, `[N]` int32, and `episode_return`, `[N, length]` float32, as
-      in `types.Rows`, with NaN behind the steps that there were.
+      Env steps, `[N]` int32, and episode returns, `[N, length]` float32: at
+      each step as in `types.Rows`, NaN after the last.
     """
     rows, self._rows = self._rows, []
     env_steps = np.zeros(self._num_envs, np.int32)

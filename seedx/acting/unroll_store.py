@@ -1,12 +1,12 @@
-"""The unroll store: steps scattered in, finished unrolls gathered out.
+"""The unroll store: scatters steps in, gathers finished unrolls out.
 
 It lives on one inference device. A slot's n-th step since its session began
-(its `count`, from 0) is written at time `n % length` of a ring. A slot's unroll
-k is its steps `k * period` to `k * period + length - 1`: it is finished by the
-last of these, and has to be collected before the slot's next step is written.
+(its `count`, from 0) is written at time `n % length` of a ring. Unroll k of a
+slot has the steps from `k * period` to `k * period + length - 1`. The last of
+them finishes it; it must be collected before the slot's next step is written.
 
-All functions are pure, of fixed shapes, and meant to be jitted with the store
-donated. A row whose slot is `num_slots` is padding: it is dropped.
+All functions are pure, have fixed shapes, and should be jitted with the store
+donated. A row with slot `num_slots` is padding: it is dropped.
 """
 
 import dataclasses
@@ -26,10 +26,10 @@ class Layout:
   """The sizes of a store.
 
   Attributes:
-    num_slots: environments that there is room for.
-    length: time steps of an unroll.
-    period: steps from the start of an unroll to that of the next; at most
-      `length`, so that consecutive unrolls share `length - period` steps.
+    num_slots: N, one slot per environment.
+    length: L, time steps of an unroll.
+    period: T, steps from the start of an unroll to that of the next; at most
+      `length`. Consecutive unrolls share `length - period` steps.
   """
 
   num_slots: int
@@ -37,7 +37,7 @@ class Layout:
   period: int
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError where no unroll can be stored so."""
+    """Raises types.ConfigError for a size out of its range."""
     if not 1 <= self.period <= self.length:
       raise types.ConfigError(
         f"expected a period from 1 to the unroll's length {self.length},"
@@ -50,28 +50,28 @@ class Layout:
 
   @classmethod
   def of(cls, agent: base.Agent, period: int, num_slots: int) -> "Layout":
-    """The layout of unrolls that an agent learns from.
+    """The layout for the unrolls that an agent needs.
 
     Args:
-      agent: that learns.
+      agent: the agent that learns.
       period: T, new env steps of an unroll.
-      num_slots: environments that there is room for.
+      num_slots: N, one slot per environment.
     """
     return cls(num_slots, agent.needs.unroll_length(period), period)
 
   @property
   def unrolls_under_way(self) -> int:
-    """How many unrolls of one slot can be unfinished at a time."""
+    """How many unrolls of a slot can be unfinished at a time."""
     return -(-self.length // self.period)
 
   def finished(self, counts: np.ndarray) -> np.ndarray:
-    """Whether the steps of these counts each finish an unroll; `[B]`."""
+    """Whether the step of each count finishes an unroll; `[B]` bool."""
     since_first = counts - (self.length - 1)
     return (since_first >= 0) & (since_first % self.period == 0)
 
 
 class Steps(NamedTuple):
-  """What is stored of each step; `[length, N, ...]`. See `types.Unroll`."""
+  """The stored steps, `[length, N, ...]`; see `types.Unroll`."""
 
   inputs: types.Inputs
   action: types.Array
@@ -80,12 +80,12 @@ class Steps(NamedTuple):
 
 
 class Store(NamedTuple):
-  """What an inference device remembers of its slots.
+  """The state of an inference device's slots.
 
   Attributes:
     steps: `[length, N, ...]`, the ring.
     first_core_state: `[unrolls_under_way, N, ...]`, the core state before the
-      first step of each unroll under way.
+      first step of each unfinished unroll.
     core_state: `[N, ...]`, the core state before the next step.
     action: `[N, ...]`, the last action.
     exploration: `[N]`, see `types.Inputs`.
@@ -99,11 +99,11 @@ class Store(NamedTuple):
 
 
 class Batch(NamedTuple):
-  """The rows that an inference step acts on.
+  """The inputs of an inference step, one row per environment.
 
   Attributes:
     slot: `[B]` int32; `num_slots` for padding.
-    count: `[B]` int32, the slot's steps before this one.
+    count: `[B]` int32, steps of the slot's session before this one.
     timestep: `[B, ...]`.
   """
 
@@ -118,10 +118,10 @@ def empty(
   """A store of zeros.
 
   Args:
-    agent: whose steps it stores.
+    agent: the agent that acts.
     inputs: `[B, ...]`, an example.
-    acting: `agent.acting` of a state.
-    layout: the sizes.
+    acting: the acting parameters.
+    layout: the store's sizes.
   """
   example, _ = jax.eval_shape(
     agent.step,
@@ -140,7 +140,7 @@ def empty(
   def zeros(*leading: int) -> types.Tree:
     return lambda leaf: jnp.zeros((*leading, *leaf.shape[1:]), leaf.dtype)
 
-  # Copies: parts that are one array could not each be donated.
+  # Copies: an array that occurs twice in the nest cannot be donated.
   core_state = jax.tree.map(
     jnp.copy, agent.initial_core_state(layout.num_slots)
   )
@@ -167,13 +167,13 @@ def act(
   """One inference step: resets, acts, and writes the step into the store.
 
   Args:
-    agent: whose `step` acts.
+    agent: its `step` acts.
     layout: the store's sizes.
-    store: what is known of the slots.
-    acting: the parameters that act.
-    version: `[]` int32, theirs.
-    rng_key: for this step alone.
-    batch: `[B, ...]`; no slot may come twice.
+    store: the state of the slots.
+    acting: the acting parameters.
+    version: `[]` int32, of the acting parameters.
+    rng_key: for this step only.
+    batch: `[B, ...]`; no slot may occur twice.
 
   Returns:
     The store with the step in it, and the actions `[B, ...]`.
@@ -194,7 +194,7 @@ def act(
     first=first,
   )
 
-  # Each unroll keeps the core state of its own first step, and no other.
+  # An unroll keeps only the core state before its first step.
   starts = jnp.where(count % layout.period == 0, slot, layout.num_slots)
   under_way = (count // layout.period) % layout.unrolls_under_way
   steps = Steps(
@@ -223,18 +223,18 @@ def collect(
   count: jax.Array,
   row: jax.Array,
 ) -> types.Unroll:
-  """Copies finished unrolls from the store into a batch of them.
+  """Copies finished unrolls from the store into a batch.
 
   Args:
     layout: the store's sizes.
-    store: not changed.
-    unrolls: `[length, S, ...]`, the batch that is being filled.
+    store: the state of the slots; not changed.
+    unrolls: `[length, S, ...]`, the batch to fill.
     slot: `[B]`, slots whose last step finished an unroll.
-    count: `[B]`, of that step.
-    row: `[B]`, where in the batch each goes; S for padding.
+    count: `[B]`, the count of that step.
+    row: `[B]`, the row of the batch for each unroll; S for padding.
 
   Returns:
-    The batch with the unrolls in it.
+    The batch with the unrolls.
   """
   first = count - (layout.length - 1)
   time = (first + jnp.arange(layout.length)[:, None]) % layout.length
@@ -254,7 +254,7 @@ def collect(
 
 
 def empty_unrolls(store: Store, num_unrolls: int) -> types.Unroll:
-  """A batch of `num_unrolls` unrolls of zeros, to be filled by `collect`."""
+  """A batch `[length, num_unrolls, ...]` of zeros, for `collect` to fill."""
 
   def zeros(leaf: jax.Array, leading: tuple[int, ...]) -> jax.Array:
     return jnp.zeros((*leading, num_unrolls, *leaf.shape[2:]), leaf.dtype)

@@ -12,17 +12,17 @@ from seedx import types
 class Conv(nn.Module):
   """A strided two-dimensional convolution without padding.
 
-  On GPU and TPU it is `lax.conv_general_dilated`. XLA's strided convolutions
-  use one core of a CPU, so there patches are cut by slicing and one matrix
-  product does the rest: the Nature CNN learns about twice as fast. Which of
-  the two runs is decided when the program is compiled for a platform; the
+  On GPU and TPU it is `lax.conv_general_dilated`. On CPU, where XLA's strided
+  convolutions use a single core, it cuts patches by slicing and multiplies them
+  with the kernel in one matrix product: the Nature CNN learns about twice as
+  fast. The choice is made when a program is compiled for a platform; the
   parameters are the same.
 
   Attributes:
     features: channels of the output.
     kernel: height and width of the kernel, in pixels.
     stride: pixels from one patch to the next.
-    standardize: whether each image is first brought to mean 0 and variance 1.
+    standardize: normalize each image to mean 0 and variance 1 first.
     dtype: of the computation; parameters are float32.
   """
 
@@ -34,16 +34,16 @@ class Conv(nn.Module):
 
   @nn.compact
   def __call__(self, images: jax.Array) -> jax.Array:
-    """Maps `[B, H, W, C]` (cast to `dtype`) to `[B, H', W', features]`.
+    """Maps images `[B, H, W, C]` of any dtype to `[B, H', W', features]`.
 
     Raises:
       types.ConfigError: the images are smaller than the kernel.
     """
     if min(images.shape[1:3]) < self.kernel:
       raise types.ConfigError(
-        f"expected images of at least {self.kernel}x{self.kernel} pixels before"
-        f" a convolution of that size, found {images.shape[1]}x"
-        f"{images.shape[2]}: larger observations or another network are needed"
+        f"expected images of at least {self.kernel}x{self.kernel} pixels for a"
+        f" convolution with a kernel of that size, found {images.shape[1]}x"
+        f"{images.shape[2]}: use larger observations or another network"
       )
     kernel = self.param(
       "kernel",
@@ -70,7 +70,8 @@ class Conv(nn.Module):
       images, kernel, cpu=by_patches, default=by_convolution
     )
     if self.standardize:
-      # Of the outputs, so that patches are cut from bytes: less memory.
+      # Standardize the outputs instead of the images: patches stay bytes, which
+      # takes less memory.
       mean, scale = mean_and_scale(images)
       offset = mean * kernel.astype(jnp.float32).sum(axis=(0, 1, 2))
       outputs = (outputs.astype(jnp.float32) - offset) * scale
@@ -78,18 +79,19 @@ class Conv(nn.Module):
 
 
 def patches(images: jax.Array, kernel: int, stride: int) -> jax.Array:
-  """Cuts images into the patches that a convolution without padding sees.
+  """Cuts images into the patches of a convolution without padding.
 
-  Where the stride divides the kernel, pixels are first gathered into blocks of
-  `stride` by `stride`, so that a patch is a few blocks and not many pixels.
+  If the stride divides the kernel, it first gathers pixels into blocks of
+  `stride` by `stride`: a patch is then a few blocks instead of many pixels.
 
   Args:
-    images: `[B, H, W, C]` of any type.
+    images: `[B, H, W, C]` of any dtype.
     kernel: height and width of a patch, in pixels.
     stride: pixels from one patch to the next.
 
   Returns:
-    `[B, H', W', kernel * kernel * C]`, in the order of `in_patch_order`.
+    `[B, H', W', kernel * kernel * C]`; the last axis is in the order of
+    `in_patch_order`.
   """
   block = _block_size(kernel, stride)
   batch_size, *size, channels = images.shape
@@ -117,7 +119,7 @@ def patches(images: jax.Array, kernel: int, stride: int) -> jax.Array:
 
 
 def in_patch_order(kernel: jax.Array, stride: int) -> jax.Array:
-  """A kernel `[K, K, C, F]` as a matrix `[K * K * C, F]` for `patches`."""
+  """A kernel `[K, K, C, F]` as a matrix `[K * K * C, F]`, for `patches`."""
   size, _, channels, features = kernel.shape
   block = _block_size(size, stride)
   count = size // block
@@ -129,19 +131,20 @@ def mean_and_scale(images: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Each image's mean and 1 / standard deviation, `[B, 1, 1, 1]` float32.
 
   Args:
-    images: `[B, H, W, C]` of any type.
+    images: `[B, H, W, C]` of any dtype.
   """
   pixels, axes = images.astype(jnp.float32), (1, 2, 3)
   mean = pixels.mean(axes, keepdims=True)
   square = jnp.square(pixels).mean(axes, keepdims=True)
-  # One grey level more, for images that are almost blank.
+  # The 1.0 keeps the scale of almost blank images small.
   return mean, jax.lax.rsqrt(square - jnp.square(mean) + 1.0)
 
 
 def max_pool_to_half(images: jax.Array) -> jax.Array:
-  """The largest of each 3 by 3 pixels, every other row and column.
+  """Max pooling with a window of 3 by 3 pixels and a stride of 2.
 
-  As slices, whose gradient is faster on CPUs than that of `lax.reduce_window`.
+  It takes the maximum of slices: on CPUs their gradient is faster than that of
+  `lax.reduce_window`.
 
   Args:
     images: `[B, H, W, C]` of floats.
@@ -152,7 +155,7 @@ def max_pool_to_half(images: jax.Array) -> jax.Array:
   for axis in (1, 2):
     size = images.shape[axis]
     half = -(-size // 2)
-    # As TensorFlow's SAME: what is padded more, where it matters, is the end.
+    # Like TensorFlow's SAME: an odd amount of padding has more at the end.
     before = max((half - 1) * 2 + 3 - size, 0) // 2
     widths = [(0, 0)] * 4
     widths[axis] = (before, 2)

@@ -1,4 +1,4 @@
-"""The core state of a network that sees the last few frames."""
+"""Frame stacking as a core state."""
 
 import dataclasses
 
@@ -9,14 +9,14 @@ import jax.numpy as jnp
 
 @dataclasses.dataclass(frozen=True)
 class FrameStack:
-  """Stacks each frame with the ones before it in the same episode.
+  """Stacks each frame with the frames before it in the same episode.
 
-  Actors send single frames; the frames before the current one are a core
-  state `[B, (num_frames - 1) * C, H, W]`. Frames from before the episode are
+  Actors send single frames. The core state `[B, (num_frames - 1) * C, H, W]`
+  holds the frames before the current one; frames from before the episode are
   zeros.
 
   Attributes:
-    num_frames: frames in a stack, the current one included; at least 1.
+    num_frames: frames in a stack, including the current one; at least 1.
   """
 
   num_frames: int
@@ -40,7 +40,8 @@ class FrameStack:
       state: `[B, (num_frames - 1) * C, H, W]`, the frames before `frames[0]`.
 
     Returns:
-      `[T, B, num_frames * C, H, W]`, oldest frame first, and the next state.
+      `[T, B, num_frames * C, H, W]`, oldest frame first, and the state after
+      the last step.
     """
     length, batch_size, channels, height, width = frames.shape
     past = self.num_frames - 1

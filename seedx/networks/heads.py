@@ -1,4 +1,4 @@
-"""Heads: from features to what an agent needs of a step."""
+"""Heads: from features to policies, values and Q-values."""
 
 from typing import Any, NamedTuple
 
@@ -20,10 +20,10 @@ class PolicyValue(NamedTuple):
 
 
 class PolicyValueHead(nn.Module):
-  """One linear layer each for the policy and the value.
+  """One linear layer for the policy and one for the value.
 
   Attributes:
-    num_policy_parameters: P, outputs of the policy.
+    num_policy_parameters: P, parameters of the action distribution.
   """
 
   num_policy_parameters: int
@@ -38,16 +38,17 @@ class PolicyValueHead(nn.Module):
 
 
 class QHead(nn.Module):
-  """Action values from one linear layer, or from two that duel.
+  """Q-values from one linear layer, or from a dueling network.
 
-  Dueling, Q(a) = V + A(a) - mean_b A(b), has a hidden layer before V and before
-  A (Wang et al. 2016, https://arxiv.org/abs/1511.06581, equation 9).
+  The dueling network, Q(a) = V + A(a) - mean_b A(b), has a hidden layer before
+  V and one before A (Wang et al. 2016, https://arxiv.org/abs/1511.06581,
+  equation 9).
 
   Attributes:
     num_actions: A.
-    dueling: whether values and advantages are apart.
-    size: units of the hidden layers.
-    dtype: of the hidden layers; parameters are float32.
+    dueling: use a dueling network.
+    size: units of its hidden layers.
+    dtype: of the hidden layers' computation; parameters are float32.
   """
 
   num_actions: int
@@ -74,5 +75,5 @@ class QHead(nn.Module):
 
 
 def _linear(size: int, scale: float) -> nn.Dense:
-  """A layer of float32, whatever the features are."""
+  """A linear layer that computes in float32, whatever the features' dtype."""
   return nn.Dense(size, kernel_init=nn.initializers.orthogonal(scale))

@@ -1,4 +1,4 @@
-"""A recurrent core whose memory ends with the episode."""
+"""An LSTM over streams, reset at the start of episodes."""
 
 from typing import Any
 
@@ -11,13 +11,13 @@ State = tuple[jax.Array, jax.Array]
 
 
 def initial_state(batch_size: int, size: int) -> State:
-  """Cell and output before an episode, `[batch_size, size]` float32 zeros."""
+  """Cell state and output, `[batch_size, size]` float32 zeros each."""
   zeros = jnp.zeros((batch_size, size), jnp.float32)
   return zeros, zeros
 
 
 class LSTM(nn.Module):
-  """A long short-term memory, reset where an episode starts.
+  """A long short-term memory, reset at the start of an episode.
 
   Hochreiter and Schmidhuber 1997, https://doi.org/10.1162/neco.1997.9.8.1735.
 
@@ -33,15 +33,15 @@ class LSTM(nn.Module):
   def __call__(
     self, features: jax.Array, step_type: jax.Array, state: State
   ) -> tuple[jax.Array, State]:
-    """Unrolls it over a stream.
+    """Unrolls the LSTM over a stream.
 
     Args:
       features: `[T, B, F]`.
       step_type: `[T, B]`; a FIRST step starts from zeros.
-      state: `[B, size]` each, before `features[0]`.
+      state: `[B, size]` each, before the first step.
 
     Returns:
-      Its outputs `[T, B, size]`, and the next state.
+      The outputs `[T, B, size]`, and the state after the last step.
     """
     scanned = nn.scan(
       _Step, variable_broadcast="params", split_rngs={"params": False}
@@ -52,7 +52,7 @@ class LSTM(nn.Module):
 
 
 class _Step(nn.Module):
-  """One step of `[B, ...]`, in the form that is scanned."""
+  """One step of `[B, ...]`, as `nn.scan` calls it."""
 
   size: int
   dtype: Any

@@ -1,4 +1,4 @@
-"""The network of every agent: what it remembers, its torso, its head."""
+"""The network of every agent: frame stack, torso, LSTM, head."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -17,7 +17,8 @@ class CoreState(NamedTuple):
   """What a network carries from step to step.
 
   Attributes:
-    frames: for each image of the observation, `[B, ...]` its last frames.
+    frames: for each image of the observation, its last frames, see
+      `frame_stack.FrameStack`.
     lstm: the LSTM's state, or () without one.
   """
 
@@ -26,20 +27,20 @@ class CoreState(NamedTuple):
 
 
 class Network(nn.Module):
-  """Frame stack, torso, perhaps an LSTM, and a head.
+  """Frame stack, torso, an optional LSTM, and a head.
 
-  With an LSTM, the previous action and the reward join the torso's features, as
-  in IMPALA (Espeholt et al. 2018, https://arxiv.org/abs/1802.01561, figure 3).
+  The LSTM sees the torso's features, the previous action and the reward, as in
+  IMPALA (Espeholt et al. 2018, https://arxiv.org/abs/1802.01561, figure 3).
 
   Attributes:
-    observation: the observation's specs, as a tuple of the nest's leaves.
-    action: the action's spec.
+    observation: the leaves of the observation's nest of specs.
+    action: the action spec.
     head: maps features `[T * B, F]` to a nest of `[T * B, ...]`.
     sizes: units of the MLP's layers.
     image_torso: "nature" or "impala".
-    stack_frames: how many frames images are stacked over.
+    stack_frames: frames in a stack of images.
     lstm_size: units of the LSTM; 0 for none.
-    torso: maps an observation's nest `[T * B, ...]`, its images stacked, to
+    torso: maps the observation's nest `[T * B, ...]`, with stacked images, to
       features `[T * B, F]`; None for `torsos.Torso`.
     dtype: of the computation; parameters are float32.
   """
@@ -55,7 +56,7 @@ class Network(nn.Module):
   dtype: Any = jnp.float32
 
   def initial_core_state(self, batch_size: int) -> CoreState:
-    """The core state before an episode, of `[batch_size, ...]` zeros."""
+    """The core state at the start of an episode, `[batch_size, ...]` zeros."""
     stack = frame_stack.FrameStack(self.stack_frames)
     frames = tuple(
       stack.initial_state(batch_size, spec.shape, spec.dtype)
@@ -73,10 +74,11 @@ class Network(nn.Module):
 
     Args:
       inputs: `[T, B, ...]`.
-      core_state: `[B, ...]`, as it was before the first step.
+      core_state: `[B, ...]`, before the first step.
 
     Returns:
-      The head's nest of `[T, B, ...]`, and the core state after the last step.
+      The head's outputs, a nest of `[T, B, ...]`, and the core state after the
+      last step.
     """
     step_type = inputs.timestep.step_type
     observation, frames = self._stacked(inputs, core_state.frames)
@@ -102,7 +104,7 @@ class Network(nn.Module):
   def _stacked(
     self, inputs: types.Inputs, past: tuple[types.Array, ...]
   ) -> tuple[types.Tree, tuple[types.Array, ...]]:
-    """The observation with its images stacked, and their next core states."""
+    """The observation with stacked images, and the next `CoreState.frames`."""
     stack = frame_stack.FrameStack(self.stack_frames)
     leaves, structure = jax.tree.flatten(inputs.timestep.observation)
     before, after = iter(past), []

@@ -1,4 +1,4 @@
-"""Torsos: from observations to a vector of features."""
+"""Torsos: from observations to feature vectors."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from seedx.networks import convolutions
 
 
 class MLP(nn.Module):
-  """Dense layers, each with a tanh behind it.
+  """Dense layers, each followed by a tanh.
 
   Attributes:
     sizes: units of each layer.
@@ -36,13 +36,13 @@ class NatureCNN(nn.Module):
   """The convolutional network of DQN, on standardized images.
 
   Mnih et al. 2015, https://doi.org/10.1038/nature14236, "Model architecture".
-  Images divided by 255 are mostly background, and a ball of a few pixels is
-  hardly seen beside it: a policy that has to tell on which side a square of
-  2 by 3 pixels is learns nothing in 60,000 steps, and all in 8,000 where each
-  image is brought to mean 0 and variance 1 instead.
+  Each image is normalized to mean 0 and variance 1, not divided by 255, so that
+  small objects stand out from the background. Measured on the task to tell on
+  which side a square of 2 by 3 pixels is: solved in 8,000 steps; with division
+  by 255, nothing is learned in 60,000.
 
   Attributes:
-    size: units of the dense layer at the end.
+    size: units of the last dense layer.
     dtype: of the computation; parameters are float32.
   """
 
@@ -65,13 +65,13 @@ class NatureCNN(nn.Module):
 class ImpalaResNet(nn.Module):
   """The deep residual network of IMPALA, on standardized images.
 
-  Espeholt et al. 2018, https://arxiv.org/abs/1802.01561, figure 3, right: for
-  each of three sections a convolution, a pooling to half the size, and two
-  residual blocks. Images are standardized for the reason that `NatureCNN` has.
+  Espeholt et al. 2018, https://arxiv.org/abs/1802.01561, figure 3, right: three
+  sections, each a convolution, max pooling to half the size, and two residual
+  blocks. `NatureCNN` says why images are standardized.
 
   Attributes:
     channels: of each section.
-    size: units of the dense layer at the end.
+    size: units of the last dense layer.
     dtype: of the computation; parameters are float32.
   """
 
@@ -95,7 +95,7 @@ class ImpalaResNet(nn.Module):
     return nn.relu(_dense(self.size, self.dtype)(features))
 
   def _conv(self, channels: int) -> nn.Conv:
-    # Without strides XLA's own convolution is as fast as any on CPUs.
+    # On CPUs, XLA's convolution is fast enough without strides.
     return nn.Conv(
       channels,
       (3, 3),
@@ -108,13 +108,14 @@ IMAGE_TORSOS = {"nature": NatureCNN, "impala": ImpalaResNet}
 
 
 class Torso(nn.Module):
-  """Features of any observation: each part by its kind, then joined.
+  """Concatenated features of all parts of an observation.
 
-  Images (uint8 of rank 3) go through the network for images; discrete parts are
-  one-hot; everything else is flattened, and an `MLP` takes these together.
+  An image (uint8 of rank 3) goes through an image network. Discrete parts
+  become one-hot vectors, all others are flattened, and one `MLP` takes them
+  together.
 
   Attributes:
-    observation: the observation's spec, or a nest of them as a tuple of leaves.
+    observation: the leaves of the observation's nest of specs.
     sizes: units of the MLP's layers.
     image_torso: one of `IMAGE_TORSOS`.
     dtype: of the computation; parameters are float32.
@@ -145,7 +146,7 @@ class Torso(nn.Module):
 
 
 def is_image(spec: dm_env.specs.Array) -> bool:
-  """Whether a spec is of images `[C, H, W]` of bytes."""
+  """Whether a spec is of images: bytes `[C, H, W]`."""
   return spec.dtype == np.uint8 and len(spec.shape) == 3
 
 

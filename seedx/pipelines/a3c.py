@@ -1,4 +1,4 @@
-"""A3C: asynchronous actor-learners, the threads of one process.
+"""A3C: asynchronous actor-learners, as threads of one process.
 
     thread: EnvPool <-> act -> unroll -> gradients --.
     thread: EnvPool <-> act -> unroll -> gradients ----> shared parameters
@@ -6,15 +6,16 @@
                ^                                               |
                '------------- a copy of the parameters <-------'
 
-Each worker has environments of its own and acts with its own copy of the
-parameters, which it also differentiates, and brings up to date between unrolls.
-Its gradients are applied to the shared parameters one at a time, and it waits
-for nobody else's. `gradient_staleness` says how many others were applied since
-a gradient's parameters were current. Mnih et al. 2016, "Asynchronous Methods
-for Deep Reinforcement Learning", https://arxiv.org/abs/1602.01783, algorithms
-S2 (n-step Q-learning, here a DQN that is not `replayed`) and S3 (A3C). There
-the parameters are written without locks (Hogwild), which takes memory that can
-be changed in place; here an update replaces them whole, under a lock.
+Each worker has its own environments and its own copy of the parameters, with
+which it acts and computes gradients; it refreshes the copy after each unroll.
+The shared parameters take one gradient at a time, and no worker waits for
+another's gradient. `gradient_staleness` counts the updates by other workers
+since the copy was made. Mnih et al. 2016, "Asynchronous Methods for Deep
+Reinforcement Learning",
+https://arxiv.org/abs/1602.01783, algorithms S2 (n-step Q-learning, here a DQN
+that is not `replayed`) and S3 (A3C). The paper updates the parameters in place
+without locks (Hogwild); JAX arrays are immutable, so here an update replaces
+them under a lock.
 """
 
 import dataclasses
@@ -33,13 +34,13 @@ from seedx.runtime import counters, process
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(process.Config):
-  """What an A3C run is made of.
+  """The config of an A3C run.
 
   Attributes:
-    env: which environment.
-    agent: what acts and learns.
+    env: the environment.
+    agent: the agent that acts and learns.
     workers: the threads that act and learn.
-    device: index of the local device that computes.
+    device: index of the local device that acts and learns.
   """
 
   env: envs.Config = envs.Config()
@@ -49,22 +50,22 @@ class Config(process.Config):
 
   @property
   def plan(self) -> experience.Plan:
-    """How much is learned from, and how much of it at a time."""
+    """The run's amounts of experience."""
     return experience.Plan(self.total_steps, self.workers.batch_steps)
 
 
 def nodes(config: Config) -> list[launch.Node]:
-  """None: the workers are threads."""
+  """No nodes: the workers are threads."""
   del config
   return []
 
 
 def learn(config: Config, context: process.Context) -> process.Process:
-  """The one process: its workers, and the parameters that they share.
+  """The only process: the workers and their shared parameters.
 
   Raises:
     types.ConfigError: the environment or the device does not exist, or the
-      agent cannot learn from gradients of single unrolls.
+      agent needs a replay or whole batches.
   """
   (device,) = sharding.devices([config.device], "learner")
   spec = envs.spec(config.env)
@@ -90,12 +91,12 @@ def learn(config: Config, context: process.Context) -> process.Process:
 
 
 class Shared:
-  """The parameters that all workers update, and their optimizer's state."""
+  """The agent state that all workers update."""
 
   def __init__(
     self, agent: base.Agent, state: base.AgentState, device: jax.Device
   ) -> None:
-    """Begins with `state`."""
+    """Starts from `state`."""
     self._apply = jax.jit(agent.apply)
     self._device = device
     self._lock = threading.Lock()
@@ -103,7 +104,7 @@ class Shared:
     self._version = 0
 
   def newest(self) -> tuple[base.AgentState, np.int32]:
-    """The newest state, which nothing will change, and its version."""
+    """The newest state, which is immutable, and its version."""
     with self._lock:
       return self._state, np.int32(self._version)
 
@@ -115,18 +116,18 @@ class Shared:
       return self._version - 1
 
   def saved(self) -> base.AgentState:
-    """What a checkpoint keeps of it."""
+    """What a checkpoint keeps."""
     return self.newest()[0]
 
   def restore(self, saved: base.AgentState) -> None:
-    """Goes on from what was saved."""
+    """Restores what `saved` returned."""
     with self._lock:
       self._state = jax.device_put(saved, self._device)
       self._version = int(saved.updates)
 
 
 class _Team:
-  """The workers, and what they share."""
+  """The workers and all that they share."""
 
   def __init__(
     self,
@@ -148,8 +149,8 @@ class _Team:
     self.acting = jax.jit(agent.acting)
     names = (
       metrics.WAIT_ENVIRONMENTS,
-      metrics.WAIT_LEARNER,  # Acting waits for learning,
-      metrics.WAIT_EXPERIENCE,  # and learning for acting.
+      metrics.WAIT_LEARNER,  # While a worker learns.
+      metrics.WAIT_EXPERIENCE,  # While a worker acts.
     )
     self.waits = metrics.Waits(dict.fromkeys(names, workers.num_workers))
     self._config = config
@@ -164,11 +165,12 @@ class _Team:
     shape = (workers.num_workers, workers.envs_per_worker)
     self._exploration = exploration.reshape(shape)
     self._reported = counters.explores_least(exploration).reshape(shape)
-    # Workers that began together would each compile the same programs.
+    # Set when worker 0 has compiled; workers that start together would each
+    # compile the same programs.
     self._compiled = threading.Event()
 
   def work(self, worker: int) -> None:
-    """One worker, until the run is over."""
+    """Runs one worker until the run ends."""
     while worker and not self._compiled.wait(0.1):
       if self._stop.is_set():
         return
@@ -217,10 +219,13 @@ class _Team:
     rng_key: jax.Array,
     unroll: types.Unroll,
   ) -> None:
-    """Computes gradients with a worker's copy, and applies them to all's."""
+    """Computes gradients with the worker's copy, and applies them to `shared`.
+
+    The copy is `state`, of `version`.
+    """
     key = jax.random.fold_in(rng_key, version)
     gradients, output = self._gradients(state, key, unroll)
-    # Whoever applies next would otherwise wait for this gradient.
+    # Else the next worker to apply its own would wait for this gradient.
     jax.block_until_ready(gradients)
     staleness = self.shared.apply(gradients) - int(version)
     weight, values = jax.device_get((output.weight, output.metrics))

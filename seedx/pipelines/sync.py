@@ -1,16 +1,16 @@
-"""Synchronous training: one process, in lock step.
+"""Synchronous training in one process.
 
     EnvPool --- observations ---> act -> unroll store --- unrolls ---.
        '------- actions ---------'  ^                                v
                                     '-- parameters <- update <- (replay)
 
-Every environment takes a step, then every environment is acted for; when an
-unroll has been finished it is learned from before anything else is done. So no
-action is ever older than the newest parameters, and the same seed gives
-bitwise the same parameters on the same machine. It is the loop of A2C (Mnih et
-al. 2016, https://arxiv.org/abs/1602.01783, made synchronous), of PPO (Schulman
-et al. 2017, https://arxiv.org/abs/1707.06347, algorithm 1), and of DQN (Mnih et
-al. 2015, https://doi.org/10.1038/nature14236, algorithm 1).
+All environments step together, then the agent acts for all of them. When an
+unroll is finished, it is learned from before the next action. So the newest
+parameters always act, and the same seed gives bitwise the same parameters on
+the same machine. This is the loop of A2C (the synchronous form of Mnih et al.
+2016, https://arxiv.org/abs/1602.01783), of PPO (Schulman et al. 2017,
+https://arxiv.org/abs/1707.06347, algorithm 1), and of DQN (Mnih et al. 2015,
+https://doi.org/10.1038/nature14236, algorithm 1).
 """
 
 import dataclasses
@@ -29,15 +29,15 @@ from seedx.runtime import counters, process
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(process.Config):
-  """What a synchronous run is made of.
+  """The config of a synchronous run.
 
   Attributes:
-    env: which environment.
-    agent: what acts and learns.
-    num_envs: environments.
-    env_threads: threads that step the environments; processes, for yours.
-    learner: the devices that learn; the first also acts.
-    replay: of an agent that learns from one.
+    env: the environment.
+    agent: the agent that acts and learns.
+    num_envs: number of parallel environments.
+    env_threads: EnvPool's threads, or processes for your own environments.
+    learner: the learner devices; the first also acts.
+    replay: the replay; None for an agent that learns without one.
   """
 
   env: envs.Config = envs.Config()
@@ -56,7 +56,7 @@ class Config(process.Config):
 
   @property
   def plan(self) -> experience.Plan:
-    """How much is learned from, and how much of it at a time."""
+    """The run's amounts of experience."""
     batch_steps = self.num_envs * self.learner.unroll_length
     return experience.Plan(
       self.total_steps, batch_steps, self.replay, self.learner.parts
@@ -64,17 +64,17 @@ class Config(process.Config):
 
 
 def nodes(config: Config) -> list[launch.Node]:
-  """None: one process does all."""
+  """No nodes: there is one process."""
   del config
   return []
 
 
 def learn(config: Config, context: process.Context) -> process.Process:
-  """The one process: environments, acting, unrolls, updates.
+  """The only process: environments, acting, unrolls, updates.
 
   Raises:
     types.ConfigError: the environment or a device does not exist, or the agent
-      cannot learn so.
+      does not fit the config.
   """
   spec = envs.spec(config.env)
   agent = config.plan.agent(config.agent, spec, sharding.CORES)
@@ -90,7 +90,7 @@ def learn(config: Config, context: process.Context) -> process.Process:
   seeds = sessions.Seeds(config.seed)
   layout = unroll_store.Layout.of(agent, period, config.num_envs)
   programs = local_actor.Programs(agent, spec, layout)
-  # Acting waits while there is learning, and learning the rest of the time.
+  # Acting waits while the agent learns; learning waits the rest of the time.
   names = metrics.WAIT_ENVIRONMENTS, metrics.WAIT_LEARNER
   waits = metrics.Waits(dict.fromkeys((*names, metrics.WAIT_EXPERIENCE), 1))
 

@@ -1,4 +1,4 @@
-"""Replays: experience that is learned from more than once."""
+"""Experience replay, on the learner's devices."""
 
 from seedx.replay.prioritized import Prioritized, PrioritizedState, Windows
 from seedx.replay.uniform import State, Uniform

@@ -1,8 +1,8 @@
-"""A replay that draws windows in proportion to their priorities.
+"""Prioritized replay: samples windows in proportion to their priorities.
 
 Schaul et al. 2016, "Prioritized Experience Replay",
-https://arxiv.org/abs/1511.05952, section 3.3, the proportional variant; shared
-by many actors in Horgan et al. 2018, https://arxiv.org/abs/1803.00933.
+https://arxiv.org/abs/1511.05952, section 3.3, the proportional variant. Horgan
+et al. 2018, https://arxiv.org/abs/1803.00933, share it among many actors.
 """
 
 import dataclasses
@@ -14,17 +14,17 @@ import jax.numpy as jnp
 from seedx import types
 from seedx.replay import sum_tree, uniform
 
-# Added to priorities, so that everything is drawn at times.
+# Added to priorities, so that every window can be sampled.
 _LEAST_PRIORITY = 1e-6
 
 
 class PrioritizedState(NamedTuple):
-  """All that a prioritized replay holds; a checkpoint saves it.
+  """The state of a prioritized replay.
 
   Attributes:
     ring: the unrolls.
-    tree: of priority ** alpha; window w of the unroll at entry p of the ring is
-      leaf p * windows + w.
+    tree: a sum tree of priority ** alpha; window w of the unroll at entry p of
+      the ring is leaf p * windows + w.
   """
 
   ring: uniform.State
@@ -32,11 +32,11 @@ class PrioritizedState(NamedTuple):
 
 
 class Windows(NamedTuple):
-  """Which windows a sample is of, for its new priorities to find the way back.
+  """The windows of a sample, for `Prioritized.update`.
 
   Attributes:
-    leaf: `[B]` int32.
-    number: `[B]` int32, of the unroll that was there, counted from the first.
+    leaf: `[B]` int32, leaves of the sum tree.
+    number: `[B]` int32, how many unrolls were added before the window's.
   """
 
   leaf: jax.Array
@@ -50,11 +50,11 @@ class Prioritized:
       P(i) = p_i^alpha / sum_k p_k^alpha
       w_i  = (N P(i))^-beta / max_j w_j
 
-  where p is the priority of one of N windows, and the largest w is that of the
-  sample. See `Uniform` for the ring, and for the windows of its unrolls.
+  where p is the priority of one of N windows, and max_j is over the sample. See
+  `Uniform` for the ring, and for the windows of its unrolls.
 
   Attributes:
-    capacity: unrolls it holds; the oldest make room for the newest.
+    capacity: in unrolls; new ones overwrite the oldest.
     window: W, time steps of a window.
     priority_exponent: alpha.
     importance_exponent: beta.
@@ -82,14 +82,14 @@ class Prioritized:
       unrolls: `[L, S, ...]`, an example.
 
     Raises:
-      types.ConfigError: unrolls are shorter than a window, or more come at a
-        time than there is room for, or there are too many windows to count.
+      types.ConfigError: an unroll is shorter than a window, S is larger than
+        the capacity, or there are more windows than int32 can count.
     """
     shapes = jax.eval_shape(self._ring.init, unrolls)
     leaves = self.capacity * self._ring.num_windows(shapes)
     if leaves >= sum_tree.NOWHERE:
       raise types.ConfigError(
-        f"expected a replay of less than {sum_tree.NOWHERE} windows, found"
+        f"expected a replay of fewer than {sum_tree.NOWHERE} windows, found"
         f" {leaves}"
       )
     return PrioritizedState(self._ring.init(unrolls), sum_tree.init(leaves))
@@ -97,15 +97,15 @@ class Prioritized:
   def add(
     self, state: PrioritizedState, unrolls: types.Unroll, priorities: jax.Array
   ) -> PrioritizedState:
-    """Puts unrolls in the place of the oldest.
+    """Adds unrolls; they overwrite the oldest.
 
     Args:
-      state: of the replay.
+      state: the replay's.
       unrolls: `[L, S, ...]`.
       priorities: `[S, L - W + 1]`, 0 or more, of each unroll's windows.
 
     Raises:
-      ValueError: priorities are of another shape.
+      ValueError: priorities have another shape.
     """
     windows = self._ring.num_windows(state.ring)
     entry = self._ring.next_entries(state.ring, unrolls.version.shape[1])
@@ -116,19 +116,18 @@ class Prioritized:
   def sample(
     self, state: PrioritizedState, rng_key: jax.Array, batch_size: int
   ) -> tuple[types.Sample, Windows]:
-    """Draws windows in proportion to their priorities ** alpha.
+    """Samples windows with replacement, in proportion to priority ** alpha.
 
-    All priorities are divided into B equal parts, and there is a draw in each,
-    so that a window is drawn about as often as expected; with replacement.
+    Sampling is stratified: the sum of priorities is divided into B equal
+    ranges, with one draw from each.
 
     Args:
-      state: with at least one unroll in it.
-      rng_key: decides what is drawn.
+      state: of a replay with at least one unroll.
+      rng_key: for the draws.
       batch_size: B.
 
     Returns:
-      A `types.Sample` of `[W, B, ...]`, see `Uniform.sample`; and which
-      windows these are.
+      A `types.Sample` of `[W, B, ...]`, see `Uniform.sample`; and its windows.
     """
     part = sum_tree.total(state.tree) / batch_size
     leaf = sum_tree.find(
@@ -141,7 +140,7 @@ class Prioritized:
     mass = state.tree[0][leaf]
     sample = types.Sample(
       unroll=self._ring.windows(state.ring, entry, start),
-      # N and the total are in every weight, and so in none that is returned.
+      # N and the sum of all priorities cancel in w_i / max_j w_j.
       importance_weight=(jnp.min(mass) / mass) ** self.importance_exponent,
     )
     return sample, Windows(leaf, self._number(state.ring, entry))
@@ -149,16 +148,16 @@ class Prioritized:
   def update(
     self, state: PrioritizedState, windows: Windows, priorities: jax.Array
   ) -> PrioritizedState:
-    """Gives windows new priorities.
+    """Sets new priorities of windows.
 
     Args:
-      state: of the replay.
+      state: the replay's.
       windows: `[B]`, of a sample.
-      priorities: `[B]`, 0 or more; ignored where another unroll has taken the
-        entry since. A window that comes twice gets either of its priorities.
+      priorities: `[B]`, 0 or more; ignored where a newer unroll has overwritten
+        the window's. A window that occurs twice gets one of its priorities.
 
     Raises:
-      ValueError: priorities are of another shape.
+      ValueError: priorities have another shape.
     """
     entry = windows.leaf // self._ring.num_windows(state.ring)
     there = self._number(state.ring, entry) == windows.number
@@ -170,7 +169,7 @@ class Prioritized:
     return uniform.Uniform(self.capacity, self.window)
 
   def _number(self, ring: uniform.State, entry: jax.Array) -> jax.Array:
-    """The number of the unroll that is at an entry, counted from the first."""
+    """How many unrolls were added before the one at an entry."""
     newest = ring.inserted - 1
     return newest - (newest - entry) % self.capacity
 

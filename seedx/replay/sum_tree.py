@@ -1,26 +1,26 @@
-"""Sums of many numbers, for draws in proportion to them.
+"""A sum tree: samples leaves in proportion to their values.
 
-A tree is a tuple of levels, the leaves first; each number of a level is the sum
-of a block of `RADIX` of the level below. A change recomputes the sums above it
-from their blocks, so that no rounding adds up. All functions are pure.
+A tree is a tuple of levels, the leaves first. Each node is the sum of a block
+of `RADIX` nodes of the level below. A change recomputes the sums above it from
+their blocks, so rounding errors do not accumulate. All functions are pure.
 
-A million leaves have five levels. Wider blocks make fewer levels, but a draw
-looks at every number of one block of each level: on a CPU it takes six times as
-long with blocks of 128, and a change takes no less time.
+A million leaves have five levels. Wider blocks make fewer levels, but `find`
+reads one whole block of each level: on a CPU, with blocks of 128, `find` takes
+six times as long and `set_leaves` no less.
 """
 
 import jax
 import jax.numpy as jnp
 
 RADIX = 16
-# As a leaf: a change of none.
+# As the index of a leaf: no leaf.
 NOWHERE = 2**31 - 1
 
 Tree = tuple[jax.Array, ...]
 
 
 def init(num_leaves: int) -> Tree:
-  """A tree of zeros; each level is as many whole blocks as it needs."""
+  """A tree of zeros; each level is padded to whole blocks."""
   levels: list[jax.Array] = []
   size = num_leaves
   while not levels or len(levels[-1]) > RADIX:
@@ -31,21 +31,21 @@ def init(num_leaves: int) -> Tree:
 
 
 def set_leaves(tree: Tree, leaf: jax.Array, value: jax.Array) -> Tree:
-  """Changes leaves.
+  """Sets leaves, and updates the sums above them.
 
   Args:
     tree: of any size.
-    leaf: `[B]` int32; `NOWHERE` for no change. Where one comes twice, either of
-      its values stays, and the sums are of the one that did.
+    leaf: `[B]` int32; `NOWHERE` sets none. A leaf that occurs twice gets one of
+      its values, and the sums agree with it.
     value: `[B]` float32, 0 or more.
 
   Returns:
-    The tree with the leaves, and the sums above them, changed.
+    The changed tree.
   """
   level = tree[0].at[leaf].set(value, mode="drop")
   levels = [level]
   for upper in tree[1:]:
-    # Of NOWHERE it is beyond the end too, or a sum that is as it should be.
+    # NOWHERE's parent is beyond the end too, or a sum that comes out unchanged.
     leaf = leaf // RADIX
     block = level.reshape(-1, RADIX).at[leaf].get(mode="fill", fill_value=0)
     level = upper.at[leaf].set(jnp.sum(block, axis=-1), mode="drop")
@@ -59,32 +59,32 @@ def total(tree: Tree) -> jax.Array:
 
 
 def find(tree: Tree, start: jax.Array, offset: jax.Array) -> jax.Array:
-  """The leaves that amounts fall on, if leaves lie side by side.
+  """Inverts the cumulative sum: the leaf at which it first exceeds an amount.
 
-  An amount is in two parts because their sum would not tell small leaves apart:
-  between half the total and the total, float32 has 2^23 numbers, 16 for each of
-  a million equal leaves.
+  The amount is given as `start + offset`, because the sum of the two would be
+  too coarse to tell small leaves apart: between half the total and the total,
+  float32 has 2^23 numbers, 16 for each of a million equal leaves.
 
   Args:
-    tree: with a leaf above 0.
-    start: `[B]`, the greater part of amounts from 0 to less than `total`.
-    offset: `[B]`, 0 or more, what the amounts are beyond it.
+    tree: at least one leaf is above 0.
+    start: `[B]`, 0 or more.
+    offset: `[B]`, 0 or more; `start + offset` is less than `total`.
 
   Returns:
-    `[B]` int32, leaves above 0, also where rounding would miss them.
+    `[B]` int32, leaves above 0, whatever the rounding errors.
   """
-  place = jnp.zeros(start.shape, jnp.int32)
+  node = jnp.zeros(start.shape, jnp.int32)
   inside = jnp.arange(RADIX)
-  # On a CPU, a product with it takes half as long as jnp.cumsum.
+  # On CPUs this matrix product takes half as long as jnp.cumsum.
   up_to = jnp.triu(jnp.ones((RADIX, RADIX), jnp.float32))
   for level in reversed(tree):
-    block = level.reshape(-1, RADIX)[place]
+    block = level.reshape(-1, RADIX)[node]
     ends = jnp.matmul(block, up_to, precision=jax.lax.Precision.HIGHEST)
     beyond = ends - start[:, None] > offset[:, None]
-    # The first that ends beyond the amount; where none does, the last above 0.
+    # The first node that ends beyond the amount; if none, the last above 0.
     rank = jnp.where(beyond, 2 * RADIX - inside, inside)
     chosen = jnp.argmax(jnp.where(block > 0, rank, -1), axis=-1)[:, None]
     before = jnp.take_along_axis(ends - block, chosen, axis=-1)
     start = start - before[:, 0]
-    place = place * RADIX + chosen[:, 0].astype(jnp.int32)
-  return place
+    node = node * RADIX + chosen[:, 0].astype(jnp.int32)
+  return node

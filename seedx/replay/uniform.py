@@ -1,11 +1,11 @@
-"""A uniform replay of unrolls, from which windows are drawn.
+"""A uniform replay: stores unrolls, samples windows of them.
 
-Frames are stored singly, also where agents see stacks of them: a window brings
-the frames before its first step along, and the agent stacks them again. Unrolls
-with T new steps hold T + window - 1 of them, so a large T stores little twice.
+Single frames are stored even for agents that see stacks: a window includes the
+frames before its first step, and the agent stacks them again. An unroll with T
+new steps stores T + window - 1 steps, so a large T stores few steps twice.
 
-Flashbax's trajectory buffer is as fast, but each row that is added to it has to
-go on where the last one ended. Unrolls of environments that come and go do not.
+Flashbax's trajectory buffer is as fast, but each row added to it must continue
+the last one. Unrolls of environments that come and go do not.
 """
 
 import dataclasses
@@ -18,11 +18,11 @@ from seedx import types
 
 
 class State(NamedTuple):
-  """All that a replay holds; a checkpoint saves it.
+  """The state of a replay.
 
   Attributes:
     unrolls: a `types.Unroll` of `[capacity, L, ...]`.
-    inserted: `[]` int32, unrolls put in so far.
+    inserted: `[]` int32, unrolls added so far.
   """
 
   unrolls: types.Unroll
@@ -33,12 +33,12 @@ class State(NamedTuple):
 class Uniform:
   """A ring of unrolls; pure functions over its `State`.
 
-  Unrolls of length L have L - window + 1 windows each. So that each step of an
-  environment starts one window, no more and no less, consecutive unrolls share
-  `window - 1` steps.
+  An unroll of length L has L - window + 1 windows. Consecutive unrolls share
+  `window - 1` steps, so that each step of an environment starts exactly one
+  window.
 
   Attributes:
-    capacity: unrolls it holds; the oldest make room for the newest.
+    capacity: in unrolls; new ones overwrite the oldest.
     window: W, time steps of a window.
   """
 
@@ -56,8 +56,8 @@ class Uniform:
       unrolls: `[L, S, ...]`, an example.
 
     Raises:
-      types.ConfigError: unrolls are shorter than a window, or more come at a
-        time than there is room for.
+      types.ConfigError: an unroll is shorter than a window, or S is larger than
+        the capacity.
     """
     length, size = unrolls.version.shape
     if length < self.window or size > self.capacity:
@@ -65,36 +65,36 @@ class Uniform:
         f"expected unrolls of at least {self.window} time steps, at most"
         f" {self.capacity} at a time, found {size} of {length}"
       )
-    shapes = jax.eval_shape(_by_item, unrolls)
+    shapes = jax.eval_shape(_batch_major, unrolls)
     empty = jax.tree.map(
       lambda x: jnp.zeros((self.capacity, *x.shape[1:]), x.dtype), shapes
     )
     return State(empty, jnp.int32(0))
 
   def add(self, state: State, unrolls: types.Unroll) -> State:
-    """Puts `[L, S, ...]` unrolls in the place of the oldest."""
+    """Adds unrolls `[L, S, ...]`; they overwrite the oldest."""
     size = unrolls.version.shape[1]
     entry = self.next_entries(state, size)
     stored = jax.tree.map(
       lambda ring, new: ring.at[entry].set(new),
       state.unrolls,
-      _by_item(unrolls),
+      _batch_major(unrolls),
     )
     return State(stored, state.inserted + size)
 
   def sample(
     self, state: State, rng_key: jax.Array, batch_size: int
   ) -> types.Sample:
-    """Draws windows, each with the same probability, with replacement.
+    """Samples windows uniformly, with replacement.
 
     Args:
-      state: with at least one unroll in it.
-      rng_key: decides what is drawn.
+      state: of a replay with at least one unroll.
+      rng_key: for the draws.
       batch_size: B.
 
     Returns:
-      A `types.Sample` of `[W, B, ...]`. Its core states are zeros but where a
-      window is the beginning of an unroll, whose own they have then.
+      A `types.Sample` of `[W, B, ...]`. A window at the start of an unroll has
+      the unroll's core state; the core states of all others are zeros.
     """
     entry_key, start_key = jax.random.split(rng_key)
     size = jnp.minimum(state.inserted, self.capacity)
@@ -107,21 +107,21 @@ class Uniform:
     )
 
   def num_windows(self, state: State) -> int:
-    """How many windows an unroll has."""
+    """Windows in an unroll."""
     return state.unrolls.version.shape[1] - self.window + 1
 
   def next_entries(self, state: State, size: int) -> jax.Array:
-    """The entries `[size]` int32 of the ring that the next unrolls go to."""
+    """The ring's entries `[size]` int32 for the next unrolls."""
     return (state.inserted + jnp.arange(size)) % self.capacity
 
   def windows(
     self, state: State, entry: jax.Array, start: jax.Array
   ) -> types.Unroll:
-    """The windows `[W, B, ...]` of unrolls.
+    """Reads windows `[W, B, ...]`.
 
     Args:
-      state: of the replay.
-      entry: `[B]`, which unrolls of the ring.
+      state: the replay's.
+      entry: `[B]`, the ring's entry of each window's unroll.
       start: `[B]`, the first time step of each window.
     """
     time = start + jnp.arange(self.window)[:, None]
@@ -137,8 +137,8 @@ class Uniform:
     return steps._replace(core_state=core_state)
 
 
-def _by_item(unrolls: types.Unroll) -> types.Unroll:
-  """`[L, S, ...]` unrolls as `[S, L, ...]`, so that each lies in one piece."""
+def _batch_major(unrolls: types.Unroll) -> types.Unroll:
+  """Unrolls `[L, S, ...]` as `[S, L, ...]`: each is contiguous in memory."""
   steps = jax.tree.map(
     lambda x: jnp.swapaxes(x, 0, 1), unrolls._replace(core_state=())
   )
