@@ -118,7 +118,7 @@ def helped(program, capfd, *words):
 
 def test_help_says_defaults_as_one_gives_them(capfd):
   said = helped(a2c, capfd, "--env-options", "max_episode_steps=9")
-  assert said.startswith("usage: python -m experiments.a2c [options] Trains A2C")
+  assert said.startswith("usage: python -m experiments.a2c [options] Trains")
   assert "units of the MLP's layers (default: 64,64)" in said
   assert "max_episode_steps=9" in said
   assert "--run-dir DIR where results go; runs/<experiment>/<time> if" in said

@@ -99,7 +99,7 @@ class Evaluator:
   ) -> Played:
     """Plays episodes, the same number in each environment.
 
-    To count the episodes that end first would prefer short ones.
+    Counting the episodes that end first would favour short ones.
 
     Args:
       acting: the acting parameters.

@@ -60,7 +60,7 @@ class Programs:
     spec: types.EnvironmentSpec,
     layout: unroll_store.Layout,
   ) -> None:
-    """Compiles with the first step."""
+    """Makes the functions; their first calls compile them."""
     self.agent = agent
     self.spec = spec
     self.layout = layout
@@ -174,9 +174,9 @@ class LocalActor:
       version: of the acting parameters.
 
     Returns:
-      The rows `[N, ...]`, and the unrolls `[L, N, ...]` that end with them or
-      None. The action at an unroll's last step is not used in learning, so
-      `act` may take the real one with parameters learned from this unroll.
+      The rows `[N, ...]`, and the unrolls `[L, N, ...]` that end with them, or
+      None. Learning does not use the action at an unroll's last step, so `act`
+      can take that action with parameters learned from the unroll.
     """
     with self._waits.timed(metrics.WAIT_ENVIRONMENTS):
       rows = self._environment.recv()

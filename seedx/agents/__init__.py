@@ -1,4 +1,4 @@
-"""Agents: what learns, whatever the pipeline."""
+"""Agents: pure functions that act and learn, in any pipeline."""
 
 from seedx.agents.base import Agent, AgentState
 

@@ -22,8 +22,8 @@ class Config(model.Config):
   """DQN's hyper-parameters, beside those of every agent.
 
   Attributes:
-    n_step: n of n-step returns.
-    double: double Q-learning: the learned network chooses the action, the
+    n_step: n of n-step returns, steps before bootstrapping.
+    double: double Q-learning: the learned network chooses the action, and the
       target network evaluates it.
     dueling: dueling network: separate value and advantage streams.
     huber_delta: TD error beyond which the Huber loss is linear; 0 for the
@@ -127,7 +127,7 @@ def _make(
   def gradients(
     state: base.AgentState, rng_key: jax.Array, batch: types.Tree
   ) -> tuple[base.Gradients, types.LossOutput]:
-    del rng_key  # Nothing is drawn.
+    del rng_key  # The loss is deterministic.
     if not config.replayed:
       batch = _unweighted(batch)
     grads, output = _differentiate(q_model, config, axis_name, state, batch)
@@ -339,13 +339,7 @@ def _per_step(
     huber_delta=config.huber_delta or None,
     rescale=config.rescale,
   )
-
-  def one(
-    *stream: jax.Array, importance_weight: jax.Array
-  ) -> losses.QLearningLoss:
-    return stream_loss(*stream, importance_weight=importance_weight)
-
-  steps = jax.vmap(one, in_axes=1, out_axes=1)(
+  steps = jax.vmap(stream_loss, in_axes=1, out_axes=1)(
     q_values,
     target_q_values,
     action,

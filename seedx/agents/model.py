@@ -20,14 +20,14 @@ class Config(optimizers.Config):
 
   Attributes:
     discount: gamma, per env step.
-    reward_scale: factor of the rewards in the loss.
+    reward_scale: factor by which rewards are scaled in the loss.
     reward_clip: scaled rewards are clipped to +- this in the loss; 0 for no
       clipping.
     normalize_observations: normalize vectors of floats to mean 0 and variance
       1.
     hidden_sizes: units of the MLP's layers.
     image_torso: network for images, "nature" (DQN's CNN) or "impala" (ResNet).
-    stack_frames: frames in a stack; for images only.
+    stack_frames: frames stacked in an observation; for images only.
     torso: your own Flax module instead of the MLP and the image network, from
       the observation's nest of `[B, ...]` to features `[B, F]`.
     compute_dtype: dtype of the network's activations; parameters are float32.

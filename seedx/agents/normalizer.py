@@ -96,7 +96,7 @@ def measure(
 def merge(
   statistics: Statistics, batch: Moments, updates: jax.Array
 ) -> Statistics:
-  """Merges the moments of one more batch into the statistics of `updates`.
+  """Merges one batch's moments into the statistics of `updates` batches.
 
   Chan et al. 1979, "Updating formulae and a pairwise algorithm for computing
   sample variances", equation 2.1, for batches of equal size.

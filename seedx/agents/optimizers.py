@@ -18,8 +18,8 @@ class Config:
 
   Attributes:
     learning_rate: initial learning rate.
-    learning_rate_end: final learning rate as a fraction of `learning_rate`; the
-      decay over the run is linear, 1 keeps it constant.
+    learning_rate_end: final learning rate as a fraction of `learning_rate`,
+      with linear decay over the run; 1 keeps it constant.
     optimizer: Adam or RMSProp.
     adam_epsilon: Adam's epsilon, added to the denominator.
     rms_decay: RMSProp's decay of the mean squared gradient.

@@ -123,7 +123,7 @@ def make(
     steps_per_update: optimizer steps in an update.
 
   Raises:
-    types.ConfigError: no policy is known for the action spec.
+    types.ConfigError: no action distribution fits the action spec.
   """
   policy = Policy.make(spec, config)
   optimizer = optimizers.make(config, horizon, steps_per_update)
@@ -147,7 +147,7 @@ def make(
   def gradients(
     state: base.AgentState, rng_key: jax.Array, batch: types.Unroll
   ) -> tuple[base.Gradients, types.LossOutput]:
-    del rng_key  # Nothing is drawn.
+    del rng_key  # The loss is deterministic.
 
     def per_step(params: types.Tree) -> losses.ActorCriticLoss:
       variables = model_lib.Variables(params, state.statistics)
@@ -248,7 +248,7 @@ class Policy:
     core_state: types.Tree,
   ) -> tuple[types.AgentOutput, types.Tree]:
     """One step of `[B, ...]` with the distribution's mode as action."""
-    del rng_key  # Nothing is drawn.
+    del rng_key  # The mode is deterministic.
     policy, core_state = self._one_step(variables, inputs, core_state)
     action = policy.mode()
     return self._output(action, policy.log_prob(action)), core_state

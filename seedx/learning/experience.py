@@ -11,7 +11,7 @@ from seedx.agents import base
 
 
 class Batch(NamedTuple):
-  """What one update learns from.
+  """The batch of one update.
 
   Attributes:
     parts: for each core, its part `[L, B / cores, ...]`: a `types.Unroll`, or a
@@ -50,7 +50,7 @@ class Experience(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class ReplayConfig:
-  """A replay.
+  """The config of a replay.
 
   Attributes:
     replay_capacity: capacity in env steps.
@@ -65,7 +65,7 @@ class ReplayConfig:
   replay_ratio: float = 4.0
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for what cannot be run."""
+    """Raises types.ConfigError for a value out of its range."""
     types.check_ranges(
       self,
       replay_capacity=(1, 2**31 - 1),
@@ -77,7 +77,7 @@ class ReplayConfig:
 
 @dataclasses.dataclass(frozen=True)
 class PrioritizedConfig(ReplayConfig):
-  """A prioritized replay.
+  """The config of a prioritized replay.
 
   Attributes:
     priority_exponent: alpha, the exponent of priorities; 0 samples uniformly.
@@ -89,7 +89,7 @@ class PrioritizedConfig(ReplayConfig):
   importance_exponent: float = 0.4
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for what cannot be run."""
+    """Raises types.ConfigError for a value out of its range."""
     super().__post_init__()
     types.check_ranges(
       self, priority_exponent=(0.0, 1.0), importance_exponent=(0.0, 1.0)
@@ -197,7 +197,7 @@ class Once:
   def learned(
     self, windows: Sequence[replay.Windows], priorities: Sequence[jax.Array]
   ) -> None:
-    """Is never called: no batch names windows."""
+    """Never called: the batches have no windows."""
     raise NotImplementedError
 
   def example(self, shares: Sequence[types.Share]) -> Batch:
@@ -262,7 +262,7 @@ class Replayed:
   def learned(
     self, windows: Sequence[replay.Windows], priorities: Sequence[jax.Array]
   ) -> None:
-    """Is never called: no batch names windows."""
+    """Never called: the batches have no windows."""
     raise NotImplementedError
 
   def example(self, shares: Sequence[types.Share]) -> Batch:

@@ -16,13 +16,13 @@ from seedx.learning import experience, updates
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """The learner's devices and amounts.
+  """The config of a learner.
 
   Attributes:
     unroll_length: T, env steps of each environment in an unroll.
     learner_devices: indices of the local devices that learn.
-    micro_batches: gradient accumulation steps; inference steps on the same
-      device run between them.
+    micro_batches: gradient accumulation steps of an update; inference on the
+      same device can run between them.
   """
 
   unroll_length: int = 20
@@ -30,7 +30,7 @@ class Config:
   micro_batches: int = 1
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for what cannot be run."""
+    """Raises types.ConfigError for a value out of its range."""
     types.check_ranges(self, unroll_length=(1, 2**20), micro_batches=(1, 2**20))
 
   def cores(self) -> list[jax.Device]:
@@ -83,7 +83,7 @@ class InboxConfig(Config):
   queue_capacity: int = 1
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for what cannot be run."""
+    """Raises types.ConfigError for a value out of its range."""
     super().__post_init__()
     types.check_ranges(self, batch_size=(1, 2**20), queue_capacity=(1, 2**20))
 

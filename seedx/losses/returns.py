@@ -64,7 +64,7 @@ def lambda_returns(
   *,
   lambda_: float | jax.Array = 1.0,
 ) -> jax.Array:
-  """Exponentially weighted means of the n-step returns of all n.
+  """Lambda-returns: exponentially weighted means of n-step returns.
 
       G_t = r_t+1 + d_t+1 ((1 - lambda) V_t+1 + lambda G_t+1),  G_T = V_T
 

@@ -11,11 +11,10 @@ which it acts and computes gradients; it refreshes the copy after each unroll.
 The shared parameters take one gradient at a time, and no worker waits for
 another's gradient. `gradient_staleness` counts the updates by other workers
 since the copy was made. Mnih et al. 2016, "Asynchronous Methods for Deep
-Reinforcement Learning",
-https://arxiv.org/abs/1602.01783, algorithms S2 (n-step Q-learning, here a DQN
-that is not `replayed`) and S3 (A3C). The paper updates the parameters in place
-without locks (Hogwild); JAX arrays are immutable, so here an update replaces
-them under a lock.
+Reinforcement Learning", https://arxiv.org/abs/1602.01783, algorithms S2 (n-step
+Q-learning, here a DQN that is not `replayed`) and S3 (A3C). The paper updates
+the parameters in place without locks (Hogwild). JAX arrays are immutable, so
+here an update replaces the parameters, under a lock.
 """
 
 import dataclasses
@@ -165,8 +164,7 @@ class _Team:
     shape = (workers.num_workers, workers.envs_per_worker)
     self._exploration = exploration.reshape(shape)
     self._reported = counters.explores_least(exploration).reshape(shape)
-    # Set when worker 0 has compiled; workers that start together would each
-    # compile the same programs.
+    # Set when worker 0 has compiled, so that the others need not.
     self._compiled = threading.Event()
 
   def work(self, worker: int) -> None:
