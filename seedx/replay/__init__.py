@@ -1,4 +1,4 @@
-"""Experience replay, on the learner's devices."""
+"""Experience replay: pure functions over arrays on a device."""
 
 from seedx.replay.prioritized import Prioritized, PrioritizedState, Windows
 from seedx.replay.uniform import State, Uniform

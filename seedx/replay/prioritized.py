@@ -118,7 +118,7 @@ class Prioritized:
   ) -> tuple[types.Sample, Windows]:
     """Samples windows with replacement, in proportion to priority ** alpha.
 
-    Sampling is stratified: the sum of priorities is divided into B equal
+    Sampling is stratified: the sum of priority ** alpha is divided into B equal
     ranges, with one draw from each.
 
     Args:
