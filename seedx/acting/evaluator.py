@@ -171,8 +171,8 @@ class Evaluator:
 class _Counts:
   """Counts episodes, the same number of each environment.
 
-  After a cut episode an environment counts no more: what is left of the episode
-  is not a whole one.
+  A cut episode is an environment's last: its remaining steps are not a whole
+  episode.
   """
 
   def __init__(

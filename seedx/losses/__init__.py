@@ -1,4 +1,4 @@
-"""Pure loss functions of one stream of experience; `jax.vmap` takes a batch."""
+"""Pure loss functions of one stream; use `jax.vmap` for a batch of streams."""
 
 from seedx.losses.a2c import a2c
 from seedx.losses.ppo import ppo

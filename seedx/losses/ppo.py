@@ -72,7 +72,7 @@ def ppo(
   if jnp.ndim(values) != 1:
     raise ValueError(
       f"expected values of one stream, found shape {jnp.shape(values)};"
-      " jax.vmap takes a batch of them"
+      " use jax.vmap for a batch of streams"
     )
   streams.check(
     float,

@@ -89,7 +89,7 @@ def q_learning(
   if jnp.ndim(q_values) != 2:
     raise ValueError(
       "expected q_values of one stream with an axis of actions, found shape"
-      f" {jnp.shape(q_values)}; jax.vmap takes a batch of them"
+      f" {jnp.shape(q_values)}; use jax.vmap for a batch of streams"
     )
   streams.check(
     float,

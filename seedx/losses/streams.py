@@ -92,8 +92,8 @@ def num_transitions(step_type: jax.Array) -> int:
   shape = jnp.shape(step_type)
   if len(shape) != 1 or shape[0] < 2:
     raise ValueError(
-      "expected step_type to be of one stream of at least 2 time steps, found"
-      f" shape {shape}; jax.vmap takes a batch of them"
+      "expected step_type of one stream of at least 2 time steps, found shape"
+      f" {shape}; use jax.vmap for a batch of streams"
     )
   check(int, shape, step_type=step_type)
   return shape[0] - 1

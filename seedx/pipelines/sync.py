@@ -48,7 +48,10 @@ class Config(process.Config):
   replay: experience.ReplayConfig | None = None
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for what cannot be run."""
+    """Raises types.ConfigError for a value out of its range.
+
+    The same where learner devices and micro-batches do not divide `num_envs`.
+    """
     super().__post_init__()
     types.check_ranges(self, num_envs=(1, 2**20), env_threads=(1, 2**10))
     shared = self.learner.num_cores if self.replay else self.learner.parts
