@@ -203,14 +203,8 @@ def _entries(
   hyperparameters: Mapping[str, jax.Array],
 ) -> Entries:
   """A batch as entries of whole unrolls, `[T, B, ...]`."""
-  values, step_type, reward, discount = jax.lax.stop_gradient(
-    (
-      evaluation.values,
-      evaluation.step_type,
-      evaluation.reward,
-      evaluation.discount,
-    )
-  )
+  values = jax.lax.stop_gradient(evaluation.values)
+  rest = evaluation.step_type, evaluation.reward, evaluation.discount
   estimate = functools.partial(losses.gae, lambda_=hyperparameters["td_lambda"])
   return Entries(
     inputs=jax.tree.map(lambda x: x[:-1], unroll.inputs),
@@ -218,11 +212,9 @@ def _entries(
     core_state=unroll.core_state,
     behaviour_log_prob=unroll.extras.log_prob[:-1],
     values=values[:-1],
-    advantage=jax.vmap(estimate, in_axes=1, out_axes=1)(
-      values, step_type, reward, discount
-    ),
+    advantage=jax.vmap(estimate, in_axes=1, out_axes=1)(values, *rest),
     weight=jax.vmap(losses.transitions, in_axes=1, out_axes=1)(
-      step_type, reward, discount, values
+      *rest, values
     ).weight,
   )
 
