@@ -217,7 +217,7 @@ def test_devices_come_in_the_order_asked_for():
   [
     ([], r"different learner devices, found \[\]"),
     ([1, 2, 1], r"different learner devices, found \[1, 2, 1\]"),
-    ([8], r"learner devices from 0 to 7, found \[8\]: .* 8 of cpu"),
+    ([8], r"learner devices from 0 to 7, found \[8\]: .* 8 cpu devices"),
     ([0, -1], r"learner devices from 0 to 7, found \[0, -1\]"),
   ],
 )
