@@ -258,14 +258,14 @@ def without_priorities(agent):
       "a replay_batch_size that is a multiple of 4 .*learner devices",
     ),
     ({"total_steps": 0}, "total_steps of at least 1"),
-    ({"total_steps": 199}, "total_steps of at least 200, before"),
+    ({"total_steps": 199}, "total_steps of at least 200, so"),
     (
       {
         "replay": dataclasses.replace(
           REPLAY, replay_capacity=47, replay_min_steps=40
         )
       },
-      "a replay of at least 48 env steps",
+      "a replay_capacity of at least 48 env steps",
     ),
     ({"envs_per_actor": 0}, "envs_per_actor from 1"),
     ({"queue_capacity": 0}, "queue_capacity from 1"),
@@ -277,7 +277,7 @@ def without_priorities(agent):
     ),
     (
       {"agent": running.Changed(dqn.Config(), without_priorities)},
-      "what a window's priority is",
+      "compute a window's priority",
     ),
   ],
 )

@@ -89,7 +89,7 @@ def test_a_program_trains_and_leaves_its_files(
     (
       dqn,
       "--num-envs 64 --replay-capacity 200 --replay-min-steps 100",
-      "a replay of at least 256 env steps",
+      "a replay_capacity of at least 256 env steps",
     ),
     (a2c, "--learner-devices ,", "or more different learner devices"),
     (a2c, "--evaluate-episodes 0", "--evaluate-episodes from 1"),
@@ -140,7 +140,7 @@ def test_help_is_of_the_agent(capfd):
   said = helped(a3c, capfd)
   assert "--agent" in said and "--td-lambda" in said and "--n-step" not in said
   said = helped(a3c, capfd, "--agent", "dqn", "--env", "Acrobot-v1")
-  assert "--n-step N steps before bootstrapping (preset: 5; default: 3)" in said
+  assert "--n-step N n of n-step returns (preset: 5; default: 3)" in said
   assert "--td-lambda" not in said
   assert "--agent" not in helped(a2c, capfd)
   # Only where there are other processes.

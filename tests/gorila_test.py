@@ -161,7 +161,7 @@ def test_a_stop_ends_the_wait_for_servers(tmp_path):
     ({"num_workers": 0}, "num_workers from 1"),
     ({"envs_per_worker": 0}, "envs_per_worker from 1"),
     ({"unroll_length": 0}, "unroll_length from 1"),
-    ({"total_steps": 59}, "total_steps of at least 60, before"),
+    ({"total_steps": 59}, "total_steps of at least 60, so"),
     ({"replay_min_steps": 9, "replay_capacity": 19}, "at least 20 env steps"),
     (
       {"agent": dqn.Config(normalize_observations=True)},

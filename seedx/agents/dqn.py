@@ -22,7 +22,7 @@ class Config(model.Config):
   """DQN's hyper-parameters, beside those of every agent.
 
   Attributes:
-    n_step: n of n-step returns, steps before bootstrapping.
+    n_step: n of n-step returns.
     double: double Q-learning: the learned network chooses the action, and the
       target network evaluates it.
     dueling: dueling network: separate value and advantage streams.
