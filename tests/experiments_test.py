@@ -72,7 +72,7 @@ def test_a_program_trains_and_leaves_its_files(
     (ppo, "--num-envs 3 --unroll-length 5 --minibatches 4", "divide the 15"),
     (a2c, "--num-envs 6 --learner-devices 0,1,2,3", "4 learner devices"),
     (a2c, "--learner-devices 99", "devices from 0 to"),
-    (dqn, "--learner-devices 0,1,2", "--num-envs that 3 learner devices"),
+    (dqn, "--learner-devices 0,1,2", "--num-envs that is a multiple of 3"),
     (a2c, "--image-torso vgg", "invalid choice"),
     (a2c, "--action-mask legal", "found 'legal'"),
     (a2c, "--observation-transform nowhere:f", "found 'nowhere:f'"),
