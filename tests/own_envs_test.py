@@ -16,7 +16,8 @@ import tree
 from seedx import envs, launch, trees, types
 from seedx.acting import thin_actor
 from seedx.agents import a2c, vtrace
-from seedx.envs import messages, observations, process_adapter, worker
+from seedx.envs import observations, processes
+from seedx.envs.processes import messages, process, worker
 from seedx.learning import learner
 from seedx.pipelines import seed as seed_pipeline
 from seedx.pipelines import sync
@@ -93,7 +94,7 @@ def cartpole_rows(seed, actions):
 def test_cartpole_is_a_plain_loop_over_it(start, num_threads):
   options = {"max_episode_steps": 500}
   environment = start("cartpole", 3, options, seed=5, num_threads=num_threads)
-  assert isinstance(environment, process_adapter.ProcessEnvironment)
+  assert isinstance(environment, processes.ProcessEnvironment)
   rng = np.random.default_rng(0)
   # The last one is steered, and lives longer.
   rows, actions = [environment.recv()], []
@@ -177,7 +178,7 @@ def test_asynchronous_streams_equal_synchronous_ones(start, num_threads):
 
 
 def test_what_is_ready_does_not_wait_for_who_is_slow(start, monkeypatch):
-  monkeypatch.setattr(process_adapter, "_CLOSE_SECONDS", 0.3)
+  monkeypatch.setattr(process, "_CLOSE_SECONDS", 0.3)
   environment = start(
     "Failing", 4, {"how": "hang", "where": 3}, batch_size=2, num_threads=2
   )
@@ -407,7 +408,7 @@ def test_the_spec_costs_one_process(tmp_path, monkeypatch):
     started.append(args)
     return popen(*args, **kwargs)
 
-  monkeypatch.setattr(process_adapter.subprocess, "Popen", spy)
+  monkeypatch.setattr(process.subprocess, "Popen", spy)
   config = config_of("counting_dm", {"shift": np.int64(11)})
   assert envs.spec(config) == envs.spec(config)
   doubling = config_of(
@@ -442,7 +443,7 @@ REFUSED = [
   ("wrong_dtype", {}, r"observation count to have .* int32,.*float64"),
   ("wrong_key", {}, r"expected 'count' in the observation, .*'counts'"),
   ("RaisesInReset", {}, "reset raises LookupError: no start with 0"),
-  ("OldReset", {}, r"\(observation, info\) of reset, found ndarray"),
+  ("OldReset", {}, r"reset to return \(observation, info\), found ndarray"),
 ]
 
 
@@ -578,7 +579,7 @@ def test_send_refuses_what_would_be_misread(start):
 def test_a_failure_is_told_and_told_again(
   start, how, found, num_threads, monkeypatch
 ):
-  monkeypatch.setattr(process_adapter, "_LOOK_SECONDS", 0.1)
+  monkeypatch.setattr(process, "CHECK_SECONDS", 0.1)
   environment = start("Failing", 4, {"how": how}, num_threads=num_threads)
   index = environment.recv().index
   environment.send(index, np.ones(4, int))

@@ -1,4 +1,4 @@
-"""Which environment is meant, as data that a remote actor can be sent."""
+"""Which environment to make, as data that can be sent to another process."""
 
 import dataclasses
 import difflib
@@ -10,45 +10,38 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import dm_env.specs
-import numpy as np
-import tree
-
-from seedx import trees, types
+from seedx import types
 
 Transform = Callable[[types.Tree], types.Tree]
 
-# Modules by the names that they had before.
+# Earlier names of modules, which saved configs may have.
 _ALIASES = {"experiments.transforms": "seedx.envs.transforms"}
 DEFAULT_ACTION_MASK = "action_mask"
-_NARROWED_DTYPES = {
-  np.dtype(np.float64): np.dtype(np.float32),
-  np.dtype(np.int64): np.dtype(np.int32),
-  np.dtype(np.uint64): np.dtype(np.uint32),
-}
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """An environment, and what is done to its observations.
+  """An environment, and how its observations are changed.
 
-  A factory of the user's returns a Gymnasium `Env` or a `dm_env.Environment`.
-  It is called in processes of its own, once for each environment. A `seed`
-  that it takes is the environment's; where it returns a `dm_env.Environment`
-  it has to take one. Networks take images as `[C, H, W]` bytes; an
-  `observation_transform` can turn others.
+  The environment is one of EnvPool's or your own. Your own is made by a
+  factory, a function of yours that returns a Gymnasium `Env` or a
+  `dm_env.Environment`. The factory is called once for each environment, in a
+  separate process. If it has a parameter `seed`, it is given the environment's
+  seed; a factory of a `dm_env.Environment` must have one. Networks take images
+  as `[C, H, W]` bytes; an `observation_transform` can convert others.
 
   Attributes:
-    env: EnvPool's name of the environment, or MODULE:FACTORY for one of yours,
-      in a module of the current directory or any that is installed.
+    env: EnvPool's name of the environment, or MODULE:FACTORY for your own, in a
+      module of the current directory or an installed one.
     env_options: EnvPool's own options, or your factory's keyword arguments.
-      EnvPool's `stack_num` is 1 if not given: the network stacks frames.
-    info_keys: entries of `info`, EnvPool's or Gymnasium's, that join the
+      EnvPool's `stack_num` is 1 by default: the network stacks frames.
+    info_keys: entries of EnvPool's or Gymnasium's `info` to add to the
       observation, which becomes a dict, `{"observation": ..., key: ...}`.
-    action_mask: the entry of the observation, or else of `info`, that says
-      which of the discrete actions are legal. Where there is no `action_mask`
-      of the actions' shape, all of them are; another name must be there.
-    observation_transform: MODULE:FUNCTION of yours, from observations `[B,
+    action_mask: the entry of the observation or of `info` that is nonzero for
+      each legal discrete action. By default `action_mask`, if that entry exists
+      and has one number for each action, else all actions are legal. An entry
+      of another name must exist.
+    observation_transform: MODULE:FUNCTION of yours that maps observations `[B,
       ...]` to those that the agent sees, in NumPy.
   """
 
@@ -59,127 +52,79 @@ class Config:
   observation_transform: str = ""
 
 
-def narrowed(dtype: np.dtype) -> np.dtype:
-  """The dtype in which values of `dtype` leave this package."""
-  return _NARROWED_DTYPES.get(dtype, dtype)
-
-
 def is_own(config: Config) -> bool:
-  """Whether a factory of the user's makes the environment, not EnvPool."""
+  """Whether the user's factory makes the environment, not EnvPool."""
   return ":" in config.env
 
 
-def load_transform(name: str) -> Transform:
-  """The function of a `package.module:function`; modules here come first.
+def load_transform(config: Config) -> Transform | None:
+  """The observation transform; None if the config has none.
 
   Raises:
-    types.ConfigError: there is no such function.
+    types.ConfigError: it cannot be imported, or is not callable.
   """
-  return _load(name, "an observation transform")
+  name = config.observation_transform
+  return load_function(name, "an observation transform") if name else None
 
 
-def load_factory(name: str) -> Callable[..., Any]:
-  """What a `package.module:factory` names; modules here come first.
+def load_function(name: str, what: str) -> Callable[..., Any]:
+  """Imports a function; modules of the current directory come first.
+
+  Args:
+    name: `package.module:function`.
+    what: what the function is, for messages.
 
   Raises:
-    types.ConfigError: there is nothing of that name that can be called.
+    types.ConfigError: it cannot be imported, or is not callable.
   """
-  factory = _load(name, "an environment factory")
-  if not callable(factory):
+  expected = f"expected {what} package.module:function, found {name!r}"
+  module, colon, function = name.partition(":")
+  module = _ALIASES.get(module, module)
+  if not colon:
+    raise types.ConfigError(f"{expected}, which has no colon")
+  if module == "__main__":
     raise types.ConfigError(
-      "expected an environment factory package.module:function, found"
-      f" {name!r}, which is not callable: {factory!r}"
+      f"{expected}: a program cannot be imported, only a module can"
     )
-  return factory
+  current_directory = str(pathlib.Path.cwd())
+  if sys.path[0] != current_directory:
+    sys.path.insert(0, current_directory)
+  try:
+    found = getattr(importlib.import_module(module), function)
+  except Exception as error:  # A module may raise anything.
+    raise types.ConfigError(f"{expected}: {in_one_line(error)}") from error
+  if not callable(found):
+    raise types.ConfigError(f"{expected}, which is not callable: {found!r}")
+  return found
 
 
-def pickled(work: Any) -> bytes:
-  """A config, or what has one, for another process.
+def pickled(value: Any) -> bytes:
+  """Pickles a config, or what contains one, for another process.
 
   Raises:
     types.ConfigError: it cannot be pickled.
   """
   try:
-    return pickle.dumps(work)
+    return pickle.dumps(value)
   except (pickle.PicklingError, AttributeError, TypeError) as error:
     raise types.ConfigError(
-      f"expected options that can be pickled for a process of its own: {error}"
+      f"expected options that can be pickled for another process: {error}"
     ) from error
 
 
 def in_one_line(error: BaseException) -> str:
-  """What an exception is and says, and where it was raised."""
-  said = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(" :")
+  """An exception's type, message and line of code."""
+  text = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(" :")
   frames = traceback.extract_tb(error.__traceback__)
   if not frames or isinstance(error, ImportError):
-    return said
-  place = frames[-1]
-  return f"{said} ({pathlib.Path(place.filename).name}, line {place.lineno})"
+    return text
+  file_name = pathlib.Path(frames[-1].filename).name
+  return f"{text} ({file_name}, line {frames[-1].lineno})"
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-  """What an unknown name may have been meant to be."""
+  """Known names for a message about an unknown one, similar ones first."""
   known = list(known)
   close = difflib.get_close_matches(name, known, n=3)
   start = f"Did you mean {' or '.join(close)}? " if close else ""
   return f"{start}Known: {', '.join(known) or 'none'}."
-
-
-def transformed(
-  observation: types.Tree, transform: Transform, name: str
-) -> types.Tree:
-  """The specs of what a transform makes of observations.
-
-  Args:
-    observation: a nest of specs.
-    transform: maps `[B, ...]` to `[B, ...]`.
-    name: of the transform, for messages.
-
-  Raises:
-    types.ConfigError: it fails on an example, or loses the batch axis.
-  """
-  example = trees.zeros(observation, (2,))
-  try:
-    results = tree.map_structure(np.asarray, transform(example))
-  except Exception as error:
-    raise types.ConfigError(
-      f"the observation transform {name} fails on {observation}: {error!r}"
-    ) from error
-  before = {
-    id(leaf): spec
-    for leaf, spec in zip(
-      tree.flatten(example), tree.flatten(observation), strict=True
-    )
-  }
-
-  def spec(leaf: np.ndarray) -> dm_env.specs.Array:
-    if leaf.shape[:1] != (2,):
-      raise types.ConfigError(
-        f"expected the observation transform {name} to keep the batch axis of"
-        f" size 2, found shape {leaf.shape}"
-      )
-    # A part that the transform passes on stays discrete, or bounded.
-    return before.get(id(leaf)) or dm_env.specs.Array(
-      leaf.shape[1:], narrowed(leaf.dtype)
-    )
-
-  return tree.map_structure(spec, results)
-
-
-def _load(name: str, what: str) -> Any:
-  module, colon, function = name.partition(":")
-  module = _ALIASES.get(module, module)
-  here = str(pathlib.Path.cwd())
-  if sys.path[0] != here:
-    sys.path.insert(0, here)
-  try:
-    if not colon:
-      raise AttributeError("the name has no colon")
-    if module == "__main__":
-      raise AttributeError("a program cannot be imported, only a module can")
-    return getattr(importlib.import_module(module), function)
-  except Exception as error:  # A module may raise anything.
-    raise types.ConfigError(
-      f"expected {what} package.module:function, found {name!r}:"
-      f" {in_one_line(error)}"
-    ) from error

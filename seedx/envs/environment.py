@@ -1,4 +1,4 @@
-"""What all environments have in common, and how each kind is made."""
+"""The interface of all environments, and how they are made."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -7,18 +7,19 @@ import numpy as np
 
 from seedx import types
 from seedx.envs import config as env_config
+from seedx.envs import envpool_adapter, envpool_spec, processes
 
 
 class Environment(Protocol):
   """Environments of one kind, of which `recv` returns those that are ready.
 
-  One thread may call `recv` while another calls `send`. When an episode has
-  ended, the next action of that environment is ignored and its next row is the
-  FIRST of a new episode, with reward 0 and discount 1. The discount is 0 where
-  an episode terminates, and not where a time limit cuts it off.
+  One thread may call `recv` while another calls `send`. After an episode has
+  ended, the environment's next action is ignored and its next row is the FIRST
+  of a new episode, with reward 0 and discount 1. The discount is 0 where an
+  episode terminates, but not where a time limit truncates it.
 
   Attributes:
-    spec: what one environment takes and gives.
+    spec: observations and actions of one environment.
     num_envs: how many environments there are.
     batch_size: how many rows `recv` returns.
   """
@@ -32,14 +33,16 @@ class Environment(Protocol):
     ...
 
   def recv(self) -> types.Rows:
-    """Waits for `batch_size` environments; returns their rows.
+    """Waits for `batch_size` environments and returns their rows.
 
-    The arrays are the caller's own. Ask only for rows of environments that do
-    not wait for their actions.
+    The caller owns the arrays. Call it only while at least `batch_size`
+    environments have been reset, or have been sent an action. On a LAST step,
+    whose action is ignored, an action mask without a legal action becomes one
+    where all are legal.
 
     Raises:
       RuntimeError: an environment has failed.
-      ValueError: an environment goes on, and yet no action is legal in it.
+      ValueError: no action is legal, and yet the episode goes on.
     """
     ...
 
@@ -47,25 +50,29 @@ class Environment(Protocol):
     """Gives environments their actions.
 
     Args:
-      index: `[B]` int32, environments that `recv` returned and that have had no
-        action since. B is `batch_size` or any other number.
-      action: `[B, *action_shape]`; floats are clipped to their bounds.
+      index: `[B]` int32, environments that `recv` has returned and that have
+        had no action since. B may differ from `batch_size`.
+      action: `[B, *action_shape]`; floats are clipped to the bounds of
+        `spec.action`.
 
     Raises:
-      ValueError: the shape is another, or a discrete action is out of range.
+      ValueError: the shape is wrong, or a discrete action is out of range.
     """
     ...
 
   def render(self) -> np.ndarray:
-    """A frame `[H, W, 3]` uint8 of environment 0.
+    """Renders environment 0 as a frame `[H, W, 3]` of uint8.
+
+    No other thread may call `recv` meanwhile.
 
     Raises:
-      types.ConfigError: there is none, or `make` was not told `render=True`.
+      types.ConfigError: it cannot be rendered, or `make` was not called with
+        `render=True`.
     """
     ...
 
   def close(self) -> None:
-    """Ends the environments; `recv` must not be waiting."""
+    """Closes the environments; no thread may be waiting in `recv`."""
     ...
 
 
@@ -81,29 +88,24 @@ def make(
   """Makes environments; `reset` starts them.
 
   Args:
-    config: which environment, EnvPool's or one of the user's.
+    config: which environment, one of EnvPool's or the user's own.
     num_envs: at least 1.
     batch_size: rows of a `recv`, from 1 to `num_envs`. If smaller than
-      `num_envs`, `recv` returns the first that are ready and the others step
-      meanwhile. None means `num_envs`: every `recv` returns all of them, in
-      order.
+      `num_envs`, `recv` returns the first that are ready while the others still
+      step. None means `num_envs`: every `recv` returns all of them, in order.
     seed: environment k is seeded with `seed + k`.
-    num_threads: threads that step environments of EnvPool, or processes that
-      step others; at least 1.
-    render: whether `render` will be asked for frames.
+    num_threads: at least 1; threads that step EnvPool's environments, or
+      processes that step the user's own.
+    render: whether `render` will be called.
 
   Raises:
     types.ConfigError: as `spec` does, or where a number is out of range.
   """
-  # EnvPool is imported by those who use it: it takes a second with JAX.
-  if env_config.is_own(config):
-    from seedx.envs import process_adapter
-
-    kind: Callable[..., Environment] = process_adapter.ProcessEnvironment
-  else:
-    from seedx.envs import envpool_adapter
-
-    kind = envpool_adapter.EnvPoolEnvironment
+  kind: Callable[..., Environment] = (
+    processes.ProcessEnvironment
+    if env_config.is_own(config)
+    else envpool_adapter.EnvPoolEnvironment
+  )
   return kind(
     config,
     num_envs,
@@ -115,15 +117,15 @@ def make(
 
 
 def spec(config: env_config.Config) -> types.EnvironmentSpec:
-  """What one environment takes and gives.
+  """The observations and actions of one environment.
 
   Args:
-    config: which environment. One of the user's is made once in a process to
-      find out, in a process of its own.
+    config: which environment. One of EnvPool's is not made for this; one of the
+      user's own is made once, in a separate process.
 
   Returns:
     The spec. Observations of 64 bits are narrowed to 32. Floating point
-    observations are given without bounds, which are often placeholders.
+    observations have no bounds, since those given are often placeholders.
 
   Raises:
     types.ConfigError: the environment, an option, an info key, the action mask
@@ -131,9 +133,5 @@ def spec(config: env_config.Config) -> types.EnvironmentSpec:
       missing, or the actions are not supported.
   """
   if env_config.is_own(config):
-    from seedx.envs import process_adapter
-
-    return process_adapter.spec(config)
-  from seedx.envs import envpool_spec
-
+    return processes.spec(config)
   return envpool_spec.spec(config)

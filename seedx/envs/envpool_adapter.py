@@ -1,14 +1,12 @@
 """Many EnvPool environments as batched `dm_env` time steps.
 
-EnvPool's `dm` mode reports discount 0 on a time limit, so this is built on its
+EnvPool's `dm` mode reports discount 0 on a time limit, so this uses its
 `gymnasium` mode.
 """
 
 import warnings
-from typing import Any
 
 import dm_env
-import envpool
 import numpy as np
 import tree
 
@@ -21,25 +19,12 @@ _MID = np.uint8(dm_env.StepType.MID)
 
 
 class EnvPoolEnvironment:
-  """Environments of one kind, of which `recv` returns those that are ready.
+  """Environments of EnvPool; see `envs.Environment`.
 
-  One thread may call `recv` while another calls `send`; `recv` releases the
-  interpreter while it waits. When an episode has ended, the next action of that
-  environment is ignored and its next row is the FIRST of a new episode, with
-  reward 0 and discount 1.
-
-  The discount is 0 where an episode terminates and 1 elsewhere, at a time limit
-  too. EnvPool says truncated where both happen in one step.
-
-  Attributes:
-    spec: what one environment takes and gives.
-    num_envs: how many environments there are.
-    batch_size: how many rows `recv` returns.
+  `recv` releases the interpreter's lock while it waits. The discount is 0 where
+  an episode terminates and 1 elsewhere, also at a time limit. If both happen in
+  one step, EnvPool says truncated.
   """
-
-  spec: types.EnvironmentSpec
-  num_envs: int
-  batch_size: int
 
   def __init__(
     self,
@@ -51,12 +36,9 @@ class EnvPoolEnvironment:
     num_threads: int = 1,
     render: bool = False,
   ) -> None:
-    """Makes the environments, as `envs.make` is told to; `reset` starts them.
-
-    Raises:
-      types.ConfigError: as `spec` does, or where a number is out of range.
-    """
-    batch_size = observations.check_numbers(
+    """See `envs.make`."""
+    self.num_envs = num_envs
+    self.batch_size = observations.check_numbers(
       num_envs, batch_size, num_threads, seed
     )
     pool_spec, options = envpool_spec.pool_spec_and_options(config)
@@ -64,24 +46,29 @@ class EnvPoolEnvironment:
       options |= {"render_mode": "rgb_array"}
     self.spec = envpool_spec.environment_spec(config, pool_spec)
     self._name = config.env
-    self.num_envs = num_envs
-    self.batch_size = batch_size
+    self._is_atari = envpool_spec.is_atari(pool_spec)
     self._info_keys = envpool_spec.joined_info_keys(config, pool_spec)
-    self._transform = (
-      env_config.load_transform(config.observation_transform)
-      if config.observation_transform
-      else None
-    )
-    self._read_pool_spec(pool_spec)
+    self._transform = env_config.load_transform(config)
+    dtypes = [
+      np.dtype(array_spec.dtype)
+      for array_spec in envpool_spec.observation_array_specs(pool_spec).values()
+    ]
+    self._must_narrow = bool(self._info_keys) or dtypes != [
+      observations.narrowed(dtype) for dtype in dtypes
+    ]
+    action_spec = envpool_spec.action_array_spec(pool_spec)
+    self._action_dtype = np.dtype(action_spec.dtype)
+    self._low = np.asarray(action_spec.minimum, self._action_dtype)
+    self._high = np.asarray(action_spec.maximum, self._action_dtype)
     self._episode_ended = np.ones(num_envs, np.bool_)
     self._game_return = np.zeros(num_envs, np.float64)
     self._pool = envpool_spec.call(
       config.env,
-      envpool.make,
+      envpool_spec.library().make,
       config.env,
       env_type="gymnasium",
       num_envs=num_envs,
-      batch_size=batch_size,
+      batch_size=self.batch_size,
       num_threads=num_threads,
       seed=seed,
       **options,
@@ -92,36 +79,30 @@ class EnvPoolEnvironment:
       _ = self._pool.observation_space
 
   def reset(self) -> None:
-    """Starts every environment; call it once, before the first `recv`."""
+    """See `envs.Environment`."""
     self._episode_ended[:] = True
     self._game_return[:] = 0
     self._pool.async_reset()
 
   def recv(self) -> types.Rows:
-    """Waits for `batch_size` environments.
+    """See `envs.Environment`.
 
-    Returns:
-      Their rows. The arrays are the caller's own: EnvPool makes new ones every
-      time. `episode_return` is the raw return of a whole game also where
-      Atari's `episodic_life` ends episodes earlier or `reward_clip` clips; an
-      emulator's rewards during the reset of an episode are never seen. Where
-      an episode has ended, so that its next action is ignored, an action mask
-      of no legal action becomes one of all.
-
-    Raises:
-      ValueError: an environment goes on, and yet no action is legal in it.
+    `episode_return` is the raw return of a whole game, also where Atari's
+    `episodic_life` ends episodes earlier or `reward_clip` clips rewards. It
+    lacks the rewards that an emulator gives while it resets an episode.
     """
     observation, reward, terminated, truncated, info = self._pool.recv()
     index = info["env_id"]
     last = terminated | truncated
-    # Not `elapsed_step == 0`: after a life loss Atari's goes on counting.
+    # Not `elapsed_step == 0`: Atari does not reset it after a life loss.
     first = self._episode_ended[index]
     self._episode_ended[index] = last
 
     step_type = last.view(np.uint8) + _MID
     step_type[first] = _FIRST
     discount = (~terminated).astype(np.float32)
-    reward[first] = 0  # Some of the control suite reward the reset.
+    # Some environments of the control suite reward the reset.
+    reward[first] = 0
 
     game_ended, raw_reward = last, reward
     if self._is_atari:
@@ -130,9 +111,12 @@ class EnvPoolEnvironment:
     game_return = self._game_return[index] + raw_reward
     self._game_return[index] = np.where(game_ended, 0, game_return)
     game_return[~game_ended] = np.nan
-    observation = self._observation(observation, info)
-    observation = observations.with_legal_actions(
-      self.spec, observation, index, last
+
+    observation = observations.joined(observation, info, self._info_keys)
+    if self._must_narrow:
+      observation = tree.map_structure(_narrow, observation)
+    observation = observations.processed(
+      self.spec, self._transform, observation, index, last
     )
     return types.Rows(
       index=index,
@@ -141,34 +125,19 @@ class EnvPoolEnvironment:
     )
 
   def send(self, index: np.ndarray, action: np.ndarray) -> None:
-    """Gives environments their actions.
-
-    Args:
-      index: `[B]` int32, environments that `recv` returned and that have had no
-        action since. B is `batch_size` or any other number.
-      action: `[B]` or `[B, A]` integers, or `[B, A]` floats, which are clipped
-        to the bounds of `spec.action`.
-
-    Raises:
-      ValueError: the shape is another, or a discrete action is out of range;
-        EnvPool would read memory that is not its own.
-    """
-    action = observations.checked_action(
-      self.spec.action, index, action, self._action_dtype, self._high
-    )
-    if np.issubdtype(self.spec.action.dtype, np.floating):
+    """See `envs.Environment`."""
+    # EnvPool itself would read beyond an array that is too small.
+    action = observations.checked_action(self.spec.action, index, action)
+    action = action.astype(self._action_dtype, copy=False)
+    if self.spec.action.dtype.kind == "f":
       action = np.clip(action, self._low, self._high)
     self._pool.send(action, index)
 
   def render(self) -> np.ndarray:
-    """A frame of environment 0, which was made with `render`.
+    """See `envs.Environment`.
 
-    Returns:
-      `[H, W, 3]` uint8.
-
-    Raises:
-      types.ConfigError: the environment has no frames. `check_render` finds
-        out in a process of its own: some environments end theirs instead.
+    Some environments end their process if they cannot be rendered, so
+    `check_render` tries it in another process.
     """
     try:
       frames = self._pool.render(env_ids=0)
@@ -179,33 +148,11 @@ class EnvPoolEnvironment:
     return observations.checked_frame(frames[0], self._name)
 
   def close(self) -> None:
-    """Ends the environments and their threads; `recv` must not be waiting."""
+    """See `envs.Environment`."""
     if self._pool is not None:
       self._pool.close()
       self._pool = None  # EnvPool joins its threads when it is destroyed.
 
-  def _read_pool_spec(self, pool_spec: Any) -> None:
-    self._is_atari = envpool_spec.is_atari(pool_spec)
-    untouched = not self._info_keys and self._transform is None
-    self._pass_observation_on = untouched and all(
-      array_spec.dtype == env_config.narrowed(np.dtype(array_spec.dtype))
-      for key, array_spec in pool_spec.state_array_spec.items()
-      if key.split(":")[0] == "obs"
-    )
-    action_spec = envpool_spec.action_array_spec(pool_spec)
-    self._action_dtype = np.dtype(action_spec.dtype)
-    self._low = np.asarray(action_spec.minimum, self._action_dtype)
-    self._high = np.asarray(action_spec.maximum, self._action_dtype)
-
-  def _observation(
-    self, observation: types.Tree, info: dict[str, Any]
-  ) -> types.Tree:
-    if self._pass_observation_on:
-      return observation
-    observation = observations.joined(observation, info, self._info_keys)
-    observation = tree.map_structure(_narrow, observation)
-    return observations.seen(self.spec, self._transform, observation)
-
 
 def _narrow(array: np.ndarray) -> np.ndarray:
-  return array.astype(env_config.narrowed(array.dtype), copy=False)
+  return array.astype(observations.narrowed(array.dtype), copy=False)

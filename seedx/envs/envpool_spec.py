@@ -1,11 +1,10 @@
-"""What an EnvPool environment takes and gives, and what may be asked of it."""
+"""The spec of an EnvPool environment, and the options that it takes."""
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import dm_env
-import envpool
 import numpy as np
 
 from seedx import types
@@ -21,7 +20,7 @@ _MAKE_OPTIONS = (
   "render_mode",
   "render_width",
 )
-# Options that are arguments here, or whose effect would be lost on the way.
+# Options that are arguments here, or would have no effect.
 _REFUSED_OPTIONS = {
   "num_envs": "pass the argument num_envs",
   "batch_size": "pass the argument batch_size",
@@ -35,21 +34,19 @@ _REFUSED_OPTIONS = {
 }
 
 
-def spec(config: env_config.Config) -> types.EnvironmentSpec:
-  """What one environment takes and gives; no environment is made.
+def library() -> Any:
+  """EnvPool, imported where it is first used.
 
-  Args:
-    config: which environment.
-
-  Returns:
-    The spec. Observations of 64 bits are narrowed to 32. Floating point
-    observations are given without bounds: EnvPool's are often placeholders.
-
-  Raises:
-    types.ConfigError: the environment, an option, an info key, the action mask
-      or the transform is unknown, a system library is missing, or the actions
-      are not supported.
+  The processes of own environments import this package too. Without EnvPool,
+  which imports JAX, they start in a third of a second instead of three.
   """
+  import envpool
+
+  return envpool
+
+
+def spec(config: env_config.Config) -> types.EnvironmentSpec:
+  """See `envs.spec`."""
   pool_spec, _ = pool_spec_and_options(config)
   return environment_spec(config, pool_spec)
 
@@ -57,9 +54,13 @@ def spec(config: env_config.Config) -> types.EnvironmentSpec:
 def pool_spec_and_options(
   config: env_config.Config,
 ) -> tuple[Any, dict[str, Any]]:
-  """EnvPool's own spec, and the options with the defaults of this package."""
+  """EnvPool's own spec, and the options with the defaults of this package.
+
+  Raises:
+    types.ConfigError: the environment or an option is unknown or refused.
+  """
   env_id, options = config.env, config.env_options
-  if env_id not in envpool.list_all_envs():
+  if env_id not in library().list_all_envs():
     raise types.ConfigError(_unknown_env_message(env_id))
   for name in options:
     if name in _REFUSED_OPTIONS:
@@ -68,13 +69,13 @@ def pool_spec_and_options(
       )
   resolved = dict(options)
   try:
-    pool_spec = call(env_id, envpool.make_spec, env_id, **resolved)
+    pool_spec = call(env_id, library().make_spec, env_id, **resolved)
   except types.ConfigError:
     _check_option_names(env_id, options)
     raise
   if "stack_num" in pool_spec.config._fields and "stack_num" not in options:
     resolved["stack_num"] = 1
-    pool_spec = call(env_id, envpool.make_spec, env_id, **resolved)
+    pool_spec = call(env_id, library().make_spec, env_id, **resolved)
   return pool_spec, resolved
 
 
@@ -82,13 +83,10 @@ def environment_spec(
   config: env_config.Config, pool_spec: Any
 ) -> types.EnvironmentSpec:
   """Translates EnvPool's spec; raises `types.ConfigError` where it cannot."""
-  env_id = config.env
-  keys = joined_info_keys(config, pool_spec)
-  observation = _observation_spec(env_id, pool_spec, keys)
   return observations.environment_spec(
     config,
-    observation,
-    _action_spec(env_id, pool_spec),
+    _observation_spec(config, pool_spec),
+    _action_spec(config.env, pool_spec),
     pool_spec.config.frame_skip if is_atari(pool_spec) else 1,
   )
 
@@ -96,25 +94,34 @@ def environment_spec(
 def joined_info_keys(
   config: env_config.Config, pool_spec: Any
 ) -> tuple[str, ...]:
-  """The info keys that join the observation, a mask named there included."""
-  named = f"info:{config.action_mask}" in pool_spec.state_array_spec
-  return observations.joined_info_keys(config, named)
+  """The info keys to add to the observation, with the mask's if it is one."""
+  mask_in_info = f"info:{config.action_mask}" in pool_spec.state_array_spec
+  return observations.joined_info_keys(config, mask_in_info)
 
 
 def is_atari(pool_spec: Any) -> bool:
-  """Whether `info` tells the raw reward and the end of the whole game."""
+  """Whether `info` has the raw reward and the end of the whole game."""
   return type(pool_spec).__name__ == "AtariEnvSpec"
 
 
+def observation_array_specs(pool_spec: Any) -> dict[str, Any]:
+  """EnvPool's specs of the parts of an observation, by their paths."""
+  return {
+    key: value
+    for key, value in pool_spec.state_array_spec.items()
+    if key.split(":")[0] == "obs"
+  }
+
+
 def action_array_spec(pool_spec: Any) -> Any:
-  """EnvPool's spec of the action; only the last when there are several."""
+  """EnvPool's spec of the action; only the last if there are several."""
   return list(pool_spec.action_array_spec.values())[-1]
 
 
 def call(
   env_id: str, function: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
-  """Calls EnvPool, and repeats what it objects to as a `types.ConfigError`."""
+  """Calls EnvPool; raises its errors as `types.ConfigError`."""
   try:
     return function(*args, **kwargs)
   except (
@@ -128,11 +135,10 @@ def call(
 
 
 def _unknown_env_message(env_id: str) -> str:
-  known = envpool.list_all_envs()
-  by_lower_case = {name.lower(): name for name in known}
+  by_lower_case = {name.lower(): name for name in library().list_all_envs()}
   close = difflib.get_close_matches(env_id.lower(), by_lower_case, n=5)
   matches = [by_lower_case[name] for name in close]
-  # Gym's older names decorate: PongNoFrameskip-v4, ALE/Pong-v5.
+  # Gym's older names have more in them: PongNoFrameskip-v4, ALE/Pong-v5.
   for lower, name in by_lower_case.items():
     stem = lower.rpartition("-")[0]
     if len(stem) > 3 and stem in env_id.lower() and name not in matches:
@@ -140,14 +146,14 @@ def _unknown_env_message(env_id: str) -> str:
   advice = (
     f"Did you mean {', '.join(matches[:8])}?"
     if matches
-    else "envpool.list_all_envs() has them all."
+    else "envpool.list_all_envs() lists all."
   )
   return f"EnvPool has no environment {env_id!r}. {advice}"
 
 
 def _check_option_names(env_id: str, options: Mapping[str, Any]) -> None:
   variant = {key: options[key] for key in ("from_pixels",) if key in options}
-  config = call(env_id, envpool.make_spec, env_id, **variant).config
+  config = call(env_id, library().make_spec, env_id, **variant).config
   known = {*config._fields, *_MAKE_OPTIONS}
   for name in options:
     if name not in known:
@@ -157,33 +163,30 @@ def _check_option_names(env_id: str, options: Mapping[str, Any]) -> None:
       )
 
 
-def _observation_spec(
-  env_id: str, pool_spec: Any, info_keys: Sequence[str]
-) -> types.Tree:
-  specs = pool_spec.state_array_spec
-  leaves = {
-    key: value for key, value in specs.items() if key.split(":")[0] == "obs"
-  }
+def _observation_spec(config: env_config.Config, pool_spec: Any) -> types.Tree:
+  leaves = observation_array_specs(pool_spec)
   observation: types.Tree = {}
-  for key, value in leaves.items():
-    if len(leaves) == 1:  # EnvPool gives a single one without its name.
+  for path, value in leaves.items():
+    if len(leaves) == 1:  # EnvPool returns a single array without its name.
       observation = _leaf_spec("observation", value)
       break
-    *parents, name = key.replace(":", ".").split(".")[1:]
+    *parents, name = path.replace(":", ".").split(".")[1:]
     node = observation
     for parent in parents:
       node = node.setdefault(parent, {})
     node[name] = _leaf_spec(name, value)
-  if not info_keys:
-    return observation
-
+  specs = pool_spec.state_array_spec
   infos = {"elapsed_step": specs["elapsed_step"]} | {
     key.removeprefix("info:"): value
     for key, value in specs.items()
     if key.startswith("info:") and "players." not in key
   }
-  known = {key: _leaf_spec(key, value) for key, value in infos.items()}
-  return observations.with_info(env_id, observation, known, info_keys)
+  return observations.joined_spec(
+    config.env,
+    observation,
+    {key: _leaf_spec(key, value) for key, value in infos.items()},
+    joined_info_keys(config, pool_spec),
+  )
 
 
 def _leaf_spec(name: str, array_spec: Any) -> dm_env.specs.Array:
@@ -198,7 +201,7 @@ def _leaf_spec(name: str, array_spec: Any) -> dm_env.specs.Array:
 
 def _action_spec(env_id: str, pool_spec: Any) -> dm_env.specs.BoundedArray:
   supported = (
-    "Supported are one player with discrete actions that count from 0, one or "
+    "Supported is one player, with discrete actions that count from 0, one or "
     "a vector of them, or with a continuous action of rank 1 and finite bounds."
   )
   specs = pool_spec.action_array_spec
@@ -212,13 +215,13 @@ def _action_spec(env_id: str, pool_spec: Any) -> dm_env.specs.BoundedArray:
   array_spec = action_array_spec(pool_spec)
   shape, dtype = _shape(array_spec), np.dtype(array_spec.dtype)
   low, high = np.asarray(array_spec.minimum), np.asarray(array_spec.maximum)
-  # VizDoom's combined actions are discrete, and yet float64.
+  # VizDoom's combined actions are discrete, but float64.
   is_discrete = np.issubdtype(dtype, np.integer) or array_spec.is_discrete
   if is_discrete and shape == () and low == 0:
     return dm_env.specs.DiscreteArray(int(high) + 1, np.int32, "action")
   if is_discrete and len(shape) == 1 and np.all(low == 0):
     return dm_env.specs.BoundedArray(shape, np.int32, 0, high, "action")
-  # EnvPool writes the largest number of the dtype where it has no bound.
+  # EnvPool's bound is the largest number of the dtype where there is none.
   unbounded = np.maximum(np.abs(low), np.abs(high)) >= np.finfo(np.float32).max
   if (
     not np.issubdtype(dtype, np.floating)
@@ -233,5 +236,5 @@ def _action_spec(env_id: str, pool_spec: Any) -> dm_env.specs.BoundedArray:
 
 
 def _shape(array_spec: Any) -> tuple[int, ...]:
-  """The shape for one environment: EnvPool writes -1 for its players."""
+  """The shape without the axis of players, whose size EnvPool gives as -1."""
   return tuple(size for size in array_spec.shape if size != -1)

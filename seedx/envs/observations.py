@@ -1,7 +1,7 @@
 """What every kind of environment does with observations and actions.
 
-Observations get entries of `info` and go through a transform; an action mask is
-found and checked; actions are checked. All of it on batches, in NumPy.
+Adds entries of `info` to observations, applies a transform, finds and checks
+the action mask, and checks actions; all of it on batches, in NumPy.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,11 +11,37 @@ import dm_env
 import numpy as np
 import tree
 
-from seedx import types
+from seedx import trees, types
 from seedx.envs import config as env_config
 
-# An integer below a larger bound is a count, not a choice.
+# An integer with more values than this is taken for a count, not a choice.
 MAX_DISCRETE_VALUES = 2**20
+_NARROWED_DTYPES = {
+  np.dtype(np.float64): np.dtype(np.float32),
+  np.dtype(np.int64): np.dtype(np.int32),
+  np.dtype(np.uint64): np.dtype(np.uint32),
+}
+
+
+def narrowed(dtype: np.dtype) -> np.dtype:
+  """The dtype of 32 bits for one of 64; other dtypes as they are."""
+  return _NARROWED_DTYPES.get(dtype, dtype)
+
+
+def check_numbers(
+  num_envs: int, batch_size: int | None, num_threads: int, seed: int
+) -> int:
+  """Checks the arguments of `make`; returns the batch size.
+
+  Raises:
+    types.ConfigError: a number is out of range.
+  """
+  batch_size = num_envs if batch_size is None else batch_size
+  types.check_range("num_envs", num_envs, 1, 2**31 - 1)
+  types.check_range("batch_size", batch_size, 1, num_envs)
+  types.check_range("num_threads", num_threads, 1, 2**31 - 1)
+  types.check_range("seed", seed, 0, 2**31 - num_envs)
+  return batch_size
 
 
 def environment_spec(
@@ -29,15 +55,15 @@ def environment_spec(
   Args:
     config: which environment.
     observation: a nest of specs, entries of `info` included.
-    action: what an environment takes.
+    action: the spec of an action.
     frames_per_step: emulator frames in an env step.
 
   Raises:
-    types.ConfigError: the transform cannot be used, or a mask is not there.
+    types.ConfigError: the transform cannot be used, or the mask is not there.
   """
-  if config.observation_transform:
-    transform = env_config.load_transform(config.observation_transform)
-    observation = env_config.transformed(
+  transform = env_config.load_transform(config)
+  if transform is not None:
+    observation = _transformed_spec(
       observation, transform, config.observation_transform
     )
   return types.EnvironmentSpec(
@@ -55,12 +81,12 @@ def leaf_spec(
   low: np.ndarray | None,
   high: np.ndarray | None,
 ) -> dm_env.specs.Array:
-  """The spec of an array that may be of 64 bits, and have bounds.
+  """The spec of an array of an observation, narrowed to 32 bits.
 
-  Integers that are choices become a `DiscreteArray`, others keep their bounds;
-  floats lose them, which are often placeholders.
+  An integer that is a choice becomes a `DiscreteArray`, other integers keep
+  their bounds. Floats lose them, since they are often placeholders.
   """
-  dtype = env_config.narrowed(dtype)
+  dtype = narrowed(dtype)
   if low is None or high is None or not np.issubdtype(dtype, np.integer):
     return dm_env.specs.Array(shape, dtype, name)
   if shape == () and low == 0 and high < MAX_DISCRETE_VALUES:
@@ -73,7 +99,7 @@ def leaf_spec(
 def joined_info_keys(
   config: env_config.Config, mask_in_info: bool
 ) -> tuple[str, ...]:
-  """The info keys that join the observation, a mask named there included.
+  """The info keys to add to the observation, with the mask's if it is one.
 
   Args:
     config: which environment.
@@ -84,22 +110,22 @@ def joined_info_keys(
   return (*keys, mask) if named and mask_in_info and mask not in keys else keys
 
 
-def with_info(
+def joined_spec(
   env_id: str,
   observation: types.Tree,
   info: Mapping[str, Any],
   keys: Sequence[str],
 ) -> types.Tree:
-  """The spec of the observation that entries of `info` have joined.
+  """Adds the specs of entries of `info` to the spec of an observation.
 
   Args:
     env_id: for messages.
     observation: a nest of specs.
-    info: specs of what there is.
-    keys: what joins.
+    info: the specs of all entries; those that are not added may be None.
+    keys: of the entries to add.
 
   Raises:
-    types.ConfigError: a key is not there, or is in the observation already.
+    types.ConfigError: a key is unknown, or is in the observation already.
   """
   taken = list(
     observation if isinstance(observation, dict) else ["observation"]
@@ -122,7 +148,7 @@ def with_info(
 def joined(
   observation: types.Tree, info: Mapping[str, Any], keys: Sequence[str]
 ) -> types.Tree:
-  """An observation, or its spec, that entries of `info` have joined."""
+  """Adds entries of `info` to an observation, or their specs to its spec."""
   if not keys:
     return observation
   if not isinstance(observation, dict):
@@ -130,39 +156,35 @@ def joined(
   return observation | {key: info[key] for key in keys}
 
 
-def seen(
+def processed(
   spec: types.EnvironmentSpec,
   transform: env_config.Transform | None,
-  observation: types.Tree,
-) -> types.Tree:
-  """What the agent sees of observations `[B, ...]`, as `spec` says."""
-  if transform is None:
-    return observation
-  return tree.map_structure(
-    lambda leaf_spec, leaf: np.asarray(leaf, leaf_spec.dtype),
-    spec.observation,
-    transform(observation),
-  )
-
-
-def with_legal_actions(
-  spec: types.EnvironmentSpec,
   observation: types.Tree,
   index: np.ndarray,
   last: np.ndarray,
 ) -> types.Tree:
-  """The observation, after its action mask has been checked.
+  """Transforms observations and checks their action mask.
 
   Args:
     spec: of the environments.
-    observation: `[B, ...]`.
+    transform: None for no change.
+    observation: `[B, ...]`, entries of `info` included.
     index: `[B]`, which environments.
-    last: `[B]` bool, where an episode has ended; an action mask of no legal
-      action becomes one of all there.
+    last: `[B]` bool, whether the episode has ended. There, a mask without a
+      legal action becomes one where all are legal.
+
+  Returns:
+    What the agent sees, as `spec` says.
 
   Raises:
-    ValueError: an environment goes on, and yet no action is legal in it.
+    ValueError: no action is legal, and yet the episode goes on.
   """
+  if transform is not None:
+    observation = tree.map_structure(
+      lambda leaf_spec, leaf: np.asarray(leaf, leaf_spec.dtype),
+      spec.observation,
+      transform(observation),
+    )
   key = spec.action_mask
   if key is None:
     return observation
@@ -175,85 +197,89 @@ def with_legal_actions(
     )
   if not np.any(none_legal):
     return observation
-  # The action after LAST is ignored.
   mask = observation[key].copy()
   mask[none_legal] = 1
   return observation | {key: mask}
 
 
 def checked_action(
-  spec: dm_env.specs.BoundedArray,
-  index: np.ndarray,
-  action: np.ndarray,
-  dtype: np.dtype,
-  high: np.ndarray,
+  spec: dm_env.specs.BoundedArray, index: np.ndarray, action: np.ndarray
 ) -> np.ndarray:
-  """Actions of environments, as an array of `dtype`.
+  """Checks actions; returns them as an array of the dtype of `spec`.
 
   Args:
     spec: of an action.
     index: `[B]`, which environments.
-    action: `[B]` or `[B, A]`.
-    dtype: of the result.
-    high: the largest of each integer.
+    action: `[B, *action_shape]`.
 
   Raises:
-    ValueError: the shape is another, or a discrete action is out of range.
+    ValueError: the shape is wrong, or a discrete action is out of range.
   """
   expected = (len(index), *spec.shape)
   if np.shape(action) != expected:
     raise ValueError(
       f"expected actions of shape {expected}, found {np.shape(action)}"
     )
-  action = np.asarray(action, dtype)
-  if np.issubdtype(spec.dtype, np.integer) and np.any(
-    (action < 0) | (action > high)
-  ):
+  action = np.asarray(action, spec.dtype)
+  if spec.dtype.kind == "i" and np.any((action < 0) | (action > spec.maximum)):
     raise ValueError(
-      f"expected actions from 0 to {high}, found "
+      f"expected actions from 0 to {spec.maximum}, found "
       f"{action.min()} to {action.max()}"
     )
   return action
 
 
-def check_numbers(
-  num_envs: int, batch_size: int | None, num_threads: int, seed: int
-) -> int:
-  """Checks the arguments of `make`; returns the batch size.
-
-  Raises:
-    types.ConfigError: a number is out of range.
-  """
-  batch_size = num_envs if batch_size is None else batch_size
-  types.check_range("num_envs", num_envs, 1, 2**31 - 1)
-  types.check_range("batch_size", batch_size, 1, num_envs)
-  types.check_range("num_threads", num_threads, 1, 2**31 - 1)
-  types.check_range("seed", seed, 0, 2**31 - num_envs)
-  return batch_size
-
-
 def checked_frame(frame: Any, name: str) -> np.ndarray:
-  """A rendered frame `[H, W, 3]`, as an array of the caller's own.
+  """Checks a rendered frame `[H, W, 3]`; returns a copy.
 
   Raises:
     types.ConfigError: it is something else.
   """
-  if (
-    not isinstance(frame, np.ndarray)
-    or frame.dtype != np.uint8
-    or frame.ndim != 3
-    or frame.shape[-1] != 3
-  ):
-    found = (
-      f"{frame.dtype} of shape {frame.shape}"
-      if isinstance(frame, np.ndarray)
-      else type(frame).__name__
-    )
+  found = type(frame).__name__
+  if isinstance(frame, np.ndarray):
+    if frame.dtype == np.uint8 and frame.ndim == 3 and frame.shape[-1] == 3:
+      return frame.copy()
+    found = f"{frame.dtype} of shape {frame.shape}"
+  raise types.ConfigError(
+    f"{name} cannot be rendered: expected a frame [H, W, 3] of uint8, found"
+    f" {found}"
+  )
+
+
+def _transformed_spec(
+  observation: types.Tree, transform: env_config.Transform, name: str
+) -> types.Tree:
+  """The specs of transformed observations, found by transforming an example.
+
+  Raises:
+    types.ConfigError: the transform fails on it, or loses the batch axis.
+  """
+  example = trees.zeros(observation, (2,))
+  try:
+    results = tree.map_structure(np.asarray, transform(example))
+  except Exception as error:
     raise types.ConfigError(
-      f"{name} cannot be rendered: expected a frame [H, W, 3] of uint8, found"
-      f" {found}"
+      f"the observation transform {name} fails on {observation}: {error!r}"
+    ) from error
+  # Arrays that the transform returns unchanged keep their specs.
+  unchanged = {
+    id(leaf): spec
+    for leaf, spec in zip(
+      tree.flatten(example), tree.flatten(observation), strict=True
     )
-  return frame.copy()
+  }
+
+  def spec(leaf: np.ndarray) -> dm_env.specs.Array:
+    if leaf.shape[:1] != (2,):
+      raise types.ConfigError(
+        f"expected the observation transform {name} to keep the batch axis of"
+        f" size 2, found shape {leaf.shape}"
+      )
+    return unchanged.get(id(leaf)) or dm_env.specs.Array(
+      leaf.shape[1:], narrowed(leaf.dtype)
+    )
+
+  return tree.map_structure(spec, results)
 
 
 def _action_mask(
@@ -264,10 +290,11 @@ def _action_mask(
   """The key of the mask in the observation; None where there is none."""
   key = config.action_mask
   found = observation.get(key) if isinstance(observation, dict) else None
-  discrete = isinstance(action, dm_env.specs.DiscreteArray)
-  # A dict of that name is not a mask.
+  # A nested dict has no shape.
   shape = getattr(found, "shape", None)
-  if discrete and shape == (action.num_values,):
+  if isinstance(action, dm_env.specs.DiscreteArray) and shape == (
+    action.num_values,
+  ):
     return key
   if key == env_config.DEFAULT_ACTION_MASK:
     return None

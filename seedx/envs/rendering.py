@@ -1,4 +1,4 @@
-"""Whether environments have frames, tried out where it can do no harm."""
+"""Tries in another process whether an environment can be rendered."""
 
 import pickle
 import subprocess
@@ -12,7 +12,7 @@ _REFUSED_STATUS = 2
 _DIED_STATUS = 3
 _TIMEOUT_SECONDS = 120.0
 
-# EnvPool would import JAX; environments of a user's have it in their workers.
+# EnvPool would import JAX; the workers of own environments may import it.
 _PROGRAM = """\
 import sys
 sys.path[:] = {path}
@@ -23,15 +23,15 @@ sys.exit(rendering.main())
 
 
 def check_render(config: env_config.Config) -> None:
-  """Renders one frame in a process of its own, which some environments end.
+  """Renders one frame in another process, since some environments end theirs.
 
   Args:
     config: which environment.
 
   Raises:
-    types.ConfigError: it has no frames, and why, in one line.
+    types.ConfigError: it cannot be rendered; one line says why.
   """
-  program = _PROGRAM.format(path=[str(place) for place in sys.path])
+  program = _PROGRAM.format(path=[str(path) for path in sys.path])
   try:
     done = subprocess.run(
       [sys.executable, "-P", "-c", program],
@@ -46,19 +46,19 @@ def check_render(config: env_config.Config) -> None:
     ) from None
   if done.returncode == 0:
     return
-  # MuJoCo complains to the standard output.
+  # MuJoCo writes errors to the standard output.
   last = _last_line(done.stderr) or _last_line(done.stdout)
   if done.returncode == _REFUSED_STATUS:
     raise types.ConfigError(last)
   raise types.ConfigError(
     f"{config.env} cannot be rendered: its process ended with status"
-    f" {done.returncode}: {last or 'it said nothing'} (a display or OpenGL may"
+    f" {done.returncode}: {last or 'no output'} (a display or OpenGL may"
     " be missing)"
   )
 
 
 def main() -> int:
-  """Renders one frame of what standard input says; returns an exit status."""
+  """Renders one frame of the config on standard input; returns the status."""
   config = pickle.load(sys.stdin.buffer)
   try:
     environments = environment.make(config, 1, render=True)
@@ -72,10 +72,10 @@ def main() -> int:
     print(" ".join(str(error).split()), file=sys.stderr)
     return _REFUSED_STATUS
   except RuntimeError:
-    return _DIED_STATUS  # What its process has said last says more.
+    return _DIED_STATUS  # The last line that its process printed says why.
   return 0
 
 
-def _last_line(said: bytes) -> str:
-  lines = [line.strip() for line in said.decode(errors="replace").split("\n")]
-  return next((line for line in reversed(lines) if line), "")
+def _last_line(output: bytes) -> str:
+  lines = output.decode(errors="replace").strip().split("\n")
+  return lines[-1].strip()

@@ -1,13 +1,13 @@
-"""Observation transforms, as a user would write them.
+"""Observation transforms, as examples of how to write one.
 
-An experiment takes one by name: `--observation-transform MODULE:FUNCTION`, with
-a module of yours in the current directory or any that is installed. It runs
-where the environments do, in NumPy.
+An experiment is given one by name: `--observation-transform MODULE:FUNCTION`,
+in a module of the current directory or an installed one. It runs in NumPy, in
+the process that receives the environments' observations.
 """
 
 import numpy as np
 
 
 def hide_velocities(observation: np.ndarray) -> np.ndarray:
-  """CartPole's position and angle `[B, 2]`, without how fast they change."""
+  """CartPole's position and angle `[B, 2]`, without their velocities."""
   return observation[:, [0, 2]]

@@ -8,7 +8,7 @@ import numpy as np
 
 from seedx import types
 from seedx.envs import config as env_config
-from seedx.envs import single
+from seedx.envs.processes import single
 
 
 class Single:
@@ -20,8 +20,8 @@ class Single:
     """Resets the environment, which has its seed.
 
     Raises:
-      types.ConfigError: a spec is not supported, `reset` goes wrong, or `info`
-        is asked for, which there is none of.
+      types.ConfigError: a spec is not supported, `reset` fails, or there are
+        info keys.
     """
     name = config.env
     if config.info_keys:
@@ -38,28 +38,28 @@ class Single:
     found = single.attempt(name, "reset", env.reset)
     if not isinstance(found, dm_env.TimeStep):
       raise types.ConfigError(
-        f"{name}: expected a dm_env.TimeStep of reset, found"
+        f"{name}: expected reset to return a dm_env.TimeStep, found"
         f" {type(found).__name__}"
       )
-    self.started = found.observation
+    self.first_observation = found.observation
 
   def reset(self) -> types.Tree:
-    """Starts an episode, with a seed of the environment's choice."""
+    """See `single.Single`."""
     return self._env.reset().observation
 
   def step(self, action: Any) -> single.Step:
-    """Acts."""
+    """See `single.Single`."""
     step_type, reward, discount, observation = self._env.step(action)
     if step_type == dm_env.StepType.FIRST:
       raise ValueError(
-        "expected a step of type MID or LAST of an episode that has not ended,"
-        " found FIRST"
+        "expected step type MID or LAST until the episode has ended, found"
+        " FIRST"
       )
     last = step_type == dm_env.StepType.LAST
     return observation, float(reward), float(discount), last
 
   def render(self) -> Any:
-    """A frame, of the environment's own or of its physics."""
+    """A frame, of the environment or of its physics."""
     if hasattr(self._env, "render"):
       return self._env.render()
     if hasattr(self._env, "physics"):
@@ -70,11 +70,11 @@ class Single:
     )
 
   def close(self) -> None:
-    """Ends it."""
+    """See `single.Single`."""
     self._env.close()
 
 
-def _leaves(name: str, spec: Any, path: tuple[str, ...]) -> Any:
+def _leaves(name: str, spec: Any, path: tuple[str, ...]) -> types.Tree:
   if (
     isinstance(spec, Mapping)
     and spec

@@ -8,7 +8,8 @@ from gymnasium import spaces
 
 from seedx import types
 from seedx.envs import config as env_config
-from seedx.envs import observations, single
+from seedx.envs import observations
+from seedx.envs.processes import single
 
 
 class Single:
@@ -20,7 +21,8 @@ class Single:
     """Resets the environment with its seed.
 
     Raises:
-      types.ConfigError: a space is not supported, or `reset` goes wrong.
+      types.ConfigError: a space or an info key is not supported, or `reset`
+        fails.
     """
     name = config.env
     self.action = _action(name, env.action_space)
@@ -28,7 +30,7 @@ class Single:
     found = single.attempt(name, "reset", env.reset, seed=seed)
     if not isinstance(found, tuple) or len(found) != 2:
       raise types.ConfigError(
-        f"{name}: expected (observation, info) of reset, found"
+        f"{name}: expected reset to return (observation, info), found"
         f" {type(found).__name__}"
       )
     observation, info = found
@@ -36,32 +38,32 @@ class Single:
       isinstance(leaves, dict) and config.action_mask in leaves
     )
     self._info_keys = observations.joined_info_keys(config, in_info)
-    known = {key: None for key in info} | {
-      key: _info_leaf(name, key, info[key])
-      for key in self._info_keys
-      if key in info
+    known = {
+      key: _info_leaf(name, key, value) if key in self._info_keys else None
+      for key, value in info.items()
     }
-    self.observation = observations.with_info(
+    self.observation = observations.joined_spec(
       name, leaves, known, self._info_keys
     )
     self._env, self._name = env, name
-    self.started = self._joined(observation, info)
+    self.first_observation = observations.joined(
+      observation, info, self._info_keys
+    )
 
   def reset(self) -> types.Tree:
-    """Starts an episode, with a seed of the environment's choice."""
-    return self._joined(*self._env.reset())
+    """See `single.Single`."""
+    return observations.joined(*self._env.reset(), self._info_keys)
 
   def step(self, action: Any) -> single.Step:
-    """Acts."""
+    """See `single.Single`."""
     observation, reward, terminated, truncated, info = self._env.step(action)
-    if self._info_keys:
-      observation = self._joined(observation, info)
+    observation = observations.joined(observation, info, self._info_keys)
     if terminated:
       return observation, float(reward), 0.0, True
     return observation, float(reward), 1.0, bool(truncated)
 
   def render(self) -> Any:
-    """A frame."""
+    """See `single.Single`."""
     if type(self._env.unwrapped).render is gymnasium.Env.render:
       raise types.ConfigError(
         f"{self._name} cannot be rendered: its environment has no render"
@@ -69,13 +71,8 @@ class Single:
     return self._env.render()
 
   def close(self) -> None:
-    """Ends it."""
+    """See `single.Single`."""
     self._env.close()
-
-  def _joined(
-    self, observation: types.Tree, info: dict[str, Any]
-  ) -> types.Tree:
-    return observations.joined(observation, info, self._info_keys)
 
 
 def _leaves(name: str, space: spaces.Space, path: tuple[str, ...]) -> Any:

@@ -1,0 +1,157 @@
+"""A worker's process, as its parent sees it."""
+
+import contextlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from multiprocessing import connection
+from typing import BinaryIO
+
+from seedx import types
+from seedx.envs import config as env_config
+from seedx.envs.processes import messages
+
+# A dead process closes its pipe, unless a process that it has started keeps it
+# open. So whoever waits for a message checks this often that it is alive.
+CHECK_SECONDS = 1.0
+# Environments may write files when they are closed.
+_CLOSE_SECONDS = 2.0
+_TERMINATE_SECONDS = 0.5
+
+# Only the parent handles Ctrl-C. It has the same module search path.
+_PROGRAM = """\
+import signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+sys.path[:] = {path}
+from seedx.envs.processes import worker
+worker.main({requests}, {replies}, {memory})
+"""
+
+
+class Process:
+  """A process that runs `worker`.
+
+  Attributes:
+    job: which environments it makes.
+    replies: where its messages arrive.
+    pending_resets: how many RESETs it has not answered yet; until it has
+      answered all, its rows are old.
+  """
+
+  def __init__(self, job: messages.Job, memory: BinaryIO) -> None:
+    """Starts it.
+
+    Args:
+      job: which environments it makes.
+      memory: a file, which will hold the rows.
+
+    Raises:
+      types.ConfigError: the job cannot be pickled.
+    """
+    message = env_config.pickled(job)
+    self.job = job
+    self.pending_resets = 0
+    requests, self._requests = connection.Pipe(duplex=False)
+    self.replies, replies = connection.Pipe(duplex=False)
+    with requests, replies:
+      files = (requests.fileno(), replies.fileno(), memory.fileno())
+      program = _PROGRAM.format(
+        path=[str(path) for path in sys.path],
+        requests=files[0],
+        replies=files[1],
+        memory=files[2],
+      )
+      self._popen = subprocess.Popen(
+        [sys.executable, "-P", "-c", program],
+        stdin=subprocess.DEVNULL,
+        pass_fds=files,
+        # Accelerators are for the learner.
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+      )
+    self.send(message)
+
+  def send(self, message: bytes) -> None:
+    """Sends a message; if the process has died, `receive` tells."""
+    with contextlib.suppress(BrokenPipeError):
+      self._requests.send_bytes(message)
+
+  def receive(self) -> tuple[bytes, bytes]:
+    """Waits for a message; returns its first byte and the rest.
+
+    If there is none and the process has died, they are FAILURE and how it died.
+    """
+    while True:
+      has_died = self.has_died()
+      if self.replies.poll(0 if has_died else CHECK_SECONDS):
+        return self.read()
+      if has_died:
+        return messages.FAILURE, self._death()
+
+  def read(self) -> tuple[bytes, bytes]:
+    """As `receive`, for when `replies` is ready to be read."""
+    try:
+      message = self.replies.recv_bytes()
+    except EOFError:
+      return messages.FAILURE, self._death()
+    return message[:1], message[1:]
+
+  def signature(self) -> messages.Signature:
+    """Waits until it has made its environments; returns their specs.
+
+    Raises:
+      types.ConfigError: it cannot make them.
+    """
+    kind, rest = self.receive()
+    if kind != messages.SIGNATURE:
+      raise types.ConfigError(rest.decode())
+    return pickle.loads(rest)
+
+  def has_died(self) -> bool:
+    """Whether the process has ended, in any way."""
+    return self._popen.poll() is not None
+
+  def _death(self) -> bytes:
+    # It closes its pipe a moment before it ends.
+    with contextlib.suppress(subprocess.TimeoutExpired):
+      self._popen.wait(CHECK_SECONDS)
+    job, status = self.job, self._popen.returncode
+    how = f"status {status}"
+    if status is not None and status < 0:
+      with contextlib.suppress(ValueError):
+        how = signal.Signals(-status).name
+    return (
+      f"the process of environments {job.first} to {job.first + job.count - 1}"
+      f" of {job.config.env} has died with {how}; see its output above, if any"
+    ).encode()
+
+
+def new_memory() -> BinaryIO:
+  """A file without a name, which is deleted when the last process closes it."""
+  if hasattr(os, "memfd_create"):
+    return os.fdopen(os.memfd_create("seedx.envs"), "r+b")
+  return tempfile.TemporaryFile()
+
+
+def end(processes: Sequence[Process]) -> None:
+  """Ends processes: closes their pipes, then terminates, then kills them."""
+  alive = list(processes)
+  for stop, seconds in (
+    (lambda process: process._requests.close(), _CLOSE_SECONDS),
+    (lambda process: process._popen.terminate(), _TERMINATE_SECONDS),
+    (lambda process: process._popen.kill(), float("inf")),
+  ):
+    for process in alive:
+      stop(process)
+    deadline = time.monotonic() + seconds
+    for process in list(alive):
+      try:
+        process._popen.wait(max(0.0, deadline - time.monotonic()))
+      except subprocess.TimeoutExpired:
+        continue
+      process.replies.close()
+      alive.remove(process)

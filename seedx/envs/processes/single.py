@@ -1,0 +1,219 @@
+"""One environment of the user's own, whichever interface it has."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import dm_env
+import numpy as np
+
+from seedx import types
+from seedx.envs import config as env_config
+from seedx.envs import observations
+
+# What a step returns: the observation, the reward, the discount (0 where the
+# episode terminates), and whether the episode ends. A NamedTuple is slower.
+Step = tuple[types.Tree, float, float, bool]
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+  """An array of an observation.
+
+  Attributes:
+    spec: the array that the agent sees.
+    kinds: the kinds of dtype that the environment's array may have.
+    offset: the smallest value of the environment's integers, which is 0 for the
+      agent; None if it is 0 for both.
+    path: the keys of the nested dicts that the array is in.
+  """
+
+  spec: dm_env.specs.Array
+  kinds: str
+  offset: np.ndarray | None
+  path: tuple[str, ...] = ()
+
+  def read(self, observation: types.Tree) -> np.ndarray:
+    """The array in an environment's observation.
+
+    Raises:
+      ValueError: it is missing, or has another shape or kind of dtype.
+    """
+    value = observation
+    for key in self.path:
+      if not isinstance(value, Mapping) or key not in value:
+        raise ValueError(
+          f"expected {key!r} in the observation, found"
+          f" {list(value) if isinstance(value, Mapping) else type(value)}"
+        )
+      value = value[key]
+    if type(value) is not np.ndarray:
+      value = np.asarray(value)
+    if value.shape != self.spec.shape or value.dtype.kind not in self.kinds:
+      raise ValueError(
+        f"expected the observation{_path_text(self.path)} to have shape"
+        f" {self.spec.shape} and dtype {self.spec.dtype}, as the environment"
+        f" says, found shape {value.shape} and dtype {value.dtype}"
+      )
+    return value if self.offset is None else value - self.offset
+
+
+class Action(NamedTuple):
+  """The actions of an environment.
+
+  Attributes:
+    spec: of the agent's actions.
+    dtype: of the environment's actions.
+    low: the environment's smallest; for integers, it is 0 for the agent.
+    high: the environment's largest.
+  """
+
+  spec: dm_env.specs.BoundedArray
+  dtype: np.dtype
+  low: np.ndarray
+  high: np.ndarray
+
+  def translated(self, action: np.ndarray) -> np.ndarray:
+    """Converts actions `[B, ...]` of the agent to the environment's."""
+    action = action.astype(self.dtype)
+    if self.dtype.kind in "iu":
+      return action + self.low.astype(self.dtype)
+    return np.clip(action, self.low, self.high)
+
+
+class Single(Protocol):
+  """An environment that has been reset with its seed.
+
+  Attributes:
+    observation: a nest of dicts of `Leaf`.
+    action: its actions.
+    first_observation: what that reset returned.
+  """
+
+  observation: types.Tree
+  action: Action
+  first_observation: types.Tree
+
+  def reset(self) -> types.Tree:
+    """Starts an episode without a new seed; returns the observation."""
+    ...
+
+  def step(self, action: Any) -> Step:
+    """Takes an action of the environment's dtype."""
+    ...
+
+  def render(self) -> Any:
+    """A frame, not checked."""
+    ...
+
+  def close(self) -> None:
+    """Closes the environment."""
+    ...
+
+
+def attempt(
+  name: str, what: str, function: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+  """Calls a user's function; raises its errors as `types.ConfigError`."""
+  try:
+    return function(*args, **kwargs)
+  except types.ConfigError:
+    raise
+  except BaseException as error:  # SystemExit too.
+    raise types.ConfigError(
+      f"{name}: {what} raises {env_config.in_one_line(error)}"
+    ) from error
+
+
+def observation_leaf(
+  name: str,
+  path: tuple[str, ...],
+  shape: tuple[int, ...],
+  dtype: np.dtype,
+  low: Any = None,
+  high: Any = None,
+  offset: Any = None,
+) -> Leaf:
+  """The leaf of an array.
+
+  Args:
+    name: of the factory.
+    path: keys of the dicts that it is in, for messages.
+    shape: of the array.
+    dtype: as the environment says.
+    low: the smallest of integers, after `offset` is subtracted.
+    high: the largest of integers, after that.
+    offset: what is subtracted from integers, so that they count from 0.
+
+  Raises:
+    types.ConfigError: it is not an array of numbers.
+  """
+  if dtype.kind not in "fiub":
+    raise unsupported_observation(name, path, f"dtype {dtype}")
+  bounds = (None if x is None else np.asarray(x) for x in (low, high))
+  spec = observations.leaf_spec(
+    path[-1] if path else "observation", shape, dtype, *bounds
+  )
+  return Leaf(
+    spec,
+    kinds="iu" if dtype.kind in "iu" else dtype.kind,
+    offset=np.asarray(offset) if np.any(offset) else None,
+  )
+
+
+def unsupported_observation(
+  name: str, path: tuple[str, ...], found: object
+) -> types.ConfigError:
+  """The error for a part of an observation that is not an array of numbers."""
+  return types.ConfigError(
+    f"{name}: the observation{_path_text(path)} is {found}."
+    " Supported are arrays of numbers, and dicts of these with strings as keys."
+  )
+
+
+def unsupported_action(name: str, found: object) -> types.ConfigError:
+  """The error for actions of another kind than those that are supported."""
+  return types.ConfigError(
+    f"{name} takes the action {' '.join(str(found).split())}. Supported are"
+    " discrete actions, one or a vector of them, and continuous actions of"
+    " rank 1 with finite bounds."
+  )
+
+
+def array_action(
+  name: str, found: object, dtype: np.dtype, low: np.ndarray, high: np.ndarray
+) -> Action:
+  """The actions that are arrays between bounds.
+
+  Args:
+    name: of the factory.
+    found: the environment's spec or space, for messages.
+    dtype: as the environment says.
+    low: the smallest, of the shape of an action.
+    high: the largest, of the same shape.
+
+  Raises:
+    types.ConfigError: they are not supported.
+  """
+  shape = low.shape
+  if np.issubdtype(dtype, np.integer) and len(shape) <= 1:
+    # Python's integers, since the difference can overflow others.
+    most = np.array(high.astype(object) - low.astype(object), object)
+    if np.all((most >= 0) & (most < observations.MAX_DISCRETE_VALUES)):
+      most = most.astype(np.int32)
+      spec = (
+        dm_env.specs.DiscreteArray(int(most) + 1, np.int32, "action")
+        if shape == ()
+        else dm_env.specs.BoundedArray(shape, np.int32, 0, most, "action")
+      )
+      return Action(spec, dtype, low, high)
+  bounds = np.abs([low, high])
+  finite = np.all(bounds < np.finfo(np.float32).max)
+  if np.issubdtype(dtype, np.floating) and len(shape) == 1 and finite:
+    spec = dm_env.specs.BoundedArray(shape, np.float32, low, high, "action")
+    return Action(spec, dtype, low, high)
+  raise unsupported_action(name, found)
+
+
+def _path_text(path: tuple[str, ...]) -> str:
+  return f" {'/'.join(path)}" if path else ""

@@ -1,0 +1,224 @@
+"""The program of a process that steps environments of a `ProcessEnvironment`.
+
+It runs in a new interpreter, which may import JAX where its parent may not. It
+ends when its parent closes its pipes or ends, in any way.
+"""
+
+import dataclasses
+import os
+import pickle
+import select
+import sys
+import threading
+import traceback
+from multiprocessing import connection
+from typing import Any
+
+import dm_env
+import numpy as np
+import tree
+
+from seedx import types
+from seedx.envs import observations
+from seedx.envs.processes import factory, messages, single
+
+_FIRST = int(dm_env.StepType.FIRST)
+_MID = int(dm_env.StepType.MID)
+_LAST = int(dm_env.StepType.LAST)
+
+
+def main(requests: int, replies: int, memory: int) -> None:
+  """Serves the parent until it closes its pipes or ends.
+
+  Args:
+    requests: a file descriptor to read messages from.
+    replies: a file descriptor to write messages to.
+    memory: the descriptor of the file that holds the rows.
+  """
+  threading.Thread(
+    target=_exit_with_parent, args=(replies,), daemon=True
+  ).start()
+  status = 0
+  try:
+    _serve(
+      connection.Connection(requests, writable=False),
+      connection.Connection(replies, readable=False),
+      memory,
+    )
+  except BaseException:
+    traceback.print_exc()
+    status = 1
+  sys.stdout.flush()
+  sys.stderr.flush()
+  os._exit(status)  # The environments' threads must not keep it alive.
+
+
+class _Failure(Exception):
+  """An environment has failed; the text says which, with its traceback."""
+
+
+class _Worker:
+  """The environments of a process.
+
+  Attributes:
+    signature: the specs that they share.
+  """
+
+  def __init__(self, job: messages.Job) -> None:
+    self._name, self._first = job.config.env, job.first
+    self._environments = [
+      factory.make(job.config, job.seed + k, job.render)
+      for k in range(job.first, job.first + job.count)
+    ]
+    signature, *others = map(_signature, self._environments)
+    for other in others:
+      messages.check_same(self._name, signature, other)
+    self.signature = signature
+    # The path of an array is known now that entries of `info` are there too.
+    self._leaves = [
+      dataclasses.replace(leaf, path=path)
+      for path, leaf in tree.flatten_with_path(
+        self._environments[0].observation
+      )
+    ]
+    # They were reset when they were made. The first RESET uses that.
+    self._first_observations: list[types.Tree] = []
+    for environment in self._environments:
+      try:
+        for leaf in self._leaves:
+          leaf.read(environment.first_observation)
+      except ValueError as error:
+        raise types.ConfigError(f"{self._name}: {error}") from error
+      self._first_observations.append(environment.first_observation)
+    self._ended = [True] * job.count
+    self._game_return = [0.0] * job.count
+    self._shared: messages.SharedRows
+
+  def answer(self, message: bytes, memory: int) -> bytes:
+    """Does what a message asks for; returns the answer, empty for none.
+
+    Raises:
+      _Failure: an environment has failed.
+    """
+    kind, rest = message[:1], message[1:]
+    if kind == messages.STEP:
+      self._step_all(np.frombuffer(rest, np.int32))
+      return messages.ROWS + rest
+    if kind == messages.RESET:
+      count = len(self._environments)
+      self._ended = [True] * count
+      self._game_return = [0.0] * count
+      index = np.arange(count, dtype=np.int32) + self._first
+      self._step_all(index)
+      return messages.FIRST_ROWS + index.tobytes()
+    if kind == messages.RENDER:
+      return self._render()
+    assert kind == messages.MEMORY, kind
+    self._shared = messages.shared_rows(self.signature, int(rest), memory)
+    return b""
+
+  def close(self) -> None:
+    """Closes the environments."""
+    for environment in self._environments:
+      environment.close()
+
+  def _step_all(self, index: np.ndarray) -> None:
+    """Steps environments, and writes their rows."""
+    shared = self._shared
+    actions = self._environments[0].action.translated(shared.action[index])
+    rows = []
+    for k, action in zip(index.tolist(), actions, strict=True):
+      try:
+        rows.append(self._step(k, action))
+      except BaseException:  # SystemExit too.
+        raise _Failure(
+          f"environment {k} of {self._name} failed:\n{traceback.format_exc()}"
+        ) from None
+    (
+      shared.step_type[index],
+      shared.reward[index],
+      shared.discount[index],
+      shared.episode_return[index],
+    ) = zip(*rows, strict=True)
+
+  def _step(self, k: int, action: Any) -> tuple[int, float, float, float]:
+    """Writes the observation of environment k; returns the rest of its row."""
+    i = k - self._first
+    environment = self._environments[i]
+    if self._ended[i]:
+      self._ended[i] = False
+      observation, self._first_observations[i] = (
+        self._first_observations[i],
+        None,
+      )
+      self._write(
+        k, environment.reset() if observation is None else observation
+      )
+      return _FIRST, 0.0, 1.0, np.nan
+    observation, reward, discount, last = environment.step(action)
+    self._write(k, observation)
+    self._game_return[i] += reward
+    if not last:
+      return _MID, reward, discount, np.nan
+    game_return, self._game_return[i] = self._game_return[i], 0.0
+    self._ended[i] = True
+    return _LAST, reward, discount, game_return
+
+  def _write(self, k: int, observation: types.Tree) -> None:
+    for leaf, array in zip(self._leaves, self._shared.observation, strict=True):
+      array[k] = leaf.read(observation)
+
+  def _render(self) -> bytes:
+    try:
+      frame = single.attempt(self._name, "render", self._environments[0].render)
+      frame = observations.checked_frame(frame, self._name)
+    except types.ConfigError as error:
+      return messages.REFUSAL + str(error).encode()
+    return messages.FRAME + pickle.dumps(frame)
+
+
+def _exit_with_parent(replies: int) -> None:
+  # Without any event asked for, poll waits until the pipe has no reader.
+  poll = select.poll()
+  poll.register(replies, 0)
+  poll.poll()
+  os._exit(0)
+
+
+def _serve(
+  requests: connection.Connection, replies: connection.Connection, memory: int
+) -> None:
+  try:
+    worker = _Worker(_job(requests.recv_bytes()))
+  except types.ConfigError as error:
+    replies.send_bytes(messages.REFUSAL + str(error).encode())
+    return
+  replies.send_bytes(messages.SIGNATURE + pickle.dumps(worker.signature))
+  while True:
+    try:
+      message = requests.recv_bytes()
+    except EOFError:
+      break
+    try:
+      reply = worker.answer(message, memory)
+    except _Failure as failure:
+      replies.send_bytes(messages.FAILURE + str(failure).encode())
+      return
+    if reply:
+      replies.send_bytes(reply)
+  worker.close()
+
+
+def _job(message: bytes) -> messages.Job:
+  try:
+    return pickle.loads(message)
+  except Exception as error:
+    raise types.ConfigError(
+      "expected options that can be unpickled in another process, found"
+      f" {error!r}"
+    ) from error
+
+
+def _signature(environment: single.Single) -> messages.Signature:
+  specs = tree.map_structure(lambda leaf: leaf.spec, environment.observation)
+  return messages.Signature(specs, environment.action.spec)
