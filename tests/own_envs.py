@@ -3,7 +3,6 @@
 import os
 import pathlib
 import signal
-import subprocess
 import sys
 import time
 
@@ -308,11 +307,6 @@ def needs_jax():
 
   assert jax.default_backend() == "cpu"
   assert jax.numpy.arange(3).sum() == 3
-  return Counting()
-
-
-def after_a_child():
-  subprocess.run([sys.executable, "-c", "pass"], check=True)
   return Counting()
 
 

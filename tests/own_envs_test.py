@@ -447,11 +447,17 @@ REFUSED = [
 ]
 
 
+def make_worker(config):
+  job = messages.Job(config, 0, 1, num_envs=1, seed=0, render=False)
+  with process.new_memory() as memory:
+    return worker._Worker(job, memory.fileno())
+
+
 @pytest.mark.parametrize(("factory", "options", "found"), REFUSED)
 def test_what_cannot_be_used_is_named_in_one_line(factory, options, found):
   config = config_of(factory, options)
   with pytest.raises(types.ConfigError, match=found) as caught:
-    worker._Worker(messages.Job(config, 0, 1, 0, False))
+    make_worker(config)
   assert_one_line(caught.value, config)
 
 
@@ -514,7 +520,7 @@ def test_what_is_not_there_is_named(env_id, found):
 )
 def test_entries_of_info_that_cannot_be_used(config, found):
   with pytest.raises(types.ConfigError, match=found) as caught:
-    made = worker._Worker(messages.Job(config, 0, 1, 0, False))
+    made = make_worker(config)
     observations.environment_spec(config, *made.signature)
   assert_one_line(caught.value, config)
 

@@ -176,17 +176,17 @@ def _observation_spec(config: env_config.Config, pool_spec: Any) -> types.Tree:
       node = node.setdefault(parent, {})
     node[name] = _leaf_spec(name, value)
   specs = pool_spec.state_array_spec
+  info_keys = joined_info_keys(config, pool_spec)
   infos = {"elapsed_step": specs["elapsed_step"]} | {
     key.removeprefix("info:"): value
     for key, value in specs.items()
     if key.startswith("info:") and "players." not in key
   }
-  return observations.joined_spec(
-    config.env,
-    observation,
-    {key: _leaf_spec(key, value) for key, value in infos.items()},
-    joined_info_keys(config, pool_spec),
-  )
+  known = {
+    key: _leaf_spec(key, value) if key in info_keys else None
+    for key, value in infos.items()
+  }
+  return observations.joined_spec(config.env, observation, known, info_keys)
 
 
 def _leaf_spec(name: str, array_spec: Any) -> dm_env.specs.Array:
@@ -194,8 +194,8 @@ def _leaf_spec(name: str, array_spec: Any) -> dm_env.specs.Array:
     name,
     _shape(array_spec),
     np.dtype(array_spec.dtype),
-    np.asarray(array_spec.minimum),
-    np.asarray(array_spec.maximum),
+    array_spec.minimum,
+    array_spec.maximum,
   )
 
 
@@ -214,25 +214,18 @@ def _action_spec(env_id: str, pool_spec: Any) -> dm_env.specs.BoundedArray:
     )
   array_spec = action_array_spec(pool_spec)
   shape, dtype = _shape(array_spec), np.dtype(array_spec.dtype)
-  low, high = np.asarray(array_spec.minimum), np.asarray(array_spec.maximum)
+  low, high = (
+    np.broadcast_to(x, shape) for x in (array_spec.minimum, array_spec.maximum)
+  )
   # VizDoom's combined actions are discrete, but float64.
-  is_discrete = np.issubdtype(dtype, np.integer) or array_spec.is_discrete
-  if is_discrete and shape == () and low == 0:
-    return dm_env.specs.DiscreteArray(int(high) + 1, np.int32, "action")
-  if is_discrete and len(shape) == 1 and np.all(low == 0):
-    return dm_env.specs.BoundedArray(shape, np.int32, 0, high, "action")
-  # EnvPool's bound is the largest number of the dtype where there is none.
-  unbounded = np.maximum(np.abs(low), np.abs(high)) >= np.finfo(np.float32).max
-  if (
-    not np.issubdtype(dtype, np.floating)
-    or len(shape) != 1
-    or np.any(unbounded)
-  ):
+  is_discrete = dtype.kind in "iu" or array_spec.is_discrete
+  spec = observations.action_spec(dtype, low, high, is_discrete)
+  if spec is None or (is_discrete and np.any(low != 0)):
     raise types.ConfigError(
       f"{env_id} takes actions of shape {shape}, dtype {dtype} and bounds "
-      f"{low} to {high}. {supported}"
+      f"{array_spec.minimum} to {array_spec.maximum}. {supported}"
     )
-  return dm_env.specs.BoundedArray(shape, np.float32, low, high, "action")
+  return spec
 
 
 def _shape(array_spec: Any) -> tuple[int, ...]:

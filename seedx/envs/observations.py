@@ -16,16 +16,12 @@ from seedx.envs import config as env_config
 
 # An integer with more values than this is taken for a count, not a choice.
 MAX_DISCRETE_VALUES = 2**20
-_NARROWED_DTYPES = {
-  np.dtype(np.float64): np.dtype(np.float32),
-  np.dtype(np.int64): np.dtype(np.int32),
-  np.dtype(np.uint64): np.dtype(np.uint32),
-}
 
 
 def narrowed(dtype: np.dtype) -> np.dtype:
   """The dtype of 32 bits for one of 64; other dtypes as they are."""
-  return _NARROWED_DTYPES.get(dtype, dtype)
+  is_long = dtype in (np.float64, np.int64, np.uint64)
+  return np.dtype(f"{dtype.kind}4") if is_long else dtype
 
 
 def check_numbers(
@@ -55,7 +51,7 @@ def environment_spec(
   Args:
     config: which environment.
     observation: a nest of specs, entries of `info` included.
-    action: the spec of an action.
+    action: as in `types.EnvironmentSpec`.
     frames_per_step: emulator frames in an env step.
 
   Raises:
@@ -78,8 +74,8 @@ def leaf_spec(
   name: str,
   shape: tuple[int, ...],
   dtype: np.dtype,
-  low: np.ndarray | None,
-  high: np.ndarray | None,
+  low: Any,
+  high: Any,
 ) -> dm_env.specs.Array:
   """The spec of an array of an observation, narrowed to 32 bits.
 
@@ -96,10 +92,41 @@ def leaf_spec(
   return dm_env.specs.BoundedArray(shape, dtype, low, high, name)
 
 
+def action_spec(
+  dtype: np.dtype, low: np.ndarray, high: np.ndarray, is_discrete: bool = False
+) -> dm_env.specs.BoundedArray | None:
+  """The spec of the agent's actions, in which integers count from 0.
+
+  Args:
+    dtype: of the environment's actions.
+    low: the smallest, of the shape of an action.
+    high: the largest, of the same shape.
+    is_discrete: whether floats are integers too.
+
+  Returns:
+    The spec, as in `types.EnvironmentSpec`; None if it is not supported.
+  """
+  shape = low.shape
+  if dtype.kind in "iu" or is_discrete:
+    # Python's integers, since the difference can overflow others.
+    most = np.array(high.astype(object) - low.astype(object), object)
+    if len(shape) > 1 or np.any((most < 0) | (most >= MAX_DISCRETE_VALUES)):
+      return None
+    most = most.astype(np.int32)
+    if shape == ():
+      return dm_env.specs.DiscreteArray(int(most) + 1, np.int32, "action")
+    return dm_env.specs.BoundedArray(shape, np.int32, 0, most, "action")
+  # A missing bound is infinite, or the largest number of the dtype.
+  finite = np.all(np.abs([low, high]) < np.finfo(np.float32).max)
+  if dtype.kind != "f" or len(shape) != 1 or not finite:
+    return None
+  return dm_env.specs.BoundedArray(shape, np.float32, low, high, "action")
+
+
 def joined_info_keys(
   config: env_config.Config, mask_in_info: bool
 ) -> tuple[str, ...]:
-  """The info keys to add to the observation, with the mask's if it is one.
+  """The keys of `info` to add to the observation, the mask's among them.
 
   Args:
     config: which environment.

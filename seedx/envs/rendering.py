@@ -1,5 +1,6 @@
 """Tries in another process whether an environment can be rendered."""
 
+import contextlib
 import pickle
 import subprocess
 import sys
@@ -61,13 +62,10 @@ def main() -> int:
   """Renders one frame of the config on standard input; returns the status."""
   config = pickle.load(sys.stdin.buffer)
   try:
-    environments = environment.make(config, 1, render=True)
-    try:
-      environments.reset()
-      environments.recv()
-      environments.render()
-    finally:
-      environments.close()
+    with contextlib.closing(environment.make(config, 1, render=True)) as made:
+      made.reset()
+      made.recv()
+      made.render()
   except types.ConfigError as error:
     print(" ".join(str(error).split()), file=sys.stderr)
     return _REFUSED_STATUS

@@ -30,7 +30,9 @@ def spec(config: env_config.Config) -> types.EnvironmentSpec:
   with _signatures_lock:
     if key not in _signatures:
       with process.new_memory() as memory:
-        worker = process.Process(messages.Job(config, 0, 1, 0, False), memory)
+        worker = process.Process(
+          messages.Job(config, 0, 1, 1, 0, False), memory
+        )
       try:
         _signatures[key] = worker.signature()
       finally:
@@ -185,7 +187,14 @@ class ProcessEnvironment:
     )
     with process.new_memory() as memory:
       for part in parts:
-        job = messages.Job(config, int(part[0]), len(part), seed, self._render)
+        job = messages.Job(
+          config,
+          first=int(part[0]),
+          count=len(part),
+          num_envs=self.num_envs,
+          seed=seed,
+          render=self._render,
+        )
         self._processes.append(process.Process(job, memory))
       signature, *others = [worker.signature() for worker in self._processes]
       for other in others:
@@ -194,7 +203,6 @@ class ProcessEnvironment:
         signature, self.num_envs, memory.fileno()
       )
     for worker in self._processes:
-      worker.send(messages.MEMORY + str(self.num_envs).encode())
       self._by_reply[worker.replies.fileno()] = worker
       self._poll.register(worker.replies, select.POLLIN)
     return signature

@@ -5,11 +5,11 @@ environment; a message only says which environments it is about. A worker writes
 rows before it sends the message that they are there, and does not write them
 again before the environment's next action: no lock is needed.
 
-Through one pipe a worker receives a pickled `Job`, MEMORY, and then any number
-of RESET, STEP and RENDER. Through another it answers the `Job` with SIGNATURE,
-each RESET with FIRST_ROWS, STEP with ROWS and RENDER with FRAME. REFUSAL
-replaces SIGNATURE or FRAME where there is none. After FAILURE a worker sends
-nothing more. The first byte of a message says which of these it is.
+Through one pipe a worker receives a pickled `Job` and then any number of RESET,
+STEP and RENDER. Through another it answers the `Job` with SIGNATURE, each RESET
+with FIRST_ROWS, STEP with ROWS and RENDER with FRAME. REFUSAL replaces
+SIGNATURE or FRAME where there is none. After FAILURE a worker sends nothing
+more. The first byte of a message says which of these it is.
 """
 
 import dataclasses
@@ -24,7 +24,6 @@ import tree
 from seedx import types
 from seedx.envs import config as env_config
 
-MEMORY = b"M"  # Then how many environments there are, in decimals.
 RESET = b"S"
 STEP = b"A"  # Then int32 indices.
 RENDER = b"V"
@@ -47,6 +46,7 @@ class Job:
     config: which environment.
     first: the index of its first environment.
     count: how many it makes.
+    num_envs: how many environments all workers make.
     seed: of environment 0.
     render: whether RENDER will be sent.
   """
@@ -54,6 +54,7 @@ class Job:
   config: env_config.Config
   first: int
   count: int
+  num_envs: int
   seed: int
   render: bool
 

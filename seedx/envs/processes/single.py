@@ -125,6 +125,24 @@ def attempt(
     ) from error
 
 
+def leaves(
+  part: Any,
+  leaf: Callable[[tuple[str, ...], Any], Leaf],
+  path: tuple[str, ...] = (),
+) -> types.Tree:
+  """Makes leaves of nested dicts.
+
+  Args:
+    part: an environment's spec or space, or a part of it.
+    leaf: makes the leaf of a path and what is there.
+    path: of the part.
+  """
+  is_dict = isinstance(part, Mapping) and len(part) > 0
+  if not is_dict or not all(isinstance(key, str) for key in part):
+    return leaf(path, part)
+  return {key: leaves(x, leaf, (*path, key)) for key, x in part.items()}
+
+
 def observation_leaf(
   name: str,
   path: tuple[str, ...],
@@ -150,9 +168,8 @@ def observation_leaf(
   """
   if dtype.kind not in "fiub":
     raise unsupported_observation(name, path, f"dtype {dtype}")
-  bounds = (None if x is None else np.asarray(x) for x in (low, high))
   spec = observations.leaf_spec(
-    path[-1] if path else "observation", shape, dtype, *bounds
+    path[-1] if path else "observation", shape, dtype, low, high
   )
   return Leaf(
     spec,
@@ -195,24 +212,10 @@ def array_action(
   Raises:
     types.ConfigError: they are not supported.
   """
-  shape = low.shape
-  if np.issubdtype(dtype, np.integer) and len(shape) <= 1:
-    # Python's integers, since the difference can overflow others.
-    most = np.array(high.astype(object) - low.astype(object), object)
-    if np.all((most >= 0) & (most < observations.MAX_DISCRETE_VALUES)):
-      most = most.astype(np.int32)
-      spec = (
-        dm_env.specs.DiscreteArray(int(most) + 1, np.int32, "action")
-        if shape == ()
-        else dm_env.specs.BoundedArray(shape, np.int32, 0, most, "action")
-      )
-      return Action(spec, dtype, low, high)
-  bounds = np.abs([low, high])
-  finite = np.all(bounds < np.finfo(np.float32).max)
-  if np.issubdtype(dtype, np.floating) and len(shape) == 1 and finite:
-    spec = dm_env.specs.BoundedArray(shape, np.float32, low, high, "action")
-    return Action(spec, dtype, low, high)
-  raise unsupported_action(name, found)
+  spec = observations.action_spec(dtype, low, high)
+  if spec is None:
+    raise unsupported_action(name, found)
+  return Action(spec, dtype, low, high)
 
 
 def _path_text(path: tuple[str, ...]) -> str:

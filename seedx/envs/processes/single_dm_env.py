@@ -1,6 +1,6 @@
 """A dm_env environment as a `single.Single`."""
 
-from collections.abc import Mapping
+import functools
 from typing import Any
 
 import dm_env
@@ -33,7 +33,9 @@ class Single:
       name, single.attempt(name, "action_spec", env.action_spec)
     )
     observation = single.attempt(name, "observation_spec", env.observation_spec)
-    self.observation = _leaves(name, observation, ())
+    self.observation = single.leaves(
+      observation, functools.partial(_leaf, name)
+    )
     self._env, self._name = env, name
     found = single.attempt(name, "reset", env.reset)
     if not isinstance(found, dm_env.TimeStep):
@@ -74,15 +76,7 @@ class Single:
     self._env.close()
 
 
-def _leaves(name: str, spec: Any, path: tuple[str, ...]) -> types.Tree:
-  if (
-    isinstance(spec, Mapping)
-    and spec
-    and all(isinstance(key, str) for key in spec)
-  ):
-    return {
-      key: _leaves(name, part, (*path, key)) for key, part in spec.items()
-    }
+def _leaf(name: str, path: tuple[str, ...], spec: Any) -> single.Leaf:
   if not isinstance(spec, dm_env.specs.Array):
     raise single.unsupported_observation(name, path, spec)
   bounds = (

@@ -1,5 +1,6 @@
 """A Gymnasium environment as a `single.Single`."""
 
+import functools
 from typing import Any
 
 import gymnasium
@@ -26,7 +27,9 @@ class Single:
     """
     name = config.env
     self.action = _action(name, env.action_space)
-    leaves = _leaves(name, env.observation_space, ())
+    leaves = single.leaves(
+      env.observation_space, functools.partial(_leaf, name)
+    )
     found = single.attempt(name, "reset", env.reset, seed=seed)
     if not isinstance(found, tuple) or len(found) != 2:
       raise types.ConfigError(
@@ -75,15 +78,9 @@ class Single:
     self._env.close()
 
 
-def _leaves(name: str, space: spaces.Space, path: tuple[str, ...]) -> Any:
+def _leaf(name: str, path: tuple[str, ...], space: spaces.Space) -> single.Leaf:
   bounds: tuple[Any, ...]
   match space:
-    case spaces.Dict() if len(space) and all(
-      isinstance(key, str) for key in space
-    ):
-      return {
-        key: _leaves(name, part, (*path, key)) for key, part in space.items()
-      }
     case spaces.Box():
       bounds = (space.low, space.high)
     case spaces.Discrete():

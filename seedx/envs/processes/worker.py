@@ -5,12 +5,14 @@ ends when its parent closes its pipes or ends, in any way.
 """
 
 import dataclasses
+import inspect
 import os
 import pickle
 import select
 import sys
 import threading
 import traceback
+from collections.abc import Callable, Mapping
 from multiprocessing import connection
 from typing import Any
 
@@ -19,8 +21,9 @@ import numpy as np
 import tree
 
 from seedx import types
+from seedx.envs import config as env_config
 from seedx.envs import observations
-from seedx.envs.processes import factory, messages, single
+from seedx.envs.processes import messages, single, single_dm_env
 
 _FIRST = int(dm_env.StepType.FIRST)
 _MID = int(dm_env.StepType.MID)
@@ -64,10 +67,10 @@ class _Worker:
     signature: the specs that they share.
   """
 
-  def __init__(self, job: messages.Job) -> None:
+  def __init__(self, job: messages.Job, memory: int) -> None:
     self._name, self._first = job.config.env, job.first
     self._environments = [
-      factory.make(job.config, job.seed + k, job.render)
+      _make(job.config, job.seed + k, job.render)
       for k in range(job.first, job.first + job.count)
     ]
     signature, *others = map(_signature, self._environments)
@@ -82,20 +85,22 @@ class _Worker:
       )
     ]
     # They were reset when they were made. The first RESET uses that.
-    self._first_observations: list[types.Tree] = []
-    for environment in self._environments:
-      try:
+    self._first_observations = {
+      i: environment.first_observation
+      for i, environment in enumerate(self._environments)
+    }
+    try:
+      for observation in self._first_observations.values():
         for leaf in self._leaves:
-          leaf.read(environment.first_observation)
-      except ValueError as error:
-        raise types.ConfigError(f"{self._name}: {error}") from error
-      self._first_observations.append(environment.first_observation)
+          leaf.read(observation)
+    except ValueError as error:
+      raise types.ConfigError(f"{self._name}: {error}") from error
     self._ended = [True] * job.count
     self._game_return = [0.0] * job.count
-    self._shared: messages.SharedRows
+    self._shared = messages.shared_rows(signature, job.num_envs, memory)
 
-  def answer(self, message: bytes, memory: int) -> bytes:
-    """Does what a message asks for; returns the answer, empty for none.
+  def answer(self, message: bytes) -> bytes:
+    """Does what a message asks for; returns the answer.
 
     Raises:
       _Failure: an environment has failed.
@@ -111,11 +116,8 @@ class _Worker:
       index = np.arange(count, dtype=np.int32) + self._first
       self._step_all(index)
       return messages.FIRST_ROWS + index.tobytes()
-    if kind == messages.RENDER:
-      return self._render()
-    assert kind == messages.MEMORY, kind
-    self._shared = messages.shared_rows(self.signature, int(rest), memory)
-    return b""
+    assert kind == messages.RENDER, kind
+    return self._render()
 
   def close(self) -> None:
     """Closes the environments."""
@@ -147,13 +149,10 @@ class _Worker:
     environment = self._environments[i]
     if self._ended[i]:
       self._ended[i] = False
-      observation, self._first_observations[i] = (
-        self._first_observations[i],
-        None,
-      )
-      self._write(
-        k, environment.reset() if observation is None else observation
-      )
+      observation = self._first_observations.pop(i, None)
+      if observation is None:
+        observation = environment.reset()
+      self._write(k, observation)
       return _FIRST, 0.0, 1.0, np.nan
     observation, reward, discount, last = environment.step(action)
     self._write(k, observation)
@@ -189,7 +188,7 @@ def _serve(
   requests: connection.Connection, replies: connection.Connection, memory: int
 ) -> None:
   try:
-    worker = _Worker(_job(requests.recv_bytes()))
+    worker = _Worker(_job(requests.recv_bytes()), memory)
   except types.ConfigError as error:
     replies.send_bytes(messages.REFUSAL + str(error).encode())
     return
@@ -200,12 +199,11 @@ def _serve(
     except EOFError:
       break
     try:
-      reply = worker.answer(message, memory)
+      reply = worker.answer(message)
     except _Failure as failure:
       replies.send_bytes(messages.FAILURE + str(failure).encode())
       return
-    if reply:
-      replies.send_bytes(reply)
+    replies.send_bytes(reply)
   worker.close()
 
 
@@ -217,6 +215,79 @@ def _job(message: bytes) -> messages.Job:
       "expected options that can be unpickled in another process, found"
       f" {error!r}"
     ) from error
+
+
+def _make(config: env_config.Config, seed: int, render: bool) -> single.Single:
+  """Calls the factory, and resets the environment that it returns.
+
+  Raises:
+    types.ConfigError: either fails; the message is one line.
+  """
+  name = config.env
+  factory = env_config.load_function(name, "an environment factory")
+  parameters = _parameters(factory)
+  arguments = _arguments(config, parameters, seed, render)
+  env = single.attempt(name, "the factory", factory, **arguments)
+  if isinstance(env, dm_env.Environment):
+    if "seed" not in parameters:
+      raise types.ConfigError(
+        f"{name}: expected a factory with a parameter named seed, without which"
+        " a dm_env.Environment cannot be seeded, found the parameters"
+        f" ({', '.join(parameters)})"
+      )
+    return single_dm_env.Single(config, env)
+  # A factory that returns a Gymnasium environment has imported Gymnasium.
+  gymnasium = sys.modules.get("gymnasium")
+  if gymnasium is not None and isinstance(env, gymnasium.Env):
+    # Without Gymnasium, processes of dm_env start 0.1 seconds sooner.
+    from seedx.envs.processes import single_gymnasium
+
+    return single_gymnasium.Single(config, env, seed)
+  kind = type(env)
+  raise types.ConfigError(
+    f"{name}: expected the factory to return a gymnasium.Env or a"
+    f" dm_env.Environment, found {kind.__module__}.{kind.__qualname__}"
+  )
+
+
+def _parameters(factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+  try:
+    return inspect.signature(factory).parameters
+  except (TypeError, ValueError):  # Some functions written in C have none.
+    return {}
+
+
+def _arguments(
+  config: env_config.Config,
+  parameters: Mapping[str, inspect.Parameter],
+  seed: int,
+  render: bool,
+) -> dict[str, Any]:
+  """The keyword arguments of the factory."""
+  name = config.env
+  arguments = dict(config.env_options)
+  if "seed" in arguments:
+    raise types.ConfigError(
+      f"{name}: option 'seed' is not supported: pass the argument seed;"
+      " environment k gets seed + k."
+    )
+  takes_any = any(x.kind is x.VAR_KEYWORD for x in parameters.values())
+  known = [
+    key
+    for key, x in parameters.items()
+    if x.kind in (x.POSITIONAL_OR_KEYWORD, x.KEYWORD_ONLY)
+  ]
+  for key in arguments:
+    if parameters and key not in known and not takes_any:
+      raise types.ConfigError(
+        f"{name}: unknown option {key!r}. "
+        + env_config.suggestion(key, sorted({*known} - {"seed"}))
+      )
+  if "seed" in known:
+    arguments["seed"] = seed
+  if render and ("render_mode" in known or takes_any):
+    arguments["render_mode"] = "rgb_array"
+  return arguments
 
 
 def _signature(environment: single.Single) -> messages.Signature:
