@@ -23,7 +23,7 @@ class Leaf:
   Attributes:
     spec: the array that the agent sees.
     kinds: the kinds of dtype that the environment's array may have.
-    offset: the smallest value of the environment's integers, which is 0 for the
+    offset: the smallest of the environment's integers, which is 0 for the
       agent; None if it is 0 for both.
     path: the keys of the nested dicts that the array is in.
   """
@@ -146,19 +146,17 @@ def leaves(
 def observation_leaf(
   name: str,
   path: tuple[str, ...],
-  shape: tuple[int, ...],
-  dtype: np.dtype,
+  part: Any,
   low: Any = None,
   high: Any = None,
-  offset: Any = None,
+  offset: Any = 0,
 ) -> Leaf:
   """The leaf of an array.
 
   Args:
     name: of the factory.
     path: keys of the dicts that it is in, for messages.
-    shape: of the array.
-    dtype: as the environment says.
+    part: the environment's space or spec of the array, or an example.
     low: the smallest of integers, after `offset` is subtracted.
     high: the largest of integers, after that.
     offset: what is subtracted from integers, so that they count from 0.
@@ -166,6 +164,7 @@ def observation_leaf(
   Raises:
     types.ConfigError: it is not an array of numbers.
   """
+  shape, dtype = part.shape or (), np.dtype(part.dtype)
   if dtype.kind not in "fiub":
     raise unsupported_observation(name, path, f"dtype {dtype}")
   spec = observations.leaf_spec(
@@ -188,34 +187,30 @@ def unsupported_observation(
   )
 
 
-def unsupported_action(name: str, found: object) -> types.ConfigError:
-  """The error for actions of another kind than those that are supported."""
-  return types.ConfigError(
-    f"{name} takes the action {' '.join(str(found).split())}. Supported are"
-    " discrete actions, one or a vector of them, and continuous actions of"
-    " rank 1 with finite bounds."
-  )
-
-
 def array_action(
-  name: str, found: object, dtype: np.dtype, low: np.ndarray, high: np.ndarray
+  name: str, space: Any, bounds: tuple[Any, Any] | None
 ) -> Action:
   """The actions that are arrays between bounds.
 
   Args:
     name: of the factory.
-    found: the environment's spec or space, for messages.
-    dtype: as the environment says.
-    low: the smallest, of the shape of an action.
-    high: the largest, of the same shape.
+    space: the environment's space or spec of actions.
+    bounds: the smallest and the largest; None if actions are not arrays.
 
   Raises:
     types.ConfigError: they are not supported.
   """
-  spec = observations.action_spec(dtype, low, high)
-  if spec is None:
-    raise unsupported_action(name, found)
-  return Action(spec, dtype, low, high)
+  if bounds is not None:
+    dtype = np.dtype(space.dtype)
+    low, high = (np.broadcast_to(x, space.shape) for x in bounds)
+    spec = observations.action_spec(dtype, low, high)
+    if spec is not None:
+      return Action(spec, dtype, low, high)
+  raise types.ConfigError(
+    f"{name} takes the action {' '.join(str(space).split())}. Supported are"
+    " discrete actions, one or a vector of them, and continuous actions of"
+    " rank 1 with finite bounds."
+  )
 
 
 def _path_text(path: tuple[str, ...]) -> str:

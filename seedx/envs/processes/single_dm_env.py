@@ -4,7 +4,6 @@ import functools
 from typing import Any
 
 import dm_env
-import numpy as np
 
 from seedx import types
 from seedx.envs import config as env_config
@@ -29,9 +28,8 @@ class Single:
         f"{name}: expected no info_keys for a dm_env.Environment, which has no"
         f" info, found {', '.join(config.info_keys)}"
       )
-    self.action = _action(
-      name, single.attempt(name, "action_spec", env.action_spec)
-    )
+    action = single.attempt(name, "action_spec", env.action_spec)
+    self.action = single.array_action(name, action, _bounds(action))
     observation = single.attempt(name, "observation_spec", env.observation_spec)
     self.observation = single.leaves(
       observation, functools.partial(_leaf, name)
@@ -79,18 +77,10 @@ class Single:
 def _leaf(name: str, path: tuple[str, ...], spec: Any) -> single.Leaf:
   if not isinstance(spec, dm_env.specs.Array):
     raise single.unsupported_observation(name, path, spec)
-  bounds = (
-    (spec.minimum, spec.maximum)
-    if isinstance(spec, dm_env.specs.BoundedArray)
-    else ()
-  )
-  return single.observation_leaf(name, path, spec.shape, spec.dtype, *bounds)
+  return single.observation_leaf(name, path, spec, *(_bounds(spec) or ()))
 
 
-def _action(name: str, spec: Any) -> single.Action:
-  if not isinstance(spec, dm_env.specs.BoundedArray):
-    raise single.unsupported_action(name, spec)
-  low, high = (
-    np.broadcast_to(x, spec.shape) for x in (spec.minimum, spec.maximum)
-  )
-  return single.array_action(name, spec, spec.dtype, low, high)
+def _bounds(spec: Any) -> tuple[Any, Any] | None:
+  if isinstance(spec, dm_env.specs.BoundedArray):
+    return spec.minimum, spec.maximum
+  return None

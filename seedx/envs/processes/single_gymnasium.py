@@ -42,7 +42,9 @@ class Single:
     )
     self._info_keys = observations.joined_info_keys(config, in_info)
     known = {
-      key: _info_leaf(name, key, value) if key in self._info_keys else None
+      key: single.observation_leaf(name, (key,), np.asarray(value))
+      if key in self._info_keys
+      else None
       for key, value in info.items()
     }
     self.observation = observations.joined_spec(
@@ -91,29 +93,18 @@ def _leaf(name: str, path: tuple[str, ...], space: spaces.Space) -> single.Leaf:
       bounds = (0, 1)
     case _:
       raise single.unsupported_observation(name, path, space)
-  return single.observation_leaf(
-    name, path, space.shape or (), np.dtype(space.dtype), *bounds
-  )
-
-
-def _info_leaf(name: str, key: str, value: Any) -> single.Leaf:
-  array = np.asarray(value)
-  return single.observation_leaf(name, (key,), array.shape, array.dtype)
+  return single.observation_leaf(name, path, space, *bounds)
 
 
 def _action(name: str, space: spaces.Space) -> single.Action:
+  bounds: tuple[Any, Any] | None = None
   match space:
     case spaces.Discrete():
-      low, high = space.start, space.start + space.n - 1
+      bounds = (space.start, space.start + space.n - 1)
     case spaces.MultiDiscrete():
-      low, high = space.start, space.start + space.nvec - 1
+      bounds = (space.start, space.start + space.nvec - 1)
     case spaces.MultiBinary():
-      low, high = np.zeros(space.shape, int), np.ones(space.shape, int)
+      bounds = (0, 1)
     case spaces.Box():
-      low, high = space.low, space.high
-    case _:
-      raise single.unsupported_action(name, space)
-  dtype = np.dtype(space.dtype)
-  return single.array_action(
-    name, space, dtype, np.asarray(low), np.asarray(high)
-  )
+      bounds = (space.low, space.high)
+  return single.array_action(name, space, bounds)
