@@ -44,10 +44,11 @@ class EnvPoolEnvironment:
     pool_spec, options = envpool_spec.pool_spec_and_options(config)
     if render:
       options |= {"render_mode": "rgb_array"}
-    self.spec = envpool_spec.environment_spec(config, pool_spec)
+    self.spec, self._info_keys = envpool_spec.environment_spec(
+      config, pool_spec
+    )
     self._name = config.env
     self._is_atari = envpool_spec.is_atari(pool_spec)
-    self._info_keys = envpool_spec.joined_info_keys(config, pool_spec)
     self._transform = env_config.load_transform(config)
     dtypes = [
       np.dtype(array_spec.dtype)

@@ -48,7 +48,7 @@ def library() -> Any:
 def spec(config: env_config.Config) -> types.EnvironmentSpec:
   """See `envs.spec`."""
   pool_spec, _ = pool_spec_and_options(config)
-  return environment_spec(config, pool_spec)
+  return environment_spec(config, pool_spec)[0]
 
 
 def pool_spec_and_options(
@@ -81,22 +81,24 @@ def pool_spec_and_options(
 
 def environment_spec(
   config: env_config.Config, pool_spec: Any
-) -> types.EnvironmentSpec:
-  """Translates EnvPool's spec; raises `types.ConfigError` where it cannot."""
-  return observations.environment_spec(
+) -> tuple[types.EnvironmentSpec, tuple[str, ...]]:
+  """Translates EnvPool's spec.
+
+  Returns:
+    The spec, and the keys of the entries of `info` that join the observation.
+
+  Raises:
+    types.ConfigError: it is not supported, or does not have what the config
+      asks for.
+  """
+  observation, info_keys = _observation_spec(config, pool_spec)
+  spec = observations.environment_spec(
     config,
-    _observation_spec(config, pool_spec),
+    observation,
     _action_spec(config.env, pool_spec),
     pool_spec.config.frame_skip if is_atari(pool_spec) else 1,
   )
-
-
-def joined_info_keys(
-  config: env_config.Config, pool_spec: Any
-) -> tuple[str, ...]:
-  """The info keys to add to the observation, with the mask's if it is one."""
-  mask_in_info = f"info:{config.action_mask}" in pool_spec.state_array_spec
-  return observations.joined_info_keys(config, mask_in_info)
+  return spec, info_keys
 
 
 def is_atari(pool_spec: Any) -> bool:
@@ -163,7 +165,9 @@ def _check_option_names(env_id: str, options: Mapping[str, Any]) -> None:
       )
 
 
-def _observation_spec(config: env_config.Config, pool_spec: Any) -> types.Tree:
+def _observation_spec(
+  config: env_config.Config, pool_spec: Any
+) -> tuple[types.Tree, tuple[str, ...]]:
   leaves = observation_array_specs(pool_spec)
   observation: types.Tree = {}
   for path, value in leaves.items():
@@ -176,17 +180,12 @@ def _observation_spec(config: env_config.Config, pool_spec: Any) -> types.Tree:
       node = node.setdefault(parent, {})
     node[name] = _leaf_spec(name, value)
   specs = pool_spec.state_array_spec
-  info_keys = joined_info_keys(config, pool_spec)
-  infos = {"elapsed_step": specs["elapsed_step"]} | {
+  info = {"elapsed_step": specs["elapsed_step"]} | {
     key.removeprefix("info:"): value
     for key, value in specs.items()
     if key.startswith("info:") and "players." not in key
   }
-  known = {
-    key: _leaf_spec(key, value) if key in info_keys else None
-    for key, value in infos.items()
-  }
-  return observations.joined_spec(config.env, observation, known, info_keys)
+  return observations.joined_spec(config, observation, info, _leaf_spec)
 
 
 def _leaf_spec(name: str, array_spec: Any) -> dm_env.specs.Array:

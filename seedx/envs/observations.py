@@ -4,7 +4,7 @@ Adds entries of `info` to observations, applies a transform, finds and checks
 the action mask, and checks actions; all of it on batches, in NumPy.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import dm_env
@@ -123,53 +123,47 @@ def action_spec(
   return dm_env.specs.BoundedArray(shape, np.float32, low, high, "action")
 
 
-def joined_info_keys(
-  config: env_config.Config, mask_in_info: bool
-) -> tuple[str, ...]:
-  """The keys of `info` to add to the observation, the mask's among them.
-
-  Args:
-    config: which environment.
-    mask_in_info: whether `info` has an entry of the mask's name.
-  """
-  keys, mask = tuple(config.info_keys), config.action_mask
-  named = mask != env_config.DEFAULT_ACTION_MASK
-  return (*keys, mask) if named and mask_in_info and mask not in keys else keys
-
-
 def joined_spec(
-  env_id: str,
+  config: env_config.Config,
   observation: types.Tree,
   info: Mapping[str, Any],
-  keys: Sequence[str],
-) -> types.Tree:
+  leaf: Callable[[str, Any], Any],
+) -> tuple[types.Tree, tuple[str, ...]]:
   """Adds the specs of entries of `info` to the spec of an observation.
 
   Args:
-    env_id: for messages.
+    config: its `info_keys` are added, and its `action_mask` if that is in
+      `info` only.
     observation: a nest of specs.
-    info: the specs of all entries; those that are not added may be None.
-    keys: of the entries to add.
+    info: all entries, or what describes them.
+    leaf: makes a spec of a key and its value in `info`.
+
+  Returns:
+    The spec, and the keys of the entries that were added.
 
   Raises:
     types.ConfigError: a key is unknown, or is in the observation already.
   """
+  keys, mask = tuple(config.info_keys), config.action_mask
   taken = list(
     observation if isinstance(observation, dict) else ["observation"]
   )
+  if mask != env_config.DEFAULT_ACTION_MASK and mask in info:
+    keys += () if mask in (*keys, *taken) else (mask,)
   for key in keys:
     if key not in info:
       raise types.ConfigError(
-        f"{env_id}: unknown info key {key!r}. "
+        f"{config.env}: unknown info key {key!r}. "
         + env_config.suggestion(key, sorted(info))
       )
     if key in taken:
       raise types.ConfigError(
-        f"{env_id}: info key {key!r} is already in the observation, which has"
-        f" {', '.join(taken)}. Leave it out of info_keys."
+        f"{config.env}: info key {key!r} is already in the observation, which"
+        f" has {', '.join(taken)}. Leave it out of info_keys."
       )
     taken.append(key)
-  return joined(observation, info, keys)
+  added = {key: leaf(key, info[key]) for key in keys}
+  return joined(observation, added, keys), keys
 
 
 def joined(

@@ -37,18 +37,11 @@ class Single:
         f" {type(found).__name__}"
       )
     observation, info = found
-    in_info = config.action_mask in info and not (
-      isinstance(leaves, dict) and config.action_mask in leaves
-    )
-    self._info_keys = observations.joined_info_keys(config, in_info)
-    known = {
-      key: single.observation_leaf(name, (key,), np.asarray(value))
-      if key in self._info_keys
-      else None
-      for key, value in info.items()
-    }
-    self.observation = observations.joined_spec(
-      name, leaves, known, self._info_keys
+    self.observation, self._info_keys = observations.joined_spec(
+      config,
+      leaves,
+      info,
+      lambda key, x: single.observation_leaf(name, (key,), np.asarray(x)),
     )
     self._env, self._name = env, name
     self.first_observation = observations.joined(
