@@ -470,9 +470,9 @@ def test_an_unknown_action_mask_is_refused(config):
 def legal_moves(board):
   """Which of up, right, down and left move or merge a tile of 2048."""
   legal = []
-  for turns in (1, 2, 3, 0):  # Until the move is to the left.
-    turned = np.rot90(board, turns)
-    left, right = turned[:, :-1], turned[:, 1:]
+  for turns in (1, 2, 3, 0):  # Rotates the board so that the move is left.
+    rotated = np.rot90(board, turns)
+    left, right = rotated[:, :-1], rotated[:, 1:]
     legal.append(bool(np.any((right > 0) & ((left == 0) | (left == right)))))
   return legal
 
@@ -520,8 +520,8 @@ def test_an_environment_without_a_legal_action_is_named(
   monkeypatch.setattr(environment, "_pool", fake)
   with pytest.raises(ValueError, match=rf"'{mask}' of .* none in \[5\]:"):
     environment.recv()
-  # At an end of either kind the action is ignored, and any will do; what is
-  # legal there is left as it is.
+  # On LAST the action is ignored, so a mask without a legal action becomes one
+  # where all are legal; other masks do not change.
   fake.recv = lambda: recv([1, 2, 4], [1, 1, 0], [0, 0, 1])
   observation = environment.recv().timestep.observation
   np.testing.assert_array_equal(
@@ -602,7 +602,7 @@ def test_a_transform_changes_spec_and_rows():
   assert np.abs(expected).min() > 0
 
 
-def test_results_of_64_bits_are_narrowed():
+def test_transformed_observations_of_64_bits_are_narrowed():
   config = envs.Config(
     "CartPole-v1", observation_transform=f"{__name__}:of_64_bits"
   )
@@ -620,7 +620,7 @@ def test_results_of_64_bits_are_narrowed():
   assert observation["integers"].tolist() == [0, 1, 2]
 
 
-def test_transforms_see_info_and_what_they_leave_alone_keeps_its_spec():
+def test_transforms_see_info_and_unchanged_parts_keep_their_specs():
   config = envs.Config(
     "CartPole-v1",
     {},
@@ -654,7 +654,7 @@ def test_rows_have_the_dtype_of_the_spec():
 
 
 def test_a_transform_may_return_a_mask_that_is_a_view():
-  """As of one that is the same for all; NumPy cannot write to it."""
+  """Such as a mask broadcast to all rows, which NumPy cannot write to."""
   config = envs.Config(
     "CartPole-v1", observation_transform=f"{__name__}:with_a_view"
   )
@@ -682,7 +682,7 @@ def test_transforms_of_the_current_directory_come_first(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("module", ["seedx.envs", "experiments"])
-def test_cartpole_without_velocities_by_its_name_and_the_one_of_before(module):
+def test_hide_velocities_by_its_name_and_its_earlier_name(module):
   config = envs.Config(
     "CartPole-v1",
     observation_transform=f"{module}.transforms:hide_velocities",

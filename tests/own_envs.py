@@ -1,4 +1,4 @@
-"""Environments as users would bring them, good ones and bad ones."""
+"""Own environments as users would write them, working and failing ones."""
 
 import os
 import pathlib
@@ -159,7 +159,7 @@ class Continuous(gymnasium.Env):
 
 
 class Acting(gymnasium.Env):
-  """Of any space of actions and observations, which are its first sample."""
+  """Has any spaces; its observation is a sample, or `shows`."""
 
   def __init__(self, action=None, observation=None, shows=None):
     self.action_space = action or spaces.Discrete(2)
@@ -218,7 +218,7 @@ def wrong_key():
 
 
 class Failing(Counting):
-  """Fails at a step, in a way that is asked for, if its seed is `where`."""
+  """Fails at its first step in the way `how`, if its seed is `where`."""
 
   def __init__(self, how, where=2, log=""):
     super().__init__(log)
@@ -246,7 +246,7 @@ class Failing(Counting):
     if self._how == "die":
       os._exit(7)
     if self._how == "killed":
-      # It inherits every pipe, and keeps them open.
+      # The child inherits every pipe, and keeps them open.
       if os.fork() == 0:
         time.sleep(8)
         os._exit(0)
@@ -311,7 +311,7 @@ def needs_jax():
 
 
 class Drawn(Counting):
-  """Its frame shows its step."""
+  """Renders a frame whose pixels are 10 times its step."""
 
   def __init__(self, render_mode=None, frame="good"):
     super().__init__()
@@ -375,7 +375,7 @@ class RestartsAlone(CountingDm):
 
 
 class Names(gymnasium.Env):
-  """Prints, reads the standard input, and shows where it runs."""
+  """Prints, reads standard input, and observes its and its parent's pid."""
 
   def __init__(self):
     self.observation_space = spaces.Box(-1, 2**31 - 1, (2,), np.int64)

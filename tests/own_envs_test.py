@@ -1,4 +1,4 @@
-"""Environments of a user's, in processes of their own."""
+"""The user's own environments, in separate processes."""
 
 import os
 import pathlib
@@ -33,7 +33,7 @@ def config_of(factory, options=None, **fields):
 
 @pytest.fixture
 def start():
-  """Makes environments, and ends them with the test."""
+  """Makes environments, and closes them after the test."""
   made = []
 
   def make(factory, num_envs, options=None, *, fields=None, **kwargs):
@@ -57,13 +57,13 @@ def run(environment, actions):
 
 
 def assert_rows(rows, env, expected):
-  """That the rows of an environment are as a reference says, exactly."""
+  """Checks that the rows of an environment equal a reference exactly."""
   found = (*rows.timestep, rows.episode_return)
   for leaf, values in zip(found, zip(*expected, strict=True), strict=True):
     np.testing.assert_array_equal(leaf[:, env], np.array(values, leaf.dtype))
 
 
-# What rows are
+# Rows
 
 
 def cartpole_rows(seed, actions):
@@ -96,7 +96,7 @@ def test_cartpole_is_a_plain_loop_over_it(start, num_threads):
   environment = start("cartpole", 3, options, seed=5, num_threads=num_threads)
   assert isinstance(environment, processes.ProcessEnvironment)
   rng = np.random.default_rng(0)
-  # The last one is steered, and lives longer.
+  # Environment 2 is steered, so that its episodes are longer.
   rows, actions = [environment.recv()], []
   for _ in range(300):
     action = rng.integers(2, size=3)
@@ -114,7 +114,7 @@ def test_cartpole_is_a_plain_loop_over_it(start, num_threads):
 
 
 def counting_rows(seed, actions, discounts=(0.0, 1.0, 1.0)):
-  """Of `Counting`; discounts where it terminates, is truncated, goes on."""
+  """The rows of `Counting`; discounts: on termination, truncation, else."""
   rows, episode, step, total, over = [], -1, 0, 0.0, True
   for action in [None, *actions]:
     if over:
@@ -177,7 +177,7 @@ def test_asynchronous_streams_equal_synchronous_ones(start, num_threads):
       np.testing.assert_array_equal(np.stack(leaf)[:41], np.array(values))
 
 
-def test_what_is_ready_does_not_wait_for_who_is_slow(start, monkeypatch):
+def test_ready_rows_do_not_wait_for_slow_environments(start, monkeypatch):
   monkeypatch.setattr(process, "_CLOSE_SECONDS", 0.3)
   environment = start(
     "Failing", 4, {"how": "hang", "where": 3}, batch_size=2, num_threads=2
@@ -201,7 +201,7 @@ def test_resets_keep_the_seed_of_the_first(start):
   assert rows.episode_return[3].tolist() == [6, 6]
 
 
-def test_rows_of_before_a_reset_are_gone(start):
+def test_rows_from_before_a_reset_are_dropped(start):
   environment = start("Counting", 4, batch_size=2, num_threads=2)
   environment.reset()
   index = environment.recv().index
@@ -381,7 +381,7 @@ def test_a_seed_and_options_reach_the_factory(start):
   observation = (
     start("takes_a_seed", 2, {"size": 2}, seed=3).recv().timestep.observation
   )
-  # Its episode was 200 + seed before the first.
+  # Its episode number was 200 + seed before the first reset.
   assert observation.tolist() == [[3, 204, 0, 0], [4, 205, 0, 0]]
 
 
@@ -454,7 +454,9 @@ def make_worker(config):
 
 
 @pytest.mark.parametrize(("factory", "options", "found"), REFUSED)
-def test_what_cannot_be_used_is_named_in_one_line(factory, options, found):
+def test_factories_that_cannot_be_used_are_refused_in_one_line(
+  factory, options, found
+):
   config = config_of(factory, options)
   with pytest.raises(types.ConfigError, match=found) as caught:
     make_worker(config)
@@ -470,7 +472,9 @@ def test_what_cannot_be_used_is_named_in_one_line(factory, options, found):
     ("dies_at_once", "environments 0 to [01] of .* died with status 9"),
   ],
 )
-def test_processes_pass_on_what_cannot_be_used(factory, found, num_threads):
+def test_processes_pass_on_why_a_factory_cannot_be_used(
+  factory, found, num_threads
+):
   config = config_of(factory)
   for ask in (
     envs.spec,
@@ -481,7 +485,7 @@ def test_processes_pass_on_what_cannot_be_used(factory, found, num_threads):
     assert_one_line(caught.value, config)
 
 
-def test_options_go_through_a_pipe():
+def test_options_must_be_picklable():
   with pytest.raises(types.ConfigError, match="can be pickled"):
     envs.spec(config_of("Counting", {"log": lambda: 0}))
 
@@ -500,7 +504,7 @@ def assert_one_line(error, config):
     (":make", "Empty module name"),
   ],
 )
-def test_what_is_not_there_is_named(env_id, found):
+def test_missing_modules_and_functions_are_named(env_id, found):
   for ask in (envs.spec, lambda config: envs.make(config, 2)):
     with pytest.raises(types.ConfigError, match=found) as caught:
       ask(envs.Config(env_id))
@@ -531,7 +535,7 @@ def test_environments_that_differ_are_refused():
       types.ConfigError, match=r"like the first.*num_values=3"
     ):
       envs.make(config_of("differs"), 2, num_threads=num_threads)
-  # Environment 0 of seed 1 is not what `spec` has seen.
+  # Environment 0 of seed 1 differs from the one that `spec` has made.
   assert envs.spec(config_of("differs")).action.num_values == 2
   with pytest.raises(types.ConfigError, match="as they were before"):
     envs.make(config_of("differs"), 1, seed=1)
@@ -551,7 +555,7 @@ def test_numbers_out_of_range(numbers):
     envs.make(config_of("Counting"), **numbers)
 
 
-def test_send_refuses_what_would_be_misread(start):
+def test_send_refuses_wrong_actions(start):
   environment = start("Counting", 4, num_threads=2)
   with pytest.raises(ValueError, match="wait for an action"):
     environment.send(np.arange(4), np.zeros(4, int))
@@ -566,7 +570,7 @@ def test_send_refuses_what_would_be_misread(start):
   assert environment.recv().timestep.reward.tolist() == [1] * 4
 
 
-# Failures while they run
+# Failures of running environments
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
@@ -582,7 +586,7 @@ def test_send_refuses_what_would_be_misread(start):
     ("killed", "environments [02] to [23] of .*SIGKILL"),
   ],
 )
-def test_a_failure_is_told_and_told_again(
+def test_every_recv_after_a_failure_raises_it(
   start, how, found, num_threads, monkeypatch
 ):
   monkeypatch.setattr(process, "CHECK_SECONDS", 0.1)
@@ -618,7 +622,7 @@ def test_closing_closes_environments_and_may_be_repeated(tmp_path, start):
   assert logs[0].read_text() == "closed"
   with pytest.raises(RuntimeError, match="are closed"):
     environment.recv()
-  # And so does forgetting them.
+  # Deleting them closes them too.
   config = config_of("Counting", {"log": str(logs[1])})
   envs.make(config, 1).reset()
   assert logs[1].read_text() == "closed"
@@ -658,8 +662,8 @@ time.sleep(100)
 """
 
 
-def test_workers_leave_with_a_parent_that_is_killed(tmp_path):
-  """One waits, one is in a step; neither notices Ctrl-C."""
+def test_workers_end_when_their_parent_is_killed(tmp_path):
+  """One waits for a message, one is in a step; both ignore Ctrl-C."""
   log, program = tmp_path / "pid", tmp_path / "program.py"
   program.write_text(PARENT)
   with subprocess.Popen(
@@ -669,10 +673,10 @@ def test_workers_leave_with_a_parent_that_is_killed(tmp_path):
     cwd=tmp_path,
     env=os.environ | {"PYTHONPATH": str(ROOT)},
   ) as parent:
-    # The parent's program is not imported by its workers.
-    said = [parent.stdout.readline().split() for _ in range(3)]
-    assert [line[0] for line in said] == ["imported", "printed", "pids"]
-    waiting, its_parent = map(int, said[2][1:])
+    # "imported" comes once: the workers do not import the parent's program.
+    lines = [parent.stdout.readline().split() for _ in range(3)]
+    assert [line[0] for line in lines] == ["imported", "printed", "pids"]
+    waiting, its_parent = map(int, lines[2][1:])
     assert its_parent == parent.pid
     wait_for(lambda: log.exists() and log.read_text())
     stuck = int(log.read_text())
@@ -684,7 +688,7 @@ def test_workers_leave_with_a_parent_that_is_killed(tmp_path):
     wait_for(lambda: not alive(waiting) and not alive(stuck))
 
 
-def test_jax_is_there_for_who_needs_it_and_for_nobody_else():
+def test_workers_can_import_jax_where_their_parent_cannot():
   script = """
 import sys
 sys.modules["jax"] = None
@@ -696,7 +700,7 @@ assert len(environment.recv().index) == 1
 loaded = {name.split(".")[0] for name in sys.modules if sys.modules[name]}
 assert not loaded & {"jax", "jaxlib", "envpool", "gymnasium", "grpc"}, loaded
 """
-  # The parent's platform is not for its workers.
+  # Workers use the CPU, whatever the parent's platform is.
   subprocess.run(
     [sys.executable, "-c", script],
     check=True,
@@ -716,14 +720,14 @@ def test_frames_are_of_environment_0_as_it_is(start):
     assert frame.shape == (4, 6, 3) and frame.dtype == np.uint8
     assert (frame == 10 * step).all()
     environment.send(np.arange(2), np.zeros(2, int))
-  # A row that comes first is not lost.
+  # Rows that arrive before the frame are kept.
   environment.render()
   assert environment.recv().timestep.step_type.tolist() == [FIRST, FIRST]
   with pytest.raises(types.ConfigError, match="render=True"):
     start("Drawn", 1).render()
 
 
-def test_envpool_draws():
+def test_envpool_renders():
   config = envs.Config("CartPole-v1")
   environment = envs.make(config, 2, render=True)
   assert isinstance(environment, envs.EnvPoolEnvironment)
@@ -752,13 +756,13 @@ def test_envpool_draws():
     (config_of("raises"), "ZeroDivisionError"),
   ],
 )
-def test_who_cannot_draw_says_why(config, found):
+def test_check_render_says_why_an_environment_has_no_frames(config, found):
   with pytest.raises(types.ConfigError, match=found) as caught:
     envs.check_render(config)
   assert "\n" not in str(caught.value)
 
 
-def test_who_can_draw_is_let_pass():
+def test_check_render_accepts_frames_of_the_physics():
   envs.check_render(config_of("dm_with_physics"))
 
 
