@@ -234,7 +234,7 @@ class Renamed(a2c.Config):
   ("agent", "reason"),
   [
     (a2c.Config(torso=Torso()), "config="),
-    (Mine(hidden_sizes=(8,)), "does not come with seedx: app.load"),
+    (Mine(hidden_sizes=(8,)), "is not part of seedx; use app.load"),
   ],
   ids=["torso", "agent"],
 )
@@ -448,7 +448,7 @@ def test_it_says_what_it_can_do(words, monkeypatch, capsys):
     ("train sarsa", "found 'sarsa'"),
     ("train evaluate", "found 'evaluate'"),
     ("train a2c --epochs 3", "unrecognized arguments: --epochs"),
-    ("evaluate", "expected RUN_DIR"),
+    ("evaluate", "required: RUN_DIR"),
     ("compare --experiments x", "found 'x'"),
   ],
 )

@@ -518,11 +518,11 @@ def test_help_is_plain_and_says_the_usage_and_the_description(capfd):
     command_line.parse(RUN, ["--few", "x", "-h"], "a.program", text)
   said = capfd.readouterr().out
   begin = "usage: a.program [options]\n\n"
-  assert said.startswith(begin + text.strip() + "\n\nrun:\n  -h, --help ")
+  assert said.startswith(begin + text.strip() + "\n\noptions:\n  -h, --help ")
   assert said.isascii() and "\x1b" not in said
   with pytest.raises(SystemExit):
     command_line.parse(RUN, ["-h"], "a.program", None)
-  assert capfd.readouterr().out.startswith(begin + "run:\n")
+  assert capfd.readouterr().out.startswith(begin + "options:\n")
 
 
 def test_help_groups_options_by_the_nest_they_lie_in(capfd):
@@ -531,9 +531,9 @@ def test_help_groups_options_by_the_nest_they_lie_in(capfd):
     heading, *lines = block.strip().split("\n")
     words = [line.split()[0] for line in lines if line.startswith("  -")]
     groups[heading] = [word.rstrip(",") for word in words]
-  assert list(groups) == ["run:", "env:", "agent:"]
+  assert list(groups) == ["options:", "env:", "agent:"]
   assert groups["env:"] == ["--env", "--env-options", "--info-keys"]
-  assert groups["run:"] == [
+  assert groups["options:"] == [
     *("-h", "--num-envs", "--few", "--seconds", "--total-steps", "--run-dir")
   ]
   assert groups["agent:"][:3] == [

@@ -532,7 +532,7 @@ def test_checkpoints_are_chosen(run_dir, monkeypatch, capfd):
 def test_cut_episodes_are_told(run_dir, capfd):
   out, found, _ = run(run_dir, capfd, "--max-episode-steps", "3")
   assert found["returns"] == [3.0] * 5 and found["cut"] == 5
-  assert "5 of them were cut at --max-episode-steps" in out
+  assert "5 episodes were cut at --max-episode-steps" in out
 
 
 def test_a_run_that_goes_on_is_evaluated(tmp_path, capfd):
@@ -669,7 +669,7 @@ def test_without_ffmpeg_an_mp4_is_refused_before_anything_is_played(
   monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
   path, made = tmp_path / "play.mp4", spy_on_make(monkeypatch)
   said = programs.refused(evaluate, [str(run_dir), "--video", str(path)], capfd)
-  assert "expected ffmpeg" in said and ".gif needs nothing" in said
+  assert "expected ffmpeg" in said and ".gif needs no ffmpeg" in said
   assert not path.exists() and made == []
 
 

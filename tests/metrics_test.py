@@ -1,6 +1,5 @@
 """Tests of seedx.metrics."""
 
-import dataclasses
 import io
 import json
 import os
@@ -86,9 +85,9 @@ def test_wait_that_ends_with_an_exception_counts():
   assert waits.shares() == {"a": 0.5}
 
 
-def test_share_is_a_mean_over_the_threads_seen():
+def test_share_is_a_mean_over_the_threads():
   clock = FakeClock()
-  waits = metrics.Waits(clock=clock)
+  waits = metrics.Waits({"a": 2}, clock)
 
   def wait():
     with waits.timed("a"):
@@ -660,20 +659,6 @@ def test_a_run_that_makes_no_steps_for_a_while_keeps_its_lines(tmp_path):
   assert read(tmp_path, jsonl(lines)) == lines
 
 
-@pytest.mark.parametrize(
-  ("seconds", "size", "unit"),
-  [
-    (119.0, 1, "seconds"),
-    (120.0, 60, "minutes"),
-    (7199.0, 60, "minutes"),
-    (7200.0, 3600, "hours"),
-    (172800.0, 86400, "days"),
-  ],
-)
-def test_unit_of_times(seconds, size, unit):
-  assert metrics.time_unit(seconds) == (size, unit)
-
-
 def test_long_title_with_dollars_is_not_clipped(tmp_path):
   picture = draw(tmp_path, [1.0, 2.0], title=r"a long $\title$ of_a run " * 6)
   from matplotlib import image
@@ -710,32 +695,14 @@ def test_run_dir_that_cannot_be_written_is_an_error_of_one_line(tmp_path, case):
   assert "\n" not in str(error.value)
 
 
-@dataclasses.dataclass(frozen=True)
-class Optimizer:
-  rate: float
-  sizes: tuple[int, ...] = (64, 64)
-
-
-def test_config_is_written_as_plain_json(tmp_path):
-  config = {
-    "agent": "vtrace",
-    "optimizer": Optimizer(np.float32(0.5)),
-    "seed": np.int64(3),
-    "run_dir": pathlib.PurePosixPath("/tmp/x"),
-    "clip": float("inf"),
-    "resume": None,
-    "stack": True,
-  }
-  metrics.write_config(tmp_path, config)
-  assert json.loads((tmp_path / "config.json").read_text()) == {
-    "agent": "vtrace",
-    "optimizer": {"rate": 0.5, "sizes": [64, 64]},
-    "seed": 3,
-    "run_dir": "/tmp/x",
-    "clip": "inf",
-    "resume": None,
-    "stack": True,
-  }
+def test_a_file_is_written_whole_or_not_at_all(tmp_path):
+  path = tmp_path / "a.json"
+  metrics.write_file(path, "first")
+  metrics.write_file(path, b"second")
+  assert path.read_text() == "second"
+  assert [x.name for x in tmp_path.iterdir()] == ["a.json"]
+  with pytest.raises(types.ConfigError, match="cannot write"):
+    metrics.write_file(tmp_path / "nowhere" / "a.json", "third")
 
 
 def test_import_is_quick():

@@ -492,6 +492,20 @@ def test_a_run_that_is_named_twice_counts_once(tmp_path, drawn):
   assert not drawn[0].axes[0].collections
 
 
+@pytest.mark.parametrize(
+  ("seconds", "size", "unit"),
+  [
+    (119.0, 1, "seconds"),
+    (120.0, 60, "minutes"),
+    (7199.0, 60, "minutes"),
+    (7200.0, 3600, "hours"),
+    (172800.0, 86400, "days"),
+  ],
+)
+def test_unit_of_times(seconds, size, unit):
+  assert plot._time_unit(seconds) == (size, unit)
+
+
 # The program
 
 
@@ -564,14 +578,17 @@ def errors(tmp_path):
   (tmp_path / "unfinished" / "metrics.jsonl").unlink()
   none = make_run(tmp_path / "none", (None, None))
   return {
-    "nothing": ([], "expected RUN_DIR, found no word"),
-    "missing": ([good, str(tmp_path / "x")], f"found none at '{tmp_path}/x'"),
+    "nothing": ([], "required: RUN_DIR"),
+    "missing": (
+      [good, str(tmp_path / "x")],
+      f"no config.json in '{tmp_path}/x'",
+    ),
     "file": ([f"{good}/config.json"], "expected the directory of a run"),
     "no run": ([str(empty)], f"no config.json in '{empty}'"),
     "newer": ([config("newer", newer)], "format 3, which seedx 9.1 wrote"),
     "flat": (
       [config("flat", flat)],
-      "'experiment', which another seedx or program",
+      "'experiment', which another program",
     ),
     "kind": ([config("kind", typeless)], "without 'experiment', which"),
     "bare": ([config("bare", bare)], "without 'env', 'seed', which seedx 9"),
@@ -579,9 +596,9 @@ def errors(tmp_path):
       [config("nameless", nameless)],
       "without 'pipeline', 'agent', which seedx 9",
     ),
-    "no JSON": ([config("no_json", "{")], "no JSON"),
-    "no object": ([config("list", "[]")], "no object"),
-    "no text": ([config("text", "")], "no JSON"),
+    "no JSON": ([config("no_json", "{")], "cannot read config.json in"),
+    "no object": ([config("list", "[]")], "without 'seedx', 'format'"),
+    "no text": ([config("text", "")], "cannot read config.json in"),
     "unfinished": ([unfinished], "found none yet"),
     "no lines": ([good, lines("no_lines", "1\n[]\n")], "found none yet"),
     "other lines": ([lines("old", '{"a": 1}\n' * 2)], "without 'env_steps'"),

@@ -577,7 +577,7 @@ def test_a_directory_in_which_a_process_trains_is_refused(finished, capfd):
   with run_dirs.claimed(finished):
     for words in (["--resume", str(finished)], ["--run-dir", str(finished)]):
       said = programs.refused(a2c, words, capfd)
-      assert "found a process that does" in said
+      assert "expected no other process to train" in said
   assert raw_lines(finished) == lines
   assert programs.main(a2c, ["--resume", str(finished)]) == 0
 
@@ -612,7 +612,7 @@ def test_an_unknown_option_is_named(copy, capfd):
 def test_no_json_is_refused(copy, capfd):
   (copy / "config.json").write_text('{"experiment": "experim')
   said = programs.refused(a2c, ["--resume", str(copy)], capfd)
-  assert "no JSON" in said
+  assert "cannot read config.json" in said
 
 
 def test_a_run_without_a_checkpoint_is_refused(copy, capfd):

@@ -1,15 +1,15 @@
-"""The C allocator's settings, which a process cannot change of itself."""
+"""Settings of the C allocator, which glibc reads when a process starts."""
 
 import os
 import sys
 
 
 def keep_freed_memory() -> None:
-  """Starts this program again with an allocator that suits CPU networks.
+  """Restarts this program with allocator settings for networks on the CPU.
 
-  glibc gives large arrays back to the kernel when they are freed and gets them
-  page by page when the next step needs them; a CNN's updates spend a quarter
-  of their time so. These settings are only read when a process starts.
+  By default, glibc returns freed large arrays to the kernel and requests them
+  again, page by page, at the next step. This takes a quarter of the time of a
+  CNN's updates.
   """
   settings = {
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
@@ -22,6 +22,6 @@ def keep_freed_memory() -> None:
 
 
 def runs_module_of(package: str) -> bool:
-  """Whether this program is `python -m PACKAGE.MODULE`."""
+  """Whether this program was started as `python -m PACKAGE.MODULE`."""
   words = sys.orig_argv[1:3]
   return words[:1] == ["-m"] and words[-1].rpartition(".")[0] == package

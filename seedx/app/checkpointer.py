@@ -1,4 +1,4 @@
-"""What is done while a pipeline runs: checkpoints, and evaluations."""
+"""Saves checkpoints of a run and starts its evaluations."""
 
 import dataclasses
 import math
@@ -9,10 +9,10 @@ from seedx import checkpoint, types, wire
 from seedx.app import evaluations
 from seedx.runtime import process
 
-# What a checkpoint holds: all that a run goes on from, and what acts.
+# The items of a checkpoint: the state of the run, and the part that acts.
 RUN = "run"
 ACTING = "acting"
-# The newest checkpoints, beside the best.
+# How many of the newest checkpoints are kept, besides the best.
 _KEPT = 2
 
 
@@ -21,19 +21,19 @@ class Config:
   """How often a run is saved.
 
   Attributes:
-    checkpoint_every_seconds: seconds between two checkpoints; 0 for one at the
-      end only.
+    checkpoint_every_seconds: seconds between two checkpoints; 0 for only one,
+      at the end.
   """
 
   checkpoint_every_seconds: float = 60.0
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for what cannot be."""
+    """Raises types.ConfigError for a setting that is out of range."""
     types.check_ranges(self, checkpoint_every_seconds=(0.0, types.MOST))
 
 
 def directory(run_dir: pathlib.Path) -> pathlib.Path:
-  """Where a run's checkpoints are."""
+  """The directory of a run's checkpoints."""
   return run_dir / "checkpoints"
 
 
@@ -46,14 +46,14 @@ def latest(found: checkpoint.Checkpoints) -> int:
   steps = found.steps()
   if not steps:
     raise types.ConfigError(
-      f"expected a checkpoint in {str(found.directory)!r}, found none yet: a"
-      " run saves one every --checkpoint-every-seconds, and one when it ends"
+      f"expected a checkpoint in {str(found.directory)!r}, found none yet; a"
+      " run saves one every --checkpoint-every-seconds and one at its end"
     )
   return steps[-1]
 
 
 class Checkpointer:
-  """Saves checkpoints of a run, and has it evaluated."""
+  """Saves checkpoints of a run, and starts its evaluations."""
 
   def __init__(
     self,
@@ -65,10 +65,10 @@ class Checkpointer:
     """Saves nothing yet.
 
     Args:
-      run: what is saved.
-      run_dir: holds the directory `checkpoints`.
-      config: how often.
-      evaluation: of the run; None for never.
+      run: the process to save.
+      run_dir: directory of the run.
+      config: how often to save.
+      evaluation: evaluates the run; None for never.
     """
     self._run = run
     self._checkpoints = checkpoint.Checkpoints(directory(run_dir), keep=_KEPT)
@@ -77,10 +77,10 @@ class Checkpointer:
     self._saved_seconds = time.monotonic()
 
   def restore(self) -> None:
-    """Lets the run go on from its newest checkpoint.
+    """Restores the run from its newest checkpoint.
 
     Raises:
-      types.ConfigError: it has none, or one of another form.
+      types.ConfigError: there is no checkpoint, or its arrays do not match.
     """
     newest = latest(self._checkpoints)
     self._run.restore(lambda like: self._checkpoints.restore(newest, RUN, like))
@@ -88,7 +88,7 @@ class Checkpointer:
       self._evaluation.resume(newest)
 
   def check(self) -> None:
-    """Does what is due."""
+    """Saves and evaluates if it is time to. Call this regularly."""
     seconds = time.monotonic() - self._saved_seconds
     saves = 0 < self._every_seconds <= seconds
     env_steps = self._run.acted.env_steps
@@ -97,14 +97,14 @@ class Checkpointer:
       return
     saved = self._saved()
     if saved is None:
-      return  # It will be started again.
+      return  # The parameter server restarts soon.
     if self._evaluation is not None and evaluates:
       self._evaluation.start(_env_steps(saved), self._run.policy(saved))
     if saves:
       self._save(saved)
 
   def finish(self, interrupted: bool) -> None:
-    """Saves a last checkpoint, and evaluates it unless there was a Ctrl-C."""
+    """Saves a last checkpoint, and evaluates it unless interrupted."""
     saved = self._saved() if interrupted else self._run.saved()
     if saved is not None:
       self._save(saved)
@@ -114,7 +114,7 @@ class Checkpointer:
       self._evaluation.finish(_env_steps(saved), acting, interrupted)
 
   def _saved(self) -> types.Tree | None:
-    """What a checkpoint holds; None where a parameter server is not there."""
+    """The state of the run; None if a parameter server is not reachable."""
     try:
       return self._run.saved()
     except wire.WireError as error:

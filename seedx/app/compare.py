@@ -1,15 +1,16 @@
-"""Compares pipelines: the same environment, budget and seeds for each.
+"""Compares experiments: the same environment, budget and seeds for each.
 
   seedx compare --total-steps 300000
 
-runs experiments one after the other, each with its own presets, and leaves
-`comparison.md`, `comparison.png` and every run's directory. An experiment may
-have options of its own:
+This runs the experiments one after the other, each with its own presets. It
+writes `comparison.md`, `comparison.png` and a directory for each run. An
+experiment may have its own options:
 
   seedx compare --experiments "impala,impala --agent a2c"
 """
 
 import dataclasses
+import json
 import os
 import pathlib
 import signal
@@ -25,8 +26,19 @@ from seedx.app import command_line, experiments, plot
 from seedx.runtime import signals
 
 _POLL_SECONDS = 0.2
-# How long a run may take to end once it has been told to.
+# How long to wait for a run after Ctrl-C.
 _PATIENCE_SECONDS = 60.0
+# The title, the key in a summary and the decimals of each column of numbers.
+_COLUMNS = (
+  ("return", "episode_return", 1),
+  ("env steps", "env_steps", 0),
+  ("seconds", "wall_seconds", 0),
+  ("env steps/s", "steps_per_second", 0),
+  ("wire bytes/env step", "wire_bytes", 1),
+  ("policy lag", "policy_lag", 1),
+  ("gradient staleness", "gradient_staleness", 1),
+  ("CPU seconds", "cpu_seconds", 0),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,12 +46,12 @@ class Options:
   """The command line.
 
   Attributes:
-    experiments: what is compared, A,B; each with options of its own if need be.
-    env: the environment, of any name that the experiments take.
+    experiments: what to compare, A,B; each may have its own options.
+    env: name of the environment.
     total_steps: env steps of each run.
-    total_seconds: seconds of each run at most; 0 for any.
-    seeds: runs of each experiment, from seed 0 on.
-    run_dir: where results go; runs/compare/<time> if empty.
+    total_seconds: longest time of each run in seconds; 0 for no limit.
+    seeds: number of runs of each experiment; their seeds count from 0.
+    run_dir: output directory; runs/compare/<time> if empty.
   """
 
   experiments: tuple[str, ...] = (
@@ -52,7 +64,7 @@ class Options:
   run_dir: str = ""
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for what cannot be run."""
+    """Raises types.ConfigError for an option that is out of range."""
     types.check_ranges(
       self,
       total_steps=(1, types.MOST),
@@ -63,12 +75,12 @@ class Options:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """What came out of a run.
+  """The results of a run.
 
   Attributes:
-    experiment: its name, and options of its own.
-    lines: of its metrics.
-    cpu_seconds: of all its processes, from start to end.
+    experiment: its name and its own options.
+    lines: its lines of metrics.
+    cpu_seconds: CPU time of all its processes, from start to end.
   """
 
   experiment: str
@@ -78,100 +90,86 @@ class Run:
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the comparison; returns its exit status."""
-  argv = sys.argv[1:] if argv is None else argv
-  try:
-    return _compare(
-      command_line.parse(Options(), argv, "seedx compare", __doc__)
-    )
-  except types.ConfigError as error:
-    command_line.fail(error)
+  return command_line.run(_compare, Options(), "seedx compare", __doc__, argv)
 
 
-def _compare(given: Options) -> int:
-  if not given.experiments:
+def _compare(options: Options) -> int:
+  if not options.experiments:
     raise types.ConfigError("expected --experiments A,B, found none")
-  for words in given.experiments:
-    name = words.split()[0] if words.split() else ""
+  for words in options.experiments:
+    name, *_ = words.split() or [""]
     if name not in experiments.shipped():
       known = ", ".join(experiments.shipped())
       raise types.ConfigError(f"expected names of {known}, found {words!r}")
   run_dir = metrics.open_run_dir(
-    given.run_dir
+    options.run_dir
     or os.path.join("runs", "compare", time.strftime("%Y%m%d-%H%M%S"))
   )
-  metrics.write_config(run_dir, dataclasses.asdict(given))
+  config = json.dumps(dataclasses.asdict(options), indent=2)
+  metrics.write_file(run_dir / "config.json", config + "\n")
   runs = []
-  # Seed by seed, so that a slow hour of the machine slows all of them.
-  for seed in range(given.seeds):
-    for words in given.experiments:
-      runs.append(_run(given, words, seed, run_dir))
-      if runs[-1] is None:
+  # Seed by seed, so that a slow hour of the machine affects all experiments.
+  for seed in range(options.seeds):
+    for words in options.experiments:
+      run = _run(options, words, seed, run_dir)
+      if run is None:
         return signals.INTERRUPTED_STATUS
-  finished = [run for run in runs if run is not None]
-  table = _table(given.experiments, finished)
-  (run_dir / "comparison.md").write_text(table + "\n", encoding="utf-8")
+      runs.append(run)
+  table = _table(options.experiments, runs)
+  metrics.write_file(run_dir / "comparison.md", table + "\n")
   groups = {
-    words: [run.lines for run in finished if run.experiment == words]
-    for words in given.experiments
+    words: [run.lines for run in runs if run.experiment == words]
+    for words in options.experiments
   }
-  plot.draw({given.env: groups}, run_dir / "comparison.png")
+  plot.draw({options.env: groups}, run_dir / "comparison.png")
   print(table)
   print(f"comparison.md and comparison.png are in {run_dir}", flush=True)
   return 0
 
 
 def _run(
-  given: Options, words: str, seed: int, parent: pathlib.Path
+  options: Options, words: str, seed: int, parent: pathlib.Path
 ) -> Run | None:
-  """Runs an experiment to its end; None after Ctrl-C.
-
-  Raises:
-    types.ConfigError: it ends with an error.
-  """
+  """Runs an experiment; returns None if Ctrl-C interrupted it."""
   run_dir = parent / "-".join(words.replace("--", "").split()) / str(seed)
   run_dir.mkdir(parents=True, exist_ok=True)
-  name, *more = words.split()
-  program = [sys.executable, "-m", "seedx", "train", name, *more]
-  program += ["--env", given.env, "--total-steps", str(given.total_steps)]
+  program = [sys.executable, "-m", "seedx", "train", *words.split()]
+  program += ["--env", options.env, "--total-steps", str(options.total_steps)]
   program += ["--seed", str(seed), "--run-dir", str(run_dir)]
   print(f"{words}, seed {seed} ...", file=sys.stderr, flush=True)
+  cpu_seconds = _children_seconds()
   with (run_dir / "output.txt").open("w", encoding="utf-8") as output:
     process = subprocess.Popen(program, stdout=output, stderr=output)
     try:
-      status, cpu_seconds = _watched(process, run_dir, given.total_seconds)
+      _wait(process, run_dir, options.total_seconds)
     except KeyboardInterrupt:
       process.wait(_PATIENCE_SECONDS)
       return None
-  if status not in (0, signals.INTERRUPTED_STATUS):
+  if process.returncode not in (0, signals.INTERRUPTED_STATUS):
     last = (run_dir / "output.txt").read_text(encoding="utf-8").splitlines()
     raise types.ConfigError(
-      f"{' '.join(program[1:])} ended with status {status}:"
+      f"{' '.join(program[1:])} ended with status {process.returncode}:"
       f" {last[-1] if last else ''}"
     )
-  return Run(words, _lines(run_dir), cpu_seconds)
+  return Run(words, _lines(run_dir), _children_seconds() - cpu_seconds)
 
 
-def _watched(
-  process: subprocess.Popen[bytes],
-  run_dir: pathlib.Path,
-  total_seconds: float,
-) -> tuple[int, float]:
-  """Waits for a run, and ends it in time.
-
-  Returns:
-    Its exit status, and the CPU seconds of it and all that it started.
-  """
-  while True:
-    # Unlike `wait`, this says what the run and its own children used.
-    pid, status, usage = os.wait4(process.pid, os.WNOHANG)
-    if pid:
-      process.returncode = os.waitstatus_to_exitcode(status)
-      return process.returncode, usage.ru_utime + usage.ru_stime
+def _wait(
+  process: subprocess.Popen[bytes], run_dir: pathlib.Path, total_seconds: float
+) -> None:
+  """Waits for a run, and ends it after `total_seconds` unless they are 0."""
+  while process.poll() is None:
     lines = _lines(run_dir) if total_seconds else []
     if lines and lines[-1]["wall_seconds"] >= total_seconds:
       process.send_signal(signal.SIGINT)
       total_seconds = 0.0
     time.sleep(_POLL_SECONDS)
+
+
+def _children_seconds() -> float:
+  """CPU time of all processes that have ended below this one, in seconds."""
+  times = os.times()
+  return times.children_user + times.children_system
 
 
 def _lines(run_dir: pathlib.Path) -> list[dict[str, Any]]:
@@ -180,62 +178,44 @@ def _lines(run_dir: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def _table(names: Sequence[str], runs: Sequence[Run]) -> str:
-  """A row of medians over the seeds for each experiment, in Markdown."""
-  columns = (
-    *("experiment", "return", "env steps", "seconds", "env steps/s"),
-    *("wire bytes/env step", "policy lag", "gradient staleness"),
-    *("CPU seconds", "bottleneck"),
-  )
-  rows = [columns, ("---",) * len(columns)]
-  for words in names:
-    own = [_summary(run) for run in runs if run.experiment == words]
-    middle = {
-      name: _median([summary[name] for summary in own]) for name in own[0]
-    }
-    sides = [_bottleneck(run) for run in runs if run.experiment == words]
-    rows.append(
-      (
-        f"`{words}`",
-        _text(middle["episode_return"], 1),
-        _text(middle["env_steps"]),
-        _text(middle["wall_seconds"]),
-        _text(middle["steps_per_second"]),
-        _text(middle["wire_bytes"], 1),
-        _text(middle["policy_lag"], 1),
-        _text(middle["gradient_staleness"], 1),
-        _text(middle["cpu_seconds"]),
-        statistics.mode(sides),
-      )
-    )
+  """A Markdown table of medians over the seeds, with a row per experiment."""
+  titles = ["experiment", *(title for title, _, _ in _COLUMNS), "bottleneck"]
+  rows = [titles, ["---"] * len(titles)]
+  for name in names:
+    own = [run for run in runs if run.experiment == name]
+    summaries = [_summary(run) for run in own]
+    cells = [
+      _text(_median([summary[key] for summary in summaries]), decimals)
+      for _, key, decimals in _COLUMNS
+    ]
+    side = statistics.mode(_bottleneck(run) for run in own)
+    rows.append([f"`{name}`", *cells, side])
   return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def _summary(run: Run) -> dict[str, float | None]:
+  """The numbers of a run, by the keys of `_COLUMNS`."""
   last = run.lines[-1]
   wire_bytes = last.get("wire_bytes")
-
-  def typical(name: str) -> float | None:
-    return _median([line.get(name) for line in run.lines])
-
+  if wire_bytes is not None:
+    wire_bytes /= max(1, last["env_steps"])
+  # The first line includes compilation; the last covers a short time.
+  rates = [line["steps_per_second"] or None for line in run.lines[:-1]]
+  staleness = [line.get("gradient_staleness") for line in run.lines]
   return {
     "episode_return": last["episode_return"],
     "env_steps": last["env_steps"],
     "wall_seconds": last["wall_seconds"],
-    # The first line has waited for compilers, the last is short.
-    "steps_per_second": _median(
-      [line["steps_per_second"] or None for line in run.lines[:-1]]
-    ),
-    "wire_bytes": None
-    if wire_bytes is None
-    else wire_bytes / max(1, last["env_steps"]),
-    "policy_lag": typical("policy_lag"),
-    "gradient_staleness": typical("gradient_staleness"),
+    "steps_per_second": _median(rates),
+    "wire_bytes": wire_bytes,
+    "policy_lag": _median([line.get("policy_lag") for line in run.lines]),
+    "gradient_staleness": _median(staleness),
     "cpu_seconds": run.cpu_seconds,
   }
 
 
 def _bottleneck(run: Run) -> str:
-  """Which side it was in most lines."""
+  """The side that is the bottleneck in most lines."""
   sides = [metrics.bottleneck(x) for x in run.lines if x["steps_per_second"]]
   return statistics.mode(sides) if sides else "-"
 
@@ -245,5 +225,5 @@ def _median(values: Sequence[float | None]) -> float | None:
   return statistics.median(known) if known else None
 
 
-def _text(value: float | None, decimals: int = 0) -> str:
+def _text(value: float | None, decimals: int) -> str:
   return "-" if value is None else f"{value:,.{decimals}f}"

@@ -1,4 +1,4 @@
-"""Evaluations of a run while it goes on."""
+"""Evaluations of a run during training."""
 
 import dataclasses
 import json
@@ -18,14 +18,14 @@ class Config:
 
   Attributes:
     evaluate_every_steps: env steps between two evaluations; 0 for none.
-    evaluate_episodes: greedy episodes of each of them.
+    evaluate_episodes: number of greedy episodes per evaluation.
   """
 
   evaluate_every_steps: int = 0
   evaluate_episodes: int = 10
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for what cannot be."""
+    """Raises types.ConfigError for a setting that is out of range."""
     types.check_ranges(
       self,
       evaluate_every_steps=(0, types.MOST),
@@ -34,12 +34,12 @@ class Config:
 
 
 def of(run: Any, config: Config, run_dir: pathlib.Path) -> "Periodic | None":
-  """The evaluations of a run, if there are to be any.
+  """Makes the evaluations of a run; None if the config asks for none.
 
   Args:
-    run: the pipeline's config.
-    config: how often.
-    run_dir: where their lines go.
+    run: config of the pipeline.
+    config: how often to evaluate.
+    run_dir: directory of the run.
   """
   if not config.evaluate_every_steps:
     return None
@@ -47,21 +47,21 @@ def of(run: Any, config: Config, run_dir: pathlib.Path) -> "Periodic | None":
 
 
 class Periodic:
-  """Evaluates a run every so many env steps, on a thread beside it.
+  """Evaluates a run at regular intervals of env steps, on its own thread.
 
-  Each evaluation plays other episodes, greedily. One that is due while another
-  is under way is left out. Each leaves a line in `evaluations.jsonl`.
+  Each evaluation plays different episodes with greedy actions, and appends a
+  line to `evaluations.jsonl`. While one is in progress, no other starts.
 
   Attributes:
-    newest: what of the last one joins the lines of metrics.
-    words: what it found; empty before the first.
+    newest: the metrics of the last evaluation; empty before the first.
+    words: a summary of the last evaluation; empty before the first.
   """
 
   def __init__(self, run: Any, config: Config, run_dir: pathlib.Path) -> None:
-    """Evaluates nothing yet; see `of`.
+    """Starts no evaluation yet; see `of` for the arguments.
 
     Raises:
-      types.ConfigError: the agent cannot be evaluated.
+      types.ConfigError: the agent has no `greedy` step.
     """
     self.newest: Mapping[str, metrics.Value] = {}
     self.words = ""
@@ -78,15 +78,15 @@ class Periodic:
     self._failure: BaseException | None = None
 
   def resume(self, env_steps: int) -> None:
-    """The run goes on after so many env steps, which have been evaluated."""
+    """Skips evaluations that were due at `env_steps` or before."""
     every = self._config.evaluate_every_steps
     self._due_steps = (env_steps // every + 1) * every
 
   def due(self, env_steps: int) -> bool:
-    """Whether `start` should be called now.
+    """Whether it is time for `start`.
 
     Raises:
-      BaseException: what the last evaluation failed with.
+      BaseException: the error of the last evaluation, if it failed.
     """
     busy = self._thread is not None and self._thread.is_alive()
     if env_steps < self._due_steps or busy:
@@ -95,7 +95,7 @@ class Periodic:
     return True
 
   def start(self, env_steps: int, acting: types.Tree) -> None:
-    """Evaluates what acts after so many env steps; returns at once."""
+    """Starts an evaluation of what acts at `env_steps`; does not wait."""
     self.resume(env_steps)
     self._last_steps = env_steps
     self._thread = threading.Thread(
@@ -104,12 +104,15 @@ class Periodic:
     self._thread.start()
 
   def finish(self, env_steps: int, acting: types.Tree, stop: bool) -> None:
-    """Ends with an evaluation of what was learned in the end.
+    """Evaluates the end of the run, and waits for the result.
 
     Args:
-      env_steps: of the whole run.
-      acting: what acts then.
-      stop: give up the evaluation under way instead.
+      env_steps: env steps of the whole run.
+      acting: what acts at the end.
+      stop: cancel the evaluation in progress instead.
+
+    Raises:
+      BaseException: the error of an evaluation that failed.
     """
     if stop:
       self._stop.set()
@@ -145,15 +148,15 @@ class Periodic:
 
 
 class Lines:
-  """A sink whose lines also say what the newest evaluation found."""
+  """A Sink that adds the metrics of the newest evaluation to each line."""
 
   def __init__(self, sink: metrics.Sink, evaluation: Periodic | None) -> None:
-    """Passes lines on to `sink`."""
+    """Passes lines to `sink`; adds nothing if `evaluation` is None."""
     self._sink = sink
     self._evaluation = evaluation
 
   def write(self, line: metrics.Line) -> None:
-    """Takes one line."""
+    """Takes a line of metrics."""
     newest = self._evaluation.newest if self._evaluation else {}
     self._sink.write({**line, **newest})
 

@@ -1,15 +1,15 @@
-"""Exports the policy of a run as StableHLO, to be used without seedx.
+"""Exports the policy of a run as StableHLO, for use without seedx.
 
   seedx export runs/ppo/20260131-120000 --output policy
 
-leaves `policy.stablehlo`, which JAX alone can load and run on CPU, GPU or TPU,
-in batches of any size, and `policy.json`, which says what it takes and gives.
+This writes `policy.stablehlo`, which JAX alone loads and runs on CPU, GPU or
+TPU with any batch size, and `policy.json`, which describes its inputs and
+outputs.
 """
 
 import dataclasses
 import json
 import pathlib
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +18,7 @@ import jax
 import jax.export
 import numpy as np
 
-from seedx import types
+from seedx import metrics, types
 from seedx.agents import acting_step
 from seedx.app import command_line, policies
 
@@ -30,9 +30,9 @@ class Options:
   """The command line.
 
   Attributes:
-    run_dir: the directory of the run.
-    checkpoint: latest, best, or its number of env steps.
-    output: the files, without .stablehlo and .json.
+    run_dir: directory of the run.
+    checkpoint: latest, best, or the env steps of a checkpoint.
+    output: path of the two files, without .stablehlo and .json.
   """
 
   run_dir: str = ""
@@ -42,33 +42,21 @@ class Options:
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Exports a policy; returns the exit status."""
-  argv = sys.argv[1:] if argv is None else argv
-  try:
-    return _export(
-      command_line.parse(
-        Options(), argv, "seedx export", __doc__, positional=("run_dir",)
-      )
-    )
-  except types.ConfigError as error:
-    command_line.fail(error)
+  return command_line.run(
+    _export, Options(), "seedx export", __doc__, argv, positional=("run_dir",)
+  )
 
 
-def _export(given: Options) -> int:
-  policy = policies.load(given.run_dir, given.checkpoint)
+def _export(options: Options) -> int:
+  policy = policies.load(options.run_dir, options.checkpoint)
   exported, spec = export(policy)
-  try:
-    pathlib.Path(f"{given.output}.stablehlo").write_bytes(exported.serialize())
-    pathlib.Path(f"{given.output}.json").write_text(
-      json.dumps(spec, indent=2) + "\n", encoding="utf-8"
-    )
-  except OSError as error:
-    raise types.ConfigError(
-      f"cannot write {given.output!r} ({error.strerror or error}); choose an"
-      " --output that you can write"
-    ) from error
+  program = pathlib.Path(f"{options.output}.stablehlo")
+  description = pathlib.Path(f"{options.output}.json")
+  metrics.write_file(program, bytes(exported.serialize()))
+  metrics.write_file(description, json.dumps(spec, indent=2) + "\n")
   print(
-    f"the policy of {policy.name} after {policy.env_steps:,} env steps is"
-    f" in {given.output}.stablehlo, its inputs in {given.output}.json"
+    f"the policy of {policy.name} after {policy.env_steps:,} env steps is in"
+    f" {program}, its description in {description}"
   )
   return 0
 
@@ -76,27 +64,24 @@ def _export(given: Options) -> int:
 def export(
   policy: policies.Policy,
 ) -> tuple[jax.export.Exported, dict[str, Any]]:
-  """The greedy policy as a function of a batch of any size.
+  """Exports the greedy policy as a function of a batch of any size.
 
-  It maps `(timestep, memory)` to `(action, memory)`: `timestep` is a dict of
-  `observation`, `reward`, `discount` and `step_type`, each `[B, ...]` (0 FIRST,
-  1 MID, 2 LAST, as in dm_env); `memory` is a list of `[B, ...]`, of zeros
-  before the first step, and then what the step before returned. Where
-  `step_type` is FIRST, what was before is forgotten.
+  The function maps `(timestep, memory)` to `(action, memory)`. `timestep` is a
+  dict of `observation`, `reward`, `discount` and `step_type` (0 FIRST, 1 MID,
+  2 LAST, as in dm_env), each `[B, ...]`. `memory` is a list of `[B, ...]`:
+  zeros at the first step, and later the memory that the last step returned.
+  Rows whose `step_type` is FIRST ignore it.
 
   Args:
-    policy: with an agent that has a `greedy` step.
+    policy: its agent has a `greedy` step.
 
   Returns:
-    The function, and as JSON the shapes and dtypes that it takes and gives.
+    The function; and a JSON object with the shapes and dtypes of its inputs and
+    outputs.
 
   Raises:
-    types.ConfigError: the agent cannot tell which action is best.
+    types.ConfigError: the agent has no `greedy` step.
   """
-  if policy.agent.greedy is None:
-    raise types.ConfigError(
-      "expected an agent with a `greedy` step to export, found one without"
-    )
   example = policy.initial_state(1)
   structure = jax.tree.structure(example)
   zeros = acting_step.zero_inputs(policy.spec, 1).timestep
@@ -135,12 +120,16 @@ def export(
     "step_type": {kind.name: int(kind) for kind in dm_env.StepType},
     "timestep": jax.tree.map(_in_json, inputs[0]),
     "memory": [_in_json(leaf) for leaf in inputs[1]],
-    "action": _in_json(action) | _bounds(policy.spec.action),
+    "action": {
+      **_in_json(action),
+      "minimum": np.asarray(policy.spec.action.minimum).tolist(),
+      "maximum": np.asarray(policy.spec.action.maximum).tolist(),
+    },
   }
 
 
 def _with_lists(nest: types.Tree) -> types.Tree:
-  """A nest whose tuples are lists, as JSON has them."""
+  """Converts the tuples of a nest to lists, which JSON keeps."""
   if isinstance(nest, dict):
     return {key: _with_lists(value) for key, value in nest.items()}
   if isinstance(nest, tuple | list):
@@ -148,13 +137,6 @@ def _with_lists(nest: types.Tree) -> types.Tree:
   return nest
 
 
-def _bounds(action: dm_env.specs.BoundedArray) -> dict[str, Any]:
-  return {
-    "minimum": np.asarray(action.minimum).tolist(),
-    "maximum": np.asarray(action.maximum).tolist(),
-  }
-
-
 def _in_json(leaf: Any) -> dict[str, Any]:
-  """A shape without its batch axis, and a dtype."""
+  """The dtype of an array, and its shape without the batch axis."""
   return {"shape": list(leaf.shape[1:]), "dtype": str(np.dtype(leaf.dtype))}

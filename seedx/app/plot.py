@@ -1,17 +1,16 @@
-"""Draws runs: episode return against env steps and against time.
+"""Plots runs: episode return against env steps and against wall time.
 
   seedx plot runs/ppo/* runs/impala/* --output plot.svg
 
-Runs that differ in their seed alone are one line: the interquartile mean over
-them, with its 95% bootstrap interval (Agarwal et al. 2021,
-https://arxiv.org/abs/2108.13264); a single run has none. Each environment has
-a row of its own.
+Runs that differ only in their seed share a curve: the interquartile mean over
+the runs, with its 95% bootstrap confidence interval (Agarwal et al. 2021,
+https://arxiv.org/abs/2108.13264). A single run has no interval. Each
+environment has its own row.
 """
 
 import dataclasses
 import io
 import pathlib
-import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,12 +20,12 @@ import numpy as np
 from seedx import metrics, types
 from seedx.app import command_line, run_dirs, statistics
 
-# The lines of each run of a group, by the group's label.
+# The lines of metrics of each run in a group, by the label of the group.
 Groups = Mapping[str, Sequence[Sequence[Mapping[str, Any]]]]
 
 _SUFFIXES = (".png", ".svg", ".pdf")
-# Okabe and Ito's colours, told apart by the colour-blind; the rest for in grey.
-# There are 7, 6 and 5, so that no two of 210 groups look the same.
+# Okabe and Ito's colours, which colour-blind readers can tell apart. Dashes and
+# markers do the same in grey. With 7, 6 and 5 of them, 210 groups look unique.
 _COLOURS = (
   *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"),
   "#000000",
@@ -36,6 +35,25 @@ _MARKERS = ("o", "s", "^", "D", "v")
 _WIDTH_INCHES = 12.0
 _ROW_INCHES = 4.9
 _LONGEST_LABEL = 70
+_CURVE_POINTS = 200
+# Matplotlib's settings: legible at half the size.
+_LOOK: Any = {
+  "font.size": 16,
+  "text.parse_math": False,
+  "axes.titlesize": 20,
+  "axes.titlelocation": "left",
+  "axes.labelsize": 18,
+  "axes.spines.top": False,
+  "axes.spines.right": False,
+  "axes.grid": True,
+  "axes.axisbelow": True,
+  "grid.color": "0.88",
+  "lines.linewidth": 2.5,
+  "lines.markersize": 9,
+  "legend.fontsize": 16,
+  "legend.frameon": False,
+  "legend.handlelength": 3.5,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,8 +61,8 @@ class Options:
   """The command line.
 
   Attributes:
-    run_dir: what is drawn: directories of runs.
-    output: the picture, .png, .svg or .pdf.
+    run_dir: directories of the runs to plot.
+    output: the image file to write: .png, .svg or .pdf.
   """
 
   run_dir: tuple[str, ...] = ()
@@ -52,69 +70,57 @@ class Options:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Draws runs; returns the exit status."""
-  argv = sys.argv[1:] if argv is None else argv
-  try:
-    return _plot(
-      command_line.parse(
-        Options(), argv, "seedx plot", __doc__, positional=("run_dir",)
-      )
-    )
-  except types.ConfigError as error:
-    command_line.fail(error)
+  """Plots runs; returns the exit status."""
+  return command_line.run(
+    _plot, Options(), "seedx plot", __doc__, argv, positional=("run_dir",)
+  )
 
 
 def draw(panels: Mapping[str, Groups], path: pathlib.Path) -> None:
-  """Draws return against env steps and time: IQM and interval over runs.
+  """Plots the interquartile mean and interval of groups of runs.
 
   Args:
-    panels: the groups of each environment; those of one label look the same.
-    path: of the picture, whose suffix says its format.
+    panels: the groups of each environment. A label has the same look in all.
+    path: the image file; its suffix sets the format.
 
   Raises:
-    types.ConfigError: the suffix is unknown, or the file cannot be written.
+    types.ConfigError: the suffix is unknown, or the file is not writable.
   """
+  import matplotlib
   from matplotlib import figure, layout_engine, lines
   from matplotlib.backends import backend_agg
 
   _check_suffix(path)
-  everything = [item for groups in panels.values() for item in groups.items()]
-  styles = {name: _style(i) for i, name in enumerate(dict(everything))}
-  picture = figure.Figure(
-    figsize=(_WIDTH_INCHES, _ROW_INCHES * len(panels)),
-    dpi=100,
-    layout=layout_engine.ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12),
-  )
-  backend_agg.FigureCanvasAgg(picture)
-  rows = picture.subplots(len(panels), 2, sharey="row", squeeze=False)
-  for row, (env, groups) in zip(rows, panels.items(), strict=True):
-    _draw_row(row, groups, styles)
-    row[0].set_title(
-      textwrap.fill(env, 60), loc="left", fontsize=20, parse_math=False
+  labels = {label: None for groups in panels.values() for label in groups}
+  styles = {label: _style(i) for i, label in enumerate(labels)}
+  with matplotlib.rc_context(_LOOK):
+    picture = figure.Figure(
+      figsize=(_WIDTH_INCHES, _ROW_INCHES * len(panels)),
+      dpi=100,
+      layout=layout_engine.ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12),
     )
-  handles = []
-  for name, style in styles.items():
-    own = [x for label, of_runs in everything if label == name for x in of_runs]
-    ended = any(len(curve(x, "env_steps")) for x in own)
-    label = name if ended else f"{name} (no episode has ended)"
-    handles.append(lines.Line2D([], [], label=label, **style))
-  _add_legend(picture, handles)
-  image = io.BytesIO()
-  picture.savefig(image, format=path.suffix[1:].lower())
-  try:
-    # Whoever looks at it meanwhile sees the old picture and not half of one.
-    unfinished = path.with_suffix(".unfinished")
-    unfinished.write_bytes(image.getvalue())
-    unfinished.replace(path)
-  except OSError as error:
-    raise types.ConfigError(
-      f"cannot write {str(path)!r} ({error.strerror or error}); choose a file"
-      " that you can write"
-    ) from error
+    backend_agg.FigureCanvasAgg(picture)
+    rows = picture.subplots(len(panels), 2, sharey="row", squeeze=False)
+    plotted: set[str] = set()
+    for row, (env, groups) in zip(rows, panels.items(), strict=True):
+      row[0].set_title(textwrap.fill(env, 60))
+      row[0].set_ylabel("episode return")
+      for axes, key in zip(row, ("env_steps", "wall_seconds"), strict=True):
+        curves = _curves(groups, key)
+        plotted |= curves.keys()
+        _draw_panel(axes, key, curves, styles)
+    handles = []
+    for name, style in styles.items():
+      label = name if name in plotted else f"{name} (no episode has ended)"
+      handles.append(lines.Line2D([], [], label=label, **style))
+    _add_legend(picture, handles)
+    image = io.BytesIO()
+    picture.savefig(image, format=path.suffix[1:].lower())
+  metrics.write_file(path, image.getvalue())
 
 
 def curve(lines: Sequence[Mapping[str, Any]], key: str) -> np.ndarray:
-  """A run's returns against what its lines have under `key`, `[points, 2]`."""
+  """The returns of a run against the values at `key`, as `[points, 2]`."""
   points = [
     (line[key], line["episode_return"])
     for line in lines
@@ -123,59 +129,53 @@ def curve(lines: Sequence[Mapping[str, Any]], key: str) -> np.ndarray:
   return np.array(points, np.float64).reshape(-1, 2)
 
 
-def _plot(given: Options) -> int:
-  path = pathlib.Path(given.output).expanduser()
+def _plot(options: Options) -> int:
+  path = pathlib.Path(options.output).expanduser()
   _check_suffix(path)
-  # A run that two patterns of the shell name is one run all the same.
-  found = list(
-    {
-      run.path.resolve(): run for run in map(run_dirs.read, given.run_dir)
-    }.values()
+  # Two patterns of the shell may name the same run.
+  paths = dict.fromkeys(
+    pathlib.Path(name).expanduser().resolve() for name in options.run_dir
   )
-  if not any(len(curve(run.lines, "env_steps")) for run in found):
+  runs = [run_dirs.read(path) for path in paths]
+  if not any(len(curve(run.lines, "env_steps")) for run in runs):
     raise types.ConfigError(
-      "expected a run in which an episode has ended, found none; let them run"
-      " for longer"
+      "expected a run in which an episode has ended, found none; let the runs"
+      " train for longer"
     )
   panels: dict[str, dict[str, list[Any]]] = {}
-  for run, label in zip(found, run_dirs.labels(found), strict=True):
+  for run, label in zip(runs, run_dirs.labels(runs), strict=True):
     panels.setdefault(run.env, {}).setdefault(label, []).append(run.lines)
   draw(panels, path)
-  print(f"drawn from {len(found)} run(s): {path}", flush=True)
+  print(f"plotted {len(runs)} run(s) in {path}", flush=True)
   return 0
 
 
 def _check_suffix(path: pathlib.Path) -> None:
   if path.suffix.lower() not in _SUFFIXES:
     raise types.ConfigError(
-      f"expected a picture's name that ends in {', '.join(_SUFFIXES)}, found"
+      f"expected an image file that ends in {', '.join(_SUFFIXES)}, found"
       f" {str(path)!r}"
     )
 
 
 def _style(i: int) -> dict[str, Any]:
-  """How the i-th group looks."""
+  """The look of the i-th group."""
   return {
     "color": _COLOURS[i % len(_COLOURS)],
     "linestyle": _DASHES[i % len(_DASHES)],
     "marker": _MARKERS[i % len(_MARKERS)],
-    "linewidth": 2.5,
-    "markersize": 9,
   }
 
 
-def _draw_row(
-  row: Sequence[Any], groups: Groups, styles: Mapping[str, Mapping[str, Any]]
-) -> None:
-  """Draws the groups of an environment, against env steps and time."""
-  row[0].set_ylabel("episode return", fontsize=18)
-  for axes, key in zip(row, ("env_steps", "wall_seconds"), strict=True):
-    curves = {
-      name: [xy for xy in (curve(lines, key) for lines in of_runs) if len(xy)]
-      for name, of_runs in groups.items()
-    }
-    curves = {name: own for name, own in curves.items() if own}
-    _draw_panel(axes, key, curves, styles)
+def _curves(groups: Groups, key: str) -> dict[str, list[np.ndarray]]:
+  """The curves of each group, without runs in which no episode has ended."""
+  curves: dict[str, list[np.ndarray]] = {}
+  for label, runs in groups.items():
+    for lines in runs:
+      points = curve(lines, key)
+      if len(points):
+        curves.setdefault(label, []).append(points)
+  return curves
 
 
 def _draw_panel(
@@ -184,80 +184,67 @@ def _draw_panel(
   curves: Mapping[str, Sequence[np.ndarray]],
   styles: Mapping[str, Mapping[str, Any]],
 ) -> None:
-  """Draws the groups that have curves against one of the two."""
-  everything = [xy for own in curves.values() for xy in own]
-  if not everything:
-    _say_empty(axes, key)
+  """Plots the groups that have curves against env steps or wall time."""
+  if not curves:
+    axes.set_xlabel("wall time" if key == "wall_seconds" else "env steps")
+    axes.set(xticks=[], yticks=[])
+    text = "no episode has ended yet"
+    axes.text(
+      *(0.5, 0.5, text, {"ha": "center", "va": "center", "color": "0.3"}),
+      transform=axes.transAxes,
+    )
     return
   ends = [_end(own, key) for own in curves.values()]
   logarithmic = max(ends) > 8 * min(ends) > 0
   size, unit = 1, "env steps"
   if key == "wall_seconds":
-    size, unit = metrics.time_unit(min(ends) if logarithmic else max(ends))
+    size, unit = _time_unit(min(ends) if logarithmic else max(ends))
     unit = f"wall time ({unit})"
-  left = max(min(ends) / 30, min(xy[0, 0] for xy in everything))
-  for i, (name, own) in enumerate(curves.items()):
-    end = ends[i]
-    places = (
-      np.geomspace(left, end, 200) if logarithmic else np.linspace(0, end, 200)
-    )
-    mean, low, high = statistics.iqm(own, places)
+  first = min(points[0, 0] for own in curves.values() for points in own)
+  left = max(min(ends) / 30, first)
+  for i, (label, own) in enumerate(curves.items()):
+    if logarithmic:
+      at = np.geomspace(left, ends[i], _CURVE_POINTS)
+    else:
+      at = np.linspace(0, ends[i], _CURVE_POINTS)
+    mean, low, high = statistics.iqm(own, at)
     known = ~np.isnan(mean)
-    x = places[known] / size
+    x = at[known] / size
     every = max(1, len(x) // 5)
-    # Where lines meet, their markers do not.
-    first = every * (i + 1) // (len(curves) + 1)
-    axes.plot(x, mean[known], markevery=(first, every), **styles[name])
+    # Where curves meet, their markers do not.
+    offset = every * (i + 1) // (len(curves) + 1)
+    axes.plot(x, mean[known], markevery=(offset, every), **styles[label])
     if len(own) > 1:
-      axes.fill_between(
-        x,
-        low[known],
-        high[known],
-        color=styles[name]["color"],
-        alpha=0.2,
-        linewidth=0,
-      )
-  _set_axes(axes, unit, (left / size, max(ends) / size), logarithmic)
+      band = {"color": styles[label]["color"], "alpha": 0.2, "linewidth": 0}
+      axes.fill_between(x, low[known], high[known], **band)
+  axes.set_xlabel(unit)
+  _set_axes(axes, left / size, max(ends) / size, logarithmic)
 
 
 def _end(curves: Sequence[np.ndarray], key: str) -> float:
-  """Where the line of a group ends.
+  """The x at which the curve of a group ends.
 
-  A run that has ended stays what it is while time goes on, but it has not made
-  the env steps that others made.
+  Wall time passes for runs that have ended, so it is the end of the longest
+  run. Env steps do not, so it is the end of the shortest run.
   """
-  last = [xy[-1, 0] for xy in curves]
+  last = [points[-1, 0] for points in curves]
   if key == "wall_seconds":
     return max(last)
-  return max(min(last), max(xy[0, 0] for xy in curves))
+  return max(min(last), max(points[0, 0] for points in curves))
 
 
-def _say_empty(axes: Any, key: str) -> None:
-  axes.set_xlabel(
-    {"env_steps": "env steps", "wall_seconds": "wall time"}[key], fontsize=18
-  )
-  axes.set(xticks=[], yticks=[])
-  axes.spines[["top", "right"]].set_visible(False)
-  axes.text(
-    *(0.5, 0.5, "no episode has ended yet"),
-    transform=axes.transAxes,
-    **{"fontsize": 18, "ha": "center", "va": "center", "color": "0.3"},
-  )
+def _time_unit(longest_seconds: float) -> tuple[int, str]:
+  """The size in seconds and the name of the unit for times up to a longest."""
+  for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+    if longest_seconds >= 2 * size:
+      return size, unit
+  return 1, "seconds"
 
 
-def _set_axes(
-  axes: Any, label: str, limits: tuple[float, float], logarithmic: bool
-) -> None:
-  """Makes a panel's axes legible at half its size."""
+def _set_axes(axes: Any, low: float, high: float, logarithmic: bool) -> None:
+  """Sets the limits and the ticks of a panel."""
   from matplotlib import ticker
 
-  low, high = limits
-  axes.set_xlabel(label, fontsize=18)
-  axes.tick_params(labelsize=16)
-  axes.spines[["top", "right"]].set_visible(False)
-  axes.grid(color="0.88")
-  axes.set_axisbelow(True)
-  axes.yaxis.set_major_formatter(_short)
   if logarithmic:
     axes.set_xscale("log")
     axes.set_xlim(low / 1.2, high * 1.2)
@@ -268,11 +255,17 @@ def _set_axes(
     axes.set_xlim(0, high * 1.03)
     axes.xaxis.set_major_locator(ticker.MaxNLocator(5, steps=[1, 2, 5, 10]))
   axes.xaxis.set_major_formatter(_short)
+  axes.yaxis.set_major_formatter(_short)
 
 
 def _short(value: float, position: int | None = None) -> str:
-  """Such as 0.5, 250 or 1.5k; unlike EngFormatter's, no 500m for 0.5."""
-  del position  # Along the axis; Matplotlib gives it.
+  """Formats a tick as 0.5, 250 or 1.5k; EngFormatter would write 0.5 as 500m.
+
+  Args:
+    value: of the tick.
+    position: along the axis; Matplotlib passes it.
+  """
+  del position
   for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
     if abs(value) >= size:
       return f"{value / size:g}{suffix}"
@@ -280,7 +273,7 @@ def _short(value: float, position: int | None = None) -> str:
 
 
 def _add_legend(picture: Any, handles: Sequence[Any]) -> None:
-  """Adds the legend below, in as many columns as fit, and the room for it."""
+  """Adds a legend below, with as many columns as fit, and the room for it."""
   for handle in handles:
     handle.set_label(
       textwrap.fill(handle.get_label(), _LONGEST_LABEL, break_on_hyphens=False)
@@ -288,22 +281,11 @@ def _add_legend(picture: Any, handles: Sequence[Any]) -> None:
   renderer = picture.canvas.get_renderer()
   for columns in range(min(len(handles), 5), 0, -1):
     legend = picture.legend(
-      handles=handles,
-      loc="outside lower center",
-      ncols=columns,
-      fontsize=16,
-      frameon=False,
-      handlelength=3.5,
+      handles=handles, loc="outside lower center", ncols=columns
     )
-    for text in legend.get_texts():
-      text.set_parse_math(False)
     box = legend.get_window_extent(renderer)
     if box.width < 0.98 * picture.bbox.width or columns == 1:
       break
     legend.remove()
   width, height = picture.get_size_inches()
   picture.set_size_inches(width, height + box.height / picture.dpi)
-
-
-if __name__ == "__main__":
-  sys.exit(main())

@@ -1,4 +1,4 @@
-"""The policy of a run, from its checkpoint."""
+"""Policies that are loaded from the checkpoints of runs."""
 
 import dataclasses
 import importlib
@@ -12,30 +12,22 @@ import jax.numpy as jnp
 
 from seedx import checkpoint, envs, types
 from seedx.agents import acting_step, base
-from seedx.app import (
-  checkpointer,
-  configs,
-  experiments,
-  programs,
-  run_dirs,
-)
-
-_TRIES = 3
+from seedx.app import checkpointer, configs, experiments, programs, run_dirs
 
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-  """What acted in a run.
+  """The policy of a run.
 
   Attributes:
-    directory: where the run's checkpoints are.
-    name: of what trained it, such as `ppo`.
-    seed: of the run.
-    env_steps: that the run had made.
-    env: which environment.
-    spec: of the environment.
-    agent: without a mesh axis.
-    acting: `agent.acting` of the checkpoint's state.
+    directory: directory of the run's checkpoints.
+    name: name of the experiment or script that trained it, such as `ppo`.
+    seed: seed of the run.
+    env_steps: env steps of the run at the checkpoint.
+    env: the environment.
+    spec: spec of the environment.
+    agent: the agent, without a mesh axis.
+    acting: the part of the agent's state that acts, `agent.acting(state)`.
   """
 
   directory: pathlib.Path
@@ -48,23 +40,24 @@ class Policy:
   acting: types.Tree
 
   def initial_state(self, batch_size: int) -> acting_step.ActingState:
-    """What `act` is first given, for so many environments."""
+    """The state for the first call of `act` with `batch_size` rows."""
     return acting_step.initial_state(self.agent, self.spec, batch_size)
 
   def act(
     self, timestep: dm_env.TimeStep, state: acting_step.ActingState
   ) -> tuple[jax.Array, acting_step.ActingState]:
-    """The best actions, as far as the agent knows; it can be jitted.
+    """Takes the greedy actions. This function can be jitted.
 
     Args:
       timestep: `[B, ...]`.
-      state: of the step before; it is forgotten where `step_type` is FIRST.
+      state: the state that the last call returned. Rows whose `step_type` is
+        FIRST ignore it.
 
     Returns:
-      The actions `[B, ...]`, and the state of the next step.
+      The actions, `[B, ...]`, and the state for the next call.
 
     Raises:
-      types.ConfigError: the agent cannot tell which action is best.
+      types.ConfigError: the agent has no `greedy` step.
     """
     if self.agent.greedy is None:
       raise types.ConfigError(
@@ -73,7 +66,7 @@ class Policy:
     taken = acting_step.take(
       dataclasses.replace(self.agent, step=self.agent.greedy),
       self.acting,
-      jax.random.key(0),  # Nothing is drawn.
+      jax.random.key(0),  # A greedy step samples nothing.
       timestep,
       state,
       exploration=jnp.zeros(timestep.reward.shape, jnp.float32),
@@ -84,12 +77,13 @@ class Policy:
 def load(
   run_dir: str | os.PathLike[str], which: str = "latest", config: Any = None
 ) -> Policy:
-  """Loads the policy of a run, which may still be going on.
+  """Loads the policy of a run, which may still be training.
 
   Args:
-    run_dir: the run's directory.
+    run_dir: directory of the run.
     which: "latest", "best", or the env steps of a checkpoint.
-    config: what was trained, of a script whose agent does not come with seedx.
+    config: the config that was trained. Only a script needs it, and only if its
+      agent or network is not part of seedx.
 
   Raises:
     types.ConfigError: there is no such run or checkpoint, or this version of
@@ -99,7 +93,7 @@ def load(
   run = pathlib.Path(run_dir).expanduser()
   found = checkpoint.Checkpoints(checkpointer.directory(run))
   config = config or _config(asked)
-  checkpointer.latest(found)  # Said first where there is none.
+  checkpointer.latest(found)  # Fails early if there is none.
   spec = envs.spec(config.env)
   agent = config.agent.make(spec)
   like = jax.eval_shape(
@@ -119,12 +113,12 @@ def load(
 
 
 def _config(asked: run_dirs.Config) -> Any:
-  """The config of the pipeline that ran."""
+  """The pipeline config of a run, from its `config.json`."""
   if asked.experiment is None:
     if asked.beyond:
       raise types.ConfigError(
-        f"expected the config of this run, whose {', '.join(asked.beyond)} no"
-        " file can hold: app.load(run_dir, config=...)"
+        f"expected the config of this run, because config.json cannot hold its"
+        f" {', '.join(asked.beyond)}; use app.load(run_dir, config=...)"
       )
     config = _class(asked.pipeline)(agent=_class(asked.agent)())
     known = configs.settings(config)
@@ -136,12 +130,12 @@ def _config(asked: run_dirs.Config) -> Any:
 
 
 def _class(name: str) -> Any:
-  """A config's class that comes with seedx."""
+  """The class of a config, from MODULE:CLASS in seedx."""
   module, _, attribute = name.partition(":")
   if not module.startswith("seedx."):
     raise types.ConfigError(
-      f"expected the config of this run, whose {name} does not come with seedx:"
-      " app.load(run_dir, config=...)"
+      f"expected the config of this run, because its {name} is not part of"
+      " seedx; use app.load(run_dir, config=...)"
     )
   return getattr(importlib.import_module(module), attribute)
 
@@ -149,19 +143,19 @@ def _class(name: str) -> Any:
 def _restored(
   found: checkpoint.Checkpoints, which: str, like: types.Tree
 ) -> tuple[int, types.Tree]:
-  """The env steps of the checkpoint that is meant, and what acts by it."""
-  for tries in range(1, _TRIES + 1):
+  """The env steps of a checkpoint, and its acting part."""
+  while True:
     env_steps = _chosen(found, which)
     try:
       return env_steps, found.restore(env_steps, checkpointer.ACTING, like)
     except types.ConfigError:
-      # A run that goes on may have replaced it meanwhile.
-      if env_steps in found.steps() or tries == _TRIES:
+      if env_steps in found.steps():
         raise
-  raise AssertionError("unreachable")
+      # The run, which is still training, has just removed this checkpoint.
 
 
 def _chosen(found: checkpoint.Checkpoints, which: str) -> int:
+  """The env steps of the checkpoint that `which` names."""
   if which == "latest":
     return checkpointer.latest(found)
   if which == "best":

@@ -1,7 +1,7 @@
-"""Runs that experiments left on disk: what was asked, and what came of it.
+"""Reads and writes the directories of runs.
 
-A run's directory holds `config.json` and `metrics.jsonl`. Reading them imports
-no JAX.
+The directory of a run holds `config.json`, which says how it was started, and
+`metrics.jsonl`. This module does not import JAX.
 """
 
 import collections
@@ -15,20 +15,23 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
+
 import seedx
 from seedx import metrics, types
 from seedx.app import command_line, configs, experiments
 
 C = TypeVar("C")
 
-# Of `config.json`. What format 1 measured can still be drawn.
+# The format of `config.json`. Runs of format 1 can be plotted, nothing else.
 FORMAT = 2
 _READABLE = (1, FORMAT)
 
-# They say which directory it is, to whom reads it there.
+# `config.json` leaves these out: they name the directory that it is in.
 _OF_THIS_START = ("run_dir", "resume")
 
-# What may be another when a run is resumed: what its state does not depend on.
+# The settings that may change when a run resumes, since its state does not
+# depend on them.
 _RESUMED = (
   *("total_steps", "log_seconds", "checkpoint_every_seconds"),
   *("evaluate_every_steps", "evaluate_episodes", "learner_devices"),
@@ -37,9 +40,8 @@ _RESUMED = (
   *("role", "address", "server", "server_addresses"),
 )
 
-# What does not make a run another experiment: its seed, where it runs or
-# writes, and how often it is saved or evaluated.
-_BESIDE_THE_POINT = (
+# The settings that may differ between the runs of a group.
+_NOT_IN_LABELS = (
   *("env", "seed", "run_dir", "resume", "log_seconds"),
   *("role", "address", "server", "server_addresses"),
   *("checkpoint_every_seconds", "evaluate_every_steps", "evaluate_episodes"),
@@ -48,17 +50,17 @@ _BESIDE_THE_POINT = (
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """What was asked of a run.
+  """The content of `config.json`.
 
   Attributes:
-    experiment: the program's, see `experiments.name_of`; None for a script
-      that calls `app.train`.
-    pipeline: of the pipeline's config, `MODULE:CLASS`.
-    agent: of the agent's config, likewise.
-    seedx: the version that ran it.
-    format: of the file.
-    options: the settings by their names, as JSON has them.
-    beyond: fields that were changed and that JSON cannot hold.
+    experiment: name of the experiment, see `experiments.name_of`; None for a
+      script that calls `app.train`.
+    pipeline: class of the pipeline's config, `MODULE:CLASS`.
+    agent: class of the agent's config, `MODULE:CLASS`.
+    seedx: version of seedx that trained the run.
+    format: format of the file.
+    options: values of the settings, by name, as JSON.
+    beyond: names of fields that were set to values that JSON cannot hold.
   """
 
   experiment: str | None
@@ -71,28 +73,26 @@ class Config:
 
   @property
   def name(self) -> str:
-    """What a person would call it, such as `ppo`."""
+    """A short name of what was trained, such as `ppo` or `sync_a2c`."""
     if self.experiment is not None:
-      return short(self.experiment)
-    # A pipeline that is a package has its config in one of its modules.
+      return _short(self.experiment)
+    # The config of a pipeline that is a package lies in one of its modules.
     pipeline = self.pipeline.removeprefix("seedx.pipelines.").partition(".")[0]
-    return "_".join(filter(None, map(short, (f".{pipeline}", self.agent))))
+    return "_".join(filter(None, map(_short, (pipeline, self.agent))))
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """A run: what was asked of it, and what it measured.
+  """A run whose metrics have been read.
 
   Attributes:
-    path: its directory.
-    experiment: the program's, such as `ppo`.
-    env: which environment.
-    seed: of the run.
-    options: the settings by their names, as JSON has them.
-    lines: of its metrics, at least one, with rising env steps.
+    experiment: name of the experiment or script.
+    env: name of the environment.
+    seed: seed of the run.
+    options: values of the settings, by name, as JSON.
+    lines: lines of metrics, at least one; env steps never decrease.
   """
 
-  path: pathlib.Path
   experiment: str
   env: str
   seed: int
@@ -100,18 +100,13 @@ class Run:
   lines: Sequence[Mapping[str, Any]]
 
 
-def short(name: str) -> str:
-  """The last part of a module's name, whatever follows a colon."""
-  return name.partition(":")[0].rpartition(".")[2]
-
-
 def record(run: Any, asked: Any, experiment: str | None) -> Config:
-  """What `config.json` is to say.
+  """Makes the content of `config.json` for a new run.
 
   Args:
-    run: the pipeline's config.
-    asked: the config with all the settings.
-    experiment: see `Config`.
+    run: config of the pipeline.
+    asked: config with all settings of the run.
+    experiment: name of the experiment; None for a script.
   """
   return Config(
     experiment=experiment,
@@ -130,10 +125,10 @@ def record(run: Any, asked: Any, experiment: str | None) -> Config:
 
 @contextlib.contextmanager
 def claimed(run_dir: pathlib.Path) -> Iterator[None]:
-  """Keeps other processes from training in a directory; one may read it.
+  """Locks a directory: no other process may train in it, but any may read it.
 
   Raises:
-    types.ConfigError: another process does.
+    types.ConfigError: another process trains in it.
   """
   directory = os.open(run_dir, os.O_RDONLY)
   try:
@@ -141,11 +136,11 @@ def claimed(run_dir: pathlib.Path) -> Iterator[None]:
   except BlockingIOError as error:
     os.close(directory)
     raise types.ConfigError(
-      f"expected nobody to train in {str(run_dir)!r}, found a process that"
-      " does; wait until it ends, or end it"
+      f"expected no other process to train in {str(run_dir)!r}, found one; wait"
+      " until it ends, or stop it"
     ) from error
   except OSError:
-    pass  # Some network file systems lock no directories.
+    pass  # Some network file systems cannot lock directories.
   try:
     yield
   finally:
@@ -153,61 +148,88 @@ def claimed(run_dir: pathlib.Path) -> Iterator[None]:
 
 
 def write(run_dir: pathlib.Path, asked: Config) -> None:
-  """Writes `config.json`: which program runs here, with which options."""
-  metrics.write_config(run_dir, dataclasses.asdict(asked))
+  """Writes `config.json`."""
+
+  def plain(value: Any) -> Any:
+    is_numpy = isinstance(value, np.generic | np.ndarray)
+    return value.tolist() if is_numpy else str(value)
+
+  text = json.dumps(dataclasses.asdict(asked), indent=2, default=plain)
+  metrics.write_file(run_dir / "config.json", text + "\n")
 
 
 def config(run_dir: str | os.PathLike[str]) -> Config:
-  """Reads what was asked of a run; it need not have measured anything yet.
+  """Reads `config.json` of a run, which may have no metrics yet.
 
   Raises:
-    types.ConfigError: there is no such run, or another version of seedx wrote
-      its `config.json`.
+    types.ConfigError: there is no such run, or this version of seedx cannot
+      read its `config.json`.
   """
   path = pathlib.Path(run_dir).expanduser()
-  if not path.is_dir():
-    raise types.ConfigError(
-      f"expected the directory of a run, found none at {str(path)!r};"
-      " an experiment's last line says where it left its own"
-    )
   try:
     text = (path / "config.json").read_text(encoding="utf-8")
-  except FileNotFoundError as error:
+    content = json.loads(text)
+  except (FileNotFoundError, NotADirectoryError) as error:
     raise types.ConfigError(
       f"expected the directory of a run, found no config.json in"
-      f" {str(path)!r}; an experiment's last line says where it left its own"
+      f" {str(path)!r}; an experiment prints its directory in its last line"
     ) from error
-  except (OSError, UnicodeDecodeError) as error:
+  except (OSError, ValueError) as error:
     raise types.ConfigError(
       f"cannot read config.json in {str(path)!r} ({error})"
     ) from error
-  return _config(path, text)
+  content = content if isinstance(content, dict) else {}
+  seedx, format_ = content.get("seedx"), content.get("format")
+  if format_ not in (None, *_READABLE):
+    raise _foreign(path, f"format {format_!r}", seedx)
+  kinds = {"seedx": str, "format": int, "options": dict}
+  if content.get("experiment", "") is not None:
+    kinds["experiment"] = str
+  if format_ == FORMAT:
+    kinds |= {"pipeline": str, "agent": str}
+  _check_keys(path, content, kinds, seedx)
+  experiment = content["experiment"]
+  if experiment and format_ == 1:  # The name of its module.
+    experiment = experiment.removeprefix("experiments.")
+  return Config(
+    experiment=experiment,
+    pipeline=content.get("pipeline", ""),
+    agent=content.get("agent", ""),
+    seedx=content["seedx"],
+    format=content["format"],
+    options=content["options"],
+    beyond=content.get("beyond", ()),
+  )
 
 
 def restored(asked: C, before: Config) -> C:
-  """A config with the settings of a run.
+  """Returns a config with the settings of a run.
+
+  Args:
+    asked: config of the same experiment.
+    before: the run.
 
   Raises:
-    types.ConfigError: the program has other settings now.
+    types.ConfigError: the experiment has other settings in this version.
   """
   if before.format != FORMAT:
     raise types.ConfigError(
       f"expected a run of format {FORMAT}, found format {before.format}, which"
-      f" seedx {before.seedx} wrote; go on with that version, or train again"
+      f" seedx {before.seedx} wrote; continue with that version, or train again"
     )
   own = {*configs.settings(asked)} - {*_OF_THIS_START}
   other = own ^ set(before.options)
   if other:
     raise types.ConfigError(
-      f"expected a run with the options that {before.name} has now, found a"
-      f" difference in {', '.join(sorted(other))}: seedx {before.seedx} wrote"
-      " it; use that version with it"
+      f"expected a run with the options that {before.name} has in this version,"
+      f" found a difference in {', '.join(sorted(other))}; use seedx"
+      f" {before.seedx}, which wrote the run"
     )
   return configs.replaced(asked, before.options)
 
 
 def check_experiment(before: Config, name: str | None, run_dir: str) -> None:
-  """Raises types.ConfigError where another program has run."""
+  """Raises types.ConfigError if another program trained the run."""
   if before.experiment != name:
     raise types.ConfigError(
       f"expected a run of {name or 'a script'} to --resume, found one of"
@@ -216,12 +238,15 @@ def check_experiment(before: Config, name: str | None, run_dir: str) -> None:
 
 
 def check_classes(before: Config, own: Config, run_dir: str) -> None:
-  """Raises types.ConfigError where a script trains another pipeline or agent.
+  """Checks that a script resumes a run of the same pipeline and agent.
 
   Args:
-    before: what was asked of the run.
-    own: what the script asks.
-    run_dir: of the run.
+    before: the run.
+    own: what the script trains.
+    run_dir: directory of the run.
+
+  Raises:
+    types.ConfigError: the pipeline or the agent is another one.
   """
   found, expected = (f"{x.pipeline} with {x.agent}" for x in (before, own))
   if found != expected:
@@ -232,15 +257,16 @@ def check_classes(before: Config, own: Config, run_dir: str) -> None:
 
 
 def check_resumed(before: Config, asked: Any, files: Any) -> None:
-  """Checks that a run can go on with other settings.
+  """Checks that a run can resume with the settings of a config.
 
   Args:
-    before: what was asked of it.
-    asked: the config with all the settings.
-    files: of `training.Config`.
+    before: the run.
+    asked: config with all settings.
+    files: its `training.Config`.
 
   Raises:
-    types.ConfigError: its state contradicts one of them.
+    types.ConfigError: a setting differs on which the state of the run depends,
+      or there is another directory.
   """
   old = configs.values(restored(asked, before))
   new = configs.values(asked)
@@ -254,26 +280,25 @@ def check_resumed(before: Config, asked: Any, files: Any) -> None:
     may = [command_line.flag(name) for name in known if name in _RESUMED]
     raise types.ConfigError(
       "expected --resume with the options that the run began with, of which"
-      f" only {', '.join(may)} may be others; found another"
-      f" {', '.join(changed)}"
+      f" only {', '.join(may)} may change; found another {', '.join(changed)}"
     )
   if files.run_dir:
     raise types.ConfigError(
-      "expected --resume without --run-dir: a run goes on in its own directory"
+      "expected --resume without --run-dir, because a run resumes in its own"
+      f" directory; found --run-dir {files.run_dir}"
     )
 
 
 def read(run_dir: str | os.PathLike[str]) -> Run:
-  """Reads a run, which may still be going on.
+  """Reads a run, which may still be training.
 
   Raises:
-    types.ConfigError: as from `config`; or it has measured nothing yet.
+    types.ConfigError: as in `config`, or there are no metrics yet.
   """
   path = pathlib.Path(run_dir).expanduser()
   asked = config(path)
   _check_keys(path, asked.options, {"env": str, "seed": int}, asked.seedx)
   return Run(
-    path=path,
     experiment=asked.experiment or asked.name,
     env=asked.options["env"],
     seed=asked.options["seed"],
@@ -283,41 +308,50 @@ def read(run_dir: str | os.PathLike[str]) -> Run:
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-  """Names the group of each run: its experiment, and what sets it apart.
+  """Labels runs, so that equal runs of an environment form a group.
 
-  Runs are of one group if they are of the same environment and differ only in
-  their seed, in where they run or write and in how often they are saved or
-  evaluated. A label says the options by which an experiment's
-  groups differ in any environment, as one would give them: `impala --agent
-  a2c`.
+  Runs are in the same group if they differ only in their seed, in where they
+  run or write, and in how often they are saved or evaluated. A label is the
+  name of the experiment and the options in which its groups differ in any
+  environment, as on a command line: `impala --agent a2c`.
 
   Returns:
     The label of each run. Runs of the same environment and label are a group.
   """
-  programs = collections.defaultdict(set)
-  values: dict[Any, set[str]] = collections.defaultdict(set)
-  names: dict[str, dict[str, None]] = collections.defaultdict(dict)
-  for run in runs:
-    programs[short(run.experiment)].add(run.experiment)
-    names[run.experiment] |= dict.fromkeys(run.options)
-  for run in runs:
-    for name in names[run.experiment]:
-      key = (run.experiment, name, run.env)
-      values[key].add(_words(name, run.options))
-  differing = {key[:2] for key, words in values.items() if len(words) > 1}
+  names = {run.experiment: _short(run.experiment) for run in runs}
+  shorts = collections.Counter(names.values())
+  sizes = collections.Counter((run.experiment, run.env) for run in runs)
+  asked = [
+    {
+      name: shlex.join(command_line.option(name, run.options[name]))
+      for name in sorted(run.options)
+      if name not in _NOT_IN_LABELS
+    }
+    for run in runs
+  ]
+  counts = collections.Counter(
+    (run.experiment, run.env, *item)
+    for run, options in zip(runs, asked, strict=True)
+    for item in options.items()
+  )
+  differing = {
+    (experiment, name)
+    for (experiment, env, name, _), count in counts.items()
+    if count < sizes[experiment, env]
+  }
   found = []
-  for run in runs:
-    name = short(run.experiment)
-    if len(programs[name]) > 1:
+  for run, options in zip(runs, asked, strict=True):
+    name = names[run.experiment]
+    if shorts[name] > 1:
       name = run.experiment.partition(":")[0]
-    words = [name]
-    words += [
-      _words(name, run.options)
-      for name in sorted(names[run.experiment])
-      if name not in _BESIDE_THE_POINT and (run.experiment, name) in differing
-    ]
-    found.append(" ".join(word for word in words if word))
+    words = [x for k, x in options.items() if (run.experiment, k) in differing]
+    found.append(" ".join([name, *words]))
   return found
+
+
+def _short(name: str) -> str:
+  """The last part of the module's name in `MODULE` or `MODULE:ATTRIBUTE`."""
+  return name.partition(":")[0].rpartition(".")[2]
 
 
 def _class_name(kind: type) -> str:
@@ -325,39 +359,8 @@ def _class_name(kind: type) -> str:
   return f"{module}:{kind.__qualname__}"
 
 
-def _config(path: pathlib.Path, text: str) -> Config:
-  """What `config.json` says."""
-  try:
-    content = json.loads(text)
-  except json.JSONDecodeError as error:
-    raise _foreign(path, f"config.json with no JSON ({error})", None) from error
-  if not isinstance(content, dict):
-    raise _foreign(path, "config.json with no object", None)
-  seedx = content.get("seedx")
-  if content.get("format", FORMAT) not in _READABLE:
-    raise _foreign(path, f"format {content['format']!r}", seedx)
-  kinds = {"seedx": str, "format": int, "options": dict}
-  if content.get("experiment", "") is not None:
-    kinds["experiment"] = str
-  if content.get("format") == FORMAT:
-    kinds |= {"pipeline": str, "agent": str}
-  _check_keys(path, content, kinds, seedx)
-  experiment = content["experiment"]
-  if experiment and content["format"] == 1:  # It has the module's name.
-    experiment = experiment.removeprefix("experiments.")
-  return Config(
-    experiment=experiment,
-    pipeline=content.get("pipeline", ""),
-    agent=content.get("agent", ""),
-    seedx=content["seedx"],
-    format=content["format"],
-    options=content["options"],
-    beyond=content.get("beyond", ()),
-  )
-
-
 def _lines(path: pathlib.Path, seedx: str) -> list[dict[str, Any]]:
-  """What `metrics.jsonl` says."""
+  """Reads `metrics.jsonl` of a run."""
   try:
     lines = metrics.read_lines(path / "metrics.jsonl")
   except FileNotFoundError:
@@ -384,7 +387,7 @@ def _check_keys(
   kinds: Mapping[str, type],
   seedx: Any,
 ) -> None:
-  """Checks that there is a value of its kind under each key."""
+  """Checks that each key has a value of its type."""
   wrong = [
     key for key, kind in kinds.items() if not isinstance(content.get(key), kind)
   ]
@@ -394,28 +397,9 @@ def _check_keys(
 
 
 def _foreign(path: pathlib.Path, found: str, seedx: Any) -> types.ConfigError:
-  writer = (
-    f"seedx {seedx}" if isinstance(seedx, str) else "another seedx or program"
-  )
+  """The error for a file that this version of seedx cannot read."""
+  writer = f"seedx {seedx}" if isinstance(seedx, str) else "another program"
   return types.ConfigError(
     f"expected a run of format {FORMAT} in {str(path)!r}, found {found}, which"
-    f" {writer} wrote; read it with that version, or run the experiment again"
+    f" {writer} wrote; read it with that version, or train again"
   )
-
-
-def _words(name: str, given: Mapping[str, Any]) -> str:
-  """An option as on a command line; empty if it is not there."""
-  if name not in given:
-    return ""
-  value, words = given[name], name.replace("_", "-")
-  if isinstance(value, bool):
-    return f"--{words}" if value else f"--no-{words}"
-  if isinstance(value, dict):
-    value = ",".join(f"{key}={_text(item)}" for key, item in value.items())
-  elif isinstance(value, list):
-    value = ",".join(map(_text, value))
-  return f"--{words} {shlex.quote(_text(value))}"
-
-
-def _text(value: Any) -> str:
-  return value if isinstance(value, str) else json.dumps(value)

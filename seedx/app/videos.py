@@ -1,4 +1,4 @@
-"""Videos of a policy: the frames that an environment renders."""
+"""Videos of a policy, from the frames that its environment renders."""
 
 import itertools
 import pathlib
@@ -14,16 +14,16 @@ from seedx.acting import evaluator
 from seedx.app import policies
 
 _FRAMES_PER_SECOND = 30
-# The first minute of a long episode.
-_MOST_FRAMES = 60 * _FRAMES_PER_SECOND
+# A longer episode is cut after its first minute.
+_MAX_FRAMES = 60 * _FRAMES_PER_SECOND
 
 
 def check(path: str, env: envs.Config) -> None:
-  """Checks that a video can be made, before anything is played.
+  """Checks that a video can be recorded, before anything is played.
 
   Raises:
-    types.ConfigError: the format is unknown, there is no ffmpeg for it, no
-      such directory, or the environment cannot be rendered here.
+    types.ConfigError: the format is unknown, its ffmpeg is missing, the
+      directory does not exist, or the environment cannot be rendered here.
   """
   suffix = pathlib.Path(path).suffix.lower()
   if suffix not in (".gif", ".mp4"):
@@ -42,42 +42,43 @@ def check(path: str, env: envs.Config) -> None:
 def record(
   policy: policies.Policy, player: evaluator.Evaluator, seed: int, path: str
 ) -> int:
-  """Plays an episode and writes its frames.
+  """Plays an episode and writes its frames as a video.
 
   Args:
-    policy: that plays.
-    player: of the policy's agent.
-    seed: of the environment.
-    path: of the video; see `check`.
+    policy: chooses the actions.
+    player: plays with the agent of the policy.
+    seed: seed of the environment.
+    path: the video file; see `check`.
 
   Returns:
-    How many frames it has.
+    The number of frames.
 
   Raises:
-    types.ConfigError: the file cannot be written.
+    types.ConfigError: the file is not writable.
   """
   environment = envs.make(policy.env, 1, seed=seed, render=True)
+  count = 0
 
-  def episode() -> Iterator[np.ndarray]:
+  def frames() -> Iterator[np.ndarray]:
+    nonlocal count
     for rows in player.steps(policy.acting, seed, environment):
+      count += 1
       yield environment.render()
-      if not np.isnan(rows.episode_return[0]):
+      if count == _MAX_FRAMES or not np.isnan(rows.episode_return[0]):
         return
 
-  frames = itertools.islice(episode(), _MOST_FRAMES)
+  write = _write_gif if path.lower().endswith(".gif") else _write_mp4
   try:
-    if path.lower().endswith(".gif"):
-      return _write_gif(path, frames)
-    return _write_mp4(path, frames)
+    write(path, frames())
   except OSError as error:
     raise types.ConfigError(f"cannot write {path!r} ({error})") from error
   finally:
     environment.close()
+  return count
 
 
-def _write_gif(path: str, frames: Iterator[np.ndarray]) -> int:
-  counts = itertools.count(1)
-  images = (Image.fromarray(frame) for frame in frames if next(counts))
+def _write_gif(path: str, frames: Iterator[np.ndarray]) -> None:
+  images = map(Image.fromarray, frames)
   next(images).save(
     path,
     save_all=True,
@@ -85,31 +86,27 @@ def _write_gif(path: str, frames: Iterator[np.ndarray]) -> int:
     duration=1000 // _FRAMES_PER_SECOND,
     loop=0,
   )
-  return next(counts) - 1
 
 
-def _write_mp4(path: str, frames: Iterator[np.ndarray]) -> int:
+def _write_mp4(path: str, frames: Iterator[np.ndarray]) -> None:
   first = next(frames)
   height, width, _ = first.shape
   command = [_ffmpeg(), "-y", "-loglevel", "error"]
   command += ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}"]
   command += ["-r", str(_FRAMES_PER_SECOND), "-i", "-"]
-  # Players want even sizes, and colours at half the resolution.
+  # Players expect even sizes, and colours at half the resolution.
   command += ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-pix_fmt", "yuv420p"]
   process = subprocess.Popen([*command, path], stdin=subprocess.PIPE)
   assert process.stdin is not None
-  count = 0
   with process.stdin as stdin:
     for frame in itertools.chain([first], frames):
       stdin.write(np.ascontiguousarray(frame).data)
-      count += 1
   if process.wait():
-    raise types.ConfigError(f"cannot write {path!r}: see ffmpeg's words above")
-  return count
+    raise types.ConfigError(f"cannot write {path!r}; see ffmpeg's error above")
 
 
 def _ffmpeg() -> str:
-  """The program, from PATH or from the package imageio-ffmpeg."""
+  """The path of ffmpeg, from PATH or from the package imageio-ffmpeg."""
   found = shutil.which("ffmpeg")
   if found:
     return found
@@ -119,6 +116,6 @@ def _ffmpeg() -> str:
     return imageio_ffmpeg.get_ffmpeg_exe()
   except (ImportError, RuntimeError) as error:
     raise types.ConfigError(
-      "expected ffmpeg for a --video of .mp4, found none: `pip install"
-      " imageio-ffmpeg` brings it; a .gif needs nothing"
+      "expected ffmpeg for a --video of .mp4, found none; `pip install"
+      " imageio-ffmpeg` installs it, and a .gif needs no ffmpeg"
     ) from error

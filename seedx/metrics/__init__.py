@@ -1,17 +1,12 @@
-"""What a run measures and where it goes: waits, returns, sinks and files.
+"""Metrics of a run: meters that measure, sinks that take lines, and files.
 
-A line of metrics is a flat mapping of names to numbers. The pipeline composes
-it, and every sink takes it as it is. Rich, TensorBoard and Matplotlib are
-imported where they are used, so that this package costs no start-up time.
+A line of metrics is a flat mapping of names to values, which a pipeline makes
+and every sink takes unchanged. Rich and TensorBoard are imported at their first
+use, so that this package imports quickly.
 """
 
 from seedx.metrics.console import Console
-from seedx.metrics.files import (
-  open_run_dir,
-  read_lines,
-  time_unit,
-  write_config,
-)
+from seedx.metrics.files import open_run_dir, read_lines, write_file
 from seedx.metrics.meters import (
   WAIT_ENVIRONMENTS,
   WAIT_EXPERIENCE,
@@ -37,6 +32,5 @@ __all__ = [
   "bottleneck",
   "open_run_dir",
   "read_lines",
-  "time_unit",
-  "write_config",
+  "write_file",
 ]

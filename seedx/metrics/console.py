@@ -1,21 +1,42 @@
-"""The progress display: a live status on a terminal, rows of a table else."""
+"""The console: shows a run's progress and its bottleneck while it trains."""
 
-import dataclasses
 import math
 import os
 import sys
 import time
-from collections.abc import Callable
-from typing import TextIO
+from collections.abc import Callable, Mapping
+from typing import Any, TextIO
 
 from seedx.metrics import meters, sinks
 
+# The columns of the table, which is at most 79 characters wide.
+_ROW = (
+  "{steps:>13} {percent:>5} {rate:>12} {episode_return:>9} {policy_lag:>11}"
+  " {left:>10}  {bottleneck}"
+)
+_HEADER = {
+  "steps": "env steps",
+  "percent": "done",
+  "rate": "env steps/s",
+  "episode_return": "return",
+  "policy_lag": "policy lag",
+  "left": "time left",
+  "bottleneck": "bottleneck",
+}
+_ROWS_PER_HEADER = 20
+# Who waits for each bottleneck, and the name of that wait.
+_EVIDENCE = {
+  "environments": ("inference waits for them", meters.WAIT_ENVIRONMENTS),
+  "inference": ("the learner waits for it", meters.WAIT_EXPERIENCE),
+  "learner": ("inference waits for it", meters.WAIT_LEARNER),
+}
+
 
 class Console:
-  """A Sink that shows progress, and which side is the bottleneck.
+  """A Sink that shows the progress of a run.
 
-  On a terminal it keeps one status up to date; anywhere else it prints rows of
-  a table, at most one in `interval_seconds` and the last.
+  On a terminal, it updates a status of three lines in place. Elsewhere, for
+  example in a log file, it prints the rows of a table.
   """
 
   def __init__(
@@ -25,13 +46,14 @@ class Console:
     interval_seconds: float = 10.0,
     clock: Callable[[], float] = time.monotonic,
   ) -> None:
-    """Shows nothing until the first line.
+    """Shows nothing before the first line.
 
     Args:
-      total_steps: env steps at which the run ends.
-      stream: where to show it, stderr if None.
-      interval_seconds: between two rows of the table.
-      clock: seconds from any fixed point in time.
+      total_steps: number of env steps at which the run ends.
+      stream: where to write; stderr if None.
+      interval_seconds: shortest time between two rows of the table. The last
+        line is always printed.
+      clock: current time in seconds, from any fixed starting point.
     """
     stream = sys.stderr if stream is None else stream
     terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
@@ -42,19 +64,20 @@ class Console:
     self._steps_per_second: float | None = None
 
   def write(self, line: sinks.Line) -> None:
-    """Shows the line; a value that it lacks is shown as a dash."""
+    """Shows a line of metrics; missing values appear as a dash."""
     rate = _number(line, "steps_per_second")
     if rate is not None:
-      # The time left would jump about with the rate of a single interval.
+      # A moving average, so that the time left does not jump.
       past = self._steps_per_second
       self._steps_per_second = rate if past is None else 0.7 * past + 0.3 * rate
     self._view.show(self._progress(line))
 
   def close(self) -> None:
-    """Shows the last line if it was held back, and frees the terminal."""
+    """Prints the last row if it is still waiting, and restores the cursor."""
     self._view.close()
 
-  def _progress(self, line: sinks.Line) -> "_Progress":
+  def _progress(self, line: sinks.Line) -> dict[str, str]:
+    """Formats a line of metrics as texts, by the keys of `_HEADER`."""
     steps = _number(line, "env_steps") or 0.0
     left_steps = max(self._total_steps - steps, 0.0)
     rate = self._steps_per_second
@@ -62,45 +85,23 @@ class Console:
       left = "0s"
     else:
       left = _duration(left_steps / rate) if rate else "-"
-    side, why = _diagnosis(line)
-    return _Progress(
-      # Rounded down: 100% is said when all steps are done and not before.
-      percent=int(min(100 * steps / max(self._total_steps, 1), 100)),
-      steps=_short(steps),
-      total=_short(self._total_steps),
-      rate=_short(_number(line, "steps_per_second")),
-      episode_return=_short(_number(line, "episode_return"), decimals=1),
-      policy_lag=_short(_number(line, "policy_lag"), decimals=1),
-      left=left,
-      bottleneck=side,
-      why=why,
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Progress:
-  """A line of metrics as words."""
-
-  percent: int
-  steps: str
-  total: str
-  rate: str
-  episode_return: str
-  policy_lag: str
-  left: str
-  bottleneck: str
-  why: str
+    # Rounded down, so that 100% means that the run is complete.
+    percent = int(min(100 * steps / max(self._total_steps, 1), 100))
+    bottleneck, evidence = _diagnosis(line)
+    return {
+      "steps": f"{_short(steps)}/{_short(self._total_steps)}",
+      "percent": f"{percent}%",
+      "rate": _short(_number(line, "steps_per_second")),
+      "episode_return": _short(_number(line, "episode_return"), decimals=1),
+      "policy_lag": _short(_number(line, "policy_lag"), decimals=1),
+      "left": left,
+      "bottleneck": bottleneck,
+      "evidence": evidence,
+    }
 
 
 class _Table:
-  """Progress as rows of a table of 79 columns."""
-
-  _ROW = "{:>13} {:>5} {:>12} {:>9} {:>11} {:>10}  {}"
-  _HEADER = (
-    *("env steps", "done", "env steps/s", "return", "policy lag", "time left"),
-    "bottleneck",
-  )
-  _ROWS_PER_HEADER = 20
+  """Shows progress as rows of a table."""
 
   def __init__(
     self, stream: TextIO, interval_seconds: float, clock: Callable[[], float]
@@ -108,43 +109,31 @@ class _Table:
     self._stream = stream
     self._interval_seconds = interval_seconds
     self._clock = clock
-    self._rows = 0
+    self._num_rows = 0
     self._next_time = -math.inf
-    self._held: _Progress | None = None
+    self._waiting: Mapping[str, str] | None = None
 
-  def show(self, progress: _Progress) -> None:
-    """Prints a row now, or holds it back until the next is due."""
-    self._held = progress
+  def show(self, progress: Mapping[str, str]) -> None:
+    """Prints a row, or keeps it for later if the last row is too recent."""
+    self._waiting = progress
     now = self._clock()
     if now >= self._next_time:
       self._next_time = now + self._interval_seconds
-      self._print()
+      self.close()
 
   def close(self) -> None:
-    """Prints what was held back."""
-    if self._held is not None:
-      self._print()
-
-  def _print(self) -> None:
-    progress, self._held = self._held, None
-    assert progress is not None
-    if self._rows % self._ROWS_PER_HEADER == 0:
-      print(self._ROW.format(*self._HEADER), file=self._stream)
-    self._rows += 1
-    row = self._ROW.format(
-      f"{progress.steps}/{progress.total}",
-      f"{progress.percent}%",
-      progress.rate,
-      progress.episode_return,
-      progress.policy_lag,
-      progress.left,
-      progress.bottleneck,
-    )
-    print(row, file=self._stream, flush=True)
+    """Prints the row that is still waiting, if any."""
+    if self._waiting is None:
+      return
+    if self._num_rows % _ROWS_PER_HEADER == 0:
+      print(_ROW.format(**_HEADER), file=self._stream)
+    self._num_rows += 1
+    print(_ROW.format(**self._waiting), file=self._stream, flush=True)
+    self._waiting = None
 
 
 class _Status:
-  """Progress as three lines of a terminal that change in place."""
+  """Shows progress as three lines of a terminal that change in place."""
 
   def __init__(self, stream: TextIO) -> None:
     import rich.console
@@ -155,66 +144,53 @@ class _Status:
       auto_refresh=False,
     )
 
-  def show(self, progress: _Progress) -> None:
-    """Replaces what the terminal shows."""
+  def show(self, progress: Mapping[str, str]) -> None:
+    """Replaces the three lines."""
     import rich.console
     import rich.progress_bar
     import rich.table
     import rich.text
 
+    percent, steps = progress["percent"], progress["steps"]
     bar = rich.table.Table.grid(padding=(0, 2))
     bar.add_column()
     bar.add_column(no_wrap=True)
     bar.add_row(
       rich.progress_bar.ProgressBar(
-        100, progress.percent, width=32, complete_style="cyan"
+        100, int(percent[:-1]), width=32, complete_style="cyan"
       ),
-      f"{progress.percent}%  {progress.steps} of {progress.total} env steps",
+      f"{percent}  {steps.replace('/', ' of ')} env steps",
     )
-    figures = (
-      f"{progress.rate} env steps/s",
-      f"return {progress.episode_return}",
-      f"policy lag {progress.policy_lag}",
-      f"{progress.left} left",
-    )
+    figures = "{rate} env steps/s  return {episode_return}"
+    figures += "  policy lag {policy_lag}  {left} left"
+    # A wrapped line would make the status jump in a narrow terminal.
+    one_line: dict[str, Any] = {"no_wrap": True, "overflow": "ellipsis"}
     lines = (
-      rich.text.Text("  ".join(figures)),
+      rich.text.Text(figures.format(**progress), **one_line),
       rich.text.Text.assemble(
-        "bottleneck: ", (progress.bottleneck, "bold"), progress.why
+        "bottleneck: ",
+        (progress["bottleneck"], "bold"),
+        progress["evidence"],
+        **one_line,
       ),
     )
-    for line in lines:
-      # A wrapped line would make the status jump in a narrow terminal.
-      line.no_wrap, line.overflow = True, "ellipsis"
-    # The cursor is hidden from here on, and so not before there is a status.
-    self._live.start()
+    self._live.start()  # Hides the cursor; a second call does nothing.
     self._live.update(rich.console.Group(bar, *lines), refresh=True)
 
   def close(self) -> None:
-    """Gives the terminal back."""
+    """Shows the cursor again."""
     self._live.stop()
 
 
 def _diagnosis(line: sinks.Line) -> tuple[str, str]:
-  """The bottleneck and the wait that gives it away; a dash if unknown."""
-  waits = {
-    name: share
-    for name in (
-      meters.WAIT_ENVIRONMENTS,
-      meters.WAIT_LEARNER,
-      meters.WAIT_EXPERIENCE,
-    )
-    if (share := _number(line, name)) is not None
-  }
-  if len(waits) < 3:
+  """Returns the bottleneck, a dash if unknown, and the wait that shows it."""
+  shares = {name: _number(line, name) for _, name in _EVIDENCE.values()}
+  waits = {k: share for k, share in shares.items() if share is not None}
+  if len(waits) < len(shares):
     return "-", ""
   side = meters.bottleneck(waits)
-  waiter, wait = {
-    "environments": ("inference waits for them", meters.WAIT_ENVIRONMENTS),
-    "inference": ("the learner waits for it", meters.WAIT_EXPERIENCE),
-    "learner": ("inference waits for it", meters.WAIT_LEARNER),
-  }[side]
-  return side, f" ({waiter} {waits[wait]:.0%} of the time)"
+  text, name = _EVIDENCE[side]
+  return side, f" ({text} {waits[name]:.0%} of the time)"
 
 
 def _number(line: sinks.Line, name: str) -> float | None:
@@ -223,7 +199,7 @@ def _number(line: sinks.Line, name: str) -> float | None:
 
 
 def _short(value: float | None, decimals: int | None = None) -> str:
-  """At most six characters, such as 187.3 or -1.23M; a dash for None."""
+  """Formats a number in at most six characters: 187.3, -1.23M; None as -."""
   if value is None:
     return "-"
   if decimals is not None and abs(value) < 999.5:
@@ -236,7 +212,7 @@ def _short(value: float | None, decimals: int | None = None) -> str:
 
 
 def _duration(seconds: float) -> str:
-  """At most six characters, such as 42s, 3m07s, 5h02m or 2d03h."""
+  """Formats a time in at most six characters: 42s, 3m07s, 5h02m, 2d03h."""
   if seconds >= 100 * 86400:
     return f"{seconds / 86400:.0f}d" if seconds < 1e4 * 86400 else "years"
   units = ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s"))

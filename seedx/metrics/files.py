@@ -1,33 +1,28 @@
-"""The files of a run: its directory, its configuration, its metrics."""
+"""The files of a run: its directory, and its lines of metrics."""
 
-import dataclasses
 import json
-import math
 import os
 import pathlib
 import tempfile
-from collections.abc import Mapping
 from typing import Any
-
-import numpy as np
 
 from seedx import types
 
-# What never falls in a run, and goes on from the checkpoint in one resumed.
+# They never decrease in a run, except when it resumes from a checkpoint.
 _CLOCKS = ("env_steps", "wall_seconds")
 
 
 def open_run_dir(path: str | os.PathLike[str]) -> pathlib.Path:
-  """Makes the directory of a run, and makes sure that files can be written.
+  """Creates the directory of a run and checks that it is writable.
 
   Args:
-    path: need not exist; `~` is the home directory.
+    path: the directory, which may exist; `~` is the home directory.
 
   Returns:
     The directory.
 
   Raises:
-    types.ConfigError: if a file in it cannot be written.
+    types.ConfigError: the directory is not writable.
   """
   run_dir = pathlib.Path(path).expanduser()
   try:
@@ -37,45 +32,56 @@ def open_run_dir(path: str | os.PathLike[str]) -> pathlib.Path:
   except OSError as error:
     raise types.ConfigError(
       f"cannot write in the run directory {str(run_dir)!r}"
-      f" ({error.strerror or error}); choose one that you can write in"
+      f" ({error.strerror or error}); choose a directory that is writable"
     ) from error
   return run_dir
 
 
-def write_config(run_dir: pathlib.Path, config: Mapping[str, Any]) -> None:
-  """Writes what was asked of a run to `config.json`.
+def write_file(path: pathlib.Path, content: bytes | str) -> None:
+  """Writes a file atomically: readers see the old content or the new one.
 
-  Dataclasses become objects; what JSON has nothing for becomes its text.
+  Args:
+    path: the file, in a directory that exists.
+    content: what to write; text is encoded as UTF-8.
+
+  Raises:
+    types.ConfigError: the file is not writable.
   """
-  text = json.dumps(_plain(config), indent=2, allow_nan=False)
-  # Whoever reads it meanwhile sees the old one, and not half of one.
-  unfinished = run_dir / "config.unfinished"
-  unfinished.write_text(text + "\n", encoding="utf-8")
-  unfinished.replace(run_dir / "config.json")
+  if isinstance(content, str):
+    content = content.encode()
+  unfinished = path.with_suffix(".unfinished")
+  try:
+    unfinished.write_bytes(content)
+    unfinished.replace(path)
+  except OSError as error:
+    raise types.ConfigError(
+      f"cannot write {str(path)!r} ({error.strerror or error}); choose a file"
+      " that is writable"
+    ) from error
 
 
 def read_lines(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-  """Reads the lines of a run, which may still be writing them.
+  """Reads the lines of metrics of a run, which may still be training.
 
-  A run that is resumed goes on from its checkpoint: the lines that it had
-  written after that are overtaken, and are left out.
+  A run that is resumed continues from its last checkpoint. This drops the
+  lines that the run had written after that checkpoint.
 
   Args:
-    path: what `JsonLines` wrote.
+    path: a file that `JsonLines` wrote.
 
   Returns:
-    The lines; neither env steps nor wall seconds fall from one to the next.
+    The lines; `env_steps` and `wall_seconds` never decrease.
 
   Raises:
-    OSError: if the file cannot be read.
-    KeyError: if a line has no env steps or wall seconds.
+    OSError: the file cannot be read.
+    KeyError: a line has no `env_steps` or no `wall_seconds`.
   """
   text = pathlib.Path(path).read_text(encoding="utf-8", errors="replace")
   lines: list[dict[str, Any]] = []
-  # The last piece is empty, or a line that is being written.
+  # The last piece is empty, or a line that is still being written.
   for piece in text.split("\n")[:-1]:
     try:
-      # A run that was killed left half a line, before the next one's first.
+      # A killed run may leave half a line before the first line after it.
       line = json.loads("{" + piece.rpartition("{")[2])
     except json.JSONDecodeError:
       continue
@@ -84,33 +90,3 @@ def read_lines(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
         lines.pop()
     lines.append(line)
   return lines
-
-
-def time_unit(longest_seconds: float) -> tuple[int, str]:
-  """The unit that suits times of up to so many seconds.
-
-  Returns:
-    Its size in seconds, and its name in the plural.
-  """
-  for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
-    if longest_seconds >= 2 * size:
-      return size, unit
-  return 1, "seconds"
-
-
-def _plain(value: Any) -> Any:
-  if isinstance(value, np.generic | np.ndarray):
-    value = value.tolist()
-  if dataclasses.is_dataclass(value) and not isinstance(value, type):
-    value = {
-      field.name: getattr(value, field.name)
-      for field in dataclasses.fields(value)
-    }
-  if isinstance(value, Mapping):
-    return {str(key): _plain(item) for key, item in value.items()}
-  if isinstance(value, list | tuple):
-    return [_plain(item) for item in value]
-  exact = value is None or isinstance(value, bool | int | str)
-  if exact or (isinstance(value, float) and math.isfinite(value)):
-    return value
-  return str(value)

@@ -1,25 +1,25 @@
-"""What a run measures: waits, the bottleneck they point to, and returns."""
+"""Measurements of a run: waiting times, the bottleneck and episode returns."""
 
 import collections
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
 from seedx import types
 
-# The timed waits that tell the bottleneck.
+# The waits from which `bottleneck` is found.
 WAIT_ENVIRONMENTS = "acting_wait_environments"
 WAIT_LEARNER = "acting_wait_learner"
 WAIT_EXPERIENCE = "learning_wait_experience"
 
 
 class Waits:
-  """How much of their time threads spend waiting, by the name of the wait.
+  """Measures the share of time that threads spend waiting, by name of the wait.
 
-  Every thread adds to a timer of its own, so threads do not disturb each other.
+  Any thread may use it.
   """
 
   def __init__(
@@ -30,112 +30,81 @@ class Waits:
     """Starts the first interval.
 
     Args:
-      threads: how many threads wait under each name. Declared names are in
-        every result, 0.0 if nobody waited, and a thread that never waits then
-        counts in the mean. A name left out counts the threads seen so far.
-      clock: seconds from any fixed point in time.
+      threads: number of threads that may be in a wait, by its name. `shares`
+        always has these names. The number is 1 for any other name.
+      clock: current time in seconds, from any fixed starting point.
     """
     self._threads = dict(threads or {})
     self._clock = clock
     self._lock = threading.Lock()
-    self._timers: dict[str, list[_Timer]] = {name: [] for name in self._threads}
-    self._own = _OwnTimers()
+    self._seconds = dict.fromkeys(self._threads, 0.0)
+    # When the waits in progress began, by name and thread.
+    self._began: dict[tuple[str, int], float] = {}
     self._since = clock()
 
-  def timed(self, name: str) -> contextlib.AbstractContextManager[None]:
-    """A context whose time counts as waiting under `name` in this thread.
+  @contextlib.contextmanager
+  def timed(self, name: str) -> Iterator[None]:
+    """Counts the time in this context as a wait of this thread.
 
     Raises:
-      RuntimeError: on entry, if this thread already waits under this name.
+      RuntimeError: this thread is already in the wait `name`.
     """
-    timer = self._own.by_name.get(name)
-    if timer is None:
-      timer = self._own.by_name[name] = _Timer(name, self._clock)
+    key = name, threading.get_ident()
+    with self._lock:
+      if key in self._began:
+        raise RuntimeError(
+          f"this thread is already in the wait {name!r}; give the inner wait"
+          " another name"
+        )
+      self._began[key] = self._clock()
+    try:
+      yield
+    finally:
       with self._lock:
-        self._timers.setdefault(name, []).append(timer)
-    return timer
+        self._add(name, self._clock() - self._began.pop(key))
 
   def shares(self) -> dict[str, float]:
-    """Each name's share of the time since the last call, 0 to 1.
+    """Returns each wait's share of the time since the last call, 0 to 1.
 
-    Waits in progress count up to now: a thread that is stuck shows 1.0. A name
-    that several threads use has their mean, over as many as were declared or
-    as have used it, whichever is more.
+    Waits in progress count up to now, so a stuck thread shows 1.0. The share is
+    a mean over the threads that may be in the wait.
     """
     with self._lock:
       now = self._clock()
       elapsed_seconds, self._since = now - self._since, now
+      for key, began in self._began.items():
+        self._add(key[0], now - began)
+        self._began[key] = now
       shares = {}
-      for name, timers in self._timers.items():
-        seconds = sum(timer.take(now) for timer in timers)
-        threads = max(self._threads.get(name, 1), len(timers))
-        # A wait that ends between `now` and its turn overshoots a little.
-        seconds = min(seconds, elapsed_seconds * threads)
-        shares[name] = seconds and seconds / (elapsed_seconds * threads)
+      for name, seconds in self._seconds.items():
+        total = elapsed_seconds * self._threads.get(name, 1)
+        shares[name] = min(seconds / total, 1.0) if total else 0.0
+        self._seconds[name] = 0.0
       return shares
 
-
-class _Timer(contextlib.AbstractContextManager[None]):
-  """Seconds that one thread has waited under one name since `take`."""
-
-  def __init__(self, name: str, clock: Callable[[], float]) -> None:
-    self._name = name
-    self._clock = clock
-    self._lock = threading.Lock()
-    self._seconds = 0.0
-    self._started: float | None = None
-
-  def __enter__(self) -> None:
-    with self._lock:
-      if self._started is not None:
-        raise RuntimeError(
-          f"this thread already waits under {self._name!r}; give a wait inside"
-          " a wait another name"
-        )
-      self._started = self._clock()
-
-  def __exit__(self, *exception: object) -> None:
-    with self._lock:
-      assert self._started is not None
-      self._seconds += self._clock() - self._started
-      self._started = None
-
-  def take(self, now: float) -> float:
-    """The seconds up to `now`; counting goes on from there."""
-    with self._lock:
-      seconds, self._seconds = self._seconds, 0.0
-      if self._started is not None and self._started < now:
-        seconds += now - self._started
-        self._started = now
-      return seconds
-
-
-class _OwnTimers(threading.local):
-  """The calling thread's timers."""
-
-  def __init__(self) -> None:
-    self.by_name: dict[str, _Timer] = {}
+  def _add(self, name: str, seconds: float) -> None:
+    self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
 
 def bottleneck(waits: Mapping[str, float]) -> str:
-  """Which side to speed up for more env steps a second.
+  """Finds the side to speed up for more env steps per second.
 
-  Steps flow from the environments through inference to the learner, and
-  whoever waits, waits for somebody slower. Two comparisons find out for whom.
+  Steps flow from the environments through inference to the learner. A fast side
+  waits for a slow one, so the waits show which side is the slowest.
 
-  1. At the unroll queue: if inference is blocked by a full queue for longer
-     than the learner waits at an empty one, unrolls are made faster than they
-     are learned: "learner".
-  2. Otherwise something before the queue is too slow. If inference threads wait
-     for requests for longer than they work, it is the "environments" (with
-     their actors and the network); else requests are waiting for "inference".
+  1. Inference waits for the learner when the unroll queue is full; the learner
+     waits for experience when it is empty. If inference waits longer, then
+     unrolls arrive faster than the learner uses them: "learner".
+  2. Otherwise a side before the queue is too slow. If inference threads wait
+     for requests longer than they work, it is "environments" (which includes
+     the actors and the network); otherwise it is "inference".
 
-  Waiting for the device to act is work of inference. So where the learner uses
-  the same device, its updates slow inference down, and the answer "inference"
-  means that this device is the limit.
+  Time on the device counts as work of inference. If the learner shares that
+  device, its updates slow inference down, and "inference" means that the device
+  is the limit.
 
   Args:
-    waits: shares of time, at least `acting_wait_environments`,
+    waits: shares of time, 0 to 1, which include `acting_wait_environments`,
       `acting_wait_learner` and `learning_wait_experience`.
 
   Returns:
@@ -149,31 +118,38 @@ def bottleneck(waits: Mapping[str, float]) -> str:
 
 
 class EpisodeReturns:
-  """Returns of finished episodes, from any thread."""
+  """The returns of finished episodes. Any thread may add to them."""
 
   def __init__(self, window: int = 100) -> None:
-    """`window`: how many of the latest episodes the mean is over."""
+    """Starts empty.
+
+    Args:
+      window: number of latest episodes that `mean` covers.
+    """
     self._lock = threading.Lock()
     self._latest: collections.deque[float] = collections.deque(maxlen=window)
     self._count = 0
 
   def add(self, returns: np.ndarray) -> None:
-    """Adds `[episodes]` returns, the oldest first; none is fine.
+    """Adds finished episodes.
+
+    Args:
+      returns: `[episodes]`, oldest first; may be empty.
 
     Raises:
-      ValueError: if one is NaN, the mark of a row where no episode ended.
+      ValueError: a return is NaN, which marks a row where no episode ended.
     """
     if np.isnan(returns).any():
       raise ValueError(
         "expected returns of finished episodes, found NaN, which marks a row"
-        " where none ended; pass returns[~np.isnan(returns)]"
+        " where no episode ended; pass returns[~np.isnan(returns)]"
       )
     with self._lock:
       self._latest.extend(np.ravel(returns).tolist())
       self._count += np.size(returns)
 
   def mean(self) -> float | None:
-    """The mean of the latest episodes; None before the first has ended."""
+    """The mean of the latest episodes; None before the first one ends."""
     with self._lock:
       if not self._latest:
         return None
@@ -181,18 +157,18 @@ class EpisodeReturns:
 
   @property
   def count(self) -> int:
-    """Episodes finished since the start."""
+    """Number of episodes finished since the start."""
     return self._count
 
   def saved(self) -> types.Tree:
-    """What a checkpoint keeps of it."""
+    """Returns the state for a checkpoint."""
     with self._lock:
       latest = np.full(self._latest.maxlen or 0, np.nan)
       latest[: len(self._latest)] = self._latest
       return {"count": np.int64(self._count), "latest": latest}
 
   def restore(self, saved: types.Tree) -> None:
-    """Goes on from what was saved."""
+    """Replaces the state by one that `saved` returned."""
     latest = saved["latest"]
     with self._lock:
       self._latest.clear()

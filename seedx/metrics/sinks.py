@@ -1,4 +1,4 @@
-"""Where lines of metrics go: a file of JSON lines and TensorBoard."""
+"""Sinks for lines of metrics: a file of JSON lines, and TensorBoard."""
 
 import json
 import math
@@ -8,31 +8,35 @@ from typing import Any, Protocol, TextIO
 
 import numpy as np
 
-# A line is a flat mapping of names to values; None is a value not known yet.
+# A line of metrics maps names to values; None means not yet known.
 Value = float | int | str | None
 Line = Mapping[str, Value]
 
 
 class Sink(Protocol):
-  """Somewhere that lines of metrics go; used by one thread at a time."""
+  """Takes lines of metrics. One thread uses it at a time."""
 
   def write(self, line: Line) -> None:
-    """Takes one line."""
+    """Takes a line of metrics."""
 
   def close(self) -> None:
-    """Lets go of files and the terminal; a second call does nothing."""
+    """Closes files and frees the terminal; a second call does nothing."""
 
 
 class JsonLines:
-  """A Sink: one JSON object a line, on disk before `write` returns."""
+  """A Sink that appends lines to a file, each as a JSON object."""
 
   def __init__(self, path: str | os.PathLike[str]) -> None:
-    """Opens nothing yet; a run that does not begin leaves no file."""
+    """Creates no file before the first line.
+
+    Args:
+      path: the file; existing lines are kept.
+    """
     self._path = path
     self._file: TextIO | None = None
 
   def write(self, line: Line) -> None:
-    """Adds the line at the end; what JSON has no number for becomes null."""
+    """Appends the line to the file on disk; NaN and infinity become null."""
     values = {name: finite(value) for name, value in line.items()}
     if self._file is None:
       self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115
@@ -46,15 +50,19 @@ class JsonLines:
 
 
 class TensorBoard:
-  """A Sink: scalars against `env_steps`, as TensorBoard events."""
+  """A Sink that writes TensorBoard scalars against `env_steps`."""
 
   def __init__(self, run_dir: str | os.PathLike[str]) -> None:
-    """Makes no file yet; see `JsonLines`."""
+    """Creates no file before the first line.
+
+    Args:
+      run_dir: the directory for the event files.
+    """
     self._run_dir = run_dir
     self._writer: Any = None
 
   def write(self, line: Line) -> None:
-    """Adds every number but `env_steps`, which is the x-axis."""
+    """Adds every number except `env_steps`, which is the x-axis."""
     if self._writer is None:
       import tensorboardX
 
@@ -67,13 +75,13 @@ class TensorBoard:
         self._writer.add_scalar(name, value, line["env_steps"])
 
   def close(self) -> None:
-    """Writes what is left and ends the writer's thread."""
+    """Writes pending events and stops the writer's thread."""
     if self._writer is not None:
       self._writer.close()
 
 
 def finite(value: Any) -> Any:
-  """A plain Python value; None for NaN and infinities."""
+  """Converts a value to plain Python; NaN and infinity become None."""
   if isinstance(value, np.generic | np.ndarray):
     value = value.item()
   if isinstance(value, float) and not math.isfinite(value):

@@ -1,4 +1,4 @@
-"""Ctrl-C: once for an orderly end, twice for an end at once."""
+"""Ctrl-C: the first stops a run in order, the second exits at once."""
 
 import contextlib
 import os
@@ -14,17 +14,17 @@ INTERRUPTED_STATUS = 130
 def stopping(
   stop: threading.Event, exits: bool = True
 ) -> Iterator[threading.Event]:
-  """Lets the first Ctrl-C set `stop`, and the second end the process.
+  """Makes the first Ctrl-C (or SIGTERM) set `stop`, and the second exit.
 
-  Signals reach the main thread only: on another, nothing changes.
+  Only the main thread receives signals: on another thread, nothing changes.
 
   Args:
-    stop: is set by the first.
-    exits: whether the second ends the process at once, as a program's does; a
-      notebook's or a script's raises KeyboardInterrupt.
+    stop: the event that the first Ctrl-C sets.
+    exits: whether the second Ctrl-C exits the process at once, as in a program.
+      If not, it raises KeyboardInterrupt, as in a script or a notebook.
 
   Yields:
-    An event that is set by Ctrl-C, and by nothing else.
+    An event that only Ctrl-C sets.
   """
   interrupted = threading.Event()
 
