@@ -151,6 +151,15 @@ def test_a_run_is_read(tmp_path):
   )
 
 
+def test_config_json_takes_values_that_are_no_json(tmp_path):
+  options = {"rate": np.float32(0.5), "sizes": np.arange(2), "path": tmp_path}
+  made = run_dirs.Config("ppo", "a:Config", "b:Config", "0.2.0", 2, options)
+  run_dirs.write(tmp_path, made)
+  assert run_dirs.config(tmp_path).options == {
+    **{"rate": 0.5, "sizes": [0, 1], "path": str(tmp_path)}
+  }
+
+
 def make_old_run(path, **more):
   """As seedx 0.1.0 left it, at commit 8be07fe."""
   experiment = more.pop("experiment", "ppo")

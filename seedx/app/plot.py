@@ -84,13 +84,12 @@ def draw(panels: Mapping[str, Groups], path: pathlib.Path) -> None:
     path: the image file; its suffix sets the format.
 
   Raises:
-    types.ConfigError: the suffix is unknown, or the file is not writable.
+    types.ConfigError: the file is not writable.
   """
   import matplotlib
   from matplotlib import figure, layout_engine, lines
   from matplotlib.backends import backend_agg
 
-  _check_suffix(path)
   labels = {label: None for groups in panels.values() for label in groups}
   styles = {label: _style(i) for i, label in enumerate(labels)}
   with matplotlib.rc_context(_LOOK):
@@ -131,7 +130,11 @@ def curve(lines: Sequence[Mapping[str, Any]], key: str) -> np.ndarray:
 
 def _plot(options: Options) -> int:
   path = pathlib.Path(options.output).expanduser()
-  _check_suffix(path)
+  if path.suffix.lower() not in _SUFFIXES:
+    raise types.ConfigError(
+      f"expected an image file that ends in {', '.join(_SUFFIXES)}, found"
+      f" {str(path)!r}"
+    )
   # Two patterns of the shell may name the same run.
   paths = dict.fromkeys(
     pathlib.Path(name).expanduser().resolve() for name in options.run_dir
@@ -148,14 +151,6 @@ def _plot(options: Options) -> int:
   draw(panels, path)
   print(f"plotted {len(runs)} run(s) in {path}", flush=True)
   return 0
-
-
-def _check_suffix(path: pathlib.Path) -> None:
-  if path.suffix.lower() not in _SUFFIXES:
-    raise types.ConfigError(
-      f"expected an image file that ends in {', '.join(_SUFFIXES)}, found"
-      f" {str(path)!r}"
-    )
 
 
 def _style(i: int) -> dict[str, Any]:
