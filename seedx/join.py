@@ -60,6 +60,7 @@ class _Parser(argparse.ArgumentParser):
   """Says in one line what is wrong."""
 
   def error(self, message: str) -> NoReturn:
+    """Exits with status 2."""
     self.exit(2, f"error: {message}; see --help\n")
 
 

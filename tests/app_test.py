@@ -443,12 +443,12 @@ def test_it_says_what_it_can_do(words, monkeypatch, capsys):
 @pytest.mark.parametrize(
   ("words", "reason"),
   [
-    ("fly", "train, evaluate, plot, export, compare, actor, found 'fly'"),
+    ("fly", "train, evaluate, plot, export, compare, join, found 'fly'"),
     ("train", "a2c, a3c, apex_dqn, dqn, gorila_dqn, impala, ppo, seed_ppo"),
     ("train sarsa", "found 'sarsa'"),
     ("train evaluate", "found 'evaluate'"),
     ("train a2c --epochs 3", "unrecognized arguments: --epochs"),
-    ("evaluate", "required: RUN_DIR"),
+    ("evaluate", "expected RUN_DIR"),
     ("compare --experiments x", "found 'x'"),
   ],
 )

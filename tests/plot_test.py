@@ -587,7 +587,7 @@ def errors(tmp_path):
   (tmp_path / "unfinished" / "metrics.jsonl").unlink()
   none = make_run(tmp_path / "none", (None, None))
   return {
-    "nothing": ([], "required: RUN_DIR"),
+    "nothing": ([], "expected RUN_DIR"),
     "missing": (
       [good, str(tmp_path / "x")],
       f"no config.json in '{tmp_path}/x'",

@@ -156,9 +156,11 @@ class _Request:
     )
 
   def reply(self, outputs: types.Tree) -> None:
+    """Ends the wait with results."""
     with contextlib.suppress(concurrent.futures.InvalidStateError):
       self.outputs.set_result(outputs)
 
   def end(self) -> None:
+    """Ends the wait with `Closed`."""
     with contextlib.suppress(concurrent.futures.InvalidStateError):
       self.outputs.set_exception(Closed())

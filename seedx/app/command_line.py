@@ -11,7 +11,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, NoReturn, TypeVar
 
 import tyro
@@ -25,6 +25,40 @@ C = TypeVar("C")
 _COLUMN = 24
 _NUMBERS = {int: "as a whole number", float: "as a number"}
 _KEYWORDS = "as KEY=VALUE,KEY=VALUE"
+
+
+def run(
+  program: Callable[[C], int],
+  options: C,
+  name: str,
+  description: str | None,
+  argv: Sequence[str] | None,
+  *,
+  positional: Sequence[str] = (),
+) -> int:
+  """Parses a command line and runs a program with it.
+
+  A `types.ConfigError` of the program is printed as one line, and exits with
+  status 2.
+
+  Args:
+    program: takes the parsed options and returns an exit status.
+    options: config with the defaults.
+    name: how the program is called, such as `seedx plot`.
+    description: text at the top of `--help`.
+    argv: arguments without the program's name; those of this process if None.
+    positional: see `parse`.
+
+  Returns:
+    The exit status.
+  """
+  argv = sys.argv[1:] if argv is None else argv
+  try:
+    return program(
+      parse(options, argv, name, description, positional=positional)
+    )
+  except types.ConfigError as error:
+    fail(error)
 
 
 def parse(
@@ -102,15 +136,11 @@ def said(config: Any, argv: Sequence[str]) -> set[str]:
   return {x.name for x in known if not words.isdisjoint(_flags(x))}
 
 
-def words(config: Any) -> list[str]:
-  """The command line that says all of a config, flag by flag."""
-  known, found = configs.settings(config), []
-  for name, value in configs.values(config).items():
-    if known[name].kind is bool:
-      found.append(flag(name) if value else f"--no-{flag(name)[2:]}")
-    else:
-      found.append(f"{flag(name)}={_shown(value)}")
-  return found
+def option(name: str, value: Any) -> list[str]:
+  """A setting as words of a command line: a flag, and its value if any."""
+  if isinstance(value, bool):
+    return [flag(name) if value else f"--no-{flag(name)[2:]}"]
+  return [flag(name), _shown(value)]
 
 
 def flag(name: str) -> str:
@@ -305,11 +335,11 @@ def _help(
     positional: as `parse` takes it.
   """
   known, values = configs.settings(config), configs.values(config)
-  groups = {"words": [_row(x.upper(), known[x].help) for x in positional]}
-  groups["run"] = [_row("-h, --help", "say this and exit")]
+  groups = {"arguments": [_row(x.upper(), known[x].help) for x in positional]}
+  groups["options"] = [_row("-h, --help", "show this message and exit")]
   for name in [name for name in known if name not in positional]:
     setting = known[name]
-    heading = setting.path[-2] if len(setting.path) > 1 else "run"
+    heading = setting.path[-2] if len(setting.path) > 1 else "options"
     invocation = ", ".join(_flags(setting))
     if setting.kind is not bool:
       invocation += " " + _metavar(setting)
