@@ -168,6 +168,30 @@ def test_the_share_of_random_actions_is_the_larger_epsilon(epsilon):
   np.testing.assert_allclose(frequencies, 1 / 3, atol=0.015)
 
 
+def test_a_row_that_explores_takes_any_action_equally_often():
+  """Over many keys: whether it explores says nothing about the action."""
+  epsilon, rows, draws = 0.3, 4, 10_000
+  agent, inputs = agent_of(), acting_step.zero_inputs(VECTOR, rows)
+  acting = agent.acting(state_of())._replace(epsilon=jnp.float32(epsilon))
+  core_state = agent.initial_core_state(rows)
+
+  @jax.jit
+  @jax.vmap
+  def act(key):
+    return agent.step(acting, key, inputs, core_state)[0].action
+
+  actions = np.asarray(act(jax.random.split(jax.random.key(0), draws)))
+  greedy, _ = jax.jit(agent.greedy)(
+    acting, jax.random.key(0), inputs, core_state
+  )
+  for row, best in zip(actions.T, np.asarray(greedy.action), strict=True):
+    expected = np.full(3, epsilon / 3)
+    expected[best] += 1 - epsilon
+    frequencies = np.bincount(row, minlength=3) / draws
+    # Four standard deviations of a share of 0.1.
+    np.testing.assert_allclose(frequencies, expected, atol=0.02)
+
+
 @pytest.mark.parametrize("exploration", [0.0, 1.0])
 def test_only_legal_actions_are_taken(exploration):
   rows = 6_000
