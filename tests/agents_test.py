@@ -189,13 +189,26 @@ class Case:
     return self.step(acting, jax.random.key(seed), inputs, core_state)
 
 
+# Each has some of what is particular.
+FAST = [
+  ("a2c", "vector"),
+  ("vtrace", "masked"),
+  ("vtrace", "recurrent_bfloat16"),
+  ("ppo", "normalized"),
+  ("dqn", "dict"),
+]
+
+
 @pytest.fixture(
   scope="module",
-  params=[
-    (name, kind)
-    for name, algorithm in ALGORITHMS.items()
-    for kind in algorithm.kinds
-  ],
+  params=conftest.slow_but(
+    [(case,) for case in FAST],
+    [
+      ((name, kind),)
+      for name, algorithm in ALGORITHMS.items()
+      for kind in algorithm.kinds
+    ],
+  ),
   ids="-".join,
 )
 def case(request):
@@ -495,7 +508,10 @@ def test_every_hyperparameter_of_a_state_is_tested_below():
 
 @pytest.mark.parametrize(
   ("algorithm", "name"),
-  [(kind, name) for kind, names in CHANGED_OF.items() for name in names],
+  conftest.slow_but(
+    [("vtrace", "clip_rho_threshold"), ("dqn", "discount")],
+    [(kind, name) for kind, names in CHANGED_OF.items() for name in names],
+  ),
 )
 def test_a_hyperparameter_of_the_state_is_as_good_as_of_the_config(
   algorithm, name

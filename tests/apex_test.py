@@ -52,7 +52,9 @@ def config_of(folder, fields=None, **changes):
 
 
 @pytest.fixture(
-  scope="module", params=[(0,), (2, 3)], ids=["one core", "2 cores"]
+  scope="module",
+  params=[(0,), pytest.param((2, 3), marks=pytest.mark.slow)],
+  ids=["one core", "2 cores"],
 )
 def ran(request, tmp_path_factory):
   """A run of two actors that has ended, and what went through it."""
@@ -160,6 +162,7 @@ def test_the_ladder_goes_over_the_environments_of_all_actors(ran):
   assert sorted(slots) == list(range(2 * ENVS))
 
 
+@pytest.mark.slow
 def test_environments_explore_as_the_ladder_says(tmp_path):
   # Parameters that stay tell afterwards which actions were random.
   config = config_of(tmp_path, {"learning_rate": 0.0}, total_steps=10**9)
@@ -222,6 +225,7 @@ def test_env_steps_of_overlapping_unrolls_are_counted_once(ran):
   assert 0 <= last["env_steps"] - total <= 2 * ENVS * T
 
 
+@pytest.mark.slow
 def test_frames_are_kept_once_in_the_replay(tmp_path):
   config = config_of(
     tmp_path,

@@ -33,7 +33,7 @@ from seedx.app import (
 from seedx.learning import learner
 from seedx.pipelines import sync
 from seedx.runtime import signals
-from tests import pipelines_test, programs, running
+from tests import conftest, pipelines_test, programs, running
 
 own_signals = programs.own_signals
 compiled_quickly = programs.compiled_quickly
@@ -91,7 +91,9 @@ def play(policy, seed):
     environment.send(rows.index, np.asarray(action))
 
 
-@pytest.mark.parametrize(("pipeline", "name"), CELLS)
+@pytest.mark.parametrize(
+  ("pipeline", "name"), conftest.slow_but([("sync", "ppo")], CELLS)
+)
 def test_any_pipeline_trains_is_loaded_and_goes_on(
   pipeline, name, tmp_path, capfd
 ):
@@ -436,7 +438,7 @@ def test_the_program_does_all_that_there_is(tmp_path, monkeypatch, capfd):
 def test_it_says_what_it_can_do(words, monkeypatch, capsys):
   assert seedx(monkeypatch, *words) == 0
   out = capsys.readouterr().out
-  for name in ("train", "evaluate", "plot", "export", "compare", "actor"):
+  for name in ("train", "evaluate", "plot", "export", "compare", "join"):
     assert f"seedx {name} " in out
 
 

@@ -120,6 +120,7 @@ def test_the_repositorys_address_stands_in_one_place():
   assert holders == notebooks | {"colab/build.py"}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", build.NAMES)
 def test_it_runs_from_the_code_that_is_here(name, tmp_path):
@@ -144,6 +145,7 @@ def _kinds(cell):
   return [(x.output_type, *sorted(x.get("data", ()))) for x in cell.outputs]
 
 
+@pytest.mark.slow
 def test_a_command_that_fails_fails_the_notebook(tmp_path):
   failing = nbformat.v4.new_code_cell("!python -c 'import sys; sys.exit(3)'")
   notebook = nbformat.v4.new_notebook(cells=[failing])
@@ -152,6 +154,7 @@ def test_a_command_that_fails_fails_the_notebook(tmp_path):
   assert failing.source.endswith("sys.exit(3)'")
 
 
+@pytest.mark.slow
 def test_outputs_keep_neither_warnings_nor_paths(tmp_path):
   source = (
     "import os, sys, warnings\n"

@@ -582,7 +582,7 @@ def test_help_says_the_words_that_are_no_options(capfd):
   usage = "usage: a.program METRIC RUN_DIRS [RUN_DIRS ...] [options]"
   assert said.startswith(usage + "\n")
   words = said.split("\n\n")[2].splitlines()
-  assert words[0] == "words:"
+  assert words[0] == "arguments:"
   assert " ".join(words[1].split()) == "METRIC what is plotted."
   assert " ".join(words[2].split()) == "RUN_DIRS of the runs."
   assert "--metric" not in said and "--run-dirs" not in said

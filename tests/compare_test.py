@@ -50,6 +50,7 @@ def test_the_table_has_medians_over_seeds():
   ]
 
 
+@pytest.mark.slow
 def test_programs_are_run_and_compared(tmp_path, capfd):
   words = ["--experiments", f"{A2C} --seed 7", "--seeds", "2"]
   words = ["--total-steps", "800", *words, "--run-dir", str(tmp_path)]
@@ -88,6 +89,7 @@ def test_the_figure_has_the_experiments_as_they_were_asked_for(
   } == ends
 
 
+@pytest.mark.slow
 def test_a_budget_of_seconds_ends_a_run(tmp_path):
   words = ["--experiments", A2C, "--seeds", "1", "--total-seconds", "1"]
   words = [*words, "--total-steps", "1000000000", "--run-dir", str(tmp_path)]

@@ -26,6 +26,21 @@ import pytest
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def slow_but(fast, cases):
+  """Cases to parametrize with: all that are not in `fast` are slow.
+
+  Args:
+    fast: some of the cases.
+    cases: all of them, each a tuple of arguments.
+  """
+  unknown = [case for case in fast if case not in cases]
+  assert not unknown, unknown
+  return [
+    pytest.param(*case, marks=() if case in fast else pytest.mark.slow)
+    for case in cases
+  ]
+
+
 @pytest.fixture(scope="session")
 def make_unroll():
   """The function `(agent, spec, length, ends, seed) -> types.Unroll`."""

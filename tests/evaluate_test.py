@@ -535,6 +535,7 @@ def test_cut_episodes_are_told(run_dir, capfd):
   assert "5 episodes were cut at --max-episode-steps" in out
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_is_evaluated(tmp_path, capfd):
   words = ["--total-steps", "100000000", "--checkpoint-every-seconds", "0.1"]
   program = programs.start(ppo, *_SMALL, *words, "--run-dir", str(tmp_path))
@@ -641,6 +642,7 @@ def test_a_gif_shows_the_environments_own_frames(run_dir, tmp_path, capfd):
   assert np.abs(last - shown).max() > 50
 
 
+@pytest.mark.slow
 def test_an_mp4_has_as_many_frames(run_dir, tmp_path, capfd):
   import imageio_ffmpeg
 

@@ -39,8 +39,14 @@ def run(program, run_dir, *arguments):
   ("program", "arguments"),
   [
     (a2c, ()),
-    (ppo, ("--env", "Pendulum-v1", "--normalize-observations")),
-    (dqn, ("--dueling", "--epsilon-ladder")),
+    pytest.param(
+      ppo,
+      ("--env", "Pendulum-v1", "--normalize-observations"),
+      marks=pytest.mark.slow,
+    ),
+    pytest.param(
+      dqn, ("--dueling", "--epsilon-ladder"), marks=pytest.mark.slow
+    ),
   ],  # The others are the README's, see `readme_test`.
   ids=lambda x: x.__name__ if inspect.ismodule(x) else " ".join(x),
 )
@@ -158,6 +164,7 @@ def test_a_run_that_does_not_begin_leaves_no_directory(tmp_path, capfd):
   assert not list(mine.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["seedx.envs", "experiments"])
 def test_a_transform_of_the_users_changes_what_the_agent_sees(module, tmp_path):
   """Also where it is named as it was in an older seedx."""
@@ -176,6 +183,7 @@ def test_a_transform_of_the_users_changes_what_the_agent_sees(module, tmp_path):
   )
 
 
+@pytest.mark.slow
 def test_the_roles_of_gorila_run_apart(tmp_path):
   """Each is a command of its own; the worker starts first."""
   sockets = [f"unix:{tmp_path}/{name}" for name in ("learner", "a", "b")]
@@ -204,6 +212,7 @@ def test_the_roles_of_gorila_run_apart(tmp_path):
   assert last["env_steps"] >= 400 and last["learner_steps"] >= 2
 
 
+@pytest.mark.slow
 def test_an_actor_of_impala_runs_apart(tmp_path):
   words = ["--hidden-sizes", "8", *_SMALL[impala].split()]
   words += ["--total-steps", "400", "--address", f"unix:{tmp_path}/learner"]

@@ -44,7 +44,9 @@ def config_of(folder, fields=None, **changes):
 
 
 @pytest.fixture(
-  scope="module", params=[(0,), (2, 3, 4, 5)], ids=["one core", "4 cores"]
+  scope="module",
+  params=[(0,), pytest.param((2, 3, 4, 5), marks=pytest.mark.slow)],
+  ids=["one core", "4 cores"],
 )
 def ran(request, tmp_path_factory):
   """A run of two actors that has ended, and what went through it."""
@@ -182,7 +184,12 @@ def test_all_cores_have_the_same_parameters(ran):
 
 
 @pytest.mark.parametrize(
-  "fields", [{}, {"recurrent": True, "lstm_size": 4}], ids=["mlp", "lstm"]
+  "fields",
+  [
+    pytest.param({}, marks=pytest.mark.slow),
+    {"recurrent": True, "lstm_size": 4},
+  ],
+  ids=["mlp", "lstm"],
 )
 def test_actors_act_by_the_parameters_that_they_say(tmp_path, fields):
   """What an actor did is done again, with what had that version."""
@@ -239,6 +246,7 @@ def restarted(agent, inputs, core_state):
   )
 
 
+@pytest.mark.slow
 def test_parameters_are_those_of_their_version_bit_by_bit(tmp_path):
   config = config_of(tmp_path, total_steps=10**9)
   run = running.Running(impala, config, actors=1)  # And place for this test.
@@ -264,6 +272,7 @@ def test_parameters_are_those_of_their_version_bit_by_bit(tmp_path):
   assert all(jax.tree.leaves(moved))
 
 
+@pytest.mark.slow
 def test_nothing_is_compiled_after_the_first_updates(tmp_path):
   compiled = []
 
@@ -340,6 +349,7 @@ def settled(read, seconds=0.7):
 # Every kind
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("env", "fields"),
   [
@@ -372,6 +382,7 @@ def test_every_kind_of_environment(tmp_path, env, fields):
 # Processes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("pipeline", "name"), [("impala", "vtrace"), ("apex", "dqn")]
 )

@@ -65,6 +65,7 @@ class Running:
     assert not [child for child in left if "seedx.launch" in child.cmdline()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("pipeline", "name", "role"),
   [
@@ -90,6 +91,7 @@ def test_one_that_is_killed_is_not_missed(
   assert f"{role} {victim.pid} died with status -9" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_parameter_server_that_is_killed_is_given_its_parameters(tmp_path):
   with Running("gorila", "dqn", tmp_path) as run:
     run.wait_for_more_steps(400)

@@ -113,7 +113,13 @@ def whole():
 
 
 @pytest.mark.parametrize(
-  ("num_cores", "micro_batches"), [(1, 4), (2, 1), (2, 4), (8, 2)]
+  ("num_cores", "micro_batches"),
+  [
+    pytest.param(1, 4, marks=pytest.mark.slow),
+    pytest.param(2, 1, marks=pytest.mark.slow),
+    (2, 4),
+    pytest.param(8, 2, marks=pytest.mark.slow),
+  ],
 )
 def test_parts_and_cores_learn_what_the_whole_does(
   whole, num_cores, micro_batches
@@ -133,7 +139,8 @@ def test_parts_and_cores_learn_what_the_whole_does(
 
 
 @pytest.mark.parametrize(
-  ("num_cores", "micro_batches"), [(1, 1), (2, 1), (2, 4)]
+  ("num_cores", "micro_batches"),
+  [(1, 1), pytest.param(2, 1, marks=pytest.mark.slow), (2, 4)],
 )
 def test_learned_steps_are_counted_exactly(num_cores, micro_batches):
   unroll, other = unroll_of(), unroll_of(seed=5)

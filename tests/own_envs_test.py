@@ -785,6 +785,7 @@ def test_sync_trains_on_one():
   assert np.isfinite(trained.learner.measure()["loss_value"])
 
 
+@pytest.mark.slow
 def test_seed_trains_on_one_with_a_thin_actor(tmp_path):
   config = seed_pipeline.Config(
     env=config_of("cartpole"),

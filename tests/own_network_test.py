@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests import pipelines_test
+from tests import conftest, pipelines_test
 
 _ROOT = pathlib.Path(__file__).parent.parent
 # One agent for each pipeline.
@@ -26,7 +26,10 @@ class Gained(nn.Module):
     return nn.relu(nn.Dense(8)(observation * gains))
 
 
-@pytest.mark.parametrize(("pipeline", "name"), _CELLS.items())
+@pytest.mark.parametrize(
+  ("pipeline", "name"),
+  conftest.slow_but([("sync", "dqn")], list(_CELLS.items())),
+)
 def test_any_pipeline_trains_it(pipeline, name, tmp_path):
   own, nodes = pipelines_test.make(pipeline, name, tmp_path, torso=Gained())
   acting = []
@@ -72,6 +75,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_the_script_itself_can_define_it_for_other_processes(tmp_path):
   script = tmp_path / "script.py"
   script.write_text(_SCRIPT)

@@ -13,7 +13,7 @@ from seedx.acting import local_actor, sessions, thin_actor
 from seedx.agents import a2c, dqn, ppo, vtrace
 from seedx.learning import experience, learner
 from seedx.pipelines import a3c, apex, gorila, impala, seed, sync
-from tests import running
+from tests import conftest, running
 
 AGENTS = {"a2c": a2c, "vtrace": vtrace, "ppo": ppo, "dqn": dqn}
 CELLS = [
@@ -31,6 +31,15 @@ CELLS = [
   ("a3c", "a2c"),
   ("a3c", "vtrace"),
   ("a3c", "dqn"),
+  ("gorila", "dqn"),
+  ("apex", "dqn"),
+]
+# One agent for each pipeline.
+ONE_EACH = [
+  ("sync", "ppo"),
+  ("seed", "vtrace"),
+  ("impala", "a2c"),
+  ("a3c", "a2c"),
   ("gorila", "dqn"),
   ("apex", "dqn"),
 ]
@@ -146,7 +155,9 @@ def run_all(own, nodes, finish=lambda: None):
       assert not thread.is_alive()
 
 
-@pytest.mark.parametrize(("pipeline", "name"), CELLS)
+@pytest.mark.parametrize(
+  ("pipeline", "name"), conftest.slow_but(ONE_EACH, CELLS)
+)
 def test_it_learns(pipeline, name, tmp_path):
   last = train(pipeline, name, tmp_path)
   assert last["env_steps"] >= TOTAL_STEPS

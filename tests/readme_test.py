@@ -92,6 +92,7 @@ def last_line(place):
   return json.loads(newest.read_text().splitlines()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ALONE)
 def test_a_command_does_its_work(command, place):
   """They run in the README's order, each in what those before have left."""
@@ -110,6 +111,7 @@ def test_a_command_does_its_work(command, place):
     assert last_line(place)["env_steps"] >= 9000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", OLD.splitlines())
 def test_a_command_of_before_still_parses(command, place, monkeypatch):
   """All but its work is done, after the tests above: one resumes a run."""
@@ -137,6 +139,7 @@ def test_a_command_of_before_still_parses(command, place, monkeypatch):
   assert parsed
 
 
+@pytest.mark.slow
 def test_the_exported_policy_runs_without_seedx(place):
   text = file_named("use_policy.py")
   program = [line for line in text.splitlines() if line and line[0] != "#"]
@@ -149,6 +152,7 @@ def test_the_exported_policy_runs_without_seedx(place):
   assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_the_roles_run_apart(place, tmp_path):
   """As on several machines, by a socket in the place of the network."""
   learner, actor = APART
@@ -173,12 +177,14 @@ def test_the_examples_are_as_short_as_it_says(place):
     assert len(file_named(name).splitlines()) <= most
 
 
+@pytest.mark.slow
 def test_the_loss_learns(place):
   done = run(place, [sys.executable, "my_loss.py"])
   assert done.returncode == 0, done.stderr
   assert float(done.stdout.split()[-1]) >= 300
 
 
+@pytest.mark.slow
 def test_the_script_trains_and_acts(place):
   text = file_named("my_run.py").replace("60_000", "5_000")
   done = run(place, [sys.executable, "-c", text])

@@ -74,7 +74,11 @@ class Saved:
     return self.checkpoints.restore(self.last["env_steps"], "run", like)
 
 
-@pytest.fixture(scope="module", params=CELLS, ids="-".join)
+@pytest.fixture(
+  scope="module",
+  params=conftest.slow_but([(("sync", "dqn"),)], [(cell,) for cell in CELLS]),
+  ids="-".join,
+)
 def saved(request, tmp_path_factory):
   """A run of each pipeline, and what a checkpoint of its end holds."""
   pipeline, name = request.param
@@ -295,10 +299,10 @@ class Learning:
 @pytest.mark.parametrize(
   ("name", "before", "after"),
   [
-    ("ppo", 1, 1),
+    pytest.param("ppo", 1, 1, marks=pytest.mark.slow),
     ("ppo", 2, 2),
     ("vtrace", 2, 1),
-    ("vtrace", 1, 2),
+    pytest.param("vtrace", 1, 2, marks=pytest.mark.slow),
   ],
 )
 def test_the_next_updates_are_those_without_a_checkpoint(
@@ -329,6 +333,7 @@ def assert_close(actual, expected):
   np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_sync_run_of_2_cores_goes_on_with_1(tmp_path):
   config = pipelines_test.config_of("sync", "dqn", tmp_path)
   first = running.Own(sync, running.replaced(config, learner_devices=(0, 1)))
@@ -650,6 +655,7 @@ def has_lines(run_dir, count):
   return path.exists() and path.read_text().count("\n") >= count
 
 
+@pytest.mark.slow
 def test_a_run_ended_by_ctrl_c_goes_on(tmp_path):
   words = [*_SMALL, "--total-steps", "100000000"]
   program = programs.start(a2c, *words, "--run-dir", str(tmp_path))
@@ -673,6 +679,7 @@ def test_a_run_ended_by_ctrl_c_goes_on(tmp_path):
   assert after[-1]["learner_steps"] > before[-1]["learner_steps"]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_goes_on_from_its_newest_checkpoint(tmp_path):
   words = "--hidden-sizes 8 --replay-min-steps 100 --replay-batch-size 16"
   words += " --total-steps 100000000 --checkpoint-every-seconds 0.3"

@@ -68,6 +68,7 @@ def test_every_unroll_is_learned_from_and_nothing_recompiles(tmp_path):
   json.dumps(last, allow_nan=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("env_id", "options", "info_keys"),
   [
@@ -100,6 +101,7 @@ def test_trains_on_every_kind_of_observation_and_action(
   )
 
 
+@pytest.mark.slow
 def test_many_cores_train_cartpole(tmp_path):
   """Two devices act while four others learn."""
   config = config_of(
@@ -229,7 +231,11 @@ def test_an_actor_that_dies_gives_its_slots_back(tmp_path):
 
 @pytest.mark.parametrize(
   ("index", "what"),
-  [([0, 8], "0 to 7"), ([-1, 2], "0 to 7"), ([3, 3], "at most once")],
+  [
+    ([0, 8], "0 to 7"),
+    pytest.param([-1, 2], "0 to 7", marks=pytest.mark.slow),
+    pytest.param([3, 3], "at most once", marks=pytest.mark.slow),
+  ],
 )
 def test_a_wrong_index_ends_its_stream_and_no_other(tmp_path, index, what):
   config = config_of(tmp_path, total_steps=10**9)

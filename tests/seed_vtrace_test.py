@@ -62,6 +62,7 @@ def _actors(program):
   ]
 
 
+@pytest.mark.slow
 def test_a_run_leaves_its_files_and_says_what_it_reached(tmp_path):
   program = _start("--total-steps", "3000", "--run-dir", tmp_path, *_SMALL)
   out, err = program.communicate(timeout=120)
@@ -116,6 +117,7 @@ def test_actors_are_thin_are_restarted_and_leave_with_ctrl_c(tmp_path):
   assert not any(psutil.pid_exists(child.pid) for child in after)
 
 
+@pytest.mark.slow
 def test_a_crash_leaves_no_process_behind(tmp_path):
   program = _start("--run-dir", tmp_path, "--total-steps", 10**9, *_SMALL)
   _wait_for_steps(tmp_path, 500, program)
@@ -126,6 +128,7 @@ def test_a_crash_leaves_no_process_behind(tmp_path):
   assert len(gone) == 2 and not alive
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_exits_at_once(tmp_path):
   program = _start("--run-dir", tmp_path, "--total-steps", 10**9, *_SMALL)
   _wait_for_steps(tmp_path, 500, program)
@@ -151,6 +154,7 @@ def without_jax(tmp_path):
   return str(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["role", "join", "join without JAX"])
 def test_learner_and_actor_run_apart(how, tmp_path, without_jax):
   """The actor starts first, and waits until there is a learner."""
@@ -194,6 +198,7 @@ def _maps_of_thin_actor(actor):
   return " ".join(x.path for x in process.memory_maps())
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_an_actor_that_waits_for_its_learner(tmp_path):
   actor = _start(f"unix:{tmp_path}/nobody", program=("seedx", "join"))
   time.sleep(5)
@@ -238,6 +243,7 @@ def test_bad_input_is_one_line_and_status_2(tmp_path, capfd, arguments, words):
   assert all(word in err for word in words), err
 
 
+@pytest.mark.slow
 def test_bad_input_has_no_traceback_as_a_program(tmp_path):
   program = _start("--learner-devices", "3", "--run-dir", tmp_path)
   out, err = program.communicate(timeout=60)
@@ -246,6 +252,7 @@ def test_bad_input_has_no_traceback_as_a_program(tmp_path):
   assert err.count("\n") == 1 and "from 0 to 0" in err, err
 
 
+@pytest.mark.slow
 def test_an_address_in_use_is_one_line_and_status_2(tmp_path):
   with socket.create_server(("127.0.0.1", 0)) as taken:
     address = f"127.0.0.1:{taken.getsockname()[1]}"

@@ -13,7 +13,7 @@ from seedx.agents import a2c, dqn, ppo, vtrace
 from seedx.learning import experience, learner
 from seedx.pipelines import seed, sync
 from seedx.runtime import counters, process
-from tests import running, seed_test
+from tests import conftest, running, seed_test
 
 AGENTS = {"a2c": a2c, "vtrace": vtrace, "ppo": ppo, "dqn": dqn}
 NUM_ENVS, UNROLL_LENGTH = 4, 5
@@ -126,7 +126,9 @@ def trained(name):
   return train(config_of(name))
 
 
-@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize(
+  "name", conftest.slow_but([("a2c",), ("dqn",)], [(name,) for name in AGENTS])
+)
 def test_the_seed_decides_everything(name):
   own, _ = trained(name)
   same, _ = train(config_of(name))
@@ -137,7 +139,13 @@ def test_the_seed_decides_everything(name):
   assert distance(params, other.learner.state.params) > 0.01
 
 
-@pytest.mark.parametrize("name", ["a2c", "vtrace", "ppo"])
+@pytest.mark.parametrize(
+  "name",
+  [
+    "a2c",
+    *(pytest.param(x, marks=pytest.mark.slow) for x in ("vtrace", "ppo")),
+  ],
+)
 def test_all_is_learned_at_once_and_by_the_newest_parameters(name):
   own, seen = trained(name)
   for i, now in enumerate(seen):
@@ -165,7 +173,9 @@ def test_dqn_learns_as_often_as_its_ratio_says():
   assert np.isfinite(seen[-1].metrics["loss"])
 
 
-@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize(
+  "name", conftest.slow_but([("a2c",), ("dqn",)], [(name,) for name in AGENTS])
+)
 def test_nothing_is_compiled_after_the_first_updates(name):
   _, seen = trained(name)
   counts = [now.compiled for now in seen if now.updates >= 3]
@@ -189,6 +199,7 @@ def test_vtrace_that_is_on_policy_is_a2c():
   assert_close(actual, expected, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_4_cores_learn_what_one_does():
   actual = plainly_trained("a2c", learner_devices=(0, 1, 2, 3))
   expected = plainly_trained("a2c")
@@ -201,6 +212,7 @@ PONG = envs.Config("Pong-v5", {"img_height": 36, "img_width": 36})
 CUBE = envs.Config("RubiksCube-v0", {"max_episode_steps": 9})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("name", "env", "fields"),
   [
@@ -307,6 +319,7 @@ def test_the_quarter_that_explores_least_is_reported(exploration, expected):
   np.testing.assert_array_equal(actual, expected)
 
 
+@pytest.mark.slow
 def test_environments_explore_and_report_by_their_place_on_the_ladder():
   num_envs, capacity = 8, 1600
   config = config_of(
@@ -361,6 +374,7 @@ def test_environments_explore_and_report_by_their_place_on_the_ladder():
 # The same agents in SEED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("name", "fields"),
   [
