@@ -132,7 +132,10 @@ def test_any_pipeline_trains_is_loaded_and_goes_on(
 
 @pytest.mark.parametrize(
   "fields",
-  [{}, {"recurrent": True, "lstm_size": 8}],
+  [
+    pytest.param({}, marks=pytest.mark.slow),
+    {"recurrent": True, "lstm_size": 8},
+  ],
   ids=["feed_forward", "lstm"],
 )
 def test_a_loaded_policy_acts_as_it_is_evaluated(fields, tmp_path):
@@ -236,7 +239,11 @@ class Renamed(a2c.Config):
   ("agent", "reason"),
   [
     (a2c.Config(torso=Torso()), "config="),
-    (Mine(hidden_sizes=(8,)), "is not part of seedx; use app.load"),
+    pytest.param(
+      Mine(hidden_sizes=(8,)),
+      "is not part of seedx; use app.load",
+      marks=pytest.mark.slow,
+    ),
   ],
   ids=["torso", "agent"],
 )
@@ -258,10 +265,22 @@ def test_what_is_the_users_needs_its_config_to_be_loaded(
   ("other", "reason"),
   [
     (small(seed=1), "found another --seed"),
-    (small(agent=a2c.Config(hidden_sizes=(9,))), "another --hidden-sizes"),
-    (small(agent=vtrace.Config(hidden_sizes=(8,))), "vtrace:Config to resume"),
+    pytest.param(
+      small(agent=a2c.Config(hidden_sizes=(9,))),
+      "another --hidden-sizes",
+      marks=pytest.mark.slow,
+    ),
+    pytest.param(
+      small(agent=vtrace.Config(hidden_sizes=(8,))),
+      "vtrace:Config to resume",
+      marks=pytest.mark.slow,
+    ),
     (small(agent=Renamed(hidden_sizes=(8,))), "tests.app_test:Renamed to"),
-    (config_of("a3c", "a2c"), "expected a run of seedx.pipelines.a3c:Config"),
+    pytest.param(
+      config_of("a3c", "a2c"),
+      "expected a run of seedx.pipelines.a3c:Config",
+      marks=pytest.mark.slow,
+    ),
   ],
   ids=["seed", "sizes", "agent", "renamed", "pipeline"],
 )
@@ -273,6 +292,7 @@ def test_another_config_is_refused_to_go_on(other, reason, tmp_path):
   assert (tmp_path / "config.json").read_text() == before
 
 
+@pytest.mark.slow
 def test_programs_and_scripts_do_not_go_on_with_each_others_runs(
   tmp_path, capfd
 ):
@@ -341,7 +361,10 @@ def handlers():
   return [signal.getsignal(x) for x in (signal.SIGINT, signal.SIGTERM)]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+  "number",
+  [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)],
+)
 def test_ctrl_c_ends_a_run_early_and_is_given_back(number, tmp_path, capfd):
   before = handlers()
 
@@ -537,6 +560,7 @@ def python(folder, *words):
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("path", "words", "name"),
   [
@@ -635,7 +659,12 @@ def test_a_program_knows_its_package(words, expected, monkeypatch):
 
 
 @pytest.mark.parametrize(
-  "words", [("experiments.a2c",), ("seedx", "train", "a2c")], ids=" ".join
+  "words",
+  [
+    pytest.param(("experiments.a2c",), marks=pytest.mark.slow),
+    ("seedx", "train", "a2c"),
+  ],
+  ids=" ".join,
 )
 def test_the_process_that_trains_has_the_settings(words, tmp_path):
   given = {k: v for k, v in os.environ.items() if k not in ALLOCATOR}

@@ -387,7 +387,7 @@ def test_every_kind_of_environment(tmp_path, env, fields):
   ("pipeline", "name"), [("impala", "vtrace"), ("apex", "dqn")]
 )
 def test_a_killed_actors_place_is_taken_with_other_seeds(
-  tmp_path, pipeline, name
+  tmp_path, pipeline, name, capfd
 ):
   run = killed_test.Running(pipeline, name, tmp_path)
   spy = running.Spy(run.own)
@@ -395,8 +395,15 @@ def test_a_killed_actors_place_is_taken_with_other_seeds(
     run.wait_for(lambda: spy.heard(2, messages=2))
     victim = run.child("actor")
     os.kill(victim.pid, signal.SIGKILL)
+    # The other goes on at once, and one takes its place.
+    run.wait_for_more_steps(200)
     run.wait_for(lambda: len(spy.sessions) == 3)
     run.wait_for(lambda: len(spy.of(spy.sessions[2])) > 3)
+    assert run.child("actor").pid != victim.pid
+    run.wait_for_more_steps(1_000)
+  assert not run.failures
+  assert run.last["learner_steps"] > 10
+  assert f"actor {victim.pid} died with status -9" in capfd.readouterr().err
   places = [tuple(session.slots) for session in spy.sessions]
   assert places[0] != places[1]
   assert places[2] in places[:2]

@@ -70,10 +70,8 @@ class Running:
   ("pipeline", "name", "role"),
   [
     ("seed", "vtrace", "actor"),
-    ("impala", "vtrace", "actor"),
-    ("apex", "dqn", "actor"),
     ("gorila", "dqn", "worker"),
-  ],
+  ],  # Those of IMPALA and Ape-X are `impala_test`'s.
 )
 def test_one_that_is_killed_is_not_missed(
   pipeline, name, role, tmp_path, capfd

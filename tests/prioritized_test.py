@@ -14,7 +14,7 @@ from scipy import stats
 
 from seedx import replay, types
 from seedx.replay import sum_tree
-from tests import replay_test
+from tests import conftest, replay_test
 
 WINDOW = 3
 WINDOWS = replay_test.LENGTH - WINDOW + 1
@@ -111,9 +111,14 @@ def many_batches(capacity, batch_size, alpha):
 
 
 # Of capacity and unrolls put in: a part, as many as fit, more; levels of sums.
-@pytest.mark.parametrize(("capacity", "items"), [(4, 3), (4, 4), (4, 7)])
+@pytest.mark.parametrize(
+  ("capacity", "items"),
+  conftest.slow_but([(4, 7)], [(4, 3), (4, 4), (4, 7)]),
+)
 @pytest.mark.parametrize(("keys", "batch_size"), [(40_000, 1), (5_000, 8)])
-@pytest.mark.parametrize("alpha", [0.0, ALPHA, 1.0])
+@pytest.mark.parametrize(
+  "alpha", conftest.slow_but([(ALPHA,)], [(0.0,), (ALPHA,), (1.0,)])
+)
 def test_windows_are_drawn_in_proportion(
   capacity, items, keys, batch_size, alpha
 ):
@@ -164,7 +169,9 @@ def test_what_has_no_priority_is_drawn_all_the_same():
   np.testing.assert_array_equal(drawn.importance_weight, np.ones(160))
 
 
-@pytest.mark.parametrize("alpha", [0.0, ALPHA, 1.0])
+@pytest.mark.parametrize(
+  "alpha", conftest.slow_but([(ALPHA,)], [(0.0,), (ALPHA,), (1.0,)])
+)
 @pytest.mark.parametrize("beta", [0.0, BETA, 1.0])
 @pytest.mark.parametrize("items", [3, 7])
 def test_importance_weights_are_the_papers(alpha, beta, items):

@@ -111,10 +111,16 @@ def test_a_command_does_its_work(command, place):
     assert last_line(place)["env_steps"] >= 9000
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("command", OLD.splitlines())
+@pytest.mark.parametrize(
+  "command",
+  [
+    # It needs the run of a command above.
+    pytest.param(x, marks=pytest.mark.slow) if "--resume" in x else x
+    for x in OLD.splitlines()
+  ],
+)
 def test_a_command_of_before_still_parses(command, place, monkeypatch):
-  """All but its work is done, after the tests above: one resumes a run."""
+  """All but its work is done."""
   monkeypatch.chdir(place)
   _, _, module, *words = shlex.split(command)
   name, parsed = module.rpartition(".")[2], []
