@@ -83,6 +83,8 @@ KINDS = {
   ),
   "several": Kind(vtrace, VECTOR, SEVERAL),
 }
+# A core state, statistics of observations, and Q-values.
+FAST = ("lstm", "continuous", "dqn")
 
 
 def make_policy(kind):
@@ -139,7 +141,13 @@ def as_said(timestep, said):
   return jax.tree.unflatten(structure, jax.tree.leaves(timestep._asdict()))
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize(
+  "kind",
+  [
+    pytest.param(kind, id=name, marks=() if name in FAST else pytest.mark.slow)
+    for name, kind in KINDS.items()
+  ],
+)
 def test_it_agrees_with_the_live_policy(kind):
   policy = make_policy(kind)
   exported, spec = export.export(policy)

@@ -104,7 +104,9 @@ def moved(after, before):
 # One step is its gradients applied
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+  "kind", conftest.slow_but([("vector",)], [(kind,) for kind in KINDS])
+)
 def test_one_step_on_the_whole_batch_is_its_gradients_applied(kind):
   agent, state, unroll = agent_of(kind), state_of(kind), unroll_of(kind)
   gradients, output = jax.jit(agent.gradients)(state, KEY, unroll)
@@ -289,7 +291,9 @@ def test_each_epoch_has_minibatches_of_its_own_that_are_normalised():
   assert np.mean(epochs[0] != epochs[1]) > 0.5
 
 
-@pytest.mark.parametrize("kind", ["vector", "recurrent"])
+@pytest.mark.parametrize(
+  "kind", ["vector", pytest.param("recurrent", marks=pytest.mark.slow)]
+)
 def test_4_cores_update_as_one(kind):
   fields = {"epochs": 2, "normalize_observations": True}
   state, unroll = state_of(kind, **fields), unroll_of(kind)

@@ -103,16 +103,29 @@ def changed(before, after):
 @pytest.mark.parametrize(
   "case",
   [
-    *({"observation": kind} for kind in OBSERVATIONS),
-    *({"observation": kind, "lstm_size": 8} for kind in OBSERVATIONS),
-    {"dtype": jnp.bfloat16},
-    {"observation": "dict", "dtype": jnp.bfloat16, "lstm_size": 8},
-    {"observation": "image", "image_torso": "impala", "lstm_size": 8},
-    {"action": "several", "lstm_size": 8, "head": "q"},
-    {"action": "continuous", "lstm_size": 8},
-    {"action": "several", "lstm_size": 8, "dtype": jnp.bfloat16},
+    {"observation": "vector"},
+    {"observation": "discrete", "lstm_size": 8},
+    {"observation": "image"},
     {"action": "continuous", "lstm_size": 8, "dtype": jnp.bfloat16},
-    {"observation": "dict", "head": "dueling", "lstm_size": 8},
+    {"action": "several", "lstm_size": 8, "head": "q"},
+    *(
+      pytest.param(case, marks=pytest.mark.slow)
+      for case in (
+        {"observation": "matrix_of_integers"},
+        {"observation": "discrete"},
+        {"observation": "dict"},
+        {"observation": "vector", "lstm_size": 8},
+        {"observation": "matrix_of_integers", "lstm_size": 8},
+        {"observation": "image", "lstm_size": 8},
+        {"observation": "dict", "lstm_size": 8},
+        {"dtype": jnp.bfloat16},
+        {"observation": "dict", "dtype": jnp.bfloat16, "lstm_size": 8},
+        {"observation": "image", "image_torso": "impala", "lstm_size": 8},
+        {"action": "continuous", "lstm_size": 8},
+        {"action": "several", "lstm_size": 8, "dtype": jnp.bfloat16},
+        {"observation": "dict", "head": "dueling", "lstm_size": 8},
+      )
+    ),
   ],
   ids=lambda case: "-".join(
     getattr(x, "__name__", str(x)) for x in case.values()
@@ -177,8 +190,8 @@ def test_core_states_are_zeros_of_the_last_frames_and_of_the_lstm(lstm_size):
   [
     ("discrete", 0, 4),
     ("several", [0, 1], [0, 0]),
-    ("several", [0, 1], [1, 0]),
-    ("continuous", [0.5, -0.5], [0.5, 0.5]),
+    pytest.param("several", [0, 1], [1, 0], marks=pytest.mark.slow),
+    pytest.param("continuous", [0.5, -0.5], [0.5, 0.5], marks=pytest.mark.slow),
     (None, -0.5, 0.5),  # The reward.
   ],
 )
