@@ -130,12 +130,10 @@ def test_any_pipeline_trains_is_loaded_and_goes_on(
   assert options["total_steps"] == STEPS + 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "fields",
-  [
-    pytest.param({}, marks=pytest.mark.slow),
-    {"recurrent": True, "lstm_size": 8},
-  ],
+  [{}, {"recurrent": True, "lstm_size": 8}],
   ids=["feed_forward", "lstm"],
 )
 def test_a_loaded_policy_acts_as_it_is_evaluated(fields, tmp_path):

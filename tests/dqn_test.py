@@ -513,7 +513,8 @@ def test_priorities_of_n_step_transitions_by_hand(n_step, double):
 
 
 @pytest.mark.parametrize(
-  ("n_step", "double"), [(1, True), (5, False), (9, True)]
+  ("n_step", "double"),
+  conftest.slow_but([(5, False)], [(1, True), (5, False), (9, True)]),
 )
 def test_without_a_replay_all_steps_of_an_unroll_count(n_step, double):
   fields = {"n_step": n_step, "double": double, "replayed": False}

@@ -220,7 +220,7 @@ PONG = envs.Config(
   ("env", "fields"),
   [
     (CARTPOLE, {"recurrent": True, "lstm_size": 8}),
-    (PONG, {"stack_frames": 3}),
+    pytest.param(PONG, {"stack_frames": 3}, marks=pytest.mark.slow),
   ],
   ids=["lstm", "frames"],
 )
@@ -675,7 +675,13 @@ def test_without_ffmpeg_an_mp4_is_refused_before_anything_is_played(
   assert not path.exists() and made == []
 
 
-@pytest.mark.parametrize("suffix", [".gif", ".GIF", ".mp4"])
+@pytest.mark.parametrize(
+  "suffix",
+  [
+    ".gif",
+    *(pytest.param(x, marks=pytest.mark.slow) for x in (".GIF", ".mp4")),
+  ],
+)
 def test_an_environment_without_frames_is_refused(tmp_path, suffix):
   with pytest.raises(types.ConfigError, match="Catch-v0 cannot be rendered"):
     videos.check(str(tmp_path / f"play{suffix}"), envs.Config("Catch-v0"))

@@ -300,7 +300,7 @@ class Learning:
   ("name", "before", "after"),
   [
     pytest.param("ppo", 1, 1, marks=pytest.mark.slow),
-    ("ppo", 2, 2),
+    pytest.param("ppo", 2, 2, marks=pytest.mark.slow),
     ("vtrace", 2, 1),
     pytest.param("vtrace", 1, 2, marks=pytest.mark.slow),
   ],
