@@ -156,7 +156,9 @@ def test_learned_steps_are_counted_exactly(num_cores, micro_batches):
   assert 0 < expected < 3 * BATCH * (LENGTH - 1)
 
 
-@pytest.mark.parametrize("micro_batches", [1, 4])
+@pytest.mark.parametrize(
+  "micro_batches", [pytest.param(1, marks=pytest.mark.slow), 4]
+)
 def test_policy_lag_is_in_updates_over_the_steps_learned(micro_batches):
   # No resets, so that every step weighs the same.
   unroll = unroll_of()
@@ -173,7 +175,10 @@ def test_policy_lag_is_in_updates_over_the_steps_learned(micro_batches):
   assert line["policy_lag"] == pytest.approx(75.0, rel=1e-5)
 
 
-@pytest.mark.parametrize(("num_cores", "micro_batches"), [(1, 1), (2, 4)])
+@pytest.mark.parametrize(
+  ("num_cores", "micro_batches"),
+  [pytest.param(1, 1, marks=pytest.mark.slow), (2, 4)],
+)
 def test_policy_lag_leaves_resets_out(num_cores, micro_batches):
   """However the batch is cut, and however uneven its resets are."""
   unroll = unroll_of()
@@ -186,7 +191,9 @@ def test_policy_lag_leaves_resets_out(num_cores, micro_batches):
   assert abs(expected + version[:-1].mean()) > 0.1
 
 
-@pytest.mark.parametrize("micro_batches", [1, 4])
+@pytest.mark.parametrize(
+  "micro_batches", [pytest.param(1, marks=pytest.mark.slow), 4]
+)
 def test_warm_up_changes_nothing_but_saves_compiling(micro_batches):
   it = make(1, micro_batches)
   before, shares = it.state, it.shares(unroll_of())
@@ -230,7 +237,9 @@ def noisy_agent():
   return dataclasses.replace(agent, gradients=gradients, update=update)
 
 
-@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize(
+  "micro_batches", [pytest.param(1, marks=pytest.mark.slow), 2]
+)
 def test_every_update_and_core_has_a_key_of_its_own(micro_batches):
   it = make(2, micro_batches, noisy_agent())
   seen = []
@@ -333,7 +342,9 @@ def example(learner_):
   return jax.tree.map(np.zeros_like, learner_.shares(unroll_of())[0])
 
 
-@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize(
+  "micro_batches", [1, pytest.param(2, marks=pytest.mark.slow)]
+)
 def test_a_run_publishes_every_update_with_its_version(micro_batches):
   it, source, _ = watched(2, 2, micro_batches, queue_capacity=2)
   for _ in range(2):

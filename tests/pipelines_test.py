@@ -34,15 +34,8 @@ CELLS = [
   ("gorila", "dqn"),
   ("apex", "dqn"),
 ]
-# One agent for each pipeline.
-ONE_EACH = [
-  ("sync", "ppo"),
-  ("seed", "vtrace"),
-  ("impala", "a2c"),
-  ("a3c", "a2c"),
-  ("gorila", "dqn"),
-  ("apex", "dqn"),
-]
+# Of the others, a small training is in each pipeline's own tests.
+FAST = [("a3c", "a2c"), ("gorila", "dqn")]
 MODULES = {
   "sync": sync,
   "seed": seed,
@@ -155,9 +148,7 @@ def run_all(own, nodes, finish=lambda: None):
       assert not thread.is_alive()
 
 
-@pytest.mark.parametrize(
-  ("pipeline", "name"), conftest.slow_but(ONE_EACH, CELLS)
-)
+@pytest.mark.parametrize(("pipeline", "name"), conftest.slow_but(FAST, CELLS))
 def test_it_learns(pipeline, name, tmp_path):
   last = train(pipeline, name, tmp_path)
   assert last["env_steps"] >= TOTAL_STEPS
