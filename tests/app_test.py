@@ -492,6 +492,7 @@ def test_each_program_has_a_help_of_its_own(monkeypatch, capsys):
     assert out.startswith("usage: ") and "--" in out
 
 
+@pytest.mark.slow
 def test_the_modules_beside_it_are_the_same_programs(capsys):
   for name in ("evaluate", "plot", "export", "compare"):
     done = subprocess.run(
@@ -656,13 +657,9 @@ def test_a_program_knows_its_package(words, expected, monkeypatch):
   assert allocator.runs_module_of("experiments") == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-  "words",
-  [
-    pytest.param(("experiments.a2c",), marks=pytest.mark.slow),
-    ("seedx", "train", "a2c"),
-  ],
-  ids=" ".join,
+  "words", [("experiments.a2c",), ("seedx", "train", "a2c")], ids=" ".join
 )
 def test_the_process_that_trains_has_the_settings(words, tmp_path):
   given = {k: v for k, v in os.environ.items() if k not in ALLOCATOR}

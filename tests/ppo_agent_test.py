@@ -291,9 +291,8 @@ def test_each_epoch_has_minibatches_of_its_own_that_are_normalised():
   assert np.mean(epochs[0] != epochs[1]) > 0.5
 
 
-@pytest.mark.parametrize(
-  "kind", ["vector", pytest.param("recurrent", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["vector", "recurrent"])
 def test_4_cores_update_as_one(kind):
   fields = {"epochs": 2, "normalize_observations": True}
   state, unroll = state_of(kind, **fields), unroll_of(kind)
