@@ -289,6 +289,7 @@ def test_atari_shapes():
     assert_matches(leaf_spec, rows.timestep.observation[key], (3, 2))
 
 
+@pytest.mark.slow
 def test_atari_return_is_the_score_on_the_screen():
   """Lost lives and clipped rewards do not change it; RAM has the score."""
   environment = make(

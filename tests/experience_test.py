@@ -108,7 +108,7 @@ def test_learning_begins_at_min_steps(min_steps, silent):
   ("ratio", "batch_size"),
   [(4, 8), (0.25, 8), (0.3, 8), (1.7, 6), (0.01, 2)],
 )
-@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("cores", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_number_of_batches_follows_the_ratio(ratio, batch_size, cores):
   source = make(cores, ratio=ratio, batch_size=batch_size, min_steps=30)
   steps = learned = batches = 0
@@ -397,7 +397,7 @@ def masses(source, core):
   }
 
 
-@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("cores", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_neither_inserting_nor_sampling_runs_away(cores):
   source = make_prioritized(cores, ratio=1.5, min_steps=40)
   inserted = sampled = 0

@@ -83,8 +83,8 @@ KINDS = {
   ),
   "several": Kind(vtrace, VECTOR, SEVERAL),
 }
-# A core state, statistics of observations, and Q-values.
-FAST = ("lstm", "continuous", "dqn")
+# A core state, and statistics of observations.
+FAST = ("lstm", "continuous")
 
 
 def make_policy(kind):

@@ -95,6 +95,7 @@ def test_no_worker_is_taken_in_before_the_servers_have_what_was_saved(
     run.stop.set()
 
 
+@pytest.mark.slow
 def test_a_worker_that_comes_early_tries_until_the_run_is_restored(tmp_path):
   run, _ = restored(tmp_path)
   node = run.nodes[-1]

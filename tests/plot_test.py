@@ -660,6 +660,7 @@ def test_it_needs_no_jax(tmp_path):
   assert path.exists()
 
 
+@pytest.mark.slow
 def test_it_is_the_module_of_experiments_too(tmp_path):
   word, path = make_run(tmp_path / "a"), tmp_path / "a.png"
   program = [sys.executable, "-m", "experiments.plot", word]

@@ -62,7 +62,6 @@ def _actors(program):
   ]
 
 
-@pytest.mark.slow
 def test_a_run_leaves_its_files_and_says_what_it_reached(tmp_path):
   program = _start("--total-steps", "3000", "--run-dir", tmp_path, *_SMALL)
   out, err = program.communicate(timeout=120)
@@ -84,6 +83,7 @@ def test_a_run_leaves_its_files_and_says_what_it_reached(tmp_path):
   assert set(fields.split()) <= set(last)
 
 
+@pytest.mark.slow
 def test_actors_are_thin_are_restarted_and_leave_with_ctrl_c(tmp_path):
   """One run, in which an actor is killed; then Ctrl-C, then nothing is left."""
   program = _start("--run-dir", tmp_path, "--total-steps", 10**9, *_SMALL)
