@@ -140,6 +140,7 @@ def test_brightness_is_not_seen(image_torso, module):
   np.testing.assert_allclose(bright, dark, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_few_pixels_are_seen_beside_the_background():
   """Which side a square of 2 by 3 is on, from 4,000 images, as in Pong."""
   rng = np.random.default_rng(0)
