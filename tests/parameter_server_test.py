@@ -68,12 +68,12 @@ class Servers:
       server.stop(0)
 
 
-def connect(client):
+def connect(client, servers):
   """As a worker does: gRPC takes a moment to see that a server is back."""
   deadline = time.monotonic() + 20
   while True:
     try:
-      return client.connect()
+      return client.connect(servers.addresses)
     except wire.WireError:
       assert time.monotonic() < deadline
       time.sleep(0.1)
@@ -103,8 +103,8 @@ def test_pushes_of_many_workers_lose_no_update(tmp_path, num_shards):
   versions = [[] for _ in range(workers)]
 
   def work(place):
-    client = parameter_server.Client(servers.addresses, start)
-    client.connect()
+    client = parameter_server.Client(start)
+    client.connect(servers.addresses)
     for i in range(pushes):
       # Sums of whole numbers are exact in any order.
       applied, _ = client.push(np.full(SIZE, place * pushes + i, np.float32))
@@ -120,8 +120,8 @@ def test_pushes_of_many_workers_lose_no_update(tmp_path, num_shards):
       thread.start()
     for thread in threads:
       thread.join(60)
-    last = parameter_server.Client(servers.addresses, np.zeros_like(start))
-    last.connect()
+    last = parameter_server.Client(np.zeros_like(start))
+    last.connect(servers.addresses)
   total = sum(range(workers * pushes))
   np.testing.assert_array_equal(last.params, start - total)
   assert last.version == workers * pushes
@@ -151,11 +151,9 @@ def test_a_stale_gradient_is_dropped_and_answered():
 def test_staleness_is_what_others_did_meanwhile(tmp_path):
   params = np.zeros(SIZE, np.float32)
   with Servers(tmp_path, adding_agent(), SIZE, 2) as servers:
-    one, other = (
-      parameter_server.Client(servers.addresses, params) for _ in range(2)
-    )
-    one.connect()
-    other.connect()
+    one, other = (parameter_server.Client(params) for _ in range(2))
+    one.connect(servers.addresses)
+    other.connect(servers.addresses)
     gradient = np.ones(SIZE, np.float32)
     assert one.push(gradient) == (True, 0.0)
     assert one.push(gradient) == (True, 0.0)
@@ -187,8 +185,8 @@ def test_target_parameters_are_fetched_only_when_they_are_newer(tmp_path):
   with Servers(tmp_path, adding_agent(period=2), SIZE, 1) as servers:
     asked = []
     shard = servers.shards[0]
-    client = parameter_server.Client(servers.addresses, params)
-    client.connect()
+    client = parameter_server.Client(params)
+    client.connect(servers.addresses)
     for _ in range(6):
       client.push(np.ones(SIZE, np.float32))
       asked.append(client.target_params[0])
@@ -210,8 +208,8 @@ def test_who_comes_first_gives_an_empty_shard_its_parameters():
 def test_a_shard_that_died_gets_back_what_a_worker_knows(tmp_path):
   start = np.arange(SIZE, dtype=np.float32)
   with Servers(tmp_path, adding_agent(), SIZE, 2) as servers:
-    client = parameter_server.Client(servers.addresses, start)
-    client.connect()
+    client = parameter_server.Client(start)
+    client.connect(servers.addresses)
     for _ in range(5):
       client.push(np.ones(SIZE, np.float32))
     servers.servers[1].stop(0)
@@ -219,9 +217,9 @@ def test_a_shard_that_died_gets_back_what_a_worker_knows(tmp_path):
       client.push(np.ones(SIZE, np.float32))
     assert caught.value.code is wire.StatusCode.UNAVAILABLE
     with pytest.raises(wire.WireError):
-      client.connect()
+      client.connect(servers.addresses)
     servers.start(1)
-    connect(client)
+    connect(client, servers)
     # The other shard has applied its part of the gradient that was lost.
     half = SIZE // 2
     np.testing.assert_array_equal(client.params[:half], start[:half] - 6)

@@ -370,7 +370,7 @@ def test_values_out_of_range_are_refused(field, value, bounds):
   [
     (4, 7, 1, "at least 7 time steps, .*found 1 of 6"),
     (4, 3, 5, "at most 4 at a time, found 5 of 6"),
-    (2**29, 3, 1, "less than 2147483647 windows, found 2147483648"),
+    (2**29, 3, 1, "fewer than 2147483647 windows, found 2147483648"),
   ],
 )
 def test_unrolls_that_do_not_fit_are_refused(capacity, window, size, message):

@@ -247,12 +247,12 @@ def test_other_parameter_servers_than_were_saved_are_refused(count, tmp_path):
 def test_a_parameter_server_takes_what_it_is_given():
   agent = parameter_server_test.adding_agent()
   shard = parameter_server.Shard(agent, 10)
-  with pytest.raises(wire.Refused, match="empty") as caught:
+  with pytest.raises(wire.Refused, match="no parameters yet") as caught:
     shard.save(())
   assert caught.value.code is wire.StatusCode.UNAVAILABLE
-  shard.start(parameter_server_test.push_of(3, [1.0, 2.0]))
+  shard.start(parameter_server_test.vector_of(3, [1.0, 2.0]))
   row = shard.save(())
-  shard.push(parameter_server_test.push_of(3, [5.0, 5.0]))
+  shard.push(parameter_server_test.vector_of(3, [5.0, 5.0]))
   assert shard.version == 4
   shard.restore(row)  # Whatever it has learned meanwhile.
   running.assert_equal(shard.save(()), row)
@@ -515,7 +515,7 @@ def test_what_is_there_says_so_where_no_step_is_left(finished, capfd):
 def test_a_total_that_has_been_passed_is_refused(finished, capfd):
   config = (finished / "config.json").read_text()
   (*_, step) = steps_of(finished)
-  words = ["--resume", str(finished), "--total-steps", str(step - 1)]
+  words = ["--resume", str(finished), "--total-steps", str(step - 2)]
   said = programs.refused(a2c, words, capfd)
   assert f"more than the {step:,} that the run has made" in said
   assert (finished / "config.json").read_text() == config
