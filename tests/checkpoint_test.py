@@ -285,6 +285,7 @@ def assert_whole(checkpoints):
   return steps
 
 
+@pytest.mark.slow
 def test_a_kill_in_the_middle_of_a_save_leaves_only_whole_ones(tmp_path):
   where, saved, cut = tmp_path / "run", 0, 0
   seconds = None

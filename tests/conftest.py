@@ -41,6 +41,15 @@ def slow_but(fast, cases):
   ]
 
 
+def pytest_configure(config):
+  """Leaves most of XLA's optimizations out where slow tests do not run.
+
+  What is quick compiles longer than it runs, in this process and in others.
+  """
+  if config.option.markexpr == "not slow":
+    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "True"
+
+
 @pytest.fixture(scope="session")
 def make_unroll():
   """The function `(agent, spec, length, ends, seed) -> types.Unroll`."""

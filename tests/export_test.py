@@ -241,6 +241,7 @@ def run_dir(tmp_path_factory):
   return found
 
 
+@pytest.mark.slow
 def test_ten_lines_use_it_without_seedx(run_dir, tmp_path, capfd):
   assert export.main([str(run_dir), "--output", str(tmp_path / "policy")]) == 0
   assert f"{tmp_path / 'policy'}.stablehlo" in capfd.readouterr().out

@@ -297,6 +297,7 @@ def test_nothing_is_compiled_after_the_first_updates(tmp_path):
 # Back-pressure
 
 
+@pytest.mark.slow
 def test_a_learner_that_does_not_learn_holds_actors_back(tmp_path):
   threads = threading.active_count()
   config = config_of(tmp_path, total_steps=10**9)

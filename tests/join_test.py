@@ -21,7 +21,7 @@ from experiments import (
 )
 from seedx import launch, wire
 from seedx.launch import joining
-from tests import programs
+from tests import conftest, programs
 
 own_signals = programs.own_signals
 compiled_quickly = programs.compiled_quickly
@@ -271,6 +271,7 @@ def test_actors_join_before_the_learner_is_up(
   assert last["env_steps"] >= 3000 and last["learner_steps"] > 5
 
 
+@pytest.mark.slow
 def test_servers_and_workers_join_in_any_order(tmp_path, joiners):
   address = f"unix:{tmp_path}/learner"
   joiners.start(address, "--role", "worker")
@@ -327,6 +328,7 @@ def _newest(metrics):
   return json.loads(lines[-1])["env_steps"] if lines else 0
 
 
+@pytest.mark.slow
 def test_joined_actors_follow_a_learner_that_restarts(tmp_path, joiners):
   """With other options, too: nobody goes on with the old ones."""
   address = f"unix:{tmp_path}/learner"
@@ -357,14 +359,20 @@ def test_joined_actors_follow_a_learner_that_restarts(tmp_path, joiners):
   assert last["env_steps"] >= 2000
 
 
+MISMATCHES = [
+  (("--env", "CartPole-v0"), 'env "CartPole-v1", found "CartPole-v0"'),
+  (("--env-options", "max_episode_steps=9"), "env_options {}, found"),
+  (("--agent", "a2c"), 'agent "vtrace", found "a2c"'),
+  (("--td-lambda", "0.5"), "td_lambda 1.0, found 0.5"),
+]
+
+
 @pytest.mark.parametrize(
   ("words", "message"),
-  [
-    (("--env", "CartPole-v0"), 'env "CartPole-v1", found "CartPole-v0"'),
-    (("--env-options", "max_episode_steps=9"), "env_options {}, found"),
-    (("--agent", "a2c"), 'agent "vtrace", found "a2c"'),
-    (("--td-lambda", "0.5"), "td_lambda 1.0, found 0.5"),
-  ],
+  conftest.slow_but(
+    MISMATCHES[:1],
+    MISMATCHES,
+  ),
 )
 def test_an_actor_of_an_experiment_has_the_learners_options(
   tmp_path, joiners, words, message
@@ -378,6 +386,7 @@ def test_an_actor_of_an_experiment_has_the_learners_options(
   assert message in said
 
 
+@pytest.mark.slow
 def test_another_experiment_is_refused(tmp_path, joiners):
   with Learner(tmp_path, ROLES[:1], "seed_vtrace") as learner:
     role = ("--role", "actor", "--address", learner.server.address)

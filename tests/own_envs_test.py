@@ -769,6 +769,7 @@ def test_check_render_accepts_frames_of_the_physics():
 # Pipelines
 
 
+@pytest.mark.slow
 def test_sync_trains_on_one():
   config = sync.Config(
     env=config_of("cartpole"),

@@ -388,6 +388,7 @@ def test_clipping_of_values_reaches_the_loss():
   assert difference(after(2, clip_values=True), after(2)) > 1e-4
 
 
+@pytest.mark.slow
 def test_statistics_change_once_and_no_epoch_sees_it():
   fields = {"epochs": 2, "minibatches": 2}
   normalizing = update_of(normalize_observations=True, **fields)

@@ -62,6 +62,7 @@ def _actors(program):
   ]
 
 
+@pytest.mark.slow
 def test_a_run_leaves_its_files_and_says_what_it_reached(tmp_path):
   program = _start("--total-steps", "3000", "--run-dir", tmp_path, *_SMALL)
   out, err = program.communicate(timeout=120)

@@ -194,6 +194,7 @@ def plainly_trained(name, **changes):
   return own.learner.state.params
 
 
+@pytest.mark.slow
 def test_vtrace_that_is_on_policy_is_a2c():
   actual, expected = plainly_trained("vtrace"), plainly_trained("a2c")
   assert_close(actual, expected, rtol=1e-4)

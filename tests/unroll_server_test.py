@@ -239,6 +239,7 @@ def test_an_actor_of_too_many_environments_is_refused(serving):
   assert second(experience([0, 1])) == 7
 
 
+@pytest.mark.slow
 def test_an_actor_that_waits_for_slots_gathers_no_threads(serving):
   holders = [serving.actor(), serving.actor()]
   work = unroll_actor.Work(

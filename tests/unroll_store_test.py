@@ -11,7 +11,7 @@ import pytest
 from seedx import types
 from seedx.acting import unroll_store
 from seedx.agents import acting_step, vtrace
-from tests import fakes
+from tests import conftest, fakes
 
 FIRST, MID, LAST = (int(kind) for kind in dm_env.StepType)
 _FEATURES = 3
@@ -82,7 +82,8 @@ def _assert_same(unroll, place, expected):
 
 
 @pytest.mark.parametrize(
-  ("length", "period"), [(4, 3), (5, 5), (6, 2), (3, 1), (1, 1)]
+  ("length", "period"),
+  conftest.slow_but([(6, 2)], [(4, 3), (5, 5), (6, 2), (3, 1), (1, 1)]),
 )
 def test_store_equals_a_python_list_of_steps(length, period):
   """Random slots, partial batches, resets, and leases that begin anew."""
@@ -176,6 +177,7 @@ def test_collect_leaves_the_other_places_alone():
   assert np.asarray(after.core_state).tolist() == [7, 0, 7]
 
 
+@pytest.mark.slow
 def test_core_state_is_the_networks_replay_from_the_episodes_start():
   """With real frame stacking: each unroll starts where a replay would be."""
   spec = types.EnvironmentSpec(

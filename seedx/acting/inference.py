@@ -19,13 +19,13 @@ Sink = Callable[[types.Share], bool]
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """Which devices act, and when a batch goes out.
+  """Devices that compute actions, and the size of their batches.
 
   Attributes:
-    inference_devices: indices of the local devices that act.
-    inference_batch_size: rows at which an inference batch goes out; 0 for half
-      of what can be on its way.
-    inference_wait_seconds: the longest that a smaller batch waits.
+    inference_devices: indices of the local devices that compute actions.
+    inference_batch_size: batch size at which an inference batch goes out; 0 for
+      half of the rows that all actors can send at once.
+    inference_wait_seconds: longest time that a smaller inference batch waits.
   """
 
   inference_devices: tuple[int, ...] = (0,)
@@ -49,14 +49,14 @@ class Config:
     period: int,
     share_size: int,
   ) -> "list[Sizes]":
-    """What each of the devices is made for.
+    """The sizes of each device's batches and unroll store.
 
     Args:
       agent: that acts and learns.
-      actors: that connect; each device takes its part of them.
+      actors: that connect; the devices divide them.
       rows_per_actor: environments in a message.
       period: T, new env steps of an unroll.
-      share_size: unrolls that are handed to the sink at a time.
+      share_size: unrolls of a share, which the sink takes.
 
     Raises:
       types.ConfigError: there are more devices than actors.
@@ -97,7 +97,7 @@ class Sizes:
   Attributes:
     layout: its unroll store.
     exploration: `[N]` float32, of its slots, see `types.Inputs`.
-    share_size: unrolls that are handed to the sink at a time.
+    share_size: unrolls of a share, which the sink takes.
     target_rows: rows at which a batch goes out.
     max_rows: rows of the largest one.
     max_wait_seconds: the longest that fewer than `target_rows` wait.
@@ -175,7 +175,7 @@ class Inference:
     self._programs = _Programs(agent, sizes, self._store, device)
 
   def run(self) -> None:
-    """Compiles every size, then acts for who asks, until it is closed."""
+    """Compiles every size, then computes actions until it is closed."""
     with self.requests:
       self._compile()
       for request in self.requests:
@@ -190,7 +190,7 @@ class Inference:
               return
 
   def example(self) -> types.Share:
-    """What the sink is given, of zeros; from any thread."""
+    """A share of zeros; from any thread."""
     return types.Share(self._programs.empty())
 
   def close(self) -> None:

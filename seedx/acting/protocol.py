@@ -1,16 +1,16 @@
-"""What actors and the inference server say to each other.
+"""The messages between actors and the learner.
 
-An actor opens the stream `ACT` with a hello of `{"num_envs": n}`. It gets n
-slots, and in the welcome the `first_seed` of its environments: seeds never
-overlap between actors, so an actor that is started again sees new episodes.
-Then it sends `types.Rows` of any of its environments, and gets their actions,
-in the same order.
+A thin actor opens the stream `ACT` with a hello of `{"num_envs": n}`. It gets n
+slots, and in the welcome the `first_seed` of its environments. Seeds never
+overlap between actors, so an actor that restarts sees new episodes. It sends
+`types.Rows` of any of its environments, and receives their actions in the same
+order.
 
-An actor that acts by itself opens the stream `EXPERIENCE` with the same hello.
-It gets slots too, and in the welcome, beside `first_seed`, the `exploration`
-of its environments. It sends `Experience`, and each reply has the version of
-the newest parameters: the learner has taken what was sent. On the stream
-`PARAMETERS` it asks for those, with nothing, and gets `Versioned`.
+An actor that computes actions by itself opens the stream `EXPERIENCE` with the
+same hello. Its welcome also has the `exploration` of its environments. It sends
+`Experience`; the reply means that the learner has taken it, and has the version
+of the newest parameters. An empty request on the stream `PARAMETERS` is
+answered with `Versioned`.
 """
 
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Who is connected: which slots and seeds each actor holds, and what it did.
+"""The connected actors: slots and seeds of each, and counts of its steps.
 
 Nothing here imports JAX: a thin actor reads its `Config`.
 """
@@ -23,7 +23,7 @@ class Config:
   """The actors of a run.
 
   Attributes:
-    num_actors: actor processes that there are slots for.
+    num_actors: number of actor processes.
     envs_per_actor: environments of each actor.
   """
 
@@ -41,7 +41,7 @@ class Config:
 
 
 class Slots:
-  """Slots for environments, handed out and taken back.
+  """Slots for environments, of which each session holds some.
 
   Any thread may call it.
   """
@@ -77,10 +77,9 @@ class Seeds:
   """
 
   def __init__(self, seed: int) -> None:
-    """`seed`: of the run; runs with different ones share no environment.
+    """Starts at a range of seeds that only this run's `seed` has.
 
-    That holds up to 2^20 seeds a run, the upper half of which is meant for
-    evaluation.
+    A range has 2^20 seeds; its upper half is for evaluation.
     """
     self._next = (seed * _SEEDS_OF_A_RUN) % _END_OF_SEEDS
     self._lock = threading.Lock()
@@ -93,23 +92,23 @@ class Seeds:
       return first
 
   def saved(self) -> np.integer:
-    """What a checkpoint keeps of it."""
+    """Its state in a checkpoint."""
     return np.int64(self._next)
 
   def restore(self, saved: np.integer) -> None:
-    """Goes on from what was saved: a run that is resumed sees new episodes."""
+    """Continues with seeds that the saved run has not used."""
     with self._lock:
       self._next = int(saved)
 
 
 def evaluation_seed(seed: int, number: int) -> int:
-  """A seed of environments that a run with `seed` does not train in.
+  """An environment seed for evaluation, which training does not use.
 
-  That holds as long as it has trained in fewer than 2^19.
+  Training uses the same one only after 2^19 others.
 
   Args:
     seed: of the run.
-    number: which of the seeds there are, from 0 to 2^18 or more.
+    number: index of the seed, from 0.
   """
   half = _SEEDS_OF_A_RUN // 2
   # Environments beside it have the seeds that follow.
@@ -119,14 +118,14 @@ def evaluation_seed(seed: int, number: int) -> int:
 
 @dataclasses.dataclass(eq=False)
 class Session:
-  """An actor that acts by itself, from its stream's start to its end.
+  """A connected actor that computes actions by itself.
 
   Attributes:
     slots: `[N]` int32, of its environments, among those of all actors.
-    first_seed: of their seeds.
-    exploration: `[N]`, how much they explore.
-    waits: shares of time that the actor waits for environments, and for whom
-      it sends its experience to.
+    first_seed: of its environments; environment k has `first_seed + k`.
+    exploration: `[N]`, epsilon of each environment.
+    waits: shares of time that the actor waits for its environments, and for
+      the learner.
   """
 
   slots: np.ndarray
@@ -144,12 +143,12 @@ class Session:
 
 
 class Sessions:
-  """The actors that act by themselves and are connected now.
+  """The connected actors that compute actions by themselves.
 
   Any thread may call it.
 
   Attributes:
-    seeds: of their environments.
+    seeds: of the actors' environments.
   """
 
   def __init__(
@@ -158,9 +157,8 @@ class Sessions:
     """Nobody is connected yet.
 
     Args:
-      exploration: `[slots]`, how much the environment of each slot explores,
-        see `base.Agent`.
-      acted: what all of them do is added to it.
+      exploration: `[slots]`, epsilon of each slot, see `base.Agent`.
+      acted: counts the steps of all actors.
       seed: of the run; the environments' seeds are derived from it.
     """
     self._acted = acted
@@ -207,7 +205,7 @@ class Sessions:
     Args:
       session: of the actor.
       env_steps: `[N]` int32, see `local_actor.Unreported`.
-      episode_return: `[N, L]` float32, likewise.
+      episode_return: `[N, L]` float32, see `local_actor.Unreported`.
       waits: see `Session`.
 
     Raises:
@@ -225,7 +223,7 @@ class Sessions:
     self._acted.add(int(env_steps.sum()), returns[~np.isnan(returns)])
 
   def measure(self) -> dict[str, float]:
-    """How much of their time actors wait, on average, by name."""
+    """The share of time that actors wait, on average, by name."""
     with self._lock:
       # At the end all have left.
       self._waits = [session.waits for session in self._open] or self._waits

@@ -1,7 +1,7 @@
-"""The thin actor: steps environments, and asks the server what to do.
+"""The thin actor: steps environments, and asks the server for actions.
 
-It needs no JAX. A process of its own blocks it (`seedx.launch`), since EnvPool
-would import it.
+It needs no JAX. EnvPool would import JAX, so the programs of a thin actor
+(`seedx.launch`, `seedx.join`) block that import first.
 """
 
 import concurrent.futures
@@ -24,8 +24,8 @@ class Config(sessions.Config):
   """The thin actors of a run.
 
   Attributes:
-    actor_batch_size: environments in a message, so that the others step in the
-      meantime; 0 steps all of an actor's in lock step.
+    actor_batch_size: environments in a message; the others step in the
+      meantime. 0 steps all environments of an actor in lock step.
   """
 
   actor_batch_size: int = 0
@@ -47,13 +47,13 @@ class Config(sessions.Config):
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-  """What one actor is told.
+  """The work of one thin actor.
 
   Attributes:
-    address: of the inference server.
-    env: which environment.
-    actors: of which it is one.
-    retry_seconds: between two tries to reach the server.
+    address: of the learner.
+    env: the environment.
+    actors: options of all thin actors.
+    retry_seconds: seconds between two tries to reach the learner.
   """
 
   address: str

@@ -16,14 +16,14 @@ _WAIT_LEARNER = "learner"
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-  """What one actor is told.
+  """The work of one actor.
 
   Attributes:
     address: of the learner.
-    env: which environment.
+    env: the environment.
     agent: that acts.
     horizon: of the run.
-    actors: of which it is one.
+    actors: options of all actors.
     unroll_length: T, new env steps of an unroll.
   """
 

@@ -97,7 +97,7 @@ def asked_of(experiment: experiments.Experiment[Any], agent: str = "") -> Asked:
     name = agent or experiment.default_agent
     chosen = _choice("agent", "what learns.", name, names)
   if roles := _roles(config):
-    sentence = "what this process does; 'all' starts the others."
+    sentence = "what this process does; 'all' also starts the others."
     process = _choice("role", sentence, "all", ("all", "learner", *roles))
   return Asked(chosen, config, process=process)
 

@@ -24,11 +24,11 @@ from seedx.runtime import process, signals
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(checkpointer.Config, evaluations.Config):
-  """Where a run goes, and what is kept of it.
+  """The directory of a run, and how often it is saved and evaluated.
 
   Attributes:
-    run_dir: where results go; runs/<experiment>/<time> if empty.
-    resume: the directory of a run to go on with.
+    run_dir: directory of the results; runs/<experiment>/<time> if empty.
+    resume: directory of a run to resume.
   """
 
   run_dir: str = ""

@@ -18,15 +18,15 @@ SIZE = struct.Struct("<Q")
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-  """A role that runs somewhere, and how often.
+  """A role, and how many processes have it.
 
   Attributes:
     role: its name.
-    run: `(config, stop)`, a function of a module; it ends when it has done its
-      work, or `stop` is set.
-    config: what it is told; to run in another process it can be pickled.
-    count: how many of it run.
-    needs_jax: whether it computes with JAX, on CPU; others keep JAX out.
+    run: `(config, stop)`, a function of a module; it returns when its work is
+      done, or `stop` is set.
+    config: its first argument; can be pickled, to run in another process.
+    count: number of processes.
+    needs_jax: whether it computes with JAX, on CPU; others block JAX.
   """
 
   role: str

@@ -4,14 +4,14 @@
     actor: EnvPool <-> act ----- priorities ----<        | batches        |
     actor: EnvPool <-> act --'  <- parameters    '--- update ---> new priorities
 
-It is IMPALA's wiring around a replay. Actors act by themselves, each
-environment with an epsilon of its own, and say of each window of their unrolls,
-an n-step transition, how much there is to learn from it: the size of its TD
-error as their parameters see it. The learner draws windows in proportion to
-that, and writes back what it finds. It takes experience in and learns in turn,
-at a fixed ratio, and a full queue holds the actors back: neither side runs
-away. Horgan et al. 2018, "Distributed Prioritized Experience Replay",
-https://arxiv.org/abs/1803.00933, figure 1 and algorithms 1 and 2.
+This is IMPALA with a replay between actors and updates. Each environment has an
+epsilon of its own. Actors compute the priorities of their n-step transitions
+from TD errors under their own parameters. The learner samples transitions in
+proportion to priority, and writes new priorities back. It adds experience and
+computes updates in turn, at a fixed ratio, and actors wait while its queue is
+full, so neither side runs ahead of the other. Horgan et al. 2018, "Distributed
+Prioritized Experience Replay", https://arxiv.org/abs/1803.00933,
+figure 1 and algorithms 1 and 2.
 """
 
 import dataclasses
@@ -24,10 +24,10 @@ from seedx.runtime import process
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(impala.Config):
-  """What an Ape-X run is made of, beside what an IMPALA run is.
+  """The options of an Ape-X run: those of an IMPALA run, and a replay.
 
   Attributes:
-    replay: what is kept, and how it is drawn.
+    replay: the prioritized replay.
   """
 
   replay: experience.PrioritizedConfig = experience.PrioritizedConfig()
@@ -43,7 +43,7 @@ class Config(impala.Config):
 
   @property
   def plan(self) -> experience.Plan:
-    """How much is learned from, and how much of it at a time."""
+    """The experience that updates are computed from."""
     return dataclasses.replace(super().plan, replay=self.replay)
 
 

@@ -4,12 +4,12 @@
     actor: EnvPool <-> act ----- over gRPC ----<    (sharded over cores)  |
     actor: EnvPool <-> act --'  <- parameters   '--- newest parameters <--'
 
-Actors act by themselves, on their CPUs, send whole unrolls, and fetch newer
-parameters between unrolls. A full queue holds them back. So what is learned
-from was acted some updates ago: V-trace corrects that, and `policy_lag` says
-how many. Espeholt et al. 2018, "IMPALA: Scalable Distributed Deep-RL with
-Importance Weighted Actor-Learner Architectures",
-https://arxiv.org/abs/1802.01561, figure 1.
+Actors compute actions by themselves, on their CPUs, send whole unrolls, and
+fetch newer parameters between unrolls. They wait while the learner's queue is
+full. So unrolls are some updates old when the learner uses them: V-trace
+corrects for that, and the metric `policy_lag` says how many. Espeholt et al.
+2018, "IMPALA: Scalable Distributed Deep-RL with Importance Weighted
+Actor-Learner Architectures", https://arxiv.org/abs/1802.01561, figure 1.
 """
 
 import dataclasses
@@ -32,13 +32,13 @@ from seedx.runtime import counters, process
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(process.ServerConfig):
-  """What an IMPALA run is made of.
+  """The options of an IMPALA run.
 
   Attributes:
-    env: which environment.
-    agent: what acts and learns.
-    actors: the processes that act.
-    learner: the devices that learn.
+    env: the environment.
+    agent: that acts and learns.
+    actors: processes that act.
+    learner: devices that compute updates.
   """
 
   env: envs.Config = envs.Config()
@@ -55,7 +55,7 @@ class Config(process.ServerConfig):
 
   @property
   def plan(self) -> experience.Plan:
-    """How much is learned from, and how much of it at a time."""
+    """The experience that updates are computed from."""
     return experience.Plan(
       self.total_steps, self.learner.batch_steps, parts=self.learner.parts
     )

@@ -25,15 +25,15 @@ from seedx.runtime import counters, process
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(process.ServerConfig):
-  """What a SEED run is made of.
+  """The options of a SEED run.
 
   Attributes:
-    env: which environment.
-    agent: what acts and learns.
-    actors: the processes that step environments.
-    inference: the devices that act.
-    learner: the devices that learn.
-    replay: of an agent that learns from one.
+    env: the environment.
+    agent: that acts and learns.
+    actors: processes that step environments.
+    inference: devices that compute actions.
+    learner: devices that compute updates.
+    replay: if the agent learns from a replay.
   """
 
   env: envs.Config = envs.Config()
@@ -51,7 +51,7 @@ class Config(process.ServerConfig):
 
   @property
   def plan(self) -> experience.Plan:
-    """How much is learned from, and how much of it at a time."""
+    """The experience that updates are computed from."""
     batch_steps, parts = self.learner.batch_steps, self.learner.parts
     return experience.Plan(self.total_steps, batch_steps, self.replay, parts)
 

@@ -1,7 +1,7 @@
-"""What a learning process does with itself: start, stop, check, log, save.
+"""Runs a learner process: start, stop, check, log, save, restore.
 
-A pipeline's `learn(config, context)` says what runs in it, as a `Process`, and
-this does the rest.
+A pipeline's `learn(config, context)` returns a `Process`, which says what runs
+in it. `run` does the rest, for all pipelines.
 """
 
 import dataclasses
@@ -21,12 +21,12 @@ _LOOK_SECONDS = 0.1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-  """What every run is told.
+  """The options of every run.
 
   Attributes:
-    total_steps: env steps to learn for.
-    seed: fixes environments, initial parameters and sampling.
-    log_seconds: between two lines of metrics.
+    total_steps: env steps to train for.
+    seed: random seed of environments, initial parameters and sampling.
+    log_seconds: seconds between two lines of metrics.
   """
 
   total_steps: int = 2_000_000
@@ -47,10 +47,11 @@ class Config:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServerConfig(Config):
-  """What a run is told whose process serves others.
+  """The options of a run whose learner serves other processes.
 
   Attributes:
-    address: where it listens, HOST:PORT or unix:PATH; with --role.
+    address: where the learner listens, HOST:PORT or unix:PATH; needed with
+      --role.
   """
 
   address: str = ""
@@ -63,7 +64,7 @@ class ServerConfig(Config):
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-  """What a pipeline runs in.
+  """What a pipeline's `learn` is given beside its config.
 
   Attributes:
     stop: set when the run should end; every wait must watch it.
@@ -73,17 +74,17 @@ class Context:
 
 
 class Part(Protocol):
-  """A part of a process that a checkpoint keeps; any thread may save it."""
+  """A part of a process that checkpoints save; any thread may save it."""
 
   def saved(self) -> types.Tree:
-    """What a checkpoint keeps of it, a nest of arrays.
+    """Its state in a checkpoint, a nest of arrays.
 
     Raises:
-      wire.WireError: UNAVAILABLE, some of it is not there now; try again.
+      wire.WireError: UNAVAILABLE, a server cannot be reached now; try again.
     """
 
   def restore(self, saved: types.Tree) -> None:
-    """Goes on from what was saved; before the process runs."""
+    """Continues from a saved state; called before the process runs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,19 +92,19 @@ class Process:
   """What runs in a pipeline's own process.
 
   Attributes:
-    acted: what has been counted of acting.
-    parts: what a checkpoint keeps, by name; `acted` is one of them. A part
-      that lies elsewhere also has `form()`, the shapes of what it saves.
-    policy: from saved parts to what acts by them, see `base.Agent.acting`.
-    measures: each call of one adds to a line of metrics.
-    done: whether the work is; not asked where there are `steps`.
-    threads: by name, what runs beside the main thread.
-    steps: what the main thread does, a step at a time, until it is done; if
-      None, it waits for the others.
+    acted: counts of env steps and episodes.
+    parts: what a checkpoint saves, by name; `acted` is one of them. A part
+      whose state is in other processes also has `form()`, its shapes.
+    policy: maps saved parts to acting parameters, see `base.Agent.acting`.
+    measures: functions whose results make a line of metrics.
+    done: whether the run has reached its end; unused where there are `steps`.
+    threads: functions that run on threads of their own, by name.
+    steps: an iterator of the main thread's work, which ends with the run; if
+      None, the main thread waits for the others.
     server: listens as long as the process runs.
-    addresses: by their roles, where other processes listen.
-    ending: is called while the server still listens.
-    close: ends waits that do not watch `Context.stop`, and lets go of all.
+    addresses: where processes of other roles listen, by role.
+    ending: called at the end while the server still listens.
+    close: ends waits that do not watch `Context.stop`, and frees resources.
   """
 
   acted: counters.Acted
@@ -123,14 +124,14 @@ class Process:
   close: Callable[[], None] = lambda: None
 
   def saved(self) -> types.Tree:
-    """All that a checkpoint holds; any thread may ask; see `Part.saved`."""
+    """The whole checkpoint; any thread may call it; see `Part.saved`."""
     return {name: part.saved() for name, part in self.parts.items()}
 
   def restore(self, load: Callable[[types.Tree], types.Tree]) -> None:
-    """Goes on from a checkpoint, before `run`; a replay is filled anew.
+    """Continues from a checkpoint, before `run`; replays start empty.
 
     Args:
-      load: from a nest like that of `saved` to the one that was.
+      load: maps a nest of the shapes of `saved` to the saved one.
     """
     saved = load(
       {

@@ -66,6 +66,7 @@ def test_compute_is_in_the_dtype_asked_for():
 @pytest.mark.parametrize(
   ("dtype", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.1)]
 )
+@pytest.mark.slow
 def test_impala_is_three_sections_of_two_residual_blocks(dtype, tolerance):
   images = np.random.default_rng(0).integers(0, 256, (2, 3, 19, 24), np.uint8)
   network = networks.ImpalaResNet((4, 6, 6), size=8, dtype=jnp.dtype(dtype))

@@ -20,20 +20,21 @@ from seedx.runtime import counters, process
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(process.ServerConfig):
-  """What a Gorila run is made of.
+  """The options of a Gorila run.
 
   Attributes:
-    server_addresses: of the parameter servers, which hold one shard of the
-      parameters each; if none, those that join say theirs.
-    num_servers: parameter servers, where no address is given.
-    server: with --role server, which of the server_addresses it is, from 0.
-    max_staleness: updates that a parameter server may have seen since a
-      gradient's parameters were current; it drops others.
-    outlier_deviations: gradients whose loss is further above the running mean
-      of the worker's losses, in standard deviations, are dropped.
-    env: which environment.
-    agent: what acts and learns.
-    workers: the processes that do.
+    server_addresses: addresses of the parameter servers, each with a shard of
+      the parameters; if none, servers that join tell theirs.
+    num_servers: number of parameter servers, if there are no server_addresses.
+    server: with --role server, the index of its own address in
+      server_addresses.
+    max_staleness: parameter servers drop gradients of parameters that are more
+      updates old.
+    outlier_deviations: workers drop gradients whose loss is more standard
+      deviations above the running mean.
+    env: the environment.
+    agent: that acts and learns.
+    workers: processes that act and compute gradients.
     replay: of each worker.
   """
 

@@ -1,14 +1,14 @@
 """Parameter servers: each holds a shard of the parameters, and updates it.
 
-All parameters, one after the other, are a vector; shard k of K is the k-th of
-K parts of it that are as equal as can be. A shard has the agent's optimizer for
-its part, a version, which counts updates, and the target parameters. Optimizers
-that look at each parameter by itself (Adam, RMSProp) are the same on a part;
-the norm of the whole gradient is known to the worker alone, who clips.
+All parameters in a row are a vector; shard k of K is the k-th of K parts of
+almost equal size. A shard has the optimizer's state for its part, a version,
+which counts updates, and the target parameters. Optimizers that treat each
+parameter alone (Adam, RMSProp) are the same on a part. Only the worker knows
+the norm of the whole gradient, so the worker clips it.
 
-A shard begins empty, and so does one that died and was started again. Whoever
-comes to an empty shard gives it the parameters that it has, and the version:
-at the start these are the same for all. What the optimizer knew is lost.
+A shard starts empty, also one that is started again after it died. The first
+worker that connects gives it parameters and their version; at the start of a
+run these are the same for all workers. The optimizer's state is lost.
 
 A worker opens the stream `PUSH`, on which the reply to each gradient has the
 newest parameters. `START` and `TARGET` are single calls: the latter asks for
@@ -226,11 +226,11 @@ def _empty() -> wire.Refused:
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-  """What one parameter server is told.
+  """The work of one parameter server.
 
   Attributes:
     address: where it listens.
-    env: which environment.
+    env: the environment.
     agent: that is updated.
     horizon: of the run.
     shard: which shard it holds, from 0.

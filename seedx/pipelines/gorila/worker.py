@@ -1,8 +1,8 @@
 """Gorila's worker: actor, replay and learner in one process.
 
-It says after each unroll what it has done, see `reports`. Parameters come from
-the parameter servers, and gradients go there; none of them passes through whom
-it reports to.
+It reports to the coordinator after each unroll, see `reports`. Gradients go to
+the parameter servers, and parameters come from there; neither passes through
+the coordinator.
 """
 
 import dataclasses
@@ -26,15 +26,15 @@ _RETRY_SECONDS = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-  """What one worker is told.
+  """The work of one worker.
 
   Attributes:
-    address: of whom it reports to.
-    env: which environment.
-    agent: what acts and learns.
+    address: of the coordinator.
+    env: the environment.
+    agent: that acts and learns.
     plan: of its own replay.
-    seed: of the run, for parameters that nobody knows better.
-    workers: of which it is one.
+    seed: of the run, for the initial parameters.
+    workers: options of all workers.
     max_gradient_norm: gradients with a larger global norm are scaled down.
     outlier_deviations: gradients whose loss is further above the running mean
       of the worker's losses, in standard deviations, are dropped.
@@ -51,7 +51,7 @@ class Work:
 
 
 def run(work: Work, stop: threading.Event) -> None:
-  """Works until whom it reports to says that all is done, or `stop` is set.
+  """Works until the coordinator says that the run is over, or `stop` is set.
 
   Raises:
     types.ConfigError: the environment cannot be made.
