@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with signals.stopping(stop) as interrupted:
       joining.join(asked.address, _hello(asked), play, stop)
   except (types.ConfigError, wire.WireError) as error:
-    words = getattr(error, "message", str(error))
+    words = joining.printable(getattr(error, "message", str(error)))
     print(f"error: cannot join {asked.address}: {words}", file=sys.stderr)
     return 2
   return signals.INTERRUPTED_STATUS if interrupted.is_set() else 0

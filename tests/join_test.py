@@ -125,6 +125,13 @@ def test_who_does_not_fit_is_refused_on_both_sides(
   assert caught.value.message.removeprefix("join: ") in err
 
 
+def test_a_peer_cannot_write_on_the_learners_terminal(tmp_path, capfd):
+  with Learner(tmp_path) as learner:
+    with pytest.raises(wire.WireError):
+      learner.ask(role="\x1b[2J\nnothing is wrong")
+  assert "found ?[2J?nothing is wrong\n" in capfd.readouterr().err
+
+
 def test_a_learner_of_another_version_is_refused(tmp_path, monkeypatch):
   with Learner(tmp_path) as learner:
     learner.roles.open = lambda hello: joining._Session(

@@ -154,7 +154,7 @@ class Roles:
   def _say(self, message: str) -> None:
     if message not in self._said and len(self._said) < _MOST_MESSAGES:
       self._said.add(message)
-      print(message, file=sys.stderr, flush=True)
+      print(printable(message), file=sys.stderr, flush=True)
 
 
 class _Session:
@@ -225,6 +225,11 @@ def join(
       raise failures[0]
 
   wire.until_done(address, session, stop, hello.role or "join")
+
+
+def printable(message: str) -> str:
+  """A peer's message without characters that control a terminal."""
+  return "".join(x if x.isprintable() else "?" for x in message)
 
 
 def _nothing_until(
