@@ -126,9 +126,8 @@ def test_who_does_not_fit_is_refused_on_both_sides(
 
 
 def test_a_peer_cannot_write_on_the_learners_terminal(tmp_path, capfd):
-  with Learner(tmp_path) as learner:
-    with pytest.raises(wire.WireError):
-      learner.ask(role="\x1b[2J\nnothing is wrong")
+  with Learner(tmp_path) as learner, pytest.raises(wire.WireError):
+    learner.ask(role="\x1b[2J\nnothing is wrong")
   assert "found ?[2J?nothing is wrong\n" in capfd.readouterr().err
 
 
