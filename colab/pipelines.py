@@ -136,7 +136,7 @@ for name, agent in {"seed": VTRACE, "seed-ppo": PPO}.items():
 # **Replays.** Gorila's workers act, replay and learn each for themselves, and
 # meet only at two parameter servers, each of which holds half of the
 # parameters. Ape-X's actors fill one replay, and say what in it is worth
-# learning from. (There each actor has its own share of random actions, which
+# learning from. (There each actor has its own epsilon, which
 # would be `epsilon_ladder=True`; here both pipelines get the same agent.)
 
 # %%

@@ -23,8 +23,8 @@ class Batcher:
         batch.reply(function(batch.inputs))
 
   A batch goes out when it has `target_rows`, or when its oldest request has
-  waited for `max_wait_seconds`, so that a caller that died stalls nobody. It is
-  padded with zeros to the next of a few sizes, so that nothing recompiles.
+  waited for `max_wait_seconds`: a caller that died stalls nobody. The batch is
+  padded with zeros to one of a few sizes, so that programs compile only once.
   """
 
   def __init__(
@@ -38,8 +38,8 @@ class Batcher:
     """Has no request yet.
 
     Args:
-      target_rows: rows that are worth a batch.
-      max_wait_seconds: how long fewer rows than that are waited with.
+      target_rows: batch size at which a batch goes out.
+      max_wait_seconds: longest time that a smaller batch waits.
       sizes: ascending; a request of more rows than the last is an error.
       waits: counts `acting_wait_environments`.
     """

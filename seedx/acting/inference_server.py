@@ -1,4 +1,4 @@
-"""The server's side of thin actors: rows come in, actions go out."""
+"""The learner's server of thin actors: receives rows, sends actions."""
 
 import threading
 from collections.abc import Mapping, Sequence

@@ -38,7 +38,7 @@ class Experience(NamedTuple):
       and NaN behind them.
     wait_environments: `[]` float32, the actor's share of time since its last
       message that it spent waiting for environments.
-    wait_learner: `[]` float32, likewise for the learner's reply.
+    wait_learner: `[]` float32, the share that it waited for the learner.
   """
 
   unroll: types.Unroll

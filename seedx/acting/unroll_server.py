@@ -1,4 +1,4 @@
-"""The learner's side of actors that act by themselves: unrolls come in."""
+"""The learner's server of actors that send unrolls."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +16,7 @@ Sink = Callable[[types.Share], bool]
 
 
 class UnrollServer:
-  """Takes the actors' unrolls in, and hands parameters out."""
+  """Receives unrolls from actors, and sends them parameters."""
 
   def __init__(
     self,
@@ -33,8 +33,8 @@ class UnrollServer:
       connected: the actors.
       max_rows: environments of the largest actor.
       newest: the newest parameters that can act, and their version.
-      sink: takes shares; blocks while there is no room, which is how actors
-        are held back.
+      sink: takes shares; it blocks while the learner's queue is full, and so
+        makes actors wait.
     """
     self._programs = programs
     self._connected = connected

@@ -16,9 +16,9 @@ _MOST_EARLY_DEATHS = 5
 class Processes:
   """Processes for the instances of some nodes.
 
-  A process that dies is started again; one that ends with status 0 has done
-  its work. All of them hold the read end of a pipe as their standard input and
-  end when it closes: when this process exits in any way, none is left behind.
+  A process that dies is started again; one that exits with status 0 has done
+  its work. The standard input of each is a pipe from this process, and each
+  ends when its pipe closes. So when this process exits in any way, all end.
 
   Attributes:
     restarts: how many have died and were started again.
@@ -78,7 +78,7 @@ class _Child:
     self._start()
 
   def restart(self) -> None:
-    """Starts a new process in the place of one that died, and says so."""
+    """Replaces a process that died by a new one, and says so."""
     young = time.monotonic() - self._started_seconds < _YOUNG_SECONDS
     self._early_deaths = self._early_deaths + 1 if young else 0
     died = f"{self.node.role} {self.process.pid} died with status"

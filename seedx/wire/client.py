@@ -239,7 +239,7 @@ def _welcome(call: Any, outputs: layout_lib.Layout) -> Mapping[str, Any]:
   metadata = dict(call.initial_metadata() or ())
   text = metadata.get(server_lib.METADATA_KEY)
   if text is None:
-    # Refused before the answer, or whoever listens is not a server of ours.
+    # Refused before the answer, or the server is not one of seedx.
     if call.code() is not grpc.StatusCode.OK:
       raise WireError(call.code(), call.details() or "")
     text = b"null"

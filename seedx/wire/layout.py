@@ -78,7 +78,7 @@ class Layout:
     columns: the leaves in the order of their bytes.
     max_rows: a message has 1 to this many rows; exactly 1 without a column of
       rows.
-    structure: the nest, with a column's number in the place of each leaf.
+    structure: the nest, with each leaf replaced by its column's number.
       Layouts with the same columns are equal whatever their structure is.
   """
 

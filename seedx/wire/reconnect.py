@@ -9,7 +9,7 @@ from grpc import StatusCode
 
 from seedx.wire import client as client_lib
 
-# The server is not there yet, has no place yet, or went away: try again.
+# The server is not there yet, is full, or went away: try again.
 _PATIENCE = (
   StatusCode.UNAVAILABLE,
   StatusCode.RESOURCE_EXHAUSTED,

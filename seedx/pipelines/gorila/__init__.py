@@ -7,12 +7,12 @@
                '----------- the newest parameters <---------------'
 
 Every worker acts, replays and learns by itself (bundled mode). It sends each
-gradient in parts to the parameter servers, each of which applies its part with
-an optimizer of its own and answers with its newest parameters; nobody waits for
-another worker. A server drops gradients that are too stale, a worker those
-whose loss is an outlier. A worker that dies is not missed, and a server that
-dies gets its parameters back from the workers. A coordinator counts what is
-done, and says when it is enough. Nair et al. 2015, "Massively Parallel Methods
+gradient in parts to the parameter servers. Each server applies its part with
+its own optimizer, and replies with its newest parameters; no worker waits for
+another. Servers drop gradients that are too stale, workers those whose loss is
+an outlier. The run goes on when a worker dies, and a server that is started
+again gets its parameters back from the workers. A coordinator counts env steps,
+and ends the run. Nair et al. 2015, "Massively Parallel Methods
 for Deep Reinforcement Learning", https://arxiv.org/abs/1507.04296, figures 2
 and 3; with DQN it is their algorithm 1. Workers that send gradients to sharded
 parameter servers, each in its own time, are the pattern of DistBelief (Downpour

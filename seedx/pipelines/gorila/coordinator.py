@@ -61,7 +61,7 @@ class Config(process.ServerConfig):
 
   @property
   def plan(self) -> experience.Plan:
-    """How much each worker learns from, and how much of it at a time."""
+    """The experience that each worker computes gradients from."""
     return experience.Plan(
       self.total_steps, self.workers.batch_steps, self.replay
     )

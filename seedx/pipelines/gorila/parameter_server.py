@@ -275,8 +275,8 @@ class Client:
   """All shards together, as one worker sees them.
 
   Attributes:
-    params: `[P]`, the newest parameters that it knows of.
-    target_params: `[P]`, likewise; empty for an agent that has none.
+    params: `[P]` float32, the newest parameters that it knows of.
+    target_params: `[P]`, the newest target parameters that it knows of.
   """
 
   def __init__(self, params: np.ndarray) -> None:

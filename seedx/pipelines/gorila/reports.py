@@ -1,4 +1,4 @@
-"""What Gorila's workers report to the coordinator, and what it counts of that.
+"""Reports of Gorila's workers to the coordinator, and their totals.
 
 A worker opens the stream `REPORT` with a hello of `{"num_envs": n}`, gets slots
 as in `protocol`, and sends a `Report` after each unroll. The welcome of the
@@ -52,7 +52,7 @@ class Report(NamedTuple):
 
   Attributes:
     env_steps: `[N]` int32, see `protocol.Experience`.
-    episode_return: `[N, L]` float32, likewise.
+    episode_return: `[N, L]` float32, see `protocol.Experience`.
     counts: of the worker.
   """
 

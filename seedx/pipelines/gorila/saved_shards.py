@@ -1,4 +1,4 @@
-"""All parameter servers together, as a checkpoint keeps them."""
+"""The states of all parameter servers, for checkpoints."""
 
 import contextlib
 import dataclasses
@@ -19,7 +19,7 @@ _RETRY_SECONDS = 0.2
 
 
 class SavedShards:
-  """The states of all shards, as a checkpoint keeps them.
+  """The states of all shards, as a part of a checkpoint.
 
   One thread at a time may use it.
   """
