@@ -131,14 +131,26 @@ def test_a_peer_cannot_write_on_the_learners_terminal(tmp_path, capfd):
   assert "found ?[2J?nothing is wrong\n" in capfd.readouterr().err
 
 
-def test_a_learner_of_another_version_is_refused(tmp_path, monkeypatch):
+def _tell(learner, told):
+  """Makes a learner say this, whoever joins."""
+  method = learner.server._methods[joining.JOIN]
+  method.open_session = lambda hello: joining._Session(
+    dataclasses.asdict(told), int
+  )
+
+
+def test_a_learner_of_another_version_is_refused(tmp_path):
   with Learner(tmp_path) as learner:
-    learner.roles.open = lambda hello: joining._Session(
-      dataclasses.asdict(joining.Told("actor", False, "", {}, "0.0.9")), int
-    )
-    learner.server._methods[joining.JOIN].open_session = learner.roles.open
+    _tell(learner, joining.Told("actor", False, "", {}, "0.0.9"))
     with pytest.raises(wire.WireError, match=r"at both ends, found 0\.0\.9"):
       learner.join()
+
+
+def test_a_learner_cannot_make_it_import_other_code(tmp_path):
+  with Learner(tmp_path) as learner:
+    _tell(learner, joining.Told("actor", False, "", {"env": "os:system"}))
+    with pytest.raises(wire.WireError, match="os:system here too"):
+      learner.join(options={"env": "my_env:make"})
 
 
 @pytest.mark.parametrize("name", ["env", "observation_transform"])
