@@ -467,7 +467,7 @@ def test_it_says_what_it_can_do(words, monkeypatch, capsys):
   ("words", "reason"),
   [
     ("fly", "train, evaluate, plot, export, compare, join, found 'fly'"),
-    ("train", "a2c, a3c, apex_dqn, dqn, gorila_dqn, impala, ppo, seed_ppo"),
+    ("train", ", ".join(experiments.shipped())),
     ("train sarsa", "found 'sarsa'"),
     ("train evaluate", "found 'evaluate'"),
     ("train a2c --epochs 3", "unrecognized arguments: --epochs"),

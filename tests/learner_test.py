@@ -17,6 +17,7 @@ from dm_env import specs
 from seedx import metrics, sharding, types
 from seedx.agents import base, vtrace
 from seedx.learning import experience, learner
+from seedx.pipelines import impala
 from tests import conftest, experience_test
 
 LENGTH, BATCH = 6, 16
@@ -623,3 +624,19 @@ def test_sizes_of_a_config():
   assert (config.num_cores, config.parts) == (2, 8)
   assert (config.batch_steps, config.share_size) == (80, 8)
   assert config.cores() == jax.devices()[1:3]
+
+
+def test_a_pipeline_with_an_inbox_needs_a_batch_size():
+  with pytest.raises(
+    types.ConfigError, match=r"expected a learner\.InboxConfig"
+  ):
+    impala.Config(agent=vtrace.Config(), learner=learner.Config())
+
+
+def test_what_a_source_measures_is_in_the_metrics():
+  class Counting(experience.Once):
+    def measure(self):
+      return {"unrolls_dropped": 7}
+
+  own = learner.Learner(agent_of(), learner.Config(), Counting(), KEY)
+  assert own.measure()["unrolls_dropped"] == 7

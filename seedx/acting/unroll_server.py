@@ -11,7 +11,7 @@ import tree
 from seedx import trees, types, wire
 from seedx.acting import local_actor, protocol, sessions
 
-# Takes `[L, S, ...]` unrolls with their priorities; False if all is over.
+# Takes `[L, S, ...]` unrolls with priorities; False once the run has stopped.
 Sink = Callable[[types.Share], bool]
 
 

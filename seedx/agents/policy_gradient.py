@@ -26,8 +26,8 @@ class Config(model_lib.Config):
   """Hyper-parameters of actor-critics, beside those of every agent.
 
   Attributes:
-    td_lambda: lambda of V-trace, GAE and TD(lambda), from 0 (one-step targets)
-      to 1 (longest returns).
+    td_lambda: lambda of TD(lambda), GAE and V-trace. With 0, returns bootstrap
+      after one step, with 1 only at the unroll's end.
     value_cost: weight of the value loss.
     entropy_cost: weight of the entropy bonus.
     recurrent: add an LSTM to the network.

@@ -2,8 +2,9 @@
 
 A config is a frozen dataclass, some fields of which are configs themselves. Its
 settings are the fields, at any depth, that a command line and JSON can express.
-Each has a name of its own among all of them. What else a config has, such as
-None for a config that is optional or a network, is for the library only.
+Each has a name of its own among all of them. Fields of other types (a config
+that is None, a Flax module) and fields with `init=False` are no settings: only
+Python code sets them.
 """
 
 import dataclasses

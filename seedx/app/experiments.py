@@ -26,8 +26,7 @@ class Experiment(Generic[C]):
   """A pipeline's config, and what changes it for other environments.
 
   A change is a function from config to config, such as `configs.change` makes.
-  Those that apply do so one after the other: the kind of environment's,
-  `recurrent`, the agent's.
+  They apply in this order: `images` or `continuous`, `recurrent`, `by_agent`.
 
   Attributes:
     config: the defaults, with the agent that learns if no other is named.

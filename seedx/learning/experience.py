@@ -1,12 +1,13 @@
 """Experience: turns finished unrolls into batches, directly or via a replay."""
 
+import abc
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 
-from seedx import replay, types
+from seedx import metrics, replay, types
 from seedx.agents import base
 
 
@@ -24,28 +25,46 @@ class Batch(NamedTuple):
   windows: Sequence[replay.Windows] | None = None
 
 
-class Experience(Protocol):
-  """Turns finished unrolls into batches."""
+class Experience(abc.ABC):
+  """Decides what each update learns from.
 
+  The learner calls it on its own thread. Each batch that it yields becomes one
+  update, before the next one is asked for.
+  """
+
+  @abc.abstractmethod
   def __call__(self, shares: Sequence[types.Share]) -> Iterator[Batch]:
-    """Takes one share per core, and yields the batches to learn from now."""
+    """Takes one share per core, and yields any number of batches.
+
+    Each has the shapes of `example`, its parts on the learner's cores.
+    """
+
+  @abc.abstractmethod
+  def example(self, shares: Sequence[types.Share]) -> Batch:
+    """A batch with the shapes and dtypes that such shares lead to."""
 
   def learned(
     self, windows: Sequence[replay.Windows], priorities: Sequence[jax.Array]
   ) -> None:
-    """Writes the new priorities of a batch.
+    """Writes the new priorities of a batch that has `windows`.
 
     Args:
       windows: `Batch.windows` of the batch.
       priorities: for each core, its part of `types.LossOutput.priorities`,
         `[B / cores]`.
     """
-
-  def example(self, shares: Sequence[types.Share]) -> Batch:
-    """A batch with the shapes and dtypes that such shares lead to."""
+    raise NotImplementedError
 
   def resume(self, updates: int) -> None:
-    """Goes on after so many updates, with an empty replay."""
+    """Is called once after `--resume`, when so many updates have been made.
+
+    A replay is empty then.
+    """
+    del updates
+
+  def measure(self) -> dict[str, metrics.Value]:
+    """What it adds to a line of metrics."""
+    return {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +117,7 @@ class PrioritizedConfig(ReplayConfig):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """The amounts of experience of a run, from which its schedule follows.
+  """How many env steps a run and a batch have, and the replay.
 
   Attributes:
     total_steps: env steps of the run.
@@ -187,28 +206,19 @@ class Plan:
       )
 
 
-class Once:
+class Once(Experience):
   """Learns from each unroll once."""
 
   def __call__(self, shares: Sequence[types.Share]) -> Iterator[Batch]:
     """Yields the shares' unrolls as one batch."""
     yield self.example(shares)
 
-  def learned(
-    self, windows: Sequence[replay.Windows], priorities: Sequence[jax.Array]
-  ) -> None:
-    """Never called: the batches have no windows."""
-    raise NotImplementedError
-
   def example(self, shares: Sequence[types.Share]) -> Batch:
     """The shares' unrolls as a batch."""
     return Batch([share.unroll for share in shares])
 
-  def resume(self, updates: int) -> None:
-    """Does nothing: there is no state."""
 
-
-class Replayed:
+class Replayed(Experience):
   """Learns from windows of a replay on each core.
 
   After each share it yields as many batches as the replay ratio asks for, and
@@ -258,12 +268,6 @@ class Replayed:
     while self._due >= self._config.replay_batch_size:
       self._due -= self._config.replay_batch_size
       yield self._next()
-
-  def learned(
-    self, windows: Sequence[replay.Windows], priorities: Sequence[jax.Array]
-  ) -> None:
-    """Never called: the batches have no windows."""
-    raise NotImplementedError
 
   def example(self, shares: Sequence[types.Share]) -> Batch:
     """A batch to compile the update with; it leaves the sampling unchanged."""

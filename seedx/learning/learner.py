@@ -69,6 +69,17 @@ class Config:
         f" {size}"
       )
 
+  def check_batches(self, parts: int) -> None:
+    """Checks that batches can be divided into `parts`; see `InboxConfig`.
+
+    Raises:
+      types.ConfigError: they cannot, or there is no `batch_size`.
+    """
+    raise types.ConfigError(
+      "expected a learner.InboxConfig, which has a batch_size, found a"
+      " learner.Config, which is for the pipeline sync"
+    )
+
 
 @dataclasses.dataclass(frozen=True)
 class InboxConfig(Config):
@@ -86,6 +97,14 @@ class InboxConfig(Config):
     """Raises types.ConfigError for a value out of its range."""
     super().__post_init__()
     types.check_ranges(self, batch_size=(1, 2**20), queue_capacity=(1, 2**20))
+
+  def check_batches(self, parts: int) -> None:
+    """Checks that `parts` divides `batch_size`.
+
+    Raises:
+      types.ConfigError: it does not.
+    """
+    self.check_divides("batch_size", self.batch_size, parts)
 
   @property
   def batch_steps(self) -> int:
@@ -266,6 +285,7 @@ class Learner:
       "policy_lag": None,
       **self._metrics,
       **self._waits.shares(),
+      **self._source.measure(),
     }
 
   def saved(self) -> types.Tree:

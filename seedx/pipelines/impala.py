@@ -49,9 +49,7 @@ class Config(process.ServerConfig):
   def __post_init__(self) -> None:
     """Raises types.ConfigError for what cannot be run."""
     super().__post_init__()
-    self.learner.check_divides(
-      "batch_size", self.learner.batch_size, self.learner.parts
-    )
+    self.learner.check_batches(self.learner.parts)
 
   @property
   def plan(self) -> experience.Plan:

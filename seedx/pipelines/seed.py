@@ -47,7 +47,7 @@ class Config(process.ServerConfig):
     """Raises types.ConfigError for what cannot be run."""
     super().__post_init__()
     shared = self.learner.num_cores if self.replay else self.learner.parts
-    self.learner.check_divides("batch_size", self.learner.batch_size, shared)
+    self.learner.check_batches(shared)
 
   @property
   def plan(self) -> experience.Plan:

@@ -65,7 +65,7 @@ class Acted:
         self._started_seconds = time.monotonic()
 
   def add_discarded(self, unrolls: int) -> None:
-    """Counts unrolls that their session's end left unfinished."""
+    """Counts unrolls that were lost because their actor disconnected."""
     with self._lock:
       self._unrolls_discarded += unrolls
 
