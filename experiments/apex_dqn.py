@@ -2,8 +2,8 @@
 
   python -m experiments.apex_dqn --env CartPole-v1
 
-starts its own actors; on several machines, see `impala`. Some defaults depend
-on the environment: `--env Pong-v5 --help` shows them.
+It starts its own actors; on several machines, see `impala`. Some defaults
+depend on the environment: `--env Pong-v5 --help` shows them.
 """
 
 import sys

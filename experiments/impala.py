@@ -2,7 +2,7 @@
 
   python -m experiments.impala --env CartPole-v1
 
-starts its own actors. On several machines:
+It starts its own actors. On several machines:
 
   python -m experiments.impala --role learner --address 0.0.0.0:8470
   python -m seedx.join learner-host:8470

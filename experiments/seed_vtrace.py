@@ -1,8 +1,8 @@
-"""Trains a V-trace agent through the SEED loop.
+"""Trains a V-trace agent in the pipeline SEED (central inference).
 
   python -m experiments.seed_vtrace --env CartPole-v1
 
-starts its own actors. On several machines:
+It starts its own actors. On several machines:
 
   python -m experiments.seed_vtrace --role learner --address 0.0.0.0:8470
   python -m seedx.join learner-host:8470

@@ -1,13 +1,14 @@
 """Joins a run on another machine: `python -m seedx.join HOST:PORT`.
 
-The learner says what this process is to be, and with which options. It goes on
-until the learner is done, and joins again where that was started again.
+The learner sends this process its role and options. The process works until the
+learner is done, and reconnects when the learner restarts.
 """
 
 import argparse
 import importlib
 import json
 import os
+import re
 import sys
 import threading
 from collections.abc import Sequence
@@ -30,6 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
   """
   argv = sys.argv[1:] if argv is None else list(argv)
   asked = _parser().parse_args(argv)
+  if not re.fullmatch(r"unix:.+|.+:\d+", asked.address):
+    _parser().error(f"expected HOST:PORT or unix:PATH, found {asked.address}")
   stop = threading.Event()
 
   def play(told: joining.Told, ended: threading.Event) -> None:
@@ -67,20 +70,22 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
   parser = _Parser("seedx join", description=__doc__, allow_abbrev=False)
   add = parser.add_argument
-  add("address", metavar="HOST:PORT", help="where the learner listens")
-  add("--role", default="", help="which role, where the run has several")
-  add("--listen", default="", help="where a server of this role is reached")
-  add("--env", help="the learner's, where it is a MODULE:FACTORY")
+  add("address", metavar="HOST:PORT", help="of the learner, or unix:PATH")
+  add("--role", default="", help="role to take, if the run has several")
+  add(
+    "--listen", default="", help="HOST:PORT at which others reach this server"
+  )
+  add("--env", help="the learner's, to be repeated if it is MODULE:FACTORY")
   add(
     "--observation-transform",
-    help="the learner's, where it is a MODULE:FUNCTION",
+    help="the learner's, to be repeated if it is MODULE:FUNCTION",
   )
-  add("--experiment", default="", help="refuse a learner of another one")
+  add("--experiment", default="", help="join only if the learner runs this one")
   add(
     "--options",
     type=json.loads,
     default={},
-    help="refuse a learner with others, as JSON",
+    help="join only if the learner has these, as JSON",
   )
   return parser
 

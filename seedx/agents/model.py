@@ -20,7 +20,7 @@ class Config(optimizers.Config):
 
   Attributes:
     discount: gamma, per env step.
-    reward_scale: factor by which rewards are scaled in the loss.
+    reward_scale: multiplies rewards in the loss; reported returns stay raw.
     reward_clip: scaled rewards are clipped to +- this in the loss; 0 for no
       clipping.
     normalize_observations: normalize vectors of floats to mean 0 and variance

@@ -217,12 +217,14 @@ def join(
     watcher.start()
     try:
       told = _told(stream.welcome, hello)
+      print(f"joined {address} as {told.role}", file=sys.stderr, flush=True)
       play(told, ended)
     finally:
       stream.cancel()
       watcher.join()
     if failures and not stop.is_set():
       raise failures[0]
+    print("the run is over", file=sys.stderr, flush=True)
 
   wire.until_done(address, session, stop, hello.role or "join")
 

@@ -35,7 +35,7 @@ class Config(process.Config):
     env: the environment.
     agent: the agent that acts and learns.
     num_envs: number of parallel environments.
-    env_threads: EnvPool's threads, or processes for your own environments.
+    env_threads: threads of EnvPool; processes of your own environments.
     learner: the learner devices; the first also acts.
     replay: the replay; None for an agent that learns without one.
   """

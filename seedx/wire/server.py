@@ -468,8 +468,8 @@ class _Handlers(grpc.GenericRpcHandler):
       if not method.add(stream):
         context.abort(
           grpc.StatusCode.RESOURCE_EXHAUSTED,
-          f"{method.name}: expected at most {method.max_streams} calls at a "
-          "time (max_streams), found one more.",
+          f"{method.name}: expected at most {method.max_streams} connections,"
+          " found one more.",
         )
       try:
         yield from stream.serve(requests)
