@@ -127,14 +127,17 @@ def test_help_says_defaults_as_one_gives_them(capfd):
   assert said.startswith("usage: python -m experiments.a2c [options] Trains")
   assert "units of the MLP's layers (default: 64,64)" in said
   assert "max_episode_steps=9" in said
-  assert "--run-dir DIR where results go; runs/<experiment>/<time> if" in said
+  assert (
+    "--run-dir DIR directory of the results; runs/<experiment>/<time> if"
+    in said
+  )
   assert "(default: )" not in said and "(default: ())" not in said
 
 
 def test_help_marks_what_the_experiment_changes(capfd):
   said = helped(a2c, capfd)
   assert "(preset: 0.95; default: 1.0)" in said
-  assert "env steps to learn for (preset: 500000; default: 2000000)" in said
+  assert "(preset: 500000; default: 2000000)" in said
   assert "--learning-rate X initial learning rate (default: 0.002)" in said
   said = helped(a2c, capfd, "--env", "Pendulum-v1")
   assert "(preset: 1000000; default: 2000000)" in said

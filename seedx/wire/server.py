@@ -45,6 +45,7 @@ _SPARE_CALLS = 16
 # How long `stop` lets idle streams end of themselves, and threads after all.
 _IDLE_SECONDS = 0.2
 _JOIN_SECONDS = 1.0
+_FLUSH_SECONDS = 0.5
 _STOPPING = "the server is stopping"
 _ERROR_CHARACTERS = 2_000
 
@@ -241,7 +242,9 @@ class Server:
         method.cancel_streams(only_idle=False)
       if left := _wait_for_end(methods, _JOIN_SECONDS):
         _log.error("Calls that close() or cancel() did not end: %s.", left)
-      self._grpc.stop(0).wait(_JOIN_SECONDS)
+      # Not 0: gRPC may not have sent the last statuses yet, and would send
+      # UNAVAILABLE, for which clients try again.
+      self._grpc.stop(_FLUSH_SECONDS).wait(2 * _FLUSH_SECONDS)
       self._threads.shutdown()
       self._grpc = None
       if path := _unix_path(self._wanted_address):
