@@ -8,7 +8,8 @@ It starts all of them. On several machines:
   python -m seedx.join learner-host:8470 --role server --listen this-host:8471
   python -m seedx.join learner-host:8470 --role worker
 
-The learner counts what is done, and all others end with it.
+Here the role `learner` only coordinates: it counts env steps and ends the run.
+The workers compute gradients.
 """
 
 import sys

@@ -23,9 +23,9 @@ class Config:
 
   Attributes:
     inference_devices: indices of the local devices that compute actions.
-    inference_batch_size: batch size at which an inference batch goes out; 0 for
-      half of the rows that all actors can send at once.
-    inference_wait_seconds: longest time that a smaller inference batch waits.
+    inference_batch_size: number of observations that starts an inference batch;
+      0 for half of those that all actors can send at once.
+    inference_wait_seconds: seconds after which a smaller batch runs anyway.
   """
 
   inference_devices: tuple[int, ...] = (0,)

@@ -24,8 +24,8 @@ class Config(sessions.Config):
   """The thin actors of a run.
 
   Attributes:
-    actor_batch_size: environments per message; fewer than envs_per_actor let
-      the others step meanwhile. 0 for all.
+    actor_batch_size: environments per message; the others step while these
+      wait. 0 for all, in lock step.
   """
 
   actor_batch_size: int = 0

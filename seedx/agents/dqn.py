@@ -23,7 +23,7 @@ class Config(model.Config):
 
   Attributes:
     n_step: n of n-step returns.
-    double: double Q-learning: the learned network chooses the action, and the
+    double: double Q-learning: the online network chooses the action, and the
       target network evaluates it.
     dueling: dueling network: separate value and advantage streams.
     huber_delta: TD error beyond which the Huber loss is linear; 0 for the

@@ -5,15 +5,16 @@ A process that joins opens the stream `JOIN` and says in its hello::
     {"version": "0.1.0", "role": "actor", "address": "", "experiment": "",
      "options": {}}
 
-`role` may be empty where the run has only one, `address` is where a server
-listens, and `experiment` and `options` are those that the learner must have,
-too. The welcome has the role's name and the run's experiment and options::
+`role` may be empty where the run has only one, and `address` is where a server
+listens. The learner refuses the process unless it has the same `experiment` and
+`options`, which may be empty. The welcome has the role's name and the run's
+experiment and options::
 
     {"version": "0.1.0", "role": "actor", "needs_jax": false,
      "experiment": "seed_vtrace", "options": {"env": "CartPole-v1", ...}}
 
 The stream stays open as long as both live. All of it is JSON: nothing that
-arrives is unpickled, and no code is imported that it names.
+arrives is unpickled, and no module is imported because a message names it.
 """
 
 import contextlib

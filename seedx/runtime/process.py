@@ -24,7 +24,7 @@ class Config:
   """The options of every run.
 
   Attributes:
-    total_steps: env steps to train for, with those before `--resume`.
+    total_steps: env steps to train for, including those before a resume.
     seed: random seed of environments, initial parameters and sampling.
     log_seconds: seconds between two lines of metrics.
   """

@@ -3,7 +3,7 @@
 `Layout` says what messages look like, `Server` serves functions and sessions,
 `Client` calls them. This page is the whole format, for clients in another
 language: first of all calls, then of a thin actor's. `tests/other_actor.py` is
-an actor of 60 lines that uses nothing of seedx.
+an actor that uses nothing of seedx.
 
 **Calls.** Plain (insecure) gRPC over HTTP/2, TCP or a unix socket. A method is
 the path `/seedx/<name>`. Every method is a bidirectional stream of messages
@@ -99,10 +99,10 @@ columns of its requests are, in this order::
 
 An observation that is a dict has a column `timestep/observation/<key>` for each
 key, sorted. Replies have one column, whose name is empty: the action of each
-row of the request, in its order, as `<i4` or `|i1`-like integers for discrete
-actions and `<f4` for continuous ones. The learner's refusal says which columns
-it expects. A request may have any of the environments, each at most once, of
-which none waits for an action; so several requests can be under way.
+row of the request, in its order; the handshake has its dtype and shape. The
+learner's refusal says which columns it expects. A request has any of the
+environments that do not wait for an action, each at most once; so several
+requests can be under way.
 
   * The first row of an environment in a stream is a FIRST: reward 0, discount
     1, and the observation of its reset. So is the row after each LAST.

@@ -24,14 +24,14 @@ class Config(process.ServerConfig):
 
   Attributes:
     server_addresses: addresses of the parameter servers, each with a shard of
-      the parameters; if none, servers that join tell theirs.
+      the parameters; if empty, each server registers its own when it joins.
     num_servers: number of parameter servers, if there are no server_addresses.
     server: with --role server, the index of its own address in
       server_addresses.
-    max_staleness: parameter servers drop gradients of parameters that are more
+    max_staleness: parameter servers drop gradients that are more than this many
       updates old.
-    outlier_deviations: workers drop gradients whose loss is more standard
-      deviations above the running mean.
+    outlier_deviations: workers drop gradients whose loss is more than this many
+      standard deviations above its running mean.
     env: the environment.
     agent: that acts and learns.
     workers: processes that act and compute gradients.

@@ -1,10 +1,10 @@
 """Parameter servers: each holds a shard of the parameters, and updates it.
 
-All parameters in a row are a vector; shard k of K is the k-th of K parts of
-almost equal size. A shard has the optimizer's state for its part, a version,
-which counts updates, and the target parameters. Optimizers that treat each
-parameter alone (Adam, RMSProp) are the same on a part. Only the worker knows
-the norm of the whole gradient, so the worker clips it.
+The parameters are flattened into one vector; shard k is the k-th of K nearly
+equal slices. A shard has the optimizer's state for its part, a version, which
+counts updates, and the target parameters. Elementwise optimizers (Adam,
+RMSProp) are the same on a part. Only the worker knows the norm of the whole
+gradient, so the worker clips it.
 
 A shard starts empty, also one that is started again after it died. The first
 worker that connects gives it parameters and their version; at the start of a
