@@ -285,7 +285,8 @@ def test_actors_join_before_the_learner_is_up(
     joiners.start(address)
   options = ("--env", "Catch-v0", "--batch-size", 8, "--total-steps", 3000)
   last = _learn(experiment, address, *words, *options)
-  joiners.ended()
+  for said in joiners.ended():
+    assert said.endswith(f"joined {address} as actor\nthe run is over\n")
   assert last["env_steps"] >= 3000 and last["learner_steps"] > 5
 
 

@@ -155,7 +155,7 @@ class Roles:
   def _say(self, message: str) -> None:
     if message not in self._said and len(self._said) < _MOST_MESSAGES:
       self._said.add(message)
-      print(printable(message), file=sys.stderr, flush=True)
+      _tell(message)
 
 
 class _Session:
@@ -218,14 +218,16 @@ def join(
     watcher.start()
     try:
       told = _told(stream.welcome, hello)
-      print(f"joined {address} as {told.role}", file=sys.stderr, flush=True)
+      _tell(f"joined {address} as {told.role}")
       play(told, ended)
     finally:
       stream.cancel()
       watcher.join()
-    if failures and not stop.is_set():
+    if stop.is_set():
+      return
+    if failures:
       raise failures[0]
-    print("the run is over", file=sys.stderr, flush=True)
+    _tell("the run is over")
 
   wire.until_done(address, session, stop, hello.role or "join")
 
@@ -233,6 +235,10 @@ def join(
 def printable(message: str) -> str:
   """A peer's message without characters that control a terminal."""
   return "".join(x if x.isprintable() else "?" for x in message)
+
+
+def _tell(message: str) -> None:
+  print(printable(message), file=sys.stderr, flush=True)
 
 
 def _nothing_until(
