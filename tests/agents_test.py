@@ -511,7 +511,7 @@ def test_every_hyperparameter_of_a_state_is_tested_below():
 @pytest.mark.parametrize(
   ("algorithm", "name"),
   conftest.slow_but(
-    [("vtrace", "clip_rho_threshold")],
+    [("a2c", "td_lambda")],
     [(kind, name) for kind, names in CHANGED_OF.items() for name in names],
   ),
 )

@@ -245,6 +245,7 @@ class Renamed(a2c.Config):
   ],
   ids=["torso", "agent"],
 )
+@pytest.mark.slow
 def test_what_is_the_users_needs_its_config_to_be_loaded(
   agent, reason, tmp_path
 ):

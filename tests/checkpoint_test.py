@@ -320,6 +320,7 @@ def test_a_kill_in_the_middle_of_a_save_leaves_only_whole_ones(tmp_path):
   assert {path.name for path in where.iterdir()} == {"1", str(saved), "99"}
 
 
+@pytest.mark.slow
 def test_another_process_reads_while_one_writes(tmp_path):
   """It gets what it asked for as a whole, or is told that it has gone."""
   checkpoints, seen, gone = checkpoint.Checkpoints(tmp_path), set(), 0

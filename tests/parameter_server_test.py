@@ -14,7 +14,7 @@ import pytest
 from seedx import envs, types, wire
 from seedx.agents import base, dqn
 from seedx.pipelines.gorila import parameter_server
-from tests import fakes
+from tests import conftest, fakes
 
 SIZE = 7
 
@@ -231,8 +231,12 @@ def test_a_shard_that_died_gets_back_what_a_worker_knows(tmp_path):
     client.close()
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
-@pytest.mark.parametrize("num_shards", [1, 2, 3])
+@pytest.mark.parametrize(
+  ("optimizer", "num_shards"),
+  conftest.slow_but(
+    [("adam", 2)], list(itertools.product(["adam", "rmsprop"], [1, 2, 3]))
+  ),
+)
 def test_shards_together_update_as_the_whole_agent_does(optimizer, num_shards):
   config = dqn.Config(
     hidden_sizes=(4,),

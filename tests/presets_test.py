@@ -9,6 +9,7 @@ from seedx import app, envs, types
 from seedx.agents import dqn, vtrace
 from seedx.app import command_line, configs, experiments, programs
 from seedx.pipelines import sync
+from tests import conftest
 
 SHIPPED = experiments.shipped()
 ENVS = ("CartPole-v1", "Pendulum-v1", "Pong-v5")
@@ -180,7 +181,12 @@ def test_with_a_memory_minibatches_are_of_whole_unrolls(name, env):
   assert changed <= {"minibatches", "recurrent"} and "recurrent" in changed
 
 
-@pytest.mark.parametrize(("name", "agent"), pairs())
+@pytest.mark.parametrize(
+  ("name", "agent"),
+  conftest.slow_but(
+    [("a2c", ""), ("apex_dqn", ""), ("impala", "ppo")], pairs()
+  ),
+)
 def test_every_preset_applies_and_makes_an_agent(name, agent):
   for env in ENVS:
     spec = envs.spec(envs.Config(env))

@@ -539,6 +539,7 @@ def test_another_option_is_refused(finished, words, reason, capfd):
   assert reason in said
 
 
+@pytest.mark.slow
 def test_every_option_is_either_taken_or_refused(finished, capfd):
   """Those that are taken change nothing that is in the state."""
   taken = (

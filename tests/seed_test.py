@@ -337,6 +337,7 @@ def _wait(condition, seconds=30):
     time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_waits_are_declared_so_that_every_line_has_them(tmp_path):
   with _Running(config_of(tmp_path, total_steps=100)) as run:
     pass
