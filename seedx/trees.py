@@ -1,4 +1,4 @@
-"""Nests of NumPy arrays: names of leaves, stacking, padding."""
+"""Nests of NumPy arrays: names of leaves, stacking, padding, finiteness."""
 
 import numpy as np
 import tree
@@ -46,3 +46,12 @@ def zeros(specs: types.Tree, leading_shape: tuple[int, ...]) -> types.Tree:
   return tree.map_structure(
     lambda spec: np.zeros((*leading_shape, *spec.shape), spec.dtype), specs
   )
+
+
+def non_finite(nest: types.Tree) -> str | None:
+  """The name of the first leaf that has a NaN or an infinity, else None."""
+  for name, leaf in named_leaves(nest):
+    array = np.asarray(leaf)
+    if array.dtype.kind in "fc" and not np.isfinite(array).all():
+      return name
+  return None
