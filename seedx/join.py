@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from seedx import types, wire
@@ -26,14 +26,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv: without the program's name; this program's own if None.
 
   Returns:
-    The exit status: 0 where the learner is done, 130 after Ctrl-C, 2 where one
-    of the two refuses the other.
+    The exit status, see `run`; it exits with 2 where a word is wrong.
   """
   argv = sys.argv[1:] if argv is None else list(argv)
-  asked = _parser().parse_args(argv)
+  parser = _parser()
+  asked = parser.parse_args(argv)
   if not re.fullmatch(r"unix:.+|.+:\d+", asked.address):
-    _parser().error(f"expected HOST:PORT or unix:PATH, found {asked.address}")
-  stop = threading.Event()
+    parser.error(f"expected HOST:PORT or unix:PATH, found {asked.address}")
 
   def play(told: joining.Told, ended: threading.Event) -> None:
     # Before anything imports JAX, as EnvPool does.
@@ -49,12 +48,32 @@ def main(argv: Sequence[str] | None = None) -> int:
       work = thin_actor.Work.of(asked.address, told.options)
       thin_actor.run(work, ended)
 
+  return run(asked.address, _hello(asked), play)
+
+
+def run(
+  address: str,
+  hello: joining.Hello,
+  play: Callable[[joining.Told, threading.Event], None],
+) -> int:
+  """Joins a run until it is over or Ctrl-C, and says why it cannot.
+
+  Args:
+    address: of the learner.
+    hello: what to say to it.
+    play: does the work of a role; see `joining.join`.
+
+  Returns:
+    The exit status: 0 where the learner is done, 130 after Ctrl-C, 2 where one
+    of the two refuses the other.
+  """
+  stop = threading.Event()
   try:
     with signals.stopping(stop) as interrupted:
-      joining.join(asked.address, _hello(asked), play, stop)
+      joining.join(address, hello, play, stop)
   except (types.ConfigError, wire.WireError) as error:
     words = joining.printable(getattr(error, "message", str(error)))
-    print(f"error: cannot join {asked.address}: {words}", file=sys.stderr)
+    print(f"error: cannot join {address}: {words}", file=sys.stderr)
     return 2
   return signals.INTERRUPTED_STATUS if interrupted.is_set() else 0
 

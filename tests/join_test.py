@@ -224,10 +224,11 @@ class Joiners:
   def __init__(self):
     self.programs = []
 
-  def start(self, *words, module="seedx.join"):
+  def start(self, *words, module="seedx.join", **environment):
     program = subprocess.Popen(
       [sys.executable, "-m", module, *map(str, words)],
       cwd=programs.ROOT,
+      env={**os.environ, **environment},
       stderr=subprocess.PIPE,
       text=True,
     )
@@ -472,14 +473,24 @@ def test_actors_of_a_script_run_with_its_objects(tmp_path, joiners):
   assert 'env "Acrobot-v1", found "CartPole-v0"' in said[learner]
 
 
-def test_a_thin_actor_has_no_jax(tmp_path, joiners):
+@pytest.mark.parametrize("needs_jax", [False, True])
+def test_a_thin_actor_imports_no_jax(tmp_path, joiners, needs_jax):
+  """The file is there if anything, such as EnvPool, has imported JAX."""
   options = {"envs_per_actor": 4, "actor_batch_size": 2, "num_actors": 1}
-  with Learner(tmp_path, ROLES[:1], "", **options) as learner:
-    program = joiners.start(learner.server.address)
-    # There is no inference: it has come as far as it can.
-    _eventually(lambda: program.poll() is not None, 60)
-    (said,) = joiners.ended(status=2)
-  assert "expected a method of ['/seedx/join'], found /seedx/act" in said
+  node = dataclasses.replace(ROLES[0], needs_jax=needs_jax)
+  imported = tmp_path / "imported"
+  (tmp_path / "jax").mkdir()
+  (tmp_path / "jax" / "__init__.py").write_text(
+    f"open({str(imported)!r}, 'w').close()\nraise ImportError('no JAX')"
+  )
+  path = os.pathsep.join([str(tmp_path), str(programs.ROOT)])
+  with Learner(tmp_path, [node], "impala", **options) as learner:
+    program = joiners.start(learner.server.address, PYTHONPATH=path)
+    _, said = program.communicate(timeout=60)
+  assert imported.exists() == needs_jax
+  if not needs_jax:  # There is no inference: it came as far as it can.
+    assert program.returncode == 2
+    assert "expected a method of ['/seedx/join'], found /seedx/act" in said
 
 
 def test_a_pipeline_of_one_process_cannot_be_joined(capfd):

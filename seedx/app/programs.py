@@ -11,7 +11,7 @@ from typing import Any, Literal
 import gymnasium
 import jax
 
-from seedx import launch, types, wire
+from seedx import join, launch, types
 from seedx.app import (
   command_line,
   configs,
@@ -21,9 +21,6 @@ from seedx.app import (
 )
 from seedx.launch import joining
 from seedx.runtime import signals
-
-# Settings that say which process it is, and where.
-_OF_A_PROCESS = ("role", "address", "server", "server_addresses")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,17 +177,17 @@ def _join(
     said: which settings the command line says; the learner must have the same.
 
   Returns:
-    The exit status: 0, or 130 after Ctrl-C.
+    The exit status; see `join.run`.
 
   Raises:
-    types.ConfigError: there is no address, or the learner refuses.
+    types.ConfigError: there is no address.
   """
   config, role = asked.run, asked.process.role
   _check_address(config, role)
   options = {
     option: value
     for option, value in configs.in_json(asked).items()
-    if option in said and option not in _OF_A_PROCESS
+    if option in said and option not in run_dirs.OF_A_PROCESS
   }
   addresses = getattr(config, "server_addresses", ())
   listen = addresses[config.server] if role == "server" and addresses else ""
@@ -207,17 +204,11 @@ def _join(
     os.execv(sys.executable, program)
   if "JAX_PLATFORMS" not in os.environ:
     jax.config.update("jax_platforms", "cpu")
-  stop = threading.Event()
 
   def play(told: joining.Told, ended: threading.Event) -> None:
     _play(experiment, told, config.address, listen, ended)
 
-  with signals.stopping(stop) as interrupted:
-    try:
-      joining.join(config.address, hello, play, stop)
-    except wire.WireError as error:
-      raise types.ConfigError(f"this {role} is refused: {error}") from error
-  return signals.INTERRUPTED_STATUS if interrupted.is_set() else 0
+  return join.run(config.address, hello, play)
 
 
 def play(

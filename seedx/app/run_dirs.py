@@ -30,6 +30,9 @@ _READABLE = (1, FORMAT)
 # `config.json` leaves these out: they name the directory that it is in.
 _OF_THIS_START = ("run_dir", "resume")
 
+# Settings that say which process it is, and where.
+OF_A_PROCESS = ("role", "address", "server", "server_addresses")
+
 # The settings that may change when a run resumes, since its state does not
 # depend on them.
 _RESUMED = (
@@ -37,13 +40,13 @@ _RESUMED = (
   *("evaluate_every_steps", "evaluate_episodes", "learner_devices"),
   *("inference_devices", "inference_batch_size", "inference_wait_seconds"),
   *("env_threads", "num_actors", "num_workers", "queue_capacity", "device"),
-  *("role", "address", "server", "server_addresses"),
+  *OF_A_PROCESS,
 )
 
 # The settings that may differ between the runs of a group.
 _NOT_IN_LABELS = (
   *("env", "seed", "run_dir", "resume", "log_seconds"),
-  *("role", "address", "server", "server_addresses"),
+  *OF_A_PROCESS,
   *("checkpoint_every_seconds", "evaluate_every_steps", "evaluate_episodes"),
 )
 

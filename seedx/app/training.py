@@ -120,13 +120,14 @@ def run(
     _open(files, record) as run_dir,
   ):
     config = config if alone else config.with_sockets(sockets)
+    nodes = pipeline.nodes(config)
     # Their imports take as long as what follows, on other cores.
-    processes = launch.Processes([] if alone else pipeline.nodes(config))
+    processes = launch.Processes([] if alone else nodes)
     try:
       evaluation = evaluations.of(config, files, run_dir)
       own = pipeline.learn(config, context)
       if own.server is not None:
-        _roles(config, record, own.addresses).bind(own.server)
+        _roles(config, record, nodes, own.addresses).bind(own.server)
       kept = checkpointer.Checkpointer(own, run_dir, files, evaluation)
       if files.resume:
         kept.restore()
@@ -162,12 +163,12 @@ def run(
 def _roles(
   config: Any,
   record: run_dirs.Config,
+  nodes: Sequence[launch.Node],
   addresses: Mapping[str, launch.Addresses],
 ) -> joining.Roles:
   """What processes that join a run are told."""
   names = {*configs.settings(config), "agent"}
   options = {k: v for k, v in record.options.items() if k in names}
-  nodes = pipeline_of(config).nodes(config)
   return joining.Roles(nodes, record.experiment or "", options, addresses)
 
 
