@@ -67,7 +67,7 @@ def report(run, client):
     client,
     reports.REPORT,
     reports.layout(length, 4),
-    reports.GO_ON,
+    wire.NOTHING,
     {"num_envs": 4},
   )
 

@@ -257,9 +257,7 @@ def test_parameters_are_those_of_their_version_bit_by_bit(tmp_path):
     client.wait_until_ready(30)
     for version in (0, 3, 6, 20):
       run.wait_for(lambda v=version: run.learner.steps >= v + 1)
-      fetched.append(
-        client.call(protocol.PARAMETERS, (), protocol.NOTHING, layout)
-      )
+      fetched.append(client.call(protocol.PARAMETERS, (), wire.NOTHING, layout))
     run.stop.set()
   versions = [int(reply.version) for reply in fetched]
   assert versions == sorted(set(versions))

@@ -32,7 +32,6 @@ ROLES = [
   launch.Node("server-1", run=print, config=None, needs_jax=True),
 ]
 OPTIONS = {"env": "CartPole-v1", "env_options": {}, "seed": 3, "agent": "dqn"}
-NOTHING = wire.Layout.of((), 1)
 
 
 class Learner:
@@ -59,7 +58,9 @@ class Learner:
     client = wire.Client(self.server.address)
     stays = threading.Event()
     requests = iter(lambda: stays.wait(20) and None, None)
-    stream = client.stream(joining.JOIN, requests, NOTHING, NOTHING, hello)
+    stream = client.stream(
+      joining.JOIN, requests, wire.NOTHING, wire.NOTHING, hello
+    )
     return client, stream.welcome
 
   def join(self, **hello):
@@ -134,8 +135,8 @@ def test_a_peer_cannot_write_on_the_learners_terminal(tmp_path, capfd):
 def _tell(learner, told):
   """Makes a learner say this, whoever joins."""
   method = learner.server._methods[joining.JOIN]
-  method.open_session = lambda hello: joining._Session(
-    dataclasses.asdict(told), int
+  method.open_session = lambda hello: wire.FunctionSession(
+    lambda nothing: nothing, dataclasses.asdict(told)
   )
 
 

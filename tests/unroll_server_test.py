@@ -343,7 +343,7 @@ def test_actors_are_told_when_all_is_over(serving):
 
 def fetch(serving):
   layout = protocol.parameters_layout(np.zeros((), np.float32))
-  return serving.client.call(protocol.PARAMETERS, (), protocol.NOTHING, layout)
+  return serving.client.call(protocol.PARAMETERS, (), wire.NOTHING, layout)
 
 
 def test_parameters_come_with_their_version(serving):

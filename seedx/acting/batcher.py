@@ -81,8 +81,7 @@ class Batcher:
       if self._closed:
         raise StopIteration
       self._take()
-    rows = sum(request.rows for request in self._taken)
-    return Batch(self._taken, next(s for s in self._sizes if s >= rows))
+    return Batch(self._taken, self._sizes)
 
   def close(self) -> None:
     """Ends the iteration and every wait for a reply; may be called often."""
@@ -127,10 +126,13 @@ class Batch:
     rows: how many of its rows are requests; the rest is padding.
   """
 
-  def __init__(self, requests: Sequence["_Request"], size: int) -> None:
-    """Joins requests of at most `size` rows."""
+  def __init__(
+    self, requests: Sequence["_Request"], sizes: Sequence[int]
+  ) -> None:
+    """Joins requests, padded to the first of the ascending sizes that fits."""
     self._requests = requests
     self.rows = sum(request.rows for request in requests)
+    size = next(size for size in sizes if size >= self.rows)
     self.inputs = trees.concatenate([x.inputs for x in requests], size)
 
   def reply(self, outputs: types.Tree) -> None:

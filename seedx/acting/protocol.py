@@ -61,7 +61,6 @@ class Versioned(NamedTuple):
   acting: types.Tree
 
 
-NOTHING = wire.Layout.of((), 1)
 VERSION = wire.Layout.of(wire.once(np.zeros((), np.int32)), 1)
 
 

@@ -119,7 +119,7 @@ class _Parameters:
     self._exchange = wire.Exchange(
       client,
       protocol.PARAMETERS,
-      inputs=protocol.NOTHING,
+      inputs=wire.NOTHING,
       outputs=protocol.parameters_layout(acting),
     )
 

@@ -59,7 +59,7 @@ class UnrollServer:
     server.bind(
       protocol.PARAMETERS,
       self._parameters,
-      inputs=protocol.NOTHING,
+      inputs=wire.NOTHING,
       outputs=protocol.parameters_layout(acting),
     )
 

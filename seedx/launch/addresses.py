@@ -40,13 +40,14 @@ class Addresses:
       free = [k for k, held in enumerate(self._held) if not held]
       # One that comes back goes on with its number.
       same = [k for k in free if self._addresses[k] == address]
-      if not (same or free) or (self._fixed and not same):
+      fits = same if self._fixed else same or free
+      if not fits:
         raise wire.Refused(
           wire.StatusCode.RESOURCE_EXHAUSTED,
           f"expected at most {len(self._held)} processes of this role, each"
           f" at an address of its own, found one more at {address}",
         )
-      number = (same or free)[0]
+      number = fits[0]
       self._addresses[number], self._held[number] = address, True
       return number
 

@@ -31,7 +31,6 @@ from seedx.launch import nodes
 from seedx.launch.addresses import Addresses
 
 JOIN = "join"
-_NOTHING = wire.Layout.of((), 1)
 # How often a joined process looks whether it is to leave.
 _LOOK_SECONDS = 0.2
 _MORE = 16
@@ -108,10 +107,10 @@ class Roles:
     """Binds `JOIN`, with room for some more, who wait or are told why not."""
     count = sum(node.count for node in self._nodes.values())
     server.bind_stream(
-      JOIN, self.open, _NOTHING, _NOTHING, max_streams=2 * count + _MORE
+      JOIN, self.open, wire.NOTHING, wire.NOTHING, max_streams=2 * count + _MORE
     )
 
-  def open(self, hello: Mapping[str, Any]) -> "_Session":
+  def open(self, hello: Mapping[str, Any]) -> wire.Session:
     """Tells a process what to be.
 
     Raises:
@@ -124,7 +123,7 @@ class Roles:
         self._say(f"refused a process that wanted to join: {refused.message}")
       raise
 
-  def _open(self, hello: Hello) -> "_Session":
+  def _open(self, hello: Hello) -> wire.Session:
     _check_version(hello.version)
     known = list(dict.fromkeys(map(nodes.kind, self._nodes)))
     role = hello.role or (known[0] if len(known) == 1 else "none")
@@ -150,30 +149,14 @@ class Roles:
       role = f"{role}-{number}"
     needs_jax = self._nodes[role].needs_jax
     told = Told(role, needs_jax, self._experiment, self._options)
-    return _Session(dataclasses.asdict(told), close.close)
+    return wire.FunctionSession(
+      lambda nothing: nothing, dataclasses.asdict(told), close.close
+    )
 
   def _say(self, message: str) -> None:
     if message not in self._said and len(self._said) < _MOST_MESSAGES:
       self._said.add(message)
       _tell(message)
-
-
-class _Session:
-  """A process that has joined.
-
-  Attributes:
-    welcome: what it is told.
-  """
-
-  def __init__(
-    self, welcome: Mapping[str, Any], close: Callable[[], None]
-  ) -> None:
-    self.welcome = welcome
-    self.close = close
-
-  def __call__(self, inputs: types.Tree) -> types.Tree:
-    """Nothing is asked for."""
-    return inputs
 
 
 def join(
@@ -201,8 +184,8 @@ def join(
     stream = client.stream(
       JOIN,
       _nothing_until(stop, ended),
-      _NOTHING,
-      _NOTHING,
+      wire.NOTHING,
+      wire.NOTHING,
       dataclasses.asdict(hello),
     )
 

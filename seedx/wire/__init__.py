@@ -128,14 +128,22 @@ from grpc import StatusCode
 
 from seedx.wire.client import Client, Stream, WireError
 from seedx.wire.exchange import Exchange
-from seedx.wire.layout import Column, Layout, MessageError, once
+from seedx.wire.layout import NOTHING, Column, Layout, MessageError, once
 from seedx.wire.reconnect import until_done
-from seedx.wire.server import Refused, Server, Session, does_not_fit
+from seedx.wire.server import (
+  FunctionSession,
+  Refused,
+  Server,
+  Session,
+  does_not_fit,
+)
 
 __all__ = [
+  "NOTHING",
   "Client",
   "Column",
   "Exchange",
+  "FunctionSession",
   "Layout",
   "MessageError",
   "Refused",

@@ -347,3 +347,7 @@ def _in_words(column: Any) -> str:
     return words[:200]
   except (TypeError, KeyError, IndexError):
     return f"{column!r:.200}"
+
+
+# Of messages that say nothing but that they were sent.
+NOTHING = Layout.of((), 1)

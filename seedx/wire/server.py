@@ -93,6 +93,36 @@ class Session(Protocol):
     ...
 
 
+class FunctionSession:
+  """A session of a function that remembers nothing.
+
+  Attributes:
+    welcome: see `Session`.
+    close: see `Session`.
+  """
+
+  def __init__(
+    self,
+    function: Callable[[types.Tree], types.Tree],
+    welcome: Mapping[str, Any] | None = None,
+    close: Callable[[], None] = lambda: None,
+  ) -> None:
+    """Makes a session.
+
+    Args:
+      function: answers the requests.
+      welcome: what the client is told first; nothing by default.
+      close: called when the session ends.
+    """
+    self.welcome: Mapping[str, Any] = welcome or {}
+    self.close = close
+    self._function = function
+
+  def __call__(self, inputs: types.Tree) -> types.Tree:
+    """Answers a request."""
+    return self._function(inputs)
+
+
 class Server:
   """Serves functions and sessions; threads never keep the process alive.
 
@@ -158,7 +188,7 @@ class Server:
 
     def open_session(hello: Mapping[str, Any]) -> Session:
       del hello
-      return _FunctionSession(function)
+      return FunctionSession(function)
 
     limit = self._max_streams
     self._bind(_Method(name, open_session, inputs, outputs, limit, cancel))
@@ -267,20 +297,6 @@ class Server:
     if method.name in self._methods:
       raise types.ConfigError(f"two methods are called {method.name!r}.")
     self._methods[method.name] = method
-
-
-class _FunctionSession:
-  """A function as a session that remembers nothing."""
-
-  def __init__(self, function: Callable[[types.Tree], types.Tree]) -> None:
-    self.welcome: Mapping[str, Any] = {}
-    self._function = function
-
-  def __call__(self, inputs: types.Tree) -> types.Tree:
-    return self._function(inputs)
-
-  def close(self) -> None:
-    """Does nothing."""
 
 
 class _Method:

@@ -6,7 +6,7 @@ from typing import Self
 import jax
 
 from seedx import envs, launch, types, wire
-from seedx.acting import local_actor, protocol, sessions
+from seedx.acting import local_actor, sessions
 from seedx.agents import base, optimizers
 from seedx.learning import experience
 from seedx.pipelines.gorila import (
@@ -139,13 +139,13 @@ def learn(config: Config, context: process.Context) -> process.Process:
     reports.REPORT,
     reported.open,
     inputs=reports.layout(length, workers.envs_per_worker),
-    outputs=reports.GO_ON,
+    outputs=wire.NOTHING,
   )
   server.bind_stream(
     reports.SERVERS,
-    lambda hello: reports.Servers(addresses),
-    inputs=protocol.NOTHING,
-    outputs=protocol.NOTHING,
+    lambda hello: reports.servers(addresses),
+    inputs=wire.NOTHING,
+    outputs=wire.NOTHING,
   )
   return process.Process(
     acted=acted,

@@ -26,7 +26,6 @@ import jax
 import numpy as np
 
 from seedx import envs, types, wire
-from seedx.acting import protocol
 from seedx.agents import base
 
 PUSH = "push"
@@ -140,10 +139,10 @@ class Shard:
     vector, reply = layouts(size)
     server.bind(PUSH, self.push, vector, reply)
     server.bind(START, self.start, vector, reply)
-    server.bind(TARGET, self.target, protocol.NOTHING, vector)
+    server.bind(TARGET, self.target, wire.NOTHING, vector)
     state = state_layout(state_form(self._agent, size))
-    server.bind(SAVE, self.save, protocol.NOTHING, state)
-    server.bind(RESTORE, self.restore, state, protocol.NOTHING)
+    server.bind(SAVE, self.save, wire.NOTHING, state)
+    server.bind(RESTORE, self.restore, state, wire.NOTHING)
 
   def start(self, params: Vector) -> Reply:
     """Takes parameters if it has none; replies with those that it has then."""
@@ -161,12 +160,11 @@ class Shard:
       wire.Refused: UNAVAILABLE, the shard is empty: `start` it.
     """
     with self._lock:
-      if self._state is None:
-        raise _empty()
+      state = self._filled()
       fresh = self.version - int(gradient.version) <= self._max_staleness
       if fresh:
         gradients = base.Gradients(gradient.vector)
-        self._take(self._apply(self._state, gradients))
+        self._take(self._apply(state, gradients))
       return self._reply(applied=fresh)
 
   def target(self, nothing: types.Tree) -> Vector:
@@ -177,8 +175,7 @@ class Shard:
     """
     del nothing
     with self._lock:
-      if self._state is None:
-        raise _empty()
+      self._filled()
       return Vector(np.int32(self._target_version), self._target)
 
   def save(self, nothing: types.Tree) -> types.Tree:
@@ -189,9 +186,7 @@ class Shard:
     """
     del nothing
     with self._lock:
-      if self._state is None:
-        raise _empty()
-      return tuple(map(np.asarray, jax.tree.leaves(self._state)))
+      return tuple(map(np.asarray, jax.tree.leaves(self._filled())))
 
   def restore(self, leaves: types.Tree) -> tuple[()]:
     """Goes on from what `save` said, whatever it had before."""
@@ -199,6 +194,14 @@ class Shard:
     with self._lock:
       self._take(jax.tree.unflatten(self._structure, leaves))
     return ()
+
+  def _filled(self) -> base.AgentState:
+    """The state; raises wire.Refused where there is none."""
+    if self._state is None:
+      raise wire.Refused(
+        wire.StatusCode.UNAVAILABLE, "this shard has no parameters yet"
+      )
+    return self._state
 
   def _take(self, state: base.AgentState) -> None:
     self._state = state
@@ -216,12 +219,6 @@ class Shard:
       np.bool_(applied),
       self._params,
     )
-
-
-def _empty() -> wire.Refused:
-  return wire.Refused(
-    wire.StatusCode.UNAVAILABLE, "this shard has no parameters yet"
-  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -376,7 +373,7 @@ class Client:
     self.params[self._parts[shard]] = reply.vector
     if reply.target_version > self._target_versions[shard]:
       target = self._clients[shard].call(
-        TARGET, (), protocol.NOTHING, self._layouts[shard][0]
+        TARGET, (), wire.NOTHING, self._layouts[shard][0]
       )
       self._target_versions[shard] = target.version
       self.target_params[self._parts[shard]] = target.vector

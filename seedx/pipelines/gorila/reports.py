@@ -71,8 +71,14 @@ def layout(length: int, max_rows: int) -> wire.Layout:
   return wire.Layout.of(Report(integer, returns, wire.once(counts)), max_rows)
 
 
-# Nothing has to be said to a worker but that it may go on.
-GO_ON = wire.Layout.of((), 1)
+def servers(addresses: launch.Addresses) -> wire.Session:
+  """A session that says where the parameter servers listen.
+
+  Raises:
+    wire.Refused: UNAVAILABLE, not all are known yet.
+  """
+  welcome = {"addresses": addresses.all()}
+  return wire.FunctionSession(lambda nothing: nothing, welcome)
 
 
 class Reports:
@@ -173,22 +179,3 @@ class _Session:
   def close(self) -> None:
     """Frees the worker's slots."""
     self._connected.close(self._session)
-
-
-class Servers:
-  """A session that says where the parameter servers listen.
-
-  Attributes:
-    welcome: their addresses.
-  """
-
-  def __init__(self, addresses: launch.Addresses) -> None:
-    """Raises wire.Refused, UNAVAILABLE, where they are not known yet."""
-    self.welcome = {"addresses": addresses.all()}
-
-  def __call__(self, inputs: types.Tree) -> types.Tree:
-    """Nothing is asked for."""
-    return inputs
-
-  def close(self) -> None:
-    """Does nothing."""

@@ -10,7 +10,6 @@ import jax.flatten_util
 import numpy as np
 
 from seedx import launch, types, wire
-from seedx.acting import protocol
 from seedx.agents import base
 from seedx.pipelines.gorila import parameter_server
 
@@ -130,8 +129,8 @@ class SavedShards:
       return client.call(
         method,
         request,
-        inputs=protocol.NOTHING if saving else state,
-        outputs=state if saving else protocol.NOTHING,
+        inputs=wire.NOTHING if saving else state,
+        outputs=state if saving else wire.NOTHING,
         timeout_seconds=_TIMEOUT_SECONDS,
       )
     finally:

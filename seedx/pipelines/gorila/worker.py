@@ -15,7 +15,7 @@ import numpy as np
 import optax
 
 from seedx import envs, metrics, types, wire
-from seedx.acting import local_actor, protocol, unroll_store
+from seedx.acting import local_actor, unroll_store
 from seedx.agents import base
 from seedx.learning import experience
 from seedx.pipelines.gorila import parameter_server, reports
@@ -69,7 +69,7 @@ def run(work: Work, stop: threading.Event) -> None:
       client,
       reports.REPORT,
       inputs=reports.layout(layout.length, num_envs),
-      outputs=reports.GO_ON,
+      outputs=wire.NOTHING,
       hello={"num_envs": num_envs},
     )
     try:
@@ -268,7 +268,7 @@ class _Worker:
 
   def _servers(self) -> list[str]:
     """Where the parameter servers listen now."""
-    nothing = protocol.NOTHING
+    nothing = wire.NOTHING
     stream = self._client.stream(reports.SERVERS, (), nothing, nothing)
     stream.cancel()
     return list(stream.welcome["addresses"])
