@@ -385,6 +385,12 @@ def test_a_seed_and_options_reach_the_factory(start):
   assert observation.tolist() == [[3, 204, 0, 0], [4, 205, 0, 0]]
 
 
+def test_options_may_have_any_name():
+  options = {"name": 1, "what": 2, "function": 3}
+  made = make_worker(config_of("takes_any_name", options))
+  assert made.signature.observation.shape == (4,)
+
+
 def test_a_module_of_the_current_directory_comes_first(tmp_path, monkeypatch):
   name = "own_environment_of_this_test"
   for folder, actions in (("elsewhere", 2), ("here", 5)):

@@ -112,7 +112,12 @@ class Single(Protocol):
 
 
 def attempt(
-  name: str, what: str, function: Callable[..., Any], *args: Any, **kwargs: Any
+  name: str,
+  what: str,
+  function: Callable[..., Any],
+  /,  # The user's arguments may have any name.
+  *args: Any,
+  **kwargs: Any,
 ) -> Any:
   """Calls a user's function; raises its errors as `types.ConfigError`."""
   try:
