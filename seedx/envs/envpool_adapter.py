@@ -65,7 +65,7 @@ class EnvPoolEnvironment:
     self._game_return = np.zeros(num_envs, np.float64)
     self._pool = envpool_spec.call(
       config.env,
-      envpool_spec.library().make,
+      envpool_spec.envpool().make,
       config.env,
       env_type="gymnasium",
       num_envs=num_envs,

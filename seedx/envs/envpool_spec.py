@@ -1,6 +1,7 @@
 """The spec of an EnvPool environment, and the options that it takes."""
 
 import difflib
+import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -34,15 +35,13 @@ _REFUSED_OPTIONS = {
 }
 
 
-def library() -> Any:
+def envpool() -> Any:
   """EnvPool, imported where it is first used.
 
   The processes of own environments import this package too. Without EnvPool,
   which imports JAX, they start in a third of a second instead of three.
   """
-  import envpool
-
-  return envpool
+  return importlib.import_module("envpool")
 
 
 def spec(config: env_config.Config) -> types.EnvironmentSpec:
@@ -60,7 +59,7 @@ def pool_spec_and_options(
     types.ConfigError: the environment or an option is unknown or refused.
   """
   env_id, options = config.env, config.env_options
-  if env_id not in library().list_all_envs():
+  if env_id not in envpool().list_all_envs():
     raise types.ConfigError(_unknown_env_message(env_id))
   for name in options:
     if name in _REFUSED_OPTIONS:
@@ -69,13 +68,13 @@ def pool_spec_and_options(
       )
   resolved = dict(options)
   try:
-    pool_spec = call(env_id, library().make_spec, env_id, **resolved)
+    pool_spec = call(env_id, envpool().make_spec, env_id, **resolved)
   except types.ConfigError:
     _check_option_names(env_id, options)
     raise
   if "stack_num" in pool_spec.config._fields and "stack_num" not in options:
     resolved["stack_num"] = 1
-    pool_spec = call(env_id, library().make_spec, env_id, **resolved)
+    pool_spec = call(env_id, envpool().make_spec, env_id, **resolved)
   return pool_spec, resolved
 
 
@@ -137,7 +136,7 @@ def call(
 
 
 def _unknown_env_message(env_id: str) -> str:
-  by_lower_case = {name.lower(): name for name in library().list_all_envs()}
+  by_lower_case = {name.lower(): name for name in envpool().list_all_envs()}
   close = difflib.get_close_matches(env_id.lower(), by_lower_case, n=5)
   matches = [by_lower_case[name] for name in close]
   # Gym's older names have more in them: PongNoFrameskip-v4, ALE/Pong-v5.
@@ -155,7 +154,7 @@ def _unknown_env_message(env_id: str) -> str:
 
 def _check_option_names(env_id: str, options: Mapping[str, Any]) -> None:
   variant = {key: options[key] for key in ("from_pixels",) if key in options}
-  config = call(env_id, library().make_spec, env_id, **variant).config
+  config = call(env_id, envpool().make_spec, env_id, **variant).config
   known = {*config._fields, *_MAKE_OPTIONS}
   for name in options:
     if name not in known:
