@@ -321,11 +321,8 @@ def test_greedy_is_the_best_action_whatever_the_key_and_exploration(case):
 def test_gradients_are_of_the_parameters_and_finite(case):
   gradients, output = case.gradients(case.state, jax.random.key(0), case.batch)
   assert signature(gradients.params) == signature(case.state.params)
-  moments, statistics = (
-    jax.tree.leaves(signature(x))
-    for x in (gradients.moments, case.state.statistics)
-  )
-  assert moments == statistics
+  for moment in gradients.moments:
+    assert signature(moment) == signature(case.state.statistics.mean)
   largest = [float(np.abs(x).max()) for x in jax.tree.leaves(gradients.params)]
   assert np.isfinite(largest).all()
   assert all(x > 0 for x in largest)

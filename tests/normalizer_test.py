@@ -63,6 +63,22 @@ def test_a_small_variance_beside_a_large_mean_is_seen():
   assert spread == pytest.approx(1.0, rel=0.3)
 
 
+@pytest.mark.parametrize("workers", [2, 16])
+def test_batches_measured_with_an_old_mean_count_as_any_others(workers):
+  """A3C's workers measure with the mean of then, and are merged in turn."""
+  rng = np.random.default_rng(0)
+  spec = specs.Array((1,), np.float32)
+  batches = rng.normal(100.0, 1.0, (3, workers, 5, 8, 1)).astype(np.float32)
+  known, updates = normalizer.init(spec), 0
+  for round_ in batches:
+    moments = [normalizer.measure(known, spec, x, None) for x in round_]
+    for each in moments:
+      known = normalizer.merge(known, each, jnp.int32(updates))
+      updates += 1
+  assert float(known.mean[0][0]) == pytest.approx(batches.mean(), rel=1e-5)
+  assert float(known.variance[0][0]) == pytest.approx(batches.var(), rel=2e-2)
+
+
 def test_floats_come_out_with_mean_0_and_variance_1_and_the_rest_as_it_is():
   batch = observations(7, (50, 8))
   actual = normalizer.normalize(merged([batch]), SPEC, batch)

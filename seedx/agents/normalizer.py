@@ -31,16 +31,19 @@ class Statistics(NamedTuple):
 
 
 class Moments(NamedTuple):
-  """Means over a batch of its observations' offsets from `Statistics.mean`.
+  """Means over a batch of its observations' offsets from `around`.
 
   Moments around 0 would be inexact: in float32, the square of a large mean
   swallows a small variance.
 
   Attributes:
+    around: for each normalized part, `[F]` float32, the `Statistics.mean` that
+      the batch was measured with.
     offset: for each normalized part, `[F]` float32, the mean offset.
     square: for each normalized part, `[F]` float32, the mean squared offset.
   """
 
+  around: tuple[jax.Array, ...]
   offset: tuple[jax.Array, ...]
   square: tuple[jax.Array, ...]
 
@@ -80,17 +83,22 @@ def measure(
   observation: types.Tree,
   axis_name: str | None,
 ) -> Moments:
-  """The moments of a batch `[T, B, ...]`, averaged over all cores."""
+  """The moments of a batch `[T, B, ...]`, averaged over all cores.
+
+  Every row counts, also the first of an episode: the network sees them all.
+  """
   pairs = zip(jax.tree.leaves(spec), jax.tree.leaves(observation), strict=True)
   leaves = [leaf for leaf_spec, leaf in pairs if _is_in(leaf_spec)]
   offsets = [
     leaf - mean for leaf, mean in zip(leaves, statistics.mean, strict=True)
   ]
-  moments = Moments(
+  means = (
     tuple(x.mean(axis=(0, 1)) for x in offsets),
     tuple(jnp.square(x).mean(axis=(0, 1)) for x in offsets),
   )
-  return moments if axis_name is None else jax.lax.pmean(moments, axis_name)
+  if axis_name is not None:
+    means = jax.lax.pmean(means, axis_name)
+  return Moments(statistics.mean, *means)
 
 
 def merge(
@@ -99,21 +107,30 @@ def merge(
   """Merges one batch's moments into the statistics of `updates` batches.
 
   Chan et al. 1979, "Updating formulae and a pairwise algorithm for computing
-  sample variances", equation 2.1, for batches of equal size.
+  sample variances", equation 2.1, for batches of equal size. Other batches may
+  have been merged since this one was measured.
   """
   rate = 1.0 / (updates.astype(jnp.float32) + 1.0)
+  gap = jax.tree.map(
+    lambda x, around, old: x + (around - old),
+    batch.offset,
+    batch.around,
+    statistics.mean,
+  )
 
   def variance(
-    old: jax.Array, offset: jax.Array, square: jax.Array
+    old: jax.Array, gap: jax.Array, offset: jax.Array, square: jax.Array
   ) -> jax.Array:
     # The first batch, with rate 1, replaces what `init` returned.
-    between = rate * (1.0 - rate) * jnp.square(offset)
+    between = rate * (1.0 - rate) * jnp.square(gap)
     within = jnp.maximum(square - jnp.square(offset), 0.0)
     return (1.0 - rate) * old + rate * within + between
 
   return Statistics(
-    jax.tree.map(lambda old, x: old + rate * x, statistics.mean, batch.offset),
-    jax.tree.map(variance, statistics.variance, batch.offset, batch.square),
+    jax.tree.map(lambda old, x: old + rate * x, statistics.mean, gap),
+    jax.tree.map(
+      variance, statistics.variance, gap, batch.offset, batch.square
+    ),
   )
 
 
