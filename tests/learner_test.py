@@ -15,7 +15,7 @@ import pytest
 from dm_env import specs
 
 from seedx import metrics, sharding, types
-from seedx.agents import base, vtrace
+from seedx.agents import base, model, vtrace
 from seedx.learning import experience, learner
 from seedx.pipelines import impala
 from tests import conftest, experience_test
@@ -34,7 +34,9 @@ def plain(agent, rate):
     params = jax.tree.map(
       lambda p, g: p - rate * g, state.params, gradients.params
     )
-    return dataclasses.replace(state, params=params, updates=state.updates + 1)
+    return model.count_batch(
+      dataclasses.replace(state, params=params), gradients.moments
+    )
 
   update = base.composed_update(agent.gradients, apply)
   return dataclasses.replace(agent, apply=apply, update=update)
@@ -137,6 +139,47 @@ def test_parts_and_cores_learn_what_the_whole_does(
   assert not np.allclose(
     jax.tree.leaves(it.state.params)[-1], jax.tree.leaves(before)[-1]
   )
+
+
+@functools.cache
+def normalizing_agent():
+  """One that normalizes observations, and learns by plain gradients."""
+  config = vtrace.Config(
+    hidden_sizes=(16,), reward_scale=1.0, normalize_observations=True
+  )
+  return plain(config.make(SPEC, sharding.CORES), rate=0.1)
+
+
+@functools.cache
+def normalized(num_cores, micro_batches):
+  """The state after 5 updates."""
+  it = make(num_cores, micro_batches, normalizing_agent())
+  run(it, [unroll_of(), *(unroll_of(seed) for seed in (1, 2, 3, 4))])
+  return it.state
+
+
+@pytest.mark.parametrize(
+  ("num_cores", "micro_batches"),
+  [
+    pytest.param(4, 1, marks=pytest.mark.slow),
+    pytest.param(1, 2, marks=pytest.mark.slow),
+    (4, 2),
+  ],
+)
+def test_parts_and_cores_normalize_as_the_whole_does(num_cores, micro_batches):
+  """However uneven their resets are, whose observations count too."""
+  state, expected = normalized(num_cores, micro_batches), normalized(1, 1)
+  assert_close(state.statistics, expected.statistics)
+  assert_close(state.params, expected.params)
+  everything = np.concatenate(
+    [
+      unroll_of(seed).inputs.timestep.observation.reshape(-1, 4)
+      for seed in range(5)
+    ]
+  )
+  (mean,), (variance,) = state.statistics
+  np.testing.assert_allclose(mean, everything.mean(0), rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(variance, everything.var(0), rtol=1e-4)
 
 
 @pytest.mark.parametrize(

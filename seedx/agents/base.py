@@ -37,12 +37,11 @@ class AgentState:
 class Gradients(NamedTuple):
   """What a batch contributes to an update.
 
-  All are means over the batch: those of micro-batches are averaged with
-  `LossOutput.weight`.
-
   Attributes:
-    params: the gradient of the loss with respect to the parameters.
-    moments: of the batch's observations, for `AgentState.statistics`; or ().
+    params: the gradient of the loss with respect to the parameters, a mean over
+      the batch: those of micro-batches are averaged with `LossOutput.weight`.
+    moments: of the batch's observations, for `AgentState.statistics`; or (). A
+      mean over all observations: those of micro-batches are averaged.
   """
 
   params: types.Tree

@@ -44,7 +44,8 @@ def accumulated(
 ) -> Program:
   """Gradient accumulation: one `apply` of the mean gradient of micro-batches.
 
-  The mean is weighted by `LossOutput.weight`.
+  The mean is weighted by `LossOutput.weight`; of moments it is plain, since all
+  micro-batches have as many observations.
   """
 
   def part(
@@ -53,24 +54,27 @@ def accumulated(
     rng_key: jax.Array,
     batch: Batch,
     index: jax.Array,
-  ) -> tuple[types.Tree, types.LossOutput]:
+  ) -> tuple[base.Gradients, types.LossOutput]:
     batch = sharding.shard(batch, specs(agent), index, micro_batches)
     key = jax.random.fold_in(_core_key(rng_key), index)
     gradients, output = agent.gradients(state, key, batch)
     output = _with_lag(output, version, batch)
-    gradients, metrics = jax.tree.map(
-      lambda leaf: leaf * output.weight, (gradients, output.metrics)
+    params, metrics = jax.tree.map(
+      lambda leaf: leaf * output.weight, (gradients.params, output.metrics)
     )
-    return gradients, types.LossOutput(output.weight, metrics)
+    return gradients._replace(params=params), types.LossOutput(
+      output.weight, metrics
+    )
 
   def finish(
-    state: base.AgentState, gradients: types.Tree, output: types.LossOutput
+    state: base.AgentState, total: base.Gradients, output: types.LossOutput
   ) -> tuple[base.AgentState, types.LossOutput]:
     weight = jnp.maximum(output.weight, 1e-8)
-    gradients, metrics = jax.tree.map(
-      lambda leaf: leaf / weight, (gradients, output.metrics)
+    params, metrics = jax.tree.map(
+      lambda leaf: leaf / weight, (total.params, output.metrics)
     )
-    state = agent.apply(state, gradients)
+    moments = jax.tree.map(lambda leaf: leaf / micro_batches, total.moments)
+    state = agent.apply(state, base.Gradients(params, moments))
     return state, types.LossOutput(output.weight, metrics)
 
   one = sharding.REPLICATED
