@@ -669,7 +669,7 @@ time.sleep(100)
 
 
 def test_workers_end_when_their_parent_is_killed(tmp_path):
-  """One waits for a message, one is in a step; both ignore Ctrl-C."""
+  """One waits for a message, one is in a step; both ignore signals to a group."""
   log, program = tmp_path / "pid", tmp_path / "program.py"
   program.write_text(PARENT)
   with subprocess.Popen(
@@ -687,7 +687,8 @@ def test_workers_end_when_their_parent_is_killed(tmp_path):
     wait_for(lambda: log.exists() and log.read_text())
     stuck = int(log.read_text())
     for pid in (waiting, stuck):
-      os.kill(pid, signal.SIGINT)
+      for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        os.kill(pid, number)
     time.sleep(0.2)
     assert alive(waiting) and alive(stuck)
     parent.kill()

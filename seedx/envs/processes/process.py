@@ -21,12 +21,15 @@ from seedx.envs.processes import messages
 CHECK_SECONDS = 1.0
 # Environments may write files when they are closed.
 _CLOSE_SECONDS = 2.0
-_TERMINATE_SECONDS = 0.5
 
-# Only the parent handles Ctrl-C. It has the same module search path.
+# Only the parent handles what ends a group of processes. It has the same module
+# search path.
 _PROGRAM = """\
 import signal, sys
-signal.signal(signal.SIGINT, signal.SIG_IGN)
+for number in signal.SIGHUP, signal.SIGINT:
+  signal.signal(number, signal.SIG_IGN)
+# What environments start does not inherit this one: they may terminate it.
+signal.signal(signal.SIGTERM, lambda *_: None)
 sys.path[:] = {path}
 from seedx.envs.processes import worker
 worker.main({requests}, {replies}, {memory})
@@ -138,11 +141,10 @@ def new_memory() -> BinaryIO:
 
 
 def end(processes: Sequence[Process]) -> None:
-  """Ends processes: closes their pipes, then terminates, then kills them."""
+  """Ends processes: closes their pipes, then kills them."""
   alive = list(processes)
   for stop, seconds in (
     (lambda process: process._requests.close(), _CLOSE_SECONDS),
-    (lambda process: process._popen.terminate(), _TERMINATE_SECONDS),
     (lambda process: process._popen.kill(), float("inf")),
   ):
     for process in alive:
