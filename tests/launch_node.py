@@ -21,5 +21,5 @@ def run(config, stop):
   if config.status == 2:
     raise types.ConfigError("called wrong")
   if config.status:
-    raise RuntimeError("failed")
+    raise RuntimeError("environment 3 (seed 7) failed\n  Traceback\nNaN")
   stop.wait()

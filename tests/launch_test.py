@@ -6,6 +6,8 @@ import psutil
 import pytest
 
 from seedx import launch, types
+from seedx.launch import processes as launch_processes
+from seedx.runtime import signals
 from tests import launch_node
 
 
@@ -59,17 +61,100 @@ def test_one_that_dies_is_started_again(tmp_path, capfd):
 
 def test_one_that_was_called_wrong_ends_the_run(tmp_path):
   processes = _start(tmp_path, status=2)
-  with pytest.raises(types.ConfigError, match="cannot do its work"):
+  with pytest.raises(types.ConfigError, match="cannot do its work: called"):
     _wait(processes.check)
   assert _marks(tmp_path) == 1
   processes.stop()
 
 
-def test_one_that_dies_again_and_again_ends_the_run(tmp_path):
+def test_one_that_dies_again_and_again_ends_the_run_with_its_error(
+  tmp_path, monkeypatch
+):
+  monkeypatch.setattr(launch_processes, "_BACKOFF_SECONDS", 0.01)
   processes = _start(tmp_path, status=1)
-  with pytest.raises(RuntimeError, match="worker died 6 times within 10 s"):
+  error = r"status 1: RuntimeError: environment 3 \(seed 7\) failed \.\.\. NaN"
+  with pytest.raises(RuntimeError, match=f"worker died 6 times.*{error}"):
     _wait(processes.check)
   assert _marks(tmp_path) == 6
+  processes.stop()
+
+
+class _Life:
+  """Deaths of a process, at times that are told."""
+
+  def __init__(self, monkeypatch):
+    self.now, self.starts = 0.0, []
+    fake = self
+
+    class Popen:
+      pid = 7
+
+      def __init__(self, *_, **__):
+        fake.starts.append(fake.now)
+        self.returncode = None
+        fake.newest = self
+
+      def poll(self):
+        return self.returncode
+
+    monkeypatch.setattr(launch_processes.subprocess, "Popen", Popen)
+    monkeypatch.setattr(launch_processes.time, "monotonic", lambda: self.now)
+    self.child = launch_processes._Child(
+      launch.Node("worker", launch_node.run, None)
+    )
+
+  def goes_on(self, seconds, status):
+    """The newest process lives so long; returns when the next starts."""
+    self.now += seconds
+    self.newest.returncode = status
+    started = len(self.starts)
+    while not self.child.check():
+      self.now += 0.5
+    assert len(self.starts) == started + 1
+    return self.now
+
+
+def test_each_restart_waits_longer_while_the_run_goes_on(monkeypatch):
+  life = _Life(monkeypatch)
+  waits = []
+  for _ in range(5):
+    waits.append(life.goes_on(12.0, 1) - life.starts[-2] - 12.0)
+  assert waits == [0.0, 1.0, 3.0, 7.0, 15.0]
+  with pytest.raises(RuntimeError, match="worker died 6 times within 86 s"):
+    life.goes_on(12.0, 1)
+
+
+def test_rare_deaths_and_kills_end_no_run(monkeypatch):
+  life = _Life(monkeypatch)
+  for _ in range(50):
+    died = life.now + 180.0
+    assert life.goes_on(180.0, 1) - died <= 7.0
+  for _ in range(50):
+    died = life.now + 20.0
+    assert life.goes_on(20.0, -9) == died
+  with pytest.raises(RuntimeError, match="worker died 6 times"):
+    for _ in range(6):
+      life.goes_on(2.0, -9)  # No memory.
+
+
+def test_one_that_has_worked_was_not_called_wrong(monkeypatch):
+  life = _Life(monkeypatch)
+  life.goes_on(900.0, -9)
+  life.goes_on(3.0, 2)  # A factory may fail for a while.
+  assert len(life.starts) == 3
+
+
+def test_signals_to_the_group_do_not_reach_it(tmp_path):
+  before = set(psutil.Process().children())
+  processes = _start(tmp_path)
+  (child,) = set(psutil.Process().children()) - before
+  for _ in range(20):  # Also before it can say that it ignores them.
+    for number in signals.ENDING:
+      child.send_signal(number)
+    time.sleep(0.02)
+  _wait(lambda: _marks(tmp_path) == 1)
+  processes.check()
+  assert child.is_running() and not processes.restarts
   processes.stop()
 
 

@@ -1,23 +1,33 @@
 """The program that a node's process runs: `python -m seedx.launch ROLE`.
 
-It reads what to run from its standard input, and ends when that is closed: its
-parent holds the other end, so that it goes when the parent goes, in any way.
+It reads what to run from its standard input, a socket, and ends when that is
+closed: its parent holds the other end, so that it goes when the parent goes, in
+any way. What it dies of, it says there.
 """
 
+import contextlib
+import faulthandler
 import multiprocessing.spawn
 import os
 import pickle
 import signal
 import sys
 import threading
-from typing import Any, BinaryIO
+import traceback
+from typing import BinaryIO
 
 from seedx import types, wire
 from seedx.launch import nodes
+from seedx.runtime import signals
+
+# Another try of the same would end in the same way.
+_CALLED_WRONG = (
+  wire.StatusCode.FAILED_PRECONDITION,
+  wire.StatusCode.UNIMPLEMENTED,
+)
 
 
-def _main(role: str) -> int:
-  signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent decides.
+def _main() -> None:
   parent, work, needs_jax = pickle.loads(_message(sys.stdin.buffer))
   threading.Thread(target=_leave_with_parent, daemon=True).start()
   if needs_jax:
@@ -27,15 +37,10 @@ def _main(role: str) -> int:
   else:
     # EnvPool would import it: half the memory, and a second less to start.
     sys.modules["jax"] = None  # type: ignore[assignment]
-  try:
-    if parent:
-      multiprocessing.spawn.prepare(parent)
-    run, config = pickle.loads(work)
-    run(config, threading.Event())
-  except (types.ConfigError, wire.WireError) as error:
-    print(f"error: {role}: {error}", file=sys.stderr, flush=True)
-    return nodes.USAGE_STATUS
-  return 0
+  if parent:
+    multiprocessing.spawn.prepare(parent)
+  run, config = pickle.loads(work)
+  run(config, threading.Event())
 
 
 def _message(stream: BinaryIO) -> bytes:
@@ -46,23 +51,43 @@ def _message(stream: BinaryIO) -> bytes:
 
 
 def _leave_with_parent() -> None:
-  while os.read(0, 1):
-    pass
+  with contextlib.suppress(ConnectionResetError):
+    while os.read(0, 1):
+      pass
   os._exit(0)
 
 
-def _exit_status(argv: list[str]) -> Any:
+def _exit_status(role: str) -> int:
+  """Runs the node; prints what it died of, and says it to the parent."""
   try:
-    return _main(argv[1])
-  except BaseException:
-    import traceback
-
+    _main()
+    return 0
+  except (types.ConfigError, wire.WireError) as error:
+    print(f"error: {role}: {error}", file=sys.stderr)
+    _say(str(error))
+    wrong = getattr(error, "code", _CALLED_WRONG[0]) in _CALLED_WRONG
+    return nodes.USAGE_STATUS if wrong else 1
+  except BaseException as error:
     traceback.print_exc()
+    _say("".join(traceback.format_exception_only(error)))
     return 1
 
 
+def _say(error: str) -> None:
+  lines = error.strip().splitlines()
+  # Of an error that repeats a traceback, both ends say something.
+  ends = [lines[0], *lines[1:][-1:]]
+  with contextlib.suppress(OSError):
+    os.write(0, " ... ".join(f"{line:.500}" for line in ends).encode())
+
+
 if __name__ == "__main__":
+  # Those that go to a group of processes; the parent decides.
+  for number in signals.ENDING:
+    signal.signal(number, signal.SIG_IGN)
+  signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.ENDING)
+  faulthandler.enable()
   # Threads of gRPC's or EnvPool's must not keep it alive.
-  status = _exit_status(sys.argv)
+  status = _exit_status(sys.argv[1])
   sys.stderr.flush()
   os._exit(status)

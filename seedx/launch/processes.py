@@ -1,24 +1,37 @@
 """Nodes as processes of this machine, restarted when they die."""
 
 import contextlib
+import signal
+import socket
 import subprocess
 import sys
 import time
 
 from seedx import types
 from seedx.launch import nodes
+from seedx.runtime import signals
 
-# One that dies this young, this many times in a row, never will do its work.
+# One that dies so often within this time never will do its work.
+_MOST_DEATHS = 6
+_WITHIN_SECONDS = 600.0
+# The first restart is at once, the second after so long, those that follow
+# after 3, 7 and 15 times that.
+_BACKOFF_SECONDS = 1.0
+# That somebody killed it is no fault of its own, unless it was as young as
+# this: who finds no memory is killed each time.
 _YOUNG_SECONDS = 10.0
-_MOST_EARLY_DEATHS = 5
+# Of what a process says that it died of.
+_MOST_BYTES = 4_096
 
 
 class Processes:
   """Processes for the instances of some nodes.
 
-  A process that dies is started again; one that exits with status 0 has done
-  its work. The standard input of each is a pipe from this process, and each
-  ends when its pipe closes. So when this process exits in any way, all end.
+  A process that dies is started again, later each time; one that exits with
+  status 0 has done its work. The standard input of each is a socket from this
+  process, and each ends when it closes. So when this process exits in any way,
+  all end. They ignore the signals that end a group of processes: this one gets
+  them too, and decides.
 
   Attributes:
     restarts: how many have died and were started again.
@@ -43,22 +56,12 @@ class Processes:
       RuntimeError: one dies again and again.
     """
     for child in self._children:
-      status = child.process.poll()
-      if status == nodes.USAGE_STATUS:
-        raise types.ConfigError(
-          f"{child.node.role} {child.process.pid} cannot do its work; see its"
-          " message above"
-        )
-      if status:
-        child.restart()
-        self.restarts += 1
+      self.restarts += child.check()
 
   def stop(self, timeout_seconds: float = 2.0) -> None:
     """Ends all processes: asks first, then kills."""
     for child in self._children:
-      if child.process.stdin is not None:
-        with contextlib.suppress(BrokenPipeError):
-          child.process.stdin.close()
+      child.socket.close()
     deadline = time.monotonic() + timeout_seconds
     for child in self._children:
       try:
@@ -74,31 +77,69 @@ class _Child:
   def __init__(self, node: nodes.Node) -> None:
     self.node = node
     self._message = nodes.message(node)
-    self._early_deaths = 0
+    self._is_first = True
+    self._deaths: list[float] = []
+    # When the process of one that has died starts again.
+    self._due_seconds: float | None = None
     self._start()
 
-  def restart(self) -> None:
-    """Replaces a process that died by a new one, and says so."""
-    young = time.monotonic() - self._started_seconds < _YOUNG_SECONDS
-    self._early_deaths = self._early_deaths + 1 if young else 0
-    died = f"{self.node.role} {self.process.pid} died with status"
-    print(f"{died} {self.process.returncode}", file=sys.stderr, flush=True)
-    if self._early_deaths > _MOST_EARLY_DEATHS:
-      raise RuntimeError(
-        f"{self.node.role} died {self._early_deaths} times within"
-        f" {_YOUNG_SECONDS:g} s of its start, with status"
-        f" {self.process.returncode} at last"
-      )
+  def check(self) -> bool:
+    """Replaces a process that has died, in time; whether it did so now."""
+    if self._due_seconds is None:
+      if not self.process.poll():
+        return False
+      self._due_seconds = time.monotonic() + self._died()
+    if time.monotonic() < self._due_seconds:
+      return False
+    self._due_seconds, self._is_first = None, False
     self._start()
+    return True
+
+  def _died(self) -> float:
+    """Says so; returns the seconds until it is to start again."""
+    now, status = time.monotonic(), self.process.returncode
+    who, error = f"{self.node.role} {self.process.pid}", self._last_error()
+    # One that has worked before was not called wrong.
+    if status == nodes.USAGE_STATUS and self._is_first:
+      raise types.ConfigError(f"{who} cannot do its work{error}")
+    seconds = 0.0
+    young = now - self._started_seconds < _YOUNG_SECONDS
+    if young or status != -signal.SIGKILL:
+      recent = [x for x in self._deaths if x > now - _WITHIN_SECONDS]
+      seconds = _BACKOFF_SECONDS * (2 ** len(recent) - 1)
+      self._deaths = [*recent, now]
+    died = f"{who} died with status {status}{error}"
+    if len(self._deaths) >= _MOST_DEATHS:
+      raise RuntimeError(
+        f"{self.node.role} died {len(self._deaths)} times within"
+        f" {now - self._deaths[0]:.0f} s; at last, {died}"
+      )
+    again = f"; it starts again in {seconds:g} s" if seconds else ""
+    print(f"{died}{again}", file=sys.stderr, flush=True)
+    return seconds
+
+  def _last_error(self) -> str:
+    """What the process says that it died of, after a colon; or nothing."""
+    self.socket.setblocking(False)
+    text = b""
+    with contextlib.suppress(OSError):
+      text = self.socket.recv(_MOST_BYTES)
+    self.socket.close()
+    return f": {text.decode(errors='replace')}" if text else ""
 
   def _start(self) -> None:
     self._started_seconds = time.monotonic()
-    self.process = subprocess.Popen(
-      [sys.executable, "-m", __package__, self.node.role],
-      stdin=subprocess.PIPE,
-    )
-    assert self.process.stdin is not None
+    self.socket, stdin = socket.socketpair()
+    # Until the process ignores them, they wait.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals.ENDING)
+    try:
+      with stdin:
+        self.process = subprocess.Popen(
+          [sys.executable, "-m", __package__, self.node.role],
+          stdin=stdin.fileno(),
+        )
+    finally:
+      signal.pthread_sigmask(signal.SIG_SETMASK, before)
     # It may die before it has read all.
-    with contextlib.suppress(BrokenPipeError):
-      self.process.stdin.write(self._message)
-      self.process.stdin.flush()
+    with contextlib.suppress(OSError):
+      self.socket.sendall(self._message)

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Iterator
 
 INTERRUPTED_STATUS = 130
+# What ends a process, or a group of them.
+ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 
 
 @contextlib.contextmanager
