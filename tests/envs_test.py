@@ -11,7 +11,7 @@ import pytest
 import tree
 
 from seedx import envs, trees, types
-from seedx.envs import envpool_spec
+from seedx.envs import envpool_adapter, envpool_spec
 
 FIRST, MID, LAST = (int(step_type) for step_type in dm_env.StepType)
 
@@ -528,6 +528,40 @@ def test_an_environment_without_a_legal_action_is_named(
   np.testing.assert_array_equal(
     observation[mask], [[1, 0, 0, 1], [1] * 4, [1] * 4]
   )
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("part", ["observation", "reward"])
+def test_a_number_that_is_not_finite_is_refused_with_its_seed(
+  part, value, monkeypatch
+):
+  environment = make("CartPole-v1", 4, batch_size=2, seed=30)
+  pool = environment._pool
+
+  def recv():
+    observation, reward, *rest, info = pool.recv()
+    info["env_id"][:] = [3, 1]
+    wrong = {"observation": observation, "reward": reward}[part]
+    wrong[1] = value
+    return observation, reward, *rest, info
+
+  environment._episode_ended[:] = False  # A reward of the reset is dropped.
+  monkeypatch.setattr(environment, "_pool", mock.Mock(recv=recv))
+  with pytest.raises(
+    RuntimeError,
+    match=f"environment 1 of CartPole-v1, with the seed 31, .* {value} in its"
+    f" {part}$",
+  ):
+    environment.recv()
+
+
+def test_integers_of_envpool_that_do_not_fit_are_refused():
+  fits = np.array([2**31 - 1, -(2**31)])
+  assert envpool_adapter._narrow(fits).tolist() == fits.tolist()
+  with pytest.raises(ValueError, match=r"int32, .* found 1099511627783"):
+    envpool_adapter._narrow(np.array([0, 2**40 + 7]))
+  with pytest.raises(ValueError, match=r"uint32, .* found 4294967296"):
+    envpool_adapter._narrow(np.array([2**32], np.uint64))
 
 
 # Transforms of observations

@@ -84,6 +84,29 @@ class CountingDm(dm_env.Environment):
     return dm_env.specs.DiscreteArray(3, np.int64)
 
 
+def discounting(seed, discount):
+  env = CountingDm(seed)
+  env.step = lambda action: dm_env.transition(0.0, np.zeros(4), discount)
+  return env
+
+
+class Long(gymnasium.Env):
+  """Observes an integer of 64 bits: at first `first`, then `then`."""
+
+  def __init__(self, first, then=0):
+    self.observation_space = spaces.Dict(
+      {"long": spaces.Box(-(2**62), 2**62, (2,), np.int64)}
+    )
+    self.action_space = spaces.Discrete(2)
+    self._first, self._then = first, then
+
+  def reset(self, *, seed=None, options=None):
+    return {"long": np.array([self._first, -1])}, {}
+
+  def step(self, action):
+    return {"long": np.array([self._then, -1])}, 0.0, False, False, {}
+
+
 def counting_dm(seed, shift=0):
   return CountingDm(seed + shift)
 
@@ -255,6 +278,14 @@ class Failing(Counting):
       time.sleep(1000)
     if self._how == "shape":
       return np.zeros(5), 0.0, False, False, {}
+    if self._how == "infinity":
+      return np.array([0, np.inf, 0, 0]), 0.0, False, False, {}
+    if self._how == "too large":  # For 32 bits.
+      return np.array([0, 1e300, 0, 0]), 0.0, False, False, {}
+    if self._how == "infinite reward":
+      return np.zeros(4), -1e300, False, False, {}
+    if self._how == "zero":
+      return np.zeros(4), 0.0, False, False, {}
     if self._how == "nan":
       return np.array([0, np.nan, np.inf, 0]), 0.0, False, False, {}
     if self._how == "nan reward":

@@ -491,6 +491,31 @@ def test_processes_pass_on_why_a_factory_cannot_be_used(
     assert_one_line(caught.value, config)
 
 
+def test_integers_that_do_not_fit_are_refused(start):
+  found = "fit into int32, from -2147483648 to .* found 1099511627783"
+  with pytest.raises(types.ConfigError, match=f"observation long to {found}"):
+    make_worker(config_of("Long", {"first": 2**40 + 7}))
+  environment = start("Long", 2, {"first": 2**31 - 1, "then": 2**40 + 7})
+  assert (
+    environment.recv().timestep.observation["long"].tolist()
+    == [[2**31 - 1, -1]] * 2
+  )
+  environment.send(np.arange(2, dtype=np.int32), np.zeros(2, int))
+  with pytest.raises(RuntimeError, match=found):
+    environment.recv()
+
+
+def test_integers_of_a_transform_that_do_not_fit_are_refused(start):
+  transformed = {"observation_transform": f"{__name__}:shifted"}
+  environment = start("Long", 1, {"first": 2**9}, fields=transformed)
+  with pytest.raises(ValueError, match=r"transformed .* found 2199023255552"):
+    environment.recv()
+
+
+def shifted(observation):
+  return observation["long"].astype(np.int64) * [2**32, 1]
+
+
 def test_options_must_be_picklable():
   with pytest.raises(types.ConfigError, match="can be pickled"):
     envs.spec(config_of("Counting", {"log": lambda: 0}))
@@ -583,12 +608,15 @@ def test_send_refuses_wrong_actions(start):
 @pytest.mark.parametrize(
   ("how", "found"),
   [
-    ("raise", "environment 2 of .*LookupError: lost the way"),
+    ("raise", "environment 2 of .* the seed 2, .*LookupError: lost the way"),
     ("exit", "environment 2 of .*SystemExit: 3"),
     ("shape", r"environment 2 of .*shape \(4,\).*found shape \(5,\)"),
-    ("nan", "environment 2 of .*NaN in its observation"),
-    ("nan reward", "environment 2 of .*NaN in its reward"),
-    ("die", "environments [02] to [23] of .*status 7"),
+    ("nan", "environment 2 of .* the seed 2, .* found nan in its observation"),
+    ("infinity", "environment 2 of .* found inf in its observation"),
+    ("too large", "environment 2 of .* found inf in its observation"),
+    ("nan reward", "environment 2 of .* found nan in its reward"),
+    ("infinite reward", "environment 2 of .* found -inf in its reward"),
+    ("die", "environments [02] to [23] of .*, with the seeds .*status 7"),
     ("killed", "environments [02] to [23] of .*SIGKILL"),
   ],
 )
@@ -606,6 +634,41 @@ def test_every_recv_after_a_failure_raises_it(
   assert time.monotonic() < started + 5
   if how == "raise":
     assert "in _fail" in str(caught.value)  # The environment's own traceback.
+
+
+def test_a_number_that_only_a_transform_makes_infinite_is_the_transforms(start):
+  transformed = {"observation_transform": f"{__name__}:divided"}
+  environment = start(
+    "Failing", 3, {"how": "zero", "where": 12}, fields=transformed, seed=10
+  )
+  environment.send(environment.recv().index, np.ones(3, int))
+  found = "environment 2 .*seed 12, .* inf in its transf.*:divided has made"
+  for _ in range(2):
+    with pytest.raises(RuntimeError, match=found):
+      environment.recv()
+  # It may also remove them.
+  transformed = {"observation_transform": f"{__name__}:without_nan"}
+  environment = start("Failing", 3, {"how": "nan"}, fields=transformed)
+  environment.send(environment.recv().index, np.ones(3, int))
+  assert environment.recv().timestep.observation[2].tolist() == [0, 0, 7, 0]
+
+
+def divided(observation):
+  with np.errstate(divide="ignore"):
+    return 1 / observation[:, :1]
+
+
+def without_nan(observation):
+  return np.nan_to_num(observation, posinf=7)
+
+
+@pytest.mark.parametrize("discount", [np.nan, -0.1, 1.5])
+def test_a_discount_that_is_none_is_a_failure(start, discount):
+  environment = start("discounting", 1, {"discount": discount})
+  environment.send(environment.recv().index, np.ones(1, int))
+  found = f"discount from 0 to 1, found {discount}"
+  with pytest.raises(RuntimeError, match=found):
+    environment.recv()
 
 
 def test_a_failing_reset_is_a_failure(start):

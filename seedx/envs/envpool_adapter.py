@@ -49,7 +49,9 @@ class EnvPoolEnvironment:
     )
     self._name = config.env
     self._is_atari = envpool_spec.is_atari(pool_spec)
-    self._transform = env_config.load_transform(config)
+    self._finish = observations.Finisher(
+      config, seed, self.spec, env_config.load_transform(config)
+    )
     dtypes = [
       np.dtype(array_spec.dtype)
       for array_spec in envpool_spec.observation_array_specs(pool_spec).values()
@@ -116,12 +118,10 @@ class EnvPoolEnvironment:
     observation = observations.joined(observation, info, self._info_keys)
     if self._must_narrow:
       observation = tree.map_structure(_narrow, observation)
-    observation = observations.processed(
-      self.spec, self._transform, observation, index, last
-    )
+    timestep = dm_env.TimeStep(step_type, reward, discount, observation)
     return types.Rows(
       index=index,
-      timestep=dm_env.TimeStep(step_type, reward, discount, observation),
+      timestep=self._finish(index, last, timestep),
       episode_return=game_return.astype(np.float32),
     )
 
@@ -156,4 +156,6 @@ class EnvPoolEnvironment:
 
 
 def _narrow(array: np.ndarray) -> np.ndarray:
-  return array.astype(observations.narrowed(array.dtype), copy=False)
+  dtype = observations.narrowed(array.dtype)
+  observations.check_fits("the observation", array, dtype)
+  return array.astype(dtype, copy=False)

@@ -4,8 +4,9 @@ Adds entries of `info` to observations, applies a transform, finds and checks
 the action mask, and checks actions; all of it on batches, in NumPy.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import dm_env
 import numpy as np
@@ -177,50 +178,127 @@ def joined(
   return observation | {key: info[key] for key in keys}
 
 
-def processed(
-  spec: types.EnvironmentSpec,
-  transform: env_config.Transform | None,
-  observation: types.Tree,
-  index: np.ndarray,
-  last: np.ndarray,
-) -> types.Tree:
-  """Transforms observations and checks their action mask.
+def failure(name: str, k: int, seed: int, why: str) -> str:
+  """What is said where an environment fails.
 
   Args:
-    spec: of the environments.
-    transform: None for no change.
-    observation: `[B, ...]`, entries of `info` included.
-    index: `[B]`, which environments.
-    last: `[B]` bool, whether the episode has ended. There, a mask without a
-      legal action becomes one where all are legal.
+    name: of the environment.
+    k: which of them.
+    seed: of environment 0.
+    why: what has happened.
+  """
+  return f"environment {k} of {name}, with the seed {seed + k}, failed: {why}"
 
-  Returns:
-    What the agent sees, as `spec` says.
+
+def check_fits(what: str, array: np.ndarray, dtype: np.dtype) -> None:
+  """Checks that integers fit into a dtype; NumPy would wrap them in silence.
 
   Raises:
-    ValueError: no action is legal, and yet the episode goes on.
+    ValueError: they do not; it calls them `what`.
   """
-  if transform is not None:
-    observation = tree.map_structure(
-      lambda leaf_spec, leaf: np.asarray(leaf, leaf_spec.dtype),
-      spec.observation,
-      transform(observation),
-    )
-  key = spec.action_mask
-  if key is None:
-    return observation
-  none_legal = ~np.any(observation[key], axis=-1)
-  if np.any(none_legal & ~last):
+  if array.dtype == dtype or array.dtype.kind not in "iu":
+    return
+  if (
+    dtype.kind not in "iu" or np.can_cast(array.dtype, dtype) or not array.size
+  ):
+    return
+  low, high, range_ = array.min(), array.max(), np.iinfo(dtype)
+  if low < range_.min or high > range_.max:
     raise ValueError(
-      f"expected a legal action in {key!r} of every environment, found none"
-      f" in {index[none_legal & ~last].tolist()}: the environment is wrong,"
-      " or another entry is the mask"
+      f"expected {what} to fit into {dtype}, from {range_.min} to {range_.max},"
+      f" found {low if low < range_.min else high}: let the environment return"
+      " floats, or smaller integers"
     )
-  if not np.any(none_legal):
-    return observation
-  mask = observation[key].copy()
-  mask[none_legal] = 1
-  return observation | {key: mask}
+
+
+@dataclasses.dataclass(frozen=True)
+class Finisher:
+  """Makes of environments' time steps what the agent sees.
+
+  Attributes:
+    config: which environment.
+    seed: of environment 0.
+    spec: of what the agent sees.
+    transform: of observations; None for no change.
+  """
+
+  config: env_config.Config
+  seed: int
+  spec: types.EnvironmentSpec
+  transform: env_config.Transform | None
+
+  def __call__(
+    self, index: np.ndarray, last: np.ndarray, timestep: dm_env.TimeStep
+  ) -> dm_env.TimeStep:
+    """Transforms observations, and checks them, their mask and rewards.
+
+    Args:
+      index: `[B]`, which environments.
+      last: `[B]` bool, whether the episode has ended. There, a mask without a
+        legal action becomes one where all are legal.
+      timestep: `[B, ...]`, with entries of `info` in the observation.
+
+    Raises:
+      RuntimeError: an observation or a reward has NaN or an infinity.
+      ValueError: no action is legal, and yet the episode goes on; or an integer
+        of the transform does not fit into 32 bits.
+    """
+    given = observation = timestep.observation
+    if self.transform is not None:
+      observation = tree.map_structure(
+        _as_spec, self.spec.observation, self.transform(given)
+      )
+    if _not_finite(timestep.reward) or any(
+      map(_not_finite, tree.flatten(observation))
+    ):
+      self._refuse(index, timestep, observation)
+    if self.spec.action_mask is not None:
+      observation = self._with_legal(observation, index, last)
+    return timestep._replace(observation=observation)
+
+  def _refuse(
+    self, index: np.ndarray, given: dm_env.TimeStep, observation: types.Tree
+  ) -> NoReturn:
+    """Raises RuntimeError: says which number is not finite, and whose it is."""
+    named = trees.named_leaves(
+      {
+        "observation": given.observation,
+        "reward": given.reward,
+        "transformed observation": observation,
+      }
+    )
+    name, leaf = next(found for found in named if _not_finite(found[1]))
+    wrong = ~np.isfinite(leaf.reshape(len(index), -1))
+    row = int(wrong.any(axis=1).argmax())
+    value = leaf.reshape(len(index), -1)[row][wrong[row]][0]
+    why = f"expected finite numbers, found {value} in its {name}"
+    if name.startswith("transformed"):
+      why += (
+        f", which the observation transform {self.config.observation_transform}"
+        " has made of finite ones"
+      )
+    raise RuntimeError(
+      failure(self.config.env, int(index[row]), self.seed, why)
+    )
+
+  def _with_legal(
+    self, observation: types.Tree, index: np.ndarray, last: np.ndarray
+  ) -> types.Tree:
+    """Makes all actions legal where none is, and the episode has ended."""
+    key = self.spec.action_mask
+    assert key is not None
+    none_legal = ~np.any(observation[key], axis=-1)
+    if np.any(none_legal & ~last):
+      raise ValueError(
+        f"expected a legal action in {key!r} of every environment, found none"
+        f" in {index[none_legal & ~last].tolist()}: the environment is wrong,"
+        " or another entry is the mask"
+      )
+    if not np.any(none_legal):
+      return observation
+    mask = observation[key].copy()
+    mask[none_legal] = 1
+    return observation | {key: mask}
 
 
 def checked_action(
@@ -265,6 +343,17 @@ def checked_frame(frame: Any, name: str) -> np.ndarray:
     f"{name} cannot be rendered: expected a frame [H, W, 3] of uint8, found"
     f" {found}"
   )
+
+
+def _not_finite(array: np.ndarray) -> bool:
+  return array.dtype.kind == "f" and not np.isfinite(array).all()
+
+
+def _as_spec(spec: dm_env.specs.Array, leaf: Any) -> np.ndarray:
+  """What a transform has returned, with the dtype of the spec."""
+  array = np.asarray(leaf)
+  check_fits("the transformed observation", array, spec.dtype)
+  return array.astype(spec.dtype, copy=False)
 
 
 def _transformed_spec(

@@ -66,7 +66,7 @@ class ProcessEnvironment:
       num_envs, batch_size, num_threads, seed
     )
     self._name, self._render = config.env, render
-    self._transform = env_config.load_transform(config)
+    transform = env_config.load_transform(config)
     self._processes: list[process.Process] = []
     self._by_reply: dict[int, process.Process] = {}
     self._poll = select.poll()
@@ -75,6 +75,7 @@ class ProcessEnvironment:
       signature = self._start(config, seed, num_threads)
       _check_unchanged(config, signature)
       self.spec = observations.environment_spec(config, *signature)
+      self._finish = observations.Finisher(config, seed, self.spec, transform)
     except BaseException:
       self.close()
       raise
@@ -99,7 +100,7 @@ class ProcessEnvironment:
     Raises:
       RuntimeError: an environment has raised an error, which is repeated with
         its traceback; its process has died; or its observation or reward has
-        NaN.
+        NaN or an infinity.
       ValueError: no action is legal, and yet the episode goes on.
     """
     while sum(map(len, self._ready)) < self.batch_size:
@@ -118,18 +119,15 @@ class ProcessEnvironment:
 
     step_type, reward = rows(shared.step_type), rows(shared.reward)
     leaves = [rows(array) for array in shared.observation]
-    self._check_no_nan("observation", index, leaves)
-    self._check_no_nan("reward", index, [reward])
-    observation = observations.processed(
-      self.spec,
-      self._transform,
-      tree.unflatten_as(self._structure, leaves),
-      index,
-      step_type == _LAST,
-    )
+    observation = tree.unflatten_as(self._structure, leaves)
     timestep = dm_env.TimeStep(
       step_type, reward, rows(shared.discount), observation
     )
+    try:
+      timestep = self._finish(index, step_type == _LAST, timestep)
+    except Exception as error:
+      self._failure = str(error)  # These rows are lost.
+      raise
     return types.Rows(index, timestep, rows(shared.episode_return))
 
   def send(self, index: np.ndarray, action: np.ndarray) -> None:
@@ -234,18 +232,6 @@ class ProcessEnvironment:
   def _fail(self, failure: str) -> NoReturn:
     self._failure = failure
     raise RuntimeError(failure)
-
-  def _check_no_nan(
-    self, what: str, index: np.ndarray, leaves: list[np.ndarray]
-  ) -> None:
-    """Raises RuntimeError for NaN here, where its environment is known."""
-    for leaf in leaves:
-      if leaf.dtype.kind == "f" and np.isnan(leaf).any():
-        rows = np.isnan(leaf.reshape(len(index), -1)).any(axis=1)
-        self._fail(
-          f"environment {index[rows.argmax()]} of {self._name} failed: there is"
-          f" NaN in its {what}"
-        )
 
 
 def _key(config: env_config.Config) -> tuple[str, bytes]:

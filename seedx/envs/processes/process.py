@@ -127,9 +127,11 @@ class Process:
     if status is not None and status < 0:
       with contextlib.suppress(ValueError):
         how = signal.Signals(-status).name
+    last = job.first + job.count - 1
     return (
-      f"the process of environments {job.first} to {job.first + job.count - 1}"
-      f" of {job.config.env} has died with {how}; see its output above, if any"
+      f"the process of environments {job.first} to {last} of {job.config.env},"
+      f" with the seeds {job.seed + job.first} to {job.seed + last}, has died"
+      f" with {how}; see its output above, if any"
     ).encode()
 
 

@@ -37,7 +37,8 @@ class Leaf:
     """The array in an environment's observation.
 
     Raises:
-      ValueError: it is missing, or has another shape or kind of dtype.
+      ValueError: it is missing, has another shape or kind of dtype, or an
+        integer that does not fit.
     """
     value = observation
     for key in self.path:
@@ -55,7 +56,11 @@ class Leaf:
         f" {self.spec.shape} and dtype {self.spec.dtype}, as the environment"
         f" says, found shape {value.shape} and dtype {value.dtype}"
       )
-    return value if self.offset is None else value - self.offset
+    if self.offset is not None:
+      value = value - self.offset
+    what = f"the observation{_path_text(self.path)}"
+    observations.check_fits(what, value, self.spec.dtype)
+    return value
 
 
 class Action(NamedTuple):

@@ -55,6 +55,8 @@ class Single:
         "expected step type MID or LAST until the episode has ended, found"
         " FIRST"
       )
+    if not 0 <= discount <= 1:
+      raise ValueError(f"expected a discount from 0 to 1, found {discount}")
     last = step_type == dm_env.StepType.LAST
     return observation, float(reward), float(discount), last
 

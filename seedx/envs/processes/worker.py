@@ -69,6 +69,7 @@ class _Worker:
 
   def __init__(self, job: messages.Job, memory: int) -> None:
     self._name, self._first = job.config.env, job.first
+    self._seed = job.seed
     self._environments = [
       _make(job.config, job.seed + k, job.render)
       for k in range(job.first, job.first + job.count)
@@ -134,7 +135,9 @@ class _Worker:
         rows.append(self._step(k, action))
       except BaseException:  # SystemExit too.
         raise _Failure(
-          f"environment {k} of {self._name} failed:\n{traceback.format_exc()}"
+          observations.failure(
+            self._name, k, self._seed, f"\n{traceback.format_exc()}"
+          )
         ) from None
     (
       shared.step_type[index],
