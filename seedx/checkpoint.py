@@ -7,6 +7,7 @@ while it writes. Another process may read at the same time.
 import itertools
 import os
 import pathlib
+import re
 import shutil
 from collections.abc import Mapping
 from typing import Any
@@ -21,6 +22,8 @@ _SCORE = "score"
 # Checkpoints are moved there, then deleted: no reader finds half of one.
 _REMOVED = "removed"
 _TRIES = 100
+# What a checkpoint takes besides its arrays, at the most.
+_MARGIN_BYTES = 2**20
 
 
 class Checkpoints:
@@ -60,20 +63,29 @@ class Checkpoints:
     """
     if env_steps in self.steps():
       return
+    arrays = jax.tree.map(np.asarray, dict(items))
     on_host = {
-      name: ocp.args.StandardSave(jax.tree.map(np.asarray, nest))  # type: ignore[call-arg]
-      for name, nest in items.items()
+      name: ocp.args.StandardSave(nest)  # type: ignore[call-arg]
+      for name, nest in arrays.items()
     }
-    self._manager(create=True).save(
-      env_steps,
-      args=ocp.args.Composite(**on_host),
-      metrics={_SCORE: score},
-      force=True,
-    )
-    # No other process writes: unfinished files are a killed process's.
-    unfinished = self.directory.glob(f"*{ocp.utils.TMP_DIR_SUFFIX}*")
-    for left in [self.directory / _REMOVED, *unfinished]:
-      shutil.rmtree(left, ignore_errors=True)
+    try:
+      self._check_room(arrays)
+      self._manager(create=True).save(
+        env_steps,
+        args=ocp.args.Composite(**on_host),
+        metrics={_SCORE: score},
+        force=True,
+      )
+    except (OSError, ValueError) as error:  # Orbax raises a ValueError, too.
+      raise OSError(
+        f"cannot write checkpoint {env_steps} in {str(self.directory)!r}"
+        f" ({_reason(error)})"
+      ) from error
+    finally:
+      # No other process writes: they are of a save that failed, or was killed.
+      unfinished = self.directory.glob(f"*{ocp.utils.TMP_DIR_SUFFIX}*")
+      for left in [self.directory / _REMOVED, *unfinished]:
+        shutil.rmtree(left, ignore_errors=True)
 
   def steps(self) -> list[int]:
     """The env steps of all checkpoints, ascending.
@@ -161,6 +173,14 @@ class Checkpoints:
       self._opened.close()
       self._opened = None
 
+  def _check_room(self, arrays: types.Tree) -> None:
+    """Raises OSError on a full disk; what Orbax says of it fills pages."""
+    self.directory.mkdir(parents=True, exist_ok=True)
+    needed = _MARGIN_BYTES + sum(x.nbytes for x in jax.tree.leaves(arrays))
+    free = shutil.disk_usage(self.directory).free
+    if free < needed:
+      raise OSError(f"{needed:,} bytes are needed, {free:,} are free")
+
   def _manager(self, create: bool = False) -> ocp.CheckpointManager:
     if self._opened is None:
       policies = ocp.checkpoint_managers
@@ -187,6 +207,15 @@ class Checkpoints:
         ),
       )
     return self._opened
+
+
+def _reason(error: Exception) -> str:
+  """The operating system's words in an error of Orbax's, if it has any."""
+  found = re.search(r"os_error_code='(\d+)'", str(error))
+  if found:
+    return os.strerror(int(found[1]))
+  first = next(iter(str(error).splitlines()), type(error).__name__)
+  return getattr(error, "strerror", None) or first
 
 
 def _score(metrics: Any) -> float:

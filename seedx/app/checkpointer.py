@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import pathlib
+import sys
 import time
 
 from seedx import checkpoint, types, wire
@@ -124,11 +125,14 @@ class Checkpointer:
 
   def _save(self, saved: types.Tree) -> None:
     score = self._run.acted.returns.mean()
-    self._checkpoints.save(
-      _env_steps(saved),
-      {RUN: saved, ACTING: self._run.policy(saved)},
-      -math.inf if score is None else score,
-    )
+    try:
+      self._checkpoints.save(
+        _env_steps(saved),
+        {RUN: saved, ACTING: self._run.policy(saved)},
+        -math.inf if score is None else score,
+      )
+    except OSError as error:  # The next one may succeed.
+      print(error, file=sys.stderr, flush=True)
     self._saved_seconds = time.monotonic()
 
 

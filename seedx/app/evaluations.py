@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import sys
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -139,8 +140,11 @@ class Periodic:
         return
       found = statistics.summary(played.returns)
       line = {"env_steps": env_steps, **found, "cut": played.cut}
-      with self._path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
+      try:
+        with self._path.open("a", encoding="utf-8") as file:
+          file.write(json.dumps(line) + "\n")
+      except OSError as error:  # Such as a full disk.
+        print(f"cannot write {str(self._path)!r} ({error})", file=sys.stderr)
       self.newest = {"evaluation_return": found["mean"]}
       self.words = statistics.in_words(found)
     except BaseException as failure:

@@ -150,15 +150,21 @@ def _train(asked: Asked, name: str, alone: bool) -> int:
   run = training.run(
     asked.run, asked.files, asked=asked, experiment=name, alone=alone
   )
+  words = [_verdict(asked.run.env.env, run.metrics)]
   if run.restarts:
-    print(f"processes that died and were started again: {run.restarts}")
-  print(_verdict(asked.run.env.env, run.metrics))
+    died = f"processes that died and were started again: {run.restarts}"
+    words = [died, *words]
   if run.evaluation:
-    print(f"evaluation: {run.evaluation}")
-  print(
-    f"checkpoints, metrics and learning_curve.png are in {run.run_dir}",
-    flush=True,
+    words.append(f"evaluation: {run.evaluation}")
+  words.append(
+    f"checkpoints, metrics and learning_curve.png are in {run.run_dir}"
   )
+  try:
+    print(*words, sep="\n", flush=True)
+  except (
+    OSError
+  ):  # It is a file on a disk that is full; the run has ended well.
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115
   return signals.INTERRUPTED_STATUS if run.interrupted else 0
 
 

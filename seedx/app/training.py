@@ -148,9 +148,7 @@ def run(
       kept.finish(interrupted.is_set())
     finally:
       processes.stop()
-  lines = metrics.read_lines(run_dir / "metrics.jsonl")
-  curve = {config.env.env: {record.name: [lines]}}
-  plot.draw(curve, run_dir / "learning_curve.png")
+  _draw(config.env.env, record.name, run_dir)
   return Run(
     run_dir,
     last,
@@ -193,15 +191,28 @@ def _sinks(
   evaluation: evaluations.Periodic | None,
   show: bool,
 ) -> Sequence[metrics.Sink]:
-  """Where the lines of metrics go."""
+  """Where the lines of metrics go; a disk that is full does not end the run."""
+  lines = metrics.JsonLines(run_dir / "metrics.jsonl")
   files: list[metrics.Sink] = [
-    evaluations.Lines(sink, evaluation)
-    for sink in (
-      metrics.JsonLines(run_dir / "metrics.jsonl"),
-      metrics.TensorBoard(run_dir),
+    evaluations.Lines(metrics.Background(name, sink), evaluation)
+    for name, sink in (
+      ("metrics.jsonl", lines),
+      ("TensorBoard's events", metrics.TensorBoard(run_dir)),
     )
   ]
-  return [*files, metrics.Console(config.total_steps)] if show else files
+  if show:
+    console = metrics.Console(config.total_steps)
+    files.append(metrics.Background("the progress", console))
+  return files
+
+
+def _draw(env: str, name: str, run_dir: pathlib.Path) -> None:
+  """Draws the learning curve, or says why it cannot."""
+  try:
+    lines = metrics.read_lines(run_dir / "metrics.jsonl")
+    plot.draw({env: {name: [lines]}}, run_dir / "learning_curve.png")
+  except (OSError, types.ConfigError) as error:
+    print(f"there is no learning_curve.png: {error}", file=sys.stderr)
 
 
 @contextlib.contextmanager

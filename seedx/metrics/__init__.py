@@ -15,12 +15,20 @@ from seedx.metrics.meters import (
   Waits,
   bottleneck,
 )
-from seedx.metrics.sinks import JsonLines, Line, Sink, TensorBoard, Value
+from seedx.metrics.sinks import (
+  Background,
+  JsonLines,
+  Line,
+  Sink,
+  TensorBoard,
+  Value,
+)
 
 __all__ = [
   "WAIT_ENVIRONMENTS",
   "WAIT_EXPERIENCE",
   "WAIT_LEARNER",
+  "Background",
   "Console",
   "EpisodeReturns",
   "JsonLines",

@@ -1,5 +1,6 @@
 """The files of a run: its directory, and its lines of metrics."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -54,6 +55,8 @@ def write_file(path: pathlib.Path, content: bytes | str) -> None:
     unfinished.write_bytes(content)
     unfinished.replace(path)
   except OSError as error:
+    with contextlib.suppress(OSError):  # Half of it takes room, too.
+      unfinished.unlink()
     raise types.ConfigError(
       f"cannot write {str(path)!r} ({error.strerror or error}); choose a file"
       " that is writable"

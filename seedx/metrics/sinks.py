@@ -1,8 +1,17 @@
-"""Sinks for lines of metrics: a file of JSON lines, and TensorBoard."""
+"""Sinks for lines of metrics: a file of JSON lines, and TensorBoard.
 
+`Background` keeps a sink that fails or hangs from stopping the run.
+"""
+
+import contextlib
 import json
 import math
 import os
+import queue
+import socket
+import sys
+import threading
+import time
 from collections.abc import Mapping
 from typing import Any, Protocol, TextIO
 
@@ -11,6 +20,13 @@ import numpy as np
 # A line of metrics maps names to values; None means not yet known.
 Value = float | int | str | None
 Line = Mapping[str, Value]
+
+# A file of events is written at the latest after this long.
+_FLUSH_SECONDS = 10.0
+# Lines that wait for a sink; more are dropped.
+_MOST_WAITING = 100
+# How long a sink may take at the end.
+_PATIENCE_SECONDS = 10.0
 
 
 class Sink(Protocol):
@@ -60,24 +76,101 @@ class TensorBoard:
     """
     self._run_dir = run_dir
     self._writer: Any = None
+    self._flushed_seconds = 0.0
 
   def write(self, line: Line) -> None:
     """Adds every number except `env_steps`, which is the x-axis."""
-    if self._writer is None:
-      import tensorboardX
+    # Its SummaryWriter blocks for ever once its thread cannot write.
+    from tensorboardX import record_writer
+    from tensorboardX.proto import event_pb2, summary_pb2
 
-      self._writer = tensorboardX.SummaryWriter(
-        str(self._run_dir), flush_secs=10
-      )
-    for name, value in line.items():
-      value = finite(value)
-      if name != "env_steps" and isinstance(value, int | float):
-        self._writer.add_scalar(name, value, line["env_steps"])
+    now = time.time()
+    if self._writer is None:
+      name = f"events.out.tfevents.{int(now)}.{socket.gethostname()}"
+      path = os.path.join(self._run_dir, name)
+      self._writer = record_writer.RecordWriter(path)
+      first = event_pb2.Event(wall_time=now, file_version="brain.Event:2")
+      self._writer.write(first.SerializeToString())
+    values = {
+      name: value
+      for name, value in ((name, finite(x)) for name, x in line.items())
+      if name != "env_steps" and isinstance(value, int | float)
+    }
+    summary = summary_pb2.Summary(
+      value=[
+        summary_pb2.Summary.Value(tag=name, simple_value=value)
+        for name, value in values.items()
+      ]
+    )
+    event = event_pb2.Event(
+      wall_time=now, step=finite(line["env_steps"]), summary=summary
+    )
+    self._writer.write(event.SerializeToString())
+    if time.monotonic() - self._flushed_seconds >= _FLUSH_SECONDS:
+      self._writer.flush()
+      self._flushed_seconds = time.monotonic()
 
   def close(self) -> None:
-    """Writes pending events and stops the writer's thread."""
+    """Writes pending events and closes the file."""
     if self._writer is not None:
       self._writer.close()
+
+
+class Background:
+  """A Sink whose lines another one takes on a thread of its own.
+
+  Nobody waits for the other sink. If it fails, that is said once on stderr, and
+  it gets no more lines. If it hangs, lines are dropped, and their number is
+  said at the end.
+  """
+
+  def __init__(self, name: str, sink: Sink) -> None:
+    """Starts the thread.
+
+    Args:
+      name: of what the sink writes, for messages.
+      sink: takes the lines.
+    """
+    self._name = name
+    self._sink = sink
+    # None is the end.
+    self._lines: queue.Queue[Line | None] = queue.Queue(_MOST_WAITING)
+    self._dropped = 0
+    self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+    self._thread.start()
+
+  def write(self, line: Line) -> None:
+    """Hands the line over, or drops it."""
+    self._put(line, 0.0)
+
+  def close(self) -> None:
+    """Waits some seconds for the lines that are left."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    self._put(None, _PATIENCE_SECONDS)
+    self._thread.join(max(0.0, deadline - time.monotonic()))
+    if self._thread.is_alive():
+      _say(f"{self._name} lacks its last lines: writing them hangs")
+    elif self._dropped:
+      _say(f"{self._name} lacks {self._dropped} lines: writing was too slow")
+      self._dropped = 0
+
+  def _put(self, line: Line | None, timeout_seconds: float) -> None:
+    if not self._thread.is_alive():
+      return
+    try:
+      self._lines.put(line, timeout_seconds > 0, timeout_seconds)
+    except queue.Full:
+      self._dropped += line is not None
+
+  def _run(self) -> None:
+    try:
+      for line in iter(self._lines.get, None):
+        self._sink.write(line)
+      self._sink.close()
+    except Exception as error:  # Whatever it is, the run is worth more.
+      _say(f"cannot write {self._name} any more ({error})")
+      with contextlib.suppress(Exception):
+        self._sink.close()
 
 
 def finite(value: Any) -> Any:
@@ -87,3 +180,8 @@ def finite(value: Any) -> Any:
   if isinstance(value, float) and not math.isfinite(value):
     return None
   return value
+
+
+def _say(message: str) -> None:
+  with contextlib.suppress(OSError):  # It may be a file on the same disk.
+    print(message, file=sys.stderr, flush=True)
