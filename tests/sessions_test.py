@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from seedx import metrics, types, wire
 from seedx.acting import local_actor, sessions
-from seedx.runtime import counters
+from seedx.runtime import counters, process
 
 NUM_ENVS = 8
 LADDER = np.linspace(0.8, 0.1, NUM_ENVS, dtype=np.float32)
@@ -115,16 +115,30 @@ def test_no_slot_has_two_owners_and_no_seed_comes_twice(calls):
 def test_runs_of_other_seeds_share_no_environment():
   first = {make(seed)[0].open({"num_envs": 8}).first_seed for seed in range(5)}
   gaps = [b - a for a, b in itertools.pairwise(sorted(first))]
-  assert gaps == [2**20] * 4
+  assert min(gaps) == 2**27
+  # Those 2,048 apart neither.
+  first = {sessions.Seeds(seed).take(1) for seed in range(2**14)}
+  gaps = [b - a for a, b in itertools.pairwise(sorted(first))]
+  assert gaps == [2**16] * (2**14 - 1)
 
 
 def test_seeds_stay_in_the_range_of_environments():
-  seeds = sessions.Seeds(2**11 - 1)
-  end = 2**31
-  assert seeds.take(2**20 - 3) == end - 2**20
-  # Three are left; four in a row begin anew.
+  end = 2**30
+  seeds = sessions.Seeds(end - 1)
+  assert seeds.take(1) == end - 1
   assert seeds.take(4) == 0
   assert seeds.take(1) == 4
+  seeds.restore(np.int64(end - 3))
+  # Three are left; four in a row begin anew.
+  assert seeds.take(4) == 0
+
+
+@pytest.mark.parametrize("seed", [-1, 2**30, 2**32, 2**63, 2**100])
+def test_a_seed_that_would_share_its_run_is_refused(seed):
+  found = f"expected seed from 0 to 1073741823, found {seed}"
+  with pytest.raises(types.ConfigError, match=found):
+    process.Config(seed=seed)
+  assert process.Config(seed=2**30 - 1).seed == 2**30 - 1
 
 
 def test_returns_count_only_of_those_who_report():

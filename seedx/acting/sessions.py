@@ -13,8 +13,10 @@ import numpy as np
 from seedx import metrics, types, wire
 from seedx.runtime import counters
 
-_END_OF_SEEDS = 2**31  # EnvPool's are int32.
-_SEEDS_OF_A_RUN = 2**20
+# Seeds of environments are int32 in EnvPool: those below are for training, as
+# many above for evaluation.
+_SEED_BITS = 30
+_NUM_SEEDS = 2**_SEED_BITS
 _MOST_ENVS = 2**16
 
 
@@ -77,17 +79,17 @@ class Seeds:
   """
 
   def __init__(self, seed: int) -> None:
-    """Starts at a range of seeds that only this run's `seed` has.
+    """Starts where no run of another `seed` does, from 0 to 2^30 - 1.
 
-    A range has 2^20 seeds; its upper half is for evaluation.
+    Runs with seeds below 2^k start at least 2^(30 - k) environments apart.
     """
-    self._next = (seed * _SEEDS_OF_A_RUN) % _END_OF_SEEDS
+    self._next = _place(seed)
     self._lock = threading.Lock()
 
   def take(self, count: int) -> int:
     """The first of `count` seeds in a row."""
     with self._lock:
-      first = self._next if self._next + count <= _END_OF_SEEDS else 0
+      first = self._next if self._next + count <= _NUM_SEEDS else 0
       self._next = first + count
       return first
 
@@ -104,16 +106,13 @@ class Seeds:
 def evaluation_seed(seed: int, number: int) -> int:
   """An environment seed for evaluation, which training does not use.
 
-  Training uses the same one only after 2^19 others.
-
   Args:
     seed: of the run.
     number: index of the seed, from 0.
   """
-  half = _SEEDS_OF_A_RUN // 2
   # Environments beside it have the seeds that follow.
-  number %= half - _MOST_ENVS
-  return (seed * _SEEDS_OF_A_RUN + half + number) % _END_OF_SEEDS
+  place = (_place(seed) + number) % (_NUM_SEEDS - _MOST_ENVS)
+  return _NUM_SEEDS + place
 
 
 @dataclasses.dataclass(eq=False)
@@ -261,3 +260,8 @@ def too_few(free: int, num_envs: int) -> wire.Refused:
     f"expected at most {free} environments, which is how many slots are free"
     f" now, found {num_envs}",
   )
+
+
+def _place(seed: int) -> int:
+  """Where a run starts: its seed's bits reversed, which sets runs far apart."""
+  return int(f"{seed % _NUM_SEEDS:0{_SEED_BITS}b}"[::-1], 2)

@@ -36,7 +36,10 @@ class Config:
   def __post_init__(self) -> None:
     """Raises types.ConfigError for what cannot be run."""
     types.check_ranges(
-      self, total_steps=(1, types.MOST), log_seconds=(0.0, types.MOST)
+      self,
+      total_steps=(1, types.MOST),
+      seed=(0, 2**30 - 1),  # Others would share environments or random keys.
+      log_seconds=(0.0, types.MOST),
     )
 
   def with_sockets(self, folder: str) -> Self:
