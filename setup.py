@@ -49,7 +49,6 @@ setuptools.setup(
     "matplotlib>=3.8",
     "numpy>=2.0",
     "optax>=0.2.6",
-    "orbax-checkpoint>=0.11",
     "pillow>=10",
     "rich>=13",
     "rlax>=0.1.9",

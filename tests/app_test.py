@@ -196,7 +196,8 @@ def test_a_checkpoint_is_chosen(tmp_path):
   longer = running.replaced(config, total_steps=200)
   app.train(longer, resume=str(tmp_path), show=False)
   first, last = steps_of(tmp_path)
-  best = checkpoint.Checkpoints(checkpointer.directory(tmp_path)).best()
+  found = checkpoint.Checkpoints(checkpointer.directory(tmp_path))
+  best = found.ranked()[0]
   for which, expected in (
     *((str(first), first), (str(last), last)),
     *(("latest", last), ("best", best)),

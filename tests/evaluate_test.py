@@ -433,7 +433,7 @@ def run_dir(tmp_path_factory):
 
 def steps_of(run_dir):
   found = checkpoint.Checkpoints(checkpointer.directory(run_dir))
-  return found.steps(), found.best()
+  return found.steps(), found.ranked()
 
 
 def test_a_run_is_evaluated_meanwhile(run_dir):
@@ -510,7 +510,7 @@ def live_returns(policy, found):
 def test_checkpoints_are_chosen(run_dir, monkeypatch, capfd):
   steps, _ = steps_of(run_dir)
   assert len(steps) >= 2
-  monkeypatch.setattr(checkpoint.Checkpoints, "best", lambda _: steps[0])
+  monkeypatch.setattr(checkpoint.Checkpoints, "ranked", lambda _: steps)
   for which, expected in (
     ("best", steps[0]),
     ("latest", steps[-1]),

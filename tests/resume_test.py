@@ -16,7 +16,7 @@ from seedx import checkpoint, envs, metrics, types, wire
 from seedx.acting import sessions
 from seedx.agents import ppo as ppo_agent
 from seedx.agents import vtrace
-from seedx.app import checkpointer, configs, run_dirs
+from seedx.app import checkpointer, configs, policies, run_dirs
 from seedx.app import programs as app_programs
 from seedx.learning import experience, learner
 from seedx.pipelines import gorila, sync
@@ -24,6 +24,7 @@ from seedx.pipelines.gorila import parameter_server
 from seedx.runtime import counters
 from seedx.sharding import CORES
 from tests import (
+  checkpoint_test,
   conftest,
   parameter_server_test,
   pipelines_test,
@@ -404,7 +405,9 @@ def test_a_keeper_saves_now_and_then_and_goes_on_from_the_newest(tmp_path):
     it.acted.add(1, np.array([]))
   assert steps_of(tmp_path) == [21, 32]
   found = checkpoint.Checkpoints(checkpointer.directory(tmp_path))
-  assert found.best() == 21  # 5.0 before (5 + 1 + 1) / 3, and nothing known.
+  assert (
+    found.ranked()[0] == 21
+  )  # 5.0 before (5 + 1 + 1) / 3, and nothing known.
   acting = found.restore(32, checkpointer.ACTING, {"w": np.int64(0)})
   assert acting == {"w": 32}
   other = Counting()
@@ -439,9 +442,7 @@ _SMALL = [
 
 def steps_of(run_dir):
   found = checkpoint.Checkpoints(checkpointer.directory(run_dir))
-  steps = found.steps()
-  found.close()
-  return steps
+  return found.steps()
 
 
 def raw_lines(run_dir):
@@ -465,6 +466,43 @@ def finished(tmp_path_factory):
   words = [*_SMALL, "--total-steps", "256", "--run-dir", str(run_dir)]
   assert programs.main(a2c, words) == 0
   return run_dir
+
+
+@pytest.mark.parametrize("damage", checkpoint_test.DAMAGES)
+def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(
+  finished, tmp_path, capfd, damage
+):
+  """To resume, to evaluate and to export, also as the best."""
+  run_dir = tmp_path / "run"
+  shutil.copytree(finished, run_dir)
+  folder, step = checkpointer.directory(run_dir), steps_of(run_dir)[-1]
+  shutil.copytree(folder / str(step), folder / "900")
+  for item in ("run", "acting"):
+    checkpoint_test.DAMAGES[damage](folder / "900" / item)
+  for which in ("latest", "best"):
+    assert policies.load(run_dir, which).env_steps == step
+    said = capfd.readouterr().err
+    assert "checkpoint 900 in" in said and f"checkpoint {step} instead" in said
+  with pytest.raises(types.ConfigError, match="checkpoint 900 in"):
+    policies.load(run_dir, "900")
+  words = ["--resume", str(run_dir), "--total-steps", str(step + 32)]
+  assert programs.main(a2c, words) == 0
+  said = capfd.readouterr().err
+  assert "checkpoint 900 in" in said and f"checkpoint {step} instead" in said
+  assert max(steps_of(run_dir)) >= step + 32 and 900 not in steps_of(run_dir)
+  assert (folder / "900.damaged").is_dir()
+
+
+def test_a_run_without_a_whole_checkpoint_says_what_is_wrong(
+  finished, tmp_path, capfd
+):
+  run_dir = tmp_path / "run"
+  shutil.copytree(finished, run_dir)
+  (step,) = steps_of(run_dir)
+  (checkpointer.directory(run_dir) / str(step) / "run").write_bytes(b"")
+  said = programs.refused(a2c, ["--resume", str(run_dir)], capfd)
+  assert f"checkpoint {step} in" in said and "no other" in said
+  assert steps_of(run_dir) == [step]
 
 
 def test_a_finished_run_resumes_to_the_same_checkpoint(finished):

@@ -5,10 +5,14 @@ import math
 import pathlib
 import sys
 import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from seedx import checkpoint, types, wire
 from seedx.app import evaluations
 from seedx.runtime import process
+
+Read = TypeVar("Read")
 
 # The items of a checkpoint: the state of the run, and the part that acts.
 RUN = "run"
@@ -38,8 +42,8 @@ def directory(run_dir: pathlib.Path) -> pathlib.Path:
   return run_dir / "checkpoints"
 
 
-def latest(found: checkpoint.Checkpoints) -> int:
-  """The env steps of the newest checkpoint.
+def newest_first(found: checkpoint.Checkpoints) -> list[int]:
+  """The env steps of all checkpoints, the newest first.
 
   Raises:
     types.ConfigError: there is none.
@@ -50,7 +54,45 @@ def latest(found: checkpoint.Checkpoints) -> int:
       f"expected a checkpoint in {str(found.directory)!r}, found none yet; a"
       " run saves one every --checkpoint-every-seconds and one at its end"
     )
-  return steps[-1]
+  return steps[::-1]
+
+
+def first_whole(
+  found: checkpoint.Checkpoints,
+  wanted: Callable[[], Sequence[int]],
+  read: Callable[[int], Read],
+) -> tuple[int, Read]:
+  """Reads the first checkpoint that is whole; says which are not.
+
+  Args:
+    found: the checkpoints, of a run that may still be training.
+    wanted: the env steps of those to try, in this order.
+    read: reads the checkpoint of these env steps.
+
+  Returns:
+    Its env steps, and what was read.
+
+  Raises:
+    types.ConfigError: none of them is whole, or none can be read by this
+      program.
+  """
+  damaged: dict[int, str] = {}
+  while True:
+    left = [step for step in wanted() if step not in damaged]
+    if not left:
+      raise types.ConfigError(
+        f"{'; '.join(damaged.values())}; no other is left to try"
+      )
+    try:
+      result = read(left[0])
+    except checkpoint.Damaged as error:
+      # The run, which is still training, may just have removed it.
+      if left[0] in found.steps():
+        damaged[left[0]] = str(error)
+      continue
+    for words in damaged.values():
+      print(f"{words}; taking checkpoint {left[0]} instead", file=sys.stderr)
+    return left[0], result
 
 
 class Checkpointer:
@@ -78,15 +120,25 @@ class Checkpointer:
     self._saved_seconds = time.monotonic()
 
   def restore(self) -> None:
-    """Restores the run from its newest checkpoint.
+    """Restores the run from its newest checkpoint that is whole.
 
     Raises:
-      types.ConfigError: there is no checkpoint, or its arrays do not match.
+      types.ConfigError: there is none, or its arrays do not match.
     """
-    newest = latest(self._checkpoints)
-    self._run.restore(lambda like: self._checkpoints.restore(newest, RUN, like))
+    found = self._checkpoints
+    env_steps, _ = first_whole(
+      found,
+      lambda: newest_first(found),
+      lambda step: self._run.restore(
+        lambda shapes: found.restore(step, RUN, shapes)
+      ),
+    )
+    for damaged in found.steps():
+      if damaged > env_steps:
+        path = found.set_aside(damaged)
+        print(f"checkpoint {damaged} is kept as {path}", file=sys.stderr)
     if self._evaluation is not None:
-      self._evaluation.resume(newest)
+      self._evaluation.resume(env_steps)
 
   def check(self) -> None:
     """Saves and evaluates if it is time to. Call this regularly."""
@@ -109,7 +161,6 @@ class Checkpointer:
     saved = self._saved() if interrupted else self._run.saved()
     if saved is not None:
       self._save(saved)
-    self._checkpoints.close()
     if self._evaluation is not None and saved is not None:
       acting = self._run.policy(saved)
       self._evaluation.finish(_env_steps(saved), acting, interrupted)

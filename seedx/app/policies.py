@@ -81,7 +81,8 @@ def load(
 
   Args:
     run_dir: directory of the run.
-    which: "latest", "best", or the env steps of a checkpoint.
+    which: "latest", "best", or the env steps of a checkpoint. Where the latest
+      or best is damaged, the next one is taken, and stderr says so.
     config: the config that was trained. Only a script needs it, and only if its
       agent or network is not part of seedx.
 
@@ -93,13 +94,17 @@ def load(
   run = pathlib.Path(run_dir).expanduser()
   found = checkpoint.Checkpoints(checkpointer.directory(run))
   config = config or _config(asked)
-  checkpointer.latest(found)  # Fails early if there is none.
+  checkpointer.newest_first(found)  # Fails early if there is none.
   spec = envs.spec(config.env)
   agent = config.agent.make(spec)
   like = jax.eval_shape(
     lambda key: agent.acting(agent.init(key)), jax.random.key(0)
   )
-  env_steps, acting = _restored(found, which, like)
+  env_steps, acting = checkpointer.first_whole(
+    found,
+    lambda: _chosen(found, which),
+    lambda step: found.restore(step, checkpointer.ACTING, like),
+  )
   return Policy(
     directory=checkpointer.directory(run),
     name=asked.name,
@@ -140,31 +145,15 @@ def _class(name: str) -> Any:
   return getattr(importlib.import_module(module), attribute)
 
 
-def _restored(
-  found: checkpoint.Checkpoints, which: str, like: types.Tree
-) -> tuple[int, types.Tree]:
-  """The env steps of a checkpoint, and its acting part."""
-  while True:
-    env_steps = _chosen(found, which)
-    try:
-      return env_steps, found.restore(env_steps, checkpointer.ACTING, like)
-    except types.ConfigError:
-      if env_steps in found.steps():
-        raise
-      # The run, which is still training, has just removed this checkpoint.
-
-
-def _chosen(found: checkpoint.Checkpoints, which: str) -> int:
-  """The env steps of the checkpoint that `which` names."""
+def _chosen(found: checkpoint.Checkpoints, which: str) -> list[int]:
+  """The env steps of the checkpoints that `which` allows, in order."""
   if which == "latest":
-    return checkpointer.latest(found)
+    return checkpointer.newest_first(found)
   if which == "best":
-    best = found.best()
-    assert best is not None
-    return best
+    return found.ranked()
   if not which.isdecimal() or int(which) not in found.steps():
     raise types.ConfigError(
       "expected --checkpoint latest, best or one of"
       f" {', '.join(map(str, found.steps()))}, found {which!r}"
     )
-  return int(which)
+  return [int(which)]
