@@ -246,6 +246,25 @@ def test_frames_are_kept_once_in_the_replay(tmp_path):
   assert ring.inputs.timestep.observation.shape[2:] == (1, 36, 36)
 
 
+@pytest.mark.parametrize("broken", [np.nan, -1.0])
+def test_an_actor_sends_no_broken_priority(tmp_path, broken):
+  def change(agent):
+    def priorities(*arguments):
+      return agent.priorities(*arguments).at[1, 2].set(broken)
+
+    return dataclasses.replace(agent, priorities=priorities)
+
+  config = config_of(tmp_path, total_steps=10**9, num_actors=1)
+  agent = running.Changed(config.agent, change)
+  run = running.Running(apex, dataclasses.replace(config, agent=agent))
+  spy = running.Spy(run)
+  message = "priorities of 0 or more, found .* for environment 1 of this actor"
+  with pytest.raises(RuntimeError, match=message), run:
+    run.wait_for(lambda: spy.messages)
+    run.stop.set()
+  assert not spy.messages
+
+
 def without_priorities(agent):
   return dataclasses.replace(agent, priorities=None)
 

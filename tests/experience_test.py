@@ -482,6 +482,19 @@ def test_an_example_of_a_prioritized_source_is_not_learned_from():
   assert example.parts[0].importance_weight.shape == (8,)
 
 
+@pytest.mark.parametrize("cores", [1, 2])
+def test_broken_priorities_are_counted_in_the_metrics(cores):
+  source = make_prioritized(cores, ratio=1.0)
+  assert source.measure() == {"priorities_clamped": 0}
+  first, *others = with_priorities(0, cores)
+  broken = first.priorities.at[1].set(np.nan)
+  shares = [first._replace(priorities=broken), *others]
+  (batch,) = list(source(shares))[:1]
+  report(source, batch, lambda *window: -1.0)
+  list(source(with_priorities(1, cores)))
+  assert source.measure() == {"priorities_clamped": WINDOWS + 8}
+
+
 def test_unrolls_without_priorities_are_refused():
   with pytest.raises(types.ConfigError, match="expected priorities with"):
     list(make_prioritized()(shares_of(0)))

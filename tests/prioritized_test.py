@@ -189,6 +189,59 @@ def test_importance_weights_are_the_papers(alpha, beta, items):
   assert len(np.unique(probability)) > 5 or alpha == 0.0
 
 
+BROKEN = [np.nan, np.inf, -np.inf, -1.0, 3e38]
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+@pytest.mark.parametrize("new", [False, True])
+def test_a_broken_priority_is_written_as_none_and_counted(broken, new):
+  """Or else one window would be drawn for ever."""
+  _, sample, update = programs(4, 1.0)
+  priorities = np.ones((4, WINDOWS), np.float32)
+  if not new:
+    priorities[1, 2] = broken
+  state, reference = filled(priorities, alpha=1.0)
+  if new:
+    _, places = sample(state, jax.random.key(0), 160)
+    wrong = places.leaf == WINDOWS + 2
+    state = update(state, places, np.where(wrong, np.float32(broken), 1.0))
+    assert state.clamped == wrong.sum() > 0
+  else:
+    assert state.clamped == 1
+  reference.update([1], [2], [0.0])
+  mass = reference.masses(1.0).ravel()
+  np.testing.assert_allclose(state.tree[0][: mass.size], mass, rtol=1e-5)
+  batch, places = sample(state, jax.random.key(1), 150)
+  counts = np.bincount(places.leaf, minlength=mass.size)
+  assert counts[WINDOWS + 2] <= 1
+  assert np.all(abs(np.delete(counts, WINDOWS + 2) - 10) <= 1)
+  np.testing.assert_allclose(batch.importance_weight, np.ones(150), rtol=1e-5)
+
+
+def test_the_largest_priorities_have_a_finite_sum():
+  state, _ = filled(np.full((4, WINDOWS), 1e29), alpha=1.0)
+  assert state.clamped == 0
+  # As large a tree as there can be.
+  total = np.float32(sum_tree.total(state.tree) / 16) * np.float32(2**31)
+  assert np.isfinite(total)
+
+
+def test_resets_have_no_part_in_the_largest_importance_weight():
+  """Their TD error, and so their priority, is 0."""
+  priorities = 4e-5 * uneven(4)  # So small that the others are drawn as well.
+  priorities[2] = 0.0
+  state, reference = filled(priorities)
+  _, sample, _ = programs(4)
+  batch, places = sample(state, jax.random.key(1), 200)
+  reset = np.asarray(places.leaf) // WINDOWS == 2
+  assert 0 < reset.sum() < 50
+  mass = reference.masses().ravel()[np.asarray(places.leaf)]
+  expected = (mass[~reset].min() / mass) ** BETA
+  found = np.asarray(batch.importance_weight)
+  np.testing.assert_allclose(found[~reset], expected[~reset], rtol=1e-5)
+  np.testing.assert_array_equal(found[reset], 1.0)
+
+
 ACTIONS = st.lists(
   st.one_of(
     st.tuples(st.just("add"), st.integers(1, 4)),

@@ -160,10 +160,15 @@ class _Messages:
   def experience(
     self, acting: types.Tree, unroll: types.Unroll
   ) -> protocol.Experience:
-    """The message that goes with `[L, N, ...]` unrolls."""
+    """The message that goes with `[L, N, ...]` unrolls.
+
+    Raises:
+      RuntimeError: a priority is no finite number of 0 or more.
+    """
     priorities: types.Tree = ()
     if self._priorities is not None:
       priorities = np.asarray(self._priorities(acting, unroll))
+      _check_priorities(priorities)
     steps = jax.tree.map(
       lambda leaf: np.swapaxes(np.asarray(leaf), 0, 1), tuple(unroll[:-1])
     )
@@ -178,4 +183,16 @@ class _Messages:
       episode_return=episode_return,
       wait_environments=np.float32(shares[metrics.WAIT_ENVIRONMENTS]),
       wait_learner=np.float32(shares[_WAIT_LEARNER]),
+    )
+
+
+def _check_priorities(priorities: np.ndarray) -> None:
+  """Raises RuntimeError for `[N, windows]` of which a replay cannot sample."""
+  valid = np.isfinite(priorities) & (priorities >= 0)
+  if not valid.all():
+    row = np.flatnonzero(~valid.all(axis=1))[0]
+    raise RuntimeError(
+      f"expected finite priorities of 0 or more, found {priorities[row]} for"
+      f" environment {row} of this actor: its rewards, its observations or the"
+      " Q-values are not finite, or too large; a smaller reward_scale helps"
     )

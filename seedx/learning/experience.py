@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from seedx import metrics, replay, types
 from seedx.agents import base
@@ -335,6 +336,8 @@ class Prioritized(Replayed):
     super().__init__(agent, config, period, cores, rng_key)
     self._update = jax.jit(self._replay.update, donate_argnums=0)
     self._ahead: Batch | None = None
+    # Copies, for any thread: the states are donated.
+    self._clamped: list[jax.Array] = []
 
   def learned(
     self, windows: Sequence[replay.Windows], priorities: Sequence[jax.Array]
@@ -344,6 +347,10 @@ class Prioritized(Replayed):
       self._update(state, own, new)
       for state, own, new in zip(self.states, windows, priorities, strict=True)
     ]
+
+  def measure(self) -> dict[str, metrics.Value]:
+    """Counts what `replay.PrioritizedState` clamped before the last share."""
+    return {"priorities_clamped": sum(int(x) for x in self._clamped)}
 
   def _make_replay(self, capacity: int, window: int) -> Any:
     return replay.Prioritized(capacity, window, *self._exponents)
@@ -355,6 +362,7 @@ class Prioritized(Replayed):
         " apex's actors send them, found none"
       )
     super()._begin(shares)
+    self._clamped = [jnp.copy(state.clamped) for state in self.states]
 
   def _added(self, state: types.Tree, share: types.Share) -> types.Tree:
     return self._add(state, share.unroll, share.priorities)

@@ -16,6 +16,8 @@ from seedx.replay import sum_tree, uniform
 
 # Added to priorities, so that every window can be sampled.
 _LEAST_PRIORITY = 1e-6
+# The sum of those of 2^31 windows is finite in float32.
+_MOST_PRIORITY = 1e29
 
 
 class PrioritizedState(NamedTuple):
@@ -25,10 +27,13 @@ class PrioritizedState(NamedTuple):
     ring: the unrolls.
     tree: a sum tree of priority ** alpha; window w of the unroll at entry p of
       the ring is leaf p * windows + w.
+    clamped: `[]` int32, priorities so far that were NaN, negative or above
+      1e29; 0 was written instead.
   """
 
   ring: uniform.State
   tree: sum_tree.Tree
+  clamped: jax.Array
 
 
 class Windows(NamedTuple):
@@ -50,8 +55,10 @@ class Prioritized:
       P(i) = p_i^alpha / sum_k p_k^alpha
       w_i  = (N P(i))^-beta / max_j w_j
 
-  where p is the priority of one of N windows, and max_j is over the sample. See
-  `Uniform` for the ring, and for the windows of its unrolls.
+  where p is the priority of one of N windows, and max_j is over those of the
+  sample that have a priority: a reset, from which nothing is learned, has none.
+  Weights are at most 1. See `Uniform` for the ring, and for the windows of its
+  unrolls.
 
   Attributes:
     capacity: in unrolls; new ones overwrite the oldest.
@@ -92,7 +99,9 @@ class Prioritized:
         f"expected a replay of fewer than {sum_tree.NOWHERE} windows, found"
         f" {leaves}"
       )
-    return PrioritizedState(self._ring.init(unrolls), sum_tree.init(leaves))
+    return PrioritizedState(
+      self._ring.init(unrolls), sum_tree.init(leaves), jnp.int32(0)
+    )
 
   def add(
     self, state: PrioritizedState, unrolls: types.Unroll, priorities: jax.Array
@@ -102,7 +111,8 @@ class Prioritized:
     Args:
       state: the replay's.
       unrolls: `[L, S, ...]`.
-      priorities: `[S, L - W + 1]`, 0 or more, of each unroll's windows.
+      priorities: `[S, L - W + 1]`, of each unroll's windows, from 0 to 1e29;
+        others are written as 0, and counted.
 
     Raises:
       ValueError: priorities have another shape.
@@ -110,8 +120,8 @@ class Prioritized:
     windows = self._ring.num_windows(state.ring)
     entry = self._ring.next_entries(state.ring, unrolls.version.shape[1])
     leaf = entry[:, None] * windows + jnp.arange(windows)
-    tree = self._set(state.tree, leaf, priorities)
-    return PrioritizedState(self._ring.add(state.ring, unrolls), tree)
+    state = self._set(state, leaf, priorities)
+    return state._replace(ring=self._ring.add(state.ring, unrolls))
 
   def sample(
     self, state: PrioritizedState, rng_key: jax.Array, batch_size: int
@@ -140,8 +150,7 @@ class Prioritized:
     mass = state.tree[0][leaf]
     sample = types.Sample(
       unroll=self._ring.windows(state.ring, entry, start),
-      # N and the sum of all priorities cancel in w_i / max_j w_j.
-      importance_weight=(jnp.min(mass) / mass) ** self.importance_exponent,
+      importance_weight=self._weights(mass),
     )
     return sample, Windows(leaf, self._number(state.ring, entry))
 
@@ -153,7 +162,7 @@ class Prioritized:
     Args:
       state: the replay's.
       windows: `[B]`, of a sample.
-      priorities: `[B]`, 0 or more; ignored where a newer unroll has overwritten
+      priorities: `[B]`, see `add`; ignored where a newer unroll has overwritten
         the window's. A window that occurs twice gets one of its priorities.
 
     Raises:
@@ -162,7 +171,7 @@ class Prioritized:
     entry = windows.leaf // self._ring.num_windows(state.ring)
     there = self._number(state.ring, entry) == windows.number
     leaf = jnp.where(there, windows.leaf, sum_tree.NOWHERE)
-    return state._replace(tree=self._set(state.tree, leaf, priorities))
+    return self._set(state, leaf, priorities)
 
   @property
   def _ring(self) -> uniform.Uniform:
@@ -173,14 +182,26 @@ class Prioritized:
     newest = ring.inserted - 1
     return newest - (newest - entry) % self.capacity
 
+  def _weights(self, mass: jax.Array) -> jax.Array:
+    """Importance weights `[B]` of windows with these leaves of the tree."""
+    # N and the sum of all priorities cancel in w_i / max_j w_j.
+    has_priority = mass > (2 * _LEAST_PRIORITY) ** self.priority_exponent
+    least = jnp.min(jnp.where(has_priority, mass, jnp.inf))
+    return jnp.minimum(least / mass, 1.0) ** self.importance_exponent
+
   def _set(
-    self, tree: sum_tree.Tree, leaf: jax.Array, priorities: jax.Array
-  ) -> sum_tree.Tree:
+    self, state: PrioritizedState, leaf: jax.Array, priorities: jax.Array
+  ) -> PrioritizedState:
     if priorities.shape != leaf.shape:
       raise ValueError(
         f"expected priorities of shape {leaf.shape}, found {priorities.shape}"
       )
+    # False for NaN.
+    valid = (priorities >= 0) & (priorities <= _MOST_PRIORITY)
+    priorities = jnp.where(valid, priorities, 0.0)
     mass = (priorities + _LEAST_PRIORITY) ** self.priority_exponent
-    return sum_tree.set_leaves(
-      tree, leaf.reshape(-1), mass.reshape(-1).astype(jnp.float32)
+    tree = sum_tree.set_leaves(
+      state.tree, leaf.reshape(-1), mass.reshape(-1).astype(jnp.float32)
     )
+    clamped = state.clamped + jnp.sum(~valid, dtype=jnp.int32)
+    return state._replace(tree=tree, clamped=clamped)
