@@ -34,7 +34,7 @@ setuptools.setup(
   packages=[*setuptools.find_packages(include=["seedx*"]), "seedx.experiments"],
   package_dir={"seedx.experiments": "experiments"},
   package_data={"seedx.app": ["*.pyi"]},
-  entry_points={"console_scripts": ["seedx = seedx.__main__:main"]},
+  entry_points={"console_scripts": ["seedx = seedx.__main__:program"]},
   install_requires=[
     "distrax>=0.1.8",
     "dm-env>=1.6",

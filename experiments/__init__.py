@@ -1,7 +1,9 @@
 """Programs that train, each a config, its presets and a line to run it."""
 
 from seedx.app import allocator
+from seedx.runtime import signals
 
 # Before one of them imports JAX, which takes seconds.
 if allocator.runs_module_of(__name__):
+  signals.leave_at_once()
   allocator.keep_freed_memory()

@@ -13,10 +13,17 @@
 import importlib
 import sys
 
-from seedx import join, types
-from seedx.app import allocator, command_line
+from seedx import types
+from seedx.app import allocator
+from seedx.runtime import signals
 
 _PROGRAMS = ("evaluate", "plot", "export", "compare")
+
+
+def program() -> int:
+  """Runs `main` in a process of its own; returns its exit status."""
+  signals.leave_at_once()
+  return main()
 
 
 def main() -> int:
@@ -28,13 +35,11 @@ def main() -> int:
   if name == "train":
     return _train(words)
   if name == "join":
-    return join.main(words)
+    return importlib.import_module("seedx.join").main(words)
   if name in _PROGRAMS:
     return importlib.import_module(f"seedx.app.{name}").main(words)
   programs = ", ".join(("train", *_PROGRAMS, "join"))
-  command_line.fail(
-    types.ConfigError(f"expected one of {programs}, found {name!r}")
-  )
+  return _fail(f"expected one of {programs}, found {name!r}")
 
 
 def _train(words: list[str]) -> int:
@@ -44,14 +49,17 @@ def _train(words: list[str]) -> int:
   name = words[0] if words else ""
   if name not in experiments.shipped():
     known = ", ".join(experiments.shipped())
-    command_line.fail(
-      types.ConfigError(f"expected seedx train with {known}, found {name!r}")
-    )
+    return _fail(f"expected seedx train with {known}, found {name!r}")
   module = experiments.load_module(name)
   return programs.main(
     module.EXPERIMENT, words[1:], module.__name__, f"seedx train {name}"
   )
 
 
+def _fail(message: str) -> int:
+  command_line = importlib.import_module("seedx.app.command_line")
+  return command_line.fail(types.ConfigError(message))
+
+
 if __name__ == "__main__":
-  sys.exit(main())
+  sys.exit(program())

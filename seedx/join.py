@@ -64,18 +64,18 @@ def run(
     play: does the work of a role; see `joining.join`.
 
   Returns:
-    The exit status: 0 where the learner is done, 130 after Ctrl-C, 2 where one
-    of the two refuses the other.
+    The exit status: 0 where the learner is done, 2 where one of the two refuses
+    the other, or that of a signal, see `signals`.
   """
   stop = threading.Event()
   try:
-    with signals.stopping(stop) as interrupted:
+    with signals.stopping(stop) as ending:
       joining.join(address, hello, play, stop)
   except (types.ConfigError, wire.WireError) as error:
     words = joining.printable(getattr(error, "message", str(error)))
     print(f"error: cannot join {address}: {words}", file=sys.stderr)
     return 2
-  return signals.INTERRUPTED_STATUS if interrupted.is_set() else 0
+  return ending.status
 
 
 class _Parser(argparse.ArgumentParser):
@@ -121,6 +121,7 @@ def _hello(asked: argparse.Namespace) -> joining.Hello:
 
 
 if __name__ == "__main__":
+  signals.leave_at_once()
   # Threads of gRPC's or EnvPool's must not keep it alive.
   status = main()
   sys.stderr.flush()

@@ -100,7 +100,7 @@ class _Life:
     monkeypatch.setattr(launch_processes.subprocess, "Popen", Popen)
     monkeypatch.setattr(launch_processes.time, "monotonic", lambda: self.now)
     self.child = launch_processes._Child(
-      launch.Node("worker", launch_node.run, None)
+      launch.Node("worker", launch_node.run, None), ""
     )
 
   def goes_on(self, seconds, status):

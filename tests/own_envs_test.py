@@ -732,7 +732,7 @@ time.sleep(100)
 
 
 def test_workers_end_when_their_parent_is_killed(tmp_path):
-  """One waits for a message, one is in a step; both ignore signals to a group."""
+  """One waits for a message, one is in a step; both ignore signals."""
   log, program = tmp_path / "pid", tmp_path / "program.py"
   program.write_text(PARENT)
   with subprocess.Popen(

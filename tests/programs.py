@@ -10,6 +10,7 @@ import jax
 import pytest
 
 from seedx import app
+from seedx.runtime import signals
 
 ROOT = pathlib.Path(__file__).parent.parent
 # Of processes that a module starts; see `compiled_quickly`.
@@ -19,7 +20,7 @@ _ENVIRONMENT = {}
 @pytest.fixture(autouse=True)
 def own_signals():
   """A program takes Ctrl-C over, and gives it back."""
-  numbers = (signal.SIGINT, signal.SIGTERM)
+  numbers = signals.ENDING
   before = [signal.getsignal(number) for number in numbers]
   yield
   assert [signal.getsignal(number) for number in numbers] == before
@@ -44,15 +45,19 @@ def main(program, words):
   return program.main(list(words))
 
 
-def start(program, *words):
-  """Runs a program in a process of its own."""
+def start(program, *words, environment=None, **options):
+  """Runs a program in a process of its own, with options of `Popen`."""
+  options = {
+    "stdout": subprocess.DEVNULL,
+    "stderr": subprocess.PIPE,
+    **options,
+  }
   return subprocess.Popen(
     [sys.executable, "-m", program.__name__, *words],
     cwd=ROOT,
-    env={**os.environ, **_ENVIRONMENT},
-    stdout=subprocess.DEVNULL,
-    stderr=subprocess.PIPE,
+    env={**os.environ, **_ENVIRONMENT, **(environment or {})},
     text=True,
+    **options,
   )
 
 

@@ -1,7 +1,10 @@
 """Settings of the C allocator, which glibc reads when a process starts."""
 
 import os
+import signal
 import sys
+
+from seedx.runtime import signals
 
 
 def keep_freed_memory() -> None:
@@ -18,6 +21,7 @@ def keep_freed_memory() -> None:
   }
   if sys.platform != "linux" or any(name in os.environ for name in settings):
     return
+  signal.pthread_sigmask(signal.SIG_BLOCK, signals.ENDING)  # Until it is back.
   os.execve(sys.executable, sys.orig_argv, {**os.environ, **settings})
 
 

@@ -161,6 +161,12 @@ class Checkpointer:
     saved = self._saved() if interrupted else self._run.saved()
     if saved is not None:
       self._save(saved)
+    else:
+      print(
+        "expected the parameter servers at the end, found one that cannot be"
+        " reached: there is no last checkpoint",
+        file=sys.stderr,
+      )
     if self._evaluation is not None and saved is not None:
       acting = self._run.policy(saved)
       self._evaluation.finish(_env_steps(saved), acting, interrupted)

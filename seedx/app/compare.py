@@ -17,6 +17,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,7 +27,7 @@ from seedx.app import command_line, experiments, plot
 from seedx.runtime import signals
 
 _POLL_SECONDS = 0.2
-# How long to wait for a run after Ctrl-C.
+# How long to wait for a run that is told to end.
 _PATIENCE_SECONDS = 60.0
 # The title, the key in a summary and the decimals of each column of numbers.
 _COLUMNS = (
@@ -112,8 +113,8 @@ def _compare(options: Options) -> int:
   for seed in range(options.seeds):
     for words in options.experiments:
       run = _run(options, words, seed, run_dir)
-      if run is None:
-        return signals.INTERRUPTED_STATUS
+      if isinstance(run, int):
+        return run
       runs.append(run)
   table = _table(options.experiments, runs)
   metrics.write_file(run_dir / "comparison.md", table + "\n")
@@ -129,8 +130,8 @@ def _compare(options: Options) -> int:
 
 def _run(
   options: Options, words: str, seed: int, parent: pathlib.Path
-) -> Run | None:
-  """Runs an experiment; returns None if Ctrl-C interrupted it."""
+) -> Run | int:
+  """Runs an experiment; returns the exit status if a signal ended it."""
   run_dir = parent / "-".join(words.replace("--", "").split()) / str(seed)
   run_dir.mkdir(parents=True, exist_ok=True)
   program = [sys.executable, "-m", "seedx", "train", *words.split()]
@@ -139,13 +140,15 @@ def _run(
   print(f"{words}, seed {seed} ...", file=sys.stderr, flush=True)
   cpu_seconds = _children_seconds()
   with (run_dir / "output.txt").open("w", encoding="utf-8") as output:
-    process = subprocess.Popen(program, stdout=output, stderr=output)
-    try:
-      _wait(process, run_dir, options.total_seconds)
-    except KeyboardInterrupt:
-      process.wait(_PATIENCE_SECONDS)
-      return None
-  if process.returncode not in (0, signals.INTERRUPTED_STATUS):
+    stop = threading.Event()
+    with signals.stopping(stop) as ending:
+      process = subprocess.Popen(program, stdout=output, stderr=output)
+      _wait(process, run_dir, options.total_seconds, stop)
+      if ending.status:
+        process.terminate()
+        process.wait(_PATIENCE_SECONDS)
+        return ending.status
+  if process.returncode not in (0, signals.status(signal.SIGINT)):
     last = (run_dir / "output.txt").read_text(encoding="utf-8").splitlines()
     raise types.ConfigError(
       f"{' '.join(program[1:])} ended with status {process.returncode}:"
@@ -155,15 +158,18 @@ def _run(
 
 
 def _wait(
-  process: subprocess.Popen[bytes], run_dir: pathlib.Path, total_seconds: float
+  process: subprocess.Popen[bytes],
+  run_dir: pathlib.Path,
+  total_seconds: float,
+  stop: threading.Event,
 ) -> None:
   """Waits for a run, and ends it after `total_seconds` unless they are 0."""
-  while process.poll() is None:
+  while process.poll() is None and not stop.is_set():
     lines = _lines(run_dir) if total_seconds else []
     if lines and lines[-1]["wall_seconds"] >= total_seconds:
       process.send_signal(signal.SIGINT)
       total_seconds = 0.0
-    time.sleep(_POLL_SECONDS)
+    stop.wait(_POLL_SECONDS)
 
 
 def _children_seconds() -> float:

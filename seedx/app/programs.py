@@ -20,7 +20,6 @@ from seedx.app import (
   training,
 )
 from seedx.launch import joining
-from seedx.runtime import signals
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +164,7 @@ def _train(asked: Asked, name: str, alone: bool) -> int:
     OSError
   ):  # It is a file on a disk that is full; the run has ended well.
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-  return signals.INTERRUPTED_STATUS if run.interrupted else 0
+  return run.status
 
 
 def _join(

@@ -50,14 +50,20 @@ class Run:
     metrics: the last line of metrics.
     evaluation: what the last evaluation found, in words; empty for none.
     restarts: processes that died and were started again.
-    interrupted: whether Ctrl-C ended it.
+    status: exit status of a program that does nothing else; 0, or that of the
+      signal that ended it, see `signals`.
   """
 
   run_dir: pathlib.Path
   metrics: Mapping[str, metrics.Value]
   evaluation: str = ""
   restarts: int = 0
-  interrupted: bool = False
+  status: int = 0
+
+  @property
+  def interrupted(self) -> bool:
+    """Whether Ctrl-C or another signal ended it."""
+    return bool(self.status)
 
   @property
   def lines(self) -> list[dict[str, Any]]:
@@ -68,7 +74,7 @@ class Run:
 def train(config: Any, *, show: bool = True, **options: Any) -> Run:
   """Trains what a pipeline's config says, with its processes on this machine.
 
-  Ctrl-C ends it early, with everything written.
+  Ctrl-C, SIGTERM and SIGHUP end it early, with everything written.
 
   Args:
     config: such as `seed.Config(agent=vtrace.Config())`.
@@ -115,14 +121,14 @@ def run(
   record = run_dirs.record(config, asked or config, experiment)
   context = process.Context()
   with (
-    tempfile.TemporaryDirectory() as sockets,
-    signals.stopping(context.stop, experiment is not None) as interrupted,
+    signals.stopping(context.stop, experiment is not None) as ending,
     _open(files, record) as run_dir,
+    _sockets(config, alone) as sockets,
   ):
-    config = config if alone else config.with_sockets(sockets)
+    config = config.with_sockets(sockets) if sockets else config
     nodes = pipeline.nodes(config)
     # Their imports take as long as what follows, on other cores.
-    processes = launch.Processes([] if alone else nodes)
+    processes = launch.Processes([] if alone else nodes, sockets)
     try:
       evaluation = evaluations.of(config, files, run_dir)
       own = pipeline.learn(config, context)
@@ -145,7 +151,7 @@ def run(
         config.log_seconds,
         check,
       )
-      kept.finish(interrupted.is_set())
+      kept.finish(bool(ending.status))
     finally:
       processes.stop()
   _draw(config.env.env, record.name, run_dir)
@@ -154,8 +160,17 @@ def run(
     last,
     evaluation=evaluation.words if evaluation else "",
     restarts=processes.restarts,
-    interrupted=interrupted.is_set(),
+    status=ending.status,
   )
+
+
+def _sockets(
+  config: process.Config, alone: bool
+) -> contextlib.AbstractContextManager[str]:
+  """A folder for the sockets of processes here; empty where none is needed."""
+  if alone or not isinstance(config, process.ServerConfig):
+    return contextlib.nullcontext("")
+  return tempfile.TemporaryDirectory(prefix="seedx-")
 
 
 def _roles(

@@ -10,6 +10,7 @@ import faulthandler
 import multiprocessing.spawn
 import os
 import pickle
+import shutil
 import signal
 import sys
 import threading
@@ -28,8 +29,10 @@ _CALLED_WRONG = (
 
 
 def _main() -> None:
-  parent, work, needs_jax = pickle.loads(_message(sys.stdin.buffer))
-  threading.Thread(target=_leave_with_parent, daemon=True).start()
+  parent, work, needs_jax, folder = pickle.loads(_message(sys.stdin.buffer))
+  threading.Thread(
+    target=_leave_with_parent, args=(folder,), daemon=True
+  ).start()
   if needs_jax:
     # Accelerators are the learner's; threads of many actors get in each
     # other's way.
@@ -50,10 +53,12 @@ def _message(stream: BinaryIO) -> bytes:
   return stream.read(nodes.SIZE.unpack(header)[0])
 
 
-def _leave_with_parent() -> None:
+def _leave_with_parent(folder: str) -> None:
   with contextlib.suppress(ConnectionResetError):
     while os.read(0, 1):
       pass
+  if folder:  # The parent may have been killed.
+    shutil.rmtree(folder, ignore_errors=True)
   os._exit(0)
 
 

@@ -41,8 +41,12 @@ def kind(role: str) -> str:
   return role.partition("-")[0]
 
 
-def message(node: Node) -> bytes:
+def message(node: Node, folder: str) -> bytes:
   """What a process that runs the node reads: its size, then a pickle.
+
+  Args:
+    node: that it runs.
+    folder: that it removes when its parent goes.
 
   Raises:
     types.ConfigError: the node's function or config cannot be pickled.
@@ -59,5 +63,5 @@ def message(node: Node) -> bytes:
   if b"__main__" in work:
     parent = multiprocessing.spawn.get_preparation_data(node.role)
     parent.pop("authkey", None)  # It refuses to be pickled here.
-  text = pickle.dumps((parent, work, node.needs_jax))
+  text = pickle.dumps((parent, work, node.needs_jax, folder))
   return SIZE.pack(len(text)) + text

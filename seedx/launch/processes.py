@@ -37,15 +37,19 @@ class Processes:
     restarts: how many have died and were started again.
   """
 
-  def __init__(self, running: list[nodes.Node]) -> None:
+  def __init__(self, running: list[nodes.Node], folder: str = "") -> None:
     """Starts all instances of the nodes.
+
+    Args:
+      running: the nodes.
+      folder: their sockets'; they remove it where this process is killed.
 
     Raises:
       types.ConfigError: one of them cannot be sent to another process.
     """
     self.restarts = 0
     self._children = [
-      _Child(node) for node in running for _ in range(node.count)
+      _Child(node, folder) for node in running for _ in range(node.count)
     ]
 
   def check(self) -> None:
@@ -74,9 +78,9 @@ class Processes:
 class _Child:
   """One instance of a node, and its newest process."""
 
-  def __init__(self, node: nodes.Node) -> None:
+  def __init__(self, node: nodes.Node, folder: str) -> None:
     self.node = node
-    self._message = nodes.message(node)
+    self._message = nodes.message(node, folder)
     self._is_first = True
     self._deaths: list[float] = []
     # When the process of one that has died starts again.

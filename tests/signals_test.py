@@ -1,0 +1,208 @@
+"""Programs that a signal ends: what they save, say and leave."""
+
+import contextlib
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+
+from experiments import a2c, gorila_dqn, seed_vtrace
+from seedx.runtime import signals
+from tests import programs
+
+compiled_quickly = programs.compiled_quickly
+SMALL = ("--env", "tests.own_envs:cartpole", "--num-envs", "4")
+
+
+class Program:
+  """A program in a session of its own, which has a folder for what it leaves.
+
+  Attributes:
+    run_dir: of the run.
+    sockets: where it puts what is temporary.
+    running: the program.
+  """
+
+  def __init__(self, tmp_path, experiment, *words, **options):
+    self.run_dir, self.sockets = tmp_path / "run", tmp_path / "sockets"
+    self.sockets.mkdir()
+    self._children = []
+    self.running = programs.start(
+      experiment,
+      *("--run-dir", str(self.run_dir), "--total-steps", "1000000000"),
+      *("--log-seconds", "0.1", *words),
+      environment={"TMPDIR": str(self.sockets)},
+      **options,
+    )
+
+  def env_steps(self):
+    """Of the last line of metrics."""
+    with contextlib.suppress(FileNotFoundError, IndexError):
+      lines = (self.run_dir / "metrics.jsonl").read_text().splitlines()
+      return json.loads(lines[-1])["env_steps"]
+    return 0
+
+  def wait_for_steps(self, env_steps=100):
+    """Waits until it has made some."""
+    deadline = time.monotonic() + 120
+    while self.env_steps() < env_steps:
+      assert self.running.poll() is None, self.running.communicate()
+      assert time.monotonic() < deadline
+      time.sleep(0.05)
+    self._children = psutil.Process(self.running.pid).children(recursive=True)
+
+  def ended(self):
+    """What it said, once it has ended and has left nothing."""
+    _, err = self.running.communicate(timeout=90)
+    _, alive = psutil.wait_procs(self._children, timeout=5)
+    assert not alive and not list(self.sockets.iterdir())
+    assert "Traceback" not in (err or "")
+    return err
+
+  def checkpoints(self):
+    """Env steps of those that there are."""
+    return [int(x.name) for x in (self.run_dir / "checkpoints").glob("[0-9]*")]
+
+
+@pytest.fixture
+def start(tmp_path):
+  started = []
+
+  def start(*arguments, **options):
+    started.append(Program(tmp_path, *arguments, **options))
+    return started[-1]
+
+  yield start
+  for program in started:
+    with contextlib.suppress(ProcessLookupError):
+      os.killpg(program.running.pid, signal.SIGKILL)
+    program.running.communicate()
+
+
+@pytest.mark.parametrize("number", signals.ENDING)
+def test_a_program_that_is_still_imported_ends_at_once(number, start):
+  program = start(seed_vtrace, start_new_session=True)
+  time.sleep(0.5)
+  os.killpg(program.running.pid, number)
+  assert program.ended() == "" and not program.checkpoints()
+  assert program.running.returncode == 128 + number
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ("experiment", "words", "number"),
+  [
+    # Its parameters are in other processes, which the signal reaches too.
+    (gorila_dqn, (), signal.SIGTERM),
+    # Its environments are in other processes.
+    (a2c, SMALL, signal.SIGTERM),
+    (seed_vtrace, (), signal.SIGINT),
+  ],
+  ids=["gorila", "own environments", "seed"],
+)
+def test_a_signal_to_the_group_ends_a_run_with_a_checkpoint(
+  experiment, words, number, start
+):
+  program = start(experiment, *words, start_new_session=True)
+  program.wait_for_steps()
+  os.killpg(program.running.pid, number)
+  time.sleep(0.001)
+  os.killpg(program.running.pid, number)  # Who passes it on does this.
+  program.ended()
+  assert program.running.returncode == 128 + number
+  assert program.checkpoints() == [program.env_steps()]
+
+
+@pytest.mark.slow
+def test_a_terminal_that_hangs_up_ends_a_run_with_a_checkpoint(start):
+  terminal, own = pty.openpty()
+  program = start(
+    *(seed_vtrace, "--num-actors", "1"),
+    start_new_session=True,
+    preexec_fn=lambda: os.close(os.open(os.ttyname(own), os.O_RDWR)),
+    stdout=own,
+    stderr=own,
+  )
+  os.close(own)
+  reading = threading.Thread(target=_read, args=(terminal,), daemon=True)
+  reading.start()
+  program.wait_for_steps()
+  hang_up.set()
+  reading.join()
+  program.ended()
+  assert program.running.returncode == 129
+  assert program.checkpoints() == [program.env_steps()]
+
+
+hang_up = threading.Event()
+
+
+def _read(terminal):
+  while not hang_up.is_set():
+    os.read(terminal, 1 << 16)
+  os.close(terminal)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["second Ctrl-C", "SIGKILL"])
+def test_nothing_is_left_of_one_that_ends_at_once(how, start):
+  program = start(seed_vtrace)
+  program.wait_for_steps()
+  if how == "SIGKILL":
+    program.running.kill()
+  else:
+    program.running.send_signal(signal.SIGINT)
+    time.sleep(0.2)
+    program.running.send_signal(signal.SIGINT)
+  start_seconds = time.monotonic()
+  program.ended()
+  assert time.monotonic() - start_seconds < 3
+  assert program.running.returncode == (-9 if how == "SIGKILL" else 130)
+
+
+def test_what_nohup_ignores_stays_ignored():
+  before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+  try:
+    stop = threading.Event()
+    with signals.stopping(stop) as ending:
+      os.kill(os.getpid(), signal.SIGHUP)
+      time.sleep(0.01)
+      assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    assert not stop.is_set() and not ending.status
+  finally:
+    signal.signal(signal.SIGHUP, before)
+
+
+_TWICE = """
+import os, signal, threading, time
+from seedx.runtime import signals
+stop = threading.Event()
+with signals.stopping(stop) as ending:
+  for number in {numbers}:
+    os.kill(os.getpid(), number)
+    time.sleep(0.1)
+os._exit(ending.status + 1)
+"""
+
+
+@pytest.mark.parametrize(
+  ("numbers", "status"),
+  [
+    ([signal.SIGTERM, signal.SIGTERM, signal.SIGHUP], 144),
+    ([signal.SIGINT, signal.SIGTERM], 131),
+    ([signal.SIGTERM, signal.SIGINT], 130),  # At once.
+  ],
+)
+def test_only_a_second_ctrl_c_ends_at_once(numbers, status):
+  program = _TWICE.format(numbers=[int(number) for number in numbers])
+  ended = subprocess.run(
+    [sys.executable, "-c", program], cwd=programs.ROOT, check=False
+  )
+  assert ended.returncode == status
