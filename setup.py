@@ -50,6 +50,7 @@ setuptools.setup(
     "numpy>=2.0",
     "optax>=0.2.6",
     "pillow>=10",
+    "psutil>=6",
     "rich>=13",
     "rlax>=0.1.9",
     "scipy>=1.11",

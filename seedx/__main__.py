@@ -5,6 +5,7 @@
   seedx plot RUN_DIR ... [options]   draws runs
   seedx export RUN_DIR [options]     writes a policy for use without seedx
   seedx compare [options]            runs experiments one after the other
+  seedx chaos [options]              runs experiments while everything fails
   seedx join HOST:PORT [options]     works for a learner on another machine
 
 `seedx train` lists the experiments, and each has a `--help` of its own.
@@ -36,9 +37,11 @@ def main() -> int:
     return _train(words)
   if name == "join":
     return importlib.import_module("seedx.join").main(words)
+  if name == "chaos":
+    return importlib.import_module("seedx.app.chaos.main").main(words)
   if name in _PROGRAMS:
     return importlib.import_module(f"seedx.app.{name}").main(words)
-  programs = ", ".join(("train", *_PROGRAMS, "join"))
+  programs = ", ".join(("train", *_PROGRAMS, "chaos", "join"))
   return _fail(f"expected one of {programs}, found {name!r}")
 
 

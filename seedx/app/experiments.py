@@ -117,7 +117,7 @@ def program_module(module: str) -> str:
 
 def shipped() -> list[str]:
   """The short names of the experiments that come with seedx."""
-  doors = ("__init__", "evaluate", "export", "plot", "compare")
+  doors = ("__init__", "evaluate", "export", "plot", "compare", "chaos")
   return sorted(name for name in _shipped() if name not in doors)
 
 

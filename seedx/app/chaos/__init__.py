@@ -1,0 +1,1 @@
+"""Runs pipelines while their processes, peers and disk fail: see `main`."""

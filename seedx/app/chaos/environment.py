@@ -1,0 +1,104 @@
+"""An environment whose steps say where they come from.
+
+Each observation has a number that no other environment has, its `lease`, and
+how many observations came before. So whoever has an unroll can tell whether its
+steps are consecutive and of one environment. Each episode returns `RETURN`.
+"""
+
+import os
+import time
+from typing import NoReturn
+
+import dm_env
+import numpy as np
+
+# Of every whole episode, whatever the agent does.
+RETURN = 10.0
+# What is said where an environment failed on purpose: by itself, where it says
+# NaN, where its process ended, and where it hangs.
+FAULTS = ("a fault that chaos asked for", "nan", "exit", "died")
+_MOST_STEPS = 60
+_ACTIONS = 3
+_HANG_SECONDS = 20.0
+
+
+class Environment(dm_env.Environment):
+  """Random observations, episodes of random length, and faults if wanted."""
+
+  def __init__(self, seed: int, mean_steps_to_fault: float = 0.0) -> None:
+    """Makes an environment.
+
+    Args:
+      seed: of its random numbers.
+      mean_steps_to_fault: after how many steps it fails, on average: it raises,
+        says NaN, ends its process or hangs. 0 for never.
+    """
+    self._rng = np.random.default_rng(seed)
+    # Not of the seed: a test that seeds do not come twice is another one.
+    self._lease = 1 + int.from_bytes(os.urandom(4), "little") % (2**31 - 1)
+    self._count = 0
+    self._fault = None
+    if mean_steps_to_fault:
+      self._fault = int(self._rng.exponential(mean_steps_to_fault))
+    self._left = 0
+    self._paid = 0.0
+
+  def reset(self) -> dm_env.TimeStep:
+    """Starts an episode."""
+    self._left = int(self._rng.integers(1, _MOST_STEPS))
+    self._paid = 0.0
+    return dm_env.restart(self._observation())
+
+  def step(self, action: int) -> dm_env.TimeStep:
+    """Pays something, and at an episode's end what is missing to `RETURN`."""
+    if self._left == 0:
+      return self.reset()
+    if self._fault is not None and self._count >= self._fault:
+      return self._fail()
+    self._left -= 1
+    # Sums of these are exact in float32.
+    reward = float(self._rng.integers(-2, 3)) + 0.5 * int(action)
+    if self._left:
+      self._paid += reward
+      return dm_env.transition(reward, self._observation())
+    ends = dm_env.termination if self._rng.random() < 0.5 else dm_env.truncation
+    return ends(RETURN - self._paid, self._observation())
+
+  def observation_spec(self) -> dict[str, dm_env.specs.Array]:
+    """`lease`: the lease and the count; `state`: what an agent may see."""
+    return {
+      "lease": dm_env.specs.Array((2,), np.int32),
+      "state": dm_env.specs.Array((4,), np.float32),
+    }
+
+  def action_spec(self) -> dm_env.specs.DiscreteArray:
+    """Actions that pay a little."""
+    return dm_env.specs.DiscreteArray(_ACTIONS)
+
+  def _observation(self) -> dict[str, np.ndarray]:
+    self._count += 1
+    return {
+      "lease": np.array([self._lease, self._count], np.int32),
+      "state": self._rng.standard_normal(4, np.float32),
+    }
+
+  def _fail(self) -> dm_env.TimeStep:
+    fault = self._rng.integers(4)
+    if fault == 0:
+      raise RuntimeError(FAULTS[0])
+    if fault == 1:
+      _exit()
+    if fault == 2:
+      time.sleep(_HANG_SECONDS)
+    observation = self._observation()
+    observation["state"][0] = np.nan
+    return dm_env.transition(np.nan, observation)
+
+
+def make(seed: int, mean_steps_to_fault: float = 0.0) -> Environment:
+  """Makes an `Environment`."""
+  return Environment(seed, mean_steps_to_fault)
+
+
+def _exit() -> NoReturn:
+  os._exit(1)

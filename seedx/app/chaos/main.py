@@ -1,0 +1,180 @@
+"""Runs pipelines while their processes, peers and disk fail.
+
+  seedx chaos --pipelines seed,a3c --minutes 10
+
+Actors, workers, servers and the learner are killed, stopped and started again
+at random. Hostile peers send damaged messages, well-formed lies and silence to
+the learner's port. For some seconds, nothing can be written. The program exits
+with 1 if a step was learned from that is not what an environment said, or
+twice; a return is not the one that was earned; a parameter is not finite; the
+run hangs or ends; memory grows; or something is left behind.
+"""
+
+import dataclasses
+import json
+import pathlib
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from seedx import metrics, types
+from seedx.app import command_line
+from seedx.app.chaos import trial
+
+# Each pipeline's experiment, and options that suit a small machine.
+_SMALL_REPLAY = ("--replay-capacity", "20000", "--replay-ratio", "1")
+_ACTORS = ("--envs-per-actor", "16")
+PIPELINES: Mapping[str, tuple[str, Sequence[str]]] = {
+  "seed": ("seed_vtrace", _ACTORS),
+  "impala": ("impala", _ACTORS),
+  "apex": ("apex_dqn", _SMALL_REPLAY),
+  "gorila": ("gorila_dqn", _SMALL_REPLAY),
+  "a3c": ("a3c", ()),
+  "sync": ("ppo", ()),
+}
+_ALWAYS = (
+  *("--total-steps", "10000000000"),
+  *("--checkpoint-every-seconds", "5"),
+)
+# Where the environments' faults end the run.
+_IN_PROCESS = ("a3c", "sync")
+# Too early to see whether memory grows.
+_LEAST_MINUTES = 4.0
+_MORE = 1.05
+# How soon the rate is back after an actor's fault, and after a learner's.
+_ACTOR_SECONDS = 5.0
+_COLD_STARTS = 1.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """The command line.
+
+  Attributes:
+    pipelines: what to run, one after the other, A,B.
+    minutes: of each.
+    seed: of what is done to them.
+    output: JSON file of what was found; none if empty.
+  """
+
+  pipelines: tuple[str, ...] = tuple(PIPELINES)
+  minutes: float = 10.0
+  seed: int = 0
+  output: str = ""
+
+  def __post_init__(self) -> None:
+    """Raises types.ConfigError for what cannot be run."""
+    types.check_ranges(self, minutes=(0.1, types.MOST), seed=(0, 2**31))
+    for name in self.pipelines:
+      if name not in PIPELINES:
+        raise types.ConfigError(
+          f"expected pipelines of {', '.join(PIPELINES)}, found {name!r}"
+        )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs the trials; returns 1 if there are violations."""
+  return command_line.run(_run, Options(), "seedx chaos", __doc__, argv)
+
+
+def plan(pipeline: str, minutes: float, seed: int) -> trial.Plan:
+  """What is done to a pipeline in so many minutes."""
+  experiment, options = PIPELINES[pipeline]
+  alone = pipeline in _IN_PROCESS
+  if alone:
+    # Two in a minute or so, at 20,000 env steps a second.
+    options = (*options, "--env-options", "mean_steps_to_fault=600000.0")
+  return trial.Plan(
+    experiment,
+    seconds=60.0 * minutes,
+    seed=seed,
+    kills=round((0.5 if alone else 2.5) * minutes),
+    pauses=round(0.6 * minutes),
+    learner_kills=max(2, round((1.0 if alone else 0.5) * minutes)),
+    full_disks=max(1, round(0.1 * minutes)),
+    streams_per_second=0.5,
+    environments_fail=alone,
+    options=(*_ALWAYS, *options),
+  )
+
+
+def _run(options: Options) -> int:
+  found = {}
+  for number, pipeline in enumerate(options.pipelines):
+    wanted = plan(pipeline, options.minutes, options.seed + number)
+    with tempfile.TemporaryDirectory(prefix="seedx-chaos-") as folder:
+      done = trial.Trial(wanted, pathlib.Path(folder))
+      try:
+        done.run()
+      finally:
+        found[pipeline] = _summary(done, options.minutes)
+        _show(pipeline, found[pipeline], done)
+        if options.output:
+          text = json.dumps(found, indent=2) + "\n"
+          metrics.write_file(pathlib.Path(options.output), text)
+  return int(any(summary["violations"] for summary in found.values()))
+
+
+def _summary(done: trial.Trial, minutes: float) -> dict[str, Any]:
+  """What a trial found, as JSON, its figures judged."""
+  actors = trial.recoveries(done, ("kill", "pause"))
+  learners = trial.recoveries(done, ("learner",))
+  growth = trial.growth(done) if minutes >= _LEAST_MINUTES else {}
+  cold_start = trial.cold_start(done)
+  violations = list(done.violations)
+  violations += [
+    f"{name} at the end {ratio:.2f} times those of minute 2"
+    for name, ratio in growth.items()
+    if ratio > _MORE
+  ]
+  violations += [
+    f"the rate was back {seconds:.1f} s after the {fault.kind} of {fault.whom}"
+    for found, most in (
+      (actors, _ACTOR_SECONDS),
+      (learners, _COLD_STARTS * cold_start),
+    )
+    for fault, seconds in found
+    if seconds > most
+  ]
+  if not done.audited:
+    violations.append("nothing was learned from")
+  kinds = [fault.kind for fault in done.faults]
+  return {
+    "violations": violations,
+    "faults": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
+    "hostile_streams": done.statuses,
+    "audited_windows": done.audited,
+    "env_steps": done.samples[-1].env_steps if done.samples else 0,
+    "cold_start_seconds": round(cold_start, 1),
+    "back_after_actor_seconds": _quantiles(actors),
+    "back_after_learner_seconds": _quantiles(learners),
+    "growth_since_minute_2": {k: round(x, 3) for k, x in growth.items()},
+  }
+
+
+def _quantiles(
+  recoveries: Sequence[tuple[trial.Fault, float]],
+) -> list[float]:
+  """The median and the largest, if there are any."""
+  values = [seconds for _, seconds in recoveries]
+  if not values:
+    return []
+  return [round(float(np.median(values)), 1), round(max(values), 1)]
+
+
+def _show(pipeline: str, summary: Mapping[str, Any], done: trial.Trial) -> None:
+  words = "no violation"
+  if summary["violations"]:
+    words = "; ".join(summary["violations"])
+    print(*done.said, sep="\n", file=sys.stderr)
+  print(f"{pipeline}: {words}")
+  for name, value in summary.items():
+    if name != "violations":
+      print(f"  {name}: {value}", flush=True)
+
+
+if __name__ == "__main__":
+  sys.exit(main())
