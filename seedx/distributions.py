@@ -55,8 +55,16 @@ class MultiCategorical:
     """Outputs of the policy head: a logit for each action of each dimension."""
     return sum(self.num_actions)
 
-  def __call__(self, parameters: jax.Array) -> distrax.Distribution:
-    """The distribution with logits `[..., P]`; actions are `[..., A]` int32."""
+  def __call__(
+    self, parameters: jax.Array, action_mask: jax.Array | None = None
+  ) -> distrax.Distribution:
+    """The distribution with given logits; actions are `[..., A]` int32.
+
+    Args:
+      parameters: `[..., P]`, the logits.
+      action_mask: `[..., A, max(num_actions)]`, not 0 where an action of a
+        dimension is legal; None if all are.
+    """
     ends = np.cumsum(self.num_actions)[:-1]
     parts = jnp.split(parameters.astype(jnp.float32), ends, axis=-1)
     most = max(self.num_actions)
@@ -68,8 +76,9 @@ class MultiCategorical:
       )
       for part in parts
     ]
+    logits = only_legal(jnp.stack(padded, axis=-2), action_mask)
     return distrax.Independent(
-      distrax.Categorical(logits=jnp.stack(padded, axis=-2)),
+      distrax.Categorical(logits=logits),
       reinterpreted_batch_ndims=1,
     )
 

@@ -76,8 +76,9 @@ class EnvironmentSpec:
       rank 1, of integers from 0 (multi-discrete) or of floats between finite
       bounds.
     frames_per_step: emulator frames in an env step (4 for Atari, else 1).
-    action_mask: the key of `observation` for the mask `[A]`, not 0 where a
-      discrete action is legal; None if all actions are always legal.
+    action_mask: the key of `observation` for the mask, not 0 where a discrete
+      action is legal: `[A]`, or `[choices, values]` for a vector of choices;
+      None if all actions are always legal.
   """
 
   observation: Tree

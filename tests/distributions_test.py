@@ -233,6 +233,29 @@ def test_samples_of_several_choices_have_the_frequencies():
   np.testing.assert_allclose(row[0] / draws, joint, atol=0.03)
 
 
+def test_illegal_values_of_several_choices_have_probability_0():
+  logits, probabilities = choices_case()
+  rng = np.random.default_rng(1)
+  most = max(CHOICES)
+  mask = rng.uniform(size=(2, 3, len(CHOICES), most)) < 0.5
+  mask[..., 0] = True
+  policy = distributions.MultiCategorical(CHOICES)(logits, mask)
+  legal = [p * mask[..., i, : CHOICES[i]] for i, p in enumerate(probabilities)]
+  legal = [p / p.sum(axis=-1, keepdims=True) for p in legal]
+  entropy = sum(scipy.stats.entropy(p, axis=-1) for p in legal)
+  np.testing.assert_allclose(policy.entropy(), entropy, rtol=1e-4, atol=1e-6)
+  samples, log_prob = policy.sample_and_log_prob(
+    seed=jax.random.key(0), sample_shape=(200,)
+  )
+  chosen = [
+    np.take_along_axis(p[None], np.asarray(samples)[..., i, None], axis=-1)
+    for i, p in enumerate(legal)
+  ]
+  assert min(map(np.min, chosen)) > 0
+  expected = sum(np.log(p[..., 0]) for p in chosen)
+  np.testing.assert_allclose(log_prob, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_half_precision_parameters_are_computed_in_float32():
   logits = jnp.array([1.0, 2.0, 3.0], jnp.bfloat16)
   log_prob = distributions.Categorical(3)(logits).log_prob(0)

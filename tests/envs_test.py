@@ -340,8 +340,7 @@ def _decimal(byte):
   ("env_id", "most"),
   [
     ("RubiksCube-v0", [5, 0, 2]),
-    ("BinPack-v2", [39, 19]),
-    ("Minesweeper-v0", [9, 9]),
+    ("Connector-v2", [4] * 10),
   ],
 )
 def test_a_vector_of_integers_is_bounded_for_each_choice(env_id, most):
@@ -409,7 +408,7 @@ def test_send_checks_each_choice(wrong):
     ),
     (envs.Config("Play2048-v1"), None),
     (envs.Config("CartPole-v1"), None),
-    (envs.Config("Tetris-v0"), None),
+    (envs.Config("Tetris-v0"), "action_mask"),
     (
       envs.Config(
         "Play2048-v1", observation_transform=f"{__name__}:with_a_mask"
@@ -434,10 +433,51 @@ def test_the_action_mask_is_found(config, mask):
     assert observation[mask].any()
 
 
-def test_a_joint_mask_is_a_part_of_the_observation():
-  observation = make("Tetris-v0", 2).recv().timestep.observation
-  assert observation["action_mask"].shape == (2, 4, 10)
-  assert observation["action_mask"].any()
+@pytest.mark.parametrize(
+  ("env_id", "shape"),
+  [
+    ("BinPack-v2", (40 * 20,)),
+    ("FlatPack-v0", (25 * 4 * 9 * 9,)),
+    ("Minesweeper-v0", (10 * 10,)),
+    ("Sudoku-v0", (9 * 9 * 9,)),
+    ("Sudoku-very-easy-v0", (9 * 9 * 9,)),
+    ("Tetris-v0", (4 * 10,)),
+    ("Cleaner-v0", (3, 4)),
+    ("Connector-v2", (10, 5)),
+    ("JobShop-v0", (10, 21)),
+    ("LevelBasedForaging-v0", (2, 6)),
+    ("MMST-v0", (3, 36)),
+    ("MultiCVRP-v0", (2, 21)),
+    ("RobotWarehouse-v0", (4, 5)),
+  ],
+)
+def test_masks_of_several_choices_are_masks(env_id, shape):
+  spec = envs.spec(envs.Config(env_id))
+  assert spec.action_mask == "action_mask"
+  assert spec.observation["action_mask"].shape == shape
+  assert envs.spec(envs.Config(f"Jumanji/{env_id}")) == spec
+  # One action for all combinations, or each choice its own.
+  assert spec.action.shape == (() if len(shape) == 1 else shape[:1])
+  if env_id.startswith("Sudoku"):
+    return  # EnvPool's wheel may lack its puzzles.
+  environment, rng = make(env_id, 3), np.random.default_rng(0)
+  for _ in range(30):
+    rows = environment.recv()
+    mask = rows.timestep.observation["action_mask"]
+    assert mask.shape == (3, *shape) and mask.any(axis=-1).all()
+    action = np.argmax(rng.uniform(size=mask.shape) * mask, axis=-1)
+    environment.send(rows.index, action)
+
+
+def test_a_joint_action_is_that_of_its_place_in_the_mask():
+  environment = make("Minesweeper-v0", 1)
+  rows = environment.recv()
+  assert rows.timestep.observation["action_mask"].all()
+  environment.send(rows.index, np.array([37]))
+  observation = environment.recv().timestep.observation
+  # The square is seen; it may not be chosen again.
+  assert np.argwhere(observation["board"][0] >= 0).tolist() == [[3, 7]]
+  assert np.flatnonzero(observation["action_mask"] == 0).tolist() == [37]
 
 
 @pytest.mark.parametrize(

@@ -198,6 +198,14 @@ class Acting(gymnasium.Env):
     return (*self.reset()[:1], float(np.sum(action)), False, False, {})
 
 
+def masked_choices(values, shape):
+  """Choices, of which the mask says that the last alone is legal."""
+  mask = np.zeros(shape, np.int8)
+  mask.flat[-1] = 1
+  space = spaces.Dict({"action_mask": spaces.MultiBinary(shape)})
+  return Acting(spaces.MultiDiscrete(values), space, {"action_mask": mask})
+
+
 def matrix_actions():
   return Acting(spaces.Box(-1, 1, (2, 2)))
 

@@ -301,6 +301,34 @@ def test_dicts_and_masks_of_info(start, info_keys):
   )
 
 
+def test_a_mask_of_two_choices_is_of_each_or_joint(start):
+  environment = start("masked_choices", 1, {"values": [3, 4], "shape": [2, 4]})
+  assert environment.spec.action_mask == "action_mask"
+  assert environment.spec.action.shape == (2,)
+  assert environment.recv().timestep.observation["action_mask"].shape[1:] == (
+    (2, 4)
+  )
+  # The only legal combination is one action, which reaches the environment.
+  for shape in ([3, 4], [12]):
+    environment = start("masked_choices", 2, {"values": [3, 4], "shape": shape})
+    assert environment.spec.action == dm_env.specs.DiscreteArray(
+      12, np.int32, "action"
+    )
+    rows = environment.recv()
+    mask = rows.timestep.observation["action_mask"]
+    assert np.argwhere(mask).tolist() == [[0, 11], [1, 11]]
+    environment.send(rows.index, np.array([11, 7]))
+    # (2, 3) and (1, 3): the sum is the reward.
+    assert environment.recv().timestep.reward.tolist() == [5, 4]
+    environment.send(rows.index, np.array([0, 0]))
+
+
+def test_a_mask_of_each_choice_or_joint_is_not_guessed():
+  config = config_of("masked_choices", {"values": [2, 3], "shape": [2, 3]})
+  with pytest.raises(types.ConfigError, match=r"either: .* flat, \[6\]"):
+    envs.spec(config)
+
+
 def test_an_environment_without_a_legal_action_is_named(start):
   environment = start(
     "Masked", 2, {"none_legal_at": 2}, fields={"action_mask": "legal"}

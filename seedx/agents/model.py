@@ -81,7 +81,7 @@ class Output(NamedTuple):
 
   Attributes:
     head: the head's outputs, a nest of `[T, B, ...]`.
-    action_mask: `[T, B, A]`, not 0 where an action is legal; None if all are.
+    action_mask: `[T, B, ...]`, not 0 where an action is legal; None if all are.
     core_state: `[B, ...]`, after the last step.
   """
 

@@ -308,5 +308,5 @@ class Policy:
     if output.action_mask is None:
       return self.distribution(output.head.policy)
     # Only discrete actions have a mask, see `types.EnvironmentSpec`.
-    assert isinstance(self.distribution, distributions.Categorical)
+    assert not isinstance(self.distribution, distributions.BoundedGaussian)
     return self.distribution(output.head.policy, output.action_mask)

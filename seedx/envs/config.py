@@ -40,7 +40,9 @@ class Config:
     action_mask: the entry of the observation or of `info` that is nonzero for
       each legal discrete action. By default `action_mask`, if that entry exists
       and has one number for each action, else all actions are legal. An entry
-      of another name must exist.
+      of another name must exist. Of several choices, the mask is of each,
+      `[choices, values]`, or joint, with a number for each combination; with a
+      joint mask the agent sees the combinations as so many actions.
     observation_transform: MODULE:FUNCTION of yours that maps observations `[B,
       ...]` to those that the agent sees, in NumPy.
   """

@@ -59,6 +59,7 @@ class EnvPoolEnvironment:
     self._must_narrow = bool(self._info_keys) or dtypes != [
       observations.narrowed(dtype) for dtype in dtypes
     ]
+    self._own_action = envpool_spec.action_spec(config.env, pool_spec)
     action_spec = envpool_spec.action_array_spec(pool_spec)
     self._action_dtype = np.dtype(action_spec.dtype)
     self._low = np.asarray(action_spec.minimum, self._action_dtype)
@@ -128,7 +129,9 @@ class EnvPoolEnvironment:
   def send(self, index: np.ndarray, action: np.ndarray) -> None:
     """See `envs.Environment`."""
     # EnvPool itself would read beyond an array that is too small.
-    action = observations.checked_action(self.spec.action, index, action)
+    action = observations.checked_action(
+      self.spec.action, self._own_action, index, action
+    )
     action = action.astype(self._action_dtype, copy=False)
     if self.spec.action.dtype.kind == "f":
       action = np.clip(action, self._low, self._high)

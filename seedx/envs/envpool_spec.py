@@ -94,7 +94,7 @@ def environment_spec(
   spec = observations.environment_spec(
     config,
     observation,
-    _action_spec(config.env, pool_spec),
+    action_spec(config.env, pool_spec),
     pool_spec.config.frame_skip if is_atari(pool_spec) else 1,
   )
   return spec, info_keys
@@ -112,6 +112,40 @@ def observation_array_specs(pool_spec: Any) -> dict[str, Any]:
     for key, value in pool_spec.state_array_spec.items()
     if key.split(":")[0] == "obs"
   }
+
+
+def action_spec(env_id: str, pool_spec: Any) -> dm_env.specs.BoundedArray:
+  """The environment's actions, as in `types.EnvironmentSpec`.
+
+  Raises:
+    types.ConfigError: they are not supported.
+  """
+  supported = (
+    "Supported is one player, with discrete actions that count from 0, one or "
+    "a vector of them, or with a continuous action of rank 1 and finite bounds."
+  )
+  specs = pool_spec.action_array_spec
+  names = set(specs) - {"env_id", "players.env_id"}
+  players = pool_spec.config.max_num_players
+  if players != 1 or len(names) != 1:
+    raise types.ConfigError(
+      f"{env_id} has {players} players and the actions "
+      f"{', '.join(sorted(names))}. {supported}"
+    )
+  array_spec = action_array_spec(pool_spec)
+  shape, dtype = _shape(array_spec), np.dtype(array_spec.dtype)
+  low, high = (
+    np.broadcast_to(x, shape) for x in (array_spec.minimum, array_spec.maximum)
+  )
+  # VizDoom's combined actions are discrete, but float64.
+  is_discrete = dtype.kind in "iu" or array_spec.is_discrete
+  spec = observations.action_spec(dtype, low, high, is_discrete)
+  if spec is None or (is_discrete and np.any(low != 0)):
+    raise types.ConfigError(
+      f"{env_id} takes actions of shape {shape}, dtype {dtype} and bounds "
+      f"{array_spec.minimum} to {array_spec.maximum}. {supported}"
+    )
+  return spec
 
 
 def action_array_spec(pool_spec: Any) -> Any:
@@ -195,35 +229,6 @@ def _leaf_spec(name: str, array_spec: Any) -> dm_env.specs.Array:
     array_spec.minimum,
     array_spec.maximum,
   )
-
-
-def _action_spec(env_id: str, pool_spec: Any) -> dm_env.specs.BoundedArray:
-  supported = (
-    "Supported is one player, with discrete actions that count from 0, one or "
-    "a vector of them, or with a continuous action of rank 1 and finite bounds."
-  )
-  specs = pool_spec.action_array_spec
-  names = set(specs) - {"env_id", "players.env_id"}
-  players = pool_spec.config.max_num_players
-  if players != 1 or len(names) != 1:
-    raise types.ConfigError(
-      f"{env_id} has {players} players and the actions "
-      f"{', '.join(sorted(names))}. {supported}"
-    )
-  array_spec = action_array_spec(pool_spec)
-  shape, dtype = _shape(array_spec), np.dtype(array_spec.dtype)
-  low, high = (
-    np.broadcast_to(x, shape) for x in (array_spec.minimum, array_spec.maximum)
-  )
-  # VizDoom's combined actions are discrete, but float64.
-  is_discrete = dtype.kind in "iu" or array_spec.is_discrete
-  spec = observations.action_spec(dtype, low, high, is_discrete)
-  if spec is None or (is_discrete and np.any(low != 0)):
-    raise types.ConfigError(
-      f"{env_id} takes actions of shape {shape}, dtype {dtype} and bounds "
-      f"{array_spec.minimum} to {array_spec.maximum}. {supported}"
-    )
-  return spec
 
 
 def _shape(array_spec: Any) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ the action mask, and checks actions; all of it on batches, in NumPy.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -49,10 +50,13 @@ def environment_spec(
 ) -> types.EnvironmentSpec:
   """The spec after the transform, with the action mask.
 
+  Several choices that share one mask of all their combinations become one
+  action, which counts these in the order of C.
+
   Args:
     config: which environment.
     observation: a nest of specs, entries of `info` included.
-    action: as in `types.EnvironmentSpec`.
+    action: the environment's, as in `types.EnvironmentSpec`.
     frames_per_step: emulator frames in an env step.
 
   Raises:
@@ -63,11 +67,17 @@ def environment_spec(
     observation = _transformed_spec(
       observation, transform, config.observation_transform
     )
+  mask, is_joint = _action_mask(config, observation, action)
+  if is_joint:
+    count = math.prod(_choices(action))
+    action = dm_env.specs.DiscreteArray(count, np.int32, "action")
+    flat = dm_env.specs.Array((count,), observation[mask].dtype, mask)
+    observation = observation | {mask: flat}
   return types.EnvironmentSpec(
     observation=observation,
     action=action,
     frames_per_step=frames_per_step,
-    action_mask=_action_mask(config, observation, action),
+    action_mask=mask,
   )
 
 
@@ -284,30 +294,37 @@ class Finisher:
   def _with_legal(
     self, observation: types.Tree, index: np.ndarray, last: np.ndarray
   ) -> types.Tree:
-    """Makes all actions legal where none is, and the episode has ended."""
+    """Makes all actions legal where none is, if the episode has ended."""
     key = self.spec.action_mask
     assert key is not None
-    none_legal = ~np.any(observation[key], axis=-1)
-    if np.any(none_legal & ~last):
+    shape = self.spec.observation[key].shape
+    mask = observation[key].reshape(len(index), *shape)
+    none_legal = ~np.any(mask, axis=-1)
+    # Of several choices, one may have nothing to choose.
+    stuck = none_legal.reshape(len(index), -1).all(axis=1) & ~last
+    if np.any(stuck):
       raise ValueError(
         f"expected a legal action in {key!r} of every environment, found none"
-        f" in {index[none_legal & ~last].tolist()}: the environment is wrong,"
-        " or another entry is the mask"
+        f" in {index[stuck].tolist()}: the environment is wrong, or another"
+        " entry is the mask"
       )
-    if not np.any(none_legal):
-      return observation
-    mask = observation[key].copy()
-    mask[none_legal] = 1
+    if np.any(none_legal):
+      mask = mask.copy()
+      mask[none_legal] = 1
     return observation | {key: mask}
 
 
 def checked_action(
-  spec: dm_env.specs.BoundedArray, index: np.ndarray, action: np.ndarray
+  spec: dm_env.specs.BoundedArray,
+  own: dm_env.specs.BoundedArray,
+  index: np.ndarray,
+  action: np.ndarray,
 ) -> np.ndarray:
-  """Checks actions; returns them as an array of the dtype of `spec`.
+  """Checks actions; returns those that the environment takes.
 
   Args:
-    spec: of an action.
+    spec: of the agent's actions.
+    own: of the environment's, see `environment_spec`.
     index: `[B]`, which environments.
     action: `[B, *action_shape]`.
 
@@ -325,6 +342,8 @@ def checked_action(
       f"expected actions from 0 to {spec.maximum}, found "
       f"{action.min()} to {action.max()}"
     )
+  if own.shape != spec.shape:
+    action = np.stack(np.unravel_index(action, _choices(own)), axis=-1)
   return action
 
 
@@ -396,20 +415,40 @@ def _action_mask(
   config: env_config.Config,
   observation: types.Tree,
   action: dm_env.specs.BoundedArray,
-) -> str | None:
-  """The key of the mask in the observation; None where there is none."""
+) -> tuple[str | None, bool]:
+  """The key of the mask, None where there is none; whether it is joint.
+
+  A joint mask has a number for each combination of several choices.
+  """
   key = config.action_mask
   found = observation.get(key) if isinstance(observation, dict) else None
   # A nested dict has no shape.
   shape = getattr(found, "shape", None)
-  if isinstance(action, dm_env.specs.DiscreteArray) and shape == (
-    action.num_values,
-  ):
-    return key
+  if np.issubdtype(action.dtype, np.integer) and shape is not None:
+    choices = _choices(action)
+    most = max(choices)
+    of_each = (len(choices), most) if action.shape else (most,)
+    count = math.prod(choices)
+    joint = len(choices) > 1 and count < MAX_DISCRETE_VALUES
+    is_joint = joint and shape in (choices, (count,))
+    if is_joint and shape == of_each:
+      raise types.ConfigError(
+        f"{config.env}: expected an action mask of each choice or of both"
+        f" together, found shape {shape}, which may be either: let an"
+        f" observation_transform make it flat, [{count}], if it is of both"
+      )
+    if is_joint or shape == of_each:
+      return key, is_joint
   if key == env_config.DEFAULT_ACTION_MASK:
-    return None
+    return None, False
   raise types.ConfigError(
     f"{config.env}: expected action_mask to name an entry of the observation"
     f" or of info with a number for each of the actions {action}, found"
     f" {key!r}, which is {found}"
   )
+
+
+def _choices(action: dm_env.specs.BoundedArray) -> tuple[int, ...]:
+  """How many values each of an environment's discrete choices has."""
+  most = np.broadcast_to(action.maximum, action.shape)
+  return tuple(int(high) + 1 for high in most.flat)

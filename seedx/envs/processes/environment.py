@@ -79,7 +79,7 @@ class ProcessEnvironment:
     except BaseException:
       self.close()
       raise
-    self._structure = signature.observation
+    self._structure, self._own_action = signature
     self._failure = ""
     # Indices of rows that have arrived and that `recv` has not returned.
     self._ready: list[np.ndarray] = []
@@ -137,7 +137,9 @@ class ProcessEnvironment:
       ValueError: the shape is wrong, a discrete action is out of range, or an
         environment does not need an action.
     """
-    action = observations.checked_action(self.spec.action, index, action)
+    action = observations.checked_action(
+      self.spec.action, self._own_action, index, action
+    )
     index = np.asarray(index, np.int32)
     if not self._needs_action[index].all():
       raise ValueError(
