@@ -101,10 +101,11 @@ print(f"found the treasure in {np.mean(np.array(returns) > 0):.0%} of episodes")
 #   --reward-scale 1 --num-envs 32 --total-steps 80000 --run-dir runs/treasure
 
 # %% [markdown]
-# And so do the other programs: here is an episode, frame by frame.
+# And so do the other programs: here is an episode, frame by frame. `--trust` lets
+# the run's directory, which anyone might have written, name your code.
 
 # %%
-# !python -m seedx evaluate runs/treasure --seed 2 --video treasure.gif
+# !python -m seedx evaluate runs/treasure --trust --seed 2 --video treasure.gif
 
 # %%
 import matplotlib.pyplot as plt
@@ -131,7 +132,7 @@ from my_env import MOVES
 
 from seedx import app
 
-policy = app.load("runs/treasure")
+policy = app.load("runs/treasure", trust=True)
 places = np.array([(row, column) for row in range(7) for column in range(7)])
 count = len(places)
 fig, axes = plt.subplots(1, 3, figsize=(12, 4))
@@ -387,7 +388,7 @@ if __name__ == "__main__":
 # in training.)
 
 # %%
-# !python -m seedx evaluate runs/imitate --no-greedy --episodes 20
+# !python -m seedx evaluate runs/imitate --trust --no-greedy --episodes 20
 
 # %%
 runs["my loss, impala"] = metrics.read_lines("runs/imitate/metrics.jsonl")

@@ -582,13 +582,15 @@ def test_an_experiment_of_ones_own_is_found_again(path, words, name, tmp_path):
   found = run_dirs.config(tmp_path / "run")
   assert found.experiment.startswith(name)
   assert found.name == pathlib.Path(path).stem
-  done = python(tmp_path, "-m", "seedx", "evaluate", "run", "--episodes", "2")
+  program = ["-m", "seedx", "evaluate", "run", "--episodes", "2"]
+  done = python(tmp_path, *program, "--trust")
   assert done.returncode == 0, done.stderr
   done = python(tmp_path, *words, "--resume", "run", "--total-steps", "200")
   assert done.returncode == 0, done.stderr
   if path == "mine.py":
     (tmp_path / "elsewhere").mkdir()
-    done = python(tmp_path / "elsewhere", "-m", "seedx", "export", "../run")
+    program = ["-m", "seedx", "export", "../run", "--trust"]
+    done = python(tmp_path / "elsewhere", *program)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and "from here" in done.stderr
 

@@ -595,7 +595,8 @@ def test_a_run_that_cannot_be_loaded_is_refused(
 ):
   content = json.loads((run_dir / "config.json").read_text()) | values
   (tmp_path / "config.json").write_text(json.dumps(content))
-  assert reason in programs.refused(evaluate, [str(tmp_path)], capfd)
+  said = programs.refused(evaluate, [str(tmp_path), "--trust"], capfd)
+  assert reason in said
 
 
 # Videos

@@ -228,7 +228,8 @@ def test_a_users_folder_of_that_name_is_the_users(kind, tmp_path, request):
     assert said["experiment"] == f"experiments.{name}:EXPERIMENT"
     assert said["options"]["total_steps"] == 100
     program = ("python", "-m", "seedx")
-    environment.run(tmp_path, *program, "evaluate", name, "--episodes", "2")
+    words = ("evaluate", name, "--episodes", "2", "--trust")
+    environment.run(tmp_path, *program, *words)
     environment.run(tmp_path, *own, "--resume", name, "--total-steps", "200")
   shipped = (*program, "train", "a2c")
   check(environment, tmp_path, shipped, (*program, "evaluate"))

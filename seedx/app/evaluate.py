@@ -22,6 +22,7 @@ class Options:
   Attributes:
     run_dir: directory of the run.
     checkpoint: latest, best, or the env steps of a checkpoint.
+    trust: run the code that the directory names, such as an environment.
     episodes: number of whole episodes to play.
     greedy: take the best action; if not, sample actions as in training.
     seed: seed of the episodes.
@@ -32,6 +33,7 @@ class Options:
 
   run_dir: str = ""
   checkpoint: str = "latest"
+  trust: bool = False
   episodes: int = 100
   greedy: bool = True
   seed: int = 0
@@ -63,7 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _evaluate(options: Options) -> int:
-  policy = policies.load(options.run_dir, options.checkpoint)
+  policy = policies.load(
+    options.run_dir, options.checkpoint, trust=options.trust
+  )
   if options.video:
     videos.check(options.video, policy.env)
   config = evaluator.Config(

@@ -32,11 +32,13 @@ class Options:
   Attributes:
     run_dir: directory of the run.
     checkpoint: latest, best, or the env steps of a checkpoint.
+    trust: run the code that the directory names, such as an environment.
     output: path of the two files, without .stablehlo and .json.
   """
 
   run_dir: str = ""
   checkpoint: str = "latest"
+  trust: bool = False
   output: str = "policy"
 
 
@@ -48,7 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _export(options: Options) -> int:
-  policy = policies.load(options.run_dir, options.checkpoint)
+  policy = policies.load(
+    options.run_dir, options.checkpoint, trust=options.trust
+  )
   exported, spec = export(policy)
   program = pathlib.Path(f"{options.output}.stablehlo")
   description = pathlib.Path(f"{options.output}.json")

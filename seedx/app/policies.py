@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import os
 import pathlib
+import re
 from typing import Any
 
 import dm_env
@@ -75,7 +76,11 @@ class Policy:
 
 
 def load(
-  run_dir: str | os.PathLike[str], which: str = "latest", config: Any = None
+  run_dir: str | os.PathLike[str],
+  which: str = "latest",
+  config: Any = None,
+  *,
+  trust: bool = False,
 ) -> Policy:
   """Loads the policy of a run, which may still be training.
 
@@ -84,13 +89,17 @@ def load(
     which: "latest", "best", or the env steps of a checkpoint. Where the latest
       or best is damaged, the next one is taken, and stderr says so.
     config: the config that was trained. Only a script needs it, and only if its
-      agent or network is not part of seedx.
+      environment, agent or network is not part of seedx.
+    trust: run the code that the directory names, such as an environment or an
+      experiment of one's own. Anyone may have written what it says.
 
   Raises:
-    types.ConfigError: there is no such run or checkpoint, or this version of
-      the program cannot read it.
+    types.ConfigError: there is no such run or checkpoint, this version of the
+      program cannot read it, or it names code that is not trusted.
   """
   asked = run_dirs.config(run_dir)
+  if config is None and not trust:
+    run_dirs.check_code(asked, run_dir)
   run = pathlib.Path(run_dir).expanduser()
   found = checkpoint.Checkpoints(checkpointer.directory(run))
   config = config or _config(asked)
@@ -125,24 +134,24 @@ def _config(asked: run_dirs.Config) -> Any:
         f"expected the config of this run, because config.json cannot hold its"
         f" {', '.join(asked.beyond)}; use app.load(run_dir, config=...)"
       )
-    config = _class(asked.pipeline)(agent=_class(asked.agent)())
+    agent = _class(asked.agent, "agents")()
+    config = _class(asked.pipeline, "pipelines")(agent=agent)
     known = configs.settings(config)
     options = {k: v for k, v in asked.options.items() if k in known}
     return configs.replaced(config, options)
   experiment = experiments.load(asked.experiment)
-  agent = str(asked.options.get("agent", ""))
-  return run_dirs.restored(programs.asked_of(experiment, agent), asked).run
+  name = str(asked.options.get("agent", ""))
+  return run_dirs.restored(programs.asked_of(experiment, name), asked).run
 
 
-def _class(name: str) -> Any:
-  """The class of a config, from MODULE:CLASS in seedx."""
-  module, _, attribute = name.partition(":")
-  if not module.startswith("seedx."):
+def _class(name: str, package: str) -> Any:
+  """The class of a config, from MODULE:Config in a package of seedx."""
+  if not re.fullmatch(rf"seedx\.{package}\.\w+(\.\w+)?:Config", name):
     raise types.ConfigError(
       f"expected the config of this run, because its {name} is not part of"
       " seedx; use app.load(run_dir, config=...)"
     )
-  return getattr(importlib.import_module(module), attribute)
+  return importlib.import_module(name.partition(":")[0]).Config
 
 
 def _chosen(found: checkpoint.Checkpoints, which: str) -> list[int]:

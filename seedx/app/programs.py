@@ -107,7 +107,7 @@ def _defaults(
   """
   argv = [word for word in argv if word not in ("-h", "--help")]
   asked = asked_of(experiment)
-  early = ["resume", *(["agent"] if asked.chosen else [])]
+  early = ["resume", "trust", *(["agent"] if asked.chosen else [])]
   first = command_line.first(asked, early, argv)
   resumed = run_dirs.config(first["resume"]) if first["resume"] else None
   agent = first.get("agent", "")
@@ -115,11 +115,14 @@ def _defaults(
     run_dirs.check_experiment(resumed, name, first["resume"])
     agent = resumed.options.get("agent", agent)
   asked = asked_of(experiment, agent)
-  if resumed is not None:
-    return run_dirs.restored(asked, resumed)
-  # What presets depend on.
   known = configs.settings(asked)
   early = [x for x, s in known.items() if s.path[:2] == ("run", "env")]
+  if resumed is not None:
+    if not first["trust"]:
+      own = command_line.first(asked, early, argv)
+      run_dirs.check_code(resumed, first["resume"], own=own)
+    return run_dirs.restored(asked, resumed)
+  # What presets depend on.
   early += ["recurrent"] if "recurrent" in known else []
   first = command_line.first(asked, early, argv)
   config = configs.replaced(asked, first).run

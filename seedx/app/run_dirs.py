@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 import seedx
-from seedx import metrics, types
+from seedx import envs, metrics, types
 from seedx.app import command_line, configs, experiments
 
 C = TypeVar("C")
@@ -27,8 +27,8 @@ C = TypeVar("C")
 FORMAT = 2
 _READABLE = (1, FORMAT)
 
-# `config.json` leaves these out: they name the directory that it is in.
-_OF_THIS_START = ("run_dir", "resume")
+# `config.json` leaves these out: they say how it is read, and where it is.
+_OF_THIS_START = ("run_dir", "resume", "trust")
 
 # Settings that say which process it is, and where.
 OF_A_PROCESS = ("role", "address", "server", "server_addresses")
@@ -45,7 +45,7 @@ _RESUMED = (
 
 # The settings that may differ between the runs of a group.
 _NOT_IN_LABELS = (
-  *("env", "seed", "run_dir", "resume", "log_seconds"),
+  *("env", "seed", "run_dir", "resume", "trust", "log_seconds"),
   *OF_A_PROCESS,
   *("checkpoint_every_seconds", "evaluate_every_steps", "evaluate_episodes"),
 )
@@ -229,6 +229,40 @@ def restored(asked: C, before: Config) -> C:
       f" {before.seedx}, which wrote the run"
     )
   return configs.replaced(asked, before.options)
+
+
+def check_code(
+  before: Config,
+  run_dir: str | os.PathLike[str],
+  own: Mapping[str, Any] | None = None,
+) -> None:
+  """Checks that a run names no code but seedx's: anyone may have written it.
+
+  Args:
+    before: the run.
+    run_dir: its directory.
+    own: settings that the user's program or command line says, by their names:
+      code that they name may run. If None, the experiment may not, either.
+
+  Raises:
+    types.ConfigError: it names other code.
+  """
+  code = [
+    shlex.join(command_line.option(name, value))
+    for name, value in envs.code_in(before.options).items()
+    if own is None or own.get(name) != value
+  ]
+  way = "--trust (in Python, trust=True)"
+  if own is not None:
+    way = f"{' '.join(code)} here too, or --trust"
+  elif before.experiment not in (None, *experiments.shipped()):
+    code.append(f"the experiment {before.experiment}")
+  if code:
+    raise types.ConfigError(
+      f"expected {way}, as config.json in {str(run_dir)!r} names code that does"
+      f" not come with seedx: {', '.join(code)}; say that only if you trust who"
+      " wrote it, since it runs here"
+    )
 
 
 def check_experiment(before: Config, name: str | None, run_dir: str) -> None:

@@ -29,10 +29,13 @@ class Config(checkpointer.Config, evaluations.Config):
   Attributes:
     run_dir: directory of the results; runs/<experiment>/<time> if empty.
     resume: directory of a run to resume.
+    trust: run the code that a directory to resume names; only its options count
+      if not.
   """
 
   run_dir: str = ""
   resume: str = ""
+  trust: bool = False
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for what cannot be."""

@@ -3,7 +3,7 @@
 Nothing here imports JAX, so that a thin actor can use it.
 """
 
-from seedx.envs.config import Config
+from seedx.envs.config import Config, code_in
 from seedx.envs.environment import Environment, make, spec
 from seedx.envs.envpool_adapter import EnvPoolEnvironment
 from seedx.envs.rendering import check_render
@@ -13,6 +13,7 @@ __all__ = [
   "EnvPoolEnvironment",
   "Environment",
   "check_render",
+  "code_in",
   "make",
   "spec",
 ]

@@ -17,6 +17,10 @@ Transform = Callable[[types.Tree], types.Tree]
 # Earlier names of modules, which saved configs may have.
 _ALIASES = {"experiments.transforms": "seedx.envs.transforms"}
 DEFAULT_ACTION_MASK = "action_mask"
+# Names of what comes with seedx begin so.
+_OF_SEEDX = ("seedx:", *(f"{x}:" for x in (*_ALIASES, *_ALIASES.values())))
+# Options of EnvPool's that name programs and files, such as ViZDoom's.
+_FILES = ("_path", "_dir", "_args")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +61,30 @@ class Config:
 def is_own(config: Config) -> bool:
   """Whether the user's factory makes the environment, not EnvPool."""
   return ":" in config.env
+
+
+def code_in(options: Mapping[str, Any]) -> dict[str, Any]:
+  """The settings of a `Config` that make whoever uses it run others' code.
+
+  A setting that another wrote, in a file or at the other end of a connection,
+  is to be used only where the user has named the same code.
+
+  Args:
+    options: any settings by their names, as JSON.
+
+  Returns:
+    Those that name a module which does not come with seedx, or files.
+  """
+  found = {
+    name: options[name]
+    for name in ("env", "observation_transform")
+    if ":" in str(options.get(name, ""))
+    and not str(options[name]).startswith(_OF_SEEDX)
+  }
+  given = options.get("env_options")
+  if isinstance(given, Mapping) and any(str(x).endswith(_FILES) for x in given):
+    found["env_options"] = given
+  return found
 
 
 def load_transform(config: Config) -> Transform | None:

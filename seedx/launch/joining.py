@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import seedx
-from seedx import types, wire
+from seedx import envs, types, wire
 from seedx.launch import nodes
 from seedx.launch.addresses import Addresses
 
@@ -36,9 +36,6 @@ _LOOK_SECONDS = 0.2
 _MORE = 16
 # Messages about processes that were refused; a peer may send any number.
 _MOST_MESSAGES = 100
-# Options that name code, but for what comes with seedx.
-_CODE = ("env", "observation_transform")
-_OWN_CODE = ("seedx:", "seedx.envs.transforms:")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,12 +236,7 @@ def _told(welcome: Mapping[str, Any], hello: Hello) -> Told:
   try:
     told = _read(Told, welcome)
     _check_version(told.version)
-    for name in _CODE:
-      value = told.options.get(name, "")
-      if not isinstance(value, str):
-        raise wire.does_not_fit(f"text as {name}", f"{value!r:.80}")
-      if ":" not in value or value.startswith(_OWN_CODE):
-        continue
+    for name, value in envs.code_in(told.options).items():
       if hello.options.get(name) != value:
         flag = name.replace("_", "-")
         raise wire.does_not_fit(

@@ -1,0 +1,196 @@
+"""A run directory that somebody else wrote runs no code of theirs."""
+
+import json
+import shutil
+import sys
+
+import pytest
+
+from experiments import a2c as a2c_experiment
+from seedx import app, envs, types
+from seedx.agents import a2c
+from seedx.app import evaluate, export, run_dirs
+from seedx.learning import learner
+from seedx.pipelines import sync
+from tests import app_test, programs
+
+own_signals = programs.own_signals
+compiled_quickly = programs.compiled_quickly
+
+# A module that says that it was imported, and has all that a run may name.
+_CODE = """
+import pathlib
+pathlib.Path(__file__).with_name("imported").touch()
+
+import gymnasium
+from seedx import app
+from seedx.agents import a2c
+from seedx.learning import learner
+from seedx.pipelines import sync
+
+def make():
+  return gymnasium.make("CartPole-v1")
+
+def same(observation):
+  return observation
+
+EXPERIMENT = app.Experiment(
+  sync.Config(
+    total_steps=100,
+    num_envs=4,
+    agent=a2c.Config(hidden_sizes=(8,)),
+    learner=learner.Config(unroll_length=5),
+  )
+)
+
+if __name__ == "__main__":
+  raise SystemExit(app.main(EXPERIMENT))
+"""
+SMALL = ("--hidden-sizes", "8", "--num-envs", "4", "--unroll-length", "5")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+  """A run of an experiment, and one of a script."""
+  folder = tmp_path_factory.mktemp("trained")
+  words = (*SMALL, "--total-steps", "100", "--run-dir", str(folder / "program"))
+  assert programs.main(a2c_experiment, words) == 0
+  config = sync.Config(
+    total_steps=100,
+    agent=a2c.Config(hidden_sizes=(8,)),
+    num_envs=4,
+    learner=learner.Config(unroll_length=5),
+  )
+  app.train(config, run_dir=str(folder / "script"), show=False)
+  return folder
+
+
+# What another may have written in config.json: the run, what is changed in it,
+# and what the refusal says of it.
+VECTORS = {
+  "environment": ("program", {"env": "theirs:make"}, "--env theirs:make"),
+  "command": ("program", {"env": "os:system"}, "--env os:system"),
+  "environment of a script": (
+    "script",
+    {"env": "theirs:make"},
+    "--env theirs:make",
+  ),
+  "transform": (
+    "program",
+    {"observation_transform": "theirs:same"},
+    "--observation-transform theirs:same",
+  ),
+  "program": (
+    "program",
+    {"env_options": {"vzd_path": "/bin/evil"}},
+    "--env-options vzd_path=/bin/evil",
+  ),
+  "experiment": (
+    "program",
+    {"experiment": "theirs:EXPERIMENT"},
+    "the experiment theirs:EXPERIMENT",
+  ),
+  "pipeline": ("script", {"pipeline": "theirs:Config"}, "not part of seedx"),
+  "agent": ("script", {"agent": "theirs:Config"}, "not part of seedx"),
+  "function of seedx": (
+    "script",
+    {"agent": "seedx.app.compare:main"},
+    "not part of seedx",
+  ),
+}
+
+
+@pytest.fixture
+def theirs(trained, tmp_path, monkeypatch):
+  """Writes such a directory; nothing of it may run, nor `sys.path` change."""
+
+  def write(case):
+    run, changes, reason = VECTORS[case]
+    folder = tmp_path / "run"
+    shutil.copytree(trained / run, folder)
+    (folder / "theirs.py").write_text(_CODE)
+    content = json.loads((folder / "config.json").read_text())
+    for name, value in changes.items():
+      where = content if name in content else content["options"]
+      assert name in where
+      where[name] = value
+    (folder / "config.json").write_text(json.dumps(content))
+    monkeypatch.chdir(folder)  # Where the module could be imported.
+    return folder, reason
+
+  before = list(sys.path)
+  yield write
+  assert sys.path == before
+  assert "theirs" not in sys.modules
+  assert not list(tmp_path.rglob("imported"))
+
+
+@pytest.mark.parametrize("program", [evaluate, export])
+@pytest.mark.parametrize("case", VECTORS)
+def test_neither_evaluation_nor_export_runs_it(program, case, theirs, capfd):
+  folder, reason = theirs(case)
+  said = programs.refused(program, [str(folder)], capfd)
+  assert reason in said
+  if "not part" not in reason:
+    assert "expected --trust" in said
+
+
+@pytest.mark.parametrize(
+  "case", [x for x, (run, *_) in VECTORS.items() if run == "program"]
+)
+def test_no_resumed_run_runs_it(case, theirs, capfd):
+  folder, reason = theirs(case)
+  said = programs.refused(a2c_experiment, ["--resume", str(folder)], capfd)
+  if case == "experiment":
+    assert "expected a run of a2c to --resume, found one of theirs" in said
+  else:
+    assert f"expected {reason} here too, or --trust" in said
+
+
+@pytest.mark.parametrize(
+  "case", [x for x, (run, *_) in VECTORS.items() if run == "script"]
+)
+def test_a_script_loads_or_resumes_none_of_it(case, theirs):
+  folder, reason = theirs(case)
+  with pytest.raises(types.ConfigError, match=reason):
+    app.load(folder)
+
+
+def test_a_directory_is_read_for_plots_without_running_it(theirs):
+  folder, _ = theirs("environment")
+  assert run_dirs.read(folder).env == "theirs:make"
+
+
+def test_what_comes_with_seedx_is_no_others_code():
+  for name in ("seedx.envs.transforms", "experiments.transforms"):
+    options = {"observation_transform": f"{name}:hide_velocities"}
+    assert not envs.code_in(options)
+  assert not envs.code_in({"env": "Pong-v5", "env_options": {"size": 5}})
+  assert envs.code_in({"env": "seedx.app.compare:main"})
+
+
+@pytest.mark.slow
+def test_ones_own_code_runs_where_one_says_so(tmp_path):
+  """A script that names the code says so; so does its command line."""
+  (tmp_path / "theirs.py").write_text(_CODE)
+  own = ("--env", "theirs:make", "--run-dir", "run")
+  steps = ("--total-steps", "200")
+
+  def run(*words, status=0):
+    done = app_test.python(tmp_path, *words)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stderr
+
+  run("theirs.py", *own)
+  said = run("theirs.py", "--resume", "run", *steps, status=2)
+  assert "expected --env theirs:make here too, or --trust" in said
+  run("theirs.py", "--resume", "run", "--env", "theirs:make", *steps)
+  said = run("-m", "seedx", "evaluate", "run", "--episodes", "2", status=2)
+  assert "--env theirs:make, the experiment theirs:EXPERIMENT" in said
+  run("-m", "seedx", "evaluate", "run", "--episodes", "2", "--trust")
+  # A script whose own config names it.
+  named = _CODE.replace("total_steps=100", 'env=envs.Config("theirs:make")')
+  named = named.replace("import app", "import app, envs")
+  (tmp_path / "named.py").write_text(named)
+  run("named.py", *steps, "--run-dir", "named")
+  run("named.py", "--resume", "named", "--total-steps", "300")
