@@ -2,6 +2,10 @@
 
 The learner sends this process its role and options. The process works until the
 learner is done, and reconnects when the learner restarts.
+
+Exit status: 0 where the run is over; 2 where this process or the learner
+refuses the other; 3 where there was no learner for --give-up-seconds; 129, 130
+or 143 after SIGHUP, Ctrl-C or SIGTERM; 1 after any other failure.
 """
 
 import argparse
@@ -17,6 +21,8 @@ from typing import NoReturn
 from seedx import types, wire
 from seedx.launch import joining
 from seedx.runtime import signals
+
+_GAVE_UP = 3
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,33 +54,38 @@ def main(argv: Sequence[str] | None = None) -> int:
       work = thin_actor.Work.of(asked.address, told.options)
       thin_actor.run(work, ended)
 
-  return run(asked.address, _hello(asked), play)
+  try:
+    config = joining.Config(asked.give_up_seconds)
+  except types.ConfigError as error:
+    parser.error(str(error))
+  return run(asked.address, _hello(asked), play, config)
 
 
 def run(
   address: str,
   hello: joining.Hello,
   play: Callable[[joining.Told, threading.Event], None],
+  config: joining.Config,
 ) -> int:
-  """Joins a run until it is over or Ctrl-C, and says why it cannot.
+  """Joins a run until it is over or a signal comes, and says why it cannot.
 
   Args:
     address: of the learner.
     hello: what to say to it.
     play: does the work of a role; see `joining.join`.
+    config: how long it waits.
 
   Returns:
-    The exit status: 0 where the learner is done, 2 where one of the two refuses
-    the other, or that of a signal, see `signals`.
+    The exit status, as this module's `--help` says.
   """
   stop = threading.Event()
   try:
     with signals.stopping(stop) as ending:
-      joining.join(address, hello, play, stop)
+      joining.join(address, hello, play, stop, config)
   except (types.ConfigError, wire.WireError) as error:
     words = joining.printable(getattr(error, "message", str(error)))
     print(f"error: cannot join {address}: {words}", file=sys.stderr)
-    return 2
+    return _GAVE_UP if isinstance(error, wire.GaveUpError) else 2
   return ending.status
 
 
@@ -87,7 +98,12 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-  parser = _Parser("seedx join", description=__doc__, allow_abbrev=False)
+  parser = _Parser(
+    "seedx join",
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+    allow_abbrev=False,
+  )
   add = parser.add_argument
   add("address", metavar="HOST:PORT", help="of the learner, or unix:PATH")
   add("--role", default="", help="role to take, if the run has several")
@@ -105,6 +121,15 @@ def _parser() -> argparse.ArgumentParser:
     type=json.loads,
     default={},
     help="join only if the learner has these, as JSON",
+  )
+  add(
+    "--give-up-seconds",
+    type=float,
+    metavar="SECONDS",
+    default=joining.Config.give_up_seconds,
+    help="of no learner before it gives up; default: %(default)g, in which a"
+    " learner can be started again. A learner that has no place for this"
+    " process is waited for until its run is over.",
   )
   return parser
 

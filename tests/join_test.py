@@ -72,7 +72,7 @@ class Learner:
       lambda one, ended: told.append(one),
       threading.Event(),
     )
-    return told[0]
+    return told[0] if told else None
 
 
 def test_a_process_is_told_role_experiment_and_options(tmp_path):
@@ -207,6 +207,20 @@ def test_addresses_that_are_known_are_kept():
     addresses.take("b:1")
 
 
+def test_who_has_no_place_learns_that_the_run_is_over(tmp_path, capfd):
+  with Learner(tmp_path) as learner:
+    learner.server._methods[joining.JOIN].max_streams = 1
+    client, _ = learner.ask()
+    said = threading.Thread(target=learner.join, daemon=True)
+    said.start()
+    _eventually(lambda: learner.server._handlers.full_seconds > 0)
+    learner.server.stop()
+    said.join(5)
+    assert not said.is_alive()
+    client.close()
+  assert capfd.readouterr().err == "the run is over\n"
+
+
 def _eventually(condition, seconds=90.0):
   deadline = time.monotonic() + seconds
   while not condition():
@@ -251,6 +265,23 @@ def joiners():
   for program in made.programs:
     program.kill()
     program.communicate()
+
+
+def test_who_finds_no_learner_gives_up_with_a_status_of_its_own(
+  tmp_path, joiners
+):
+  joiners.start(f"unix:{tmp_path}/nobody", "--give-up-seconds", 0.5)
+  (said,) = joiners.ended(status=3)
+  assert "expected a server within 0.5 s" in said
+
+
+@pytest.mark.slow
+def test_a_role_gives_up_too(tmp_path, joiners):
+  words = ("--role", "actor", "--address", f"unix:{tmp_path}/nobody")
+  for experiment in (seed_vtrace, impala):
+    module = experiment.__name__
+    joiners.start(*words, "--give-up-seconds", 0.5, module=module)
+  joiners.ended(status=3)
 
 
 def _learn(experiment, address, *words):

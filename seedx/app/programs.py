@@ -94,7 +94,8 @@ def asked_of(experiment: experiments.Experiment[Any], agent: str = "") -> Asked:
     chosen = _choice("agent", "what learns.", name, names)
   if roles := _roles(config):
     sentence = "what this process does; 'all' also starts the others."
-    process = _choice("role", sentence, "all", ("all", "learner", *roles))
+    names = ("all", "learner", *roles)
+    process = _choice("role", sentence, "all", names, joining.Config)
   return Asked(chosen, config, process=process)
 
 
@@ -130,10 +131,15 @@ def _defaults(
   return dataclasses.replace(asked, run=config)
 
 
-def _choice(name: str, sentence: str, default: str, names: Any) -> Any:
-  """A config of one setting, which is one of some names."""
+def _choice(
+  name: str, sentence: str, default: str, names: Any, *bases: type
+) -> Any:
+  """A config of a setting that is one of some names, and of those of bases."""
   kind = dataclasses.make_dataclass(
-    name.capitalize(), [(name, Literal[names], default)], frozen=True
+    name.capitalize(),
+    [(name, Literal[names], default)],
+    bases=bases,
+    frozen=True,
   )
   kind.__doc__ = f"A choice.\n\nAttributes:\n  {name}: {sentence}\n"
   return kind()
@@ -208,6 +214,7 @@ def _join(
   if thin or name in experiments.shipped():
     words = [config.address, "--role", role, "--listen", listen]
     words += ["--experiment", name, "--options", json.dumps(options)]
+    words += ["--give-up-seconds", str(asked.process.give_up_seconds)]
     program = [sys.executable, "-m", "seedx.join", *words]
     os.execv(sys.executable, program)
   if "JAX_PLATFORMS" not in os.environ:
@@ -216,7 +223,7 @@ def _join(
   def play(told: joining.Told, ended: threading.Event) -> None:
     _play(experiment, told, config.address, listen, ended)
 
-  return join.run(config.address, hello, play)
+  return join.run(config.address, hello, play, asked.process)
 
 
 def play(

@@ -27,11 +27,14 @@ C = TypeVar("C")
 FORMAT = 2
 _READABLE = (1, FORMAT)
 
-# `config.json` leaves these out: they say how it is read, and where it is.
-_OF_THIS_START = ("run_dir", "resume", "trust")
+# `config.json` leaves these out: they say how it is read, where it is, or how
+# long other processes wait to join.
+_OF_THIS_START = ("run_dir", "resume", "trust", "give_up_seconds")
 
 # Settings that say which process it is, and where.
-OF_A_PROCESS = ("role", "address", "server", "server_addresses")
+OF_A_PROCESS = (
+  *("role", "address", "server", "server_addresses", "give_up_seconds"),
+)
 
 # The settings that may change when a run resumes, since its state does not
 # depend on them.

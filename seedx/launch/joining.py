@@ -39,6 +39,22 @@ _MOST_MESSAGES = 100
 
 
 @dataclasses.dataclass(frozen=True)
+class Config:
+  """How a process joins.
+
+  Attributes:
+    give_up_seconds: seconds without a learner after which a process that joins
+      one exits with status 3; the default leaves time to start it again.
+  """
+
+  give_up_seconds: float = 600.0
+
+  def __post_init__(self) -> None:
+    """Raises types.ConfigError for a setting that is out of range."""
+    types.check_ranges(self, give_up_seconds=(0.0, types.MOST))
+
+
+@dataclasses.dataclass(frozen=True)
 class Hello:
   """What a process that joins says.
 
@@ -161,6 +177,7 @@ def join(
   hello: Hello,
   play: Callable[[Told, threading.Event], None],
   stop: threading.Event,
+  config: Config = Config(),
 ) -> None:
   """Joins a run, and again where its learner has been started again.
 
@@ -170,9 +187,11 @@ def join(
     play: `(told, stop)`, does the role's work until that is done or `stop`,
       another event, is set.
     stop: ends all of it.
+    config: how long it waits.
 
   Raises:
     wire.WireError: the learner refuses.
+    wire.GaveUpError: there is none.
   """
 
   def session(client: wire.Client) -> None:
@@ -203,13 +222,15 @@ def join(
     finally:
       stream.cancel()
       watcher.join()
-    if stop.is_set():
-      return
-    if failures:
+    if failures and not stop.is_set():
       raise failures[0]
-    _tell("the run is over")
 
-  wire.until_done(address, session, stop, hello.role or "join")
+  role = hello.role or "join"
+  wire.until_done(
+    *(address, session, stop, role), give_up_seconds=config.give_up_seconds
+  )
+  if not stop.is_set():
+    _tell("the run is over")
 
 
 def printable(message: str) -> str:

@@ -68,9 +68,10 @@ not ask that a reply has as many rows as its request.
   * OK: the client half-closed and everything is answered; or, between two
     replies, the server has stopped: its work is over.
   * CANCELLED, unless the client itself cancelled: the server has stopped while
-    the stream waited for a request or a reply. Its work is over, as with OK.
-  * UNAVAILABLE: no server, a server about to stop, or one that crashed: try
-    again.
+    the stream waited for a request or a reply, or before it was opened. Its
+    work is over, as with OK.
+  * UNAVAILABLE: no server, or one that crashed, or one about to stop, of which
+    a function was called: try again.
   * UNIMPLEMENTED: no such method; the message has those there are.
   * FAILED_PRECONDITION: the handshake does not fit; the message has what was
     expected and found, for the first column that differs.
@@ -129,7 +130,7 @@ from grpc import StatusCode
 from seedx.wire.client import Client, Stream, WireError
 from seedx.wire.exchange import Exchange
 from seedx.wire.layout import NOTHING, Column, Layout, MessageError, once
-from seedx.wire.reconnect import until_done
+from seedx.wire.reconnect import GaveUpError, until_done
 from seedx.wire.server import (
   FunctionSession,
   Refused,
@@ -144,6 +145,7 @@ __all__ = [
   "Column",
   "Exchange",
   "FunctionSession",
+  "GaveUpError",
   "Layout",
   "MessageError",
   "Refused",

@@ -123,7 +123,11 @@ class Stream:
 
 
 class Client:
-  """A connection to a server; it is made at the first call, and remade."""
+  """A connection to a server; it is made at the first call, and remade.
+
+  Attributes:
+    was_accepted: whether the server has taken a stream of this client's.
+  """
 
   def __init__(self, address: str) -> None:
     """Connects to nothing yet.
@@ -131,6 +135,7 @@ class Client:
     Args:
       address: `Server.address`.
     """
+    self.was_accepted = False
     self._channel = grpc.insecure_channel(address, options=_OPTIONS)
 
   def wait_until_ready(self, timeout_seconds: float) -> None:
@@ -214,7 +219,9 @@ class Client:
       WireError: the server refused or is not there.
     """
     method = self._channel.stream_stream(server_lib.PATH_PREFIX + name)
-    return Stream(method, requests, inputs, outputs, hello or {})
+    stream = Stream(method, requests, inputs, outputs, hello or {})
+    self.was_accepted = True
+    return stream
 
   def close(self) -> None:
     """Cancels what is open and disconnects."""

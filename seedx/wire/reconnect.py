@@ -1,5 +1,6 @@
 """Sessions with a server that may be late, full, or gone for a while."""
 
+import math
 import sys
 import threading
 import time
@@ -16,8 +17,10 @@ _PATIENCE = (
 )
 # A server that is started together with its clients needs this long.
 _QUIET_SECONDS = 10.0
-# What took longer than this was no mere try.
-_SESSION_SECONDS = 5.0
+
+
+class GaveUpError(client_lib.WireError):
+  """There was no server for too long."""
 
 
 def until_done(
@@ -26,6 +29,7 @@ def until_done(
   stop: threading.Event,
   role: str,
   retry_seconds: float = 0.5,
+  give_up_seconds: float = math.inf,
 ) -> None:
   """Runs a session with a server until the server says that it is done.
 
@@ -35,24 +39,36 @@ def until_done(
     stop: ends the waiting for a server.
     role: who says, after a while, that it waits.
     retry_seconds: between two tries.
+    give_up_seconds: of no server, after which it gives up. One that is there
+      and has no room is waited for as long as it is there.
 
   Raises:
     WireError: the server refuses.
+    GaveUpError: there was none for `give_up_seconds`.
   """
-  said, waiting_since = "", time.monotonic()
+  said, without_session, without_server = "", *2 * [time.monotonic()]
   while not stop.is_set():
-    tried = time.monotonic()
     try:
       with client_lib.Client(address) as client:
         session(client)
       return
     except client_lib.WireError as error:
+      if error.code is StatusCode.CANCELLED:
+        return
       if error.code not in _PATIENCE:
         raise
       now = time.monotonic()
-      if now > tried + _SESSION_SECONDS:
-        waiting_since = now
-      if error.message != said and now > waiting_since + _QUIET_SECONDS:
+      if client.was_accepted:
+        said, without_session = "", now
+      if client.was_accepted or error.code is StatusCode.RESOURCE_EXHAUSTED:
+        without_server = now
+      if now >= without_server + give_up_seconds:
+        raise GaveUpError(
+          error.code,
+          f"expected a server within {give_up_seconds:g} s, found none:"
+          f" {error.message}",
+        ) from error
+      if error.message != said and now > without_session + _QUIET_SECONDS:
         said = error.message
         print(f"{role}: waiting for {address}: {said}", file=sys.stderr)
       stop.wait(retry_seconds)

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import logging
+import math
 import os
 import queue
 import socket
@@ -47,6 +48,8 @@ _IDLE_SECONDS = 0.2
 _JOIN_SECONDS = 1.0
 _FLUSH_SECONDS = 0.5
 _STOPPING = "the server is stopping"
+# Who was told that there is no room asks again within this time.
+_ASK_SECONDS = 1.5
 _ERROR_CHARACTERS = 2_000
 
 _log = logging.getLogger("seedx.wire")
@@ -153,6 +156,7 @@ class Server:
     self._address: str | None = None
     self._stop_lock = threading.Lock()
     self._stopping = threading.Event()
+    self._handlers = _Handlers(self._methods, self._stopping)
 
   @property
   def address(self) -> str:
@@ -191,7 +195,9 @@ class Server:
       return FunctionSession(function)
 
     limit = self._max_streams
-    self._bind(_Method(name, open_session, inputs, outputs, limit, cancel))
+    method = _Method(name, open_session, inputs, outputs, limit, cancel)
+    method.is_stream = False
+    self._bind(method)
 
   def bind_stream(
     self,
@@ -212,7 +218,7 @@ class Server:
       max_streams: of this name, if another number than the server's.
     """
     limit = max_streams or self._max_streams
-    self._bind(_Method(name, open_session, inputs, outputs, limit, None))
+    self._bind(_Method(name, open_session, inputs, outputs, limit))
 
   def measure(self) -> dict[str, int]:
     """What it adds to a line of metrics."""
@@ -237,7 +243,7 @@ class Server:
     _check_address(self._wanted_address)
     server = grpc.server(
       self._threads,
-      [_Handlers(self._methods, self._stopping)],
+      [self._handlers],
       options=[*_SERVER_OPTIONS, ("grpc.max_receive_message_length", limit)],
       maximum_concurrent_rpcs=(
         sum(method.max_streams for method in self._methods.values())
@@ -263,6 +269,7 @@ class Server:
       self._stopping.set()
       if self._grpc is None:
         return
+      told_seconds = time.monotonic() + _ASK_SECONDS
       methods = self._methods.values()
       _wait_for_end(methods, min(grace_seconds, _IDLE_SECONDS))
       for method in methods:
@@ -272,6 +279,9 @@ class Server:
         method.cancel_streams(only_idle=False)
       if left := _wait_for_end(methods, _JOIN_SECONDS):
         _log.error("Calls that close() or cancel() did not end: %s.", left)
+      if self._handlers.full_seconds > told_seconds - 2 * _ASK_SECONDS:
+        # Those for whom there was no room are to know that it is over, too.
+        time.sleep(max(0.0, told_seconds - time.monotonic()))
       # Not 0: gRPC may not have sent the last statuses yet, and would send
       # UNAVAILABLE, for which clients try again.
       self._grpc.stop(_FLUSH_SECONDS).wait(2 * _FLUSH_SECONDS)
@@ -309,9 +319,10 @@ class _Method:
     inputs: layout_lib.Layout,
     outputs: layout_lib.Layout,
     max_streams: int,
-    cancel: Callable[[], None] | None,
+    cancel: Callable[[], None] | None = None,
   ) -> None:
     self.name = name
+    self.is_stream = True
     self.open_session = open_session
     self.inputs = inputs
     self.outputs = outputs
@@ -454,6 +465,9 @@ class _Handlers(grpc.GenericRpcHandler):
 
   A single call is, on the network, a stream of one message, so that one kind of
   handler serves both.
+
+  Attributes:
+    full_seconds: when a method last had no room for a call.
   """
 
   def __init__(
@@ -461,6 +475,7 @@ class _Handlers(grpc.GenericRpcHandler):
     methods: Mapping[str, _Method],
     stopping: threading.Event,
   ) -> None:
+    self.full_seconds = -math.inf
     self._methods = methods
     self._stopping = stopping
 
@@ -473,9 +488,13 @@ class _Handlers(grpc.GenericRpcHandler):
     def handle(
       requests: Iterator[bytes], context: grpc.ServicerContext
     ) -> Iterator[bytes]:
-      if self._stopping.is_set():
-        context.abort(grpc.StatusCode.UNAVAILABLE, _STOPPING)
       method = self._methods.get(path.removeprefix(PATH_PREFIX))
+      if self._stopping.is_set():
+        is_stream = method is not None and method.is_stream
+        code = grpc.StatusCode.UNAVAILABLE
+        context.abort(
+          grpc.StatusCode.CANCELLED if is_stream else code, _STOPPING
+        )
       if method is None:
         names = [PATH_PREFIX + name for name in self._methods]
         context.abort(
@@ -485,6 +504,7 @@ class _Handlers(grpc.GenericRpcHandler):
         return
       stream = _Stream(method, context, self._stopping)
       if not method.add(stream):
+        self.full_seconds = time.monotonic()
         context.abort(
           grpc.StatusCode.RESOURCE_EXHAUSTED,
           f"{method.name}: expected at most {method.max_streams} connections,"
