@@ -206,6 +206,64 @@ def test_who_comes_first_gives_an_empty_shard_its_parameters():
   assert reply.version == 3 and reply.vector == [5.0]
 
 
+@pytest.mark.parametrize(
+  ("method", "version", "value"),
+  [
+    ("start", 0, np.nan),
+    ("start", -1, 1.0),
+    ("start", 2**31 - 1, 1.0),
+    ("push", 5, np.nan),
+    ("push", 5, -np.inf),
+    ("push", 6, 1.0),
+    ("push", -1, 1.0),
+  ],
+)
+def test_what_cannot_be_leaves_a_shard_as_it_is(method, version, value):
+  shard = parameter_server.Shard(adding_agent(), 10)
+  if method == "push":
+    shard.start(vector_of(5, [3.0]))
+  with pytest.raises(wire.Refused, match=r"expected .* found") as caught:
+    getattr(shard, method)(vector_of(version, [value]))
+  assert caught.value.code is wire.StatusCode.INVALID_ARGUMENT
+  reply = shard.start(vector_of(5, [3.0]))
+  assert reply.version == 5 and reply.vector == [3.0]
+  assert shard.push(vector_of(5, [1.0])).vector == [2.0]
+
+
+def restored(version, value):
+  shard = parameter_server.Shard(adding_agent(), 10)
+  shard.start(vector_of(version, [value]))
+  return shard.save(())
+
+
+def test_a_shard_is_restored_until_it_has_learned():
+  shard = parameter_server.Shard(adding_agent(), 10)
+  shard.start(vector_of(0, [3.0]))
+  shard.restore(restored(4, 5.0))
+  shard.restore(restored(7, 6.0))
+  assert shard.push(vector_of(7, [1.0])).vector == [5.0]
+  with pytest.raises(wire.Refused, match="version 8: start") as caught:
+    shard.restore(restored(0, 0.0))
+  # Whoever starts a run again may wait until the server is, too.
+  assert caught.value.code is wire.StatusCode.UNAVAILABLE
+  assert shard.push(vector_of(8, [1.0])).vector == [4.0]
+
+
+@pytest.mark.parametrize(("name", "value"), [("x", np.nan), ("updates", -1)])
+def test_a_state_that_cannot_be_is_not_restored(name, value):
+  shard = parameter_server.Shard(adding_agent(), 10)
+  leaves = [
+    np.full_like(leaf, value)
+    if (leaf.dtype.kind == "i") == (value == -1)
+    else leaf
+    for leaf in restored(4, 5.0)
+  ]
+  with pytest.raises(wire.Refused, match=r"expected .* found") as caught:
+    shard.restore(leaves)
+  assert caught.value.code is wire.StatusCode.INVALID_ARGUMENT
+  assert shard.version == -1
+
+
 def test_a_shard_that_died_gets_back_what_a_worker_knows(tmp_path):
   start = np.arange(SIZE, dtype=np.float32)
   with Servers(tmp_path, adding_agent(), SIZE, 2) as servers:

@@ -76,7 +76,8 @@ not ask that a reply has as many rows as its request.
   * FAILED_PRECONDITION: the handshake does not fit; the message has what was
     expected and found, for the first column that differs.
   * INVALID_ARGUMENT: a message does not follow its layout (magic, protocol,
-    reserved, rows, size); the message has what was expected and found.
+    reserved, rows, size), or a number in it is not in its range; the message
+    has what was expected and found. Nothing of it is learned from or counted.
   * RESOURCE_EXHAUSTED: the method already has `max_streams` calls; or a request
     is more than about twice as large as any that the layouts allow.
   * INTERNAL: the server's function raised; the message has its error.
@@ -112,8 +113,14 @@ requests can be under way.
     terminated, and 1 where it was truncated, as by a time limit.
   * A LAST is answered with an action too. It is ignored: the environment is
     reset instead.
+  * Rewards and floats in observations are finite; a discount is from 0 to 1.
   * `episode_return` is the sum of the episode's rewards in the row of its LAST,
-    and NaN in every other.
+    and NaN in every other. The learner computes that sum itself. Only where
+    EnvPool's Atari clips rewards or ends episodes with lives does it read the
+    column: the return of a whole game, at most 1e6 for each clipped reward of
+    1, is in the row of its last LAST.
+
+A row that breaks one of these rules ends the stream with INVALID_ARGUMENT.
 
 The stream ends as above: after OK or CANCELLED the actor's work is done; after
 UNAVAILABLE or RESOURCE_EXHAUSTED it tries again, with environments that begin
@@ -127,6 +134,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 from grpc import StatusCode
 
+from seedx.wire.checks import check_finite, check_range, invalid
 from seedx.wire.client import Client, Stream, WireError
 from seedx.wire.exchange import Exchange
 from seedx.wire.layout import NOTHING, Column, Layout, MessageError, once
@@ -154,7 +162,10 @@ __all__ = [
   "StatusCode",
   "Stream",
   "WireError",
+  "check_finite",
+  "check_range",
   "does_not_fit",
+  "invalid",
   "once",
   "until_done",
 ]

@@ -10,6 +10,8 @@ A shard starts empty, also one that is started again after it died. The first
 worker that connects gives it parameters and their version; at the start of a
 run these are the same for all workers. The optimizer's state is lost.
 
+Only a shard that has applied no gradient yet can be given a checkpoint's state.
+
 A worker opens the stream `PUSH`, on which the reply to each gradient has the
 newest parameters. `START` and `TARGET` are single calls: the latter asks for
 target parameters that are newer than those that the worker has. A checkpoint
@@ -33,6 +35,7 @@ START = "start"
 TARGET = "target"
 SAVE = "save"
 RESTORE = "restore"
+_MOST_UPDATES = 2**30  # None is an int32's last, after which comes -2^31.
 
 
 class Vector(NamedTuple):
@@ -130,6 +133,7 @@ class Shard:
     self._apply = jax.jit(agent.apply)
     self._max_staleness = max_staleness
     self._lock = threading.Lock()
+    self._has_learned = False
     self._state: base.AgentState | None = None
     self._params = self._target = np.zeros(0, np.float32)
     self._target_version = -1
@@ -145,7 +149,14 @@ class Shard:
     server.bind(RESTORE, self.restore, state, wire.NOTHING)
 
   def start(self, params: Vector) -> Reply:
-    """Takes parameters if it has none; replies with those that it has then."""
+    """Takes parameters if it has none; replies with those that it has then.
+
+    Raises:
+      wire.Refused: INVALID_ARGUMENT, they are not finite, or have seen more
+        updates than there can be.
+    """
+    wire.check_finite("parameters", params.vector)
+    wire.check_range("version", params.version, 0, _MOST_UPDATES)
     with self._lock:
       if self._state is None:
         self._take(
@@ -157,12 +168,17 @@ class Shard:
     """Applies a gradient unless it is stale; replies with the parameters.
 
     Raises:
-      wire.Refused: UNAVAILABLE, the shard is empty: `start` it.
+      wire.Refused: UNAVAILABLE, the shard is empty: `start` it; or
+        INVALID_ARGUMENT, the gradient is not finite, or of parameters that are
+        not there yet.
     """
+    wire.check_finite("gradients", gradient.vector)
     with self._lock:
       state = self._filled()
+      wire.check_range("version", gradient.version, 0, self.version)
       fresh = self.version - int(gradient.version) <= self._max_staleness
       if fresh:
+        self._has_learned = True
         gradients = base.Gradients(gradient.vector)
         self._take(self._apply(state, gradients))
       return self._reply(applied=fresh)
@@ -189,10 +205,27 @@ class Shard:
       return tuple(map(np.asarray, jax.tree.leaves(self._filled())))
 
   def restore(self, leaves: types.Tree) -> tuple[()]:
-    """Goes on from what `save` said, whatever it had before."""
+    """Goes on from what `save` said.
+
+    Raises:
+      wire.Refused: UNAVAILABLE, it has applied gradients: a shard is restored
+        as long as it is new, by whoever starts a run again; or
+        INVALID_ARGUMENT, the state is not finite, or has seen more updates
+        than there can be.
+    """
     leaves = list(map(jax.numpy.array, leaves))
+    state: base.AgentState = jax.tree.unflatten(self._structure, leaves)
+    parts = state.params, state.optimizer_state, state.target_params
+    wire.check_finite("shards", jax.tree.leaves(parts))
+    wire.check_range("updates", state.updates, 0, _MOST_UPDATES)
     with self._lock:
-      self._take(jax.tree.unflatten(self._structure, leaves))
+      if self._has_learned:
+        raise wire.Refused(
+          wire.StatusCode.UNAVAILABLE,
+          "expected a shard that has applied no gradient yet, found one of"
+          f" version {self.version}: start its server again",
+        )
+      self._take(state)
     return ()
 
   def _filled(self) -> base.AgentState:
