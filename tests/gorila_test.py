@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 
 from seedx import envs, types, wire
+from seedx.acting import sessions
 from seedx.agents import dqn
+from seedx.learning import experience
 from seedx.pipelines import gorila
 from seedx.pipelines.gorila import parameter_server, reports
-from seedx.runtime import process
-from tests import pipelines_test, running
+from seedx.runtime import counters, process
+from tests import pipelines_test, running, sessions_test
 
 UPDATES, STEPS = 7, 100
 
@@ -138,6 +140,80 @@ def test_a_run_that_was_done_gives_the_servers_what_was_saved(tmp_path):
       run.main.join(30)
       running.assert_equal(run.process.saved()["shards"], shards)
   assert run.sink.lines[-1]["env_steps"] == STEPS
+
+
+WINDOW = 4
+REPLAY = experience.ReplayConfig(replay_batch_size=8, replay_ratio=2.0)
+
+
+def report_of(steps, **changes):
+  """Of an honest worker with two environments; `changes` are of its counts."""
+  counts = {name: np.int32(0) for name in reports.Counts._fields}
+  counts |= {"loss": np.float32(np.nan)} | changes
+  return reports.Report(
+    steps, np.int32(steps.step_type.shape[1]), reports.Counts(**counts)
+  )
+
+
+def opened():
+  acted = counters.Acted()
+  connected = sessions.Sessions(np.zeros(2, np.float32), acted, seed=0)
+  reported = reports.Reports(connected, lambda: True, REPLAY, WINDOW)
+  return acted, reported, reported.open({"num_envs": 2})
+
+
+def test_what_a_worker_reports_is_counted():
+  acted, reported, worker = opened()
+  worker(report_of(sessions_test.steps_of("FMMLF", "FLFLF", claimed=3e38)))
+  worker(report_of(sessions_test.steps_of("", "")))
+  assert acted.env_steps == 5 and acted.returns.count == 3
+  assert acted.returns.mean() == (3 + 1 + 1) / 3
+  two = {"gradients": np.int32(2), "learned_steps": np.float32(60.0)}
+  worker(report_of(sessions_test.steps_of("MM", "MM"), **two))
+  worker(report_of(sessions_test.steps_of("MM", "MM"), stale=np.int32(1)))
+  line = reported.measure() | reported.learned.measure()
+  assert line["learner_steps"] == 2 and line["gradients_stale"] == 1
+  assert line["learned_steps"] == 60
+  assert "loss" not in line  # It is not a number.
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"gradients": 4}, r"steps allow from 0 to 3\.0, found 4"),
+    ({"gradients": 2, "stale": 1, "outliers": 1}, "found 4"),
+    ({"gradients": -1}, "gradients from 0"),
+    ({"stale": -1}, "stale from 0"),
+    ({"outliers": 2**31 - 1}, "steps allow"),
+    ({"gradients": 1, "learned_steps": 32.5}, "learned_steps from 0 to 32"),
+    ({"gradients": 1, "learned_steps": np.nan}, "learned_steps"),
+    ({"staleness": np.inf}, "staleness"),
+    ({"wire_bytes": -1}, "wire_bytes"),
+    ({"wait_servers": np.nan}, "wait_servers"),
+    ({"learning": 2.0}, "shares of time"),
+  ],
+)
+def test_what_a_worker_cannot_have_done_counts_nothing(changes, message):
+  acted, reported, worker = opened()
+  changes = {name: np.asarray(value) for name, value in changes.items()}
+  with pytest.raises(wire.Refused, match=message) as caught:
+    worker(report_of(sessions_test.steps_of("FMML", "FMML"), **changes))
+  assert caught.value.code is wire.StatusCode.INVALID_ARGUMENT
+  assert (acted.env_steps, acted.returns.count) == (0, 0)
+  assert reported.learned.steps == 0
+  assert set(reported._totals.values()) == {0}
+  # So is a step that follows upon none.
+  with pytest.raises(wire.Refused, match="nowhere else"):
+    worker(report_of(sessions_test.steps_of("M", "M")))
+
+
+def test_a_report_of_more_steps_than_it_has_is_refused():
+  acted, _, worker = opened()
+  honest = report_of(sessions_test.steps_of("FML", "FML"))
+  for steps in (-1, 4, 2**31 - 1):
+    with pytest.raises(wire.Refused, match="num_steps from 0 to 3"):
+      worker(honest._replace(num_steps=np.int32(steps)))
+  assert acted.env_steps == 0
 
 
 def test_a_stop_ends_the_wait_for_servers(tmp_path):

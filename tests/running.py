@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+import dm_env
 import jax
 import numpy as np
 
@@ -210,9 +211,10 @@ class Spy:
       self.sessions.append(enter(hello))
       return self.sessions[-1]
 
-    def spy_count(session, env_steps, episode_return, waits):
-      counted.arguments = session, env_steps, episode_return
-      count(session, env_steps, episode_return, waits)
+    def spy_count(session, steps, waits):
+      env_steps = np.sum(steps.step_type != dm_env.StepType.FIRST, axis=1)
+      counted.arguments = session, env_steps, steps.episode_return
+      count(session, steps, waits)
 
     def spy_add(unroll, priorities):
       self.messages.append(Message(*counted.arguments, unroll, priorities))

@@ -129,8 +129,10 @@ class _Acting:
 
   def __init__(self, sizes):
     self.slots = sessions.Slots(sizes.layout.num_slots)
+    self.rows = 0
 
   def requests(self, batch, rows):
+    self.rows += rows
     return np.zeros(rows, np.int32)
 
 
@@ -181,14 +183,65 @@ def test_returns_are_of_the_slots_that_explore_least():
   for actor, slots in zip(actors, held, strict=True):
     for index in (0, 1):
       before = acted.returns.count
-      actor(
-        types.Rows(
-          np.array([index], np.int32),
-          dm_env.TimeStep(*np.full((4, 1), 1, np.uint8)),
-          np.array([5.0], np.float32),
-        )
-      )
+      for step_type in (dm_env.StepType.FIRST, dm_env.StepType.LAST):
+        actor(_row(step_type, index=index))
       assert acted.returns.count - before == least[slots[index]]
+
+
+def _row(step_type, **changes):
+  """Of one environment; `changes` are fields of it."""
+  timestep = dm_env.TimeStep(
+    np.array([step_type], np.uint8),
+    np.array([changes.pop("reward", 1)], np.float32),
+    np.array([changes.pop("discount", 1)], np.float32),
+    np.full((1, 4), changes.pop("observation", 0), np.float32),
+  )
+  index = np.array([changes.pop("index", 0)], np.int32)
+  returns = np.array([changes.pop("episode_return", np.nan)], np.float32)
+  assert not changes
+  return types.Rows(index, timestep, returns)
+
+
+@pytest.mark.parametrize(
+  "changes",
+  [
+    {"step_type": 255},
+    {"step_type": 0},
+    {"reward": np.nan},
+    {"reward": -np.inf},
+    {"discount": 1.5},
+    {"discount": np.nan},
+    {"observation": np.nan},
+    {"observation": np.inf},
+    {"index": 2},
+    {"index": -1},
+  ],
+  ids=str,
+)
+def test_a_row_that_cannot_be_is_refused_and_counts_nothing(changes):
+  _, sizes = _sizes(num_actors=2, num_devices=1, envs_per_actor=2)
+  acted, acting = counters.Acted(), _Acting(sizes[0])
+  server = inference_server.InferenceServer([acting], sizes, acted, seed=0)
+  actor = server({"num_envs": 2})
+  actor(_row(0))
+  with pytest.raises(wire.Refused, match=r"expected .* found") as caught:
+    actor(_row(**{"step_type": 2, "episode_return": 1.0, **changes}))
+  assert caught.value.code is wire.StatusCode.INVALID_ARGUMENT
+  assert (acted.env_steps, acted.returns.count) == (0, 0)
+  assert acting.rows == 1
+
+
+def test_a_return_is_the_sum_of_rewards_whatever_an_actor_says_of_it():
+  _, sizes = _sizes(num_actors=1, num_devices=1, envs_per_actor=1)
+  acted = counters.Acted()
+  server = inference_server.InferenceServer(
+    [_Acting(sizes[0])], sizes, acted, seed=0
+  )
+  actor = server({"num_envs": 1})
+  for step_type in (0, 1, 2):
+    actor(_row(step_type, episode_return=3e38))
+  assert (acted.env_steps, acted.returns.count) == (2, 1)
+  assert acted.returns.mean() == 2.0
 
 
 def test_an_actor_of_another_language_trains(tmp_path):

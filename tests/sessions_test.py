@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 
 from seedx import metrics, types, wire
-from seedx.acting import local_actor, sessions
+from seedx.acting import episodes, local_actor, sessions
 from seedx.runtime import counters, process
 
 NUM_ENVS = 8
@@ -23,13 +23,22 @@ def make(seed=0, exploration=LADDER):
   return sessions.Sessions(exploration, acted, seed), acted
 
 
-def returns_of(rows, **values):
-  """`[rows, 3]` of NaN, but for `r0={1: 5.0}`: of row 0 at time 1."""
-  episode_return = np.full((rows, 3), NAN, np.float32)
-  for name, at in values.items():
-    for time, value in at.items():
-      episode_return[int(name[1:]), time] = value
-  return episode_return
+def steps_of(*texts, reward=1.0, claimed=None):
+  """Steps of environments, each a text such as FMMLF.
+
+  Each step but FIRST brings a reward. A LAST says that the return is `claimed`.
+  """
+  step_type = np.array([["FML".index(x) for x in text] for text in texts])
+  step_type = step_type.astype(np.uint8)
+  last = step_type == int(dm_env.StepType.LAST)
+  return episodes.Steps(
+    step_type=step_type,
+    reward=np.where(step_type == 0, 0, reward).astype(np.float32),
+    discount=(~last).astype(np.float32),
+    episode_return=np.where(
+      last, NAN if claimed is None else claimed, NAN
+    ).astype(np.float32),
+  )
 
 
 def test_an_actor_is_told_its_seeds_and_how_much_it_explores():
@@ -145,28 +154,21 @@ def test_returns_count_only_of_those_who_report():
   actors, acted = make()
   explorer = actors.open({"num_envs": 6})
   reporter = actors.open({"num_envs": 2})
-  steps = np.full(6, 3, np.int32)
-  returns = returns_of(6, r0={0: 7.0}, r5={2: 9.0})
-  actors.count(explorer, steps, returns, NO_WAITS)
-  assert acted.env_steps == 18
+  actors.count(explorer, steps_of("FMLF", *["FMMM"] * 5), NO_WAITS)
+  assert acted.env_steps == 17
   assert acted.returns.count == 0
   assert acted.returns.mean() is None
-  actors.count(
-    reporter,
-    np.array([2, 3], np.int32),
-    returns_of(2, r0={0: 1.0, 2: 2.0}, r1={1: 6.0}),
-    NO_WAITS,
-  )
-  assert acted.env_steps == 23
-  assert acted.returns.count == 3
-  assert acted.returns.mean() == 3.0
+  actors.count(reporter, steps_of("FLFLF", "FMMMM"), NO_WAITS)
+  actors.count(reporter, steps_of("MMML", "MMML"), NO_WAITS)
+  assert acted.env_steps == 17 + 6 + 8
+  assert acted.returns.count == 4
+  assert acted.returns.mean() == (1 + 1 + 4 + 8) / 4
 
 
 def test_all_report_where_all_explore_alike():
   actors, acted = make(exploration=np.zeros(NUM_ENVS, np.float32))
   session = actors.open({"num_envs": 8})
-  returns = returns_of(8, r0={0: 1.0}, r7={1: 2.0})
-  actors.count(session, np.ones(8, np.int32), returns, NO_WAITS)
+  actors.count(session, steps_of("FLF", *["FMM"] * 6, "FML"), NO_WAITS)
   assert acted.returns.count == 2
 
 
@@ -177,19 +179,26 @@ def test_a_message_of_other_environments_is_refused_and_counts_nothing(rows):
   session = actors.open({"num_envs": 2})
   message = f"all 2 environments, found one of {rows}"
   with pytest.raises(wire.Refused, match=message) as caught:
-    actors.count(
-      session, np.ones(rows, np.int32), returns_of(rows, r0={0: 1.0}), (1, 1)
-    )
+    actors.count(session, steps_of(*["FL"] * rows), (1, 1))
   assert caught.value.code is wire.StatusCode.INVALID_ARGUMENT
   assert (acted.env_steps, acted.returns.count) == (0, 0)
   assert session.waits == NO_WAITS
+
+
+@pytest.mark.parametrize("waits", [(NAN, 0.0), (0.0, -0.1), (1.5, 0.0)])
+def test_who_waits_for_more_than_all_of_the_time_is_refused(waits):
+  actors, acted = make()
+  session = actors.open({"num_envs": 1})
+  with pytest.raises(wire.Refused, match="waited from 0 to 1, found"):
+    actors.count(session, steps_of("FL"), waits)
+  assert acted.env_steps == 0 and session.waits == NO_WAITS
 
 
 def test_waits_are_means_over_actors_and_stay_when_all_have_left():
   actors, _ = make()
 
   def say(session, *waits):
-    actors.count(session, np.zeros(2, np.int32), returns_of(2), waits)
+    actors.count(session, steps_of("", ""), waits)
 
   def found():
     line = actors.measure()
@@ -233,32 +242,36 @@ def rows(step_type, episode_return):
   )
 
 
-def test_what_is_done_is_counted_once_and_resets_are_no_steps():
+def test_what_is_done_is_reported_once():
   unreported = local_actor.Unreported(num_envs=3, length=4)
   unreported.add(rows([0, 0, 0], [NAN, NAN, NAN]))
   unreported.add(rows([1, 1, 2], [NAN, NAN, 5.0]))
   unreported.add(rows([1, 2, 0], [NAN, -1.5, NAN]))
-  env_steps, episode_return = unreported.take()
-  np.testing.assert_array_equal(env_steps, [2, 2, 1])
-  assert env_steps.dtype == np.int32
+  steps, count = unreported.take()
+  assert count == 3
   np.testing.assert_array_equal(
-    episode_return,
+    steps.step_type, [[0, 1, 1, 0], [0, 1, 2, 0], [0, 2, 0, 0]]
+  )
+  np.testing.assert_array_equal(steps.reward, [[1, 1, 1, 0]] * 3)
+  np.testing.assert_array_equal(steps.discount, [[1, 1, 1, 0]] * 3)
+  np.testing.assert_array_equal(
+    steps.episode_return,
     [
       [NAN, NAN, NAN, NAN],
       [NAN, NAN, -1.5, NAN],
       [NAN, 5.0, NAN, NAN],
     ],
   )
-  assert episode_return.dtype == np.float32
+  assert [leaf.dtype for leaf in steps] == [np.uint8, *[np.float32] * 3]
 
   # The next begin at the front again.
   unreported.add(rows([2, 0, 1], [7.0, NAN, NAN]))
-  env_steps, episode_return = unreported.take()
-  np.testing.assert_array_equal(env_steps, [1, 0, 1])
-  assert episode_return.shape == (3, 4)
-  assert episode_return[0, 0] == 7.0
-  assert np.isnan(episode_return).sum() == 11
+  steps, count = unreported.take()
+  assert count == 1
+  np.testing.assert_array_equal(steps.step_type[:, 0], [2, 0, 1])
+  assert steps.episode_return[0, 0] == 7.0
+  assert np.isnan(steps.episode_return).sum() == 11
 
-  env_steps, episode_return = unreported.take()
-  np.testing.assert_array_equal(env_steps, [0, 0, 0])
-  assert np.isnan(episode_return).all()
+  steps, count = unreported.take()
+  assert count == 0
+  assert np.isnan(steps.episode_return).all()

@@ -1,5 +1,6 @@
 """What actors that act for themselves send, and who takes it in."""
 
+import collections
 import dataclasses
 import itertools
 import threading
@@ -29,6 +30,8 @@ from tests import fakes, running
 FIRST = int(dm_env.StepType.FIRST)
 CARTPOLE = envs.Config("CartPole-v1")
 LENGTH, WINDOW = 4, 2
+# Unrolls share a step; FIRST, MID, LAST and FIRST fit to each other.
+STEP_TYPES = [0, 1, 2, 0]
 
 
 def unroll_of(numbers):
@@ -36,7 +39,7 @@ def unroll_of(numbers):
   value = np.array(numbers, np.float32)
   steps = value[:, None] * 100 + np.arange(LENGTH, dtype=np.float32)
   timestep = dm_env.TimeStep(
-    step_type=np.ones(steps.shape, np.uint8),
+    step_type=np.full(steps.shape, STEP_TYPES, np.uint8),
     reward=-steps,
     discount=np.ones_like(steps),
     observation=np.repeat(steps[..., None], 4, axis=-1),
@@ -47,7 +50,7 @@ def unroll_of(numbers):
     ),
     action=np.zeros(steps.shape, np.int32),
     extras={"sum": steps + 0.5},
-    version=steps.astype(np.int32),
+    version=(steps % 8).astype(np.int32),
     core_state=value,
   )
 
@@ -164,15 +167,12 @@ def serving(tmp_path):
     yield running_server
 
 
-def experience(numbers, env_steps=1, returns=(), waits=(0.0, 0.0)):
+def experience(numbers, waits=(0.0, 0.0)):
   rows = len(numbers)
-  episode_return = np.full((rows, LENGTH), np.nan, np.float32)
-  episode_return.ravel()[: len(returns)] = returns
   return protocol.Experience(
     unroll=unroll_of(numbers),
     priorities=(),
-    env_steps=np.full(rows, env_steps, np.int32),
-    episode_return=episode_return,
+    episode_return=np.full((rows, LENGTH), 3e38, np.float32),
     wait_environments=np.float32(waits[0]),
     wait_learner=np.float32(waits[1]),
   )
@@ -187,20 +187,22 @@ def eventually(condition, seconds=10.0):
 
 def test_what_actors_send_becomes_shares_and_is_counted(serving):
   first, second = serving.actor(), serving.actor(num_envs=2)
-  reply = first(experience([0, 1, 2], 5, returns=[3.0, 5.0], waits=(0.5, 0.2)))
+  reply = first(experience([0, 1, 2], waits=(0.5, 0.2)))
   assert reply == 7
   assert serving.shares == []
   serving.newest = jnp.float32(2.5), 8
-  assert second(experience([3, 4], 2, waits=(0.25, 0.4))) == 8
-  assert first(experience([5, 6, 7], 1, waits=(0.0, 0.0))) == 8
+  assert second(experience([3, 4], waits=(0.25, 0.4))) == 8
+  assert first(experience([5, 6, 7], waits=(0.0, 0.0))) == 8
   assert len(serving.shares) == 2
   for share, numbers in zip(
     serving.shares, ([0, 1, 2, 3], [4, 5, 6, 7]), strict=True
   ):
     running.assert_equal(share.unroll, running.time_major(unroll_of(numbers)))
-  assert serving.counts.env_steps == 3 * 5 + 2 * 2 + 3
-  assert serving.counts.returns.count == 2
-  assert serving.counts.returns.mean() == 4.0
+  assert serving.counts.env_steps == 2 * (3 + 2 + 3)
+  # The sums of rewards, whatever the actors say of them.
+  assert serving.counts.returns.count == 3 + 2 + 3
+  returns = [-200 * number - 3 for number in range(8)]
+  assert serving.counts.returns.mean() == np.mean(returns)
   # The newest of each actor.
   assert serving.actors.measure() == {
     metrics.WAIT_ENVIRONMENTS: pytest.approx(0.125),
@@ -315,7 +317,7 @@ def test_a_sink_that_is_full_holds_all_actors_back(serving):
   ]
   for thread in threads:
     thread.start()
-  eventually(lambda: serving.counts.env_steps == 9)
+  eventually(lambda: serving.counts.env_steps == 2 * 9)
   time.sleep(0.3)
   assert replies == [] and serving.shares == []
   # Shares come one by one: the order of messages is that of shares.
@@ -339,6 +341,78 @@ def test_actors_are_told_when_all_is_over(serving):
   serving.over = True
   assert second(experience([3, 4, 5])) is None
   assert len(serving.shares) == 1
+
+
+def replaced(message, path, value):
+  """A message with one number changed: the last of the leaf at `path`."""
+  name, *rest = path.split("/")
+  if not rest:
+    leaf = np.array(getattr(message, name))
+    leaf.ravel()[-1] = value
+    return message._replace(**{name: leaf})
+  inner = getattr(message, name)
+  if isinstance(inner, dict):
+    inner = {rest[0]: replaced(Leaf(inner[rest[0]]), "value", value).value}
+  else:
+    inner = replaced(inner, "/".join(rest), value)
+  return message._replace(**{name: inner})
+
+
+Leaf = collections.namedtuple("Leaf", ["value"])
+NAN, INF = np.nan, np.inf
+
+
+@pytest.mark.parametrize(
+  ("path", "value"),
+  [
+    ("unroll/inputs/timestep/step_type", 3),
+    ("unroll/inputs/timestep/step_type", 1),
+    ("unroll/inputs/timestep/reward", NAN),
+    ("unroll/inputs/timestep/discount", 1.5),
+    ("unroll/inputs/timestep/discount", -0.5),
+    ("unroll/inputs/timestep/discount", NAN),
+    ("unroll/inputs/timestep/observation", -INF),
+    ("unroll/inputs/action_tm1", -1),
+    ("unroll/inputs/exploration", 0.5),
+    ("unroll/action", 2),
+    ("unroll/extras/sum", NAN),
+    ("unroll/version", 8),
+    ("unroll/version", -1),
+    ("unroll/core_state", INF),
+    ("priorities", NAN),
+    ("priorities", INF),
+    ("priorities", -1e-6),
+    ("wait_environments", NAN),
+    ("wait_learner", 1.5),
+  ],
+)
+def test_what_cannot_be_ends_its_stream_and_no_other(tmp_path, path, value):
+  agent = with_priorities() if path == "priorities" else None
+  with Serving(tmp_path, agent) as serving:
+    bystander, liar = serving.actor(), serving.actor()
+    good = experience([0, 1, 2])
+    if agent:
+      windows = serving.programs().share().priorities.shape[1]
+      good = good._replace(priorities=np.ones((3, windows), np.float32))
+    with pytest.raises(wire.WireError, match=r"expected .* found") as caught:
+      liar(replaced(good, path, value))
+    assert caught.value.code is wire.StatusCode.INVALID_ARGUMENT
+    assert (serving.counts.env_steps, serving.counts.returns.count) == (0, 0)
+    assert serving.unrolls._shares._rows == 0
+    for _ in range(2):
+      assert bystander(good) == 7
+    assert serving.counts.env_steps == 2 * 6
+
+
+def test_unrolls_have_to_go_on_where_those_before_ended(serving):
+  actor = serving.actor()
+  actor(experience([0, 1, 2]))
+  other = experience([3, 4, 5])
+  other.unroll.inputs.timestep.step_type[1] = [1, 2, 0, 1]
+  with pytest.raises(wire.WireError, match="begin with the last 1 steps"):
+    actor(other)
+  assert serving.counts.env_steps == 6
+  assert len(serving.shares) == 0
 
 
 def fetch(serving):

@@ -4,11 +4,16 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import grpc
 import numpy as np
 
 from seedx import types, wire
-from seedx.acting import batcher, inference, sessions, unroll_store
+from seedx.acting import (
+  batcher,
+  episodes,
+  inference,
+  sessions,
+  unroll_store,
+)
 from seedx.runtime import counters
 
 
@@ -27,6 +32,7 @@ class InferenceServer:
     sizes: Sequence[inference.Sizes],
     acted: counters.Acted,
     seed: int,
+    returns_are_sums: bool = True,
   ) -> None:
     """Nobody is connected yet.
 
@@ -35,6 +41,7 @@ class InferenceServer:
       sizes: of each; the first is the largest.
       acted: what is received is counted there.
       seed: of the run; the environments' seeds are derived from it.
+      returns_are_sums: see `envs.returns_are_sums`.
     """
     exploration = [each.exploration for each in sizes]
     reported = counters.explores_least(np.concatenate(exploration))
@@ -44,6 +51,7 @@ class InferenceServer:
     )
     self._acted = acted
     self._layout = sizes[0].layout
+    self._returns_are_sums = returns_are_sums
     self._lock = threading.Lock()
     self.seeds = sessions.Seeds(seed)
 
@@ -61,7 +69,13 @@ class InferenceServer:
       raise sessions.too_few(device.slots.free, num_envs)
     first_seed = self.seeds.take(num_envs)
     return Session(
-      device, slots, reported[slots], first_seed, self._acted, self._layout
+      device,
+      slots,
+      reported[slots],
+      first_seed,
+      self._acted,
+      self._layout,
+      episodes.Episodes(num_envs, self._returns_are_sums),
     )
 
 
@@ -80,6 +94,7 @@ class Session:
     first_seed: int,
     acted: counters.Acted,
     layout: unroll_store.Layout,
+    own_episodes: episodes.Episodes,
   ) -> None:
     """Holds `slots`, of which `reported` count, until it is closed."""
     self.welcome = {"first_seed": first_seed}
@@ -89,6 +104,7 @@ class Session:
     self._counts = np.zeros(len(slots), np.int32)
     self._acted = acted
     self._layout = layout
+    self._episodes = own_episodes
     self._lock = threading.Lock()
     self._busy = False
     self._closed = False
@@ -97,17 +113,19 @@ class Session:
     """Acts for some of the actor's environments.
 
     Raises:
-      wire.Refused: an index is out of the actor's range, or comes twice; or
-        the run is over.
+      wire.Refused: an index comes twice, a number is out of its range, steps
+        are not in order, or the run is over.
     """
     index = inputs.index
-    self._check(index)
+    self._check(inputs)
     with self._lock:
       if self._closed:
         raise _over()
       self._busy = True
     try:
-      self._acted.add_rows(inputs, self._reported[index])
+      steps, returns = self._episodes.add(_one_step(inputs), index)
+      returns = returns[self._reported[index]]
+      self._acted.add(steps, returns[~np.isnan(returns)])
       batch = unroll_store.Batch(
         slot=self._slots[index],
         count=self._counts[index],
@@ -139,21 +157,25 @@ class Session:
     )
     self._acted.add_discarded(int(np.sum(begun - finished)))
 
-  def _check(self, index: np.ndarray) -> None:
-    if index.min() < 0 or index.max() >= len(self._slots):
-      raise wire.Refused(
-        grpc.StatusCode.INVALID_ARGUMENT,
-        f"expected indices from 0 to {len(self._slots) - 1}, the actor's"
-        f" environments, found {index.min()} to {index.max()}",
-      )
+  def _check(self, inputs: types.Rows) -> None:
+    index = inputs.index
+    wire.check_range(
+      "an index of the actor's environments", index, 0, len(self._slots) - 1
+    )
     times = np.bincount(index)
     if times.max() > 1:
-      raise wire.Refused(
-        grpc.StatusCode.INVALID_ARGUMENT,
-        "expected each environment at most once in a message, found"
-        f" {times.argmax()} {times.max()} times",
+      raise wire.invalid(
+        "each environment at most once in a message",
+        f"{times.argmax()} {times.max()} times",
       )
+    wire.check_finite("observations", inputs.timestep.observation)
+
+
+def _one_step(rows: types.Rows) -> episodes.Steps:
+  timestep = rows.timestep
+  leaves = (timestep.step_type, timestep.reward, timestep.discount)
+  return episodes.Steps(*(x[:, None] for x in (*leaves, rows.episode_return)))
 
 
 def _over() -> wire.Refused:
-  return wire.Refused(grpc.StatusCode.UNAVAILABLE, "this run is over")
+  return wire.Refused(wire.StatusCode.UNAVAILABLE, "this run is over")

@@ -2,12 +2,11 @@
 
 import dataclasses
 
-import dm_env
 import jax
 import numpy as np
 
 from seedx import envs, metrics, types
-from seedx.acting import unroll_store
+from seedx.acting import episodes, unroll_store
 from seedx.agents import acting_step, base
 
 
@@ -208,7 +207,7 @@ class LocalActor:
 
 
 class Unreported:
-  """An actor's env steps and episode returns that it has not yet reported."""
+  """An actor's steps that it has not yet reported."""
 
   def __init__(self, num_envs: int, length: int) -> None:
     """Starts with none.
@@ -225,18 +224,24 @@ class Unreported:
     """Adds one step of all environments."""
     self._rows.append(rows)
 
-  def take(self) -> tuple[np.ndarray, np.ndarray]:
+  def take(self) -> tuple[episodes.Steps, int]:
     """Returns and clears what has been added.
 
     Returns:
-      Env steps, `[N]` int32, and episode returns, `[N, length]` float32: at
-      each step as in `types.Rows`, NaN after the last.
+      Steps `[N, length]`, behind the last 0, and NaN as returns; and how many
+      there are of each environment.
     """
     rows, self._rows = self._rows, []
-    env_steps = np.zeros(self._num_envs, np.int32)
     shape = (self._num_envs, self._length)
-    episode_return = np.full(shape, np.nan, np.float32)
+    steps = episodes.Steps(
+      step_type=np.zeros(shape, np.uint8),
+      reward=np.zeros(shape, np.float32),
+      discount=np.zeros(shape, np.float32),
+      episode_return=np.full(shape, np.nan, np.float32),
+    )
     for time, row in enumerate(rows):
-      env_steps += row.timestep.step_type != dm_env.StepType.FIRST
-      episode_return[:, time] = row.episode_return
-    return env_steps, episode_return
+      steps.step_type[:, time] = row.timestep.step_type
+      steps.reward[:, time] = row.timestep.reward
+      steps.discount[:, time] = row.timestep.discount
+      steps.episode_return[:, time] = row.episode_return
+    return steps, len(rows)

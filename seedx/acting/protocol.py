@@ -33,7 +33,6 @@ class Experience(NamedTuple):
     unroll: `[S, L, ...]`; the core state, `[S, ...]`.
     priorities: `[S, L - window + 1]` float32, of each window, as the actor's
       parameters see it; () for an agent without.
-    env_steps: `[S]` int32, the env steps among those that are new in it.
     episode_return: `[S, L]` float32, as in `types.Rows`, of the new steps,
       and NaN behind them.
     wait_environments: `[]` float32, the actor's share of time since its last
@@ -43,7 +42,6 @@ class Experience(NamedTuple):
 
   unroll: types.Unroll
   priorities: types.Tree
-  env_steps: np.ndarray
   episode_return: np.ndarray
   wait_environments: types.Array
   wait_learner: types.Array
@@ -107,7 +105,6 @@ def experience_layout(share: types.Share, max_rows: int) -> wire.Layout:
     Experience(
       unroll=types.Unroll._make([*steps, core_state]),
       priorities=tree.map_structure(of_unroll, share.priorities),
-      env_steps=row((), np.dtype(np.int32)),
       episode_return=row((length,), scalar.dtype),
       wait_environments=wire.once(scalar),
       wait_learner=wire.once(scalar),

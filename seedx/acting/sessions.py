@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from seedx import metrics, types, wire
+from seedx.acting import episodes
 from seedx.runtime import counters
 
 # Seeds of environments are int32 in EnvPool: those below are for training, as
@@ -123,6 +124,7 @@ class Session:
     slots: `[N]` int32, of its environments, among those of all actors.
     first_seed: of its environments; environment k has `first_seed + k`.
     exploration: `[N]`, epsilon of each environment.
+    episodes: of its environments.
     waits: shares of time that the actor waits for its environments, and for
       the learner.
   """
@@ -130,6 +132,7 @@ class Session:
   slots: np.ndarray
   first_seed: int
   exploration: np.ndarray
+  episodes: episodes.Episodes
   waits: tuple[float, float] = (0.0, 0.0)
 
   @property
@@ -151,7 +154,11 @@ class Sessions:
   """
 
   def __init__(
-    self, exploration: np.ndarray, acted: counters.Acted, seed: int
+    self,
+    exploration: np.ndarray,
+    acted: counters.Acted,
+    seed: int,
+    returns_are_sums: bool = True,
   ) -> None:
     """Nobody is connected yet.
 
@@ -159,10 +166,12 @@ class Sessions:
       exploration: `[slots]`, epsilon of each slot, see `base.Agent`.
       acted: counts the steps of all actors.
       seed: of the run; the environments' seeds are derived from it.
+      returns_are_sums: see `envs.returns_are_sums`.
     """
     self._acted = acted
     self._exploration = exploration
     self._reported = counters.explores_least(exploration)
+    self._returns_are_sums = returns_are_sums
     self._slots = Slots(len(exploration))
     self.seeds = Seeds(seed)
     self._lock = threading.Lock()
@@ -181,7 +190,12 @@ class Sessions:
       raise too_few(self._slots.free, num_envs)
     self._acted.start()
     first_seed = self.seeds.take(num_envs)
-    session = Session(slots, first_seed, self._exploration[slots])
+    session = Session(
+      slots,
+      first_seed,
+      self._exploration[slots],
+      episodes.Episodes(num_envs, self._returns_are_sums),
+    )
     with self._lock:
       self._open.add(session)
     return session
@@ -195,31 +209,28 @@ class Sessions:
   def count(
     self,
     session: Session,
-    env_steps: np.ndarray,
-    episode_return: np.ndarray,
+    steps: episodes.Steps,
     waits: tuple[float, float],
   ) -> None:
     """Counts what an actor did since its last message.
 
     Args:
       session: of the actor.
-      env_steps: `[N]` int32, see `local_actor.Unreported`.
-      episode_return: `[N, L]` float32, see `local_actor.Unreported`.
+      steps: `[N, K]`, its environments' K steps since then.
       waits: see `Session`.
 
     Raises:
-      wire.Refused: it is not of all of the actor's environments.
+      wire.Refused: it is not of all of the actor's environments, a number is
+        out of its range, or steps are not in order; nothing is counted.
     """
-    num_envs = len(session.slots)
-    if len(env_steps) != num_envs:
-      raise wire.Refused(
-        wire.StatusCode.INVALID_ARGUMENT,
-        f"expected a message of all {num_envs} environments, found one of"
-        f" {len(env_steps)}",
-      )
+    check_rows(session, len(steps.step_type))
+    wire.check_range("shares of time that are waited", waits, 0, 1)
+    env_steps, returns = session.episodes.add(
+      steps, np.arange(len(session.slots))
+    )
     session.waits = waits
-    returns = episode_return[self._reported[session.slots]]
-    self._acted.add(int(env_steps.sum()), returns[~np.isnan(returns)])
+    returns = returns[self._reported[session.slots]]
+    self._acted.add(env_steps, returns[~np.isnan(returns)])
 
   def measure(self) -> dict[str, float]:
     """The share of time that actors wait, on average, by name."""
@@ -233,6 +244,15 @@ class Sessions:
     }
 
 
+def check_rows(session: Session, rows: int) -> None:
+  """Raises wire.Refused where a message is not of all its environments."""
+  num_envs = len(session.slots)
+  if rows != num_envs:
+    raise wire.invalid(
+      f"a message of all {num_envs} environments", f"one of {rows}"
+    )
+
+
 def wanted(hello: Mapping[str, Any], most: int) -> int:
   """How many environments an actor's hello `{"num_envs": n}` asks for.
 
@@ -241,9 +261,8 @@ def wanted(hello: Mapping[str, Any], most: int) -> int:
   """
   num_envs = hello.get("num_envs")
   if type(num_envs) is not int or num_envs < 1:
-    raise wire.Refused(
-      wire.StatusCode.INVALID_ARGUMENT,
-      f"expected num_envs of at least 1 in the hello, found {num_envs!r}",
+    raise wire.invalid(
+      "num_envs of at least 1 in the hello", f"{num_envs!r:.80}"
     )
   if num_envs > most:
     raise wire.Refused(

@@ -173,14 +173,13 @@ class _Messages:
       lambda leaf: np.swapaxes(np.asarray(leaf), 0, 1), tuple(unroll[:-1])
     )
     core_state = jax.tree.map(np.asarray, unroll.core_state)
-    env_steps, episode_return = self._unreported.take()
+    unreported, _ = self._unreported.take()
     shares = self._waits.shares()
 
     return protocol.Experience(
       unroll=types.Unroll._make([*steps, core_state]),
       priorities=priorities,
-      env_steps=env_steps,
-      episode_return=episode_return,
+      episode_return=unreported.episode_return,
       wait_environments=np.float32(shares[metrics.WAIT_ENVIRONMENTS]),
       wait_learner=np.float32(shares[_WAIT_LEARNER]),
     )

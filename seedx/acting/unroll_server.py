@@ -9,8 +9,9 @@ import numpy as np
 import tree
 
 from seedx import trees, types, wire
-from seedx.acting import local_actor, protocol, sessions
+from seedx.acting import episodes, local_actor, protocol, sessions
 
+_MOST_PRIORITY = float(np.finfo(np.float32).max)
 # Takes `[L, S, ...]` unrolls with priorities; False once the run has stopped.
 Sink = Callable[[types.Share], bool]
 
@@ -69,6 +70,33 @@ class UnrollServer:
       lambda x: np.zeros(x.shape, x.dtype), self._programs.share()
     )
 
+  def check(
+    self, experience: protocol.Experience, exploration: np.ndarray
+  ) -> None:
+    """Checks each number of a message by itself.
+
+    Args:
+      experience: of an actor.
+      exploration: `[S]`, what it was told.
+
+    Raises:
+      wire.Refused: INVALID_ARGUMENT, a number is out of its range.
+    """
+    unroll = experience.unroll
+    wire.check_finite("unrolls", unroll)
+    step_type = unroll.inputs.timestep.step_type
+    wire.check_range("step_type", step_type, 0, 2)
+    wire.check_range("discount", unroll.inputs.timestep.discount, 0, 1)
+    wire.check_range("version", unroll.version, 0, self._newest()[1])
+    told = exploration[:, None]
+    wire.check_range("exploration", unroll.inputs.exploration, told, told)
+    action = self._programs.spec.action
+    if np.dtype(action.dtype).kind in "iu":  # Others are clipped.
+      for found in (unroll.action, unroll.inputs.action_tm1):
+        wire.check_range("actions", found, action.minimum, action.maximum)
+    for found in jax.tree.leaves(experience.priorities):
+      wire.check_range("priorities", found, 0, _MOST_PRIORITY)
+
   def take(self, experience: protocol.Experience) -> np.int32:
     """Takes a message's unrolls; returns the newest version.
 
@@ -83,7 +111,10 @@ class UnrollServer:
     return np.int32(self._newest()[1])
 
   def _open(self, hello: Mapping[str, Any]) -> "_Session":
-    return _Session(self, self._connected, self._connected.open(hello))
+    session = self._connected.open(hello)
+    return _Session(
+      self, self._connected, session, self._programs.layout.period
+    )
 
   def _parameters(self, nothing: types.Tree) -> protocol.Versioned:
     del nothing
@@ -107,25 +138,58 @@ class _Session:
     server: UnrollServer,
     connected: sessions.Sessions,
     session: sessions.Session,
+    period: int,
   ) -> None:
     self.welcome = session.welcome
     self._server = server
     self._connected = connected
     self._session = session
+    self._period = period
+    # `[S, L - period]`, with which the next unrolls begin.
+    self._shared: np.ndarray | None = None
 
   def __call__(self, inputs: protocol.Experience) -> np.int32:
     """Takes unrolls of all the actor's environments.
 
     Raises:
-      wire.Refused: they are not of all of them; or the run is over.
+      wire.Refused: they are not of all of them, or do not follow upon those
+        before; a number is out of its range; or the run is over.
     """
+    session = self._session
+    timestep = inputs.unroll.inputs.timestep
+    step_type = timestep.step_type
+    sessions.check_rows(session, len(step_type))
+    self._server.check(inputs, session.exploration)
+    new = slice(self._new_from(step_type), None)
+    count = step_type[:, new].shape[1]
     self._connected.count(
-      self._session,
-      inputs.env_steps,
-      inputs.episode_return,
+      session,
+      episodes.Steps(
+        step_type[:, new],
+        timestep.reward[:, new],
+        timestep.discount[:, new],
+        inputs.episode_return[:, :count],
+      ),
       waits=(inputs.wait_environments.item(), inputs.wait_learner.item()),
     )
+    self._shared = step_type[:, self._period :].copy()
     return self._server.take(inputs)
+
+  def _new_from(self, step_type: np.ndarray) -> int:
+    """The first time step of unrolls `[S, L]` that has not been sent before.
+
+    Raises:
+      wire.Refused: INVALID_ARGUMENT, what has been sent before is another now.
+    """
+    if self._shared is None:
+      return 0
+    shared = self._shared.shape[1]
+    if not np.array_equal(step_type[:, :shared], self._shared):
+      raise wire.invalid(
+        f"unrolls that begin with the last {shared} steps of those before",
+        "others",
+      )
+    return shared
 
   def close(self) -> None:
     """Frees the actor's slots."""

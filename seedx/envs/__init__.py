@@ -3,7 +3,7 @@
 Nothing here imports JAX, so that a thin actor can use it.
 """
 
-from seedx.envs.config import Config, code_in
+from seedx.envs.config import Config, code_in, returns_are_sums
 from seedx.envs.environment import Environment, make, spec
 from seedx.envs.envpool_adapter import EnvPoolEnvironment
 from seedx.envs.rendering import check_render
@@ -15,5 +15,6 @@ __all__ = [
   "check_render",
   "code_in",
   "make",
+  "returns_are_sums",
   "spec",
 ]

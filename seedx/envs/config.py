@@ -87,6 +87,16 @@ def code_in(options: Mapping[str, Any]) -> dict[str, Any]:
   return found
 
 
+def returns_are_sums(config: Config) -> bool:
+  """Whether `types.Rows.episode_return` is the sum of an episode's rewards.
+
+  EnvPool's Atari may clip rewards, and end an episode with each life.
+  """
+  options = config.env_options
+  changed = options.get("reward_clip") or options.get("episodic_life")
+  return is_own(config) or not changed
+
+
 def load_transform(config: Config) -> Transform | None:
   """The observation transform; None if the config has none.
 

@@ -100,7 +100,10 @@ def learn(config: Config, context: process.Context) -> process.Process:
   )
   acted = counters.Acted(spec.frames_per_step)
   connected = sessions.Sessions(
-    agent.exploration(config.actors.num_envs), acted, config.seed
+    agent.exploration(config.actors.num_envs),
+    acted,
+    config.seed,
+    envs.returns_are_sums(config.env),
   )
   layout = unroll_store.Layout.of(agent, period, config.learner.share_size)
   unrolls = unroll_server.UnrollServer(

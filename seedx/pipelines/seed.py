@@ -108,7 +108,7 @@ def learn(config: Config, context: process.Context) -> process.Process:
   ]
   acted = counters.Acted(spec.frames_per_step)
   connected = inference_server.InferenceServer(
-    acting, sizes, acted, config.seed
+    acting, sizes, acted, config.seed, envs.returns_are_sums(config.env)
   )
   server = wire.Server(config.address, config.actors.num_actors)
   server.bind_stream(

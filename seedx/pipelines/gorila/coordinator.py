@@ -128,11 +128,16 @@ def learn(config: Config, context: process.Context) -> process.Process:
   acted = counters.Acted(spec.frames_per_step)
   workers = config.workers
   connected = sessions.Sessions(
-    agent.exploration(workers.num_envs), acted, config.seed
+    agent.exploration(workers.num_envs),
+    acted,
+    config.seed,
+    envs.returns_are_sums(config.env),
   )
   addresses = launch.Addresses(config.num_servers, config.server_addresses)
   shards = saved_shards.SavedShards(agent, addresses, context.stop)
-  reported = reports.Reports(connected, shards.are_ready)
+  window = agent.needs.window
+  assert window is not None  # It learns from a replay.
+  reported = reports.Reports(connected, shards.are_ready, config.replay, window)
   server = wire.Server(config.address, workers.num_workers)
   length = agent.needs.unroll_length(workers.unroll_length)
   server.bind_stream(

@@ -5,6 +5,7 @@ as in `protocol`, and sends a `Report` after each unroll. The welcome of the
 stream `SERVERS` is `{"addresses": [...]}`, where the parameter servers listen.
 """
 
+import math
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -12,11 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from seedx import launch, metrics, types, wire
-from seedx.acting import sessions
+from seedx.acting import episodes, sessions
+from seedx.learning import experience
 from seedx.runtime import counters
 
 REPORT = "report"
 SERVERS = "servers"
+_MOST = 2**31 - 1
+_MOST_BYTES = 2**50
 
 
 class Counts(NamedTuple):
@@ -51,13 +55,13 @@ class Report(NamedTuple):
   """What a worker has done since its last report.
 
   Attributes:
-    env_steps: `[N]` int32, see `protocol.Experience`.
-    episode_return: `[N, L]` float32, see `protocol.Experience`.
+    steps: `[N, L]`, see `local_actor.Unreported.take`.
+    num_steps: `[]` int32, how many steps there are of each environment.
     counts: of the worker.
   """
 
-  env_steps: np.ndarray
-  episode_return: np.ndarray
+  steps: episodes.Steps
+  num_steps: types.Array
   counts: Counts
 
 
@@ -67,8 +71,11 @@ def layout(length: int, max_rows: int) -> wire.Layout:
   counts = Counts(
     *(integer,) * 3, *(number,) * 3, np.zeros((), np.int64), *(number,) * 3
   )
-  returns = np.zeros(length, np.float32)
-  return wire.Layout.of(Report(integer, returns, wire.once(counts)), max_rows)
+  numbers = np.zeros(length, np.float32)
+  steps = episodes.Steps(np.zeros(length, np.uint8), *(numbers,) * 3)
+  return wire.Layout.of(
+    Report(steps, wire.once(integer), wire.once(counts)), max_rows
+  )
 
 
 def servers(addresses: launch.Addresses) -> wire.Session:
@@ -89,7 +96,11 @@ class Reports:
   """
 
   def __init__(
-    self, connected: sessions.Sessions, is_ready: Callable[[], bool]
+    self,
+    connected: sessions.Sessions,
+    is_ready: Callable[[], bool],
+    replay: experience.ReplayConfig,
+    window: int,
   ) -> None:
     """Nothing is counted yet.
 
@@ -97,7 +108,11 @@ class Reports:
       connected: the workers.
       is_ready: whether they may come: the parameter servers have what they are
         to go on from.
+      replay: of each worker.
+      window: time steps of what is sampled from it.
     """
+    self._replay = replay
+    self._window = window
     self.learned = counters.Learned()
     self._connected = connected
     self._is_ready = is_ready
@@ -126,6 +141,34 @@ class Reports:
     learning = 1.0 - shares[metrics.WAIT_LEARNER]
     return {**shares, metrics.WAIT_EXPERIENCE: learning, **self._totals}
 
+  def check(self, counts: Counts, acted: float) -> float:
+    """Checks what a worker counted.
+
+    Args:
+      counts: since its last report.
+      acted: steps of which it has not yet learned.
+
+    Returns:
+      Steps of which it has not yet learned now.
+
+    Raises:
+      wire.Refused: INVALID_ARGUMENT, a number is out of its range.
+    """
+    replay, gradients = self._replay, counts.gradients.item()
+    for name in ("gradients", "stale", "outliers"):
+      wire.check_range(name, getattr(counts, name), 0, _MOST)
+    made = gradients + counts.stale.item() + counts.outliers.item()
+    steps_per_gradient = replay.replay_batch_size / replay.replay_ratio
+    # One that was begun before may be due.
+    most = acted / steps_per_gradient + 1
+    wire.check_range("gradients that its steps allow", made, 0, most)
+    learned = gradients * replay.replay_batch_size * self._window
+    wire.check_range("learned_steps", counts.learned_steps, 0, learned)
+    wire.check_range("staleness", counts.staleness, 0, _MOST)
+    wire.check_range("wire_bytes", counts.wire_bytes, 0, _MOST_BYTES)
+    wire.check_range("wait_servers", counts.wait_servers, 0, 1)
+    return acted - made * steps_per_gradient
+
   def count(self, counts: Counts) -> None:
     """Adds what a worker counted."""
     one = {name: x.item() for name, x in counts._asdict().items()}
@@ -133,11 +176,12 @@ class Reports:
       self._totals["gradients_stale"] += one["stale"]
       self._totals["gradients_outliers"] += one["outliers"]
       self._totals["wire_bytes"] += one["wire_bytes"]
+    newest = {"loss": one["loss"], "servers_wait": one["wait_servers"]}
     if one["gradients"]:
       self.learned.add(
         one["learned_steps"],
         one["staleness"],
-        {"loss": one["loss"], "servers_wait": one["wait_servers"]},
+        {name: x for name, x in newest.items() if math.isfinite(x)},
         one["gradients"],
       )
 
@@ -159,20 +203,27 @@ class _Session:
     self._reports = reports
     self._connected = connected
     self._session = session
+    # Steps of which it has not yet learned.
+    self._acted = 0.0
 
   def __call__(self, inputs: Report) -> tuple[()]:
     """Takes a report of all the worker's environments.
 
     Raises:
-      wire.Refused: it is not of all of them.
+      wire.Refused: it is not of all of them, a number is out of its range, or
+        steps are not in order.
     """
-    counts = inputs.counts
+    counts, steps = inputs.counts, inputs.steps
+    rows, length = steps.step_type.shape
+    num_steps = inputs.num_steps.item()
+    wire.check_range("num_steps", num_steps, 0, length)
+    acted = self._reports.check(counts, self._acted + rows * num_steps)
     self._connected.count(
       self._session,
-      inputs.env_steps,
-      inputs.episode_return,
+      episodes.Steps(*(leaf[:, :num_steps] for leaf in steps)),
       waits=(counts.wait_environments.item(), counts.learning.item()),
     )
+    self._acted = acted
     self._reports.count(counts)
     return ()
 

@@ -275,7 +275,7 @@ class _Worker:
 
   def _report(self) -> bool:
     """Says what has been done; False if the run is over."""
-    env_steps, episode_return = self._unreported.take()
+    steps, num_steps = self._unreported.take()
     total_bytes = self._learner.client.transferred_bytes
     shares = self._waits.shares()
 
@@ -293,7 +293,7 @@ class _Worker:
     )
     self._reported_bytes = total_bytes
     self._reset_counts()
-    reply = self._exchange(reports.Report(env_steps, episode_return, counts))
+    reply = self._exchange(reports.Report(steps, np.int32(num_steps), counts))
     return reply is not None
 
   def _reset_counts(self) -> None:
