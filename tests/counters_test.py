@@ -73,6 +73,7 @@ def test_staleness_is_a_mean_over_the_latest_gradients():
   assert learned.measure() == {
     "learner_steps": 0,
     "learned_steps": 0,
+    "updates_skipped": 0,
     "policy_lag": None,
   }
   learned.add(10.0, 100.0, {"loss": 9.0})
@@ -81,6 +82,7 @@ def test_staleness_is_a_mean_over_the_latest_gradients():
   assert learned.measure() == {
     "learner_steps": 5,
     "learned_steps": 35,
+    "updates_skipped": 0,
     "policy_lag": 4.0,
     "loss": 1.0,
     "gradient_staleness": pytest.approx((3 * 1.0 + 5.0) / 4),
@@ -88,6 +90,25 @@ def test_staleness_is_a_mean_over_the_latest_gradients():
   other = counters.Learned()
   other.restore(learned.saved())
   assert (other.steps, other.learned_steps) == (5, 35.5)
+
+
+def test_many_skipped_updates_in_a_row_end_a_run_and_others_do_not():
+  learned = counters.Learned()
+  learned.skip(99)
+  learned.check()
+  learned.add(1.0, 0.0, {})
+  learned.skip(60)
+  learned.skip(39)
+  learned.check()
+  learned.skip(1)
+  with pytest.raises(RuntimeError, match=r"100 in a row.*--resume with"):
+    learned.check()
+  assert learned.measure()["updates_skipped"] == 199
+  assert learned.steps == 1
+  other = counters.Learned()
+  other.restore(learned.saved())
+  other.check()  # It may go better now.
+  assert other.measure()["updates_skipped"] == 199
 
 
 def test_those_that_explore_least_are_a_quarter_or_all():

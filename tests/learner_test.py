@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from seedx import metrics, sharding, types
-from seedx.agents import base, model, vtrace
-from seedx.learning import experience, learner
+from seedx import metrics, sharding, trees, types
+from seedx.agents import base, model, ppo, vtrace
+from seedx.learning import experience, learner, updates
 from seedx.pipelines import impala
+from seedx.runtime import counters
 from tests import conftest, experience_test
 
 LENGTH, BATCH = 6, 16
@@ -518,6 +519,148 @@ def test_a_learner_that_was_saved_goes_on_as_if_it_had_not_been():
   assert_same(it.state, jax.device_get(other.state))
   for name in ("first", "second", "learner_steps", "learned_steps"):
     assert lines[0][name] == lines[1][name]
+
+
+# Updates that are not finite
+
+
+@functools.cache
+def adaptive_agent(name):
+  """One with all that a state can have, but target parameters."""
+  fields = {"hidden_sizes": (8,), "normalize_observations": True}
+  if name == "ppo":
+    config = ppo.Config(epochs=2, minibatches=2, **fields)
+  else:
+    config = vtrace.Config(**fields)
+  return config.make(SPEC, sharding.CORES)
+
+
+def with_one(name, value, at=(2, 3)):
+  """An unroll with one wrong number, in the rows of the first core."""
+  unroll = unroll_of()
+  timestep = unroll.inputs.timestep
+  wrong = getattr(timestep, name).copy()
+  wrong[at] = value
+  timestep = timestep._replace(**{name: wrong})
+  return unroll._replace(inputs=unroll.inputs._replace(timestep=timestep))
+
+
+@pytest.mark.parametrize(
+  ("agent", "num_cores", "micro_batches"),
+  [
+    ("vtrace", 2, 1),
+    ("vtrace", 2, 2),
+    ("ppo", 1, 1),
+    pytest.param("vtrace", 1, 1, marks=pytest.mark.slow),
+    pytest.param("ppo", 2, 1, marks=pytest.mark.slow),
+  ],
+)
+def test_an_update_that_is_not_finite_is_skipped(
+  agent, num_cores, micro_batches
+):
+  it = make(num_cores, micro_batches, adaptive_agent(agent))
+  line = run(it, [unroll_of()])
+  before = jax.device_get(it.state)
+  assert not trees.non_finite(jax.tree.leaves(before))
+  wrong = [
+    with_one("reward", np.nan),
+    with_one("reward", np.inf),
+    with_one("observation", np.nan),
+    # Cut before the network sees it, but it is in the statistics.
+    with_one("observation", -np.inf),
+  ]
+  after = run(it, wrong)
+  assert_same(it.state, before)
+  for leaf in jax.tree.leaves(it.state):
+    for shard in leaf.addressable_shards[1:]:
+      assert_same(shard.data, leaf.addressable_shards[0].data)
+  assert (it.steps, after["updates_skipped"]) == (5, 4)
+  waits = {metrics.WAIT_EXPERIENCE: 0.0, "updates_skipped": 0}
+  assert after | waits == line | waits
+  assert run(it, [unroll_of(5)])["learner_steps"] == 2
+  assert not np.array_equal(
+    jax.tree.leaves(it.state.params)[-1], jax.tree.leaves(before.params)[-1]
+  )
+  assert it.learned_steps == num_experience(unroll_of()) + num_experience(
+    unroll_of(5)
+  )
+
+
+@pytest.mark.parametrize("broken", range(3))
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_one_number_that_is_not_finite_keeps_everything_as_it_was(
+  broken, value
+):
+  after = [
+    jnp.ones((2, 3)),
+    jnp.ones((), jnp.bfloat16),
+    {"a": jnp.ones(4)},
+    jnp.int32(7),
+    jax.random.key(1),
+  ]
+  before = [
+    *jax.tree.map(jnp.zeros_like, after[:3]),
+    jnp.int32(6),
+    jax.random.key(2),
+  ]
+  keep = jax.jit(updates.keep_finite)
+  state, skipped = keep(before, after)
+  assert not skipped
+  key = jax.random.key_data
+  assert_same([*state[:4], key(state[4])], [*after[:4], key(after[4])])
+  after[broken] = jax.tree.map(
+    lambda x: x.at[(0,) * x.ndim].set(value), after[broken]
+  )
+  state, skipped = keep(before, after)
+  assert skipped
+  assert_same([*state[:4], key(state[4])], [*before[:4], key(before[4])])
+
+
+def test_no_core_updates_where_one_may_not():
+  def update(state, rng_key, batch):
+    del rng_key, batch
+    core = jax.lax.axis_index(sharding.CORES)
+    wrong = jnp.where(core == 1, jnp.nan, 0.0)
+    output = types.LossOutput(jnp.float32(1), {})
+    return dataclasses.replace(state, params=wrong), output
+
+  agent = dataclasses.replace(
+    agent_of(),
+    init=lambda rng_key: base.AgentState(jnp.float32(3), (), {}, jnp.int32(0)),
+    update=update,
+  )
+  it = make(4, 1, agent)
+  assert run(it, [unroll_of()])["updates_skipped"] == 1
+  shards = it.state.params.addressable_shards
+  assert [float(x.data) for x in shards] == [3.0] * 4
+
+
+def test_a_learner_ends_after_many_skipped_updates_in_a_row(monkeypatch):
+  monkeypatch.setattr(counters, "_MOST_SKIPPED", 3)
+  it = make(1)
+  wrong = with_one("reward", np.nan)
+  run(it, [wrong, wrong, unroll_of(), wrong, wrong])
+  before = jax.device_get(it.state)
+  with pytest.raises(RuntimeError, match="in 3 in a row"):
+    run(it, [wrong, wrong])
+  it.finish()
+  saved = it.saved()
+  assert_same(saved["agent"], before)
+  assert saved["updates_skipped"] >= 5
+
+
+def test_skipped_updates_are_in_a_checkpoint_also_those_under_way():
+  it = make(2)
+  (batch,) = experience.Once()(it.shares(with_one("reward", np.nan)))
+  it.learn(batch)
+  saved = jax.device_get(it.saved())
+  assert (saved["updates_skipped"], saved["learned_steps"]) == (1, 0)
+  other = make(2)
+  other.restore(saved)
+  assert other.measure()["updates_skipped"] == 1
+  assert other.measure()["learner_steps"] == 0
+  run(other, [unroll_of()])
+  assert other.saved()["updates_skipped"] == 1
 
 
 # New priorities

@@ -1,16 +1,19 @@
 """Every agent in every pipeline that takes it, as the README's table says."""
 
+import dataclasses
 import importlib
 import pathlib
 import re
 import threading
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from seedx import app, envs, types
+from seedx import app, envs, trees, types
 from seedx.acting import local_actor, sessions, thin_actor
-from seedx.agents import a2c, dqn, ppo, vtrace
+from seedx.agents import a2c, base, dqn, ppo, vtrace
 from seedx.learning import experience, learner
 from seedx.pipelines import a3c, apex, gorila, impala, seed, sync
 from tests import conftest, running
@@ -167,6 +170,69 @@ def test_it_learns(pipeline, name, tmp_path):
     assert last["policy_lag"] >= 0
   if pipeline not in ("sync", "a3c"):
     assert last["wire_bytes"] > 4 * last["env_steps"]
+
+
+class _Unlucky:
+  """Half of the gradients of its agents are NaN."""
+
+  def make(self, spec, axis_name=None, horizon=None):
+    agent = super().make(spec, axis_name, horizon)
+
+    def gradients(state, rng_key, batch):
+      found, output = agent.gradients(state, rng_key, batch)
+      # On one core.
+      wrong = jnp.where(jax.random.bernoulli(rng_key), jnp.nan, 0.0)
+      if axis_name is not None:
+        wrong = jax.lax.psum(wrong, axis_name)
+      params, metrics = jax.tree.map(
+        lambda x: x + wrong, (found.params, output.metrics)
+      )
+      return found._replace(params=params), output._replace(metrics=metrics)
+
+    update = base.composed_update(gradients, agent.apply)
+    return dataclasses.replace(agent, gradients=gradients, update=update)
+
+
+class UnluckyVtrace(_Unlucky, vtrace.Config):
+  """Of actor-critics."""
+
+
+class UnluckyDqn(_Unlucky, dqn.Config):
+  """Of DQN."""
+
+
+@pytest.mark.parametrize(
+  ("pipeline", "kind"),
+  conftest.slow_but(
+    [("a3c", UnluckyVtrace)],
+    [
+      ("sync", UnluckyVtrace),
+      ("seed", UnluckyVtrace),
+      ("impala", UnluckyVtrace),
+      ("a3c", UnluckyVtrace),
+      ("apex", UnluckyDqn),
+    ],
+  ),
+)
+def test_updates_that_are_not_finite_are_skipped_and_counted(
+  pipeline, kind, tmp_path
+):
+  name = "vtrace" if kind is UnluckyVtrace else "dqn"
+  config = config_of(pipeline, name, tmp_path, total_steps=1200)
+  config = dataclasses.replace(config, agent=kind(**vars(config.agent)))
+  own = running.Own(MODULES[pipeline], config)
+  last = run_all(own, own.nodes)
+  assert last["learner_steps"] >= 5 and last["updates_skipped"] >= 5
+  assert last["learned_steps"] < 0.9 * last["env_steps"]
+  loss = last["loss" if name == "dqn" else "loss_value"]
+  assert np.isfinite(loss)
+  saved = own.process.saved()
+  assert not trees.non_finite(jax.tree.leaves(own.process.policy(saved)))
+  part = saved["learned" if pipeline == "a3c" else "learner"]
+  assert part["updates_skipped"] == last["updates_skipped"]
+  state = saved["shared"] if pipeline == "a3c" else part["agent"]
+  assert not trees.non_finite(jax.tree.leaves(state))
+  assert state.updates == last["learner_steps"]
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)

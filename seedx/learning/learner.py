@@ -12,6 +12,7 @@ import numpy as np
 from seedx import metrics, sharding, types
 from seedx.agents import base
 from seedx.learning import experience, updates
+from seedx.runtime import counters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +125,8 @@ class Learner:
   `run` on a thread, and reads `newest`. In lock step, it calls `learn`.
 
   Attributes:
-    steps: updates so far; also the version of the newest parameters.
+    steps: updates so far, with those that were skipped; also the version of the
+      newest parameters.
     learned_steps: env steps learned from, without resets.
     state: the newest state, on every core.
     cores: the learner devices, in order.
@@ -178,8 +180,9 @@ class Learner:
       if micro_batches == 1
       else updates.accumulated(agent, self._mesh, micro_batches)
     )
-    # Outputs of updates that may still be running.
-    self._pending: list[types.LossOutput] = []
+    self._skipped = counters.Skipped()
+    # Outputs of updates that may still be running; whether each was skipped.
+    self._pending: list[tuple[types.LossOutput, jax.Array]] = []
     self._metrics: dict[str, float] = {}
     self._waits = metrics.Waits({metrics.WAIT_EXPERIENCE: 1})
     self.inbox = Inbox(
@@ -232,18 +235,25 @@ class Learner:
     ]
 
   def learn(self, batch: experience.Batch) -> None:
-    """Makes one update, and gives the batch's new priorities to the source."""
+    """Makes one update, and gives the batch's new priorities to the source.
+
+    An update that is not finite is skipped: the state stays as it is.
+
+    Raises:
+      RuntimeError: many updates in a row were skipped.
+    """
     whole = sharding.assemble(batch.parts, self._mesh, self._specs)
     key = jax.random.fold_in(self._rng_key, self.steps)
     version = jnp.int32(self.steps)
-    state, output = self._update(self.state, version, key, whole)
+    state, output, skipped = self._update(self.state, version, key, whole)
     with self._changing:
       self.state = state
       self.steps += 1
-      self._pending.append(output)
+      self._pending.append((output, skipped))
     # At most one update runs while the next is prepared: inference on the same
     # device waits for all of them.
     self._finish(keep=1)
+    self._skipped.check()
     if batch.windows is not None:
       assert output.priorities is not None
       own = {x.device: x.data for x in output.priorities.addressable_shards}
@@ -280,8 +290,9 @@ class Learner:
   def measure(self) -> dict[str, metrics.Value]:
     """The learner's fields in a line of metrics."""
     return {
-      "learner_steps": self.steps,
+      "learner_steps": self.steps - self._skipped.updates,
       "learned_steps": int(self.learned_steps),
+      "updates_skipped": self._skipped.updates,
       "policy_lag": None,
       **self._metrics,
       **self._waits.shares(),
@@ -291,15 +302,20 @@ class Learner:
   def saved(self) -> types.Tree:
     """What a checkpoint keeps; any thread may call it."""
     with self._changing:
-      state, steps, learned = self.state, self.steps, self.learned_steps
+      state, steps = self.state, self.steps
+      learned, skipped = self.learned_steps, self._skipped.updates
       pending = list(self._pending)
+    for output, was_skipped in pending:
+      if was_skipped:
+        skipped += 1
+      else:
+        learned += float(output.weight)
     return {
       "agent": state,
       "rng_key": jax.random.key_data(self._rng_key),
       "steps": np.int64(steps),
-      "learned_steps": np.float64(
-        learned + sum(float(output.weight) for output in pending)
-      ),
+      "learned_steps": np.float64(learned),
+      "updates_skipped": np.int64(skipped),
     }
 
   def restore(self, saved: types.Tree) -> None:
@@ -308,6 +324,7 @@ class Learner:
     self._rng_key = jax.random.wrap_key_data(jnp.asarray(saved["rng_key"]))
     self.steps = int(saved["steps"])
     self.learned_steps = float(saved["learned_steps"])
+    self._skipped.updates = int(saved["updates_skipped"])
     self._source.resume(self.steps)
     self.publish()
 
@@ -318,10 +335,13 @@ class Learner:
   def _finish(self, keep: int) -> None:
     """Reads the outputs of all but the newest `keep` updates."""
     while len(self._pending) > keep:
-      output = jax.device_get(self._pending[0])
-      self._metrics = {k: float(v) for k, v in output.metrics.items()}
+      output, skipped = jax.device_get(self._pending[0])
+      if not skipped:
+        self._metrics = {k: float(v) for k, v in output.metrics.items()}
       with self._changing:
-        self.learned_steps += float(output.weight)
+        self._skipped.add(int(skipped), int(not skipped))
+        if not skipped:
+          self.learned_steps += float(output.weight)
         del self._pending[0]
 
 

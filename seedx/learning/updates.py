@@ -12,11 +12,38 @@ from seedx.agents import base
 
 # `types.Unroll`, or `types.Sample` for an agent that needs windows.
 Batch = types.Unroll | types.Sample
-# `(state, version, rng_key, batch) -> (state, LossOutput)`, of global arrays.
+# `(state, version, rng_key, batch) -> (state, LossOutput, skipped)`, of global
+# arrays; see `keep_finite`.
 Program = Callable[
   [base.AgentState, jax.Array, jax.Array, Batch],
-  tuple[base.AgentState, types.LossOutput],
+  tuple[base.AgentState, types.LossOutput, jax.Array],
 ]
+
+
+def keep_finite(
+  before: types.Tree, after: types.Tree, axis_name: str | None = None
+) -> tuple[types.Tree, jax.Array]:
+  """Skips an update that is not finite.
+
+  Args:
+    before: the state before the update.
+    after: the state after it.
+    axis_name: the mesh axis over whose cores the update is made, or None.
+
+  Returns:
+    `after`, or `before` if a NaN or an infinity is in `after` on any core; and
+    `[]` bool, whether the update was skipped so.
+  """
+  wrong = sum(
+    jnp.sum(~jnp.isfinite(leaf), dtype=jnp.float32)
+    for leaf in jax.tree.leaves(after)
+    if jnp.issubdtype(leaf.dtype, jnp.inexact)
+  )
+  skipped = losses.sum_over_cores(jnp.float32(wrong), axis_name) > 0
+  state = jax.tree.map(
+    lambda old, new: jnp.where(skipped, old, new), before, after
+  )
+  return state, skipped
 
 
 def whole(agent: base.Agent, mesh: jax.sharding.Mesh) -> Program:
@@ -27,15 +54,16 @@ def whole(agent: base.Agent, mesh: jax.sharding.Mesh) -> Program:
     version: jax.Array,
     rng_key: jax.Array,
     batch: Batch,
-  ) -> tuple[base.AgentState, types.LossOutput]:
-    state, output = agent.update(state, _core_key(rng_key), batch)
-    return state, _with_lag(output, version, batch)
+  ) -> tuple[base.AgentState, types.LossOutput, jax.Array]:
+    after, output = agent.update(state, _core_key(rng_key), batch)
+    state, skipped = keep_finite(state, after, sharding.CORES)
+    return state, _with_lag(output, version, batch), skipped
 
   return sharding.per_core(
     update,
     mesh,
     (sharding.REPLICATED,) * 3 + (specs(agent),),
-    (sharding.REPLICATED, _LOSS_OUTPUT),
+    (sharding.REPLICATED, _LOSS_OUTPUT, sharding.REPLICATED),
   )
 
 
@@ -68,14 +96,15 @@ def accumulated(
 
   def finish(
     state: base.AgentState, total: base.Gradients, output: types.LossOutput
-  ) -> tuple[base.AgentState, types.LossOutput]:
+  ) -> tuple[base.AgentState, types.LossOutput, jax.Array]:
     weight = jnp.maximum(output.weight, 1e-8)
     params, metrics = jax.tree.map(
       lambda leaf: leaf / weight, (total.params, output.metrics)
     )
     moments = jax.tree.map(lambda leaf: leaf / micro_batches, total.moments)
-    state = agent.apply(state, base.Gradients(params, moments))
-    return state, types.LossOutput(output.weight, metrics)
+    after = agent.apply(state, base.Gradients(params, moments))
+    state, skipped = keep_finite(state, after)
+    return state, types.LossOutput(output.weight, metrics), skipped
 
   one = sharding.REPLICATED
   gradients_of = sharding.per_core(
@@ -89,7 +118,7 @@ def accumulated(
     version: jax.Array,
     rng_key: jax.Array,
     batch: Batch,
-  ) -> tuple[base.AgentState, types.LossOutput]:
+  ) -> tuple[base.AgentState, types.LossOutput, jax.Array]:
     total = gradients_of(state, version, rng_key, batch, jnp.int32(0))
     for index in range(1, micro_batches):
       # Waiting lets an inference step run on the device in between.

@@ -27,7 +27,7 @@ import numpy as np
 from seedx import envs, launch, metrics, sharding, types
 from seedx.acting import local_actor, sessions, unroll_store
 from seedx.agents import base
-from seedx.learning import experience
+from seedx.learning import experience, updates
 from seedx.runtime import counters, process
 
 
@@ -96,7 +96,13 @@ class Shared:
     self, agent: base.Agent, state: base.AgentState, device: jax.Device
   ) -> None:
     """Starts from `state`."""
-    self._apply = jax.jit(agent.apply)
+
+    def apply(
+      state: base.AgentState, gradients: base.Gradients
+    ) -> tuple[base.AgentState, jax.Array]:
+      return updates.keep_finite(state, agent.apply(state, gradients))
+
+    self._apply = jax.jit(apply)
     self._device = device
     self._lock = threading.Lock()
     self._state = jax.device_put(state, device)
@@ -107,12 +113,17 @@ class Shared:
     with self._lock:
       return self._state, np.int32(self._version)
 
-  def apply(self, gradients: base.Gradients) -> int:
-    """Applies gradients; returns the version that they were applied to."""
+  def apply(self, gradients: base.Gradients) -> tuple[int, jax.Array]:
+    """Applies gradients, unless the result is not finite.
+
+    Returns:
+      The version that they were applied to; and `[]` bool, whether they were
+      skipped.
+    """
     with self._lock:
-      self._state = self._apply(self._state, gradients)
+      self._state, skipped = self._apply(self._state, gradients)
       self._version += 1
-      return self._version - 1
+      return self._version - 1, skipped
 
   def saved(self) -> base.AgentState:
     """What a checkpoint keeps."""
@@ -220,13 +231,21 @@ class _Team:
     """Computes gradients with the worker's copy, and applies them to `shared`.
 
     The copy is `state`, of `version`.
+
+    Raises:
+      RuntimeError: many updates in a row were skipped.
     """
     key = jax.random.fold_in(rng_key, version)
     gradients, output = self._gradients(state, key, unroll)
     # Else the next worker to apply its own would wait for this gradient.
     jax.block_until_ready(gradients)
-    staleness = self.shared.apply(gradients) - int(version)
+    applied_to, skipped = self.shared.apply(gradients)
+    staleness = applied_to - int(version)
     weight, values = jax.device_get((output.weight, output.metrics))
+    if skipped:
+      self.learned.skip(1)
+      self.learned.check()
+      return
     self.learned.add(
       float(weight),
       staleness,

@@ -113,6 +113,43 @@ class Acted:
     self._past_seconds = float(saved["wall_seconds"])
 
 
+# So many skipped updates in a row end a run.
+_MOST_SKIPPED = 100
+
+
+class Skipped:
+  """Counts updates that were skipped because they were not finite.
+
+  Attributes:
+    updates: so far.
+  """
+
+  def __init__(self) -> None:
+    """Counts none yet."""
+    self.updates = 0
+    self._in_a_row = 0
+
+  def add(self, skipped: int, applied: int) -> None:
+    """Counts the newest updates: those that were skipped, and the others."""
+    self.updates += skipped
+    self._in_a_row = 0 if applied else self._in_a_row + skipped
+
+  def check(self) -> None:
+    """Ends a run that does not learn any more.
+
+    Raises:
+      RuntimeError: many updates in a row were skipped.
+    """
+    if self._in_a_row >= _MOST_SKIPPED:
+      raise RuntimeError(
+        "expected updates with finite results, found a NaN or an infinity in"
+        f" {self._in_a_row} in a row; all of them were skipped, and the"
+        " checkpoints are good. Look for observations or rewards that are not"
+        " finite or very large, then --resume with a smaller --learning-rate or"
+        " --reward-scale"
+      )
+
+
 class Learned:
   """Counts of gradients; any thread may add to them.
 
@@ -125,6 +162,7 @@ class Learned:
     """`window`: how many of the latest additions the means are over."""
     self.steps = 0
     self.learned_steps = 0.0
+    self._skipped = Skipped()
     self._lock = threading.Lock()
     self._newest: Mapping[str, float] = {}
     self._latest: collections.deque[tuple[int, float]] = collections.deque(
@@ -148,10 +186,21 @@ class Learned:
       gradients: how many.
     """
     with self._lock:
+      self._skipped.add(0, gradients)
       self.steps += gradients
       self.learned_steps += learned_steps
       self._latest.append((gradients, staleness))
       self._newest = dict(metrics)
+
+  def skip(self, gradients: int) -> None:
+    """Counts gradients that were not applied, because they were not finite."""
+    with self._lock:
+      self._skipped.add(gradients, 0)
+
+  def check(self) -> None:
+    """Ends a run that does not learn any more; see `Skipped.check`."""
+    with self._lock:
+      self._skipped.check()
 
   def measure(self) -> dict[str, metrics.Value]:
     """What it adds to a line of metrics."""
@@ -159,6 +208,7 @@ class Learned:
       line: dict[str, metrics.Value] = {
         "learner_steps": self.steps,
         "learned_steps": int(self.learned_steps),
+        "updates_skipped": self._skipped.updates,
         "policy_lag": None,
         **self._newest,
       }
@@ -174,6 +224,7 @@ class Learned:
       return {
         "steps": np.int64(self.steps),
         "learned_steps": np.float64(self.learned_steps),
+        "updates_skipped": np.int64(self._skipped.updates),
       }
 
   def restore(self, saved: types.Tree) -> None:
@@ -181,6 +232,7 @@ class Learned:
     with self._lock:
       self.steps = int(saved["steps"])
       self.learned_steps = float(saved["learned_steps"])
+      self._skipped.updates = int(saved["updates_skipped"])
 
 
 def explores_least(exploration: np.ndarray) -> np.ndarray:
