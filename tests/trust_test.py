@@ -1,5 +1,6 @@
 """A run directory that somebody else wrote runs no code of theirs."""
 
+import dataclasses
 import json
 import shutil
 import sys
@@ -12,7 +13,7 @@ from seedx.agents import a2c
 from seedx.app import evaluate, export, run_dirs
 from seedx.learning import learner
 from seedx.pipelines import sync
-from tests import app_test, programs
+from tests import programs, running
 
 own_signals = programs.own_signals
 compiled_quickly = programs.compiled_quickly
@@ -25,7 +26,6 @@ pathlib.Path(__file__).with_name("imported").touch()
 import gymnasium
 from seedx import app
 from seedx.agents import a2c
-from seedx.learning import learner
 from seedx.pipelines import sync
 
 def make():
@@ -34,17 +34,7 @@ def make():
 def same(observation):
   return observation
 
-EXPERIMENT = app.Experiment(
-  sync.Config(
-    total_steps=100,
-    num_envs=4,
-    agent=a2c.Config(hidden_sizes=(8,)),
-    learner=learner.Config(unroll_length=5),
-  )
-)
-
-if __name__ == "__main__":
-  raise SystemExit(app.main(EXPERIMENT))
+EXPERIMENT = app.Experiment(sync.Config(agent=a2c.Config()))
 """
 SMALL = ("--hidden-sizes", "8", "--num-envs", "4", "--unroll-length", "5")
 
@@ -170,27 +160,27 @@ def test_what_comes_with_seedx_is_no_others_code():
 
 
 @pytest.mark.slow
-def test_ones_own_code_runs_where_one_says_so(tmp_path):
-  """A script that names the code says so; so does its command line."""
-  (tmp_path / "theirs.py").write_text(_CODE)
-  own = ("--env", "theirs:make", "--run-dir", "run")
-  steps = ("--total-steps", "200")
-
-  def run(*words, status=0):
-    done = app_test.python(tmp_path, *words)
-    assert done.returncode == status, done.stdout + done.stderr
-    return done.stderr
-
-  run("theirs.py", *own)
-  said = run("theirs.py", "--resume", "run", *steps, status=2)
-  assert "expected --env theirs:make here too, or --trust" in said
-  run("theirs.py", "--resume", "run", "--env", "theirs:make", *steps)
-  said = run("-m", "seedx", "evaluate", "run", "--episodes", "2", status=2)
-  assert "--env theirs:make, the experiment theirs:EXPERIMENT" in said
-  run("-m", "seedx", "evaluate", "run", "--episodes", "2", "--trust")
-  # A script whose own config names it.
-  named = _CODE.replace("total_steps=100", 'env=envs.Config("theirs:make")')
-  named = named.replace("import app", "import app, envs")
-  (tmp_path / "named.py").write_text(named)
-  run("named.py", *steps, "--run-dir", "named")
-  run("named.py", "--resume", "named", "--total-steps", "300")
+def test_ones_own_code_runs_where_one_says_so(tmp_path, monkeypatch, capfd):
+  """A program that names the code says so; so does its command line."""
+  (tmp_path / "mine.py").write_text(_CODE)
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(sys, "path", [*sys.path])
+  own = ("--env", "mine:make")
+  words = (*own, *SMALL, "--total-steps", "100", "--run-dir", "run")
+  assert programs.main(a2c_experiment, words) == 0
+  resume = ("--resume", "run", "--total-steps")
+  said = programs.refused(a2c_experiment, (*resume, "200"), capfd)
+  assert "expected --env mine:make here too, or --trust" in said
+  assert programs.main(a2c_experiment, (*resume, "200", *own)) == 0
+  assert programs.main(a2c_experiment, (*resume, "300", "--trust")) == 0
+  assert "--trust" in programs.refused(evaluate, ["run"], capfd)
+  assert programs.main(evaluate, ["run", "--episodes", "2", "--trust"]) == 0
+  assert app.load("run", trust=True).env.env == "mine:make"
+  # A program whose own config names it.
+  named = running.replaced(
+    a2c_experiment.EXPERIMENT.config, env=envs.Config("mine:make")
+  )
+  assert app.load("run", config=running.replaced(named, hidden_sizes=(8,)))
+  program = dataclasses.replace(a2c_experiment.EXPERIMENT, config=named)
+  name = a2c_experiment.__name__
+  assert app.main(program, [*resume, "400"], name) == 0
