@@ -88,6 +88,12 @@ def test_the_ladder_of_epsilons(num_envs, expected):
       base.Horizon(env_steps=10_000, updates=100),
       {0: 1.0, 1: 0.92, 5: 0.6, 10: 0.2, 11: 0.2, 10**9: 0.2},
     ),
+    # More than JAX's integers count to.
+    (
+      {"epsilon_end": 0.2, "epsilon_steps": 10**15},
+      base.Horizon(env_steps=10**16, updates=10**12),
+      {0: 1.0, 10**9: 0.992},
+    ),
     # Longer than the run.
     (
       {"epsilon_end": 0.2, "epsilon_steps": 1000},

@@ -102,6 +102,9 @@ def test_a_program_trains_and_leaves_its_files(
     (a2c, "--evaluate-every-steps -1", "--evaluate-every-steps of at least 0"),
     (a2c, "--checkpoint-every-seconds -1", "-every-seconds of at least 0"),
     (a2c, "--log-seconds nan", "--log-seconds of at least 0"),
+    (a2c, f"--total-steps {10**400}", "--total-steps from 1 to"),
+    (a2c, f"--seed {2**63}", "--seed from 0 to"),
+    (a2c, "--seed -1", "--seed from 0 to"),
   ],
 )
 def test_what_makes_no_sense_exits_with_2_and_the_reason(

@@ -183,16 +183,16 @@ def _model(spec: types.EnvironmentSpec, config: Config) -> model.Model:
   return model.Model.make(spec, config, head)
 
 
-def _decay_updates(config: Config, horizon: base.Horizon | None) -> int:
+def _decay_updates(config: Config, horizon: base.Horizon | None) -> float:
   """Updates over which epsilon decays; 0 for no decay."""
   if horizon is None:
-    return 0
+    return 0.0
   share = config.epsilon_steps / horizon.env_steps
-  return round(share * horizon.updates)
+  return float(round(share * horizon.updates))
 
 
 def _epsilon(
-  config: Config, state: base.AgentState, decay_updates: int
+  config: Config, state: base.AgentState, decay_updates: float
 ) -> jax.Array:
   """The epsilon of all environments, `[]`; see `Acting`."""
   end = state.hyperparameters["epsilon_end"]

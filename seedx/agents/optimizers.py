@@ -64,9 +64,9 @@ def make(
   """
   schedule: optax.Schedule = optax.constant_schedule(np.float32(1.0))
   if horizon is not None:
-    schedule = optax.linear_schedule(
-      1.0, config.learning_rate_end, horizon.updates * steps_per_update
-    )
+    # A float: JAX's integers end at 2^31.
+    steps = float(horizon.updates * steps_per_update)
+    schedule = optax.linear_schedule(1.0, config.learning_rate_end, steps)
   scale = {
     "adam": optax.scale_by_adam(eps=config.adam_epsilon),
     "rmsprop": optax.scale_by_rms(config.rms_decay, config.rms_epsilon),

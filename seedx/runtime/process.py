@@ -37,7 +37,7 @@ class Config:
     """Raises types.ConfigError for what cannot be run."""
     types.check_ranges(
       self,
-      total_steps=(1, types.MOST),
+      total_steps=(1, 2**63 - 1),
       seed=(0, 2**30 - 1),  # Others would share environments or random keys.
       log_seconds=(0.0, types.MOST),
     )
