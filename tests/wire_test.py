@@ -473,8 +473,8 @@ def test_an_oversized_message_is_not_even_buffered(server, bystander):
   [
     ({"protocol": 1}, "expected protocol 2, found 1"),
     ({"columns": []}, "column 0: expected 'x' <f4 [3], found no more"),
-    ({"max_rows": 9}, "expected max_rows up to 8, found 9"),
-    ({"max_rows": "x"}, "expected max_rows up to 8, found 'x'"),
+    ({"max_rows": 9}, "expected max_rows from 1 to 8, found 9"),
+    ({"max_rows": "x"}, "expected max_rows from 1 to 8, found 'x'"),
     ({"hello": 3}, "expected an object as hello, found 3"),
     (None, "expected a JSON object, found None"),
   ],

@@ -13,7 +13,8 @@ of the newest parameters. An empty request on the stream `PARAMETERS` is
 answered with `Versioned`.
 """
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import dm_env
 import numpy as np
@@ -60,6 +61,32 @@ class Versioned(NamedTuple):
 
 
 VERSION = wire.Layout.of(wire.once(np.zeros((), np.int32)), 1)
+
+
+def first_seed(welcome: Mapping[str, Any]) -> int:
+  """The seed of an actor's first environment, as its learner says.
+
+  Raises:
+    wire.WireError: FAILED_PRECONDITION, it says something else.
+  """
+  found = welcome.get("first_seed")
+  if type(found) is not int or not 0 <= found < 2**31:
+    raise wire.unwelcome("first_seed from 0 to 2^31 - 1", found)
+  return found
+
+
+def exploration(welcome: Mapping[str, Any], num_envs: int) -> np.ndarray:
+  """`[num_envs]` float32, how much to explore, as the learner says.
+
+  Raises:
+    wire.WireError: FAILED_PRECONDITION, it says something else.
+  """
+  found = welcome.get("exploration")
+  if not isinstance(found, list) or len(found) != num_envs:
+    raise wire.unwelcome(f"exploration of {num_envs} environments", found)
+  if not all(isinstance(x, float) and 0.0 <= x <= 1.0 for x in found):
+    raise wire.unwelcome("exploration from 0.0 to 1.0", found)
+  return np.asarray(found, np.float32)
 
 
 def act_layouts(

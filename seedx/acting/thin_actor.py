@@ -119,7 +119,7 @@ class _Pump:
       hello={"num_envs": self._num_envs},
     )
     try:
-      environment = self._make(int(stream.welcome["first_seed"]))
+      environment = self._make(protocol.first_seed(stream.welcome))
       self._environment.set_result(environment)
       for actions in stream:
         environment.send(self._unanswered.get(), actions)

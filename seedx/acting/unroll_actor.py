@@ -75,7 +75,7 @@ def _act(
     )
     opened.callback(exchange.close)
     waits = metrics.Waits({metrics.WAIT_ENVIRONMENTS: 1, _WAIT_LEARNER: 1})
-    first_seed = int(exchange.welcome["first_seed"])
+    first_seed = protocol.first_seed(exchange.welcome)
     actor = local_actor.LocalActor(
       programs,
       work.env,
@@ -83,7 +83,7 @@ def _act(
       rng_key=jax.random.key(first_seed),
       device=parameters.device,
       waits=waits,
-      exploration=np.asarray(exchange.welcome["exploration"], np.float32),
+      exploration=protocol.exploration(exchange.welcome, num_envs),
     )
     opened.callback(actor.close)
     message = _Messages(programs, waits)

@@ -1,9 +1,20 @@
 """Where the processes of a role listen, which others have to reach."""
 
+import re
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 from seedx import wire
+
+
+def is_address(found: Any) -> bool:
+  """Whether what a peer says is HOST:PORT or unix:PATH."""
+  return (
+    isinstance(found, str)
+    and found.isprintable()
+    and re.fullmatch(r"unix:.+|[^/]+:[0-9]{1,5}", found) is not None
+  )
 
 
 class Addresses:
@@ -29,12 +40,14 @@ class Addresses:
     """Gives a process that joins its number.
 
     Raises:
-      wire.Refused: it does not say where it listens; it listens elsewhere than
-        is known; or all numbers are taken.
+      wire.Refused: it does not say where it listens, or what is no address; it
+        listens elsewhere than is known; or all numbers are taken.
     """
     with self._lock:
       if not address:
         raise wire.does_not_fit("where it listens (--listen)", "nothing")
+      if not is_address(address):
+        raise wire.does_not_fit("HOST:PORT or unix:PATH", f"{address!r:.80}")
       if self._fixed and address not in self._addresses:
         raise wire.does_not_fit(f"one of {', '.join(self._addresses)}", address)
       free = [k for k, held in enumerate(self._held) if not held]

@@ -135,7 +135,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 from grpc import StatusCode
 
 from seedx.wire.checks import check_finite, check_range, invalid
-from seedx.wire.client import Client, Stream, WireError
+from seedx.wire.client import Client, Stream, WireError, unwelcome
 from seedx.wire.exchange import Exchange
 from seedx.wire.layout import NOTHING, Column, Layout, MessageError, once
 from seedx.wire.reconnect import GaveUpError, until_done
@@ -169,3 +169,4 @@ __all__ = [
   "once",
   "until_done",
 ]
+  "unwelcome",

@@ -36,6 +36,14 @@ class WireError(Exception):
     self.message = message
 
 
+def unwelcome(expected: str, found: object) -> WireError:
+  """The error where a server's welcome is not one for this client."""
+  return WireError(
+    grpc.StatusCode.FAILED_PRECONDITION,
+    f"the server's welcome: expected {expected}, found {found!r:.80}",
+  )
+
+
 class Stream:
   """An open stream: iterate over it for the replies, in request order.
 
@@ -250,14 +258,21 @@ def _welcome(call: Any, outputs: layout_lib.Layout) -> Mapping[str, Any]:
     if call.code() is not grpc.StatusCode.OK:
       raise WireError(call.code(), call.details() or "")
     text = b"null"
-  found = json.loads(text)
-  if difference := outputs.difference(found):
+  try:
+    found = layout_lib.from_json(text)
+    difference = outputs.difference(found)
+  except layout_lib.MessageError as error:
+    difference = str(error)
+  if difference is not None:
     raise WireError(
       grpc.StatusCode.FAILED_PRECONDITION,
       f"reply layout: {difference}. Start both ends with the same "
       "configuration and version.",
     )
-  return found.get("welcome", {})
+  welcome = found.get("welcome", {})
+  if not isinstance(welcome, dict):
+    raise unwelcome("an object", welcome)
+  return welcome
 
 
 def _decode(outputs: layout_lib.Layout, message: bytes) -> types.Tree:

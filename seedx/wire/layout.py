@@ -6,6 +6,7 @@ The bytes are described, for other languages, in `seedx.wire`.
 import dataclasses
 import functools
 import itertools
+import json
 import math
 import struct
 from collections.abc import Mapping
@@ -29,8 +30,33 @@ DTYPES = frozenset(
 _PADDING = [bytes(size) for size in range(ALIGNMENT_BYTES)]
 
 
+# A handshake has 3.
+_MOST_NESTED = 32
+
+
 class MessageError(ValueError):
-  """A message that does not follow its layout."""
+  """A message that does not follow its layout, or is not JSON."""
+
+
+def from_json(text: bytes) -> Any:
+  """What a peer's JSON says.
+
+  Raises:
+    MessageError: it is not JSON, or so nested that to look at it or to print it
+      might need more stack than there is.
+  """
+  try:
+    found = json.loads(text)
+  except (ValueError, RecursionError) as error:
+    raise MessageError(f"expected JSON, found {error}") from None
+  level = [found]
+  for _ in range(_MOST_NESTED):
+    dicts = [list(each.values()) for each in level if isinstance(each, dict)]
+    lists = [each for each in level if isinstance(each, list)]
+    level = list(itertools.chain.from_iterable(dicts + lists))
+    if not level:
+      return found
+  raise MessageError(f"expected JSON nested {_MOST_NESTED} deep, found deeper")
 
 
 class Column(NamedTuple):
@@ -185,7 +211,10 @@ class Layout:
     arrays = []
     for dtype, shape, row_bytes, once in self._plan:
       found = shape if once else (rows, *shape)
-      arrays.append(np.ndarray(found, dtype, message, offset))
+      array = np.ndarray(found, dtype, message, offset)
+      if dtype.kind == "b" and array.view(np.uint8).max(initial=0) > 1:
+        raise MessageError("expected 0 or 1 in a column of |b1, found more.")
+      arrays.append(array)
       offset += _padded(row_bytes if once else rows * row_bytes)
     return _fill(self.structure, arrays)
 
@@ -213,7 +242,8 @@ class Layout:
     if not isinstance(other, Mapping):
       return f"expected a JSON object, found {other!r:.80}"
     if other.get("protocol") != PROTOCOL:
-      return f"expected protocol {PROTOCOL}, found {other.get('protocol')!r}"
+      found = other.get("protocol")
+      return f"expected protocol {PROTOCOL}, found {found!r:.80}"
     theirs = other.get("columns")
     if not isinstance(theirs, list):
       return f"expected a list of columns, found {theirs!r:.80}"

@@ -456,8 +456,9 @@ class _Stream:
     return reply
 
   def _abort(self, code: grpc.StatusCode, message: str) -> None:
-    message = f"{self._method.name}: {message}"
-    self._context.abort(code, message[:_ERROR_CHARACTERS])
+    message = f"{self._method.name}: {message}"[:_ERROR_CHARACTERS]
+    # What JSON says may be no UTF-8, which gRPC needs.
+    self._context.abort(code, message.encode(errors="replace").decode())
 
 
 class _Handlers(grpc.GenericRpcHandler):
@@ -583,17 +584,19 @@ def _hello(
   difference: str | None
   found: Any = None
   try:
-    found = json.loads(metadata[METADATA_KEY])
+    found = layout_lib.from_json(metadata[METADATA_KEY])
     difference = inputs.difference(found)
   except KeyError:
     difference = f"expected metadata {METADATA_KEY}, found none"
-  except ValueError as error:
-    difference = f"expected JSON in {METADATA_KEY}, found {error}"
+  except layout_lib.MessageError as error:
+    difference = f"{METADATA_KEY}: {error}"
   if difference is None:
     rows = found.get("max_rows", 1)
     hello = found.get("hello", {})
-    if not isinstance(rows, int) or rows > inputs.max_rows:
-      difference = f"expected max_rows up to {inputs.max_rows}, found {rows!r}"
+    if not isinstance(rows, int) or not 1 <= rows <= inputs.max_rows:
+      difference = (
+        f"expected max_rows from 1 to {inputs.max_rows}, found {rows!r:.80}"
+      )
     elif not isinstance(hello, dict):
       difference = f"expected an object as hello, found {hello!r:.80}"
     else:

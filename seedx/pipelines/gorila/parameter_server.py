@@ -346,6 +346,8 @@ class Client:
       wire.WireError: UNAVAILABLE, one of them is not there; try again.
     """
     self.close()
+    if self._parts and len(addresses) != len(self._parts):
+      raise wire.unwelcome(f"{len(self._parts)} addresses", addresses)
     if not self._parts:
       self._parts = parts(len(self.params), len(addresses))
       self._layouts = [layouts(part.stop - part.start) for part in self._parts]

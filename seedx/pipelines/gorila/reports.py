@@ -88,6 +88,18 @@ def servers(addresses: launch.Addresses) -> wire.Session:
   return wire.FunctionSession(lambda nothing: nothing, welcome)
 
 
+def addresses(welcome: Mapping[str, Any]) -> list[str]:
+  """The addresses that `servers` says.
+
+  Raises:
+    wire.WireError: FAILED_PRECONDITION, it says something else.
+  """
+  found = welcome.get("addresses")
+  if not isinstance(found, list) or not all(map(launch.is_address, found)):
+    raise wire.unwelcome("addresses", found)
+  return found
+
+
 class Reports:
   """Counts what workers report.
 

@@ -15,7 +15,7 @@ import numpy as np
 import optax
 
 from seedx import envs, metrics, types, wire
-from seedx.acting import local_actor, unroll_store
+from seedx.acting import local_actor, protocol, unroll_store
 from seedx.agents import base
 from seedx.learning import experience
 from seedx.pipelines.gorila import parameter_server, reports
@@ -174,7 +174,7 @@ class _Worker:
     exchange: wire.Exchange,
     stop: threading.Event,
   ) -> None:
-    first_seed = int(exchange.welcome["first_seed"])
+    first_seed = protocol.first_seed(exchange.welcome)
     act_key, self._learn_key, replay_key = jax.random.split(
       jax.random.key(first_seed), 3
     )
@@ -198,7 +198,9 @@ class _Worker:
       rng_key=act_key,
       device=device,
       waits=self._waits,
-      exploration=np.asarray(exchange.welcome["exploration"], np.float32),
+      exploration=protocol.exploration(
+        exchange.welcome, work.workers.envs_per_worker
+      ),
     )
     self._unreported = local_actor.Unreported(
       work.workers.envs_per_worker, programs.layout.length
@@ -271,7 +273,7 @@ class _Worker:
     nothing = wire.NOTHING
     stream = self._client.stream(reports.SERVERS, (), nothing, nothing)
     stream.cancel()
-    return list(stream.welcome["addresses"])
+    return reports.addresses(stream.welcome)
 
   def _report(self) -> bool:
     """Says what has been done; False if the run is over."""
