@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import threading
+import time
 
 import jax
 import numpy as np
@@ -97,7 +98,7 @@ def _act(
           reply = exchange(experience)
           if reply is None:
             return
-          if reply > newest[1]:
+          if reply > newest[1] or parameters.must_be_asked():
             newest = parameters.newest()
             if newest is None:
               return
@@ -115,6 +116,7 @@ class _Parameters:
       lambda key: agent.acting(agent.init(key)), jax.random.key(0)
     )
     self.device = jax.local_devices()[0]
+    self._asked_seconds = 0.0
     # A stream, since its end tells a learner that is done from one that died.
     self._exchange = wire.Exchange(
       client,
@@ -129,10 +131,16 @@ class _Parameters:
     Returns:
       None where the learner is done.
     """
+    self._asked_seconds = time.monotonic()
     reply = self._exchange(())
     if reply is None:
       return None
     return jax.device_put(reply.acting, self.device), np.int32(reply.version)
+
+  def must_be_asked(self) -> bool:
+    """Whether the learner would soon take this stream for dead."""
+    asked = self._asked_seconds + wire.SILENT_SECONDS / 4
+    return time.monotonic() > asked
 
   def close(self) -> None:
     """Ends the stream."""

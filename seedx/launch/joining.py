@@ -13,7 +13,8 @@ experiment and options::
     {"version": "0.1.0", "role": "actor", "needs_jax": false,
      "experiment": "seed_vtrace", "options": {"env": "CartPole-v1", ...}}
 
-The stream stays open as long as both live. All of it is JSON: nothing that
+The stream stays open as long as both live; the process that has joined sends an
+empty request each minute. All of it is JSON: nothing that
 arrives is unpickled, and no module is imported because a message names it.
 """
 
@@ -22,6 +23,7 @@ import dataclasses
 import json
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -33,6 +35,8 @@ from seedx.launch.addresses import Addresses
 JOIN = "join"
 # How often a joined process looks whether it is to leave.
 _LOOK_SECONDS = 0.2
+# How often it says that it is there; see `wire.SILENT_SECONDS`.
+_SAY_SECONDS = 60.0
 _MORE = 16
 # Messages about processes that were refused; a peer may send any number.
 _MOST_MESSAGES = 100
@@ -199,7 +203,7 @@ def join(
     failures: list[wire.WireError] = []
     stream = client.stream(
       JOIN,
-      _nothing_until(stop, ended),
+      _nothings_until(stop, ended),
       wire.NOTHING,
       wire.NOTHING,
       dataclasses.asdict(hello),
@@ -207,7 +211,8 @@ def join(
 
     def watch() -> None:
       try:
-        list(stream)
+        for _ in stream:
+          pass
       except wire.WireError as failure:
         failures.append(failure)
       finally:
@@ -242,14 +247,17 @@ def _tell(message: str) -> None:
   print(printable(message), file=sys.stderr, flush=True)
 
 
-def _nothing_until(
+def _nothings_until(
   stop: threading.Event, ended: threading.Event
 ) -> Iterator[types.Tree]:
-  """Requests of a stream that is to stay open: none."""
+  """Requests of a stream that is to stay open."""
+  said = time.monotonic()
   while not ended.is_set():
     if stop.wait(_LOOK_SECONDS):
       ended.set()
-  yield from ()
+    elif time.monotonic() > said + _SAY_SECONDS:
+      said = time.monotonic()
+      yield ()
 
 
 def _told(welcome: Mapping[str, Any], hello: Hello) -> Told:

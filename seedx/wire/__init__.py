@@ -71,15 +71,17 @@ not ask that a reply has as many rows as its request.
     the stream waited for a request or a reply, or before it was opened. Its
     work is over, as with OK.
   * UNAVAILABLE: no server, or one that crashed, or one about to stop, of which
-    a function was called: try again.
+    a function was called; or the client sent nothing, or took no reply, for
+    300 s: try again.
   * UNIMPLEMENTED: no such method; the message has those there are.
   * FAILED_PRECONDITION: the handshake does not fit; the message has what was
     expected and found, for the first column that differs.
   * INVALID_ARGUMENT: a message does not follow its layout (magic, protocol,
     reserved, rows, size), or a number in it is not in its range; the message
     has what was expected and found. Nothing of it is learned from or counted.
-  * RESOURCE_EXHAUSTED: the method already has `max_streams` calls; or a request
-    is more than about twice as large as any that the layouts allow.
+  * RESOURCE_EXHAUSTED: the method already has `max_streams` calls; or a stream
+    from the same host was silent, and others have 5 s to take its place; or a
+    request is more than about twice as large as any that the layouts allow.
   * INTERNAL: the server's function raised; the message has its error.
   * DEADLINE_EXCEEDED: the client's own deadline.
   * Any other code: the function or session chose it, with `Refused`.
@@ -140,6 +142,7 @@ from seedx.wire.exchange import Exchange
 from seedx.wire.layout import NOTHING, Column, Layout, MessageError, once
 from seedx.wire.reconnect import GaveUpError, until_done
 from seedx.wire.server import (
+  SILENT_SECONDS,
   FunctionSession,
   Refused,
   Server,
@@ -149,6 +152,7 @@ from seedx.wire.server import (
 
 __all__ = [
   "NOTHING",
+  "SILENT_SECONDS",
   "Client",
   "Column",
   "Exchange",
@@ -168,5 +172,5 @@ __all__ = [
   "invalid",
   "once",
   "until_done",
-]
   "unwelcome",
+]

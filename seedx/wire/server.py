@@ -43,6 +43,12 @@ _SERVER_OPTIONS: list[tuple[str, Any]] = [
 # A request somewhat over its limit is to be refused in our words, not gRPC's.
 _SLACK_BYTES = 1 << 16
 _SPARE_CALLS = 16
+# A client that owes a message for so long loses its place. An honest one may
+# compile, reset a slow simulator, or step it for a whole unroll; a stream that
+# has less to say sends empty messages.
+SILENT_SECONDS = 300.0
+# Where a silent stream came from, nobody has a place before others have tried.
+_YIELD_SECONDS = 5.0
 # How long `stop` lets idle streams end of themselves, and threads after all.
 _IDLE_SECONDS = 0.2
 _JOIN_SECONDS = 1.0
@@ -133,13 +139,20 @@ class Server:
   two. Leaving the block with an exception stops without grace.
   """
 
-  def __init__(self, address: str, max_streams: int) -> None:
+  def __init__(
+    self,
+    address: str,
+    max_streams: int,
+    silent_seconds: float = SILENT_SECONDS,
+  ) -> None:
     """Binds nothing yet.
 
     Args:
       address: `host:port`, where port 0 picks a free one, or `unix:/path`.
       max_streams: calls and streams that each name serves at a time. One more
         is refused with RESOURCE_EXHAUSTED.
+      silent_seconds: how long a stream may wait for its client. Then it ends
+        with UNAVAILABLE, and its host waits while others may take its place.
 
     Raises:
       types.ConfigError: `max_streams` is less than 1.
@@ -150,6 +163,7 @@ class Server:
       )
     self._wanted_address = address
     self._max_streams = max_streams
+    self._silent_seconds = silent_seconds
     self._methods: dict[str, _Method] = {}
     self._grpc: grpc.Server | None = None
     self._threads = _DaemonThreads()
@@ -253,6 +267,7 @@ class Server:
     self._address = _listen(server, self._wanted_address)
     server.start()
     self._grpc = server
+    threading.Thread(target=self._watch, name="wire", daemon=True).start()
 
   def stop(self, grace_seconds: float = 1.0) -> None:
     """Ends all streams and stops serving; does nothing the second time.
@@ -301,6 +316,12 @@ class Server:
     else:
       self.stop(0)
 
+  def _watch(self) -> None:
+    """Ends streams that are silent."""
+    while not self._stopping.wait(min(1.0, self._silent_seconds / 4)):
+      for method in self._methods.values():
+        method.end_silent(self._silent_seconds)
+
   def _bind(self, method: "_Method") -> None:
     if self._grpc is not None:
       raise RuntimeError(f"bind {method.name!r} before the server starts.")
@@ -330,6 +351,8 @@ class _Method:
     self._cancel = cancel
     self._lock = threading.Lock()
     self._streams: set[_Stream] = set()
+    # Until when a host has no place.
+    self._yields: dict[str, float] = {}
     self.transferred_bytes = 0
 
   def count_bytes(self, more: int) -> None:
@@ -341,18 +364,41 @@ class _Method:
     """Streams that are open."""
     return len(self._streams)
 
-  def add(self, stream: "_Stream") -> bool:
-    """Whether one more stream may be open."""
+  def add(self, stream: "_Stream") -> str | None:
+    """Takes in a stream, or says why there is no place for it."""
     with self._lock:
+      if self._yields.get(stream.host, 0.0) > time.monotonic():
+        return (
+          "expected others than a host that was silent, for"
+          f" {_YIELD_SECONDS:g} seconds, found it again"
+        )
       if len(self._streams) >= self.max_streams:
-        return False
+        return (
+          f"expected at most {self.max_streams} connections, found one more."
+        )
       self._streams.add(stream)
-      return True
+      return None
 
   def remove(self, stream: "_Stream") -> None:
     """Takes note that a stream has ended."""
     with self._lock:
       self._streams.discard(stream)
+
+  def end_silent(self, seconds: float) -> None:
+    """Ends the streams whose clients have been silent for so long."""
+    now = time.monotonic()
+    with self._lock:
+      silent = [
+        stream
+        for stream in self._streams
+        if (since := stream.silent_since) is not None and now > since + seconds
+      ]
+      self._yields = {
+        **{host: end for host, end in self._yields.items() if end > now},
+        **{stream.host: now + _YIELD_SECONDS for stream in silent},
+      }
+    for stream in silent:
+      stream.end_silent(seconds)
 
   def cancel_streams(self, only_idle: bool) -> None:
     """Ends the streams that wait for a request, or all of them."""
@@ -381,13 +427,19 @@ class _Stream:
     self._session: Session | None = None
     self._closed = False
     self.busy = True
+    self.host = context.peer().rpartition(":")[0]
+    # Since when the client has owed a message, or has not taken a reply.
+    self.silent_since: float | None = None
 
   def serve(self, requests: Iterator[bytes]) -> Iterator[bytes]:
     """Answers each request in turn, and ends with the status that fits."""
     try:
       session = self._open()
+      self.silent_since = time.monotonic()
       while (request := self._next(requests)) is not None:
-        yield self._answer(session, request)
+        reply = self._answer(session, request)
+        self.silent_since = time.monotonic()
+        yield reply
     except Refused as refused:
       self._abort(refused.code, refused.message)
     except Exception as error:
@@ -398,6 +450,17 @@ class _Stream:
       self._abort(grpc.StatusCode.INTERNAL, message)
     finally:
       self.close()
+
+  def end_silent(self, seconds: float) -> None:
+    """Ends the call from another thread; its client is to try again."""
+    self.close()
+    message = (
+      f"{self._method.name}: expected a message within {seconds:g} seconds,"
+      " found none"
+    )
+    # `context.cancel` would say CANCELLED, that all is over.
+    call = self._context._rpc_event.call  # type: ignore[attr-defined]
+    call.cancel(grpc.StatusCode.UNAVAILABLE.value[0], message)
 
   def cancel(self) -> None:
     """Ends the call from another thread."""
@@ -443,7 +506,7 @@ class _Stream:
       request = next(requests, None)
     except grpc.RpcError:  # The client has gone.
       return None
-    self.busy = True
+    self.busy, self.silent_since = True, None
     return request
 
   def _answer(self, session: Session, request: bytes) -> bytes:
@@ -504,12 +567,10 @@ class _Handlers(grpc.GenericRpcHandler):
         )
         return
       stream = _Stream(method, context, self._stopping)
-      if not method.add(stream):
+      if (reason := method.add(stream)) is not None:
         self.full_seconds = time.monotonic()
         context.abort(
-          grpc.StatusCode.RESOURCE_EXHAUSTED,
-          f"{method.name}: expected at most {method.max_streams} connections,"
-          " found one more.",
+          grpc.StatusCode.RESOURCE_EXHAUSTED, f"{method.name}: {reason}"
         )
       try:
         yield from stream.serve(requests)
