@@ -1,0 +1,496 @@
+"""Mutated frames and handshakes for every method of the pipelines.
+
+  python -m tests.fuzz [COUNT]
+
+serves the methods of seed, impala, gorila and join, with devices and learners
+that do nothing. It sends COUNT mutated frames and handshakes (a million) while
+a healthy actor is served, and raises unless every stream ends with a clean
+status, nothing is logged, and threads, files and memory stay as they are. Most
+go through a stream's whole code in this process, without gRPC; one in
+`PER_SOCKET` comes from a client over a socket.
+"""
+
+import collections
+import dataclasses
+import gc
+import itertools
+import json
+import logging
+import os
+import random
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+import dm_env
+import grpc
+import jax.numpy as jnp
+import numpy as np
+import tree
+
+from seedx import envs, launch, types, wire
+from seedx.acting import (
+  inference,
+  inference_server,
+  local_actor,
+  protocol,
+  sessions,
+  thin_actor,
+  unroll_server,
+  unroll_store,
+)
+from seedx.agents import dqn
+from seedx.launch import joining
+from seedx.learning import experience
+from seedx.pipelines.gorila import parameter_server, reports
+from seedx.runtime import counters
+from seedx.wire import server as server_lib
+from tests import fakes, parameter_server_test
+
+Code = wire.StatusCode
+CLEAN = {
+  Code.OK,
+  Code.INVALID_ARGUMENT,
+  Code.FAILED_PRECONDITION,
+  Code.RESOURCE_EXHAUSTED,
+  Code.UNAVAILABLE,
+  Code.UNIMPLEMENTED,
+}
+CARTPOLE = envs.Config("CartPole-v1")
+ENVS, PERIOD, SIZE = 4, 3, 16
+PER_SOCKET = 50  # Of so many streams, one is over a socket.
+
+
+class Acting:
+  """An inference device whose actions are zeros."""
+
+  def __init__(self, num_slots):
+    self.slots = sessions.Slots(num_slots)
+
+  def requests(self, batch, rows):
+    return np.zeros(rows, np.int32)
+
+
+@dataclasses.dataclass
+class Method:
+  """What a well-behaved client says to a method."""
+
+  name: str
+  inputs: wire.Layout
+  hello: dict
+  messages: list  # Frames, in order.
+
+
+def rows_of(num_envs, step_type=0):
+  """Of a thin actor's CartPoles."""
+  number = np.ones(num_envs, np.float32)
+  timestep = dm_env.TimeStep(
+    np.full(num_envs, step_type, np.uint8),
+    number,
+    number,
+    np.zeros((num_envs, 4), np.float32),
+  )
+  return types.Rows(np.arange(num_envs, dtype=np.int32), timestep, number)
+
+
+def zeros_of(layout, rows):
+  """A message of zeros."""
+  arrays = [
+    np.zeros(x.shape if x.once else (rows, *x.shape), x.dtype)
+    for x in layout.columns
+  ]
+  return tree.map_structure(lambda k: arrays[k], layout.structure)
+
+
+def bound(server, num_envs=ENVS):
+  """Binds every method; returns what clients say to them."""
+  spec, agent = envs.spec(CARTPOLE), dqn.Config().make(envs.spec(CARTPOLE))
+  sizes = inference.Config().sizes(
+    agent,
+    thin_actor.Config(num_actors=64, envs_per_actor=num_envs),
+    rows_per_actor=num_envs,
+    period=PERIOD,
+    share_size=4,
+  )
+  acting = Acting(64 * num_envs)
+  act = inference_server.InferenceServer(
+    [acting], sizes, counters.Acted(), seed=0
+  )
+  layouts = protocol.act_layouts(spec, num_envs)
+  server.bind_stream(protocol.ACT, act, *layouts)
+  hello = {"num_envs": num_envs}
+  rows = [rows_of(num_envs, k) for k in (0, 1, 2)]
+  methods = [Method(protocol.ACT, layouts[0], hello, rows)]
+
+  def connected():
+    return sessions.Sessions(np.zeros(256, np.float32), counters.Acted(), 0)
+
+  fake = fakes.counting_agent()
+  layout = unroll_store.Layout.of(fake, PERIOD, 4)
+  programs = local_actor.Programs(fake, spec, layout)
+  unrolls = unroll_server.UnrollServer(
+    programs,
+    connected(),
+    ENVS,
+    newest=lambda: (jnp.float32(0), 7),
+    sink=lambda share: True,
+  )
+  unrolls.bind(server)
+  inputs = protocol.experience_layout(programs.share(), ENVS)
+  hello = {"num_envs": ENVS}
+  message = zeros_of(inputs, ENVS)
+  message.unroll.inputs.timestep.step_type[:] = [0, 1, 2, 0]
+  methods += [
+    Method(protocol.EXPERIENCE, inputs, hello, [message, message]),
+    Method(protocol.PARAMETERS, wire.NOTHING, {}, [()]),
+  ]
+
+  reported = reports.Reports(
+    connected(), lambda: True, experience.ReplayConfig(), 4
+  )
+  inputs = reports.layout(layout.length, ENVS)
+  server.bind_stream(reports.REPORT, reported.open, inputs, wire.NOTHING)
+  addresses = launch.Addresses(1, ["unix:/server"])
+  server.bind_stream(
+    reports.SERVERS,
+    lambda hello: reports.servers(addresses),
+    wire.NOTHING,
+    wire.NOTHING,
+  )
+  shard = parameter_server.Shard(parameter_server_test.adding_agent(), 10)
+  shard.bind(server, SIZE)
+  vector, _ = parameter_server.layouts(SIZE)
+  state = parameter_server.state_layout(
+    parameter_server.state_form(parameter_server_test.adding_agent(), SIZE)
+  )
+  methods += [
+    Method(reports.REPORT, inputs, hello, [zeros_of(inputs, ENVS)]),
+    Method(reports.SERVERS, wire.NOTHING, {}, [()]),
+    *(
+      Method(name, layout, {}, [zeros_of(layout, 1)])
+      for name, layout in (
+        (parameter_server.START, vector),
+        (parameter_server.PUSH, vector),
+        (parameter_server.TARGET, wire.NOTHING),
+        (parameter_server.SAVE, wire.NOTHING),
+        (parameter_server.RESTORE, state),
+      )
+    ),
+  ]
+  roles = [launch.Node("actor", run=print, config=None, count=64)]
+  joining.Roles(roles, "ppo", {"seed": 3}, {}).bind(server)
+  asked = dataclasses.asdict(joining.Hello(role="actor"))
+  methods.append(Method(joining.JOIN, wire.NOTHING, asked, [()]))
+  for method in methods:
+    method.messages = [method.inputs.encode(x) for x in method.messages]
+  return methods
+
+
+# Mutations
+
+NUMBERS = [0, 1, -1, 2, 3, 255, 2**31 - 1, 2**31, 2**32 - 1, -(2**31)]
+FLOATS = [float("nan"), float("inf"), -float("inf"), 3e38, -1e-30, 0.5]
+ODD = [None, True, -1, 0, 2**40, 1e300, "", "\ud800", "x" * 999, [], {}, [[0]]]
+
+
+def mutated(rng, frame):
+  """A frame with something wrong in it, perhaps."""
+  data = bytearray(frame)
+  for _ in range(rng.choice((1, 1, 2, 8))):
+    kind, at = rng.randrange(8), rng.randrange(len(data) + 1)
+    if kind == 0:
+      data[at : at + 1] = bytes([rng.randrange(256)])
+    elif kind == 1:
+      del data[at : at + rng.randrange(1, 40)]
+    elif kind == 2:
+      data[at:at] = rng.randbytes(rng.randrange(1, 40))
+    elif kind == 3:
+      del data[rng.randrange(17) :]
+      data += frame[len(data) :]
+    elif len(data) >= 20:
+      # In the body more often than in the header.
+      at = rng.choice((4, 8, 12, *[16] * 5)) if at < 16 or kind < 5 else at & ~3
+      at = min(at, len(data) - 4)
+      number = rng.choice(NUMBERS) & 0xFFFFFFFF
+      word = rng.choice(
+        (struct.pack("<I", number), struct.pack("<f", rng.choice(FLOATS)))
+      )
+      data[at : at + 4] = word
+  return bytes(data)
+
+
+def odd(rng, value):
+  """JSON with one value of another kind, somewhere."""
+  if isinstance(value, dict) and value and rng.random() < 0.8:
+    key = rng.choice(list(value))
+    if rng.random() < 0.1:
+      return {name: x for name, x in value.items() if name != key}
+    return {**value, key: odd(rng, value[key])}
+  if isinstance(value, list) and value and rng.random() < 0.8:
+    k = rng.randrange(len(value))
+    return [*value[:k], odd(rng, value[k]), *value[k + 1 :]]
+  return rng.choice(ODD)
+
+
+def nested(rng):
+  """JSON that is nested deeply."""
+  depth = rng.choice((10, 33, 300, 900, 2_000, 50_000))
+  opening, closing = rng.choice(((b"[", b"]"), (b'{"hello":', b"}")))
+  return opening * depth + b"1" + closing * (depth * rng.randrange(2))
+
+
+def handshake(rng, method):
+  """The metadata of a call, most often mutated."""
+  said = {**method.inputs.to_json(), "hello": method.hello}
+  kind = rng.randrange(6)
+  if kind == 0:
+    return nested(rng)
+  if kind == 1:
+    return mutated(rng, json.dumps(said).encode())
+  if kind == 2:
+    hello = nested(rng).decode()
+    text = json.dumps({**said, "hello": 0})
+    return text.replace('"hello": 0', f'"hello": {hello}').encode()
+  if kind == 3:
+    return rng.randbytes(rng.randrange(50))
+  return json.dumps(odd(rng, said)).encode()
+
+
+def stream_of(rng, method):
+  """Metadata and frames of a hostile stream, and how many are mutated."""
+  if rng.random() < 0.3:
+    return handshake(rng, method), method.messages, 1
+  good = {**method.inputs.to_json(), "hello": method.hello}
+  before = method.messages[: rng.randrange(len(method.messages) + 1)]
+  frames = [*before, mutated(rng, rng.choice(method.messages))]
+  return json.dumps(good).encode(), frames, 1
+
+
+# How they are sent
+
+
+class _Aborted(Exception):
+  pass
+
+
+class _Context:
+  """What gRPC gives a handler."""
+
+  def __init__(self, text):
+    self._metadata = ((server_lib.METADATA_KEY, text),)
+    self.code = Code.OK
+
+  def invocation_metadata(self):
+    return self._metadata
+
+  def peer(self):
+    return "ipv4:192.0.2.1:1"
+
+  def add_callback(self, callback):
+    return True
+
+  def send_initial_metadata(self, metadata):
+    pass
+
+  def abort(self, code, message):
+    message.encode()
+    self.code = code
+    raise _Aborted
+
+
+def send_here(server, method, text, frames):
+  """Serves a stream without gRPC; returns its status."""
+  context = _Context(text)
+  stream = server_lib._Stream(
+    server._methods[method.name], context, threading.Event()
+  )
+  try:
+    for _ in stream.serve(iter(frames)):
+      pass
+  except _Aborted:
+    pass
+  return context.code
+
+
+def send_over(channel, method, text, frames):
+  """Sends a stream to a server; returns its status."""
+  call = channel.stream_stream(server_lib.PATH_PREFIX + method.name)(
+    iter(frames), metadata=((server_lib.METADATA_KEY, text),), timeout=30
+  )
+  try:
+    for _ in call:
+      pass
+  except grpc.RpcError:
+    pass
+  return call.code()
+
+
+class Healthy(threading.Thread):
+  """An actor that is served while others are not; counts its messages."""
+
+  def __init__(self, address, num_envs):
+    super().__init__(daemon=True)
+    self.count, self.stop, self.failure = 0, threading.Event(), None
+    self._address, self._num_envs = address, num_envs
+
+  def run(self):
+    layouts = protocol.act_layouts(envs.spec(CARTPOLE), self._num_envs)
+    try:
+      with wire.Client(self._address) as client:
+        exchange = wire.Exchange(
+          client, protocol.ACT, *layouts, {"num_envs": self._num_envs}
+        )
+        for k in itertools.count():
+          if self.stop.is_set():
+            return
+          exchange(rows_of(self._num_envs, min(k, 1)))
+          self.count += 1
+    except Exception as failure:
+      self.failure = failure
+
+
+class Logged(logging.Handler):
+  """Keeps what is logged."""
+
+  def __init__(self):
+    super().__init__(logging.WARNING)
+    self.records = []
+
+  def emit(self, record):
+    self.records.append(self.format(record))
+
+
+def held():
+  """Threads, open files, and resident MiB of this process."""
+  gc.collect()
+  with open("/proc/self/statm") as file:
+    pages = int(file.read().split()[1])
+  resident = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+  files = len(os.listdir("/proc/self/fd"))
+  return threading.active_count(), files, resident
+
+
+def run(count, seed=0, most_grown=8.0):
+  """Sends `count` mutated frames and handshakes; returns the figures.
+
+  Raises:
+    AssertionError: something was not clean, leaked, or was not served.
+  """
+  rng, statuses = random.Random(seed), collections.Counter()
+  logged = Logged()
+  logging.getLogger().addHandler(logged)
+  with tempfile.TemporaryDirectory() as folder:
+    server = wire.Server(f"unix:{folder}/server", 64)
+    methods = bound(server)
+    with server, grpc.insecure_channel(server.address) as channel:
+      healthy = Healthy(server.address, ENVS)
+      healthy.start()
+      before, sent, sockets = None, 0, 0
+      while sent < count:
+        method = rng.choice(methods)
+        text, frames, number = stream_of(rng, method)
+        sent += number
+        if rng.randrange(PER_SOCKET):
+          statuses[send_here(server, method, text, frames)] += 1
+        else:
+          statuses[send_over(channel, method, text, frames)] += 1
+          sockets += 1
+        if before is None and sent >= count / 5:
+          before, served = held(), healthy.count
+      after = held()
+      served = healthy.count - served
+      healthy.stop.set()
+      healthy.join(30)
+  logging.getLogger().removeHandler(logged)
+  unclean = {code.name: n for code, n in statuses.items() if code not in CLEAN}
+  assert not unclean, unclean
+  assert not logged.records, logged.records[0]
+  assert healthy.failure is None, healthy.failure
+  assert served > 0
+  assert after[0] <= before[0] + 4, (before, after)
+  assert after[1] <= before[1] + 4, (before, after)
+  assert after[2] <= before[2] + most_grown, (before, after)
+  return {
+    "sent": sent,
+    "over a socket": sockets,
+    "statuses": {code.name: n for code, n in statuses.items()},
+    "threads, files, MiB after a fifth": before,
+    "at the end": after,
+    "messages of the healthy actor meanwhile": served,
+  }
+
+
+def rates(seconds=2.0, rounds=5, per_second=200, num_envs=1024):
+  """Messages per second of a healthy actor, alone and beside hostile frames.
+
+  Returns:
+    Both, in turn, of so many rounds; and how many frames were sent in each.
+  """
+  found = []
+  with tempfile.TemporaryDirectory() as folder:
+    server = wire.Server(f"unix:{folder}/server", 64)
+    bound(server, num_envs)
+    with server:
+      healthy = Healthy(server.address, num_envs)
+      healthy.start()
+      hostile = subprocess.Popen(
+        [sys.executable, "-m", "tests.fuzz", server.address, str(num_envs)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+      )
+      hostile.stdout.readline()  # It is ready.
+
+      def measured():
+        before, began = healthy.count, time.monotonic()
+        time.sleep(seconds)
+        return (healthy.count - before) / (time.monotonic() - began)
+
+      for _ in range(rounds):
+        alone = measured()
+        hostile.stdin.write(f"{per_second} {seconds}\n")
+        hostile.stdin.flush()
+        beside = measured()
+        found.append((alone, beside, int(hostile.stdout.readline())))
+      hostile.stdin.close()
+      hostile.wait(10)
+      healthy.stop.set()
+      healthy.join(10)
+      assert healthy.failure is None, healthy.failure
+  return found
+
+
+def attack(address, num_envs):
+  """Sends frames at the rates, for the seconds, that stdin says."""
+  methods = bound(wire.Server("unix:/nowhere", 1), num_envs)
+  rng = random.Random(1)
+  with grpc.insecure_channel(address) as channel:
+    print("ready", flush=True)
+    for line in sys.stdin:
+      per_second, seconds = map(float, line.split())
+      began, sent = time.monotonic(), 0
+      while (now := time.monotonic() - began) < seconds:
+        if sent > now * per_second:
+          time.sleep(0.001)
+          continue
+        method = rng.choice(methods)
+        text, frames, number = stream_of(rng, method)
+        send_over(channel, method, text, frames)
+        sent += number
+      print(sent, flush=True)
+
+
+if __name__ == "__main__":
+  if len(sys.argv) == 3:
+    attack(sys.argv[1], int(sys.argv[2]))
+  else:
+    began = time.monotonic()
+    figures = run(int(sys.argv[1]) if sys.argv[1:] else 1_000_000)
+    for name, figure in figures.items():
+      print(f"{name}: {figure}")
+    print(f"seconds: {time.monotonic() - began:.0f}")
+    for alone, beside, sent in rates():
+      print(f"rate {beside / alone:.2f} of {alone:.0f}/s beside {sent} frames")

@@ -1,0 +1,276 @@
+"""Whatever peers send: clean statuses, and nobody else notices."""
+
+import json
+import threading
+import time
+
+import hypothesis
+import numpy as np
+import pytest
+import tree
+from hypothesis import strategies as st
+
+from seedx import launch, wire
+from seedx.acting import protocol
+from seedx.launch import joining
+from seedx.pipelines.gorila import reports
+from seedx.wire import layout as layout_lib
+from seedx.wire import server as server_lib
+from tests import fuzz
+
+Code = wire.StatusCode
+ONE = wire.Layout.of({"x": np.zeros((), np.bool_)}, 4)
+
+
+@pytest.fixture(scope="module")
+def served():
+  """A server that serves nobody, and its methods by name."""
+  server = wire.Server("unix:/nowhere", 1)
+  return server, {method.name: method for method in fuzz.bound(server)}
+
+
+def said(method, **changes):
+  return {**method.inputs.to_json(), "hello": method.hello, **changes}
+
+
+NAMES = st.sampled_from(
+  ("act", "experience", "report", "servers", "push", "start", "restore", "join")
+)
+JSON = st.recursive(
+  st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.floats(),
+    st.text(),
+    st.sampled_from(["\ud800", "actor", "0.1.0", "unix:/a", "\x1b[2J"]),
+  ),
+  lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+  max_leaves=8,
+)
+few = hypothesis.settings(
+  max_examples=80,
+  deadline=None,
+  derandomize=True,
+  suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+)
+
+
+@few
+@hypothesis.given(st.data())
+def test_a_mutated_frame_is_a_message_or_refused(served, data):
+  """What is taken has the layout's shapes, and lies in the frame."""
+  _, methods = served
+  method = methods[data.draw(NAMES)]
+  frame = data.draw(st.sampled_from(method.messages))
+  rng = data.draw(st.randoms(use_true_random=False))
+  layout = method.inputs
+  try:
+    nest = layout.decode(fuzz.mutated(rng, frame))
+  except wire.MessageError as error:
+    assert "expected" in str(error)
+    return
+  leaves = tree.flatten(nest)
+  assert len(leaves) == len(layout.columns)
+  for leaf, column in zip(leaves, layout.columns, strict=True):
+    rows = () if column.once else leaf.shape[:1]
+    assert leaf.shape == (*rows, *column.shape)
+    assert all(1 <= count <= layout.max_rows for count in rows)
+    assert leaf.dtype == column.dtype and not leaf.flags.writeable
+
+
+@few
+@hypothesis.given(st.data())
+def test_an_odd_handshake_ends_with_a_clean_status(served, caplog, data):
+  server, methods = served
+  method = methods[data.draw(NAMES)]
+  change = data.draw(
+    st.fixed_dictionaries(
+      {},
+      optional={
+        name: JSON for name in ("protocol", "max_rows", "columns", "hello")
+      },
+    )
+  )
+  text = data.draw(
+    st.one_of(
+      st.binary(),
+      st.just(json.dumps(said(method, **change)).encode()),
+      JSON.map(lambda x: json.dumps(x).encode()),
+    )
+  )
+  assert fuzz.send_here(server, method, text, []) in fuzz.CLEAN
+  assert not caplog.records
+
+
+@few
+@hypothesis.given(st.data())
+def test_an_odd_hello_ends_with_a_clean_status(served, caplog, data):
+  server, methods = served
+  method = methods[data.draw(NAMES)]
+  keys = st.sampled_from([*method.hello, "x"])
+  hello = method.hello | data.draw(st.dictionaries(keys, JSON))
+  text = json.dumps(said(method, hello=hello)).encode()
+  assert fuzz.send_here(server, method, text, method.messages) in fuzz.CLEAN
+  assert not caplog.records
+
+
+TOLD = {
+  "role": "actor",
+  "needs_jax": False,
+  "experiment": "ppo",
+  "options": {"env": "CartPole-v1"},
+  "version": joining.Hello().version,
+}
+
+
+@few
+@hypothesis.given(
+  st.dictionaries(st.sampled_from([*TOLD, "x"]), JSON),
+  st.dictionaries(st.sampled_from(["env", "observation_transform"]), JSON),
+)
+def test_an_odd_learner_is_refused_in_words(changes, options):
+  welcome = {**TOLD, "options": {**TOLD["options"], **options}, **changes}
+  try:
+    told = joining._told(welcome, joining.Hello())
+  except wire.WireError as error:
+    assert error.code is Code.FAILED_PRECONDITION
+    return
+  assert type(told.role) is str and type(told.options) is dict
+
+
+@few
+@hypothesis.given(JSON)
+def test_an_odd_welcome_is_refused_in_words(found):
+  readers = [
+    lambda: protocol.first_seed({"first_seed": found}),
+    lambda: protocol.exploration({"exploration": found}, 2),
+    lambda: reports.addresses({"addresses": found}),
+  ]
+  for read in readers:
+    try:
+      value = read()
+    except wire.WireError as error:
+      assert error.code is Code.FAILED_PRECONDITION
+      assert "expected" in error.message
+    else:
+      assert np.size(value) == 0 or np.all(np.asarray(value) != "")
+
+
+@pytest.mark.parametrize(
+  "address", ["nowhere", "a:b", "\ud800:1", "a:1\n", "unix:", "x\x00:1"]
+)
+def test_what_is_no_address_is_not_passed_on(address):
+  with pytest.raises(wire.Refused, match="HOST:PORT or unix:PATH") as caught:
+    launch.Addresses(1).take(address)
+  assert caught.value.code is Code.FAILED_PRECONDITION
+  for good in ("learner.example:80", "[::1]:80", "unix:/tmp/a b"):
+    assert launch.Addresses(1).take(good) == 0
+
+
+def test_a_bool_is_0_or_1():
+  frame = bytearray(ONE.encode({"x": np.array([True, False])}))
+  assert ONE.decode(bytes(frame))["x"].tolist() == [True, False]
+  frame[-7] = 2
+  with pytest.raises(wire.MessageError, match="expected 0 or 1"):
+    ONE.decode(bytes(frame))
+
+
+# Over a socket
+
+
+@pytest.mark.parametrize("depth", [33, 500, 900, 100_000])
+@pytest.mark.parametrize("where", ["metadata", "hello"])
+def test_a_nested_handshake_is_refused_without_a_traceback(
+  tmp_path, caplog, depth, where
+):
+  server = wire.Server(f"unix:{tmp_path}/server", 4)
+  server.bind("same", lambda x: x, ONE, ONE)
+  nested = "[" * depth + "]" * depth
+  if where == "hello":
+    text = json.dumps({**ONE.to_json(), "hello": 0})
+    nested = text.replace('"hello": 0', f'"hello": {nested}')
+  method = fuzz.Method("same", ONE, {}, [])
+  with server, fuzz.grpc.insecure_channel(server.address) as channel:
+    code = fuzz.send_over(channel, method, nested.encode(), [])
+    assert code is Code.FAILED_PRECONDITION
+    assert not caplog.records
+
+
+def test_json_may_be_as_nested_as_it_says():
+  for depth, fits in ((31, True), (32, False)):
+    text = b"[" * depth + b"{}" + b"]" * depth
+    if fits:
+      assert json.dumps(layout_lib.from_json(text)).encode() == text
+    else:
+      with pytest.raises(wire.MessageError, match="found deeper"):
+        layout_lib.from_json(text)
+
+
+class Counted:
+  """A session that counts how many are open."""
+
+  def __init__(self, here):
+    self.welcome = {}
+    self._here = here
+    here.append(self)
+
+  def __call__(self, inputs):
+    return inputs
+
+  def close(self):
+    self._here.remove(self)
+
+
+def test_a_silent_stream_ends_and_others_have_its_place(tmp_path, monkeypatch):
+  monkeypatch.setattr(server_lib, "_YIELD_SECONDS", 0.6)
+  here = []
+  server = wire.Server(f"unix:{tmp_path}/server", 2, silent_seconds=0.4)
+  server.bind_stream("say", lambda hello: Counted(here), ONE, ONE)
+  message = {"x": np.zeros(1, np.bool_)}
+
+  def opened():
+    return wire.Exchange(client, "say", ONE, ONE)
+
+  with server, wire.Client(server.address) as client:
+    silent, talks = opened(), opened()
+    with pytest.raises(wire.WireError, match="at most 2 connections"):
+      opened()
+    ended = time.monotonic() + 5
+    while len(here) == 2:
+      assert talks(message) is not None
+      assert time.monotonic() < ended
+      time.sleep(0.05)
+    with pytest.raises(wire.WireError, match=r"within 0\.4 seconds") as caught:
+      silent.receive()
+    assert caught.value.code is Code.UNAVAILABLE  # It may try again.
+    # Not at once: others come first.
+    with pytest.raises(wire.WireError, match="was silent") as caught:
+      opened()
+    assert caught.value.code is Code.RESOURCE_EXHAUSTED
+    server._methods["say"]._yields = {"ipv4:192.0.2.1": time.monotonic() + 9}
+    opened().close()
+    assert talks(message) is not None
+    talks.close()
+
+
+def test_a_process_that_has_joined_says_that_it_is_there(tmp_path, monkeypatch):
+  monkeypatch.setattr(joining, "_SAY_SECONDS", 0.1)
+  server = wire.Server(f"unix:{tmp_path}/server", 1, silent_seconds=1.0)
+  node = launch.Node("actor", run=print, config=None)
+  joining.Roles([node], "ppo", {}, {}).bind(server)
+  waited = []
+  with server:
+    joining.join(
+      server.address,
+      joining.Hello(role="actor"),
+      lambda told, ended: waited.append(ended.wait(2.5)),
+      threading.Event(),
+    )
+  assert waited == [False]
+
+
+@pytest.mark.slow
+def test_mutated_frames_and_handshakes_leave_nothing_behind():
+  figures = fuzz.run(30_000)
+  assert figures["sent"] >= 30_000 and figures["over a socket"] > 300
