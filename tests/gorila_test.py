@@ -11,7 +11,7 @@ from seedx.acting import sessions
 from seedx.agents import dqn
 from seedx.learning import experience
 from seedx.pipelines import gorila
-from seedx.pipelines.gorila import parameter_server, reports
+from seedx.pipelines.gorila import parameter_server, reports, worker
 from seedx.runtime import counters, process
 from tests import pipelines_test, running, sessions_test
 
@@ -260,3 +260,36 @@ def test_what_makes_no_sense_is_refused_with_its_reason(
   config = pipelines_test.config_of("gorila", "dqn", tmp_path)
   with pytest.raises(types.ConfigError, match=message):
     gorila.learn(running.replaced(config, **changes), process.Context())
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("before", [0, 200])
+def test_a_loss_that_is_not_finite_is_an_outlier_and_leaves_the_rule_on(
+  wrong, before
+):
+  rng = np.random.default_rng(0)
+  outliers, other = worker.Outliers(5.0), worker.Outliers(5.0)
+  losses = rng.normal(1.0, 0.1, 400)
+  for loss in losses[:before]:
+    assert outliers(loss) == other(loss)
+  assert outliers(wrong)
+  assert outliers(wrong)
+  for loss in losses[before:]:
+    assert outliers(loss) == other(loss)
+  assert outliers(3.0)
+  assert not outliers(1.0)
+
+
+def test_skipped_gradients_are_reported_and_many_in_a_row_end_the_run(tmp_path):
+  config = pipelines_test.config_of("gorila", "dqn", tmp_path)
+  own = running.Own(gorila, config)
+  reported = own.process.server._methods[reports.REPORT].open_session.__self__
+  zeros = reports.Counts(*(np.float32(0),) * len(reports.Counts._fields))
+  reported.count(zeros._replace(skipped=np.int32(60)))
+  reported.count(zeros._replace(gradients=np.int32(1), skipped=np.int32(60)))
+  reported.count(zeros._replace(skipped=np.int32(99)))
+  assert own.process.measure()["updates_skipped"] == 219
+  assert not own.process.done()
+  reported.count(zeros._replace(skipped=np.int32(1)))
+  with pytest.raises(RuntimeError, match="in 100 in a row"):
+    own.run()

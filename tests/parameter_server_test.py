@@ -148,6 +148,17 @@ def test_a_stale_gradient_is_dropped_and_answered():
   assert reply.applied and reply.vector == [6.0]
 
 
+def test_a_gradient_whose_result_is_not_finite_is_not_applied():
+  shard = parameter_server.Shard(adding_agent(), max_staleness=2)
+  shard.start(vector_of(0, [-3e38, 1.0]))
+  before = shard.save(())
+  reply = shard.push(vector_of(0, [3e38, 1.0]))
+  assert not reply.applied
+  assert reply.version == 0
+  jax.tree.map(np.testing.assert_array_equal, shard.save(()), before)
+  assert shard.push(vector_of(0, [0.0, 1.0])).applied
+
+
 def test_staleness_is_what_others_did_meanwhile(tmp_path):
   params = np.zeros(SIZE, np.float32)
   with Servers(tmp_path, adding_agent(), SIZE, 2) as servers:

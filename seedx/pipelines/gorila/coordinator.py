@@ -152,6 +152,11 @@ def learn(config: Config, context: process.Context) -> process.Process:
     inputs=wire.NOTHING,
     outputs=wire.NOTHING,
   )
+
+  def done() -> bool:
+    reported.learned.check()
+    return shards.are_ready() and acted.env_steps >= config.total_steps
+
   return process.Process(
     acted=acted,
     parts={
@@ -162,7 +167,7 @@ def learn(config: Config, context: process.Context) -> process.Process:
     },
     policy=lambda saved: shards.acting(saved["shards"]),
     measures=[acted.measure, reported.learned.measure, reported.measure],
-    done=lambda: shards.are_ready() and acted.env_steps >= config.total_steps,
+    done=done,
     threads={"restore": shards.give_restored},
     server=server,
     addresses={"server": addresses},

@@ -29,6 +29,7 @@ import numpy as np
 
 from seedx import envs, types, wire
 from seedx.agents import base
+from seedx.learning import updates
 
 PUSH = "push"
 START = "start"
@@ -58,7 +59,7 @@ class Reply(NamedTuple):
     version: `[]` int32, of the parameters.
     target_version: `[]` int32, of the target parameters; -1 where there are
       none.
-    applied: `[]` bool, False where the gradient was too stale.
+    applied: `[]` bool, False where the gradient was not, see `Shard.push`.
     vector: `[P]` float32, the parameters.
   """
 
@@ -130,7 +131,11 @@ class Shard:
     self.version = -1
     self._agent = agent
     self._start = agent.start
-    self._apply = jax.jit(agent.apply)
+    self._apply = jax.jit(
+      lambda state, gradients: updates.keep_finite(
+        state, agent.apply(state, gradients)
+      )
+    )
     self._max_staleness = max_staleness
     self._lock = threading.Lock()
     self._has_learned = False
@@ -167,6 +172,8 @@ class Shard:
   def push(self, gradient: Vector) -> Reply:
     """Applies a gradient unless it is stale; replies with the parameters.
 
+    Nor is one applied whose result would not be finite.
+
     Raises:
       wire.Refused: UNAVAILABLE, the shard is empty: `start` it; or
         INVALID_ARGUMENT, the gradient is not finite, or of parameters that are
@@ -180,7 +187,9 @@ class Shard:
       if fresh:
         self._has_learned = True
         gradients = base.Gradients(gradient.vector)
-        self._take(self._apply(state, gradients))
+        state, skipped = self._apply(state, gradients)
+        self._take(state)
+        fresh = not skipped
       return self._reply(applied=fresh)
 
   def target(self, nothing: types.Tree) -> Vector:

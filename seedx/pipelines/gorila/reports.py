@@ -30,6 +30,7 @@ class Counts(NamedTuple):
     gradients: `[]` int32, applied by all parameter servers.
     stale: `[]` int32, dropped by one of them.
     outliers: `[]` int32, dropped by the worker.
+    skipped: `[]` int32, dropped by the worker, because they were not finite.
     learned_steps: `[]` float32, env steps of the applied.
     staleness: `[]` float32, their mean, in updates.
     loss: `[]` float32, of the newest; NaN before the first.
@@ -42,6 +43,7 @@ class Counts(NamedTuple):
   gradients: types.Array
   stale: types.Array
   outliers: types.Array
+  skipped: types.Array
   learned_steps: types.Array
   staleness: types.Array
   loss: types.Array
@@ -69,7 +71,7 @@ def layout(length: int, max_rows: int) -> wire.Layout:
   """The layout of reports on unrolls of `length` time steps."""
   integer, number = np.zeros((), np.int32), np.zeros((), np.float32)
   counts = Counts(
-    *(integer,) * 3, *(number,) * 3, np.zeros((), np.int64), *(number,) * 3
+    *(integer,) * 4, *(number,) * 3, np.zeros((), np.int64), *(number,) * 3
   )
   numbers = np.zeros(length, np.float32)
   steps = episodes.Steps(np.zeros(length, np.uint8), *(numbers,) * 3)
@@ -167,9 +169,10 @@ class Reports:
       wire.Refused: INVALID_ARGUMENT, a number is out of its range.
     """
     replay, gradients = self._replay, counts.gradients.item()
-    for name in ("gradients", "stale", "outliers"):
+    made = 0
+    for name in ("gradients", "stale", "outliers", "skipped"):
       wire.check_range(name, getattr(counts, name), 0, _MOST)
-    made = gradients + counts.stale.item() + counts.outliers.item()
+      made += getattr(counts, name).item()
     steps_per_gradient = replay.replay_batch_size / replay.replay_ratio
     # One that was begun before may be due.
     most = acted / steps_per_gradient + 1
@@ -189,6 +192,7 @@ class Reports:
       self._totals["gradients_outliers"] += one["outliers"]
       self._totals["wire_bytes"] += one["wire_bytes"]
     newest = {"loss": one["loss"], "servers_wait": one["wait_servers"]}
+    self.learned.skip(one["skipped"])
     if one["gradients"]:
       self.learned.add(
         one["learned_steps"],

@@ -84,7 +84,10 @@ def run(work: Work, stop: threading.Event) -> None:
 
 
 class Outliers:
-  """Tells which losses are far above the running mean of those before."""
+  """Tells which losses are far above the running mean of those before.
+
+  One that is not finite is an outlier, and never counts in the mean.
+  """
 
   def __init__(
     self, deviations: float, decay: float = 0.99, warm_up: int = 100
@@ -105,6 +108,8 @@ class Outliers:
 
   def __call__(self, loss: float) -> bool:
     """Whether a loss is an outlier; it counts from now on."""
+    if not math.isfinite(loss):
+      return True
     deviation = math.sqrt(max(0.0, self._square - self._mean**2))
     outlier = (
       self._count >= self._warm_up
@@ -141,11 +146,12 @@ class _Learner:
 
     def gradient(
       state: base.AgentState, rng_key: jax.Array, batch: types.Tree
-    ) -> tuple[jax.Array, types.LossOutput]:
+    ) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
       gradients, output = agent.gradients(state, rng_key, batch)
       # A parameter server sees a part of the gradient, not its norm.
       clipped, _ = clip.update(gradients.params, clip.init(gradients.params))
-      return jax.flatten_util.ravel_pytree(clipped)[0], output
+      vector, _ = jax.flatten_util.ravel_pytree(clipped)
+      return vector, output.weight, output.metrics
 
     self.gradient = jax.jit(gradient)
     self._with_params = jax.jit(with_params)
@@ -235,15 +241,20 @@ class _Worker:
     """Sends the gradient of a batch; False if the run is over."""
     key = jax.random.fold_in(self._learn_key, self._batches)
     self._batches += 1
-    gradient, output = self._learner.gradient(state, key, batch)
-    weight, values = jax.device_get((output.weight, output.metrics))
-    self._loss = float(values.get("loss", math.nan))
-    if self._learner.outliers(self._loss):
-      self._outliers += 1
+    gradient, weight, values = jax.device_get(
+      self._learner.gradient(state, key, batch)
+    )
+    if not np.isfinite(gradient).all():
+      self._skipped += 1
       return True
+    if "loss" in values:
+      self._loss = float(values["loss"])
+      if self._learner.outliers(self._loss):
+        self._outliers += 1
+        return True
     try:
       with self._waits.timed(_WAIT_SERVERS):
-        applied, staleness = self._learner.client.push(np.asarray(gradient))
+        applied, staleness = self._learner.client.push(gradient)
     except wire.WireError as error:
       if error.code is not wire.StatusCode.UNAVAILABLE:
         raise
@@ -285,6 +296,7 @@ class _Worker:
       gradients=np.int32(self._gradients),
       stale=np.int32(self._stale),
       outliers=np.int32(self._outliers),
+      skipped=np.int32(self._skipped),
       learned_steps=np.float32(self._learned_steps),
       staleness=np.float32(self._staleness / max(1, self._gradients)),
       loss=np.float32(self._loss),
@@ -299,5 +311,5 @@ class _Worker:
     return reply is not None
 
   def _reset_counts(self) -> None:
-    self._gradients = self._stale = self._outliers = 0
+    self._gradients = self._stale = self._outliers = self._skipped = 0
     self._learned_steps = self._staleness = 0.0
