@@ -5,15 +5,17 @@ import fractions
 import functools
 import itertools
 import math
+import threading
+import time
 
 import jax
 import numpy as np
 import pytest
 
-from seedx import types
+from seedx import checkpoint, types
 from seedx.agents import base
 from seedx.learning import experience
-from tests import fakes
+from tests import fakes, running
 
 NUM_STEPS, WINDOW = 4, 3
 LENGTH = NUM_STEPS + WINDOW - 1
@@ -493,6 +495,106 @@ def test_broken_priorities_are_counted_in_the_metrics(cores):
   report(source, batch, lambda *window: -1.0)
   list(source(with_priorities(1, cores)))
   assert source.measure() == {"priorities_clamped": WINDOWS + 8}
+
+
+# What a checkpoint keeps of it
+
+
+def in_a_file(source):
+  """What a checkpoint gives back of its state."""
+  with source.paused():
+    fetch = source.saved()
+  content = np.frombuffer(checkpoint.to_bytes(fetch()), np.uint8)
+  return checkpoint.from_bytes(content)
+
+
+def learn(source, cores, indices):
+  """All batches of some shares, as NumPy arrays; reports priorities."""
+  batches = []
+  for index in indices:
+    shares = with_priorities(index, cores, priority=1.0 + index % 5)
+    for batch in source(shares):
+      batches.append(jax.tree.map(np.asarray, batch))
+      if batch.windows is not None:
+        report(source, batch, lambda core, unroll, start: 1.0 + unroll + start)
+  return batches
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("make", [make, make_prioritized])
+@pytest.mark.parametrize("before", [0, 1, 3, 30])
+def test_what_was_saved_goes_on_bitwise(make, cores, before):
+  """Its unrolls, priorities, random numbers, remainder, and batch ahead."""
+  options = {"ratio": 1.7, "min_steps": 12}
+  source, other = make(cores, **options), make(cores, **options)
+  learn(source, cores, range(before))
+  saved = in_a_file(source)
+  other._keys = [jax.random.fold_in(key, 9) for key in other._keys]
+  other.restore(saved)
+  running.assert_equal(in_a_file(other), saved)  # Before any share has come.
+  other.example(with_priorities(0, cores))
+  if before:
+    running.assert_equal(in_a_file(other), saved)
+    expected = learn(source, cores, range(before, before + 6))
+    actual = learn(other, cores, range(before, before + 6))
+    assert len(expected) > 4
+    running.assert_equal(actual, expected)
+    running.assert_equal(in_a_file(other), in_a_file(source))
+
+
+def test_what_is_saved_stays_as_it_was_while_learning_goes_on():
+  source = make_prioritized(ratio=4.0)
+  learn(source, 1, range(3))
+  with source.paused():
+    fetch = source.saved()
+  expected = in_a_file(source)
+  learn(source, 1, range(3, 9))
+  content = np.frombuffer(checkpoint.to_bytes(fetch()), np.uint8)
+  running.assert_equal(checkpoint.from_bytes(content), expected)
+
+
+def test_it_is_paused_between_two_updates_only_and_soon():
+  source = make_prioritized(ratio=1000.0)
+  pauses, learning = [], threading.Event()
+
+  def pause():
+    while len(pauses) < 20:
+      with source.paused():
+        pauses.append(learning.is_set())
+
+  saver = threading.Thread(target=pause, daemon=True)
+  batches = source(with_priorities(0))
+  for batch in batches:
+    learning.set()
+    if not saver.is_alive() and not pauses:
+      saver.start()
+    report(source, batch, lambda *window: 1.0)
+    time.sleep(0.001)
+    learning.clear()
+    if len(pauses) >= 20:
+      break
+  # The last batch was not asked for: whoever learned from it has ended.
+  batches.close()
+  saver.join(10)
+  assert not saver.is_alive() and not any(pauses)
+
+
+def test_a_replay_of_other_devices_starts_empty_and_says_so(capfd):
+  source = make(2)
+  learn(source, 2, range(3))
+  other = make(1)
+  other.restore(in_a_file(source))
+  assert len(list(other(shares_of(0)))) == 1
+  assert other.states[0].inserted == 2
+  assert "replay of 2 learner devices" in capfd.readouterr().err
+
+
+def test_a_replay_of_another_size_is_refused():
+  source, other = make(), make(capacity=32)
+  learn(source, 1, range(3))
+  other.restore(in_a_file(source))
+  with pytest.raises(types.ConfigError, match="replay of the checkpoint"):
+    list(other(shares_of(0)))
 
 
 def test_unrolls_without_priorities_are_refused():

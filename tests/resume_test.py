@@ -368,6 +368,8 @@ class Counting:
     down: whether a parameter server is not there.
   """
 
+  replay = None
+
   def __init__(self):
     self.acted = counters.Acted()
     self.down = False
@@ -402,6 +404,7 @@ def test_a_keeper_saves_now_and_then_and_goes_on_from_the_newest(tmp_path):
     it.down = False
     kept.check()
     kept.check()  # It is too early for another.
+    kept.wait()
     it.acted.add(1, np.array([]))
   assert steps_of(tmp_path) == [21, 32]
   found = checkpoint.Checkpoints(checkpointer.directory(tmp_path))
@@ -491,6 +494,55 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(
   assert "checkpoint 900 in" in said and f"checkpoint {step} instead" in said
   assert max(steps_of(run_dir)) >= step + 32 and 900 not in steps_of(run_dir)
   assert (folder / "900.damaged").is_dir()
+
+
+_DQN = [
+  *("--hidden-sizes", "8", "--num-envs", "4", "--unroll-length", "8"),
+  *("--replay-min-steps", "200", "--replay-batch-size", "16"),
+  *("--replay-capacity", "4000", "--checkpoint-every-seconds", "0.05"),
+]
+
+
+def test_a_replay_goes_on_where_it_was(tmp_path, monkeypatch, capfd):
+  run_dir, restored = tmp_path / "run", []
+  words = [*_DQN, "--total-steps", "600", "--run-dir", str(run_dir)]
+  assert programs.main(dqn, words) == 0
+  step = steps_of(run_dir)[-1]
+  found = checkpoint.Checkpoints(checkpointer.directory(run_dir))
+  saved = found.restore(step, checkpointer.REPLAY)
+  others = [path for path in found.directory.glob("*/replay")]
+  assert [path.parent.name for path in others] == [str(step)]
+  lines = [x for x in raw_lines(run_dir) if "checkpoint_bytes" in x]
+  assert lines[-1]["checkpoint_bytes"] > 4000 * 16
+  assert all(x["checkpoint_seconds"] > 0 for x in lines)
+  begin = experience.Replayed._begin
+
+  def spy(source, shares):
+    begin(source, shares)
+    if not restored:
+      restored.append(running.copied(source.saved()()))
+
+  monkeypatch.setattr(experience.Replayed, "_begin", spy)
+  words = ["--resume", str(run_dir), "--total-steps", "700"]
+  updates = raw_lines(run_dir)[-1]["learner_steps"]
+  assert programs.main(dqn, words) == 0
+  content = np.frombuffer(checkpoint.to_bytes(restored[0]), np.uint8)
+  running.assert_equal(checkpoint.from_bytes(content), saved)
+  # It need not be filled again.
+  assert raw_lines(run_dir)[-1]["learner_steps"] >= updates + 10
+  assert "empty" not in capfd.readouterr().err
+
+
+def test_a_replay_that_is_too_large_is_left_out_in_words(tmp_path, capfd):
+  run_dir = tmp_path / "run"
+  words = [*_DQN, "--total-steps", "400", "--run-dir", str(run_dir)]
+  assert programs.main(dqn, [*words, "--checkpoint-replay-gib", "1e-6"]) == 0
+  said = capfd.readouterr().err
+  assert said.count("more than --checkpoint-replay-gib 1e-06: it is empty") == 1
+  words = ["--resume", str(run_dir), "--total-steps", "500"]
+  assert programs.main(dqn, words) == 0
+  said = capfd.readouterr().err
+  assert said.count("the replay starts empty: expected 'replay' in") == 1
 
 
 def test_a_run_without_a_whole_checkpoint_says_what_is_wrong(

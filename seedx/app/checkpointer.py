@@ -1,22 +1,26 @@
 """Saves checkpoints of a run and starts its evaluations."""
 
+import contextlib
 import dataclasses
 import math
 import pathlib
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from seedx import checkpoint, types, wire
+from seedx import checkpoint, metrics, types, wire
 from seedx.app import evaluations
 from seedx.runtime import process
 
 Read = TypeVar("Read")
 
-# The items of a checkpoint: the state of the run, and the part that acts.
+# The items of a checkpoint: the state of the run, the part that acts, and the
+# replay, which only the newest has.
 RUN = "run"
 ACTING = "acting"
+REPLAY = "replay"
 # How many of the newest checkpoints are kept, besides the best.
 _KEPT = 2
 
@@ -28,13 +32,20 @@ class Config:
   Attributes:
     checkpoint_every_seconds: seconds between two checkpoints; 0 for only one,
       at the end.
+    checkpoint_replay_gib: the largest replay that a checkpoint keeps, in GiB of
+      all devices or workers; a larger one is empty after a resume.
   """
 
   checkpoint_every_seconds: float = 60.0
+  checkpoint_replay_gib: float = 1.0
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for a setting that is out of range."""
-    types.check_ranges(self, checkpoint_every_seconds=(0.0, types.MOST))
+    types.check_ranges(
+      self,
+      checkpoint_every_seconds=(0.0, types.MOST),
+      checkpoint_replay_gib=(0.0, types.MOST),
+    )
 
 
 def directory(run_dir: pathlib.Path) -> pathlib.Path:
@@ -96,7 +107,13 @@ def first_whole(
 
 
 class Checkpointer:
-  """Saves checkpoints of a run, and starts its evaluations."""
+  """Saves checkpoints of a run, and starts its evaluations.
+
+  Checkpoints are written on a thread of their own, one at a time.
+
+  Attributes:
+    newest: the metrics of the last checkpoint; empty before the first.
+  """
 
   def __init__(
     self,
@@ -113,11 +130,17 @@ class Checkpointer:
       config: how often to save.
       evaluation: evaluates the run; None for never.
     """
+    self.newest: Mapping[str, metrics.Value] = {}
     self._run = run
-    self._checkpoints = checkpoint.Checkpoints(directory(run_dir), keep=_KEPT)
-    self._every_seconds = config.checkpoint_every_seconds
+    self._checkpoints = checkpoint.Checkpoints(
+      directory(run_dir), keep=_KEPT, newest_only=[REPLAY]
+    )
+    self._config = config
     self._evaluation = evaluation
     self._saved_seconds = time.monotonic()
+    self._said_too_large = False
+    self._thread: threading.Thread | None = None
+    self._failure: BaseException | None = None
 
   def restore(self) -> None:
     """Restores the run from its newest checkpoint that is whole.
@@ -137,60 +160,117 @@ class Checkpointer:
       if damaged > env_steps:
         path = found.set_aside(damaged)
         print(f"checkpoint {damaged} is kept as {path}", file=sys.stderr)
+    if self._run.replay is not None:
+      try:
+        self._run.replay.restore(found.restore(env_steps, REPLAY))
+      except checkpoint.Damaged as error:
+        print(f"the replay starts empty: {error}", file=sys.stderr)
     if self._evaluation is not None:
       self._evaluation.resume(env_steps)
 
   def check(self) -> None:
-    """Saves and evaluates if it is time to. Call this regularly."""
+    """Saves and evaluates if it is time to. Call this regularly.
+
+    Raises:
+      BaseException: the error of the last checkpoint, but one of the disk.
+    """
     seconds = time.monotonic() - self._saved_seconds
-    saves = 0 < self._every_seconds <= seconds
+    saves = 0 < self._config.checkpoint_every_seconds <= seconds
+    if self._thread is not None and self._thread.is_alive():
+      saves = False
     env_steps = self._run.acted.env_steps
     evaluates = self._evaluation is not None and self._evaluation.due(env_steps)
     if not saves and not evaluates:
       return
-    saved = self._saved()
-    if saved is None:
+    try:
+      saved = self._save() if saves else self._run.saved()
+    except wire.WireError as error:
+      if error.code is not wire.StatusCode.UNAVAILABLE:
+        raise
       return  # The parameter server restarts soon.
     if self._evaluation is not None and evaluates:
       self._evaluation.start(_env_steps(saved), self._run.policy(saved))
-    if saves:
-      self._save(saved)
 
   def finish(self, interrupted: bool) -> None:
     """Saves a last checkpoint, and evaluates it unless interrupted."""
-    saved = self._saved() if interrupted else self._run.saved()
-    if saved is not None:
-      self._save(saved)
-    else:
+    try:
+      saved = self._save()
+    except wire.WireError as error:
+      if not interrupted or error.code is not wire.StatusCode.UNAVAILABLE:
+        raise
       print(
         "expected the parameter servers at the end, found one that cannot be"
         " reached: there is no last checkpoint",
         file=sys.stderr,
       )
-    if self._evaluation is not None and saved is not None:
+      return
+    self.wait()
+    if self._evaluation is not None:
       acting = self._run.policy(saved)
       self._evaluation.finish(_env_steps(saved), acting, interrupted)
 
-  def _saved(self) -> types.Tree | None:
-    """The state of the run; None if a parameter server is not reachable."""
-    try:
-      return self._run.saved()
-    except wire.WireError as error:
-      if error.code is not wire.StatusCode.UNAVAILABLE:
-        raise
-      return None
+  def wait(self) -> None:
+    """Waits until the last checkpoint is written.
 
-  def _save(self, saved: types.Tree) -> None:
-    score = self._run.acted.returns.mean()
-    try:
-      self._checkpoints.save(
-        _env_steps(saved),
-        {RUN: saved, ACTING: self._run.policy(saved)},
-        -math.inf if score is None else score,
-      )
-    except OSError as error:  # The next one may succeed.
-      print(error, file=sys.stderr, flush=True)
+    Raises:
+      BaseException: its error, but one of the disk.
+    """
+    if self._thread is not None:
+      self._thread.join()
+    if self._failure is not None:
+      raise self._failure
+
+  def _save(self) -> types.Tree:
+    """Starts to write a checkpoint; returns the state of the run in it."""
+    self.wait()
+    replay = self._kept_replay()
+    with replay.paused() if replay else contextlib.nullcontext():
+      saved = self._run.saved()
+      fetch = replay.saved() if replay else None
     self._saved_seconds = time.monotonic()
+    score = self._run.acted.returns.mean()
+    items = {RUN: saved, ACTING: self._run.policy(saved)}
+
+    def write() -> None:
+      try:
+        started = time.monotonic()
+        if fetch is not None:
+          items[REPLAY] = fetch()
+        size = self._checkpoints.save(
+          _env_steps(saved), items, -math.inf if score is None else score
+        )
+        self.newest = {
+          "checkpoint_bytes": size,
+          "checkpoint_seconds": time.monotonic() - started,
+        }
+      except OSError as error:  # The next one may succeed.
+        print(error, file=sys.stderr, flush=True)
+      except BaseException as failure:
+        self._failure = failure
+
+    self._thread = threading.Thread(
+      target=write, name="checkpointer", daemon=True
+    )
+    self._thread.start()
+    return saved
+
+  def _kept_replay(self) -> process.Replay | None:
+    """The replay of the run, if it is not too large for a checkpoint."""
+    replay = self._run.replay
+    if replay is None:
+      return None
+    most_bytes = self._config.checkpoint_replay_gib * 2**30
+    if replay.num_bytes <= most_bytes:
+      return replay
+    if not self._said_too_large:
+      self._said_too_large = True
+      print(
+        f"checkpoints are without the replay of {replay.num_bytes / 2**30:.2f}"
+        " GiB, which is more than --checkpoint-replay-gib"
+        f" {self._config.checkpoint_replay_gib:g}: it is empty after a resume",
+        file=sys.stderr,
+      )
+    return None
 
 
 def _env_steps(saved: types.Tree) -> int:

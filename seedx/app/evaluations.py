@@ -6,7 +6,7 @@ import pathlib
 import sys
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from seedx import envs, metrics, types
 from seedx.acting import evaluator, sessions
@@ -151,18 +151,30 @@ class Periodic:
       self._failure = failure
 
 
-class Lines:
-  """A Sink that adds the metrics of the newest evaluation to each line."""
+class HasNewest(Protocol):
+  """What happens now and then.
 
-  def __init__(self, sink: metrics.Sink, evaluation: Periodic | None) -> None:
-    """Passes lines to `sink`; adds nothing if `evaluation` is None."""
+  Attributes:
+    newest: the metrics of the last time.
+  """
+
+  newest: Mapping[str, metrics.Value]
+
+
+class Lines:
+  """A Sink that adds the newest metrics of what happens now and then."""
+
+  def __init__(self, sink: metrics.Sink, *others: HasNewest | None) -> None:
+    """Passes lines to `sink`, with the metrics of `others`."""
     self._sink = sink
-    self._evaluation = evaluation
+    self._others = [other for other in others if other is not None]
 
   def write(self, line: metrics.Line) -> None:
     """Takes a line of metrics."""
-    newest = self._evaluation.newest if self._evaluation else {}
-    self._sink.write({**line, **newest})
+    more = dict(line)
+    for other in self._others:
+      more |= other.newest
+    self._sink.write(more)
 
   def close(self) -> None:
     """Closes the sink."""

@@ -39,7 +39,8 @@ OF_A_PROCESS = (
 # The settings that may change when a run resumes, since its state does not
 # depend on them.
 _RESUMED = (
-  *("total_steps", "log_seconds", "checkpoint_every_seconds"),
+  *("total_steps", "log_seconds"),
+  *("checkpoint_every_seconds", "checkpoint_replay_gib"),
   *("evaluate_every_steps", "evaluate_episodes", "learner_devices"),
   *("inference_devices", "inference_batch_size", "inference_wait_seconds"),
   *("env_threads", "num_actors", "num_workers", "queue_capacity", "device"),
@@ -50,7 +51,8 @@ _RESUMED = (
 _NOT_IN_LABELS = (
   *("env", "seed", "run_dir", "resume", "trust", "log_seconds"),
   *OF_A_PROCESS,
-  *("checkpoint_every_seconds", "evaluate_every_steps", "evaluate_episodes"),
+  *("checkpoint_every_seconds", "checkpoint_replay_gib"),
+  *("evaluate_every_steps", "evaluate_episodes"),
 )
 
 

@@ -150,7 +150,7 @@ def run(
       last = process.run(
         own,
         context,
-        _sinks(config, run_dir, evaluation, show),
+        _sinks(config, run_dir, show, kept, evaluation),
         config.log_seconds,
         check,
       )
@@ -206,13 +206,13 @@ def pipeline_of(config: Any) -> Any:
 def _sinks(
   config: process.Config,
   run_dir: pathlib.Path,
-  evaluation: evaluations.Periodic | None,
   show: bool,
+  *others: evaluations.HasNewest | None,
 ) -> Sequence[metrics.Sink]:
   """Where the lines of metrics go; a disk that is full does not end the run."""
   lines = metrics.JsonLines(run_dir / "metrics.jsonl")
   files: list[metrics.Sink] = [
-    evaluations.Lines(metrics.Background(name, sink), evaluation)
+    evaluations.Lines(metrics.Background(name, sink), *others)
     for name, sink in (
       ("metrics.jsonl", lines),
       ("TensorBoard's events", metrics.TensorBoard(run_dir)),

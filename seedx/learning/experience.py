@@ -1,14 +1,18 @@
 """Experience: turns finished unrolls into batches, directly or via a replay."""
 
 import abc
+import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from seedx import metrics, replay, types
+from seedx import checkpoint, metrics, replay, types
 from seedx.agents import base
 
 
@@ -57,10 +61,7 @@ class Experience(abc.ABC):
     raise NotImplementedError
 
   def resume(self, updates: int) -> None:
-    """Is called once after `--resume`, when so many updates have been made.
-
-    A replay is empty then.
-    """
+    """Is called once after `--resume`, when so many updates have been made."""
     del updates
 
   def measure(self) -> dict[str, metrics.Value]:
@@ -225,6 +226,9 @@ class Replayed(Experience):
   After each share it yields as many batches as the replay ratio asks for, and
   takes no new share meanwhile: neither acting nor learning can run ahead.
 
+  It changes while a share is added, and from when a batch is drawn until the
+  learner asks for the next one. In between any thread may save it, `paused`.
+
   Attributes:
     states: each core's replay.
   """
@@ -254,33 +258,77 @@ class Replayed(Experience):
     self._replay = self._make_replay(capacity, agent.needs.window)
     self._add = jax.jit(self._replay.add, donate_argnums=0)
     self._sample = jax.jit(self._draw)
+    # Not the state itself: the next `add` deletes it.
+    self._copy = jax.jit(lambda state: jax.tree.map(jnp.copy, state))
+    self._ahead: Batch | None = None
+    # What to go on from when the shapes are known.
+    self._restored: Mapping[str, np.ndarray] = {}
+    # Who wants to pause holds the turn, so that changes wait for it.
+    self._turn, self._changing = threading.Lock(), threading.Lock()
 
   def __call__(self, shares: Sequence[types.Share]) -> Iterator[Batch]:
     """Stores one share per core, and yields the batches to learn from now."""
-    self._begin(shares)
-    pairs = zip(self.states, shares, strict=True)
-    self.states = [self._added(state, share) for state, share in pairs]
-    unrolls = sum(share.unroll.version.shape[1] for share in shares)
-    new_steps = unrolls * self._period
-    self._steps += new_steps
-    if self._steps < self._config.replay_min_steps:
-      return
-    self._due += new_steps * self._config.replay_ratio
+    with self._changes():
+      self._begin(shares)
+      pairs = zip(self.states, shares, strict=True)
+      self.states = [self._added(state, share) for state, share in pairs]
+      unrolls = sum(share.unroll.version.shape[1] for share in shares)
+      new_steps = unrolls * self._period
+      self._steps += new_steps
+      if self._steps < self._config.replay_min_steps:
+        return
+      self._due += new_steps * self._config.replay_ratio
     while self._due >= self._config.replay_batch_size:
-      self._due -= self._config.replay_batch_size
-      yield self._next()
+      with self._changes():
+        self._due -= self._config.replay_batch_size
+        yield self._next()
 
   def example(self, shares: Sequence[types.Share]) -> Batch:
     """A batch to compile the update with; it leaves the sampling unchanged."""
     self._begin(shares)
-    drawn = self._drawn
-    batch = self._batch()
-    self._drawn = drawn
-    return batch
+    return self._batch(self.states, self._drawn)
 
   def resume(self, updates: int) -> None:
     """Continues the random numbers after those of so many updates."""
     self._drawn = updates
+
+  @property
+  def num_bytes(self) -> int:
+    """Of the replays' arrays; 0 until they are allocated."""
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(self.states))
+
+  @contextlib.contextmanager
+  def paused(self) -> Iterator[None]:
+    """What is saved within it is of one moment between two updates."""
+    with self._turn, self._changing:
+      yield
+
+  def saved(self) -> Callable[[], Mapping[str, types.Tree]]:
+    """Copies its state; call it `paused`.
+
+    Returns:
+      A function that says the state as a nest of arrays, on any thread.
+    """
+    if not self.states:
+      restored = self._restored
+      return lambda: restored
+    state = {
+      "states": [self._copy(state) for state in self.states],
+      "keys": [jax.random.key_data(key) for key in self._keys],
+      "ahead": self._ahead,
+      "due": np.float64(self._due),
+      "steps": np.int64(self._steps),
+      "drawn": np.int64(self._drawn),
+    }
+    return lambda: state
+
+  def restore(self, saved: Mapping[str, np.ndarray]) -> None:
+    """Goes on from what was saved, once the first share has come.
+
+    Args:
+      saved: its arrays by their paths.
+    """
+    self._restored = saved
 
   def _make_replay(self, capacity: int, window: int) -> Any:
     return replay.Uniform(capacity, window)
@@ -288,25 +336,81 @@ class Replayed(Experience):
   def _begin(self, shares: Sequence[types.Share]) -> None:
     if self.states:
       return
+    states = []
     for share, core in zip(shares, self._cores, strict=True):
       with jax.default_device(core):
         state = self._replay.init(share.unroll)
-      self.states.append(jax.device_put(state, core))
+      states.append(jax.device_put(state, core))
+    if self._restored:
+      states = self._go_on(states, self._restored)
+    # At last: from now on `saved` says what there is.
+    self.states = states
+
+  def _go_on(
+    self, empty: list[types.Tree], saved: Mapping[str, np.ndarray]
+  ) -> list[types.Tree]:
+    """Takes over what was saved; returns each core's replay."""
+    keys = [jax.random.key_data(key) for key in self._keys]
+    num_cores = sum(name.startswith("keys/") for name in saved)
+    if num_cores != len(keys):
+      print(
+        f"the replay of {num_cores} learner devices cannot be that of"
+        f" {len(keys)}; it starts empty",
+        file=sys.stderr,
+      )
+      return empty
+    has_ahead = any(name.startswith("ahead/") for name in saved)
+    shapes = {
+      "states": empty,
+      "keys": keys,
+      "ahead": self._batch(empty, 0) if has_ahead else None,
+      "due": np.float64(0),
+      "steps": np.int64(0),
+      "drawn": np.int64(0),
+    }
+    found = checkpoint.like(saved, shapes, "the replay of the checkpoint")
+    self._keys = [
+      jax.random.wrap_key_data(key) for key in self._on_cores(found["keys"])
+    ]
+    if has_ahead:
+      parts, windows = found["ahead"]
+      self._ahead = Batch(self._on_cores(parts), self._on_cores(windows))
+    self._due = float(found["due"])
+    self._steps, self._drawn = int(found["steps"]), int(found["drawn"])
+    return self._on_cores(found["states"])
+
+  def _on_cores(self, nests: Sequence[types.Tree]) -> list[types.Tree]:
+    """Copies each nest to its core."""
+    return [
+      jax.device_put(jax.tree.map(jnp.array, nest), core)
+      for nest, core in zip(nests, self._cores, strict=True)
+    ]
+
+  @contextlib.contextmanager
+  def _changes(self) -> Iterator[None]:
+    """Waits for who has it paused, and lets nobody pause it within."""
+    with self._turn:
+      self._changing.acquire()
+    try:
+      yield
+    finally:
+      self._changing.release()
 
   def _added(self, state: types.Tree, share: types.Share) -> types.Tree:
     return self._add(state, share.unroll)
 
   def _next(self) -> Batch:
-    return self._batch()
-
-  def _batch(self) -> Batch:
-    return Batch(self._samples())
-
-  def _samples(self) -> list[types.Tree]:
-    pairs = zip(self.states, self._keys, strict=True)
-    samples = [self._sample(state, key, self._drawn) for state, key in pairs]
     self._drawn += 1
-    return samples
+    return self._batch(self.states, self._drawn - 1)
+
+  def _batch(self, states: Sequence[types.Tree], index: int) -> Batch:
+    return Batch(self._samples(states, index))
+
+  def _samples(
+    self, states: Sequence[types.Tree], index: int
+  ) -> list[types.Tree]:
+    pairs = zip(states, self._keys, strict=True)
+    return [self._sample(state, key, index) for state, key in pairs]
 
   def _draw(
     self, state: types.Tree, rng_key: jax.Array, index: jax.Array
@@ -335,7 +439,6 @@ class Prioritized(Replayed):
     self._exponents = config.priority_exponent, config.importance_exponent
     super().__init__(agent, config, period, cores, rng_key)
     self._update = jax.jit(self._replay.update, donate_argnums=0)
-    self._ahead: Batch | None = None
     # Copies, for any thread: the states are donated.
     self._clamped: list[jax.Array] = []
 
@@ -368,12 +471,12 @@ class Prioritized(Replayed):
     return self._add(state, share.unroll, share.priorities)
 
   def _next(self) -> Batch:
-    batch = self._ahead or self._batch()
-    self._ahead = self._batch()
+    batch = self._ahead or super()._next()
+    self._ahead = super()._next()
     return batch
 
-  def _batch(self) -> Batch:
-    drawn = self._samples()
+  def _batch(self, states: Sequence[types.Tree], index: int) -> Batch:
+    drawn = self._samples(states, index)
     return Batch([sample for sample, _ in drawn], [own for _, own in drawn])
 
 

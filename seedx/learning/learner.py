@@ -283,6 +283,12 @@ class Learner:
     """The acting parameters of a state; of the newest one if None."""
     return self._acting(self.state if state is None else state)
 
+  @property
+  def replay(self) -> experience.Replayed | None:
+    """The replay that it learns from, if there is one, for checkpoints."""
+    source = self._source
+    return source if isinstance(source, experience.Replayed) else None
+
   def policy(self, saved: types.Tree) -> types.Tree:
     """The acting parameters of a saved process whose `learner` part this is."""
     return self.acting(saved["learner"]["agent"])

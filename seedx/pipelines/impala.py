@@ -118,6 +118,7 @@ def learn(config: Config, context: process.Context) -> process.Process:
   return process.Process(
     acted=acted,
     parts={"learner": learning, "acted": acted, "seeds": connected.seeds},
+    replay=learning.replay,
     policy=learning.policy,
     measures=[
       acted.measure,

@@ -117,6 +117,7 @@ def learn(config: Config, context: process.Context) -> process.Process:
   return process.Process(
     acted=acted,
     parts={"learner": learning, "acted": acted, "seeds": connected.seeds},
+    replay=learning.replay,
     policy=learning.policy,
     measures=[acted.measure, learning.measure, waits.shares, server.measure],
     done=lambda: acted.env_steps >= config.total_steps,

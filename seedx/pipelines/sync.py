@@ -131,6 +131,7 @@ def learn(config: Config, context: process.Context) -> process.Process:
   return process.Process(
     acted=acted,
     parts={"learner": learning, "acted": acted, "seeds": seeds},
+    replay=learning.replay,
     policy=learning.policy,
     measures=[acted.measure, learning.measure, waits.shares],
     steps=steps,

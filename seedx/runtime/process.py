@@ -4,11 +4,14 @@ A pipeline's `learn(config, context)` returns a `Process`, which says what runs
 in it. `run` does the rest, for all pipelines.
 """
 
+import contextlib
 import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol, Self
+
+import numpy as np
 
 from seedx import launch, metrics, types, wire
 from seedx.runtime import counters
@@ -90,6 +93,32 @@ class Part(Protocol):
     """Continues from a saved state; called before the process runs."""
 
 
+class Replay(Protocol):
+  """The replays of a process; any thread may save them."""
+
+  @property
+  def num_bytes(self) -> int:
+    """Of what a checkpoint would keep, about; 0 where it is not known yet."""
+
+  def paused(self) -> contextlib.AbstractContextManager[None]:
+    """Neither they nor the parts of the process change within it."""
+
+  def saved(self) -> Callable[[], types.Tree]:
+    """Takes their state, `paused`.
+
+    Returns:
+      A function that says the state as a nest of arrays, on any thread; it may
+      wait.
+    """
+
+  def restore(self, saved: Mapping[str, np.ndarray]) -> None:
+    """Continues from a saved state; called before the process runs.
+
+    Args:
+      saved: its arrays by their paths, see `checkpoint.Checkpoints.restore`.
+    """
+
+
 @dataclasses.dataclass(frozen=True)
 class Process:
   """What runs in a pipeline's own process.
@@ -98,6 +127,8 @@ class Process:
     acted: counts of env steps and episodes.
     parts: what a checkpoint saves, by name; `acted` is one of them. A part
       whose state is in other processes also has `form()`, its shapes.
+    replay: that the run learns from; None if there is none. A checkpoint saves
+      it by itself, because it may be too large.
     policy: maps saved parts to acting parameters, see `base.Agent.acting`.
     measures: functions whose results make a line of metrics.
     done: whether the run has reached its end; unused where there are `steps`.
@@ -114,6 +145,7 @@ class Process:
   parts: Mapping[str, Part]
   policy: Callable[[types.Tree], types.Tree]
   measures: Sequence[Callable[[], metrics.Line]]
+  replay: Replay | None = None
   done: Callable[[], bool] = lambda: False
   threads: Mapping[str, Callable[[], None]] = dataclasses.field(
     default_factory=dict
@@ -131,7 +163,7 @@ class Process:
     return {name: part.saved() for name, part in self.parts.items()}
 
   def restore(self, load: Callable[[types.Tree], types.Tree]) -> None:
-    """Continues from a checkpoint, before `run`; replays start empty.
+    """Continues from a checkpoint, before `run`; the replay has its own.
 
     Args:
       load: maps a nest of the shapes of `saved` to the saved one.
