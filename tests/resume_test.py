@@ -255,9 +255,12 @@ def test_a_parameter_server_takes_what_it_is_given():
   row = shard.save(())
   shard.push(parameter_server_test.vector_of(3, [5.0, 5.0]))
   assert shard.version == 4
-  shard.restore(row)  # Whatever it has learned meanwhile.
-  running.assert_equal(shard.save(()), row)
-  assert shard.version == 3
+  with pytest.raises(wire.Refused, match="no gradient yet"):
+    shard.restore(row)
+  other = parameter_server.Shard(agent, 10)
+  other.restore(row)
+  running.assert_equal(other.save(()), row)
+  assert other.version == 3
 
 
 # The learner: what it makes of a batch after a checkpoint.
