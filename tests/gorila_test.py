@@ -69,7 +69,7 @@ def report(run, client):
     client,
     reports.REPORT,
     reports.layout(length, 4),
-    wire.NOTHING,
+    reports.REPLY,
     {"num_envs": 4},
   )
 
@@ -158,7 +158,7 @@ def report_of(steps, **changes):
 def opened():
   acted = counters.Acted()
   connected = sessions.Sessions(np.zeros(2, np.float32), acted, seed=0)
-  reported = reports.Reports(connected, lambda: True, REPLAY, WINDOW)
+  reported = reports.Reports(connected, lambda: True, REPLAY, WINDOW, lambda: 0)
   return acted, reported, reported.open({"num_envs": 2})
 
 

@@ -141,6 +141,8 @@ class Checkpointer:
     self._said_too_large = False
     self._thread: threading.Thread | None = None
     self._failure: BaseException | None = None
+    # Some are known to be too large before the run begins.
+    self._kept_replay()
 
   def restore(self) -> None:
     """Restores the run from its newest checkpoint that is whole.
@@ -264,6 +266,7 @@ class Checkpointer:
       return replay
     if not self._said_too_large:
       self._said_too_large = True
+      replay.leave_out()
       print(
         f"checkpoints are without the replay of {replay.num_bytes / 2**30:.2f}"
         " GiB, which is more than --checkpoint-replay-gib"

@@ -3,6 +3,7 @@
 import abc
 import contextlib
 import dataclasses
+import math
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -296,6 +297,15 @@ class Replayed(Experience):
   def num_bytes(self) -> int:
     """Of the replays' arrays; 0 until they are allocated."""
     return sum(leaf.nbytes for leaf in jax.tree.leaves(self.states))
+
+  def bytes_for(self, share: types.Share) -> int:
+    """Of one core's replay of such unrolls, by their shapes and dtypes."""
+    state = jax.eval_shape(self._replay.init, share.unroll)
+    leaves = jax.tree.leaves(state)
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in leaves)
+
+  def leave_out(self) -> None:
+    """Does nothing: a state that is not saved costs nothing."""
 
   @contextlib.contextmanager
   def paused(self) -> Iterator[None]:

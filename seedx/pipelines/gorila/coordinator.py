@@ -6,11 +6,12 @@ from typing import Self
 import jax
 
 from seedx import envs, launch, types, wire
-from seedx.acting import local_actor, sessions
+from seedx.acting import local_actor, sessions, unroll_store
 from seedx.agents import base, optimizers
 from seedx.learning import experience
 from seedx.pipelines.gorila import (
   parameter_server,
+  replays,
   reports,
   saved_shards,
   worker,
@@ -137,15 +138,23 @@ def learn(config: Config, context: process.Context) -> process.Process:
   shards = saved_shards.SavedShards(agent, addresses, context.stop)
   window = agent.needs.window
   assert window is not None  # It learns from a replay.
-  reported = reports.Reports(connected, shards.are_ready, config.replay, window)
+  kept = replays.Replays(
+    workers.num_workers,
+    _replay_bytes(config, agent, spec),
+    connected.count_open,
+  )
+  reported = reports.Reports(
+    connected, shards.are_ready, config.replay, window, lambda: kept.wanted
+  )
   server = wire.Server(config.address, workers.num_workers)
   length = agent.needs.unroll_length(workers.unroll_length)
   server.bind_stream(
     reports.REPORT,
     reported.open,
     inputs=reports.layout(length, workers.envs_per_worker),
-    outputs=wire.NOTHING,
+    outputs=reports.REPLY,
   )
+  kept.bind(server)
   server.bind_stream(
     reports.SERVERS,
     lambda hello: reports.servers(addresses),
@@ -157,6 +166,10 @@ def learn(config: Config, context: process.Context) -> process.Process:
     reported.learned.check()
     return shards.are_ready() and acted.env_steps >= config.total_steps
 
+  def ending() -> None:
+    shards.fetch_last()
+    kept.fetch_last()
+
   return process.Process(
     acted=acted,
     parts={
@@ -165,14 +178,30 @@ def learn(config: Config, context: process.Context) -> process.Process:
       "acted": acted,
       "seeds": connected.seeds,
     },
+    replay=kept,
     policy=lambda saved: shards.acting(saved["shards"]),
     measures=[acted.measure, reported.learned.measure, reported.measure],
     done=done,
     threads={"restore": shards.give_restored},
     server=server,
     addresses={"server": addresses},
-    ending=shards.fetch_last,
+    ending=ending,
   )
+
+
+def _replay_bytes(
+  config: Config, agent: base.Agent, spec: types.EnvironmentSpec
+) -> int:
+  """Of a worker's replay."""
+  workers = config.workers
+  source = config.plan.source(
+    agent, workers.unroll_length, jax.local_devices()[:1], jax.random.key(0)
+  )
+  assert isinstance(source, experience.Replayed)
+  layout = unroll_store.Layout.of(
+    agent, workers.unroll_length, workers.envs_per_worker
+  )
+  return source.bytes_for(local_actor.Programs(agent, spec, layout).share())
 
 
 def _max_gradient_norm(agent: base.Config) -> float:

@@ -80,6 +80,11 @@ def layout(length: int, max_rows: int) -> wire.Layout:
   )
 
 
+# The number of the checkpoint that waits for the worker's replay, 0 for none:
+# see `replays`.
+REPLY = wire.Layout.of(wire.once(np.zeros((), np.int32)), 1)
+
+
 def servers(addresses: launch.Addresses) -> wire.Session:
   """A session that says where the parameter servers listen.
 
@@ -107,6 +112,7 @@ class Reports:
 
   Attributes:
     learned: what has been counted of learning.
+    wanted: see `__init__`.
   """
 
   def __init__(
@@ -115,6 +121,7 @@ class Reports:
     is_ready: Callable[[], bool],
     replay: experience.ReplayConfig,
     window: int,
+    wanted: Callable[[], int],
   ) -> None:
     """Nothing is counted yet.
 
@@ -124,7 +131,9 @@ class Reports:
         to go on from.
       replay: of each worker.
       window: time steps of what is sampled from it.
+      wanted: says which checkpoint waits for replays, see `REPLY`.
     """
+    self.wanted = wanted
     self._replay = replay
     self._window = window
     self.learned = counters.Learned()
@@ -222,8 +231,8 @@ class _Session:
     # Steps of which it has not yet learned.
     self._acted = 0.0
 
-  def __call__(self, inputs: Report) -> tuple[()]:
-    """Takes a report of all the worker's environments.
+  def __call__(self, inputs: Report) -> np.ndarray:
+    """Takes a report of all the worker's environments; see `REPLY`.
 
     Raises:
       wire.Refused: it is not of all of them, a number is out of its range, or
@@ -241,7 +250,7 @@ class _Session:
     )
     self._acted = acted
     self._reports.count(counts)
-    return ()
+    return np.array(self._reports.wanted(), np.int32)
 
   def close(self) -> None:
     """Frees the worker's slots."""
