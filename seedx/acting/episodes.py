@@ -45,7 +45,8 @@ class Episodes:
       returns_are_sums: see `envs.returns_are_sums`.
     """
     self._returns_are_sums = returns_are_sums
-    self._last = np.full(num_envs, _LAST, np.uint8)
+    # Whether the step before was a LAST.
+    self._ended = np.ones(num_envs, np.bool_)
     # Of each game so far: rewards, or what they allow its return to be.
     self._total = np.zeros(num_envs, np.float64)
 
@@ -69,25 +70,36 @@ class Episodes:
     wire.check_range("step_type", step_type, _FIRST, _LAST)
     wire.check_finite("rewards", steps.reward)
     wire.check_range("discount", steps.discount, 0, 1)
-    before = np.concatenate(
-      [self._last[index][:, None], step_type[:, :-1]], axis=1
+    first, last = step_type == _FIRST, step_type == _LAST
+    before = self._ended[index][:, None]
+    if step_type.shape[1] != 1:
+      before = np.concatenate([before, last], axis=1)[:, :-1]
+    wrong = first != before
+    if wrong.any():
+      raise wire.invalid(
+        f"a step_type of {_FIRST} at an environment's first step and after each"
+        f" {_LAST}, and nowhere else",
+        f"{step_type[wrong].flat[0]} elsewhere",
+      )
+    reward = np.where(first, 0, steps.reward)
+    total, returns = self._returns(
+      reward, last, steps.episode_return, self._total[index]
     )
-    _check_order(before, step_type)
-    total, returns = self._returns(steps, self._total[index])
     if step_type.shape[1]:
-      self._last[index] = step_type[:, -1]
+      self._ended[index] = last[:, -1]
     self._total[index] = total
-    return int(np.count_nonzero(step_type != _FIRST)), returns
+    return int(np.count_nonzero(~first)), returns
 
   def _returns(
-    self, steps: Steps, total: np.ndarray
+    self,
+    reward: np.ndarray,
+    ended: np.ndarray,
+    claimed: np.ndarray,
+    total: np.ndarray,
   ) -> tuple[np.ndarray, np.ndarray]:
     """Totals `[B]` after the steps, and returns `[B, K]`."""
-    reward = np.where(steps.step_type == _FIRST, 0, steps.reward)
-    ended = steps.step_type == _LAST
-    claimed = steps.episode_return
     if not self._returns_are_sums:
-      reward = _MOST_POINTS * np.abs(reward)
+      reward = _MOST_POINTS * np.abs(reward, dtype=np.float64)
       if np.any(~np.isnan(claimed) & ~ended):
         raise wire.invalid("an episode_return where an episode ends", "another")
       ended = ended & ~np.isnan(claimed)
@@ -102,17 +114,5 @@ class Episodes:
         found, most = claimed[now, k], np.minimum(found, most)
       wire.check_range("episode_return", found, -most, most)
       returns[now, k] = found
-      total = np.where(now, 0, total)
+      total[now] = 0
     return total, returns
-
-
-def _check_order(before: np.ndarray, step_type: np.ndarray) -> None:
-  """Raises where a FIRST does not follow upon a LAST, or another step does."""
-  wrong = (step_type == _FIRST) != (before == _LAST)
-  if wrong.any():
-    found = step_type[wrong].flat[0], before[wrong].flat[0]
-    raise wire.invalid(
-      "a step_type of 0 at an environment's first step and after each 2, and"
-      " nowhere else",
-      f"{found[0]} after {found[1]} (2 stands before the first step)",
-    )
