@@ -254,6 +254,28 @@ def test_a_silent_stream_ends_and_others_have_its_place(tmp_path, monkeypatch):
     talks.close()
 
 
+def test_who_takes_no_replies_is_silent_too(tmp_path):
+  here = []
+  big = wire.Layout.of({"x": np.zeros(2**20, np.uint8)}, 1)
+  server = wire.Server(f"unix:{tmp_path}/server", 2, silent_seconds=0.4)
+  server.bind_stream("say", lambda hello: Counted(here), big, big)
+  frames = [big.encode({"x": np.zeros((1, 2**20), np.uint8)})] * 64
+  with server, fuzz.grpc.insecure_channel(server.address) as channel:
+    call = channel.stream_stream(server_lib.PATH_PREFIX + "say")(
+      iter(frames),
+      metadata=((server_lib.METADATA_KEY, json.dumps(big.to_json()).encode()),),
+    )
+    assert call.initial_metadata()
+    assert len(here) == 1
+    ended = time.monotonic() + 20
+    while here:
+      assert time.monotonic() < ended
+      time.sleep(0.05)
+    with pytest.raises(fuzz.grpc.RpcError) as caught:
+      list(call)
+    assert caught.value.code() is Code.UNAVAILABLE
+
+
 def test_a_process_that_has_joined_says_that_it_is_there(tmp_path, monkeypatch):
   monkeypatch.setattr(joining, "_SAY_SECONDS", 0.1)
   server = wire.Server(f"unix:{tmp_path}/server", 1, silent_seconds=1.0)

@@ -44,10 +44,11 @@ def adding_agent(period=1):
 class Servers:
   """Shards on servers of this process, that can die and come back empty."""
 
-  def __init__(self, folder, agent, size, num_shards, max_staleness=10**6):
+  def __init__(self, folder, agent, size, num_shards, silent_seconds=60.0):
     self.addresses = [f"unix:{folder}/{k}" for k in range(num_shards)]
     self._parts = parameter_server.parts(size, num_shards)
-    self._make = lambda: parameter_server.Shard(agent, max_staleness)
+    self._make = lambda: parameter_server.Shard(agent, 10**6)
+    self._silent_seconds = silent_seconds
     self.shards = [None] * num_shards
     self.servers = [None] * num_shards
     for k in range(num_shards):
@@ -56,7 +57,9 @@ class Servers:
   def start(self, k):
     self.shards[k] = shard = self._make()
     part = self._parts[k]
-    self.servers[k] = server = wire.Server(self.addresses[k], 32)
+    self.servers[k] = server = wire.Server(
+      self.addresses[k], 32, self._silent_seconds
+    )
     shard.bind(server, part.stop - part.start)
     server.start()
 
@@ -215,6 +218,27 @@ def test_who_comes_first_gives_an_empty_shard_its_parameters():
   shard.start(vector_of(3, [5.0]))
   reply = shard.start(vector_of(9, [8.0]))
   assert reply.version == 3 and reply.vector == [5.0]
+
+
+def test_a_worker_that_was_silent_goes_on_at_once(tmp_path):
+  """Its replay may have to fill for longer than a server waits."""
+  gradient = np.ones(SIZE, np.float32)
+  with Servers(tmp_path, adding_agent(), SIZE, 2, 0.3) as servers:
+    client = parameter_server.Client(np.zeros_like(gradient))
+    client.connect(servers.addresses)
+    assert client.push(gradient)[0]
+    method = servers.servers[1]._methods[parameter_server.PUSH]
+    deadline = time.monotonic() + 10
+    while method.count():
+      assert time.monotonic() < deadline
+      time.sleep(0.02)
+    with pytest.raises(wire.WireError, match="within 0") as caught:
+      client.push(gradient)
+    assert caught.value.code is wire.StatusCode.UNAVAILABLE
+    client.connect(servers.addresses)
+    assert client.push(gradient) == (True, 0.0)
+    np.testing.assert_array_equal(client.params, -2 * gradient)
+    client.close()
 
 
 @pytest.mark.parametrize(

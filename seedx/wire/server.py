@@ -152,7 +152,8 @@ class Server:
       max_streams: calls and streams that each name serves at a time. One more
         is refused with RESOURCE_EXHAUSTED.
       silent_seconds: how long a stream may wait for its client. Then it ends
-        with UNAVAILABLE, and its host waits while others may take its place.
+        with UNAVAILABLE. If it was of a session, its host gets no other while
+        others may take the place.
 
     Raises:
       types.ConfigError: `max_streams` is less than 1.
@@ -395,7 +396,8 @@ class _Method:
       ]
       self._yields = {
         **{host: end for host, end in self._yields.items() if end > now},
-        **{stream.host: now + _YIELD_SECONDS for stream in silent},
+        # Who calls functions has no place, and loses nothing but time.
+        **{x.host: now + _YIELD_SECONDS for x in silent if self.is_stream},
       }
     for stream in silent:
       stream.end_silent(seconds)
