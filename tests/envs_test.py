@@ -289,6 +289,36 @@ def test_atari_shapes():
     assert_matches(leaf_spec, rows.timestep.observation[key], (3, 2))
 
 
+@pytest.mark.parametrize(
+  ("env_id", "key", "shape"),
+  [
+    ("MiniGrid-Empty-5x5-v0", "image", (3, 7, 7)),
+    ("BabyAI-GoToRedBall-v0", "image", (3, 7, 7)),
+    ("Sokoban-v0", "grid", (2, 10, 10)),
+    ("CarRacing-v3", None, (3, 96, 96)),
+    ("gfootball/11_vs_11_easy_stochastic-v1", None, (4, 72, 96)),
+  ],
+)
+def test_images_have_their_channels_first(env_id, key, shape):
+  environment = make(env_id, 2)
+  pool, raw = environment._pool, []
+
+  def recv():
+    received = pool.recv()
+    raw.append(tree.map_structure(np.copy, received[0]))
+    return received
+
+  environment._pool = mock.Mock(recv=recv)
+  image = environment.recv().timestep.observation
+  spec = environment.spec.observation
+  if key:
+    raw[0], image, spec = raw[0][key], image[key], spec[key]
+  assert_matches(spec, image, (2,))
+  assert image.shape == (2, *shape)
+  np.testing.assert_array_equal(image, np.moveaxis(raw[0], -1, 1))
+  assert image.flags.c_contiguous
+
+
 @pytest.mark.slow
 def test_atari_return_is_the_score_on_the_screen():
   """Lost lives and clipped rewards do not change it; RAM has the score."""

@@ -45,6 +45,14 @@ def run(program, run_dir, *arguments):
       marks=pytest.mark.slow,
     ),
     pytest.param(
+      ppo, ("--env", "MiniGrid-Empty-5x5-v0"), marks=pytest.mark.slow
+    ),
+    pytest.param(
+      ppo,
+      ("--env", "gfootball/11_vs_11_easy_stochastic-v1"),
+      marks=pytest.mark.slow,
+    ),
+    pytest.param(
       dqn, ("--dueling", "--epsilon-ladder"), marks=pytest.mark.slow
     ),
   ],  # The others are the README's, see `readme_test`.

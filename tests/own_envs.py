@@ -198,6 +198,11 @@ class Acting(gymnasium.Env):
     return (*self.reset()[:1], float(np.sum(action)), False, False, {})
 
 
+def picture(shape):
+  shows = np.arange(np.prod(shape)).astype(np.uint8).reshape(shape)
+  return Acting(observation=spaces.Box(0, 255, shape, np.uint8), shows=shows)
+
+
 def masked_choices(values, shape):
   """Choices, of which the mask says that the last alone is legal."""
   mask = np.zeros(shape, np.int8)

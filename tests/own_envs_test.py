@@ -262,6 +262,41 @@ def test_every_space_of_observations_has_its_spec():
   assert spec.frames_per_step == 1
 
 
+@pytest.mark.parametrize(
+  ("shape", "seen"),
+  [
+    ((96, 96, 3), (3, 96, 96)),
+    ((72, 96, 4), (4, 72, 96)),
+    ((5, 5, 16), (16, 5, 5)),
+    ((3, 210, 160), (3, 210, 160)),
+    ((4, 84, 84), (4, 84, 84)),
+    ((16, 5, 5), (16, 5, 5)),
+    ((3, 3, 3), (3, 3, 3)),
+  ],
+)
+def test_the_channels_of_images_are_found(shape, seen):
+  config = config_of("picture", {"shape": shape})
+  signature = make_worker(config).signature
+  spec = observations.environment_spec(config, *signature).observation
+  assert spec.shape == seen
+
+
+def test_images_have_their_channels_first(start):
+  picture = np.arange(4 * 6 * 3).reshape(4, 6, 3)
+  options = {"shape": (4, 6, 3)}
+  for name in ("", "turned"):  # A transform may have turned them.
+    transform = f"{__name__}:{name}" if name else ""
+    fields = {"observation_transform": transform}
+    environment = start("picture", 2, options, fields=fields)
+    assert environment.spec.observation.shape == (3, 4, 6)
+    for image in environment.recv().timestep.observation:
+      np.testing.assert_array_equal(image, np.moveaxis(picture, -1, 0))
+
+
+def turned(observation):
+  return np.moveaxis(observation, -1, 1)
+
+
 @pytest.mark.parametrize("info_keys", [(), ("age", "legal"), ("legal",)])
 def test_dicts_and_masks_of_info(start, info_keys):
   fields = {"info_keys": info_keys, "action_mask": "legal"}

@@ -26,7 +26,8 @@ class Config(optimizers.Config):
     normalize_observations: normalize vectors of floats to mean 0 and variance
       1.
     hidden_sizes: units of the MLP's layers.
-    image_torso: network for images, "nature" (DQN's CNN) or "impala" (ResNet).
+    image_torso: network for images, "nature" (DQN's CNN; two convolutions for
+      images of less than 36 pixels a side) or "impala" (ResNet).
     stack_frames: frames stacked in an observation; for images only.
     torso: your own Flax module instead of the MLP and the image network, from
       the observation's nest of `[B, ...]` to features `[B, F]`.

@@ -31,8 +31,8 @@ class Config:
   factory, a function of yours that returns a Gymnasium `Env` or a
   `dm_env.Environment`. The factory is called once for each environment, in a
   separate process. If it has a parameter `seed`, it is given the environment's
-  seed; a factory of a `dm_env.Environment` must have one. Networks take images
-  as `[C, H, W]` bytes; an `observation_transform` can convert others.
+  seed; a factory of a `dm_env.Environment` must have one. Images of bytes
+  become `[C, H, W]` after the `observation_transform`, if any.
 
   Attributes:
     env: EnvPool's name of the environment, or MODULE:FACTORY for your own, in a

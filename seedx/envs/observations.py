@@ -5,6 +5,7 @@ the action mask, and checks actions; all of it on batches, in NumPy.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
@@ -50,8 +51,9 @@ def environment_spec(
 ) -> types.EnvironmentSpec:
   """The spec after the transform, with the action mask.
 
-  Several choices that share one mask of all their combinations become one
-  action, which counts these in the order of C.
+  Images with channels last, `[H, W, C]` bytes, become `[C, H, W]`. Several
+  choices that share one mask of all their combinations become one action, which
+  counts these in the order of C.
 
   Args:
     config: which environment.
@@ -67,6 +69,7 @@ def environment_spec(
     observation = _transformed_spec(
       observation, transform, config.observation_transform
     )
+  observation = tree.map_structure(_channels_first, observation)
   mask, is_joint = _action_mask(config, observation, action)
   if is_joint:
     count = math.prod(_choices(action))
@@ -258,13 +261,20 @@ class Finisher:
       observation = tree.map_structure(
         _as_spec, self.spec.observation, self.transform(given)
       )
-    if _not_finite(timestep.reward) or any(
-      map(_not_finite, tree.flatten(observation))
-    ):
+    leaves = tree.flatten(observation)
+    if _not_finite(timestep.reward) or any(map(_not_finite, leaves)):
       self._refuse(index, timestep, observation)
+    if [leaf.shape[1:] for leaf in leaves] != self._shapes:
+      observation = tree.map_structure(
+        _as_seen, self.spec.observation, observation
+      )
     if self.spec.action_mask is not None:
       observation = self._with_legal(observation, index, last)
     return timestep._replace(observation=observation)
+
+  @functools.cached_property
+  def _shapes(self) -> list[tuple[int, ...]]:
+    return [spec.shape for spec in tree.flatten(self.spec.observation)]
 
   def _refuse(
     self, index: np.ndarray, given: dm_env.TimeStep, observation: types.Tree
@@ -297,8 +307,7 @@ class Finisher:
     """Makes all actions legal where none is, if the episode has ended."""
     key = self.spec.action_mask
     assert key is not None
-    shape = self.spec.observation[key].shape
-    mask = observation[key].reshape(len(index), *shape)
+    mask = observation[key]
     none_legal = ~np.any(mask, axis=-1)
     # Of several choices, one may have nothing to choose.
     stuck = none_legal.reshape(len(index), -1).all(axis=1) & ~last
@@ -308,9 +317,10 @@ class Finisher:
         f" in {index[stuck].tolist()}: the environment is wrong, or another"
         " entry is the mask"
       )
-    if np.any(none_legal):
-      mask = mask.copy()
-      mask[none_legal] = 1
+    if not np.any(none_legal):
+      return observation
+    mask = mask.copy()
+    mask[none_legal] = 1
     return observation | {key: mask}
 
 
@@ -373,6 +383,29 @@ def _as_spec(spec: dm_env.specs.Array, leaf: Any) -> np.ndarray:
   array = np.asarray(leaf)
   check_fits("the transformed observation", array, spec.dtype)
   return array.astype(spec.dtype, copy=False)
+
+
+def _channels_first(spec: dm_env.specs.Array) -> dm_env.specs.Array:
+  """The spec of an image with channels last as that of one with them first."""
+  if spec.dtype != np.uint8 or len(spec.shape) != 3:
+    return spec
+  first, middle, last = spec.shape
+  if (first == middle) != (middle == last):
+    channels_last = first == middle  # It is as high as wide.
+  else:
+    channels_last = last < first
+  if not channels_last:
+    return spec
+  return dm_env.specs.Array((last, first, middle), spec.dtype, spec.name)
+
+
+def _as_seen(spec: dm_env.specs.Array, leaf: np.ndarray) -> np.ndarray:
+  """An array `[B, ...]` as `environment_spec` says."""
+  if leaf.shape[1:] == spec.shape:
+    return leaf
+  if len(spec.shape) == 3:
+    leaf = np.ascontiguousarray(np.moveaxis(leaf, -1, 1))
+  return leaf.reshape(len(leaf), *spec.shape)  # Of a joint mask.
 
 
 def _transformed_spec(

@@ -10,6 +10,7 @@ from seedx.networks.torsos import (
   MLP,
   ImpalaResNet,
   NatureCNN,
+  SmallCNN,
   Torso,
   is_image,
 )
@@ -27,6 +28,7 @@ __all__ = [
   "PolicyValue",
   "PolicyValueHead",
   "QHead",
+  "SmallCNN",
   "Torso",
   "is_image",
 ]

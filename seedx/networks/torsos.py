@@ -62,6 +62,33 @@ class NatureCNN(nn.Module):
     return nn.relu(_dense(self.size, self.dtype)(features))
 
 
+class SmallCNN(nn.Module):
+  """Two convolutions for images that are too small for `NatureCNN`.
+
+  Such as the 7 by 7 symbols of MiniGrid. It standardizes them as that does.
+
+  Attributes:
+    channels: of each convolution.
+    size: units of the last dense layer.
+    dtype: of the computation; parameters are float32.
+  """
+
+  channels: Sequence[int] = (32, 64)
+  size: int = 128
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(self, images: jax.Array) -> jax.Array:
+    """Maps uint8 `[B, C, H, W]` in 0..255 to `[B, size]`."""
+    features = jnp.moveaxis(images, 1, -1)
+    for i, channels in enumerate(self.channels):
+      kernel = min(3, *features.shape[1:3])
+      conv = convolutions.Conv(channels, kernel, 1, i == 0, self.dtype)
+      features = nn.relu(conv(features))
+    features = features.reshape(features.shape[0], -1)
+    return nn.relu(_dense(self.size, self.dtype)(features))
+
+
 class ImpalaResNet(nn.Module):
   """The deep residual network of IMPALA, on standardized images.
 
@@ -106,18 +133,22 @@ class ImpalaResNet(nn.Module):
 
 IMAGE_TORSOS = {"nature": NatureCNN, "impala": ImpalaResNet}
 
+# Height and width of the smallest image that NatureCNN can take.
+_NATURE_PIXELS = 36
+
 
 class Torso(nn.Module):
   """Concatenated features of all parts of an observation.
 
   An image (uint8 of rank 3) goes through an image network. Discrete parts
-  become one-hot vectors, all others are flattened, and one `MLP` takes them
-  together.
+  become one-hot vectors, all others are flattened, bytes from 0 to 1 instead of
+  255, and one `MLP` takes them together.
 
   Attributes:
     observation: the leaves of the observation's nest of specs.
     sizes: units of the MLP's layers.
-    image_torso: one of `IMAGE_TORSOS`.
+    image_torso: one of `IMAGE_TORSOS`; for images that are too small for
+      `NatureCNN` it is `SmallCNN` instead.
     dtype: of the computation; parameters are float32.
   """
 
@@ -134,11 +165,15 @@ class Torso(nn.Module):
       self.observation, jax.tree.leaves(observation), strict=True
     ):
       if is_image(spec):
-        images.append(IMAGE_TORSOS[self.image_torso](dtype=self.dtype)(leaf))
+        torso = IMAGE_TORSOS[self.image_torso]
+        if torso is NatureCNN and min(spec.shape[1:]) < _NATURE_PIXELS:
+          torso = SmallCNN
+        images.append(torso(dtype=self.dtype)(leaf))
       elif isinstance(spec, dm_env.specs.DiscreteArray):
         vectors.append(jax.nn.one_hot(leaf, spec.num_values, dtype=self.dtype))
       else:
-        vectors.append(leaf.reshape(leaf.shape[0], -1).astype(self.dtype))
+        vector = leaf.reshape(leaf.shape[0], -1).astype(self.dtype)
+        vectors.append(vector / 255 if spec.dtype == np.uint8 else vector)
     if vectors:
       joined = jnp.concatenate(vectors, axis=-1)
       images.append(MLP(self.sizes, self.dtype)(joined))

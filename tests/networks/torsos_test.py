@@ -141,6 +141,47 @@ def test_brightness_is_not_seen(image_torso, module):
   np.testing.assert_allclose(bright, dark, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize(
+  ("shape", "module"),
+  [
+    ((3, 3, 3), "SmallCNN"),
+    ((12, 7, 7), "SmallCNN"),
+    ((4, 35, 84), "SmallCNN"),
+    ((4, 36, 36), "NatureCNN"),
+  ],
+)
+def test_small_images_have_a_network_that_fits(shape, module):
+  torso = networks.Torso((specs.Array(shape, np.uint8),), ())
+  images = jax.ShapeDtypeStruct((2, *shape), np.uint8)
+  output, params = jax.eval_shape(
+    torso.init_with_output, jax.random.key(0), images
+  )
+  assert list(params["params"]) == [f"{module}_0"]
+  assert output.shape == (2, 128 if module == "SmallCNN" else 512)
+
+
+def test_the_small_network_tells_symbols_and_their_places_apart():
+  torso = networks.Torso((specs.Array((3, 7, 7), np.uint8),), ())
+  images = np.full((3, 3, 7, 7), 2, np.uint8)
+  images[1, 0, 3, 3], images[2, 0, 3, 4] = 8, 8
+  params = helpers.random_params(torso, images)
+  features = np.asarray(jax.jit(torso.apply)(params, images))
+  for a, b in ((0, 1), (0, 2), (1, 2)):
+    assert np.abs(features[a] - features[b]).max() > 0.05
+
+
+def test_bytes_that_are_no_image_are_from_0_to_1():
+  parts = tuple(specs.Array((2,), x) for x in (np.uint8, np.float32))
+  torso = networks.Torso(parts, (1,))
+  leaves = (np.array([[0, 255]], np.uint8), np.array([[0, 255]], np.float32))
+  params = torso.init(jax.random.key(0), leaves)
+  layer = params["params"]["MLP_0"]["Dense_0"]
+  layer |= {"kernel": jnp.full((4, 1), 0.001)}
+  np.testing.assert_allclose(
+    torso.apply(params, leaves), [[np.tanh(0.256)]], rtol=1e-5
+  )
+
+
 @pytest.mark.slow
 def test_a_few_pixels_are_seen_beside_the_background():
   """Which side a square of 2 by 3 is on, from 4,000 images, as in Pong."""
