@@ -18,6 +18,9 @@ from seedx.acting import protocol, sessions
 
 C = TypeVar("C")
 
+# How long the end of a session waits for a step of the environments.
+_STEP_SECONDS = 5.0
+
 
 @dataclasses.dataclass(frozen=True)
 class Config(sessions.Config):
@@ -101,6 +104,9 @@ class _Pump:
     self._num_envs, self._rows = work.actors.envs_per_actor, work.actors.rows
     self._stop = stop
     self._ended = threading.Event()
+    # Held while environments step, which must be closed before the process ends
+    # and not before they have stepped: EnvPool's threads abort it otherwise.
+    self._stepping = threading.Lock()
     self._environment: concurrent.futures.Future[envs.Environment] = (
       concurrent.futures.Future()
     )
@@ -118,6 +124,7 @@ class _Pump:
       *protocol.act_layouts(self._spec, self._rows),
       hello={"num_envs": self._num_envs},
     )
+    environment = None
     try:
       environment = self._make(protocol.first_seed(stream.welcome))
       self._environment.set_result(environment)
@@ -131,6 +138,8 @@ class _Pump:
       self._ready.release()
       self._environment.cancel()
       stream.cancel()
+      if environment is not None:
+        self._close(environment)
 
   def _make(self, seed: int) -> envs.Environment:
     environment = envs.make(
@@ -139,12 +148,24 @@ class _Pump:
     environment.reset()
     return environment
 
+  def _close(self, environment: envs.Environment) -> None:
+    """Closes them once a step that is in progress has ended."""
+    if not self._stepping.acquire(timeout=_STEP_SECONDS):
+      return  # An environment is stuck.
+    try:
+      environment.close()
+    finally:
+      self._stepping.release()
+
   def _observations(self) -> Iterator[types.Rows]:
     try:
       environment = self._environment.result()
     except concurrent.futures.CancelledError:
       return
-    while self._ready.acquire() and not self._ended.is_set():
-      rows = environment.recv()
+    while self._ready.acquire():
+      with self._stepping:
+        if self._ended.is_set():
+          return
+        rows = environment.recv()
       self._unanswered.put(rows.index)
       yield rows
