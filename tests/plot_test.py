@@ -609,6 +609,19 @@ def errors(tmp_path):
     "no object": ([config("list", "[]")], "without 'seedx', 'format'"),
     "no text": ([config("text", "")], "cannot read config.json in"),
     "unfinished": ([unfinished], "found none yet"),
+    "deep": ([config("deep", "[" * 10**5)], "cannot read config.json in"),
+    "half a character": (
+      [config("half", nameless.replace("x", "\\ud800"))],
+      "cannot read config.json in",
+    ),
+    "no number": (
+      [lines("no_number", '{"env_steps": true, "wall_seconds": 1}\n')],
+      "metrics without 'env_steps'",
+    ),
+    "infinite": (
+      [lines("infinite", '{"env_steps": 1, "wall_seconds": Infinity}\n')],
+      "metrics without 'wall_seconds'",
+    ),
     "no lines": ([good, lines("no_lines", "1\n[]\n")], "found none yet"),
     "other lines": ([lines("old", '{"a": 1}\n' * 2)], "without 'env_steps'"),
     "no returns": (
@@ -629,7 +642,7 @@ CASES = (
   "nameless",
   *("no JSON", "no object", "no text", "unfinished", "no lines"),
   *("other lines", "no returns", "none", "suffix", "no suffix", "unwritable"),
-  *("taken", "option"),
+  *("taken", "option", "deep", "half a character", "no number", "infinite"),
 )
 
 

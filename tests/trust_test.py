@@ -82,6 +82,16 @@ VECTORS = {
   ),
   "pipeline": ("script", {"pipeline": "theirs:Config"}, "not part of seedx"),
   "agent": ("script", {"agent": "theirs:Config"}, "not part of seedx"),
+  "nothing of seedx": (
+    "script",
+    {"agent": "seedx.agents.nowhere:Config"},
+    "expected configs that this version",
+  ),
+  "no agent": (
+    "script",
+    {"agent": "seedx.agents.optimizers:Config"},
+    "expected configs that this version",
+  ),
   "function of seedx": (
     "script",
     {"agent": "seedx.app.compare:main"},
@@ -121,7 +131,7 @@ def test_neither_evaluation_nor_export_runs_it(program, case, theirs, capfd):
   folder, reason = theirs(case)
   said = programs.refused(program, [str(folder)], capfd)
   assert reason in said
-  if "not part" not in reason:
+  if reason.startswith(("--", "the experiment")):
     assert "expected --trust" in said
 
 

@@ -150,7 +150,10 @@ def flag(name: str) -> str:
 
 def fail(error: types.ConfigError) -> NoReturn:
   """Says in one line what is wrong, and exits with status 2."""
-  print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+  line = " ".join(str(error).split())
+  # It may tell of a file that another wrote.
+  text = "".join(x if x.isprintable() else "?" for x in line)
+  print(f"error: {text}", file=sys.stderr)
   raise SystemExit(2)
 
 

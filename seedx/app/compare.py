@@ -180,7 +180,12 @@ def _children_seconds() -> float:
 
 def _lines(run_dir: pathlib.Path) -> list[dict[str, Any]]:
   path = run_dir / "metrics.jsonl"
-  return metrics.read_lines(path) if path.exists() else []
+  try:
+    return metrics.read_lines(path) if path.exists() else []
+  except KeyError as error:
+    raise types.ConfigError(
+      f"expected metrics in {str(path)!r}, found a line without {error}"
+    ) from error
 
 
 def _table(names: Sequence[str], runs: Sequence[Run]) -> str:

@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 
 import docstring_parser
 
+from seedx import types
+
 C = TypeVar("C")
 
 _PLAIN = (bool, int, float, str, dict[str, Any], Mapping[str, Any])
@@ -59,6 +61,22 @@ def choices(kind: Any) -> tuple[str, ...]:
 def item(kind: Any) -> type[int] | type[str] | None:
   """What a type hint allows tuples of; None if it is of no tuple."""
   return _ITEMS.get(kind)
+
+
+def fits(kind: Any, value: Any) -> bool:
+  """Whether a value that JSON had can be that of a setting of a type."""
+  if choices(kind):
+    return isinstance(value, str) and value in choices(kind)
+  if item(kind):
+    wanted = item(kind)
+    return isinstance(value, list) and all(type(x) is wanted for x in value)
+  if kind is float:
+    # NaN, infinities and integers beyond floats are none.
+    known = isinstance(value, int | float) and not isinstance(value, bool)
+    return known and -types.MOST <= value <= types.MOST
+  if kind is int:
+    return type(value) is int
+  return isinstance(value, kind if isinstance(kind, type) else Mapping)
 
 
 def settings(config: Any) -> dict[str, Setting]:

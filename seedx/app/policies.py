@@ -131,14 +131,22 @@ def _config(asked: run_dirs.Config) -> Any:
   if asked.experiment is None:
     if asked.beyond:
       raise types.ConfigError(
-        f"expected the config of this run, because config.json cannot hold its"
-        f" {', '.join(asked.beyond)}; use app.load(run_dir, config=...)"
+        "expected the config of this run, because config.json cannot hold its"
+        f" {', '.join(map(str, asked.beyond))}; use app.load(run_dir,"
+        " config=...)"
       )
-    agent = _class(asked.agent, "agents")()
-    config = _class(asked.pipeline, "pipelines")(agent=agent)
+    try:
+      agent = _class(asked.agent, "agents")()
+      config = _class(asked.pipeline, "pipelines")(agent=agent)
+      assert callable(agent.make)
+    except (ImportError, AttributeError, TypeError) as error:
+      raise types.ConfigError(
+        f"expected configs that this version of seedx has, found {asked.agent}"
+        f" in {asked.pipeline} ({error})"
+      ) from error
     known = configs.settings(config)
     options = {k: v for k, v in asked.options.items() if k in known}
-    return configs.replaced(config, options)
+    return run_dirs.replaced(config, options)
   experiment = experiments.load(asked.experiment)
   name = str(asked.options.get("agent", ""))
   return run_dirs.restored(programs.asked_of(experiment, name), asked).run

@@ -177,12 +177,13 @@ def config(run_dir: str | os.PathLike[str]) -> Config:
   try:
     text = (path / "config.json").read_text(encoding="utf-8")
     content = json.loads(text)
+    json.dumps(content, ensure_ascii=False).encode()  # Half a character fails.
   except (FileNotFoundError, NotADirectoryError) as error:
     raise types.ConfigError(
       f"expected the directory of a run, found no config.json in"
       f" {str(path)!r}; an experiment prints its directory in its last line"
     ) from error
-  except (OSError, ValueError) as error:
+  except (OSError, ValueError, RecursionError) as error:
     raise types.ConfigError(
       f"cannot read config.json in {str(path)!r} ({error})"
     ) from error
@@ -191,6 +192,7 @@ def config(run_dir: str | os.PathLike[str]) -> Config:
   if format_ not in (None, *_READABLE):
     raise _foreign(path, f"format {format_!r}", seedx)
   kinds = {"seedx": str, "format": int, "options": dict}
+  kinds |= {"beyond": list} if "beyond" in content else {}
   if content.get("experiment", "") is not None:
     kinds["experiment"] = str
   if format_ == FORMAT:
@@ -233,7 +235,23 @@ def restored(asked: C, before: Config) -> C:
       f" found a difference in {', '.join(sorted(other))}; use seedx"
       f" {before.seedx}, which wrote the run"
     )
-  return configs.replaced(asked, before.options)
+  return replaced(asked, before.options)
+
+
+def replaced(asked: C, options: Mapping[str, Any]) -> C:
+  """Returns a config with settings that `config.json` has.
+
+  Raises:
+    types.ConfigError: a value is of another type, or out of range.
+  """
+  known = configs.settings(asked)
+  for name, value in options.items():
+    if not configs.fits(known[name].kind, value):
+      raise types.ConfigError(
+        f"expected a value of {command_line.flag(name)} in config.json, found"
+        f" {value!r:.80}"
+      )
+  return configs.replaced(asked, options)
 
 
 def check_code(
@@ -418,8 +436,10 @@ def _lines(path: pathlib.Path, seedx: str) -> list[dict[str, Any]]:
       f"expected metrics in {str(path)!r}, found none yet; wait until the run"
       " has begun to learn"
     )
-  if any("episode_return" not in line for line in lines):
-    raise _foreign(path, "metrics without 'episode_return'", seedx)
+  for line in lines:
+    found = line.get("episode_return", "")
+    if found is not None and not metrics.is_number(found):
+      raise _foreign(path, "metrics without 'episode_return'", seedx)
   return lines
 
 

@@ -6,7 +6,12 @@ use, so that this package imports quickly.
 """
 
 from seedx.metrics.console import Console
-from seedx.metrics.files import open_run_dir, read_lines, write_file
+from seedx.metrics.files import (
+  is_number,
+  open_run_dir,
+  read_lines,
+  write_file,
+)
 from seedx.metrics.meters import (
   WAIT_ENVIRONMENTS,
   WAIT_EXPERIENCE,
@@ -38,6 +43,7 @@ __all__ = [
   "Value",
   "Waits",
   "bottleneck",
+  "is_number",
   "open_run_dir",
   "read_lines",
   "write_file",

@@ -11,6 +11,8 @@ from seedx import types
 
 # They never decrease in a run, except when it resumes from a checkpoint.
 _CLOCKS = ("env_steps", "wall_seconds")
+# Sums and squares of smaller numbers are finite.
+_MOST = 1e100
 
 
 def open_run_dir(path: str | os.PathLike[str]) -> pathlib.Path:
@@ -77,7 +79,7 @@ def read_lines(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
   Raises:
     OSError: the file cannot be read.
-    KeyError: a line has no `env_steps` or no `wall_seconds`.
+    KeyError: a line has no number as `env_steps` or as `wall_seconds`.
   """
   text = pathlib.Path(path).read_text(encoding="utf-8", errors="replace")
   lines: list[dict[str, Any]] = []
@@ -86,10 +88,19 @@ def read_lines(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     try:
       # A killed run may leave half a line before the first line after it.
       line = json.loads("{" + piece.rpartition("{")[2])
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
       continue
+    for clock in _CLOCKS:
+      if not is_number(line.get(clock)):
+        raise KeyError(clock)
     if lines and any(line[clock] < lines[-1][clock] for clock in _CLOCKS):
       while lines and any(lines[-1][clock] >= line[clock] for clock in _CLOCKS):
         lines.pop()
     lines.append(line)
   return lines
+
+
+def is_number(value: Any) -> bool:
+  """Whether a value is a number that can be drawn, finite and no switch."""
+  known = isinstance(value, int | float) and not isinstance(value, bool)
+  return known and abs(value) < _MOST
