@@ -429,6 +429,22 @@ def test_a_keeper_saves_now_and_then_and_goes_on_from_the_newest(tmp_path):
   assert steps_of(tmp_path) == [21, 32, 33]
 
 
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_no_checkpoint_has_a_parameter_that_is_not_finite(wrong, tmp_path):
+  it = Counting()
+  kept = keeper(it, tmp_path, 0.01)
+  time.sleep(0.02)
+  kept.check()
+  it.policy = lambda saved: {"w": np.array([1.0, wrong], np.float32)}
+  it.acted.add(10, np.array([]))
+  time.sleep(0.02)
+  with pytest.raises(RuntimeError, match=r"finite parameters .* in w; the"):
+    kept.check()
+  with pytest.raises(RuntimeError, match="finite parameters"):
+    kept.finish(interrupted=False)
+  assert steps_of(tmp_path) == [0]
+
+
 def test_a_keeper_of_no_period_saves_at_the_end_only(tmp_path):
   kept = keeper(Counting(), tmp_path, 0.0)
   time.sleep(0.01)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from seedx import checkpoint, metrics, types, wire
+from seedx import checkpoint, metrics, trees, types, wire
 from seedx.app import evaluations
 from seedx.runtime import process
 
@@ -231,7 +231,7 @@ class Checkpointer:
       fetch = replay.saved() if replay else None
     self._saved_seconds = time.monotonic()
     score = self._run.acted.returns.mean()
-    items = {RUN: saved, ACTING: self._run.policy(saved)}
+    items = {RUN: saved, ACTING: self._acting(saved)}
 
     def write() -> None:
       try:
@@ -274,6 +274,17 @@ class Checkpointer:
         file=sys.stderr,
       )
     return None
+
+  def _acting(self, saved: types.Tree) -> types.Tree:
+    """The part that acts; raises RuntimeError if a number is not finite."""
+    acting = self._run.policy(saved)
+    wrong = trees.non_finite(acting)
+    if wrong is not None:
+      raise RuntimeError(
+        "expected finite parameters in a checkpoint, found a NaN or an infinity"
+        f" in {wrong}; the checkpoints before are good, --resume with them"
+      )
+    return acting
 
 
 def _env_steps(saved: types.Tree) -> int:
