@@ -353,8 +353,8 @@ class Replayed(Experience):
       states.append(jax.device_put(state, core))
     if self._restored:
       states = self._go_on(states, self._restored)
-    # At last: from now on `saved` says what there is.
-    self.states = states
+    # From now on `saved` says what there is.
+    self.states, self._restored = states, {}
 
   def _go_on(
     self, empty: list[types.Tree], saved: Mapping[str, np.ndarray]

@@ -138,11 +138,7 @@ def learn(config: Config, context: process.Context) -> process.Process:
   shards = saved_shards.SavedShards(agent, addresses, context.stop)
   window = agent.needs.window
   assert window is not None  # It learns from a replay.
-  kept = replays.Replays(
-    workers.num_workers,
-    _replay_bytes(config, agent, spec),
-    connected.count_open,
-  )
+  kept = _replays(config, agent, spec, connected)
   reported = reports.Reports(
     connected, shards.are_ready, config.replay, window, lambda: kept.wanted
   )
@@ -189,10 +185,13 @@ def learn(config: Config, context: process.Context) -> process.Process:
   )
 
 
-def _replay_bytes(
-  config: Config, agent: base.Agent, spec: types.EnvironmentSpec
-) -> int:
-  """Of a worker's replay."""
+def _replays(
+  config: Config,
+  agent: base.Agent,
+  spec: types.EnvironmentSpec,
+  connected: sessions.Sessions,
+) -> replays.Replays:
+  """The workers' replays, of a size that follows from the config."""
   workers = config.workers
   source = config.plan.source(
     agent, workers.unroll_length, jax.local_devices()[:1], jax.random.key(0)
@@ -201,7 +200,10 @@ def _replay_bytes(
   layout = unroll_store.Layout.of(
     agent, workers.unroll_length, workers.envs_per_worker
   )
-  return source.bytes_for(local_actor.Programs(agent, spec, layout).share())
+  share = local_actor.Programs(agent, spec, layout).share()
+  return replays.Replays(
+    workers.num_workers, source.bytes_for(share), connected.count_open
+  )
 
 
 def _max_gradient_norm(agent: base.Config) -> float:

@@ -1,0 +1,204 @@
+"""Runs that are killed at random moments go on bitwise from what was saved.
+
+  python -m tests.kills_test sync 50
+
+kills a run of a pipeline (sync, apex or gorila) until it has gone on so many
+times, one in two while it writes a checkpoint, and says what came back.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy as np
+import pytest
+
+from seedx import checkpoint, types
+from seedx.app import checkpointer, training
+from seedx.learning import experience
+from tests import pipelines_test, running
+
+_ROOT = pathlib.Path(__file__).parent.parent
+_RESUMED = "resumed.jsonl"
+
+
+@dataclasses.dataclass
+class Found:
+  """What has been seen of a run.
+
+  Attributes:
+    kills: some before the run has gone on.
+    resumes: of a killed run.
+    bitwise: those that had what was saved, and the replay.
+    replays: those that had a replay to go on with.
+    cut: kills while a checkpoint was being written.
+  """
+
+  kills: int = 0
+  resumes: int = 0
+  bitwise: int = 0
+  replays: int = 0
+  cut: int = 0
+
+
+def rounds(pipeline: str, count: int, run_dir: pathlib.Path, seed=0) -> Found:
+  """Kills a run until it has gone on so many times."""
+  rng, found = random.Random(seed), Found()
+  folder, log = checkpointer.directory(run_dir), run_dir / _RESUMED
+  saved = checkpoint.Checkpoints(folder)
+  expected: dict[str, str] = {}
+  while found.resumes < count or not expected:
+    said = len(_lines(log))
+    program = _start(pipeline, run_dir, resume=bool(expected))
+    try:
+      before = saved.steps()
+      if expected and rng.random() < 0.2:  # Before or while it goes on.
+        time.sleep(rng.uniform(0.0, 8.0))
+        continue
+      if expected:
+        _wait(program, lambda said=said: len(_lines(log)) > said)
+        found.resumes += 1
+        found.bitwise += _lines(log)[-1] == expected
+        found.replays += "replay" in expected
+      # It goes on, and has more of its own; the first may have no unroll.
+      seen = set(saved.steps())
+      more = len(before) + (2 if expected else 4)
+      _wait(program, lambda seen=seen, more=more: _count(saved, seen) >= more)
+      time.sleep(rng.random())
+      if rng.random() < 0.5:
+        _wait(program, lambda: list(folder.glob("*.unfinished")), pause=0.0)
+    finally:
+      os.killpg(program.pid, signal.SIGKILL)
+      program.wait()
+      found.kills += 1
+      found.cut += bool(list(folder.glob("*.unfinished")))
+      expected = _newest(saved)
+  return found
+
+
+def _newest(saved: checkpoint.Checkpoints) -> dict[str, str]:
+  """The digests of the newest checkpoint's items; all are whole."""
+  for step in saved.steps():
+    saved.restore(step, "run")
+    saved.restore(step, "acting")
+  newest = saved.directory / str(saved.steps()[-1])
+  return {
+    path.name: _digest(np.fromfile(path, np.uint8))
+    for path in newest.iterdir()
+    if path.name in ("run", "replay")
+  }
+
+
+def _count(saved: checkpoint.Checkpoints, seen: set[int]) -> int:
+  """How many checkpoints there have been."""
+  seen.update(saved.steps())
+  return len(seen)
+
+
+def _digest(content: np.ndarray) -> str:
+  """Of an item of a checkpoint, whatever the order of its arrays."""
+  digest = hashlib.sha256()
+  for name, array in sorted(checkpoint.from_bytes(content).items()):
+    digest.update(f"{name} {array.dtype} {array.shape} ".encode())
+    digest.update(array.tobytes())
+  return digest.hexdigest()
+
+
+def _start(
+  pipeline: str, run_dir: pathlib.Path, resume: bool
+) -> subprocess.Popen:
+  words = [sys.executable, "-m", "tests.kills_test", "--run", pipeline]
+  return subprocess.Popen(
+    [*words, str(run_dir), str(int(resume))],
+    cwd=_ROOT,
+    env={**os.environ, "PYTHONPATH": str(_ROOT), "JAX_PLATFORMS": "cpu"},
+    start_new_session=True,
+    stdout=subprocess.DEVNULL,
+  )
+
+
+def _wait(program, condition, pause=0.01, seconds=120):
+  deadline = time.monotonic() + seconds
+  while not condition():
+    assert program.poll() is None, f"it ended with {program.returncode}"
+    assert time.monotonic() < deadline
+    time.sleep(pause)
+
+
+def _lines(log: pathlib.Path) -> list[dict[str, str]]:
+  """What the resumed runs had, each as its digests by item."""
+  text = log.read_text() if log.exists() else ""
+  return [json.loads(line) for line in text.splitlines()]
+
+
+def _run(pipeline: str, run_dir: pathlib.Path, resume: bool) -> None:
+  """The run; says what it has before its first update."""
+  config = pipelines_test.config_of(pipeline, "dqn", "", total_steps=10**9)
+  if pipeline != "sync":
+    config = dataclasses.replace(config, address="")
+  if pipeline == "gorila":
+    config = dataclasses.replace(config, server_addresses=())
+  larger = {"replay_capacity": 50_000}
+  config = running.replaced(config, **larger)
+  found: dict[str, str] = {}
+
+  def say(**items: types.Tree) -> None:
+    for name, nest in items.items():
+      content = checkpoint.to_bytes(nest)
+      found[name] = _digest(np.frombuffer(content, np.uint8))
+    if {"run", "replay"} <= found.keys():
+      with (run_dir / _RESUMED).open("a") as file:
+        file.write(json.dumps(dict(sorted(found.items()))) + "\n")
+
+  restore = checkpointer.Checkpointer.restore
+
+  def restore_and_say(self) -> None:
+    restore(self)
+    parts = self._run.parts
+    nest = {name: x.saved() for name, x in parts.items() if name != "shards"}
+    if "shards" in parts:
+      # What the servers, and the next workers, are given.
+      nest["shards"] = parts["shards"]._restored
+      workers = enumerate(self._run.replay._restored)
+      say(replay={str(k): replay for k, replay in workers})
+    say(run=nest)
+
+  begin = experience.Replayed._begin
+
+  def begin_and_say(self, shares) -> None:
+    first = not self.states
+    begin(self, shares)
+    if first and resume and pipeline != "gorila":
+      say(replay=self.saved()())
+
+  checkpointer.Checkpointer.restore = restore_and_say
+  experience.Replayed._begin = begin_and_say
+  where = {"resume" if resume else "run_dir": str(run_dir)}
+  training.train(config, show=False, checkpoint_every_seconds=0.3, **where)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("pipeline", ["sync", "apex", "gorila"])
+def test_a_run_that_is_killed_goes_on_bitwise(pipeline, tmp_path):
+  found = rounds(pipeline, 3, tmp_path / "run")
+  assert found.resumes == found.bitwise == found.replays == 3
+  left = [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()]
+  # What a kill leaves is gone with the next save.
+  assert sum(not name.isdecimal() for name in left) <= 1, left
+
+
+if __name__ == "__main__":
+  if sys.argv[1] == "--run":
+    _run(sys.argv[2], pathlib.Path(sys.argv[3]), sys.argv[4] == "1")
+  else:
+    with tempfile.TemporaryDirectory() as folder:
+      print(rounds(sys.argv[1], int(sys.argv[2]), pathlib.Path(folder) / "run"))
