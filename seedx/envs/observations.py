@@ -69,6 +69,13 @@ def environment_spec(
     observation = _transformed_spec(
       observation, transform, config.observation_transform
     )
+  for name, leaf in trees.named_leaves(observation):
+    if 0 in leaf.shape:
+      raise types.ConfigError(
+        f"{config.env}: expected observations of at least one number, found"
+        f" {name or 'one'} of shape {leaf.shape}: leave it out, in the"
+        " environment or with an observation_transform"
+      )
   observation = tree.map_structure(_channels_first, observation)
   mask, is_joint = _action_mask(config, observation, action)
   if is_joint:
@@ -121,6 +128,8 @@ def action_spec(
     The spec, as in `types.EnvironmentSpec`; None if it is not supported.
   """
   shape = low.shape
+  if 0 in shape:
+    return None
   if dtype.kind in "iu" or is_discrete:
     # Python's integers, since the difference can overflow others.
     most = np.array(high.astype(object) - low.astype(object), object)
