@@ -1,17 +1,24 @@
 """The user's own environments, in separate processes."""
 
+import contextlib
 import os
 import pathlib
+import pickle
 import signal
 import subprocess
 import sys
 import time
+from multiprocessing import connection
+from unittest import mock
 
 import dm_env
 import gymnasium
+import hypothesis
 import numpy as np
 import pytest
 import tree
+from gymnasium import spaces
+from hypothesis import strategies as st
 
 from seedx import envs, launch, trees, types
 from seedx.acting import thin_actor
@@ -21,7 +28,7 @@ from seedx.envs.processes import messages, process, worker
 from seedx.learning import learner
 from seedx.pipelines import seed as seed_pipeline
 from seedx.pipelines import sync
-from tests import running
+from tests import own_envs, running
 
 FIRST, MID, LAST = (int(step_type) for step_type in dm_env.StepType)
 ROOT = pathlib.Path(__file__).parent.parent
@@ -362,6 +369,28 @@ def test_a_mask_of_each_choice_or_joint_is_not_guessed():
   config = config_of("masked_choices", {"values": [2, 3], "shape": [2, 3]})
   with pytest.raises(types.ConfigError, match=r"either: .* flat, \[6\]"):
     envs.spec(config)
+
+
+@pytest.mark.parametrize("in_a_dict", [True, False])
+def test_an_empty_observation_is_refused(in_a_dict, monkeypatch):
+  space = spaces.Box(-1, 1, (0,))
+  if in_a_dict:
+    space = spaces.Dict({"none": space, "some": spaces.Discrete(2)})
+  monkeypatch.setattr(
+    own_envs, "cartpole", lambda: own_envs.Acting(None, space)
+  )
+  config = config_of("cartpole")
+  signature = make_worker(config).signature
+  found = rf"at least one number, found {'none' if in_a_dict else 'one'} of"
+  with pytest.raises(types.ConfigError, match=found):
+    observations.environment_spec(config, *signature)
+
+
+def test_an_empty_action_is_refused(monkeypatch):
+  space = spaces.Box(-1, 1, (0,))
+  monkeypatch.setattr(own_envs, "cartpole", lambda: own_envs.Acting(space))
+  with pytest.raises(types.ConfigError, match="Supported are"):
+    make_worker(config_of("cartpole"))
 
 
 def test_an_environment_without_a_legal_action_is_named(start):
@@ -732,6 +761,64 @@ def test_a_discount_that_is_none_is_a_failure(start, discount):
   found = f"discount from 0 to 1, found {discount}"
   with pytest.raises(RuntimeError, match=found):
     environment.recv()
+
+
+@contextlib.contextmanager
+def sent(written, whole):
+  """A process of environments 2 to 4 that has sent something, and lives on.
+
+  Args:
+    written: the bytes.
+    whole: whether they are one message, else they are all that it wrote.
+  """
+  made = object.__new__(process.Process)
+  made.job = messages.Job(config_of("Counting"), 2, 3, 5, 10, False)
+  made.pending_resets = 0
+  made._popen = mock.Mock(poll=lambda: None, returncode=None)
+  made.replies, replies = connection.Pipe(duplex=False)
+  with made.replies, replies:
+    if whole:
+      replies.send_bytes(written)
+    else:
+      os.write(replies.fileno(), written)
+      replies.close()
+    yield made
+
+
+GARBAGE = st.one_of(
+  st.binary(max_size=40),
+  st.builds(
+    lambda kind, rest: kind + rest,
+    st.sampled_from([b"D", b"0", b"R", b"I", b"C", b"F"]),
+    st.binary(max_size=40),
+  ),
+)
+
+
+@hypothesis.settings(max_examples=200, deadline=2000, derandomize=True)
+@hypothesis.given(GARBAGE, st.booleans())
+@hypothesis.example(b"0" + np.array([2, 3, 4], np.int32).tobytes(), True)
+@hypothesis.example(b"R" + np.array([2, 2], np.int32).tobytes(), True)
+@hypothesis.example(b"R" + np.array([1], np.int32).tobytes(), True)
+@hypothesis.example(b"D" + pickle.dumps((1, 2, 3)), True)
+@hypothesis.example(b"\x7f\xff\xff\xffR", False)
+@hypothesis.example(b"", False)
+def test_garbage_of_a_process_is_an_error_that_names_it(written, whole):
+  fake = object.__new__(processes.ProcessEnvironment)
+  fake._failure, fake._ready = "", []
+  with sent(written, whole) as made:
+    try:
+      fake._handle(made, *made.read())
+      index = fake._ready[0].tolist()
+      assert len(set(index)) == len(index) and set(index) <= {2, 3, 4}
+    except RuntimeError as error:
+      assert str(error) == fake._failure
+      assert written[:1] == b"F" or "environments 2 to 4 of" in str(error)
+  with sent(written, whole) as made:
+    try:
+      assert type(made.signature()) is messages.Signature
+    except types.ConfigError as error:
+      assert written[:1] in b"CF" or "environments 2 to 4 of" in str(error)
 
 
 def test_a_failing_reset_is_a_failure(start):

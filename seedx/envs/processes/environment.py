@@ -225,11 +225,19 @@ class ProcessEnvironment:
   def _handle(self, worker: process.Process, kind: bytes, rest: bytes) -> None:
     """Keeps the indices of rows, except those that a reset has made old."""
     if kind == messages.FAILURE:
-      self._fail(rest.decode())
+      self._fail(rest.decode(errors="replace"))
+    try:
+      if kind not in (messages.ROWS, messages.FIRST_ROWS):
+        raise ValueError(f"expected rows, found {kind!r}")
+      if kind == messages.FIRST_ROWS and not worker.pending_resets:
+        raise ValueError("expected rows after a step, found some of a reset")
+      index = messages.indices(rest, worker.job)
+    except ValueError as error:
+      self._fail(worker.garbage(error))
     if kind == messages.FIRST_ROWS:
       worker.pending_resets -= 1
     if not worker.pending_resets:
-      self._ready.append(np.frombuffer(rest, np.int32))
+      self._ready.append(index)
 
   def _fail(self, failure: str) -> NoReturn:
     self._failure = failure

@@ -104,6 +104,30 @@ def check_same(name: str, expected: Signature, found: Signature) -> None:
     )
 
 
+def indices(message: bytes, job: Job) -> np.ndarray:
+  """The environments of a worker whose rows a message says are there.
+
+  Args:
+    message: what follows its first byte.
+    job: the worker's.
+
+  Returns:
+    Their indices, `[B]` int32.
+
+  Raises:
+    ValueError: they are not indices of the worker's environments.
+  """
+  found = np.frombuffer(message[: len(message) // 4 * 4], np.int32)
+  last = job.first + job.count - 1
+  in_range = np.all((found >= job.first) & (found <= last))
+  if len(message) % 4 or not in_range or len(np.unique(found)) != len(found):
+    raise ValueError(
+      f"expected indices from {job.first} to {last}, found {message[:20]!r} of"
+      f" {len(message)} bytes"
+    )
+  return found
+
+
 def shared_rows(signature: Signature, num_envs: int, memory: int) -> SharedRows:
   """The arrays in shared memory.
 

@@ -22,6 +22,9 @@ CHECK_SECONDS = 1.0
 # Environments may write files when they are closed.
 _CLOSE_SECONDS = 2.0
 
+# Of a message; the longest are frames.
+_MOST_BYTES = 2**28
+
 # Only the parent handles what ends a group of processes. It has the same module
 # search path.
 _PROGRAM = """\
@@ -98,9 +101,11 @@ class Process:
   def read(self) -> tuple[bytes, bytes]:
     """As `receive`, for when `replies` is ready to be read."""
     try:
-      message = self.replies.recv_bytes()
+      message = self.replies.recv_bytes(_MOST_BYTES)
     except EOFError:
       return messages.FAILURE, self._death()
+    except OSError as error:  # The message has no end, or is too long.
+      return messages.FAILURE, self.garbage(error).encode()
     return message[:1], message[1:]
 
   def signature(self) -> messages.Signature:
@@ -110,28 +115,42 @@ class Process:
       types.ConfigError: it cannot make them.
     """
     kind, rest = self.receive()
-    if kind != messages.SIGNATURE:
-      raise types.ConfigError(rest.decode())
-    return pickle.loads(rest)
+    if kind in (messages.REFUSAL, messages.FAILURE):
+      raise types.ConfigError(rest.decode(errors="replace"))
+    try:
+      if kind != messages.SIGNATURE:
+        raise ValueError(f"expected a signature, found {kind!r}")
+      return messages.Signature(*pickle.loads(rest))
+    except Exception as error:  # Of unpickling, any.
+      raise types.ConfigError(self.garbage(error)) from error
 
   def has_died(self) -> bool:
     """Whether the process has ended, in any way."""
     return self._popen.poll() is not None
 
+  def garbage(self, error: Exception) -> str:
+    """What is said of a message that cannot be understood."""
+    return f"{self._name()} has sent garbage: {env_config.in_one_line(error)}"
+
+  def _name(self) -> str:
+    job = self.job
+    last = job.first + job.count - 1
+    return (
+      f"the process of environments {job.first} to {last} of {job.config.env},"
+      f" with the seeds {job.seed + job.first} to {job.seed + last},"
+    )
+
   def _death(self) -> bytes:
     # It closes its pipe a moment before it ends.
     with contextlib.suppress(subprocess.TimeoutExpired):
       self._popen.wait(CHECK_SECONDS)
-    job, status = self.job, self._popen.returncode
+    status = self._popen.returncode
     how = f"status {status}"
     if status is not None and status < 0:
       with contextlib.suppress(ValueError):
         how = signal.Signals(-status).name
-    last = job.first + job.count - 1
     return (
-      f"the process of environments {job.first} to {last} of {job.config.env},"
-      f" with the seeds {job.seed + job.first} to {job.seed + last}, has died"
-      f" with {how}; see its output above, if any"
+      f"{self._name()} has died with {how}; see its output above, if any"
     ).encode()
 
 
