@@ -149,10 +149,10 @@ def bound(server, num_envs=ENVS):
   ]
 
   reported = reports.Reports(
-    connected(), lambda: True, experience.ReplayConfig(), 4
+    connected(), lambda: True, experience.ReplayConfig(), 4, wanted=lambda: 0
   )
   inputs = reports.layout(layout.length, ENVS)
-  server.bind_stream(reports.REPORT, reported.open, inputs, wire.NOTHING)
+  server.bind_stream(reports.REPORT, reported.open, inputs, reports.REPLY)
   addresses = launch.Addresses(1, ["unix:/server"])
   server.bind_stream(
     reports.SERVERS,
