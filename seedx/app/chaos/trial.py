@@ -35,6 +35,12 @@ _HANG_SECONDS = 90.0
 _PAUSE_SECONDS = 3.0
 _FULL_SECONDS = 8.0
 _END_SECONDS = 60.0
+# How long a process that joins waits for a learner that starts again.
+_GIVE_UP_SECONDS = 45.0
+# Exit statuses after SIGTERM, by seedx, and where it has not begun to handle
+# it; and of a process that joins, at the run's end or without a learner.
+_ENDED = (128 + signal.SIGTERM, -signal.SIGTERM)
+_LEFT = (0, 3)
 # The rate that a fault ends, as a part of the rate before, and over how long.
 _BACK = 0.5
 _BACK_SECONDS = 1.0
@@ -259,7 +265,8 @@ class Trial:
       role = "worker" if isinstance(self._config, gorila.Config) else "actor"
       words = ["seedx.app.chaos.program", self._plan.experiment]
       words += ["--role", role, "--address", self._address]
-    self._joiner = self._popen(*words, "--env", program.ENV)
+    words += ["--env", program.ENV, "--give-up-seconds", f"{_GIVE_UP_SECONDS}"]
+    self._joiner = self._popen(*words)
 
   def _popen(self, *words: str) -> psutil.Popen:
     process = psutil.Popen(
@@ -417,14 +424,15 @@ class Trial:
     """Ends the run as a cluster does, and looks for what is left."""
     if self._learner is None:
       return
+    joined = self._joiner is not None and self._joiner.poll() is None
     with contextlib.suppress(psutil.NoSuchProcess):
       self._learner.send_signal(signal.SIGTERM)
     status = self._wait_for(self._learner, "the learner")
-    if status not in (None, 128 + signal.SIGTERM):
+    if status not in (None, *_ENDED):
       self._violate(f"the learner ended with {status} after SIGTERM, not 143")
-    if self._joiner is not None:
+    if self._joiner is not None and joined:
       status = self._wait_for(self._joiner, "a process that had joined")
-      if status not in (None, 0):
+      if status not in (None, *_LEFT):
         self._violate(f"a process that had joined ended with {status}")
     for process in _marked(self._environment[_MARK]):
       self._violate(f"left behind: {_words(process)}")
