@@ -41,7 +41,7 @@ _ALWAYS = (
 )
 # Where the environments' faults end the run.
 _IN_PROCESS = ("a3c", "sync")
-# Too early to see whether memory grows.
+# Before, it is too early to judge rates and memory.
 _LEAST_MINUTES = 4.0
 _MORE = 1.05
 # How soon the rate is back after an actor's fault, and after a learner's.
@@ -122,23 +122,25 @@ def _summary(done: trial.Trial, minutes: float) -> dict[str, Any]:
   """What a trial found, as JSON, its figures judged."""
   actors = trial.recoveries(done, ("kill", "pause"))
   learners = trial.recoveries(done, ("learner",))
-  growth = trial.growth(done) if minutes >= _LEAST_MINUTES else {}
+  growth = trial.growth(done)
   cold_start = trial.cold_start(done)
   violations = list(done.violations)
-  violations += [
-    f"{name} at the end {ratio:.2f} times those of minute 2"
-    for name, ratio in growth.items()
-    if ratio > _MORE
-  ]
-  violations += [
-    f"the rate was back {seconds:.1f} s after the {fault.kind} of {fault.whom}"
-    for found, most in (
-      (actors, _ACTOR_SECONDS),
-      (learners, _COLD_STARTS * cold_start),
-    )
-    for fault, seconds in found
-    if seconds > most
-  ]
+  if minutes >= _LEAST_MINUTES:
+    violations += [
+      f"{name} at the end {ratio:.2f} times those of minute 2"
+      for name, ratio in growth.items()
+      if ratio > _MORE
+    ]
+    violations += [
+      f"the rate was back {seconds:.1f} s after the {fault.kind} of"
+      f" {fault.whom}"
+      for found, most in (
+        (actors, _ACTOR_SECONDS),
+        (learners, _COLD_STARTS * cold_start),
+      )
+      for fault, seconds in found
+      if seconds > most
+    ]
   if not done.audited:
     violations.append("nothing was learned from")
   kinds = [fault.kind for fault in done.faults]
