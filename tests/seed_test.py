@@ -339,7 +339,7 @@ def test_config_names_what_is_wrong(tmp_path):
   for changes, message in (
     ({"batch_size": 6, "learner_devices": (0, 1, 2, 3)}, "4 learner devices"),
     ({"actor_batch_size": 9}, "from 0 to 8"),
-    ({"total_steps": 0}, "total_steps of at least 1"),
+    ({"total_steps": 0}, "total_steps from 1 to"),
   ):
     with pytest.raises(types.ConfigError, match=message):
       config_of(tmp_path, **changes)
