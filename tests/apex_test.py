@@ -280,7 +280,7 @@ def without_priorities(agent):
       },
       "a replay_batch_size that is a multiple of 4 .*learner devices",
     ),
-    ({"total_steps": 0}, "total_steps of at least 1"),
+    ({"total_steps": 0}, "total_steps from 1 to"),
     ({"total_steps": 199}, "total_steps of at least 200, so"),
     (
       {

@@ -468,7 +468,7 @@ def test_it_says_what_it_can_do(words, monkeypatch, capsys):
 @pytest.mark.parametrize(
   ("words", "reason"),
   [
-    ("fly", "train, evaluate, plot, export, compare, join, found 'fly'"),
+    ("fly", "train, evaluate, plot, export, compare, chaos, join, found 'fly'"),
     ("train", ", ".join(experiments.shipped())),
     ("train sarsa", "found 'sarsa'"),
     ("train evaluate", "found 'evaluate'"),

@@ -224,7 +224,7 @@ def _ended(program, status):
     (("--env", "CartPole-v9"), ("CartPole-v9", "CartPole-v1")),
     (("--no-such-option", "1"), ("--no-such-option",)),
     (("--total-steps", "many"), ("--total-steps", "many")),
-    (("--total-steps", "0"), ("--total-steps", "at least 1", "0")),
+    (("--total-steps", "0"), ("--total-steps", "from 1", "0")),
     (("--discount", "1.5"), ("--discount", "1.0", "1.5")),
     (("--learning-rate", "-1"), ("--learning-rate", "-1")),
     (("--inference-devices", "9"), ("inference devices", "0 to 7", "9")),

@@ -293,7 +293,7 @@ def test_a_failing_check_ends_it_with_its_error():
       {"num_envs": 6, "learner_devices": (0, 1), "micro_batches": 2},
       "num_envs that .* 2 learner devices with 2 micro-batches",
     ),
-    ("a2c", {"total_steps": 0}, "total_steps of at least 1"),
+    ("a2c", {"total_steps": 0}, "total_steps from 1 to"),
     ("a2c", {"learner_devices": (99,)}, "learner devices from 0 to"),
   ],
 )
