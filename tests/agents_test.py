@@ -787,14 +787,6 @@ def test_config_of_vtrace_out_of_range_is_refused_with_its_name(fields):
     vtrace.Config(**fields)
 
 
-def test_images_too_small_for_the_network_are_refused():
-  image = specs.BoundedArray((1, 35, 35), np.uint8, 0, 255)
-  spec = types.EnvironmentSpec(image, specs.DiscreteArray(2))
-  agent = vtrace.Config().make(spec)
-  with pytest.raises(types.ConfigError, match="at least 3x3 pixels"):
-    jax.eval_shape(agent.init, jax.random.key(0))
-
-
 def test_action_spec_without_a_policy_is_refused():
   spec = types.EnvironmentSpec(VECTOR, specs.BoundedArray((), float, -1, 1))
   with pytest.raises(types.ConfigError, match="finite bounds"):
