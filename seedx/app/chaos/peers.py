@@ -24,7 +24,7 @@ from seedx.wire import server as wire_server
 
 # The longest that a server may take to end a stream that it should end.
 _TIMEOUT_SECONDS = 20.0
-_IDLE_SECONDS = 3.0
+_IDLE_SECONDS = 1.0
 # The statuses that `seedx.wire` says a call may end with.
 _CLEAN = frozenset(
   code
