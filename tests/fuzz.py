@@ -149,7 +149,7 @@ def bound(server, num_envs=ENVS):
   ]
 
   reported = reports.Reports(
-    connected(), lambda: True, experience.ReplayConfig(), 4, wanted=lambda: 0
+    connected(), lambda: True, experience.ReplayConfig(), 4, lambda: 0, ""
   )
   inputs = reports.layout(layout.length, ENVS)
   server.bind_stream(reports.REPORT, reported.open, inputs, reports.REPLY)

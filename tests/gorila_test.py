@@ -158,7 +158,9 @@ def report_of(steps, **changes):
 def opened():
   acted = counters.Acted()
   connected = sessions.Sessions(np.zeros(2, np.float32), acted, seed=0)
-  reported = reports.Reports(connected, lambda: True, REPLAY, WINDOW, lambda: 0)
+  reported = reports.Reports(
+    connected, lambda: True, REPLAY, WINDOW, lambda: 0, ""
+  )
   return acted, reported, reported.open({"num_envs": 2})
 
 

@@ -37,7 +37,8 @@ def test_workers_take_what_workers_gave(tmp_path):
     assert kept.num_bytes == 2 * 2**22
     fetch = kept.saved()
     for k in range(2):
-      replays.keep(client, kept.wanted, _REPLAY | {"due": np.float64(k)})
+      replay = _REPLAY | {"due": np.float64(k)}
+      replays.keep(client, kept.key, kept.wanted, replay)
     saved = flat(fetch())
     assert kept.wanted == 0
     kept.restore(saved)
@@ -46,7 +47,7 @@ def test_workers_take_what_workers_gave(tmp_path):
     kept._connected = lambda: 0
     running.assert_equal(flat(fetch()), saved)
     kept._connected = connected
-    taken = [replays.take(client) for _ in range(3)]
+    taken = [replays.take(client, kept.key) for _ in range(3)]
   for k in range(2):
     running.assert_equal(taken[k], flat(_REPLAY | {"due": np.float64(k)}))
   assert taken[2] == {}
@@ -55,12 +56,14 @@ def test_workers_take_what_workers_gave(tmp_path):
 def test_one_that_a_worker_did_not_take_whole_is_for_the_next(tmp_path):
   with serving(tmp_path) as (kept, client):
     kept.restore({f"0/{name}": leaf for name, leaf in flat(_REPLAY).items()})
-    half = wire.Exchange(client, replays.TAKE, wire.NOTHING, replays.PIECE)
+    half = wire.Exchange(
+      client, replays.TAKE, wire.NOTHING, replays.PIECE, {"key": kept.key}
+    )
     assert len(half(())) == 2**20
-    assert replays.take(client) == {}
+    assert replays.take(client, kept.key) == {}
     half.close()
     deadline = time.monotonic() + 10
-    while not (taken := replays.take(client)):
+    while not (taken := replays.take(client, kept.key)):
       assert time.monotonic() < deadline
     running.assert_equal(taken, flat(_REPLAY))
 
@@ -71,16 +74,37 @@ def test_a_worker_that_sends_none_is_waited_for_and_missed(
   monkeypatch.setattr(replays, "_WAIT_SECONDS", 0.3)
   with serving(tmp_path) as (kept, client):
     fetch = kept.saved()
-    replays.keep(client, kept.wanted, _REPLAY)
+    replays.keep(client, kept.key, kept.wanted, _REPLAY)
     assert list(fetch()) == ["0"]
     assert "replays of 1 workers, not of 2" in capfd.readouterr().err
     # What comes late, or twice, is dropped.
-    replays.keep(client, 1, _REPLAY)
+    replays.keep(client, kept.key, 1, _REPLAY)
     fetch = kept.saved()
-    replays.keep(client, 1, _REPLAY)
+    replays.keep(client, kept.key, 1, _REPLAY)
     for _ in range(5):
-      replays.keep(client, kept.wanted, _REPLAY)
+      replays.keep(client, kept.key, kept.wanted, _REPLAY)
     assert list(fetch()) == ["0", "1"]
+
+
+def test_only_who_was_told_the_key_gives_or_takes_a_replay(tmp_path):
+  with serving(tmp_path) as (kept, client):
+    kept.saved()
+    kept.restore({f"0/{name}": leaf for name, leaf in flat(_REPLAY).items()})
+    for call in (
+      lambda: replays.keep(client, "x", kept.wanted, _REPLAY),
+      lambda: replays.take(client, "x"),
+    ):
+      with pytest.raises(wire.WireError, match="the key that workers are told"):
+        call()
+
+
+def test_a_replay_with_a_nan_is_refused(tmp_path):
+  with serving(tmp_path) as (kept, client):
+    kept.saved()
+    with pytest.raises(wire.WireError, match="finite replays"):
+      replays.keep(
+        client, kept.key, kept.wanted, {"reward": np.float32([np.nan])}
+      )
 
 
 @pytest.mark.parametrize(
@@ -95,7 +119,8 @@ def test_a_worker_that_sends_none_is_waited_for_and_missed(
   ids=str,
 )
 def test_what_is_no_replay_is_refused(tmp_path, hello, content, words):
-  with serving(tmp_path) as (_, client):
+  with serving(tmp_path) as (kept, client):
+    hello = {"key": kept.key, **hello}
     pieces = [np.frombuffer(content, np.uint8)]
     with pytest.raises(wire.WireError, match=words) as caught:
       list(

@@ -378,7 +378,11 @@ class Replayed(Experience):
       "steps": np.int64(0),
       "drawn": np.int64(0),
     }
-    found = checkpoint.like(saved, shapes, "the replay of the checkpoint")
+    try:
+      found = checkpoint.like(saved, shapes, "the replay of the checkpoint")
+    except types.ConfigError as error:
+      print(f"the replay starts empty: {error}", file=sys.stderr)
+      return empty
     self._keys = [
       jax.random.wrap_key_data(key) for key in self._on_cores(found["keys"])
     ]

@@ -140,7 +140,12 @@ def learn(config: Config, context: process.Context) -> process.Process:
   assert window is not None  # It learns from a replay.
   kept = _replays(config, agent, spec, connected)
   reported = reports.Reports(
-    connected, shards.are_ready, config.replay, window, lambda: kept.wanted
+    connected,
+    shards.are_ready,
+    config.replay,
+    window,
+    lambda: kept.wanted,
+    kept.key,
   )
   server = wire.Server(config.address, workers.num_workers)
   length = agent.needs.unroll_length(workers.unroll_length)

@@ -2,15 +2,17 @@
 
 A worker's replay crosses as `checkpoint.to_bytes` writes it, in pieces. While a
 checkpoint is under way, the replies to reports have its number. A worker that
-sees a new one opens the stream `KEEP` with a hello of `{"number": n, "bytes":
-b}`, and sends its replay. A worker that comes opens the stream `TAKE`: the
-welcome is `{"bytes": b}`, 0 where no replay was restored or all are taken, and
-the replies are the pieces.
+sees a new one opens the stream `KEEP` with a hello of `{"key": k, "number": n,
+"bytes": b}`, and sends its replay. A worker that comes opens the stream `TAKE`
+with `{"key": k}`: the welcome is `{"bytes": b}`, 0 where no replay was restored
+or all are taken, and the replies are the pieces. The key is in the welcome of
+the stream of reports: only workers have a place there.
 """
 
 import contextlib
 import itertools
 import math
+import secrets
 import sys
 import threading
 import time
@@ -34,6 +36,7 @@ class Replays:
   """The replays of all workers: a `process.Replay`.
 
   Attributes:
+    key: what workers say, and others cannot know.
     num_bytes: of all replays together.
     wanted: the number of the checkpoint that waits for replays; 0 if none does.
   """
@@ -48,6 +51,7 @@ class Replays:
       replay_bytes: of a worker's replay.
       connected: says how many workers there are now.
     """
+    self.key = secrets.token_hex()
     self.num_bytes = num_workers * replay_bytes
     self.wanted = 0
     # Beside the replay, a worker sends little: a batch, an index.
@@ -119,6 +123,7 @@ class Replays:
 
   def _keep(self, hello: Mapping[str, Any]) -> wire.Session:
     """A worker that sends its replay."""
+    self._check_key(hello)
     number, size = hello.get("number"), hello.get("bytes")
     if type(size) is not int or not 0 < size <= self._most_bytes:
       raise wire.Refused(
@@ -151,6 +156,7 @@ class Replays:
       raise wire.Refused(
         wire.StatusCode.INVALID_ARGUMENT, f"expected a replay, found {error}"
       ) from error
+    wire.check_finite("replays", found)
     with self._changed:
       if number == self.wanted and len(self._kept) < self._connected():
         self._kept.append(found)
@@ -158,7 +164,7 @@ class Replays:
 
   def _take(self, hello: Mapping[str, Any]) -> wire.Session:
     """A worker that asks for a replay."""
-    del hello
+    self._check_key(hello)
     with self._changed:
       replay = self._restored.pop(0) if self._restored else None
     content = np.zeros(0, np.uint8)
@@ -180,8 +186,15 @@ class Replays:
 
     return wire.FunctionSession(give, {"bytes": len(content)}, close)
 
+  def _check_key(self, hello: Mapping[str, Any]) -> None:
+    found = str(hello.get("key")).encode()
+    if not secrets.compare_digest(found, self.key.encode()):
+      raise wire.does_not_fit("the key that workers are told", "another")
 
-def keep(client: wire.Client, number: int, replay: types.Tree) -> None:
+
+def keep(
+  client: wire.Client, key: str, number: int, replay: types.Tree
+) -> None:
   """Sends a worker's replay to the checkpoint of a number.
 
   Raises:
@@ -193,19 +206,20 @@ def keep(client: wire.Client, number: int, replay: types.Tree) -> None:
     _pieces(content),
     PIECE,
     wire.NOTHING,
-    {"number": number, "bytes": len(content)},
+    {"key": key, "number": number, "bytes": len(content)},
   )
   for _ in replies:
     pass
 
 
-def take(client: wire.Client) -> dict[str, np.ndarray]:
+def take(client: wire.Client, key: str) -> dict[str, np.ndarray]:
   """A replay to go on with; empty where there is none.
 
   Raises:
     wire.WireError: the coordinator is not there, or stops.
   """
-  exchange = wire.Exchange(client, TAKE, wire.NOTHING, PIECE)
+  hello = {"key": key}
+  exchange = wire.Exchange(client, TAKE, wire.NOTHING, PIECE, hello)
   try:
     content = np.empty(int(exchange.welcome["bytes"]), np.uint8)
     start = 0

@@ -1,7 +1,8 @@
 """Reports of Gorila's workers to the coordinator, and their totals.
 
 A worker opens the stream `REPORT` with a hello of `{"num_envs": n}`, gets slots
-as in `protocol`, and sends a `Report` after each unroll. The welcome of the
+as in `protocol`, and sends a `Report` after each unroll. Its welcome has the
+`replay_key` of `replays`, too. The welcome of the
 stream `SERVERS` is `{"addresses": [...]}`, where the parameter servers listen.
 """
 
@@ -113,6 +114,7 @@ class Reports:
   Attributes:
     learned: what has been counted of learning.
     wanted: see `__init__`.
+    replay_key: see `__init__`.
   """
 
   def __init__(
@@ -122,6 +124,7 @@ class Reports:
     replay: experience.ReplayConfig,
     window: int,
     wanted: Callable[[], int],
+    replay_key: str,
   ) -> None:
     """Nothing is counted yet.
 
@@ -132,8 +135,10 @@ class Reports:
       replay: of each worker.
       window: time steps of what is sampled from it.
       wanted: says which checkpoint waits for replays, see `REPLY`.
+      replay_key: see `replays.Replays`.
     """
     self.wanted = wanted
+    self.replay_key = replay_key
     self._replay = replay
     self._window = window
     self.learned = counters.Learned()
@@ -224,7 +229,7 @@ class _Session:
     connected: sessions.Sessions,
     session: sessions.Session,
   ) -> None:
-    self.welcome = session.welcome
+    self.welcome = {**session.welcome, "replay_key": reports.replay_key}
     self._reports = reports
     self._connected = connected
     self._session = session

@@ -199,7 +199,8 @@ class _Worker:
       programs.agent, work.workers.unroll_length, [device], replay_key
     )
     assert isinstance(self._source, experience.Replayed)
-    self._source.restore(replays.take(client))
+    self._replay_key = str(exchange.welcome.get("replay_key"))
+    self._source.restore(replays.take(client, self._replay_key))
     # The checkpoint that waits for the replay, and the last that was given it.
     self._wanted = self._kept_by = 0
     self._actor = local_actor.LocalActor(
@@ -327,7 +328,9 @@ class _Worker:
     assert isinstance(self._source, experience.Replayed)
     # If the coordinator is gone, the next report will say so.
     with contextlib.suppress(wire.WireError):
-      replays.keep(self._client, self._wanted, self._source.saved()())
+      replays.keep(
+        self._client, self._replay_key, self._wanted, self._source.saved()()
+      )
 
   def _reset_counts(self) -> None:
     self._gradients = self._stale = self._outliers = self._skipped = 0
