@@ -13,7 +13,6 @@ _TEST = [
   "hypothesis",
   "imageio-ffmpeg",
   "mypy",
-  "psutil",
   "pytest",
   "pytest-timeout",
   "pytest-xdist",
