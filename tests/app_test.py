@@ -632,7 +632,9 @@ def executed(monkeypatch):
 
 
 def test_a_program_starts_itself_again_once(executed, monkeypatch):
+  before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
   allocator.keep_freed_memory()
+  assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
   ((program, words, environment),) = executed
   assert (program, words) == (sys.executable, sys.orig_argv)
   assert set(ALLOCATOR) < set(environment)

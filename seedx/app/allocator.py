@@ -21,8 +21,12 @@ def keep_freed_memory() -> None:
   }
   if sys.platform != "linux" or any(name in os.environ for name in settings):
     return
-  signal.pthread_sigmask(signal.SIG_BLOCK, signals.ENDING)  # Until it is back.
-  os.execve(sys.executable, sys.orig_argv, {**os.environ, **settings})
+  # Until it is back.
+  before = signal.pthread_sigmask(signal.SIG_BLOCK, signals.ENDING)
+  try:
+    os.execve(sys.executable, sys.orig_argv, {**os.environ, **settings})
+  finally:  # It could not leave.
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def runs_module_of(package: str) -> bool:
