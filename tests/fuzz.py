@@ -45,7 +45,7 @@ from seedx.acting import (
 from seedx.agents import dqn
 from seedx.launch import joining
 from seedx.learning import experience
-from seedx.pipelines.gorila import parameter_server, reports
+from seedx.pipelines.gorila import parameter_server, replays, reports
 from seedx.runtime import counters
 from seedx.wire import server as server_lib
 from tests import fakes, parameter_server_test
@@ -149,7 +149,11 @@ def bound(server, num_envs=ENVS):
   ]
 
   reported = reports.Reports(
-    connected(), lambda: True, experience.ReplayConfig(), 4, lambda: 0, ""
+    connected(),
+    lambda: True,
+    experience.ReplayConfig(),
+    4,
+    replays.Replays(1, 1, lambda: 0),
   )
   inputs = reports.layout(layout.length, ENVS)
   server.bind_stream(reports.REPORT, reported.open, inputs, reports.REPLY)

@@ -11,7 +11,7 @@ from seedx.acting import sessions
 from seedx.agents import dqn
 from seedx.learning import experience
 from seedx.pipelines import gorila
-from seedx.pipelines.gorila import parameter_server, reports, worker
+from seedx.pipelines.gorila import parameter_server, replays, reports, worker
 from seedx.runtime import counters, process
 from tests import pipelines_test, running, sessions_test
 
@@ -159,7 +159,7 @@ def opened():
   acted = counters.Acted()
   connected = sessions.Sessions(np.zeros(2, np.float32), acted, seed=0)
   reported = reports.Reports(
-    connected, lambda: True, REPLAY, WINDOW, lambda: 0, ""
+    connected, lambda: True, REPLAY, WINDOW, replays.Replays(1, 1, lambda: 0)
   )
   return acted, reported, reported.open({"num_envs": 2})
 

@@ -6,7 +6,7 @@ from typing import Self
 import jax
 
 from seedx import envs, launch, types, wire
-from seedx.acting import local_actor, sessions, unroll_store
+from seedx.acting import local_actor, sessions
 from seedx.agents import base, optimizers
 from seedx.learning import experience
 from seedx.pipelines.gorila import (
@@ -138,14 +138,12 @@ def learn(config: Config, context: process.Context) -> process.Process:
   shards = saved_shards.SavedShards(agent, addresses, context.stop)
   window = agent.needs.window
   assert window is not None  # It learns from a replay.
-  kept = _replays(config, agent, spec, connected)
+  replay_bytes = worker.replay_bytes(agent, spec, config.plan, workers)
+  kept = replays.Replays(
+    workers.num_workers, replay_bytes, connected.count_open
+  )
   reported = reports.Reports(
-    connected,
-    shards.are_ready,
-    config.replay,
-    window,
-    lambda: kept.wanted,
-    kept.key,
+    connected, shards.are_ready, config.replay, window, kept
   )
   server = wire.Server(config.address, workers.num_workers)
   length = agent.needs.unroll_length(workers.unroll_length)
@@ -187,27 +185,6 @@ def learn(config: Config, context: process.Context) -> process.Process:
     server=server,
     addresses={"server": addresses},
     ending=ending,
-  )
-
-
-def _replays(
-  config: Config,
-  agent: base.Agent,
-  spec: types.EnvironmentSpec,
-  connected: sessions.Sessions,
-) -> replays.Replays:
-  """The workers' replays, of a size that follows from the config."""
-  workers = config.workers
-  source = config.plan.source(
-    agent, workers.unroll_length, jax.local_devices()[:1], jax.random.key(0)
-  )
-  assert isinstance(source, experience.Replayed)
-  layout = unroll_store.Layout.of(
-    agent, workers.unroll_length, workers.envs_per_worker
-  )
-  share = local_actor.Programs(agent, spec, layout).share()
-  return replays.Replays(
-    workers.num_workers, source.bytes_for(share), connected.count_open
   )
 
 

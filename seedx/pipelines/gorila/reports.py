@@ -16,6 +16,7 @@ import numpy as np
 from seedx import launch, metrics, types, wire
 from seedx.acting import episodes, sessions
 from seedx.learning import experience
+from seedx.pipelines.gorila import replays
 from seedx.runtime import counters
 
 REPORT = "report"
@@ -113,8 +114,7 @@ class Reports:
 
   Attributes:
     learned: what has been counted of learning.
-    wanted: see `__init__`.
-    replay_key: see `__init__`.
+    kept: see `__init__`.
   """
 
   def __init__(
@@ -123,8 +123,7 @@ class Reports:
     is_ready: Callable[[], bool],
     replay: experience.ReplayConfig,
     window: int,
-    wanted: Callable[[], int],
-    replay_key: str,
+    kept: replays.Replays,
   ) -> None:
     """Nothing is counted yet.
 
@@ -134,11 +133,9 @@ class Reports:
         to go on from.
       replay: of each worker.
       window: time steps of what is sampled from it.
-      wanted: says which checkpoint waits for replays, see `REPLY`.
-      replay_key: see `replays.Replays`.
+      kept: the workers' replays, for checkpoints.
     """
-    self.wanted = wanted
-    self.replay_key = replay_key
+    self.kept = kept
     self._replay = replay
     self._window = window
     self.learned = counters.Learned()
@@ -229,14 +226,14 @@ class _Session:
     connected: sessions.Sessions,
     session: sessions.Session,
   ) -> None:
-    self.welcome = {**session.welcome, "replay_key": reports.replay_key}
+    self.welcome = {**session.welcome, "replay_key": reports.kept.key}
     self._reports = reports
     self._connected = connected
     self._session = session
     # Steps of which it has not yet learned.
     self._acted = 0.0
 
-  def __call__(self, inputs: Report) -> np.ndarray:
+  def __call__(self, inputs: Report) -> np.int32:
     """Takes a report of all the worker's environments; see `REPLY`.
 
     Raises:
@@ -255,7 +252,7 @@ class _Session:
     )
     self._acted = acted
     self._reports.count(counts)
-    return np.array(self._reports.wanted(), np.int32)
+    return np.int32(self._reports.kept.wanted)
 
   def close(self) -> None:
     """Frees the worker's slots."""

@@ -84,6 +84,22 @@ def run(work: Work, stop: threading.Event) -> None:
     learner.client.close()
 
 
+def replay_bytes(
+  agent: base.Agent,
+  spec: types.EnvironmentSpec,
+  plan: experience.Plan,
+  workers: local_actor.WorkersConfig,
+) -> int:
+  """The bytes of a worker's replay."""
+  period, num_envs = workers.unroll_length, workers.envs_per_worker
+  source = plan.source(
+    agent, period, jax.local_devices()[:1], jax.random.key(0)
+  )
+  assert isinstance(source, experience.Replayed)
+  layout = unroll_store.Layout.of(agent, period, num_envs)
+  return source.bytes_for(local_actor.Programs(agent, spec, layout).share())
+
+
 class Outliers:
   """Tells which losses are far above the running mean of those before.
 
