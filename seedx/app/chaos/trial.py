@@ -27,6 +27,10 @@ from seedx.pipelines.gorila import reports
 
 # Lines of stderr that are kept.
 _SAID = 200
+# The fault of a parameter server, for which all workers wait.
+SERVER = "server"
+# That of an environment; it ends a run that has no actors.
+ENVIRONMENT = "environment"
 # Marks every process of a trial, in its environment.
 _MARK = "SEEDX_CHAOS"
 _SAMPLE_SECONDS = 0.25
@@ -56,7 +60,9 @@ class Plan:
     experiment: that trains.
     seconds: how long.
     seed: of what happens.
-    kills: of actors, workers, servers and the processes of environments.
+    kills: of actors, workers and servers.
+    environment_kills: of the processes of their environments. Six deaths of an
+      actor that follow from them in ten minutes would end the run.
     pauses: of those, or of the learner, each for some seconds.
     learner_kills: of the learner, which resumes.
     full_disks: of these, those before which nothing could be written for some
@@ -70,6 +76,7 @@ class Plan:
   seconds: float
   seed: int
   kills: int
+  environment_kills: int
   pauses: int
   learner_kills: int
   full_disks: int
@@ -186,6 +193,7 @@ class Trial:
     plan = self._plan
     always: list[Callable[[], None]] = [
       *[self._kill] * plan.kills,
+      *[self._kill_environment] * plan.environment_kills,
       *[self._pause] * plan.pauses,
     ]
     early: list[Callable[[], None]] = [
@@ -224,7 +232,7 @@ class Trial:
     if self._plan.environments_fail and any(
       fault in line for line in self.said for fault in environment.FAULTS
     ):
-      self._note("environment", f"status {status}")
+      self._note(ENVIRONMENT, f"status {status}")
     else:
       self._violate(f"the learner ended with status {status}")
       self._note("end", f"status {status}")
@@ -299,37 +307,45 @@ class Trial:
     if violation not in self.violations:
       self.violations.append(violation)
 
-  def _others(self) -> list[psutil.Process]:
-    """The processes of the run but the learner."""
+  def _roles(self) -> list[psutil.Process]:
+    """The actors, workers and servers."""
     found = []
-    for parent in (self._learner, self._joiner):
-      if parent is not None:
-        with contextlib.suppress(psutil.NoSuchProcess):
-          found += parent.children(recursive=True)
+    if self._learner is not None:
+      found += [x for x in _children(self._learner) if _is_role(x)]
     if self._joiner is not None and self._joiner.poll() is None:
       found.append(self._joiner)
     return found
 
+  def _environments(self) -> list[psutil.Process]:
+    """The processes of environments, those of the learner included."""
+    parents = [self._learner, *self._roles()]
+    found = [child for parent in parents for child in _children(parent)]
+    return [child for child in found if not _is_role(child)]
+
   def _kill(self) -> None:
-    self._signal("kill", signal.SIGKILL)
+    self._signal("kill", self._roles(), signal.SIGKILL)
+
+  def _kill_environment(self) -> None:
+    self._signal(ENVIRONMENT, self._environments(), signal.SIGKILL)
 
   def _pause(self) -> None:
-    self._signal("pause", signal.SIGSTOP, signal.SIGCONT)
+    processes = [self._learner, *self._roles(), *self._environments()]
+    self._signal("pause", processes, signal.SIGSTOP, signal.SIGCONT)
 
-  def _signal(self, kind: str, *signals: signal.Signals) -> None:
-    """Sends signals, some seconds apart, to a process by chance."""
-    others: list[Any] = self._others()
-    if len(signals) > 1:
-      others.append(self._learner)
-    if not others:
+  def _signal(
+    self, kind: str, whom: Sequence[Any], *signals: signal.Signals
+  ) -> None:
+    """Sends signals, some seconds apart, to one of some processes."""
+    if not whom:
       return
-    one = self._rng.choice(others)
+    one = self._rng.choice(whom)
     with contextlib.suppress(psutil.NoSuchProcess):
-      whom = " ".join(one.cmdline()[2:])[:40]
+      words = _words(one)
+      kind = SERVER if "server-" in words else kind
       for k, number in enumerate(signals):
         time.sleep(_PAUSE_SECONDS if k else 0.0)
         one.send_signal(number)
-      self._note(kind, "the learner" if one is self._learner else whom)
+      self._note(kind, "the learner" if one is self._learner else words)
 
   def _kill_learner(self) -> None:
     assert self._learner is not None
@@ -479,7 +495,10 @@ def cold_start(trial: Trial) -> float:
 
 
 def growth(trial: Trial) -> dict[str, float]:
-  """Memory, threads and files at the end, as parts of those at minute 2."""
+  """How much memory, threads and files are more than at minute 2.
+
+  Memory is a ratio, the others are differences.
+  """
   start = trial.samples[-1].start if trial.samples else 0
   same = [s for s in trial.samples if s.start == start]
   end = trial.samples[-1].seconds if trial.samples else 0.0
@@ -487,8 +506,11 @@ def growth(trial: Trial) -> dict[str, float]:
   late = _medians(same, end - 30.0, end)
   if not early or not late:
     return {}
-  names = ("memory_bytes", "threads", "files")
-  return {x: late[x] / early[x] for x in names}
+  return {
+    "memory": late["memory_bytes"] / early["memory_bytes"],
+    "threads": late["threads"] - early["threads"],
+    "files": late["files"] - early["files"],
+  }
 
 
 def _medians(
@@ -540,9 +562,20 @@ def _marked(mark: str) -> list[psutil.Process]:
   return found
 
 
-def _words(process: psutil.Process) -> str:
+def _children(process: Any) -> list[psutil.Process]:
   with contextlib.suppress(psutil.Error):
-    return " ".join(process.cmdline())
+    return process.children()
+  return []
+
+
+def _is_role(process: psutil.Process) -> bool:
+  return "seedx.launch" in _words(process)
+
+
+def _words(process: psutil.Process) -> str:
+  """How a process was called, without the interpreter."""
+  with contextlib.suppress(psutil.Error):
+    return " ".join(process.cmdline()[2:])[:40]
   return str(process.pid)
 
 
