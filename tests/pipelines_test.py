@@ -234,7 +234,9 @@ def test_updates_that_are_not_finite_are_skipped_and_counted(
   states = saved.get("shards") or [saved.get("shared") or part["agent"]]
   for state in states:
     assert not trees.non_finite(jax.tree.leaves(state))
-    assert state.updates >= last["learner_steps"]
+    # Gorila's workers go on while the servers are asked for the last time.
+    slack = 5 if pipeline == "gorila" else 0
+    assert state.updates >= last["learner_steps"] - slack
   assert pipeline == "gorila" or state.updates == last["learner_steps"]
 
 

@@ -654,6 +654,7 @@ def test_every_option_is_either_taken_or_refused(finished, capfd):
   taken = (
     "--total-steps 600 --checkpoint-every-seconds 1 --evaluate-episodes 2"
     " --learner-devices 1 --env-threads 2 --log-seconds 0.1"
+    " --checkpoint-replay-gib 0.5"
   )
   names = {word[2:].replace("-", "_") for word in taken.split()[::2]}
   there_are = set(configs.settings(app_programs.asked_of(a2c.EXPERIMENT)))

@@ -166,8 +166,8 @@ def learn(config: Config, context: process.Context) -> process.Process:
     return shards.are_ready() and acted.env_steps >= config.total_steps
 
   def ending() -> None:
+    kept.fetch_last()  # Workers go on meanwhile.
     shards.fetch_last()
-    kept.fetch_last()
 
   return process.Process(
     acted=acted,
