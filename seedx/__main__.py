@@ -18,7 +18,15 @@ from seedx import types
 from seedx.app import allocator
 from seedx.runtime import signals
 
-_PROGRAMS = ("evaluate", "plot", "export", "compare")
+# The modules of the programs, by their names.
+_PROGRAMS = {
+  "evaluate": "seedx.app.evaluate",
+  "plot": "seedx.app.plot",
+  "export": "seedx.app.export",
+  "compare": "seedx.app.compare",
+  "chaos": "seedx.app.chaos.main",
+  "join": "seedx.join",
+}
 
 
 def program() -> int:
@@ -35,13 +43,9 @@ def main() -> int:
     return 0
   if name == "train":
     return _train(words)
-  if name == "join":
-    return importlib.import_module("seedx.join").main(words)
-  if name == "chaos":
-    return importlib.import_module("seedx.app.chaos.main").main(words)
   if name in _PROGRAMS:
-    return importlib.import_module(f"seedx.app.{name}").main(words)
-  programs = ", ".join(("train", *_PROGRAMS, "chaos", "join"))
+    return importlib.import_module(_PROGRAMS[name]).main(words)
+  programs = ", ".join(("train", *_PROGRAMS))
   return _fail(f"expected one of {programs}, found {name!r}")
 
 

@@ -145,8 +145,8 @@ class Checkpoints:
         `jax.ShapeDtypeStruct`.
 
     Returns:
-      A nest of NumPy arrays; if `like` is None, a dict of them by their paths
-      in the nest, such as `['a'][0]`.
+      A nest of NumPy arrays; if `shapes` is None, a dict of them by their paths
+      in the nest, such as `a/0`.
 
     Raises:
       Damaged: the checkpoint or nest is not there as it was written.

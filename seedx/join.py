@@ -83,7 +83,7 @@ def run(
     with signals.stopping(stop) as ending:
       joining.join(address, hello, play, stop, config)
   except (types.ConfigError, wire.WireError) as error:
-    words = joining.printable(getattr(error, "message", str(error)))
+    words = types.printable(getattr(error, "message", str(error)))
     print(f"error: cannot join {address}: {words}", file=sys.stderr)
     return _GAVE_UP if isinstance(error, wire.GaveUpError) else 2
   return ending.status

@@ -32,6 +32,11 @@ class ConfigError(ValueError):
   """A wrong setting; the message says what was expected and what was found."""
 
 
+def printable(message: str) -> str:
+  """Another's message without characters that control a terminal."""
+  return "".join(x if x.isprintable() else "?" for x in message)
+
+
 def check_ranges(config: object, **ranges: tuple[float, float]) -> None:
   """Checks that fields of a config are in their range `(low, high)`.
 

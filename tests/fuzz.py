@@ -156,14 +156,7 @@ def bound(server, num_envs=ENVS):
     replays.Replays(1, 1, lambda: 0),
   )
   inputs = reports.layout(layout.length, ENVS)
-  server.bind_stream(reports.REPORT, reported.open, inputs, reports.REPLY)
-  addresses = launch.Addresses(1, ["unix:/server"])
-  server.bind_stream(
-    reports.SERVERS,
-    lambda hello: reports.servers(addresses),
-    wire.NOTHING,
-    wire.NOTHING,
-  )
+  reported.bind(server, inputs, launch.Addresses(1, ["unix:/server"]))
   shard = parameter_server.Shard(parameter_server_test.adding_agent(), 10)
   shard.bind(server, SIZE)
   vector, _ = parameter_server.layouts(SIZE)

@@ -152,8 +152,7 @@ def fail(error: types.ConfigError) -> NoReturn:
   """Says in one line what is wrong, and exits with status 2."""
   line = " ".join(str(error).split())
   # It may tell of a file that another wrote.
-  text = "".join(x if x.isprintable() else "?" for x in line)
-  print(f"error: {text}", file=sys.stderr)
+  print(f"error: {types.printable(line)}", file=sys.stderr)
   raise SystemExit(2)
 
 

@@ -169,9 +169,8 @@ def _train(asked: Asked, name: str, alone: bool) -> int:
   )
   try:
     print(*words, sep="\n", flush=True)
-  except (
-    OSError
-  ):  # It is a file on a disk that is full; the run has ended well.
+  except OSError:
+    # It is a file on a disk that is full; the run has ended well.
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115
   return run.status
 

@@ -238,13 +238,8 @@ def join(
     _tell("the run is over")
 
 
-def printable(message: str) -> str:
-  """A peer's message without characters that control a terminal."""
-  return "".join(x if x.isprintable() else "?" for x in message)
-
-
 def _tell(message: str) -> None:
-  print(printable(message), file=sys.stderr, flush=True)
+  print(types.printable(message), file=sys.stderr, flush=True)
 
 
 def _nothings_until(

@@ -23,65 +23,9 @@ AUDITED = "audited"
 _SAY_SECONDS = 2.0
 
 
-@dataclasses.dataclass(frozen=True)
-class A2C(a2c.Config):
-  """An audited A2C."""
-
-  def make(
-    self,
-    spec: types.EnvironmentSpec,
-    axis_name: str | None = None,
-    horizon: base.Horizon | None = None,
-  ) -> base.Agent:
-    """See `base.Config`."""
-    return audited(super().make(_without_lease(spec), axis_name, horizon))
-
-
-@dataclasses.dataclass(frozen=True)
-class VTrace(vtrace.Config):
-  """An audited V-trace agent."""
-
-  def make(
-    self,
-    spec: types.EnvironmentSpec,
-    axis_name: str | None = None,
-    horizon: base.Horizon | None = None,
-  ) -> base.Agent:
-    """See `base.Config`."""
-    return audited(super().make(_without_lease(spec), axis_name, horizon))
-
-
-@dataclasses.dataclass(frozen=True)
-class PPO(ppo.Config):
-  """An audited PPO."""
-
-  def make(
-    self,
-    spec: types.EnvironmentSpec,
-    axis_name: str | None = None,
-    horizon: base.Horizon | None = None,
-  ) -> base.Agent:
-    """See `base.Config`."""
-    return audited(super().make(_without_lease(spec), axis_name, horizon))
-
-
-@dataclasses.dataclass(frozen=True)
-class DQN(dqn.Config):
-  """An audited DQN."""
-
-  def make(
-    self,
-    spec: types.EnvironmentSpec,
-    axis_name: str | None = None,
-    horizon: base.Horizon | None = None,
-  ) -> base.Agent:
-    """See `base.Config`."""
-    return audited(super().make(_without_lease(spec), axis_name, horizon))
-
-
 def of(config: base.Config) -> base.Config:
   """The audited form of an agent's config, with the same values."""
-  for kind in (A2C, VTrace, PPO, DQN):
+  for kind in (A2C, DQN, PPO, VTRACE):
     if type(config) is kind.__base__:
       values = {
         field.name: getattr(config, field.name)
@@ -214,3 +158,29 @@ def _batch_of(batch: types.Tree) -> types.Tree:
   if isinstance(batch, types.Sample):
     return batch._replace(unroll=_batch_of(batch.unroll))
   return batch._replace(inputs=_state_of(batch.inputs))
+
+
+def _kind(name: str, base_kind: Any) -> Any:
+  """A class of configs whose agents are audited."""
+
+  def make(
+    self: Any,
+    spec: types.EnvironmentSpec,
+    axis_name: str | None = None,
+    horizon: base.Horizon | None = None,
+  ) -> base.Agent:
+    """See `base.Config`."""
+    agent = base_kind.make(self, _without_lease(spec), axis_name, horizon)
+    return audited(agent)
+
+  kind = dataclasses.make_dataclass(
+    name, [], bases=(base_kind,), namespace={"make": make}, frozen=True
+  )
+  kind.__module__ = __name__  # Other processes find it by its name.
+  return kind
+
+
+A2C = _kind("A2C", a2c.Config)
+DQN = _kind("DQN", dqn.Config)
+PPO = _kind("PPO", ppo.Config)
+VTRACE = _kind("VTRACE", vtrace.Config)

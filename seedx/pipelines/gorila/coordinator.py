@@ -147,19 +147,10 @@ def learn(config: Config, context: process.Context) -> process.Process:
   )
   server = wire.Server(config.address, workers.num_workers)
   length = agent.needs.unroll_length(workers.unroll_length)
-  server.bind_stream(
-    reports.REPORT,
-    reported.open,
-    inputs=reports.layout(length, workers.envs_per_worker),
-    outputs=reports.REPLY,
+  reported.bind(
+    server, reports.layout(length, workers.envs_per_worker), addresses
   )
   kept.bind(server)
-  server.bind_stream(
-    reports.SERVERS,
-    lambda hello: reports.servers(addresses),
-    inputs=wire.NOTHING,
-    outputs=wire.NOTHING,
-  )
 
   def done() -> bool:
     reported.learned.check()

@@ -148,6 +148,21 @@ class Reports:
       "wire_bytes": 0,
     }
 
+  def bind(
+    self, server: wire.Server, inputs: wire.Layout, known: launch.Addresses
+  ) -> None:
+    """Binds what workers call.
+
+    Args:
+      server: of the coordinator.
+      inputs: of reports, see `layout`.
+      known: where the parameter servers listen.
+    """
+    server.bind_stream(REPORT, self.open, inputs, REPLY)
+    server.bind_stream(
+      SERVERS, lambda hello: servers(known), wire.NOTHING, wire.NOTHING
+    )
+
   def open(self, hello: Mapping[str, Any]) -> "_Session":
     """Takes in a worker, once the servers have what was restored.
 
