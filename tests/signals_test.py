@@ -180,6 +180,21 @@ def test_what_nohup_ignores_stays_ignored():
     signal.signal(signal.SIGHUP, before)
 
 
+def test_a_signal_may_come_while_its_event_is_in_use():
+  in_use = threading.Lock()
+
+  class Event(threading.Event):
+    def set(self):
+      if in_use.acquire(timeout=5):
+        super().set()
+
+  stop = Event()
+  with signals.stopping(stop):
+    with in_use:
+      signal.raise_signal(signal.SIGTERM)
+    assert stop.wait(5)
+
+
 _TWICE = """
 import os, signal, threading, time
 from seedx.runtime import signals

@@ -784,7 +784,8 @@ def test_a_killed_client_closes_its_session(server, bystander, value):
     process.communicate()
 
 
-# Two threads print: each a line in one piece.
+# Two threads print: each a line in one piece. The main thread sleeps in pieces:
+# a signal that comes just before a sleep does not end it.
 SERVER = """
 import sys, threading, time
 import numpy as np
@@ -801,7 +802,8 @@ def main():
     "f", [{"x": np.zeros((1, 3), np.float32)}], layout, layout
   )
   print(f"{server.address}\\n", end="", flush=True)
-  time.sleep(1 if sys.argv[2] == "raise" else 60)
+  for _ in range(10 if sys.argv[2] == "raise" else 600):
+    time.sleep(0.1)
   raise ArithmeticError("on purpose")
 if sys.argv[3] == "with":
   with server:

@@ -4,6 +4,7 @@ A process that such a signal ended has the exit status that a shell gives it:
 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.
 """
 
+import _thread
 import contextlib
 import os
 import signal
@@ -67,7 +68,9 @@ def stopping(stop: threading.Event, exits: bool = True) -> Iterator[Ending]:
     now = time.monotonic()
     if not ending.status:
       first_seconds, ending.status = now, status(number)
-      stop.set()
+      # On another thread: the signal may have come while this one, about to
+      # wait, held the event's lock. `_thread` itself takes no lock of Python's.
+      _thread.start_new_thread(stop.set, ())
       if number == signal.SIGHUP:
         _without_terminal()
       _say("\nstopping; Ctrl-C again to exit at once\n")

@@ -37,6 +37,7 @@ TARGET = "target"
 SAVE = "save"
 RESTORE = "restore"
 _MOST_UPDATES = 2**30  # None is an int32's last, after which comes -2^31.
+_LOOK_SECONDS = 0.2
 
 
 class Vector(NamedTuple):
@@ -301,7 +302,9 @@ def run(work: Work, stop: threading.Event) -> None:
   server = wire.Server(work.address, 2 * work.num_workers)
   shard.bind(server, part.stop - part.start)
   with server:
-    stop.wait()
+    # In pieces: a signal that comes just before a wait does not end it.
+    while not stop.wait(_LOOK_SECONDS):
+      pass
 
 
 def num_params(agent: base.Agent) -> int:
