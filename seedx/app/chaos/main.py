@@ -96,7 +96,7 @@ def plan(pipeline: str, minutes: float, seed: int) -> trial.Plan:
     pauses=round(0.6 * minutes),
     learner_kills=max(2, round((1.0 if alone else 0.5) * minutes)),
     full_disks=max(1, round(0.1 * minutes)),
-    streams_per_second=0.5,
+    streams_per_second=0.6,
     environments_fail=alone,
     options=(*_ALWAYS, *options),
   )
@@ -157,6 +157,11 @@ def _summary(done: trial.Trial, alone: bool, minutes: float) -> dict[str, Any]:
     "cold_start_seconds": round(cold_start, 1),
     "back_after_actor_seconds": _quantiles(actors),
     "back_after_learner_seconds": _quantiles(learners),
+    "back": [
+      f"{seconds:.1f} s after {fault.kind} of {fault.whom} at"
+      f" {fault.seconds:.0f} s"
+      for fault, seconds in sorted(actors + learners)
+    ],
     "more_since_minute_2": {k: round(x, 3) for k, x in growth.items()},
   }
 

@@ -575,7 +575,7 @@ def _is_role(process: psutil.Process) -> bool:
 def _words(process: psutil.Process) -> str:
   """How a process was called, without the interpreter."""
   with contextlib.suppress(psutil.Error):
-    return " ".join(process.cmdline()[2:])[:40]
+    return " ".join(process.cmdline()[2:]).split("\n")[0][:40]
   return str(process.pid)
 
 
