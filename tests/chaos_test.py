@@ -120,10 +120,27 @@ def test_recovery_is_the_time_until_half_of_the_rate_is_back():
     samples=_samples([100] * 20 + [10] * 4 + [80] * 20),
   )
 
-  ((_, seconds),) = trial.recoveries(done, ("kill",))
+  ((_, seconds),), of_all = trial.recoveries(done, ("learner",))
 
   assert 4.0 <= seconds <= 5.5
-  assert trial.recoveries(done, ("learner",)) == []
+  assert of_all == []
+
+
+def test_who_is_killed_while_the_learner_starts_is_not_waited_for():
+  faults = [
+    trial.Fault(20.0, "learner", "learner"),
+    trial.Fault(22.0, "kill", "actor"),
+    trial.Fault(40.0, "kill", "actor"),
+  ]
+  done = python_types.SimpleNamespace(
+    faults=faults, samples=_samples([100] * 20 + [0] * 9 + [80] * 40)
+  )
+
+  of_one, ((fault, seconds),) = trial.recoveries(done, ("learner",))
+
+  assert fault == faults[0]
+  assert 9.0 <= seconds <= 10.5
+  assert [fault for fault, _ in of_one] == faults[2:]
 
 
 def test_growth_compares_the_end_with_minute_2():

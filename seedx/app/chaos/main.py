@@ -122,10 +122,8 @@ def _run(options: Options) -> int:
 
 def _summary(done: trial.Trial, alone: bool, minutes: float) -> dict[str, Any]:
   """What a trial found, as JSON, its figures judged."""
-  ends, goes_on = ["learner", trial.SERVER], ["kill", "pause"]
-  (ends if alone else goes_on).append(trial.ENVIRONMENT)
-  actors = trial.recoveries(done, goes_on)
-  learners = trial.recoveries(done, ends)
+  of_all = ("learner", trial.SERVER, *([trial.ENVIRONMENT] * alone))
+  actors, learners = trial.recoveries(done, of_all)
   growth = trial.growth(done)
   cold_start = trial.cold_start(done)
   violations = list(done.violations)

@@ -31,6 +31,7 @@ _SAID = 200
 SERVER = "server"
 # That of an environment; it ends a run that has no actors.
 ENVIRONMENT = "environment"
+_OF_ONE = ("kill", "pause", ENVIRONMENT)
 # Marks every process of a trial, in its environment.
 _MARK = "SEEDX_CHAOS"
 _SAMPLE_SECONDS = 0.25
@@ -467,26 +468,53 @@ class Trial:
       return None
 
 
-def recoveries(trial: Trial, kinds: Sequence[str]) -> list[tuple[Fault, float]]:
+def recoveries(
+  trial: Trial, of_all: Sequence[str]
+) -> tuple[list[tuple[Fault, float]], list[tuple[Fault, float]]]:
   """Seconds from each fault until the rate was back; infinite for never.
 
-  Those that are overtaken by the next fault are left out.
+  Those that are overtaken by the next fault of their kind are left out, and
+  those of one process while all are not yet back.
+
+  Args:
+    trial: that has ended.
+    of_all: kinds of faults that stop the whole run until it starts again.
+
+  Returns:
+    Those of one process, and those of all.
   """
-  found = []
   faults = [fault for fault in trial.faults if fault.kind != "start"]
-  ends = [*(fault.seconds for fault in faults[1:]), np.inf]
-  for fault, end in zip(faults, ends, strict=True):
-    before = _rates(trial.samples, fault.seconds - 15.0, fault.seconds)
-    after = _rates(trial.samples, fault.seconds, end)
-    if fault.kind not in kinds or not before:
+  all_back = -np.inf
+  of_one: list[tuple[Fault, float]] = []
+  of_whole: list[tuple[Fault, float]] = []
+  for k, fault in enumerate(faults):
+    whole = fault.kind in of_all
+    if not whole and (fault.kind not in _OF_ONE or fault.seconds < all_back):
       continue
-    wanted = _BACK * float(np.median([rate for _, rate in before]))
-    back = [at for at, rate in after if rate >= wanted]
-    if back:
-      found.append((fault, back[0] - fault.seconds))
-    elif end - fault.seconds > _HANG_SECONDS:
-      found.append((fault, np.inf))
-  return found
+    next_ones = (
+      x.seconds for x in faults[k + 1 :] if not whole or x.kind in of_all
+    )
+    end = next(next_ones, np.inf)
+    seconds = _back(trial.samples, fault.seconds, end)
+    if whole:
+      all_back = min(end, fault.seconds + (seconds or np.inf))
+    if seconds is None:
+      continue
+    if seconds < np.inf or end - fault.seconds > _HANG_SECONDS:
+      (of_whole if whole else of_one).append((fault, seconds))
+  return of_one, of_whole
+
+
+def _back(
+  samples: Sequence[Sample], since: float, until: float
+) -> float | None:
+  """Seconds until the rate is back before `until`; None if there was none."""
+  before = _rates(samples, since - 15.0, since)
+  if not before:
+    return None
+  wanted = _BACK * float(np.median([rate for _, rate in before]))
+  after = _rates(samples, since, until)
+  return next((at - since for at, rate in after if rate >= wanted), np.inf)
 
 
 def cold_start(trial: Trial) -> float:
