@@ -59,7 +59,7 @@ class Programs:
     spec: types.EnvironmentSpec,
     layout: unroll_store.Layout,
   ) -> None:
-    """Makes the functions; their first calls compile them."""
+    """Makes the functions; `warm_up`, or their first calls, compile them."""
     self.agent = agent
     self.spec = spec
     self.layout = layout
@@ -86,6 +86,29 @@ class Programs:
 
     self.act = jax.jit(act, donate_argnums=0)
     self.unrolled = jax.jit(unrolled)
+    self.priorities = (
+      None if agent.priorities is None else jax.jit(agent.priorities)
+    )
+
+  def warm_up(self, acting: types.Tree, device: jax.Device) -> types.Unroll:
+    """Compiles `act` and `unrolled`, before anybody waits for what they do.
+
+    Args:
+      acting: acting parameters, where those of `LocalActor` will be.
+      device: the device that acts.
+
+    Returns:
+      An unroll such as `unrolled` returns.
+    """
+    slot = np.arange(self.layout.num_slots, dtype=np.int32)
+    inputs = acting_step.zero_inputs(self.spec, len(slot))
+    batch = unroll_store.Batch(slot, np.zeros_like(slot), inputs.timestep)
+    key = jax.device_put(jax.random.key(0), device)
+    arguments = acting, np.int32(0), key, batch
+    store = jax.device_put(self.empty(), device)
+    unroll = self.unrolled(store, *arguments)
+    self.act(store, *arguments)
+    return unroll
 
   def empty(self) -> unroll_store.Store:
     """A store of zeros."""

@@ -49,6 +49,13 @@ def run(work: Work, stop: threading.Event) -> None:
     agent, work.unroll_length, work.actors.envs_per_actor
   )
   programs = local_actor.Programs(agent, spec, layout)
+  device = jax.local_devices()[0]
+  acting = jax.jit(lambda key: agent.acting(agent.init(key)))(jax.random.key(0))
+  acting = jax.device_put(acting, device)
+  # Before it takes a place: another may have left it, and the learner waits.
+  unroll = programs.warm_up(acting, device)
+  if programs.priorities is not None:
+    programs.priorities(acting, unroll)
 
   def session(client: wire.Client) -> None:
     _act(work, programs, client, stop)
@@ -153,9 +160,7 @@ class _Messages:
   def __init__(
     self, programs: local_actor.Programs, waits: metrics.Waits
   ) -> None:
-    self._priorities = None
-    if programs.agent.priorities is not None:
-      self._priorities = jax.jit(programs.agent.priorities)
+    self._priorities = programs.priorities
     self._waits = waits
     self._unreported = local_actor.Unreported(
       programs.layout.num_slots, programs.layout.length

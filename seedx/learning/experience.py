@@ -304,6 +304,11 @@ class Replayed(Experience):
     leaves = jax.tree.leaves(state)
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in leaves)
 
+  def batch_for(self, share: types.Share) -> types.Tree:
+    """One core's part of a batch from such unrolls: its shapes and dtypes."""
+    state = jax.eval_shape(self._replay.init, share.unroll)
+    return jax.eval_shape(self._draw, state, jax.random.key(0), jnp.int32(0))
+
   def leave_out(self) -> None:
     """Does nothing: a state that is not saved costs nothing."""
 

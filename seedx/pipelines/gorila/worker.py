@@ -64,6 +64,7 @@ def run(work: Work, stop: threading.Event) -> None:
   layout = unroll_store.Layout.of(agent, work.workers.unroll_length, num_envs)
   programs = local_actor.Programs(agent, spec, layout)
   learner = _Learner(work, agent)
+  _warm_up(work, programs, learner)
 
   def session(client: wire.Client) -> None:
     exchange = wire.Exchange(
@@ -82,6 +83,23 @@ def run(work: Work, stop: threading.Event) -> None:
     wire.until_done(work.address, session, stop, "worker", _RETRY_SECONDS)
   finally:
     learner.client.close()
+
+
+def _warm_up(
+  work: Work, programs: local_actor.Programs, learner: "_Learner"
+) -> None:
+  """Compiles before a place is taken, which another may have left."""
+  device = jax.local_devices()[0]
+  state, acting, _ = learner.newest()
+  programs.warm_up(acting, device)
+  key = jax.random.key(0)
+  source = work.plan.source(
+    programs.agent, work.workers.unroll_length, [device], key
+  )
+  assert isinstance(source, experience.Replayed)
+  shapes = source.batch_for(programs.share())
+  batch = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+  learner.gradient(state, key, jax.device_put(batch, device))
 
 
 def replay_bytes(
