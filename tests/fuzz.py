@@ -31,7 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 import tree
 
-from seedx import envs, launch, types, wire
+from seedx import checkpoint, envs, launch, types, wire
 from seedx.acting import (
   inference,
   inference_server,
@@ -176,6 +176,17 @@ def bound(server, num_envs=ENVS):
         (parameter_server.RESTORE, state),
       )
     ),
+  ]
+  kept = replays.Replays(1, 2**16, lambda: 1)
+  kept.bind(server)
+  kept.saved()
+  kept.restore({f"{k}/x": np.arange(99) for k in range(1_000)})
+  replay = np.frombuffer(checkpoint.to_bytes({"x": np.arange(99)}), np.uint8)
+  known = {"key": kept.key}
+  gives = {**known, "number": kept.wanted, "bytes": len(replay)}
+  methods += [
+    Method(replays.KEEP, replays.PIECE, gives, [replay]),
+    Method(replays.TAKE, wire.NOTHING, known, [()]),
   ]
   roles = [launch.Node("actor", run=print, config=None, count=64)]
   joining.Roles(roles, "ppo", {"seed": 3}, {}).bind(server)

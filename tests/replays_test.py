@@ -68,6 +68,16 @@ def test_one_that_a_worker_did_not_take_whole_is_for_the_next(tmp_path):
     running.assert_equal(taken, flat(_REPLAY))
 
 
+def test_who_asks_for_more_than_there_is_is_refused(tmp_path):
+  with serving(tmp_path) as (kept, client):
+    asks = client.stream(
+      *(replays.TAKE, [(), ()], wire.NOTHING, replays.PIECE), {"key": kept.key}
+    )
+    with pytest.raises(wire.WireError) as refused:
+      list(asks)
+  assert refused.value.code is wire.StatusCode.INVALID_ARGUMENT
+
+
 def test_a_worker_that_sends_none_is_waited_for_and_missed(
   tmp_path, monkeypatch, capfd
 ):

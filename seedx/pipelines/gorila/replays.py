@@ -176,6 +176,11 @@ class Replays:
     def give(nothing: types.Tree) -> np.ndarray:
       nonlocal left
       del nothing
+      if not left:
+        raise wire.Refused(
+          wire.StatusCode.INVALID_ARGUMENT,
+          "expected no request after the last piece, found one",
+        )
       left -= 1
       return next(pieces)
 
