@@ -126,6 +126,14 @@ def test_recovery_is_the_time_until_half_of_the_rate_is_back():
   assert of_all == []
 
 
+def test_a_cold_start_lasts_until_half_of_the_rate():
+  samples = _samples([0] * 3 + [10] * 4 + [100] * 20)
+  samples += _samples([5] * 50, start=2)
+  found = trial.cold_start(python_types.SimpleNamespace(samples=samples))
+  assert 7.0 <= found <= 8.5
+  assert trial.cold_start(python_types.SimpleNamespace(samples=[])) == np.inf
+
+
 def test_who_is_killed_while_the_learner_starts_is_not_waited_for():
   faults = [
     trial.Fault(20.0, "learner", "learner"),

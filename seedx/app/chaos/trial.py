@@ -351,13 +351,13 @@ class Trial:
   def _kill_learner(self) -> None:
     assert self._learner is not None
     others = self._learner.children(recursive=True)
-    self._note("learner", "the learner")
     self._learner.kill()
     self._learner.wait()
     _, left = psutil.wait_procs(others, timeout=_END_SECONDS / 4)
     for process in left:
       self._violate(f"left behind by a killed learner: {_words(process)}")
       process.kill()
+    self._note("learner", "the learner")
     self._start()
 
   def _fill_disk(self) -> None:
@@ -518,8 +518,14 @@ def _back(
 
 
 def cold_start(trial: Trial) -> float:
-  """Seconds from the first start of a learner to its first step."""
-  return next((s.seconds for s in trial.samples if s.env_steps > 0), np.inf)
+  """Seconds from the learner's first start until it had half of its rate.
+
+  Some pipelines step their environments before they have compiled all.
+  """
+  first = [s for s in trial.samples if s.start == 1]
+  rates = [(at, x) for at, x in _rates(first, 0.0, np.inf) if x > 0.0]
+  wanted = _BACK * float(np.median([rate for _, rate in rates] or [np.inf]))
+  return next((at for at, rate in rates if rate >= wanted), np.inf)
 
 
 def growth(trial: Trial) -> dict[str, float]:
