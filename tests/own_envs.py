@@ -322,6 +322,15 @@ def dies_at_once():
   os._exit(9)
 
 
+def killed(marks, times):
+  """As `Counting`, but so many of its processes are killed before."""
+  before = sorted(pathlib.Path(marks).iterdir())
+  if len(before) < times:
+    pathlib.Path(marks, str(os.getpid())).touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+  return Counting()
+
+
 def returns_nothing():
   return None
 

@@ -583,6 +583,24 @@ def test_processes_pass_on_why_a_factory_cannot_be_used(
     assert_one_line(caught.value, config)
 
 
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_who_is_killed_before_it_has_made_any_starts_once_more(
+  num_threads, tmp_path
+):
+  config = config_of("killed", {"marks": str(tmp_path), "times": num_threads})
+  environment = envs.make(config, 2, num_threads=num_threads)
+  environment.reset()
+  assert len(environment.recv().index) == 2
+  environment.close()
+  for mark in tmp_path.iterdir():
+    mark.unlink()
+  config = config_of("killed", {"marks": str(tmp_path), "times": 100})
+  # No ConfigError, by which a process says that it was called wrong.
+  with pytest.raises(RuntimeError, match="has died with SIGKILL"):
+    envs.make(config, 1)
+  assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_integers_that_do_not_fit_are_refused(start):
   found = "fit into int32, from -2147483648 to .* found 1099511627783"
   with pytest.raises(types.ConfigError, match=f"observation long to {found}"):

@@ -235,7 +235,8 @@ class Trial:
     ):
       self._note(ENVIRONMENT, f"status {status}")
     else:
-      self._violate(f"the learner ended with status {status}")
+      why = "; ".join(line for line in self.said if "error: " in line)
+      self._violate(f"the learner ended with status {status}: {why}")
       self._note("end", f"status {status}")
     self.said.clear()
     self._start()

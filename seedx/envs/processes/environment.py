@@ -72,7 +72,12 @@ class ProcessEnvironment:
     self._poll = select.poll()
     self._end = weakref.finalize(self, process.end, self._processes)
     try:
-      signature = self._start(config, seed, num_threads)
+      try:
+        signature = self._start(config, seed, num_threads)
+      except process.KilledError:  # That is no fault of theirs: once more.
+        process.end(self._processes)
+        self._processes.clear()
+        signature = self._start(config, seed, num_threads)
       _check_unchanged(config, signature)
       self.spec = observations.environment_spec(config, *signature)
       self._finish = observations.Finisher(config, seed, self.spec, transform)

@@ -39,6 +39,10 @@ worker.main({requests}, {replies}, {memory})
 """
 
 
+class KilledError(RuntimeError):
+  """A process was killed before it had made its environments."""
+
+
 class Process:
   """A process that runs `worker`.
 
@@ -113,8 +117,11 @@ class Process:
 
     Raises:
       types.ConfigError: it cannot make them.
+      KilledError: somebody has killed it meanwhile.
     """
     kind, rest = self.receive()
+    if kind == messages.FAILURE and self._popen.poll() == -signal.SIGKILL:
+      raise KilledError(rest.decode(errors="replace"))
     if kind in (messages.REFUSAL, messages.FAILURE):
       raise types.ConfigError(rest.decode(errors="replace"))
     try:
