@@ -126,6 +126,22 @@ def test_recovery_is_the_time_until_half_of_the_rate_is_back():
   assert of_all == []
 
 
+def test_a_fault_at_the_end_of_a_trial_is_left_out_and_pauses_do_not_count():
+  faults = [
+    trial.Fault(20.0, "learner", "learner"),
+    trial.Fault(25.0, "pause", "learner"),
+    trial.Fault(68.0, "learner", "learner"),
+  ]
+  done = python_types.SimpleNamespace(
+    faults=faults, samples=_samples([100] * 20 + [0] * 9 + [80] * 40)
+  )
+
+  _, ((fault, seconds),) = trial.recoveries(done, ("learner",))
+
+  assert fault == faults[0]
+  assert 6.0 <= seconds <= 7.5
+
+
 def test_a_cold_start_lasts_until_half_of_the_rate():
   samples = _samples([0] * 3 + [10] * 4 + [100] * 20)
   samples += _samples([5] * 50, start=2)

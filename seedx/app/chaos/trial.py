@@ -474,8 +474,9 @@ def recoveries(
 ) -> tuple[list[tuple[Fault, float]], list[tuple[Fault, float]]]:
   """Seconds from each fault until the rate was back; infinite for never.
 
-  Those that are overtaken by the next fault of their kind are left out, and
-  those of one process while all are not yet back.
+  Those that are overtaken by the next fault of their kind, or by the trial's
+  end, are left out, and those of one process while all are not yet back. What
+  is stopped meanwhile does not count.
 
   Args:
     trial: that has ended.
@@ -485,6 +486,8 @@ def recoveries(
     Those of one process, and those of all.
   """
   faults = [fault for fault in trial.faults if fault.kind != "start"]
+  if not trial.samples:
+    return [], []
   all_back = -np.inf
   of_one: list[tuple[Fault, float]] = []
   of_whole: list[tuple[Fault, float]] = []
@@ -495,12 +498,18 @@ def recoveries(
     next_ones = (
       x.seconds for x in faults[k + 1 :] if not whole or x.kind in of_all
     )
-    end = next(next_ones, np.inf)
+    end = next(next_ones, trial.samples[-1].seconds)
     seconds = _back(trial.samples, fault.seconds, end)
     if whole:
       all_back = min(end, fault.seconds + (seconds or np.inf))
     if seconds is None:
       continue
+    if whole:
+      seconds -= sum(
+        _PAUSE_SECONDS
+        for x in faults
+        if x.kind == "pause" and 0.0 < x.seconds - fault.seconds < seconds
+      )
     if seconds < np.inf or end - fault.seconds > _HANG_SECONDS:
       (of_whole if whole else of_one).append((fault, seconds))
   return of_one, of_whole
