@@ -11,6 +11,7 @@ go through a stream's whole code in this process, without gRPC; one in
 """
 
 import collections
+import contextlib
 import dataclasses
 import gc
 import itertools
@@ -31,7 +32,8 @@ import jax.numpy as jnp
 import numpy as np
 import tree
 
-from seedx import checkpoint, envs, launch, types, wire
+from experiments import seed_vtrace
+from seedx import checkpoint, envs, launch, metrics, types, wire
 from seedx.acting import (
   inference,
   inference_server,
@@ -43,6 +45,7 @@ from seedx.acting import (
   unroll_store,
 )
 from seedx.agents import dqn
+from seedx.app.chaos import peers
 from seedx.launch import joining
 from seedx.learning import experience
 from seedx.pipelines.gorila import parameter_server, replays, reports
@@ -431,49 +434,72 @@ def run(count, seed=0, most_grown=8.0):
   }
 
 
-def rates(seconds=2.0, rounds=5, per_second=200, num_envs=1024):
-  """Messages per second of a healthy actor, alone and beside hostile frames.
+def rates(rounds=5, seconds=5.0, per_second=200, rows=32):
+  """Env steps per second of a thin actor, alone and beside hostile frames.
+
+  The actor, the learner of `seed_vtrace` and who sends the frames are processes
+  of their own; the learner has places for more actors.
 
   Returns:
     Both, in turn, of so many rounds; and how many frames were sent in each.
   """
   found = []
-  with tempfile.TemporaryDirectory() as folder:
-    server = wire.Server(f"unix:{folder}/server", 64)
-    bound(server, num_envs)
-    with server:
-      healthy = Healthy(server.address, num_envs)
-      healthy.start()
-      hostile = subprocess.Popen(
-        [sys.executable, "-m", "tests.fuzz", server.address, str(num_envs)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-      )
-      hostile.stdout.readline()  # It is ready.
+  with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as ends:
+    address, run_dir = f"unix:{folder}/learner", f"{folder}/run"
 
-      def measured():
-        before, began = healthy.count, time.monotonic()
-        time.sleep(seconds)
-        return (healthy.count - before) / (time.monotonic() - began)
+    def start(*words, **options):
+      environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+      program = [sys.executable, "-m", *words]
+      process = subprocess.Popen(program, env=environment, **options)
+      ends.callback(process.kill)
+      return process
 
-      for _ in range(rounds):
-        alone = measured()
-        hostile.stdin.write(f"{per_second} {seconds}\n")
-        hostile.stdin.flush()
-        beside = measured()
-        found.append((alone, beside, int(hostile.stdout.readline())))
-      hostile.stdin.close()
-      hostile.wait(10)
-      healthy.stop.set()
-      healthy.join(10)
-      assert healthy.failure is None, healthy.failure
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    start(
+      *("experiments.seed_vtrace", "--role", "learner", "--address", address),
+      *("--num-actors", "4", "--envs-per-actor", str(rows)),
+      *("--batch-size", "16", "--total-steps", "1000000000"),
+      *("--log-seconds", "0.25", "--run-dir", run_dir),
+      **quiet,
+    )
+    start("seedx.join", address, **quiet)
+    hostile = start(
+      *("tests.fuzz", address, str(rows)),
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      text=True,
+    )
+    hostile.stdout.readline()  # It is ready.
+
+    def last():
+      lines = metrics.read_lines(f"{run_dir}/metrics.jsonl")
+      return lines[-1]["wall_seconds"], lines[-1]["env_steps"]
+
+    def measured():
+      before = last()
+      time.sleep(seconds)
+      elapsed, env_steps = np.subtract(last(), before)
+      return env_steps / elapsed
+
+    while not os.path.exists(f"{run_dir}/metrics.jsonl") or last()[1] < 100_000:
+      time.sleep(0.2)
+    for _ in range(rounds):
+      alone = measured()
+      hostile.stdin.write(f"{per_second} {seconds}\n")
+      hostile.stdin.flush()
+      beside = measured()
+      found.append((alone, beside, int(hostile.stdout.readline())))
   return found
 
 
-def attack(address, num_envs):
+def attack(address, rows):
   """Sends frames at the rates, for the seconds, that stdin says."""
-  methods = bound(wire.Server("unix:/nowhere", 1), num_envs)
+  config = seed_vtrace.EXPERIMENT.config
+  actors = dataclasses.replace(config.actors, envs_per_actor=rows)
+  methods = [
+    Method(x.name, x.inputs, x.hello, [x.inputs.encode(zeros_of(x.inputs, 1))])
+    for x in peers.methods(dataclasses.replace(config, actors=actors))
+  ]
   rng = random.Random(1)
   with grpc.insecure_channel(address) as channel:
     print("ready", flush=True)
