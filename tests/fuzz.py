@@ -108,24 +108,24 @@ def zeros_of(layout, rows):
   return tree.map_structure(lambda k: arrays[k], layout.structure)
 
 
-def bound(server, num_envs=ENVS):
+def bound(server):
   """Binds every method; returns what clients say to them."""
   spec, agent = envs.spec(CARTPOLE), dqn.Config().make(envs.spec(CARTPOLE))
   sizes = inference.Config().sizes(
     agent,
-    thin_actor.Config(num_actors=64, envs_per_actor=num_envs),
-    rows_per_actor=num_envs,
+    thin_actor.Config(num_actors=64, envs_per_actor=ENVS),
+    rows_per_actor=ENVS,
     period=PERIOD,
     share_size=4,
   )
-  acting = Acting(64 * num_envs)
+  acting = Acting(64 * ENVS)
   act = inference_server.InferenceServer(
     [acting], sizes, counters.Acted(), seed=0
   )
-  layouts = protocol.act_layouts(spec, num_envs)
+  layouts = protocol.act_layouts(spec, ENVS)
   server.bind_stream(protocol.ACT, act, *layouts)
-  hello = {"num_envs": num_envs}
-  rows = [rows_of(num_envs, k) for k in (0, 1, 2)]
+  hello = {"num_envs": ENVS}
+  rows = [rows_of(ENVS, k) for k in (0, 1, 2)]
   methods = [Method(protocol.ACT, layouts[0], hello, rows)]
 
   def connected():
