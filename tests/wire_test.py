@@ -764,6 +764,7 @@ def requests():
   time.sleep(60)
 stream = wire.Client(sys.argv[1]).stream("session", requests(), layout, layout)
 next(stream)
+time.sleep(60)
 """
 
 
@@ -826,6 +827,42 @@ def test_a_server_with_a_blocked_call_exits(use, end):
     expected = "KeyboardInterrupt" if end == "interrupt" else "on purpose"
     assert expected in errors.splitlines()[-1]
     assert process.returncode != 0
+  finally:
+    process.kill()
+    process.communicate()
+
+
+# As gRPC's own threads do, at a moment that no test can choose.
+LOCKED = """
+import sys, threading, time
+import numpy as np
+from seedx import wire
+layout = wire.Layout.of({"x": np.zeros(3, np.float32)}, max_rows=8)
+def hold(condition, held):
+  with condition:
+    held.set()
+    time.sleep(1)
+def main():
+  server = wire.Server("127.0.0.1:0", 4)
+  server.bind("f", lambda inputs: inputs, layout, layout)
+  server.start()
+  client = wire.Client(server.address)
+  stream = client.stream("f", [], layout, layout)
+  assert not list(stream)
+  condition, held = stream._call._state.condition, threading.Event()
+  threading.Thread(target=hold, args=(condition, held), daemon=True).start()
+  held.wait()
+  raise ArithmeticError("on purpose")
+main()
+"""
+
+
+def test_a_stream_that_was_left_open_does_not_hold_up_the_exit():
+  process = run_python(LOCKED)
+  try:
+    _, errors = process.communicate(timeout=15)
+    assert "on purpose" in errors.splitlines()[-1]
+    assert process.returncode == 1
   finally:
     process.kill()
     process.communicate()

@@ -1,7 +1,9 @@
 """The client: calls and streams of nests of arrays."""
 
+import atexit
 import json
 import threading
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -20,6 +22,10 @@ _OPTIONS: list[tuple[str, Any]] = [
   ("grpc.initial_reconnect_backoff_ms", 100),
   ("grpc.max_reconnect_backoff_ms", 2_000),
 ]
+
+
+# How long a program's end waits for a stream that it has left open.
+_OVER_SECONDS = 1.0
 
 
 class WireError(Exception):
@@ -72,7 +78,11 @@ class Stream:
     self._request_error: Exception | None = None
     self._sent_bytes = 0
     self._received_bytes = 0
+    self._over = threading.Event()
     self._call = method(self._encoded(), metadata=_metadata(inputs, hello))
+    _streams.add(self)
+    if not self._call.add_callback(self._over.set):
+      self._over.set()
     try:
       self.welcome = _welcome(self._call, outputs)
     except BaseException:
@@ -115,6 +125,10 @@ class Stream:
     self._accepted.set()
     self._call.cancel()
 
+  def wait(self, timeout_seconds: float) -> None:
+    """Waits until the stream is over, for so long at most."""
+    self._over.wait(timeout_seconds)
+
   def _encoded(self) -> Iterator[bytes]:
     """The requests as messages; gRPC runs this on a thread of its own."""
     self._accepted.wait()
@@ -128,6 +142,23 @@ class Stream:
     except Exception as error:
       self._request_error = error
       self._call.cancel()
+
+
+_streams: "weakref.WeakSet[Stream]" = weakref.WeakSet()
+
+
+@atexit.register
+def _end_streams() -> None:
+  """Ends what is open before Python ends the threads of it, wherever they are.
+
+  One of them may hold the call's lock. gRPC takes it once more when Python
+  deletes the call, and the program would never end.
+  """
+  streams = list(_streams)
+  for stream in streams:
+    stream.cancel()
+  for stream in streams:
+    stream.wait(_OVER_SECONDS)
 
 
 class Client:
