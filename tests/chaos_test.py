@@ -126,20 +126,45 @@ def test_recovery_is_the_time_until_half_of_the_rate_is_back():
   assert of_all == []
 
 
-def test_a_fault_at_the_end_of_a_trial_is_left_out_and_pauses_do_not_count():
-  faults = [
-    trial.Fault(20.0, "learner", "learner"),
-    trial.Fault(25.0, "pause", "learner"),
-    trial.Fault(68.0, "learner", "learner"),
-  ]
+_OF_ALL = ("learner",)
+_ALONE = ("learner", trial.ENVIRONMENT)
+
+
+def _recoveries(fault, *others, of_all=_OF_ALL):
+  """Of a learner killed at 20 s, back 9 s later, and killed at the end."""
+  first, last = (trial.Fault(x, "learner", trial.LEARNER) for x in (20.0, 68.0))
   done = python_types.SimpleNamespace(
-    faults=faults, samples=_samples([100] * 20 + [0] * 9 + [80] * 40)
+    faults=[first, fault, *others, last],
+    samples=_samples([100] * 20 + [0] * 9 + [80] * 40),
   )
+  return trial.recoveries(done, of_all)
 
-  _, ((fault, seconds),) = trial.recoveries(done, ("learner",))
 
-  assert fault == faults[0]
-  assert 6.0 <= seconds <= 7.5
+@pytest.mark.parametrize(
+  ("paused", "of_all", "least"),
+  [
+    (trial.LEARNER, _OF_ALL, 6.0),
+    ("an actor", _OF_ALL, 9.0),
+    ("an environment", _ALONE, 6.0),
+  ],
+)
+def test_a_pause_counts_where_the_learner_goes_on(paused, of_all, least):
+  pause = trial.Fault(25.0, "pause", paused)
+
+  _, ((fault, seconds),) = _recoveries(pause, of_all=of_all)
+
+  assert fault.seconds == 20.0
+  assert least <= seconds <= least + 1.5
+
+
+def test_who_is_killed_while_the_learner_starts_is_not_waited_for():
+  faults = [trial.Fault(22.0, "kill", "actor"), trial.Fault(40.0, "kill", "a")]
+
+  of_one, ((fault, seconds),) = _recoveries(*faults)
+
+  assert fault.seconds == 20.0
+  assert 9.0 <= seconds <= 10.5
+  assert [fault for fault, _ in of_one] == faults[1:]
 
 
 def test_a_cold_start_lasts_until_half_of_the_rate():
@@ -148,23 +173,6 @@ def test_a_cold_start_lasts_until_half_of_the_rate():
   found = trial.cold_start(python_types.SimpleNamespace(samples=samples))
   assert 7.0 <= found <= 8.5
   assert trial.cold_start(python_types.SimpleNamespace(samples=[])) == np.inf
-
-
-def test_who_is_killed_while_the_learner_starts_is_not_waited_for():
-  faults = [
-    trial.Fault(20.0, "learner", "learner"),
-    trial.Fault(22.0, "kill", "actor"),
-    trial.Fault(40.0, "kill", "actor"),
-  ]
-  done = python_types.SimpleNamespace(
-    faults=faults, samples=_samples([100] * 20 + [0] * 9 + [80] * 40)
-  )
-
-  of_one, ((fault, seconds),) = trial.recoveries(done, ("learner",))
-
-  assert fault == faults[0]
-  assert 9.0 <= seconds <= 10.5
-  assert [fault for fault, _ in of_one] == faults[2:]
 
 
 def test_growth_compares_the_end_with_minute_2():

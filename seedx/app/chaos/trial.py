@@ -32,6 +32,7 @@ SERVER = "server"
 # That of an environment; it ends a run that has no actors.
 ENVIRONMENT = "environment"
 _OF_ONE = ("kill", "pause", ENVIRONMENT)
+LEARNER = "the learner"
 # Marks every process of a trial, in its environment.
 _MARK = "SEEDX_CHAOS"
 _SAMPLE_SECONDS = 0.25
@@ -347,7 +348,7 @@ class Trial:
       for k, number in enumerate(signals):
         time.sleep(_PAUSE_SECONDS if k else 0.0)
         one.send_signal(number)
-      self._note(kind, "the learner" if one is self._learner else words)
+      self._note(kind, LEARNER if one is self._learner else words)
 
   def _kill_learner(self) -> None:
     assert self._learner is not None
@@ -358,7 +359,7 @@ class Trial:
     for process in left:
       self._violate(f"left behind by a killed learner: {_words(process)}")
       process.kill()
-    self._note("learner", "the learner")
+    self._note("learner", LEARNER)
     self._start()
 
   def _fill_disk(self) -> None:
@@ -445,7 +446,7 @@ class Trial:
     joined = self._joiner is not None and self._joiner.poll() is None
     with contextlib.suppress(psutil.NoSuchProcess):
       self._learner.send_signal(signal.SIGTERM)
-    status = self._wait_for(self._learner, "the learner")
+    status = self._wait_for(self._learner, LEARNER)
     if status not in (None, *_ENDED):
       self._violate(f"the learner ended with {status} after SIGTERM, not 143")
     if self._joiner is not None and joined:
@@ -475,8 +476,9 @@ def recoveries(
   """Seconds from each fault until the rate was back; infinite for never.
 
   Those that are overtaken by the next fault of their kind, or by the trial's
-  end, are left out, and those of one process while all are not yet back. What
-  is stopped meanwhile does not count.
+  end, are left out, and those of one process while all are not yet back. That
+  the learner, or an environment without which it cannot go on, is stopped
+  meanwhile does not count.
 
   Args:
     trial: that has ended.
@@ -508,7 +510,9 @@ def recoveries(
       seconds -= sum(
         _PAUSE_SECONDS
         for x in faults
-        if x.kind == "pause" and 0.0 < x.seconds - fault.seconds < seconds
+        if x.kind == "pause"
+        and (x.whom == LEARNER or ENVIRONMENT in of_all)
+        and 0.0 < x.seconds - fault.seconds < seconds
       )
     if seconds < np.inf or end - fault.seconds > _HANG_SECONDS:
       (of_whole if whole else of_one).append((fault, seconds))
