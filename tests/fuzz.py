@@ -455,7 +455,7 @@ def rates(rounds=5, seconds=5.0, per_second=200, rows=32):
       return process
 
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    start(
+    learner = start(
       *("experiments.seed_vtrace", "--role", "learner", "--address", address),
       *("--num-actors", "4", "--envs-per-actor", str(rows)),
       *("--batch-size", "16", "--total-steps", "1000000000"),
@@ -482,6 +482,7 @@ def rates(rounds=5, seconds=5.0, per_second=200, rows=32):
       return env_steps / elapsed
 
     while not os.path.exists(f"{run_dir}/metrics.jsonl") or last()[1] < 100_000:
+      assert learner.poll() is None
       time.sleep(0.2)
     for _ in range(rounds):
       alone = measured()
