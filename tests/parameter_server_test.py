@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from seedx import envs, types, wire
+from seedx import envs, launch, types, wire
 from seedx.agents import base, dqn
-from seedx.pipelines.gorila import parameter_server
+from seedx.pipelines.gorila import parameter_server, saved_shards
 from tests import conftest, fakes
 
 SIZE = 7
@@ -282,6 +282,34 @@ def test_a_shard_is_restored_until_it_has_learned():
   # Whoever starts a run again may wait until the server is, too.
   assert caught.value.code is wire.StatusCode.UNAVAILABLE
   assert shard.push(vector_of(8, [1.0])).vector == [4.0]
+
+
+def test_a_run_says_that_it_waits_for_a_server_that_has_learned(
+  tmp_path, monkeypatch, capsys
+):
+  monkeypatch.setattr(saved_shards, "_PATIENCE_SECONDS", 0.0)
+  monkeypatch.setattr(saved_shards, "_RETRY_SECONDS", 0.01)
+  agent = adding_agent()
+  start = agent.start(np.zeros(SIZE, np.float32), 0)
+  agent = dataclasses.replace(agent, init=lambda _: start)
+  stop = threading.Event()
+  with Servers(tmp_path, agent, SIZE, 1) as servers:
+    addresses = launch.Addresses(1, servers.addresses)
+    states = saved_shards.SavedShards(agent, addresses, stop)
+    client = parameter_server.Client(np.ones(SIZE, np.float32))
+    client.connect(servers.addresses)
+    client.push(np.ones(SIZE, np.float32))
+    states.restore([start])
+    waiting = threading.Thread(target=states.give_restored)
+    waiting.start()
+    time.sleep(0.5)
+    assert not states.are_ready()
+    servers.servers[0].stop(0)
+    servers.start(0)
+    waiting.join(20)
+    assert states.are_ready()
+    client.close()
+  assert capsys.readouterr().err.count("cannot restore") == 1
 
 
 @pytest.mark.parametrize(("name", "value"), [("x", np.nan), ("updates", -1)])

@@ -2,7 +2,10 @@
 
 import contextlib
 import dataclasses
+import math
+import sys
 import threading
+import time
 from collections.abc import Sequence
 
 import jax
@@ -15,6 +18,8 @@ from seedx.pipelines.gorila import parameter_server
 
 _TIMEOUT_SECONDS = 30.0
 _RETRY_SECONDS = 0.2
+# Servers that have not taken what was restored after so long are spoken of.
+_PATIENCE_SECONDS = 20.0
 
 
 class SavedShards:
@@ -91,7 +96,11 @@ class SavedShards:
     return self._restored is None
 
   def give_restored(self) -> None:
-    """Gives every server its state; waits until all are there, or a stop."""
+    """Gives every server its state; waits until all are there, or a stop.
+
+    What it waits for is said once on stderr where that takes long.
+    """
+    patient_until = time.monotonic() + _PATIENCE_SECONDS
     while self._restored is not None and not self._stop.is_set():
       try:
         for k, state in enumerate(self._restored):
@@ -101,6 +110,10 @@ class SavedShards:
       except wire.WireError as error:
         if error.code is not wire.StatusCode.UNAVAILABLE:
           raise
+        if time.monotonic() > patient_until:
+          words = f"cannot restore the parameter servers yet: {error.message}"
+          print(words, file=sys.stderr)
+          patient_until = math.inf
         self._stop.wait(_RETRY_SECONDS)
 
   def acting(self, states: Sequence[base.AgentState]) -> types.Tree:
