@@ -22,8 +22,11 @@ import dm_env
 import numpy as np
 import pytest
 
-# A shell's background job ignores Ctrl-C, and so would the programs it starts.
+# A shell's background job ignores Ctrl-C, and what nohup runs ignores SIGHUP:
+# the programs that tests start would, too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+  signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 def slow_but(fast, cases):
