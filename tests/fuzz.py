@@ -417,7 +417,7 @@ def run(count, seed=0, most_grown=8.0):
       healthy.join(30)
   logging.getLogger().removeHandler(logged)
   unclean = {code.name: n for code, n in statuses.items() if code not in CLEAN}
-  assert not unclean, unclean
+  assert not unclean, (unclean, logged.records[:1])
   assert not logged.records, logged.records[0]
   assert healthy.failure is None, healthy.failure
   assert served > 0

@@ -96,13 +96,14 @@ def test_a_worker_that_sends_none_is_waited_for_and_missed(
     assert list(fetch()) == ["0", "1"]
 
 
-def test_only_who_was_told_the_key_gives_or_takes_a_replay(tmp_path):
+@pytest.mark.parametrize("key", ["x", "", "\ud800"])
+def test_only_who_was_told_the_key_gives_or_takes_a_replay(key, tmp_path):
   with serving(tmp_path) as (kept, client):
     kept.saved()
     kept.restore({f"0/{name}": leaf for name, leaf in flat(_REPLAY).items()})
     for call in (
-      lambda: replays.keep(client, "x", kept.wanted, _REPLAY),
-      lambda: replays.take(client, "x"),
+      lambda: replays.keep(client, key, kept.wanted, _REPLAY),
+      lambda: replays.take(client, key),
     ):
       with pytest.raises(wire.WireError, match="the key that workers are told"):
         call()
