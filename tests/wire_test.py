@@ -84,7 +84,7 @@ class Requests:
   def end(self):
     with self._condition:
       self._ended = True
-      self._condition.notify()
+      self._condition.notify_all()
 
 
 def make_server(address, max_streams=4):
