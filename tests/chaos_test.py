@@ -130,11 +130,11 @@ _OF_ALL = ("learner",)
 _ALONE = ("learner", trial.ENVIRONMENT)
 
 
-def _recoveries(fault, *others, of_all=_OF_ALL):
+def _recoveries(*faults, of_all=_OF_ALL):
   """Of a learner killed at 20 s, back 9 s later, and killed at the end."""
   first, last = (trial.Fault(x, "learner", trial.LEARNER) for x in (20.0, 68.0))
   done = python_types.SimpleNamespace(
-    faults=[first, fault, *others, last],
+    faults=[first, *faults, last],
     samples=_samples([100] * 20 + [0] * 9 + [80] * 40),
   )
   return trial.recoveries(done, of_all)
@@ -165,6 +165,12 @@ def test_who_is_killed_while_the_learner_starts_is_not_waited_for():
   assert fault.seconds == 20.0
   assert 9.0 <= seconds <= 10.5
   assert [fault for fault, _ in of_one] == faults[1:]
+
+
+def test_a_trial_without_a_sample_has_no_recoveries():
+  faults = [trial.Fault(1.0, "learner", trial.LEARNER)]
+  done = python_types.SimpleNamespace(faults=faults, samples=[])
+  assert trial.recoveries(done, _OF_ALL) == ([], [])
 
 
 def test_a_cold_start_lasts_until_half_of_the_rate():

@@ -66,7 +66,7 @@ def test_one_that_a_worker_did_not_take_whole_is_for_the_next(tmp_path):
     deadline = time.monotonic() + 10
     while not (taken := replays.take(client, kept.key)):
       assert time.monotonic() < deadline
-      time.sleep(0.5)
+      time.sleep(0.05)
     running.assert_equal(taken, flat(_REPLAY))
 
 

@@ -22,8 +22,6 @@ _OPTIONS: list[tuple[str, Any]] = [
   ("grpc.initial_reconnect_backoff_ms", 100),
   ("grpc.max_reconnect_backoff_ms", 2_000),
 ]
-
-
 # How long a program's end waits for a stream that it has left open.
 _OVER_SECONDS = 1.0
 
@@ -125,10 +123,6 @@ class Stream:
     self._accepted.set()
     self._call.cancel()
 
-  def wait(self, timeout_seconds: float) -> None:
-    """Waits until the stream is over, for so long at most."""
-    self._over.wait(timeout_seconds)
-
   def _encoded(self) -> Iterator[bytes]:
     """The requests as messages; gRPC runs this on a thread of its own."""
     self._accepted.wait()
@@ -158,7 +152,7 @@ def _end_streams() -> None:
   for stream in streams:
     stream.cancel()
   for stream in streams:
-    stream.wait(_OVER_SECONDS)
+    stream._over.wait(_OVER_SECONDS)
 
 
 class Client:

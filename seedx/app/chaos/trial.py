@@ -32,6 +32,7 @@ SERVER = "server"
 # That of an environment; it ends a run that has no actors.
 ENVIRONMENT = "environment"
 _OF_ONE = ("kill", "pause", ENVIRONMENT)
+# Whom a fault of the learner hits.
 LEARNER = "the learner"
 # Marks every process of a trial, in its environment.
 _MARK = "SEEDX_CHAOS"

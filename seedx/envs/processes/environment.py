@@ -72,12 +72,7 @@ class ProcessEnvironment:
     self._poll = select.poll()
     self._end = weakref.finalize(self, process.end, self._processes)
     try:
-      try:
-        signature = self._start(config, seed, num_threads)
-      except process.KilledError:  # That is no fault of theirs: once more.
-        process.end(self._processes)
-        self._processes.clear()
-        signature = self._start(config, seed, num_threads)
+      signature = self._started(config, seed, num_threads)
       _check_unchanged(config, signature)
       self.spec = observations.environment_spec(config, *signature)
       self._finish = observations.Finisher(config, seed, self.spec, transform)
@@ -182,6 +177,17 @@ class ProcessEnvironment:
   def close(self) -> None:
     """See `envs.Environment`."""
     self._end()
+
+  def _started(
+    self, config: env_config.Config, seed: int, num_threads: int
+  ) -> messages.Signature:
+    """As `_start`, once more where a process was killed meanwhile."""
+    try:
+      return self._start(config, seed, num_threads)
+    except process.KilledError:  # That is no fault of the environments.
+      process.end(self._processes)
+      self._processes.clear()
+      return self._start(config, seed, num_threads)
 
   def _start(
     self, config: env_config.Config, seed: int, num_threads: int
