@@ -311,6 +311,32 @@ def test_a_run_says_that_it_waits_for_a_server_that_has_learned(
   assert capsys.readouterr().err.count("cannot restore") == 1
 
 
+def test_a_server_that_stops_while_it_is_restored_is_asked_again(
+  tmp_path, monkeypatch
+):
+  monkeypatch.setattr(saved_shards, "_RETRY_SECONDS", 0.01)
+  agent = adding_agent()
+  start = agent.start(np.arange(SIZE, dtype=np.float32), 3)
+  agent = dataclasses.replace(agent, init=lambda _: start)
+  call, failures = wire.Client.call, [wire.StatusCode.CANCELLED]
+
+  def stopped_at_first(self, *args, **keywords):
+    if failures:
+      raise wire.WireError(failures.pop(), "the server is stopping")
+    return call(self, *args, **keywords)
+
+  monkeypatch.setattr(wire.Client, "call", stopped_at_first)
+  with Servers(tmp_path, agent, SIZE, 1) as servers:
+    addresses = launch.Addresses(1, servers.addresses)
+    states = saved_shards.SavedShards(agent, addresses, threading.Event())
+    states.restore([start])
+    states.give_restored()
+    assert states.are_ready()
+    (found,) = states.saved()
+  np.testing.assert_array_equal(found.params, start.params)
+  assert found.updates == 3
+
+
 @pytest.mark.parametrize(("name", "value"), [("x", np.nan), ("updates", -1)])
 def test_a_state_that_cannot_be_is_not_restored(name, value):
   shard = parameter_server.Shard(adding_agent(), 10)

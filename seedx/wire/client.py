@@ -78,7 +78,8 @@ class Stream:
     self._received_bytes = 0
     self._over = threading.Event()
     self._call = method(self._encoded(), metadata=_metadata(inputs, hello))
-    _streams.add(self)
+    with _streams_lock:
+      _streams.add(self)
     if not self._call.add_callback(self._over.set):
       self._over.set()
     try:
@@ -139,6 +140,7 @@ class Stream:
 
 
 _streams: "weakref.WeakSet[Stream]" = weakref.WeakSet()
+_streams_lock = threading.Lock()
 
 
 @atexit.register
@@ -148,7 +150,8 @@ def _end_streams() -> None:
   One of them may hold the call's lock. gRPC takes it once more when Python
   deletes the call, and the program would never end.
   """
-  streams = list(_streams)
+  with _streams_lock:
+    streams = list(_streams)
   for stream in streams:
     stream.cancel()
   for stream in streams:

@@ -16,6 +16,8 @@ from seedx import launch, types, wire
 from seedx.agents import base
 from seedx.pipelines.gorila import parameter_server
 
+# A server is not there yet, or stopped during the call; it is started again.
+_PASSING = (wire.StatusCode.UNAVAILABLE, wire.StatusCode.CANCELLED)
 _TIMEOUT_SECONDS = 30.0
 _RETRY_SECONDS = 0.2
 # Servers that have not taken what was restored after so long are spoken of.
@@ -108,7 +110,7 @@ class SavedShards:
           self._call(k, parameter_server.RESTORE, leaves)
         self._restored = None
       except wire.WireError as error:
-        if error.code is not wire.StatusCode.UNAVAILABLE:
+        if error.code not in _PASSING:
           raise
         if time.monotonic() > patient_until:
           words = f"cannot restore the parameter servers yet: {error.message}"
