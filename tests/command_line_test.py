@@ -326,6 +326,16 @@ def test_settings_come_back_from_json():
     ("--info-keys a,b", "info_keys", ("a", "b")),
     ("--info-keys ,", "info_keys", ()),
     ("--env-options ,", "env_options", {}),
+    (
+      '--env-options a=[1,2],b={"c":[3,"x,y"]},d="e,f",g=[h',
+      "env_options",
+      {"a": [1, 2], "b": {"c": [3, "x,y"]}, "d": "e,f", "g": "[h"},
+    ),
+    (
+      '--env-options {"a":[1,{}],"b":"c=d"}',
+      "env_options",
+      {"a": [1, {}], "b": "c=d"},
+    ),
     ("--double", "double", True),
     ("--no-double", "double", False),
     ("--recurrent", "recurrent", True),
@@ -444,7 +454,8 @@ def test_first_refuses_what_is_wrong_of_them(capfd):
     ),
     (
       "--env-options a=1,b",
-      "expected --env-options as KEY=VALUE,KEY=VALUE, found 'a=1,b'",
+      "expected --env-options as KEY=VALUE,KEY=VALUE or as a JSON object, found"
+      " 'a=1,b'",
     ),
     ("--env", "expected a value after --env"),
     ("--few 3 --env --few 4", "expected a value after --env"),
@@ -571,6 +582,7 @@ def test_help_says_presets_and_what_they_replace(capfd):
 
 def test_help_says_values_as_one_gives_them(capfd):
   options = dict(a=1, b=True, c="x", d=None, e="1", f="True", g="null", h=0.5)
+  options["i"] = "x,j=2"
   said = "".join(helped(capfd, Run(4, env=Env(env_options=options))).split())
   begin = "--env-optionsOPTIONSofEnvPooloryourfactory(preset:"
   shown = said[said.index(begin) + len(begin) :].partition(")")[0]

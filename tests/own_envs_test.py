@@ -365,6 +365,14 @@ def test_a_mask_of_two_choices_is_of_each_or_joint(start):
     environment.send(rows.index, np.array([0, 0]))
 
 
+def test_a_mask_as_large_as_an_image_is_none():
+  config = config_of("byte_mask", {"values": [40, 40]})
+  spec = envs.spec(config)
+  assert spec.action_mask == "action_mask"
+  assert spec.action.num_values == 1600
+  assert spec.observation["action_mask"].shape == (1600,)
+
+
 def test_a_mask_of_each_choice_or_joint_is_not_guessed():
   config = config_of("masked_choices", {"values": [2, 3], "shape": [2, 3]})
   with pytest.raises(types.ConfigError, match=r"either: .* flat, \[6\]"):

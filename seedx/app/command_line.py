@@ -24,7 +24,7 @@ C = TypeVar("C")
 # Where the sentences of `--help` begin.
 _COLUMN = 24
 _NUMBERS = {int: "as a whole number", float: "as a number"}
-_KEYWORDS = "as KEY=VALUE,KEY=VALUE"
+_KEYWORDS = "as KEY=VALUE,KEY=VALUE or as a JSON object"
 
 
 def run(
@@ -271,15 +271,29 @@ def _read(kind: Any, text: str, name: str) -> Any:
 
 
 def _keywords(text: str) -> dict[str, Any]:
-  """Reads `key=value,key=value`."""
+  """Reads `key=value,key=value`, or a JSON object; values may be JSON."""
+  if text.startswith("{"):
+    return json.loads(text)
   pairs = {}
-  for part in text.split(","):
-    key, equals, value = part.partition("=")
-    if equals:
-      pairs[key] = _json(value)
-    elif part:
-      raise ValueError(part)
+  while text := text.lstrip(","):
+    key, equals, rest = text.partition("=")
+    if not equals or "," in key:
+      raise ValueError(text)
+    value, text = _first_value(rest)
+    pairs[key] = value
   return pairs
+
+
+def _first_value(text: str) -> tuple[Any, str]:
+  """The value at the start of `value,key=value`, and what comes after it."""
+  try:
+    value, end = json.JSONDecoder().raw_decode(text)
+    if text[end : end + 1] in ("", ","):
+      return value, text[end + 1 :]
+  except json.JSONDecodeError:
+    pass
+  word, _, rest = text.partition(",")
+  return _json(word), rest
 
 
 def _json(text: str) -> Any:
@@ -293,13 +307,17 @@ def _json(text: str) -> Any:
 def _shown(value: Any) -> str:
   """A value as one gives it."""
   if isinstance(value, Mapping):
-    return ",".join(
-      # A string that reads as something else is quoted.
-      f"{k}={v if isinstance(v, str) and _json(v) == v else json.dumps(v)}"
-      for k, v in value.items()
-    )
+    if any("," in key or "=" in key for key in value):
+      return json.dumps(value)
+    return ",".join(f"{key}={_in_pairs(x)}" for key, x in value.items())
   listed = isinstance(value, tuple | list)
   return ",".join(map(str, value)) if listed else str(value)
+
+
+def _in_pairs(value: Any) -> str:
+  """JSON, or a string as it is where it reads as nothing else."""
+  plain = isinstance(value, str) and _json(value) == value and "," not in value
+  return value if plain else json.dumps(value)
 
 
 def _flags(setting: configs.Setting) -> list[str]:

@@ -3,7 +3,13 @@
 Nothing here imports JAX, so that a thin actor can use it.
 """
 
-from seedx.envs.config import Config, code_in, returns_are_sums
+from seedx.envs.config import (
+  Config,
+  code_in,
+  in_one_line,
+  load_function,
+  returns_are_sums,
+)
 from seedx.envs.environment import Environment, make, spec
 from seedx.envs.envpool_adapter import EnvPoolEnvironment
 from seedx.envs.rendering import check_render
@@ -14,6 +20,8 @@ __all__ = [
   "Environment",
   "check_render",
   "code_in",
+  "in_one_line",
+  "load_function",
   "make",
   "returns_are_sums",
   "spec",

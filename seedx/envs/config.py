@@ -19,6 +19,7 @@ _ALIASES = {"experiments.transforms": "seedx.envs.transforms"}
 DEFAULT_ACTION_MASK = "action_mask"
 # Names of what comes with seedx begin so.
 _OF_SEEDX = ("seedx:", *(f"{x}:" for x in (*_ALIASES, *_ALIASES.values())))
+_OWN = pathlib.Path(__file__).parent.parent
 # Options of EnvPool's that name programs and files, such as ViZDoom's.
 _FILES = ("_path", "_dir", "_args")
 
@@ -153,13 +154,15 @@ def pickled(value: Any) -> bytes:
 
 
 def in_one_line(error: BaseException) -> str:
-  """An exception's type, message and line of code."""
+  """An exception's type, message and line of code, if this is the user's."""
   text = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(" :")
   frames = traceback.extract_tb(error.__traceback__)
   if not frames or isinstance(error, ImportError):
     return text
-  file_name = pathlib.Path(frames[-1].filename).name
-  return f"{text} ({file_name}, line {frames[-1].lineno})"
+  path = pathlib.Path(frames[-1].filename)
+  if path.is_relative_to(_OWN):
+    return text
+  return f"{text} ({path.name}, line {frames[-1].lineno})"
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

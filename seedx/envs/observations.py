@@ -19,6 +19,8 @@ from seedx.envs import config as env_config
 
 # An integer with more values than this is taken for a count, not a choice.
 MAX_DISCRETE_VALUES = 2**20
+# Smaller arrays of bytes with two axes are boards or tables, not images.
+_LEAST_PIXELS = 32
 
 
 def narrowed(dtype: np.dtype) -> np.dtype:
@@ -51,7 +53,8 @@ def environment_spec(
 ) -> types.EnvironmentSpec:
   """The spec after the transform, with the action mask.
 
-  Images with channels last, `[H, W, C]` bytes, become `[C, H, W]`. Several
+  Images with channels last, `[H, W, C]` bytes, become `[C, H, W]`; those with
+  no channels, `[H, W]`, become `[1, H, W]` if they are large enough. Several
   choices that share one mask of all their combinations become one action, which
   counts these in the order of C.
 
@@ -76,15 +79,17 @@ def environment_spec(
         f" {name or 'one'} of shape {leaf.shape}: leave it out, in the"
         " environment or with an observation_transform"
       )
-  observation = tree.map_structure(_channels_first, observation)
   mask, is_joint = _action_mask(config, observation, action)
+  seen = tree.map_structure(_channels_first, observation)
+  if mask is not None:  # It is no image.
+    seen = seen | {mask: observation[mask]}
   if is_joint:
     count = math.prod(_choices(action))
     action = dm_env.specs.DiscreteArray(count, np.int32, "action")
     flat = dm_env.specs.Array((count,), observation[mask].dtype, mask)
-    observation = observation | {mask: flat}
+    seen = seen | {mask: flat}
   return types.EnvironmentSpec(
-    observation=observation,
+    observation=seen,
     action=action,
     frames_per_step=frames_per_step,
     action_mask=mask,
@@ -396,7 +401,11 @@ def _as_spec(spec: dm_env.specs.Array, leaf: Any) -> np.ndarray:
 
 def _channels_first(spec: dm_env.specs.Array) -> dm_env.specs.Array:
   """The spec of an image with channels last as that of one with them first."""
-  if spec.dtype != np.uint8 or len(spec.shape) != 3:
+  if spec.dtype != np.uint8:
+    return spec
+  if len(spec.shape) == 2 and min(spec.shape) >= _LEAST_PIXELS:
+    return dm_env.specs.Array((1, *spec.shape), spec.dtype, spec.name)
+  if len(spec.shape) != 3:
     return spec
   first, middle, last = spec.shape
   if (first == middle) != (middle == last):
@@ -412,7 +421,7 @@ def _as_seen(spec: dm_env.specs.Array, leaf: np.ndarray) -> np.ndarray:
   """An array `[B, ...]` as `environment_spec` says."""
   if leaf.shape[1:] == spec.shape:
     return leaf
-  if len(spec.shape) == 3:
+  if len(spec.shape) == 3 and leaf.ndim == 4:
     leaf = np.ascontiguousarray(np.moveaxis(leaf, -1, 1))
   return leaf.reshape(len(leaf), *spec.shape)  # Of a joint mask.
 

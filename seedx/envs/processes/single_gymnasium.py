@@ -1,6 +1,7 @@
 """A Gymnasium environment as a `single.Single`."""
 
 import functools
+import sys
 from typing import Any
 
 import gymnasium
@@ -28,7 +29,8 @@ class Single:
     name = config.env
     self.action = _action(name, env.action_space)
     leaves = single.leaves(
-      env.observation_space, functools.partial(_leaf, name)
+      _without_text(name, env.observation_space),
+      functools.partial(_leaf, name),
     )
     found = single.attempt(name, "reset", env.reset, seed=seed)
     if not isinstance(found, tuple) or len(found) != 2:
@@ -71,6 +73,24 @@ class Single:
   def close(self) -> None:
     """See `single.Single`."""
     self._env.close()
+
+
+@functools.cache
+def _say(note: str) -> None:
+  """Says something once in a process."""
+  print(note, file=sys.stderr, flush=True)
+
+
+def _without_text(name: str, space: spaces.Space) -> Any:
+  """A space's entries, without texts, which no network here reads."""
+  if not isinstance(space, spaces.Dict):
+    return space
+  texts = [k for k, x in space.items() if isinstance(x, spaces.Text)]
+  if len(texts) == len(space):
+    return space  # It is refused as a text would be.
+  if texts:
+    _say(f"{name}: the observation is used without its text, {texts}")
+  return {k: _without_text(name, x) for k, x in space.items() if k not in texts}
 
 
 def _leaf(name: str, path: tuple[str, ...], space: spaces.Space) -> single.Leaf:
