@@ -5,6 +5,7 @@ import json
 import pytest
 from matplotlib import image
 
+from seedx import types
 from seedx.app import compare, plot, run_dirs
 
 A2C = "a2c --num-envs 4 --unroll-length 5 --hidden-sizes 8"
@@ -76,7 +77,7 @@ def test_the_figure_has_the_experiments_as_they_were_asked_for(
     lines = lines_of([0, 10], [None, ends[words][seed]], **MEASURED)
     return compare.Run(words, lines, 1.0)
 
-  monkeypatch.setattr(compare, "_run", run)
+  monkeypatch.setattr(compare, "train", run)
   drawn = []
   monkeypatch.setattr(plot, "draw", lambda *args: drawn.append(args))
   words = ["--experiments", ",".join(ends), "--seeds", "2"]
@@ -99,13 +100,47 @@ def test_a_budget_of_seconds_ends_a_run(tmp_path):
   assert 1 <= last["wall_seconds"] < 30
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["impala", "seed_vtrace"])
+def test_experiments_have_the_same_budget_of_env_steps(name, tmp_path):
+  options = compare.Options(experiments=(name,))
+  run = compare.train(options, name, 0, tmp_path)
+  found = run.lines[-1]["env_steps"]
+  assert options.total_steps <= found <= 1.02 * options.total_steps
+
+
+def test_a_run_that_fails_or_is_interrupted_leaves_the_table_of_the_others(
+  tmp_path, monkeypatch, capfd
+):
+  ended = []
+
+  def run(given, words, seed, run_dir):
+    ended.append((words, seed))
+    if words == "ppo":
+      raise types.ConfigError("seedx train ppo ended with status 1: no memory")
+    if len(ended) == 6:
+      return 130
+    lines = lines_of([0, 10], [None, 5.0], **MEASURED)
+    return compare.Run(words, lines, 1.0)
+
+  monkeypatch.setattr(compare, "train", run)
+  words = ["--experiments", "a2c,ppo", "--run-dir", str(tmp_path)]
+  assert compare.main([*words, "--seeds", "2"]) == 1
+  said = capfd.readouterr()
+  assert "| `a2c` | 5.0 |" in said.out and "ppo" not in said.out
+  assert "4/4 ppo, seed 1, about 0 min left" in said.err
+  assert "ended with status 1: no memory" in said.err
+  ended[:] = [("a2c", 0)] * 3
+  assert compare.main([*words, "--seeds", "3"]) == 130
+  assert "| `a2c` | 5.0 |" in capfd.readouterr().out
+
+
 @pytest.mark.parametrize(
   ("words", "reason"),
   [
     (["--experiments", "alphazero"], "seed_vtrace, found 'alphazero'"),
     (["--seeds", "0"], "--seeds from 1"),
     (["--experiments", ""], "found none"),
-    (["--experiments", f"{A2C} --epochs 3"], "unrecognized arguments"),
   ],
 )
 def test_what_cannot_be_compared_exits_with_2(words, reason, tmp_path, capfd):
@@ -113,3 +148,9 @@ def test_what_cannot_be_compared_exits_with_2(words, reason, tmp_path, capfd):
     compare.main([*words, "--run-dir", str(tmp_path)])
   assert caught.value.code == 2
   assert reason in capfd.readouterr().err
+
+
+def test_an_experiment_with_wrong_options_says_so(tmp_path, capfd):
+  words = ["--experiments", f"{A2C} --epochs 3", "--seeds", "1"]
+  assert compare.main([*words, "--run-dir", str(tmp_path)]) == 1
+  assert "unrecognized arguments" in capfd.readouterr().err

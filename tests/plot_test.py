@@ -73,7 +73,7 @@ def test_the_mean_is_of_the_middle_half():
   assert mean.tolist() == [4.0]
 
 
-def test_it_begins_where_all_curves_have_begun_and_none_ends():
+def test_it_begins_where_the_first_curve_does_and_none_ends():
   curves = [
     np.array([[0, 0.0], [10, 10.0], [20, 20.0]]),
     np.array([[10, 4.0], [20, 4.0]]),
@@ -81,11 +81,11 @@ def test_it_begins_where_all_curves_have_begun_and_none_ends():
   ]
   mean, low, high = statistics.iqm(curves, np.array([-1.0, 0, 5, 10, 15, 20]))
   np.testing.assert_allclose(
-    mean, [np.nan, np.nan, np.nan, 44 / 3, (15 + 4 + 30) / 3, 18]
+    mean, [np.nan, 4 / 3, (5 + 4 + 15) / 3, 44 / 3, (15 + 4 + 30) / 3, 18]
   )
   # Each is drawn three times once in 27 times.
-  np.testing.assert_allclose(low, [np.nan, np.nan, np.nan, 4, 4, 4])
-  np.testing.assert_allclose(high, [np.nan, np.nan, np.nan, 30, 30, 30])
+  np.testing.assert_allclose(low, [np.nan, 0, 4, 4, 4, 4])
+  np.testing.assert_allclose(high, [np.nan, 4, 15, 30, 30, 30])
 
 
 def test_the_interval_of_equal_runs_is_a_point():
@@ -348,7 +348,8 @@ def test_both_panels_have_the_mean_and_the_interval(
     np.testing.assert_allclose(line.get_xydata()[-1], [end, 5.0])
     # The first return is halfway, and nothing is drawn before.
     assert end / 2 <= line.get_xdata()[0] < end / 2 * 1.02
-    (band,) = axes.collections
+    band, seeds = axes.collections
+    assert len(seeds.get_segments()) == 4
     low, high = band.get_datalim(axes.transData).intervaly
     assert 2.0 <= low < 5.0 < high <= 600.0
   assert against_steps.get_xlabel() == "env steps"
@@ -387,13 +388,16 @@ def test_a_line_ends_where_steps_do_and_not_where_time_does(tmp_path, drawn):
     assert end < axes.get_xlim()[1] < 1.1 * end
 
 
-def test_runs_that_have_no_step_in_common_are_a_point(tmp_path, drawn):
+def test_runs_that_have_no_step_in_common_have_a_line(tmp_path, drawn):
   words = [
     make_run(tmp_path / "a", (2.0, 4.0), steps=(100, 200)),
     make_run(tmp_path / "b", (6.0, 8.0), steps=(600, 900), seed=1),
   ]
   plotted(tmp_path, words)
-  assert drawn[0].axes[0].lines[0].get_xydata().tolist() == [[600.0, 5.0]]
+  found = drawn[0].axes[0].lines[0].get_xydata()
+  # The second is as it begins until it does.
+  np.testing.assert_allclose(found[-1], [200.0, 5.0])
+  np.testing.assert_allclose(found[0], [100.0, 4.0], atol=2.0)
 
 
 def test_each_environment_has_a_row_and_a_group_one_look(
@@ -468,6 +472,28 @@ def test_long_labels_and_names_are_neither_clipped_nor_overlap(
   assert len(set(found)) == 9
 
 
+def test_runs_that_lack_a_metric_are_said_to_be_so(tmp_path, drawn):
+  words = [
+    make_run(tmp_path / "a"),
+    make_run(tmp_path / "b", experiment="x.dqn"),
+  ]
+  path = tmp_path / "a" / "metrics.jsonl"
+  lines = path.read_text().replace("}", ', "other": 3.0}')
+  path.write_text(lines)
+  plotted(tmp_path, [*words, "--metric", "other"])
+  (legend,) = drawn[0].legends
+  assert [x.get_text() for x in legend.get_texts()] == ["ppo", "dqn (no other)"]
+
+
+def test_scores_are_of_returns_alone(tmp_path, capfd):
+  words = [make_run(tmp_path / "a", (1.0, 2.0)), "--scores", "--metric", "x"]
+  with pytest.raises(SystemExit):
+    plot.main(words)
+  assert "expected --scores of returns, found --metric x" in (
+    capfd.readouterr().err
+  )
+
+
 def test_runs_of_no_episode_are_said_to_be_so(tmp_path, drawn, monkeypatch):
   words = [
     make_run(tmp_path / "a", (1.0, 2.0)),
@@ -483,6 +509,82 @@ def test_runs_of_no_episode_are_said_to_be_so(tmp_path, drawn, monkeypatch):
   for axes in drawn[0].axes[2:]:
     assert "no episode" in axes.texts[0].get_text()
   check_texts(drawn[0], monkeypatch)
+
+
+def test_the_legend_says_how_many_seeds_and_what_is_drawn(tmp_path, drawn):
+  words = [make_run(tmp_path / str(seed), seed=seed) for seed in range(3)]
+  words.append(make_run(tmp_path / "other", experiment="x.dqn"))
+  plotted(tmp_path, words)
+  (legend,) = drawn[0].legends
+  found = [x.get_text() for x in legend.get_texts()]
+  assert found == ["ppo (3 seeds)", "dqn"]
+  assert "interquartile mean" in legend.get_title().get_text()
+  plotted(tmp_path, words[-1:])
+  assert not drawn[1].legends[0].get_title().get_text()
+
+
+def test_another_metric_is_drawn_against_one_axis(tmp_path, drawn):
+  word = make_run(tmp_path / "a")
+  path = tmp_path / "a" / "metrics.jsonl"
+  lines = [json.loads(line) for line in path.read_text().splitlines()]
+  changed = [json.dumps({**x, "entropy": 3.0 - k}) for k, x in enumerate(lines)]
+  path.write_text("\n".join(changed) + "\n")
+  plotted(tmp_path, [word, "--metric", "entropy", "--x", "env_steps"])
+  (axes,) = drawn[0].axes
+  assert axes.get_ylabel() == "entropy"
+  assert axes.lines[0].get_ydata()[-1] == 2.0
+
+
+@pytest.mark.parametrize(
+  ("words", "message"),
+  [
+    ("--metric entropie", "expected a metric of env_steps"),
+    ("--x seconds", "expected --x of env_steps,wall_seconds, found 'seconds'"),
+    ("--x ,", "expected --x of env_steps,wall_seconds, found ''"),
+  ],
+)
+def test_what_is_not_there_is_not_drawn(words, message, tmp_path, capfd):
+  word = make_run(tmp_path / "a")
+  with pytest.raises(SystemExit):
+    plotted(tmp_path, [word, *words.split()])
+  assert message in capfd.readouterr().err
+
+
+def test_scores_are_over_all_environments(tmp_path, drawn, monkeypatch):
+  ends = {
+    ("A-v1", "ppo"): (10.0, 12.0),
+    ("A-v1", "dqn"): (5.0, 7.0),
+    ("B-v1", "ppo"): (-100.0, -100.0),
+    ("B-v1", "dqn"): (-300.0, -300.0),
+  }
+  words = [
+    make_run(
+      tmp_path / f"{env}-{name}-{seed}",
+      (1.0 if env == "A-v1" else -500.0, end),
+      env=env,
+      experiment=f"x.{name}",
+      seed=seed,
+    )
+    for (env, name), of_seeds in ends.items()
+    for seed, end in enumerate(of_seeds)
+  ]
+  plotted(tmp_path, [*words, "--scores"])
+  (axes,) = drawn[0].axes
+  ppo, dqn = (bar.get_width() for bar in axes.patches)
+  # Of 11 - 1 points in the one, and 400 in the other; the middle half of four.
+  assert ppo == pytest.approx(1.0)
+  assert dqn == pytest.approx((0.5 + 0.5) / 2)
+  assert "ppo (4 runs, 2 envs)" in " ".join(
+    x.get_text().replace("\n", " ") for x in axes.get_yticklabels()
+  )
+
+
+def test_an_interval_over_environments_draws_in_each_on_its_own():
+  runs = np.array([0.0, 0.5, 1.0])
+  _, *alike = statistics.pooled([runs] * 6)
+  _, *permuted = statistics.pooled([np.roll(runs, k) for k in range(6)])
+  assert alike == pytest.approx(permuted, abs=0.05)
+  assert 0.1 < alike[0] < 0.5 < alike[1] < 0.9
 
 
 def test_no_two_groups_look_the_same():
@@ -628,7 +730,7 @@ def errors(tmp_path):
       [lines("worse", '{"env_steps": 1, "wall_seconds": 1}\n')],
       "without 'episode_return'",
     ),
-    "none": ([none, none], "an episode has ended, found none"),
+    "none": ([none, none], "found none (no episode has ended)"),
     "suffix": ([good, "--output", "a.gif"], ".png, .svg, .pdf, found 'a.gif'"),
     "no suffix": ([good, "--output", "png"], "found 'png'"),
     "unwritable": ([good, "--output", f"{good}/x/a.png"], "cannot write"),

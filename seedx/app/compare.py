@@ -108,42 +108,87 @@ def _compare(options: Options) -> int:
   )
   config = json.dumps(dataclasses.asdict(options), indent=2)
   metrics.write_file(run_dir / "config.json", config + "\n")
-  runs = []
-  # Seed by seed, so that a slow hour of the machine affects all experiments.
-  for seed in range(options.seeds):
-    for words in options.experiments:
-      run = _run(options, words, seed, run_dir)
-      if isinstance(run, int):
-        return run
-      runs.append(run)
-  table = _table(options.experiments, runs)
+  runs, status = _run_all(options, run_dir)
+  names = [
+    x for x in options.experiments if any(x == y.experiment for y in runs)
+  ]
+  if not names:
+    return status
+  table = _table(names, runs)
   metrics.write_file(run_dir / "comparison.md", table + "\n")
   groups = {
     words: [run.lines for run in runs if run.experiment == words]
-    for words in options.experiments
+    for words in names
   }
   plot.draw({options.env: groups}, run_dir / "comparison.png")
   print(table)
   print(f"comparison.md and comparison.png are in {run_dir}", flush=True)
-  return 0
+  return status
 
 
-def _run(
-  options: Options, words: str, seed: int, parent: pathlib.Path
+def _run_all(options: Options, run_dir: pathlib.Path) -> tuple[list[Run], int]:
+  """Runs all that can be run.
+
+  Returns:
+    The runs, and the exit status: 1 if one has failed, or that of a signal.
+  """
+  runs: list[Run] = []
+  status = 0
+  # Seed by seed, so that a slow hour of the machine affects all experiments.
+  asked = [(k, x) for k in range(options.seeds) for x in options.experiments]
+  start_seconds = time.monotonic()
+  for k, (seed, words) in enumerate(asked):
+    left = (time.monotonic() - start_seconds) / k * (len(asked) - k) if k else 0
+    about = f", about {left / 60:.0f} min left" if k else ""
+    print(
+      f"{k + 1}/{len(asked)} {words}, seed {seed}{about}",
+      file=sys.stderr,
+      flush=True,
+    )
+    try:
+      run = train(options, words, seed, run_dir)
+    except types.ConfigError as error:
+      # The others can be compared all the same.
+      print(f"error: {error}", file=sys.stderr, flush=True)
+      status = 1
+      continue
+    if isinstance(run, int):
+      return runs, run
+    runs.append(run)
+  return runs, status
+
+
+def train(
+  options: Options,
+  words: str,
+  seed: int,
+  parent: pathlib.Path,
+  from_update: bool = False,
 ) -> Run | int:
-  """Runs an experiment; returns the exit status if a signal ended it."""
+  """Runs an experiment; returns the exit status if a signal ended it.
+
+  Args:
+    options: of the comparison.
+    words: the experiment and its own options.
+    seed: of the run.
+    parent: directory for the directory of the run.
+    from_update: count `total_seconds` from the first update on, since a program
+      may take as long to compile.
+
+  Raises:
+    types.ConfigError: the run fails.
+  """
   run_dir = parent / "-".join(words.replace("--", "").split()) / str(seed)
   run_dir.mkdir(parents=True, exist_ok=True)
   program = [sys.executable, "-m", "seedx", "train", *words.split()]
   program += ["--env", options.env, "--total-steps", str(options.total_steps)]
   program += ["--seed", str(seed), "--run-dir", str(run_dir)]
-  print(f"{words}, seed {seed} ...", file=sys.stderr, flush=True)
   cpu_seconds = _children_seconds()
   with (run_dir / "output.txt").open("w", encoding="utf-8") as output:
     stop = threading.Event()
     with signals.stopping(stop) as ending:
       process = subprocess.Popen(program, stdout=output, stderr=output)
-      _wait(process, run_dir, options.total_seconds, stop)
+      _wait(process, run_dir, options.total_seconds, from_update, stop)
       if ending.status:
         process.terminate()
         process.wait(_PATIENCE_SECONDS)
@@ -161,12 +206,19 @@ def _wait(
   process: subprocess.Popen[bytes],
   run_dir: pathlib.Path,
   total_seconds: float,
+  from_update: bool,
   stop: threading.Event,
 ) -> None:
   """Waits for a run, and ends it after `total_seconds` unless they are 0."""
   while process.poll() is None and not stop.is_set():
     lines = _lines(run_dir) if total_seconds else []
-    if lines and lines[-1]["wall_seconds"] >= total_seconds:
+    seconds = [
+      line["wall_seconds"]
+      for line in lines
+      if line["learner_steps"] or not from_update
+    ]
+    first = seconds[0] if seconds and from_update else 0.0
+    if seconds and seconds[-1] - first >= total_seconds:
       process.send_signal(signal.SIGINT)
       total_seconds = 0.0
     stop.wait(_POLL_SECONDS)

@@ -1,11 +1,13 @@
-"""Plots runs: episode return against env steps and against wall time.
+"""Plots runs: a metric against env steps and against wall time.
 
   seedx plot runs/ppo/* runs/impala/* --output plot.svg
+  seedx plot runs/ppo/* --metric entropy --x env_steps
+  seedx plot runs/*/* --scores
 
 Runs that differ only in their seed share a curve: the interquartile mean over
 the runs, with its 95% bootstrap confidence interval (Agarwal et al. 2021,
-https://arxiv.org/abs/2108.13264). A single run has no interval. Each
-environment has its own row.
+https://arxiv.org/abs/2108.13264), before the faint curves of single runs. A
+single run has no interval. Each environment has its own row.
 """
 
 import dataclasses
@@ -35,6 +37,7 @@ _MARKERS = ("o", "s", "^", "D", "v")
 _WIDTH_INCHES = 12.0
 _ROW_INCHES = 4.9
 _LONGEST_LABEL = 70
+_LEGEND = "interquartile mean, its 95% interval, and each seed"
 _CURVE_POINTS = 200
 # Matplotlib's settings: legible at half the size.
 _LOOK: Any = {
@@ -63,10 +66,28 @@ class Options:
   Attributes:
     run_dir: directories of the runs to plot.
     output: the image file to write: .png, .svg or .pdf.
+    metric: what to plot, by its name in `metrics.jsonl`.
+    x: what to plot it against, env_steps, wall_seconds or both.
+    scores: draw a bar for the final returns over all environments instead, 0
+      for the first of all returns in an environment, 1 for the best.
   """
 
   run_dir: tuple[str, ...] = ()
   output: str = "plot.png"
+  metric: str = "episode_return"
+  x: tuple[str, ...] = ("env_steps", "wall_seconds")
+  scores: bool = False
+
+  def __post_init__(self) -> None:
+    """Raises types.ConfigError for what cannot be drawn."""
+    if not self.x or not {*self.x} <= {"env_steps", "wall_seconds"}:
+      raise types.ConfigError(
+        f"expected x of env_steps,wall_seconds, found {','.join(self.x)!r}"
+      )
+    if self.scores and self.metric != "episode_return":
+      raise types.ConfigError(
+        f"expected --scores of returns, found --metric {self.metric}"
+      )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -76,12 +97,19 @@ def main(argv: Sequence[str] | None = None) -> int:
   )
 
 
-def draw(panels: Mapping[str, Groups], path: pathlib.Path) -> None:
+def draw(
+  panels: Mapping[str, Groups],
+  path: pathlib.Path,
+  metric: str = "episode_return",
+  x: Sequence[str] = ("env_steps", "wall_seconds"),
+) -> None:
   """Plots the interquartile mean and interval of groups of runs.
 
   Args:
     panels: the groups of each environment. A label has the same look in all.
     path: the image file; its suffix sets the format.
+    metric: what to plot.
+    x: what to plot it against.
 
   Raises:
     types.ConfigError: the file is not writable.
@@ -99,31 +127,69 @@ def draw(panels: Mapping[str, Groups], path: pathlib.Path) -> None:
       layout=layout_engine.ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12),
     )
     backend_agg.FigureCanvasAgg(picture)
-    rows = picture.subplots(len(panels), 2, sharey="row", squeeze=False)
+    rows = picture.subplots(len(panels), len(x), sharey="row", squeeze=False)
     plotted: set[str] = set()
     for row, (env, groups) in zip(rows, panels.items(), strict=True):
       row[0].set_title(textwrap.fill(env, 60))
-      row[0].set_ylabel("episode return")
-      for axes, key in zip(row, ("env_steps", "wall_seconds"), strict=True):
-        curves = _curves(groups, key)
+      row[0].set_ylabel(metric.replace("_", " "))
+      for axes, key in zip(row, x, strict=True):
+        curves = _curves(groups, key, metric)
         plotted |= curves.keys()
-        _draw_panel(axes, key, curves, styles)
-    handles = []
+        _draw_panel(axes, key, curves, styles, _none(metric))
+    handles, several = [], False
     for name, style in styles.items():
-      label = name if name in plotted else f"{name} (no episode has ended)"
+      most = max(len(groups.get(name, ())) for groups in panels.values())
+      label = f"{name} ({_count(most, 'seed')})" if most > 1 else name
+      label = label if name in plotted else f"{name} ({_none(metric)})"
       handles.append(lines.Line2D([], [], label=label, **style))
-    _add_legend(picture, handles)
-    image = io.BytesIO()
-    picture.savefig(image, format=path.suffix[1:].lower())
-  metrics.write_file(path, image.getvalue())
+      several |= most > 1
+    _add_legend(picture, handles, _LEGEND if several else None)
+    _save(picture, path)
 
 
-def curve(lines: Sequence[Mapping[str, Any]], key: str) -> np.ndarray:
-  """The returns of a run against the values at `key`, as `[points, 2]`."""
+def draw_scores(panels: Mapping[str, Groups], path: pathlib.Path) -> None:
+  """Plots each group's final returns, normalized, over all environments.
+
+  Args:
+    panels: the groups of each environment.
+    path: the image file; its suffix sets the format.
+
+  Raises:
+    types.ConfigError: the file is not writable.
+  """
+  import matplotlib
+  from matplotlib import figure, layout_engine
+  from matplotlib.backends import backend_agg
+
+  scores = _scores(panels)
+  with matplotlib.rc_context(_LOOK):
+    picture = figure.Figure(
+      figsize=(_WIDTH_INCHES, 2.0 + 0.7 * len(scores)),
+      dpi=100,
+      layout=layout_engine.ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12),
+    )
+    backend_agg.FigureCanvasAgg(picture)
+    axes = picture.subplots()
+    for i, (label, parts) in enumerate(scores.items()):
+      mean, low, high = statistics.pooled(parts)
+      runs = sum(map(len, parts))
+      name = f"{label} ({_count(runs, 'run')}, {_count(len(parts), 'env')})"
+      error = [[max(0.0, mean - low)], [max(0.0, high - mean)]]
+      look = {"color": _style(i)["color"], "capsize": 6 if high > low else 0}
+      axes.barh(textwrap.fill(name, 40), mean, xerr=error, **look)
+    axes.invert_yaxis()
+    axes.set_xlabel("final return: 0 the first, 1 the best of an environment")
+    _save(picture, path)
+
+
+def curve(
+  lines: Sequence[Mapping[str, Any]], key: str, metric: str = "episode_return"
+) -> np.ndarray:
+  """A metric of a run against the values at `key`, as `[points, 2]`."""
   points = [
-    (line[key], line["episode_return"])
+    (line[key], line[metric])
     for line in lines
-    if line["episode_return"] is not None
+    if metrics.is_number(line.get(metric))
   ]
   return np.array(points, np.float64).reshape(-1, 2)
 
@@ -140,15 +206,24 @@ def _plot(options: Options) -> int:
     pathlib.Path(name).expanduser().resolve() for name in options.run_dir
   )
   runs = [run_dirs.read(path) for path in paths]
-  if not any(len(curve(run.lines, "env_steps")) for run in runs):
+  metric = "episode_return" if options.scores else options.metric
+  if not any(len(curve(run.lines, "env_steps", metric)) for run in runs):
+    known = {name for run in runs for line in run.lines for name in line}
+    if metric not in known and known:
+      raise types.ConfigError(
+        f"expected a metric of {', '.join(sorted(known))}, found {metric!r}"
+      )
     raise types.ConfigError(
-      "expected a run in which an episode has ended, found none; let the runs"
-      " train for longer"
+      f"expected a run with {metric}, found none ({_none(metric)}); let the"
+      " runs train for longer"
     )
   panels: dict[str, dict[str, list[Any]]] = {}
   for run, label in zip(runs, run_dirs.labels(runs), strict=True):
     panels.setdefault(run.env, {}).setdefault(label, []).append(run.lines)
-  draw(panels, path)
+  if options.scores:
+    draw_scores(panels, path)
+  else:
+    draw(panels, path, metric, options.x)
   print(f"plotted {len(runs)} run(s) in {path}", flush=True)
   return 0
 
@@ -162,12 +237,47 @@ def _style(i: int) -> dict[str, Any]:
   }
 
 
-def _curves(groups: Groups, key: str) -> dict[str, list[np.ndarray]]:
-  """The curves of each group, without runs in which no episode has ended."""
+def _save(picture: Any, path: pathlib.Path) -> None:
+  image = io.BytesIO()
+  picture.savefig(image, format=path.suffix[1:].lower())
+  metrics.write_file(path, image.getvalue())
+
+
+def _none(metric: str) -> str:
+  """Says that a run has no value of a metric."""
+  if metric == "episode_return":
+    return "no episode has ended"
+  return f"no {metric.replace('_', ' ')}"
+
+
+def _count(number: int, name: str) -> str:
+  return f"{number} {name}" if number == 1 else f"{number} {name}s"
+
+
+def _scores(panels: Mapping[str, Groups]) -> dict[str, list[np.ndarray]]:
+  """Final returns by label, an array of the runs in each environment."""
+  found: dict[str, list[np.ndarray]] = {}
+  for groups in panels.values():
+    curves = _curves(groups, "env_steps", "episode_return")
+    if not curves:
+      continue
+    ends = {k: np.array([x[-1, 1] for x in own]) for k, own in curves.items()}
+    first = np.mean([x[0, 1] for own in curves.values() for x in own])
+    best = max(statistics.pooled([x])[0] for x in ends.values())
+    size = best - first if best > first else 1.0
+    for label, values in ends.items():
+      found.setdefault(label, []).append((values - first) / size)
+  return found
+
+
+def _curves(
+  groups: Groups, key: str, metric: str
+) -> dict[str, list[np.ndarray]]:
+  """The curves of each group, without runs that lack the metric."""
   curves: dict[str, list[np.ndarray]] = {}
   for label, runs in groups.items():
     for lines in runs:
-      points = curve(lines, key)
+      points = curve(lines, key, metric)
       if len(points):
         curves.setdefault(label, []).append(points)
   return curves
@@ -178,14 +288,24 @@ def _draw_panel(
   key: str,
   curves: Mapping[str, Sequence[np.ndarray]],
   styles: Mapping[str, Mapping[str, Any]],
+  empty: str,
 ) -> None:
-  """Plots the groups that have curves against env steps or wall time."""
+  """Plots the groups that have curves against env steps or wall time.
+
+  Args:
+    axes: of the panel.
+    key: the x.
+    curves: of each group, each `[points, 2]`.
+    styles: of each group.
+    empty: what the panel says if there are none.
+  """
+  from matplotlib import collections
+
   if not curves:
     axes.set_xlabel("wall time" if key == "wall_seconds" else "env steps")
     axes.set(xticks=[], yticks=[])
-    text = "no episode has ended yet"
     axes.text(
-      *(0.5, 0.5, text, {"ha": "center", "va": "center", "color": "0.3"}),
+      *(0.5, 0.5, empty, {"ha": "center", "va": "center", "color": "0.3"}),
       transform=axes.transAxes,
     )
     return
@@ -210,8 +330,12 @@ def _draw_panel(
     offset = every * (i + 1) // (len(curves) + 1)
     axes.plot(x, mean[known], markevery=(offset, every), **styles[label])
     if len(own) > 1:
-      band = {"color": styles[label]["color"], "alpha": 0.2, "linewidth": 0}
+      color = styles[label]["color"]
+      band = {"color": color, "alpha": 0.2, "linewidth": 0}
       axes.fill_between(x, low[known], high[known], **band)
+      thin: dict[str, Any] = {"color": color, "alpha": 0.5, "linewidth": 1.0}
+      seeds = [xy / (size, 1) for xy in own]
+      axes.add_collection(collections.LineCollection(seeds, **thin))
   axes.set_xlabel(unit)
   _set_axes(axes, left / size, max(ends) / size, logarithmic)
 
@@ -223,9 +347,7 @@ def _end(curves: Sequence[np.ndarray], key: str) -> float:
   run. Env steps do not, so it is the end of the shortest run.
   """
   last = [points[-1, 0] for points in curves]
-  if key == "wall_seconds":
-    return max(last)
-  return max(min(last), max(points[0, 0] for points in curves))
+  return max(last) if key == "wall_seconds" else min(last)
 
 
 def _time_unit(longest_seconds: float) -> tuple[int, str]:
@@ -267,7 +389,9 @@ def _short(value: float, position: int | None = None) -> str:
   return f"{value:g}"
 
 
-def _add_legend(picture: Any, handles: Sequence[Any]) -> None:
+def _add_legend(
+  picture: Any, handles: Sequence[Any], title: str | None
+) -> None:
   """Adds a legend below, with as many columns as fit, and the room for it."""
   for handle in handles:
     handle.set_label(
@@ -276,7 +400,11 @@ def _add_legend(picture: Any, handles: Sequence[Any]) -> None:
   renderer = picture.canvas.get_renderer()
   for columns in range(min(len(handles), 5), 0, -1):
     legend = picture.legend(
-      handles=handles, loc="outside lower center", ncols=columns
+      handles=handles,
+      loc="outside lower center",
+      ncols=columns,
+      title=title,
+      title_fontsize=14,
     )
     box = legend.get_window_extent(renderer)
     if box.width < 0.98 * picture.bbox.width or columns == 1:

@@ -51,11 +51,11 @@ def iqm(
 
   Returns:
     The mean and the lower and upper end of the interval at these x, each `[P]`;
-    NaN where a curve has not begun. A curve that has ended keeps its last y.
+    NaN where no curve has begun. A curve has its first y before it begins, and
+    keeps its last one.
   """
-  values = np.stack(
-    [np.interp(at, xy[:, 0], xy[:, 1], left=np.nan) for xy in curves]
-  )
+  values = np.stack([np.interp(at, xy[:, 0], xy[:, 1]) for xy in curves])
+  values[:, at < min(xy[0, 0] for xy in curves)] = np.nan
   if len(curves) == 1:
     return values[0], values[0], values[0]
   result = np.full((3, len(at)), np.nan)
@@ -64,6 +64,18 @@ def iqm(
   for i in np.flatnonzero(~np.isnan(values).any(axis=0)):
     result[:, i] = _estimate(values[:, i], draws)
   return result[0], result[1], result[2]
+
+
+def pooled(parts: Sequence[np.ndarray]) -> tuple[float, float, float]:
+  """The interquartile mean of all values, and its 95% interval.
+
+  Args:
+    parts: the values of each environment, `[runs]`. The bootstrap draws within
+      each, so that every environment always counts.
+  """
+  rng = np.random.default_rng(0)
+  resampled = [rng.choice(x, size=(_RUN_RESAMPLES, len(x))) for x in parts]
+  return _interval(np.concatenate(parts), np.concatenate(resampled, axis=1))
 
 
 def _draws(count: int, resamples: int) -> np.ndarray:
@@ -75,8 +87,15 @@ def _estimate(
   values: np.ndarray, draws: np.ndarray
 ) -> tuple[float, float, float]:
   """The interquartile mean of `[n]` values, and the ends of its interval."""
+  return _interval(values, values[draws])
+
+
+def _interval(
+  values: np.ndarray, resampled: np.ndarray
+) -> tuple[float, float, float]:
+  """As `_estimate`, of values `[n]` that were resampled as `[draws, n]`."""
   from scipy import stats  # Its import takes a second; most programs need none.
 
-  means = stats.trim_mean(values[draws], 0.25, axis=1)
+  means = stats.trim_mean(resampled, 0.25, axis=1)
   low, high = np.quantile(means, (0.025, 0.975))
   return float(stats.trim_mean(values, 0.25)), float(low), float(high)

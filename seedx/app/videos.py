@@ -5,17 +5,22 @@ import pathlib
 import shutil
 import subprocess
 from collections.abc import Iterator
+from typing import Any
 
+import gymnasium
 import numpy as np
+from gymnasium.envs import registration
 from PIL import Image
 
 from seedx import envs, types
 from seedx.acting import evaluator
 from seedx.app import policies
 
-_FRAMES_PER_SECOND = 30
+# Of an environment that does not say how fast it is.
+_FRAMES_PER_SECOND = 30.0
+_EMULATOR_FRAMES_PER_SECOND = 60.0
 # A longer episode is cut after its first minute.
-_MAX_FRAMES = 60 * _FRAMES_PER_SECOND
+_MAX_SECONDS = 60
 
 
 def check(path: str, env: envs.Config) -> None:
@@ -57,6 +62,7 @@ def record(
     types.ConfigError: the file is not writable.
   """
   environment = envs.make(policy.env, 1, seed=seed, render=True)
+  rate = frames_per_second(policy.env.env, environment.spec.frames_per_step)
   count = 0
 
   def frames() -> Iterator[np.ndarray]:
@@ -64,12 +70,12 @@ def record(
     for rows in player.steps(policy.acting, seed, environment):
       count += 1
       yield environment.render()
-      if count == _MAX_FRAMES or not np.isnan(rows.episode_return[0]):
+      if count >= _MAX_SECONDS * rate or not np.isnan(rows.episode_return[0]):
         return
 
   write = _write_gif if path.lower().endswith(".gif") else _write_mp4
   try:
-    write(path, frames())
+    write(path, frames(), rate)
   except OSError as error:
     raise types.ConfigError(f"cannot write {path!r} ({error})") from error
   finally:
@@ -77,23 +83,42 @@ def record(
   return count
 
 
-def _write_gif(path: str, frames: Iterator[np.ndarray]) -> None:
+def frames_per_second(env: str, frames_per_step: int = 1) -> float:
+  """How fast an environment is, by Gymnasium's `render_fps` if it has one.
+
+  Args:
+    env: its name.
+    frames_per_step: emulator frames in a step.
+  """
+  if frames_per_step > 1:
+    return _EMULATOR_FRAMES_PER_SECOND / frames_per_step
+  known = gymnasium.registry.get(env)
+  if known is None or known.entry_point is None:
+    return _FRAMES_PER_SECOND
+  try:
+    made: Any = registration.load_env_creator(str(known.entry_point))
+    return float(made.metadata["render_fps"])
+  except Exception:  # Its family is not installed, in one way or another.
+    return _FRAMES_PER_SECOND
+
+
+def _write_gif(path: str, frames: Iterator[np.ndarray], rate: float) -> None:
   images = map(Image.fromarray, frames)
   next(images).save(
     path,
     save_all=True,
     append_images=images,
-    duration=1000 // _FRAMES_PER_SECOND,
+    duration=round(1000 / rate),
     loop=0,
   )
 
 
-def _write_mp4(path: str, frames: Iterator[np.ndarray]) -> None:
+def _write_mp4(path: str, frames: Iterator[np.ndarray], rate: float) -> None:
   first = next(frames)
   height, width, _ = first.shape
   command = [_ffmpeg(), "-y", "-loglevel", "error"]
   command += ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}"]
-  command += ["-r", str(_FRAMES_PER_SECOND), "-i", "-"]
+  command += ["-r", str(rate), "-i", "-"]
   # Players expect even sizes, and colours at half the resolution.
   command += ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-pix_fmt", "yuv420p"]
   process = subprocess.Popen([*command, path], stdin=subprocess.PIPE)
