@@ -1,9 +1,11 @@
 """Training and loading without a command line, and `seedx` with one."""
 
+import cProfile
 import dataclasses
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -91,6 +93,14 @@ def play(policy, seed):
     environment.send(rows.index, np.asarray(action))
 
 
+def metrics_of_the_readme():
+  """The names in its table of metrics."""
+  text = (programs.ROOT / "README.md").read_text()
+  (table,) = re.findall(r"^\| metric \|.*?\n\n", text, re.DOTALL | re.MULTILINE)
+  first_cells = [row.split("|")[1] for row in table.strip().splitlines()]
+  return {*re.findall(r"`(\w+)`", " ".join(first_cells))}
+
+
 @pytest.mark.parametrize(
   ("pipeline", "name"), conftest.slow_but([("sync", "ppo")], CELLS)
 )
@@ -98,13 +108,14 @@ def test_any_pipeline_trains_is_loaded_and_goes_on(
   pipeline, name, tmp_path, capfd
 ):
   config = config_of(pipeline, name)
-  run = app.train(config, run_dir=str(tmp_path), show=False)
+  run = app.train(config, run_dir=str(tmp_path), quiet=True)
   assert capfd.readouterr() == ("", "")
   assert run.run_dir == tmp_path
   assert run.metrics["env_steps"] >= STEPS
   assert (run.restarts, run.interrupted, run.evaluation) == (0, False, "")
   lines = metrics.read_lines(tmp_path / "metrics.jsonl")
   assert lines[-1]["env_steps"] == run.metrics["env_steps"]
+  assert lines[-1].keys() <= metrics_of_the_readme()
   assert (tmp_path / "learning_curve.png").exists()
   assert list(tmp_path.glob("events.out.tfevents*"))
   said = json.loads((tmp_path / "config.json").read_text())
@@ -121,7 +132,7 @@ def test_any_pipeline_trains_is_loaded_and_goes_on(
   assert 8 <= play(policy, seed=5) <= 500
 
   longer = running.replaced(config, total_steps=2 * STEPS)
-  more = app.train(longer, resume=str(tmp_path), show=False)
+  more = app.train(longer, resume=str(tmp_path), quiet=True)
   assert more.run_dir == tmp_path
   assert more.metrics["env_steps"] >= 2 * STEPS
   assert more.metrics["learner_steps"] > run.metrics["learner_steps"]
@@ -139,7 +150,7 @@ def test_any_pipeline_trains_is_loaded_and_goes_on(
 def test_a_loaded_policy_acts_as_it_is_evaluated(fields, tmp_path):
   agent = vtrace.Config(hidden_sizes=(8,), **fields)
   config = small(agent=agent, seed=3)
-  app.train(config, run_dir=str(tmp_path), show=False)
+  app.train(config, run_dir=str(tmp_path), quiet=True)
   policy = app.load(tmp_path, config=config)
   assert policy.agent.initial_core_state(2) is not None
   player = evaluator.Evaluator(
@@ -168,7 +179,7 @@ def test_the_default_directory_has_the_pipeline_and_the_agent(
   tmp_path, monkeypatch
 ):
   monkeypatch.chdir(tmp_path)
-  run = app.train(small(), show=False)
+  run = app.train(small(), quiet=True)
   assert run.run_dir.parent == pathlib.Path("runs/sync_a2c")
   assert app.load(run.run_dir).name == "sync_a2c"
 
@@ -192,9 +203,9 @@ def test_progress_and_evaluations_are_shown_if_they_are_asked_for(
 
 def test_a_checkpoint_is_chosen(tmp_path):
   config = small()
-  app.train(config, run_dir=str(tmp_path), show=False)
+  app.train(config, run_dir=str(tmp_path), quiet=True)
   longer = running.replaced(config, total_steps=200)
-  app.train(longer, resume=str(tmp_path), show=False)
+  app.train(longer, resume=str(tmp_path), quiet=True)
   first, last = steps_of(tmp_path)
   found = checkpoint.Checkpoints(checkpointer.directory(tmp_path))
   best = found.ranked()[0]
@@ -251,13 +262,13 @@ def test_what_is_the_users_needs_its_config_to_be_loaded(
   agent, reason, tmp_path
 ):
   config = small(agent=agent)
-  app.train(config, run_dir=str(tmp_path), show=False)
+  app.train(config, run_dir=str(tmp_path), quiet=True)
   with pytest.raises(types.ConfigError, match=reason):
     app.load(tmp_path)
   policy = app.load(tmp_path, config=config)
   assert play(policy, 5) >= 8
   longer = running.replaced(config, total_steps=200)
-  app.train(longer, resume=str(tmp_path), show=False)
+  app.train(longer, resume=str(tmp_path), quiet=True)
   assert app.load(tmp_path, config=longer).env_steps >= 200
 
 
@@ -285,10 +296,10 @@ def test_what_is_the_users_needs_its_config_to_be_loaded(
   ids=["seed", "sizes", "agent", "renamed", "pipeline"],
 )
 def test_another_config_is_refused_to_go_on(other, reason, tmp_path):
-  app.train(small(), run_dir=str(tmp_path), show=False)
+  app.train(small(), run_dir=str(tmp_path), quiet=True)
   before = (tmp_path / "config.json").read_text()
   with pytest.raises(types.ConfigError, match=reason):
-    app.train(other, resume=str(tmp_path), show=False)
+    app.train(other, resume=str(tmp_path), quiet=True)
   assert (tmp_path / "config.json").read_text() == before
 
 
@@ -297,7 +308,7 @@ def test_programs_and_scripts_do_not_go_on_with_each_others_runs(
   tmp_path, capfd
 ):
   script, program = tmp_path / "script", tmp_path / "program"
-  app.train(small(), run_dir=str(script), show=False)
+  app.train(small(), run_dir=str(script), quiet=True)
   words = "--hidden-sizes 8 --num-envs 4 --unroll-length 5 --total-steps 100"
   words = [*words.split(), "--run-dir", str(program)]
   assert programs.main(a2c_experiment, words) == 0
@@ -305,11 +316,11 @@ def test_programs_and_scripts_do_not_go_on_with_each_others_runs(
   assert "expected a run of a2c to --resume, found one of" in said
   assert "seedx.pipelines.sync:Config" in said
   with pytest.raises(types.ConfigError, match="found one of a2c in"):
-    app.train(small(), resume=str(program), show=False)
+    app.train(small(), resume=str(program), quiet=True)
 
 
 def test_what_cannot_be_trained_is_refused(tmp_path):
-  app.train(small(), run_dir=str(tmp_path / "a"), show=False)
+  app.train(small(), run_dir=str(tmp_path / "a"), quiet=True)
   for fields in (
     {"run_dir": str(tmp_path / "a")},
     {"resume": str(tmp_path / "a"), "run_dir": "elsewhere"},
@@ -318,9 +329,9 @@ def test_what_cannot_be_trained_is_refused(tmp_path):
     {"evaluate_episodes": 0},
   ):
     with pytest.raises(types.ConfigError, match="expected"):
-      app.train(small(), show=False, **fields)
+      app.train(small(), quiet=True, **fields)
   with pytest.raises(types.ConfigError, match="expected a pipeline's config"):
-    app.train(a2c.Config(), run_dir=str(tmp_path / "b"), show=False)
+    app.train(a2c.Config(), run_dir=str(tmp_path / "b"), quiet=True)
   with pytest.raises(TypeError, match="run_folder"):
     app.train(small(), run_folder="x")
   assert [path.name for path in tmp_path.iterdir()] == ["a"]
@@ -332,7 +343,7 @@ def test_an_agent_that_knows_no_best_action_has_no_policy_to_load(tmp_path):
     lambda agent: dataclasses.replace(agent, greedy=None),
   )
   config = small(agent=agent)
-  app.train(config, run_dir=str(tmp_path), show=False)
+  app.train(config, run_dir=str(tmp_path), quiet=True)
   policy = app.load(tmp_path, config=config)
   with pytest.raises(types.ConfigError, match="greedy"):
     play(policy, 0)
@@ -341,7 +352,7 @@ def test_an_agent_that_knows_no_best_action_has_no_policy_to_load(tmp_path):
       *(config,),
       run_dir=str(tmp_path / "b"),
       evaluate_every_steps=9,
-      show=False,
+      quiet=True,
     )
 
 
@@ -351,7 +362,7 @@ def test_a_failure_is_raised_and_leaves_the_signals(tmp_path, monkeypatch):
 
   monkeypatch.setattr(learner.Learner, "learn", fail)
   with pytest.raises(FloatingPointError, match="no more"):
-    app.train(small(), run_dir=str(tmp_path), show=False)
+    app.train(small(), run_dir=str(tmp_path), quiet=True)
 
 
 # Ctrl-C
@@ -378,7 +389,7 @@ def test_ctrl_c_ends_a_run_early_and_is_given_back(number, tmp_path, capfd):
   thread = threading.Thread(target=interrupt)
   thread.start()
   run = app.train(
-    small(10**9, log_seconds=0.05), run_dir=str(tmp_path), show=False
+    small(10**9, log_seconds=0.05), run_dir=str(tmp_path), quiet=True
   )
   thread.join()
   assert run.interrupted and 0 < run.metrics["env_steps"] < 10**9
@@ -387,7 +398,7 @@ def test_ctrl_c_ends_a_run_early_and_is_given_back(number, tmp_path, capfd):
   assert steps_of(tmp_path) == [run.metrics["env_steps"]]
   total = run.metrics["env_steps"] + 100
   more = app.train(
-    small(total, log_seconds=0.05), resume=str(tmp_path), show=False
+    small(total, log_seconds=0.05), resume=str(tmp_path), quiet=True
   )
   assert not more.interrupted and more.metrics["env_steps"] >= total
 
@@ -396,7 +407,7 @@ def test_on_another_thread_signals_are_let_be(tmp_path):
   before, seen, runs = handlers(), [], []
 
   def train():
-    runs.append(app.train(small(), run_dir=str(tmp_path), show=False))
+    runs.append(app.train(small(), run_dir=str(tmp_path), quiet=True))
 
   thread = threading.Thread(target=train)
   thread.start()
@@ -468,7 +479,10 @@ def test_it_says_what_it_can_do(words, monkeypatch, capsys):
 @pytest.mark.parametrize(
   ("words", "reason"),
   [
-    ("fly", "train, evaluate, plot, export, compare, chaos, join, found 'fly'"),
+    (
+      "fly",
+      "train, evaluate, plot, export, compare, chaos, trial, join, found 'fly'",
+    ),
     ("train", ", ".join(experiments.shipped())),
     ("train sarsa", "found 'sarsa'"),
     ("train evaluate", "found 'evaluate'"),
@@ -629,6 +643,18 @@ def executed(monkeypatch):
   for name in ALLOCATOR:
     monkeypatch.delenv(name, raising=False)
   return calls
+
+
+@pytest.mark.parametrize("profiled", [False, True])
+def test_a_program_that_is_profiled_does_not_start_again(profiled, executed):
+  profiler = cProfile.Profile()
+  if profiled:
+    profiler.enable()
+  try:
+    allocator.keep_freed_memory()
+  finally:
+    profiler.disable()
+  assert len(executed) == (not profiled)
 
 
 def test_a_program_starts_itself_again_once(executed, monkeypatch):

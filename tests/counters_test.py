@@ -24,20 +24,36 @@ def rows(step_type, episode_return):
 
 def test_resets_are_no_steps_and_only_reported_returns_count():
   acted, nan = counters.Acted(frames_per_step=4), np.nan
-  acted.add_rows(rows([FIRST, MID, LAST], [nan, nan, 5.0]))
-  reported = np.array([True, True, False])
-  acted.add_rows(rows([MID, LAST, LAST], [nan, 7.0, 100.0]), reported)
+  everything = counters.Played(acted, np.array([True, True, True]))
+  some = counters.Played(acted, np.array([True, True, False]))
+  everything.add(rows([FIRST, MID, LAST], [nan, nan, 5.0]))
+  for _ in range(3):
+    some.add(rows([MID, MID, MID], [nan, nan, nan]))
+  some.add(rows([MID, LAST, LAST], [nan, 7.0, 100.0]))
   line = acted.measure()
-  assert (line["env_steps"], line["env_frames"]) == (5, 20)
+  assert (line["env_steps"], line["env_frames"]) == (2 + 12, 56)
   assert (line["episodes"], line["episode_return"]) == (2, 6.0)
+  assert line["episode_length"] == (1 + 4) / 2
+
+
+def test_lengths_are_of_games_one_after_the_other():
+  acted, nan = counters.Acted(), np.nan
+  played = counters.Played(acted, np.array([True]))
+  for step_type, score in (
+    *((FIRST, nan), (MID, nan), (LAST, 1.0), (FIRST, nan), (LAST, nan)),
+    *((FIRST, nan), (MID, nan), (LAST, 2.0)),  # After a life was lost.
+  ):
+    played.add(rows([step_type], [score]))
+  assert acted.lengths.count == 2
+  assert acted.lengths.mean() == (2 + 3) / 2
 
 
 def test_the_rate_is_since_the_line_before():
   acted = counters.Acted()
-  acted.add(1000, np.zeros(0))
+  acted.add(1000, np.zeros(0), np.zeros(0))
   acted.measure()
   time.sleep(0.2)
-  acted.add(100, np.zeros(0))
+  acted.add(100, np.zeros(0), np.zeros(0))
   rate = acted.measure()["steps_per_second"]
   assert 100 < rate <= 500
   assert acted.measure()["steps_per_second"] == 0
@@ -55,7 +71,7 @@ def test_the_clock_starts_with_the_first_observation():
 
 def test_what_was_acted_goes_on_from_a_checkpoint():
   before = counters.Acted()
-  before.add(100, np.array([1.0, 3.0]))
+  before.add(100, np.array([1.0, 3.0]), np.array([10, 20]))
   before.add_discarded(4)
   time.sleep(0.05)
   after = counters.Acted()
@@ -66,6 +82,7 @@ def test_what_was_acted_goes_on_from_a_checkpoint():
   assert line["wall_seconds"] >= 0.05
   assert (line["env_steps"], line["unrolls_discarded"]) == (100, 4)
   assert (line["episodes"], line["episode_return"]) == (2, 2.0)
+  assert line["episode_length"] == 15.0
 
 
 def test_staleness_is_a_mean_over_the_latest_gradients():

@@ -30,7 +30,7 @@ def test_a_number_out_of_its_range_is_refused(name, value):
     followed.add(changed(steps, name, value), BOTH)
   assert caught.value.code is wire.StatusCode.INVALID_ARGUMENT
   # Nothing of it has been taken note of.
-  _, returns = followed.add(steps, BOTH)
+  _, returns, _ = followed.add(steps, BOTH)
   assert returns[0, 3] == 3 and np.isnan(returns).sum() == 7
 
 
@@ -60,13 +60,15 @@ def test_steps_that_are_not_in_order_are_refused(before, then):
 
 def test_returns_are_sums_of_rewards_whatever_a_peer_says_of_them():
   followed = episodes.Episodes(2)
-  env_steps, returns = followed.add(
+  env_steps, returns, lengths = followed.add(
     steps_of("FMM", "FLF", reward=2.0, claimed=3e38), BOTH
   )
   assert env_steps == 3
   np.testing.assert_array_equal(returns, [[NAN, NAN, NAN], [NAN, 2.0, NAN]])
-  _, returns = followed.add(steps_of("LF", "ML", reward=-1.0), BOTH)
+  np.testing.assert_array_equal(lengths, [[0, 1, 2], [0, 1, 0]])
+  _, returns, lengths = followed.add(steps_of("LF", "ML", reward=-1.0), BOTH)
   np.testing.assert_array_equal(returns, [[3.0, NAN], [NAN, -2.0]])
+  np.testing.assert_array_equal(lengths, [[3, 0], [1, 2]])
 
 
 def test_a_reward_of_a_reset_is_in_no_return():
@@ -86,7 +88,7 @@ def test_of_clipped_rewards_and_lives_a_peer_may_say_the_return(claimed):
   followed = episodes.Episodes(1, returns_are_sums=False)
   # A life, then the game.
   followed.add(steps_of("FML"), BOTH[:1])
-  _, returns = followed.add(steps_of("FML", claimed=claimed), BOTH[:1])
+  _, returns, _ = followed.add(steps_of("FML", claimed=claimed), BOTH[:1])
   np.testing.assert_array_equal(returns, [[NAN, NAN, np.float32(claimed)]])
 
 
@@ -133,7 +135,7 @@ def test_an_honest_peer_is_never_refused(env_id, options):
     rows = environment.recv()
     leaves = (*rows.timestep[:3], rows.episode_return)
     steps = episodes.Steps(*(leaf[:, None] for leaf in leaves))
-    _, returns = followed.add(steps, rows.index)
+    _, returns, _ = followed.add(steps, rows.index)
     np.testing.assert_array_equal(returns[:, 0], rows.episode_return)
     ended += np.count_nonzero(~np.isnan(returns))
     actions = rng.integers(0, 2, (4, *action.shape)).astype(action.dtype)

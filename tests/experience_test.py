@@ -487,14 +487,14 @@ def test_an_example_of_a_prioritized_source_is_not_learned_from():
 @pytest.mark.parametrize("cores", [1, 2])
 def test_broken_priorities_are_counted_in_the_metrics(cores):
   source = make_prioritized(cores, ratio=1.0)
-  assert source.measure() == {"priorities_clamped": 0}
+  assert source.measure()["priorities_clamped"] == 0
   first, *others = with_priorities(0, cores)
   broken = first.priorities.at[1].set(np.nan)
   shares = [first._replace(priorities=broken), *others]
   (batch,) = list(source(shares))[:1]
   report(source, batch, lambda *window: -1.0)
   list(source(with_priorities(1, cores)))
-  assert source.measure() == {"priorities_clamped": WINDOWS + 8}
+  assert source.measure()["priorities_clamped"] == WINDOWS + 8
 
 
 # What a checkpoint keeps of it

@@ -158,7 +158,7 @@ def bound(server):
     4,
     replays.Replays(1, 1, lambda: 0),
   )
-  inputs = reports.layout(layout.length, ENVS)
+  inputs = reports.layout(layout.length, ENVS, ["loss", "q_mean"])
   reported.bind(server, inputs, launch.Addresses(1, ["unix:/server"]))
   shard = parameter_server.Shard(parameter_server_test.adding_agent(), 10)
   shard.bind(server, SIZE)

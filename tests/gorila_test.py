@@ -62,13 +62,20 @@ class Serving:
       assert not thread.is_alive()
 
 
+def metric_names(run):
+  config = run.nodes[-1].config
+  spec = envs.spec(config.env)
+  agent = config.agent.make(spec, None, config.plan.horizon)
+  return worker.metric_names(agent, spec, config.plan, config.workers)
+
+
 def report(run, client):
   """The stream of a worker."""
   length = run.nodes[-1].config.workers.unroll_length + 2
   return wire.Exchange(
     client,
     reports.REPORT,
-    reports.layout(length, 4),
+    reports.layout(length, 4, metric_names(run)),
     reports.REPLY,
     {"num_envs": 4},
   )
@@ -149,7 +156,7 @@ REPLAY = experience.ReplayConfig(replay_batch_size=8, replay_ratio=2.0)
 def report_of(steps, **changes):
   """Of an honest worker with two environments; `changes` are of its counts."""
   counts = {name: np.int32(0) for name in reports.Counts._fields}
-  counts |= {"loss": np.float32(np.nan)} | changes
+  counts |= {"newest": {"loss": np.float32(np.nan)}} | changes
   return reports.Report(
     steps, np.int32(steps.step_type.shape[1]), reports.Counts(**counts)
   )
@@ -170,12 +177,15 @@ def test_what_a_worker_reports_is_counted():
   worker(report_of(sessions_test.steps_of("", "")))
   assert acted.env_steps == 5 and acted.returns.count == 3
   assert acted.returns.mean() == (3 + 1 + 1) / 3
+  newest = {"q_mean": np.float32(0.5), "loss": np.float32(np.nan)}
   two = {"gradients": np.int32(2), "learned_steps": np.float32(60.0)}
+  two |= {"newest": newest}
   worker(report_of(sessions_test.steps_of("MM", "MM"), **two))
   worker(report_of(sessions_test.steps_of("MM", "MM"), stale=np.int32(1)))
   line = reported.measure() | reported.learned.measure()
   assert line["learner_steps"] == 2 and line["gradients_stale"] == 1
   assert line["learned_steps"] == 60
+  assert line["q_mean"] == 0.5
   assert "loss" not in line  # It is not a number.
 
 
@@ -287,6 +297,7 @@ def test_skipped_gradients_are_reported_and_many_in_a_row_end_the_run(tmp_path):
   own = running.Own(gorila, config)
   reported = own.process.server._methods[reports.REPORT].open_session.__self__
   zeros = reports.Counts(*(np.float32(0),) * len(reports.Counts._fields))
+  zeros = zeros._replace(newest={})
   reported.count(zeros._replace(skipped=np.int32(60)))
   reported.count(zeros._replace(gradients=np.int32(1), skipped=np.int32(60)))
   reported.count(zeros._replace(skipped=np.int32(99)))

@@ -182,7 +182,7 @@ def _run(pipeline: str, run_dir: pathlib.Path, resume: bool) -> None:
   checkpointer.Checkpointer.restore = restore_and_say
   experience.Replayed._begin = begin_and_say
   where = {"resume" if resume else "run_dir": str(run_dir)}
-  training.train(config, show=False, checkpoint_every_seconds=0.3, **where)
+  training.train(config, quiet=True, checkpoint_every_seconds=0.3, **where)
 
 
 @pytest.mark.slow

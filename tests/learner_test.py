@@ -135,7 +135,7 @@ def test_parts_and_cores_learn_what_the_whole_does(
   assert_close(it.state.params, expected.state.params)
   assert it.learned_steps == expected.learned_steps
   assert it.state.updates == 1
-  for name in ("loss_policy_gradient", "loss_value", "loss_entropy"):
+  for name in ("loss_policy_gradient", "loss_value", "entropy"):
     assert line[name] == pytest.approx(expected_line[name], rel=1e-4)
   assert not np.allclose(
     jax.tree.leaves(it.state.params)[-1], jax.tree.leaves(before)[-1]

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import pty
+import re
 import subprocess
 import sys
 import threading
@@ -189,14 +190,14 @@ def test_bottleneck(requests, queue, unrolls, expected):
 
 
 def test_mean_is_none_before_the_first_episode():
-  returns = metrics.EpisodeReturns()
+  returns = metrics.Latest()
   returns.add(np.zeros([0], np.float32))
   assert returns.mean() is None
   assert returns.count == 0
 
 
 def test_mean_is_over_the_latest_100_and_count_over_all():
-  returns = metrics.EpisodeReturns()
+  returns = metrics.Latest()
   returns.add(np.full([50], 1e6, np.float32))
   returns.add(np.arange(60, dtype=np.float32))
   returns.add(np.arange(60, 100, dtype=np.float32))
@@ -205,14 +206,14 @@ def test_mean_is_over_the_latest_100_and_count_over_all():
 
 
 def test_row_without_an_episode_is_refused():
-  returns = metrics.EpisodeReturns()
+  returns = metrics.Latest()
   with pytest.raises(ValueError, match="NaN"):
     returns.add(np.array([1.0, np.nan]))
   assert returns.count == 0
 
 
 def test_returns_from_many_threads_are_all_counted():
-  returns = metrics.EpisodeReturns()
+  returns = metrics.Latest()
 
   def add():
     for _ in range(500):
@@ -317,7 +318,10 @@ def test_tensorboard_has_scalars_against_env_steps(tmp_path):
   sink.write({"env_steps": np.int64(1280), "loss": np.nan, "lag": 3})
   sink.close()
   sink.close()
-  assert read_events(tmp_path) == [("loss", 640, 0.5), ("lag", 1280, 3.0)]
+  assert read_events(tmp_path) == [
+    ("loss/loss", 640, 0.5),
+    ("run/lag", 1280, 3.0),
+  ]
 
 
 # The console
@@ -376,7 +380,57 @@ def test_row_with_the_widest_values_fits_80_columns():
 def test_row_of_an_empty_line_has_dashes():
   sink, stream, _ = console()
   sink.write({"env_steps": 0, "episode_return": None})
-  assert rows(stream)[-1] == ["0/10M", "0%", "-", "-", "-", "-", "-"]
+  assert rows(stream)[-1] == [
+    *("0/10M", "0%", "-", "-", "-", "-"),
+    *("compiling", "0s"),
+  ]
+  sink.write({"env_steps": 10**7})
+  sink.close()
+  assert rows(stream)[-1] == ["10M/10M", "100%", "-", "-", "-", "0s", "-"]
+
+
+def test_before_the_first_update_there_is_no_rate_but_the_time_it_takes():
+  sink, stream, clock = console()
+  for seconds, steps in enumerate((0, 640, 1280)):
+    sink.write({**LINE, "env_steps": steps, "policy_lag": None})
+    clock.sleep(10.0 + seconds)
+  sink.write(LINE)
+  *compiling, learning = rows(stream)[1:]
+  assert [row[:3] for row in compiling] == [
+    ["0/10M", "0%", "-"],
+    ["640/10M", "0%", "-"],
+    ["1.28k/10M", "0%", "-"],
+  ]
+  assert [row[5:] for row in compiling] == [
+    ["-", "compiling", "0s"],
+    ["-", "compiling", "10s"],
+    ["-", "compiling", "21s"],
+  ]
+  assert learning[2] == "490k" and learning[-1] == "learner"
+
+
+def test_a_replay_that_is_filled_has_a_rate_and_no_bottleneck():
+  sink, stream, _ = console()
+  sink.write({**LINE, "policy_lag": None, "replay_size": 400})
+  *_, rate, _, _, left, first, second, third, seconds = rows(stream)[-1]
+  assert (rate, left) == ("490k", "-")
+  assert f"{first} {second} {third} {seconds}" == "filling the replay 0s"
+
+
+def test_a_learner_that_is_alone_says_that_nobody_has_joined():
+  stream = io.StringIO()
+  sink = metrics.Console(10**7, stream, 0.0, alone=True)
+  for steps in (500, 500, 900):
+    sink.write({**LINE, "env_steps": steps, "policy_lag": None})
+  first, second, third = stream.getvalue().splitlines()[1:]
+  assert "waiting for others to join" in first and first[-3:] == second[-3:]
+  assert "compiling" in third
+
+
+def test_a_run_whose_first_line_has_learned_does_not_compile():
+  sink, stream, _ = console()
+  sink.write(LINE)
+  assert "compiling" not in stream.getvalue()
 
 
 def test_rows_come_at_most_every_10_seconds_and_the_last_at_close():
@@ -447,7 +501,8 @@ def read_terminal(master):
     text += piece
 
 
-def test_terminal_shows_one_status_in_place_and_the_cursor_comes_back():
+@pytest.mark.parametrize("colours", [{}, {"NO_COLOR": "1"}])
+def test_terminal_shows_one_status_in_place_and_the_cursor_comes_back(colours):
   script = f"""
 import sys
 from seedx import metrics
@@ -460,6 +515,7 @@ console.close()
   master, slave = pty.openpty()
   environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
   environment.pop("NO_COLOR", None)
+  environment |= colours
   with subprocess.Popen(
     [sys.executable, "-c", script],
     stderr=slave,
@@ -480,6 +536,7 @@ console.close()
     assert "inference waits for it 70% of the time" in status
   assert "15s left" in first
   assert "10s left" in second
+  assert bool(re.search(r"\x1b\[[0-9;]*3[0-9]m", text)) != bool(colours)
   assert "\x1b[1A" in first  # The second status is drawn over the first.
   assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
 

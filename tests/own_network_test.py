@@ -69,7 +69,7 @@ if __name__ == "__main__":
     actors=sessions.Config(num_actors=1, envs_per_actor=4),
     learner=learner.InboxConfig(unroll_length=5, batch_size=4),
   )
-  run = app.train(config, run_dir="run", show=False)
+  run = app.train(config, run_dir="run", quiet=True)
   print("learned", run.metrics["learner_steps"] > 2)
   print("loaded", app.load("run", config=config).env_steps >= 400)
 """

@@ -58,7 +58,7 @@ def trained(tmp_path_factory):
     num_envs=4,
     learner=learner.Config(unroll_length=5),
   )
-  app.train(config, run_dir=str(folder / "script"), show=False)
+  app.train(config, run_dir=str(folder / "script"), quiet=True)
   return folder
 
 

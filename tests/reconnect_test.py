@@ -6,6 +6,7 @@ import time
 import pytest
 
 from seedx import wire
+from seedx.wire import reconnect
 
 GONE = wire.StatusCode.UNAVAILABLE
 FULL = wire.StatusCode.RESOURCE_EXHAUSTED
@@ -48,6 +49,17 @@ def test_it_gives_up_where_there_is_no_server():
   with pytest.raises(wire.GaveUpError, match=r"server within 0\.3 s, found no"):
     run(Tries(GONE))
   assert 0.3 <= time.monotonic() - start < 2
+
+
+def test_waiting_is_said_once_and_late(monkeypatch, capfd):
+  assert reconnect._QUIET_SECONDS >= 30
+  with pytest.raises(wire.GaveUpError):
+    run(Tries(GONE))
+  assert not capfd.readouterr().err
+  monkeypatch.setattr(reconnect, "_QUIET_SECONDS", 0.1)
+  with pytest.raises(wire.GaveUpError):
+    run(Tries(GONE))
+  assert capfd.readouterr().err == "actor: waiting for unix:/nowhere: no\n"
 
 
 @pytest.mark.parametrize("there", [FULL, ("accepted", GONE)])

@@ -400,7 +400,7 @@ def test_a_keeper_saves_now_and_then_and_goes_on_from_the_newest(tmp_path):
   kept.check()
   assert steps_of(tmp_path) == []
   for env_steps, score in ((10, []), (10, [5.0]), (10, [1.0, 1.0])):
-    it.acted.add(env_steps, np.array(score))
+    it.acted.add(env_steps, np.array(score), np.ones(len(score)))
     time.sleep(0.11)
     it.down = True
     kept.check()
@@ -408,7 +408,7 @@ def test_a_keeper_saves_now_and_then_and_goes_on_from_the_newest(tmp_path):
     kept.check()
     kept.check()  # It is too early for another.
     kept.wait()
-    it.acted.add(1, np.array([]))
+    it.acted.add(1, np.array([]), np.array([]))
   assert steps_of(tmp_path) == [21, 32]
   found = checkpoint.Checkpoints(checkpointer.directory(tmp_path))
   assert (
@@ -436,7 +436,7 @@ def test_no_checkpoint_has_a_parameter_that_is_not_finite(wrong, tmp_path):
   time.sleep(0.02)
   kept.check()
   it.policy = lambda saved: {"w": np.array([1.0, wrong], np.float32)}
-  it.acted.add(10, np.array([]))
+  it.acted.add(10, np.array([]), np.array([]))
   time.sleep(0.02)
   with pytest.raises(RuntimeError, match=r"finite parameters .* in w; the"):
     kept.check()

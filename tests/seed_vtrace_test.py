@@ -67,7 +67,7 @@ def test_a_run_leaves_its_files_and_says_what_it_reached(tmp_path):
   program = _start("--total-steps", "3000", "--run-dir", tmp_path, *_SMALL)
   out, err = program.communicate(timeout=120)
   assert program.returncode == 0, err
-  assert "CartPole-v1: mean return of the last 100 episodes" in out
+  assert "CartPole-v1: mean return of the last" in out
   assert "solved (Gymnasium's threshold is 475)" in out
   assert "env steps/s" in err and "bottleneck" in err
   names = {path.name for path in tmp_path.iterdir()}
@@ -243,8 +243,10 @@ def test_bad_input_is_one_line_and_status_2(tmp_path, capfd, arguments, words):
   assert caught.value.code == 2
   out, err = capfd.readouterr()
   assert not out
-  assert err.count("\n") == 1, err
-  assert all(word in err for word in words), err
+  # What trains where may have been said before.
+  *first, error = err.splitlines()
+  assert len(first) <= 1 and "Traceback" not in err, err
+  assert all(word in error for word in words), err
 
 
 @pytest.mark.slow
@@ -253,7 +255,8 @@ def test_bad_input_has_no_traceback_as_a_program(tmp_path):
   out, err = program.communicate(timeout=60)
   assert program.returncode == 2
   assert not out
-  assert err.count("\n") == 1 and "from 0 to 0" in err, err
+  _, error = err.splitlines()
+  assert error.startswith("error: ") and "from 0 to 0" in error
 
 
 @pytest.mark.slow

@@ -321,7 +321,9 @@ def test_the_quarter_that_explores_least_is_reported(exploration, expected):
 
 
 @pytest.mark.slow
-def test_environments_explore_and_report_by_their_place_on_the_ladder():
+def test_environments_explore_and_report_by_their_place_on_the_ladder(
+  monkeypatch,
+):
   num_envs, capacity = 8, 1600
   config = config_of(
     "dqn",
@@ -334,13 +336,13 @@ def test_environments_explore_and_report_by_their_place_on_the_ladder():
     ),
   )
   own, ended = running.Own(sync, config), []
-  add_rows = own.acted.add_rows
+  add = counters.Played.add
 
-  def spy(rows, reported=None):
+  def spy(self, rows):
     ended.append(~np.isnan(rows.episode_return))
-    add_rows(rows, reported)
+    add(self, rows)
 
-  own.acted.add_rows = spy
+  monkeypatch.setattr(counters.Played, "add", spy)
   last = own.run()
   ended = np.sum(ended, axis=0)
   assert ended.min() >= 2

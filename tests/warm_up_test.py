@@ -30,9 +30,10 @@ def test_all_that_acts_was_compiled_before(
   warm_up = worker._warm_up
 
   def spy(work, programs, learner):
-    warm_up(work, programs, learner)
+    names = warm_up(work, programs, learner)
     made.append((learner, ("gradient",)))
     sizes[learner] = sizes_of(*made[-1])
+    return names
 
   monkeypatch.setattr(worker, "_warm_up", spy)
   config = pipelines_test.config_of(pipeline, agent, tmp_path)

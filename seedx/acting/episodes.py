@@ -34,6 +34,20 @@ class Steps(NamedTuple):
   episode_return: np.ndarray
 
 
+class Ended(NamedTuple):
+  """What K steps of B environments came to.
+
+  Attributes:
+    env_steps: how many of them are; resets are not.
+    returns: `[B, K]` float32, of each game that ends; NaN elsewhere.
+    lengths: `[B, K]` int64, env steps of each game so far.
+  """
+
+  env_steps: int
+  returns: np.ndarray
+  lengths: np.ndarray
+
+
 class Episodes:
   """Follows the episodes of one peer's environments."""
 
@@ -49,17 +63,14 @@ class Episodes:
     self._ended = np.ones(num_envs, np.bool_)
     # Of each game so far: rewards, or what they allow its return to be.
     self._total = np.zeros(num_envs, np.float64)
+    self._length = np.zeros(num_envs, np.int64)
 
-  def add(self, steps: Steps, index: np.ndarray) -> tuple[int, np.ndarray]:
+  def add(self, steps: Steps, index: np.ndarray) -> Ended:
     """Checks steps, and takes note of them unless they are refused.
 
     Args:
       steps: `[B, K]`.
       index: `[B]`, the peer's environments that they are of; each once.
-
-    Returns:
-      How many of them are env steps, which resets are not; and `[B, K]`
-      float32, the return of each game that ends, NaN elsewhere.
 
     Raises:
       wire.Refused: INVALID_ARGUMENT, a number is out of its range, or steps are
@@ -88,7 +99,21 @@ class Episodes:
     if step_type.shape[1]:
       self._ended[index] = last[:, -1]
     self._total[index] = total
-    return int(np.count_nonzero(~first)), returns
+    lengths = self._lengths(~first, returns, index)
+    return Ended(int(np.count_nonzero(~first)), returns, lengths)
+
+  def _lengths(
+    self, steps: np.ndarray, returns: np.ndarray, index: np.ndarray
+  ) -> np.ndarray:
+    """`[B, K]`, and takes note of where games end."""
+    lengths = self._length[index][:, None] + np.cumsum(steps, axis=1)
+    # Those of the games before, up to each step and with it.
+    past = np.where(np.isnan(returns), 0, lengths)
+    past = np.maximum.accumulate(past, axis=1)
+    if steps.shape[1]:
+      self._length[index] = lengths[:, -1] - past[:, -1]
+    lengths[:, 1:] -= past[:, :-1]
+    return lengths
 
   def _returns(
     self,

@@ -123,9 +123,11 @@ class Session:
         raise _over()
       self._busy = True
     try:
-      steps, returns = self._episodes.add(_one_step(inputs), index)
-      returns = returns[self._reported[index]]
-      self._acted.add(steps, returns[~np.isnan(returns)])
+      ended = self._episodes.add(_one_step(inputs), index)
+      reported = self._reported[index]
+      self._acted.add(
+        ended.env_steps, ended.returns[reported], ended.lengths[reported]
+      )
       batch = unroll_store.Batch(
         slot=self._slots[index],
         count=self._counts[index],

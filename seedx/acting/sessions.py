@@ -229,12 +229,12 @@ class Sessions:
     """
     check_rows(session, len(steps.step_type))
     wire.check_range("shares of time that are waited", waits, 0, 1)
-    env_steps, returns = session.episodes.add(
-      steps, np.arange(len(session.slots))
-    )
+    ended = session.episodes.add(steps, np.arange(len(session.slots)))
     session.waits = waits
-    returns = returns[self._reported[session.slots]]
-    self._acted.add(env_steps, returns[~np.isnan(returns)])
+    reported = self._reported[session.slots]
+    self._acted.add(
+      ended.env_steps, ended.returns[reported], ended.lengths[reported]
+    )
 
   def measure(self) -> dict[str, float]:
     """The share of time that actors wait, on average, by name."""

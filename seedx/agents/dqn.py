@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import dm_env.specs
@@ -98,13 +99,13 @@ def _make(
   horizon: base.Horizon | None,
 ) -> base.Agent:
   q_model = _model(spec, config)
-  optimizer = optimizers.make(config, horizon)
+  optimizer = optimizers.Optimizer.make(config, horizon)
   decay_updates = _decay_updates(config, horizon)
 
   def start(params: types.Tree, updates: int | jax.Array) -> base.AgentState:
     return base.AgentState(
       params=params,
-      optimizer_state=optimizers.start(optimizer, params, updates),
+      optimizer_state=optimizer.start(params, updates),
       hyperparameters=base.hyperparameters(config, HYPERPARAMETERS),
       updates=jnp.int32(updates),
       target_params=params,
@@ -131,6 +132,10 @@ def _make(
     if not config.replayed:
       batch = _unweighted(batch)
     grads, output = _differentiate(q_model, config, axis_name, state, batch)
+    output.metrics.update(
+      optimizer.measure(state, grads),
+      epsilon=_epsilon(config, state, decay_updates),
+    )
     moments = q_model.moments(state.statistics, batch.unroll.inputs, axis_name)
     return base.Gradients(grads, moments), output
 
@@ -255,11 +260,12 @@ def _differentiate(
   target = jax.lax.stop_gradient(q_values(state.target_params))
 
   def share(params: types.Tree) -> tuple[jax.Array, dict[str, jax.Array]]:
+    online = q_values(params)
     steps = _per_step(
       q_model,
       config,
       state.hyperparameters["discount"],
-      q_values(params),
+      online,
       target,
       batch,
     )
@@ -267,7 +273,7 @@ def _differentiate(
     loss = losses.mean_share(steps.loss, steps.weight, axis_name)
     return loss, {
       "loss": loss,
-      "td_error": losses.mean_share(size, steps.weight, axis_name),
+      **_diagnostics(config, online, steps, batch, axis_name),
       "weight": jnp.sum(steps.weight),
       "priorities": jnp.mean(size, axis=0),
     }
@@ -277,6 +283,49 @@ def _differentiate(
   gradients, metrics = losses.sum_over_cores((gradients, parts), axis_name)
   weight = metrics.pop("weight")
   return gradients, types.LossOutput(weight, metrics, priorities)
+
+
+def _diagnostics(
+  config: Config,
+  q_values: jax.Array,
+  steps: losses.QLearningLoss,
+  batch: types.Sample,
+  axis_name: str | None,
+) -> dict[str, jax.Array]:
+  """This core's shares of what tells how learning goes."""
+
+  def mean(values: jax.Array) -> jax.Array:
+    return losses.mean_share(values, steps.weight, axis_name)
+
+  action = batch.unroll.action[config.burn_in :, :, None].astype(jnp.int32)
+  taken = jnp.take_along_axis(q_values, action, axis=-1)[..., 0]
+  size = jnp.abs(steps.td_error)
+  p50, p95 = (
+    losses.mean_share(x, jnp.ones(()), axis_name)
+    for x in _percentiles(size, steps.weight, (0.5, 0.95))
+  )
+  weight = jnp.broadcast_to(batch.importance_weight, steps.weight.shape)
+  return {
+    "q_mean": mean(taken[: len(size)]),
+    "td_error": mean(size),
+    "td_error_p50": p50,
+    "td_error_p95": p95,
+    "importance_weight": mean(weight),
+  }
+
+
+def _percentiles(
+  values: jax.Array, weight: jax.Array, shares: Sequence[float]
+) -> jax.Array:
+  """Percentiles of what is not negative and has a weight; 0 if nothing has."""
+  kept = jnp.ravel(weight > 0)
+  ordered = jnp.where(kept, jnp.ravel(values), jnp.inf)  # The others last.
+  # As integers these are in the same order, and on CPUs sorted 8x as fast.
+  bits = jnp.sort(jax.lax.bitcast_convert_type(ordered, jnp.int32))
+  count = jnp.sum(kept)
+  place = jnp.int32(jnp.float32(shares) * jnp.maximum(count - 1, 0))
+  found = jax.lax.bitcast_convert_type(bits[place], jnp.float32)
+  return jnp.where(count > 0, found, 0.0)
 
 
 def _priorities(
@@ -293,12 +342,12 @@ def _priorities(
 
 def _apply(
   config: Config,
-  optimizer: optax.GradientTransformation,
+  optimizer: optimizers.Optimizer,
   state: base.AgentState,
   gradients: base.Gradients,
 ) -> base.AgentState:
   """The state after an update; see `base.Agent`."""
-  state = optimizers.descend(state, optimizer, gradients.params)
+  state = optimizer.descend(state, gradients.params)
   state = model.count_batch(state, gradients.moments)
   target_params = optax.periodic_update(
     state.params, state.target_params, state.updates, config.target_period

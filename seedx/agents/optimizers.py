@@ -1,7 +1,7 @@
 """Optimizers; the learning rate is in the agent's state."""
 
 import dataclasses
-from typing import Literal
+from typing import Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -49,58 +49,79 @@ class Config:
     types.check_choices(self, optimizer=("adam", "rmsprop"))
 
 
-def make(
-  config: Config, horizon: base.Horizon | None, steps_per_update: int = 1
-) -> optax.GradientTransformation:
-  """Makes the optimizer, all but the factor -learning_rate.
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+  """An optimizer whose learning rate is one of the state's hyper-parameters.
 
-  `descend` multiplies by it: it is one of the state's hyper-parameters.
-
-  Args:
-    config: the hyper-parameters.
-    horizon: the run over which the learning rate decays; None keeps it
-      constant.
+  Attributes:
+    direction: Optax's, all but the factor -learning_rate.
+    schedule: of the learning rate: maps optimizer steps to a factor.
     steps_per_update: optimizer steps in an update.
   """
-  schedule: optax.Schedule = optax.constant_schedule(np.float32(1.0))
-  if horizon is not None:
-    # A float: JAX's integers end at 2^31.
-    steps = float(horizon.updates * steps_per_update)
-    schedule = optax.linear_schedule(1.0, config.learning_rate_end, steps)
-  scale = {
-    "adam": optax.scale_by_adam(eps=config.adam_epsilon),
-    "rmsprop": optax.scale_by_rms(config.rms_decay, config.rms_epsilon),
-  }
-  return optax.chain(
-    optax.clip_by_global_norm(config.max_gradient_norm),
-    scale[config.optimizer],
-    optax.scale_by_schedule(schedule),
-  )
 
+  direction: optax.GradientTransformation
+  schedule: optax.Schedule
+  steps_per_update: int = 1
 
-def start(
-  optimizer: optax.GradientTransformation,
-  params: types.Tree,
-  steps: int | jax.Array,
-) -> types.Tree:
-  """The initial state of `make`'s optimizer, with `steps` already counted."""
-  *scales, schedule = optimizer.init(params)
-  return (*scales, schedule._replace(count=jnp.int32(steps)))
+  @classmethod
+  def make(
+    cls,
+    config: Config,
+    horizon: base.Horizon | None,
+    steps_per_update: int = 1,
+  ) -> Self:
+    """Makes an optimizer.
 
+    Args:
+      config: the hyper-parameters.
+      horizon: the run over which the learning rate decays; None keeps it
+        constant.
+      steps_per_update: optimizer steps in an update.
+    """
+    schedule: optax.Schedule = optax.constant_schedule(np.float32(1.0))
+    if horizon is not None:
+      # A float: JAX's integers end at 2^31.
+      steps = float(horizon.updates * steps_per_update)
+      schedule = optax.linear_schedule(1.0, config.learning_rate_end, steps)
+    scale = {
+      "adam": optax.scale_by_adam(eps=config.adam_epsilon),
+      "rmsprop": optax.scale_by_rms(config.rms_decay, config.rms_epsilon),
+    }
+    direction = optax.chain(
+      optax.clip_by_global_norm(config.max_gradient_norm),
+      scale[config.optimizer],
+      optax.scale_by_schedule(schedule),
+    )
+    return cls(direction, schedule, steps_per_update)
 
-def descend(
-  state: base.AgentState,
-  optimizer: optax.GradientTransformation,
-  gradients: types.Tree,
-) -> base.AgentState:
-  """Takes one optimizer step with the state's learning rate."""
-  updates, optimizer_state = optimizer.update(
-    gradients, state.optimizer_state, state.params
-  )
-  rate = state.hyperparameters["learning_rate"]
-  updates = jax.tree.map(lambda update: -rate * update, updates)
-  return dataclasses.replace(
-    state,
-    params=optax.apply_updates(state.params, updates),
-    optimizer_state=optimizer_state,
-  )
+  def start(self, params: types.Tree, updates: int | jax.Array) -> types.Tree:
+    """Its state after so many updates, which it has not seen."""
+    *scales, schedule = self.direction.init(params)
+    steps = jnp.int32(updates * self.steps_per_update)
+    return (*scales, schedule._replace(count=steps))
+
+  def descend(
+    self, state: base.AgentState, gradients: types.Tree
+  ) -> base.AgentState:
+    """Takes one optimizer step with the state's learning rate."""
+    updates, optimizer_state = self.direction.update(
+      gradients, state.optimizer_state, state.params
+    )
+    rate = state.hyperparameters["learning_rate"]
+    updates = jax.tree.map(lambda update: -rate * update, updates)
+    return dataclasses.replace(
+      state,
+      params=optax.apply_updates(state.params, updates),
+      optimizer_state=optimizer_state,
+    )
+
+  def measure(
+    self, state: base.AgentState, gradients: types.Tree
+  ) -> dict[str, jax.Array]:
+    """The learning rate of the next update, and the norm before clipping."""
+    scheduled = self.schedule(state.updates * self.steps_per_update)
+    rate = state.hyperparameters["learning_rate"] * scheduled
+    return {
+      "learning_rate": jnp.maximum(rate, 0.0),  # Rounding ends below 0.
+      "gradient_norm": optax.global_norm(gradients),
+    }

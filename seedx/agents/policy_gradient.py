@@ -20,6 +20,11 @@ HYPERPARAMETERS = (
   "entropy_cost",
 )
 
+# Means by name, and variances.
+_Parts = tuple[dict[str, jax.Array], dict[str, jax.Array]]
+# Of these diagnostics, the spread over the steps counts.
+_SPREAD = ("advantage", "value_target", "value_error")
+
 
 @dataclasses.dataclass(frozen=True)
 class Config(model_lib.Config):
@@ -126,14 +131,13 @@ def make(
     types.ConfigError: no action distribution fits the action spec.
   """
   policy = Policy.make(spec, config)
-  optimizer = optimizers.make(config, horizon, steps_per_update)
+  optimizer = optimizers.Optimizer.make(config, horizon, steps_per_update)
   names = (*HYPERPARAMETERS, *at_run_time)
 
   def start(params: types.Tree, updates: int | jax.Array) -> base.AgentState:
-    steps = updates * steps_per_update
     return base.AgentState(
       params=params,
-      optimizer_state=optimizers.start(optimizer, params, steps),
+      optimizer_state=optimizer.start(params, updates),
       hyperparameters=base.hyperparameters(config, names),
       updates=jnp.int32(updates),
     )
@@ -154,14 +158,14 @@ def make(
       evaluation = policy.evaluate(variables, batch, state.hyperparameters)
       return loss(evaluation, batch, state.hyperparameters)
 
-    grads, output = differentiate(per_step, state, axis_name)
+    grads, output = differentiate(per_step, state, optimizer, axis_name)
     moments = policy.model.moments(state.statistics, batch.inputs, axis_name)
     return base.Gradients(grads, moments), output
 
   def apply(
     state: base.AgentState, gradients: base.Gradients
   ) -> base.AgentState:
-    state = optimizers.descend(state, optimizer, gradients.params)
+    state = optimizer.descend(state, gradients.params)
     return model_lib.count_batch(state, gradients.moments)
 
   return base.Agent(
@@ -180,6 +184,7 @@ def make(
 def differentiate(
   per_step: Callable[[types.Tree], losses.ActorCriticLoss],
   state: base.AgentState,
+  optimizer: optimizers.Optimizer,
   axis_name: str | None,
 ) -> tuple[types.Tree, types.LossOutput]:
   """The gradient of the weighted mean of per-step losses, over all cores.
@@ -187,28 +192,60 @@ def differentiate(
   Args:
     per_step: maps parameters to losses of this core's share of the batch.
     state: has the parameters, and the weights of the losses.
+    optimizer: will take the step.
     axis_name: the mesh axis over which the batch is sharded, or None.
   """
   costs = state.hyperparameters
 
-  def share(params: types.Tree) -> tuple[jax.Array, dict[str, jax.Array]]:
+  def share(params: types.Tree) -> tuple[jax.Array, _Parts]:
     steps = per_step(params)
+
+    def mean(values: jax.Array) -> jax.Array:
+      return losses.mean_share(values, steps.weight, axis_name)
+
+    def center(share: jax.Array) -> jax.Array:
+      return losses.sum_over_cores(share, axis_name)
+
     parts = {
-      name: losses.mean_share(getattr(steps, name), steps.weight, axis_name)
-      for name in ("policy_gradient", "value", "entropy")
+      "loss_policy_gradient": mean(steps.policy_gradient),
+      "loss_value": mean(steps.value),
+      "entropy": -mean(steps.entropy),
+      "weight": jnp.sum(steps.weight),
     }
     total = (
-      parts["policy_gradient"]
-      + costs["value_cost"] * parts["value"]
-      + costs["entropy_cost"] * parts["entropy"]
+      parts["loss_policy_gradient"]
+      + costs["value_cost"] * parts["loss_value"]
+      - costs["entropy_cost"] * parts["entropy"]
     )
-    return total, parts | {"weight": jnp.sum(steps.weight)}
+    said = steps.diagnostics
+    parts |= {name: mean(values) for name, values in said.items()}
+    variances = {
+      name: mean(jnp.square(said[name] - center(parts[name])))
+      for name in _SPREAD
+      if name in said
+    }
+    return total, (parts, variances)
 
   shares = jax.grad(share, has_aux=True)(state.params)
-  gradients, parts = losses.sum_over_cores(shares, axis_name)
+  gradients, (parts, variances) = losses.sum_over_cores(shares, axis_name)
   weight = parts.pop("weight")
-  metrics = {f"loss_{name}": value for name, value in parts.items()}
+  metrics = _diagnosed(parts, variances) | optimizer.measure(state, gradients)
   return gradients, types.LossOutput(weight, metrics)
+
+
+def _diagnosed(
+  means: Mapping[str, jax.Array], variances: Mapping[str, jax.Array]
+) -> dict[str, jax.Array]:
+  """Metrics from means and variances."""
+  metrics = {name: x for name, x in means.items() if name not in variances}
+  if "advantage" in variances:
+    metrics["advantage_mean"] = means["advantage"]
+    metrics["advantage_std"] = jnp.sqrt(variances["advantage"])
+  if {"value_target", "value_error"} <= set(variances):
+    unexplained = variances["value_error"] / (variances["value_target"] + 1e-8)
+    # Where targets hardly vary, it would hide all others in a mean.
+    metrics["explained_variance"] = jnp.maximum(1.0 - unexplained, -1.0)
+  return metrics
 
 
 @dataclasses.dataclass(frozen=True)

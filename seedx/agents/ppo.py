@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from seedx import losses, types
 from seedx.agents import base, model, optimizers, policy_gradient
@@ -88,9 +87,8 @@ def _make(
   loss = functools.partial(
     _loss, clip_values=config.clip_values, axis_name=axis_name
   )
-  step = _make_step(
-    policy, loss, optimizers.make(config, horizon, steps_per_update), axis_name
-  )
+  optimizer = optimizers.Optimizer.make(config, horizon, steps_per_update)
+  step = _make_step(policy, loss, optimizer, axis_name)
 
   def whole_loss(
     evaluation: policy_gradient.Evaluation,
@@ -140,7 +138,7 @@ def _make(
 def _make_step(
   policy: policy_gradient.Policy,
   loss: Callable[..., losses.ActorCriticLoss],
-  optimizer: optax.GradientTransformation,
+  optimizer: optimizers.Optimizer,
   axis_name: str | None,
 ) -> Callable[
   [base.AgentState, Entries], tuple[base.AgentState, types.LossOutput]
@@ -158,9 +156,9 @@ def _make_step(
       return loss(evaluated, entries, state.hyperparameters)
 
     gradients, output = policy_gradient.differentiate(
-      per_step, state, axis_name
+      per_step, state, optimizer, axis_name
     )
-    return optimizers.descend(state, optimizer, gradients), output
+    return optimizer.descend(state, gradients), output
 
   return step
 
@@ -185,7 +183,7 @@ def _loss(
     )
 
   values, log_prob, entropy = evaluated
-  return jax.vmap(stream_loss, in_axes=1, out_axes=1)(
+  steps = jax.vmap(stream_loss, in_axes=1, out_axes=1)(
     entries.values,
     values,
     log_prob,
@@ -195,6 +193,8 @@ def _loss(
     entries.advantage + entries.values,
     entries.weight,
   )
+  raw = {"advantage": entries.advantage * entries.weight}  # Not normalized.
+  return steps._replace(diagnostics=steps.diagnostics | raw)
 
 
 def _entries(

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from typing import Any
 
 from seedx.runtime import signals
 
@@ -12,8 +13,10 @@ def keep_freed_memory() -> None:
 
   By default, glibc returns freed large arrays to the kernel and requests them
   again, page by page, at the next step. This takes a quarter of the time of a
-  CNN's updates.
+  CNN's updates. Under a debugger or a profiler, nothing is done.
   """
+  if _is_watched():
+    return
   settings = {
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
     "MALLOC_MMAP_THRESHOLD_": str(2**30),
@@ -27,6 +30,13 @@ def keep_freed_memory() -> None:
     os.execve(sys.executable, sys.orig_argv, {**os.environ, **settings})
   finally:  # It could not leave.
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _is_watched() -> bool:
+  """Whether a debugger, a profiler or a coverage tool looks at this program."""
+  monitoring: Any = getattr(sys, "monitoring", None)  # Since Python 3.12.
+  tools = monitoring and any(map(monitoring.get_tool, range(6)))
+  return bool(sys.gettrace() or sys.getprofile() or tools)
 
 
 def runs_module_of(package: str) -> bool:

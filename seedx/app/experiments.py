@@ -68,15 +68,28 @@ class Experiment(Generic[C]):
     Raises:
       types.ConfigError: the environment does not exist.
     """
+    for change in self.presets(config, agent).values():
+      config = change(config)
+    return config
+
+  def presets(self, config: C, agent: str = "") -> dict[str, Callable[[C], C]]:
+    """What changes a config for its environment, its memory and its agent.
+
+    Raises:
+      types.ConfigError: the environment does not exist.
+    """
     given: Any = config
     spec = envs.spec(given.env)
+    found = {}
     if _has_images(spec):
-      config = self.images(config)
+      found["images"] = self.images
     elif np.issubdtype(spec.action.dtype, np.floating):
-      config = self.continuous(config)
+      found["continuous"] = self.continuous
     if getattr(given.agent, "recurrent", False):
-      config = self.recurrent(config)
-    return self.by_agent.get(agent, lambda config: config)(config)
+      found["recurrent"] = self.recurrent
+    if agent in self.by_agent:
+      found[agent] = self.by_agent[agent]
+    return found
 
   @property
   def default_agent(self) -> str:
@@ -117,7 +130,10 @@ def program_module(module: str) -> str:
 
 def shipped() -> list[str]:
   """The short names of the experiments that come with seedx."""
-  doors = ("__init__", "evaluate", "export", "plot", "compare", "chaos")
+  doors = (
+    *("__init__", "evaluate", "export", "plot", "compare", "chaos"),
+    "accelerator_trial",
+  )
   return sorted(name for name in _shipped() if name not in doors)
 
 

@@ -70,7 +70,9 @@ def main(
       run_dirs.check_resumed(before, asked, asked.files)
     role = asked.process.role if asked.process else "all"
     if role in ("all", "learner"):
-      return _train(asked, name, alone=role == "learner")
+      agent = asked.chosen.agent if asked.chosen else ""
+      presets = tuple(experiment.presets(asked.run, agent))
+      return _train(asked, name, presets, alone=role == "learner")
     return _join(experiment, asked, name, command_line.said(asked, argv))
   except types.ConfigError as error:
     command_line.fail(error)
@@ -151,28 +153,45 @@ def _roles(config: Any) -> list[str]:
   return list(dict.fromkeys(launch.kind(node.role) for node in nodes))
 
 
-def _train(asked: Asked, name: str, alone: bool) -> int:
+def _train(asked: Asked, name: str, presets: Sequence[str], alone: bool) -> int:
   """Trains, says what came of it, and returns the exit status."""
   if alone:
     _check_address(asked.run, "learner")
   run = training.run(
-    asked.run, asked.files, asked=asked, experiment=name, alone=alone
-  )
-  words = [_verdict(asked.run.env.env, run.metrics)]
-  if run.restarts:
-    died = f"processes that died and were started again: {run.restarts}"
-    words = [died, *words]
-  if run.evaluation:
-    words.append(f"evaluation: {run.evaluation}")
-  words.append(
-    f"checkpoints, metrics and learning_curve.png are in {run.run_dir}"
+    asked.run,
+    asked.files,
+    asked=asked,
+    experiment=name,
+    presets=presets,
+    alone=alone,
   )
   try:
-    print(*words, sep="\n", flush=True)
+    print(*_result(asked, run), sep="\n", flush=True)
   except OSError:
     # It is a file on a disk that is full; the run has ended well.
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115
   return run.status
+
+
+def _result(asked: Asked, run: training.Run) -> list[str]:
+  """What came of a run, in lines."""
+  lines = []
+  if run.restarts:
+    died = "processes that died and were started again"
+    lines.append(f"{died}: {run.restarts}")
+  lines.append(_verdict(asked.run.env.env, run.metrics))
+  if run.status:
+    lines.append(f"interrupted; --resume {run.run_dir} goes on")
+  elif run.metrics["env_steps"] < asked.run.total_steps:
+    lines.append(f"ended early: --stop-at {asked.files.stop_at:g} is reached")
+  if not run.metrics["learner_steps"]:
+    lines.append("nothing was learned: it ended before the first update")
+  if run.evaluation:
+    lines.append(f"evaluation: {run.evaluation}")
+  lines.append(
+    f"checkpoints, metrics and learning_curve.png are in {run.run_dir}"
+  )
+  return lines
 
 
 def _join(
@@ -290,9 +309,12 @@ def _verdict(env_id: str, last: Mapping[str, Any]) -> str:
   found = last["episode_return"]
   if found is None:
     return "no episode has ended"
+  latest = min(100, last["episodes"])
+  over = f"the last {latest} episodes" if latest > 1 else "the first episode"
   reached = (
-    f"{env_id}: mean return of the last 100 episodes {found:.1f} after"
+    f"{env_id}: mean return of {over} {found:.1f} after"
     f" {last['env_steps']:,} env steps and {last['wall_seconds']:.0f} s"
+    f" ({last['env_steps'] / max(last['wall_seconds'], 1e-9):,.0f} a second)"
   )
   known = gymnasium.registry.get(env_id)
   if known is None or known.reward_threshold is None:

@@ -27,9 +27,12 @@ C = TypeVar("C")
 FORMAT = 2
 _READABLE = (1, FORMAT)
 
-# `config.json` leaves these out: they say how it is read, where it is, or how
-# long other processes wait to join.
-_OF_THIS_START = ("run_dir", "resume", "trust", "give_up_seconds")
+# `config.json` leaves these out: they say how it is read, where it is, how long
+# other processes wait to join, what is shown, and when to end early.
+_OF_THIS_START = (
+  *("run_dir", "resume", "trust", "give_up_seconds"),
+  *("quiet", "log_every", "sink", "stop_at"),
+)
 
 # Settings that say which process it is, and where.
 OF_A_PROCESS = (
@@ -50,6 +53,7 @@ _RESUMED = (
 # The settings that may differ between the runs of a group.
 _NOT_IN_LABELS = (
   *("env", "seed", "run_dir", "resume", "trust", "log_seconds"),
+  *("quiet", "log_every", "sink", "stop_at"),
   *OF_A_PROCESS,
   *("checkpoint_every_seconds", "checkpoint_replay_gib"),
   *("evaluate_every_steps", "evaluate_episodes"),

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import os
 import pathlib
 import sys
@@ -10,16 +11,20 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from seedx import checkpoint, launch, metrics, types
+from seedx import checkpoint, envs, launch, metrics, types
 from seedx.app import (
   checkpointer,
   configs,
+  devices,
   evaluations,
   plot,
   run_dirs,
 )
 from seedx.launch import joining
-from seedx.runtime import process, signals
+from seedx.runtime import counters, process, signals
+
+# A logger of the user's may have to reach a server for its last lines.
+_LOGGER_SECONDS = 60.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,16 +36,28 @@ class Config(checkpointer.Config, evaluations.Config):
     resume: directory of a run to resume.
     trust: run the code that a directory to resume names; only its options count
       if not.
+    stop_at: mean return of the last 100 episodes at which the run ends early.
+    quiet: show no progress.
+    log_every: seconds between two lines of progress, where it is a table.
+    sink: MODULE:FACTORY of your own logger; it is called with the run's
+      directory and options, and returns a `metrics.Sink`.
   """
 
   run_dir: str = ""
   resume: str = ""
   trust: bool = False
+  stop_at: float = math.inf
+  quiet: bool = False
+  log_every: float = 10.0
+  sink: str = ""
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for what cannot be."""
     checkpointer.Config.__post_init__(self)
     evaluations.Config.__post_init__(self)
+    types.check_ranges(
+      self, stop_at=(-types.MOST, math.inf), log_every=(0.0, types.MOST)
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,14 +91,19 @@ class Run:
     return metrics.read_lines(self.run_dir / "metrics.jsonl")
 
 
-def train(config: Any, *, show: bool = True, **options: Any) -> Run:
+def train(
+  config: Any,
+  *,
+  sinks: Sequence[metrics.Sink] = (),
+  **options: Any,
+) -> Run:
   """Trains what a pipeline's config says, with its processes on this machine.
 
   Ctrl-C, SIGTERM and SIGHUP end it early, with everything written.
 
   Args:
     config: such as `seed.Config(agent=vtrace.Config())`.
-    show: progress, on the terminal.
+    sinks: more of them for the lines of metrics, such as a logger of yours.
     **options: fields of `Config`.
 
   Returns:
@@ -98,7 +120,7 @@ def train(config: Any, *, show: bool = True, **options: Any) -> Run:
     own = run_dirs.record(config, config, None)
     run_dirs.check_classes(before, own, files.resume)
     run_dirs.check_resumed(before, config, files)
-  return run(config, files, show=show)
+  return run(config, files, sinks=sinks)
 
 
 def run(
@@ -107,8 +129,9 @@ def run(
   *,
   asked: Any = None,
   experiment: str | None = None,
+  presets: Sequence[str] = (),
   alone: bool = False,
-  show: bool = True,
+  sinks: Sequence[metrics.Sink] = (),
 ) -> Run:
   """Trains what a pipeline's config says; see `train`.
 
@@ -117,22 +140,29 @@ def run(
     files: where it goes.
     asked: the config that `config.json` is to show; `config` if None.
     experiment: the name of the program that trains, if one does.
+    presets: what the config has been changed for.
     alone: whether the pipeline's other processes are started by others.
-    show: progress, on the terminal.
+    sinks: more of them for the lines of metrics.
   """
   pipeline = pipeline_of(config)
   record = run_dirs.record(config, asked or config, experiment)
+  if files.sink:  # What is none is refused before there is a directory.
+    envs.load_function(files.sink, "a sink factory")
   context = process.Context()
   with (
+    devices.explaining_memory(),
     signals.stopping(context.stop, experiment is not None) as ending,
     _open(files, record) as run_dir,
     _sockets(config, alone) as sockets,
   ):
+    own_sinks = [*_named(files, config, run_dir), *sinks]
     config = config.with_sockets(sockets) if sockets else config
     nodes = pipeline.nodes(config)
     # Their imports take as long as what follows, on other cores.
     processes = launch.Processes([] if alone else nodes, sockets)
     try:
+      if not files.quiet:
+        _introduce(record.name, config.env.env, presets, run_dir)
       evaluation = evaluations.of(config, files, run_dir)
       own = pipeline.learn(config, context)
       if own.server is not None:
@@ -146,11 +176,13 @@ def run(
       def check() -> None:
         processes.check()
         kept.check()
+        if _is_solved(own.acted, files.stop_at):
+          context.stop.set()
 
       last = process.run(
         own,
         context,
-        _sinks(config, run_dir, show, kept, evaluation),
+        _sinks(config, files, run_dir, alone, own_sinks, kept, evaluation),
         config.log_seconds,
         check,
       )
@@ -165,6 +197,25 @@ def run(
     restarts=processes.restarts,
     status=ending.status,
   )
+
+
+def _introduce(
+  name: str, env: str, presets: Sequence[str], run_dir: pathlib.Path
+) -> None:
+  """Says in one line what trains, on what, and where it goes."""
+  words = [f"{name} on {env}", devices.described()]
+  words += [f"presets: {', '.join(presets)}"] if presets else []
+  with contextlib.suppress(OSError):  # It may be a file on a full disk.
+    # Not wrapped: it may be copied.
+    print(*words, run_dir, sep=" | ", file=sys.stderr, flush=True)
+    if unused := devices.unused():
+      print(unused, file=sys.stderr, flush=True)
+
+
+def _is_solved(acted: counters.Acted, stop_at: float) -> bool:
+  """Whether the mean return of enough episodes has reached what was asked."""
+  mean = acted.returns.mean() if acted.returns.is_full else None
+  return mean is not None and mean >= stop_at
 
 
 def _sockets(
@@ -203,25 +254,50 @@ def pipeline_of(config: Any) -> Any:
   return module
 
 
+def _named(
+  files: Config, config: process.Config, run_dir: pathlib.Path
+) -> list[metrics.Sink]:
+  """The sink that the command line names, if it names one.
+
+  Raises:
+    types.ConfigError: it cannot be made.
+  """
+  if not files.sink:
+    return []
+  make = envs.load_function(files.sink, "a sink factory")
+  try:
+    return [make(run_dir, configs.in_json(config))]
+  except Exception as error:  # A user's function may raise anything.
+    raise types.ConfigError(
+      f"--sink {files.sink} raises {envs.in_one_line(error)}"
+    ) from error
+
+
 def _sinks(
   config: process.Config,
+  files: Config,
   run_dir: pathlib.Path,
-  show: bool,
+  alone: bool,
+  own: Sequence[metrics.Sink],
   *others: evaluations.HasNewest | None,
 ) -> Sequence[metrics.Sink]:
-  """Where the lines of metrics go; a disk that is full does not end the run."""
-  lines = metrics.JsonLines(run_dir / "metrics.jsonl")
-  files: list[metrics.Sink] = [
-    evaluations.Lines(metrics.Background(name, sink), *others)
-    for name, sink in (
-      ("metrics.jsonl", lines),
-      ("TensorBoard's events", metrics.TensorBoard(run_dir)),
-    )
+  """Where the lines of metrics go; one that fails does not end the run."""
+  written = [
+    metrics.Background(
+      "metrics.jsonl", metrics.JsonLines(run_dir / "metrics.jsonl")
+    ),
+    metrics.Background("TensorBoard's events", metrics.TensorBoard(run_dir)),
+    *(
+      metrics.Background(type(x).__qualname__, x, _LOGGER_SECONDS) for x in own
+    ),
   ]
-  if show:
-    console = metrics.Console(config.total_steps)
-    files.append(metrics.Background("the progress", console))
-  return files
+  sinks: list[metrics.Sink] = [evaluations.Lines(x, *others) for x in written]
+  if not files.quiet:
+    console = metrics.Console(
+      config.total_steps, interval_seconds=files.log_every, alone=alone
+    )
+    sinks.append(metrics.Background("the progress", console))
+  return sinks
 
 
 def _draw(env: str, name: str, run_dir: pathlib.Path) -> None:

@@ -245,6 +245,7 @@ class Replayed(Experience):
     """Allocates the replays only with the first shares; see `Plan.source`."""
     assert agent.needs.window is not None
     capacity = max(1, config.replay_capacity // (period * len(cores)))
+    self._most_steps = capacity * period * len(cores)
     self.states: list[types.Tree] = []
     self._config = config
     self._period = period
@@ -292,6 +293,10 @@ class Replayed(Experience):
   def resume(self, updates: int) -> None:
     """Continues the random numbers after those of so many updates."""
     self._drawn = updates
+
+  def measure(self) -> dict[str, metrics.Value]:
+    """What it adds to a line of metrics."""
+    return {"replay_size": min(self._steps, self._most_steps)}
 
   @property
   def num_bytes(self) -> int:
@@ -472,7 +477,8 @@ class Prioritized(Replayed):
 
   def measure(self) -> dict[str, metrics.Value]:
     """Counts what `replay.PrioritizedState` clamped before the last share."""
-    return {"priorities_clamped": sum(int(x) for x in self._clamped)}
+    clamped = sum(int(x) for x in self._clamped)
+    return {**super().measure(), "priorities_clamped": clamped}
 
   def _make_replay(self, capacity: int, window: int) -> Any:
     return replay.Prioritized(capacity, window, *self._exponents)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import dm_env
 import jax
 import jax.numpy as jnp
+import optax
 from jax.sharding import PartitionSpec
 
 from seedx import losses, sharding, types
@@ -101,6 +102,8 @@ def accumulated(
     params, metrics = jax.tree.map(
       lambda leaf: leaf / weight, (total.params, output.metrics)
     )
+    if "gradient_norm" in metrics:  # Of the mean, not the mean of norms.
+      metrics["gradient_norm"] = optax.global_norm(params)
     moments = jax.tree.map(lambda leaf: leaf / micro_batches, total.moments)
     after = agent.apply(state, base.Gradients(params, moments))
     state, skipped = keep_finite(state, after)

@@ -1,4 +1,10 @@
-"""Pure loss functions of one stream; use `jax.vmap` for a batch of streams."""
+"""Pure loss functions of one stream; use `jax.vmap` for a batch of streams.
+
+Episodes are told apart by `dm_env`'s step types and discounts. A step that
+Gymnasium calls `terminated` is LAST with discount 0, and `truncated` LAST with
+discount 1; after either comes the FIRST step of the next episode, see
+`transitions`.
+"""
 
 from seedx.losses.a2c import a2c
 from seedx.losses.ppo import ppo

@@ -70,4 +70,5 @@ def a2c(
     value=0.5 * jnp.square(errors),
     entropy=-entropy * steps.weight,
     weight=steps.weight,
+    diagnostics=streams.diagnostics(steps.weight, errors, target, values[:-1]),
   )

@@ -86,7 +86,8 @@ def ppo(
     weight=weight,
     behaviour_values=behaviour_values,
   )
-  ratio = jnp.exp(log_prob - jax.lax.stop_gradient(behaviour_log_prob))
+  log_ratio = log_prob - jax.lax.stop_gradient(behaviour_log_prob)
+  ratio = jnp.exp(log_ratio)
   # RLax returns the mean over a stream; streams of one step give it per step.
   surrogate = jax.vmap(rlax.clipped_surrogate_pg_loss, in_axes=(0, 0, None))(
     ratio[:, None], advantage[:, None], clip_epsilon
@@ -102,4 +103,12 @@ def ppo(
     value=0.5 * square * weight,
     entropy=-entropy * weight,
     weight=weight,
+    diagnostics=streams.diagnostics(
+      weight,
+      advantage,
+      target,
+      values,
+      log_ratio,
+      clip_fraction=(jnp.abs(ratio - 1) > clip_epsilon).astype(ratio.dtype),
+    ),
   )

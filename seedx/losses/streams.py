@@ -29,12 +29,53 @@ class ActorCriticLoss(NamedTuple):
     value: `[T]`.
     entropy: `[T]`, the negative entropy.
     weight: `[T]`, 0 on resets, 1 elsewhere.
+    diagnostics: `[T]` each by name, without a gradient: no losses, but what
+      tells how learning goes, see `diagnostics`.
   """
 
   policy_gradient: jax.Array
   value: jax.Array
   entropy: jax.Array
   weight: jax.Array
+  diagnostics: dict[str, jax.Array] = {}  # noqa: RUF012 (never changed)
+
+
+def diagnostics(
+  weight: jax.Array,
+  advantage: jax.Array,
+  target: jax.Array,
+  values: jax.Array,
+  log_ratio: jax.Array | None = None,
+  **others: jax.Array,
+) -> dict[str, jax.Array]:
+  """What actor-critic losses say beside themselves, see `ActorCriticLoss`.
+
+  `approx_kl`, whose mean estimates the divergence KL(mu || pi), is
+  rho_t - 1 - log rho_t (Schulman 2020, http://joschu.net/blog/kl-approx.html).
+
+  >>> said = diagnostics(*jnp.array([[1.0], [2.0], [3.0], [1.0], [0.0]]))
+  >>> [(name, x.tolist()) for name, x in said.items()]  # doctest: +ELLIPSIS
+  [('advantage', [2.0]), ('value_target', [3.0]), ('value_error', [2.0]), ...]
+
+  Args:
+    weight: `[T]`, 0 on resets, 1 elsewhere; all others are multiplied by it.
+    advantage: `[T]`.
+    target: `[T]`, of the values.
+    values: `[T]`, V.
+    log_ratio: `[T]`, log pi(a) - log mu(a); None where the loss does not ask.
+    **others: `[T]` each.
+  """
+  said = {
+    "advantage": advantage,
+    "value_target": target,
+    "value_error": target - values,
+    **others,
+  }
+  if log_ratio is not None:
+    said["approx_kl"] = jnp.expm1(log_ratio) - log_ratio
+  return {
+    name: jax.lax.stop_gradient(weight * each) for name, each in said.items()
+  }
 
 
 def transitions(

@@ -6,6 +6,9 @@ import rlax
 
 from seedx.losses import streams
 
+# A weight counts as clipped if it is above the threshold by more than rounding.
+_CLIPPED = 1.001
+
 
 def vtrace(
   values: jax.Array,
@@ -76,12 +79,14 @@ def vtrace(
     entropy=entropy,
   )
   steps = streams.transitions(step_type, reward, discount, values)
+  log_ratio = log_prob - behaviour_log_prob
+  ratio = jnp.exp(log_ratio)
   estimates = rlax.vtrace_td_error_and_advantage(
     v_tm1=values[:-1],
     v_t=values[1:],
     r_t=steps.reward_t,
     discount_t=steps.discount_t,
-    rho_tm1=jnp.exp(log_prob - behaviour_log_prob),
+    rho_tm1=ratio,
     lambda_=lambda_,
     clip_rho_threshold=clip_rho_threshold,
     clip_pg_rho_threshold=clip_pg_rho_threshold,
@@ -93,4 +98,13 @@ def vtrace(
     value=0.5 * jnp.square(estimates.errors),
     entropy=-entropy * steps.weight,
     weight=steps.weight,
+    diagnostics=streams.diagnostics(
+      steps.weight,
+      advantage,
+      values[:-1] + estimates.errors,
+      values[:-1],
+      log_ratio,
+      importance_weight=ratio,
+      clip_fraction=(ratio > _CLIPPED * clip_rho_threshold).astype(ratio.dtype),
+    ),
   )

@@ -35,6 +35,8 @@ _EVIDENCE = {
 class Console:
   """A Sink that shows the progress of a run.
 
+  Before the first update of a start, it says what is waited for, and how long.
+
   On a terminal, it updates a status of three lines in place. Elsewhere, for
   example in a log file, it prints the rows of a table.
   """
@@ -45,6 +47,7 @@ class Console:
     stream: TextIO | None = None,
     interval_seconds: float = 10.0,
     clock: Callable[[], float] = time.monotonic,
+    alone: bool = False,
   ) -> None:
     """Shows nothing before the first line.
 
@@ -54,6 +57,7 @@ class Console:
       interval_seconds: shortest time between two rows of the table. The last
         line is always printed.
       clock: current time in seconds, from any fixed starting point.
+      alone: whether others start the processes that act.
     """
     stream = sys.stderr if stream is None else stream
     terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
@@ -61,20 +65,45 @@ class Console:
       _Status(stream) if terminal else _Table(stream, interval_seconds, clock)
     )
     self._total_steps = total_steps
+    self._clock = clock
+    self._start_seconds = clock()
     self._steps_per_second: float | None = None
+    self._alone = alone
+    # Of earlier starts.
+    self._first_steps: float | None = None
+    self._has_learned = False
 
   def write(self, line: sinks.Line) -> None:
     """Shows a line of metrics; missing values appear as a dash."""
+    if self._first_steps is None:
+      self._first_steps = _number(line, "env_steps")
+    ages = ("policy_lag", "gradient_staleness")
+    self._has_learned |= any(_number(line, x) is not None for x in ages)
     rate = _number(line, "steps_per_second")
     if rate is not None:
       # A moving average, so that the time left does not jump.
       past = self._steps_per_second
       self._steps_per_second = rate if past is None else 0.7 * past + 0.3 * rate
-    self._view.show(self._progress(line))
+    is_over = (_number(line, "env_steps") or 0.0) >= self._total_steps
+    learning = self._has_learned or is_over
+    self._view.show(self._progress(line) if learning else self._started(line))
 
   def close(self) -> None:
     """Prints the last row if it is still waiting, and restores the cursor."""
     self._view.close()
+
+  def _started(self, line: sinks.Line) -> dict[str, str]:
+    """As `_progress`, before the first update."""
+    unknown = dict.fromkeys(("policy_lag", "left"), "-")
+    if self._alone and _number(line, "env_steps") == self._first_steps:
+      reason = "waiting for others to join"
+    elif _number(line, "replay_size"):
+      reason = "filling the replay"
+    else:  # Its rate says nothing yet.
+      reason, unknown = "compiling", unknown | {"rate": "-"}
+    seconds = _duration(self._clock() - self._start_seconds)
+    said = {"label": "", "bottleneck": f"{reason} {seconds}", "evidence": ""}
+    return self._progress(line) | unknown | said
 
   def _progress(self, line: sinks.Line) -> dict[str, str]:
     """Formats a line of metrics as texts, by the keys of `_HEADER`."""
@@ -95,6 +124,7 @@ class Console:
       "episode_return": _short(_number(line, "episode_return"), decimals=1),
       "policy_lag": _short(_number(line, "policy_lag"), decimals=1),
       "left": left,
+      "label": "bottleneck: ",
       "bottleneck": bottleneck,
       "evidence": evidence,
     }
@@ -139,6 +169,7 @@ class _Status:
     import rich.console
     import rich.live
 
+    self._bar: Any = None
     self._live = rich.live.Live(
       console=rich.console.Console(file=stream, highlight=False),
       auto_refresh=False,
@@ -168,7 +199,7 @@ class _Status:
     lines = (
       rich.text.Text(figures.format(**progress), **one_line),
       rich.text.Text.assemble(
-        "bottleneck: ",
+        progress["label"],
         (progress["bottleneck"], "bold"),
         progress["evidence"],
         **one_line,
@@ -176,9 +207,12 @@ class _Status:
     )
     self._live.start()  # Hides the cursor; a second call does nothing.
     self._live.update(rich.console.Group(bar, *lines), refresh=True)
+    self._bar = bar
 
   def close(self) -> None:
-    """Shows the cursor again."""
+    """Leaves only the bar, since the rest was of a moment; shows the cursor."""
+    if self._bar is not None:
+      self._live.update(self._bar, refresh=True)
     self._live.stop()
 
 

@@ -117,36 +117,36 @@ def bottleneck(waits: Mapping[str, float]) -> str:
   return "environments" if requests > work else "inference"
 
 
-class EpisodeReturns:
-  """The returns of finished episodes. Any thread may add to them."""
+class Latest:
+  """One number per finished episode, such as its return; thread-safe."""
 
   def __init__(self, window: int = 100) -> None:
     """Starts empty.
 
     Args:
-      window: number of latest episodes that `mean` covers.
+      window: how many of the latest episodes `mean` covers.
     """
     self._lock = threading.Lock()
     self._latest: collections.deque[float] = collections.deque(maxlen=window)
     self._count = 0
 
-  def add(self, returns: np.ndarray) -> None:
-    """Adds finished episodes.
+  def add(self, values: np.ndarray) -> None:
+    """Adds the numbers of finished episodes.
 
     Args:
-      returns: `[episodes]`, oldest first; may be empty.
+      values: `[episodes]`, oldest first; may be empty.
 
     Raises:
-      ValueError: a return is NaN, which marks a row where no episode ended.
+      ValueError: one is NaN, which marks a row where no episode ended.
     """
-    if np.isnan(returns).any():
+    if np.isnan(values).any():
       raise ValueError(
-        "expected returns of finished episodes, found NaN, which marks a row"
-        " where no episode ended; pass returns[~np.isnan(returns)]"
+        "expected numbers of finished episodes, found NaN, which marks a row"
+        " where no episode ended; pass values[~np.isnan(values)]"
       )
     with self._lock:
-      self._latest.extend(np.ravel(returns).tolist())
-      self._count += np.size(returns)
+      self._latest.extend(np.ravel(values).tolist())
+      self._count += np.size(values)
 
   def mean(self) -> float | None:
     """The mean of the latest episodes; None before the first one ends."""
@@ -154,6 +154,12 @@ class EpisodeReturns:
       if not self._latest:
         return None
       return sum(self._latest) / len(self._latest)
+
+  @property
+  def is_full(self) -> bool:
+    """Whether `mean` covers as many as it may."""
+    with self._lock:
+      return len(self._latest) == self._latest.maxlen
 
   @property
   def count(self) -> int:

@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TextIO
 
 import numpy as np
@@ -21,6 +21,20 @@ import numpy as np
 Value = float | int | str | None
 Line = Mapping[str, Value]
 
+# How TensorBoard groups them: by how their names begin.
+_GROUPS = {
+  "episode": ("episode", "evaluation"),
+  "loss": (
+    *("loss", "td_error", "q_", "explained_variance", "gradient_norm"),
+    "learning_rate",
+  ),
+  "policy": (
+    *("entropy", "approx_kl", "clip_", "importance_", "advantage", "epsilon"),
+    "policy_lag",
+  ),
+  "replay": ("replay", "priorit"),
+  "time": ("steps_per_second", "wall_", "acting_wait", "learning_wait"),
+}
 # A file of events is written at the latest after this long.
 _FLUSH_SECONDS = 10.0
 # Lines that wait for a sink; more are dropped.
@@ -79,7 +93,10 @@ class TensorBoard:
     self._flushed_seconds = 0.0
 
   def write(self, line: Line) -> None:
-    """Adds every number except `env_steps`, which is the x-axis."""
+    """Adds every number except `env_steps`, which is the x-axis.
+
+    Its tag is its name behind its group's, such as `loss/loss_value`.
+    """
     # Its SummaryWriter blocks for ever once its thread cannot write.
     from tensorboardX import record_writer
     from tensorboardX.proto import event_pb2, summary_pb2
@@ -98,7 +115,7 @@ class TensorBoard:
     }
     summary = summary_pb2.Summary(
       value=[
-        summary_pb2.Summary.Value(tag=name, simple_value=value)
+        summary_pb2.Summary.Value(tag=_tag(name), simple_value=value)
         for name, value in values.items()
       ]
     )
@@ -116,6 +133,34 @@ class TensorBoard:
       self._writer.close()
 
 
+class Callbacks:
+  """A Sink of functions, for a logger of yours."""
+
+  def __init__(
+    self,
+    write: Callable[[Line], object],
+    close: Callable[[], object] = lambda: None,
+  ) -> None:
+    """Calls neither.
+
+    Args:
+      write: takes a line of metrics.
+      close: is called once, at the end.
+    """
+    self._write = write
+    self._close: Callable[[], object] | None = close
+
+  def write(self, line: Line) -> None:
+    """Takes a line of metrics, without values that are not yet known."""
+    self._write({k: x for k, x in line.items() if finite(x) is not None})
+
+  def close(self) -> None:
+    """Ends it; a second call does nothing."""
+    close, self._close = self._close, None
+    if close is not None:
+      close()
+
+
 class Background:
   """A Sink whose lines another one takes on a thread of its own.
 
@@ -124,13 +169,17 @@ class Background:
   said at the end.
   """
 
-  def __init__(self, name: str, sink: Sink) -> None:
+  def __init__(
+    self, name: str, sink: Sink, patience_seconds: float = _PATIENCE_SECONDS
+  ) -> None:
     """Starts the thread.
 
     Args:
       name: of what the sink writes, for messages.
       sink: takes the lines.
+      patience_seconds: of `close`, for the lines that are left.
     """
+    self._patience_seconds = patience_seconds
     self._name = name
     self._sink = sink
     # None is the end.
@@ -145,8 +194,8 @@ class Background:
 
   def close(self) -> None:
     """Waits some seconds for the lines that are left."""
-    deadline = time.monotonic() + _PATIENCE_SECONDS
-    self._put(None, _PATIENCE_SECONDS)
+    deadline = time.monotonic() + self._patience_seconds
+    self._put(None, self._patience_seconds)
     self._thread.join(max(0.0, deadline - time.monotonic()))
     if self._thread.is_alive():
       _say(f"{self._name} lacks its last lines: writing them hangs")
@@ -171,6 +220,11 @@ class Background:
       _say(f"cannot write {self._name} any more ({error})")
       with contextlib.suppress(Exception):
         self._sink.close()
+
+
+def _tag(name: str) -> str:
+  groups = (group for group, x in _GROUPS.items() if name.startswith(x))
+  return f"{next(groups, 'run')}/{name}"
 
 
 def finite(value: Any) -> Any:

@@ -185,6 +185,7 @@ class _Team:
         return
     act_key, learn_key = jax.random.split(self._keys[worker])
     actor = self._make_actor(worker, act_key)
+    played = counters.Played(self.acted, self._reported[worker])
     try:
       state, version = self.shared.newest()
       acting = self.acting(state)
@@ -194,7 +195,7 @@ class _Team:
       ):
         with self.waits.timed(metrics.WAIT_EXPERIENCE):
           rows, unroll = actor.observe(acting, version)
-          self.acted.add_rows(rows, self._reported[worker])
+          played.add(rows)
         if unroll is not None:
           with self.waits.timed(metrics.WAIT_LEARNER):
             self._learn(state, version, learn_key, unroll)

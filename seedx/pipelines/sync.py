@@ -100,6 +100,7 @@ def learn(config: Config, context: process.Context) -> process.Process:
   def steps() -> Iterator[None]:
     """Trains, and yields after each step of all environments."""
     reported = counters.explores_least(agent.exploration(config.num_envs))
+    played = counters.Played(acted, reported)
     first_seed = seeds.take(config.num_envs)
     actor = local_actor.LocalActor(
       programs,
@@ -115,7 +116,7 @@ def learn(config: Config, context: process.Context) -> process.Process:
       while acted.env_steps < config.total_steps:
         with waits.timed(metrics.WAIT_EXPERIENCE):
           rows, unroll = actor.observe(acting, np.int32(version))
-          acted.add_rows(rows, reported)
+          played.add(rows)
         if unroll is not None:
           with waits.timed(metrics.WAIT_LEARNER):
             for batch in source(learning.shares(unroll)):

@@ -16,6 +16,7 @@ class Acted:
 
   Attributes:
     returns: raw returns of whole games.
+    lengths: env steps of whole games.
   """
 
   def __init__(self, frames_per_step: int = 1) -> None:
@@ -24,7 +25,8 @@ class Acted:
     Args:
       frames_per_step: emulator frames in an env step.
     """
-    self.returns = metrics.EpisodeReturns()
+    self.returns = metrics.Latest()
+    self.lengths = metrics.Latest()
     self._frames_per_step = frames_per_step
     self._lock = threading.Lock()
     self._env_steps = 0
@@ -34,27 +36,21 @@ class Acted:
     # When the last line was measured, and the env steps of then.
     self._last = (time.monotonic(), 0)
 
-  def add_rows(
-    self, rows: types.Rows, reported: np.ndarray | None = None
+  def add(
+    self, env_steps: int, returns: np.ndarray, lengths: np.ndarray
   ) -> None:
-    """Counts observations received; the first one starts the clock.
+    """Counts experience; the first starts the clock.
 
     Args:
-      rows: `[B, ...]`.
-      reported: `[B]`, whether the row's environment counts in `returns`; None
-        for all. See `explores_least`.
+      env_steps: how many.
+      returns: `[...]`, raw, of games that ended; NaN is none.
+      lengths: `[...]`, their env steps.
     """
-    steps = np.count_nonzero(rows.timestep.step_type != dm_env.StepType.FIRST)
-    ended = ~np.isnan(rows.episode_return)
-    if reported is not None:
-      ended &= reported
-    self.add(int(steps), rows.episode_return[ended])
-
-  def add(self, env_steps: int, episode_returns: np.ndarray) -> None:
-    """Counts env steps, and raw returns `[episodes]` of games that ended."""
     self.start()
-    if len(episode_returns):
-      self.returns.add(episode_returns)
+    ended = ~np.isnan(returns)
+    if ended.any():
+      self.returns.add(returns[ended])
+      self.lengths.add(lengths[ended])
     with self._lock:
       self._env_steps += env_steps
 
@@ -92,6 +88,7 @@ class Acted:
       "steps_per_second": (env_steps - env_steps_then) / (now - then),
       "episodes": self.returns.count,
       "episode_return": self.returns.mean(),
+      "episode_length": self.lengths.mean(),
       "unrolls_discarded": self._unrolls_discarded,
     }
 
@@ -99,6 +96,7 @@ class Acted:
     """What a checkpoint keeps of it."""
     return {
       "returns": self.returns.saved(),
+      "lengths": self.lengths.saved(),
       "env_steps": np.int64(self._env_steps),
       "unrolls_discarded": np.int64(self._unrolls_discarded),
       "wall_seconds": np.float64(self.wall_seconds),
@@ -107,10 +105,37 @@ class Acted:
   def restore(self, saved: types.Tree) -> None:
     """Goes on from what was saved; before the clock starts."""
     self.returns.restore(saved["returns"])
+    self.lengths.restore(saved["lengths"])
     self._env_steps = int(saved["env_steps"])
     self._last = (self._last[0], self._env_steps)
     self._unrolls_discarded = int(saved["unrolls_discarded"])
     self._past_seconds = float(saved["wall_seconds"])
+
+
+class Played:
+  """Counts what the environments of this process do."""
+
+  def __init__(self, acted: Acted, reported: np.ndarray) -> None:
+    """Counts nothing yet.
+
+    Args:
+      acted: counts it, with that of others.
+      reported: `[N]`, whether an environment's games count, see
+        `explores_least`.
+    """
+    self._acted = acted
+    self._reported = reported
+    self._lengths = np.zeros(len(reported), np.int64)
+
+  def add(self, rows: types.Rows) -> None:
+    """Counts observations `[B, ...]`."""
+    index = rows.index
+    steps = rows.timestep.step_type != dm_env.StepType.FIRST
+    self._lengths[index] += steps
+    lengths = self._lengths[index]
+    returns = np.where(self._reported[index], rows.episode_return, np.nan)
+    self._acted.add(int(np.count_nonzero(steps)), returns, lengths)
+    self._lengths[index[~np.isnan(rows.episode_return)]] = 0
 
 
 # So many skipped updates in a row end a run.

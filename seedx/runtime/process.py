@@ -19,7 +19,7 @@ from seedx.runtime import counters
 # A program that is being compiled cannot be stopped; all else ends at once.
 _STOP_SECONDS = 60.0
 # How often the main thread looks whether the work is done.
-_LOOK_SECONDS = 0.1
+_LOOK_SECONDS = 0.02
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ _PATIENCE = (
   StatusCode.RESOURCE_EXHAUSTED,
 )
 # A server that is started together with its clients needs this long.
-_QUIET_SECONDS = 10.0
+_QUIET_SECONDS = 30.0
 
 
 class GaveUpError(client_lib.WireError):

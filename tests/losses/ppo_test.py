@@ -83,9 +83,11 @@ def test_weight_and_entropy():
   assert loss.entropy == -0.75
   assert loss.weight == 1.0
   masked = one_step(**step, weight=0.0)
-  for part, none in zip(loss, masked, strict=True):
+  assert loss.diagnostics["advantage"] == 2.0
+  for part, none in zip(loss[:4], masked[:4], strict=True):
     assert part != 0.0
     assert none == 0.0
+  assert not any(jax.tree.leaves(masked.diagnostics))
 
 
 def random_steps(seed):

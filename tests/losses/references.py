@@ -99,19 +99,43 @@ def gae(stream, _, lambda_=0.95):
 # Losses
 
 
-def actor_critic(stream, advantage, target, weight):
+def actor_critic(stream, constant, advantage, target, **others):
+  weight = weights(constant)
+  said = diagnostics(constant, advantage, target, **others)
   return losses.ActorCriticLoss(
     policy_gradient=-advantage * stream["log_prob"] * weight,
     value=0.5 * (target - stream["values"][:-1]) ** 2 * weight,
     entropy=-stream["entropy"] * weight,
     weight=weight,
+    diagnostics=said,
   )
+
+
+def diagnostics(constant, advantage, target, **others):
+  """As they stand in `ActorCriticLoss`, 0 at resets."""
+  found = {
+    "advantage": advantage,
+    "value_target": target,
+    "value_error": target - constant["values"][:-1],
+    **others,
+  }
+  return {name: x * weights(constant) for name, x in found.items()}
+
+
+def ratios(constant):
+  """pi(a) / mu(a)."""
+  return np.exp(constant["log_prob"] - constant["behaviour_log_prob"])
+
+
+def approx_kl(constant):
+  """The third estimator of Schulman 2020, joschu.net/blog/kl-approx.html."""
+  return ratios(constant) - 1 - np.log(ratios(constant))
 
 
 def a2c(stream, constant, lambda_=1.0):
   target = lambda_returns(constant, None, lambda_)
   advantage = target - constant["values"][:-1]
-  return actor_critic(stream, advantage, target, weights(constant))
+  return actor_critic(stream, constant, advantage, target)
 
 
 def vtrace(
@@ -148,9 +172,12 @@ def vtrace(
   zeros = np.zeros(len(constant["log_prob"]))
   return actor_critic(
     stream,
+    constant,
     apart(advantage, constant, zeros),
     apart(target, constant, constant["values"][:-1]),
-    weights(constant),
+    approx_kl=approx_kl(constant),
+    importance_weight=ratios(constant),
+    clip_fraction=ratios(constant) > clip_rho_threshold,
   )
 
 
@@ -178,7 +205,16 @@ def ppo(stream, constant, lambda_=0.95, clip_epsilon=0.2, clip_values=False):
     parts[0].append(-surrogate * weight[t])
     parts[1].append(0.5 * square * weight[t])
   return losses.ActorCriticLoss(
-    *map(np.array, parts), entropy=-stream["entropy"] * weight, weight=weight
+    *map(np.array, parts),
+    entropy=-stream["entropy"] * weight,
+    weight=weight,
+    diagnostics=diagnostics(
+      constant,
+      advantage,
+      advantage + old[:-1],
+      approx_kl=approx_kl(constant),
+      clip_fraction=np.abs(ratios(constant) - 1) > clip_epsilon,
+    ),
   )
 
 

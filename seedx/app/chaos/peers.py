@@ -19,7 +19,7 @@ from seedx import envs, types, wire
 from seedx.acting import local_actor, protocol, unroll_store
 from seedx.launch import joining
 from seedx.pipelines import gorila, impala, seed
-from seedx.pipelines.gorila import parameter_server, reports
+from seedx.pipelines.gorila import parameter_server, reports, worker
 from seedx.wire import server as wire_server
 
 # The longest that a server may take to end a stream that it should end.
@@ -67,7 +67,10 @@ def methods(config: Any) -> list[Method]:
   agent = _agent(config)
   rows = config.workers.envs_per_worker
   length = agent.needs.unroll_length(config.workers.unroll_length)
-  report = reports.layout(length, rows)
+  names = worker.metric_names(
+    agent, envs.spec(config.env), config.plan, config.workers
+  )
+  report = reports.layout(length, rows, names)
   return [
     *found,
     Method(reports.REPORT, report, {"num_envs": rows}),

@@ -147,9 +147,9 @@ def learn(config: Config, context: process.Context) -> process.Process:
   )
   server = wire.Server(config.address, workers.num_workers)
   length = agent.needs.unroll_length(workers.unroll_length)
-  reported.bind(
-    server, reports.layout(length, workers.envs_per_worker), addresses
-  )
+  names = worker.metric_names(agent, spec, config.plan, workers)
+  inputs = reports.layout(length, workers.envs_per_worker, names)
+  reported.bind(server, inputs, addresses)
   kept.bind(server)
 
   def done() -> bool:

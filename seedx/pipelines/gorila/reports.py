@@ -8,7 +8,7 @@ stream `SERVERS` is `{"addresses": [...]}`, where the parameter servers listen.
 
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,7 +35,8 @@ class Counts(NamedTuple):
     skipped: `[]` int32, dropped by the worker, because they were not finite.
     learned_steps: `[]` float32, env steps of the applied.
     staleness: `[]` float32, their mean, in updates.
-    loss: `[]` float32, of the newest; NaN before the first.
+    newest: `[]` float32 each, the agent's metrics of the newest gradient by
+      name; NaN before the first.
     wire_bytes: `[]` int64, sent to and received from parameter servers.
     wait_environments: `[]` float32, share of time waiting for environments.
     learning: `[]` float32, share of time that acting waits for learning.
@@ -48,7 +49,7 @@ class Counts(NamedTuple):
   skipped: types.Array
   learned_steps: types.Array
   staleness: types.Array
-  loss: types.Array
+  newest: Mapping[str, types.Array]
   wire_bytes: types.Array
   wait_environments: types.Array
   learning: types.Array
@@ -69,11 +70,23 @@ class Report(NamedTuple):
   counts: Counts
 
 
-def layout(length: int, max_rows: int) -> wire.Layout:
-  """The layout of reports on unrolls of `length` time steps."""
+def layout(
+  length: int, max_rows: int, metric_names: Sequence[str]
+) -> wire.Layout:
+  """The layout of reports.
+
+  Args:
+    length: L, time steps of an unroll.
+    max_rows: environments of a worker.
+    metric_names: of the agent's metrics.
+  """
   integer, number = np.zeros((), np.int32), np.zeros((), np.float32)
   counts = Counts(
-    *(integer,) * 4, *(number,) * 3, np.zeros((), np.int64), *(number,) * 3
+    *(integer,) * 4,
+    *(number,) * 2,
+    dict.fromkeys(metric_names, number),
+    np.zeros((), np.int64),
+    *(number,) * 3,
   )
   numbers = np.zeros(length, np.float32)
   steps = episodes.Steps(np.zeros(length, np.uint8), *(numbers,) * 3)
@@ -212,12 +225,14 @@ class Reports:
 
   def count(self, counts: Counts) -> None:
     """Adds what a worker counted."""
-    one = {name: x.item() for name, x in counts._asdict().items()}
+    rest = counts._asdict()
+    newest = {name: x.item() for name, x in rest.pop("newest").items()}
+    one = {name: x.item() for name, x in rest.items()}
     with self._lock:
       self._totals["gradients_stale"] += one["stale"]
       self._totals["gradients_outliers"] += one["outliers"]
       self._totals["wire_bytes"] += one["wire_bytes"]
-    newest = {"loss": one["loss"], "servers_wait": one["wait_servers"]}
+    newest["servers_wait"] = one["wait_servers"]
     self.learned.skip(one["skipped"])
     if one["gradients"]:
       self.learned.add(

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import math
 import threading
+from collections.abc import Sequence
 
 import jax
 import jax.flatten_util
@@ -64,18 +65,18 @@ def run(work: Work, stop: threading.Event) -> None:
   layout = unroll_store.Layout.of(agent, work.workers.unroll_length, num_envs)
   programs = local_actor.Programs(agent, spec, layout)
   learner = _Learner(work, agent)
-  _warm_up(work, programs, learner)
+  names = _warm_up(work, programs, learner)
 
   def session(client: wire.Client) -> None:
     exchange = wire.Exchange(
       client,
       reports.REPORT,
-      inputs=reports.layout(layout.length, num_envs),
+      inputs=reports.layout(layout.length, num_envs, names),
       outputs=reports.REPLY,
       hello={"num_envs": num_envs},
     )
     try:
-      _Worker(work, programs, learner, client, exchange, stop).run()
+      _Worker(work, programs, learner, client, exchange, stop, names).run()
     finally:
       exchange.close()
 
@@ -87,19 +88,25 @@ def run(work: Work, stop: threading.Event) -> None:
 
 def _warm_up(
   work: Work, programs: local_actor.Programs, learner: "_Learner"
-) -> None:
-  """Compiles before a place is taken, which another may have left."""
+) -> list[str]:
+  """Compiles before a place is taken, which another may have left.
+
+  Returns:
+    The names of the metrics of gradients.
+  """
   device = jax.local_devices()[0]
   state, acting, _ = learner.newest()
   programs.warm_up(acting, device)
-  key = jax.random.key(0)
-  source = work.plan.source(
-    programs.agent, work.workers.unroll_length, [device], key
+  source, share = _source_and_share(
+    programs.agent, programs.spec, work.plan, work.workers
   )
-  assert isinstance(source, experience.Replayed)
-  shapes = source.batch_for(programs.share())
-  batch = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
-  learner.gradient(state, key, jax.device_put(batch, device))
+  batch = jax.tree.map(
+    lambda x: np.zeros(x.shape, x.dtype), source.batch_for(share)
+  )
+  _, _, values = learner.gradient(
+    state, jax.random.key(0), jax.device_put(batch, device)
+  )
+  return sorted(values)
 
 
 def replay_bytes(
@@ -109,13 +116,41 @@ def replay_bytes(
   workers: local_actor.WorkersConfig,
 ) -> int:
   """The bytes of a worker's replay."""
+  source, share = _source_and_share(agent, spec, plan, workers)
+  return source.bytes_for(share)
+
+
+def metric_names(
+  agent: base.Agent,
+  spec: types.EnvironmentSpec,
+  plan: experience.Plan,
+  workers: local_actor.WorkersConfig,
+) -> list[str]:
+  """The names of the metrics of a worker's gradients."""
+  source, share = _source_and_share(agent, spec, plan, workers)
+  key = jax.random.key(0)
+  _, output = jax.eval_shape(
+    agent.gradients,
+    jax.eval_shape(agent.init, key),
+    key,
+    source.batch_for(share),
+  )
+  return sorted(output.metrics)
+
+
+def _source_and_share(
+  agent: base.Agent,
+  spec: types.EnvironmentSpec,
+  plan: experience.Plan,
+  workers: local_actor.WorkersConfig,
+) -> tuple[experience.Replayed, types.Share]:
   period, num_envs = workers.unroll_length, workers.envs_per_worker
   source = plan.source(
     agent, period, jax.local_devices()[:1], jax.random.key(0)
   )
   assert isinstance(source, experience.Replayed)
   layout = unroll_store.Layout.of(agent, period, num_envs)
-  return source.bytes_for(local_actor.Programs(agent, spec, layout).share())
+  return source, local_actor.Programs(agent, spec, layout).share()
 
 
 class Outliers:
@@ -214,6 +249,7 @@ class _Worker:
     client: wire.Client,
     exchange: wire.Exchange,
     stop: threading.Event,
+    metric_names: Sequence[str],
   ) -> None:
     first_seed = protocol.first_seed(exchange.welcome)
     act_key, self._learn_key, replay_key = jax.random.split(
@@ -253,7 +289,7 @@ class _Worker:
     )
     self._batches = 0
     self._reported_bytes = learner.client.transferred_bytes
-    self._loss = math.nan
+    self._newest = dict.fromkeys(metric_names, np.float32(np.nan))
     self._reset_counts()
 
   def run(self) -> None:
@@ -288,11 +324,10 @@ class _Worker:
     if not np.isfinite(gradient).all():
       self._skipped += 1
       return True
-    if "loss" in values:
-      self._loss = float(values["loss"])
-      if self._learner.outliers(self._loss):
-        self._outliers += 1
-        return True
+    self._newest = {k: np.float32(x) for k, x in values.items()}
+    if "loss" in values and self._learner.outliers(float(values["loss"])):
+      self._outliers += 1
+      return True
     try:
       with self._waits.timed(_WAIT_SERVERS):
         applied, staleness = self._learner.client.push(gradient)
@@ -340,7 +375,7 @@ class _Worker:
       skipped=np.int32(self._skipped),
       learned_steps=np.float32(self._learned_steps),
       staleness=np.float32(self._staleness / max(1, self._gradients)),
-      loss=np.float32(self._loss),
+      newest=self._newest,
       wire_bytes=np.int64(total_bytes - self._reported_bytes),
       wait_environments=np.float32(shares[metrics.WAIT_ENVIRONMENTS]),
       learning=np.float32(shares[metrics.WAIT_LEARNER]),

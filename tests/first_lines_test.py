@@ -1,0 +1,270 @@
+"""What a run says of itself: its first line, its progress, and its loggers."""
+
+import dataclasses
+import json
+import pathlib
+import re
+import sys
+import types as python_types
+
+import jax
+import pytest
+
+from experiments import a2c as a2c_experiment
+from seedx import app, metrics
+from seedx.app import devices
+from seedx.app import programs as programs_of_experiments
+from seedx.pipelines import sync
+from tests import app_test, programs, readme_test
+
+own_signals = programs.own_signals
+compiled_quickly = programs.compiled_quickly
+
+SMALL = "--hidden-sizes 8 --num-envs 4 --unroll-length 5 --total-steps 400"
+
+
+class Kept:
+  """A sink that keeps what it is given."""
+
+  def __init__(self):
+    self.lines, self.closed = [], 0
+
+  def write(self, line):
+    self.lines.append(line)
+
+  def close(self):
+    self.closed += 1
+
+
+def train(words, folder):
+  return app.main(
+    a2c_experiment.EXPERIMENT,
+    [*SMALL.split(), "--run-dir", str(folder), *words.split()],
+    a2c_experiment.__name__,
+  )
+
+
+def test_the_first_line_says_what_runs_where(tmp_path, capfd):
+  assert train("", tmp_path / "run") == 0
+  first, *_ = capfd.readouterr().err.splitlines()
+  assert first == f"a2c on CartPole-v1 | 8 x CPU | {tmp_path}/run"
+
+
+def test_the_first_line_names_presets(tmp_path, capfd):
+  words = "--env Pendulum-v1 --recurrent --lstm-size 4"
+  assert train(words, tmp_path / "run") == 0
+  first, *_ = capfd.readouterr().err.splitlines()
+  assert "| presets: continuous, recurrent |" in first
+
+
+def test_quiet_says_nothing_until_the_end(tmp_path, capfd):
+  assert train("--quiet", tmp_path / "run") == 0
+  said = capfd.readouterr()
+  assert said.err == ""
+  assert re.search(
+    r"after 4\d\d env steps and \d+ s \([\d,]+ a second", said.out
+  )
+
+
+def test_a_run_that_has_solved_its_task_ends(tmp_path, capfd):
+  assert train("--stop-at 5 --total-steps 10000000", tmp_path / "run") == 0
+  *_, last = metrics.read_lines(tmp_path / "run" / "metrics.jsonl")
+  assert last["episode_return"] >= 5
+  assert last["episodes"] >= 100 and last["env_steps"] < 1_000_000
+  assert "ended early: --stop-at 5 is reached" in capfd.readouterr().out
+
+
+def test_the_progress_has_a_row_as_often_as_asked(tmp_path, capfd):
+  assert train("--log-every 0 --log-seconds 0", tmp_path / "run") == 0
+  rows = [x for x in capfd.readouterr().err.splitlines() if "/400" in x]
+  assert len(rows) > 3
+
+
+def test_a_sink_of_a_script_has_all_lines_and_is_closed(tmp_path):
+  sink = Kept()
+  app.train(app_test.small(), run_dir=str(tmp_path), quiet=True, sinks=[sink])
+  lines = metrics.read_lines(tmp_path / "metrics.jsonl")
+  assert [x["env_steps"] for x in sink.lines] == [x["env_steps"] for x in lines]
+  assert sink.closed == 1
+
+
+def test_a_sink_that_fails_does_not_end_the_run(tmp_path, capfd):
+  sink = metrics.Callbacks(lambda line: 1 / 0)
+  run = app.train(app_test.small(), run_dir=str(tmp_path), sinks=[sink])
+  assert run.metrics["env_steps"] >= 100
+  assert "cannot write Callbacks any more (division by zero)" in (
+    capfd.readouterr().err
+  )
+
+
+@pytest.mark.parametrize(
+  ("sink", "message"),
+  [
+    ("nowhere:make", "a sink factory package.module:function, found 'nowhere"),
+    ("json", "has no colon"),
+    ("tests.first_lines_test:SMALL", "is not callable"),
+  ],
+)
+def test_a_sink_that_is_none_is_refused(sink, message, tmp_path, capfd):
+  with pytest.raises(SystemExit):
+    train(f"--sink {sink}", tmp_path / "run")
+  assert message in capfd.readouterr().err
+  assert not (tmp_path / "run").exists()
+
+
+# The README's loggers, with what stands for their libraries.
+
+
+@pytest.fixture
+def my_sinks(tmp_path, monkeypatch):
+  """The README's module, which a run is given by name."""
+  (tmp_path / "my_sinks.py").write_text(readme_test.file_named("my_sinks.py"))
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.syspath_prepend(tmp_path)
+  monkeypatch.delitem(sys.modules, "my_sinks", raising=False)
+  yield
+  sys.modules.pop("my_sinks", None)
+
+
+def test_weights_and_biases_has_the_lines_and_options(
+  my_sinks, tmp_path, monkeypatch
+):
+  asked, logged, finished = [], [], []
+  run = python_types.SimpleNamespace(
+    log=lambda line, step: logged.append((step, line)),
+    finish=lambda: finished.append(True),
+  )
+
+  def init(**options):
+    asked.append(options)
+    return run
+
+  fake = python_types.SimpleNamespace(init=init)
+  monkeypatch.setitem(sys.modules, "wandb", fake)
+  assert train("--sink my_sinks:wandb", tmp_path / "run") == 0
+  ((options,)) = (asked,)
+  assert options[0]["dir"] == tmp_path / "run"
+  assert options[0]["config"]["hidden_sizes"] == [8]
+  json.dumps(options[0]["config"])
+  steps, lines = zip(*logged, strict=True)
+  assert steps[-1] >= 400 and list(steps) == sorted(steps)
+  assert lines[-1]["entropy"] > 0
+  assert finished == [True]
+
+
+def test_mlflow_has_numbers_and_the_run_ends(my_sinks, tmp_path, monkeypatch):
+  calls = []
+
+  def start_run(run_name):
+    info = python_types.SimpleNamespace(run_id=f"run of {run_name}")
+    return python_types.SimpleNamespace(info=info)
+
+  class Client:
+    def set_terminated(self, run_id):
+      calls.append(("end", run_id, None))
+
+  fake = python_types.SimpleNamespace(
+    start_run=start_run,
+    log_params=lambda params: calls.append(("params", None, params)),
+    log_metrics=lambda metrics, step, run_id: calls.append(
+      (step, run_id, metrics)
+    ),
+    MlflowClient=Client,
+  )
+  monkeypatch.setitem(sys.modules, "mlflow", fake)
+  assert train("--sink my_sinks:mlflow", tmp_path / "run") == 0
+  (what, _, params), *lines, end = calls
+  assert what == "params" and params["hidden_sizes"] == [8]
+  name = f"run of {tmp_path}/run"
+  assert end == ("end", name, None)
+  for step, run_id, values in lines:
+    assert (step, run_id) == (values["env_steps"], name)
+    assert all(isinstance(x, float | int) for x in values.values())
+  assert {"episode_return", "entropy", "learner_steps"} <= lines[-1][2].keys()
+
+
+# Devices that JAX does not use.
+
+
+def test_an_accelerator_without_its_jax_is_told(tmp_path, monkeypatch):
+  monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+  assert devices.unused(tmp_path) == ""
+  version = tmp_path / "proc" / "driver" / "nvidia" / "version"
+  version.parent.mkdir(parents=True)
+  version.touch()
+  said = devices.unused(tmp_path)
+  assert "NVIDIA GPU is here" in said and "seedx[cuda13]" in said
+  monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+  assert devices.unused(tmp_path) == ""
+
+
+def test_what_is_of_one_start_is_not_kept(tmp_path, capfd):
+  folder = tmp_path / "run"
+  assert train("--stop-at 5 --total-steps 10000000 --quiet", folder) == 0
+  said = json.loads(pathlib.Path(folder, "config.json").read_text())
+  of_this_start = {"quiet", "log_every", "sink", "stop_at"}
+  assert not of_this_start & set(said["options"])
+  steps = metrics.read_lines(folder / "metrics.jsonl")[-1]["env_steps"]
+  words = f"--resume {folder} --total-steps {steps + 2000}"
+  assert (
+    app.main(a2c_experiment.EXPERIMENT, words.split(), a2c_experiment.__name__)
+    == 0
+  )
+  last = metrics.read_lines(folder / "metrics.jsonl")[-1]
+  assert last["env_steps"] >= steps + 2000
+  assert capfd.readouterr().out.count("ended early") == 1
+
+
+def test_a_device_whose_memory_is_full_is_explained(tmp_path, monkeypatch):
+  def learn(config, context):
+    raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory.")
+
+  monkeypatch.setattr(sync, "learn", learn)
+  with pytest.raises(jax.errors.JaxRuntimeError, match="Out of mem") as raised:
+    app.train(a2c_experiment.EXPERIMENT.config, run_dir=str(tmp_path / "run"))
+  assert "XLA_PYTHON_CLIENT_PREALLOCATE=false" in raised.value.__notes__[0]
+
+
+def test_other_errors_of_a_device_are_not(tmp_path, monkeypatch):
+  def learn(config, context):
+    raise jax.errors.JaxRuntimeError("INTERNAL: a bug")
+
+  monkeypatch.setattr(sync, "learn", learn)
+  with pytest.raises(jax.errors.JaxRuntimeError) as raised:
+    app.train(a2c_experiment.EXPERIMENT.config, run_dir=str(tmp_path / "run"))
+  assert not hasattr(raised.value, "__notes__")
+
+
+def test_a_sink_that_cannot_be_made_is_an_error_in_one_line(tmp_path, capfd):
+  (tmp_path / "broken_sinks.py").write_text(
+    "def make(run_dir, options):\n  raise ValueError('no api key')\n"
+  )
+  with pytest.MonkeyPatch.context() as patch:
+    patch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+      train("--sink broken_sinks:make", tmp_path / "run")
+  assert not (tmp_path / "run" / "config.json").exists()
+  (*_, last) = capfd.readouterr().err.splitlines()
+  assert last == (
+    "error: --sink broken_sinks:make raises ValueError: no api key"
+    " (broken_sinks.py, line 2)"
+  )
+
+
+def test_a_run_that_learned_nothing_says_so(tmp_path):
+  run = app.train(app_test.small(), run_dir=str(tmp_path), quiet=True)
+  asked = python_types.SimpleNamespace(run=app_test.small())
+  line = "nothing was learned: it ended before the first update"
+  assert line not in programs_of_experiments._result(asked, run)
+  none = dataclasses.replace(run, metrics={**run.metrics, "learner_steps": 0})
+  assert line in programs_of_experiments._result(asked, none)
+
+
+def test_the_mean_is_said_to_be_of_as_many_episodes_as_there_were(
+  tmp_path, capfd
+):
+  words = "--env Catch-v0 --num-envs 2 --total-steps 20"
+  assert train(words, tmp_path / "run") == 0
+  ended = metrics.read_lines(tmp_path / "run" / "metrics.jsonl")[-1]["episodes"]
+  assert 1 < ended < 100
+  assert f"mean return of the last {ended} episodes" in capfd.readouterr().out
