@@ -20,19 +20,43 @@ _TEST = [
 ]
 
 _ROOT = pathlib.Path(__file__).parent
+_PACKAGE = (_ROOT / "seedx/__init__.py").read_text()
+_NAMES = dict(re.findall(r'^(\w+) = "(.*)"', _PACKAGE, re.MULTILINE))
+_URL = f"https://github.com/{_NAMES['REPOSITORY']}"
+# JAX's own; a plain installation uses the CPU.
+_ACCELERATORS = {x: [f"jax[{x}]>=0.10"] for x in ("cuda12", "cuda13", "tpu")}
 
 setuptools.setup(
   name="seedx",
-  version=re.findall('"(.*)"', (_ROOT / "seedx/__init__.py").read_text())[-1],
+  version=_NAMES["__version__"],
   description="Distributed reinforcement learning in JAX, SEED-style.",
   long_description=(_ROOT / "README.md").read_text(),
   long_description_content_type="text/markdown",
   license="Apache-2.0",
+  url=_URL,
+  project_urls={
+    "Changes": f"{_URL}/blob/main/CHANGELOG.md",
+    "Issues": f"{_URL}/issues",
+  },
+  keywords=[
+    *("reinforcement learning", "distributed", "jax", "flax", "envpool"),
+    *("IMPALA", "V-trace", "SEED", "PPO", "A2C", "A3C", "DQN", "Ape-X"),
+  ],
+  classifiers=[
+    "Development Status :: 4 - Beta",
+    "Intended Audience :: Science/Research",
+    "Operating System :: POSIX :: Linux",
+    "Programming Language :: Python :: 3.11",
+    "Programming Language :: Python :: 3.12",
+    "Programming Language :: Python :: 3.13",
+    "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    "Typing :: Typed",
+  ],
   python_requires=">=3.11",
   # In the repository, experiments lie beside the package.
   packages=[*setuptools.find_packages(include=["seedx*"]), "seedx.experiments"],
   package_dir={"seedx.experiments": "experiments"},
-  package_data={"seedx.app": ["*.pyi"]},
+  package_data={"seedx": ["py.typed"], "seedx.app": ["*.pyi"]},
   entry_points={"console_scripts": ["seedx = seedx.__main__:program"]},
   install_requires=[
     "distrax>=0.1.8",
@@ -56,5 +80,5 @@ setuptools.setup(
     "tensorboardX>=2.6",
     "tyro>=1.0,<2",
   ],
-  extras_require={"test": _TEST, "notebooks": _NOTEBOOKS},
+  extras_require={"test": _TEST, "notebooks": _NOTEBOOKS, **_ACCELERATORS},
 )

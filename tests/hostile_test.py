@@ -10,6 +10,7 @@ import pytest
 import tree
 from hypothesis import strategies as st
 
+import seedx
 from seedx import launch, wire
 from seedx.acting import protocol
 from seedx.launch import joining
@@ -43,7 +44,9 @@ JSON = st.recursive(
     st.integers(-(2**70), 2**70),
     st.floats(),
     st.text(),
-    st.sampled_from(["\ud800", "actor", "0.1.0", "unix:/a", "\x1b[2J"]),
+    st.sampled_from(
+      ["\ud800", "actor", seedx.__version__, "unix:/a", "\x1b[2J"]
+    ),
   ),
   lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
   max_leaves=8,

@@ -2,7 +2,7 @@
 
 A process that joins opens the stream `JOIN` and says in its hello::
 
-    {"version": "0.1.0", "role": "actor", "address": "", "experiment": "",
+    {"version": "0.2.0", "role": "actor", "address": "", "experiment": "",
      "options": {}}
 
 `role` may be empty where the run has only one, and `address` is where a server
@@ -10,7 +10,7 @@ listens. The learner refuses the process unless it has the same `experiment` and
 `options`, which may be empty. The welcome has the role's name and the run's
 experiment and options::
 
-    {"version": "0.1.0", "role": "actor", "needs_jax": false,
+    {"version": "0.2.0", "role": "actor", "needs_jax": false,
      "experiment": "seed_vtrace", "options": {"env": "CartPole-v1", ...}}
 
 The stream stays open as long as both live; the process that has joined sends an
