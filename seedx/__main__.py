@@ -6,6 +6,7 @@
   seedx export RUN_DIR [options]     writes a policy for use without seedx
   seedx compare [options]            runs experiments one after the other
   seedx chaos [options]              runs experiments while everything fails
+  seedx trial [options]              measures what an accelerator does
   seedx join HOST:PORT [options]     works for a learner on another machine
 
 `seedx train` lists the experiments, and each has a `--help` of its own.
@@ -14,6 +15,7 @@
 import importlib
 import sys
 
+import seedx
 from seedx import types
 from seedx.app import allocator
 from seedx.runtime import signals
@@ -25,6 +27,7 @@ _PROGRAMS = {
   "export": "seedx.app.export",
   "compare": "seedx.app.compare",
   "chaos": "seedx.app.chaos.main",
+  "trial": "seedx.app.accelerator_trial",
   "join": "seedx.join",
 }
 
@@ -40,6 +43,9 @@ def main() -> int:
   name, *words = sys.argv[1:] or ["--help"]
   if name in ("-h", "--help"):
     print((__doc__ or "").strip())
+    return 0
+  if name == "--version":
+    print(f"seedx {seedx.__version__}")
     return 0
   if name == "train":
     return _train(words)

@@ -7,7 +7,8 @@ import signal
 os.environ["XLA_FLAGS"] = (
   os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 ).strip()
-os.environ["JAX_PLATFORMS"] = "cpu"
+# `experiments.accelerator_trial` runs some of them elsewhere.
+os.environ["JAX_PLATFORMS"] = os.environ.get("SEEDX_TEST_PLATFORMS", "cpu")
 # Tests, and the programs that they start, compile the same things again and
 # again: a third of all their time.
 _CACHE = pathlib.Path(__file__).parent.parent / ".pytest_cache" / "jax"
