@@ -97,7 +97,7 @@ print(f"found the treasure in {np.mean(np.array(returns) > 0):.0%} of episodes")
 # `--reward-scale` says that these are smaller.
 
 # %%
-# !python -m seedx train ppo --env my_env:make --env-options size=7 \
+# !{sys.executable} -m seedx train ppo --env my_env:make --env-options size=7 \
 #   --reward-scale 1 --num-envs 32 --total-steps 80000 --run-dir runs/treasure
 
 # %% [markdown]
@@ -105,7 +105,7 @@ print(f"found the treasure in {np.mean(np.array(returns) > 0):.0%} of episodes")
 # the run's directory, which anyone might have written, name your code.
 
 # %%
-# !python -m seedx evaluate runs/treasure --trust --seed 2 --video treasure.gif
+# !{sys.executable} -m seedx evaluate runs/treasure --trust --seed 2 --video treasure.gif
 
 # %%
 import matplotlib.pyplot as plt
@@ -255,7 +255,7 @@ def train(name, agent, total_steps):
     learner=learner.Config(unroll_length=16),
     log_seconds=0.2,
   )
-  run = app.train(config, show=False)
+  run = app.train(config, quiet=True)
   runs[name] = metrics.read_lines(run.run_dir / "metrics.jsonl")
   print(f"{name:<16} return {run.metrics['episode_return']:.2f}")
 
@@ -372,14 +372,14 @@ if __name__ == "__main__":
   sys.exit(app.main(EXPERIMENT))
 
 # %%
-# !python imitate.py --run-dir runs/imitate
+# !{sys.executable} imitate.py --run-dir runs/imitate
 
 # %% [markdown]
 # Every field of the config, at any depth, is an option if a command line can
 # say it: `beta` is one. The sentence beside it is that of the docstring.
 
 # %%
-# !python imitate.py --help | grep -A 1 -e --beta
+# !{sys.executable} imitate.py --help | grep -A 1 -e --beta
 
 # %% [markdown]
 # Its runs can be resumed, plotted, exported and evaluated like those of what
@@ -388,7 +388,7 @@ if __name__ == "__main__":
 # in training.)
 
 # %%
-# !python -m seedx evaluate runs/imitate --trust --no-greedy --episodes 20
+# !{sys.executable} -m seedx evaluate runs/imitate --trust --no-greedy --episodes 20
 
 # %%
 runs["my loss, impala"] = metrics.read_lines("runs/imitate/metrics.jsonl")

@@ -26,11 +26,10 @@ import nbclient
 import nbformat
 from jupyter_client import kernelspec
 
-# Where the notebooks are opened, and seedx is installed, from.
-REPOSITORY = "seedx-rl/seedx"
+from seedx import REPOSITORY
 
 FOLDER = pathlib.Path(__file__).parent
-NAMES = ("quickstart", "losses", "pipelines", "bring_your_own")
+NAMES = ("quickstart", "losses", "pipelines", "bring_your_own", "not_learning")
 
 _BADGE = (
   "[![Open in Colab]"
@@ -39,16 +38,30 @@ _BADGE = (
   "{name}.ipynb)"
 )
 _INSTALL = """\
+import importlib.util
 import os
+import sys
+import warnings
 
 try:
   import seedx
-except ImportError:
-  %pip install -q "seedx @ git+https://github.com/{repository}"
+except ImportError:  # This takes a minute or two.
+  # JAX comes with the plugin for this runtime's accelerator.
+  plugins = dict(cuda13="jax_cuda13_plugin", cuda12="jax_cuda12_plugin", tpu="libtpu")
+  extra = next((k for k, v in plugins.items() if importlib.util.find_spec(v)), "")
+  %pip install -q "seedx[{{extra}}] @ git+https://github.com/{repository}"
 
+# The networks here are small: the CPU is faster. For images, use "" instead.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Programs that this notebook starts may need memory of the accelerator, too.
+os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+# `!` forks this process for another program alone, which JAX has no part in.
+warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
 # A notebook is no terminal: progress comes as rows of a table.
 os.environ["TERM"] = "dumb"
 """
+# Where the kernel keeps the source of a cell, which warnings name.
+_CELL = re.compile(r"\S+/ipykernel_\d+/\d+\.py")
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -196,12 +209,10 @@ def _check(cell: nbformat.NotebookNode) -> None:
 def _tidied(
   outputs: Sequence[nbformat.NotebookNode], directory: pathlib.Path
 ) -> list[nbformat.NotebookNode]:
-  """Outputs without warnings, and without paths of this machine."""
+  """Outputs without paths of this machine."""
   kept = []
   for output in outputs:
     if output.output_type == "stream":
-      if output.name == "stderr":
-        continue
       output.text = _plain(output.text, directory)
     for kind, value in output.get("data", {}).items():
       if kind.startswith("text/"):
@@ -212,6 +223,7 @@ def _tidied(
 
 def _plain(text: str, directory: pathlib.Path) -> str:
   text = _ESCAPES.sub("", text.replace("\r\n", "\n"))
+  text = _CELL.sub("cell", text)
   return text.replace(f"{directory}/", "")
 
 

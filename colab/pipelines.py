@@ -71,7 +71,7 @@ runs = {}
 def train(name, config):
   """Trains what a config says, and keeps its metrics under a name."""
   start = time.monotonic()
-  run = app.train(config, show=False)
+  run = app.train(config, quiet=True)
   runs[name] = metrics.read_lines(run.run_dir / "metrics.jsonl")
   last = run.metrics
   print(
@@ -270,12 +270,17 @@ fig, axes = plt.subplots(1, 2, figsize=(12, 4.8), sharey=True)
 for ax, (title, values) in zip(axes, measured.items(), strict=True):
   left = 1.0 if "bytes" in title else 0.1
   ax.set(xscale="log", xlim=(left, 10 * max(values.values())), title=title)
+  ax.grid(color="0.88")
   for place, (name, value) in enumerate(values.items()):
-    ax.barh(place, value, color=STYLES[name][0])
+    colour, _, marker = STYLES[name]
+    end = max(value, left)  # A logarithmic axis has no 0.
+    ax.plot(end, place, marker, color=colour, markersize=12, clip_on=False)
     text = f"{value:,.0f}" if value >= 10 or not value else f"{value:.1f}"
-    end = (max(value, left), place)
-    ax.annotate(text, end, (6, 0), textcoords="offset points", va="center")
+    ax.annotate(
+      text, (end, place), (12, 0), textcoords="offset points", va="center"
+    )
 axes[0].set_yticks(range(len(STYLES)), STYLES)
+axes[0].tick_params(axis="y", pad=10)
 axes[0].invert_yaxis()
 plt.show()
 

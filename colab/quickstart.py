@@ -16,7 +16,7 @@
 # the CPUs of this machine, for 400,000 env steps.
 
 # %%
-# !python -m seedx train seed_vtrace --env CartPole-v1 \
+# !{sys.executable} -m seedx train seed_vtrace --env CartPole-v1 \
 #   --total-steps 400000 --run-dir runs/cartpole
 
 # %% [markdown]
@@ -83,7 +83,7 @@ print(f"{observed:.1f} bytes crossed the network per env step")
 # films one.
 
 # %%
-# !python -m seedx evaluate runs/cartpole \
+# !{sys.executable} -m seedx evaluate runs/cartpole \
 #   --episodes 16 --video cartpole.gif
 
 # %%
@@ -110,7 +110,7 @@ Image("small.gif")
 # would have it.
 
 # %%
-# !python -m seedx train seed_vtrace \
+# !{sys.executable} -m seedx train seed_vtrace \
 #   --resume runs/cartpole --total-steps 700000
 
 # %% [markdown]
@@ -121,7 +121,7 @@ Image("small.gif")
 # is flat against time, the resumed run was compiling its programs.)
 
 # %%
-# !python -m seedx plot runs/cartpole --output plot.png
+# !{sys.executable} -m seedx plot runs/cartpole --output plot.png
 
 # %%
 Image("plot.png", width=600)
@@ -136,7 +136,7 @@ Image("plot.png", width=600)
 # policy; [bring your own](bring_your_own.ipynb) draws one.)
 
 # %%
-# !python -m seedx export runs/cartpole --output policy
+# !{sys.executable} -m seedx export runs/cartpole --output policy
 
 # %%
 import json

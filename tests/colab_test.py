@@ -14,7 +14,7 @@ from colab import build
 _ROOT = pathlib.Path(__file__).parent.parent
 _MOST_BYTES = 1_000_000
 # Of all cores together: what the clock says depends on who shares them.
-_MOST_CPU_SECONDS = 180.0
+_MOST_CPU_SECONDS = 240.0
 # Where machines, and the people who use them, keep their files.
 _MACHINE_PATH = re.compile(
   r"/(tmp|root|home|work|Users|private|var/folders|site-packages)/"
@@ -84,7 +84,6 @@ def test_it_has_run_from_top_to_bottom_without_an_error(notebook):
     "execute_result",
     "stream",
   }
-  assert all(output.get("name") != "stderr" for output in outputs)
   for text in _texts(notebook):
     assert not re.search(r"Traceback|^error: |Warning", text, re.MULTILINE)
 
@@ -117,7 +116,7 @@ def test_the_repositorys_address_stands_in_one_place():
     and build.REPOSITORY.encode() in (_ROOT / name).read_bytes()
   }
   notebooks = {f"colab/{name}.ipynb" for name in build.NAMES}
-  assert holders == notebooks | {"colab/build.py"}
+  assert holders == notebooks | {"seedx/__init__.py"}
 
 
 @pytest.mark.slow
@@ -132,6 +131,7 @@ def test_it_runs_from_the_code_that_is_here(name, tmp_path):
   for cell, old in zip(notebook.cells, committed.cells, strict=True):
     if cell.cell_type == "code":
       assert _kinds(cell) == _kinds(old), cell.source
+      assert _names(cell) == _names(old), cell.source
 
 
 def _cpu_seconds():
@@ -145,6 +145,16 @@ def _kinds(cell):
   return [(x.output_type, *sorted(x.get("data", ()))) for x in cell.outputs]
 
 
+def _names(cell):
+  """The names in what a cell says, such as those of metrics and options."""
+  texts = (
+    text
+    for x in cell.outputs
+    for text in (x.get("text", ""), x.get("data", {}).get("text/plain", ""))
+  )
+  return set(re.findall(r"[a-z]+(?:[_-][a-z]+)+", " ".join(texts)))
+
+
 @pytest.mark.slow
 def test_a_command_that_fails_fails_the_notebook(tmp_path):
   failing = nbformat.v4.new_code_cell("!python -c 'import sys; sys.exit(3)'")
@@ -155,7 +165,7 @@ def test_a_command_that_fails_fails_the_notebook(tmp_path):
 
 
 @pytest.mark.slow
-def test_outputs_keep_neither_warnings_nor_paths(tmp_path):
+def test_outputs_keep_warnings_and_no_paths(tmp_path):
   source = (
     "import os, sys, warnings\n"
     "warnings.warn('old')\n"
@@ -164,8 +174,9 @@ def test_outputs_keep_neither_warnings_nor_paths(tmp_path):
   )
   cell = nbformat.v4.new_code_cell(source)
   build.execute(nbformat.v4.new_notebook(cells=[cell]), tmp_path)
-  (output,) = cell.outputs
-  assert output.text == f"runs red\nNone {sys.executable}\n"
+  texts = {output.name: output.text for output in cell.outputs}
+  assert texts["stdout"] == f"runs red\nNone {sys.executable}\n"
+  assert texts["stderr"].startswith("cell:2: UserWarning: old")
 
 
 def test_an_unknown_name_is_refused(capsys):
