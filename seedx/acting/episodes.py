@@ -106,6 +106,10 @@ class Episodes:
     self, steps: np.ndarray, returns: np.ndarray, index: np.ndarray
   ) -> np.ndarray:
     """`[B, K]`, and takes note of where games end."""
+    if steps.shape[1] == 1:  # The same as below in a third of the time.
+      lengths = self._length[index] + steps[:, 0]
+      self._length[index] = np.where(np.isnan(returns[:, 0]), lengths, 0)
+      return lengths[:, None]
     lengths = self._length[index][:, None] + np.cumsum(steps, axis=1)
     # Those of the games before, up to each step and with it.
     past = np.where(np.isnan(returns), 0, lengths)
