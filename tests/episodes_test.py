@@ -142,3 +142,23 @@ def test_an_honest_peer_is_never_refused(env_id, options):
     environment.send(rows.index, actions)
   assert ended > 5
   environment.close()
+
+
+def test_lengths_are_the_same_one_step_at_a_time():
+  nan = np.nan
+  steps = episodes.Steps(
+    np.array([[0, 1, 2, 0, 1, 1, 2], [0, 2, 0, 1, 1, 1, 1]], np.uint8),
+    np.ones((2, 7), np.float32),
+    np.array([[1, 1, 0, 1, 1, 1, 0], [1, 0, 1, 1, 1, 1, 1]], np.float32),
+    np.array([[nan, nan, 2, nan, nan, nan, 3], [nan, 1, *5 * [nan]]]),
+  )
+  expected = [[0, 1, 2, 0, 1, 2, 3], [0, 1, 0, 1, 2, 3, 4]]
+  index = np.arange(2)
+  together = episodes.Episodes(2, False).add(steps, index)
+  assert together.lengths.tolist() == expected
+  single = episodes.Episodes(2, False)
+  for k in range(7):
+    one = episodes.Steps(*(x[:, k : k + 1] for x in steps))
+    assert single.add(one, index).lengths[:, 0].tolist() == [
+      row[k] for row in expected
+    ]

@@ -97,19 +97,21 @@ def _trial(options: Options) -> int:
   return int(failed or any("error" in x for x in (pong, *rates.values())))
 
 
-def _asked(words: str) -> str:
-  """What Python says in a process of its own, which then frees the devices."""
-  program = f"import jax; from seedx.app import devices; print({words})"
+def _devices() -> list[str]:
+  """What a process of its own, which then frees them, says of the devices."""
+  program = "from seedx.app import devices as x;"
+  program += " print(x.described(), x.unused(), sep='\\n')"
   done = subprocess.run(
     [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
   )
-  return done.stdout.strip()
+  return [*done.stdout.split("\n"), "", ""][:2]
 
 
 def _machine() -> dict[str, Any]:
+  devices, unused = _devices()
   return {
-    "devices": _asked("devices.described()"),
-    "unused": _asked("devices.unused()"),
+    "devices": devices,
+    "unused": unused,
     "processor": platform.processor() or platform.machine(),
     "cpus": len(os.sched_getaffinity(0)),
     "memory_gib": round(psutil.virtual_memory().total / 2**30),

@@ -146,8 +146,6 @@ def run(
   """
   pipeline = pipeline_of(config)
   record = run_dirs.record(config, asked or config, experiment)
-  if files.sink:  # What is none is refused before there is a directory.
-    envs.load_function(files.sink, "a sink factory")
   context = process.Context()
   with (
     devices.explaining_memory(),
