@@ -227,11 +227,10 @@ def test_a_users_folder_of_that_name_is_the_users(kind, tmp_path, request):
     said = json.loads((tmp_path / name / "config.json").read_text())
     assert said["experiment"] == f"experiments.{name}:EXPERIMENT"
     assert said["options"]["total_steps"] == 100
-  # Of the two, the one that has the name of a shipped one.
-  program = ("python", "-m", "seedx")
-  words = ("evaluate", "a2c", "--episodes", "2", "--trust")
-  environment.run(tmp_path, *program, *words)
-  environment.run(tmp_path, *own, "--resume", "a2c", "--total-steps", "200")
+    program = ("python", "-m", "seedx")
+    words = ("evaluate", name, "--episodes", "2", "--trust")
+    environment.run(tmp_path, *program, *words)
+    environment.run(tmp_path, *own, "--resume", name, "--total-steps", "200")
   shipped = (*program, "train", "a2c")
   check(environment, tmp_path, shipped, (*program, "evaluate"))
   out = environment.run(
