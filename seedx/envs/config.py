@@ -17,8 +17,9 @@ Transform = Callable[[types.Tree], types.Tree]
 # Earlier names of modules, which saved configs may have.
 _ALIASES = {"experiments.transforms": "seedx.envs.transforms"}
 DEFAULT_ACTION_MASK = "action_mask"
+TASK_PREFIX = "seedx:"
 # Names of what comes with seedx begin so.
-_OF_SEEDX = ("seedx:", *(f"{x}:" for x in (*_ALIASES, *_ALIASES.values())))
+_OF_SEEDX = (TASK_PREFIX, *(f"{x}:" for x in (*_ALIASES, *_ALIASES.values())))
 _OWN = pathlib.Path(__file__).parent.parent
 # Options of EnvPool's that name programs and files, such as ViZDoom's.
 _FILES = ("_path", "_dir", "_args")
@@ -28,18 +29,21 @@ _FILES = ("_path", "_dir", "_args")
 class Config:
   """An environment, and how its observations are changed.
 
-  The environment is one of EnvPool's or your own. Your own is made by a
-  factory, a function of yours that returns a Gymnasium `Env` or a
-  `dm_env.Environment`. The factory is called once for each environment, in a
-  separate process. If it has a parameter `seed`, it is given the environment's
-  seed; a factory of a `dm_env.Environment` must have one. Images of bytes
-  become `[C, H, W]` after the `observation_transform`, if any.
+  The environment is one of EnvPool's, one of seedx's (`seedx:MemoryChain`,
+  `seedx:DeepSea`, see `tasks`) or your own. Your own is made by a factory, a
+  function of yours that returns a Gymnasium `Env` or a `dm_env.Environment`.
+  The factory is called once for each environment, in a separate process. If it
+  has a parameter `seed`, it is given the environment's seed; a factory of a
+  `dm_env.Environment` must have one. Images of bytes become `[C, H, W]` after
+  the `observation_transform`, if any.
 
   Attributes:
-    env: EnvPool's name of the environment, or MODULE:FACTORY for your own, in a
-      module of the current directory or an installed one.
-    env_options: EnvPool's own options, or your factory's keyword arguments.
-      EnvPool's `stack_num` is 1 by default: the network stacks frames.
+    env: EnvPool's name of the environment, seedx:NAME for one of seedx's, or
+      MODULE:FACTORY for your own, in a module of the current directory or an
+      installed one.
+    env_options: EnvPool's or the task's own options, or your factory's keyword
+      arguments. EnvPool's `stack_num` is 1 by default: the network stacks
+      frames.
     info_keys: entries of EnvPool's or Gymnasium's `info` to add to the
       observation, which becomes a dict, `{"observation": ..., key: ...}`.
     action_mask: the entry of the observation or of `info` that is nonzero for
@@ -60,8 +64,13 @@ class Config:
 
 
 def is_own(config: Config) -> bool:
-  """Whether the user's factory makes the environment, not EnvPool."""
-  return ":" in config.env
+  """Whether the user's factory makes the environment."""
+  return ":" in config.env and not is_task(config)
+
+
+def is_task(config: Config) -> bool:
+  """Whether the environment is one of seedx's, see `tasks`."""
+  return config.env.startswith(TASK_PREFIX)
 
 
 def code_in(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,7 +104,7 @@ def returns_are_sums(config: Config) -> bool:
   """
   options = config.env_options
   changed = options.get("reward_clip") or options.get("episodic_life")
-  return is_own(config) or not changed
+  return ":" in config.env or not changed
 
 
 def load_transform(config: Config) -> Transform | None:

@@ -7,7 +7,12 @@ import numpy as np
 
 from seedx import types
 from seedx.envs import config as env_config
-from seedx.envs import envpool_adapter, envpool_spec, processes
+from seedx.envs import (
+  envpool_adapter,
+  envpool_spec,
+  processes,
+  task_environment,
+)
 
 
 class Environment(Protocol):
@@ -88,7 +93,7 @@ def make(
   """Makes environments; `reset` starts them.
 
   Args:
-    config: which environment, one of EnvPool's or the user's own.
+    config: which environment: one of EnvPool's, of seedx's, or the user's own.
     num_envs: at least 1.
     batch_size: rows of a `recv`, from 1 to `num_envs`. If smaller than
       `num_envs`, `recv` returns the first that are ready while the others still
@@ -101,11 +106,11 @@ def make(
   Raises:
     types.ConfigError: as `spec` does, or where a number is out of range.
   """
-  kind: Callable[..., Environment] = (
-    processes.ProcessEnvironment
-    if env_config.is_own(config)
-    else envpool_adapter.EnvPoolEnvironment
-  )
+  kind: Callable[..., Environment] = envpool_adapter.EnvPoolEnvironment
+  if env_config.is_task(config):
+    kind = task_environment.TaskEnvironment
+  elif env_config.is_own(config):
+    kind = processes.ProcessEnvironment
   return kind(
     config,
     num_envs,
@@ -132,6 +137,8 @@ def spec(config: env_config.Config) -> types.EnvironmentSpec:
       or the transform is unknown or cannot be used, a system library is
       missing, or the actions are not supported.
   """
+  if env_config.is_task(config):
+    return task_environment.spec(config)
   if env_config.is_own(config):
     return processes.spec(config)
   return envpool_spec.spec(config)

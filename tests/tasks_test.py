@@ -1,0 +1,194 @@
+"""Tasks with known returns: MemoryChain and DeepSea."""
+
+import threading
+
+import dm_env
+import numpy as np
+import pytest
+
+from seedx import envs, types
+from seedx.envs import tasks
+
+FIRST, MID, LAST = (int(step_type) for step_type in dm_env.StepType)
+
+
+def make(env, num_envs, seed=0, batch_size=None, transform="", **options):
+  config = envs.Config(env, options, observation_transform=transform)
+  made = envs.make(config, num_envs, seed=seed, batch_size=batch_size)
+  made.reset()
+  return made
+
+
+def returns(env, policy, episodes, num_envs=1000, **options):
+  """Returns of a policy of observations `[B, F]` and a memory `[B, F]`.
+
+  The memory is the observation at step 0.
+  """
+  environment = make(env, num_envs, **options)
+  found, memory = [], None
+  while len(found) < episodes:
+    rows = environment.recv()
+    seen = rows.timestep.observation
+    if memory is None:
+      memory = seen.copy()
+    first = rows.timestep.step_type == FIRST
+    memory[first] = seen[first]
+    found.extend(rows.episode_return[~np.isnan(rows.episode_return)])
+    environment.send(rows.index, policy(seen, memory))
+  return np.array(found)
+
+
+def test_memory_chain_shows_the_bit_at_step_0_and_asks_after_length_steps():
+  environment = make("seedx:MemoryChain", 8, length=3)
+  observations, rows = [], None
+  for _ in range(6):
+    rows = environment.recv()
+    observations.append(rows.timestep.observation)
+    environment.send(rows.index, np.ones(8, np.int32))
+    if len(observations) == 5:
+      ended = rows
+  observation = np.stack(observations)
+  bit = observation[0, :, 2]
+  assert set(bit) == {-1.0, 1.0}
+  np.testing.assert_array_equal(observation[1:5, :, 2], 0)
+  np.testing.assert_array_equal(observation[:5, 0, 1], [0, 0, 0, 1, 0])
+  np.testing.assert_allclose(observation[:4, 0, 0], [1, 2 / 3, 1 / 3, 0])
+  # After the question comes the end, with the reward of the answer.
+  np.testing.assert_array_equal(ended.timestep.step_type, LAST)
+  np.testing.assert_array_equal(ended.timestep.discount, 0)
+  np.testing.assert_array_equal(ended.timestep.reward, bit)
+  np.testing.assert_array_equal(ended.episode_return, bit)
+  np.testing.assert_array_equal(rows.timestep.step_type, FIRST)
+  assert np.isnan(rows.episode_return).all()
+
+
+def test_memory_chain_is_1_with_a_memory_and_0_without():
+  def remembers(seen, memory):
+    return (memory[:, 2] > 0).astype(np.int32)
+
+  def forgets(seen, memory):
+    return (seen[:, 2] >= 0).astype(np.int32)
+
+  assert (returns("seedx:MemoryChain", remembers, 1000, length=4) == 1).all()
+  without = returns("seedx:MemoryChain", forgets, 4000, length=4)
+  assert abs(without.mean()) < 3.3 / len(without) ** 0.5
+
+
+def test_deep_sea_pays_who_always_goes_right():
+  def right(seen, memory):
+    return np.ones(len(seen), np.int32)
+
+  def left(seen, memory):
+    return np.zeros(len(seen), np.int32)
+
+  np.testing.assert_allclose(returns("seedx:DeepSea", right, 10, size=10), 0.99)
+  assert (returns("seedx:DeepSea", left, 10, size=10) == 0).all()
+
+
+def test_deep_sea_shows_the_place_and_ends_after_size_steps():
+  environment = make("seedx:DeepSea", 1, size=3)
+  places, step_types, rewards = [], [], []
+  for action in (1, 0, 1, 0, 0):
+    rows = environment.recv()
+    places.append(np.flatnonzero(rows.timestep.observation[0]).tolist())
+    step_types.append(rows.timestep.step_type[0])
+    rewards.append(rows.timestep.reward[0])
+    environment.send(rows.index, np.array([action]))
+  # Right to column 1, left to column 0, right without a treasure, a reset.
+  assert places == [[0], [3 + 1], [6 + 0], [], [0]]
+  assert step_types == [FIRST, MID, MID, LAST, FIRST]
+  np.testing.assert_allclose(rewards, [0, -0.01 / 3, 0, -0.01 / 3, 0])
+
+
+def test_cued_deep_sea_is_solved_by_a_memory_and_half_of_it_by_none():
+  size = 5
+
+  def remembers(seen, memory):
+    return (memory[:, -1] > 0).astype(np.int32)
+
+  def memoryless(seen, memory):
+    """Right by the cue, then 1: right in one half, in the other left."""
+    at_start = seen[:, 0] == 1
+    return np.where(at_start, seen[:, -1] > 0, 1).astype(np.int32)
+
+  options = {"size": size, "cued": True}
+  with_memory = returns("seedx:DeepSea", remembers, 1000, **options)
+  np.testing.assert_allclose(with_memory, 0.99, rtol=1e-5)
+  without = returns("seedx:DeepSea", memoryless, 4000, **options)
+  assert set(np.round(without, 3)) == {np.float32(0.99), np.float32(-0.002)}
+  assert abs((without > 0).mean() - 0.5) < 3.3 * 0.5 / len(without) ** 0.5
+
+
+@pytest.mark.parametrize("env", ["seedx:MemoryChain", "seedx:DeepSea"])
+def test_a_spec_is_what_rows_have(env):
+  environment = make(env, 3)
+  rows = environment.recv()
+  spec = envs.spec(envs.Config(env))
+  assert environment.spec == spec
+  assert rows.timestep.observation.shape == (3, *spec.observation.shape)
+  assert rows.timestep.observation.dtype == spec.observation.dtype
+  assert spec.action.num_values == 2
+  assert rows.timestep.step_type.dtype == np.uint8
+  assert rows.timestep.reward.dtype == np.float32
+  assert rows.index.dtype == np.int32
+
+
+def test_environment_k_of_seed_s_is_environment_0_of_seed_s_plus_k():
+  def bits(seed, num_envs):
+    environment = make("seedx:MemoryChain", num_envs, seed=seed, length=1)
+    shown = []
+    for _ in range(60):
+      rows = environment.recv()
+      shown.append(rows.timestep.observation[:, 2])
+      environment.send(rows.index, np.zeros(num_envs, np.int32))
+    return np.stack(shown)
+
+  np.testing.assert_array_equal(bits(5, 3)[:, 2:], bits(7, 1))
+  assert (bits(5, 3)[:, 0] != bits(5, 3)[:, 1]).any()
+
+
+def test_recv_returns_what_is_ready_and_waits_for_the_rest():
+  environment = make("seedx:MemoryChain", 4, batch_size=2)
+  first, second = environment.recv(), environment.recv()
+  np.testing.assert_array_equal(first.index, [0, 1])
+  np.testing.assert_array_equal(second.index, [2, 3])
+  environment.send(np.array([3]), np.array([0]))
+  found = []
+  waiting = threading.Thread(target=lambda: found.append(environment.recv()))
+  waiting.start()
+  waiting.join(0.1)
+  assert not found
+  environment.send(np.array([1, 0]), np.array([0, 0]))
+  waiting.join(10)
+  np.testing.assert_array_equal(found[0].index, [3, 1])
+  assert (found[0].timestep.step_type == MID).all()
+
+
+def test_a_transform_and_errors_are_those_of_every_environment():
+  hide = "seedx.envs.transforms:hide_velocities"
+  environment = make("seedx:MemoryChain", 2, transform=hide)
+  assert environment.recv().timestep.observation.shape == (2, 2)
+  with pytest.raises(ValueError, match="actions from 0 to 1, found 2"):
+    environment.send(np.array([0, 1]), np.array([2, 2]))
+  with pytest.raises(types.ConfigError, match="no picture"):
+    envs.make(envs.Config("seedx:DeepSea"), 1, render=True)
+
+
+@pytest.mark.parametrize(
+  ("env", "options", "message"),
+  [
+    ("seedx:DeepSeas", {}, "no environment 'seedx:DeepSeas'. Did you mean"),
+    ("seedx:DeepSea", {"sizes": 3}, "unknown option 'sizes'. Did you mean"),
+    ("seedx:DeepSea", {"size": 1}, "size from 2 to 100, found 1"),
+    ("seedx:DeepSea", {"cued": 1}, "cued of type bool, found 1"),
+    ("seedx:MemoryChain", {"length": 0}, "length from 1 to 10000, found 0"),
+    ("seedx:MemoryChain", {"length": 2.5}, "length of type int, found 2.5"),
+  ],
+)
+def test_what_cannot_be_made_is_named(env, options, message):
+  with pytest.raises(types.ConfigError, match=message):
+    envs.spec(envs.Config(env, options))
+
+
+def test_all_tasks_have_names():
+  assert set(tasks.TASKS) == {x.__name__ for x in tasks.Task.__subclasses__()}
