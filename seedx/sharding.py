@@ -18,6 +18,7 @@ UNROLL = types.Unroll._make(
   [PartitionSpec(None, CORES)] * 4 + [PartitionSpec(CORES)]
 )
 SAMPLE = types.Sample(UNROLL, PartitionSpec(CORES))
+SHARE = types.Share(UNROLL, PartitionSpec(CORES))
 
 
 def devices(indices: Sequence[int], purpose: str) -> list[jax.Device]:

@@ -20,6 +20,7 @@ from seedx.agents import (
   dqn,
   policy_gradient,
   ppo,
+  value_based,
   vtrace,
 )
 from tests import conftest
@@ -312,7 +313,7 @@ def test_greedy_is_the_best_action_whatever_the_key_and_exploration(case):
       # None of those that are drawn is likelier.
       gap = best.extras.log_prob - output.extras.log_prob
       assert gap.min() >= -1e-5 and gap.max() > 1e-5
-  if isinstance(acting, dqn.Acting):
+  if isinstance(acting, value_based.Acting):
     without = acting._replace(epsilon=jnp.zeros_like(acting.epsilon))
     expected, _ = case.step(without, jax.random.key(2), case.inputs, initial)
     assert_equal(best, expected)
@@ -529,11 +530,12 @@ def test_a_hyperparameter_of_the_state_is_as_good_as_of_the_config(
   expected = other(other.state)
   affected = {
     "learning_rate": {"update"},
-    "epsilon_end": {"acting", "step"},
-    # Actors compute priorities with it.
+    "epsilon_end": {"step"},
     "discount": {"gradients", "update"}
-    | ({"acting", "priorities"} if algorithm == "dqn" else set()),
+    | ({"priorities"} if algorithm == "dqn" else set()),
   }.get(name, {"gradients", "update"})
+  if algorithm == "dqn":  # Actors compute priorities with them.
+    affected = affected | {"acting"}
   for function, said in actual.items():
     jax.tree.map(
       functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6),

@@ -9,7 +9,7 @@ import pytest
 
 from seedx import envs, types
 from seedx.acting import sessions
-from seedx.agents import dqn, vtrace
+from seedx.agents import dqn, value_based, vtrace
 from seedx.learning import experience, learner
 from seedx.pipelines import apex
 from seedx.runtime import process
@@ -75,7 +75,8 @@ def ran(request, tmp_path_factory):
 def test_shares_have_the_priorities_that_actors_see_in_them(ran):
   run, spy = ran
   agent = run.config.agent.make(envs.spec(run.config.env))
-  priorities = jax.jit(agent.priorities)
+  priorities, step = jax.jit(agent.priorities), jax.jit(agent.step)
+  key = jax.random.key(0)
   size = BATCH // len(run.config.learner.learner_devices)
   differences = []
   for share in spy.shares[::5]:
@@ -84,9 +85,22 @@ def test_shares_have_the_priorities_that_actors_see_in_them(ran):
     for s in range(size):
       one = jax.tree.map(lambda x, s=s: x[:, s : s + 1], unroll[:-1])
       core_state = jax.tree.map(lambda x, s=s: x[s : s + 1], unroll.core_state)
+      # The Q-values of each step are those with which it was acted.
+      outputs = [
+        step(
+          spy.published[version],
+          key,
+          jax.tree.map(lambda x, t=t: x[t], one[0]),
+          core_state,
+        )[0].extras.outputs
+        for t, version in enumerate(unroll.version[:, s])
+      ]
+      acted = types.Unroll(*one, core_state)._replace(
+        extras=value_based.Extras(np.stack(outputs))
+      )
       # What it had when the unroll was finished.
       acting = spy.published[unroll.version[-1, s]]
-      expected = priorities(acting, types.Unroll(*one, core_state))
+      expected = priorities(acting, acted)
       np.testing.assert_allclose(found[s], expected[0], rtol=1e-4, atol=1e-5)
     differences.append(found.std())
   assert len(differences) > 5 and min(differences) > 0
@@ -150,7 +164,7 @@ def test_the_replay_keeps_the_newest_and_no_more_than_it_may(ran):
 
 def test_the_ladder_goes_over_the_environments_of_all_actors(ran):
   run, spy = ran
-  ladder = dqn.exploration(run.config.agent, 2 * ENVS)
+  ladder = value_based.exploration(run.config.agent, 2 * ENVS)
   assert len(set(ladder)) == 2 * ENVS
   for session in spy.sessions:
     for message in spy.of(session):
@@ -187,7 +201,7 @@ def test_environments_explore_as_the_ladder_says(tmp_path):
     wrong = np.asarray(greedy.action) != unroll.action[:T].ravel()
     by_env = wrong.reshape(-1, ENVS).mean(axis=0)
     differs |= dict(zip(session.slots.tolist(), by_env, strict=True))
-  ladder = dqn.exploration(config.agent, 2 * ENVS)
+  ladder = value_based.exploration(config.agent, 2 * ENVS)
   found = [differs[slot] for slot in range(2 * ENVS)]
   # One of two random actions is the greedy one.
   np.testing.assert_allclose(found, ladder / 2, atol=0.06)

@@ -10,7 +10,16 @@ import optax
 import pytest
 
 from seedx import losses
-from seedx.agents import a2c, base, dqn, model, policy_gradient, ppo, vtrace
+from seedx.agents import (
+  a2c,
+  base,
+  dqn,
+  model,
+  policy_gradient,
+  ppo,
+  value_based,
+  vtrace,
+)
 from tests import agents_test
 
 ACTOR_CRITICS = {"a2c": a2c.Config, "vtrace": vtrace.Config, "ppo": ppo.Config}
@@ -160,7 +169,7 @@ def q_mean(agent, state, batch):
   """Of the actions that were taken, by the gradient of plain Q."""
   spec = agents_test.KINDS["vector"].spec
   config = dqn.Config(hidden_sizes=(16,), reward_scale=1.0)
-  q_model = dqn._model(spec, config)
+  q_model = value_based._model(spec, config, None)
   variables = model.Variables(state.params, state.statistics)
   unroll = batch.unroll
   output = q_model.unroll(variables, unroll.inputs, unroll.core_state)

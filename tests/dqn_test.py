@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from seedx import networks, replay, types
-from seedx.agents import acting_step, base, dqn, model
+from seedx import distributions, networks, replay, types
+from seedx.agents import acting_step, base, dqn, model, value_based
 from tests import conftest
 
 VECTOR = types.EnvironmentSpec(
@@ -57,6 +57,17 @@ def q_values_of(spec, config, params, inputs, core_state):
   head = networks.QHead(spec.action.num_values, config.dueling, 8)
   q_model = model.Model.make(spec, config, head)
   return q_model.unroll(model.Variables(params, ()), inputs, core_state).head
+
+
+def as_acted(spec, config, state, unroll):
+  """An unroll with the Q-values with which it would have been acted."""
+  q_values = q_values_of(
+    spec, config, state.params, unroll.inputs, unroll.core_state
+  )
+  mask = spec.action_mask
+  legal = unroll.inputs.timestep.observation[mask] if mask else None
+  q_values = distributions.only_legal(q_values, legal)
+  return unroll._replace(extras=value_based.Extras(q_values))
 
 
 # Exploration
@@ -467,13 +478,14 @@ def test_actors_see_the_priorities_that_the_learner_will(name, fields):
     np.linspace(0, 0.6, size),
     seed=5,
   )
+  unroll = as_acted(SPECS[name], config_of(**fields), state, unroll)
   actual = jax.jit(agent.priorities)(agent.acting(state), unroll)
   assert actual.shape == (size, windows)
   gradients = jax.jit(agent.gradients)
   for start in range(windows):
     steps = jax.tree.map(
       lambda x, start=start: x[start : start + agent.needs.window],
-      unroll._replace(core_state=()),
+      unroll._replace(core_state=(), extras=()),
     )
     core_state = (
       unroll.core_state if start == 0 else (agent.initial_core_state(size))
@@ -507,6 +519,7 @@ def test_priorities_of_n_step_transitions_by_hand(n_step, double):
     )
   )
   errors, weights = td_errors(q, q, unroll, n_step, double)
+  unroll = unroll._replace(extras=value_based.Extras(q))
   actual = jax.jit(agent.priorities)(agent.acting(state), unroll)
   np.testing.assert_allclose(actual, np.abs(errors.T), rtol=1e-4, atol=1e-5)
   # Episodes ended in all ways, and across a reset there is nothing to learn.

@@ -44,7 +44,7 @@ from seedx.acting import (
   unroll_server,
   unroll_store,
 )
-from seedx.agents import dqn
+from seedx.agents import base, dqn
 from seedx.app.chaos import peers
 from seedx.launch import joining
 from seedx.learning import experience
@@ -155,7 +155,7 @@ def bound(server):
     connected(),
     lambda: True,
     experience.ReplayConfig(),
-    4,
+    base.Needs(4),
     replays.Replays(1, 1, lambda: 0),
   )
   inputs = reports.layout(layout.length, ENVS, ["loss", "q_mean"])

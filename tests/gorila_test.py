@@ -8,7 +8,7 @@ import pytest
 
 from seedx import envs, types, wire
 from seedx.acting import sessions
-from seedx.agents import dqn
+from seedx.agents import base, dqn
 from seedx.learning import experience
 from seedx.pipelines import gorila
 from seedx.pipelines.gorila import parameter_server, replays, reports, worker
@@ -166,7 +166,11 @@ def opened():
   acted = counters.Acted()
   connected = sessions.Sessions(np.zeros(2, np.float32), acted, seed=0)
   reported = reports.Reports(
-    connected, lambda: True, REPLAY, WINDOW, replays.Replays(1, 1, lambda: 0)
+    connected,
+    lambda: True,
+    REPLAY,
+    base.Needs(WINDOW),
+    replays.Replays(1, 1, lambda: 0),
   )
   return acted, reported, reported.open({"num_envs": 2})
 

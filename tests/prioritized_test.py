@@ -56,10 +56,11 @@ class Reference:
 
 @functools.cache
 def programs(capacity, alpha=ALPHA, beta=BETA):
-  ring = replay.Prioritized(capacity, WINDOW, alpha, beta)
+  ring = replay.Prioritized(capacity, WINDOW, alpha)
+  sample = functools.partial(ring.sample, importance_exponent=beta)
   return (
     jax.jit(ring.add),
-    jax.jit(ring.sample, static_argnums=2),
+    jax.jit(sample, static_argnums=2),
     jax.jit(ring.update),
   )
 
@@ -409,8 +410,6 @@ def test_one_program_each_adds_and_updates_in_place_and_draws():
     ("window", 0, "from 1"),
     ("priority_exponent", -0.1, "from 0.0 to 1.0"),
     ("priority_exponent", 1.1, "from 0.0 to 1.0"),
-    ("importance_exponent", -0.1, "from 0.0 to 1.0"),
-    ("importance_exponent", float("nan"), "from 0.0 to 1.0"),
   ],
 )
 def test_values_out_of_range_are_refused(field, value, bounds):

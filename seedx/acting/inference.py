@@ -191,7 +191,7 @@ class Inference:
 
   def example(self) -> types.Share:
     """A share of zeros; from any thread."""
-    return types.Share(self._programs.empty())
+    return self._share(self._programs.empty())
 
   def close(self) -> None:
     """Ends `run`, and every wait for an action; may be called often."""
@@ -212,6 +212,7 @@ class Inference:
       )
       self._step(unroll_store.Batch(padding, rows, timestep))
       self._collect(padding[:0], rows[:0], size)
+    self.example()
 
   def _finished(
     self, batch: unroll_store.Batch, rows: int
@@ -225,9 +226,13 @@ class Inference:
       self._collect(slot[taken], count[taken])
       if self._filled == self._sizes.share_size:
         assert self._filling is not None
-        share = types.Share(self._filling)
-        self._filling, self._filled = None, 0
-        yield share
+        unroll, self._filling, self._filled = self._filling, None, 0
+        yield self._share(unroll)
+
+  def _share(self, unroll: types.Unroll) -> types.Share:
+    acting, _ = self._newest(self._device)
+    priorities = self._programs.priorities(acting, unroll)
+    return types.Share(self._programs.stored(unroll), priorities)
 
   def _step(self, batch: unroll_store.Batch) -> jax.Array:
     acting, version = self._newest(self._device)
@@ -287,6 +292,8 @@ class _Programs:
         agent, layout, store, acting, jnp.int32(version), step_key, batch
       )
 
+    self.stored = agent.needs.stored
+    self.priorities = base.priorities(agent)
     self.act = jax.jit(act, donate_argnums=0)
     self.collect = jax.jit(
       functools.partial(unroll_store.collect, layout), donate_argnums=1
@@ -298,8 +305,8 @@ class _Programs:
 
   def compiled(self) -> int:
     """How many programs have been compiled."""
-    programs: list[Any] = [self.act, self.collect, self.empty]
-    return sum(program._cache_size() for program in programs)
+    programs: list[Any] = [self.act, self.collect, self.empty, self.priorities]
+    return sum(getattr(x, "_cache_size", int)() for x in programs)
 
 
 def waits(num_devices: int) -> metrics.Waits:

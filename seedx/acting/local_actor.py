@@ -86,9 +86,7 @@ class Programs:
 
     self.act = jax.jit(act, donate_argnums=0)
     self.unrolled = jax.jit(unrolled)
-    self.priorities = (
-      None if agent.priorities is None else jax.jit(agent.priorities)
-    )
+    self.priorities = base.priorities(agent)
 
   def warm_up(self, acting: types.Tree, device: jax.Device) -> types.Unroll:
     """Compiles `act` and `unrolled`, before anybody waits for what they do.
@@ -122,16 +120,16 @@ class Programs:
 
   def share(self) -> types.Share:
     """Shapes and dtypes of the unrolls `[L, N, ...]` that an actor finishes."""
-    unroll = jax.eval_shape(
-      lambda: unroll_store.empty_unrolls(self.empty(), self.layout.num_slots)
-    )
-    if self.agent.priorities is None:
-      return types.Share(unroll)
-    window = self.agent.needs.window
-    assert window is not None
-    windows = self.layout.length - window + 1
-    shape = (self.layout.num_slots, windows)
-    return types.Share(unroll, jax.ShapeDtypeStruct(shape, np.float32))
+    agent = self.agent
+
+    def share(rng_key: jax.Array) -> types.Share:
+      unroll = unroll_store.empty_unrolls(self.empty(), self.layout.num_slots)
+      acting = agent.acting(agent.init(rng_key))
+      return types.Share(
+        agent.needs.stored(unroll), self.priorities(acting, unroll)
+      )
+
+    return jax.eval_shape(share, jax.random.key(0))
 
 
 class LocalActor:

@@ -54,8 +54,7 @@ def run(work: Work, stop: threading.Event) -> None:
   acting = jax.device_put(acting, device)
   # Before it takes a place: another may have left it, and the learner waits.
   unroll = programs.warm_up(acting, device)
-  if programs.priorities is not None:
-    programs.priorities(acting, unroll)
+  programs.priorities(acting, unroll)
 
   def session(client: wire.Client) -> None:
     _act(work, programs, client, stop)
@@ -160,7 +159,7 @@ class _Messages:
   def __init__(
     self, programs: local_actor.Programs, waits: metrics.Waits
   ) -> None:
-    self._priorities = programs.priorities
+    self._programs = programs
     self._waits = waits
     self._unreported = local_actor.Unreported(
       programs.layout.num_slots, programs.layout.length
@@ -178,10 +177,11 @@ class _Messages:
     Raises:
       RuntimeError: a priority is no finite number of 0 or more.
     """
-    priorities: types.Tree = ()
-    if self._priorities is not None:
-      priorities = np.asarray(self._priorities(acting, unroll))
-      _check_priorities(priorities)
+    programs = self._programs
+    priorities = jax.tree.map(np.asarray, programs.priorities(acting, unroll))
+    for found in jax.tree.leaves(priorities):
+      _check_priorities(found)
+    unroll = programs.agent.needs.stored(unroll)
     steps = jax.tree.map(
       lambda leaf: np.swapaxes(np.asarray(leaf), 0, 1), tuple(unroll[:-1])
     )

@@ -57,14 +57,41 @@ class Needs:
       an agent that learns from each unroll once.
     whole_batches: whether `update` does more than `gradients` and `apply`. If
       so, a pipeline must call `update` on whole batches.
+    whole_unrolls: whether a window is a whole unroll, so that it has the core
+      state that acting had at its first step; else a window starts at each
+      step, and all but those at an unroll's start have a core state of zeros.
+    learned_steps: env steps of a window that are learned from.
+    extras: whether learning reads `AgentOutput.extras`; if not, only
+      `Agent.priorities` does, and no replay stores them.
   """
 
   window: int | None = None
   whole_batches: bool = False
+  whole_unrolls: bool = False
+  learned_steps: int = 1
+  extras: bool = True
 
   def unroll_length(self, period: int) -> int:
-    """L, time steps of an unroll with `period` new env steps."""
-    return period + (1 if self.window is None else self.window - 1)
+    """L, time steps of an unroll with `period` new env steps.
+
+    Raises:
+      types.ConfigError: some of these would never be learned from.
+    """
+    if self.window is None:
+      return period + 1
+    if not self.whole_unrolls:
+      return period + self.window - 1
+    if period > self.learned_steps:
+      raise types.ConfigError(
+        f"expected unroll_length of at most {self.learned_steps}, the steps of"
+        " a sequence that are learned from (sequence_length - n_step + 1),"
+        f" found {period}"
+      )
+    return self.window
+
+  def stored(self, unroll: types.Unroll) -> types.Unroll:
+    """An unroll without what learning does not read."""
+    return unroll if self.extras else unroll._replace(extras=())
 
 
 def _no_exploration(num_envs: int) -> np.ndarray:
@@ -105,9 +132,9 @@ class Agent:
       which `apply` goes on after so many updates. `params` may be a subset of
       the parameters, as a parameter server holds it. None if unsupported.
     priorities: `(acting, unroll) -> [S, L - window + 1]` float32 for unrolls
-      `[L, S, ...]`: the initial priority of each window, computed with the
-      acting parameters as target parameters. None for an agent without
-      priorities.
+      `[L, S, ...]`: the initial priority of each window, computed from
+      `unroll.extras` with the acting parameters as target parameters. None for
+      an agent without priorities.
   """
 
   init: Callable[[jax.Array], AgentState]
@@ -145,6 +172,11 @@ class Horizon:
   def of(cls, env_steps: int, steps_per_update: float) -> "Horizon":
     """The horizon of a run with one update every `steps_per_update`."""
     return cls(env_steps, max(1, round(env_steps / steps_per_update)))
+
+  def with_windows(self, learned_steps: int) -> "Horizon":
+    """The horizon of an agent that learns from so many steps of a window."""
+    updates = max(1, round(self.updates / learned_steps))
+    return dataclasses.replace(self, updates=updates)
 
 
 class Config(Protocol):
@@ -185,6 +217,15 @@ def check_gradients_can_be_shared(agent: Agent) -> None:
       "expected an agent that applies the gradients of an unroll once, found"
       " one that takes several steps on each unroll, as PPO does"
     )
+
+
+def priorities(
+  agent: Agent,
+) -> Callable[[types.Tree, types.Unroll], types.Tree]:
+  """The agent's `priorities`, jitted; they are () for an agent without."""
+  if agent.priorities is None:
+    return lambda acting, unroll: ()
+  return jax.jit(agent.priorities)
 
 
 def hyperparameters(config: Any, names: Sequence[str]) -> dict[str, jax.Array]:

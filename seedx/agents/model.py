@@ -164,9 +164,20 @@ class Model:
     return self.network.initial_core_state(batch_size)
 
   def unroll(
-    self, variables: Variables, inputs: types.Inputs, core_state: types.Tree
+    self,
+    variables: Variables,
+    inputs: types.Inputs,
+    core_state: types.Tree,
+    rng_key: jax.Array | None = None,
   ) -> Output:
-    """The network's outputs for inputs `[T, B, ...]`."""
+    """The network's outputs for inputs `[T, B, ...]`.
+
+    Args:
+      variables: the model's.
+      inputs: `[T, B, ...]`.
+      core_state: `[B, ...]`, before the first step.
+      rng_key: for the noise of noisy layers; None for none.
+    """
     observation, mask = _without_mask(self.spec, inputs.timestep.observation)
     if self.config.normalize_observations:
       spec, _ = _without_mask(self.spec, self.spec.observation)
@@ -175,7 +186,10 @@ class Model:
       )
     timestep = inputs.timestep._replace(observation=observation)
     head, core_state = self.network.apply(
-      variables.params, inputs._replace(timestep=timestep), core_state
+      variables.params,
+      inputs._replace(timestep=timestep),
+      core_state,
+      rngs=None if rng_key is None else {"noise": rng_key},
     )
     return Output(head, mask, core_state)
 

@@ -77,8 +77,10 @@ class ReplayConfig:
   Attributes:
     replay_capacity: capacity in env steps.
     replay_min_steps: env steps in the replay before learning starts.
-    replay_batch_size: batch size, in windows (n-step transitions).
-    replay_ratio: windows learned from per env step, on average.
+    replay_batch_size: batch size, in windows (n-step transitions, or R2D2's
+      sequences).
+    replay_ratio: steps learned from per env step, on average. A transition is
+      one step, a sequence of R2D2's is many.
   """
 
   replay_capacity: int = 200_000
@@ -96,6 +98,14 @@ class ReplayConfig:
       replay_ratio=(1e-6, types.MOST),
     )
 
+  def steps_per_update(self, learned_steps: int) -> float:
+    """Env steps for each update.
+
+    Args:
+      learned_steps: steps of a window that are learned from.
+    """
+    return self.replay_batch_size * learned_steps / self.replay_ratio
+
 
 @dataclasses.dataclass(frozen=True)
 class PrioritizedConfig(ReplayConfig):
@@ -103,18 +113,23 @@ class PrioritizedConfig(ReplayConfig):
 
   Attributes:
     priority_exponent: alpha, the exponent of priorities; 0 samples uniformly.
-    importance_exponent: beta, the exponent of importance weights; 1 corrects
-      the sampling bias fully.
+    importance_exponent: initial beta, the exponent of importance weights; 1
+      corrects the sampling bias fully.
+    importance_exponent_rise: how much beta rises over the run, linearly.
   """
 
   priority_exponent: float = 0.6
   importance_exponent: float = 0.4
+  importance_exponent_rise: float = 0.0
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for a value out of its range."""
     super().__post_init__()
     types.check_ranges(
-      self, priority_exponent=(0.0, 1.0), importance_exponent=(0.0, 1.0)
+      self,
+      priority_exponent=(0.0, 1.0),
+      importance_exponent=(0.0, 1.0),
+      importance_exponent_rise=(0.0, 1.0 - self.importance_exponent),
     )
 
 
@@ -136,11 +151,14 @@ class Plan:
 
   @property
   def horizon(self) -> base.Horizon:
-    """The length of the run in env steps and updates."""
+    """The length of the run in env steps and updates.
+
+    An agent that learns from several steps of a window makes fewer of these,
+    see `base.Horizon.with_windows`.
+    """
     steps_per_update: float = self.batch_steps
     if self.replay is not None:
-      replay = self.replay
-      steps_per_update = replay.replay_batch_size / replay.replay_ratio
+      steps_per_update = self.replay.steps_per_update(learned_steps=1)
     return base.Horizon.of(self.total_steps, steps_per_update)
 
   def agent(
@@ -163,6 +181,8 @@ class Plan:
     """
     agent = config.make(spec, axis_name, self.horizon)
     _check_kind(agent, self.replay)
+    if not isinstance(self.replay, PrioritizedConfig):
+      agent = dataclasses.replace(agent, priorities=None)
     least = self.batch_steps
     if self.replay is not None:
       least = max(least, self.replay.replay_min_steps)
@@ -192,7 +212,10 @@ class Plan:
     if self.replay is None:
       return Once()
     if isinstance(self.replay, PrioritizedConfig):
-      return Prioritized(agent, self.replay, period, cores, rng_key)
+      horizon = self.horizon.with_windows(agent.needs.learned_steps)
+      return Prioritized(
+        agent, self.replay, period, cores, rng_key, horizon.updates
+      )
     return Replayed(agent, self.replay, period, cores, rng_key)
 
   def _check_replay(self, replay: ReplayConfig) -> None:
@@ -248,6 +271,7 @@ class Replayed(Experience):
     self._most_steps = capacity * period * len(cores)
     self.states: list[types.Tree] = []
     self._config = config
+    self._needs = agent.needs
     self._period = period
     self._cores = list(cores)
     self._keys = [
@@ -280,9 +304,10 @@ class Replayed(Experience):
       if self._steps < self._config.replay_min_steps:
         return
       self._due += new_steps * self._config.replay_ratio
-    while self._due >= self._config.replay_batch_size:
+    due = self._config.replay_batch_size * self._needs.learned_steps
+    while self._due >= due:
       with self._changes():
-        self._due -= self._config.replay_batch_size
+        self._due -= due
         yield self._next()
 
   def example(self, shares: Sequence[types.Share]) -> Batch:
@@ -305,13 +330,12 @@ class Replayed(Experience):
 
   def bytes_for(self, share: types.Share) -> int:
     """Of one core's replay of such unrolls, by their shapes and dtypes."""
-    state = jax.eval_shape(self._replay.init, share.unroll)
-    leaves = jax.tree.leaves(state)
+    leaves = jax.tree.leaves(self._state_for(share))
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in leaves)
 
   def batch_for(self, share: types.Share) -> types.Tree:
     """One core's part of a batch from such unrolls: its shapes and dtypes."""
-    state = jax.eval_shape(self._replay.init, share.unroll)
+    state = self._state_for(share)
     return jax.eval_shape(self._draw, state, jax.random.key(0), jnp.int32(0))
 
   def leave_out(self) -> None:
@@ -353,13 +377,17 @@ class Replayed(Experience):
   def _make_replay(self, capacity: int, window: int) -> Any:
     return replay.Uniform(capacity, window)
 
+  def _state_for(self, share: types.Share) -> types.Tree:
+    unroll = self._needs.stored(share.unroll)
+    return jax.eval_shape(self._replay.init, unroll)
+
   def _begin(self, shares: Sequence[types.Share]) -> None:
     if self.states:
       return
     states = []
     for share, core in zip(shares, self._cores, strict=True):
       with jax.default_device(core):
-        state = self._replay.init(share.unroll)
+        state = self._replay.init(self._needs.stored(share.unroll))
       states.append(jax.device_put(state, core))
     if self._restored:
       states = self._go_on(states, self._restored)
@@ -421,7 +449,7 @@ class Replayed(Experience):
       self._changing.release()
 
   def _added(self, state: types.Tree, share: types.Share) -> types.Tree:
-    return self._add(state, share.unroll)
+    return self._add(state, self._needs.stored(share.unroll))
 
   def _next(self) -> Batch:
     self._drawn += 1
@@ -439,9 +467,13 @@ class Replayed(Experience):
   def _draw(
     self, state: types.Tree, rng_key: jax.Array, index: jax.Array
   ) -> types.Tree:
-    size = self._config.replay_batch_size // len(self._keys)
     key = jax.random.fold_in(rng_key, index)
-    return self._replay.sample(state, key, size)
+    return self._replay.sample(state, key, self._part_size)
+
+  @property
+  def _part_size(self) -> int:
+    """Windows of each core's part of a batch."""
+    return self._config.replay_batch_size // len(self._keys)
 
 
 class Prioritized(Replayed):
@@ -458,9 +490,21 @@ class Prioritized(Replayed):
     period: int,
     cores: Sequence[jax.Device],
     rng_key: jax.Array,
+    updates: int,
   ) -> None:
-    """Allocates the replays only with the first shares; see `Plan.source`."""
-    self._exponents = config.priority_exponent, config.importance_exponent
+    """Allocates the replays only with the first shares.
+
+    Args:
+      agent: see `Plan.source`.
+      config: of the replay.
+      period: see `Plan.source`.
+      cores: see `Plan.source`.
+      rng_key: see `Plan.source`.
+      updates: of the run, over which the importance exponent rises.
+    """
+    self._alpha = config.priority_exponent
+    self._beta = config.importance_exponent, config.importance_exponent_rise
+    self._updates = updates
     super().__init__(agent, config, period, cores, rng_key)
     self._update = jax.jit(self._replay.update, donate_argnums=0)
     # Copies, for any thread: the states are donated.
@@ -481,19 +525,28 @@ class Prioritized(Replayed):
     return {**super().measure(), "priorities_clamped": clamped}
 
   def _make_replay(self, capacity: int, window: int) -> Any:
-    return replay.Prioritized(capacity, window, *self._exponents)
+    return replay.Prioritized(capacity, window, self._alpha)
 
   def _begin(self, shares: Sequence[types.Share]) -> None:
     if isinstance(shares[0].priorities, tuple):
       raise types.ConfigError(
-        "expected priorities with the unrolls for a prioritized replay, as"
-        " apex's actors send them, found none"
+        "expected priorities with the unrolls for a prioritized replay, found"
+        " none"
       )
     super()._begin(shares)
     self._clamped = [jnp.copy(state.clamped) for state in self.states]
 
   def _added(self, state: types.Tree, share: types.Share) -> types.Tree:
-    return self._add(state, share.unroll, share.priorities)
+    unroll = self._needs.stored(share.unroll)
+    return self._add(state, unroll, share.priorities)
+
+  def _draw(
+    self, state: types.Tree, rng_key: jax.Array, index: jax.Array
+  ) -> types.Tree:
+    key = jax.random.fold_in(rng_key, index)
+    start, rise = self._beta
+    beta = start + rise * jnp.minimum(index / self._updates, 1.0)
+    return self._replay.sample(state, key, self._part_size, beta)
 
   def _next(self) -> Batch:
     batch = self._ahead or super()._next()

@@ -70,6 +70,23 @@ class Config:
         f" {size}"
       )
 
+  def parts_of_unrolls(self, replay: experience.ReplayConfig | None) -> int:
+    """Equal parts into which a batch of unrolls is divided.
+
+    Args:
+      replay: which takes the unrolls; None if updates are made of them.
+
+    Raises:
+      types.ConfigError: there are micro-batches and a prioritized replay.
+    """
+    prioritized = isinstance(replay, experience.PrioritizedConfig)
+    if prioritized and self.micro_batches > 1:
+      raise types.ConfigError(
+        "expected 1 micro-batch: new priorities are those of a whole batch,"
+        f" found micro_batches {self.micro_batches}"
+      )
+    return self.parts if replay is None else self.num_cores
+
   def check_batches(self, parts: int) -> None:
     """Checks that batches can be divided into `parts`; see `InboxConfig`.
 
@@ -224,13 +241,18 @@ class Learner:
       self._update(self.state, jnp.int32(0), self._rng_key, whole)
     )
 
-  def shares(self, unroll: types.Unroll) -> list[types.Share]:
-    """Splits unrolls `[L, B, ...]` into a share for each core."""
-    parts = len(self.cores)
+  def shares(
+    self, unroll: types.Unroll, priorities: types.Tree = ()
+  ) -> list[types.Share]:
+    """Splits unrolls `[L, B, ...]` into a share for each core.
+
+    Args:
+      unroll: `[L, B, ...]`.
+      priorities: `[B, windows]`, of each unroll's windows; () without.
+    """
+    share, parts = types.Share(unroll, priorities), len(self.cores)
     return [
-      types.Share(
-        jax.device_put(sharding.shard(unroll, sharding.UNROLL, i, parts), core)
-      )
+      jax.device_put(sharding.shard(share, sharding.SHARE, i, parts), core)
       for i, core in enumerate(self.cores)
     ]
 

@@ -16,7 +16,7 @@ figure 1 and algorithms 1 and 2.
 
 import dataclasses
 
-from seedx import launch, types
+from seedx import launch
 from seedx.learning import experience
 from seedx.pipelines import impala
 from seedx.runtime import process
@@ -35,11 +35,7 @@ class Config(impala.Config):
   def __post_init__(self) -> None:
     """Raises types.ConfigError for what cannot be run."""
     super().__post_init__()
-    if self.learner.micro_batches > 1:
-      raise types.ConfigError(
-        "expected 1 micro-batch: new priorities are those of a whole batch,"
-        f" found micro_batches {self.learner.micro_batches}"
-      )
+    self.learner.parts_of_unrolls(self.replay)
 
   @property
   def plan(self) -> experience.Plan:

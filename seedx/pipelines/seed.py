@@ -46,8 +46,7 @@ class Config(process.ServerConfig):
   def __post_init__(self) -> None:
     """Raises types.ConfigError for what cannot be run."""
     super().__post_init__()
-    shared = self.learner.num_cores if self.replay else self.learner.parts
-    self.learner.check_batches(shared)
+    self.learner.check_batches(self.learner.parts_of_unrolls(self.replay))
 
   @property
   def plan(self) -> experience.Plan:

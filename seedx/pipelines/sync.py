@@ -54,8 +54,8 @@ class Config(process.Config):
     """
     super().__post_init__()
     types.check_ranges(self, num_envs=(1, 2**20), env_threads=(1, 2**10))
-    shared = self.learner.num_cores if self.replay else self.learner.parts
-    self.learner.check_divides("num_envs", self.num_envs, shared)
+    parts = self.learner.parts_of_unrolls(self.replay)
+    self.learner.check_divides("num_envs", self.num_envs, parts)
 
   @property
   def plan(self) -> experience.Plan:
@@ -93,6 +93,7 @@ def learn(config: Config, context: process.Context) -> process.Process:
   seeds = sessions.Seeds(config.seed)
   layout = unroll_store.Layout.of(agent, period, config.num_envs)
   programs = local_actor.Programs(agent, spec, layout)
+  priorities = base.priorities(agent)
   # Acting waits while the agent learns; learning waits the rest of the time.
   names = metrics.WAIT_ENVIRONMENTS, metrics.WAIT_LEARNER
   waits = metrics.Waits(dict.fromkeys((*names, metrics.WAIT_EXPERIENCE), 1))
@@ -119,7 +120,8 @@ def learn(config: Config, context: process.Context) -> process.Process:
           played.add(rows)
         if unroll is not None:
           with waits.timed(metrics.WAIT_LEARNER):
-            for batch in source(learning.shares(unroll)):
+            first = priorities(acting, unroll)
+            for batch in source(learning.shares(unroll, first)):
               learning.learn(batch)
             learning.publish()
             acting, version = jax.block_until_ready(learning.newest())

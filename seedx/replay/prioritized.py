@@ -64,13 +64,11 @@ class Prioritized:
     capacity: in unrolls; new ones overwrite the oldest.
     window: W, time steps of a window.
     priority_exponent: alpha.
-    importance_exponent: beta.
   """
 
   capacity: int
   window: int
   priority_exponent: float = 0.6
-  importance_exponent: float = 0.4
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for a value out of its range."""
@@ -79,7 +77,6 @@ class Prioritized:
       capacity=(1, 2**31 - 1),
       window=(1, 2**31 - 1),
       priority_exponent=(0.0, 1.0),
-      importance_exponent=(0.0, 1.0),
     )
 
   def init(self, unrolls: types.Unroll) -> PrioritizedState:
@@ -124,7 +121,11 @@ class Prioritized:
     return state._replace(ring=self._ring.add(state.ring, unrolls))
 
   def sample(
-    self, state: PrioritizedState, rng_key: jax.Array, batch_size: int
+    self,
+    state: PrioritizedState,
+    rng_key: jax.Array,
+    batch_size: int,
+    importance_exponent: float | jax.Array = 0.4,
   ) -> tuple[types.Sample, Windows]:
     """Samples windows with replacement, in proportion to priority ** alpha.
 
@@ -135,6 +136,7 @@ class Prioritized:
       state: of a replay with at least one unroll.
       rng_key: for the draws.
       batch_size: B.
+      importance_exponent: `[]`, beta, from 0 to 1.
 
     Returns:
       A `types.Sample` of `[W, B, ...]`, see `Uniform.sample`; and its windows.
@@ -150,7 +152,7 @@ class Prioritized:
     mass = state.tree[0][leaf]
     sample = types.Sample(
       unroll=self._ring.windows(state.ring, entry, start),
-      importance_weight=self._weights(mass),
+      importance_weight=self._weights(mass) ** importance_exponent,
     )
     return sample, Windows(leaf, self._number(state.ring, entry))
 
@@ -183,11 +185,11 @@ class Prioritized:
     return newest - (newest - entry) % self.capacity
 
   def _weights(self, mass: jax.Array) -> jax.Array:
-    """Importance weights `[B]` of windows with these leaves of the tree."""
+    """Importance weights `[B]` of windows, with beta = 1, by their leaves."""
     # N and the sum of all priorities cancel in w_i / max_j w_j.
     has_priority = mass > (2 * _LEAST_PRIORITY) ** self.priority_exponent
     least = jnp.min(jnp.where(has_priority, mass, jnp.inf))
-    return jnp.minimum(least / mass, 1.0) ** self.importance_exponent
+    return jnp.minimum(least / mass, 1.0)
 
   def _set(
     self, state: PrioritizedState, leaf: jax.Array, priorities: jax.Array

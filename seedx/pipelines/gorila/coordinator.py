@@ -136,14 +136,12 @@ def learn(config: Config, context: process.Context) -> process.Process:
   )
   addresses = launch.Addresses(config.num_servers, config.server_addresses)
   shards = saved_shards.SavedShards(agent, addresses, context.stop)
-  window = agent.needs.window
-  assert window is not None  # It learns from a replay.
   replay_bytes = worker.replay_bytes(agent, spec, config.plan, workers)
   kept = replays.Replays(
     workers.num_workers, replay_bytes, connected.count_open
   )
   reported = reports.Reports(
-    connected, shards.are_ready, config.replay, window, kept
+    connected, shards.are_ready, config.replay, agent.needs, kept
   )
   server = wire.Server(config.address, workers.num_workers)
   length = agent.needs.unroll_length(workers.unroll_length)

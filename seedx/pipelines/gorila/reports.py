@@ -15,6 +15,7 @@ import numpy as np
 
 from seedx import launch, metrics, types, wire
 from seedx.acting import episodes, sessions
+from seedx.agents import base
 from seedx.learning import experience
 from seedx.pipelines.gorila import replays
 from seedx.runtime import counters
@@ -135,7 +136,7 @@ class Reports:
     connected: sessions.Sessions,
     is_ready: Callable[[], bool],
     replay: experience.ReplayConfig,
-    window: int,
+    needs: base.Needs,
     kept: replays.Replays,
   ) -> None:
     """Nothing is counted yet.
@@ -145,12 +146,12 @@ class Reports:
       is_ready: whether they may come: the parameter servers have what they are
         to go on from.
       replay: of each worker.
-      window: time steps of what is sampled from it.
+      needs: of the agent.
       kept: the workers' replays, for checkpoints.
     """
     self.kept = kept
     self._replay = replay
-    self._window = window
+    self._needs = needs
     self.learned = counters.Learned()
     self._connected = connected
     self._is_ready = is_ready
@@ -212,11 +213,12 @@ class Reports:
     for name in ("gradients", "stale", "outliers", "skipped"):
       wire.check_range(name, getattr(counts, name), 0, _MOST)
       made += getattr(counts, name).item()
-    steps_per_gradient = replay.replay_batch_size / replay.replay_ratio
+    steps_per_gradient = replay.steps_per_update(self._needs.learned_steps)
     # One that was begun before may be due.
     most = acted / steps_per_gradient + 1
     wire.check_range("gradients that its steps allow", made, 0, most)
-    learned = gradients * replay.replay_batch_size * self._window
+    window = self._needs.window or 0
+    learned = gradients * replay.replay_batch_size * window
     wire.check_range("learned_steps", counts.learned_steps, 0, learned)
     wire.check_range("staleness", counts.staleness, 0, _MOST)
     wire.check_range("wire_bytes", counts.wire_bytes, 0, _MOST_BYTES)

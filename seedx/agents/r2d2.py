@@ -1,0 +1,81 @@
+"""Recurrent replay distributed DQN: an LSTM, trained from stored sequences.
+
+Kapturowski et al. 2019, "Recurrent Experience Replay in Distributed
+Reinforcement Learning", https://openreview.net/forum?id=r1lyTjAqYX.
+"""
+
+import dataclasses
+
+from seedx import types
+from seedx.agents import dqn, value_based
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(dqn.Config):
+  """R2D2's hyper-parameters, beside those of DQN.
+
+  A window is a sequence: `burn_in` steps, then `sequence_length` transitions. A
+  new one starts every `unroll_length` steps, so sequences overlap. They cross
+  the ends of episodes: there the LSTM is reset and returns are cut, so nothing
+  is padded. The loss is a mean over steps; the paper has the sum over the steps
+  of a sequence.
+
+  Attributes:
+    lstm_size: units of the LSTM, which also sees the previous action and
+      reward; 0 for none.
+    burn_in: steps that only warm the LSTM up, with no gradient; the online and
+      the target network do so each with its own parameters.
+    sequence_length: transitions after the burn-in. What the LSTM is to remember
+      must fit into them: no gradient goes further back.
+    stored_state: begin a sequence with the LSTM's state of when it was acted;
+      else with zeros.
+    priority_max_share: eta of the priority of a sequence, eta times its largest
+      TD error plus 1 - eta times their mean.
+  """
+
+  n_step: int = 5
+  dueling: bool = True
+  rescale: bool = True
+  discount: float = 0.997
+  lstm_size: int = 128
+  burn_in: int = 20
+  sequence_length: int = 40
+  stored_state: bool = True
+  priority_max_share: float = 0.9
+
+  def __post_init__(self) -> None:
+    """Raises types.ConfigError for a value out of its range.
+
+    The same where a sequence is too short for n-step returns, or where there is
+    to be no replay.
+    """
+    super().__post_init__()
+    types.check_ranges(
+      self,
+      lstm_size=(0, 2**16),
+      burn_in=(0, 2**16),
+      sequence_length=(self.n_step, 2**16),
+      priority_max_share=(0.0, 1.0),
+    )
+    if not self.replayed:
+      raise types.ConfigError(
+        "expected replayed True: R2D2 learns from sequences of a replay, found"
+        " False"
+      )
+
+  @property
+  def recurrent(self) -> bool:
+    """Whether it has an LSTM."""
+    return self.lstm_size > 0
+
+  @property
+  def windows(self) -> value_based.Windows:
+    """Its sequences."""
+    return value_based.Windows(
+      burn_in=self.burn_in,
+      transitions=self.sequence_length,
+      whole_unrolls=True,
+      stored_state=self.stored_state,
+      priority_max_share=self.priority_max_share,
+      lstm_size=self.lstm_size,
+    )
