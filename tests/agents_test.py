@@ -20,6 +20,8 @@ from seedx.agents import (
   dqn,
   policy_gradient,
   ppo,
+  r2d2,
+  rainbow,
   value_based,
   vtrace,
 )
@@ -143,6 +145,26 @@ ALGORITHMS = {
     # Its epsilon falls over 100 updates.
     base.Horizon(env_steps=1600, updates=200),
   ),
+  "r2d2": Algorithm(
+    functools.partial(
+      r2d2.Config,
+      n_step=2,
+      burn_in=2,
+      sequence_length=4,
+      lstm_size=8,
+      learning_rate_end=1.0,
+      epsilon_end=0.6,
+    ),
+    samples,
+    ("vector", "image", "masked"),
+  ),
+  "rainbow": Algorithm(
+    functools.partial(
+      rainbow.Config, num_atoms=7, noise_scale=3.0, learning_rate_end=1.0
+    ),
+    samples,
+    ("vector", "image", "masked"),
+  ),
 }
 
 
@@ -197,6 +219,8 @@ FAST = [
   ("vtrace", "recurrent_bfloat16"),
   ("ppo", "normalized"),
   ("dqn", "dict"),
+  ("r2d2", "vector"),
+  ("rainbow", "masked"),
 ]
 
 
@@ -301,7 +325,11 @@ def test_greedy_is_the_best_action_whatever_the_key_and_exploration(case):
   exploring = case.inputs._replace(exploration=np.ones(ROWS, np.float32))
   again = case.greedy(acting, jax.random.key(1), exploring, initial)
   assert_equal(again, (best, core_state))
+  noisy = isinstance(core_state, value_based.NoisyCoreState)
   for output, drawn_core_state in drawn:
+    if noisy:  # There is a seed, too, of the noise that greedy steps lack.
+      assert len(np.unique(drawn_core_state.seed)) == ROWS
+      drawn_core_state, core_state = drawn_core_state.network, ()
     assert signature(output) == signature(best)
     assert np.any(output.action != best.action)
     assert (
@@ -313,7 +341,7 @@ def test_greedy_is_the_best_action_whatever_the_key_and_exploration(case):
       # None of those that are drawn is likelier.
       gap = best.extras.log_prob - output.extras.log_prob
       assert gap.min() >= -1e-5 and gap.max() > 1e-5
-  if isinstance(acting, value_based.Acting):
+  if isinstance(acting, value_based.Acting) and not noisy:
     without = acting._replace(epsilon=jnp.zeros_like(acting.epsilon))
     expected, _ = case.step(without, jax.random.key(2), case.inputs, initial)
     assert_equal(best, expected)

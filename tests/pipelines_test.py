@@ -13,32 +13,55 @@ import pytest
 
 from seedx import app, envs, trees, types
 from seedx.acting import local_actor, sessions, thin_actor
-from seedx.agents import a2c, base, dqn, ppo, vtrace
+from seedx.agents import a2c, base, dqn, ppo, r2d2, rainbow, vtrace
 from seedx.learning import experience, learner
 from seedx.pipelines import a3c, apex, gorila, impala, seed, sync
 from tests import conftest, running
 
-AGENTS = {"a2c": a2c, "vtrace": vtrace, "ppo": ppo, "dqn": dqn}
+AGENTS = {
+  "a2c": a2c,
+  "vtrace": vtrace,
+  "ppo": ppo,
+  "dqn": dqn,
+  "r2d2": r2d2,
+  "rainbow": rainbow,
+}
+# They have Q-values.
+REPLAYED = ("dqn", "r2d2", "rainbow")
 CELLS = [
   ("sync", "a2c"),
   ("sync", "vtrace"),
   ("sync", "ppo"),
   ("sync", "dqn"),
+  ("sync", "r2d2"),
+  ("sync", "rainbow"),
   ("seed", "a2c"),
   ("seed", "vtrace"),
   ("seed", "ppo"),
   ("seed", "dqn"),
+  ("seed", "r2d2"),
+  ("seed", "rainbow"),
   ("impala", "a2c"),
   ("impala", "vtrace"),
   ("impala", "ppo"),
   ("a3c", "a2c"),
   ("a3c", "vtrace"),
   ("a3c", "dqn"),
+  ("a3c", "rainbow"),
   ("gorila", "dqn"),
+  ("gorila", "r2d2"),
+  ("gorila", "rainbow"),
   ("apex", "dqn"),
+  ("apex", "r2d2"),
+  ("apex", "rainbow"),
 ]
 # Of the others, a small training is in each pipeline's own tests.
-FAST = [("a3c", "a2c"), ("gorila", "dqn")]
+FAST = [
+  ("a3c", "a2c"),
+  ("gorila", "dqn"),
+  ("sync", "rainbow"),
+  ("seed", "r2d2"),
+]
 MODULES = {
   "sync": sync,
   "seed": seed,
@@ -62,8 +85,10 @@ def agent_config(pipeline, name, **own):
   fields = {"hidden_sizes": (8,), "learning_rate": 1e-2, "reward_scale": 1.0}
   if name == "ppo":
     fields |= {"epochs": 2, "minibatches": 2}
-  if name == "dqn":
+  if name in REPLAYED:
     fields |= {"n_step": 2, "replayed": pipeline != "a3c"}
+  if name == "r2d2":
+    fields |= {"burn_in": 2, "sequence_length": 6, "lstm_size": 8}
   return AGENTS[name].Config(**fields | own)
 
 
@@ -77,7 +102,9 @@ def config_of(pipeline, name, tmp_path, total_steps=TOTAL_STEPS, **own):
     "log_seconds": 0.05,
   }
   uniform = experience.ReplayConfig(**REPLAY)
-  replayed = {"replay": uniform if name == "dqn" else None}
+  prioritized = experience.PrioritizedConfig(**REPLAY)
+  plain = uniform if name == "dqn" else prioritized
+  replayed = {"replay": plain if name in REPLAYED else None}
   inbox = learner.InboxConfig(unroll_length=5, batch_size=4)
   workers = {
     "workers": local_actor.WorkersConfig(
@@ -98,8 +125,7 @@ def config_of(pipeline, name, tmp_path, total_steps=TOTAL_STEPS, **own):
     actors = sessions.Config(num_actors=2, envs_per_actor=4)
     config = impala.Config(**common, actors=actors, learner=inbox)
     if pipeline == "apex":
-      replay = experience.PrioritizedConfig(**REPLAY)
-      config = apex.Config(**vars(config), replay=replay)
+      config = apex.Config(**vars(config), replay=prioritized)
   return config.with_sockets(str(tmp_path))
 
 
@@ -157,14 +183,15 @@ def test_it_learns(pipeline, name, tmp_path):
   assert last["env_steps"] >= TOTAL_STEPS
   assert last["learner_steps"] >= 3
   # A replay counts resets as well: one for each episode, and 8 that go on.
-  resets = last["episodes"] + 8 if name == "dqn" else 0
+  replayed = name in REPLAYED
+  resets = last["episodes"] + 8 if replayed else 0
   assert 0 < last["learned_steps"] <= last["env_steps"] + resets
-  loss = last["loss" if name == "dqn" else "loss_value"]
+  loss = last["loss" if replayed else "loss_value"]
   assert np.isfinite(loss) and loss > 0
   assert last["episodes"] > 0
   if pipeline in ("a3c", "gorila"):
     assert last["gradient_staleness"] >= 0
-  elif pipeline == "sync" and name != "dqn":
+  elif pipeline == "sync" and not replayed:
     assert last["policy_lag"] == 0
   else:
     assert last["policy_lag"] >= 0
@@ -259,6 +286,9 @@ def test_sockets_are_given_where_no_address_is(pipeline, tmp_path):
   ("pipeline", "name", "reason"),
   [
     ("impala", "dqn", "expected a replay"),
+    ("impala", "r2d2", "expected a replay"),
+    ("impala", "rainbow", "expected a replay"),
+    ("a3c", "r2d2", "expected replayed True"),
     ("a3c", "ppo", "takes several steps"),
     ("gorila", "a2c", "expected no replay"),
     ("gorila", "vtrace", "expected no replay"),
@@ -288,7 +318,7 @@ def test_the_readmes_table_is_what_is_tested():
   rows = [
     [cell.strip() for cell in line.strip("|").split("|")]
     for line in text.splitlines()
-    if re.match(r"\| (agent|A2C|V-trace|PPO|DQN) \|", line)
+    if re.match(r"\| (agent|A2C|V-trace|PPO|DQN|R2D2|Rainbow) \|", line)
   ]
   names = [cell.strip("`") for cell in rows[0]]
   cells = [

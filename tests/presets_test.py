@@ -41,6 +41,24 @@ OF_DQN = {name: values[::2] for name, values in IMAGES.items()} | {
   "replay_ratio": (4.0, 8.0),
   "total_steps": (500_000, 10_000_000),
 }
+OF_R2D2 = {
+  "batch_size": (8, 16),
+  "burn_in": (20, 40),
+  "dueling": (True, True),
+  "envs_per_actor": (8, 16),
+  "epsilon_ladder": (True, True),
+  "importance_exponent": (0.6, 0.6),
+  "lstm_size": (64, 512),
+  "n_step": (5, 5),
+  "priority_exponent": (0.9, 0.9),
+  "replay_batch_size": (32, 64),
+  "replay_ratio": (4.0, 1.5),
+  "rescale": (True, True),
+  "sequence_length": (40, 80),
+  "stack_frames": (1, 1),
+  "total_steps": (500_000, 10_000_000),
+  "unroll_length": (20, 40),
+}
 OF_VTRACE = IMAGES | {
   "discount": (0.99, 0.95, 0.99),
   "entropy_cost": (0.01, 0.0, 0.003),
@@ -127,6 +145,21 @@ EFFECTIVE = {
     "minibatches": (4, 32, 4),
     "total_steps": (2_000_000, 2_000_000, 10_000_000),
     "unroll_length": (32, 128, 128),
+  },
+  ("r2d2", ""): OF_R2D2,
+  ("seed_r2d2", ""): OF_R2D2,
+  ("rainbow", ""): OF_DQN
+  | {
+    "dueling": (True, True),
+    "epsilon_end": (0.0, 0.0),
+    "hidden_sizes": ((128, 128), (512,)),
+    "huber_delta": (0.0, 0.0),
+    "learning_rate": (5e-4, 6.25e-5),
+    "importance_exponent_rise": (0.6, 0.6),
+    "n_step": (3, 3),
+    "num_atoms": (51, 51),
+    "priority_exponent": (0.5, 0.5),
+    "unroll_length": (4, 16),
   },
   ("seed_vtrace", ""): OF_VTRACE
   | {"batch_size": (64, 32, 4), "envs_per_actor": (128, 32, 8)},

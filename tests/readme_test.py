@@ -192,16 +192,25 @@ def test_the_roles_run_apart(place, tmp_path):
 
 
 def test_the_examples_are_as_short_as_it_says(place):
-  lengths = {"my_env.py": 30, "my_network.py": 60, "my_loss.py": 60}
+  lengths = {
+    "my_env.py": 30,
+    "my_network.py": 60,
+    "my_loss.py": 60,
+    "my_dqn.py": 60,
+  }
   for name, most in lengths.items():
     assert len(file_named(name).splitlines()) <= most
+  text = file_named("my_dqn.py")
+  agent = text[text.index("def munchausen") : text.index("@dataclasses")]
+  assert len([line for line in agent.splitlines() if line]) < 25
 
 
 @pytest.mark.slow
-def test_the_loss_learns(place):
-  done = run(place, [sys.executable, "my_loss.py"])
+@pytest.mark.parametrize(("name", "least"), [("my_loss", 300), ("my_dqn", 250)])
+def test_the_loss_learns(place, name, least):
+  done = run(place, [sys.executable, f"{name}.py"])
   assert done.returncode == 0, done.stderr
-  assert float(done.stdout.split()[-1]) >= 300
+  assert float(done.stdout.split()[-1]) >= least
 
 
 @pytest.mark.slow

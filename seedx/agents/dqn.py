@@ -35,16 +35,12 @@ class Config(value_based.Config):
     horizon: base.Horizon | None = None,
   ) -> base.Agent:
     """Makes the agent for an environment; see `base.Config`."""
-    loss = functools.partial(_loss, self)
+    loss = loss_of(self)
     return value_based.make(spec, self, loss, axis_name, horizon)
 
 
-def _loss(
-  config: Config,
-  evaluation: value_based.Evaluation,
-  hyperparameters: Mapping[str, jax.Array],
-) -> losses.QLearningLoss:
-  del hyperparameters
+def loss_of(config: Config) -> value_based.Loss:
+  """The loss `losses.q_learning` with the options of a config."""
   stream_loss = functools.partial(
     losses.q_learning,
     n=config.n_step,
@@ -52,4 +48,12 @@ def _loss(
     huber_delta=config.huber_delta or None,
     rescale=config.rescale,
   )
-  return jax.vmap(stream_loss, in_axes=1, out_axes=1)(*evaluation)
+
+  def loss(
+    evaluation: value_based.Evaluation,
+    hyperparameters: Mapping[str, jax.Array],
+  ) -> losses.QLearningLoss:
+    del hyperparameters
+    return jax.vmap(stream_loss, in_axes=1, out_axes=1)(*evaluation)
+
+  return loss

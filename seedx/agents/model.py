@@ -189,7 +189,7 @@ class Model:
       variables.params,
       inputs._replace(timestep=timestep),
       core_state,
-      rngs=None if rng_key is None else {"noise": rng_key},
+      rngs=None if rng_key is None else {networks.NOISE: rng_key},
     )
     return Output(head, mask, core_state)
 

@@ -1,6 +1,7 @@
 """Optimizers; the learning rate is in the agent's state."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Literal, Self
 
 import jax
@@ -25,6 +26,10 @@ class Config:
     rms_decay: RMSProp's decay of the mean squared gradient.
     rms_epsilon: RMSProp's epsilon, added inside the square root.
     max_gradient_norm: global gradient norm above which gradients are clipped.
+    transformation: makes an Optax optimizer that takes the place of all the
+      above, learning rate and clipping included, such as
+      `functools.partial(optax.lion, 1e-4)`. A function, since other processes
+      make theirs.
   """
 
   learning_rate: float = 2e-3
@@ -34,6 +39,7 @@ class Config:
   rms_decay: float = 0.99
   rms_epsilon: float = 1e-5
   max_gradient_norm: float = 0.5
+  transformation: Callable[[], optax.GradientTransformation] | None = None
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for a value out of its range."""
@@ -54,13 +60,14 @@ class Optimizer:
   """An optimizer whose learning rate is one of the state's hyper-parameters.
 
   Attributes:
-    direction: Optax's, all but the factor -learning_rate.
-    schedule: of the learning rate: maps optimizer steps to a factor.
+    direction: Optax's, all but the factor -learning_rate; or the user's own.
+    schedule: of the learning rate: maps optimizer steps to a factor; None for
+      an optimizer of the user's own, which has its learning rate in it.
     steps_per_update: optimizer steps in an update.
   """
 
   direction: optax.GradientTransformation
-  schedule: optax.Schedule
+  schedule: optax.Schedule | None
   steps_per_update: int = 1
 
   @classmethod
@@ -78,6 +85,8 @@ class Optimizer:
         constant.
       steps_per_update: optimizer steps in an update.
     """
+    if config.transformation is not None:
+      return cls(config.transformation(), None, steps_per_update)
     schedule: optax.Schedule = optax.constant_schedule(np.float32(1.0))
     if horizon is not None:
       # A float: JAX's integers end at 2^31.
@@ -95,7 +104,12 @@ class Optimizer:
     return cls(direction, schedule, steps_per_update)
 
   def start(self, params: types.Tree, updates: int | jax.Array) -> types.Tree:
-    """Its state after so many updates, which it has not seen."""
+    """Its state after so many updates, which it has not seen.
+
+    That of the user's own optimizer is its initial one.
+    """
+    if self.schedule is None:
+      return self.direction.init(params)
     *scales, schedule = self.direction.init(params)
     steps = jnp.int32(updates * self.steps_per_update)
     return (*scales, schedule._replace(count=steps))
@@ -107,8 +121,9 @@ class Optimizer:
     updates, optimizer_state = self.direction.update(
       gradients, state.optimizer_state, state.params
     )
-    rate = state.hyperparameters["learning_rate"]
-    updates = jax.tree.map(lambda update: -rate * update, updates)
+    if self.schedule is not None:
+      rate = state.hyperparameters["learning_rate"]
+      updates = jax.tree.map(lambda update: -rate * update, updates)
     return dataclasses.replace(
       state,
       params=optax.apply_updates(state.params, updates),
@@ -118,10 +133,16 @@ class Optimizer:
   def measure(
     self, state: base.AgentState, gradients: types.Tree
   ) -> dict[str, jax.Array]:
-    """The learning rate of the next update, and the norm before clipping."""
+    """The learning rate of the next update, and the norm before clipping.
+
+    The user's own optimizer does not say its learning rate.
+    """
+    norm = optax.global_norm(gradients)
+    if self.schedule is None:
+      return {"gradient_norm": norm}
     scheduled = self.schedule(state.updates * self.steps_per_update)
     rate = state.hyperparameters["learning_rate"] * scheduled
     return {
       "learning_rate": jnp.maximum(rate, 0.0),  # Rounding ends below 0.
-      "gradient_norm": optax.global_norm(gradients),
+      "gradient_norm": norm,
     }

@@ -18,11 +18,11 @@ class Config(dqn.Config):
   new one starts every `unroll_length` steps, so sequences overlap. They cross
   the ends of episodes: there the LSTM is reset and returns are cut, so nothing
   is padded. The loss is a mean over steps; the paper has the sum over the steps
-  of a sequence.
+  of a sequence. The LSTM also sees the previous action and reward; with size 0
+  there is none.
 
   Attributes:
-    lstm_size: units of the LSTM, which also sees the previous action and
-      reward; 0 for none.
+    lstm_size: units of the LSTM.
     burn_in: steps that only warm the LSTM up, with no gradient; the online and
       the target network do so each with its own parameters.
     sequence_length: transitions after the burn-in. What the LSTM is to remember
@@ -62,11 +62,6 @@ class Config(dqn.Config):
         "expected replayed True: R2D2 learns from sequences of a replay, found"
         " False"
       )
-
-  @property
-  def recurrent(self) -> bool:
-    """Whether it has an LSTM."""
-    return self.lstm_size > 0
 
   @property
   def windows(self) -> value_based.Windows:

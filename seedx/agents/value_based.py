@@ -103,6 +103,18 @@ class Acting(NamedTuple):
   hyperparameters: dict[str, jax.Array]
 
 
+class NoisyCoreState(NamedTuple):
+  """The core state of an agent with noisy layers.
+
+  Attributes:
+    network: the network's.
+    seed: `[B]` uint32, of the noise, which lasts for an episode.
+  """
+
+  network: types.Tree
+  seed: jax.Array
+
+
 class Extras(NamedTuple):
   """What priorities need from acting.
 
@@ -156,6 +168,7 @@ def make(
   horizon: base.Horizon | None = None,
   *,
   head: nn.Module | None = None,
+  noisy: bool = False,
 ) -> base.Agent:
   """Makes an agent from its loss.
 
@@ -165,17 +178,20 @@ def make(
     loss: per-step losses of evaluated streams.
     axis_name: see `base.Config.make`.
     horizon: see `base.Config.make`.
-    head: maps features `[B, F]` to Q-values `[B, A]`, or to a NamedTuple which
-      has them as `q_values`; None for `networks.QHead`.
+    head: maps features `[T, B, F]` to Q-values `[T, B, A]`, or to a NamedTuple
+      which has them as `q_values`; None for `networks.QHead`.
+    noisy: whether it has noisy layers. In acting, an environment's noise stays
+      the same for an episode; in learning, for a window.
 
   Raises:
     types.ConfigError: the actions are not discrete.
   """
+  check_discrete(spec)
   needs = _needs(config)
   if horizon is not None:
     horizon = horizon.with_windows(needs.learned_steps)
   learning = _Learning(
-    config, _model(spec, config, head), loss, axis_name, config.windows
+    config, _model(spec, config, head), loss, axis_name, config.windows, noisy
   )
   q_model = learning.model
   optimizer = optimizers.Optimizer.make(config, horizon)
@@ -218,9 +234,9 @@ def make(
   return base.Agent(
     init=init,
     acting=acting,
-    initial_core_state=q_model.initial_core_state,
-    step=functools.partial(_step, q_model, config),
-    greedy=functools.partial(_greedy, q_model, config),
+    initial_core_state=learning.initial_core_state,
+    step=functools.partial(_step, learning, greedy=False),
+    greedy=functools.partial(_step, learning, greedy=True),
     gradients=gradients,
     apply=apply,
     update=base.composed_update(gradients, apply),
@@ -229,6 +245,19 @@ def make(
     start=start,
     priorities=learning.priorities if config.windows else None,
   )
+
+
+def check_discrete(spec: types.EnvironmentSpec) -> None:
+  """Checks that each action can have a Q-value.
+
+  Raises:
+    types.ConfigError: the actions are not discrete.
+  """
+  if not isinstance(spec.action, dm_env.specs.DiscreteArray):
+    raise types.ConfigError(
+      f"expected discrete actions for Q-values, found {spec.action}; use an"
+      " actor-critic agent"
+    )
 
 
 def exploration(config: Config, num_envs: int) -> np.ndarray:
@@ -259,11 +288,6 @@ def _needs(config: Config) -> base.Needs:
 def _model(
   spec: types.EnvironmentSpec, config: Config, head: nn.Module | None
 ) -> model_lib.Model:
-  if not isinstance(spec.action, dm_env.specs.DiscreteArray):
-    raise types.ConfigError(
-      f"expected discrete actions for Q-values, found {spec.action}; use an"
-      " actor-critic agent"
-    )
   head = head or networks.QHead(
     int(spec.action.num_values),
     config.dueling,
@@ -296,20 +320,28 @@ def _epsilon(
 
 
 def _step(
-  q_model: model_lib.Model,
-  config: Config,
+  learning: "_Learning",
   acting: Acting,
   rng_key: jax.Array,
   inputs: types.Inputs,
   core_state: types.Tree,
-  greedy: bool = False,
+  *,
+  greedy: bool,
 ) -> tuple[types.AgentOutput, types.Tree]:
-  """One step of `[B, ...]`; see `base.Agent`."""
+  """One step of `[B, ...]`, without exploration if greedy; see `base.Agent`."""
   explore_key, action_key, noise_key = jax.random.split(rng_key, 3)
-  stream = jax.tree.map(lambda x: x[None], inputs)
-  output = q_model.unroll(
-    acting.variables, stream, core_state, None if greedy else noise_key
-  )
+  if learning.noisy and not greedy:
+    output = _noisy_step(
+      learning.model, acting.variables, noise_key, inputs, core_state
+    )
+  else:
+    stream = jax.tree.map(lambda x: x[None], inputs)
+    output = learning.model.unroll(
+      acting.variables, stream, learning.of_network(core_state)
+    )
+    if learning.noisy:
+      after = core_state._replace(network=output.core_state)
+      output = output._replace(core_state=after)
   outputs = jax.tree.map(lambda x: x[0], _legal(output))
   q_values = _q_values(outputs)
   action = jnp.argmax(q_values, axis=-1)
@@ -321,23 +353,38 @@ def _step(
     epsilon = jnp.maximum(acting.epsilon, inputs.exploration)
     explores = jax.random.uniform(explore_key, epsilon.shape) < epsilon
     action = jnp.where(explores, anything, action)
-  action = action.astype(q_model.spec.action.dtype)
-  extras = Extras(outputs) if config.windows else ()
+  action = action.astype(learning.model.spec.action.dtype)
+  extras = Extras(outputs) if learning.windows else ()
   return types.AgentOutput(action, extras), output.core_state
 
 
-def _greedy(
+def _noisy_step(
   q_model: model_lib.Model,
-  config: Config,
-  acting: Acting,
+  variables: model_lib.Variables,
   rng_key: jax.Array,
   inputs: types.Inputs,
-  core_state: types.Tree,
-) -> tuple[types.AgentOutput, types.Tree]:
-  """One step of `[B, ...]` without exploration."""
-  return _step(
-    q_model, config, acting, rng_key, inputs, core_state, greedy=True
-  )
+  core_state: NoisyCoreState,
+) -> model_lib.Output:
+  """The outputs of a step, each row with the noise of its episode."""
+  first = inputs.timestep.step_type == int(dm_env.StepType.FIRST)
+  new = jax.random.bits(rng_key, first.shape)
+  seed = jnp.where(first, new, core_state.seed)
+
+  def row(
+    inputs: types.Inputs, core_state: types.Tree, seed: jax.Array
+  ) -> model_lib.Output:
+    stream = jax.tree.map(lambda x: x[None, None], inputs)
+    before = jax.tree.map(lambda x: x[None], core_state)
+    key = jax.random.key(seed)
+    head, mask, after = q_model.unroll(variables, stream, before, key)
+    head, mask = jax.tree.map(lambda x: x[:, 0], (head, mask))
+    return model_lib.Output(head, mask, jax.tree.map(lambda x: x[0], after))
+
+  axes: types.Tree = model_lib.Output(1, None, 0)
+  if q_model.spec.action_mask is not None:
+    axes = axes._replace(action_mask=1)
+  output = jax.vmap(row, out_axes=axes)(inputs, core_state.network, seed)
+  return output._replace(core_state=NoisyCoreState(output.core_state, seed))
 
 
 class _Streams(NamedTuple):
@@ -361,6 +408,18 @@ class _Learning:
   loss: Loss
   axis_name: str | None
   windows: Windows | None
+  noisy: bool
+
+  def initial_core_state(self, batch_size: int) -> types.Tree:
+    """The core state at the start of an episode, `[batch_size, ...]`."""
+    core_state = self.model.initial_core_state(batch_size)
+    if not self.noisy:
+      return core_state
+    return NoisyCoreState(core_state, jnp.zeros(batch_size, jnp.uint32))
+
+  def of_network(self, core_state: types.Tree) -> types.Tree:
+    """The network's part of a core state."""
+    return core_state.network if self.noisy else core_state
 
   def differentiate(
     self, state: base.AgentState, rng_key: jax.Array, batch: types.Sample
@@ -416,7 +475,7 @@ class _Learning:
   ) -> types.Tree:
     """The head's outputs `[T + 1, B, ...]` after the burn-in."""
     variables = model_lib.Variables(params, state.statistics)
-    core_state, burn_in = unroll.core_state, 0
+    core_state, burn_in = self.of_network(unroll.core_state), 0
     if self.windows is not None:
       burn_in = self.windows.burn_in
       if not self.windows.stored_state:

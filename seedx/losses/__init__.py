@@ -7,6 +7,11 @@ discount 1; after either comes the FIRST step of the next episode, see
 """
 
 from seedx.losses.a2c import a2c
+from seedx.losses.categorical import (
+  Bootstraps,
+  categorical_q_learning,
+  n_step_bootstraps,
+)
 from seedx.losses.ppo import ppo
 from seedx.losses.q_learning import QLearningLoss, q_learning
 from seedx.losses.reductions import mean_share, sum_over_cores
@@ -16,12 +21,15 @@ from seedx.losses.vtrace import vtrace
 
 __all__ = [
   "ActorCriticLoss",
+  "Bootstraps",
   "QLearningLoss",
   "Transitions",
   "a2c",
+  "categorical_q_learning",
   "gae",
   "lambda_returns",
   "mean_share",
+  "n_step_bootstraps",
   "n_step_returns",
   "ppo",
   "q_learning",

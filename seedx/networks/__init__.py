@@ -2,9 +2,16 @@
 
 from seedx.networks.convolutions import Conv
 from seedx.networks.frame_stack import FrameStack
-from seedx.networks.heads import PolicyValue, PolicyValueHead, QHead
+from seedx.networks.heads import (
+  CategoricalQ,
+  CategoricalQHead,
+  PolicyValue,
+  PolicyValueHead,
+  QHead,
+)
 from seedx.networks.lstm import LSTM
 from seedx.networks.network import CoreState, Network
+from seedx.networks.noisy import NOISE, NoisyDense
 from seedx.networks.torsos import (
   IMAGE_TORSOS,
   MLP,
@@ -19,12 +26,16 @@ __all__ = [
   "IMAGE_TORSOS",
   "LSTM",
   "MLP",
+  "NOISE",
+  "CategoricalQ",
+  "CategoricalQHead",
   "Conv",
   "CoreState",
   "FrameStack",
   "ImpalaResNet",
   "NatureCNN",
   "Network",
+  "NoisyDense",
   "PolicyValue",
   "PolicyValueHead",
   "QHead",

@@ -1,10 +1,13 @@
 """Heads: from features to policies, values and Q-values."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+
+from seedx.networks import noisy
 
 
 class PolicyValue(NamedTuple):
@@ -30,7 +33,7 @@ class PolicyValueHead(nn.Module):
 
   @nn.compact
   def __call__(self, features: jax.Array) -> PolicyValue:
-    """Maps `[B, F]` to `PolicyValue` of `[B, ...]`."""
+    """Maps `[..., F]` to `PolicyValue` of `[...]` each."""
     return PolicyValue(
       policy=_linear(self.num_policy_parameters, 0.01)(features),
       value=_linear(1, 1.0)(features)[..., 0],
@@ -49,29 +52,80 @@ class QHead(nn.Module):
     dueling: use a dueling network.
     size: units of its hidden layers.
     dtype: of the hidden layers' computation; parameters are float32.
+    noise_scale: of `noisy.NoisyDense` for all layers; 0 for linear layers.
+    parts: Z, numbers for each action; 0 for one.
   """
 
   num_actions: int
   dueling: bool = False
   size: int = 64
   dtype: Any = jnp.float32
+  noise_scale: float = 0.0
+  parts: int = 0
 
   @nn.compact
   def __call__(self, features: jax.Array) -> jax.Array:
-    """Maps `[B, F]` to Q-values `[B, A]` float32."""
+    """Maps `[..., F]` to Q-values `[..., A]`, or `[..., A, Z]`, float32."""
     if not self.dueling:
-      return _linear(self.num_actions, 1.0)(features)
-    value = _linear(1, 1.0)(self._hidden(features))
-    advantage = _linear(self.num_actions, 1.0)(self._hidden(features))
-    return value + advantage - advantage.mean(axis=-1, keepdims=True)
+      return self._outputs(self.num_actions)(features)
+    value = self._outputs(1)(self._hidden(features))
+    advantage = self._outputs(self.num_actions)(self._hidden(features))
+    actions = -2 if self.parts else -1
+    return value + advantage - advantage.mean(axis=actions, keepdims=True)
+
+  def _outputs(self, count: int) -> Callable[[jax.Array], jax.Array]:
+    """From hidden units to `[..., count]`, or `[..., count, Z]`."""
+    if not self.parts:
+      return self._linear(count, 1.0, jnp.float32)
+    layer = self._linear(count * self.parts, 1.0, jnp.float32)
+    shape = count, self.parts
+    return lambda hidden: layer(hidden).reshape(*hidden.shape[:-1], *shape)
 
   def _hidden(self, features: jax.Array) -> jax.Array:
-    layer = nn.Dense(
-      self.size,
-      dtype=self.dtype,
-      kernel_init=nn.initializers.orthogonal(2.0**0.5),
-    )
-    return nn.relu(layer(features))
+    return nn.relu(self._linear(self.size, 2.0**0.5, self.dtype)(features))
+
+  def _linear(
+    self, size: int, scale: float, dtype: Any
+  ) -> Callable[[jax.Array], jax.Array]:
+    kernel_init = nn.initializers.orthogonal(scale)
+    if self.noise_scale:
+      return noisy.NoisyDense(size, self.noise_scale, kernel_init, dtype)
+    return nn.Dense(size, dtype=dtype, kernel_init=kernel_init)
+
+
+class CategoricalQ(NamedTuple):
+  """The distributions of the returns of actions.
+
+  Attributes:
+    q_values: `[..., A]` float32, their means.
+    logits: `[..., A, Z]` float32, of their atoms.
+  """
+
+  q_values: jax.Array
+  logits: jax.Array
+
+
+class CategoricalQHead(nn.Module):
+  """Distributions of returns over fixed atoms.
+
+  Bellemare et al. 2017, https://arxiv.org/abs/1707.06887, section 4.1; with a
+  dueling network, value and advantages are added by atom, as in Hessel et al.
+  2018, https://arxiv.org/abs/1710.02298.
+
+  Attributes:
+    head: with Z `parts`.
+    atoms: the Z returns, ascending.
+  """
+
+  head: QHead
+  atoms: tuple[float, ...]
+
+  @nn.compact
+  def __call__(self, features: jax.Array) -> CategoricalQ:
+    """Maps `[..., F]` to `CategoricalQ` of `[..., A, ...]`."""
+    logits = self.head(features)
+    q_values = jax.nn.softmax(logits) @ jnp.float32(self.atoms)
+    return CategoricalQ(q_values, logits)
 
 
 def _linear(size: int, scale: float) -> nn.Dense:

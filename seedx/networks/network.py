@@ -35,7 +35,7 @@ class Network(nn.Module):
   Attributes:
     observation: the leaves of the observation's nest of specs.
     action: the action spec.
-    head: maps features `[T * B, F]` to a nest of `[T * B, ...]`.
+    head: maps features `[T, B, F]` to a nest of `[T, B, ...]`.
     sizes: units of the MLP's layers.
     image_torso: "nature" or "impala".
     stack_frames: frames in a stack of images.
@@ -89,17 +89,13 @@ class Network(nn.Module):
     features = torso(
       jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), observation)
     )
+    features = features.reshape(*step_type.shape, -1)
     cell: types.Tree = ()
     if self.lstm_size:
-      features = features.reshape(*step_type.shape, -1)
       joined = jnp.concatenate([features, *self._past(inputs)], axis=-1)
       core = lstm.LSTM(self.lstm_size, self.dtype)
       features, cell = core(joined, step_type, core_state.lstm)
-      features = features.reshape(-1, self.lstm_size)
-    output = jax.tree.map(
-      lambda x: x.reshape(*step_type.shape, *x.shape[1:]), self.head(features)
-    )
-    return output, CoreState(frames, cell)
+    return self.head(features), CoreState(frames, cell)
 
   def _stacked(
     self, inputs: types.Inputs, past: tuple[types.Array, ...]

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from seedx import losses
-from tests.losses import references
+from tests.losses import references, streams
 
 STREAM = "step_type", "reward", "discount"
 POLICY = "log_prob", "entropy"
@@ -91,6 +91,10 @@ def q_learning(*arguments, **setting):
   )
 
 
+WIDE, NARROW = (
+  np.linspace(-x, x, streams.ATOMS, dtype=np.float32) for x in (20.0, 0.5)
+)
+
 CASES = {
   "n_step_returns": Case(
     losses.n_step_returns,
@@ -151,6 +155,21 @@ CASES = {
     ),
     {"loss": "q_values"},
     1e-3,  # The inverse of h loses three digits to cancellation.
+  ),
+  "categorical_q_learning": Case(
+    functools.partial(losses.categorical_q_learning, atoms=WIDE),
+    references.categorical_q_learning,
+    (
+      *("q_values", "logits", "target_q_values", "target_logits"),
+      *("action", *STREAM),
+    ),
+    (
+      {},
+      {"n": 3, "double": False},
+      # Most returns lie beyond them.
+      {"atoms": NARROW, "n": 20},
+    ),
+    {"loss": "logits"},
   ),
 }
 LOSSES = [name for name, case in CASES.items() if case.learns]

@@ -262,3 +262,41 @@ def q_learning(
   return losses.QLearningLoss(
     loss * constant["importance_weight"], td_error(constant), weight
   )
+
+
+def categorical_q_learning(stream, constant, atoms=None, n=1, double=True):
+  """Bellemare et al. 2017, algorithm 1, of each episode by itself."""
+  atoms = np.linspace(-20, 20, streams.ATOMS) if atoms is None else atoms
+  loss = np.zeros(len(constant["action"]))
+  weight = weights(constant)
+  for start, stop in streams.spans(constant):
+    for t in range(start, stop - 1):
+      end = min(t + n, stop - 1)
+      reward, discount = 0.0, 1.0
+      for k in range(t + 1, end + 1):
+        reward += discount * constant["reward"][k]
+        discount *= np.float64(constant["discount"][k])
+      by = constant["q_values" if double else "target_q_values"][end]
+      bootstrapped = probabilities(constant["target_logits"][end][by.argmax()])
+      target = projected(reward + discount * atoms, bootstrapped, atoms)
+      taken = probabilities(stream["logits"][t, constant["action"][t]])
+      some = target > 0
+      ratio = target[some] / taken[some]
+      loss[t] = np.sum(target[some] * np.log(ratio))
+  return losses.QLearningLoss(loss, loss, weight)
+
+
+def probabilities(logits):
+  power = np.exp(np.float64(logits) - np.max(logits))
+  return power / power.sum()
+
+
+def projected(returns, mass, atoms):
+  """Shares each return's mass between the two atoms beside it."""
+  result, gap = np.zeros(len(atoms)), atoms[1] - atoms[0]
+  for one, share in zip(returns, mass, strict=True):
+    place = (np.clip(one, atoms[0], atoms[-1]) - atoms[0]) / gap
+    low, high = int(np.floor(place)), int(np.ceil(place))
+    result[low] += share * (1.0 if low == high else high - place)
+    result[high] += 0.0 if low == high else share * (place - low)
+  return result

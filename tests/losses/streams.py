@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 FIRST, MID, LAST = (int(step_type) for step_type in dm_env.StepType)
-ACTIONS = 3
+ACTIONS, ATOMS = 3, 5
 # What has an entry for each transition; the rest has one for each time step.
 PER_TRANSITION = {"log_prob", "behaviour_log_prob", "entropy", "action"}
 
@@ -64,7 +64,11 @@ def random_stream(events, seed, start=False, gamma=0.9):
   }
   stream = {k: np.asarray(v, np.float32) for k, v in stream.items()}
   action = rng.integers(0, ACTIONS, steps).astype(np.int32)
-  return stream | {"step_type": step_type, "action": action}
+  logits = {
+    name: 2 * rng.normal(size=(steps + 1, ACTIONS, ATOMS)).astype(np.float32)
+    for name in ("logits", "target_logits")
+  }
+  return stream | logits | {"step_type": step_type, "action": action}
 
 
 def resets(stream):

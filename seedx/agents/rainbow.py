@@ -1,0 +1,120 @@
+"""Rainbow: six improvements of DQN together, each of which can be left out.
+
+Hessel et al. 2018, "Rainbow: Combining Improvements in Deep Reinforcement
+Learning", https://arxiv.org/abs/1710.02298.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from seedx import losses, networks, types
+from seedx.agents import base, dqn, value_based
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(dqn.Config):
+  """Rainbow's hyper-parameters, beside those of DQN.
+
+  The components are double Q-learning (`double`), dueling networks (`dueling`),
+  n-step returns (`n_step` above 1), distributional returns (`num_atoms` above
+  0), noisy layers (`noise_scale` above 0), and a prioritized replay
+  (`priority_exponent` above 0), which belongs to the pipeline.
+
+  Attributes:
+    num_atoms: atoms of the distribution of returns; 0 for Q-values and the loss
+      of DQN.
+    value_min: the lowest atom, a return of scaled rewards.
+    value_max: the highest atom.
+    noise_scale: initial scale of the noise in the head's layers, sigma_0; 0 for
+      layers without noise.
+  """
+
+  dueling: bool = True
+  epsilon_end: float = 0.0
+  epsilon_steps: int = 0
+  num_atoms: int = 51
+  value_min: float = -10.0
+  value_max: float = 10.0
+  noise_scale: float = 0.5
+
+  def __post_init__(self) -> None:
+    """Raises types.ConfigError for a value out of its range.
+
+    The same where DQN's loss has an option and the distribution is in its
+    place.
+    """
+    super().__post_init__()
+    types.check_ranges(
+      self,
+      num_atoms=(0, 2**16),
+      value_min=(-types.MOST, types.MOST),
+      value_max=(-types.MOST, types.MOST),
+      noise_scale=(0.0, types.MOST),
+    )
+    if self.num_atoms == 1 or self.value_min >= self.value_max:
+      raise types.ConfigError(
+        "expected at least 2 num_atoms, from a value_min up to a larger"
+        f" value_max, found {self.num_atoms} from {self.value_min} to"
+        f" {self.value_max}"
+      )
+    if self.num_atoms and (self.rescale or self.huber_delta):
+      raise types.ConfigError(
+        "expected rescale False and huber_delta 0 with a distribution of"
+        f" returns, found {self.rescale} and {self.huber_delta}; num_atoms 0"
+        " has DQN's loss"
+      )
+
+  def make(
+    self,
+    spec: types.EnvironmentSpec,
+    axis_name: str | None = None,
+    horizon: base.Horizon | None = None,
+  ) -> base.Agent:
+    """Makes the agent for an environment; see `base.Config`."""
+    value_based.check_discrete(spec)
+    head = networks.QHead(
+      int(spec.action.num_values),
+      self.dueling,
+      self.hidden_sizes[-1],
+      jnp.dtype(self.compute_dtype),
+      self.noise_scale,
+      self.num_atoms,
+    )
+    make = functools.partial(
+      value_based.make,
+      spec,
+      self,
+      axis_name=axis_name,
+      horizon=horizon,
+      noisy=self.noise_scale > 0,
+    )
+    if not self.num_atoms:
+      return make(loss=dqn.loss_of(self), head=head)
+    atoms = np.linspace(self.value_min, self.value_max, self.num_atoms)
+    loss = functools.partial(_loss, self, jnp.float32(atoms))
+    categorical = networks.CategoricalQHead(head, tuple(atoms.tolist()))
+    return make(loss=loss, head=categorical)
+
+
+def _loss(
+  config: Config,
+  atoms: jax.Array,
+  evaluation: value_based.Evaluation,
+  hyperparameters: Mapping[str, jax.Array],
+) -> losses.QLearningLoss:
+  del hyperparameters
+  stream_loss = functools.partial(
+    losses.categorical_q_learning,
+    atoms=atoms,
+    n=config.n_step,
+    double=config.double,
+  )
+  outputs, target_outputs, *rest = evaluation
+  return jax.vmap(stream_loss, in_axes=1, out_axes=1)(
+    *outputs, *target_outputs, *rest
+  )

@@ -1,0 +1,181 @@
+"""Distributional Q-learning over fixed atoms: C51's and Rainbow's loss."""
+
+from typing import NamedTuple
+
+import dm_env
+import jax
+import jax.numpy as jnp
+import rlax
+
+from seedx.losses import streams
+from seedx.losses.q_learning import QLearningLoss
+
+
+class Bootstraps(NamedTuple):
+  """Where n-step returns end, and what they have collected until there.
+
+  Attributes:
+    reward: `[T]`, the sum of discounted rewards.
+    discount: `[T]`, the product of discounts.
+    step: `[T]` int32, the time step that they bootstrap from.
+    weight: `[T]`, 0 on resets, 1 elsewhere.
+  """
+
+  reward: jax.Array
+  discount: jax.Array
+  step: jax.Array
+  weight: jax.Array
+
+
+def n_step_bootstraps(
+  step_type: jax.Array, reward: jax.Array, discount: jax.Array, *, n: int
+) -> Bootstraps:
+  """Splits n-step returns into rewards and what they bootstrap from.
+
+      G_t = reward_t + discount_t V(step_t)
+
+  Returns end n steps ahead, at an episode's LAST step, or at the end of the
+  stream. With them a target may bootstrap from what is no number, such as a
+  distribution.
+
+  >>> found = n_step_bootstraps(
+  ...   step_type=jnp.array([1, 1, 2, 0]),
+  ...   reward=jnp.array([0.0, 1.0, 2.0, 0.0]),
+  ...   discount=jnp.array([0.5, 0.5, 0.5, 0.5]),
+  ...   n=3,
+  ... )  # 1 + 0.5 (2 + 0.5 V_2), 2 + 0.5 V_2, and a reset
+  >>> found.reward.tolist(), found.discount.tolist(), found.step.tolist()
+  ([2.0, 2.0, 0.0], [0.25, 0.5, 1.0], [2, 2, 2])
+
+  Args:
+    step_type: `[T + 1]` integers of `dm_env.StepType`.
+    reward: `[T + 1]` float, the reward that arrived with each time step.
+    discount: `[T + 1]` float, the discount of each time step, times gamma.
+    n: steps before bootstrapping, at least 1.
+
+  Returns:
+    `Bootstraps` of `[T]` each; of resets all but the weight mean nothing.
+
+  Raises:
+    ValueError: ranks, types or lengths differ from the above, or n is below 1.
+  """
+  length = streams.num_transitions(step_type)
+  streams.check(float, (length + 1,), reward=reward, discount=discount)
+  if n < 1:
+    raise ValueError(f"expected n of at least 1, found {n}")
+  start = jnp.arange(length)
+  step_type, reward, discount = map(jnp.asarray, (step_type, reward, discount))
+  last = step_type == int(dm_env.StepType.LAST)
+
+  def longer(found: Bootstraps, k: jax.Array) -> tuple[Bootstraps, None]:
+    step = jnp.minimum(start + k, length)
+    grows = (start + k <= length) & ~last[found.step]
+    return Bootstraps(
+      found.reward + jnp.where(grows, found.discount * reward[step], 0.0),
+      found.discount * jnp.where(grows, discount[step], 1.0),
+      jnp.where(grows, step, found.step),
+      found.weight,
+    ), None
+
+  first = step_type[1:] == int(dm_env.StepType.FIRST)
+  none = Bootstraps(
+    jnp.zeros(length), jnp.ones(length), start, 1.0 - first.astype(jnp.float32)
+  )
+  found, _ = jax.lax.scan(longer, none, jnp.arange(1, min(n, length) + 1))
+  return found
+
+
+def categorical_q_learning(
+  q_values: jax.Array,
+  logits: jax.Array,
+  target_q_values: jax.Array,
+  target_logits: jax.Array,
+  action: jax.Array,
+  step_type: jax.Array,
+  reward: jax.Array,
+  discount: jax.Array,
+  *,
+  atoms: jax.Array,
+  n: int = 1,
+  double: bool = True,
+) -> QLearningLoss:
+  """The distributional Q-learning loss of one stream of T transitions.
+
+      loss_t = KL(Phi(R_t + D_t z, p'_k(a*)) || p_t(a_t))
+      a*     = argmax_a Q_k(a) if double, else argmax_a Q'_k(a)
+
+  where an n-step return collects R_t and D_t until step k, see
+  `n_step_bootstraps`; z are the atoms, p and p' the distributions over them by
+  the learned and the target parameters, and Phi projects the moved atoms back
+  onto z. The gradient takes the target as a constant. Bellemare et al. 2017,
+  https://arxiv.org/abs/1707.06887, equation 7 and algorithm 1; n steps and
+  double Q-learning: Hessel et al. 2018, https://arxiv.org/abs/1710.02298,
+  section "The Integrated Agent".
+
+  >>> loss = categorical_q_learning(
+  ...   q_values=jnp.array([[0.0], [0.0]]),
+  ...   logits=jnp.array([[[0.0, 0.0, 0.0]], [[0.0, 0.0, 0.0]]]),
+  ...   target_q_values=jnp.array([[0.0], [2.0]]),
+  ...   target_logits=jnp.array([[[0.0, 0.0, 0.0]], [[-99.0, -99.0, 0.0]]]),
+  ...   action=jnp.array([0]),
+  ...   step_type=jnp.array([1, 1]),
+  ...   reward=jnp.array([0.0, 0.5]),
+  ...   discount=jnp.array([1.0, 0.5]),
+  ...   atoms=jnp.array([0.0, 1.0, 2.0]),
+  ... )  # 0.5 + 0.5 * 2 lies half way between the atoms 1 and 2: log 3 - log 2
+  >>> round(loss.loss.item(), 4)
+  0.4055
+
+  Args:
+    q_values: `[T + 1, A]` float, Q by the learned parameters; it only chooses
+      actions.
+    logits: `[T + 1, A, Z]` float, of p.
+    target_q_values: `[T + 1, A]` float, Q', which only chooses actions.
+    target_logits: `[T + 1, A, Z]` float, of p'.
+    action: `[T]` integers, the actions taken.
+    step_type: `[T + 1]` integers of `dm_env.StepType`.
+    reward: `[T + 1]` float, the reward that arrived with each time step.
+    discount: `[T + 1]` float, the discount of each time step, times gamma.
+    atoms: `[Z]` float, ascending; returns beyond them are clipped.
+    n: n of n-step returns, at least 1.
+    double: whether Q chooses the action of the target.
+
+  Returns:
+    `QLearningLoss` of `[T]` each; `td_error` is the loss without a gradient.
+
+  Raises:
+    ValueError: ranks, types or lengths differ from the above, or n is below 1.
+  """
+  length = streams.num_transitions(step_type)
+  if jnp.ndim(logits) != 3:
+    raise ValueError(
+      "expected logits of one stream with an axis of actions and one of atoms,"
+      f" found shape {jnp.shape(logits)}; use jax.vmap for a batch of streams"
+    )
+  _, actions, count = jnp.shape(logits)
+  shape = (length + 1, actions)
+  streams.check(
+    float, shape, q_values=q_values, target_q_values=target_q_values
+  )
+  streams.check(
+    float, (*shape, count), logits=logits, target_logits=target_logits
+  )
+  streams.check(float, (count,), atoms=atoms)
+  streams.check(int, (length,), action=action)
+  logits, target_logits = map(jnp.asarray, (logits, target_logits))
+  ends = n_step_bootstraps(step_type, reward, discount, n=n)
+  best = jnp.argmax(q_values if double else target_q_values, axis=-1)
+  chosen = target_logits[ends.step, best[ends.step]]
+  target = jax.vmap(rlax.categorical_l2_project, in_axes=(0, 0, None))(
+    ends.reward[:, None] + ends.discount[:, None] * atoms,
+    jax.nn.softmax(chosen),
+    atoms,
+  )
+  target = jax.lax.stop_gradient(target)
+  taken = logits[jnp.arange(length), action]
+  loss = ends.weight * jnp.sum(
+    jax.scipy.special.xlogy(target, target)
+    - target * jax.nn.log_softmax(taken),
+    axis=-1,
+  )
+  return QLearningLoss(loss, jax.lax.stop_gradient(loss), ends.weight)

@@ -1,0 +1,60 @@
+"""Noisy layers: exploration by noise whose size is learned."""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+# The name of Flax's random numbers; without them there is no noise.
+NOISE = "noise"
+
+
+class NoisyDense(nn.Module):
+  """A linear layer with factorised Gaussian noise.
+
+      y_j = mu_j(x) + f(e_j) (sigma_j0 + sum_i sigma_ji f(e_i) x_i)
+      f(e) = sign(e) sqrt(|e|),  e normal
+
+  where mu is a linear layer too. Each stream of a batch has noise of its own,
+  the same at all its steps, so that no two environments explore alike; no noisy
+  matrix is built. Without random numbers named `NOISE` the result is mu(x).
+  Fortunato et al. 2018, https://arxiv.org/abs/1706.10295, section 3.
+
+  Attributes:
+    size: of the outputs.
+    scale: sigma is at first this over the square root of the inputs.
+    kernel_init: of mu's matrix; its other parameters are zeros at first.
+    dtype: of the computation; parameters are float32.
+  """
+
+  size: int
+  scale: float = 0.5
+  kernel_init: Callable[..., jax.Array] = nn.initializers.orthogonal()
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(self, features: jax.Array) -> jax.Array:
+    """Maps `[T, B, F]` to `[T, B, size]`."""
+    _, streams, inputs = features.shape
+    sigma = nn.initializers.constant(self.scale / inputs**0.5)
+    mean = nn.Dense(self.size, dtype=self.dtype, kernel_init=self.kernel_init)
+    spread = nn.Dense(
+      self.size, dtype=self.dtype, kernel_init=sigma, bias_init=sigma
+    )
+    if not self.has_rng(NOISE):
+      if self.is_initializing():
+        spread(features)
+      return mean(features)
+    noise = _noise(self.make_rng(NOISE), (streams, inputs + self.size))
+    before, after = jnp.split(noise.astype(features.dtype), [inputs], axis=-1)
+    return mean(features) + after * spread(before * features)
+
+
+def _noise(rng_key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+  normal = jax.random.normal(rng_key, shape)
+  # Else XLA would draw it again for each time step.
+  return jax.lax.optimization_barrier(
+    jnp.sign(normal) * jnp.sqrt(jnp.abs(normal))
+  )
