@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import dm_env
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from dm_env import specs
 
@@ -767,6 +769,35 @@ def test_gradients_are_clipped_by_their_global_norm():
   assert difference(one.params, ten.params) < 1e-8
   small = apply(initial_state(), jax.tree.map(lambda x: 1e-3 * x, gradients))
   assert difference(one.params, small.params) > 1e-5
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_any_optax_optimizer_takes_the_place_of_ours(name):
+  """Rate and clipping included; another process can make it, too."""
+  algorithm = ALGORITHMS[name]
+  config = algorithm.config(
+    hidden_sizes=(8,),
+    learning_rate=1.0,
+    max_gradient_norm=1e-9,
+    transformation=functools.partial(optax.sgd, 0.25),
+  )
+  config = pickle.loads(pickle.dumps(config))
+  agent = config.make(SPEC, None, base.Horizon(env_steps=100, updates=1))
+  state = jax.jit(agent.init)(jax.random.key(0))
+  gradients = base.Gradients(jax.tree.map(jnp.ones_like, state.params))
+  for _ in range(2):
+    before, state = state, jax.jit(agent.apply)(state, gradients)
+    moved = jax.tree.map(lambda x, y: x - y, before.params, state.params)
+    for leaf in jax.tree.leaves(moved):
+      np.testing.assert_allclose(leaf, 0.25, rtol=1e-5)
+  key, batch = jax.random.key(0), algorithm.batch(agent, SPEC, 1)
+  _, output = jax.jit(agent.update)(state, key, batch)
+  assert "learning_rate" not in output.metrics
+  assert output.metrics["gradient_norm"] > 0
+  started = agent.start(state.params, 7)
+  assert jax.tree.structure(started.optimizer_state) == jax.tree.structure(
+    state.optimizer_state
+  )
 
 
 @pytest.mark.parametrize(

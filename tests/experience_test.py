@@ -34,7 +34,10 @@ def agent_of(window=WINDOW):
 def replay_config(kind=experience.ReplayConfig, **changes):
   """A config of `replay_...` fields; those of the exponents have no prefix."""
   options = {"capacity": 64, "min_steps": 1, "batch_size": 8, "ratio": 1.0}
-  exponents = ("priority_exponent", "importance_exponent")
+  exponents = (
+    *("priority_exponent", "importance_exponent"),
+    "importance_exponent_rise",
+  )
   return kind(
     **{
       name if name in exponents else f"replay_{name}": value
@@ -601,3 +604,46 @@ def test_a_replay_of_another_size_is_not_taken_over(capfd):
 def test_unrolls_without_priorities_are_refused():
   with pytest.raises(types.ConfigError, match="expected priorities with"):
     list(make_prioritized()(shares_of(0)))
+
+
+def test_the_importance_exponent_rises_over_the_run_and_goes_on():
+  """Weights with beta are those with 1, to the power of beta."""
+  uneven = [
+    share._replace(priorities=share.priorities.at[0, 0].set(50.0))
+    for share in with_priorities(0)
+  ]
+
+  def weights(resumed=0, **changes):
+    source = source_of(replay_config(PRIORITIZED, ratio=20.0, **changes))
+    source.resume(resumed)
+    return [batch.parts[0].importance_weight for batch in source(uneven)]
+
+  full = weights(importance_exponent=1.0)
+  rising = {"importance_exponent": 0.2, "importance_exponent_rise": 0.6}
+  # Of 100 env steps, with 20 learned from each: 250 batches of 8.
+  beta = [0.2 + 0.6 * index / 250 for index in range(len(full))]
+  assert len(full) == 20
+  for own, plain, power in zip(weights(**rising), full, beta, strict=True):
+    np.testing.assert_allclose(own, plain**power, rtol=1e-4)
+    assert np.min(own) < 0.9
+  later = zip(
+    weights(resumed=10, **rising),
+    weights(resumed=10, importance_exponent=1.0),
+    strict=True,
+  )
+  for index, (own, plain) in enumerate(later):
+    power = 0.2 + 0.6 * (10 + index) / 250
+    np.testing.assert_allclose(own, plain**power, rtol=1e-4)
+  for own, plain in zip(
+    weights(resumed=1000, **rising),
+    weights(resumed=1000, importance_exponent=1.0),
+    strict=True,
+  ):
+    np.testing.assert_allclose(own, plain**0.8, rtol=1e-4)
+
+
+def test_the_importance_exponent_cannot_rise_above_1():
+  with pytest.raises(types.ConfigError, match="importance_exponent_rise from"):
+    replay_config(
+      PRIORITIZED, importance_exponent=0.5, importance_exponent_rise=0.6
+    )

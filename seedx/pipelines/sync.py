@@ -93,7 +93,6 @@ def learn(config: Config, context: process.Context) -> process.Process:
   seeds = sessions.Seeds(config.seed)
   layout = unroll_store.Layout.of(agent, period, config.num_envs)
   programs = local_actor.Programs(agent, spec, layout)
-  priorities = base.priorities(agent)
   # Acting waits while the agent learns; learning waits the rest of the time.
   names = metrics.WAIT_ENVIRONMENTS, metrics.WAIT_LEARNER
   waits = metrics.Waits(dict.fromkeys((*names, metrics.WAIT_EXPERIENCE), 1))
@@ -120,7 +119,7 @@ def learn(config: Config, context: process.Context) -> process.Process:
           played.add(rows)
         if unroll is not None:
           with waits.timed(metrics.WAIT_LEARNER):
-            first = priorities(acting, unroll)
+            first = programs.priorities(acting, unroll)
             for batch in source(learning.shares(unroll, first)):
               learning.learn(batch)
             learning.publish()
