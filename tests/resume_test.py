@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from experiments import a2c, dqn, ppo
+from experiments import a2c, dqn, ppo, r2d2
 from seedx import checkpoint, envs, metrics, types, wire
 from seedx.acting import sessions
 from seedx.agents import ppo as ppo_agent
@@ -522,10 +522,29 @@ _DQN = [
 ]
 
 
-def test_a_replay_goes_on_where_it_was(tmp_path, monkeypatch, capfd):
+# Sequences with the LSTM's states and priorities, and a batch drawn ahead.
+_R2D2 = [
+  *("--hidden-sizes", "8", "--lstm-size", "8", "--unroll-length", "8"),
+  *("--burn-in", "2", "--sequence-length", "12", "--batch-size", "4"),
+  *("--num-actors", "1", "--envs-per-actor", "4"),
+  *("--replay-min-steps", "200", "--replay-batch-size", "4"),
+  *("--replay-capacity", "4000", "--checkpoint-every-seconds", "0.05"),
+]
+
+
+@pytest.mark.parametrize(
+  ("experiment", "options"),
+  [
+    pytest.param(dqn, _DQN, id="dqn"),
+    pytest.param(r2d2, _R2D2, id="r2d2", marks=pytest.mark.slow),
+  ],
+)
+def test_a_replay_goes_on_where_it_was(
+  experiment, options, tmp_path, monkeypatch, capfd
+):
   run_dir, restored = tmp_path / "run", []
-  words = [*_DQN, "--total-steps", "600", "--run-dir", str(run_dir)]
-  assert programs.main(dqn, words) == 0
+  words = [*options, "--total-steps", "600", "--run-dir", str(run_dir)]
+  assert programs.main(experiment, words) == 0
   step = steps_of(run_dir)[-1]
   found = checkpoint.Checkpoints(checkpointer.directory(run_dir))
   saved = found.restore(step, checkpointer.REPLAY)
@@ -542,9 +561,9 @@ def test_a_replay_goes_on_where_it_was(tmp_path, monkeypatch, capfd):
       restored.append(running.copied(source.saved()()))
 
   monkeypatch.setattr(experience.Replayed, "_begin", spy)
-  words = ["--resume", str(run_dir), "--total-steps", "700"]
+  words = ["--resume", str(run_dir), "--total-steps", "800"]
   updates = raw_lines(run_dir)[-1]["learner_steps"]
-  assert programs.main(dqn, words) == 0
+  assert programs.main(experiment, words) == 0
   content = np.frombuffer(checkpoint.to_bytes(restored[0]), np.uint8)
   running.assert_equal(checkpoint.from_bytes(content), saved)
   # It need not be filled again.

@@ -23,7 +23,8 @@ class Config(dqn.Config):
   The components are double Q-learning (`double`), dueling networks (`dueling`),
   n-step returns (`n_step` above 1), distributional returns (`num_atoms` above
   0), noisy layers (`noise_scale` above 0), and a prioritized replay
-  (`priority_exponent` above 0), which belongs to the pipeline.
+  (`priority_exponent` above 0), which belongs to the pipeline. An environment's
+  noise lasts for an episode, so that it leads somewhere.
 
   Attributes:
     num_atoms: atoms of the distribution of returns; 0 for Q-values and the loss
