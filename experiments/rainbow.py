@@ -3,8 +3,9 @@
   python -m experiments.rainbow --env CartPole-v1
 
 Each component can be left out: `--no-double`, `--no-dueling`, `--n-step 1`,
-`--num-atoms 0`, `--noise-scale 0`, `--priority-exponent 0`. Some defaults
-depend on the environment: `--env Pong-v5 --help` shows them.
+`--num-atoms 0`, `--priority-exponent 0`; and `--noise-scale 0`, which needs
+another way to explore, such as `--epsilon-end 0.01 --epsilon-steps 50000`. Some
+defaults depend on the environment: `--env Pong-v5 --help` shows them.
 """
 
 import sys

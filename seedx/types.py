@@ -129,8 +129,8 @@ class AgentOutput(NamedTuple):
 
   Attributes:
     action: `[B, *action_shape]`.
-    extras: any nest of `[B, ...]` that learning needs, such as the
-      log-probability of the action.
+    extras: any nest of `[B, ...]` that learning or priorities need, such as
+      the log-probability of the action.
   """
 
   action: Array
@@ -143,7 +143,8 @@ class Unroll(NamedTuple):
   Attributes:
     inputs: `[L, B, ...]`, the network's inputs.
     action: `[L, B, ...]`, the actions taken.
-    extras: `[L, B, ...]`, `AgentOutput.extras`.
+    extras: `[L, B, ...]`, `AgentOutput.extras`; () where nothing needs them any
+      more.
     version: `[L, B]` int32, the version of the parameters that acted.
     core_state: `[B, ...]`, before the first step.
   """

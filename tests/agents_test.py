@@ -560,12 +560,11 @@ def test_a_hyperparameter_of_the_state_is_as_good_as_of_the_config(
   expected = other(other.state)
   affected = {
     "learning_rate": {"update"},
-    "epsilon_end": {"step"},
+    "epsilon_end": {"acting", "step"},
+    # Actors compute priorities with it.
     "discount": {"gradients", "update"}
-    | ({"priorities"} if algorithm == "dqn" else set()),
+    | ({"acting", "priorities"} if algorithm == "dqn" else set()),
   }.get(name, {"gradients", "update"})
-  if algorithm == "dqn":  # Actors compute priorities with them.
-    affected = affected | {"acting"}
   for function, said in actual.items():
     jax.tree.map(
       functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6),
@@ -769,6 +768,29 @@ def test_gradients_are_clipped_by_their_global_norm():
   assert difference(one.params, ten.params) < 1e-8
   small = apply(initial_state(), jax.tree.map(lambda x: 1e-3 * x, gradients))
   assert difference(one.params, small.params) > 1e-5
+
+
+def test_an_optimizer_that_is_none_is_refused():
+  with pytest.raises(types.ConfigError, match="expected a transformation that"):
+    dqn.Config(transformation=optax.lion(1e-4))
+
+
+@pytest.mark.parametrize("name", ["dqn", "rainbow"])
+def test_without_priorities_a_step_has_no_extras(name):
+  algorithm = ALGORITHMS[name]
+  agent = algorithm.config(hidden_sizes=(8,)).make(SPEC)
+  acting = agent.acting(agent.init(jax.random.key(0)))
+  inputs = acting_step.zero_inputs(SPEC, 4)
+  start = agent.initial_core_state(4)
+  plain = base.without_priorities(agent)
+  assert plain.priorities is None
+  one, after = agent.step(acting, jax.random.key(1), inputs, start)
+  two, same = plain.step(acting, jax.random.key(1), inputs, start)
+  assert two.extras == () and jax.tree.leaves(one.extras)
+  assert_equal((two.action, same), (one.action, after))
+  # Those of a policy are for learning.
+  policy = a2c.Config(hidden_sizes=(8,)).make(SPEC)
+  assert base.without_priorities(policy).step is policy.step
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

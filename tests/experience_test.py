@@ -642,8 +642,22 @@ def test_the_importance_exponent_rises_over_the_run_and_goes_on():
     np.testing.assert_allclose(own, plain**0.8, rtol=1e-4)
 
 
-def test_the_importance_exponent_cannot_rise_above_1():
-  with pytest.raises(types.ConfigError, match="importance_exponent_rise from"):
-    replay_config(
-      PRIORITIZED, importance_exponent=0.5, importance_exponent_rise=0.6
-    )
+def test_the_importance_exponent_ends_at_1():
+  rising = {"importance_exponent": 0.8, "importance_exponent_rise": 0.9}
+  found = []
+  for changes in (rising, {"importance_exponent": 1.0}):
+    source = source_of(replay_config(PRIORITIZED, ratio=20.0, **changes))
+    source.resume(1000)
+    (share,) = with_priorities(0)
+    uneven = share._replace(priorities=share.priorities.at[0, 0].set(50.0))
+    found.append(next(source([uneven])).parts[0].importance_weight)
+  np.testing.assert_array_equal(*found)
+
+
+def test_a_run_may_be_longer_than_int32_counts():
+  config = replay_config(PRIORITIZED, importance_exponent_rise=0.5)
+  source = experience.Plan(10**15, 8, config).source(
+    agent_of(), NUM_STEPS, jax.devices()[:1], jax.random.key(0)
+  )
+  (batch,) = source.example(with_priorities(0)).parts
+  assert np.isfinite(batch.importance_weight).all()

@@ -1,9 +1,11 @@
 """Gorila's coordinator: a run that is restored, and who has to wait for it."""
 
+import functools
 import threading
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 from seedx import envs, types, wire
@@ -11,7 +13,13 @@ from seedx.acting import sessions
 from seedx.agents import base, dqn
 from seedx.learning import experience
 from seedx.pipelines import gorila
-from seedx.pipelines.gorila import parameter_server, replays, reports, worker
+from seedx.pipelines.gorila import (
+  coordinator,
+  parameter_server,
+  replays,
+  reports,
+  worker,
+)
 from seedx.runtime import counters, process
 from tests import pipelines_test, running, sessions_test
 
@@ -263,6 +271,7 @@ def test_a_stop_ends_the_wait_for_servers(tmp_path):
       {"agent": running.Changed(dqn.Config(), lambda agent: agent)},
       "whose config says max_gradient_norm",
     ),
+    ({"replay": experience.PrioritizedConfig()}, "a uniform replay"),
     (
       {"agent": dqn.Config(), "env": envs.Config("NoSuch-v1")},
       "NoSuch-v1",
@@ -276,6 +285,12 @@ def test_what_makes_no_sense_is_refused_with_its_reason(
   config = pipelines_test.config_of("gorila", "dqn", tmp_path)
   with pytest.raises(types.ConfigError, match=message):
     gorila.learn(running.replaced(config, **changes), process.Context())
+
+
+def test_an_optimizer_of_ones_own_gets_the_whole_gradient():
+  own = dqn.Config(transformation=functools.partial(optax.sgd, 0.1))
+  assert coordinator._max_gradient_norm(own) == np.inf
+  assert coordinator._max_gradient_norm(dqn.Config()) == 0.5
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])

@@ -175,7 +175,7 @@ def test_loss_and_priorities_are_those_of_the_paper(stored_state):
   unroll = sample.unroll
   start = unroll.core_state
   if not stored_state:
-    start = jax.tree.map(np.zeros_like, start)
+    start = start._replace(lstm=jax.tree.map(np.zeros_like, start.lstm))
   online, target = (
     np.asarray(unrolled(agent, params, unroll.inputs, start)[0])[BURN_IN:]
     for params in (state.params, state.target_params)

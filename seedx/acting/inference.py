@@ -306,7 +306,7 @@ class _Programs:
   def compiled(self) -> int:
     """How many programs have been compiled."""
     programs: list[Any] = [self.act, self.collect, self.empty, self.priorities]
-    return sum(getattr(x, "_cache_size", int)() for x in programs)
+    return sum(program._cache_size() for program in programs)
 
 
 def waits(num_devices: int) -> metrics.Waits:

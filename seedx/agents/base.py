@@ -84,8 +84,7 @@ class Needs:
     if period > self.learned_steps:
       raise types.ConfigError(
         f"expected unroll_length of at most {self.learned_steps}, the steps of"
-        " a sequence that are learned from (sequence_length - n_step + 1),"
-        f" found {period}"
+        f" a sequence that are learned from, found {period}"
       )
     return self.window
 
@@ -197,8 +196,9 @@ class Config(Protocol):
       spec: the environment's observations and actions.
       axis_name: the mesh axis over which batches are sharded; None if they are
         not.
-      horizon: length of the run; None keeps the learning rate at its initial
-        value, and exploration at its final one.
+      horizon: length of the run, as of an agent that learns from one step of a
+        window, see `Horizon.with_windows`. None keeps the learning rate at its
+        initial value, and exploration at its final one.
 
     Raises:
       types.ConfigError: the agent does not support such an environment.
@@ -223,9 +223,29 @@ def priorities(
   agent: Agent,
 ) -> Callable[[types.Tree, types.Unroll], types.Tree]:
   """The agent's `priorities`, jitted; they are () for an agent without."""
-  if agent.priorities is None:
-    return lambda acting, unroll: ()
-  return jax.jit(agent.priorities)
+
+  def none(acting: types.Tree, unroll: types.Unroll) -> types.Tree:
+    del acting, unroll
+    return ()
+
+  return jax.jit(agent.priorities or none)
+
+
+def without_priorities(agent: Agent) -> Agent:
+  """An agent without priorities, nor extras that only they need."""
+  if agent.needs.extras:
+    return dataclasses.replace(agent, priorities=None)
+
+  def step(
+    acting: types.Tree,
+    rng_key: jax.Array,
+    inputs: types.Inputs,
+    core_state: types.Tree,
+  ) -> tuple[types.AgentOutput, types.Tree]:
+    output, core_state = agent.step(acting, rng_key, inputs, core_state)
+    return output._replace(extras=()), core_state
+
+  return dataclasses.replace(agent, priorities=None, step=step)
 
 
 def hyperparameters(config: Any, names: Sequence[str]) -> dict[str, jax.Array]:

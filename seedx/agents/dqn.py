@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
 
 import jax
 
@@ -49,11 +48,7 @@ def loss_of(config: Config) -> value_based.Loss:
     rescale=config.rescale,
   )
 
-  def loss(
-    evaluation: value_based.Evaluation,
-    hyperparameters: Mapping[str, jax.Array],
-  ) -> losses.QLearningLoss:
-    del hyperparameters
+  def loss(evaluation: value_based.Evaluation) -> losses.QLearningLoss:
     return jax.vmap(stream_loss, in_axes=1, out_axes=1)(*evaluation)
 
   return loss

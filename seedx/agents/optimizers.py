@@ -29,7 +29,8 @@ class Config:
     transformation: makes an Optax optimizer that takes the place of all the
       above, learning rate and clipping included, such as
       `functools.partial(optax.lion, 1e-4)`. A function, since other processes
-      make theirs.
+      make theirs. Gorila's parameter servers apply it to their part of the
+      parameters, one vector.
   """
 
   learning_rate: float = 2e-3
@@ -53,6 +54,12 @@ class Config:
       max_gradient_norm=(1e-12, types.MOST),
     )
     types.check_choices(self, optimizer=("adam", "rmsprop"))
+    if self.transformation is not None and not callable(self.transformation):
+      raise types.ConfigError(
+        "expected a transformation that makes an Optax optimizer, such as"
+        " functools.partial(optax.lion, 1e-4), found one:"
+        f" {type(self.transformation).__name__}"
+      )
 
 
 @dataclasses.dataclass(frozen=True)

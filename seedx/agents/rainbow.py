@@ -6,7 +6,6 @@ Learning", https://arxiv.org/abs/1710.02298.
 
 import dataclasses
 import functools
-from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -57,7 +56,8 @@ class Config(dqn.Config):
       value_max=(-types.MOST, types.MOST),
       noise_scale=(0.0, types.MOST),
     )
-    if self.num_atoms == 1 or self.value_min >= self.value_max:
+    wrong = self.num_atoms == 1 or self.value_min >= self.value_max
+    if self.num_atoms and wrong:
       raise types.ConfigError(
         "expected at least 2 num_atoms, from a value_min up to a larger"
         f" value_max, found {self.num_atoms} from {self.value_min} to"
@@ -106,9 +106,7 @@ def _loss(
   config: Config,
   atoms: jax.Array,
   evaluation: value_based.Evaluation,
-  hyperparameters: Mapping[str, jax.Array],
 ) -> losses.QLearningLoss:
-  del hyperparameters
   stream_loss = functools.partial(
     losses.categorical_q_learning,
     atoms=atoms,

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import dm_env.specs
@@ -74,7 +74,7 @@ class Windows(NamedTuple):
     transitions: T, those after them; the last n - 1 are not learned from, since
       their returns would have fewer than n steps.
     whole_unrolls: see `base.Needs`.
-    stored_state: begin with the core state that acting had; else with zeros.
+    stored_state: begin with the LSTM state that acting had; else with zeros.
     priority_max_share: eta; the priority of a window is eta times the largest
       TD error plus 1 - eta times their mean.
     lstm_size: units of an LSTM; 0 for none.
@@ -95,12 +95,12 @@ class Acting(NamedTuple):
     variables: the model's.
     epsilon: `[]`; an environment uses the larger of it and
       `Inputs.exploration`.
-    hyperparameters: `[]` each, with which actors compute priorities.
+    discount: `[]`, with which actors compute priorities.
   """
 
   variables: model_lib.Variables
   epsilon: jax.Array
-  hyperparameters: dict[str, jax.Array]
+  discount: jax.Array
 
 
 class NoisyCoreState(NamedTuple):
@@ -149,14 +149,11 @@ class Evaluation(NamedTuple):
 class Loss(Protocol):
   """The loss of an agent with Q-values."""
 
-  def __call__(
-    self, evaluation: Evaluation, hyperparameters: Mapping[str, jax.Array]
-  ) -> losses.QLearningLoss:
+  def __call__(self, evaluation: Evaluation) -> losses.QLearningLoss:
     """Per-step losses `[T, B]`, without importance weights.
 
     Args:
       evaluation: of a batch of streams; the gradient is that of `outputs`.
-      hyperparameters: `AgentState.hyperparameters`, each `[]`.
     """
 
 
@@ -215,7 +212,7 @@ def make(
   def acting(state: base.AgentState) -> Acting:
     variables = model_lib.Variables(state.params, state.statistics)
     epsilon = _epsilon(config, state, decay_updates)
-    return Acting(variables, epsilon, state.hyperparameters)
+    return Acting(variables, epsilon, state.hyperparameters["discount"])
 
   def gradients(
     state: base.AgentState, rng_key: jax.Array, batch: types.Tree
@@ -430,11 +427,10 @@ class _Learning:
       self._outputs(state, state.target_params, target_key, batch.unroll)
     )
 
-    def share(params: types.Tree) -> tuple[jax.Array, dict[str, jax.Array]]:
+    def share(params: types.Tree) -> tuple[jax.Array, dict[str, types.Tree]]:
       online = self._outputs(state, params, online_key, batch.unroll)
-      streams = self._streams(
-        state.hyperparameters, online, target, batch.unroll
-      )
+      discount = state.hyperparameters["discount"]
+      streams = self._streams(discount, online, target, batch.unroll)
       steps = streams.steps
       loss = losses.mean_share(
         steps.loss * batch.importance_weight, steps.weight, self.axis_name
@@ -443,7 +439,7 @@ class _Learning:
         "loss": loss,
         **_diagnostics(streams, batch.importance_weight, self.axis_name),
         "weight": jnp.sum(steps.weight),
-        "priorities": self._of_windows(steps),
+        "priorities": self._of_windows(steps) if self.windows else None,
       }
 
     gradients, parts = jax.grad(share, has_aux=True)(state.params)
@@ -459,9 +455,7 @@ class _Learning:
     assert self.windows is not None
     burn_in = self.windows.burn_in
     outputs = jax.tree.map(lambda x: x[burn_in:], unroll.extras.outputs)
-    steps = self._streams(
-      acting.hyperparameters, outputs, outputs, unroll
-    ).steps
+    steps = self._streams(acting.discount, outputs, outputs, unroll).steps
     if self.windows.whole_unrolls:
       return self._of_windows(steps)[:, None]
     return jnp.abs(steps.td_error).T
@@ -479,19 +473,19 @@ class _Learning:
     if self.windows is not None:
       burn_in = self.windows.burn_in
       if not self.windows.stored_state:
-        core_state = jax.tree.map(jnp.zeros_like, core_state)
-    before_key, rng_key = jax.random.split(rng_key)
+        lstm = jax.tree.map(jnp.zeros_like, core_state.lstm)
+        core_state = core_state._replace(lstm=lstm)
     if burn_in:
       before = jax.tree.map(lambda x: x[:burn_in], unroll.inputs)
       core_state = jax.lax.stop_gradient(
-        self.model.unroll(variables, before, core_state, before_key).core_state
+        self.model.unroll(variables, before, core_state).core_state
       )
     inputs = jax.tree.map(lambda x: x[burn_in:], unroll.inputs)
     return _legal(self.model.unroll(variables, inputs, core_state, rng_key))
 
   def _streams(
     self,
-    hyperparameters: Mapping[str, jax.Array],
+    discount: jax.Array,
     outputs: types.Tree,
     target_outputs: types.Tree,
     unroll: types.Unroll,
@@ -506,9 +500,9 @@ class _Learning:
       action,
       inputs.timestep.step_type.astype(jnp.int32),
       self.model.rewards(inputs),
-      self.model.discounts(inputs, hyperparameters["discount"]),
+      self.model.discounts(inputs, discount),
     )
-    steps = self.loss(evaluation, hyperparameters)
+    steps = self.loss(evaluation)
     taken = jnp.take_along_axis(
       _q_values(outputs)[:-1], action[..., None], axis=-1
     )
@@ -520,8 +514,9 @@ class _Learning:
 
   def _of_windows(self, steps: losses.QLearningLoss) -> jax.Array:
     """The priority of each window `[B]`, of its steps `[T, B]`."""
+    assert self.windows is not None
+    share = self.windows.priority_max_share
     size = jnp.abs(steps.td_error)
-    share = self.windows.priority_max_share if self.windows else 0.0
     weight = jnp.maximum(jnp.sum(steps.weight, axis=0), 1.0)
     mean = jnp.sum(size, axis=0) / weight
     return share * jnp.max(size, axis=0) + (1 - share) * mean

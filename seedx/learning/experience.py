@@ -115,7 +115,8 @@ class PrioritizedConfig(ReplayConfig):
     priority_exponent: alpha, the exponent of priorities; 0 samples uniformly.
     importance_exponent: initial beta, the exponent of importance weights; 1
       corrects the sampling bias fully.
-    importance_exponent_rise: how much beta rises over the run, linearly.
+    importance_exponent_rise: how much beta rises over the run, linearly; it
+      ends at 1 where that would be more.
   """
 
   priority_exponent: float = 0.6
@@ -129,7 +130,7 @@ class PrioritizedConfig(ReplayConfig):
       self,
       priority_exponent=(0.0, 1.0),
       importance_exponent=(0.0, 1.0),
-      importance_exponent_rise=(0.0, 1.0 - self.importance_exponent),
+      importance_exponent_rise=(0.0, 1.0),
     )
 
 
@@ -182,7 +183,7 @@ class Plan:
     agent = config.make(spec, axis_name, self.horizon)
     _check_kind(agent, self.replay)
     if not isinstance(self.replay, PrioritizedConfig):
-      agent = dataclasses.replace(agent, priorities=None)
+      agent = base.without_priorities(agent)
     least = self.batch_steps
     if self.replay is not None:
       least = max(least, self.replay.replay_min_steps)
@@ -504,7 +505,7 @@ class Prioritized(Replayed):
     """
     self._alpha = config.priority_exponent
     self._beta = config.importance_exponent, config.importance_exponent_rise
-    self._updates = updates
+    self._updates = float(updates)  # JAX's integers end at 2^31.
     super().__init__(agent, config, period, cores, rng_key)
     self._update = jax.jit(self._replay.update, donate_argnums=0)
     # Copies, for any thread: the states are donated.
@@ -545,7 +546,8 @@ class Prioritized(Replayed):
   ) -> types.Tree:
     key = jax.random.fold_in(rng_key, index)
     start, rise = self._beta
-    beta = start + rise * jnp.minimum(index / self._updates, 1.0)
+    done = jnp.minimum(index / self._updates, 1.0)
+    beta = jnp.minimum(start + rise * done, 1.0)
     return self._replay.sample(state, key, self._part_size, beta)
 
   def _next(self) -> Batch:

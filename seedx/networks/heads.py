@@ -52,7 +52,8 @@ class QHead(nn.Module):
     dueling: use a dueling network.
     size: units of its hidden layers.
     dtype: of the hidden layers' computation; parameters are float32.
-    noise_scale: of `noisy.NoisyDense` for all layers; 0 for linear layers.
+    noise_scale: of `noisy.NoisyDense` for all layers, which take `[T, B, F]`; 0
+      for linear layers.
     parts: Z, numbers for each action; 0 for one.
   """
 
@@ -124,7 +125,7 @@ class CategoricalQHead(nn.Module):
   def __call__(self, features: jax.Array) -> CategoricalQ:
     """Maps `[..., F]` to `CategoricalQ` of `[..., A, ...]`."""
     logits = self.head(features)
-    q_values = jax.nn.softmax(logits) @ jnp.float32(self.atoms)
+    q_values = jnp.sum(jax.nn.softmax(logits) * jnp.float32(self.atoms), -1)
     return CategoricalQ(q_values, logits)
 
 

@@ -1,6 +1,7 @@
 """Gorila's coordinator: counts what workers report, and ends the run."""
 
 import dataclasses
+import math
 from typing import Self
 
 import jax
@@ -59,6 +60,11 @@ class Config(process.ServerConfig):
       max_staleness=(0, 2**31 - 1),
       outlier_deviations=(0.0, types.MOST),
     )
+    if isinstance(self.replay, experience.PrioritizedConfig):
+      raise types.ConfigError(
+        "expected a uniform replay, a ReplayConfig, since workers compute no"
+        f" priorities, found {self.replay}"
+      )
 
   @property
   def plan(self) -> experience.Plan:
@@ -184,7 +190,7 @@ def _max_gradient_norm(agent: base.Config) -> float:
       "expected an agent whose config says max_gradient_norm, by which workers"
       f" scale gradients down, found {type(agent).__name__}"
     )
-  return agent.max_gradient_norm
+  return math.inf if agent.transformation else agent.max_gradient_norm
 
 
 def _check(agent: base.Agent, config: Config) -> None:

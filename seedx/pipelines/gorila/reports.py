@@ -217,7 +217,8 @@ class Reports:
     # One that was begun before may be due.
     most = acted / steps_per_gradient + 1
     wire.check_range("gradients that its steps allow", made, 0, most)
-    window = self._needs.window or 0
+    window = self._needs.window
+    assert window is not None  # It learns from a replay.
     learned = gradients * replay.replay_batch_size * window
     wire.check_range("learned_steps", counts.learned_steps, 0, learned)
     wire.check_range("staleness", counts.staleness, 0, _MOST)
