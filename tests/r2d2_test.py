@@ -186,8 +186,7 @@ def test_loss_and_priorities_are_those_of_the_paper(stored_state):
   np.testing.assert_allclose(output.metrics["loss"], loss, rtol=1e-3)
   assert output.weight == weights.sum()
   size = np.abs(errors)
-  mean = size.sum(0) / np.maximum(weights.sum(0), 1)
-  expected = 0.9 * size.max(0) + 0.1 * mean
+  expected = 0.9 * size.max(0) + 0.1 * size.mean(0)
   np.testing.assert_allclose(output.priorities, expected, rtol=1e-3, atol=1e-4)
 
 

@@ -76,7 +76,7 @@ class Windows(NamedTuple):
     whole_unrolls: see `base.Needs`.
     stored_state: begin with the LSTM state that acting had; else with zeros.
     priority_max_share: eta; the priority of a window is eta times the largest
-      TD error plus 1 - eta times their mean.
+      TD error plus 1 - eta times their mean, in which those of resets are 0.
     lstm_size: units of an LSTM; 0 for none.
   """
 
@@ -84,7 +84,7 @@ class Windows(NamedTuple):
   transitions: int
   whole_unrolls: bool = False
   stored_state: bool = True
-  priority_max_share: float = 0.9
+  priority_max_share: float = 0.0
   lstm_size: int = 0
 
 
@@ -517,8 +517,7 @@ class _Learning:
     assert self.windows is not None
     share = self.windows.priority_max_share
     size = jnp.abs(steps.td_error)
-    weight = jnp.maximum(jnp.sum(steps.weight, axis=0), 1.0)
-    mean = jnp.sum(size, axis=0) / weight
+    mean = jnp.mean(size, axis=0)
     return share * jnp.max(size, axis=0) + (1 - share) * mean
 
 
