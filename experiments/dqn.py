@@ -17,10 +17,13 @@ EXPERIMENT = app.Experiment(
     total_steps=500_000,
     num_envs=8,
     agent=dqn.Config(
-      learning_rate=5e-4, hidden_sizes=(128, 128), max_gradient_norm=10.0
+      learning_rate=5e-4,
+      hidden_sizes=(128, 128),
+      max_gradient_norm=10.0,
+      target_period=200,
     ),
     learner=learner.Config(unroll_length=4),
-    replay=experience.ReplayConfig(),
+    replay=experience.ReplayConfig(replay_ratio=8.0),
   ),
   # Not measured; close to Hessel et al. 2018, scaled to one machine.
   images=app.change(
@@ -34,7 +37,6 @@ EXPERIMENT = app.Experiment(
     target_period=1000,
     epsilon_steps=1_000_000,
     replay_min_steps=20_000,
-    replay_ratio=8.0,
     replay_batch_size=32,
   ),
 )

@@ -112,7 +112,8 @@ EFFECTIVE = {
     "num_envs": (8, 8),
     "replay_batch_size": (128, 32),
     "replay_min_steps": (2_000, 20_000),
-    "target_period": (100, 1000),
+    "replay_ratio": (8.0, 8.0),
+    "target_period": (200, 1000),
     "unroll_length": (4, 16),
   },
   ("gorila_dqn", ""): OF_DQN
