@@ -187,10 +187,10 @@ def make(
   needs = _needs(config)
   if horizon is not None:
     horizon = horizon.with_windows(needs.learned_steps)
-  learning = _Learning(
+  q_network = _QNetwork(
     config, _model(spec, config, head), loss, axis_name, config.windows, noisy
   )
-  q_model = learning.model
+  q_model = q_network.model
   optimizer = optimizers.Optimizer.make(config, horizon)
   decay_updates = _decay_updates(config, horizon)
 
@@ -219,7 +219,7 @@ def make(
   ) -> tuple[base.Gradients, types.LossOutput]:
     if config.windows is None:
       batch = _unweighted(batch)
-    grads, output = learning.differentiate(state, rng_key, batch)
+    grads, output = q_network.differentiate(state, rng_key, batch)
     output.metrics.update(
       optimizer.measure(state, grads),
       epsilon=_epsilon(config, state, decay_updates),
@@ -231,16 +231,16 @@ def make(
   return base.Agent(
     init=init,
     acting=acting,
-    initial_core_state=learning.initial_core_state,
-    step=functools.partial(_step, learning, greedy=False),
-    greedy=functools.partial(_step, learning, greedy=True),
+    initial_core_state=q_network.initial_core_state,
+    step=functools.partial(_step, q_network, greedy=False),
+    greedy=functools.partial(_step, q_network, greedy=True),
     gradients=gradients,
     apply=apply,
     update=base.composed_update(gradients, apply),
     needs=needs,
     exploration=functools.partial(exploration, config),
     start=start,
-    priorities=learning.priorities if config.windows else None,
+    priorities=q_network.priorities if config.windows else None,
   )
 
 
@@ -317,7 +317,7 @@ def _epsilon(
 
 
 def _step(
-  learning: "_Learning",
+  q_network: "_QNetwork",
   acting: Acting,
   rng_key: jax.Array,
   inputs: types.Inputs,
@@ -327,16 +327,16 @@ def _step(
 ) -> tuple[types.AgentOutput, types.Tree]:
   """One step of `[B, ...]`, without exploration if greedy; see `base.Agent`."""
   explore_key, action_key, noise_key = jax.random.split(rng_key, 3)
-  if learning.noisy and not greedy:
+  if q_network.noisy and not greedy:
     output = _noisy_step(
-      learning.model, acting.variables, noise_key, inputs, core_state
+      q_network.model, acting.variables, noise_key, inputs, core_state
     )
   else:
     stream = jax.tree.map(lambda x: x[None], inputs)
-    output = learning.model.unroll(
-      acting.variables, stream, learning.of_network(core_state)
+    output = q_network.model.unroll(
+      acting.variables, stream, q_network.of_network(core_state)
     )
-    if learning.noisy:
+    if q_network.noisy:
       after = core_state._replace(network=output.core_state)
       output = output._replace(core_state=after)
   outputs = jax.tree.map(lambda x: x[0], _legal(output))
@@ -350,8 +350,8 @@ def _step(
     epsilon = jnp.maximum(acting.epsilon, inputs.exploration)
     explores = jax.random.uniform(explore_key, epsilon.shape) < epsilon
     action = jnp.where(explores, anything, action)
-  action = action.astype(learning.model.spec.action.dtype)
-  extras = Extras(outputs) if learning.windows else ()
+  action = action.astype(q_network.model.spec.action.dtype)
+  extras = Extras(outputs) if q_network.windows else ()
   return types.AgentOutput(action, extras), output.core_state
 
 
@@ -397,8 +397,8 @@ class _Streams(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Learning:
-  """How batches are evaluated; its methods are pure functions."""
+class _QNetwork:
+  """The network, its loss, and what windows it learns from; all pure."""
 
   config: Config
   model: model_lib.Model
