@@ -20,12 +20,10 @@ EXPERIMENT = app.Experiment(
     total_steps=500_000,
     num_envs=8,
     agent=rainbow.Config(
-      learning_rate=5e-4, hidden_sizes=(128, 128), max_gradient_norm=10.0
+      learning_rate=5e-4, max_gradient_norm=10.0, noise_scale=0.1
     ),
     learner=learner.Config(unroll_length=4),
     replay=experience.PrioritizedConfig(
-      replay_batch_size=32,
-      replay_ratio=4.0,
       priority_exponent=0.5,
       importance_exponent_rise=0.6,
     ),
@@ -37,12 +35,14 @@ EXPERIMENT = app.Experiment(
     adam_epsilon=1.5e-4,
     unroll_length=16,
     hidden_sizes=(512,),
+    noise_scale=0.5,
     reward_scale=1.0,
     reward_clip=1.0,
     stack_frames=4,
     target_period=2000,
     replay_min_steps=20_000,
     replay_ratio=8.0,
+    replay_batch_size=32,
   ),
 )
 

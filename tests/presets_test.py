@@ -153,8 +153,10 @@ EFFECTIVE = {
   | {
     "dueling": (True, True),
     "epsilon_end": (0.0, 0.0),
-    "hidden_sizes": ((128, 128), (512,)),
+    "hidden_sizes": ((64, 64), (512,)),
     "huber_delta": (0.0, 0.0),
+    "noise_scale": (0.1, 0.5),
+    "replay_batch_size": (128, 32),
     "learning_rate": (5e-4, 6.25e-5),
     "importance_exponent_rise": (0.6, 0.6),
     "n_step": (3, 3),
