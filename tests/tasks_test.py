@@ -164,6 +164,19 @@ def test_recv_returns_what_is_ready_and_waits_for_the_rest():
   assert (found[0].timestep.step_type == MID).all()
 
 
+def test_a_recv_of_all_has_them_in_order_however_they_were_sent():
+  environment = make("seedx:MemoryChain", 4, length=3)
+  bits = environment.recv().timestep.observation[:, 2]
+  for index in ([3, 1], [0], [2]):
+    environment.send(np.array(index), np.zeros(len(index), np.int32))
+  rows = environment.recv()
+  np.testing.assert_array_equal(rows.index, range(4))
+  for _ in range(3):
+    environment.send(np.array([2, 3, 0, 1]), np.ones(4, np.int32))
+    rows = environment.recv()
+  np.testing.assert_array_equal(rows.timestep.reward, bits)
+
+
 def test_a_transform_and_errors_are_those_of_every_environment():
   hide = "seedx.envs.transforms:hide_velocities"
   environment = make("seedx:MemoryChain", 2, transform=hide)

@@ -75,8 +75,9 @@ class TaskEnvironment:
 
   def send(self, index: np.ndarray, action: np.ndarray) -> None:
     """See `envs.Environment`."""
-    own = dm_env.specs.DiscreteArray(self._task.num_actions, np.int32, "action")
-    action = observations.checked_action(self.spec.action, own, index, action)
+    action = observations.checked_action(
+      self.spec.action, self._task.action, index, action
+    )
     rows = self._step(np.asarray(index, np.int32), action)
     with self._changed:
       self._ready.append(rows)
@@ -117,11 +118,10 @@ class TaskEnvironment:
 
 
 def _spec(config: env_config.Config, task: tasks.Task) -> types.EnvironmentSpec:
-  action = dm_env.specs.DiscreteArray(task.num_actions, np.int32, "action")
   observation, _ = observations.joined_spec(
     config, task.observation, {}, lambda name, leaf: leaf
   )
-  return observations.environment_spec(config, observation, action)
+  return observations.environment_spec(config, observation, task.action)
 
 
 def _part(rows: types.Rows, part: slice | np.ndarray) -> types.Rows:

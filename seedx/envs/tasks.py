@@ -33,11 +33,11 @@ class Task(abc.ABC):
 
   Attributes:
     observation: the spec of an observation, without batch axes.
-    num_actions: A.
+    action: the spec of an action.
   """
 
   observation: dm_env.specs.Array
-  num_actions: int = 2
+  action = dm_env.specs.DiscreteArray(2, np.int32, "action")
 
   def start(self, num_envs: int, seed: int) -> None:
     """Makes the environments; environment k has the seed `seed + k`."""
