@@ -347,3 +347,42 @@ def test_a_program_exits_with_2_and_the_reason(
     app.main(module.EXPERIMENT, words, module.__name__)
   assert caught.value.code == 2
   assert reason in capfd.readouterr().err
+
+
+def with_own_priorities(agent):
+  """Its priorities say what they are made of: observations and Q-values."""
+
+  def priorities(acting, unroll):
+    del acting
+    windows = unroll.version.shape[0] - agent.needs.window + 1
+    assert unroll.extras.outputs.shape[:2] == unroll.version.shape
+    seen = jnp.abs(unroll.inputs.timestep.observation).sum(axis=-1)
+    return seen[:windows].T
+
+  return dataclasses.replace(agent, priorities=priorities)
+
+
+@pytest.mark.parametrize("pipeline", ["sync", "seed"])
+def test_first_priorities_are_the_agents_of_the_same_unrolls(
+  pipeline, tmp_path, monkeypatch
+):
+  config = config_of(pipeline, "dqn", tmp_path)
+  config = dataclasses.replace(
+    config,
+    agent=running.Changed(config.agent, with_own_priorities),
+    replay=experience.PrioritizedConfig(**REPLAY),
+  )
+  shares, added = [], experience.Prioritized._added
+
+  def spy(source, state, share):
+    shares.append(running.copied(share))
+    return added(source, state, share)
+
+  monkeypatch.setattr(experience.Prioritized, "_added", spy)
+  own = running.Own(MODULES[pipeline], config)
+  run_all(own, own.nodes, lambda: None)
+  assert len(shares) > 10
+  for unroll, found in shares:
+    seen = np.abs(unroll.inputs.timestep.observation).sum(axis=-1)
+    expected = seen[: found.shape[1]].T
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
