@@ -16,6 +16,8 @@ _TEST = [
   "pytest",
   "pytest-timeout",
   "pytest-xdist",
+  "pyyaml",
+  "ray[tune]>=2.50",
   "ruff",
 ]
 
@@ -80,5 +82,10 @@ setuptools.setup(
     "tensorboardX>=2.6",
     "tyro>=1.0,<2",
   ],
-  extras_require={"test": _TEST, "notebooks": _NOTEBOOKS, **_ACCELERATORS},
+  extras_require={
+    "test": _TEST,
+    "notebooks": _NOTEBOOKS,
+    "ray": ["ray[tune]>=2.50"],
+    **_ACCELERATORS,
+  },
 )

@@ -20,7 +20,10 @@ EXPERIMENT = app.Experiment(
     total_steps=500_000,
     num_envs=8,
     agent=rainbow.Config(
-      learning_rate=5e-4, max_gradient_norm=10.0, noise_scale=0.1
+      learning_rate=5e-4,
+      max_gradient_norm=10.0,
+      target_period=200,
+      noise_scale=0.1,
     ),
     learner=learner.Config(unroll_length=4),
     replay=experience.PrioritizedConfig(

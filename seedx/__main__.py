@@ -5,9 +5,11 @@
   seedx plot RUN_DIR ... [options]   draws runs
   seedx export RUN_DIR [options]     writes a policy for use without seedx
   seedx compare [options]            runs experiments one after the other
+  seedx sweep EXPERIMENT [options]   searches for settings of an experiment
   seedx chaos [options]              runs experiments while everything fails
   seedx trial [options]              measures what an accelerator does
   seedx join HOST:PORT [options]     works for a learner on another machine
+  seedx certificates DIR [options]   makes certificates for several machines
 
 `seedx train` lists the experiments, and each has a `--help` of its own.
 """
@@ -26,9 +28,11 @@ _PROGRAMS = {
   "plot": "seedx.app.plot",
   "export": "seedx.app.export",
   "compare": "seedx.app.compare",
+  "sweep": "seedx.app.sweep",
   "chaos": "seedx.app.chaos.main",
   "trial": "seedx.app.accelerator_trial",
   "join": "seedx.join",
+  "certificates": "seedx.app.certificates",
 }
 
 

@@ -9,6 +9,7 @@ or 143 after SIGHUP, Ctrl-C or SIGTERM; 1 after any other failure.
 """
 
 import argparse
+import dataclasses
 import importlib
 import json
 import os
@@ -47,18 +48,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.execv(sys.executable, [sys.executable, "-m", "seedx.join", *argv])
       os.environ.setdefault("JAX_PLATFORMS", "cpu")
       programs = importlib.import_module("seedx.app.programs")
-      programs.play(told, asked.address, asked.listen, ended)
+      programs.play(told, asked.address, asked.listen, ended, security)
     else:
       sys.modules["jax"] = None  # type: ignore[assignment]
       thin_actor = importlib.import_module("seedx.acting.thin_actor")
-      work = thin_actor.Work.of(asked.address, told.options)
+      work = thin_actor.Work.of(asked.address, told.options, security)
       thin_actor.run(work, ended)
 
   try:
     config = joining.Config(asked.give_up_seconds)
+    security = _security(asked)
   except types.ConfigError as error:
     parser.error(str(error))
-  return run(asked.address, _hello(asked), play, config)
+  return run(asked.address, _hello(asked), play, config, security)
 
 
 def run(
@@ -66,6 +68,7 @@ def run(
   hello: joining.Hello,
   play: Callable[[joining.Told, threading.Event], None],
   config: joining.Config,
+  security: wire.Security,
 ) -> int:
   """Joins a run until it is over or a signal comes, and says why it cannot.
 
@@ -74,14 +77,17 @@ def run(
     hello: what to say to it.
     play: does the work of a role; see `joining.join`.
     config: how long it waits.
+    security: how they know each other.
 
   Returns:
     The exit status, as this module's `--help` says.
   """
   stop = threading.Event()
   try:
+    if warning := security.of_client(address).warning:
+      print(warning, file=sys.stderr, flush=True)
     with signals.stopping(stop) as ending:
-      joining.join(address, hello, play, stop, config)
+      joining.join(address, hello, play, stop, config, security)
   except (types.ConfigError, wire.WireError) as error:
     words = types.printable(getattr(error, "message", str(error)))
     print(f"error: cannot join {address}: {words}", file=sys.stderr)
@@ -131,7 +137,25 @@ def _parser() -> argparse.ArgumentParser:
     " learner can be started again. A learner that has no place for this"
     " process is waited for until its run is over.",
   )
+  add(
+    "--tls-ca", default="", help="file of who signs the learner's certificate"
+  )
+  add(
+    "--tls-certificate", default="", help="file of this process's certificate"
+  )
+  add("--tls-key", default="", help="file of its private key")
+  add("--token-file", default="", help="the run's token; or SEEDX_TOKEN has it")
+  add(
+    "--insecure",
+    action="store_true",
+    help="join another machine without TLS and a token",
+  )
   return parser
+
+
+def _security(asked: argparse.Namespace) -> wire.Security:
+  names = [field.name for field in dataclasses.fields(wire.Security)]
+  return wire.Security(**{name: getattr(asked, name) for name in names})
 
 
 def _hello(asked: argparse.Namespace) -> joining.Hello:

@@ -45,14 +45,52 @@ def devices(indices: Sequence[int], purpose: str) -> list[jax.Device]:
   return [local[i] for i in indices]
 
 
+def on_all_hosts(indices: Sequence[int]) -> list[jax.Device]:
+  """The devices with these indices of each host, in the order of the hosts.
+
+  Raises:
+    types.ConfigError: a host has no such device.
+  """
+  found = []
+  for host in range(jax.process_count()):
+    local = jax.local_devices(process_index=host)
+    if max(indices) >= len(local):
+      raise types.ConfigError(
+        f"expected the devices {list(indices)} on each host, found"
+        f" {len(local)} devices on host {host}"
+      )
+    found += [local[index] for index in indices]
+  return found
+
+
 def mesh(cores: Sequence[jax.Device]) -> Mesh:
   """A mesh with one axis, `CORES`."""
   return Mesh(np.asarray(cores), (CORES,))
 
 
 def replicate(nest: types.Tree, over: Mesh) -> types.Tree:
-  """Copies a nest to every core."""
-  return jax.device_put(nest, NamedSharding(over, REPLICATED))
+  """Copies a nest to every core of this host, as a part of all cores' copies.
+
+  Args:
+    nest: of arrays, the same on each host.
+    over: the mesh.
+  """
+  on_all = NamedSharding(over, REPLICATED)
+  if on_all.is_fully_addressable:
+    return jax.device_put(nest, on_all)
+
+  # `jax.device_put` would compare the values of all hosts, which must then call
+  # it at the same time.
+  def copies(leaf: jax.Array) -> jax.Array:
+    own = [jax.device_put(leaf, core) for core in over.local_devices]
+    return jax.make_array_from_single_device_arrays(leaf.shape, on_all, own)
+
+  return jax.tree.map(copies, nest)
+
+
+def local(nest: types.Tree) -> types.Tree:
+  """The copy of a replicated nest on this host's first core of the mesh."""
+  return jax.tree.map(lambda leaf: leaf.addressable_data(0), nest)
 
 
 def per_core(
@@ -60,7 +98,7 @@ def per_core(
   over: Mesh,
   in_specs: types.Tree,
   out_specs: types.Tree,
-) -> Callable[..., Any]:
+) -> jax.stages.Wrapped:
   """Runs a function on every core's shard, as `jax.pmap` does.
 
   The function must make outputs that `out_specs` replicates equal on all cores,

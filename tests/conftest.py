@@ -15,6 +15,10 @@ _CACHE = pathlib.Path(__file__).parent.parent / ".pytest_cache" / "jax"
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(_CACHE)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+# What a program was killed in the middle of writing there is compiled again.
+os.environ["PYTHONWARNINGS"] = (
+  "ignore:Error reading persistent compilation cache entry:UserWarning"
+)
 # A program that finds it does not start its process again, which may be this
 # one: see `seedx.app.allocator`.
 os.environ.setdefault("GLIBC_TUNABLES", "")
@@ -50,7 +54,7 @@ def pytest_configure(config):
 
   What is quick compiles longer than it runs, in this process and in others.
   """
-  if config.option.markexpr == "not slow":
+  if config.option.markexpr.startswith("not slow"):
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "True"
 
 

@@ -120,7 +120,7 @@ def bound(server):
   )
   acting = Acting(64 * ENVS)
   act = inference_server.InferenceServer(
-    [acting], sizes, counters.Acted(), seed=0
+    [acting], sizes, counters.Acted(), sessions.Seeds(0)
   )
   layouts = protocol.act_layouts(spec, ENVS)
   server.bind_stream(protocol.ACT, act, *layouts)
@@ -129,7 +129,8 @@ def bound(server):
   methods = [Method(protocol.ACT, layouts[0], hello, rows)]
 
   def connected():
-    return sessions.Sessions(np.zeros(256, np.float32), counters.Acted(), 0)
+    acted, seeds = counters.Acted(), sessions.Seeds(0)
+    return sessions.Sessions(np.zeros(256, np.float32), acted, seeds)
 
   fake = fakes.counting_agent()
   layout = unroll_store.Layout.of(fake, PERIOD, 4)

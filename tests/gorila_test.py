@@ -172,7 +172,9 @@ def report_of(steps, **changes):
 
 def opened():
   acted = counters.Acted()
-  connected = sessions.Sessions(np.zeros(2, np.float32), acted, seed=0)
+  connected = sessions.Sessions(
+    np.zeros(2, np.float32), acted, sessions.Seeds(0)
+  )
   reported = reports.Reports(
     connected,
     lambda: True,

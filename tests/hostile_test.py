@@ -164,11 +164,12 @@ def test_an_odd_welcome_is_refused_in_words(found):
   "address", ["nowhere", "a:b", "\ud800:1", "a:1\n", "unix:", "x\x00:1"]
 )
 def test_what_is_no_address_is_not_passed_on(address):
+  security = wire.Security(insecure=True)
   with pytest.raises(wire.Refused, match="HOST:PORT or unix:PATH") as caught:
-    launch.Addresses(1).take(address)
+    launch.Addresses(1, security=security).take(address)
   assert caught.value.code is Code.FAILED_PRECONDITION
   for good in ("learner.example:80", "[::1]:80", "unix:/tmp/a b"):
-    assert launch.Addresses(1).take(good) == 0
+    assert launch.Addresses(1, security=security).take(good) == 0
 
 
 def test_a_bool_is_0_or_1():

@@ -172,8 +172,8 @@ def test_actors_have_places_and_seeds_of_their_own(ran):
 
 def test_all_cores_have_the_same_parameters(ran):
   run, _ = ran
-  state = run.learner.state
-  for leaf in jax.tree.leaves(state):
+  # That of all cores, of which `state` is a copy.
+  for leaf in jax.tree.leaves(run.learner._state):
     shards = [np.asarray(shard.data) for shard in leaf.addressable_shards]
     assert len(shards) == len(run.config.learner.learner_devices)
     for shard in shards:

@@ -38,7 +38,8 @@ class Learner:
   """A server with roles, and nothing else."""
 
   def __init__(self, folder, nodes=ROLES, experiment="ppo", **options):
-    self.addresses = launch.Addresses(2)
+    insecure = wire.Security(insecure=True)
+    self.addresses = launch.Addresses(2, security=insecure)
     self.roles = joining.Roles(
       nodes, experiment, {**OPTIONS, **options}, {"server": self.addresses}
     )
@@ -198,7 +199,8 @@ def test_servers_tell_where_they_listen_and_keep_their_number(tmp_path):
 
 
 def test_addresses_that_are_known_are_kept():
-  addresses = launch.Addresses(2, ["a:1", "b:1"])
+  insecure = wire.Security(insecure=True)
+  addresses = launch.Addresses(2, ["a:1", "b:1"], insecure)
   assert addresses.all() == ["a:1", "b:1"]
   with pytest.raises(wire.Refused, match="one of a:1, b:1, found c:1"):
     addresses.take("c:1")

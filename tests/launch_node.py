@@ -9,10 +9,17 @@ from seedx import types
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """`status` is what it ends with, once it has left a mark in `folder`."""
+  """`status` is what it ends with, once it has left a mark in `folder`.
+
+  Attributes:
+    folder: of marks.
+    status: 0 for one that works on until it is told to end.
+    returns: whether it returns at once instead.
+  """
 
   folder: str
   status: int = 0
+  returns: bool = False
 
 
 def run(config, stop):
@@ -22,4 +29,5 @@ def run(config, stop):
     raise types.ConfigError("called wrong")
   if config.status:
     raise RuntimeError("environment 3 (seed 7) failed\n  Traceback\nNaN")
-  stop.wait()
+  if not config.returns:
+    stop.wait()

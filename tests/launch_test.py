@@ -1,12 +1,15 @@
 """Processes as behaviour: who is restarted, and that none is left."""
 
+import threading
 import time
+from unittest import mock
 
 import psutil
 import pytest
 
 from seedx import launch, types
 from seedx.launch import processes as launch_processes
+from seedx.launch import ray as on_ray
 from seedx.runtime import signals
 from tests import launch_node
 
@@ -41,6 +44,24 @@ def test_every_instance_runs_and_ends_when_it_is_told_to(tmp_path):
   assert time.monotonic() - start < 5
   assert not any(child.is_running() for child in children)
   assert _marks(tmp_path) == 3  # Nobody was started again.
+
+
+@pytest.mark.parametrize("returns", [False, True])
+def test_whoever_outlives_this_process_removes_the_folder(tmp_path, returns):
+  marks, sockets = tmp_path / "marks", tmp_path / "sockets"
+  marks.mkdir()
+  sockets.mkdir()
+  before = set(psutil.Process().children())
+  config = launch_node.Config(str(marks), returns=returns)
+  node = launch.Node("worker", launch_node.run, config, 1)
+  processes = launch.Processes([node], str(sockets))
+  (child,) = set(psutil.Process().children()) - before
+  _wait(lambda: _marks(marks) == 1)
+  # Long enough to exit in, were it not for the folder.
+  time.sleep(0.5)
+  assert child.status() != psutil.STATUS_ZOMBIE
+  processes.stop(timeout_seconds=10)
+  assert not sockets.exists()
 
 
 def test_one_that_dies_is_started_again(tmp_path, capfd):
@@ -99,9 +120,8 @@ class _Life:
 
     monkeypatch.setattr(launch_processes.subprocess, "Popen", Popen)
     monkeypatch.setattr(launch_processes.time, "monotonic", lambda: self.now)
-    self.child = launch_processes._Child(
-      launch.Node("worker", launch_node.run, None), ""
-    )
+    node = launch.Node("worker", launch_node.run, None)
+    (self.child,) = launch.Processes([node])._instances
 
   def goes_on(self, seconds, status):
     """The newest process lives so long; returns when the next starts."""
@@ -122,6 +142,57 @@ def test_each_restart_waits_longer_while_the_run_goes_on(monkeypatch):
   assert waits == [0.0, 1.0, 3.0, 7.0, 15.0]
   with pytest.raises(RuntimeError, match="worker died 6 times within 86 s"):
     life.goes_on(12.0, 1)
+
+
+class _Dies:
+  """Stands for Ray, on which a learner dies so often, and then ends."""
+
+  class exceptions:
+    class RayActorError(Exception):
+      pass
+
+    class RayTaskError(Exception):
+      pass
+
+  def __init__(self, monkeypatch, times):
+    self.starts, self._times = 0, times
+    monkeypatch.setattr(on_ray, "ray", lambda: self)
+    monkeypatch.setattr(on_ray, "Cluster", mock.MagicMock())
+    monkeypatch.setattr(on_ray, "_elsewhere", self._start)
+    monkeypatch.setattr(launch_processes, "_BACKOFF_SECONDS", 0.001)
+
+  def _start(self, work, config, stop, ending):
+    self.starts += 1
+    if self.starts <= self._times:
+      raise self.exceptions.RayActorError("no memory")
+    return "done"
+
+
+def test_a_learner_on_a_cluster_starts_again(monkeypatch, capfd):
+  ray = _Dies(monkeypatch, times=2)
+  found = on_ray.elsewhere(None, None, threading.Event(), signals.Ending())
+  assert (found, ray.starts) == ("done", 3)
+  assert capfd.readouterr().err == 2 * "the learner died: no memory\n"
+
+
+def test_a_learner_on_a_cluster_that_dies_again_and_again_ends(monkeypatch):
+  ray = _Dies(monkeypatch, times=99)
+  with pytest.raises(RuntimeError, match="the learner died 6 times"):
+    on_ray.elsewhere(None, None, threading.Event(), signals.Ending())
+  assert ray.starts == 6
+
+
+def test_one_that_is_told_to_end_starts_no_more(monkeypatch):
+  ray, stop, ending = (
+    _Dies(monkeypatch, 99),
+    threading.Event(),
+    signals.Ending(),
+  )
+  ending.status = 143
+  stop.set()
+  with pytest.raises(SystemExit, match="143"):
+    on_ray.elsewhere(None, None, stop, ending)
+  assert ray.starts == 1
 
 
 def test_rare_deaths_and_kills_end_no_run(monkeypatch):

@@ -30,7 +30,11 @@ def observations(seed, rows=(5, 8)):
 
 
 def merged(batches):
-  measure = jax.jit(lambda known, x: normalizer.measure(known, SPEC, x, None))
+  measure = jax.jit(
+    lambda known, x: normalizer.measure(
+      known, SPEC, x, np.ones(x["scalar"].shape), None
+    )
+  )
   known = normalizer.init(SPEC)
   for updates, batch in enumerate(batches):
     known = normalizer.merge(known, measure(known, batch), jnp.int32(updates))
@@ -57,7 +61,7 @@ def test_a_small_variance_beside_a_large_mean_is_seen():
   known = normalizer.init(spec)
   for updates in range(20):
     batch = rng.normal(1000.0, 0.1, (20, 50, 1)).astype(np.float32)
-    measured = normalizer.measure(known, spec, batch, None)
+    measured = normalizer.measure(known, spec, batch, np.ones((20, 50)), None)
     known = normalizer.merge(known, measured, jnp.int32(updates))
   spread = np.std(normalizer.normalize(known, spec, batch))
   assert spread == pytest.approx(1.0, rel=0.3)
@@ -71,7 +75,8 @@ def test_batches_measured_with_an_old_mean_count_as_any_others(workers):
   batches = rng.normal(100.0, 1.0, (3, workers, 5, 8, 1)).astype(np.float32)
   known, updates = normalizer.init(spec), 0
   for round_ in batches:
-    moments = [normalizer.measure(known, spec, x, None) for x in round_]
+    ones = np.ones((5, 8))
+    moments = [normalizer.measure(known, spec, x, ones, None) for x in round_]
     for each in moments:
       known = normalizer.merge(known, each, jnp.int32(updates))
       updates += 1
@@ -119,19 +124,51 @@ def test_a_constant_part_stays_finite():
   np.testing.assert_array_equal(np.ravel(actual), [0.0, 10.0])
 
 
+def weights(seed, rows):
+  """Half of the steps are learned from, at least one and not all."""
+  return (np.random.default_rng(seed).random(rows) < 0.5).astype(np.float32)
+
+
+def test_what_is_not_learned_from_does_not_count():
+  batch, known = observations(3), merged([observations(1)])
+  weight = weights(0, (5, 8))
+  moments = normalizer.measure(known, SPEC, batch, weight, None)
+  for i, name in enumerate(FLOATS):
+    offsets = batch[name][weight > 0] - known.mean[i]
+    for actual, expected in (
+      (moments.offset[i], offsets.mean(0)),
+      (moments.square[i], np.square(offsets).mean(0)),
+    ):
+      np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("updates", [0, 7])
+def test_a_batch_of_nothing_changes_nothing(updates):
+  known, batch = merged([observations(1)]), observations(3)
+  nothing = normalizer.measure(known, SPEC, batch, np.zeros((5, 8)), None)
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6),
+    normalizer.merge(known, nothing, jnp.int32(updates)),
+    known,
+  )
+
+
 def test_8_cores_measure_what_one_does():
-  batch = observations(3, (5, 16))
+  rows = 5, 16
+  batch, weight = observations(3, rows), weights(1, rows)
   mesh = sharding.mesh(jax.devices()[:8])
   by_rows = jax.sharding.PartitionSpec(None, sharding.CORES)
   known = merged([observations(1)])
   measure = sharding.per_core(
-    lambda x: normalizer.measure(known, SPEC, x, sharding.CORES),
+    lambda x, weight: normalizer.measure(
+      known, SPEC, x, weight, sharding.CORES
+    ),
     mesh,
-    (by_rows,),
+    (by_rows, by_rows),
     sharding.REPLICATED,
   )
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5),
-    measure(batch),
-    normalizer.measure(known, SPEC, batch, None),
+    measure(batch, weight),
+    normalizer.measure(known, SPEC, batch, weight, None),
   )

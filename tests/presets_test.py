@@ -162,6 +162,7 @@ EFFECTIVE = {
     "n_step": (3, 3),
     "num_atoms": (51, 51),
     "priority_exponent": (0.5, 0.5),
+    "target_period": (200, 2000),
     "unroll_length": (4, 16),
   },
   ("seed_vtrace", ""): OF_VTRACE

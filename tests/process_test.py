@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from seedx import types, wire
-from seedx.runtime import counters, process
+from seedx.runtime import counters, hosts, process
 from tests import running
 
 
@@ -60,6 +60,33 @@ def test_a_stop_ends_it_early():
   start = time.monotonic()
   process.run(make(threads={"waits": context.stop.wait}), context)
   assert 0.1 < time.monotonic() - start < 5
+
+
+def test_among_other_hosts_it_ends_when_they_do():
+  context = process.Context(hosts=hosts.Hosts(0, 2))
+  context.stop.set()
+  threading.Timer(0.3, context.hosts.over.set).start()
+  start, used = time.monotonic(), time.process_time()
+  process.run(make(), context)
+  assert 0.2 < time.monotonic() - start < 5
+  assert not context.hosts.failed
+  # It does not look all the time.
+  assert time.process_time() - used < 0.2
+
+
+@pytest.mark.parametrize("where", ["thread", "check"])
+def test_other_hosts_are_told_of_a_failure(where):
+  context = process.Context(hosts=hosts.Hosts(0, 2))
+  threading.Timer(0.3, context.hosts.over.set).start()
+
+  def fail():
+    raise ValueError("broken")
+
+  threads = {"fails": fail} if where == "thread" else {}
+  check = fail if where == "check" else lambda: None
+  with pytest.raises(ValueError, match="broken"):
+    process.run(make(threads=threads), context, (), 0.02, check)
+  assert context.hosts.failed and context.stop.is_set()
 
 
 def test_what_a_thread_fails_with_is_raised_after_the_last_line():

@@ -1,6 +1,7 @@
 """R2D2: sequences, burn-in, stored states, and how often it learns."""
 
 import dataclasses
+import itertools
 
 import dm_env
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from dm_env import specs
 
+from experiments.figures import stored_state as stored_state_figure
 from seedx import envs, metrics, replay, types
 from seedx.acting import local_actor, unroll_store
 from seedx.agents import base, dqn, r2d2
@@ -384,3 +386,85 @@ def test_a_run_needs_a_replay():
   agent = plan.agent(config_of(), SPEC)
   assert agent.priorities is not None
   assert isinstance(agent, base.Agent)
+
+
+# The figure
+
+
+def test_the_discrepancy_is_that_of_sequences_played_one_by_one():
+  env = envs.Config("seedx:MemoryChain", {"length": 10})
+  agent = config_of(epsilon_end=0.5).make(envs.spec(env))
+  period, num_envs, length = 2, 3, agent.needs.window
+  # As in a ring that has wrapped, they begin within an episode.
+  played = list(itertools.islice(play(agent, env, period, num_envs), 2, 22))
+  steps = [unroll._replace(core_state=()) for _, unroll in played]
+  starts = [unroll.core_state for _, unroll in played]
+  unrolls = jax.tree.map(lambda *x: np.concatenate(x, axis=1), *steps)
+  unrolls = unrolls._replace(
+    core_state=jax.tree.map(lambda *x: np.concatenate(x), *starts)
+  )
+  same, _ = played[0]
+  newer = jax.jit(lambda key: agent.acting(agent.init(key)))(jax.random.key(7))
+
+  def measured(acting, stored_state):
+    return stored_state_figure.discrepancy(
+      agent,
+      acting,
+      unrolls,
+      num_envs=num_envs,
+      period=period,
+      stored_state=stored_state,
+    )
+
+  # The parameters that acted: nothing is stale.
+  np.testing.assert_allclose(measured(same, True), 0.0, atol=1e-6)
+  assert measured(same, False)[0] > 0.01
+  for stored_state in (True, False):
+    expected = brute_discrepancy(
+      agent, newer, unrolls, num_envs, period, stored_state
+    )
+    actual = measured(newer, stored_state)
+    assert actual.shape == (length,) and actual[0] > 0.01
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-6)
+
+
+def brute_discrepancy(agent, acting, unrolls, num_envs, period, stored_state):
+  """Each sequence by itself, the true states from its episode's start."""
+  step = jax.jit(agent.greedy)
+  length, size = unrolls.version.shape
+  apart = [[] for _ in range(length)]
+
+  def q_values(inputs, core_state):
+    found = []
+    for now in inputs:
+      output, core_state = step(acting, jax.random.key(0), now, core_state)
+      found.append(np.asarray(output.extras.outputs[0]))
+    return found
+
+  for env in range(num_envs):
+    numbers = range(env, size, num_envs)
+    # The steps of the environment, each `[1, ...]`.
+    inputs = [
+      jax.tree.map(lambda x, t=t, n=n: x[t, n : n + 1], unrolls.inputs)
+      for n in numbers
+      for t in range(period)
+    ]
+    firsts = [
+      t
+      for t, now in enumerate(inputs)
+      if now.timestep.step_type[0] == dm_env.StepType.FIRST
+    ]
+    for start, n in zip(range(0, len(inputs), period), numbers, strict=True):
+      if start + length > len(inputs) or start < firsts[0]:
+        continue
+      begin = max(t for t in firsts if t <= start)
+      end = min([t for t in firsts if t > start] + [start + length])
+      zeros = agent.initial_core_state(1)
+      stored = jax.tree.map(lambda x, n=n: x[n : n + 1], unrolls.core_state)
+      replayed = q_values(
+        inputs[start : start + length], stored if stored_state else zeros
+      )
+      true = q_values(inputs[begin:end], zeros)[start - begin :]
+      for t, (a, b) in enumerate(zip(replayed, true, strict=False)):
+        apart[t].append(np.linalg.norm(a - b) / np.max(np.abs(replayed)))
+  return np.array([np.mean(x) for x in apart])

@@ -6,6 +6,7 @@ import os
 import pathlib
 import re
 import shlex
+import socket
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ import pytest
 
 from seedx import app
 from seedx.app import experiments, programs
+from tests import with_ray
 
 _ROOT = pathlib.Path(__file__).parent.parent
 _TEXT = (_ROOT / "README.md").read_text()
@@ -20,6 +22,7 @@ _TEXT = (_ROOT / "README.md").read_text()
 _SHORT = {
   "Pong-v5": "--total-steps 2000",
   "experiments.compare": "--total-steps 3000 --seeds 1",
+  "experiments.sweep": "--trials 2 --total-steps 3000 --seeds 1",
   "--resume": "--total-steps 9000",
   # Each worker fills a replay of its own.
   "gorila": "--total-steps 12000",
@@ -38,7 +41,7 @@ class Run:
 def init(project, dir, config):
   return Run()
 """
-_TOOLS = ("evaluate", "export", "plot", "tensorboard")
+_TOOLS = ("evaluate", "export", "plot", "tensorboard", "certificates")
 
 
 def blocks(language):
@@ -88,10 +91,11 @@ def place(tmp_path_factory):
 
 def run(place, words, **kwargs):
   keep = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+  own = {"PYTHONPATH": str(_ROOT), "JAX_PLATFORMS": "cpu"}
   return subprocess.run(
     words,
     cwd=place,
-    env={**keep, "PYTHONPATH": str(_ROOT), "JAX_PLATFORMS": "cpu"},
+    env={**keep, **with_ray.AS_OTHERS, **own},
     capture_output=True,
     text=True,
     timeout=170,
@@ -110,6 +114,8 @@ def last_line(place):
 @pytest.mark.parametrize("command", ALONE)
 def test_a_command_does_its_work(command, place):
   """They run in the README's order, each in what those before have left."""
+  if "experiments.sweep" in command:
+    with_ray.needed()
   done = run(place, words_of(command))
   assert done.returncode == 0, done.stderr
   assert "Traceback" not in done.stderr
@@ -173,18 +179,25 @@ def test_the_exported_policy_runs_without_seedx(place):
 
 
 @pytest.mark.slow
-def test_the_roles_run_apart(place, tmp_path):
-  """As on several machines, by a socket in the place of the network."""
+def test_the_roles_run_apart(place):
+  """As on several machines, on an address of this one."""
   learner, actor = APART
-  socket = f"unix:{tmp_path}/learner"
-  address = ["--address", socket, "--num-actors", "1"]
+  if not (place / "tls").exists():
+    (certificates,) = [x for x in ALONE if "certificates" in x]
+    assert run(place, words_of(certificates)).returncode == 0
+  with socket.socket() as probe:
+    probe.bind(("127.0.0.1", 0))
+    port = str(probe.getsockname()[1])
+  assert "8470" in learner and "learner-host:8470" in actor
+  learner = learner.replace("0.0.0.0:8470", f"127.0.0.1:{port}")
+  actor = actor.replace("learner-host:8470", f"localhost:{port}")
   acting = subprocess.Popen(
-    [sys.executable, *shlex.split(actor)[1:3], socket],
+    [sys.executable, *shlex.split(actor)[1:]],
     cwd=place,
     env={**os.environ, "PYTHONPATH": str(_ROOT)},
   )
   try:
-    done = run(place, [*words_of(learner), *address])
+    done = run(place, [*words_of(learner), "--num-actors", "1"])
     assert done.returncode == 0, done.stderr
     assert acting.wait(30) == 0
   finally:

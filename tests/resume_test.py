@@ -673,12 +673,14 @@ def test_every_option_is_either_taken_or_refused(finished, capfd):
   taken = (
     "--total-steps 600 --checkpoint-every-seconds 1 --evaluate-episodes 2"
     " --learner-devices 1 --env-threads 2 --log-seconds 0.1"
-    " --checkpoint-replay-gib 0.5"
+    " --checkpoint-replay-gib 0.5 --hosts 1 --starved-seconds 1"
   )
+  # They need an evaluation that was asked for, or other hosts.
+  others = {"evaluate_every_steps", "host_index", "coordinator"}
   names = {word[2:].replace("-", "_") for word in taken.split()[::2]}
   there_are = set(configs.settings(app_programs.asked_of(a2c.EXPERIMENT)))
   found = there_are & set(run_dirs._RESUMED)
-  assert found == names | {"evaluate_every_steps"}
+  assert found == names | others
   words = ["--resume", str(finished), *taken.split()]
   assert programs.main(a2c, words) == 0
 

@@ -173,7 +173,7 @@ def test_returns_are_of_the_slots_that_explore_least():
   ladder, sizes = _sizes(num_actors=4, num_devices=2, envs_per_actor=2)
   acted = counters.Acted()
   server = inference_server.InferenceServer(
-    [_Acting(each) for each in sizes], sizes, acted, seed=0
+    [_Acting(each) for each in sizes], sizes, acted, sessions.Seeds(0)
   )
   actors = [server({"num_envs": 2}) for _ in range(4)]
   # The first two slots of each device, then its last two.
@@ -221,7 +221,9 @@ def _row(step_type, **changes):
 def test_a_row_that_cannot_be_is_refused_and_counts_nothing(changes):
   _, sizes = _sizes(num_actors=2, num_devices=1, envs_per_actor=2)
   acted, acting = counters.Acted(), _Acting(sizes[0])
-  server = inference_server.InferenceServer([acting], sizes, acted, seed=0)
+  server = inference_server.InferenceServer(
+    [acting], sizes, acted, sessions.Seeds(0)
+  )
   actor = server({"num_envs": 2})
   actor(_row(0))
   with pytest.raises(wire.Refused, match=r"expected .* found") as caught:
@@ -235,7 +237,7 @@ def test_a_return_is_the_sum_of_rewards_whatever_an_actor_says_of_it():
   _, sizes = _sizes(num_actors=1, num_devices=1, envs_per_actor=1)
   acted = counters.Acted()
   server = inference_server.InferenceServer(
-    [_Acting(sizes[0])], sizes, acted, seed=0
+    [_Acting(sizes[0])], sizes, acted, sessions.Seeds(0)
   )
   actor = server({"num_envs": 1})
   for step_type in (0, 1, 2):

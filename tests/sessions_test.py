@@ -20,7 +20,7 @@ NO_WAITS = (0.0, 0.0)
 
 def make(seed=0, exploration=LADDER):
   acted = counters.Acted()
-  return sessions.Sessions(exploration, acted, seed), acted
+  return sessions.Sessions(exploration, acted, sessions.Seeds(seed)), acted
 
 
 def steps_of(*texts, reward=1.0, claimed=None):

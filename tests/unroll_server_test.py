@@ -111,7 +111,7 @@ class Serving:
     self.open.set()
     self.server = wire.Server(f"unix:{folder}/learner", 4)
     self.actors = sessions.Sessions(
-      self.agent.exploration(ACTORS.num_envs), self.counts, seed=0
+      self.agent.exploration(ACTORS.num_envs), self.counts, sessions.Seeds(0)
     )
     self.unrolls = unroll_server.UnrollServer(
       self.programs(num_slots=SHARE),
@@ -243,6 +243,13 @@ def test_an_actor_of_too_many_environments_is_refused(serving):
 
 @pytest.mark.slow
 def test_an_actor_that_waits_for_slots_gathers_no_threads(serving):
+  tries, open_session = [], serving.actors.open
+
+  def counted(hello):
+    tries.append(hello)
+    return open_session(hello)
+
+  serving.actors.open = counted
   holders = [serving.actor(), serving.actor()]
   work = unroll_actor.Work(
     serving.server.address,
@@ -257,11 +264,11 @@ def test_an_actor_that_waits_for_slots_gathers_no_threads(serving):
     target=unroll_actor.run, args=(work, stop), daemon=True
   )
   actor.start()
-  time.sleep(2)
+  # Two are the holders' own; each try used to leave a thread behind.
+  eventually(lambda: len(tries) > 2 + 2, 60)
   before = threading.active_count()
-  time.sleep(4)
-  # It tries twice a second; each try used to leave a thread behind.
-  assert threading.active_count() <= before + 2
+  eventually(lambda: len(tries) > 2 + 10, 60)
+  eventually(lambda: threading.active_count() <= before + 2)
   assert actor.is_alive()
   stop.set()
   actor.join(20)

@@ -632,8 +632,9 @@ def test_a_stale_unix_path_is_used_again(tmp_path):
      "unix:/" + "x" * 200, "8.8.8.8:5000"],
 )  # fmt: skip
 def test_a_bad_address_is_a_config_error(bad):
+  server = wire.Server(bad, 1, security=wire.Security(insecure=True))
   with pytest.raises(types.ConfigError, match="address"):
-    make_server(bad).start()
+    server.start()
 
 
 def test_a_file_in_the_place_of_a_socket_stays(tmp_path):
@@ -830,6 +831,35 @@ def test_a_server_with_a_blocked_call_exits(use, end):
   finally:
     process.kill()
     process.communicate()
+
+
+# Whoever registers first is called last, after seedx and gRPC.
+SENDING = """
+import atexit, threading, time
+def look():
+  left = [x for x in threading.enumerate() if x is not threading.main_thread()]
+  print(len([x for x in left if "_run" in x.name]), flush=True)
+atexit.register(look)
+import numpy as np
+from seedx import wire
+layout = wire.Layout.of({"x": np.zeros(3, np.float32)}, max_rows=8)
+def requests():
+  yield {"x": np.zeros((1, 3), np.float32)}
+  time.sleep(0.5)
+server = wire.Server("127.0.0.1:0", 4)
+server.bind("f", lambda inputs: inputs, layout, layout)
+with server:
+  with wire.Client(server.address) as client:
+    next(client.stream("f", requests(), layout, layout))
+"""
+
+
+def test_an_exit_waits_for_the_threads_that_send():
+  """Python would end them below gRPC's C++, which may abort the program."""
+  process = run_python(SENDING)
+  said, errors = process.communicate(timeout=30)
+  assert process.returncode == 0, errors
+  assert said == "0\n"
 
 
 # As gRPC's own threads do, at a moment that no test can choose.

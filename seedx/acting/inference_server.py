@@ -21,9 +21,6 @@ class InferenceServer:
   """Opens a session for each actor, on the device with the most free slots.
 
   It is what the stream `protocol.ACT` is bound to.
-
-  Attributes:
-    seeds: of their environments.
   """
 
   def __init__(
@@ -31,7 +28,7 @@ class InferenceServer:
     inferences: Sequence[inference.Inference],
     sizes: Sequence[inference.Sizes],
     acted: counters.Acted,
-    seed: int,
+    seeds: sessions.Seeds,
     returns_are_sums: bool = True,
   ) -> None:
     """Nobody is connected yet.
@@ -40,7 +37,7 @@ class InferenceServer:
       inferences: one for each device.
       sizes: of each; the first is the largest.
       acted: what is received is counted there.
-      seed: of the run; the environments' seeds are derived from it.
+      seeds: of the actors' environments.
       returns_are_sums: see `envs.returns_are_sums`.
     """
     exploration = [each.exploration for each in sizes]
@@ -53,7 +50,7 @@ class InferenceServer:
     self._layout = sizes[0].layout
     self._returns_are_sums = returns_are_sums
     self._lock = threading.Lock()
-    self.seeds = sessions.Seeds(seed)
+    self._seeds = seeds
 
   def __call__(self, hello: Mapping[str, Any]) -> "Session":
     """Takes slots for an actor's hello `{"num_envs": n}`.
@@ -67,7 +64,7 @@ class InferenceServer:
       slots = device.slots.take(num_envs)
     if slots is None:
       raise sessions.too_few(device.slots.free, num_envs)
-    first_seed = self.seeds.take(num_envs)
+    first_seed = self._seeds.take(num_envs)
     return Session(
       device,
       slots,

@@ -19,6 +19,7 @@ from seedx.runtime import counters
 _SEED_BITS = 30
 _NUM_SEEDS = 2**_SEED_BITS
 _MOST_ENVS = 2**16
+_SEEDS_OF_HOST = 2**20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,31 +78,47 @@ class Seeds:
   """Seeds of environments, none of which is handed out twice.
 
   Any thread may call it.
+
+  Attributes:
+    taken: how many have been handed out.
+    taken_together: how many all learner hosts have handed out, as far as this
+      one knows.
   """
 
-  def __init__(self, seed: int) -> None:
+  def __init__(self, seed: int, host: int = 0) -> None:
     """Starts where no run of another `seed` does, from 0 to 2^30 - 1.
 
-    Runs with seeds below 2^k start at least 2^(30 - k) environments apart.
+    Runs with seeds below 2^k start at least 2^(30 - k) environments apart, and
+    the learner hosts of a run 2^20.
     """
-    self._next = _place(seed)
+    self.taken = self.taken_together = 0
+    self._host = host
     self._lock = threading.Lock()
+    self._next = self._place(_place(seed))
 
   def take(self, count: int) -> int:
     """The first of `count` seeds in a row."""
     with self._lock:
+      self.taken += count
       first = self._next if self._next + count <= _NUM_SEEDS else 0
       self._next = first + count
       return first
 
   def saved(self) -> np.integer:
-    """Its state in a checkpoint."""
-    return np.int64(self._next)
+    """Its state in a checkpoint, the same for all hosts."""
+    with self._lock:
+      elsewhere = max(0, self.taken_together - self.taken)
+      own = self._next - self._host * _SEEDS_OF_HOST
+      return np.int64((own + elsewhere) % _NUM_SEEDS)
 
   def restore(self, saved: np.integer) -> None:
     """Continues with seeds that the saved run has not used."""
     with self._lock:
-      self._next = int(saved)
+      self._next = self._place(int(saved))
+
+  def _place(self, of_first: int) -> int:
+    """Where this host goes on where the first one does at `of_first`."""
+    return (of_first + self._host * _SEEDS_OF_HOST) % _NUM_SEEDS
 
 
 def evaluation_seed(seed: int, number: int) -> int:
@@ -148,16 +165,13 @@ class Sessions:
   """The connected actors that compute actions by themselves.
 
   Any thread may call it.
-
-  Attributes:
-    seeds: of the actors' environments.
   """
 
   def __init__(
     self,
     exploration: np.ndarray,
     acted: counters.Acted,
-    seed: int,
+    seeds: Seeds,
     returns_are_sums: bool = True,
   ) -> None:
     """Nobody is connected yet.
@@ -165,7 +179,7 @@ class Sessions:
     Args:
       exploration: `[slots]`, epsilon of each slot, see `base.Agent`.
       acted: counts the steps of all actors.
-      seed: of the run; the environments' seeds are derived from it.
+      seeds: of the actors' environments.
       returns_are_sums: see `envs.returns_are_sums`.
     """
     self._acted = acted
@@ -173,7 +187,7 @@ class Sessions:
     self._reported = counters.explores_least(exploration)
     self._returns_are_sums = returns_are_sums
     self._slots = Slots(len(exploration))
-    self.seeds = Seeds(seed)
+    self._seeds = seeds
     self._lock = threading.Lock()
     self._open: set[Session] = set()
     self._waits: list[tuple[float, float]] = [(0.0, 0.0)]
@@ -189,7 +203,7 @@ class Sessions:
     if slots is None:
       raise too_few(self._slots.free, num_envs)
     self._acted.start()
-    first_seed = self.seeds.take(num_envs)
+    first_seed = self._seeds.take(num_envs)
     session = Session(
       slots,
       first_seed,

@@ -57,15 +57,19 @@ class Work:
     env: the environment.
     actors: options of all thin actors.
     retry_seconds: seconds between two tries to reach the learner.
+    security: how they know each other.
   """
 
   address: str
   env: envs.Config
   actors: Config
   retry_seconds: float = 0.5
+  security: wire.Security = wire.LOCAL
 
   @classmethod
-  def of(cls, address: str, options: Mapping[str, Any]) -> Self:
+  def of(
+    cls, address: str, options: Mapping[str, Any], security: wire.Security
+  ) -> Self:
     """From the learner's options by their names, as JSON has them."""
 
     def config(kind: type[C]) -> C:
@@ -75,7 +79,7 @@ class Work:
         **{k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
       )
 
-    return cls(address, config(envs.Config), config(Config))
+    return cls(address, config(envs.Config), config(Config), security=security)
 
 
 def run(work: Work, stop: threading.Event) -> None:
@@ -90,7 +94,10 @@ def run(work: Work, stop: threading.Event) -> None:
   def session(client: wire.Client) -> None:
     _Pump(spec, work, stop).run(client)
 
-  wire.until_done(work.address, session, stop, "actor", work.retry_seconds)
+  wire.until_done(
+    *(work.address, session, stop, "actor", work.retry_seconds),
+    security=work.security,
+  )
 
 
 class _Pump:

@@ -26,6 +26,7 @@ class Work:
     horizon: of the run.
     actors: options of all actors.
     unroll_length: T, new env steps of an unroll.
+    security: how they know each other.
   """
 
   address: str
@@ -34,6 +35,7 @@ class Work:
   horizon: base.Horizon
   actors: sessions.Config
   unroll_length: int
+  security: wire.Security = wire.LOCAL
 
 
 def run(work: Work, stop: threading.Event) -> None:
@@ -59,7 +61,7 @@ def run(work: Work, stop: threading.Event) -> None:
   def session(client: wire.Client) -> None:
     _act(work, programs, client, stop)
 
-  wire.until_done(work.address, session, stop, "actor")
+  wire.until_done(work.address, session, stop, "actor", security=work.security)
 
 
 def _act(

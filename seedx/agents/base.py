@@ -41,7 +41,7 @@ class Gradients(NamedTuple):
     params: the gradient of the loss with respect to the parameters, a mean over
       the batch: those of micro-batches are averaged with `LossOutput.weight`.
     moments: of the batch's observations, for `AgentState.statistics`; or (). A
-      mean over all observations: those of micro-batches are averaged.
+      mean, and averaged so, too.
   """
 
   params: types.Tree

@@ -196,12 +196,23 @@ class Model:
   def moments(
     self, statistics: types.Tree, inputs: types.Inputs, axis_name: str | None
   ) -> types.Tree:
-    """The moments of a batch's observations; () without normalization."""
+    """The moments of a batch's observations; () without normalization.
+
+    Those of `[T + 1, B, ...]` from which a step is learned: neither the last of
+    an episode, nor the last of an unroll.
+    """
     if not self.config.normalize_observations:
       return ()
     spec, _ = _without_mask(self.spec, self.spec.observation)
     observation, _ = _without_mask(self.spec, inputs.timestep.observation)
-    return normalizer.measure(statistics, spec, observation, axis_name)
+    first = inputs.timestep.step_type[1:] == int(dm_env.StepType.FIRST)
+    return normalizer.measure(
+      statistics,
+      spec,
+      jax.tree.map(lambda leaf: leaf[:-1], observation),
+      1.0 - first.astype(jnp.float32),
+      axis_name,
+    )
 
   def rewards(self, inputs: types.Inputs) -> jax.Array:
     """Rewards `[T, B]`, scaled and clipped."""

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seedx import types
+from seedx import losses, types
 
 # Normalized observations are clipped to +- this (Andrychowicz et al. 2020,
 # https://arxiv.org/abs/2006.05990).
@@ -31,7 +31,7 @@ class Statistics(NamedTuple):
 
 
 class Moments(NamedTuple):
-  """Means over a batch of its observations' offsets from `around`.
+  """Weighted means over a batch of its observations' offsets from `around`.
 
   Moments around 0 would be inexact: in float32, the square of a large mean
   swallows a small variance.
@@ -81,24 +81,43 @@ def measure(
   statistics: Statistics,
   spec: types.Tree,
   observation: types.Tree,
+  weight: jax.Array,
   axis_name: str | None,
 ) -> Moments:
-  """The moments of a batch `[T, B, ...]`, averaged over all cores.
+  """The moments of a batch's observations, averaged over all cores.
 
-  Every row counts, also the first of an episode: the network sees them all.
+  Args:
+    statistics: of observations so far.
+    spec: a nest of specs.
+    observation: `[T, B, ...]`, a nest like `spec`.
+    weight: `[T, B]`, as of the losses: 0 where nothing is learned. Of a batch
+      of zeros the moments are those that leave the statistics as they are.
+    axis_name: the mesh axis over which the batch is sharded, or None.
   """
   pairs = zip(jax.tree.leaves(spec), jax.tree.leaves(observation), strict=True)
   leaves = [leaf for leaf_spec, leaf in pairs if _is_in(leaf_spec)]
   offsets = [
     leaf - mean for leaf, mean in zip(leaves, statistics.mean, strict=True)
   ]
-  means = (
-    tuple(x.mean(axis=(0, 1)) for x in offsets),
-    tuple(jnp.square(x).mean(axis=(0, 1)) for x in offsets),
+
+  def total(values: jax.Array) -> jax.Array:
+    weights = jnp.expand_dims(weight, tuple(range(2, values.ndim)))
+    return jnp.sum(weights * values, axis=(0, 1))
+
+  squares = [jnp.square(x) for x in offsets]
+  totals, count = losses.sum_over_cores(
+    ([total(x) for x in offsets + squares], jnp.sum(weight)), axis_name
   )
-  if axis_name is not None:
-    means = jax.lax.pmean(means, axis_name)
-  return Moments(statistics.mean, *means)
+  means = [x / jnp.maximum(count, 1e-8) for x in totals]
+  offset, square = means[: len(offsets)], means[len(offsets) :]
+  return Moments(
+    statistics.mean,
+    tuple(offset),
+    tuple(
+      jnp.where(count > 0, x, old)
+      for x, old in zip(square, statistics.variance, strict=True)
+    ),
+  )
 
 
 def merge(
@@ -107,8 +126,9 @@ def merge(
   """Merges one batch's moments into the statistics of `updates` batches.
 
   Chan et al. 1979, "Updating formulae and a pairwise algorithm for computing
-  sample variances", equation 2.1, for batches of equal size. Other batches may
-  have been merged since this one was measured.
+  sample variances", equation 2.1, for batches of equal size: each counts the
+  same, however many of its steps are learned from. Other batches may have been
+  merged since this one was measured.
   """
   rate = 1.0 / (updates.astype(jnp.float32) + 1.0)
   gap = jax.tree.map(

@@ -203,9 +203,6 @@ def differentiate(
     def mean(values: jax.Array) -> jax.Array:
       return losses.mean_share(values, steps.weight, axis_name)
 
-    def center(share: jax.Array) -> jax.Array:
-      return losses.sum_over_cores(share, axis_name)
-
     parts = {
       "loss_policy_gradient": mean(steps.policy_gradient),
       "loss_value": mean(steps.value),
@@ -219,10 +216,12 @@ def differentiate(
     )
     said = steps.diagnostics
     parts |= {name: mean(values) for name, values in said.items()}
+    centers = losses.sum_over_cores(
+      {name: parts[name] for name in _SPREAD if name in said}, axis_name
+    )
     variances = {
-      name: mean(jnp.square(said[name] - center(parts[name])))
-      for name in _SPREAD
-      if name in said
+      name: mean(jnp.square(said[name] - center))
+      for name, center in centers.items()
     }
     return total, (parts, variances)
 

@@ -531,8 +531,10 @@ def _diagnostics(
     return losses.mean_share(values, steps.weight, axis_name)
 
   size = jnp.abs(steps.td_error)
+  # The mean of those cores that learn from something.
+  learns = jnp.float32(jnp.any(steps.weight > 0))
   p50, p95 = (
-    losses.mean_share(x, jnp.ones(()), axis_name)
+    losses.mean_share(x, learns, axis_name)
     for x in _percentiles(size, steps.weight, (0.5, 0.95))
   )
   weight = jnp.broadcast_to(importance_weight, steps.weight.shape)

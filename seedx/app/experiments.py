@@ -132,7 +132,8 @@ def shipped() -> list[str]:
   """The short names of the experiments that come with seedx."""
   doors = (
     *("__init__", "evaluate", "export", "plot", "compare", "chaos"),
-    "accelerator_trial",
+    "sweep",
+    *("accelerator_trial", "certificates"),
   )
   return sorted(name for name in _shipped() if name not in doors)
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import gymnasium
 import jax
 
-from seedx import join, launch, types
+from seedx import join, launch, types, wire
 from seedx.app import (
   command_line,
   configs,
@@ -19,7 +19,7 @@ from seedx.app import (
   run_dirs,
   training,
 )
-from seedx.launch import joining
+from seedx.launch import hosts, joining
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,23 +59,49 @@ def main(
   argv = sys.argv[1:] if argv is None else list(argv)
   name = experiments.name_of(module)
   try:
-    asked = command_line.parse(
-      _defaults(experiment, name, argv),
-      argv,
-      program or f"python -m {experiments.program_module(module)}",
-      sys.modules[module].__doc__,
-    )
-    if asked.files.resume:
-      before = run_dirs.config(asked.files.resume)
-      run_dirs.check_resumed(before, asked, asked.files)
+    asked, presets = read(experiment, argv, module, program)
     role = asked.process.role if asked.process else "all"
     if role in ("all", "learner"):
-      agent = asked.chosen.agent if asked.chosen else ""
-      presets = tuple(experiment.presets(asked.run, agent))
       return _train(asked, name, presets, alone=role == "learner")
     return _join(experiment, asked, name, command_line.said(asked, argv))
+  except hosts.LostError as error:
+    print(error, file=sys.stderr, flush=True)
+    return 1
   except types.ConfigError as error:
     command_line.fail(error)
+
+
+def read(
+  experiment: experiments.Experiment[Any],
+  argv: Sequence[str],
+  module: str,
+  program: str = "",
+) -> tuple[Asked, Sequence[str]]:
+  """Reads a command line; exits with status 2 and one line where it is wrong.
+
+  Args:
+    experiment: what the program trains.
+    argv: without the program's name.
+    module: that has the experiment.
+    program: how it is called; by its module if empty.
+
+  Returns:
+    What it says, and the names of the presets in that.
+
+  Raises:
+    types.ConfigError: what is to be resumed cannot be.
+  """
+  asked = command_line.parse(
+    _defaults(experiment, experiments.name_of(module), argv),
+    argv,
+    program or f"python -m {experiments.program_module(module)}",
+    sys.modules[module].__doc__,
+  )
+  if asked.files.resume:
+    before = run_dirs.config(asked.files.resume)
+    run_dirs.check_resumed(before, asked, asked.files)
+  agent = asked.chosen.agent if asked.chosen else ""
+  return asked, tuple(experiment.presets(asked.run, agent))
 
 
 def asked_of(experiment: experiments.Experiment[Any], agent: str = "") -> Asked:
@@ -180,6 +206,8 @@ def _result(asked: Asked, run: training.Run) -> list[str]:
     died = "processes that died and were started again"
     lines.append(f"{died}: {run.restarts}")
   lines.append(_verdict(asked.run.env.env, run.metrics))
+  if run.host:
+    return [*lines, "host 0 has the run's directory"]
   if run.status:
     lines.append(f"interrupted; --resume {run.run_dir} goes on")
   elif run.metrics["env_steps"] < asked.run.total_steps:
@@ -219,7 +247,8 @@ def _join(
   options = {
     option: value
     for option, value in configs.in_json(asked).items()
-    if option in said and option not in run_dirs.OF_A_PROCESS
+    if option in said
+    and option not in (*run_dirs.OF_A_PROCESS, *run_dirs.OF_THIS_START)
   }
   addresses = getattr(config, "server_addresses", ())
   listen = addresses[config.server] if role == "server" and addresses else ""
@@ -233,19 +262,26 @@ def _join(
     words = [config.address, "--role", role, "--listen", listen]
     words += ["--experiment", name, "--options", json.dumps(options)]
     words += ["--give-up-seconds", str(asked.process.give_up_seconds)]
+    for option, value in configs.values(config.security).items():
+      flag = command_line.flag(option)
+      words += [flag] if value is True else [flag, value] if value else []
     program = [sys.executable, "-m", "seedx.join", *words]
     os.execv(sys.executable, program)
   if "JAX_PLATFORMS" not in os.environ:
     jax.config.update("jax_platforms", "cpu")
 
   def play(told: joining.Told, ended: threading.Event) -> None:
-    _play(experiment, told, config.address, listen, ended)
+    _play(experiment, told, config.address, listen, ended, config.security)
 
-  return join.run(config.address, hello, play, asked.process)
+  return join.run(config.address, hello, play, asked.process, config.security)
 
 
 def play(
-  told: joining.Told, address: str, listen: str, stop: threading.Event
+  told: joining.Told,
+  address: str,
+  listen: str,
+  stop: threading.Event,
+  security: wire.Security,
 ) -> None:
   """Plays a role of an experiment that comes with seedx.
 
@@ -254,6 +290,7 @@ def play(
     address: of the learner.
     listen: where this process does, if its role does.
     stop: ends it.
+    security: how they know each other.
 
   Raises:
     types.ConfigError: the experiment does not come with seedx.
@@ -266,7 +303,8 @@ def play(
       f" {told.experiment or 'a script'}; its code has to be here: run `python"
       f" {script}.py --role {launch.kind(told.role)} --address {address}`"
     )
-  _play(experiments.load(told.experiment), told, address, listen, stop)
+  experiment = experiments.load(told.experiment)
+  _play(experiment, told, address, listen, stop, security)
 
 
 def _play(
@@ -275,11 +313,13 @@ def _play(
   address: str,
   listen: str,
   stop: threading.Event,
+  security: wire.Security,
 ) -> None:
   """Plays a role of an experiment; see `play`."""
   options = dict(told.options)
   config = asked_of(experiment, str(options.pop("agent", ""))).run
-  other = {*configs.settings(config)} ^ {*options}
+  known = {*configs.settings(config)} - {*run_dirs.OF_THIS_START}
+  other = known ^ {*options}
   if other:
     raise types.ConfigError(
       "expected a learner with the options that this program has, found a"
@@ -288,7 +328,9 @@ def _play(
   config = configs.replaced(config, options)
   nodes = training.pipeline_of(config).nodes(config)
   node = next(node for node in nodes if node.role == told.role)
-  work = dataclasses.replace(node.config, address=listen or address)
+  work = dataclasses.replace(
+    node.config, address=listen or address, security=security
+  )
   node.run(work, stop)
 
 

@@ -28,15 +28,20 @@ FORMAT = 2
 _READABLE = (1, FORMAT)
 
 # `config.json` leaves these out: they say how it is read, where it is, how long
-# other processes wait to join, what is shown, and when to end early.
-_OF_THIS_START = (
+# other processes wait to join, what is shown, when to end early, and what
+# processes on these machines need to reach each other.
+OF_THIS_START = (
   *("run_dir", "resume", "trust", "give_up_seconds"),
   *("quiet", "log_every", "sink", "stop_at"),
+  *("tls_ca", "tls_certificate", "tls_key", "token_file", "insecure"),
+  *("launcher", "ray_address", "actor_cpus", "actor_resources"),
+  *("learner_on_cluster", "learner_resources"),
 )
 
 # Settings that say which process it is, and where.
 OF_A_PROCESS = (
   *("role", "address", "server", "server_addresses", "give_up_seconds"),
+  *("host_index", "coordinator"),
 )
 
 # The settings that may change when a run resumes, since its state does not
@@ -47,8 +52,12 @@ _RESUMED = (
   *("evaluate_every_steps", "evaluate_episodes", "learner_devices"),
   *("inference_devices", "inference_batch_size", "inference_wait_seconds"),
   *("env_threads", "num_actors", "num_workers", "queue_capacity", "device"),
+  *("hosts", "starved_seconds"),
   *OF_A_PROCESS,
 )
+
+# The settings that may differ between the learner hosts of a run.
+_OF_A_HOST = {*_RESUMED} - {"total_steps", "learner_devices", "hosts"}
 
 # The settings that may differ between the runs of a group.
 _NOT_IN_LABELS = (
@@ -129,7 +138,7 @@ def record(run: Any, asked: Any, experiment: str | None) -> Config:
     options={
       name: value
       for name, value in configs.in_json(asked).items()
-      if name not in _OF_THIS_START
+      if name not in OF_THIS_START
     },
     beyond=configs.beyond_settings(run),
   )
@@ -231,7 +240,7 @@ def restored(asked: C, before: Config) -> C:
       f"expected a run of format {FORMAT}, found format {before.format}, which"
       f" seedx {before.seedx} wrote; continue with that version, or train again"
     )
-  own = {*configs.settings(asked)} - {*_OF_THIS_START}
+  own = {*configs.settings(asked)} - {*OF_THIS_START}
   other = own ^ set(before.options)
   if other:
     raise types.ConfigError(
@@ -334,7 +343,7 @@ def check_resumed(before: Config, asked: Any, files: Any) -> None:
   """
   old = configs.values(restored(asked, before))
   new = configs.values(asked)
-  known = [name for name in new if name not in _OF_THIS_START]
+  known = [name for name in new if name not in OF_THIS_START]
   changed = [
     command_line.flag(name)
     for name in known
@@ -369,6 +378,11 @@ def read(run_dir: str | os.PathLike[str]) -> Run:
     options=asked.options,
     lines=_lines(path, asked.seedx),
   )
+
+
+def of_all_hosts(options: Mapping[str, Any]) -> dict[str, Any]:
+  """The options that all learner hosts of a run must have alike."""
+  return {k: v for k, v in options.items() if k not in _OF_A_HOST}
 
 
 def labels(runs: Sequence[Run]) -> list[str]:

@@ -2,29 +2,40 @@
 
 import contextlib
 import dataclasses
+import functools
 import math
 import os
 import pathlib
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from seedx import checkpoint, envs, launch, metrics, types
+import numpy as np
+
+from seedx import checkpoint, envs, launch, metrics, types, wire
 from seedx.app import (
   checkpointer,
   configs,
   devices,
+  elsewhere,
   evaluations,
   plot,
   run_dirs,
 )
-from seedx.launch import joining
+from seedx.launch import hosts, joining, ray
 from seedx.runtime import counters, process, signals
+from seedx.runtime import hosts as hosts_lib
 
 # A logger of the user's may have to reach a server for its last lines.
 _LOGGER_SECONDS = 60.0
+_ALONE = hosts_lib.Config()
+_NO_REPLAYS = (
+  "checkpoints are without the replays of the learner hosts: they are empty"
+  " after a resume"
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,12 +77,13 @@ class Run:
 
   Attributes:
     run_dir: with `config.json`, `metrics.jsonl`, `checkpoints/`, TensorBoard
-      events and `learning_curve.png`.
+      events and `learning_curve.png`; of host 0 alone, if there are several.
     metrics: the last line of metrics.
     evaluation: what the last evaluation found, in words; empty for none.
     restarts: processes that died and were started again.
     status: exit status of a program that does nothing else; 0, or that of the
       signal that ended it, see `signals`.
+    host: index of this learner host.
   """
 
   run_dir: pathlib.Path
@@ -79,6 +91,7 @@ class Run:
   evaluation: str = ""
   restarts: int = 0
   status: int = 0
+  host: int = 0
 
   @property
   def interrupted(self) -> bool:
@@ -132,6 +145,7 @@ def run(
   presets: Sequence[str] = (),
   alone: bool = False,
   sinks: Sequence[metrics.Sink] = (),
+  stop: threading.Event | None = None,
 ) -> Run:
   """Trains what a pipeline's config says; see `train`.
 
@@ -143,32 +157,162 @@ def run(
     presets: what the config has been changed for.
     alone: whether the pipeline's other processes are started by others.
     sinks: more of them for the lines of metrics.
+    stop: ends it early, as a signal does.
   """
-  pipeline = pipeline_of(config)
+  pipeline_of(config)
   record = run_dirs.record(config, asked or config, experiment)
-  context = process.Context()
+  work = _Work(config, files, record, presets, alone, sinks)
+  stop = stop or threading.Event()
+  with signals.stopping(stop, experiment is not None) as ending:
+    launching = getattr(config, "launching", launch.Config())
+    if launching.learner_on_cluster and not alone:
+      return _on_cluster(work, stop, ending)
+    return _run(work, stop, ending)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Work:
+  """What `run` is to do, for any machine; see there."""
+
+  config: Any
+  files: Config
+  record: run_dirs.Config
+  presets: Sequence[str]
+  alone: bool
+  sinks: Sequence[metrics.Sink]
+
+
+def _on_cluster(
+  work: _Work, stop: threading.Event, ending: signals.Ending
+) -> Run:
+  """Trains on a machine of a cluster, and on another where that dies."""
+  launching, address = work.config.launching, work.config.address
+  if _among(work.config).hosts > 1:
+    raise types.ConfigError(
+      "expected one learner host with learner_on_cluster, found"
+      f" {_among(work.config).hosts}"
+    )
+  if address and not address.startswith(("0.0.0.0:", "[::]:")):
+    raise types.ConfigError(
+      "expected no address with learner_on_cluster, or all of its machine's,"
+      f" 0.0.0.0:PORT, since it may move; found {address}"
+    )
+  name = _directory(work.files, work.record)
+  is_new, resumes = not os.path.exists(name), bool(work.files.resume)
+  files = (
+    work.files if resumes else dataclasses.replace(work.files, run_dir=name)
+  )
+  with _open(files, work.record) as run_dir:
+    pass  # Nobody trains in it.
+  there = functools.partial(_run_there, work)
+  try:
+    return elsewhere.run(there, launching, run_dir, resumes, stop, ending)
+  except (types.ConfigError, SystemExit):
+    if is_new and not any(run_dir.iterdir()):
+      run_dir.rmdir()  # It has not begun.
+    raise
+
+
+def _run_there(
+  work: _Work,
+  run_dir: pathlib.Path,
+  resumes: bool,
+  stop: threading.Event,
+  ending: signals.Ending,
+) -> Run:
+  """Trains on this machine of a cluster; see `elsewhere.run`."""
+  files = dataclasses.replace(
+    work.files,
+    run_dir="" if resumes else str(run_dir),
+    resume=str(run_dir) if resumes else "",
+  )
+  return _run(dataclasses.replace(work, files=files), stop, ending)
+
+
+def _run(work: _Work, stop: threading.Event, ending: signals.Ending) -> Run:
+  """Trains here, with other learner hosts if there are some; see `run`."""
+  with hosts.joined(_among(work.config), stop, ending) as found:
+    context = process.Context(stop, found)
+    if found.count > 1:
+      hosts.check_same(run_dirs.of_all_hosts(work.record.options))
+    train_here = _help if found.index else _lead
+    run = train_here(work, context, ending)
+  return dataclasses.replace(
+    run, status=run.status or found.status, host=found.index
+  )
+
+
+def _among(config: Any) -> hosts_lib.Config:
+  """The learner hosts of a run; pipelines without a learner have one."""
+  learner = getattr(config, "learner", None)
+  return learner if isinstance(learner, hosts_lib.Config) else _ALONE
+
+
+def _help(work: _Work, context: process.Context, ending: signals.Ending) -> Run:
+  """Trains on a host that has no directory; see `run`."""
+  config, files, record = work.config, work.files, work.record
   with (
     devices.explaining_memory(),
-    signals.stopping(context.stop, experiment is not None) as ending,
-    _open(files, record) as run_dir,
-    _sockets(config, alone) as sockets,
+    _sockets(config, work.alone) as sockets,
   ):
-    own_sinks = [*_named(files, config, run_dir), *sinks]
-    config = config.with_sockets(sockets) if sockets else config
-    nodes = pipeline.nodes(config)
+    config, nodes, processes = _launched(config, sockets)
+    try:
+      own = pipeline_of(config).learn(config, context)
+      if own.server is not None:
+        _roles(config, record, nodes, own.addresses).bind(own.server)
+      _take_over(own, context.hosts)
+      last = process.run(own, context, (), config.log_seconds, processes.check)
+    finally:
+      processes.stop()
+  return Run(
+    pathlib.Path(files.resume or files.run_dir),
+    last,
+    restarts=processes.restarts,
+    status=ending.status,
+  )
+
+
+def _take_over(own: process.Process, among: hosts_lib.Hosts) -> None:
+  """Has all hosts go on from the state of host 0, which may be restored."""
+  if among.count == 1:
+    return
+  found = hosts.broadcast(
+    b"" if among.index else checkpoint.to_bytes(own.saved())
+  )
+  if among.index:
+    arrays = checkpoint.from_bytes(np.frombuffer(found, np.uint8))
+    own.restore(
+      lambda shapes: checkpoint.like(arrays, shapes, "the state of host 0")
+    )
+
+
+def _lead(work: _Work, context: process.Context, ending: signals.Ending) -> Run:
+  """Trains on the host that has the run's directory; see `run`."""
+  config, files, record = work.config, work.files, work.record
+  pipeline = pipeline_of(config)
+  with (
+    devices.explaining_memory(),
+    _open(files, record) as run_dir,
+    _sockets(config, work.alone) as sockets,
+  ):
+    own_sinks = [*_named(files, config, run_dir), *work.sinks]
     # Their imports take as long as what follows, on other cores.
-    processes = launch.Processes([] if alone else nodes, sockets)
+    config, nodes, processes = _launched(config, sockets)
     try:
       if not files.quiet:
-        _introduce(record.name, config.env.env, presets, run_dir)
+        _introduce(record.name, config.env.env, work.presets, run_dir)
       evaluation = evaluations.of(config, files, run_dir)
       own = pipeline.learn(config, context)
+      if own.replay is not None and context.hosts.count > 1:
+        own = dataclasses.replace(own, replay=None)
+        print(_NO_REPLAYS, file=sys.stderr)
       if own.server is not None:
         _roles(config, record, nodes, own.addresses).bind(own.server)
       kept = checkpointer.Checkpointer(own, run_dir, files, evaluation)
       if files.resume:
         kept.restore()
         _check_total(config, record, files, own.acted.env_steps)
+      _take_over(own, context.hosts)
       run_dirs.write(run_dir, record)
 
       def check() -> None:
@@ -180,11 +324,13 @@ def run(
       last = process.run(
         own,
         context,
-        _sinks(config, files, run_dir, alone, own_sinks, kept, evaluation),
+        _sinks(
+          *(config, files, run_dir, work.alone, own_sinks, kept, evaluation)
+        ),
         config.log_seconds,
         check,
       )
-      kept.finish(bool(ending.status))
+      kept.finish(bool(ending.status or context.hosts.status))
     finally:
       processes.stop()
   _draw(config.env.env, record.name, run_dir)
@@ -223,6 +369,42 @@ def _sockets(
   if alone or not isinstance(config, process.ServerConfig):
     return contextlib.nullcontext("")
   return tempfile.TemporaryDirectory(prefix="seedx-")
+
+
+def _launched(
+  config: Any, sockets: str
+) -> tuple[Any, list[launch.Node], launch.Instances]:
+  """Starts the processes of a run beside this one.
+
+  Args:
+    config: of the pipeline.
+    sockets: a folder for them; empty if others start the processes.
+
+  Returns:
+    The config with the addresses that they have, the nodes, and the processes.
+  """
+  pipeline = pipeline_of(config)
+  if not sockets:
+    return config, pipeline.nodes(config), launch.Processes([])
+  if config.launching.launcher == "processes":
+    config = config.with_sockets(sockets)
+    address = wire.reached(config.address)
+    config.security.of_client(address)
+    nodes = pipeline.nodes(dataclasses.replace(config, address=address))
+    return config, nodes, launch.Processes(nodes, sockets)
+  cluster = ray.Cluster(config.launching)
+  try:
+    address = config.address or cluster.free_address()
+    config = dataclasses.replace(config, address=address)
+    # Before anything is started on other machines.
+    config.security.of_server(address)
+    reached = cluster.reached(address)
+    nodes = pipeline.nodes(dataclasses.replace(config, address=reached))
+    there = ray.on_cluster(nodes, reached, config.security)
+    return config, nodes, ray.Tasks(there, config.launching, cluster)
+  except BaseException:
+    cluster.leave()
+    raise
 
 
 def _roles(
@@ -310,11 +492,8 @@ def _draw(env: str, name: str, run_dir: pathlib.Path) -> None:
 @contextlib.contextmanager
 def _open(files: Config, record: run_dirs.Config) -> Iterator[pathlib.Path]:
   """The directory of the run, which no other process uses meanwhile."""
-  name = files.resume or files.run_dir
-  name = name or os.path.join(
-    "runs", record.name, time.strftime("%Y%m%d-%H%M%S")
-  )
-  is_new = not os.path.exists(os.path.expanduser(name))
+  name = _directory(files, record)
+  is_new = not os.path.exists(name)
   run_dir = metrics.open_run_dir(name)
   with run_dirs.claimed(run_dir):
     if not files.resume and (run_dir / "config.json").exists():
@@ -331,6 +510,13 @@ def _open(files: Config, record: run_dirs.Config) -> Iterator[pathlib.Path]:
       if is_new and not any(run_dir.iterdir()):
         run_dir.rmdir()  # It has not begun.
       raise
+
+
+def _directory(files: Config, record: run_dirs.Config) -> str:
+  """Where a run goes."""
+  now = time.strftime("%Y%m%d-%H%M%S")
+  default = os.path.join("runs", record.name, now)
+  return os.path.expanduser(files.resume or files.run_dir or default)
 
 
 def _check_total(

@@ -1,7 +1,16 @@
-"""Runs the nodes of a pipeline: as threads, as processes here, or joined."""
+"""Runs the nodes of a pipeline: as processes here, on a cluster, or joined."""
 
 from seedx.launch.addresses import Addresses, is_address
+from seedx.launch.config import Config
 from seedx.launch.nodes import Node, kind
-from seedx.launch.processes import Processes
+from seedx.launch.processes import Instances, Processes
 
-__all__ = ["Addresses", "Node", "Processes", "is_address", "kind"]
+__all__ = [
+  "Addresses",
+  "Config",
+  "Instances",
+  "Node",
+  "Processes",
+  "is_address",
+  "kind",
+]

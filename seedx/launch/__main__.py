@@ -24,15 +24,17 @@ from seedx.runtime import signals
 # Another try of the same would end in the same way.
 _CALLED_WRONG = (
   wire.StatusCode.FAILED_PRECONDITION,
+  wire.StatusCode.UNAUTHENTICATED,
   wire.StatusCode.UNIMPLEMENTED,
 )
 
 
 def _main() -> None:
   parent, work, needs_jax, folder = pickle.loads(_message(sys.stdin.buffer))
-  threading.Thread(
+  leaving = threading.Thread(
     target=_leave_with_parent, args=(folder,), daemon=True
-  ).start()
+  )
+  leaving.start()
   if needs_jax:
     # Accelerators are the learner's; threads of many actors get in each
     # other's way.
@@ -44,6 +46,8 @@ def _main() -> None:
     multiprocessing.spawn.prepare(parent)
   run, config = pickle.loads(work)
   run(config, threading.Event())
+  if folder:
+    leaving.join()  # Until then, the parent may be killed.
 
 
 def _message(stream: BinaryIO) -> bytes:

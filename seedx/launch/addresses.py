@@ -5,7 +5,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from seedx import wire
+from seedx import types, wire
 
 
 def is_address(found: Any) -> bool:
@@ -20,13 +20,25 @@ def is_address(found: Any) -> bool:
 class Addresses:
   """Where the processes of one role listen; any thread may call it."""
 
-  def __init__(self, count: int, known: Sequence[str] = ()) -> None:
+  def __init__(
+    self,
+    count: int,
+    known: Sequence[str] = (),
+    security: wire.Security = wire.LOCAL,
+  ) -> None:
     """Knows all of them, or none.
 
     Args:
       count: how many there are.
       known: their addresses; if none, those that join say theirs.
+      security: of this process, by which it reaches them.
+
+    Raises:
+      types.ConfigError: it may not reach one.
     """
+    for address in known:
+      security.of_client(address)
+    self._security = security
     self._fixed = bool(known)
     self._addresses = list(known) or [""] * count
     self._held = [False] * count
@@ -48,6 +60,12 @@ class Addresses:
         raise wire.does_not_fit("where it listens (--listen)", "nothing")
       if not is_address(address):
         raise wire.does_not_fit("HOST:PORT or unix:PATH", f"{address!r:.80}")
+      try:
+        self._security.of_client(address)
+      except types.ConfigError as error:
+        raise wire.does_not_fit(
+          "an address that the learner may reach", f"{address} ({error})"
+        ) from error
       if self._fixed and address not in self._addresses:
         raise wire.does_not_fit(f"one of {', '.join(self._addresses)}", address)
       free = [k for k, held in enumerate(self._held) if not held]

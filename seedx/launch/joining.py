@@ -182,6 +182,7 @@ def join(
   play: Callable[[Told, threading.Event], None],
   stop: threading.Event,
   config: Config = Config(),
+  security: wire.Security = wire.LOCAL,
 ) -> None:
   """Joins a run, and again where its learner has been started again.
 
@@ -192,6 +193,7 @@ def join(
       another event, is set.
     stop: ends all of it.
     config: how long it waits.
+    security: how they know each other.
 
   Raises:
     wire.WireError: the learner refuses.
@@ -232,7 +234,9 @@ def join(
 
   role = hello.role or "join"
   wire.until_done(
-    *(address, session, stop, role), give_up_seconds=config.give_up_seconds
+    *(address, session, stop, role),
+    give_up_seconds=config.give_up_seconds,
+    security=security,
   )
   if not stop.is_set():
     _tell("the run is over")

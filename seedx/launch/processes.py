@@ -1,4 +1,4 @@
-"""Nodes as processes of this machine, restarted when they die."""
+"""Instances of nodes, restarted when they die; here as processes."""
 
 import contextlib
 import signal
@@ -6,6 +6,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from typing import Protocol
 
 from seedx import types
 from seedx.launch import nodes
@@ -24,17 +26,89 @@ _YOUNG_SECONDS = 10.0
 _MOST_BYTES = 4_096
 
 
-class Processes:
-  """Processes for the instances of some nodes.
+class Running(Protocol):
+  """What an instance of a node runs in."""
 
-  A process that dies is started again, later each time; one that exits with
-  status 0 has done its work. The standard input of each is a socket from this
-  process, and each ends when it closes. So when this process exits in any way,
-  all end. They ignore the signals that end a group of processes: this one gets
-  them too, and decides.
+  @property
+  def name(self) -> str:
+    """What it is called in messages."""
+    ...
+
+  def status(self) -> int | None:
+    """Its exit status; None while it runs."""
+    ...
+
+  def last_error(self) -> str:
+    """What it says that it died of; or nothing. Called once, after its end."""
+    ...
+
+  def leave(self) -> None:
+    """Tells it to end."""
+    ...
+
+  def end(self, timeout_seconds: float) -> None:
+    """Waits for its end, and kills it after the timeout."""
+    ...
+
+
+class Instances:
+  """Instances of some nodes.
+
+  One that dies is started again, later each time; one that exits with status 0
+  has done its work.
 
   Attributes:
     restarts: how many have died and were started again.
+  """
+
+  def __init__(
+    self,
+    running: list[nodes.Node],
+    start: Callable[[str, bytes], Running],
+    folder: str = "",
+  ) -> None:
+    """Starts all instances of the nodes.
+
+    Args:
+      running: the nodes.
+      start: starts one, by its role and its `nodes.message`.
+      folder: see `nodes.message`.
+
+    Raises:
+      types.ConfigError: one of them cannot be sent to another process.
+    """
+    self.restarts = 0
+    self._instances = [
+      _Instance(node, nodes.message(node, folder), start)
+      for node in running
+      for _ in range(node.count)
+    ]
+
+  def check(self) -> None:
+    """Starts again what has died; call it every now and then.
+
+    Raises:
+      types.ConfigError: an instance says that it was called wrong.
+      RuntimeError: one dies again and again.
+    """
+    for instance in self._instances:
+      self.restarts += instance.check()
+
+  def stop(self, timeout_seconds: float = 2.0) -> None:
+    """Ends all of them: asks first, then kills."""
+    for instance in self._instances:
+      instance.running.leave()
+    deadline = time.monotonic() + timeout_seconds
+    for instance in self._instances:
+      instance.running.end(max(0.0, deadline - time.monotonic()))
+
+
+class Processes(Instances):
+  """Processes of this machine for the instances of some nodes.
+
+  The standard input of each is a socket from this process, and each ends when
+  it closes. So when this process exits in any way, all end. They ignore the
+  signals that end a group of processes: this one gets them too, and decides.
   """
 
   def __init__(self, running: list[nodes.Node], folder: str = "") -> None:
@@ -47,103 +121,136 @@ class Processes:
     Raises:
       types.ConfigError: one of them cannot be sent to another process.
     """
-    self.restarts = 0
-    self._children = [
-      _Child(node, folder) for node in running for _ in range(node.count)
-    ]
+    super().__init__(running, Process, folder)
 
-  def check(self) -> None:
-    """Starts again what has died; call it every now and then.
+
+class Deaths:
+  """The deaths of one instance, of which it may not die too many."""
+
+  def __init__(self, role: str) -> None:
+    """Knows none yet; `role` is whose they are."""
+    self._role = role
+    self._seconds: list[float] = []
+
+  def add(self, died: str) -> float:
+    """Counts one; returns the seconds until it should start again.
+
+    Args:
+      died: what is said of it.
 
     Raises:
-      types.ConfigError: a process says that it was called wrong.
-      RuntimeError: one dies again and again.
+      RuntimeError: it dies again and again.
     """
-    for child in self._children:
-      self.restarts += child.check()
-
-  def stop(self, timeout_seconds: float = 2.0) -> None:
-    """Ends all processes: asks first, then kills."""
-    for child in self._children:
-      child.socket.close()
-    deadline = time.monotonic() + timeout_seconds
-    for child in self._children:
-      try:
-        child.process.wait(max(0.0, deadline - time.monotonic()))
-      except subprocess.TimeoutExpired:
-        child.process.kill()
-        child.process.wait()
+    now = time.monotonic()
+    recent = [x for x in self._seconds if x > now - _WITHIN_SECONDS]
+    self._seconds = [*recent, now]
+    if len(self._seconds) >= _MOST_DEATHS:
+      raise RuntimeError(
+        f"{self._role} died {len(self._seconds)} times within"
+        f" {now - self._seconds[0]:.0f} s; at last, {died}"
+      )
+    return _BACKOFF_SECONDS * (2 ** len(recent) - 1)
 
 
-class _Child:
-  """One instance of a node, and its newest process."""
+class _Instance:
+  """One instance of a node, and what it runs in now."""
 
-  def __init__(self, node: nodes.Node, folder: str) -> None:
-    self.node = node
-    self._message = nodes.message(node, folder)
+  def __init__(
+    self,
+    node: nodes.Node,
+    message: bytes,
+    start: Callable[[str, bytes], Running],
+  ) -> None:
+    self._node, self._message, self._start = node, message, start
     self._is_first = True
-    self._deaths: list[float] = []
-    # When the process of one that has died starts again.
+    self._deaths = Deaths(node.role)
+    # When one that has died starts again.
     self._due_seconds: float | None = None
-    self._start()
+    self._started_seconds = time.monotonic()
+    self.running = start(node.role, message)
 
   def check(self) -> bool:
-    """Replaces a process that has died, in time; whether it did so now."""
+    """Replaces one that has died, in time; whether it did so now."""
     if self._due_seconds is None:
-      if not self.process.poll():
+      status = self.running.status()
+      if not status:
         return False
-      self._due_seconds = time.monotonic() + self._died()
+      self._due_seconds = time.monotonic() + self._died(status)
     if time.monotonic() < self._due_seconds:
       return False
     self._due_seconds, self._is_first = None, False
-    self._start()
+    self._started_seconds = time.monotonic()
+    self.running = self._start(self._node.role, self._message)
     return True
 
-  def _died(self) -> float:
+  def _died(self, status: int) -> float:
     """Says so; returns the seconds until it is to start again."""
-    now, status = time.monotonic(), self.process.returncode
-    who, error = f"{self.node.role} {self.process.pid}", self._last_error()
+    error = self.running.last_error()
+    who, error = self.running.name, f": {error}" if error else ""
     # One that has worked before was not called wrong.
     if status == nodes.USAGE_STATUS and self._is_first:
       raise types.ConfigError(f"{who} cannot do its work{error}")
-    seconds = 0.0
-    young = now - self._started_seconds < _YOUNG_SECONDS
+    died, seconds = f"{who} died with status {status}{error}", 0.0
+    young = time.monotonic() - self._started_seconds < _YOUNG_SECONDS
     if young or status != -signal.SIGKILL:
-      recent = [x for x in self._deaths if x > now - _WITHIN_SECONDS]
-      seconds = _BACKOFF_SECONDS * (2 ** len(recent) - 1)
-      self._deaths = [*recent, now]
-    died = f"{who} died with status {status}{error}"
-    if len(self._deaths) >= _MOST_DEATHS:
-      raise RuntimeError(
-        f"{self.node.role} died {len(self._deaths)} times within"
-        f" {now - self._deaths[0]:.0f} s; at last, {died}"
-      )
+      seconds = self._deaths.add(died)
     again = f"; it starts again in {seconds:g} s" if seconds else ""
     print(f"{died}{again}", file=sys.stderr, flush=True)
     return seconds
 
-  def _last_error(self) -> str:
-    """What the process says that it died of, after a colon; or nothing."""
-    self.socket.setblocking(False)
-    text = b""
-    with contextlib.suppress(OSError):
-      text = self.socket.recv(_MOST_BYTES)
-    self.socket.close()
-    return f": {text.decode(errors='replace')}" if text else ""
 
-  def _start(self) -> None:
-    self._started_seconds = time.monotonic()
-    self.socket, stdin = socket.socketpair()
+class Process:
+  """A process of this machine that runs a node."""
+
+  def __init__(self, role: str, message: bytes) -> None:
+    """Starts it.
+
+    Args:
+      role: of the node.
+      message: what it reads, see `nodes.message`.
+    """
+    self._role = role
+    self._socket, stdin = socket.socketpair()
     # Until the process ignores them, they wait.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals.ENDING)
     try:
       with stdin:
-        self.process = subprocess.Popen(
-          [sys.executable, "-m", __package__, self.node.role],
+        self._process = subprocess.Popen(
+          [sys.executable, "-m", __package__, role],
           stdin=stdin.fileno(),
         )
     finally:
       signal.pthread_sigmask(signal.SIG_SETMASK, before)
     # It may die before it has read all.
     with contextlib.suppress(OSError):
-      self.socket.sendall(self._message)
+      self._socket.sendall(message)
+
+  @property
+  def name(self) -> str:
+    """Its role, and its number on this machine."""
+    return f"{self._role} {self._process.pid}"
+
+  def status(self) -> int | None:
+    """See `Running`."""
+    return self._process.poll()
+
+  def last_error(self) -> str:
+    """See `Running`."""
+    self._socket.setblocking(False)
+    text = b""
+    with contextlib.suppress(OSError):
+      text = self._socket.recv(_MOST_BYTES)
+    self._socket.close()
+    return text.decode(errors="replace")
+
+  def leave(self) -> None:
+    """See `Running`."""
+    self._socket.close()
+
+  def end(self, timeout_seconds: float) -> None:
+    """See `Running`."""
+    try:
+      self._process.wait(timeout_seconds)
+    except subprocess.TimeoutExpired:
+      self._process.kill()
+      self._process.wait()

@@ -7,7 +7,7 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -106,6 +106,15 @@ class ReplayConfig:
     """
     return self.replay_batch_size * learned_steps / self.replay_ratio
 
+  def of_host(self, hosts: int) -> Self:
+    """The part of each of so many hosts, which share it evenly."""
+    return dataclasses.replace(
+      self,
+      replay_capacity=max(1, self.replay_capacity // hosts),
+      replay_min_steps=max(1, self.replay_min_steps // hosts),
+      replay_batch_size=self.replay_batch_size // hosts,
+    )
+
 
 @dataclasses.dataclass(frozen=True)
 class PrioritizedConfig(ReplayConfig):
@@ -142,13 +151,15 @@ class Plan:
     total_steps: env steps of the run.
     batch_steps: env steps in a batch of unrolls, over all cores.
     replay: the replay; None for an agent that learns without one.
-    parts: learner devices times micro-batches; it divides batches.
+    parts: learner devices of all hosts times micro-batches; it divides batches.
+    hosts: learner hosts, each with a replay of its own.
   """
 
   total_steps: int
   batch_steps: int
   replay: ReplayConfig | None = None
   parts: int = 1
+  hosts: int = 1
 
   @property
   def horizon(self) -> base.Horizon:
@@ -207,17 +218,16 @@ class Plan:
     Args:
       agent: the agent that learns.
       period: T, new env steps of an unroll.
-      cores: the learner devices.
+      cores: the learner devices of this host.
       rng_key: for sampling from the replay.
     """
     if self.replay is None:
       return Once()
-    if isinstance(self.replay, PrioritizedConfig):
+    replay = self.replay.of_host(self.hosts)
+    if isinstance(replay, PrioritizedConfig):
       horizon = self.horizon.with_windows(agent.needs.learned_steps)
-      return Prioritized(
-        agent, self.replay, period, cores, rng_key, horizon.updates
-      )
-    return Replayed(agent, self.replay, period, cores, rng_key)
+      return Prioritized(agent, replay, period, cores, rng_key, horizon.updates)
+    return Replayed(agent, replay, period, cores, rng_key)
 
   def _check_replay(self, replay: ReplayConfig) -> None:
     if replay.replay_batch_size % self.parts:

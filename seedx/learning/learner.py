@@ -2,21 +2,25 @@
 
 import collections
 import dataclasses
+import math
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from seedx import metrics, sharding, types
 from seedx.agents import base
 from seedx.learning import experience, updates
 from seedx.runtime import counters
+from seedx.runtime import hosts as hosts_lib
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(hosts_lib.Config):
   """The config of a learner.
 
   Attributes:
@@ -32,6 +36,7 @@ class Config:
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for a value out of its range."""
+    super().__post_init__()
     types.check_ranges(self, unroll_length=(1, 2**20), micro_batches=(1, 2**20))
 
   def cores(self) -> list[jax.Device]:
@@ -44,12 +49,12 @@ class Config:
 
   @property
   def num_cores(self) -> int:
-    """Number of learner devices, at least 1."""
-    return max(1, len(self.learner_devices))
+    """Number of learner devices of all hosts, at least 1."""
+    return self.hosts * max(1, len(self.learner_devices))
 
   @property
   def parts(self) -> int:
-    """Parts of a batch: learner devices times micro-batches."""
+    """Parts of a batch: learner devices of all hosts times micro-batches."""
     return self.num_cores * self.micro_batches
 
   def check_divides(self, name: str, size: int, parts: int) -> None:
@@ -104,7 +109,8 @@ class InboxConfig(Config):
   """The config of a learner with an inbox.
 
   Attributes:
-    batch_size: unrolls in a batch, for an update or to add to the replay.
+    batch_size: unrolls in a batch, for an update or to add to the replay; of
+      all learner hosts together.
     queue_capacity: batches that may wait for the learner.
   """
 
@@ -145,8 +151,7 @@ class Learner:
     steps: updates so far, with those that were skipped; also the version of the
       newest parameters.
     learned_steps: env steps learned from, without resets.
-    state: the newest state, on every core.
-    cores: the learner devices, in order.
+    cores: the learner devices of this host, in order.
     inbox: bounded queues of shares.
   """
 
@@ -159,6 +164,7 @@ class Learner:
     *,
     acting_on: Sequence[jax.Device] = (),
     stop: threading.Event | None = None,
+    hosts: hosts_lib.Hosts | None = None,
   ) -> None:
     """Makes the initial state; no update is compiled yet.
 
@@ -166,9 +172,12 @@ class Learner:
       agent: made with `axis_name=sharding.CORES`.
       config: the learner devices and micro-batches.
       source: turns shares into batches.
-      rng_key: for the initial state and all updates.
+      rng_key: for the initial state and all updates; the same on all hosts.
       acting_on: the devices that act, for `newest`; the first core if empty.
-      stop: ends `run`, and every wait at the inbox.
+      stop: ends `run`, where there are no other hosts, and every wait at the
+        inbox.
+      hosts: which make the same updates. Only one thread may then call `learn`,
+        or `run`.
 
     Raises:
       types.ConfigError: a device does not exist, or there are several
@@ -183,23 +192,33 @@ class Learner:
     self.cores = config.cores()
     self.steps = 0
     self.learned_steps = 0.0
-    self._mesh = sharding.mesh(self.cores)
-    init_key, self._rng_key = jax.random.split(rng_key)
-    self.state = sharding.replicate(jax.jit(agent.init)(init_key), self._mesh)
+    self._hosts = hosts or hosts_lib.Hosts()
+    several = self._hosts.count > 1
+    self._mesh = sharding.mesh(
+      sharding.on_all_hosts(config.learner_devices) if several else self.cores
+    )
+    init_key, rng_key = jax.random.split(rng_key)
+    self._rng_key = np.asarray(jax.random.key_data(rng_key))
+    # Over the cores of all hosts: nothing but updates may compute with it.
+    self._state = sharding.replicate(jax.jit(agent.init)(init_key), self._mesh)
     # Held while the state and its counters change together.
     self._changing = threading.Lock()
     self._source = source
     self._stop = stop or threading.Event()
     self._acting = jax.jit(agent.acting)
     self._specs = updates.specs(agent)
-    self._update = (
-      updates.whole(agent, self._mesh)
+    self._update: updates.Program = (
+      updates.Whole(agent, self._mesh)
       if micro_batches == 1
-      else updates.accumulated(agent, self._mesh, micro_batches)
+      else updates.Accumulated(agent, self._mesh, micro_batches)
     )
+    # A part of a batch without experience, for each core.
+    self._nothing: list[types.Tree] = []
     self._skipped = counters.Skipped()
-    # Outputs of updates that may still be running; whether each was skipped.
-    self._pending: list[tuple[types.LossOutput, jax.Array]] = []
+    # Updates for which no host had a batch.
+    self._idle = 0
+    # Results of updates that may still be running, without the state.
+    self._pending: list[updates.Result] = []
     self._metrics: dict[str, float] = {}
     self._waits = metrics.Waits({metrics.WAIT_EXPERIENCE: 1})
     self.inbox = Inbox(
@@ -214,32 +233,41 @@ class Learner:
     self._version = 0
     self.publish()
 
+  @property
+  def state(self) -> base.AgentState:
+    """The newest state, on the first core of this host; any thread may use it.
+
+    No update donates it.
+    """
+    return sharding.local(self._state)
+
   def run(self, example: Callable[[], types.Share]) -> None:
-    """Learns from the inbox until stopped.
+    """Learns from the inbox until stopped; with others, until all agree on it.
 
     Args:
       example: makes a share of zeros, to compile the update with.
     """
-    self.warm_up([jax.device_put(example(), core) for core in self.cores])
-    batches = (
-      batch
-      for shares in iter(self.inbox.get, None)
-      for batch in self._source(shares)
-    )
-    for batch in batches:
-      self.learn(batch)
-      self.publish()
-      if self._stop.is_set():
-        break
-    self.finish()
+    over = self._stop if self._hosts.count == 1 else self._hosts.over
+    try:
+      self.warm_up([jax.device_put(example(), core) for core in self.cores])
+      for batch in self._batches():
+        self.learn(batch)
+        self.publish()
+        if over.is_set():
+          break
+      self.finish()
+    finally:
+      self._hosts.over.set()  # Without it no host agrees on anything.
 
   def warm_up(self, shares: Sequence[types.Share]) -> None:
     """Compiles the update for shares like these; keeps the state."""
-    batch = self._source.example(shares)
-    whole = sharding.assemble(batch.parts, self._mesh, self._specs)
-    jax.block_until_ready(
-      self._update(self.state, jnp.int32(0), self._rng_key, whole)
-    )
+    parts = self._source.example(shares).parts
+    self._nothing = [jax.tree.map(jnp.zeros_like, part) for part in parts]
+    order = self._order(self._nothing, hosts_lib.nothing())
+    if self._hosts.count > 1:
+      self._update.compile(self._state, order)
+      self._hosts.meet("compiled")
+    jax.block_until_ready(self._update(self._state, order))
 
   def shares(
     self, unroll: types.Unroll, priorities: types.Tree = ()
@@ -256,29 +284,49 @@ class Learner:
       for i, core in enumerate(self.cores)
     ]
 
-  def learn(self, batch: experience.Batch) -> None:
+  def learn_from(self, shares: Sequence[types.Share]) -> None:
+    """Makes the updates to which one share per core leads.
+
+    With other hosts it makes at least one, of their experience, and shares must
+    lead to as many there.
+    """
+    if self._hosts.count > 1 and not self._nothing:
+      self.warm_up(shares)
+    steps = self.steps
+    for batch in self._source(shares):
+      self.learn(batch)
+    if self._hosts.count > 1 and self.steps == steps:
+      self.learn(None)
+
+  def learn(self, batch: experience.Batch | None) -> None:
     """Makes one update, and gives the batch's new priorities to the source.
 
     An update that is not finite is skipped: the state stays as it is.
 
+    Args:
+      batch: of this host; None to learn from what other hosts have.
+
     Raises:
       RuntimeError: many updates in a row were skipped.
     """
-    whole = sharding.assemble(batch.parts, self._mesh, self._specs)
-    key = jax.random.fold_in(self._rng_key, self.steps)
-    version = jnp.int32(self.steps)
-    state, output, skipped = self._update(self.state, version, key, whole)
+    parts = self._nothing if batch is None else batch.parts
+    # Else the exchange would wait for others, and acting here for the exchange.
+    self._hosts.meet("update")
+    said = self._hosts.say(batch is not None)
+    result = self._update(self._state, self._order(parts, said))
+    priorities = result.output.priorities
     with self._changing:
-      self.state = state
+      self._state = result.state
       self.steps += 1
-      self._pending.append((output, skipped))
+      output = result.output._replace(priorities=None)
+      self._pending.append(result._replace(state=(), output=output))
     # At most one update runs while the next is prepared: inference on the same
     # device waits for all of them.
     self._finish(keep=1)
     self._skipped.check()
-    if batch.windows is not None:
-      assert output.priorities is not None
-      own = {x.device: x.data for x in output.priorities.addressable_shards}
+    if batch is not None and batch.windows is not None:
+      assert priorities is not None
+      own = {x.device: x.data for x in priorities.addressable_shards}
       self._source.learned(batch.windows, [own[core] for core in self.cores])
 
   def publish(self) -> None:
@@ -317,12 +365,16 @@ class Learner:
 
   def measure(self) -> dict[str, metrics.Value]:
     """The learner's fields in a line of metrics."""
+    # Whether other hosts had a batch is known of those that have been read.
+    pending = len(self._pending) if self._hosts.count > 1 else 0
+    known = self.steps - pending
     return {
-      "learner_steps": self.steps - self._skipped.updates,
+      "learner_steps": known - self._skipped.updates - self._idle,
       "learned_steps": int(self.learned_steps),
       "updates_skipped": self._skipped.updates,
       "policy_lag": None,
       **self._metrics,
+      **self._hosts.measure(),
       **self._waits.shares(),
       **self._source.measure(),
     }
@@ -330,26 +382,27 @@ class Learner:
   def saved(self) -> types.Tree:
     """What a checkpoint keeps; any thread may call it."""
     with self._changing:
-      state, steps = self.state, self.steps
+      state, steps, idle = self.state, self.steps, self._idle
       learned, skipped = self.learned_steps, self._skipped.updates
       pending = list(self._pending)
-    for output, was_skipped in pending:
-      if was_skipped:
+    for result in pending:
+      idle += _is_idle(result)
+      if result.skipped:
         skipped += 1
       else:
-        learned += float(output.weight)
+        learned += float(result.output.weight)
     return {
       "agent": state,
-      "rng_key": jax.random.key_data(self._rng_key),
-      "steps": np.int64(steps),
+      "rng_key": self._rng_key,
+      "steps": np.int64(steps - idle),
       "learned_steps": np.float64(learned),
       "updates_skipped": np.int64(skipped),
     }
 
   def restore(self, saved: types.Tree) -> None:
     """Restores what `saved` returned; call it before learning starts."""
-    self.state = sharding.replicate(saved["agent"], self._mesh)
-    self._rng_key = jax.random.wrap_key_data(jnp.asarray(saved["rng_key"]))
+    self._state = sharding.replicate(saved["agent"], self._mesh)
+    self._rng_key = np.asarray(saved["rng_key"])
     self.steps = int(saved["steps"])
     self.learned_steps = float(saved["learned_steps"])
     self._skipped.updates = int(saved["updates_skipped"])
@@ -363,14 +416,65 @@ class Learner:
   def _finish(self, keep: int) -> None:
     """Reads the outputs of all but the newest `keep` updates."""
     while len(self._pending) > keep:
-      output, skipped = jax.device_get(self._pending[0])
-      if not skipped:
-        self._metrics = {k: float(v) for k, v in output.metrics.items()}
+      result = jax.device_get(self._pending[0])
+      idle = _is_idle(result)
+      if isinstance(result.said, hosts_lib.Said):
+        self._hosts.hear(result.said)
+      if not result.skipped and not idle:
+        self._metrics = {k: float(v) for k, v in result.output.metrics.items()}
       with self._changing:
-        self._skipped.add(int(skipped), int(not skipped))
-        if not skipped:
-          self.learned_steps += float(output.weight)
+        self._skipped.add(int(result.skipped), int(not result.skipped))
+        self._idle += idle
+        if not result.skipped:
+          self.learned_steps += float(result.output.weight)
         del self._pending[0]
+
+  def _batches(self) -> Iterator[experience.Batch | None]:
+    """The batches of the inbox, to be learned from before the next is taken.
+
+    With other hosts None where this one has had none for too long, or wants to
+    stop: they wait for it in their next update.
+    """
+    if self._hosts.count == 1:
+      for shares in iter(self.inbox.get, None):
+        yield from self._source(shares)
+      return
+    since, starved = time.monotonic(), False
+    while True:
+      # Who is starved does not keep others waiting again and again.
+      at_once = starved and self._hosts.learn
+      due = since + (0.0 if at_once else self._hosts.starved_seconds)
+      found = self.inbox.get(max(0.0, due - time.monotonic()))
+      for batch in self._source(found) if found else ():
+        yield batch
+        since, starved = time.monotonic(), False
+        due = since + self._hosts.starved_seconds
+      if self._stop.is_set() or time.monotonic() >= due:
+        yield None
+        since, starved = time.monotonic(), True
+
+  def _order(
+    self, parts: Sequence[types.Tree], said: hosts_lib.Said | tuple[()]
+  ) -> updates.Order:
+    """What the next update is computed from: for each core, its part."""
+    batch = sharding.assemble(parts, self._mesh, self._specs)
+    order = updates.Order(np.int32(self.steps), self._rng_key, batch)
+    if self._hosts.count == 1:
+      return order
+    # The first core says it for the host.
+    of_cores = [said, *(hosts_lib.nothing() for _ in self.cores[1:])]
+    shards = [
+      jax.device_put(jax.tree.map(lambda leaf: leaf[None], x), core)
+      for x, core in zip(of_cores, self.cores, strict=True)
+    ]
+    on_cores = PartitionSpec(sharding.CORES)
+    return order._replace(said=sharding.assemble(shards, self._mesh, on_cores))
+
+
+def _is_idle(result: updates.Result) -> bool:
+  """Whether no host had a batch for an update."""
+  said = result.said
+  return isinstance(said, hosts_lib.Said) and int(said.batches) == 0
 
 
 class Inbox:
@@ -418,11 +522,12 @@ class Inbox:
       self._changed.notify_all()
       return True
 
-  def get(self) -> list[types.Share] | None:
-    """Takes one share per core, in order; None if stopped."""
+  def get(self, timeout_seconds: float = math.inf) -> list[types.Share] | None:
+    """Takes one share per core, in order; None if stopped, or too late."""
+    deadline = time.monotonic() + timeout_seconds
     with self._waits.timed(metrics.WAIT_EXPERIENCE), self._changed:
       while not all(self._queues):
-        if self._stop.is_set():
+        if self._stop.is_set() or time.monotonic() >= deadline:
           return None
         self._changed.wait(0.1)
       shares = [queue.popleft() for queue in self._queues]

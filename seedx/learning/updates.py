@@ -1,24 +1,69 @@
 """Jitted programs for one update of an agent over all learner cores."""
 
-from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 import dm_env
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import PartitionSpec
 
 from seedx import losses, sharding, types
 from seedx.agents import base
+from seedx.runtime import hosts
 
 # `types.Unroll`, or `types.Sample` for an agent that needs windows.
 Batch = types.Unroll | types.Sample
-# `(state, version, rng_key, batch) -> (state, LossOutput, skipped)`, of global
-# arrays; see `keep_finite`.
-Program = Callable[
-  [base.AgentState, jax.Array, jax.Array, Batch],
-  tuple[base.AgentState, types.LossOutput, jax.Array],
-]
+# Sums over micro-batches, each times its weight.
+_Total = tuple[base.Gradients, types.LossOutput]
+
+
+class Order(NamedTuple):
+  """What an update is computed from, beside the agent's state.
+
+  Attributes:
+    version: `[]` int32, updates before this one.
+    rng_key: `[...]` uint32, the data of a key for all updates.
+    batch: over the cores of all hosts.
+    said: for each core what its host says with its first core, `[cores, ...]`;
+      () where there is one host.
+  """
+
+  version: types.Array
+  rng_key: types.Array
+  batch: Batch
+  said: hosts.Said | tuple[()] = ()
+
+
+class Result(NamedTuple):
+  """What an update returns.
+
+  Attributes:
+    state: after the update; () where it is not needed any more.
+    output: of the agent.
+    skipped: `[]` bool, see `keep_finite`.
+    said: by all hosts together; () where there is one.
+  """
+
+  state: base.AgentState | tuple[()]
+  output: types.LossOutput
+  skipped: jax.Array
+  said: hosts.Said | tuple[()]
+
+
+class Program(Protocol):
+  """An update over the cores of all hosts."""
+
+  def __call__(self, state: base.AgentState, order: Order) -> Result:
+    """Updates a state."""
+
+  def compile(self, state: base.AgentState, order: Order) -> None:
+    """Compiles what exchanges something with other hosts.
+
+    They wait for each other no longer than half a minute in the first call, so
+    all of them should have done this before.
+    """
 
 
 def keep_finite(
@@ -47,92 +92,101 @@ def keep_finite(
   return state, skipped
 
 
-def whole(agent: base.Agent, mesh: jax.sharding.Mesh) -> Program:
+class Whole:
   """The agent's own `update`, on the whole batch."""
 
-  def update(
-    state: base.AgentState,
-    version: jax.Array,
-    rng_key: jax.Array,
-    batch: Batch,
-  ) -> tuple[base.AgentState, types.LossOutput, jax.Array]:
-    after, output = agent.update(state, _core_key(rng_key), batch)
-    state, skipped = keep_finite(state, after, sharding.CORES)
-    return state, _with_lag(output, version, batch), skipped
+  def __init__(self, agent: base.Agent, mesh: jax.sharding.Mesh) -> None:
+    """Compiles nothing yet."""
 
-  return sharding.per_core(
-    update,
-    mesh,
-    (sharding.REPLICATED,) * 3 + (specs(agent),),
-    (sharding.REPLICATED, _LOSS_OUTPUT, sharding.REPLICATED),
-  )
+    def update(state: base.AgentState, order: Order) -> Result:
+      after, output = agent.update(state, _core_key(order), order.batch)
+      after, skipped = keep_finite(state, after, sharding.CORES)
+      said = _heard(order.said)
+      output = _with_lag(output, order.version, order.batch)
+      return Result(_unless_idle(state, after, said), output, skipped, said)
+
+    one = sharding.REPLICATED
+    self._update = sharding.per_core(
+      update,
+      mesh,
+      (one, _specs_of_order(agent)),
+      Result._make([one, _LOSS_OUTPUT, one, one]),
+    )
+
+  def __call__(self, state: base.AgentState, order: Order) -> Result:
+    """Updates a state; see `Program`."""
+    return self._update(state, order)
+
+  def compile(self, state: base.AgentState, order: Order) -> None:
+    """Compiles the update; see `Program`."""
+    self._update.lower(state, order).compile()
 
 
-def accumulated(
-  agent: base.Agent, mesh: jax.sharding.Mesh, micro_batches: int
-) -> Program:
+class Accumulated:
   """Gradient accumulation: one `apply` of the mean gradient of micro-batches.
 
-  The mean is weighted by `LossOutput.weight`; of moments it is plain, since all
-  micro-batches have as many observations.
+  The mean is weighted by `LossOutput.weight`.
   """
 
-  def part(
-    state: base.AgentState,
-    version: jax.Array,
-    rng_key: jax.Array,
-    batch: Batch,
-    index: jax.Array,
-  ) -> tuple[base.Gradients, types.LossOutput]:
-    batch = sharding.shard(batch, specs(agent), index, micro_batches)
-    key = jax.random.fold_in(_core_key(rng_key), index)
-    gradients, output = agent.gradients(state, key, batch)
-    output = _with_lag(output, version, batch)
-    params, metrics = jax.tree.map(
-      lambda leaf: leaf * output.weight, (gradients.params, output.metrics)
-    )
-    return gradients._replace(params=params), types.LossOutput(
-      output.weight, metrics
-    )
+  def __init__(
+    self, agent: base.Agent, mesh: jax.sharding.Mesh, micro_batches: int
+  ) -> None:
+    """Compiles nothing yet."""
 
-  def finish(
-    state: base.AgentState, total: base.Gradients, output: types.LossOutput
-  ) -> tuple[base.AgentState, types.LossOutput, jax.Array]:
-    weight = jnp.maximum(output.weight, 1e-8)
-    params, metrics = jax.tree.map(
-      lambda leaf: leaf / weight, (total.params, output.metrics)
+    def part(
+      state: base.AgentState, order: Order, index: jax.Array
+    ) -> tuple[_Total, hosts.Said | tuple[()]]:
+      batch = sharding.shard(order.batch, specs(agent), index, micro_batches)
+      key = jax.random.fold_in(_core_key(order), index)
+      gradients, output = agent.gradients(state, key, batch)
+      output = _with_lag(output, order.version, batch)
+      # Also of nothing, moments have a mean.
+      weight = jnp.maximum(output.weight, _LEAST_WEIGHT)
+      gradients, metrics = jax.tree.map(
+        lambda leaf: leaf * weight, (gradients, output.metrics)
+      )
+      total = gradients, types.LossOutput(weight, metrics)
+      return total, _heard(order.said)
+
+    def finish(
+      state: base.AgentState, total: _Total, said: hosts.Said | tuple[()]
+    ) -> Result:
+      gradients, (weight, metrics, _) = total
+      mean, metrics = jax.tree.map(
+        lambda leaf: leaf / weight, (gradients, metrics)
+      )
+      if "gradient_norm" in metrics:  # Of the mean, not the mean of norms.
+        metrics["gradient_norm"] = optax.global_norm(mean.params)
+      after, skipped = keep_finite(state, agent.apply(state, mean))
+      output = types.LossOutput(weight, metrics)
+      return Result(_unless_idle(state, after, said), output, skipped, said)
+
+    one = sharding.REPLICATED
+    self._micro_batches = micro_batches
+    self._part = sharding.per_core(
+      part, mesh, (one, _specs_of_order(agent), one), one
     )
-    if "gradient_norm" in metrics:  # Of the mean, not the mean of norms.
-      metrics["gradient_norm"] = optax.global_norm(params)
-    moments = jax.tree.map(lambda leaf: leaf / micro_batches, total.moments)
-    after = agent.apply(state, base.Gradients(params, moments))
-    state, skipped = keep_finite(state, after)
-    return state, types.LossOutput(output.weight, metrics), skipped
+    self._add = jax.jit(
+      lambda a, b: jax.tree.map(jnp.add, a, b), donate_argnums=0
+    )
+    self._finish = jax.jit(finish)
 
-  one = sharding.REPLICATED
-  gradients_of = sharding.per_core(
-    part, mesh, (one, one, one, specs(agent), one), one
-  )
-  add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b), donate_argnums=0)
-  finish = jax.jit(finish)
-
-  def update(
-    state: base.AgentState,
-    version: jax.Array,
-    rng_key: jax.Array,
-    batch: Batch,
-  ) -> tuple[base.AgentState, types.LossOutput, jax.Array]:
-    total = gradients_of(state, version, rng_key, batch, jnp.int32(0))
-    for index in range(1, micro_batches):
+  def __call__(self, state: base.AgentState, order: Order) -> Result:
+    """Updates a state; see `Program`."""
+    total, said = self._part(state, order, np.int32(0))
+    for index in range(1, self._micro_batches):
       # Waiting lets an inference step run on the device in between.
       jax.block_until_ready(total)
-      more = gradients_of(state, version, rng_key, batch, jnp.int32(index))
-      total = add(total, more)
-    return finish(state, *total)
+      more, _ = self._part(state, order, np.int32(index))
+      total = self._add(total, more)
+    return self._finish(state, total, said)
 
-  return update
+  def compile(self, state: base.AgentState, order: Order) -> None:
+    """Compiles the gradients of a micro-batch; see `Program`."""
+    self._part.lower(state, order, np.int32(0)).compile()
 
 
+_LEAST_WEIGHT = 1e-8
 _LOSS_OUTPUT = types.LossOutput._make(
   [
     sharding.REPLICATED,
@@ -142,8 +196,35 @@ _LOSS_OUTPUT = types.LossOutput._make(
 )
 
 
-def _core_key(rng_key: jax.Array) -> jax.Array:
-  return jax.random.fold_in(rng_key, jax.lax.axis_index(sharding.CORES))
+def _specs_of_order(agent: base.Agent) -> types.Tree:
+  one = sharding.REPLICATED
+  return Order._make([one, one, specs(agent), PartitionSpec(sharding.CORES)])
+
+
+def _core_key(order: Order) -> jax.Array:
+  """A key for this update and this core."""
+  rng_key = jax.random.wrap_key_data(jnp.asarray(order.rng_key))
+  key = jax.random.fold_in(rng_key, order.version)
+  return jax.random.fold_in(key, jax.lax.axis_index(sharding.CORES))
+
+
+def _heard(said: hosts.Said | tuple[()]) -> hosts.Said | tuple[()]:
+  """What all hosts say together, of what each core's says."""
+  if not said:
+    return ()
+  own = jax.tree.map(lambda leaf: leaf[0], said)
+  return losses.sum_over_cores(own, sharding.CORES)
+
+
+def _unless_idle(
+  before: types.Tree, after: types.Tree, said: hosts.Said | tuple[()]
+) -> types.Tree:
+  """The state before the update where no host had a batch for it."""
+  if not said:
+    return after
+  return jax.tree.map(
+    lambda old, new: jnp.where(said.batches > 0, new, old), before, after
+  )
 
 
 def specs(agent: base.Agent) -> types.Tree:
@@ -152,13 +233,15 @@ def specs(agent: base.Agent) -> types.Tree:
 
 
 def _with_lag(
-  output: types.LossOutput, version: jax.Array, batch: Batch
+  output: types.LossOutput, version: types.Array, batch: Batch
 ) -> types.LossOutput:
   """Adds the policy lag: mean updates since the experience was acted."""
   unroll = batch.unroll if isinstance(batch, types.Sample) else batch
   first = unroll.inputs.timestep.step_type[1:] == int(dm_env.StepType.FIRST)
   weight = 1.0 - first.astype(jnp.float32)
   lag = (version - unroll.version[:-1]).astype(jnp.float32)
-  share = losses.mean_share(lag, weight, sharding.CORES)
-  mean = losses.sum_over_cores(share, sharding.CORES)
+  total, count = losses.sum_over_cores(
+    (jnp.sum(lag * weight), jnp.sum(weight)), sharding.CORES
+  )
+  mean = total / jnp.maximum(count, 1e-8)
   return output._replace(metrics=output.metrics | {"policy_lag": mean})

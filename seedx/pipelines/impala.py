@@ -16,7 +16,7 @@ import dataclasses
 
 import jax
 
-from seedx import envs, launch, sharding, wire
+from seedx import envs, launch, sharding
 from seedx.acting import (
   local_actor,
   sessions,
@@ -27,7 +27,7 @@ from seedx.acting import (
 from seedx.agents import base
 from seedx.learning import experience
 from seedx.learning import learner as learner_lib
-from seedx.runtime import counters, process
+from seedx.runtime import process
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,10 @@ class Config(process.ServerConfig):
   def plan(self) -> experience.Plan:
     """The experience that updates are computed from."""
     return experience.Plan(
-      self.total_steps, self.learner.batch_steps, parts=self.learner.parts
+      self.total_steps,
+      self.learner.batch_steps,
+      parts=self.learner.parts,
+      hosts=self.learner.hosts,
     )
 
 
@@ -68,6 +71,7 @@ def nodes(config: Config) -> list[launch.Node]:
     horizon=config.plan.horizon,
     actors=config.actors,
     unroll_length=config.learner.unroll_length,
+    security=config.security,
   )
   return [
     launch.Node(
@@ -90,19 +94,25 @@ def learn(config: Config, context: process.Context) -> process.Process:
   spec = envs.spec(config.env)
   agent = config.plan.agent(config.agent, spec, sharding.CORES)
   period = config.learner.unroll_length
+  hosts = context.hosts
   learner_key, replay_key = jax.random.split(jax.random.key(config.seed))
+  source = config.plan.source(
+    agent, period, config.learner.cores(), hosts.own_key(replay_key)
+  )
   learning = learner_lib.Learner(
     agent,
     config.learner,
-    config.plan.source(agent, period, config.learner.cores(), replay_key),
+    source,
     learner_key,
     stop=context.stop,
+    hosts=hosts,
   )
-  acted = counters.Acted(spec.frames_per_step)
+  acted = hosts.acted(spec.frames_per_step, config.total_steps)
+  seeds = hosts.counted(sessions.Seeds(config.seed, hosts.index))
   connected = sessions.Sessions(
     agent.exploration(config.actors.num_envs),
     acted,
-    config.seed,
+    seeds,
     envs.returns_are_sums(config.env),
   )
   layout = unroll_store.Layout.of(agent, period, config.learner.share_size)
@@ -113,11 +123,11 @@ def learn(config: Config, context: process.Context) -> process.Process:
     newest=learning.newest,
     sink=learning.inbox.put,
   )
-  server = wire.Server(config.address, config.actors.num_actors)
+  server = config.make_server(config.actors.num_actors)
   unrolls.bind(server)
   return process.Process(
     acted=acted,
-    parts={"learner": learning, "acted": acted, "seeds": connected.seeds},
+    parts={"learner": learning, "acted": acted, "seeds": seeds},
     replay=learning.replay,
     policy=learning.policy,
     measures=[

@@ -14,13 +14,13 @@ import dataclasses
 
 import jax
 
-from seedx import envs, launch, sharding, wire
+from seedx import envs, launch, sharding
 from seedx.acting import inference as inference_lib
-from seedx.acting import inference_server, protocol, thin_actor
+from seedx.acting import inference_server, protocol, sessions, thin_actor
 from seedx.agents import base
 from seedx.learning import experience
 from seedx.learning import learner as learner_lib
-from seedx.runtime import counters, process
+from seedx.runtime import process
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,12 +52,16 @@ class Config(process.ServerConfig):
   def plan(self) -> experience.Plan:
     """The experience that updates are computed from."""
     batch_steps, parts = self.learner.batch_steps, self.learner.parts
-    return experience.Plan(self.total_steps, batch_steps, self.replay, parts)
+    return experience.Plan(
+      self.total_steps, batch_steps, self.replay, parts, self.learner.hosts
+    )
 
 
 def nodes(config: Config) -> list[launch.Node]:
   """The actors, to be launched anywhere that reaches the learner."""
-  work = thin_actor.Work(config.address, config.env, config.actors)
+  work = thin_actor.Work(
+    config.address, config.env, config.actors, security=config.security
+  )
   return [launch.Node("actor", thin_actor.run, work, config.actors.num_actors)]
 
 
@@ -68,6 +72,7 @@ def learn(config: Config, context: process.Context) -> process.Process:
     types.ConfigError: the environment or a device does not exist, or the agent
       cannot learn so.
   """
+  hosts, period = context.hosts, config.learner.unroll_length
   spec = envs.spec(config.env)
   agent = config.plan.agent(config.agent, spec, sharding.CORES)
   devices = sharding.devices(config.inference.inference_devices, "inference")
@@ -75,21 +80,20 @@ def learn(config: Config, context: process.Context) -> process.Process:
     agent,
     config.actors,
     rows_per_actor=config.actors.rows,
-    period=config.learner.unroll_length,
+    period=period,
     share_size=config.learner.share_size,
   )
-  learner_key, replay_key, *acting_keys = jax.random.split(
-    jax.random.key(config.seed), 2 + len(devices)
-  )
+  rng_key = jax.random.key(config.seed)
+  learner_key, *keys = jax.random.split(rng_key, 2 + len(devices))
+  replay_key, *acting_keys = map(hosts.own_key, keys)
   learning = learner_lib.Learner(
     agent,
     config.learner,
-    config.plan.source(
-      agent, config.learner.unroll_length, config.learner.cores(), replay_key
-    ),
+    config.plan.source(agent, period, config.learner.cores(), replay_key),
     learner_key,
     acting_on=devices,
     stop=context.stop,
+    hosts=hosts,
   )
   waits = inference_lib.waits(len(devices))
   acting = [
@@ -105,17 +109,17 @@ def learn(config: Config, context: process.Context) -> process.Process:
     )
     for device, own, key in zip(devices, sizes, acting_keys, strict=True)
   ]
-  acted = counters.Acted(spec.frames_per_step)
+  acted = hosts.acted(spec.frames_per_step, config.total_steps)
+  seeds = hosts.counted(sessions.Seeds(config.seed, hosts.index))
   connected = inference_server.InferenceServer(
-    acting, sizes, acted, config.seed, envs.returns_are_sums(config.env)
+    acting, sizes, acted, seeds, envs.returns_are_sums(config.env)
   )
-  server = wire.Server(config.address, config.actors.num_actors)
-  server.bind_stream(
-    protocol.ACT, connected, *protocol.act_layouts(spec, sizes[0].max_rows)
-  )
+  server = config.make_server(config.actors.num_actors)
+  layouts = protocol.act_layouts(spec, sizes[0].max_rows)
+  server.bind_stream(protocol.ACT, connected, *layouts)
   return process.Process(
     acted=acted,
-    parts={"learner": learning, "acted": acted, "seeds": connected.seeds},
+    parts={"learner": learning, "acted": acted, "seeds": seeds},
     replay=learning.replay,
     policy=learning.policy,
     measures=[acted.measure, learning.measure, waits.shares, server.measure],

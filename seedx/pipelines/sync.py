@@ -34,7 +34,7 @@ class Config(process.Config):
   Attributes:
     env: the environment.
     agent: the agent that acts and learns.
-    num_envs: number of parallel environments.
+    num_envs: number of parallel environments, of all learner hosts together.
     env_threads: threads of EnvPool; processes of your own environments.
     learner: the learner devices; the first also acts.
     replay: the replay; None for an agent that learns without one.
@@ -62,7 +62,11 @@ class Config(process.Config):
     """The run's amounts of experience."""
     batch_steps = self.num_envs * self.learner.unroll_length
     return experience.Plan(
-      self.total_steps, batch_steps, self.replay, self.learner.parts
+      self.total_steps,
+      batch_steps,
+      self.replay,
+      self.learner.parts,
+      self.learner.hosts,
     )
 
 
@@ -81,17 +85,18 @@ def learn(config: Config, context: process.Context) -> process.Process:
   """
   spec = envs.spec(config.env)
   agent = config.plan.agent(config.agent, spec, sharding.CORES)
-  period = config.learner.unroll_length
-  learner_key, replay_key, acting_key = jax.random.split(
-    jax.random.key(config.seed), 3
-  )
+  hosts, period = context.hosts, config.learner.unroll_length
+  num_envs = config.num_envs // hosts.count
+  rng_key = jax.random.key(config.seed)
+  learner_key, replay_key, acting_key = jax.random.split(rng_key, 3)
+  replay_key = hosts.own_key(replay_key)
   source = config.plan.source(agent, period, config.learner.cores(), replay_key)
   learning = learner_lib.Learner(
-    agent, config.learner, source, learner_key, stop=context.stop
+    agent, config.learner, source, learner_key, stop=context.stop, hosts=hosts
   )
-  acted = counters.Acted(spec.frames_per_step)
-  seeds = sessions.Seeds(config.seed)
-  layout = unroll_store.Layout.of(agent, period, config.num_envs)
+  acted = hosts.acted(spec.frames_per_step, config.total_steps)
+  seeds = hosts.counted(sessions.Seeds(config.seed, hosts.index))
+  layout = unroll_store.Layout.of(agent, period, num_envs)
   programs = local_actor.Programs(agent, spec, layout)
   # Acting waits while the agent learns; learning waits the rest of the time.
   names = metrics.WAIT_ENVIRONMENTS, metrics.WAIT_LEARNER
@@ -99,9 +104,9 @@ def learn(config: Config, context: process.Context) -> process.Process:
 
   def steps() -> Iterator[None]:
     """Trains, and yields after each step of all environments."""
-    reported = counters.explores_least(agent.exploration(config.num_envs))
+    reported = counters.explores_least(agent.exploration(num_envs))
     played = counters.Played(acted, reported)
-    first_seed = seeds.take(config.num_envs)
+    first_seed = seeds.take(num_envs)
     actor = local_actor.LocalActor(
       programs,
       config.env,
@@ -120,8 +125,7 @@ def learn(config: Config, context: process.Context) -> process.Process:
         if unroll is not None:
           with waits.timed(metrics.WAIT_LEARNER):
             first = programs.priorities(acting, unroll)
-            for batch in source(learning.shares(unroll, first)):
-              learning.learn(batch)
+            learning.learn_from(learning.shares(unroll, first))
             learning.publish()
             acting, version = jax.block_until_ready(learning.newest())
         with waits.timed(metrics.WAIT_EXPERIENCE):

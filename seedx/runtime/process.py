@@ -15,6 +15,7 @@ import numpy as np
 
 from seedx import launch, metrics, types, wire
 from seedx.runtime import counters
+from seedx.runtime import hosts as hosts_lib
 
 # A program that is being compiled cannot be stopped; all else ends at once.
 _STOP_SECONDS = 60.0
@@ -58,9 +59,21 @@ class ServerConfig(Config):
   Attributes:
     address: where the learner listens, HOST:PORT or unix:PATH; needed with
       --role.
+    security: how its processes know each other.
+    launching: what starts the other processes.
   """
 
   address: str = ""
+  security: wire.Security = wire.LOCAL
+  launching: launch.Config = launch.Config()
+
+  def make_server(self, max_streams: int) -> wire.Server:
+    """The learner's server, which does not listen yet; see `wire.Server`.
+
+    Raises:
+      types.ConfigError: it would be open to other machines.
+    """
+    return wire.Server(self.address, max_streams, security=self.security)
 
   def with_sockets(self, folder: str) -> Self:
     """The config with a socket in a folder where no address was given."""
@@ -74,9 +87,16 @@ class Context:
 
   Attributes:
     stop: set when the run should end; every wait must watch it.
+    hosts: the learner hosts of the run; they end together.
   """
 
   stop: threading.Event = dataclasses.field(default_factory=threading.Event)
+  hosts: hosts_lib.Hosts = dataclasses.field(default_factory=hosts_lib.Hosts)
+
+  @property
+  def over(self) -> threading.Event:
+    """Set when the process may end: with other hosts, not before they do."""
+    return self.stop if self.hosts.count == 1 else self.hosts.over
 
 
 class Part(Protocol):
@@ -211,7 +231,7 @@ def run(
     types.ConfigError: the server's address is in use.
     Exception: whatever a thread failed with.
   """
-  team = ThreadGroup(context.stop)
+  team = ThreadGroup(context.stop, context.hosts)
 
   def write() -> dict[str, metrics.Value]:
     line = process.measure()
@@ -231,8 +251,11 @@ def run(
         check()
         write()
         written = time.monotonic()
-      if context.stop.is_set():
+      if context.over.is_set():
         break
+  except BaseException:
+    context.hosts.failed = True
+    raise
   finally:
     context.stop.set()
     process.ending()
@@ -255,9 +278,19 @@ class ThreadGroup:
     stop: set when the threads should end; every wait of theirs must watch it.
   """
 
-  def __init__(self, stop: threading.Event | None = None) -> None:
-    """Makes a group of no thread yet, that ends with `stop`."""
+  def __init__(
+    self,
+    stop: threading.Event | None = None,
+    others: hosts_lib.Hosts | None = None,
+  ) -> None:
+    """Makes a group of no thread yet.
+
+    Args:
+      stop: with which it ends.
+      others: learner hosts that stop where a thread here fails.
+    """
     self.stop = stop or threading.Event()
+    self._others = others or hosts_lib.Hosts()
     self._threads: list[threading.Thread] = []
     self._failures: list[BaseException] = []
 
@@ -269,6 +302,7 @@ class ThreadGroup:
         target()
       except BaseException as failure:
         self._failures.append(failure)
+        self._others.failed = True
         self.stop.set()
 
     thread = threading.Thread(target=run, name=name, daemon=True)
@@ -300,5 +334,5 @@ def _looks(
 ) -> Iterator[None]:
   """Yields now and then until the others have done the work."""
   while not process.done():
-    context.stop.wait(min(log_seconds, _LOOK_SECONDS))
+    context.over.wait(min(log_seconds, _LOOK_SECONDS))
     yield

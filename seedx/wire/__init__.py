@@ -5,7 +5,10 @@
 language: first of all calls, then of a thin actor's. `tests/other_actor.py` is
 an actor that uses nothing of seedx.
 
-**Calls.** Plain (insecure) gRPC over HTTP/2, TCP or a unix socket. A method is
+**Calls.** gRPC over HTTP/2, on a unix socket or TCP, there with TLS where
+`Security` says so. A server with a token wants it in each call's metadata,
+`authorization: Bearer <token>`, and says nothing else to who does not have it;
+a client must not send it without TLS. A method is
 the path `/seedx/<name>`. Every method is a bidirectional stream of messages
 which are bytes as described here, not protobufs: give gRPC identity serializers
 and no compression. Reply number n answers request number n, and a client may
@@ -73,6 +76,7 @@ not ask that a reply has as many rows as its request.
   * UNAVAILABLE: no server, or one that crashed, or one about to stop, of which
     a function was called; or the client sent nothing, or took no reply, for
     300 s: try again.
+  * UNAUTHENTICATED: the metadata do not have the run's token.
   * UNIMPLEMENTED: no such method; the message has those there are.
   * FAILED_PRECONDITION: the handshake does not fit; the message has what was
     expected and found, for the first column that differs.
@@ -140,7 +144,8 @@ from seedx.wire.checks import check_finite, check_range, invalid
 from seedx.wire.client import Client, Stream, WireError, unwelcome
 from seedx.wire.exchange import Exchange
 from seedx.wire.layout import NOTHING, Column, Layout, MessageError, once
-from seedx.wire.reconnect import GaveUpError, until_done
+from seedx.wire.reconnect import Doubts, GaveUpError, until_done
+from seedx.wire.security import LOCAL, Security, reached
 from seedx.wire.server import (
   SILENT_SECONDS,
   FunctionSession,
@@ -151,16 +156,19 @@ from seedx.wire.server import (
 )
 
 __all__ = [
+  "LOCAL",
   "NOTHING",
   "SILENT_SECONDS",
   "Client",
   "Column",
+  "Doubts",
   "Exchange",
   "FunctionSession",
   "GaveUpError",
   "Layout",
   "MessageError",
   "Refused",
+  "Security",
   "Server",
   "Session",
   "StatusCode",
@@ -171,6 +179,7 @@ __all__ = [
   "does_not_fit",
   "invalid",
   "once",
+  "reached",
   "until_done",
   "unwelcome",
 ]

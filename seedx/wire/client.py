@@ -3,6 +3,7 @@
 import atexit
 import json
 import threading
+import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -11,6 +12,7 @@ import grpc
 
 from seedx import types
 from seedx.wire import layout as layout_lib
+from seedx.wire import security as security_lib
 from seedx.wire import server as server_lib
 
 _OPTIONS: list[tuple[str, Any]] = [
@@ -22,7 +24,7 @@ _OPTIONS: list[tuple[str, Any]] = [
   ("grpc.initial_reconnect_backoff_ms", 100),
   ("grpc.max_reconnect_backoff_ms", 2_000),
 ]
-# How long a program's end waits for a stream that it has left open.
+# How long a program's end waits for the threads of its streams.
 _OVER_SECONDS = 1.0
 
 
@@ -126,6 +128,8 @@ class Stream:
 
   def _encoded(self) -> Iterator[bytes]:
     """The requests as messages; gRPC runs this on a thread of its own."""
+    with _streams_lock:
+      _senders.add(threading.current_thread())
     self._accepted.wait()
     if self._ended:
       return
@@ -140,6 +144,7 @@ class Stream:
 
 
 _streams: "weakref.WeakSet[Stream]" = weakref.WeakSet()
+_senders: "weakref.WeakSet[threading.Thread]" = weakref.WeakSet()
 _streams_lock = threading.Lock()
 
 
@@ -148,14 +153,18 @@ def _end_streams() -> None:
   """Ends what is open before Python ends the threads of it, wherever they are.
 
   One of them may hold the call's lock. gRPC takes it once more when Python
-  deletes the call, and the program would never end.
+  deletes the call, and the program would never end. And where Python ends a
+  thread below gRPC's C++, the program may be aborted.
   """
   with _streams_lock:
-    streams = list(_streams)
+    streams, senders = list(_streams), list(_senders)
   for stream in streams:
     stream.cancel()
   for stream in streams:
     stream._over.wait(_OVER_SECONDS)
+  deadline = time.monotonic() + _OVER_SECONDS
+  for sender in senders:
+    sender.join(max(0.0, deadline - time.monotonic()))
 
 
 class Client:
@@ -165,14 +174,27 @@ class Client:
     was_accepted: whether the server has taken a stream of this client's.
   """
 
-  def __init__(self, address: str) -> None:
+  def __init__(
+    self,
+    address: str,
+    security: security_lib.Security = security_lib.LOCAL,
+  ) -> None:
     """Connects to nothing yet.
 
     Args:
       address: `Server.address`.
+      security: what the server has to show, and what it is shown.
+
+    Raises:
+      types.ConfigError: the address is of another machine, which would not have
+        to show anything; or a file cannot be used.
     """
     self.was_accepted = False
-    self._channel = grpc.insecure_channel(address, options=_OPTIONS)
+    credentials = security.of_client(address).credentials
+    if credentials is None:
+      self._channel = grpc.insecure_channel(address, options=_OPTIONS)
+    else:
+      self._channel = grpc.secure_channel(address, credentials, _OPTIONS)
 
   def wait_until_ready(self, timeout_seconds: float) -> None:
     """Waits for a server to listen.

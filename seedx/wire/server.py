@@ -9,6 +9,7 @@ import os
 import queue
 import socket
 import stat
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,6 +20,7 @@ import grpc
 
 from seedx import types
 from seedx.wire import layout as layout_lib
+from seedx.wire import security as security_lib
 
 PATH_PREFIX = "/seedx/"
 METADATA_KEY = "seedx-layout-bin"
@@ -144,6 +146,7 @@ class Server:
     address: str,
     max_streams: int,
     silent_seconds: float = SILENT_SECONDS,
+    security: security_lib.Security = security_lib.LOCAL,
   ) -> None:
     """Binds nothing yet.
 
@@ -154,9 +157,11 @@ class Server:
       silent_seconds: how long a stream may wait for its client. Then it ends
         with UNAVAILABLE. If it was of a session, its host gets no other while
         others may take the place.
+      security: what clients have to show.
 
     Raises:
-      types.ConfigError: `max_streams` is less than 1.
+      types.ConfigError: `max_streams` is less than 1, or the address would be
+        open to other machines.
     """
     if max_streams < 1:
       raise types.ConfigError(
@@ -171,7 +176,8 @@ class Server:
     self._address: str | None = None
     self._stop_lock = threading.Lock()
     self._stopping = threading.Event()
-    self._handlers = _Handlers(self._methods, self._stopping)
+    self._door = security.of_server(address)
+    self._handlers = _Handlers(self._methods, self._stopping, self._door)
 
   @property
   def address(self) -> str:
@@ -265,9 +271,13 @@ class Server:
         + _SPARE_CALLS
       ),
     )
-    self._address = _listen(server, self._wanted_address)
+    self._address = _listen(
+      server, self._wanted_address, self._door.credentials
+    )
     server.start()
     self._grpc = server
+    if self._door.warning:
+      print(self._door.warning, file=sys.stderr, flush=True)
     threading.Thread(target=self._watch, name="wire", daemon=True).start()
 
   def stop(self, grace_seconds: float = 1.0) -> None:
@@ -540,10 +550,12 @@ class _Handlers(grpc.GenericRpcHandler):
     self,
     methods: Mapping[str, _Method],
     stopping: threading.Event,
+    door: security_lib.Door,
   ) -> None:
     self.full_seconds = -math.inf
     self._methods = methods
     self._stopping = stopping
+    self._door = door
 
   def service(
     self, handler_call_details: grpc.HandlerCallDetails
@@ -554,6 +566,11 @@ class _Handlers(grpc.GenericRpcHandler):
     def handle(
       requests: Iterator[bytes], context: grpc.ServicerContext
     ) -> Iterator[bytes]:
+      if not self._door.admits(context.invocation_metadata() or ()):
+        # Before it learns anything, even whether there is such a method.
+        context.abort(
+          grpc.StatusCode.UNAUTHENTICATED, "expected the run's token"
+        )
       method = self._methods.get(path.removeprefix(PATH_PREFIX))
       if self._stopping.is_set():
         is_stream = method is not None and method.is_stream
@@ -750,10 +767,17 @@ def _check_unix_path(path: str) -> None:
   raise types.ConfigError(f"address unix:{path} is in use.")
 
 
-def _listen(server: grpc.Server, address: str) -> str:
+def _listen(
+  server: grpc.Server,
+  address: str,
+  credentials: grpc.ServerCredentials | None,
+) -> str:
   """Binds the address; returns it with the real port."""
   try:
-    port = server.add_insecure_port(address)
+    if credentials is None:
+      port = server.add_insecure_port(address)
+    else:
+      port = server.add_secure_port(address, credentials)
   except RuntimeError as error:
     raise types.ConfigError(f"address {address}: {error}.") from error
   if not port:

@@ -26,6 +26,8 @@ every_loss = pytest.mark.parametrize("name", cases.LOSSES)
   start=st.booleans(),
   seed=st.integers(0, 2**31),
 )
+# A weight that is above the threshold, but does not count as clipped.
+@hypothesis.example(events=10 * ["step"], start=False, seed=305)
 def test_is_the_sum_of_the_paper(name, events, start, seed):
   case, stream = cases.CASES[name], streams.random_stream(events, seed, start)
   cases.assert_close(

@@ -177,7 +177,7 @@ def vtrace(
     apart(target, constant, constant["values"][:-1]),
     approx_kl=approx_kl(constant),
     importance_weight=ratios(constant),
-    clip_fraction=ratios(constant) > clip_rho_threshold,
+    clip_fraction=ratios(constant) > 1.001 * clip_rho_threshold,
   )
 
 

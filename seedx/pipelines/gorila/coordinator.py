@@ -6,7 +6,7 @@ from typing import Self
 
 import jax
 
-from seedx import envs, launch, types, wire
+from seedx import envs, launch, types
 from seedx.acting import local_actor, sessions
 from seedx.agents import base, optimizers
 from seedx.learning import experience
@@ -97,6 +97,7 @@ def nodes(config: Config) -> list[launch.Node]:
         num_shards=len(addresses),
         num_workers=config.workers.num_workers,
         max_staleness=config.max_staleness,
+        security=config.security,
       ),
       needs_jax=True,
     )
@@ -111,6 +112,7 @@ def nodes(config: Config) -> list[launch.Node]:
     workers=config.workers,
     max_gradient_norm=_max_gradient_norm(config.agent),
     outlier_deviations=config.outlier_deviations,
+    security=config.security,
   )
   workers = launch.Node(
     "worker",
@@ -133,15 +135,20 @@ def learn(config: Config, context: process.Context) -> process.Process:
   agent = config.plan.agent(config.agent, spec)
   _check(agent, config)
   acted = counters.Acted(spec.frames_per_step)
+  seeds = sessions.Seeds(config.seed)
   workers = config.workers
   connected = sessions.Sessions(
     agent.exploration(workers.num_envs),
     acted,
-    config.seed,
+    seeds,
     envs.returns_are_sums(config.env),
   )
-  addresses = launch.Addresses(config.num_servers, config.server_addresses)
-  shards = saved_shards.SavedShards(agent, addresses, context.stop)
+  addresses = launch.Addresses(
+    config.num_servers, config.server_addresses, config.security
+  )
+  shards = saved_shards.SavedShards(
+    agent, addresses, context.stop, config.security
+  )
   replay_bytes = worker.replay_bytes(agent, spec, config.plan, workers)
   kept = replays.Replays(
     workers.num_workers, replay_bytes, connected.count_open
@@ -149,7 +156,7 @@ def learn(config: Config, context: process.Context) -> process.Process:
   reported = reports.Reports(
     connected, shards.are_ready, config.replay, agent.needs, kept
   )
-  server = wire.Server(config.address, workers.num_workers)
+  server = config.make_server(workers.num_workers)
   length = agent.needs.unroll_length(workers.unroll_length)
   names = worker.metric_names(agent, spec, config.plan, workers)
   inputs = reports.layout(length, workers.envs_per_worker, names)
@@ -170,7 +177,7 @@ def learn(config: Config, context: process.Context) -> process.Process:
       "shards": shards,
       "learned": reported.learned,
       "acted": acted,
-      "seeds": connected.seeds,
+      "seeds": seeds,
     },
     replay=kept,
     policy=lambda saved: shards.acting(saved["shards"]),

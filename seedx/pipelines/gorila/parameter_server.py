@@ -277,6 +277,7 @@ class Work:
     num_shards: how many there are.
     num_workers: workers that connect.
     max_staleness: in updates; older gradients are dropped.
+    security: how processes know each other.
   """
 
   address: str
@@ -287,6 +288,7 @@ class Work:
   num_shards: int
   num_workers: int
   max_staleness: int
+  security: wire.Security = wire.LOCAL
 
 
 def run(work: Work, stop: threading.Event) -> None:
@@ -299,7 +301,9 @@ def run(work: Work, stop: threading.Event) -> None:
   part = parts(num_params(agent), work.num_shards)[work.shard]
   shard = Shard(agent, work.max_staleness)
   # A worker that died holds its stream until that is noticed.
-  server = wire.Server(work.address, 2 * work.num_workers)
+  server = wire.Server(
+    work.address, 2 * work.num_workers, security=work.security
+  )
   shard.bind(server, part.stop - part.start)
   with server:
     # In pieces: a signal that comes just before a wait does not end it.
@@ -321,12 +325,16 @@ class Client:
     target_params: `[P]`, the newest target parameters that it knows of.
   """
 
-  def __init__(self, params: np.ndarray) -> None:
+  def __init__(
+    self, params: np.ndarray, security: wire.Security = wire.LOCAL
+  ) -> None:
     """Connects to nothing yet.
 
     Args:
       params: `[P]`, what empty shards begin with.
+      security: how processes know each other.
     """
+    self._security = security
     self._parts: list[slice] = []
     self._layouts: list[tuple[wire.Layout, wire.Layout]] = []
     self._clients: list[wire.Client] = []
@@ -365,7 +373,7 @@ class Client:
       self._layouts = [layouts(part.stop - part.start) for part in self._parts]
       self._versions = np.zeros(len(addresses), np.int32)
       self._target_versions = np.full(len(addresses), -1, np.int32)
-    self._clients = [wire.Client(address) for address in addresses]
+    self._clients = [wire.Client(x, self._security) for x in addresses]
     for k, client in enumerate(self._clients):
       vector, reply = self._layouts[k]
       # A shard that was started again has forgotten its target parameters.

@@ -35,6 +35,7 @@ class SavedShards:
     agent: base.Agent,
     addresses: launch.Addresses,
     stop: threading.Event,
+    security: wire.Security = wire.LOCAL,
   ) -> None:
     """Connects to nothing yet.
 
@@ -42,6 +43,7 @@ class SavedShards:
       agent: that is updated.
       addresses: of the parameter servers, in order.
       stop: ends the waiting for them.
+      security: how they know each other.
 
     Raises:
       types.ConfigError: the agent cannot be updated in parts.
@@ -55,6 +57,7 @@ class SavedShards:
     self._agent = agent
     self._addresses = addresses
     self._stop = stop
+    self._security = security
     # What the servers are to go on from.
     self._restored: Sequence[base.AgentState] | None = None
     # What the servers had when the run ended.
@@ -101,8 +104,12 @@ class SavedShards:
     """Gives every server its state; waits until all are there, or a stop.
 
     What it waits for is said once on stderr where that takes long.
+
+    Raises:
+      wire.WireError: one refuses, or has had a wrong certificate for 30 s.
     """
     patient_until = time.monotonic() + _PATIENCE_SECONDS
+    doubts = wire.Doubts("learner", self._security)
     while self._restored is not None and not self._stop.is_set():
       try:
         for k, state in enumerate(self._restored):
@@ -112,6 +119,8 @@ class SavedShards:
       except wire.WireError as error:
         if error.code not in _PASSING:
           raise
+        with contextlib.suppress(wire.Refused):  # Some have not joined yet.
+          doubts.look(self._addresses.all())
         if time.monotonic() > patient_until:
           words = f"cannot restore the parameter servers yet: {error.message}"
           print(words, file=sys.stderr)
@@ -139,7 +148,7 @@ class SavedShards:
   def _call(self, shard: int, method: str, request: types.Tree) -> types.Tree:
     state = parameter_server.state_layout(self._form[shard])
     saving = method == parameter_server.SAVE
-    client = wire.Client(self._address(shard))
+    client = wire.Client(self._address(shard), self._security)
     try:
       return client.call(
         method,

@@ -40,6 +40,7 @@ class Work:
     max_gradient_norm: gradients with a larger global norm are scaled down.
     outlier_deviations: gradients whose loss is further above the running mean
       of the worker's losses, in standard deviations, are dropped.
+    security: how processes know each other.
   """
 
   address: str
@@ -50,6 +51,7 @@ class Work:
   workers: local_actor.WorkersConfig
   max_gradient_norm: float
   outlier_deviations: float
+  security: wire.Security = wire.LOCAL
 
 
 def run(work: Work, stop: threading.Event) -> None:
@@ -81,7 +83,10 @@ def run(work: Work, stop: threading.Event) -> None:
       exchange.close()
 
   try:
-    wire.until_done(work.address, session, stop, "worker", _RETRY_SECONDS)
+    wire.until_done(
+      *(work.address, session, stop, "worker", _RETRY_SECONDS),
+      security=work.security,
+    )
   finally:
     learner.client.close()
 
@@ -200,7 +205,7 @@ class _Learner:
     self.outliers = Outliers(work.outlier_deviations)
     state = jax.jit(agent.init)(jax.random.key(work.seed))
     flat, unravel = jax.flatten_util.ravel_pytree(state.params)
-    self.client = parameter_server.Client(np.asarray(flat))
+    self.client = parameter_server.Client(np.asarray(flat), work.security)
     clip = optax.clip_by_global_norm(work.max_gradient_norm)
 
     def with_params(
@@ -262,6 +267,7 @@ class _Worker:
       )
     )
     self._learner = learner
+    self._security = work.security
     self._client = client
     self._exchange = exchange
     self._stop = stop
@@ -345,13 +351,17 @@ class _Worker:
 
   def _connected(self) -> bool:
     """Connects to the parameter servers; False if the run is over first."""
+    doubts = wire.Doubts("worker", self._security)
+    servers: list[str] = []
     while not self._stop.is_set() and self._report():
       try:
-        self._learner.client.connect(self._servers())
+        servers = self._servers()
+        self._learner.client.connect(servers)
         return True
       except wire.WireError as error:
         if error.code is not wire.StatusCode.UNAVAILABLE:
           raise
+        doubts.look(servers)
         self._stop.wait(_RETRY_SECONDS)
     return False
 

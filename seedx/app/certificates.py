@@ -1,0 +1,148 @@
+"""Makes certificates and a token for a run on several machines.
+
+  seedx certificates DIR --hosts learner-host,10.0.0.5
+
+DIR gets four files. Processes that listen, such as the learner, need
+`certificate.pem` and `key.pem`, all others `ca.pem`, and all of them `token`:
+
+  python -m experiments.seed_vtrace --role learner --address 0.0.0.0:8470
+    --tls-certificate DIR/certificate.pem --tls-key DIR/key.pem
+    --token-file DIR/token
+  seedx join learner-host:8470 --tls-ca DIR/ca.pem --token-file DIR/token
+
+With `--tls-ca` too, a process that listens takes only clients that have the
+certificate as well. The authority's key is not kept: make all files anew for
+other hosts. It needs the program openssl, version 3.
+"""
+
+import dataclasses
+import ipaddress
+import os
+import pathlib
+import re
+import secrets
+import subprocess
+import tempfile
+from collections.abc import Sequence
+
+from seedx import types
+from seedx.app import command_line
+
+_ALWAYS = ("localhost", "127.0.0.1", "::1")
+_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-noenc")
+_TOKEN_BYTES = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """The command line.
+
+  Attributes:
+    directory: directory to make.
+    hosts: names and IP addresses by which processes that listen are reached,
+      A,B; this machine's own are added.
+    days: how long the certificates are valid.
+  """
+
+  directory: str = ""
+  hosts: tuple[str, ...] = ()
+  days: int = 365
+
+  def __post_init__(self) -> None:
+    """Raises types.ConfigError for what cannot be."""
+    types.check_ranges(self, days=(1, 36_500))
+    for host in self.hosts:
+      if not re.fullmatch(r"[A-Za-z0-9*._:-]+", host):
+        raise types.ConfigError(
+          f"expected names or IP addresses of hosts, found {host!r}"
+        )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Makes the files; returns the exit status."""
+  return command_line.run(
+    *(_make, Options(), "seedx certificates", __doc__, argv),
+    positional=("directory",),
+  )
+
+
+def _make(options: Options) -> int:
+  directory = pathlib.Path(options.directory).expanduser()
+  if directory.exists():
+    raise types.ConfigError(
+      f"expected a directory that does not exist, found {str(directory)!r}"
+    )
+  # What is made is for its owner alone.
+  before = os.umask(0o077)
+  try:
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=directory.parent) as folder:
+      made = pathlib.Path(folder) / "made"
+      made.mkdir()
+      _sign(made, options)
+      (made / "token").write_text(secrets.token_urlsafe(_TOKEN_BYTES) + "\n")
+      made.rename(directory)
+  except OSError as error:
+    raise types.ConfigError(
+      f"expected a directory that can be made, found {str(directory)!r}"
+      f" ({error.strerror})"
+    ) from error
+  finally:
+    os.umask(before)
+  print(
+    f"made ca.pem, certificate.pem, key.pem and token in {directory}",
+    flush=True,
+  )
+  return 0
+
+
+def _sign(directory: pathlib.Path, options: Options) -> None:
+  """Writes the certificates, by an authority that is then forgotten."""
+  days = ("-days", str(options.days))
+  names = dict.fromkeys((*options.hosts, *_ALWAYS))
+  with tempfile.TemporaryDirectory(prefix="seedx-") as folder:
+    ca_key = pathlib.Path(folder) / "ca.key"
+    ca = directory / "ca.pem"
+    _request(
+      *("-subj", "/CN=seedx authority", "-keyout", ca_key, "-out", ca, *days),
+      extensions=("basicConstraints=critical,CA:TRUE",),
+    )
+    _request(
+      *("-subj", "/CN=seedx", "-CA", ca, "-CAkey", ca_key, *days),
+      *(
+        "-keyout",
+        directory / "key.pem",
+        "-out",
+        directory / "certificate.pem",
+      ),
+      extensions=(
+        "basicConstraints=critical,CA:FALSE",
+        "extendedKeyUsage=serverAuth,clientAuth",
+        f"subjectAltName={','.join(map(_name, names))}",
+      ),
+    )
+
+
+def _name(host: str) -> str:
+  """A host as a certificate has it."""
+  try:
+    return f"IP:{ipaddress.ip_address(host)}"
+  except ValueError:
+    return f"DNS:{host}"
+
+
+def _request(*words: str | pathlib.Path, extensions: Sequence[str]) -> None:
+  """Runs `openssl req`."""
+  added = [word for text in extensions for word in ("-addext", text)]
+  command = ["openssl", "req", "-x509", *_KEY, *map(str, words), *added]
+  try:
+    subprocess.run(command, check=True, capture_output=True, text=True)
+  except FileNotFoundError as error:
+    raise types.ConfigError(
+      "expected the program openssl, found none; install it, or use"
+      " certificates of your own"
+    ) from error
+  except subprocess.CalledProcessError as error:
+    raise types.ConfigError(
+      f"openssl failed; version 3 is needed: {error.stderr.strip()[-300:]}"
+    ) from error

@@ -1,0 +1,262 @@
+"""The examples for clusters: each is run as it is, the network by other names.
+
+Programs with the names of the cluster's stand for it: they run on this machine
+what they are told to run elsewhere.
+"""
+
+import json
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from seedx.app import certificates
+from tests import programs
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+FOLDER = programs.ROOT / "examples" / "clusters"
+SHORT = "--total-steps 3000 --envs-per-actor 4 --hidden-sizes 8"
+
+# Runs what follows the options, once for each task.
+SRUN = """
+while [ "${1#--}" != "$1" ]; do shift; done
+for k in $(seq 0 $((SLURM_NTASKS - 1))); do
+  SLURM_PROCID=$k "$@" &
+  tasks="$tasks $!"
+done
+for task in $tasks; do wait "$task" || exit 1; done
+"""
+# Runs a command on "another" machine, or copies files to its home.
+GCLOUD = """
+import os, pathlib, shutil, subprocess, sys
+words = sys.argv[1:]
+while words[0] in ("compute", "tpus", "tpu-vm"):
+  words.pop(0)
+with open(os.environ["SAID"], "a") as said:
+  said.write(" ".join(words) + "\\n")
+what, words = words[0], words[1:]
+if what == "describe":
+  assert words[-1] == "value(networkEndpoints[0].ipAddress)"
+  print("127.0.0.2")
+  sys.exit()
+for option in ("--zone", "--worker"):
+  if option in words:
+    k = words.index(option)
+    del words[k : k + 2]
+if what == "ssh":
+  machine, option, command = words
+  assert option == "--command"
+  home = pathlib.Path(os.environ["HOMES"]) / machine
+  status = subprocess.run(["bash", "-c", command], cwd=home).returncode
+  sys.exit(status)
+assert what == "scp"
+words = [word for word in words if word != "--recurse"]
+*sources, target = words
+machine, path = target.split(":")
+target = pathlib.Path(os.environ["HOMES"]) / machine / path
+for source in sources:
+  if os.path.isdir(source):
+    # As scp does: into the folder that is there, else as it.
+    inside = target / os.path.basename(source) if target.exists() else target
+    shutil.copytree(source, inside)
+  else:
+    shutil.copy(source, target)
+"""
+
+
+def program(folder, name, text, interpreter="/bin/bash"):
+  """Makes a program that others find by its name."""
+  folder.mkdir(exist_ok=True)
+  path = folder / name
+  path.write_text(f"#!{interpreter}\n{text}")
+  path.chmod(0o755)
+
+
+def free_port():
+  with socket.socket() as probe:
+    probe.bind(("127.0.0.1", 0))
+    return str(probe.getsockname()[1])
+
+
+def on_this_machine(text):
+  """An example with a port that is free."""
+  assert "8470" in text
+  return text.replace("8470", free_port())
+
+
+def run(command, folder, **environment):
+  path = f"{folder / 'bin'}:{os.environ['PATH']}"
+  keep = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+  return subprocess.run(
+    command,
+    cwd=folder,
+    env={**keep, "PATH": path, "PYTHONPATH": str(programs.ROOT), **environment},
+    capture_output=True,
+    text=True,
+    timeout=250,
+  )
+
+
+def last_line(run_dir):
+  return json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[-1])
+
+
+def installed(home):
+  """A folder that has this environment as `.venv`, as the examples want it."""
+  own = home / ".venv" / "bin"
+  own.mkdir(parents=True)
+  program(own, "python", f'exec {sys.executable} "$@"')
+
+
+def test_slurm(tmp_path):
+  text = on_this_machine((FOLDER / "slurm.sh").read_text())
+  lines = [x for x in text.splitlines() if x and not x.startswith("#")]
+  assert len(lines) <= 25
+  script = tmp_path / "job.sh"
+  script.write_text(text)
+  installed(tmp_path)
+  program(tmp_path / "bin", "srun", SRUN)
+  hostnames = '[ "$1 $2" = "show hostnames" ] && echo "$3" | tr , "\\n"'
+  program(tmp_path / "bin", "scontrol", hostnames)
+  slurm = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_JOB_NODELIST": "127.0.0.2,127.0.0.9",
+    "SLURM_NTASKS": "3",
+  }
+  words = ["bash", str(script), "seed_vtrace", *SHORT.split()]
+  done = run(words, tmp_path, **slurm)
+  assert done.returncode == 0, done.stderr
+  run_dir = tmp_path / "runs" / "slurm-7"
+  first = last_line(run_dir)
+  assert first["env_steps"] >= 3000 and first["learner_steps"] > 0
+  assert done.stderr.count("joined 127.0.0.2:") == 2
+  # Requeued: it has its number again, and other nodes.
+  slurm["SLURM_JOB_NODELIST"] = "127.0.0.3,127.0.0.9"
+  more = [x.replace("3000", "6000") for x in words]
+  done = run(more, tmp_path, **slurm)
+  assert done.returncode == 0, done.stderr
+  assert last_line(run_dir)["env_steps"] >= 6000
+  first_lines = (run_dir / "metrics.jsonl").read_text()
+  assert json.dumps(first)[:40] in first_lines
+
+
+def test_jobset(tmp_path):
+  volume, jobset = yaml.safe_load_all((FOLDER / "jobset.yaml").read_text())
+  assert jobset["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
+  spec = jobset["spec"]
+  jobs = {x["name"]: x for x in spec["replicatedJobs"]}
+  assert set(spec["successPolicy"]["targetReplicatedJobs"]) <= set(jobs)
+  name = jobset["metadata"]["name"]
+  subdomain = spec["network"]["subdomain"]
+  assert spec["network"]["enableDNSHostnames"]
+  # Of the first pod of the first job of that name, as JobSet has it.
+  host = f"{name}-learner-0-0.{subdomain}"
+  tls = tmp_path / "tls"
+  text = (FOLDER / "jobset.yaml").read_text()
+  assert re.search(r"--hosts (\S+)", text)[1] == host
+  assert certificates.main([str(tls), "--hosts", "127.0.0.2"]) == 0
+  (tmp_path / "runs").mkdir()
+  port = free_port()
+
+  def here(text):
+    text = text.replace(f"{host}:8470", f"127.0.0.2:{port}")
+    text = text.replace("0.0.0.0:8470", f"0.0.0.0:{port}")
+    text = text.replace("/tls/", f"{tls}/").replace(
+      "/runs/", f"{tmp_path}/runs/"
+    )
+    return text.replace("seedx train", f"{sys.executable} -m seedx train")
+
+  started = []
+  for role, job in jobs.items():
+    pod = job["template"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    given = {x["name"]: x for x in pod["volumes"]}
+    for mount in container["volumeMounts"]:
+      kind = given[mount["name"]]
+      assert mount["mountPath"] == f"/{mount['name']}"
+      if "persistentVolumeClaim" in kind:
+        claim = kind["persistentVolumeClaim"]["claimName"]
+        assert claim == volume["metadata"]["name"]
+      for item in kind.get("secret", {}).get("items", []):
+        assert (tls / item["key"]).exists()
+    words = [here(x) for x in container["args"]]
+    if role == "learner":
+      assert container["command"] == ["sh", "-c"]
+      count = int(re.search(r"--num-actors (\d+)", words[0])[1])
+      words = ["sh", "-c", f"{words[0]} {SHORT}"]
+      replicas = 1
+    else:
+      image = (programs.ROOT / "docker" / "actor.Dockerfile").read_text()
+      entry = json.loads(re.search(r"^ENTRYPOINT (.*)$", image, re.M)[1])
+      assert entry[0] == "python" and "command" not in container
+      words = [sys.executable, *entry[1:], *words]
+      replicas = job["template"]["spec"]["parallelism"]
+      assert replicas == job["template"]["spec"]["completions"] == count
+    started += [
+      subprocess.Popen(words, cwd=programs.ROOT, env=without_devices())
+      for _ in range(replicas)
+    ]
+  try:
+    assert [process.wait(200) for process in started] == [0] * 5
+  finally:
+    for process in started:
+      process.kill()
+  assert last_line(tmp_path / "runs" / "first")["env_steps"] >= 3000
+
+
+def without_devices():
+  return {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+
+
+def test_cloud_tpu(tmp_path):
+  text = on_this_machine((FOLDER / "cloud_tpu.sh").read_text())
+  script = tmp_path / "cloud_tpu.sh"
+  script.write_text(text)
+  homes = tmp_path / "homes"
+  for machine in ("tpu", "actor-1", "actor-2"):
+    installed(homes / machine / "seedx")
+  program(tmp_path / "bin", "gcloud", GCLOUD, sys.executable)
+  program(tmp_path / "bin", "python", f'exec {sys.executable} "$@"')
+  words = "us-a tpu actor-1 actor-2 -- seed_vtrace"
+  options = [*SHORT.split(), "--env-options", '{"max_episode_steps": 5}']
+  home = tmp_path / "home"
+  for _ in range(2):
+    done = run(
+      ["bash", str(script), *words.split(), *options],
+      tmp_path,
+      HOMES=str(homes),
+      HOME=str(home),
+      SAID=str(tmp_path / "said"),
+    )
+    assert done.returncode == 0, done.stderr
+    # The second time the machines have old files.
+    shutil.rmtree(home)
+  said = (tmp_path / "said").read_text()
+  assert all("--zone us-a" in line for line in said.splitlines())
+  runs = (homes / "tpu" / "seedx" / "runs" / "seed_vtrace").iterdir()
+  for run_dir in runs:
+    assert last_line(run_dir)["env_steps"] >= 3000
+    assert last_line(run_dir)["episode_return"] == 5
+  # An actor's machine does not get the learner's key.
+  assert {x.name for x in (homes / "actor-1" / "tls").iterdir()} == {
+    "ca.pem",
+    "token",
+  }
+
+
+def test_all_examples_are_here():
+  tested = {"slurm.sh", "jobset.yaml", "cloud_tpu.sh"}
+  assert {path.name for path in pathlib.Path(FOLDER).iterdir()} == tested
+  for path in FOLDER.glob("*.sh"):
+    assert os.access(path, os.X_OK)
+    assert shlex.split(path.read_text().splitlines()[0]) == ["#!/bin/bash"]
+    done = subprocess.run(["bash", "-n", path], capture_output=True)
+    assert not done.stderr

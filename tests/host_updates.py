@@ -1,0 +1,108 @@
+"""A learner host that a test starts: makes some updates, and saves the results.
+
+`python -m tests.host_updates INDEX COORDINATOR FOLDER`.
+"""
+
+import functools
+import pathlib
+import sys
+import threading
+
+import jax
+import numpy as np
+
+from seedx import sharding, types
+from seedx.agents import ppo
+from seedx.launch import hosts as launch_hosts
+from seedx.learning import experience, learner
+from seedx.runtime import hosts, signals
+
+HOSTS, CORES = 2, 2
+
+
+@functools.cache
+def shared():
+  """What other tests learn with; it computes when it is imported."""
+  from tests import learner_test
+
+  return learner_test
+
+
+def plain_agent():
+  return shared().agent_of()
+
+
+def normalizing_agent():
+  return shared().normalizing_agent()
+
+
+def ppo_agent():
+  config = ppo.Config(hidden_sizes=(16,), epochs=2, minibatches=5)
+  return config.make(shared().SPEC, sharding.CORES)
+
+
+# The agent, micro-batches, seeds of the batches, and hosts that have a part.
+CASES = {
+  "plain": (plain_agent, 1, [0], {0, 1}),
+  "micro-batches": (plain_agent, 2, [0], {0, 1}),
+  "normalized": (normalizing_agent, 1, range(5), {0, 1}),
+  "normalized, starved": (normalizing_agent, 1, range(5), {0}),
+  "starved": (plain_agent, 1, [0], {1}),
+  "starved, micro-batches": (plain_agent, 2, [0], {1}),
+  "ppo": (ppo_agent, 1, [0, 1], {0, 1}),
+  "idle": (ppo_agent, 1, [0], set()),
+}
+
+
+def part(seed, index, parts=HOSTS):
+  """A host's part of a batch."""
+  unroll = types.Share(shared().unroll_of(seed), ())
+  return sharding.shard(unroll, sharding.SHARE, index, parts).unroll
+
+
+def leaves(learning):
+  """What an update changes, as NumPy arrays."""
+  return [np.asarray(x) for x in jax.tree.leaves(learning.state)]
+
+
+def updated(name, index):
+  """What a host holds after the updates of a case; and its metrics."""
+  make, micro_batches, seeds, have = CASES[name]
+  among = hosts.Hosts(index, HOSTS)
+  among.acted(1, 10**9)
+  config = learner.InboxConfig(
+    hosts=HOSTS,
+    host_index=index,
+    coordinator="-",
+    unroll_length=shared().LENGTH - 1,
+    learner_devices=tuple(range(CORES)),
+    micro_batches=micro_batches,
+    batch_size=shared().BATCH,
+  )
+  source = experience.Once()
+  learning = learner.Learner(make(), config, source, shared().KEY, hosts=among)
+  before = leaves(learning)
+  learning.warm_up(learning.shares(part(0, index)))
+  for seed in seeds:
+    shares = learning.shares(part(seed, index))
+    (batch,) = source(shares)
+    learning.learn(batch if index in have else None)
+  learning.finish()
+  return leaves(learning), before, learning.measure()
+
+
+def main(index, coordinator, folder):
+  """Makes all updates; host 0 saves what it holds, the others compare it."""
+  config = hosts.Config(HOSTS, int(index), coordinator)
+  with launch_hosts.joined(config, threading.Event(), signals.Ending()) as all_:
+    for name in CASES:
+      after, before, line = updated(name, all_.index)
+      path = pathlib.Path(folder) / f"{name}-{all_.index}.npz"
+      arrays = {f"after-{i}": x for i, x in enumerate(after)}
+      arrays |= {f"before-{i}": x for i, x in enumerate(before)}
+      steps = {x: line[x] for x in ("learned_steps", "learner_steps")}
+      np.savez(path, **arrays, **steps)
+
+
+if __name__ == "__main__":
+  main(*sys.argv[1:])

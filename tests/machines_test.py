@@ -1,0 +1,253 @@
+"""Runs over TLS: strangers at the port, and machines of their own."""
+
+import contextlib
+import json
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from experiments import apex_dqn, gorila_dqn, impala, seed_vtrace
+from seedx import join, wire
+from seedx.app import certificates
+from seedx.app.chaos import peers
+from tests import programs
+
+pytestmark = pytest.mark.slow
+
+compiled_quickly = programs.compiled_quickly
+
+SMALL = "--total-steps 4000 --hidden-sizes 8 --batch-size 4 --unroll-length 5"
+# What each program is given, and the roles that join it.
+RUNS = {
+  seed_vtrace: (f"{SMALL} --num-actors 1 --envs-per-actor 4", ["actor"]),
+  impala: (f"{SMALL} --num-actors 1 --envs-per-actor 4", ["actor"]),
+  apex_dqn: (
+    f"{SMALL} --num-actors 1 --envs-per-actor 4 --replay-min-steps 100"
+    " --replay-batch-size 16",
+    ["actor"],
+  ),
+  gorila_dqn: (
+    "--total-steps 4000 --hidden-sizes 8 --unroll-length 5 --num-workers 1"
+    " --envs-per-worker 4 --replay-min-steps 100 --replay-batch-size 16"
+    " --num-servers 1",
+    ["server", "worker"],
+  ),
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("tls") / "files"
+  assert certificates.main([str(folder), "--hosts", "10.77.0.1"]) == 0
+  return folder
+
+
+def free_address():
+  with socket.socket() as probe:
+    probe.bind(("127.0.0.1", 0))
+    return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def words_of(files, *names):
+  options = {
+    "tls_ca": files / "ca.pem",
+    "tls_certificate": files / "certificate.pem",
+    "tls_key": files / "key.pem",
+    "token_file": files / "token",
+  }
+  words = [("--" + name.replace("_", "-"), options[name]) for name in names]
+  return [str(word) for pair in words for word in pair]
+
+
+LISTENS = "tls_ca", "tls_certificate", "tls_key", "token_file"
+
+
+def wait_until(happens, seconds=60):
+  end = time.monotonic() + seconds
+  while not happens():
+    assert time.monotonic() < end
+    time.sleep(0.1)
+
+
+def listens(address):
+  host, _, port = address.rpartition(":")
+  with contextlib.suppress(OSError), socket.create_connection((host, port), 1):
+    return True
+  return False
+
+
+def attack(address, methods, files, tmp_path):
+  """Calls everything, as three kinds of strangers; what they were told."""
+  guess = tmp_path / "guess"
+  guess.write_text("a-guess-of-the-token")
+  ca = str(files / "ca.pem")
+  own = {
+    "tls_certificate": str(files / "certificate.pem"),
+    "tls_key": str(files / "key.pem"),
+  }
+  strangers = [
+    wire.Security(),
+    wire.Security(tls_ca=ca, **own),
+    wire.Security(tls_ca=ca, token_file=str(guess), **own),
+  ]
+  told = set()
+  for security in strangers:
+    with wire.Client(address, security) as client:
+      for method in methods:
+        with pytest.raises(wire.WireError) as caught:
+          client.stream(
+            method.name, [], method.inputs, wire.NOTHING, method.hello
+          )
+        told.add((caught.value.code, caught.value.message))
+  return told
+
+
+@pytest.mark.parametrize("program", RUNS, ids=lambda x: x.__name__)
+def test_strangers_read_nothing_and_change_nothing(program, files, tmp_path):
+  options, roles = RUNS[program]
+  address, token = free_address(), (files / "token").read_text().strip()
+  secured = words_of(files, *LISTENS)
+  run_dir = tmp_path / "run"
+  started = []
+  with contextlib.ExitStack() as opened:
+
+    def start(module, *words):
+      log = opened.enter_context((tmp_path / f"{len(started)}").open("w+"))
+      process = programs.start(module, *words, stdout=log, stderr=log)
+      opened.callback(process.kill)
+      started.append((process, log))
+      return process
+
+    start(
+      *(program, "--role", "learner", "--address", address, *secured),
+      *(*options.split(), "--run-dir", str(run_dir)),
+    )
+    wait_until(lambda: listens(address))
+    config = program.EXPERIMENT.config
+    told = attack(address, peers.methods(config), files, tmp_path)
+    if "server" in roles:
+      place = free_address()
+      start(join, address, "--role", "server", "--listen", place, *secured)
+      wait_until(lambda: listens(place))
+      told |= attack(place, peers.shards(config)[0], files, tmp_path)
+    start(join, address, "--role", roles[-1], *secured)
+    told |= attack(address, peers.methods(config), files, tmp_path)
+    for process, log in started:
+      assert process.wait(120) == 0, pathlib.Path(log.name).read_text()
+    for _, log in started:
+      text = pathlib.Path(log.name).read_text()
+      assert token not in text and "Traceback" not in text
+      assert "handshake" not in text.lower()
+  codes = {code for code, _ in told}
+  assert codes == {
+    wire.StatusCode.UNAVAILABLE,  # Without a certificate of the authority's.
+    wire.StatusCode.UNAUTHENTICATED,
+  }
+  words = {
+    text for code, text in told if code is not wire.StatusCode.UNAVAILABLE
+  }
+  assert words == {"expected the run's token"}
+  lines = [json.loads(x) for x in (run_dir / "metrics.jsonl").open()]
+  assert lines[-1]["env_steps"] >= 4000 and lines[-1]["learner_steps"] > 0
+  for path in run_dir.rglob("*"):
+    if path.is_file():
+      assert token.encode() not in path.read_bytes(), path
+
+
+def test_its_own_actors_reach_a_learner_that_listens_everywhere(
+  files, tmp_path
+):
+  _, _, port = free_address().rpartition(":")
+  options, _ = RUNS[seed_vtrace]
+  words = ["--address", f"0.0.0.0:{port}", *words_of(files, *LISTENS)]
+  words += [*options.split(), "--run-dir", str(tmp_path)]
+  assert programs.main(seed_vtrace, words) == 0
+  said = json.loads((tmp_path / "config.json").read_text())["options"]
+  assert not {*LISTENS, "insecure"} & {*said} and "address" in said
+  # One file too few is said before anything compiles.
+  words[3:5] = []
+  words[-1] = str(tmp_path / "other")
+  with pytest.raises(SystemExit) as caught:
+    programs.main(seed_vtrace, words)
+  assert caught.value.code == 2
+
+
+# Two machines
+
+
+def has_namespaces():
+  done = shutil.which("ip") and subprocess.run(
+    ["unshare", "--net", "true"], capture_output=True, check=False
+  )
+  return bool(done) and done.returncode == 0
+
+
+def ip(*words):
+  subprocess.run(["ip", *words], check=True)
+
+
+@pytest.fixture
+def machines():
+  """Two network namespaces with a link: 10.77.0.1 and 10.77.0.2."""
+  names = ["seedx-a", "seedx-b"]
+  with contextlib.ExitStack() as opened:
+    for name in names:
+      ip("netns", "add", name)
+      opened.callback(ip, "netns", "del", name)
+    ends = ["veth0", "netns", names[0], "type", "veth"]
+    ip("link", "add", *ends, "peer", "name", "veth0", "netns", names[1])
+    for k, name in enumerate(names):
+      ip("-n", name, "addr", "add", f"10.77.0.{k + 1}/24", "dev", "veth0")
+      ip("-n", name, "link", "set", "veth0", "up")
+      ip("-n", name, "link", "set", "lo", "up")
+    yield [["ip", "netns", "exec", name] for name in names]
+
+
+@pytest.mark.skipif(
+  not has_namespaces(), reason="needs the right to make network namespaces"
+)
+def test_training_goes_on_after_the_link_was_cut(machines, files, tmp_path):
+  here, there = machines
+  run_dir, address = tmp_path / "run", "10.77.0.1:8470"
+
+  def start(machine, *words):
+    command = [*machine, sys.executable, "-m", *words]
+    return subprocess.Popen(command, cwd=programs.ROOT)
+
+  def env_steps():
+    path = run_dir / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return json.loads(lines[-1])["env_steps"] if lines else 0
+
+  learner = start(
+    *(here, "experiments.seed_vtrace", "--role", "learner"),
+    *("--address", address, "--num-actors", "2", "--run-dir", str(run_dir)),
+    *words_of(files, "tls_certificate", "tls_key", "token_file"),
+    *("--total-steps", "1000000000"),
+  )
+  secured = words_of(files, "tls_ca", "token_file")
+  actors = [
+    start(there, "seedx.join", address, *secured, "--give-up-seconds", "60")
+    for _ in range(2)
+  ]
+  try:
+    wait_until(lambda: env_steps() > 5_000)
+    ip("-n", "seedx-b", "link", "set", "veth0", "down")
+    time.sleep(3)
+    before = env_steps()
+    time.sleep(27)
+    assert env_steps() == before
+    ip("-n", "seedx-b", "link", "set", "veth0", "up")
+    wait_until(lambda: env_steps() > before + 20_000)
+    learner.send_signal(signal.SIGINT)
+    assert learner.wait(30) == 128 + signal.SIGINT
+    assert [actor.wait(30) for actor in actors] == [0, 0]
+  finally:
+    for process in (learner, *actors):
+      process.kill()

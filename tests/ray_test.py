@@ -1,0 +1,294 @@
+"""Runs on a Ray cluster: a simulated one, of machines that may die."""
+
+import contextlib
+import dataclasses
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+
+from experiments import apex_dqn, gorila_dqn, impala, seed_vtrace
+from seedx import app, launch, metrics, types, wire
+from seedx.acting import local_actor, sessions, thin_actor
+from seedx.app import certificates
+from seedx.launch import ray as on_ray
+from tests import programs, with_ray
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+ray = on_ray.ray
+
+
+class Machines:
+  """A cluster: a head without room, and machines that have it.
+
+  Attributes:
+    address: of the cluster.
+  """
+
+  def __init__(self, rooms):
+    """Makes those with room, each for so many actors."""
+    with_ray.needed()
+    cluster_utils = pytest.importorskip("ray.cluster_utils")
+    self._cluster = cluster_utils.Cluster(
+      initialize_head=True, head_node_args={"num_cpus": 0}
+    )
+    self._with_room = [
+      self._cluster.add_node(num_cpus=room, resources={"actors": room})
+      for room in rooms
+    ]
+    self.address = self._cluster.address
+
+  def kill(self, process):
+    """The one that a process of Ray's is on dies."""
+    (node,) = [
+      node
+      for node in self._with_room
+      if node.all_processes["raylet"][0].process.pid == process.ppid()
+    ]
+    self._cluster.remove_node(node, allow_graceful=False)
+
+  def close(self):
+    self._cluster.shutdown()
+
+
+@pytest.fixture
+def machines(request, monkeypatch):
+  for name, value in with_ray.AS_OTHERS.items():
+    monkeypatch.setenv(name, value)
+  made = Machines(getattr(request, "param", (4, 4)))
+  yield made
+  made.close()
+
+
+@pytest.fixture(scope="module")
+def security(tmp_path_factory):
+  """As on real machines: those of the cluster have other addresses."""
+  pytest.importorskip("ray")
+  host = ray().util.get_node_ip_address()
+  folder = tmp_path_factory.mktemp("tls") / "files"
+  assert certificates.main([str(folder), "--hosts", host]) == 0
+  return wire.Security(
+    tls_ca=str(folder / "ca.pem"),
+    tls_certificate=str(folder / "certificate.pem"),
+    tls_key=str(folder / "key.pem"),
+    token_file=str(folder / "token"),
+  )
+
+
+FEW = {
+  seed_vtrace: {"actors": thin_actor.Config(2, 16)},
+  impala: {"actors": sessions.Config(2, 16)},
+  apex_dqn: {"actors": sessions.Config(2, 4)},
+  gorila_dqn: {
+    "workers": local_actor.WorkersConfig(2, 4),
+    "num_servers": 2,
+  },
+}
+
+
+def config_of(program, machines, security, total_steps):
+  launching = launch.Config(
+    launcher="ray",
+    ray_address=machines.address,
+    actor_resources={"actors": 1},
+  )
+  return dataclasses.replace(
+    program.EXPERIMENT.config,
+    total_steps=total_steps,
+    launching=launching,
+    security=security,
+    **FEW[program],
+  )
+
+
+def playing():
+  """The processes of nodes, on all machines of the cluster."""
+  found = []
+  for process in psutil.process_iter(["cmdline"]):
+    if "seedx.launch" in (process.info["cmdline"] or []):
+      with contextlib.suppress(psutil.Error):
+        # Those of other tests have parents of their own.
+        parent = process.parent()
+        if parent.pid == 1 or parent.name().startswith("ray::"):
+          found.append(process)
+  return found
+
+
+@pytest.mark.parametrize("program", FEW, ids=lambda x: x.__name__)
+def test_it_trains_there(program, machines, security, tmp_path):
+  config = config_of(program, machines, security, 12_000)
+  if program is impala:
+    # It listens everywhere, and they are told by which address.
+    with socket.socket() as probe:
+      probe.bind(("", 0))
+      port = probe.getsockname()[1]
+    config = dataclasses.replace(config, address=f"0.0.0.0:{port}")
+  run = app.train(config, run_dir=tmp_path, quiet=True)
+  assert run.metrics["env_steps"] >= 12_000
+  assert run.metrics["learner_steps"] > 0
+  assert run.restarts == 0
+  wait_until(lambda: not playing())
+
+
+# Two of the machines have all processes: of Gorila's, servers too.
+@pytest.mark.parametrize(
+  ("program", "machines", "processes", "total_steps"),
+  [
+    (seed_vtrace, (1, 1, 1), 2, 600_000),
+    (gorila_dqn, (2, 2, 2), 4, 60_000),
+  ],
+  indirect=["machines"],
+)
+def test_it_goes_on_when_an_actor_and_a_machine_die(
+  program, machines, processes, total_steps, security, tmp_path
+):
+  config = config_of(program, machines, security, total_steps)
+
+  class Kills:
+    """A sink: what happens as the run goes on."""
+
+    def __init__(self):
+      self.most_after = 0
+      steps = (total_steps // 40, total_steps // 4)
+      self.left = list(zip(steps, (self.actor, self.machine), strict=True))
+
+    def write(self, line):
+      if self.left and line["env_steps"] >= self.left[0][0]:
+        self.left.pop(0)[1]()
+      elif not self.left:
+        self.most_after = max(self.most_after, len(playing()))
+
+    def close(self):
+      pass
+
+    def actor(self):
+      playing()[0].kill()
+
+    def machine(self):
+      machines.kill(playing()[0].parent())
+
+  kills = Kills()
+  run = app.train(config, run_dir=tmp_path, quiet=True, sinks=[kills])
+  assert not kills.left
+  assert kills.most_after == processes
+  assert run.metrics["env_steps"] >= total_steps
+  assert run.restarts >= 2
+
+
+def test_the_learner_goes_on_when_its_machine_dies(
+  machines, security, tmp_path
+):
+  """And a signal for the program that has started it stops it in order."""
+  words = [*("--launcher", "ray", "--ray-address", machines.address)]
+  words += ["--learner-on-cluster", "--learner-resources", "actors=1"]
+  words += ["--actor-resources", "actors=1", "--num-actors", "2"]
+  words += ["--total-steps", "50000000", "--checkpoint-every-seconds", "2"]
+  words += ["--run-dir", "run"]
+  for name, value in dataclasses.asdict(security).items():
+    words += [f"--{name.replace('_', '-')}", value] if value else []
+  program = [sys.executable, "-m", "experiments.seed_vtrace", *words]
+  environment = {**os.environ, "PYTHONPATH": str(programs.ROOT)}
+  with (tmp_path / "said").open("w") as said:
+    driver = subprocess.Popen(
+      program, cwd=tmp_path, stdout=said, stderr=said, env=environment
+    )
+  run_dir = tmp_path / "run"
+  try:
+    wait_until(lambda: any((run_dir / "checkpoints").glob("[0-9]*")))
+    first = env_steps(run_dir)
+    (learner,) = [
+      process
+      for process in psutil.process_iter(["cmdline"])
+      if "ray::_Learner" in " ".join(process.info["cmdline"] or [])
+    ]
+    machines.kill(learner)
+    wait_until(lambda: " goes on from " in (tmp_path / "said").read_text())
+    wait_until(lambda: env_steps(run_dir) > first + 50_000)
+    driver.send_signal(signal.SIGTERM)
+    assert driver.wait(60) == 143
+  finally:
+    driver.kill()
+    driver.wait()
+  text = (tmp_path / "said").read_text()
+  assert "the learner goes on from checkpoint" in text
+  assert "interrupted; --resume" in text
+  last = max(int(x.name) for x in (run_dir / "checkpoints").glob("[0-9]*"))
+  assert last == env_steps(run_dir)
+  wait_until(lambda: not playing())
+
+
+def env_steps(run_dir):
+  return metrics.read_lines(run_dir / "metrics.jsonl")[-1]["env_steps"]
+
+
+def wait_until(condition):
+  end = time.monotonic() + 120
+  while not condition():
+    assert time.monotonic() < end
+    time.sleep(0.2)
+
+
+def test_what_is_called_wrong_ends_it(machines, security, tmp_path):
+  config = config_of(seed_vtrace, machines, security, 10_000)
+  config = dataclasses.replace(
+    config, security=dataclasses.replace(security, insecure=True)
+  )
+  no_cluster = dataclasses.replace(config.launching, ray_address="127.0.0.1:9")
+  wrong = dataclasses.replace(config, launching=no_cluster)
+  with pytest.raises(types.ConfigError, match="expected a Ray cluster"):
+    app.train(wrong, run_dir=tmp_path, quiet=True)
+  bare = dataclasses.replace(config, security=wire.Security())
+  with pytest.raises(types.ConfigError, match="expected TLS and a token"):
+    app.train(bare, run_dir=tmp_path, quiet=True)
+  by_file = dataclasses.replace(config, address=f"unix:{tmp_path}/socket")
+  with pytest.raises(types.ConfigError, match="HOST:PORT, or none"):
+    app.train(by_file, run_dir=tmp_path, quiet=True)
+  known = dataclasses.replace(
+    config.launching, learner_on_cluster=True, learner_resources={"CPU": 0}
+  )
+  moving = dataclasses.replace(config, launching=known, address="192.0.2.9:1")
+  with pytest.raises(types.ConfigError, match="since it may move"):
+    app.train(moving, run_dir=tmp_path, quiet=True)
+  # What it raises there.
+  bare = dataclasses.replace(bare, launching=known)
+  with pytest.raises(types.ConfigError, match="expected TLS and a token"):
+    app.train(bare, run_dir=tmp_path, quiet=True)
+  there, sinks = (
+    dataclasses.replace(config, launching=known),
+    [threading.Lock()],
+  )
+  with pytest.raises(types.ConfigError, match="expected what can be pickled"):
+    app.train(there, run_dir=tmp_path, quiet=True, sinks=sinks)
+  assert not os.listdir(tmp_path)
+
+
+def test_resources_are_numbers():
+  for name in ("actor_resources", "learner_resources"):
+    with pytest.raises(types.ConfigError, match=f"numbers as {name}"):
+      launch.Config(**{name: {"actors": "two"}})
+    with pytest.raises(types.ConfigError, match=f"whole numbers .* as {name}"):
+      launch.Config(**{name: {"actors": 1.5}})
+    with pytest.raises(types.ConfigError, match=f"CPU, GPU .* as {name}"):
+      launch.Config(**{name: {"memory": 1000}})
+  launch.Config(actor_resources={"GPU": 0.5}, learner_resources={"CPU": 1.5})
+
+
+def test_a_learner_runs_on_a_cluster_only_with_ray():
+  with pytest.raises(types.ConfigError, match="expected launcher ray"):
+    launch.Config(learner_on_cluster=True)
+
+
+def test_without_ray_it_says_what_to_install(monkeypatch):
+  def missing(name):
+    raise ImportError(f"No module named {name!r}")
+
+  monkeypatch.setattr(on_ray.importlib, "import_module", missing)
+  with pytest.raises(types.ConfigError, match=r"pip install \"seedx\[ray\]\""):
+    on_ray.Cluster(launch.Config(launcher="ray"))

@@ -1,0 +1,262 @@
+"""Sweeps: what they refuse, and whole ones."""
+
+import contextlib
+import importlib
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from seedx import metrics
+from seedx.app import sweep, trials
+from seedx.launch import ray as on_ray
+from tests import programs, with_ray
+
+SEARCH = "learning_rate=log:1e-4..1e-2,entropy_cost=0.001|0.01"
+
+
+def trial(**changes):
+  words = ["--total-steps", "2000", "--num-envs", "8"]
+  asked = {"name": "a", "values": {}, "seed": 0, "words": words, **changes}
+  return trials.Trial(experiment="ppo", **asked)
+
+
+@pytest.mark.parametrize(
+  ("words", "message"),
+  [
+    (["nothing", "--search", SEARCH], "expected EXPERIMENT of a2c"),
+    (["ppo"], "found nothing"),
+    (["ppo", "--search", "seed=1|2"], "found seed"),
+    (["ppo", "--search", "run_dir=a|b"], "found run_dir"),
+    (["ppo", "--search", "total_steps=1|2"], "found total_steps"),
+    (["ppo", "--search", SEARCH, "--method", "grid"], "A|B with method grid"),
+    (["ppo", "--search", SEARCH, "--trials", "0"], "expected --trials"),
+    (["ppo", "--search", SEARCH, "--seeds", "0"], "expected --seeds"),
+    (["ppo", "--search", "discount=0.5|1.5"], "expected --discount"),
+    (["ppo --no-such 3", "--search", SEARCH], "unrecognized arguments"),
+    (["ppo --seed 3", "--search", SEARCH], "found --seed"),
+    (["impala --role actor", "--search", SEARCH], "found --role"),
+    (["ppo --help", "--search", SEARCH], "expected no --help"),
+    (["ppo", "--search", SEARCH, "--env", "None-v0"], "None-v0"),
+  ],
+)
+def test_what_is_refused(words, message, capfd, tmp_path, monkeypatch):
+  """Before Ray starts, and before a directory is made."""
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(on_ray, "ray", None)
+  with pytest.raises(SystemExit) as caught:
+    sweep.main(words)
+  assert caught.value.code == 2
+  assert message in capfd.readouterr().err
+  assert not os.listdir(tmp_path)
+
+
+def test_the_directory_of_a_run_is_left_alone(tmp_path, capfd):
+  (tmp_path / "config.json").write_text("{}")
+  with pytest.raises(SystemExit):
+    sweep.main(["ppo", "--search", SEARCH, "--run-dir", str(tmp_path)])
+  assert "without a run or a sweep" in capfd.readouterr().err
+  assert (tmp_path / "config.json").read_text() == "{}"
+
+
+def test_its_example_can_be_run(monkeypatch):
+  (example,) = re.findall("^  seedx sweep (.*)$", sweep.__doc__, re.MULTILINE)
+  began = []
+  monkeypatch.setattr(sweep.ray, "ray", lambda: began.append(1) or 1 / 0)
+  with pytest.raises(ZeroDivisionError):
+    sweep.main(shlex.split(example))
+  assert began
+
+
+def test_without_ray_it_says_what_to_install(capfd, monkeypatch):
+  real = importlib.import_module
+
+  def imported(name, *package):
+    if name == "ray":
+      raise ImportError(f"No module named {name!r}")
+    return real(name, *package)
+
+  monkeypatch.setattr(on_ray.importlib, "import_module", imported)
+  with pytest.raises(SystemExit):
+    sweep.main(["ppo", "--search", SEARCH])
+  assert 'pip install "seedx[ray]"' in capfd.readouterr().err
+
+
+def test_values_are_options():
+  values = {"learning_rate": "0.1", "rescale": "False", "dueling": "true"}
+  assert trials.options(values) == [
+    *("--learning-rate", "0.1", "--no-rescale", "--dueling"),
+  ]
+
+
+def test_a_trial_says_what_it_reaches(tmp_path):
+  """In its own directory, with its values and its seed."""
+  values = {"learning_rate": "0.0123"}
+  training = trials.Training(trial(values=values, seed=3), tmp_path)
+  said = [training.step()]
+  while not said[-1]["done"]:
+    said.append(training.step())
+  steps = [x["env_steps"] for x in said]
+  assert steps == sorted(steps) and steps[-1] >= 2000
+  last = metrics.read_lines(tmp_path / "a" / "metrics.jsonl")[-1]
+  assert last["env_steps"] == steps[-1]
+  assert last["episode_return"] == said[-1]["episode_return"]
+  assert said[-1]["error"] == ""
+  config = json.loads((tmp_path / "a" / "config.json").read_text())
+  assert config["options"]["learning_rate"] == 0.0123
+  assert config["options"]["seed"] == 3
+
+
+def test_a_trial_that_is_ended_has_a_checkpoint(tmp_path):
+  words = ["--total-steps", "100000000", "--num-envs", "8"]
+  training = trials.Training(trial(words=words), tmp_path)
+  training.step()
+  training.end()
+  assert os.listdir(tmp_path / "a" / "checkpoints")
+
+
+def test_a_trial_says_what_it_dies_of(tmp_path):
+  (tmp_path / "a").touch()
+  training = trials.Training(trial(), tmp_path)
+  said = training.step()
+  assert said["done"]
+  assert "ConfigError cannot write in the run directory" in said["error"]
+
+
+@pytest.fixture
+def started(tmp_path):
+  """Starts a sweep as a program; all of Ray has ended at the end."""
+  with_ray.needed()
+  begun = []
+
+  def start(*words):
+    program = [sys.executable, "-m", "experiments.sweep", *words]
+    path = os.pathsep.join([str(tmp_path), str(programs.ROOT)])
+    begun.append(
+      subprocess.Popen(
+        [*program, "--run-dir", str(tmp_path / "run")],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path, **with_ray.AS_OTHERS},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+      )
+    )
+    return begun[-1]
+
+  yield start
+  for program in begun:
+    program.kill()
+    program.wait()
+
+
+def rows(table):
+  return [
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in table.splitlines()
+    if line.startswith("| 0")
+  ]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_sweep_of_eight_trials(started, tmp_path):
+  sizes = ["--total-steps", "16000", "--seeds", "1", "--trials", "8"]
+  program = started("ppo", "--search", SEARCH, *sizes)
+  said, progress = program.communicate()
+  assert program.returncode == 0, progress
+  run = tmp_path / "run"
+  found = rows((run / "sweep.md").read_text())
+  assert found == rows(said)
+  assert sorted(x[0] for x in found) == [f"{k:03d}" for k in range(8)]
+  for name, rate, cost, reached, steps, _, end in found:
+    options = json.loads((run / "trials" / name / "config.json").read_text())
+    assert options["options"]["learning_rate"] == float(rate)
+    assert options["options"]["entropy_cost"] == float(cost)
+    last = metrics.read_lines(run / "trials" / name / "metrics.jsonl")[-1]
+    assert f"{last['episode_return']:.1f}" == reached
+    assert f"{last['env_steps']:,}" == steps
+    assert end == ("done" if last["env_steps"] >= 16_000 else "ended early")
+  reached = [float(x[3]) for x in found]
+  assert reached == sorted(reached, reverse=True)
+  ends = [x[6] for x in found]
+  assert {*ends} == {"done", "ended early"}  # ASHA has ended some.
+  assert len(re.findall(r"^\d/8 trials/", progress, re.MULTILINE)) == 8
+  assert re.search(r"^default: mean return .* with seeds 1 to 1$", said, re.M)
+  best = found[0]
+  words = f"best: learning_rate={best[1]} entropy_cost={best[2]}: mean return"
+  assert words in said
+  again = json.loads((run / "best" / "1" / "config.json").read_text())
+  assert again["options"]["learning_rate"] == float(best[1])
+  assert again["options"]["seed"] == 1
+  assert (run / "sweep.png").read_bytes().startswith(b"\x89PNG")
+  assert not (run / "tune").exists()
+
+
+_SINK = """
+def make(run_dir, options):
+  if options["entropy_cost"] == 0.5:
+    raise ValueError("not that")
+  class Sink:
+    def write(self, line):
+      pass
+    def close(self):
+      pass
+  return Sink()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_trial_that_fails_ends_no_other(started, tmp_path):
+  (tmp_path / "own_sink.py").write_text(_SINK)
+  program = started(
+    *("ppo --sink own_sink:make", "--search", "entropy_cost=0.5|0.02"),
+    *("--method", "grid", "--scheduler", "none"),
+    *("--total-steps", "3000", "--seeds", "1"),
+  )
+  said, progress = program.communicate()
+  assert program.returncode == 1, progress
+  (good, bad) = rows(said)
+  assert good[:2] == ["001", "0.02"] and good[-1] == "done"
+  assert bad[:3] == ["000", "0.5", "-"]
+  assert "failed: ConfigError --sink own_sink:make raises" in bad[-1]
+  assert "best: entropy_cost=0.02: mean return" in said
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_ctrl_c_ends_all_trials_with_checkpoints(started, tmp_path):
+  steps = ["--total-steps", "100000000", "--trials", "2"]
+  program = started("ppo", "--search", SEARCH, *steps)
+  first = [tmp_path / "run" / "trials" / f"00{k}" for k in range(2)]
+  while not all((x / "metrics.jsonl").exists() for x in first):
+    assert program.poll() is None
+    time.sleep(0.1)
+  program.send_signal(signal.SIGINT)
+  said, progress = program.communicate()
+  assert program.returncode == 130, progress
+  assert len(rows(said)) == 2
+  for run_dir in first:
+    assert os.listdir(run_dir / "checkpoints")
+  end = time.monotonic() + 20
+  while left(tmp_path):
+    assert time.monotonic() < end, left(tmp_path)
+    time.sleep(0.1)
+
+
+def left(folder):
+  """Processes that a sweep has started, and not ended."""
+  found = []
+  for process in psutil.process_iter():
+    with contextlib.suppress(psutil.Error):
+      if str(folder) in process.environ().get("PYTHONPATH", ""):
+        found.append(process)
+  return found

@@ -1,0 +1,29 @@
+"""Ray, where it starts in time: on a machine that is too busy it does not."""
+
+import functools
+import subprocess
+import sys
+
+import pytest
+
+_START_SECONDS = 60.0
+# Ray's processes would wait for all tests beside them.
+AS_OTHERS = {"RAY_worker_niceness": "0"}
+
+
+@functools.cache
+def _starts():
+  program = "import ray; ray.init('local', num_cpus=1); ray.shutdown()"
+  try:
+    words = [sys.executable, "-c", program]
+    done = subprocess.run(words, timeout=_START_SECONDS, capture_output=True)
+  except subprocess.TimeoutExpired:
+    return False
+  return done.returncode == 0
+
+
+def needed():
+  """Skips a test that needs Ray where that does not start."""
+  pytest.importorskip("ray.tune")
+  if not _starts():
+    pytest.skip(f"Ray does not start within {_START_SECONDS:.0f} s here")
