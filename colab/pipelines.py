@@ -81,7 +81,7 @@ def train(name, config):
   )
 
 
-problem = {"env": ENV, "seed": 0, "total_steps": 50_000, "log_seconds": 0.25}
+problem = {"env": ENV, "seed": 0, "total_steps": 40_000, "log_seconds": 0.25}
 
 # %% [markdown]
 # **One machine.** `sync` acts, then learns, then acts: nothing is ever old. In
@@ -140,9 +140,9 @@ for name, agent in {"seed": VTRACE, "seed-ppo": PPO}.items():
 # would be `epsilon_ladder=True`; here both pipelines get the same agent.)
 
 # %%
-problem["total_steps"] = 9_000
+problem["total_steps"] = 6_000
 replay = {
-  "replay_capacity": 9_000,
+  "replay_capacity": 6_000,
   "replay_min_steps": 1_000,
   "replay_batch_size": 64,
   "replay_ratio": 4,
