@@ -9,6 +9,7 @@ experiment, with the CPU time of its processes. It does all in turn, several
 times, and reports medians: a table, and a file with one JSON line per figure.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -24,7 +25,7 @@ from typing import Any
 import psutil
 
 from seedx import metrics, types
-from seedx.app import command_line, compare, components, own_work
+from seedx.app import command_line, compare, components, own_work, work_sizes
 
 # The share of a run's time for which each part is measured alone.
 _PART = 0.25
@@ -101,7 +102,9 @@ class Usage:
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the benchmark; returns its exit status."""
-  return command_line.run(_run, Options(), "seedx benchmark", __doc__, argv)
+  return command_line.run(
+    _benchmark, Options(), "seedx benchmark", __doc__, argv
+  )
 
 
 def of_work(words: str, work: own_work.OwnWork, cores: int) -> list[Figure]:
@@ -195,9 +198,8 @@ def table(figures: Sequence[Figure]) -> str:
   return "\n".join(lines)
 
 
-def _run(options: Options) -> int:
-  if not options.experiments:
-    raise types.ConfigError("expected --experiments A,B, found none")
+def _benchmark(options: Options) -> int:
+  compare.check_names(options.experiments)
   seconds, repetitions = options.seconds, options.repetitions
   if options.quick:
     seconds, repetitions = min(seconds, _QUICK_SECONDS), 1
@@ -246,7 +248,10 @@ def _components(seconds: float, say: Callable[[str], None]) -> list[Figure]:
   for measure in (components.wire_alone, components.replay_alone):
     say(measure.__name__.replace("_", " "))
     costs = own_work.in_process(measure, seconds)
-    found += [Figure(*name, "us", 1e6 * cost) for name, cost in costs.items()]
+    found += [
+      Figure(of, figure, "us", 1e6 * cost)
+      for (of, figure), cost in costs.items()
+    ]
   return found
 
 
@@ -263,7 +268,7 @@ def _streams(streams: int, seconds: float) -> list[Figure]:
 def _usage(words: str, env: str, seconds: float) -> Usage | int:
   """What a run did in the later half of its time, or the exit status."""
   options = compare.Options(
-    env=env, total_steps=own_work.TOTAL_STEPS, total_seconds=seconds, seeds=1
+    env=env, total_steps=work_sizes.TOTAL_STEPS, total_seconds=seconds, seeds=1
   )
   watch = _Watch(seconds / 2)
   with tempfile.TemporaryDirectory(prefix="seedx-benchmark-") as folder:
@@ -288,7 +293,9 @@ class _Watch:
     later = _later(lines, self._after_seconds)
     if len(later) > self._lines:
       self._lines = len(later)
-      self._noted.append((time.monotonic(), _cpu_seconds(pid)))
+      found = _cpu_seconds(pid)
+      if pid in found:
+        self._noted.append((time.monotonic(), found))
 
   def usage(self, lines: Sequence[Mapping[str, Any]]) -> Usage:
     """What the run did in this time.
@@ -324,11 +331,13 @@ def _later(
 
 def _cpu_seconds(pid: int) -> dict[int, float]:
   """CPU seconds of a process and of all below it, by their ids."""
-  process = psutil.Process(pid)
-  found = {}
-  for x in (process, *process.children(recursive=True)):
-    times = x.cpu_times()
-    found[x.pid] = times.user + times.system
+  found: dict[int, float] = {}
+  with contextlib.suppress(psutil.NoSuchProcess):  # It has ended.
+    process = psutil.Process(pid)
+    for x in (process, *process.children(recursive=True)):
+      with contextlib.suppress(psutil.NoSuchProcess):
+        times = x.cpu_times()
+        found[x.pid] = times.user + times.system
   return found
 
 

@@ -97,13 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _compare(options: Options) -> int:
-  if not options.experiments:
-    raise types.ConfigError("expected --experiments A,B, found none")
-  for words in options.experiments:
-    name, *_ = words.split() or [""]
-    if name not in experiments.shipped():
-      known = ", ".join(experiments.shipped())
-      raise types.ConfigError(f"expected names of {known}, found {words!r}")
+  check_names(options.experiments)
   run_dir = metrics.open_run_dir(
     options.run_dir
     or os.path.join("runs", "compare", time.strftime("%Y%m%d-%H%M%S"))
@@ -158,6 +152,24 @@ def _run_all(options: Options, run_dir: pathlib.Path) -> tuple[list[Run], int]:
       return runs, run
     runs.append(run)
   return runs, status
+
+
+def check_names(asked: Sequence[str]) -> None:
+  """Checks what `--experiments` names.
+
+  Args:
+    asked: experiments, each with its own options.
+
+  Raises:
+    types.ConfigError: there is none, or one does not come with seedx.
+  """
+  if not asked:
+    raise types.ConfigError("expected --experiments A,B, found none")
+  for words in asked:
+    name, *_ = words.split() or [""]
+    if name not in experiments.shipped():
+      known = ", ".join(experiments.shipped())
+      raise types.ConfigError(f"expected names of {known}, found {words!r}")
 
 
 def train(

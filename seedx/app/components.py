@@ -5,6 +5,7 @@ with four frames. A server in a process of its own replies with actions.
 """
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import statistics
@@ -20,7 +21,7 @@ import numpy as np
 from seedx import envs, replay, trees, types, wire
 from seedx.acting import local_actor, protocol, unroll_store
 from seedx.agents import acting_step
-from seedx.app import own_work
+from seedx.app import alone, work_sizes
 
 # The environments of the messages, and the rows of each.
 _MESSAGES = (
@@ -51,18 +52,13 @@ def wire_alone(seconds: float) -> Costs:
     inputs, outputs = protocol.act_layouts(spec, num_rows)
     rows = _rows(spec, num_rows)
 
-    def code(
-      inputs: wire.Layout = inputs, rows: types.Rows = rows
-    ) -> types.Tree:
-      return inputs.decode(inputs.encode(rows))
-
     share = seconds / (2 * len(_MESSAGES))
-    found[name, "encode and decode"] = own_work.cpu_seconds_per_call(
-      code, share, lambda: None
+    found[name, "encode and decode"] = alone.cpu_seconds_per_call(
+      functools.partial(_coded, inputs, rows), share
     )
     with _echo(env, num_rows, 1) as address, wire.Client(address) as client:
       exchange = wire.Exchange(client, protocol.ACT, inputs, outputs)
-      times = _times(lambda x=exchange, rows=rows: x(rows), share)
+      times = _times(functools.partial(exchange, rows), share)
       exchange.close()
     found[name, "reply, median"] = statistics.median(times)
     found[name, "reply, 99th percentile"] = float(np.quantile(times, 0.99))
@@ -79,19 +75,20 @@ def replay_alone(seconds: float) -> Costs:
     Seconds to add 512 steps of CartPole, to sample 512 windows, to write their
     new priorities, and for all three.
   """
-  config = own_work.config_of("apex_dqn", "CartPole-v1")
+  config = work_sizes.config_of("apex_dqn", "CartPole-v1")
   agent = config.plan.agent(config.agent, envs.spec(config.env))
   period, window = config.learner.unroll_length, agent.needs.window
   assert window is not None
   layout = unroll_store.Layout.of(agent, period, _REPLAY_BATCH // period)
   shapes = local_actor.Programs(agent, envs.spec(config.env), layout).share()
-  unroll, priorities = jax.device_put(own_work.made_up(shapes))
+  unroll, priorities = jax.device_put(alone.made_up(shapes))
   own = replay.Prioritized(_REPLAY_STEPS // period, window)
   add = jax.jit(own.add, donate_argnums=0)
-  sample = jax.jit(lambda *x: own.sample(*x, batch_size=_REPLAY_BATCH))
+  sample = jax.jit(own.sample, static_argnums=2)
   update = jax.jit(own.update, donate_argnums=0)
   new = jax.random.uniform(jax.random.key(1), (_REPLAY_BATCH,))
-  state, key, step = own.init(unroll), jax.random.key(0), 0
+  keys = jax.random.split(jax.random.key(0))
+  state, step = own.init(unroll), 0
   for _ in range(_REPLAY_STEPS // _REPLAY_BATCH):
     state = add(state, unroll, priorities)
   times: dict[str, list[float]] = {"add": [], "sample": [], "update": []}
@@ -105,7 +102,7 @@ def replay_alone(seconds: float) -> Costs:
   end_seconds = time.monotonic() + seconds
   while step < _LEAST or time.monotonic() < end_seconds:
     state = timed("add", add, state, unroll, priorities)
-    drawn = timed("sample", sample, state, jax.random.fold_in(key, step))
+    drawn = timed("sample", sample, state, keys[step % 2], _REPLAY_BATCH)
     state = timed("update", update, state, drawn[1], new)
     step += 1
   name = f"prioritized replay of {_REPLAY_STEPS} steps, {_REPLAY_BATCH} a time"
@@ -149,6 +146,10 @@ def streams(number: int, seconds: float) -> tuple[float, float]:
 
     times = _times(all_once, seconds)
   return connect_seconds, number * len(times) / sum(times)
+
+
+def _coded(layout: wire.Layout, rows: types.Rows) -> types.Tree:
+  return layout.decode(layout.encode(rows))
 
 
 def _times(call: Callable[[], Any], seconds: float) -> list[float]:
