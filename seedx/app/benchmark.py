@@ -7,6 +7,9 @@ It measures environments, acting and learning, each alone; the bound that
 follows for the env steps per second on this machine's cores; and a run of the
 experiment, with the CPU time of its processes. It does all in turn, several
 times, and reports medians: a table, and a file with one JSON line per figure.
+For growth, name an experiment several times, with other options:
+
+  seedx benchmark --experiments "impala --num-actors 1,impala --num-actors 4"
 """
 
 import contextlib
@@ -210,6 +213,7 @@ def _benchmark(options: Options) -> int:
     found.extend(figures)
     metrics.write_file(pathlib.Path(options.output), json_lines(found))
 
+  keep([])  # Fails now if it cannot be written.
   for k in range(repetitions):
     say = _Progress(f"{k + 1}/{repetitions}")
     for words in options.experiments:
