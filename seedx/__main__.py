@@ -6,6 +6,7 @@
   seedx export RUN_DIR [options]     writes a policy for use without seedx
   seedx compare [options]            runs experiments one after the other
   seedx sweep EXPERIMENT [options]   searches for settings of an experiment
+  seedx benchmark [options]          measures how fast this machine can train
   seedx chaos [options]              runs experiments while everything fails
   seedx trial [options]              measures what an accelerator does
   seedx join HOST:PORT [options]     works for a learner on another machine
@@ -29,6 +30,7 @@ _PROGRAMS = {
   "export": "seedx.app.export",
   "compare": "seedx.app.compare",
   "sweep": "seedx.app.sweep",
+  "benchmark": "seedx.app.benchmark",
   "chaos": "seedx.app.chaos.main",
   "trial": "seedx.app.accelerator_trial",
   "join": "seedx.join",
@@ -53,6 +55,8 @@ def main() -> int:
     return 0
   if name == "train":
     return _train(words)
+  if name == "benchmark":  # For the processes that it starts.
+    allocator.keep_freed_memory()
   if name in _PROGRAMS:
     return importlib.import_module(_PROGRAMS[name]).main(words)
   programs = ", ".join(("train", *_PROGRAMS))

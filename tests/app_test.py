@@ -481,8 +481,8 @@ def test_it_says_what_it_can_do(words, monkeypatch, capsys):
   [
     (
       "fly",
-      "train, evaluate, plot, export, compare, sweep, chaos, trial, join,"
-      " certificates, found 'fly'",
+      "train, evaluate, plot, export, compare, sweep, benchmark, chaos, trial,"
+      " join, certificates, found 'fly'",
     ),
     ("train", ", ".join(experiments.shipped())),
     ("train sarsa", "found 'sarsa'"),
@@ -501,7 +501,8 @@ def test_what_it_cannot_do_is_one_line(words, reason, monkeypatch, capsys):
 
 
 def test_each_program_has_a_help_of_its_own(monkeypatch, capsys):
-  for words in ("evaluate", "plot", "export", "compare", "train dqn"):
+  tools = ("evaluate", "plot", "export", "compare", "benchmark")
+  for words in (*tools, "train dqn"):
     with pytest.raises(SystemExit) as caught:
       seedx(monkeypatch, *words.split(), "--help")
     assert caught.value.code == 0
@@ -511,7 +512,7 @@ def test_each_program_has_a_help_of_its_own(monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_the_modules_beside_it_are_the_same_programs(capsys):
-  for name in ("evaluate", "plot", "export", "compare"):
+  for name in ("evaluate", "plot", "export", "compare", "benchmark"):
     done = subprocess.run(
       [sys.executable, "-m", f"experiments.{name}", "--help"],
       cwd=programs.ROOT,

@@ -41,7 +41,10 @@ class Run:
 def init(project, dir, config):
   return Run()
 """
-_TOOLS = ("evaluate", "export", "plot", "tensorboard", "certificates")
+_TOOLS = (
+  *("evaluate", "export", "plot", "tensorboard", "certificates"),
+  "benchmark",
+)
 
 
 def blocks(language):

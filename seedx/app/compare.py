@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from seedx import metrics, types
@@ -29,6 +29,8 @@ from seedx.runtime import signals
 _POLL_SECONDS = 0.2
 # How long to wait for a run that is told to end.
 _PATIENCE_SECONDS = 60.0
+# Takes the learner's process id, and the run's lines of metrics so far.
+Watch = Callable[[int, Sequence[Mapping[str, Any]]], None]
 # The title, the key in a summary and the decimals of each column of numbers.
 _COLUMNS = (
   ("return", "episode_return", 1),
@@ -95,13 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _compare(options: Options) -> int:
-  if not options.experiments:
-    raise types.ConfigError("expected --experiments A,B, found none")
-  for words in options.experiments:
-    name, *_ = words.split() or [""]
-    if name not in experiments.shipped():
-      known = ", ".join(experiments.shipped())
-      raise types.ConfigError(f"expected names of {known}, found {words!r}")
+  check_names(options.experiments)
   run_dir = metrics.open_run_dir(
     options.run_dir
     or os.path.join("runs", "compare", time.strftime("%Y%m%d-%H%M%S"))
@@ -158,12 +154,31 @@ def _run_all(options: Options, run_dir: pathlib.Path) -> tuple[list[Run], int]:
   return runs, status
 
 
+def check_names(asked: Sequence[str]) -> None:
+  """Checks what `--experiments` names.
+
+  Args:
+    asked: experiments, each with its own options.
+
+  Raises:
+    types.ConfigError: there is none, or one does not come with seedx.
+  """
+  if not asked:
+    raise types.ConfigError("expected --experiments A,B, found none")
+  for words in asked:
+    name, *_ = words.split() or [""]
+    if name not in experiments.shipped():
+      known = ", ".join(experiments.shipped())
+      raise types.ConfigError(f"expected names of {known}, found {words!r}")
+
+
 def train(
   options: Options,
   words: str,
   seed: int,
   parent: pathlib.Path,
   from_update: bool = False,
+  watch: Watch | None = None,
 ) -> Run | int:
   """Runs an experiment; returns the exit status if a signal ended it.
 
@@ -174,6 +189,7 @@ def train(
     parent: directory for the directory of the run.
     from_update: count `total_seconds` from the first update on, since a program
       may take as long to compile.
+    watch: is shown the run a few times a second, where `total_seconds` end it.
 
   Raises:
     types.ConfigError: the run fails.
@@ -188,7 +204,7 @@ def train(
     stop = threading.Event()
     with signals.stopping(stop) as ending:
       process = subprocess.Popen(program, stdout=output, stderr=output)
-      _wait(process, run_dir, options.total_seconds, from_update, stop)
+      _wait(process, run_dir, options.total_seconds, from_update, stop, watch)
       if ending.status:
         process.terminate()
         process.wait(_PATIENCE_SECONDS)
@@ -208,6 +224,7 @@ def _wait(
   total_seconds: float,
   from_update: bool,
   stop: threading.Event,
+  watch: Watch | None = None,
 ) -> None:
   """Waits for a run, and ends it after `total_seconds` unless they are 0."""
   while process.poll() is None and not stop.is_set():
@@ -221,6 +238,8 @@ def _wait(
     if seconds and seconds[-1] - first >= total_seconds:
       process.send_signal(signal.SIGINT)
       total_seconds = 0.0
+    elif watch is not None and lines:
+      watch(process.pid, lines)
     stop.wait(_POLL_SECONDS)
 
 

@@ -1,0 +1,218 @@
+"""The wire and the prioritized replay, each measured alone.
+
+The wire carries what thin actors send: rows of CartPole, and of Atari's Pong
+with four frames. A server in a process of its own replies with actions.
+"""
+
+import contextlib
+import functools
+import multiprocessing
+import os
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from seedx import envs, replay, trees, types, wire
+from seedx.acting import local_actor, protocol, unroll_store
+from seedx.agents import acting_step
+from seedx.app import alone, work_sizes
+
+# The environments of the messages, and the rows of each.
+_MESSAGES = (
+  (envs.Config("CartPole-v1"), 1024),
+  (envs.Config("Pong-v5", {"stack_num": 4}), 64),
+)
+_STREAM_ROWS = 16
+_REPLAY_STEPS, _REPLAY_BATCH = 2**20, 512
+_START_SECONDS = 60.0
+# Of a component, what is measured; with seconds, or a number a second.
+Costs = dict[tuple[str, str], float]
+
+
+def wire_alone(seconds: float) -> Costs:
+  """The seconds that messages of thin actors take.
+
+  Args:
+    seconds: to measure for, altogether.
+
+  Returns:
+    CPU seconds to encode and decode each; and seconds until a reply, the median
+    and the 99th percentile.
+  """
+  found: Costs = {}
+  for env, num_rows in _MESSAGES:
+    name = f"wire, {num_rows} rows of {env.env}"
+    spec = envs.spec(env)
+    inputs, outputs = protocol.act_layouts(spec, num_rows)
+    rows = _rows(spec, num_rows)
+
+    share = seconds / (2 * len(_MESSAGES))
+    found[name, "encode and decode"] = alone.cpu_seconds_per_call(
+      functools.partial(_coded, inputs, rows), share
+    )
+    with _echo(env, num_rows, 1) as address, wire.Client(address) as client:
+      exchange = wire.Exchange(client, protocol.ACT, inputs, outputs)
+      times = _times(functools.partial(exchange, rows), share)
+      exchange.close()
+    found[name, "reply, median"] = statistics.median(times)
+    found[name, "reply, 99th percentile"] = float(np.quantile(times, 0.99))
+  return found
+
+
+def replay_alone(seconds: float) -> Costs:
+  """The seconds that a prioritized replay of 2^20 steps takes.
+
+  Args:
+    seconds: to measure for, altogether.
+
+  Returns:
+    Seconds to add 512 steps of CartPole, to sample 512 windows, to write their
+    new priorities, and for all three.
+  """
+  config = work_sizes.config_of("apex_dqn", "CartPole-v1")
+  agent = config.plan.agent(config.agent, envs.spec(config.env))
+  period, window = config.learner.unroll_length, agent.needs.window
+  assert window is not None
+  layout = unroll_store.Layout.of(agent, period, _REPLAY_BATCH // period)
+  shapes = local_actor.Programs(agent, envs.spec(config.env), layout).share()
+  unroll, priorities = jax.device_put(alone.made_up(shapes))
+  own = replay.Prioritized(_REPLAY_STEPS // period, window)
+  add = jax.jit(own.add, donate_argnums=0)
+  sample = jax.jit(own.sample, static_argnums=2)
+  update = jax.jit(own.update, donate_argnums=0)
+  new = jax.random.uniform(jax.random.key(1), (_REPLAY_BATCH,))
+  keys = jax.random.split(jax.random.key(0))
+  state, step = own.init(unroll), 0
+  for _ in range(_REPLAY_STEPS // _REPLAY_BATCH):
+    state = add(state, unroll, priorities)
+  times: dict[str, list[float]] = {"add": [], "sample": [], "update": []}
+
+  def timed(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    start_seconds = time.monotonic()
+    result = jax.block_until_ready(function(*arguments))
+    times[name].append(time.monotonic() - start_seconds)
+    return result
+
+  end_seconds = time.monotonic() + seconds
+  while step < _LEAST or time.monotonic() < end_seconds:
+    state = timed("add", add, state, unroll, priorities)
+    drawn = timed("sample", sample, state, keys[step % 2], _REPLAY_BATCH)
+    state = timed("update", update, state, drawn[1], new)
+    step += 1
+  name = f"prioritized replay of {_REPLAY_STEPS} steps, {_REPLAY_BATCH} a time"
+  found = {k: statistics.median(x) for k, x in times.items()}
+  found["add, sample and update"] = sum(found.values())
+  return {(name, figure): cost for figure, cost in found.items()}
+
+
+# Calls, of which the first compile.
+_LEAST = 20
+
+
+def streams(number: int, seconds: float) -> tuple[float, float]:
+  """What a server carries for many clients that send at the same time.
+
+  Args:
+    number: of streams, each of which has one message on its way.
+    seconds: to measure for.
+
+  Returns:
+    Seconds to open all of them, and messages per second.
+  """
+  env, _ = _MESSAGES[0]
+  spec = envs.spec(env)
+  layouts = protocol.act_layouts(spec, _STREAM_ROWS)
+  rows = _rows(spec, _STREAM_ROWS)
+  with contextlib.ExitStack() as opened:
+    address = opened.enter_context(_echo(env, _STREAM_ROWS, number))
+    start_seconds, exchanges = time.monotonic(), []
+    for _ in range(number):
+      client = opened.enter_context(wire.Client(address))
+      exchanges.append(wire.Exchange(client, protocol.ACT, *layouts))
+      opened.callback(exchanges[-1].close)
+    connect_seconds = time.monotonic() - start_seconds
+
+    def all_once() -> None:
+      for exchange in exchanges:
+        exchange.send(rows)
+      for exchange in exchanges:
+        exchange.receive()
+
+    times = _times(all_once, seconds)
+  return connect_seconds, number * len(times) / sum(times)
+
+
+def _coded(layout: wire.Layout, rows: types.Rows) -> types.Tree:
+  return layout.decode(layout.encode(rows))
+
+
+def _times(call: Callable[[], Any], seconds: float) -> list[float]:
+  """The seconds of each call, for so many seconds, after the first."""
+  call()
+  found: list[float] = []
+  end_seconds = time.monotonic() + seconds
+  while not found or time.monotonic() < end_seconds:
+    start_seconds = time.monotonic()
+    call()
+    found.append(time.monotonic() - start_seconds)
+  return found
+
+
+def _rows(spec: types.EnvironmentSpec, num_rows: int) -> types.Rows:
+  return types.Rows(
+    index=np.arange(num_rows, dtype=np.int32),
+    timestep=acting_step.zero_inputs(spec, num_rows).timestep,
+    episode_return=np.full(num_rows, np.nan, np.float32),
+  )
+
+
+@contextlib.contextmanager
+def _echo(env: envs.Config, num_rows: int, max_streams: int) -> Iterator[str]:
+  """The address of a server in another process, which replies with actions."""
+  context = multiprocessing.get_context("spawn")
+  started, stop = context.Event(), context.Event()
+  with tempfile.TemporaryDirectory(prefix="seedx-") as folder:
+    address = f"unix:{os.path.join(folder, 'echo')}"
+    process = context.Process(
+      target=_serve,
+      args=(address, env, num_rows, max_streams, started, stop),
+      daemon=True,
+    )
+    process.start()
+    try:
+      if not started.wait(_START_SECONDS):
+        raise types.ConfigError(
+          f"expected a server within {_START_SECONDS:g} seconds, found none"
+        )
+      yield address
+    finally:
+      stop.set()
+      process.join()
+
+
+def _serve(
+  address: str,
+  env: envs.Config,
+  num_rows: int,
+  max_streams: int,
+  started: threading.Event,
+  stop: threading.Event,
+) -> None:
+  """Serves until told to stop, see `_echo`."""
+  spec = envs.spec(env)
+  actions = trees.zeros(spec.action, (num_rows,))
+  server = wire.Server(address, max_streams)
+  server.bind_stream(
+    protocol.ACT,
+    lambda hello: wire.FunctionSession(lambda rows: actions),
+    *protocol.act_layouts(spec, num_rows),
+  )
+  with server:
+    started.set()
+    stop.wait()

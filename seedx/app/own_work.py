@@ -1,0 +1,101 @@
+"""What a run cannot do without: environments, acting, learning, each alone.
+
+Each is measured in a process of its own, with the sizes that the experiment's
+config gives it, and without messages, queues, or anything beside it. What all
+three cost together, in CPU seconds per env step, bounds the env steps per
+second that a run can reach on so many cores.
+"""
+
+import concurrent.futures
+import dataclasses
+import multiprocessing
+from collections.abc import Callable
+from typing import Any
+
+from seedx.app import alone, work_sizes
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnWork:
+  """What the work of a run costs by itself.
+
+  Attributes:
+    sizes: with which it was measured.
+    alone_per_second: env steps per second of the environments alone, with
+      random actions.
+    environments: CPU seconds per env step to step them.
+    acting: CPU seconds per env step to act.
+    learning: CPU seconds per env step to learn from it, as often as the
+      experiment does.
+  """
+
+  sizes: work_sizes.Sizes
+  alone_per_second: float
+  environments: float
+  acting: float
+  learning: float
+
+  @property
+  def total(self) -> float:
+    """CPU seconds per env step of all of it."""
+    return self.environments + self.acting + self.learning
+
+  @property
+  def elsewhere(self) -> float:
+    """CPU seconds per env step of what other processes than the learner do."""
+    return sum(getattr(self, name) for name in self.sizes.elsewhere)
+
+  def bound(self, cores: int) -> float:
+    """The most env steps per second that so many cores can do."""
+    return cores / self.total
+
+
+def measure(
+  words: str, env: str, seconds: float, say: Callable[[str], None]
+) -> OwnWork:
+  """Measures the own work of an experiment.
+
+  Args:
+    words: the experiment and its own options.
+    env: name of the environment.
+    seconds: to measure each part for.
+    say: is told what is measured next.
+
+  Raises:
+    types.ConfigError: the experiment cannot be run so.
+  """
+
+  def apart(part: str, function: Callable[..., Any]) -> Any:
+    say(f"{part} alone, {words}")
+    return in_process(_measure, function, words, env, seconds)
+
+  sizes, (per_second, environments) = apart("environments", alone.environments)
+  _, acting = apart("acting", alone.acting)
+  _, learning = apart("learning", alone.learning)
+  return OwnWork(sizes, per_second, environments, acting, learning)
+
+
+def in_process(function: Callable[..., Any], *arguments: Any) -> Any:
+  """Calls a function in a process of its own.
+
+  Args:
+    function: of a module.
+    *arguments: that can be pickled, as the result can.
+
+  Returns:
+    What the function returns.
+
+  Raises:
+    BaseException: what the function raises.
+  """
+  context = multiprocessing.get_context("spawn")
+  with concurrent.futures.ProcessPoolExecutor(1, context) as process:
+    return process.submit(function, *arguments).result()
+
+
+def _measure(
+  function: Callable[..., Any], words: str, env: str, seconds: float
+) -> tuple[work_sizes.Sizes, Any]:
+  config = work_sizes.config_of(words, env)
+  sizes = work_sizes.Sizes.of(config)
+  return sizes, function(config, sizes, seconds)

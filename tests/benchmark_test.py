@@ -1,0 +1,174 @@
+"""The benchmark: its arithmetic, its table, and one run of all of it."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+from seedx import types
+from seedx.app import alone, benchmark, components, own_work, work_sizes
+
+SIZES = work_sizes.Sizes(
+  *(2, 100, 1, 200, 100, 20, 100),
+  message_steps=100,
+  elsewhere=("environments",),
+)
+# 10 us of CPU per env step, 2 of them elsewhere.
+WORK = own_work.OwnWork(SIZES, 400e3, 2e-6, 3e-6, 5e-6)
+SMALL = "--hidden-sizes 8 --unroll-length 4"
+SEED = f"seed_vtrace --num-actors 2 --envs-per-actor 8 {SMALL}"
+
+
+def by_name(figures):
+  assert len({(x.figure, x.unit) for x in figures}) == len(figures)
+  return {(x.figure, x.unit): x.value for x in figures}
+
+
+def test_the_bound_is_what_all_cores_can_do():
+  assert WORK.total == pytest.approx(10e-6)
+  assert WORK.bound(2) == pytest.approx(200e3)
+  found = by_name(benchmark.of_work("seed", WORK, cores=2))
+  assert found["bound", "env steps/s"] == pytest.approx(200e3)
+  assert found["learning", "CPU us/env step"] == pytest.approx(5)
+
+
+def test_a_run_is_divided_into_work_and_what_is_beside_it():
+  usage = benchmark.Usage(per_second=50e3, learner=1.0, others=0.5)
+  found = by_name(benchmark.of_run("seed", WORK, usage, cores=2))
+  assert found == {
+    ("run", "env steps/s"): 50e3,
+    ("run over bound", ""): pytest.approx(0.25),
+    ("run over environments alone", ""): pytest.approx(0.125),
+    ("idle share of the cores", ""): pytest.approx(0.25),
+    # Of 20 us, 8 are acting and learning.
+    ("learner beside work", "CPU us/env step"): pytest.approx(12),
+    ("other processes beside work", "CPU us/env step"): pytest.approx(8),
+    ("learner beside work", "CPU ms/message"): pytest.approx(1.2),
+    ("other processes beside work", "CPU ms/message"): pytest.approx(0.8),
+    ("all processes beside work", "CPU ms/message"): pytest.approx(2.0),
+  }
+
+
+def test_medians_are_over_repetitions_and_lines_have_all_values():
+  figures = [
+    benchmark.Figure(of, "run", "env steps/s", value)
+    for of, value in [("b", 1), ("a", 1500), ("b", 9), ("b", 2), ("a", 500)]
+  ]
+  lines = [json.loads(x) for x in benchmark.json_lines(figures).splitlines()]
+  common = {"figure": "run", "unit": "env steps/s"}
+  assert lines == [
+    {"of": "b", **common, "value": 2, "values": [1, 9, 2]},
+    {"of": "a", **common, "value": 1000, "values": [1500, 500]},
+  ]
+  rows = [x for x in benchmark.table(figures).splitlines() if "run" in x]
+  assert rows == ["| run | 1,000 | env steps/s |", "| run | 2 | env steps/s |"]
+
+
+def test_usage_is_of_the_later_half_of_a_run(monkeypatch):
+  lines = [
+    {"wall_seconds": x, "learner_steps": x > 2, "steps_per_second": x}
+    for x in range(9)
+  ]
+  # Of the learner, of one process from the start, and of one that comes late.
+  cpu = iter([{7: 1.0, 8: 1.0}, {7: 2.0, 8: 1.0}, {7: 5.0, 8: 2.0, 9: 1.0}])
+  clock = iter([100.0, 101.0, 102.0])
+  monkeypatch.setattr(benchmark, "_cpu_seconds", lambda pid: next(cpu))
+  monkeypatch.setattr(benchmark.time, "monotonic", lambda: next(clock))
+  watch = benchmark._Watch(after_seconds=3)
+  for end in (2, 6, 7, 7, 8, 9):  # A line may be seen twice.
+    watch(7, lines[:end])
+  assert watch.usage(lines) == benchmark.Usage(7, learner=2.0, others=1.0)
+
+
+def test_a_run_that_is_too_short_says_so():
+  with pytest.raises(types.ConfigError, match="more --seconds help"):
+    benchmark._Watch(after_seconds=3).usage([])
+
+
+def test_made_up_experience_has_something_to_learn_from():
+  config = work_sizes.config_of(f"impala {SMALL}", "CartPole-v1")
+  sizes = work_sizes.Sizes.of(config)
+  assert sizes.message_steps == config.actors.envs_per_actor * 4
+  assert sizes.elsewhere == ("environments", "acting")
+  assert alone.learning(config, sizes, 0.01) > 0
+
+
+@pytest.mark.parametrize(
+  ("words", "message_steps", "elsewhere"),
+  [
+    ("ppo", 0, ()),
+    ("a3c --envs-per-worker 3 --unroll-length 5", 0, ()),
+    (
+      "gorila_dqn --envs-per-worker 3 --unroll-length 5",
+      *(15, ("environments", "acting", "learning")),
+    ),
+    (
+      "seed_vtrace --envs-per-actor 8 --actor-batch-size 4",
+      *(4, ("environments",)),
+    ),
+  ],
+)
+def test_who_does_what(words, message_steps, elsewhere):
+  sizes = work_sizes.Sizes.of(work_sizes.config_of(words, "CartPole-v1"))
+  assert sizes.message_steps == message_steps
+  assert sizes.elsewhere == elsewhere
+
+
+def test_seed_acts_for_half_of_what_its_actors_send():
+  sizes = work_sizes.Sizes.of(work_sizes.config_of(SEED, "CartPole-v1"))
+  assert (sizes.slots, sizes.rows, sizes.pools, sizes.pool_envs) == (
+    16,
+    8,
+    2,
+    8,
+  )
+
+
+@pytest.mark.parametrize("words", ["", "sarsa"])
+def test_what_is_no_experiment_is_one_line(words, capsys):
+  with pytest.raises(SystemExit) as caught:
+    benchmark.main(["--experiments", words])
+  assert caught.value.code == 2
+  assert capsys.readouterr().err.startswith("error: expected")
+
+
+@pytest.mark.slow
+def test_all_figures_are_there_and_fit_together(tmp_path, capsys):
+  output = tmp_path / "found.jsonl"
+  words = ["--experiments", SEED, "--seconds", "4", "--output", str(output)]
+  assert benchmark.main(["--quick", *words, "--streams", "3"]) == 0
+  lines = [json.loads(x) for x in output.read_text().splitlines()]
+  assert all(np.isfinite(x["value"]) for x in lines)
+  found = {x["figure"]: x["value"] for x in lines if x["of"] == SEED}
+  may_be_negative = ("beside work", "idle share")
+  for name, value in found.items():
+    assert value > 0 or any(x in name for x in may_be_negative), name
+  parts = sum(found[x] for x in ("environments", "acting", "learning"))
+  cores = len(os.sched_getaffinity(0))
+  assert found["bound"] == pytest.approx(1e6 * cores / parts)
+  assert found["run over bound"] == pytest.approx(found["run"] / found["bound"])
+  assert found["run over bound"] < 1.2
+  streams = {x["figure"] for x in lines if x["of"] == "wire, 3 streams"}
+  assert streams == {"to connect all", "replies"}
+  assert f"**{SEED}**" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  "words", [f"a3c {SMALL}", f"apex_dqn {SMALL}", f"gorila_dqn {SMALL}", "a2c"]
+)
+def test_own_work_of_other_pipelines(words):
+  work = own_work.measure(words, "CartPole-v1", 0.5, lambda said: None)
+  costs = work.environments, work.acting, work.learning
+  assert all(0 < x < 1e-2 for x in costs)
+  assert work.alone_per_second > 1000
+
+
+@pytest.mark.slow
+def test_components_have_a_cost():
+  wire = components.wire_alone(0.5)
+  assert len({of for of, _ in wire}) == 2
+  replay = components.replay_alone(0.5)
+  for (of, figure), seconds in {**wire, **replay}.items():
+    assert 0 < seconds < 1, (of, figure)
