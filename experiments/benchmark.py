@@ -2,7 +2,7 @@
 
 import sys
 
-from seedx.app import benchmark
+from seedx.app.benchmark import main
 
 if __name__ == "__main__":
-  sys.exit(benchmark.main())
+  sys.exit(main.main())

@@ -30,7 +30,7 @@ _PROGRAMS = {
   "export": "seedx.app.export",
   "compare": "seedx.app.compare",
   "sweep": "seedx.app.sweep",
-  "benchmark": "seedx.app.benchmark",
+  "benchmark": "seedx.app.benchmark.main",
   "chaos": "seedx.app.chaos.main",
   "trial": "seedx.app.accelerator_trial",
   "join": "seedx.join",

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from seedx import types
-from seedx.app import alone, benchmark, components, own_work, work_sizes
+from seedx.app.benchmark import alone, components, main, own_work, work_sizes
 
 SIZES = work_sizes.Sizes(
   *(2, 100, 1, 200, 100, 20, 100),
@@ -28,14 +28,14 @@ def by_name(figures):
 def test_the_bound_is_what_all_cores_can_do():
   assert WORK.total == pytest.approx(10e-6)
   assert WORK.bound(2) == pytest.approx(200e3)
-  found = by_name(benchmark.of_work("seed", WORK, cores=2))
+  found = by_name(main.of_work("seed", WORK, cores=2))
   assert found["bound", "env steps/s"] == pytest.approx(200e3)
   assert found["learning", "CPU us/env step"] == pytest.approx(5)
 
 
 def test_a_run_is_divided_into_work_and_what_is_beside_it():
-  usage = benchmark.Usage(per_second=50e3, learner=1.0, others=0.5)
-  found = by_name(benchmark.of_run("seed", WORK, usage, cores=2))
+  usage = main.Usage(per_second=50e3, learner=1.0, others=0.5)
+  found = by_name(main.of_run("seed", WORK, usage, cores=2))
   assert found == {
     ("run", "env steps/s"): 50e3,
     ("run over bound", ""): pytest.approx(0.25),
@@ -52,16 +52,16 @@ def test_a_run_is_divided_into_work_and_what_is_beside_it():
 
 def test_medians_are_over_repetitions_and_lines_have_all_values():
   figures = [
-    benchmark.Figure(of, "run", "env steps/s", value)
+    main.Figure(of, "run", "env steps/s", value)
     for of, value in [("b", 1), ("a", 1500), ("b", 9), ("b", 2), ("a", 500)]
   ]
-  lines = [json.loads(x) for x in benchmark.json_lines(figures).splitlines()]
+  lines = [json.loads(x) for x in main.json_lines(figures).splitlines()]
   common = {"figure": "run", "unit": "env steps/s"}
   assert lines == [
     {"of": "b", **common, "value": 2, "values": [1, 9, 2]},
     {"of": "a", **common, "value": 1000, "values": [1500, 500]},
   ]
-  rows = [x for x in benchmark.table(figures).splitlines() if "run" in x]
+  rows = [x for x in main.table(figures).splitlines() if "run" in x]
   assert rows == ["| run | 1,000 | env steps/s |", "| run | 2 | env steps/s |"]
 
 
@@ -73,17 +73,17 @@ def test_usage_is_of_the_later_half_of_a_run(monkeypatch):
   # Of the learner, of one process from the start, and of one that comes late.
   cpu = iter([{7: 1.0, 8: 1.0}, {7: 2.0, 8: 1.0}, {7: 5.0, 8: 2.0, 9: 1.0}])
   clock = iter([100.0, 101.0, 102.0])
-  monkeypatch.setattr(benchmark, "_cpu_seconds", lambda pid: next(cpu))
-  monkeypatch.setattr(benchmark.time, "monotonic", lambda: next(clock))
-  watch = benchmark._Watch(after_seconds=3)
+  monkeypatch.setattr(main, "_cpu_seconds", lambda pid: next(cpu))
+  monkeypatch.setattr(main.time, "monotonic", lambda: next(clock))
+  watch = main._Watch(after_seconds=3)
   for end in (2, 6, 7, 7, 8, 9):  # A line may be seen twice.
     watch(7, lines[:end])
-  assert watch.usage(lines) == benchmark.Usage(7, learner=2.0, others=1.0)
+  assert watch.usage(lines) == main.Usage(7, learner=2.0, others=1.0)
 
 
 def test_a_run_that_is_too_short_says_so():
   with pytest.raises(types.ConfigError, match="more --seconds help"):
-    benchmark._Watch(after_seconds=3).usage([])
+    main._Watch(after_seconds=3).usage([])
 
 
 def test_made_up_experience_has_something_to_learn_from():
@@ -128,7 +128,7 @@ def test_seed_acts_for_half_of_what_its_actors_send():
 @pytest.mark.parametrize("words", ["", "sarsa"])
 def test_what_is_no_experiment_is_one_line(words, capsys):
   with pytest.raises(SystemExit) as caught:
-    benchmark.main(["--experiments", words])
+    main.main(["--experiments", words])
   assert caught.value.code == 2
   assert capsys.readouterr().err.startswith("error: expected")
 
@@ -137,7 +137,7 @@ def test_what_is_no_experiment_is_one_line(words, capsys):
 def test_all_figures_are_there_and_fit_together(tmp_path, capsys):
   output = tmp_path / "found.jsonl"
   words = ["--experiments", SEED, "--seconds", "4", "--output", str(output)]
-  assert benchmark.main(["--quick", *words, "--streams", "3"]) == 0
+  assert main.main(["--quick", *words, "--streams", "3"]) == 0
   lines = [json.loads(x) for x in output.read_text().splitlines()]
   assert all(np.isfinite(x["value"]) for x in lines)
   found = {x["figure"]: x["value"] for x in lines if x["of"] == SEED}

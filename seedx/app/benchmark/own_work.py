@@ -12,7 +12,7 @@ import multiprocessing
 from collections.abc import Callable
 from typing import Any
 
-from seedx.app import alone, work_sizes
+from seedx.app.benchmark import alone, work_sizes
 
 
 @dataclasses.dataclass(frozen=True)

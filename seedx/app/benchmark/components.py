@@ -21,7 +21,7 @@ import numpy as np
 from seedx import envs, replay, trees, types, wire
 from seedx.acting import local_actor, protocol, unroll_store
 from seedx.agents import acting_step
-from seedx.app import alone, work_sizes
+from seedx.app.benchmark import alone, work_sizes
 
 # The environments of the messages, and the rows of each.
 _MESSAGES = (

@@ -14,7 +14,7 @@ import numpy as np
 from seedx import envs, sharding, types
 from seedx.acting import local_actor, unroll_store
 from seedx.agents import acting_step, base
-from seedx.app import work_sizes
+from seedx.app.benchmark import work_sizes
 from seedx.envs import config as env_config
 from seedx.envs import envpool_spec
 from seedx.learning import learner

@@ -28,7 +28,8 @@ from typing import Any
 import psutil
 
 from seedx import metrics, types
-from seedx.app import command_line, compare, components, own_work, work_sizes
+from seedx.app import command_line, compare
+from seedx.app.benchmark import components, own_work, work_sizes
 
 # The share of a run's time for which each part is measured alone.
 _PART = 0.25

@@ -1,0 +1,1 @@
+"""Measures a run against what its own work costs; see `main`."""
