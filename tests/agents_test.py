@@ -27,7 +27,9 @@ from seedx.agents import (
   value_based,
   vtrace,
 )
-from tests import conftest
+from tests import conftest, programs
+
+compiled_quickly = programs.compiled_quickly
 
 LENGTH, BATCH, ROWS = 5, 3, 32
 DISCRETE = specs.DiscreteArray(5)
