@@ -182,7 +182,10 @@ class Inference:
         batch: unroll_store.Batch = request.inputs
         batch.slot[request.rows :] = self._sizes.layout.num_slots  # Padding.
         actions = self._step(batch)
-        with self._waits.timed(_WAIT_DEVICE):
+        with (
+          jax.profiler.TraceAnnotation("reply"),
+          self._waits.timed(_WAIT_DEVICE),
+        ):
           request.reply(np.asarray(actions))
         for share in self._finished(batch, request.rows):
           with self._waits.timed(metrics.WAIT_LEARNER):
@@ -234,6 +237,7 @@ class Inference:
     priorities = self._programs.priorities(acting, unroll)
     return types.Share(self._programs.stored(unroll), priorities)
 
+  @functools.partial(jax.profiler.annotate_function, name="act")
   def _step(self, batch: unroll_store.Batch) -> jax.Array:
     acting, version = self._newest(self._device)
     self._store, actions = self._programs.act(
@@ -247,6 +251,7 @@ class Inference:
     self._calls += 1
     return actions
 
+  @functools.partial(jax.profiler.annotate_function, name="collect")
   def _collect(
     self, slot: np.ndarray, count: np.ndarray, size: int | None = None
   ) -> None:

@@ -1,9 +1,11 @@
 """The learner's server of thin actors: receives rows, sends actions."""
 
+import functools
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from seedx import types, wire
@@ -113,25 +115,13 @@ class Session:
       wire.Refused: an index comes twice, a number is out of its range, steps
         are not in order, or the run is over.
     """
-    index = inputs.index
-    self._check(inputs)
     with self._lock:
       if self._closed:
         raise _over()
       self._busy = True
     try:
-      ended = self._episodes.add(_one_step(inputs), index)
-      reported = self._reported[index]
-      self._acted.add(
-        ended.env_steps, ended.returns[reported], ended.lengths[reported]
-      )
-      batch = unroll_store.Batch(
-        slot=self._slots[index],
-        count=self._counts[index],
-        timestep=inputs.timestep,
-      )
-      self._counts[index] += 1
-      return self._inference.requests(batch, len(index))
+      batch = self._received(inputs)
+      return self._inference.requests(batch, len(batch.slot))
     except batcher.Closed:
       raise _over() from None
     finally:
@@ -146,6 +136,24 @@ class Session:
       self._closed = True
       if not self._busy:
         self._release()
+
+  @functools.partial(jax.profiler.annotate_function, name="receive")
+  def _received(self, inputs: types.Rows) -> unroll_store.Batch:
+    """Checks and counts a message; returns what acts for it."""
+    index = inputs.index
+    self._check(inputs)
+    ended = self._episodes.add(_one_step(inputs), index)
+    reported = self._reported[index]
+    self._acted.add(
+      ended.env_steps, ended.returns[reported], ended.lengths[reported]
+    )
+    batch = unroll_store.Batch(
+      slot=self._slots[index],
+      count=self._counts[index],
+      timestep=inputs.timestep,
+    )
+    self._counts[index] += 1
+    return batch
 
   def _release(self) -> None:
     self._inference.slots.give_back(self._slots)

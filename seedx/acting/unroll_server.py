@@ -1,5 +1,6 @@
 """The learner's server of actors that send unrolls."""
 
+import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -155,6 +156,12 @@ class _Session:
       wire.Refused: they are not of all of them, or do not follow upon those
         before; a number is out of its range; or the run is over.
     """
+    self._count(inputs)
+    return self._server.take(inputs)
+
+  @functools.partial(jax.profiler.annotate_function, name="receive")
+  def _count(self, inputs: protocol.Experience) -> None:
+    """Checks and counts a message."""
     session = self._session
     timestep = inputs.unroll.inputs.timestep
     step_type = timestep.step_type
@@ -173,7 +180,6 @@ class _Session:
       waits=(inputs.wait_environments.item(), inputs.wait_learner.item()),
     )
     self._shared = step_type[:, self._period :].copy()
-    return self._server.take(inputs)
 
   def _new_from(self, step_type: np.ndarray) -> int:
     """The first time step of unrolls `[S, L]` that has not been sent before.

@@ -32,7 +32,7 @@ _READABLE = (1, FORMAT)
 # processes on these machines need to reach each other.
 OF_THIS_START = (
   *("run_dir", "resume", "trust", "give_up_seconds"),
-  *("quiet", "log_every", "sink", "stop_at"),
+  *("quiet", "log_every", "sink", "stop_at", "profile"),
   *("tls_ca", "tls_certificate", "tls_key", "token_file", "insecure"),
   *("launcher", "ray_address", "actor_cpus", "actor_resources"),
   *("learner_on_cluster", "learner_resources"),
@@ -62,7 +62,7 @@ _OF_A_HOST = {*_RESUMED} - {"total_steps", "learner_devices", "hosts"}
 # The settings that may differ between the runs of a group.
 _NOT_IN_LABELS = (
   *("env", "seed", "run_dir", "resume", "trust", "log_seconds"),
-  *("quiet", "log_every", "sink", "stop_at"),
+  *("quiet", "log_every", "sink", "stop_at", "profile"),
   *OF_A_PROCESS,
   *("checkpoint_every_seconds", "checkpoint_replay_gib"),
   *("evaluate_every_steps", "evaluate_episodes"),

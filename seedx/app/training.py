@@ -23,6 +23,7 @@ from seedx.app import (
   elsewhere,
   evaluations,
   plot,
+  profiling,
   run_dirs,
 )
 from seedx.launch import hosts, joining, ray
@@ -52,6 +53,8 @@ class Config(checkpointer.Config, evaluations.Config):
     log_every: seconds between two lines of progress, where it is a table.
     sink: MODULE:FACTORY of your own logger; it is called with the run's
       directory and options, and returns a `metrics.Sink`.
+    profile: seconds of the run to record for XProf or Perfetto, once it learns;
+      0 for none.
   """
 
   run_dir: str = ""
@@ -61,13 +64,17 @@ class Config(checkpointer.Config, evaluations.Config):
   quiet: bool = False
   log_every: float = 10.0
   sink: str = ""
+  profile: float = 0.0
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for what cannot be."""
     checkpointer.Config.__post_init__(self)
     evaluations.Config.__post_init__(self)
     types.check_ranges(
-      self, stop_at=(-types.MOST, math.inf), log_every=(0.0, types.MOST)
+      self,
+      stop_at=(-types.MOST, math.inf),
+      log_every=(0.0, types.MOST),
+      profile=(0.0, types.MOST),
     )
 
 
@@ -472,6 +479,9 @@ def _sinks(
     ),
   ]
   sinks: list[metrics.Sink] = [evaluations.Lines(x, *others) for x in written]
+  if files.profile:
+    trace = profiling.Trace(run_dir / "profile", files.profile)
+    sinks.append(metrics.Background("the profile", trace, _LOGGER_SECONDS))
   if not files.quiet:
     console = metrics.Console(
       config.total_steps, interval_seconds=files.log_every, alone=alone

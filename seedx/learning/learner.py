@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import math
 import threading
 import time
@@ -298,6 +299,7 @@ class Learner:
     if self._hosts.count > 1 and self.steps == steps:
       self.learn(None)
 
+  @functools.partial(jax.profiler.annotate_function, name="learn")
   def learn(self, batch: experience.Batch | None) -> None:
     """Makes one update, and gives the batch's new priorities to the source.
 
