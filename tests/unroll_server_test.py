@@ -150,6 +150,17 @@ class Serving:
     layout = unroll_store.Layout.of(agent, period, num_slots)
     return local_actor.Programs(agent, self.spec, layout)
 
+  def work(self):
+    """Of an actor of this server."""
+    return unroll_actor.Work(
+      self.server.address,
+      CARTPOLE,
+      running.Changed(vtrace.Config(), lambda agent: self.agent),
+      base.Horizon.of(1000, 10),
+      ACTORS,
+      PERIOD,
+    )
+
   def actor(self, num_envs=3, programs=None):
     share = (programs or self.programs()).share()
     return wire.Exchange(
@@ -251,17 +262,9 @@ def test_an_actor_that_waits_for_slots_gathers_no_threads(serving):
 
   serving.actors.open = counted
   holders = [serving.actor(), serving.actor()]
-  work = unroll_actor.Work(
-    serving.server.address,
-    CARTPOLE,
-    running.Changed(vtrace.Config(), lambda agent: serving.agent),
-    base.Horizon.of(1000, 10),
-    ACTORS,
-    PERIOD,
-  )
   stop = threading.Event()
   actor = threading.Thread(
-    target=unroll_actor.run, args=(work, stop), daemon=True
+    target=unroll_actor.run, args=(serving.work(), stop), daemon=True
   )
   actor.start()
   # Two are the holders' own; each try used to leave a thread behind.
@@ -274,6 +277,41 @@ def test_an_actor_that_waits_for_slots_gathers_no_threads(serving):
   actor.join(20)
   assert not actor.is_alive()
   assert all(holder.welcome for holder in holders)
+
+
+@pytest.mark.parametrize(
+  ("interval", "messages"), [(0, 1), (9, 1), (10, 2), (27, 3)]
+)
+def test_actors_fetch_parameters_at_an_interval(serving, interval, messages):
+  """A message has 9 env steps, and each makes newer parameters."""
+  fetched, sent = [], 0
+  unrolls = serving.unrolls
+  take, parameters = unrolls.take, unrolls._parameters
+
+  def counted_take(experience):
+    nonlocal sent
+    sent += 1
+    serving.newest = serving.newest[0], serving.newest[1] + 1
+    return take(experience)
+
+  def counted_parameters(nothing):
+    fetched.append(sent)
+    return parameters(nothing)
+
+  unrolls.take = counted_take
+  method = serving.server._methods[protocol.PARAMETERS]
+  method.open_session = lambda hello: wire.FunctionSession(counted_parameters)
+  stop = threading.Event()
+  work = dataclasses.replace(serving.work(), fetch_interval=interval)
+  actor = threading.Thread(
+    target=unroll_actor.run, args=(work, stop), daemon=True
+  )
+  actor.start()
+  eventually(lambda: len(fetched) > 4, 60)
+  stop.set()
+  actor.join(20)
+  assert not actor.is_alive()
+  assert fetched == [messages * k for k in range(len(fetched))]
 
 
 def other_extras():

@@ -26,6 +26,8 @@ class Work:
     horizon: of the run.
     actors: options of all actors.
     unroll_length: T, new env steps of an unroll.
+    fetch_interval: env steps of this actor between two fetches of parameters;
+      0 for a fetch after every unroll.
     security: how they know each other.
   """
 
@@ -35,6 +37,7 @@ class Work:
   horizon: base.Horizon
   actors: sessions.Config
   unroll_length: int
+  fetch_interval: int = 0
   security: wire.Security = wire.LOCAL
 
 
@@ -96,7 +99,7 @@ def _act(
     )
     opened.callback(actor.close)
     message = _Messages(programs, waits)
-    newest = parameters.newest()
+    newest, since_fetch = parameters.newest(), 0
     while newest is not None and not stop.is_set():
       rows, unroll = actor.observe(*newest)
       message.add(rows)
@@ -106,8 +109,10 @@ def _act(
           reply = exchange(experience)
           if reply is None:
             return
-          if reply > newest[1] or parameters.must_be_asked():
-            newest = parameters.newest()
+          since_fetch += num_envs * work.unroll_length
+          due = reply > newest[1] and since_fetch >= work.fetch_interval
+          if due or parameters.must_be_asked():
+            newest, since_fetch = parameters.newest(), 0
             if newest is None:
               return
       actor.act(*newest)

@@ -5,18 +5,19 @@
     actor: EnvPool <-> act --'  <- parameters   '--- newest parameters <--'
 
 Actors compute actions by themselves, on their CPUs, send whole unrolls, and
-fetch newer parameters between unrolls. They wait while the learner's queue is
-full. So unrolls are some updates old when the learner uses them: V-trace
-corrects for that, and the metric `policy_lag` says how many. Espeholt et al.
-2018, "IMPALA: Scalable Distributed Deep-RL with Importance Weighted
-Actor-Learner Architectures", https://arxiv.org/abs/1802.01561, figure 1.
+fetch newer parameters between unrolls: after each, or every `fetch_interval`
+env steps. They wait while the learner's queue is full. So unrolls are some
+updates old when the learner uses them: V-trace corrects for that, and the
+metric `policy_lag` says how many. Espeholt et al. 2018, "IMPALA: Scalable
+Distributed Deep-RL with Importance Weighted Actor-Learner Architectures",
+https://arxiv.org/abs/1802.01561, figure 1.
 """
 
 import dataclasses
 
 import jax
 
-from seedx import envs, launch, sharding
+from seedx import envs, launch, sharding, types
 from seedx.acting import (
   local_actor,
   sessions,
@@ -38,17 +39,21 @@ class Config(process.ServerConfig):
     env: the environment.
     agent: that acts and learns.
     actors: processes that act.
+    fetch_interval: env steps of an actor between two fetches of parameters; 0
+      for a fetch after every unroll. The paper of Ape-X has 400.
     learner: devices that compute updates.
   """
 
   env: envs.Config = envs.Config()
   agent: base.Config
   actors: sessions.Config = sessions.Config()
+  fetch_interval: int = 0
   learner: learner_lib.InboxConfig = learner_lib.InboxConfig()
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for what cannot be run."""
     super().__post_init__()
+    types.check_ranges(self, fetch_interval=(0, 2**31 - 1))
     self.learner.check_batches(self.learner.parts)
 
   @property
@@ -71,6 +76,7 @@ def nodes(config: Config) -> list[launch.Node]:
     horizon=config.plan.horizon,
     actors=config.actors,
     unroll_length=config.learner.unroll_length,
+    fetch_interval=config.fetch_interval,
     security=config.security,
   )
   return [
