@@ -37,15 +37,17 @@ class Summing:
     self.closed.set()
 
 
-@pytest.fixture
-def server(tmp_path):
+@pytest.fixture(params=["tcp", "unix"])
+def server(request, tmp_path):
   sessions = []
 
   def open_session(hello):
     sessions.append(Summing(hello))
     return sessions[-1]
 
-  running = wire.Server(f"unix:{tmp_path}/sock", 2)
+  is_tcp = request.param == "tcp"
+  address = "127.0.0.1:0" if is_tcp else f"unix:{tmp_path}/sock"
+  running = wire.Server(address, 2)
   running.bind_stream("sum", open_session, INPUTS, OUTPUTS)
   running.sessions = sessions
   with running:

@@ -110,8 +110,8 @@ def address(request, tmp_path):
 
 
 @pytest.fixture
-def server():
-  with make_server("127.0.0.1:0") as running:
+def server(address):
+  with make_server(address) as running:
     yield running
 
 
@@ -597,6 +597,7 @@ def test_an_address_in_use_is_a_config_error(address):
     client.call("double", message(1), LAYOUT, LAYOUT)
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:0"])
 def test_servers_that_start_at_the_same_moment_do_not_share(
   server, monkeypatch
 ):

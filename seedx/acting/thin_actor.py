@@ -4,11 +4,11 @@ It needs no JAX. EnvPool would import JAX, so the programs of a thin actor
 (`seedx.launch`, `seedx.join`) block that import first.
 """
 
-import concurrent.futures
+import collections
+import contextlib
 import dataclasses
-import queue
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -92,7 +92,7 @@ def run(work: Work, stop: threading.Event) -> None:
   spec = envs.spec(work.env)
 
   def session(client: wire.Client) -> None:
-    _Pump(spec, work, stop).run(client)
+    _Session(spec, work, stop, client).run()
 
   wire.until_done(
     *(work.address, session, stop, "actor", work.retry_seconds),
@@ -100,79 +100,76 @@ def run(work: Work, stop: threading.Event) -> None:
   )
 
 
-class _Pump:
-  """One session: observations go up on a thread of gRPC's, actions down."""
+class _Session:
+  """Steps environments on a thread of its own.
+
+  The end of the run, and Ctrl-C, do not wait for one that is stuck in a step.
+  """
 
   def __init__(
-    self, spec: types.EnvironmentSpec, work: Work, stop: threading.Event
+    self,
+    spec: types.EnvironmentSpec,
+    work: Work,
+    stop: threading.Event,
+    client: wire.Client,
   ) -> None:
-    self._spec = spec
     self._work = work
-    self._num_envs, self._rows = work.actors.envs_per_actor, work.actors.rows
     self._stop = stop
-    self._ended = threading.Event()
-    # Held while environments step, which must be closed before the process ends
-    # and not before they have stepped: EnvPool's threads abort it otherwise.
-    self._stepping = threading.Lock()
-    self._environment: concurrent.futures.Future[envs.Environment] = (
-      concurrent.futures.Future()
-    )
-    # Messages that the environments can fill: EnvPool must not be asked for
-    # rows of environments that wait for their actions.
-    self._ready = threading.Semaphore(self._num_envs // self._rows)
-    # What was sent up and has had no reply; replies come in the same order.
-    self._unanswered: queue.SimpleQueue[np.ndarray] = queue.SimpleQueue()
-
-  def run(self, client: wire.Client) -> None:
-    """Acts until the stream ends."""
-    stream = client.stream(
+    self._num_envs, self._rows = work.actors.envs_per_actor, work.actors.rows
+    self._exchange = wire.Exchange(
+      client,
       protocol.ACT,
-      self._observations(),
-      *protocol.act_layouts(self._spec, self._rows),
+      *protocol.act_layouts(spec, self._rows),
       hello={"num_envs": self._num_envs},
     )
-    environment = None
-    try:
-      environment = self._make(protocol.first_seed(stream.welcome))
-      self._environment.set_result(environment)
-      for actions in stream:
-        environment.send(self._unanswered.get(), actions)
-        self._ready.release()
-        if self._stop.is_set():
-          break
-    finally:
-      self._ended.set()
-      self._ready.release()
-      self._environment.cancel()
-      stream.cancel()
-      if environment is not None:
-        self._close(environment)
+    self._failure: BaseException | None = None
 
-  def _make(self, seed: int) -> envs.Environment:
+  def run(self) -> None:
+    """Acts until the stream ends."""
+    thread = threading.Thread(target=self._step_all, daemon=True)
+    thread.start()
+    try:
+      self._exchange.over.wait()
+    finally:
+      self._exchange.close()
+      # EnvPool's threads, or one in a step, abort a process that ends.
+      thread.join(_STEP_SECONDS)
+    if self._failure is not None:
+      raise self._failure
+
+  def _step_all(self) -> None:
+    try:
+      with contextlib.closing(self._make()) as environment:
+        self._act(environment)
+    except BaseException as failure:
+      self._failure = failure
+    finally:
+      self._exchange.close()
+
+  def _make(self) -> envs.Environment:
+    seed = protocol.first_seed(self._exchange.welcome)
     environment = envs.make(
       self._work.env, self._num_envs, batch_size=self._rows, seed=seed
     )
     environment.reset()
     return environment
 
-  def _close(self, environment: envs.Environment) -> None:
-    """Closes them once a step that is in progress has ended."""
-    if not self._stepping.acquire(timeout=_STEP_SECONDS):
-      return  # An environment is stuck.
-    try:
-      environment.close()
-    finally:
-      self._stepping.release()
+  def _act(self, environment: envs.Environment) -> None:
+    # What was sent up and has had no reply; replies come in the same order.
+    unanswered: collections.deque[np.ndarray] = collections.deque()
 
-  def _observations(self) -> Iterator[types.Rows]:
-    try:
-      environment = self._environment.result()
-    except concurrent.futures.CancelledError:
-      return
-    while self._ready.acquire():
-      with self._stepping:
-        if self._ended.is_set():
-          return
-        rows = environment.recv()
-      self._unanswered.put(rows.index)
-      yield rows
+    def send() -> None:
+      rows = environment.recv()
+      unanswered.append(rows.index)
+      self._exchange.send(rows)
+
+    # EnvPool must not be asked for rows of environments that wait for their
+    # actions.
+    for _ in range(self._num_envs // self._rows):
+      send()
+    while not self._stop.is_set():
+      actions = self._exchange.receive()
+      if actions is None:
+        return
+      environment.send(unanswered.popleft(), actions)
+      send()

@@ -66,6 +66,15 @@ so that its size is a multiple of 8 and the next column starts at a multiple of
 and 4 of padding) + 16 (12 and 4) + 24 (18 and 6) = 64 bytes. The transport does
 not ask that a reply has as many rows as its request.
 
+**On one machine.** gRPC needs ten times the CPU that a socket needs. Over a unix
+socket a client may add `"pipe": true` to its JSON object. If the server's then
+has a `pipe`, of 32 hexadecimal digits, the client connects within 5 s to the
+unix socket whose path is the server's and `-messages`, and sends the 16 bytes
+that these digits say. From then on all messages of the call, in both
+directions, go through that socket, each right after the one before. The end of
+the client's half of it is that of its requests. The call stays open meanwhile;
+once the server's half has ended, it says how, as any other does.
+
 **Status.** How a call ends:
 
   * OK: the client half-closed and everything is answered; or, between two

@@ -2,16 +2,18 @@
 
 import atexit
 import json
+import queue
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import grpc
 
 from seedx import types
 from seedx.wire import layout as layout_lib
+from seedx.wire import pipe as pipe_lib
 from seedx.wire import security as security_lib
 from seedx.wire import server as server_lib
 
@@ -59,18 +61,25 @@ class Stream:
 
   Attributes:
     welcome: what the server's session said first.
+    over: set when the stream has ended.
   """
 
   def __init__(
     self,
     method: grpc.StreamStreamMultiCallable,
-    requests: Iterable[types.Tree],
+    requests: Iterable[types.Tree] | None,
     inputs: layout_lib.Layout,
     outputs: layout_lib.Layout,
     hello: Mapping[str, Any],
+    unix_path: str | None,
   ) -> None:
     """Opens the stream; see `Client.stream`."""
+    self._queue: queue.SimpleQueue[types.Tree] | None = None
+    if requests is None:
+      self._queue = queue.SimpleQueue()
+      requests = _until_none(self._queue)
     self._requests = requests
+    self._pipe: pipe_lib.Pipe | None = None
     self._inputs = inputs
     self._outputs = outputs
     self._accepted = threading.Event()
@@ -78,14 +87,20 @@ class Stream:
     self._request_error: Exception | None = None
     self._sent_bytes = 0
     self._received_bytes = 0
-    self._over = threading.Event()
-    self._call = method(self._encoded(), metadata=_metadata(inputs, hello))
+    self.over = threading.Event()
+    self._call = method(
+      self._encoded(),
+      metadata=_metadata(inputs, hello, pipe=unix_path is not None),
+    )
     with _streams_lock:
       _streams.add(self)
-    if not self._call.add_callback(self._over.set):
-      self._over.set()
+    if not self._call.add_callback(self.over.set):
+      self.over.set()
     try:
-      self.welcome = _welcome(self._call, outputs)
+      answer = _answer(self._call, outputs)
+      self.welcome: Mapping[str, Any] = answer["welcome"]
+      if unix_path is not None and isinstance(answer.get("pipe"), str):
+        self._connect(unix_path, answer["pipe"])
     except BaseException:
       self.cancel()
       raise
@@ -103,7 +118,9 @@ class Stream:
       Exception: whatever the iterator of requests raised.
     """
     try:
-      message = next(self._call, None)
+      message = self._pipe.receive() if self._pipe else None
+      if message is None:  # How it ended, or all of them, comes by gRPC.
+        message = next(self._call, None)
     except grpc.RpcError as error:
       if self._request_error is not None:
         raise self._request_error from None
@@ -115,6 +132,21 @@ class Stream:
     self._received_bytes += len(message)
     return _decode(self._outputs, message)
 
+  def send(self, nest: types.Tree) -> None:
+    """Sends a request, if the stream was opened without an iterator of them.
+
+    A request that does not fit its layout ends the stream; the next reply
+    raises.
+    """
+    assert self._queue is not None
+    if self._pipe is None:
+      self._queue.put(nest)
+      return
+    try:
+      self._send(self._pipe.send_and_receive, nest)
+    except Exception as error:
+      self._fail(error)
+
   @property
   def transferred_bytes(self) -> int:
     """Of the messages sent and received so far."""
@@ -124,23 +156,70 @@ class Stream:
     """Ends the stream at once; from any thread; harmless when it is over."""
     self._ended = True
     self._accepted.set()
+    if self._queue is not None:
+      self._queue.put(None)
     self._call.cancel()
+    if self._pipe is not None:
+      self._pipe.close()
 
   def _encoded(self) -> Iterator[bytes]:
     """The requests as messages; gRPC runs this on a thread of its own."""
     with _streams_lock:
       _senders.add(threading.current_thread())
     self._accepted.wait()
-    if self._ended:
+    if self._ended or (self._queue and self._pipe):
       return
     try:
       for request in self._requests:
+        if self._pipe is not None:
+          self._send(self._pipe.send, request)
+          continue
         message = self._inputs.encode(request)
         self._sent_bytes += len(message)
         yield message
+      if self._pipe is not None:
+        self._pipe.end()
     except Exception as error:
-      self._request_error = error
-      self._call.cancel()
+      self._fail(error)
+
+  def _send(self, send: Callable[[bytes], bool], nest: types.Tree) -> None:
+    message = self._inputs.encode(nest)
+    if send(message):
+      self._sent_bytes += len(message)
+
+  def _fail(self, error: Exception) -> None:
+    """Ends the stream since a request cannot be sent."""
+    self._request_error = error
+    self._call.cancel()
+    if self._pipe is not None:
+      self._pipe.close()
+
+  def _connect(self, unix_path: str, secret: str) -> None:
+    """Connects to where the messages go.
+
+    Raises:
+      WireError: UNAVAILABLE, nobody is there any more.
+    """
+    try:
+      self._pipe = pipe_lib.connect(
+        unix_path, secret, layout_lib.MAX_MESSAGE_BYTES
+      )
+    except (OSError, ValueError) as error:
+      raise WireError(grpc.StatusCode.UNAVAILABLE, str(error)) from None
+    self._call.add_callback(self._end_pipe)
+
+  def _end_pipe(self) -> None:
+    """Where the server cannot end it."""
+    if self._call.code() is grpc.StatusCode.UNAVAILABLE:
+      assert self._pipe is not None
+      self._pipe.close()
+
+
+def _until_none(
+  requests: queue.SimpleQueue[types.Tree],
+) -> Iterator[types.Tree]:
+  while (request := requests.get()) is not None:
+    yield request
 
 
 _streams: "weakref.WeakSet[Stream]" = weakref.WeakSet()
@@ -161,7 +240,7 @@ def _end_streams() -> None:
   for stream in streams:
     stream.cancel()
   for stream in streams:
-    stream._over.wait(_OVER_SECONDS)
+    stream.over.wait(_OVER_SECONDS)
   deadline = time.monotonic() + _OVER_SECONDS
   for sender in senders:
     sender.join(max(0.0, deadline - time.monotonic()))
@@ -190,6 +269,7 @@ class Client:
         to show anything; or a file cannot be used.
     """
     self.was_accepted = False
+    self._unix_path = server_lib.unix_path(address)
     credentials = security.of_client(address).credentials
     if credentials is None:
       self._channel = grpc.insecure_channel(address, options=_OPTIONS)
@@ -244,17 +324,17 @@ class Client:
       message, call = method.with_call(
         inputs.encode(nest),
         timeout=timeout_seconds,
-        metadata=_metadata(inputs, {}),
+        metadata=_metadata(inputs, {}, pipe=False),
       )
     except grpc.RpcError as error:
       raise _wire_error(error) from None
-    _welcome(call, outputs)
+    _answer(call, outputs)
     return _decode(outputs, message)
 
   def stream(
     self,
     name: str,
-    requests: Iterable[types.Tree],
+    requests: Iterable[types.Tree] | None,
     inputs: layout_lib.Layout,
     outputs: layout_lib.Layout,
     hello: Mapping[str, Any] | None = None,
@@ -265,7 +345,8 @@ class Client:
       name: of the method.
       requests: nests of `[rows, ...]` arrays, iterated on another thread from
         the acceptance on. gRPC takes a few before they are answered. One that
-        blocks for ever leaves that thread, a daemon, behind.
+        blocks for ever leaves that thread, a daemon, behind. None where
+        `Stream.send` sends them.
       inputs: layout of the requests.
       outputs: layout of the replies.
       hello: for the server's session; has to fit into JSON.
@@ -277,7 +358,9 @@ class Client:
       WireError: the server refused or is not there.
     """
     method = self._channel.stream_stream(server_lib.PATH_PREFIX + name)
-    stream = Stream(method, requests, inputs, outputs, hello or {})
+    stream = Stream(
+      method, requests, inputs, outputs, hello or {}, self._unix_path
+    )
     self.was_accepted = True
     return stream
 
@@ -293,14 +376,15 @@ class Client:
 
 
 def _metadata(
-  inputs: layout_lib.Layout, hello: Mapping[str, Any]
+  inputs: layout_lib.Layout, hello: Mapping[str, Any], *, pipe: bool
 ) -> tuple[tuple[str, bytes]]:
-  text = json.dumps({**inputs.to_json(), "hello": dict(hello)})
+  said = {**inputs.to_json(), "hello": dict(hello)}
+  text = json.dumps({**said, "pipe": True} if pipe else said)
   return ((server_lib.METADATA_KEY, text.encode()),)
 
 
-def _welcome(call: Any, outputs: layout_lib.Layout) -> Mapping[str, Any]:
-  """The server's welcome; raises unless its replies follow `outputs`."""
+def _answer(call: Any, outputs: layout_lib.Layout) -> Mapping[str, Any]:
+  """What the server says first; raises unless its replies follow `outputs`."""
   metadata = dict(call.initial_metadata() or ())
   text = metadata.get(server_lib.METADATA_KEY)
   if text is None:
@@ -319,10 +403,10 @@ def _welcome(call: Any, outputs: layout_lib.Layout) -> Mapping[str, Any]:
       f"reply layout: {difference}. Start both ends with the same "
       "configuration and version.",
     )
-  welcome = found.get("welcome", {})
-  if not isinstance(welcome, dict):
-    raise unwelcome("an object", welcome)
-  return welcome
+  found.setdefault("welcome", {})
+  if not isinstance(found["welcome"], dict):
+    raise unwelcome("an object", found["welcome"])
+  return found
 
 
 def _decode(outputs: layout_lib.Layout, message: bytes) -> types.Tree:

@@ -1,6 +1,5 @@
 """A stream that is used a request at a time."""
 
-import queue
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +13,7 @@ class Exchange:
 
   Attributes:
     welcome: what the server's session said first.
+    over: set when the stream has ended.
   """
 
   def __init__(
@@ -29,11 +29,9 @@ class Exchange:
     Raises:
       WireError: the server refused or is not there.
     """
-    self._requests: queue.SimpleQueue[types.Tree] = queue.SimpleQueue()
-    self._stream = client.stream(
-      name, iter(self._requests.get, None), inputs, outputs, hello
-    )
+    self._stream = client.stream(name, None, inputs, outputs, hello)
     self.welcome: Mapping[str, Any] = self._stream.welcome
+    self.over = self._stream.over
 
   def __call__(self, nest: types.Tree) -> types.Tree | None:
     """Sends a request, and waits for its reply; see `receive`."""
@@ -42,7 +40,7 @@ class Exchange:
 
   def send(self, nest: types.Tree) -> None:
     """Sends a request, to which there will be a reply."""
-    self._requests.put(nest)
+    self._stream.send(nest)
 
   def receive(self) -> types.Tree | None:
     """The reply to the oldest request that has had none.
@@ -63,5 +61,4 @@ class Exchange:
 
   def close(self) -> None:
     """Ends the stream."""
-    self._requests.put(None)
     self._stream.cancel()

@@ -59,6 +59,12 @@ def from_json(text: bytes) -> Any:
   raise MessageError(f"expected JSON nested {_MOST_NESTED} deep, found deeper")
 
 
+def message_size(header: bytes) -> int:
+  """The bytes of the whole message that begins with a header."""
+  *_, size = HEADER.unpack_from(header)
+  return max(size, HEADER.size)
+
+
 class Column(NamedTuple):
   """One leaf of the nest.
 

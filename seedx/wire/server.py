@@ -20,6 +20,7 @@ import grpc
 
 from seedx import types
 from seedx.wire import layout as layout_lib
+from seedx.wire import pipe as pipe_lib
 from seedx.wire import security as security_lib
 
 PATH_PREFIX = "/seedx/"
@@ -274,6 +275,9 @@ class Server:
     self._address = _listen(
       server, self._wanted_address, self._door.credentials
     )
+    if path := unix_path(self._wanted_address):
+      with contextlib.suppress(OSError):  # Then gRPC carries all messages.
+        self._handlers.listener = pipe_lib.Listener(path)
     server.start()
     self._grpc = server
     if self._door.warning:
@@ -313,7 +317,9 @@ class Server:
       self._grpc.stop(_FLUSH_SECONDS).wait(2 * _FLUSH_SECONDS)
       self._threads.shutdown()
       self._grpc = None
-      if path := _unix_path(self._wanted_address):
+      if self._handlers.listener is not None:
+        self._handlers.listener.close()
+      if path := unix_path(self._wanted_address):
         with contextlib.suppress(FileNotFoundError):
           os.unlink(path)
 
@@ -431,12 +437,16 @@ class _Stream:
     method: _Method,
     context: grpc.ServicerContext,
     stopping: threading.Event,
+    listener: pipe_lib.Listener | None,
   ) -> None:
     self._method = method
     self._context = context
     self._stopping = stopping
+    self._listener = listener
     self._lock = threading.Lock()
     self._session: Session | None = None
+    # Of a client on this machine that wants one.
+    self._pipe: pipe_lib.Pipe | None = None
     self._closed = False
     self.busy = True
     self.host = context.peer().rpartition(":")[0]
@@ -451,7 +461,10 @@ class _Stream:
       while (request := self._next(requests)) is not None:
         reply = self._answer(session, request)
         self.silent_since = time.monotonic()
-        yield reply
+        if self._pipe is None:
+          yield reply
+        elif not self._pipe.send(reply):
+          return
     except Refused as refused:
       self._abort(refused.code, refused.message)
     except Exception as error:
@@ -483,7 +496,9 @@ class _Stream:
     """Closes the session unless that has been done."""
     with self._lock:
       session, self._session = self._session, None
-      self._closed = True
+      self._closed, pipe = True, self._pipe
+    if pipe is not None:
+      pipe.close()
     if session is not None:
       try:
         session.close()
@@ -491,7 +506,7 @@ class _Stream:
         _log.exception("%s: close() raised.", self._method.name)
 
   def _open(self) -> Session:
-    hello = _hello(self._context, self._method.inputs)
+    hello, wants_pipe = _hello(self._context, self._method.inputs)
     session = self._method.open_session(hello)
     with self._lock:
       self._session = session
@@ -504,9 +519,21 @@ class _Stream:
       **self._method.outputs.to_json(),
       "welcome": dict(session.welcome),
     }
+    listener = self._listener if wants_pipe else None
+    if listener is not None:
+      answer["pipe"] = secret = listener.expect()
     text = json.dumps(answer).encode()
     with contextlib.suppress(grpc.RpcError):
       self._context.send_initial_metadata(((METADATA_KEY, text),))
+    if listener is not None:
+      inputs = self._method.inputs
+      pipe = listener.wait(secret, inputs.message_bytes(inputs.max_rows))
+      with self._lock:
+        self._pipe, closed = pipe, self._closed
+      if pipe is None or closed:  # The client has gone.
+        raise Refused(
+          grpc.StatusCode.UNAVAILABLE, "expected a pipe, found none"
+        )
     return session
 
   def _next(self, requests: Iterator[bytes]) -> bytes | None:
@@ -515,8 +542,12 @@ class _Stream:
     if self._stopping.is_set():
       return None
     try:
-      request = next(requests, None)
+      request = self._pipe.receive() if self._pipe else next(requests, None)
     except grpc.RpcError:  # The client has gone.
+      return None
+    except layout_lib.MessageError as error:
+      raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from error
+    if request is None:
       return None
     self.busy, self.silent_since = True, None
     return request
@@ -544,6 +575,7 @@ class _Handlers(grpc.GenericRpcHandler):
 
   Attributes:
     full_seconds: when a method last had no room for a call.
+    listener: for the messages of clients on this machine.
   """
 
   def __init__(
@@ -553,6 +585,7 @@ class _Handlers(grpc.GenericRpcHandler):
     door: security_lib.Door,
   ) -> None:
     self.full_seconds = -math.inf
+    self.listener: pipe_lib.Listener | None = None
     self._methods = methods
     self._stopping = stopping
     self._door = door
@@ -585,7 +618,7 @@ class _Handlers(grpc.GenericRpcHandler):
           f"expected a method of {names}, found {path}.",
         )
         return
-      stream = _Stream(method, context, self._stopping)
+      stream = _Stream(method, context, self._stopping, self.listener)
       if (reason := method.add(stream)) is not None:
         self.full_seconds = time.monotonic()
         context.abort(
@@ -658,8 +691,12 @@ class _DaemonThreads(futures.ThreadPoolExecutor):
 
 def _hello(
   context: grpc.ServicerContext, inputs: layout_lib.Layout
-) -> Mapping[str, Any]:
-  """The client's hello; refuses a layout that is not `inputs`."""
+) -> tuple[Mapping[str, Any], bool]:
+  """The client's hello, and whether it wants a pipe.
+
+  Raises:
+    Refused: its layout is not `inputs`.
+  """
   metadata = dict(context.invocation_metadata() or ())
   difference: str | None
   found: Any = None
@@ -680,7 +717,7 @@ def _hello(
     elif not isinstance(hello, dict):
       difference = f"expected an object as hello, found {hello!r:.80}"
     else:
-      return hello
+      return hello, found.get("pipe") is True
   raise Refused(
     grpc.StatusCode.FAILED_PRECONDITION,
     f"request layout: {difference}. Start both ends with the same "
@@ -704,7 +741,7 @@ def _check_address(address: str) -> None:
   gRPC takes over a unix path that somebody listens on, and is content with one
   of the addresses of a host name.
   """
-  if (path := _unix_path(address)) is not None:
+  if (path := unix_path(address)) is not None:
     _check_unix_path(path)
     return
   host, separator, port = address.rpartition(":")
@@ -782,12 +819,12 @@ def _listen(
     raise types.ConfigError(f"address {address}: {error}.") from error
   if not port:
     raise types.ConfigError(f"address {address} cannot be bound.")
-  if _unix_path(address) is not None:
+  if unix_path(address) is not None:
     return address
   return f"{address.rpartition(':')[0]}:{port}"
 
 
-def _unix_path(address: str) -> str | None:
+def unix_path(address: str) -> str | None:
   """The path of a unix address, else None."""
   if not address.startswith("unix:"):
     return None

@@ -1,0 +1,228 @@
+"""The messages of a stream between processes of one machine, past gRPC.
+
+Such a stream opens and ends by gRPC, as all do. Only its messages go through a
+unix socket of their own: a request of 34 kB and its reply cost less than a
+tenth of what they cost in gRPC.
+"""
+
+import collections
+import contextlib
+import os
+import secrets
+import select
+import socket
+import threading
+
+from seedx.wire import layout as layout_lib
+
+_TOKEN_BYTES = 16
+# How long the other end of a stream that has been opened may need to connect,
+# and then to say who it is.
+_CONNECT_SECONDS = 5.0
+_SAY_SECONDS = 1.0
+# Unix sockets have shorter paths than files.
+_MOST_PATH_BYTES = 100
+
+
+class Pipe:
+  """A connected socket that carries messages; they say how long they are."""
+
+  def __init__(self, connected: socket.socket, most_bytes: int) -> None:
+    """Takes over a socket.
+
+    Args:
+      connected: to the other end.
+      most_bytes: of a message that is received.
+    """
+    self._socket = connected
+    self._most_bytes = most_bytes
+    # Received while something was sent.
+    self._ahead: collections.deque[bytes | None] = collections.deque()
+
+  def send(self, message: bytes) -> bool:
+    """Sends a message; False if the other end has gone."""
+    try:
+      self._socket.sendall(message)
+      return True
+    except OSError:
+      return False
+
+  def send_and_receive(self, message: bytes) -> bool:
+    """The same, of a thread that receives, too.
+
+    The other end may not take the message before a reply of its own is taken.
+    """
+    left = memoryview(message)
+    try:
+      while left:
+        try:
+          left = left[self._socket.send(left, socket.MSG_DONTWAIT) :]
+        except BlockingIOError:
+          self._wait_for_room()
+      return True
+    except OSError:
+      return False
+
+  def receive(self) -> bytes | None:
+    """Waits for a message; None where there are no more.
+
+    Raises:
+      MessageError: it is too long.
+    """
+    return self._ahead.popleft() if self._ahead else self._receive()
+
+  def _wait_for_room(self) -> None:
+    """Receives until something can be sent."""
+    waits = select.poll()
+    waits.register(self._socket, select.POLLIN | select.POLLOUT)
+    ((_, found),) = waits.poll()
+    if found & ~select.POLLOUT:
+      self._ahead.append(self._receive())
+
+  def _receive(self) -> bytes | None:
+    header = self._exactly(layout_lib.HEADER.size)
+    if header is None:
+      return None
+    size = layout_lib.message_size(header)
+    if size > self._most_bytes:
+      raise layout_lib.MessageError(
+        f"expected a message of at most {self._most_bytes} bytes, found one of"
+        f" {size}"
+      )
+    rest = self._exactly(size - len(header))
+    return None if rest is None else header + rest
+
+  def _exactly(self, size: int) -> bytes | None:
+    """So many bytes, or None where the other end has gone before."""
+    found = b""
+    while len(found) < size:
+      try:
+        more = self._socket.recv(size - len(found), socket.MSG_WAITALL)
+      except OSError:
+        return None
+      if not more:
+        return None
+      found += more
+    return found
+
+  def end(self) -> None:
+    """Says that no more is sent."""
+    with contextlib.suppress(OSError):
+      self._socket.shutdown(socket.SHUT_WR)
+
+  def close(self) -> None:
+    """Ends both directions, and what waits for them; from any thread."""
+    with contextlib.suppress(OSError):
+      self._socket.shutdown(socket.SHUT_RDWR)
+
+  def __del__(self) -> None:
+    """Frees the socket, which no thread uses any more."""
+    self._socket.close()
+
+
+class Listener:
+  """Where the clients of a server's streams connect for their messages."""
+
+  def __init__(self, path: str) -> None:
+    """Listens.
+
+    Args:
+      path: of the server's own socket.
+
+    Raises:
+      OSError: there can be no socket beside it.
+    """
+    self._path = _beside(path)
+    with contextlib.suppress(FileNotFoundError):
+      os.unlink(self._path)
+    self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+      self._socket.bind(self._path)
+      self._socket.listen(128)
+    except OSError:
+      self._socket.close()
+      raise
+    self._changed = threading.Condition()
+    # By token, those that are expected, with the socket if it has come.
+    self._expected: dict[bytes, socket.socket | None] = {}
+    threading.Thread(target=self._accept, name="wire", daemon=True).start()
+
+  def expect(self) -> str:
+    """A secret, with which one client may connect."""
+    token = secrets.token_bytes(_TOKEN_BYTES)
+    with self._changed:
+      self._expected[token] = None
+    return token.hex()
+
+  def wait(self, secret: str, most_bytes: int) -> Pipe | None:
+    """Waits for the client with a secret; None if it does not come.
+
+    Args:
+      secret: that it was told.
+      most_bytes: of its messages.
+    """
+    token = bytes.fromhex(secret)
+    with self._changed:
+      self._changed.wait_for(
+        lambda: self._expected[token] is not None, _CONNECT_SECONDS
+      )
+      found = self._expected.pop(token)
+    return None if found is None else Pipe(found, most_bytes)
+
+  def close(self) -> None:
+    """Listens no longer; pipes stay open."""
+    with contextlib.suppress(OSError):
+      self._socket.shutdown(socket.SHUT_RDWR)
+    with contextlib.suppress(FileNotFoundError):
+      os.unlink(self._path)
+
+  def _accept(self) -> None:
+    with self._socket:
+      while True:
+        try:
+          connected, _ = self._socket.accept()
+        except OSError:
+          return
+        self._admit(connected)
+
+  def _admit(self, connected: socket.socket) -> None:
+    try:
+      connected.settimeout(_SAY_SECONDS)
+      token = connected.recv(_TOKEN_BYTES, socket.MSG_WAITALL)
+      connected.settimeout(None)
+    except OSError:
+      token = b""
+    with self._changed:
+      if self._expected.get(token, connected) is None:
+        self._expected[token] = connected
+        self._changed.notify_all()
+        return
+    connected.close()
+
+
+def connect(path: str, secret: str, most_bytes: int) -> Pipe:
+  """Connects to a server's `Listener`.
+
+  Args:
+    path: of the server's own socket.
+    secret: that it told for this stream.
+    most_bytes: of a message from it.
+
+  Raises:
+    OSError: it is not there any more.
+  """
+  connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+  try:
+    connected.connect(_beside(path))
+    connected.sendall(bytes.fromhex(secret))
+  except OSError:
+    connected.close()
+    raise
+  return Pipe(connected, most_bytes)
+
+
+def _beside(path: str) -> str:
+  beside = f"{path}-messages"
+  if len(os.fsencode(beside)) > _MOST_PATH_BYTES:
+    raise OSError(f"the path {beside} is too long for a socket")
+  return beside
