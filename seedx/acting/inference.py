@@ -83,6 +83,7 @@ class Config:
           exploration=exploration[own],
           share_size=share_size,
           target_rows=min(target_rows, max_rows),
+          message_rows=rows_per_actor,
           max_rows=max_rows,
           max_wait_seconds=self.inference_wait_seconds,
         )
@@ -99,6 +100,7 @@ class Sizes:
     exploration: `[N]` float32, of its slots, see `types.Inputs`.
     share_size: unrolls of a share, which the sink takes.
     target_rows: rows at which a batch goes out.
+    message_rows: rows of a message; no batch is padded to fewer.
     max_rows: rows of the largest one.
     max_wait_seconds: the longest that fewer than `target_rows` wait.
   """
@@ -107,14 +109,17 @@ class Sizes:
   exploration: np.ndarray
   share_size: int
   target_rows: int
+  message_rows: int
   max_rows: int
   max_wait_seconds: float
 
   @property
   def padded(self) -> list[int]:
     """The sizes that batches are padded to, ascending."""
-    quarter = -(-self.target_rows // 4)
-    return sorted({quarter, self.target_rows, self.max_rows})
+    least = max(-(-self.target_rows // 4), self.message_rows)
+    return sorted(
+      {min(least, self.target_rows), self.target_rows, self.max_rows}
+    )
 
 
 class Inference:
