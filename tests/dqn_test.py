@@ -294,8 +294,8 @@ def td_errors(q, target_q, unroll, n, double, discount=0.9, whole=True):
 @pytest.mark.parametrize(
   ("n_step", "double", "more"),
   conftest.slow_but(
-    [(1, True, 0)],
-    [(1, True, 0), (3, False, 0), (3, True, 4), (1, False, 4)],
+    [(3, True, 0)],
+    [(1, True, 0), (3, True, 0), (3, False, 0), (3, True, 4), (1, False, 4)],
   ),
 )
 def test_td_errors_and_gradients_by_hand(n_step, double, more):
@@ -346,6 +346,53 @@ def test_td_errors_and_gradients_by_hand(n_step, double, more):
   # An unbiased mean would not know the weights of importance.
   plain = 0.5 * errors**2
   assert abs(plain.sum() - squares.sum()) / total > 1e-3
+
+
+def every_step(name, **fields):
+  """The agent that evaluates all steps of its windows."""
+  config = config_of(**fields)
+  return value_based.make(SPECS[name], config, dqn.loss_of(config))
+
+
+@pytest.mark.parametrize(
+  ("name", "fields"),
+  conftest.slow_but(
+    [("masked", {"n_step": 3})],
+    [
+      ("masked", {"n_step": 3}),
+      ("masked", {"n_step": 3, "double": False, "rescale": True}),
+      ("vector", {"n_step": 5, "huber_delta": 0.5}),
+      ("image", {"n_step": 3, "stack_frames": 4}),
+    ],
+  ),
+)
+def test_a_window_is_learned_from_as_if_all_its_steps_were_evaluated(
+  name, fields
+):
+  agent, state = agent_of(name, **fields), state_of(name, **fields)
+  batch = sample_of(
+    agent, SPECS[name], agent.needs.window, np.linspace(0, 0.6, 24)
+  )
+  found, expected = (
+    jax.jit(x.gradients)(state, jax.random.key(0), batch)
+    for x in (agent, every_step(name, **fields))
+  )
+  assert 0 < found[1].weight < 24
+  close = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5)
+  jax.tree.map(close, found, expected)
+
+
+def test_a_longer_return_costs_no_more_evaluations():
+  def flops(agent, state):
+    batch = sample_of(agent, VECTOR, agent.needs.window, np.zeros(64))
+    lowered = jax.jit(agent.gradients).lower(state, jax.random.key(0), batch)
+    return lowered.compile().cost_analysis()["flops"]
+
+  wide = {"hidden_sizes": (128, 128)}
+  state = state_of(**wide)
+  one, five = (flops(agent_of(n_step=n, **wide), state) for n in (1, 5))
+  assert five < 1.1 * one
+  assert flops(every_step("vector", n_step=5, **wide), state) > 3 * five
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,9 @@ class Config(value_based.Config):
   ) -> base.Agent:
     """Makes the agent for an environment; see `base.Config`."""
     loss = loss_of(self)
-    return value_based.make(spec, self, loss, axis_name, horizon)
+    return value_based.make(
+      spec, self, loss, axis_name, horizon, bootstraps=True
+    )
 
 
 def loss_of(config: Config) -> value_based.Loss:

@@ -169,6 +169,7 @@ class Model:
     inputs: types.Inputs,
     core_state: types.Tree,
     rng_key: jax.Array | None = None,
+    at: jax.Array | None = None,
   ) -> Output:
     """The network's outputs for inputs `[T, B, ...]`.
 
@@ -177,6 +178,7 @@ class Model:
       inputs: `[T, B, ...]`.
       core_state: `[B, ...]`, before the first step.
       rng_key: for the noise of noisy layers; None for none.
+      at: `[K, B]`, see `networks.Network`; the outputs are `[K, B, ...]`.
     """
     observation, mask = _without_mask(self.spec, inputs.timestep.observation)
     if self.config.normalize_observations:
@@ -189,8 +191,11 @@ class Model:
       variables.params,
       inputs._replace(timestep=timestep),
       core_state,
+      at,
       rngs=None if rng_key is None else {networks.NOISE: rng_key},
     )
+    if at is not None:
+      mask = networks.steps_at(mask, at)
     return Output(head, mask, core_state)
 
   def moments(

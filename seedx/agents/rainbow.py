@@ -93,6 +93,7 @@ class Config(dqn.Config):
       axis_name=axis_name,
       horizon=horizon,
       noisy=self.noise_scale > 0,
+      bootstraps=True,
     )
     if not self.num_atoms:
       return make(loss=dqn.loss_of(self), head=head)

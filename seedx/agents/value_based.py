@@ -166,6 +166,7 @@ def make(
   *,
   head: nn.Module | None = None,
   noisy: bool = False,
+  bootstraps: bool = False,
 ) -> base.Agent:
   """Makes an agent from its loss.
 
@@ -179,6 +180,10 @@ def make(
       which has them as `q_values`; None for `networks.QHead`.
     noisy: whether it has noisy layers. In acting, an environment's noise stays
       the same for an episode; in learning, for a window.
+    bootstraps: whether the loss of an n-step return needs nothing between its
+      first step and the one that it bootstraps from. Then a window with one
+      return comes to it as one transition, see `losses.n_step_bootstraps`, and
+      no other step is evaluated.
 
   Raises:
     types.ConfigError: the actions are not discrete.
@@ -188,7 +193,9 @@ def make(
   if horizon is not None:
     horizon = horizon.with_windows(needs.learned_steps)
   q_network = _QNetwork(
-    config, _model(spec, config, head), loss, axis_name, config.windows, noisy
+    *(config, _model(spec, config, head), loss, axis_name, config.windows),
+    noisy=noisy,
+    bootstraps=bootstraps,
   )
   q_model = q_network.model
   optimizer = optimizers.Optimizer.make(config, horizon)
@@ -384,6 +391,25 @@ def _noisy_step(
   return output._replace(core_state=NoisyCoreState(output.core_state, seed))
 
 
+class _Steps(NamedTuple):
+  """What was done in the steps of a batch; see `Evaluation`.
+
+  Attributes:
+    at: `[K, B]` int32, the steps after the burn-in that are evaluated; None for
+      all.
+    action: `[T, B]`.
+    step_type: `[T + 1, B]`.
+    reward: `[T + 1, B]`.
+    discount: `[T + 1, B]`.
+  """
+
+  at: jax.Array | None
+  action: jax.Array
+  step_type: jax.Array
+  reward: jax.Array
+  discount: jax.Array
+
+
 class _Streams(NamedTuple):
   """The steps after the burn-in that are learned from, and their losses.
 
@@ -406,6 +432,7 @@ class _QNetwork:
   axis_name: str | None
   windows: Windows | None
   noisy: bool
+  bootstraps: bool
 
   def initial_core_state(self, batch_size: int) -> types.Tree:
     """The core state at the start of an episode, `[batch_size, ...]`."""
@@ -423,14 +450,20 @@ class _QNetwork:
   ) -> tuple[types.Tree, types.LossOutput]:
     """The gradient of the mean loss over the batch on all cores."""
     online_key, target_key = jax.random.split(rng_key)
+    discount = state.hyperparameters["discount"]
+    done = self._done(discount, batch.unroll)
+    if self._is_one_return(done):
+      done = _one_transition(done, self.config.n_step)
+
     target = jax.lax.stop_gradient(
-      self._outputs(state, state.target_params, target_key, batch.unroll)
+      self._target_outputs(state, target_key, batch.unroll, done.at)
     )
 
     def share(params: types.Tree) -> tuple[jax.Array, dict[str, types.Tree]]:
-      online = self._outputs(state, params, online_key, batch.unroll)
-      discount = state.hyperparameters["discount"]
-      streams = self._streams(discount, online, target, batch.unroll)
+      online = self._online_outputs(
+        state, params, online_key, batch.unroll, done.at
+      )
+      streams = self._streams(online, target, done)
       steps = streams.steps
       loss = losses.mean_share(
         steps.loss * batch.importance_weight, steps.weight, self.axis_name
@@ -455,10 +488,43 @@ class _QNetwork:
     assert self.windows is not None
     burn_in = self.windows.burn_in
     outputs = jax.tree.map(lambda x: x[burn_in:], unroll.extras.outputs)
-    steps = self._streams(acting.discount, outputs, outputs, unroll).steps
+    done = self._done(acting.discount, unroll)
+    steps = self._streams(outputs, outputs, done).steps
     if self.windows.whole_unrolls:
       return self._of_windows(steps)[:, None]
     return jnp.abs(steps.td_error).T
+
+  def _online_outputs(
+    self,
+    state: base.AgentState,
+    params: types.Tree,
+    rng_key: jax.Array,
+    unroll: types.Unroll,
+    at: jax.Array | None,
+  ) -> types.Tree:
+    """The outputs of the learned parameters, see `Evaluation`."""
+    if at is None:
+      return self._outputs(state, params, rng_key, unroll)
+    first = self._outputs(state, params, rng_key, unroll, at[:1])
+    # It only chooses an action.
+    params = jax.lax.stop_gradient(params)
+    last = self._outputs(state, params, rng_key, unroll, at[1:])
+    return jax.tree.map(lambda *x: jnp.concatenate(x), first, last)
+
+  def _target_outputs(
+    self,
+    state: base.AgentState,
+    rng_key: jax.Array,
+    unroll: types.Unroll,
+    at: jax.Array | None,
+  ) -> types.Tree:
+    """The outputs of the target parameters, see `Evaluation`."""
+    params = state.target_params
+    if at is None:
+      return self._outputs(state, params, rng_key, unroll)
+    last = self._outputs(state, params, rng_key, unroll, at[1:])
+    # Nobody asks for those of the first step.
+    return jax.tree.map(lambda x: jnp.concatenate([x, x]), last)
 
   def _outputs(
     self,
@@ -466,8 +532,9 @@ class _QNetwork:
     params: types.Tree,
     rng_key: jax.Array,
     unroll: types.Unroll,
+    at: jax.Array | None = None,
   ) -> types.Tree:
-    """The head's outputs `[T + 1, B, ...]` after the burn-in."""
+    """The head's outputs after the burn-in, `[T + 1, B, ...]` or at `at`."""
     variables = model_lib.Variables(params, state.statistics)
     core_state, burn_in = self.of_network(unroll.core_state), 0
     if self.windows is not None:
@@ -481,35 +548,42 @@ class _QNetwork:
         self.model.unroll(variables, before, core_state).core_state
       )
     inputs = jax.tree.map(lambda x: x[burn_in:], unroll.inputs)
-    return _legal(self.model.unroll(variables, inputs, core_state, rng_key))
+    output = self.model.unroll(variables, inputs, core_state, rng_key, at)
+    return _legal(output)
 
-  def _streams(
-    self,
-    discount: jax.Array,
-    outputs: types.Tree,
-    target_outputs: types.Tree,
-    unroll: types.Unroll,
-  ) -> _Streams:
-    """Losses; for windows, only of steps whose return has n steps."""
+  def _done(self, discount: jax.Array, unroll: types.Unroll) -> _Steps:
+    """What was done in the steps after the burn-in."""
     burn_in = self.windows.burn_in if self.windows else 0
     inputs = jax.tree.map(lambda x: x[burn_in:], unroll.inputs)
-    action = unroll.action[burn_in:-1].astype(jnp.int32)
-    evaluation = Evaluation(
-      outputs,
-      target_outputs,
-      action,
+    return _Steps(
+      None,
+      unroll.action[burn_in:-1].astype(jnp.int32),
       inputs.timestep.step_type.astype(jnp.int32),
       self.model.rewards(inputs),
       self.model.discounts(inputs, discount),
     )
-    steps = self.loss(evaluation)
+
+  def _is_one_return(self, done: _Steps) -> bool:
+    """Whether all but its first step and its end may be left out."""
+    return (
+      self.bootstraps
+      and self.windows is not None
+      and not self.windows.lstm_size
+      and len(done.action) == self.config.n_step
+    )
+
+  def _streams(
+    self, outputs: types.Tree, target_outputs: types.Tree, done: _Steps
+  ) -> _Streams:
+    """Losses; for windows, only of steps whose return has n steps."""
+    steps = self.loss(Evaluation(outputs, target_outputs, *done[1:]))
     taken = jnp.take_along_axis(
-      _q_values(outputs)[:-1], action[..., None], axis=-1
+      _q_values(outputs)[:-1], done.action[..., None], axis=-1
     )
     streams = _Streams(taken[..., 0], steps)
-    if self.windows is None:
+    if self.windows is None or done.at is not None:
       return streams
-    whole = len(action) - self.config.n_step + 1
+    whole = len(done.action) - self.config.n_step + 1
     return jax.tree.map(lambda x: x[:whole], streams)
 
   def _of_windows(self, steps: losses.QLearningLoss) -> jax.Array:
@@ -519,6 +593,27 @@ class _QNetwork:
     size = jnp.abs(steps.td_error)
     mean = jnp.mean(size, axis=0)
     return share * jnp.max(size, axis=0) + (1 - share) * mean
+
+
+def _one_transition(done: _Steps, n: int) -> _Steps:
+  """The n-step return of the first step of each window as one transition."""
+  _, action, step_type, reward, discount = done
+  ends = jax.vmap(
+    functools.partial(losses.n_step_bootstraps, n=n), in_axes=1, out_axes=1
+  )(step_type, reward, discount)
+  reward, discount, last, weight = (x[0] for x in ends)
+  last_type = jnp.where(
+    weight > 0,
+    jnp.take_along_axis(step_type, last[None], axis=0)[0],
+    int(dm_env.StepType.FIRST),
+  )
+  return _Steps(
+    at=jnp.stack([jnp.zeros_like(last), last]),
+    action=action[:1],
+    step_type=jnp.stack([step_type[0], last_type]),
+    reward=jnp.stack([jnp.zeros_like(reward), reward]),
+    discount=jnp.stack([jnp.ones_like(discount), discount]),
+  )
 
 
 def _diagnostics(

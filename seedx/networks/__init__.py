@@ -10,7 +10,7 @@ from seedx.networks.heads import (
   QHead,
 )
 from seedx.networks.lstm import LSTM
-from seedx.networks.network import CoreState, Network
+from seedx.networks.network import CoreState, Network, steps_at
 from seedx.networks.noisy import NOISE, NoisyDense
 from seedx.networks.torsos import (
   IMAGE_TORSOS,
@@ -42,4 +42,5 @@ __all__ = [
   "SmallCNN",
   "Torso",
   "is_image",
+  "steps_at",
 ]

@@ -68,20 +68,28 @@ class Network(nn.Module):
 
   @nn.compact
   def __call__(
-    self, inputs: types.Inputs, core_state: CoreState
+    self,
+    inputs: types.Inputs,
+    core_state: CoreState,
+    at: jax.Array | None = None,
   ) -> tuple[types.Tree, CoreState]:
     """Unrolls the network over a stream; a step is a stream of length 1.
 
     Args:
       inputs: `[T, B, ...]`.
       core_state: `[B, ...]`, before the first step.
+      at: `[K, B]` int, the time steps of which there are outputs, if there is
+        no LSTM; None for all.
 
     Returns:
-      The head's outputs, a nest of `[T, B, ...]`, and the core state after the
-      last step.
+      The head's outputs, a nest of `[T, B, ...]`, or `[K, B, ...]`, and the
+      core state after the last step.
     """
     step_type = inputs.timestep.step_type
     observation, frames = self._stacked(inputs, core_state.frames)
+    if at is not None:
+      assert not self.lstm_size
+      observation, step_type = steps_at((observation, step_type), at)
     # Convolutions run on the merged [T * B]; only the LSTM is scanned.
     torso = self.torso or torsos.Torso(
       self.observation, self.sizes, self.image_torso, self.dtype
@@ -122,3 +130,16 @@ class Network(nn.Module):
     action = action.reshape(*goes_on.shape, -1) * goes_on[..., None]
     reward = jnp.clip(inputs.timestep.reward, -1.0, 1.0)[..., None]
     return [action.astype(self.dtype), reward.astype(self.dtype)]
+
+
+def steps_at(nest: types.Tree, at: jax.Array) -> types.Tree:
+  """Some time steps of each stream of a batch.
+
+  Args:
+    nest: of `[T, B, ...]`.
+    at: `[K, B]` int, the time steps.
+
+  Returns:
+    A nest of `[K, B, ...]`.
+  """
+  return jax.tree.map(lambda leaf: leaf[at, jnp.arange(at.shape[1])], nest)
