@@ -155,6 +155,32 @@ def test_streams_use_a_pipe_where_there_is_room_for_its_path(
   assert os.listdir(tmp_path) == []
 
 
+def test_a_server_behind_a_lone_socket_is_reached_without_a_pipe(tmp_path):
+  """As where somebody has forwarded, or mounted, the server's socket alone."""
+  server = wire.Server(f"unix:{tmp_path}/sock", 1)
+  server.bind("double", lambda x: 2 * x, LAYOUT, LAYOUT)
+  (tmp_path / "elsewhere").mkdir()
+  with server:
+    os.link(tmp_path / "sock", tmp_path / "elsewhere" / "sock")
+    with wire.Client(f"unix:{tmp_path}/elsewhere/sock") as client:
+      exchange = wire.Exchange(client, "double", LAYOUT, LAYOUT)
+      assert exchange._stream._pipe is None
+      np.testing.assert_array_equal(exchange(rows(3)), rows(6))
+      exchange.close()
+
+
+def test_a_file_where_the_pipes_would_be_stays(tmp_path):
+  file = tmp_path / "sock-messages"
+  file.write_text("somebody's")
+  server = wire.Server(f"unix:{tmp_path}/sock", 1)
+  server.bind("double", lambda x: 2 * x, LAYOUT, LAYOUT)
+  with server, wire.Client(server.address) as client:
+    exchange = wire.Exchange(client, "double", LAYOUT, LAYOUT)
+    np.testing.assert_array_equal(exchange(rows(3)), rows(6))
+    exchange.close()
+  assert file.read_text() == "somebody's"
+
+
 _CLIENT = """
 import sys, numpy as np
 from seedx import wire

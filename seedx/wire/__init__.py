@@ -66,7 +66,7 @@ so that its size is a multiple of 8 and the next column starts at a multiple of
 and 4 of padding) + 16 (12 and 4) + 24 (18 and 6) = 64 bytes. The transport does
 not ask that a reply has as many rows as its request.
 
-**On one machine.** gRPC needs ten times the CPU that a socket needs. Over a unix
+**On one machine.** gRPC needs ten times the CPU of a plain socket. Over a unix
 socket a client may add `"pipe": true` to its JSON object. If the server's then
 has a `pipe`, of 32 hexadecimal digits, the client connects within 5 s to the
 unix socket whose path is the server's and `-messages`, and sends the 16 bytes

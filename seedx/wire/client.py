@@ -358,9 +358,10 @@ class Client:
       WireError: the server refused or is not there.
     """
     method = self._channel.stream_stream(server_lib.PATH_PREFIX + name)
-    stream = Stream(
-      method, requests, inputs, outputs, hello or {}, self._unix_path
-    )
+    path = self._unix_path
+    if path is not None and not pipe_lib.is_at(path):
+      path = None
+    stream = Stream(method, requests, inputs, outputs, hello or {}, path)
     self.was_accepted = True
     return stream
 

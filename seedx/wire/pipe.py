@@ -11,6 +11,7 @@ import os
 import secrets
 import select
 import socket
+import stat
 import threading
 
 from seedx.wire import layout as layout_lib
@@ -133,7 +134,7 @@ class Listener:
       OSError: there can be no socket beside it.
     """
     self._path = _beside(path)
-    with contextlib.suppress(FileNotFoundError):
+    if is_at(path):
       os.unlink(self._path)
     self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -198,6 +199,17 @@ class Listener:
         self._changed.notify_all()
         return
     connected.close()
+
+
+def is_at(path: str) -> bool:
+  """Whether there is a socket for messages beside a server's own.
+
+  There is none where that one was forwarded, or mounted, by itself.
+  """
+  try:
+    return stat.S_ISSOCK(os.stat(_beside(path)).st_mode)
+  except OSError:
+    return False
 
 
 def connect(path: str, secret: str, most_bytes: int) -> Pipe:
