@@ -268,6 +268,23 @@ def test_warm_up_changes_nothing_but_saves_compiling(micro_batches):
   assert it.steps == 1
 
 
+def test_an_update_copies_two_numbers_to_the_host(monkeypatch):
+  """And its metrics only where somebody asks for them."""
+  copied, device_get = [], jax.device_get
+
+  def counted(nest):
+    copied.append(len(jax.tree.leaves(nest)))
+    return device_get(nest)
+
+  learner_ = make()
+  run(learner_, [unroll_of()])
+  monkeypatch.setattr(learner.jax, "device_get", counted)
+  measured = run(learner_, [unroll_of()] * 3)
+  *of_updates, of_metrics = copied
+  assert of_updates == [2, 2, 2]  # Whether it was skipped, and its weight.
+  assert 2 < of_metrics < len(measured)
+
+
 def noisy_agent():
   """One whose metrics are the keys that two cores are given."""
   agent = agent_of()

@@ -220,7 +220,8 @@ class Learner:
     self._idle = 0
     # Results of updates that may still be running, without the state.
     self._pending: list[updates.Result] = []
-    self._metrics: dict[str, float] = {}
+    # Of the newest update that was read; they stay on the device.
+    self._metrics: dict[str, jax.Array] = {}
     self._waits = metrics.Waits({metrics.WAIT_EXPERIENCE: 1})
     self.inbox = Inbox(
       self.cores,
@@ -375,7 +376,7 @@ class Learner:
       "learned_steps": int(self.learned_steps),
       "updates_skipped": self._skipped.updates,
       "policy_lag": None,
-      **self._metrics,
+      **{k: float(v) for k, v in jax.device_get(self._metrics).items()},
       **self._hosts.measure(),
       **self._waits.shares(),
       **self._source.measure(),
@@ -418,12 +419,17 @@ class Learner:
   def _finish(self, keep: int) -> None:
     """Reads the outputs of all but the newest `keep` updates."""
     while len(self._pending) > keep:
-      result = jax.device_get(self._pending[0])
+      result = self._pending[0]
+      output, kept = result.output, result.output.metrics
+      # Each copy to the host takes its time: no more than is asked for.
+      result = jax.device_get(
+        result._replace(output=output._replace(metrics={}))
+      )
       idle = _is_idle(result)
       if isinstance(result.said, hosts_lib.Said):
         self._hosts.hear(result.said)
       if not result.skipped and not idle:
-        self._metrics = {k: float(v) for k, v in result.output.metrics.items()}
+        self._metrics = kept
       with self._changing:
         self._skipped.add(int(result.skipped), int(not result.skipped))
         self._idle += idle
