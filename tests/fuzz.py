@@ -317,7 +317,7 @@ def send_here(server, method, text, frames):
   """Serves a stream without gRPC; returns its status."""
   context = _Context(text)
   stream = server_lib._Stream(
-    server._methods[method.name], context, threading.Event()
+    server._methods[method.name], context, threading.Event(), None
   )
   try:
     for _ in stream.serve(iter(frames)):
