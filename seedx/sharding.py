@@ -139,7 +139,6 @@ def assemble(
   Returns:
     The nest of global arrays.
   """
-
   if over.devices.size == 1:
     return shards[0]
 

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -179,6 +180,26 @@ def test_a_file_where_the_pipes_would_be_stays(tmp_path):
     np.testing.assert_array_equal(exchange(rows(3)), rows(6))
     exchange.close()
   assert file.read_text() == "somebody's"
+
+
+def test_a_silent_stream_is_told_to_try_again(tmp_path, monkeypatch):
+  """Though its pipe is closed before gRPC knows of it."""
+  close, closed = pipe.Pipe.close, threading.Event()
+
+  def slow(self):
+    close(self)
+    if not closed.is_set():  # By who ends the stream, not by who serves it.
+      closed.set()
+      time.sleep(0.2)
+
+  monkeypatch.setattr(pipe.Pipe, "close", slow)
+  server = wire.Server(f"unix:{tmp_path}/sock", 1, silent_seconds=0.2)
+  server.bind("double", lambda x: 2 * x, LAYOUT, LAYOUT)
+  with server, wire.Client(server.address) as client:
+    exchange = wire.Exchange(client, "double", LAYOUT, LAYOUT)
+    with pytest.raises(wire.WireError, match=r"within 0\.2 seconds") as caught:
+      exchange.receive()
+  assert caught.value.code is wire.StatusCode.UNAVAILABLE
 
 
 _CLIENT = """

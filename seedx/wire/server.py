@@ -448,6 +448,8 @@ class _Stream:
     # Of a client on this machine that wants one.
     self._pipe: pipe_lib.Pipe | None = None
     self._closed = False
+    # Why another thread has ended the call.
+    self._ended: Refused | None = None
     self.busy = True
     self.host = context.peer().rpartition(":")[0]
     # Since when the client has owed a message, or has not taken a reply.
@@ -464,6 +466,7 @@ class _Stream:
         if self._pipe is None:
           yield reply
         elif not self._pipe.send(reply):
+          self._check_ended()
           return
     except Refused as refused:
       self._abort(refused.code, refused.message)
@@ -478,17 +481,17 @@ class _Stream:
 
   def end_silent(self, seconds: float) -> None:
     """Ends the call from another thread; its client is to try again."""
+    code = grpc.StatusCode.UNAVAILABLE
+    why = f"expected a message within {seconds:g} seconds, found none"
+    self._ended = Refused(code, why)
     self.close()
-    message = (
-      f"{self._method.name}: expected a message within {seconds:g} seconds,"
-      " found none"
-    )
     # `context.cancel` would say CANCELLED, that all is over.
     call = self._context._rpc_event.call  # type: ignore[attr-defined]
-    call.cancel(grpc.StatusCode.UNAVAILABLE.value[0], message)
+    call.cancel(code.value[0], f"{self._method.name}: {why}")
 
   def cancel(self) -> None:
     """Ends the call from another thread."""
+    self._ended = Refused(grpc.StatusCode.CANCELLED, _STOPPING)
     self.close()
     self._context.cancel()
 
@@ -548,9 +551,18 @@ class _Stream:
     except layout_lib.MessageError as error:
       raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from error
     if request is None:
+      self._check_ended()
       return None
     self.busy, self.silent_since = True, None
     return request
+
+  def _check_ended(self) -> None:
+    """Raises Refused where another thread has ended the call.
+
+    Its pipe is closed before gRPC knows: the call must not end with OK.
+    """
+    if self._ended is not None:
+      raise self._ended
 
   def _answer(self, session: Session, request: bytes) -> bytes:
     try:
