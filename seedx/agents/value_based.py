@@ -194,8 +194,7 @@ def make(
     horizon = horizon.with_windows(needs.learned_steps)
   q_network = _QNetwork(
     *(config, _model(spec, config, head), loss, axis_name, config.windows),
-    noisy=noisy,
-    bootstraps=bootstraps,
+    *(noisy, bootstraps),
   )
   q_model = q_network.model
   optimizer = optimizers.Optimizer.make(config, horizon)
