@@ -29,6 +29,7 @@ class _Doubler:
 
 def _make(**options):
   options = {"target_rows": 4, "max_wait_seconds": 5.0, **options}
+  options = {"replies": batcher.Replies(), **options}
   return batcher.Batcher(sizes=[2, 4, 8], waits=metrics.Waits(), **options)
 
 
@@ -73,6 +74,33 @@ def test_batches_across_callers_and_gives_each_its_own_rows(started):
     assert first.result(5).tolist() == [2, 4]
     assert second.result(5).tolist() == [6, 8]
   assert function.batches == [(4, 4)]
+
+
+def test_replies_are_measured_since_the_last_time(started):
+  replies = batcher.Replies()
+  one = started(_Doubler(), replies=replies, max_wait_seconds=0.1)
+  nothing = dict.fromkeys(
+    ("inference_rows", "reply_seconds_p50", "reply_seconds_p99")
+  )
+  assert replies.measure() == nothing
+  one(np.arange(2), 2)  # Waits for two more.
+  one(np.arange(4), 4)  # Does not.
+  while (found := replies.measure()) == nothing:
+    time.sleep(0.01)
+  assert found["inference_rows"] in (2, 3)  # The second may still be counted.
+  assert 0.1 <= found["reply_seconds_p99"] < 5
+  assert 0 < found["reply_seconds_p50"] <= found["reply_seconds_p99"]
+
+
+def test_quantiles_are_of_requests_and_rows_of_batches():
+  replies = batcher.Replies()
+  replies.add(300, [0.1] * 99)
+  replies.add(100, [0.3])
+  found = replies.measure()
+  assert found["inference_rows"] == 200
+  assert found["reply_seconds_p50"] == pytest.approx(0.1)
+  assert found["reply_seconds_p99"] == pytest.approx(0.102)
+  assert replies.measure()["inference_rows"] is None
 
 
 def test_a_partial_batch_goes_out_padded_after_the_wait(started):

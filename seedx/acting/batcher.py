@@ -1,5 +1,6 @@
 """Groups the requests of many threads into batches for one thread."""
 
+import collections
 import concurrent.futures
 import contextlib
 import threading
@@ -7,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Self
 
+import numpy as np
 import tree
 
 from seedx import metrics, trees, types
@@ -14,6 +16,43 @@ from seedx import metrics, trees, types
 
 class Closed(Exception):
   """The batcher has been closed; no reply will come."""
+
+
+class Replies:
+  """How long callers wait for their replies; any thread may use it."""
+
+  def __init__(self, newest: int = 4096) -> None:
+    """Has seen none yet.
+
+    Args:
+      newest: of how many requests the quantiles are, at most.
+    """
+    self._lock = threading.Lock()
+    self._seconds: collections.deque[float] = collections.deque(maxlen=newest)
+    self._batches = 0
+    self._rows = 0
+
+  def add(self, rows: int, seconds: Sequence[float]) -> None:
+    """Counts a batch of so many rows, and the seconds of its requests."""
+    with self._lock:
+      self._seconds.extend(seconds)
+      self._batches += 1
+      self._rows += rows
+
+  def measure(self) -> dict[str, metrics.Value]:
+    """What it adds to a line of metrics, since the last call."""
+    with self._lock:
+      seconds, batches, rows = list(self._seconds), self._batches, self._rows
+      self._seconds.clear()
+      self._batches = self._rows = 0
+    median = most = None
+    if seconds:
+      median, most = np.quantile(seconds, (0.5, 0.99)).tolist()
+    return {
+      "inference_rows": rows / batches if batches else None,
+      "reply_seconds_p50": median,
+      "reply_seconds_p99": most,
+    }
 
 
 class Batcher:
@@ -34,6 +73,7 @@ class Batcher:
     max_wait_seconds: float,
     sizes: Sequence[int],
     waits: metrics.Waits,
+    replies: Replies,
   ) -> None:
     """Has no request yet.
 
@@ -42,11 +82,13 @@ class Batcher:
       max_wait_seconds: longest time that a smaller batch waits.
       sizes: ascending; a request of more rows than the last is an error.
       waits: counts `acting_wait_environments`.
+      replies: is told of each batch.
     """
     self._target_rows = target_rows
     self._max_wait_seconds = max_wait_seconds
     self._sizes = list(sizes)
     self._waits = waits
+    self._replies = replies
     self._waiting: list[_Request] = []
     # Of the newest batch.
     self._taken: list[_Request] = []
@@ -81,7 +123,7 @@ class Batcher:
       if self._closed:
         raise StopIteration
       self._take()
-    return Batch(self._taken, self._sizes)
+    return Batch(self._taken, self._sizes, self._replies)
 
   def close(self) -> None:
     """Ends the iteration and every wait for a reply; may be called often."""
@@ -127,10 +169,14 @@ class Batch:
   """
 
   def __init__(
-    self, requests: Sequence["_Request"], sizes: Sequence[int]
+    self,
+    requests: Sequence["_Request"],
+    sizes: Sequence[int],
+    replies: Replies,
   ) -> None:
     """Joins requests, padded to the first of the ascending sizes that fits."""
     self._requests = requests
+    self._replies = replies
     self.rows = sum(request.rows for request in requests)
     size = next(size for size in sizes if size >= self.rows)
     self.inputs = trees.concatenate([x.inputs for x in requests], size)
@@ -144,6 +190,9 @@ class Batch:
         tree.map_structure(lambda leaf, s=start, e=end: leaf[s:e], outputs)
       )
       start = end
+    now = time.monotonic()
+    seconds = [now - request.arrived_seconds for request in self._requests]
+    self._replies.add(self.rows, seconds)
 
 
 class _Request:

@@ -140,6 +140,7 @@ class Inference:
     sink: Sink,
     rng_key: jax.Array,
     waits: metrics.Waits,
+    replies: batcher.Replies,
   ) -> None:
     """Makes the device's store; nothing is compiled before `run`.
 
@@ -153,6 +154,7 @@ class Inference:
         blocks when it is full, and returns False when all is over.
       rng_key: of this device alone.
       waits: counts `acting_wait_environments` and `acting_wait_device`.
+      replies: is told of each batch.
     """
     self.slots = sessions.Slots(sizes.layout.num_slots)
     self.requests = batcher.Batcher(
@@ -160,6 +162,7 @@ class Inference:
       max_wait_seconds=sizes.max_wait_seconds,
       sizes=sizes.padded,
       waits=waits,
+      replies=replies,
     )
     self._sizes = sizes
     self._device = device

@@ -15,8 +15,14 @@ import dataclasses
 import jax
 
 from seedx import envs, launch, sharding
+from seedx.acting import (
+  batcher,
+  inference_server,
+  protocol,
+  sessions,
+  thin_actor,
+)
 from seedx.acting import inference as inference_lib
-from seedx.acting import inference_server, protocol, sessions, thin_actor
 from seedx.agents import base
 from seedx.learning import experience
 from seedx.learning import learner as learner_lib
@@ -95,7 +101,7 @@ def learn(config: Config, context: process.Context) -> process.Process:
     stop=context.stop,
     hosts=hosts,
   )
-  waits = inference_lib.waits(len(devices))
+  waits, replies = inference_lib.waits(len(devices)), batcher.Replies()
   acting = [
     inference_lib.Inference(
       agent,
@@ -106,6 +112,7 @@ def learn(config: Config, context: process.Context) -> process.Process:
       sink=learning.inbox.put,
       rng_key=key,
       waits=waits,
+      replies=replies,
     )
     for device, own, key in zip(devices, sizes, acting_keys, strict=True)
   ]
@@ -122,7 +129,10 @@ def learn(config: Config, context: process.Context) -> process.Process:
     parts={"learner": learning, "acted": acted, "seeds": seeds},
     replay=learning.replay,
     policy=learning.policy,
-    measures=[acted.measure, learning.measure, waits.shares, server.measure],
+    measures=[
+      *(acted.measure, learning.measure),
+      *(waits.shares, replies.measure, server.measure),
+    ],
     done=lambda: acted.env_steps >= config.total_steps,
     threads={
       "learner": lambda: learning.run(acting[0].example),
