@@ -8,7 +8,6 @@
   seedx sweep EXPERIMENT [options]   searches for settings of an experiment
   seedx benchmark [options]          measures how fast this machine can train
   seedx chaos [options]              runs experiments while everything fails
-  seedx trial [options]              measures what an accelerator does
   seedx join HOST:PORT [options]     works for a learner on another machine
   seedx certificates DIR [options]   makes certificates for several machines
 
@@ -32,7 +31,6 @@ _PROGRAMS = {
   "sweep": "seedx.app.sweep",
   "benchmark": "seedx.app.benchmark.main",
   "chaos": "seedx.app.chaos.main",
-  "trial": "seedx.app.accelerator_trial",
   "join": "seedx.join",
   "certificates": "seedx.app.certificates",
 }

@@ -481,8 +481,8 @@ def test_it_says_what_it_can_do(words, monkeypatch, capsys):
   [
     (
       "fly",
-      "train, evaluate, plot, export, compare, sweep, benchmark, chaos, trial,"
-      " join, certificates, found 'fly'",
+      "train, evaluate, plot, export, compare, sweep, benchmark, chaos, join,"
+      " certificates, found 'fly'",
     ),
     ("train", ", ".join(experiments.shipped())),
     ("train sarsa", "found 'sarsa'"),

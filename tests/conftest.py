@@ -7,7 +7,7 @@ import signal
 os.environ["XLA_FLAGS"] = (
   os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 ).strip()
-# `experiments.accelerator_trial` runs some of them elsewhere.
+# `experiments.benchmark --accelerator` runs some of them elsewhere.
 os.environ["JAX_PLATFORMS"] = os.environ.get("SEEDX_TEST_PLATFORMS", "cpu")
 # Tests, and the programs that they start, compile the same things again and
 # again: a third of all their time.

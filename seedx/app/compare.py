@@ -50,7 +50,7 @@ class Options:
 
   Attributes:
     experiments: what to compare, A,B; each may have its own options.
-    env: name of the environment.
+    env: name of the environment, for experiments without --env of their own.
     total_steps: env steps of each run.
     total_seconds: longest time of each run in seconds; 0 for no limit.
     seeds: number of runs of each experiment; their seeds count from 0.
@@ -196,8 +196,10 @@ def train(
   """
   run_dir = parent / "-".join(words.replace("--", "").split()) / str(seed)
   run_dir.mkdir(parents=True, exist_ok=True)
-  program = [sys.executable, "-m", "seedx", "train", *words.split()]
-  program += ["--env", options.env, "--total-steps", str(options.total_steps)]
+  name, *own = words.split()
+  program = [sys.executable, "-m", "seedx", "train", name]
+  program += ["--env", options.env, *own]  # Its own come last, and hold.
+  program += ["--total-steps", str(options.total_steps)]
   program += ["--seed", str(seed), "--run-dir", str(run_dir)]
   cpu_seconds = _children_seconds()
   with (run_dir / "output.txt").open("w", encoding="utf-8") as output:

@@ -132,8 +132,7 @@ def shipped() -> list[str]:
   """The short names of the experiments that come with seedx."""
   doors = (
     *("__init__", "evaluate", "export", "plot", "compare", "chaos"),
-    *("sweep", "benchmark"),
-    *("accelerator_trial", "certificates"),
+    *("sweep", "benchmark", "certificates"),
   )
   return sorted(name for name in _shipped() if name not in doors)
 

@@ -107,7 +107,9 @@ def acting(config: Any, sizes: work_sizes.Sizes, seconds: float) -> float:
   return cost + more / (sizes.slots * sizes.period)
 
 
-def learning(config: Any, sizes: work_sizes.Sizes, seconds: float) -> float:
+def learning(
+  config: Any, sizes: work_sizes.Sizes, seconds: float
+) -> tuple[float, float]:
   """Learns as the pipeline does, with the replay if there is one.
 
   Args:
@@ -116,7 +118,7 @@ def learning(config: Any, sizes: work_sizes.Sizes, seconds: float) -> float:
     seconds: to measure for.
 
   Returns:
-    CPU seconds per env step.
+    CPU seconds per env step, and updates per env step.
   """
   spec = envs.spec(config.env)
   by_workers = isinstance(config, a3c.Config | gorila.Config)
@@ -128,8 +130,16 @@ def learning(config: Any, sizes: work_sizes.Sizes, seconds: float) -> float:
   learn, updates, finish = make(config, agent, sizes, share)
   while not updates():  # A replay has to be filled.
     learn()
-  cost = cpu_seconds_per_call(learn, seconds, finish)
-  return cost / (sizes.unrolls * sizes.period)
+  calls, first = 0, updates()
+
+  def counted() -> None:
+    nonlocal calls
+    learn()
+    calls += 1
+
+  cost = cpu_seconds_per_call(counted, seconds, finish)
+  steps = sizes.unrolls * sizes.period
+  return cost / steps, (updates() - first) / (calls * steps)
 
 
 def made_up(share: types.Share) -> types.Share:

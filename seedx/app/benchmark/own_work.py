@@ -12,7 +12,7 @@ import multiprocessing
 from collections.abc import Callable
 from typing import Any
 
-from seedx.app.benchmark import alone, work_sizes
+from seedx.app.benchmark import alone, matrix_products, work_sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +27,8 @@ class OwnWork:
     acting: CPU seconds per env step to act.
     learning: CPU seconds per env step to learn from it, as often as the
       experiment does.
+    products: CPU seconds per env step that the matrix products of learning
+      would take at the speed of a large one.
   """
 
   sizes: work_sizes.Sizes
@@ -34,6 +36,7 @@ class OwnWork:
   environments: float
   acting: float
   learning: float
+  products: float
 
   @property
   def total(self) -> float:
@@ -57,7 +60,7 @@ def measure(
 
   Args:
     words: the experiment and its own options.
-    env: name of the environment.
+    env: name of the environment, unless the experiment's options have one.
     seconds: to measure each part for.
     say: is told what is measured next.
 
@@ -71,8 +74,10 @@ def measure(
 
   sizes, (per_second, environments) = apart("environments", alone.environments)
   _, acting = apart("acting", alone.acting)
-  _, learning = apart("learning", alone.learning)
-  return OwnWork(sizes, per_second, environments, acting, learning)
+  _, (learning, updates) = apart("learning", alone.learning)
+  _, products = apart("matrix products", matrix_products.of_update)
+  parts = environments, acting, learning, products * updates
+  return OwnWork(sizes, per_second, *parts)
 
 
 def in_process(function: Callable[..., Any], *arguments: Any) -> Any:

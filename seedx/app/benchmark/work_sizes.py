@@ -84,13 +84,13 @@ def config_of(words: str, env: str) -> Any:
 
   Args:
     words: the experiment and its own options.
-    env: name of the environment.
+    env: name of the environment, unless the experiment's options have one.
 
   Raises:
     types.ConfigError: there is no such experiment.
   """
   name, *options = words.split()
-  options += ["--env", env, "--total-steps", str(TOTAL_STEPS)]
+  options = ["--env", env, *options, "--total-steps", str(TOTAL_STEPS)]
   module = experiments.load_module(name)
   asked, _ = programs.read(module.EXPERIMENT, options, module.__name__)
   return asked.run

@@ -1,0 +1,98 @@
+"""Floating point operations of matrix products and convolutions."""
+
+import math
+from typing import Any
+
+import jax
+import jax.extend
+import jax.numpy as jnp
+
+from seedx import envs
+from seedx.acting import local_actor, unroll_store
+from seedx.app.benchmark import alone, work_sizes
+from seedx.pipelines import a3c, gorila
+
+# Rows and columns of the product that the machine's speed is measured with.
+_SIZE = 1024
+
+
+def of_update(config: Any, sizes: work_sizes.Sizes, seconds: float) -> float:
+  """What the matrix products of an update cost at the speed of a large one.
+
+  Args:
+    config: of the pipeline.
+    sizes: of its work.
+    seconds: to measure the speed for.
+
+  Returns:
+    CPU seconds per update.
+  """
+  return operations_of_update(config, sizes) / speed(seconds)
+
+
+def operations_of_update(config: Any, sizes: work_sizes.Sizes) -> int:
+  """Floating point operations of the matrix products of an update.
+
+  Args:
+    config: of the pipeline.
+    sizes: of its work.
+  """
+  spec, key = envs.spec(config.env), jax.random.key(0)
+  agent = config.plan.agent(config.agent, spec)
+  layout = unroll_store.Layout.of(agent, sizes.period, sizes.unrolls)
+  share = jax.device_put(
+    alone.made_up(local_actor.Programs(agent, spec, layout).share())
+  )
+  source = config.plan.source(agent, sizes.period, jax.devices()[:1], key)
+  (part,) = source.example([share]).parts
+  by_workers = isinstance(config, a3c.Config | gorila.Config)
+  function = agent.gradients if by_workers else agent.update
+  state = jax.eval_shape(agent.init, key)
+  program: Any = jax.make_jaxpr(function)(state, key, part)
+  return operations(program.jaxpr)
+
+
+def operations(jaxpr: jax.extend.core.Jaxpr) -> int:
+  """Those of a program: 2 for each product of two numbers that is summed.
+
+  A scan counts as often as it runs, a `while` loop once, and of the branches of
+  a condition the most expensive one.
+
+  Args:
+    jaxpr: the program, see `jax.make_jaxpr`.
+  """
+  return sum(_of_equation(x) for x in jaxpr.eqns)
+
+
+def speed(seconds: float) -> float:
+  """Those per CPU second of one large product of float32.
+
+  Args:
+    seconds: to measure for.
+  """
+  x = jnp.ones((_SIZE, _SIZE))
+  product = jax.jit(lambda x: x @ x)
+
+  def multiply() -> None:
+    jax.block_until_ready(product(x))
+
+  return 2 * _SIZE**3 / alone.cpu_seconds_per_call(multiply, seconds)
+
+
+def _of_equation(equation: Any) -> int:
+  params, name = equation.params, equation.primitive.name
+  if name == "dot_general":
+    (contracted, _), _ = params["dimension_numbers"]
+    shape = equation.invars[0].aval.shape
+    summed = math.prod(shape[axis] for axis in contracted)
+    return 2 * equation.outvars[0].aval.size * summed
+  if name == "conv_general_dilated":
+    kernel = equation.invars[1].aval
+    channels = kernel.shape[params["dimension_numbers"].rhs_spec[0]]
+    return 2 * equation.outvars[0].aval.size * kernel.size // channels
+  leaves = jax.tree.leaves(list(params.values()))
+  bodies: list[Any] = [getattr(leaf, "jaxpr", leaf) for leaf in leaves]
+  inner = [operations(body) for body in bodies if hasattr(body, "eqns")]
+  if name == "cond":
+    return max(inner)
+  return sum(inner) * params.get("length", 1)
