@@ -12,6 +12,7 @@ _TEST = [
   *_NOTEBOOKS,
   "hypothesis",
   "imageio-ffmpeg",
+  "minatar",
   "mypy",
   "pytest",
   "pytest-timeout",

@@ -7,6 +7,7 @@ from seedx.envs.config import (
   Config,
   code_in,
   in_one_line,
+  is_functional,
   load_function,
   returns_are_sums,
 )
@@ -21,6 +22,7 @@ __all__ = [
   "check_render",
   "code_in",
   "in_one_line",
+  "is_functional",
   "load_function",
   "make",
   "returns_are_sums",

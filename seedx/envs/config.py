@@ -17,9 +17,9 @@ Transform = Callable[[types.Tree], types.Tree]
 # Earlier names of modules, which saved configs may have.
 _ALIASES = {"experiments.transforms": "seedx.envs.transforms"}
 DEFAULT_ACTION_MASK = "action_mask"
-TASK_PREFIX = "seedx:"
+SEEDX_PREFIX, JAX_PREFIX = "seedx:", "jax:"
 # Names of what comes with seedx begin so.
-_OF_SEEDX = (TASK_PREFIX, *(f"{x}:" for x in (*_ALIASES, *_ALIASES.values())))
+_OF_SEEDX = (SEEDX_PREFIX, *(f"{x}:" for x in (*_ALIASES, *_ALIASES.values())))
 _OWN = pathlib.Path(__file__).parent.parent
 # Options of EnvPool's that name programs and files, such as ViZDoom's.
 _FILES = ("_path", "_dir", "_args")
@@ -29,9 +29,10 @@ _FILES = ("_path", "_dir", "_args")
 class Config:
   """An environment, and how its observations are changed.
 
-  The environment is one of EnvPool's, one of seedx's (`seedx:MemoryChain`,
-  `seedx:DeepSea`, see `tasks`) or your own. Your own is made by a factory, a
-  function of yours that returns a Gymnasium `Env` or a `dm_env.Environment`.
+  The environment is one of EnvPool's, one of seedx's (`seedx:CartPole-v1`, see
+  `functional`) or your own. Your own is made by a factory, a function of yours
+  that returns a Gymnasium `Env` or a `dm_env.Environment`; or, after `jax:`, a
+  `functional.Environment`.
   The factory is called once for each environment, in a separate process. If it
   has a parameter `seed`, it is given the environment's seed; a factory of a
   `dm_env.Environment` must have one. Images of bytes become `[C, H, W]` after
@@ -40,7 +41,7 @@ class Config:
   Attributes:
     env: EnvPool's name of the environment, seedx:NAME for one of seedx's, or
       MODULE:FACTORY for your own, in a module of the current directory or an
-      installed one.
+      installed one; jax:MODULE:FACTORY for your own of JAX functions.
     env_options: EnvPool's or the task's own options, or your factory's keyword
       arguments. EnvPool's `stack_num` is 1 by default: the network stacks
       frames.
@@ -64,13 +65,13 @@ class Config:
 
 
 def is_own(config: Config) -> bool:
-  """Whether the user's factory makes the environment."""
-  return ":" in config.env and not is_task(config)
+  """Whether the user's factory makes the environment, in a process."""
+  return ":" in config.env and not is_functional(config)
 
 
-def is_task(config: Config) -> bool:
-  """Whether the environment is one of seedx's, see `tasks`."""
-  return config.env.startswith(TASK_PREFIX)
+def is_functional(config: Config) -> bool:
+  """Whether the environment is one of JAX functions, see `functional`."""
+  return config.env.startswith((SEEDX_PREFIX, JAX_PREFIX))
 
 
 def code_in(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,18 +1,13 @@
 """The interface of all environments, and how they are made."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from seedx import types
 from seedx.envs import config as env_config
-from seedx.envs import (
-  envpool_adapter,
-  envpool_spec,
-  processes,
-  task_environment,
-)
+from seedx.envs import envpool_adapter, envpool_spec, processes
 
 
 class Environment(Protocol):
@@ -107,8 +102,8 @@ def make(
     types.ConfigError: as `spec` does, or where a number is out of range.
   """
   kind: Callable[..., Environment] = envpool_adapter.EnvPoolEnvironment
-  if env_config.is_task(config):
-    kind = task_environment.TaskEnvironment
+  if env_config.is_functional(config):
+    kind = _functional_environment().FunctionalEnvironment
   elif env_config.is_own(config):
     kind = processes.ProcessEnvironment
   return kind(
@@ -137,8 +132,24 @@ def spec(config: env_config.Config) -> types.EnvironmentSpec:
       or the transform is unknown or cannot be used, a system library is
       missing, or the actions are not supported.
   """
-  if env_config.is_task(config):
-    return task_environment.spec(config)
+  if env_config.is_functional(config):
+    return _functional_environment().spec(config)
   if env_config.is_own(config):
     return processes.spec(config)
   return envpool_spec.spec(config)
+
+
+def _functional_environment() -> Any:
+  """The module, which imports JAX.
+
+  Raises:
+    types.ConfigError: there is no JAX.
+  """
+  try:
+    from seedx.envs import functional_environment
+  except ImportError as error:
+    raise types.ConfigError(
+      "expected JAX, for an environment of JAX functions, found none:"
+      f" {env_config.in_one_line(error)}"
+    ) from error
+  return functional_environment

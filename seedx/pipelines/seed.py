@@ -68,7 +68,12 @@ def nodes(config: Config) -> list[launch.Node]:
   work = thin_actor.Work(
     config.address, config.env, config.actors, security=config.security
   )
-  return [launch.Node("actor", thin_actor.run, work, config.actors.num_actors)]
+  return [
+    launch.Node(
+      *("actor", thin_actor.run, work, config.actors.num_actors),
+      needs_jax=envs.is_functional(config.env),
+    )
+  ]
 
 
 def learn(config: Config, context: process.Context) -> process.Process:

@@ -1,13 +1,16 @@
-"""Tasks with known returns: MemoryChain and DeepSea."""
+"""Environments of JAX functions, batched: seedx's tasks and one's own."""
 
+import subprocess
+import sys
 import threading
 
 import dm_env
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from seedx import envs, types
-from seedx.envs import tasks
+from seedx.envs import functional
 
 FIRST, MID, LAST = (int(step_type) for step_type in dm_env.StepType)
 
@@ -190,7 +193,11 @@ def test_a_transform_and_errors_are_those_of_every_environment():
 @pytest.mark.parametrize(
   ("env", "options", "message"),
   [
-    ("seedx:DeepSeas", {}, "no environment 'seedx:DeepSeas'. Did you mean"),
+    (
+      "seedx:DeepSeas",
+      {},
+      "no environment 'seedx:DeepSeas' of JAX functions. Did you mean",
+    ),
     ("seedx:DeepSea", {"sizes": 3}, "unknown option 'sizes'. Did you mean"),
     ("seedx:DeepSea", {"size": 1}, "size from 2 to 100, found 1"),
     ("seedx:DeepSea", {"cued": 1}, "cued of type bool, found 1"),
@@ -203,5 +210,80 @@ def test_what_cannot_be_made_is_named(env, options, message):
     envs.spec(envs.Config(env, options))
 
 
-def test_all_tasks_have_names():
-  assert set(tasks.TASKS) == {x.__name__ for x in tasks.Task.__subclasses__()}
+class Counts(functional.Episodic):
+  """Counts its steps; of a user."""
+
+  observation = dm_env.specs.Array((1,), np.float32, "observation")
+  action = dm_env.specs.BoundedArray((2,), np.float32, -1.0, 1.0, "action")
+  time_limit = 3
+
+  def reset(self, rng_key):
+    return jnp.int32(0)
+
+  def act(self, state, action, rng_key):
+    return functional.Outcome(state + 1, action[1], False)
+
+  def observe(self, state):
+    return state[None].astype(jnp.float32)
+
+
+def counts(wrong=False):
+  return object() if wrong else Counts()
+
+
+OWN = f"jax:{__name__}:counts"
+
+
+def test_an_environment_of_ones_own_functions():
+  environment = make(OWN, 2)
+  found = []
+  for _ in range(5):
+    rows = environment.recv()
+    found.append(rows)
+    environment.send(rows.index, np.array([[0, 0.5], [0, 7]], np.float32))
+  steps = [x.timestep for x in found]
+  seen = [x.observation[0, 0] for x in steps]
+  assert seen == [0, 1, 2, 3, 0]
+  assert [x.step_type[0] for x in steps] == [FIRST, MID, MID, LAST, FIRST]
+  # A time limit does not take the value of what would have come.
+  assert [x.discount[0] for x in steps] == [1] * 5
+  np.testing.assert_array_equal(found[3].episode_return, [1.5, 3])
+  np.testing.assert_array_equal(steps[4].reward, 0)
+
+
+def test_what_is_no_environment_of_functions_is_named():
+  with pytest.raises(types.ConfigError, match="object without observation"):
+    envs.spec(envs.Config(OWN, {"wrong": True}))
+  with pytest.raises(types.ConfigError, match="unexpected keyword"):
+    envs.spec(envs.Config(OWN, {"size": 1}))
+  with pytest.raises(types.ConfigError, match="jax:"):
+    envs.spec(envs.Config("jax:nowhere:counts"))
+
+
+def test_ones_own_functions_are_code_that_the_user_has_to_name():
+  assert envs.code_in({"env": OWN}) == {"env": OWN}
+  assert not envs.code_in({"env": "seedx:DeepSea"})
+
+
+def test_without_jax_it_says_what_is_missing():
+  program = """
+import sys
+sys.modules["jax"] = None
+from seedx import envs
+envs.spec(envs.Config("seedx:Catch"))
+"""
+  done = subprocess.run(
+    [sys.executable, "-c", program], capture_output=True, text=True
+  )
+  last = done.stderr.splitlines()[-1]
+  assert "ConfigError: expected JAX, for an environment of JAX" in last
+
+
+def test_few_programs_do_for_all_numbers_of_rows():
+  environment = make("seedx:Catch", 100)
+  environment.recv()
+  for size in range(1, 100, 3):
+    index = np.arange(size)
+    environment.send(index, np.zeros(size, np.int32))
+    environment._ready.clear()
+  assert environment._program._cache_size() <= 8

@@ -1,0 +1,351 @@
+"""Two of MinAtar's games, Breakout and Asterix, on boards of 10 by 10.
+
+Young and Tian 2019, "MinAtar: An Atari-Inspired Testbed",
+https://arxiv.org/abs/1903.03176. Observations are `[4, 10, 10]` bytes, 0 or 1,
+a channel for each kind of object. Actions are those of all of MinAtar: nothing,
+left, up, right, down, fire. With the probability `sticky` the last action of
+the episode, at first nothing, is repeated instead.
+"""
+
+from typing import NamedTuple
+
+import dm_env.specs
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from seedx import types
+from seedx.envs.functional.environment import Episodic, Outcome
+
+_LEFT, _UP, _RIGHT, _DOWN = 1, 2, 3, 4
+_OBSERVATION = dm_env.specs.BoundedArray(
+  (4, 10, 10), np.uint8, 0, 1, "observation"
+)
+_ACTION = dm_env.specs.DiscreteArray(6, np.int32, "action")
+
+
+class Ball(NamedTuple):
+  """The state of `Breakout`.
+
+  Attributes:
+    x: `[]` int32, the ball's column.
+    y: `[]` int32, its row.
+    direction: `[]` int32: up left, up right, down right, down left.
+    last_x: `[]` int32, where the ball was.
+    last_y: `[]` int32.
+    paddle: `[]` int32, its column.
+    bricks: `[10, 10]` bool.
+    strike: `[]` bool, whether the ball hit a brick at the last step.
+    last_action: `[]` int32.
+  """
+
+  x: jax.Array
+  y: jax.Array
+  direction: jax.Array
+  last_x: jax.Array
+  last_y: jax.Array
+  paddle: jax.Array
+  bricks: jax.Array
+  strike: jax.Array
+  last_action: jax.Array
+
+
+class Breakout(Episodic):
+  """A paddle that keeps a ball in play, which breaks bricks for 1 each.
+
+  Channels are the paddle, the ball, where the ball was, the bricks. An episode
+  ends when the ball falls. Three new rows of bricks come once all are broken.
+  """
+
+  observation = _OBSERVATION
+  action = _ACTION
+
+  def __init__(self, sticky: float = 0.1) -> None:
+    """Checks its option.
+
+    Args:
+      sticky: probability of repeating the last action.
+
+    Raises:
+      types.ConfigError: it is out of its range.
+    """
+    types.check_range("sticky", sticky, 0.0, 1.0)
+    self._sticky = sticky
+
+  def reset(self, rng_key: jax.Array) -> Ball:
+    """See `Episodic`."""
+    right = jax.random.bernoulli(rng_key)
+    x, direction = jnp.where(right, 9, 0), jnp.where(right, 3, 2)
+    three, zero = jnp.int32(3), jnp.int32(0)
+    return Ball(
+      *(x, three, direction, x, three, jnp.int32(4)),
+      bricks=_new_bricks(),
+      strike=jnp.bool_(False),
+      last_action=zero,
+    )
+
+  def act(self, state: Ball, action: jax.Array, rng_key: jax.Array) -> Outcome:
+    """See `Episodic`."""
+    action = _sticky(state.last_action, action, rng_key, self._sticky)
+    paddle = _moved(state.paddle, action, _LEFT, _RIGHT, 0, 9)
+    direction = state.direction
+    goes_right = (direction == 1) | (direction == 2)
+    x = state.x + jnp.where(goes_right, 1, -1)
+    y = state.y + jnp.where(direction >= 2, 1, -1)
+    bounced = jnp.array([1, 0, 3, 2])
+    direction = jnp.where((x < 0) | (x > 9), bounced[direction], direction)
+    x = jnp.clip(x, 0, 9)
+
+    # The first of these that holds decides.
+    top = y < 0
+    brick = ~top & state.bricks[y, x]
+    bottom = ~top & ~brick & (y == 9)
+    on_paddle = bottom & (state.x == paddle)
+    at_edge = bottom & ~on_paddle & (x == paddle)
+    lost = bottom & ~on_paddle & ~at_edge
+
+    broken = brick & ~state.strike
+    bricks = state.bricks & ~(broken & _at(y, x))
+    bricks = jnp.where(bottom & ~jnp.any(bricks), _new_bricks(), bricks)
+    back, around = jnp.array([3, 2, 1, 0]), jnp.array([2, 3, 0, 1])
+    turned = jnp.where(at_edge, around[direction], back[direction])
+    stays = broken | on_paddle | at_edge
+    y = jnp.where(top, 0, jnp.where(stays, state.y, y))
+    state = Ball(
+      x=x,
+      y=y,
+      direction=jnp.where(top | stays, turned, direction),
+      last_x=state.x,
+      last_y=state.y,
+      paddle=paddle,
+      bricks=bricks,
+      strike=brick,
+      last_action=action,
+    )
+    return Outcome(state, broken.astype(jnp.float32), lost)
+
+  def observe(self, state: Ball) -> jax.Array:
+    """See `Episodic`."""
+    channels = (
+      _at(jnp.int32(9), state.paddle),
+      _at(state.y, state.x),
+      _at(state.last_y, state.last_x),
+      state.bricks,
+    )
+    return jnp.stack(channels).astype(jnp.uint8)
+
+
+class Crossing(NamedTuple):
+  """The state of `Asterix`.
+
+  Attributes:
+    x: `[]` int32, the player's column.
+    y: `[]` int32, its row.
+    there: `[8]` bool, whether something is in row 1 to 8.
+    column: `[8]` int32, where it is.
+    goes_right: `[8]` bool.
+    gold: `[8]` bool, whether it is gold; else it is an enemy.
+    spawn_timer: `[]` int32, steps until something comes.
+    spawn_speed: `[]` int32, steps between two of them.
+    move_timer: `[]` int32, steps until all move.
+    move_speed: `[]` int32, steps between two moves.
+    ramp_timer: `[]` int32, steps until it becomes harder.
+    ramp_index: `[]` int32, how often it has.
+    last_action: `[]` int32.
+  """
+
+  x: jax.Array
+  y: jax.Array
+  there: jax.Array
+  column: jax.Array
+  goes_right: jax.Array
+  gold: jax.Array
+  spawn_timer: jax.Array
+  spawn_speed: jax.Array
+  move_timer: jax.Array
+  move_speed: jax.Array
+  ramp_timer: jax.Array
+  ramp_index: jax.Array
+  last_action: jax.Array
+
+
+class Spawned(NamedTuple):
+  """The random draws of `Asterix` for what comes.
+
+  Attributes:
+    goes_right: `[]` bool.
+    gold: `[]` bool.
+    rank: `[8]`, of the free rows it takes the one with the highest.
+  """
+
+  goes_right: jax.Array
+  gold: jax.Array
+  rank: jax.Array
+
+
+class Asterix(Episodic):
+  """A player among gold, 1 for each, and enemies, which end the episode.
+
+  They come from the left and the right, in rows of their own, and ever faster.
+  Channels are the player, enemies, where things were before they moved, gold.
+  """
+
+  observation = _OBSERVATION
+  action = _ACTION
+
+  def __init__(self, sticky: float = 0.1, ramping: bool = True) -> None:
+    """Checks its options.
+
+    Args:
+      sticky: probability of repeating the last action.
+      ramping: whether it becomes harder with time.
+
+    Raises:
+      types.ConfigError: an option is out of its range.
+    """
+    types.check_range("sticky", sticky, 0.0, 1.0)
+    self._sticky = sticky
+    self._ramping = ramping
+
+  def reset(self, rng_key: jax.Array) -> Crossing:
+    """See `Episodic`."""
+    del rng_key
+    nowhere, five = jnp.zeros(8, jnp.bool_), jnp.int32(5)
+    return Crossing(
+      *(five, five, nowhere, jnp.zeros(8, jnp.int32), nowhere, nowhere),
+      *(jnp.int32(10), jnp.int32(10), five, five),
+      *(jnp.int32(100), jnp.int32(0), jnp.int32(0)),
+    )
+
+  def act(
+    self, state: Crossing, action: jax.Array, rng_key: jax.Array
+  ) -> Outcome:
+    """See `Episodic`."""
+    sticky_key, side_key, kind_key, row_key = jax.random.split(rng_key, 4)
+    action = _sticky(state.last_action, action, sticky_key, self._sticky)
+    drawn = Spawned(
+      jax.random.bernoulli(side_key),
+      jax.random.bernoulli(kind_key, 1 / 3),
+      jax.random.uniform(row_key, (8,)),
+    )
+    return self.advance(state._replace(last_action=action), action, drawn)
+
+  def advance(
+    self, state: Crossing, action: jax.Array, drawn: Spawned
+  ) -> Outcome:
+    """What an action leads to, given the random draws.
+
+    Args:
+      state: before it.
+      action: `[]`, that is carried out.
+      drawn: what comes, if something comes now.
+    """
+    state = _spawned(state, drawn)
+    state = state._replace(
+      x=_moved(state.x, action, _LEFT, _RIGHT, 0, 9),
+      y=_moved(state.y, action, _UP, _DOWN, 1, 8),
+    )
+    state, gold, caught = _met(state)
+    now = state.move_timer == 0
+    column = state.column + jnp.where(state.goes_right, 1, -1) * now
+    state = state._replace(
+      column=column,
+      there=state.there & (column >= 0) & (column <= 9),
+      move_timer=jnp.where(now, state.move_speed, state.move_timer),
+    )
+    state, more, caught_then = _met(state)
+    state = state._replace(
+      spawn_timer=state.spawn_timer - 1, move_timer=state.move_timer - 1
+    )
+    if self._ramping:
+      state = _ramped(state)
+    reward = gold.astype(jnp.float32) + more
+    return Outcome(state, reward, caught | caught_then)
+
+  def observe(self, state: Crossing) -> jax.Array:
+    """See `Episodic`."""
+    columns = jnp.arange(10)
+
+    def rows(column: jax.Array, shown: jax.Array) -> jax.Array:
+      seen = (columns == column[:, None]) & shown[:, None]
+      return jnp.pad(seen, ((1, 1), (0, 0)))
+
+    behind = state.column - jnp.where(state.goes_right, 1, -1)
+    channels = (
+      _at(state.y, state.x),
+      rows(state.column, state.there & ~state.gold),
+      rows(behind, state.there),
+      rows(state.column, state.there & state.gold),
+    )
+    return jnp.stack(channels).astype(jnp.uint8)
+
+
+def _new_bricks() -> jax.Array:
+  rows = jnp.arange(10)[:, None]
+  return jnp.broadcast_to((rows >= 1) & (rows <= 3), (10, 10))
+
+
+def _at(y: jax.Array, x: jax.Array) -> jax.Array:
+  """`[10, 10]` bool, True at one place."""
+  places = jnp.arange(10)
+  return (places[:, None] == y) & (places == x)
+
+
+def _sticky(
+  last: jax.Array, action: jax.Array, rng_key: jax.Array, probability: float
+) -> jax.Array:
+  """The action that is carried out."""
+  repeats = jax.random.bernoulli(rng_key, probability)
+  return jnp.where(repeats, last, action.astype(jnp.int32))
+
+
+def _moved(
+  place: jax.Array,
+  action: jax.Array,
+  back: int,
+  forth: int,
+  low: int,
+  high: int,
+) -> jax.Array:
+  """A row or column after an action of which one goes back, and one forth."""
+  step = (action == forth).astype(jnp.int32) - (action == back)
+  return jnp.clip(place + step, low, high)
+
+
+def _spawned(state: Crossing, drawn: Spawned) -> Crossing:
+  """With something new, if it is time and a row is free."""
+  now = state.spawn_timer == 0
+  row = jnp.argmax(jnp.where(state.there, -1.0, drawn.rank))
+  new = now & ~jnp.all(state.there) & (jnp.arange(8) == row)
+  first = jnp.where(drawn.goes_right, 0, 9)
+  return state._replace(
+    there=state.there | new,
+    column=jnp.where(new, first, state.column),
+    goes_right=jnp.where(new, drawn.goes_right, state.goes_right),
+    gold=jnp.where(new, drawn.gold, state.gold),
+    spawn_timer=jnp.where(now, state.spawn_speed, state.spawn_timer),
+  )
+
+
+def _met(state: Crossing) -> tuple[Crossing, jax.Array, jax.Array]:
+  """Takes gold where the player is; whether there was some, or an enemy."""
+  here = state.there & (state.column == state.x)
+  here &= jnp.arange(1, 9) == state.y
+  there = state.there & ~(here & state.gold)
+  gold, enemy = jnp.any(here & state.gold), jnp.any(here & ~state.gold)
+  return state._replace(there=there), gold, enemy
+
+
+def _ramped(state: Crossing) -> Crossing:
+  """Harder after every hundredth step, until all is as fast as it can be."""
+  can = (state.spawn_speed > 1) | (state.move_speed > 1)
+  now = can & (state.ramp_timer < 0)
+  moves = now & (state.move_speed > 1) & (state.ramp_index % 2 == 1)
+  spawns = now & (state.spawn_speed > 1)
+  waited = state.ramp_timer - can.astype(jnp.int32)
+  return state._replace(
+    move_speed=state.move_speed - moves,
+    spawn_speed=state.spawn_speed - spawns,
+    ramp_index=state.ramp_index + now,
+    ramp_timer=jnp.where(now, 100, waited),
+  )

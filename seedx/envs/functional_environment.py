@@ -1,0 +1,174 @@
+"""Environments of JAX functions as batched `dm_env` time steps."""
+
+import functools
+import threading
+from typing import NamedTuple, NoReturn
+
+import dm_env
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tree
+
+from seedx import trees, types
+from seedx.envs import config as env_config
+from seedx.envs import functional, observations
+
+
+def spec(config: env_config.Config) -> types.EnvironmentSpec:
+  """See `envs.spec`."""
+  return _spec(config, functional.make(config))
+
+
+class FunctionalEnvironment:
+  """Environments of JAX functions on the CPU; see `envs.Environment`.
+
+  `send` steps them, and `recv` only waits: they are too small for threads.
+  """
+
+  def __init__(
+    self,
+    config: env_config.Config,
+    num_envs: int,
+    *,
+    batch_size: int | None = None,
+    seed: int = 0,
+    num_threads: int = 1,
+    render: bool = False,
+  ) -> None:
+    """See `envs.make`; it cannot be rendered."""
+    self._name = config.env
+    if render:
+      self.render()
+    self.num_envs = num_envs
+    self.batch_size = observations.check_numbers(
+      num_envs, batch_size, num_threads, seed
+    )
+    environment = functional.make(config)
+    self._action = environment.action
+    self.spec = _spec(config, environment)
+    self._finish = observations.Finisher(
+      config, seed, self.spec, env_config.load_transform(config)
+    )
+    self._device = jax.local_devices(backend="cpu")[0]
+    # A program of its own: numbers do not depend on how many there are.
+    with jax.default_device(self._device):
+      self._start = jax.jit(lambda: _init(environment, num_envs, seed))
+      self._state = self._start()
+    self._program = jax.jit(
+      functools.partial(_stepped, environment), donate_argnums=0
+    )
+    self._return = np.zeros(num_envs, np.float32)
+    # The rows of a `send` each, that `recv` has not returned.
+    self._ready: list[types.Rows] = []
+    self._changed = threading.Condition()
+
+  def reset(self) -> None:
+    """See `envs.Environment`."""
+    self._ready.clear()
+    index = np.arange(self.num_envs, dtype=np.int32)
+    self.send(index, trees.zeros(self.spec.action, (self.num_envs,)))
+
+  def recv(self) -> types.Rows:
+    """See `envs.Environment`."""
+    with self._changed:
+      while (found := self._num_ready()) < self.batch_size:
+        self._changed.wait()
+      everything = trees.concatenate(self._ready, found)
+      rows = _part(everything, slice(self.batch_size))
+      self._ready = [_part(everything, slice(self.batch_size, None))]
+    if self.batch_size == self.num_envs:
+      rows = _part(rows, np.argsort(rows.index))
+    last = rows.timestep.step_type == int(dm_env.StepType.LAST)
+    return rows._replace(timestep=self._finish(rows.index, last, rows.timestep))
+
+  def send(self, index: np.ndarray, action: np.ndarray) -> None:
+    """See `envs.Environment`."""
+    action = observations.checked_action(
+      self.spec.action, self._action, index, action
+    )
+    rows = self._step(np.asarray(index, np.int32), action)
+    with self._changed:
+      self._ready.append(rows)
+      self._changed.notify()
+
+  def render(self) -> NoReturn:
+    """Raises types.ConfigError: functions have no picture."""
+    raise types.ConfigError(
+      f"{self._name} cannot be rendered: it has no picture"
+    )
+
+  def close(self) -> None:
+    """See `envs.Environment`."""
+
+  def _num_ready(self) -> int:
+    return sum(len(rows.index) for rows in self._ready)
+
+  def _step(self, index: np.ndarray, action: np.ndarray) -> types.Rows:
+    # Padded, so that a few programs do for all numbers of rows.
+    size = min(self.num_envs, 1 << (len(index) - 1).bit_length())
+    padding = size - len(index)
+    padded = np.pad(index, (0, padding), constant_values=self.num_envs)
+    action = np.concatenate([action, np.repeat(action[:1], padding, axis=0)])
+    with jax.default_device(self._device):
+      self._state, timestep = self._program(self._state, padded, action)
+    # Copies, which the caller owns.
+    timestep = jax.tree.map(lambda x: np.array(x[: len(index)]), timestep)
+    first = timestep.step_type == int(dm_env.StepType.FIRST)
+    last = timestep.step_type == int(dm_env.StepType.LAST)
+    total = np.where(first, 0, self._return[index] + timestep.reward)
+    self._return[index] = total
+    episode_return = np.where(last, total, np.nan).astype(np.float32)
+    return types.Rows(index, timestep, episode_return)
+
+
+class _State(NamedTuple):
+  """Of all environments.
+
+  Attributes:
+    inner: `[N, ...]`, the environments' own.
+    rng_key: `[N]`.
+    time: `[N]` int32, steps so far.
+  """
+
+  inner: types.Tree
+  rng_key: jax.Array
+  time: jax.Array
+
+
+def _init(
+  environment: functional.Environment, num_envs: int, seed: int
+) -> _State:
+  keys = functional.keys(seed, num_envs)
+  time = jnp.zeros(num_envs, jnp.int32)
+  return _State(functional.init(environment, keys), keys, time)
+
+
+def _stepped(
+  environment: functional.Environment,
+  state: _State,
+  index: jax.Array,
+  action: jax.Array,
+) -> tuple[_State, dm_env.TimeStep]:
+  """Steps those of an index `[B]`; beyond the end is padding."""
+  inner, keys, time = jax.tree.map(lambda x: x[index], state)
+  inner, timestep = functional.step(environment, inner, action, keys, time)
+  state = jax.tree.map(
+    lambda old, new: old.at[index].set(new, mode="drop"),
+    state,
+    _State(inner, keys, time + 1),
+  )
+  return state, timestep
+
+
+def _spec(
+  config: env_config.Config, environment: functional.Environment
+) -> types.EnvironmentSpec:
+  observation, _ = observations.joined_spec(
+    config, environment.observation, {}, lambda name, leaf: leaf
+  )
+  return observations.environment_spec(config, observation, environment.action)
+
+
+def _part(rows: types.Rows, part: slice | np.ndarray) -> types.Rows:
+  return tree.map_structure(lambda leaf: leaf[part], rows)
