@@ -98,6 +98,7 @@ def per_core(
   over: Mesh,
   in_specs: types.Tree,
   out_specs: types.Tree,
+  donate_argnums: int | tuple[int, ...] = (),
 ) -> jax.stages.Wrapped:
   """Runs a function on every core's shard, as `jax.pmap` does.
 
@@ -110,6 +111,7 @@ def per_core(
     over: the mesh.
     in_specs: a tuple of partition specs, a prefix of the arguments.
     out_specs: partition specs, a prefix of the results.
+    donate_argnums: arguments whose memory the results may take.
 
   Returns:
     The jitted function of global arrays.
@@ -121,7 +123,8 @@ def per_core(
       in_specs=in_specs,
       out_specs=out_specs,
       check_vma=False,
-    )
+    ),
+    donate_argnums=donate_argnums,
   )
 
 

@@ -266,6 +266,7 @@ class Replayed(Experience):
 
   Attributes:
     states: each core's replay.
+    replay: the pure functions over such a state.
   """
 
   def __init__(
@@ -292,9 +293,9 @@ class Replayed(Experience):
     self._steps = 0
     self._due = 0.0
     self._drawn = 0
-    self._replay = self._make_replay(capacity, agent.needs.window)
-    self._add = jax.jit(self._replay.add, donate_argnums=0)
-    self._sample = jax.jit(self._draw)
+    self.replay = self._make_replay(capacity, agent.needs.window)
+    self._add = jax.jit(self.replay.add, donate_argnums=0)
+    self._sample = jax.jit(self.draw)
     # Not the state itself: the next `add` deletes it.
     self._copy = jax.jit(lambda state: jax.tree.map(jnp.copy, state))
     self._ahead: Batch | None = None
@@ -347,10 +348,26 @@ class Replayed(Experience):
   def batch_for(self, share: types.Share) -> types.Tree:
     """One core's part of a batch from such unrolls: its shapes and dtypes."""
     state = self._state_for(share)
-    return jax.eval_shape(self._draw, state, jax.random.key(0), jnp.int32(0))
+    return jax.eval_shape(self.draw, state, jax.random.key(0), jnp.int32(0))
 
   def leave_out(self) -> None:
     """Does nothing: a state that is not saved costs nothing."""
+
+  def draw(
+    self, state: types.Tree, rng_key: jax.Array, index: jax.Array
+  ) -> types.Tree:
+    """Draws a core's part of a batch; pure.
+
+    Args:
+      state: of the core's replay.
+      rng_key: of the core.
+      index: `[]` int32, batches of the run before this one.
+
+    Returns:
+      A `types.Sample`; of a prioritized replay a pair, with its windows.
+    """
+    key = jax.random.fold_in(rng_key, index)
+    return self.replay.sample(state, key, self._part_size)
 
   @contextlib.contextmanager
   def paused(self) -> Iterator[None]:
@@ -390,7 +407,7 @@ class Replayed(Experience):
 
   def _state_for(self, share: types.Share) -> types.Tree:
     unroll = self._needs.stored(share.unroll)
-    return jax.eval_shape(self._replay.init, unroll)
+    return jax.eval_shape(self.replay.init, unroll)
 
   def _begin(self, shares: Sequence[types.Share]) -> None:
     if self.states:
@@ -398,7 +415,7 @@ class Replayed(Experience):
     states = []
     for share, core in zip(shares, self._cores, strict=True):
       with jax.default_device(core):
-        state = self._replay.init(self._needs.stored(share.unroll))
+        state = self.replay.init(self._needs.stored(share.unroll))
       states.append(jax.device_put(state, core))
     if self._restored:
       states = self._go_on(states, self._restored)
@@ -475,12 +492,6 @@ class Replayed(Experience):
     pairs = zip(states, self._keys, strict=True)
     return [self._sample(state, key, index) for state, key in pairs]
 
-  def _draw(
-    self, state: types.Tree, rng_key: jax.Array, index: jax.Array
-  ) -> types.Tree:
-    key = jax.random.fold_in(rng_key, index)
-    return self._replay.sample(state, key, self._part_size)
-
   @property
   def _part_size(self) -> int:
     """Windows of each core's part of a batch."""
@@ -517,7 +528,7 @@ class Prioritized(Replayed):
     self._beta = config.importance_exponent, config.importance_exponent_rise
     self._updates = float(updates)  # JAX's integers end at 2^31.
     super().__init__(agent, config, period, cores, rng_key)
-    self._update = jax.jit(self._replay.update, donate_argnums=0)
+    self._update = jax.jit(self.replay.update, donate_argnums=0)
     # Copies, for any thread: the states are donated.
     self._clamped: list[jax.Array] = []
 
@@ -551,14 +562,15 @@ class Prioritized(Replayed):
     unroll = self._needs.stored(share.unroll)
     return self._add(state, unroll, share.priorities)
 
-  def _draw(
+  def draw(
     self, state: types.Tree, rng_key: jax.Array, index: jax.Array
   ) -> types.Tree:
+    """See `Replayed`."""
     key = jax.random.fold_in(rng_key, index)
     start, rise = self._beta
     done = jnp.minimum(index / self._updates, 1.0)
     beta = jnp.minimum(start + rise * done, 1.0)
-    return self._replay.sample(state, key, self._part_size, beta)
+    return self.replay.sample(state, key, self._part_size, beta)
 
   def _next(self) -> Batch:
     batch = self._ahead or super()._next()

@@ -1,5 +1,6 @@
 """Jitted programs for one update of an agent over all learner cores."""
 
+import functools
 from typing import NamedTuple, Protocol
 
 import dm_env
@@ -92,22 +93,32 @@ def keep_finite(
   return state, skipped
 
 
+def on_core(agent: base.Agent, state: base.AgentState, order: Order) -> Result:
+  """The agent's own update of a core, inside the mesh axis `sharding.CORES`.
+
+  Args:
+    agent: made with that axis.
+    state: before it, the same on all cores.
+    order: with this core's part of the batch.
+
+  Returns:
+    The state after it, unless it is not finite.
+  """
+  after, output = agent.update(state, _core_key(order), order.batch)
+  after, skipped = keep_finite(state, after, sharding.CORES)
+  said = _heard(order.said)
+  output = _with_lag(output, order.version, order.batch)
+  return Result(_unless_idle(state, after, said), output, skipped, said)
+
+
 class Whole:
   """The agent's own `update`, on the whole batch."""
 
   def __init__(self, agent: base.Agent, mesh: jax.sharding.Mesh) -> None:
     """Compiles nothing yet."""
-
-    def update(state: base.AgentState, order: Order) -> Result:
-      after, output = agent.update(state, _core_key(order), order.batch)
-      after, skipped = keep_finite(state, after, sharding.CORES)
-      said = _heard(order.said)
-      output = _with_lag(output, order.version, order.batch)
-      return Result(_unless_idle(state, after, said), output, skipped, said)
-
     one = sharding.REPLICATED
     self._update = sharding.per_core(
-      update,
+      functools.partial(on_core, agent),
       mesh,
       (one, _specs_of_order(agent)),
       Result._make([one, _LOSS_OUTPUT, one, one]),

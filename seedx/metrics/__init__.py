@@ -13,6 +13,7 @@ from seedx.metrics.files import (
   write_file,
 )
 from seedx.metrics.meters import (
+  OF_SEED,
   WAIT_ENVIRONMENTS,
   WAIT_EXPERIENCE,
   WAIT_LEARNER,
@@ -31,6 +32,7 @@ from seedx.metrics.sinks import (
 )
 
 __all__ = [
+  "OF_SEED",
   "WAIT_ENVIRONMENTS",
   "WAIT_EXPERIENCE",
   "WAIT_LEARNER",

@@ -14,6 +14,8 @@ from seedx import types
 WAIT_ENVIRONMENTS = "acting_wait_environments"
 WAIT_LEARNER = "acting_wait_learner"
 WAIT_EXPERIENCE = "learning_wait_experience"
+# With a seed behind it: the mean return of one of several trainings.
+OF_SEED = "episode_return_seed_"
 
 
 class Waits:

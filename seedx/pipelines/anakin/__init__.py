@@ -1,0 +1,18 @@
+"""Anakin: environments, acting and learning as one program on the devices.
+
+    on each core:  environments -- timestep --> act -- action --> environments
+                                     '--- unroll ---> (replay) --> update
+
+The environments are JAX functions, see `envs.functional`. A rollout is a scan
+of the same acting step as in all pipelines, and the update is the agent's own:
+with the same seed, `sync` on one device computes the same numbers. Many seeds
+train at once, as one vmapped program.
+
+Hessel et al. 2021, "Podracer architectures for scalable Reinforcement
+Learning", https://arxiv.org/abs/2104.06272; Lu et al. 2022,
+https://arxiv.org/abs/2210.05639, for the seeds.
+"""
+
+from seedx.pipelines.anakin.training import Config, learn, nodes
+
+__all__ = ["Config", "learn", "nodes"]

@@ -1,0 +1,328 @@
+"""One training on one core, as pure functions: act, step, learn."""
+
+from typing import Any, NamedTuple
+
+import dm_env
+import jax
+import jax.numpy as jnp
+
+from seedx import envs, sharding, types
+from seedx.agents import acting_step, base
+from seedx.envs import functional
+from seedx.learning import experience, updates
+from seedx.learning import learner as learner_lib
+
+
+class Keys(NamedTuple):
+  """The random keys of a training, which never change.
+
+  Attributes:
+    env: `[N]`, of each environment.
+    acting: `[]`.
+    learner: `[...]` uint32, the data of the key for all updates.
+    replay: `[]`.
+  """
+
+  env: jax.Array
+  acting: jax.Array
+  learner: jax.Array
+  replay: jax.Array
+
+
+class Step(NamedTuple):
+  """One step of all environments.
+
+  Attributes:
+    unroll: a `types.Unroll` of `[N, ...]`, with the core state before the step.
+    episode_return: `[N]` float32, of the episode that ended with what came
+      next; NaN where none did.
+    episode_length: `[N]` int32, env steps of that episode so far.
+    env_steps: `[]` int32, environments that took a step; the others were reset.
+  """
+
+  unroll: types.Unroll
+  episode_return: jax.Array
+  episode_length: jax.Array
+  env_steps: jax.Array
+
+
+class State(NamedTuple):
+  """The state of a training, all that a checkpoint saves.
+
+  Attributes:
+    agent: what learning changes.
+    env: `[N, ...]`, of the environments.
+    timestep: `[N, ...]`, that has not been acted on.
+    acting: `[N, ...]`.
+    episode_return: `[N]` float32, of the episode under way.
+    episode_length: `[N]` int32.
+    past: a `types.Unroll` of `[L - T - 1, N, ...]`, the steps that the next
+      unroll begins with; core states too are `[L - T - 1, N, ...]`.
+    replay: of each core, `[cores, ...]`; () without.
+  """
+
+  agent: base.AgentState
+  env: types.Tree
+  timestep: dm_env.TimeStep
+  acting: acting_step.ActingState
+  episode_return: jax.Array
+  episode_length: jax.Array
+  past: types.Tree
+  replay: types.Tree
+
+
+class Clock(NamedTuple):
+  """Where a training is; the same in all.
+
+  Attributes:
+    time: steps of each environment so far.
+    version: updates so far.
+  """
+
+  time: types.Array
+  version: types.Array
+
+
+class Output(NamedTuple):
+  """What the host is told of a rollout and the updates after it.
+
+  Attributes:
+    metrics: by name, of the last update.
+    weight: env steps that were learned from.
+    skipped: updates that were not finite.
+    episode_return: `[T, N]`, see `Step`.
+    episode_length: `[T, N]`.
+    env_steps: `[cores]`.
+  """
+
+  metrics: dict[str, jax.Array]
+  weight: jax.Array
+  skipped: jax.Array
+  episode_return: jax.Array
+  episode_length: jax.Array
+  env_steps: jax.Array
+
+
+class Program:
+  """The pure functions of one training on one core.
+
+  Attributes:
+    agent: made with the axis `sharding.CORES`.
+    period: T, steps of a rollout.
+    past: L - T - 1, steps that consecutive unrolls share, but for one.
+  """
+
+  def __init__(
+    self,
+    env: envs.Config,
+    agent: base.Config,
+    num_envs: int,
+    learner: learner_lib.Config,
+    plan: experience.Plan,
+  ) -> None:
+    """Makes the environment and the agent.
+
+    Args:
+      env: the environment, one of JAX functions.
+      agent: that acts and learns.
+      num_envs: environments on all cores.
+      learner: the cores, and the length of rollouts.
+      plan: the amounts of experience, and the replay.
+
+    Raises:
+      types.ConfigError: they cannot be made, or do not fit.
+    """
+    self._environment = functional.make(env)
+    if env.observation_transform or env.info_keys:
+      raise types.ConfigError(
+        "expected no observation_transform and no info_keys, which are not JAX"
+        " functions"
+      )
+    self._spec = envs.spec(env)
+    self._cores = learner.num_cores
+    self._num_envs = num_envs // self._cores
+    self.agent = plan.agent(agent, self._spec, sharding.CORES)
+    self.period = learner.unroll_length
+    self.past = self.agent.needs.unroll_length(self.period) - self.period - 1
+    self._exploration = self.agent.exploration(num_envs)
+    key, cores = jax.random.key(0), learner.cores()
+    source = plan.source(self.agent, self.period, cores, key)
+    self._source = source if isinstance(source, experience.Replayed) else None
+
+  def init(self, agent: base.AgentState, keys: Keys) -> State:
+    """The state before the first step, from the agent's."""
+    env = functional.init(self._environment, keys.env)
+    spec, rows = self._spec.action, (self._num_envs,)
+    action = jnp.zeros((*rows, *spec.shape), spec.dtype)
+    env, timestep = self._step_environments(env, action, keys, 0)
+    state = State(
+      *(agent, env, timestep),
+      acting_step.initial_state(self.agent, self._spec, self._num_envs),
+      episode_return=jnp.zeros(rows),
+      episode_length=jnp.zeros(rows, jnp.int32),
+      past=(),
+      replay=(),
+    )
+    state = jax.tree.map(jnp.asarray, state)
+    start = Clock(jnp.int32(0), jnp.int32(0))
+    state, past = self._rollout(state, keys, start, self.past)
+    state = state._replace(past=past.unroll)
+    if self._source is None:
+      return state
+    _, shapes, _ = jax.eval_shape(self._unroll, state, keys, start)
+    empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    replay = self._source.replay.init(self.agent.needs.stored(empty))
+    return state._replace(replay=jax.tree.map(lambda x: x[None], replay))
+
+  def advance(
+    self, state: State, keys: Keys, clock: Clock, due: jax.Array
+  ) -> tuple[State, Output]:
+    """A rollout and the updates after it.
+
+    Args:
+      state: of the training.
+      keys: its keys.
+      clock: where it is.
+      due: `[]` int32, updates to make from the replay, if there is one.
+    """
+    state, unroll, steps = self._unroll(state, keys, clock)
+    if self._source is None:
+      agent, output, skipped, _ = self._update(
+        state.agent, keys, clock.version, unroll
+      )
+      told = output.metrics, output.weight, skipped.astype(jnp.int32)
+      state = state._replace(agent=agent)
+    else:
+      state, told = self._replayed(state, keys, clock, due, unroll)
+    returns, lengths = steps.episode_return, steps.episode_length
+    env_steps = jnp.sum(steps.env_steps)[None]
+    return state, Output(*told, returns, lengths, env_steps)
+
+  def _unroll(
+    self, state: State, keys: Keys, clock: Clock
+  ) -> tuple[State, types.Unroll, Step]:
+    """A rollout, and the unroll `[L, N, ...]` that ends with it."""
+    state, steps = self._rollout(state, keys, clock, self.period)
+    # Learning does not use the action of the last step: the next rollout takes
+    # it again, with newer parameters.
+    last, _ = self._act(state, keys, clock, self.period)
+    parts = state.past, steps.unroll, jax.tree.map(lambda x: x[None], last)
+    unroll = jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
+    state = state._replace(
+      past=jax.tree.map(
+        lambda x: x[self.period : self.period + self.past], unroll
+      )
+    )
+    core_state = jax.tree.map(lambda x: x[0], unroll.core_state)
+    return state, unroll._replace(core_state=core_state), steps
+
+  def _rollout(
+    self, state: State, keys: Keys, clock: Clock, length: int
+  ) -> tuple[State, Step]:
+    """So many steps of all environments; see `Step`, `[length, ...]`."""
+
+    def step(state: State, offset: jax.Array) -> tuple[State, Step]:
+      unroll, acting = self._act(state, keys, clock, offset)
+      time = clock.time + offset + 1
+      env, timestep = self._step_environments(
+        state.env, unroll.action, keys, time
+      )
+      first = timestep.step_type == int(dm_env.StepType.FIRST)
+      total = jnp.where(first, 0, state.episode_return + timestep.reward)
+      length = jnp.where(first, 0, state.episode_length + 1)
+      last = timestep.step_type == int(dm_env.StepType.LAST)
+      state = state._replace(
+        env=env,
+        timestep=timestep,
+        acting=acting,
+        episode_return=total,
+        episode_length=length,
+      )
+      ended = jnp.where(last, total, jnp.nan)
+      return state, Step(unroll, ended, length, jnp.sum(~first))
+
+    return jax.lax.scan(step, state, jnp.arange(length))
+
+  def _act(
+    self, state: State, keys: Keys, clock: Clock, offset: jax.Array | int
+  ) -> tuple[types.Unroll, acting_step.ActingState]:
+    """Acts on the newest time step."""
+    key = jax.random.fold_in(keys.acting, clock.time + offset)
+    exploration = jnp.asarray(self._exploration)
+    if self._cores > 1:
+      core = jax.lax.axis_index(sharding.CORES)
+      key = jax.random.fold_in(key, core)
+      exploration = exploration.reshape(self._cores, -1)[core]
+    inputs, core_state, output, acting = acting_step.take(
+      self.agent,
+      self.agent.acting(state.agent),
+      key,
+      state.timestep,
+      state.acting,
+      exploration,
+    )
+    version = jnp.full(self._num_envs, clock.version, jnp.int32)
+    return types.Unroll(inputs, *output, version, core_state), acting
+
+  def _step_environments(
+    self, env: types.Tree, action: jax.Array, keys: Keys, time: jax.Array | int
+  ) -> tuple[types.Tree, dm_env.TimeStep]:
+    times = jnp.full(self._num_envs, time, jnp.int32)
+    return functional.step(self._environment, env, action, keys.env, times)
+
+  def _update(
+    self,
+    agent: base.AgentState,
+    keys: Keys,
+    version: jax.Array,
+    batch: updates.Batch,
+  ) -> Any:
+    """An `updates.Result`."""
+    order = updates.Order(jnp.int32(version), keys.learner, batch)
+    return updates.on_core(self.agent, agent, order)
+
+  def _replayed(
+    self,
+    state: State,
+    keys: Keys,
+    clock: Clock,
+    due: jax.Array,
+    unroll: types.Unroll,
+  ) -> tuple[State, Any]:
+    """Adds an unroll to the replay, and makes the updates that are due."""
+    source = self._source
+    assert source is not None
+    core = jax.lax.axis_index(sharding.CORES)
+    key = jax.random.fold_in(keys.replay, core)
+    replay = jax.tree.map(lambda x: x[0], state.replay)
+    stored = self.agent.needs.stored(unroll)
+    prioritized = self.agent.priorities is not None
+    if self.agent.priorities is None:
+      replay = source.replay.add(replay, stored)
+    else:
+      acting = self.agent.acting(state.agent)
+      first = self.agent.priorities(acting, unroll)
+      replay = source.replay.add(replay, stored, first)
+
+    def update(index: jax.Array, carry: Any) -> Any:
+      agent, replay, (_, weight, skipped) = carry
+      version = clock.version + index
+      sample, windows = source.draw(replay, key, version), None
+      if prioritized:
+        sample, windows = sample
+      agent, output, skip, _ = self._update(agent, keys, version, sample)
+      if prioritized:
+        replay = source.replay.update(replay, windows, output.priorities)
+      told = output.metrics, weight + output.weight, skipped + skip
+      return agent, replay, told
+
+    sums = jnp.float32(0), jnp.int32(0)
+    _, _, (known, _, _) = jax.eval_shape(
+      update, jnp.int32(0), (state.agent, replay, ({}, *sums))
+    )
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), known)
+    agent, replay, told = jax.lax.fori_loop(
+      0, due, update, (state.agent, replay, (zeros, *sums))
+    )
+    replay = jax.tree.map(lambda x: x[None], replay)
+    return state._replace(agent=agent, replay=replay), told

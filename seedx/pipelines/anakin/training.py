@@ -1,0 +1,334 @@
+"""All trainings of a run: on the devices one program, here their counts."""
+
+import dataclasses
+import functools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from seedx import envs, launch, metrics, sharding, types
+from seedx.acting import sessions
+from seedx.agents import base
+from seedx.envs import functional
+from seedx.learning import experience
+from seedx.learning import learner as learner_lib
+from seedx.pipelines.anakin.program import Clock, Keys, Output, Program, State
+from seedx.runtime import counters, process
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(process.Config):
+  """The options of an Anakin run.
+
+  Attributes:
+    env: the environment, one of JAX functions.
+    agent: that acts and learns.
+    num_envs: environments of each training, over all devices.
+    num_seeds: trainings at once, each of `total_steps`. Training k has the
+      seed `seed + k`; env steps and other metrics are means over all.
+    updates_per_call: rollouts, with their updates, in one call of the program.
+      More of them save the host's time between calls.
+    learner: the devices, which act and learn.
+    replay: the replay; None for an agent that learns without one.
+  """
+
+  env: envs.Config = envs.Config("seedx:CartPole-v1")
+  agent: base.Config
+  num_envs: int = 512
+  num_seeds: int = 1
+  updates_per_call: int = 1
+  learner: learner_lib.Config = learner_lib.Config()
+  replay: experience.ReplayConfig | None = None
+
+  def __post_init__(self) -> None:
+    """Raises types.ConfigError for what cannot be run."""
+    super().__post_init__()
+    types.check_ranges(
+      self,
+      num_envs=(1, 2**20),
+      num_seeds=(1, 2**16),
+      updates_per_call=(1, 2**20),
+    )
+    types.check_range("micro_batches", self.learner.micro_batches, 1, 1)
+    types.check_range("hosts", self.learner.hosts, 1, 1)
+    self.learner.check_divides("num_envs", self.num_envs, self.learner.parts)
+
+  @property
+  def plan(self) -> experience.Plan:
+    """The amounts of experience of each training."""
+    batch_steps = self.num_envs * self.learner.unroll_length
+    parts = self.learner.num_cores
+    return experience.Plan(self.total_steps, batch_steps, self.replay, parts)
+
+
+def nodes(config: Config) -> list[launch.Node]:
+  """No nodes: there is one process."""
+  del config
+  return []
+
+
+def learn(config: Config, context: process.Context) -> process.Process:
+  """The only process: all of a run in one program.
+
+  Raises:
+    types.ConfigError: the environment or a device does not exist, or the agent
+      does not fit the config.
+  """
+  del context  # A call is short; whoever runs it looks between calls.
+  training = Training(config)
+  acted = training.acted
+
+  def steps() -> Iterator[None]:
+    """Trains, and yields after each call of the program."""
+    acted.start()
+    while acted.env_steps < config.total_steps:
+      training.call()
+      yield
+
+  return process.Process(
+    acted=acted,
+    parts={"learner": training, "acted": acted},
+    policy=training.policy,
+    measures=[acted.measure, training.measure],
+    steps=steps,
+  )
+
+
+class Training:
+  """All trainings of a run, in one program; a part of the process.
+
+  Attributes:
+    acted: what all did, as means; returns are those of all.
+  """
+
+  def __init__(self, config: Config) -> None:
+    """Makes the initial states; compiles the program with the first call."""
+    self._config = config
+    self._one = Program(
+      *(config.env, config.agent, config.num_envs, config.learner, config.plan)
+    )
+    num_seeds = config.num_seeds
+    self.acted = counters.Acted()
+    self.acted.returns = metrics.Latest(100 * num_seeds)
+    self.acted.lengths = metrics.Latest(100 * num_seeds)
+    self._returns = {
+      config.seed + k: metrics.Latest() for k in range(num_seeds)
+    }
+    self._mesh = sharding.mesh(config.learner.cores())
+    agent, self._keys = self._put(
+      _start(config, self._one.agent), (self._spec(), self._key_specs)
+    )
+    init = self._per_core(
+      self._one.init, (self._spec(), self._key_specs), self._state_specs
+    )
+    self._state: State = init(agent, self._keys)
+    self._advance = self._per_core(
+      self._scan,
+      (self._state_specs, self._key_specs, PartitionSpec(), PartitionSpec()),
+      (self._state_specs, self._output_specs),
+      donate_argnums=0,
+    )
+    self._clock = Clock(np.int32(self._one.past), np.int32(0))
+    self._acting = jax.jit(self._one.agent.acting)
+    # Held while the state is donated.
+    self._changing = threading.Lock()
+    self._due, self._rolled_out = 0.0, 0
+    self._env_steps, self._learned_steps = 0, 0.0
+    self._skipped = counters.Skipped()
+    self._metrics: dict[str, float] = {}
+
+  def call(self) -> None:
+    """Calls the program once, and counts what it did."""
+    due = self._take_due()
+    with self._changing:
+      self._state, output = self._advance(
+        self._state, self._keys, self._clock, due
+      )
+      calls, updated = len(due), int(np.sum(due))
+      self._clock = Clock(
+        np.int32(self._clock.time + calls * self._one.period),
+        np.int32(self._clock.version + updated),
+      )
+      self._count(jax.device_get(output), updated, bool(due[-1]))
+    self._skipped.check()
+
+  def measure(self) -> dict[str, metrics.Value]:
+    """The learner's fields in a line of metrics."""
+    num_seeds, replay = self._config.num_seeds, self._config.replay
+    skipped = self._skipped.updates
+    line: dict[str, metrics.Value] = {
+      "learner_steps": int(self._clock.version) - -(-skipped // num_seeds),
+      "learned_steps": int(self._learned_steps),
+      "updates_skipped": skipped,
+      "policy_lag": None,
+      **self._metrics,
+    }
+    if replay is not None:
+      batch_steps = self._config.plan.batch_steps
+      steps = self._rolled_out * batch_steps
+      line["replay_size"] = min(steps, replay.replay_capacity)
+    if num_seeds > 1:
+      for seed, returns in self._returns.items():
+        line[f"{metrics.OF_SEED}{seed}"] = returns.mean()
+    return line
+
+  def policy(self, saved: types.Tree) -> types.Tree:
+    """The acting parameters of a saved process; those of the first seed."""
+    agent = saved["learner"]["agent"]
+    if self._config.num_seeds > 1:
+      agent = jax.tree.map(lambda x: x[0], agent)
+    return self._acting(agent)
+
+  def saved(self) -> types.Tree:
+    """What a checkpoint keeps, the replay too; any thread may call it."""
+    with self._changing:
+      state = jax.tree.map(jnp.copy, self._state)
+      return {
+        "agent": state.agent,
+        "state": state._replace(agent=()),
+        "clock": Clock(*map(np.int64, self._clock)),
+        "due": np.float64(self._due),
+        "rolled_out": np.int64(self._rolled_out),
+        "env_steps": np.int64(self._env_steps),
+        "learned_steps": np.float64(self._learned_steps),
+        "updates_skipped": np.int64(self._skipped.updates),
+        "returns": {str(k): x.saved() for k, x in self._returns.items()},
+      }
+
+  def restore(self, saved: types.Tree) -> None:
+    """Goes on from what was saved."""
+    state = saved["state"]._replace(agent=saved["agent"])
+    # Copies: the program donates them.
+    state = jax.tree.map(jnp.array, state)
+    self._state = self._put(state, self._state_specs)
+    self._clock = Clock(*map(np.int32, saved["clock"]))
+    self._due, self._rolled_out = float(saved["due"]), int(saved["rolled_out"])
+    self._env_steps = int(saved["env_steps"])
+    self._learned_steps = float(saved["learned_steps"])
+    self._skipped.updates = int(saved["updates_skipped"])
+    for seed, returns in self._returns.items():
+      returns.restore(saved["returns"][str(seed)])
+
+  def _scan(
+    self, state: State, keys: Keys, clock: Clock, due: jax.Array
+  ) -> tuple[State, Output]:
+    """As many rollouts as `due` has numbers, of one training on one core."""
+
+    def one(
+      carry: tuple[State, Clock], due: jax.Array
+    ) -> tuple[tuple[State, Clock], Output]:
+      state, clock = carry
+      state, output = self._one.advance(state, keys, clock, due)
+      clock = Clock(clock.time + self._one.period, clock.version + due)
+      return (state, clock), output
+
+    (state, _), output = jax.lax.scan(one, (state, clock), due)
+    return state, output
+
+  def _take_due(self) -> np.ndarray:
+    """Updates after each rollout of the next call, `[calls]` int32."""
+    replay, calls = self._config.replay, self._config.updates_per_call
+    if replay is None:
+      return np.ones(calls, np.int32)
+    batch_steps = self._config.plan.batch_steps
+    learned_steps = self._one.agent.needs.learned_steps
+    each = replay.replay_batch_size * learned_steps
+    due = np.zeros(calls, np.int32)
+    for k in range(calls):
+      self._rolled_out += 1
+      if self._rolled_out * batch_steps >= replay.replay_min_steps:
+        self._due += batch_steps * replay.replay_ratio
+        due[k] = self._due // each
+        self._due -= int(due[k]) * each
+    return due
+
+  def _count(self, output: Any, updated: int, has_metrics: bool) -> None:
+    """Counts what came out of a call; leaves are `[seeds, calls, ...]`."""
+    num_seeds = self._config.num_seeds
+    if num_seeds == 1:
+      output = jax.tree.map(lambda x: x[None], output)
+    self._env_steps += int(output.env_steps.sum())
+    new_steps = self._env_steps // num_seeds - self.acted.env_steps
+    self.acted.add(new_steps, output.episode_return, output.episode_length)
+    for returns, own in zip(
+      self._returns.values(), output.episode_return, strict=True
+    ):
+      returns.add(own[~np.isnan(own)])
+    skipped = int(output.skipped.sum())
+    self._skipped.add(skipped, updated * num_seeds - skipped)
+    self._learned_steps += float(output.weight.sum()) / num_seeds
+    if has_metrics:
+      last = {k: x[:, -1].mean() for k, x in output.metrics.items()}
+      self._metrics = {k: float(x) for k, x in last.items()}
+
+  def _per_core(
+    self,
+    function: Any,
+    in_specs: types.Tree,
+    out_specs: types.Tree,
+    donate_argnums: int | tuple[int, ...] = (),
+  ) -> Any:
+    """A program of all trainings from that of one; they share all but two."""
+    if self._config.num_seeds > 1:
+      axes = (0, 0, *(None,) * (len(in_specs) - 2))
+      function = jax.vmap(function, axes)
+    return sharding.per_core(
+      function, self._mesh, in_specs, out_specs, donate_argnums
+    )
+
+  def _put(self, nest: types.Tree, specs: types.Tree) -> types.Tree:
+    """Copies a nest to the cores."""
+
+    def put(spec: PartitionSpec, subtree: types.Tree) -> types.Tree:
+      return jax.device_put(subtree, NamedSharding(self._mesh, spec))
+
+    return jax.tree.map(
+      put, specs, nest, is_leaf=lambda x: isinstance(x, PartitionSpec)
+    )
+
+  def _spec(self, *axes: str | None) -> PartitionSpec:
+    """The spec of arrays, behind the axis of trainings if there are several."""
+    first = (None,) if self._config.num_seeds > 1 else ()
+    return PartitionSpec(*first, *axes)
+
+  @functools.cached_property
+  def _state_specs(self) -> Any:
+    rows, steps = self._spec(sharding.CORES), self._spec(None, sharding.CORES)
+    return State._make([self._spec(), *[rows] * 5, steps, rows])
+
+  @functools.cached_property
+  def _key_specs(self) -> Any:
+    return Keys._make([self._spec(sharding.CORES), *[self._spec()] * 3])
+
+  @functools.cached_property
+  def _output_specs(self) -> Any:
+    rows = self._spec(None, None, sharding.CORES)
+    steps = self._spec(None, sharding.CORES)
+    return Output._make([*[self._spec()] * 3, rows, rows, steps])
+
+
+def _start(config: Config, agent: base.Agent) -> tuple[base.AgentState, Keys]:
+  """The agents' initial states and keys, of all trainings; as in `sync`."""
+
+  def start(seed: jax.Array, env: jax.Array) -> tuple[base.AgentState, Keys]:
+    learner, replay, acting = jax.random.split(jax.random.key(seed), 3)
+    init, update = jax.random.split(learner)
+    return agent.init(init), Keys(
+      env=functional.keys(env, config.num_envs),
+      acting=jax.random.fold_in(acting, env),
+      learner=jax.random.key_data(update),
+      replay=replay,
+    )
+
+  seeds = range(config.seed, config.seed + config.num_seeds)
+  first = [sessions.Seeds(x).take(config.num_envs) for x in seeds]
+  if config.num_seeds == 1:
+    return jax.jit(start)(np.int32(seeds[0]), np.int32(first[0]))
+  return jax.jit(jax.vmap(start))(
+    np.array(seeds, np.int32), np.array(first, np.int32)
+  )
