@@ -7,7 +7,8 @@
 Runs that differ only in their seed share a curve: the interquartile mean over
 the runs, with its 95% bootstrap confidence interval (Agarwal et al. 2021,
 https://arxiv.org/abs/2108.13264), before the faint curves of single runs. A
-single run has no interval. Each environment has its own row.
+single run has no interval, unless it has several trainings (`--num-seeds`).
+Each environment has its own row.
 """
 
 import dataclasses
@@ -118,6 +119,7 @@ def draw(
   from matplotlib import figure, layout_engine, lines
   from matplotlib.backends import backend_agg
 
+  panels = _of_seeds(panels, metric)
   labels = {label: None for groups in panels.values() for label in groups}
   styles = {label: _style(i) for i, label in enumerate(labels)}
   with matplotlib.rc_context(_LOOK):
@@ -161,7 +163,7 @@ def draw_scores(panels: Mapping[str, Groups], path: pathlib.Path) -> None:
   from matplotlib import figure, layout_engine
   from matplotlib.backends import backend_agg
 
-  scores = _scores(panels)
+  scores = _scores(_of_seeds(panels, "episode_return"))
   with matplotlib.rc_context(_LOOK):
     picture = figure.Figure(
       figsize=(_WIDTH_INCHES, 2.0 + 0.7 * len(scores)),
@@ -226,6 +228,24 @@ def _plot(options: Options) -> int:
     draw(panels, path, metric, options.x)
   print(f"plotted {len(runs)} run(s) in {path}", flush=True)
   return 0
+
+
+def _of_seeds(panels: Mapping[str, Groups], metric: str) -> dict[str, Groups]:
+  """The same with a run of its own for each training of a run of several."""
+
+  def runs(lines: Sequence[Mapping[str, Any]]) -> list[Any]:
+    seeds = [x for x in lines[-1] if x.startswith(metrics.OF_SEED)]
+    if not seeds or metric != "episode_return":
+      return [lines]
+    return [[{**x, metric: x.get(seed)} for x in lines] for seed in seeds]
+
+  return {
+    env: {
+      label: [x for lines in own if lines for x in runs(lines)]
+      for label, own in groups.items()
+    }
+    for env, groups in panels.items()
+  }
 
 
 def _style(i: int) -> dict[str, Any]:
