@@ -14,11 +14,13 @@ from seedx.agents import a2c, ppo, vtrace
 from seedx.learning import learner
 from seedx.pipelines import anakin
 
+_PPO = ppo.Config(epochs=4, minibatches=4, entropy_cost=0.005)
+
 EXPERIMENT = app.Experiment(
   anakin.Config(
     total_steps=500_000,
     num_envs=64,
-    agent=ppo.Config(epochs=4, minibatches=4, entropy_cost=0.005),
+    agent=_PPO,
     learner=learner.Config(unroll_length=32),
   ),
   continuous=app.change(
@@ -33,7 +35,11 @@ EXPERIMENT = app.Experiment(
     entropy_cost=0.01,
     reward_scale=1.0,
   ),
-  agents={"ppo": ppo.Config(), "a2c": a2c.Config(), "vtrace": vtrace.Config()},
+  agents={
+    "ppo": _PPO,
+    "a2c": a2c.Config(td_lambda=0.95),
+    "vtrace": vtrace.Config(),
+  },
 )
 
 if __name__ == "__main__":

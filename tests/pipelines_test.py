@@ -15,7 +15,7 @@ from seedx import app, envs, trees, types
 from seedx.acting import local_actor, sessions, thin_actor
 from seedx.agents import a2c, base, dqn, ppo, r2d2, rainbow, vtrace
 from seedx.learning import experience, learner
-from seedx.pipelines import a3c, apex, gorila, impala, seed, sync
+from seedx.pipelines import a3c, anakin, apex, gorila, impala, seed, sync
 from tests import conftest, running
 
 AGENTS = {
@@ -35,6 +35,7 @@ CELLS = [
   ("sync", "dqn"),
   ("sync", "r2d2"),
   ("sync", "rainbow"),
+  *(("anakin", name) for name in AGENTS),
   ("seed", "a2c"),
   ("seed", "vtrace"),
   ("seed", "ppo"),
@@ -60,10 +61,12 @@ FAST = [
   ("a3c", "a2c"),
   ("gorila", "dqn"),
   ("sync", "rainbow"),
+  ("anakin", "ppo"),
   ("seed", "r2d2"),
 ]
 MODULES = {
   "sync": sync,
+  "anakin": anakin,
   "seed": seed,
   "impala": impala,
   "a3c": a3c,
@@ -111,9 +114,11 @@ def config_of(pipeline, name, tmp_path, total_steps=TOTAL_STEPS, **own):
       num_workers=2, envs_per_worker=4, unroll_length=5
     )
   }
-  if pipeline == "sync":
+  if pipeline in ("sync", "anakin"):
     own = {"num_envs": 4, "learner": learner.Config(unroll_length=5)}
-    config = sync.Config(**common, **own, **replayed)
+    if pipeline == "anakin":
+      own["env"] = envs.Config("seedx:CartPole-v1")
+    config = MODULES[pipeline].Config(**common | own, **replayed)
   elif pipeline == "seed":
     actors = thin_actor.Config(num_actors=2, envs_per_actor=4)
     config = seed.Config(**common, actors=actors, learner=inbox, **replayed)
@@ -191,11 +196,11 @@ def test_it_learns(pipeline, name, tmp_path):
   assert last["episodes"] > 0
   if pipeline in ("a3c", "gorila"):
     assert last["gradient_staleness"] >= 0
-  elif pipeline == "sync" and not replayed:
+  elif pipeline in ("sync", "anakin") and not replayed:
     assert last["policy_lag"] == 0
   else:
     assert last["policy_lag"] >= 0
-  if pipeline not in ("sync", "a3c"):
+  if pipeline not in ("sync", "anakin", "a3c"):
     assert last["wire_bytes"] > 4 * last["env_steps"]
 
 
@@ -277,7 +282,7 @@ def test_sockets_are_given_where_no_address_is(pipeline, tmp_path):
     *getattr(config, "server_addresses", ()),
   ]
   assert len(set(given)) == len(given)
-  expected = {"sync": 0, "a3c": 0, "gorila": 3}
+  expected = {"sync": 0, "anakin": 0, "a3c": 0, "gorila": 3}
   assert len(given) == expected.get(pipeline, 1)
   assert all(x.startswith(f"unix:{tmp_path}/") for x in given)
 

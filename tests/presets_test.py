@@ -95,6 +95,33 @@ EFFECTIVE = {
     "total_steps": (500_000, 10_000_000),
     "unroll_length": (5, 5),
   },
+  **{
+    ("anakin_ppo", agent): {
+      "entropy_cost": (entropy_cost, 0.0, 0.01),
+      "normalize_observations": (False, True, False),
+      "num_envs": (64, 64, 64),
+      "reward_clip": (0.0, 0.0, 0.0),
+      "reward_scale": (0.1, 0.1, 1.0),
+      "stack_frames": (1, 1, 1),
+      "td_lambda": (td_lambda,) * 3,
+      "total_steps": (500_000, 1_000_000, 10_000_000),
+      "unroll_length": (32, 32, 128),
+    }
+    for agent, entropy_cost, td_lambda in (
+      *(("ppo", 0.005, 0.95), ("a2c", 0.01, 0.95), ("vtrace", 0.01, 1.0)),
+    )
+  },
+  **{
+    ("anakin_dqn", agent): {
+      "num_envs": (8, 8),
+      "replay_ratio": (8.0, 8.0),
+      "stack_frames": (1, 1),
+      "target_period": (200, 200),
+      "total_steps": (500_000, 500_000),
+      "unroll_length": (4, 4),
+    }
+    for agent in ("dqn", "rainbow")
+  },
   ("apex_dqn", ""): OF_DQN
   | {
     "batch_size": (8, 16),

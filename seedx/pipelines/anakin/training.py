@@ -23,12 +23,12 @@ from seedx.runtime import counters, process
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(process.Config):
-  """The options of an Anakin run.
+  """The options of an Anakin run; it has one learner host.
 
   Attributes:
     env: the environment, one of JAX functions.
     agent: that acts and learns.
-    num_envs: environments of each training, over all devices.
+    num_envs: number of parallel environments, of all learner hosts together.
     num_seeds: trainings at once, each of `total_steps`. Training k has the
       seed `seed + k`; env steps and other metrics are means over all.
     updates_per_call: rollouts, with their updates, in one call of the program.
