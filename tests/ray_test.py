@@ -36,13 +36,19 @@ class Machines:
     """Makes those with room, each for so many actors."""
     with_ray.needed()
     cluster_utils = pytest.importorskip("ray.cluster_utils")
-    self._cluster = cluster_utils.Cluster(
-      initialize_head=True, head_node_args={"num_cpus": 0}
-    )
-    self._with_room = [
-      self._cluster.add_node(num_cpus=room, resources={"actors": room})
-      for room in rooms
-    ]
+    for tries_left in (1, 0):
+      self._cluster = cluster_utils.Cluster()
+      try:
+        self._cluster.add_node(num_cpus=0)
+        self._with_room = [
+          self._cluster.add_node(num_cpus=room, resources={"actors": room})
+          for room in rooms
+        ]
+        break
+      except Exception:  # Ray gives its own start only so long.
+        self._cluster.shutdown()
+        if not tries_left:
+          raise
     self.address = self._cluster.address
 
   def kill(self, process):

@@ -454,7 +454,12 @@ class Trial:
       status = self._wait_for(self._joiner, "a process that had joined")
       if status not in (None, *_LEFT):
         self._violate(f"a process that had joined ended with {status}")
-    for process in _marked(self._environment[_MARK]):
+    # A process of environments may still import what it needs before it sees
+    # that its parent has ended.
+    _, left_behind = psutil.wait_procs(
+      _marked(self._environment[_MARK]), timeout=_END_SECONDS / 4
+    )
+    for process in left_behind:
       self._violate(f"left behind: {_words(process)}")
       process.kill()
     if left := sorted(self._sockets.rglob("*")):
