@@ -197,6 +197,8 @@ def test_what_cannot_be_run_is_said():
     config_of(anakin, devices=3)
   with pytest.raises(types.ConfigError, match="micro_batches"):
     anakin.Config(agent=ppo.Config(), learner=learner.Config(micro_batches=2))
+  with pytest.raises(types.ConfigError, match="num_seeds 1 with recurrent"):
+    anakin.Config(agent=ppo.Config(recurrent=True), num_seeds=2)
   hide = "seedx.envs.transforms:hide_velocities"
   env = dataclasses.replace(CARTPOLE, observation_transform=hide)
   with pytest.raises(types.ConfigError, match="observation_transform"):

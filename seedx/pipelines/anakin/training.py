@@ -57,6 +57,11 @@ class Config(process.Config):
     types.check_range("micro_batches", self.learner.micro_batches, 1, 1)
     types.check_range("hosts", self.learner.hosts, 1, 1)
     self.learner.check_divides("num_envs", self.num_envs, self.learner.parts)
+    if self.num_seeds > 1 and getattr(self.agent, "recurrent", False):
+      raise types.ConfigError(
+        "expected num_seeds 1 with recurrent, found"
+        f" {self.num_seeds}: on CPU, XLA does not return from such a program"
+      )
 
   @property
   def plan(self) -> experience.Plan:
