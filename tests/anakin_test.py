@@ -160,9 +160,11 @@ def test_a_resumed_run_is_bitwise_the_one_that_was_not_stopped(
   jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
-def test_a_seed_of_many_trains_as_it_does_alone():
-  together, line = trained(anakin, config_of(anakin, num_seeds=3), 4)
-  alone, _ = trained(anakin, config_of(anakin, seed=2), 4)
+@pytest.mark.parametrize("name", ["ppo", "ppo-lstm"])
+def test_a_seed_of_many_trains_as_it_does_alone(name):
+  agent, _ = AGENTS[name]
+  together, line = trained(anakin, config_of(anakin, agent, num_seeds=3), 4)
+  alone, _ = trained(anakin, config_of(anakin, agent, seed=2), 4)
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a[2], b, rtol=1e-3, atol=1e-5),
     together["agent"].params,
@@ -197,8 +199,6 @@ def test_what_cannot_be_run_is_said():
     config_of(anakin, devices=3)
   with pytest.raises(types.ConfigError, match="micro_batches"):
     anakin.Config(agent=ppo.Config(), learner=learner.Config(micro_batches=2))
-  with pytest.raises(types.ConfigError, match="num_seeds 1 with recurrent"):
-    anakin.Config(agent=ppo.Config(recurrent=True), num_seeds=2)
   hide = "seedx.envs.transforms:hide_velocities"
   env = dataclasses.replace(CARTPOLE, observation_transform=hide)
   with pytest.raises(types.ConfigError, match="observation_transform"):

@@ -57,11 +57,6 @@ class Config(process.Config):
     types.check_range("micro_batches", self.learner.micro_batches, 1, 1)
     types.check_range("hosts", self.learner.hosts, 1, 1)
     self.learner.check_divides("num_envs", self.num_envs, self.learner.parts)
-    if self.num_seeds > 1 and getattr(self.agent, "recurrent", False):
-      raise types.ConfigError(
-        "expected num_seeds 1 with recurrent, found"
-        f" {self.num_seeds}: on CPU, XLA does not return from such a program"
-      )
 
   @property
   def plan(self) -> experience.Plan:
@@ -334,6 +329,8 @@ def _start(config: Config, agent: base.Agent) -> tuple[base.AgentState, Keys]:
   first = [sessions.Seeds(x).take(config.num_envs) for x in seeds]
   if config.num_seeds == 1:
     return jax.jit(start)(np.int32(seeds[0]), np.int32(first[0]))
-  return jax.jit(jax.vmap(start))(
+  # Not by vmap: where an LSTM's initializer makes several QR decompositions,
+  # XLA on CPU does not return from batches of them.
+  return jax.jit(lambda *x: jax.lax.map(lambda y: start(*y), x))(
     np.array(seeds, np.int32), np.array(first, np.int32)
   )
