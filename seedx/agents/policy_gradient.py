@@ -2,13 +2,13 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
 from seedx import distributions, losses, networks, types
-from seedx.agents import base, optimizers
+from seedx.agents import base, blocks, optimizers
 from seedx.agents import model as model_lib
 
 # The fields of `Config` that may change at run time.
@@ -20,8 +20,8 @@ HYPERPARAMETERS = (
   "entropy_cost",
 )
 
-# Means by name, and variances.
-_Parts = tuple[dict[str, jax.Array], dict[str, jax.Array]]
+# Where the arrays of `types.Unroll` count unrolls, see `blocks`.
+AXES = types.Unroll._make([1, 1, 1, 1, 0])
 # Of these diagnostics, the spread over the steps counts.
 _SPREAD = ("advantage", "value_target", "value_error")
 
@@ -114,6 +114,7 @@ def make(
   *,
   at_run_time: Sequence[str] = (),
   steps_per_update: int = 1,
+  separable: bool = True,
 ) -> base.Agent:
   """Makes an agent from its loss.
 
@@ -126,6 +127,7 @@ def make(
     at_run_time: fields of the config that may change at run time, beside
       `HYPERPARAMETERS`.
     steps_per_update: optimizer steps in an update.
+    separable: whether the loss of each unroll is the same in any batch.
 
   Raises:
     types.ConfigError: no action distribution fits the action spec.
@@ -133,6 +135,7 @@ def make(
   policy = Policy.make(spec, config)
   optimizer = optimizers.Optimizer.make(config, horizon, steps_per_update)
   names = (*HYPERPARAMETERS, *at_run_time)
+  axes = AXES if separable and policy.in_blocks else None
 
   def start(params: types.Tree, updates: int | jax.Array) -> base.AgentState:
     return base.AgentState(
@@ -153,12 +156,16 @@ def make(
   ) -> tuple[base.Gradients, types.LossOutput]:
     del rng_key  # The loss is deterministic.
 
-    def per_step(params: types.Tree) -> losses.ActorCriticLoss:
+    def per_step(
+      params: types.Tree, part: types.Unroll
+    ) -> losses.ActorCriticLoss:
       variables = model_lib.Variables(params, state.statistics)
-      evaluation = policy.evaluate(variables, batch, state.hyperparameters)
-      return loss(evaluation, batch, state.hyperparameters)
+      evaluation = policy.evaluate(variables, part, state.hyperparameters)
+      return loss(evaluation, part, state.hyperparameters)
 
-    grads, output = differentiate(per_step, state, optimizer, axis_name)
+    grads, output = differentiate(
+      per_step, batch, axes, state, optimizer, axis_name
+    )
     moments = policy.model.moments(state.statistics, batch.inputs, axis_name)
     return base.Gradients(grads, moments), output
 
@@ -182,7 +189,9 @@ def make(
 
 
 def differentiate(
-  per_step: Callable[[types.Tree], losses.ActorCriticLoss],
+  per_step: Callable[[types.Tree, Any], losses.ActorCriticLoss],
+  batch: Any,
+  axes: Any,
   state: base.AgentState,
   optimizer: optimizers.Optimizer,
   axis_name: str | None,
@@ -190,45 +199,51 @@ def differentiate(
   """The gradient of the weighted mean of per-step losses, over all cores.
 
   Args:
-    per_step: maps parameters to losses of this core's share of the batch.
+    per_step: maps parameters and some entries of the batch to their losses,
+      `[T, N]` each, which no other entry changes.
+    batch: this core's share.
+    axes: of the entries in it, see `blocks.gradient`; None if entries change
+      the losses of others.
     state: has the parameters, and the weights of the losses.
     optimizer: will take the step.
     axis_name: the mesh axis over which the batch is sharded, or None.
   """
   costs = state.hyperparameters
 
-  def share(params: types.Tree) -> tuple[jax.Array, _Parts]:
-    steps = per_step(params)
-
-    def mean(values: jax.Array) -> jax.Array:
-      return losses.mean_share(values, steps.weight, axis_name)
-
-    parts = {
-      "loss_policy_gradient": mean(steps.policy_gradient),
-      "loss_value": mean(steps.value),
-      "entropy": -mean(steps.entropy),
-      "weight": jnp.sum(steps.weight),
-    }
-    total = (
-      parts["loss_policy_gradient"]
-      + costs["value_cost"] * parts["loss_value"]
-      - costs["entropy_cost"] * parts["entropy"]
+  def total(
+    params: types.Tree, part: Any
+  ) -> tuple[jax.Array, losses.ActorCriticLoss]:
+    steps = per_step(params, part)
+    values = (
+      steps.policy_gradient
+      + costs["value_cost"] * steps.value
+      + costs["entropy_cost"] * steps.entropy
     )
-    said = steps.diagnostics
-    parts |= {name: mean(values) for name, values in said.items()}
-    centers = losses.sum_over_cores(
-      {name: parts[name] for name in _SPREAD if name in said}, axis_name
-    )
-    variances = {
-      name: mean(jnp.square(said[name] - center))
-      for name, center in centers.items()
-    }
-    return total, (parts, variances)
+    return jnp.sum(values * steps.weight), steps
 
-  shares = jax.grad(share, has_aux=True)(state.params)
-  gradients, (parts, variances) = losses.sum_over_cores(shares, axis_name)
-  weight = parts.pop("weight")
-  metrics = _diagnosed(parts, variances) | optimizer.measure(state, gradients)
+  gradients, steps = blocks.gradient(total, state.params, batch, axes)
+  named = steps.diagnostics | {
+    "loss_policy_gradient": steps.policy_gradient,
+    "loss_value": steps.value,
+    "entropy": -steps.entropy,
+  }
+
+  def summed(values: jax.Array) -> jax.Array:
+    return jnp.sum(values * steps.weight)
+
+  def mean(sums: types.Tree) -> types.Tree:
+    return jax.tree.map(lambda x: x / jnp.maximum(weight, 1e-8), sums)
+
+  sums = gradients, jax.tree.map(summed, named), jnp.sum(steps.weight)
+  *sums, weight = losses.sum_over_cores(sums, axis_name)
+  gradients, means = mean(sums)
+  squares = {
+    name: summed(jnp.square(named[name] - means[name]))
+    for name in _SPREAD
+    if name in named
+  }
+  variances = mean(losses.sum_over_cores(squares, axis_name))
+  metrics = _diagnosed(means, variances) | optimizer.measure(state, gradients)
   return gradients, types.LossOutput(weight, metrics)
 
 
@@ -263,6 +278,17 @@ class Policy:
     return cls(
       model_lib.Model.make(spec, config, head, lstm_size), distribution
     )
+
+  @property
+  def in_blocks(self) -> bool:
+    """Whether blocks of a batch are faster on CPU; see `blocks`.
+
+    An LSTM's steps come one after another, in each block again, and few images
+    fill a cache.
+    """
+    network = self.model.network
+    images = any(map(networks.is_image, network.observation))
+    return not network.lstm_size and not images
 
   def step(
     self,

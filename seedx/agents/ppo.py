@@ -9,7 +9,14 @@ import jax
 import jax.numpy as jnp
 
 from seedx import losses, types
-from seedx.agents import base, model, optimizers, policy_gradient
+from seedx.agents import (
+  base,
+  blocks,
+  model,
+  optimizers,
+  permutations,
+  policy_gradient,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +83,24 @@ class Entries(NamedTuple):
   weight: jax.Array
 
 
+class Minibatch(NamedTuple):
+  """Entries, with their advantages normalized over all of them.
+
+  Attributes:
+    entries: of N.
+    advantage: `[C, N]`, of mean 0 and variance 1.
+  """
+
+  entries: Entries
+  advantage: jax.Array
+
+  @classmethod
+  def of(cls, entries: Entries, axis_name: str | None) -> "Minibatch":
+    """Normalizes over the entries of all cores of a mesh axis, if not None."""
+    advantage = _normalized(entries.advantage, entries.weight, axis_name)
+    return cls(entries, advantage)
+
+
 def _make(
   spec: types.EnvironmentSpec,
   config: Config,
@@ -84,9 +109,7 @@ def _make(
 ) -> base.Agent:
   policy = policy_gradient.Policy.make(spec, config)
   steps_per_update = config.epochs * config.minibatches
-  loss = functools.partial(
-    _loss, clip_values=config.clip_values, axis_name=axis_name
-  )
+  loss = functools.partial(_loss, clip_values=config.clip_values)
   optimizer = optimizers.Optimizer.make(config, horizon, steps_per_update)
   step = _make_step(policy, loss, optimizer, axis_name)
 
@@ -97,13 +120,17 @@ def _make(
   ) -> losses.ActorCriticLoss:
     entries = _entries(evaluation, unroll, hyperparameters)
     evaluated = evaluation.values[:-1], evaluation.log_prob, evaluation.entropy
-    return loss(evaluated, entries, hyperparameters)
+    return loss(evaluated, Minibatch.of(entries, axis_name), hyperparameters)
 
   def update(
     state: base.AgentState, rng_key: jax.Array, batch: types.Unroll
   ) -> tuple[base.AgentState, types.LossOutput]:
     variables = model.Variables(state.params, state.statistics)
-    evaluation = policy.evaluate(variables, batch, state.hyperparameters)
+    evaluate = functools.partial(
+      policy.evaluate, variables, hyperparameters=state.hyperparameters
+    )
+    axes = policy_gradient.AXES if policy.in_blocks else None
+    evaluation = blocks.outputs(evaluate, batch, axes)
     entries = _entries(evaluation, batch, state.hyperparameters)
     if not config.recurrent:
       entries = _single_steps(policy, variables, entries)
@@ -130,6 +157,7 @@ def _make(
     horizon,
     at_run_time=("clip_epsilon",),
     steps_per_update=steps_per_update,
+    separable=False,
   )
   needs = base.Needs(whole_batches=True)
   return dataclasses.replace(agent, update=update, needs=needs)
@@ -148,30 +176,40 @@ def _make_step(
   def step(
     state: base.AgentState, entries: Entries
   ) -> tuple[base.AgentState, types.LossOutput]:
-    def per_step(params: types.Tree) -> losses.ActorCriticLoss:
+    def per_step(params: types.Tree, part: Minibatch) -> losses.ActorCriticLoss:
       variables = model.Variables(params, state.statistics)
+      own = part.entries
       evaluated = policy.evaluate_steps(
-        variables, entries.inputs, entries.action, entries.core_state
+        variables, own.inputs, own.action, own.core_state
       )
-      return loss(evaluated, entries, state.hyperparameters)
+      return loss(evaluated, part, state.hyperparameters)
 
     gradients, output = policy_gradient.differentiate(
-      per_step, state, optimizer, axis_name
+      per_step,
+      Minibatch.of(entries, axis_name),
+      _AXES if policy.in_blocks else None,
+      state,
+      optimizer,
+      axis_name,
     )
     return optimizer.descend(state, gradients), output
 
   return step
 
 
+# Where the arrays of a minibatch count entries.
+_AXES = Minibatch._make([Entries._make([1, 1, 0, 1, 1, 1, 1]), 1])
+
+
 def _loss(
   evaluated: tuple[jax.Array, jax.Array, jax.Array],
-  entries: Entries,
+  minibatch: Minibatch,
   hyperparameters: Mapping[str, jax.Array],
   *,
   clip_values: bool,
-  axis_name: str | None,
 ) -> losses.ActorCriticLoss:
   """Per-step losses of entries, given what `Policy.evaluate_steps` returned."""
+  entries = minibatch.entries
 
   def stream_loss(
     behaviour_values: jax.Array, *stream: jax.Array
@@ -189,7 +227,7 @@ def _loss(
     log_prob,
     entries.behaviour_log_prob,
     entropy,
-    _normalized(entries.advantage, entries.weight, axis_name),
+    minibatch.advantage,
     entries.advantage + entries.values,
     entries.weight,
   )
@@ -250,7 +288,7 @@ def _shuffled(entries: Entries, rng_key: jax.Array, parts: int) -> Entries:
       f"expected minibatches that divide the {size} entries of each core"
       f" (steps, or unrolls if recurrent), found {parts}"
     )
-  order = jax.random.permutation(rng_key, size).reshape(parts, -1)
+  order = permutations.random(rng_key, size).reshape(parts, -1)
 
   def draw(leaf: jax.Array) -> jax.Array:
     return jnp.moveaxis(jnp.take(leaf, order, axis=1), 1, 0)

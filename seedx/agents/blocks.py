@@ -1,0 +1,111 @@
+"""Work in blocks of a batch that stay in a CPU's cache."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from seedx import types
+
+# The activations of so many steps of an MLP stay in the cache. With two layers
+# of 128 units the gradient of 16,384 steps took 20 ms as a whole on two cores,
+# 10.5 ms in blocks of 2,048 or 4,096, and 12.8 ms in blocks of 1,024.
+STEPS = 4096
+
+
+def gradient(
+  function: Callable[[types.Tree, Any], tuple[jax.Array, types.Tree]],
+  params: types.Tree,
+  batch: Any,
+  axes: Any,
+) -> tuple[types.Tree, types.Tree]:
+  """The gradient of a sum over a batch, on CPU by sums over blocks.
+
+  On GPU and TPU, and for a small batch, it is that of one call. The choice is
+  made when a program is compiled for a platform.
+
+  Args:
+    function: maps parameters and a part of the batch to a sum over that part,
+      and a nest of `[T, N, ...]`, of the part's N entries of T steps.
+    params: what the gradient is with respect to.
+    batch: a nest of arrays.
+    axes: a prefix of the batch, the axis of each array that counts entries;
+      None for the whole batch at once.
+
+  Returns:
+    The gradient, and the nest of all entries.
+  """
+  differentiate = jax.grad(function, has_aux=True)
+  number = _number(lambda part: function(params, part)[1], batch, axes)
+  if number == 1:
+    return differentiate(params, batch)
+
+  def in_blocks(params: types.Tree, batch: Any) -> tuple[types.Tree, Any]:
+    def add(total: types.Tree, block: Any) -> tuple[types.Tree, Any]:
+      gradient, outputs = differentiate(params, block)
+      return jax.tree.map(jnp.add, total, gradient), outputs
+
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    total, outputs = jax.lax.scan(add, zeros, _cut(batch, axes, number))
+    return total, jax.tree.map(_joined, outputs)
+
+  return jax.lax.platform_dependent(
+    params, batch, cpu=in_blocks, default=differentiate
+  )
+
+
+def outputs(
+  function: Callable[[Any], types.Tree], batch: Any, axes: Any
+) -> types.Tree:
+  """A function's outputs for a batch, on CPU from one block after another.
+
+  Args:
+    function: maps a part of the batch to a nest of `[T, N, ...]`.
+    batch: a nest of arrays.
+    axes: see `gradient`.
+  """
+  number = _number(function, batch, axes)
+  if number == 1:
+    return function(batch)
+
+  def in_blocks(batch: Any) -> types.Tree:
+    found = jax.lax.map(function, _cut(batch, axes, number))
+    return jax.tree.map(_joined, found)
+
+  return jax.lax.platform_dependent(batch, cpu=in_blocks, default=function)
+
+
+def _number(
+  function: Callable[[Any], types.Tree], batch: Any, axes: Any
+) -> int:
+  """Blocks of equal size and of up to `STEPS` steps; 1 if there are none."""
+  if axes is None:
+    return 1
+  steps, entries, *_ = jax.tree.leaves(jax.eval_shape(function, batch))[0].shape
+  least = -(-steps * entries // STEPS)
+  for number in range(least, 2 * least):
+    if entries % number == 0:
+      return number
+  return 1
+
+
+def _cut(batch: Any, axes: Any, number: int) -> Any:
+  """So many blocks of a batch, on a new first axis."""
+
+  def cut(axis: int, leaf: jax.Array) -> jax.Array:
+    shape = leaf.shape
+    parts = leaf.reshape(*shape[:axis], number, -1, *shape[axis + 1 :])
+    return jnp.moveaxis(parts, axis, 0)
+
+  return jax.tree.map(
+    lambda axis, part: jax.tree.map(functools.partial(cut, axis), part),
+    axes,
+    batch,
+  )
+
+
+def _joined(leaf: jax.Array) -> jax.Array:
+  """Outputs `[number, T, n, ...]` as `[T, number * n, ...]`."""
+  return jax.lax.collapse(jnp.moveaxis(leaf, 0, 1), 1, 3)
