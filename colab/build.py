@@ -29,7 +29,10 @@ from jupyter_client import kernelspec
 from seedx import REPOSITORY
 
 FOLDER = pathlib.Path(__file__).parent
-NAMES = ("quickstart", "losses", "pipelines", "bring_your_own", "not_learning")
+NAMES = (
+  *("quickstart", "losses", "pipelines", "bring_your_own", "not_learning"),
+  "many_seeds",
+)
 
 _BADGE = (
   "[![Open in Colab]"

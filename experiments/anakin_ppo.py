@@ -30,10 +30,11 @@ EXPERIMENT = app.Experiment(
   ),
   images=app.change(
     total_steps=10_000_000,
-    num_envs=64,
     unroll_length=128,
+    learning_rate=5e-3,
     entropy_cost=0.01,
     reward_scale=1.0,
+    image_torso="minatar",
   ),
   agents={
     "ppo": _PPO,

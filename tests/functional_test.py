@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from minatar.environments import asterix, breakout
 
+from seedx import envs
 from seedx.envs import functional
 from seedx.envs.functional import bsuite, classic_control, minatar
 
@@ -316,6 +317,32 @@ def test_sticky_actions_repeat_the_last_one(game):
   repeated = np.asarray(after.last_action) == 5
   np.testing.assert_allclose(repeated.mean(), 0.25, atol=0.025)
   assert (np.asarray(after.last_action)[~repeated] == 2).all()
+
+
+@pytest.mark.parametrize(
+  ("game", "reference"),
+  [
+    (minatar.Breakout, breakout.Env()),
+    (minatar.Asterix, asterix.Env(ramping=True)),
+  ],
+)
+def test_minimal_actions_are_minatars(game, reference):
+  known = reference.minimal_action_set()
+  own, full = game(sticky=0.0, minimal_actions=True), game(sticky=0.0)
+  assert (own.action.num_values, full.action.num_values) == (len(known), 6)
+  key = jax.random.key(0)
+  state = full.reset(key)
+  for action, meant in enumerate(known):
+    found = own.act(state, jnp.int32(action), key)
+    expected = full.act(state, jnp.int32(meant), key)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_a_whole_number_is_as_good_as_a_float():
+  config = envs.Config("seedx:Breakout-MinAtar", {"sticky": 0})
+  own = functional.make(config)
+  key = jax.random.key(0)
+  assert own.act(own.reset(key), jnp.int32(1), key).state.paddle == 3
 
 
 @pytest.mark.parametrize("name", functional.ENVIRONMENTS)

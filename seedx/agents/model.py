@@ -27,7 +27,8 @@ class Config(optimizers.Config):
       1.
     hidden_sizes: units of the MLP's layers.
     image_torso: network for images, "nature" (DQN's CNN; two convolutions for
-      images of less than 36 pixels a side) or "impala" (ResNet).
+      images of less than 36 pixels a side), "impala" (ResNet), or "minatar"
+      (one convolution, for grids of symbols).
     stack_frames: frames stacked in an observation; for images only.
     torso: your own Flax module instead of the MLP and the image network, from
       the observation's nest of `[B, ...]` to features `[B, F]`.
@@ -39,7 +40,7 @@ class Config(optimizers.Config):
   reward_clip: float = 0.0
   normalize_observations: bool = False
   hidden_sizes: tuple[int, ...] = (64, 64)
-  image_torso: Literal["nature", "impala"] = "nature"
+  image_torso: Literal["nature", "impala", "minatar"] = "nature"
   stack_frames: int = 1
   torso: nn.Module | None = None
   compute_dtype: Literal["float32", "bfloat16"] = "float32"

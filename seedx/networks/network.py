@@ -37,7 +37,7 @@ class Network(nn.Module):
     action: the action spec.
     head: maps features `[T, B, F]` to a nest of `[T, B, ...]`.
     sizes: units of the MLP's layers.
-    image_torso: "nature" or "impala".
+    image_torso: one of `torsos.IMAGE_TORSOS`.
     stack_frames: frames in a stack of images.
     lstm_size: units of the LSTM; 0 for none.
     torso: maps the observation's nest `[T * B, ...]`, with stacked images, to

@@ -160,6 +160,15 @@ def test_small_images_have_a_network_that_fits(shape, module):
   assert output.shape == (2, 128 if module == "SmallCNN" else 512)
 
 
+def test_minatars_network_has_one_convolution_of_16_channels():
+  torso = torsos.IMAGE_TORSOS["minatar"]()
+  board = jnp.zeros((2, 4, 10, 10), jnp.uint8)
+  output, variables = torso.init_with_output(jax.random.key(0), board)
+  assert output.shape == (2, 128)
+  shapes = sorted(x.shape for x in jax.tree.leaves(variables))
+  assert shapes == [(3, 3, 4, 16), (16,), (128,), (8 * 8 * 16, 128)]
+
+
 def test_the_small_network_tells_symbols_and_their_places_apart():
   torso = networks.Torso((specs.Array((3, 7, 7), np.uint8),), ())
   images = np.full((3, 3, 7, 7), 2, np.uint8)

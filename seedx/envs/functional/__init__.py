@@ -84,6 +84,7 @@ def make(config: env_config.Config) -> Environment:
         f"{config.env}: expected {option} of type {wanted.__name__}, found"
         f" {value!r}"
       )
+    options[option] = wanted(value)
   return kind(**options)
 
 

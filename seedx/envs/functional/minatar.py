@@ -3,8 +3,9 @@
 Young and Tian 2019, "MinAtar: An Atari-Inspired Testbed",
 https://arxiv.org/abs/1903.03176. Observations are `[4, 10, 10]` bytes, 0 or 1,
 a channel for each kind of object. Actions are those of all of MinAtar: nothing,
-left, up, right, down, fire. With the probability `sticky` the last action of
-the episode, at first nothing, is repeated instead.
+left, up, right, down, fire; with `minimal_actions` only those that a game has a
+use for. With the probability `sticky` the last action of the episode, at first
+nothing, is repeated instead.
 """
 
 from typing import NamedTuple
@@ -21,7 +22,7 @@ _LEFT, _UP, _RIGHT, _DOWN = 1, 2, 3, 4
 _OBSERVATION = dm_env.specs.BoundedArray(
   (4, 10, 10), np.uint8, 0, 1, "observation"
 )
-_ACTION = dm_env.specs.DiscreteArray(6, np.int32, "action")
+_ALL_ACTIONS = (0, 1, 2, 3, 4, 5)
 
 
 class Ball(NamedTuple):
@@ -58,19 +59,23 @@ class Breakout(Episodic):
   """
 
   observation = _OBSERVATION
-  action = _ACTION
 
-  def __init__(self, sticky: float = 0.1) -> None:
-    """Checks its option.
+  def __init__(
+    self, sticky: float = 0.1, minimal_actions: bool = False
+  ) -> None:
+    """Checks its options.
 
     Args:
       sticky: probability of repeating the last action.
+      minimal_actions: the actions are nothing, left and right.
 
     Raises:
-      types.ConfigError: it is out of its range.
+      types.ConfigError: `sticky` is out of its range.
     """
     types.check_range("sticky", sticky, 0.0, 1.0)
     self._sticky = sticky
+    self._actions = (0, _LEFT, _RIGHT) if minimal_actions else _ALL_ACTIONS
+    self.action = _action_spec(self._actions)
 
   def reset(self, rng_key: jax.Array) -> Ball:
     """See `Episodic`."""
@@ -86,6 +91,7 @@ class Breakout(Episodic):
 
   def act(self, state: Ball, action: jax.Array, rng_key: jax.Array) -> Outcome:
     """See `Episodic`."""
+    action = jnp.array(self._actions)[action]
     action = _sticky(state.last_action, action, rng_key, self._sticky)
     paddle = _moved(state.paddle, action, _LEFT, _RIGHT, 0, 9)
     direction = state.direction
@@ -191,14 +197,19 @@ class Asterix(Episodic):
   """
 
   observation = _OBSERVATION
-  action = _ACTION
 
-  def __init__(self, sticky: float = 0.1, ramping: bool = True) -> None:
+  def __init__(
+    self,
+    sticky: float = 0.1,
+    ramping: bool = True,
+    minimal_actions: bool = False,
+  ) -> None:
     """Checks its options.
 
     Args:
       sticky: probability of repeating the last action.
       ramping: whether it becomes harder with time.
+      minimal_actions: all actions but to fire.
 
     Raises:
       types.ConfigError: an option is out of its range.
@@ -206,6 +217,8 @@ class Asterix(Episodic):
     types.check_range("sticky", sticky, 0.0, 1.0)
     self._sticky = sticky
     self._ramping = ramping
+    self._actions = _ALL_ACTIONS[:-1] if minimal_actions else _ALL_ACTIONS
+    self.action = _action_spec(self._actions)
 
   def reset(self, rng_key: jax.Array) -> Crossing:
     """See `Episodic`."""
@@ -222,6 +235,7 @@ class Asterix(Episodic):
   ) -> Outcome:
     """See `Episodic`."""
     sticky_key, side_key, kind_key, row_key = jax.random.split(rng_key, 4)
+    action = jnp.array(self._actions)[action]
     action = _sticky(state.last_action, action, sticky_key, self._sticky)
     drawn = Spawned(
       jax.random.bernoulli(side_key),
@@ -278,6 +292,10 @@ class Asterix(Episodic):
       rows(state.column, state.there & state.gold),
     )
     return jnp.stack(channels).astype(jnp.uint8)
+
+
+def _action_spec(actions: tuple[int, ...]) -> dm_env.specs.DiscreteArray:
+  return dm_env.specs.DiscreteArray(len(actions), np.int32, "action")
 
 
 def _new_bricks() -> jax.Array:
