@@ -2,6 +2,10 @@
 
 import dataclasses
 import json
+import signal
+import subprocess
+import sys
+import time
 
 import jax
 import numpy as np
@@ -216,3 +220,33 @@ def test_a_run_of_several_seeds_leaves_what_every_run_does(tmp_path):
   assert again.metrics["env_steps"] >= 4000
   lines = (run.run_dir / "metrics.jsonl").read_text().splitlines()
   assert json.loads(lines[-1])["episode_return_seed_1"] > 5
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_as_if_it_had_not_been(tmp_path):
+  """Bitwise, from whatever checkpoint is the newest."""
+  options = "--quiet --checkpoint-every-seconds 1 --total-steps 400000"
+  command = [sys.executable, "-m", "experiments.anakin_ppo", *options.split()]
+  whole, killed = tmp_path / "whole", tmp_path / "killed"
+  subprocess.run([*command, "--run-dir", whole], check=True)
+  process = subprocess.Popen([*command, "--run-dir", killed])
+  deadline = time.monotonic() + 120
+  while not checkpoints(killed) and process.poll() is None:
+    assert time.monotonic() < deadline
+    time.sleep(0.05)
+  process.kill()
+  assert process.wait() == -signal.SIGKILL
+  subprocess.run([*command[:3], "--resume", killed, "--quiet"], check=True)
+  one, other = (last_line(x) for x in (whole, killed))
+  assert one["env_steps"] == other["env_steps"] >= 400_000
+  same = ("learner_steps", "episodes", "episode_return", "gradient_norm")
+  for key in (*same, "entropy", "loss_value", "episode_length"):
+    assert one[key] == other[key], key
+
+
+def checkpoints(run_dir):
+  return [x for x in (run_dir / "checkpoints").glob("[0-9]*") if x.is_dir()]
+
+
+def last_line(run_dir):
+  return json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[-1])
