@@ -364,6 +364,26 @@ def test_every_device_that_acts_has_what_was_published_last():
   assert_same(held, first)
 
 
+def test_nobody_acts_by_an_update_that_is_under_way(monkeypatch):
+  done = []
+  monkeypatch.setattr(
+    learner._Published, "is_computed", lambda self: self.version in done
+  )
+  it = make()
+  (batch,) = experience.Once()(it.shares(unroll_of()))
+  for _ in range(3):
+    it.learn(batch)
+    it.publish(wait=False)
+  assert it.newest()[1] == 0
+  done += [1, 2]
+  acting, version = it.newest()
+  assert version == 2
+  done.append(3)
+  assert it.newest()[1] == 3
+  gaps = jax.tree.map(lambda a, b: np.abs(a - b).max(), acting, it.newest()[0])
+  assert max(jax.tree.leaves(gaps)) > 1e-4
+
+
 def test_without_a_device_that_acts_the_first_core_has_what_is_published():
   acting, _ = make(2).newest()
   devices = [leaf.devices() for leaf in jax.tree.leaves(acting)]
@@ -379,7 +399,10 @@ class Watching(experience.Once):
 
   def __call__(self, shares):
     yield from super().__call__(shares)
-    acting, version = self.learner.newest()
+    # It may be under way.
+    while (found := self.learner.newest())[1] < self.learner.steps:
+      time.sleep(0.001)
+    acting, version = found
     self.seen.append((version, self.learner.steps, jax.device_get(acting)))
     if len(self.seen) == self._most:
       self._stop.set()
@@ -427,7 +450,7 @@ def test_a_run_publishes_every_update_with_its_version(micro_batches):
 
 def test_stop_ends_a_run_after_the_update_under_way(monkeypatch):
   it, _, stop = watched(1, 100, queue_capacity=3)
-  monkeypatch.setattr(it, "publish", stop.set)
+  monkeypatch.setattr(it, "publish", lambda wait: stop.set())
   for _ in range(3):
     assert it.inbox.put(it.shares(unroll_of())[0])
   it.run(lambda: example(it))

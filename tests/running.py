@@ -228,10 +228,10 @@ class Spy:
       self.learned.append(copied(batch.parts))
       learn(batch)
 
-    def spy_publish():
+    def spy_publish(**options):
       # Before: who fetches it may be quick.
       self.published[learner.steps] = copied(learner.acting())
-      publish()
+      publish(**options)
 
     unrolls._connected.open = spy_open
     unrolls._connected.count = spy_count

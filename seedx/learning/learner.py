@@ -231,8 +231,8 @@ class Learner:
     )
     self._acting_on = tuple(dict.fromkeys(acting_on or self.cores[:1]))
     self._publishing = threading.Lock()
-    self._newest: dict[jax.Device, types.Tree] = {}
-    self._version = 0
+    # With their versions; the first is computed, others may not be.
+    self._published: collections.deque[_Published] = collections.deque()
     self.publish()
 
   @property
@@ -254,7 +254,7 @@ class Learner:
       self.warm_up([jax.device_put(example(), core) for core in self.cores])
       for batch in self._batches():
         self.learn(batch)
-        self.publish()
+        self.publish(wait=False)
         if over.is_set():
           break
       self.finish()
@@ -332,25 +332,41 @@ class Learner:
       own = {x.device: x.data for x in priorities.addressable_shards}
       self._source.learned(batch.windows, [own[core] for core in self.cores])
 
-  def publish(self) -> None:
+  def publish(self, wait: bool = True) -> None:
     """Publishes the newest state: `newest` returns its acting parameters.
 
     No later update may donate them: `device_put` to the same device only
     aliases them.
+
+    Args:
+      wait: until the update that they come from is done.
     """
-    acting = self.acting()
-    newest = {x: jax.device_put(acting, x) for x in self._acting_on}
+    acting, version = self.acting(), self.steps
+    on_devices = {x: jax.device_put(acting, x) for x in self._acting_on}
+    if wait:
+      jax.block_until_ready(list(on_devices.values()))
     with self._publishing:
-      self._newest, self._version = newest, self.steps
+      self._published.append(_Published(on_devices, version))
+      self._forget_older()
 
   def newest(self, device: jax.Device | None = None) -> tuple[types.Tree, int]:
     """The acting parameters published last, and their version.
+
+    Those of an update that is under way are not returned before it is done:
+    acting with them would wait for it.
 
     Args:
       device: where to have them; the first of `acting_on` if None.
     """
     with self._publishing:
-      return self._newest[device or self._acting_on[0]], self._version
+      self._forget_older()
+      newest = self._published[0]
+    return newest.acting[device or self._acting_on[0]], newest.version
+
+  def _forget_older(self) -> None:
+    """Leaves the newest computed parameters, and those after them."""
+    while len(self._published) > 1 and self._published[1].is_computed():
+      self._published.popleft()
 
   def acting(self, state: base.AgentState | None = None) -> types.Tree:
     """The acting parameters of a state; of the newest one if None."""
@@ -477,6 +493,19 @@ class Learner:
     ]
     on_cores = PartitionSpec(sharding.CORES)
     return order._replace(said=sharding.assemble(shards, self._mesh, on_cores))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Published:
+  """Acting parameters on each device that acts, and their version."""
+
+  acting: dict[jax.Device, types.Tree]
+  version: int
+
+  def is_computed(self) -> bool:
+    """Whether nobody would have to wait for them."""
+    leaves = jax.tree.leaves(list(self.acting.values()))
+    return all(leaf.is_ready() for leaf in leaves)
 
 
 def _is_idle(result: updates.Result) -> bool:

@@ -127,7 +127,7 @@ def learn(config: Config, context: process.Context) -> process.Process:
             first = programs.priorities(acting, unroll)
             learning.learn_from(learning.shares(unroll, first))
             learning.publish()
-            acting, version = jax.block_until_ready(learning.newest())
+            acting, version = learning.newest()
         with waits.timed(metrics.WAIT_EXPERIENCE):
           actor.act(acting, np.int32(version))
         yield
