@@ -50,8 +50,12 @@ def zeros(specs: types.Tree, leading_shape: tuple[int, ...]) -> types.Tree:
 
 def non_finite(nest: types.Tree) -> str | None:
   """The name of the first leaf that has a NaN or an infinity, else None."""
-  for name, leaf in named_leaves(nest):
-    array = np.asarray(leaf)
-    if array.dtype.kind in "fc" and not np.isfinite(array).all():
-      return name
-  return None
+  # Names cost more than the check, and are hardly ever wanted.
+  if all(map(_is_finite, tree.flatten(nest))):
+    return None
+  return next(x for x, leaf in named_leaves(nest) if not _is_finite(leaf))
+
+
+def _is_finite(leaf: types.Array) -> bool:
+  array = np.asarray(leaf)
+  return array.dtype.kind not in "fc" or bool(np.isfinite(array).all())

@@ -233,6 +233,24 @@ def test_a_row_that_cannot_be_is_refused_and_counts_nothing(changes):
   assert acting.rows == 1
 
 
+def test_each_row_goes_to_its_slot_in_any_order():
+  _, sizes = _sizes(num_actors=1, num_devices=1, envs_per_actor=3)
+  acting = _Acting(sizes[0])
+  batches = []
+  acting.requests = lambda batch, rows: batches.append(batch)
+  server = inference_server.InferenceServer(
+    [acting], sizes, counters.Acted(), sessions.Seeds(0)
+  )
+  actor = server({"num_envs": 3})
+  sent = [0, 1, 2], [0, 1, 2], [2, 1], [1, 0, 2]
+  for step_type, index in zip((0, 1, 1, 1), sent, strict=True):
+    rows = [_row(step_type, index=k) for k in index]
+    actor(jax.tree.map(lambda *leaves: np.concatenate(leaves), *rows))
+  assert [x.slot.tolist() for x in batches] == [*sent]
+  counts = [x.count.tolist() for x in batches]
+  assert counts == [[0, 0, 0], [1, 1, 1], [2, 2], [3, 2, 3]]
+
+
 def test_a_return_is_the_sum_of_rewards_whatever_an_actor_says_of_it():
   _, sizes = _sizes(num_actors=1, num_devices=1, envs_per_actor=1)
   acted = counters.Acted()

@@ -65,12 +65,13 @@ class Episodes:
     self._total = np.zeros(num_envs, np.float64)
     self._length = np.zeros(num_envs, np.int64)
 
-  def add(self, steps: Steps, index: np.ndarray) -> Ended:
+  def add(self, steps: Steps, index: np.ndarray | slice) -> Ended:
     """Checks steps, and takes note of them unless they are refused.
 
     Args:
       steps: `[B, K]`.
-      index: `[B]`, the peer's environments that they are of; each once.
+      index: `[B]`, the peer's environments that they are of, each once; a
+        slice for all of them in order.
 
     Raises:
       wire.Refused: INVALID_ARGUMENT, a number is out of its range, or steps are
@@ -99,16 +100,17 @@ class Episodes:
     if step_type.shape[1]:
       self._ended[index] = last[:, -1]
     self._total[index] = total
-    lengths = self._lengths(~first, returns, index)
-    return Ended(int(np.count_nonzero(~first)), returns, lengths)
+    going_on = ~first
+    lengths = self._lengths(going_on, returns, index)
+    return Ended(int(np.count_nonzero(going_on)), returns, lengths)
 
   def _lengths(
-    self, steps: np.ndarray, returns: np.ndarray, index: np.ndarray
+    self, steps: np.ndarray, returns: np.ndarray, index: np.ndarray | slice
   ) -> np.ndarray:
     """`[B, K]`, and takes note of where games end."""
     if steps.shape[1] == 1:  # The same as below in a third of the time.
       lengths = self._length[index] + steps[:, 0]
-      self._length[index] = np.where(np.isnan(returns[:, 0]), lengths, 0)
+      self._length[index] = lengths * np.isnan(returns[:, 0])
       return lengths[:, None]
     lengths = self._length[index][:, None] + np.cumsum(steps, axis=1)
     # Those of the games before, up to each step and with it.

@@ -99,6 +99,7 @@ class Session:
     self.welcome = {"first_seed": first_seed}
     self._inference = device
     self._slots = slots
+    self._in_order = np.arange(len(slots), dtype=np.int32)
     self._reported = reported
     self._counts = np.zeros(len(slots), np.int32)
     self._acted = acted
@@ -140,20 +141,16 @@ class Session:
   @functools.partial(jax.profiler.annotate_function, name="receive")
   def _received(self, inputs: types.Rows) -> unroll_store.Batch:
     """Checks and counts a message; returns what acts for it."""
-    index = inputs.index
-    self._check(inputs)
+    index = self._checked(inputs.index)
+    wire.check_finite("observations", inputs.timestep.observation)
     ended = self._episodes.add(_one_step(inputs), index)
     reported = self._reported[index]
     self._acted.add(
       ended.env_steps, ended.returns[reported], ended.lengths[reported]
     )
-    batch = unroll_store.Batch(
-      slot=self._slots[index],
-      count=self._counts[index],
-      timestep=inputs.timestep,
-    )
-    self._counts[index] += 1
-    return batch
+    count = np.array(self._counts[index])
+    self._counts[index] = count + 1
+    return unroll_store.Batch(self._slots[index], count, inputs.timestep)
 
   def _release(self) -> None:
     self._inference.slots.give_back(self._slots)
@@ -164,8 +161,13 @@ class Session:
     )
     self._acted.add_discarded(int(np.sum(begun - finished)))
 
-  def _check(self, inputs: types.Rows) -> None:
-    index = inputs.index
+  def _checked(self, index: np.ndarray) -> np.ndarray | slice:
+    """An index of the actor's environments; a slice for all of them in order.
+
+    To index by a slice takes a fraction of the time.
+    """
+    if np.array_equal(index, self._in_order):
+      return slice(None)
     wire.check_range(
       "an index of the actor's environments", index, 0, len(self._slots) - 1
     )
@@ -175,7 +177,7 @@ class Session:
         "each environment at most once in a message",
         f"{times.argmax()} {times.max()} times",
       )
-    wire.check_finite("observations", inputs.timestep.observation)
+    return index
 
 
 def _one_step(rows: types.Rows) -> episodes.Steps:
