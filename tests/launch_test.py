@@ -1,5 +1,6 @@
 """Processes as behaviour: who is restarted, and that none is left."""
 
+import os
 import threading
 import time
 from unittest import mock
@@ -8,6 +9,7 @@ import psutil
 import pytest
 
 from seedx import launch, types
+from seedx.launch import nodes
 from seedx.launch import processes as launch_processes
 from seedx.launch import ray as on_ray
 from seedx.runtime import signals
@@ -44,6 +46,26 @@ def test_every_instance_runs_and_ends_when_it_is_told_to(tmp_path):
   assert time.monotonic() - start < 5
   assert not any(child.is_running() for child in children)
   assert _marks(tmp_path) == 3  # Nobody was started again.
+
+
+@pytest.mark.parametrize("count", [1, 2, 999])
+@pytest.mark.parametrize("needs_jax", [False, True])
+def test_processes_that_compute_share_the_cores(
+  tmp_path, monkeypatch, count, needs_jax
+):
+  cores = len(os.sched_getaffinity(0))
+  threads = str(max(1, cores // count)) if needs_jax else "none"
+  monkeypatch.delenv("PJRT_NPROC", raising=False)
+  config = launch_node.Config(str(tmp_path))
+  node = launch.Node("w", launch_node.say_threads, config, count, needs_jax)
+  process = launch_processes.Process("w", nodes.message(node, ""))
+  try:
+    _wait(lambda: _marks(tmp_path) == 1)
+    (found,) = tmp_path.iterdir()
+    assert found.name.endswith(f"-{threads}")
+  finally:
+    process.leave()
+    process.end(10.0)
 
 
 @pytest.mark.parametrize("returns", [False, True])

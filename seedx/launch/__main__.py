@@ -30,15 +30,17 @@ _CALLED_WRONG = (
 
 
 def _main() -> None:
-  parent, work, needs_jax, folder = pickle.loads(_message(sys.stdin.buffer))
+  parent, work, sharing, folder = pickle.loads(_message(sys.stdin.buffer))
   leaving = threading.Thread(
     target=_leave_with_parent, args=(folder,), daemon=True
   )
   leaving.start()
-  if needs_jax:
+  if sharing:
     # Accelerators are the learner's; threads of many actors get in each
     # other's way.
     os.environ["JAX_PLATFORMS"] = "cpu"
+    cores = len(os.sched_getaffinity(0))
+    os.environ.setdefault("PJRT_NPROC", str(max(1, cores // sharing)))
   else:
     # EnvPool would import it: half the memory, and a second less to start.
     sys.modules["jax"] = None  # type: ignore[assignment]

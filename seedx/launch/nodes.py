@@ -63,5 +63,6 @@ def message(node: Node, folder: str) -> bytes:
   if b"__main__" in work:
     parent = multiprocessing.spawn.get_preparation_data(node.role)
     parent.pop("authkey", None)  # It refuses to be pickled here.
-  text = pickle.dumps((parent, work, node.needs_jax, folder))
+  sharing = node.count if node.needs_jax else 0
+  text = pickle.dumps((parent, work, sharing, folder))
   return SIZE.pack(len(text)) + text
