@@ -11,7 +11,7 @@ import numpy as np
 
 from seedx import metrics, types
 from seedx.acting import batcher, sessions, unroll_store
-from seedx.agents import acting_step, base
+from seedx.agents import acting_step, base, random_keys
 
 _WAIT_DEVICE = "acting_wait_device"
 Sink = Callable[[types.Share], bool]
@@ -300,7 +300,7 @@ class _Programs:
       call: jax.Array,
       batch: unroll_store.Batch,
     ) -> tuple[unroll_store.Store, jax.Array]:
-      step_key = jax.random.fold_in(rng_key, call)
+      step_key = jax.random.fold_in(random_keys.unrolled(rng_key), call)
       return unroll_store.act(
         agent, layout, store, acting, jnp.int32(version), step_key, batch
       )

@@ -7,7 +7,7 @@ import numpy as np
 
 from seedx import envs, metrics, types
 from seedx.acting import episodes, unroll_store
-from seedx.agents import acting_step, base
+from seedx.agents import acting_step, base, random_keys
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +71,8 @@ class Programs:
       rng_key: jax.Array,
       batch: unroll_store.Batch,
     ) -> tuple[unroll_store.Store, jax.Array]:
-      step_key = jax.random.fold_in(rng_key, batch.count[0])
+      own_key = random_keys.unrolled(rng_key)
+      step_key = jax.random.fold_in(own_key, batch.count[0])
       return unroll_store.act(
         agent, layout, store, acting, version, step_key, batch
       )

@@ -20,6 +20,7 @@ from seedx.app import (
   training,
 )
 from seedx.launch import hosts, joining
+from seedx.runtime import process
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,6 +184,10 @@ def _train(asked: Asked, name: str, presets: Sequence[str], alone: bool) -> int:
   """Trains, says what came of it, and returns the exit status."""
   if alone:
     _check_address(asked.run, "learner")
+  if isinstance(asked.run, process.ServerConfig):
+    # Threads of their own act, learn and serve: one that computes by itself on
+    # CPU wakes no other. The setting is of a whole program, not of the library.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
   run = training.run(
     asked.run,
     asked.files,

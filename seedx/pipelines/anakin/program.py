@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from seedx import envs, sharding, types
-from seedx.agents import acting_step, base
+from seedx.agents import acting_step, base, random_keys
 from seedx.envs import functional
 from seedx.learning import experience, updates
 from seedx.learning import learner as learner_lib
@@ -247,7 +247,8 @@ class Program:
     self, state: State, keys: Keys, clock: Clock, offset: jax.Array | int
   ) -> tuple[types.Unroll, acting_step.ActingState]:
     """Acts on the newest time step."""
-    key = jax.random.fold_in(keys.acting, clock.time + offset)
+    acting_key = random_keys.unrolled(keys.acting)
+    key = jax.random.fold_in(acting_key, clock.time + offset)
     exploration = jnp.asarray(self._exploration)
     if self._cores > 1:
       core = jax.lax.axis_index(sharding.CORES)
@@ -268,7 +269,8 @@ class Program:
     self, env: types.Tree, action: jax.Array, keys: Keys, time: jax.Array | int
   ) -> tuple[types.Tree, dm_env.TimeStep]:
     times = jnp.full(self._num_envs, time, jnp.int32)
-    return functional.step(self._environment, env, action, keys.env, times)
+    env_keys = random_keys.unrolled(keys.env)
+    return functional.step(self._environment, env, action, env_keys, times)
 
   def _update(
     self,

@@ -1,0 +1,64 @@
+"""Tests of random keys whose bits are computed as one kernel."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from seedx.agents import random_keys
+
+KEY = jax.random.key(7)
+
+
+def data(rng_keys):
+  return np.asarray(jax.random.key_data(rng_keys))
+
+
+@pytest.mark.parametrize(
+  "draw",
+  [
+    lambda key: jax.random.bits(key, (5, 3)),
+    lambda key: jax.random.bits(key, (7,), jnp.uint8),
+    lambda key: jax.random.bits(key, (7,), jnp.uint16),
+    lambda key: jax.random.bits(key, ()),
+    lambda key: jax.random.normal(key, (1000,)),
+    lambda key: jax.random.categorical(key, jnp.zeros((4, 5))),
+    lambda key: jax.random.randint(key, (9,), 0, 7),
+    lambda key: jax.random.permutation(key, 50),
+    lambda key: data(jax.random.split(key, (2, 3))),
+    lambda key: data(jax.random.fold_in(key, 2**31)),
+    lambda key: data(
+      jax.vmap(jax.random.fold_in, (None, 0))(key, np.arange(3))
+    ),
+    lambda key: data(jax.vmap(jax.random.split)(jax.random.split(key, 3))),
+  ],
+)
+def test_all_numbers_are_those_of_jaxs_own_key(draw):
+  np.testing.assert_array_equal(draw(random_keys.unrolled(KEY)), draw(KEY))
+
+
+def test_the_key_has_the_same_data_once_and_again():
+  once = random_keys.unrolled(KEY)
+  np.testing.assert_array_equal(data(once), data(KEY))
+  np.testing.assert_array_equal(data(random_keys.unrolled(once)), data(KEY))
+
+
+def test_numbers_of_64_bits_are_the_same():
+  with jax.enable_x64(True):
+    bits = [
+      jax.random.bits(key, (5,), jnp.uint64)
+      for key in (KEY, random_keys.unrolled(KEY))
+    ]
+  np.testing.assert_array_equal(*bits)
+  assert bits[0].dtype == np.uint64
+
+
+def test_a_program_computes_them_without_a_loop():
+  """A loop is what this key is there to avoid."""
+
+  def text(key):
+    draw = jax.jit(lambda key: jax.random.gumbel(key, (128, 2)))
+    return draw.lower(key).compile().as_text()
+
+  assert " while(" in text(KEY)
+  assert " while(" not in text(random_keys.unrolled(KEY))
