@@ -514,6 +514,16 @@ def test_an_unknown_method_names_the_known_ones(client):
   assert "/seedx/double" in text
 
 
+@pytest.mark.parametrize(("streams", "warns"), [(128, False), (129, True)])
+def test_a_server_warns_of_more_streams_than_it_serves_well(
+  tmp_path, capfd, streams, warns
+):
+  server = wire.Server(f"unix:{tmp_path / 'socket'}", streams)
+  server.start()
+  server.stop()
+  assert ("warning: 129 processes" in capfd.readouterr().err) == warns
+
+
 def test_more_streams_than_max_streams(server, client):
   requests = Requests()
   streams = [

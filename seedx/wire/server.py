@@ -52,6 +52,9 @@ _SPARE_CALLS = 16
 SILENT_SECONDS = 300.0
 # Where a silent stream came from, nobody has a place before others have tried.
 _YIELD_SECONDS = 5.0
+# More take turns at Python's lock: 512 took twice the CPU time of 128 for each
+# message, and half a minute to connect.
+_MANY_STREAMS = 128
 # How long `stop` lets idle streams end of themselves, and threads after all.
 _IDLE_SECONDS = 0.2
 _JOIN_SECONDS = 1.0
@@ -280,9 +283,20 @@ class Server:
         self._handlers.listener = pipe_lib.Listener(path)
     server.start()
     self._grpc = server
-    if self._door.warning:
-      print(self._door.warning, file=sys.stderr, flush=True)
+    for warning in (self._door.warning, self._crowded()):
+      if warning:
+        print(warning, file=sys.stderr, flush=True)
     threading.Thread(target=self._watch, name="wire", daemon=True).start()
+
+  def _crowded(self) -> str:
+    """What is said where more streams are wanted than are served well."""
+    if self._max_streams <= _MANY_STREAMS:
+      return ""
+    return (
+      f"warning: {self._max_streams} processes may connect; a message costs"
+      f" twice as much beyond {_MANY_STREAMS}. Fewer with more environments"
+      " each, or several learner hosts, are faster"
+    )
 
   def stop(self, grace_seconds: float = 1.0) -> None:
     """Ends all streams and stops serving; does nothing the second time.
