@@ -109,10 +109,7 @@ def learn(config: Config, context: process.Context) -> process.Process:
   waits, replies = inference_lib.waits(len(devices)), batcher.Replies()
   acting = [
     inference_lib.Inference(
-      agent,
-      spec,
-      device,
-      own,
+      *(agent, spec, device, own),
       newest=learning.newest,
       sink=learning.inbox.put,
       rng_key=key,
