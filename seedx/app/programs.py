@@ -321,6 +321,8 @@ def _play(
   security: wire.Security,
 ) -> None:
   """Plays a role of an experiment; see `play`."""
+  # As in `seedx.launch`.
+  jax.config.update("jax_cpu_enable_async_dispatch", False)
   options = dict(told.options)
   config = asked_of(experiment, str(options.pop("agent", ""))).run
   known = {*configs.settings(config)} - {*run_dirs.OF_THIS_START}

@@ -41,6 +41,10 @@ def _main() -> None:
     os.environ["JAX_PLATFORMS"] = "cpu"
     cores = len(os.sched_getaffinity(0))
     os.environ.setdefault("PJRT_NPROC", str(max(1, cores // sharing)))
+    import jax
+
+    # It waits for what it computes: another thread would only be woken up.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
   else:
     # EnvPool would import it: half the memory, and a second less to start.
     sys.modules["jax"] = None  # type: ignore[assignment]
