@@ -245,7 +245,8 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(tmp_path):
 
 
 def checkpoints(run_dir):
-  return [x for x in (run_dir / "checkpoints").glob("[0-9]*") if x.is_dir()]
+  """Those that are whole; others have longer names."""
+  return [x for x in run_dir.glob("checkpoints/*") if x.name.isdigit()]
 
 
 def last_line(run_dir):
