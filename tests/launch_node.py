@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import pathlib
+import sys
 import time
 
 from seedx import types
@@ -35,8 +36,13 @@ def run(config, stop):
 
 
 def say_threads(config, stop):
-  """Leaves a mark that is named after its threads for JAX, none without."""
-  threads = os.environ.get("PJRT_NPROC", "none")
-  path = pathlib.Path(config.folder, f"{time.monotonic_ns()}-{threads}")
-  path.touch()
+  """Leaves a mark that is named after JAX's threads, none without JAX.
+
+  "queued" where what it computes waits for one of them to be free.
+  """
+  name = os.environ.get("PJRT_NPROC", "none")
+  if sys.modules.get("jax"):
+    queued = sys.modules["jax"].config.read("jax_cpu_enable_async_dispatch")
+    name += "-queued" if queued else ""
+  pathlib.Path(config.folder, f"{time.monotonic_ns()}-{name}").touch()
   stop.wait()

@@ -6,6 +6,7 @@ import functools
 import itertools
 import threading
 import time
+from unittest import mock
 
 import dm_env
 import jax
@@ -382,6 +383,16 @@ def test_nobody_acts_by_an_update_that_is_under_way(monkeypatch):
   assert it.newest()[1] == 3
   gaps = jax.tree.map(lambda a, b: np.abs(a - b).max(), acting, it.newest()[0])
   assert max(jax.tree.leaves(gaps)) > 1e-4
+
+
+def test_parameters_are_computed_when_all_of_them_are_on_every_device():
+  done, under_way = (
+    mock.Mock(**{"is_ready.return_value": x}) for x in (True, False)
+  )
+  devices = jax.devices()[:2]
+  for last, expected in ((done, True), (under_way, False)):
+    acting = dict(zip(devices, ([done, done], [done, last]), strict=True))
+    assert learner._Published(acting, 1).is_computed() == expected
 
 
 def test_without_a_device_that_acts_the_first_core_has_what_is_published():

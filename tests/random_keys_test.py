@@ -43,6 +43,11 @@ def test_the_key_has_the_same_data_once_and_again():
   np.testing.assert_array_equal(data(random_keys.unrolled(once)), data(KEY))
 
 
+def test_a_key_of_another_kind_stays_as_it_is():
+  key = jax.random.key(7, impl="rbg")
+  assert random_keys.unrolled(key) is key
+
+
 def test_numbers_of_64_bits_are_the_same():
   with jax.enable_x64(True):
     bits = [

@@ -249,6 +249,8 @@ def test_each_row_goes_to_its_slot_in_any_order():
   assert [x.slot.tolist() for x in batches] == [*sent]
   counts = [x.count.tolist() for x in batches]
   assert counts == [[0, 0, 0], [1, 1, 1], [2, 2], [3, 2, 3]]
+  # In order, nothing is gathered.
+  assert np.shares_memory(batches[0].slot, batches[1].slot)
 
 
 def test_a_return_is_the_sum_of_rewards_whatever_an_actor_says_of_it():

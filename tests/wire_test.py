@@ -521,7 +521,8 @@ def test_a_server_warns_of_more_streams_than_it_serves_well(
   server = wire.Server(f"unix:{tmp_path / 'socket'}", streams)
   server.start()
   server.stop()
-  assert ("warning: 129 processes" in capfd.readouterr().err) == warns
+  said = capfd.readouterr().err
+  assert said.startswith("warning: 129 processes") if warns else not said
 
 
 def test_more_streams_than_max_streams(server, client):

@@ -100,9 +100,9 @@ class Episodes:
     if step_type.shape[1]:
       self._ended[index] = last[:, -1]
     self._total[index] = total
-    going_on = ~first
-    lengths = self._lengths(going_on, returns, index)
-    return Ended(int(np.count_nonzero(going_on)), returns, lengths)
+    no_reset = ~first
+    lengths = self._lengths(no_reset, returns, index)
+    return Ended(int(np.count_nonzero(no_reset)), returns, lengths)
 
   def _lengths(
     self, steps: np.ndarray, returns: np.ndarray, index: np.ndarray | slice
@@ -110,7 +110,7 @@ class Episodes:
     """`[B, K]`, and takes note of where games end."""
     if steps.shape[1] == 1:  # The same as below in a third of the time.
       lengths = self._length[index] + steps[:, 0]
-      self._length[index] = lengths * np.isnan(returns[:, 0])
+      self._length[index] = np.where(np.isnan(returns[:, 0]), lengths, 0)
       return lengths[:, None]
     lengths = self._length[index][:, None] + np.cumsum(steps, axis=1)
     # Those of the games before, up to each step and with it.

@@ -243,7 +243,7 @@ class Sessions:
     """
     check_rows(session, len(steps.step_type))
     wire.check_range("shares of time that are waited", waits, 0, 1)
-    ended = session.episodes.add(steps, np.arange(len(session.slots)))
+    ended = session.episodes.add(steps, slice(None))
     session.waits = waits
     reported = self._reported[session.slots]
     self._acted.add(

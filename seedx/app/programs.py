@@ -185,9 +185,7 @@ def _train(asked: Asked, name: str, presets: Sequence[str], alone: bool) -> int:
   if alone:
     _check_address(asked.run, "learner")
   if isinstance(asked.run, process.ServerConfig):
-    # Threads of their own act, learn and serve: one that computes by itself on
-    # CPU wakes no other. The setting is of a whole program, not of the library.
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    _compute_on_own_threads()
   run = training.run(
     asked.run,
     asked.files,
@@ -202,6 +200,15 @@ def _train(asked: Asked, name: str, presets: Sequence[str], alone: bool) -> int:
     # It is a file on a disk that is full; the run has ended well.
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115
   return run.status
+
+
+def _compute_on_own_threads() -> None:
+  """Has a thread compute by itself on CPU, instead of waking up another.
+
+  For programs whose threads act, learn or serve beside each other. It is a
+  setting of the whole program, so the library does not make it.
+  """
+  jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 
 def _result(asked: Asked, run: training.Run) -> list[str]:
@@ -321,8 +328,7 @@ def _play(
   security: wire.Security,
 ) -> None:
   """Plays a role of an experiment; see `play`."""
-  # As in `seedx.launch`.
-  jax.config.update("jax_cpu_enable_async_dispatch", False)
+  _compute_on_own_threads()
   options = dict(told.options)
   config = asked_of(experiment, str(options.pop("agent", ""))).run
   known = {*configs.settings(config)} - {*run_dirs.OF_THIS_START}

@@ -293,8 +293,8 @@ class Server:
     if self._max_streams <= _MANY_STREAMS:
       return ""
     return (
-      f"warning: {self._max_streams} processes may connect; a message costs"
-      f" twice as much beyond {_MANY_STREAMS}. Fewer with more environments"
+      f"warning: {self._max_streams} processes may connect; beyond"
+      f" {_MANY_STREAMS} each message costs more. Fewer with more environments"
       " each, or several learner hosts, are faster"
     )
 
