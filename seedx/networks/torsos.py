@@ -52,11 +52,10 @@ class NatureCNN(nn.Module):
   @nn.compact
   def __call__(self, images: jax.Array) -> jax.Array:
     """Maps uint8 `[B, C, H, W]` in 0..255 to `[B, size]`."""
-    features = jnp.moveaxis(images, 1, -1)
-    for i, (channels, kernel, stride) in enumerate(
-      ((32, 8, 4), (64, 4, 2), (64, 3, 1))
-    ):
-      conv = convolutions.Conv(channels, kernel, stride, i == 0, self.dtype)
+    pixels = jnp.moveaxis(images, 1, -1)
+    features = convolutions.standardize(pixels, self.dtype)
+    for channels, kernel, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
+      conv = convolutions.Conv(channels, kernel, stride, self.dtype)
       features = nn.relu(conv(features))
     features = features.reshape(features.shape[0], -1)
     return nn.relu(_dense(self.size, self.dtype)(features))
@@ -80,10 +79,11 @@ class SmallCNN(nn.Module):
   @nn.compact
   def __call__(self, images: jax.Array) -> jax.Array:
     """Maps uint8 `[B, C, H, W]` in 0..255 to `[B, size]`."""
-    features = jnp.moveaxis(images, 1, -1)
-    for i, channels in enumerate(self.channels):
+    pixels = jnp.moveaxis(images, 1, -1)
+    features = convolutions.standardize(pixels, self.dtype)
+    for channels in self.channels:
       kernel = min(3, *features.shape[1:3])
-      conv = convolutions.Conv(channels, kernel, 1, i == 0, self.dtype)
+      conv = convolutions.Conv(channels, kernel, 1, self.dtype)
       features = nn.relu(conv(features))
     features = features.reshape(features.shape[0], -1)
     return nn.relu(_dense(self.size, self.dtype)(features))
@@ -110,8 +110,7 @@ class ImpalaResNet(nn.Module):
   def __call__(self, images: jax.Array) -> jax.Array:
     """Maps uint8 `[B, C, H, W]` in 0..255 to `[B, size]`."""
     pixels = jnp.moveaxis(images, 1, -1)
-    mean, scale = convolutions.mean_and_scale(pixels)
-    features = ((pixels - mean) * scale).astype(self.dtype)
+    features = convolutions.standardize(pixels, self.dtype)
     for channels in self.channels:
       features = self._conv(channels)(features)
       features = convolutions.max_pool_to_half(features)

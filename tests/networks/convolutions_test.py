@@ -32,39 +32,40 @@ def convolve(images, kernel, stride):
   ("kernel", "stride", "height", "width"),
   conftest.slow_but([(8, 4, 36, 40), (5, 3, 17, 14)], GEOMETRIES),
 )
-def test_patches_times_kernel_is_the_convolution(kernel, stride, height, width):
+def test_products_are_the_convolution(kernel, stride, height, width):
   rng = np.random.default_rng(0)
   images = rng.normal(size=(2, height, width, 3)).astype(np.float32)
   weights = rng.normal(size=(kernel, kernel, 3, 4)).astype(np.float32)
   rows, columns = ((n - kernel) // stride + 1 for n in (height, width))
   probe = rng.normal(size=(2, rows, columns, 4)).astype(np.float32)
 
-  def by_patches(images, weights):
-    cut = convolutions.patches(images, kernel, stride)
-    return cut @ convolutions.in_patch_order(weights, stride)
-
-  def by_convolution(images, weights):
-    return convolve(images, weights, stride)
+  functions = [convolve, convolutions.by_convolution, convolutions.by_patches]
+  if kernel % stride == 0:
+    functions.append(convolutions.by_blocks)
 
   @jax.jit
   def evaluate(images, weights):
     results = []
-    for function in (by_patches, by_convolution):
-      outputs, pullback = jax.vjp(function, images, weights)
+    for function in functions:
+      outputs, pullback = jax.vjp(
+        lambda x, y, function=function: function(x, y, stride), images, weights
+      )
       results.append((outputs, *pullback(probe)))
     return results
 
-  patched, convolved = evaluate(images, weights)
-  assert patched[0].shape == probe.shape
-  for actual, expected in zip(patched, convolved, strict=True):
-    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
+  expected, *others = evaluate(images, weights)
+  assert expected[0].shape == probe.shape
+  for other in others:
+    for actual, right in zip(other, expected, strict=True):
+      np.testing.assert_allclose(actual, right, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_both_paths_of_conv_agree_and_standardize_bytes(dtype, monkeypatch):
-  conv = networks.Conv(4, kernel=3, stride=2, standardize=True, dtype=dtype)
+@pytest.mark.parametrize("kernel", [3, 4])  # By patches, and by blocks.
+def test_both_platforms_of_conv_agree(kernel, dtype, monkeypatch):
+  conv = networks.Conv(4, kernel, stride=2, dtype=dtype)
   rng = np.random.default_rng(0)
-  images = rng.integers(0, 256, (2, 9, 11, 3), np.uint8)
+  images = rng.normal(size=(2, 9, 11, 3)).astype(np.float32)
   params = helpers.random_params(conv, images)
 
   def loss(params):
@@ -81,12 +82,8 @@ def test_both_paths_of_conv_agree_and_standardize_bytes(dtype, monkeypatch):
   (_, plain), plain_gradients = evaluate(params)
 
   tolerance = 1e-5 if dtype == "float32" else 3e-2
-  kernel, bias = params["params"]["kernel"], params["params"]["bias"]
-  pixels = images.astype(np.float64)
-  mean = pixels.mean(axis=(1, 2, 3), keepdims=True)
-  variance = pixels.var(axis=(1, 2, 3), keepdims=True)
-  pixels = ((pixels - mean) / np.sqrt(variance + 1)).astype(np.float32)
-  expected = convolve(pixels, kernel, 2) + bias
+  weights, bias = params["params"]["kernel"], params["params"]["bias"]
+  expected = convolve(images, weights, 2) + bias
   for actual in (outputs, plain):
     assert actual.dtype == dtype
     np.testing.assert_allclose(
@@ -102,15 +99,30 @@ def test_both_paths_of_conv_agree_and_standardize_bytes(dtype, monkeypatch):
     )
 
 
-def test_cpu_gets_patches_and_accelerators_the_convolution():
-  conv = networks.Conv(4, kernel=3, stride=2)
+def test_cpu_gets_products_and_accelerators_the_convolution():
   images = jnp.zeros((2, 9, 9, 3))
-  params = helpers.random_params(conv, images)
-  traced = jax.jit(conv.apply).trace(params, images)
-  for platform, convolutions_expected in (("cpu", False), ("cuda", True)):
-    text = traced.lower(lowering_platforms=(platform,)).as_text()
-    assert ("stablehlo.convolution" in text) == convolutions_expected
-    assert ("stablehlo.dot_general" in text) != convolutions_expected
+  for kernel in (3, 4):
+    conv = networks.Conv(4, kernel, stride=2)
+    params = helpers.random_params(conv, images)
+    traced = jax.jit(conv.apply).trace(params, images)
+    for platform, convolutions_expected in (("cpu", False), ("cuda", True)):
+      text = traced.lower(lowering_platforms=(platform,)).as_text()
+      assert ("stablehlo.convolution" in text) == convolutions_expected
+      assert ("stablehlo.dot_general" in text) != convolutions_expected
+
+
+def test_blocks_are_not_copied_for_each_patch_they_are_in():
+  # The largest array of forward and backward is as large as the products.
+  images, kernel = jnp.zeros((1, 84, 84, 4)), jnp.zeros((8, 8, 4, 32))
+
+  def loss(images, kernel):
+    return jnp.sum(convolutions.by_blocks(images, kernel, 4))
+
+  program = jax.make_jaxpr(jax.grad(loss, argnums=(0, 1)))(images, kernel)
+  largest = max(
+    x.aval.size for equation in program.eqns for x in equation.outvars
+  )
+  assert largest == 21 * 21 * 4 * 32
 
 
 @pytest.mark.parametrize(
@@ -144,22 +156,20 @@ def test_max_pool_to_half_is_that_of_flax(height, width):
   np.testing.assert_allclose(pooled[1], expected[1], rtol=1e-5, atol=1e-6)
 
 
-def test_mean_and_scale_are_of_each_image():
+def test_each_image_is_standardized():
   rng = np.random.default_rng(0)
   images = rng.integers(0, 256, (5, 20, 24, 2), np.uint8)
   images[1] //= 16
   images[2] = 87  # Blank.
   images[3] = 0
   images[4, ..., 1] = 255
-  mean, scale = jax.jit(convolutions.mean_and_scale)(images)
-  assert mean.shape == scale.shape == (5, 1, 1, 1)
-  assert mean.dtype == scale.dtype == jnp.float32
+  actual = jax.jit(convolutions.standardize)(images)
+  assert actual.dtype == jnp.float32
+  half = convolutions.standardize(images, jnp.bfloat16)
+  assert half.dtype == jnp.bfloat16
   pixels = images.astype(np.float64)
-  np.testing.assert_allclose(
-    mean[:, 0, 0, 0], pixels.mean((1, 2, 3)), rtol=1e-5
-  )
-  np.testing.assert_allclose(
-    scale[:, 0, 0, 0],
-    (pixels.var((1, 2, 3)) + 1) ** -0.5,
-    rtol=1e-2,  # A difference of large squares, in float32.
-  )
+  mean = pixels.mean((1, 2, 3), keepdims=True)
+  variance = pixels.var((1, 2, 3), keepdims=True)
+  expected = (pixels - mean) * (variance + 1) ** -0.5
+  # A difference of large squares, in float32.
+  np.testing.assert_allclose(actual, expected, rtol=1e-2, atol=1e-4)
