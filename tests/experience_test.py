@@ -190,6 +190,17 @@ def test_the_key_decides_what_is_drawn():
   assert len({tuple(x) for x in one[-8:]}) == 8
 
 
+@pytest.mark.parametrize("make_source", [make, lambda: make_prioritized()])
+def test_a_batch_is_drawn_without_a_loop(make_source):
+  # JAX's own key has one, which takes longer than the rest.
+  source = make_source()
+  shares = with_priorities(0)
+  list(source(shares))
+  (state,) = source.states
+  lowered = jax.jit(source.draw).lower(state, jax.random.key(0), 0)
+  assert "while(" not in lowered.compile().as_text()
+
+
 def test_an_example_has_a_batchs_form_and_changes_nothing():
   options = {"batch_size": 32, "ratio": 8.0}
   source = make(2, **options)

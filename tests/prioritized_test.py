@@ -90,9 +90,17 @@ def uneven(rows, seed=0):
   return np.exp(rng.uniform(-1.85, 1.85, (rows, WINDOWS))).astype(np.float32)
 
 
-def check_windows(sample, places):
+def numbers(places, capacity=4):
+  """How many unrolls came before each window's, those in the ring being new."""
+  newest = int(places.newest)
+  number = np.arange(newest - capacity + 1, newest + 1)
+  entry = np.asarray(places.leaf) // WINDOWS
+  return number[np.argsort(number % capacity)][entry]
+
+
+def check_windows(sample, places, capacity=4):
   """That windows are whole, and from the unrolls and starts of the places."""
-  number, start = np.asarray(places.number), np.asarray(places.leaf) % WINDOWS
+  number, start = numbers(places, capacity), np.asarray(places.leaf) % WINDOWS
   expected = replay_test.expected_windows(number, start, WINDOW)
   replay_test.assert_equal(sample.unroll, expected)
   types_of = functools.partial(jax.tree.map, lambda x: x.dtype)
@@ -275,7 +283,7 @@ def test_any_order_of_calls_is_a_deque_of_priorities(capacity, actions, seed):
     elif kind == "sample":
       key = jax.random.key(rng.integers(1000))
       drawn, places = sample(state, key, 40)
-      number, start = check_windows(drawn, places)
+      number, start = check_windows(drawn, places, capacity)
       assert set(number) <= set(reference.numbers())
       batches.append((places, number, start))
     elif count < len(batches):
@@ -300,7 +308,7 @@ def test_the_late_priorities_of_evicted_windows_are_ignored(later):
   state, _ = filled(uneven(4))
   add, sample, update = programs(4)
   _, places = sample(state, jax.random.key(0), 64)
-  assert set(np.asarray(places.number)) == {0, 1, 2, 3}
+  assert set(numbers(places)) == {0, 1, 2, 3}
   for number in range(4, 4 + later):
     priorities = np.full((1, WINDOWS), number, np.float32)
     state = add(state, replay_test.make_unrolls([number]), priorities)
@@ -390,7 +398,7 @@ def test_one_program_each_adds_and_updates_in_place_and_draws():
   )
   for i in range(3):
     before = state
-    places_before = addresses((state.ring.unrolls, state.tree[0]))
+    places_before = addresses((state.ring.steps, state.tree[0]))
     new = replay_test.make_unrolls([2 * i, 2 * i + 1])
     state = add(state, new, uneven(2, i))
     assert all(x.is_deleted() for x in jax.tree.leaves(before))
@@ -399,7 +407,7 @@ def test_one_program_each_adds_and_updates_in_place_and_draws():
     check_windows(batch, places)
     state = update(state, places, np.ones(16, np.float32))
     assert all(x.is_deleted() for x in jax.tree.leaves(before))
-    assert addresses((state.ring.unrolls, state.tree[0])) == places_before
+    assert addresses((state.ring.steps, state.tree[0])) == places_before
   assert add._cache_size() == sample._cache_size() == update._cache_size() == 1
 
 

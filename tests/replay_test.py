@@ -242,6 +242,12 @@ def test_an_empty_replay_is_zeros_of_its_capacity():
   assert state.unrolls.core_state["lstm"].shape == (5, 2)
 
 
+def test_steps_are_in_one_array():
+  # Programs of many arrays wait for other threads, see `replay.packing`.
+  state = replay.Uniform(5, 3).init(make_unrolls([3, 4]))
+  assert len(jax.tree.leaves(state.steps)) == 1
+
+
 def test_one_program_adds_in_place_and_one_draws():
   ring = replay.Uniform(4, 3)
   add = jax.jit(lambda *x: ring.add(*x), donate_argnums=0)

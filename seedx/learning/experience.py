@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from seedx import checkpoint, metrics, replay, types
-from seedx.agents import base
+from seedx.agents import base, random_keys
 
 
 class Batch(NamedTuple):
@@ -366,7 +366,7 @@ class Replayed(Experience):
     Returns:
       A `types.Sample`; of a prioritized replay a pair, with its windows.
     """
-    key = jax.random.fold_in(rng_key, index)
+    key = jax.random.fold_in(random_keys.unrolled(rng_key), index)
     return self.replay.sample(state, key, self._part_size)
 
   @contextlib.contextmanager
@@ -566,7 +566,7 @@ class Prioritized(Replayed):
     self, state: types.Tree, rng_key: jax.Array, index: jax.Array
   ) -> types.Tree:
     """See `Replayed`."""
-    key = jax.random.fold_in(rng_key, index)
+    key = jax.random.fold_in(random_keys.unrolled(rng_key), index)
     start, rise = self._beta
     done = jnp.minimum(index / self._updates, 1.0)
     beta = jnp.minimum(start + rise * done, 1.0)

@@ -41,11 +41,12 @@ class Windows(NamedTuple):
 
   Attributes:
     leaf: `[B]` int32, leaves of the sum tree.
-    number: `[B]` int32, how many unrolls were added before the window's.
+    newest: `[]` int32, how many unrolls were added before the one that was the
+      newest then.
   """
 
   leaf: jax.Array
-  number: jax.Array
+  newest: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,12 +150,12 @@ class Prioritized:
     )
     windows = self._ring.num_windows(state.ring)
     entry, start = leaf // windows, leaf % windows
-    mass = state.tree[0][leaf]
+    mass = state.tree[0].at[leaf].get(mode="promise_in_bounds")
     sample = types.Sample(
       unroll=self._ring.windows(state.ring, entry, start),
       importance_weight=self._weights(mass) ** importance_exponent,
     )
-    return sample, Windows(leaf, self._number(state.ring, entry))
+    return sample, Windows(leaf, state.ring.inserted - 1)
 
   def update(
     self, state: PrioritizedState, windows: Windows, priorities: jax.Array
@@ -171,17 +172,24 @@ class Prioritized:
       ValueError: priorities have another shape.
     """
     entry = windows.leaf // self._ring.num_windows(state.ring)
-    there = self._number(state.ring, entry) == windows.number
-    leaf = jnp.where(there, windows.leaf, sum_tree.NOWHERE)
+    now, then = (
+      self._number(newest, entry)
+      for newest in (state.ring.inserted - 1, windows.newest)
+    )
+    leaf = jnp.where(now == then, windows.leaf, sum_tree.NOWHERE)
     return self._set(state, leaf, priorities)
 
   @property
   def _ring(self) -> uniform.Uniform:
     return uniform.Uniform(self.capacity, self.window)
 
-  def _number(self, ring: uniform.State, entry: jax.Array) -> jax.Array:
-    """How many unrolls were added before the one at an entry."""
-    newest = ring.inserted - 1
+  def _number(self, newest: jax.Array, entry: jax.Array) -> jax.Array:
+    """How many unrolls were added before the one that is at an entry.
+
+    Args:
+      newest: the same of the newest one.
+      entry: `[B]`, the ring's.
+    """
     return newest - (newest - entry) % self.capacity
 
   def _weights(self, mass: jax.Array) -> jax.Array:

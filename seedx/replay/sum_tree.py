@@ -11,8 +11,12 @@ six times as long and `set_leaves` no less.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 RADIX = 16
+# Levels of at most so many nodes are added up as a whole, without asking which
+# have changed: on a CPU, 65,536 take 5 us.
+_MOST_WHOLE = 2**16
 # As the index of a leaf: no leaf.
 NOWHERE = 2**31 - 1
 
@@ -45,10 +49,14 @@ def set_leaves(tree: Tree, leaf: jax.Array, value: jax.Array) -> Tree:
   level = tree[0].at[leaf].set(value, mode="drop")
   levels = [level]
   for upper in tree[1:]:
-    # NOWHERE's parent is beyond the end too, or a sum that comes out unchanged.
-    leaf = leaf // RADIX
-    block = level.reshape(-1, RADIX).at[leaf].get(mode="fill", fill_value=0)
-    level = upper.at[leaf].set(jnp.sum(block, axis=-1), mode="drop")
+    if len(level) <= _MOST_WHOLE:
+      sums = _sums(level.reshape(-1, RADIX))
+      level = jnp.pad(sums, (0, len(upper) - len(sums)))
+    else:
+      # NOWHERE's parent is beyond the end too, or its sum comes out unchanged.
+      leaf = leaf // RADIX
+      block = level.reshape(-1, RADIX).at[leaf].get(mode="fill", fill_value=0)
+      level = upper.at[leaf].set(_sums(block), mode="drop")
     levels.append(level)
   return tuple(levels)
 
@@ -73,18 +81,30 @@ def find(tree: Tree, start: jax.Array, offset: jax.Array) -> jax.Array:
   Returns:
     `[B]` int32, leaves above 0, whatever the rounding errors.
   """
-  node = jnp.zeros(start.shape, jnp.int32)
-  inside = jnp.arange(RADIX)
-  # On CPUs this matrix product takes half as long as jnp.cumsum.
-  up_to = jnp.triu(jnp.ones((RADIX, RADIX), jnp.float32))
+  # Or XLA would draw the random numbers in them anew at each level.
+  start, offset = jax.lax.optimization_barrier((start, offset))
+  node = jnp.zeros(1, jnp.int32)  # All begin in the one block at the top.
+  inside = np.arange(RADIX)
   for level in reversed(tree):
-    block = level.reshape(-1, RADIX)[node]
-    ends = jnp.matmul(block, up_to, precision=jax.lax.Precision.HIGHEST)
+    block = level.reshape(-1, RADIX).at[node].get(mode="promise_in_bounds")
+    ends = _times(block, np.triu(np.ones((RADIX, RADIX), np.float32)))
     beyond = ends - start[:, None] > offset[:, None]
     # The first node that ends beyond the amount; if none, the last above 0.
     rank = jnp.where(beyond, 2 * RADIX - inside, inside)
-    chosen = jnp.argmax(jnp.where(block > 0, rank, -1), axis=-1)[:, None]
-    before = jnp.take_along_axis(ends - block, chosen, axis=-1)
+    # On CPUs this takes a third as long as jnp.argmax.
+    best = jnp.max(jnp.where(block > 0, rank, 0), axis=-1)
+    chosen = jnp.where(best > RADIX, 2 * RADIX - best, best)
+    before = jnp.take_along_axis(ends - block, chosen[:, None], axis=-1)
     start = start - before[:, 0]
-    node = node * RADIX + chosen[:, 0].astype(jnp.int32)
+    node = node * RADIX + chosen
   return node
+
+
+def _sums(blocks: jax.Array) -> jax.Array:
+  """The sum of each row of `[n, RADIX]`."""
+  return _times(blocks, np.ones(RADIX, np.float32))
+
+
+def _times(blocks: jax.Array, matrix: np.ndarray) -> jax.Array:
+  # On CPUs it takes half as long as jnp.sum or jnp.cumsum.
+  return jnp.matmul(blocks, matrix, precision=jax.lax.Precision.HIGHEST)

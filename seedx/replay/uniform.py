@@ -15,18 +15,26 @@ import jax
 import jax.numpy as jnp
 
 from seedx import types
+from seedx.replay import packing
 
 
 class State(NamedTuple):
   """The state of a replay.
 
   Attributes:
-    unrolls: a `types.Unroll` of `[capacity, L, ...]`.
+    steps: those of the unrolls, `[capacity, L, ...]`.
+    core_state: of the unrolls, `[capacity, ...]`.
     inserted: `[]` int32, unrolls added so far.
   """
 
-  unrolls: types.Unroll
+  steps: packing.Packed
+  core_state: types.Tree
   inserted: jax.Array
+
+  @property
+  def unrolls(self) -> types.Unroll:
+    """All that it keeps, `[capacity, L, ...]`."""
+    return packing.unpack(self.steps)._replace(core_state=self.core_state)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,22 +73,22 @@ class Uniform:
         f"expected unrolls of at least {self.window} time steps, at most"
         f" {self.capacity} at a time, found {size} of {length}"
       )
-    shapes = jax.eval_shape(_batch_major, unrolls)
-    empty = jax.tree.map(
+    shapes = jax.eval_shape(_packed, unrolls)
+    steps, core_state = jax.tree.map(
       lambda x: jnp.zeros((self.capacity, *x.shape[1:]), x.dtype), shapes
     )
-    return State(empty, jnp.int32(0))
+    return State(steps, core_state, jnp.int32(0))
 
   def add(self, state: State, unrolls: types.Unroll) -> State:
     """Adds unrolls `[L, S, ...]`; they overwrite the oldest."""
     size = unrolls.version.shape[1]
     entry = self.next_entries(state, size)
-    stored = jax.tree.map(
+    steps, core_state = jax.tree.map(
       lambda ring, new: ring.at[entry].set(new),
-      state.unrolls,
-      _batch_major(unrolls),
+      (state.steps, state.core_state),
+      _packed(unrolls),
     )
-    return State(stored, state.inserted + size)
+    return State(steps, core_state, state.inserted + size)
 
   def sample(
     self, state: State, rng_key: jax.Array, batch_size: int
@@ -108,7 +116,7 @@ class Uniform:
 
   def num_windows(self, state: State) -> int:
     """Windows in an unroll."""
-    return state.unrolls.version.shape[1] - self.window + 1
+    return state.steps.words.shape[1] - self.window + 1
 
   def next_entries(self, state: State, size: int) -> jax.Array:
     """The ring's entries `[size]` int32 for the next unrolls."""
@@ -126,20 +134,25 @@ class Uniform:
     """
     time = start + jnp.arange(self.window)[:, None]
     steps = jax.tree.map(
-      lambda ring: ring[entry, time], state.unrolls._replace(core_state=())
+      lambda ring: ring.at[entry, time].get(mode="promise_in_bounds"),
+      state.steps,
     )
 
     def first(ring: jax.Array) -> jax.Array:
       begins = (start == 0).reshape(-1, *(1,) * (ring.ndim - 1))
       return jnp.where(begins, ring[entry], jnp.zeros_like(ring[entry]))
 
-    core_state = jax.tree.map(first, state.unrolls.core_state)
-    return steps._replace(core_state=core_state)
+    core_state = jax.tree.map(first, state.core_state)
+    return packing.unpack(steps)._replace(core_state=core_state)
 
 
-def _batch_major(unrolls: types.Unroll) -> types.Unroll:
-  """Unrolls `[L, S, ...]` as `[S, L, ...]`: each is contiguous in memory."""
-  steps = jax.tree.map(
-    lambda x: jnp.swapaxes(x, 0, 1), unrolls._replace(core_state=())
+def _packed(unrolls: types.Unroll) -> tuple[packing.Packed, types.Tree]:
+  """The steps `[L, S, ...]` as `[S, L, ...]`, and the core states.
+
+  So each unroll is contiguous in memory.
+  """
+  steps = packing.pack(unrolls._replace(core_state=()), row_axes=2)
+  return (
+    jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), steps),
+    unrolls.core_state,
   )
-  return steps._replace(core_state=unrolls.core_state)

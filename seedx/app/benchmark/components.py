@@ -20,7 +20,7 @@ import numpy as np
 
 from seedx import envs, replay, trees, types, wire
 from seedx.acting import local_actor, protocol, unroll_store
-from seedx.agents import acting_step
+from seedx.agents import acting_step, random_keys
 from seedx.app.benchmark import alone, work_sizes
 
 # The environments of the messages, and the rows of each.
@@ -87,7 +87,8 @@ def replay_alone(seconds: float) -> Costs:
   sample = jax.jit(own.sample, static_argnums=2)
   update = jax.jit(own.update, donate_argnums=0)
   new = jax.random.uniform(jax.random.key(1), (_REPLAY_BATCH,))
-  keys = jax.random.split(jax.random.key(0))
+  # As `experience.Replayed` draws.
+  keys = jax.random.split(random_keys.unrolled(jax.random.key(0)))
   state, step = own.init(unroll), 0
   for _ in range(_REPLAY_STEPS // _REPLAY_BATCH):
     state = add(state, unroll, priorities)

@@ -1,0 +1,111 @@
+"""Packs a nest's small leaves into one array.
+
+A program that reads or writes a few rows of a replay takes its time to begin
+and to end the work on each array, not for the rows. On CPU, XLA also hands
+the work on more than eight arrays to other threads, and waits for them.
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from seedx import types
+
+# Of a row of a leaf; to copy more once more would cost more than is gained.
+_MOST_NUMBERS = 64
+_WORD = np.dtype(np.uint32)
+# They become words, one each. Numbers as wide as a word keep their bits.
+_NARROW = tuple(map(np.dtype, (np.bool_, np.uint8)))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layout:
+  """How a nest was packed; its programs are compiled for it.
+
+  Attributes:
+    structure: of the nest.
+    leaves: shape of a row and dtype of each leaf.
+  """
+
+  structure: jax.tree_util.PyTreeDef
+  leaves: tuple[tuple[tuple[int, ...], np.dtype], ...]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Packed:
+  """A nest of `[rows..., ...]` in few arrays, a pytree.
+
+  What is done to the row axes of each of its arrays is done to the nest:
+
+      unpack(jax.tree.map(lambda x: x[index], pack(nest, 1)))
+
+  Attributes:
+    words: `[rows..., words]` uint32, of all small leaves.
+    others: the other leaves, as they are.
+    layout: of the nest.
+  """
+
+  words: jax.Array
+  others: tuple[jax.Array, ...]
+  layout: _Layout = dataclasses.field(metadata={"static": True})
+
+
+def pack(nest: types.Tree, row_axes: int) -> Packed:
+  """Packs a nest of `[rows..., ...]`.
+
+  Args:
+    nest: at least one leaf is small.
+    row_axes: how many axes the rows have, the same for all leaves.
+  """
+  leaves, structure = jax.tree.flatten(nest)
+  rows = leaves[0].shape[:row_axes]
+  shapes = tuple((x.shape[row_axes:], np.dtype(x.dtype)) for x in leaves)
+  small = [
+    _to_words(leaf).reshape(*rows, -1)
+    for leaf, shape in zip(leaves, shapes, strict=True)
+    if _is_small(*shape)
+  ]
+  others = [
+    leaf
+    for leaf, shape in zip(leaves, shapes, strict=True)
+    if not _is_small(*shape)
+  ]
+  return Packed(
+    jnp.concatenate(small, axis=-1), tuple(others), _Layout(structure, shapes)
+  )
+
+
+def unpack(packed: Packed) -> types.Tree:
+  """The nest of `[rows..., ...]`, with the same bits as before."""
+  words, others, rows = packed.words, iter(packed.others), packed.words.shape
+  leaves, start = [], 0
+  for shape, dtype in packed.layout.leaves:
+    if not _is_small(shape, dtype):
+      leaves.append(next(others))
+      continue
+    end = start + math.prod(shape)
+    leaf = words[..., start:end].reshape(*rows[:-1], *shape)
+    leaves.append(_from_words(leaf, dtype))
+    start = end
+  return jax.tree.unflatten(packed.layout.structure, leaves)
+
+
+def _is_small(shape: tuple[int, ...], dtype: np.dtype) -> bool:
+  as_wide = dtype.itemsize == _WORD.itemsize
+  return (as_wide or dtype in _NARROW) and math.prod(shape) <= _MOST_NUMBERS
+
+
+def _to_words(leaf: jax.Array) -> jax.Array:
+  if leaf.dtype in _NARROW:
+    return leaf.astype(_WORD)
+  return jax.lax.bitcast_convert_type(leaf, _WORD)
+
+
+def _from_words(words: jax.Array, dtype: np.dtype) -> jax.Array:
+  if dtype in _NARROW:
+    return words.astype(dtype)
+  return jax.lax.bitcast_convert_type(words, dtype)

@@ -1,0 +1,66 @@
+"""Packed nests: what is unpacked is what was packed, to the bit."""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from seedx.replay import packing
+
+
+class Step(NamedTuple):
+  image: jax.Array
+  numbers: dict
+  small: tuple
+
+
+def steps(*rows):
+  """Of all dtypes that are packed and of others, with all kinds of bits."""
+  rng = np.random.default_rng(0)
+
+  def array(dtype, *shape):
+    shape = (*rows, *shape)
+    content = rng.bytes(math.prod(shape) * np.dtype(dtype).itemsize)
+    return jnp.asarray(np.frombuffer(content, dtype).reshape(shape))
+
+  return Step(
+    image=array(np.uint8, 5, 13),
+    numbers={
+      "float": array(np.float32, 4),
+      "wide": array(np.float32, 65),
+      "half": array(np.float16),
+      "int": array(np.int32, 2, 3),
+      "none": jnp.zeros((*rows, 0), jnp.float32),
+    },
+    small=(array(np.uint8), array(np.uint8, 64) % 2 == 1),
+  )
+
+
+def assert_same_bits(found, expected):
+  assert jax.tree.structure(found) == jax.tree.structure(expected)
+  for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+    assert (one.dtype, one.shape) == (other.dtype, other.shape)
+    # As bytes, since a NaN is not equal to itself.
+    assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+
+
+@pytest.mark.parametrize("rows", [(), (7,), (3, 2)])
+def test_what_is_unpacked_has_the_same_bits(rows):
+  nest = steps(*rows)
+  packed = jax.jit(packing.pack, static_argnums=1)(nest, len(rows))
+  # Numbers that NaNs and denormal ones have would not survive as floats.
+  assert packed.words.dtype == jnp.uint32
+  assert packed.words.shape == (*rows, 4 + 6 + 1 + 64)
+  assert [x.shape[len(rows) :] for x in packed.others] == [(5, 13), (), (65,)]
+  assert_same_bits(jax.jit(packing.unpack)(packed), nest)
+
+
+def test_what_is_done_to_its_arrays_is_done_to_the_nest():
+  nest, index = steps(3, 4), jnp.asarray([2, 0])
+  packed = jax.tree.map(lambda x: x[index, 1], packing.pack(nest, 2))
+  assert_same_bits(
+    packing.unpack(packed), jax.tree.map(lambda x: x[index, 1], nest)
+  )
