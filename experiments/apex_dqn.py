@@ -25,6 +25,7 @@ EXPERIMENT = app.Experiment(
       epsilon_ladder=True,
     ),
     actors=sessions.Config(envs_per_actor=8),
+    fetch_interval=400,
     learner=learner.InboxConfig(unroll_length=8, batch_size=8),
   ),
   # Not measured here; near Horgan et al. 2018, at the scale of one machine.

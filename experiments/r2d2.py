@@ -22,6 +22,7 @@ EXPERIMENT = app.Experiment(
       max_gradient_norm=40.0, epsilon_ladder=True, lstm_size=64
     ),
     actors=sessions.Config(envs_per_actor=8),
+    fetch_interval=400,
     learner=learner.InboxConfig(unroll_length=20, batch_size=8),
     replay=experience.PrioritizedConfig(
       replay_batch_size=32,
