@@ -122,6 +122,32 @@ def test_made_up_experience_has_something_to_learn_from():
   assert updates == pytest.approx(1 / (sizes.unrolls * sizes.period))
 
 
+def say_threads(config, sizes, seconds):
+  del config, sizes, seconds
+  queued = jax.config.read("jax_cpu_enable_async_dispatch")
+  return os.environ.get("PJRT_NPROC"), queued
+
+
+@pytest.mark.parametrize(
+  ("words", "part", "processes", "queued"),
+  [
+    ("impala --num-actors 2", "acting", 2, False),
+    ("impala --num-actors 2", "learning", None, False),
+    ("seed_vtrace --num-actors 2", "acting", None, False),
+    ("ppo", "acting", None, True),
+  ],
+)
+def test_a_part_alone_has_the_threads_that_it_has_in_a_run(
+  monkeypatch, words, part, processes, queued
+):
+  monkeypatch.delenv("PJRT_NPROC", raising=False)
+  measure = own_work._measure, part, say_threads, words, "CartPole-v1", 0.1
+  _, found = own_work.in_process(*measure)
+  cores = len(os.sched_getaffinity(0))
+  threads = str(max(1, cores // processes)) if processes else None
+  assert found == (threads, queued)
+
+
 @pytest.mark.parametrize(
   ("words", "message_steps", "elsewhere"),
   [

@@ -36,11 +36,9 @@ def _main() -> None:
   )
   leaving.start()
   if sharing:
-    # Accelerators are the learner's; threads of many actors get in each
-    # other's way.
+    # Accelerators are the learner's.
     os.environ["JAX_PLATFORMS"] = "cpu"
-    cores = len(os.sched_getaffinity(0))
-    os.environ.setdefault("PJRT_NPROC", str(max(1, cores // sharing)))
+    nodes.share_cores(sharing)
     import jax
 
     # It waits for what it computes: another thread would only be woken up.

@@ -2,6 +2,7 @@
 
 import dataclasses
 import multiprocessing.spawn
+import os
 import pickle
 import struct
 import threading
@@ -34,6 +35,19 @@ class Node:
   config: Any
   count: int = 1
   needs_jax: bool = False
+
+
+def share_cores(processes: int) -> None:
+  """Has XLA use as many threads as its share of the cores, unless it is told.
+
+  Threads of many processes get in each other's way. Call it before JAX computes
+  anything.
+
+  Args:
+    processes: that compute on this machine.
+  """
+  threads = max(1, len(os.sched_getaffinity(0)) // processes)
+  os.environ.setdefault("PJRT_NPROC", str(threads))
 
 
 def kind(role: str) -> str:

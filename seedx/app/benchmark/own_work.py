@@ -12,7 +12,11 @@ import multiprocessing
 from collections.abc import Callable
 from typing import Any
 
+import jax
+
 from seedx.app.benchmark import alone, matrix_products, work_sizes
+from seedx.launch import nodes
+from seedx.runtime import process
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +74,7 @@ def measure(
 
   def apart(part: str, function: Callable[..., Any]) -> Any:
     say(f"{part} alone, {words}")
-    return in_process(_measure, function, words, env, seconds)
+    return in_process(_measure, part, function, words, env, seconds)
 
   sizes, (per_second, environments) = apart("environments", alone.environments)
   _, acting = apart("acting", alone.acting)
@@ -99,8 +103,17 @@ def in_process(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _measure(
-  function: Callable[..., Any], words: str, env: str, seconds: float
+  part: str,
+  function: Callable[..., Any],
+  words: str,
+  env: str,
+  seconds: float,
 ) -> tuple[work_sizes.Sizes, Any]:
   config = work_sizes.config_of(words, env)
   sizes = work_sizes.Sizes.of(config)
+  # What the programs of a run set before they do this part.
+  if isinstance(config, process.ServerConfig):
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+  if part in sizes.elsewhere:
+    nodes.share_cores(sizes.pools)
   return sizes, function(config, sizes, seconds)
