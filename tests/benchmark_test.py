@@ -215,10 +215,21 @@ def test_an_environment_of_an_experiments_own_options_holds():
 
 def test_the_tests_for_an_accelerator_exist():
   assert all(pathlib.Path(x).exists() for x in machine._TESTS)
-  compare.check_names(main._ON_ACCELERATOR)
+  assert compare.experiments_of(main._ON_ACCELERATOR) == main._ON_ACCELERATOR
 
 
-@pytest.mark.parametrize("words", ["", "sarsa", "ppo,a2c --epochs 3"])
+def test_a_list_of_numbers_stays_with_its_experiment():
+  asked = "impala", "ppo --learner-devices 0", "1", "3 --num-envs 6", "a2c"
+  assert compare.experiments_of(asked) == (
+    "impala",
+    "ppo --learner-devices 0,1,3 --num-envs 6",
+    "a2c",
+  )
+
+
+@pytest.mark.parametrize(
+  "words", ["", "0,impala", "sarsa", "ppo,a2c --epochs 3"]
+)
 def test_what_is_no_experiment_is_one_line(words, capsys):
   with pytest.raises(SystemExit) as caught:
     main.main(["--experiments", words])

@@ -97,7 +97,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _compare(options: Options) -> int:
-  check_names(options.experiments)
+  options = dataclasses.replace(
+    options, experiments=experiments_of(options.experiments)
+  )
   run_dir = metrics.open_run_dir(
     options.run_dir
     or os.path.join("runs", "compare", time.strftime("%Y%m%d-%H%M%S"))
@@ -154,22 +156,30 @@ def _run_all(options: Options, run_dir: pathlib.Path) -> tuple[list[Run], int]:
   return runs, status
 
 
-def check_names(asked: Sequence[str]) -> None:
-  """Checks what `--experiments` names.
+def experiments_of(asked: Sequence[str]) -> tuple[str, ...]:
+  """The experiments that `--experiments` names, each with its own options.
 
   Args:
-    asked: experiments, each with its own options.
+    asked: what is between its commas; a number belongs to the one before, as in
+      `impala --learner-devices 0,1`.
 
   Raises:
     types.ConfigError: there is none, or one does not come with seedx.
   """
-  if not asked:
-    raise types.ConfigError("expected --experiments A,B, found none")
+  found: list[str] = []
   for words in asked:
+    if found and words[:1].isdigit():
+      found[-1] += f",{words}"
+    else:
+      found.append(words)
+  if not found:
+    raise types.ConfigError("expected --experiments A,B, found none")
+  for words in found:
     name, *_ = words.split() or [""]
     if name not in experiments.shipped():
       known = ", ".join(experiments.shipped())
       raise types.ConfigError(f"expected names of {known}, found {words!r}")
+  return tuple(found)
 
 
 def train(

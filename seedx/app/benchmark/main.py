@@ -11,6 +11,10 @@ times, and reports medians: a table, and a file with one JSON line per figure.
 For growth, name an experiment several times, with other options:
 
   seedx benchmark --experiments "impala --num-actors 1,impala --num-actors 4"
+  seedx benchmark --experiments "impala,impala --learner-devices 0,1"
+
+With XLA_FLAGS=--xla_force_host_platform_device_count=2 in front, a CPU is two
+devices.
 """
 
 import dataclasses
@@ -94,8 +98,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _benchmark(options: Options) -> int:
-  compare.check_names(options.experiments)
-  experiments = _ON_ACCELERATOR if options.accelerator else options.experiments
+  experiments = compare.experiments_of(options.experiments)
+  if options.accelerator:
+    experiments = _ON_ACCELERATOR
   for words in experiments:
     work_sizes.config_of(words, options.env)  # Says what is wrong now.
   if options.quick:
