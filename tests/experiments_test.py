@@ -152,7 +152,7 @@ def test_help_marks_what_the_experiment_changes(capfd):
   assert "--learning-rate X initial learning rate (default: 0.002)" in said
   said = helped(a2c, capfd, "--env", "Pendulum-v1")
   assert "(preset: 1000000; default: 2000000)" in said
-  assert "initial learning rate (preset: 0.0007; default: 0.002)" in said
+  assert "initial learning rate (preset: 0.001; default: 0.002)" in said
   assert "vectors of floats to mean 0 and variance 1 (preset: True; " in said
 
 

@@ -21,8 +21,9 @@ IMAGES = {
   "stack_frames": (1, 1, 4),
 }
 OF_A2C = IMAGES | {
+  "discount": (0.99, 0.9, 0.99),
   "entropy_cost": (0.01, 0.0, 0.01),
-  "learning_rate": (2e-3, 7e-4, 7e-4),
+  "learning_rate": (2e-3, 1e-3, 7e-4),
   "normalize_observations": (False, True, False),
   "td_lambda": (0.95, 0.95, 0.95),
   "total_steps": (500_000, 1_000_000, 10_000_000),
@@ -30,6 +31,7 @@ OF_A2C = IMAGES | {
 OF_A3C = OF_A2C | {
   "envs_per_worker": (16, 16, 4),
   "optimizer": ("rmsprop", "rmsprop", "rmsprop"),
+  "total_steps": (500_000, 2_000_000, 10_000_000),
   "unroll_length": (16, 16, 5),
 }
 OF_DQN = {name: values[::2] for name, values in IMAGES.items()} | {
@@ -125,6 +127,7 @@ EFFECTIVE = {
   ("apex_dqn", ""): OF_DQN
   | {
     "batch_size": (8, 16),
+    "fetch_interval": (400, 400),
     "dueling": (True, True),
     "envs_per_actor": (8, 16),
     "epsilon_ladder": (True, True),
@@ -174,7 +177,7 @@ EFFECTIVE = {
     "total_steps": (2_000_000, 2_000_000, 10_000_000),
     "unroll_length": (32, 128, 128),
   },
-  ("r2d2", ""): OF_R2D2,
+  ("r2d2", ""): OF_R2D2 | {"fetch_interval": (400, 400)},
   ("seed_r2d2", ""): OF_R2D2,
   ("rainbow", ""): OF_DQN
   | {
