@@ -127,10 +127,10 @@ EFFECTIVE = {
   ("apex_dqn", ""): OF_DQN
   | {
     "batch_size": (8, 16),
-    "fetch_interval": (400, 400),
     "dueling": (True, True),
     "envs_per_actor": (8, 16),
     "epsilon_ladder": (True, True),
+    "fetch_interval": (400, 400),
     "replay_batch_size": (128, 64),
     "replay_min_steps": (2_000, 50_000),
     "target_period": (100, 2500),

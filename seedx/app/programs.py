@@ -185,7 +185,7 @@ def _train(asked: Asked, name: str, presets: Sequence[str], alone: bool) -> int:
   if alone:
     _check_address(asked.run, "learner")
   if isinstance(asked.run, process.ServerConfig):
-    _compute_on_own_threads()
+    compute_on_own_threads()
   run = training.run(
     asked.run,
     asked.files,
@@ -202,7 +202,7 @@ def _train(asked: Asked, name: str, presets: Sequence[str], alone: bool) -> int:
   return run.status
 
 
-def _compute_on_own_threads() -> None:
+def compute_on_own_threads() -> None:
   """Has a thread compute by itself on CPU, instead of waking up another.
 
   For programs whose threads act, learn or serve beside each other. It is a
@@ -328,7 +328,7 @@ def _play(
   security: wire.Security,
 ) -> None:
   """Plays a role of an experiment; see `play`."""
-  _compute_on_own_threads()
+  compute_on_own_threads()
   options = dict(told.options)
   config = asked_of(experiment, str(options.pop("agent", ""))).run
   known = {*configs.settings(config)} - {*run_dirs.OF_THIS_START}

@@ -64,16 +64,12 @@ def pack(nest: types.Tree, row_axes: int) -> Packed:
   leaves, structure = jax.tree.flatten(nest)
   rows = leaves[0].shape[:row_axes]
   shapes = tuple((x.shape[row_axes:], np.dtype(x.dtype)) for x in leaves)
-  small = [
-    _to_words(leaf).reshape(*rows, -1)
-    for leaf, shape in zip(leaves, shapes, strict=True)
-    if _is_small(*shape)
-  ]
-  others = [
-    leaf
-    for leaf, shape in zip(leaves, shapes, strict=True)
-    if not _is_small(*shape)
-  ]
+  small, others = [], []
+  for leaf, shape in zip(leaves, shapes, strict=True):
+    if _is_small(*shape):
+      small.append(_to_words(leaf).reshape(*rows, -1))
+    else:
+      others.append(leaf)
   return Packed(
     jnp.concatenate(small, axis=-1), tuple(others), _Layout(structure, shapes)
   )

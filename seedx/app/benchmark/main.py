@@ -183,7 +183,7 @@ def _components(seconds: float, say: Callable[[str], None]) -> list[Figure]:
   found = []
   for measure in (components.wire_alone, components.replay_alone):
     say(measure.__name__.replace("_", " "))
-    costs = own_work.in_process(measure, seconds)
+    costs = own_work.in_process(own_work.as_with_a_server, measure, seconds)
     found += [
       Figure(of, figure, "us", 1e6 * cost)
       for (of, figure), cost in costs.items()

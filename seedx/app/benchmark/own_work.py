@@ -12,8 +12,7 @@ import multiprocessing
 from collections.abc import Callable
 from typing import Any
 
-import jax
-
+from seedx.app import programs
 from seedx.app.benchmark import alone, matrix_products, work_sizes
 from seedx.launch import nodes
 from seedx.runtime import process
@@ -102,6 +101,19 @@ def in_process(function: Callable[..., Any], *arguments: Any) -> Any:
     return process.submit(function, *arguments).result()
 
 
+def as_with_a_server(function: Callable[..., Any], *arguments: Any) -> Any:
+  """Calls a function with the settings of a program that has a server.
+
+  They are of the whole process; see `in_process`.
+
+  Args:
+    function: takes the arguments.
+    *arguments: of the function.
+  """
+  programs.compute_on_own_threads()
+  return function(*arguments)
+
+
 def _measure(
   part: str,
   function: Callable[..., Any],
@@ -113,7 +125,7 @@ def _measure(
   sizes = work_sizes.Sizes.of(config)
   # What the programs of a run set before they do this part.
   if isinstance(config, process.ServerConfig):
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    programs.compute_on_own_threads()
   if part in sizes.elsewhere:
     nodes.share_cores(sizes.pools)
   return sizes, function(config, sizes, seconds)
