@@ -227,6 +227,30 @@ def test_a_list_of_numbers_stays_with_its_experiment():
   )
 
 
+def test_what_is_run_are_the_experiments_with_their_lists(
+  monkeypatch, tmp_path
+):
+  asked = ["impala", "ppo --learner-devices 0,1"]
+  found = []
+
+  def experiment(words, *_):
+    found.append(words)
+    return 0
+
+  def run_all(options, run_dir):
+    del run_dir
+    found.extend(options.experiments)
+    return [], 0
+
+  monkeypatch.setattr(main, "_experiment", experiment)
+  monkeypatch.setattr(compare, "_run_all", run_all)
+  said = ["--experiments", ",".join(asked)]
+  output = str(tmp_path / "found.jsonl")
+  assert main.main([*said, "--quick", "--output", output]) == 0
+  assert compare.main([*said, "--run-dir", str(tmp_path / "run")]) == 0
+  assert found == 2 * asked
+
+
 @pytest.mark.parametrize(
   "words", ["", "0,impala", "sarsa", "ppo,a2c --epochs 3"]
 )
