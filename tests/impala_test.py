@@ -336,7 +336,7 @@ def test_a_learner_that_does_not_learn_holds_actors_back(tmp_path):
     assert time.monotonic() - start < 5
     assert not any(thread.is_alive() for thread in run.threads)
   # Nor do those that serve the actors wait on.
-  run.wait_for(lambda: threading.active_count() <= threads, 10)
+  run.wait_for(lambda: threading.active_count() <= threads)
 
 
 def settled(read, seconds=0.7):

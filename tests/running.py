@@ -17,6 +17,25 @@ from seedx.agents import base
 from seedx.runtime import process
 
 
+def wait_until(condition, failed=lambda: None, seconds=300):
+  """Waits until a condition holds.
+
+  Args:
+    condition: function that returns whether it holds.
+    failed: function that raises where waiting makes no sense any more.
+    seconds: after which the condition counts as never to hold. A machine
+      that is busy with other things must not reach it.
+
+  Raises:
+    AssertionError: the condition has not held in time.
+  """
+  deadline = time.monotonic() + seconds
+  while not condition():
+    failed()
+    assert time.monotonic() < deadline, f"not within {seconds} s"
+    time.sleep(0.01)
+
+
 class Lines:
   """A sink that keeps its lines."""
 
@@ -129,22 +148,19 @@ class Running(Own):
     except BaseException as failure:
       self.failures.append(failure)
 
-  def wait_for(self, condition, seconds=60):
+  def wait_for(self, condition):
     """Waits until a condition holds, or something has failed."""
-    deadline = time.monotonic() + seconds
-    while not condition() and not self.failures:
-      assert time.monotonic() < deadline
-      time.sleep(0.02)
+    wait_until(lambda: condition() or self.failures)
 
-  def wait_for_steps(self, env_steps, seconds=60):
-    """Waits until so many env steps are counted."""
-    self.wait_for(lambda: self.acted.env_steps >= env_steps, seconds)
+  def wait_for_steps(self, env_steps):
+    """Waits until at least `env_steps` are counted."""
+    self.wait_for(lambda: self.acted.env_steps >= env_steps)
 
   def __exit__(self, *exception):
     if exception[0] is not None:
       self.stop.set()
     for thread in [self.main, *self.threads]:
-      thread.join(60)
+      thread.join(300)
       assert not thread.is_alive()
     if exception[0] is None and self.failures:
       raise self.failures[0]

@@ -1,0 +1,242 @@
+"""The CPU seconds that tests cost, and the limits that they must keep.
+
+A pytest plugin, which `conftest.py` registers. CPU seconds are those of the
+process that runs the test and of the child processes it has waited for, in
+units of a calibration loop of the same run, so that a slow or a busy machine
+changes nothing.
+"""
+
+import collections
+import fcntl
+import fnmatch
+import gc
+import pathlib
+import resource
+import statistics
+import time
+
+import pytest
+
+# CPU seconds that a test of a set may cost; the other sets have no limit.
+LIMITS = {"fast": 5.0, "slow": 60.0}
+# Tests that may cost more: CPU seconds, and why.
+DEAR = {}
+SETS = ("slow", "long", "alone")
+# CPU seconds of `_calibration_loop` on the machine of the limits.
+_UNIT_SECONDS = 0.018
+_CALIBRATE_EVERY_SECONDS = 30.0
+_DEAREST = 10
+# Compiled programs are dropped between files above this.
+_MEMORY_BYTES = 1.2 * 2**30
+
+
+class Meter:
+  """Meters the tests of the process that runs them."""
+
+  def __init__(self, config, cache):
+    """Starts to count.
+
+    Args:
+      config: pytest's.
+      cache: folder of JAX's persistent cache.
+    """
+    self._config, self._cache = config, cache
+    self._before = cpu_seconds()
+    self._loops, self._calibrated = [], 0.0
+    self._events = collections.Counter()
+
+  def pytest_collection_finish(self):
+    """Listens to JAX, which has been imported by now."""
+    import jax
+
+    jax.monitoring.register_event_listener(self._listen)
+    _share_compilations(self._cache, self._events)
+    # Tracing makes few cycles, and imported modules stay.
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
+    self._before = cpu_seconds()
+
+  def _listen(self, event, **_):
+    name = event.removeprefix("/jax/compilation_cache/cache_")
+    if name in ("hits", "misses"):
+      self._events[name] += 1
+
+  @pytest.hookimpl(wrapper=True)
+  def pytest_runtest_makereport(self, item, call):
+    """Notes in each report what its phase has cost."""
+    report = yield
+    now = cpu_seconds()
+    if time.monotonic() - self._calibrated > _CALIBRATE_EVERY_SECONDS:
+      self._loops.append(_calibration_loop())
+      self._calibrated = time.monotonic()
+    unit = statistics.median(self._loops) / _UNIT_SECONDS
+    report.cpu_seconds, report.unit = now - self._before, unit
+    self._before = cpu_seconds()
+    return report
+
+  def pytest_runtest_teardown(self, item, nextitem):
+    """Drops compiled programs between files, where memory has grown."""
+    if nextitem is None or nextitem.path != item.path:
+      pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
+      if pages * resource.getpagesize() > _MEMORY_BYTES:
+        _free_memory()
+
+  @pytest.hookimpl(trylast=True)
+  def pytest_sessionfinish(self):
+    """Hands over what is known of this process alone."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    self.output = {
+      "cpu_seconds": cpu_seconds(),
+      "peak_bytes": peak,
+      **{name: self._events[name] for name in ("hits", "misses")},
+    }
+    if hasattr(self._config, "workeroutput"):
+      self._config.workeroutput["budget"] = self.output
+
+
+class Budget:
+  """Sums up what the tests of all processes have cost, and checks it."""
+
+  def __init__(self, meter=None):
+    """Has seen nothing.
+
+    Args:
+      meter: of this process, where it runs the tests itself.
+    """
+    self._meter, self._outputs = meter, []
+    self._seconds = collections.Counter()
+    self._sets = {}
+
+  @pytest.hookimpl(optionalhook=True)
+  def pytest_testnodedown(self, node):
+    """Takes what a worker hands over."""
+    self._outputs.append(getattr(node, "workeroutput", {}).get("budget", {}))
+
+  def pytest_runtest_logreport(self, report):
+    """Adds the phase of a test."""
+    seconds = getattr(report, "cpu_seconds", 0.0)
+    self._seconds[report.nodeid] += seconds / getattr(report, "unit", 1.0)
+    marks = [name for name in SETS if name in report.keywords]
+    self._sets[report.nodeid] = marks[-1] if marks else "fast"
+
+  @pytest.hookimpl(tryfirst=True)
+  def pytest_sessionfinish(self, session):
+    """Fails a run that passed, if a test was too dear."""
+    if session.exitstatus == 0 and self._too_dear():
+      session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+  def pytest_terminal_summary(self, terminalreporter):
+    """Prints the dearest tests, and sums."""
+    if self._meter is not None:
+      self._outputs.append(self._meter.output)
+    write = terminalreporter.write_line
+    terminalreporter.section("CPU seconds")
+    for nodeid, seconds in self._seconds.most_common(_DEAREST):
+      write(f"{seconds:7.1f} {nodeid}")
+    for name in ("fast", *SETS):
+      ids = [x for x in self._seconds if self._sets[x] == name]
+      total = sum(self._seconds[x] for x in ids)
+      if ids:
+        write(f"{total:7.1f} {name}: {len(ids)} tests")
+    sums = collections.Counter()
+    for output in self._outputs:
+      sums.update(output)
+    peak = max((x.get("peak_bytes", 0) for x in self._outputs), default=0)
+    compiled = sums["hits"] + sums["misses"]
+    write(
+      f"{sums['cpu_seconds']:7.1f} all processes, not calibrated; "
+      f"peak of one {peak / 2**30:.2f} GiB; {sums['hits']} of {compiled} "
+      f"programs ({sums['hits'] / max(compiled, 1):.0%}) from JAX's cache"
+    )
+    for nodeid, (seconds, limit) in self._too_dear().items():
+      write(
+        f"TOO DEAR: {nodeid} took {seconds:.1f} CPU seconds, limit {limit}; "
+        "make it cheaper, move it to another set, or give a reason in "
+        "tests/budget.py",
+        red=True,
+      )
+
+  def _too_dear(self):
+    limits = {
+      nodeid: max(
+        [LIMITS.get(self._sets[nodeid], float("inf"))]
+        + [x for p, (x, _) in DEAR.items() if fnmatch.fnmatch(nodeid, p)]
+      )
+      for nodeid in self._seconds
+    }
+    return {
+      nodeid: (seconds, limits[nodeid])
+      for nodeid, seconds in self._seconds.items()
+      if seconds > limits[nodeid]
+    }
+
+
+def cpu_seconds():
+  """CPU seconds of this process and the children that it has waited for."""
+  usages = map(
+    resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+  )
+  return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def register(config, cache):
+  """Meters and limits a run of pytest; `cache` is the folder of JAX's."""
+  if hasattr(config, "workerinput"):
+    config.pluginmanager.register(Meter(config, cache))
+    return
+  alone = not getattr(config.option, "numprocesses", None)
+  meter = Meter(config, cache) if alone else None
+  if alone:
+    config.pluginmanager.register(meter)
+  config.pluginmanager.register(Budget(meter))
+
+
+def _calibration_loop():
+  """CPU seconds of a fixed amount of work in Python."""
+  before = time.thread_time()
+  names = {}
+  for k in range(100_000):
+    names[str(k % 1000)] = (k, len(names))
+  return time.thread_time() - before
+
+
+def _free_memory():
+  import ctypes
+
+  import jax
+
+  jax.clear_caches()
+  gc.collect()
+  ctypes.CDLL(None).malloc_trim(0)
+
+
+def _share_compilations(folder, events):
+  """Makes a process wait for another that compiles the same program.
+
+  JAX's persistent cache has no lock: two processes that miss a program both
+  compile it. This wraps functions of JAX 0.10 to 0.12 that are not public;
+  where they are missing, programs are compiled twice.
+  """
+  from jax._src import compiler
+
+  write = getattr(compiler, "_compile_and_write_cache", None)
+  read = getattr(compiler, "_cache_read", None)
+  if write is None or read is None:
+    return
+  folder.mkdir(parents=True, exist_ok=True)
+
+  def compile_once(
+    backend, computation, devices, options, callbacks, module_name, key
+  ):
+    path = folder / f"lock-{int.from_bytes(key[-8:].encode()) % 64}"
+    with path.open("w") as file:
+      fcntl.flock(file, fcntl.LOCK_EX)
+      found, _ = read(module_name, key, options, backend, devices)
+      if found is not None:
+        events.update(hits=1, misses=-1)
+        return found
+      return write(
+        backend, computation, devices, options, callbacks, module_name, key
+      )
+
+  compiler._compile_and_write_cache = compile_once
