@@ -10,6 +10,7 @@ _NOTEBOOKS = ["ipykernel", "jupytext", "nbclient", "nbformat"]
 
 _TEST = [
   *_NOTEBOOKS,
+  "coverage>=7.10",
   "hypothesis",
   "imageio-ffmpeg",
   "minatar",
