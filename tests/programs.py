@@ -9,7 +9,9 @@ import sys
 import jax
 import pytest
 
-from seedx import app
+from seedx import app, envs
+from seedx.acting import evaluator, local_actor
+from seedx.learning import experience, updates
 from seedx.runtime import signals
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -36,6 +38,61 @@ def compiled_quickly():
   yield
   del _ENVIRONMENT[name.upper()]
   jax.config.update(name, before)
+
+
+def _key(argument):
+  try:
+    hash(argument)
+  except TypeError:
+    return str(argument)
+  return argument
+
+
+def _once(function):
+  """The function, called once for arguments that are equal."""
+  found = {}
+
+  def call(*arguments):
+    key = tuple(map(_key, arguments))
+    if key not in found:
+      found[key] = function(*arguments)
+    return found[key]
+
+  return call
+
+
+def _made_once(init):
+  """The initializer, called once for arguments that are equal."""
+  found = {}
+
+  def initialize(self, *arguments):
+    key = tuple(map(_key, arguments))
+    if key not in found:
+      init(self, *arguments)
+      found[key] = dict(vars(self))
+    vars(self).update(found[key])
+
+  return initialize
+
+
+# What stands in the place of each, for all modules that compile once.
+_SHARED = [
+  (envs, "spec", _once(envs.spec)),
+  (experience.Plan, "agent", _once(experience.Plan.agent)),
+  *(
+    (kind, "__init__", _made_once(kind.__init__))
+    for kind in (updates.Whole, local_actor.Programs, evaluator.Evaluator)
+  ),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once():
+  """Runs of equal configs share an agent, and what is compiled of it."""
+  with pytest.MonkeyPatch.context() as patch:
+    for shared in _SHARED:
+      patch.setattr(*shared)
+    yield
 
 
 def main(program, words):
