@@ -10,10 +10,12 @@ from typing import NamedTuple
 import dm_env
 import jax
 import numpy as np
+import pytest
 
 from seedx import types
-from seedx.acting import protocol, sessions
-from seedx.agents import base
+from seedx.acting import local_actor, protocol, sessions
+from seedx.agents import a2c, base, dqn, ppo, r2d2, rainbow, vtrace
+from seedx.learning import updates
 from seedx.runtime import process
 
 
@@ -34,6 +36,45 @@ def wait_until(condition, failed=lambda: None, seconds=300):
     failed()
     assert time.monotonic() < deadline, f"not within {seconds} s"
     time.sleep(0.01)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared_programs():
+  """Equal configs have one agent, and equal agents the same programs.
+
+  What the runs of a module have in common is traced and compiled once.
+  """
+  configs = [x.Config for x in (a2c, dqn, ppo, r2d2, rainbow, vtrace)]
+  shared = [
+    *((local_actor, "Programs"), (updates, "Whole")),
+    *((updates, "Accumulated"),),
+    *((config, "make") for config in configs if "make" in vars(config)),
+  ]
+  with pytest.MonkeyPatch.context() as patch:
+    for owner, name in shared:
+      patch.setattr(owner, name, _kept(getattr(owner, name)))
+    yield
+
+
+def _kept(function):
+  """As a function, which is called once for equal arguments."""
+  results, lock = {}, threading.RLock()
+
+  def comparable(argument):
+    try:
+      hash(argument)
+    except TypeError:
+      return repr(argument)
+    return argument
+
+  def call(*arguments, **options):
+    key = tuple(map(comparable, (*arguments, *sorted(options.items()))))
+    with lock:
+      if key not in results:
+        results[key] = function(*arguments, **options)
+      return results[key]
+
+  return call
 
 
 class Lines:
