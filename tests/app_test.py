@@ -56,11 +56,17 @@ def config_of(pipeline, name, **own):
   )
 
 
-def small(total_steps=100, agent=None, **fields):
+# As of the experiment a2c with `SMALL`, so that they share programs.
+A2C = dataclasses.replace(
+  a2c_experiment.EXPERIMENT.config.agent, hidden_sizes=(8,)
+)
+
+
+def small(total_steps=100, agent=A2C, **fields):
   """A run of the pipeline `sync`, which takes no time."""
   return sync.Config(
     total_steps=total_steps,
-    agent=agent or a2c.Config(hidden_sizes=(8,)),
+    agent=agent,
     num_envs=4,
     learner=learner.Config(unroll_length=5),
     **fields,
@@ -280,7 +286,10 @@ def test_another_config_is_refused_to_go_on(tmp_path):
   before = (tmp_path / "config.json").read_text()
   for other, reason in (
     (small(seed=1), "found another --seed"),
-    (small(agent=a2c.Config(hidden_sizes=(9,))), "another --hidden-sizes"),
+    (
+      small(agent=dataclasses.replace(A2C, hidden_sizes=(9,))),
+      "another --hidden-sizes",
+    ),
     (small(agent=vtrace.Config(hidden_sizes=(8,))), "vtrace:Config to resume"),
     (small(agent=Renamed(hidden_sizes=(8,))), "tests.app_test:Renamed to"),
     (
@@ -313,7 +322,7 @@ def test_what_cannot_be_trained_is_refused(tmp_path):
 
 def test_an_agent_that_knows_no_best_action_has_no_policy_to_load(tmp_path):
   agent = running.Changed(
-    a2c.Config(hidden_sizes=(8,)),
+    A2C,
     lambda agent: dataclasses.replace(agent, greedy=None),
   )
   config = small(agent=agent)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-import pathlib
+import math
 import re
 import sys
 import types as python_types
@@ -11,7 +11,7 @@ import jax
 import pytest
 
 from experiments import a2c as a2c_experiment
-from seedx import app, metrics
+from seedx import app, metrics, types
 from seedx.app import devices
 from seedx.app import programs as programs_of_experiments
 from seedx.pipelines import sync
@@ -19,6 +19,7 @@ from tests import app_test, programs, readme_test
 
 own_signals = programs.own_signals
 compiled_quickly = programs.compiled_quickly
+compiled_once = programs.compiled_once
 
 SMALL = "--hidden-sizes 8 --num-envs 4 --unroll-length 5 --total-steps 400"
 
@@ -50,9 +51,13 @@ def test_the_first_line_says_what_runs_where(tmp_path, capfd):
   assert first == f"a2c on CartPole-v1 | 8 x CPU | {tmp_path}/run"
 
 
-def test_the_first_line_names_presets(tmp_path, capfd):
-  words = "--env Pendulum-v1 --recurrent --lstm-size 4"
-  assert train(words, tmp_path / "run") == 0
+def test_the_first_line_names_presets(tmp_path, capfd, monkeypatch):
+  def learn(config, context):
+    raise types.ConfigError("not here")
+
+  monkeypatch.setattr(sync, "learn", learn)
+  with pytest.raises(SystemExit):
+    train("--env Pendulum-v1 --recurrent", tmp_path / "run")
   first, *_ = capfd.readouterr().err.splitlines()
   assert "| presets: continuous, recurrent |" in first
 
@@ -67,11 +72,23 @@ def test_quiet_says_nothing_until_the_end(tmp_path, capfd):
 
 
 def test_a_run_that_has_solved_its_task_ends(tmp_path, capfd):
-  assert train("--stop-at 5 --total-steps 10000000", tmp_path / "run") == 0
-  *_, last = metrics.read_lines(tmp_path / "run" / "metrics.jsonl")
+  """The next start does not keep what was of this one."""
+  folder, total = tmp_path / "run", 10_000_000
+  assert train(f"--stop-at 5 --total-steps {total} --quiet", folder) == 0
+  *_, last = metrics.read_lines(folder / "metrics.jsonl")
   assert last["episode_return"] >= 5
-  assert last["episodes"] >= 100 and last["env_steps"] < 1_000_000
+  assert last["episodes"] >= 100 and last["env_steps"] < total / 10
   assert "ended early: --stop-at 5 is reached" in capfd.readouterr().out
+  said = json.loads((folder / "config.json").read_text())
+  of_this_start = {"quiet", "log_every", "sink", "stop_at"}
+  assert not of_this_start & set(said["options"])
+  asked, _ = programs_of_experiments.read(
+    a2c_experiment.EXPERIMENT,
+    ["--resume", str(folder)],
+    a2c_experiment.__name__,
+  )
+  assert (asked.files.quiet, asked.files.stop_at) == (False, math.inf)
+  assert asked.run.total_steps == total
 
 
 def test_the_progress_has_a_row_as_often_as_asked(tmp_path, capfd):
@@ -82,7 +99,9 @@ def test_the_progress_has_a_row_as_often_as_asked(tmp_path, capfd):
 
 def test_a_sink_of_a_script_has_all_lines_and_is_closed(tmp_path):
   sink = Kept()
-  app.train(app_test.small(), run_dir=str(tmp_path), quiet=True, sinks=[sink])
+  app.train(
+    app_test.small(400), run_dir=str(tmp_path), quiet=True, sinks=[sink]
+  )
   lines = metrics.read_lines(tmp_path / "metrics.jsonl")
   assert [x["env_steps"] for x in sink.lines] == [x["env_steps"] for x in lines]
   assert sink.closed == 1
@@ -90,8 +109,8 @@ def test_a_sink_of_a_script_has_all_lines_and_is_closed(tmp_path):
 
 def test_a_sink_that_fails_does_not_end_the_run(tmp_path, capfd):
   sink = metrics.Callbacks(lambda line: 1 / 0)
-  run = app.train(app_test.small(), run_dir=str(tmp_path), sinks=[sink])
-  assert run.metrics["env_steps"] >= 100
+  run = app.train(app_test.small(400), run_dir=str(tmp_path), sinks=[sink])
+  assert run.metrics["env_steps"] >= 400
   assert "cannot write Callbacks any more (division by zero)" in (
     capfd.readouterr().err
   )
@@ -198,41 +217,27 @@ def test_an_accelerator_without_its_jax_is_told(tmp_path, monkeypatch):
   assert devices.unused(tmp_path) == ""
 
 
-def test_what_is_of_one_start_is_not_kept(tmp_path, capfd):
-  folder = tmp_path / "run"
-  assert train("--stop-at 5 --total-steps 10000000 --quiet", folder) == 0
-  said = json.loads(pathlib.Path(folder, "config.json").read_text())
-  of_this_start = {"quiet", "log_every", "sink", "stop_at"}
-  assert not of_this_start & set(said["options"])
-  steps = metrics.read_lines(folder / "metrics.jsonl")[-1]["env_steps"]
-  words = f"--resume {folder} --total-steps {steps + 2000}"
-  assert (
-    app.main(a2c_experiment.EXPERIMENT, words.split(), a2c_experiment.__name__)
-    == 0
-  )
-  last = metrics.read_lines(folder / "metrics.jsonl")[-1]
-  assert last["env_steps"] >= steps + 2000
-  assert capfd.readouterr().out.count("ended early") == 1
-
-
-def test_a_device_whose_memory_is_full_is_explained(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+  ("said", "notes"),
+  [
+    (
+      "RESOURCE_EXHAUSTED: Out of memory.",
+      "XLA_PYTHON_CLIENT_PREALLOCATE=false",
+    ),
+    ("INTERNAL: a bug", ""),
+  ],
+)
+def test_a_device_whose_memory_is_full_is_explained(
+  said, notes, tmp_path, monkeypatch
+):
   def learn(config, context):
-    raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory.")
+    raise jax.errors.JaxRuntimeError(said)
 
   monkeypatch.setattr(sync, "learn", learn)
-  with pytest.raises(jax.errors.JaxRuntimeError, match="Out of mem") as raised:
-    app.train(a2c_experiment.EXPERIMENT.config, run_dir=str(tmp_path / "run"))
-  assert "XLA_PYTHON_CLIENT_PREALLOCATE=false" in raised.value.__notes__[0]
-
-
-def test_other_errors_of_a_device_are_not(tmp_path, monkeypatch):
-  def learn(config, context):
-    raise jax.errors.JaxRuntimeError("INTERNAL: a bug")
-
-  monkeypatch.setattr(sync, "learn", learn)
-  with pytest.raises(jax.errors.JaxRuntimeError) as raised:
-    app.train(a2c_experiment.EXPERIMENT.config, run_dir=str(tmp_path / "run"))
-  assert not hasattr(raised.value, "__notes__")
+  with pytest.raises(jax.errors.JaxRuntimeError, match=said) as raised:
+    app.train(app_test.small(400), run_dir=str(tmp_path / "run"))
+  found = getattr(raised.value, "__notes__", [])
+  assert bool(found) == bool(notes) and notes in "".join(found)
 
 
 def test_a_sink_that_cannot_be_made_is_an_error_in_one_line(tmp_path, capfd):
@@ -252,8 +257,8 @@ def test_a_sink_that_cannot_be_made_is_an_error_in_one_line(tmp_path, capfd):
 
 
 def test_a_run_that_learned_nothing_says_so(tmp_path):
-  run = app.train(app_test.small(), run_dir=str(tmp_path), quiet=True)
-  asked = python_types.SimpleNamespace(run=app_test.small())
+  run = app.train(app_test.small(400), run_dir=str(tmp_path), quiet=True)
+  asked = python_types.SimpleNamespace(run=app_test.small(400))
   line = "nothing was learned: it ended before the first update"
   assert line not in programs_of_experiments._result(asked, run)
   none = dataclasses.replace(run, metrics={**run.metrics, "learner_steps": 0})
@@ -263,8 +268,7 @@ def test_a_run_that_learned_nothing_says_so(tmp_path):
 def test_the_mean_is_said_to_be_of_as_many_episodes_as_there_were(
   tmp_path, capfd
 ):
-  words = "--env Catch-v0 --num-envs 2 --total-steps 20"
-  assert train(words, tmp_path / "run") == 0
+  assert train("", tmp_path / "run") == 0
   ended = metrics.read_lines(tmp_path / "run" / "metrics.jsonl")[-1]["episodes"]
   assert 1 < ended < 100
   assert f"mean return of the last {ended} episodes" in capfd.readouterr().out
