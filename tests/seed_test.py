@@ -1,15 +1,14 @@
 """The SEED pipeline end to end, its actors as threads."""
 
+import contextlib
 import dataclasses
 import functools
 import json
 import subprocess
 import sys
 import threading
-import time
 
 import dm_env
-import grpc
 import jax
 import numpy as np
 import pytest
@@ -26,53 +25,74 @@ from seedx.agents import dqn, vtrace
 from seedx.learning import learner
 from seedx.pipelines import seed
 from seedx.runtime import counters, process
-from tests import other_actor, running
+from tests import fakes, other_actor, running
 
 # Whose learning rate stays as it is.
 AGENT = vtrace.Config(
-  learning_rate=2e-3, learning_rate_end=1.0, reward_scale=1.0
+  hidden_sizes=(8,),
+  learning_rate=2e-3,
+  learning_rate_end=1.0,
+  reward_scale=1.0,
 )
+ENVS, T, BATCH = 4, 5, 8
 
 
-def config_of(tmp_path, **changes):
+def config_of(folder, **changes):
   """A small run; `changes` are fields of it or of its parts."""
   config = seed.Config(
     agent=AGENT,
-    total_steps=4_000,
-    actors=thin_actor.Config(num_actors=2, envs_per_actor=8),
-    learner=learner.InboxConfig(unroll_length=5, batch_size=16),
+    total_steps=10**9,
+    actors=thin_actor.Config(num_actors=3, envs_per_actor=ENVS),
+    inference=inference.Config(inference_batch_size=ENVS),
+    learner=learner.InboxConfig(unroll_length=T, batch_size=BATCH),
     log_seconds=0.1,
   )
-  return running.replaced(config, **changes).with_sockets(str(tmp_path))
+  return running.replaced(config, **changes).with_sockets(str(folder))
 
 
 _Running = functools.partial(running.Running, seed)
 
 
-def test_every_unroll_is_learned_from_and_nothing_recompiles(tmp_path):
-  with _Running(config_of(tmp_path)) as run:
-    run.wait_for_steps(500)
-    compiled = [device.compiled() for device in run.inferences]
-  assert compiled == [device.compiled() for device in run.inferences]
+def test_an_actor_of_another_language_trains_with_every_unroll(tmp_path):
+  """The actor knows of seedx what the text of `seedx.wire` says."""
+  config = config_of(tmp_path)
+  with _Running(config, actors=0) as run:
+    words = other_actor.__file__, config.address, "CartPole-v1", str(ENVS)
+    actor = subprocess.Popen(
+      [sys.executable, *words], stderr=subprocess.PIPE, text=True
+    )
+    run.wait_for(
+      lambda: run.acted.env_steps >= 1_500 or actor.poll() is not None
+    )
+    run.stop.set()
+  _, err = actor.communicate()
+  assert (actor.returncode, err) == (0, "")
   last = run.sink.lines[-1]
-  assert last["env_steps"] >= 4_000
+  assert last["env_steps"] >= 1_500
   # What is not learned is at most what was under way at the end: in slots,
   # in the item that fills, in the queue, in front of it, and in last replies.
-  under_way = 16 * 6 + 5 * 16 * 5
+  under_way = ENVS * (T + 1) + 5 * BATCH * T
   assert last["env_steps"] - under_way <= last["learned_steps"]
   assert last["learned_steps"] <= last["env_steps"]
-  assert last["episodes"] > 50
+  assert last["episodes"] > 20
   assert 5 < last["episode_return"] < 500
   assert last["learner_steps"] == run.learner.steps > 20
   assert 0 <= last["policy_lag"] < 8
   json.dumps(last, allow_nan=False)
+  # All waits are in every line.
+  assert {name for name in run.sink.lines[0] if "wait" in name} == {
+    "acting_wait_environments",
+    "acting_wait_learner",
+    "acting_wait_device",
+    "learning_wait_experience",
+  }
+  assert metrics.bottleneck(run.sink.lines[0])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ("env_id", "options", "info_keys"),
   [
-    ("FrozenLake-v1", {}, ()),
     ("Pendulum-v1", {}, ()),
     ("Taxi-v3", {"max_episode_steps": 20}, ("elapsed_step",)),
     ("Pong-v5", {"img_height": 36, "img_width": 36}, ()),
@@ -81,47 +101,66 @@ def test_every_unroll_is_learned_from_and_nothing_recompiles(tmp_path):
 def test_trains_on_every_kind_of_observation_and_action(
   tmp_path, env_id, options, info_keys
 ):
+  frames = 4 if "Pong" in env_id else 1
   config = config_of(
     tmp_path,
-    agent=dataclasses.replace(AGENT, stack_frames=2 if "Pong" in env_id else 1),
+    agent=dataclasses.replace(AGENT, stack_frames=2 if frames > 1 else 1),
     env=envs.Config(env_id, options, info_keys),
-    total_steps=600,
+    total_steps=400,
     num_actors=1,
-    actor_batch_size=4,  # EnvPool asynchronous: half steps, half waits.
-    batch_size=8,
+    actor_batch_size=2,  # EnvPool asynchronous: half steps, half waits.
     micro_batches=2,
   )
   with _Running(config) as run:
     pass
   last = run.sink.lines[-1]
-  assert last["learner_steps"] >= 8
+  assert last["learner_steps"] >= 5
   assert np.isfinite(last["loss_value"])
-  assert last["env_frames"] == last["env_steps"] * (
-    4 if "Pong" in env_id else 1
+  assert last["env_frames"] == last["env_steps"] * frames
+
+
+def on_many_cores(folder, **changes):
+  """Two devices act while four others learn."""
+  return config_of(
+    folder,
+    num_actors=2,
+    inference_devices=(0, 1),
+    learner_devices=(2, 3, 4, 5),
+    **changes,
   )
 
 
 @pytest.mark.slow
-def test_many_cores_train_cartpole(tmp_path):
-  """Two devices act while four others learn."""
-  config = config_of(
+def test_many_cores_act_and_learn(tmp_path):
+  with _Running(on_many_cores(tmp_path, total_steps=1_000)) as run:
+    run.wait_for(lambda: all(x.slots.free == 0 for x in run.inferences))
+  assert run.sink.lines[-1]["learner_steps"] > 10
+  assert [device.slots.free for device in run.inferences] == [ENVS] * 2
+
+
+@pytest.mark.long
+def test_many_cores_learn_cartpole(tmp_path):
+  config = on_many_cores(
     tmp_path,
-    agent=dataclasses.replace(AGENT, learning_rate=3e-3, reward_scale=0.1),
-    total_steps=150_000,
+    agent=dataclasses.replace(
+      AGENT, hidden_sizes=(64, 64), learning_rate=3e-3, reward_scale=0.1
+    ),
     envs_per_actor=32,
     actor_batch_size=32,
     unroll_length=20,
     batch_size=32,
-    inference_devices=(0, 1),
-    learner_devices=(2, 3, 4, 5),
   )
-  assert len(jax.local_devices()) >= 8
   with _Running(config) as run:
-    pass
-  best = max(line["episode_return"] or 0 for line in run.sink.lines)
-  assert best > 120  # A random policy has 20.
-  for device in run.inferences:
-    assert device.slots.free == 32
+
+    def best():
+      return max(
+        x["episode_return"] or 0
+        for x in [{"episode_return": 0}, *run.sink.lines]
+      )
+
+    run.wait_for(lambda: best() >= 450 or run.acted.env_steps > 10**6)
+    run.stop.set()
+  assert best() >= 450
 
 
 class _Acting:
@@ -150,6 +189,16 @@ def _sizes(num_actors, num_devices, envs_per_actor):
   return agent.exploration(num_actors * envs_per_actor), sizes
 
 
+def _served(envs_per_actor, num_actors=1, num_devices=1):
+  """Opens sessions, what they count, the devices, and the ladder."""
+  ladder, sizes = _sizes(num_actors, num_devices, envs_per_actor)
+  acted, acting = counters.Acted(), [_Acting(each) for each in sizes]
+  server = inference_server.InferenceServer(
+    acting, sizes, acted, sessions.Seeds(0)
+  )
+  return lambda: server({"num_envs": envs_per_actor}), acted, acting, ladder
+
+
 @pytest.mark.parametrize(
   ("actors", "devices"), [(2, 1), (2, 2), (5, 2), (7, 3)]
 )
@@ -170,12 +219,8 @@ def test_more_devices_than_actors_are_refused():
 
 def test_returns_are_of_the_slots_that_explore_least():
   """Each session counts those of its own slots, on its device."""
-  ladder, sizes = _sizes(num_actors=4, num_devices=2, envs_per_actor=2)
-  acted = counters.Acted()
-  server = inference_server.InferenceServer(
-    [_Acting(each) for each in sizes], sizes, acted, sessions.Seeds(0)
-  )
-  actors = [server({"num_envs": 2}) for _ in range(4)]
+  connect, acted, _, ladder = _served(2, num_actors=4, num_devices=2)
+  actors = [connect() for _ in range(4)]
   # The first two slots of each device, then its last two.
   held = [0, 1], [4, 5], [2, 3], [6, 7]
   least = counters.explores_least(ladder)
@@ -219,12 +264,8 @@ def _row(step_type, **changes):
   ids=str,
 )
 def test_a_row_that_cannot_be_is_refused_and_counts_nothing(changes):
-  _, sizes = _sizes(num_actors=2, num_devices=1, envs_per_actor=2)
-  acted, acting = counters.Acted(), _Acting(sizes[0])
-  server = inference_server.InferenceServer(
-    [acting], sizes, acted, sessions.Seeds(0)
-  )
-  actor = server({"num_envs": 2})
+  connect, acted, (acting,), _ = _served(envs_per_actor=2)
+  actor = connect()
   actor(_row(0))
   with pytest.raises(wire.Refused, match=r"expected .* found") as caught:
     actor(_row(**{"step_type": 2, "episode_return": 1.0, **changes}))
@@ -234,14 +275,9 @@ def test_a_row_that_cannot_be_is_refused_and_counts_nothing(changes):
 
 
 def test_each_row_goes_to_its_slot_in_any_order():
-  _, sizes = _sizes(num_actors=1, num_devices=1, envs_per_actor=3)
-  acting = _Acting(sizes[0])
-  batches = []
+  connect, _, (acting,), _ = _served(envs_per_actor=3)
+  actor, batches = connect(), []
   acting.requests = lambda batch, rows: batches.append(batch)
-  server = inference_server.InferenceServer(
-    [acting], sizes, counters.Acted(), sessions.Seeds(0)
-  )
-  actor = server({"num_envs": 3})
   sent = [0, 1, 2], [0, 1, 2], [2, 1], [1, 0, 2]
   for step_type, index in zip((0, 1, 1, 1), sent, strict=True):
     rows = [_row(step_type, index=k) for k in index]
@@ -254,104 +290,118 @@ def test_each_row_goes_to_its_slot_in_any_order():
 
 
 def test_a_return_is_the_sum_of_rewards_whatever_an_actor_says_of_it():
-  _, sizes = _sizes(num_actors=1, num_devices=1, envs_per_actor=1)
-  acted = counters.Acted()
-  server = inference_server.InferenceServer(
-    [_Acting(sizes[0])], sizes, acted, sessions.Seeds(0)
-  )
-  actor = server({"num_envs": 1})
+  connect, acted, _, _ = _served(envs_per_actor=1)
+  actor = connect()
   for step_type in (0, 1, 2):
     actor(_row(step_type, episode_return=3e38))
   assert (acted.env_steps, acted.returns.count) == (2, 1)
   assert acted.returns.mean() == 2.0
 
 
-def test_an_actor_of_another_language_trains(tmp_path):
-  """It knows of seedx what the text of `seedx.wire` says."""
-  config = config_of(tmp_path, total_steps=1_500, num_actors=1)
-  with _Running(config, actors=0) as run:
-    actor = subprocess.run(
-      [
-        sys.executable,
-        other_actor.__file__,
-        config.address,
-        "CartPole-v1",
-        "8",
-      ],
-      capture_output=True,
-      text=True,
-      timeout=120,
-    )
-  assert (actor.returncode, actor.stderr) == (0, "")
-  last = run.sink.lines[-1]
-  assert last["env_steps"] >= 1_500
-  assert last["episodes"] > 20 and 5 < last["episode_return"] < 500
-  assert last["learner_steps"] > 5
-
-
-def test_an_actor_that_dies_gives_its_slots_back(tmp_path):
-  config = config_of(tmp_path, total_steps=10**9, num_actors=1)
-  with _Running(config, actors=0) as run:
-    for session in range(3):
-      stream, _, environment = _connect_when_there(config)
-      assert stream.welcome["first_seed"] == session * 8
-      # Two messages, and gone in the middle of an unroll.
-      assert next(stream).shape == (8,)
-      stream.cancel()
-      environment.close()
-      _wait(lambda: run.inferences[0].slots.free == 8)
-    assert run.acted.saved()["unrolls_discarded"] >= 3 * 8
+@pytest.fixture(scope="module")
+def going(tmp_path_factory):
+  """A run of two actors that goes on, and has place for a third."""
+  with _Running(config_of(tmp_path_factory.mktemp("run")), actors=2) as run:
+    run.wait_for(lambda: run.acted.env_steps and _is_free(run))
+    yield run
     run.stop.set()
+
+
+def _is_free(run):
+  """Whether the third place is."""
+  return run.inferences[0].slots.free == ENVS
+
+
+@contextlib.contextmanager
+def _visiting(run, index=range(ENVS)):
+  """A stream as an actor opens it, with a message of some environments."""
+  environment = envs.EnvPoolEnvironment(run.config.env, ENVS)
+  environment.reset()
+  rows = jax.tree.map(lambda leaf: leaf[: len(index)], environment.recv())
+  over = threading.Event()
+
+  def observations():
+    yield rows._replace(index=np.array(index, np.int32))
+    over.wait()
+
+  with wire.Client(run.config.address) as client:
+    yield client.stream(
+      protocol.ACT,
+      observations(),
+      *protocol.act_layouts(environment.spec, ENVS),
+      hello={"num_envs": ENVS},
+    )
+    over.set()
+  environment.close()
+
+
+def test_an_actor_that_dies_gives_its_slots_back(going):
+  seeds, before = [], going.acted.saved()["unrolls_discarded"]
+  for _ in range(3):
+    # Two messages, and gone in the middle of an unroll.
+    with _visiting(going) as stream:
+      seeds.append(stream.welcome["first_seed"])
+      assert next(stream).shape == (ENVS,)
+      assert not _is_free(going)
+      stream.cancel()
+    going.wait_for(lambda: _is_free(going))
+  assert np.diff(seeds).tolist() == [ENVS] * 2
+  assert going.acted.saved()["unrolls_discarded"] >= before + 3 * ENVS
+
+
+def test_nothing_is_compiled_while_it_goes_on(going):
+  (device,) = going.inferences
+  before = device.compiled()
+  updates = going.learner.steps
+  going.wait_for_steps(going.acted.env_steps + 1_000)
+  going.wait_for(lambda: going.learner.steps > updates + 20)
+  assert device.compiled() == before > 0
 
 
 @pytest.mark.parametrize(
   ("index", "what"),
-  [
-    ([0, 8], "0 to 7"),
-    pytest.param([-1, 2], "0 to 7", marks=pytest.mark.slow),
-    pytest.param([3, 3], "at most once", marks=pytest.mark.slow),
-  ],
+  [([0, ENVS], "0 to 3"), ([-1, 2], "0 to 3"), ([3, 3], "at most once")],
 )
-def test_a_wrong_index_ends_its_stream_and_no_other(tmp_path, index, what):
-  config = config_of(tmp_path, total_steps=10**9)
-  with _Running(config, actors=1) as run:
-    stream, rows, environment = _connect_when_there(config, send=index)
+def test_a_wrong_index_ends_its_stream_and_no_other(going, index, what):
+  with _visiting(going, index) as stream:
     with pytest.raises(wire.WireError, match=what) as caught:
       next(stream)
-    assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT
-    del rows
-    environment.close()
-    run.wait_for_steps(run.acted.env_steps + 500)
-    run.stop.set()
+    assert caught.value.code is wire.StatusCode.INVALID_ARGUMENT
+  going.wait_for(lambda: _is_free(going))
+  updates = going.learner.steps
+  going.wait_for_steps(going.acted.env_steps + 500)
+  going.wait_for(lambda: going.learner.steps > updates + 5)
 
 
-def test_an_actor_of_another_environment_is_refused(tmp_path):
-  config = config_of(tmp_path, total_steps=10**9, num_actors=1)
-  with _Running(config, actors=0) as run:
-    acrobot = envs.Config("Acrobot-v1")
-    other = thin_actor.Work(config.address, acrobot, config.actors)
-    with pytest.raises(wire.WireError, match="observation") as caught:
-      thin_actor.run(other, threading.Event())
-    assert caught.value.code is grpc.StatusCode.FAILED_PRECONDITION
-    many = dataclasses.replace(
-      config.actors, envs_per_actor=9, actor_batch_size=8
-    )
-    many = thin_actor.Work(config.address, config.env, many)
-    with pytest.raises(wire.WireError, match="at most 8 environments"):
-      thin_actor.run(many, threading.Event())
-    run.stop.set()
+@pytest.mark.parametrize(
+  ("env", "changes", "what"),
+  [
+    ("Acrobot-v1", {}, "observation"),
+    (
+      "CartPole-v1",
+      {"envs_per_actor": 13, "actor_batch_size": ENVS},
+      "at most 12 environments",
+    ),
+  ],
+)
+def test_an_actor_of_another_kind_is_refused(going, env, changes, what):
+  actors = dataclasses.replace(going.config.actors, **changes)
+  work = thin_actor.Work(going.config.address, envs.Config(env), actors)
+  with pytest.raises(wire.WireError, match=what) as caught:
+    thin_actor.run(work, threading.Event())
+  assert caught.value.code is wire.StatusCode.FAILED_PRECONDITION
 
 
-def without_gradients(agent):
+def without_gradients(_):
   def update(state, rng_key, batch):
     raise FloatingPointError("no gradient")
 
-  return dataclasses.replace(agent, update=update)
+  return dataclasses.replace(fakes.counting_agent(), update=update)
 
 
 def test_a_failing_update_ends_the_run_with_its_error(tmp_path):
   broken = running.Changed(AGENT, without_gradients)
-  run = _Running(config_of(tmp_path, agent=broken))
+  run = _Running(config_of(tmp_path, agent=broken, num_actors=1))
   with pytest.raises(FloatingPointError, match="no gradient"), run:
     pass
   assert run.sink.lines
@@ -360,67 +410,10 @@ def test_a_failing_update_ends_the_run_with_its_error(tmp_path):
 def test_config_names_what_is_wrong(tmp_path):
   for changes, message in (
     ({"batch_size": 6, "learner_devices": (0, 1, 2, 3)}, "4 learner devices"),
-    ({"actor_batch_size": 9}, "from 0 to 8"),
+    ({"actor_batch_size": 5}, "from 0 to 4"),
     ({"total_steps": 0}, "total_steps from 1 to"),
   ):
     with pytest.raises(types.ConfigError, match=message):
       config_of(tmp_path, **changes)
   with pytest.raises(types.ConfigError, match="inference devices from 0 to"):
     seed.learn(config_of(tmp_path, inference_devices=(99,)), process.Context())
-
-
-def _connect_when_there(config, send=None):
-  """A stream as an actor opens it, with one message on its way."""
-  environment = envs.EnvPoolEnvironment(
-    config.env, config.actors.envs_per_actor
-  )
-  environment.reset()
-  rows = environment.recv()
-  if send is not None:
-    rows = jax.tree.map(lambda leaf: leaf[: len(send)], rows)
-    rows = rows._replace(index=np.asarray(send, np.int32))
-  requests = iter([rows])
-  held = threading.Event()
-
-  def observations():
-    yield from requests
-    held.wait(30)
-
-  client = wire.Client(config.address)
-  _wait(lambda: _ready(client))
-  stream = client.stream(
-    protocol.ACT,
-    observations(),
-    *protocol.act_layouts(environment.spec, config.actors.rows),
-    hello={"num_envs": config.actors.envs_per_actor},
-  )
-  return stream, rows, environment
-
-
-def _ready(client):
-  try:
-    client.wait_until_ready(1)
-  except wire.WireError:
-    return False
-  return True
-
-
-def _wait(condition, seconds=30):
-  deadline = time.monotonic() + seconds
-  while not condition():
-    assert time.monotonic() < deadline
-    time.sleep(0.02)
-
-
-@pytest.mark.slow
-def test_waits_are_declared_so_that_every_line_has_them(tmp_path):
-  with _Running(config_of(tmp_path, total_steps=100)) as run:
-    pass
-  names = {name for name in run.sink.lines[0] if "wait" in name}
-  assert names == {
-    "acting_wait_environments",
-    "acting_wait_learner",
-    "acting_wait_device",
-    "learning_wait_experience",
-  }
-  assert metrics.bottleneck(run.sink.lines[0])
