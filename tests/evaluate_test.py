@@ -1,12 +1,12 @@
 """Evaluation: whole episodes, greedily, beside a run and after it."""
 
 import dataclasses
+import functools
 import json
 import pathlib
 import signal
 import sys
 import threading
-import time
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from experiments import ppo
+from experiments import a2c
 from seedx import checkpoint, envs, metrics, types
 from seedx.acting import evaluator, local_actor, sessions, unroll_store
 from seedx.agents import acting_step, vtrace
@@ -31,10 +31,12 @@ from tests import fakes, programs, running
 
 own_signals = programs.own_signals
 compiled_quickly = programs.compiled_quickly
+compiled_once = programs.compiled_once
 
 CARTPOLE = envs.Config("CartPole-v1")
 
 
+@functools.cache
 def remembering_agent():
   """It adds up what it saw and did, and acts by that; see `by_hand`."""
   agent = fakes.counting_agent()
@@ -306,10 +308,10 @@ def test_a_summary_by_hand():
   assert found["iqm_low"] < found["iqm"] < found["iqm_high"]
   # A bootstrap of one's own, that sorts.
   rng = np.random.default_rng(7)
-  draws = np.sort(rng.choice(returns, (20_000, 8)), axis=1)
+  draws = np.sort(rng.choice(returns, (8_000, 8)), axis=1)
   means = np.sort(draws[:, 2:6].mean(axis=1))
-  assert found["iqm_low"] == pytest.approx(means[500], abs=0.6)
-  assert found["iqm_high"] == pytest.approx(means[19_500], abs=2.0)
+  assert found["iqm_low"] == pytest.approx(means[200], abs=0.6)
+  assert found["iqm_high"] == pytest.approx(means[7_800], abs=2.0)
   assert json.loads(json.dumps(found)) == found
   assert statistics.in_words(found).startswith(
     "mean 9.0, median 3.5, interquartile mean 3.5 (95% interval "
@@ -326,7 +328,7 @@ def test_equal_returns_leave_no_doubt(episodes):
 def test_more_episodes_leave_less_doubt():
   rng = np.random.default_rng(0)
   widths = []
-  for episodes in (10, 1000):
+  for episodes in (10, 300):
     found = statistics.summary(rng.normal(size=episodes))
     widths.append(found["iqm_high"] - found["iqm_low"])
     assert found["iqm_low"] < found["iqm"] < found["iqm_high"]
@@ -362,7 +364,7 @@ def test_evaluations_are_due_every_so_many_steps(tmp_path, monkeypatch):
     if it.due(env_steps):
       it.start(env_steps, np.float32(0.2))
       steps.append(env_steps)
-      it._thread.join(30)
+      running.wait_until(lambda: it.due(10**9))
   assert steps == [130, 200, 460]
   it.finish(470, np.float32(0.2), stop=False)
   it.finish(470, np.float32(0.2), stop=False)  # It has been evaluated.
@@ -389,9 +391,7 @@ def test_one_that_is_under_way_is_not_joined_by_another(tmp_path):
   assert it.due(0)
   it.start(0, np.float32(0.2))
   assert not it.due(1000)
-  started = time.monotonic()
   it.finish(1000, np.float32(0.2), stop=True)
-  assert time.monotonic() - started < 20
   assert not (tmp_path / "evaluations.jsonl").exists()
 
 
@@ -406,28 +406,24 @@ def test_an_evaluation_that_fails_ends_the_run(tmp_path, monkeypatch):
   with pytest.raises(FloatingPointError, match="no return"):
     it.finish(1000, np.float32(0.2), stop=False)
   it.start(1000, np.float32(0.2))
-  it._thread.join(30)
   with pytest.raises(FloatingPointError, match="no return"):
-    it.due(2000)
+    running.wait_until(lambda: it.due(2000))
 
 
 # The program
 
 
-_SMALL = [
-  *("--hidden-sizes", "8", "--num-envs", "4", "--unroll-length", "16"),
-  *("--epochs", "1", "--minibatches", "1"),
-]
+_SMALL = ["--hidden-sizes=8", "--num-envs=4", "--unroll-length=5"]
 
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory):
   """The directory of a run that has ended, and was evaluated meanwhile."""
   found = tmp_path_factory.mktemp("runs") / "run"
-  words = "--total-steps 10000 --evaluate-every-steps 1000"
-  words += " --evaluate-episodes 3 --checkpoint-every-seconds 0.4"
+  words = "--total-steps 4000 --evaluate-every-steps 400"
+  words += " --evaluate-episodes 3 --checkpoint-every-seconds 0.1"
   words = [*_SMALL, *words.split(), "--run-dir", str(found)]
-  assert programs.main(ppo, words) == 0
+  assert programs.main(a2c, words) == 0
   return found
 
 
@@ -535,22 +531,22 @@ def test_cut_episodes_are_told(run_dir, capfd):
 @pytest.mark.slow
 def test_a_run_that_goes_on_is_evaluated(tmp_path, capfd):
   words = ["--total-steps", "100000000", "--checkpoint-every-seconds", "0.1"]
-  program = programs.start(ppo, *_SMALL, *words, "--run-dir", str(tmp_path))
+  program = programs.start(a2c, *_SMALL, *words, "--run-dir", str(tmp_path))
   try:
-    deadline = time.monotonic() + 60
-    while not (steps_of(tmp_path)[0] or [0])[-1]:
-      assert program.poll() is None and time.monotonic() < deadline
-      time.sleep(0.05)
+    running.wait_until(lambda: (steps_of(tmp_path)[0] or [0])[-1])
     seen, best = [], []
-    while len(set(seen)) < 2 or len(best) < 2:
-      assert time.monotonic() < deadline
+
+    def play():
       for which, found in (("latest", seen), ("best", best)):
         said = run(tmp_path, capfd, "--checkpoint", which)[1]
         found.append(said["env_steps"])
+      return len(set(seen)) >= 2 and len(best) >= 2
+
+    running.wait_until(play)
     assert seen == sorted(seen)
     assert program.poll() is None
     program.send_signal(signal.SIGINT)
-    assert program.wait(60) == 130
+    assert program.wait(300) == 130
   finally:
     program.kill()
     program.wait()
@@ -673,16 +669,9 @@ def test_without_ffmpeg_an_mp4_is_refused_before_anything_is_played(
   assert not path.exists() and made == []
 
 
-@pytest.mark.parametrize(
-  "suffix",
-  [
-    ".gif",
-    *(pytest.param(x, marks=pytest.mark.slow) for x in (".GIF", ".mp4")),
-  ],
-)
-def test_an_environment_without_frames_is_refused(tmp_path, suffix):
+def test_an_environment_without_frames_is_refused(tmp_path):
   with pytest.raises(types.ConfigError, match="Catch-v0 cannot be rendered"):
-    videos.check(str(tmp_path / f"play{suffix}"), envs.Config("Catch-v0"))
+    videos.check(str(tmp_path / "play.GIF"), envs.Config("Catch-v0"))
 
 
 @pytest.mark.parametrize(
