@@ -10,6 +10,7 @@ import collections
 import fcntl
 import fnmatch
 import gc
+import inspect
 import pathlib
 import resource
 import statistics
@@ -224,6 +225,7 @@ def _share_compilations(folder, events):
   if write is None or read is None:
     return
   folder.mkdir(parents=True, exist_ok=True)
+  num_arguments = len(inspect.signature(read).parameters)
 
   def compile_once(
     backend, computation, devices, options, callbacks, module_name, key
@@ -231,7 +233,9 @@ def _share_compilations(folder, events):
     path = folder / f"lock-{int.from_bytes(key[-8:].encode()) % 64}"
     with path.open("w") as file:
       fcntl.flock(file, fcntl.LOCK_EX)
-      found, _ = read(module_name, key, options, backend, devices)
+      # JAX 0.12 takes the callbacks, too.
+      arguments = (module_name, key, options, backend, devices, callbacks)
+      found, _ = read(*arguments[:num_arguments])
       if found is not None:
         events.update(hits=1, misses=-1)
         return found

@@ -10,12 +10,11 @@ _FLAGS = ["--xla_force_host_platform_device_count=8"]
 _JAXLIB = tuple(map(int, metadata.version("jaxlib").split(".")[:2]))
 # XLA aborts on a flag that it does not know.
 if not _AS_USERS_DO and (0, 10) <= _JAXLIB <= (0, 12):
-  # XLA's older emitters of loops compile in less than half the time, and
-  # cutting a program into parts pays only where it is large.
-  _FLAGS += [
-    "--xla_cpu_use_fusion_emitters=false",
-    "--xla_cpu_parallel_codegen_split_count=1",
-  ]
+  # Cutting a program into parts pays only where it is large.
+  _FLAGS.append("--xla_cpu_parallel_codegen_split_count=1")
+  if _JAXLIB == (0, 10):
+    # The older emitters of loops compile in less than half the time.
+    _FLAGS.append("--xla_cpu_use_fusion_emitters=false")
 # A worker inherits those of the process that starts it.
 _FLAGS = dict.fromkeys(os.environ.get("XLA_FLAGS", "").split() + _FLAGS)
 os.environ["XLA_FLAGS"] = " ".join(_FLAGS)
