@@ -1,8 +1,8 @@
 """The table of all losses and returns, for what holds of every one of them."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -20,7 +20,8 @@ ACTOR_CRITIC = {
 }
 
 
-class Case(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Case:
   """A function of a stream.
 
   Attributes:
@@ -37,7 +38,7 @@ class Case(NamedTuple):
   reference: Callable
   arguments: tuple[str, ...]
   settings: tuple[dict, ...]
-  learns: dict[str, str] = {}  # noqa: RUF012
+  learns: dict[str, str] = dataclasses.field(default_factory=dict)
   tolerance: float = 1e-4
 
   def __call__(self, stream, **setting):
@@ -175,10 +176,69 @@ CASES = {
 LOSSES = [name for name, case in CASES.items() if case.learns]
 
 
+def joined(one, other):
+  """The stream `one` until the middle, and then `other`."""
+  return {
+    k: np.concatenate([v[:5], other[k][5:]]) if np.ndim(v) else v
+    for k, v in one.items()
+  }
+
+
 @functools.cache
-def jitted(name):
-  """The function of a stream to the results of every setting."""
-  return jax.jit(CASES[name].every_setting)
+def all_streams():
+  """Streams of one length by name, to be evaluated by one program."""
+  resets = streams.random_stream(streams.THREE_RESETS, seed=9)
+  first = resets["step_type"] == streams.FIRST
+  # dm_env has None there; a NaN spreads wherever it is so much as added to.
+  nothing = {
+    k: np.where(first, np.float32(np.nan), resets[k])
+    for k in ("reward", "discount")
+  }
+  found = {
+    "resets": resets,
+    "nothing": resets | nothing,
+    # A weight that is above the threshold, but does not count as clipped.
+    "rounding": streams.random_stream(10 * ["step"], seed=305),
+  }
+  for end in ("truncate", "terminate"):
+    # Time steps 0 to 4 (LAST) and 5 (FIRST) to 9; transition 4 is the reset.
+    events = ["step"] * 4 + [end] + ["step"] * 5
+    one, other = (streams.random_stream(events, seed) for seed in (5, 6))
+    other["importance_weight"] = one["importance_weight"]
+    found[end] = one
+    found[f"{end}, other end"] = joined(one, other)
+    found[f"{end}, other start"] = joined(other, one)
+  for seed in range(64 - len(found)):
+    events, start = streams.random_events(seed), bool(seed % 2)
+    found[f"random {seed}"] = streams.random_stream(events, seed, start)
+  return found
+
+
+@functools.cache
+def results(name):
+  """By stream the results of every setting and, of a loss, their Jacobians.
+
+  Of a setting and a part, that is d part_t / d argument_i, `[T, ...]`.
+  """
+  case, names = CASES[name], list(all_streams())
+  batch = jax.tree.map(lambda *x: np.stack(x), *all_streams().values())
+  learned = {
+    k: batch.pop(k)
+    for k in case.arguments * bool(case.learns)
+    if batch[k].dtype == np.float32 and k != "importance_weight"
+  }
+
+  def evaluate(floats, others):
+    found = case.every_setting(floats | others)
+    return found, found
+
+  if learned:
+    evaluate = jax.jacrev(evaluate, has_aux=True)
+  both = jax.device_get(jax.jit(jax.vmap(evaluate))(learned, batch))
+  return {
+    name: jax.tree.map(lambda x, k=k: x[k], both[::-1])
+    for k, name in enumerate(names)
+  }
 
 
 def assert_close(actual, expected, tolerance=1e-4):

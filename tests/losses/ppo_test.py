@@ -1,14 +1,9 @@
-"""PPO: both clippings in worked numbers, and what it is before it clips."""
-
-import functools
+"""PPO: both clippings in worked numbers."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from seedx import losses
-from tests.losses import cases, streams
 
 ARGUMENTS = (
   *("values", "log_prob", "behaviour_log_prob", "entropy", "advantage"),
@@ -16,113 +11,88 @@ ARGUMENTS = (
 )
 
 
-def one_step(**arguments):
-  """Losses of one step, whose ratio is 1 and whose errors are 0."""
-  arguments = dict.fromkeys(ARGUMENTS, 0.0) | {"weight": 1.0} | arguments
-  arrays = {k: jnp.reshape(v, 1) for k, v in arguments.items()}
-  loss = losses.ppo(**arrays, clip_epsilon=0.25)
-  return jax.tree.map(lambda x: x[0], loss)
+@jax.jit
+def losses_and_gradients(arguments):
+  """Losses of steps, and d loss / d log pi and d value loss / d V of each."""
+
+  def total(learned):
+    loss = losses.ppo(**arguments | learned, clip_epsilon=0.25)
+    return loss.policy_gradient.sum() + loss.value.sum(), loss
+
+  learned = {name: arguments[name] for name in ("log_prob", "values")}
+  gradients, loss = jax.grad(total, has_aux=True)(learned)
+  return loss, gradients
 
 
-@pytest.mark.parametrize(
-  ("ratio", "advantage", "expected", "gradient"),
-  [
-    # A ratio is cut to 0.75 or 1.25, but only where that makes things worse;
-    # elsewhere the gradient to log pi is that of -ratio * A, itself.
-    (1.5, 2.0, -2.5, 0.0),  # -min(3, 2.5)
-    (1.5, -2.0, 3.0, 3.0),  # -min(-3, -2.5)
-    (0.5, 2.0, -1.0, -1.0),  # -min(1, 1.5)
-    (0.5, -2.0, 1.5, 0.0),  # -min(-1, -1.5)
-    (1.125, 2.0, -2.25, -2.25),
-    (0.875, -2.0, 1.75, 1.75),
-    (1.0, 2.0, -2.0, -2.0),
-  ],
-)
-def test_clipping_stops_only_what_went_far_enough(
-  ratio, advantage, expected, gradient
-):
-  def loss(log_prob):
-    return one_step(
-      log_prob=log_prob,
-      behaviour_log_prob=np.log(np.float32(0.5)),
-      advantage=advantage,
-    ).policy_gradient
-
-  actual = jax.value_and_grad(loss)(np.log(np.float32(0.5 * ratio)))
-  np.testing.assert_allclose(actual, [expected, gradient], rtol=1e-6)
+def evaluate(**columns):
+  """Of steps whose ratio is 1 and whose errors are 0 where nothing is given."""
+  steps = len(next(iter(columns.values())))
+  arguments = dict.fromkeys(ARGUMENTS, np.zeros(steps))
+  arguments |= {"weight": np.ones(steps)} | columns
+  arguments = {k: np.asarray(v, np.float32) for k, v in arguments.items()}
+  return losses_and_gradients(arguments)
 
 
-@pytest.mark.parametrize(
-  ("value", "target", "square", "gradient"),
-  [
-    # V' = 1. Moved further than 0.25 towards the target, V counts as if it
-    # had not; moved away from it, it counts in full.
-    (1.5, 3.0, 1.75**2, 0.0),  # Of (3 - 1.5)^2 and (3 - 1.25)^2
-    (0.5, 3.0, 2.5**2, -2.5),  # Of (3 - 0.5)^2 and (3 - 0.75)^2
-    (0.5, -1.0, 1.75**2, 0.0),  # Of (-1 - 0.5)^2 and (-1 - 0.75)^2
-    (1.5, -1.0, 2.5**2, 2.5),  # Of (-1 - 1.5)^2 and (-1 - 1.25)^2
-    (1.125, 3.0, 1.875**2, -1.875),
-    (1.0, 3.0, 2.0**2, -2.0),
-  ],
-)
-def test_clipping_of_values(value, target, square, gradient):
-  def loss(value, **clipping):
-    return one_step(values=value, target=target, **clipping).value
-
-  clipped = functools.partial(loss, behaviour_values=1.0)
-  actual = jax.value_and_grad(clipped)(value)
-  np.testing.assert_allclose(actual, [0.5 * square, gradient], rtol=1e-6)
-  actual = jax.value_and_grad(loss)(value)
-  error = value - target
-  np.testing.assert_allclose(actual, [0.5 * error**2, error], rtol=1e-6)
-
-
-def test_weight_and_entropy():
-  step = {"values": 1.0, "log_prob": -0.5, "entropy": 0.75, "advantage": 2.0}
-  loss = one_step(**step)
-  assert loss.entropy == -0.75
-  assert loss.weight == 1.0
-  masked = one_step(**step, weight=0.0)
-  assert loss.diagnostics["advantage"] == 2.0
-  for part, none in zip(loss[:4], masked[:4], strict=True):
-    assert part != 0.0
-    assert none == 0.0
-  assert not any(jax.tree.leaves(masked.diagnostics))
-
-
-def random_steps(seed):
-  rng = np.random.default_rng(seed)
-  steps = {name: rng.normal(size=20).astype(np.float32) for name in ARGUMENTS}
-  return steps | {"weight": (rng.random(20) < 0.8).astype(np.float32)}
-
-
-def test_steps_are_independent():
-  steps, order = random_steps(0), np.random.default_rng(1).permutation(20)
-  shuffled = {name: array[order] for name, array in steps.items()}
-  cases.assert_close(
-    losses.ppo(**shuffled),
-    jax.tree.map(lambda x: x[order], losses.ppo(**steps)),
-    1e-6,
+def test_clipping_stops_only_what_went_far_enough():
+  ratio, advantage, expected, expected_gradient = np.transpose(
+    [
+      # A ratio is cut to 0.75 or 1.25, but only where that makes things worse;
+      # elsewhere the gradient to log pi is that of -ratio * A, itself.
+      (1.5, 2.0, -2.5, 0.0),  # -min(3, 2.5)
+      (1.5, -2.0, 3.0, 3.0),  # -min(-3, -2.5)
+      (0.5, 2.0, -1.0, -1.0),  # -min(1, 1.5)
+      (0.5, -2.0, 1.5, 0.0),  # -min(-1, -1.5)
+      (1.125, 2.0, -2.25, -2.25),
+      (0.875, -2.0, 1.75, 1.75),
+      (1.0, 2.0, -2.0, -2.0),
+    ]
+  )
+  loss, gradients = evaluate(
+    log_prob=np.log(0.5 * ratio),
+    behaviour_log_prob=np.log(np.full(7, 0.5)),
+    advantage=advantage,
+  )
+  np.testing.assert_allclose(loss.policy_gradient, expected, rtol=1e-6)
+  np.testing.assert_allclose(
+    gradients["log_prob"], expected_gradient, rtol=1e-6
   )
 
 
-@pytest.mark.parametrize("clip_values", [False, True])
-@pytest.mark.parametrize("lambda_", [1.0, 0.8])
-def test_at_a_ratio_of_1_it_has_the_gradient_of_a2c(lambda_, clip_values):
-  stream = streams.random_stream(streams.THREE_RESETS, seed=4)
-  stream |= {
-    "behaviour_log_prob": stream["log_prob"],
-    "behaviour_values": stream["values"],
-  }
-  learned = {name: stream[name] for name in ("values", "log_prob", "entropy")}
+def test_clipping_of_values():
+  values, target, square, expected_gradient = np.transpose(
+    [
+      # V' = 1. Moved further than 0.25 towards the target, V counts as if it
+      # had not; moved away from it, it counts in full.
+      (1.5, 3.0, 1.75**2, 0.0),  # Of (3 - 1.5)^2 and (3 - 1.25)^2
+      (0.5, 3.0, 2.5**2, -2.5),  # Of (3 - 0.5)^2 and (3 - 0.75)^2
+      (0.5, -1.0, 1.75**2, 0.0),  # Of (-1 - 0.5)^2 and (-1 - 0.75)^2
+      (1.5, -1.0, 2.5**2, 2.5),  # Of (-1 - 1.5)^2 and (-1 - 1.25)^2
+      (1.125, 3.0, 1.875**2, -1.875),
+      (1.0, 3.0, 2.0**2, -2.0),
+    ]
+  )
+  old = np.ones(6)
+  loss, gradients = evaluate(values=values, target=target, behaviour_values=old)
+  np.testing.assert_allclose(loss.value, 0.5 * square, rtol=1e-6)
+  np.testing.assert_allclose(gradients["values"], expected_gradient, rtol=1e-6)
+  loss, gradients = evaluate(values=values, target=target)
+  error = values - target
+  np.testing.assert_allclose(loss.value, 0.5 * error**2, rtol=1e-6)
+  np.testing.assert_allclose(gradients["values"], error, rtol=1e-6)
 
-  def gradient(name, **setting):
-    def total(learned):
-      loss = cases.CASES[name](stream | learned, lambda_=lambda_, **setting)
-      return sum(part.sum() for part in loss[:3])
 
-    return jax.grad(total)(learned)
-
-  expected = gradient("a2c")
-  cases.assert_close(gradient("ppo", clip_values=clip_values), expected, 1e-5)
-  assert np.count_nonzero(expected["log_prob"]) == 6
+def test_weight_and_entropy():
+  loss, _ = evaluate(
+    values=np.ones(7),
+    log_prob=np.full(7, -0.5),
+    entropy=np.full(7, 0.75),
+    advantage=np.full(7, 2.0),
+    weight=[1, 0, 1, 0, 0, 1, 1],
+  )
+  weight = np.asarray(loss.weight)
+  np.testing.assert_array_equal(loss.entropy, -0.75 * weight)
+  np.testing.assert_array_equal(loss.diagnostics["advantage"], 2 * weight)
+  for each in loss[:4]:
+    np.testing.assert_array_equal(np.asarray(each) != 0.0, weight)
+  for each in loss.diagnostics.values():
+    assert not each[weight == 0].any()

@@ -4,7 +4,6 @@ import itertools
 
 import dm_env
 import numpy as np
-from hypothesis import strategies as st
 
 FIRST, MID, LAST = (int(step_type) for step_type in dm_env.StepType)
 ACTIONS, ATOMS = 3, 5
@@ -17,11 +16,12 @@ THREE_RESETS = (
   *("truncate", "step", "step", "step"),
 )
 
-event = st.sampled_from(["step", "step", "step", "terminate", "truncate"])
-# Few lengths, because each is compiled once.
-some_events = st.sampled_from([2, 3, 10]).flatmap(
-  lambda n: st.lists(event, min_size=n, max_size=n)
-)
+
+def random_events(seed):
+  """One event for each time step of `THREE_RESETS`."""
+  rng = np.random.default_rng(seed)
+  ends = rng.choice(["terminate", "truncate"], len(THREE_RESETS))
+  return np.where(rng.random(len(ends)) < 0.6, "step", ends).tolist()
 
 
 def episodes(events, start):
