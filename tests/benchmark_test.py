@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import types as python_types
 
 import jax
 import jax.numpy as jnp
@@ -97,7 +98,8 @@ def test_usage_is_of_the_later_half_of_a_run(monkeypatch):
   cpu = iter([{7: 1.0, 8: 1.0}, {7: 2.0, 8: 1.0}, {7: 5.0, 8: 2.0, 9: 1.0}])
   clock = iter([100.0, 101.0, 102.0])
   monkeypatch.setattr(runs, "_cpu_seconds", lambda pid: next(cpu))
-  monkeypatch.setattr(runs.time, "monotonic", lambda: next(clock))
+  times = python_types.SimpleNamespace(monotonic=lambda: next(clock))
+  monkeypatch.setattr(runs, "time", times)
   watch = runs._Watch(after_seconds=3)
   for end in (2, 6, 7, 7, 8, 9):  # A line may be seen twice.
     watch(7, lines[:end])
@@ -122,10 +124,16 @@ def test_made_up_experience_has_something_to_learn_from():
   assert updates == pytest.approx(1 / (sizes.unrolls * sizes.period))
 
 
-def say_threads(config, sizes, seconds):
-  del config, sizes, seconds
-  queued = jax.config.read("jax_cpu_enable_async_dispatch")
-  return os.environ.get("PJRT_NPROC"), queued
+@pytest.fixture
+def no_settings(monkeypatch):
+  """What a measurement sets of its process is taken back."""
+  name = "jax_cpu_enable_async_dispatch"
+  before = jax.config.read(name)
+  monkeypatch.setenv("PJRT_NPROC", "0")
+  monkeypatch.delenv("PJRT_NPROC")
+  jax.config.update(name, True)
+  yield
+  jax.config.update(name, before)
 
 
 @pytest.mark.parametrize(
@@ -138,14 +146,16 @@ def say_threads(config, sizes, seconds):
   ],
 )
 def test_a_part_alone_has_the_threads_that_it_has_in_a_run(
-  monkeypatch, words, part, processes, queued
+  no_settings, words, part, processes, queued
 ):
-  monkeypatch.delenv("PJRT_NPROC", raising=False)
-  measure = own_work._measure, part, say_threads, words, "CartPole-v1", 0.1
-  _, found = own_work.in_process(*measure)
+  def threads(config, sizes, seconds):
+    queued = jax.config.read("jax_cpu_enable_async_dispatch")
+    return os.environ.get("PJRT_NPROC"), queued
+
+  _, found = own_work._measure(part, threads, words, "CartPole-v1", 0.1)
   cores = len(os.sched_getaffinity(0))
-  threads = str(max(1, cores // processes)) if processes else None
-  assert found == (threads, queued)
+  number = str(max(1, cores // processes)) if processes else None
+  assert found == (number, queued)
 
 
 @pytest.mark.parametrize(
@@ -261,7 +271,7 @@ def test_what_is_no_experiment_is_one_line(words, capsys):
   assert capsys.readouterr().err.startswith("error: ")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_all_figures_are_there_and_fit_together(tmp_path, capsys):
   output = tmp_path / "found.jsonl"
   words = ["--experiments", SEED, "--seconds", "4", "--output", str(output)]
@@ -285,9 +295,15 @@ def test_all_figures_are_there_and_fit_together(tmp_path, capsys):
   assert f"**{SEED}**" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-  "words", [f"a3c {SMALL}", f"apex_dqn {SMALL}", f"gorila_dqn {SMALL}", "a2c"]
+  "words",
+  [
+    pytest.param(f"a2c {SMALL}", marks=pytest.mark.slow),
+    *(
+      pytest.param(f"{name} {SMALL}", marks=pytest.mark.long)
+      for name in ("a3c", "apex_dqn", "gorila_dqn")
+    ),
+  ],
 )
 def test_own_work_of_other_pipelines(words):
   work = own_work.measure(words, "CartPole-v1", 0.5, lambda said: None)
@@ -306,7 +322,7 @@ def test_components_have_a_cost():
     assert 0 < seconds < 1, (of, figure)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_failed_experiment_does_not_end_the_others(tmp_path, capsys):
   output = tmp_path / "found.jsonl"
   wrong = "impala --learner-devices 99"

@@ -236,7 +236,8 @@ def test_memory_is_that_of_acting_in_training(env, fields):
   state = dataclasses.replace(
     state,
     params=jax.tree.map(
-      lambda x: x + rng.normal(size=x.shape).astype(np.float32), state.params
+      lambda x: x + rng.normal(size=x.shape).astype(np.float32),
+      jax.device_get(state.params),
     ),
   )
   acting = agent.acting(state)
@@ -308,10 +309,10 @@ def test_a_summary_by_hand():
   assert found["iqm_low"] < found["iqm"] < found["iqm_high"]
   # A bootstrap of one's own, that sorts.
   rng = np.random.default_rng(7)
-  draws = np.sort(rng.choice(returns, (8_000, 8)), axis=1)
+  draws = np.sort(rng.choice(returns, (2_000, 8)), axis=1)
   means = np.sort(draws[:, 2:6].mean(axis=1))
-  assert found["iqm_low"] == pytest.approx(means[200], abs=0.6)
-  assert found["iqm_high"] == pytest.approx(means[7_800], abs=2.0)
+  assert found["iqm_low"] == pytest.approx(means[50], abs=0.6)
+  assert found["iqm_high"] == pytest.approx(means[1_950], abs=2.0)
   assert json.loads(json.dumps(found)) == found
   assert statistics.in_words(found).startswith(
     "mean 9.0, median 3.5, interquartile mean 3.5 (95% interval "

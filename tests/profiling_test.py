@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import types as python_types
 
 import jax
 import pytest
@@ -23,12 +24,14 @@ def spans(folder):
   return {event.get("name") for event in events}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
   ("pipeline", "names"),
   [
-    (seed, {"receive", "act", "reply", "collect", "learn"}),
-    (impala, {"receive", "learn"}),
+    pytest.param(
+      *(seed, {"receive", "act", "reply", "collect", "learn"}),
+      marks=pytest.mark.slow,
+    ),
+    pytest.param(impala, {"receive", "learn"}, marks=pytest.mark.long),
   ],
 )
 def test_a_trace_names_what_threads_do(tmp_path, pipeline, names):
@@ -58,7 +61,8 @@ class Profiler:
 
 def test_a_trace_begins_once_it_learns_and_ends_in_time(monkeypatch):
   profiler, now = Profiler(monkeypatch), [0.0]
-  monkeypatch.setattr(profiling.time, "monotonic", lambda: now[0])
+  clock = python_types.SimpleNamespace(monotonic=lambda: now[0])
+  monkeypatch.setattr(profiling, "time", clock)
   trace = profiling.Trace("unused", seconds=2.0)
 
   def line(updates):
