@@ -5,24 +5,21 @@ import json
 import shutil
 import signal
 import time
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
-from dm_env import specs
 
 from experiments import a2c, dqn, ppo, r2d2
 from seedx import checkpoint, envs, metrics, types, wire
 from seedx.acting import sessions
-from seedx.agents import ppo as ppo_agent
-from seedx.agents import vtrace
 from seedx.app import checkpointer, configs, policies, run_dirs
 from seedx.app import programs as app_programs
-from seedx.learning import experience, learner
+from seedx.learning import experience
 from seedx.pipelines import gorila, sync
 from seedx.pipelines.gorila import parameter_server
 from seedx.runtime import counters
-from seedx.sharding import CORES
 from tests import (
   checkpoint_test,
   conftest,
@@ -34,12 +31,12 @@ from tests import (
 
 own_signals = programs.own_signals
 compiled_quickly = programs.compiled_quickly
+shared_programs = running.shared_programs
+# Pipelines with parts of their own. Ape-X is as IMPALA, with a replay.
 CELLS = [
-  ("sync", "dqn"),
-  ("sync", "ppo"),
-  ("seed", "dqn"),
+  ("sync", "a2c"),
+  ("seed", "a2c"),
   ("impala", "vtrace"),
-  ("apex", "dqn"),
   ("a3c", "a2c"),
   ("gorila", "dqn"),
 ]
@@ -77,7 +74,7 @@ class Saved:
 
 @pytest.fixture(
   scope="module",
-  params=conftest.slow_but([(("sync", "dqn"),)], [(cell,) for cell in CELLS]),
+  params=conftest.slow_but([(CELLS[0],)], [(cell,) for cell in CELLS]),
   ids="-".join,
 )
 def saved(request, tmp_path_factory):
@@ -171,17 +168,9 @@ def shapes_of(nest):
 def test_it_goes_on_from_there(saved, tmp_path, monkeypatch):
   own, nodes = make(saved, tmp_path)
   started = time.monotonic()
-  seeds, first_update = Seeds(monkeypatch), []
+  seeds = Seeds(monkeypatch)
   own.sink = sink = Timed()
   own.process.restore(lambda like: saved.load(like) | {"seeds": np.int64(1000)})
-  if own.learner is not None:
-    learn = own.learner.learn
-
-    def spy(batch):
-      first_update.append(own.acted.env_steps - saved.last["env_steps"])
-      learn(batch)
-
-    own.learner.learn = spy
   last = pipelines_test.run_all(own, nodes)
   before = saved.last
   assert before["env_steps"] >= STEPS
@@ -206,8 +195,6 @@ def test_it_goes_on_from_there(saved, tmp_path, monkeypatch):
   assert max(saved.seeds) < saved.nest["seeds"] < 1000 <= min(seeds.used)
   assert len(set(seeds.used)) == len(seeds.used) > 0
   assert max(seeds.used) < sessions.evaluation_seed(0, 0)
-  if saved.name == "dqn" and saved.pipeline != "gorila":
-    assert first_update[0] >= pipelines_test.REPLAY["replay_min_steps"]
 
 
 class Timed:
@@ -263,80 +250,6 @@ def test_a_parameter_server_takes_what_it_is_given():
   assert other.version == 3
 
 
-# The learner: what it makes of a batch after a checkpoint.
-
-SPEC = types.EnvironmentSpec(
-  specs.Array((4,), np.float32), specs.DiscreteArray(3)
-)
-LENGTH, BATCH = 5, 8
-AGENTS = {"vtrace": vtrace.Config, "ppo": ppo_agent.Config}
-
-
-class Learning:
-  """A learner of 1 or more cores, and random batches for it."""
-
-  def __init__(self, name, num_cores, seed):
-    fields = {"hidden_sizes": (8,), "normalize_observations": True}
-    if name == "ppo":
-      fields |= {"epochs": 2, "minibatches": 2}
-    self.agent = AGENTS[name](**fields).make(SPEC, CORES)
-    self.source = experience.Once()
-    self.learner = learner.Learner(
-      self.agent,
-      learner.Config(learner_devices=tuple(range(num_cores))),
-      self.source,
-      jax.random.key(seed),
-    )
-
-  def learn(self, seed):
-    """Makes an update of a batch that the seed decides."""
-    ends = np.linspace(0.0, 0.5, BATCH)
-    unroll = conftest.random_unroll(self.agent, SPEC, LENGTH, ends, seed)
-    for batch in self.source(self.learner.shares(unroll)):
-      self.learner.learn(batch)
-
-  def saved(self):
-    self.learner.finish()
-    return running.copied(self.learner.saved())
-
-
-@pytest.mark.parametrize(
-  ("name", "before", "after"),
-  [
-    pytest.param("ppo", 1, 1, marks=pytest.mark.slow),
-    pytest.param("ppo", 2, 2, marks=pytest.mark.slow),
-    ("vtrace", 2, 1),
-    pytest.param("vtrace", 1, 2, marks=pytest.mark.slow),
-  ],
-)
-def test_the_next_updates_are_those_without_a_checkpoint(
-  name, before, after, tmp_path
-):
-  first = Learning(name, before, seed=0)
-  first.learn(1)
-  first.learn(2)
-  checkpoints = checkpoint.Checkpoints(tmp_path)
-  checkpoints.save(1, {"learner": first.saved()}, 0.0)
-  second = Learning(name, after, seed=7)
-  second.learner.restore(
-    checkpoints.restore(1, "learner", second.learner.saved())
-  )
-  running.assert_equal(second.saved(), first.saved())
-  for seed in (3, 4):
-    first.learn(seed)
-    second.learn(seed)
-  actual, expected = second.saved(), first.saved()
-  assert actual["steps"] == expected["steps"] == 4
-  assert actual["learned_steps"] == expected["learned_steps"] > 0
-  assert actual["agent"].updates == 4
-  compare = np.testing.assert_array_equal if before == after else assert_close
-  jax.tree.map(compare, actual["agent"], expected["agent"])
-
-
-def assert_close(actual, expected):
-  np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.slow
 def test_a_sync_run_of_2_cores_goes_on_with_1(tmp_path):
   config = pipelines_test.config_of("sync", "dqn", tmp_path)
@@ -389,35 +302,49 @@ class Counting:
     return {"w": saved["acted"]["env_steps"]}
 
 
-def keeper(it, run_dir, seconds):
-  config = checkpointer.Config(checkpoint_every_seconds=seconds)
-  return checkpointer.Checkpointer(it, run_dir, config, None)
+class Keeper(checkpointer.Checkpointer):
+  """A checkpointer with a clock of its own.
+
+  Attributes:
+    clock: has the seconds that it reads.
+  """
+
+  def __init__(self, it, run_dir, monkeypatch, seconds=0.0):
+    self.clock = SimpleNamespace(now=0.0, monotonic=lambda: self.clock.now)
+    monkeypatch.setattr(checkpointer, "time", self.clock)
+    config = checkpointer.Config(checkpoint_every_seconds=seconds)
+    super().__init__(it, run_dir, config, None)
+
+  def check_after(self, seconds):
+    """Checks, and waits for what is written."""
+    self.clock.now += seconds
+    self.check()
+    self.wait()
 
 
-def test_a_keeper_saves_now_and_then_and_goes_on_from_the_newest(tmp_path):
+def test_a_keeper_saves_now_and_then_and_goes_on_from_the_newest(
+  tmp_path, monkeypatch
+):
   it = Counting()
-  kept = keeper(it, tmp_path, 0.1)
-  kept.check()
+  kept = Keeper(it, tmp_path, monkeypatch, 10)
+  kept.check_after(9.9)
   assert steps_of(tmp_path) == []
   for env_steps, score in ((10, []), (10, [5.0]), (10, [1.0, 1.0])):
     it.acted.add(env_steps, np.array(score), np.ones(len(score)))
-    time.sleep(0.11)
     it.down = True
-    kept.check()
+    kept.check_after(10.1)
     it.down = False
-    kept.check()
-    kept.check()  # It is too early for another.
-    kept.wait()
+    kept.check_after(0)
     it.acted.add(1, np.array([]), np.array([]))
+    kept.check_after(9.9)  # It is too early for another.
   assert steps_of(tmp_path) == [21, 32]
   found = checkpoint.Checkpoints(checkpointer.directory(tmp_path))
-  assert (
-    found.ranked()[0] == 21
-  )  # 5.0 before (5 + 1 + 1) / 3, and nothing known.
+  # 5.0 before (5 + 1 + 1) / 3, and nothing known.
+  assert found.ranked()[0] == 21
   acting = found.restore(32, checkpointer.ACTING, {"w": np.int64(0)})
   assert acting == {"w": 32}
   other = Counting()
-  keeper(other, tmp_path, 0.0).restore()
+  Keeper(other, tmp_path, monkeypatch).restore()
   assert other.acted.env_steps == 32
   assert other.acted.returns.count == 3
   it.down = True
@@ -430,28 +357,44 @@ def test_a_keeper_saves_now_and_then_and_goes_on_from_the_newest(tmp_path):
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
-def test_no_checkpoint_has_a_parameter_that_is_not_finite(wrong, tmp_path):
+def test_no_checkpoint_has_a_parameter_that_is_not_finite(
+  wrong, tmp_path, monkeypatch
+):
   it = Counting()
-  kept = keeper(it, tmp_path, 0.01)
-  time.sleep(0.02)
-  kept.check()
+  kept = Keeper(it, tmp_path, monkeypatch, 10)
+  kept.check_after(10)
   it.policy = lambda saved: {"w": np.array([1.0, wrong], np.float32)}
   it.acted.add(10, np.array([]), np.array([]))
-  time.sleep(0.02)
-  with pytest.raises(RuntimeError, match=r"finite parameters .* in w; the"):
-    kept.check()
+  with pytest.raises(RuntimeError, match=r"finite parameters .* in w"):
+    kept.check_after(10)
   with pytest.raises(RuntimeError, match="finite parameters"):
     kept.finish(interrupted=False)
   assert steps_of(tmp_path) == [0]
 
 
-def test_a_keeper_of_no_period_saves_at_the_end_only(tmp_path):
-  kept = keeper(Counting(), tmp_path, 0.0)
-  time.sleep(0.01)
-  kept.check()
+def test_a_keeper_of_no_period_saves_at_the_end_only(tmp_path, monkeypatch):
+  kept = Keeper(Counting(), tmp_path, monkeypatch)
+  kept.check_after(1e9)
   assert steps_of(tmp_path) == []
   kept.finish(interrupted=False)
   assert steps_of(tmp_path) == [0]
+
+
+@pytest.mark.parametrize("damage", checkpoint_test.DAMAGES)
+def test_a_keeper_sets_a_damaged_checkpoint_aside(
+  damage, tmp_path, monkeypatch, capfd
+):
+  it = Counting()
+  kept = Keeper(it, tmp_path, monkeypatch)
+  for _ in range(2):
+    it.acted.add(10, np.array([]), np.array([]))
+    kept.finish(interrupted=False)
+  folder = checkpointer.directory(tmp_path)
+  checkpoint_test.DAMAGES[damage](folder / "20" / "run")
+  kept.restore()
+  assert it.acted.env_steps == 10
+  assert steps_of(tmp_path) == [10] and (folder / "20.damaged").is_dir()
+  assert "checkpoint 20 in" in capfd.readouterr().err
 
 
 # From the command line
@@ -490,9 +433,8 @@ def finished(tmp_path_factory):
   return run_dir
 
 
-@pytest.mark.parametrize("damage", checkpoint_test.DAMAGES)
 def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(
-  finished, tmp_path, capfd, damage
+  finished, tmp_path, capfd
 ):
   """To resume, to evaluate and to export, also as the best."""
   run_dir = tmp_path / "run"
@@ -500,19 +442,18 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(
   folder, step = checkpointer.directory(run_dir), steps_of(run_dir)[-1]
   shutil.copytree(folder / str(step), folder / "900")
   for item in ("run", "acting"):
-    checkpoint_test.DAMAGES[damage](folder / "900" / item)
+    checkpoint_test.DAMAGES["truncated"](folder / "900" / item)
   for which in ("latest", "best"):
     assert policies.load(run_dir, which).env_steps == step
     said = capfd.readouterr().err
     assert "checkpoint 900 in" in said and f"checkpoint {step} instead" in said
   with pytest.raises(types.ConfigError, match="checkpoint 900 in"):
     policies.load(run_dir, "900")
-  words = ["--resume", str(run_dir), "--total-steps", str(step + 32)]
+  words = ["--resume", str(run_dir), "--total-steps", "512"]
   assert programs.main(a2c, words) == 0
   said = capfd.readouterr().err
   assert "checkpoint 900 in" in said and f"checkpoint {step} instead" in said
-  assert max(steps_of(run_dir)) >= step + 32 and 900 not in steps_of(run_dir)
-  assert (folder / "900.damaged").is_dir()
+  assert max(steps_of(run_dir)) >= 512 and 900 not in steps_of(run_dir)
 
 
 _DQN = [
@@ -573,14 +514,18 @@ def test_a_replay_goes_on_where_it_was(
 
 def test_a_replay_that_is_too_large_is_left_out_in_words(tmp_path, capfd):
   run_dir = tmp_path / "run"
-  words = [*_DQN, "--total-steps", "400", "--run-dir", str(run_dir)]
+  words = [*_DQN, "--total-steps", "600", "--run-dir", str(run_dir)]
   assert programs.main(dqn, [*words, "--checkpoint-replay-gib", "1e-6"]) == 0
   said = capfd.readouterr().err
   assert said.count("more than --checkpoint-replay-gib 1e-06: it is empty") == 1
-  words = ["--resume", str(run_dir), "--total-steps", "500"]
+  updates = raw_lines(run_dir)[-1]["learner_steps"]
+  words = ["--resume", str(run_dir), "--total-steps", "800"]
   assert programs.main(dqn, words) == 0
   said = capfd.readouterr().err
   assert said.count("the replay starts empty: expected 'replay' in") == 1
+  # It is filled again before it is learned from.
+  assert updates > 0
+  assert raw_lines(run_dir)[-1]["learner_steps"] < updates + 50
 
 
 def test_a_run_without_a_whole_checkpoint_says_what_is_wrong(
@@ -775,11 +720,10 @@ def test_a_checkpoint_of_another_form_is_refused(finished, copy, capfd):
 
 
 def wait_for(program, condition):
-  deadline = time.monotonic() + 60
-  while not condition():
+  def failed():
     assert program.poll() is None, program.stderr.read()
-    assert time.monotonic() < deadline
-    time.sleep(0.05)
+
+  running.wait_until(condition, failed)
 
 
 def has_lines(run_dir, count):
@@ -794,7 +738,7 @@ def test_a_run_ended_by_ctrl_c_goes_on(tmp_path):
   try:
     wait_for(program, lambda: has_lines(tmp_path, 2))
     program.send_signal(signal.SIGINT)
-    assert program.wait(60) == 130
+    assert program.wait(300) == 130
   finally:
     program.kill()
   said = program.stderr.read()
