@@ -218,6 +218,17 @@ def byte_mask(values):
   return Acting(spaces.MultiDiscrete(values), space, {"action_mask": mask})
 
 
+def no_observation(key=""):
+  space = spaces.Box(-1, 1, (0,))
+  if key:
+    space = spaces.Dict({key: space, "some": spaces.Discrete(2)})
+  return Acting(observation=space)
+
+
+def no_action():
+  return Acting(spaces.Box(-1, 1, (0,)))
+
+
 def matrix_actions():
   return Acting(spaces.Box(-1, 1, (2, 2)))
 
@@ -291,7 +302,9 @@ class Failing(Counting):
     if self._how == "killed":
       # The child inherits every pipe, and keeps them open.
       if os.fork() == 0:
-        time.sleep(8)
+        deadline = time.monotonic() + 600
+        while pathlib.Path(self._log).exists() and time.monotonic() < deadline:
+          time.sleep(0.02)
         os._exit(0)
       os.kill(os.getpid(), signal.SIGKILL)
     if self._how == "hang":
