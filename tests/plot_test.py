@@ -442,7 +442,7 @@ def test_long_labels_and_names_are_neither_clipped_nor_overlap(
     make_run(
       tmp_path / str(i),
       (0.0, 2_500_000.0 * i),
-      env=f"Environment-v{i % 2} " + "with a long name " * 5,
+      env=f"Environment-v{i % 2} " + r"with a $\long$_name " * 5,
       observation_transform=f"of_mine.{'transforms.' * i}:hide_$velocities_$x",
       env_options={f"option_{j}": i for j in range(5)},
     )
