@@ -14,7 +14,7 @@ import pytest
 from seedx.app import experiments
 from tests import app_test, programs
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.long
 
 SMALL = "--hidden-sizes 8 --num-envs 4 --unroll-length 5 --total-steps 300"
 _KEPT = ("seedx", "experiments", "setup.py", "pyproject.toml", "README.md")
@@ -68,7 +68,7 @@ class Environment:
       env=clean(),
       capture_output=True,
       text=True,
-      timeout=300,
+      timeout=600,
     )
     assert done.returncode == status, done.stderr
     return done.stdout + (done.stderr if status else "")

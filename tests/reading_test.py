@@ -17,9 +17,10 @@ from tests import programs
 
 own_signals = programs.own_signals
 compiled_quickly = programs.compiled_quickly
+compiled_once = programs.compiled_once
 
 _EXAMPLES = hypothesis.settings(
-  max_examples=100,
+  max_examples=40,
   deadline=None,
   derandomize=True,
   suppress_health_check=list(hypothesis.HealthCheck),
@@ -111,8 +112,14 @@ def _mutated(data, content):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl"])
-@pytest.mark.parametrize("run", ["program", "script"])
+@pytest.mark.parametrize(
+  ("run", "name"),
+  [
+    ("program", "config.json"),
+    ("script", "config.json"),
+    ("program", "metrics.jsonl"),
+  ],
+)
 @hypothesis.given(data=st.data())
 @_EXAMPLES
 def test_any_bytes_are_read_or_refused_in_words(data, run, name, trained, read):
