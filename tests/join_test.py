@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
@@ -19,9 +18,9 @@ from experiments import (
   seed_ppo,
   seed_vtrace,
 )
-from seedx import launch, wire
+from seedx import join, launch, wire
 from seedx.launch import joining
-from tests import conftest, programs
+from tests import programs, running
 
 own_signals = programs.own_signals
 compiled_quickly = programs.compiled_quickly
@@ -58,7 +57,7 @@ class Learner:
     hello = {**dataclasses.asdict(joining.Hello(role="actor")), **hello}
     client = wire.Client(self.server.address)
     stays = threading.Event()
-    requests = iter(lambda: stays.wait(20) and None, None)
+    requests = iter(lambda: stays.wait(600) and None, None)
     stream = client.stream(
       joining.JOIN, requests, wire.NOTHING, wire.NOTHING, hello
     )
@@ -187,7 +186,7 @@ def test_servers_tell_where_they_listen_and_keep_their_number(tmp_path):
     assert caught.value.code is wire.StatusCode.RESOURCE_EXHAUSTED
     first.close()
     second.close()
-    _eventually(lambda: not any(learner.addresses._held))
+    running.wait_until(lambda: not any(learner.addresses._held))
     # The same one goes on as what it was; another takes what is free.
     again, told = learner.ask(role="server", address="b:1")
     assert told["role"] == "server-1"
@@ -215,24 +214,19 @@ def test_who_has_no_place_learns_that_the_run_is_over(tmp_path, capfd):
     client, _ = learner.ask()
     said = threading.Thread(target=learner.join, daemon=True)
     said.start()
-    _eventually(lambda: learner.server._handlers.full_seconds > 0)
+    running.wait_until(lambda: learner.server._handlers.full_seconds > 0)
     learner.server.stop()
-    said.join(5)
+    said.join(300)
     assert not said.is_alive()
     client.close()
   assert capfd.readouterr().err == "the run is over\n"
 
 
-def _eventually(condition, seconds=90.0):
-  deadline = time.monotonic() + seconds
-  while not condition():
-    assert time.monotonic() < deadline
-    time.sleep(0.02)
-
-
 # Programs.
 
-QUICK = ("--log-seconds", "0.1")
+QUICK = ("--log-seconds", "0.1", "--hidden-sizes", "8")
+FEW = ("--num-actors", 1, "--envs-per-actor", 4, "--batch-size", 4)
+SHORT = ("--unroll-length", 5)
 
 
 class Joiners:
@@ -254,7 +248,7 @@ class Joiners:
 
   def ended(self, status=0):
     """What they said, once all of them have ended with a status."""
-    said = [program.communicate(timeout=60)[1] for program in self.programs]
+    said = [program.communicate(timeout=600)[1] for program in self.programs]
     assert [x.returncode for x in self.programs] == [status] * len(said), said
     assert "Traceback" not in "".join(said)
     return said
@@ -270,20 +264,32 @@ def joiners():
 
 
 def test_who_finds_no_learner_gives_up_with_a_status_of_its_own(
-  tmp_path, joiners
+  tmp_path, capfd
 ):
-  joiners.start(f"unix:{tmp_path}/nobody", "--give-up-seconds", 0.5)
-  (said,) = joiners.ended(status=3)
-  assert "expected a server within 0.5 s" in said
+  address = f"unix:{tmp_path}/nobody"
+  gives_up = ("--give-up-seconds", "0.5")
+  assert join.main([address, *gives_up]) == 3
+  assert "expected a server within 0.5 s" in capfd.readouterr().err
 
 
 @pytest.mark.slow
 def test_a_role_gives_up_too(tmp_path, joiners):
+  """As a program of its own, which becomes another that joins."""
   words = ("--role", "actor", "--address", f"unix:{tmp_path}/nobody")
-  for experiment in (seed_vtrace, impala):
-    module = experiment.__name__
-    joiners.start(*words, "--give-up-seconds", 0.5, module=module)
+  module = seed_vtrace.__name__
+  joiners.start(*words, "--give-up-seconds", 0.5, module=module)
   joiners.ended(status=3)
+
+
+@pytest.fixture
+def stays(monkeypatch):
+  """The program that a process becomes runs in this one."""
+
+  def execute(path, program):
+    assert program[:3] == [path, "-m", "seedx.join"]
+    raise SystemExit(join.main(program[3:]))
+
+  monkeypatch.setattr(os, "execv", execute)
 
 
 def _learn(experiment, address, *words):
@@ -298,17 +304,10 @@ def _learn(experiment, address, *words):
 @pytest.mark.parametrize(
   ("experiment", "words"),
   [
-    (seed_vtrace, ("--num-actors", 2, "--envs-per-actor", 8)),
-    pytest.param(
-      impala,
-      ("--agent", "a2c", "--num-actors", 2, "--envs-per-actor", 8),
-      marks=pytest.mark.slow,
-    ),
-    pytest.param(
-      apex_dqn,
-      ("--num-actors", 2, "--replay-min-steps", 200),
-      marks=pytest.mark.slow,
-    ),
+    (seed_vtrace, ()),
+    pytest.param(impala, ("--agent", "a2c"), marks=pytest.mark.slow),
+    # As IMPALA's, but for what its actors do.
+    pytest.param(apex_dqn, ("--replay-min-steps", 200), marks=pytest.mark.long),
   ],
   ids=["seed", "impala", "apex"],
 )
@@ -316,13 +315,13 @@ def test_actors_join_before_the_learner_is_up(
   tmp_path, joiners, experiment, words
 ):
   address = f"unix:{tmp_path}/learner"
-  for _ in range(2):
-    joiners.start(address)
-  options = ("--env", "Catch-v0", "--batch-size", 8, "--total-steps", 3000)
-  last = _learn(experiment, address, *words, *options)
-  for said in joiners.ended():
-    assert said.endswith(f"joined {address} as actor\nthe run is over\n")
-  assert last["env_steps"] >= 3000 and last["learner_steps"] > 5
+  joiners.start(address)
+  few = (*FEW, *SHORT, "--env", "Catch-v0")
+  options = ("--total-steps", 1000)
+  last = _learn(experiment, address, *few, *words, *options)
+  (said,) = joiners.ended()
+  assert said.endswith(f"joined {address} as actor\nthe run is over\n")
+  assert last["env_steps"] >= 1000 and last["learner_steps"] > 5
 
 
 @pytest.mark.slow
@@ -340,7 +339,7 @@ def test_servers_and_workers_join_in_any_order(tmp_path, joiners):
   assert last["env_steps"] >= 1500 and last["learner_steps"] > 5
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_server_that_joins_elsewhere_is_found(tmp_path, joiners):
   address = f"unix:{tmp_path}/learner"
   first = joiners.start(
@@ -351,7 +350,7 @@ def test_a_server_that_joins_elsewhere_is_found(tmp_path, joiners):
   def replace():
     metrics = tmp_path / "learner-run" / "metrics.jsonl"
     try:
-      _eventually(lambda: metrics.exists() and _newest(metrics) > 2000)
+      running.wait_until(lambda: metrics.exists() and _newest(metrics) > 2000)
       first.kill()
       first.communicate()
       joiners.programs.remove(first)
@@ -359,7 +358,7 @@ def test_a_server_that_joins_elsewhere_is_found(tmp_path, joiners):
         address, "--role", "server", "--listen", f"unix:{tmp_path}/second"
       )
       before = _newest(metrics)
-      _eventually(lambda: _newest(metrics) > before + 2000)
+      running.wait_until(lambda: _newest(metrics) > before + 2000)
       replaced.set()
     finally:
       os.kill(os.getpid(), signal.SIGINT)
@@ -386,7 +385,7 @@ def _newest(metrics):
 def test_joined_actors_follow_a_learner_that_restarts(tmp_path, joiners):
   """With other options, too: nobody goes on with the old ones."""
   address = f"unix:{tmp_path}/learner"
-  small = ("--num-actors", "1", "--envs-per-actor", "8", "--batch-size", "8")
+  small = [*map(str, FEW + SHORT)]
   run_dir = tmp_path / "first"
   learner = subprocess.Popen(
     [
@@ -401,7 +400,7 @@ def test_joined_actors_follow_a_learner_that_restarts(tmp_path, joiners):
   try:
     joiners.start(address)
     metrics = run_dir / "metrics.jsonl"
-    _eventually(lambda: metrics.exists() and _newest(metrics) > 500)
+    running.wait_until(lambda: metrics.exists() and _newest(metrics) > 500)
   finally:
     learner.kill()
     learner.wait()
@@ -413,48 +412,41 @@ def test_joined_actors_follow_a_learner_that_restarts(tmp_path, joiners):
   assert last["env_steps"] >= 2000
 
 
-MISMATCHES = [
-  (("--env", "CartPole-v0"), 'env "CartPole-v1", found "CartPole-v0"'),
-  (("--env-options", "max_episode_steps=9"), "env_options {}, found"),
-  (("--agent", "a2c"), 'agent "vtrace", found "a2c"'),
-  (("--td-lambda", "0.5"), "td_lambda 1.0, found 0.5"),
-]
-
-
 @pytest.mark.parametrize(
   ("words", "message"),
-  conftest.slow_but(
-    MISMATCHES[:1],
-    MISMATCHES,
-  ),
+  [
+    (("--env", "CartPole-v0"), 'env "CartPole-v1", found "CartPole-v0"'),
+    (("--env-options", "max_episode_steps=9"), "env_options {}, found"),
+    (("--agent", "a2c"), 'agent "vtrace", found "a2c"'),
+    (("--td-lambda", "0.5"), "td_lambda 1.0, found 0.5"),
+  ],
 )
 def test_an_actor_of_an_experiment_has_the_learners_options(
-  tmp_path, joiners, words, message
+  tmp_path, capfd, stays, words, message
 ):
   """What it says has to be so; what it does not say it is told."""
   options = {**OPTIONS, "agent": "vtrace", "td_lambda": 1.0}
   with Learner(tmp_path, ROLES[:1], "impala", **options) as learner:
     role = ("--role", "actor", "--address", learner.server.address)
-    joiners.start(*role, *words, module="experiments.impala")
-    (said,) = joiners.ended(status=2)
-  assert message in said
+    with pytest.raises(SystemExit, match="2"):
+      programs.main(impala, [*role, *words])
+  assert message in capfd.readouterr().err
 
 
-@pytest.mark.slow
-def test_another_experiment_is_refused(tmp_path, joiners):
+def test_another_experiment_is_refused(tmp_path, capfd, stays):
   with Learner(tmp_path, ROLES[:1], "seed_vtrace") as learner:
     role = ("--role", "actor", "--address", learner.server.address)
-    joiners.start(*role, module=seed_ppo.__name__)
-    (said,) = joiners.ended(status=2)
-  assert "the learner's experiment seed_vtrace, found seed_ppo" in said
+    with pytest.raises(SystemExit, match="2"):
+      programs.main(seed_ppo, role)
+  found = "the learner's experiment seed_vtrace, found seed_ppo"
+  assert found in capfd.readouterr().err
 
 
-def test_code_of_a_script_is_not_sent(tmp_path, joiners):
+def test_code_of_a_script_is_not_sent(tmp_path, capfd):
   needs_jax = dataclasses.replace(ROLES[0], needs_jax=True)
   with Learner(tmp_path, [needs_jax], "my_network:EXPERIMENT") as learner:
-    joiners.start(learner.server.address)
-    (said,) = joiners.ended(status=2)
-  assert "my_network.py --role actor --address" in said
+    assert join.main([learner.server.address]) == 2
+  assert "my_network.py --role actor --address" in capfd.readouterr().err
 
 
 _SCRIPT = '''
@@ -495,13 +487,12 @@ def test_actors_of_a_script_run_with_its_objects(tmp_path, joiners):
   fits = start("--role", "actor")
   other = start("--role", "actor", "--env", "CartPole-v0")
   learner = start(
-    *("--role", "learner", "--num-actors", "1", "--envs-per-actor", "8"),
-    *("--batch-size", "8", "--total-steps", "2000", "--run-dir", "run"),
-    *("--env", "Acrobot-v1"),
+    *("--role", "learner", *map(str, FEW + SHORT), "--env", "Acrobot-v1"),
+    *("--total-steps", "500", "--run-dir", "run"),
   )
   said = {}
   for program, status in ((learner, 0), (fits, 0), (other, 2)):
-    said[program] = program.communicate(timeout=90)[1]
+    said[program] = program.communicate(timeout=600)[1]
     assert program.returncode == status, said
   assert 'env "Acrobot-v1", found "CartPole-v0"' in said[other]
   assert 'env "Acrobot-v1", found "CartPole-v0"' in said[learner]
@@ -520,7 +511,7 @@ def test_a_thin_actor_imports_no_jax(tmp_path, joiners, needs_jax):
   path = os.pathsep.join([str(tmp_path), str(programs.ROOT)])
   with Learner(tmp_path, [node], "impala", **options) as learner:
     program = joiners.start(learner.server.address, PYTHONPATH=path)
-    _, said = program.communicate(timeout=60)
+    _, said = program.communicate(timeout=600)
   assert imported.exists() == needs_jax
   if not needs_jax:  # There is no inference: it came as far as it can.
     assert program.returncode == 2
