@@ -1,4 +1,4 @@
-"""Eight virtual cores learn what one does."""
+"""Many cores learn what one does."""
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +15,8 @@ SPEC = types.EnvironmentSpec(
   specs.Array((4,), np.float32), specs.DiscreteArray(3)
 )
 # Plain gradients are compared: 8 times too much must not be clipped away.
-CONFIG = vtrace.Config(hidden_sizes=(16,), max_gradient_norm=1e9)
+CONFIG = vtrace.Config(hidden_sizes=(8,), max_gradient_norm=1e9)
 ON_CORES = PartitionSpec(sharding.CORES)
-
-
-def sgd(params, gradients, rate=0.5):
-  return jax.tree.map(lambda p, g: p - rate * g, params, gradients.params)
 
 
 def assert_close(actual, expected, rtol=1e-5):
@@ -45,32 +41,39 @@ def one_core(make_unroll):
   assert learned[0] == 10
   assert len(set(learned.tolist())) >= 3
   gradients, output = jax.jit(agent.gradients)(state, jax.random.key(0), unroll)
-  return agent, state, unroll, gradients, output
+  return agent, state, unroll, *jax.device_get((gradients, output))
 
 
-def many_cores(function, num_cores=CORES, out_specs=sharding.REPLICATED):
+def many_cores(function, num_cores):
+  """The function on each core; its results have a first axis of cores."""
   return sharding.per_core(
-    function,
+    lambda *arguments: jax.tree.map(lambda x: x[None], function(*arguments)),
     sharding.mesh(jax.devices()[:num_cores]),
     (sharding.REPLICATED, sharding.REPLICATED, sharding.UNROLL),
-    out_specs,
+    ON_CORES,
   )
 
 
-@pytest.mark.parametrize("num_cores", [1, 4, 8])
-def test_gradients_and_metrics_are_those_of_one_core(one_core, num_cores):
+def test_every_core_has_the_gradients_and_the_update_of_one(one_core):
   _, state, unroll, gradients, output = one_core
   agent = CONFIG.make(SPEC, axis_name=sharding.CORES)
-  actual, actual_output = many_cores(agent.gradients, num_cores)(
-    state, jax.random.key(0), unroll
-  )
-  assert_close(actual, gradients)
-  assert_close(sgd(state.params, actual), sgd(state.params, gradients))
-  assert actual_output.weight == output.weight
-  for name, value in output.metrics.items():
-    np.testing.assert_allclose(
-      actual_output.metrics[name], value, rtol=1e-5, atol=1e-6
-    )
+
+  def update(state, rng_key, unroll):
+    summed, output = agent.gradients(state, rng_key, unroll)
+    return summed, output, agent.apply(state, summed).params
+
+  *found, adam = many_cores(update, CORES)(state, jax.random.key(0), unroll)
+  found = jax.device_get(found)
+  for core in range(CORES):
+    actual, actual_output = jax.tree.map(lambda x, i=core: x[i], found)
+    assert_close(actual, gradients)
+    assert actual_output.weight == output.weight
+    for name, value in output.metrics.items():
+      np.testing.assert_allclose(
+        actual_output.metrics[name], value, rtol=1e-5, atol=1e-6
+      )
+  for leaf in jax.tree.leaves(jax.device_get(adam)):
+    assert (leaf == leaf[:1]).all()
 
 
 def test_mean_of_per_core_means_would_be_seen(one_core):
@@ -81,27 +84,10 @@ def test_mean_of_per_core_means_would_be_seen(one_core):
     per_core, _ = agent.gradients(state, rng_key, unroll)
     return jax.lax.pmean(per_core, sharding.CORES)
 
-  wrong = many_cores(mean_of_means)(state, jax.random.key(0), unroll)
+  wrong = many_cores(mean_of_means, 2)(state, jax.random.key(0), unroll)
+  wrong = jax.tree.map(lambda x: x[0], jax.device_get(wrong))
   with pytest.raises(AssertionError):
     assert_close(wrong, gradients, rtol=1e-2)
-
-
-def test_every_core_ends_with_the_same_update(one_core):
-  _, state, unroll, gradients, _ = one_core
-  agent = CONFIG.make(SPEC, axis_name=sharding.CORES)
-
-  def update(state, rng_key, unroll):
-    summed, _ = agent.gradients(state, rng_key, unroll)
-    params = sgd(state.params, summed)
-    adam, _ = agent.update(state, rng_key, unroll)
-    return jax.tree.map(lambda x: x[None], (params, adam.params))
-
-  program = many_cores(update, out_specs=ON_CORES)
-  plain, adam = program(state, jax.random.key(0), unroll)
-  expected = sgd(state.params, gradients)
-  for core in range(CORES):
-    assert_close(jax.tree.map(lambda x, i=core: x[i], plain), expected)
-  jax.tree.map(lambda x: np.testing.assert_array_equal(x, x[:1] + 0 * x), adam)
 
 
 def test_sum_over_cores_adds_and_without_an_axis_does_nothing():
