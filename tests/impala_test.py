@@ -1,5 +1,6 @@
 """The IMPALA pipeline end to end, its actors as threads and as processes."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from seedx import envs, types, wire
-from seedx.acting import protocol, sessions
+from seedx.acting import local_actor, protocol, sessions
 from seedx.agents import dqn, vtrace
 from seedx.learning import learner
 from seedx.pipelines import impala
@@ -19,7 +20,6 @@ from seedx.runtime import process
 from tests import killed_test, running
 
 FIRST, LAST = int(dm_env.StepType.FIRST), int(dm_env.StepType.LAST)
-PONG = envs.Config("Pong-v5", {"img_height": 36, "img_width": 36})
 ENVS, T, BATCH = 4, 5, 8
 
 
@@ -38,28 +38,87 @@ def config_of(folder, fields=None, **changes):
     seed=3,
     actors=sessions.Config(num_actors=2, envs_per_actor=ENVS),
     learner=learner.InboxConfig(unroll_length=T, batch_size=BATCH),
-    log_seconds=0.05,
+    log_seconds=0.1,
   )
   return running.replaced(config, **changes).with_sockets(str(folder))
 
 
+@contextlib.contextmanager
+def compiling_once():
+  """Lets the actors of a run, which are threads, share what they compile."""
+  first, lock = [], threading.Lock()
+
+  class Programs(local_actor.Programs):
+    def warm_up(self, acting, device):
+      with lock:
+        first.append(self)
+        for name in ("act", "unrolled", "priorities"):
+          setattr(self, name, getattr(first[0], name))
+        unroll = super().warm_up(acting, device)
+        self.priorities(acting, unroll)
+        return unroll
+
+  with pytest.MonkeyPatch.context() as patched:
+    patched.setattr(local_actor, "Programs", Programs)
+    yield
+
+
+@contextlib.contextmanager
+def compilations():
+  """A list that grows with every program that is compiled meanwhile."""
+  compiled = []
+
+  def listen(event, seconds, **_):
+    if event == "/jax/core/compile/backend_compile_duration":
+      compiled.append(seconds)
+
+  jax.monitoring.register_event_duration_secs_listener(listen)
+  try:
+    yield compiled
+  finally:
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
 @pytest.fixture(
   scope="module",
-  params=[(0,), pytest.param((2, 3, 4, 5), marks=pytest.mark.slow)],
-  ids=["one core", "4 cores"],
+  params=[
+    ((0,), {}),
+    pytest.param(
+      ((2, 3, 4, 5), {"recurrent": True, "lstm_size": 4}),
+      marks=pytest.mark.slow,
+    ),
+  ],
+  ids=["one core", "LSTM on 4 cores"],
 )
 def ran(request, tmp_path_factory):
-  """A run of two actors that has ended, and what went through it."""
+  """A run of two actors that has ended, and what went through it.
+
+  Beside it, parameters that were fetched meanwhile, and how many programs had
+  been compiled after some updates and at the end.
+  """
+  cores, fields = request.param
+  folder = tmp_path_factory.mktemp("run")
+  # One place is for this test.
   config = config_of(
-    tmp_path_factory.mktemp("run"),
-    learner_devices=request.param,
-    total_steps=10**9,
+    folder, fields, learner_devices=cores, total_steps=10**9, num_actors=3
   )
-  run = running.Running(impala, config)
-  spy = running.Spy(run)
-  with run:
+  run = running.Running(impala, config, actors=2)
+  spy, fetched = running.Spy(run), []
+  layout = protocol.parameters_layout(spy.published[0])
+  with (
+    compilations() as compiled,
+    compiling_once(),
+    run,
+    wire.Client(config.address) as client,
+  ):
+    run.wait_for(lambda: spy.heard(2, messages=5) and run.learner.steps >= 5)
+    before = len(compiled)
+    for version in (0, 6, 20):
+      run.wait_for(lambda v=version: run.learner.steps >= v + 1)
+      fetched.append(client.call(protocol.PARAMETERS, (), wire.NOTHING, layout))
     run.wait_for(lambda: spy.heard(2, messages=15))
-    run.wait_for_steps(1_500)
+    run.wait_for_steps(1_000)
+    run.fetched, run.compiled = fetched, (before, len(compiled))
     run.stop.set()
   return run, spy
 
@@ -107,7 +166,7 @@ def test_env_steps_and_returns_are_those_of_the_environments(ran):
   said = np.sort(np.concatenate(said))
   np.testing.assert_array_equal(said, np.sort(ended))
   assert len(said) <= last["episodes"] <= len(said) + 2 * ENVS
-  assert len(said) > 20
+  assert len(said) > 10
   assert 8 <= last["episode_return"] <= 100  # A random policy has 20.
 
 
@@ -167,7 +226,7 @@ def test_actors_have_places_and_seeds_of_their_own(ran):
       inputs.timestep.observation[:, 0], hand.recv().timestep.observation
     )
     hand.close()
-  assert run.unrolls._connected._slots.free == 2 * ENVS
+  assert run.unrolls._connected._slots.free == 3 * ENVS
 
 
 def test_all_cores_have_the_same_parameters(ran):
@@ -183,57 +242,47 @@ def test_all_cores_have_the_same_parameters(ran):
 # Parameters
 
 
-@pytest.mark.parametrize(
-  "fields",
-  [
-    {},
-    pytest.param({"recurrent": True, "lstm_size": 4}, marks=pytest.mark.slow),
-  ],
-  ids=["mlp", "lstm"],
-)
-def test_actors_act_by_the_parameters_that_they_say(tmp_path, fields):
+def test_actors_act_by_the_parameters_that_they_say(ran):
   """What an actor did is done again, with what had that version."""
-  config = config_of(
-    tmp_path, fields, num_actors=1, batch_size=ENVS, total_steps=600
-  )
-  run = running.Running(impala, config)
-  spy = running.Spy(run)
-  with run:
-    pass
-  (session,) = spy.sessions
-  agent = config.agent.make(envs.spec(config.env))
-  step = jax.jit(agent.step)
-  key = jax.random.key(session.first_seed)
-  versions = []
+  run, spy = ran
+  agent = run.config.agent.make(envs.spec(run.config.env))
+  step, versions = jax.jit(agent.step), set()
+  for session in spy.sessions:
+    key, last = jax.random.key(session.first_seed), 0
+    for k, message in enumerate(spy.of(session)[:12]):
+      unroll = running.time_major(message.unroll)
+      core_state = unroll.core_state
+      # What is put into the last step is thrown away.
+      for t in range(T):
+        inputs = jax.tree.map(lambda x, t=t: x[t], unroll.inputs)
+        (version,) = set(unroll.version[t])
+        assert version >= last
+        versions.add(last := version)
+        output, core_state = step(
+          spy.published[version],
+          jax.random.fold_in(key, k * T + t),
+          inputs,
+          restarted(agent, inputs, core_state),
+        )
+        np.testing.assert_array_equal(output.action, unroll.action[t])
+        jax.tree.map(
+          lambda a, b, t=t: np.testing.assert_allclose(a, b[t], rtol=1e-5),
+          output.extras,
+          unroll.extras,
+        )
+  assert len(versions) > 4
+
+
+def test_versions_follow_the_updates(ran):
+  run, spy = ran
   for k, message in enumerate(spy.messages):
-    unroll = running.time_major(message.unroll)
-    core_state = unroll.core_state
-    # What is put into the last step is thrown away.
-    for t in range(T):
-      inputs = jax.tree.map(lambda x, t=t: x[t], unroll.inputs)
-      (version,) = set(unroll.version[t])
-      versions.append(version)
-      core_state = restarted(agent, inputs, core_state)
-      output, core_state = step(
-        spy.published[version],
-        jax.random.fold_in(key, k * T + t),
-        inputs,
-        core_state,
-      )
-      np.testing.assert_array_equal(output.action, unroll.action[t])
-      jax.tree.map(
-        lambda a, b, t=t: np.testing.assert_allclose(a, b[t], rtol=1e-5),
-        output.extras,
-        unroll.extras,
-      )
-  assert np.all(np.diff(versions) >= 0)
-  # Each unroll is a batch, so they follow it with what the queue holds.
-  behind = np.arange(len(spy.messages)) - np.reshape(versions, (-1, T)).T
-  assert np.all((behind >= 0) & (behind <= 3))
-  assert len(set(versions)) > len(spy.messages) / 4 > 5
+    # There is an update for each share, but for what was not learned from yet:
+    # see `test_a_learner_that_does_not_learn_holds_actors_back`.
+    behind = k * ENVS // BATCH - message.unroll.version[:, 1:T]
+    assert np.all((behind >= 0) & (behind <= 6))
   lags = [line["policy_lag"] for line in run.sink.lines]
   lags = [lag for lag in lags if lag is not None]
-  assert 0 <= min(lags) <= max(lags) <= 3
+  assert 0 <= min(lags) <= max(lags) <= 6
 
 
 def restarted(agent, inputs, core_state):
@@ -241,54 +290,27 @@ def restarted(agent, inputs, core_state):
   first = inputs.timestep.step_type == FIRST
   return jax.tree.map(
     lambda a, b: np.where(first.reshape(-1, *(1,) * (a.ndim - 1)), a, b),
-    agent.initial_core_state(ENVS),
+    jax.tree.map(np.zeros_like, core_state),
     core_state,
   )
 
 
-@pytest.mark.slow
-def test_parameters_are_those_of_their_version_bit_by_bit(tmp_path):
-  config = config_of(tmp_path, total_steps=10**9)
-  run = running.Running(impala, config, actors=1)  # And place for this test.
-  spy = running.Spy(run)
-  layout = protocol.parameters_layout(spy.published[0])
-  fetched = []
-  with run, wire.Client(config.address) as client:
-    client.wait_until_ready(30)
-    for version in (0, 3, 6, 20):
-      run.wait_for(lambda v=version: run.learner.steps >= v + 1)
-      fetched.append(client.call(protocol.PARAMETERS, (), wire.NOTHING, layout))
-    run.stop.set()
-  versions = [int(reply.version) for reply in fetched]
-  assert versions == sorted(set(versions))
-  assert versions[-1] >= 20
-  for reply, version in zip(fetched, versions, strict=True):
+def test_parameters_are_those_of_their_version_bit_by_bit(ran):
+  run, spy = ran
+  versions = [int(reply.version) for reply in run.fetched]
+  assert versions == sorted(versions)
+  assert versions[0] < 20 <= versions[-1]
+  for reply, version in zip(run.fetched, versions, strict=True):
     running.assert_equal(reply.acting, spy.published[version])
   moved = jax.tree.map(
-    lambda a, b: np.any(a != b), fetched[0].acting, fetched[-1].acting
+    lambda a, b: np.any(a != b), run.fetched[0].acting, run.fetched[-1].acting
   )
   assert all(jax.tree.leaves(moved))
 
 
-@pytest.mark.slow
-def test_nothing_is_compiled_after_the_first_updates(tmp_path):
-  compiled = []
-
-  def listen(event, seconds, **_):
-    if event == "/jax/core/compile/backend_compile_duration":
-      compiled.append(seconds)
-
-  config = config_of(tmp_path, num_actors=1, total_steps=10**9)
-  jax.monitoring.register_event_duration_secs_listener(listen)
-  try:
-    with running.Running(impala, config) as run:
-      run.wait_for(lambda: run.learner.steps >= 5)
-      before = len(compiled)
-      run.wait_for(lambda: run.learner.steps >= 50)
-      after = len(compiled)
-      run.stop.set()
-  finally:
-    jax.monitoring.unregister_event_duration_listener(listen)
+def test_nothing_is_compiled_after_the_first_updates(ran):
+  run, _ = ran
+  before, after = run.compiled
   assert before == after > 0
 
 
@@ -329,37 +351,30 @@ def test_a_learner_that_does_not_learn_holds_actors_back(tmp_path):
       go_on.clear()
       held.clear()
     run.wait_for(all_wait)
-    start = time.monotonic()
     run.stop.set()
     for thread in [run.main, *run.threads]:
-      thread.join(20)
-    assert time.monotonic() - start < 5
+      thread.join(300)
     assert not any(thread.is_alive() for thread in run.threads)
   # Nor do those that serve the actors wait on.
   run.wait_for(lambda: threading.active_count() <= threads)
 
 
-def settled(read, seconds=0.7):
+def settled(read):
+  """Whether nothing moves; on a slow machine it may only seem so."""
   before = read()
-  time.sleep(seconds)
+  time.sleep(0.7)
   return read() == before
 
 
-# Every kind
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  ("env", "fields"),
-  [
-    (PONG, {"stack_frames": 2}),
-    (envs.Config("Pendulum-v1"), {"normalize_observations": True}),
-  ],
-  ids=["Pong", "Pendulum"],
-)
-def test_every_kind_of_environment(tmp_path, env, fields):
+def test_statistics_of_observations_go_down_with_the_parameters(tmp_path):
   config = config_of(
-    tmp_path, fields, env=env, total_steps=400, num_actors=1, micro_batches=2
+    tmp_path,
+    {"normalize_observations": True},
+    env=envs.Config("Pendulum-v1"),
+    total_steps=400,
+    num_actors=1,
+    micro_batches=2,
   )
   run = running.Running(impala, config)
   spy = running.Spy(run)
@@ -368,9 +383,6 @@ def test_every_kind_of_environment(tmp_path, env, fields):
   last = run.sink.lines[-1]
   assert last["learner_steps"] >= 6
   assert np.isfinite(last["loss_value"])
-  frames = 4 if env is PONG else 1
-  assert last["env_frames"] == frames * last["env_steps"]
-  # What observations are normalised with goes down with the parameters.
   moved = jax.tree.map(
     lambda a, b: np.any(a != b), spy.published[0], spy.published[6]
   )
@@ -381,14 +393,9 @@ def test_every_kind_of_environment(tmp_path, env, fields):
 # Processes
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  ("pipeline", "name"), [("impala", "vtrace"), ("apex", "dqn")]
-)
-def test_a_killed_actors_place_is_taken_with_other_seeds(
-  tmp_path, pipeline, name, capfd
-):
-  run = killed_test.Running(pipeline, name, tmp_path)
+@pytest.mark.long
+def test_a_killed_actors_place_is_taken_with_other_seeds(tmp_path, capfd):
+  run = killed_test.Running("impala", "vtrace", tmp_path)
   spy = running.Spy(run.own)
   with run:
     run.wait_for(lambda: spy.heard(2, messages=2))
