@@ -1,6 +1,6 @@
 """What a run counts."""
 
-import time
+import types as types_lib
 
 import dm_env
 import numpy as np
@@ -20,6 +20,15 @@ def rows(step_type, episode_return):
   )
   index = np.arange(size, dtype=np.int32)
   return types.Rows(index, timestep, np.array(episode_return, np.float32))
+
+
+@pytest.fixture
+def clock(monkeypatch):
+  """The seconds that it is; a test sets them."""
+  now = [100.0]
+  own = types_lib.SimpleNamespace(monotonic=lambda: now[0])
+  monkeypatch.setattr(counters, "time", own)
+  return now
 
 
 def test_resets_are_no_steps_and_only_reported_returns_count():
@@ -48,38 +57,40 @@ def test_lengths_are_of_games_one_after_the_other():
   assert acted.lengths.mean() == (2 + 3) / 2
 
 
-def test_the_rate_is_since_the_line_before():
+def test_the_rate_is_since_the_line_before(clock):
   acted = counters.Acted()
   acted.add(1000, np.zeros(0), np.zeros(0))
+  clock[0] += 1
   acted.measure()
-  time.sleep(0.2)
+  clock[0] += 0.5
   acted.add(100, np.zeros(0), np.zeros(0))
-  rate = acted.measure()["steps_per_second"]
-  assert 100 < rate <= 500
+  assert acted.measure()["steps_per_second"] == 200
+  clock[0] += 1
   assert acted.measure()["steps_per_second"] == 0
 
 
-def test_the_clock_starts_with_the_first_observation():
+def test_the_clock_starts_with_the_first_observation(clock):
   acted = counters.Acted()
-  time.sleep(0.05)
+  clock[0] += 1
   assert acted.measure()["wall_seconds"] == 0
-  acted.start()
-  time.sleep(0.05)
-  acted.start()
-  assert 0.05 <= acted.wall_seconds < 1
+  for _ in range(2):
+    acted.start()
+    clock[0] += 2
+  assert acted.wall_seconds == 4
 
 
-def test_what_was_acted_goes_on_from_a_checkpoint():
+def test_what_was_acted_goes_on_from_a_checkpoint(clock):
   before = counters.Acted()
   before.add(100, np.array([1.0, 3.0]), np.array([10, 20]))
   before.add_discarded(4)
-  time.sleep(0.05)
+  clock[0] += 5
   after = counters.Acted()
   after.restore(before.saved())
+  clock[0] += 1
   line = after.measure()
   # What was made before the start is no rate.
   assert line["steps_per_second"] == 0
-  assert line["wall_seconds"] >= 0.05
+  assert line["wall_seconds"] == before.wall_seconds - 1
   assert (line["env_steps"], line["unrolls_discarded"]) == (100, 4)
   assert (line["episodes"], line["episode_return"]) == (2, 2.0)
   assert line["episode_length"] == 15.0
