@@ -1,12 +1,12 @@
 """`wire.Exchange`, as behaviour: what comes back, in which order, and ends."""
 
 import threading
-import time
 
 import numpy as np
 import pytest
 
 from seedx import wire
+from tests import running
 
 INPUTS = wire.Layout.of({"x": np.zeros(3, np.float32)}, max_rows=8)
 OUTPUTS = wire.Layout.of(np.zeros((), np.float64), max_rows=8)
@@ -27,7 +27,7 @@ class Summing:
     value = inputs["x"][0, 0]
     if value == 7:
       self.blocked.set()
-      assert self.closed.wait(20)
+      assert self.closed.wait(300)
       raise RuntimeError("closed")
     if value == 9:
       raise wire.Refused(wire.StatusCode.OUT_OF_RANGE, "no nines")
@@ -47,11 +47,11 @@ def server(request, tmp_path):
 
   is_tcp = request.param == "tcp"
   address = "127.0.0.1:0" if is_tcp else f"unix:{tmp_path}/sock"
-  running = wire.Server(address, 2)
-  running.bind_stream("sum", open_session, INPUTS, OUTPUTS)
-  running.sessions = sessions
-  with running:
-    yield running
+  served = wire.Server(address, 2)
+  served.bind_stream("sum", open_session, INPUTS, OUTPUTS)
+  served.sessions = sessions
+  with served:
+    yield served
 
 
 @pytest.fixture
@@ -65,13 +65,6 @@ def exchange(client):
   opened = wire.Exchange(client, "sum", INPUTS, OUTPUTS, {"name": "a"})
   yield opened
   opened.close()
-
-
-def eventually(condition, seconds=10.0):
-  deadline = time.monotonic() + seconds
-  while not condition():
-    assert time.monotonic() < deadline
-    time.sleep(0.01)
 
 
 def test_a_call_is_a_request_and_its_reply(exchange):
@@ -129,12 +122,12 @@ def test_nothing_comes_back_when_the_servers_work_is_over(server, exchange):
 def test_a_stop_ends_the_wait_for_a_reply(server, exchange):
   exchange.send(message(7))
   session = server.sessions[0]
-  assert session.blocked.wait(10)
+  assert session.blocked.wait(300)
   replies = []
   waiting = threading.Thread(target=lambda: replies.append(exchange.receive()))
   waiting.start()
   server.stop(0.1)
-  waiting.join(10)
+  waiting.join(300)
   assert not waiting.is_alive()
   assert replies == [None]
 
@@ -177,7 +170,7 @@ def test_close_ends_the_session_and_leaves_no_thread(server, client):
     exchange(message(1))
     exchange.close()
     exchange.close()
-    eventually(server.sessions[-1].closed.is_set)
+    running.wait_until(server.sessions[-1].closed.is_set)
   assert len(server.sessions) == 40
   # The server keeps up to 16 idle threads for the next calls.
-  eventually(lambda: threading.active_count() <= before + 16)
+  running.wait_until(lambda: threading.active_count() <= before + 16)

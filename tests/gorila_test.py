@@ -66,7 +66,7 @@ class Serving:
   def __exit__(self, *_):
     self.stop.set()
     for thread in self.threads:
-      thread.join(20)
+      thread.join(300)
       assert not thread.is_alive()
 
 
@@ -94,7 +94,7 @@ def test_no_worker_is_taken_in_before_the_servers_have_what_was_saved(
 ):
   run, shards = restored(tmp_path)
   with run, wire.Client(run.config.address) as client:
-    client.wait_until_ready(30)
+    client.wait_until_ready(300)
     for _ in range(2):
       with pytest.raises(wire.WireError, match="being restored") as caught:
         report(run, client)
@@ -140,8 +140,8 @@ def test_a_worker_that_comes_early_tries_until_the_run_is_restored(tmp_path):
       saved = run.process.saved()["shards"]
       assert min(state.updates for state in saved) >= UPDATES + 5
       run.stop.set()
-      run.main.join(30)
-      early.join(30)
+      run.main.join(300)
+      early.join(300)
   assert not early.is_alive()
   assert all("being restored" in str(reason) for reason in refused)
 
@@ -152,7 +152,7 @@ def test_a_run_that_was_done_gives_the_servers_what_was_saved(tmp_path):
   with run:
     run.wait_for(lambda: run.sink.lines)
     with Serving(run):
-      run.main.join(30)
+      run.main.join(300)
       running.assert_equal(run.process.saved()["shards"], shards)
   assert run.sink.lines[-1]["env_steps"] == STEPS
 
@@ -247,7 +247,7 @@ def test_a_stop_ends_the_wait_for_servers(tmp_path):
   with run:
     run.wait_for(lambda: run.sink.lines)
     run.stop.set()
-    run.main.join(5)
+    run.main.join(300)
     assert not run.main.is_alive()
   assert not run.process.parts["shards"].are_ready()
 

@@ -1,36 +1,37 @@
 """The thin actor: what it leaves behind."""
 
 import threading
-import time
 
 import numpy as np
 
 from seedx import envs, wire
 from seedx.acting import protocol, thin_actor
+from tests import running
 
 ENV = envs.Config(env="CartPole-v1")
 
 
-class Slow:
-  """Environments whose steps take long; closing them meanwhile is wrong."""
+class Held:
+  """Environments whose second step is held; closing them then is wrong."""
 
   def __init__(self, env, num_envs, **options):
     self._env = envs.EnvPoolEnvironment(env, num_envs, **options)
     self.reset, self.send = self._env.reset, self._env.send
     self.steps = self.overlaps = self.closes = 0
-    self._stepping = False
+    self.stepping, self.go_on = threading.Event(), threading.Event()
 
   def recv(self):
-    self._stepping = True
-    time.sleep(0.3)
+    if self.steps:
+      self.stepping.set()
+      self.go_on.wait()
     rows = self._env.recv()
-    self._stepping = False
+    self.stepping.clear()
     self.steps += 1
     return rows
 
   def close(self):
     self.closes += 1
-    self.overlaps += self._stepping
+    self.overlaps += self.stepping.is_set()
     self._env.close()
 
 
@@ -54,7 +55,7 @@ def test_its_environments_are_closed_and_its_threads_gone_when_it_ends(
   made = []
 
   def make(env, num_envs, **options):
-    made.append(Slow(env, num_envs, **options))
+    made.append(Held(env, num_envs, **options))
     return made[-1]
 
   monkeypatch.setattr(envs, "make", make)
@@ -69,14 +70,14 @@ def test_its_environments_are_closed_and_its_threads_gone_when_it_ends(
       target=thin_actor.run, args=(work, threading.Event())
     )
     actor.start()
-    deadline = time.monotonic() + 10
-    while not (made and made[0].steps):
-      assert time.monotonic() < deadline
-      time.sleep(0.01)
-    time.sleep(0.1)  # The next step is in progress.
-  actor.join(10)
+    running.wait_until(lambda: made and made[0].stepping.is_set())
+  actor.join(0.3)  # Time to do what is wrong.
+  made[0].go_on.set()
+  actor.join(300)
   (environment,) = made
   assert (environment.closes, environment.overlaps) == (1, 0)
-  while len([x for x in threading.enumerate() if x.name != "wire"]) > before:
-    assert time.monotonic() < deadline + 10
-    time.sleep(0.01)
+  running.wait_until(
+    lambda: (
+      len([x for x in threading.enumerate() if x.name != "wire"]) <= before
+    )
+  )
