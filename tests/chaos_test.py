@@ -192,7 +192,7 @@ def test_growth_compares_the_end_with_minute_2():
   assert found == {"memory": 1.3, "threads": 0.0, "files": 0.0}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("pipeline", main.PIPELINES)
 def test_a_minute_of_chaos_finds_nothing(pipeline, tmp_path):
   output = tmp_path / "found.json"

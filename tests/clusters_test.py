@@ -20,8 +20,6 @@ import yaml
 from seedx.app import certificates
 from tests import programs
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
 FOLDER = programs.ROOT / "examples" / "clusters"
 SHORT = "--total-steps 3000 --envs-per-actor 4 --hidden-sizes 8"
 
@@ -101,7 +99,7 @@ def run(command, folder, **environment):
     env={**keep, "PATH": path, "PYTHONPATH": str(programs.ROOT), **environment},
     capture_output=True,
     text=True,
-    timeout=250,
+    timeout=600,
   )
 
 
@@ -116,6 +114,7 @@ def installed(home):
   program(own, "python", f'exec {sys.executable} "$@"')
 
 
+@pytest.mark.long
 def test_slurm(tmp_path):
   text = on_this_machine((FOLDER / "slurm.sh").read_text())
   lines = [x for x in text.splitlines() if x and not x.startswith("#")]
@@ -148,6 +147,7 @@ def test_slurm(tmp_path):
   assert json.dumps(first)[:40] in first_lines
 
 
+@pytest.mark.long
 def test_jobset(tmp_path):
   volume, jobset = yaml.safe_load_all((FOLDER / "jobset.yaml").read_text())
   assert jobset["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
@@ -205,7 +205,7 @@ def test_jobset(tmp_path):
       for _ in range(replicas)
     ]
   try:
-    assert [process.wait(200) for process in started] == [0] * 5
+    assert [process.wait(600) for process in started] == [0] * 5
   finally:
     for process in started:
       process.kill()
@@ -216,6 +216,7 @@ def without_devices():
   return {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
 
 
+@pytest.mark.long
 def test_cloud_tpu(tmp_path):
   text = on_this_machine((FOLDER / "cloud_tpu.sh").read_text())
   script = tmp_path / "cloud_tpu.sh"

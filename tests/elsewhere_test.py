@@ -57,11 +57,12 @@ def test_what_has_saved_nothing_begins_again(tmp_path, capfd):
   assert "goes on from the beginning" in capfd.readouterr().err
 
 
-def test_it_waits_for_the_learner_before_it(tmp_path):
+def test_it_waits_for_the_learner_before_it(tmp_path, monkeypatch):
   """One that has lost its cluster may still write there."""
+  monkeypatch.setattr(elsewhere, "_LOOK_SECONDS", 0.01)
   held = run_dirs.claimed(tmp_path)
   held.__enter__()
-  leave = threading.Timer(1.0, held.__exit__, (None, None, None))
+  leave = threading.Timer(0.2, held.__exit__, (None, None, None))
   leave.start()
   assert trained(tmp_path) == (tmp_path, False)
   assert not leave.is_alive()

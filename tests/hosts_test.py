@@ -18,7 +18,7 @@ from seedx import metrics, types
 from seedx.acting import sessions
 from seedx.learning import experience, learner
 from seedx.runtime import hosts
-from tests import host_updates, learner_test
+from tests import host_updates, learner_test, running
 
 ROOT = pathlib.Path(__file__).parent.parent
 # Of a small run, that goes on for as long as a test needs.
@@ -182,10 +182,10 @@ class Host:
   def send(self, number):
     self.process.send_signal(number)
 
-  def wait(self, seconds=120):
+  def wait(self):
     """Its exit status."""
     try:
-      return self.process.wait(seconds)
+      return self.process.wait(600)
     except subprocess.TimeoutExpired:
       raise AssertionError(self.text) from None
 
@@ -240,21 +240,26 @@ def env_steps(folder):
   return lines[-1]["env_steps"] if lines else 0
 
 
-def wait_until(done, found, seconds=120):
-  deadline = time.monotonic() + seconds
-  while not done():
+def wait_until(done, found):
+  def failed():
     texts = "\n".join(host.text for host in found)
-    assert time.monotonic() < deadline, texts
     assert all(host.process.poll() is None for host in found), texts
-    time.sleep(0.1)
+
+  running.wait_until(done, failed)
 
 
 def new(folder):
   return ["--run-dir", str(folder / "run"), "--log-seconds", "0.1"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("experiment", ["seed_vtrace", "impala", "ppo"])
+@pytest.mark.parametrize(
+  "experiment",
+  [
+    pytest.param("seed_vtrace", marks=pytest.mark.slow),
+    pytest.param("impala", marks=pytest.mark.long),
+    pytest.param("ppo", marks=pytest.mark.long),
+  ],
+)
 def test_hosts_end_alike_and_go_on_alike(tmp_path, experiment):
   words = [*_SMALL[experiment], "--total-steps", "1000000000"]
   with started(tmp_path, experiment, *new(tmp_path), *words) as found:
@@ -279,7 +284,7 @@ def test_hosts_end_alike_and_go_on_alike(tmp_path, experiment):
   assert steps == sorted(steps)
 
 
-@pytest.mark.alone
+@pytest.mark.long
 @pytest.mark.parametrize("dies", [0, 1])
 def test_a_dead_host_ends_the_others(tmp_path, dies):
   words = [*_SMALL["seed_vtrace"], "--total-steps", "1000000000"]
@@ -287,15 +292,12 @@ def test_a_dead_host_ends_the_others(tmp_path, dies):
     wait_until(lambda: env_steps(tmp_path) > 10_000, found)
     found[dies].send(signal.SIGKILL)
     other = found[1 - dies]
-    assert other.wait(35) != 0
+    assert other.wait() != 0
     # Where host 0 dies, JAX ends this process, and another says why.
-    deadline = time.monotonic() + 10
-    while "--resume on all hosts goes on" not in other.text:
-      assert time.monotonic() < deadline, other.text
-      time.sleep(0.1)
+    running.wait_until(lambda: "--resume on all hosts goes on" in other.text)
 
 
-@pytest.mark.alone
+@pytest.mark.long
 def test_a_host_may_be_silent_for_a_while_but_not_for_good(tmp_path):
   words = [*_SMALL["seed_vtrace"], "--total-steps", "1000000000"]
   with started(tmp_path, "seed_vtrace", *new(tmp_path), *words) as found:
@@ -306,12 +308,12 @@ def test_a_host_may_be_silent_for_a_while_but_not_for_good(tmp_path):
     before = env_steps(tmp_path)
     wait_until(lambda: env_steps(tmp_path) > before + 10_000, found)
     found[1].send(signal.SIGSTOP)
-    assert found[0].wait(35) == 1
+    assert found[0].wait() == 1
   assert "found no sign of host 1" in found[0].text
   assert "--resume on all hosts goes on" in found[0].text
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_host_without_actors_learns_from_the_others(tmp_path):
   words = [*_SMALL["seed_vtrace"], "--total-steps", "60000"]
 
@@ -331,7 +333,6 @@ def test_a_host_without_actors_learns_from_the_others(tmp_path):
   assert set(starved) == {1}
   steps = [line["learner_steps"] for line in lines]
   assert steps == sorted(steps) and steps[-1] > 20
-  assert lines[-1]["wall_seconds"] - learned[0]["wall_seconds"] < 60
 
 
 @pytest.mark.slow
@@ -360,7 +361,7 @@ def updated(tmp_path_factory):
     Host(folder, i, [str(i), coordinator, str(folder)], "tests.host_updates")
     for i in range(host_updates.HOSTS)
   ]
-  statuses = [host.wait(600) for host in found]
+  statuses = [host.wait() for host in found]
   assert statuses == [0, 0], found[0].text + found[1].text
   return folder
 

@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import threading
-import time
 
 import psutil
 import pytest
@@ -45,12 +44,11 @@ class Running:
           return child
     raise AssertionError(f"no process of {role}")
 
-  def wait_for(self, condition, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not condition():
-      assert not self.failures, self.failures
-      assert time.monotonic() < deadline
-      time.sleep(0.05)
+  def wait_for(self, condition):
+    running.wait_until(condition, self.check)
+
+  def check(self):
+    assert not self.failures, self.failures
 
   def wait_for_more_steps(self, env_steps):
     wanted = self.own.acted.env_steps + env_steps
@@ -58,19 +56,18 @@ class Running:
 
   def __exit__(self, *_):
     self.stop.set()
-    self.thread.join(60)
+    self.thread.join(300)
     self.processes.stop()
     assert not self.thread.is_alive()
     left = set(psutil.Process().children()) - self.before
     assert not [child for child in left if "seedx.launch" in child.cmdline()]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
   ("pipeline", "name", "role"),
   [
-    ("seed", "vtrace", "actor"),
-    ("gorila", "dqn", "worker"),
+    pytest.param("seed", "vtrace", "actor", marks=pytest.mark.slow),
+    pytest.param("gorila", "dqn", "worker", marks=pytest.mark.long),
   ],  # Those of IMPALA and Ape-X are `impala_test`'s.
 )
 def test_one_that_is_killed_is_not_missed(
@@ -119,10 +116,7 @@ def test_a_worker_of_a3c_that_fails_ends_the_run_with_its_error(
   with pytest.raises(FloatingPointError, match="had enough"):
     own.run()
   assert own.learned.steps >= 2
-  deadline = time.monotonic() + 20
-  while threading.active_count() > before:
-    assert time.monotonic() < deadline
-    time.sleep(0.05)
+  running.wait_until(lambda: threading.active_count() <= before)
 
 
 def test_a_node_that_cannot_be_pickled_is_refused(tmp_path):

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 
 import psutil
 import pytest
@@ -18,9 +17,7 @@ from seedx import app, launch, metrics, types, wire
 from seedx.acting import local_actor, sessions, thin_actor
 from seedx.app import certificates
 from seedx.launch import ray as on_ray
-from tests import programs, with_ray
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+from tests import programs, running, with_ray
 
 ray = on_ray.ray
 
@@ -127,7 +124,17 @@ def playing():
   return found
 
 
-@pytest.mark.parametrize("program", FEW, ids=lambda x: x.__name__)
+@pytest.mark.parametrize(
+  "program",
+  [
+    pytest.param(
+      x,
+      marks=pytest.mark.slow if x is seed_vtrace else pytest.mark.long,
+      id=x.__name__,
+    )
+    for x in FEW
+  ],
+)
 def test_it_trains_there(program, machines, security, tmp_path):
   config = config_of(program, machines, security, 12_000)
   if program is impala:
@@ -140,9 +147,10 @@ def test_it_trains_there(program, machines, security, tmp_path):
   assert run.metrics["env_steps"] >= 12_000
   assert run.metrics["learner_steps"] > 0
   assert run.restarts == 0
-  wait_until(lambda: not playing())
+  running.wait_until(lambda: not playing())
 
 
+@pytest.mark.long
 # Two of the machines have all processes: of Gorila's, servers too.
 @pytest.mark.parametrize(
   ("program", "machines", "processes", "total_steps"),
@@ -188,6 +196,7 @@ def test_it_goes_on_when_an_actor_and_a_machine_die(
   assert run.restarts >= 2
 
 
+@pytest.mark.long
 def test_the_learner_goes_on_when_its_machine_dies(
   machines, security, tmp_path
 ):
@@ -207,7 +216,7 @@ def test_the_learner_goes_on_when_its_machine_dies(
     )
   run_dir = tmp_path / "run"
   try:
-    wait_until(lambda: any((run_dir / "checkpoints").glob("[0-9]*")))
+    running.wait_until(lambda: any((run_dir / "checkpoints").glob("[0-9]*")))
     first = env_steps(run_dir)
     (learner,) = [
       process
@@ -215,10 +224,12 @@ def test_the_learner_goes_on_when_its_machine_dies(
       if "ray::_Learner" in " ".join(process.info["cmdline"] or [])
     ]
     machines.kill(learner)
-    wait_until(lambda: " goes on from " in (tmp_path / "said").read_text())
-    wait_until(lambda: env_steps(run_dir) > first + 50_000)
+    running.wait_until(
+      lambda: " goes on from " in (tmp_path / "said").read_text()
+    )
+    running.wait_until(lambda: env_steps(run_dir) > first + 50_000)
     driver.send_signal(signal.SIGTERM)
-    assert driver.wait(60) == 143
+    assert driver.wait(600) == 143
   finally:
     driver.kill()
     driver.wait()
@@ -227,20 +238,14 @@ def test_the_learner_goes_on_when_its_machine_dies(
   assert "interrupted; --resume" in text
   last = max(int(x.name) for x in (run_dir / "checkpoints").glob("[0-9]*"))
   assert last == env_steps(run_dir)
-  wait_until(lambda: not playing())
+  running.wait_until(lambda: not playing())
 
 
 def env_steps(run_dir):
   return metrics.read_lines(run_dir / "metrics.jsonl")[-1]["env_steps"]
 
 
-def wait_until(condition):
-  end = time.monotonic() + 120
-  while not condition():
-    assert time.monotonic() < end
-    time.sleep(0.2)
-
-
+@pytest.mark.long
 def test_what_is_called_wrong_ends_it(machines, security, tmp_path):
   config = config_of(seed_vtrace, machines, security, 10_000)
   config = dataclasses.replace(
