@@ -944,4 +944,4 @@ assert len(environment.recv().index) == 2
 loaded = {name.split(".")[0] for name in sys.modules if sys.modules[name]}
 assert not loaded & {"jax", "jaxlib", "flax", "grpc"}, loaded
 """
-  subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+  subprocess.run([sys.executable, "-c", script], check=True)

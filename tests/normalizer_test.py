@@ -29,16 +29,31 @@ def observations(seed, rows=(5, 8)):
   return nest
 
 
-def merged(batches):
-  measure = jax.jit(
-    lambda known, x: normalizer.measure(
-      known, SPEC, x, np.ones(x["scalar"].shape), None
-    )
+def programs(spec):
+  """Measures a batch, with weights of its steps, and normalizes one."""
+  return (
+    jax.jit(lambda *x: normalizer.measure(x[0], spec, *x[1:], None)),
+    jax.jit(lambda known, x: normalizer.normalize(known, spec, x)),
   )
+
+
+ONE = specs.Array((1,), np.float32)
+measure, normalize = programs(SPEC)
+measure_one, normalize_one = programs(ONE)
+merge = jax.jit(normalizer.merge)
+ONES = np.ones((5, 8))
+
+
+def merged(batches):
   known = normalizer.init(SPEC)
   for updates, batch in enumerate(batches):
-    known = normalizer.merge(known, measure(known, batch), jnp.int32(updates))
+    known = merge(known, measure(known, batch, ONES), updates)
   return known
+
+
+def one(mean, variance):
+  """Statistics of `ONE`."""
+  return normalizer.Statistics((np.float32([mean]),), (np.float32([variance]),))
 
 
 def test_statistics_are_those_of_all_batches():
@@ -57,13 +72,11 @@ def test_statistics_are_those_of_all_batches():
 
 
 def test_a_small_variance_beside_a_large_mean_is_seen():
-  spec, rng = specs.Array((1,), np.float32), np.random.default_rng(0)
-  known = normalizer.init(spec)
+  known, rng = normalizer.init(ONE), np.random.default_rng(0)
   for updates in range(20):
-    batch = rng.normal(1000.0, 0.1, (20, 50, 1)).astype(np.float32)
-    measured = normalizer.measure(known, spec, batch, np.ones((20, 50)), None)
-    known = normalizer.merge(known, measured, jnp.int32(updates))
-  spread = np.std(normalizer.normalize(known, spec, batch))
+    batch = rng.normal(1000.0, 0.1, (5, 8, 1)).astype(np.float32)
+    known = merge(known, measure_one(known, batch, ONES), updates)
+  spread = np.std(normalize_one(known, batch))
   assert spread == pytest.approx(1.0, rel=0.3)
 
 
@@ -71,22 +84,19 @@ def test_a_small_variance_beside_a_large_mean_is_seen():
 def test_batches_measured_with_an_old_mean_count_as_any_others(workers):
   """A3C's workers measure with the mean of then, and are merged in turn."""
   rng = np.random.default_rng(0)
-  spec = specs.Array((1,), np.float32)
   batches = rng.normal(100.0, 1.0, (3, workers, 5, 8, 1)).astype(np.float32)
-  known, updates = normalizer.init(spec), 0
+  known, updates = normalizer.init(ONE), 0
   for round_ in batches:
-    ones = np.ones((5, 8))
-    moments = [normalizer.measure(known, spec, x, ones, None) for x in round_]
-    for each in moments:
-      known = normalizer.merge(known, each, jnp.int32(updates))
+    for moments in [measure_one(known, x, ONES) for x in round_]:
+      known = merge(known, moments, updates)
       updates += 1
   assert float(known.mean[0][0]) == pytest.approx(batches.mean(), rel=1e-5)
   assert float(known.variance[0][0]) == pytest.approx(batches.var(), rel=2e-2)
 
 
 def test_floats_come_out_with_mean_0_and_variance_1_and_the_rest_as_it_is():
-  batch = observations(7, (50, 8))
-  actual = normalizer.normalize(merged([batch]), SPEC, batch)
+  batch = observations(7)
+  actual = normalize(merged([batch]), batch)
   for name, leaf in batch.items():
     if name not in FLOATS:
       np.testing.assert_array_equal(actual[name], leaf)
@@ -100,7 +110,7 @@ def test_floats_come_out_with_mean_0_and_variance_1_and_the_rest_as_it_is():
 
 def test_initial_statistics_change_nothing():
   batch = observations(0)
-  actual = normalizer.normalize(normalizer.init(SPEC), SPEC, batch)
+  actual = normalize(normalizer.init(SPEC), batch)
   expected = batch | {k: np.clip(batch[k], -10, 10) for k in FLOATS}
   jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
@@ -111,16 +121,12 @@ def test_initial_statistics_change_nothing():
 )
 def test_values_far_out_are_cut_at_10(value, expected):
   # The mean is 2, the standard deviation 2.
-  spec = specs.Array((1,), np.float32)
-  known = normalizer.Statistics((jnp.array([2.0]),), (jnp.array([4.0]),))
-  actual = normalizer.normalize(known, spec, np.full((1, 1, 1), value))
+  actual = normalize_one(one(2.0, 4.0), np.full((1, 1, 1), value))
   assert float(actual[0, 0, 0]) == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
 def test_a_constant_part_stays_finite():
-  spec = specs.Array((1,), np.float32)
-  known = normalizer.Statistics((jnp.array([3.0]),), (jnp.array([0.0]),))
-  actual = normalizer.normalize(known, spec, np.array([[[3.0]], [[3.1]]]))
+  actual = normalize_one(one(3.0, 0.0), np.array([[[3.0]], [[3.1]]]))
   np.testing.assert_array_equal(np.ravel(actual), [0.0, 10.0])
 
 
@@ -132,7 +138,7 @@ def weights(seed, rows):
 def test_what_is_not_learned_from_does_not_count():
   batch, known = observations(3), merged([observations(1)])
   weight = weights(0, (5, 8))
-  moments = normalizer.measure(known, SPEC, batch, weight, None)
+  moments = measure(known, batch, weight)
   for i, name in enumerate(FLOATS):
     offsets = batch[name][weight > 0] - known.mean[i]
     for actual, expected in (
@@ -145,21 +151,20 @@ def test_what_is_not_learned_from_does_not_count():
 @pytest.mark.parametrize("updates", [0, 7])
 def test_a_batch_of_nothing_changes_nothing(updates):
   known, batch = merged([observations(1)]), observations(3)
-  nothing = normalizer.measure(known, SPEC, batch, np.zeros((5, 8)), None)
+  nothing = measure(known, batch, 0 * ONES)
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6),
-    normalizer.merge(known, nothing, jnp.int32(updates)),
+    merge(known, nothing, updates),
     known,
   )
 
 
 def test_8_cores_measure_what_one_does():
-  rows = 5, 16
-  batch, weight = observations(3, rows), weights(1, rows)
+  batch, weight = observations(3), weights(1, (5, 8))
   mesh = sharding.mesh(jax.devices()[:8])
   by_rows = jax.sharding.PartitionSpec(None, sharding.CORES)
   known = merged([observations(1)])
-  measure = sharding.per_core(
+  on_cores = sharding.per_core(
     lambda x, weight: normalizer.measure(
       known, SPEC, x, weight, sharding.CORES
     ),
@@ -169,6 +174,6 @@ def test_8_cores_measure_what_one_does():
   )
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5),
-    measure(batch, weight),
-    normalizer.measure(known, SPEC, batch, weight, None),
+    on_cores(batch, weight),
+    measure(known, batch, weight),
   )
