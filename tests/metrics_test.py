@@ -42,7 +42,7 @@ def in_thread(function):
 # Waits
 
 
-def test_share_is_waited_over_elapsed_time():
+def test_share_is_waited_over_elapsed_time_since_the_last_call():
   clock = FakeClock()
   waits = metrics.Waits(clock=clock)
   for _ in range(3):
@@ -52,6 +52,8 @@ def test_share_is_waited_over_elapsed_time():
       clock.sleep(0.5)
     clock.sleep(0.5)
   assert waits.shares() == pytest.approx({"a": 0.5, "b": 0.25})
+  clock.sleep(4.0)
+  assert waits.shares() == {"a": 0.0, "b": 0.0}
 
 
 def test_wait_in_progress_counts_and_is_split_over_the_intervals():
@@ -558,10 +560,6 @@ def test_time_of_a_long_run_is_in_hours(tmp_path, monkeypatch):
   draw(tmp_path, [1.0] * 7201)
   assert panels[1].get_xlabel() == "wall time (hours)"
   assert panels[1].lines[0].get_xdata()[-1] == 4.0
-
-
-def test_curve_of_an_empty_file_can_be_drawn(tmp_path):
-  assert draw(tmp_path, []).exists()
 
 
 def line_at(env_steps, wall_seconds, episode_return=0.0):

@@ -129,10 +129,7 @@ def test_a_curve_leaves_out_lines_before_the_first_episode():
 def test_a_run_is_read(tmp_path):
   make_run(tmp_path, (None, 2.0), seed=3, num_envs=4)
   run = run_dirs.read(tmp_path)
-  assert (run.experiment, run.env, run.seed) == (
-    *("ppo", "CartPole-v1"),
-    3,
-  )
+  assert (run.experiment, run.env, run.seed) == (*("ppo", "CartPole-v1"), 3)
   assert run.options["num_envs"] == 4
   assert run.lines == lines_of([100, 200], [None, 2.0])
   assert run_dirs.config(tmp_path) == run_dirs.Config(
@@ -547,16 +544,6 @@ def test_an_interval_over_environments_draws_in_each_on_its_own():
   assert 0.1 < alike[0] < 0.5 < alike[1] < 0.9
 
 
-def test_no_two_groups_look_the_same():
-  looks = [
-    tuple(str(plot._style(i)[key]) for key in ("color", "linestyle", "marker"))
-    for i in range(210)
-  ]
-  assert len(set(looks)) == 210
-  # In grey, too, at least those that one still tells apart.
-  assert len({look[1:] for look in looks[:30]}) == 30
-
-
 def test_a_run_that_is_named_twice_counts_once(tmp_path, drawn):
   word = make_run(tmp_path / "a")
   plotted(tmp_path, [word, f"{word}/../a"])
@@ -629,10 +616,7 @@ def errors(tmp_path):
     "file": ([f"{good}/config.json"], "expected the directory of a run"),
     "no run": ([str(empty)], f"no config.json in '{empty}'"),
     "newer": ([config("newer", newer)], "format 3, which seedx 9.1 wrote"),
-    "flat": (
-      [config("flat", flat)],
-      "'experiment', which another program",
-    ),
+    "flat": ([config("flat", flat)], "'experiment', which another program"),
     "kind": ([config("kind", typeless)], "without 'experiment', which"),
     "bare": ([config("bare", bare)], "without 'env', 'seed', which seedx 9"),
     "nameless": (
