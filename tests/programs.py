@@ -104,11 +104,7 @@ def main(program, words):
 
 def start(program, *words, environment=None, **options):
   """Runs a program in a process of its own, with options of `Popen`."""
-  options = {
-    "stdout": subprocess.DEVNULL,
-    "stderr": subprocess.PIPE,
-    **options,
-  }
+  options = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, **options}
   return subprocess.Popen(
     [sys.executable, "-m", program.__name__, *words],
     cwd=ROOT,
