@@ -16,6 +16,7 @@ from seedx.acting import local_actor, sessions, thin_actor
 from seedx.agents import a2c, base, dqn, ppo, r2d2, rainbow, vtrace
 from seedx.learning import experience, learner
 from seedx.pipelines import a3c, anakin, apex, gorila, impala, seed, sync
+from seedx.pipelines.gorila import worker
 from tests import conftest, running
 
 shared_programs = running.shared_programs
@@ -27,6 +28,8 @@ AGENTS = {
   "r2d2": r2d2,
   "rainbow": rainbow,
 }
+# The class, of which `shared_programs` keeps what it has made.
+_PROGRAMS = local_actor.Programs
 # They have Q-values.
 REPLAYED = ("dqn", "r2d2", "rainbow")
 CELLS = [
@@ -172,7 +175,8 @@ def run_all(own, nodes, finish=lambda: None):
     ),
   ],
 )
-def test_it_learns(pipeline, name, tmp_path):
+def test_it_learns(pipeline, name, tmp_path, monkeypatch):
+  warmed_up = watch_warm_up(monkeypatch)
   last = run_all(*make(pipeline, name, tmp_path))
   assert last["env_steps"] >= TOTAL_STEPS
   assert last["learner_steps"] >= 3
@@ -191,6 +195,38 @@ def test_it_learns(pipeline, name, tmp_path):
     assert last["policy_lag"] >= 0
   if pipeline not in ("sync", "anakin", "a3c"):
     assert last["wire_bytes"] > 4 * last["env_steps"]
+  # Actors and workers have compiled all before they took a place.
+  acts = {"act", "unrolled"}
+  expected = {"impala": acts, "apex": acts, "gorila": {*acts, "gradient"}}
+  assert {x for _, x, _ in warmed_up} == expected.get(pipeline, set())
+  for owner, program, size in warmed_up:
+    assert getattr(owner, program)._cache_size() == size == 1, program
+    assert pipeline != "apex" or owner.priorities._cache_size() == 1
+
+
+def watch_warm_up(monkeypatch):
+  """What is warmed up from now on: of whom, which program, and its sizes."""
+  found = []
+
+  def note(owner, *names):
+    sizes = [getattr(owner, name)._cache_size() for name in names]
+    found.extend((owner, *x) for x in zip(names, sizes, strict=True))
+
+  warm_up, warm_up_all = _PROGRAMS.warm_up, worker._warm_up
+
+  def spy(programs, *arguments):
+    unroll = warm_up(programs, *arguments)
+    note(programs, "act", "unrolled")
+    return unroll
+
+  def spy_all(work, programs, learner):
+    names = warm_up_all(work, programs, learner)
+    note(learner, "gradient")
+    return names
+
+  monkeypatch.setattr(_PROGRAMS, "warm_up", spy)
+  monkeypatch.setattr(worker, "_warm_up", spy_all)
+  return found
 
 
 class _Unlucky:
