@@ -1,6 +1,5 @@
 """TLS and the token: who gets in, and what the others are told."""
 
-import builtins
 import contextlib
 import dataclasses
 import socket
@@ -81,7 +80,7 @@ def serving(security, address="127.0.0.1:0"):
 
 def call(address, security):
   with wire.Client(address, security) as client:
-    return client.call("echo", *REQUEST, timeout_seconds=10)
+    return client.call("echo", *REQUEST, timeout_seconds=300)
 
 
 # Who gets in
@@ -124,7 +123,7 @@ def test_who_has_no_token_learns_nothing(files, tmp_path, name, token):
       wire.Client(address, client_of(ours, **said)) as client,
       pytest.raises(wire.WireError) as caught,
     ):
-      client.call(name, *REQUEST, timeout_seconds=10)
+      client.call(name, *REQUEST, timeout_seconds=300)
     assert caught.value.code is wire.StatusCode.UNAUTHENTICATED
     assert caught.value.message == "expected the run's token"
     stopping = threading.Event()
@@ -196,30 +195,26 @@ def mistaken(kind, files):
     yield address, client, calls
 
 
+@pytest.fixture
+def hasty(monkeypatch):
+  """Patience with a mistake ends soon."""
+  monkeypatch.setattr(reconnect, "_LOOK_SECONDS", 0.05)
+  monkeypatch.setattr(reconnect, "_WRONG_SECONDS", 0.2)
+  monkeypatch.setattr(reconnect, "_FORGET_SECONDS", 1e9)
+
+
 @pytest.mark.parametrize("kind", MISTAKES)
-def test_a_mistake_is_said_at_once_and_ends(kind, files, monkeypatch, capfd):
-  monkeypatch.setattr(reconnect, "_WRONG_SECONDS", 2.5)
-  said_seconds = []
-  tell = builtins.print
-
-  def note(*words, **options):
-    said_seconds.append(time.monotonic())
-    tell(*words, **options)
-
-  monkeypatch.setattr(reconnect, "print", note, raising=False)
+def test_a_mistake_is_said_once_and_ends(kind, files, hasty, capfd):
   with mistaken(kind, files) as (address, client, calls):
     with pytest.raises(wire.WireError, match="UNAVAILABLE"):
       call(address, client)
-    start = time.monotonic()
     with pytest.raises(wire.WireError, match=MISTAKES[kind]) as caught:
       wire.until_done(
         *(address, lambda client: client.call("echo", *REQUEST)),
-        *(threading.Event(), "actor"),
+        *(threading.Event(), "actor", 0.05),
         security=client,
       )
-    took = time.monotonic() - start
   assert caught.value.code is wire.StatusCode.UNAUTHENTICATED
-  assert said_seconds[0] - start < 2 and 2.5 < took < 12
   said = capfd.readouterr().err.splitlines()
   said = [line for line in said if line.startswith("actor")]
   assert len(said) == 1 and said[0].startswith(f"actor: {address}: ")
@@ -227,10 +222,9 @@ def test_a_mistake_is_said_at_once_and_ends(kind, files, monkeypatch, capfd):
 
 
 def test_a_parameter_server_with_another_s_certificate_is_told(
-  files, monkeypatch, capfd
+  files, hasty, capfd
 ):
   """By the coordinator, which has what was restored for it."""
-  monkeypatch.setattr(reconnect, "_WRONG_SECONDS", 2.5)
   agent = parameter_server_test.adding_agent()
   start = agent.start(np.zeros(4, np.float32), 0)
   agent = dataclasses.replace(agent, init=lambda _: start)
@@ -245,12 +239,13 @@ def test_a_parameter_server_with_another_s_certificate_is_told(
   assert not calls
 
 
-def test_patience_with_a_mistake_is_half_a_minute():
-  assert reconnect._WRONG_SECONDS == 30
-
-
 def test_a_server_that_is_mended_in_time_is_used(files, monkeypatch):
   """Its certificate was another's; then it is started again."""
+  said = threading.Event()
+  monkeypatch.setattr(
+    reconnect, "print", lambda *_, **__: said.set(), raising=False
+  )
+  monkeypatch.setattr(reconnect, "_WRONG_SECONDS", 1e9)
   ours, strangers = files["ours"], files["strangers"]
   with serving(server_of(strangers)) as (address, _):
     replies = []
@@ -264,10 +259,10 @@ def test_a_server_that_is_mended_in_time_is_used(files, monkeypatch):
       kwargs={"security": client},
     )
     waits.start()
-    time.sleep(3)
+    assert said.wait(300)
     assert not replies
   with serving(server_of(ours), address):
-    waits.join(15)
+    waits.join(300)
   assert not waits.is_alive() and len(replies) == 1
 
 
@@ -331,18 +326,25 @@ def test_two_moments_are_no_half_a_minute(monkeypatch, capfd):
   assert capfd.readouterr().err == "actor: there:1: a certificate\n"
 
 
-def test_a_file_that_is_away_for_a_while_is_waited_for(files, tmp_path, capfd):
+def test_a_file_that_is_away_for_a_while_is_waited_for(
+  files, tmp_path, monkeypatch
+):
   """By who was let in before."""
   ours, token = files["ours"], tmp_path / "token"
   token.write_text((ours / "token").read_text())
-  tries = []
+  tries, said = [], []
+
+  def say(words, **_):
+    said.append(words)
+    (tmp_path / "away").rename(token)
+
+  monkeypatch.setattr(reconnect, "print", say, raising=False)
 
   def session(client):
     client.was_accepted = True
     tries.append(client)
     if len(tries) == 1:
       token.rename(tmp_path / "away")
-      threading.Timer(0.5, (tmp_path / "away").rename, [token]).start()
       raise wire.WireError(wire.StatusCode.UNAVAILABLE, "gone")
 
   wire.until_done(
@@ -350,7 +352,7 @@ def test_a_file_that_is_away_for_a_while_is_waited_for(files, tmp_path, capfd):
     security=client_of(ours, token_file=str(token)),
   )
   assert len(tries) == 2
-  assert capfd.readouterr().err.count("a file that can be read") == 1
+  assert len(said) == 1 and "a file that can be read" in said[0]
 
 
 # Other machines
@@ -461,19 +463,8 @@ def test_certificates_are_their_owners_alone(files):
   assert names == {"ca.pem", "certificate.pem", "key.pem", "token"}
   for path in (ours, *ours.iterdir()):
     assert path.stat().st_mode & 0o077 == 0
-  text = subprocess.run(
-    [
-      "openssl",
-      "x509",
-      "-in",
-      str(ours / "certificate.pem"),
-      "-noout",
-      "-text",
-    ],
-    check=True,
-    capture_output=True,
-    text=True,
-  ).stdout
+  words = ["openssl", "x509", "-in", str(ours / "certificate.pem"), "-noout"]
+  text = subprocess.check_output([*words, "-text"], text=True)
   for name in ("DNS:a-name", "DNS:localhost", "IP Address:127.0.0.1"):
     assert name in text
 
