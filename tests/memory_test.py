@@ -8,7 +8,7 @@ from seedx.agents import dqn, r2d2, rainbow
 from seedx.learning import experience, learner
 from seedx.pipelines import apex, seed, sync
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 CHAIN = envs.Config("seedx:MemoryChain", {"length": 20})
 COMMON = {
