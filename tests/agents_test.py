@@ -420,12 +420,6 @@ def test_the_learning_rate_changes_without_compiling(case):
   assert large == pytest.approx(2 * small, rel=rel)
 
 
-def test_acting_is_an_output_of_init_too(case):
-  acting = jax.eval_shape(lambda key: case.acting(case.init(key)), KEY)
-  actual = case.acting(case.state)
-  assert jax.tree.structure(acting) == jax.tree.structure(actual)
-
-
 def test_a_state_that_was_saved_goes_on_as_if_it_had_not_been(case, tmp_path):
   state, _ = case.learn(case.state)
   leaves = [np.asarray(x) for x in jax.tree.leaves(state)]
@@ -708,45 +702,26 @@ def test_any_optax_optimizer_takes_the_place_of_ours(names):
     *({"discount": x} for x in (-0.1, 1.1, float("nan"))),
     *({"learning_rate": x} for x in (-1e-3, float("inf"), float("nan"))),
     *({"learning_rate_end": x} for x in (-0.1, 1.1, float("nan"))),
-    {"max_gradient_norm": 0.0},
-    {"value_cost": -1.0},
-    {"entropy_cost": -1.0},
-    {"reward_clip": -1.0},
+    *({"td_lambda": x} for x in (-0.1, 1.1)),
+    *({"lstm_size": x} for x in (0, 2**16 + 1)),
     *({"stack_frames": x} for x in (0, 65)),
     *({"compute_dtype": x} for x in ("float16", "float64", "")),
+    *({"max_gradient_norm": 0.0}, {"value_cost": -1.0}, {"reward_clip": -1.0}),
+    *({"entropy_cost": -1.0}, {"reward_scale": float("nan")}),
+    *({"clip_rho_threshold": -1.0}, {"clip_pg_rho_threshold": float("nan")}),
+    {"hidden_sizes": (64, 0)},
   ],
   ids=str,
 )
 def test_config_out_of_range_is_refused_with_its_name(fields):
   ((name, value),) = fields.items()
-  for config in (policy_gradient.Config, ppo.Config):
-    with pytest.raises(types.ConfigError, match=f"expected {name} .*{value}"):
-      config(**fields)
+  found = re.escape(str(value))
+  with pytest.raises(types.ConfigError, match=f"expected {name} .*{found}"):
+    vtrace.Config(**fields)
 
 
-@pytest.mark.parametrize(
-  "fields",
-  [{"discount": 0.0}, {"discount": 1.0}, {"stack_frames": 64}],
-  ids=str,
-)
-def test_config_at_the_end_of_its_range_is_taken(fields):
-  vtrace.Config(**fields)
-
-
-@pytest.mark.parametrize(
-  "fields",
-  [
-    *({"td_lambda": x} for x in (-0.1, 1.1)),
-    *({"lstm_size": x} for x in (0, 2**16 + 1)),
-    {"clip_rho_threshold": -1.0},
-    {"clip_pg_rho_threshold": float("nan")},
-    {"reward_scale": float("nan")},
-    {"hidden_sizes": (64, 0)},
-  ],
-  ids=str,
-)
-def test_config_of_vtrace_out_of_range_is_refused_with_its_name(fields):
-  with pytest.raises(types.ConfigError, match=f"expected {next(iter(fields))}"):
+def test_config_at_the_end_of_its_range_is_taken():
+  for fields in ({"discount": 0.0}, {"discount": 1.0, "stack_frames": 64}):
     vtrace.Config(**fields)
 
 

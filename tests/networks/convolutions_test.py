@@ -1,5 +1,7 @@
 """Convolutions and pooling: fast paths against plain ones."""
 
+import itertools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -12,9 +14,8 @@ from tests import conftest
 from tests.networks import helpers
 
 GEOMETRIES = (  # kernel, stride, height, width
-  *((8, 4, 36, 40), (4, 2, 9, 13), (3, 1, 5, 7)),
-  *((3, 2, 11, 8), (5, 3, 17, 14), (2, 3, 9, 10)),
-  *((1, 1, 3, 2), (4, 4, 4, 7), (6, 2, 15, 6)),
+  *((8, 4, 36, 40), (4, 2, 9, 13), (3, 1, 5, 7), (3, 2, 11, 8)),
+  *((2, 3, 9, 10), (1, 1, 3, 2), (4, 4, 4, 7), (6, 2, 15, 6)),
 )
 
 
@@ -30,7 +31,7 @@ def convolve(images, kernel, stride):
 
 @pytest.mark.parametrize(
   ("kernel", "stride", "height", "width"),
-  conftest.slow_but([(8, 4, 36, 40), (5, 3, 17, 14)], GEOMETRIES),
+  conftest.slow_but([(4, 2, 9, 13), (3, 2, 11, 8)], GEOMETRIES),
 )
 def test_products_are_the_convolution(kernel, stride, height, width):
   rng = np.random.default_rng(0)
@@ -60,8 +61,13 @@ def test_products_are_the_convolution(kernel, stride, height, width):
       np.testing.assert_allclose(actual, right, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kernel", [3, 4])  # By patches, and by blocks.
+@pytest.mark.parametrize(
+  ("kernel", "dtype"),  # By patches, and by blocks.
+  conftest.slow_but(
+    [(3, "float32"), (4, "bfloat16")],
+    list(itertools.product((3, 4), ("float32", "bfloat16"))),
+  ),
+)
 def test_both_platforms_of_conv_agree(kernel, dtype, monkeypatch):
   conv = networks.Conv(4, kernel, stride=2, dtype=dtype)
   rng = np.random.default_rng(0)
@@ -75,15 +81,15 @@ def test_both_platforms_of_conv_agree(kernel, dtype, monkeypatch):
   def evaluate(params):
     return jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
 
-  (_, outputs), gradients = evaluate(params)
+  (_, outputs), gradients = jax.device_get(evaluate(params))
   monkeypatch.setattr(
     jax.lax, "platform_dependent", lambda *args, cpu, default: default(*args)
   )
-  (_, plain), plain_gradients = evaluate(params)
+  (_, plain), plain_gradients = jax.device_get(evaluate(params))
 
   tolerance = 1e-5 if dtype == "float32" else 3e-2
   weights, bias = params["params"]["kernel"], params["params"]["bias"]
-  expected = convolve(images, weights, 2) + bias
+  expected = jax.jit(convolve, static_argnums=2)(images, weights, 2) + bias
   for actual in (outputs, plain):
     assert actual.dtype == dtype
     np.testing.assert_allclose(
@@ -100,7 +106,7 @@ def test_both_platforms_of_conv_agree(kernel, dtype, monkeypatch):
 
 
 def test_cpu_gets_products_and_accelerators_the_convolution():
-  images = jnp.zeros((2, 9, 9, 3))
+  images = np.zeros((2, 9, 9, 3), np.float32)
   for kernel in (3, 4):
     conv = networks.Conv(4, kernel, stride=2)
     params = helpers.random_params(conv, images)
@@ -113,7 +119,7 @@ def test_cpu_gets_products_and_accelerators_the_convolution():
 
 def test_blocks_are_not_copied_for_each_patch_they_are_in():
   # The largest array of forward and backward is as large as the products.
-  images, kernel = jnp.zeros((1, 84, 84, 4)), jnp.zeros((8, 8, 4, 32))
+  images, kernel = np.zeros((1, 84, 84, 4)), np.zeros((8, 8, 4, 32))
 
   def loss(images, kernel):
     return jnp.sum(convolutions.by_blocks(images, kernel, 4))
@@ -165,7 +171,9 @@ def test_each_image_is_standardized():
   images[4, ..., 1] = 255
   actual = jax.jit(convolutions.standardize)(images)
   assert actual.dtype == jnp.float32
-  half = convolutions.standardize(images, jnp.bfloat16)
+  half = jax.eval_shape(
+    lambda x: convolutions.standardize(x, jnp.bfloat16), images
+  )
   assert half.dtype == jnp.bfloat16
   pixels = images.astype(np.float64)
   mean = pixels.mean((1, 2, 3), keepdims=True)

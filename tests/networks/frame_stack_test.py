@@ -29,7 +29,7 @@ def stack_reference(frames, step_type, num_frames):
   return np.stack(stacked, axis=1)
 
 
-@pytest.mark.parametrize("num_frames", [1, 2, 4])
+@pytest.mark.parametrize("num_frames", [1, 4])
 def test_stack_unrolled_is_step_by_step_is_a_deque(num_frames):
   rng = np.random.default_rng(num_frames)
   length, batch_size, frame_shape = 12, 6, (2, 3, 4)
@@ -49,7 +49,7 @@ def test_stack_unrolled_is_step_by_step_is_a_deque(num_frames):
 
   for t in range(length):
     row, state = unroll(frames[t : t + 1], step_type[t : t + 1], state)
-    np.testing.assert_array_equal(row[0], expected[t])
+    np.testing.assert_array_equal(row, expected[t : t + 1])
   np.testing.assert_array_equal(state, last_state)
 
 
@@ -58,9 +58,10 @@ def test_stack_by_hand():
   frames = np.array([1, 2, 3, 4, 5], np.uint8).reshape(5, 1, 1, 1, 1)
   step_type = np.array([MID, MID, MID, FIRST, MID]).reshape(5, 1)
   state = np.array([0, 9], np.uint8).reshape(1, 2, 1, 1)
-  stacked, state = networks.FrameStack(3).unroll(frames, step_type, state)
-  assert stacked.reshape(5, 3).tolist() == [
+  unroll = jax.jit(networks.FrameStack(3).unroll)
+  stacked, state = unroll(frames, step_type, state)
+  assert np.reshape(stacked, (5, 3)).tolist() == [
     *([0, 9, 1], [9, 1, 2], [1, 2, 3]),
     *([0, 0, 4], [0, 4, 5]),
   ]
-  assert state.reshape(2).tolist() == [4, 5]
+  assert np.reshape(state, 2).tolist() == [4, 5]

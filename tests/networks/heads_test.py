@@ -17,13 +17,20 @@ def test_policy_and_value_are_linear():
   head = networks.PolicyValueHead(3)
   features = np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32)
   params = helpers.random_params(head, features)
-  output = head.apply(params, features)
+  output = jax.device_get(jax.jit(head.apply)(params, features))
   by_width = {
     layer["bias"].size: features @ layer["kernel"] + layer["bias"]
     for layer in params["params"].values()
   }
   np.testing.assert_allclose(output.policy, by_width[3], rtol=1e-5)
   np.testing.assert_allclose(output.value, by_width[1][:, 0], rtol=1e-5)
+
+
+def test_initial_policy_is_close_to_uniform():
+  features = np.random.default_rng(0).uniform(-1, 1, (9, 64))
+  init = jax.jit(networks.PolicyValueHead(3).init_with_output)
+  output, _ = init(jax.random.key(0), features.astype(np.float32))
+  assert 0 < np.abs(np.asarray(output.policy)).max() < 0.1
 
 
 def test_dueling_takes_the_mean_from_the_advantages():
@@ -36,7 +43,7 @@ def test_dueling_takes_the_mean_from_the_advantages():
     (3,): np.zeros(3),
   }
   head = networks.QHead(3, dueling=True, size=2)
-  features = jnp.array([[3.0, -1.0], [0.0, 2.0]])
+  features = np.array([[3.0, -1.0], [0.0, 2.0]], np.float32)
   params = jax.eval_shape(head.init, jax.random.key(0), features)
   shapes = sorted(kernel.shape for kernel in kernels(params))
   assert shapes == [(2, 1), (2, 2), (2, 2), (2, 3)]
@@ -44,7 +51,7 @@ def test_dueling_takes_the_mean_from_the_advantages():
   # The hidden layers are [3, 0] and [0, 2]; V is 7 and 11; the advantages are
   # 3 6 18 with the mean 9, and 14 16 18 with the mean 16.
   np.testing.assert_allclose(
-    head.apply(params, features), [[1, 4, 16], [9, 11, 13]], rtol=1e-6
+    jax.jit(head.apply)(params, features), [[1, 4, 16], [9, 11, 13]], rtol=1e-6
   )
 
 
@@ -54,7 +61,7 @@ def test_without_dueling_values_are_linear():
   params = helpers.random_params(head, features)
   (layer,) = params["params"].values()
   np.testing.assert_allclose(
-    head.apply(params, features),
+    jax.jit(head.apply)(params, features),
     features @ layer["kernel"] + layer["bias"],
     rtol=1e-5,
   )
@@ -69,7 +76,7 @@ def test_without_dueling_values_are_linear():
   ],
 )
 def test_heads_return_float32_for_any_features(head):
-  features = jnp.ones((2, 5), jnp.bfloat16)
+  features = jax.ShapeDtypeStruct((2, 5), jnp.bfloat16)
   output, params = jax.eval_shape(
     head.init_with_output, jax.random.key(0), features
   )

@@ -36,7 +36,7 @@ def test_discrete_observations_are_one_hot_and_others_flat():
     np.arange(8, dtype=np.float32).reshape(2, 2, 2),
   )
   np.testing.assert_array_equal(
-    torso.apply({}, observation),
+    jax.jit(torso.apply)({}, observation),
     [[0, 0, 1, 0, 1, 2, 3], [1, 0, 0, 4, 5, 6, 7]],
   )
 
@@ -45,14 +45,15 @@ def test_observation_of_another_structure_is_refused():
   torso = networks.Torso((specs.Array((3,), np.float32),), sizes=(4,))
   observation = {"a": np.zeros((2, 3)), "b": np.zeros((2, 3))}
   with pytest.raises(ValueError, match="zip"):
-    torso.init(jax.random.key(0), observation)
+    jax.eval_shape(torso.init, jax.random.key(0), observation)
 
 
 def test_compute_is_in_the_dtype_asked_for():
   network = networks.MLP((8, 8), dtype=jnp.bfloat16)
-  features = jnp.ones((2, 3))
-  params = network.init(jax.random.key(0), features)
-  assert network.apply(params, features).dtype == jnp.bfloat16
+  output, _ = jax.eval_shape(
+    network.init_with_output, jax.random.key(0), np.ones((2, 3), np.float32)
+  )
+  assert output.dtype == jnp.bfloat16
   nature = networks.NatureCNN(size=8, dtype=jnp.bfloat16)
   images = jax.ShapeDtypeStruct((2, 4, 84, 84), np.uint8)
   output, params = jax.eval_shape(
@@ -126,17 +127,21 @@ def test_impala_halves_an_atari_frame_three_times(monkeypatch):
 
 
 @pytest.mark.parametrize(
-  ("image_torso", "module"),
-  [("nature", networks.NatureCNN), ("impala", networks.ImpalaResNet)],
+  ("image_torso", "module", "size"),
+  [("nature", networks.NatureCNN, 36), ("impala", networks.ImpalaResNet, 12)],
 )
-def test_brightness_is_not_seen(image_torso, module):
+def test_brightness_is_not_seen(image_torso, module, size):
   rng = np.random.default_rng(0)
-  images = rng.integers(0, 100, (3, 2, 36, 40), np.uint8)
-  torso = networks.Torso((specs.Array((2, 36, 40), np.uint8),), (), image_torso)
+  images = rng.integers(0, 100, (3, 2, size, size), np.uint8)
+  torso = networks.Torso(
+    (specs.Array(images.shape[1:], np.uint8),), (), image_torso
+  )
   params = helpers.random_params(torso, images)
   apply = jax.jit(torso.apply)
   assert list(params["params"]) == [f"{module.__name__}_0"]
-  dark, bright = apply(params, images), apply(params, images + np.uint8(150))
+  dark, bright = (
+    np.asarray(apply(params, x)) for x in (images, images + np.uint8(150))
+  )
   assert np.std(dark, axis=0).max() > 0.05  # Images are told apart.
   np.testing.assert_allclose(bright, dark, rtol=1e-3, atol=1e-3)
 
@@ -162,8 +167,10 @@ def test_small_images_have_a_network_that_fits(shape, module):
 
 def test_minatars_network_has_one_convolution_of_16_channels():
   torso = torsos.IMAGE_TORSOS["minatar"]()
-  board = jnp.zeros((2, 4, 10, 10), jnp.uint8)
-  output, variables = torso.init_with_output(jax.random.key(0), board)
+  board = np.zeros((2, 4, 10, 10), np.uint8)
+  output, variables = jax.eval_shape(
+    torso.init_with_output, jax.random.key(0), board
+  )
   assert output.shape == (2, 128)
   shapes = sorted(x.shape for x in jax.tree.leaves(variables))
   assert shapes == [(3, 3, 4, 16), (16,), (128,), (8 * 8 * 16, 128)]
@@ -183,11 +190,11 @@ def test_bytes_that_are_no_image_are_from_0_to_1():
   parts = tuple(specs.Array((2,), x) for x in (np.uint8, np.float32))
   torso = networks.Torso(parts, (1,))
   leaves = (np.array([[0, 255]], np.uint8), np.array([[0, 255]], np.float32))
-  params = torso.init(jax.random.key(0), leaves)
-  layer = params["params"]["MLP_0"]["Dense_0"]
-  layer |= {"kernel": jnp.full((4, 1), 0.001)}
+  params = helpers.random_params(torso, leaves)
+  values = {(4, 1): 0.001, (1,): 0.0}
+  params = jax.tree.map(lambda x: np.full_like(x, values[x.shape]), params)
   np.testing.assert_allclose(
-    torso.apply(params, leaves), [[np.tanh(0.256)]], rtol=1e-5
+    jax.jit(torso.apply)(params, leaves), [[np.tanh(0.256)]], rtol=1e-5
   )
 
 
