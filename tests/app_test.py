@@ -288,10 +288,7 @@ def test_another_config_is_refused_to_go_on(tmp_path):
     ),
     (small(agent=vtrace.Config(hidden_sizes=(8,))), "vtrace:Config to resume"),
     (small(agent=Renamed(hidden_sizes=(8,))), "tests.app_test:Renamed to"),
-    (
-      *(config_of("a3c", "a2c"),),
-      "expected a run of seedx.pipelines.a3c:Config",
-    ),
+    (config_of("a3c", "a2c"), "a run of seedx.pipelines.a3c:Config"),
   ):
     with pytest.raises(types.ConfigError, match=reason):
       app.train(other, resume=str(tmp_path), quiet=True)
@@ -326,12 +323,7 @@ def test_an_agent_that_knows_no_best_action_has_no_policy_to_load(tmp_path):
   with pytest.raises(types.ConfigError, match="greedy"):
     play(policy, 0)
   with pytest.raises(types.ConfigError, match="--no-greedy"):
-    app.train(
-      *(config,),
-      run_dir=str(tmp_path / "b"),
-      evaluate_every_steps=9,
-      quiet=True,
-    )
+    app.train(config, run_dir=str(tmp_path / "b"), evaluate_every_steps=9)
 
 
 def test_a_failure_is_raised_and_leaves_the_signals(tmp_path, monkeypatch):

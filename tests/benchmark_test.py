@@ -181,12 +181,8 @@ def test_who_does_what(words, message_steps, elsewhere):
 
 def test_seed_acts_for_half_of_what_its_actors_send():
   sizes = work_sizes.Sizes.of(work_sizes.config_of(SEED, "CartPole-v1"))
-  assert (sizes.slots, sizes.rows, sizes.pools, sizes.pool_envs) == (
-    16,
-    8,
-    2,
-    8,
-  )
+  found = sizes.slots, sizes.rows, sizes.pools, sizes.pool_envs
+  assert found == (16, 8, 2, 8)
 
 
 def test_operations_of_products_and_convolutions_are_counted_by_hand():

@@ -646,6 +646,13 @@ def test_an_mp4_has_as_many_frames(run_dir, tmp_path, capfd):
   count, seconds = imageio_ffmpeg.count_frames_and_secs(str(path))
   assert count == length
   assert seconds == pytest.approx(length / 50, abs=0.05)
+  frame = first_frame(run_dir)
+  reader = imageio_ffmpeg.read_frames(str(path))
+  width, height = next(reader)["size"]
+  assert (height, width) == frame.shape[:2]
+  shown = np.frombuffer(next(reader), np.uint8).reshape(height, width, 3)
+  reader.close()
+  assert np.abs(shown.astype(int) - frame).mean() < 5
 
 
 def test_without_ffmpeg_an_mp4_is_refused_before_anything_is_played(

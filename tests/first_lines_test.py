@@ -220,10 +220,7 @@ def test_an_accelerator_without_its_jax_is_told(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
   ("said", "notes"),
   [
-    (
-      "RESOURCE_EXHAUSTED: Out of memory.",
-      "XLA_PYTHON_CLIENT_PREALLOCATE=false",
-    ),
+    ("RESOURCE_EXHAUSTED: Out", "XLA_PYTHON_CLIENT_PREALLOCATE=false"),
     ("INTERNAL: a bug", ""),
   ],
 )
@@ -250,10 +247,8 @@ def test_a_sink_that_cannot_be_made_is_an_error_in_one_line(tmp_path, capfd):
       train("--sink broken_sinks:make", tmp_path / "run")
   assert not (tmp_path / "run" / "config.json").exists()
   (*_, last) = capfd.readouterr().err.splitlines()
-  assert last == (
-    "error: --sink broken_sinks:make raises ValueError: no api key"
-    " (broken_sinks.py, line 2)"
-  )
+  for part in ("broken_sinks:make", "no api key", "broken_sinks.py, line 2"):
+    assert part in last
 
 
 def test_a_run_that_learned_nothing_says_so(tmp_path):

@@ -575,14 +575,6 @@ def read(tmp_path, text):
   return metrics.read_lines(tmp_path / "metrics.jsonl")
 
 
-def test_line_that_is_being_written_is_left_out(tmp_path):
-  whole = json.dumps(line_at(1, 1.0))
-  assert read(tmp_path, f'{whole}\n{{"env_st') == [line_at(1, 1.0)]
-  # It may look whole, as a number does that has not been written to its end.
-  assert read(tmp_path, whole) == []
-  assert read(tmp_path, "") == []
-
-
 def test_half_a_line_of_a_run_that_was_killed_hides_no_other(tmp_path):
   lines = [line_at(step, float(step)) for step in (1, 2, 3)]
   texts = [json.dumps(line) for line in lines]

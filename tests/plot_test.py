@@ -618,7 +618,6 @@ def errors(tmp_path):
     "newer": ([config("newer", newer)], "format 3, which seedx 9.1 wrote"),
     "flat": ([config("flat", flat)], "'experiment', which another program"),
     "kind": ([config("kind", typeless)], "without 'experiment', which"),
-    "bare": ([config("bare", bare)], "without 'env', 'seed', which seedx 9"),
     "nameless": (
       [config("nameless", nameless)],
       "without 'pipeline', 'agent', which seedx 9",
@@ -649,13 +648,11 @@ def errors(tmp_path):
     ),
     "none": ([none, none], "found none (no episode has ended)"),
     "suffix": ([good, "--output", "a.gif"], ".png, .svg, .pdf, found 'a.gif'"),
-    "no suffix": ([good, "--output", "png"], "found 'png'"),
     "unwritable": ([good, "--output", f"{good}/x/a.png"], "cannot write"),
     "taken": ([good, "--output", str(tmp_path / "dir.png")], "cannot write"),
     "option": ([good, "--outputs", "a.png"], "unrecognized arguments"),
     "metric": ([good, "--metric", "entropie"], "a metric of env_steps"),
     "x": ([good, "--x", "seconds"], "env_steps,wall_seconds, found 'seconds'"),
-    "no x": ([good, "--x", ","], "env_steps,wall_seconds, found ''"),
     "scores": ([good, "--scores", "--metric", "x"], "found --metric x"),
   }
 
