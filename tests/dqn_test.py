@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from seedx import distributions, networks, replay, types
+from seedx import distributions, networks, types
 from seedx.agents import acting_step, base, dqn, model, value_based
 from tests import conftest
 
@@ -44,30 +44,77 @@ def agent_of(name="vector", horizon=None, **fields):
   return config_of(**fields).make(SPECS[name], None, horizon)
 
 
+def random_state(agent, config):
+  """A state of random parameters, whose target network is another."""
+  rng = np.random.default_rng(0)
+  shapes = jax.eval_shape(agent.init, jax.random.key(0))
+  state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+
+  def draw(x):
+    scale = np.prod(x.shape[:-1]) ** -0.5 if x.ndim > 1 else 0.1
+    return rng.normal(0, scale, x.shape).astype(x.dtype)
+
+  return dataclasses.replace(
+    state,
+    params=jax.tree.map(draw, state.params),
+    statistics=jax.tree.map(np.ones_like, state.statistics),
+    target_params=jax.tree.map(draw, state.target_params),
+    hyperparameters={
+      name: np.float32(getattr(config, name)) for name in state.hyperparameters
+    },
+  )
+
+
 @functools.cache
 def state_of(name="vector", **fields):
-  """A state whose target network is another, so that it is told apart."""
-  init = jax.jit(agent_of(name, **fields).init)
-  state, other = (init(jax.random.key(seed)) for seed in (0, 1))
-  return dataclasses.replace(state, target_params=other.params)
+  return random_state(agent_of(name, **fields), config_of(**fields))
 
 
-def q_values_of(spec, config, params, inputs, core_state):
-  """The network's own words, `[T, B, A]`."""
-  head = networks.QHead(spec.action.num_values, config.dueling, 8)
-  q_model = model.Model.make(spec, config, head)
-  return q_model.unroll(model.Variables(params, ()), inputs, core_state).head
+@functools.cache
+def jitted(method, name="vector", **fields):
+  return jax.jit(getattr(agent_of(name, **fields), method))
 
 
-def as_acted(spec, config, state, unroll):
-  """An unroll with the Q-values with which it would have been acted."""
-  q_values = q_values_of(
-    spec, config, state.params, unroll.inputs, unroll.core_state
+@functools.cache
+def network_of(name="vector", **fields):
+  """The network by itself: `(params, inputs, core_state) -> [T, B, A]`."""
+  config = config_of(**fields)
+  head = networks.QHead(SPECS[name].action.num_values, config.dueling, 8)
+  q_model = model.Model.make(SPECS[name], config, head)
+
+  def q_values(params, inputs, core_state):
+    return q_model.unroll(model.Variables(params, ()), inputs, core_state).head
+
+  return jax.jit(q_values)
+
+
+@functools.cache
+def unroll_of(name="vector", length=12, size=40, **fields):
+  ends = np.linspace(0, 0.6, size)
+  agent = agent_of(name, **fields)
+  return conftest.random_unroll(agent, SPECS[name], length, ends, seed=3)
+
+
+def part(unroll, length, start=0):
+  """Some steps of an unroll, with its core state."""
+  steps = unroll._replace(core_state=())
+  steps = jax.tree.map(lambda x: x[start : start + length], steps)
+  return steps._replace(core_state=unroll.core_state)
+
+
+def sample_of(unroll):
+  weights = np.random.default_rng(3).uniform(0.5, 1.5, unroll.version.shape[1])
+  return types.Sample(unroll, weights.astype(np.float32))
+
+
+@functools.cache
+def q_values_of(params="params", **fields):
+  """Q-values `[12, 40, 3]` of the unroll by one of the networks, NumPy."""
+  unroll, state = unroll_of(), state_of(**fields)
+  network = network_of(dueling=fields.get("dueling", False))
+  return np.asarray(
+    network(getattr(state, params), unroll.inputs, unroll.core_state)
   )
-  mask = spec.action_mask
-  legal = unroll.inputs.timestep.observation[mask] if mask else None
-  q_values = distributions.only_legal(q_values, legal)
-  return unroll._replace(extras=value_based.Extras(q_values))
 
 
 # Exploration
@@ -92,65 +139,42 @@ def test_the_ladder_of_epsilons(num_envs, expected):
 
 
 @pytest.mark.parametrize(
-  ("fields", "horizon", "expected"),
+  ("steps", "horizon", "expected"),
   [
-    (
-      {"epsilon_end": 0.2, "epsilon_steps": 1000},
-      base.Horizon(env_steps=10_000, updates=100),
-      {0: 1.0, 1: 0.92, 5: 0.6, 10: 0.2, 11: 0.2, 10**9: 0.2},
-    ),
+    (1000, (10_000, 100), {0: 1, 1: 0.92, 5: 0.6, 10: 0.2, 10**9: 0.2}),
     # More than JAX's integers count to.
-    (
-      {"epsilon_end": 0.2, "epsilon_steps": 10**15},
-      base.Horizon(env_steps=10**16, updates=10**12),
-      {0: 1.0, 10**9: 0.992},
-    ),
+    (10**15, (10**16, 10**12), {0: 1, 10**9: 0.992}),
     # Longer than the run.
-    (
-      {"epsilon_end": 0.2, "epsilon_steps": 1000},
-      base.Horizon(env_steps=500, updates=5),
-      {0: 1.0, 1: 0.92, 5: 0.6, 10: 0.2, 11: 0.2},
-    ),
-    (
-      {"epsilon_end": 0.2, "epsilon_steps": 0},
-      base.Horizon(env_steps=10_000, updates=100),
-      {0: 0.2, 1: 0.2, 100: 0.2},
-    ),
+    (1000, (500, 5), {0: 1, 1: 0.92, 5: 0.6, 10: 0.2, 11: 0.2}),
+    (0, (10_000, 100), {0: 0.2, 1: 0.2, 100: 0.2}),
     # How long the run is nobody knows.
-    (
-      {"epsilon_end": 0.2, "epsilon_steps": 1000},
-      None,
-      {0: 0.2, 1: 0.2, 100: 0.2},
-    ),
-    # The ladder takes the end's place.
-    (
-      {"epsilon_ladder": True, "epsilon_steps": 40},
-      base.Horizon(env_steps=80, updates=8),
-      {0: 1.0, 1: 0.75, 4: 0.0, 5: 0.0},
-    ),
-    ({"epsilon_ladder": True}, None, {0: 0.0}),
+    (1000, None, {0: 0.2, 1: 0.2, 100: 0.2}),
   ],
 )
-def test_epsilon_falls_with_the_updates(fields, horizon, expected):
-  agent = agent_of(horizon=horizon, **fields)
-  hyperparameters = jax.jit(agent.init)(jax.random.key(0)).hyperparameters
+@pytest.mark.parametrize("ladder", [False, True])
+def test_epsilon_falls_with_the_updates(steps, horizon, expected, ladder):
+  horizon = horizon and base.Horizon(*horizon)
+  agent = agent_of(
+    "vector", horizon, epsilon_steps=steps, epsilon_ladder=ladder
+  )
+  end = state_of().hyperparameters | {"epsilon_end": np.float32(0.2)}
   for updates, epsilon in expected.items():
-    state = dataclasses.replace(
-      state_of(),
-      updates=jnp.int32(updates),
-      hyperparameters=hyperparameters,
+    acting = agent.acting(
+      dataclasses.replace(
+        state_of(), updates=jnp.int32(updates), hyperparameters=end
+      )
     )
-    acting = agent.acting(state)
     assert acting.epsilon.dtype == jnp.float32
+    # The ladder takes the end's place.
+    epsilon = (epsilon - 0.2) / 0.8 if ladder else epsilon
     assert float(acting.epsilon) == pytest.approx(epsilon, abs=1e-6)
 
 
-def acted(agent, state, inputs, epsilon, seed=0):
-  acting = agent.acting(state)._replace(epsilon=jnp.float32(epsilon))
-  core_state = agent.initial_core_state(len(inputs.exploration))
-  output, _ = jax.jit(agent.step)(
-    acting, jax.random.key(seed), inputs, core_state
-  )
+def acted(name, state, inputs, epsilon):
+  acting = agent_of(name).acting(state)._replace(epsilon=np.float32(epsilon))
+  core_state = agent_of(name).initial_core_state(len(inputs.exploration))
+  step = jitted("step", name)
+  output, _ = step(acting, jax.random.key(0), inputs, core_state)
   return np.asarray(output.action)
 
 
@@ -165,95 +189,56 @@ def test_the_share_of_random_actions_is_the_larger_epsilon(epsilon):
     timestep=inputs.timestep._replace(observation=observation),
     exploration=exploration,
   )
-  action = acted(agent_of(), state_of(), inputs, epsilon).reshape(4, rows)
+  action = acted("vector", state_of(), inputs, epsilon).reshape(4, rows)
   stream = jax.tree.map(lambda x: x[None], inputs)
-  q_values = q_values_of(
-    VECTOR,
-    config_of(),
-    state_of().params,
-    stream,
-    agent_of().initial_core_state(4 * rows),
-  )
+  core_state = agent_of().initial_core_state(4 * rows)
+  q_values = network_of()(state_of().params, stream, core_state)
   best = np.argmax(q_values[0], axis=-1).reshape(4, rows)
   assert len(np.unique(best)) > 1
-  # A random action is the best one a third of the time.
-  expected = np.maximum(ladder, epsilon) * 2 / 3
-  found = np.mean(action != best, axis=1)
-  np.testing.assert_allclose(found, expected, atol=4 * np.sqrt(0.25 / rows))
-  np.testing.assert_array_equal(found[expected == 0], 0.0)
-  frequencies = np.bincount(action[3], minlength=3) / rows
-  np.testing.assert_allclose(frequencies, 1 / 3, atol=0.015)
-
-
-def test_a_row_that_explores_takes_any_action_equally_often():
-  """Over many keys: whether it explores says nothing about the action."""
-  epsilon, rows, draws = 0.3, 4, 10_000
-  agent, inputs = agent_of(), acting_step.zero_inputs(VECTOR, rows)
-  acting = agent.acting(state_of())._replace(epsilon=jnp.float32(epsilon))
-  core_state = agent.initial_core_state(rows)
-
-  @jax.jit
-  @jax.vmap
-  def act(key):
-    return agent.step(acting, key, inputs, core_state)[0].action
-
-  actions = np.asarray(act(jax.random.split(jax.random.key(0), draws)))
-  greedy, _ = jax.jit(agent.greedy)(
-    acting, jax.random.key(0), inputs, core_state
-  )
-  for row, best in zip(actions.T, np.asarray(greedy.action), strict=True):
-    expected = np.full(3, epsilon / 3)
-    expected[best] += 1 - epsilon
-    frequencies = np.bincount(row, minlength=3) / draws
-    # Four standard deviations of a share of 0.1.
-    np.testing.assert_allclose(frequencies, expected, atol=0.02)
+  for own, taken, greedy in zip(ladder, action, best, strict=True):
+    share = max(own, epsilon)
+    # Whether a row explores says nothing about the action.
+    for one in np.unique(greedy):
+      chosen = taken[greedy == one]
+      found = np.bincount(chosen, minlength=3) / len(chosen)
+      expected = np.full(3, share / 3)
+      expected[one] += 1 - share
+      tolerance = 4 * np.sqrt(share * 0.25 / len(chosen))
+      np.testing.assert_allclose(found, expected, atol=tolerance)
 
 
 @pytest.mark.parametrize("exploration", [0.0, 1.0])
 def test_only_legal_actions_are_taken(exploration):
   rows = 6_000
-  legal = np.tile([0, 1, 0, 1, 1], (rows, 1)).astype(bool)
   inputs = acting_step.zero_inputs(MASKED, rows)
-  inputs.timestep.observation["legal"][:] = legal
+  inputs.timestep.observation["legal"][:] = [0, 1, 0, 1, 1]
   inputs.exploration[:] = exploration
   # Zeros in, the same Q-values out, but for what the biases say.
-  state = state_of("masked")
-  params = jax.tree.map(lambda x: x, state.params)
-  bias = params["params"]["head"]["Dense_0"]["bias"] = jnp.array(
-    [9.0, 1.0, 8.0, 3.0, 2.0]
-  )
-  assert bias.shape == state.params["params"]["head"]["Dense_0"]["bias"].shape
-  state = dataclasses.replace(state, params=params)
-  action = acted(agent_of("masked"), state, inputs, 0.0)
-  frequencies = np.bincount(action, minlength=5) / rows
-  expected = (
-    [0, 0, 0, 1, 0] if exploration == 0 else [0, 1 / 3, 0, 1 / 3, 1 / 3]
-  )
-  np.testing.assert_allclose(frequencies, expected, atol=0.03)
+  params = jax.tree.map(np.array, state_of("masked").params)
+  params["params"]["head"]["Dense_0"]["bias"][:] = [9, 1, 8, 3, 2]
+  state = dataclasses.replace(state_of("masked"), params=params)
+  frequencies = np.bincount(acted("masked", state, inputs, 0.0), minlength=5)
+  share = 1 / 3 if exploration else 0
+  expected = [0, share, 0, 1 - 2 * share, share]
+  np.testing.assert_allclose(frequencies / rows, expected, atol=0.03)
   assert frequencies[0] == frequencies[2] == 0
 
 
 # Learning
 
 
-def sample_of(agent, spec, length, ends, seed=0):
-  unroll = conftest.random_unroll(agent, spec, length, ends, seed)
-  weights = np.random.default_rng(seed).uniform(0.5, 1.5, len(ends))
-  return types.Sample(unroll, weights.astype(np.float32))
-
-
-@pytest.mark.parametrize("period", [1, 3])
-def test_the_target_network_is_a_copy_of_every_so_many_updates(period):
-  agent = agent_of(target_period=period)
-  update = jax.jit(agent.update)
-  state = jax.jit(agent.init)(jax.random.key(0))
+def test_the_target_network_is_a_copy_of_every_so_many_updates():
+  fields = {"target_period": 3}
+  state = jitted("init", **fields)(jax.random.key(0))
   assert_equal(state.target_params, state.params)
-  batch, copied = sample_of(agent, VECTOR, 2, np.zeros(4)), state.params
+  copied = state.params
   for updates in range(1, 8):
     before = state.params
-    state, _ = update(state, jax.random.key(0), batch)
+    state, _ = jitted("update", **fields)(
+      state, jax.random.key(0), sample_of(part(unroll_of(), 2))
+    )
     assert largest(state.params, before) > 1e-4
-    if updates % period == 0:
+    if updates % 3 == 0:
       copied = state.params
     assert_equal(state.target_params, copied)
 
@@ -263,7 +248,7 @@ def assert_equal(actual, expected):
 
 
 def largest(a, b):
-  gaps = jax.tree.map(lambda x, y: float(np.abs(x - y).max()), a, b)
+  gaps = jax.tree.map(lambda x, y: np.abs(np.subtract(x, y)).max(), a, b)
   return max(jax.tree.leaves(gaps))
 
 
@@ -294,32 +279,22 @@ def td_errors(q, target_q, unroll, n, double, discount=0.9, whole=True):
 @pytest.mark.parametrize(
   ("n_step", "double", "more"),
   conftest.slow_but(
-    [(3, True, 0)],
-    [(1, True, 0), (3, True, 0), (3, False, 0), (3, True, 4), (1, False, 4)],
+    [(3, True, 0)], [(3, True, 0), (3, True, 4), (1, False, 4)]
   ),
 )
 def test_td_errors_and_gradients_by_hand(n_step, double, more):
   fields = {"n_step": n_step, "double": double, "dueling": more > 0}
-  agent, state = agent_of(**fields), state_of(**fields)
-  length = agent.needs.window + more
-  batch = sample_of(agent, VECTOR, length, np.linspace(0, 0.6, 40), seed=3)
+  state, length = state_of(**fields), agent_of(**fields).needs.window + more
+  batch = sample_of(part(unroll_of(), length))
   unroll, core_state = batch.unroll, batch.unroll.core_state
-
-  def q_values(params):
-    return q_values_of(
-      VECTOR, config_of(**fields), params, unroll.inputs, core_state
-    )
-
-  q, vjp = jax.vjp(q_values, state.params)
-  errors, weights = td_errors(
-    np.asarray(q),
-    np.asarray(q_values(state.target_params)),
-    unroll,
-    n_step,
-    double,
+  q, target_q = (
+    q_values_of(x, **fields)[:length] for x in ("params", "target_params")
   )
+  errors, weights = td_errors(q, target_q, unroll, n_step, double)
   assert 0 < np.sum(weights == 0) < weights.size / 2
-  gradients, output = jax.jit(agent.gradients)(state, jax.random.key(0), batch)
+  gradients, output = jitted("gradients", **fields)(
+    state, jax.random.key(0), batch
+  )
   total = weights.sum()
   assert output.weight == total
   np.testing.assert_allclose(
@@ -337,15 +312,22 @@ def test_td_errors_and_gradients_by_hand(n_step, double, more):
   for t, b in np.ndindex(*errors.shape):
     share = errors[t, b] * batch.importance_weight[b] / total
     cotangent[t, b, unroll.action[t, b]] = -share
-  (expected,) = vjp(jnp.asarray(cotangent))
+
+  @jax.jit
+  def differentiate(params):
+    network = network_of(dueling=fields["dueling"])
+    return jax.vjp(lambda x: network(x, unroll.inputs, core_state), params)[1](
+      cotangent
+    )
+
+  (expected,) = differentiate(state.params)
   jax.tree.map(
     functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5),
     gradients.params,
     expected,
   )
-  # An unbiased mean would not know the weights of importance.
-  plain = 0.5 * errors**2
-  assert abs(plain.sum() - squares.sum()) / total > 1e-3
+  # Importance weights count.
+  assert abs(0.5 * (errors**2).sum() - squares.sum()) / total > 1e-3
 
 
 def every_step(name, **fields):
@@ -357,10 +339,9 @@ def every_step(name, **fields):
 @pytest.mark.parametrize(
   ("name", "fields"),
   conftest.slow_but(
-    [("masked", {"n_step": 3})],
+    [("masked", {"n_step": 3, "rescale": True})],
     [
-      ("masked", {"n_step": 3}),
-      ("masked", {"n_step": 3, "double": False, "rescale": True}),
+      ("masked", {"n_step": 3, "rescale": True}),
       ("vector", {"n_step": 5, "huber_delta": 0.5}),
       ("image", {"n_step": 3, "stack_frames": 4}),
     ],
@@ -369,108 +350,56 @@ def every_step(name, **fields):
 def test_a_window_is_learned_from_as_if_all_its_steps_were_evaluated(
   name, fields
 ):
-  agent, state = agent_of(name, **fields), state_of(name, **fields)
-  batch = sample_of(
-    agent, SPECS[name], agent.needs.window, np.linspace(0, 0.6, 24)
-  )
+  unroll = unroll_of(name, stack_frames=fields.get("stack_frames", 1))
+  batch = sample_of(part(unroll, agent_of(name, **fields).needs.window))
   found, expected = (
-    jax.jit(x.gradients)(state, jax.random.key(0), batch)
-    for x in (agent, every_step(name, **fields))
+    gradients(state_of(name, **fields), jax.random.key(0), batch)
+    for gradients in (
+      jitted("gradients", name, **fields),
+      jax.jit(every_step(name, **fields).gradients),
+    )
   )
-  assert 0 < found[1].weight < 24
+  assert 0 < found[1].weight < 40
   close = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5)
   jax.tree.map(close, found, expected)
 
 
 def test_a_longer_return_costs_no_more_evaluations():
-  def flops(agent, state):
-    batch = sample_of(agent, VECTOR, agent.needs.window, np.zeros(64))
-    lowered = jax.jit(agent.gradients).lower(state, jax.random.key(0), batch)
-    return lowered.compile().cost_analysis()["flops"]
+  def flops(agent):
+    batch = sample_of(part(unroll_of(), agent.needs.window))
+    return (
+      jax.jit(agent.gradients)
+      .lower(state, jax.random.key(0), batch)
+      .cost_analysis()["flops"]
+    )
 
   wide = {"hidden_sizes": (128, 128)}
   state = state_of(**wide)
-  one, five = (flops(agent_of(n_step=n, **wide), state) for n in (1, 5))
+  one, five = (flops(agent_of(n_step=n, **wide)) for n in (1, 5))
   assert five < 1.1 * one
-  assert flops(every_step("vector", n_step=5, **wide), state) > 3 * five
+  assert flops(every_step("vector", n_step=5, **wide)) > 3 * five
 
 
-@pytest.mark.parametrize(
-  "fields", [{"huber_delta": 0.1}, {"rescale": True}], ids=str
-)
-def test_huber_and_rescaling_reach_the_loss(fields):
-  batch = sample_of(agent_of(), VECTOR, 2, np.zeros(8))
-  losses = [
-    jax.jit(agent.gradients)(state_of(), jax.random.key(0), batch)[1].metrics
-    for agent in (agent_of(), agent_of(**fields))
-  ]
-  assert abs(losses[0]["loss"] - losses[1]["loss"]) > 1e-2
-
-
-@pytest.mark.slow
-def test_a_window_from_the_middle_has_the_frames_before_it():
-  """Its Q-values are those of the network on all of the episode."""
-  fields = {"stack_frames": 4, "n_step": 2}
-  agent, state = agent_of("image", **fields), state_of("image", **fields)
-  total, num_steps = 24, 5
-  window = agent.needs.window
-  stream = conftest.random_unroll(agent, IMAGE, total, np.zeros(1), seed=1)
-  # Frames that differ much, and an episode that ends in between.
-  timestep = stream.inputs.timestep
-  step_type = timestep.step_type.copy()
-  step_type[[0, 9, 10]] = [[0], [2], [0]]
-  stream = stream._replace(
-    inputs=stream.inputs._replace(
-      timestep=timestep._replace(step_type=step_type)
-    )
+def test_huber_and_rescaling_reach_the_loss():
+  unroll = part(unroll_of(), 2)
+  q_values = q_values_of()[:2]
+  step_type, reward, discount, _ = unroll.inputs.timestep
+  evaluation = value_based.Evaluation(
+    *(q_values, q_values, unroll.action[:-1].astype(np.int32)),
+    *(step_type.astype(np.int32), reward, discount),
   )
-
-  @jax.jit
-  def unrolled(params, inputs):
-    head = networks.QHead(3, False, 8)
-    q_model = model.Model.make(IMAGE, config_of(**fields), head)
-    core_state = agent.initial_core_state(1)
-    return q_model.unroll(model.Variables(params, ()), inputs, core_state).head
-
-  q, target_q = (
-    np.asarray(unrolled(params, stream.inputs))
-    for params in (state.params, state.target_params)
+  plain, huber, rescaled = (
+    np.asarray(jax.jit(dqn.loss_of(config_of(**x)))(evaluation).loss).mean()
+    for x in ({}, {"huber_delta": 0.1}, {"rescale": True})
   )
-  errors, weights = td_errors(q, target_q, stream, n=2, double=True)
-  length = num_steps + window - 1
-  ring, stored = replay.Uniform(8, window), None
-  for first in range(0, total - length + 1, num_steps):
-    rows = slice(first, first + length)
-    steps = jax.tree.map(lambda x, rows=rows: x[rows], stream[:3])
-    # The three frames before, less those of another episode.
-    frames = np.zeros((3, 36, 36), np.uint8)
-    for k in range(min(first, 3)):
-      if first < 10 or first - 1 - k >= 10:
-        frames[2 - k] = stream.inputs.timestep.observation[first - 1 - k, 0, 0]
-    core_state = networks.CoreState((frames[None],), ())
-    # The version says where the step is in the stream.
-    version = np.arange(first, first + length, dtype=np.int32)[:, None]
-    unroll = types.Unroll(*steps, version, core_state)
-    stored = ring.add(stored or ring.init(unroll), unroll)
-  batch = jax.jit(ring.sample, static_argnums=2)(stored, jax.random.key(0), 80)
-  # The first steps of a window only fill the stack.
-  learned = np.asarray(batch.unroll.version[0]) + window - 3
-  assert set(learned) == set(range(3, 3 + 3 * num_steps))
-  _, output = jax.jit(agent.gradients)(state, jax.random.key(0), batch)
-  expected = np.abs(errors[learned, 0])
-  np.testing.assert_allclose(output.priorities, expected, rtol=2e-3, atol=1e-4)
-  assert output.weight == weights[learned, 0].sum()
-  # It matters what is in the stack: without the burn-in Q is another.
-  assert np.std(expected) > 1e-2
+  assert abs(plain - huber) > 1e-2
+  assert abs(plain - rescaled) > 1e-2
 
 
-@pytest.mark.parametrize(
-  ("stack_frames", "n_step", "window"),
-  [(1, 1, 2), (1, 3, 4), (4, 1, 5), (4, 3, 7)],
-)
-def test_window(stack_frames, n_step, window):
-  agent = agent_of("image", stack_frames=stack_frames, n_step=n_step)
-  assert agent.needs.window == window
+def test_windows_have_the_frames_before_them():
+  for stack_frames, n_step, window in ((1, 1, 2), (1, 3, 4), (4, 3, 7)):
+    agent = agent_of("image", stack_frames=stack_frames, n_step=n_step)
+    assert agent.needs.window == window
 
 
 def test_what_a_dqn_cannot_do_is_refused():
@@ -505,42 +434,38 @@ def test_config_out_of_range_is_refused_with_its_name(fields):
 
 @pytest.mark.parametrize(
   ("name", "fields"),
-  [
-    ("vector", {"n_step": 1}),
-    ("vector", {"n_step": 3, "double": False, "dueling": True}),
-    ("masked", {"n_step": 2, "rescale": True}),
-    pytest.param(
-      *("image", {"n_step": 2, "stack_frames": 3}), marks=pytest.mark.slow
-    ),
-  ],
+  conftest.slow_but(
+    [("masked", {"n_step": 3, "rescale": True})],
+    [
+      ("masked", {"n_step": 3, "rescale": True}),
+      ("image", {"n_step": 2, "stack_frames": 3}),
+    ],
+  ),
 )
 def test_actors_see_the_priorities_that_the_learner_will(name, fields):
   agent, state = agent_of(name, **fields), state_of(name, **fields)
   state = dataclasses.replace(state, target_params=state.params)
-  size, windows = 12, 6
-  unroll = conftest.random_unroll(
-    agent,
-    SPECS[name],
-    agent.needs.window + windows - 1,
-    np.linspace(0, 0.6, size),
-    seed=5,
+  windows, frames = 6, fields.get("stack_frames", 1)
+  length = agent.needs.window + windows - 1
+  unroll = part(unroll_of(name, stack_frames=frames), length)
+  q_values = network_of(name, stack_frames=frames)(
+    state.params, unroll.inputs, unroll.core_state
   )
-  unroll = as_acted(SPECS[name], config_of(**fields), state, unroll)
-  actual = jax.jit(agent.priorities)(agent.acting(state), unroll)
-  assert actual.shape == (size, windows)
-  gradients = jax.jit(agent.gradients)
+  mask = SPECS[name].action_mask
+  legal = unroll.inputs.timestep.observation[mask] if mask else None
+  q_values = distributions.only_legal(q_values, legal)
+  unroll = unroll._replace(extras=value_based.Extras(np.asarray(q_values)))
+  actual = np.asarray(
+    jitted("priorities", name, **fields)(agent.acting(state), unroll)
+  )
+  assert actual.shape == (40, windows)
   for start in range(windows):
-    steps = jax.tree.map(
-      lambda x, start=start: x[start : start + agent.needs.window],
-      unroll._replace(core_state=(), extras=()),
+    steps = part(unroll, agent.needs.window, start)
+    if start:
+      steps = steps._replace(core_state=agent.initial_core_state(40))
+    _, output = jitted("gradients", name, **fields)(
+      state, jax.random.key(0), sample_of(steps)
     )
-    core_state = (
-      unroll.core_state if start == 0 else (agent.initial_core_state(size))
-    )
-    batch = types.Sample(
-      steps._replace(core_state=core_state), np.ones(size, np.float32)
-    )
-    _, output = gradients(state, jax.random.key(0), batch)
     np.testing.assert_allclose(
       actual[:, start], output.priorities, rtol=1e-4, atol=1e-5
     )
@@ -552,29 +477,17 @@ def test_actors_see_the_priorities_that_the_learner_will(name, fields):
 )
 def test_priorities_of_n_step_transitions_by_hand(n_step, double):
   fields = {"n_step": n_step, "double": double}
-  agent, state = agent_of(**fields), state_of(**fields)
-  unroll = conftest.random_unroll(
-    agent, VECTOR, n_step + 8, np.linspace(0, 0.6, 40), seed=7
-  )
-  q = np.asarray(
-    q_values_of(
-      VECTOR,
-      config_of(**fields),
-      state.params,
-      unroll.inputs,
-      unroll.core_state,
-    )
-  )
+  unroll, q = unroll_of(), q_values_of()
   errors, weights = td_errors(q, q, unroll, n_step, double)
-  unroll = unroll._replace(extras=value_based.Extras(q))
-  actual = jax.jit(agent.priorities)(agent.acting(state), unroll)
+  actual = jitted("priorities", **fields)(
+    agent_of(**fields).acting(state_of()),
+    unroll._replace(extras=value_based.Extras(q)),
+  )
   np.testing.assert_allclose(actual, np.abs(errors.T), rtol=1e-4, atol=1e-5)
   # Episodes ended in all ways, and across a reset there is nothing to learn.
   step_type, _, factor, _ = unroll.inputs.timestep
   last = step_type[1:-1] == dm_env.StepType.LAST
-  assert np.any(last & (factor[1:-1] == 0)) and np.any(
-    last & (factor[1:-1] == 1)
-  )
+  assert set(factor[1:-1][last]) == {0, 1}
   np.testing.assert_array_equal(np.asarray(actual).T[weights == 0], 0.0)
 
 
@@ -584,21 +497,12 @@ def test_priorities_of_n_step_transitions_by_hand(n_step, double):
 )
 def test_without_a_replay_all_steps_of_an_unroll_count(n_step, double):
   fields = {"n_step": n_step, "double": double, "replayed": False}
-  agent, state = agent_of(**fields), state_of(**fields)
+  agent, unroll = agent_of(**fields), part(unroll_of(), 7)
   assert agent.needs.window is None and agent.priorities is None
-  unroll = conftest.random_unroll(
-    agent, VECTOR, 7, np.linspace(0, 0.6, 40), seed=4
-  )
-  q, target_q = (
-    np.asarray(
-      q_values_of(
-        VECTOR, config_of(**fields), params, unroll.inputs, unroll.core_state
-      )
-    )
-    for params in (state.params, state.target_params)
-  )
+  q, target_q = (q_values_of(x)[:7] for x in ("params", "target_params"))
   errors, weights = td_errors(q, target_q, unroll, n_step, double, whole=False)
-  _, output = jax.jit(agent.gradients)(state, jax.random.key(0), unroll)
+  gradients = jitted("gradients", **fields)
+  _, output = gradients(state_of(), jax.random.key(0), unroll)
   assert output.weight == weights.sum() < weights.size
   expected = 0.5 * np.sum(errors**2) / weights.sum()
   assert output.metrics["loss"] == pytest.approx(expected, rel=1e-4)
@@ -610,7 +514,7 @@ def test_without_a_replay_frames_are_stacked_from_the_unrolls_own():
   agent, state = agent_of("image", **fields), state_of("image", **fields)
   unroll = conftest.random_unroll(agent, IMAGE, 5, np.zeros(4), seed=1)
   unroll.inputs.timestep.step_type[:] = dm_env.StepType.MID
-  gradients = jax.jit(agent.gradients)
+  gradients = jitted("gradients", "image", **fields)
   _, output = gradients(state, jax.random.key(0), unroll)
   assert output.weight == 4 * 4
   frames = jax.tree.map(lambda x: np.full_like(x, 200), unroll.core_state)
@@ -626,9 +530,15 @@ def test_without_a_replay_frames_are_stacked_from_the_unrolls_own():
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 def test_a_start_from_parameters_is_as_the_beginning(optimizer):
   agent = agent_of(horizon=base.Horizon(1000, 20), optimizer=optimizer)
-  state = jax.jit(agent.init)(jax.random.key(0))
-  assert_equal(agent.start(state.params, 0), state)
-  late = agent.start(state.params, 7)
+
+  @jax.jit
+  def started(rng_key):
+    state = agent.init(rng_key)
+    return state, *(agent.start(state.params, k) for k in (0, 7))
+
+  state, early, late = started(jax.random.key(0))
+  assert_equal(early, state)
+  assert state.hyperparameters == state_of().hyperparameters
   assert late.updates == 7
   assert_equal(late.optimizer_state[-1].count, 7)
   assert_equal(late.params, state.params)
@@ -639,12 +549,13 @@ def test_rmsprop_is_the_papers():
   fields = {"optimizer": "rmsprop", "rms_decay": decay}
   fields |= {"rms_epsilon": epsilon, "max_gradient_norm": 1e9}
   agent = agent_of(**fields, learning_rate=rate)
-  state = agent.start(jnp.zeros(3), 0)
+  state = agent.start(np.zeros(3, np.float32), 0)
+  apply = jax.jit(agent.apply)
   params, square = np.zeros(3), np.zeros(3)
   rng = np.random.default_rng(0)
   for _ in range(5):
     gradient = rng.normal(size=3)
     square = decay * square + (1 - decay) * gradient**2
     params -= rate * gradient / np.sqrt(square + epsilon)
-    state = agent.apply(state, base.Gradients(jnp.float32(gradient)))
+    state = apply(state, base.Gradients(np.float32(gradient)))
     np.testing.assert_allclose(state.params, params, rtol=1e-5, atol=1e-5)

@@ -1,6 +1,7 @@
 """An exported policy does what the live one does, with JAX alone."""
 
 import dataclasses
+import functools
 import json
 import pathlib
 import subprocess
@@ -15,11 +16,11 @@ import pytest
 from dm_env import specs
 from flax import linen as nn
 
-from experiments import ppo
+from experiments import a2c
 from seedx import envs, types
 from seedx.agents import acting_step, dqn, vtrace
 from seedx.app import export, policies
-from tests import conftest, programs
+from tests import conftest, dqn_test, programs
 
 own_signals = programs.own_signals
 compiled_quickly = programs.compiled_quickly
@@ -84,27 +85,20 @@ KINDS = {
   "several": Kind(vtrace, VECTOR, SEVERAL),
 }
 # A core state, and statistics of observations.
-FAST = ("lstm", "continuous")
+FAST = [("lstm",), ("continuous",)]
+ROWS = 5
 
 
-def make_policy(kind):
+@functools.cache
+def make_policy(name):
   """The policy of random parameters, far from indifferent."""
+  kind = KINDS[name]
   spec = types.EnvironmentSpec(
     kind.observation, kind.action, action_mask=kind.action_mask
   )
   config = kind.agent.Config(hidden_sizes=(8,), **kind.fields)
   agent = config.make(spec)
-  state = jax.jit(agent.init)(jax.random.key(0))
-  rng = np.random.default_rng(0)
-  params = jax.tree.map(
-    lambda x: x + np.abs(x) * rng.normal(size=x.shape).astype(np.float32),
-    state.params,
-  )
-  statistics = jax.tree.map(
-    lambda x: x + rng.uniform(1.0, 2.0, x.shape).astype(np.float32),
-    state.statistics,
-  )
-  state = dataclasses.replace(state, params=params, statistics=statistics)
+  state = dqn_test.random_state(agent, config)
   return policies.Policy(
     directory=pathlib.Path(),
     name="fake",
@@ -113,7 +107,7 @@ def make_policy(kind):
     env=envs.Config("Fake-v0"),
     spec=spec,
     agent=agent,
-    acting=jax.device_get(agent.acting(state)),
+    acting=agent.acting(state),
   )
 
 
@@ -142,47 +136,55 @@ def as_said(timestep, said):
 
 
 @pytest.mark.parametrize(
-  "kind",
-  [
-    pytest.param(kind, id=name, marks=() if name in FAST else pytest.mark.slow)
-    for name, kind in KINDS.items()
-  ],
+  "name", conftest.slow_but(FAST, [(name,) for name in KINDS])
 )
-def test_it_agrees_with_the_live_policy(kind):
-  policy = make_policy(kind)
+def test_it_agrees_with_the_live_policy(name):
+  policy = make_policy(name)
   exported, spec = export.export(policy)
   loaded = jax.export.deserialize(exported.serialize())
   assert loaded.platforms == ("cpu", "cuda", "tpu")
   assert json.loads(json.dumps(spec)) == spec
+  call = jax.jit(loaded.call)
   agent = dataclasses.replace(policy.agent, step=policy.agent.greedy)
+
+  @jax.jit
+  def take_step(key, timestep, state):
+    exploration = np.full(timestep.reward.shape, 0.5, np.float32)
+    return acting_step.take(
+      agent, policy.acting, key, timestep, state, exploration
+    )
+
+  live = acting_step.initial_state(agent, policy.spec, ROWS)
+  memory = zeros = [
+    np.zeros((ROWS, *leaf["shape"]), leaf["dtype"]) for leaf in spec["memory"]
+  ]
   seen = []
-  for rows in (1, 5):
-    live = acting_step.initial_state(agent, policy.spec, rows)
-    memory = [
-      np.zeros((rows, *leaf["shape"]), leaf["dtype"]) for leaf in spec["memory"]
-    ]
-
-    @jax.jit
-    def take_step(key, timestep, state):
-      exploration = np.full(timestep.reward.shape, 0.5, np.float32)
-      return acting_step.take(
-        agent, policy.acting, key, timestep, state, exploration
-      )
-
-    for step, timestep in enumerate(random_timesteps(policy.spec, rows, 8)):
-      key = jax.random.key(step)  # Of no consequence.
-      taken = take_step(key, timestep, live)
-      inputs = as_said(timestep, spec["timestep"])
-      assert described(inputs) == spec["timestep"]
-      action, memory = loaded.call(inputs, memory)
-      live = taken.acting_state
-      expected = taken.output.action
-      assert_close(action, expected)
-      jax.tree.map(assert_close, memory, jax.tree.leaves(live))
-      assert action.dtype == expected.dtype == spec["action"]["dtype"]
-      assert list(action.shape[1:]) == spec["action"]["shape"]
-      seen.append(np.asarray(action))
+  for step, timestep in enumerate(random_timesteps(policy.spec, ROWS, 8)):
+    inputs = as_said(timestep, spec["timestep"])
+    assert described(inputs) == spec["timestep"]
+    if step in (0, 4):
+      # A batch of one, with what its row remembers.
+      one = call(*jax.tree.map(lambda x: np.asarray(x)[:1], (inputs, memory)))
+    taken = take_step(jax.random.key(step), timestep, live)  # Any key.
+    action, memory = call(inputs, memory)
+    live = taken.acting_state
+    expected = taken.output.action
+    assert_close(action, expected)
+    jax.tree.map(assert_close, memory, jax.tree.leaves(live))
+    if step in (0, 4):
+      rows = jax.tree.map(lambda x: np.asarray(x)[:1], (action, memory))
+      jax.tree.map(assert_close, one, rows)
+    assert action.dtype == expected.dtype == spec["action"]["dtype"]
+    assert list(action.shape[1:]) == spec["action"]["shape"]
+    seen.append(np.asarray(action))
   assert len(np.unique(np.concatenate(seen), axis=0)) > 1
+  # What was before matters until an episode begins.
+  for step_type in (0, 1):
+    inputs["step_type"] = np.full(ROWS, step_type, np.uint8)
+    after = [call(inputs, x)[1] for x in (zeros, memory)]
+    differ = any(np.any(a != b) for a, b in zip(*after, strict=True))
+    # The last action is what an agent without a core state remembers.
+    assert differ == (step_type == 1 and name in ("lstm", "frames"))
 
 
 def described(nest):
@@ -200,28 +202,8 @@ def assert_close(actual, expected):
     np.testing.assert_array_equal(actual, expected)
 
 
-@pytest.mark.parametrize("name", ["lstm", "frames"])
-def test_what_was_before_matters_until_an_episode_begins(name):
-  """Else the test of agreement would see no memory."""
-  policy = make_policy(KINDS[name])
-  exported, spec = export.export(policy)
-  rng = np.random.default_rng(0)
-  zeros = [np.zeros((4, *x["shape"]), x["dtype"]) for x in spec["memory"]]
-  past = [
-    (200 * rng.random(x.shape)).astype(x.dtype) % 3 if x.size else x
-    for x in zeros
-  ]
-  timestep = next(random_timesteps(policy.spec, 4, 1))
-  timestep = as_said(timestep, spec["timestep"])
-  first = [exported.call(timestep, x)[1] for x in (zeros, past)]
-  jax.tree.map(np.testing.assert_array_equal, *first)
-  timestep["step_type"] = np.ones(4, np.uint8)
-  later = [exported.call(timestep, x)[1] for x in (zeros, past)]
-  assert any(np.any(a != b) for a, b in zip(*later, strict=True))
-
-
 def test_an_agent_without_a_greedy_step_is_refused():
-  policy = make_policy(KINDS["feed_forward"])
+  policy = make_policy("feed_forward")
   agent = dataclasses.replace(policy.agent, greedy=None)
   with pytest.raises(types.ConfigError, match="greedy"):
     export.export(dataclasses.replace(policy, agent=agent))
@@ -232,12 +214,11 @@ def test_an_agent_without_a_greedy_step_is_refused():
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory):
-  """The directory of a run of PPO that has ended."""
+  """The directory of a run of A2C that has ended."""
   found = tmp_path_factory.mktemp("runs") / "run"
-  words = "--num-envs 4 --unroll-length 8 --epochs 1 --minibatches 1"
-  words += " --hidden-sizes 8 --total-steps 64"
+  words = "--num-envs 4 --unroll-length 8 --hidden-sizes 8 --total-steps 64"
   words = [*words.split(), "--run-dir", str(found)]
-  assert programs.main(ppo, words) == 0
+  assert programs.main(a2c, words) == 0
   return found
 
 
@@ -259,7 +240,7 @@ def test_ten_lines_use_it_without_seedx(run_dir, tmp_path, capfd):
     env={"JAX_PLATFORMS": "cpu"},
     capture_output=True,
     text=True,
-    timeout=60,
+    timeout=600,
   )
   assert done.returncode == 0, done.stderr
   action, memory = done.stdout.splitlines()
@@ -277,7 +258,7 @@ def test_ten_lines_use_it_without_seedx(run_dir, tmp_path, capfd):
       np.reshape(actual, expected.shape), expected, rtol=1e-5, atol=1e-6
     )
   said = json.loads((tmp_path / "policy.json").read_text())
-  assert said["experiment"] == "ppo"
+  assert said["experiment"] == "a2c"
   assert said["env"] == "CartPole-v1"
   assert said["env_steps"] == policy.env_steps >= 64
   assert said["step_type"] == {"FIRST": 0, "MID": 1, "LAST": 2}

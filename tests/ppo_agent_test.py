@@ -11,7 +11,7 @@ from dm_env import specs
 
 from seedx import sharding, types
 from seedx.agents import base, model, policy_gradient, ppo
-from tests import conftest
+from tests import conftest, dqn_test
 from tests.losses import references
 
 LENGTH, BATCH = 6, 8
@@ -27,6 +27,11 @@ KINDS = {
   "recurrent": (VECTOR, {"recurrent": True, "lstm_size": 4}),
 }
 KEY = jax.random.key(0)
+# Several steps in each update, and a learning rate that ends at 0.
+SEVERAL = {
+  **{"epochs": 2, "minibatches": 4},
+  **{"learning_rate_end": 0.0, "horizon": base.Horizon(100, 3)},
+}
 
 
 def config_of(kind="vector", **fields):
@@ -50,20 +55,22 @@ def agent_of(kind="vector", axis=None, horizon=None, **fields):
 
 
 @functools.cache
-def update_of(kind="vector", **fields):
-  return jax.jit(agent_of(kind, **fields).update)
+def jitted(method, kind="vector", **fields):
+  return jax.jit(getattr(agent_of(kind, **fields), method))
 
 
 @functools.cache
 def state_of(kind="vector", **fields):
   """A state whose policy is far from uniform."""
-  state = jax.jit(agent_of(kind, **fields).init)(KEY)
-  rng = np.random.default_rng(0)
-  params = jax.tree.map(
-    lambda x: x + np.float32(0.3) * rng.normal(size=x.shape).astype(np.float32),
-    state.params,
+  config = config_of(kind, **fields)
+  return dqn_test.random_state(agent_of(kind, **fields), config)
+
+
+def with_hyperparameters(state, **changes):
+  changes = {name: np.float32(x) for name, x in changes.items()}
+  return dataclasses.replace(
+    state, hyperparameters=state.hyperparameters | changes
   )
-  return dataclasses.replace(state, params=params)
 
 
 @functools.cache
@@ -93,12 +100,12 @@ def assert_close(actual, expected, rtol=1e-4):
 
 
 def difference(a, b):
-  gaps = jax.tree.map(lambda x, y: float(np.abs(x - y).max()), a, b)
+  gaps = jax.tree.map(lambda x, y: np.abs(np.subtract(x, y)).max(), a, b)
   return max(jax.tree.leaves(gaps))
 
 
 def moved(after, before):
-  return jax.tree.map(lambda a, b: a - b, after.params, before.params)
+  return jax.tree.map(np.subtract, after.params, before.params)
 
 
 # One step is its gradients applied
@@ -108,10 +115,10 @@ def moved(after, before):
   "kind", conftest.slow_but([("vector",)], [(kind,) for kind in KINDS])
 )
 def test_one_step_on_the_whole_batch_is_its_gradients_applied(kind):
-  agent, state, unroll = agent_of(kind), state_of(kind), unroll_of(kind)
-  gradients, output = jax.jit(agent.gradients)(state, KEY, unroll)
-  expected = jax.jit(agent.apply)(state, gradients)
-  actual, update_output = update_of(kind)(state, KEY, unroll)
+  state, unroll = state_of(kind), unroll_of(kind)
+  gradients, output = jitted("gradients", kind)(state, KEY, unroll)
+  expected = jitted("apply", kind)(state, gradients)
+  actual, update_output = jitted("update", kind)(state, KEY, unroll)
   assert_close(moved(actual, state), moved(expected, state), rtol=1e-3)
   assert difference(actual.params, state.params) > 1e-3
   assert_close(update_output.metrics, output.metrics)
@@ -123,26 +130,19 @@ def test_one_step_on_the_whole_batch_is_its_gradients_applied(kind):
 
 def test_at_a_ratio_of_1_the_gradients_are_those_of_a2c():
   """With advantages from NumPy, normalised by hand."""
-  agent, state = agent_of(td_lambda=0.8), state_of(td_lambda=0.8)
-  spec, config = VECTOR, config_of(td_lambda=0.8)
-  policy = policy_gradient.Policy.make(spec, config)
-  unroll = unroll_of()
+  state, unroll = with_hyperparameters(state_of(), td_lambda=0.8), unroll_of()
+  policy = policy_gradient.Policy.make(VECTOR, config_of())
 
+  @jax.jit
   def evaluated(params):
     variables = model.Variables(params, ())
     return policy.evaluate(variables, unroll, state.hyperparameters)
 
   acted = jax.tree.map(np.asarray, evaluated(state.params))
   log_prob = np.concatenate([acted.log_prob, np.zeros((1, BATCH), np.float32)])
-  unroll = unroll._replace(extras=policy_gradient.Extras(log_prob))
+  names = ("values", "step_type", "reward", "discount")
   streams = [
-    {
-      "values": acted.values[:, b],
-      "step_type": acted.step_type[:, b],
-      "reward": acted.reward[:, b],
-      "discount": acted.discount[:, b],
-    }
-    for b in range(BATCH)
+    {name: getattr(acted, name)[:, b] for name in names} for b in range(BATCH)
   ]
   advantage = np.stack(
     [references.gae(x, None, lambda_=0.8) for x in streams], axis=1
@@ -152,7 +152,9 @@ def test_at_a_ratio_of_1_the_gradients_are_those_of_a2c():
   taken = advantage[weight > 0]
   normalized = (advantage - taken.mean()) / taken.std()
 
-  def loss(params):
+  @jax.jit
+  @jax.grad
+  def expected(params):
     now = evaluated(params)
     steps = (
       -normalized * now.log_prob
@@ -161,17 +163,18 @@ def test_at_a_ratio_of_1_the_gradients_are_those_of_a2c():
     )
     return (steps * weight).sum() / weight.sum()
 
-  expected = jax.grad(loss)(state.params)
-  actual, _ = jax.jit(agent.gradients)(state, KEY, unroll)
-  assert_close(actual.params, expected, rtol=1e-3)
-  other, _ = jax.jit(agent.gradients)(state, KEY, unroll_of())
-  assert difference(actual.params, other.params) > 1e-3
+  as_acted = unroll._replace(extras=policy_gradient.Extras(log_prob))
+  actual, other = (
+    jitted("gradients")(state, KEY, x)[0].params for x in (as_acted, unroll)
+  )
+  assert_close(actual, expected(state.params), rtol=1e-3)
+  assert difference(actual, other) > 1e-3
 
 
 # Minibatches
 
 
-@pytest.mark.parametrize("parts", [1, 3, 12])
+@pytest.mark.parametrize("parts", [3, 12])
 def test_every_entry_is_in_exactly_one_minibatch(parts):
   pieces, size = 2, 12
   number = np.arange(size) + 100 * np.arange(pieces)[:, None]
@@ -184,10 +187,12 @@ def test_every_entry_is_in_exactly_one_minibatch(parts):
     advantage=number + 1,
     weight=number + 2,
   )
+  draw = jax.jit(ppo._shuffled, static_argnums=2)
   shuffled = [
-    ppo._shuffled(entries, jax.random.key(seed), parts) for seed in (0, 0, 1)
+    jax.tree.map(np.asarray, draw(entries, jax.random.key(seed), parts))
+    for seed in (0, 0, 1)
   ]
-  orders = [np.asarray(x.action[:, 0]) for x in shuffled]
+  orders = [x.action[:, 0] for x in shuffled]
   np.testing.assert_array_equal(orders[0], orders[1])
   assert np.mean(orders[0] != orders[2]) > 0.5
   for drawn, order in zip(shuffled, orders, strict=True):
@@ -196,12 +201,10 @@ def test_every_entry_is_in_exactly_one_minibatch(parts):
     assert np.any(order.ravel() != np.arange(size))
     # Whatever belongs to an entry goes with it.
     for part, row in enumerate(order):
-      expected = jax.tree.map(lambda x, row=row: x[:, row], entries[:2])
-      assert_same(drawn[:2], part, expected)
-      expected = jax.tree.map(lambda x, row=row: x[:, row], entries[3:])
-      assert_same(drawn[3:], part, expected)
-      expected = jax.tree.map(lambda x, row=row: x[row], entries.core_state)
-      assert_same(drawn.core_state, part, expected)
+      steps, expected = (x._replace(core_state=()) for x in (drawn, entries))
+      assert_same(steps, part, jax.tree.map(lambda x, i=row: x[:, i], expected))
+      core_state = jax.tree.map(lambda x, i=row: x[i], entries.core_state)
+      assert_same(drawn.core_state, part, core_state)
 
 
 def assert_same(nest, part, expected):
@@ -210,14 +213,18 @@ def assert_same(nest, part, expected):
   )
 
 
-def test_keys_decide_the_minibatches():
-  unroll, state = unroll_of(), state_of()
-  update = update_of(epochs=2, minibatches=4)
+def test_keys_decide_the_minibatches_and_updates_count_batches():
+  unroll, update = unroll_of(), jitted("update", **SEVERAL)
   one, same, other = (
-    update(state, jax.random.key(seed), unroll)[0].params for seed in (0, 0, 1)
+    update(state_of(), jax.random.key(seed), unroll) for seed in (0, 0, 1)
   )
-  assert difference(one, same) == 0
-  assert difference(one, other) > 1e-5
+  assert difference(one[0].params, same[0].params) == 0
+  assert difference(one[0].params, other[0].params) > 1e-5
+  weight = np.sum(unroll.inputs.timestep.step_type[1:] != 0)
+  for updates, (state, output) in enumerate((one, update(one[0], KEY, unroll))):
+    assert state.updates == updates + 1
+    # Experience counts once.
+    assert output.weight == weight
 
 
 @pytest.mark.parametrize(
@@ -225,19 +232,9 @@ def test_keys_decide_the_minibatches():
 )
 def test_minibatches_that_do_not_divide_are_refused(kind, minibatches, size):
   agent = agent_of(kind, minibatches=minibatches)
-  message = f"divide the {size} entries .*found {minibatches}"
+  message = f"divide the {size} .*found {minibatches}"
   with pytest.raises(types.ConfigError, match=message):
     jax.eval_shape(agent.update, state_of(kind), KEY, unroll_of(kind))
-
-
-def test_updates_count_batches_and_experience_counts_once():
-  state, unroll = state_of(), unroll_of()
-  update = update_of(epochs=2, minibatches=4)
-  weight = np.sum(unroll.inputs.timestep.step_type[1:] != 0)
-  for updates in (1, 2):
-    state, output = update(state, KEY, unroll)
-    assert state.updates == updates
-    assert output.weight == weight
 
 
 # Advantages
@@ -247,7 +244,8 @@ def test_advantages_are_normalised_by_their_weights():
   rng = np.random.default_rng(0)
   values = rng.normal(3.0, 5.0, (4, 25)).astype(np.float32)
   weights = (rng.random((4, 25)) < 0.7).astype(np.float32)
-  actual = np.asarray(ppo._normalized(values, weights, None), np.float64)
+  normalized = jax.jit(ppo._normalized, static_argnums=2)
+  actual = np.asarray(normalized(values, weights, None), np.float64)
   mean = np.average(actual, weights=weights)
   assert mean == pytest.approx(0.0, abs=1e-5)
   assert np.average((actual - mean) ** 2, weights=weights) == pytest.approx(
@@ -257,7 +255,7 @@ def test_advantages_are_normalised_by_their_weights():
   np.testing.assert_allclose(
     np.corrcoef(actual.ravel(), values.ravel())[0, 1], 1.0, rtol=1e-5
   )
-  constant = ppo._normalized(np.full((4, 25), 7.0), weights, None)
+  constant = normalized(np.full((4, 25), 7, np.float32), weights, None)
   np.testing.assert_allclose(constant, 0.0, atol=1e-2)
 
 
@@ -304,7 +302,9 @@ def test_4_cores_update_as_one(kind):
     sharding.REPLICATED,
   )
   actual, output = update(state, KEY, unroll)
-  expected, expected_output = update_of(kind, **fields)(state, KEY, unroll)
+  expected, expected_output = jitted("update", kind, **fields)(
+    state, KEY, unroll
+  )
   assert_close(moved(actual, state), moved(expected, state), rtol=1e-3)
   assert_close(actual.statistics, expected.statistics)
   assert output.weight == expected_output.weight
@@ -330,7 +330,7 @@ def test_resets_have_no_weight():
       )
     ),
   )
-  update = update_of(epochs=2, minibatches=4)
+  update = jitted("update", **SEVERAL)
   actual, expected = (
     update(state_of(), KEY, x)[0].params for x in (changed, unroll)
   )
@@ -344,17 +344,10 @@ def test_resets_have_no_weight():
 
 
 def test_the_learning_rate_falls_over_updates_and_not_over_minibatches():
-  update = update_of(
-    epochs=2,
-    minibatches=2,
-    horizon=base.Horizon(env_steps=100, updates=3),
-    learning_rate_end=0.0,
-    learning_rate=1e-2,
-  )
-  state, steps = state_of(), []
+  state, steps = with_hyperparameters(state_of(), learning_rate=1e-2), []
   for _ in range(5):
     before = state
-    state, _ = update(state, KEY, unroll_of())
+    state, _ = jitted("update", **SEVERAL)(state, KEY, unroll_of())
     steps.append(difference(state.params, before.params))
   assert min(steps[:3]) > 1e-5
   assert steps[2] < steps[0] / 2
@@ -362,36 +355,45 @@ def test_the_learning_rate_falls_over_updates_and_not_over_minibatches():
 
 
 def test_a_start_from_parameters_is_where_so_many_updates_end():
-  agent = agent_of(horizon=base.Horizon(100, 10), epochs=2, minibatches=4)
-  state = jax.jit(agent.init)(KEY)
-  started = agent.start(state.params, 0)
-  jax.tree.map(np.testing.assert_array_equal, started, state)
-  late = agent.start(state.params, 7)
+  agent = agent_of(**SEVERAL)
+
+  @jax.jit
+  def started(rng_key):
+    state = agent.init(rng_key)
+    return state, *(agent.start(state.params, k) for k in (0, 7))
+
+  state, early, late = started(KEY)
+  jax.tree.map(np.testing.assert_array_equal, early, state)
+  assert state.hyperparameters == state_of().hyperparameters
   assert late.updates == 7
   assert late.optimizer_state[-1].count == 7 * 8
 
 
-def after(epochs, **fields):
-  """The parameters that so many epochs make of a batch."""
-  fields |= {"epochs": epochs}
-  return update_of(**fields)(state_of(**fields), KEY, unroll_of())[0].params
+def after(state, **fields):
+  """The parameters that an update makes of a state."""
+  return jitted("update", **fields)(state, KEY, unroll_of())[0].params
 
 
 def test_clipping_reaches_the_loss():
-  assert difference(after(1, clip_epsilon=1e-3), after(1)) > 1e-4
+  narrow = with_hyperparameters(state_of(), clip_epsilon=1e-3)
+  assert difference(after(narrow), after(state_of())) > 1e-4
 
 
 @pytest.mark.slow
 def test_clipping_of_values_reaches_the_loss():
   # The values of the first step are those from before: nothing to clip.
-  assert difference(after(1, clip_values=True), after(1)) < 1e-6
-  assert difference(after(2, clip_values=True), after(2)) > 1e-4
+  for epochs in (1, 2):
+    fields = {} if epochs == 1 else {"epochs": epochs}
+    plain, clipped = (
+      after(state_of(), **fields, **x) for x in ({}, {"clip_values": True})
+    )
+    assert (difference(plain, clipped) > 1e-4) == (epochs == 2)
 
 
 @pytest.mark.slow
 def test_statistics_change_once_and_no_epoch_sees_it():
   fields = {"epochs": 2, "minibatches": 2}
-  normalizing = update_of(normalize_observations=True, **fields)
+  normalizing = jitted("update", normalize_observations=True, **fields)
   state = state_of(normalize_observations=True, **fields)
   first, second = unroll_of(seed=1), unroll_of(seed=2)
   shift = np.float32([2.0, 0.0, -3.0, 1.0])
@@ -415,7 +417,7 @@ def test_statistics_change_once_and_no_epoch_sees_it():
   observation = second.inputs.timestep.observation
   seen = (observation - mean) / np.sqrt(square - mean**2)
   assert np.abs(seen).max() < 10
-  expected, _ = update_of(**fields)(
+  expected, _ = jitted("update", **fields)(
     dataclasses.replace(state, statistics=()),
     KEY,
     with_observation(second, seen.astype(np.float32)),
