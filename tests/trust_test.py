@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shutil
 import sys
+from unittest import mock
 
 import pytest
 
@@ -13,6 +14,7 @@ from seedx.agents import a2c
 from seedx.app import evaluate, export, run_dirs
 from seedx.learning import learner
 from seedx.pipelines import sync
+from seedx.runtime import process
 from tests import programs, running
 
 own_signals = programs.own_signals
@@ -39,19 +41,28 @@ EXPERIMENT = app.Experiment(sync.Config(agent=a2c.Config()))
 SMALL = ("--hidden-sizes", "8", "--num-envs", "4", "--unroll-length", "5")
 
 
+class _BeganError(Exception):
+  """A run has written its config.json."""
+
+
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-  """A run of an experiment, and one of a script."""
-  folder = tmp_path_factory.mktemp("trained")
-  words = (*SMALL, "--total-steps", "100", "--run-dir", str(folder / "program"))
-  assert programs.main(a2c_experiment, words) == 0
+def begun(tmp_path_factory):
+  """Directories of an experiment's run, and of a script's."""
+  folder = tmp_path_factory.mktemp("begun")
+  words = (*SMALL, "--run-dir", str(folder / "program"))
   config = sync.Config(
-    total_steps=100,
     agent=a2c.Config(hidden_sizes=(8,)),
     num_envs=4,
     learner=learner.Config(unroll_length=5),
   )
-  app.train(config, run_dir=str(folder / "script"), quiet=True)
+  with pytest.MonkeyPatch.context() as patch:
+    nothing = mock.MagicMock(replay=None, server=None)
+    patch.setattr(sync, "learn", lambda *_: nothing)
+    patch.setattr(process, "run", mock.Mock(side_effect=_BeganError))
+    with pytest.raises(_BeganError):
+      programs.main(a2c_experiment, words)
+    with pytest.raises(_BeganError):
+      app.train(config, run_dir=str(folder / "script"), quiet=True)
   return folder
 
 
@@ -101,13 +112,13 @@ VECTORS = {
 
 
 @pytest.fixture
-def theirs(trained, tmp_path, monkeypatch):
+def theirs(begun, tmp_path, monkeypatch):
   """Writes such a directory; nothing of it may run, nor `sys.path` change."""
 
   def write(case):
     run, changes, reason = VECTORS[case]
     folder = tmp_path / "run"
-    shutil.copytree(trained / run, folder)
+    shutil.copytree(begun / run, folder)
     (folder / "theirs.py").write_text(_CODE)
     content = json.loads((folder / "config.json").read_text())
     for name, value in changes.items():
@@ -158,6 +169,8 @@ def test_a_script_loads_or_resumes_none_of_it(case, theirs):
 
 def test_a_directory_is_read_for_plots_without_running_it(theirs):
   folder, _ = theirs("environment")
+  line = {"env_steps": 9, "wall_seconds": 1.0, "episode_return": 1.0}
+  (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
   assert run_dirs.read(folder).env == "theirs:make"
 
 
