@@ -45,22 +45,25 @@ def config_of(folder, fields=None, **changes):
 
 @contextlib.contextmanager
 def compiling_once():
-  """Lets the actors of a run, which are threads, share what they compile."""
-  first, lock = [], threading.Lock()
+  """Lets the actors of a run, which are threads, share what they compile.
+
+  What is entered has their programs; those of the first are shared.
+  """
+  made, lock = [], threading.Lock()
 
   class Programs(local_actor.Programs):
     def warm_up(self, acting, device):
       with lock:
-        first.append(self)
+        made.append(self)
         for name in ("act", "unrolled", "priorities"):
-          setattr(self, name, getattr(first[0], name))
+          setattr(self, name, getattr(made[0], name))
         unroll = super().warm_up(acting, device)
         self.priorities(acting, unroll)
         return unroll
 
   with pytest.MonkeyPatch.context() as patched:
     patched.setattr(local_actor, "Programs", Programs)
-    yield
+    yield made
 
 
 @contextlib.contextmanager
