@@ -603,28 +603,22 @@ def test_the_last_action_of_an_unroll_comes_from_newer_parameters():
     np.testing.assert_allclose(new.extras["sum"][0] - old.extras["sum"][-1], 10)
 
 
-@pytest.mark.parametrize("given", [True, False])
-def test_exploration_reaches_the_agent_and_the_unrolls(given):
-  ladder = np.array([0.5, 0.25, 0.125], np.float32)
-
+def test_exploration_reaches_the_agent_and_the_unrolls():
   def step(acting, rng_key, inputs, core_state):
     output, core_state = AGENT.step(acting, rng_key, inputs, core_state)
     return output._replace(extras={"seen": inputs.exploration}), core_state
 
-  agent = dataclasses.replace(
-    AGENT,
-    step=step,
-    exploration=lambda count: np.full(count, 0.75, np.float32),
-  )
+  own = np.full(3, 0.75, np.float32)
+  agent = dataclasses.replace(AGENT, step=step, exploration=lambda count: own)
   layout = unroll_store.Layout(num_slots=3, length=2, period=1)
-  actor = made_actor(layout, agent, 0, ladder if given else None)
-  expected = ladder if given else np.full(3, 0.75, np.float32)
-  for time_step in range(6):
-    _, unroll = actor.observe(np.float32(0), np.int32(0))
-    assert (unroll is not None) == (time_step >= 1)
-    if unroll is not None:
-      both = np.stack([expected, expected])
-      np.testing.assert_array_equal(unroll.inputs.exploration, both)
-      np.testing.assert_array_equal(unroll.extras["seen"], both)
-    actor.act(np.float32(0), np.int32(0))
-  actor.close()
+  for ladder in (None, np.array([0.5, 0.25, 0.125], np.float32)):
+    actor = made_actor(layout, agent, 0, ladder)
+    for time_step in range(6):
+      _, unroll = actor.observe(np.float32(0), np.int32(0))
+      assert (unroll is not None) == (time_step >= 1)
+      if unroll is not None:
+        both = np.stack([own if ladder is None else ladder] * 2)
+        np.testing.assert_array_equal(unroll.inputs.exploration, both)
+        np.testing.assert_array_equal(unroll.extras["seen"], both)
+      actor.act(np.float32(0), np.int32(0))
+    actor.close()
