@@ -42,24 +42,28 @@ def make(**fields):
 
 def test_it_ends_when_its_work_is_done_and_says_the_last_line_to_all():
   sinks, done = [running.Lines(), running.Lines()], threading.Event()
+
+  def work():
+    running.wait_until(lambda: len(sinks[0].lines) >= 3)
+    done.set()
+
   own = make(
     done=done.is_set,
     measures=[lambda: {"a": 1, "b": 1}, lambda: {"b": 2}],
-    threads={"worker": lambda: (time.sleep(0.3), done.set())},
+    threads={"worker": work},
   )
   context = process.Context()
   last = process.run(own, context, sinks, log_seconds=0.05)
   assert last == {"a": 1, "b": 2}
-  assert sinks[0].lines == sinks[1].lines and len(sinks[0].lines) >= 3
+  assert sinks[0].lines == sinks[1].lines
   assert context.stop.is_set()
 
 
 def test_a_stop_ends_it_early():
   context = process.Context()
   threading.Timer(0.2, context.stop.set).start()
-  start = time.monotonic()
   process.run(make(threads={"waits": context.stop.wait}), context)
-  assert 0.1 < time.monotonic() - start < 5
+  assert context.stop.is_set()
 
 
 def test_among_other_hosts_it_ends_when_they_do():
@@ -68,10 +72,9 @@ def test_among_other_hosts_it_ends_when_they_do():
   threading.Timer(0.3, context.hosts.over.set).start()
   start, used = time.monotonic(), time.process_time()
   process.run(make(), context)
-  assert 0.2 < time.monotonic() - start < 5
-  assert not context.hosts.failed
+  assert context.hosts.over.is_set() and not context.hosts.failed
   # It does not look all the time.
-  assert time.process_time() - used < 0.2
+  assert time.process_time() - used < 0.6 * (time.monotonic() - start)
 
 
 @pytest.mark.parametrize("where", ["thread", "check"])
