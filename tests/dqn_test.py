@@ -197,7 +197,6 @@ def test_the_share_of_random_actions_is_the_larger_epsilon(epsilon):
   assert len(np.unique(best)) > 1
   for own, taken, greedy in zip(ladder, action, best, strict=True):
     share = max(own, epsilon)
-    # Whether a row explores says nothing about the action.
     for one in np.unique(greedy):
       chosen = taken[greedy == one]
       found = np.bincount(chosen, minlength=3) / len(chosen)
@@ -205,6 +204,28 @@ def test_the_share_of_random_actions_is_the_larger_epsilon(epsilon):
       expected[one] += 1 - share
       tolerance = 4 * np.sqrt(share * 0.25 / len(chosen))
       np.testing.assert_allclose(found, expected, atol=tolerance)
+
+
+def test_a_row_that_explores_takes_any_action_equally_often():
+  """Over many keys: whether it explores says nothing about the action."""
+  epsilon, rows, draws = 0.3, 4, 10_000
+  inputs = acting_step.zero_inputs(VECTOR, rows)
+  acting = agent_of().acting(state_of())._replace(epsilon=np.float32(epsilon))
+  core_state = agent_of().initial_core_state(rows)
+
+  @jax.jit
+  def act(key):
+    return jax.vmap(
+      lambda key: agent_of().step(acting, key, inputs, core_state)[0].action
+    )(jax.random.split(key, draws))
+
+  actions = np.asarray(act(jax.random.key(0)))
+  expected = np.full(3, epsilon / 3)
+  expected[np.bincount(actions.ravel()).argmax()] += 1 - epsilon
+  for row in actions.T:
+    frequencies = np.bincount(row, minlength=3) / draws
+    # Four standard deviations of a share of 0.1.
+    np.testing.assert_allclose(frequencies, expected, atol=0.02)
 
 
 @pytest.mark.parametrize("exploration", [0.0, 1.0])
