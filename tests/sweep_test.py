@@ -94,7 +94,7 @@ def test_without_ray_it_says_what_to_install(capfd, monkeypatch):
 def test_values_are_options():
   values = {"learning_rate": "0.1", "rescale": "False", "dueling": "true"}
   assert trials.options(values) == [
-    *("--learning-rate", "0.1", "--no-rescale", "--dueling"),
+    *("--learning-rate", "0.1", "--no-rescale", "--dueling")
   ]
 
 
