@@ -1,5 +1,6 @@
 """Own environments as users would write them, working and failing ones."""
 
+import functools
 import os
 import pathlib
 import signal
@@ -225,50 +226,26 @@ def no_observation(key=""):
   return Acting(observation=space)
 
 
-def no_action():
-  return Acting(spaces.Box(-1, 1, (0,)))
+def _of(*arguments):
+  """A factory of `Acting`."""
+  return functools.partial(Acting, *arguments)
 
 
-def matrix_actions():
-  return Acting(spaces.Box(-1, 1, (2, 2)))
-
-
-def unbounded_actions():
-  return Acting(spaces.Box(-np.inf, np.inf, (2,)))
-
-
-def dict_actions():
-  return Acting(spaces.Dict({"a": spaces.Discrete(2)}))
-
-
-def text_observation():
-  return Acting(observation=spaces.Dict({"says": spaces.Text(5)}))
-
-
-def tuple_observation():
-  return Acting(observation=spaces.Tuple([spaces.Discrete(2)]))
+# Spaces that are not supported, and observations that do not fit.
+_COUNT = spaces.Dict({"count": spaces.Box(0, 9, (2,), np.int32)})
+no_action = _of(spaces.Box(-1, 1, (0,)))
+matrix_actions = _of(spaces.Box(-1, 1, (2, 2)))
+unbounded_actions = _of(spaces.Box(-np.inf, np.inf, (2,)))
+dict_actions = _of(spaces.Dict({"a": spaces.Discrete(2)}))
+text_observation = _of(None, spaces.Dict({"says": spaces.Text(5)}))
+tuple_observation = _of(None, spaces.Tuple([spaces.Discrete(2)]))
+wrong_shape = _of(None, None, np.zeros(2, np.float32))
+wrong_dtype = _of(None, _COUNT, {"count": np.zeros(2)})
+wrong_key = _of(None, _COUNT, {"counts": np.zeros(2, np.int32)})
 
 
 def vectors_of_choices():
   return Acting(spaces.MultiDiscrete([2, 5], start=[1, 0]))
-
-
-def wrong_shape():
-  return Acting(shows=np.zeros(2, np.float32))
-
-
-def wrong_dtype():
-  return Acting(
-    observation=spaces.Dict({"count": spaces.Box(0, 9, (2,), np.int32)}),
-    shows={"count": np.zeros(2)},
-  )
-
-
-def wrong_key():
-  return Acting(
-    observation=spaces.Dict({"count": spaces.Box(0, 9, (2,), np.int32)}),
-    shows={"counts": np.zeros(2, np.int32)},
-  )
 
 
 class Failing(Counting):
@@ -285,9 +262,7 @@ class Failing(Counting):
 
   def step(self, action):
     if self._seed == self._where and self._how != "reset":
-      result = self._fail()
-      if result is not None:
-        return result
+      return self._fail()
     return super().step(action)
 
   def _fail(self):
@@ -302,28 +277,23 @@ class Failing(Counting):
     if self._how == "killed":
       # The child inherits every pipe, and keeps them open.
       if os.fork() == 0:
-        deadline = time.monotonic() + 600
+        deadline = time.monotonic() + 3000
         while pathlib.Path(self._log).exists() and time.monotonic() < deadline:
           time.sleep(0.02)
         os._exit(0)
       os.kill(os.getpid(), signal.SIGKILL)
     if self._how == "hang":
       time.sleep(1000)
-    if self._how == "shape":
-      return np.zeros(5), 0.0, False, False, {}
-    if self._how == "infinity":
-      return np.array([0, np.inf, 0, 0]), 0.0, False, False, {}
-    if self._how == "too large":  # For 32 bits.
-      return np.array([0, 1e300, 0, 0]), 0.0, False, False, {}
-    if self._how == "infinite reward":
-      return np.zeros(4), -1e300, False, False, {}
-    if self._how == "zero":
-      return np.zeros(4), 0.0, False, False, {}
-    if self._how == "nan":
-      return np.array([0, np.nan, np.inf, 0]), 0.0, False, False, {}
-    if self._how == "nan reward":
-      return np.zeros(4), np.nan, False, False, {}
-    return None
+    observation, reward = {
+      "shape": (np.zeros(5), 0.0),
+      "infinity": ([0, np.inf, 0, 0], 0.0),
+      "too large": ([0, 1e300, 0, 0], 0.0),  # For 32 bits.
+      "infinite reward": (np.zeros(4), -1e300),
+      "zero": (np.zeros(4), 0.0),
+      "nan": ([0, np.nan, np.inf, 0], 0.0),
+      "nan reward": (np.zeros(4), np.nan),
+    }[self._how]
+    return np.array(observation), reward, False, False, {}
 
 
 def raises():
