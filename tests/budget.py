@@ -52,6 +52,9 @@ class Meter:
     """Listens to JAX, which has been imported by now."""
     import jax
 
+    if hasattr(self._config, "workerinput"):
+      # The first test that needs it would pay for what all share.
+      import envpool  # noqa: F401
     jax.monitoring.register_event_listener(self._listen)
     _share_compilations(self._cache, self._events)
     # Tracing makes few cycles, and imported modules stay.
