@@ -104,7 +104,6 @@ def random_unroll(agent, spec, length, ends, seed=0):
   import jax
 
   from seedx import types
-  from seedx.agents import acting_step
 
   rng = np.random.default_rng(seed)
   rows = (length, len(ends))
@@ -125,22 +124,39 @@ def random_unroll(agent, spec, length, ends, seed=0):
     timestep.observation[spec.action_mask] |= done
   action_tm1 = np.roll(action, 1, axis=0)
   action_tm1[first] = 0
-  core_state = agent.initial_core_state(len(ends))
-  zeros = acting_step.zero_inputs(spec, len(ends))
-  key = jax.random.key(0)
-  output, _ = jax.eval_shape(
-    lambda: agent.step(agent.acting(agent.init(key)), key, zeros, core_state)
-  )
+  extras, core_state = _carried(agent, spec, len(ends))
   return types.Unroll(
     inputs=types.Inputs(timestep, action_tm1, np.zeros(rows, np.float32)),
     action=action,
     extras=jax.tree.map(
       lambda x: -rng.uniform(0.5, 1.5, (length, *x.shape)).astype(x.dtype),
-      output.extras,
+      extras,
     ),
     version=np.zeros(rows, np.int32),
-    core_state=jax.tree.map(np.asarray, core_state),
+    core_state=core_state,
   )
+
+
+_CARRIED = {}
+
+
+def _carried(agent, spec, batch_size):
+  """What steps carry: the shapes of `[B]` extras, and the core state."""
+  import jax
+
+  from seedx.agents import acting_step
+
+  # With the agent, so that no other one gets its id.
+  _, found = _CARRIED.setdefault((id(agent), batch_size), (agent, []))
+  if not found:
+    core_state = agent.initial_core_state(batch_size)
+    zeros = acting_step.zero_inputs(spec, batch_size)
+    key = jax.random.key(0)
+    output, _ = jax.eval_shape(
+      lambda: agent.step(agent.acting(agent.init(key)), key, zeros, core_state)
+    )
+    found += output.extras, jax.tree.map(np.asarray, core_state)
+  return found
 
 
 def random_episodes(rng, length, ends):
