@@ -40,7 +40,7 @@ class Meter:
     """Starts to count.
 
     Args:
-      config: pytest's.
+      config: pytest's configuration.
       cache: folder of JAX's persistent cache.
     """
     self._config, self._cache = config, cache
@@ -89,7 +89,7 @@ class Meter:
 
   @pytest.hookimpl(trylast=True)
   def pytest_sessionfinish(self):
-    """Hands over what is known of this process alone."""
+    """Sends the sums of this process to the one that reports."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     self.output = {
       "cpu_seconds": cpu_seconds(),
@@ -103,23 +103,24 @@ class Meter:
 class Budget:
   """Sums up what the tests of all processes have cost, and checks it."""
 
-  def __init__(self, meter=None):
-    """Has seen nothing.
+  def __init__(self, meter, limited):
+    """Starts with no test.
 
     Args:
-      meter: of this process, where it runs the tests itself.
+      meter: the meter of this process, where it runs the tests itself.
+      limited: whether a test above its limit fails the run.
     """
-    self._meter, self._outputs = meter, []
+    self._meter, self._limited, self._outputs = meter, limited, []
     self._seconds = collections.Counter()
     self._sets = {}
 
   @pytest.hookimpl(optionalhook=True)
   def pytest_testnodedown(self, node):
-    """Takes what a worker hands over."""
+    """Receives the sums of a worker."""
     self._outputs.append(getattr(node, "workeroutput", {}).get("budget", {}))
 
   def pytest_runtest_logreport(self, report):
-    """Adds the phase of a test."""
+    """Adds what a phase of a test has cost."""
     seconds = getattr(report, "cpu_seconds", 0.0)
     self._seconds[report.nodeid] += seconds / getattr(report, "unit", 1.0)
     marks = [name for name in SETS if name in report.keywords]
@@ -163,6 +164,8 @@ class Budget:
       )
 
   def _too_dear(self):
+    if not self._limited:
+      return {}
     limits = {
       nodeid: max(
         [LIMITS.get(self._sets[nodeid], float("inf"))]
@@ -185,8 +188,14 @@ def cpu_seconds():
   return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def register(config, cache):
-  """Meters and limits a run of pytest; `cache` is the folder of JAX's."""
+def register(config, cache, limited):
+  """Meters a run of pytest.
+
+  Args:
+    config: pytest's configuration.
+    cache: folder of JAX's persistent cache.
+    limited: whether a test above its limit fails the run.
+  """
   if hasattr(config, "workerinput"):
     config.pluginmanager.register(Meter(config, cache))
     return
@@ -194,7 +203,7 @@ def register(config, cache):
   meter = Meter(config, cache) if alone else None
   if alone:
     config.pluginmanager.register(meter)
-  config.pluginmanager.register(Budget(meter))
+  config.pluginmanager.register(Budget(meter, limited))
 
 
 def _calibration_loop():

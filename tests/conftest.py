@@ -76,7 +76,9 @@ def pytest_configure(config):
   # Tests, and the programs that they start, compile much the same programs.
   cache = config.rootpath / config.getini("cache_dir") / "jax"
   os.environ["JAX_COMPILATION_CACHE_DIR"] = str(cache)
-  budget.register(config, cache)
+  # Where programs are compiled otherwise, or lines are traced, tests cost more.
+  as_usual = os.environ["JAX_PLATFORMS"] == "cpu" and not _AS_USERS_DO
+  budget.register(config, cache, as_usual and "COVERAGE_RUN" not in os.environ)
 
 
 def pytest_collection_modifyitems(items):
