@@ -1,7 +1,5 @@
 """The Ape-X pipeline end to end, its actors as threads."""
 
-import dataclasses
-
 import dm_env
 import jax
 import numpy as np
@@ -9,14 +7,13 @@ import pytest
 
 from seedx import envs, types
 from seedx.acting import sessions
-from seedx.agents import dqn, value_based, vtrace
+from seedx.agents import dqn, value_based
 from seedx.learning import experience, learner
 from seedx.pipelines import apex
-from seedx.runtime import process
-from tests import impala_test, running
+from tests import programs, running
 
+compiled_once = programs.compiled_once
 FIRST = int(dm_env.StepType.FIRST)
-PONG = envs.Config("Pong-v5", {"img_height": 36, "img_width": 36})
 # N_STEP windows of an unroll are not as many as an actor's environments.
 ENVS, T, N_STEP, BATCH = 4, 6, 2, 8
 REPLAY = experience.PrioritizedConfig(
@@ -65,10 +62,9 @@ def ran(request, tmp_path_factory):
   )
   run = running.Running(apex, config)
   spy = running.Spy(run)
-  with impala_test.compiling_once() as actors, run:
+  with run:
     run.wait_for(lambda: spy.heard(2, messages=20))
     run.wait_for_steps(1_000)
-    run.programs = actors[0]
     run.stop.set()
   return run, spy
 
@@ -78,7 +74,7 @@ def test_actors_act_explore_and_see_priorities_by_the_parameters_they_say(ran):
   run, spy = ran
   agent = run.config.agent.make(envs.spec(run.config.env))
   core_state = agent.initial_core_state(ENVS)
-  step, priorities = jax.jit(agent.step), run.programs.priorities
+  step, priorities = jax.jit(agent.step), jax.jit(agent.priorities)
   for session in spy.sessions:
     key = jax.random.key(session.first_seed)
     for k, message in list(enumerate(spy.of(session)))[::6]:
@@ -107,18 +103,6 @@ def test_actors_act_explore_and_see_priorities_by_the_parameters_they_say(ran):
     assert version > 0
 
 
-def test_shares_are_what_was_sent_in_order(ran):
-  _, spy = ran
-  sent = running.joined([running.time_major(x.unroll) for x in spy.messages])
-  came = running.joined([unroll for unroll, _ in spy.shares])
-  count = came.action.shape[1]
-  assert count > 100
-  running.assert_equal(came, jax.tree.map(lambda x: x[:, :count], sent))
-  priorities = np.concatenate([x.priorities for x in spy.messages])
-  came = np.concatenate([priorities for _, priorities in spy.shares])
-  np.testing.assert_array_equal(came, priorities[:count])
-
-
 def test_it_learns_as_often_as_its_ratio_says(ran):
   run, _ = ran
   last = run.sink.lines[-1]
@@ -139,30 +123,6 @@ def test_it_learns_as_often_as_its_ratio_says(ran):
   assert last["policy_lag"] > 0
 
 
-def test_the_replay_keeps_the_newest_and_no_more_than_it_may(ran):
-  run, spy = ran
-  cores = len(run.config.learner.learner_devices)
-  capacity = REPLAY.replay_capacity // (T * cores)
-  size = BATCH // cores
-  added = 0
-  for state in run.learner._source.states:
-    ring = state.ring.unrolls
-    assert {x.shape[0] for x in jax.tree.leaves(ring)} == {capacity}
-    inserted = int(state.ring.inserted)
-    assert inserted > 2 * capacity and inserted % size == 0
-    added += inserted
-    if cores == 1:
-      # The place of number i is i modulo the capacity.
-      came = running.joined([unroll for unroll, _ in spy.shares])
-      newest = np.arange(inserted - capacity, inserted)
-      np.testing.assert_array_equal(
-        np.asarray(ring.inputs.timestep.observation)[newest % capacity],
-        np.swapaxes(came.inputs.timestep.observation, 0, 1)[newest],
-      )
-  sent = sum(unroll.action.shape[1] for unroll, _ in spy.shares)
-  assert 0 <= sent - added <= 4 * BATCH
-
-
 def test_the_ladder_goes_over_the_environments_of_all_actors(ran):
   run, spy = ran
   ladder = value_based.exploration(run.config.agent, 2 * ENVS)
@@ -175,23 +135,6 @@ def test_the_ladder_goes_over_the_environments_of_all_actors(ran):
       )
   slots = np.concatenate([session.slots for session in spy.sessions])
   assert sorted(slots) == list(range(2 * ENVS))
-
-
-def test_the_quarter_that_explores_least_is_reported(ran):
-  run, spy = ran
-  last = run.sink.lines[-1]
-  returns = [
-    message.episode_return[np.isin(message.session.slots, [6, 7])]
-    for message in spy.messages
-  ]
-  others = sum(np.sum(~np.isnan(x.episode_return)) for x in spy.messages)
-  returns = np.concatenate([x[~np.isnan(x)] for x in returns])
-  assert len(returns) >= 3
-  # A message that was counted at the very end is not cut any more.
-  assert len(returns) <= last["episodes"] <= len(returns) + 2 * 2
-  assert others > 1.5 * last["episodes"]
-  if last["episodes"] == len(returns):
-    np.testing.assert_allclose(last["episode_return"], returns[-100:].mean())
 
 
 def test_env_steps_of_overlapping_unrolls_are_counted_once(ran):
@@ -208,63 +151,6 @@ def test_env_steps_of_overlapping_unrolls_are_counted_once(ran):
   assert 0 <= last["env_steps"] - total <= 2 * ENVS * T
 
 
-@pytest.mark.slow
-def test_frames_are_kept_once_in_the_replay(tmp_path):
-  config = config_of(
-    tmp_path,
-    {"stack_frames": 2},
-    env=PONG,
-    total_steps=400,
-    num_actors=1,
-    replay=dataclasses.replace(REPLAY, replay_batch_size=8, replay_ratio=0.5),
-  )
-  with running.Running(apex, config) as run:
-    pass
-  last = run.sink.lines[-1]
-  assert last["env_frames"] == 4 * last["env_steps"]
-  assert last["learner_steps"] >= 5
-  assert np.isfinite(last["loss"])
-  ring = run.learner._source.states[0].ring.unrolls
-  # Each frame once: they are stacked when they are learned from.
-  assert ring.inputs.timestep.observation.shape[2:] == (1, 36, 36)
-
-
-def without_priorities(agent):
-  return dataclasses.replace(agent, priorities=None)
-
-
-@pytest.mark.parametrize(
-  ("changes", "message"),
-  [
-    (
-      {
-        "replay": dataclasses.replace(REPLAY, replay_batch_size=18),
-        "learner_devices": (0, 1, 2, 3),
-      },
-      "a replay_batch_size that is a multiple of 4 .*learner devices",
-    ),
-    ({"total_steps": 199}, "total_steps of at least 200, so"),
-    (
-      {
-        "replay": dataclasses.replace(
-          REPLAY, replay_capacity=47, replay_min_steps=40
-        )
-      },
-      "a replay_capacity of at least 48 env steps",
-    ),
-    ({"micro_batches": 2}, "1 micro-batch: new priorities"),
-    (
-      {"agent": vtrace.Config()},
-      "expected no replay: this agent learns from each unroll once",
-    ),
-    (
-      {"agent": running.Changed(dqn.Config(), without_priorities)},
-      "compute a window's priority",
-    ),
-  ],
-)
-def test_what_makes_no_sense_is_refused_with_its_reason(
-  tmp_path, changes, message
-):
-  with pytest.raises(types.ConfigError, match=message):
-    apex.learn(config_of(tmp_path, **changes), process.Context())
+def test_new_priorities_need_one_micro_batch(tmp_path):
+  with pytest.raises(types.ConfigError, match="1 micro-batch: new priorities"):
+    config_of(tmp_path, micro_batches=2)
