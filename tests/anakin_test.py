@@ -71,7 +71,7 @@ def saved(made):
 
 @functools.cache
 def trained(name):
-  """A process after ten updates; what it saved before and after them."""
+  """A process after ten updates or more; what it saved before and after."""
   agent, replay, num_seeds = CELLS[name]
   options = {"replay": replay, "num_seeds": num_seeds, "seed": 7}
   made = anakin.learn(config_of(anakin, agent, **options), process.Context())
@@ -90,12 +90,17 @@ def go_on(made, start, updates):
 
 @pytest.mark.parametrize("name", [*list(CELLS)[:-1], SLOW])
 def test_a_run_gives_the_same_bits_again_and_from_where_it_was_saved(name):
-  made, start, tenth, _ = trained(name)
-  train(made, 16)
-  sixteenth = saved(made)
+  made, start, first, line = trained(name)
+  updates = line["learner_steps"]
+  train(made, updates + 6)
+  last = saved(made)
   equal = functools.partial(jax.tree.map, np.testing.assert_array_equal)
-  equal(go_on(made, start, 10), tenth)
-  equal(go_on(made, tenth, 16), sixteenth)
+  equal(go_on(made, start, updates), first)
+  equal(go_on(made, first, updates + 6), last)
+  if CELLS[name][1] is PRIORITIZED:
+    # Updates change the priorities of what was there before.
+    one, other = (x["learner"]["state"].replay.tree[0] for x in (first, last))
+    assert np.any((one > 0) & (one != other))
 
 
 # From a prioritized replay, `sync` samples a batch ahead.
