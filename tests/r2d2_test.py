@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from experiments.figures import stored_state as stored_state_figure
-from seedx import envs, metrics, replay, types
+from seedx import envs, metrics, types
 from seedx.acting import local_actor, unroll_store
-from seedx.agents import base, dqn, r2d2
+from seedx.agents import dqn, r2d2
 from seedx.learning import experience
 from tests import conftest, dqn_test
 
@@ -63,10 +63,7 @@ def test_one_transition_without_a_memory_is_dqn():
   ours = {"lstm_size": 0, "burn_in": 0, "sequence_length": N}
   theirs = {"rescale": True, "dueling": True, "discount": 0.997}
   theirs |= {"kind": dqn.Config, "epsilon_end": 0.5}
-  needs, expected = (agent_of(**x).needs for x in (ours, theirs))
-  assert needs.window == expected.window == N + 1
-  assert needs.learned_steps == expected.learned_steps == 1
-  assert needs.unroll_length(1) == expected.unroll_length(1)
+  assert agent_of(**ours).needs.learned_steps == 1
   state, sample = state_of(**theirs), sample_of(**theirs)
   (gradients, output), expected = (
     jitted("gradients", **x)(state, jax.random.key(0), sample)
@@ -83,6 +80,8 @@ def test_sequences_are_what_it_needs():
   needs = agent_of().needs
   assert needs.window == BURN_IN + SEQUENCE + 1
   assert needs.whole_unrolls and needs.learned_steps == LEARNED
+  # Priorities were computed where it was acted.
+  assert needs.stored(sample_of().unroll).extras == ()
   for period in range(1, LEARNED + 1):
     assert needs.unroll_length(period) == needs.window
   message = f"unroll_length .*{LEARNED}, .* found {LEARNED + 1}"
@@ -130,32 +129,6 @@ def inverse(x):
   return np.sign(x) * ((inside / 2e-3) ** 2 - 1)
 
 
-def td_errors(config, online, target, unroll):
-  """Errors `[LEARNED, B]` and weights, from Q-values after the burn-in."""
-  step_type, reward, factor, _ = jax.tree.map(
-    lambda x: x[BURN_IN:], unroll.inputs.timestep
-  )
-  action = unroll.action[BURN_IN:]
-  errors, weights = np.zeros((2, LEARNED, len(ENDS)))
-  for b in range(len(ENDS)):
-    for t in range(LEARNED):
-      if step_type[t + 1, b] == dm_env.StepType.FIRST:
-        continue
-      value, scale = 0.0, 1.0
-      for k in range(t + 1, t + N + 1):
-        value += scale * reward[k, b]
-        scale *= factor[k, b] * config.discount
-        ends = step_type[k, b] == dm_env.StepType.LAST
-        if ends or k == t + N:
-          best = online[k, b].argmax()
-          value += scale * inverse(target[k, b, best])
-          break
-      taken = online[t, b, action[t, b]]
-      errors[t, b] = rescaled(value) - taken
-      weights[t, b] = 1.0
-  return errors, weights
-
-
 @pytest.mark.parametrize("stored_state", [True, False])
 def test_loss_and_priorities_are_those_of_the_paper(stored_state):
   """Each network burns in by itself from the stored state, or from zeros."""
@@ -170,7 +143,13 @@ def test_loss_and_priorities_are_those_of_the_paper(stored_state):
     )[0][BURN_IN:]
     for params in (state.params, state.target_params)
   )
-  errors, weights = td_errors(config_of(), online, target, unroll)
+  learned = dqn_test.part(unroll, len(online), BURN_IN)
+  errors, weights = dqn_test.td_errors(
+    *(online, inverse(target), learned, N),
+    double=True,
+    discount=config_of().discount,
+    rescaled=rescaled,
+  )
   _, output = jitted("gradients", **fields)(
     state, jax.random.key(0), sample_of()
   )
@@ -272,33 +251,18 @@ def test_first_priorities_are_of_the_q_values_that_acted():
 # In a replay
 
 
-@pytest.mark.parametrize(
-  ("kind", "ratio"),
-  [(experience.ReplayConfig, 0.5), (experience.PrioritizedConfig, 4.0)],
-)
-def test_it_learns_from_as_many_steps_as_the_ratio_says(kind, ratio):
-  batches, batch_size = 120, 8
-  config = kind(
-    replay_min_steps=1, replay_batch_size=batch_size, replay_ratio=ratio
+def test_updates_are_as_many_as_the_ratio_says():
+  config = experience.ReplayConfig(
+    replay_min_steps=1, replay_batch_size=8, replay_ratio=0.5
   )
   plan = experience.Plan(10_000, PERIOD * NUM_ENVS, config)
   source = plan.source(agent_of(), PERIOD, jax.devices()[:1], jax.random.key(0))
-  priorities = np.ones((NUM_ENVS, 1), np.float32)
-  share = types.Share(agent_of().needs.stored(sample_of().unroll), priorities)
-  updates = sum(len(list(source([share]))) for _ in range(batches))
-  acted = batches * PERIOD * NUM_ENVS
-  learned = updates * batch_size * LEARNED
-  assert learned / acted == pytest.approx(ratio, rel=0.05)
-
-
-def test_a_horizon_has_as_many_updates_as_are_made():
-  config = experience.ReplayConfig(replay_batch_size=8, replay_ratio=0.5)
-  horizon = experience.Plan(10_000, 20, config).horizon
-  assert horizon.updates == 10_000 * 0.5 / 8
-  expected = 10_000 * 0.5 / (8 * LEARNED)
-  ours = horizon.with_windows(LEARNED)
-  assert ours.updates == round(expected) and ours.env_steps == 10_000
+  share = types.Share(agent_of().needs.stored(sample_of().unroll), None)
+  updates = sum(len(list(source([share]))) for _ in range(120))
+  learned = updates * 8 * LEARNED
+  assert learned / (120 * PERIOD * NUM_ENVS) == pytest.approx(0.5, rel=0.05)
   # So epsilon falls over as many env steps as it says.
+  horizon, expected = plan.horizon, 10_000 * 0.5 / (8 * LEARNED)
   agent = agent_of(horizon=horizon, epsilon_steps=5_000)
   state = dataclasses.replace(state_of(), updates=np.int32(round(expected / 4)))
   end = state.hyperparameters | {"epsilon_end": np.float32(0.2)}
@@ -306,67 +270,10 @@ def test_a_horizon_has_as_many_updates_as_are_made():
   assert float(agent.acting(state).epsilon) == pytest.approx(0.6, abs=0.01)
 
 
-@pytest.mark.parametrize("prioritized", [False, True])
-def test_windows_of_a_ring_that_wraps_are_whole_unrolls(prioritized):
-  """New priorities of what has been overwritten hit nothing else."""
-  needs, capacity, rows = agent_of().needs, 6, 4
-  kind = replay.Prioritized if prioritized else replay.Uniform
-  ring = kind(capacity, needs.window)
-  add = jax.jit(ring.add)
-  update = jax.jit(ring.update) if prioritized else None
-  draw = jax.jit(ring.sample, static_argnums=2)
-  example = jax.tree.map(lambda x: x[:, :rows], sample_of().unroll[:-1])
-
-  def unroll_of(number):
-    names = np.float32(number * rows + np.arange(rows))
-    core_state = jax.tree.map(
-      lambda x: np.repeat(names[:, None], x.shape[1], 1),
-      sample_of().unroll.core_state,
-    )
-    unroll = types.Unroll(*example, core_state)
-    version = np.broadcast_to(names, unroll.version.shape).astype(np.int32)
-    return needs.stored(unroll._replace(version=version))
-
-  state = jax.jit(ring.init)(unroll_of(0))
-  assert unroll_of(0).extras == ()
-  drawn = []
-  for number in range(5):
-    priorities = (np.ones((rows, 1), np.float32),) if prioritized else ()
-    state = add(state, unroll_of(number), *priorities)
-    sample = draw(state, jax.random.key(number), 64)
-    if prioritized:
-      sample, windows = sample
-      drawn.append(windows)
-      if number >= 2:  # By now all of those have been overwritten.
-        old = drawn[number - 2]
-        updated = update(state, old, np.full(64, 7.0, np.float32))
-        np.testing.assert_array_equal(updated.tree[0], state.tree[0])
-    newest = (number + 1) * rows
-    found = np.asarray(sample.unroll.version)
-    assert set(np.unique(found)) == set(
-      range(max(0, newest - capacity), newest)
-    )
-    np.testing.assert_array_equal(found, found[:1].repeat(len(found), 0))
-    for leaf in jax.tree.leaves(sample.unroll.core_state):
-      np.testing.assert_array_equal(np.asarray(leaf)[:, 0], found[0])
-
-
-def test_a_run_needs_a_replay():
-  with pytest.raises(types.ConfigError, match="expected a replay"):
-    experience.Plan(100, 16).agent(config_of(), SPEC)
-  plan = experience.Plan(
-    10_000, 16, experience.PrioritizedConfig(replay_min_steps=16)
-  )
-  agent = plan.agent(config_of(), SPEC)
-  assert agent.priorities is not None
-  assert isinstance(agent, base.Agent)
-
-
 # The figure
 
 
-@pytest.mark.parametrize("stored_state", [True, False])
-def test_the_discrepancy_is_that_of_sequences_played_one_by_one(stored_state):
+def test_the_figures_discrepancy_is_of_states_that_acting_did_not_have():
   # As in a ring that has wrapped, they begin within an episode.
   sequences = played()[2:]
   unrolls = jax.tree.map(
@@ -376,46 +283,19 @@ def test_the_discrepancy_is_that_of_sequences_played_one_by_one(stored_state):
   core_state = jax.tree.map(
     lambda *x: np.concatenate(x), *[unroll.core_state for unroll in sequences]
   )
-  # Of the parameters that acted nothing is stale.
-  acting = agent_of().acting(state_of())
-  if stored_state:
-    expected = brute_discrepancy(acting, sequences, stored_state)
-    np.testing.assert_allclose(expected, 0.0, atol=1e-6)
-  newer = jax.tree.map(lambda x: x * np.float32(1.2), acting)
-  expected = brute_discrepancy(newer, sequences, stored_state)
-  actual = stored_state_figure.discrepancy(
-    agent_of(),
-    newer,
-    unrolls._replace(core_state=core_state),
-    num_envs=NUM_ENVS,
-    period=PERIOD,
-    stored_state=stored_state,
-  )
-  assert actual.shape == (agent_of().needs.window,) and actual[0] > 0.01
-  np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-6)
 
-
-def brute_discrepancy(acting, unrolls, stored_state):
-  """Each sequence by itself, the true states from its episode's start."""
-  length = agent_of().needs.window
-  inputs = steps_of(unrolls)
-  # The LSTM resets itself: from an episode's start on it is the true one.
-  true, _ = unrolled(acting, inputs, zeros())
-  apart = [[] for _ in range(length)]
-  for start, unroll in zip(range(0, len(true), PERIOD), unrolls, strict=True):
-    if start + length > len(true):
-      break
-    replayed, _ = unrolled(
-      acting, unroll.inputs, unroll.core_state if stored_state else zeros()
+  def discrepancy(acting, stored_state):
+    found = stored_state_figure.discrepancy(
+      *(agent_of(), acting, unrolls._replace(core_state=core_state)),
+      num_envs=NUM_ENVS,
+      period=PERIOD,
+      stored_state=stored_state,
     )
-    first = inputs.timestep.step_type == dm_env.StepType.FIRST
-    for env in range(NUM_ENVS):
-      if not first[: start + 1, env].any():
-        continue
-      largest = np.max(np.abs(replayed[:, env]))
-      for t in range(length):
-        if t and first[start + t, env]:
-          break
-        gap = replayed[t, env] - true[start + t, env]
-        apart[t].append(np.linalg.norm(gap) / largest)
-  return np.array([np.mean(x) for x in apart])
+    assert found.shape == (agent_of().needs.window,)
+    return found
+
+  acting = agent_of().acting(state_of())
+  np.testing.assert_allclose(discrepancy(acting, True), 0.0, atol=1e-6)
+  assert discrepancy(acting, False)[0] > 0.01
+  newer = jax.tree.map(lambda x: x * np.float32(1.2), acting)
+  assert discrepancy(newer, True)[0] > 0.01
