@@ -26,10 +26,10 @@ from tests import pipelines_test, running, sessions_test
 UPDATES, STEPS = 7, 100
 
 
-def restored(tmp_path, total_steps=10**9, nodes=0):
+def restored(tmp_path, total_steps=10**9):
   """A run that goes on from a checkpoint, and what that had of the shards."""
   config = pipelines_test.config_of("gorila", "dqn", tmp_path, total_steps)
-  run = running.Running(gorila, config, actors=nodes)
+  run = running.Running(gorila, config, actors=0)
   agent = config.agent.make(envs.spec(config.env), None, config.plan.horizon)
   rng = np.random.default_rng(0)
   size = parameter_server.num_params(agent)
@@ -70,35 +70,25 @@ class Serving:
       assert not thread.is_alive()
 
 
-def metric_names(run):
+def report(run, client):
+  """The stream of a worker."""
   config = run.nodes[-1].config
   spec = envs.spec(config.env)
   agent = config.agent.make(spec, None, config.plan.horizon)
-  return worker.metric_names(agent, spec, config.plan, config.workers)
-
-
-def report(run, client):
-  """The stream of a worker."""
-  length = run.nodes[-1].config.workers.unroll_length + 2
+  names = worker.metric_names(agent, spec, config.plan, config.workers)
+  layout = reports.layout(config.workers.unroll_length + 2, 4, names)
   return wire.Exchange(
-    client,
-    reports.REPORT,
-    reports.layout(length, 4, metric_names(run)),
-    reports.REPLY,
-    {"num_envs": 4},
+    client, reports.REPORT, layout, reports.REPLY, {"num_envs": 4}
   )
 
 
-def test_no_worker_is_taken_in_before_the_servers_have_what_was_saved(
-  tmp_path,
-):
+def test_no_worker_is_taken_in_before_servers_have_what_was_saved(tmp_path):
   run, shards = restored(tmp_path)
   with run, wire.Client(run.config.address) as client:
     client.wait_until_ready(300)
-    for _ in range(2):
-      with pytest.raises(wire.WireError, match="being restored") as caught:
-        report(run, client)
-      assert caught.value.code is wire.StatusCode.UNAVAILABLE
+    with pytest.raises(wire.WireError, match="being restored") as caught:
+      report(run, client)
+    assert caught.value.code is wire.StatusCode.UNAVAILABLE
     # Nor is there anything to save.
     with pytest.raises(wire.WireError) as caught:
       run.process.saved()
@@ -110,40 +100,6 @@ def test_no_worker_is_taken_in_before_the_servers_have_what_was_saved(
       assert [state.updates for state in found] == [UPDATES] * 2
       assert report(run, client).welcome["first_seed"] == 0
     run.stop.set()
-
-
-@pytest.mark.slow
-def test_a_worker_that_comes_early_tries_until_the_run_is_restored(tmp_path):
-  run, _ = restored(tmp_path)
-  node = run.nodes[-1]
-  assert node.role == "worker"
-  early = threading.Thread(target=node.run, args=(node.config, run.stop))
-  opened, refused = run.process.server._methods[reports.REPORT], []
-  open_session = opened.open_session
-
-  def spy(hello):
-    try:
-      return open_session(hello)
-    except wire.Refused as reason:
-      refused.append(reason)
-      raise
-
-  opened.open_session = spy
-  with run:
-    early.start()
-    run.wait_for(lambda: len(refused) >= 2)
-    assert run.acted.env_steps == STEPS
-    assert early.is_alive()
-    with Serving(run):
-      run.wait_for_steps(STEPS + 200)
-      run.wait_for(lambda: run.learned.steps >= 5)
-      saved = run.process.saved()["shards"]
-      assert min(state.updates for state in saved) >= UPDATES + 5
-      run.stop.set()
-      run.main.join(300)
-      early.join(300)
-  assert not early.is_alive()
-  assert all("being restored" in str(reason) for reason in refused)
 
 
 def test_a_run_that_was_done_gives_the_servers_what_was_saved(tmp_path):
@@ -208,11 +164,8 @@ def test_what_a_worker_reports_is_counted():
   [
     ({"gradients": 4}, r"steps allow from 0 to 3\.0, found 4"),
     ({"gradients": 2, "stale": 1, "outliers": 1}, "found 4"),
-    ({"gradients": -1}, "gradients from 0"),
     ({"stale": -1}, "stale from 0"),
-    ({"outliers": 2**31 - 1}, "steps allow"),
     ({"gradients": 1, "learned_steps": 32.5}, "learned_steps from 0 to 32"),
-    ({"gradients": 1, "learned_steps": np.nan}, "learned_steps"),
     ({"staleness": np.inf}, "staleness"),
     ({"wire_bytes": -1}, "wire_bytes"),
     ({"wait_servers": np.nan}, "wait_servers"),
@@ -227,18 +180,15 @@ def test_what_a_worker_cannot_have_done_counts_nothing(changes, message):
   assert caught.value.code is wire.StatusCode.INVALID_ARGUMENT
   assert (acted.env_steps, acted.returns.count) == (0, 0)
   assert reported.learned.steps == 0
-  assert set(reported._totals.values()) == {0}
-  # So is a step that follows upon none.
-  with pytest.raises(wire.Refused, match="nowhere else"):
-    worker(report_of(sessions_test.steps_of("M", "M")))
+  assert reported.measure()["gradients_stale"] == 0
 
 
-def test_a_report_of_more_steps_than_it_has_is_refused():
+@pytest.mark.parametrize("num_steps", [-1, 4])
+def test_a_report_of_more_steps_than_it_has_is_refused(num_steps):
   acted, _, worker = opened()
   honest = report_of(sessions_test.steps_of("FML", "FML"))
-  for steps in (-1, 4, 2**31 - 1):
-    with pytest.raises(wire.Refused, match="num_steps from 0 to 3"):
-      worker(honest._replace(num_steps=np.int32(steps)))
+  with pytest.raises(wire.Refused, match="num_steps from 0 to 3"):
+    worker(honest._replace(num_steps=np.int32(num_steps)))
   assert acted.env_steps == 0
 
 
@@ -257,14 +207,11 @@ def test_a_stop_ends_the_wait_for_servers(tmp_path):
   [
     ({"num_servers": 0}, "num_servers from 1"),
     ({"server": 2}, "server from 0 to 1, found 2"),
-    ({"server": -1}, "server from 0"),
     ({"max_staleness": -1}, "max_staleness from 0"),
     ({"outlier_deviations": float("nan")}, "outlier_deviations of at least 0"),
     ({"num_workers": 0}, "num_workers from 1"),
     ({"envs_per_worker": 0}, "envs_per_worker from 1"),
     ({"unroll_length": 0}, "unroll_length from 1"),
-    ({"total_steps": 59}, "total_steps of at least 60, so"),
-    ({"replay_min_steps": 9, "replay_capacity": 19}, "at least 20 env steps"),
     (
       {"agent": dqn.Config(normalize_observations=True)},
       "without statistics of observations",
@@ -274,10 +221,6 @@ def test_a_stop_ends_the_wait_for_servers(tmp_path):
       "whose config says max_gradient_norm",
     ),
     ({"replay": experience.PrioritizedConfig()}, "a uniform replay"),
-    (
-      {"agent": dqn.Config(), "env": envs.Config("NoSuch-v1")},
-      "NoSuch-v1",
-    ),
   ],
   ids=lambda x: x if isinstance(x, str) else ",".join(x),
 )
@@ -295,8 +238,7 @@ def test_an_optimizer_of_ones_own_gets_the_whole_gradient():
   assert coordinator._max_gradient_norm(dqn.Config()) == 0.5
 
 
-@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("before", [0, 200])
+@pytest.mark.parametrize(("wrong", "before"), [(np.nan, 0), (-np.inf, 200)])
 def test_a_loss_that_is_not_finite_is_an_outlier_and_leaves_the_rule_on(
   wrong, before
 ):
@@ -305,7 +247,6 @@ def test_a_loss_that_is_not_finite_is_an_outlier_and_leaves_the_rule_on(
   losses = rng.normal(1.0, 0.1, 400)
   for loss in losses[:before]:
     assert outliers(loss) == other(loss)
-  assert outliers(wrong)
   assert outliers(wrong)
   for loss in losses[before:]:
     assert outliers(loss) == other(loss)
