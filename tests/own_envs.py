@@ -95,9 +95,8 @@ class Long(gymnasium.Env):
   """Observes an integer of 64 bits: at first `first`, then `then`."""
 
   def __init__(self, first, then=0):
-    self.observation_space = spaces.Dict(
-      {"long": spaces.Box(-(2**62), 2**62, (2,), np.int64)}
-    )
+    space = spaces.Box(-(2**62), 2**62, (2,), np.int64)
+    self.observation_space = spaces.Dict({"long": space})
     self.action_space = spaces.Discrete(2)
     self._first, self._then = first, then
 
@@ -119,22 +118,19 @@ def unseeded_dm(speed=1):
 class Masked(gymnasium.Env):
   """Dicts of every space; action t % 3 is not legal at step t."""
 
-  def __init__(self, action_space=None, none_legal_at=None):
+  def __init__(self, none_legal_at=None):
+    image = spaces.Box(0, 255, (2, 3), np.uint8)
+    inner = {"image": image, "level": spaces.Discrete(5, start=3)}
     self.observation_space = spaces.Dict(
       {
-        "inner": spaces.Dict(
-          {
-            "image": spaces.Box(0, 255, (2, 3), np.uint8),
-            "level": spaces.Discrete(5, start=3),
-          }
-        ),
+        "inner": spaces.Dict(inner),
         "choices": spaces.MultiDiscrete([2, 4], start=[0, 10]),
         "bits": spaces.MultiBinary(3),
         "long": spaces.Box(-(2**62), 2**62, (2,), np.int64),
         "number": spaces.Box(-1.0, 1.0, (), np.float32),
       }
     )
-    self.action_space = action_space or spaces.Discrete(3)
+    self.action_space = spaces.Discrete(3)
     self._none_legal_at = none_legal_at
 
   def reset(self, *, seed=None, options=None):
@@ -236,9 +232,7 @@ _COUNT = spaces.Dict({"count": spaces.Box(0, 9, (2,), np.int32)})
 no_action = _of(spaces.Box(-1, 1, (0,)))
 matrix_actions = _of(spaces.Box(-1, 1, (2, 2)))
 unbounded_actions = _of(spaces.Box(-np.inf, np.inf, (2,)))
-dict_actions = _of(spaces.Dict({"a": spaces.Discrete(2)}))
 text_observation = _of(None, spaces.Dict({"says": spaces.Text(5)}))
-tuple_observation = _of(None, spaces.Tuple([spaces.Discrete(2)]))
 wrong_shape = _of(None, None, np.zeros(2, np.float32))
 wrong_dtype = _of(None, _COUNT, {"count": np.zeros(2)})
 wrong_key = _of(None, _COUNT, {"counts": np.zeros(2, np.int32)})
@@ -286,18 +280,12 @@ class Failing(Counting):
       time.sleep(1000)
     observation, reward = {
       "shape": (np.zeros(5), 0.0),
-      "infinity": ([0, np.inf, 0, 0], 0.0),
       "too large": ([0, 1e300, 0, 0], 0.0),  # For 32 bits.
-      "infinite reward": (np.zeros(4), -1e300),
       "zero": (np.zeros(4), 0.0),
       "nan": ([0, np.nan, np.inf, 0], 0.0),
       "nan reward": (np.zeros(4), np.nan),
     }[self._how]
     return np.array(observation), reward, False, False, {}
-
-
-def raises():
-  return 1 // 0
 
 
 def raises_on_two_lines():
@@ -333,10 +321,6 @@ class RaisesInReset(Counting):
 class OldReset(Counting):
   def reset(self, *, seed=None, options=None):
     return super().reset(seed=seed)[0]
-
-
-def takes_any_name(name, what, function):
-  return takes_a_seed(name + what + function)
 
 
 def takes_a_seed(seed, size=1):

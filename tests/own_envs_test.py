@@ -13,21 +13,13 @@ from multiprocessing import connection
 from unittest import mock
 
 import dm_env
-import gymnasium
-import hypothesis
 import numpy as np
 import pytest
 import tree
-from hypothesis import strategies as st
 
-from seedx import envs, launch, trees, types
-from seedx.acting import thin_actor
-from seedx.agents import a2c, vtrace
+from seedx import envs, trees, types
 from seedx.envs import processes, rendering
 from seedx.envs.processes import messages, process
-from seedx.learning import learner
-from seedx.pipelines import seed as seed_pipeline
-from seedx.pipelines import sync
 from tests import forks, running
 
 FIRST, MID, LAST = (int(step_type) for step_type in dm_env.StepType)
@@ -46,17 +38,16 @@ def forking():
   server.close()
 
 
-@pytest.fixture
-def interpreters():
-  """A test that has it starts processes as users' programs do."""
-
-
 @pytest.fixture(autouse=True)
-def workers(request, monkeypatch):
-  """Forks the processes of tests that are not about them."""
-  if "interpreters" not in request.fixturenames:
-    forking = request.getfixturevalue("forking")
-    monkeypatch.setattr(process, "subprocess", forking)
+def workers(forking, monkeypatch):
+  """Tests fork processes."""
+  monkeypatch.setattr(process, "subprocess", forking)
+
+
+@pytest.fixture
+def interpreters(workers, monkeypatch):
+  """A test that has it starts processes as users' programs do."""
+  monkeypatch.setattr(process, "subprocess", subprocess)
 
 
 @pytest.fixture
@@ -94,53 +85,6 @@ def assert_rows(rows, env, expected):
 # Rows
 
 
-def cartpole_rows(seed, actions):
-  env, rows, total, over = gymnasium.make("CartPole-v1"), [], 0.0, False
-  observation, _ = env.reset(seed=seed)
-  rows.append((FIRST, 0, 1, observation, np.nan))
-  for action in actions:
-    if over:
-      observation, _ = env.reset()
-      rows.append((FIRST, 0, 1, observation, np.nan))
-      total, over = 0.0, False
-      continue
-    observation, reward, terminated, truncated, _ = env.step(int(action))
-    total, over = total + reward, terminated or truncated
-    rows.append(
-      (
-        LAST if over else MID,
-        reward,
-        0 if terminated else 1,
-        observation,
-        total if over else np.nan,
-      )
-    )
-  return rows
-
-
-@pytest.mark.parametrize("num_threads", [1, 2])
-def test_cartpole_is_a_plain_loop_over_it(start, num_threads):
-  options = {"max_episode_steps": 500}
-  environment = start("cartpole", 3, options, seed=5, num_threads=num_threads)
-  assert isinstance(environment, processes.ProcessEnvironment)
-  rng = np.random.default_rng(0)
-  # Environment 2 is steered, so that its episodes are longer.
-  rows, actions = [environment.recv()], []
-  for _ in range(300):
-    action = rng.integers(2, size=3)
-    action[2] = rows[-1].timestep.observation[2, 2] > 0
-    actions.append(action)
-    environment.send(rows[-1].index, action)
-    rows.append(environment.recv())
-  rows, actions = trees.stack(rows), np.array(actions)
-  for env in range(3):
-    assert_rows(rows, env, cartpole_rows(5 + env, actions[:, env]))
-  np.testing.assert_array_equal(rows.index, [[0, 1, 2]] * 301)
-  dtypes = [leaf.dtype for leaf in tree.flatten(rows)]
-  assert dtypes == [np.int32, np.uint8, *[np.float32] * 4]
-  assert (rows.timestep.step_type == LAST).any(axis=0).all()
-
-
 def counting_rows(seed, actions, discounts=(0.0, 1.0, 1.0)):
   """The rows of `Counting`; discounts: on termination, truncation, else."""
   rows, episode, step, total, over = [], -1, 0, 0.0, True
@@ -152,28 +96,28 @@ def counting_rows(seed, actions, discounts=(0.0, 1.0, 1.0)):
     step, action = step + 1, int(action) - 1
     total, over = total + step + action, step == 2 + episode % 3
     discount = discounts[episode % 2 if over else 2]
-    rows.append(
-      (
-        LAST if over else MID,
-        step + action,
-        discount,
-        (seed, episode, step, action),
-        total if over else np.nan,
-      )
-    )
+    step_type, said = (LAST, total) if over else (MID, np.nan)
+    observation = seed, episode, step, action
+    rows.append((step_type, step + action, discount, observation, said))
   return rows
 
 
 @pytest.mark.parametrize(
-  ("factory", "discounts"),
-  [("Counting", (0, 1, 1)), ("counting_dm", (0, 0.75, 0.5))],
+  ("factory", "discounts", "num_threads"),
+  [("Counting", (0, 1, 1), 1), ("counting_dm", (0, 0.75, 0.5), 2)],
 )
-def test_both_interfaces_count_as_they_should(start, factory, discounts):
-  environment = start(factory, 5, seed=30, num_threads=2)
+def test_both_interfaces_count_as_they_should(
+  start, factory, discounts, num_threads
+):
+  environment = start(factory, 5, seed=30, num_threads=num_threads)
+  assert isinstance(environment, processes.ProcessEnvironment)
   assert environment.spec.action.num_values == 3
   assert environment.spec.observation.dtype == np.float32
   actions = np.random.default_rng(1).integers(3, size=(60, 5))
   rows = run(environment, actions)
+  np.testing.assert_array_equal(rows.index, [range(5)] * 61)
+  dtypes = [leaf.dtype for leaf in tree.flatten(rows)]
+  assert dtypes == [np.int32, np.uint8, *[np.float32] * 4]
   for env in range(5):
     expected = counting_rows(30 + env, actions[:, env], discounts)
     assert_rows(rows, env, expected)
@@ -202,7 +146,7 @@ def test_asynchronous_streams_equal_synchronous_ones(start, num_threads):
     found = tree.map_structure(np.array, list(zip(*streams[env], strict=True)))
     expected = counting_rows(4 + env, actions[:, env])
     for leaf, values in zip(found, zip(*expected, strict=True), strict=True):
-      np.testing.assert_array_equal(np.stack(leaf)[:41], np.array(values))
+      np.testing.assert_array_equal(leaf[:41], np.array(values))
 
 
 def test_ready_rows_do_not_wait_for_slow_environments(start, monkeypatch):
@@ -261,12 +205,8 @@ def test_rows_are_the_callers_own(start):
 
 def test_every_space_of_observations_has_its_spec():
   spec = envs.spec(config_of("Masked", info_keys=("age",)))
-  assert not set(spec.observation) - {
-    *("inner", "choices", "bits", "long", "number", "age")
-  }
   specs = spec.observation
   inner = specs["inner"]
-  assert isinstance(inner["level"], dm_env.specs.DiscreteArray)
   assert inner["level"].num_values == 5 and inner["level"].dtype == np.int32
   image = dm_env.specs.BoundedArray((2, 3), np.uint8, 0, 255, "image")
   assert inner["image"] == image
@@ -277,7 +217,7 @@ def test_every_space_of_observations_has_its_spec():
   assert specs["long"].dtype == np.int32
   assert specs["long"].minimum.tolist() == [-(2**31)] * 2
   assert type(specs["number"]) is type(specs["age"]) is dm_env.specs.Array
-  assert specs["number"].shape == () and specs["number"].dtype == np.float32
+  assert specs["number"].dtype == np.float32
   assert specs["age"].shape == () and specs["age"].dtype == np.int32
   assert spec.action_mask is None
   assert spec.frames_per_step == 1
@@ -287,11 +227,8 @@ def test_every_space_of_observations_has_its_spec():
   ("shape", "seen"),
   [
     ((96, 96, 3), (3, 96, 96)),
-    ((72, 96, 4), (4, 72, 96)),
     ((5, 5, 16), (16, 5, 5)),
     ((3, 210, 160), (3, 210, 160)),
-    ((4, 84, 84), (4, 84, 84)),
-    ((16, 5, 5), (16, 5, 5)),
     ((3, 3, 3), (3, 3, 3)),
   ],
 )
@@ -336,12 +273,9 @@ def test_dicts_and_masks_of_info(start, info_keys):
   np.testing.assert_array_equal(
     observation["inner"]["image"][:, 1, 1, 2], 40 * t
   )
-  np.testing.assert_array_equal(
-    observation["choices"][:, 0], np.stack([t % 2, t % 4], axis=1)
-  )
-  np.testing.assert_array_equal(
-    observation["long"][:, 0], np.stack([t, -t], axis=1)
-  )
+  choices, long = np.stack([t % 2, t % 4], axis=1), np.stack([t, -t], axis=1)
+  np.testing.assert_array_equal(observation["choices"][:, 0], choices)
+  np.testing.assert_array_equal(observation["long"][:, 0], long)
   np.testing.assert_allclose(observation["number"][:, 0], t / 10, rtol=1e-6)
   assert ("age" in observation) == ("age" in info_keys)
   if "age" in info_keys:
@@ -357,17 +291,13 @@ def test_dicts_and_masks_of_info(start, info_keys):
 
 def test_a_mask_of_two_choices_is_of_each_or_joint(start):
   environment = start("masked_choices", 1, {"values": [3, 4], "shape": [2, 4]})
-  assert environment.spec.action_mask == "action_mask"
   assert environment.spec.action.shape == (2,)
-  assert environment.recv().timestep.observation["action_mask"].shape[1:] == (
-    (2, 4)
-  )
+  mask = environment.recv().timestep.observation["action_mask"]
+  assert mask.shape == (1, 2, 4)
   # The only legal combination is one action, which reaches the environment.
   for shape in ([3, 4], [12]):
     environment = start("masked_choices", 2, {"values": [3, 4], "shape": shape})
-    assert environment.spec.action == dm_env.specs.DiscreteArray(
-      12, np.int32, "action"
-    )
+    assert environment.spec.action.num_values == 12
     rows = environment.recv()
     mask = rows.timestep.observation["action_mask"]
     assert np.argwhere(mask).tolist() == [[0, 11], [1, 11]]
@@ -384,23 +314,59 @@ def test_a_mask_as_large_as_an_image_is_none():
   assert spec.observation["action_mask"].shape == (1600,)
 
 
-def test_a_mask_of_each_choice_or_joint_is_not_guessed():
-  config = config_of("masked_choices", {"values": [2, 3], "shape": [2, 3]})
-  with pytest.raises(types.ConfigError, match=r"either: .* flat, \[6\]"):
-    envs.spec(config)
+NOT_USABLE = [
+  (envs.Config("no_such_module:make"), "No module named 'no_such_module'"),
+  (envs.Config("__main__:make"), "a program cannot be imported"),
+  (config_of("no_such_factory"), "no attribute 'no_such_factory'"),
+  (config_of("sys"), "not callable"),
+  (config_of("raises_on_two_lines"), r"Error: one two \(own_envs.py, line"),
+  (config_of("exits"), "raises SystemExit: enough"),
+  (config_of("returns_nothing"), "gymnasium.Env or a dm_env.*found .*NoneType"),
+  (config_of("Counting", {"lgo": 1}), "option 'lgo'. Did you mean log?"),
+  (config_of("Counting", {"seed": 1}), "option 'seed' is not supported"),
+  (config_of("unseeded_dm"), "a parameter named seed.*speed"),
+  (config_of("RaisesInReset"), "reset raises LookupError: no start with 0"),
+  (config_of("OldReset"), r"return \(observation, info\), found ndarray"),
+  (config_of("dies_at_once"), "environments 0 to [01] of .* with status 9"),
+  # Spaces, and observations that do not fit.
+  (config_of("matrix_actions"), r"Box\(-1.0, 1.0, \(2, 2\), float32\). Supp"),
+  (config_of("unbounded_actions"), r"Box\(-inf, inf, .*Supported"),
+  (config_of("no_action"), "Supported are"),
+  (config_of("text_observation"), r"observation says is Text.*Supported"),
+  (config_of("no_observation"), "at least one number, found one of"),
+  (config_of("no_observation", {"key": "none"}), "one number, found none of"),
+  (config_of("wrong_shape"), r"to have shape \(3,\).*found shape \(2,\)"),
+  (config_of("wrong_dtype"), r"observation count to have .* int32,.*float64"),
+  (config_of("wrong_key"), r"expected 'count' in the observation, .*'counts'"),
+  # Masks, and entries of info.
+  (
+    config_of("masked_choices", {"values": [2, 3], "shape": [2, 3]}),
+    r"either: .* flat, \[6\]",
+  ),
+  (config_of("counting_dm", info_keys=("age",)), "no info_keys.*age"),
+  (config_of("counting_dm", action_mask="legal"), "action_mask.*'legal'"),
+  (config_of("Masked", info_keys=("agee",)), "'agee'. Did you mean age?"),
+  (config_of("Masked", info_keys=("bits",)), "unknown info key 'bits'"),
+  (config_of("Masked", info_keys=("words",)), "words is dtype <U4"),
+  (config_of("Masked", action_mask="age"), "a number for each.*'age'"),
+]
 
 
-@pytest.mark.parametrize(
-  ("factory", "options", "found"),
-  [
-    ("no_observation", {}, "at least one number, found one of"),
-    ("no_observation", {"key": "none"}, "at least one number, found none of"),
-    ("no_action", {}, "Supported are"),
-  ],
-)
-def test_a_space_of_no_numbers_is_refused(factory, options, found):
-  with pytest.raises(types.ConfigError, match=found):
-    envs.spec(config_of(factory, options))
+@pytest.mark.parametrize(("config", "found"), NOT_USABLE)
+def test_what_cannot_be_used_is_refused_in_one_line(config, found):
+  asks = [envs.spec]
+  if config.env.endswith((":make", "wrong_dtype", "dies_at_once")):
+    asks.append(lambda config: envs.make(config, 2, num_threads=2))
+  for ask in asks:
+    with pytest.raises(types.ConfigError, match=found) as caught:
+      ask(config)
+    assert "\n" not in str(caught.value)
+    assert config.env in str(caught.value)
+
+
+def test_options_must_be_picklable():
+  with pytest.raises(types.ConfigError, match="can be pickled"):
+    envs.spec(config_of("Counting", {"log": lambda: 0}))
 
 
 def test_an_environment_without_a_legal_action_is_named(start):
@@ -477,12 +443,6 @@ def test_a_seed_and_options_reach_the_factory(start):
   assert rows.timestep.observation.tolist() == [[3, 204, 0, 0], [4, 205, 0, 0]]
 
 
-def test_options_may_have_any_name():
-  options = {"name": 1, "what": 2, "function": 3}
-  spec = envs.spec(config_of("takes_any_name", options))
-  assert spec.observation.shape == (4,)
-
-
 def test_a_module_of_the_current_directory_comes_first(
   tmp_path, monkeypatch, interpreters
 ):
@@ -506,51 +466,8 @@ def test_the_spec_costs_one_process(forking):
   config = config_of("counting_dm", {"shift": np.int64(11)})
   assert envs.spec(config) == envs.spec(config)
   transform = f"{__name__}:doubled"
-  doubling = dataclasses.replace(config, observation_transform=transform)
-  assert envs.spec(doubling).action == envs.spec(config).action
+  envs.spec(dataclasses.replace(config, observation_transform=transform))
   assert forking.started == before + 1
-  envs.spec(config_of("counting_dm", {"shift": 12}))
-  assert forking.started == before + 2
-
-
-REFUSED = [
-  ("no_such_factory", {}, "no attribute 'no_such_factory'"),
-  ("sys", {}, "not callable"),
-  ("raises", {}, r"raises ZeroDivisionError: .*\(own_envs.py, line \d+\)"),
-  ("raises_on_two_lines", {}, "raises ValueError: one two"),
-  ("exits", {}, "raises SystemExit: enough"),
-  ("returns_nothing", {}, "gymnasium.Env or a dm_env.*found .*NoneType"),
-  ("Counting", {"lgo": 1}, "unknown option 'lgo'. Did you mean log?"),
-  ("Counting", {"seed": 1}, "option 'seed' is not supported"),
-  ("cartpole", {"hurry": 1}, "raises TypeError: .*'hurry'"),
-  ("Failing", {}, "missing.*'how'"),
-  ("unseeded_dm", {}, "a parameter named seed.*speed"),
-  ("matrix_actions", {}, r"Box\(-1.0, 1.0, \(2, 2\), float32\). Supported"),
-  ("unbounded_actions", {}, r"Box\(-inf, inf, \(2,\), float32\). Supported"),
-  ("dict_actions", {}, r"Dict\('a': Discrete\(2\)\). Supported"),
-  ("text_observation", {}, r"observation says is Text.*Supported"),
-  ("tuple_observation", {}, r"observation is Tuple.*Supported"),
-  ("wrong_shape", {}, r"observation to have shape \(3,\).*found shape \(2,\)"),
-  ("wrong_dtype", {}, r"observation count to have .* int32,.*float64"),
-  ("wrong_key", {}, r"expected 'count' in the observation, .*'counts'"),
-  ("RaisesInReset", {}, "reset raises LookupError: no start with 0"),
-  ("OldReset", {}, r"reset to return \(observation, info\), found ndarray"),
-  ("dies_at_once", {}, "environments 0 to [01] of .* died with status 9"),
-]
-
-
-@pytest.mark.parametrize(("factory", "options", "found"), REFUSED)
-def test_factories_that_cannot_be_used_are_refused_in_one_line(
-  factory, options, found
-):
-  config = config_of(factory, options)
-  asks = [envs.spec]
-  if factory in ("raises", "wrong_dtype", "dies_at_once"):
-    asks.append(lambda config: envs.make(config, 2, num_threads=2))
-  for ask in asks:
-    with pytest.raises(types.ConfigError, match=found) as caught:
-      ask(config)
-    assert_one_line(caught.value, config)
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
@@ -594,49 +511,6 @@ def shifted(observation):
   return observation["long"].astype(np.int64) * [2**32, 1]
 
 
-def test_options_must_be_picklable():
-  with pytest.raises(types.ConfigError, match="can be pickled"):
-    envs.spec(config_of("Counting", {"log": lambda: 0}))
-
-
-def assert_one_line(error, config):
-  assert "\n" not in str(error)
-  assert config.env in str(error)
-
-
-@pytest.mark.parametrize(
-  ("env_id", "found"),
-  [
-    ("no_such_module:make", "No module named 'no_such_module'"),
-    ("tests.no_such_module:make", "No module named"),
-    ("__main__:make", "a program cannot be imported"),
-    (":make", "Empty module name"),
-  ],
-)
-def test_missing_modules_and_functions_are_named(env_id, found):
-  for ask in (envs.spec, lambda config: envs.make(config, 2)):
-    with pytest.raises(types.ConfigError, match=found) as caught:
-      ask(envs.Config(env_id))
-    assert repr(env_id) in str(caught.value)
-
-
-@pytest.mark.parametrize(
-  ("config", "found"),
-  [
-    (config_of("counting_dm", info_keys=("age",)), "no info_keys.*age"),
-    (config_of("counting_dm", action_mask="legal"), "action_mask.*'legal'"),
-    (config_of("Masked", info_keys=("agee",)), "'agee'. Did you mean age?"),
-    (config_of("Masked", info_keys=("bits",)), "unknown info key 'bits'"),
-    (config_of("Masked", info_keys=("words",)), "words is dtype <U4"),
-    (config_of("Masked", action_mask="age"), "a number for each.*'age'"),
-  ],
-)
-def test_entries_of_info_that_cannot_be_used(config, found):
-  with pytest.raises(types.ConfigError, match=found) as caught:
-    envs.spec(config)
-  assert_one_line(caught.value, config)
-
-
 def test_environments_that_differ_are_refused():
   for num_threads in (1, 2):
     with pytest.raises(types.ConfigError, match=r"like the first.*values=3"):
@@ -648,17 +522,12 @@ def test_environments_that_differ_are_refused():
 
 
 @pytest.mark.parametrize(
-  "numbers",
-  [
-    {"num_envs": 0},
-    {"num_envs": 4, "batch_size": 5},
-    {"num_envs": 4, "num_threads": 0},
-    {"num_envs": 4, "seed": 2**31 - 3},
-  ],
+  ("name", "number"),
+  [("num_envs", 0), ("batch_size", 5), ("num_threads", 0), ("seed", 2**31 - 3)],
 )
-def test_numbers_out_of_range(numbers):
-  with pytest.raises(types.ConfigError, match=f"expected {list(numbers)[-1]}"):
-    envs.make(config_of("Counting"), **numbers)
+def test_numbers_out_of_range(name, number):
+  with pytest.raises(types.ConfigError, match=f"expected {name}"):
+    envs.make(config_of("Counting"), **{"num_envs": 4, name: number})
 
 
 def test_send_refuses_wrong_actions(start):
@@ -686,10 +555,8 @@ def test_send_refuses_wrong_actions(start):
     ("exit", "environment 2 of .*SystemExit: 3"),
     ("shape", r"environment 2 of .*shape \(4,\).*found shape \(5,\)"),
     ("nan", "environment 2 of .* the seed 2, .* found nan in its observation"),
-    ("infinity", "environment 2 of .* found inf in its observation"),
     ("too large", "environment 2 of .* found inf in its observation"),
     ("nan reward", "environment 2 of .* found nan in its reward"),
-    ("infinite reward", "environment 2 of .* found -inf in its reward"),
     ("die", "environments 2 to 3 of .*, with the seeds .*status 7"),
     ("killed", "environments 2 to 3 of .*SIGKILL"),
   ],
@@ -738,7 +605,7 @@ def without_nan(observation):
   return np.nan_to_num(observation, posinf=7)
 
 
-@pytest.mark.parametrize("discount", [np.nan, -0.1, 1.5])
+@pytest.mark.parametrize("discount", [np.nan, 1.5])
 def test_a_discount_that_is_none_is_a_failure(start, discount):
   environment = start("discounting", 1, {"discount": discount})
   environment.send(environment.recv().index, np.ones(1, int))
@@ -769,44 +636,32 @@ def sent(*written, whole):
     yield
 
 
-GARBAGE = st.one_of(
-  st.binary(max_size=40),
-  st.builds(
-    lambda kind, rest: kind + rest,
-    st.sampled_from([b"D", b"0", b"R", b"I", b"C", b"F"]),
-    st.binary(max_size=40),
-  ),
+@pytest.mark.parametrize(
+  ("written", "whole"),
+  [
+    (b"R" + np.array([2, 2], np.int32).tobytes(), True),
+    (b"R" + np.array([3], np.int32).tobytes(), True),
+    (b"D" + pickle.dumps((1, 2, 3)), True),
+    (b"?", True),
+    (b"\x7f\xff\xff\xffR", False),
+    (b"", False),
+  ],
 )
-
-
-@hypothesis.settings(max_examples=100, deadline=None, derandomize=True)
-@hypothesis.given(GARBAGE, st.booleans())
-@hypothesis.example(b"0" + np.array([0, 1, 2], np.int32).tobytes(), True)
-@hypothesis.example(b"R" + np.array([2, 2], np.int32).tobytes(), True)
-@hypothesis.example(b"R" + np.array([2, 0], np.int32).tobytes(), True)
-@hypothesis.example(b"R" + np.array([3], np.int32).tobytes(), True)
-@hypothesis.example(b"R" + np.array([-1], np.int32).tobytes(), True)
-@hypothesis.example(b"D" + pickle.dumps((1, 2, 3)), True)
-@hypothesis.example(b"\x7f\xff\xff\xffR", False)
-@hypothesis.example(b"", False)
 def test_garbage_of_a_process_is_an_error_that_names_it(written, whole):
   config = config_of("Counting")
   spec = dm_env.specs.Array((4,), np.float32)
   action = dm_env.specs.DiscreteArray(3, np.int32)
-  signature = messages.SIGNATURE + pickle.dumps(
-    messages.Signature(spec, action)
-  )
-  with sent(signature, written, whole=whole):
+  signature = pickle.dumps(messages.Signature(spec, action))
+  found = "environments 0 to 2 of"
+  with sent(messages.SIGNATURE + signature, written, whole=whole):
     environment = envs.make(config, 3, batch_size=1, seed=5)
-    try:
-      assert environment.recv().index.tolist() in ([0], [1], [2])
-    except RuntimeError as error:
-      assert written[:1] == b"F" or "environments 0 to 2 of" in str(error)
+    with pytest.raises(RuntimeError, match=found):
+      for _ in range(2):
+        environment.recv()
     environment.close()
-  with sent(written, whole=whole):
-    with pytest.raises(types.ConfigError) as caught:
-      envs.make(config, 3)
-    assert written[:1] in b"CF" or "environments 0 to 2 of" in str(caught.value)
+  refused = pytest.raises(types.ConfigError, match=found)
+  with sent(written, whole=whole), refused:
+    envs.make(config, 3)
 
 
 def test_a_failing_reset_is_a_failure(start):
@@ -977,7 +832,6 @@ def rendered_here(monkeypatch):
     (config_of("Drawn", {"frame": "raises"}), "OSError: no display"),
     (config_of("Counting"), r"Counting cannot be rendered: .* no render$"),
     (config_of("counting_dm"), "counting_dm cannot be rendered: .* neither"),
-    (config_of("raises"), "ZeroDivisionError"),
   ],
 )
 def test_check_render_says_why_an_environment_has_no_frames(
@@ -996,52 +850,3 @@ def test_check_render_outlives_an_environment_that_dies(interpreters):
   config = config_of("Drawn", {"frame": "dies"})
   with pytest.raises(types.ConfigError, match=r"Drawn.*no OpenGL here"):
     envs.check_render(config)
-
-
-# Pipelines
-
-
-@pytest.mark.slow
-def test_sync_trains_on_one():
-  config = sync.Config(
-    env=config_of("cartpole"),
-    agent=a2c.Config(hidden_sizes=(8,)),
-    total_steps=400,
-    num_envs=4,
-    env_threads=2,
-    learner=learner.Config(unroll_length=5),
-  )
-  trained = running.Own(sync, config)
-  trained.run()
-  assert trained.acted.env_steps >= 400
-  assert trained.learner.steps >= 20
-  assert np.isfinite(trained.learner.measure()["loss_value"])
-
-
-@pytest.mark.slow
-def test_seed_trains_on_one_with_a_thin_actor(tmp_path):
-  config = seed_pipeline.Config(
-    env=config_of("cartpole"),
-    agent=vtrace.Config(hidden_sizes=(8,)),
-    address=f"unix:{tmp_path}/learner",
-    total_steps=1_000,
-    actors=thin_actor.Config(
-      num_actors=1, envs_per_actor=8, actor_batch_size=4
-    ),
-    learner=learner.InboxConfig(unroll_length=5, batch_size=8),
-    log_seconds=0.1,
-  )
-  run = running.Running(seed_pipeline, config, actors=0)
-  (node,) = run.nodes
-  assert not node.needs_jax
-  with run:
-    processes = launch.Processes([node])
-    try:
-      run.wait_for(lambda: not run.main.is_alive())
-      processes.check()
-    finally:
-      processes.stop()
-  last = run.sink.lines[-1]
-  assert last["env_steps"] >= 1_000
-  assert last["episodes"] > 10
-  assert 5 < last["episode_return"] < 100
