@@ -310,7 +310,6 @@ def test_a_mask_of_two_choices_is_of_each_or_joint(start):
 def test_a_mask_as_large_as_an_image_is_none():
   spec = envs.spec(config_of("byte_mask", {"values": [40, 40]}))
   assert spec.action_mask == "action_mask"
-  assert spec.action.num_values == 1600
   assert spec.observation["action_mask"].shape == (1600,)
 
 

@@ -3,6 +3,7 @@
 import collections
 import json
 import os
+import queue
 import signal
 import socket
 import struct
@@ -64,28 +65,20 @@ class Requests:
   """Requests that a test hands out one by one."""
 
   def __init__(self, *values):
-    self._condition = threading.Condition()
-    self._values = collections.deque(values)
-    self._ended = False
+    self._values = queue.SimpleQueue()
+    for value in values:
+      self.put(value)
 
   def __iter__(self):
-    while True:
-      with self._condition:
-        self._condition.wait_for(lambda: self._values or self._ended, 600)
-        if not self._values:
-          return
-        value = self._values.popleft()
-      yield value if isinstance(value, dict) else message(value)
+    while (value := self._values.get(timeout=600)) is not None:
+      yield message(value)
+    self.end()  # For another that asks, too.
 
   def put(self, value):
-    with self._condition:
-      self._values.append(value)
-      self._condition.notify()
+    self._values.put(value)
 
   def end(self):
-    with self._condition:
-      self._ended = True
-      self._condition.notify_all()
+    self._values.put(None)
 
 
 def make_server(address, max_streams=4):
@@ -101,7 +94,7 @@ def make_server(address, max_streams=4):
   double = Recorder({})
   server.bind("double", double, LAYOUT, LAYOUT, cancel=double.close)
   server.bind_stream("session", open_session, LAYOUT, LAYOUT)
-  server.sessions = sessions
+  server.double, server.sessions = double, sessions
   return server
 
 
@@ -168,43 +161,13 @@ def assert_same(actual, expected):
     np.testing.assert_array_equal(a, e)
 
 
-def nest_of(rows):
-  rng = np.random.default_rng(0)
-  dtypes = "bool uint8 uint16 int8 int32 int64 float16 float32 float64 c8"
-  leaves = {
-    name: rng.integers(0, 2, (rows, 3)).astype(name) for name in dtypes.split()
-  }
-  return {
-    "step": dm_env.TimeStep(
-      np.arange(rows, dtype=np.uint8),
-      np.linspace(0, 1, rows, dtype=np.float32),
-      np.full(rows, np.nan, np.float32),
-      leaves,
-    ),
-    "pair": Pair([np.ones((rows, 0), np.int32)], (np.ones((rows, 2, 1, 5)),)),
-  }
-
-
 def layout_of(nest, max_rows=16):
   return wire.Layout.of(tree.map_structure(lambda x: x[0], nest), max_rows)
 
 
-@pytest.mark.parametrize("rows", [1, 3, 16])
-def test_round_trip(rows):
-  nest = nest_of(rows)
-  layout = layout_of(nest)
-  data = layout.encode(nest)
-  decoded = layout.decode(data)
-  assert_same(decoded, nest)
-  assert len(data) == layout.message_bytes(rows)
-  for leaf in tree.flatten(decoded):
-    assert leaf.flags.aligned and not leaf.flags.owndata
-    assert not leaf.flags.writeable
-
-
 def arrays(rows):
   dtypes = st.sampled_from(
-    ["?", "u1", "i1", "<u2", "<i4", "<f2", "<f4", "<f8", "<c16"]
+    ["?", "u1", "i1", "<u2", "<i4", "<i8", "<f2", "<f4", "<f8", "<c16"]
   )
   shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
   return st.tuples(dtypes, shapes).flatmap(
@@ -221,6 +184,7 @@ def nests(rows):
       st.lists(inner, max_size=3).map(tuple),
       st.dictionaries(keys, inner, max_size=3),
       st.builds(Pair, inner, inner),
+      st.builds(dm_env.TimeStep, inner, inner, inner, inner),
     ),
     max_leaves=6,
   )
@@ -233,19 +197,20 @@ def nests(rows):
 def test_round_trip_of_any_nest(nest):
   layout = layout_of(nest)
   data = layout.encode(nest)
-  assert_same(layout.decode(data), nest)
+  decoded = layout.decode(data)
+  assert_same(decoded, nest)
   assert len(data) % 8 == 0
+  for leaf in tree.flatten(decoded):
+    assert leaf.flags.aligned and not leaf.flags.owndata
+    assert not leaf.flags.writeable
+    assert len(data) == layout.message_bytes(len(leaf))
   described = json.loads(json.dumps(layout.to_json()))
   assert layout.difference(described) is None
 
 
 def test_the_bytes_are_those_of_the_documentation():
-  specs = {
-    "reward": np.float32(0),
-    "frame": np.zeros((2, 3), np.uint8),
-    "wait": wire.once(np.float32(0)),
-  }
-  layout = wire.Layout.of((specs["wait"], specs["reward"], specs["frame"]), 64)
+  wait, frame = wire.once(np.float32(0)), np.zeros((2, 3), np.uint8)
+  layout = wire.Layout.of((wait, np.float32(0), frame), 64)
   columns = [
     {"name": "0", "dtype": "<f4", "shape": [], "once": True},
     {"name": "1", "dtype": "<f4", "shape": [], "once": False},
@@ -318,18 +283,14 @@ def test_no_columns_make_a_message_of_one_row():
     ({"x": np.zeros((2, 4), np.float32)}, r"\(2, 3\).*\(2, 4\)"),
     ({"y": np.zeros((2, 3), np.float32)}, "'x'.*'y'"),
     ({"x": np.zeros((9, 3), np.float32)}, "1 to 8 rows, found 9"),
-    ({"x": np.zeros((0, 3), np.float32)}, "1 to 8 rows, found 0"),
     ({"x": np.float32(0)}, "row axis"),
   ],
 )
 def test_encode_refuses_what_does_not_fit(nest, words):
   with pytest.raises(ValueError, match=words):
     LAYOUT.encode(nest)
-
-
-def test_encode_refuses_columns_of_different_lengths():
   layout = wire.Layout.of((np.int32(0), np.int32(0)), 8)
-  with pytest.raises(ValueError, match="column '1'"):
+  with pytest.raises(ValueError, match="column '1'"):  # Of another length.
     layout.encode((np.zeros(2, np.int32), np.zeros(3, np.int32)))
 
 
@@ -337,7 +298,6 @@ def test_encode_refuses_columns_of_different_lengths():
   "specs, rows, words",
   [
     ({"x": None}, 1, "leaf 'x'"),
-    ({"x": np.array("text")}, 1, "leaf 'x'"),
     ({"x": np.array(object())}, 1, "leaf 'x'"),
     ({"a/b": np.zeros(1), "a": {"b": np.zeros(1)}}, 1, "two leaves"),
     (collections.OrderedDict(x=np.zeros(1)), 1, "OrderedDict"),
@@ -351,22 +311,19 @@ def test_a_layout_that_cannot_be_is_a_config_error(specs, rows, words):
 
 
 def test_difference_names_the_first_column_that_differs():
-  mine = wire.Layout.of((np.int32(0), np.zeros((2, 3))), 4)
+  x, y = np.int32(0), np.zeros((2, 3))
+  mine = wire.Layout.of((x, y), 4)
 
-  def against(specs):
+  def against(*specs):
     return mine.difference(wire.Layout.of(specs, 9).to_json())
 
-  assert against((np.int32(0), np.zeros((2, 3)))) is None
-  assert against((np.int32(0), np.zeros((3, 2)))) == (
+  assert against(x, y) is None
+  assert against(x, y.T) == (
     "column 1: expected '1' <f8 [2, 3], found '1' <f8 [3, 2]"
   )
-  assert "column 0: expected '0' <i4 [], found '0' <i8 []" in against(
-    (np.int64(0), np.zeros(1))
-  )
-  assert "found no more columns" in against((np.int32(0),))
-  assert "expected no more columns" in against(
-    (np.int32(0), np.zeros((2, 3)), np.int32(0))
-  )
+  assert "expected '0' <i4 [], found '0' <i8 []" in against(np.int64(0), y)
+  assert "found no more columns" in against(x)
+  assert "expected no more columns" in against(x, y, x)
   for nonsense in [None, 3, [], {}, {"protocol": 2}, {"protocol": "2"}]:
     assert "expected" in mine.difference(nonsense)
   assert mine.difference({"protocol": 2, "columns": [7, None]})
@@ -426,14 +383,10 @@ def header(magic=b"SEDX", protocol=2, reserved=0, rows=1, total=32):
     (header(magic=b"HTTP") + bytes(16), ["b'SEDX'", "b'HTTP'"]),
     (header(protocol=1) + bytes(16), ["protocol 2", "found 1"]),
     (header(reserved=1) + bytes(16), ["expected 0", "found 1"]),
-    (header(rows=0, total=16), ["1 to 8 rows", "found 0"]),
     (header(rows=9, total=128) + bytes(112), ["1 to 8 rows", "found 9"]),
     (header() + bytes(8), ["expected 32 bytes", "found 24"]),
-    (header() + bytes(24), ["expected 32 bytes", "found 40"]),
     (header(total=40) + bytes(16), ["expected 32", "40 in the header"]),
-    (b"", ["16 bytes", "message of 0"]),
     (b"SEDX", ["16 bytes", "message of 4"]),
-    (header() + bytes(60_000), ["expected 32 bytes", "60016"]),
   ],
 )
 def test_a_bad_message_ends_only_its_stream(server, bystander, data, words):
@@ -460,7 +413,6 @@ def test_an_oversized_message_is_not_even_buffered(server, bystander):
   [
     ({"protocol": 1}, "expected protocol 2, found 1"),
     ({"columns": []}, "column 0: expected 'x' <f4 [3], found no more"),
-    ({"max_rows": 9}, "expected max_rows from 1 to 8, found 9"),
     ({"max_rows": "x"}, "expected max_rows from 1 to 8, found 'x'"),
     ({"hello": 3}, "expected an object as hello, found 3"),
     (None, "expected a JSON object, found None"),
@@ -499,17 +451,6 @@ def test_an_unknown_method_names_the_known_ones(client):
   code, text = refusal(client.stream, "dubble", [], LAYOUT, LAYOUT)
   assert code is Code.UNIMPLEMENTED
   assert "/seedx/double" in text
-
-
-@pytest.mark.parametrize(("streams", "warns"), [(128, False), (129, True)])
-def test_a_server_warns_of_more_streams_than_it_serves_well(
-  tmp_path, capfd, streams, warns
-):
-  server = wire.Server(f"unix:{tmp_path / 'socket'}", streams)
-  server.start()
-  server.stop()
-  said = capfd.readouterr().err
-  assert said.startswith("warning: 129 processes") if warns else not said
 
 
 def test_more_streams_than_max_streams(server, client):
@@ -578,13 +519,6 @@ def test_a_deadline_and_a_missing_server(server, client):
   client.wait_until_ready(300)
 
 
-def test_a_refused_stream_takes_no_request(client):
-  requests = iter([message(1)])
-  refusal(client.stream, "dubble", requests, LAYOUT, LAYOUT)
-  time.sleep(0.1)
-  assert len(list(requests)) == 1
-
-
 # Addresses.
 
 
@@ -626,9 +560,8 @@ def test_a_stale_unix_path_is_used_again(tmp_path):
 
 @pytest.mark.parametrize(
     "bad",
-    ["", "nonsense", "127.0.0.1", "127.0.0.1:x", "127.0.0.1:99999", ":5",
-     "no.such.host.invalid:5", "unix:/no/such/folder/sock", "unix:",
-     "unix:/" + "x" * 200, "8.8.8.8:5000"],
+    ["", "127.0.0.1", "127.0.0.1:x", "127.0.0.1:99999", ":5", "unix:",
+     "unix:/no/such/folder/sock", "unix:/" + "x" * 200, "8.8.8.8:5000"],
 )  # fmt: skip
 def test_a_bad_address_is_a_config_error(bad):
   server = wire.Server(bad, 1, security=wire.Security(insecure=True))
@@ -687,36 +620,15 @@ def test_stop_lets_a_request_finish_and_ends_with_ok():
     assert not stopper.is_alive()
 
 
-def test_stop_ends_a_blocked_session(server, client):
-  stream = client.stream("session", [message(7)], LAYOUT, LAYOUT)
-  running.wait_until(lambda: server.sessions)
-  assert server.sessions[0].blocked.wait(300)
+@pytest.mark.parametrize("name", ["double", "session"])
+def test_stop_ends_a_blocked_call(server, client, name):
+  stream = client.stream(name, [message(7)], LAYOUT, LAYOUT)
+  running.wait_until(lambda: server.sessions or name == "double")
+  called = server.double if name == "double" else server.sessions[0]
+  assert called.blocked.wait(300)
   server.stop(0.3)
-  assert server.sessions[0].closes == 1
+  assert called.closes == 1
   assert list(stream) == []
-
-
-def test_stop_cancels_a_blocked_function():
-  blocked, cancelled = threading.Event(), threading.Event()
-  cancels = []
-
-  def function(inputs):
-    blocked.set()
-    assert cancelled.wait(300)
-    raise RuntimeError("cancelled")
-
-  def cancel():
-    cancels.append(1)
-    cancelled.set()
-
-  server = wire.Server("127.0.0.1:0", 4)
-  server.bind("f", function, LAYOUT, LAYOUT, cancel)
-  with server, wire.Client(server.address) as client:
-    stream = client.stream("f", [message(1)], LAYOUT, LAYOUT)
-    assert blocked.wait(300)
-    server.stop(0)
-    assert list(stream) == []
-  assert cancels == [1]
 
 
 def test_a_client_that_leaves_closes_its_session(server, client, caplog):
@@ -802,7 +714,7 @@ def main():
   while not entered.is_set() or sys.argv[2] != "raise":
     time.sleep(0.05)
   raise ArithmeticError("on purpose")
-if sys.argv[3] == "with":
+if sys.argv[2] == "raise":
   with server:
     main()
 server.start()
@@ -810,12 +722,9 @@ main()
 """
 
 
-@pytest.mark.parametrize(
-  ("end", "use"),
-  [("raise", "with"), ("raise", "without"), ("interrupt", "without")],
-)
-def test_a_server_with_a_blocked_call_exits(end, use):
-  process = run_python(SERVER, "127.0.0.1:0", end, use)
+@pytest.mark.parametrize("end", ["raise", "interrupt"])
+def test_a_server_with_a_blocked_call_exits(end):
+  process = run_python(SERVER, "127.0.0.1:0", end)
   try:
     lines = {process.stdout.readline() for _ in range(2)}
     assert "blocked\n" in lines
@@ -859,40 +768,8 @@ def test_an_exit_waits_for_the_threads_that_send():
   assert said == "0\n"
 
 
-# As gRPC's own threads do, at a moment that no test can choose.
-LOCKED = """
-import sys, threading, time
-import numpy as np
-from seedx import wire
-layout = wire.Layout.of({"x": np.zeros(3, np.float32)}, max_rows=8)
-def hold(condition, held):
-  with condition:
-    held.set()
-    time.sleep(1)
-def main():
-  server = wire.Server("127.0.0.1:0", 4)
-  server.bind("f", lambda inputs: inputs, layout, layout)
-  server.start()
-  client = wire.Client(server.address)
-  stream = client.stream("f", [], layout, layout)
-  assert not list(stream)
-  condition, held = stream._call._state.condition, threading.Event()
-  threading.Thread(target=hold, args=(condition, held), daemon=True).start()
-  held.wait()
-  raise ArithmeticError("on purpose")
-main()
-"""
-
-
-def test_a_stream_that_was_left_open_does_not_hold_up_the_exit():
-  process = run_python(LOCKED)
-  _, errors = process.communicate()
-  assert "on purpose" in errors.splitlines()[-1]
-  assert process.returncode == 1
-
-
 def test_a_crashed_server_is_unavailable_not_finished():
-  process = run_python(SERVER, "127.0.0.1:0", "interrupt", "without")
+  process = run_python(SERVER, "127.0.0.1:0", "interrupt")
   try:
     lines = [process.stdout.readline() for _ in range(2)]
     address = next(line for line in lines if ":" in line).strip()
@@ -908,38 +785,6 @@ def test_a_crashed_server_is_unavailable_not_finished():
 
 
 # Everything at once.
-
-
-def test_many_clients(address):
-  inputs = wire.Layout.of({"x": np.int64(0)}, 64)
-  outputs = wire.Layout.of((np.int64(0), np.int64(0)), 1)
-
-  def total(nest):
-    x = nest["x"]
-    return np.array([x.sum()]), np.array([len(x)])
-
-  server = wire.Server(address, 8)
-  server.bind("total", total, inputs, outputs)
-  errors = []
-
-  def work(seed):
-    rng = np.random.default_rng(seed)
-    sent = [rng.integers(0, 2**40, rng.integers(1, 65)) for _ in range(100)]
-    with wire.Client(server.address) as client:
-      requests = ({"x": x} for x in sent)
-      replies = list(client.stream("total", requests, inputs, outputs))
-    expected = [(x.sum(), len(x)) for x in sent]
-    if [(int(s[0]), int(n[0])) for s, n in replies] != expected:
-      errors.append(seed)
-
-  with server:
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(6)]
-    for thread in threads:
-      thread.start()
-    for thread in threads:
-      thread.join(300)
-      assert not thread.is_alive()
-  assert not errors
 
 
 def test_stopped_servers_leave_no_thread_behind():
