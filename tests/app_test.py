@@ -22,7 +22,7 @@ from experiments import a2c as a2c_experiment
 from seedx import __main__ as seedx_program
 from seedx import app, checkpoint, envs, metrics, types
 from seedx.acting import evaluator
-from seedx.agents import a2c, acting_step, vtrace
+from seedx.agents import a2c, vtrace
 from seedx.app import (
   allocator,
   checkpointer,
@@ -34,7 +34,6 @@ from seedx.app import (
 )
 from seedx.learning import learner
 from seedx.pipelines import sync
-from seedx.runtime import signals
 from tests import pipelines_test, plot_test, programs, running
 
 own_signals = programs.own_signals
@@ -167,21 +166,6 @@ def test_a_loaded_policy_acts_as_it_is_evaluated(tmp_path):
   for seed in (11, 12):
     (expected,) = player.play(policy.acting, seed).returns
     assert play(policy, seed) == expected
-  # It remembers from step to step, and forgets where an episode begins.
-  timestep = acting_step.zero_inputs(policy.spec, 2).timestep
-  middle = timestep._replace(step_type=np.array([1, 0], np.uint8))
-  state = policy.initial_state(2)
-  act = jax.jit(policy.act)
-  _, once = act(middle, state)
-  _, twice = act(middle, once)
-  for before, after in zip(
-    jax.tree.leaves(once.core_state),
-    jax.tree.leaves(twice.core_state),
-    strict=True,
-  ):
-    assert np.any(before[0] != after[0])
-    np.testing.assert_array_equal(before[1], after[1])
-  assert jax.tree.leaves(once.core_state)
 
 
 def test_the_default_directory_has_the_pipeline_and_the_agent(
@@ -222,7 +206,10 @@ def test_a_checkpoint_is_chosen(tmp_path):
     *((str(first), first), (str(last), last)),
     *(("latest", last), ("best", best)),
   ):
-    assert app.load(tmp_path, which).env_steps == expected
+    policy = app.load(tmp_path, which)
+    assert policy.env_steps == expected
+    saved = found.restore(expected, checkpointer.ACTING, policy.acting)
+    running.assert_equal(policy.acting, saved)
   with pytest.raises(types.ConfigError, match=f"{first}, {last}, found '1'$"):
     app.load(tmp_path, "1")
   with pytest.raises(types.ConfigError, match="found no config"):
@@ -247,11 +234,6 @@ class Mine(a2c.Config):
   """
 
   patience: int = 1
-
-
-@dataclasses.dataclass(frozen=True)
-class Renamed(a2c.Config):
-  """One with the same settings as another."""
 
 
 @pytest.mark.slow
@@ -287,7 +269,7 @@ def test_another_config_is_refused_to_go_on(tmp_path):
       "another --hidden-sizes",
     ),
     (small(agent=vtrace.Config(hidden_sizes=(8,))), "vtrace:Config to resume"),
-    (small(agent=Renamed(hidden_sizes=(8,))), "tests.app_test:Renamed to"),
+    (small(agent=Mine(hidden_sizes=(8,))), "tests.app_test:Mine to"),
     (config_of("a3c", "a2c"), "a run of seedx.pipelines.a3c:Config"),
   ):
     with pytest.raises(types.ConfigError, match=reason):
@@ -322,8 +304,6 @@ def test_an_agent_that_knows_no_best_action_has_no_policy_to_load(tmp_path):
   policy = app.load(tmp_path, config=config)
   with pytest.raises(types.ConfigError, match="greedy"):
     play(policy, 0)
-  with pytest.raises(types.ConfigError, match="--no-greedy"):
-    app.train(config, run_dir=str(tmp_path / "b"), evaluate_every_steps=9)
 
 
 def test_a_failure_is_raised_and_leaves_the_signals(tmp_path, monkeypatch):
@@ -380,18 +360,6 @@ def test_on_another_thread_signals_are_let_be(tmp_path):
   assert runs[0].metrics["env_steps"] >= 100
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_are_given_back_whatever_is_raised(number):
-  before, stop = handlers(), threading.Event()
-  with pytest.raises(KeyError), signals.stopping(stop) as ending:
-    assert handlers() != before
-    os.kill(os.getpid(), number)
-    running.wait_until(stop.is_set)
-    assert ending.status == 128 + number
-    raise KeyError
-  assert handlers() == before
-
-
 # The program
 
 
@@ -435,12 +403,12 @@ def test_the_program_does_all_that_there_is(tmp_path, monkeypatch, capfd):
     app.train(small(), resume=str(run_dir), quiet=True)
 
 
-@pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
-def test_it_says_what_it_can_do(words, monkeypatch, capsys):
-  assert seedx(monkeypatch, *words) == 0
-  out = capsys.readouterr().out
-  for name in ("train", "evaluate", "plot", "export", "compare", "join"):
-    assert f"seedx {name} " in out
+def test_it_says_what_it_can_do(monkeypatch, capsys):
+  for words in ([], ["--help"]):
+    assert seedx(monkeypatch, *words) == 0
+    out = capsys.readouterr().out
+    for name in ("train", "evaluate", "plot", "export", "compare", "join"):
+      assert f"seedx {name} " in out
 
 
 @pytest.mark.parametrize(
@@ -449,7 +417,6 @@ def test_it_says_what_it_can_do(words, monkeypatch, capsys):
     ("fly", "join, certificates, found 'fly'"),
     ("train", ", ".join(experiments.shipped())),
     ("train sarsa", "found 'sarsa'"),
-    ("train evaluate", "found 'evaluate'"),
     ("train a2c --epochs 3", "unrecognized arguments: --epochs"),
     ("evaluate", "expected RUN_DIR"),
     ("compare --experiments x", "found 'x'"),
@@ -476,21 +443,6 @@ def test_each_program_has_a_help_of_its_own(monkeypatch, capsys):
       runpy.run_module(f"experiments.{name}", run_name="__main__")
     assert caught.value.code == 0
     assert capsys.readouterr().out == out
-
-
-def test_what_is_read_without_jax_needs_none():
-  script = """
-import sys
-sys.modules["jax"] = None
-from seedx import app
-from seedx.app import command_line, configs, plot, run_dirs
-from seedx import __main__, join
-try:
-  app.nothing
-except AttributeError as error:
-  assert "nothing" in str(error)
-"""
-  subprocess.run([sys.executable, "-c", script], check=True, cwd=programs.ROOT)
 
 
 # Experiments by their names
@@ -541,7 +493,6 @@ def python(folder, *words):
     *(
       pytest.param(*case, marks=pytest.mark.long)
       for case in (
-        ("mine.py", ["-m", "mine"], "mine:EXPERIMENT"),
         # Neither is the one that comes with seedx.
         ("a2c.py", ["a2c.py"], "a2c:EXPERIMENT"),
         ("experiments/a2c.py", ["-m", "experiments.a2c"], "experiments.a2c:"),
@@ -634,7 +585,6 @@ def test_a_program_starts_itself_again_once(executed, monkeypatch):
     (["python", "-m", "seedx.experiments.ppo"], False),
     (["python", "-m", "experiments"], False),
     (["python", "experiments/ppo.py"], False),
-    (["python"], False),
   ],
 )
 def test_a_program_knows_its_package(words, expected, monkeypatch):
@@ -674,15 +624,12 @@ def test_a_run_of_format_1_is_drawn_and_nothing_else(tmp_path, capfd):
   assert plot.main([str(old_run), "--output", str(picture)]) == 0
   assert picture.exists()
   before = sorted(path.name for path in old_run.iterdir())
+  programs.refused(a2c_experiment, ["--run-dir", str(old_run)], capfd)
   for program, words in (
     (a2c_experiment, ["--resume", str(old_run)]),
-    (a2c_experiment, ["--run-dir", str(old_run)]),
     (evaluate, [str(old_run)]),
     (export, [str(old_run), "--output", str(tmp_path / "policy")]),
   ):
     said = programs.refused(program, words, capfd)
-    if "--run-dir" not in words:
-      assert "format 2, found format 1, which seedx 0.1.0 wrote" in said
-  with pytest.raises(types.ConfigError, match="found format 1, which seedx"):
-    app.load(old_run)
+    assert "format 2, found format 1, which seedx 0.1.0 wrote" in said
   assert sorted(path.name for path in old_run.iterdir()) == before

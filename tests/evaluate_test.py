@@ -17,12 +17,11 @@ from PIL import Image
 from experiments import a2c
 from seedx import checkpoint, envs, metrics, types
 from seedx.acting import evaluator, local_actor, sessions, unroll_store
-from seedx.agents import acting_step, vtrace
+from seedx.agents import vtrace
 from seedx.app import (
   checkpointer,
   evaluate,
   evaluations,
-  policies,
   statistics,
   videos,
 )
@@ -59,20 +58,20 @@ def remembering_agent():
   return dataclasses.replace(agent, step=drawn, greedy=step)
 
 
-def by_hand(acting, seed, episodes, most=10**6):
-  """The returns of one environment's first episodes, and their lengths."""
+def by_hand(acting, seed, episodes):
+  """The returns of one environment's first episodes."""
   environment = envs.EnvPoolEnvironment(CARTPOLE, 1, seed=seed)
   environment.reset()
-  found, total, length, core_state, action = [], 0.0, 0, None, None
+  found, total, core_state, action = [], 0.0, None, None
   while len(found) < episodes:
     rows = environment.recv()
     timestep = rows.timestep
     if timestep.step_type[0] == 0:
-      total, length, core_state, action = 0.0, 0, np.float32(0), 0
+      total, core_state, action = 0.0, np.float32(0), 0
     else:
-      total, length = total + float(timestep.reward[0]), length + 1
-    if timestep.step_type[0] == 2 or length == most:
-      found.append((total, length))
+      total += float(timestep.reward[0])
+    if timestep.step_type[0] == 2:
+      found.append(total)
     seen = timestep.observation[0] + np.float32(0.3 * action)
     core_state = core_state + seen.sum(dtype=np.float32) + np.float32(acting)
     action = int(np.round(core_state)) % 2
@@ -89,29 +88,9 @@ def player(agent=None, **fields):
 def test_every_environment_plays_its_share_of_whole_episodes():
   played = player(num_envs=3).play(np.float32(0.2), seed=11)
   shares = [by_hand(0.2, 11 + k, 3 if k == 0 else 2) for k in range(3)]
-  expected = [total for share in shares for total, _ in share]
+  expected = [total for share in shares for total in share]
   assert sorted(played.returns.tolist()) == sorted(expected)
   assert played.cut == 0 and played.returns.dtype == np.float64
-  # Whichever had ended first would have been the short ones.
-  more = [by_hand(0.2, 11 + k, 7) for k in range(3)]
-  ended = sorted(
-    (sum(n for _, n in share[: i + 1]), share[i][0])
-    for share in more
-    for i in range(7)
-  )
-  soonest = [total for _, total in ended[:7]]
-  assert sorted(soonest) != sorted(expected)
-
-
-def test_it_plays_again_the_same_and_other_seeds_others():
-  it = player(num_envs=4)
-  first, again = (it.play(np.float32(0.2), seed=3) for _ in range(2))
-  np.testing.assert_array_equal(first.returns, again.returns)
-  assert len(first.returns) == 7
-  other = it.play(np.float32(0.2), seed=1003)
-  assert sorted(other.returns) != sorted(first.returns)
-  acted = it.play(np.float32(0.7), seed=3)
-  assert sorted(acted.returns) != sorted(first.returns)
 
 
 def test_there_are_no_more_environments_than_episodes(monkeypatch):
@@ -133,7 +112,7 @@ def spy_on_make(monkeypatch):
 
 
 def test_episodes_are_cut_and_count_as_they_stand():
-  whole = [by_hand(0.2, 20 + k, 1)[0][0] for k in range(6)]
+  whole = [by_hand(0.2, 20 + k, 1)[0] for k in range(6)]
   most = int(np.median(whole))
   assert min(whole) < most < max(whole)
   it = player(num_envs=6, num_episodes=6, max_episode_steps=most)
@@ -145,11 +124,9 @@ def test_episodes_are_cut_and_count_as_they_stand():
 
 def test_the_rest_of_a_cut_episode_is_no_episode():
   """What is missing is played in environments of their own."""
-  whole = [by_hand(0.2, 20 + k, 1)[0][0] for k in range(4)]
-  most = int(min(whole)) - 1
-  it = player(num_envs=1, num_episodes=4, max_episode_steps=most)
+  it = player(num_envs=1, num_episodes=4, max_episode_steps=5)
   played = it.play(np.float32(0.2), seed=20)
-  assert played.returns.tolist() == [most] * 4
+  assert played.returns.tolist() == [5.0] * 4
   assert played.cut == 4
 
 
@@ -164,28 +141,20 @@ class StopAfter:
     return self.steps < 0
 
 
-def test_a_stop_ends_it(monkeypatch):
-  closed, close = [], envs.EnvPoolEnvironment.close
-  monkeypatch.setattr(
-    envs.EnvPoolEnvironment,
-    "close",
-    lambda environment: (closed.append(None), close(environment)),
-  )
+def test_a_stop_ends_it():
   it = player(num_envs=2, num_episodes=1000)
   played = it.play(np.float32(0.2), seed=0, stop=StopAfter(60))
   assert 2 <= len(played.returns) < 20
   stop = threading.Event()
   stop.set()
   assert it.play(np.float32(0.2), seed=0, stop=stop).returns.shape == (0,)
-  assert len(closed) == 1
 
 
 def test_greedy_is_greedy_and_drawn_is_drawn():
   agent = remembering_agent()
   greedy = player(agent, num_envs=1, num_episodes=3)
   drawn = player(agent, num_envs=1, num_episodes=3, greedy=False)
-  expected = [total for total, _ in by_hand(0.2, 8, 3)]
-  acting = np.float32(0.2)
+  expected, acting = by_hand(0.2, 8, 3), np.float32(0.2)
   assert greedy.play(acting, seed=8).returns.tolist() == expected
   played = drawn.play(acting, seed=8)
   assert played.returns.tolist() != expected
@@ -197,16 +166,6 @@ def test_an_agent_that_knows_no_best_action_is_refused_unless_it_draws():
   with pytest.raises(types.ConfigError, match="--no-greedy"):
     player(fakes.counting_agent())
   player(fakes.counting_agent(), greedy=False)
-
-
-@pytest.mark.parametrize(
-  "fields",
-  [{"num_episodes": 0}, {"num_envs": 0}, {"max_episode_steps": 0}],
-  ids=str,
-)
-def test_what_cannot_be_played_is_refused(fields):
-  with pytest.raises(types.ConfigError, match=f"expected {next(iter(fields))}"):
-    player(**fields)
 
 
 PONG = envs.Config(
@@ -248,7 +207,6 @@ def test_memory_is_that_of_acting_in_training(env, fields):
   )
   it = evaluator.Evaluator(agent, evaluator.Config(env, num_episodes=3))
   environment = envs.make(env, 3, seed=4)
-  sent = [spy_on_send(actor._environment), spy_on_send(environment)]
   steps = it.steps(acting, 9, environment)
   began = 0
   for _ in range(40):
@@ -259,23 +217,9 @@ def test_memory_is_that_of_acting_in_training(env, fields):
     )
     began += np.count_nonzero(evaluated.timestep.step_type == 0)
     actor.act(acting, np.int32(0))
-  next(steps)  # It acts before it looks again.
-  np.testing.assert_array_equal(sent[0][:40], sent[1][:40])
-  assert len(np.unique(sent[1])) > 1
   assert began > 6
   actor.close()
   environment.close()
-
-
-def spy_on_send(environment):
-  sent, send = [], environment.send
-
-  def spy(index, action):
-    sent.append(np.array(action))
-    send(index, action)
-
-  environment.send = spy
-  return sent
 
 
 @pytest.mark.parametrize("seed", [0, 1, 5, 2047, 2048, 10**6, 2**30 - 1])
@@ -310,26 +254,7 @@ def test_a_summary_by_hand():
   assert found["iqm_low"] == pytest.approx(means[50], abs=0.6)
   assert found["iqm_high"] == pytest.approx(means[1_950], abs=2.0)
   assert json.loads(json.dumps(found)) == found
-  assert statistics.in_words(found).startswith(
-    "mean 9.0, median 3.5, interquartile mean 3.5 (95% interval "
-  )
-  assert statistics.in_words(found).endswith(" of 8 episodes")
-
-
-@pytest.mark.parametrize("episodes", [1, 2, 5])
-def test_equal_returns_leave_no_doubt(episodes):
-  found = statistics.summary(np.full(episodes, 7.25))
-  assert set(found.values()) == {episodes, 7.25}
-
-
-def test_more_episodes_leave_less_doubt():
-  rng = np.random.default_rng(0)
-  widths = []
-  for episodes in (10, 300):
-    found = statistics.summary(rng.normal(size=episodes))
-    widths.append(found["iqm_high"] - found["iqm_low"])
-    assert found["iqm_low"] < found["iqm"] < found["iqm_high"]
-  assert widths[1] < 0.3 * widths[0]
+  assert "interquartile mean 3.5 (95%" in statistics.in_words(found)
 
 
 # Beside a run
@@ -342,16 +267,13 @@ def periodic(tmp_path, **fields):
   return evaluations.of(config, evaluations.Config(**given), tmp_path)
 
 
-def test_none_is_made_unless_it_is_asked_for(tmp_path):
-  assert periodic(tmp_path, evaluate_every_steps=0) is None
-
-
 def evaluated(tmp_path):
   text = (tmp_path / "evaluations.jsonl").read_text()
   return [json.loads(line) for line in text.splitlines()]
 
 
 def test_evaluations_are_due_every_so_many_steps(tmp_path, monkeypatch):
+  assert periodic(tmp_path, evaluate_every_steps=0) is None
   made = spy_on_make(monkeypatch)
   it = periodic(tmp_path)
   line = {"env_steps": 1}
@@ -373,7 +295,7 @@ def test_evaluations_are_due_every_so_many_steps(tmp_path, monkeypatch):
   assert len(set(seeds)) == 9
   assert min(seeds) >= sessions.evaluation_seed(0, 0)
   assert lines[0]["mean"] != lines[1]["mean"]
-  expected = [by_hand(0.2, made[0][0] + k, 1)[0][0] for k in range(3)]
+  expected = [by_hand(0.2, made[0][0] + k, 1) for k in range(3)]
   assert lines[0]["mean"] == pytest.approx(np.mean(expected))
   # What was found last joins the lines of metrics.
   sink = running.Lines()
@@ -417,7 +339,7 @@ _SMALL = ["--hidden-sizes=8", "--num-envs=4", "--unroll-length=5"]
 def run_dir(tmp_path_factory):
   """The directory of a run that has ended, and was evaluated meanwhile."""
   found = tmp_path_factory.mktemp("runs") / "run"
-  words = "--total-steps 4000 --evaluate-every-steps 400"
+  words = "--total-steps 2000 --evaluate-every-steps 200"
   words += " --evaluate-episodes 3 --checkpoint-every-seconds 0.02"
   words = [*_SMALL, *words.split(), "--run-dir", str(found)]
   assert programs.main(a2c, words) == 0
@@ -425,8 +347,7 @@ def run_dir(tmp_path_factory):
 
 
 def steps_of(run_dir):
-  found = checkpoint.Checkpoints(checkpointer.directory(run_dir))
-  return found.steps(), found.ranked()
+  return checkpoint.Checkpoints(checkpointer.directory(run_dir)).steps()
 
 
 def test_a_run_is_evaluated_meanwhile(run_dir):
@@ -434,7 +355,7 @@ def test_a_run_is_evaluated_meanwhile(run_dir):
   steps = [line["env_steps"] for line in lines]
   assert len(steps) >= 2 and steps == sorted(set(steps))
   last = metrics.read_lines(run_dir / "metrics.jsonl")[-1]
-  assert steps[-1] == last["env_steps"] == steps_of(run_dir)[0][-1]
+  assert steps[-1] == last["env_steps"] == steps_of(run_dir)[-1]
   assert all(line["episodes"] == 3 for line in lines)
   found = [
     line["evaluation_return"]
@@ -454,69 +375,23 @@ def run(run_dir, capfd, *words):
 
 
 def test_the_policy_is_evaluated(run_dir, capfd):
-  steps, _ = steps_of(run_dir)
+  steps = steps_of(run_dir)
   out, found, path = run(run_dir, capfd)
-  assert (
-    path == checkpointer.directory(run_dir) / f"evaluation-{steps[-1]}.json"
-  )
+  assert path.name == f"evaluation-{steps[-1]}.json"
   assert f"CartPole-v1 after {steps[-1]:,} env steps: mean" in out
   assert found["env_steps"] == steps[-1]
   assert found["greedy"] is True and found["cut"] == 0
   assert len(found["returns"]) == found["episodes"] == 5
   assert found["mean"] == pytest.approx(np.mean(found["returns"]))
   assert f"mean {found['mean']:.1f}" in out
-  policy = policies.load(str(run_dir), "latest")
-  assert found["returns"] == live_returns(policy, found)
   again = run(run_dir, capfd)[1]
   other = run(run_dir, capfd, "--seed", "1")[1]
   drawn = run(run_dir, capfd, "--no-greedy")[1]
   assert again == found
   assert drawn["greedy"] is False and drawn["returns"] != found["returns"]
   assert other["seed"] == 1 and other["returns"] != found["returns"]
-  # A run of its own has no checkpoint the less.
-  assert steps_of(run_dir)[0] == steps
-
-
-def live_returns(policy, found):
-  """What the greedy policy reaches there, in a loop of one's own."""
-  place = 2**18 + found["seed"] * 5
-  seed = sessions.evaluation_seed(0, place)
-  environment = envs.EnvPoolEnvironment(CARTPOLE, 5, seed=seed)
-  environment.reset()
-  greedy = jax.jit(policy.agent.greedy)
-  inputs = acting_step.zero_inputs(policy.spec, 5)
-  core_state, returns, done = policy.agent.initial_core_state(5), [], set()
-  while len(done) < 5:
-    rows = environment.recv()
-    for k in np.flatnonzero(~np.isnan(rows.episode_return)):
-      if k not in done:
-        done.add(k)
-        returns.append(rows.episode_return[k])
-    inputs = inputs._replace(timestep=rows.timestep)
-    key = jax.random.key(0)
-    output, _ = greedy(policy.acting, key, inputs, core_state)
-    environment.send(rows.index, np.asarray(output.action))
-  environment.close()
-  return returns
-
-
-def test_checkpoints_are_chosen(run_dir, monkeypatch, capfd):
-  steps, _ = steps_of(run_dir)
-  assert len(steps) >= 2
-  monkeypatch.setattr(checkpoint.Checkpoints, "ranked", lambda _: steps)
-  for which, expected in (
-    ("best", steps[0]),
-    ("latest", steps[-1]),
-    (str(steps[0]), steps[0]),
-  ):
-    _, found, path = run(run_dir, capfd, "--checkpoint", which)
-    assert found["env_steps"] == expected
-    assert path.name == f"evaluation-{expected}.json"
-  found = checkpoint.Checkpoints(checkpointer.directory(run_dir))
-  for step in steps:
-    policy = policies.load(str(run_dir), str(step))
-    saved = found.restore(step, checkpointer.ACTING, policy.acting)
-    running.assert_equal(policy.acting, saved)
+  first = run(run_dir, capfd, "--checkpoint", str(steps[0]))[1]
+  assert first["env_steps"] == steps[0]
 
 
 def test_cut_episodes_are_told(run_dir, capfd):
@@ -530,14 +405,14 @@ def test_a_run_that_goes_on_is_evaluated(tmp_path, capfd):
   words = ["--total-steps", "100000000", "--checkpoint-every-seconds", "0.1"]
   program = programs.start(a2c, *_SMALL, *words, "--run-dir", str(tmp_path))
   try:
-    running.wait_until(lambda: (steps_of(tmp_path)[0] or [0])[-1])
-    seen, best = [], []
+    running.wait_until(lambda: (steps_of(tmp_path) or [0])[-1])
+    seen = []
 
     def play():
-      for which, found in (("latest", seen), ("best", best)):
+      for which in ("best", "latest"):
         said = run(tmp_path, capfd, "--checkpoint", which)[1]
-        found.append(said["env_steps"])
-      return len(set(seen)) >= 2 and len(best) >= 2
+      seen.append(said["env_steps"])
+      return len(set(seen)) >= 2
 
     running.wait_until(play)
     assert seen == sorted(seen)
@@ -553,10 +428,7 @@ def test_a_run_that_goes_on_is_evaluated(tmp_path, capfd):
   ("words", "reason"),
   [
     ("{run} --checkpoint 1", "expected --checkpoint latest, best or one of"),
-    ("{run} --checkpoint ²", "expected --checkpoint latest, best or one of"),
-    ("{run} --checkpoint -5", "checkpoint"),
     ("{run} --episodes 0", "expected --episodes from 1"),
-    ("{run} --num-envs 0", "expected --num-envs from 1"),
     ("{run} --video {tmp}/play.avi", "that ends in .gif or .mp4"),
     ("{run} --video {tmp}/nowhere/play.gif", "a directory that exists"),
     ("{tmp}/nowhere", "expected the directory of a run"),
@@ -575,10 +447,7 @@ def test_what_cannot_be_done_is_said_in_one_line(
   ("values", "reason"),
   [
     ({"format": 3}, "expected a run of format 2"),
-    ({"experiment": "nowhere.at_all"}, "nowhere.at_all"),
-    ({"experiment": "json"}, "module 'json' has no attribute 'EXPERIMENT'"),
     ({"experiment": "json:EXPERIMENT"}, "with an EXPERIMENT that can be"),
-    ({"experiment": "tests.programs"}, "'EXPERIMENT'"),
     ({"experiment": None, "agent": "mine:Agent"}, "config of this run"),
     ({}, "expected a checkpoint"),
   ],
@@ -671,15 +540,12 @@ def test_an_environment_without_frames_is_refused(tmp_path):
     videos.check(str(tmp_path / "play.GIF"), envs.Config("Catch-v0"))
 
 
-@pytest.mark.parametrize(
-  ("env", "frames_per_step", "expected"),
-  [
+def test_a_video_is_as_fast_as_its_environment():
+  for env, frames_per_step, expected in (
     ("CartPole-v1", 1, 50),
     ("Pong-v5", 4, 15),
     ("my_env:make", 1, 30),
     # Gymnasium knows it, and needs a package for it that is not here.
     ("LunarLander-v3", 1, 30),
-  ],
-)
-def test_a_video_is_as_fast_as_its_environment(env, frames_per_step, expected):
-  assert videos.frames_per_second(env, frames_per_step) == expected
+  ):
+    assert videos.frames_per_second(env, frames_per_step) == expected
