@@ -5,13 +5,15 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
 
 import jax
 import pytest
 
 from seedx import app, envs
 from seedx.acting import evaluator, local_actor
-from seedx.learning import experience, updates
+from seedx.agents import a2c, base, dqn, ppo, rainbow, vtrace
+from seedx.learning import updates
 from seedx.runtime import signals
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -40,48 +42,52 @@ def compiled_quickly():
   jax.config.update(name, before)
 
 
-def _key(argument):
-  try:
-    hash(argument)
-  except TypeError:
-    return str(argument)
-  return argument
-
-
 def _once(function):
   """The function, called once for arguments that are equal."""
-  found = {}
+  found, lock = {}, threading.RLock()
 
-  def call(*arguments):
-    key = tuple(map(_key, arguments))
-    if key not in found:
-      found[key] = function(*arguments)
-    return found[key]
+  def comparable(argument):
+    try:
+      hash(argument)
+    except TypeError:
+      return str(argument)
+    return argument
+
+  def call(*arguments, **options):
+    key = tuple(map(comparable, (*arguments, *sorted(options.items()))))
+    with lock:
+      if key not in found:
+        found[key] = function(*arguments, **options)
+      return found[key]
 
   return call
 
 
 def _made_once(init):
   """The initializer, called once for arguments that are equal."""
-  found = {}
 
-  def initialize(self, *arguments):
-    key = tuple(map(_key, arguments))
-    if key not in found:
-      init(self, *arguments)
-      found[key] = dict(vars(self))
-    vars(self).update(found[key])
+  @_once
+  def fields(kind, *arguments):
+    init(made := object.__new__(kind), *arguments)
+    return vars(made)
 
-  return initialize
+  return lambda made, *rest: vars(made).update(fields(type(made), *rest))
 
 
 # What stands in the place of each, for all modules that compile once.
 _SHARED = [
   (envs, "spec", _once(envs.spec)),
-  (experience.Plan, "agent", _once(experience.Plan.agent)),
+  (base, "without_priorities", _once(base.without_priorities)),
+  *(
+    (agent.Config, "make", _once(agent.Config.make))
+    for agent in (a2c, dqn, ppo, rainbow, vtrace)
+  ),
   *(
     (kind, "__init__", _made_once(kind.__init__))
-    for kind in (updates.Whole, local_actor.Programs, evaluator.Evaluator)
+    for kind in (
+      *(updates.Whole, updates.Accumulated),
+      *(local_actor.Programs, evaluator.Evaluator),
+    )
   ),
 ]
 

@@ -10,12 +10,10 @@ from typing import NamedTuple
 import dm_env
 import jax
 import numpy as np
-import pytest
 
 from seedx import types
-from seedx.acting import local_actor, protocol, sessions
-from seedx.agents import a2c, base, dqn, ppo, r2d2, rainbow, vtrace
-from seedx.learning import updates
+from seedx.acting import protocol, sessions
+from seedx.agents import base
 from seedx.runtime import process
 
 
@@ -36,45 +34,6 @@ def wait_until(condition, failed=lambda: None, seconds=300):
     failed()
     assert time.monotonic() < deadline, f"not within {seconds} s"
     time.sleep(0.01)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def shared_programs():
-  """Equal configs have one agent, and equal agents the same programs.
-
-  What the runs of a module have in common is traced and compiled once.
-  """
-  configs = [x.Config for x in (a2c, dqn, ppo, r2d2, rainbow, vtrace)]
-  shared = [
-    *((local_actor, "Programs"), (updates, "Whole")),
-    *((updates, "Accumulated"),),
-    *((config, "make") for config in configs if "make" in vars(config)),
-  ]
-  with pytest.MonkeyPatch.context() as patch:
-    for owner, name in shared:
-      patch.setattr(owner, name, _kept(getattr(owner, name)))
-    yield
-
-
-def _kept(function):
-  """As a function, which is called once for equal arguments."""
-  results, lock = {}, threading.RLock()
-
-  def comparable(argument):
-    try:
-      hash(argument)
-    except TypeError:
-      return repr(argument)
-    return argument
-
-  def call(*arguments, **options):
-    key = tuple(map(comparable, (*arguments, *sorted(options.items()))))
-    with lock:
-      if key not in results:
-        results[key] = function(*arguments, **options)
-      return results[key]
-
-  return call
 
 
 class Lines:
@@ -247,20 +206,18 @@ class Spy:
   Attributes:
     sessions: of all actors.
     messages: in the order in which they are cut into shares.
-    shares: that the inbox was given.
     learned: batches, of each the parts of all cores.
     published: acting parameters by their version.
   """
 
   def __init__(self, own):
     """Listens to a process that has not started."""
-    self.sessions, self.messages, self.shares = [], [], []
-    self.learned = []
+    self.sessions, self.messages, self.learned = [], [], []
     unrolls, learner = own.unrolls, own.learner
     acting, version = learner.newest()
     self.published = {version: copied(acting)}
     enter, count = unrolls._connected.open, unrolls._connected.count
-    add, sink = unrolls._shares.add, unrolls._sink
+    add = unrolls._shares.add
     learn, publish = learner.learn, learner.publish
     counted = threading.local()
 
@@ -277,10 +234,6 @@ class Spy:
       self.messages.append(Message(*counted.arguments, unroll, priorities))
       return add(unroll, priorities)
 
-    def spy_sink(share):
-      self.shares.append(share)
-      return sink(share)
-
     def spy_learn(batch):
       self.learned.append(copied(batch.parts))
       learn(batch)
@@ -293,7 +246,6 @@ class Spy:
     unrolls._connected.open = spy_open
     unrolls._connected.count = spy_count
     unrolls._shares.add = spy_add
-    unrolls._sink = spy_sink
     learner.learn = spy_learn
     learner.publish = spy_publish
 
