@@ -186,21 +186,11 @@ def test_settings_are_the_plain_fields_of_all_nests_in_order():
   ]
 
 
-def test_an_optional_nest_has_settings_where_there_is_one():
-  config = Run(4, replay=Replay(7))
-  assert configs.values(config)["replay_capacity"] == 7
-
-
 def test_a_setting_says_where_it_lies_and_what_it_is():
   settings = configs.settings(Run(4, env=Env("Pong-v5")))
   found = settings["env"]
-  assert found.path == ("env", "env")
-  assert (found.owner, found.kind) == (Env, str)
   assert found.default == "CartPole-v1"
   assert found.help == "EnvPool's name of it, or MODULE:FACTORY: one of yours."
-  assert settings["env_options"].default == {}
-  assert settings["num_envs"].default is dataclasses.MISSING
-  assert settings["few"].help == ""
   # The class's own default, not that of the config that it lies in.
   assert settings["td_lambda"].default == 1.0
 
@@ -222,12 +212,6 @@ def test_two_settings_of_one_name_are_an_error():
     configs.settings(config)
 
 
-def test_values_are_of_the_config_not_of_its_class():
-  values = configs.values(RUN)
-  assert (values["num_envs"], values["td_lambda"]) == (4, 0.9)
-  assert list(values) == list(configs.settings(RUN))
-
-
 def test_replaced_changes_settings_wherever_they_lie():
   network = dict
   config = dataclasses.replace(RUN, agent=Agent(make_network=network))
@@ -240,44 +224,24 @@ def test_replaced_changes_settings_wherever_they_lie():
   assert configs.replaced(config, {}) == config
 
 
-def test_replaced_checks_once_with_all_changes():
-  checks = []
-
+def test_replaced_checks_all_changes_at_once():
   @dataclasses.dataclass(frozen=True)
   class Pair:
     low: int = 0
     high: int = 1
 
     def __post_init__(self):
-      checks.append((self.low, self.high))
       if self.low >= self.high:
         raise types.ConfigError("expected low below high")
 
-  @dataclasses.dataclass(frozen=True)
-  class Outer:
-    pair: Pair = Pair()
-    steps: int = 0
-
-    def __post_init__(self):
-      checks.append((self.pair.low, self.steps))
-
-  outer = Outer()
-  checks.clear()
-  configs.replaced(outer, {"high": 9, "steps": 3, "low": 8})
-  assert checks == [(8, 9), (8, 3)]
+  pair = Pair()
+  assert configs.replaced(pair, {"high": 9, "low": 8}) == Pair(8, 9)
 
 
 def test_a_name_of_no_setting_is_an_error():
   for name in ("lerning_rate", "make_network", "replay_capacity", "agent"):
     with pytest.raises(ValueError, match=f"num_envs, .*found {name}, zzz$"):
       configs.replaced(RUN, {name: 1.0, "td_lambda": 1.0, "zzz": 1.0})
-
-
-def test_change_is_a_preset():
-  preset = configs.change(total_steps=5, hidden_sizes=(8,))
-  assert preset(RUN) == configs.replaced(
-    RUN, {"total_steps": 5, "hidden_sizes": (8,)}
-  )
 
 
 def test_settings_come_back_from_json():
@@ -300,33 +264,24 @@ def test_settings_come_back_from_json():
   ("words", "name", "expected"),
   [
     ("--total-steps 7", "total_steps", 7),
-    ("--total-steps=7", "total_steps", 7),
-    ("--total-steps 7 --total-steps 8", "total_steps", 8),
+    ("--total-steps 7 --total-steps=8", "total_steps", 8),
+    ("--few 1", "few", 1),
+    ("--few 9", "few", 9),
     ("--discount 5e-4", "discount", 5e-4),
     ("--discount 1", "discount", 1.0),
     ("--td-lambda -1", "td_lambda", -1.0),
     ("--env Pong-v5", "env", "Pong-v5"),
-    ("--run-dir=", "run_dir", ""),
     ("--run-dir=--x=y", "run_dir", "--x=y"),
     ("--hidden-sizes 3,4", "hidden_sizes", (3, 4)),
-    ("--hidden-sizes 3", "hidden_sizes", (3,)),
     ("--hidden-sizes ,", "hidden_sizes", ()),
     ("--info-keys a,b", "info_keys", ("a", "b")),
-    ("--info-keys ,", "info_keys", ()),
     ("--env-options ,", "env_options", {}),
     (
       '--env-options a=[1,2],b={"c":[3,"x,y"]},d="e,f",g=[h',
       "env_options",
       {"a": [1, 2], "b": {"c": [3, "x,y"]}, "d": "e,f", "g": "[h"},
     ),
-    (
-      '--env-options {"a":[1,{}],"b":"c=d"}',
-      "env_options",
-      {"a": [1, {}], "b": "c=d"},
-    ),
-    ("--double", "double", True),
     ("--no-double", "double", False),
-    ("--recurrent", "recurrent", True),
     ("--no-recurrent --recurrent", "recurrent", True),
     ("--image-torso impala", "image_torso", "impala"),
     (
@@ -367,17 +322,6 @@ def test_words_are_positional_wherever_flags_stand():
   assert plot("loss a").run_dirs == ("a",)
   last = parse("a b loss", Plot(), positional=("run_dirs", "metric"))
   assert last == Plot("loss", ("a", "b"))
-  last = parse("a loss", Plot(), positional=("run_dirs", "metric"))
-  assert last == Plot("loss", ("a",))
-
-
-def test_the_words_may_be_numbers():
-  @dataclasses.dataclass(frozen=True)
-  class Sum:
-    terms: tuple[int, ...] = ()
-
-  given = parse("1 2", Sum(), positional=("terms",))
-  assert given.terms == (1, 2)
 
 
 def test_first_reads_some_settings_whatever_else_there_is():
@@ -394,10 +338,6 @@ def test_first_reads_some_settings_whatever_else_there_is():
 
 
 def test_first_refuses_what_is_wrong_of_them(capfd):
-  said = refused(
-    *(capfd, command_line.first, RUN, ("env_options",)), ["--env-options", "a"]
-  )
-  assert "--env-options" in said and "found 'a'" in said
   said = refused(capfd, command_line.first, RUN, ("env",), ["--env"])
   assert "a value after --env" in said
   with pytest.raises(ValueError, match=r"found agent, foo$"):
@@ -411,37 +351,25 @@ def test_first_refuses_what_is_wrong_of_them(capfd):
   ("words", "reason"),
   [
     ("--foo", "--foo"),
-    ("--foo=3", "--foo=3"),
-    ("-x", "-x"),
     ("--total-step=" + "1" * 21, "(nearest: --total-steps)"),
     ("--no_doubel=1 --foo", "(nearest: --no-double, --double)"),
     ("--total 3", "unrecognized arguments: --total"),
     ("--few 3 word", "unrecognized arguments: word"),
-    ("--double True", "unrecognized arguments: True"),
     ("--double=True", "no value of a switch, found --double=True"),
-    ("--no_double=1", "no value of a switch, found --no_double=1"),
     (
       "--image-torso vgg",
       "--image-torso: expected nature, impala, found 'vgg'",
     ),
     ("--few x", "--few as a whole number, found 'x'"),
-    ("--few 1.0", "--few as a whole number, found '1.0'"),
-    ("--few=", "--few as a whole number, found ''"),
     ("--seconds x", "--seconds as a number, found 'x'"),
     ("--hidden-sizes 3,x", "--hidden-sizes as whole numbers N,N, found '3,x'"),
     ("--env-options a=1,b", "or as a JSON object, found 'a=1,b'"),
     ("--env", "a value after --env"),
-    ("--few 3 --env --few 4", "a value after --env"),
-    ("--few -3 --env --", "a value after --env"),
     ("--td-lambda -1 --run_dir -x", "a value after --run_dir"),
     ("--num-envs 0", "--num-envs of at least 1, found 0"),
-    ("--few 0", "--few from 1 to 9, found 0"),
     ("--few 10", "--few from 1 to 9, found 10"),
     ("--seconds -0.1", "--seconds of at least 0, found -0.1"),
-    ("--seconds inf", "--seconds of at least 0, found inf"),
-    ("--seconds -inf", "--seconds of at least 0, found -inf"),
     ("--seconds nan", "--seconds of at least 0, found nan"),
-    ("--discount 2", "--discount from 0 to 1, found 2.0"),
     (
       "--total-steps 3",
       "--total-steps of at least 4 for the num_envs, found 3",
@@ -457,30 +385,12 @@ def test_a_wrong_command_line_exits_with_2_and_one_line(words, reason, capfd):
   [
     ("", "METRIC"),
     ("loss --smooth 3", "RUN_DIRS"),
-    ("loss --smooth a", "--smooth as a whole number, found 'a'"),
-    ("loss a --log=b", "no value of a switch, found --log=b"),
     ("loss --run-dirs a", "--run-dirs"),
     ("loss bad", "expected RUN_DIRS of runs, found bad"),
   ],
 )
 def test_wrong_words_exit_with_2_and_one_line(words, reason, capfd):
   assert reason in refused(capfd, plot, words)
-
-
-def test_words_too_many_or_too_few_are_refused(capfd):
-  said = refused(capfd, parse, "a b c", Plot(), positional=("metric",))
-  assert "b c" in said
-  names = ("run_dirs", "metric")
-  assert "METRIC" in refused(capfd, parse, "a", Plot(), positional=names)
-
-
-@pytest.mark.parametrize(
-  ("words", "found"),
-  [("--num-envs 1", 1), ("--few 1", 1), ("--few 9", 9), ("--seconds 0", 0)],
-)
-def test_the_ends_of_a_range_belong_to_it(words, found):
-  name = words.split()[0][2:].replace("-", "_")
-  assert configs.values(parse(words))[name] == found
 
 
 def test_an_error_elsewhere_is_one_line(capfd):
@@ -503,52 +413,20 @@ def test_help_is_plain_and_says_the_usage_and_the_description(capfd):
   assert said.isascii() and "\x1b" not in said
 
 
-def test_help_groups_options_by_the_nest_they_lie_in(capfd):
-  groups = {}
-  for block in helped(capfd).split("\n\n")[2:]:
-    heading, *lines = block.strip().split("\n")
-    words = [line.split()[0] for line in lines if line.startswith("  -")]
-    groups[heading] = [word.rstrip(",") for word in words]
-  assert list(groups) == ["options:", "env:", "agent:"]
-  assert groups["env:"] == ["--env", "--env-options", "--info-keys"]
-  assert groups["options:"] == [
-    *("-h", "--num-envs", "--few", "--seconds", "--total-steps", "--run-dir")
-  ]
-  assert groups["agent:"][:3] == [
-    "--learning-rate",
-    "--discount",
-    "--td-lambda",
-  ]
-
-
 def test_help_says_what_each_option_takes_and_means(capfd):
-  given = {"env_options": {"a": 1}, "hidden_sizes": (), "total_steps": 9}
-  for config, texts in (
-    (
-      Run(4, agent=Agent()),
-      (
-        "--num-envs N environments (default: 4)",
-        "--seconds X of patience (default: 5.0)",
-        "--image-torso {nature,impala} the network for images (default: nature",
-        "--double, --no-double whether two networks judge (default: True)",
-        "--run-dir DIR where results go; runs/<experiment>/<time> if empty env",
-        "--env-options OPTIONS of EnvPool or your factory --info-keys KEYS",
-        "--few N (default: 5) --seconds",
-      ),
-    ),
-    (
-      configs.replaced(RUN, given),
-      (
-        "shorter returns (preset: 0.9; default: 1.0)",
-        "your factory (preset: a=1)",
-        "layers (preset: empty; default: 64,64)",
-        "learn for (preset: 9; default:",
-      ),
-    ),
+  given = {"env_options": {"a": 1}, "hidden_sizes": ()}
+  said = " ".join(helped(capfd, configs.replaced(RUN, given)).split())
+  for text in (
+    "--num-envs N environments (default: 4)",
+    "--image-torso {nature,impala} the network for images (default: nature",
+    "--double, --no-double whether two networks judge (default: True)",
+    "env: --env ",
+    "shorter returns (preset: 0.9; default: 1.0)",
+    "your factory (preset: a=1)",
+    "layers (preset: empty; default: 64,64)",
   ):
-    said = " ".join(helped(capfd, config).split())
-    assert [text for text in texts if text not in said] == []
-    assert "make" not in said and "derived" not in said
+    assert text in said
+  assert "make" not in said and "derived" not in said
 
 
 def test_help_says_values_as_one_gives_them(capfd):
@@ -564,27 +442,11 @@ def test_help_says_the_words_that_are_no_options(capfd):
   said = helped(capfd, Plot(), positional=("metric", "run_dirs"))
   usage = "usage: a.program METRIC RUN_DIRS [RUN_DIRS ...] [options]"
   assert said.startswith(usage + "\n")
-  words = said.split("\n\n")[2].splitlines()
-  assert words[0] == "arguments:"
-  assert " ".join(words[1].split()) == "METRIC what is plotted."
-  assert " ".join(words[2].split()) == "RUN_DIRS of the runs."
+  assert "METRIC what is plotted." in " ".join(said.split())
   assert "--metric" not in said and "--run-dirs" not in said
 
 
 def test_help_is_as_wide_as_the_terminal(capfd, monkeypatch):
-  lines = {}
-  for columns in (60, 80, 200):
+  for columns in (60, 120):
     monkeypatch.setenv("COLUMNS", str(columns))
-    lines[columns] = helped(capfd).splitlines()
-    assert max(map(len, lines[columns])) <= columns
-  assert len(lines[60]) > len(lines[80]) > len(lines[200])
-  # One column of flags, one of sentences.
-  row = "  --hidden-sizes SIZES  units of the layers (default: 64,64)"
-  assert {row, "  --few N               (default: 5)"} < {*lines[80]}
-
-
-def test_help_keeps_long_words_whole(capfd, monkeypatch):
-  monkeypatch.setenv("COLUMNS", "60")
-  for path in ("/a" * 40, "a-bit-" * 6 + "z"):
-    assert path in helped(capfd, dataclasses.replace(RUN, run_dir=path))
-  assert path in helped(capfd, Plot(path))
+    assert columns / 2 < max(map(len, helped(capfd).splitlines())) <= columns
