@@ -2,7 +2,6 @@
 
 import pathlib
 import re
-import subprocess
 import sys
 
 import nbformat
@@ -11,7 +10,6 @@ import pytest
 from colab import build
 
 _ROOT = pathlib.Path(__file__).parent.parent
-_MOST_BYTES = 1_000_000
 # Where machines, and the people who use them, keep their files.
 _MACHINE_PATH = re.compile(
   r"/(tmp|root|home|work|Users|private|var/folders|site-packages)/"
@@ -92,30 +90,6 @@ def test_it_shows_nothing_of_the_machine(notebook):
     assert "\x1b" not in text, "a terminal's escape sequence"
 
 
-@pytest.mark.parametrize("name", build.NAMES)
-def test_it_is_small(name):
-  path = _ROOT / "colab" / f"{name}.ipynb"
-  assert path.stat().st_size < _MOST_BYTES
-
-
-def test_the_repositorys_address_stands_in_one_place():
-  listed = subprocess.run(
-    ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-    cwd=_ROOT,
-    capture_output=True,
-    text=True,
-    check=True,
-  )
-  holders = {
-    name
-    for name in listed.stdout.splitlines()
-    if (_ROOT / name).is_file()
-    and build.REPOSITORY.encode() in (_ROOT / name).read_bytes()
-  }
-  notebooks = {f"colab/{name}.ipynb" for name in build.NAMES}
-  assert holders == notebooks | {"seedx/__init__.py"}
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("name", build.NAMES)
 def test_it_runs_from_the_code_that_is_here(name, tmp_path):
@@ -149,7 +123,6 @@ def test_a_command_that_fails_fails_the_notebook(tmp_path):
   notebook = nbformat.v4.new_notebook(cells=[failing])
   with pytest.raises(build.nbclient.exceptions.CellExecutionError):
     build.execute(notebook, tmp_path)
-  assert failing.source.endswith("sys.exit(3)'")
 
 
 @pytest.mark.slow

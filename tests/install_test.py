@@ -149,21 +149,16 @@ def test_a_checkout_is_run_where_it_lies(checkout):
   check(checkout, here, (*program, "train", "a2c"), (*program, "evaluate"))
 
 
-def test_an_editable_installation_is_run_anywhere(editable, tmp_path):
-  check(editable, tmp_path, ("seedx", "train", "a2c"), ("seedx", "evaluate"))
+@pytest.mark.parametrize("kind", ["editable", "wheel"])
+def test_an_installation_is_run_anywhere(kind, tmp_path, request):
+  own = request.getfixturevalue(kind)
+  check(own, tmp_path, ("seedx", "train", "a2c"), ("seedx", "evaluate"))
   shutil.rmtree(tmp_path / "run")
   module = ("python", "-m", "seedx.experiments.a2c")
-  check(editable, tmp_path, module, ("python", "-m", "seedx", "evaluate"))
-  # And in the repository, as without it.
-  module = ("python", "-m", "experiments.a2c")
-  check(editable, editable.home, module, ("seedx", "evaluate"))
-
-
-def test_a_wheel_is_run_anywhere(wheel, tmp_path):
-  check(wheel, tmp_path, ("seedx", "train", "a2c"), ("seedx", "evaluate"))
-  shutil.rmtree(tmp_path / "run")
-  module = ("python", "-m", "seedx.experiments.a2c")
-  check(wheel, tmp_path, module, ("python", "-m", "seedx", "evaluate"))
+  check(own, tmp_path, module, ("python", "-m", "seedx", "evaluate"))
+  if kind == "editable":  # In the repository as without it.
+    module = ("python", "-m", "experiments.a2c")
+    check(own, own.home, module, ("seedx", "evaluate"))
 
 
 def test_a_wheel_ships_experiments_inside_of_seedx_alone(wheel):

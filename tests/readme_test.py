@@ -172,8 +172,6 @@ def test_a_command_of_before_still_parses(command, place, monkeypatch):
 @pytest.mark.long
 def test_the_exported_policy_runs_without_seedx(place):
   text = file_named("use_policy.py")
-  program = [line for line in text.splitlines() if line and line[0] != "#"]
-  assert len(program) <= 12
   check = (
     "\nimport sys\nassert action.shape == (8,)\n"
     "assert not {'seedx', 'flax', 'rlax'} & set(sys.modules)\n"
@@ -206,20 +204,6 @@ def test_the_roles_run_apart(place):
     assert acting.wait(300) == 0
   finally:
     acting.kill()
-
-
-def test_the_examples_are_as_short_as_it_says(place):
-  lengths = {
-    "my_env.py": 30,
-    "my_network.py": 60,
-    "my_loss.py": 60,
-    "my_dqn.py": 60,
-  }
-  for name, most in lengths.items():
-    assert len(file_named(name).splitlines()) <= most
-  text = file_named("my_dqn.py")
-  agent = text[text.index("def munchausen") : text.index("@dataclasses")]
-  assert len([line for line in agent.splitlines() if line]) < 25
 
 
 @pytest.mark.long
