@@ -117,16 +117,6 @@ def test_a_setting_has_one_name_a_sentence_and_a_range(name, agent):
       configs.replaced(made, {key: 0})
 
 
-def test_a_setting_means_the_same_everywhere():
-  sentences = {}
-  for name, agent in PAIRS:
-    made = programs.asked_of(experiments.load(name), agent)
-    for key, setting in configs.settings(made).items():
-      sentences.setdefault(key, set()).add(setting.help)
-  # Gorila's learner coordinates.
-  assert {k for k, found in sentences.items() if len(found) > 1} <= {"address"}
-
-
 # Presets of an experiment of one's own
 
 
@@ -201,11 +191,3 @@ def test_an_agent_of_no_name_is_the_default():
   assert experiment.with_agent("") == experiment.config
   with pytest.raises(types.ConfigError, match="one, other, found 'third'"):
     experiment.with_agent("third")
-
-
-def test_a_preset_of_no_setting_is_an_error():
-  with pytest.raises(ValueError, match="lerning_rate"):
-    app.change(lerning_rate=1.0)(tracing([]).config)
-  # `seedx` finds it before it trains.
-  with pytest.raises(ValueError, match="entropy_cost"):
-    app.change(entropy_cost=0.0)(experiments.load("dqn").config)

@@ -5,7 +5,6 @@ import importlib
 import json
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -36,17 +35,14 @@ def trial(**changes):
     (["nothing", "--search", SEARCH], "expected EXPERIMENT of a2c"),
     (["ppo"], "found nothing"),
     (["ppo", "--search", "seed=1|2"], "found seed"),
-    (["ppo", "--search", "run_dir=a|b"], "found run_dir"),
     (["ppo", "--search", "total_steps=1|2"], "found total_steps"),
     (["ppo", "--search", SEARCH, "--method", "grid"], "A|B with method grid"),
     (["ppo", "--search", SEARCH, "--trials", "0"], "expected --trials"),
-    (["ppo", "--search", SEARCH, "--seeds", "0"], "expected --seeds"),
     (["ppo", "--search", "discount=0.5|1.5"], "expected --discount"),
     (["ppo --no-such 3", "--search", SEARCH], "unrecognized arguments"),
     (["ppo --seed 3", "--search", SEARCH], "found --seed"),
     (["impala --role actor", "--search", SEARCH], "found --role"),
     (["ppo --help", "--search", SEARCH], "expected no --help"),
-    (["ppo", "--search", SEARCH, "--env", "None-v0"], "None-v0"),
   ],
 )
 def test_what_is_refused(words, message, capfd, tmp_path, monkeypatch):
@@ -66,15 +62,6 @@ def test_the_directory_of_a_run_is_left_alone(tmp_path, capfd):
     sweep.main(["ppo", "--search", SEARCH, "--run-dir", str(tmp_path)])
   assert "without a run or a sweep" in capfd.readouterr().err
   assert (tmp_path / "config.json").read_text() == "{}"
-
-
-def test_its_example_can_be_run(monkeypatch):
-  (example,) = re.findall("^  seedx sweep (.*)$", sweep.__doc__, re.MULTILINE)
-  began = []
-  monkeypatch.setattr(sweep.ray, "ray", lambda: began.append(1) or 1 / 0)
-  with pytest.raises(ZeroDivisionError):
-    sweep.main(shlex.split(example))
-  assert began
 
 
 def test_without_ray_it_says_what_to_install(capfd, monkeypatch):
@@ -187,8 +174,7 @@ def test_a_sweep_of_eight_trials(started, tmp_path):
     assert end == ("done" if last["env_steps"] >= 16_000 else "ended early")
   reached = [float(x[3]) for x in found]
   assert reached == sorted(reached, reverse=True)
-  ends = [x[6] for x in found]
-  assert {*ends} == {"done", "ended early"}  # ASHA has ended some.
+  assert "ended early" in {x[6] for x in found}  # By ASHA.
   assert len(re.findall(r"^\d/8 trials/", progress, re.MULTILINE)) == 8
   assert re.search(r"^default: mean return .* with seeds 1 to 1$", said, re.M)
   best = found[0]
@@ -196,7 +182,6 @@ def test_a_sweep_of_eight_trials(started, tmp_path):
   assert words in said
   again = json.loads((run / "best" / "1" / "config.json").read_text())
   assert again["options"]["learning_rate"] == float(best[1])
-  assert again["options"]["seed"] == 1
   assert (run / "sweep.png").read_bytes().startswith(b"\x89PNG")
   assert not (run / "tune").exists()
 
