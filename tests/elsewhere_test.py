@@ -30,31 +30,26 @@ def trained(run_dir, resumes=False, stop=None):
   return elsewhere.run(told, CONFIG, run_dir, resumes, stop, signals.Ending())
 
 
-def test_a_run_begins(tmp_path, monkeypatch):
+def test_a_run_begins_or_is_resumed(tmp_path, monkeypatch):
   """In a directory that means the same everywhere."""
   monkeypatch.chdir(tmp_path)
   (tmp_path / "run").mkdir()
   assert trained(pathlib.Path("run")) == (tmp_path / "run", False)
-
-
-def test_a_run_that_is_resumed_is_resumed(tmp_path):
-  (tmp_path / "config.json").touch()
-  assert trained(tmp_path, resumes=True) == (tmp_path, True)
+  (tmp_path / "run" / "config.json").touch()
+  assert trained(tmp_path / "run", resumes=True) == (tmp_path / "run", True)
 
 
 def test_what_another_machine_has_begun_goes_on(tmp_path, capfd):
+  (tmp_path / "config.json").touch()
+  # It has saved nothing.
+  assert trained(tmp_path) == (tmp_path, False)
+  assert not (tmp_path / "config.json").exists()
+  assert "goes on from the beginning" in capfd.readouterr().err
   (tmp_path / "config.json").touch()
   saved = checkpoint.Checkpoints(checkpointer.directory(tmp_path))
   saved.save(30, {"parameters": np.zeros(2)}, 0.0)
   assert trained(tmp_path) == (tmp_path, True)
   assert "goes on from checkpoint 30" in capfd.readouterr().err
-
-
-def test_what_has_saved_nothing_begins_again(tmp_path, capfd):
-  (tmp_path / "config.json").touch()
-  assert trained(tmp_path) == (tmp_path, False)
-  assert not (tmp_path / "config.json").exists()
-  assert "goes on from the beginning" in capfd.readouterr().err
 
 
 def test_it_waits_for_the_learner_before_it(tmp_path, monkeypatch):
