@@ -1,6 +1,6 @@
 """Tests that load could fail, beside programs that keep the cores busy.
 
-  python -m tests.load [--loops COUNT] [--all]
+  python -m tests.load [--loops COUNT]
 
 runs the files that have processes, sockets, threads or timeouts, one after
 another, says how each has ended, and exits with status 1 if one has failed.
@@ -39,17 +39,14 @@ def main():
   """Runs the tests; returns the exit status."""
   parser = argparse.ArgumentParser("tests.load", description=__doc__)
   parser.add_argument("--loops", type=int, default=4, help="busy programs")
-  parser.add_argument("--all", action="store_true", help="the whole fast set")
   asked = parser.parse_args()
   files = [f"tests/{name}_test.py" for name in FRAGILE.split()]
   failed, loops = False, busy(asked.loops)
   try:
-    for which in ["all"] if asked.all else files:
+    for which in files:
       began = time.monotonic()
-      words = ["-n", "auto"] if asked.all else ["-n", "0", which]
-      done = subprocess.run(
-        [sys.executable, "-m", "pytest", *words], stdout=subprocess.PIPE
-      )
+      words = [sys.executable, "-m", "pytest", "-n", "0", which]
+      done = subprocess.run(words, stdout=subprocess.PIPE)
       seconds = time.monotonic() - began
       result = "failed" if done.returncode else "passed"
       print(f"{which}: {result} in {seconds:.0f} s", flush=True)
