@@ -30,23 +30,14 @@ def served():
   return server, {method.name: method for method in fuzz.bound(server)}
 
 
-def said(method, **changes):
-  return {**method.inputs.to_json(), "hello": method.hello, **changes}
-
-
 NAMES = st.sampled_from(
   ("act", "experience", "report", "servers", "push", "start", "restore", "join")
 )
 JSON = st.recursive(
   st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-(2**70), 2**70),
-    st.floats(),
-    st.text(),
-    st.sampled_from(
-      ["\ud800", "actor", seedx.__version__, "unix:/a", "\x1b[2J"]
-    ),
+    *(st.none(), st.booleans(), st.integers(-(2**70), 2**70)),
+    *(st.floats(), st.text()),
+    st.sampled_from(["\ud800", "actor", seedx.__version__, "unix:/a"]),
   ),
   lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
   max_leaves=8,
@@ -87,33 +78,15 @@ def test_a_mutated_frame_is_a_message_or_refused(served, data):
 def test_an_odd_handshake_ends_with_a_clean_status(served, caplog, data):
   server, methods = served
   method = methods[data.draw(NAMES)]
-  change = data.draw(
-    st.fixed_dictionaries(
-      {},
-      optional={
-        name: JSON for name in ("protocol", "max_rows", "columns", "hello")
-      },
-    )
-  )
-  text = data.draw(
-    st.one_of(
-      st.binary(),
-      st.just(json.dumps(said(method, **change)).encode()),
-      JSON.map(lambda x: json.dumps(x).encode()),
-    )
-  )
-  assert fuzz.send_here(server, method, text, []) in fuzz.CLEAN
-  assert not caplog.records
-
-
-@few
-@hypothesis.given(st.data())
-def test_an_odd_hello_ends_with_a_clean_status(served, caplog, data):
-  server, methods = served
-  method = methods[data.draw(NAMES)]
-  keys = st.sampled_from([*method.hello, "x"])
-  hello = method.hello | data.draw(st.dictionaries(keys, JSON))
-  text = json.dumps(said(method, hello=hello)).encode()
+  said = {**method.inputs.to_json(), "hello": method.hello}
+  names = [*said, "x"]
+  odd_hello = st.dictionaries(st.sampled_from([*method.hello, "x"]), JSON)
+  handshake = st.one_of(
+    JSON,
+    st.dictionaries(st.sampled_from(names), JSON).map(lambda x: said | x),
+    odd_hello.map(lambda x: said | {"hello": method.hello | x}),
+  ).map(lambda x: json.dumps(x).encode())
+  text = data.draw(st.binary() | handshake)
   assert fuzz.send_here(server, method, text, method.messages) in fuzz.CLEAN
   assert not caplog.records
 
@@ -160,9 +133,7 @@ def test_an_odd_welcome_is_refused_in_words(found):
       assert np.size(value) == 0 or np.all(np.asarray(value) != "")
 
 
-@pytest.mark.parametrize(
-  "address", ["nowhere", "a:b", "\ud800:1", "a:1\n", "unix:", "x\x00:1"]
-)
+@pytest.mark.parametrize("address", ["nowhere", "\ud800:1", "a:1\n", "unix:"])
 def test_what_is_no_address_is_not_passed_on(address):
   security = wire.Security(insecure=True)
   with pytest.raises(wire.Refused, match="HOST:PORT or unix:PATH") as caught:
@@ -183,7 +154,7 @@ def test_a_bool_is_0_or_1():
 # Over a socket
 
 
-@pytest.mark.parametrize("depth", [33, 500, 900, 100_000])
+@pytest.mark.parametrize("depth", [33, 900, 100_000])
 @pytest.mark.parametrize("where", ["metadata", "hello"])
 def test_a_nested_handshake_is_refused_without_a_traceback(
   tmp_path, caplog, depth, where
@@ -202,28 +173,20 @@ def test_a_nested_handshake_is_refused_without_a_traceback(
 
 
 def test_json_may_be_as_nested_as_it_says():
-  for depth, fits in ((31, True), (32, False)):
-    text = b"[" * depth + b"{}" + b"]" * depth
-    if fits:
-      assert json.dumps(layout_lib.from_json(text)).encode() == text
-    else:
-      with pytest.raises(wire.MessageError, match="found deeper"):
-        layout_lib.from_json(text)
+  text = b"[" * 31 + b"{}" + b"]" * 31
+  assert json.dumps(layout_lib.from_json(text)).encode() == text
+  with pytest.raises(wire.MessageError, match="found deeper"):
+    layout_lib.from_json(b"[" + text + b"]")
 
 
-class Counted:
-  """A session that counts how many are open."""
+def counted(here):
+  """What opens sessions, of each of which `here` has an item until it ends."""
 
-  def __init__(self, here):
-    self.welcome = {}
-    self._here = here
-    here.append(self)
+  def open_session(hello):
+    here.append(hello)
+    return wire.FunctionSession(lambda inputs: inputs, close=here.pop)
 
-  def __call__(self, inputs):
-    return inputs
-
-  def close(self):
-    self._here.remove(self)
+  return open_session
 
 
 class Clock:
@@ -243,7 +206,7 @@ def test_a_silent_stream_ends_and_others_have_its_place(tmp_path, monkeypatch):
   clock, here = Clock(), []
   monkeypatch.setattr(server_lib, "time", clock)
   server = wire.Server(f"unix:{tmp_path}/server", 2, silent_seconds=0.4)
-  server.bind_stream("say", lambda hello: Counted(here), ONE, ONE)
+  server.bind_stream("say", counted(here), ONE, ONE)
   message = {"x": np.zeros(1, np.bool_)}
 
   def opened():
@@ -267,6 +230,10 @@ def test_a_silent_stream_ends_and_others_have_its_place(tmp_path, monkeypatch):
       opened()
     assert caught.value.code is Code.RESOURCE_EXHAUSTED
     assert talks(message) is not None
+    # Which it is for that host alone.
+    other = fuzz.Method("say", ONE, {}, [ONE.encode(message)])
+    text = json.dumps({**ONE.to_json(), "hello": {}}).encode()
+    assert fuzz.send_here(server, other, text, other.messages) is Code.OK
     clock.now += server_lib._YIELD_SECONDS
     opened().close()
     talks.close()
@@ -277,7 +244,7 @@ def test_who_takes_no_replies_is_silent_too(tmp_path):
   here = []
   big = wire.Layout.of({"x": np.zeros(2**20, np.uint8)}, 1)
   server = wire.Server(f"unix:{tmp_path}/server", 2, silent_seconds=0.4)
-  server.bind_stream("say", lambda hello: Counted(here), big, big)
+  server.bind_stream("say", counted(here), big, big)
   frames = [big.encode({"x": np.zeros((1, 2**20), np.uint8)})] * 64
   with server, fuzz.grpc.insecure_channel(server.address) as channel:
     call = channel.stream_stream(server_lib.PATH_PREFIX + "say")(
@@ -310,5 +277,4 @@ def test_a_process_that_has_joined_says_that_it_is_there(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_mutated_frames_and_handshakes_leave_nothing_behind():
-  figures = fuzz.run(10_000)
-  assert figures["sent"] >= 10_000 and figures["over a socket"] > 100
+  assert sum(fuzz.run(10_000).values()) == 10_000
