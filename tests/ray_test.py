@@ -12,9 +12,9 @@ import threading
 import psutil
 import pytest
 
-from experiments import apex_dqn, gorila_dqn, impala, seed_vtrace
+from experiments import gorila_dqn, seed_vtrace
 from seedx import app, launch, metrics, types, wire
-from seedx.acting import local_actor, sessions, thin_actor
+from seedx.acting import local_actor, thin_actor
 from seedx.app import certificates
 from seedx.launch import ray as on_ray
 from tests import programs, running, with_ray
@@ -87,12 +87,7 @@ def security(tmp_path_factory):
 
 FEW = {
   seed_vtrace: {"actors": thin_actor.Config(2, 16)},
-  impala: {"actors": sessions.Config(2, 16)},
-  apex_dqn: {"actors": sessions.Config(2, 4)},
-  gorila_dqn: {
-    "workers": local_actor.WorkersConfig(2, 4),
-    "num_servers": 2,
-  },
+  gorila_dqn: {"workers": local_actor.WorkersConfig(2, 4), "num_servers": 2},
 }
 
 
@@ -127,17 +122,13 @@ def playing():
 @pytest.mark.parametrize(
   "program",
   [
-    pytest.param(
-      x,
-      marks=pytest.mark.slow if x is seed_vtrace else pytest.mark.long,
-      id=x.__name__,
-    )
-    for x in FEW
+    pytest.param(seed_vtrace, marks=pytest.mark.slow),
+    pytest.param(gorila_dqn, marks=pytest.mark.long),
   ],
 )
 def test_it_trains_there(program, machines, security, tmp_path):
   config = config_of(program, machines, security, 12_000)
-  if program is impala:
+  if program is gorila_dqn:
     # It listens everywhere, and they are told by which address.
     with socket.socket() as probe:
       probe.bind(("", 0))
@@ -247,53 +238,36 @@ def env_steps(run_dir):
 
 @pytest.mark.long
 def test_what_is_called_wrong_ends_it(machines, security, tmp_path):
-  config = config_of(seed_vtrace, machines, security, 10_000)
-  config = dataclasses.replace(
-    config, security=dataclasses.replace(security, insecure=True)
-  )
-  no_cluster = dataclasses.replace(config.launching, ray_address="127.0.0.1:9")
-  wrong = dataclasses.replace(config, launching=no_cluster)
-  with pytest.raises(types.ConfigError, match="expected a Ray cluster"):
-    app.train(wrong, run_dir=tmp_path, quiet=True)
-  bare = dataclasses.replace(config, security=wire.Security())
-  with pytest.raises(types.ConfigError, match="expected TLS and a token"):
-    app.train(bare, run_dir=tmp_path, quiet=True)
-  by_file = dataclasses.replace(config, address=f"unix:{tmp_path}/socket")
-  with pytest.raises(types.ConfigError, match="HOST:PORT, or none"):
-    app.train(by_file, run_dir=tmp_path, quiet=True)
-  known = dataclasses.replace(
-    config.launching, learner_on_cluster=True, learner_resources={"CPU": 0}
-  )
-  moving = dataclasses.replace(config, launching=known, address="192.0.2.9:1")
-  with pytest.raises(types.ConfigError, match="since it may move"):
-    app.train(moving, run_dir=tmp_path, quiet=True)
-  # What it raises there.
-  bare = dataclasses.replace(bare, launching=known)
-  with pytest.raises(types.ConfigError, match="expected TLS and a token"):
-    app.train(bare, run_dir=tmp_path, quiet=True)
-  there, sinks = (
-    dataclasses.replace(config, launching=known),
-    [threading.Lock()],
-  )
-  with pytest.raises(types.ConfigError, match="expected what can be pickled"):
-    app.train(there, run_dir=tmp_path, quiet=True, sinks=sinks)
+  insecure = dataclasses.replace(security, insecure=True)
+  config = config_of(seed_vtrace, machines, insecure, 10_000)
+  there = {"learner_on_cluster": True, "learner_resources": {"CPU": 0}}
+  bare = {"security": wire.Security()}
+  for changes, sinks, message in (
+    ({"ray_address": "127.0.0.1:9"}, [], "expected a Ray cluster"),
+    (bare, [], "expected TLS and a token"),
+    ({"address": f"unix:{tmp_path}/socket"}, [], "HOST:PORT, or none"),
+    ({**there, "address": "192.0.2.9:1"}, [], "since it may move"),
+    ({**there, **bare}, [], "expected TLS and a token"),  # It is raised there.
+    (there, [threading.Lock()], "expected what can be pickled"),
+  ):
+    wrong = running.replaced(config, **changes)
+    with pytest.raises(types.ConfigError, match=message):
+      app.train(wrong, run_dir=tmp_path, quiet=True, sinks=sinks)
   assert not os.listdir(tmp_path)
 
 
-def test_resources_are_numbers():
-  for name in ("actor_resources", "learner_resources"):
-    with pytest.raises(types.ConfigError, match=f"numbers as {name}"):
-      launch.Config(**{name: {"actors": "two"}})
-    with pytest.raises(types.ConfigError, match=f"whole numbers .* as {name}"):
-      launch.Config(**{name: {"actors": 1.5}})
-    with pytest.raises(types.ConfigError, match=f"CPU, GPU .* as {name}"):
-      launch.Config(**{name: {"memory": 1000}})
-  launch.Config(actor_resources={"GPU": 0.5}, learner_resources={"CPU": 1.5})
-
-
-def test_a_learner_runs_on_a_cluster_only_with_ray():
+def test_what_is_asked_of_a_cluster_has_to_be_so():
   with pytest.raises(types.ConfigError, match="expected launcher ray"):
     launch.Config(learner_on_cluster=True)
+  for name in ("actor_resources", "learner_resources"):
+    for resource, number, message in (
+      ("actors", "two", "numbers"),
+      ("actors", 1.5, "whole numbers"),
+      ("memory", 1000, "CPU, GPU"),
+    ):
+      with pytest.raises(types.ConfigError, match=f"{message}.* as {name}"):
+        launch.Config(**{name: {resource: number}})
+  launch.Config(actor_resources={"GPU": 0.5}, learner_resources={"CPU": 1.5})
 
 
 def test_without_ray_it_says_what_to_install(monkeypatch):
