@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from seedx import envs, metrics, types, wire
+from seedx import envs, types, wire
 from seedx.acting import (
   inference,
   inference_server,
@@ -79,14 +79,6 @@ def test_an_actor_of_another_language_trains_with_every_unroll(tmp_path):
   assert last["learner_steps"] == run.learner.steps > 20
   assert 0 <= last["policy_lag"] < 8
   json.dumps(last, allow_nan=False)
-  # All waits are in every line.
-  assert {name for name in run.sink.lines[0] if "wait" in name} == {
-    "acting_wait_environments",
-    "acting_wait_learner",
-    "acting_wait_device",
-    "learning_wait_experience",
-  }
-  assert metrics.bottleneck(run.sink.lines[0])
 
 
 @pytest.mark.slow
@@ -153,12 +145,13 @@ def test_many_cores_learn_cartpole(tmp_path):
   with _Running(config) as run:
 
     def best():
-      return max(
-        x["episode_return"] or 0
-        for x in [{"episode_return": 0}, *run.sink.lines]
-      )
+      return max((x["episode_return"] or 0 for x in run.sink.lines), default=0)
 
-    run.wait_for(lambda: best() >= 450 or run.acted.env_steps > 10**6)
+    # Where nothing else runs, after some 200,000 steps: a minute.
+    running.wait_until(
+      lambda: best() >= 450 or run.failures or run.acted.env_steps > 2_000_000,
+      seconds=3600,
+    )
     run.stop.set()
   assert best() >= 450
 
@@ -199,9 +192,7 @@ def _served(envs_per_actor, num_actors=1, num_devices=1):
   return lambda: server({"num_envs": envs_per_actor}), acted, acting, ladder
 
 
-@pytest.mark.parametrize(
-  ("actors", "devices"), [(2, 1), (2, 2), (5, 2), (7, 3)]
-)
+@pytest.mark.parametrize(("actors", "devices"), [(2, 1), (2, 2), (7, 3)])
 def test_an_epsilon_ladder_spans_the_devices(actors, devices):
   ladder, sizes = _sizes(actors, devices, envs_per_actor=3)
   assert len(set(ladder.tolist())) == len(ladder) == actors * 3
@@ -210,11 +201,6 @@ def test_an_epsilon_ladder_spans_the_devices(actors, devices):
   for each in sizes:
     assert each.layout.num_slots == len(each.exploration)
     assert each.max_rows <= sizes[0].max_rows
-
-
-def test_more_devices_than_actors_are_refused():
-  with pytest.raises(types.ConfigError, match="at most 2 inference_devices"):
-    _sizes(2, 3, envs_per_actor=1)
 
 
 def test_returns_are_of_the_slots_that_explore_least():
@@ -242,21 +228,15 @@ def _row(step_type, **changes):
     np.full((1, 4), changes.pop("observation", 0), np.float32),
   )
   index = np.array([changes.pop("index", 0)], np.int32)
-  returns = np.array([changes.pop("episode_return", np.nan)], np.float32)
   assert not changes
-  return types.Rows(index, timestep, returns)
+  return types.Rows(index, timestep, np.array([np.nan], np.float32))
 
 
 @pytest.mark.parametrize(
   "changes",
   [
-    {"step_type": 255},
     {"step_type": 0},
     {"reward": np.nan},
-    {"reward": -np.inf},
-    {"discount": 1.5},
-    {"discount": np.nan},
-    {"observation": np.nan},
     {"observation": np.inf},
     {"index": 2},
     {"index": -1},
@@ -268,7 +248,7 @@ def test_a_row_that_cannot_be_is_refused_and_counts_nothing(changes):
   actor = connect()
   actor(_row(0))
   with pytest.raises(wire.Refused, match=r"expected .* found") as caught:
-    actor(_row(**{"step_type": 2, "episode_return": 1.0, **changes}))
+    actor(_row(**{"step_type": 2, **changes}))
   assert caught.value.code is wire.StatusCode.INVALID_ARGUMENT
   assert (acted.env_steps, acted.returns.count) == (0, 0)
   assert acting.rows == 1
@@ -278,24 +258,21 @@ def test_each_row_goes_to_its_slot_in_any_order():
   connect, _, (acting,), _ = _served(envs_per_actor=3)
   actor, batches = connect(), []
   acting.requests = lambda batch, rows: batches.append(batch)
-  sent = [0, 1, 2], [0, 1, 2], [2, 1], [1, 0, 2]
-  for step_type, index in zip((0, 1, 1, 1), sent, strict=True):
+
+  def send(step_type, index):
     rows = [_row(step_type, index=k) for k in index]
     actor(jax.tree.map(lambda *leaves: np.concatenate(leaves), *rows))
+
+  sent = [0, 1, 2], [0, 1, 2], [2, 1], [1, 0, 2]
+  for step_type, index in zip((0, 1, 1, 1), sent, strict=True):
+    send(step_type, index)
   assert [x.slot.tolist() for x in batches] == [*sent]
   counts = [x.count.tolist() for x in batches]
   assert counts == [[0, 0, 0], [1, 1, 1], [2, 2], [3, 2, 3]]
   # In order, nothing is gathered.
   assert np.shares_memory(batches[0].slot, batches[1].slot)
-
-
-def test_a_return_is_the_sum_of_rewards_whatever_an_actor_says_of_it():
-  connect, acted, _, _ = _served(envs_per_actor=1)
-  actor = connect()
-  for step_type in (0, 1, 2):
-    actor(_row(step_type, episode_return=3e38))
-  assert (acted.env_steps, acted.returns.count) == (2, 1)
-  assert acted.returns.mean() == 2.0
+  with pytest.raises(wire.Refused, match="at most once"):
+    send(1, [1, 1])
 
 
 @pytest.fixture(scope="module")
@@ -313,15 +290,14 @@ def _is_free(run):
 
 
 @contextlib.contextmanager
-def _visiting(run, index=range(ENVS)):
-  """A stream as an actor opens it, with a message of some environments."""
+def _visiting(run):
+  """A stream as an actor opens it, with a message of its environments."""
   environment = envs.EnvPoolEnvironment(run.config.env, ENVS)
   environment.reset()
-  rows = jax.tree.map(lambda leaf: leaf[: len(index)], environment.recv())
   over = threading.Event()
 
   def observations():
-    yield rows._replace(index=np.array(index, np.int32))
+    yield environment.recv()
     over.wait()
 
   with wire.Client(run.config.address) as client:
@@ -358,36 +334,10 @@ def test_nothing_is_compiled_while_it_goes_on(going):
   assert device.compiled() == before > 0
 
 
-@pytest.mark.parametrize(
-  ("index", "what"),
-  [([0, ENVS], "0 to 3"), ([-1, 2], "0 to 3"), ([3, 3], "at most once")],
-)
-def test_a_wrong_index_ends_its_stream_and_no_other(going, index, what):
-  with _visiting(going, index) as stream:
-    with pytest.raises(wire.WireError, match=what) as caught:
-      next(stream)
-    assert caught.value.code is wire.StatusCode.INVALID_ARGUMENT
-  going.wait_for(lambda: _is_free(going))
-  updates = going.learner.steps
-  going.wait_for_steps(going.acted.env_steps + 500)
-  going.wait_for(lambda: going.learner.steps > updates + 5)
-
-
-@pytest.mark.parametrize(
-  ("env", "changes", "what"),
-  [
-    ("Acrobot-v1", {}, "observation"),
-    (
-      "CartPole-v1",
-      {"envs_per_actor": 13, "actor_batch_size": ENVS},
-      "at most 12 environments",
-    ),
-  ],
-)
-def test_an_actor_of_another_kind_is_refused(going, env, changes, what):
-  actors = dataclasses.replace(going.config.actors, **changes)
-  work = thin_actor.Work(going.config.address, envs.Config(env), actors)
-  with pytest.raises(wire.WireError, match=what) as caught:
+def test_an_actor_of_another_environment_is_refused(going):
+  env = envs.Config("Acrobot-v1")
+  work = thin_actor.Work(going.config.address, env, going.config.actors)
+  with pytest.raises(wire.WireError, match="observation") as caught:
     thin_actor.run(work, threading.Event())
   assert caught.value.code is wire.StatusCode.FAILED_PRECONDITION
 
@@ -407,13 +357,15 @@ def test_a_failing_update_ends_the_run_with_its_error(tmp_path):
   assert run.sink.lines
 
 
-def test_config_names_what_is_wrong(tmp_path):
-  for changes, message in (
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
     ({"batch_size": 6, "learner_devices": (0, 1, 2, 3)}, "4 learner devices"),
     ({"actor_batch_size": 5}, "from 0 to 4"),
-    ({"total_steps": 0}, "total_steps from 1 to"),
-  ):
-    with pytest.raises(types.ConfigError, match=message):
-      config_of(tmp_path, **changes)
-  with pytest.raises(types.ConfigError, match="inference devices from 0 to"):
-    seed.learn(config_of(tmp_path, inference_devices=(99,)), process.Context())
+    ({"inference_devices": (99,)}, "inference devices from 0 to"),
+    ({"inference_devices": (0, 1, 2, 3)}, "at most 3 inference_devices"),
+  ],
+)
+def test_config_names_what_is_wrong(tmp_path, changes, message):
+  with pytest.raises(types.ConfigError, match=message):
+    seed.learn(config_of(tmp_path, **changes), process.Context())
