@@ -51,17 +51,3 @@ def test_stack_unrolled_is_step_by_step_is_a_deque(num_frames):
     row, state = unroll(frames[t : t + 1], step_type[t : t + 1], state)
     np.testing.assert_array_equal(row, expected[t : t + 1])
   np.testing.assert_array_equal(state, last_state)
-
-
-def test_stack_by_hand():
-  # Frames 1 2 3 | 4 5 of one pixel, 4 is a new episode's first; 9 came before.
-  frames = np.array([1, 2, 3, 4, 5], np.uint8).reshape(5, 1, 1, 1, 1)
-  step_type = np.array([MID, MID, MID, FIRST, MID]).reshape(5, 1)
-  state = np.array([0, 9], np.uint8).reshape(1, 2, 1, 1)
-  unroll = jax.jit(networks.FrameStack(3).unroll)
-  stacked, state = unroll(frames, step_type, state)
-  assert np.reshape(stacked, (5, 3)).tolist() == [
-    *([0, 9, 1], [9, 1, 2], [1, 2, 3]),
-    *([0, 0, 4], [0, 4, 5]),
-  ]
-  assert np.reshape(state, 2).tolist() == [4, 5]

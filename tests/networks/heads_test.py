@@ -1,29 +1,25 @@
 """Heads: numbers that are checked by hand."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from seedx import networks
 from tests.networks import helpers
 
 
-def kernels(params):
-  return [layer["kernel"] for layer in params["params"].values()]
-
-
-def test_policy_and_value_are_linear():
-  head = networks.PolicyValueHead(3)
+def test_policy_value_and_q_values_are_linear():
   features = np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32)
-  params = helpers.random_params(head, features)
-  output = jax.device_get(jax.jit(head.apply)(params, features))
-  by_width = {
-    layer["bias"].size: features @ layer["kernel"] + layer["bias"]
-    for layer in params["params"].values()
-  }
-  np.testing.assert_allclose(output.policy, by_width[3], rtol=1e-5)
-  np.testing.assert_allclose(output.value, by_width[1][:, 0], rtol=1e-5)
+  for head in (networks.PolicyValueHead(3), networks.QHead(3)):
+    params = helpers.random_params(head, features)
+    output = jax.device_get(jax.jit(head.apply)(params, features))
+    by_width = {
+      layer["bias"].size: features @ layer["kernel"] + layer["bias"]
+      for layer in params["params"].values()
+    }
+    policy = getattr(output, "policy", output)
+    np.testing.assert_allclose(policy, by_width.pop(3), rtol=1e-5)
+    if by_width:
+      np.testing.assert_allclose(output.value, by_width[1][:, 0], rtol=1e-5)
 
 
 def test_initial_policy_is_close_to_uniform():
@@ -45,7 +41,7 @@ def test_dueling_takes_the_mean_from_the_advantages():
   head = networks.QHead(3, dueling=True, size=2)
   features = np.array([[3.0, -1.0], [0.0, 2.0]], np.float32)
   params = jax.eval_shape(head.init, jax.random.key(0), features)
-  shapes = sorted(kernel.shape for kernel in kernels(params))
+  shapes = sorted(x["kernel"].shape for x in params["params"].values())
   assert shapes == [(2, 1), (2, 2), (2, 2), (2, 3)]
   params = jax.tree.map(lambda x: values[x.shape].astype(np.float32), params)
   # The hidden layers are [3, 0] and [0, 2]; V is 7 and 11; the advantages are
@@ -53,33 +49,3 @@ def test_dueling_takes_the_mean_from_the_advantages():
   np.testing.assert_allclose(
     jax.jit(head.apply)(params, features), [[1, 4, 16], [9, 11, 13]], rtol=1e-6
   )
-
-
-def test_without_dueling_values_are_linear():
-  head = networks.QHead(3)
-  features = np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32)
-  params = helpers.random_params(head, features)
-  (layer,) = params["params"].values()
-  np.testing.assert_allclose(
-    jax.jit(head.apply)(params, features),
-    features @ layer["kernel"] + layer["bias"],
-    rtol=1e-5,
-  )
-
-
-@pytest.mark.parametrize(
-  "head",
-  [
-    networks.QHead(3),
-    networks.QHead(3, dueling=True, dtype=jnp.bfloat16),
-    networks.PolicyValueHead(3),
-  ],
-)
-def test_heads_return_float32_for_any_features(head):
-  features = jax.ShapeDtypeStruct((2, 5), jnp.bfloat16)
-  output, params = jax.eval_shape(
-    head.init_with_output, jax.random.key(0), features
-  )
-  assert {x.dtype for x in jax.tree.leaves((output, params))} == {
-    np.dtype("float32")
-  }
