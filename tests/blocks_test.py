@@ -44,7 +44,7 @@ def test_blocks_give_what_the_whole_gives(entries, steps, number):
   whole, outputs = program(params, batch)
   for found in (lowered.compile()(params, batch), whole):
     jax.tree.map(
-      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
+      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4),
       found,
       expected,
     )
