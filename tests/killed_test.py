@@ -13,28 +13,20 @@ from seedx.pipelines import impala
 from tests import pipelines_test, running
 
 
-class Running:
+class Running(running.Running):
   """A pipeline whose nodes are processes, as programs run them."""
 
   def __init__(self, pipeline, name, tmp_path):
     self.before = set(psutil.Process().children())
-    self.own, self.nodes = pipelines_test.make(
-      pipeline, name, tmp_path, total_steps=10**9
-    )
-    self.failures = []
-    self.stop = self.own.stop
+    config = pipelines_test.config_of(pipeline, name, tmp_path, 10**9)
+    super().__init__(pipelines_test.MODULES[pipeline], config, actors=0)
 
   def __enter__(self):
     self.processes = launch.Processes(self.nodes)
-    self.thread = threading.Thread(target=self._run, daemon=True)
-    self.thread.start()
-    return self
+    return super().__enter__()
 
-  def _run(self):
-    try:
-      self.last = self.own.run(self.processes.check)
-    except BaseException as failure:
-      self.failures.append(failure)
+  def run(self):
+    super().run(self.processes.check)
 
   def child(self, role):
     """A process of a role."""
@@ -44,46 +36,29 @@ class Running:
           return child
     raise AssertionError(f"no process of {role}")
 
-  def wait_for(self, condition):
-    running.wait_until(condition, self.check)
-
-  def check(self):
-    assert not self.failures, self.failures
-
   def wait_for_more_steps(self, env_steps):
-    wanted = self.own.acted.env_steps + env_steps
-    self.wait_for(lambda: self.own.acted.env_steps >= wanted)
+    self.wait_for_steps(self.acted.env_steps + env_steps)
 
-  def __exit__(self, *_):
+  def __exit__(self, *exception):
     self.stop.set()
-    self.thread.join(300)
+    super().__exit__(*exception)
     self.processes.stop()
-    assert not self.thread.is_alive()
     left = set(psutil.Process().children()) - self.before
     assert not [child for child in left if "seedx.launch" in child.cmdline()]
 
 
-@pytest.mark.parametrize(
-  ("pipeline", "name", "role"),
-  [
-    pytest.param("seed", "vtrace", "actor", marks=pytest.mark.slow),
-    pytest.param("gorila", "dqn", "worker", marks=pytest.mark.long),
-  ],  # Those of IMPALA and Ape-X are `impala_test`'s.
-)
-def test_one_that_is_killed_is_not_missed(
-  pipeline, name, role, tmp_path, capfd
-):
-  with Running(pipeline, name, tmp_path) as run:
+@pytest.mark.slow  # Actors of IMPALA and Ape-X are killed in `impala_test`.
+def test_an_actor_that_is_killed_is_not_missed(tmp_path, capfd):
+  with Running("seed", "vtrace", tmp_path) as run:
     run.wait_for_more_steps(200)
-    victim = run.child(role)
+    victim = run.child("actor")
     os.kill(victim.pid, signal.SIGKILL)
     # The others go on at once, and one takes its place.
     run.wait_for_more_steps(200)
-    run.wait_for(lambda: run.child(role).pid != victim.pid)
+    run.wait_for(lambda: run.child("actor").pid != victim.pid)
     run.wait_for_more_steps(1_000)
-  assert not run.failures
-  assert run.last["learner_steps"] > 10
-  assert f"{role} {victim.pid} died with status -9" in capfd.readouterr().err
+  assert run.sink.lines[-1]["learner_steps"] > 10
+  assert f"actor {victim.pid} died with status -9" in capfd.readouterr().err
 
 
 @pytest.mark.slow
@@ -91,12 +66,10 @@ def test_a_parameter_server_that_is_killed_is_given_its_parameters(tmp_path):
   with Running("gorila", "dqn", tmp_path) as run:
     run.wait_for_more_steps(400)
     victim = run.child("server-1")
-    learned = run.own.learned.steps
+    learned = run.learned.steps
     os.kill(victim.pid, signal.SIGKILL)
-    run.wait_for(lambda: run.own.learned.steps > learned + 20)
+    run.wait_for(lambda: run.learned.steps > learned + 20)
     assert run.child("server-1").pid != victim.pid
-  assert not run.failures
-  assert run.last["learner_steps"] > learned + 20
 
 
 def test_a_worker_of_a3c_that_fails_ends_the_run_with_its_error(
