@@ -10,14 +10,7 @@ import threading
 
 import pytest
 
-from experiments import (
-  a2c,
-  apex_dqn,
-  gorila_dqn,
-  impala,
-  seed_ppo,
-  seed_vtrace,
-)
+from experiments import gorila_dqn, impala, seed_ppo, seed_vtrace
 from seedx import join, launch, wire
 from seedx.launch import joining
 from tests import programs, running
@@ -76,38 +69,22 @@ class Learner:
 
 
 def test_a_process_is_told_role_experiment_and_options(tmp_path):
-  with Learner(tmp_path) as learner:
-    told = learner.join(options={"seed": 3, "env": "CartPole-v1"})
-  assert told == joining.Told("actor", False, "ppo", OPTIONS)
-
-
-def test_the_only_role_needs_no_name(tmp_path):
   with Learner(tmp_path, ROLES[:1]) as learner:
-    assert learner.join(role="").role == "actor"
+    said = {"seed": 3, "env": "CartPole-v1"}
+    for role in ("actor", ""):  # The only one needs no name.
+      told = learner.join(role=role, options=said)
+      assert told == joining.Told("actor", False, "ppo", OPTIONS)
 
 
 @pytest.mark.parametrize(
   ("hello", "message"),
   [
     ({"version": "0.0.9"}, "expected seedx .* at both ends, found 0.0.9"),
-    ({"version": None}, "expected version as str, found None"),
     ({"role": "worker"}, "expected --role actor or server, found worker"),
     ({"role": ""}, "expected --role actor or server, found none"),
-    ({"role": 7}, "expected role as str, found 7"),
     ({"experiment": "dqn"}, "learner's experiment ppo, found dqn"),
-    (
-      {"options": {"env": "CartPole-v0"}},
-      'learner\'s env "CartPole-v1", found "CartPole-v0"',
-    ),
-    (
-      {"options": {"env_options": {"max_episode_steps": 9}}},
-      'learner\'s env_options {}, found {"max_episode_steps": 9}',
-    ),
     ({"options": {"agent": "a2c"}}, 'learner\'s agent "dqn", found "a2c"'),
-    (
-      {"options": {"td_lambda": 1.0}},
-      "options of the learner, found td_lambda",
-    ),
+    ({"options": {"eps": 1.0}}, "options of the learner, found eps"),
     ({"options": []}, "expected options as dict, found"),
     ({"role": "server"}, r"where it listens \(--listen\), found nothing"),
   ],
@@ -140,15 +117,11 @@ def _tell(learner, told):
   )
 
 
-def test_a_learner_of_another_version_is_refused(tmp_path):
+def test_a_learner_of_another_version_or_with_other_code_is_refused(tmp_path):
   with Learner(tmp_path) as learner:
     _tell(learner, joining.Told("actor", False, "", {}, "0.0.9"))
     with pytest.raises(wire.WireError, match=r"at both ends, found 0\.0\.9"):
       learner.join()
-
-
-def test_a_learner_cannot_make_it_import_other_code(tmp_path):
-  with Learner(tmp_path) as learner:
     _tell(learner, joining.Told("actor", False, "", {"env": "os:system"}))
     with pytest.raises(wire.WireError, match="os:system here too"):
       learner.join(options={"env": "my_env:make"})
@@ -162,12 +135,6 @@ def test_code_is_imported_only_where_it_is_named_here_too(tmp_path, name):
     assert learner.join(options={name: "os:system"}).options[name]
     with pytest.raises(wire.WireError, match="found"):
       learner.join(options={name: "os:popen"})
-
-
-def test_what_comes_with_seedx_needs_no_naming(tmp_path):
-  transform = "seedx.envs.transforms:hide_velocities"
-  with Learner(tmp_path, observation_transform=transform) as learner:
-    assert learner.join().options["observation_transform"] == transform
 
 
 def test_servers_tell_where_they_listen_and_keep_their_number(tmp_path):
@@ -235,16 +202,20 @@ class Joiners:
   def __init__(self):
     self.programs = []
 
-  def start(self, *words, module="seedx.join", **environment):
-    program = subprocess.Popen(
-      [sys.executable, "-m", module, *map(str, words)],
-      cwd=programs.ROOT,
-      env={**os.environ, **environment},
+  def start(self, *words, program=("-m", "seedx.join"), **environment):
+    started = subprocess.Popen(
+      [sys.executable, *program, *map(str, words)],
+      env={**os.environ, "PYTHONPATH": str(programs.ROOT), **environment},
       stderr=subprocess.PIPE,
       text=True,
     )
-    self.programs.append(program)
-    return program
+    self.programs.append(started)
+    return started
+
+  def kill(self, program):
+    program.kill()
+    program.communicate()
+    self.programs.remove(program)
 
   def ended(self, status=0):
     """What they said, once all of them have ended with a status."""
@@ -258,9 +229,8 @@ class Joiners:
 def joiners():
   made = Joiners()
   yield made
-  for program in made.programs:
-    program.kill()
-    program.communicate()
+  for program in list(made.programs):
+    made.kill(program)
 
 
 def test_who_finds_no_learner_gives_up_with_a_status_of_its_own(
@@ -276,20 +246,9 @@ def test_who_finds_no_learner_gives_up_with_a_status_of_its_own(
 def test_a_role_gives_up_too(tmp_path, joiners):
   """As a program of its own, which becomes another that joins."""
   words = ("--role", "actor", "--address", f"unix:{tmp_path}/nobody")
-  module = seed_vtrace.__name__
-  joiners.start(*words, "--give-up-seconds", 0.5, module=module)
+  program = ("-m", seed_vtrace.__name__)
+  joiners.start(*words, "--give-up-seconds", 0.5, program=program)
   joiners.ended(status=3)
-
-
-@pytest.fixture
-def stays(monkeypatch):
-  """The program that a process becomes runs in this one."""
-
-  def execute(path, program):
-    assert program[:3] == [path, "-m", "seedx.join"]
-    raise SystemExit(join.main(program[3:]))
-
-  monkeypatch.setattr(os, "execv", execute)
 
 
 def _learn(experiment, address, *words):
@@ -301,27 +260,14 @@ def _learn(experiment, address, *words):
     return json.loads(lines.readlines()[-1])
 
 
-@pytest.mark.parametrize(
-  ("experiment", "words"),
-  [
-    (seed_vtrace, ()),
-    pytest.param(impala, ("--agent", "a2c"), marks=pytest.mark.slow),
-    # As IMPALA's, but for what its actors do.
-    pytest.param(apex_dqn, ("--replay-min-steps", 200), marks=pytest.mark.long),
-  ],
-  ids=["seed", "impala", "apex"],
-)
-def test_actors_join_before_the_learner_is_up(
-  tmp_path, joiners, experiment, words
-):
+def test_actors_join_before_the_learner_is_up(tmp_path, joiners):
   address = f"unix:{tmp_path}/learner"
   joiners.start(address)
-  few = (*FEW, *SHORT, "--env", "Catch-v0")
-  options = ("--total-steps", 1000)
-  last = _learn(experiment, address, *few, *words, *options)
+  words = (*FEW, *SHORT, "--env", "Catch-v0", "--total-steps", 400)
+  last = _learn(seed_vtrace, address, *words)
   (said,) = joiners.ended()
   assert said.endswith(f"joined {address} as actor\nthe run is over\n")
-  assert last["env_steps"] >= 1000 and last["learner_steps"] > 5
+  assert last["env_steps"] >= 400 and last["learner_steps"] > 5
 
 
 @pytest.mark.slow
@@ -341,43 +287,31 @@ def test_servers_and_workers_join_in_any_order(tmp_path, joiners):
 
 @pytest.mark.long
 def test_a_server_that_joins_elsewhere_is_found(tmp_path, joiners):
-  address = f"unix:{tmp_path}/learner"
-  first = joiners.start(
-    address, "--role", "server", "--listen", f"unix:{tmp_path}/first"
+  address, run_dir = f"unix:{tmp_path}/learner", tmp_path / "run"
+  learner = joiners.start(
+    *("--role", "learner", "--address", address, "--run-dir", run_dir, *QUICK),
+    *("--num-servers", 1, "--num-workers", 1, "--replay-min-steps", 200),
+    *("--total-steps", 10**8),
+    program=("-m", gorila_dqn.__name__),
   )
   joiners.start(address, "--role", "worker")
-
-  def replace():
-    metrics = tmp_path / "learner-run" / "metrics.jsonl"
-    try:
-      running.wait_until(lambda: metrics.exists() and _newest(metrics) > 2000)
-      first.kill()
-      first.communicate()
-      joiners.programs.remove(first)
-      joiners.start(
-        address, "--role", "server", "--listen", f"unix:{tmp_path}/second"
-      )
-      before = _newest(metrics)
-      running.wait_until(lambda: _newest(metrics) > before + 2000)
-      replaced.set()
-    finally:
-      os.kill(os.getpid(), signal.SIGINT)
-
-  replaced = threading.Event()
-  thread = threading.Thread(target=replace)
-  thread.start()
-  role = ("--role", "learner", "--address", address, *QUICK)
-  words = ("--num-servers", "1", "--num-workers", "1")
-  run_dir = ("--run-dir", str(tmp_path / "learner-run"))
-  steps = ("--total-steps", "100000000", "--replay-min-steps", "200")
-  status = programs.main(gorila_dqn, [*role, *words, *run_dir, *steps])
-  thread.join()
-  assert replaced.is_set() and status == 130
+  serve = (address, "--role", "server", "--listen")
+  first = joiners.start(*serve, f"unix:{tmp_path}/first")
+  running.wait_until(lambda: _env_steps(run_dir) > 2000)
+  joiners.kill(first)
+  joiners.start(*serve, f"unix:{tmp_path}/second")
+  before = _env_steps(run_dir)
+  running.wait_until(lambda: _env_steps(run_dir) > before + 2000)
+  learner.send_signal(signal.SIGINT)
+  assert learner.wait(600) == 130
+  joiners.programs.remove(learner)
   joiners.ended()
 
 
-def _newest(metrics):
-  lines = metrics.read_text().splitlines()
+def _env_steps(run_dir):
+  """Of the newest line of metrics."""
+  path = run_dir / "metrics.jsonl"
+  lines = path.read_text().splitlines() if path.exists() else []
   return json.loads(lines[-1])["env_steps"] if lines else 0
 
 
@@ -385,61 +319,43 @@ def _newest(metrics):
 def test_joined_actors_follow_a_learner_that_restarts(tmp_path, joiners):
   """With other options, too: nobody goes on with the old ones."""
   address = f"unix:{tmp_path}/learner"
-  small = [*map(str, FEW + SHORT)]
   run_dir = tmp_path / "first"
-  learner = subprocess.Popen(
-    [
-      *(sys.executable, "-m", "experiments.seed_vtrace", "--role", "learner"),
-      *("--address", address, "--run-dir", str(run_dir), *small, *QUICK),
-      *("--env", "CartPole-v0", "--total-steps", "100000000"),
-    ],
-    cwd=programs.ROOT,
-    stdout=subprocess.DEVNULL,
-    stderr=subprocess.DEVNULL,
+  learner = joiners.start(
+    *("--role", "learner", "--address", address, "--run-dir", run_dir),
+    *(*FEW, *SHORT, *QUICK, "--env", "CartPole-v0", "--total-steps", 10**8),
+    program=("-m", seed_vtrace.__name__),
   )
-  try:
-    joiners.start(address)
-    metrics = run_dir / "metrics.jsonl"
-    running.wait_until(lambda: metrics.exists() and _newest(metrics) > 500)
-  finally:
-    learner.kill()
-    learner.wait()
-  last = _learn(
-    *(seed_vtrace, address, *small, "--env", "Catch-v0"),
-    *("--total-steps", "2000"),
-  )
+  joiners.start(address)
+  running.wait_until(lambda: _env_steps(run_dir) > 500)
+  joiners.kill(learner)
+  words = (*FEW, *SHORT, "--env", "Catch-v0", "--total-steps", 2000)
+  last = _learn(seed_vtrace, address, *words)
   joiners.ended()
   assert last["env_steps"] >= 2000
 
 
 @pytest.mark.parametrize(
-  ("words", "message"),
+  ("experiment", "words", "message"),
   [
-    (("--env", "CartPole-v0"), 'env "CartPole-v1", found "CartPole-v0"'),
-    (("--env-options", "max_episode_steps=9"), "env_options {}, found"),
-    (("--agent", "a2c"), 'agent "vtrace", found "a2c"'),
-    (("--td-lambda", "0.5"), "td_lambda 1.0, found 0.5"),
+    (impala, ("--td-lambda", "0.5"), "td_lambda 1.0, found 0.5"),
+    (seed_ppo, (), "the learner's experiment impala, found seed_ppo"),
   ],
 )
-def test_an_actor_of_an_experiment_has_the_learners_options(
-  tmp_path, capfd, stays, words, message
+def test_what_an_actor_of_an_experiment_says_has_to_be_so(
+  tmp_path, capfd, monkeypatch, experiment, words, message
 ):
-  """What it says has to be so; what it does not say it is told."""
-  options = {**OPTIONS, "agent": "vtrace", "td_lambda": 1.0}
+  def execute(path, program):
+    assert program[:3] == [path, "-m", "seedx.join"]
+    raise SystemExit(join.main(program[3:]))
+
+  # The program that a process becomes runs in this one.
+  monkeypatch.setattr(os, "execv", execute)
+  options = {"agent": "vtrace", "td_lambda": 1.0}
   with Learner(tmp_path, ROLES[:1], "impala", **options) as learner:
     role = ("--role", "actor", "--address", learner.server.address)
     with pytest.raises(SystemExit, match="2"):
-      programs.main(impala, [*role, *words])
+      programs.main(experiment, [*role, *words])
   assert message in capfd.readouterr().err
-
-
-def test_another_experiment_is_refused(tmp_path, capfd, stays):
-  with Learner(tmp_path, ROLES[:1], "seed_vtrace") as learner:
-    role = ("--role", "actor", "--address", learner.server.address)
-    with pytest.raises(SystemExit, match="2"):
-      programs.main(seed_ppo, role)
-  found = "the learner's experiment seed_vtrace, found seed_ppo"
-  assert found in capfd.readouterr().err
 
 
 def test_code_of_a_script_is_not_sent(tmp_path, capfd):
@@ -470,25 +386,18 @@ if __name__ == "__main__":
 @pytest.mark.slow
 def test_actors_of_a_script_run_with_its_objects(tmp_path, joiners):
   """Options that they do not say are the learner's."""
-  (tmp_path / "own_script.py").write_text(_SCRIPT)
-  address = f"unix:{tmp_path}/learner"
+  script = tmp_path / "own_script.py"
+  script.write_text(_SCRIPT)
 
-  def start(*words):
-    program = subprocess.Popen(
-      [sys.executable, "own_script.py", "--address", address, *words],
-      cwd=tmp_path,
-      env={**os.environ, "PYTHONPATH": str(programs.ROOT)},
-      stderr=subprocess.PIPE,
-      text=True,
-    )
-    joiners.programs.append(program)
-    return program
+  def start(role, *words):
+    words = ("--role", role, "--address", f"unix:{tmp_path}/learner", *words)
+    return joiners.start(*words, program=[script])
 
-  fits = start("--role", "actor")
-  other = start("--role", "actor", "--env", "CartPole-v0")
+  fits = start("actor")
+  other = start("actor", "--env", "CartPole-v0")
   learner = start(
-    *("--role", "learner", *map(str, FEW + SHORT), "--env", "Acrobot-v1"),
-    *("--total-steps", "500", "--run-dir", "run"),
+    *("learner", *FEW, *SHORT, "--env", "Acrobot-v1"),
+    *("--total-steps", 500, "--run-dir", tmp_path / "run"),
   )
   said = {}
   for program, status in ((learner, 0), (fits, 0), (other, 2)):
@@ -498,27 +407,19 @@ def test_actors_of_a_script_run_with_its_objects(tmp_path, joiners):
   assert 'env "Acrobot-v1", found "CartPole-v0"' in said[learner]
 
 
-@pytest.mark.parametrize("needs_jax", [False, True])
-def test_a_thin_actor_imports_no_jax(tmp_path, joiners, needs_jax):
+def test_a_thin_actor_imports_no_jax(tmp_path, joiners):
   """The file is there if anything, such as EnvPool, has imported JAX."""
   options = {"envs_per_actor": 4, "actor_batch_size": 2, "num_actors": 1}
-  node = dataclasses.replace(ROLES[0], needs_jax=needs_jax)
   imported = tmp_path / "imported"
   (tmp_path / "jax").mkdir()
   (tmp_path / "jax" / "__init__.py").write_text(
     f"open({str(imported)!r}, 'w').close()\nraise ImportError('no JAX')"
   )
   path = os.pathsep.join([str(tmp_path), str(programs.ROOT)])
-  with Learner(tmp_path, [node], "impala", **options) as learner:
+  with Learner(tmp_path, ROLES[:1], "impala", **options) as learner:
     program = joiners.start(learner.server.address, PYTHONPATH=path)
     _, said = program.communicate(timeout=600)
-  assert imported.exists() == needs_jax
-  if not needs_jax:  # There is no inference: it came as far as it can.
-    assert program.returncode == 2
-    assert "expected a method of ['/seedx/join'], found /seedx/act" in said
-
-
-def test_a_pipeline_of_one_process_cannot_be_joined(capfd):
-  assert "unrecognized arguments: --role" in programs.refused(
-    a2c, ("--role", "actor"), capfd
-  )
+  assert not imported.exists()
+  # There is no inference: it came as far as it can.
+  assert program.returncode == 2
+  assert "expected a method of ['/seedx/join'], found /seedx/act" in said

@@ -1,6 +1,7 @@
 """Runs over TLS: strangers at the port, and machines of their own."""
 
 import contextlib
+import dataclasses
 import json
 import pathlib
 import shutil
@@ -12,28 +13,24 @@ import time
 
 import pytest
 
-from experiments import apex_dqn, gorila_dqn, impala, seed_vtrace
-from seedx import join, wire
+from experiments import gorila_dqn, seed_vtrace
+from seedx import join, metrics, wire
 from seedx.app import certificates
 from seedx.app.chaos import peers
 from tests import programs, running
 
 compiled_quickly = programs.compiled_quickly
 
-SMALL = "--total-steps 4000 --hidden-sizes 8 --batch-size 4 --unroll-length 5"
+SMALL = "--total-steps 4000 --hidden-sizes 8 --unroll-length 5"
 # What each program is given, and the roles that join it.
 RUNS = {
-  seed_vtrace: (f"{SMALL} --num-actors 1 --envs-per-actor 4", ["actor"]),
-  impala: (f"{SMALL} --num-actors 1 --envs-per-actor 4", ["actor"]),
-  apex_dqn: (
-    f"{SMALL} --num-actors 1 --envs-per-actor 4 --replay-min-steps 100"
-    " --replay-batch-size 16",
+  seed_vtrace: (
+    f"{SMALL} --batch-size 4 --num-actors 1 --envs-per-actor 4",
     ["actor"],
   ),
   gorila_dqn: (
-    "--total-steps 4000 --hidden-sizes 8 --unroll-length 5 --num-workers 1"
-    " --envs-per-worker 4 --replay-min-steps 100 --replay-batch-size 16"
-    " --num-servers 1",
+    f"{SMALL} --num-workers 1 --envs-per-worker 4 --replay-min-steps 100"
+    " --replay-batch-size 16 --num-servers 1",
     ["server", "worker"],
   ),
 }
@@ -77,16 +74,13 @@ def attack(address, methods, files, tmp_path):
   """Calls everything, as three kinds of strangers; what they were told."""
   guess = tmp_path / "guess"
   guess.write_text("a-guess-of-the-token")
-  ca = str(files / "ca.pem")
-  own = {
-    "tls_certificate": str(files / "certificate.pem"),
-    "tls_key": str(files / "key.pem"),
-  }
-  strangers = [
-    wire.Security(),
-    wire.Security(tls_ca=ca, **own),
-    wire.Security(tls_ca=ca, token_file=str(guess), **own),
-  ]
+  no_token = wire.Security(
+    tls_ca=str(files / "ca.pem"),
+    tls_certificate=str(files / "certificate.pem"),
+    tls_key=str(files / "key.pem"),
+  )
+  wrong = dataclasses.replace(no_token, token_file=str(guess))
+  strangers = [wire.Security(), no_token, wrong]
   told = set()
   for security in strangers:
     with wire.Client(address, security) as client:
@@ -102,12 +96,8 @@ def attack(address, methods, files, tmp_path):
 @pytest.mark.parametrize(
   "program",
   [
-    pytest.param(
-      x,
-      marks=pytest.mark.slow if x is seed_vtrace else pytest.mark.long,
-      id=x.__name__,
-    )
-    for x in RUNS
+    pytest.param(seed_vtrace, marks=pytest.mark.slow),
+    pytest.param(gorila_dqn, marks=pytest.mark.long),
   ],
 )
 def test_strangers_read_nothing_and_change_nothing(program, files, tmp_path):
@@ -145,17 +135,13 @@ def test_strangers_read_nothing_and_change_nothing(program, files, tmp_path):
       text = pathlib.Path(log.name).read_text()
       assert token not in text and "Traceback" not in text
       assert "handshake" not in text.lower()
-  codes = {code for code, _ in told}
-  assert codes == {
-    wire.StatusCode.UNAVAILABLE,  # Without a certificate of the authority's.
-    wire.StatusCode.UNAUTHENTICATED,
+  # Those without a certificate of the authority's have found no server.
+  assert wire.StatusCode.UNAVAILABLE in {code for code, _ in told}
+  assert {x for x in told if x[0] is not wire.StatusCode.UNAVAILABLE} == {
+    (wire.StatusCode.UNAUTHENTICATED, "expected the run's token")
   }
-  words = {
-    text for code, text in told if code is not wire.StatusCode.UNAVAILABLE
-  }
-  assert words == {"expected the run's token"}
-  lines = [json.loads(x) for x in (run_dir / "metrics.jsonl").open()]
-  assert lines[-1]["env_steps"] >= 4000 and lines[-1]["learner_steps"] > 0
+  last = metrics.read_lines(run_dir / "metrics.jsonl")[-1]
+  assert last["env_steps"] >= 4000 and last["learner_steps"] > 0
   for path in run_dir.rglob("*"):
     if path.is_file():
       assert token.encode() not in path.read_bytes(), path
@@ -172,12 +158,6 @@ def test_its_own_actors_reach_a_learner_that_listens_everywhere(
   assert programs.main(seed_vtrace, words) == 0
   said = json.loads((tmp_path / "config.json").read_text())["options"]
   assert not {*LISTENS, "insecure"} & {*said} and "address" in said
-  # One file too few is said before anything compiles.
-  words[3:5] = []
-  words[-1] = str(tmp_path / "other")
-  with pytest.raises(SystemExit) as caught:
-    programs.main(seed_vtrace, words)
-  assert caught.value.code == 2
 
 
 # Two machines
@@ -225,8 +205,8 @@ def test_training_goes_on_after_the_link_was_cut(machines, files, tmp_path):
 
   def env_steps():
     path = run_dir / "metrics.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return json.loads(lines[-1])["env_steps"] if lines else 0
+    lines = metrics.read_lines(path) if path.exists() else []
+    return lines[-1]["env_steps"] if lines else 0
 
   learner = start(
     *(here, "experiments.seed_vtrace", "--role", "learner"),
