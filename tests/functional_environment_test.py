@@ -13,6 +13,7 @@ from seedx import envs, types
 from seedx.envs import functional
 
 FIRST, MID, LAST = (int(step_type) for step_type in dm_env.StepType)
+OWN = f"jax:{__name__}:counts"
 
 
 def make(env, num_envs, seed=0, batch_size=None, transform="", **options):
@@ -41,58 +42,12 @@ def returns(environment, policy, rounds=4):
   return np.concatenate(found[1:])
 
 
-def test_memory_chain_shows_the_bit_at_step_0_and_asks_after_length_steps():
-  environment = make("seedx:MemoryChain", 8, length=3)
-  observations, rows = [], None
-  for _ in range(6):
-    rows = environment.recv()
-    observations.append(rows.timestep.observation)
-    environment.send(rows.index, np.ones(8, np.int32))
-    if len(observations) == 5:
-      ended = rows
-  observation = np.stack(observations)
-  bit = observation[0, :, 2]
-  assert set(bit) == {-1.0, 1.0}
-  np.testing.assert_array_equal(observation[1:5, :, 2], 0)
-  np.testing.assert_array_equal(observation[:5, 0, 1], [0, 0, 0, 1, 0])
-  np.testing.assert_allclose(observation[:4, 0, 0], [1, 2 / 3, 1 / 3, 0])
-  # After the question comes the end, with the reward of the answer.
-  np.testing.assert_array_equal(ended.timestep.step_type, LAST)
-  np.testing.assert_array_equal(ended.timestep.discount, 0)
-  np.testing.assert_array_equal(ended.timestep.reward, bit)
-  np.testing.assert_array_equal(ended.episode_return, bit)
-  np.testing.assert_array_equal(rows.timestep.step_type, FIRST)
-  assert np.isnan(rows.episode_return).all()
-
-
 def test_memory_chain_is_1_with_a_memory_and_0_without():
   environment = make("seedx:MemoryChain", 1000, length=4)
   with_memory = returns(environment, lambda seen, memory: memory[:, 2] > 0)
   assert (with_memory == 1).all()
   without = returns(environment, lambda seen, memory: seen[:, 2] >= 0)
   assert abs(without.mean()) < 3.3 / len(without) ** 0.5
-
-
-def test_deep_sea_pays_who_always_goes_right():
-  environment = make("seedx:DeepSea", 2, size=10)
-  right = returns(environment, lambda seen, _: np.ones(len(seen)))
-  np.testing.assert_allclose(right, 0.99)
-  assert (returns(environment, lambda seen, _: np.zeros(len(seen))) == 0).all()
-
-
-def test_deep_sea_shows_the_place_and_ends_after_size_steps():
-  environment = make("seedx:DeepSea", 1, size=3)
-  places, step_types, rewards = [], [], []
-  for action in (1, 0, 1, 0, 0):
-    rows = environment.recv()
-    places.append(np.flatnonzero(rows.timestep.observation[0]).tolist())
-    step_types.append(rows.timestep.step_type[0])
-    rewards.append(rows.timestep.reward[0])
-    environment.send(rows.index, np.array([action]))
-  # Right to column 1, left to column 0, right without a treasure, a reset.
-  assert places == [[0], [3 + 1], [6 + 0], [], [0]]
-  assert step_types == [FIRST, MID, MID, LAST, FIRST]
-  np.testing.assert_allclose(rewards, [0, -0.01 / 3, 0, -0.01 / 3, 0])
 
 
 def test_cued_deep_sea_is_solved_by_a_memory_and_half_of_it_by_none():
@@ -182,8 +137,11 @@ def test_a_transform_and_errors_are_those_of_every_environment():
     ("seedx:DeepSeas", {}, "'seedx:DeepSeas'.* Did you mean"),
     ("seedx:DeepSea", {"sizes": 3}, "'sizes'. Did you mean"),
     ("seedx:DeepSea", {"size": 1}, "size from 2 to 100, found 1"),
-    ("seedx:DeepSea", {"cued": 1}, "cued of type bool, found 1"),
     ("seedx:MemoryChain", {"length": 2.5}, "length of type int, found 2.5"),
+    # One's own functions.
+    (OWN, {"wrong": True}, "object without observation"),
+    (OWN, {"size": 1}, "unexpected keyword"),
+    ("jax:nowhere:counts", {}, "jax:"),
   ],
 )
 def test_what_cannot_be_made_is_named(env, options, message):
@@ -214,9 +172,6 @@ def counts(wrong=False):
   return object() if wrong else Counts()
 
 
-OWN = f"jax:{__name__}:counts"
-
-
 def test_an_environment_of_ones_own_functions():
   environment = make(OWN, 2)
   found = []
@@ -232,15 +187,6 @@ def test_an_environment_of_ones_own_functions():
   assert [x.discount[0] for x in steps] == [1] * 5
   np.testing.assert_array_equal(found[3].episode_return, [1.5, 3])
   np.testing.assert_array_equal(steps[4].reward, 0)
-
-
-def test_what_is_no_environment_of_functions_is_named():
-  with pytest.raises(types.ConfigError, match="object without observation"):
-    envs.spec(envs.Config(OWN, {"wrong": True}))
-  with pytest.raises(types.ConfigError, match="unexpected keyword"):
-    envs.spec(envs.Config(OWN, {"size": 1}))
-  with pytest.raises(types.ConfigError, match="jax:"):
-    envs.spec(envs.Config("jax:nowhere:counts"))
 
 
 def test_ones_own_functions_are_code_that_the_user_has_to_name():

@@ -7,7 +7,7 @@ from seedx import trees
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_non_finite_names_the_first_leaf_with_a_bad_number(bad: float) -> None:
+def test_non_finite_names_the_first_leaf_with_a_bad_number(bad):
   nest = {
     "a": np.arange(3),
     "b": (np.ones(2, np.float32), np.array([0.0, bad], np.float16)),
@@ -17,7 +17,7 @@ def test_non_finite_names_the_first_leaf_with_a_bad_number(bad: float) -> None:
   assert trees.non_finite(nest) == "b/1"
 
 
-def test_non_finite_of_finite_numbers_is_none() -> None:
+def test_non_finite_of_finite_numbers_is_none():
   nest = (np.full(2, np.finfo(np.float32).max), np.zeros(0), np.True_, 1j)
 
   assert trees.non_finite(nest) is None
