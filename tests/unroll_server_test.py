@@ -1,6 +1,5 @@
 """What actors that act for themselves send, and who takes it in."""
 
-import collections
 import dataclasses
 import functools
 import itertools
@@ -230,36 +229,6 @@ def test_what_actors_send_becomes_shares_and_is_counted(serving):
   }
 
 
-def test_a_message_of_some_environments_is_refused(serving):
-  bystander, actor = serving.actor(num_envs=1), serving.actor()
-  with pytest.raises(wire.WireError, match="of all 3 environments") as caught:
-    actor(experience([0, 1]))
-  assert caught.value.code is wire.StatusCode.INVALID_ARGUMENT
-  # So is one of more than that.
-  with pytest.raises(wire.WireError, match="of all 2 environments"):
-    serving.actor(num_envs=2)(experience(range(3)))
-  assert serving.counts.env_steps == 0
-  assert bystander(experience([1])) == 7
-  running.wait_until(lambda: serving.free == 5)
-  bystander.close()
-  running.wait_until(lambda: serving.free == 6)
-
-
-def test_an_actor_of_too_many_environments_is_refused(serving):
-  with pytest.raises(wire.WireError, match="at most 6 env") as caught:
-    serving.actor(num_envs=7)
-  assert caught.value.code is wire.StatusCode.FAILED_PRECONDITION
-  first, second = serving.actor(), serving.actor(num_envs=2)
-  with pytest.raises(wire.WireError, match="at most 1 env") as caught:
-    serving.actor()
-  assert caught.value.code is wire.StatusCode.RESOURCE_EXHAUSTED
-  first.close()
-  running.wait_until(lambda: serving.free == 4)
-  third = serving.actor()
-  assert third.welcome["first_seed"] == 5
-  assert second(experience([0, 1])) == 7
-
-
 @pytest.fixture
 def acting(monkeypatch):
   """Starts actors on threads, and ends them."""
@@ -301,9 +270,7 @@ def test_an_actor_that_waits_for_slots_gathers_no_threads(serving, acting):
   assert all(holder.welcome for holder in holders)
 
 
-@pytest.mark.parametrize(
-  ("interval", "messages"), [(0, 1), (9, 1), (10, 2), (27, 3)]
-)
+@pytest.mark.parametrize(("interval", "messages"), [(0, 1), (9, 1), (10, 2)])
 def test_actors_fetch_parameters_at_an_interval(
   serving, acting, interval, messages
 ):
@@ -331,10 +298,9 @@ def test_actors_fetch_parameters_at_an_interval(
   assert fetched == [messages * k for k in range(len(fetched))]
 
 
-@pytest.mark.parametrize("broken", [np.nan, -1.0])
-def test_an_actor_sends_no_broken_priority(tmp_path, broken):
+def test_an_actor_sends_no_broken_priority(tmp_path):
   def priorities(acting, unroll):
-    return WITH_PRIORITIES.priorities(acting, unroll).at[1, 2].set(broken)
+    return WITH_PRIORITIES.priorities(acting, unroll).at[1, 2].set(np.nan)
 
   agent = dataclasses.replace(WITH_PRIORITIES, priorities=priorities)
   message = "priorities of 0 or more, found .* for environment 1 of this actor"
@@ -346,18 +312,9 @@ def test_an_actor_sends_no_broken_priority(tmp_path, broken):
   assert serving.counts.env_steps == 0
 
 
-def other_extras():
-  def step(*arguments):
-    output, core_state = AGENT.step(*arguments)
-    return output._replace(extras={"mean": output.extras["sum"]}), core_state
-
-  return dataclasses.replace(AGENT, step=step)
-
-
 @pytest.mark.parametrize(
   ("agent", "period", "column"),
   [
-    (other_extras(), PERIOD, "unroll/extras/mean"),
     (WITH_PRIORITIES, PERIOD, "priorities"),
     (None, LENGTH, "unroll/inputs/timestep/step_type"),
   ],
@@ -412,21 +369,13 @@ def test_actors_are_told_when_all_is_over(serving):
 
 def replaced(message, path, value):
   """A message with one number changed: the last of the leaf at `path`."""
-  name, *rest = path.split("/")
-  if not rest:
-    leaf = np.array(getattr(message, name))
-    leaf.ravel()[-1] = value
-    return message._replace(**{name: leaf})
+  name, _, rest = path.partition("/")
   inner = getattr(message, name)
-  if isinstance(inner, dict):
-    inner = {rest[0]: replaced(Leaf(inner[rest[0]]), "value", value).value}
-  else:
-    inner = replaced(inner, "/".join(rest), value)
-  return message._replace(**{name: inner})
-
-
-Leaf = collections.namedtuple("Leaf", ["value"])
-NAN, INF = np.nan, np.inf
+  if rest:
+    return message._replace(**{name: replaced(inner, rest, value)})
+  leaf = np.array(inner)
+  leaf.ravel()[-1] = value
+  return message._replace(**{name: leaf})
 
 
 @pytest.mark.parametrize(
@@ -434,22 +383,14 @@ NAN, INF = np.nan, np.inf
   [
     ("unroll/inputs/timestep/step_type", 3),
     ("unroll/inputs/timestep/step_type", 1),
-    ("unroll/inputs/timestep/reward", NAN),
     ("unroll/inputs/timestep/discount", 1.5),
-    ("unroll/inputs/timestep/discount", -0.5),
-    ("unroll/inputs/timestep/discount", NAN),
-    ("unroll/inputs/timestep/observation", -INF),
     ("unroll/inputs/action_tm1", -1),
     ("unroll/inputs/exploration", 0.5),
     ("unroll/action", 2),
-    ("unroll/extras/sum", NAN),
     ("unroll/version", 8),
-    ("unroll/version", -1),
-    ("unroll/core_state", INF),
-    ("priorities", NAN),
-    ("priorities", INF),
+    ("unroll/core_state", np.inf),
+    ("priorities", np.inf),
     ("priorities", -1e-6),
-    ("wait_environments", NAN),
     ("wait_learner", 1.5),
   ],
 )
@@ -466,6 +407,7 @@ def test_what_cannot_be_ends_its_stream_and_no_other(tmp_path, path, value):
     assert caught.value.code is wire.StatusCode.INVALID_ARGUMENT
     assert (serving.counts.env_steps, serving.counts.returns.count) == (0, 0)
     assert serving.unrolls._shares._rows == 0
+    running.wait_until(lambda: serving.free == 3)
     for _ in range(2):
       assert bystander(good) == 7
     assert serving.counts.env_steps == 2 * 6
@@ -533,7 +475,7 @@ def counted(rows, core_state, acting):
   return before, (before + seen + acting).astype(np.float32)
 
 
-@pytest.mark.parametrize(("length", "period"), [(4, 3), (5, 2), (1, 1)])
+@pytest.mark.parametrize(("length", "period"), [(5, 2), (1, 1)])
 def test_unrolls_are_what_the_environments_did(length, period):
   """The same seeds are stepped by hand, and the agent's sums made in NumPy."""
   num_envs, seed, steps = 3, 11, 60
