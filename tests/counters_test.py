@@ -69,16 +69,6 @@ def test_the_rate_is_since_the_line_before(clock):
   assert acted.measure()["steps_per_second"] == 0
 
 
-def test_the_clock_starts_with_the_first_observation(clock):
-  acted = counters.Acted()
-  clock[0] += 1
-  assert acted.measure()["wall_seconds"] == 0
-  for _ in range(2):
-    acted.start()
-    clock[0] += 2
-  assert acted.wall_seconds == 4
-
-
 def test_what_was_acted_goes_on_from_a_checkpoint(clock):
   before = counters.Acted()
   before.add(100, np.array([1.0, 3.0]), np.array([10, 20]))

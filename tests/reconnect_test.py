@@ -60,17 +60,6 @@ def test_it_gives_up_where_there_is_no_server(clock):
   assert tries.count == 10
 
 
-def test_waiting_is_said_once_and_late(clock, monkeypatch, capfd):
-  assert reconnect._QUIET_SECONDS >= 30
-  with pytest.raises(wire.GaveUpError):
-    run(Tries(clock, GONE))
-  assert not capfd.readouterr().err
-  monkeypatch.setattr(reconnect, "_QUIET_SECONDS", 5)
-  with pytest.raises(wire.GaveUpError):
-    run(Tries(clock, GONE))
-  assert capfd.readouterr().err == "actor: waiting for unix:/nowhere: no\n"
-
-
 @pytest.mark.parametrize("there", [FULL, ("accepted", GONE)])
 def test_patience_begins_when_the_server_was_last_there(clock, there):
   run(Tries(clock, *20 * [there], *9 * [GONE], *20 * [there], None))
