@@ -104,9 +104,9 @@ def test_only_noise_finds_the_treasure(noise_scale, tmp_path):
     seed=0,
   )
   found = app.train(config, run_dir=tmp_path, quiet=True).metrics
-  # The mean of the last 100 of 2,000 episodes; 0.99 is the best.
+  # The mean of the last 100 of 2,000 episodes; 0.99 is the most.
   assert found["episodes"] >= 1_990
   if noise_scale:
-    assert found["episode_return"] >= 0.88
+    assert found["episode_return"] >= 0.9 * 0.99
   else:
     assert found["episode_return"] <= 0.0
