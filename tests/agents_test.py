@@ -408,18 +408,6 @@ def test_learning_keeps_the_form_counts_and_compiles_once(case):
   assert {f._cache_size() for f in functions} <= {0, 1}
 
 
-def test_the_learning_rate_changes_without_compiling(case):
-  params = [
-    case.learn(with_hyperparameters(case.state, learning_rate=rate))[0].params
-    for rate in (0.0, 1e-3, 2e-3)
-  ]
-  assert_equal(params[0], case.state.params)
-  small, large = (difference(p, params[0]) for p in params[1:])
-  # The second of several steps depends on the first.
-  rel = 0.5 if case.whole else 1e-3
-  assert large == pytest.approx(2 * small, rel=rel)
-
-
 def test_a_state_that_was_saved_goes_on_as_if_it_had_not_been(case, tmp_path):
   state, _ = case.learn(case.state)
   leaves = [np.asarray(x) for x in jax.tree.leaves(state)]
@@ -700,16 +688,12 @@ def test_any_optax_optimizer_takes_the_place_of_ours(names):
   "fields",
   [
     *({"discount": x} for x in (-0.1, 1.1, float("nan"))),
-    *({"learning_rate": x} for x in (-1e-3, float("inf"), float("nan"))),
-    *({"learning_rate_end": x} for x in (-0.1, 1.1, float("nan"))),
-    *({"td_lambda": x} for x in (-0.1, 1.1)),
-    *({"lstm_size": x} for x in (0, 2**16 + 1)),
-    *({"stack_frames": x} for x in (0, 65)),
-    *({"compute_dtype": x} for x in ("float16", "float64", "")),
+    *({"learning_rate": float("inf")}, {"learning_rate_end": 1.1}),
+    *({"td_lambda": -0.1}, {"lstm_size": 0}, {"stack_frames": 65}),
+    *({"compute_dtype": "float16"}, {"hidden_sizes": (64, 0)}),
     *({"max_gradient_norm": 0.0}, {"value_cost": -1.0}, {"reward_clip": -1.0}),
     *({"entropy_cost": -1.0}, {"reward_scale": float("nan")}),
     *({"clip_rho_threshold": -1.0}, {"clip_pg_rho_threshold": float("nan")}),
-    {"hidden_sizes": (64, 0)},
   ],
   ids=str,
 )
@@ -725,12 +709,6 @@ def test_config_at_the_end_of_its_range_is_taken():
     vtrace.Config(**fields)
 
 
-def test_action_spec_without_a_policy_is_refused():
-  spec = types.EnvironmentSpec(VECTOR, specs.BoundedArray((), float, -1, 1))
-  with pytest.raises(types.ConfigError, match="finite bounds"):
-    vtrace.Config().make(spec)
-
-
 @pytest.mark.parametrize(
   ("fields", "reason"),
   [
@@ -738,11 +716,11 @@ def test_action_spec_without_a_policy_is_refused():
     ({"normalize_observations": True}, "observations without floats"),
   ],
 )
-@pytest.mark.parametrize("algorithm", [vtrace, dqn])
-def test_what_would_do_nothing_is_refused(algorithm, fields, reason):
+def test_what_would_do_nothing_is_refused(fields, reason):
   spec = types.EnvironmentSpec(specs.DiscreteArray(4), DISCRETE)
-  with pytest.raises(types.ConfigError, match=reason):
-    algorithm.Config(**fields).make(spec)
+  for algorithm in (vtrace, dqn):
+    with pytest.raises(types.ConfigError, match=reason):
+      algorithm.Config(**fields).make(spec)
 
 
 def test_an_lstm_is_there_where_it_is_asked_for():
