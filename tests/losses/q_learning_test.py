@@ -7,7 +7,7 @@ import numpy as np
 
 from seedx import losses
 from tests.losses import cases, streams
-from tests.losses.streams import FIRST, MID
+from tests.losses.streams import FIRST, LAST, MID
 
 ARGUMENTS = cases.CASES["q_learning"].arguments[:-1]
 
@@ -75,6 +75,30 @@ def test_worked_rescaling():
     actual = evaluate(stream)
     np.testing.assert_allclose(actual.td_error, [sign * 1.008], rtol=1e-3)
     np.testing.assert_allclose(actual.loss, [0.5 * 1.008**2], rtol=2e-3)
+
+
+def test_a_return_bootstraps_where_its_episode_was_truncated():
+  # Step 2 is LAST: Q chooses action 0 there, and Q' says it is worth 4.
+  # td_0 = 1 + 0.5 (2 + 0.5 * 4) - 1 = 2, td_1 = 2 + 0.5 * 4 - 1 = 3,
+  # and of the next episode td_3 = 1 + 0.5 * 6 - 1 = 3.
+  stream = {
+    "q_values": np.tile(np.float32([1, 0]), (5, 1)),
+    "target_q_values": np.array(
+      [[9, 9], [9, 9], [4, 8], [9, 9], [6, 8]], np.float32
+    ),
+    "action": np.zeros(4, np.int32),
+    "step_type": np.array([MID, MID, LAST, FIRST, MID], np.int32),
+    "reward": np.array([0.0, 1.0, 2.0, 50.0, 1.0], np.float32),
+    "discount": np.array([1.0, 0.5, 0.5, 1.0, 0.5], np.float32),
+  }
+
+  @jax.jit
+  def evaluate(stream):
+    return [q_learning(stream, n=n) for n in (2, 3, 4)]
+
+  for actual in evaluate(stream):
+    np.testing.assert_array_equal(actual.td_error, [2.0, 3.0, 0.0, 3.0])
+    np.testing.assert_array_equal(actual.weight, [1.0, 1.0, 0.0, 1.0])
 
 
 def test_an_illegal_action_is_no_matter():

@@ -1,9 +1,10 @@
-"""How streams are cut at episode boundaries."""
+"""Streams, and how they are cut at episode boundaries."""
 
 import jax
 import numpy as np
 
 from seedx import losses
+from tests.losses import streams
 from tests.losses.streams import FIRST, LAST, MID
 
 
@@ -19,6 +20,18 @@ def test_transitions_at_a_boundary():
   np.testing.assert_array_equal(steps.weight, [1.0, 0.0, 1.0])
 
 
+def test_a_stream_that_begins_with_an_episode_has_no_boundary_there():
+  steps = jax.jit(losses.transitions)(
+    np.array([FIRST, MID, LAST]),
+    np.array([50.0, 1.0, 2.0]),
+    np.array([1.0, 0.5, 0.0]),
+    np.array([3.0, 4.0, 5.0]),
+  )
+  np.testing.assert_array_equal(steps.reward_t, [1.0, 2.0])
+  np.testing.assert_array_equal(steps.discount_t, [0.5, 0.0])
+  np.testing.assert_array_equal(steps.weight, [1.0, 1.0])
+
+
 def test_transitions_are_constant_to_the_gradient_of_values():
   def total(values):
     steps = losses.transitions(
@@ -28,3 +41,31 @@ def test_transitions_are_constant_to_the_gradient_of_values():
 
   gradient = jax.jit(jax.grad(total))(np.arange(3.0))
   np.testing.assert_array_equal(gradient, np.zeros(3))
+
+
+# The other tests are worth what these streams are.
+
+
+def test_episodes_of_random_streams():
+  ends = 0
+  for seed in range(50):
+    start = bool(seed % 2)
+    stream = streams.random_stream(streams.random_events(seed), seed, start)
+    step_type = stream["step_type"]
+    assert (step_type[0] == FIRST) == start
+    is_last = step_type[:-1] == LAST
+    np.testing.assert_array_equal(step_type[1:] == FIRST, is_last)
+    assert set(step_type[stream["discount"] == 0.0]) <= {LAST}
+    ends += is_last.sum()
+    for name, array in stream.items():
+      if name != "importance_weight":
+        assert len(array) == 10 - (name in streams.PER_TRANSITION)
+  assert ends > 100
+
+
+def test_three_resets_have_every_kind_of_end():
+  stream = streams.random_stream(streams.THREE_RESETS, 0)
+  spans = [(0, 2), (2, 5), (5, 7), (7, 10)]
+  assert list(streams.spans(stream)) == spans
+  ends = [stream["discount"][stop - 1] for _, stop in spans[:-1]]
+  np.testing.assert_array_equal(ends, np.float32([0.9, 0.0, 0.9]))

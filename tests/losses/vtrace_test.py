@@ -4,7 +4,9 @@ import jax
 import numpy as np
 
 from tests.losses import cases
-from tests.losses.streams import FIRST, MID
+from tests.losses.streams import FIRST, LAST, MID
+
+vtrace = jax.jit(cases.CASES["vtrace"])
 
 
 def test_worked_arithmetic():
@@ -24,7 +26,6 @@ def test_worked_arithmetic():
     "reward": np.array([9.0, 1.0, 2.0], np.float32),
     "discount": np.array([1.0, 0.5, 0.5], np.float32),
   }
-  vtrace = jax.jit(cases.CASES["vtrace"])
   loss = vtrace(stream, clip_rho_threshold=1.5, clip_pg_rho_threshold=1.25)
   np.testing.assert_allclose(
     loss.diagnostics["value_target"], [3.1, 3.2], rtol=1e-6
@@ -37,3 +38,27 @@ def test_worked_arithmetic():
   )
   np.testing.assert_allclose(loss.entropy, [-0.3, -0.4], rtol=1e-6)
   np.testing.assert_array_equal(loss.weight, [1.0, 1.0])
+
+
+def test_worked_boundary():
+  # Step 0 earns 1 and its episode is truncated at step 1, worth 7. Step 2 is
+  # the next episode's first, which earns 1 and goes on to a step worth 2.
+  # Right: 1 + 0.9 * 7 = 7.3 and 1 + 0.9 * 2. Bootstrapped from what comes after
+  # the reset, 1 + 0.9 * 0 = 1 or 1 + 0.9 * 0.9 * (1 + 0.9 * 2) = 3.27.
+  returns = jax.jit(cases.CASES["lambda_returns"])
+  for first_discount in (0.0, 0.9):
+    stream = {
+      "values": np.array([0.0, 7.0, 5.0, 2.0], np.float32),
+      "log_prob": np.full(3, -0.7, np.float32),
+      "behaviour_log_prob": np.full(3, -0.7, np.float32),
+      "entropy": np.zeros(3, np.float32),
+      "step_type": np.array([MID, LAST, FIRST, MID], np.int32),
+      "reward": np.array([0.0, 1.0, 0.0, 1.0], np.float32),
+      "discount": np.array([0.9, 0.9, first_discount, 0.9], np.float32),
+    }
+    loss = vtrace(stream)
+    np.testing.assert_allclose(
+      loss.diagnostics["value_target"], [7.3, 0.0, 2.8], rtol=1e-6
+    )
+    np.testing.assert_allclose(loss.value, [0.5 * 7.3**2, 0, 2.42], rtol=1e-5)
+    np.testing.assert_allclose(returns(stream), [7.3, 7.0, 2.8], rtol=1e-6)
