@@ -246,12 +246,10 @@ def unlucky(agent):
   return dataclasses.replace(agent, gradients=gradients, update=update)
 
 
+# Of Gorila, parameter servers and the coordinator are tested by themselves.
 @pytest.mark.parametrize(
   ("pipeline", "name"),
-  conftest.slow_but(
-    [("a3c", "a2c")],
-    [("impala", "vtrace"), ("a3c", "a2c"), ("gorila", "dqn")],
-  ),
+  conftest.slow_but([("a3c", "a2c")], [("impala", "vtrace"), ("a3c", "a2c")]),
 )
 def test_updates_that_are_not_finite_are_skipped_and_counted(
   pipeline, name, tmp_path
@@ -263,17 +261,13 @@ def test_updates_that_are_not_finite_are_skipped_and_counted(
   last = run_all(own, own.nodes, lambda: saved.update(own.process.saved()))
   assert last["learner_steps"] >= 5 and last["updates_skipped"] >= 5
   assert last["learned_steps"] < 0.9 * last["env_steps"]
-  assert np.isfinite(last["loss" if name == "dqn" else "loss_value"])
+  assert np.isfinite(last["loss_value"])
   assert not trees.non_finite(jax.tree.leaves(own.process.policy(saved)))
-  part = saved["learner" if "learner" in saved else "learned"]
+  part = saved["learner" if pipeline == "impala" else "learned"]
   assert part["updates_skipped"] == last["updates_skipped"]
-  states = saved.get("shards") or [saved.get("shared") or part["agent"]]
-  for state in states:
-    assert not trees.non_finite(jax.tree.leaves(state))
-    # Gorila's workers go on while the servers are asked for the last time.
-    slack = 5 if pipeline == "gorila" else 0
-    assert state.updates >= last["learner_steps"] - slack
-  assert pipeline == "gorila" or state.updates == last["learner_steps"]
+  state = part["agent"] if pipeline == "impala" else saved["shared"]
+  assert not trees.non_finite(jax.tree.leaves(state))
+  assert state.updates == last["learner_steps"]
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)
