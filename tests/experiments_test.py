@@ -2,9 +2,6 @@
 
 import inspect
 import json
-import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -16,10 +13,8 @@ from tests import programs
 own_signals = programs.own_signals
 compiled_once = programs.compiled_once
 
-_ROOT = pathlib.Path(__file__).parent.parent
 # A few updates of a small network: compiling is all that takes time.
 _SMALL = {
-  a2c: "--num-envs 4 --unroll-length 5",
   dqn: "--replay-min-steps 100 --replay-batch-size 16",
   ppo: "--num-envs 4 --unroll-length 8 --epochs 2 --minibatches 2",
   gorila_dqn: "--num-workers 1 --replay-min-steps 100 --replay-batch-size 16",
@@ -38,7 +33,6 @@ def run(program, run_dir, *arguments):
 @pytest.mark.parametrize(
   ("program", "arguments"),
   [
-    (a2c, ()),
     pytest.param(
       dqn, ("--dueling", "--epsilon-ladder"), marks=pytest.mark.slow
     ),
@@ -53,22 +47,11 @@ def run(program, run_dir, *arguments):
   ],  # The others are the README's, see `readme_test`.
   ids=lambda x: x.__name__ if inspect.ismodule(x) else " ".join(x),
 )
-def test_a_program_trains_and_leaves_its_files(
-  program, arguments, tmp_path, capfd
-):
+def test_a_program_trains(program, arguments, tmp_path, capfd):
   last = run(program, tmp_path, *arguments)[-1]
   assert last["env_steps"] >= 400
   assert last["learner_steps"] >= 2
   assert any(name.startswith("loss") for name in last)
-  assert (tmp_path / "learning_curve.png").exists()
-  config = json.loads((tmp_path / "config.json").read_text())
-  name = program.__name__.removeprefix("experiments.")
-  assert config["experiment"] == name and config["format"] == 2
-  assert config["pipeline"] == "seedx.pipelines.sync:Config"
-  assert config["agent"] == f"seedx.agents.{name}:Config"
-  assert config["options"]["total_steps"] == 400
-  assert config["options"]["hidden_sizes"] == [8]
-  assert not {"run_dir", "resume"} & set(config["options"])
   assert "env steps and" in capfd.readouterr().out or last["episodes"] == 0
 
 
@@ -79,29 +62,21 @@ def test_a_program_trains_and_leaves_its_files(
     (dqn, "--recurrent", "unrecognized arguments: --recurrent"),
     (ppo, "--micro-batches 2", "minibatches of its own"),
     (a2c, "--num-envs 6 --learner-devices 0,1,2,3", "4 learner devices"),
-    (a2c, "--learner-devices 99", "devices from 0 to"),
     (dqn, "--learner-devices 0,1,2", "--num-envs that is a multiple of 3"),
     (a2c, "--action-mask legal", "found 'legal'"),
     (a2c, "--observation-transform nowhere:f", "found 'nowhere:f'"),
     (seed_ppo, "--role learner", "expected --address"),
-    (impala, "--role actor", "expected --address"),
     (impala, "--role worker", "expected all, learner, actor, found 'worker'"),
-    (a2c, "--role learner", "unrecognized arguments: --role"),
-    (a2c, "--agent ppo", "unrecognized arguments: --agent"),
     (impala, "--agent sarsa", "expected vtrace, a2c, ppo, dqn, found 'sarsa'"),
     (impala, "--agent a2c --epochs 2", "unrecognized arguments: --epochs"),
     (ppo, "--total-steps 999", "total_steps of at least 1024"),
-    (dqn, "--total-steps 1999", "total_steps of at least 2000"),
     (
       dqn,
       "--num-envs 64 --replay-capacity 200 --replay-min-steps 100",
       "a replay_capacity of at least 256 env steps",
     ),
     (a2c, "--learner-devices ,", "or more different learner devices"),
-    (a2c, "--evaluate-episodes 0", "--evaluate-episodes from 1"),
-    (a2c, "--checkpoint-every-seconds -1", "-every-seconds of at least 0"),
     (a2c, f"--total-steps {10**400}", "--total-steps from 1 to"),
-    (a2c, "--seed -1", "--seed from 0 to"),
     (gorila_dqn, "--role worker", "--address with --role worker"),
     (gorila_dqn, "--role server --address x:1", "--server-addresses with"),
     (
@@ -109,7 +84,6 @@ def test_a_program_trains_and_leaves_its_files(
       "--role server --server 2 --server-addresses a:1,b:1 --address x:1",
       "--server from 0 to 1",
     ),
-    (gorila_dqn, "--num-servers 0", "--num-servers from 1"),
     (gorila_dqn, "--role actor", "learner, server, worker, found 'actor'"),
   ],
 )
@@ -131,15 +105,9 @@ def helped(program, capfd, *words):
   return " ".join(out.split())
 
 
-def test_help_says_defaults_as_one_gives_them(capfd):
-  said = helped(a2c, capfd, "--env-options", "max_episode_steps=9")
-  assert said.startswith("usage: python -m experiments.a2c [options] ")
-  assert "(default: 64,64)" in said and "max_episode_steps=9" in said
-  assert "(default: )" not in said and "(default: ())" not in said
-
-
 def test_help_marks_what_the_experiment_changes(capfd):
   said = helped(a2c, capfd)
+  assert said.startswith("usage: python -m experiments.a2c [options] ")
   assert "(preset: 0.95; default: 1.0)" in said
   assert "initial learning rate (default: 0.002)" in said
   said = helped(a2c, capfd, "--env", "Pendulum-v1")
@@ -148,7 +116,7 @@ def test_help_marks_what_the_experiment_changes(capfd):
 
 def test_help_is_of_the_agent(capfd):
   said = helped(a3c, capfd)
-  assert "--agent" in said and "--td-lambda" in said and "--n-step" not in said
+  assert "--td-lambda" in said and "--n-step" not in said
   said = helped(a3c, capfd, "--agent", "dqn", "--env", "Acrobot-v1")
   assert "n-step returns (preset: 5; default: 3)" in said
   assert "--td-lambda" not in said
@@ -191,10 +159,7 @@ def test_the_roles_of_gorila_run_apart(tmp_path):
   words += ["--server-addresses", ",".join(sockets[1:])]
 
   def start(*role):
-    program = [sys.executable, "-m", "experiments.gorila_dqn"]
-    return subprocess.Popen(
-      [*program, "--role", *role, *words], cwd=_ROOT, stderr=subprocess.PIPE
-    )
+    return programs.start(gorila_dqn, "--role", *role, *words)
 
   worker = start("worker")
   servers = [start("server", "--server", str(i)) for i in range(2)]
