@@ -3,12 +3,14 @@
 import contextlib
 import os
 import pathlib
+import pty
 import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+from unittest import mock
 
 import psutil
 import pytest
@@ -105,7 +107,7 @@ def test_a_program_that_is_still_imported_ends_at_once(number, start):
   ("experiment", "words", "number"),
   [
     # Its environments, or its actors, are in other processes.
-    (a2c, SMALL, signal.SIGHUP),
+    (a2c, SMALL, signal.SIGTERM),
     (seed_vtrace, (), signal.SIGINT),
   ],
 )
@@ -115,10 +117,33 @@ def test_a_signal_to_the_group_ends_a_run_with_a_checkpoint(
   program = start(experiment, *words, start_new_session=True)
   program.wait_for_steps()
   os.killpg(program.running.pid, number)
-  time.sleep(0.001)
-  os.killpg(program.running.pid, number)  # Who passes it on does this.
   program.ended()
   assert program.running.returncode == 128 + number
+  assert program.checkpoints() == [program.env_steps()]
+
+
+@pytest.mark.slow
+def test_a_terminal_that_hangs_up_ends_a_run_with_a_checkpoint(start):
+  terminal, own = pty.openpty()
+  program = start(
+    *(seed_vtrace, "--num-actors", "1"),
+    start_new_session=True,
+    preexec_fn=lambda: os.close(os.open(os.ttyname(own), os.O_RDWR)),
+    stdout=own,
+    stderr=own,
+  )
+  os.close(own)
+  os.set_blocking(terminal, False)
+
+  def acts():
+    with contextlib.suppress(BlockingIOError):
+      os.read(terminal, 1 << 16)
+    return program.env_steps()
+
+  running.wait_until(acts)
+  os.close(terminal)
+  program.ended()
+  assert program.running.returncode == 129
   assert program.checkpoints() == [program.env_steps()]
 
 
@@ -148,6 +173,18 @@ def test_what_nohup_ignores_stays_ignored():
     assert not stop.is_set() and not ending.status
   finally:
     signal.signal(signal.SIGHUP, before)
+
+
+def test_a_ctrl_c_that_a_program_passes_on_is_no_second_one(monkeypatch):
+  clock = mock.Mock(**{"monotonic.side_effect": [1.0, 1.04, 2.0]})
+  monkeypatch.setattr(signals, "time", clock)
+  stop = threading.Event()
+  with signals.stopping(stop, exits=False):
+    for _ in range(2):
+      signal.raise_signal(signal.SIGINT)
+    assert stop.wait(300)
+    with pytest.raises(KeyboardInterrupt):
+      signal.raise_signal(signal.SIGINT)
 
 
 def test_a_signal_may_come_while_its_event_is_in_use():
