@@ -21,18 +21,14 @@ _MOST_BYTES = 1 << 16
 
 
 class Server:
-  """A process that forks; has what `processes.process` needs of `subprocess`.
-
-  Attributes:
-    started: how many have been forked.
-  """
+  """A process that forks; has what `process` needs of `subprocess`."""
 
   DEVNULL = subprocess.DEVNULL
   TimeoutExpired = subprocess.TimeoutExpired
 
   def __init__(self):
     """Starts it."""
-    self._lock, self.started = threading.Lock(), 0
+    self._lock = threading.Lock()
     self._socket, other = socket.socketpair(type=socket.SOCK_SEQPACKET)
     with other:
       self._process = subprocess.Popen(
@@ -56,7 +52,6 @@ class Server:
   def Popen(self, command, *, stdin, pass_fds, env):
     """Runs `[python, "-P", "-c", program]`."""
     assert command[1:3] == ["-P", "-c"] and stdin == self.DEVNULL
-    self.started += 1
     question = "fork", command[3], pass_fds, env, os.getcwd()
     return _Fork(self, self.ask(*question, files=pass_fds))
 

@@ -15,7 +15,6 @@ from seedx import launch, wire
 from seedx.acting import protocol
 from seedx.launch import joining
 from seedx.pipelines.gorila import reports
-from seedx.wire import layout as layout_lib
 from seedx.wire import server as server_lib
 from tests import fuzz, running
 
@@ -170,13 +169,6 @@ def test_a_nested_handshake_is_refused_without_a_traceback(
     code = fuzz.send_over(channel, method, nested.encode(), [])
     assert code is Code.FAILED_PRECONDITION
     assert not caplog.records
-
-
-def test_json_may_be_as_nested_as_it_says():
-  text = b"[" * 31 + b"{}" + b"]" * 31
-  assert json.dumps(layout_lib.from_json(text)).encode() == text
-  with pytest.raises(wire.MessageError, match="found deeper"):
-    layout_lib.from_json(b"[" + text + b"]")
 
 
 def counted(here):

@@ -208,13 +208,6 @@ def masked_choices(values, shape):
   return Acting(spaces.MultiDiscrete(values), space, {"action_mask": mask})
 
 
-def byte_mask(values):
-  """Choices with a mask of all their combinations, in bytes."""
-  mask = np.ones(values, np.uint8)
-  space = spaces.Dict({"action_mask": spaces.Box(0, 1, values, np.uint8)})
-  return Acting(spaces.MultiDiscrete(values), space, {"action_mask": mask})
-
-
 def no_observation(key=""):
   space = spaces.Box(-1, 1, (0,))
   if key:

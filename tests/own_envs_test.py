@@ -1,7 +1,6 @@
 """The user's own environments, in separate processes."""
 
 import contextlib
-import dataclasses
 import io
 import os
 import pathlib
@@ -307,12 +306,6 @@ def test_a_mask_of_two_choices_is_of_each_or_joint(start):
     environment.send(rows.index, np.array([0, 0]))
 
 
-def test_a_mask_as_large_as_an_image_is_none():
-  spec = envs.spec(config_of("byte_mask", {"values": [40, 40]}))
-  assert spec.action_mask == "action_mask"
-  assert spec.observation["action_mask"].shape == (1600,)
-
-
 NOT_USABLE = [
   (envs.Config("no_such_module:make"), "No module named 'no_such_module'"),
   (envs.Config("__main__:make"), "a program cannot be imported"),
@@ -458,15 +451,6 @@ def test_a_module_of_the_current_directory_comes_first(
     monkeypatch.chdir(tmp_path / folder)
     spec = envs.spec(envs.Config(f"{name}:make"))
     assert spec.action.num_values == actions
-
-
-def test_the_spec_costs_one_process(forking):
-  before = forking.started
-  config = config_of("counting_dm", {"shift": np.int64(11)})
-  assert envs.spec(config) == envs.spec(config)
-  transform = f"{__name__}:doubled"
-  envs.spec(dataclasses.replace(config, observation_transform=transform))
-  assert forking.started == before + 1
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
