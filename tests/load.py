@@ -1,15 +1,14 @@
-"""Tests that load could fail, beside programs that keep the cores busy.
+"""Runs the tests that load could fail beside programs that keep cores busy.
 
-  python -m tests.load [--loops COUNT]
+  python -m tests.load [--loops COUNT] [--all]
 
-runs the files that have processes, sockets, threads or timeouts, one after
-another, says how each has ended, and exits with status 1 if one has failed.
+These are the fast tests of the files that have processes, sockets, threads or
+timeouts. The exit status is that of pytest.
 """
 
 import argparse
 import subprocess
 import sys
-import time
 
 FRAGILE = """
   app batcher benchmark checkpoint command_line compare elsewhere evaluate
@@ -39,25 +38,17 @@ def main():
   """Runs the tests; returns the exit status."""
   parser = argparse.ArgumentParser("tests.load", description=__doc__)
   parser.add_argument("--loops", type=int, default=4, help="busy programs")
+  parser.add_argument("--all", action="store_true", help="the whole fast set")
   asked = parser.parse_args()
   files = [f"tests/{name}_test.py" for name in FRAGILE.split()]
-  failed, loops = False, busy(asked.loops)
+  loops = busy(asked.loops)
   try:
-    for which in files:
-      began = time.monotonic()
-      words = [sys.executable, "-m", "pytest", "-n", "0", which]
-      done = subprocess.run(words, stdout=subprocess.PIPE)
-      seconds = time.monotonic() - began
-      result = "failed" if done.returncode else "passed"
-      print(f"{which}: {result} in {seconds:.0f} s", flush=True)
-      if done.returncode:
-        failed = True
-        print(done.stdout.decode(errors="replace"), flush=True)
+    command = [sys.executable, "-m", "pytest", *(() if asked.all else files)]
+    return subprocess.run(command).returncode
   finally:
     for loop in loops:
       loop.kill()
       loop.communicate()
-  return int(failed)
 
 
 if __name__ == "__main__":
