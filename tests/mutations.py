@@ -8,9 +8,8 @@ named with the mutation run in the copy, fast and slow tests alike, until one of
 them fails. Without `--quick`, all tests run where these files notice nothing.
 Before that, the same files must pass in a copy without a mutation.
 
-The exit status is 0 if every mutation was noticed. Tests run one at a time,
-with the packages of `sys.executable` and with the compiled programs that the
-checkout keeps in `.pytest_cache/jax`, to which they add their own.
+The exit status is 0 if every mutation was noticed. Seconds are CPU seconds. The
+copies share the checkout's `.pytest_cache/jax`, and `sys.executable` runs them.
 """
 
 import argparse
@@ -23,7 +22,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from typing import NamedTuple
 
 # Of each its name, a file under `seedx/`, and files of tests that notice it;
@@ -112,7 +110,7 @@ retention-of-one checkpoint.py checkpoint
 
 
 class Mutation(NamedTuple):
-  """A change of one expression, which `old` is, in the file of a checkout."""
+  """A change of one expression, from `old` to `new`, in one file."""
 
   name: str
   path: str
@@ -151,8 +149,7 @@ def copy_of(root):
   """A copy of a checkout's files in a temporary folder, with its cache."""
   with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
     folder = pathlib.Path(name).resolve()
-    options = ("--cached", "--others", "--exclude-standard", "-z")
-    command = ["git", "-C", root, "ls-files", *options]
+    command = ["git", "-C", root, "ls-files", "-zco", "--exclude-standard"]
     for path in subprocess.check_output(command, text=True).split("\0"):
       if (root / path).is_file():  # Else it is deleted, but not yet in git.
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -173,18 +170,17 @@ def failure(folder, tests, marks):
   Raises:
     RuntimeError: the tests did not run, or not with the copy.
   """
-  environment = {**os.environ, "PYTHONPATH": str(folder)}
-  options = {"cwd": folder, "env": environment}
+  options = {"cwd": folder, "env": {**os.environ, "PYTHONPATH": str(folder)}}
   program = [sys.executable, "-c", "import seedx; print(seedx.__file__)"]
   used = subprocess.check_output(program, text=True, **options).strip()
   if used != str(folder / "seedx" / "__init__.py"):
     raise RuntimeError(f"expected the seedx of {folder}, found {used}")
   program = [
     *(sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "--tb=no"),
-    *("-o", "addopts=", "-o", "timeout=300", "-m", marks, *tests),
+    *("-o", "addopts=", "-m", marks, *tests),
   ]
-  with tempfile.TemporaryFile("w+", encoding="utf-8") as said:
-    options |= {"stdout": said, "stderr": said, "start_new_session": True}
+  with tempfile.TemporaryFile("w+", encoding="utf-8") as file:
+    options |= {"stdout": file, "stderr": file, "start_new_session": True}
     process = subprocess.Popen(program, **options)
     try:
       status = process.wait()
@@ -192,8 +188,8 @@ def failure(folder, tests, marks):
       # A test that failed may have left programs behind.
       with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    said.seek(0)
-    output = said.read()
+    file.seek(0)
+    output = file.read()
   found = re.search(r"^(?:FAILED|ERROR) (\S+::.*?)(?: - .*)?$", output, re.M)
   if status == 1 and found:
     return found[1]
@@ -211,13 +207,17 @@ def noticed(root, mutation, marks, quick):
     return found if found or quick else failure(folder, ["tests"], marks)
 
 
+def cpu_seconds():
+  """CPU seconds of all tests so far."""
+  return os.times().children_user + os.times().children_system
+
+
 def main():
-  """Applies mutations, and says which tests notice them."""
-  everything = mutations()
-  names = [mutation.name for mutation in everything]
+  """Applies mutations, and prints which tests notice them."""
+  everything = {mutation.name: mutation for mutation in mutations()}
   parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
   add = parser.add_argument
-  add("--only", action="append", choices=names, metavar="NAME")
+  add("--only", action="append", choices=everything, metavar="NAME")
   add("--root", type=pathlib.Path, default=pathlib.Path(__file__).parents[1])
   add("--list", action="store_true", help="print the mutations, and end")
   add("--quick", action="store_true", help="run no other files than named")
@@ -225,31 +225,31 @@ def main():
   add("--no-check", action="store_true", help="do not run unchanged code")
   options = parser.parse_args()
   root = options.root.resolve()
-  chosen = [x for x in everything if x.name in (options.only or names)]
+  chosen = [everything[name] for name in options.only or everything]
   if options.list:
     for name, path, *_, tests in chosen:
       print(f"{name:36} {path:44} {' '.join(tests)}")
     return 0
   marks = "not slow and " * options.fast + "not long and not alone"
-  began = time.monotonic()
   if not options.no_check:
+    began = cpu_seconds()
     with copy_of(root) as folder:
       tests = dict.fromkeys(test for x in chosen for test in x.tests)
       found = failure(folder, tests, marks)
-    took = time.monotonic() - began
+    took = cpu_seconds() - began
     print(f"{'no mutation':36} {took:4.0f} s  {found or 'passed'}", flush=True)
     if found:
       return 1
   killed = 0
   for mutation in chosen:
-    began = time.monotonic()
+    began = cpu_seconds()
     try:
       found = noticed(root, mutation, marks, options.quick)
       words = f"killed by {found}" if found else "SURVIVED"
     except (OSError, ValueError, SyntaxError, RuntimeError) as error:
       found, words = None, f"NOT APPLIED: {error}"
     killed += found is not None
-    took = time.monotonic() - began
+    took = cpu_seconds() - began
     print(f"{mutation.name:36} {took:4.0f} s  {words}", flush=True)
   print(f"killed {killed} of {len(chosen)}")
   return int(killed < len(chosen))
