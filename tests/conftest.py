@@ -60,9 +60,9 @@ def slow_but(fast, cases):
 
 # The files that take longest come first: one core would wait for the other.
 _LONGEST = (
-  *("anakin_test", "agents_test", "r2d2_test", "functional_test"),
-  *("pipelines_test", "resume_test", "learner_test", "every_loss_test"),
-  *("own_envs_test", "app_test", "experience_test", "rainbow_test"),
+  *("agents_test", "anakin_test", "resume_test", "pipelines_test"),
+  *("evaluate_test", "app_test", "plot_test", "own_envs_test"),
+  *("learner_test", "experience_test", "functional_test", "sync_test"),
 )
 
 
