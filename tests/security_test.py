@@ -431,7 +431,7 @@ def test_what_cannot_be_made_is_refused(tmp_path, capfd):
 # Its price
 
 
-@pytest.mark.alone
+@pytest.mark.long
 def test_tls_costs_at_most_60_percent_at_450_kb(files):
   """Where the machine is quiet: TLS takes the time of a second core, too."""
   ours = files["ours"]
