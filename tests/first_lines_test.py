@@ -86,11 +86,17 @@ def test_a_run_that_has_solved_its_task_ends(tmp_path, capfd):
   assert asked.run.total_steps == total
 
 
-def test_a_sink_of_a_script_has_all_lines_and_is_closed(tmp_path):
-  sink = Kept()
+def test_a_sink_of_a_script_has_all_lines_beside_one_that_fails(
+  tmp_path, capfd
+):
+  sink, failing = Kept(), metrics.Callbacks(lambda line: 1 / 0)
   app.train(
-    app_test.small(400), run_dir=str(tmp_path), quiet=True, sinks=[sink]
+    app_test.small(400),
+    run_dir=str(tmp_path),
+    quiet=True,
+    sinks=[failing, sink],
   )
+  assert "cannot write Callbacks" in capfd.readouterr().err
   lines = metrics.read_lines(tmp_path / "metrics.jsonl")
   assert [x["env_steps"] for x in sink.lines] == [x["env_steps"] for x in lines]
   assert sink.closed == 1

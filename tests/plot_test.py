@@ -564,3 +564,11 @@ def test_what_cannot_be_drawn_exits_with_2_and_one_line(
     assert err.startswith("error: ") and err.count("\n") == 1, words
     assert reason in err, words
   assert not list(tmp_path.glob("*.gif"))
+
+
+@pytest.mark.parametrize("returns", [(), (None, None)])
+def test_a_run_without_episodes_is_drawn(returns, tmp_path):
+  lines = lines_of(range(len(returns)), returns)
+  picture = tmp_path / "curve.png"
+  plot.draw({"title": {"ppo": [lines]}}, picture)
+  assert picture.read_bytes().startswith(b"\x89PNG")
