@@ -69,6 +69,18 @@ def test_without_any_component_it_is_dqn():
     np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7)
 
 
+def test_a_dueling_network_has_a_layer_for_the_value():
+  def sizes(**fields):
+    params = jax.eval_shape(agent_of(**fields).init, jax.random.key(0)).params
+    return sorted(x.shape for x in jax.tree.leaves(params))
+
+  single, both = (sizes(**PLAIN | {"dueling": x}) for x in (False, True))
+  # 11 atoms for each of 3 actions, and 11 for the value.
+  assert (8, 33) in single and (8, 33) in both
+  assert (8, 11) in both and (8, 11) not in single
+  assert sizes(**{"noise_scale": 0.0, "n_step": 2}) == both  # By default.
+
+
 @pytest.mark.parametrize(
   ("fields", "message"),
   [

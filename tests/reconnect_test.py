@@ -60,6 +60,17 @@ def test_it_gives_up_where_there_is_no_server(clock):
   assert tries.count == 10
 
 
+def test_a_client_that_waits_prints_it_once_and_late(clock, monkeypatch, capfd):
+  for quiet_seconds, printed in (
+    (30.0, ""),  # It gives up before.
+    (5.0, "actor: waiting for unix:/nowhere: no\n"),
+  ):
+    monkeypatch.setattr(reconnect, "_QUIET_SECONDS", quiet_seconds)
+    with pytest.raises(wire.GaveUpError):
+      run(Tries(clock, GONE))
+    assert capfd.readouterr().err == printed
+
+
 @pytest.mark.parametrize("there", [FULL, ("accepted", GONE)])
 def test_patience_begins_when_the_server_was_last_there(clock, there):
   run(Tries(clock, *20 * [there], *9 * [GONE], *20 * [there], None))

@@ -164,6 +164,7 @@ MISTAKES = {
   "plain client": "speaks TLS, and this process does not",
   "plain server": "does not speak TLS",
   "no certificate": "does not accept this process without a certificate",
+  "another's certificate": "does not accept this process without a certificate",
 }
 
 
@@ -171,14 +172,16 @@ MISTAKES = {
 def mistaken(kind, files):
   """A server, and a client of it that makes a mistake."""
   ours, strangers = files["ours"], files["strangers"]
-  server = server_of(ours, mutual=kind == "no certificate")
-  client = client_of(ours)
+  mutual = kind in ("no certificate", "another's certificate")
+  server, client = server_of(ours, mutual), client_of(ours)
   if kind == "plain server":
     server = wire.Security()
   elif kind == "plain client":
     client = wire.Security()
   elif kind == "authority":
     client = client_of(strangers, token_file=str(ours / "token"))
+  elif kind == "another's certificate":
+    client = client_of(ours, **own_certificate(strangers))
   # It is of this machine, but not in the certificate.
   host = "127.0.0.2" if kind == "name" else "127.0.0.1"
   with serving(server, f"{host}:0") as (address, calls):

@@ -151,6 +151,16 @@ def test_minatars_network_has_one_convolution_of_16_channels():
   assert shapes == [(3, 3, 4, 16), (16,), (128,), (8 * 8 * 16, 128)]
 
 
+def test_the_small_network_tells_symbols_and_their_places_apart():
+  torso = networks.Torso((specs.Array((3, 7, 7), np.uint8),), ())
+  images = np.full((3, 3, 7, 7), 2, np.uint8)
+  images[1, 0, 3, 3], images[2, 0, 3, 4] = 8, 8
+  params = helpers.random_params(torso, images)
+  features = np.asarray(jax.jit(torso.apply)(params, images))
+  for a, b in ((0, 1), (0, 2), (1, 2)):
+    assert np.abs(features[a] - features[b]).max() > 0.05
+
+
 def test_bytes_that_are_no_image_are_from_0_to_1():
   parts = tuple(specs.Array((2,), x) for x in (np.uint8, np.float32))
   torso = networks.Torso(parts, (1,))
