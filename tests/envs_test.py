@@ -158,6 +158,12 @@ def test_integer_observations():
   assert_matches(spec, rows.timestep.observation, (20, 4))
 
 
+def test_vizdooms_combined_actions_are_discrete():
+  options = {"use_combined_action": True}
+  spec = envs.spec(envs.Config("D1Basic-v1", options))
+  assert (spec.action.num_values, spec.action.dtype) == (6, np.int32)
+
+
 def test_continuous_actions_are_clipped():
   # HalfCheetah itself charges for what is beyond its bounds.
   spec = envs.spec(envs.Config("HalfCheetah-v4")).action

@@ -18,6 +18,7 @@ from dm_env import specs
 from seedx import metrics, sharding, trees, types
 from seedx.agents import base, model, ppo, vtrace
 from seedx.learning import experience, learner, updates
+from seedx.pipelines import impala
 from seedx.runtime import counters
 from tests import conftest, experience_test, programs, running
 
@@ -619,3 +620,8 @@ def test_micro_batches_that_do_not_divide_the_batch_are_refused():
 def test_config_out_of_range_is_refused_with_its_name(name):
   with pytest.raises(types.ConfigError, match=f"expected {name} from 1"):
     learner.InboxConfig(**{name: 0})
+
+
+def test_a_pipeline_with_an_inbox_needs_a_batch_size():
+  with pytest.raises(types.ConfigError, match=r"a learner\.InboxConfig"):
+    impala.Config(agent=vtrace.Config(), learner=learner.Config())

@@ -283,6 +283,7 @@ def test_no_columns_make_a_message_of_one_row():
     ({"x": np.zeros((2, 4), np.float32)}, r"\(2, 3\).*\(2, 4\)"),
     ({"y": np.zeros((2, 3), np.float32)}, "'x'.*'y'"),
     ({"x": np.zeros((9, 3), np.float32)}, "1 to 8 rows, found 9"),
+    ({"x": np.zeros((0, 3), np.float32)}, "1 to 8 rows, found 0"),
     ({"x": np.float32(0)}, "row axis"),
   ],
 )
@@ -383,6 +384,7 @@ def header(magic=b"SEDX", protocol=2, reserved=0, rows=1, total=32):
     (header(magic=b"HTTP") + bytes(16), ["b'SEDX'", "b'HTTP'"]),
     (header(protocol=1) + bytes(16), ["protocol 2", "found 1"]),
     (header(reserved=1) + bytes(16), ["expected 0", "found 1"]),
+    (header(rows=0, total=16), ["1 to 8 rows", "found 0"]),
     (header(rows=9, total=128) + bytes(112), ["1 to 8 rows", "found 9"]),
     (header() + bytes(8), ["expected 32 bytes", "found 24"]),
     (header(total=40) + bytes(16), ["expected 32", "40 in the header"]),
