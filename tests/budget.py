@@ -20,28 +20,20 @@ import pytest
 
 # CPU seconds that a test of a set may cost; the other sets have no limit.
 LIMITS = {"fast": 5.0, "slow": 60.0}
-# Tests that may cost more: CPU seconds, and why.
+# Tests that may cost more: CPU seconds, and why. Whichever test of these files comes first pays for programs that all share.
+_FIRST = "compiles the programs that the tests of its file share"
 DEAR = {
-  "tests/apex_test.py::test_actors_act_explore_*": (
-    10.0,
-    "pays for the run that the tests of its file share",
-  ),
+  "tests/anakin_test.py::*": (10.0, _FIRST),
+  "tests/apex_test.py::*": (10.0, _FIRST),
+  "tests/app_test.py::test_any_pipeline_trains_*": (10.0, _FIRST),
+  "tests/export_test.py::*": (10.0, _FIRST),
   "tests/join_test.py::test_actors_join_before_*": (
     10.0,
     "starts a learner and an actor as users do, in processes of their own",
   ),
-  "tests/pipelines_test.py::test_it_learns*": (
-    10.0,
-    "compiles all programs of a pipeline, which its other tests share",
-  ),
-  "tests/pipelines_test.py::test_first_priorities_*": (
-    10.0,
-    "compiles all programs of SEED with a prioritized replay",
-  ),
-  "tests/resume_test.py::test_a_replay_goes_on_*": (
-    10.0,
-    "compiles the programs of a replay that the tests of its file share",
-  ),
+  "tests/pipelines_test.py::*": (10.0, _FIRST),
+  "tests/resume_test.py::*": (10.0, _FIRST),
+  "tests/seed_test.py::test_an_actor_of_another_language_*": (10.0, _FIRST),
 }
 SETS = ("slow", "long", "alone")
 # Tests may set another clock.
