@@ -20,7 +20,8 @@ import pytest
 
 # CPU seconds that a test of a set may cost; the other sets have no limit.
 LIMITS = {"fast": 5.0, "slow": 60.0}
-# Tests that may cost more: CPU seconds, and why. Whichever test of these files comes first pays for programs that all share.
+# Tests that may cost more: CPU seconds, and why. The first test of a file pays
+# for the programs that all tests of the file share.
 _FIRST = "compiles the programs that the tests of its file share"
 DEAR = {
   "tests/anakin_test.py::*": (10.0, _FIRST),
