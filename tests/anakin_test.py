@@ -55,7 +55,7 @@ def config_of(kind, agent=None, devices=1, **options):
 
 
 def train(made, updates):
-  """Makes so many updates or a few more."""
+  """Trains until there are at least `updates` updates."""
   steps = made.steps()
   while made.parts["learner"].measure()["learner_steps"] < updates:
     next(steps)
@@ -63,7 +63,7 @@ def train(made, updates):
 
 
 def saved(made):
-  """What a checkpoint keeps, but for the time it took."""
+  """The state that a checkpoint keeps, without the wall time."""
   found = jax.device_get(made.saved())
   found["acted"].pop("wall_seconds")
   return found
@@ -81,7 +81,7 @@ def trained(name):
 
 
 def go_on(made, start, updates):
-  """What is saved where a run goes on from what was saved."""
+  """Trains on from a saved state; returns the state at the end."""
   start["acted"]["wall_seconds"] = 0.0
   made.restore(lambda shapes: start)
   train(made, updates)
