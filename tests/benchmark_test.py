@@ -2,19 +2,18 @@
 
 import json
 import os
-import pathlib
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks import accelerator
 from seedx.app import compare
 from seedx.app.benchmark import (
   alone,
   components,
   figures,
-  machine,
   main,
   matrix_products,
   own_work,
@@ -144,9 +143,11 @@ def test_an_environment_of_an_experiments_own_options_holds():
   assert work_sizes.config_of(words, "CartPole-v1").env.env == "Acrobot-v1"
 
 
-def test_the_tests_for_an_accelerator_exist():
-  assert all(pathlib.Path(x).exists() for x in machine._TESTS)
-  assert compare.experiments_of(main._ON_ACCELERATOR) == main._ON_ACCELERATOR
+@pytest.mark.parametrize(
+  "words", [words for words, _ in (*accelerator.RUNS, *accelerator.MORE_RUNS)]
+)
+def test_what_is_measured_on_an_accelerator_can_be_run(words):
+  work_sizes.config_of(words, "")
 
 
 def test_a_list_of_numbers_stays_with_its_experiment():

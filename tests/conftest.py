@@ -18,8 +18,11 @@ if not _AS_USERS_DO and (0, 10) <= _JAXLIB <= (0, 12):
 # A worker inherits those of the process that starts it.
 _FLAGS = dict.fromkeys(os.environ.get("XLA_FLAGS", "").split() + _FLAGS)
 os.environ["XLA_FLAGS"] = " ".join(_FLAGS)
-# `experiments.benchmark --accelerator` runs some of them elsewhere.
+# Losses and networks can be tested elsewhere: see CONTRIBUTING.md.
 os.environ["JAX_PLATFORMS"] = os.environ.get("SEEDX_TEST_PLATFORMS", "cpu")
+if os.environ["JAX_PLATFORMS"] != "cpu":
+  # A GPU multiplies with 10 bits of mantissa (TF32) unless it is told not to.
+  os.environ["JAX_DEFAULT_MATMUL_PRECISION"] = "highest"
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 # What a program was killed in the middle of writing there is compiled again.

@@ -1,8 +1,7 @@
-"""The machine that is measured: its devices, its versions, its tests."""
+"""The machine that is measured: its devices and its versions."""
 
 import importlib.metadata
 import os
-import pathlib
 import platform
 import subprocess
 import sys
@@ -10,8 +9,6 @@ from typing import Any
 
 import psutil
 
-# What an accelerator may change.
-_TESTS = ("tests/losses", "tests/networks", "tests/agents_test.py")
 _VERSIONS = ("jax", "jaxlib", "flax", "optax", "envpool", "grpcio", "numpy")
 
 
@@ -27,22 +24,6 @@ def described() -> dict[str, Any]:
     "python": platform.python_version(),
     "versions": {x: importlib.metadata.version(x) for x in _VERSIONS},
   }
-
-
-def run_tests() -> int:
-  """Runs tests on the devices that JAX chooses; they use the CPU otherwise.
-
-  Returns:
-    The exit status; 0 outside of a clone of the repository, which has none.
-  """
-  if not pathlib.Path("tests", "agents_test.py").exists():
-    return 0
-  program = [sys.executable, "-m", "pytest", "-n", "1", *_TESTS]
-  return subprocess.run(
-    program,
-    env={**os.environ, "SEEDX_TEST_PLATFORMS": ""},
-    stdout=sys.stderr,
-  ).returncode
 
 
 def _devices() -> list[str]:

@@ -2,7 +2,6 @@
 
   seedx benchmark --quick
   seedx benchmark --experiments "seed_vtrace,impala,apex_dqn --hidden-sizes 64"
-  seedx benchmark --accelerator
 
 It measures environments, acting and learning, each alone; the bound that
 follows for the env steps per second on this machine's cores; and a run of the
@@ -39,14 +38,6 @@ from seedx.app.benchmark.figures import Figure, json_lines, table
 # The share of a run's time for which each part is measured alone.
 _PART = 0.25
 _QUICK_SECONDS = 8.0
-# What an accelerator is for: images, and networks that grow.
-_ON_ACCELERATOR = (
-  "seed_vtrace --num-actors 8 --env Pong-v5",
-  "seed_vtrace --num-actors 8 --env Pong-v5 --image-torso impala",
-  "impala --num-actors 8 --env Pong-v5",
-  "ppo --env Pong-v5",
-  "seed_vtrace --num-actors 2 --env CartPole-v1",
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,9 +52,6 @@ class Options:
     repetitions: how often all is measured, in turn.
     output: file with one JSON line per figure; the first describes the machine.
     quick: measure once, for 8 seconds at most, and only the experiments.
-    accelerator: measure what an accelerator is for, Atari's Pong above all,
-      instead of `experiments`; in a clone of the repository, first run the
-      tests that an accelerator may change.
     streams: numbers of clients that wait for replies at the same time, to
       measure what a server carries, such as 1,16,256.
   """
@@ -76,7 +64,6 @@ class Options:
   repetitions: int = 3
   output: str = "benchmark.jsonl"
   quick: bool = False
-  accelerator: bool = False
   streams: tuple[int, ...] = ()
 
   def __post_init__(self) -> None:
@@ -99,15 +86,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _benchmark(options: Options) -> int:
   experiments = compare.experiments_of(options.experiments)
-  if options.accelerator:
-    experiments = _ON_ACCELERATOR
   for words in experiments:
     work_sizes.config_of(words, options.env)  # Says what is wrong now.
   if options.quick:
     seconds = min(options.seconds, _QUICK_SECONDS)
     options = dataclasses.replace(options, seconds=seconds, repetitions=1)
   found = _Found(pathlib.Path(options.output))
-  status = machine.run_tests() if options.accelerator else 0
+  status = 0
   for k in range(options.repetitions):
     say = _Progress(f"{k + 1}/{options.repetitions}")
     for words in experiments:

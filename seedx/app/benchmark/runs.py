@@ -135,6 +135,18 @@ def measure(words: str, env: str, seconds: float) -> Usage | int:
   return run if isinstance(run, int) else watch.usage(run.lines)
 
 
+def cpu_seconds(pid: int) -> dict[int, float]:
+  """CPU seconds of a process and of all below it, by their ids."""
+  found: dict[int, float] = {}
+  with contextlib.suppress(psutil.NoSuchProcess):  # It has ended.
+    process = psutil.Process(pid)
+    for x in (process, *process.children(recursive=True)):
+      with contextlib.suppress(psutil.NoSuchProcess):
+        times = x.cpu_times()
+        found[x.pid] = times.user + times.system
+  return found
+
+
 class _Watch:
   """Notes the CPU time of a run's processes at each of its later lines."""
 
@@ -150,7 +162,7 @@ class _Watch:
     later = _later(lines, self._after_seconds)
     if len(later) > self._lines:
       self._lines = len(later)
-      found = _cpu_seconds(pid)
+      found = cpu_seconds(pid)
       if pid in found:
         self._noted.append((time.monotonic(), found))
 
@@ -188,15 +200,3 @@ def _later(
     return []
   first = learned[0]["wall_seconds"] + after_seconds
   return [x for x in learned if x["wall_seconds"] >= first]
-
-
-def _cpu_seconds(pid: int) -> dict[int, float]:
-  """CPU seconds of a process and of all below it, by their ids."""
-  found: dict[int, float] = {}
-  with contextlib.suppress(psutil.NoSuchProcess):  # It has ended.
-    process = psutil.Process(pid)
-    for x in (process, *process.children(recursive=True)):
-      with contextlib.suppress(psutil.NoSuchProcess):
-        times = x.cpu_times()
-        found[x.pid] = times.user + times.system
-  return found

@@ -1,0 +1,427 @@
+"""Measures what an accelerator does for seedx, in at most ten minutes.
+
+  python -m benchmarks.accelerator --minutes 10 --output-dir accelerator
+
+It learns Atari's Pong for three minutes, and then measures the rates of other
+pipelines on Pong, of CartPole with 2^13 environments, and of `anakin_ppo` with
+2^11 to 2^15; acting and learning alone on the accelerator; and EnvPool alone
+on the CPU's cores. Each has a process of its own and a limit of time, so that
+one that fails or hangs costs no other. `table.md` in the output directory is
+written again after each. `benchmarks/accelerator.sh` installs seedx first.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from seedx import envs, metrics, sharding
+from seedx.acting import local_actor, unroll_store
+from seedx.agents import acting_step
+from seedx.app.benchmark import alone, machine, own_work, runs, work_sizes
+from seedx.learning import learner
+
+_CORES = len(os.sched_getaffinity(0))
+# The learner's process needs about two cores.
+_ACTORS = max(2, _CORES - 2)
+_PONG = f"--env Pong-v5 --num-actors {_ACTORS} --micro-batches 1"
+_SEED = (
+  f"seed_vtrace {_PONG} --envs-per-actor 16 --actor-batch-size 8"
+  " --unroll-length 32 --batch-size 32 --learning-rate 8e-4"
+)
+_CARTPOLE = "--env seedx:CartPole-v1"
+# Runs, and the seconds of each from its first update on.
+RUNS = (
+  (_SEED, 190),
+  (f"impala {_PONG} --envs-per-actor 16 --batch-size 32", 15),
+  (f"ppo --env Pong-v5 --num-envs 256 --env-threads {_CORES}", 20),
+  (
+    "seed_vtrace --env CartPole-v1 --num-actors 8 --envs-per-actor 1024"
+    " --batch-size 1024",
+    12,
+  ),
+  *((f"anakin_ppo {_CARTPOLE} --num-envs {2**x}", 5) for x in (11, 13, 15)),
+  ("anakin_ppo --env seedx:Breakout-MinAtar --num-envs 4096", 8),
+)
+MORE_RUNS = (
+  (f"{_SEED} --image-torso impala --compute-dtype bfloat16", 15),
+  (f"{_SEED} --compute-dtype bfloat16", 15),
+)
+# Options of acting and learning alone, and rows of a batch to act for.
+_ALONE = (
+  ("", 128),
+  ("", 1024),
+  ("--compute-dtype bfloat16", 1024),
+  ("--image-torso impala --compute-dtype bfloat16", 128),
+)
+# Longest times in seconds: until a run's first update, of a part alone, and
+# what has to be left to begin another.
+_PATIENCE = 100.0
+_PART = 90.0
+_LEAST = 45.0
+_POLL_SECONDS = 0.5
+_GOALS = (-15, 0, 15, 18, 20)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """A line of the table.
+
+  Attributes:
+    what: was measured.
+    rate: env steps per second.
+    busy: share of the time in which the accelerator computed, 0 to 1; None if
+      nothing tells.
+    learner: cores that the learner's process kept busy, on average.
+    others: cores that all other processes of the run kept busy.
+    note: what else was seen.
+  """
+
+  what: str
+  rate: float
+  busy: float | None = None
+  learner: float | None = None
+  others: float | None = None
+  note: str = ""
+
+  def cells(self) -> list[str]:
+    """What the table shows of it."""
+    known = [
+      "-" if x is None else f"{x:.2f}"
+      for x in (self.busy, self.learner, self.others)
+    ]
+    return [f"`{self.what}`", f"{self.rate:,.0f}", *known, self.note]
+
+
+class Busy:
+  """Samples whether an NVIDIA GPU computes; knows no other accelerator."""
+
+  def __init__(self) -> None:
+    """Starts to sample five times a second, where there is such a GPU."""
+    self._samples: list[tuple[float, float]] = []
+    self._process: subprocess.Popen[str] | None = None
+    if shutil.which("nvidia-smi"):
+      program = ["nvidia-smi", "--query-gpu=utilization.gpu", "-lms", "200"]
+      self._process = subprocess.Popen(
+        [*program, "--format=csv,noheader,nounits"],
+        stdout=subprocess.PIPE,
+        text=True,
+      )
+      threading.Thread(target=self._read, daemon=True).start()
+
+  def share(self, start_seconds: float, end_seconds: float) -> float | None:
+    """The mean between two times of `time.monotonic`; None without a GPU."""
+    found = [
+      share
+      for seconds, share in list(self._samples)
+      if start_seconds <= seconds <= end_seconds
+    ]
+    return statistics.fmean(found) if found else None
+
+  def close(self) -> None:
+    """Ends it."""
+    if self._process:
+      self._process.kill()
+
+  def _read(self) -> None:
+    assert self._process is not None and self._process.stdout is not None
+    for line in self._process.stdout:
+      if line.strip().isdigit():
+        self._samples.append((time.monotonic(), float(line) / 100))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Measures all there is time for; returns how many parts failed."""
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument("--minutes", type=float, default=10.0)
+  parser.add_argument("--output-dir", type=pathlib.Path, default="accelerator")
+  parser.add_argument(
+    "--only", default="", help="comma-separated texts; what contains one"
+  )
+  parser.add_argument("--part", help=argparse.SUPPRESS)
+  options = parser.parse_args(argv)
+  if options.part:
+    for row in _PARTS[options.part]():
+      print(json.dumps(dataclasses.asdict(row)), flush=True)
+    return 0
+  only = [x for x in options.only.split(",") if x]
+  return _Session(options.output_dir, options.minutes, only).run()
+
+
+class _Session:
+  """All that is measured, in the time there is."""
+
+  def __init__(
+    self, output_dir: pathlib.Path, minutes: float, only: Sequence[str]
+  ) -> None:
+    self._start = time.monotonic()
+    self._end = self._start + 60 * minutes
+    self._only = only
+    self._dir = output_dir
+    self._dir.mkdir(parents=True, exist_ok=True)
+    self._runs = pathlib.Path(tempfile.mkdtemp(prefix="seedx-accelerator-"))
+    self._rows: list[Row] = []
+    self._failed = 0
+    # What one compiles, others find.
+    cache = str(self._runs / "cache")
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", cache)
+    self._machine = json.dumps(machine.described())
+    self._busy = Busy()
+
+  def run(self) -> int:
+    """Measures; returns how many parts failed."""
+    try:
+      for words, seconds in RUNS:
+        self._keep(words, self._run(words, seconds))
+      for part in _PARTS:
+        self._keep(part, self._in_process(part))
+      for words, seconds in MORE_RUNS:
+        self._keep(words, self._run(words, seconds))
+    finally:
+      self._busy.close()
+      shutil.rmtree(self._runs)
+    return self._failed
+
+  def _keep(self, name: str, rows: Iterable[Row]) -> None:
+    """Measures one part, if it is asked for and there is time."""
+    if self._only and not any(x in name for x in self._only):
+      return
+    now = time.monotonic()
+    left = self._end - now
+    about = name if left > _LEAST else f"no time left for {name}"
+    print(f"{now - self._start:.0f} s: {about}", file=sys.stderr, flush=True)
+    if left <= _LEAST:
+      return
+    try:
+      for row in rows:
+        self._rows.append(row)
+        self._write()
+    except Exception as error:  # The others can be measured all the same.
+      self._failed += 1
+      print(f"FAILED: {error}", file=sys.stderr, flush=True)
+
+  def _write(self) -> None:
+    titles = ["what", "env steps/s", "accelerator busy", "learner's cores"]
+    titles += ["other cores", "note"]
+    lines = [titles, ["---"] * len(titles), *(x.cells() for x in self._rows)]
+    table = "\n".join(f"| {' | '.join(x)} |" for x in lines)
+    (self._dir / "table.md").write_text(f"{self._machine}\n\n{table}\n")
+
+  def _in_process(self, part: str) -> Iterator[Row]:
+    program = [sys.executable, "-m", "benchmarks.accelerator", "--part", part]
+    with subprocess.Popen(
+      program, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+      assert process.stdout is not None
+      left = self._end - time.monotonic()
+      timer = threading.Timer(min(_PART, left), _kill_group, [process.pid])
+      timer.start()
+      for line in process.stdout:
+        yield Row(**json.loads(line))
+      timer.cancel()
+    if process.returncode:
+      raise RuntimeError(f"{part!r} ended with status {process.returncode}")
+
+  def _run(self, words: str, seconds: float) -> Iterator[Row]:
+    """A run's rate in the later half of so many seconds of learning."""
+    name, *own = words.split()
+    run_dir = self._runs / str(len(self._rows))
+    run_dir.mkdir()
+    program = [sys.executable, "-m", "seedx", "train", name, *own]
+    program += ["--total-steps", str(work_sizes.TOTAL_STEPS)]
+    program += ["--run-dir", str(run_dir)]
+    with (run_dir / "output.txt").open("w") as output:
+      process = subprocess.Popen(
+        program, stdout=output, stderr=output, start_new_session=True
+      )
+      try:
+        noted = list(self._watched(process, run_dir, seconds))
+        process.send_signal(signal.SIGINT)
+        process.wait(30)
+      finally:
+        _kill_group(process.pid)
+    (start, first), *_, (end, last) = noted
+    used = {k: (x - first.get(k, 0.0)) / (end - start) for k, x in last.items()}
+    lines = metrics.read_lines(run_dir / "metrics.jsonl")
+    if words == _SEED:
+      shutil.copy(run_dir / "metrics.jsonl", self._dir / "pong.jsonl")
+    yield Row(
+      words,
+      _rate(lines, seconds / 2),
+      self._busy.share(start, end),
+      used.pop(process.pid),
+      sum(used.values()),
+      _note(lines, _GOALS if "Pong" in words else ()),
+    )
+
+  def _watched(
+    self,
+    process: subprocess.Popen[bytes],
+    run_dir: pathlib.Path,
+    seconds: float,
+  ) -> Iterator[tuple[float, dict[int, float]]]:
+    """Yields times of the later half, and CPU seconds by process id."""
+    path = run_dir / "metrics.jsonl"
+    give_up, end = time.monotonic() + _PATIENCE, 0.0
+    while not end or time.monotonic() < end:
+      late = not end and time.monotonic() > give_up
+      if late or process.poll() is not None:
+        said = (run_dir / "output.txt").read_text()[-3000:]
+        raise RuntimeError(f"expected an update, found\n{said}")
+      if not end and path.exists():
+        learned = any(x["learner_steps"] for x in metrics.read_lines(path))
+        end = time.monotonic() + seconds if learned else 0.0
+      if end and time.monotonic() > end - seconds / 2:
+        yield time.monotonic(), runs.cpu_seconds(process.pid)
+      time.sleep(_POLL_SECONDS)
+
+
+def _rate(lines: Sequence[Mapping[str, Any]], seconds: float) -> float:
+  """Env steps per second in the last seconds of a run."""
+  last = lines[-1]
+  begin = last["wall_seconds"] - seconds
+  first = next(x for x in lines if x["wall_seconds"] >= begin)
+  elapsed = last["wall_seconds"] - first["wall_seconds"]
+  return (last["env_steps"] - first["env_steps"]) / elapsed
+
+
+def _note(lines: Sequence[Mapping[str, Any]], goals: Sequence[float]) -> str:
+  """When it reached each goal, and medians of some metrics."""
+  last = lines[-1]
+  first = next(x for x in lines if x["learner_steps"])
+  said = [
+    f"first update after {first['wall_seconds']:.1f} s",
+    f"{last['learner_steps']:,} updates",
+  ]
+  for name in (
+    *("reply_seconds_p50", "reply_seconds_p99", "inference_rows"),
+    *("policy_lag", "acting_wait_environments", "acting_wait_device"),
+    *("acting_wait_learner", "learning_wait_experience"),
+  ):
+    half = lines[len(lines) // 2 :]
+    if known := [x[name] for x in half if x.get(name) is not None]:
+      said.append(f"{name} {statistics.median(known):.3g}")
+  said.append(
+    f"{last['env_steps']:,} env steps, return {last['episode_return']}"
+  )
+  for goal in goals:
+    for line in lines:
+      reached = line["episode_return"]
+      if reached is not None and reached >= goal:
+        steps, seconds = line["env_steps"] / 1e6, line["wall_seconds"]
+        said.append(f"{goal} after {steps:.2f}M, {seconds:.0f} s")
+        break
+  return "; ".join(said)
+
+
+def _kill_group(pid: int) -> None:
+  with contextlib.suppress(ProcessLookupError):
+    os.killpg(pid, signal.SIGKILL)
+
+
+def _environments_alone() -> Iterator[Row]:
+  """EnvPool with random actions, in as many processes as there are actors."""
+  config, _ = _pong("--envs-per-actor 32")
+  sizes = work_sizes.Sizes.of(config)
+  rate, cost = alone.environments(config, sizes, 4.0)
+  what = f"EnvPool alone, Pong, {sizes.pools} x {sizes.pool_envs} environments"
+  yield Row(what, rate, note=f"{1e6 * cost:.0f} us of CPU a step")
+
+
+def _parts_alone() -> Iterator[Row]:
+  """Acting and learning alone on the accelerator."""
+  for words, rows in _ALONE:
+    yield own_work.as_with_a_server(_acting, words, rows)
+  for words in dict.fromkeys(words for words, _ in _ALONE):
+    yield own_work.as_with_a_server(_learning, words)
+
+
+def _pong(words: str) -> tuple[Any, Any]:
+  config = work_sizes.config_of(f"seed_vtrace {_PONG} {words}", "")
+  return config, envs.spec(config.env)
+
+
+def _acting(words: str, rows: int) -> Row:
+  config, spec = _pong(words)
+  agent = config.plan.agent(config.agent, spec)
+  slots = 2 * rows
+  layout = unroll_store.Layout.of(agent, config.learner.unroll_length, slots)
+  made = local_actor.Programs(agent, spec, layout)
+  key, version = jax.random.key(0), np.int32(0)
+  params = jax.jit(lambda x: agent.acting(agent.init(x)))(key)
+  store = jax.jit(made.empty)()
+  timestep = acting_step.zero_inputs(spec, rows).timestep
+  step = 0
+
+  def act() -> None:
+    nonlocal store, step
+    slot = np.arange(rows, dtype=np.int32) + step % 2 * rows
+    count = np.full(rows, step // 2, np.int32)
+    batch = unroll_store.Batch(slot, count, timestep)
+    store, actions = made.act(store, params, version, key, batch)
+    np.asarray(actions)  # As whoever steps environments does.
+    step += 1
+
+  note, seconds = _timed(act, lambda: None)
+  what = f"acting alone, {rows} rows {words}".strip()
+  return Row(what, rows / seconds, note=note)
+
+
+def _learning(words: str, unrolls: int = 32) -> Row:
+  config, spec = _pong(f"{words} --batch-size {unrolls}")
+  agent = config.plan.agent(config.agent, spec, sharding.CORES)
+  period = config.learner.unroll_length
+  layout = unroll_store.Layout.of(agent, period, unrolls)
+  share = alone.made_up(local_actor.Programs(agent, spec, layout).share())
+  cores, key = config.learner.cores(), jax.random.key(0)
+  source = config.plan.source(agent, period, cores, key)
+  own = learner.Learner(agent, config.learner, source, key)
+  shares = own.shares(*share)
+  note, seconds = _timed(lambda: own.learn_from(shares), own.finish)
+  what = f"learning alone, {unrolls} x {period} steps {words}".strip()
+  return Row(what, unrolls * period / seconds, note=note)
+
+
+def _timed(
+  call: Callable[[], object], finish: Callable[[], object]
+) -> tuple[str, float]:
+  """A note on the time of a call, and the seconds of one."""
+  first = time.monotonic()
+  for _ in range(5):  # The first two may compile.
+    call()
+  finish()
+  start, start_cpu, calls = time.monotonic(), time.process_time(), 0
+  while time.monotonic() < start + 2.0:
+    call()
+    calls += 1
+  finish()
+  seconds = (time.monotonic() - start) / calls
+  cpu_seconds = (time.process_time() - start_cpu) / calls
+  note = f"{1e3 * seconds:.2f} ms a call, {1e3 * cpu_seconds:.2f} ms of CPU;"
+  return f"{note} compiled in {start - first:.1f} s", seconds
+
+
+_PARTS: dict[str, Callable[[], Iterator[Row]]] = {
+  "parts alone": _parts_alone,
+  "environments alone": _environments_alone,
+}
+
+if __name__ == "__main__":
+  sys.exit(main())
