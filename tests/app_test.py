@@ -37,7 +37,6 @@ from seedx.pipelines import sync
 from tests import pipelines_test, plot_test, programs, running
 
 own_signals = programs.own_signals
-compiled_quickly = programs.compiled_quickly
 compiled_once = programs.compiled_once
 
 CARTPOLE = envs.Config("CartPole-v1")

@@ -29,7 +29,6 @@ from seedx.pipelines import sync
 from tests import fakes, programs, running
 
 own_signals = programs.own_signals
-compiled_quickly = programs.compiled_quickly
 compiled_once = programs.compiled_once
 
 CARTPOLE = envs.Config("CartPole-v1")

@@ -23,7 +23,6 @@ from seedx.app import export, policies
 from tests import conftest, dqn_test, programs
 
 own_signals = programs.own_signals
-compiled_quickly = programs.compiled_quickly
 compiled_once = programs.compiled_once
 
 # It stands like this in the README.

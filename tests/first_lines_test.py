@@ -17,7 +17,6 @@ from seedx.pipelines import sync
 from tests import app_test, programs, readme_test
 
 own_signals = programs.own_signals
-compiled_quickly = programs.compiled_quickly
 compiled_once = programs.compiled_once
 
 SMALL = "--hidden-sizes 8 --num-envs 4 --unroll-length 5 --total-steps 400"

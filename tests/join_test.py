@@ -16,7 +16,6 @@ from seedx.launch import joining
 from tests import programs, running
 
 own_signals = programs.own_signals
-compiled_quickly = programs.compiled_quickly
 
 ROLES = [
   launch.Node("actor", run=print, config=None, count=2),

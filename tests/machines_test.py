@@ -19,8 +19,6 @@ from seedx.app import certificates
 from seedx.app.chaos import peers
 from tests import programs, running
 
-compiled_quickly = programs.compiled_quickly
-
 SMALL = "--total-steps 4000 --hidden-sizes 8 --unroll-length 5"
 # What each program is given, and the roles that join it.
 RUNS = {

@@ -12,9 +12,6 @@ from seedx.agents import vtrace
 from seedx.app import profiling
 from seedx.learning import learner
 from seedx.pipelines import seed
-from tests import programs
-
-compiled_quickly = programs.compiled_quickly
 
 
 def spans(folder):

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 
-import jax
 import pytest
 
 from seedx import app, envs
@@ -17,8 +16,6 @@ from seedx.learning import updates
 from seedx.runtime import signals
 
 ROOT = pathlib.Path(__file__).parent.parent
-# Of processes that a module starts; see `compiled_quickly`.
-_ENVIRONMENT = {}
 
 
 @pytest.fixture(autouse=True)
@@ -28,18 +25,6 @@ def own_signals():
   before = [signal.getsignal(number) for number in numbers]
   yield
   assert [signal.getsignal(number) for number in numbers] == before
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_quickly():
-  """Leaves most optimizations out: what these tests run is short."""
-  name = "jax_disable_most_optimizations"
-  before = jax.config.values[name]
-  jax.config.update(name, True)
-  _ENVIRONMENT[name.upper()] = "True"
-  yield
-  del _ENVIRONMENT[name.upper()]
-  jax.config.update(name, before)
 
 
 def _once(function):
@@ -114,7 +99,7 @@ def start(program, *words, environment=None, **options):
   return subprocess.Popen(
     [sys.executable, "-m", program.__name__, *words],
     cwd=ROOT,
-    env={**os.environ, **_ENVIRONMENT, **(environment or {})},
+    env={**os.environ, **(environment or {})},
     text=True,
     **options,
   )

@@ -13,7 +13,6 @@ from seedx.app import evaluate, export, plot, training
 from tests import programs
 
 own_signals = programs.own_signals
-compiled_quickly = programs.compiled_quickly
 compiled_once = programs.compiled_once
 
 _EXAMPLES = hypothesis.settings(

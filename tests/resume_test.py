@@ -25,7 +25,6 @@ from tests import (
 )
 
 own_signals = programs.own_signals
-compiled_quickly = programs.compiled_quickly
 compiled_once = programs.compiled_once
 # Pipelines with parts of their own. Ape-X is as IMPALA, with a replay.
 CELLS = [

@@ -20,7 +20,6 @@ from seedx import metrics
 from seedx.runtime import signals
 from tests import programs, running
 
-compiled_quickly = programs.compiled_quickly
 SMALL = ("--env", "tests.own_envs:cartpole", "--num-envs", "4")
 
 

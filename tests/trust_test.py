@@ -18,7 +18,6 @@ from seedx.runtime import process
 from tests import programs, running
 
 own_signals = programs.own_signals
-compiled_quickly = programs.compiled_quickly
 
 # A module that says that it was imported, and has all that a run may name.
 _CODE = """
