@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import accelerator
+from seedx import types
 from seedx.app import compare
 from seedx.app.benchmark import (
   alone,
@@ -148,6 +149,29 @@ def test_an_environment_of_an_experiments_own_options_holds():
 )
 def test_what_is_measured_on_an_accelerator_can_be_run(words):
   work_sizes.config_of(words, "")
+
+
+def test_usage_is_of_the_later_half_of_a_run(monkeypatch):
+  lines = [
+    {
+      **{"wall_seconds": x, "learner_steps": x > 2, "steps_per_second": x},
+      **{"episode_return": 10 * x, "inference_rows": None},
+    }
+    for x in range(9)
+  ]
+  # Of the learner, of one process from the start, and of one that comes late.
+  cpu = iter([{7: 1.0, 8: 1.0}, {7: 2.0, 8: 1.0}, {7: 5.0, 8: 2.0, 9: 1.0}])
+  clock = iter([100.0, 101.0, 102.0])
+  monkeypatch.setattr(runs, "cpu_seconds", lambda pid: next(cpu))
+  monkeypatch.setattr(runs.time, "monotonic", lambda: next(clock))
+  watch = runs._Watch(after_seconds=3)
+  for end in (2, 6, 7, 7, 8, 9):  # A line may be seen twice.
+    watch(7, lines[:end])
+  assert watch.usage(lines) == runs.Usage(
+    7, learner=2.0, others=1.0, metrics={"episode_return": 70}
+  )
+  with pytest.raises(types.ConfigError, match="more --seconds help"):
+    runs._Watch(after_seconds=3).usage([])
 
 
 def test_a_list_of_numbers_stays_with_its_experiment():

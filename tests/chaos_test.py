@@ -156,3 +156,23 @@ def test_a_minute_of_chaos_finds_nothing(pipeline, tmp_path):
   assert status == 0
   assert found["faults"]["learner"] >= 1
   assert found["audited_windows"] > 0
+
+
+def test_growth_compares_the_end_with_minute_2():
+  samples = [
+    x._replace(memory_bytes=100 if x.seconds < 150 else 130)
+    for x in _samples([100] * 300)
+  ]
+  found = trial.growth(python_types.SimpleNamespace(samples=samples))
+  assert found == {"memory": 1.3, "threads": 0.0, "files": 0.0}
+
+
+def test_a_cold_start_lasts_until_half_of_the_rate():
+  samples = _samples([0] * 3 + [10] * 4 + [100] * 20)
+  assert (
+    7.0
+    <= trial.cold_start(python_types.SimpleNamespace(samples=samples))
+    <= 8.5
+  )
+  none = python_types.SimpleNamespace(samples=[])
+  assert trial.cold_start(none) == np.inf

@@ -541,3 +541,13 @@ def test_a_run_may_be_longer_than_int32_counts():
   source = source_of(config, total_steps=10**15)
   part = source.example(with_priorities(0)).parts[0]
   assert np.isfinite(part.importance_weight).all()
+
+
+@pytest.mark.parametrize("make_source", [make, make_prioritized])
+def test_a_batch_is_drawn_without_a_loop(make_source):
+  # JAX's own key has one, which takes longer than the rest.
+  source = make_source()
+  list(source(with_priorities(0)))
+  (state, *_) = source.states
+  lowered = jax.jit(source.draw).lower(state, jax.random.key(0), 0)
+  assert "while(" not in lowered.compile().as_text()

@@ -1,5 +1,6 @@
 """What a run says of itself: its first line, its progress, and its loggers."""
 
+import dataclasses
 import json
 import math
 import re
@@ -208,3 +209,19 @@ def test_a_sink_that_cannot_be_made_is_an_error_in_one_line(tmp_path, capfd):
   (*_, last) = capfd.readouterr().err.splitlines()
   for part in ("broken_sinks:make", "no api key", "broken_sinks.py, line 2"):
     assert part in last
+
+
+def test_the_first_line_names_presets(tmp_path, capfd):
+  words = "--env Pendulum-v1 --recurrent --lstm-size 4 --total-steps 20"
+  assert train(words, tmp_path / "run") == 0
+  first, *_ = capfd.readouterr().err.splitlines()
+  assert "| presets: continuous, recurrent |" in first
+
+
+def test_a_run_that_learned_nothing_says_so(tmp_path):
+  run = app.train(app_test.small(), run_dir=str(tmp_path), quiet=True)
+  asked = python_types.SimpleNamespace(run=app_test.small())
+  line = "nothing was learned: it ended before the first update"
+  assert line not in programs_of_experiments._result(asked, run)
+  none = dataclasses.replace(run, metrics={**run.metrics, "learner_steps": 0})
+  assert line in programs_of_experiments._result(asked, none)

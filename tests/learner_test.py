@@ -625,3 +625,12 @@ def test_config_out_of_range_is_refused_with_its_name(name):
 def test_a_pipeline_with_an_inbox_needs_a_batch_size():
   with pytest.raises(types.ConfigError, match=r"a learner\.InboxConfig"):
     impala.Config(agent=vtrace.Config(), learner=learner.Config())
+
+
+def test_what_a_source_measures_is_in_the_metrics():
+  class Counting(experience.Once):
+    def measure(self):
+      return {"unrolls_dropped": 7}
+
+  own = learner.Learner(agent_of(), learner.Config(), Counting(), KEY)
+  assert own.measure()["unrolls_dropped"] == 7

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import pty
+import sys
 import threading
 import time
 
@@ -465,3 +466,32 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path):
   assert [x.name for x in tmp_path.iterdir()] == ["a.json"]
   with pytest.raises(types.ConfigError, match="cannot write"):
     metrics.write_file(tmp_path / "nowhere" / "a.json", "third")
+
+
+def test_returns_from_many_threads_are_all_counted():
+  returns = metrics.Latest()
+
+  def add():
+    for _ in range(500):
+      returns.add(np.ones([3]))
+
+  interval = sys.getswitchinterval()
+  sys.setswitchinterval(1e-6)
+  try:
+    threads = [threading.Thread(target=add) for _ in range(4)]
+    for thread in threads:
+      thread.start()
+    for thread in threads:
+      thread.join()
+  finally:
+    sys.setswitchinterval(interval)
+  assert returns.count == 6000
+
+
+def test_time_left_does_not_jump_with_one_slow_interval():
+  sink, stream, clock = console()
+  for rate in (100_000.0, 10_000.0):
+    sink.write({**LINE, "steps_per_second": rate})
+    clock.sleep(10.0)
+  # At the last interval's rate it would be 12m30s.
+  assert [row[5] for row in rows(stream)[1:]] == ["1m15s", "1m42s"]

@@ -833,3 +833,30 @@ def test_check_render_outlives_an_environment_that_dies(interpreters):
   config = config_of("Drawn", {"frame": "dies"})
   with pytest.raises(types.ConfigError, match=r"Drawn.*no OpenGL here"):
     envs.check_render(config)
+
+
+def test_options_may_have_any_name():
+  options = {"name": 1, "what": 2, "function": 3}
+  found = envs.spec(config_of("takes_any_name", options))
+  assert found.observation.shape == (4,)
+
+
+def test_a_second_spec_starts_no_process(workers, monkeypatch):
+  started, popen = [], process.subprocess.Popen
+
+  def spy(*args, **kwargs):
+    started.append(args)
+    return popen(*args, **kwargs)
+
+  config = config_of("counting_dm", {"shift": np.int64(11)})
+  monkeypatch.setattr(process.subprocess, "Popen", spy, raising=False)
+  assert envs.spec(config) == envs.spec(config)
+  doubling = config_of(
+    "counting_dm",
+    {"shift": np.int64(11)},
+    observation_transform=f"{__name__}:doubled",
+  )
+  assert envs.spec(doubling).action == envs.spec(config).action
+  assert len(started) == 1
+  envs.spec(config_of("counting_dm", {"shift": 12}))
+  assert len(started) == 2

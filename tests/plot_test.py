@@ -572,3 +572,30 @@ def test_a_run_without_episodes_is_drawn(returns, tmp_path):
   picture = tmp_path / "curve.png"
   plot.draw({"title": {"ppo": [lines]}}, picture)
   assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_of_another_length_is_of_another_group(tmp_path):
+  # Its learning rate falls more slowly, and it goes on where others have ended.
+  found = labels_of(tmp_path, {"total_steps": 10}, {"total_steps": 20})
+  assert found == ["ppo --total-steps 10", "ppo --total-steps 20"]
+
+
+def test_no_two_groups_look_the_same():
+  looks = [
+    tuple(str(plot._style(i)[key]) for key in ("color", "linestyle", "marker"))
+    for i in range(210)
+  ]
+  assert len(set(looks)) == 210
+  # In grey, too, at least those that one still tells apart.
+  assert len({look[1:] for look in looks[:30]}) == 30
+
+
+def test_long_times_have_a_larger_unit():
+  for seconds, size, unit in (
+    (119.0, 1, "seconds"),
+    (120.0, 60, "minutes"),
+    (7199.0, 60, "minutes"),
+    (7200.0, 3600, "hours"),
+    (172800.0, 86400, "days"),
+  ):
+    assert plot._time_unit(seconds) == (size, unit)
