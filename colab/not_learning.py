@@ -224,6 +224,6 @@ table(["A2C on old data", "A2C on new data"])
 # 5. `approx_kl` above 0.05: less `--learning-rate`, fewer `--epochs`.
 # 6. Change one thing, run three seeds, and look at the healthy run again.
 #
-# The README has a table of symptoms, with DQN's. In TensorBoard the same
+# `docs/trouble.md` has a table of symptoms, with DQN's. In TensorBoard the same
 # numbers are grouped as `episode/`, `loss/`, `policy/`, `replay/`, `time/` and
 # `run/`.

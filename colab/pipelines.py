@@ -309,6 +309,6 @@ print(f"an observation: {4 * spec.observation.shape[0]} bytes")
 # short. V-trace takes one step on each batch and PPO many, so PPO gets further
 # per env step here; DQN had fewer env steps, and learned from each four times.
 # `python -m seedx compare` runs experiments to the end, with several seeds and
-# each with its presets; the README has its table. And on one
+# each with its presets; `docs/results.md` has its table. And on one
 # machine no pipeline can show what it was made for: hundreds of actors, or an
 # accelerator that waits for its batches.

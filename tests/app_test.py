@@ -91,9 +91,9 @@ def play(policy, seed):
     environment.send(rows.index, np.asarray(action))
 
 
-def metrics_of_the_readme():
-  """The names in its table of metrics."""
-  text = (programs.ROOT / "README.md").read_text()
+def documented_metrics():
+  """The names in the table of metrics."""
+  text = (programs.ROOT / "docs/metrics.md").read_text()
   (table,) = re.findall(r"^\| metric \|.*?\n\n", text, re.DOTALL | re.MULTILINE)
   first_cells = [row.split("|")[1] for row in table.strip().splitlines()]
   return {*re.findall(r"`(\w+)`", " ".join(first_cells))}
@@ -126,7 +126,7 @@ def test_any_pipeline_trains_is_loaded_and_goes_on(
   assert (run.restarts, run.interrupted, run.evaluation) == (0, False, "")
   lines = metrics.read_lines(tmp_path / "metrics.jsonl")
   assert lines[-1]["env_steps"] == run.metrics["env_steps"]
-  assert lines[-1].keys() <= metrics_of_the_readme()
+  assert lines[-1].keys() <= documented_metrics()
   assert (tmp_path / "learning_curve.png").exists()
   assert list(tmp_path.glob("events.out.tfevents*"))
   said = json.loads((tmp_path / "config.json").read_text())

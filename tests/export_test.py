@@ -25,7 +25,7 @@ from tests import conftest, dqn_test, programs
 own_signals = programs.own_signals
 compiled_once = programs.compiled_once
 
-# It stands like this in the README.
+# It stands like this in docs/tasks.md.
 USE_IT = """\
 import json, pathlib, jax, jax.export, numpy as np
 spec = json.loads(pathlib.Path("policy.json").read_text())

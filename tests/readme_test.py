@@ -1,4 +1,4 @@
-"""The README, as a newcomer follows it: every command and every example."""
+"""The README and its pages, as a newcomer follows them: commands, examples."""
 
 import importlib
 import json
@@ -13,16 +13,23 @@ import sys
 import pytest
 
 from seedx import app
-from seedx.app import experiments, programs
+from seedx.__main__ import _PROGRAMS
+from seedx.app import command_line, experiments, programs
 from tests import with_ray
 
 _ROOT = pathlib.Path(__file__).parent.parent
-_TEXT = (_ROOT / "README.md").read_text()
+_README = _ROOT / "README.md"
+_INDEX = _ROOT / "docs" / "index.md"
+# In the order of the index.
+PAGES = [_README, _INDEX] + [
+  _INDEX.parent / name
+  for name in re.findall(r"\]\((\w+\.md)\)", _INDEX.read_text())
+]
 # What a command is given beside its own words, so that it ends soon.
 _SHORT = {
   "Pong-v5": "--total-steps 2000",
-  "experiments.compare": "--total-steps 3000 --seeds 1",
-  "experiments.sweep": "--trials 2 --total-steps 3000 --seeds 1",
+  "seedx compare": "--total-steps 3000 --seeds 1",
+  "seedx sweep": "--trials 2 --total-steps 3000 --seeds 1",
   "--resume": "--total-steps 9000",
   # Each worker fills a replay of its own.
   "gorila": "--total-steps 12000",
@@ -41,18 +48,17 @@ class Run:
 def init(project, dir, config):
   return Run()
 """
-_TOOLS = (
-  *("evaluate", "export", "plot", "tensorboard", "certificates"),
-  "benchmark",
-)
+_TOOLS = ("evaluate", "export", "plot", "certificates", "benchmark")
 
 
 def blocks(language):
-  return re.findall(rf"```{language}\n(.*?)```", _TEXT, re.DOTALL)
+  """The code of all pages in that language, in order."""
+  fence = re.compile(rf"```{language}\n(.*?)```", re.DOTALL)
+  return [code for page in PAGES for code in fence.findall(page.read_text())]
 
 
 def file_named(name):
-  """The text of a file that the README shows."""
+  """The text of a file that a page shows."""
   (found,) = [x for x in blocks("python") if x.startswith(f"# {name}\n")]
   return found
 
@@ -60,29 +66,40 @@ def file_named(name):
 def commands():
   lines = [line for block in blocks("sh") for line in block.splitlines()]
   assert not [line for line in lines if line.endswith("\\")]
-  return [line for line in lines if "pip install" not in line and line.strip()]
+  installs = "pip install", "-m venv"
+  return list(
+    dict.fromkeys(
+      line
+      for line in lines
+      if line.strip() and not any(x in line for x in installs)
+    )
+  )
 
 
 # Those of the README of commit 8be07fe: what people have in their scripts.
 OLD = (pathlib.Path(__file__).parent / "old_commands.txt").read_text()
-APART = [x for x in commands() if "--role" in x or "seedx.join" in x]
+APART = [x for x in commands() if "--role" in x or "seedx join" in x]
 ALONE = [x for x in commands() if x not in APART]
 
 
 def words_of(command):
   """A command's words for this Python, that end soon if it trains."""
   program, *words = shlex.split(command)
-  assert program in (".venv/bin/python", "python")
-  trains = not any(f"experiments.{tool}" in words for tool in _TOOLS)
-  if trains and "--help" not in words:
-    (first, *_) = [v for k, v in _SHORT.items() if k in command]
-    words += first.split()
+  assert program in ("seedx", "python")
+  if program == "seedx" and words[0] not in (*_TOOLS, "join"):
+    if "--help" not in words:
+      (first, *_) = [v for k, v in _SHORT.items() if k in command]
+      words += first.split()
+  elif program == "python":
+    words += _SHORT[""].split()
+  if program == "seedx":
+    words = ["-m", "seedx", *words]
   return [sys.executable, *words]
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-  """An empty folder with the files that the README shows."""
+  """An empty folder with the files that the pages show."""
   folder = tmp_path_factory.mktemp("newcomer")
   for block in blocks("python"):
     name = re.match(r"# (\w+\.py)\n", block)
@@ -117,8 +134,8 @@ def last_line(place):
 @pytest.mark.long
 @pytest.mark.parametrize("command", ALONE)
 def test_a_command_does_its_work(command, place):
-  """They run in the README's order, each in what those before have left."""
-  if "experiments.sweep" in command:
+  """They run in the pages' order, each in what those before have left."""
+  if "seedx sweep" in command:
     with_ray.needed()
   done = run(place, words_of(command))
   assert done.returncode == 0, done.stderr
@@ -126,13 +143,39 @@ def test_a_command_does_its_work(command, place):
   if "--video" in command:
     name = re.search(r"--video (\S+)", command)[1]
     assert (place / name).stat().st_size > 1000
-  if "experiments.plot" in command:
+  if "seedx plot" in command:
     name = re.search(r"--output (\S+)", command)[1]
     assert (place / name).stat().st_size > 1000
   if "--total-steps" in words_of(command):
     assert last_line(place)["learner_steps"] > 0
   if "--resume" in command:
     assert last_line(place)["env_steps"] >= 9000
+
+
+def parse(name, words, monkeypatch):
+  """Does all of a program or an experiment but its work."""
+  parsed = []
+
+  def work(*arguments, **_):
+    parsed.append(arguments)
+    return 0
+
+  if name in experiments.shipped():
+    monkeypatch.setattr(programs, "_train", work)
+    monkeypatch.setattr(programs, "_join", work)
+    found = experiments.load_module(name)
+    if "--help" in words:
+      with pytest.raises(SystemExit):
+        app.main(found.EXPERIMENT, words, found.__name__)
+      return
+    assert app.main(found.EXPERIMENT, words, found.__name__) == 0
+  else:
+    run = command_line.run
+    monkeypatch.setattr(
+      command_line, "run", lambda _, *rest, **more: run(work, *rest, **more)
+    )
+    assert importlib.import_module(_PROGRAMS[name]).main(words) == 0
+  assert parsed
 
 
 @pytest.mark.parametrize(
@@ -144,29 +187,27 @@ def test_a_command_does_its_work(command, place):
   ],
 )
 def test_a_command_of_before_still_parses(command, place, monkeypatch):
-  """All but its work is done."""
   monkeypatch.chdir(place)
   _, _, module, *words = shlex.split(command.replace("runs/ppo", "runs/my_ppo"))
-  name, parsed = module.rpartition(".")[2], []
+  parse(module.rpartition(".")[2], words, monkeypatch)
 
-  def work(*arguments, **_):
-    parsed.append(arguments)
-    return 0
 
-  if name in (*_TOOLS, "compare"):
-    tool = importlib.import_module(f"seedx.app.{name}")
-    monkeypatch.setattr(tool, f"_{name}", work)
-    assert tool.main(words) == 0
-  else:
-    monkeypatch.setattr(programs, "_train", work)
-    monkeypatch.setattr(programs, "_join", work)
-    found = experiments.load_module(name)
-    if "--help" in words:
-      with pytest.raises(SystemExit):
-        app.main(found.EXPERIMENT, words, found.__name__)
-      return
-    assert app.main(found.EXPERIMENT, words, found.__name__) == 0
-  assert parsed
+@pytest.mark.parametrize(
+  "command",
+  [
+    x
+    for x in commands()
+    # The others need a run, or a learner.
+    if x.startswith("seedx ") and "--resume" not in x and " join " not in x
+  ],
+)
+def test_a_command_parses(command, place, monkeypatch):
+  monkeypatch.chdir(place)
+  monkeypatch.syspath_prepend(place)
+  _, name, *words = shlex.split(command)
+  if name == "train":
+    name, *words = words
+  parse(name, words, monkeypatch)
 
 
 @pytest.mark.long
@@ -215,25 +256,45 @@ def test_the_loss_learns(place, name, least):
 
 
 @pytest.mark.slow
-def test_the_script_trains_and_acts(place):
-  text = file_named("my_run.py").replace("60_000", "5_000")
+@pytest.mark.parametrize("name", ["my_run.py", "train_ppo.py"])
+def test_the_script_trains_and_acts(place, name):
+  text = file_named(name).replace("60_000", "5_000")
   done = run(place, [sys.executable, "-c", text])
   assert done.returncode == 0, done.stderr
-  trained, played = done.stdout.splitlines()
-  assert trained.endswith("in runs/mine")
-  assert 1 <= float(played.split()[-1]) <= 500
+  trained, *played = done.stdout.splitlines()
+  assert re.search(r"in runs/(mine|train_ppo)$", trained)
+  if name == "my_run.py":
+    assert 1 <= float(played[0].split()[-1]) <= 500
 
 
 def test_the_other_python_runs():
   unnamed = [x for x in blocks("python") if not re.match(r"# \w+\.py\n", x)]
   assert unnamed
   for block in unnamed:
-    exec(compile(block, "README.md", "exec"), {})
+    exec(compile(block, "a page", "exec"), {})
 
 
-def test_links_lead_somewhere():
-  links = re.findall(r"\]\(([^)#]+)\)", _TEXT)
-  paths = [link for link in links if not link.startswith("http")]
-  assert paths
-  for path in paths:
-    assert (_ROOT / path).exists(), path
+def test_the_front_page_is_short_and_the_index_complete():
+  text = _README.read_text()
+  assert len(text.splitlines()) <= 130 and len(text.split()) <= 1300
+  assert sorted(PAGES[1:]) == sorted(_INDEX.parent.glob("*.md"))
+  for page in PAGES[1:]:
+    assert len(page.read_text().splitlines()) <= 250, page
+
+
+def anchors(page):
+  """The anchors of a page's headings, as GitHub names them."""
+  lines = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+  titles = re.findall(r"^#+ (.*)$", lines, re.MULTILINE)
+  return {re.sub(r"[^\w -]", "", x.lower()).replace(" ", "-") for x in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+  links = re.findall(r"\]\(([^)\s]+)\)", page.read_text())
+  for link in links:
+    if not link.startswith("http"):
+      path, _, anchor = link.partition("#")
+      found = (page.parent / path).resolve() if path else page
+      assert found.exists(), link
+      assert not anchor or anchor in anchors(found), link
