@@ -3,7 +3,12 @@
 # and start it with the learner's HOST:PORT.
 FROM python:3.12-slim
 WORKDIR /seedx
+# Requirements change less often than the code: their layer stays.
+COPY requirements-actor.txt constraints.txt ./
+RUN pip install --no-cache-dir -c constraints.txt -r requirements-actor.txt
 COPY . .
-RUN pip install --no-cache-dir -r requirements-actor.txt
 RUN pip install --no-cache-dir --no-deps .
+RUN useradd --create-home seedx
+USER seedx
+WORKDIR /home/seedx
 ENTRYPOINT ["python", "-m", "seedx.join"]
