@@ -291,7 +291,9 @@ def anchors(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
-  links = re.findall(r"\]\(([^)\s]+)\)", page.read_text())
+  text = page.read_text()
+  links = re.findall(r"\]\(([^)\s]+)\)", text)
+  links += re.findall(r'(?:src|srcset)="([^"]+)"', text)
   for link in links:
     if not link.startswith("http"):
       path, _, anchor = link.partition("#")
