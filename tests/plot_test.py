@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from matplotlib import figure, text
 
+from experiments.figures import dark
 from seedx.app import plot, run_dirs, statistics
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -599,3 +600,13 @@ def test_long_times_have_a_larger_unit():
     (172800.0, 86400, "days"),
   ):
     assert plot._time_unit(seconds) == (size, unit)
+
+
+def test_a_dark_twin_turns_the_page_over_and_keeps_hues():
+  page, ink, blue, band = dark.turned(
+    np.array([[1.0] * 3, [0.0] * 3, [0.0, 0.45, 0.7], [0.8, 0.89, 0.94]])
+  )
+  np.testing.assert_allclose(page, 0.07)
+  np.testing.assert_allclose(ink, 0.93)
+  assert blue[2] > blue[1] > blue[0] and blue.mean() > 0.5
+  assert band[2] > band[0] and band.mean() < 0.3
