@@ -235,7 +235,7 @@ def test_the_roles_run_apart(place):
   learner = learner.replace("0.0.0.0:8470", f"127.0.0.1:{port}")
   actor = actor.replace("learner-host:8470", f"localhost:{port}")
   acting = subprocess.Popen(
-    [sys.executable, *shlex.split(actor)[1:]],
+    words_of(actor),
     cwd=place,
     env={**os.environ, "PYTHONPATH": str(_ROOT)},
   )
