@@ -548,6 +548,12 @@ ALLOCATOR = (
 )
 
 
+untraced = pytest.mark.skipif(
+  sys.gettrace() is not None,
+  reason="a program that is traced, here for coverage, does not start again",
+)
+
+
 @pytest.fixture
 def executed(monkeypatch):
   """What this process would have become."""
@@ -558,6 +564,7 @@ def executed(monkeypatch):
   return calls
 
 
+@untraced
 def test_a_program_starts_itself_again_once(executed, monkeypatch):
   with cProfile.Profile():
     allocator.keep_freed_memory()
@@ -591,6 +598,7 @@ def test_a_program_knows_its_package(words, expected, monkeypatch):
   assert allocator.runs_module_of("experiments") == expected
 
 
+@untraced
 @pytest.mark.slow
 @pytest.mark.parametrize(
   "words", [("experiments.a2c",), ("seedx", "train", "a2c")], ids=" ".join
