@@ -100,7 +100,7 @@ class Row:
   note: str = ""
 
   def cells(self) -> list[str]:
-    """What the table shows of it."""
+    """Returns the cells of this line of the table."""
     known = [
       "-" if x is None else f"{x:.2f}"
       for x in (self.busy, self.learner, self.others)
@@ -240,7 +240,7 @@ class _Session:
       raise RuntimeError(f"{part!r} ended with status {process.returncode}")
 
   def _run(self, words: str, seconds: float) -> Iterator[Row]:
-    """A run's rate in the later half of so many seconds of learning."""
+    """Measures a run in the later half of its seconds of learning."""
     name, *own = words.split()
     run_dir = self._runs / str(len(self._rows))
     run_dir.mkdir()
@@ -277,7 +277,7 @@ class _Session:
     run_dir: pathlib.Path,
     seconds: float,
   ) -> Iterator[tuple[float, dict[int, float]]]:
-    """Yields times of the later half, and CPU seconds by process id."""
+    """Yields the time and the CPU seconds by process id, in the later half."""
     path = run_dir / "metrics.jsonl"
     give_up, end = time.monotonic() + _PATIENCE, 0.0
     while not end or time.monotonic() < end:
