@@ -222,7 +222,8 @@ class _Session:
     titles += ["other cores", "note"]
     lines = [titles, ["---"] * len(titles), *(x.cells() for x in self._rows)]
     table = "\n".join(f"| {' | '.join(x)} |" for x in lines)
-    (self._dir / "table.md").write_text(f"{self._machine}\n\n{table}\n")
+    text = f"{self._machine}\n\n{table}\n"
+    metrics.write_file(self._dir / "table.md", text)
 
   def _in_process(self, part: str) -> Iterator[Row]:
     program = [sys.executable, "-m", "benchmarks.accelerator", "--part", part]

@@ -1,6 +1,6 @@
 """The README and its pages, as a newcomer follows them: commands, examples."""
 
-import importlib
+import importlib.util
 import json
 import os
 import pathlib
@@ -287,6 +287,18 @@ def anchors(page):
   lines = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
   titles = re.findall(r"^#+ (.*)$", lines, re.MULTILINE)
   return {re.sub(r"[^\w -]", "", x.lower()).replace(" ", "-") for x in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_programs_and_experiments_in_the_text_exist(page):
+  text = page.read_text()
+  named = re.findall(r"`(?:\$ )?seedx ([\w.]+)(?: ([\w.]+))?", text)
+  for program, name in named:
+    assert program in ("train", *_PROGRAMS), program
+    if program == "train" and name:
+      assert name in experiments.shipped(), name
+  for module in re.findall(r"python -m\s+([\w.]+)", text):
+    assert importlib.util.find_spec(module), module
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
