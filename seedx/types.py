@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 import dm_env
 import numpy as np
 
+import seedx
+
 # A nest of arrays: array, tuple, NamedTuple, list or dict of these.
 Tree = Any
 Array = Any
@@ -30,6 +32,16 @@ MOST = sys.float_info.max
 
 class ConfigError(ValueError):
   """A wrong setting; the message says what was expected and what was found."""
+
+
+def see(section: str) -> str:
+  """Returns the end of an error message that links to docs/trouble.md.
+
+  Args:
+    section: anchor of a section of that page.
+  """
+  repository = f"https://github.com/{seedx.REPOSITORY}"
+  return f"; see {repository}/blob/main/docs/trouble.md#{section}"
 
 
 def printable(message: str) -> str:

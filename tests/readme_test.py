@@ -301,6 +301,15 @@ def test_programs_and_experiments_in_the_text_exist(page):
     assert importlib.util.find_spec(module), module
 
 
+def test_error_messages_link_to_sections_that_exist():
+  code = "".join(x.read_text() for x in (_ROOT / "seedx").rglob("*.py"))
+  linked = re.findall(r"""types\.see\(["']([\w-]+)["']\)""", code)
+  assert linked and len(linked) == code.count("types.see(")
+  # The page has two headings more: its title, and that of its table.
+  sections = anchors(_INDEX.parent / "trouble.md")
+  assert {*linked} < sections and len(sections) == len({*linked}) + 2
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
   text = page.read_text()

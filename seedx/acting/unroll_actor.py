@@ -214,4 +214,5 @@ def _check_priorities(priorities: np.ndarray) -> None:
       f"expected finite priorities of 0 or more, found {priorities[row]} for"
       f" environment {row} of this actor: its rewards, its observations or the"
       " Q-values are not finite, or too large; a smaller reward_scale helps"
+      f"{types.see('numbers-that-are-not-finite')}"
     )

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 import jax
 
+from seedx import types
+
 # What Linux shows of devices, and the extra of JAX that uses them.
 _SIGNS = (
   ("an NVIDIA GPU", "proc/driver/nvidia/version", "cuda13"),
@@ -39,6 +41,7 @@ def unused(root: pathlib.Path = pathlib.Path("/")) -> str:
       return (
         f"{name} is here, but JAX uses the CPU; to use it, install"
         f" seedx[{extra}], or set JAX_PLATFORMS=cpu to say nothing"
+        f"{types.see('an-accelerator-is-not-used')}"
       )
   return ""
 
@@ -55,6 +58,7 @@ def explaining_memory() -> Iterator[None]:
         " a GPU when it starts: where other programs use it, too, set"
         " XLA_PYTHON_CLIENT_PREALLOCATE=false, or give each a share by"
         " XLA_PYTHON_CLIENT_MEM_FRACTION=.4. Where this one is alone, try a"
-        " smaller --batch-size, --envs-per-actor or --replay-capacity."
+        " smaller --batch-size, --envs-per-actor or --replay-capacity"
+        f"{types.see('a-device-is-out-of-memory')}"
       )
     raise

@@ -157,8 +157,8 @@ def claimed(run_dir: pathlib.Path) -> Iterator[None]:
   except BlockingIOError as error:
     os.close(directory)
     raise types.ConfigError(
-      f"expected no other process to train in {str(run_dir)!r}, found one; wait"
-      " until it ends, or stop it"
+      f"another process is training in {str(run_dir)!r}; wait until it ends, or"
+      f" stop it{types.see('another-process-is-training')}"
     ) from error
   except OSError:
     pass  # Some network file systems cannot lock directories.
@@ -297,7 +297,7 @@ def check_code(
     raise types.ConfigError(
       f"expected {way}, as config.json in {str(run_dir)!r} names code that does"
       f" not come with seedx: {', '.join(code)}; say that only if you trust who"
-      " wrote it, since it runs here"
+      f" wrote it, since it runs here{types.see('a-run-names-other-code')}"
     )
 
 
@@ -482,4 +482,5 @@ def _foreign(path: pathlib.Path, found: str, seedx: Any) -> types.ConfigError:
   return types.ConfigError(
     f"expected a run of format {FORMAT} in {str(path)!r}, found {found}, which"
     f" {writer} wrote; read it with that version, or train again"
+    f"{types.see('a-run-of-another-format')}"
   )

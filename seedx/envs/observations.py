@@ -313,6 +313,7 @@ class Finisher:
       )
     raise RuntimeError(
       failure(self.config.env, int(index[row]), self.seed, why)
+      + types.see("numbers-that-are-not-finite")
     )
 
   def _with_legal(

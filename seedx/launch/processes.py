@@ -193,7 +193,8 @@ class _Instance:
     died, seconds = f"{who} died with status {status}{error}", 0.0
     young = time.monotonic() - self._started_seconds < _YOUNG_SECONDS
     if young or status != -signal.SIGKILL:
-      seconds = self._deaths.add(died)
+      why = "" if error else types.see("a-process-dies-without-a-message")
+      seconds = self._deaths.add(died + why)
     again = f"; it starts again in {seconds:g} s" if seconds else ""
     print(f"{died}{again}", file=sys.stderr, flush=True)
     return seconds

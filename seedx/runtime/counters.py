@@ -171,7 +171,7 @@ class Skipped:
         f" {self._in_a_row} in a row; all of them were skipped, and the"
         " checkpoints are good. Look for observations or rewards that are not"
         " finite or very large, then --resume with a smaller --learning-rate or"
-        " --reward-scale"
+        f" --reward-scale{types.see('numbers-that-are-not-finite')}"
       )
 
 

@@ -91,7 +91,7 @@ def until_done(
         raise GaveUpError(
           error.code,
           f"expected a server within {give_up_seconds:g} s, found none:"
-          f" {error.message}",
+          f" {error.message}{types.see('a-learner-cannot-be-reached')}",
         ) from error
       if error.message != said and now > without_session + _QUIET_SECONDS:
         said = error.message
@@ -143,7 +143,10 @@ class Doubts:
     if self._since_seconds is None:
       self._since_seconds = now
     elif now >= self._since_seconds + _WRONG_SECONDS:
-      raise client_lib.WireError(StatusCode.UNAUTHENTICATED, wrong[0])
+      raise client_lib.WireError(
+        StatusCode.UNAUTHENTICATED,
+        wrong[0] + types.see("a-learner-cannot-be-reached"),
+      )
     for text in wrong:
       if text not in self._said:
         self._said.add(text)

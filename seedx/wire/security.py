@@ -170,6 +170,7 @@ class Security:
         f" machines may reach, found it without {missing}; `seedx"
         " certificates` makes what is needed, and --insecure goes"
         " without, in a network that you trust"
+        f"{types.see('a-learner-cannot-be-reached')}"
       )
     return missing
 
