@@ -210,8 +210,8 @@ table(["A2C on old data", "A2C on new data"])
 # %% [markdown]
 # Some age is left with any actors. V-trace corrects for it, and is the default
 # of IMPALA and SEED: it weighs down what has become unlikely. Its
-# `clip_fraction` and `importance_weight` say how much of a batch that is. At
-# more than 30 updates, little of a batch is left, and it may fail as A2C does.
+# `effective_sample_size` is the share of a batch that is left. At more than 30
+# updates that is little, and it may fail as A2C does.
 #
 # ## In this order
 #

@@ -102,6 +102,38 @@ def test_how_far_the_policy_is_from_the_one_that_acted(
   assert found["clip_fraction"] == pytest.approx(float(name in clipped))
   if name == "vtrace":
     assert found["importance_weight"] == pytest.approx(math.exp(log_ratio))
+    assert found["effective_sample_size"] == pytest.approx(1.0, rel=1e-4)
+    mass = max(math.exp(log_ratio) - 1, 0.0)
+    assert found["clip_mass"] == pytest.approx(mass, rel=1e-3)
+
+
+def weighted(scale):
+  """What V-trace logs where log rho is normal with this deviation."""
+  log_prob = np.asarray(evaluated().log_prob)
+  draws = np.random.default_rng(0).normal(size=log_prob.shape)
+  log_ratio = (scale * draws).astype(np.float32)
+  acting = np.concatenate([log_prob - log_ratio, batch().extras.log_prob[-1:]])
+  acted = batch()._replace(extras=policy_gradient.Extras(acting))
+  kept = np.asarray(batch().inputs.timestep.step_type[1:]) != 0
+  return metrics_of("vtrace", acted), np.exp(log_ratio)[kept]
+
+
+def test_vtrace_logs_how_many_steps_count_and_what_clipping_took():
+  found, ratio = weighted(1.0)
+  expected = {
+    "effective_sample_size": ratio.sum() ** 2 / len(ratio) / (ratio**2).sum(),
+    "clip_mass": np.maximum(ratio - 1, 0).mean(),
+    "clip_fraction": (ratio > 1).mean(),
+  }
+  for name, value in expected.items():
+    assert found[name] == pytest.approx(value, rel=1e-3), name
+
+
+def test_a_policy_that_hardly_moved_loses_nothing():
+  """About half of its ratios are above 1, whatever it is."""
+  found, _ = weighted(0.008)
+  assert found["approx_kl"] < 1e-4 and found["clip_fraction"] > 0.2
+  assert found["effective_sample_size"] > 0.999 and found["clip_mass"] < 0.01
 
 
 @pytest.mark.parametrize("name", ACTOR_CRITICS)

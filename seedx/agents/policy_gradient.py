@@ -252,6 +252,11 @@ def _diagnosed(
 ) -> dict[str, jax.Array]:
   """Metrics from means and variances."""
   metrics = {name: x for name, x in means.items() if name not in variances}
+  if "importance_square" in metrics:
+    # Of n steps, as many as n times this would count if all weighed the same.
+    square = jnp.maximum(metrics.pop("importance_square"), 1e-8)
+    ratio = jnp.square(metrics["importance_weight"]) / square
+    metrics["effective_sample_size"] = ratio
   if "advantage" in variances:
     metrics["advantage_mean"] = means["advantage"]
     metrics["advantage_std"] = jnp.sqrt(variances["advantage"])

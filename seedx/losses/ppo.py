@@ -86,7 +86,7 @@ def ppo(
     weight=weight,
     behaviour_values=behaviour_values,
   )
-  log_ratio = log_prob - jax.lax.stop_gradient(behaviour_log_prob)
+  log_ratio = streams.log_ratio(log_prob, behaviour_log_prob)
   ratio = jnp.exp(log_ratio)
   # RLax returns the mean over a stream; streams of one step give it per step.
   surrogate = jax.vmap(rlax.clipped_surrogate_pg_loss, in_axes=(0, 0, None))(

@@ -6,6 +6,9 @@ import dm_env
 import jax
 import jax.numpy as jnp
 
+# e^20 is 5e8: sums and squares of such ratios are finite in float32.
+_MOST_LOG_RATIO = 20.0
+
 
 class Transitions(NamedTuple):
   """The T transitions of a stream, ready for a loss.
@@ -38,6 +41,25 @@ class ActorCriticLoss(NamedTuple):
   entropy: jax.Array
   weight: jax.Array
   diagnostics: dict[str, jax.Array] = {}  # noqa: RUF012 (never changed)
+
+
+def log_ratio(log_prob: jax.Array, behaviour_log_prob: jax.Array) -> jax.Array:
+  """Returns log rho_t = log pi(a_t) - log mu(a_t), between -20 and 20.
+
+  Beyond, where rho would overflow and its gradient not be a number, it has no
+  gradient.
+
+  Args:
+    log_prob: `[T]`, log pi(a) by the learned parameters.
+    behaviour_log_prob: `[T]`, log mu(a) by the acting parameters.
+
+  Returns:
+    `[T]`, with the gradient of `log_prob`.
+  """
+  behaviour_log_prob = jax.lax.stop_gradient(behaviour_log_prob)
+  return jnp.clip(
+    log_prob - behaviour_log_prob, -_MOST_LOG_RATIO, _MOST_LOG_RATIO
+  )
 
 
 def diagnostics(

@@ -79,7 +79,7 @@ def vtrace(
     entropy=entropy,
   )
   steps = streams.transitions(step_type, reward, discount, values)
-  log_ratio = log_prob - behaviour_log_prob
+  log_ratio = streams.log_ratio(log_prob, behaviour_log_prob)
   ratio = jnp.exp(log_ratio)
   estimates = rlax.vtrace_td_error_and_advantage(
     v_tm1=values[:-1],
@@ -105,6 +105,8 @@ def vtrace(
       values[:-1],
       log_ratio,
       importance_weight=ratio,
+      importance_square=jnp.square(ratio),
+      clip_mass=jnp.maximum(ratio - clip_rho_threshold, 0.0),
       clip_fraction=(ratio > _CLIPPED * clip_rho_threshold).astype(ratio.dtype),
     ),
   )

@@ -67,6 +67,50 @@ def test_what_a_first_step_carries_does_not_matter(name):
 # Gradients
 
 
+def extreme(seed):
+  """A stream of numbers that are finite, and very large or very small."""
+  stream = streams.random_stream(streams.random_events(seed), seed)
+  rng = np.random.default_rng(seed)
+  sizes = {
+    "log_prob": (1.0, 150.0, 1e4),
+    "behaviour_log_prob": (1.0, 150.0, 1e4),
+    "logits": (1.0, 1e4),
+    "target_logits": (1.0, 1e4),
+    "discount": (0.0, 1.0),
+    "entropy": (1e-30, 1.0, 1e4),
+    "importance_weight": (1e-30, 1.0),
+  }
+  found = {}
+  for name, x in stream.items():
+    if x.dtype == np.float32:
+      of_all = rng.choice(sizes.get(name, (1e-30, 1.0, 1e12)))
+      x = (x * of_all).astype(np.float32)
+    found[name] = x
+  return found
+
+
+@every_loss
+def test_extreme_numbers_have_finite_losses_and_gradients(name):
+  """Such as a ratio of e^300, which is no number of float32."""
+  case = cases.CASES[name]
+  batch = jax.tree.map(lambda *x: np.stack(x), *map(extreme, range(200)))
+  learned = {k: batch.pop(k) for k in {*case.learns.values()}}
+
+  def total(floats, others):
+    found = case.every_setting(floats | others)
+    parts = [getattr(x, part).sum() for x in found for part in case.learns]
+    return sum(parts), parts
+
+  gradients, parts = jax.jit(jax.vmap(jax.grad(total, has_aux=True)))(
+    learned, batch
+  )
+  for leaf in jax.tree.leaves((gradients, parts)):
+    assert np.isfinite(leaf).all()
+  if "log_prob" in learned:
+    ratio = learned["log_prob"] - batch["behaviour_log_prob"]
+    assert ratio.max() > 1000 and ratio.min() < -1000
+
+
 def difference(case, stream, argument, i):
   """Of the reference, in float64, with all that is constant left as it is."""
   results = []

@@ -177,6 +177,8 @@ def vtrace(
     apart(target, constant, constant["values"][:-1]),
     approx_kl=approx_kl(constant),
     importance_weight=ratios(constant),
+    importance_square=ratios(constant) ** 2,
+    clip_mass=np.maximum(ratios(constant) - clip_rho_threshold, 0),
     clip_fraction=ratios(constant) > 1.001 * clip_rho_threshold,
   )
 
