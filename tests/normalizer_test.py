@@ -80,6 +80,37 @@ def test_a_small_variance_beside_a_large_mean_is_seen():
   assert spread == pytest.approx(1.0, rel=0.3)
 
 
+@pytest.mark.parametrize("mean", [0.0, 1.0, -1e3, 1e5, 3e7])
+def test_a_deviation_of_100_ulp_of_the_mean_is_right_within_2_percent(mean):
+  rng = np.random.default_rng(0)
+  std = max(100 * float(np.spacing(np.float32(abs(mean)))), 1e-3)
+  known, merged_batches = normalizer.init(ONE), []
+  for updates in range(20):
+    batch = (mean + std * rng.normal(size=(5, 800, 1))).astype(np.float32)
+    merged_batches.append(batch.astype(np.float64))
+    known = merge(known, measure_one(known, batch, np.ones((5, 800))), updates)
+    if updates:
+      found = float(known.variance[0][0]) ** 0.5
+      assert found == pytest.approx(np.std(merged_batches), rel=0.02), updates
+      assert abs(np.mean(normalize_one(known, batch))) < 0.1
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, 12345.678, -1e5, 1e20])
+def test_a_constant_feature_stays_finite_and_small(value):
+  """And one that is constant at first is then as any other."""
+  known, batch = normalizer.init(ONE), np.full((5, 8, 1), value, np.float32)
+  for updates in range(10):
+    known = merge(known, measure_one(known, batch, ONES), updates)
+    assert np.abs(normalize_one(known, batch)).max() < 0.1 + 1e-6 * abs(value)
+  if abs(value) > 1e6:
+    return
+  rng = np.random.default_rng(0)
+  for updates in range(10, 400):
+    batch = (value + rng.normal(size=(5, 8, 1))).astype(np.float32)
+    known = merge(known, measure_one(known, batch, ONES), updates)
+  assert np.std(normalize_one(known, batch)) == pytest.approx(1.0, rel=0.3)
+
+
 @pytest.mark.parametrize("workers", [2, 16])
 def test_batches_measured_with_an_old_mean_count_as_any_others(workers):
   """A3C's workers measure with the mean of then, and are merged in turn."""

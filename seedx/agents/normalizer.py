@@ -16,6 +16,10 @@ from seedx import losses, types
 # Normalized observations are clipped to +- this (Andrychowicz et al. 2020,
 # https://arxiv.org/abs/2006.05990).
 _LIMIT = 10.0
+# A batch's variance is exact to about 1% in float32 where it is a larger share
+# of the squared distance between its mean and the one it was measured around.
+_LEAST_SHARE = 3e-5
+_UNKNOWN = -1.0
 
 
 class Statistics(NamedTuple):
@@ -23,7 +27,8 @@ class Statistics(NamedTuple):
 
   Attributes:
     mean: for each normalized part, `[F]` float32.
-    variance: for each normalized part, `[F]` float32.
+    variance: for each normalized part, `[F]` float32; negative where no batch
+      has told it yet, which counts as 1.
   """
 
   mean: tuple[jax.Array, ...]
@@ -49,11 +54,11 @@ class Moments(NamedTuple):
 
 
 def init(observation: types.Tree) -> Statistics:
-  """Statistics of mean 0 and variance 1, for a nest of specs."""
+  """Statistics of mean 0 and unknown variance, for a nest of specs."""
   shapes = [spec.shape for spec in jax.tree.leaves(observation) if _is_in(spec)]
   return Statistics(
     tuple(jnp.zeros(shape, jnp.float32) for shape in shapes),
-    tuple(jnp.ones(shape, jnp.float32) for shape in shapes),
+    tuple(jnp.full(shape, _UNKNOWN, jnp.float32) for shape in shapes),
   )
 
 
@@ -72,7 +77,8 @@ def normalize(
   for i, leaf_spec in enumerate(jax.tree.leaves(spec)):
     if _is_in(leaf_spec):
       mean, variance = next(of_parts)
-      scale = jax.lax.rsqrt(jnp.maximum(variance, 1e-8))
+      variance = jnp.where(variance < 0, 1.0, jnp.maximum(variance, 1e-8))
+      scale = jax.lax.rsqrt(variance)
       leaves[i] = jnp.clip((leaves[i] - mean) * scale, -_LIMIT, _LIMIT)
   return jax.tree.unflatten(structure, leaves)
 
@@ -129,29 +135,29 @@ def merge(
   sample variances", equation 2.1, for batches of equal size: each counts the
   same, however many of its steps are learned from. Other batches may have been
   merged since this one was measured.
+
+  A first batch around a far mean tells the mean, but float32 loses its
+  variance. Then the next batch, which is measured around that mean, takes the
+  place of both.
   """
   rate = 1.0 / (updates.astype(jnp.float32) + 1.0)
-  gap = jax.tree.map(
-    lambda x, around, old: x + (around - old),
-    batch.offset,
-    batch.around,
-    statistics.mean,
-  )
-
-  def variance(
-    old: jax.Array, gap: jax.Array, offset: jax.Array, square: jax.Array
-  ) -> jax.Array:
+  means, variances = [], []
+  for mean, variance, around, offset, square in zip(
+    *(*statistics, *batch), strict=True
+  ):
+    gap = offset + (around - mean)
     # The first batch, with rate 1, replaces what `init` returned.
-    between = rate * (1.0 - rate) * jnp.square(gap)
+    own_rate = jnp.where(variance < 0, 1.0, rate)
+    means.append(mean + own_rate * gap)
     within = jnp.maximum(square - jnp.square(offset), 0.0)
-    return (1.0 - rate) * old + rate * within + between
-
-  return Statistics(
-    jax.tree.map(lambda old, x: old + rate * x, statistics.mean, gap),
-    jax.tree.map(
-      variance, statistics.variance, gap, batch.offset, batch.square
-    ),
-  )
+    is_exact = within > _LEAST_SHARE * jnp.square(offset)
+    is_exact |= (offset == 0) & (square >= 0)
+    within = jnp.where(is_exact, within, variance)
+    # The first gap may be so large that its square overflows.
+    gap = jnp.where(own_rate < 1, gap, 0.0)
+    between = own_rate * (1.0 - own_rate) * jnp.square(gap)
+    variances.append((1.0 - own_rate) * variance + own_rate * within + between)
+  return Statistics(tuple(means), tuple(variances))
 
 
 def _is_in(spec: dm_env.specs.Array) -> bool:
