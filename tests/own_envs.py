@@ -277,6 +277,14 @@ class Failing(Counting):
       "zero": (np.zeros(4), 0.0),
       "nan": ([0, np.nan, np.inf, 0], 0.0),
       "nan reward": (np.zeros(4), np.nan),
+      "no reward": (np.zeros(4), None),
+      "text": (np.zeros(4), "3"),
+      "complex": (np.zeros(4), 1 + 2j),
+      "rewards": (np.zeros(4), np.zeros(2)),
+      "array": (np.zeros(4), np.array([2.5])),
+      "scalar": (np.zeros(4), np.float32(2.5)),
+      "integer": (np.zeros(4), np.int64(3)),
+      "bool": (np.zeros(4), np.True_),
     }[self._how]
     return np.array(observation), reward, False, False, {}
 

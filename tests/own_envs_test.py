@@ -540,6 +540,10 @@ def test_send_refuses_wrong_actions(start):
     ("nan", "environment 2 of .* the seed 2, .* found nan in its observation"),
     ("too large", "environment 2 of .* found inf in its observation"),
     ("nan reward", "environment 2 of .* found nan in its reward"),
+    ("no reward", "environment 2 of .* a number as reward, found None"),
+    ("text", "environment 2 of .* a number as reward, found '3' of type str"),
+    ("complex", r"environment 2 of .* a number as reward, found \(1\+2j\)"),
+    ("rewards", "environment 2 of .* a number as reward, found array"),
     ("die", "environments 2 to 3 of .*, with the seeds .*status 7"),
     ("killed", "environments 2 to 3 of .*SIGKILL"),
   ],
@@ -560,6 +564,18 @@ def test_every_recv_after_a_failure_raises_it(
   log.unlink()  # Until now, who was killed has a child with all its files.
   if how == "raise":
     assert "in _fail" in str(caught.value)  # The environment's own traceback.
+  elif "as reward" in found:
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+  ("how", "reward"),
+  [("array", 2.5), ("scalar", 2.5), ("integer", 3.0), ("bool", 1.0)],
+)
+def test_a_reward_may_be_any_number(start, how, reward):
+  environment = start("Failing", 3, {"how": how})
+  environment.send(environment.recv().index, np.ones(3, int))
+  assert environment.recv().timestep.reward[2] == reward
 
 
 def test_a_number_that_only_a_transform_makes_infinite_is_the_transforms(start):

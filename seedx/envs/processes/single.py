@@ -16,6 +16,10 @@ from seedx.envs import observations
 Step = tuple[types.Tree, float, float, bool]
 
 
+class WrongStepError(ValueError):
+  """An environment returned what it must not; the message has no traceback."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Leaf:
   """An array of an observation.
@@ -37,13 +41,13 @@ class Leaf:
     """The array in an environment's observation.
 
     Raises:
-      ValueError: it is missing, has another shape or kind of dtype, or an
-        integer that does not fit.
+      WrongStepError: it is missing, or has another shape or kind of dtype.
+      ValueError: an integer does not fit.
     """
     value = observation
     for key in self.path:
       if not isinstance(value, Mapping) or key not in value:
-        raise ValueError(
+        raise WrongStepError(
           f"expected {key!r} in the observation, found"
           f" {list(value) if isinstance(value, Mapping) else type(value)}"
         )
@@ -51,7 +55,7 @@ class Leaf:
     if type(value) is not np.ndarray:
       value = np.asarray(value)
     if value.shape != self.spec.shape or value.dtype.kind not in self.kinds:
-      raise ValueError(
+      raise WrongStepError(
         f"expected the observation{_path_text(self.path)} to have shape"
         f" {self.spec.shape} and dtype {self.spec.dtype}, as the environment"
         f" says, found shape {value.shape} and dtype {value.dtype}"
@@ -133,6 +137,27 @@ def attempt(
     raise types.ConfigError(
       f"{name}: {what} raises {env_config.in_one_line(error)}"
     ) from error
+
+
+def number(what: str, value: Any) -> float:
+  """Returns a reward or a discount as a float.
+
+  Args:
+    what: its name, for the error.
+    value: a number, a bool, or an array of one of them.
+
+  Raises:
+    WrongStepError: it is something else.
+  """
+  if isinstance(value, float):  # NumPy's float64 is one, too.
+    return value
+  array = np.asarray(value)
+  if array.size != 1 or array.dtype.kind not in "fiub":
+    raise WrongStepError(
+      f"expected a number as {what}, found {value!r:.80} of type"
+      f" {type(value).__name__}"
+    )
+  return float(array.reshape(()))
 
 
 def leaves(

@@ -51,14 +51,17 @@ class Single:
     """See `single.Single`."""
     step_type, reward, discount, observation = self._env.step(action)
     if step_type == dm_env.StepType.FIRST:
-      raise ValueError(
+      raise single.WrongStepError(
         "expected step type MID or LAST until the episode has ended, found"
         " FIRST"
       )
+    discount = single.number("discount", discount)
     if not 0 <= discount <= 1:
-      raise ValueError(f"expected a discount from 0 to 1, found {discount}")
+      raise single.WrongStepError(
+        f"expected a discount from 0 to 1, found {discount}"
+      )
     last = step_type == dm_env.StepType.LAST
-    return observation, float(reward), float(discount), last
+    return observation, single.number("reward", reward), discount, last
 
   def render(self) -> Any:
     """A frame, of the environment or of its physics."""

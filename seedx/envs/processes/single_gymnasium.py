@@ -58,9 +58,10 @@ class Single:
     """See `single.Single`."""
     observation, reward, terminated, truncated, info = self._env.step(action)
     observation = observations.joined(observation, info, self._info_keys)
+    reward = single.number("reward", reward)
     if terminated:
-      return observation, float(reward), 0.0, True
-    return observation, float(reward), 1.0, bool(truncated)
+      return observation, reward, 0.0, True
+    return observation, reward, 1.0, bool(truncated)
 
   def render(self) -> Any:
     """See `single.Single`."""

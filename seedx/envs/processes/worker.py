@@ -133,11 +133,12 @@ class _Worker:
     for k, action in zip(index.tolist(), actions, strict=True):
       try:
         rows.append(self._step(k, action))
-      except BaseException:  # SystemExit too.
+      except BaseException as error:  # SystemExit too.
+        why = f"\n{traceback.format_exc()}"
+        if isinstance(error, single.WrongStepError):
+          why = str(error)
         raise _Failure(
-          observations.failure(
-            self._name, k, self._seed, f"\n{traceback.format_exc()}"
-          )
+          observations.failure(self._name, k, self._seed, why)
         ) from None
     (
       shared.step_type[index],
