@@ -30,7 +30,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from seedx import envs, metrics, sharding
+from seedx import envs, files, metrics, sharding
 from seedx.acting import local_actor, unroll_store
 from seedx.agents import acting_step
 from seedx.app.benchmark import alone, machine, own_work, runs, work_sizes
@@ -223,7 +223,7 @@ class _Session:
     lines = [titles, ["---"] * len(titles), *(x.cells() for x in self._rows)]
     table = "\n".join(f"| {' | '.join(x)} |" for x in lines)
     text = f"{self._machine}\n\n{table}\n"
-    metrics.write_file(self._dir / "table.md", text)
+    files.write_file(self._dir / "table.md", text)
 
   def _in_process(self, part: str) -> Iterator[Row]:
     program = [sys.executable, "-m", "benchmarks.accelerator", "--part", part]

@@ -10,30 +10,31 @@ A checkpoint exists as a whole or not at all, even if the process is killed
 while it writes. Another process may read at the same time.
 """
 
+import contextlib
 import io
 import json
 import math
 import os
-import pathlib
-import shutil
+import re
 import struct
 import zlib
-from collections.abc import Collection, Iterable, Mapping
-from typing import BinaryIO
+from collections.abc import Collection, Mapping
+from typing import IO, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seedx import types
+from seedx import files, types
 
 # What a checkpoint is called before it is whole, and when it is to be deleted:
 # no reader finds half of one.
 _UNFINISHED = ".unfinished"
 _REMOVED = ".removed"
 _DAMAGED = ".damaged"
-_SCORE = "score"
+_SCORE = "score"  # Written first.
 _ALIGNMENT_BYTES = 64
+_MOST_INDEX_BYTES = 2**26
 # Of an item: the checksum and the length of the index, magic.
 _END = struct.Struct("<IQ8s")
 _MAGIC = b"seedx-01"
@@ -49,9 +50,11 @@ class Checkpoints:
   """The checkpoints in a directory, by the env steps that they were made at.
 
   The newest `keep` and the best are kept. Only one thread may use it.
+  Directories that no file marks as a checkpoint of seedx are left alone: other
+  programs call theirs by a number, too.
 
   Attributes:
-    directory: an absolute path.
+    directory: where they are.
   """
 
   def __init__(
@@ -63,11 +66,12 @@ class Checkpoints:
     """Opens a directory; the first `save` makes it if it does not exist.
 
     Args:
-      directory: for the checkpoints.
+      directory: for the checkpoints; a `files.Folder` of a run directory's, so
+        that a link in its place is not followed.
       keep: how many of the newest a `save` keeps; None for all.
       newest_only: items that a `save` deletes in all checkpoints before.
     """
-    self.directory = pathlib.Path(directory).absolute()
+    self.directory = files.Folder(directory)
     self._keep = keep
     self._newest_only = newest_only
 
@@ -90,38 +94,30 @@ class Checkpoints:
     if env_steps in self.steps():
       return 0
     # No other process writes: what is unfinished is a killed process's.
-    self._delete(self.directory.glob(f"*{_UNFINISHED}"))
-    part = self.directory / f"{env_steps}{_UNFINISHED}"
-    size = 0
+    self._delete(_UNFINISHED)
+    name, size = f"{env_steps}{_UNFINISHED}", 0
     try:
-      part.mkdir(parents=True)
-      for name, nest in {**items, _SCORE: np.float64(score)}.items():
-        with (part / name).open("xb") as file:
+      part = self.directory.make().make_new(name)
+      for item, nest in {_SCORE: np.float64(score), **items}.items():
+        with part.open(item, "x") as file:
           _write(file, nest)
           file.flush()
           os.fsync(file.fileno())
           size += file.tell()
-      part.rename(self._path(env_steps))
+      self.directory.rename(name, str(env_steps))
     except OSError as error:
       raise OSError(
         f"cannot write checkpoint {env_steps} in {str(self.directory)!r}"
         f" ({error.strerror})"
       ) from error
     finally:
-      self._delete([part])
+      self._delete(_UNFINISHED)
     self._retain()
     return size
 
   def steps(self) -> list[int]:
     """The env steps of all checkpoints, ascending."""
-    if not self.directory.is_dir():
-      return []
-    found = (
-      int(path.name)
-      for path in self.directory.iterdir()
-      if path.name.isdecimal() and path.name.isascii() and path.is_dir()
-    )
-    return sorted(step for step in found if self._path(step).is_dir())
+    return sorted(map(int, self._named("")))
 
   def ranked(self) -> list[int]:
     """The env steps of all checkpoints, the best first.
@@ -134,7 +130,11 @@ class Checkpoints:
     )
 
   def restore(
-    self, env_steps: int, name: str, shapes: types.Tree | None = None
+    self,
+    env_steps: int,
+    name: str,
+    shapes: types.Tree | None = None,
+    most_bytes: float = math.inf,
   ) -> types.Tree:
     """Reads one nest of a checkpoint.
 
@@ -143,6 +143,7 @@ class Checkpoints:
       name: the nest's, as given to `save`.
       shapes: a nest with the same structure, shapes and dtypes, of arrays or of
         `jax.ShapeDtypeStruct`.
+      most_bytes: of its arrays together; larger ones are not read.
 
     Returns:
       A nest of NumPy arrays; if `shapes` is None, a dict of them by their paths
@@ -154,13 +155,23 @@ class Checkpoints:
         version wrote it.
     """
     where = f"checkpoint {env_steps} in {str(self.directory)!r}"
-    if (self._path(env_steps) / _OLDER).exists():
+    folder = self.directory.folder(str(env_steps))
+    if folder.has(_OLDER):
       raise types.ConfigError(
         f"expected {where} of this version of seedx, found one that an older"
         " version wrote in another format; use that version, or train again"
       )
     try:
-      found = from_bytes(np.fromfile(self._path(env_steps) / name, np.uint8))
+      with folder.open(name) as file:
+        columns = _read_index(file)
+        if shapes is not None:  # Before memory is taken for others.
+          like(columns, shapes, f"{name!r} of {where}")
+        size = sum(x.num_bytes for x in columns.values())
+        if size > most_bytes:
+          raise Damaged(
+            f"{size:,} bytes of arrays, of {most_bytes:,.0f} at most"
+          )
+        found = _arrays(np.fromfile(file, np.uint8), columns)
     except OSError as error:
       raise Damaged(
         f"expected {name!r} in {where}, found that it cannot be read"
@@ -174,18 +185,17 @@ class Checkpoints:
       return found
     return like(found, shapes, f"{name!r} of {where}")
 
-  def set_aside(self, env_steps: int) -> pathlib.Path:
+  def set_aside(self, env_steps: int) -> str:
     """Renames a damaged checkpoint, so that it is none any more.
 
     Returns:
       Its new path.
     """
-    path = self.directory / f"{env_steps}{_DAMAGED}"
-    self._delete([path])
-    return self._path(env_steps).rename(path)
-
-  def _path(self, env_steps: int) -> pathlib.Path:
-    return self.directory / str(env_steps)
+    name = f"{env_steps}{_DAMAGED}"
+    if _is_own(self.directory.folder(name)):
+      self.directory.remove_folder(name)
+    self.directory.rename(str(env_steps), name)
+    return str(self.directory / name)
 
   def _score(self, env_steps: int) -> float:
     try:
@@ -198,17 +208,32 @@ class Checkpoints:
     steps = self.steps()
     for step in steps[:-1]:
       for name in self._newest_only:
-        (self._path(step) / name).unlink(missing_ok=True)
+        self.directory.folder(str(step)).remove(name)
     if self._keep is not None:
       kept = {*steps[-self._keep :], *self.ranked()[:1]}
       for step in {*steps} - kept:
-        path = self._path(step)
-        path.rename(path.with_suffix(_REMOVED))
-    self._delete(self.directory.glob(f"*{_REMOVED}"))
+        self.directory.rename(str(step), f"{step}{_REMOVED}")
+    self._delete(_REMOVED)
 
-  def _delete(self, paths: Iterable[pathlib.Path]) -> None:
-    for path in list(paths):
-      shutil.rmtree(path, ignore_errors=True)
+  def _named(self, suffix: str) -> list[str]:
+    """The directories of checkpoints with this suffix, without it."""
+    try:
+      names = self.directory.names()
+    except (FileNotFoundError, NotADirectoryError):
+      return []
+    names = [x for x in names if re.fullmatch(rf"[0-9]+{suffix}", x)]
+    begun = suffix == _UNFINISHED
+    return [
+      name.removesuffix(suffix)
+      for name in names
+      if _is_own(folder := self.directory.folder(name))
+      or (begun and _is_begun(folder))
+    ]
+
+  def _delete(self, suffix: str) -> None:
+    """Deletes the directories of checkpoints with this suffix."""
+    for name in self._named(suffix):
+      self.directory.remove_folder(f"{name}{suffix}")
 
 
 def to_bytes(nest: types.Tree) -> bytes:
@@ -230,28 +255,14 @@ def from_bytes(content: np.ndarray) -> dict[str, np.ndarray]:
   Raises:
     Damaged: the bytes are others.
   """
-  end = content[-_END.size :].tobytes()
-  if len(end) < _END.size or not end.endswith(_MAGIC):
-    raise Damaged(f"{len(content)} bytes without the end that all have")
-  checksum, length, _ = _END.unpack(end)
-  index = content[: -_END.size][-length:].tobytes() if length else b""
-  if zlib.crc32(index) != checksum:
-    raise Damaged("an index with another checksum")
-  try:
-    return _arrays(content, json.loads(index))
-  except (TypeError, ValueError, OverflowError, RecursionError) as error:
-    if isinstance(error, Damaged):
-      raise
-    raise Damaged(f"an index that cannot be read ({error})") from error
+  return _arrays(content, _read_index(io.BytesIO(content.tobytes())))
 
 
-def like(
-  found: Mapping[str, np.ndarray], nest: types.Tree, where: str
-) -> types.Tree:
+def like(found: Mapping[str, Any], nest: types.Tree, where: str) -> types.Tree:
   """Arrays by their paths as a nest like another.
 
   Args:
-    found: the arrays.
+    found: the arrays, or their shapes and dtypes.
     nest: with the same structure, shapes and dtypes.
     where: they were found, in words.
 
@@ -278,7 +289,7 @@ def like(
   )
 
 
-def _write(file: BinaryIO, nest: types.Tree) -> None:
+def _write(file: IO[bytes], nest: types.Tree) -> None:
   columns = []
   for name, leaf in _named(nest):
     array = np.asarray(leaf, order="C")
@@ -292,17 +303,110 @@ def _write(file: BinaryIO, nest: types.Tree) -> None:
   file.write(_END.pack(zlib.crc32(index), len(index), _MAGIC))
 
 
-def _arrays(content: np.ndarray, columns: list) -> dict[str, np.ndarray]:
+def _is_own(folder: files.Folder) -> bool:
+  """Whether a directory has a file that `_write` wrote, if a damaged one."""
+  try:
+    names = folder.names()
+  except OSError:
+    return False
+  for name in names:
+    with contextlib.suppress(OSError), folder.open(name) as file:
+      file.seek(-len(_MAGIC), os.SEEK_END)
+      if file.read() == _MAGIC:
+        return True
+  return False
+
+
+def _is_begun(folder: files.Folder) -> bool:
+  """Whether a directory is that of a process that was killed at its start."""
+  with contextlib.suppress(OSError):
+    return {*folder.names()} <= {_SCORE}
+  return False
+
+
+class _Column(NamedTuple):
+  """An array in a file.
+
+  Attributes:
+    shape: its shape.
+    dtype: its dtype.
+    checksum: of its bytes.
+  """
+
+  shape: tuple[int, ...]
+  dtype: np.dtype
+  checksum: int
+
+  @property
+  def num_bytes(self) -> int:
+    """Its bytes, without those that pad it."""
+    return self.dtype.itemsize * math.prod(self.shape)
+
+
+def _read_index(file: IO[bytes]) -> dict[str, _Column]:
+  """Reads what a file of arrays has, without the arrays; ends at its start.
+
+  Raises:
+    Damaged: it is no such file, or has another size than its index says.
+  """
+  size = file.seek(0, os.SEEK_END)
+  if size < _END.size:
+    raise Damaged(f"{size} bytes without the end that all have")
+  file.seek(size - _END.size)
+  checksum, length, magic = _END.unpack(file.read(_END.size))
+  if magic != _MAGIC:
+    raise Damaged(f"{size} bytes without the end that all have")
+  if length > min(_MOST_INDEX_BYTES, size - _END.size):
+    raise Damaged(f"an index of {length} bytes")
+  file.seek(size - _END.size - length)
+  index = file.read(length)
+  if zlib.crc32(index) != checksum:
+    raise Damaged("an index with another checksum")
+  try:
+    columns = dict(map(_column, json.loads(index)))
+  except (TypeError, ValueError, OverflowError, RecursionError) as error:
+    raise Damaged(f"an index that cannot be read ({error})") from error
+  expected = sum(_padded(x.num_bytes) for x in columns.values())
+  if expected != size - _END.size - length:
+    raise Damaged(f"{size} bytes, and an index of {expected} bytes of arrays")
+  file.seek(0)
+  return columns
+
+
+def _column(entry: Any) -> tuple[str, _Column]:
+  """An entry of an index; raises TypeError or ValueError if it is none."""
+  name, dtype, shape, checksum = entry
+  # Names of dtypes may be programs: NumPy evaluates some of them.
+  if not isinstance(dtype, str) or not re.fullmatch(r"[a-z]+[a-z0-9_]*", dtype):
+    raise ValueError(f"no dtype {dtype!r:.80}")
+  kind = jnp.dtype(dtype)
+  if kind.hasobject or not kind.itemsize:
+    raise ValueError(f"no dtype of arrays {dtype!r:.80}")
+  if not all(type(x) is int and x >= 0 for x in shape):
+    raise ValueError(f"no shape {shape!r:.80}")
+  if not isinstance(name, str):
+    raise ValueError(f"no name {name!r:.80}")
+  return name, _Column(tuple(shape), kind, checksum)
+
+
+def _padded(size: int) -> int:
+  return size + -size % _ALIGNMENT_BYTES
+
+
+def _arrays(
+  content: np.ndarray, columns: Mapping[str, _Column]
+) -> dict[str, np.ndarray]:
   """The arrays that an index says are in the content of a file."""
   arrays, offset = {}, 0
-  for name, dtype, shape, checksum in columns:
-    kind = jnp.dtype(dtype)
-    size = kind.itemsize * math.prod(shape)
-    part = content[offset : offset + size]
-    if zlib.crc32(part.data) != checksum:
+  for name, column in columns.items():
+    part = content[offset : offset + column.num_bytes]
+    if zlib.crc32(part.data) != column.checksum:
       raise Damaged(f"another checksum of {name!r}")
-    arrays[name] = part.view(kind).reshape(shape)
-    offset += size + -size % _ALIGNMENT_BYTES
+    try:
+      arrays[name] = part.view(column.dtype).reshape(column.shape)
+    except ValueError as error:  # Such as of 99 dimensions.
+      raise Damaged(f"an index that cannot be true ({error})") from error
+    offset += _padded(column.num_bytes)
   return arrays
 
 

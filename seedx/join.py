@@ -121,6 +121,12 @@ def _parser() -> argparse.ArgumentParser:
     "--observation-transform",
     help="the learner's, to be repeated if it is MODULE:FUNCTION",
   )
+  add(
+    "--env-options",
+    type=json.loads,
+    help="the learner's as JSON, to be repeated if --env is MODULE:FACTORY, or"
+    " if they name files",
+  )
   add("--experiment", default="", help="join only if the learner runs this one")
   add(
     "--options",
@@ -161,6 +167,7 @@ def _security(asked: argparse.Namespace) -> wire.Security:
 def _hello(asked: argparse.Namespace) -> joining.Hello:
   code = {
     "env": asked.env,
+    "env_options": asked.env_options,
     "observation_transform": asked.observation_transform,
   }
   said = {name: value for name, value in code.items() if value is not None}

@@ -100,14 +100,14 @@ def test_a_run_that_fails_or_is_interrupted_leaves_the_table_of_the_others(
     return compare.Run(words, lines, 1.0)
 
   monkeypatch.setattr(compare, "train", run)
-  words = ["--experiments", "a2c,ppo", "--run-dir", str(tmp_path)]
-  assert compare.main([*words, "--seeds", "2"]) == 1
+  words = ["--experiments", "a2c,ppo", "--run-dir"]
+  assert compare.main([*words, str(tmp_path / "a"), "--seeds", "2"]) == 1
   said = capfd.readouterr()
   assert "| `a2c` | 5.0 |" in said.out and "ppo" not in said.out
   assert "4/4 ppo, seed 1, about 0 min left" in said.err
   assert "ended with status 1: no memory" in said.err
   ended[:] = [("a2c", 0)] * 3
-  assert compare.main([*words, "--seeds", "3"]) == 130
+  assert compare.main([*words, str(tmp_path / "b"), "--seeds", "3"]) == 130
   assert "| `a2c` | 5.0 |" in capfd.readouterr().out
 
 

@@ -67,10 +67,10 @@ def test_it_waits_no_longer_than_it_should(tmp_path, monkeypatch):
   with run_dirs.claimed(tmp_path):
     stop = threading.Event()
     stop.set()
-    with pytest.raises(types.ConfigError, match="no other process"):
+    with pytest.raises(types.ConfigError, match="another process"):
       trained(tmp_path, stop=stop)
     monkeypatch.setattr(elsewhere, "_LEFT_SECONDS", 0.0)
-    with pytest.raises(types.ConfigError, match="no other process"):
+    with pytest.raises(types.ConfigError, match="another process"):
       trained(tmp_path)
 
 

@@ -1,13 +1,16 @@
 """Runs whose disk is full: what cannot be written does not end them."""
 
+import errno
 import os
 import pathlib
 import resource
+import struct
 import subprocess
 import sys
 import threading
 
 import pytest
+from tensorboardX.proto import event_pb2
 
 from seedx import checkpoint, metrics
 from tests import programs, running
@@ -29,15 +32,80 @@ class Hangs(running.Lines):
     super().write(line)
 
 
-def test_a_sink_that_fails_is_said_once_and_gets_no_more(capfd):
-  sink = metrics.Background("metrics.jsonl", metrics.JsonLines(_FULL))
+class Full:
+  """A sink on a full disk."""
+
+  def write(self, line):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+  def close(self):
+    pass
+
+
+def test_a_sink_that_fails_is_said_once_and_tried_again(capfd):
+  sink = metrics.Background("metrics.jsonl", Full())
   for step in range(5):
     sink.write({"env_steps": step})
   sink.close()
   sink.close()
   assert capfd.readouterr().err == (
-    "cannot write metrics.jsonl any more ([Errno 28] No space left on device)\n"
+    "cannot write metrics.jsonl ([Errno 28] No space left on device); trying"
+    " again\nmetrics.jsonl lacks 5 lines: they could not be written\n"
   )
+
+
+def test_a_sink_gets_the_lines_after_a_while_without_a_disk(tmp_path):
+  """Both files of a run are whole and readable, but for lines that are lost."""
+  script = """
+import os, resource, sys
+from seedx import metrics
+
+def room(size):
+  resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+metrics.sinks._FLUSH_SECONDS = 0.0
+lines = metrics.JsonLines(os.path.join(sys.argv[1], "metrics.jsonl"))
+sinks = {"lines": lines, "events": metrics.TensorBoard(sys.argv[1])}
+sinks = [metrics.Background(k, x) for k, x in sinks.items()]
+
+def write(steps):
+  for step in steps:
+    for sink in sinks:
+      sink.write({"env_steps": step, "wall_seconds": float(step), "a": 1.0})
+  for sink in sinks:
+    while not sink._lines.empty():
+      pass
+
+write(range(10))
+room(1000)
+write(range(10, 50))
+room(10**9)
+write(range(50, 60))
+for sink in sinks:
+  sink.close()
+"""
+  done = subprocess.run(
+    [sys.executable, "-c", script, str(tmp_path)],
+    cwd=programs.ROOT,
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  found = {
+    x["env_steps"] for x in metrics.read_lines(tmp_path / "metrics.jsonl")
+  }
+  assert {*range(10), *range(50, 60)} <= found and len(found) < 60
+  # Each new file of events has room for some.
+  for name, most in (("lines", 1), ("events", 10)):
+    failed = done.stderr.count(f"cannot write {name} (")
+    assert 1 <= failed <= most
+    assert done.stderr.count(f"{name} is written again; ") == failed
+  events = [
+    event.step
+    for path in sorted(tmp_path.glob("events*"))
+    for event in _events(path)
+  ]
+  assert {*range(10), *range(51, 60)} <= {*events}
 
 
 def test_a_sink_that_hangs_holds_nobody_up(capfd):
@@ -66,9 +134,9 @@ def test_a_sink_that_hung_for_a_while_gets_the_lines_after_it(capfd):
 
 def test_half_a_file_is_removed(tmp_path):
   small = _with_small_files(
-    "import pathlib, sys; from seedx import metrics, types\n"
+    "import pathlib, sys; from seedx import files, types\n"
     "path = pathlib.Path(sys.argv[1], 'a.json')\n"
-    "try: metrics.write_file(path, 'x' * 50_000)\n"
+    "try: files.write_file(path, 'x' * 50_000)\n"
     "except types.ConfigError as error: print(error)",
     str(tmp_path),
   )
@@ -106,8 +174,8 @@ def test_a_full_disk_ends_no_run(tmp_path):
   ended = _with_small_files(*words)
   assert ended.returncode == 0, ended.stderr
   said = ended.stderr
-  assert said.count("cannot write metrics.jsonl any more") == 1
-  assert said.count("cannot write TensorBoard's events any more") == 1
+  assert said.count("cannot write metrics.jsonl (") == 1
+  assert said.count("cannot write TensorBoard's events (") >= 1
   assert said.count("cannot write checkpoint") >= 2
   assert "there is no learning_curve.png: cannot write" in said
   assert "CartPole-v1: mean return" in ended.stdout
@@ -126,6 +194,17 @@ def test_words_that_cannot_be_written_are_no_failure(tmp_path):
     )
   assert program.returncode == 0
   assert checkpoint.Checkpoints(tmp_path / "run" / "checkpoints").steps()
+
+
+def _events(path):
+  """The events of a file as far as it can be read."""
+  content, offset = path.read_bytes(), 0
+  while len(content) >= offset + 12:
+    (size,) = struct.unpack_from("<Q", content, offset)
+    text = content[offset + 12 : offset + 12 + size]
+    offset += 16 + size
+    if len(content) >= offset:
+      yield event_pb2.Event.FromString(text)
 
 
 def _with_small_files(*words):

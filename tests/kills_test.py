@@ -58,7 +58,7 @@ def rounds(
       _wait(program, lambda seen=seen, more=more: _count(saved, seen) >= more)
       time.sleep(rng.random())
       if rng.random() < 0.5:
-        while not list(folder.glob("*.unfinished")):
+        while not list(pathlib.Path(folder).glob("*.unfinished")):
           assert program.poll() is None
     finally:
       os.killpg(program.pid, signal.SIGKILL)

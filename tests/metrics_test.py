@@ -13,7 +13,7 @@ import time
 import numpy as np
 import pytest
 
-from seedx import metrics, types
+from seedx import metrics
 
 
 class FakeClock:
@@ -440,32 +440,6 @@ def test_a_resumption_shows_in_either_of_steps_and_seconds(tmp_path):
 def test_a_run_that_makes_no_steps_for_a_while_keeps_its_lines(tmp_path):
   lines = [line_at(0, 0.5), line_at(0, 1.0), line_at(7, 1.5), line_at(7, 2.0)]
   assert read(tmp_path, jsonl(lines)) == lines
-
-
-def test_run_dir_is_made_and_keeps_its_files(tmp_path):
-  run_dir = metrics.open_run_dir(str(tmp_path / "a" / "b"))
-  assert run_dir == tmp_path / "a" / "b"
-  assert list(run_dir.iterdir()) == []
-  (run_dir / "config.json").write_text("{}")
-  assert metrics.open_run_dir(run_dir) == run_dir
-  assert (run_dir / "config.json").read_text() == "{}"
-
-
-@pytest.mark.parametrize("name", ["file", "/proc"])
-def test_run_dir_that_cannot_be_written_is_an_error(tmp_path, name):
-  (tmp_path / "file").touch()
-  with pytest.raises(types.ConfigError, match=str(tmp_path / name)):
-    metrics.open_run_dir(tmp_path / name)
-
-
-def test_a_file_is_written_whole_or_not_at_all(tmp_path):
-  path = tmp_path / "a.json"
-  metrics.write_file(path, "first")
-  metrics.write_file(path, b"second")
-  assert path.read_text() == "second"
-  assert [x.name for x in tmp_path.iterdir()] == ["a.json"]
-  with pytest.raises(types.ConfigError, match="cannot write"):
-    metrics.write_file(tmp_path / "nowhere" / "a.json", "third")
 
 
 def test_returns_from_many_threads_are_all_counted():

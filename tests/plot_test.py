@@ -316,7 +316,9 @@ def test_a_single_run_has_no_band_and_may_have_a_single_point(tmp_path, drawn):
     assert axes.get_xlim()[0] < line.get_xdata()[0] < axes.get_xlim()[1]
 
 
-def test_a_line_ends_where_steps_do_and_not_where_time_does(tmp_path, drawn):
+def test_a_line_ends_where_steps_do_and_not_where_time_does(
+  tmp_path, drawn, capsys
+):
   words = [
     make_run(tmp_path / "a", (2.0, 4.0), steps=(600, 1200)),
     make_run(tmp_path / "b", (6.0, 8.0), steps=(600, 2400), seed=1),
@@ -325,11 +327,20 @@ def test_a_line_ends_where_steps_do_and_not_where_time_does(tmp_path, drawn):
   against_steps, against_time = drawn[0].axes
   assert against_time.get_xlabel() == "wall time (minutes)"
   # After the shorter one's time it stays where it was.
-  ends = (against_steps, 1200.0, (4 + 6 + 2 / 3) / 2), (against_time, 4.0, 6.0)
-  for axes, end, value in ends:
+  ends = (
+    (against_steps, 1200.0, (4 + 6 + 2 / 3) / 2, 2400.0),
+    (against_time, 4.0, 6.0, 4.0),
+  )
+  for axes, end, value, longest in ends:
     found = axes.lines[0].get_xydata()[-1]
     np.testing.assert_allclose(found, [end, value])
-    assert end < axes.get_xlim()[1] < 1.1 * end
+    # The longer one is seen to its own end.
+    assert longest < axes.get_xlim()[1] < 1.1 * longest
+    (seeds,) = (x for x in axes.collections if hasattr(x, "get_segments"))
+    assert max(x[-1, 0] for x in seeds.get_segments()) == longest
+  said = capsys.readouterr().out
+  assert "seed 0 of ppo ended after 1,200 of 2,400 env steps: the mean" in said
+  assert "seed 1" not in said
 
 
 def test_runs_that_have_no_step_in_common_have_a_line(tmp_path, drawn):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pathlib
 import shutil
 import time
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from experiments import a2c, dqn, ppo
-from seedx import checkpoint, envs, metrics, types, wire
+from seedx import checkpoint, envs, files, metrics, types, wire
 from seedx.acting import sessions
 from seedx.app import checkpointer, policies, run_dirs
 from seedx.learning import experience
@@ -348,7 +349,7 @@ def test_a_replay_goes_on_where_it_was(tmp_path, monkeypatch, capfd):
   step = steps_of(run_dir)[-1]
   found = checkpoint.Checkpoints(checkpointer.directory(run_dir))
   saved = found.restore(step, checkpointer.REPLAY)
-  others = [path for path in found.directory.glob("*/replay")]
+  others = [path for path in pathlib.Path(found.directory).glob("*/replay")]
   assert [path.parent.name for path in others] == [str(step)]
   lines = [x for x in raw_lines(run_dir) if "checkpoint_bytes" in x]
   assert lines[-1]["checkpoint_bytes"] > 4000 * 16
@@ -482,7 +483,7 @@ def test_a_directory_with_a_run_is_refused_without_resume(
   # Without a checkpoint there is nothing to go on from.
   said = programs.refused(a2c, words, capfd)
   assert "remove it, or choose another" in said
-  checkpointer.directory(copy).mkdir()
+  checkpointer.directory(copy).make()
   (step,) = steps_of(finished)[-1:]
   shutil.copytree(
     checkpointer.directory(finished) / str(step),
@@ -524,7 +525,7 @@ def test_what_is_no_run_of_this_version_is_refused(copy, values, reason, capfd):
     content = json.loads(path.read_text())
     path.write_text("{" if values == "{" else json.dumps(content | values))
   assert reason in programs.refused(a2c, ["--resume", str(copy)], capfd)
-  assert not checkpointer.directory(copy).exists()
+  assert not files.Folder(copy).has("checkpoints")
 
 
 @pytest.mark.slow

@@ -60,7 +60,7 @@ def test_the_directory_of_a_run_is_left_alone(tmp_path, capfd):
   (tmp_path / "config.json").write_text("{}")
   with pytest.raises(SystemExit):
     sweep.main(["ppo", "--search", SEARCH, "--run-dir", str(tmp_path)])
-  assert "without a run or a sweep" in capfd.readouterr().err
+  assert "a directory without config.json, which" in capfd.readouterr().err
   assert (tmp_path / "config.json").read_text() == "{}"
 
 
@@ -116,7 +116,7 @@ def test_a_trial_says_what_it_dies_of(tmp_path):
   training = trials.Training(trial(), tmp_path)
   said = training.step()
   assert said["done"]
-  assert "ConfigError cannot write in the run directory" in said["error"]
+  assert "ConfigError cannot write in the directory" in said["error"]
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ import pytest
 from experiments import a2c as a2c_experiment
 from seedx import app, envs, types
 from seedx.agents import a2c
-from seedx.app import evaluate, export, run_dirs
+from seedx.app import configs, evaluate, export, run_dirs
+from seedx.app import programs as programs_lib
 from seedx.learning import learner
 from seedx.pipelines import sync
 from seedx.runtime import process
@@ -79,6 +80,21 @@ VECTORS = {
     {"env_options": {"vzd_path": "/bin/evil"}},
     "--env-options vzd_path=/bin/evil",
   ),
+  "model": (
+    "program",
+    {"env_options": {"xml_file": "/home/evil.xml"}},
+    "--env-options xml_file=/home/evil.xml",
+  ),
+  "path": (
+    "program",
+    {"env_options": {"task": "../evil", "size": 5}},
+    "--env-options task=../evil,size=5",
+  ),
+  "arguments": (
+    "program",
+    {"env": "gymnasium:make", "env_options": {"id": "theirs:CartPole-v1"}},
+    "--env gymnasium:make, --env-options id=theirs:CartPole-v1",
+  ),
   "experiment": (
     "program",
     {"experiment": "theirs:EXPERIMENT"},
@@ -142,6 +158,40 @@ def test_nothing_runs_it(case, theirs, capfd):
     assert f"expected {reason}" in said
 
 
+def test_a_factory_that_the_user_names_takes_no_others_arguments(theirs, capfd):
+  """`gymnasium:make` imports what is before the colon of its `id`."""
+  folder, _ = theirs("arguments")
+  words = ["--resume", str(folder), "--env", "gymnasium:make"]
+  said = programs.refused(a2c_experiment, words, capfd)
+  assert "expected --env-options id=theirs:CartPole-v1 here too" in said
+
+
+@pytest.mark.parametrize(
+  ("options", "plain"),
+  [
+    ({"max_episode_steps": 5, "noise": 0.5, "mask": [True, None]}, True),
+    (
+      {"task_name": "swingup_sparse", "tasks_to_complete": ["top burner"]},
+      True,
+    ),
+    ({"reward_config": {"AMMO0": [0.1, -0.1]}}, True),
+    ({"task_name": "a/b"}, False),
+    ({"task_name": [".."]}, False),
+    ({"game_args": "+exec"}, False),
+    ({"base_path": "evil"}, False),
+    ({"reward_config": {"AMMO0": "evil"}}, False),
+    (["evil"], False),
+    ("evil", False),
+  ],
+  ids=str,
+)
+def test_options_that_may_make_a_simulator_read_files_need_trust(
+  options, plain
+):
+  found = envs.code_in({"env": "Pong-v5", "env_options": options})
+  assert found == ({} if plain else {"env_options": options})
+
+
 def test_a_directory_is_read_for_plots_without_running_it(theirs):
   folder, _ = theirs("environment")
   line = {"env_steps": 9, "wall_seconds": 1.0, "episode_return": 1.0}
@@ -182,3 +232,22 @@ def test_ones_own_code_runs_where_one_says_so(tmp_path, monkeypatch, capfd):
   program = dataclasses.replace(a2c_experiment.EXPERIMENT, config=named)
   name = a2c_experiment.__name__
   assert app.main(program, [*resume, "400"], name) == 0
+
+
+def test_a_run_chooses_no_address_of_who_resumes_it(begun, tmp_path):
+  """Nor its devices, which are those of another machine."""
+  folder = tmp_path / "run"
+  shutil.copytree(begun / "program", folder)
+  content = json.loads((folder / "config.json").read_text())
+  planted = {"hosts": 2, "coordinator": "evil:1", "host_index": 1}
+  planted |= {"learner_devices": [7], "role": "actor", "address": "evil:2"}
+  known = [name for name in planted if name in content["options"]]
+  assert {"hosts", "coordinator", "learner_devices"} <= {*known}
+  content["options"] |= {name: planted[name] for name in known}
+  content["options"]["seed"] = 9
+  (folder / "config.json").write_text(json.dumps(content))
+  before = programs_lib.asked_of(a2c_experiment.EXPERIMENT)
+  asked = run_dirs.restored(before, run_dirs.config(folder))
+  old, new = (configs.values(x) for x in (before, asked))
+  assert new["seed"] == 9
+  assert [new[name] for name in known] == [old[name] for name in known]

@@ -3,14 +3,14 @@
 import contextlib
 import dataclasses
 import math
-import pathlib
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from seedx import checkpoint, metrics, trees, types, wire
+from seedx import checkpoint, files, metrics, trees, types, wire
 from seedx.app import evaluations
 from seedx.runtime import process
 
@@ -21,8 +21,12 @@ Read = TypeVar("Read")
 RUN = "run"
 ACTING = "acting"
 REPLAY = "replay"
+# The name of their directory in that of a run.
+DIRECTORY = "checkpoints"
 # How many of the newest checkpoints are kept, besides the best.
 _KEPT = 2
+# Of a replay's arrays beside those of its items.
+_SLACK_BYTES = 2**24
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,9 +52,9 @@ class Config:
     )
 
 
-def directory(run_dir: pathlib.Path) -> pathlib.Path:
+def directory(run_dir: str | os.PathLike[str]) -> files.Folder:
   """The directory of a run's checkpoints."""
-  return run_dir / "checkpoints"
+  return files.Folder(run_dir).folder(DIRECTORY)
 
 
 def newest_first(found: checkpoint.Checkpoints) -> list[int]:
@@ -118,7 +122,7 @@ class Checkpointer:
   def __init__(
     self,
     run: process.Process,
-    run_dir: pathlib.Path,
+    run_dir: str | os.PathLike[str],
     config: Config,
     evaluation: evaluations.Periodic | None,
   ) -> None:
@@ -136,6 +140,7 @@ class Checkpointer:
       directory(run_dir), keep=_KEPT, newest_only=[REPLAY]
     )
     self._config = config
+    self._most_replay_bytes = config.checkpoint_replay_gib * 2**30
     self._evaluation = evaluation
     self._saved_seconds = time.monotonic()
     self._said_too_large = False
@@ -164,7 +169,11 @@ class Checkpointer:
         print(f"checkpoint {damaged} is kept as {path}", file=sys.stderr)
     if self._run.replay is not None:
       try:
-        self._run.replay.restore(found.restore(env_steps, REPLAY))
+        # A larger one cannot be this run's.
+        most = max(2 * self._run.replay.num_bytes, self._most_replay_bytes)
+        self._run.replay.restore(
+          found.restore(env_steps, REPLAY, most_bytes=most + _SLACK_BYTES)
+        )
       except checkpoint.Damaged as error:
         print(f"the replay starts empty: {error}", file=sys.stderr)
     if self._evaluation is not None:
@@ -261,8 +270,7 @@ class Checkpointer:
     replay = self._run.replay
     if replay is None:
       return None
-    most_bytes = self._config.checkpoint_replay_gib * 2**30
-    if replay.num_bytes <= most_bytes:
+    if replay.num_bytes <= self._most_replay_bytes:
       return replay
     if not self._said_too_large:
       self._said_too_large = True

@@ -22,8 +22,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from seedx import metrics, types
-from seedx.app import command_line, experiments, plot
+from seedx import files, metrics, types
+from seedx.app import command_line, experiments, plot, run_dirs
 from seedx.runtime import signals
 
 _POLL_SECONDS = 0.2
@@ -31,6 +31,8 @@ _POLL_SECONDS = 0.2
 _PATIENCE_SECONDS = 60.0
 # Takes the learner's process id, and the run's lines of metrics so far.
 Watch = Callable[[int, Sequence[Mapping[str, Any]]], None]
+# What it writes, beside a directory for each experiment.
+_NAMES = (run_dirs.CONFIG, "comparison.md", "comparison.png")
 # The title, the key in a summary and the decimals of each column of numbers.
 _COLUMNS = (
   ("return", "episode_return", 1),
@@ -100,12 +102,10 @@ def _compare(options: Options) -> int:
   options = dataclasses.replace(
     options, experiments=experiments_of(options.experiments)
   )
-  run_dir = metrics.open_run_dir(
-    options.run_dir
-    or os.path.join("runs", "compare", time.strftime("%Y%m%d-%H%M%S"))
-  )
+  own = {_folder_of(words) for words in options.experiments}
+  run_dir = run_dirs.new(options.run_dir, "compare", {*_NAMES, *own})
   config = json.dumps(dataclasses.asdict(options), indent=2)
-  metrics.write_file(run_dir / "config.json", config + "\n")
+  files.write_file(run_dir / run_dirs.CONFIG, config + "\n")
   runs, status = _run_all(options, run_dir)
   names = [
     x for x in options.experiments if any(x == y.experiment for y in runs)
@@ -113,7 +113,7 @@ def _compare(options: Options) -> int:
   if not names:
     return status
   table = _table(names, runs)
-  metrics.write_file(run_dir / "comparison.md", table + "\n")
+  files.write_file(run_dir / "comparison.md", table + "\n")
   groups = {
     words: [run.lines for run in runs if run.experiment == words]
     for words in names
@@ -204,15 +204,15 @@ def train(
   Raises:
     types.ConfigError: the run fails.
   """
-  run_dir = parent / "-".join(words.replace("--", "").split()) / str(seed)
-  run_dir.mkdir(parents=True, exist_ok=True)
+  folder = files.Folder(parent).folder(_folder_of(words)).folder(str(seed))
+  run_dir = pathlib.Path(folder.make())
   name, *own = words.split()
   program = [sys.executable, "-m", "seedx", "train", name]
   program += ["--env", options.env, *own]  # Its own come last, and hold.
   program += ["--total-steps", str(options.total_steps)]
   program += ["--seed", str(seed), "--run-dir", str(run_dir)]
   cpu_seconds = _children_seconds()
-  with (run_dir / "output.txt").open("w", encoding="utf-8") as output:
+  with folder.open("output.txt", "x") as output:
     stop = threading.Event()
     with signals.stopping(stop) as ending:
       process = subprocess.Popen(program, stdout=output, stderr=output)
@@ -222,7 +222,7 @@ def train(
         process.wait(_PATIENCE_SECONDS)
         return ending.status
   if process.returncode not in (0, signals.status(signal.SIGINT)):
-    last = (run_dir / "output.txt").read_text(encoding="utf-8").splitlines()
+    last = folder.read("output.txt").splitlines()
     raise types.ConfigError(
       f"{' '.join(program[1:])} ended with status {process.returncode}:"
       f" {last[-1] if last else ''}"
@@ -255,6 +255,11 @@ def _wait(
     stop.wait(_POLL_SECONDS)
 
 
+def _folder_of(words: str) -> str:
+  """The directory of an experiment's runs, by its name and options."""
+  return "-".join(words.replace("--", "").replace("/", "_").split())
+
+
 def _children_seconds() -> float:
   """CPU time of all processes that have ended below this one, in seconds."""
   times = os.times()
@@ -262,9 +267,11 @@ def _children_seconds() -> float:
 
 
 def _lines(run_dir: pathlib.Path) -> list[dict[str, Any]]:
-  path = run_dir / "metrics.jsonl"
+  path = run_dir / run_dirs.METRICS
   try:
-    return metrics.read_lines(path) if path.exists() else []
+    return metrics.read_lines(path)
+  except FileNotFoundError:
+    return []
   except KeyError as error:
     raise types.ConfigError(
       f"expected metrics in {str(path)!r}, found a line without {error}"

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from seedx import checkpoint, launch, types
+from seedx import checkpoint, files, launch, types
 from seedx.app import checkpointer, run_dirs
 from seedx.launch import ray
 from seedx.runtime import signals
@@ -67,11 +67,13 @@ def _run_there(
       f" cluster share, found no {run_dir} on {host}"
     )
   _wait_until_left(run_dir, stop)
-  config = run_dir / "config.json"
-  if config.exists() and not resumes:
+  folder = files.Folder(run_dir)
+  if folder.has(run_dirs.CONFIG) and not resumes:
     saved = checkpoint.Checkpoints(checkpointer.directory(run_dir)).steps()
-    if not saved:
-      config.unlink()  # Its lines of metrics are dropped when they are read.
+    if not saved:  # It begins again.
+      for name in run_dirs.FILES:
+        folder.remove(name)
+      folder.remove_folder(checkpointer.DIRECTORY)
     since = f"checkpoint {max(saved)}" if saved else "the beginning"
     print(f"the learner goes on from {since} on {host}", file=sys.stderr)
     resumes = bool(saved)

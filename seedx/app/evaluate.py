@@ -10,7 +10,7 @@ import dataclasses
 import json
 from collections.abc import Sequence
 
-from seedx import metrics, types
+from seedx import types
 from seedx.acting import evaluator, sessions
 from seedx.app import command_line, policies, statistics, videos
 
@@ -94,13 +94,21 @@ def _evaluate(options: Options) -> int:
     "cut": played.cut,
     "returns": played.returns.tolist(),
   }
-  path = policy.directory / f"evaluation-{policy.env_steps}.json"
-  metrics.write_file(path, json.dumps(content, indent=2) + "\n")
   print(
     f"{policy.env.env} after {policy.env_steps:,} env steps:"
     f" {statistics.in_words(found)}"
   )
   if played.cut:
-    print(f"{played.cut} episodes were cut at --max-episode-steps")
-  print(f"these statistics and every return are in {path}", flush=True)
+    print(f"{played.cut} episodes were cut at --max-episode-steps", flush=True)
+  name = f"evaluation-{policy.env_steps}.json"
+  path = policy.directory / name
+  try:
+    policy.directory.write(name, json.dumps(content, indent=2) + "\n")
+  except OSError as error:  # The run may be another's, or the disk full.
+    print(
+      f"these statistics could not be kept in {str(path)!r} ({error.strerror})",
+      flush=True,
+    )
+  else:
+    print(f"these statistics and every return are in {path}", flush=True)
   return 0

@@ -8,9 +8,9 @@ import threading
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from seedx import envs, metrics, types
+from seedx import envs, files, metrics, types
 from seedx.acting import evaluator, sessions
-from seedx.app import statistics
+from seedx.app import run_dirs, statistics
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class Periodic:
     )
     self._seed = run.seed
     self._config = config
-    self._path = run_dir / "evaluations.jsonl"
+    self._folder = files.Folder(run_dir)
     self._due_steps = self._last_steps = -1
     self._stop = threading.Event()
     self._thread: threading.Thread | None = None
@@ -141,10 +141,11 @@ class Periodic:
       found = statistics.summary(played.returns)
       line = {"env_steps": env_steps, **found, "cut": played.cut}
       try:
-        with self._path.open("a", encoding="utf-8") as file:
-          file.write(json.dumps(line) + "\n")
+        with self._folder.open(run_dirs.EVALUATIONS, "a") as file:
+          file.write((json.dumps(line) + "\n").encode())
       except OSError as error:  # Such as a full disk.
-        print(f"cannot write {str(self._path)!r} ({error})", file=sys.stderr)
+        path = self._folder / run_dirs.EVALUATIONS
+        print(f"cannot write {str(path)!r} ({error.strerror})", file=sys.stderr)
       self.newest = {"evaluation_return": found["mean"]}
       self.words = statistics.in_words(found)
     except BaseException as failure:

@@ -18,7 +18,7 @@ import jax
 import jax.export
 import numpy as np
 
-from seedx import metrics, types
+from seedx import files, types
 from seedx.agents import acting_step
 from seedx.app import command_line, policies
 
@@ -56,8 +56,8 @@ def _export(options: Options) -> int:
   exported, spec = export(policy)
   program = pathlib.Path(f"{options.output}.stablehlo")
   description = pathlib.Path(f"{options.output}.json")
-  metrics.write_file(program, bytes(exported.serialize()))
-  metrics.write_file(description, json.dumps(spec, indent=2) + "\n")
+  files.write_file(program, bytes(exported.serialize()))
+  files.write_file(description, json.dumps(spec, indent=2) + "\n")
   print(
     f"the policy of {policy.name} after {policy.env_steps:,} env steps is in"
     f" {program}, its description in {description}"

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from seedx import metrics, types
+from seedx import files, metrics, types
 from seedx.app import command_line, run_dirs, statistics
 
 # The lines of metrics of each run in a group, by the label of the group.
@@ -40,6 +40,8 @@ _ROW_INCHES = 4.9
 _LONGEST_LABEL = 70
 _LEGEND = "interquartile mean, its 95% interval, and each seed"
 _CURVE_POINTS = 200
+# A run that made a smaller share of the longest one's env steps ended early.
+_EARLY = 0.95
 # Matplotlib's settings: legible at half the size.
 _LOOK: Any = {
   "font.size": 16,
@@ -220,14 +222,36 @@ def _plot(options: Options) -> int:
       " runs train for longer"
     )
   panels: dict[str, dict[str, list[Any]]] = {}
-  for run, label in zip(runs, run_dirs.labels(runs), strict=True):
+  named = list(zip(runs, run_dirs.labels(runs), strict=True))
+  for run, label in named:
     panels.setdefault(run.env, {}).setdefault(label, []).append(run.lines)
+  for words in _ended_early(named):
+    print(words)
   if options.scores:
     draw_scores(panels, path)
   else:
     draw(panels, path, metric, options.x)
   print(f"plotted {len(runs)} run(s) in {path}", flush=True)
   return 0
+
+
+def _ended_early(named: Sequence[tuple[run_dirs.Run, str]]) -> list[str]:
+  """Names the runs that ended well before others of their group.
+
+  Args:
+    named: the runs, each with the label of its group.
+  """
+  ends: dict[tuple[str, str], int] = {}
+  for run, label in named:
+    key = run.env, label
+    ends[key] = max(ends.get(key, 0), run.lines[-1]["env_steps"])
+  return [
+    f"seed {run.seed} of {label} ended after {steps:,} of {most:,} env steps:"
+    " the mean of its group is drawn until there"
+    for run, label in named
+    if (steps := run.lines[-1]["env_steps"])
+    < _EARLY * (most := ends[run.env, label])
+  ]
 
 
 def _of_seeds(panels: Mapping[str, Groups], metric: str) -> dict[str, Groups]:
@@ -260,7 +284,7 @@ def _style(i: int) -> dict[str, Any]:
 def _save(picture: Any, path: pathlib.Path) -> None:
   image = io.BytesIO()
   picture.savefig(image, format=path.suffix[1:].lower())
-  metrics.write_file(path, image.getvalue())
+  files.write_file(path, image.getvalue())
 
 
 def _none(metric: str) -> str:
@@ -357,11 +381,13 @@ def _draw_panel(
       seeds = [xy / (size, 1) for xy in own]
       axes.add_collection(collections.LineCollection(seeds, **thin))
   axes.set_xlabel(unit)
-  _set_axes(axes, left / size, max(ends) / size, logarithmic)
+  # A run that has ended early does not hide the rest of the others.
+  right = max(points[-1, 0] for own in curves.values() for points in own)
+  _set_axes(axes, left / size, right / size, logarithmic)
 
 
 def _end(curves: Sequence[np.ndarray], key: str) -> float:
-  """The x at which the curve of a group ends.
+  """The x at which the mean of a group ends; single runs go on to their own.
 
   Wall time passes for runs that have ended, so it is the end of the longest
   run. Env steps do not, so it is the end of the shortest run.

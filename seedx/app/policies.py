@@ -3,7 +3,6 @@
 import dataclasses
 import importlib
 import os
-import pathlib
 import re
 from typing import Any
 
@@ -11,7 +10,7 @@ import dm_env
 import jax
 import jax.numpy as jnp
 
-from seedx import checkpoint, envs, types
+from seedx import checkpoint, envs, files, types
 from seedx.agents import acting_step, base
 from seedx.app import checkpointer, configs, experiments, programs, run_dirs
 
@@ -31,7 +30,7 @@ class Policy:
     acting: the part of the agent's state that acts, `agent.acting(state)`.
   """
 
-  directory: pathlib.Path
+  directory: files.Folder
   name: str
   seed: int
   env_steps: int
@@ -100,8 +99,8 @@ def load(
   asked = run_dirs.config(run_dir)
   if config is None and not trust:
     run_dirs.check_code(asked, run_dir)
-  run = pathlib.Path(run_dir).expanduser()
-  found = checkpoint.Checkpoints(checkpointer.directory(run))
+  directory = checkpointer.directory(run_dir)
+  found = checkpoint.Checkpoints(directory)
   config = config or _config(asked)
   checkpointer.newest_first(found)  # Fails early if there is none.
   spec = envs.spec(config.env)
@@ -115,7 +114,7 @@ def load(
     lambda step: found.restore(step, checkpointer.ACTING, like),
   )
   return Policy(
-    directory=checkpointer.directory(run),
+    directory=directory,
     name=asked.name,
     seed=config.seed,
     env_steps=env_steps,

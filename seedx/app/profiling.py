@@ -1,33 +1,33 @@
 """A trace of a part of a run, to see where its time goes."""
 
 import os
-import pathlib
 import time
 
 import jax
 
-from seedx import metrics
+from seedx import files, metrics
 
 
 class Trace:
   """A sink that records the run, from its second line after an update on.
 
-  JAX's profiler writes it to `DIRECTORY/plugins/profile/TIME/`. XProf opens the
-  directory (`pip install xprof`, `xprof DIRECTORY`); Perfetto opens the file
-  `*.trace.json.gz` in it. Host threads have spans of these names: `receive`
-  checks and counts a message, `act` starts an inference step, `reply` waits for
-  its actions and hands them out, `collect` copies finished unrolls, `learn`
-  starts an update and waits for the one before.
+  JAX's profiler writes it to `RUN_DIR/profile/plugins/profile/TIME/`. XProf
+  opens `RUN_DIR/profile` (`pip install xprof`, `xprof RUN_DIR/profile`);
+  Perfetto opens the file `*.trace.json.gz` in it. Host threads have spans of
+  these names: `receive` checks and counts a message, `act` starts an inference
+  step, `reply` waits for its actions and hands them out, `collect` copies
+  finished unrolls, `learn` starts an update and waits for the one before.
   """
 
-  def __init__(self, directory: str | os.PathLike[str], seconds: float) -> None:
+  def __init__(self, run_dir: str | os.PathLike[str], seconds: float) -> None:
     """Records nothing yet.
 
     Args:
-      directory: where the trace goes.
+      run_dir: the directory of the run; the trace goes to `profile` in it, or,
+        if there is one, to `profile-2` and so on.
       seconds: to record for; the line of metrics after that ends it.
     """
-    self._directory = pathlib.Path(directory)
+    self._run_dir = run_dir
     self._seconds = seconds
     self._lines = 0
     self._ends: float | None = None
@@ -40,7 +40,8 @@ class Trace:
     if self._lines == 2:
       options = jax.profiler.ProfileOptions()
       options.python_tracer_level = 0  # It would slow all threads down.
-      jax.profiler.start_trace(self._directory, profiler_options=options)
+      directory = files.open_new_folder(self._run_dir, "profile")
+      jax.profiler.start_trace(str(directory), profiler_options=options)
       self._ends = time.monotonic() + self._seconds
     elif self._ends is not None and time.monotonic() >= self._ends:
       self.close()

@@ -11,8 +11,9 @@ from typing import Any, Literal
 import gymnasium
 import jax
 
-from seedx import join, launch, types, wire
+from seedx import checkpoint, join, launch, types, wire
 from seedx.app import (
+  checkpointer,
   command_line,
   configs,
   experiments,
@@ -221,7 +222,11 @@ def _result(asked: Asked, run: training.Run) -> list[str]:
   if run.host:
     return [*lines, "host 0 has the run's directory"]
   if run.status:
-    lines.append(f"interrupted; --resume {run.run_dir} goes on")
+    saved = checkpoint.Checkpoints(checkpointer.directory(run.run_dir)).steps()
+    way = (
+      f"--resume {run.run_dir} goes on" if saved else "no checkpoint is saved"
+    )
+    lines.append(f"interrupted; {way}")
   elif run.metrics["env_steps"] < asked.run.total_steps:
     lines.append(f"ended early: --stop-at {asked.files.stop_at:g} is reached")
   if not run.metrics["learner_steps"]:

@@ -7,18 +7,18 @@ The directory of a run holds `config.json`, which says how it was started, and
 import collections
 import contextlib
 import dataclasses
-import fcntl
 import json
 import os
 import pathlib
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
 import seedx
-from seedx import envs, metrics, types
+from seedx import envs, files, metrics, types
 from seedx.app import command_line, configs, experiments
 
 C = TypeVar("C")
@@ -26,6 +26,13 @@ C = TypeVar("C")
 # The format of `config.json`. Runs of format 1 can be plotted, nothing else.
 FORMAT = 2
 _READABLE = (1, FORMAT)
+
+# Files of a run.
+CONFIG = "config.json"
+METRICS = "metrics.jsonl"
+EVALUATIONS = "evaluations.jsonl"
+CURVE = "learning_curve.png"
+FILES = (CONFIG, METRICS, EVALUATIONS, CURVE)
 
 # `config.json` leaves these out: they say how it is read, where it is, how long
 # other processes wait to join, what is shown, when to end early, and what
@@ -42,6 +49,14 @@ OF_THIS_START = (
 OF_A_PROCESS = (
   *("role", "address", "server", "server_addresses", "give_up_seconds"),
   *("host_index", "coordinator"),
+)
+
+# A resume has these from its own command line alone: config.json may be another
+# person's, and would choose with whom this process connects; and the devices
+# are those of the machine that the run was on.
+_NOT_RESTORED = (
+  *OF_A_PROCESS,
+  *("hosts", "learner_devices", "inference_devices", "device"),
 )
 
 # The settings that may change when a run resumes, since its state does not
@@ -144,39 +159,55 @@ def record(run: Any, asked: Any, experiment: str | None) -> Config:
   )
 
 
+def new(asked: str, name: str, names: Collection[str] = ()) -> pathlib.Path:
+  """Makes the directory of what begins.
+
+  Args:
+    asked: the directory that the user asks for; runs/<name>/<time> if empty.
+    name: of what begins.
+    names: what it writes there.
+
+  Raises:
+    types.ConfigError: one of these names is taken, or nothing can be written
+      there; then nothing has been made.
+  """
+  if asked:
+    return pathlib.Path(files.open_folder(asked, names))
+  now = time.strftime("%Y%m%d-%H%M%S")
+  return pathlib.Path(files.open_new_folder(pathlib.Path("runs", name), now))
+
+
 @contextlib.contextmanager
-def claimed(run_dir: pathlib.Path) -> Iterator[None]:
+def claimed(run_dir: str | os.PathLike[str]) -> Iterator[None]:
   """Locks a directory: no other process may train in it, but any may read it.
 
   Raises:
     types.ConfigError: another process trains in it.
   """
-  directory = os.open(run_dir, os.O_RDONLY)
-  try:
-    fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-  except BlockingIOError as error:
-    os.close(directory)
-    raise types.ConfigError(
-      f"another process is training in {str(run_dir)!r}; wait until it ends, or"
-      f" stop it{types.see('another-process-is-training')}"
-    ) from error
-  except OSError:
-    pass  # Some network file systems cannot lock directories.
-  try:
+  with contextlib.ExitStack() as stack:
+    try:
+      stack.enter_context(files.Folder(run_dir).locked())
+    except BlockingIOError as error:
+      raise types.ConfigError(
+        f"another process is training in {str(run_dir)!r}; wait until it ends,"
+        f" or stop it{types.see('another-process-is-training')}"
+      ) from error
     yield
-  finally:
-    os.close(directory)
 
 
 def write(run_dir: pathlib.Path, asked: Config) -> None:
-  """Writes `config.json`."""
+  """Writes `config.json`.
+
+  Raises:
+    types.ConfigError: it is not writable.
+  """
 
   def plain(value: Any) -> Any:
     is_numpy = isinstance(value, np.generic | np.ndarray)
     return value.tolist() if is_numpy else str(value)
 
   text = json.dumps(dataclasses.asdict(asked), indent=2, default=plain)
-  metrics.write_file(run_dir / "config.json", text + "\n")
+  files.write_file(run_dir / CONFIG, text + "\n")
 
 
 def config(run_dir: str | os.PathLike[str]) -> Config:
@@ -188,8 +219,7 @@ def config(run_dir: str | os.PathLike[str]) -> Config:
   """
   path = pathlib.Path(run_dir).expanduser()
   try:
-    text = (path / "config.json").read_text(encoding="utf-8")
-    content = json.loads(text)
+    content = json.loads(files.Folder(path).read(CONFIG))
     json.dumps(content, ensure_ascii=False).encode()  # Half a character fails.
   except (FileNotFoundError, NotADirectoryError) as error:
     raise types.ConfigError(
@@ -198,7 +228,8 @@ def config(run_dir: str | os.PathLike[str]) -> Config:
     ) from error
   except (OSError, ValueError, RecursionError) as error:
     raise types.ConfigError(
-      f"cannot read config.json in {str(path)!r} ({error})"
+      f"cannot read config.json in {str(path)!r}"
+      f" ({getattr(error, 'strerror', None) or error})"
     ) from error
   content = content if isinstance(content, dict) else {}
   seedx, format_ = content.get("seedx"), content.get("format")
@@ -254,10 +285,13 @@ def restored(asked: C, before: Config) -> C:
 def replaced(asked: C, options: Mapping[str, Any]) -> C:
   """Returns a config with settings that `config.json` has.
 
+  Those of a process, such as addresses, are left as they are.
+
   Raises:
     types.ConfigError: a value is of another type, or out of range.
   """
   known = configs.settings(asked)
+  options = {k: x for k, x in options.items() if k not in _NOT_RESTORED}
   for name, value in options.items():
     if not configs.fits(known[name].kind, value):
       raise types.ConfigError(
@@ -440,7 +474,7 @@ def _class_name(kind: type) -> str:
 def _lines(path: pathlib.Path, seedx: str) -> list[dict[str, Any]]:
   """Reads `metrics.jsonl` of a run."""
   try:
-    lines = metrics.read_lines(path / "metrics.jsonl")
+    lines = metrics.read_lines(path / METRICS)
   except FileNotFoundError:
     lines = []
   except OSError as error:

@@ -13,17 +13,15 @@ have its own options: `seedx sweep "impala --agent a2c"`.
 import dataclasses
 import importlib
 import json
-import os
 import pathlib
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
-from seedx import launch, metrics, types
+from seedx import files, launch, metrics, types
 from seedx.app import (
   command_line,
   configs,
@@ -45,6 +43,11 @@ _FIXED = (
 )
 
 
+# What it writes.
+_NAMES = (
+  *(run_dirs.CONFIG, "sweep.md", "sweep.png"),
+  *("trials", "default", "best", "tune"),
+)
 # What a sweep says to its trials itself, or what none can be.
 _OWN = (
   *("seed", "total_steps", "run_dir", "resume", "quiet"),
@@ -149,15 +152,9 @@ def _sweep(options: Options) -> int:
     programs.read(module.EXPERIMENT, own, module.__name__)
   ray.ray()  # Says what to install.
   tuning: Any = importlib.import_module("seedx.app.tuning")
-  folder = os.path.join("runs", "sweep", time.strftime("%Y%m%d-%H%M%S"))
-  run_dir = metrics.open_run_dir(options.run_dir or folder).absolute()
-  if (run_dir / "config.json").exists():
-    raise types.ConfigError(
-      "expected --run-dir without a run or a sweep, found one in"
-      f" {str(run_dir)!r}"
-    )
+  run_dir = run_dirs.new(options.run_dir, "sweep", _NAMES).absolute()
   config = json.dumps(dataclasses.asdict(options), indent=2)
-  metrics.write_file(run_dir / "config.json", config + "\n")
+  files.write_file(run_dir / run_dirs.CONFIG, config + "\n")
   stop = threading.Event()
   with (
     signals.stopping(stop) as ending,
@@ -195,7 +192,7 @@ def _search(
   found = [_Found.of(run_dir, trial, failed) for trial in asked]
   ranked = sorted(found, key=_Found.rank, reverse=True)
   table = _table(list(values[0]), ranked, options.total_steps)
-  metrics.write_file(run_dir / "sweep.md", table + "\n")
+  files.write_file(run_dir / "sweep.md", table + "\n")
   print(table, flush=True)
   if pool.stop.is_set() or not ranked[0].lines:
     return 1
@@ -219,7 +216,7 @@ def _search(
     f"{label}: mean return {_mean(runs)} with seeds {first} to {seeds[-1]}"
     for label, runs in lines.items()
   )
-  metrics.write_file(run_dir / "sweep.md", f"{table}\n\n{text}\n")
+  files.write_file(run_dir / "sweep.md", f"{table}\n\n{text}\n")
   plot.draw({env: lines}, run_dir / "sweep.png")
   print(text)
   print(f"sweep.md and sweep.png are in {run_dir}", flush=True)
@@ -248,8 +245,10 @@ class _Found:
     failed: Mapping[str, str],
   ) -> "_Found":
     """Reads what a trial has written."""
-    path = run_dir / trial.name / "metrics.jsonl"
-    lines = metrics.read_lines(path) if path.exists() else []
+    try:
+      lines = metrics.read_lines(run_dir / trial.name / run_dirs.METRICS)
+    except FileNotFoundError:
+      lines = []
     return cls(trial, lines, failed.get(trial.name, ""))
 
   @property

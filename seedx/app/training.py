@@ -9,13 +9,13 @@ import pathlib
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from seedx import checkpoint, envs, launch, metrics, types, wire
+from seedx import files as files_lib
 from seedx.app import (
   checkpointer,
   configs,
@@ -108,7 +108,7 @@ class Run:
   @property
   def lines(self) -> list[dict[str, Any]]:
     """All lines of metrics."""
-    return metrics.read_lines(self.run_dir / "metrics.jsonl")
+    return metrics.read_lines(self.run_dir / run_dirs.METRICS)
 
 
 def train(
@@ -204,19 +204,16 @@ def _on_cluster(
       "expected no address with learner_on_cluster, or all of its machine's,"
       f" 0.0.0.0:PORT, since it may move; found {address}"
     )
-  name = _directory(work.files, work.record)
-  is_new, resumes = not os.path.exists(name), bool(work.files.resume)
-  files = (
-    work.files if resumes else dataclasses.replace(work.files, run_dir=name)
-  )
-  with _open(files, work.record) as run_dir:
+  resumes = bool(work.files.resume)
+  is_new = not os.path.exists(work.files.resume or work.files.run_dir)
+  with _open(work.files, work.record) as run_dir:
     pass  # Nobody trains in it.
   there = functools.partial(_run_there, work)
   try:
     return elsewhere.run(there, launching, run_dir, resumes, stop, ending)
   except (types.ConfigError, SystemExit):
-    if is_new and not any(run_dir.iterdir()):
-      run_dir.rmdir()  # It has not begun.
+    if is_new:  # It may not have begun.
+      files_lib.Folder(run_dir).remove_if_empty()
     raise
 
 
@@ -471,7 +468,7 @@ def _sinks(
   """Where the lines of metrics go; one that fails does not end the run."""
   written = [
     metrics.Background(
-      "metrics.jsonl", metrics.JsonLines(run_dir / "metrics.jsonl")
+      run_dirs.METRICS, metrics.JsonLines(run_dir / run_dirs.METRICS)
     ),
     metrics.Background("TensorBoard's events", metrics.TensorBoard(run_dir)),
     *(
@@ -480,7 +477,7 @@ def _sinks(
   ]
   sinks: list[metrics.Sink] = [evaluations.Lines(x, *others) for x in written]
   if files.profile:
-    trace = profiling.Trace(run_dir / "profile", files.profile)
+    trace = profiling.Trace(run_dir, files.profile)
     sinks.append(metrics.Background("the profile", trace, _LOGGER_SECONDS))
   if not files.quiet:
     console = metrics.Console(
@@ -493,8 +490,8 @@ def _sinks(
 def _draw(env: str, name: str, run_dir: pathlib.Path) -> None:
   """Draws the learning curve, or says why it cannot."""
   try:
-    lines = metrics.read_lines(run_dir / "metrics.jsonl")
-    plot.draw({env: {name: [lines]}}, run_dir / "learning_curve.png")
+    lines = metrics.read_lines(run_dir / run_dirs.METRICS)
+    plot.draw({env: {name: [lines]}}, run_dir / run_dirs.CURVE)
   except (OSError, types.ConfigError) as error:
     print(f"there is no learning_curve.png: {error}", file=sys.stderr)
 
@@ -502,31 +499,43 @@ def _draw(env: str, name: str, run_dir: pathlib.Path) -> None:
 @contextlib.contextmanager
 def _open(files: Config, record: run_dirs.Config) -> Iterator[pathlib.Path]:
   """The directory of the run, which no other process uses meanwhile."""
-  name = _directory(files, record)
-  is_new = not os.path.exists(name)
-  run_dir = metrics.open_run_dir(name)
+  asked = os.path.expanduser(files.resume or files.run_dir)
+  is_new = not os.path.exists(asked)
+  if asked:
+    if not files.resume and os.path.isdir(asked):
+      # Before anything is written in there.
+      with run_dirs.claimed(asked):
+        _check_free(asked)
+    run_dir = pathlib.Path(files_lib.open_folder(asked))
+  else:
+    run_dir = run_dirs.new("", record.name)
   with run_dirs.claimed(run_dir):
-    if not files.resume and (run_dir / "config.json").exists():
-      saved = checkpoint.Checkpoints(checkpointer.directory(run_dir)).steps()
-      # There may be none, of a run that has failed early.
-      way = "go on with it by --resume" if saved else "remove it"
-      raise types.ConfigError(
-        f"expected a --run-dir without a run, found one in {str(run_dir)!r};"
-        f" {way}, or choose another"
-      )
+    if not files.resume:
+      _check_free(run_dir)  # Another run may just have ended.
     try:
       yield run_dir
     except types.ConfigError:
-      if is_new and not any(run_dir.iterdir()):
-        run_dir.rmdir()  # It has not begun.
+      if is_new:  # It may not have begun.
+        files_lib.Folder(run_dir).remove_if_empty()
       raise
 
 
-def _directory(files: Config, record: run_dirs.Config) -> str:
-  """Where a run goes."""
-  now = time.strftime("%Y%m%d-%H%M%S")
-  default = os.path.join("runs", record.name, now)
-  return os.path.expanduser(files.resume or files.run_dir or default)
+def _check_free(run_dir: str | os.PathLike[str]) -> None:
+  """Checks that a directory has nothing of what a new run writes.
+
+  Raises:
+    types.ConfigError: it has.
+  """
+  folder = files_lib.Folder(run_dir)
+  if folder.has(run_dirs.CONFIG):
+    saved = checkpoint.Checkpoints(checkpointer.directory(run_dir)).steps()
+    # There may be none, of a run that has failed early.
+    way = "go on with it by --resume" if saved else "remove it"
+    raise types.ConfigError(
+      f"expected a --run-dir without a run, found one in {str(run_dir)!r};"
+      f" {way}, or choose another"
+    )
+  files_lib.check_free(run_dir, {*run_dirs.FILES, checkpointer.DIRECTORY})
 
 
 def _check_total(

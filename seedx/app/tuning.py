@@ -3,7 +3,6 @@
 import logging
 import os
 import pathlib
-import shutil
 import signal
 import sys
 import threading
@@ -14,7 +13,7 @@ from typing import Any, Self
 from ray import tune
 from ray.tune import schedulers
 
-from seedx import launch, types
+from seedx import files, launch, types
 from seedx.app import trials
 from seedx.launch import ray
 
@@ -108,7 +107,7 @@ class Pool:
     except tune.TuneError as error:
       raise types.ConfigError(f"Ray cannot train: {error}") from error
     finally:
-      shutil.rmtree(self.run_dir / "tune", ignore_errors=True)
+      files.Folder(self.run_dir).remove_folder("tune")
     return progress.errors
 
   def __enter__(self) -> Self:

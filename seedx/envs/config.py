@@ -5,6 +5,7 @@ import difflib
 import importlib
 import pathlib
 import pickle
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,8 +22,18 @@ SEEDX_PREFIX, JAX_PREFIX = "seedx:", "jax:"
 # Names of what comes with seedx begin so.
 _OF_SEEDX = (SEEDX_PREFIX, *(f"{x}:" for x in (*_ALIASES, *_ALIASES.values())))
 _OWN = pathlib.Path(__file__).parent.parent
-# Options of EnvPool's that name programs and files, such as ViZDoom's.
-_FILES = ("_path", "_dir", "_args")
+# Options of EnvPool's tasks whose values are words of a known set. Others, such
+# as `xml_file` and ViZDoom's `game_args`, make a simulator read files.
+_WORDS = frozenset(
+  (
+    *("task", "task_name", "env_name", "scenario", "rules", "map_id"),
+    *("adroit_task", "hand_task", "maze_map", "reward_type"),
+    *("target_position", "target_rotation", "tasks_to_complete"),
+    *("touch_get_obs", "touch_visualisation", "sudoku_database"),
+    *("obj_type", "obstacle_type", "first_color", "second_color", "select_by"),
+    *("action_kinds", "instr_kinds", "wfc_preset"),
+  )
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +86,7 @@ def is_functional(config: Config) -> bool:
 
 
 def code_in(options: Mapping[str, Any]) -> dict[str, Any]:
-  """The settings of a `Config` that make whoever uses it run others' code.
+  """Returns the settings of a `Config` that make its user run others' code.
 
   A setting that another wrote, in a file or at the other end of a connection,
   is to be used only where the user has named the same code.
@@ -84,7 +95,9 @@ def code_in(options: Mapping[str, Any]) -> dict[str, Any]:
     options: any settings by their names, as JSON.
 
   Returns:
-    Those that name a module which does not come with seedx, or files.
+    Those that name a module which does not come with seedx; all that its
+    factory is called with, since it may name code in turn, as `gymnasium:make`
+    does; and options that may make a simulator read files.
   """
   found = {
     name: options[name]
@@ -93,9 +106,26 @@ def code_in(options: Mapping[str, Any]) -> dict[str, Any]:
     and not str(options[name]).startswith(_OF_SEEDX)
   }
   given = options.get("env_options")
-  if isinstance(given, Mapping) and any(str(x).endswith(_FILES) for x in given):
+  if given and ("env" in found or not _are_plain(given)):
     found["env_options"] = given
   return found
+
+
+def _are_plain(options: Any) -> bool:
+  """Whether options of an environment name neither code nor files."""
+  return isinstance(options, Mapping) and all(
+    _is_plain(name, value) for name, value in options.items()
+  )
+
+
+def _is_plain(name: str, value: Any) -> bool:
+  if isinstance(value, str):
+    return name in _WORDS and bool(re.fullmatch(r"[\w ,+-]*", value))
+  if isinstance(value, Mapping):
+    return all(_is_plain(name, x) for x in value.values())
+  if isinstance(value, list | tuple):
+    return all(_is_plain(name, x) for x in value)
+  return value is None or isinstance(value, bool | int | float)
 
 
 def returns_are_sums(config: Config) -> bool:

@@ -21,6 +21,7 @@ arrives is unpickled, and no module is imported because a message names it.
 import contextlib
 import dataclasses
 import json
+import shlex
 import sys
 import threading
 import time
@@ -266,9 +267,10 @@ def _told(welcome: Mapping[str, Any], hello: Hello) -> Told:
     _check_version(told.version)
     for name, value in envs.code_in(told.options).items():
       if hello.options.get(name) != value:
-        flag = name.replace("_", "-")
+        words = value if isinstance(value, str) else json.dumps(value)
         raise wire.does_not_fit(
-          f"--{flag} {value} here too, as it names code of the learner's",
+          f"--{name.replace('_', '-')} {shlex.quote(words)} here too, as it may"
+          " run code that the learner names",
           "it there only",
         )
   except wire.Refused as refused:

@@ -6,12 +6,7 @@ use, so that this package imports quickly.
 """
 
 from seedx.metrics.console import Console
-from seedx.metrics.files import (
-  is_number,
-  open_run_dir,
-  read_lines,
-  write_file,
-)
+from seedx.metrics.lines import is_number, read_lines
 from seedx.metrics.meters import (
   OF_SEED,
   WAIT_ENVIRONMENTS,
@@ -48,7 +43,5 @@ __all__ = [
   "Waits",
   "bottleneck",
   "is_number",
-  "open_run_dir",
   "read_lines",
-  "write_file",
 ]

@@ -1,68 +1,19 @@
-"""The files of a run: its directory, and its lines of metrics."""
+"""Reads the lines of metrics of a run."""
 
-import contextlib
+import errno
 import json
 import os
 import pathlib
-import tempfile
-from typing import Any
+from collections.abc import Iterator
+from typing import IO, Any
 
-from seedx import types
+from seedx import files
 
 # They never decrease in a run, except when it resumes from a checkpoint.
 _CLOCKS = ("env_steps", "wall_seconds")
 # Sums and squares of smaller numbers are finite.
 _MOST = 1e100
-
-
-def open_run_dir(path: str | os.PathLike[str]) -> pathlib.Path:
-  """Creates the directory of a run and checks that it is writable.
-
-  Args:
-    path: the directory, which may exist; `~` is the home directory.
-
-  Returns:
-    The directory.
-
-  Raises:
-    types.ConfigError: the directory is not writable.
-  """
-  run_dir = pathlib.Path(path).expanduser()
-  try:
-    run_dir.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=run_dir, prefix=".probe-") as probe:
-      probe.write(b"seedx")
-  except OSError as error:
-    raise types.ConfigError(
-      f"cannot write in the run directory {str(run_dir)!r}"
-      f" ({error.strerror or error}); choose a directory that is writable"
-    ) from error
-  return run_dir
-
-
-def write_file(path: pathlib.Path, content: bytes | str) -> None:
-  """Writes a file atomically: readers see the old content or the new one.
-
-  Args:
-    path: the file, in a directory that exists.
-    content: what to write; text is encoded as UTF-8.
-
-  Raises:
-    types.ConfigError: the file is not writable.
-  """
-  if isinstance(content, str):
-    content = content.encode()
-  unfinished = path.with_suffix(".unfinished")
-  try:
-    unfinished.write_bytes(content)
-    unfinished.replace(path)
-  except OSError as error:
-    with contextlib.suppress(OSError):  # Half of it takes room, too.
-      unfinished.unlink()
-    raise types.ConfigError(
-      f"cannot write {str(path)!r} ({error.strerror or error}); choose a file"
-      " that is writable"
-    ) from error
+_MOST_LINE_BYTES = 2**20
 
 
 def read_lines(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
@@ -78,25 +29,27 @@ def read_lines(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     The lines; `env_steps` and `wall_seconds` never decrease.
 
   Raises:
-    OSError: the file cannot be read.
+    OSError: the file cannot be read, or is none of text.
     KeyError: a line has no number as `env_steps` or as `wall_seconds`.
   """
-  text = pathlib.Path(path).read_text(encoding="utf-8", errors="replace")
+  path = pathlib.Path(path).expanduser()
   lines: list[dict[str, Any]] = []
-  # The last piece is empty, or a line that is still being written.
-  for piece in text.split("\n")[:-1]:
-    try:
-      # A killed run may leave half a line before the first line after it.
-      line = json.loads("{" + piece.rpartition("{")[2])
-    except (ValueError, RecursionError):
-      continue
-    for clock in _CLOCKS:
-      if not is_number(line.get(clock)):
-        raise KeyError(clock)
-    if lines and any(line[clock] < lines[-1][clock] for clock in _CLOCKS):
-      while lines and any(lines[-1][clock] >= line[clock] for clock in _CLOCKS):
-        lines.pop()
-    lines.append(line)
+  with files.Folder(path.parent).open(path.name) as file:
+    for piece in _pieces(file):
+      try:
+        # A killed run may leave half a line before the first line after it.
+        line = json.loads("{" + piece.rpartition("{")[2])
+      except (ValueError, RecursionError):
+        continue
+      for clock in _CLOCKS:
+        if not is_number(line.get(clock)):
+          raise KeyError(clock)
+      if lines and any(line[clock] < lines[-1][clock] for clock in _CLOCKS):
+        while lines and any(
+          lines[-1][clock] >= line[clock] for clock in _CLOCKS
+        ):
+          lines.pop()
+      lines.append(line)
   return lines
 
 
@@ -104,3 +57,12 @@ def is_number(value: Any) -> bool:
   """Whether a value is a number that can be drawn, finite and no switch."""
   known = isinstance(value, int | float) and not isinstance(value, bool)
   return known and abs(value) < _MOST
+
+
+def _pieces(file: IO[bytes]) -> Iterator[str]:
+  """The lines of a file, without the last one where it is not complete."""
+  while piece := file.readline(_MOST_LINE_BYTES):
+    if piece.endswith(b"\n"):
+      yield piece.decode(errors="replace")
+    elif len(piece) == _MOST_LINE_BYTES:
+      raise OSError(errno.EFBIG, f"has a line of {_MOST_LINE_BYTES:,} bytes")

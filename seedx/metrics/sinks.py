@@ -7,15 +7,18 @@ import contextlib
 import json
 import math
 import os
+import pathlib
 import queue
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TextIO
+from typing import IO, Any, Protocol
 
 import numpy as np
+
+from seedx import files
 
 # A line of metrics maps names to values; None means not yet known.
 Value = float | int | str | None
@@ -30,6 +33,7 @@ _GROUPS = {
   ),
   "policy": (
     *("entropy", "approx_kl", "clip_", "importance_", "advantage", "epsilon"),
+    "effective_sample_size",
     "policy_lag",
   ),
   "replay": ("replay", "priorit"),
@@ -62,21 +66,33 @@ class JsonLines:
     Args:
       path: the file; existing lines are kept.
     """
-    self._path = path
-    self._file: TextIO | None = None
+    self._path = pathlib.Path(path)
+    self._file: IO[bytes] | None = None
 
   def write(self, line: Line) -> None:
     """Appends the line to the file on disk; NaN and infinity become null."""
     values = {name: finite(value) for name, value in line.items()}
+    text = json.dumps(values, allow_nan=False) + "\n"
     if self._file is None:
-      self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115
-    self._file.write(json.dumps(values, allow_nan=False) + "\n")
-    self._file.flush()
+      self._file = files.Folder(self._path.parent).open(self._path.name, "a")
+    try:
+      self._file.write(text.encode())
+      self._file.flush()
+    except OSError:
+      self._end()
+      raise
 
   def close(self) -> None:
     """Closes the file."""
     if self._file is not None:
       self._file.close()
+
+  def _end(self) -> None:
+    """Gives up the file; the next line opens it again."""
+    file, self._file = self._file, None
+    if file is not None:
+      with contextlib.suppress(OSError):  # What is left of a line.
+        file.close()
 
 
 class TensorBoard:
@@ -88,26 +104,23 @@ class TensorBoard:
     Args:
       run_dir: the directory for the event files.
     """
-    self._run_dir = run_dir
+    self._folder = files.Folder(run_dir)
     self._writer: Any = None
     self._flushed_seconds = 0.0
+    self._failure: OSError | None = None
+    self._retry_seconds = 0.0
 
   def write(self, line: Line) -> None:
     """Adds every number except `env_steps`, which is the x-axis.
 
     Its tag is its name behind its group's, such as `loss/loss_value`.
     """
-    # Its SummaryWriter blocks for ever once its thread cannot write.
-    from tensorboardX import record_writer
     from tensorboardX.proto import event_pb2, summary_pb2
 
     now = time.time()
-    if self._writer is None:
-      name = f"events.out.tfevents.{int(now)}.{socket.gethostname()}"
-      path = os.path.join(self._run_dir, name)
-      self._writer = record_writer.RecordWriter(path)
-      first = event_pb2.Event(wall_time=now, file_version="brain.Event:2")
-      self._writer.write(first.SerializeToString())
+    if self._failure is not None and time.monotonic() < self._retry_seconds:
+      raise self._failure  # Each try may leave an empty file.
+    first = event_pb2.Event(wall_time=now, file_version="brain.Event:2")
     values = {
       name: value
       for name, value in ((name, finite(x)) for name, x in line.items())
@@ -122,15 +135,41 @@ class TensorBoard:
     event = event_pb2.Event(
       wall_time=now, step=finite(line["env_steps"]), summary=summary
     )
-    self._writer.write(event.SerializeToString())
-    if time.monotonic() - self._flushed_seconds >= _FLUSH_SECONDS:
-      self._writer.flush()
-      self._flushed_seconds = time.monotonic()
+    try:
+      if self._writer is None:
+        self._writer = self._new_writer()
+        self._writer.write(first.SerializeToString())
+      self._writer.write(event.SerializeToString())
+      if time.monotonic() - self._flushed_seconds >= _FLUSH_SECONDS:
+        self._writer.flush()
+        self._flushed_seconds = time.monotonic()
+    except OSError as error:
+      # After half an event nothing is read; the next try begins a new file.
+      self._failure = error
+      self._retry_seconds = time.monotonic() + _FLUSH_SECONDS
+      writer, self._writer = self._writer, None
+      if writer is not None:
+        with contextlib.suppress(OSError):
+          writer.close()
+      raise
 
   def close(self) -> None:
     """Writes pending events and closes the file."""
     if self._writer is not None:
       self._writer.close()
+
+  def _new_writer(self) -> Any:
+    """Makes a file of events."""
+    # Its SummaryWriter blocks for ever once its thread cannot write.
+    from tensorboardX import record_writer
+
+    # A run that is resumed, or begun twice in a second, has another name.
+    part = f"{os.getpid()}.{time.monotonic_ns()}"
+    name = (
+      f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{part}"
+    )
+    with self._folder.open(name, "x") as file:
+      return record_writer.RecordWriter(f"/dev/fd/{file.fileno()}")
 
 
 class Callbacks:
@@ -164,9 +203,11 @@ class Callbacks:
 class Background:
   """A Sink whose lines another one takes on a thread of its own.
 
-  Nobody waits for the other sink. If it fails, that is said once on stderr, and
-  it gets no more lines. If it hangs, lines are dropped, and their number is
-  said at the end.
+  Nobody waits for the other sink. A line that it cannot write because of the
+  disk is lost, and the next one is tried: stderr has one message when that
+  begins, and one with the number of lost lines when it ends. After any other
+  error the sink gets no more lines. If it hangs, lines are dropped, and their
+  number is printed at the end.
   """
 
   def __init__(
@@ -185,6 +226,7 @@ class Background:
     # None is the end.
     self._lines: queue.Queue[Line | None] = queue.Queue(_MOST_WAITING)
     self._dropped = 0
+    self._lost = 0
     self._thread = threading.Thread(target=self._run, name=name, daemon=True)
     self._thread.start()
 
@@ -214,12 +256,27 @@ class Background:
   def _run(self) -> None:
     try:
       for line in iter(self._lines.get, None):
-        self._sink.write(line)
+        self._take(line)
       self._sink.close()
     except Exception as error:  # Whatever it is, the run is worth more.
       _say(f"cannot write {self._name} any more ({error})")
       with contextlib.suppress(Exception):
         self._sink.close()
+    if self._lost:
+      _say(f"{self._name} lacks {self._lost} lines: they could not be written")
+
+  def _take(self, line: Line) -> None:
+    """Has the other sink write a line, or counts it as lost."""
+    try:
+      self._sink.write(line)
+    except OSError as error:  # Such as a disk that is full for a while.
+      if not self._lost:
+        _say(f"cannot write {self._name} ({error}); trying again")
+      self._lost += 1
+      return
+    if self._lost:
+      _say(f"{self._name} is written again; {self._lost} lines are lost")
+      self._lost = 0
 
 
 def _tag(name: str) -> str:

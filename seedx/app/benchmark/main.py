@@ -24,7 +24,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from seedx import metrics, types
+from seedx import files, types
 from seedx.app import command_line, compare
 from seedx.app.benchmark import (
   components,
@@ -148,7 +148,7 @@ class _Found:
   def keep(self, figures: Sequence[Figure]) -> None:
     """Adds figures."""
     self.figures.extend(figures)
-    metrics.write_file(self._path, self._machine + json_lines(self.figures))
+    files.write_file(self._path, self._machine + json_lines(self.figures))
 
 
 class _Progress:

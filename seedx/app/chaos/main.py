@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from seedx import metrics, types
+from seedx import files, types
 from seedx.app import command_line
 from seedx.app.chaos import trial
 
@@ -116,7 +116,7 @@ def _run(options: Options) -> int:
         _show(pipeline, found[pipeline], done)
         if options.output:
           text = json.dumps(found, indent=2) + "\n"
-          metrics.write_file(pathlib.Path(options.output), text)
+          files.write_file(pathlib.Path(options.output), text)
   return int(any(summary["violations"] for summary in found.values()))
 
 

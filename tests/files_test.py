@@ -1,0 +1,213 @@
+"""Directories that somebody else wrote: nothing outside of them is touched."""
+
+import ast
+import os
+import pathlib
+import stat
+import time
+
+import pytest
+
+from seedx import files, types
+
+_ROOT = pathlib.Path(__file__).parent.parent
+_SECRET = "the user's own"
+
+
+@pytest.fixture
+def outside(tmp_path):
+  """What the directory of another must not change."""
+  folder = tmp_path / "outside"
+  folder.mkdir()
+  (folder / "own").write_text(_SECRET)
+  yield folder
+  assert [x.name for x in folder.iterdir()] == ["own"]
+  assert (folder / "own").read_text() == _SECRET
+  assert (folder / "own").stat().st_nlink <= 2
+
+
+@pytest.fixture
+def folder(tmp_path):
+  (tmp_path / "run").mkdir()
+  return files.Folder(tmp_path / "run")
+
+
+def _sparse(path, outside):
+  with path.open("wb") as file:
+    file.truncate(2**40)
+
+
+# What may be found in place of a file.
+PLANTED = {
+  "a link to a file": lambda x, outside: x.symlink_to(outside / "own"),
+  "a link to a directory": lambda x, outside: x.symlink_to(outside),
+  "a link to nothing": lambda x, outside: x.symlink_to(outside / "new"),
+  "a pipe": lambda x, outside: os.mkfifo(x),
+  "a socket": lambda x, outside: os.mknod(x, 0o600 | stat.S_IFSOCK),
+  "a directory": lambda x, outside: x.mkdir(),
+}
+# These are files, but not to be read or not to be written.
+_FILES = {
+  "a second name": lambda x, outside: os.link(outside / "own", x),
+  "a sparse file": _sparse,
+}
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+@pytest.mark.parametrize("mode", ["r", "a", "x"])
+def test_only_a_file_is_opened(kind, mode, folder, outside):
+  PLANTED[kind](folder / "a", outside)
+  began = time.monotonic()
+  with pytest.raises(OSError) as caught:
+    folder.open("a", mode)
+  assert caught.value.strerror.startswith("is a ")
+  assert time.monotonic() - began < 1
+
+
+@pytest.mark.parametrize("kind", [*PLANTED, *_FILES])
+def test_what_is_written_replaces_what_is_there(kind, folder, outside):
+  (PLANTED | _FILES)[kind](folder / "a", outside)
+  if kind == "a directory":
+    with pytest.raises(OSError):
+      folder.write("a", "new")
+  else:
+    folder.write("a", "new")
+    assert folder.read("a") == "new"
+  assert folder.names() == ["a"]
+
+
+def test_a_file_with_a_second_name_is_read_but_not_written(folder, outside):
+  _FILES["a second name"](folder / "a", outside)
+  assert folder.read("a") == _SECRET
+  with pytest.raises(OSError, match="second name"):
+    folder.open("a", "a")
+
+
+def test_a_huge_file_is_refused_before_it_is_read(folder, outside):
+  _FILES["a sparse file"](folder / "a", outside)
+  began = time.monotonic()
+  with pytest.raises(OSError, match="1,099,511,627,776 bytes"):
+    folder.read("a")
+  assert time.monotonic() - began < 1
+
+
+def test_no_directory_within_is_a_link(folder, outside):
+  (folder / "checkpoints").symlink_to(outside)
+  within = folder.folder("checkpoints")
+  assert not folder.has_folder("checkpoints")
+  for use in (
+    within.names,
+    lambda: within.open("own"),
+    lambda: within.open("new", "a"),
+    lambda: within.write("new", "x"),
+    lambda: within.remove("own"),
+    lambda: within.rename("own", "new"),
+    lambda: within.make_new("new"),
+    lambda: within.folder("more").make(),
+  ):
+    with pytest.raises(OSError):
+      use()
+  within.remove_folder("own")
+  folder.remove_folder("checkpoints")
+  assert (folder / "checkpoints").is_symlink()
+
+
+def test_a_removed_directory_takes_nothing_with_it(folder, outside):
+  (folder / "old").mkdir()
+  (folder / "old" / "link").symlink_to(outside)
+  folder.remove_folder("old")
+  assert folder.names() == []
+
+
+def test_links_to_the_directory_are_the_users(tmp_path, folder):
+  (tmp_path / "short").symlink_to(tmp_path / "run")
+  files.Folder(tmp_path / "short").write("a", "text")
+  assert folder.read("a") == "text"
+
+
+def test_a_run_directory_is_made_and_keeps_its_files(tmp_path):
+  folder = files.open_folder(str(tmp_path / "a" / "b"))
+  assert str(folder) == str(tmp_path / "a" / "b")
+  assert folder.names() == []
+  folder.write("config.json", "{}")
+  assert files.open_folder(folder).read("config.json") == "{}"
+
+
+@pytest.mark.parametrize("name", ["file", "/proc"])
+def test_a_directory_that_cannot_be_written_is_an_error(tmp_path, name):
+  (tmp_path / "file").touch()
+  with pytest.raises(types.ConfigError, match=str(tmp_path / name)):
+    files.open_folder(tmp_path / name)
+
+
+def test_a_directory_with_one_of_the_names_is_left_as_it_is(tmp_path, outside):
+  (tmp_path / "run").mkdir()
+  (tmp_path / "run" / "log of mine").touch()
+  (tmp_path / "run" / "checkpoints").symlink_to(outside / "nothing")
+  with pytest.raises(types.ConfigError, match="without checkpoints, which"):
+    files.open_folder(tmp_path / "run", ["checkpoints", "config.json"])
+  assert len(list((tmp_path / "run").iterdir())) == 2
+
+
+def test_new_directories_have_names_of_their_own(tmp_path):
+  made = [files.open_new_folder(tmp_path / "runs", "now") for _ in range(3)]
+  assert [pathlib.Path(x).name for x in made] == ["now", "now-2", "now-3"]
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path):
+  path = tmp_path / "a.json"
+  files.write_file(path, "first")
+  files.write_file(path, b"second")
+  assert path.read_text() == "second"
+  assert [x.name for x in tmp_path.iterdir()] == ["a.json"]
+  with pytest.raises(types.ConfigError, match="cannot write"):
+    files.write_file(tmp_path / "nowhere" / "a.json", "third")
+
+
+# Modules that open files which are not a run's, and which.
+_OTHERS = {
+  "seedx/files.py": "it is the module that opens a run's",
+  "seedx/app/certificates.py": "a directory that it makes",
+  "seedx/app/chaos/trial.py": "runs that it made",
+  "seedx/app/profiling.py": "a directory that it just made",
+  "seedx/app/programs.py": "/dev/null",
+  "seedx/checkpoint.py": "reads a file that `seedx.files` has opened",
+  "seedx/envs/processes/process.py": "memory that it shares",
+  "seedx/launch/__main__.py": "sockets in a temporary directory",
+  "seedx/runtime/signals.py": "/dev/null",
+  "seedx/wire/pipe.py": "sockets",
+  "seedx/wire/security.py": "certificates that the user names",
+  "seedx/wire/server.py": "sockets",
+}
+_OPENS = {
+  *("open", "read_text", "read_bytes", "write_text", "write_bytes"),
+  *("fromfile", "tofile", "memmap", "savetxt"),
+  *("mkdir", "makedirs", "rmdir", "rmtree", "unlink", "rename", "symlink_to"),
+  *("iterdir", "rglob", "listdir", "scandir", "NamedTemporaryFile", "mkstemp"),
+  *("SummaryWriter", "start_trace", "fdopen", "touch", "copytree"),
+}
+# Methods of these are no files'.
+_NO_FILES = ("folder", "directory", "part", "_folder", "_connected")
+
+
+def _opened(path):
+  """The calls in a module that look like those of files."""
+  for node in ast.walk(ast.parse(path.read_text())):
+    if isinstance(node, ast.Call):
+      name = node.func
+      if isinstance(name, ast.Attribute) and name.attr in _OPENS:
+        owner = ast.unparse(name.value)
+        if "Folder(" not in owner and not owner.endswith(_NO_FILES):
+          yield f"{owner}.{name.attr}"
+      elif isinstance(name, ast.Name) and name.id in _OPENS:
+        yield name.id
+
+
+def test_no_other_module_opens_a_file_of_a_run():
+  found = {}
+  for path in sorted((_ROOT / "seedx").rglob("*.py")):
+    name = str(path.relative_to(_ROOT))
+    calls = list(_opened(path))
+    if calls and name not in _OTHERS:
+      found[name] = calls
+  assert not found
