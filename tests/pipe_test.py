@@ -57,6 +57,7 @@ def test_an_end_in_a_message_is_an_end(sent):
   raw.sendall(LAYOUT.encode(rows(1, 9))[:sent])
   raw.close()
   assert end.receive() is None
+  assert end.cut == (sent > 0)
 
 
 def test_a_message_that_is_too_long_is_not_read():
@@ -126,13 +127,50 @@ def test_only_who_was_told_may_connect(tmp_path, listener):
   assert served.receive() == message
 
 
-def test_who_says_nothing_holds_up_nobody_for_long(tmp_path, listener):
-  silent = socket.socket(socket.AF_UNIX)
-  silent.connect(f"{tmp_path}/sock-messages")
+def test_who_says_nothing_holds_up_nobody(tmp_path, listener, monkeypatch):
+  """However many there are; each is let go after a while."""
+  monkeypatch.setattr(pipe, "_SAY_SECONDS", 600.0)
+  monkeypatch.setattr(pipe, "_MOST_SAYING", 30)
+  with contextlib.ExitStack() as stack:
+    silent = [
+      stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(50)
+    ]
+    for each in silent:
+      each.connect(f"{tmp_path}/sock-messages")
+    secret = listener.expect()
+    pipe.connect(f"{tmp_path}/sock", secret, 1000)
+    assert listener.wait(secret, 1000) is not None
+    assert silent[0].recv(1) == b""  # It made room for others.
+
+
+def test_who_says_nothing_for_a_while_is_let_go(
+  tmp_path, listener, monkeypatch
+):
+  monkeypatch.setattr(pipe, "_SAY_SECONDS", 0.05)
+  with socket.socket(socket.AF_UNIX) as silent:
+    silent.connect(f"{tmp_path}/sock-messages")
+    silent.settimeout(300)
+    assert silent.recv(1) == b""
+
+
+def test_a_secret_may_come_in_pieces(tmp_path, listener):
   secret = listener.expect()
-  pipe.connect(f"{tmp_path}/sock", secret, 1000)
-  assert listener.wait(secret, 1000) is not None
-  silent.close()
+  with socket.socket(socket.AF_UNIX) as client:
+    client.connect(f"{tmp_path}/sock-messages")
+    for byte in bytes.fromhex(secret):
+      client.sendall(bytes([byte]))
+      time.sleep(0.005)
+    assert listener.wait(secret, 1000) is not None
+
+
+def test_a_stream_that_ends_within_a_message_ends_with_an_error(tmp_path):
+  with doubling(tmp_path) as exchange:
+    assert exchange(rows(1)) is not None
+    pipe_of_client = exchange._stream._pipe
+    pipe_of_client.send(LAYOUT.encode(rows(1, 9))[:40])
+    pipe_of_client.end()
+    with pytest.raises(wire.WireError, match="ended within a message"):
+      exchange.receive()
 
 
 def test_who_does_not_come_is_waited_for_no_longer(listener, monkeypatch):

@@ -110,8 +110,8 @@ def test_the_token_may_come_from_the_environment(files, monkeypatch):
 
 
 @pytest.mark.parametrize("token", [None, "almost"])
-def test_who_has_no_token_learns_nothing(files, tmp_path, token):
-  """Not even whether there is such a method."""
+def test_who_has_no_token_learns_nothing(files, tmp_path, token, capfd):
+  """Not even whether there is such a method; the server prints a line."""
   ours, path = files["ours"], tmp_path / "token"
   path.write_text((ours / "token").read_text().strip()[:-1])
   security = client_of(ours, token_file=str(path) if token else "")
@@ -129,6 +129,22 @@ def test_who_has_no_token_learns_nothing(files, tmp_path, token):
         security=security,
       )
   assert not calls
+  said = capfd.readouterr().err
+  # The others of this minute are counted, and not printed.
+  assert said.count("refused 1 call(s) without the run's token, the last") == 1
+
+
+def test_a_secret_that_others_can_read_is_warned_of(files, tmp_path):
+  ours, path = files["ours"], tmp_path / "a token"
+  path.write_text((ours / "token").read_text())
+  for mode, warned in ((0o600, False), (0o640, True), (0o644, True)):
+    path.chmod(mode)
+    for of in (
+      client_of(ours, token_file=str(path)).of_client("far:1"),
+      server_of(ours, token_file=str(path)).of_server("0.0.0.0:1"),
+    ):
+      assert ("chmod 600" in of.warning) == warned
+      assert of.warning.count("\n") == 0
 
 
 def test_a_token_is_never_sent_without_tls(files):

@@ -1,8 +1,10 @@
 """The transport, as behaviour: what arrives, what is refused, what ends."""
 
 import collections
+import contextlib
 import json
 import os
+import pathlib
 import queue
 import signal
 import socket
@@ -580,6 +582,66 @@ def test_a_file_in_the_place_of_a_socket_stays(tmp_path):
 
 
 # Ends.
+
+
+_FEW_DESCRIPTORS = """
+import resource, sys
+import numpy as np
+from seedx import wire
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (300, 400))
+options = dict(wire.server._SERVER_OPTIONS)
+options["grpc.server_handshake_timeout_ms"] = 1000
+wire.server._SERVER_OPTIONS = list(options.items())
+echo = wire.Layout.of(np.zeros(1, np.float32), max_rows=1)
+server = wire.Server("127.0.0.1:0", 4)
+server.bind("echo", lambda x: x, echo, echo)
+with server:
+  limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+  print(limit, server.address, flush=True)
+  for _ in sys.stdin:
+    files = [open("/dev/null") for _ in range(60)]
+    print(len(files), flush=True)
+    del files
+"""
+
+
+def test_idle_connections_leave_room_for_files_and_for_others():
+  program = subprocess.Popen(
+    [sys.executable, "-c", _FEW_DESCRIPTORS],
+    cwd=pathlib.Path(__file__).parent.parent,
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+    text=True,
+  )
+  try:
+    limit, address = program.stdout.readline().split()
+    assert limit == "400"  # All that it may have.
+    host, _, port = address.rpartition(":")
+    echo = wire.Layout.of(np.zeros(1, np.float32), max_rows=1)
+    with contextlib.ExitStack() as stack:
+      for _ in range(450):
+        idle = stack.enter_context(socket.socket())
+        idle.settimeout(300)
+        idle.connect((host, int(port)))
+      program.stdin.write("\n")
+      program.stdin.flush()
+      assert program.stdout.readline() == "60\n"
+
+      def is_served():
+        with wire.Client(address) as client:
+          try:
+            value = np.ones((1, 1), np.float32)
+            client.call("echo", value, echo, echo, timeout_seconds=5)
+          except wire.WireError:
+            return False
+        return True
+
+      running.wait_until(is_served)
+  finally:
+    program.stdin.close()
+    program.stdout.close()
+    assert program.wait(300) == 0
 
 
 def test_stop_ends_idle_streams_as_finished(address):

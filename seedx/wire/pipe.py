@@ -7,12 +7,16 @@ tenth of what they cost in gRPC.
 
 import collections
 import contextlib
+import dataclasses
+import errno
 import os
 import secrets
 import select
+import selectors
 import socket
 import stat
 import threading
+import time
 
 from seedx.wire import layout as layout_lib
 
@@ -21,12 +25,21 @@ _TOKEN_BYTES = 16
 # and then to say who it is.
 _CONNECT_SECONDS = 5.0
 _SAY_SECONDS = 1.0
+# How many may be about to send it; the oldest makes room for one more.
+_MOST_SAYING = 256
+_FULL_SECONDS = 0.1
+# No descriptor is left, or a client has gone already: the next may come in.
+_PASSING = (errno.EMFILE, errno.ENFILE, errno.ECONNABORTED, errno.ENOBUFS)
 # Unix sockets have shorter paths than files.
 _MOST_PATH_BYTES = 100
 
 
 class Pipe:
-  """A connected socket that carries messages; they say how long they are."""
+  """A connected socket that carries messages; they say how long they are.
+
+  Attributes:
+    cut: whether the other end has gone within a message.
+  """
 
   def __init__(self, connected: socket.socket, most_bytes: int) -> None:
     """Takes over a socket.
@@ -35,6 +48,7 @@ class Pipe:
       connected: to the other end.
       most_bytes: of a message that is received.
     """
+    self.cut = False
     self._socket = connected
     self._most_bytes = most_bytes
     # Received while something was sent.
@@ -91,17 +105,20 @@ class Pipe:
         f" {size}"
       )
     rest = self._exactly(size - len(header))
-    return None if rest is None else header + rest
+    if rest is None:
+      self.cut = True
+      return None
+    return header + rest
 
   def _exactly(self, size: int) -> bytes | None:
     """So many bytes, or None where the other end has gone before."""
     found = b""
     while len(found) < size:
-      try:
+      more = b""
+      with contextlib.suppress(OSError):
         more = self._socket.recv(size - len(found), socket.MSG_WAITALL)
-      except OSError:
-        return None
       if not more:
+        self.cut |= bool(found)
         return None
       found += more
     return found
@@ -178,27 +195,71 @@ class Listener:
       os.unlink(self._path)
 
   def _accept(self) -> None:
-    with self._socket:
+    """Lets clients in until the listener closes, however slow some are."""
+    saying: dict[socket.socket, _Saying] = {}  # The oldest first.
+    with selectors.DefaultSelector() as waits, self._socket:
+      waits.register(self._socket, selectors.EVENT_READ)
       while True:
-        try:
-          connected, _ = self._socket.accept()
-        except OSError:
-          return
-        self._admit(connected)
+        for key, _ in waits.select(_SAY_SECONDS if saying else None):
+          connected = key.fileobj
+          assert isinstance(connected, socket.socket)
+          if connected is not self._socket:
+            saying[connected].hear(connected)
+            continue
+          try:
+            connected, _ = self._socket.accept()
+          except OSError as error:
+            if error.errno in _PASSING:
+              time.sleep(_FULL_SECONDS)
+              continue
+            for connected in saying:
+              connected.close()
+            return
+          connected.setblocking(False)
+          saying[connected] = _Saying()
+          waits.register(connected, selectors.EVENT_READ)
+        late = time.monotonic() - _SAY_SECONDS
+        for connected, said in list(saying.items()):
+          is_over = said.is_over or said.since_seconds < late
+          if is_over or len(saying) > _MOST_SAYING:
+            waits.unregister(connected)
+            del saying[connected]
+            self._admit(connected, said.token)
 
-  def _admit(self, connected: socket.socket) -> None:
-    try:
-      connected.settimeout(_SAY_SECONDS)
-      token = connected.recv(_TOKEN_BYTES, socket.MSG_WAITALL)
-      connected.settimeout(None)
-    except OSError:
-      token = b""
+  def _admit(self, connected: socket.socket, token: bytes) -> None:
+    connected.setblocking(True)
     with self._changed:
       if self._expected.get(token, connected) is None:
         self._expected[token] = connected
         self._changed.notify_all()
         return
     connected.close()
+
+
+@dataclasses.dataclass
+class _Saying:
+  """What a client that has connected has sent of its secret.
+
+  Attributes:
+    token: the bytes so far.
+    since_seconds: when it connected.
+    is_over: whether no more is to come.
+  """
+
+  token: bytes = b""
+  since_seconds: float = dataclasses.field(default_factory=time.monotonic)
+  is_over: bool = False
+
+  def hear(self, connected: socket.socket) -> None:
+    """Takes what has come, in however many pieces."""
+    try:
+      more = connected.recv(_TOKEN_BYTES - len(self.token))
+    except BlockingIOError:
+      return
+    except OSError:
+      more = b""
+    self.token += more
+    self.is_over = not more or len(self.token) == _TOKEN_BYTES
 
 
 def is_at(path: str) -> bool:

@@ -1,10 +1,12 @@
 """TLS and the token of a run: who may connect to a server, and to which."""
 
+import contextlib
 import dataclasses
 import hmac
 import ipaddress
 import os
 import pathlib
+import shlex
 import socket
 import ssl
 from collections.abc import Iterable
@@ -88,6 +90,7 @@ class Security:
           " found tls_ca alone"
         )
       return Door(warning=warning)
+    warning = "\n".join(filter(None, (warning, self._exposed())))
     _use(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self)
     credentials = grpc.ssl_server_credentials(
       [(_read(self.tls_key), _read(self.tls_certificate))],
@@ -118,6 +121,7 @@ class Security:
           " alone"
         )
       return Key(warning=warning)
+    warning = "\n".join(filter(None, (warning, self._exposed())))
     _use(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), self)
     own = bool(self.tls_certificate)
     credentials = grpc.ssl_channel_credentials(
@@ -173,6 +177,21 @@ class Security:
         f"{types.see('a-learner-cannot-be-reached')}"
       )
     return missing
+
+  def _exposed(self) -> str:
+    """Names the secret files that other users of this machine can read."""
+    open_to_others = []
+    for path in filter(None, (self.token_file, self.tls_key)):
+      with contextlib.suppress(OSError):
+        if pathlib.Path(path).expanduser().stat().st_mode & 0o044:
+          open_to_others.append(path)
+    if not open_to_others:
+      return ""
+    names = " ".join(map(shlex.quote, open_to_others))
+    return (
+      "warning: others on this machine can read the secret of the run; `chmod"
+      f" 600 {names}` ends that"
+    )
 
   def _token(self) -> str:
     if not self.token_file:

@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import queue
+import resource
 import socket
 import stat
 import sys
@@ -42,6 +43,9 @@ _SERVER_OPTIONS: list[tuple[str, Any]] = [
   ("grpc.so_reuseport", 0),
   # Or else the clients' keepalive ends in "too many pings".
   ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+  # Whoever connects and sends nothing keeps no descriptor for long.
+  ("grpc.server_handshake_timeout_ms", 10_000),
+  ("grpc.max_connection_idle_ms", 60_000),
 ]
 # A request somewhat over its limit is to be refused in our words, not gRPC's.
 _SLACK_BYTES = 1 << 16
@@ -63,6 +67,12 @@ _STOPPING = "the server is stopping"
 # Who was told that there is no room asks again within this time.
 _ASK_SECONDS = 1.5
 _ERROR_CHARACTERS = 2_000
+# Between two lines about calls that were refused.
+_TELL_SECONDS = 60.0
+# Descriptors that connections leave to all else, such as checkpoints; and how
+# many a process asks for.
+_OTHER_DESCRIPTORS = 256
+_DESCRIPTORS = 2**16
 
 _log = logging.getLogger("seedx.wire")
 
@@ -269,7 +279,11 @@ class Server:
     server = grpc.server(
       self._threads,
       [self._handlers],
-      options=[*_SERVER_OPTIONS, ("grpc.max_receive_message_length", limit)],
+      options=[
+        *_SERVER_OPTIONS,
+        ("grpc.max_receive_message_length", limit),
+        ("grpc.max_allowed_incoming_connections", _most_connections()),
+      ],
       maximum_concurrent_rpcs=(
         sum(method.max_streams for method in self._methods.values())
         + _SPARE_CALLS
@@ -566,6 +580,10 @@ class _Stream:
       raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from error
     if request is None:
       self._check_ended()
+      if self._pipe and self._pipe.cut:
+        raise Refused(
+          grpc.StatusCode.INVALID_ARGUMENT, "the stream ended within a message"
+        )
       return None
     self.busy, self.silent_since = True, None
     return request
@@ -615,6 +633,25 @@ class _Handlers(grpc.GenericRpcHandler):
     self._methods = methods
     self._stopping = stopping
     self._door = door
+    self._lock = threading.Lock()
+    self._strangers = 0
+    self._told_seconds = -math.inf
+
+  def _count_stranger(self, peer: str) -> None:
+    """Prints, at most once a minute, how many calls had no token."""
+    with self._lock:
+      self._strangers += 1
+      now = time.monotonic()
+      if now < self._told_seconds + _TELL_SECONDS:
+        return
+      self._told_seconds = now
+      count, self._strangers = self._strangers, 0
+    print(
+      f"warning: refused {count} call(s) without the run's token, the last from"
+      f" {types.printable(peer)}",
+      file=sys.stderr,
+      flush=True,
+    )
 
   def service(
     self, handler_call_details: grpc.HandlerCallDetails
@@ -626,6 +663,7 @@ class _Handlers(grpc.GenericRpcHandler):
       requests: Iterator[bytes], context: grpc.ServicerContext
     ) -> Iterator[bytes]:
       if not self._door.admits(context.invocation_metadata() or ()):
+        self._count_stranger(context.peer())
         # Before it learns anything, even whether there is such a method.
         context.abort(
           grpc.StatusCode.UNAUTHENTICATED, "expected the run's token"
@@ -799,6 +837,21 @@ def _check_address(address: str) -> None:
         else f"cannot be used: {error}"
       )
       raise types.ConfigError(f"address {address} {reason}.") from error
+
+
+def _most_connections() -> int:
+  """How many connections a server takes; raises the limit of descriptors."""
+  soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+  wanted = _DESCRIPTORS
+  if hard != resource.RLIM_INFINITY:
+    wanted = min(wanted, hard)
+  if soft != resource.RLIM_INFINITY and soft < wanted:
+    with contextlib.suppress(OSError, ValueError):
+      resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+      soft = wanted
+  if soft == resource.RLIM_INFINITY:
+    soft = wanted
+  return max(soft - _OTHER_DESCRIPTORS, soft // 2)
 
 
 def _check_unix_path(path: str) -> None:
