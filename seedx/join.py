@@ -9,15 +9,15 @@ or 143 after SIGHUP, Ctrl-C or SIGTERM; 1 after any other failure.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import importlib
 import json
 import os
-import re
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from seedx import types, wire
 from seedx.launch import joining
@@ -38,8 +38,6 @@ def main(argv: Sequence[str] | None = None) -> int:
   argv = sys.argv[1:] if argv is None else list(argv)
   parser = _parser()
   asked = parser.parse_args(argv)
-  if not re.fullmatch(r"unix:.+|.+:\d+", asked.address):
-    parser.error(f"expected HOST:PORT or unix:PATH, found {asked.address}")
 
   def play(told: joining.Told, ended: threading.Event) -> None:
     # Before anything imports JAX, as EnvPool does.
@@ -56,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       thin_actor.run(work, ended)
 
   try:
+    wire.check_address(asked.address)
     config = joining.Config(asked.give_up_seconds)
     security = _security(asked)
   except types.ConfigError as error:
@@ -123,14 +122,14 @@ def _parser() -> argparse.ArgumentParser:
   )
   add(
     "--env-options",
-    type=json.loads,
+    type=_json_object,
     help="the learner's as JSON, to be repeated if --env is MODULE:FACTORY, or"
     " if they name files",
   )
   add("--experiment", default="", help="join only if the learner runs this one")
   add(
     "--options",
-    type=json.loads,
+    type=_json_object,
     default={},
     help="join only if the learner has these, as JSON",
   )
@@ -157,6 +156,17 @@ def _parser() -> argparse.ArgumentParser:
     help="join another machine without TLS and a token",
   )
   return parser
+
+
+def _json_object(text: str) -> dict[str, Any]:
+  found = None
+  with contextlib.suppress(ValueError, RecursionError):
+    found = json.loads(text)
+  if not isinstance(found, dict):
+    raise argparse.ArgumentTypeError(
+      f"expected a JSON object, found {text!r:.80}"
+    )
+  return found
 
 
 def _security(asked: argparse.Namespace) -> wire.Security:

@@ -321,8 +321,19 @@ def handlers():
   return [signal.getsignal(x) for x in (signal.SIGINT, signal.SIGTERM)]
 
 
-def test_ctrl_c_ends_a_run_early_and_is_given_back(tmp_path, capfd):
-  before = handlers()
+@pytest.mark.parametrize(
+  ("number", "ends"),
+  [
+    (signal.SIGINT, None),
+    (signal.SIGINT, KeyboardInterrupt),
+    (signal.SIGTERM, SystemExit),
+  ],
+)
+def test_a_signal_ends_a_run_early_and_is_given_back(
+  number, ends, tmp_path, capfd
+):
+  """A script ends with it, unless it asks for the run."""
+  before, sink = handlers(), running.Lines()
 
   def interrupt():
     path = tmp_path / "metrics.jsonl"
@@ -330,18 +341,32 @@ def test_ctrl_c_ends_a_run_early_and_is_given_back(tmp_path, capfd):
       lambda: path.exists() and path.read_text().count("\n") >= 2
     )
     assert handlers() != before
-    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), number)
 
   thread = threading.Thread(target=interrupt)
   thread.start()
-  run = app.train(
-    small(10**9, log_seconds=0.05), run_dir=str(tmp_path), quiet=True
-  )
+
+  def train():
+    return app.train(
+      small(10**9, log_seconds=0.05),
+      run_dir=str(tmp_path),
+      quiet=True,
+      sinks=[sink],
+      return_interrupted=ends is None,
+    )
+
+  if ends is None:
+    run = train()
+    assert run.interrupted and run.metrics["env_steps"] < 10**9
+  else:
+    with pytest.raises(ends) as caught:
+      train()
+    if ends is SystemExit:
+      assert caught.value.code == 143
   thread.join()
-  assert run.interrupted and 0 < run.metrics["env_steps"] < 10**9
   assert handlers() == before
   assert "Ctrl-C again to exit at once" in capfd.readouterr().err
-  assert steps_of(tmp_path) == [run.metrics["env_steps"]]
+  assert steps_of(tmp_path) == [sink.lines[-1]["env_steps"]]
 
 
 def test_on_another_thread_signals_are_let_be(tmp_path):

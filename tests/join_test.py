@@ -422,3 +422,38 @@ def test_a_thin_actor_imports_no_jax(tmp_path, joiners):
   # There is no inference: it came as far as it can.
   assert program.returncode == 2
   assert "expected a method of ['/seedx/join'], found /seedx/act" in said
+
+
+_NO_ADDRESSES = {
+  "localhost:99999": "up to 65535",
+  "localhost:x": "expected host:port",
+  "localhost:٣": "expected host:port",
+  "localhost": "expected host:port",
+  "unix:": "has no path",
+}
+
+
+@pytest.mark.parametrize("address", _NO_ADDRESSES)
+def test_what_is_no_address_is_refused_at_once(address, capfd):
+  """Before anything is compiled or connected."""
+  with pytest.raises(SystemExit, match="2"):
+    join.main([address])
+  said = capfd.readouterr().err
+  assert said.startswith("error: ") and said.count("\n") == 1
+  assert _NO_ADDRESSES[address] in said
+  for words in (
+    ["--address", address],
+    ["--role", "actor", "--address", address],
+  ):
+    said = programs.refused(seed_vtrace, words, capfd)
+    assert _NO_ADDRESSES[address] in said
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "{", "null", "[" * 10_000])
+@pytest.mark.parametrize("option", ["--options", "--env-options"])
+def test_options_that_are_no_object_are_refused(option, text, capfd):
+  with pytest.raises(SystemExit, match="2"):
+    join.main(["localhost:1", option, text])
+  said = capfd.readouterr().err
+  assert f"{option}: expected a JSON object, found" in said
+  assert said.count("\n") == 1

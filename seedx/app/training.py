@@ -6,6 +6,7 @@ import functools
 import math
 import os
 import pathlib
+import signal
 import sys
 import tempfile
 import threading
@@ -115,6 +116,7 @@ def train(
   config: Any,
   *,
   sinks: Sequence[metrics.Sink] = (),
+  return_interrupted: bool = False,
   **options: Any,
 ) -> Run:
   """Trains what a pipeline's config says, with its processes on this machine.
@@ -124,6 +126,9 @@ def train(
   Args:
     config: such as `seed.Config(agent=vtrace.Config())`.
     sinks: more of them for the lines of metrics, such as a logger of yours.
+    return_interrupted: return a run that a signal ended, as any other. By
+      default the signal ends the script, too, which would else go on to its
+      next run.
     **options: fields of `Config`.
 
   Returns:
@@ -131,6 +136,8 @@ def train(
 
   Raises:
     types.ConfigError: it cannot be run so.
+    KeyboardInterrupt: Ctrl-C ended it; everything is written.
+    SystemExit: another signal did, with the status that a shell gives it.
     Exception: whatever a thread of the run failed with.
   """
   files = Config(**options)
@@ -140,7 +147,12 @@ def train(
     own = run_dirs.record(config, config, None)
     run_dirs.check_classes(before, own, files.resume)
     run_dirs.check_resumed(before, config, files)
-  return run(config, files, sinks=sinks)
+  ended = run(config, files, sinks=sinks)
+  if ended.status and not return_interrupted:
+    if ended.status == signals.status(signal.SIGINT):
+      raise KeyboardInterrupt
+    raise SystemExit(ended.status)
+  return ended
 
 
 def run(

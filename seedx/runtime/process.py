@@ -67,6 +67,12 @@ class ServerConfig(Config):
   security: wire.Security = wire.LOCAL
   launching: launch.Config = launch.Config()
 
+  def __post_init__(self) -> None:
+    """Raises types.ConfigError for what cannot be run."""
+    super().__post_init__()
+    if self.address:
+      wire.check_address(self.address)
+
   def make_server(self, max_streams: int) -> wire.Server:
     """The learner's server, which does not listen yet; see `wire.Server`.
 

@@ -154,7 +154,7 @@ from seedx.wire.client import Client, Stream, WireError, unwelcome
 from seedx.wire.exchange import Exchange
 from seedx.wire.layout import NOTHING, Column, Layout, MessageError, once
 from seedx.wire.reconnect import Doubts, GaveUpError, until_done
-from seedx.wire.security import LOCAL, Security, reached
+from seedx.wire.security import LOCAL, Security, check_address, reached
 from seedx.wire.server import (
   SILENT_SECONDS,
   FunctionSession,
@@ -183,6 +183,7 @@ __all__ = [
   "StatusCode",
   "Stream",
   "WireError",
+  "check_address",
   "check_finite",
   "check_range",
   "does_not_fit",

@@ -248,6 +248,25 @@ class Key(NamedTuple):
   warning: str = ""
 
 
+def check_address(address: str) -> None:
+  """Checks the form of an address; nothing is connected.
+
+  Raises:
+    types.ConfigError: it is neither HOST:PORT nor unix:PATH.
+  """
+  if is_unix(address):
+    if not address.removeprefix("unix:"):
+      raise types.ConfigError("address unix: has no path; expected unix:/path.")
+    return
+  host, separator, port = address.rpartition(":")
+  digits = port.isascii() and port.isdigit()
+  if not separator or not host or not digits or int(port) > 65_535:
+    raise types.ConfigError(
+      "address: expected host:port (up to 65535) or unix:/path, "
+      f"found {address!r}."
+    )
+
+
 def is_unix(address: str) -> bool:
   """Whether an address is unix:PATH."""
   return address.startswith("unix:")

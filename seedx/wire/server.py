@@ -805,16 +805,11 @@ def _check_address(address: str) -> None:
   gRPC takes over a unix path that somebody listens on, and is content with one
   of the addresses of a host name.
   """
+  security_lib.check_address(address)
   if (path := unix_path(address)) is not None:
     _check_unix_path(path)
     return
-  host, separator, port = address.rpartition(":")
-  digits = port.isascii() and port.isdigit()
-  if not separator or not host or not digits or int(port) > 65_535:
-    raise types.ConfigError(
-      "address: expected host:port (up to 65535) or unix:/path, "
-      f"found {address!r}."
-    )
+  host, _, port = address.rpartition(":")
   try:
     found = socket.getaddrinfo(
       host.strip("[]"), int(port), type=socket.SOCK_STREAM
@@ -856,8 +851,6 @@ def _most_connections() -> int:
 
 def _check_unix_path(path: str) -> None:
   """Raises where somebody listens on a path; removes a stale socket."""
-  if not path:
-    raise types.ConfigError("address unix: has no path; expected unix:/path.")
   try:
     mode = os.stat(path).st_mode
   except FileNotFoundError:

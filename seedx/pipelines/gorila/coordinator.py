@@ -6,7 +6,7 @@ from typing import Self
 
 import jax
 
-from seedx import envs, launch, types
+from seedx import envs, launch, types, wire
 from seedx.acting import local_actor, sessions
 from seedx.agents import base, optimizers
 from seedx.learning import experience
@@ -60,6 +60,8 @@ class Config(process.ServerConfig):
       max_staleness=(0, 2**31 - 1),
       outlier_deviations=(0.0, types.MOST),
     )
+    for address in filter(None, self.server_addresses):
+      wire.check_address(address)
     if isinstance(self.replay, experience.PrioritizedConfig):
       raise types.ConfigError(
         "expected a uniform replay, a ReplayConfig, since workers compute no"
