@@ -36,6 +36,10 @@ _PROGRAMS = {
 }
 
 
+# These import no RLax.
+_WITHOUT_RLAX = ("plot", "join", "certificates")
+
+
 def program() -> int:
   """Runs `main` in a process of its own; returns its exit status."""
   signals.leave_at_once()
@@ -51,6 +55,11 @@ def main() -> int:
   if name == "--version":
     print(f"seedx {seedx.__version__}")
     return 0
+  if sys.flags.optimize > 1 and name not in _WITHOUT_RLAX:
+    return _fail(
+      "expected Python without -OO: TensorFlow Probability, which RLax needs,"
+      " reads docstrings when it is imported; -O works"
+    )
   if name == "train":
     return _train(words)
   if name == "benchmark":  # For the processes that it starts.

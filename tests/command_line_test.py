@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -9,6 +11,7 @@ import pytest
 
 from seedx import types
 from seedx.app import command_line, configs
+from tests import programs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -450,3 +453,33 @@ def test_help_is_as_wide_as_the_terminal(capfd, monkeypatch):
   for columns in (60, 120):
     monkeypatch.setenv("COLUMNS", str(columns))
     assert columns / 2 < max(map(len, helped(capfd).splitlines())) <= columns
+
+
+def seedx(*words):
+  """Runs a program in a Python of its own, with options of Python before."""
+  return subprocess.run(
+    [sys.executable, *words],
+    cwd=programs.ROOT,
+    capture_output=True,
+    text=True,
+    timeout=600,
+  )
+
+
+def test_what_needs_no_docstrings_runs_without_and_the_rest_says_so():
+  done = seedx("-OO", "-m", "seedx", "plot", "--help")
+  assert done.returncode == 0 and "--output" in done.stdout
+  done = seedx("-OO", "-m", "seedx", "train", "ppo")
+  assert done.returncode == 2
+  assert done.stderr.startswith("error: expected Python without -OO")
+  assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_run_needs_no_assertions(tmp_path):
+  words = ["train", "seed_vtrace", "--total-steps", "2000", "--quiet"]
+  run_dir = str(tmp_path / "run")
+  done = seedx("-O", "-m", "seedx", *words, "--run-dir", run_dir)
+  assert done.returncode == 0, done.stderr
+  done = seedx("-O", "-m", "seedx", "evaluate", run_dir, "--episodes", "2")
+  assert done.returncode == 0, done.stderr
