@@ -15,6 +15,7 @@ import pytest
 from seedx import checkpoint, types
 from seedx.agents import base
 from seedx.learning import experience
+from seedx.runtime import memory
 from tests import fakes, running
 
 NUM_STEPS, WINDOW = 4, 3
@@ -551,3 +552,58 @@ def test_a_batch_is_drawn_without_a_loop(make_source):
   (state, *_) = source.states
   lowered = jax.jit(source.draw).lower(state, jax.random.key(0), 0)
   assert "while(" not in lowered.compile().as_text()
+
+
+def test_a_replay_larger_than_the_memory_is_refused_before_it_is_made(
+  monkeypatch,
+):
+  """In a line, with the capacity that fits; cores on CPU share one memory."""
+  source, shares = make(capacity=1000), shares_of(0)
+  needed = 2 * source.bytes_for(shares[0])
+  monkeypatch.setattr(memory, "free_bytes", lambda _: needed // 2)
+  with pytest.raises(types.ConfigError) as caught:
+    list(source(shares))
+  assert "--replay-capacity 1000 needs" in str(caught.value)
+  assert str(caught.value).endswith("--replay-capacity 400 fits")
+  assert not source.states
+  monkeypatch.setattr(memory, "free_bytes", lambda _: needed)
+  list(source(shares))
+  assert len(source.states) == 2
+
+
+_GROUPS = {
+  "none": {},
+  "of version 2": {
+    "proc/self/cgroup": "0::/jobs/this\n",
+    "sys/fs/cgroup/jobs/this/memory.max": "max\n",
+    "sys/fs/cgroup/jobs/this/memory.current": "100\n",
+    "sys/fs/cgroup/jobs/memory.max": "5000\n",
+    "sys/fs/cgroup/jobs/memory.current": "1500\n",
+    "sys/fs/cgroup/jobs/memory.stat": "anon 1000\ninactive_file 300\n",
+  },
+  "of version 1": {
+    "proc/self/cgroup": "3:cpu:/\n7:memory:/this\n",
+    "sys/fs/cgroup/memory/this/memory.limit_in_bytes": "5000\n",
+    "sys/fs/cgroup/memory/this/memory.usage_in_bytes": "1500\n",
+    "sys/fs/cgroup/memory/this/memory.stat": "total_inactive_file 300\n",
+  },
+  "without a limit": {
+    "proc/self/cgroup": "0::/\n",
+    "sys/fs/cgroup/memory.max": "max\n",
+    "sys/fs/cgroup/memory.current": "100\n",
+  },
+}
+
+
+@pytest.mark.parametrize("kind", _GROUPS)
+def test_free_memory_is_what_the_machine_and_its_groups_leave(kind, tmp_path):
+  device = jax.devices("cpu")[0]
+  assert memory.free_bytes(device, tmp_path) is None
+  found = {"proc/meminfo": "MemTotal: 9 kB\nMemAvailable: 7 kB\n"}
+  for name, text in (found | _GROUPS[kind]).items():
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+  limited = kind.startswith("of version")
+  assert memory.free_bytes(device, tmp_path) == (3800 if limited else 7 * 1024)
+  assert memory.free_bytes(device) > 2**20

@@ -174,6 +174,7 @@ _OTHERS = {
   "seedx/checkpoint.py": "reads a file that `seedx.files` has opened",
   "seedx/envs/processes/process.py": "memory that it shares",
   "seedx/launch/__main__.py": "sockets in a temporary directory",
+  "seedx/runtime/memory.py": "/proc and /sys",
   "seedx/runtime/signals.py": "/dev/null",
   "seedx/wire/pipe.py": "sockets",
   "seedx/wire/security.py": "certificates that the user names",

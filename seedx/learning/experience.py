@@ -15,6 +15,10 @@ import numpy as np
 
 from seedx import checkpoint, metrics, replay, types
 from seedx.agents import base, random_keys
+from seedx.runtime import memory
+
+# How much of the free memory a replay is advised to take.
+_MEMORY_SHARE = 0.8
 
 
 class Batch(NamedTuple):
@@ -412,6 +416,7 @@ class Replayed(Experience):
   def _begin(self, shares: Sequence[types.Share]) -> None:
     if self.states:
       return
+    self._check_memory(self.bytes_for(shares[0]))
     states = []
     for share, core in zip(shares, self._cores, strict=True):
       with jax.default_device(core):
@@ -421,6 +426,30 @@ class Replayed(Experience):
       states = self._go_on(states, self._restored)
     # From now on `saved` says what there is.
     self.states, self._restored = states, {}
+
+  def _check_memory(self, core_bytes: int) -> None:
+    """Checks that there is room for the replays, before they are allocated.
+
+    Args:
+      core_bytes: of one core's replay.
+
+    Raises:
+      types.ConfigError: there is none.
+    """
+    cpus = [core for core in self._cores if core.platform == "cpu"]
+    places = {core: 1 for core in self._cores if core.platform != "cpu"}
+    if cpus:  # They share the machine's memory.
+      places[cpus[0]] = len(cpus)
+    for device, count in places.items():
+      needed, free = count * core_bytes, memory.free_bytes(device)
+      if free is not None and needed > free:
+        capacity = self._config.replay_capacity
+        fits = int(_MEMORY_SHARE * capacity * free / needed)
+        raise types.ConfigError(
+          f"expected a replay that fits into memory: --replay-capacity"
+          f" {capacity} needs {needed / 2**30:.2f} GiB of {free / 2**30:.2f}"
+          f" that are free; --replay-capacity {fits} fits"
+        )
 
   def _go_on(
     self, empty: list[types.Tree], saved: Mapping[str, np.ndarray]
