@@ -1,6 +1,7 @@
 """The user's own environments, in separate processes."""
 
 import contextlib
+import dataclasses
 import io
 import os
 import pathlib
@@ -16,9 +17,12 @@ import numpy as np
 import pytest
 import tree
 
-from seedx import envs, trees, types
+from seedx import app, envs, trees, types
+from seedx.agents import a2c
 from seedx.envs import processes, rendering
 from seedx.envs.processes import messages, process
+from seedx.learning import learner
+from seedx.pipelines import sync
 from tests import forks, running
 
 FIRST, MID, LAST = (int(step_type) for step_type in dm_env.StepType)
@@ -566,6 +570,78 @@ def test_every_recv_after_a_failure_raises_it(
     assert "in _fail" in str(caught.value)  # The environment's own traceback.
   elif "as reward" in found:
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("how", ["raise", "exit", "die", "no reward"])
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_a_process_that_fails_starts_again_with_new_seeds(
+  start, how, num_threads, monkeypatch, capfd
+):
+  monkeypatch.setattr(process, "CHECK_SECONDS", 0.1)
+  again = envs.Restarts(1, lambda count: 50)
+  options = {"num_threads": num_threads, "restarts": again}
+  environment = start("Failing", 4, {"how": how}, **options)
+  environment.send(environment.recv().index, np.ones(4, int))
+  rows = environment.recv()
+  failed = np.arange(4) >= (2 if num_threads == 2 else 0)
+  expected = np.where(failed, FIRST, MID)
+  np.testing.assert_array_equal(rows.timestep.step_type, expected)
+  seeds = rows.timestep.observation[:, 0]
+  assert seeds[failed].tolist() == list(range(50, 50 + failed.sum()))
+  assert seeds[~failed].tolist() == list(range((~failed).sum()))
+  environment.send(rows.index, np.ones(4, int))
+  assert (environment.recv().timestep.step_type != FIRST).all()
+  assert again.measure() == {"env_restarts": 1}
+  said = capfd.readouterr().err
+  assert "starts again with new seeds (restart 1)" in said
+  assert ("in _fail" in said) == (how in ("raise", "exit"))
+
+
+def test_the_others_may_wait_for_actions_meanwhile(start):
+  """Of a process that fails, only environments that owe a row have one."""
+  again = envs.Restarts(1, lambda count: 50)
+  environment = start(
+    "Failing", 3, {"how": "raise"}, batch_size=1, restarts=again
+  )
+  rows = [environment.recv() for _ in range(3)]
+  assert sorted(int(x.index[0]) for x in rows) == [0, 1, 2]
+  environment.send(np.array([2]), np.ones(1, int))
+  found = environment.recv()
+  assert found.index.tolist() == [2] and again.count == 1
+  assert found.timestep.step_type.tolist() == [FIRST]
+  environment.send(np.array([0]), np.ones(1, int))
+  assert environment.recv().timestep.step_type.tolist() == [FIRST]
+
+
+def test_a_process_that_fails_again_and_again_ends_it(start, capfd):
+  again = envs.Restarts(2, lambda count: 2)  # The seed that fails.
+  options = {"num_threads": 2, "restarts": again}
+  environment = start("Failing", 4, {"how": "raise"}, **options)
+  for _ in range(3):
+    environment.send(environment.recv().index, np.ones(4, int))
+  with pytest.raises(RuntimeError, match="lost the way"):
+    environment.recv()
+  assert again.count == 2
+  said = capfd.readouterr().err
+  first, again = said.split("(restart 1)\n")
+  assert "Traceback" in first and first.count("LookupError: lost the way") == 1
+  assert again.count("\n") == 1 and "failed: LookupError: lost the way" in again
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_without_an_environment_that_failed(tmp_path):
+  config = sync.Config(
+    env=config_of("Failing", {"how": "raise"}),
+    agent=a2c.Config(hidden_sizes=(8,)),
+    num_envs=4,
+    total_steps=400,
+    learner=learner.Config(unroll_length=5),
+  )
+  run = app.train(config, run_dir=tmp_path / "run", quiet=True)
+  assert run.metrics["env_steps"] >= 400 and run.metrics["env_restarts"] == 1
+  once = dataclasses.replace(config, env_restarts=0)
+  with pytest.raises(RuntimeError, match="lost the way"):
+    app.train(once, run_dir=tmp_path / "other", quiet=True)
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,7 @@ class LocalActor:
     waits: metrics.Waits,
     exploration: np.ndarray | None = None,
     num_threads: int = 1,
+    restarts: envs.Restarts | None = None,
   ) -> None:
     """Starts the environments.
 
@@ -165,6 +166,7 @@ class LocalActor:
       waits: measures the wait for environments.
       exploration: `[N]`, see `types.Inputs`; None for `Agent.exploration`.
       num_threads: threads that step the environments.
+      restarts: how they are made again where one fails.
 
     Raises:
       types.ConfigError: the environment cannot be made.
@@ -172,7 +174,7 @@ class LocalActor:
     num_envs = programs.layout.num_slots
     self.device = device
     self._environment = envs.make(
-      env, num_envs, seed=seed, num_threads=num_threads
+      env, num_envs, seed=seed, num_threads=num_threads, restarts=restarts
     )
     self._programs = programs
     self._waits = waits

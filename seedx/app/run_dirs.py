@@ -66,7 +66,14 @@ _RESUMED = (
   *("checkpoint_every_seconds", "checkpoint_replay_gib"),
   *("evaluate_every_steps", "evaluate_episodes", "learner_devices"),
   *("inference_devices", "inference_batch_size", "inference_wait_seconds"),
-  *("env_threads", "num_actors", "num_workers", "queue_capacity", "device"),
+  *(
+    "env_threads",
+    "env_restarts",
+    "num_actors",
+    "num_workers",
+    "queue_capacity",
+    "device",
+  ),
   *("hosts", "starved_seconds"),
   *OF_A_PROCESS,
 )

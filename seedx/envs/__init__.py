@@ -13,12 +13,14 @@ from seedx.envs.config import (
 )
 from seedx.envs.environment import Environment, make, spec
 from seedx.envs.envpool_adapter import EnvPoolEnvironment
+from seedx.envs.processes import Restarts
 from seedx.envs.rendering import check_render
 
 __all__ = [
   "Config",
   "EnvPoolEnvironment",
   "Environment",
+  "Restarts",
   "check_render",
   "code_in",
   "in_one_line",

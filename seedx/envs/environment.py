@@ -1,5 +1,6 @@
 """The interface of all environments, and how they are made."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -84,6 +85,7 @@ def make(
   seed: int = 0,
   num_threads: int = 1,
   render: bool = False,
+  restarts: processes.Restarts | None = None,
 ) -> Environment:
   """Makes environments; `reset` starts them.
 
@@ -97,6 +99,8 @@ def make(
     num_threads: at least 1; threads that step EnvPool's environments, or
       processes that step the user's own.
     render: whether `render` will be called.
+    restarts: how the user's own are made again where one fails; None for not
+      at all. Others cannot fail.
 
   Raises:
     types.ConfigError: as `spec` does, or where a number is out of range.
@@ -105,7 +109,8 @@ def make(
   if env_config.is_functional(config):
     kind = _functional_environment().FunctionalEnvironment
   elif env_config.is_own(config):
-    kind = processes.ProcessEnvironment
+    own = processes.ProcessEnvironment
+    kind = functools.partial(own, restarts=restarts)
   return kind(
     config,
     num_envs,

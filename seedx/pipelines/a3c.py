@@ -40,12 +40,20 @@ class Config(process.Config):
     agent: the agent that acts and learns.
     workers: the threads that act and learn.
     device: index of the local device that acts and learns.
+    env_restarts: how often in a row a worker's process of your own environments
+      starts again where one raises an error or dies; then the run ends.
   """
 
   env: envs.Config = envs.Config()
   agent: base.Config
   workers: local_actor.WorkersConfig = local_actor.WorkersConfig()
   device: int = 0
+  env_restarts: int = 5
+
+  def __post_init__(self) -> None:
+    """Raises types.ConfigError for what cannot be run."""
+    super().__post_init__()
+    types.check_ranges(self, env_restarts=(0, 2**20))
 
   @property
   def plan(self) -> experience.Plan:
@@ -80,7 +88,10 @@ def learn(config: Config, context: process.Context) -> process.Process:
       "seeds": team.seeds,
     },
     policy=lambda saved: team.acting(saved["shared"]),
-    measures=[team.acted.measure, team.learned.measure, team.waits.shares],
+    measures=[
+      *(team.acted.measure, team.learned.measure, team.waits.shares),
+      team.restarts.measure,
+    ],
     done=lambda: team.acted.env_steps >= config.total_steps,
     threads={
       f"worker-{i}": functools.partial(team.work, i)
@@ -156,6 +167,7 @@ class _Team:
     self.acted = counters.Acted(spec.frames_per_step)
     self.learned = counters.Learned()
     self.seeds = sessions.Seeds(config.seed)
+    self.restarts = envs.Restarts(config.env_restarts, self.seeds.take)
     self.acting = jax.jit(agent.acting)
     names = (
       metrics.WAIT_ENVIRONMENTS,
@@ -220,6 +232,7 @@ class _Team:
       device=self._device,
       waits=self.waits,
       exploration=self._exploration[worker],
+      restarts=self.restarts,
     )
 
   def _learn(

@@ -36,6 +36,8 @@ class Config(process.Config):
     agent: the agent that acts and learns.
     num_envs: number of parallel environments, of all learner hosts together.
     env_threads: threads of EnvPool; processes of your own environments.
+    env_restarts: how often in a row a process of your own environments starts
+      again where one raises an error or dies; then the run ends.
     learner: the learner devices; the first also acts.
     replay: the replay; None for an agent that learns without one.
   """
@@ -44,6 +46,7 @@ class Config(process.Config):
   agent: base.Config
   num_envs: int = 16
   env_threads: int = 1
+  env_restarts: int = 5
   learner: learner_lib.Config = learner_lib.Config()
   replay: experience.ReplayConfig | None = None
 
@@ -53,7 +56,12 @@ class Config(process.Config):
     The same where learner devices and micro-batches do not divide `num_envs`.
     """
     super().__post_init__()
-    types.check_ranges(self, num_envs=(1, 2**20), env_threads=(1, 2**10))
+    types.check_ranges(
+      self,
+      num_envs=(1, 2**20),
+      env_threads=(1, 2**10),
+      env_restarts=(0, 2**20),
+    )
     parts = self.learner.parts_of_unrolls(self.replay)
     self.learner.check_divides("num_envs", self.num_envs, parts)
 
@@ -96,6 +104,7 @@ def learn(config: Config, context: process.Context) -> process.Process:
   )
   acted = hosts.acted(spec.frames_per_step, config.total_steps)
   seeds = hosts.counted(sessions.Seeds(config.seed, hosts.index))
+  restarts = envs.Restarts(config.env_restarts, seeds.take)
   layout = unroll_store.Layout.of(agent, period, num_envs)
   programs = local_actor.Programs(agent, spec, layout)
   # Acting waits while the agent learns; learning waits the rest of the time.
@@ -115,6 +124,7 @@ def learn(config: Config, context: process.Context) -> process.Process:
       device=learning.cores[0],
       waits=waits,
       num_threads=config.env_threads,
+      restarts=restarts,
     )
     try:
       acting, version = learning.newest()
@@ -139,7 +149,7 @@ def learn(config: Config, context: process.Context) -> process.Process:
     parts={"learner": learning, "acted": acted, "seeds": seeds},
     replay=learning.replay,
     policy=learning.policy,
-    measures=[acted.measure, learning.measure, waits.shares],
+    measures=[acted.measure, learning.measure, waits.shares, restarts.measure],
     steps=steps,
     close=learning.finish,
   )

@@ -32,8 +32,9 @@ PIPELINES: Mapping[str, tuple[str, Sequence[str]]] = {
   "impala": ("impala", _ACTORS),
   "apex": ("apex_dqn", _SMALL_REPLAY),
   "gorila": ("gorila_dqn", _SMALL_REPLAY),
-  "a3c": ("a3c", ()),
-  "sync": ("ppo", ()),
+  # What an environment does ends them at once, so that more is resumed.
+  "a3c": ("a3c", ("--env-restarts", "0")),
+  "sync": ("ppo", ("--env-restarts", "0")),
 }
 _ALWAYS = (
   *("--total-steps", "10000000000"),

@@ -4,8 +4,10 @@ import dataclasses
 import os
 import pickle
 import select
+import sys
 import threading
 import weakref
+from collections.abc import Callable
 from typing import NoReturn
 
 import dm_env
@@ -41,6 +43,48 @@ def spec(config: env_config.Config) -> types.EnvironmentSpec:
   return observations.environment_spec(config, *signature)
 
 
+# After so many rows a process that was started again counts as sound.
+_SOUND_ROWS = 1000
+
+
+@dataclasses.dataclass
+class Restarts:
+  """How the environments of a process are made again where one has failed.
+
+  Several environments may share it, on threads of their own.
+
+  Attributes:
+    most: restarts in a row of a process, after which its failure is raised.
+    take_seeds: `(count) -> seed`, gives seeds that no environment has had: this
+      one and those after it.
+    count: restarts so far.
+  """
+
+  most: int
+  take_seeds: Callable[[int], int]
+  count: int = 0
+
+  def __post_init__(self) -> None:
+    """Has said nothing yet."""
+    self._lock = threading.Lock()
+
+  def add(self, failure: str) -> None:
+    """Counts a restart, and prints why; the first time, all of it."""
+    with self._lock:
+      self.count += 1
+      count = self.count
+    first, *rest = failure.strip().splitlines() or [""]
+    if count > 1 and rest:
+      failure = f"{first.strip()} {rest[-1]}"
+    again = f"its process starts again with new seeds (restart {count})"
+    between = "\n" if "\n" in failure.strip() else "; "
+    print(failure.strip(), again, sep=between, file=sys.stderr, flush=True)
+
+  def measure(self) -> dict[str, int]:
+    """What it adds to a line of metrics."""
+    return {"env_restarts": self.count}
+
+
 class ProcessEnvironment:
   """Environments of the user's own; see `envs.Environment`.
 
@@ -59,6 +103,7 @@ class ProcessEnvironment:
     seed: int = 0,
     num_threads: int = 1,
     render: bool = False,
+    restarts: Restarts | None = None,
   ) -> None:
     """See `envs.make`."""
     self.num_envs = num_envs
@@ -66,6 +111,9 @@ class ProcessEnvironment:
       num_envs, batch_size, num_threads, seed
     )
     self._name, self._render = config.env, render
+    self._restarts = restarts
+    # A process that is started again gets it, too.
+    self._memory = process.new_memory()
     transform = env_config.load_transform(config)
     self._processes: list[process.Process] = []
     self._by_reply: dict[int, process.Process] = {}
@@ -79,6 +127,7 @@ class ProcessEnvironment:
     except BaseException:
       self.close()
       raise
+    self._signature = signature
     self._structure, self._own_action = signature
     self._failure = ""
     # Indices of rows that have arrived and that `recv` has not returned.
@@ -177,6 +226,7 @@ class ProcessEnvironment:
   def close(self) -> None:
     """See `envs.Environment`."""
     self._end()
+    self._memory.close()
 
   def _started(
     self, config: env_config.Config, seed: int, num_threads: int
@@ -196,27 +246,29 @@ class ProcessEnvironment:
     parts = np.array_split(
       np.arange(self.num_envs), min(num_threads, self.num_envs)
     )
-    with process.new_memory() as memory:
-      for part in parts:
-        job = messages.Job(
-          config,
-          first=int(part[0]),
-          count=len(part),
-          num_envs=self.num_envs,
-          seed=seed,
-          render=self._render,
-        )
-        self._processes.append(process.Process(job, memory))
-      signature, *others = [worker.signature() for worker in self._processes]
-      for other in others:
-        messages.check_same(self._name, signature, other)
-      self._shared = messages.shared_rows(
-        signature, self.num_envs, memory.fileno()
+    for part in parts:
+      job = messages.Job(
+        config,
+        first=int(part[0]),
+        count=len(part),
+        num_envs=self.num_envs,
+        seed=seed,
+        render=self._render,
       )
+      self._processes.append(process.Process(job, self._memory))
+    signature, *others = [worker.signature() for worker in self._processes]
+    for other in others:
+      messages.check_same(self._name, signature, other)
+    self._shared = messages.shared_rows(
+      signature, self.num_envs, self._memory.fileno()
+    )
     for worker in self._processes:
-      self._by_reply[worker.replies.fileno()] = worker
-      self._poll.register(worker.replies, select.POLLIN)
+      self._listen(worker)
     return signature
+
+  def _listen(self, worker: process.Process) -> None:
+    self._by_reply[worker.replies.fileno()] = worker
+    self._poll.register(worker.replies, select.POLLIN)
 
   def _receive(self) -> None:
     """Waits for messages of any process."""
@@ -225,18 +277,19 @@ class ProcessEnvironment:
     if not self._end.alive:
       raise RuntimeError(f"the environments of {self._name} are closed")
     ready = self._poll.poll(process.CHECK_SECONDS * 1000)
-    for reply, _ in ready:
-      worker = self._by_reply[reply]
+    workers = [self._by_reply[reply] for reply, _ in ready]
+    for worker in workers:
       self._handle(worker, *worker.read())
     if not ready:
-      for worker in self._processes:
+      for worker in list(self._processes):
         if worker.has_died():
           self._handle(worker, *worker.receive())
 
   def _handle(self, worker: process.Process, kind: bytes, rest: bytes) -> None:
     """Keeps the indices of rows, except those that a reset has made old."""
     if kind == messages.FAILURE:
-      self._fail(rest.decode(errors="replace"))
+      self._restart(worker, rest.decode(errors="replace"))
+      return
     try:
       if kind not in (messages.ROWS, messages.FIRST_ROWS):
         raise ValueError(f"expected rows, found {kind!r}")
@@ -248,7 +301,44 @@ class ProcessEnvironment:
     if kind == messages.FIRST_ROWS:
       worker.pending_resets -= 1
     if not worker.pending_resets:
+      worker.sound_rows += len(index)
       self._ready.append(index)
+
+  def _restart(self, worker: process.Process, failure: str) -> None:
+    """Replaces a process, whose environments begin new episodes.
+
+    Raises:
+      RuntimeError: it has failed too often, or another cannot be started.
+    """
+    restarts, job = self._restarts, worker.job
+    failures = 1 + (0 if worker.sound_rows >= _SOUND_ROWS else worker.failures)
+    if restarts is None or failures > restarts.most:
+      self._fail(failure)
+    restarts.add(failure)
+    self._poll.unregister(worker.replies)
+    del self._by_reply[worker.replies.fileno()]
+    process.end([worker])
+    # Environment k has the seed `job.seed + k`.
+    seed = restarts.take_seeds(job.count) - job.first
+    new = process.Process(dataclasses.replace(job, seed=seed), self._memory)
+    new.failures = failures
+    self._processes[self._processes.index(worker)] = new
+    try:
+      messages.check_same(self._name, self._signature, new.signature())
+    except (types.ConfigError, process.KilledError) as error:
+      self._fail(f"{failure}\nand cannot be started again: {error}")
+    self._listen(new)
+    new.pending_resets = worker.pending_resets
+    if new.pending_resets:
+      for _ in range(new.pending_resets):
+        new.send(messages.RESET)
+      return
+    # The first step of an environment is a reset, whatever the action.
+    owes = ~self._needs_action
+    owes[np.concatenate([np.empty(0, np.int32), *self._ready])] = False
+    owed = job.first + np.flatnonzero(owes[job.first :][: job.count])
+    if len(owed):
+      new.send(messages.STEP + owed.astype(np.int32).tobytes())
 
   def _fail(self, failure: str) -> NoReturn:
     self._failure = failure
