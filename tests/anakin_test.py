@@ -199,7 +199,14 @@ def run(tmp_path_factory):
 
 
 def test_a_run_of_several_seeds_leaves_what_every_run_does(run):
-  assert run[1].metrics["env_steps"] >= 400
+  last = run[1].metrics
+  assert last["env_steps"] >= 400
+  seeds = [last[f"episode_return_seed_{seed}"] for seed in (0, 1)]
+  assert seeds[0] != seeds[1]
+  assert last["episode_return"] == pytest.approx(np.mean(seeds))
+  # The one is of a training, the other of all.
+  rates = last["steps_per_second"], last["steps_per_second_all_seeds"]
+  assert rates[1] == pytest.approx(2 * rates[0], rel=0.5)
   assert (run[1].run_dir / "learning_curve.png").stat().st_size > 1000
 
 

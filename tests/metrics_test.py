@@ -469,3 +469,19 @@ def test_time_left_does_not_jump_with_one_slow_interval():
     clock.sleep(10.0)
   # At the last interval's rate it would be 12m30s.
   assert [row[5] for row in rows(stream)[1:]] == ["1m15s", "1m42s"]
+
+
+def test_the_mean_of_seeds_is_of_each_ones_latest():
+  """However many episodes each has ended, and whichever ended last."""
+  seeds = [metrics.Latest(window=2) for _ in range(3)]
+  mean = metrics.MeanOfSeeds(seeds)
+  assert mean.mean() is None and mean.count == 0
+  seeds[0].add(np.array([1.0]))
+  seeds[1].add(np.array([2.0, 4.0, 6.0]))
+  assert mean.mean() is None and not mean.is_full
+  seeds[2].add(np.array([9.0, 9.0]))
+  assert mean.mean() == (1.0 + 5.0 + 9.0) / 3
+  assert not mean.is_full and mean.count == 6
+  seeds[0].add(np.array([3.0]))
+  mean.add(np.array([99.0]))
+  assert mean.mean() == (2.0 + 5.0 + 9.0) / 3 and mean.is_full

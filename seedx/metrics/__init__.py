@@ -13,6 +13,7 @@ from seedx.metrics.meters import (
   WAIT_EXPERIENCE,
   WAIT_LEARNER,
   Latest,
+  MeanOfSeeds,
   Waits,
   bottleneck,
 )
@@ -37,6 +38,7 @@ __all__ = [
   "JsonLines",
   "Latest",
   "Line",
+  "MeanOfSeeds",
   "Sink",
   "TensorBoard",
   "Value",

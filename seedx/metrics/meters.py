@@ -4,7 +4,7 @@ import collections
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -182,3 +182,45 @@ class Latest:
       self._latest.clear()
       self._latest.extend(latest[~np.isnan(latest)].tolist())
       self._count = int(saved["count"])
+
+
+class MeanOfSeeds:
+  """The mean over several trainings of each one's `Latest`.
+
+  It has the interface of a `Latest`, and no numbers of its own: each training
+  counts the same, however many episodes it has ended.
+  """
+
+  def __init__(self, seeds: Sequence[Latest]) -> None:
+    """Reads the numbers of others.
+
+    Args:
+      seeds: the numbers of each training; their owner adds to them.
+    """
+    self._seeds = list(seeds)
+
+  def add(self, values: np.ndarray) -> None:
+    """Does nothing."""
+
+  def mean(self) -> float | None:
+    """The mean over the trainings; None before each has ended an episode."""
+    means = [seed.mean() for seed in self._seeds]
+    known = [mean for mean in means if mean is not None]
+    return sum(known) / len(known) if len(known) == len(means) else None
+
+  @property
+  def is_full(self) -> bool:
+    """Whether `mean` covers as many episodes of each as it may."""
+    return all(seed.is_full for seed in self._seeds)
+
+  @property
+  def count(self) -> int:
+    """Number of episodes finished since the start, of all."""
+    return sum(seed.count for seed in self._seeds)
+
+  def saved(self) -> types.Tree:
+    """Returns nothing: the owner of the others saves them."""
+    return ()
+
+  def restore(self, saved: types.Tree) -> None:
+    """Does nothing."""

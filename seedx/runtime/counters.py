@@ -25,7 +25,7 @@ class Acted:
     Args:
       frames_per_step: emulator frames in an env step.
     """
-    self.returns = metrics.Latest()
+    self.returns: metrics.Latest | metrics.MeanOfSeeds = metrics.Latest()
     self.lengths = metrics.Latest()
     self._frames_per_step = frames_per_step
     self._lock = threading.Lock()

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -114,11 +115,12 @@ class Training:
     )
     num_seeds = config.num_seeds
     self.acted = counters.Acted()
-    self.acted.returns = metrics.Latest(100 * num_seeds)
-    self.acted.lengths = metrics.Latest(100 * num_seeds)
     self._returns = {
       config.seed + k: metrics.Latest() for k in range(num_seeds)
     }
+    if num_seeds > 1:
+      self.acted.returns = metrics.MeanOfSeeds([*self._returns.values()])
+      self.acted.lengths = metrics.Latest(100 * num_seeds)
     self._mesh = sharding.mesh(config.learner.cores())
     agent, self._keys = self._put(
       _start(config, self._one.agent), (self._spec(), self._key_specs)
@@ -139,6 +141,7 @@ class Training:
     self._changing = threading.Lock()
     self._due, self._rolled_out = 0.0, 0
     self._env_steps, self._learned_steps = 0, 0.0
+    self._last = (time.monotonic(), 0)
     self._skipped = counters.Skipped()
     self._metrics: dict[str, float] = {}
 
@@ -173,9 +176,16 @@ class Training:
       steps = self._rolled_out * batch_steps
       line["replay_size"] = min(steps, replay.replay_capacity)
     if num_seeds > 1:
+      line["steps_per_second_all_seeds"] = self._rate_of_all()
       for seed, returns in self._returns.items():
         line[f"{metrics.OF_SEED}{seed}"] = returns.mean()
     return line
+
+  def _rate_of_all(self) -> float:
+    """Env steps per second of all trainings together, since the last call."""
+    now, env_steps = time.monotonic(), self._env_steps
+    (then, env_steps_then), self._last = self._last, (now, env_steps)
+    return (env_steps - env_steps_then) / (now - then)
 
   def policy(self, saved: types.Tree) -> types.Tree:
     """The acting parameters of a saved process; those of the first seed."""
@@ -254,11 +264,17 @@ class Training:
       output = jax.tree.map(lambda x: x[None], output)
     self._env_steps += int(output.env_steps.sum())
     new_steps = self._env_steps // num_seeds - self.acted.env_steps
-    self.acted.add(new_steps, output.episode_return, output.episode_length)
-    for returns, own in zip(
-      self._returns.values(), output.episode_return, strict=True
-    ):
-      returns.add(own[~np.isnan(own)])
+    # The oldest episodes first, of whichever training.
+    ended, lengths = (
+      np.moveaxis(x, 0, -1)
+      for x in (output.episode_return, output.episode_length)
+    )
+    self.acted.add(new_steps, ended, lengths)
+    if num_seeds > 1:
+      for returns, own in zip(
+        self._returns.values(), output.episode_return, strict=True
+      ):
+        returns.add(own[~np.isnan(own)])
     skipped = int(output.skipped.sum())
     self._skipped.add(skipped, updated * num_seeds - skipped)
     self._learned_steps += float(output.weight.sum()) / num_seeds
