@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 
 import psutil
 import pytest
@@ -117,6 +118,69 @@ def test_a_trial_says_what_it_dies_of(tmp_path):
   said = training.step()
   assert said["done"]
   assert "ConfigError cannot write in the directory" in said["error"]
+
+
+@pytest.mark.parametrize(
+  ("text", "cause"),
+  [
+    ("Traceback\n  File\nValueError: no\n\n", "ValueError: no"),
+    (
+      "\x1b[36mRayError\x1b[39m: its node died\n\x1b[0m\n",
+      "RayError: its node died",
+    ),
+    ("", "its process died"),
+    ("\x1b[0m\n---\n", "its process died"),
+  ],
+)
+def test_the_cause_is_the_last_line_that_says_something(text, cause):
+  assert trials.cause(text) == cause
+
+
+class Pool:
+  """Trains nothing, and writes what trials would have reached."""
+
+  def __init__(self, run_dir, failed):
+    self.run_dir, self.stop, self._failed = run_dir, threading.Event(), failed
+
+  def train(self, asked, asha_steps=None):
+    del asha_steps
+    for k, x in enumerate(asked):
+      folder = self.run_dir / x.name
+      folder.mkdir(parents=True)
+      line = {"env_steps": 400, "wall_seconds": 1.0, "episode_return": float(k)}
+      (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    named = {x.name for x in asked}
+    return {k: f"failed: {x}" for k, x in self._failed.items() if k in named}
+
+
+def searched(tmp_path, failed):
+  options = sweep.Options(experiment="ppo", trials=2, seeds=3, total_steps=400)
+  values = [{"learning_rate": "0.1"}, {"learning_rate": "0.2"}]
+  words = ["--total-steps", "400"]
+  pool = Pool(tmp_path, failed)
+  return sweep._search(options, "ppo", words, values, "CartPole-v1", pool)
+
+
+def test_where_all_trials_fail_none_is_the_best(tmp_path, capsys):
+  failed = {"trials/000": "no memory", "trials/001": "no disk"}
+  assert searched(tmp_path, failed) == 1
+  said = capsys.readouterr().out
+  assert "all trials failed" in said and "best" not in said
+  assert "failed: no memory" in said and "failed: no disk" in said
+  assert not (tmp_path / "best").exists()
+
+
+def test_a_run_of_the_best_that_fails_is_no_result(tmp_path, capsys):
+  failed = {"trials/001": "no disk", "best/2": "no memory"}
+  assert searched(tmp_path, failed) == 1
+  *_, default, best, why, _ = capsys.readouterr().out.splitlines()
+  assert (
+    default.startswith("default: mean return 1.0") and "0.0 1.0 2.0" in default
+  )
+  # The trial that failed is not the best, though its return is higher.
+  assert best.startswith("best: learning_rate=0.1: mean return 4.0")
+  assert why == "best: learning_rate=0.1: best/2 failed: no memory"
+  assert (tmp_path / "sweep.png").stat().st_size > 1000
 
 
 @pytest.fixture

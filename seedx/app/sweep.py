@@ -196,6 +196,9 @@ def _search(
   print(table, flush=True)
   if pool.stop.is_set() or not ranked[0].lines:
     return 1
+  if ranked[0].error:
+    print(f"all trials failed; their directories are in {run_dir}", flush=True)
+    return 1
   first = options.seed + 1
   seeds = range(first, first + options.seeds)
   again = {
@@ -208,14 +211,17 @@ def _search(
     ],
   }
   failed |= pool.train([x for group in again.values() for x in group])
-  lines = {
-    label: [x for t in group if (x := _Found.of(run_dir, t, failed).lines)]
-    for label, group in again.items()
-  }
-  text = "\n".join(
-    f"{label}: mean return {_mean(runs)} with seeds {first} to {seeds[-1]}"
-    for label, runs in lines.items()
-  )
+  lines, sentences = {}, []
+  for label, group in again.items():
+    own = [_Found.of(run_dir, trial, failed) for trial in group]
+    # A run that has failed is no result.
+    lines[label] = [x.lines for x in own if x.lines and not x.error]
+    sentences += [
+      f"{label}: mean return {_mean(lines[label])} with seeds {first} to"
+      f" {seeds[-1]}",
+      *(f"{label}: {x.trial.name} {x.error}" for x in own if x.error),
+    ]
+  text = "\n".join(sentences)
   files.write_file(run_dir / "sweep.md", f"{table}\n\n{text}\n")
   plot.draw({env: lines}, run_dir / "sweep.png")
   print(text)

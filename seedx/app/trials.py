@@ -4,6 +4,7 @@ import dataclasses
 import math
 import pathlib
 import queue
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -47,6 +48,17 @@ def options(values: Mapping[str, str]) -> list[str]:
       else [command_line.flag(name), value]
     )
   ]
+
+
+def cause(text: str) -> str:
+  """The last line of an error's text that says something.
+
+  Args:
+    text: of the error, perhaps with a traceback and colours.
+  """
+  plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
+  lines = [x.strip() for x in plain.splitlines() if re.search(r"\w", x)]
+  return lines[-1] if lines else "its process died"
 
 
 class Training:
@@ -121,6 +133,6 @@ class Training:
       )
     except BaseException as error:
       lines = str(error).strip().splitlines()
-      self._error = f"{type(error).__name__} {lines[0] if lines else ''}"
+      self._error = " ".join([type(error).__name__, *lines[:1]])
     finally:
       self._lines.put(None)

@@ -207,8 +207,7 @@ class _Progress(tune.Callback):
     self, iteration: int, trials: list[Any], trial: Any, **_: Any
   ) -> None:
     """Says that its process has died."""
-    lines = str(trial.get_error() or "").strip().splitlines()
-    self._end(trial, lines[-1] if lines else "its process died")
+    self._end(trial, trials.cause(str(trial.get_error() or "")))
 
   def on_step_end(self, iteration: int, trials: list[Any], **_: Any) -> None:
     """Says now and then how far all are; waits for the last to end."""
