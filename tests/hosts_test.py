@@ -163,6 +163,8 @@ class Host:
           **os.environ,
           "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
           "JAX_DISABLE_MOST_OPTIMIZATIONS": "True",
+          # Hosts meet without the proxy, of which there is none.
+          "http_proxy": "http://127.0.0.1:9",
         },
         stdout=log,
         stderr=subprocess.STDOUT,
@@ -233,6 +235,23 @@ def new(folder, experiment="seed_vtrace", total_steps=10**9):
   """The words of a small new run."""
   words = ["--run-dir", str(folder / "run"), "--log-seconds", "0.1"]
   return [*words, *_SMALL[experiment], "--total-steps", str(total_steps)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_host_that_stays_alone_ends_in_a_line(tmp_path, index):
+  """JAX would end it by a crash."""
+  coordinator = f"127.0.0.1:{free_port()}"
+  words = ["ppo", "--hosts", "2", "--coordinator", coordinator]
+  words += ["--host-index", str(index), "--meet-seconds", "2"]
+  host = Host(tmp_path, index, [*words, *new(tmp_path, "ppo")])
+  try:
+    assert host.wait() == 2
+  finally:
+    host.send(signal.SIGKILL)
+  *_, last = host.text.splitlines()
+  assert last.startswith("error: expected 2 learner hosts at 127.0.0.1:")
+  assert "--meet-seconds" in last and "Traceback" not in host.text
 
 
 @pytest.mark.parametrize(

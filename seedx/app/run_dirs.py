@@ -74,7 +74,7 @@ _RESUMED = (
     "queue_capacity",
     "device",
   ),
-  *("hosts", "starved_seconds"),
+  *("hosts", "starved_seconds", "meet_seconds"),
   *OF_A_PROCESS,
 )
 

@@ -31,6 +31,8 @@ _SILENT_SECONDS = 25.0
 _JAX_SILENT_SECONDS = 100
 _SIGN_SECONDS = 1.0
 _LOOK_SECONDS = 0.1
+_TELL_SECONDS = 60.0
+_PROXY = "grpc_proxy"
 # For what takes as long as it takes: a host that dies meanwhile is noticed.
 _ANY_MILLISECONDS = 10**9
 # Keys of the coordination service.
@@ -171,9 +173,13 @@ def _start(
 
   def connect() -> None:
     try:
-      jax.distributed.initialize(
-        heartbeat_timeout_seconds=_JAX_SILENT_SECONDS, **said
-      )
+      with _no_proxy():
+        jax.distributed.initialize(
+          # Its own end of waiting is a crash.
+          initialization_timeout=_ANY_MILLISECONDS // 1000,
+          heartbeat_timeout_seconds=_JAX_SILENT_SECONDS,
+          **said,
+        )
       jax.devices()  # All hosts make their backends together.
     except Exception as failure:
       failures.append(failure)
@@ -186,10 +192,29 @@ def _start(
   )
   connecting = threading.Thread(target=connect, daemon=True)
   connecting.start()
+  began = told = time.monotonic()
   while connecting.is_alive():
     connecting.join(_LOOK_SECONDS)
     if stop.is_set():
       os._exit(ending.status or 1)  # Nothing else ends that wait.
+    now = time.monotonic()
+    if now > began + config.meet_seconds:
+      print(
+        f"error: expected {config.hosts} learner hosts{where} within"
+        f" {config.meet_seconds:g} s, found fewer; start all of them, or"
+        " give them more --meet-seconds",
+        file=sys.stderr,
+        flush=True,
+      )
+      os._exit(2)
+    if now > told + _TELL_SECONDS:
+      told = now
+      print(
+        f"still waiting for {config.hosts} learner hosts{where}, for"
+        f" {now - began:.0f} s",
+        file=sys.stderr,
+        flush=True,
+      )
   if failures:
     raise types.ConfigError(
       f"cannot meet {config.hosts} learner hosts{where}"
@@ -199,6 +224,19 @@ def _start(
     raise types.ConfigError(
       f"expected {config.hosts} learner hosts, found {jax.process_count()}"
     )
+
+
+@contextlib.contextmanager
+def _no_proxy() -> Iterator[None]:
+  """Has gRPC connect to the coordinator itself, not by an HTTP proxy."""
+  before = os.environ.get(_PROXY)
+  os.environ[_PROXY] = ""  # It comes before `https_proxy` and `http_proxy`.
+  try:
+    yield
+  finally:
+    os.environ.pop(_PROXY)
+    if before is not None:
+      os.environ[_PROXY] = before
 
 
 class _Signs:

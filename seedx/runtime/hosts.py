@@ -32,12 +32,14 @@ class Config:
       what SLURM, Kubernetes or Cloud TPU says.
     starved_seconds: seconds without a batch after which a host leaves updates
       to the others until it has one.
+    meet_seconds: seconds to wait at the start until all hosts are there.
   """
 
   hosts: int = 1
   host_index: int = -1
   coordinator: str = ""
   starved_seconds: float = 5.0
+  meet_seconds: float = 600.0
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for what cannot be."""
@@ -46,6 +48,7 @@ class Config:
       hosts=(1, 2**16),
       host_index=(-1, self.hosts - 1),
       starved_seconds=(0.0, types.MOST),
+      meet_seconds=(0.0, 10**6),
     )
     if self.hosts > 1 and (self.host_index < 0) != (not self.coordinator):
       raise types.ConfigError(
