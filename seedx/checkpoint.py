@@ -18,7 +18,7 @@ import os
 import re
 import struct
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import IO, Any, NamedTuple
 
 import jax
@@ -35,6 +35,7 @@ _DAMAGED = ".damaged"
 _SCORE = "score"  # Written first.
 _ALIGNMENT_BYTES = 64
 _MOST_INDEX_BYTES = 2**26
+_MOST_SIZE = 2**62
 # Of an item: the checksum and the length of the index, magic.
 _END = struct.Struct("<IQ8s")
 _MAGIC = b"seedx-01"
@@ -116,8 +117,8 @@ class Checkpoints:
     return size
 
   def steps(self) -> list[int]:
-    """The env steps of all checkpoints, ascending."""
-    return sorted(map(int, self._named("")))
+    """The env steps of all checkpoints, ascending; also of older versions."""
+    return sorted([*self._own_steps(), *self._named("", _is_older)])
 
   def ranked(self) -> list[int]:
     """The env steps of all checkpoints, the best first.
@@ -191,9 +192,10 @@ class Checkpoints:
     Returns:
       Its new path.
     """
-    name = f"{env_steps}{_DAMAGED}"
-    if _is_own(self.directory.folder(name)):
-      self.directory.remove_folder(name)
+    name, number = f"{env_steps}{_DAMAGED}", 1
+    while self.directory.has(name):
+      number += 1
+      name = f"{env_steps}{_DAMAGED}-{number}"
     self.directory.rename(str(env_steps), name)
     return str(self.directory / name)
 
@@ -205,7 +207,7 @@ class Checkpoints:
 
   def _retain(self) -> None:
     """Deletes what is not kept."""
-    steps = self.steps()
+    steps = self._own_steps()
     for step in steps[:-1]:
       for name in self._newest_only:
         self.directory.folder(str(step)).remove(name)
@@ -215,25 +217,31 @@ class Checkpoints:
         self.directory.rename(str(step), f"{step}{_REMOVED}")
     self._delete(_REMOVED)
 
-  def _named(self, suffix: str) -> list[str]:
-    """The directories of checkpoints with this suffix, without it."""
+  def _own_steps(self) -> list[int]:
+    """The env steps of the checkpoints that this version wrote, ascending."""
+    return sorted(self._named("", _is_own))
+
+  def _named(
+    self, suffix: str, is_one: Callable[[files.Folder], bool]
+  ) -> list[int]:
+    """The env steps of the directories with this suffix that are `is_one`."""
     try:
       names = self.directory.names()
     except (FileNotFoundError, NotADirectoryError):
       return []
-    names = [x for x in names if re.fullmatch(rf"[0-9]+{suffix}", x)]
-    begun = suffix == _UNFINISHED
+    # No 007, which would be another one's 7.
+    form = re.compile(rf"(0|[1-9][0-9]{{0,18}}){re.escape(suffix)}")
     return [
-      name.removesuffix(suffix)
+      int(name.removesuffix(suffix))
       for name in names
-      if _is_own(folder := self.directory.folder(name))
-      or (begun and _is_begun(folder))
+      if form.fullmatch(name) and is_one(self.directory.folder(name))
     ]
 
   def _delete(self, suffix: str) -> None:
     """Deletes the directories of checkpoints with this suffix."""
-    for name in self._named(suffix):
-      self.directory.remove_folder(f"{name}{suffix}")
+    begun = _is_begun if suffix == _UNFINISHED else _is_own
+    for step in {*self._named(suffix, _is_own), *self._named(suffix, begun)}:
+      self.directory.remove_folder(f"{step}{suffix}")
 
 
 def to_bytes(nest: types.Tree) -> bytes:
@@ -317,6 +325,13 @@ def _is_own(folder: files.Folder) -> bool:
   return False
 
 
+def _is_older(folder: files.Folder) -> bool:
+  """Whether a directory is a checkpoint of an older version."""
+  with contextlib.suppress(OSError):
+    return folder.has(_OLDER)
+  return False
+
+
 def _is_begun(folder: files.Folder) -> bool:
   """Whether a directory is that of a process that was killed at its start."""
   with contextlib.suppress(OSError):
@@ -382,11 +397,14 @@ def _column(entry: Any) -> tuple[str, _Column]:
   kind = jnp.dtype(dtype)
   if kind.hasobject or not kind.itemsize:
     raise ValueError(f"no dtype of arrays {dtype!r:.80}")
-  if not all(type(x) is int and x >= 0 for x in shape):
+  if not all(type(x) is int and 0 <= x < _MOST_SIZE for x in shape):
     raise ValueError(f"no shape {shape!r:.80}")
   if not isinstance(name, str):
     raise ValueError(f"no name {name!r:.80}")
-  return name, _Column(tuple(shape), kind, checksum)
+  column = _Column(tuple(shape), kind, checksum)
+  if column.num_bytes >= _MOST_SIZE:
+    raise ValueError("an array of no possible size")
+  return name, column
 
 
 def _padded(size: int) -> int:

@@ -294,6 +294,10 @@ def open_new_folder(parent: str | os.PathLike[str], name: str) -> Folder:
       return Folder(above.make_new(name if number == 1 else f"{name}-{number}"))
     except FileExistsError:
       number += 1
+    except OSError as error:
+      raise types.ConfigError(
+        f"cannot make a directory in {str(above)!r} ({error.strerror})"
+      ) from error
 
 
 def write_file(path: str | os.PathLike[str], content: bytes | str) -> None:

@@ -111,6 +111,28 @@ def test_a_constant_feature_stays_finite_and_small(value):
   assert np.std(normalize_one(known, batch)) == pytest.approx(1.0, rel=0.3)
 
 
+def test_features_that_are_constant_within_a_batch_count_too():
+  """Such as the level of a game: their variance is between the batches."""
+  values = [3.0, 7.0, 3.0, 3.0, 7.0, 7.0, 3.0, 7.0]
+  known = normalizer.init(ONE)
+  for updates, value in enumerate(values):
+    batch = np.full((5, 8, 1), value, np.float32)
+    known = merge(known, measure_one(known, batch, ONES), updates)
+  assert float(known.mean[0][0]) == pytest.approx(5.0, rel=1e-4)
+  assert float(known.variance[0][0]) == pytest.approx(4.0, rel=1e-3)
+
+
+def test_a_batch_without_variance_lowers_the_mean_of_variances():
+  rng, known = np.random.default_rng(0), normalizer.init(ONE)
+  parts = []
+  for updates in range(60):
+    batch = 2.0 + (updates % 3 == 0) * rng.normal(size=(5, 8, 1))
+    parts.append(batch)
+    batch = batch.astype(np.float32)
+    known = merge(known, measure_one(known, batch, ONES), updates)
+  assert float(known.variance[0][0]) == pytest.approx(np.var(parts), rel=0.01)
+
+
 @pytest.mark.parametrize("workers", [2, 16])
 def test_batches_measured_with_an_old_mean_count_as_any_others(workers):
   """A3C's workers measure with the mean of then, and are merged in turn."""

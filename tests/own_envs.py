@@ -289,6 +289,23 @@ class Failing(Counting):
     return np.array(observation), reward, False, False, {}
 
 
+class FailsLate(gymnasium.Env):
+  """Raises after 100 steps, whatever its seed, and never ends an episode."""
+
+  observation_space = spaces.Box(-1, 1, (2,))
+  action_space = spaces.Discrete(3)
+
+  def reset(self, *, seed=None, options=None):
+    self._steps = 0
+    return np.zeros(2, np.float32), {}
+
+  def step(self, action):
+    self._steps += 1
+    if self._steps > 100:
+      raise LookupError("no end")
+    return np.zeros(2, np.float32), 0.0, False, False, {}
+
+
 def raises_on_two_lines():
   raise ValueError("one\n  two")
 

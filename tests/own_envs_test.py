@@ -628,6 +628,48 @@ def test_a_process_that_fails_again_and_again_ends_it(start, capfd):
   assert again.count("\n") == 1 and "failed: LookupError: lost the way" in again
 
 
+def test_one_that_never_ends_an_episode_is_no_sound_one(start):
+  """However many steps it makes before it fails."""
+  again = envs.Restarts(2, lambda count: 0)
+  environment = start("FailsLate", 2, restarts=again)
+  with pytest.raises(RuntimeError, match="no end"):
+    for _ in range(3 * 101 + 1):
+      environment.send(environment.recv().index, np.ones(2, int))
+    environment.recv()
+  assert again.count == 2
+
+
+def test_a_start_that_fails_is_tried_again(start, monkeypatch, capfd):
+  again = envs.Restarts(3, lambda count: 50)
+  environment = start(
+    "Failing", 2, {"how": "raise", "where": 1}, restarts=again
+  )
+  rows, tries = environment.recv(), []
+  signature = process.Process.signature
+
+  def killed_once(self):
+    tries.append(self)
+    if len(tries) == 1:
+      raise process.KilledError("it was killed")
+    return signature(self)
+
+  monkeypatch.setattr(process.Process, "signature", killed_once)
+  environment.send(rows.index, np.ones(2, int))
+  assert (environment.recv().timestep.step_type == FIRST).all()
+  assert again.count == len(tries) == 2
+  assert "it was killed; its process starts again" in capfd.readouterr().err
+
+
+def test_a_seed_in_a_message_is_that_of_the_restart(start):
+  again = envs.Restarts(1, lambda count: 2)  # Of environment 2 of 3, 4.
+  environment = start(
+    "Failing", 3, {"how": "raise", "where": 2}, restarts=again
+  )
+  environment.send(environment.recv().index, np.ones(3, int))
+  environment.recv()
+  assert [environment._finish.moved[k] + k for k in range(3)] == [2, 3, 4]
+
+
 @pytest.mark.slow
 def test_a_run_goes_on_without_an_environment_that_failed(tmp_path):
   config = sync.Config(

@@ -339,7 +339,7 @@ def test_a_line_ends_where_steps_do_and_not_where_time_does(
     (seeds,) = (x for x in axes.collections if hasattr(x, "get_segments"))
     assert max(x[-1, 0] for x in seeds.get_segments()) == longest
   said = capsys.readouterr().out
-  assert "seed 0 of ppo ended after 1,200 of 2,400 env steps: the mean" in said
+  assert "seed 0 of ppo ended after 1,200 of 2,400 env steps; means" in said
   assert "seed 1" not in said
 
 

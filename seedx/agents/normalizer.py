@@ -16,9 +16,12 @@ from seedx import losses, types
 # Normalized observations are clipped to +- this (Andrychowicz et al. 2020,
 # https://arxiv.org/abs/2006.05990).
 _LIMIT = 10.0
-# A batch's variance is exact to about 1% in float32 where it is a larger share
-# of the squared distance between its mean and the one it was measured around.
-_LEAST_SHARE = 3e-5
+# Of float32, relative to the square of an offset: how wrong the variance around
+# another mean may be; and relative to a mean: which gaps are only rounding.
+_ERROR = 2.4e-7
+_ROUNDING = 1e-6
+# A batch's variance counts as lost where it may be more wrong than this share.
+_MOST_WRONG = 0.01
 _UNKNOWN = -1.0
 
 
@@ -136,9 +139,9 @@ def merge(
   same, however many of its steps are learned from. Other batches may have been
   merged since this one was measured.
 
-  A first batch around a far mean tells the mean, but float32 loses its
-  variance. Then the next batch, which is measured around that mean, takes the
-  place of both.
+  Around a far mean float32 loses the variance of a batch: it is then taken as
+  that of the batches before or, where there are none, of the first batch after
+  it, which is measured around a near mean.
   """
   rate = 1.0 / (updates.astype(jnp.float32) + 1.0)
   means, variances = [], []
@@ -146,17 +149,20 @@ def merge(
     *(*statistics, *batch), strict=True
   ):
     gap = offset + (around - mean)
+    means.append(mean + rate * gap)
     # The first batch, with rate 1, replaces what `init` returned.
-    own_rate = jnp.where(variance < 0, 1.0, rate)
-    means.append(mean + own_rate * gap)
+    is_gap = (rate < 1) & (jnp.abs(gap) > _ROUNDING * jnp.abs(mean))
+    apart = jnp.square(jnp.where(is_gap, gap, 0.0))
     within = jnp.maximum(square - jnp.square(offset), 0.0)
-    is_exact = within > _LEAST_SHARE * jnp.square(offset)
-    is_exact |= (offset == 0) & (square >= 0)
-    within = jnp.where(is_exact, within, variance)
-    # The first gap may be so large that its square overflows.
-    gap = jnp.where(own_rate < 1, gap, 0.0)
-    between = own_rate * (1.0 - own_rate) * jnp.square(gap)
-    variances.append((1.0 - own_rate) * variance + own_rate * within + between)
+    within = jnp.where(jnp.isfinite(square), within, 0.0)
+    least = jnp.maximum(jnp.maximum(variance, within), apart)
+    is_lost = _ERROR * jnp.square(offset) > _MOST_WRONG * least
+    is_lost |= square < 0  # Of a batch of nothing, while nothing is known.
+    is_known = variance >= 0
+    old = jnp.where(is_known, variance, within)
+    new = jnp.where(is_lost, old, within)
+    new = (1.0 - rate) * old + rate * new + rate * (1.0 - rate) * apart
+    variances.append(jnp.where(is_lost & ~is_known, _UNKNOWN, new))
   return Statistics(tuple(means), tuple(variances))
 
 

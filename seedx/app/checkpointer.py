@@ -10,9 +10,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
+import jax
+
 from seedx import checkpoint, files, metrics, trees, types, wire
 from seedx.app import evaluations
-from seedx.runtime import process
+from seedx.runtime import memory, process
 
 Read = TypeVar("Read")
 
@@ -25,8 +27,6 @@ REPLAY = "replay"
 DIRECTORY = "checkpoints"
 # How many of the newest checkpoints are kept, besides the best.
 _KEPT = 2
-# Of a replay's arrays beside those of its items.
-_SLACK_BYTES = 2**24
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -140,7 +140,6 @@ class Checkpointer:
       directory(run_dir), keep=_KEPT, newest_only=[REPLAY]
     )
     self._config = config
-    self._most_replay_bytes = config.checkpoint_replay_gib * 2**30
     self._evaluation = evaluation
     self._saved_seconds = time.monotonic()
     self._said_too_large = False
@@ -169,10 +168,11 @@ class Checkpointer:
         print(f"checkpoint {damaged} is kept as {path}", file=sys.stderr)
     if self._run.replay is not None:
       try:
-        # A larger one cannot be this run's.
-        most = max(2 * self._run.replay.num_bytes, self._most_replay_bytes)
+        # Anyone may have written it, with a size that ends this process.
+        free = memory.free_bytes(jax.devices("cpu")[0])
+        most = math.inf if free is None else free
         self._run.replay.restore(
-          found.restore(env_steps, REPLAY, most_bytes=most + _SLACK_BYTES)
+          found.restore(env_steps, REPLAY, most_bytes=most)
         )
       except checkpoint.Damaged as error:
         print(f"the replay starts empty: {error}", file=sys.stderr)
@@ -270,7 +270,8 @@ class Checkpointer:
     replay = self._run.replay
     if replay is None:
       return None
-    if replay.num_bytes <= self._most_replay_bytes:
+    most_bytes = self._config.checkpoint_replay_gib * 2**30
+    if replay.num_bytes <= most_bytes:
       return replay
     if not self._said_too_large:
       self._said_too_large = True

@@ -27,6 +27,7 @@ from seedx.app import command_line, experiments, plot, run_dirs
 from seedx.runtime import signals
 
 _POLL_SECONDS = 0.2
+_MOST_SAID_BYTES = 2**16  # Of the end of a program's output.
 # How long to wait for a run that is told to end.
 _PATIENCE_SECONDS = 60.0
 # Takes the learner's process id, and the run's lines of metrics so far.
@@ -179,6 +180,10 @@ def experiments_of(asked: Sequence[str]) -> tuple[str, ...]:
     if name not in experiments.shipped():
       known = ", ".join(experiments.shipped())
       raise types.ConfigError(f"expected names of {known}, found {words!r}")
+  if len(set(map(_folder_of, found))) < len(found):
+    raise types.ConfigError(
+      f"expected experiments that differ, found one twice: {', '.join(found)}"
+    )
   return tuple(found)
 
 
@@ -205,13 +210,31 @@ def train(
     types.ConfigError: the run fails.
   """
   folder = files.Folder(parent).folder(_folder_of(words)).folder(str(seed))
-  run_dir = pathlib.Path(folder.make())
+  try:
+    run_dir = pathlib.Path(folder.make())
+    return _train(options, words, seed, run_dir, from_update, watch)
+  except OSError as error:
+    raise types.ConfigError(
+      f"cannot write in {str(folder)!r} ({error.strerror})"
+    ) from error
+
+
+def _train(
+  options: Options,
+  words: str,
+  seed: int,
+  run_dir: pathlib.Path,
+  from_update: bool,
+  watch: Watch | None,
+) -> Run | int:
+  """See `train`."""
   name, *own = words.split()
   program = [sys.executable, "-m", "seedx", "train", name]
   program += ["--env", options.env, *own]  # Its own come last, and hold.
   program += ["--total-steps", str(options.total_steps)]
   program += ["--seed", str(seed), "--run-dir", str(run_dir)]
   cpu_seconds = _children_seconds()
+  folder = files.Folder(run_dir)
   with folder.open("output.txt", "x") as output:
     stop = threading.Event()
     with signals.stopping(stop) as ending:
@@ -222,7 +245,9 @@ def train(
         process.wait(_PATIENCE_SECONDS)
         return ending.status
   if process.returncode not in (0, signals.status(signal.SIGINT)):
-    last = folder.read("output.txt").splitlines()
+    with folder.open("output.txt") as written:
+      written.seek(max(0, written.seek(0, os.SEEK_END) - _MOST_SAID_BYTES))
+      last = written.read().decode(errors="replace").splitlines()
     raise types.ConfigError(
       f"{' '.join(program[1:])} ended with status {process.returncode}:"
       f" {last[-1] if last else ''}"

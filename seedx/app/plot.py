@@ -225,8 +225,9 @@ def _plot(options: Options) -> int:
   named = list(zip(runs, run_dirs.labels(runs), strict=True))
   for run, label in named:
     panels.setdefault(run.env, {}).setdefault(label, []).append(run.lines)
-  for words in _ended_early(named):
-    print(words)
+  if not options.scores and "env_steps" in options.x:
+    for words in _ended_early(named):
+      print(words)
   if options.scores:
     draw_scores(panels, path)
   else:
@@ -246,8 +247,8 @@ def _ended_early(named: Sequence[tuple[run_dirs.Run, str]]) -> list[str]:
     key = run.env, label
     ends[key] = max(ends.get(key, 0), run.lines[-1]["env_steps"])
   return [
-    f"seed {run.seed} of {label} ended after {steps:,} of {most:,} env steps:"
-    " the mean of its group is drawn until there"
+    f"seed {run.seed} of {label} ended after {steps:,} of {most:,} env steps;"
+    " means are drawn until the first end"
     for run, label in named
     if (steps := run.lines[-1]["env_steps"])
     < _EARLY * (most := ends[run.env, label])

@@ -102,6 +102,12 @@ def read(
   if asked.files.resume:
     before = run_dirs.config(asked.files.resume)
     run_dirs.check_resumed(before, asked, asked.files)
+    if words := run_dirs.not_restored(asked, before):
+      print(
+        f"not taken from config.json: {words}; name it again to use it",
+        file=sys.stderr,
+        flush=True,
+      )
   agent = asked.chosen.agent if asked.chosen else ""
   return asked, tuple(experiment.presets(asked.run, agent))
 

@@ -199,6 +199,11 @@ def claimed(run_dir: str | os.PathLike[str]) -> Iterator[None]:
         f"another process is training in {str(run_dir)!r}; wait until it ends,"
         f" or stop it{types.see('another-process-is-training')}"
       ) from error
+    except OSError as error:
+      raise types.ConfigError(
+        f"cannot use the directory {str(run_dir)!r} ({error.strerror}); choose"
+        " another"
+      ) from error
     yield
 
 
@@ -287,6 +292,21 @@ def restored(asked: C, before: Config) -> C:
       f" {before.seedx}, which wrote the run"
     )
   return replaced(asked, before.options)
+
+
+def not_restored(asked: Any, before: Config) -> str:
+  """Settings of a run that another process has to be given again, as words.
+
+  Args:
+    asked: config with all settings of the process that resumes it.
+    before: the run.
+  """
+  now = configs.in_json(asked)
+  return " ".join(
+    shlex.join(command_line.option(name, before.options[name]))
+    for name in _NOT_RESTORED
+    if name in now and before.options.get(name, now[name]) != now[name]
+  )
 
 
 def replaced(asked: C, options: Mapping[str, Any]) -> C:

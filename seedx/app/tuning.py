@@ -14,7 +14,7 @@ from ray import tune
 from ray.tune import schedulers
 
 from seedx import files, launch, types
-from seedx.app import trials
+from seedx.app import trials as trials_lib
 from seedx.launch import ray
 
 # ASHA judges a trial first after this share of its env steps, then after three
@@ -69,7 +69,7 @@ class Pool:
     self._cluster = ray.Cluster(config)
 
   def train(
-    self, asked: Sequence[trials.Trial], asha_steps: int | None = None
+    self, asked: Sequence[trials_lib.Trial], asha_steps: int | None = None
   ) -> dict[str, str]:
     """Trains them.
 
@@ -140,10 +140,10 @@ class _Trainable(tune.Trainable):
     if 0 < share < 1:
       memory = f"{_MEMORY_SHARE * share:.3f}"
       os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] = memory
-    self._training = trials.Training(asked[config["trial"]], run_dir)
+    self._training = trials_lib.Training(asked[config["trial"]], run_dir)
 
   def step(self) -> dict[str, Any]:
-    """See `trials.Training`; but ASHA cannot count with infinity."""
+    """See `trials_lib.Training`; but ASHA cannot count with infinity."""
     said = self._training.step()
     return {**said, "episode_return": max(said["episode_return"], _LEAST)}
 
@@ -183,7 +183,7 @@ class _Progress(tune.Callback):
     errors: what trials died of, by their names.
   """
 
-  def __init__(self, asked: Sequence[trials.Trial]) -> None:
+  def __init__(self, asked: Sequence[trials_lib.Trial]) -> None:
     self.errors: dict[str, str] = {}
     self._asked = asked
     # The actors of Ray in which trials run.
@@ -207,7 +207,7 @@ class _Progress(tune.Callback):
     self, iteration: int, trials: list[Any], trial: Any, **_: Any
   ) -> None:
     """Says that its process has died."""
-    self._end(trial, trials.cause(str(trial.get_error() or "")))
+    self._end(trial, trials_lib.cause(str(trial.get_error() or "")))
 
   def on_step_end(self, iteration: int, trials: list[Any], **_: Any) -> None:
     """Says now and then how far all are; waits for the last to end."""

@@ -247,12 +247,14 @@ class Finisher:
     seed: of environment 0.
     spec: of what the agent sees.
     transform: of observations; None for no change.
+    moved: by environment, another `seed` since it was made again.
   """
 
   config: env_config.Config
   seed: int
   spec: types.EnvironmentSpec
   transform: env_config.Transform | None
+  moved: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
   def __call__(
     self, index: np.ndarray, last: np.ndarray, timestep: dm_env.TimeStep
@@ -311,8 +313,10 @@ class Finisher:
         f", which the observation transform {self.config.observation_transform}"
         " has made of finite ones"
       )
+    k = int(index[row])
+    seed = self.moved.get(k, self.seed)
     raise RuntimeError(
-      failure(self.config.env, int(index[row]), self.seed, why)
+      failure(self.config.env, k, seed, why)
       + types.see("numbers-that-are-not-finite")
     )
 

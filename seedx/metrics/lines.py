@@ -66,3 +66,5 @@ def _pieces(file: IO[bytes]) -> Iterator[str]:
       yield piece.decode(errors="replace")
     elif len(piece) == _MOST_LINE_BYTES:
       raise OSError(errno.EFBIG, f"has a line of {_MOST_LINE_BYTES:,} bytes")
+    else:
+      return  # Its rest may be written meanwhile.

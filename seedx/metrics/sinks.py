@@ -107,6 +107,7 @@ class TensorBoard:
     self._folder = files.Folder(run_dir)
     self._writer: Any = None
     self._flushed_seconds = 0.0
+    self._name, self._flushed = "", False
     self._failure: OSError | None = None
     self._retry_seconds = 0.0
 
@@ -137,12 +138,13 @@ class TensorBoard:
     )
     try:
       if self._writer is None:
+        self._flushed = False
         self._writer = self._new_writer()
         self._writer.write(first.SerializeToString())
       self._writer.write(event.SerializeToString())
       if time.monotonic() - self._flushed_seconds >= _FLUSH_SECONDS:
         self._writer.flush()
-        self._flushed_seconds = time.monotonic()
+        self._flushed, self._flushed_seconds = True, time.monotonic()
     except OSError as error:
       # After half an event nothing is read; the next try begins a new file.
       self._failure = error
@@ -151,6 +153,9 @@ class TensorBoard:
       if writer is not None:
         with contextlib.suppress(OSError):
           writer.close()
+      if not self._flushed:  # It has nothing that can be read.
+        with contextlib.suppress(OSError):
+          self._folder.remove(self._name)
       raise
 
   def close(self) -> None:
@@ -165,10 +170,10 @@ class TensorBoard:
 
     # A run that is resumed, or begun twice in a second, has another name.
     part = f"{os.getpid()}.{time.monotonic_ns()}"
-    name = (
+    self._name = (
       f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{part}"
     )
-    with self._folder.open(name, "x") as file:
+    with self._folder.open(self._name, "x") as file:
       return record_writer.RecordWriter(f"/dev/fd/{file.fileno()}")
 
 

@@ -43,10 +43,6 @@ def spec(config: env_config.Config) -> types.EnvironmentSpec:
   return observations.environment_spec(config, *signature)
 
 
-# After so many rows a process that was started again counts as sound.
-_SOUND_ROWS = 1000
-
-
 @dataclasses.dataclass
 class Restarts:
   """How the environments of a process are made again where one has failed.
@@ -54,7 +50,8 @@ class Restarts:
   Several environments may share it, on threads of their own.
 
   Attributes:
-    most: restarts in a row of a process, after which its failure is raised.
+    most: restarts in a row of a process, after which its failure is raised. A
+      row ends where the process has ended an episode of each environment.
     take_seeds: `(count) -> seed`, gives seeds that no environment has had: this
       one and those after it.
     count: restarts so far.
@@ -301,7 +298,8 @@ class ProcessEnvironment:
     if kind == messages.FIRST_ROWS:
       worker.pending_resets -= 1
     if not worker.pending_resets:
-      worker.sound_rows += len(index)
+      ended = self._shared.step_type[index] == _LAST
+      worker.episodes += int(np.count_nonzero(ended))
       self._ready.append(index)
 
   def _restart(self, worker: process.Process, failure: str) -> None:
@@ -311,22 +309,32 @@ class ProcessEnvironment:
       RuntimeError: it has failed too often, or another cannot be started.
     """
     restarts, job = self._restarts, worker.job
-    failures = 1 + (0 if worker.sound_rows >= _SOUND_ROWS else worker.failures)
-    if restarts is None or failures > restarts.most:
+    failures = worker.failures if worker.episodes < job.count else 0
+    if restarts is None or failures >= restarts.most:
       self._fail(failure)
-    restarts.add(failure)
+    place = self._processes.index(worker)
     self._poll.unregister(worker.replies)
     del self._by_reply[worker.replies.fileno()]
     process.end([worker])
-    # Environment k has the seed `job.seed + k`.
-    seed = restarts.take_seeds(job.count) - job.first
-    new = process.Process(dataclasses.replace(job, seed=seed), self._memory)
-    new.failures = failures
-    self._processes[self._processes.index(worker)] = new
-    try:
-      messages.check_same(self._name, self._signature, new.signature())
-    except (types.ConfigError, process.KilledError) as error:
-      self._fail(f"{failure}\nand cannot be started again: {error}")
+    while True:
+      failures += 1
+      restarts.add(failure)
+      # Environment k has the seed `job.seed + k`.
+      seed = restarts.take_seeds(job.count) - job.first
+      new = process.Process(dataclasses.replace(job, seed=seed), self._memory)
+      new.failures = failures
+      self._processes[place] = new
+      try:
+        messages.check_same(self._name, self._signature, new.signature())
+        break
+      except (types.ConfigError, process.KilledError) as error:
+        failure = str(error)
+        process.end([new])
+        if failures >= restarts.most:
+          self._fail(failure)
+    own = range(job.first, job.first + job.count)
+    moved = {**self._finish.moved, **dict.fromkeys(own, seed)}
+    self._finish = dataclasses.replace(self._finish, moved=moved)
     self._listen(new)
     new.pending_resets = worker.pending_resets
     if new.pending_resets:

@@ -52,7 +52,7 @@ class Process:
     pending_resets: how many RESETs it has not answered yet; until it has
       answered all, its rows are old.
     failures: of processes before it, in a row, with the same environments.
-    sound_rows: rows that it has sent.
+    episodes: how many have ended in it.
   """
 
   def __init__(self, job: messages.Job, memory: BinaryIO) -> None:
@@ -67,7 +67,7 @@ class Process:
     """
     message = env_config.pickled(job)
     self.job = job
-    self.pending_resets = self.failures = self.sound_rows = 0
+    self.pending_resets = self.failures = self.episodes = 0
     requests, self._requests = connection.Pipe(duplex=False)
     self.replies, replies = connection.Pipe(duplex=False)
     with requests, replies:

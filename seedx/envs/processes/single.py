@@ -151,13 +151,18 @@ def number(what: str, value: Any) -> float:
   """
   if isinstance(value, float):  # NumPy's float64 is one, too.
     return value
-  array = np.asarray(value)
-  if array.size != 1 or array.dtype.kind not in "fiub":
-    raise WrongStepError(
-      f"expected a number as {what}, found {value!r:.80} of type"
-      f" {type(value).__name__}"
-    )
-  return float(array.reshape(()))
+  is_text = isinstance(value, str | bytes)
+  if value is not None and not is_text and not np.iscomplexobj(value):
+    try:
+      if isinstance(value, np.ndarray):  # Of one number.
+        value = value.reshape(()).astype(np.float64, casting="same_kind")
+      return float(value)
+    except (TypeError, ValueError, OverflowError):
+      pass
+  raise WrongStepError(
+    f"expected a number as {what}, found {value!r:.80} of type"
+    f" {type(value).__name__}"
+  )
 
 
 def leaves(

@@ -219,6 +219,7 @@ class Training:
     self._clock = Clock(*map(np.int32, saved["clock"]))
     self._due, self._rolled_out = float(saved["due"]), int(saved["rolled_out"])
     self._env_steps = int(saved["env_steps"])
+    self._last = (time.monotonic(), self._env_steps)
     self._learned_steps = float(saved["learned_steps"])
     self._skipped.updates = int(saved["updates_skipped"])
     for seed, returns in self._returns.items():
