@@ -118,7 +118,7 @@ class Checkpoints:
 
   def steps(self) -> list[int]:
     """The env steps of all checkpoints, ascending; also of older versions."""
-    return sorted([*self._own_steps(), *self._named("", _is_older)])
+    return sorted(self._named("", lambda x: _is_own(x) or _is_older(x)))
 
   def ranked(self) -> list[int]:
     """The env steps of all checkpoints, the best first.
@@ -239,8 +239,10 @@ class Checkpoints:
 
   def _delete(self, suffix: str) -> None:
     """Deletes the directories of checkpoints with this suffix."""
-    begun = _is_begun if suffix == _UNFINISHED else _is_own
-    for step in {*self._named(suffix, _is_own), *self._named(suffix, begun)}:
+    begun = suffix == _UNFINISHED
+    for step in self._named(
+      suffix, lambda x: _is_own(x) or (begun and _is_begun(x))
+    ):
       self.directory.remove_folder(f"{step}{suffix}")
 
 

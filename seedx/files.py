@@ -95,11 +95,12 @@ class Folder:
 
   def has(self, name: str) -> bool:
     """Whether anything has this name, be it a link that leads nowhere."""
-    return self._mode(name) is not None
-
-  def has_folder(self, name: str) -> bool:
-    """Whether a directory has this name."""
-    return stat.S_ISDIR(self._mode(name) or 0)
+    try:
+      with self._opened() as directory:
+        os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except (FileNotFoundError, NotADirectoryError):
+      return False
+    return True
 
   def open(self, name: str, mode: Literal["r", "a", "x"] = "r") -> IO[bytes]:
     """Opens a regular file.
@@ -205,14 +206,6 @@ class Folder:
       yield directory
     finally:
       os.close(directory)
-
-  def _mode(self, name: str) -> int | None:
-    """The mode of what has this name; None if nothing has."""
-    try:
-      with self._opened() as directory:
-        return os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
-    except (FileNotFoundError, NotADirectoryError):
-      return None
 
   def _rename(self, directory: int, name: str, new: str) -> None:
     os.replace(name, new, src_dir_fd=directory, dst_dir_fd=directory)

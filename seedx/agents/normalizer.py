@@ -30,8 +30,8 @@ class Statistics(NamedTuple):
 
   Attributes:
     mean: for each normalized part, `[F]` float32.
-    variance: for each normalized part, `[F]` float32; negative where no batch
-      has told it yet, which counts as 1.
+    variance: for each normalized part, `[F]` float32; negative where it is
+      not known yet, and taken as 1.
   """
 
   mean: tuple[jax.Array, ...]

@@ -51,7 +51,7 @@ def options(values: Mapping[str, str]) -> list[str]:
 
 
 def cause(text: str) -> str:
-  """The last line of an error's text that says something.
+  """Returns the last line of an error's text that has a word.
 
   Args:
     text: of the error, perhaps with a traceback and colours.

@@ -192,6 +192,26 @@ def _start(
   )
   connecting = threading.Thread(target=connect, daemon=True)
   connecting.start()
+  _wait(connecting, config, where, stop, ending)
+  if failures:
+    raise types.ConfigError(
+      f"cannot meet {config.hosts} learner hosts{where}"
+      f" ({str(failures[0]).splitlines()[0]:.300})"
+    ) from failures[0]
+  if jax.process_count() != config.hosts:
+    raise types.ConfigError(
+      f"expected {config.hosts} learner hosts, found {jax.process_count()}"
+    )
+
+
+def _wait(
+  connecting: threading.Thread,
+  config: hosts.Config,
+  where: str,
+  stop: threading.Event,
+  ending: signals.Ending,
+) -> None:
+  """Waits for a thread that connects; exits where it takes too long."""
   began = told = time.monotonic()
   while connecting.is_alive():
     connecting.join(_LOOK_SECONDS)
@@ -215,15 +235,6 @@ def _start(
         file=sys.stderr,
         flush=True,
       )
-  if failures:
-    raise types.ConfigError(
-      f"cannot meet {config.hosts} learner hosts{where}"
-      f" ({str(failures[0]).splitlines()[0]:.300})"
-    ) from failures[0]
-  if jax.process_count() != config.hosts:
-    raise types.ConfigError(
-      f"expected {config.hosts} learner hosts, found {jax.process_count()}"
-    )
 
 
 @contextlib.contextmanager

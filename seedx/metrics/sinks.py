@@ -121,7 +121,6 @@ class TensorBoard:
     now = time.time()
     if self._failure is not None and time.monotonic() < self._retry_seconds:
       raise self._failure  # Each try may leave an empty file.
-    first = event_pb2.Event(wall_time=now, file_version="brain.Event:2")
     values = {
       name: value
       for name, value in ((name, finite(x)) for name, x in line.items())
@@ -140,6 +139,7 @@ class TensorBoard:
       if self._writer is None:
         self._flushed = False
         self._writer = self._new_writer()
+        first = event_pb2.Event(wall_time=now, file_version="brain.Event:2")
         self._writer.write(first.SerializeToString())
       self._writer.write(event.SerializeToString())
       if time.monotonic() - self._flushed_seconds >= _FLUSH_SECONDS:

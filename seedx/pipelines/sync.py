@@ -26,6 +26,12 @@ from seedx.learning import experience
 from seedx.learning import learner as learner_lib
 from seedx.runtime import counters, process
 
+# Acting waits while the agent learns; learning waits the rest of the time.
+_WAITS = (
+  *(metrics.WAIT_ENVIRONMENTS, metrics.WAIT_LEARNER),
+  metrics.WAIT_EXPERIENCE,
+)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(process.Config):
@@ -107,9 +113,7 @@ def learn(config: Config, context: process.Context) -> process.Process:
   restarts = envs.Restarts(config.env_restarts, seeds.take)
   layout = unroll_store.Layout.of(agent, period, num_envs)
   programs = local_actor.Programs(agent, spec, layout)
-  # Acting waits while the agent learns; learning waits the rest of the time.
-  names = metrics.WAIT_ENVIRONMENTS, metrics.WAIT_LEARNER
-  waits = metrics.Waits(dict.fromkeys((*names, metrics.WAIT_EXPERIENCE), 1))
+  waits = metrics.Waits(dict.fromkeys(_WAITS, 1))
 
   def steps() -> Iterator[None]:
     """Trains, and yields after each step of all environments."""
