@@ -41,7 +41,7 @@ _CORES = len(os.sched_getaffinity(0))
 _ACTORS = max(2, _CORES - 2)
 _PONG = f"--env Pong-v5 --num-actors {_ACTORS} --micro-batches 1"
 _SEED = (
-  f"seed_vtrace {_PONG} --envs-per-actor 16 --actor-batch-size 8"
+  f"seed_vtrace {_PONG} --envs-per-actor 16 --actor-batch-size 16"
   " --unroll-length 32 --batch-size 32 --learning-rate 8e-4"
 )
 _CARTPOLE = "--env seedx:CartPole-v1"
