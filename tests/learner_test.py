@@ -423,6 +423,25 @@ def test_a_learner_that_was_saved_goes_on_as_if_it_had_not_been(num_cores):
   assert (lines[0]["second"] == lines[1]["second"]) == (num_cores == 2)
 
 
+@pytest.mark.parametrize("how", ["hangs", "fails"])
+def test_an_update_that_does_not_end_well_is_not_saved(how, monkeypatch):
+  monkeypatch.setattr(learner, "_COMPUTED_SECONDS", 0.1)
+  it = make(1)
+  run(it, [unroll_of()])
+  before = jax.device_get(it.saved())
+  (batch,) = experience.Once()(it.shares(unroll_of(5)))
+  it.learn(batch)
+  assert it.saved()["steps"] == before["steps"] + 1
+  failure = jax.errors.JaxRuntimeError("INTERNAL: lost")
+  wait = mock.Mock(side_effect=failure if how == "fails" else None)
+  leaf = mock.Mock(is_ready=lambda: how == "fails", block_until_ready=wait)
+  with monkeypatch.context() as patch:
+    patch.setattr(it, "_state", jax.tree.map(lambda _: leaf, it._state))
+    running.assert_equal(jax.device_get(it.saved()), before)
+  assert wait.called == (how == "fails")
+  it.finish()
+
+
 # Updates that are not finite
 
 

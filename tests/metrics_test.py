@@ -324,6 +324,14 @@ def test_a_learner_that_is_alone_says_that_nobody_has_joined():
   assert "compiling" in third
 
 
+def test_a_run_that_does_not_move_is_shown_as_one():
+  sink, stream, _ = console()
+  sink.write({**LINE, "steps_per_second": 0.0, "stalled_seconds": 187.2})
+  *_, left, first, second, third, seconds = rows(stream)[-1]
+  assert left == "-"
+  assert f"{first} {second} {third} {seconds}" == "no step for 3m07s"
+
+
 def test_rows_come_at_most_every_10_seconds_and_the_last_at_close():
   sink, stream, clock = console()
   for second in range(26):

@@ -235,6 +235,20 @@ def vectors_of_choices():
   return Acting(spaces.MultiDiscrete([2, 5], start=[1, 0]))
 
 
+class Hanging(Counting):
+  """`Counting` whose steps do not return any more after so many."""
+
+  def __init__(self, steps):
+    super().__init__()
+    self._left = steps
+
+  def step(self, action):
+    self._left -= 1
+    if self._left < 0:
+      time.sleep(1e6)
+    return super().step(action)
+
+
 class Failing(Counting):
   """Fails at its first step in the way `how`, if its seed is `where`."""
 

@@ -30,7 +30,7 @@ def test_it_ends_when_its_work_is_done_and_says_the_last_line_to_all():
   )
   context = process.Context()
   last = process.run(own, context, sinks, log_seconds=0.05)
-  assert last == {"a": 1, "b": 2}
+  assert last == {"a": 1, "b": 2, "stalled_seconds": 0.0}
   assert sinks[0].lines == sinks[1].lines
   assert context.stop.is_set()
 

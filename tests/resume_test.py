@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from experiments import a2c, dqn, ppo
-from seedx import checkpoint, envs, files, metrics, types, wire
+from seedx import checkpoint, envs, files, launch, metrics, types, wire
 from seedx.acting import sessions
 from seedx.app import checkpointer, policies, run_dirs
 from seedx.learning import experience
@@ -526,6 +526,33 @@ def test_what_is_no_run_of_this_version_is_refused(copy, values, reason, capfd):
     path.write_text("{" if values == "{" else json.dumps(content | values))
   assert reason in programs.refused(a2c, ["--resume", str(copy)], capfd)
   assert not files.Folder(copy).has("checkpoints")
+
+
+@pytest.mark.parametrize(
+  ("least", "learned"), [(0, False), (400, True)], ids=["at once", "late"]
+)
+def test_a_run_that_fails_has_saved_its_newest_state(
+  least, learned, tmp_path, monkeypatch, capfd
+):
+  run_dir = tmp_path / "run"
+  path = run_dir / "metrics.jsonl"
+
+  def check(processes):
+    lines = metrics.read_lines(path) if path.exists() else []
+    if not least or (lines and lines[-1]["env_steps"] >= least):
+      raise RuntimeError("actor died 6 times")
+
+  monkeypatch.setattr(launch.Processes, "check", check)
+  words = "--run-dir", str(run_dir), "--checkpoint-every-seconds", "0"
+  with pytest.raises(RuntimeError, match="died 6 times"):
+    programs.main(a2c, (*_SMALL, "--total-steps", "1000000", *words))
+  steps = checkpoint.Checkpoints(run_dir / "checkpoints").steps()
+  said = f"--resume {run_dir} continues from checkpoint"
+  err = capfd.readouterr().err
+  assert bool(steps) == (said in err)
+  if learned:
+    assert steps == [metrics.read_lines(path)[-1]["env_steps"]]
+    assert steps[0] >= least and f"{said} {steps[0]}\n" in err
 
 
 @pytest.mark.slow

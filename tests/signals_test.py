@@ -1,6 +1,7 @@
 """Programs that a signal ends: what they save, say and leave."""
 
 import contextlib
+import ctypes
 import os
 import pathlib
 import pty
@@ -184,6 +185,49 @@ def test_a_ctrl_c_that_a_program_passes_on_is_no_second_one(monkeypatch):
     assert stop.wait(300)
     with pytest.raises(KeyboardInterrupt):
       signal.raise_signal(signal.SIGINT)
+      threading.Event().wait(300)
+
+
+_FORKED = """
+import os, signal, threading
+from seedx.runtime import signals
+stop = threading.Event()
+with signals.stopping(stop) as ending:
+  if not (child := os.fork()):
+    signal.raise_signal(signal.SIGINT)
+    os._exit(0)
+  os.waitpid(child, 0)
+os._exit(ending.status + stop.is_set())
+"""
+
+
+def test_a_forked_process_does_not_pass_its_signals_on():
+  ended = subprocess.run(
+    [sys.executable, "-c", _FORKED], cwd=programs.ROOT, check=False
+  )
+  assert ended.returncode == 0
+
+
+def test_a_signal_is_heeded_while_the_main_thread_is_in_a_call():
+  stop = threading.Event()
+  with signals.stopping(stop) as ending:
+    # Neither returns to Python, nor is it ended by a signal.
+    main = threading.get_ident()
+    threading.Timer(0.1, signal.pthread_kill, (main, signal.SIGTERM)).start()
+    lock = ctypes.create_string_buffer(256)
+    libc = ctypes.CDLL(None)
+    libc.pthread_mutex_init(lock, None)
+    libc.pthread_mutex_lock(lock)
+    watched = []
+
+    def watch():
+      watched.append(stop.is_set())
+      if stop.is_set():
+        libc.pthread_mutex_unlock(lock)
+
+    ending.watch = watch
+    libc.pthread_mutex_lock(lock)
+  assert ending.status == 143 and watched[-1]
 
 
 def test_a_signal_may_come_while_its_event_is_in_use():

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import jax
 
-from seedx import checkpoint, files, metrics, trees, types, wire
+from seedx import checkpoint, envs, files, metrics, trees, types, wire
 from seedx.app import evaluations
 from seedx.runtime import memory, process
 
@@ -117,6 +117,7 @@ class Checkpointer:
 
   Attributes:
     newest: the metrics of the last checkpoint; empty before the first.
+    is_safe: whether the last checkpoint of the run is on its way to the disk.
   """
 
   def __init__(
@@ -135,12 +136,17 @@ class Checkpointer:
       evaluation: evaluates the run; None for never.
     """
     self.newest: Mapping[str, metrics.Value] = {}
+    self.is_safe = False
+    self._is_last = False
     self._run = run
+    self._run_dir = run_dir
     self._checkpoints = checkpoint.Checkpoints(
       directory(run_dir), keep=_KEPT, newest_only=[REPLAY]
     )
     self._config = config
     self._evaluation = evaluation
+    # Held while a checkpoint is written.
+    self._writing = threading.Lock()
     self._saved_seconds = time.monotonic()
     self._said_too_large = False
     self._thread: threading.Thread | None = None
@@ -204,6 +210,7 @@ class Checkpointer:
 
   def finish(self, interrupted: bool) -> None:
     """Saves a last checkpoint, and evaluates it unless interrupted."""
+    self._is_last = True
     try:
       saved = self._save()
     except wire.WireError as error:
@@ -219,6 +226,33 @@ class Checkpointer:
     if self._evaluation is not None:
       acting = self._run.policy(saved)
       self._evaluation.finish(_env_steps(saved), acting, interrupted)
+
+  def rescue(self) -> str:
+    """Saves the newest state without the replay, where the run ends badly.
+
+    Returns:
+      Words on what was saved, and how to continue; empty where no checkpoint
+      exists and nothing was there to save.
+    """
+    before, why = self._checkpoints.steps(), ""
+    try:
+      saved = self._run.saved()
+      env_steps = _env_steps(saved)
+      if env_steps > max([0, *before]):
+        items = {RUN: saved, ACTING: self._acting(saved)}
+        with self._writing:
+          self._checkpoints.save(env_steps, items, self._score())
+    except Exception as error:  # What ends the run may be the reason.
+      why = f"its newest state could not be saved ({envs.in_one_line(error)})"
+    saved_steps = self._checkpoints.steps()
+    if not saved_steps:
+      return why
+    left_out = saved_steps != before and self._run.replay is not None
+    without = " without the replay" if left_out else ""
+    way = (
+      f"--resume {self._run_dir} continues from checkpoint {saved_steps[-1]}"
+    )
+    return f"{why}{'; ' if why else ''}{way}{without}"
 
   def wait(self) -> None:
     """Waits until the last checkpoint is written.
@@ -239,7 +273,7 @@ class Checkpointer:
       saved = self._run.saved()
       fetch = replay.saved() if replay else None
     self._saved_seconds = time.monotonic()
-    score = self._run.acted.returns.mean()
+    score, is_last = self._score(), self._is_last
     items = {RUN: saved, ACTING: self._acting(saved)}
 
     def write() -> None:
@@ -247,9 +281,9 @@ class Checkpointer:
         started = time.monotonic()
         if fetch is not None:
           items[REPLAY] = fetch()
-        size = self._checkpoints.save(
-          _env_steps(saved), items, -math.inf if score is None else score
-        )
+        with self._writing:
+          self.is_safe = is_last
+          size = self._checkpoints.save(_env_steps(saved), items, score)
         self.newest = {
           "checkpoint_bytes": size,
           "checkpoint_seconds": time.monotonic() - started,
@@ -264,6 +298,11 @@ class Checkpointer:
     )
     self._thread.start()
     return saved
+
+  def _score(self) -> float:
+    """The score of a checkpoint of now."""
+    score = self._run.acted.returns.mean()
+    return -math.inf if score is None else score
 
   def _kept_replay(self) -> process.Replay | None:
     """The replay of the run, if it is not too large for a checkpoint."""

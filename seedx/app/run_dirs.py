@@ -62,7 +62,7 @@ _NOT_RESTORED = (
 # The settings that may change when a run resumes, since its state does not
 # depend on them.
 _RESUMED = (
-  *("total_steps", "log_seconds"),
+  *("total_steps", "log_seconds", "hang_seconds"),
   *("checkpoint_every_seconds", "checkpoint_replay_gib"),
   *("evaluate_every_steps", "evaluate_episodes", "learner_devices"),
   *("inference_devices", "inference_batch_size", "inference_wait_seconds"),
@@ -84,7 +84,7 @@ _OF_A_HOST = {*_RESUMED} - {"total_steps", "learner_devices", "hosts"}
 # The settings that may differ between the runs of a group.
 _NOT_IN_LABELS = (
   *("env", "seed", "run_dir", "resume", "trust", "log_seconds"),
-  *("quiet", "log_every", "sink", "stop_at", "profile"),
+  *("hang_seconds", "quiet", "log_every", "sink", "stop_at", "profile"),
   *OF_A_PROCESS,
   *("checkpoint_every_seconds", "checkpoint_replay_gib"),
   *("evaluate_every_steps", "evaluate_episodes"),

@@ -37,7 +37,7 @@ from seedx.runtime import signals
 
 # What no trial may have a value of its own of.
 _FIXED = (
-  *("env", "env_options", "seed", "total_steps", "log_seconds"),
+  *("env", "env_options", "seed", "total_steps", "log_seconds", "hang_seconds"),
   *run_dirs.OF_THIS_START,
   *run_dirs.OF_A_PROCESS,
 )

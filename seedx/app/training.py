@@ -6,6 +6,7 @@ import functools
 import math
 import os
 import pathlib
+import shutil
 import signal
 import sys
 import tempfile
@@ -28,7 +29,7 @@ from seedx.app import (
   run_dirs,
 )
 from seedx.launch import hosts, joining, ray
-from seedx.runtime import counters, process, signals
+from seedx.runtime import counters, hangs, process, signals
 from seedx.runtime import hosts as hosts_lib
 
 # A logger of the user's may have to reach a server for its last lines.
@@ -251,8 +252,12 @@ def _run(work: _Work, stop: threading.Event, ending: signals.Ending) -> Run:
     context = process.Context(stop, found)
     if found.count > 1:
       hosts.check_same(run_dirs.of_all_hosts(work.record.options))
+    watch = hangs.Watch(ending, work.config.hang_seconds, found.count == 1)
     train_here = _help if found.index else _lead
-    run = train_here(work, context, ending)
+    try:
+      run = train_here(work, context, ending, watch)
+    finally:
+      watch.close()
   return dataclasses.replace(
     run, status=run.status or found.status, host=found.index
   )
@@ -264,7 +269,12 @@ def _among(config: Any) -> hosts_lib.Config:
   return learner if isinstance(learner, hosts_lib.Config) else _ALONE
 
 
-def _help(work: _Work, context: process.Context, ending: signals.Ending) -> Run:
+def _help(
+  work: _Work,
+  context: process.Context,
+  ending: signals.Ending,
+  watch: hangs.Watch,
+) -> Run:
   """Trains on a host that has no directory; see `run`."""
   config, files, record = work.config, work.files, work.record
   with (
@@ -277,7 +287,9 @@ def _help(work: _Work, context: process.Context, ending: signals.Ending) -> Run:
       if own.server is not None:
         _roles(config, record, nodes, own.addresses).bind(own.server)
       _take_over(own, context.hosts)
-      last = process.run(own, context, (), config.log_seconds, processes.check)
+      last = process.run(
+        own, context, (), config.log_seconds, processes.check, watch
+      )
     finally:
       processes.stop()
   return Run(
@@ -302,7 +314,12 @@ def _take_over(own: process.Process, among: hosts_lib.Hosts) -> None:
     )
 
 
-def _lead(work: _Work, context: process.Context, ending: signals.Ending) -> Run:
+def _lead(
+  work: _Work,
+  context: process.Context,
+  ending: signals.Ending,
+  watch: hangs.Watch,
+) -> Run:
   """Trains on the host that has the run's directory; see `run`."""
   config, files, record = work.config, work.files, work.record
   pipeline = pipeline_of(config)
@@ -314,6 +331,10 @@ def _lead(work: _Work, context: process.Context, ending: signals.Ending) -> Run:
     own_sinks = [*_named(files, config, run_dir), *work.sinks]
     # Their imports take as long as what follows, on other cores.
     config, nodes, processes = _launched(config, sockets)
+    watch.leaving += [
+      processes.stop,
+      lambda: shutil.rmtree(sockets, ignore_errors=True),
+    ]
     try:
       if not files.quiet:
         _introduce(record.name, config.env.env, work.presets, run_dir)
@@ -337,16 +358,14 @@ def _lead(work: _Work, context: process.Context, ending: signals.Ending) -> Run:
         if _is_solved(own.acted, files.stop_at):
           context.stop.set()
 
-      last = process.run(
-        own,
-        context,
-        _sinks(
-          *(config, files, run_dir, work.alone, own_sinks, kept, evaluation)
-        ),
-        config.log_seconds,
-        check,
+      sinks = _sinks(
+        *(config, files, run_dir, work.alone, own_sinks, kept, evaluation)
       )
-      kept.finish(bool(ending.status or context.hosts.status))
+      with _rescued(kept, context.hosts, watch):
+        last = process.run(
+          own, context, sinks, config.log_seconds, check, watch
+        )
+        kept.finish(bool(ending.status or context.hosts.status))
     finally:
       processes.stop()
   _draw(config.env.env, record.name, run_dir)
@@ -357,6 +376,23 @@ def _lead(work: _Work, context: process.Context, ending: signals.Ending) -> Run:
     restarts=processes.restarts,
     status=ending.status,
   )
+
+
+@contextlib.contextmanager
+def _rescued(
+  kept: checkpointer.Checkpointer, among: hosts_lib.Hosts, watch: hangs.Watch
+) -> Iterator[None]:
+  """Saves the newest state of a run that ends badly."""
+
+  def rescue() -> None:
+    signals.say(f"{kept.rescue()}\n")
+
+  watch.kept, among.rescue = kept, rescue
+  try:
+    yield
+  except BaseException:
+    rescue()
+    raise
 
 
 def _introduce(

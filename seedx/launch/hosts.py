@@ -30,6 +30,8 @@ from seedx.runtime import hosts, signals
 _SILENT_SECONDS = 25.0
 _JAX_SILENT_SECONDS = 100
 _SIGN_SECONDS = 1.0
+# For the checkpoint that is then saved.
+_RESCUE_SECONDS = 30.0
 _LOOK_SECONDS = 0.1
 _TELL_SECONDS = 60.0
 _PROXY = "grpc_proxy"
@@ -71,7 +73,6 @@ def joined(
     yield hosts.Hosts(stop=stop)
     return
   _start(config, stop, ending)
-  signs = _Signs()
   own = hosts.Hosts(
     jax.process_index(),
     config.hosts,
@@ -80,6 +81,7 @@ def joined(
     ending=lambda: ending.status,
     meet=_meet,
   )
+  signs = _Signs(own)
   try:
     yield own
     signs.leave()
@@ -253,8 +255,8 @@ def _no_proxy() -> Iterator[None]:
 class _Signs:
   """Tells the other hosts that this one lives, and watches theirs."""
 
-  def __init__(self) -> None:
-    self._own, self._count = jax.process_index(), jax.process_count()
+  def __init__(self, own: hosts.Hosts) -> None:
+    self._hosts, self._own, self._count = own, own.index, own.count
     self._ended = threading.Event()
     # JAX ends this process without a word of Python's where host 0 has died.
     self._teller = subprocess.Popen(
@@ -311,6 +313,9 @@ class _Signs:
       file=sys.stderr,
       flush=True,
     )
+    rescue = threading.Thread(target=self._hosts.rescue, daemon=True)
+    rescue.start()
+    rescue.join(_RESCUE_SECONDS)
     os._exit(1)
 
   def _hush(self) -> None:

@@ -19,6 +19,9 @@ from seedx.learning import experience, updates
 from seedx.runtime import counters
 from seedx.runtime import hosts as hosts_lib
 
+# How long a checkpoint waits for the update that is under way.
+_COMPUTED_SECONDS = 2.0
+
 
 @dataclasses.dataclass(frozen=True)
 class Config(hosts_lib.Config):
@@ -218,8 +221,9 @@ class Learner:
     self._skipped = counters.Skipped()
     # Updates for which no host had a batch.
     self._idle = 0
-    # Results of updates that may still be running, without the state.
-    self._pending: list[updates.Result] = []
+    # Of updates that may still be running: the state before each, and its
+    # result without the state.
+    self._pending: list[tuple[base.AgentState, updates.Result]] = []
     # Of the newest update that was read; they stay on the device.
     self._metrics: dict[str, jax.Array] = {}
     self._waits = metrics.Waits({metrics.WAIT_EXPERIENCE: 1})
@@ -319,10 +323,11 @@ class Learner:
     result = self._update(self._state, self._order(parts, said))
     priorities = result.output.priorities
     with self._changing:
+      output = result.output._replace(priorities=None)
+      told = result._replace(state=(), output=output)
+      self._pending.append((self._state, told))
       self._state = result.state
       self.steps += 1
-      output = result.output._replace(priorities=None)
-      self._pending.append(result._replace(state=(), output=output))
     # At most one update runs while the next is prepared: inference on the same
     # device waits for all of them.
     self._finish(keep=1)
@@ -399,19 +404,27 @@ class Learner:
     }
 
   def saved(self) -> types.Tree:
-    """What a checkpoint keeps; any thread may call it."""
+    """What a checkpoint keeps; any thread may call it.
+
+    It is the newest state that is computed: an update that hangs or fails is
+    left out.
+    """
     with self._changing:
-      state, steps, idle = self.state, self.steps, self._idle
+      state, steps, idle = self._state, self.steps, self._idle
       learned, skipped = self.learned_steps, self._skipped.updates
       pending = list(self._pending)
-    for result in pending:
+    patience_seconds = _COMPUTED_SECONDS
+    while pending and not _is_computed(state, patience_seconds):
+      (state, _), steps = pending.pop(), steps - 1
+      patience_seconds = 0.0
+    for _, result in pending:
       idle += _is_idle(result)
       if result.skipped:
         skipped += 1
       else:
         learned += float(result.output.weight)
     return {
-      "agent": state,
+      "agent": sharding.local(state),
       "rng_key": self._rng_key,
       "steps": np.int64(steps - idle),
       "learned_steps": np.float64(learned),
@@ -435,7 +448,7 @@ class Learner:
   def _finish(self, keep: int) -> None:
     """Reads the outputs of all but the newest `keep` updates."""
     while len(self._pending) > keep:
-      result = self._pending[0]
+      _, result = self._pending[0]
       output, kept = result.output, result.output.metrics
       # Each copy to the host takes its time: no more than is asked for.
       result = jax.device_get(
@@ -506,6 +519,21 @@ class _Published:
     """Whether nobody would have to wait for them."""
     leaves = jax.tree.leaves(list(self.acting.values()))
     return all(leaf.is_ready() for leaf in leaves)
+
+
+def _is_computed(state: types.Tree, patience_seconds: float) -> bool:
+  """Waits for a state; whether it can be read, and has not failed."""
+  leaves = jax.tree.leaves(state)
+  deadline = time.monotonic() + patience_seconds
+  while not all(leaf.is_ready() for leaf in leaves):
+    if time.monotonic() > deadline:
+      return False
+    time.sleep(0.001)
+  try:
+    jax.block_until_ready(leaves)
+  except jax.errors.JaxRuntimeError:
+    return False
+  return True
 
 
 def _is_idle(result: updates.Result) -> bool:

@@ -24,6 +24,8 @@ _HEADER = {
   "bottleneck": "bottleneck",
 }
 _ROWS_PER_HEADER = 20
+# After so long without an env step or an update, that is what is shown.
+_STALLED_SECONDS = 5.0
 # Who waits for each bottleneck, and the name of that wait.
 _EVIDENCE = {
   "environments": ("inference waits for them", meters.WAIT_ENVIRONMENTS),
@@ -116,7 +118,11 @@ class Console:
       left = _duration(left_steps / rate) if rate else "-"
     # Rounded down, so that 100% means that the run is complete.
     percent = int(min(100 * steps / max(self._total_steps, 1), 100))
-    bottleneck, evidence = _diagnosis(line)
+    label, (bottleneck, evidence) = "bottleneck: ", _diagnosis(line)
+    stalled_seconds = _number(line, "stalled_seconds") or 0.0
+    if stalled_seconds >= _STALLED_SECONDS:
+      label, bottleneck = "", f"no step for {_duration(stalled_seconds)}"
+      left, evidence = "-", ""
     return {
       "steps": f"{_short(steps)}/{_short(self._total_steps)}",
       "percent": f"{percent}%",
@@ -124,7 +130,7 @@ class Console:
       "episode_return": _short(_number(line, "episode_return"), decimals=1),
       "policy_lag": _short(_number(line, "policy_lag"), decimals=1),
       "left": left,
-      "label": "bottleneck: ",
+      "label": label,
       "bottleneck": bottleneck,
       "evidence": evidence,
     }

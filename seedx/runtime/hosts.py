@@ -121,6 +121,8 @@ class Hosts:
     over: set when all hosts have agreed to stop, after the same update.
     status: exit status that they have agreed on.
     failed: whether something here has failed, so that all must stop.
+    rescue: saves what can be saved, before this process ends for want of
+      another.
   """
 
   def __init__(
@@ -149,6 +151,7 @@ class Hosts:
     self.over = threading.Event()
     self.status = 0
     self.failed = False
+    self.rescue: Callable[[], None] = lambda: None
     self.meet = meet
     self._stop = stop or threading.Event()
     self._ending = ending

@@ -14,7 +14,7 @@ from typing import Protocol, Self
 import numpy as np
 
 from seedx import launch, metrics, types, wire
-from seedx.runtime import counters
+from seedx.runtime import counters, hangs
 from seedx.runtime import hosts as hosts_lib
 
 # A program that is being compiled cannot be stopped; all else ends at once.
@@ -31,11 +31,14 @@ class Config:
     total_steps: env steps to train for, including those before a resume.
     seed: random seed of environments, initial parameters and sampling.
     log_seconds: seconds between two lines of metrics.
+    hang_seconds: seconds without an env step and without an update after which
+      the console names what each thread waits for; compile time does not count.
   """
 
   total_steps: int = 2_000_000
   seed: int = 0
   log_seconds: float = 0.5
+  hang_seconds: float = 120.0
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for what cannot be run."""
@@ -44,6 +47,7 @@ class Config:
       total_steps=(1, 2**63 - 1),
       seed=(0, 2**30 - 1),  # Others would share environments or random keys.
       log_seconds=(0.0, types.MOST),
+      hang_seconds=(1.0, types.MOST),
     )
 
   def with_sockets(self, folder: str) -> Self:
@@ -220,6 +224,7 @@ def run(
   sinks: Sequence[metrics.Sink] = (),
   log_seconds: float = 0.5,
   check: Callable[[], None] = lambda: None,
+  watch: hangs.Watch | None = None,
 ) -> dict[str, metrics.Value]:
   """Runs a process until its work is done, a stop, or a failure.
 
@@ -229,6 +234,7 @@ def run(
     sinks: take the lines of metrics, and are closed at the end.
     log_seconds: between two lines.
     check: is called before each line, and may raise.
+    watch: notices that it hangs.
 
   Returns:
     The last line of metrics.
@@ -238,13 +244,18 @@ def run(
     Exception: whatever a thread failed with.
   """
   team = ThreadGroup(context.stop, context.hosts)
+  watch = watch or hangs.Watch()
 
-  def write() -> dict[str, metrics.Value]:
-    line = process.measure()
+  def write(line: metrics.Line) -> dict[str, metrics.Value]:
+    noted = watch.noted(line)
     for sink in sinks:
-      sink.write(line)
-    return line
+      sink.write(noted)
+    return noted
 
+  own = {threading.get_ident(): "main"}
+  watch.begin(
+    lambda: process.acted.env_steps, lambda: own | team.identifiers(), write
+  )
   if process.server is not None:
     process.server.start()
   try:
@@ -255,7 +266,7 @@ def run(
     for _ in steps():
       if time.monotonic() - written >= log_seconds:
         check()
-        write()
+        write(process.measure())
         written = time.monotonic()
       if context.over.is_set():
         break
@@ -271,7 +282,7 @@ def run(
     try:
       team.join(_STOP_SECONDS)
     finally:
-      last = write()
+      last = write(process.measure())
       for sink in sinks:
         sink.close()
   return last
@@ -314,6 +325,10 @@ class ThreadGroup:
     thread = threading.Thread(target=run, name=name, daemon=True)
     self._threads.append(thread)
     thread.start()
+
+  def identifiers(self) -> dict[int, str]:
+    """The names of the threads by their identifiers."""
+    return {x.ident: x.name for x in self._threads if x.ident is not None}
 
   def join(self, timeout_seconds: float) -> None:
     """Stops all threads and waits for each.

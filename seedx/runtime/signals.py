@@ -2,21 +2,33 @@
 
 A process that such a signal ended has the exit status that a shell gives it:
 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.
+
+A thread of its own acts on signals, because Python runs handlers on the main
+thread, which may be in a call that does not return: an update on a device that
+hangs, or an environment's step.
 """
 
 import _thread
 import contextlib
+import math
 import os
+import select
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 # What ends a process, or a group of them.
 ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 # A program that passes Ctrl-C on to this one sends it a second time at once.
 _SAME_SECONDS = 0.05
+# How often `Ending.watch` is called.
+_WATCH_SECONDS = 1.0
+# No signal has this number.
+_OVER = 0
+# The pipe that Python writes signals to, if `stopping` has made it.
+_written_to: set[int] = set()
 
 
 class Ending:
@@ -24,14 +36,37 @@ class Ending:
 
   Attributes:
     status: exit status of the process; 0 as long as there was no signal.
+    seconds: `time.monotonic` of the first signal.
+    watch: function that is called about once a second while signals are
+      listened to, on the thread that listens.
+    exits: whether the second Ctrl-C ends the process.
+    raises: whether the next signal raises KeyboardInterrupt.
   """
 
   status = 0
+  seconds = math.inf
+  watch: Callable[[], None] | None = None
+  exits = False
+  raises = False
+
+  def leave(self) -> None:
+    """Ends the process; in a script, raises KeyboardInterrupt in it."""
+    if self.exits:
+      os._exit(self.status)
+    self.raises = True
+    _thread.interrupt_main()
 
 
 def status(number: int) -> int:
   """The exit status of a process that a signal has ended."""
   return 128 + number
+
+
+def say(text: str) -> None:
+  """Writes to stderr at once, from any thread, whatever is being printed."""
+  # Not `print`, whose lock a thread that hangs may hold.
+  with contextlib.suppress(OSError):
+    os.write(sys.stderr.fileno(), text.encode())
 
 
 def leave_at_once() -> None:
@@ -48,8 +83,9 @@ def leave_at_once() -> None:
 def stopping(stop: threading.Event, exits: bool = True) -> Iterator[Ending]:
   """Makes the first signal set `stop`, and a second Ctrl-C exit.
 
-  Only the main thread receives signals: on another thread, nothing changes. A
-  SIGHUP or SIGTERM that is ignored, as by nohup, stays so.
+  Only the main thread receives signals: on another thread, only
+  `Ending.watch` is called. A SIGHUP or SIGTERM that is ignored, as by nohup,
+  stays so.
 
   Args:
     stop: the event that the first signal sets.
@@ -60,34 +96,83 @@ def stopping(stop: threading.Event, exits: bool = True) -> Iterator[Ending]:
     What tells whether a signal has come.
   """
   ending = Ending()
-  first_seconds = 0.0
+  ending.exits = exits
+  reader, writer = os.pipe()
+  os.set_blocking(writer, False)
+  listener = threading.Thread(
+    target=_listen, args=(reader, stop, ending), name="signals", daemon=True
+  )
 
   def handle(number: int, frame: object) -> None:
-    nonlocal first_seconds
-    del frame
-    now = time.monotonic()
-    if not ending.status:
-      first_seconds, ending.status = now, status(number)
-      # On another thread: the signal may have come while this one, about to
-      # wait, held the event's lock. `_thread` itself takes no lock of Python's.
-      _thread.start_new_thread(stop.set, ())
-      if number == signal.SIGHUP:
-        _without_terminal()
-      _say("\nstopping; Ctrl-C again to exit at once\n")
-    elif number == signal.SIGINT and now > first_seconds + _SAME_SECONDS:
-      if not exits:
-        raise KeyboardInterrupt
-      os._exit(status(number))
+    del number, frame  # The pipe has the number, too.
+    if ending.raises:
+      raise KeyboardInterrupt
 
-  if threading.current_thread() is not threading.main_thread():
-    yield ending
-    return
-  before = {number: signal.signal(number, handle) for number in _heeded()}
+  in_main = threading.current_thread() is threading.main_thread()
+  before = {}
+  if in_main:
+    others = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    _written_to.add(writer)
+    before = {number: signal.signal(number, handle) for number in _heeded()}
+  listener.start()
   try:
     yield ending
   finally:
-    for number, handler in before.items():
-      signal.signal(number, handler)
+    if in_main:
+      for number, handler in before.items():
+        signal.signal(number, handler)
+      signal.set_wakeup_fd(others)
+      _written_to.discard(writer)
+    # Not only closed: a process that was forked may have it, too.
+    os.write(writer, bytes([_OVER]))
+    listener.join()
+    os.close(writer)
+    os.close(reader)
+
+
+def _listen(reader: int, stop: threading.Event, ending: Ending) -> None:
+  """Acts on the signals of a pipe, and calls `Ending.watch` meanwhile."""
+  readable = select.poll()
+  readable.register(reader, select.POLLIN)
+  while True:
+    if readable.poll(1000 * _WATCH_SECONDS):
+      for number in os.read(reader, 256):
+        if number == _OVER:
+          return
+        if number in ENDING:
+          _heed(signal.Signals(number), stop, ending)
+    if ending.watch is not None:
+      ending.watch()
+
+
+def _heed(
+  number: signal.Signals, stop: threading.Event, ending: Ending
+) -> None:
+  """Sets `stop` at the first signal; leaves at the second Ctrl-C."""
+  if not ending.status:
+    ending.seconds, ending.status = time.monotonic(), status(number)
+    stop.set()
+    if number == signal.SIGHUP:
+      _without_terminal()
+    say("\nstopping; Ctrl-C again to exit at once\n")
+  elif (
+    number == signal.SIGINT
+    and not ending.raises  # Else `Ending.leave` has sent it.
+    and time.monotonic() > ending.seconds + _SAME_SECONDS
+  ):
+    ending.status = status(number)
+    ending.leave()
+
+
+def _forget_pipe() -> None:
+  """In a forked process: signals to it are none to the one that forked it."""
+  if _written_to:
+    _written_to.clear()
+    with contextlib.suppress(ValueError):  # Not the main thread.
+      signal.set_wakeup_fd(-1)
+
+
+os.register_at_fork(after_in_child=_forget_pipe)
 
 
 def _heeded() -> list[signal.Signals]:
@@ -100,12 +185,6 @@ def _heeded() -> list[signal.Signals]:
     for number in ENDING
     if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN
   ]
-
-
-def _say(text: str) -> None:
-  # Not `print`: a signal may come in the middle of another.
-  with contextlib.suppress(OSError):
-    os.write(sys.stderr.fileno(), text.encode())
 
 
 def _without_terminal() -> None:

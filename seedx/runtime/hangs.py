@@ -1,0 +1,210 @@
+"""Notices that a run hangs, reports where, and ends what does not end."""
+
+import os
+import pathlib
+import sys
+import threading
+import time
+import types as python_types
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from seedx import metrics, types
+from seedx.runtime import signals
+
+# From so many seconds without progress on, threads are looked at.
+_LOOK_SECONDS = 3.0
+# A line of metrics is late after so many seconds, and is written from here.
+_LATE_SECONDS = 5.0
+# After a signal, the time that threads have to end, and that the process has.
+_END_SECONDS = 6.0
+_LEAVE_SECONDS = 9.5
+_PACKAGE = str(pathlib.Path(__file__).parent.parent)
+
+
+class Kept(Protocol):
+  """What saves a run.
+
+  Attributes:
+    is_safe: whether all that is to be saved at the end of the run is on its way
+      to the disk: nothing of the run is waited for any more.
+  """
+
+  is_safe: bool
+
+  def rescue(self) -> str:
+    """Saves the newest state without the replay; returns what was done."""
+
+
+class Watch:
+  """Watches a run from a thread that takes no part in it.
+
+  An env step or an update is progress. Nothing counts as a hang before the
+  first update of this start, while programs are compiled.
+
+  Attributes:
+    kept: what saves the run; None before there is anything to save.
+    leaving: functions that end what the process has started, for an end that
+      does not wait for threads that hang.
+  """
+
+  def __init__(
+    self,
+    ending: signals.Ending | None = None,
+    hang_seconds: float = 120.0,
+    leaves: bool = False,
+  ) -> None:
+    """Watches nothing before `begin`.
+
+    Args:
+      ending: tells of a signal, and calls `look`.
+      hang_seconds: seconds without progress after which the threads of the run
+        are reported.
+      leaves: whether to end the process 10 seconds after a signal, even where a
+        thread hangs.
+    """
+    self.kept: Kept | None = None
+    self.leaving: list[Callable[[], None]] = []
+    self._ending = ending or signals.Ending()
+    self._hang_seconds = hang_seconds
+    self._leaves = leaves
+    self._env_steps: Callable[[], int] = lambda: 0
+    self._write: Callable[[metrics.Line], object] = lambda line: None
+    self._threads: Callable[[], Mapping[int, str]] = dict
+    self._first: metrics.Line | None = None
+    self._line: metrics.Line = {}
+    self._written_seconds = self._moved_seconds = time.monotonic()
+    self._progress: tuple[object, object] = (None, None)
+    self._has_learned = False
+    self._next_seconds = hang_seconds
+    # Where each thread is, by its name, and since when.
+    self._places: dict[str, tuple[str, float]] = {}
+    self._ending.watch = self.look
+
+  def begin(
+    self,
+    env_steps: Callable[[], int],
+    threads: Callable[[], Mapping[int, str]],
+    write: Callable[[metrics.Line], object],
+  ) -> None:
+    """Begins to watch.
+
+    Args:
+      env_steps: returns the env steps so far, at once.
+      threads: returns the names of the threads of the run by their identifiers.
+      write: writes a line of metrics, at once.
+    """
+    self._env_steps, self._threads, self._write = env_steps, threads, write
+    self._written_seconds = self._moved_seconds = time.monotonic()
+
+  def close(self) -> None:
+    """Ends it: the run has ended."""
+    self._ending.watch = None
+
+  def noted(self, line: metrics.Line) -> dict[str, metrics.Value]:
+    """Takes note of a line of metrics; returns it with `stalled_seconds`."""
+    self._first = self._first or line
+    updates = line.get("learner_steps")
+    self._has_learned |= updates != self._first.get("learner_steps")
+    self._line, self._written_seconds = line, time.monotonic()
+    return {**line, "stalled_seconds": round(self._stalled_seconds(), 1)}
+
+  def look(self) -> None:
+    """Looks whether the run hangs; called about once a second."""
+    now = time.monotonic()
+    if now > self._ending.seconds + _END_SECONDS and self._leaves:
+      if self.kept is None or not self.kept.is_safe:
+        self._leave()
+      return
+    stalled = self._stalled_seconds()
+    if stalled < _LOOK_SECONDS:
+      self._places, self._next_seconds = {}, self._hang_seconds
+      return
+    self._note_places()
+    if stalled >= self._next_seconds:
+      self._next_seconds = 2 * stalled
+      _print(
+        f"no env step and no update for {stalled:.0f} s"
+        f"{types.see('nothing-moves')}\n{self._described()}"
+      )
+    if now > self._written_seconds + _LATE_SECONDS and self._line:
+      self._write(self._late_line())
+
+  def _stalled_seconds(self) -> float:
+    """Seconds since the last progress; 0 before the first update."""
+    progress = self._env_steps(), self._line.get("learner_steps")
+    if progress != self._progress or not self._has_learned:
+      self._progress, self._moved_seconds = progress, time.monotonic()
+    return time.monotonic() - self._moved_seconds
+
+  def _late_line(self) -> metrics.Line:
+    """A line in place of one that the run does not come to write."""
+    late = time.monotonic() - self._written_seconds
+    wall_seconds = self._line.get("wall_seconds")
+    line = dict(self._line)
+    if isinstance(wall_seconds, int | float):
+      line["wall_seconds"] = wall_seconds + late
+    return {**line, "steps_per_second": 0.0}
+
+  def _note_places(self) -> None:
+    """Takes note of where each thread is."""
+    now, frames = time.monotonic(), sys._current_frames()
+    places = {}
+    for identifier, name in self._threads().items():
+      if identifier in frames:
+        place = _place(frames[identifier])
+        before, since = self._places.get(name, ("", 0.0))
+        places[name] = place, since if place == before else now
+    self._places = places
+
+  def _described(self) -> str:
+    """Lines that name each thread, where it is, and for how long."""
+    now = time.monotonic()
+    return "\n".join(
+      f"  {name}: for {now - since:.0f} s in {place}"
+      for name, (place, since) in self._places.items()
+    )
+
+  def _leave(self) -> None:
+    """Saves what can be saved, and ends the process without its threads."""
+    self.close()
+    self._note_places()
+    _print(
+      f"the run has not ended {_END_SECONDS:g} s after the signal"
+      f"{types.see('nothing-moves')}\n{self._described()}"
+    )
+    rescue = threading.Thread(target=self._rescue, daemon=True)
+    rescue.start()
+    deadline = self._ending.seconds + _LEAVE_SECONDS
+    rescue.join(max(0.0, deadline - time.monotonic()))
+    if rescue.is_alive():
+      _print("its newest state could not be saved in time")
+    self._ending.leave()
+
+  def _rescue(self) -> None:
+    if self._line:
+      self._write({**self._late_line(), "env_steps": self._env_steps()})
+    if self.kept is not None:
+      _print(self.kept.rescue())
+    for leave in self.leaving:
+      leave()
+
+
+def _place(frame: python_types.FrameType) -> str:
+  """Where a thread is: the innermost function of seedx, and its first line."""
+  inner: python_types.FrameType | None = frame
+  while inner is not None and not inner.f_code.co_filename.startswith(_PACKAGE):
+    inner = inner.f_back
+  found = frame if inner is None else inner
+  code = found.f_code
+  path = os.path.relpath(code.co_filename, os.path.dirname(_PACKAGE))
+  where = f"{code.co_qualname}, {path}:{found.f_lineno}"
+  words = code.co_consts[0] if code.co_consts else None
+  if not isinstance(words, str) or not words[:1].isupper():
+    return where  # It has no docstring.
+  return f"{where} ({words.splitlines()[0].rstrip('.')})"
+
+
+def _print(text: str) -> None:
+  if text:
+    signals.say(f"{text}\n")

@@ -1,0 +1,34 @@
+"""Runs an experiment whose updates do not return any more after some.
+
+python -m tests.hanging_updates UPDATES EXPERIMENT [options]
+"""
+
+import importlib
+import sys
+import threading
+
+from seedx import app
+from seedx.learning import updates
+from seedx.runtime import signals
+
+
+def main() -> int:
+  """Runs it; returns its exit status."""
+  left, experiment, *words = int(sys.argv[1]), *sys.argv[2:]
+  own = updates.Whole.__call__
+
+  def update(self, state, order):
+    nonlocal left
+    left -= 1
+    if left < 0:
+      threading.Event().wait()
+    return own(self, state, order)
+
+  updates.Whole.__call__ = update
+  module = importlib.import_module(f"experiments.{experiment}")
+  return app.main(module.EXPERIMENT, words, module.__name__)
+
+
+if __name__ == "__main__":
+  signals.leave_at_once()
+  sys.exit(main())

@@ -1,0 +1,224 @@
+"""Runs that hang: what is reported, and how they end."""
+
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from seedx import checkpoint, metrics
+from seedx.runtime import counters, hangs, process, signals
+from tests import programs, running
+
+
+class Kept:
+  """Saves nothing, and takes note of being asked to."""
+
+  is_safe = False
+
+  def __init__(self):
+    self.asked = threading.Event()
+
+  def rescue(self):
+    self.asked.set()
+    return "it is saved"
+
+
+def a_run(work, updates=lambda: 1, **fields):
+  """A process of one thread, whose line has `learner_steps`."""
+  acted = counters.Acted()
+  return process.Process(
+    acted=acted,
+    parts={"acted": acted},
+    policy=lambda saved: saved,
+    measures=[lambda: {"learner_steps": updates(), "wall_seconds": 1.0}],
+    threads={"worker": work},
+    **fields,
+  )
+
+
+@pytest.fixture
+def soon(monkeypatch):
+  """Makes all of it faster."""
+  for name, seconds in {
+    "_LOOK_SECONDS": 0.1,
+    "_LATE_SECONDS": 0.3,
+    "_END_SECONDS": 0.3,
+    "_LEAVE_SECONDS": 5.0,
+  }.items():
+    monkeypatch.setattr(hangs, name, seconds)
+  monkeypatch.setattr(signals, "_WATCH_SECONDS", 0.05)
+
+
+def test_a_thread_that_hangs_is_named_and_lines_go_on(soon, capfd):
+  count, stop = itertools.count(), threading.Event()
+  sink = running.Lines()
+
+  def steps():
+    for _ in range(5):
+      yield time.sleep(0.02)
+    # This thread writes no line while it waits.
+    running.wait_until(lambda: len(sink.lines) > 5 and said())
+
+  def said():
+    seconds = [x["stalled_seconds"] for x in sink.lines[-3:]]
+    return 0 < seconds[0] < seconds[1] < seconds[2]
+
+  with signals.stopping(stop) as ending:
+    watch = hangs.Watch(ending, hang_seconds=0.5)
+    own = a_run(stop.wait, updates=lambda: min(3, next(count)), steps=steps)
+    context = process.Context(stop)
+    process.run(own, context, [sink], 0.01, watch=watch)
+    watch.close()
+  # The first lines are of a run that moves, the last of one that does not.
+  assert sink.lines[2]["stalled_seconds"] == 0
+  err = capfd.readouterr().err
+  found = re.search(r"no env step and no update for (\d) s; see \S+\n", err)
+  assert found and err.count("no env step") <= 3
+  assert "  worker: for " in err and "  main: for " in err
+
+
+def test_nothing_hangs_before_the_first_update(soon, capfd):
+  stop, sink = threading.Event(), running.Lines()
+
+  def work():
+    time.sleep(1.0)
+    stop.set()
+
+  with signals.stopping(stop) as ending:
+    watch = hangs.Watch(ending, hang_seconds=0.2)
+    process.run(a_run(work), process.Context(stop), [sink], 0.05, watch=watch)
+  assert {x["stalled_seconds"] for x in sink.lines} == {0.0}
+  assert not capfd.readouterr().err
+
+
+def test_a_place_is_a_function_and_its_first_line():
+  inside = threading.Event()
+
+  def wait():
+    inside.set()
+    threading.Event().wait(0.5)
+
+  group = process.ThreadGroup()
+  group.start("worker", wait)
+  inside.wait()
+  time.sleep(0.1)
+  (identifier,) = group.identifiers()
+  place = hangs._place(sys._current_frames()[identifier])
+  assert "ThreadGroup.start.<locals>.run, seedx/runtime/process.py:" in place
+  group.join(60)
+  frame = hangs._place(sys._getframe())
+  assert "test_a_place_is_a_function" in frame
+
+
+_LEAVES = """
+import os, signal, threading, time
+from seedx.runtime import counters, hangs, process, signals
+from tests import hangs_test
+stop = threading.Event()
+hangs._END_SECONDS = 0.3
+with signals.stopping(stop) as ending:
+  watch = hangs.Watch(ending, leaves=True)
+  watch.kept = hangs_test.Kept()
+  watch.kept.is_safe = {is_safe}
+  watch.leaving.append(lambda: print("left"))
+  threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+  run = hangs_test.a_run(lambda: time.sleep(4))
+  process.run(run, process.Context(stop), watch=watch)
+"""
+
+
+@pytest.mark.parametrize("is_safe", [False, True])
+def test_a_signal_ends_what_hangs_unless_it_is_being_saved(is_safe):
+  ended = subprocess.run(
+    [sys.executable, "-c", _LEAVES.format(is_safe=is_safe)],
+    cwd=programs.ROOT,
+    capture_output=True,
+    text=True,
+    check=False,
+    timeout=300,
+  )
+  assert ended.returncode == (0 if is_safe else 143), ended.stderr
+  said = "it is saved", "has not ended", "worker: for"
+  assert all((x in ended.stderr) != is_safe for x in said)
+  assert ("left" in ended.stdout) != is_safe
+
+
+SMALL = ("--env", "tests.own_envs:Hanging", "--env-options")
+UPDATES = ("-m", "tests.hanging_updates", "20")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ("program", "words", "place"),
+  [
+    (
+      ("-m", "experiments.a2c"),
+      (*SMALL, json.dumps({"steps": 300}), "--num-envs", "4"),
+      "main: for",
+    ),
+    (
+      ("-m", "experiments.seed_vtrace"),
+      (*SMALL, json.dumps({"steps": 300}), "--envs-per-actor", "4"),
+      "(Waits for the next batch",
+    ),
+    ((*UPDATES, "a2c"), ("--num-envs", "4"), "Learner.learn"),
+    ((*UPDATES, "seed_vtrace"), (), "learner: for"),
+    ((*UPDATES, "apex_dqn"), ("--replay-min-steps", "256"), "learner: for"),
+  ],
+)
+@pytest.mark.parametrize("ctrl_cs", [1, 2])
+def test_ctrl_c_ends_a_run_that_hangs(program, words, place, ctrl_cs, tmp_path):
+  if ctrl_cs == 2 and program[-1] != "a2c":
+    pytest.skip("one of them suffices")
+  run_dir = tmp_path / "run"
+  path = run_dir / "metrics.jsonl"
+  own = subprocess.Popen(
+    [
+      *(sys.executable, *program, *words, "--run-dir", str(run_dir)),
+      *("--total-steps", "1000000000", "--hang-seconds", "4"),
+      *("--checkpoint-every-seconds", "0", "--log-seconds", "0.1"),
+    ],
+    cwd=programs.ROOT,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+    start_new_session=True,
+  )
+  try:
+    running.wait_until(
+      lambda: path.exists() and _last(path).get("stalled_seconds", 0) > 6,
+      lambda: own.poll() is None or pytest.fail(own.communicate()[1]),
+    )
+    start = time.monotonic()
+    own.send_signal(signal.SIGINT)
+    if ctrl_cs == 2:
+      time.sleep(0.3)
+      own.send_signal(signal.SIGINT)
+    out, err = own.communicate(timeout=300)
+    seconds = time.monotonic() - start
+  finally:
+    own.poll() is None and os.killpg(own.pid, signal.SIGKILL)
+  assert own.returncode == 130, err
+  assert "no env step and no update for" in err and place in err, err
+  assert "Traceback" not in err, err
+  steps = checkpoint.Checkpoints(run_dir / "checkpoints").steps()
+  if ctrl_cs == 2:
+    assert seconds < 3 and not steps
+    return
+  assert seconds < 12
+  assert steps == [_last(path)["env_steps"]]
+  # The actors of the second end in order: its environments are there.
+  ways = f"continues from checkpoint {steps[0]}", "goes on"
+  assert any(f"--resume {run_dir} {way}" in out + err for way in ways)
+
+
+def _last(path):
+  lines = metrics.read_lines(path)
+  return lines[-1] if lines else {}
