@@ -18,7 +18,7 @@ from seedx.agents import a2c, dqn, ppo, r2d2
 from seedx.learning import experience, learner
 from seedx.pipelines import anakin, sync
 from seedx.pipelines.anakin import training as training_lib
-from seedx.runtime import process
+from seedx.runtime import memory, process
 from tests import running
 
 CARTPOLE = envs.Config("seedx:CartPole-v1")
@@ -86,6 +86,24 @@ def go_on(made, start, updates):
   made.restore(lambda shapes: start)
   train(made, updates)
   return saved(made)
+
+
+@pytest.mark.parametrize("num_seeds", [1, 2])
+def test_a_replay_larger_than_the_memory_is_refused_before_it_is_made(
+  num_seeds, monkeypatch
+):
+  agent, replay, _ = CELLS["dqn-prioritized"]
+  config = config_of(anakin, agent, replay=replay, num_seeds=num_seeds)
+  kept = [
+    x.nbytes
+    for x in jax.tree.leaves(training_lib.Training(config)._state.replay)
+  ]
+  free = sum(kept)
+  monkeypatch.setattr(memory, "free_bytes", lambda _: free)
+  training_lib.Training(config)
+  free -= 1
+  with pytest.raises(types.ConfigError, match="--replay-capacity 200 needs"):
+    training_lib.Training(config)
 
 
 @pytest.mark.parametrize("name", [*list(CELLS)[:-1], SLOW])

@@ -1,5 +1,6 @@
 """Gorila's coordinator: a run that is restored, and who has to wait for it."""
 
+import dataclasses
 import functools
 import threading
 
@@ -20,7 +21,7 @@ from seedx.pipelines.gorila import (
   reports,
   worker,
 )
-from seedx.runtime import counters, process
+from seedx.runtime import counters, memory, process
 from tests import pipelines_test, running, sessions_test
 
 UPDATES, STEPS = 7, 100
@@ -230,6 +231,26 @@ def test_what_makes_no_sense_is_refused_with_its_reason(
   config = pipelines_test.config_of("gorila", "dqn", tmp_path)
   with pytest.raises(types.ConfigError, match=message):
     gorila.learn(running.replaced(config, **changes), process.Context())
+
+
+def test_replays_of_all_workers_of_a_machine_have_to_fit_into_its_memory(
+  tmp_path, monkeypatch
+):
+  config = pipelines_test.config_of("gorila", "dqn", tmp_path)
+  config = config.with_sockets(str(tmp_path))
+  spec, workers = envs.spec(config.env), config.workers
+  agent = config.plan.agent(config.agent, spec)
+  size = worker.replay_bytes(agent, spec, config.plan, workers)
+  free = workers.num_workers * size - 1
+  monkeypatch.setattr(memory, "free_bytes", lambda _: free)
+  with pytest.raises(types.ConfigError, match="a replay that fits into memory"):
+    gorila.learn(config, process.Context())
+  free += 1
+  gorila.learn(config, process.Context())
+  # Those on other machines have memory of their own.
+  free = 0
+  away = dataclasses.replace(config, address="127.0.0.1:0")
+  gorila.learn(away, process.Context())
 
 
 def test_an_optimizer_of_ones_own_gets_the_whole_gradient():

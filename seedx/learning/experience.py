@@ -247,6 +247,35 @@ class Plan:
       )
 
 
+def check_memory(
+  config: ReplayConfig, cores: Sequence[jax.Device], replay_bytes: int
+) -> None:
+  """Checks that there is room for replays, before they are allocated.
+
+  Args:
+    config: of the replays, for the message.
+    cores: the device of each replay; those on CPU share the machine's memory.
+    replay_bytes: bytes of one of them.
+
+  Raises:
+    types.ConfigError: there is none.
+  """
+  cpus = [core for core in cores if core.platform == "cpu"]
+  places = {core: 1 for core in cores if core.platform != "cpu"}
+  if cpus:
+    places[cpus[0]] = len(cpus)
+  for device, count in places.items():
+    needed, free = count * replay_bytes, memory.free_bytes(device)
+    if free is not None and needed > free:
+      capacity = config.replay_capacity
+      fits = int(_MEMORY_SHARE * capacity * free / needed)
+      raise types.ConfigError(
+        f"expected a replay that fits into memory: --replay-capacity"
+        f" {capacity} needs {needed / 2**30:.2f} GiB of {free / 2**30:.2f}"
+        f" that are free; --replay-capacity {fits} fits"
+      )
+
+
 class Once(Experience):
   """Learns from each unroll once."""
 
@@ -416,7 +445,7 @@ class Replayed(Experience):
   def _begin(self, shares: Sequence[types.Share]) -> None:
     if self.states:
       return
-    self._check_memory(self.bytes_for(shares[0]))
+    check_memory(self._config, self._cores, self.bytes_for(shares[0]))
     states = []
     for share, core in zip(shares, self._cores, strict=True):
       with jax.default_device(core):
@@ -426,30 +455,6 @@ class Replayed(Experience):
       states = self._go_on(states, self._restored)
     # From now on `saved` says what there is.
     self.states, self._restored = states, {}
-
-  def _check_memory(self, core_bytes: int) -> None:
-    """Checks that there is room for the replays, before they are allocated.
-
-    Args:
-      core_bytes: of one core's replay.
-
-    Raises:
-      types.ConfigError: there is none.
-    """
-    cpus = [core for core in self._cores if core.platform == "cpu"]
-    places = {core: 1 for core in self._cores if core.platform != "cpu"}
-    if cpus:  # They share the machine's memory.
-      places[cpus[0]] = len(cpus)
-    for device, count in places.items():
-      needed, free = count * core_bytes, memory.free_bytes(device)
-      if free is not None and needed > free:
-        capacity = self._config.replay_capacity
-        fits = int(_MEMORY_SHARE * capacity * free / needed)
-        raise types.ConfigError(
-          f"expected a replay that fits into memory: --replay-capacity"
-          f" {capacity} needs {needed / 2**30:.2f} GiB of {free / 2**30:.2f}"
-          f" that are free; --replay-capacity {fits} fits"
-        )
 
   def _go_on(
     self, empty: list[types.Tree], saved: Mapping[str, np.ndarray]

@@ -128,6 +128,11 @@ class Training:
     init = self._per_core(
       self._one.init, (self._spec(), self._key_specs), self._state_specs
     )
+    if config.replay is not None:
+      replay = jax.eval_shape(init, agent, self._keys).replay
+      size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(replay))
+      cores = config.learner.cores()
+      experience.check_memory(config.replay, cores, size // len(cores))
     self._state: State = init(agent, self._keys)
     self._advance = self._per_core(
       self._scan,

@@ -152,6 +152,9 @@ def learn(config: Config, context: process.Context) -> process.Process:
     agent, addresses, context.stop, config.security
   )
   replay_bytes = worker.replay_bytes(agent, spec, config.plan, workers)
+  if config.address.startswith("unix:"):  # All workers are on this machine.
+    cpus = jax.devices("cpu")[:1] * workers.num_workers
+    experience.check_memory(config.replay, cpus, replay_bytes)
   kept = replays.Replays(
     workers.num_workers, replay_bytes, connected.count_open
   )
