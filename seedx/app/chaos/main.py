@@ -4,8 +4,9 @@
 
 Actors, workers, servers and the learner are killed, stopped and started again
 at random. Hostile peers send damaged messages, well-formed lies and silence to
-the learner's port. For some seconds, nothing can be written. The program exits
-with 1 if a step was learned from that is not what an environment said, or
+the learner's port, and open many connections. For some seconds, nothing can be
+written, environments stand still, or an update does not return. The program
+exits with 1 if a step was learned from that is not what an environment said, or
 twice; a return is not the one that was earned; a parameter is not finite; the
 run hangs or ends; memory grows; or something is left behind.
 """
@@ -38,7 +39,7 @@ PIPELINES: Mapping[str, tuple[str, Sequence[str]]] = {
 }
 _ALWAYS = (
   *("--total-steps", "10000000000"),
-  *("--checkpoint-every-seconds", "5"),
+  *("--checkpoint-every-seconds", "5", "--hang-seconds", "8"),
 )
 # Where the environments' faults end the run.
 _IN_PROCESS = ("a3c", "sync")
@@ -97,6 +98,10 @@ def plan(pipeline: str, minutes: float, seed: int) -> trial.Plan:
     pauses=round(0.6 * minutes),
     learner_kills=max(2, round((1.0 if alone else 0.5) * minutes)),
     full_disks=max(1, round(0.1 * minutes)),
+    hangs=max(1, round(0.1 * minutes)),
+    # Gorila's and A3C's are in many threads or processes.
+    hanging_updates=0 if pipeline in ("gorila", "a3c") else 1,
+    idle_connections=0 if alone else 1,
     streams_per_second=0.6,
     environments_fail=alone,
     options=(*_ALWAYS, *options),

@@ -1,16 +1,21 @@
 """An experiment of seedx's own, audited, on the environment that is for that.
 
 python -m seedx.app.chaos.program EXPERIMENT [options]
+
+After SIGUSR1 no update of the learner returns any more.
 """
 
 import dataclasses
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 from seedx import app
 from seedx.app import experiments, programs
 from seedx.app.chaos import audit
+from seedx.learning import updates
 
 ENV = "seedx.app.chaos.environment:make"
 
@@ -28,7 +33,20 @@ def config(name: str) -> Any:
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the experiment that the first word names."""
   name, *words = sys.argv[1:] if argv is None else argv
+  _hang_at_signal()
   return programs.main(app.Experiment(config(name)), words)
+
+
+def _hang_at_signal() -> None:
+  hangs, update = threading.Event(), updates.Whole.__call__
+  signal.signal(signal.SIGUSR1, lambda *_: hangs.set())
+
+  def hanging(self: updates.Whole, *arguments: Any) -> updates.Result:
+    if hangs.is_set():
+      threading.Event().wait()
+    return update(self, *arguments)
+
+  updates.Whole.__call__ = hanging  # type: ignore[assignment,method-assign]
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import psutil
 
-from seedx import wire
+from seedx import checkpoint, metrics, wire
 from seedx.app.chaos import audit, environment, peers, program
 from seedx.pipelines import gorila, seed
 from seedx.pipelines.gorila import reports
@@ -40,7 +40,15 @@ _SAMPLE_SECONDS = 0.25
 # A pipeline that makes no step for so long, and is not stopped, hangs.
 _HANG_SECONDS = 90.0
 _PAUSE_SECONDS = 3.0
-_FULL_SECONDS = 8.0
+_FULL_SECONDS = 20.0
+# How long environments, or idle connections, stand still; how soon a run says
+# so (see `main`), and the time from Ctrl-C to the end of one whose update
+# hangs, on a machine that is busy.
+_STILL_SECONDS = 20.0
+_REPORT_SECONDS = 30.0
+_LEAVE_SECONDS = 12.0
+_HANGS = "no env step and no update"
+_IDLE_CONNECTIONS = 1500
 _END_SECONDS = 60.0
 # How long a process that joins waits for a learner that starts again.
 _GIVE_UP_SECONDS = 45.0
@@ -68,8 +76,10 @@ class Plan:
       actor that follow from them in ten minutes would end the run.
     pauses: of those, or of the learner, each for some seconds.
     learner_kills: of the learner, which resumes.
-    full_disks: of these, those before which nothing could be written for some
-      seconds.
+    full_disks: times in which nothing can be written.
+    hangs: times in which all environments stand still.
+    hanging_updates: updates that do not return, until Ctrl-C ends the run.
+    idle_connections: times in which many connections are open and silent.
     streams_per_second: of hostile peers.
     environments_fail: whether faults of environments end the run.
     options: of the experiment.
@@ -83,6 +93,9 @@ class Plan:
   pauses: int
   learner_kills: int
   full_disks: int
+  hangs: int
+  hanging_updates: int
+  idle_connections: int
   streams_per_second: float
   environments_fail: bool = False
   options: Sequence[str] = ()
@@ -153,6 +166,8 @@ class Trial:
       _MARK: f"{os.getpid()}-{folder.name}",
       "TMPDIR": str(self._sockets),
     }
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     self._start_seconds = time.monotonic()
     self._starts = 0
     self._over = threading.Event()
@@ -198,10 +213,13 @@ class Trial:
       *[self._kill] * plan.kills,
       *[self._kill_environment] * plan.environment_kills,
       *[self._pause] * plan.pauses,
+      *[self._hang] * plan.hangs,
+      *[self._connect_idly] * plan.idle_connections,
+      *[self._fill_disk] * plan.full_disks,
     ]
     early: list[Callable[[], None]] = [
-      *[self._fill_disk] * plan.full_disks,
-      *[self._kill_learner] * (plan.learner_kills - plan.full_disks),
+      *[self._kill_learner] * plan.learner_kills,
+      *[self._hang_update] * plan.hanging_updates,
     ]
     drawn = [(self._rng.uniform(0.1, 0.9), fault) for fault in always]
     drawn += [(self._rng.uniform(0.2, 0.6), fault) for fault in early]
@@ -364,13 +382,9 @@ class Trial:
     self._start()
 
   def _fill_disk(self) -> None:
-    """No file may grow for some seconds: writes fail as on a full disk.
-
-    Then the learner is killed, since a sink that has failed stays dropped.
-    """
+    """No file may grow for some seconds: writes fail as on a full disk."""
     assert self._learner is not None
-    while self._newest_start() < self._starts:  # None starts on a full disk.
-      self._wait_until(self._now() + _SAMPLE_SECONDS)
+    self._wait_for_start()  # None starts on a full disk.
     self._note("disk", "full")
     pid = self._learner.pid
     before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
@@ -378,7 +392,102 @@ class Trial:
       resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, before[1]))
       time.sleep(_FULL_SECONDS)
       resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
-    self._kill_learner()
+    self._check_written("a full disk")
+
+  def _hang(self) -> None:
+    """All environments stand still, which the run has to report."""
+    self._wait_for_start()
+    self._note("hang", "all environments")
+    stopped = self._environments()
+    for process in stopped:
+      with contextlib.suppress(psutil.NoSuchProcess):
+        process.suspend()
+    reported = self._says(_HANGS, _STILL_SECONDS)
+    for process in stopped:
+      with contextlib.suppress(psutil.NoSuchProcess):
+        process.resume()
+    if not reported:
+      self._violate("no report of environments that stood still")
+    self._moved_seconds = self._now()
+
+  def _hang_update(self) -> None:
+    """An update does not return: Ctrl-C still saves and ends the run."""
+    assert self._learner is not None
+    self._wait_for_start()
+    self._note("hang", "an update")
+    others = self._learner.children(recursive=True)
+    self._learner.send_signal(signal.SIGUSR1)
+    if not self._says(_HANGS, _REPORT_SECONDS):
+      self._violate("no report of an update that did not return")
+    self._learner.send_signal(signal.SIGINT)
+    try:
+      status = self._learner.wait(_LEAVE_SECONDS)
+    except psutil.TimeoutExpired:
+      status = f"none within {_LEAVE_SECONDS:g} s"
+      self._learner.kill()
+    if status != 128 + signal.SIGINT:
+      self._violate(f"a run whose update hung ended with status {status}")
+    _, left = psutil.wait_procs(others, timeout=_END_SECONDS / 4)
+    for process in left:
+      self._violate(f"left behind by one that hung: {_words(process)}")
+      process.kill()
+    newest = self._newest_checkpoint()
+    line = _newest_line(self._metrics, self._old_bytes)
+    if line is not None and newest != line["env_steps"]:
+      self._violate(
+        f"checkpoint {newest} of a run of {line['env_steps']} steps"
+      )
+    self._note("learner", LEARNER)
+    self._start()
+
+  def _connect_idly(self) -> None:
+    """Many connections are open, and say nothing."""
+    self._wait_for_start()
+    self._note("idle", f"{_IDLE_CONNECTIONS} connections")
+    host, _, port = self._address.rpartition(":")
+    with contextlib.ExitStack() as opened:
+      for _ in range(_IDLE_CONNECTIONS):
+        with contextlib.suppress(OSError):
+          opened.enter_context(socket.create_connection((host, int(port)), 5))
+      self._wait_until(self._now() + _STILL_SECONDS / 2)
+      self._check_written("idle connections")
+
+  def _check_written(self, what: str) -> None:
+    """Checks that lines and checkpoints are written."""
+    lines, newest = self._metrics.stat().st_size, self._newest_checkpoint()
+    deadline = self._now() + _STILL_SECONDS
+    while self._now() < deadline:
+      more = self._metrics.stat().st_size > lines
+      if more and self._newest_checkpoint() > newest:
+        return
+      self._wait_until(self._now() + _SAMPLE_SECONDS)
+    self._violate(f"no line or no checkpoint in {_STILL_SECONDS:g} s of {what}")
+
+  def _newest_checkpoint(self) -> int:
+    found = checkpoint.Checkpoints(self._run_dir / "checkpoints").steps()
+    return found[-1] if found else 0
+
+  def _wait_for_start(self) -> None:
+    """Waits until the newest start of the learner learns."""
+    first = None
+    while self._now() < self._moved_seconds + _HANG_SECONDS:
+      line = _newest_line(self._metrics, self._old_bytes)
+      if line is not None and self._newest_start() == self._starts:
+        first = line["learner_steps"] if first is None else first
+        if line["learner_steps"] != first:
+          return
+      self._wait_until(self._now() + _SAMPLE_SECONDS)
+
+  def _says(self, words: str, seconds: float) -> bool:
+    """Waits so long; whether the processes wrote some words meanwhile."""
+    begin = self._now()
+    while self._now() < begin + seconds:
+      time.sleep(_SAMPLE_SECONDS)
+      for line in list(self.said):
+        at, _, text = line.partition(" ")
+        if words in text and float(at) > begin:
+          return True
+    return False
 
   def _newest_start(self) -> int:
     """The newest start of which metrics have been seen."""
@@ -450,6 +559,10 @@ class Trial:
     status = self._wait_for(self._learner, LEARNER)
     if status not in (None, *_ENDED):
       self._violate(f"the learner ended with {status} after SIGTERM, not 143")
+    try:
+      metrics.read_lines(self._metrics)
+    except (OSError, KeyError) as error:
+      self._violate(f"metrics.jsonl cannot be read: {error!r}")
     if self._joiner is not None and joined:
       status = self._wait_for(self._joiner, "a process that had joined")
       if status not in (None, *_LEFT):
@@ -514,10 +627,13 @@ def recoveries(
       continue
     if whole:
       seconds -= sum(
-        _PAUSE_SECONDS
+        _STILL_SECONDS if x.kind == "hang" else _PAUSE_SECONDS
         for x in faults
-        if x.kind == "pause"
-        and (x.whom == LEARNER or ENVIRONMENT in of_all)
+        if (
+          x.kind == "hang"
+          or (x.kind == "pause"
+          and (x.whom == LEARNER or ENVIRONMENT in of_all))
+        )
         and 0.0 < x.seconds - fault.seconds < seconds
       )
     if seconds < np.inf or end - fault.seconds > _HANG_SECONDS:
