@@ -631,8 +631,9 @@ def recoveries(
         for x in faults
         if (
           x.kind == "hang"
-          or (x.kind == "pause"
-          and (x.whom == LEARNER or ENVIRONMENT in of_all))
+          or (
+            x.kind == "pause" and (x.whom == LEARNER or ENVIRONMENT in of_all)
+          )
         )
         and 0.0 < x.seconds - fault.seconds < seconds
       )
