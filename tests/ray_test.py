@@ -13,10 +13,12 @@ import psutil
 import pytest
 
 from experiments import gorila_dqn, seed_vtrace
-from seedx import app, launch, metrics, types, wire
+from seedx import app, envs, launch, metrics, types, wire
 from seedx.acting import local_actor, thin_actor
-from seedx.app import certificates
+from seedx.app import certificates, configs
+from seedx.launch import joining
 from seedx.launch import ray as on_ray
+from seedx.runtime import process as process_lib
 from tests import programs, running, with_ray
 
 ray = on_ray.ray
@@ -133,7 +135,11 @@ def test_it_trains_there(program, machines, security, tmp_path):
     with socket.socket() as probe:
       probe.bind(("", 0))
       port = probe.getsockname()[1]
-    config = dataclasses.replace(config, address=f"0.0.0.0:{port}")
+    config = dataclasses.replace(
+      config,
+      address=f"0.0.0.0:{port}",
+      env=envs.Config("tests.own_envs:cartpole"),
+    )
   run = app.train(config, run_dir=tmp_path, quiet=True)
   assert run.metrics["env_steps"] >= 12_000
   assert run.metrics["learner_steps"] > 0
@@ -268,6 +274,40 @@ def test_what_is_asked_of_a_cluster_has_to_be_so():
       with pytest.raises(types.ConfigError, match=f"{message}.* as {name}"):
         launch.Config(**{name: {resource: number}})
   launch.Config(actor_resources={"GPU": 0.5}, learner_resources={"CPU": 1.5})
+
+
+@pytest.mark.parametrize(
+  "env",
+  [
+    envs.Config("mine:make", env_options={"sizes": (3, 5)}),
+    envs.Config("Ant-v4", env_options={"xml_file": "ant.xml"}),
+    envs.Config("CartPole-v1", observation_transform="mine:smaller"),
+    envs.Config("CartPole-v1"),
+  ],
+  ids=lambda env: env.env + env.observation_transform,
+)
+def test_a_server_runs_the_code_that_its_own_learner_names(env):
+  """Its learner has sent it; to another it says that it expects the same."""
+  options = configs.in_json(env)
+  addresses = launch.Addresses(1)
+  played, stop = [], threading.Event()
+
+  def play(config, ended):
+    played.append(config.address)
+    stop.set()
+
+  node = launch.Node("server-0", play, process_lib.ServerConfig())
+  learner = wire.Server("127.0.0.1:0", 1)
+  joining.Roles([node], "", options, {"server": addresses}).bind(learner)
+  learner.start()
+  try:
+    (there,) = on_ray.on_cluster(
+      [node], learner.address, wire.LOCAL, envs.code_in(options)
+    )
+    there.run(there.config, stop)
+  finally:
+    learner.stop(0)
+  assert played == addresses.all()
 
 
 def test_without_ray_it_says_what_to_install(monkeypatch):

@@ -109,11 +109,7 @@ def values(config: Any) -> dict[str, Any]:
 
 def in_json(config: Any) -> dict[str, Any]:
   """The values of a config's settings as JSON has them, tuples as lists."""
-  known = settings(config)
-  return {
-    name: list(value) if item(known[name].kind) else value
-    for name, value in values(config).items()
-  }
+  return {name: _in_json(value) for name, value in values(config).items()}
 
 
 def replaced(config: C, values: Mapping[str, Any]) -> C:
@@ -176,6 +172,14 @@ def _settings(config: Any, path: tuple[str, ...]) -> Iterator[Setting]:
       sentence = sentences.get(name, "")
       default = _default(field)
       yield Setting(name, (*path, name), owner, kind, default, sentence)
+
+
+def _in_json(value: Any) -> Any:
+  if isinstance(value, Mapping):
+    return {key: _in_json(x) for key, x in value.items()}
+  if isinstance(value, list | tuple):
+    return [_in_json(x) for x in value]
+  return value
 
 
 def _is_config(value: Any) -> bool:

@@ -452,7 +452,8 @@ def _launched(
     config.security.of_server(address)
     reached = cluster.reached(address)
     nodes = pipeline.nodes(dataclasses.replace(config, address=reached))
-    there = ray.on_cluster(nodes, reached, config.security)
+    code = envs.code_in(configs.in_json(config))
+    there = ray.on_cluster(nodes, reached, config.security, code)
     return config, nodes, ray.Tasks(there, config.launching, cluster)
   except BaseException:
     cluster.leave()

@@ -121,11 +121,13 @@ class Listening:
     address: of the learner.
     security: how they know each other.
     nodes: what it may become, by its role.
+    code: settings of the learner's by which these nodes run its user's code.
   """
 
   address: str
   security: wire.Security
   nodes: Mapping[str, nodes.Node]
+  code: Mapping[str, Any]
 
 
 def ray() -> Any:
@@ -217,7 +219,10 @@ def _elsewhere(
 
 
 def on_cluster(
-  running: list[nodes.Node], learner: str, security: wire.Security
+  running: list[nodes.Node],
+  learner: str,
+  security: wire.Security,
+  code: Mapping[str, Any],
 ) -> list[nodes.Node]:
   """Nodes that need not know where they will run.
 
@@ -225,6 +230,7 @@ def on_cluster(
     running: the nodes; one that listens has an empty address.
     learner: its address.
     security: how they know each other.
+    code: the learner's settings that name code; see `envs.code_in`.
   """
   listening = {x.role: x for x in running if not x.config.address}
   if not listening:
@@ -233,7 +239,7 @@ def on_cluster(
   node = nodes.Node(
     kind,
     _listen,
-    Listening(learner, security, listening),
+    Listening(learner, security, listening, code),
     count=sum(x.count for x in listening.values()),
     needs_jax=any(x.needs_jax for x in listening.values()),
   )
@@ -256,7 +262,8 @@ def _listen(config: Listening, stop: threading.Event) -> None:
 
   joining.join(
     config.address,
-    joining.Hello(kind, own),
+    # The learner has sent this node itself, not only what it is called with.
+    joining.Hello(kind, own, options=config.code),
     play,
     stop,
     security=config.security,
