@@ -19,7 +19,7 @@ _TEST = [
   "pytest-timeout",
   "pytest-xdist",
   "pyyaml",
-  "ray[tune]>=2.50",
+  "ray[tune]>=2.60",
   "ruff",
 ]
 
@@ -87,7 +87,7 @@ setuptools.setup(
   extras_require={
     "test": _TEST,
     "notebooks": _NOTEBOOKS,
-    "ray": ["ray[tune]>=2.50"],
+    "ray": ["ray[tune]>=2.60"],
     **_ACCELERATORS,
   },
 )

@@ -310,6 +310,27 @@ def test_a_server_runs_the_code_that_its_own_learner_names(env):
   assert played == addresses.all()
 
 
+def test_a_cluster_that_others_could_reach_is_not_used(monkeypatch):
+  """Nor one that does not take this process."""
+  module = pytest.importorskip("ray")
+  monkeypatch.setenv("RAY_AUTH_TOKEN", "own")
+  ended = []
+  monkeypatch.setattr(module, "init", lambda *_, **__: None)
+  monkeypatch.setattr(module, "shutdown", lambda: ended.append(True))
+  monkeypatch.setattr(module.util, "get_node_ip_address", lambda: "192.0.2.9")
+  with pytest.raises(types.ConfigError, match=r"found 192\.0\.2\.9 with Ray"):
+    on_ray.Cluster(launch.Config(launcher="ray", ray_address="local"))
+  assert ended
+
+  def refused(*_, **__):
+    raise module.exceptions.AuthenticationError("no token")
+
+  monkeypatch.setattr(module, "init", refused)
+  for address in ("local", "auto"):
+    with pytest.raises(types.ConfigError, match="no token"):
+      on_ray.Cluster(launch.Config(launcher="ray", ray_address=address))
+
+
 def test_without_ray_it_says_what_to_install(monkeypatch):
   def missing(name):
     raise ImportError(f"No module named {name!r}")

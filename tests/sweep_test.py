@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import ipaddress
 import json
 import os
 import re
@@ -308,3 +309,33 @@ def left(folder):
       if str(folder) in process.environ().get("PYTHONPATH", ""):
         found.append(process)
   return found
+
+
+@pytest.mark.slow
+def test_no_other_machine_reaches_a_sweep_of_one_machine(
+  started, tmp_path, monkeypatch
+):
+  """Ray and trials listen on 127.0.0.1; their token is in no file."""
+  monkeypatch.setenv("HOME", str(tmp_path))
+  steps = ["--total-steps", "100000000", "--trials", "1"]
+  program = started("ppo", "--search", SEARCH, *steps)
+  trial_lines = tmp_path / "run" / "trials" / "000" / "metrics.jsonl"
+  running.wait_until(lambda: program.poll() is not None or trial_lines.exists())
+  assert program.poll() is None, program.communicate()
+  everyone = [psutil.Process(program.pid)]
+  everyone += everyone[0].children(recursive=True)
+  tokens, listening = set(), {}
+  for process in everyone:
+    with contextlib.suppress(psutil.Error):
+      name = process.name()
+      if name in ("gcs_server", "raylet"):
+        tokens.add(process.environ().get("RAY_AUTH_TOKEN"))
+      for socket in process.net_connections("inet"):
+        if socket.status == psutil.CONN_LISTEN:
+          address = ipaddress.ip_address(socket.laddr.ip)
+          address = getattr(address, "ipv4_mapped", None) or address
+          listening[name, socket.laddr.port] = address
+  assert {"gcs_server", "raylet"} <= {name for name, _ in listening}
+  assert all(x.is_loopback for x in listening.values()), listening
+  (token,) = tokens
+  assert len(token) == 64 and not (tmp_path / ".ray").exists()

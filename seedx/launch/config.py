@@ -18,7 +18,8 @@ class Config:
     launcher: "processes" starts them on this machine, "ray" on the machines of
       a Ray cluster.
     ray_address: of the cluster; "auto" for the one that RAY_ADDRESS names or
-      that runs on this machine, "local" for a new one of this machine alone.
+      that runs on this machine, "local" for a new one of this machine alone,
+      which listens on 127.0.0.1 only.
     actor_cpus: CPUs that Ray keeps for each of them.
     actor_resources: what else each of them needs of its machine: `GPU`, or
       resources of your own, such as `{"actors": 1}`, that `ray start

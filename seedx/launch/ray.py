@@ -8,7 +8,10 @@ too. Observations, unrolls and parameters do not go through Ray.
 import dataclasses
 import functools
 import importlib
+import ipaddress
 import logging
+import os
+import secrets
 import signal
 import socket
 import sys
@@ -25,6 +28,8 @@ from seedx.runtime import signals
 # How often a task looks whether its process has ended.
 _LOOK_SECONDS = 0.2
 _CONNECT_SECONDS = 10.0
+# A new cluster of this machine alone; see `Config.ray_address`.
+_LOCAL = "local"
 
 T = TypeVar("T")
 
@@ -44,16 +49,10 @@ class Cluster:
     # Ray would take over what ends this process.
     before = {number: signal.getsignal(number) for number in signals.ENDING}
     try:
-      host, separator, port = config.ray_address.rpartition(":")
-      if separator and "/" not in host:
-        # Ray would try for ten minutes.
-        socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
-      ray().init(config.ray_address, logging_level=logging.WARNING)
-    except (OSError, ValueError, RuntimeError) as error:
-      raise types.ConfigError(
-        f"expected a Ray cluster at --ray-address {config.ray_address}, found"
-        f" none; `ray start --head` starts one ({error})"
-      ) from error
+      if config.ray_address == _LOCAL:
+        _start_here()
+      else:
+        _connect(config.ray_address)
     finally:
       if threading.current_thread() is threading.main_thread():
         for number, handler in before.items():
@@ -268,6 +267,63 @@ def _listen(config: Listening, stop: threading.Event) -> None:
     stop,
     security=config.security,
   )
+
+
+def _connect(address: str) -> None:
+  """Connects to a cluster.
+
+  Raises:
+    types.ConfigError: there is none.
+  """
+  try:
+    host, separator, port = address.rpartition(":")
+    if separator and "/" not in host:
+      # Ray would try for ten minutes.
+      socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
+    ray().init(address, logging_level=logging.WARNING)
+  except _errors() as error:
+    raise types.ConfigError(
+      f"expected a Ray cluster at --ray-address {address}, found none that this"
+      " process can join; `ray start --head` starts one, and where it asks for"
+      " a token, this process needs that too, and RAY_AUTH_MODE=token"
+      f" ({_in_short(error)})"
+    ) from error
+
+
+def _start_here() -> None:
+  """Starts a cluster of this machine alone, which no other machine reaches.
+
+  Raises:
+    types.ConfigError: it does not start, or other machines would reach it.
+  """
+  # Ray would write one into a file that all users of the machine may read.
+  os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+  constants = ray()._private.ray_constants
+  before = constants.ENABLE_RAY_CLUSTER
+  # Ray listens on all interfaces of Linux, whatever address it is given, and
+  # on 127.0.0.1 where it starts no clusters, as on macOS.
+  constants.ENABLE_RAY_CLUSTER = False
+  try:
+    ray().init(_LOCAL, logging_level=logging.WARNING)
+  except _errors() as error:
+    raise types.ConfigError(
+      f"Ray does not start on this machine ({_in_short(error)})"
+    ) from error
+  finally:
+    constants.ENABLE_RAY_CLUSTER = before
+  address = ray().util.get_node_ip_address()
+  if not ipaddress.ip_address(address).is_loopback:
+    version = ray().__version__
+    ray().shutdown()
+    raise types.ConfigError(
+      f"expected Ray to listen on 127.0.0.1 for --ray-address {_LOCAL}, found"
+      f" {address} with Ray {version}; constraints.txt has a version that does"
+    )
+
+
+def _errors() -> tuple[type[Exception], ...]:
+  """Returns what `ray.init` raises."""
+  return OSError, ValueError, RuntimeError, ray().exceptions.RayError
 
 
 class _Learner:
