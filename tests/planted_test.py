@@ -13,11 +13,12 @@ import time
 import pytest
 
 from experiments import a2c
-from seedx.app import compare, evaluate, export, plot
-from tests import files_test, programs
+from seedx.app import compare, evaluate, export, plot, sweep
+from tests import files_test, programs, sweep_test
 
 compiled_once = programs.compiled_once
 own_signals = programs.own_signals
+started = sweep_test.started
 
 _SMALL = ("--hidden-sizes", "8", "--num-envs", "4", "--unroll-length", "5")
 _KINDS = {
@@ -49,9 +50,17 @@ _COMMANDS = {
   ),
   "train": (a2c, f"--run-dir {{}} --total-steps 40 {' '.join(_SMALL)}"),
   "compare": (compare, "--run-dir {} --experiments a2c --total-steps 40"),
+  "sweep": (
+    sweep,
+    "a2c --run-dir {} --search entropy_cost=0|0.1 --trials 1 --total-steps 40",
+  ),
 }
 # They begin something, and refuse a directory in which a name is taken.
-_BEGIN = ("train", "compare")
+_BEGIN = {
+  "train": "config.json metrics.jsonl learning_curve.png checkpoints",
+  "compare": "config.json comparison.md comparison.png a2c",
+  "sweep": "config.json sweep.md sweep.png trials default best tune",
+}
 
 
 @pytest.fixture(scope="module")
@@ -145,19 +154,37 @@ def test_what_is_planted_in_a_run_is_not_followed(
 def test_nothing_begins_where_a_name_is_taken(
   command, kind, trained, tmp_path, monkeypatch, capfd
 ):
+  if command == "sweep":
+    pytest.importorskip("ray.tune")  # It does not start.
   monkeypatch.chdir(tmp_path)
-  names = ["config.json"]
-  if command == "train":
-    names += ["metrics.jsonl", "learning_curve.png", "checkpoints"]
-  else:
-    names += ["comparison.md", "comparison.png", "a2c"]
-  for name in names:
+  for name in _BEGIN[command].split():
     status, is_there = _meets(
       command, name, kind, trained, tmp_path / name, capfd
     )
     assert status == 2 and is_there
     left = [x.name for x in (tmp_path / name / "run").iterdir()]
     assert left == [name]
+
+
+@pytest.mark.slow
+def test_a_sweep_leaves_alone_what_it_does_not_write(started, tmp_path):
+  """Names that it writes it refuses, see above."""
+  outside, run_dir = tmp_path / "outside", tmp_path / "run"
+  run_dir.mkdir()
+  outside.mkdir()
+  (outside / "own").write_text("the user's own")
+  for k, kind in enumerate(_KINDS.keys() - {"a sparse file"}):  # It is read.
+    _KINDS[kind](run_dir / str(k), outside)
+  for name in ("config", "sweep", "trials", "tune"):
+    (run_dir / f"{name}.unfinished").symlink_to(outside / "own")
+  before, planted = _state(outside), _state(run_dir)
+  words = "--search entropy_cost=0|0.1 --trials 1 --seeds 1 --total-steps 40"
+  program = started(" ".join(("a2c", *_SMALL)), *words.split())
+  _, progress = program.communicate()
+  assert program.returncode == 0, progress
+  assert _state(outside) == before
+  assert planted.items() <= _state(run_dir).items()
+  assert {*_BEGIN["sweep"].split()} - {*os.listdir(run_dir)} == {"tune"}
 
 
 def test_an_evaluation_does_not_write_through_a_link(
