@@ -18,7 +18,6 @@ import importlib
 import sys
 
 import seedx
-from seedx import types
 from seedx.app import allocator
 from seedx.runtime import signals
 
@@ -85,6 +84,7 @@ def _train(words: list[str]) -> int:
 
 
 def _fail(message: str) -> int:
+  types = importlib.import_module("seedx.types")
   command_line = importlib.import_module("seedx.app.command_line")
   return command_line.fail(types.ConfigError(message))
 

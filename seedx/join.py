@@ -19,9 +19,13 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from seedx.runtime import signals
+
+if __name__ == "__main__":
+  signals.leave_at_once()
+
 from seedx import types, wire
 from seedx.launch import joining
-from seedx.runtime import signals
 
 _GAVE_UP = 3
 
@@ -187,7 +191,6 @@ def _hello(asked: argparse.Namespace) -> joining.Hello:
 
 
 if __name__ == "__main__":
-  signals.leave_at_once()
   # Threads of gRPC's or EnvPool's must not keep it alive.
   status = main()
   sys.stderr.flush()

@@ -102,6 +102,55 @@ def test_a_program_that_is_still_imported_ends_at_once(number, start):
   assert program.running.returncode == 128 + number
 
 
+# Stands for NumPy: what a program imports first that takes long.
+_NUMPY = """
+import os, signal
+os.kill(os.getpid(), signal.{})
+print("it is still here", flush=True)
+raise SystemExit(1)
+"""
+_SCRIPT = "import sys; from seedx.__main__ import program; sys.exit(program())"
+
+
+def _as_process_1():
+  """The words before a program that is process 1, as in a container."""
+  words = ["unshare", "--map-root-user", "--pid", "--fork"]
+  try:
+    subprocess.run([*words, "true"], check=True, capture_output=True)
+  except (OSError, subprocess.CalledProcessError) as error:
+    pytest.skip(f"no process may be process 1: {error}")
+  return words
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM as process 1"])
+@pytest.mark.parametrize(
+  "words",
+  [
+    ("-c", _SCRIPT, "train", "ppo"),
+    ("-m", "seedx", "train", "ppo"),
+    ("-m", "experiments.ppo"),
+    ("-m", "seedx.join", "localhost:1"),
+  ],
+  ids=["seedx", "-m seedx", "-m experiments.ppo", "-m seedx.join"],
+)
+def test_a_signal_at_the_first_import_leaves_no_traceback(
+  words, name, tmp_path
+):
+  name, _, place = name.partition(" ")
+  (tmp_path / "numpy.py").write_text(_NUMPY.format(name))
+  before = _as_process_1() if place else []
+  ended = subprocess.run(
+    [*before, sys.executable, *words],
+    cwd=tmp_path,
+    env={**os.environ, "PYTHONPATH": f"{tmp_path}:{programs.ROOT}"},
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
+  assert (ended.stdout, ended.stderr) == ("", "")
+  assert ended.returncode == 128 + getattr(signal, name)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ("experiment", "words", "number"),

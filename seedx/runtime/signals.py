@@ -6,6 +6,8 @@ A process that such a signal ended has the exit status that a shell gives it:
 A thread of its own acts on signals, because Python runs handlers on the main
 thread, which may be in a call that does not return: an update on a device that
 hangs, or an environment's step.
+
+A program imports this module before all others, so it imports little.
 """
 
 import _thread
@@ -72,7 +74,9 @@ def say(text: str) -> None:
 def leave_at_once() -> None:
   """Until something else handles signals, they end this program in one word.
 
-  Call it first in a program: its imports take seconds, and leave a traceback.
+  Call it before all other imports of a program: they take seconds, and leave a
+  traceback. As process 1 of a container, a program is ended by no signal that
+  it does not handle.
   """
   for number in _heeded():
     signal.signal(number, lambda number, _: os._exit(status(number)))
