@@ -1,9 +1,11 @@
 """Programs that train, each a config, its presets and a line to run it."""
 
+from seedx import output
 from seedx.app import allocator
 from seedx.runtime import signals
 
 # Before one of them imports JAX, which takes seconds.
 if allocator.runs_module_of(__name__):
   signals.leave_at_once()
+  output.outlive_readers()
   allocator.keep_freed_memory()

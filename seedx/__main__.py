@@ -18,6 +18,7 @@ import importlib
 import sys
 
 import seedx
+from seedx import output
 from seedx.app import allocator
 from seedx.runtime import signals
 
@@ -42,6 +43,7 @@ _WITHOUT_RLAX = ("plot", "join", "certificates")
 def program() -> int:
   """Runs `main` in a process of its own; returns its exit status."""
   signals.leave_at_once()
+  output.outlive_readers()
   return main()
 
 

@@ -19,10 +19,12 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from seedx import output
 from seedx.runtime import signals
 
 if __name__ == "__main__":
   signals.leave_at_once()
+  output.outlive_readers()
 
 from seedx import types, wire
 from seedx.launch import joining

@@ -9,7 +9,7 @@ import pytest
 
 _ROOT = pathlib.Path(__file__).parent.parent
 _FLOORS = (
-  ("seedx.types", "seedx.trees", "seedx.files"),
+  ("seedx.types", "seedx.trees", "seedx.files", "seedx.output"),
   (
     "seedx.losses",
     "seedx.networks",

@@ -17,7 +17,7 @@ import threading
 import traceback
 from typing import BinaryIO
 
-from seedx import types, wire
+from seedx import output, types, wire
 from seedx.launch import nodes
 from seedx.runtime import signals
 
@@ -99,6 +99,7 @@ if __name__ == "__main__":
   for number in signals.ENDING:
     signal.signal(number, signal.SIG_IGN)
   signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.ENDING)
+  output.outlive_readers()
   faulthandler.enable()
   # Threads of gRPC's or EnvPool's must not keep it alive.
   status = _exit_status(sys.argv[1])

@@ -34,6 +34,8 @@ for number in signal.SIGHUP, signal.SIGINT:
 # What environments start does not inherit this one: they may terminate it.
 signal.signal(signal.SIGTERM, lambda *_: None)
 sys.path[:] = {path}
+from seedx import output
+output.outlive_readers()  # What environments print must not end them.
 from seedx.envs.processes import worker
 worker.main({requests}, {replies}, {memory})
 """

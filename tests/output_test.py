@@ -1,0 +1,78 @@
+"""Programs whose output nobody reads any more, such as `... | head -1`."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests import programs
+
+# An environment that prints.
+_PRINTING = """
+import gymnasium
+
+def make():
+  print("made an environment", flush=True)
+  return gymnasium.make("CartPole-v1")
+"""
+
+
+def run(words, cwd, only_stdout=False):
+  """Runs a program without a reader; its exit status, and its stderr if any."""
+  reader, writer = os.pipe()
+  os.close(reader)
+  try:
+    ended = subprocess.run(
+      [sys.executable, *words],
+      cwd=cwd,
+      env={**os.environ, "PYTHONPATH": str(programs.ROOT)},
+      stdout=writer,
+      stderr=subprocess.PIPE if only_stdout else writer,
+      text=True,
+      timeout=600,
+    )
+  finally:
+    os.close(writer)
+  return ended.returncode, ended.stderr or ""
+
+
+@pytest.mark.parametrize(
+  ("words", "status"),
+  [
+    (("-m", "seedx", "compare", "--help"), 0),
+    (("-u", "-m", "seedx", "--help"), 0),
+    (("-m", "experiments.plot", "--help"), 0),
+    (("-m", "seedx", "plot", "nowhere"), 2),
+  ],
+)
+def test_a_program_ends_as_it_would_with_a_reader(words, status, tmp_path):
+  assert run(words, tmp_path)[0] == status
+  found, printed = run(words, tmp_path, only_stdout=True)
+  assert found == status
+  assert "Traceback" not in printed and printed.count("\n") == (status > 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  "words",
+  [
+    ("seed_vtrace", "--num-actors", "1"),
+    ("ppo", "--env", "printing:make", "--num-envs", "8"),
+  ],
+)
+def test_a_run_goes_on_and_is_evaluated_and_exported(words, tmp_path):
+  (tmp_path / "printing.py").write_text(_PRINTING)
+  run_dir = tmp_path / "run"
+  options = ("--total-steps", "2000", "--log-seconds", "0", "--log-every", "0")
+  train = ("-m", "seedx", "train", *words, *options, "--run-dir", str(run_dir))
+  assert run(train, tmp_path) == (0, "")
+  last = json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[-1])
+  assert last["env_steps"] >= 2000 and last.get("env_restarts", 0) == 0
+  trust = ("--trust",) if "--env" in words else ()
+  for name, *more in (("evaluate", "--episodes", "2"), ("export",)):
+    words = ("-m", "seedx", name, str(run_dir), *more, *trust)
+    assert run(words, tmp_path) == (0, "")
+  assert (tmp_path / "policy.json").exists()
+  assert list((run_dir / "checkpoints").glob("evaluation-*"))
