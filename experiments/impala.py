@@ -57,6 +57,8 @@ EXPERIMENT = app.Experiment(
     "ppo": ppo.Config(),
     "dqn": dqn.Config(),
   },
+  # It has minibatches of its own.
+  by_agent={"ppo": app.change(micro_batches=1)},
   continuous=_continuous,  # Pendulum-v1, 2M, seed 0: -237.
   images=_images,  # Those of `seed_vtrace`; not measured here.
 )

@@ -61,6 +61,9 @@ class Needs:
       state that acting had at its first step; else a window starts at each
       step, and all but those at an unroll's start have a core state of zeros.
     learned_steps: env steps of a window that are learned from.
+    minibatches: equal parts into which `update` divides the env steps of a
+      batch on each core.
+    divides_unrolls: whether these parts are of whole unrolls.
     extras: whether learning reads `AgentOutput.extras`; if not, only
       `Agent.priorities` does, and no replay stores them.
   """
@@ -69,6 +72,8 @@ class Needs:
   whole_batches: bool = False
   whole_unrolls: bool = False
   learned_steps: int = 1
+  minibatches: int = 1
+  divides_unrolls: bool = False
   extras: bool = True
 
   def unroll_length(self, period: int) -> int:

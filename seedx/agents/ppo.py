@@ -159,7 +159,11 @@ def _make(
     steps_per_update=steps_per_update,
     separable=False,
   )
-  needs = base.Needs(whole_batches=True)
+  needs = base.Needs(
+    whole_batches=True,
+    minibatches=config.minibatches,
+    divides_unrolls=config.recurrent,
+  )
   return dataclasses.replace(agent, update=update, needs=needs)
 
 

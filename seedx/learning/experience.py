@@ -99,7 +99,7 @@ class ReplayConfig:
       replay_capacity=(1, 2**31 - 1),
       replay_min_steps=(1, self.replay_capacity),
       replay_batch_size=(1, 2**31 - 1),
-      replay_ratio=(1e-6, types.MOST),
+      replay_ratio=(1e-6, 1e6),
     )
 
   def steps_per_update(self, learned_steps: int) -> float:
@@ -157,6 +157,7 @@ class Plan:
     replay: the replay; None for an agent that learns without one.
     parts: learner devices of all hosts times micro-batches; it divides batches.
     hosts: learner hosts, each with a replay of its own.
+    unroll_length: env steps of an unroll.
   """
 
   total_steps: int
@@ -164,6 +165,7 @@ class Plan:
   replay: ReplayConfig | None = None
   parts: int = 1
   hosts: int = 1
+  unroll_length: int = 1
 
   @property
   def horizon(self) -> base.Horizon:
@@ -192,11 +194,12 @@ class Plan:
 
     Raises:
       types.ConfigError: the agent needs a replay and there is none, or the
-        reverse; `parts` does not divide a batch; the replay is too small, or
-        the run too short, to learn anything.
+        reverse; `parts` or the agent's minibatches do not divide a batch; the
+        replay is too small, or the run too short, to learn anything.
     """
     agent = config.make(spec, axis_name, self.horizon)
     _check_kind(agent, self.replay)
+    self._check_minibatches(agent.needs)
     if not isinstance(self.replay, PrioritizedConfig):
       agent = base.without_priorities(agent)
     least = self.batch_steps
@@ -232,6 +235,19 @@ class Plan:
       horizon = self.horizon.with_windows(agent.needs.learned_steps)
       return Prioritized(agent, replay, period, cores, rng_key, horizon.updates)
     return Replayed(agent, replay, period, cores, rng_key)
+
+  def _check_minibatches(self, needs: base.Needs) -> None:
+    size, of = self.batch_steps // self.parts, "env steps"
+    if needs.divides_unrolls:
+      size, of = size // self.unroll_length, "unrolls"
+    if size % needs.minibatches:
+      divisors = [n for n in range(1, size + 1) if size % n == 0]
+      near = sorted(divisors, key=lambda n: abs(n - needs.minibatches))[:2]
+      raise types.ConfigError(
+        f"expected minibatches that divide the {size} {of} that each learner"
+        f" device has of a batch, such as {' or '.join(map(str, near))}, found"
+        f" {needs.minibatches}"
+      )
 
   def _check_replay(self, replay: ReplayConfig) -> None:
     if replay.replay_batch_size % self.parts:

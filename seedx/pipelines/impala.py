@@ -64,6 +64,7 @@ class Config(process.ServerConfig):
       self.learner.batch_steps,
       parts=self.learner.parts,
       hosts=self.learner.hosts,
+      unroll_length=self.learner.unroll_length,
     )
 
 

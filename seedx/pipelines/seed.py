@@ -59,7 +59,12 @@ class Config(process.ServerConfig):
     """The experience that updates are computed from."""
     batch_steps, parts = self.learner.batch_steps, self.learner.parts
     return experience.Plan(
-      self.total_steps, batch_steps, self.replay, parts, self.learner.hosts
+      self.total_steps,
+      batch_steps,
+      self.replay,
+      parts,
+      self.learner.hosts,
+      self.learner.unroll_length,
     )
 
 

@@ -81,6 +81,7 @@ class Config(process.Config):
       self.replay,
       self.learner.parts,
       self.learner.hosts,
+      self.learner.unroll_length,
     )
 
 

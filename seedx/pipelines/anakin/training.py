@@ -64,7 +64,13 @@ class Config(process.Config):
     """The amounts of experience of each training."""
     batch_steps = self.num_envs * self.learner.unroll_length
     parts = self.learner.num_cores
-    return experience.Plan(self.total_steps, batch_steps, self.replay, parts)
+    return experience.Plan(
+      self.total_steps,
+      batch_steps,
+      self.replay,
+      parts,
+      unroll_length=self.learner.unroll_length,
+    )
 
 
 def nodes(config: Config) -> list[launch.Node]:
