@@ -572,12 +572,26 @@ def test_a_transform_that_cannot_be_used_is_named(function, found):
     (envs.Config("PongNoFrameskip-v4"), "Pong-v5"),
     (envs.Config("zzz"), "list_all_envs"),
     (envs.Config("Pong-v5", {"frame_skp": 2}), "mean frame_skip.*reward_clip"),
-    (envs.Config("Pong-v5", {"frame_skip": "two"}), "incompatible"),
+    (envs.Config("Pong-v5", {"frame_skip": "two"}), "a whole number"),
     (
       envs.Config("Pong-v5", {"zero_discount_on_life_loss": True}),
       "episodic_life",
     ),
     (envs.Config("Pong-v5", {"seed": 1}), "argument seed"),
+    *(
+      (envs.Config(name, {option: value}), f"{option} from .*, found {value}")
+      for name, option, value in (
+        ("CartPole-v1", "max_episode_steps", -1),
+        ("CartPole-v1", "max_episode_steps", 0),
+        ("CartPole-v1", "max_episode_steps", 2**31),
+        ("Pong-v5", "img_height", -1),
+        ("Catch-v0", "height", -1),
+      )
+    ),
+    *(
+      (envs.Config("CartPole-v1", {"max_episode_steps": x}), "a whole number")
+      for x in ("٤", 1.5, None)
+    ),
     (envs.Config("Pong-v5", {}, ("live",)), "mean lives"),
     (envs.Config("Pong-v5", {}, ("lives", "lives")), "already"),
     # Actions that are not supported.

@@ -21,6 +21,11 @@ _MAKE_OPTIONS = (
   "render_mode",
   "render_width",
 )
+# Options of which 0 would be none at all.
+_AT_LEAST_ONE = (
+  *("max_episode_steps", "frame_skip", "stack_num", "noop_max"),
+  *("img_height", "img_width"),
+)
 # Options that are arguments here, or would have no effect.
 _REFUSED_OPTIONS = {
   "num_envs": "pass the argument num_envs",
@@ -66,12 +71,10 @@ def pool_spec_and_options(
       raise types.ConfigError(
         f"{env_id}: option {name!r} is not supported: {_REFUSED_OPTIONS[name]}."
       )
+  if options:
+    _check_options(env_id, options)
   resolved = dict(options)
-  try:
-    pool_spec = call(env_id, envpool().make_spec, env_id, **resolved)
-  except types.ConfigError:
-    _check_option_names(env_id, options)
-    raise
+  pool_spec = call(env_id, envpool().make_spec, env_id, **resolved)
   if "stack_num" in pool_spec.config._fields and "stack_num" not in options:
     resolved["stack_num"] = 1
     pool_spec = call(env_id, envpool().make_spec, env_id, **resolved)
@@ -186,7 +189,8 @@ def _unknown_env_message(env_id: str) -> str:
   return f"EnvPool has no environment {env_id!r}. {advice}"
 
 
-def _check_option_names(env_id: str, options: Mapping[str, Any]) -> None:
+def _check_options(env_id: str, options: Mapping[str, Any]) -> None:
+  """Checks names, and whole numbers, of which EnvPool takes any: -1 steps."""
   variant = {key: options[key] for key in ("from_pixels",) if key in options}
   config = call(env_id, envpool().make_spec, env_id, **variant).config
   known = {*config._fields, *_MAKE_OPTIONS}
@@ -196,6 +200,17 @@ def _check_option_names(env_id: str, options: Mapping[str, Any]) -> None:
         f"{env_id}: unknown option {name!r}. "
         + env_config.suggestion(name, sorted(known - set(_REFUSED_OPTIONS)))
       )
+  for name, value in options.items():
+    usual = getattr(config, name, None)
+    if type(usual) is not int:
+      continue
+    if not isinstance(value, int | np.integer):
+      raise types.ConfigError(
+        f"expected {env_id}'s {name} as a whole number, found {value!r:.80}"
+      )
+    if usual >= 0:
+      least = 1 if usual and name in _AT_LEAST_ONE else 0
+      types.check_range(f"{env_id}'s {name}", int(value), least, 2**31 - 1)
 
 
 def _observation_spec(
