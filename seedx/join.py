@@ -141,7 +141,7 @@ def _parser() -> argparse.ArgumentParser:
   )
   add(
     "--give-up-seconds",
-    type=float,
+    type=lambda text: types.number(float, text),
     metavar="SECONDS",
     default=joining.Config.give_up_seconds,
     help="of no learner before it gives up; default: %(default)g, in which a"

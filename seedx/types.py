@@ -13,9 +13,8 @@ Letters for axes, in all docstrings:
 """
 
 import dataclasses
-import sys
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import dm_env
 import numpy as np
@@ -25,9 +24,12 @@ import seedx
 # A nest of arrays: array, tuple, NamedTuple, list or dict of these.
 Tree = Any
 Array = Any
+N = TypeVar("N", int, float)
 
-# The upper end of a range without one.
-MOST = sys.float_info.max
+# The upper end of a range without one: of numbers, since devices compute in
+# float32; and of seconds, since Python waits no longer.
+MOST = float(np.finfo(np.float32).max)
+MOST_SECONDS = 2.0**32
 
 
 class ConfigError(ValueError):
@@ -47,6 +49,21 @@ def see(section: str) -> str:
 def printable(message: str) -> str:
   """Another's message without characters that control a terminal."""
   return "".join(x if x.isprintable() else "?" for x in message)
+
+
+def number(kind: Callable[[str], N], text: str) -> N:
+  """Reads a number in ASCII; Python itself takes the digits of all scripts.
+
+  Args:
+    kind: int or float.
+    text: the number.
+
+  Raises:
+    ValueError: it is none.
+  """
+  if not text.isascii():
+    raise ValueError(text)
+  return kind(text)
 
 
 def check_ranges(config: object, **ranges: tuple[float, float]) -> None:
@@ -79,7 +96,8 @@ def check_range(name: str, value: float, low: float, high: float) -> None:
     ConfigError: it is out of the range, or NaN.
   """
   if not low <= value <= high:
-    bounds = f"from {low} to {high}" if high < MOST else f"of at least {low}"
+    is_open = high >= MOST and not value > high
+    bounds = f"of at least {low}" if is_open else f"from {low} to {high}"
     raise ConfigError(f"expected {name} {bounds}, found {value}")
 
 

@@ -427,6 +427,7 @@ def test_a_run_that_goes_on_is_evaluated(tmp_path, capfd):
   ("words", "reason"),
   [
     ("{run} --checkpoint 1", "expected --checkpoint latest, best or one of"),
+    ("{run} --checkpoint ²", "expected --checkpoint latest, best or one of"),
     ("{run} --episodes 0", "expected --episodes from 1"),
     ("{run} --video {tmp}/play.avi", "that ends in .gif or .mp4"),
     ("{run} --video {tmp}/nowhere/play.gif", "a directory that exists"),

@@ -428,6 +428,7 @@ _NO_ADDRESSES = {
   "localhost:99999": "up to 65535",
   "localhost:x": "expected host:port",
   "localhost:٣": "expected host:port",
+  "localhost:" + "1" * 5000: "expected host:port",
   "localhost": "expected host:port",
   "unix:": "has no path",
 }
@@ -447,6 +448,12 @@ def test_what_is_no_address_is_refused_at_once(address, capfd):
   ):
     said = programs.refused(seed_vtrace, words, capfd)
     assert _NO_ADDRESSES[address] in said
+
+
+def test_seconds_are_in_ascii(capfd):
+  with pytest.raises(SystemExit, match="2"):
+    join.main(["localhost:1", "--give-up-seconds", "٤"])
+  assert "value: '٤'" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["[]", "3", "{", "null", "[" * 10_000])

@@ -74,6 +74,7 @@ def test_names_may_be_written_as_flags():
     ({"rate": "log:0..1"}, "0 < LOW"),
     ({"rate": 1}, "LOW..HIGH"),
     ({"rate": "1|1"}, "LOW..HIGH"),
+    ({"rate": "٣..٤"}, "LOW..HIGH"),
     ({"length": "1.5..3"}, "LOW..HIGH"),
     ({"name": "a..b"}, "LOW..HIGH"),
   ],

@@ -263,9 +263,10 @@ def _read(kind: Any, text: str, name: str) -> Any:
     return text
   try:
     if item is not None:
-      return tuple(item(part) for part in text.split(",") if part)
-    return kind(text) if kind in _NUMBERS else _keywords(text)
-  except ValueError:
+      parts = [part for part in text.split(",") if part]
+      return tuple(x if item is str else types.number(int, x) for x in parts)
+    return types.number(kind, text) if kind in _NUMBERS else _keywords(text)
+  except (ValueError, RecursionError):
     wanted = "as whole numbers N,N" if item else _NUMBERS.get(kind, _KEYWORDS)
     raise _WrongError(f"expected {name} {wanted}, found {text!r}") from None
 

@@ -13,6 +13,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import signal
 import statistics
 import subprocess
@@ -74,7 +75,7 @@ class Options:
     types.check_ranges(
       self,
       total_steps=(1, types.MOST),
-      total_seconds=(0.0, types.MOST),
+      total_seconds=(0.0, types.MOST_SECONDS),
       seeds=(1, 2**20),
     )
 
@@ -169,7 +170,7 @@ def experiments_of(asked: Sequence[str]) -> tuple[str, ...]:
   """
   found: list[str] = []
   for words in asked:
-    if found and words[:1].isdigit():
+    if found and re.match("[0-9]", words):
       found[-1] += f",{words}"
     else:
       found.append(words)

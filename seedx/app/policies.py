@@ -167,7 +167,7 @@ def _chosen(found: checkpoint.Checkpoints, which: str) -> list[int]:
     return checkpointer.newest_first(found)
   if which == "best":
     return found.ranked()
-  if not which.isdecimal() or int(which) not in found.steps():
+  if which not in map(str, found.steps()):
     raise types.ConfigError(
       "expected --checkpoint latest, best or one of"
       f" {', '.join(map(str, found.steps()))}, found {which!r}"

@@ -136,7 +136,7 @@ def _values(name: str, text: str, kind: Any) -> Choice | Range:
   words: Sequence[str] = text.removeprefix(_LOG).split("..")
   if len(words) == 2 and kind in (int, float):
     try:
-      low, high = (kind(word) for word in words)
+      low, high = (types.number(kind, word) for word in words)
     except ValueError:
       raise _wrong(name, text) from None
     finite = math.isfinite(low) and math.isfinite(high)

@@ -6,6 +6,7 @@ import hmac
 import ipaddress
 import os
 import pathlib
+import re
 import shlex
 import socket
 import ssl
@@ -259,8 +260,8 @@ def check_address(address: str) -> None:
       raise types.ConfigError("address unix: has no path; expected unix:/path.")
     return
   host, separator, port = address.rpartition(":")
-  digits = port.isascii() and port.isdigit()
-  if not separator or not host or not digits or int(port) > 65_535:
+  is_port = re.fullmatch("[0-9]{1,5}", port) and int(port) <= 65_535
+  if not separator or not host or not is_port:
     raise types.ConfigError(
       "address: expected host:port (up to 65535) or unix:/path, "
       f"found {address!r}."
