@@ -33,8 +33,8 @@ def clock(monkeypatch):
 
 def test_resets_are_no_steps_and_only_reported_returns_count():
   acted, nan = counters.Acted(frames_per_step=4), np.nan
-  everything = counters.Played(acted, np.array([True, True, True]))
-  some = counters.Played(acted, np.array([True, True, False]))
+  everything = counters.Played(acted, np.array([False, False, True]))
+  some = counters.Played(acted, np.array([False, True, False]))
   everything.add(rows([FIRST, MID, LAST], [nan, nan, 5.0]))
   for _ in range(3):
     some.add(rows([MID, MID, MID], [nan, nan, nan]))
@@ -55,6 +55,121 @@ def test_lengths_are_of_games_one_after_the_other():
     played.add(rows([step_type], [score]))
   assert acted.lengths.count == 2
   assert acted.lengths.mean() == (2 + 3) / 2
+
+
+def play(played, lengths, ends, steps, reward=-1.0):
+  """Steps environments in lock step; their returns are minus their lengths.
+
+  Args:
+    played: counts them.
+    lengths: `[N]`, env steps of the episodes under way; changed in place.
+    ends: maps the steps `[N]` to whether the episodes end.
+    steps: number of steps.
+    reward: of each step.
+
+  Yields:
+    After each step.
+  """
+  for _ in range(steps):
+    lengths += 1
+    last = ends(lengths)
+    score = np.where(last, reward * lengths, np.nan)
+    played.add(rows(np.where(last, LAST, MID), score))
+    lengths[last] = 0
+    yield
+
+
+def test_the_short_episodes_that_end_first_are_no_mean_return():
+  rng, lengths = np.random.default_rng(0), np.zeros(512, np.int64)
+  acted = counters.Acted()
+  played = counters.Played(acted, np.ones(512, np.bool_))
+  biased, found, scores = None, [], []
+  for _ in play(played, lengths, lambda x: rng.random(512) < 0.01, steps=2000):
+    if biased is None and acted.returns.is_full:
+      biased = acted.returns.mean()
+    found.append(acted.measure()["episode_return"])
+    scores.append(acted.score())
+  assert biased > -15  # The mean of all is -100.
+  known = [x for x in found if x is not None]
+  assert found == scores
+  assert len(known) > 800 and found[-len(known) :] == known
+  assert np.mean(known) == pytest.approx(-100, abs=5) and max(known) < -60
+
+
+def test_after_a_resume_environments_start_together_again():
+  before = counters.Acted()
+  before.add(10**6, np.full(100, -100.0), np.full(100, 100))
+  acted, lengths = counters.Acted(), np.zeros(2, np.int64)
+  acted.restore(before.saved())
+  assert acted.score() == -100.0  # A run may have made all of its steps.
+  played = counters.Played(acted, np.ones(2, np.bool_))
+  line = acted.measure()
+  assert (line["episodes"], line["episode_return"]) == (100, None)
+  for _ in play(played, lengths, lambda x: x == [2, 4], steps=140):
+    pass
+  assert acted.score() == pytest.approx(-8 / 3, rel=0.02)
+  # A round takes as long as one of the new start.
+  for _ in play(played, lengths, lambda x: x < 0, steps=1000):
+    pass
+  assert acted.score() is None
+  assert acted.measure()["steps_without_episode"] == 2000
+
+
+@pytest.mark.parametrize("stuck", [1, 50])
+def test_a_mean_does_not_count_where_episodes_no_longer_end(stuck):
+  """Where of the agent of now only some environments end any."""
+  rng, lengths = np.random.default_rng(0), np.zeros(50, np.int64)
+  acted = counters.Acted()
+  played = counters.Played(acted, np.ones(50, np.bool_))
+  alive = np.ones(50, np.bool_)
+
+  def ends(steps):
+    return alive & (steps >= rng.integers(10, 20, 50))
+
+  for _ in play(played, lengths, ends, steps=500):
+    pass
+  assert acted.score() is not None
+  alive[:stuck] = False
+  for _ in play(played, lengths, ends, steps=500):
+    pass
+  line = acted.measure()
+  assert acted.score() is None and line["episode_return"] is not None
+  since = line["steps_without_episode"]
+  assert since == (0 if stuck == 1 else 50 * 500)
+  alive[:] = True
+  for _ in play(played, lengths, ends, steps=100):
+    pass
+  assert acted.score() is not None
+  assert acted.measure()["steps_without_episode"] == 0
+
+
+def test_environments_that_leave_are_not_waited_for():
+  acted, two = counters.Acted(), np.ones(2, np.bool_)
+  first, second = acted.join(two), acted.join(np.array([True, False]))
+  nothing, score = np.full(2, np.nan), np.array([1.0, np.nan])
+  first.add(2, slice(None), score, np.ones(2))
+  second.add(2, slice(None), score, np.ones(2))
+  assert acted.measure()["episode_return"] is None
+  first.leave()
+  # At the end of a run all leave: that makes no mean of a part one of all.
+  assert acted.measure()["episode_return"] is None
+  second.add(2, slice(None), nothing, np.ones(2))
+  assert acted.measure()["episode_return"] is None
+  second.add(2, np.array([1, 0]), score[::-1], np.ones(2))
+  assert acted.measure()["episode_return"] == 1.0
+  acted.join(two)
+  assert acted.measure()["episode_return"] is None
+
+
+def test_episodes_of_several_steps_are_the_oldest_first():
+  acted, nan = counters.Acted(), np.nan
+  environments = acted.join(np.array([True, True]))
+  returns = np.array([[1.0] * 60, [2.0] * 60])
+  environments.add(120, slice(None), returns, np.ones((2, 60)))
+  assert acted.returns.count == 120
+  assert acted.returns.mean() == 1.5
+  environments.add(1, np.array([1]), np.array([[nan]]), np.ones((1, 1)))
+  assert acted.returns.count == 120
 
 
 def test_the_rate_is_since_the_line_before(clock):

@@ -63,6 +63,19 @@ def test_all_hosts_count_what_each_has_said():
   assert [x.env_steps for x in acted] == [50, 50]
 
 
+def test_a_mean_return_is_one_of_the_environments_of_all_hosts():
+  found, acted = two()
+  own = [each.join(np.array([True])) for each in acted]
+  score, length = np.array([3.0]), np.array([1])
+  own[0].add(1, slice(None), score, length)
+  exchange(found)
+  # The environment of the other host has ended no episode.
+  assert [x.measure()["episode_return"] for x in acted] == [None, None]
+  own[1].add(1, slice(None), score + 2, length)
+  exchange(found)
+  assert [x.measure()["episode_return"] for x in acted] == [4.0, 4.0]
+
+
 def test_all_are_over_with_the_update_that_reaches_the_total():
   found, acted = two(total_steps=100)
   acted[1].add(99, np.zeros(0), np.zeros(0))

@@ -285,6 +285,13 @@ def test_row_shows_everything_in_80_columns():
   assert len(row) <= 80
 
 
+def test_row_says_since_when_no_episode_has_ended():
+  sink, stream, _ = console()
+  sink.write(LINE | {"steps_without_episode": 1_230_000})
+  sink.close()
+  assert "no episode has ended for 1.23M env steps" in stream.getvalue()
+
+
 def test_row_of_an_empty_line_has_dashes():
   sink, stream, _ = console()
   sink.write({"env_steps": 0, "episode_return": None})

@@ -70,7 +70,7 @@ class InferenceServer:
     return Session(
       device,
       slots,
-      reported[slots],
+      self._acted.join(reported[slots]),
       first_seed,
       self._acted,
       self._layout,
@@ -89,18 +89,18 @@ class Session:
     self,
     device: inference.Inference,
     slots: np.ndarray,
-    reported: np.ndarray,
+    environments: counters.Environments,
     first_seed: int,
     acted: counters.Acted,
     layout: unroll_store.Layout,
     own_episodes: episodes.Episodes,
   ) -> None:
-    """Holds `slots`, of which `reported` count, until it is closed."""
+    """Holds `slots`, those of `environments`, until it is closed."""
     self.welcome = {"first_seed": first_seed}
     self._inference = device
     self._slots = slots
     self._in_order = np.arange(len(slots), dtype=np.int32)
-    self._reported = reported
+    self._environments = environments
     self._counts = np.zeros(len(slots), np.int32)
     self._acted = acted
     self._layout = layout
@@ -144,16 +144,14 @@ class Session:
     index = self._checked(inputs.index)
     wire.check_finite("observations", inputs.timestep.observation)
     ended = self._episodes.add(_one_step(inputs), index)
-    reported = self._reported[index]
-    self._acted.add(
-      ended.env_steps, ended.returns[reported], ended.lengths[reported]
-    )
+    self._environments.add(ended.env_steps, index, ended.returns, ended.lengths)
     count = np.array(self._counts[index])
     self._counts[index] = count + 1
     return unroll_store.Batch(self._slots[index], count, inputs.timestep)
 
   def _release(self) -> None:
     self._inference.slots.give_back(self._slots)
+    self._environments.leave()
     begun = -(-self._counts // self._layout.period)
     past_first = self._counts - self._layout.length
     finished = np.where(

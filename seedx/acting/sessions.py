@@ -142,6 +142,7 @@ class Session:
     first_seed: of its environments; environment k has `first_seed + k`.
     exploration: `[N]`, epsilon of each environment.
     episodes: of its environments.
+    environments: counts what they do.
     waits: shares of time that the actor waits for its environments, and for
       the learner.
   """
@@ -150,6 +151,7 @@ class Session:
   first_seed: int
   exploration: np.ndarray
   episodes: episodes.Episodes
+  environments: counters.Environments
   waits: tuple[float, float] = (0.0, 0.0)
 
   @property
@@ -209,6 +211,7 @@ class Sessions:
       first_seed,
       self._exploration[slots],
       episodes.Episodes(num_envs, self._returns_are_sums),
+      self._acted.join(self._reported[slots]),
     )
     with self._lock:
       self._open.add(session)
@@ -223,6 +226,7 @@ class Sessions:
     with self._lock:
       self._open.discard(session)
     self._slots.give_back(session.slots)
+    session.environments.leave()
 
   def count(
     self,
@@ -245,9 +249,8 @@ class Sessions:
     wire.check_range("shares of time that are waited", waits, 0, 1)
     ended = session.episodes.add(steps, slice(None))
     session.waits = waits
-    reported = self._reported[session.slots]
-    self._acted.add(
-      ended.env_steps, ended.returns[reported], ended.lengths[reported]
+    session.environments.add(
+      ended.env_steps, slice(None), ended.returns, ended.lengths
     )
 
   def measure(self) -> dict[str, float]:

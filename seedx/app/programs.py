@@ -373,6 +373,11 @@ def _check_address(config: Any, role: str) -> None:
 def _verdict(env_id: str, last: Mapping[str, Any]) -> str:
   """What the run reached, and whether that solves the environment."""
   found = last["episode_return"]
+  if found is None and last["episodes"]:
+    return (
+      f"no mean return: {last['episodes']:,} episodes have ended, but none yet"
+      " of some environments"
+    )
   if found is None:
     return "no episode has ended"
   latest = min(100, last["episodes"])

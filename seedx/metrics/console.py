@@ -119,6 +119,9 @@ class Console:
     # Rounded down, so that 100% means that the run is complete.
     percent = int(min(100 * steps / max(self._total_steps, 1), 100))
     label, (bottleneck, evidence) = "bottleneck: ", _diagnosis(line)
+    if without := _number(line, "steps_without_episode"):
+      label, evidence = "", ""
+      bottleneck = f"no episode has ended for {_short(without)} env steps"
     stalled_seconds = _number(line, "stalled_seconds") or 0.0
     if stalled_seconds >= _STALLED_SECONDS:
       label, bottleneck = "", f"no step for {_duration(stalled_seconds)}"

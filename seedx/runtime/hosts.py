@@ -65,7 +65,7 @@ class Said(NamedTuple):
   2^24.
 
   Attributes:
-    counts: `[5]`, since it said something last, see `_Counts`.
+    counts: `[6]`, since it said something last, see `_Counts`.
     totals: `[2]`, returns and lengths of the episodes that have ended since.
     stops: `[256]`, hosts that want to stop, by the exit status that they want.
   """
@@ -88,6 +88,8 @@ class _Counts(NamedTuple):
   episodes: int = 0
   unrolls_discarded: int = 0
   seeds: int = 0
+  # Not a count but whether, on this host, some environment has ended none yet.
+  waits_for_episodes: int = 0
 
 
 def nothing() -> Said:
@@ -200,7 +202,9 @@ class Hosts:
     taken = self._seeds.taken if self._seeds else 0
     counts, totals = self._acted.take()
     counts = counts._replace(
-      batches=int(has_batch), seeds=taken - self._seeds_said
+      batches=int(has_batch),
+      seeds=taken - self._seeds_said,
+      waits_for_episodes=int(not self._acted.are_of_own),
     )
     self._seeds_said = taken
     said = nothing()
@@ -243,6 +247,17 @@ class _Acted(counters.Acted):
     self._total_steps = total_steps
     self._unsaid_lock = threading.Lock()
     self._counts, self._totals = _Counts(), np.zeros(2)
+    self._hosts_waiting = 0
+
+  @property
+  def are_of_all(self) -> bool:
+    """See `counters.Acted`: of all hosts."""
+    return self._hosts_waiting == 0
+
+  @property
+  def are_of_own(self) -> bool:
+    """As `are_of_all`, of this host."""
+    return super().are_of_all
 
   @property
   def is_done(self) -> bool:
@@ -285,3 +300,4 @@ class _Acted(counters.Acted):
     means = np.full((2, counts.episodes), (totals / episodes)[:, None])
     super().add(counts.env_steps, *means)
     super().add_discarded(counts.unrolls_discarded)
+    self._hosts_waiting = counts.waits_for_episodes

@@ -127,6 +127,8 @@ class Training:
     if num_seeds > 1:
       self.acted.returns = metrics.MeanOfSeeds([*self._returns.values()])
       self.acted.lengths = metrics.Latest(100 * num_seeds)
+    every = np.ones(num_seeds * config.num_envs, np.bool_)
+    self._environments = self.acted.join(every)
     self._mesh = sharding.mesh(config.learner.cores())
     agent, self._keys = self._put(
       _start(config, self._one.agent), (self._spec(), self._key_specs)
@@ -189,7 +191,8 @@ class Training:
     if num_seeds > 1:
       line["steps_per_second_all_seeds"] = self._rate_of_all()
       for seed, returns in self._returns.items():
-        line[f"{metrics.OF_SEED}{seed}"] = returns.mean()
+        mean = returns.mean() if self.acted.are_of_all else None
+        line[f"{metrics.OF_SEED}{seed}"] = mean
     return line
 
   def _rate_of_all(self) -> float:
@@ -276,12 +279,12 @@ class Training:
       output = jax.tree.map(lambda x: x[None], output)
     self._env_steps += int(output.env_steps.sum())
     new_steps = self._env_steps // num_seeds - self.acted.env_steps
-    # The oldest episodes first, of whichever training.
+    # `[seeds * N, steps]`
     ended, lengths = (
-      np.moveaxis(x, 0, -1)
+      np.moveaxis(x, -1, 1).reshape(num_seeds * self._config.num_envs, -1)
       for x in (output.episode_return, output.episode_length)
     )
-    self.acted.add(new_steps, ended, lengths)
+    self._environments.add(new_steps, slice(None), ended, lengths)
     if num_seeds > 1:
       for returns, own in zip(
         self._returns.values(), output.episode_return, strict=True
