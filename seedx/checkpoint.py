@@ -56,6 +56,7 @@ class Checkpoints:
 
   Attributes:
     directory: where they are.
+    held: env steps of checkpoints that are kept, too.
   """
 
   def __init__(
@@ -73,6 +74,7 @@ class Checkpoints:
       newest_only: items that a `save` deletes in all checkpoints before.
     """
     self.directory = files.Folder(directory)
+    self.held: set[int] = set()
     self._keep = keep
     self._newest_only = newest_only
 
@@ -115,6 +117,17 @@ class Checkpoints:
       self._delete(_UNFINISHED)
     self._retain()
     return size
+
+  def rate(self, env_steps: int, score: float) -> None:
+    """Replaces the score of a checkpoint, if it is there; see `save`.
+
+    Raises:
+      OSError: it cannot be written.
+    """
+    if env_steps in self._own_steps():
+      folder = self.directory.folder(str(env_steps))
+      folder.write(_SCORE, to_bytes(np.float64(score)))
+      self._retain()
 
   def steps(self) -> list[int]:
     """The env steps of all checkpoints, ascending; also of older versions."""
@@ -212,7 +225,7 @@ class Checkpoints:
       for name in self._newest_only:
         self.directory.folder(str(step)).remove(name)
     if self._keep is not None:
-      kept = {*steps[-self._keep :], *self.ranked()[:1]}
+      kept = {*steps[-self._keep :], *self.ranked()[:1], *self.held}
       for step in {*steps} - kept:
         self.directory.rename(str(step), f"{step}{_REMOVED}")
     self._delete(_REMOVED)

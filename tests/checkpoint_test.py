@@ -250,6 +250,20 @@ def test_the_newest_are_kept_and_the_best(tmp_path, keep, scores, kept, best):
       found.restore(step, "replay")
 
 
+def test_a_score_may_come_later_and_a_held_checkpoint_waits_for_it(tmp_path):
+  found = checkpoint.Checkpoints(tmp_path, keep=1)
+  found.held |= {1, 2}
+  for env_steps in (1, 2, 3):
+    found.save(env_steps, {"run": small(env_steps)}, -math.inf)
+  found.rate(1, 5.0)
+  found.held.clear()
+  found.rate(2, 4.0)
+  assert found.steps() == [1, 3] and found.ranked() == [1, 3]
+  assert value_of(found, 1) == 1
+  found.rate(2, 9.0)  # It has been deleted.
+  assert found.ranked() == [1, 3]
+
+
 @pytest.mark.parametrize(
   ("env_steps", "name", "like", "reason"),
   [

@@ -8,10 +8,12 @@ import sys
 import types as python_types
 
 import jax
+import numpy as np
 import pytest
 
 from experiments import a2c as a2c_experiment
 from seedx import app, metrics
+from seedx.acting import evaluator
 from seedx.app import devices
 from seedx.app import programs as programs_of_experiments
 from seedx.pipelines import sync
@@ -84,6 +86,22 @@ def test_a_run_that_has_solved_its_task_ends(tmp_path, capfd):
   )
   assert (asked.files.quiet, asked.files.stop_at) == (False, math.inf)
   assert asked.run.total_steps == total
+
+
+@pytest.mark.parametrize("reached", [4.0, 9.0])
+def test_where_a_run_is_evaluated_evaluations_decide_when_it_ends(
+  reached, tmp_path, monkeypatch
+):
+  """Training's returns are above 5 from the start."""
+  played = evaluator.Played(np.array([reached]), 0)
+  monkeypatch.setattr(evaluator.Evaluator, "play", lambda *_: played)
+  total = 3000 if reached < 5 else 10_000_000
+  words = f"--stop-at 5 --total-steps {total} --quiet --log-seconds 0"
+  folder = tmp_path / "run"
+  assert train(f"{words} --evaluate-every-steps 100", folder) == 0
+  *_, last = metrics.read_lines(folder / "metrics.jsonl")
+  assert last["episode_return"] is None or last["episode_return"] > 5
+  assert (last["env_steps"] >= total) == (reached < 5)
 
 
 def test_a_sink_of_a_script_has_all_lines_beside_one_that_fails(

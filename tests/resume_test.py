@@ -205,11 +205,11 @@ class Keeper(checkpointer.Checkpointer):
     clock: has the seconds that it reads.
   """
 
-  def __init__(self, it, run_dir, monkeypatch, seconds=0.0):
+  def __init__(self, it, run_dir, monkeypatch, seconds=0.0, evaluation=None):
     self.clock = SimpleNamespace(now=0.0, monotonic=lambda: self.clock.now)
     monkeypatch.setattr(checkpointer, "time", self.clock)
     config = checkpointer.Config(checkpoint_every_seconds=seconds)
-    super().__init__(it, run_dir, config, None)
+    super().__init__(it, run_dir, config, evaluation)
 
   def check_after(self, seconds):
     """Checks, and waits for what is written."""
@@ -250,6 +250,46 @@ def test_a_keeper_saves_now_and_then_and_goes_on_from_the_newest(
   it.down = False
   kept.finish(interrupted=True)
   assert steps_of(tmp_path) == [21, 32, 33]
+
+
+class Evaluation:
+  """Is due every 10 env steps; a test sets the means that it finds."""
+
+  def __init__(self):
+    self.means, self.started = {}, []
+
+  def due(self, env_steps):
+    return env_steps % 10 == 0
+
+  def start(self, env_steps, acting):
+    self.started.append(env_steps)
+
+  def finish(self, env_steps, acting, interrupted):
+    pass
+
+
+def test_evaluations_decide_which_checkpoint_is_the_best(tmp_path, monkeypatch):
+  it, evaluation = Counting(), Evaluation()
+  kept = Keeper(it, tmp_path, monkeypatch, 100, evaluation)
+  means = {10: 1.0, 20: 3.0, 30: 2.0}
+  found = checkpoint.Checkpoints(checkpointer.directory(tmp_path))
+  for env_steps in (10, 20, 30):
+    # Training's returns would take the last one.
+    left = env_steps - it.acted.env_steps
+    it.acted.add(left, np.array([float(env_steps)]), np.ones(1))
+    kept.check_after(1)
+    assert evaluation.started[-1] == env_steps == it.acted.env_steps
+    for _ in range(3):  # It takes longer than three checkpoints.
+      it.acted.add(1, np.array([]), np.array([]))
+      kept.check_after(101)
+    assert env_steps in found.steps()
+    evaluation.means[env_steps] = means[env_steps]
+    it.acted.add(6, np.array([]), np.array([]))
+    kept.check_after(101)
+  assert found.ranked()[0] == 20
+  evaluation.means[found.steps()[-1]] = 4.0
+  kept.finish(interrupted=False)
+  assert found.ranked()[0] == found.steps()[-1]
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])

@@ -35,7 +35,7 @@ class Config:
 
   Attributes:
     checkpoint_every_seconds: seconds between two checkpoints; 0 for only one,
-      at the end.
+      at the end. What is evaluated is saved, too.
     checkpoint_replay_gib: the largest replay that a checkpoint keeps, in GiB of
       all devices or workers; a larger one is empty after a resume.
   """
@@ -113,6 +113,8 @@ def first_whole(
 class Checkpointer:
   """Saves checkpoints of a run, and starts its evaluations.
 
+  The score of a checkpoint is the mean return in training; where the run is
+  evaluated, that of the checkpoint's evaluation, and unknown without one.
   Checkpoints are written on a thread of their own, one at a time.
 
   Attributes:
@@ -194,13 +196,14 @@ class Checkpointer:
     seconds = time.monotonic() - self._saved_seconds
     saves = 0 < self._config.checkpoint_every_seconds <= seconds
     if self._thread is not None and self._thread.is_alive():
-      saves = False
+      return
+    self._rate()
     env_steps = self._run.acted.env_steps
     evaluates = self._evaluation is not None and self._evaluation.due(env_steps)
     if not saves and not evaluates:
       return
     try:
-      saved = self._save() if saves else self._run.saved()
+      saved = self._save(evaluates)
     except wire.WireError as error:
       if error.code is not wire.StatusCode.UNAVAILABLE:
         raise
@@ -226,6 +229,7 @@ class Checkpointer:
     if self._evaluation is not None:
       acting = self._run.policy(saved)
       self._evaluation.finish(_env_steps(saved), acting, interrupted)
+      self._rate()
 
   def rescue(self) -> str:
     """Saves the newest state without the replay, where the run ends badly.
@@ -265,8 +269,22 @@ class Checkpointer:
     if self._failure is not None:
       raise self._failure
 
-  def _save(self) -> types.Tree:
-    """Starts to write a checkpoint; returns the state of the run in it."""
+  def _rate(self) -> None:
+    """Scores the checkpoints whose evaluations have ended."""
+    means = self._evaluation.means if self._evaluation else {}
+    for env_steps in list(means):
+      self._checkpoints.held.discard(env_steps)
+      try:
+        self._checkpoints.rate(env_steps, means.pop(env_steps))
+      except OSError as error:
+        print(error, file=sys.stderr, flush=True)
+
+  def _save(self, evaluates: bool = False) -> types.Tree:
+    """Starts to write a checkpoint; returns the state of the run in it.
+
+    Args:
+      evaluates: whether to keep it until `_rate`.
+    """
     self.wait()
     replay = self._kept_replay()
     with replay.paused() if replay else contextlib.nullcontext():
@@ -274,6 +292,8 @@ class Checkpointer:
       fetch = replay.saved() if replay else None
     self._saved_seconds = time.monotonic()
     score, is_last = self._score(), self._is_last
+    if evaluates:
+      self._checkpoints.held.add(_env_steps(saved))
     items = {RUN: saved, ACTING: self._acting(saved)}
 
     def write() -> None:
@@ -300,8 +320,8 @@ class Checkpointer:
     return saved
 
   def _score(self) -> float:
-    """The score of a checkpoint of now."""
-    score = self._run.acted.returns.mean()
+    """The score of a checkpoint of now; -inf where it is not known."""
+    score = None if self._evaluation else self._run.acted.score()
     return -math.inf if score is None else score
 
   def _kept_replay(self) -> process.Replay | None:

@@ -55,6 +55,7 @@ class Periodic:
 
   Attributes:
     newest: the metrics of the last evaluation; empty before the first.
+    means: mean returns, by the env steps of what was evaluated.
     words: a summary of the last evaluation; empty before the first.
   """
 
@@ -65,6 +66,7 @@ class Periodic:
       types.ConfigError: the agent has no `greedy` step.
     """
     self.newest: Mapping[str, metrics.Value] = {}
+    self.means: dict[int, float] = {}
     self.words = ""
     self._evaluator = evaluator.Evaluator(
       run.agent.make(envs.spec(run.env)),
@@ -77,6 +79,12 @@ class Periodic:
     self._stop = threading.Event()
     self._thread: threading.Thread | None = None
     self._failure: BaseException | None = None
+
+  @property
+  def mean(self) -> float | None:
+    """The mean return of the last evaluation; None before the first."""
+    found = self.newest.get("evaluation_return")
+    return found if isinstance(found, float) else None
 
   def resume(self, env_steps: int) -> None:
     """Skips evaluations that were due at `env_steps` or before."""
@@ -147,6 +155,7 @@ class Periodic:
         path = self._folder / run_dirs.EVALUATIONS
         print(f"cannot write {str(path)!r} ({error.strerror})", file=sys.stderr)
       self.newest = {"evaluation_return": found["mean"]}
+      self.means[env_steps] = found["mean"]
       self.words = statistics.in_words(found)
     except BaseException as failure:
       self._failure = failure

@@ -50,7 +50,8 @@ class Config(checkpointer.Config, evaluations.Config):
     resume: directory of a run to resume.
     trust: run the code that a directory to resume names; only its options count
       if not.
-    stop_at: mean return of the last 100 episodes at which the run ends early.
+    stop_at: mean return of the last 100 episodes at which the run ends early;
+      where the run is evaluated, that of an evaluation.
     quiet: show no progress.
     log_every: seconds between two lines of progress, where it is a table.
     sink: MODULE:FACTORY of your own logger; it is called with the run's
@@ -355,7 +356,7 @@ def _lead(
       def check() -> None:
         processes.check()
         kept.check()
-        if _is_solved(own.acted, files.stop_at):
+        if _is_solved(own.acted, evaluation, files.stop_at):
           context.stop.set()
 
       sinks = _sinks(
@@ -408,9 +409,16 @@ def _introduce(
       print(unused, file=sys.stderr, flush=True)
 
 
-def _is_solved(acted: counters.Acted, stop_at: float) -> bool:
+def _is_solved(
+  acted: counters.Acted,
+  evaluation: evaluations.Periodic | None,
+  stop_at: float,
+) -> bool:
   """Whether the mean return of enough episodes has reached what was asked."""
-  mean = acted.returns.mean() if acted.returns.is_full else None
+  if evaluation is not None:
+    mean = evaluation.mean
+  else:
+    mean = acted.score() if acted.returns.is_full else None
   return mean is not None and mean >= stop_at
 
 
