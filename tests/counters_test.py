@@ -157,8 +157,9 @@ def test_environments_that_leave_are_not_waited_for():
   assert acted.measure()["episode_return"] is None
   second.add(2, np.array([1, 0]), score[::-1], np.ones(2))
   assert acted.measure()["episode_return"] == 1.0
+  # An actor that starts again changes the mean of the others little.
   acted.join(two)
-  assert acted.measure()["episode_return"] is None
+  assert acted.measure()["episode_return"] == 1.0
 
 
 def test_episodes_of_several_steps_are_the_oldest_first():

@@ -241,6 +241,7 @@ class _Rounds:
     self._envs = 0
     # Environments that have ended no episode at all, and none in this round.
     self._never = self._not_yet = 0
+    self._have_all_ended = False
     self._left: list[_Member] = []
     self._episodes = 0
     # Env steps when this round began, and of the round before.
@@ -249,8 +250,12 @@ class _Rounds:
 
   @property
   def have_all_ended(self) -> bool:
-    """Whether every environment has ended an episode since it joined."""
-    return self._never == 0
+    """Whether there was a time when every environment had ended an episode.
+
+    What joins later, such as an actor that was started again, changes the mean
+    little: the others end episodes of any length.
+    """
+    return self._never == 0 or self._have_all_ended
 
   def start(self, env_steps: int) -> None:
     """Begins the first round at these env steps of a run that is resumed."""
@@ -319,6 +324,7 @@ class _Rounds:
   def _have_ended(self, before: np.ndarray) -> None:
     """Waits no longer for environments; `before` is `_Member.ended` of each."""
     self._never -= int(np.count_nonzero(before < 0))
+    self._have_all_ended |= self._never == 0
     self._not_yet -= int(np.count_nonzero(before < self._round))
 
 
