@@ -1,0 +1,85 @@
+"""SECURITY.md's table of commands, against what they do."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests import programs
+
+# A command, whether it may change each of these files below the working
+# directory, and the programs that it may start.
+_RUN = "run/.*"
+_COMMANDS = [
+  (
+    ["train", "a2c", "--run-dir", "run", "--total-steps", "4000", "--quiet"],
+    (_RUN, ()),
+  ),
+  (["train", "a2c", "--resume", "run", "--total-steps", "5000"], (_RUN, ())),
+  (
+    ["evaluate", "run", "--episodes", "2"],
+    ("run/checkpoints/[^/]+", ()),
+  ),
+  (["export", "run", "--output", "policy"], ("policy.*", ())),
+  (["plot", "run", "--output", "curve.png"], (r"curve\.png", ())),
+  (["certificates", "keys"], ("keys/.*", ("openssl",))),
+  (
+    ["join", "127.0.0.1:9", "--give-up-seconds", "0.1", "--insecure"],
+    ("nothing", ()),
+  ),
+]
+# They run the others, or need minutes; `planted_test` and `ray_test` have more.
+_NOT_HERE = {"compare", "sweep", "chaos", "benchmark"}
+
+
+@pytest.mark.slow
+def test_commands_write_start_and_reach_what_the_table_says(tmp_path):
+  home = tmp_path / "home"
+  home.mkdir()
+  (tmp_path / "temporary").mkdir()
+  work = tmp_path / "work"
+  work.mkdir()
+  commands = [command for command, _ in _COMMANDS]
+  ended = subprocess.run(
+    [sys.executable, "-m", "tests.audited", json.dumps(commands)],
+    cwd=work,
+    env={
+      **os.environ,
+      "HOME": str(home),
+      "TMPDIR": str(tmp_path / "temporary"),
+      "MPLCONFIGDIR": str(home / "matplotlib"),
+      "PYTHONPATH": str(programs.ROOT),
+    },
+    stdout=subprocess.PIPE,
+    text=True,
+    check=True,
+  )
+  cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", "/dev/")
+  allowed = (str(tmp_path), "/dev/", "/proc/self/fd/", cache)
+  found = json.loads(ended.stdout.splitlines()[-1])
+  for (command, (changes, starts)), did in zip(_COMMANDS, found, strict=True):
+    name = command[0]
+    assert did["status"] == (3 if name == "join" else 0), (command, did)
+    assert did["changed"] or name == "join"
+    wrong = [x for x in did["changed"] if not re.fullmatch(changes, x)]
+    assert not wrong, (command, wrong)
+    # Matplotlib looks for fonts once.
+    assert {*did["started"]} <= {"fc-list", *starts}, (command, did["started"])
+    reached = [x for x in did["reached"] if x != "('127.0.0.1', 9)"]
+    assert not reached, (command, reached)
+    outside = [x for x in did["wrote"] if not x.startswith(allowed)]
+    assert not outside, (command, outside)
+
+
+def test_the_table_has_every_command():
+  text = (programs.ROOT / "SECURITY.md").read_text()
+  rows = re.findall(r"(?m)^\| (`[^|]+) \|", text)
+  table = {
+    word.split()[0] for row in rows for word in re.findall("`(.+?)`", row)
+  }
+  assert table == {command[0] for command, _ in _COMMANDS} | _NOT_HERE
+  main = __import__("seedx.__main__", fromlist=["main"])
+  assert table == {"train", *main._PROGRAMS}
