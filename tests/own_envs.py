@@ -6,6 +6,7 @@ import pathlib
 import signal
 import sys
 import time
+import uuid
 
 import dm_env
 import gymnasium
@@ -56,6 +57,43 @@ class Counting(gymnasium.Env):
   def _observe(self):
     values = [self._seed, self._episode, self._step, self._action]
     return np.array(values, np.float64)
+
+
+class Logged(gymnasium.Env):
+  """Appends a line for each of its rows to a file of its own, `<seed>.<id>`.
+
+  A line is `reset`, `step`, or `end RETURN LENGTH`. Episodes take 1 to 5 steps,
+  others for each seed; the reward is step + action.
+  """
+
+  observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+  action_space = spaces.Discrete(3)
+
+  def __init__(self, log):
+    self._log, self._episode = pathlib.Path(log), 0
+
+  def reset(self, *, seed=None, options=None):
+    if seed is not None:
+      self._seed, self._path = seed, self._log / f"{seed}.{uuid.uuid4()}"
+    self._episode += 1
+    self._step, self._return = 0, 0.0
+    self._append("reset")
+    return self._observe(), {}
+
+  def step(self, action):
+    self._step += 1
+    reward = float(self._step + action)
+    self._return += reward
+    ends = self._step == 1 + (self._seed + self._episode**2) % 5
+    self._append(f"end {self._return} {self._step}" if ends else "step")
+    return self._observe(), reward, ends, False, {}
+
+  def _append(self, line):
+    with self._path.open("a") as file:
+      file.write(f"{line}\n")
+
+  def _observe(self):
+    return np.array([self._step, self._episode % 5], np.float32)
 
 
 class CountingDm(dm_env.Environment):
