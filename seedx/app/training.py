@@ -6,7 +6,6 @@ import functools
 import math
 import os
 import pathlib
-import shutil
 import signal
 import sys
 import tempfile
@@ -280,7 +279,7 @@ def _help(
   config, files, record = work.config, work.files, work.record
   with (
     devices.explaining_memory(),
-    _sockets(config, work.alone) as sockets,
+    _sockets(config, work.alone, watch) as sockets,
   ):
     config, nodes, processes = _launched(config, sockets)
     try:
@@ -327,15 +326,12 @@ def _lead(
   with (
     devices.explaining_memory(),
     _open(files, record) as run_dir,
-    _sockets(config, work.alone) as sockets,
+    _sockets(config, work.alone, watch) as sockets,
   ):
     own_sinks = [*_named(files, config, run_dir), *work.sinks]
     # Their imports take as long as what follows, on other cores.
     config, nodes, processes = _launched(config, sockets)
-    watch.leaving += [
-      processes.stop,
-      lambda: shutil.rmtree(sockets, ignore_errors=True),
-    ]
+    watch.leaving.append(processes.stop)
     try:
       if not files.quiet:
         _introduce(record.name, config.env.env, work.presets, run_dir)
@@ -422,13 +418,18 @@ def _is_solved(
   return mean is not None and mean >= stop_at
 
 
+@contextlib.contextmanager
 def _sockets(
-  config: process.Config, alone: bool
-) -> contextlib.AbstractContextManager[str]:
+  config: process.Config, alone: bool, watch: hangs.Watch
+) -> Iterator[str]:
   """A folder for the sockets of processes here; empty where none is needed."""
   if alone or not isinstance(config, process.ServerConfig):
-    return contextlib.nullcontext("")
-  return tempfile.TemporaryDirectory(prefix="seedx-")
+    yield ""
+    return
+  folder = tempfile.TemporaryDirectory(prefix="seedx-")
+  watch.leaving.append(folder.cleanup)
+  with folder as path:
+    yield path
 
 
 def _launched(

@@ -44,8 +44,8 @@ class Watch:
 
   Attributes:
     kept: what saves the run; None before there is anything to save.
-    leaving: functions that end what the process has started, for an end that
-      does not wait for threads that hang.
+    leaving: functions that end what the process has started, the last one
+      first, for an end that does not wait for threads that hang.
   """
 
   def __init__(
@@ -186,7 +186,7 @@ class Watch:
       self._write({**self._late_line(), "env_steps": self._env_steps()})
     if self.kept is not None:
       _print(self.kept.rescue())
-    for leave in self.leaving:
+    for leave in reversed(self.leaving):
       leave()
 
 
