@@ -28,14 +28,17 @@ class _Output(io.FileIO):
 
 
 def _outliving(stream: Any) -> Any:
-  """Returns a stream to the same file that outlives its reader."""
+  """Returns a stream to the same file that outlives its reader.
+
+  It also takes the name of any file, of which not all are text.
+  """
   if stream is None:  # It was closed before the program began.
     return None
   file: Any = _Output(stream.fileno(), "wb", closefd=False)
   return io.TextIOWrapper(
     file if stream.write_through else io.BufferedWriter(file),
     stream.encoding,
-    stream.errors,
+    "backslashreplace" if stream.errors == "strict" else stream.errors,
     line_buffering=stream.line_buffering,
     write_through=stream.write_through,
   )

@@ -6,7 +6,16 @@ import json
 import numpy as np
 import pytest
 
-from experiments import a2c, a3c, dqn, gorila_dqn, impala, ppo, seed_ppo
+from experiments import (
+  a2c,
+  a3c,
+  anakin_ppo,
+  dqn,
+  gorila_dqn,
+  impala,
+  ppo,
+  seed_ppo,
+)
 from seedx import envs
 from tests import programs
 
@@ -70,6 +79,12 @@ def test_a_program_trains(program, arguments, tmp_path, capfd):
     (impala, "--agent sarsa", "expected vtrace, a2c, ppo, dqn, found 'sarsa'"),
     (impala, "--agent a2c --epochs 2", "unrecognized arguments: --epochs"),
     (ppo, "--total-steps 999", "total_steps of at least 1024"),
+    (ppo, "--minibatches 7", "divide the 1024 env steps that each learner"),
+    (ppo, "--recurrent --minibatches 7", "16 unrolls that each learner device"),
+    (impala, "--agent ppo --minibatches 7", "such as 8 or 5, found 7"),
+    (anakin_ppo, "--minibatches 999999", "such as 2048 or 1024, found 999999"),
+    (a2c, "--coordinator x --host-index 0", "expected host:port"),
+    (a2c, "--log-seconds 1e30", "--log-seconds from 0.0 to 4294967296.0"),
     (
       dqn,
       "--num-envs 64 --replay-capacity 200 --replay-min-steps 100",
