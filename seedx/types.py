@@ -96,7 +96,7 @@ def check_range(name: str, value: float, low: float, high: float) -> None:
     ConfigError: it is out of the range, or NaN.
   """
   if not low <= value <= high:
-    is_open = high >= MOST and not value > high
+    is_open = high in (MOST, MOST_SECONDS) and not value > high
     bounds = f"of at least {low}" if is_open else f"from {low} to {high}"
     raise ConfigError(f"expected {name} {bounds}, found {value}")
 

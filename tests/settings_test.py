@@ -16,7 +16,7 @@ compiled_once = programs_of_tests.compiled_once
 
 _HUGE = 10**400
 _INTS = (-_HUGE, -1, 0, 1, 2**31, 2**63, _HUGE)
-_FLOATS = (math.nan, math.inf, -math.inf, -1.0, 0.0, 5e-324, 1.0, 1e308)
+_FLOATS = (math.nan, math.inf, -math.inf, -1.0, 0.0, 5e-324, 1.0, 1e30, 1e308)
 _TEXTS = ("", " ", "\0", "x" * 5000, "../..", ":", "a:b", "\ud800", "٣")
 _OPTIONS = (
   *({}, {"": 1}, {"x": math.nan}, {"x": _HUGE}, {"x": []}, {"a b": None}),

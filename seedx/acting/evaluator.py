@@ -40,7 +40,7 @@ class Config:
       self,
       num_episodes=(1, 2**20),
       num_envs=(1, 2**16),
-      max_episode_steps=(1, types.MOST),
+      max_episode_steps=(1, 2**63 - 1),
     )
 
 

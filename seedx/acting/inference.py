@@ -37,7 +37,7 @@ class Config:
     types.check_ranges(
       self,
       inference_batch_size=(0, 2**31 - 1),
-      inference_wait_seconds=(0.0, types.MOST),
+      inference_wait_seconds=(0.0, types.MOST_SECONDS),
     )
 
   def sizes(

@@ -55,10 +55,10 @@ class Config(optimizers.Config):
       reward_clip=(0.0, types.MOST),
       stack_frames=(1, 64),
     )
-    if not self.hidden_sizes or min(self.hidden_sizes) < 1:
-      raise types.ConfigError(
-        f"expected hidden_sizes of at least 1, found {self.hidden_sizes}"
-      )
+    if not self.hidden_sizes:
+      raise types.ConfigError("expected hidden_sizes of at least 1, found none")
+    for size in self.hidden_sizes:
+      types.check_range("hidden_sizes", size, 1, 2**20)
     types.check_choices(
       self,
       compute_dtype=("float32", "bfloat16"),

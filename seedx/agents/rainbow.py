@@ -56,7 +56,8 @@ class Config(dqn.Config):
       value_max=(-types.MOST, types.MOST),
       noise_scale=(0.0, types.MOST),
     )
-    wrong = self.num_atoms == 1 or self.value_min >= self.value_max
+    low, high = np.float32(self.value_min), np.float32(self.value_max)
+    wrong = self.num_atoms == 1 or low >= high
     if self.num_atoms and wrong:
       raise types.ConfigError(
         "expected at least 2 num_atoms, from a value_min up to a larger"

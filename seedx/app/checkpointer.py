@@ -47,7 +47,7 @@ class Config:
     """Raises types.ConfigError for a setting that is out of range."""
     types.check_ranges(
       self,
-      checkpoint_every_seconds=(0.0, types.MOST),
+      checkpoint_every_seconds=(0.0, types.MOST_SECONDS),
       checkpoint_replay_gib=(0.0, types.MOST),
     )
 

@@ -48,7 +48,7 @@ class Options:
       episodes=(1, 2**20),
       seed=(0, types.MOST),
       num_envs=(1, 2**16),
-      max_episode_steps=(1, types.MOST),
+      max_episode_steps=(1, 2**63 - 1),
     )
 
 

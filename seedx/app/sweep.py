@@ -102,7 +102,9 @@ class Options:
       total_steps=(1, types.MOST),
       seed=(0, 2**29),
       seeds=(1, 2**20),
+      trial_cpus=(0.0, types.MOST),
     )
+    launch.check_resources("trial_resources", self.trial_resources)
 
   @property
   def cluster(self) -> launch.Config:

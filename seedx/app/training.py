@@ -75,9 +75,15 @@ class Config(checkpointer.Config, evaluations.Config):
     types.check_ranges(
       self,
       stop_at=(-types.MOST, math.inf),
-      log_every=(0.0, types.MOST),
-      profile=(0.0, types.MOST),
+      log_every=(0.0, types.MOST_SECONDS),
+      profile=(0.0, types.MOST_SECONDS),
     )
+    for name in ("run_dir", "resume"):
+      if "\0" in getattr(self, name):
+        raise types.ConfigError(
+          f"expected {name} without a NUL character, found"
+          f" {getattr(self, name)!r}"
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Runs the nodes of a pipeline: as processes here, on a cluster, or joined."""
 
 from seedx.launch.addresses import Addresses, is_address
-from seedx.launch.config import Config
+from seedx.launch.config import Config, check_resources
 from seedx.launch.nodes import Node, kind
 from seedx.launch.processes import Instances, Processes
 
@@ -11,6 +11,7 @@ __all__ = [
   "Instances",
   "Node",
   "Processes",
+  "check_resources",
   "is_address",
   "kind",
 ]

@@ -41,15 +41,16 @@ class Config:
   def __post_init__(self) -> None:
     """Raises types.ConfigError for what Ray would not take."""
     types.check_ranges(self, actor_cpus=(0.0, types.MOST))
-    _check_numbers("actor_resources", self.actor_resources)
-    _check_numbers("learner_resources", self.learner_resources)
+    check_resources("actor_resources", self.actor_resources)
+    check_resources("learner_resources", self.learner_resources)
     if self.learner_on_cluster and self.launcher != "ray":
       raise types.ConfigError(
         f"expected launcher ray with learner_on_cluster, found {self.launcher}"
       )
 
 
-def _check_numbers(name: str, resources: Mapping[str, Any]) -> None:
+def check_resources(name: str, resources: Mapping[str, Any]) -> None:
+  """Raises types.ConfigError for amounts that Ray would not take."""
   for resource, amount in resources.items():
     number = isinstance(amount, int | float) and not isinstance(amount, bool)
     if not number or not 0 <= amount <= types.MOST:

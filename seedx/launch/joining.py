@@ -56,7 +56,7 @@ class Config:
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for a setting that is out of range."""
-    types.check_ranges(self, give_up_seconds=(0.0, types.MOST))
+    types.check_ranges(self, give_up_seconds=(0.0, types.MOST_SECONDS))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import jax
 import numpy as np
 
-from seedx import metrics, types
+from seedx import metrics, types, wire
 from seedx.runtime import counters
 
 
@@ -47,7 +47,7 @@ class Config:
       self,
       hosts=(1, 2**16),
       host_index=(-1, self.hosts - 1),
-      starved_seconds=(0.0, types.MOST),
+      starved_seconds=(0.0, types.MOST_SECONDS),
       meet_seconds=(0.0, 10**6),
     )
     if self.hosts > 1 and (self.host_index < 0) != (not self.coordinator):
@@ -56,6 +56,8 @@ class Config:
         " Kubernetes or Cloud TPU says them; found host_index"
         f" {self.host_index} and coordinator {self.coordinator!r}"
       )
+    if self.coordinator:
+      wire.check_address(self.coordinator)
 
 
 class Said(NamedTuple):

@@ -46,8 +46,8 @@ class Config:
       self,
       total_steps=(1, 2**63 - 1),
       seed=(0, 2**30 - 1),  # Others would share environments or random keys.
-      log_seconds=(0.0, types.MOST),
-      hang_seconds=(1.0, types.MOST),
+      log_seconds=(0.0, types.MOST_SECONDS),
+      hang_seconds=(1.0, types.MOST_SECONDS),
     )
 
   def with_sockets(self, folder: str) -> Self:

@@ -70,7 +70,7 @@ class Options:
     """Raises types.ConfigError for an option that is out of range."""
     types.check_ranges(
       self,
-      seconds=(1.0, types.MOST),
+      seconds=(1.0, types.MOST_SECONDS),
       repetitions=(1, 2**20),
     )
     for number in self.streams:
