@@ -54,6 +54,18 @@ def test_a_program_ends_as_it_would_with_a_reader(words, status, tmp_path):
   assert "Traceback" not in printed and printed.count("\n") == (status > 0)
 
 
+def test_a_name_that_is_no_text_is_printed():
+  program = (
+    "from seedx import output; output.outlive_readers(); print('\\udcff')"
+  )
+  printed = subprocess.check_output(
+    [sys.executable, "-c", program],
+    cwd=programs.ROOT,
+    env={**os.environ, "PYTHONIOENCODING": "utf-8:strict"},
+  )
+  assert printed == b"\\udcff\n"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
   "words",
