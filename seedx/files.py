@@ -8,6 +8,7 @@ user's own, and are followed.
 """
 
 import contextlib
+import contextvars
 import errno
 import fcntl
 import os
@@ -34,6 +35,9 @@ _KINDS = (
   (stat.S_ISFIFO, "is a pipe"),
   (stat.S_ISSOCK, "is a socket"),
 )
+# The directories that `tentative` may remove, while it is entered.
+_made: "contextvars.ContextVar[list[Folder] | None]"
+_made = contextvars.ContextVar("made", default=None)
 # Text that seedx writes and reads as a whole, such as config.json, is smaller.
 _MOST_TEXT_BYTES = 2**24
 
@@ -74,11 +78,16 @@ class Folder:
 
   def make(self) -> Self:
     """Makes the directory, and those on the way to it, if there is none."""
-    self._root.mkdir(parents=True, exist_ok=True)
+    root = self._root.absolute()
+    new = [x for x in (*reversed(root.parents), root) if not x.exists()]
+    root.mkdir(parents=True, exist_ok=True)
+    for path in new:
+      _note(Folder(path))
     above = Folder(self._root)
     for name in self._below:
       with above._opened() as directory, contextlib.suppress(FileExistsError):
         os.mkdir(name, dir_fd=directory)
+        _note(above.folder(name))
       above = above.folder(name)
     return self
 
@@ -86,6 +95,7 @@ class Folder:
     """Makes a directory in it; FileExistsError if the name is taken."""
     with self._opened() as directory:
       os.mkdir(name, dir_fd=directory)
+    _note(self.folder(name))
     return self.folder(name)
 
   def names(self) -> list[str]:
@@ -211,6 +221,22 @@ class Folder:
     os.replace(name, new, src_dir_fd=directory, dst_dir_fd=directory)
 
 
+@contextlib.contextmanager
+def tentative() -> Iterator[None]:
+  """Removes directories that are made within it and are empty at its end.
+
+  So that nothing is left of what is refused.
+  """
+  made: list[Folder] = []
+  token = _made.set(made)
+  try:
+    yield
+  finally:
+    _made.reset(token)
+    for folder in reversed(made):
+      folder.remove_if_empty()
+
+
 def open_folder(
   path: str | os.PathLike[str], names: Collection[str] = ()
 ) -> Folder:
@@ -307,6 +333,13 @@ def write_file(path: str | os.PathLike[str], content: bytes | str) -> None:
       f"cannot write {str(path)!r} ({error.strerror or error}); choose a file"
       " that is writable"
     ) from error
+
+
+def _note(folder: Folder) -> None:
+  """Notes a directory that has been made, see `tentative`."""
+  made = _made.get()
+  if made is not None:
+    made.append(folder)
 
 
 def _check_regular(found: Any) -> None:

@@ -141,10 +141,13 @@ def test_help_is_of_the_agent(capfd):
   assert "--role" in helped(impala, capfd)
 
 
-def test_a_run_that_does_not_begin_leaves_no_directory(tmp_path, capfd):
+def test_a_run_that_does_not_begin_leaves_no_directory(
+  tmp_path, capfd, monkeypatch
+):
   mine = tmp_path / "mine"
   mine.mkdir()
-  for run_dir in (tmp_path / "new", mine):
+  monkeypatch.chdir(tmp_path)
+  for run_dir in (tmp_path / "new" / "one", mine, ""):
     words = ["--run-dir", str(run_dir), "--learner-devices", "99"]
     programs.refused(a2c, words, capfd)
   assert list(tmp_path.iterdir()) == [mine]

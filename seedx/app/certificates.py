@@ -25,7 +25,7 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 
-from seedx import types
+from seedx import files, types
 from seedx.app import command_line
 
 _ALWAYS = ("localhost", "127.0.0.1", "::1")
@@ -75,7 +75,7 @@ def _make(options: Options) -> int:
   # What is made is for its owner alone.
   before = os.umask(0o077)
   try:
-    directory.parent.mkdir(parents=True, exist_ok=True)
+    files.Folder(directory.parent).make()
     with tempfile.TemporaryDirectory(dir=directory.parent) as folder:
       made = pathlib.Path(folder) / "made"
       made.mkdir()

@@ -16,7 +16,7 @@ from typing import Annotated, Any, NoReturn, TypeVar
 
 import tyro
 
-from seedx import types
+from seedx import files, types
 from seedx.app import configs
 
 C = TypeVar("C")
@@ -54,9 +54,10 @@ def run(
   """
   argv = sys.argv[1:] if argv is None else argv
   try:
-    return program(
-      parse(options, argv, name, description, positional=positional)
-    )
+    with files.tentative():
+      return program(
+        parse(options, argv, name, description, positional=positional)
+      )
   except types.ConfigError as error:
     fail(error)
 

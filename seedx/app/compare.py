@@ -10,6 +10,7 @@ experiment may have its own options:
 """
 
 import dataclasses
+import importlib
 import json
 import os
 import pathlib
@@ -104,6 +105,7 @@ def _compare(options: Options) -> int:
   options = dataclasses.replace(
     options, experiments=experiments_of(options.experiments)
   )
+  _check(options)
   own = {_folder_of(words) for words in options.experiments}
   run_dir = run_dirs.new(options.run_dir, "compare", {*_NAMES, *own})
   config = json.dumps(dataclasses.asdict(options), indent=2)
@@ -124,6 +126,17 @@ def _compare(options: Options) -> int:
   print(table)
   print(f"comparison.md and comparison.png are in {run_dir}", flush=True)
   return status
+
+
+def _check(options: Options) -> None:
+  """Has all command lines be read, before hours of the first."""
+  programs = importlib.import_module("seedx.app.programs")
+  for words in options.experiments:
+    name, *own = words.split()
+    module = experiments.load_module(name)
+    own = ["--env", options.env, *own]
+    own += ["--total-steps", str(options.total_steps)]
+    programs.read(module.EXPERIMENT, own, module.__name__)
 
 
 def _run_all(options: Options, run_dir: pathlib.Path) -> tuple[list[Run], int]:

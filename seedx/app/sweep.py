@@ -155,13 +155,13 @@ def _sweep(options: Options) -> int:
   ray.ray()  # Says what to install.
   tuning: Any = importlib.import_module("seedx.app.tuning")
   run_dir = run_dirs.new(options.run_dir, "sweep", _NAMES).absolute()
-  config = json.dumps(dataclasses.asdict(options), indent=2)
-  files.write_file(run_dir / run_dirs.CONFIG, config + "\n")
   stop = threading.Event()
   with (
     signals.stopping(stop) as ending,
     tuning.Pool(options.cluster, run_dir, stop) as pool,
   ):
+    config = json.dumps(dataclasses.asdict(options), indent=2)
+    files.write_file(run_dir / run_dirs.CONFIG, config + "\n")
     status = _search(options, name, words, values, asked.run.env.env, pool)
   return ending.status or status
 

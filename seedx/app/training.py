@@ -189,7 +189,10 @@ def run(
   record = run_dirs.record(config, asked or config, experiment)
   work = _Work(config, files, record, presets, alone, sinks)
   stop = stop or threading.Event()
-  with signals.stopping(stop, experiment is not None) as ending:
+  with (
+    files_lib.tentative(),
+    signals.stopping(stop, experiment is not None) as ending,
+  ):
     launching = getattr(config, "launching", launch.Config())
     if launching.learner_on_cluster and not alone:
       return _on_cluster(work, stop, ending)
@@ -224,16 +227,10 @@ def _on_cluster(
       f" 0.0.0.0:PORT, since it may move; found {address}"
     )
   resumes = bool(work.files.resume)
-  is_new = not os.path.exists(work.files.resume or work.files.run_dir)
   with _open(work.files, work.record) as run_dir:
     pass  # Nobody trains in it.
   there = functools.partial(_run_there, work)
-  try:
-    return elsewhere.run(there, launching, run_dir, resumes, stop, ending)
-  except (types.ConfigError, SystemExit):
-    if is_new:  # It may not have begun.
-      files_lib.Folder(run_dir).remove_if_empty()
-    raise
+  return elsewhere.run(there, launching, run_dir, resumes, stop, ending)
 
 
 def _run_there(
@@ -564,7 +561,6 @@ def _draw(env: str, name: str, run_dir: pathlib.Path) -> None:
 def _open(files: Config, record: run_dirs.Config) -> Iterator[pathlib.Path]:
   """The directory of the run, which no other process uses meanwhile."""
   asked = os.path.expanduser(files.resume or files.run_dir)
-  is_new = not os.path.exists(asked)
   if asked:
     if not files.resume and os.path.isdir(asked):
       # Before anything is written in there.
@@ -579,8 +575,9 @@ def _open(files: Config, record: run_dirs.Config) -> Iterator[pathlib.Path]:
     try:
       yield run_dir
     except types.ConfigError:
-      if is_new:  # It may not have begun.
-        files_lib.Folder(run_dir).remove_if_empty()
+      folder = files_lib.Folder(run_dir)
+      if not files.resume and not folder.has(run_dirs.METRICS):
+        folder.remove(run_dirs.CONFIG)  # It has not begun.
       raise
 
 
