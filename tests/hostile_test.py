@@ -1,5 +1,6 @@
 """Whatever peers send: clean statuses, and nobody else notices."""
 
+import contextlib
 import json
 import threading
 import time
@@ -15,6 +16,7 @@ from seedx import launch, wire
 from seedx.acting import protocol
 from seedx.launch import joining
 from seedx.pipelines.gorila import reports
+from seedx.wire import layout as layout_lib
 from seedx.wire import server as server_lib
 from tests import fuzz, running
 
@@ -153,7 +155,7 @@ def test_a_bool_is_0_or_1():
 # Over a socket
 
 
-@pytest.mark.parametrize("depth", [33, 900, 100_000])
+@pytest.mark.parametrize("depth", [33, 900, 8_000])
 @pytest.mark.parametrize("where", ["metadata", "hello"])
 def test_a_nested_handshake_is_refused_without_a_traceback(
   tmp_path, caplog, depth, where
@@ -169,6 +171,83 @@ def test_a_nested_handshake_is_refused_without_a_traceback(
     code = fuzz.send_over(channel, method, nested.encode(), [])
     assert code is Code.FAILED_PRECONDITION
     assert not caplog.records
+
+
+def hello_of(layout, hello=(), indent=None):
+  return json.dumps(
+    {**layout.to_json(), "hello": dict(hello)}, indent=indent
+  ).encode()
+
+
+def test_a_hello_that_is_too_large_is_not_decoded(tmp_path, monkeypatch):
+  texts, from_json = [], layout_lib.from_json
+  monkeypatch.setattr(
+    layout_lib, "from_json", lambda text: texts.append(text) or from_json(text)
+  )
+  server = wire.Server(f"unix:{tmp_path}/server", 4)
+  wide = wire.Layout.of({f"a_leaf_{k}": np.zeros(2) for k in range(60)}, 1)
+  server.bind("same", lambda x: x, wide, wide)
+  method = fuzz.Method("same", wide, {}, [])
+  with server, fuzz.grpc.insecure_channel(server.address) as channel:
+    large = hello_of(wide, {"x": "[]" * 2**17})
+    code = fuzz.send_over(channel, method, large, [])
+    assert code is Code.RESOURCE_EXHAUSTED and not texts
+    # Which no honest one is, whatever spaces its JSON has.
+    honest = hello_of(wide, {"x": "y" * 10_000}, indent=4)
+    assert fuzz.send_over(channel, method, honest, []) is Code.OK
+    assert texts == [honest]
+
+
+@pytest.mark.parametrize("how", ["refused", "reset", "answered"])
+def test_a_connection_has_few_calls_that_come_to_nothing(
+  tmp_path, monkeypatch, how
+):
+  """In some seconds; others notice nothing of it."""
+  clock, opened = Clock(), []
+  monkeypatch.setattr(server_lib, "time", clock)
+  server = wire.Server(f"unix:{tmp_path}/server", 8)
+
+  def open_session(hello):
+    opened.append(hello)
+    if how == "refused":
+      raise wire.Refused(Code.FAILED_PRECONDITION, "expected another")
+    return wire.FunctionSession(lambda inputs: inputs)
+
+  server.bind_stream("say", open_session, ONE, ONE)
+  server.bind("same", lambda x: x, ONE, ONE)
+  frame = ONE.encode({"x": np.zeros(1, np.bool_)})
+  method = fuzz.Method("say", ONE, {}, [frame])
+  calls = server_lib._CALLS_PER_CONNECTION
+
+  def call_is_taken():
+    before = len(opened)
+    if how == "reset":
+      over = threading.Event()
+      call = channel.stream_stream(server_lib.PATH_PREFIX + "say")(
+        iter(over.wait, True), metadata=metadata
+      )
+      with contextlib.suppress(fuzz.grpc.RpcError):
+        call.initial_metadata()
+      call.cancel()
+      over.set()
+    else:
+      fuzz.send_over(channel, method, hello_of(ONE), method.messages)
+    return len(opened) > before
+
+  metadata = ((server_lib.METADATA_KEY, hello_of(ONE)),)
+  with server, fuzz.grpc.insecure_channel(server.address) as channel:
+    taken = [call_is_taken() for _ in range(calls)]
+    assert all(taken)
+    if how == "answered":
+      assert all(call_is_taken() for _ in range(calls))
+      return
+    # Not the next one: a reset may look like the end of the requests.
+    assert not all(call_is_taken() for _ in range(calls))
+    with wire.Client(server.address) as other:
+      other.call("same", {"x": np.zeros(1, np.bool_)}, ONE, ONE, 300)
+    clock.now += server_lib._SPENT_SECONDS + 1.0
+    running.wait_until(call_is_taken)
+    monkeypatch.setattr(server_lib, "time", time)
 
 
 def counted(here):
@@ -224,7 +303,7 @@ def test_a_silent_stream_ends_and_others_have_its_place(tmp_path, monkeypatch):
     assert talks(message) is not None
     # Which it is for that host alone.
     other = fuzz.Method("say", ONE, {}, [ONE.encode(message)])
-    text = json.dumps({**ONE.to_json(), "hello": {}}).encode()
+    text = hello_of(ONE)
     assert fuzz.send_here(server, other, text, other.messages) is Code.OK
     clock.now += server_lib._YIELD_SECONDS
     opened().close()

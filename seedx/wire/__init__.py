@@ -46,8 +46,9 @@ field's name alone. Servers compare `protocol` and `columns` with their own,
 order and names included. If all agree, the server answers at once with initial
 metadata of the same key: a JSON object with `protocol`, `max_rows` and
 `columns` of the *replies*, and `welcome`, an object that the session wrote. The
-client compares it with what it expects. Metadata has at most 1 MiB on either
-side; raise `grpc.max_metadata_size` in the client too.
+client compares it with what it expects. The answer may have 1 MiB; raise
+`grpc.max_metadata_size` in the client too. A handshake has at most 16 KiB and
+four times its columns; a server refuses a larger one without reading it.
 
 **Messages.** Both directions are alike, all integers little-endian::
 
@@ -94,12 +95,15 @@ once the server's half has ended, it says how, as any other does.
     has what was expected and found. Nothing of it is learned from or counted.
   * RESOURCE_EXHAUSTED: the method already has `max_streams` calls; or a stream
     from the same host was silent, and others have 5 s to take its place; or a
-    request is more than about twice as large as any that the layouts allow.
+    request is more than about twice as large as any that the layouts allow; or
+    the handshake is too large.
   * INTERNAL: the server's function raised; the message has its error.
   * DEADLINE_EXCEEDED: the client's own deadline.
   * Any other code: the function or session chose it, with `Refused`.
 
-An end of one stream leaves all other streams alone. Keepalive pings are sent by
+A connection has at most 100 calls at a time. One that was refused or cancelled
+counts for 10 s more; HTTP/2 refuses those beyond, so reconnect. An end of one
+stream leaves all other streams alone. Keepalive pings are sent by
 both ends every 20 s; a server accepts one every 5 s.
 
 **A thin actor** steps n environments for a learner of the pipeline `seed`. It

@@ -19,6 +19,7 @@ from seedx.wire import server as server_lib
 
 _OPTIONS: list[tuple[str, Any]] = [
   *server_lib.CHANNEL_OPTIONS,
+  *server_lib.metadata_limit(server_lib.METADATA_BYTES),
   ("grpc.max_receive_message_length", -1),
   # One connection for each client; a stalled one delays no other.
   ("grpc.use_local_subchannel_pool", 1),

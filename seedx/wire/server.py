@@ -1,5 +1,6 @@
 """The server: functions and sessions that clients call with nests of arrays."""
 
+import collections
 import contextlib
 import errno
 import json
@@ -27,17 +28,33 @@ from seedx.wire import security as security_lib
 PATH_PREFIX = "/seedx/"
 METADATA_KEY = "seedx-layout-bin"
 METADATA_BYTES = 1 << 20
+# Of a hello beside four times its layout: JSON may have spaces, and gRPC may
+# have base64. A MiB of JSON takes a fifth of a second of Python's lock.
+_HELLO_BYTES = 1 << 14
+# Calls of a connection at a time. One that was refused or cancelled remains one
+# of them for some seconds more, and gRPC resets those beyond the limit before
+# Python sees them: so resets in rapid succession take little of its time.
+_CALLS_PER_CONNECTION = 100
+_SPENT_SECONDS = 10.0
+# Of all connections: each has a hello, of `_HELLO_BYTES` or more.
+_MOST_SPENT = 4_096
 
 # For both ends. A peer that vanished without a word is noticed after 40 s.
 CHANNEL_OPTIONS: list[tuple[str, Any]] = [
-  ("grpc.max_metadata_size", METADATA_BYTES),
-  ("grpc.absolute_max_metadata_size", METADATA_BYTES),
   ("grpc.max_send_message_length", -1),
   ("grpc.keepalive_time_ms", 20_000),
   ("grpc.keepalive_timeout_ms", 20_000),
   ("grpc.keepalive_permit_without_calls", 1),
   ("grpc.http2.max_pings_without_data", 0),
 ]
+
+
+def metadata_limit(size: int) -> list[tuple[str, int]]:
+  """Options of gRPC that refuse metadata of more bytes."""
+  names = "grpc.max_metadata_size", "grpc.absolute_max_metadata_size"
+  return [(name, size) for name in names]
+
+
 _SERVER_OPTIONS: list[tuple[str, Any]] = [
   *CHANNEL_OPTIONS,
   ("grpc.so_reuseport", 0),
@@ -46,6 +63,7 @@ _SERVER_OPTIONS: list[tuple[str, Any]] = [
   # Whoever connects and sends nothing keeps no descriptor for long.
   ("grpc.server_handshake_timeout_ms", 10_000),
   ("grpc.max_connection_idle_ms", 60_000),
+  ("grpc.max_concurrent_streams", _CALLS_PER_CONNECTION),
 ]
 # A request somewhat over its limit is to be refused in our words, not gRPC's.
 _SLACK_BYTES = 1 << 16
@@ -282,6 +300,7 @@ class Server:
       options=[
         *_SERVER_OPTIONS,
         ("grpc.max_receive_message_length", limit),
+        *_hello_limit(self._methods.values()),
         ("grpc.max_allowed_incoming_connections", _most_connections()),
       ],
       maximum_concurrent_rpcs=(
@@ -362,10 +381,11 @@ class Server:
       self.stop(0)
 
   def _watch(self) -> None:
-    """Ends streams that are silent."""
+    """Ends streams that are silent, and lets spent calls go."""
     while not self._stopping.wait(min(1.0, self._silent_seconds / 4)):
       for method in self._methods.values():
         method.end_silent(self._silent_seconds)
+      self._handlers.let_go()
 
   def _bind(self, method: "_Method") -> None:
     if self._grpc is not None:
@@ -574,7 +594,9 @@ class _Stream:
       return None
     try:
       request = self._pipe.receive() if self._pipe else next(requests, None)
-    except grpc.RpcError:  # The client has gone.
+    except grpc.RpcError as error:  # The client has gone.
+      # gRPC keeps the error: with its frames, the call would refer to itself.
+      error.__traceback__ = None
       return None
     except layout_lib.MessageError as error:
       raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from error
@@ -634,6 +656,10 @@ class _Handlers(grpc.GenericRpcHandler):
     self._stopping = stopping
     self._door = door
     self._lock = threading.Lock()
+    # Calls that were refused or cancelled, and when, for `let_go`.
+    self._spent: collections.deque[tuple[float, object]] = collections.deque(
+      maxlen=_MOST_SPENT
+    )
     self._strangers = 0
     self._told_seconds = -math.inf
 
@@ -653,6 +679,15 @@ class _Handlers(grpc.GenericRpcHandler):
       flush=True,
     )
 
+  def let_go(self) -> None:
+    """Lets old spent calls go.
+
+    gRPC counts a call as one of its connection until nothing refers to it.
+    """
+    old = time.monotonic() - _SPENT_SECONDS
+    while self._spent and self._spent[0][0] < old:
+      self._spent.popleft()
+
   def service(
     self, handler_call_details: grpc.HandlerCallDetails
   ) -> grpc.RpcMethodHandler | None:
@@ -662,38 +697,45 @@ class _Handlers(grpc.GenericRpcHandler):
     def handle(
       requests: Iterator[bytes], context: grpc.ServicerContext
     ) -> Iterator[bytes]:
-      if not self._door.admits(context.invocation_metadata() or ()):
-        self._count_stranger(context.peer())
-        # Before it learns anything, even whether there is such a method.
-        context.abort(
-          grpc.StatusCode.UNAUTHENTICATED, "expected the run's token"
-        )
-      method = self._methods.get(path.removeprefix(PATH_PREFIX))
-      if self._stopping.is_set():
-        is_stream = method is not None and method.is_stream
-        code = grpc.StatusCode.UNAVAILABLE
-        context.abort(
-          grpc.StatusCode.CANCELLED if is_stream else code, _STOPPING
-        )
-      if method is None:
-        names = [PATH_PREFIX + name for name in self._methods]
-        context.abort(
-          grpc.StatusCode.UNIMPLEMENTED,
-          f"expected a method of {names}, found {path}.",
-        )
-        return
-      stream = _Stream(method, context, self._stopping, self.listener)
-      if (reason := method.add(stream)) is not None:
-        self.full_seconds = time.monotonic()
-        context.abort(
-          grpc.StatusCode.RESOURCE_EXHAUSTED, f"{method.name}: {reason}"
-        )
       try:
-        yield from stream.serve(requests)
+        yield from self._handle(path, requests, context)
       finally:
-        method.remove(stream)
+        if context.code() is not None or not context.is_active():
+          call = context._rpc_event.call  # type: ignore[attr-defined]
+          self._spent.append((time.monotonic(), call))
 
     return grpc.stream_stream_rpc_method_handler(handle)
+
+  def _handle(
+    self, path: str, requests: Iterator[bytes], context: grpc.ServicerContext
+  ) -> Iterator[bytes]:
+    """Serves a call, or refuses it."""
+    if not self._door.admits(context.invocation_metadata() or ()):
+      self._count_stranger(context.peer())
+      # Before it learns anything, even whether there is such a method.
+      context.abort(grpc.StatusCode.UNAUTHENTICATED, "expected the run's token")
+    method = self._methods.get(path.removeprefix(PATH_PREFIX))
+    if self._stopping.is_set():
+      is_stream = method is not None and method.is_stream
+      code = grpc.StatusCode.UNAVAILABLE
+      context.abort(grpc.StatusCode.CANCELLED if is_stream else code, _STOPPING)
+    if method is None:
+      names = [PATH_PREFIX + name for name in self._methods]
+      context.abort(
+        grpc.StatusCode.UNIMPLEMENTED,
+        f"expected a method of {names}, found {path}.",
+      )
+      return
+    stream = _Stream(method, context, self._stopping, self.listener)
+    if (reason := method.add(stream)) is not None:
+      self.full_seconds = time.monotonic()
+      context.abort(
+        grpc.StatusCode.RESOURCE_EXHAUSTED, f"{method.name}: {reason}"
+      )
+    try:
+      yield from stream.serve(requests)
+    finally:
+      method.remove(stream)
 
 
 class _DaemonThreads(futures.ThreadPoolExecutor):
@@ -787,6 +829,13 @@ def _hello(
     f"request layout: {difference}. Start both ends with the same "
     "configuration and version.",
   )
+
+
+def _hello_limit(methods: Iterable[_Method]) -> list[tuple[str, int]]:
+  """Options of gRPC that refuse a hello larger than an honest one."""
+  layouts = (len(json.dumps(x.inputs.to_json())) for x in methods)
+  limit = min(4 * max(layouts, default=0) + _HELLO_BYTES, METADATA_BYTES)
+  return metadata_limit(limit)
 
 
 def _wait_for_end(methods: Iterable[_Method], seconds: float) -> list[str]:
