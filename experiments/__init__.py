@@ -1,5 +1,8 @@
 """Programs that train, each a config, its presets and a line to run it."""
 
+import importlib
+import sys
+
 from seedx import output
 from seedx.app import allocator
 from seedx.runtime import signals
@@ -9,3 +12,6 @@ if allocator.runs_module_of(__name__):
   signals.leave_at_once()
   output.outlive_readers()
   allocator.keep_freed_memory()
+  importlib.import_module("seedx.app.early").check(
+    sys.orig_argv[2].rpartition(".")[2], sys.argv[1:]
+  )

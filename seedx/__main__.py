@@ -74,11 +74,12 @@ def main() -> int:
 def _train(words: list[str]) -> int:
   allocator.keep_freed_memory()
   experiments = importlib.import_module("seedx.app.experiments")
-  programs = importlib.import_module("seedx.app.programs")
   name = words[0] if words else ""
   if name not in experiments.shipped():
     known = ", ".join(experiments.shipped())
     return _fail(f"expected seedx train with {known}, found {name!r}")
+  importlib.import_module("seedx.app.early").check(name, words[1:])
+  programs = importlib.import_module("seedx.app.programs")
   module = experiments.load_module(name)
   return programs.main(
     module.EXPERIMENT, words[1:], module.__name__, f"seedx train {name}"

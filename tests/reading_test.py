@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from experiments import a2c as a2c_experiment
 from seedx import metrics, types
+from seedx.acting import evaluator
 from seedx.app import evaluate, export, plot, training
 from tests import programs
 
@@ -63,7 +64,7 @@ def read(trained, tmp_path, monkeypatch, capsys):
   def stop(*_, **__):
     raise WorkedError("it worked")
 
-  monkeypatch.setattr(evaluate.evaluator, "Evaluator", stop)
+  monkeypatch.setattr(evaluator, "Evaluator", stop)
   monkeypatch.setattr(export, "export", stop)
   monkeypatch.setattr(training, "run", stop)
   monkeypatch.setattr(plot, "draw", stop)

@@ -11,8 +11,7 @@ import json
 from collections.abc import Sequence
 
 from seedx import types
-from seedx.acting import evaluator, sessions
-from seedx.app import command_line, policies, statistics, videos
+from seedx.app import command_line, run_dirs, statistics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +64,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _evaluate(options: Options) -> int:
+  run_dirs.trusted(options.run_dir, options.trust)
+  # After the check, since they import JAX.
+  from seedx.acting import evaluator, sessions
+  from seedx.app import policies, videos
+
   policy = policies.load(
     options.run_dir, options.checkpoint, trust=options.trust
   )

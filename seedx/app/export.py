@@ -11,16 +11,19 @@ import dataclasses
 import json
 import pathlib
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dm_env
-import jax
-import jax.export
 import numpy as np
 
 from seedx import files, types
-from seedx.agents import acting_step
-from seedx.app import command_line, policies
+from seedx.app import command_line, run_dirs
+
+if TYPE_CHECKING:
+  import jax
+  import jax.export
+
+  from seedx.app import policies
 
 _PLATFORMS = ("cpu", "cuda", "tpu")
 
@@ -50,6 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _export(options: Options) -> int:
+  run_dirs.trusted(options.run_dir, options.trust)
+  from seedx.app import policies  # After the check, since it imports JAX.
+
   policy = policies.load(
     options.run_dir, options.checkpoint, trust=options.trust
   )
@@ -66,8 +72,8 @@ def _export(options: Options) -> int:
 
 
 def export(
-  policy: policies.Policy,
-) -> tuple[jax.export.Exported, dict[str, Any]]:
+  policy: "policies.Policy",
+) -> "tuple[jax.export.Exported, dict[str, Any]]":
   """Exports the greedy policy as a function of a batch of any size.
 
   The function maps `(timestep, memory)` to `(action, memory)`. `timestep` is a
@@ -86,13 +92,18 @@ def export(
   Raises:
     types.ConfigError: the agent has no `greedy` step.
   """
+  import jax
+  import jax.export
+
+  from seedx.agents import acting_step
+
   example = policy.initial_state(1)
   structure = jax.tree.structure(example)
   zeros = acting_step.zero_inputs(policy.spec, 1).timestep
 
   def act(
-    timestep: dict[str, types.Tree], memory: list[jax.Array]
-  ) -> tuple[jax.Array, list[jax.Array]]:
+    timestep: dict[str, types.Tree], memory: "list[jax.Array]"
+  ) -> "tuple[jax.Array, list[jax.Array]]":
     observation = jax.tree.unflatten(
       jax.tree.structure(zeros.observation),
       jax.tree.leaves(timestep["observation"]),
@@ -105,7 +116,7 @@ def export(
 
   (size,) = jax.export.symbolic_shape("b")
 
-  def shaped(leaf: Any) -> jax.ShapeDtypeStruct:
+  def shaped(leaf: Any) -> "jax.ShapeDtypeStruct":
     return jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype)
 
   timestep = _with_lists(zeros._asdict())

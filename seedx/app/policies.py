@@ -96,9 +96,7 @@ def load(
     types.ConfigError: there is no such run or checkpoint, this version of the
       program cannot read it, or it names code that is not trusted.
   """
-  asked = run_dirs.config(run_dir)
-  if config is None and not trust:
-    run_dirs.check_code(asked, run_dir)
+  asked = run_dirs.trusted(run_dir, trust or config is not None)
   directory = checkpointer.directory(run_dir)
   found = checkpoint.Checkpoints(directory)
   config = config or _config(asked)

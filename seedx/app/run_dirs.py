@@ -268,6 +268,22 @@ def config(run_dir: str | os.PathLike[str]) -> Config:
   )
 
 
+def trusted(run_dir: str | os.PathLike[str], trust: bool) -> Config:
+  """Reads `config.json` of a run that may name only seedx's code.
+
+  Args:
+    run_dir: directory of the run.
+    trust: whether it may name any.
+
+  Raises:
+    types.ConfigError: as `config` and `check_code` do.
+  """
+  found = config(run_dir)
+  if not trust:
+    check_code(found, run_dir)
+  return found
+
+
 def restored(asked: C, before: Config) -> C:
   """Returns a config with the settings of a run.
 
