@@ -88,7 +88,9 @@ def tiny_agent(wrong=lambda: 0.0):
 
   return dataclasses.replace(
     agent_of(),
-    init=lambda rng_key: base.AgentState(jnp.float32(3), (), {}, jnp.int32(0)),
+    init=lambda rng_key: base.AgentState(
+      jnp.float32(3), (), {}, jnp.int32(0), jnp.float32(0)
+    ),
     acting=lambda state: state.params,
     gradients=gradients,
     apply=apply,
@@ -550,10 +552,17 @@ def weighing_agent():
   def update(state, rng_key, batch):
     del rng_key
     unroll, start = batch.unroll.version[0], batch.unroll.action[0]
-    priorities = 1.0 + 100 * state + 10 * unroll + start
-    return state + 1, types.LossOutput(jnp.float32(1), {}, priorities)
+    priorities = 1.0 + 100 * state.updates + 10 * unroll + start
+    state = dataclasses.replace(state, updates=state.updates + 1)
+    return state, types.LossOutput(jnp.float32(8), {}, priorities)
 
-  return dataclasses.replace(experience_test.agent_of(), update=update)
+  return dataclasses.replace(
+    experience_test.agent_of(),
+    init=lambda rng_key: base.AgentState(
+      (), (), {}, jnp.int32(0), jnp.float32(0)
+    ),
+    update=update,
+  )
 
 
 def priority_of(update, unroll, start):

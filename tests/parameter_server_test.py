@@ -27,7 +27,8 @@ def adding_agent(period=1):
   """
 
   def start(params, updates):
-    return base.AgentState(params, (), {}, jnp.int32(updates), params)
+    numbers = jnp.int32(updates), jnp.float32(0)
+    return base.AgentState(params, (), {}, *numbers, params)
 
   def apply(state, gradients):
     return dataclasses.replace(
@@ -96,9 +97,9 @@ def connect(client, servers):
   running.wait_until(is_connected)
 
 
-def vector_of(version, vector):
+def vector_of(version, vector, resets=0.0):
   return parameter_server.Vector(
-    np.int32(version), np.asarray(vector, np.float32)
+    np.int32(version), np.float32(resets), np.asarray(vector, np.float32)
   )
 
 
@@ -387,6 +388,29 @@ def test_a_restart_goes_on_in_the_schedule():
   first, late, ended = steps
   assert ended < 1e-6 * first  # The schedule is computed in float32.
   np.testing.assert_allclose(late, first / 10, rtol=1e-5)
+
+
+def test_the_schedule_leaves_resets_out():
+  """Also where a worker gives another server what the first one had."""
+  shard, steps = shard_of(scheduled()), []
+  shard.start(vector_of(0, [0.0]))
+  for version in range(4):
+    reply = shard.push(vector_of(version, [0.1], resets=0.5))
+  assert reply.version == 4 and reply.resets == 2
+  for resets in (reply.resets, 0.0):
+    other = shard_of(scheduled())
+    other.start(vector_of(4, [0.0], resets))
+    steps.append(float(other.push(vector_of(4, [0.1])).vector[0]))
+  np.testing.assert_allclose(steps[0] / steps[1], 0.8 / 0.6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("resets", [-0.5, 1.5, np.nan])
+def test_no_gradient_has_more_resets_than_steps(resets):
+  shard = shard_of(adding_agent())
+  shard.start(vector_of(0, [3.0]))
+  with pytest.raises(wire.Refused, match="expected resets") as caught:
+    shard.push(vector_of(0, [1.0], resets))
+  assert caught.value.code is wire.StatusCode.INVALID_ARGUMENT
 
 
 def test_an_agent_that_cannot_be_parted_is_refused():

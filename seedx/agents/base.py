@@ -22,6 +22,8 @@ class AgentState:
     hyperparameters: `[]` float32 by name: the ones that may change at run time.
       Learning reads them here, never from a config.
     updates: `[]` int32, updates so far.
+    resets: `[]` float32, how many of these updates all resets in their batches
+      would fill; see `clock`.
     target_params: the target network's parameters, or ().
     statistics: running statistics of observations, see `normalizer`; or ().
   """
@@ -30,8 +32,25 @@ class AgentState:
   optimizer_state: types.Tree
   hyperparameters: dict[str, jax.Array]
   updates: jax.Array
+  resets: jax.Array
   target_params: types.Tree = ()
   statistics: types.Tree = ()
+
+  @property
+  def clock(self) -> jax.Array:
+    """Env steps learned from, in updates of batches without resets; `[]`.
+
+    Schedules go by it: with short episodes, resets are half of all steps.
+    """
+    return self.updates - self.resets
+
+  def counted(self, share: jax.Array | float) -> "AgentState":
+    """The state after an update whose resets have been counted.
+
+    Args:
+      share: `[]`, env steps of the batch over those of one without resets.
+    """
+    return dataclasses.replace(self, resets=self.resets + (1.0 - share))
 
 
 class Gradients(NamedTuple):
@@ -161,12 +180,12 @@ class Agent:
 
 @dataclasses.dataclass(frozen=True)
 class Horizon:
-  """The length of a run, for schedules.
+  """The length of a run, for schedules, which begin when learning does.
 
   Attributes:
     env_steps: env steps of the run.
-    updates: updates of the run if no step is a reset. Resets take steps of
-      unrolls too, so a schedule ends a little before the run.
+    updates: updates of the run if no step is a reset; the unit is that of
+      `AgentState.clock`.
   """
 
   env_steps: int

@@ -68,8 +68,9 @@ class Optimizer:
 
   Attributes:
     direction: Optax's, all but the factor -learning_rate; or the user's own.
-    schedule: of the learning rate: maps optimizer steps to a factor; None for
-      an optimizer of the user's own, which has its learning rate in it.
+    schedule: of the learning rate: maps `AgentState.clock`, in optimizer steps,
+      to a factor; None for an optimizer of the user's own, which has its
+      learning rate in it.
     steps_per_update: optimizer steps in an update.
   """
 
@@ -106,7 +107,7 @@ class Optimizer:
     direction = optax.chain(
       optax.clip_by_global_norm(config.max_gradient_norm),
       scale[config.optimizer],
-      optax.scale_by_schedule(schedule),
+      _scale_by(schedule),
     )
     return cls(direction, schedule, steps_per_update)
 
@@ -125,8 +126,11 @@ class Optimizer:
     self, state: base.AgentState, gradients: types.Tree
   ) -> base.AgentState:
     """Takes one optimizer step with the state's learning rate."""
+    others = {}
+    if self.schedule is not None:
+      others["resets"] = state.resets * self.steps_per_update
     updates, optimizer_state = self.direction.update(
-      gradients, state.optimizer_state, state.params
+      gradients, state.optimizer_state, state.params, **others
     )
     if self.schedule is not None:
       rate = state.hyperparameters["learning_rate"]
@@ -147,9 +151,38 @@ class Optimizer:
     norm = optax.global_norm(gradients)
     if self.schedule is None:
       return {"gradient_norm": norm}
-    scheduled = self.schedule(state.updates * self.steps_per_update)
+    scheduled = self.schedule(state.clock * self.steps_per_update)
     rate = state.hyperparameters["learning_rate"] * scheduled
     return {
       "learning_rate": jnp.maximum(rate, 0.0),  # Rounding ends below 0.
       "gradient_norm": norm,
     }
+
+
+def _scale_by(
+  schedule: optax.Schedule,
+) -> optax.GradientTransformationExtraArgs:
+  """As `optax.scale_by_schedule`, by a count without resets.
+
+  Its `update` takes `resets`, the optimizer steps that they would fill.
+  """
+
+  def init(params: types.Tree) -> optax.ScaleByScheduleState:
+    del params
+    return optax.ScaleByScheduleState(count=jnp.int32(0))
+
+  def update(
+    updates: types.Tree,
+    state: optax.ScaleByScheduleState,
+    params: types.Tree = None,
+    *,
+    resets: jax.Array,
+    **others: object,
+  ) -> tuple[types.Tree, optax.ScaleByScheduleState]:
+    del params, others
+    factor = schedule(state.count - resets)
+    updates = jax.tree.map(lambda x: jnp.asarray(factor, x.dtype) * x, updates)
+    count = optax.safe_increment(state.count)
+    return updates, optax.ScaleByScheduleState(count)
+
+  return optax.GradientTransformationExtraArgs(init, update)

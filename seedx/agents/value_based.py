@@ -206,6 +206,7 @@ def make(
       optimizer_state=optimizer.start(params, updates),
       hyperparameters=base.hyperparameters(config, HYPERPARAMETERS),
       updates=jnp.int32(updates),
+      resets=jnp.float32(0),
       target_params=params,
     )
 
@@ -302,7 +303,7 @@ def _model(
 
 
 def _decay_updates(config: Config, horizon: base.Horizon | None) -> float:
-  """Updates over which epsilon decays; 0 for no decay."""
+  """Time of `AgentState.clock` in which epsilon decays; 0 for no decay."""
   if horizon is None:
     return 0.0
   share = config.epsilon_steps / horizon.env_steps
@@ -318,7 +319,7 @@ def _epsilon(
     end = jnp.zeros_like(end)
   if not decay_updates:
     return end
-  done = state.updates / decay_updates
+  done = state.clock / decay_updates
   return jnp.maximum(1.0 - done * (1.0 - end), end).astype(jnp.float32)
 
 

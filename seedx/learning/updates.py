@@ -16,8 +16,8 @@ from seedx.runtime import hosts
 
 # `types.Unroll`, or `types.Sample` for an agent that needs windows.
 Batch = types.Unroll | types.Sample
-# Sums over micro-batches, each times its weight.
-_Total = tuple[base.Gradients, types.LossOutput]
+# Sums over micro-batches, each times its weight; and their `steps_of`.
+_Total = tuple[base.Gradients, types.LossOutput, jax.Array]
 
 
 class Order(NamedTuple):
@@ -105,10 +105,22 @@ def on_core(agent: base.Agent, state: base.AgentState, order: Order) -> Result:
     The state after it, unless it is not finite.
   """
   after, output = agent.update(state, _core_key(order), order.batch)
+  steps = losses.sum_over_cores(steps_of(agent, order.batch), sharding.CORES)
+  after = after.counted(output.weight / steps)
   after, skipped = keep_finite(state, after, sharding.CORES)
   said = _heard(order.said)
   output = _with_lag(output, order.version, order.batch)
   return Result(_unless_idle(state, after, said), output, skipped, said)
+
+
+def steps_of(agent: base.Agent, batch: Batch) -> jax.Array:
+  """Env steps, `[]`, that the agent learns from in a batch without resets."""
+  if isinstance(batch, types.Sample):
+    size = len(batch.importance_weight) * agent.needs.learned_steps
+  else:
+    length, size = batch.version.shape
+    size *= length - 1
+  return jnp.float32(size)
 
 
 class Whole:
@@ -156,19 +168,21 @@ class Accumulated:
       gradients, metrics = jax.tree.map(
         lambda leaf: leaf * weight, (gradients, output.metrics)
       )
-      total = gradients, types.LossOutput(weight, metrics)
+      steps = losses.sum_over_cores(steps_of(agent, batch), sharding.CORES)
+      total = gradients, types.LossOutput(weight, metrics), steps
       return total, _heard(order.said)
 
     def finish(
       state: base.AgentState, total: _Total, said: hosts.Said | tuple[()]
     ) -> Result:
-      gradients, (weight, metrics, _) = total
+      gradients, (weight, metrics, _), steps = total
       mean, metrics = jax.tree.map(
         lambda leaf: leaf / weight, (gradients, metrics)
       )
       if "gradient_norm" in metrics:  # Of the mean, not the mean of norms.
         metrics["gradient_norm"] = optax.global_norm(mean.params)
-      after, skipped = keep_finite(state, agent.apply(state, mean))
+      after = agent.apply(state, mean).counted(weight / steps)
+      after, skipped = keep_finite(state, after)
       output = types.LossOutput(weight, metrics)
       return Result(_unless_idle(state, after, said), output, skipped, said)
 

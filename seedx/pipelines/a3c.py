@@ -109,9 +109,10 @@ class Shared:
     """Starts from `state`."""
 
     def apply(
-      state: base.AgentState, gradients: base.Gradients
+      state: base.AgentState, gradients: base.Gradients, share: jax.Array
     ) -> tuple[base.AgentState, jax.Array]:
-      return updates.keep_finite(state, agent.apply(state, gradients))
+      after = agent.apply(state, gradients).counted(share)
+      return updates.keep_finite(state, after)
 
     self._apply = jax.jit(apply)
     self._device = device
@@ -124,15 +125,21 @@ class Shared:
     with self._lock:
       return self._state, np.int32(self._version)
 
-  def apply(self, gradients: base.Gradients) -> tuple[int, jax.Array]:
+  def apply(
+    self, gradients: base.Gradients, share: jax.Array | float = 1.0
+  ) -> tuple[int, jax.Array]:
     """Applies gradients, unless the result is not finite.
+
+    Args:
+      gradients: of a batch.
+      share: see `base.AgentState.counted`.
 
     Returns:
       The version that they were applied to; and `[]` bool, whether they were
       skipped.
     """
     with self._lock:
-      self._state, skipped = self._apply(self._state, gradients)
+      self._state, skipped = self._apply(self._state, gradients, share)
       self._version += 1
       return self._version - 1, skipped
 
@@ -178,7 +185,15 @@ class _Team:
     self._config = config
     self._stop = context.stop
     self._device = device
-    self._gradients = jax.jit(agent.gradients)
+
+    def gradients(
+      state: base.AgentState, rng_key: jax.Array, unroll: types.Unroll
+    ) -> tuple[base.Gradients, jax.Array, types.LossOutput]:
+      found, output = agent.gradients(state, rng_key, unroll)
+      share = output.weight / updates.steps_of(agent, unroll)
+      return found, share, output
+
+    self._gradients = jax.jit(gradients)
     layout = unroll_store.Layout.of(
       agent, workers.unroll_length, workers.envs_per_worker
     )
@@ -250,10 +265,10 @@ class _Team:
       RuntimeError: many updates in a row were skipped.
     """
     key = jax.random.fold_in(rng_key, version)
-    gradients, output = self._gradients(state, key, unroll)
+    gradients, share, output = self._gradients(state, key, unroll)
     # Else the next worker to apply its own would wait for this gradient.
     jax.block_until_ready(gradients)
-    applied_to, skipped = self.shared.apply(gradients)
+    applied_to, skipped = self.shared.apply(gradients, share)
     staleness = applied_to - int(version)
     weight, values = jax.device_get((output.weight, output.metrics))
     if skipped:

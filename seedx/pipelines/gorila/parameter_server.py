@@ -46,10 +46,13 @@ class Vector(NamedTuple):
   Attributes:
     version: `[]` int32, of the parameters, which are those that a gradient was
       computed with.
+    resets: `[]` float32, see `base.AgentState`: of the parameters; or the
+      share of a gradient's batch, from 0 to 1, that is resets.
     vector: `[P]` float32, by the shard's P parameters.
   """
 
   version: types.Array
+  resets: types.Array
   vector: types.Array
 
 
@@ -61,12 +64,14 @@ class Reply(NamedTuple):
     target_version: `[]` int32, of the target parameters; -1 where there are
       none.
     applied: `[]` bool, False where the gradient was not, see `Shard.push`.
+    resets: `[]` float32, of the parameters, see `base.AgentState`.
     vector: `[P]` float32, the parameters.
   """
 
   version: types.Array
   target_version: types.Array
   applied: types.Array
+  resets: types.Array
   vector: types.Array
 
 
@@ -78,11 +83,11 @@ def parts(num_params: int, num_shards: int) -> list[slice]:
 
 def layouts(size: int) -> tuple[wire.Layout, wire.Layout]:
   """Of a `Vector` and a `Reply`, for a shard of so many parameters."""
-  number = np.zeros((), np.int32)
+  number, share = np.zeros((), np.int32), np.zeros((), np.float32)
   vector = np.zeros(size, np.float32)
-  reply = Reply(number, number, np.zeros((), np.bool_), vector)
+  reply = Reply(number, number, np.zeros((), np.bool_), share, vector)
   return (
-    wire.Layout.of(wire.once(Vector(number, vector)), 1),
+    wire.Layout.of(wire.once(Vector(number, share, vector)), 1),
     wire.Layout.of(wire.once(reply), 1),
   )
 
@@ -132,15 +137,19 @@ class Shard:
     self.version = -1
     self._agent = agent
     self._start = agent.start
-    self._apply = jax.jit(
-      lambda state, gradients: updates.keep_finite(
-        state, agent.apply(state, gradients)
-      )
-    )
+
+    def apply(
+      state: base.AgentState, gradients: base.Gradients, share: jax.Array
+    ) -> tuple[base.AgentState, jax.Array]:
+      after = agent.apply(state, gradients).counted(share)
+      return updates.keep_finite(state, after)
+
+    self._apply = jax.jit(apply)
     self._max_staleness = max_staleness
     self._lock = threading.Lock()
     self._has_learned = False
     self._state: base.AgentState | None = None
+    self._resets = np.zeros((), np.float32)
     self._params = self._target = np.zeros(0, np.float32)
     self._target_version = -1
 
@@ -163,11 +172,14 @@ class Shard:
     """
     wire.check_finite("parameters", params.vector)
     wire.check_range("version", params.version, 0, _MOST_UPDATES)
+    wire.check_range("resets", params.resets, 0, params.version)
     with self._lock:
       if self._state is None:
-        self._take(
-          self._start(jax.numpy.asarray(params.vector), int(params.version))
+        state = self._start(
+          jax.numpy.asarray(params.vector), int(params.version)
         )
+        resets = jax.numpy.asarray(params.resets)
+        self._take(dataclasses.replace(state, resets=resets))
       return self._reply(applied=True)
 
   def push(self, gradient: Vector) -> Reply:
@@ -181,6 +193,7 @@ class Shard:
         not there yet.
     """
     wire.check_finite("gradients", gradient.vector)
+    wire.check_range("resets", gradient.resets, 0, 1)
     with self._lock:
       state = self._filled()
       wire.check_range("version", gradient.version, 0, self.version)
@@ -188,7 +201,8 @@ class Shard:
       if fresh:
         self._has_learned = True
         gradients = base.Gradients(gradient.vector)
-        state, skipped = self._apply(state, gradients)
+        share = 1 - gradient.resets
+        state, skipped = self._apply(state, gradients, share)
         self._take(state)
         fresh = not skipped
       return self._reply(applied=fresh)
@@ -202,7 +216,8 @@ class Shard:
     del nothing
     with self._lock:
       self._filled()
-      return Vector(np.int32(self._target_version), self._target)
+      version = np.int32(self._target_version)
+      return Vector(version, np.float32(0), self._target)
 
   def save(self, nothing: types.Tree) -> types.Tree:
     """The leaves of the whole state.
@@ -228,6 +243,7 @@ class Shard:
     parts = state.params, state.optimizer_state, state.target_params
     wire.check_finite("shards", jax.tree.leaves(parts))
     wire.check_range("updates", state.updates, 0, _MOST_UPDATES)
+    wire.check_range("resets", state.resets, 0, state.updates)
     with self._lock:
       if self._has_learned:
         raise wire.Refused(
@@ -249,6 +265,7 @@ class Shard:
   def _take(self, state: base.AgentState) -> None:
     self._state = state
     self.version = int(state.updates)
+    self._resets = np.asarray(state.resets)
     self._params = np.asarray(state.params)
     if isinstance(state.target_params, jax.Array):
       target = np.asarray(state.target_params)
@@ -260,6 +277,7 @@ class Shard:
       np.int32(self.version),
       np.int32(self._target_version),
       np.bool_(applied),
+      self._resets,
       self._params,
     )
 
@@ -340,6 +358,7 @@ class Client:
     self._clients: list[wire.Client] = []
     self._streams: list[wire.Exchange] = []
     self._versions = np.zeros(1, np.int32)
+    self._resets = np.zeros(1, np.float32)
     self._target_versions = np.full(1, -1, np.int32)
     self._closed_bytes = 0
     self.params = np.array(params)
@@ -349,6 +368,11 @@ class Client:
   def version(self) -> int:
     """Updates that all of the parameters have seen."""
     return int(self._versions.min())
+
+  @property
+  def resets(self) -> float:
+    """See `base.AgentState`; of all of the parameters."""
+    return float(self._resets.mean())
 
   @property
   def transferred_bytes(self) -> int:
@@ -372,6 +396,7 @@ class Client:
       self._parts = parts(len(self.params), len(addresses))
       self._layouts = [layouts(part.stop - part.start) for part in self._parts]
       self._versions = np.zeros(len(addresses), np.int32)
+      self._resets = np.zeros(len(addresses), np.float32)
       self._target_versions = np.full(len(addresses), -1, np.int32)
     self._clients = [wire.Client(x, self._security) for x in addresses]
     for k, client in enumerate(self._clients):
@@ -379,15 +404,24 @@ class Client:
       # A shard that was started again has forgotten its target parameters.
       self._target_versions[k] = -1
       self._update(
-        k, client.call(START, self._vector(k, self.params), vector, reply)
+        k,
+        client.call(
+          START,
+          self._vector(k, self.params, self._resets[k]),
+          vector,
+          reply,
+        ),
       )
       self._streams.append(wire.Exchange(client, PUSH, vector, reply))
 
-  def push(self, gradient: np.ndarray) -> tuple[bool, float]:
+  def push(
+    self, gradient: np.ndarray, resets: float = 0.0
+  ) -> tuple[bool, float]:
     """Sends a gradient to all shards, and takes their newest parameters.
 
     Args:
       gradient: `[P]` float32, by `params`.
+      resets: the share of its batch that is resets.
 
     Returns:
       Whether all shards applied it; and how many updates, on average, these
@@ -398,7 +432,7 @@ class Client:
     """
     before = self._versions.copy()
     for k, stream in enumerate(self._streams):
-      stream.send(self._vector(k, gradient))
+      stream.send(self._vector(k, gradient, resets))
     applied = []
     for k, stream in enumerate(self._streams):
       reply = stream.receive()
@@ -420,11 +454,13 @@ class Client:
       client.close()
     self._streams, self._clients = [], []
 
-  def _vector(self, shard: int, vector: np.ndarray) -> Vector:
-    return Vector(self._versions[shard], vector[self._parts[shard]])
+  def _vector(self, shard: int, vector: np.ndarray, resets: float) -> Vector:
+    part = vector[self._parts[shard]]
+    return Vector(self._versions[shard], np.float32(resets), part)
 
   def _update(self, shard: int, reply: Reply) -> None:
     self._versions[shard] = reply.version
+    self._resets[shard] = reply.resets
     self.params[self._parts[shard]] = reply.vector
     if reply.target_version > self._target_versions[shard]:
       target = self._clients[shard].call(

@@ -137,7 +137,10 @@ class SavedShards:
     vector = np.concatenate([np.asarray(state.params) for state in states])
     updates = min(int(state.updates) for state in states)
     whole = agent.start(unravel(jax.numpy.asarray(vector)), updates)
-    return agent.acting(dataclasses.replace(whole, statistics=zeros.statistics))
+    resets = min(jax.numpy.asarray(state.resets) for state in states)
+    return agent.acting(
+      dataclasses.replace(whole, resets=resets, statistics=zeros.statistics)
+    )
 
   def _address(self, shard: int) -> str:
     try:

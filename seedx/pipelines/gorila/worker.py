@@ -19,7 +19,7 @@ import optax
 from seedx import envs, metrics, types, wire
 from seedx.acting import local_actor, protocol, unroll_store
 from seedx.agents import base
-from seedx.learning import experience
+from seedx.learning import experience, updates
 from seedx.pipelines.gorila import parameter_server, replays, reports
 
 _WAIT_SERVERS = "parameter servers"
@@ -108,7 +108,7 @@ def _warm_up(
   batch = jax.tree.map(
     lambda x: np.zeros(x.shape, x.dtype), source.batch_for(share)
   )
-  _, _, values = learner.gradient(
+  *_, values = learner.gradient(
     state, jax.random.key(0), jax.device_put(batch, device)
   )
   return sorted(values)
@@ -209,7 +209,10 @@ class _Learner:
     clip = optax.clip_by_global_norm(work.max_gradient_norm)
 
     def with_params(
-      params: jax.Array, target_params: jax.Array, version: jax.Array
+      params: jax.Array,
+      target_params: jax.Array,
+      version: jax.Array,
+      resets: jax.Array,
     ) -> base.AgentState:
       has_target = bool(jax.tree.leaves(state.target_params))
       return dataclasses.replace(
@@ -217,16 +220,18 @@ class _Learner:
         params=unravel(params),
         target_params=unravel(target_params) if has_target else (),
         updates=version,
+        resets=resets,
       )
 
     def gradient(
       state: base.AgentState, rng_key: jax.Array, batch: types.Tree
-    ) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
+    ) -> tuple[jax.Array, jax.Array, jax.Array, dict[str, jax.Array]]:
       gradients, output = agent.gradients(state, rng_key, batch)
+      resets = 1.0 - output.weight / updates.steps_of(agent, batch)
       # A parameter server sees a part of the gradient, not its norm.
       clipped, _ = clip.update(gradients.params, clip.init(gradients.params))
       vector, _ = jax.flatten_util.ravel_pytree(clipped)
-      return vector, output.weight, output.metrics
+      return vector, resets, output.weight, output.metrics
 
     self.gradient = jax.jit(gradient)
     self._with_params = jax.jit(with_params)
@@ -238,7 +243,10 @@ class _Learner:
     version = np.int32(client.version)
     # Copies: JAX reads its arguments later, when the client's have gone on.
     state = self._with_params(
-      client.params.copy(), client.target_params.copy(), version
+      client.params.copy(),
+      client.target_params.copy(),
+      version,
+      np.float32(client.resets),
     )
     return state, self._acting(state), version
 
@@ -324,7 +332,7 @@ class _Worker:
     """Sends the gradient of a batch; False if the run is over."""
     key = jax.random.fold_in(self._learn_key, self._batches)
     self._batches += 1
-    gradient, weight, values = jax.device_get(
+    gradient, resets, weight, values = jax.device_get(
       self._learner.gradient(state, key, batch)
     )
     if not np.isfinite(gradient).all():
@@ -336,7 +344,7 @@ class _Worker:
       return True
     try:
       with self._waits.timed(_WAIT_SERVERS):
-        applied, staleness = self._learner.client.push(gradient)
+        applied, staleness = self._learner.client.push(gradient, resets)
     except wire.WireError as error:
       if error.code is not wire.StatusCode.UNAVAILABLE:
         raise
