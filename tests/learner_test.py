@@ -630,6 +630,31 @@ def test_each_batchs_priorities_land_at_its_own_windows(ahead):
   assert count == 24
 
 
+def test_a_source_is_told_of_each_batch_once_also_over_a_resume():
+  """A checkpoint has the batch that was under way, which nobody had counted."""
+
+  class Counted(experience.Once):
+    def __init__(self):
+      self.total = np.zeros(2)
+
+    def counted(self, env_steps, batches=1):
+      self.total += env_steps, batches
+
+  first, then = (
+    learner.Learner(tiny_agent(), config_of(1), Counted(), KEY)
+    for _ in range(2)
+  )
+  (batch,) = experience.Once()(first.shares(unroll_of()))
+  for _ in range(3):
+    first.learn(batch)
+  assert first._source.total.tolist() == [2, 2]
+  then.restore(jax.device_get(first.saved()))
+  then.learn(batch)
+  assert then._source.total.tolist() == [1, 1]
+  then.finish()
+  assert then._source.total.tolist() == [2, 2]
+
+
 # What is refused
 
 

@@ -122,10 +122,14 @@ def test_all_is_learned_at_once_and_by_the_newest_parameters(name):
 
 def test_dqn_learns_as_often_as_its_ratio_says():
   _, seen = trained("dqn")
-  for i, now in enumerate(seen):
-    # An unroll is a step longer than the 5 new ones: window 2.
-    items = i // UNROLL_LENGTH
-    assert now.updates == max(0, items - 1) * NUM_ENVS * UNROLL_LENGTH // 8
+  # An unroll is a step longer than the 5 new ones: window 2.
+  unrolls = seen[UNROLL_LENGTH::UNROLL_LENGTH]
+  begin = next(i for i, now in enumerate(unrolls) if now.updates)
+  assert unrolls[begin].env_steps >= 40 > unrolls[begin - 1].env_steps
+  for now in unrolls[begin:]:
+    due = now.env_steps - unrolls[begin - 1].env_steps
+    # Less than a batch; and how many resets were in the last one.
+    assert 0 <= due - now.learned_steps < 2 * 8
     assert now.learned_steps <= now.updates * 8
   assert seen[-1].updates >= 8
   assert seen[-1].learned_steps > 7 * seen[-1].updates

@@ -17,6 +17,8 @@ from seedx import checkpoint, metrics, replay, types
 from seedx.agents import base, random_keys
 from seedx.runtime import memory
 
+# Returns the number of env steps so far; None where that is not known.
+_Acted = Callable[[], int] | None
 # How much of the free memory a replay is advised to take.
 _MEMORY_SHARE = 0.8
 
@@ -65,6 +67,17 @@ class Experience(abc.ABC):
     """
     raise NotImplementedError
 
+  def counted(self, env_steps: float, batches: int = 1) -> None:
+    """Is called when it is known how many env steps were in batches.
+
+    That is once for each batch, about one update later.
+
+    Args:
+      env_steps: number of env steps that were learned from; resets are none.
+      batches: number of batches that they were in.
+    """
+    del env_steps, batches
+
   def resume(self, updates: int) -> None:
     """Is called once after `--resume`, when so many updates have been made."""
     del updates
@@ -83,8 +96,8 @@ class ReplayConfig:
     replay_min_steps: env steps in the replay before learning starts.
     replay_batch_size: batch size, in windows (n-step transitions, or R2D2's
       sequences).
-    replay_ratio: steps learned from per env step, on average. A transition is
-      one step, a sequence of R2D2's is many.
+    replay_ratio: env steps learned from per env step, on average. A transition
+      is one step, a sequence of R2D2's is many; resets are none.
   """
 
   replay_capacity: int = 200_000
@@ -101,6 +114,15 @@ class ReplayConfig:
       replay_batch_size=(1, 2**31 - 1),
       replay_ratio=(1e-6, 1e6),
     )
+
+  def due(self, learned_steps: int) -> replay.Ratio:
+    """Makes the count of batches that are due.
+
+    Args:
+      learned_steps: steps of a window that are learned from.
+    """
+    batch_steps = self.replay_batch_size * learned_steps
+    return replay.Ratio(self.replay_ratio, self.replay_min_steps, batch_steps)
 
   def steps_per_update(self, learned_steps: int) -> float:
     """Env steps for each update.
@@ -219,6 +241,7 @@ class Plan:
     period: int,
     cores: Sequence[jax.Device],
     rng_key: jax.Array,
+    acted: _Acted = None,
   ) -> Experience:
     """Makes the source of the agent's batches.
 
@@ -227,14 +250,23 @@ class Plan:
       period: T, new env steps of an unroll.
       cores: the learner devices of this host.
       rng_key: for sampling from the replay.
+      acted: returns the number of env steps so far, of all hosts; None to take
+        all steps of unrolls for env steps, with resets.
     """
     if self.replay is None:
       return Once()
     replay = self.replay.of_host(self.hosts)
+    acted = self._of_host(acted)
     if isinstance(replay, PrioritizedConfig):
       horizon = self.horizon.with_windows(agent.needs.learned_steps)
-      return Prioritized(agent, replay, period, cores, rng_key, horizon.updates)
-    return Replayed(agent, replay, period, cores, rng_key)
+      return Prioritized(
+        *(agent, replay, period, cores, rng_key, horizon.updates, acted)
+      )
+    return Replayed(agent, replay, period, cores, rng_key, acted)
+
+  def _of_host(self, acted: _Acted) -> _Acted:
+    """A host's part of env steps: each has the same, and so as many updates."""
+    return acted and (lambda: acted() // self.hosts)
 
   def _check_minibatches(self, needs: base.Needs) -> None:
     size, of = self.batch_steps // self.parts, "env steps"
@@ -325,6 +357,7 @@ class Replayed(Experience):
     period: int,
     cores: Sequence[jax.Device],
     rng_key: jax.Array,
+    acted: _Acted = None,
   ) -> None:
     """Allocates the replays only with the first shares; see `Plan.source`."""
     assert agent.needs.window is not None
@@ -339,8 +372,11 @@ class Replayed(Experience):
       jax.device_put(jax.random.fold_in(rng_key, i), core)
       for i, core in enumerate(cores)
     ]
+    self._acted = acted
     self._steps = 0
-    self._due = 0.0
+    # Env steps that are not new any more.
+    self._seen = 0
+    self._ratio = config.due(agent.needs.learned_steps)
     self._drawn = 0
     self.replay = self._make_replay(capacity, agent.needs.window)
     self._add = jax.jit(self.replay.add, donate_argnums=0)
@@ -362,14 +398,16 @@ class Replayed(Experience):
       unrolls = sum(share.unroll.version.shape[1] for share in shares)
       new_steps = unrolls * self._period
       self._steps += new_steps
-      if self._steps < self._config.replay_min_steps:
-        return
-      self._due += new_steps * self._config.replay_ratio
-    due = self._config.replay_batch_size * self._needs.learned_steps
-    while self._due >= due:
+      self._ratio.add(self._env_steps(new_steps))
+    while True:
       with self._changes():
-        self._due -= due
+        if not self._ratio.take():
+          return
         yield self._next()
+
+  def counted(self, env_steps: float, batches: int = 1) -> None:
+    """See `Experience`."""
+    self._ratio.learned(env_steps, batches)
 
   def example(self, shares: Sequence[types.Share]) -> Batch:
     """A batch to compile the update with; it leaves the sampling unchanged."""
@@ -397,13 +435,18 @@ class Replayed(Experience):
   def batch_for(self, share: types.Share) -> types.Tree:
     """One core's part of a batch from such unrolls: its shapes and dtypes."""
     state = self._state_for(share)
-    return jax.eval_shape(self.draw, state, jax.random.key(0), jnp.int32(0))
+    index, clock = jnp.int32(0), jnp.float32(0)
+    return jax.eval_shape(self.draw, state, jax.random.key(0), index, clock)
 
   def leave_out(self) -> None:
     """Does nothing: a state that is not saved costs nothing."""
 
   def draw(
-    self, state: types.Tree, rng_key: jax.Array, index: jax.Array
+    self,
+    state: types.Tree,
+    rng_key: jax.Array,
+    index: jax.Array,
+    clock: jax.Array,
   ) -> types.Tree:
     """Draws a core's part of a batch; pure.
 
@@ -411,10 +454,12 @@ class Replayed(Experience):
       state: of the core's replay.
       rng_key: of the core.
       index: `[]` int32, batches of the run before this one.
+      clock: `[]` float32, see `base.AgentState`.
 
     Returns:
       A `types.Sample`; of a prioritized replay a pair, with its windows.
     """
+    del clock
     key = jax.random.fold_in(random_keys.unrolled(rng_key), index)
     return self.replay.sample(state, key, self._part_size)
 
@@ -437,8 +482,9 @@ class Replayed(Experience):
       "states": [self._copy(state) for state in self.states],
       "keys": [jax.random.key_data(key) for key in self._keys],
       "ahead": self._ahead,
-      "due": np.float64(self._due),
+      "ratio": self._ratio.saved(),
       "steps": np.int64(self._steps),
+      "seen": np.int64(self._seen),
       "drawn": np.int64(self._drawn),
     }
     return lambda: state
@@ -490,8 +536,9 @@ class Replayed(Experience):
       "states": empty,
       "keys": keys,
       "ahead": self._batch(empty, 0) if has_ahead else None,
-      "due": np.float64(0),
+      "ratio": self._ratio.saved(),
       "steps": np.int64(0),
+      "seen": np.int64(0),
       "drawn": np.int64(0),
     }
     try:
@@ -505,8 +552,9 @@ class Replayed(Experience):
     if has_ahead:
       parts, windows = found["ahead"]
       self._ahead = Batch(self._on_cores(parts), self._on_cores(windows))
-    self._due = float(found["due"])
+    self._ratio.restore(found["ratio"])
     self._steps, self._drawn = int(found["steps"]), int(found["drawn"])
+    self._seen = int(found["seen"])
     return self._on_cores(found["states"])
 
   def _on_cores(self, nests: Sequence[types.Tree]) -> list[types.Tree]:
@@ -526,6 +574,19 @@ class Replayed(Experience):
     finally:
       self._changing.release()
 
+  def _env_steps(self, new_steps: int) -> int:
+    """Number of env steps among the new steps of unrolls; others are resets.
+
+    Acting is ahead of the unrolls, so that they are never taken for too few.
+    """
+    if self._acted is None:
+      return new_steps
+    if not self._seen and self._drawn:  # Resumed without its replay.
+      self._seen = max(0, self._acted() - new_steps)
+    new = max(0, min(new_steps, self._acted() - self._seen))
+    self._seen += new
+    return new
+
   def _added(self, state: types.Tree, share: types.Share) -> types.Tree:
     return self._add(state, self._needs.stored(share.unroll))
 
@@ -540,7 +601,8 @@ class Replayed(Experience):
     self, states: Sequence[types.Tree], index: int
   ) -> list[types.Tree]:
     pairs = zip(states, self._keys, strict=True)
-    return [self._sample(state, key, index) for state, key in pairs]
+    clock = np.float32(index - self._ratio.missed)
+    return [self._sample(state, key, index, clock) for state, key in pairs]
 
   @property
   def _part_size(self) -> int:
@@ -563,6 +625,7 @@ class Prioritized(Replayed):
     cores: Sequence[jax.Device],
     rng_key: jax.Array,
     updates: int,
+    acted: _Acted = None,
   ) -> None:
     """Allocates the replays only with the first shares.
 
@@ -573,11 +636,12 @@ class Prioritized(Replayed):
       cores: see `Plan.source`.
       rng_key: see `Plan.source`.
       updates: of the run, over which the importance exponent rises.
+      acted: see `Plan.source`.
     """
     self._alpha = config.priority_exponent
     self._beta = config.importance_exponent, config.importance_exponent_rise
     self._updates = float(updates)  # JAX's integers end at 2^31.
-    super().__init__(agent, config, period, cores, rng_key)
+    super().__init__(agent, config, period, cores, rng_key, acted)
     self._update = jax.jit(self.replay.update, donate_argnums=0)
     # Copies, for any thread: the states are donated.
     self._clamped: list[jax.Array] = []
@@ -613,12 +677,16 @@ class Prioritized(Replayed):
     return self._add(state, unroll, share.priorities)
 
   def draw(
-    self, state: types.Tree, rng_key: jax.Array, index: jax.Array
+    self,
+    state: types.Tree,
+    rng_key: jax.Array,
+    index: jax.Array,
+    clock: jax.Array,
   ) -> types.Tree:
     """See `Replayed`."""
     key = jax.random.fold_in(random_keys.unrolled(rng_key), index)
     start, rise = self._beta
-    done = jnp.minimum(index / self._updates, 1.0)
+    done = jnp.minimum(clock / self._updates, 1.0)
     beta = jnp.minimum(start + rise * done, 1.0)
     return self.replay.sample(state, key, self._part_size, beta)
 

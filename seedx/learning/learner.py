@@ -221,9 +221,11 @@ class Learner:
     self._skipped = counters.Skipped()
     # Updates for which no host had a batch.
     self._idle = 0
-    # Of updates that may still be running: the state before each, and its
-    # result without the state.
-    self._pending: list[tuple[base.AgentState, updates.Result]] = []
+    # Of updates that may still be running: the state before each, its result
+    # without the state, and whether it is of a batch of this host.
+    self._pending: list[tuple[base.AgentState, updates.Result, bool]] = []
+    # Env steps and batches that a checkpoint's source had not counted yet.
+    self._uncounted = 0.0, 0
     # Of the newest update that was read; they stay on the device.
     self._metrics: dict[str, jax.Array] = {}
     self._waits = metrics.Waits({metrics.WAIT_EXPERIENCE: 1})
@@ -325,9 +327,11 @@ class Learner:
     with self._changing:
       output = result.output._replace(priorities=None)
       told = result._replace(state=(), output=output)
-      self._pending.append((self._state, told))
+      self._pending.append((self._state, told, batch is not None))
       self._state = result.state
       self.steps += 1
+    self._source.counted(*self._uncounted)
+    self._uncounted = 0.0, 0
     # At most one update runs while the next is prepared: inference on the same
     # device waits for all of them.
     self._finish(keep=1)
@@ -412,22 +416,27 @@ class Learner:
     with self._changing:
       state, steps, idle = self._state, self.steps, self._idle
       learned, skipped = self.learned_steps, self._skipped.updates
-      pending = list(self._pending)
+      pending, uncounted = list(self._pending), self._uncounted
     patience_seconds = _COMPUTED_SECONDS
     while pending and not _is_computed(state, patience_seconds):
-      (state, _), steps = pending.pop(), steps - 1
+      (state, *_), steps = pending.pop(), steps - 1
       patience_seconds = 0.0
-    for _, result in pending:
+    for _, result, own in pending:
       idle += _is_idle(result)
       if result.skipped:
         skipped += 1
-      else:
-        learned += float(result.output.weight)
+        continue
+      learned += float(result.output.weight)
+      if own:
+        steps_each = _env_steps(result)
+        uncounted = uncounted[0] + steps_each, uncounted[1] + 1
     return {
       "agent": sharding.local(state),
       "rng_key": self._rng_key,
       "steps": np.int64(steps - idle),
       "learned_steps": np.float64(learned),
+      "uncounted_steps": np.float64(uncounted[0]),
+      "uncounted_batches": np.int64(uncounted[1]),
       "updates_skipped": np.int64(skipped),
     }
 
@@ -438,6 +447,8 @@ class Learner:
     self.steps = int(saved["steps"])
     self.learned_steps = float(saved["learned_steps"])
     self._skipped.updates = int(saved["updates_skipped"])
+    steps, batches = saved["uncounted_steps"], saved["uncounted_batches"]
+    self._uncounted = float(steps), int(batches)
     self._source.resume(self.steps)
     self.publish()
 
@@ -448,7 +459,7 @@ class Learner:
   def _finish(self, keep: int) -> None:
     """Reads the outputs of all but the newest `keep` updates."""
     while len(self._pending) > keep:
-      _, result = self._pending[0]
+      _, result, own = self._pending[0]
       output, kept = result.output, result.output.metrics
       # Each copy to the host takes its time: no more than is asked for.
       result = jax.device_get(
@@ -464,6 +475,8 @@ class Learner:
         self._idle += idle
         if not result.skipped:
           self.learned_steps += float(result.output.weight)
+          if own:
+            self._source.counted(_env_steps(result))
         del self._pending[0]
 
   def _batches(self) -> Iterator[experience.Batch | None]:
@@ -540,6 +553,12 @@ def _is_idle(result: updates.Result) -> bool:
   """Whether no host had a batch for an update."""
   said = result.said
   return isinstance(said, hosts_lib.Said) and int(said.batches) == 0
+
+
+def _env_steps(result: updates.Result) -> float:
+  """Env steps that an update learned from, for each host with a batch."""
+  said, weight = result.said, float(result.output.weight)
+  return weight / float(said.batches) if said else weight
 
 
 class Inbox:

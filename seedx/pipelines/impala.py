@@ -103,8 +103,10 @@ def learn(config: Config, context: process.Context) -> process.Process:
   period = config.learner.unroll_length
   hosts = context.hosts
   learner_key, replay_key = jax.random.split(jax.random.key(config.seed))
+  acted = hosts.acted(spec.frames_per_step, config.total_steps)
   source = config.plan.source(
-    agent, period, config.learner.cores(), hosts.own_key(replay_key)
+    *(agent, period, config.learner.cores(), hosts.own_key(replay_key)),
+    acted=lambda: acted.env_steps,
   )
   learning = learner_lib.Learner(
     agent,
@@ -114,7 +116,6 @@ def learn(config: Config, context: process.Context) -> process.Process:
     stop=context.stop,
     hosts=hosts,
   )
-  acted = hosts.acted(spec.frames_per_step, config.total_steps)
   seeds = hosts.counted(sessions.Seeds(config.seed, hosts.index))
   connected = sessions.Sessions(
     agent.exploration(config.actors.num_envs),

@@ -102,10 +102,14 @@ def learn(config: Config, context: process.Context) -> process.Process:
   rng_key = jax.random.key(config.seed)
   learner_key, *keys = jax.random.split(rng_key, 2 + len(devices))
   replay_key, *acting_keys = map(hosts.own_key, keys)
+  acted = hosts.acted(spec.frames_per_step, config.total_steps)
   learning = learner_lib.Learner(
     agent,
     config.learner,
-    config.plan.source(agent, period, config.learner.cores(), replay_key),
+    config.plan.source(
+      *(agent, period, config.learner.cores(), replay_key),
+      acted=lambda: acted.env_steps,
+    ),
     learner_key,
     acting_on=devices,
     stop=context.stop,
@@ -123,7 +127,6 @@ def learn(config: Config, context: process.Context) -> process.Process:
     )
     for device, own, key in zip(devices, sizes, acting_keys, strict=True)
   ]
-  acted = hosts.acted(spec.frames_per_step, config.total_steps)
   seeds = hosts.counted(sessions.Seeds(config.seed, hosts.index))
   connected = inference_server.InferenceServer(
     acting, sizes, acted, seeds, envs.returns_are_sums(config.env)

@@ -105,11 +105,14 @@ def learn(config: Config, context: process.Context) -> process.Process:
   rng_key = jax.random.key(config.seed)
   learner_key, replay_key, acting_key = jax.random.split(rng_key, 3)
   replay_key = hosts.own_key(replay_key)
-  source = config.plan.source(agent, period, config.learner.cores(), replay_key)
+  acted = hosts.acted(spec.frames_per_step, config.total_steps)
+  source = config.plan.source(
+    *(agent, period, config.learner.cores(), replay_key),
+    acted=lambda: acted.env_steps,
+  )
   learning = learner_lib.Learner(
     agent, config.learner, source, learner_key, stop=context.stop, hosts=hosts
   )
-  acted = hosts.acted(spec.frames_per_step, config.total_steps)
   seeds = hosts.counted(sessions.Seeds(config.seed, hosts.index))
   restarts = envs.Restarts(config.env_restarts, seeds.take)
   layout = unroll_store.Layout.of(agent, period, num_envs)

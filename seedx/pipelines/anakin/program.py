@@ -309,7 +309,7 @@ class Program:
     def update(index: jax.Array, carry: Any) -> Any:
       agent, replay, (_, weight, skipped) = carry
       version = clock.version + index
-      sample, windows = source.draw(replay, key, version), None
+      sample, windows = source.draw(replay, key, version, agent.clock), None
       if prioritized:
         sample, windows = sample
       agent, output, skip, _ = self._update(agent, keys, version, sample)

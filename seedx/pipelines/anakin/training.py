@@ -152,7 +152,9 @@ class Training:
     self._acting = jax.jit(self._one.agent.acting)
     # Held while the state is donated.
     self._changing = threading.Lock()
-    self._due, self._rolled_out = 0.0, 0
+    self._rolled_out = 0
+    learned_steps = self._one.agent.needs.learned_steps
+    self._ratio = config.replay.due(learned_steps) if config.replay else None
     self._env_steps, self._learned_steps = 0, 0.0
     self._last = (time.monotonic(), 0)
     self._skipped = counters.Skipped()
@@ -216,7 +218,7 @@ class Training:
         "agent": state.agent,
         "state": state._replace(agent=()),
         "clock": Clock(*map(np.int64, self._clock)),
-        "due": np.float64(self._due),
+        "ratio": self._ratio.saved() if self._ratio else {},
         "rolled_out": np.int64(self._rolled_out),
         "env_steps": np.int64(self._env_steps),
         "learned_steps": np.float64(self._learned_steps),
@@ -231,7 +233,9 @@ class Training:
     state = jax.tree.map(jnp.array, state)
     self._state = self._put(state, self._state_specs)
     self._clock = Clock(*map(np.int32, saved["clock"]))
-    self._due, self._rolled_out = float(saved["due"]), int(saved["rolled_out"])
+    if self._ratio:
+      self._ratio.restore(saved["ratio"])
+    self._rolled_out = int(saved["rolled_out"])
     self._env_steps = int(saved["env_steps"])
     self._last = (time.monotonic(), self._env_steps)
     self._learned_steps = float(saved["learned_steps"])
@@ -256,20 +260,19 @@ class Training:
     return state, output
 
   def _take_due(self) -> np.ndarray:
-    """Updates after each rollout of the next call, `[calls]` int32."""
-    replay, calls = self._config.replay, self._config.updates_per_call
-    if replay is None:
+    """Updates after each rollout of the next call, `[calls]` int32.
+
+    As if there were no resets; `_count` corrects that.
+    """
+    calls, ratio = self._config.updates_per_call, self._ratio
+    if ratio is None:
       return np.ones(calls, np.int32)
-    batch_steps = self._config.plan.batch_steps
-    learned_steps = self._one.agent.needs.learned_steps
-    each = replay.replay_batch_size * learned_steps
     due = np.zeros(calls, np.int32)
     for k in range(calls):
       self._rolled_out += 1
-      if self._rolled_out * batch_steps >= replay.replay_min_steps:
-        self._due += batch_steps * replay.replay_ratio
-        due[k] = self._due // each
-        self._due -= int(due[k]) * each
+      ratio.add(self._config.plan.batch_steps)
+      while ratio.take():
+        due[k] += 1
     return due
 
   def _count(self, output: Any, updated: int, has_metrics: bool) -> None:
@@ -277,7 +280,13 @@ class Training:
     num_seeds = self._config.num_seeds
     if num_seeds == 1:
       output = jax.tree.map(lambda x: x[None], output)
-    self._env_steps += int(output.env_steps.sum())
+    env_steps, learned = int(output.env_steps.sum()), output.weight.sum()
+    if self._ratio:
+      calls = output.weight.shape[1]
+      resets = calls * self._config.plan.batch_steps - env_steps / num_seeds
+      self._ratio.add(-resets)
+      self._ratio.learned(float(learned) / num_seeds, updated)
+    self._env_steps += env_steps
     new_steps = self._env_steps // num_seeds - self.acted.env_steps
     # `[seeds * N, steps]`
     ended, lengths = (
@@ -292,7 +301,7 @@ class Training:
         returns.add(own[~np.isnan(own)])
     skipped = int(output.skipped.sum())
     self._skipped.add(skipped, updated * num_seeds - skipped)
-    self._learned_steps += float(output.weight.sum()) / num_seeds
+    self._learned_steps += float(learned) / num_seeds
     if has_metrics:
       last = {k: x[:, -1].mean() for k, x in output.metrics.items()}
       self._metrics = {k: float(x) for k, x in last.items()}
