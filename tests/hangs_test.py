@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from unittest import mock
 
 import pytest
 
@@ -96,6 +97,31 @@ def test_nothing_hangs_before_the_first_update(soon, capfd):
     process.run(a_run(work), process.Context(stop), [sink], 0.05, watch=watch)
   assert {x["stalled_seconds"] for x in sink.lines} == {0.0}
   assert not capfd.readouterr().err
+
+
+def test_the_end_of_a_run_is_no_hang(soon, capfd):
+  # Such as its last evaluation, or a large replay that is saved.
+  count, stop, sink = itertools.count(), threading.Event(), running.Lines()
+  with signals.stopping(stop) as ending:
+    watch = hangs.Watch(ending, hang_seconds=0.2)
+    own = a_run(
+      stop.wait, lambda: next(count), done=lambda: len(sink.lines) > 3
+    )
+    process.run(own, process.Context(stop), [sink], 0.01, watch=watch)
+    lines = len(sink.lines)
+    time.sleep(1.0)
+    watch.close()
+  assert not capfd.readouterr().err and len(sink.lines) == lines
+
+
+def test_signals_are_heard_where_watching_fails(soon, capfd):
+  stop = threading.Event()
+  with signals.stopping(stop) as ending:
+    ending.watch = mock.Mock(side_effect=LookupError("lost"))
+    running.wait_until(lambda: ending.watch is None)
+    signal.raise_signal(signal.SIGTERM)
+    assert stop.wait(300)
+  assert capfd.readouterr().err.count("LookupError('lost')") == 1
 
 
 def test_a_place_is_a_function_and_its_first_line():

@@ -385,7 +385,8 @@ def _rescued(
   """Saves the newest state of a run that ends badly."""
 
   def rescue() -> None:
-    signals.say(f"{kept.rescue()}\n")
+    if words := kept.rescue():
+      signals.say(f"{words}\n")
 
   watch.kept, among.rescue = kept, rescue
   try:

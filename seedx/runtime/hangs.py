@@ -75,7 +75,7 @@ class Watch:
     self._line: metrics.Line = {}
     self._written_seconds = self._moved_seconds = time.monotonic()
     self._progress: tuple[object, object] = (None, None)
-    self._has_learned = False
+    self._has_learned = self._is_over = False
     self._next_seconds = hang_seconds
     # Where each thread is, by its name, and since when.
     self._places: dict[str, tuple[str, float]] = {}
@@ -97,8 +97,12 @@ class Watch:
     self._env_steps, self._threads, self._write = env_steps, threads, write
     self._written_seconds = self._moved_seconds = time.monotonic()
 
+  def end(self) -> None:
+    """Has no hang reported any more: the threads of the run have ended."""
+    self._is_over = True
+
   def close(self) -> None:
-    """Ends it: the run has ended."""
+    """Ends it: all is saved."""
     self._ending.watch = None
 
   def noted(self, line: metrics.Line) -> dict[str, metrics.Value]:
@@ -115,6 +119,8 @@ class Watch:
     if now > self._ending.seconds + _END_SECONDS and self._leaves:
       if self.kept is None or not self.kept.is_safe:
         self._leave()
+      return
+    if self._is_over:
       return
     stalled = self._stalled_seconds()
     if stalled < _LOOK_SECONDS:

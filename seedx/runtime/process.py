@@ -282,6 +282,7 @@ def run(
     try:
       team.join(_STOP_SECONDS)
     finally:
+      watch.end()
       last = write(process.measure())
       for sink in sinks:
         sink.close()

@@ -145,8 +145,12 @@ def _listen(reader: int, stop: threading.Event, ending: Ending) -> None:
           return
         if number in ENDING:
           _heed(signal.Signals(number), stop, ending)
-    if ending.watch is not None:
-      ending.watch()
+    try:
+      if ending.watch is not None:
+        ending.watch()
+    except Exception as error:  # Signals have to be heard all the same.
+      ending.watch = None
+      say(f"hangs are not looked for any more: {error!r}\n")
 
 
 def _heed(
