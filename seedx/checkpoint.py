@@ -71,7 +71,8 @@ class Checkpoints:
       directory: for the checkpoints; a `files.Folder` of a run directory's, so
         that a link in its place is not followed.
       keep: how many of the newest a `save` keeps; None for all.
-      newest_only: items that a `save` deletes in all checkpoints before.
+      newest_only: items that a `save` deletes in all checkpoints but the newest
+        that has them.
     """
     self.directory = files.Folder(directory)
     self.held: set[int] = set()
@@ -128,6 +129,10 @@ class Checkpoints:
       folder = self.directory.folder(str(env_steps))
       folder.write(_SCORE, to_bytes(np.float64(score)))
       self._retain()
+
+  def has(self, env_steps: int, name: str) -> bool:
+    """Whether a checkpoint has an item of this name."""
+    return self.directory.folder(str(env_steps)).has(name)
 
   def steps(self) -> list[int]:
     """The env steps of all checkpoints, ascending; also of older versions."""
@@ -221,8 +226,8 @@ class Checkpoints:
   def _retain(self) -> None:
     """Deletes what is not kept."""
     steps = self._own_steps()
-    for step in steps[:-1]:
-      for name in self._newest_only:
+    for name in self._newest_only:
+      for step in [x for x in steps if self.has(x, name)][:-1]:
         self.directory.folder(str(step)).remove(name)
     if self._keep is not None:
       kept = {*steps[-self._keep :], *self.ranked()[:1], *self.held}

@@ -19,15 +19,12 @@ from tests import programs, running
 
 
 class Kept:
-  """Saves nothing, and takes note of being asked to."""
+  """Saves nothing."""
 
-  is_safe = False
-
-  def __init__(self):
-    self.asked = threading.Event()
+  def __init__(self, is_writing=False, is_saved=False):
+    self.is_writing, self.is_saved = is_writing, is_saved
 
   def rescue(self):
-    self.asked.set()
     return "it is saved"
 
 
@@ -145,35 +142,53 @@ def test_a_place_is_a_function_and_its_first_line():
 
 _LEAVES = """
 import os, signal, threading, time
-from seedx.runtime import counters, hangs, process, signals
+from seedx.runtime import hangs, process, signals
 from tests import hangs_test
+hangs._END_SECONDS, signals._WATCH_SECONDS = 0.3, 0.05
 stop = threading.Event()
-hangs._END_SECONDS = 0.3
 with signals.stopping(stop) as ending:
   watch = hangs.Watch(ending, leaves=True)
-  watch.kept = hangs_test.Kept()
-  watch.kept.is_safe = {is_safe}
-  watch.leaving.append(lambda: print("left"))
-  threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
-  run = hangs_test.a_run(lambda: time.sleep(4))
-  process.run(run, process.Context(stop), watch=watch)
+  watch.kept = hangs_test.Kept({kept})
+  watch.leaving.append(lambda: print("left", flush=True))
+  threading.Timer(3.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+  updates = []
+  def work():
+    for _ in range(4):
+      time.sleep({seconds})
+      if stop.is_set():
+        break
+      updates.append(1)
+  run = hangs_test.a_run(work, lambda: len(updates))
+  process.run(run, process.Context(stop), (), 0.05, watch=watch)
+  watch.close()
 """
 
 
-@pytest.mark.parametrize("is_safe", [False, True])
-def test_a_signal_ends_what_hangs_unless_it_is_being_saved(is_safe):
+@pytest.mark.parametrize(
+  ("kept", "seconds", "leaves"),
+  [
+    ("", 5.0, True),
+    ("is_saved=True", 5.0, True),
+    # However slow the disk is; and as slow as the run was before.
+    ("is_writing=True", 5.0, False),
+    ("", 1.2, False),
+  ],
+)
+def test_a_signal_ends_what_hangs_and_nothing_that_is_slow(
+  kept, seconds, leaves
+):
   ended = subprocess.run(
-    [sys.executable, "-c", _LEAVES.format(is_safe=is_safe)],
+    [sys.executable, "-c", _LEAVES.format(kept=kept, seconds=seconds)],
     cwd=programs.ROOT,
     capture_output=True,
     text=True,
     check=False,
     timeout=300,
   )
-  assert ended.returncode == (0 if is_safe else 143), ended.stderr
+  assert ended.returncode == (143 if leaves else 0), ended.stderr
   said = "it is saved", "has not ended", "worker: for"
-  assert all((x in ended.stderr) != is_safe for x in said)
-  assert ("left" in ended.stdout) != is_safe
+  assert all((x in ended.stderr) == leaves for x in said), ended.stderr
+  assert ("left" in ended.stdout) == leaves
 
 
 SMALL = ("--env", "tests.own_envs:Hanging", "--env-options")

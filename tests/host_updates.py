@@ -75,7 +75,7 @@ def updated(name, index):
   config = learner.InboxConfig(
     hosts=HOSTS,
     host_index=index,
-    coordinator="-",
+    coordinator="127.0.0.1:1",
     unroll_length=shared().LENGTH - 1,
     learner_devices=tuple(range(CORES)),
     micro_batches=micro_batches,

@@ -45,7 +45,7 @@ _COMMANDS = {
   "plot": (plot, "{} --output plot.png"),
   "resume": (
     a2c,
-    "--resume {} --total-steps 200 --evaluate-every-steps 20"
+    "--resume {} --total-steps 1100 --evaluate-every-steps 20"
     " --evaluate-episodes 1",
   ),
   "train": (a2c, f"--run-dir {{}} --total-steps 40 {' '.join(_SMALL)}"),
@@ -66,7 +66,7 @@ _BEGIN = {
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
   run_dir = tmp_path_factory.mktemp("trained") / "run"
-  words = (*_SMALL, "--total-steps", "100", "--run-dir", str(run_dir))
+  words = (*_SMALL, "--total-steps", "1000", "--run-dir", str(run_dir))
   assert programs.main(a2c, words) == 0
   return run_dir
 

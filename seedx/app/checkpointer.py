@@ -119,7 +119,7 @@ class Checkpointer:
 
   Attributes:
     newest: the metrics of the last checkpoint; empty before the first.
-    is_safe: whether the last checkpoint of the run is on its way to the disk.
+    is_saved: whether the last checkpoint of the run is on the disk.
   """
 
   def __init__(
@@ -138,8 +138,7 @@ class Checkpointer:
       evaluation: evaluates the run; None for never.
     """
     self.newest: Mapping[str, metrics.Value] = {}
-    self.is_safe = False
-    self._is_last = False
+    self.is_saved = False
     self._run = run
     self._run_dir = run_dir
     self._checkpoints = checkpoint.Checkpoints(
@@ -175,13 +174,16 @@ class Checkpointer:
         path = found.set_aside(damaged)
         print(f"checkpoint {damaged} is kept as {path}", file=sys.stderr)
     if self._run.replay is not None:
+      # A checkpoint of a run that ended badly may be without it.
+      steps = [
+        x for x in found.steps() if x <= env_steps and found.has(x, REPLAY)
+      ]
       try:
         # Anyone may have written it, with a size that ends this process.
         free = memory.free_bytes(jax.devices("cpu")[0])
         most = math.inf if free is None else free
-        self._run.replay.restore(
-          found.restore(env_steps, REPLAY, most_bytes=most)
-        )
+        newest = steps[-1] if steps else env_steps
+        self._run.replay.restore(found.restore(newest, REPLAY, most_bytes=most))
       except checkpoint.Damaged as error:
         print(f"the replay starts empty: {error}", file=sys.stderr)
     if self._evaluation is not None:
@@ -213,7 +215,6 @@ class Checkpointer:
 
   def finish(self, interrupted: bool) -> None:
     """Saves a last checkpoint, and evaluates it unless interrupted."""
-    self._is_last = True
     try:
       saved = self._save()
     except wire.WireError as error:
@@ -226,36 +227,47 @@ class Checkpointer:
       )
       return
     self.wait()
+    self.is_saved = True
     if self._evaluation is not None:
       acting = self._run.policy(saved)
       self._evaluation.finish(_env_steps(saved), acting, interrupted)
       self._rate()
 
-  def rescue(self) -> str:
-    """Saves the newest state without the replay, where the run ends badly.
+  @property
+  def is_writing(self) -> bool:
+    """Whether a checkpoint is on its way to the disk."""
+    return self._writing.locked()
+
+  def rescue(self, has_ended: bool = False) -> str:
+    """Saves the newest state, where the run ends badly.
+
+    Args:
+      has_ended: whether no thread of the run is left; if not, the replay, which
+        one of them may hold, is left out.
 
     Returns:
       Words on what was saved, and how to continue; empty where no checkpoint
       exists and nothing was there to save.
     """
-    before, why = self._checkpoints.steps(), ""
+    why = without = ""
     try:
+      replay = self._kept_replay()
       saved = self._run.saved()
-      env_steps = _env_steps(saved)
+      env_steps, before = _env_steps(saved), self._checkpoints.steps()
       if env_steps > max([0, *before]):
         items = {RUN: saved, ACTING: self._acting(saved)}
+        if replay is not None and has_ended:
+          items[REPLAY] = replay.saved()()
+        elif replay is not None:
+          without = " without the newest replay"
         with self._writing:
           self._checkpoints.save(env_steps, items, self._score())
     except Exception as error:  # What ends the run may be the reason.
       why = f"its newest state could not be saved ({envs.in_one_line(error)})"
-    saved_steps = self._checkpoints.steps()
-    if not saved_steps:
+    found = self._checkpoints.steps()
+    if not found:
       return why
-    left_out = saved_steps != before and self._run.replay is not None
-    without = " without the replay" if left_out else ""
-    way = (
-      f"--resume {self._run_dir} continues from checkpoint {saved_steps[-1]}"
-    )
+    way = f"--resume {self._run_dir} continues from checkpoint {found[-1]}"
     return f"{why}{'; ' if why else ''}{way}{without}"
 
   def wait(self) -> None:
@@ -291,7 +303,7 @@ class Checkpointer:
       saved = self._run.saved()
       fetch = replay.saved() if replay else None
     self._saved_seconds = time.monotonic()
-    score, is_last = self._score(), self._is_last
+    score = self._score()
     if evaluates:
       self._checkpoints.held.add(_env_steps(saved))
     items = {RUN: saved, ACTING: self._acting(saved)}
@@ -302,7 +314,6 @@ class Checkpointer:
         if fetch is not None:
           items[REPLAY] = fetch()
         with self._writing:
-          self.is_safe = is_last
           size = self._checkpoints.save(_env_steps(saved), items, score)
         self.newest = {
           "checkpoint_bytes": size,

@@ -12,6 +12,9 @@ from seedx import envs, files, metrics, types
 from seedx.acting import evaluator, sessions
 from seedx.app import run_dirs, statistics
 
+# How long an evaluation that is cancelled may go on.
+_CANCEL_SECONDS = 2.0
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
@@ -125,8 +128,13 @@ class Periodic:
     """
     if stop:
       self._stop.set()
+      if self._thread is not None:
+        self._thread.join(_CANCEL_SECONDS)  # Its environments may hang.
+      if self._failure is not None:
+        raise self._failure
+      return
     self._join()
-    if not stop and env_steps != self._last_steps:
+    if env_steps != self._last_steps:
       self.start(env_steps, acting)
       self._join()
 

@@ -79,7 +79,7 @@ class Config(checkpointer.Config, evaluations.Config):
       profile=(0.0, types.MOST_SECONDS),
     )
     for name in ("run_dir", "resume"):
-      if "\0" in getattr(self, name):
+      if "\0" in os.fspath(getattr(self, name)):
         raise types.ConfigError(
           f"expected {name} without a NUL character, found"
           f" {getattr(self, name)!r}"
@@ -255,7 +255,8 @@ def _run(work: _Work, stop: threading.Event, ending: signals.Ending) -> Run:
     context = process.Context(stop, found)
     if found.count > 1:
       hosts.check_same(run_dirs.of_all_hosts(work.record.options))
-    watch = hangs.Watch(ending, work.config.hang_seconds, found.count == 1)
+    leaves = ending.in_main and found.count == 1
+    watch = hangs.Watch(ending, work.config.hang_seconds, leaves)
     train_here = _help if found.index else _lead
     try:
       run = train_here(work, context, ending, watch)
@@ -384,15 +385,15 @@ def _rescued(
 ) -> Iterator[None]:
   """Saves the newest state of a run that ends badly."""
 
-  def rescue() -> None:
-    if words := kept.rescue():
+  def rescue(has_ended: bool = False) -> None:
+    if words := kept.rescue(has_ended):
       signals.say(f"{words}\n")
 
   watch.kept, among.rescue = kept, rescue
   try:
     yield
-  except BaseException:
-    rescue()
+  except BaseException as error:
+    rescue(has_ended=not isinstance(error, TimeoutError))
     raise
 
 

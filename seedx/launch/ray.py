@@ -337,7 +337,10 @@ class _Learner:
 
   def run(self, work: Callable[..., Any]) -> Any:
     """Does it; see `elsewhere`."""
-    return work(self._stop, self._ending)
+    # Ray calls this on another thread than the main one.
+    with signals.stopping(self._stop) as ending:
+      ending.status, self._ending = self._ending.status, ending
+      return work(self._stop, ending)
 
   def stop(self, status: int) -> None:
     """Ends it."""

@@ -303,6 +303,8 @@ class Learner:
     steps = self.steps
     for batch in self._source(shares):
       self.learn(batch)
+      if self._stop.is_set() and self._hosts.count == 1:
+        break  # The others are still due after a resume.
     if self._hosts.count > 1 and self.steps == steps:
       self.learn(None)
 

@@ -315,10 +315,12 @@ class _Rounds:
       member.ended[some] = self._round
       self._episodes += int(np.sum(episodes))
       self._last_steps = env_steps
-      if self._not_yet == 0 and self._episodes >= _ROUND_EPISODES:
+      if self._not_yet <= 0 and self._episodes >= _ROUND_EPISODES:
         self._round += 1
         self._not_yet, self._episodes = self._envs, 0
-        self._took_steps = env_steps - self._began_steps
+        # Of several hosts, env steps rise with updates only.
+        took = env_steps - self._began_steps
+        self._took_steps = took or self._took_steps
         self._began_steps = env_steps
 
   def _have_ended(self, before: np.ndarray) -> None:

@@ -18,7 +18,13 @@ _LOOK_SECONDS = 3.0
 _LATE_SECONDS = 5.0
 # After a signal, the time that threads have to end, and that the process has.
 _END_SECONDS = 6.0
-_LEAVE_SECONDS = 9.5
+_LEAVE_SECONDS = 9.0
+# And that their sinks have, once they have ended; a user's logger has 60 s.
+_CLOSE_SECONDS = 75.0
+# For the processes that were started; they end by themselves, too.
+_LEAVING_SECONDS = 0.5
+# A run is as slow as it was, up to this, and does not hang.
+_SLOW_SECONDS = 60.0
 _PACKAGE = str(pathlib.Path(__file__).parent.parent)
 
 
@@ -26,11 +32,17 @@ class Kept(Protocol):
   """What saves a run.
 
   Attributes:
-    is_safe: whether all that is to be saved at the end of the run is on its way
-      to the disk: nothing of the run is waited for any more.
+    is_writing: whether a checkpoint is on its way to the disk.
+    is_saved: whether the last checkpoint of the run is there.
   """
 
-  is_safe: bool
+  @property
+  def is_writing(self) -> bool:
+    """See above."""
+
+  @property
+  def is_saved(self) -> bool:
+    """See above."""
 
   def rescue(self) -> str:
     """Saves the newest state without the replay; returns what was done."""
@@ -74,11 +86,15 @@ class Watch:
     self._first: metrics.Line | None = None
     self._line: metrics.Line = {}
     self._written_seconds = self._moved_seconds = time.monotonic()
+    # The longest time without progress, except where the run was reported.
+    self._longest_seconds = 0.0
     self._progress: tuple[object, object] = (None, None)
     self._has_learned = self._is_over = False
     self._next_seconds = hang_seconds
     # Where each thread is, by its name, and since when.
     self._places: dict[str, tuple[str, float]] = {}
+    # Held by who ends the run, this or the main thread.
+    self._closing, self._is_closed = threading.Lock(), False
     self._ending.watch = self.look
 
   def begin(
@@ -103,7 +119,8 @@ class Watch:
 
   def close(self) -> None:
     """Ends it: all is saved."""
-    self._ending.watch = None
+    with self._closing:
+      self._ending.watch, self._is_closed = None, True
 
   def noted(self, line: metrics.Line) -> dict[str, metrics.Value]:
     """Takes note of a line of metrics; returns it with `stalled_seconds`."""
@@ -116,8 +133,8 @@ class Watch:
   def look(self) -> None:
     """Looks whether the run hangs; called about once a second."""
     now = time.monotonic()
-    if now > self._ending.seconds + _END_SECONDS and self._leaves:
-      if self.kept is None or not self.kept.is_safe:
+    if self._leaves and now > self._ending.seconds + _END_SECONDS:
+      if self._hangs_at_end(now):
         self._leave()
       return
     if self._is_over:
@@ -133,15 +150,32 @@ class Watch:
         f"no env step and no update for {stalled:.0f} s"
         f"{types.see('nothing-moves')}\n{self._described()}"
       )
-    if now > self._written_seconds + _LATE_SECONDS and self._line:
+    late = max(_LATE_SECONDS, 2 * self._longest_seconds)
+    if now > self._written_seconds + late and self._line:
       self._write(self._late_line())
 
   def _stalled_seconds(self) -> float:
     """Seconds since the last progress; 0 before the first update."""
     progress = self._env_steps(), self._line.get("learner_steps")
-    if progress != self._progress or not self._has_learned:
-      self._progress, self._moved_seconds = progress, time.monotonic()
-    return time.monotonic() - self._moved_seconds
+    now = time.monotonic()
+    stalled = now - self._moved_seconds
+    if progress == self._progress and self._has_learned:
+      return stalled
+    if self._has_learned and stalled < self._hang_seconds:
+      self._longest_seconds = max(self._longest_seconds, stalled)
+    self._progress, self._moved_seconds = progress, now
+    return 0.0
+
+  def _hangs_at_end(self, now: float) -> bool:
+    """Whether what is left to do after a signal hangs."""
+    if self.kept is not None and self.kept.is_writing:
+      return False  # However slow the disk is.
+    if self.kept is not None and self.kept.is_saved:
+      return True
+    if self._is_over:
+      return now > self._ending.seconds + _CLOSE_SECONDS
+    slow = min(2 * self._longest_seconds, _SLOW_SECONDS)
+    return now > self._moved_seconds + max(_END_SECONDS, slow)
 
   def _late_line(self) -> metrics.Line:
     """A line in place of one that the run does not come to write."""
@@ -173,27 +207,35 @@ class Watch:
 
   def _leave(self) -> None:
     """Saves what can be saved, and ends the process without its threads."""
-    self.close()
+    self._ending.watch = None
     self._note_places()
+    seconds = time.monotonic() - self._ending.seconds
     _print(
-      f"the run has not ended {_END_SECONDS:g} s after the signal"
+      f"the run has not ended {seconds:.0f} s after the signal"
       f"{types.see('nothing-moves')}\n{self._described()}"
     )
     rescue = threading.Thread(target=self._rescue, daemon=True)
     rescue.start()
-    deadline = self._ending.seconds + _LEAVE_SECONDS
-    rescue.join(max(0.0, deadline - time.monotonic()))
+    patience = _LEAVE_SECONDS - _END_SECONDS
+    deadline = time.monotonic() + patience
+    while rescue.is_alive() and (
+      time.monotonic() < deadline or (self.kept and self.kept.is_writing)
+    ):
+      rescue.join(0.05)
     if rescue.is_alive():
       _print("its newest state could not be saved in time")
-    self._ending.leave()
+    for leave in reversed(self.leaving):
+      threading.Thread(target=leave, daemon=True).start()
+    time.sleep(_LEAVING_SECONDS)
+    with self._closing:
+      if not self._is_closed:
+        self._ending.leave()
 
   def _rescue(self) -> None:
     if self._line:
       self._write({**self._late_line(), "env_steps": self._env_steps()})
     if self.kept is not None:
       _print(self.kept.rescue())
-    for leave in reversed(self.leaving):
-      leave()
 
 
 def _place(frame: python_types.FrameType) -> str:

@@ -42,17 +42,19 @@ class Ending:
     watch: function that is called about once a second while signals are
       listened to, on the thread that listens.
     exits: whether the second Ctrl-C ends the process.
-    raises: whether the next signal raises KeyboardInterrupt.
+    in_main: whether this process hears signals by it.
+    raises: whether the next signal ends a script by an exception.
   """
 
   status = 0
   seconds = math.inf
   watch: Callable[[], None] | None = None
   exits = False
+  in_main = False
   raises = False
 
   def leave(self) -> None:
-    """Ends the process; in a script, raises KeyboardInterrupt in it."""
+    """Ends the process; in a script, raises what ends it."""
     if self.exits:
       os._exit(self.status)
     self.raises = True
@@ -67,7 +69,8 @@ def status(number: int) -> int:
 def say(text: str) -> None:
   """Writes to stderr at once, from any thread, whatever is being printed."""
   # Not `print`, whose lock a thread that hangs may hold.
-  with contextlib.suppress(OSError):
+  # It may be closed, or none.
+  with contextlib.suppress(OSError, ValueError, AttributeError):
     os.write(sys.stderr.fileno(), text.encode())
 
 
@@ -109,11 +112,14 @@ def stopping(stop: threading.Event, exits: bool = True) -> Iterator[Ending]:
 
   def handle(number: int, frame: object) -> None:
     del number, frame  # The pipe has the number, too.
+    if ending.raises and ending.status != status(signal.SIGINT):
+      raise SystemExit(ending.status)
     if ending.raises:
       raise KeyboardInterrupt
 
   in_main = threading.current_thread() is threading.main_thread()
   before = {}
+  ending.in_main = in_main
   if in_main:
     others = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     _written_to.add(writer)
