@@ -32,7 +32,7 @@ class AgentState:
   optimizer_state: types.Tree
   hyperparameters: dict[str, jax.Array]
   updates: jax.Array
-  resets: jax.Array
+  resets: jax.Array = dataclasses.field(default_factory=lambda: jnp.float32(0))
   target_params: types.Tree = ()
   statistics: types.Tree = ()
 

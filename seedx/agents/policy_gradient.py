@@ -143,7 +143,6 @@ def make(
       optimizer_state=optimizer.start(params, updates),
       hyperparameters=base.hyperparameters(config, names),
       updates=jnp.int32(updates),
-      resets=jnp.float32(0),
     )
 
   def init(rng_key: jax.Array) -> base.AgentState:

@@ -206,7 +206,6 @@ def make(
       optimizer_state=optimizer.start(params, updates),
       hyperparameters=base.hyperparameters(config, HYPERPARAMETERS),
       updates=jnp.int32(updates),
-      resets=jnp.float32(0),
       target_params=params,
     )
 

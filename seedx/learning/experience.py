@@ -15,7 +15,7 @@ import numpy as np
 
 from seedx import checkpoint, metrics, replay, types
 from seedx.agents import base, random_keys
-from seedx.runtime import memory
+from seedx.runtime import counters, memory
 
 # Returns the number of env steps so far; None where that is not known.
 _Acted = Callable[[], int] | None
@@ -241,7 +241,7 @@ class Plan:
     period: int,
     cores: Sequence[jax.Device],
     rng_key: jax.Array,
-    acted: _Acted = None,
+    acted: counters.Acted | None = None,
   ) -> Experience:
     """Makes the source of the agent's batches.
 
@@ -250,23 +250,25 @@ class Plan:
       period: T, new env steps of an unroll.
       cores: the learner devices of this host.
       rng_key: for sampling from the replay.
-      acted: returns the number of env steps so far, of all hosts; None to take
-        all steps of unrolls for env steps, with resets.
+      acted: counts env steps, of all hosts; None to take all steps of unrolls
+        for env steps, with resets.
     """
     if self.replay is None:
       return Once()
     replay = self.replay.of_host(self.hosts)
-    acted = self._of_host(acted)
+    env_steps = self._of_host(acted)
     if isinstance(replay, PrioritizedConfig):
       horizon = self.horizon.with_windows(agent.needs.learned_steps)
       return Prioritized(
-        *(agent, replay, period, cores, rng_key, horizon.updates, acted)
+        *(agent, replay, period, cores, rng_key, horizon.updates, env_steps)
       )
-    return Replayed(agent, replay, period, cores, rng_key, acted)
+    return Replayed(agent, replay, period, cores, rng_key, env_steps)
 
-  def _of_host(self, acted: _Acted) -> _Acted:
+  def _of_host(self, acted: counters.Acted | None) -> _Acted:
     """A host's part of env steps: each has the same, and so as many updates."""
-    return acted and (lambda: acted() // self.hosts)
+    if acted is None:
+      return None
+    return lambda: acted.env_steps // self.hosts
 
   def _check_minibatches(self, needs: base.Needs) -> None:
     size, of = self.batch_steps // self.parts, "env steps"

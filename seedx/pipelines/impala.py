@@ -105,8 +105,7 @@ def learn(config: Config, context: process.Context) -> process.Process:
   learner_key, replay_key = jax.random.split(jax.random.key(config.seed))
   acted = hosts.acted(spec.frames_per_step, config.total_steps)
   source = config.plan.source(
-    *(agent, period, config.learner.cores(), hosts.own_key(replay_key)),
-    acted=lambda: acted.env_steps,
+    agent, period, config.learner.cores(), hosts.own_key(replay_key), acted
   )
   learning = learner_lib.Learner(
     agent,

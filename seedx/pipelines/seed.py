@@ -85,8 +85,7 @@ def learn(config: Config, context: process.Context) -> process.Process:
   """The learner process: server, inference, unrolls, updates.
 
   Raises:
-    types.ConfigError: the environment or a device does not exist, or the agent
-      cannot learn so.
+    types.ConfigError: no such environment or device, or an unfit agent.
   """
   hosts, period = context.hosts, config.learner.unroll_length
   spec = envs.spec(config.env)
@@ -99,18 +98,16 @@ def learn(config: Config, context: process.Context) -> process.Process:
     period=period,
     share_size=config.learner.share_size,
   )
-  rng_key = jax.random.key(config.seed)
-  learner_key, *keys = jax.random.split(rng_key, 2 + len(devices))
-  replay_key, *acting_keys = map(hosts.own_key, keys)
+  keys = jax.random.split(jax.random.key(config.seed), 2 + len(devices))
+  replay_key, *acting_keys = map(hosts.own_key, keys[1:])
   acted = hosts.acted(spec.frames_per_step, config.total_steps)
   learning = learner_lib.Learner(
     agent,
     config.learner,
     config.plan.source(
-      *(agent, period, config.learner.cores(), replay_key),
-      acted=lambda: acted.env_steps,
+      agent, period, config.learner.cores(), replay_key, acted
     ),
-    learner_key,
+    keys[0],
     acting_on=devices,
     stop=context.stop,
     hosts=hosts,

@@ -95,8 +95,7 @@ def learn(config: Config, context: process.Context) -> process.Process:
   """The only process: environments, acting, unrolls, updates.
 
   Raises:
-    types.ConfigError: the environment or a device does not exist, or the agent
-      does not fit the config.
+    types.ConfigError: no such environment or device, or an unfit agent.
   """
   spec = envs.spec(config.env)
   agent = config.plan.agent(config.agent, spec, sharding.CORES)
@@ -104,11 +103,9 @@ def learn(config: Config, context: process.Context) -> process.Process:
   num_envs = config.num_envs // hosts.count
   rng_key = jax.random.key(config.seed)
   learner_key, replay_key, acting_key = jax.random.split(rng_key, 3)
-  replay_key = hosts.own_key(replay_key)
   acted = hosts.acted(spec.frames_per_step, config.total_steps)
   source = config.plan.source(
-    *(agent, period, config.learner.cores(), replay_key),
-    acted=lambda: acted.env_steps,
+    agent, period, config.learner.cores(), hosts.own_key(replay_key), acted
   )
   learning = learner_lib.Learner(
     agent, config.learner, source, learner_key, stop=context.stop, hosts=hosts
