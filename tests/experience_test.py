@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 import threading
+from types import SimpleNamespace
 import time
 
 import jax
@@ -546,31 +547,34 @@ def test_a_run_may_be_longer_than_int32_counts():
 
 def test_a_share_counts_as_the_env_steps_that_were_acted_for_it():
   """Others of its steps are resets; and so are those of batches."""
-  acted, batches = 0, 0
+  acted, batches = SimpleNamespace(env_steps=0), 0
   plan = experience.Plan(100, 8, replay_config(batch_size=8, min_steps=8))
   source = plan.source(
-    agent_of(), NUM_STEPS, jax.devices()[:1], jax.random.key(0), lambda: acted
+    agent_of(), NUM_STEPS, jax.devices()[:1], jax.random.key(0), acted
   )
   for index in range(10):
-    acted += 4  # Of 8: episodes are of one step.
+    acted.env_steps += 4  # Of 8: episodes are of one step.
     for _ in source(shares_of(index, cores=1)):
       batches += 1
       source.counted(4.0)
   # The first 4 come before the replay has its least; the last are yet due.
   assert batches == 8
-  acted += 100  # Of others, that have not come: no more than there are.
+  acted.env_steps += (
+    100  # Of others, that have not come: no more than there are.
+  )
   assert len(list(source(shares_of(0, cores=1)))) == 1
 
 
 def test_a_resumed_run_without_its_replay_goes_on_with_what_is_new():
-  acted, plan = 1000, experience.Plan(2000, 8, replay_config(min_steps=8))
+  acted = SimpleNamespace(env_steps=1000)
+  plan = experience.Plan(2000, 8, replay_config(min_steps=8))
   source = plan.source(
-    agent_of(), NUM_STEPS, jax.devices()[:1], jax.random.key(0), lambda: acted
+    agent_of(), NUM_STEPS, jax.devices()[:1], jax.random.key(0), acted
   )
   source.resume(90)
-  acted += 8
+  acted.env_steps += 8
   assert len(list(source(shares_of(0, cores=1)))) == 1
-  acted += 4
+  acted.env_steps += 4
   assert not list(source(shares_of(1, cores=1)))
 
 
