@@ -6,8 +6,8 @@ import functools
 import itertools
 import math
 import threading
-from types import SimpleNamespace
 import time
+from types import SimpleNamespace
 
 import jax
 import numpy as np
