@@ -432,7 +432,9 @@ def test_an_update_that_does_not_end_well_is_not_saved(how, monkeypatch):
   run(it, [unroll_of()])
   before = jax.device_get(it.saved())
   (batch,) = experience.Once()(it.shares(unroll_of(5)))
-  it.learn(batch)
+  with monkeypatch.context() as patch:
+    patch.setattr(learner, "_is_ready", lambda nest: False)
+    it.learn(batch)
   assert it.saved()["steps"] == before["steps"] + 1
   failure = jax.errors.JaxRuntimeError("INTERNAL: lost")
   wait = mock.Mock(side_effect=failure if how == "fails" else None)

@@ -223,7 +223,9 @@ class Learner:
     self._idle = 0
     # Of updates that may still be running: the state before each, its result
     # without the state, and whether it is of a batch of this host.
-    self._pending: list[tuple[base.AgentState, updates.Result, bool]] = []
+    self._pending: list[
+      tuple[base.AgentState | None, updates.Result, bool]
+    ] = []
     # Env steps and batches that a checkpoint's source had not counted yet.
     self._uncounted = 0.0, 0
     # Of the newest update that was read; they stay on the device.
@@ -329,7 +331,9 @@ class Learner:
     with self._changing:
       output = result.output._replace(priorities=None)
       told = result._replace(state=(), output=output)
-      self._pending.append((self._state, told, batch is not None))
+      # What `saved` returns where this update hangs; else its memory is freed.
+      before = None if _is_ready(result.state) else self._state
+      self._pending.append((before, told, batch is not None))
       self._state = result.state
       self.steps += 1
     self._source.counted(*self._uncounted)
@@ -421,7 +425,11 @@ class Learner:
       pending, uncounted = list(self._pending), self._uncounted
     patience_seconds = _COMPUTED_SECONDS
     while pending and not _is_computed(state, patience_seconds):
-      (state, *_), steps = pending.pop(), steps - 1
+      before, *_ = pending[-1]
+      if before is None:
+        break
+      state, steps = before, steps - 1
+      pending.pop()
       patience_seconds = 0.0
     for _, result, own in pending:
       idle += _is_idle(result)
@@ -532,15 +540,19 @@ class _Published:
 
   def is_computed(self) -> bool:
     """Whether nobody would have to wait for them."""
-    leaves = jax.tree.leaves(list(self.acting.values()))
-    return all(leaf.is_ready() for leaf in leaves)
+    return _is_ready(list(self.acting.values()))
+
+
+def _is_ready(nest: types.Tree) -> bool:
+  """Whether nobody would have to wait for these arrays."""
+  return all(leaf.is_ready() for leaf in jax.tree.leaves(nest))
 
 
 def _is_computed(state: types.Tree, patience_seconds: float) -> bool:
   """Waits for a state; whether it can be read, and has not failed."""
   leaves = jax.tree.leaves(state)
   deadline = time.monotonic() + patience_seconds
-  while not all(leaf.is_ready() for leaf in leaves):
+  while not _is_ready(state):
     if time.monotonic() > deadline:
       return False
     time.sleep(0.001)
