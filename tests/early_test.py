@@ -26,6 +26,10 @@ _RUN |= {"pipeline": "seedx.pipelines.sync:Config", "agent": "a:b"}
     ("seedx plot nowhere", "found no config.json in"),
     ("seedx compare --seeds 0", "--seeds from 1 to"),
     ("seedx compare --experiments nothing", "found 'nothing'"),
+    ("seedx sweep nothing", "found 'nothing'"),
+    ("seedx sweep ppo --trials 0", "--trials from 1 to"),
+    ("seedx benchmark --seconds 0", "--seconds of at least 1"),
+    ("seedx chaos --pipelines nothing", "found 'nothing'"),
     ("seedx certificates", "expected DIRECTORY"),
   ],
 )

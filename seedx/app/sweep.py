@@ -27,7 +27,6 @@ from seedx.app import (
   configs,
   experiments,
   plot,
-  programs,
   run_dirs,
   search,
   trials,
@@ -130,6 +129,8 @@ def _sweep(options: Options) -> int:
   if name not in experiments.shipped():
     known = ", ".join(experiments.shipped())
     raise types.ConfigError(f"expected EXPERIMENT of {known}, found {name!r}")
+  from seedx.app import programs  # It imports JAX.
+
   words += ["--env", options.env] if options.env else []
   words += ["--total-steps", str(options.total_steps)]
   module = experiments.load_module(name)

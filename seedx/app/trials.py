@@ -9,7 +9,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from seedx.app import command_line, experiments, programs, training
+from seedx.app import command_line, experiments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,6 +117,8 @@ class Training:
 
   def _run(self, trial: Trial, run_dir: pathlib.Path) -> None:
     try:
+      from seedx.app import programs, training  # They import JAX.
+
       module = experiments.load_module(trial.experiment)
       words = [*trial.words, *options(trial.values), "--quiet"]
       words += ["--seed", str(trial.seed)]

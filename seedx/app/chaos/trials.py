@@ -1,0 +1,137 @@
+"""Runs the trials that `seedx chaos` was asked for, and judges them."""
+
+import json
+import pathlib
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from seedx import files
+from seedx.app.chaos import trial
+from seedx.app.chaos.main import PIPELINES, Options
+
+_ALWAYS = (
+  *("--total-steps", "10000000000"),
+  *("--checkpoint-every-seconds", "5", "--hang-seconds", "8"),
+)
+# Where the environments' faults end the run.
+_IN_PROCESS = ("a3c", "sync")
+# Before, it is too early to judge rates and memory.
+_LEAST_MINUTES = 4.0
+_MORE = {"memory": 1.05, "threads": 20.0, "files": 20.0}
+# How soon the rate is back after an actor's fault, and after a learner's.
+_ACTOR_SECONDS = 5.0
+_COLD_STARTS = 1.5
+
+
+def plan(pipeline: str, minutes: float, seed: int) -> trial.Plan:
+  """What is done to a pipeline in so many minutes."""
+  experiment, options = PIPELINES[pipeline]
+  alone = pipeline in _IN_PROCESS
+  if alone:
+    # Two in a minute or so, at 20,000 env steps a second.
+    options = (*options, "--env-options", "mean_steps_to_fault=600000.0")
+  return trial.Plan(
+    experiment,
+    seconds=60.0 * minutes,
+    seed=seed,
+    kills=0 if alone else round(2.2 * minutes),
+    environment_kills=round((0.5 if alone else 0.3) * minutes),
+    pauses=round(0.6 * minutes),
+    learner_kills=max(2, round((1.0 if alone else 0.5) * minutes)),
+    full_disks=max(1, round(0.1 * minutes)),
+    hangs=max(1, round(0.1 * minutes)),
+    # Gorila's and A3C's are in many threads or processes.
+    hanging_updates=0 if pipeline in ("gorila", "a3c") else 1,
+    idle_connections=0 if alone else 1,
+    streams_per_second=0.6,
+    environments_fail=alone,
+    options=(*_ALWAYS, *options),
+  )
+
+
+def run(options: Options) -> int:
+  """Runs the trials; returns 1 if there are violations."""
+  found = {}
+  for number, pipeline in enumerate(options.pipelines):
+    wanted = plan(pipeline, options.minutes, options.seed + number)
+    with tempfile.TemporaryDirectory(prefix="seedx-chaos-") as folder:
+      done = trial.Trial(wanted, pathlib.Path(folder))
+      try:
+        done.run()
+      finally:
+        alone = pipeline in _IN_PROCESS
+        found[pipeline] = _summary(done, alone, options.minutes)
+        _show(pipeline, found[pipeline], done)
+        if options.output:
+          text = json.dumps(found, indent=2) + "\n"
+          files.write_file(pathlib.Path(options.output), text)
+  return int(any(summary["violations"] for summary in found.values()))
+
+
+def _summary(done: trial.Trial, alone: bool, minutes: float) -> dict[str, Any]:
+  """What a trial found, as JSON, its figures judged."""
+  of_all = ("learner", trial.SERVER, *([trial.ENVIRONMENT] * alone))
+  actors, learners = trial.recoveries(done, of_all)
+  growth = trial.growth(done)
+  cold_start = trial.cold_start(done)
+  violations = list(done.violations)
+  if minutes >= _LEAST_MINUTES:
+    violations += [
+      f"{name} has grown by {more:.2f} since minute 2"
+      for name, more in growth.items()
+      if more > _MORE[name]
+    ]
+    violations += [
+      f"the rate was back {seconds:.1f} s after the {fault.kind} of"
+      f" {fault.whom}"
+      for found, most in (
+        (actors, _ACTOR_SECONDS),
+        (learners, _COLD_STARTS * cold_start),
+      )
+      for fault, seconds in found
+      if seconds > most
+    ]
+  if not done.audited:
+    violations.append("nothing was learned from")
+  kinds = [fault.kind for fault in done.faults]
+  return {
+    "violations": violations,
+    "faults": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
+    "hostile_streams": done.statuses,
+    "audited_windows": done.audited,
+    "env_steps": done.samples[-1].env_steps if done.samples else 0,
+    "cold_start_seconds": round(cold_start, 1),
+    "back_after_actor_seconds": _quantiles(actors),
+    "back_after_learner_seconds": _quantiles(learners),
+    "back": [
+      f"{seconds:.1f} s after {fault.kind} of {fault.whom} at"
+      f" {fault.seconds:.0f} s"
+      for fault, seconds in sorted(actors + learners)
+    ],
+    "more_since_minute_2": {k: round(x, 3) for k, x in growth.items()},
+  }
+
+
+def _quantiles(
+  recoveries: Sequence[tuple[trial.Fault, float]],
+) -> list[float]:
+  """The median and the largest, if there are any."""
+  values = [seconds for _, seconds in recoveries]
+  if not values:
+    return []
+  return [round(float(np.median(values)), 1), round(max(values), 1)]
+
+
+def _show(pipeline: str, summary: Mapping[str, Any], done: trial.Trial) -> None:
+  words = "no violation"
+  if summary["violations"]:
+    words = "; ".join(summary["violations"])
+    print(*done.said, sep="\n", file=sys.stderr)
+  print(f"{pipeline}: {words}")
+  for name, value in summary.items():
+    if name != "violations":
+      print(f"  {name}: {value}", flush=True)
