@@ -216,9 +216,9 @@ def test_an_example_has_a_batchs_form_and_changes_nothing():
 def test_it_draws_behind_what_so_many_updates_have_drawn():
   source, resumed = (make(ratio=8.0) for _ in range(2))
   first = draws(source, shares=1)
-  resumed.resume(123)
+  resumed.resume(123, 0.0)
   assert draws(resumed, shares=1) != first
-  resumed.resume(len(first) // 2)
+  resumed.resume(len(first) // 2, 0.0)
   assert draws(resumed, shares=1) == draws(source, shares=1)
 
 
@@ -522,10 +522,11 @@ def test_the_importance_exponent_rises_over_the_run_and_goes_on():
         importance_exponent_rise=rise,
       )
     )
-    source.resume(resumed)
+    source.resume(2 * resumed, float(resumed))
     return [np.asarray(x.parts[0].importance_weight) for x in source(uneven)]
 
-  for resumed in (0, 1000):
+  # Half of what a resumed run has learned from were resets.
+  for resumed in (0, 40, 1000):
     full = weights(resumed, 1.0, 0.0)
     rising = weights(resumed, 0.2, 0.6)
     assert len(full) == 20
@@ -571,7 +572,7 @@ def test_a_resumed_run_without_its_replay_goes_on_with_what_is_new():
   source = plan.source(
     agent_of(), NUM_STEPS, jax.devices()[:1], jax.random.key(0), acted
   )
-  source.resume(90)
+  source.resume(90, 0.0)
   acted.env_steps += 8
   assert len(list(source(shares_of(0, cores=1)))) == 1
   acted.env_steps += 4

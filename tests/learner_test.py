@@ -407,7 +407,7 @@ def test_a_learner_that_was_saved_goes_on_as_if_it_had_not_been(num_cores):
     agent_of(), config_of(num_cores), source, jax.random.key(99)
   )
   other.restore(saved)
-  source.resume.assert_called_once_with(3)
+  source.resume.assert_called_once_with(3, saved["agent"].resets)
   assert (other.steps, other.learned_steps) == (3, steps)
   assert other.saved()["updates_skipped"] == 1
   acting, version = other.newest()

@@ -78,9 +78,14 @@ class Experience(abc.ABC):
     """
     del env_steps, batches
 
-  def resume(self, updates: int) -> None:
-    """Is called once after `--resume`, when so many updates have been made."""
-    del updates
+  def resume(self, updates: int, resets: float) -> None:
+    """Continues a run; called once, before the first share.
+
+    Args:
+      updates: number of updates so far.
+      resets: how many of them the resets would fill, see `base.AgentState`.
+    """
+    del updates, resets
 
   def measure(self) -> dict[str, metrics.Value]:
     """What it adds to a line of metrics."""
@@ -416,9 +421,9 @@ class Replayed(Experience):
     self._begin(shares)
     return self._batch(self.states, self._drawn)
 
-  def resume(self, updates: int) -> None:
-    """Continues the random numbers after those of so many updates."""
-    self._drawn = updates
+  def resume(self, updates: int, resets: float) -> None:
+    """Continues the random numbers and the clock; see `Experience`."""
+    self._drawn, self._ratio.missed = updates, resets
 
   def measure(self) -> dict[str, metrics.Value]:
     """What it adds to a line of metrics."""

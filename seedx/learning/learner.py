@@ -332,7 +332,7 @@ class Learner:
       output = result.output._replace(priorities=None)
       told = result._replace(state=(), output=output)
       # What `saved` returns where this update hangs; else its memory is freed.
-      before = None if _is_ready(result.state) else self._state
+      before = None if _is_ready(result.skipped) else self._state
       self._pending.append((before, told, batch is not None))
       self._state = result.state
       self.steps += 1
@@ -459,7 +459,7 @@ class Learner:
     self._skipped.updates = int(saved["updates_skipped"])
     steps, batches = saved["uncounted_steps"], saved["uncounted_batches"]
     self._uncounted = float(steps), int(batches)
-    self._source.resume(self.steps)
+    self._source.resume(self.steps, float(saved["agent"].resets))
     self.publish()
 
   def finish(self) -> None:
