@@ -191,6 +191,28 @@ def test_a_signal_ends_what_hangs_and_nothing_that_is_slow(
   assert ("left" in ended.stdout) == leaves
 
 
+def test_sinks_that_end_slowly_are_waited_for_after_all_is_saved(
+  soon, monkeypatch
+):
+  """And then the rest has its own time to end."""
+  monkeypatch.setattr(hangs, "_CLOSE_SECONDS", 300.0)
+  stop = threading.Event()
+  with signals.stopping(stop) as ending:
+    watch = hangs.Watch(ending, leaves=True)
+    leave = mock.patch.object(watch, "_leave").start()
+    watch.kept = Kept()
+    sink = mock.Mock(close=lambda: time.sleep(1.0))
+    with watch.closing([sink]):
+      own = a_run(stop.set)
+      process.run(own, process.Context(stop), [sink], 0.05, watch=watch)
+      signal.raise_signal(signal.SIGTERM)
+      watch.kept.is_saved = True
+    assert not leave.called
+    running.wait_until(lambda: leave.called)
+    watch.close()
+  mock.patch.stopall()
+
+
 SMALL = ("--env", "tests.own_envs:Hanging", "--env-options")
 UPDATES = ("-m", "tests.hanging_updates", "20")
 

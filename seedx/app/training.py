@@ -362,7 +362,8 @@ def _lead(
       sinks = _sinks(
         *(config, files, run_dir, work.alone, own_sinks, kept, evaluation)
       )
-      with _rescued(kept, context.hosts, watch):
+      # Their ends may take long, so the last checkpoint comes before them.
+      with watch.closing(sinks), _rescued(kept, context.hosts, watch):
         last = process.run(
           own, context, sinks, config.log_seconds, check, watch
         )

@@ -1,12 +1,14 @@
 """Notices that a run hangs, reports where, and ends what does not end."""
 
+import contextlib
+import math
 import os
 import pathlib
 import sys
 import threading
 import time
 import types as python_types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from seedx import metrics, types
@@ -19,7 +21,7 @@ _LATE_SECONDS = 5.0
 # After a signal, the time that threads have to end, and that the process has.
 _END_SECONDS = 6.0
 _LEAVE_SECONDS = 9.0
-# And that their sinks have, once they have ended; a user's logger has 60 s.
+# And that their sinks have, once all is saved; a user's logger has 60 s.
 _CLOSE_SECONDS = 75.0
 # For the processes that were started; they end by themselves, too.
 _LEAVING_SECONDS = 0.5
@@ -93,6 +95,7 @@ class Watch:
     self._next_seconds = hang_seconds
     # Where each thread is, by its name, and since when.
     self._places: dict[str, tuple[str, float]] = {}
+    self._is_closing, self._closed_seconds = False, -math.inf
     # Held by who ends the run, this or the main thread.
     self._closing, self._is_closed = threading.Lock(), False
     self._ending.watch = self.look
@@ -116,6 +119,19 @@ class Watch:
   def end(self) -> None:
     """Has no hang reported any more: the threads of the run have ended."""
     self._is_over = True
+
+  @contextlib.contextmanager
+  def closing(self, sinks: Sequence[metrics.Sink]) -> Iterator[None]:
+    """Closes sinks at the end, which may take them longer than the rest."""
+    try:
+      yield
+    finally:
+      self._is_closing = True
+      try:
+        for sink in sinks:
+          sink.close()
+      finally:
+        self._is_closing, self._closed_seconds = False, time.monotonic()
 
   def close(self) -> None:
     """Ends it: all is saved."""
@@ -170,8 +186,8 @@ class Watch:
     """Whether what is left to do after a signal hangs."""
     if self.kept is not None and self.kept.is_writing:
       return False  # However slow the disk is.
-    if self.kept is not None and self.kept.is_saved:
-      return True
+    if self.kept is not None and self.kept.is_saved and not self._is_closing:
+      return now > self._closed_seconds + _END_SECONDS
     if self._is_over:
       return now > self._ending.seconds + _CLOSE_SECONDS
     slow = min(2 * self._longest_seconds, _SLOW_SECONDS)
