@@ -331,6 +331,33 @@ def test_a_cluster_that_others_could_reach_is_not_used(monkeypatch):
       on_ray.Cluster(launch.Config(launcher="ray", ray_address=address))
 
 
+@pytest.mark.parametrize("users", [None, "own"])
+def test_a_token_of_its_own_is_left_to_nobody(users, monkeypatch):
+  module = pytest.importorskip("ray")
+  monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+  if users:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", users)
+  monkeypatch.setattr(module, "shutdown", lambda: None)
+  monkeypatch.setattr(module.util, "get_node_ip_address", lambda: "127.0.0.1")
+  config = launch.Config(launcher="ray", ray_address="local")
+  seen = []
+
+  def init(*_, **__):
+    seen.append(os.environ["RAY_AUTH_TOKEN"])
+    if len(seen) == 2:
+      raise OSError("no room")
+
+  monkeypatch.setattr(module, "init", init)
+  on_ray.Cluster(config).leave()
+  assert os.environ.get("RAY_AUTH_TOKEN") == users
+  with pytest.raises(types.ConfigError, match="no room"):
+    on_ray.Cluster(config)
+  assert os.environ.get("RAY_AUTH_TOKEN") == users
+  on_ray.Cluster(config).leave()
+  # Ray reads one once in a process, so that it must stay the same.
+  assert len(set(seen)) == 1 and len(seen[0]) == (3 if users else 64)
+
+
 def test_without_ray_it_says_what_to_install(monkeypatch):
   def missing(name):
     raise ImportError(f"No module named {name!r}")

@@ -28,6 +28,7 @@ from seedx.runtime import signals
 # How often a task looks whether its process has ended.
 _LOOK_SECONDS = 0.2
 _CONNECT_SECONDS = 10.0
+_TOKEN = "RAY_AUTH_TOKEN"
 # A new cluster of this machine alone; see `Config.ray_address`.
 _LOCAL = "local"
 
@@ -53,6 +54,9 @@ class Cluster:
         _start_here()
       else:
         _connect(config.ray_address)
+    except BaseException:
+      _forget_token()
+      raise
     finally:
       if threading.current_thread() is threading.main_thread():
         for number, handler in before.items():
@@ -83,6 +87,7 @@ class Cluster:
     """Disconnects what it has connected."""
     if self._is_ours:
       ray().shutdown()
+      _forget_token()
 
 
 class Tasks(processes.Instances):
@@ -297,7 +302,7 @@ def _start_here() -> None:
     types.ConfigError: it does not start, or other machines would reach it.
   """
   # Ray would write one into a file that all users of the machine may read.
-  os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+  os.environ.setdefault(_TOKEN, _own_token())
   constants = ray()._private.ray_constants
   before = constants.ENABLE_RAY_CLUSTER
   # Ray listens on all interfaces of Linux, whatever address it is given, and
@@ -319,6 +324,18 @@ def _start_here() -> None:
       f"expected Ray to listen on 127.0.0.1 for --ray-address {_LOCAL}, found"
       f" {address} with Ray {version}; constraints.txt has a version that does"
     )
+
+
+@functools.cache
+def _own_token() -> str:
+  """Returns this process's token: Ray reads one only once."""
+  return secrets.token_hex(32)
+
+
+def _forget_token() -> None:
+  """Leaves programs that are started later none but the user's."""
+  if os.environ.get(_TOKEN) == _own_token():
+    del os.environ[_TOKEN]
 
 
 def _errors() -> tuple[type[Exception], ...]:
