@@ -40,7 +40,7 @@ for pipeline in (gorila, a3c, impala, apex, seed):
 # its replay, is what Gorila and Ape-X were made for.
 
 # %%
-from seedx import envs
+from seedx import envs, replay
 from seedx.agents import dqn, ppo, vtrace
 
 VTRACE = vtrace.Config(td_lambda=0.95)
@@ -89,7 +89,7 @@ problem = {"env": ENV, "seed": 0, "total_steps": 40_000, "log_seconds": 0.25}
 
 # %%
 from seedx.acting import local_actor, sessions, thin_actor
-from seedx.learning import experience, learner
+from seedx.learning import learner
 
 config = sync.Config(
   **problem,
@@ -141,7 +141,7 @@ for name, agent in {"seed": VTRACE, "seed-ppo": PPO}.items():
 
 # %%
 problem["total_steps"] = 6_000
-replay = {
+replayed = {
   "replay_capacity": 6_000,
   "replay_min_steps": 1_000,
   "replay_batch_size": 64,
@@ -155,7 +155,7 @@ config = gorila.Config(
   workers=local_actor.WorkersConfig(
     num_workers=2, envs_per_worker=4, unroll_length=8
   ),
-  replay=experience.ReplayConfig(**replay),
+  replay=replay.Config(**replayed),
 )
 train("gorila", config)
 
@@ -164,7 +164,7 @@ config = apex.Config(
   agent=DQN,
   actors=sessions.Config(num_actors=2, envs_per_actor=4),
   learner=learner.InboxConfig(unroll_length=8, batch_size=8),
-  replay=experience.PrioritizedConfig(**replay),
+  replay=replay.PrioritizedConfig(**replayed),
 )
 train("apex", config)
 

@@ -9,18 +9,18 @@ Defaults depend on the agent: `--agent rainbow --help` shows them.
 import dataclasses
 import sys
 
-from seedx import app
+from seedx import app, replay
 from seedx.agents import dqn, rainbow
-from seedx.learning import experience, learner
+from seedx.learning import learner
 from seedx.pipelines import anakin
 
 
 def _prioritized(config: anakin.Config) -> anakin.Config:
   """Changes what Rainbow needs."""
-  replay = experience.PrioritizedConfig(
+  prioritized = replay.PrioritizedConfig(
     replay_ratio=8.0, priority_exponent=0.5, importance_exponent_rise=0.6
   )
-  return dataclasses.replace(config, replay=replay)
+  return dataclasses.replace(config, replay=prioritized)
 
 
 _DQN = dqn.Config(
@@ -42,7 +42,7 @@ EXPERIMENT = app.Experiment(
     num_envs=8,
     agent=_DQN,
     learner=learner.Config(unroll_length=4),
-    replay=experience.ReplayConfig(replay_ratio=8.0),
+    replay=replay.Config(replay_ratio=8.0),
     updates_per_call=64,
   ),
   agents={"dqn": _DQN, "rainbow": _RAINBOW},

@@ -7,9 +7,9 @@ Defaults depend on the environment: `--env Acrobot-v1 --help` shows them.
 
 import sys
 
-from seedx import app
+from seedx import app, replay
 from seedx.agents import dqn
-from seedx.learning import experience, learner
+from seedx.learning import learner
 from seedx.pipelines import sync
 
 EXPERIMENT = app.Experiment(
@@ -23,7 +23,7 @@ EXPERIMENT = app.Experiment(
       target_period=200,
     ),
     learner=learner.Config(unroll_length=4),
-    replay=experience.ReplayConfig(replay_ratio=8.0),
+    replay=replay.Config(replay_ratio=8.0),
   ),
   # Not measured; close to Hessel et al. 2018, scaled to one machine.
   images=app.change(

@@ -15,10 +15,9 @@ The workers compute gradients.
 
 import sys
 
-from seedx import app
+from seedx import app, replay
 from seedx.acting import local_actor
 from seedx.agents import dqn
-from seedx.learning import experience
 from seedx.pipelines import gorila
 
 EXPERIMENT = app.Experiment(
@@ -30,7 +29,7 @@ EXPERIMENT = app.Experiment(
     workers=local_actor.WorkersConfig(
       num_workers=2, envs_per_worker=4, unroll_length=8
     ),
-    replay=experience.ReplayConfig(replay_capacity=100_000),
+    replay=replay.Config(replay_capacity=100_000),
   ),
   # Not measured here; see `dqn`.
   images=app.change(

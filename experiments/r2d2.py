@@ -9,10 +9,10 @@ depend on the environment: `--env Pong-v5 --help` shows them.
 
 import sys
 
-from seedx import app
+from seedx import app, replay
 from seedx.acting import sessions
 from seedx.agents import r2d2
-from seedx.learning import experience, learner
+from seedx.learning import learner
 from seedx.pipelines import apex
 
 EXPERIMENT = app.Experiment(
@@ -24,7 +24,7 @@ EXPERIMENT = app.Experiment(
     actors=sessions.Config(envs_per_actor=8),
     fetch_interval=400,
     learner=learner.InboxConfig(unroll_length=20, batch_size=8),
-    replay=experience.PrioritizedConfig(
+    replay=replay.PrioritizedConfig(
       replay_batch_size=32,
       replay_ratio=4.0,
       priority_exponent=0.9,

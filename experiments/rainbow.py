@@ -10,9 +10,9 @@ defaults depend on the environment: `--env Pong-v5 --help` shows them.
 
 import sys
 
-from seedx import app
+from seedx import app, replay
 from seedx.agents import rainbow
-from seedx.learning import experience, learner
+from seedx.learning import learner
 from seedx.pipelines import sync
 
 EXPERIMENT = app.Experiment(
@@ -26,7 +26,7 @@ EXPERIMENT = app.Experiment(
       noise_scale=0.1,
     ),
     learner=learner.Config(unroll_length=4),
-    replay=experience.PrioritizedConfig(
+    replay=replay.PrioritizedConfig(
       priority_exponent=0.5,
       importance_exponent_rise=0.6,
     ),

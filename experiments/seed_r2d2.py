@@ -9,10 +9,10 @@ depend on the environment: `--env Pong-v5 --help` shows them.
 
 import sys
 
-from seedx import app
+from seedx import app, replay
 from seedx.acting import thin_actor
 from seedx.agents import r2d2
-from seedx.learning import experience, learner
+from seedx.learning import learner
 from seedx.pipelines import seed
 
 EXPERIMENT = app.Experiment(
@@ -23,7 +23,7 @@ EXPERIMENT = app.Experiment(
     ),
     actors=thin_actor.Config(envs_per_actor=8),
     learner=learner.InboxConfig(unroll_length=20, batch_size=8),
-    replay=experience.PrioritizedConfig(
+    replay=replay.PrioritizedConfig(
       replay_batch_size=32,
       replay_ratio=4.0,
       priority_exponent=0.9,

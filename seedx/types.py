@@ -199,15 +199,16 @@ class Sample(NamedTuple):
 
 
 class Share(NamedTuple):
-  """One learner core's share of a batch of finished unrolls.
+  """One learner core's share of new experience.
 
   Attributes:
-    unroll: `[L, S, ...]`.
+    data: a `types.Unroll` of `[L, S, ...]`, or whatever else an agent learns
+      from, see `agents.base.Needs`.
     priorities: `[S, windows]` float32, of each unroll's windows; () without
       priorities.
   """
 
-  unroll: Unroll
+  data: Tree
   priorities: Tree = ()
 
 

@@ -13,9 +13,9 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec
 
-from seedx import app, envs, sharding, types
+from seedx import app, envs, replay, sharding, types
 from seedx.agents import a2c, dqn, ppo, r2d2
-from seedx.learning import experience, learner
+from seedx.learning import learner
 from seedx.pipelines import anakin, sync
 from seedx.pipelines.anakin import training as training_lib
 from seedx.runtime import memory, process
@@ -28,8 +28,8 @@ REPLAY = {
   "replay_min_steps": 40,
   "replay_batch_size": 4,
 }
-UNIFORM = experience.ReplayConfig(**REPLAY)
-PRIORITIZED = experience.PrioritizedConfig(**REPLAY)
+UNIFORM = replay.Config(**REPLAY)
+PRIORITIZED = replay.PrioritizedConfig(**REPLAY)
 LSTM = {"recurrent": True, "normalize_observations": True, **SMALL}
 SEQUENCES = {"lstm_size": 8, "n_step": 2, "burn_in": 2, "sequence_length": 6}
 # An agent, its replay, and how many seeds train at once.

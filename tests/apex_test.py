@@ -5,10 +5,10 @@ import jax
 import numpy as np
 import pytest
 
-from seedx import envs, types
+from seedx import envs, replay, types
 from seedx.acting import sessions
 from seedx.agents import dqn, value_based
-from seedx.learning import experience, learner
+from seedx.learning import learner
 from seedx.pipelines import apex
 from tests import programs, running
 
@@ -16,7 +16,7 @@ compiled_once = programs.compiled_once
 FIRST = int(dm_env.StepType.FIRST)
 # N_STEP windows of an unroll are not as many as an actor's environments.
 ENVS, T, N_STEP, BATCH = 4, 6, 2, 8
-REPLAY = experience.PrioritizedConfig(
+REPLAY = replay.PrioritizedConfig(
   replay_capacity=300,
   replay_min_steps=200,
   replay_batch_size=16,

@@ -9,10 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from seedx import envs
+from seedx import envs, replay
 from seedx.agents import base
 from seedx.envs import functional, functional_environment
-from seedx.learning import experience
 from tests import conftest, pipelines_test, programs, running
 
 compiled_once = programs.compiled_once
@@ -83,11 +82,9 @@ def run(pipeline, name, length, folder):
   changes = {"env": env}
   if replayed:
     prioritized = pipeline == "apex" or name != kind
-    replay = (
-      experience.PrioritizedConfig if prioritized else type(config.replay)
-    )
+    kind = replay.PrioritizedConfig if prioritized else type(config.replay)
     options = pipelines_test.REPLAY | {"replay_min_steps": MIN_STEPS}
-    changes["replay"] = replay(**options)
+    changes["replay"] = kind(**options)
   config = dataclasses.replace(config, **changes)
   made = running.Own(pipelines_test.MODULES[pipeline], config)
   return pipelines_test.run_all(made, made.nodes), made

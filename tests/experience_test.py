@@ -13,9 +13,10 @@ import jax
 import numpy as np
 import pytest
 
-from seedx import checkpoint, types
+from seedx import checkpoint, replay, types
 from seedx.agents import base
-from seedx.learning import experience
+from seedx.learning import experience, replayed
+from seedx.learning import plan as plan_lib
 from seedx.runtime import memory
 from tests import fakes, running
 
@@ -33,7 +34,7 @@ def agent_of(window=WINDOW):
   )
 
 
-def replay_config(kind=experience.ReplayConfig, **changes):
+def replay_config(kind=replay.Config, **changes):
   """A config; fields are named without `replay_`, but for the exponents."""
   options = {"capacity": 64, "min_steps": 1, "batch_size": 8, "ratio": 1.0}
   return kind(
@@ -49,10 +50,10 @@ _COMPILED = {}
 
 
 def source_of(config, cores=2, seed=0, total_steps=100):
-  plan = experience.Plan(total_steps, batch_steps=8, replay=config)
-  source = plan.source(
-    agent_of(), NUM_STEPS, jax.devices()[:cores], jax.random.key(seed)
+  plan = plan_lib.Plan(
+    total_steps, batch_steps=8, replay=config, unroll_length=NUM_STEPS
   )
+  source = plan.source(agent_of(), jax.devices()[:cores], jax.random.key(seed))
   # Only of a rise does what is compiled know how often there is a batch.
   numbers = {"replay_ratio": 1.0, "replay_min_steps": 1}
   rises = getattr(config, "importance_exponent_rise", 0)
@@ -66,7 +67,6 @@ def source_of(config, cores=2, seed=0, total_steps=100):
 
 def make(cores=2, seed=0, **changes):
   source = source_of(replay_config(**changes), cores, seed)
-  assert type(source) is experience.Replayed
   return source
 
 
@@ -102,17 +102,17 @@ def drawn(sample):
 
 
 def test_without_a_replay_every_unroll_is_in_one_batch_once():
-  source = experience.Plan(100, 8).source(
-    agent_of(None), NUM_STEPS, jax.devices()[:2], jax.random.key(0)
+  source = plan_lib.Plan(100, 8).source(
+    agent_of(None), jax.devices()[:2], jax.random.key(0)
   )
   assert type(source) is experience.Once
   for index in range(3):
     shares = shares_of(index)
     (batch,) = source(shares)
     for found in (batch, source.example(shares)):
-      assert found.windows is None
+      assert not found.windows
       pairs = zip(found.parts, shares, strict=True)
-      assert all(part is share.unroll for part, share in pairs)
+      assert all(part is share.data for part, share in pairs)
 
 
 @pytest.mark.parametrize("min_steps", [32, 33])
@@ -242,15 +242,15 @@ class Making:
   [
     (None, 1000 // 80),
     (replay_config(batch_size=16, ratio=0.5), 31),
-    (replay_config(experience.PrioritizedConfig, ratio=0.001), 1),
+    (replay_config(replay.PrioritizedConfig, ratio=0.001), 1),
   ],
 )
 def test_the_horizon_of_a_plan(replay, updates):
-  plan = experience.Plan(1000, 80, replay)
+  plan = plan_lib.Plan(1000, 80, replay)
   assert plan.horizon == base.Horizon(env_steps=1000, updates=updates)
 
 
-PRIORITIZED = experience.PrioritizedConfig
+PRIORITIZED = replay.PrioritizedConfig
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ PRIORITIZED = experience.PrioritizedConfig
     (
       Making(None),
       {"replay": replay_config()},
-      "expected no replay: .*found ReplayConfig",
+      "expected no replay: .*found Config",
     ),
     (
       Making(3),
@@ -288,14 +288,14 @@ PRIORITIZED = experience.PrioritizedConfig
 def test_what_cannot_be_learned_so_is_refused(config, plan, message):
   options = {"total_steps": 100, "batch_steps": 16}
   with pytest.raises(types.ConfigError, match=message):
-    experience.Plan(**options | plan).agent(config, None)
+    plan_lib.Plan(**options | plan).agent(config, None)
 
 
 def test_what_is_just_large_enough_is_taken():
   config = replay_config(capacity=16, min_steps=16)
-  experience.Plan(16, 16).agent(Making(None), None)
+  plan_lib.Plan(16, 16).agent(Making(None), None)
   # No window has to have a priority for a replay that does not ask for it.
-  making, plan = Making(3, priorities=None), experience.Plan(16, 16, config)
+  making, plan = Making(3, priorities=None), plan_lib.Plan(16, 16, config)
   assert plan.agent(making, "spec", "axis").needs.window == 3
   assert making.made == [("spec", "axis", plan.horizon)]
 
@@ -323,7 +323,7 @@ def test_config_out_of_range_is_refused_with_its_name(name, value):
 def make_prioritized(seed=0, **changes):
   changes = {"priority_exponent": 1.0, **changes}
   source = source_of(replay_config(PRIORITIZED, **changes), seed=seed)
-  assert type(source) is experience.Prioritized
+  assert type(source) is replayed.Replayed
   return source
 
 
@@ -349,6 +349,8 @@ def with_priorities(index, priority=1.0, changed=()):
 
 def report(source, batch, priority_of):
   """Reports a priority for each core and `(unroll, start)` of a batch."""
+  if not batch.windows:
+    return  # Its replay has none.
   source.learned(
     batch.windows,
     [
@@ -405,7 +407,7 @@ def test_each_batchs_priorities_land_on_its_own_windows(order):
 
 def test_broken_priorities_are_counted_in_the_metrics():
   source = make_prioritized(ratio=0.5)
-  assert source.measure()["priorities_clamped"] == 0
+  assert "priorities_clamped" not in source.measure()  # It has no replay yet.
   (batch,) = source(with_priorities(0, changed=[((0, 1), np.nan)]))
   report(source, batch, lambda *window: -1.0)
   list(source(with_priorities(1)))
@@ -549,10 +551,9 @@ def test_a_run_may_be_longer_than_int32_counts():
 def test_a_share_counts_as_the_env_steps_that_were_acted_for_it():
   """Others of its steps are resets; and so are those of batches."""
   acted, batches = SimpleNamespace(env_steps=0), 0
-  plan = experience.Plan(100, 8, replay_config(batch_size=8, min_steps=8))
-  source = plan.source(
-    agent_of(), NUM_STEPS, jax.devices()[:1], jax.random.key(0), acted
-  )
+  config = replay_config(batch_size=8, min_steps=8)
+  plan = plan_lib.Plan(100, 8, config, unroll_length=NUM_STEPS)
+  source = plan.source(agent_of(), jax.devices()[:1], jax.random.key(0), acted)
   for index in range(10):
     acted.env_steps += 4  # Of 8: episodes are of one step.
     for _ in source(shares_of(index, cores=1)):
@@ -568,10 +569,9 @@ def test_a_share_counts_as_the_env_steps_that_were_acted_for_it():
 
 def test_a_resumed_run_without_its_replay_goes_on_with_what_is_new():
   acted = SimpleNamespace(env_steps=1000)
-  plan = experience.Plan(2000, 8, replay_config(min_steps=8))
-  source = plan.source(
-    agent_of(), NUM_STEPS, jax.devices()[:1], jax.random.key(0), acted
-  )
+  config = replay_config(min_steps=8)
+  plan = plan_lib.Plan(2000, 8, config, unroll_length=NUM_STEPS)
+  source = plan.source(agent_of(), jax.devices()[:1], jax.random.key(0), acted)
   source.resume(90, 0.0)
   acted.env_steps += 8
   assert len(list(source(shares_of(0, cores=1)))) == 1
@@ -585,7 +585,7 @@ def test_a_batch_is_drawn_without_a_loop(make_source):
   source = make_source()
   list(source(with_priorities(0)))
   (state, *_) = source.states
-  lowered = jax.jit(source.draw).lower(state, jax.random.key(0), 0, 0.0)
+  lowered = source._draw.lower(state, jax.random.key(0), 0, 0.0)
   assert "while(" not in lowered.compile().as_text()
 
 
@@ -594,7 +594,7 @@ def test_a_replay_larger_than_the_memory_is_refused_before_it_is_made(
 ):
   """In a line, with the capacity that fits; cores on CPU share one memory."""
   source, shares = make(capacity=1000), shares_of(0)
-  needed = 2 * source.bytes_for(shares[0])
+  needed = 2 * source._of_core.num_bytes(shares[0])
   monkeypatch.setattr(memory, "free_bytes", lambda _: needed // 2)
   with pytest.raises(types.ConfigError) as caught:
     list(source(shares))

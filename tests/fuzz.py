@@ -30,6 +30,7 @@ import numpy as np
 import tree
 
 from seedx import checkpoint, envs, launch, types, wire
+from seedx import replay as replay_lib
 from seedx.acting import (
   inference,
   inference_server,
@@ -42,7 +43,6 @@ from seedx.acting import (
 )
 from seedx.agents import base, dqn
 from seedx.launch import joining
-from seedx.learning import experience
 from seedx.pipelines.gorila import parameter_server, replays, reports
 from seedx.runtime import counters
 from seedx.wire import server as server_lib
@@ -150,7 +150,7 @@ def bound(server):
   reported = reports.Reports(
     connected(),
     lambda: True,
-    experience.ReplayConfig(),
+    replay_lib.Config(),
     base.Needs(4),
     replays.Replays(1, 1, lambda: 0),
   )

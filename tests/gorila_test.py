@@ -9,10 +9,9 @@ import numpy as np
 import optax
 import pytest
 
-from seedx import envs, types, wire
+from seedx import envs, replay, types, wire
 from seedx.acting import sessions
 from seedx.agents import base, dqn
-from seedx.learning import experience
 from seedx.pipelines import gorila
 from seedx.pipelines.gorila import (
   coordinator,
@@ -115,7 +114,7 @@ def test_a_run_that_was_done_gives_the_servers_what_was_saved(tmp_path):
 
 
 WINDOW = 4
-REPLAY = experience.ReplayConfig(replay_batch_size=8, replay_ratio=2.0)
+REPLAY = replay.Config(replay_batch_size=8, replay_ratio=2.0)
 
 
 def report_of(steps, **changes):
@@ -221,7 +220,7 @@ def test_a_stop_ends_the_wait_for_servers(tmp_path):
       {"agent": running.Changed(dqn.Config(), lambda agent: agent)},
       "whose config says max_gradient_norm",
     ),
-    ({"replay": experience.PrioritizedConfig()}, "a uniform replay"),
+    ({"replay": replay.PrioritizedConfig()}, "a uniform replay"),
   ],
   ids=lambda x: x if isinstance(x, str) else ",".join(x),
 )

@@ -55,7 +55,7 @@ CASES = {
 def part(seed, index, parts=HOSTS):
   """A host's part of a batch."""
   unroll = types.Share(shared().unroll_of(seed), ())
-  return sharding.shard(unroll, sharding.SHARE, index, parts).unroll
+  return sharding.shard(unroll, sharding.SHARE, index, parts).data
 
 
 def leaves(learning):

@@ -13,7 +13,7 @@ import time
 import numpy as np
 import pytest
 
-from seedx import metrics, types
+from seedx import metrics, replay, types
 from seedx.acting import sessions
 from seedx.learning import experience, learner
 from seedx.runtime import hosts
@@ -151,11 +151,11 @@ def test_a_batch_is_of_all_hosts():
 
 
 def test_a_replay_is_shared_evenly():
-  whole = experience.PrioritizedConfig(
+  whole = replay.PrioritizedConfig(
     replay_capacity=1000, replay_min_steps=100, replay_batch_size=32
   )
-  part = whole.of_host(4)
-  assert isinstance(part, experience.PrioritizedConfig)
+  part = whole.divided(4)
+  assert isinstance(part, replay.PrioritizedConfig)
   assert part.replay_capacity == 250
   assert part.replay_min_steps == 25
   assert part.replay_batch_size == 8

@@ -20,7 +20,7 @@ import pytest
 
 from seedx import checkpoint, types
 from seedx.app import checkpointer, training
-from seedx.learning import experience
+from seedx.learning import replayed
 from tests import pipelines_test, running
 
 _ROOT = pathlib.Path(__file__).parent.parent
@@ -153,7 +153,7 @@ def _run(pipeline: str, run_dir: pathlib.Path, resume: bool) -> None:
       say(replay={str(k): replay for k, replay in workers})
     say(run=nest)
 
-  begin = experience.Replayed._begin
+  begin = replayed.Replayed._begin
 
   def begin_and_say(self, shares) -> None:
     first = not self.states
@@ -162,7 +162,7 @@ def _run(pipeline: str, run_dir: pathlib.Path, resume: bool) -> None:
       say(replay=self.saved()())
 
   checkpointer.Checkpointer.restore = restore_and_say
-  experience.Replayed._begin = begin_and_say
+  replayed.Replayed._begin = begin_and_say
   where = {"resume" if resume else "run_dir": str(run_dir)}
   training.train(config, quiet=True, checkpoint_every_seconds=0.3, **where)
 

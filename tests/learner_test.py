@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from seedx import metrics, sharding, trees, types
+from seedx import metrics, replay, sharding, trees, types
 from seedx.agents import base, model, ppo, vtrace
 from seedx.learning import experience, learner, updates
 from seedx.pipelines import impala
@@ -274,7 +274,7 @@ def test_what_is_learned_is_shared_out_in_order():
     rows = slice(4 * i, 4 * i + 4)
     steps = jax.tree.map(lambda x, rows=rows: x[:, rows], tuple(unroll[:-1]))
     core_state = jax.tree.map(lambda x, rows=rows: x[rows], unroll.core_state)
-    running.assert_equal(tuple(share.unroll), (*steps, core_state))
+    running.assert_equal(tuple(share.data), (*steps, core_state))
     assert share.priorities == ()
     for leaf in jax.tree.leaves(share):
       assert leaf.devices() == {jax.devices()[i]}
@@ -377,7 +377,7 @@ def test_an_inbox_drops_nothing_and_shares_evenly_in_order():
     time.sleep(0.3)
     assert not got.done()
     assert inbox.put(types.Share(np.full((2, 3), 3)))
-    unrolls = [share.unroll for share in (*first, *got.result(300))]
+    unrolls = [share.data for share in (*first, *got.result(300))]
     assert sorted(int(x[0, 0]) for x in unrolls) == [0, 1, 2, 3]
     assert int(unrolls[3][0, 0]) == 3
     assert [x.devices() for x in unrolls] == [{core} for core in cores] * 2
@@ -576,14 +576,14 @@ class Prioritized:
 
   def __init__(self):
     config = experience_test.replay_config(
-      experience.PrioritizedConfig, ratio=12.0, priority_exponent=1.0
+      replay.PrioritizedConfig, ratio=12.0, priority_exponent=1.0
     )
     self.source = experience_test.source_of(config)
     self.learner = learner.Learner(
       weighing_agent(), config_of(2), self.source, KEY
     )
     self.shares = [
-      share._replace(unroll=share.unroll._replace(inputs=no_resets(share)))
+      share._replace(data=share.data._replace(inputs=no_resets(share)))
       for share in experience_test.with_priorities(0)
     ]
     self._learned = 0
@@ -608,13 +608,13 @@ class Prioritized:
 
 def no_resets(share):
   timestep = dm_env.TimeStep(
-    step_type=np.ones_like(share.unroll.version),
+    step_type=np.ones_like(share.data.version),
     reward=(),
     discount=(),
     observation=(),
   )
   return types.Inputs(
-    jax.device_put(timestep, share.unroll.version.device), (), ()
+    jax.device_put(timestep, share.data.version.device), (), ()
   )
 
 

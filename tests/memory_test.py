@@ -2,10 +2,10 @@
 
 import pytest
 
-from seedx import app, envs
+from seedx import app, envs, replay
 from seedx.acting import evaluator, sessions, thin_actor
 from seedx.agents import dqn, r2d2, rainbow
-from seedx.learning import experience, learner
+from seedx.learning import learner
 from seedx.pipelines import apex, seed, sync
 
 pytestmark = pytest.mark.long
@@ -25,7 +25,7 @@ COMMON = {
 }
 # The bit and the question have to be in the same sequence.
 R2D2 = r2d2.Config(**COMMON, lstm_size=64, burn_in=0, sequence_length=40)
-REPLAY = experience.PrioritizedConfig(
+REPLAY = replay.PrioritizedConfig(
   replay_batch_size=32,
   replay_ratio=8.0,
   priority_exponent=0.9,
@@ -94,7 +94,7 @@ def test_only_noise_finds_the_treasure(noise_scale, tmp_path):
     ),
     num_envs=8,
     learner=learner.Config(unroll_length=4),
-    replay=experience.PrioritizedConfig(
+    replay=replay.PrioritizedConfig(
       replay_batch_size=32,
       replay_ratio=4.0,
       priority_exponent=0.5,

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from seedx import envs, trees, types
+from seedx import envs, replay, trees, types
 from seedx.acting import local_actor, sessions, thin_actor
 from seedx.agents import a2c, base, dqn, ppo, r2d2, rainbow, vtrace
-from seedx.learning import experience, learner
+from seedx.learning import learner, replayed
 from seedx.pipelines import a3c, anakin, apex, gorila, impala, seed, sync
 from seedx.pipelines.gorila import worker
 from tests import conftest, programs, running
@@ -86,8 +86,8 @@ def config_of(pipeline, name, tmp_path, total_steps=TOTAL_STEPS, **own):
     "seed": 0,
     "log_seconds": 0.05,
   }
-  uniform = experience.ReplayConfig(**REPLAY)
-  prioritized = experience.PrioritizedConfig(**REPLAY)
+  uniform = replay.Config(**REPLAY)
+  prioritized = replay.PrioritizedConfig(**REPLAY)
   plain = uniform if name == "dqn" else prioritized
   replayed = {"replay": plain if name in REPLAYED else None}
   inbox = learner.InboxConfig(unroll_length=5, batch_size=4)
@@ -338,15 +338,15 @@ def test_first_priorities_are_the_agents_of_the_same_unrolls(
   config = dataclasses.replace(
     config,
     agent=running.Changed(config.agent, with_own_priorities),
-    replay=experience.PrioritizedConfig(**REPLAY),
+    replay=replay.PrioritizedConfig(**REPLAY),
   )
-  shares, added = [], experience.Prioritized._added
+  shares, call = [], replayed.Replayed.__call__
 
-  def spy(source, state, share):
-    shares.append(running.copied(share))
-    return added(source, state, share)
+  def spy(source, found):
+    shares.extend(map(running.copied, found))
+    return call(source, found)
 
-  monkeypatch.setattr(experience.Prioritized, "_added", spy)
+  monkeypatch.setattr(replayed.Replayed, "__call__", spy)
   own = running.Own(MODULES[pipeline], config)
   run_all(own, own.nodes, lambda: None)
   assert len(shares) > 10

@@ -60,7 +60,8 @@ class Reference:
 @functools.cache
 def programs(capacity=4, alpha=ALPHA):
   """The jitted functions of a replay; its batches are of `BATCH` windows."""
-  ring = replay.Prioritized(capacity, WINDOW, alpha)
+  # So beta is as far as the run.
+  ring = replay.Prioritized(capacity, WINDOW, alpha, 0.0, 1.0)
 
   def sample(state, key, beta=BETA):
     return ring.sample(state, key, BATCH, beta)
@@ -91,13 +92,19 @@ def filled(priorities, capacity=4, alpha=ALPHA):
     capacity: of the replay.
     alpha: how much priorities count.
   """
-  state = programs(capacity, alpha).init(replay_test.make_unrolls([0]))
+  state = programs(capacity, alpha).init(example())
   reference = Reference(capacity)
   for number, row in enumerate(np.asarray(priorities, np.float32)):
-    unroll = replay_test.make_unrolls([number])
-    state = programs(capacity, alpha).add(state, unroll, row[None])
+    share = replay_test.share_of([number], row[None])
+    state = programs(capacity, alpha).add(state, share)
     reference.add(row[None])
   return state, reference
+
+
+def example(size=1):
+  """A share of unrolls without priorities of note."""
+  priorities = np.zeros((size, WINDOWS), np.float32)
+  return replay_test.share_of(range(size), priorities)
 
 
 def uneven(rows, seed=0):
@@ -266,13 +273,13 @@ ACTIONS = st.lists(
 def test_any_order_of_calls_is_a_deque_of_priorities(capacity, actions, seed):
   rng = np.random.default_rng(seed)
   init, add, sample, update = programs(capacity)
-  state = init(replay_test.make_unrolls([0]))
+  state = init(example())
   reference, inserted, batches = Reference(capacity), 0, []
   for kind, count in [("add", 1), *actions]:
     if kind == "add":
       priorities = rng.exponential(size=(count, WINDOWS)).astype(np.float32)
       items = range(inserted, inserted + count)
-      state = add(state, replay_test.make_unrolls(items), priorities)
+      state = add(state, replay_test.share_of(items, priorities))
       reference.add(priorities)
       inserted += count
     elif kind == "sample":
@@ -302,15 +309,15 @@ def test_one_program_each_adds_and_updates_in_place_and_draws():
   add = jax.jit(lambda *x: ring.add(*x), donate_argnums=0)
   sample = jax.jit(lambda *x: ring.sample(*x, 16))
   update = jax.jit(lambda *x: ring.update(*x), donate_argnums=0)
-  state = programs().init(replay_test.make_unrolls([0, 1]))
+  state = programs().init(example(2))
   addresses = functools.partial(
     jax.tree.map, lambda x: x.unsafe_buffer_pointer()
   )
   for i in range(3):
     before = state
     places_before = addresses((state.ring.steps, state.tree[0]))
-    new = replay_test.make_unrolls([2 * i, 2 * i + 1])
-    state = add(state, new, uneven(2, i))
+    new = replay_test.share_of([2 * i, 2 * i + 1], uneven(2, i))
+    state = add(state, new)
     assert all(x.is_deleted() for x in jax.tree.leaves(before))
     before = state
     batch, places = sample(state, jax.random.key(i))
@@ -328,16 +335,16 @@ def test_what_does_not_fit_is_refused():
       replay.Prioritized(**{"capacity": 4, "window": 3, field: value})
   with pytest.raises(types.ConfigError, match="windows, found 2147483648"):
     # Before anything is allocated.
-    jax.eval_shape(
-      replay.Prioritized(2**29, 3).init, replay_test.make_unrolls([0])
-    )
+    jax.eval_shape(replay.Prioritized(2**29, 3).init, example())
+  with pytest.raises(types.ConfigError, match="expected priorities"):
+    replay.Prioritized(4, 3).init(replay_test.share_of([0]))
   state, _ = filled(uneven(2))
   add, sample, update = programs()[1:]
   _, places = sample(state, jax.random.key(0))
   for shape in ((2,), (WINDOWS, 2), (2, 1), ()):
     priorities = np.ones(shape, np.float32)
     with pytest.raises(ValueError, match=r"\(2, 4\), found"):
-      add(state, replay_test.make_unrolls([0, 1]), priorities)
+      add(state, replay_test.share_of([0, 1], priorities))
     with pytest.raises(ValueError, match=r"\(160,\), found"):
       update(state, places, priorities)
 
@@ -448,9 +455,9 @@ def test_of_a_million_windows_small_ones_have_their_share():
   capacity = 2**20 // WINDOWS
   ring = replay.Prioritized(capacity, WINDOW)
   number = np.zeros((replay_test.LENGTH, 1), int)
-  state = jax.jit(ring.init)(
-    replay_test.steps_of(number, number)._replace(core_state=())
-  )
+  unroll = replay_test.steps_of(number, number)._replace(core_state=())
+  priorities = np.zeros((1, WINDOWS), np.float32)
+  state = jax.jit(ring.init)(types.Share(unroll, priorities))
   # In the upper half of amounts float32 has the multiples of 1 / 32. Every
   # second one of the small leaves has none in it, every other one has one.
   mass = np.tile([1.0, 1 / 64], 2**19)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from experiments.figures import stored_state as stored_state_figure
-from seedx import envs, metrics, types
+from seedx import envs, metrics, replay, types
 from seedx.acting import local_actor, unroll_store
 from seedx.agents import dqn, r2d2
-from seedx.learning import experience
+from seedx.learning import plan as plan_lib
 from tests import conftest, dqn_test
 
 ENV = envs.Config("seedx:MemoryChain", {"length": 10})
@@ -252,12 +252,12 @@ def test_first_priorities_are_of_the_q_values_that_acted():
 
 
 def test_updates_are_as_many_as_the_ratio_says():
-  config = experience.ReplayConfig(
+  config = replay.Config(
     replay_min_steps=1, replay_batch_size=8, replay_ratio=0.5
   )
-  plan = experience.Plan(10_000, PERIOD * NUM_ENVS, config)
-  source = plan.source(agent_of(), PERIOD, jax.devices()[:1], jax.random.key(0))
-  share = types.Share(agent_of().needs.stored(sample_of().unroll), None)
+  plan = plan_lib.Plan(10_000, PERIOD * NUM_ENVS, config, unroll_length=PERIOD)
+  source = plan.source(agent_of(), jax.devices()[:1], jax.random.key(0))
+  share = types.Share(agent_of().needs.stored(sample_of().unroll))
   updates = sum(len(list(source([share]))) for _ in range(120))
   learned = updates * 8 * LEARNED
   assert learned / (120 * PERIOD * NUM_ENVS) == pytest.approx(0.5, rel=0.05)

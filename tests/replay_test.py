@@ -57,6 +57,11 @@ def make_unrolls(items, length=LENGTH):
   return steps_of(10 * item + np.arange(length)[:, None], item)
 
 
+def share_of(items, priorities=(), length=LENGTH):
+  """A share with these unrolls."""
+  return types.Share(make_unrolls(items, length), priorities)
+
+
 def expected_windows(items, starts, window):
   """What windows that begin at `starts` of unrolls `items` are."""
   item = np.broadcast_to(np.asarray(items), (window, len(items)))
@@ -91,7 +96,12 @@ def assert_equal(actual, expected):
 def programs(capacity=4, window=3):
   """The jitted `init`, `add` and `sample`, which draws `BATCH` windows."""
   ring = replay.Uniform(capacity, window)
-  sample = functools.partial(ring.sample, batch_size=BATCH)
+
+  def sample(state, key):
+    drawn, windows = ring.sample(state, key, BATCH)
+    assert windows == () and ring.update(state, windows, None) is state
+    return drawn
+
   return jax.jit(ring.init), jax.jit(ring.add), jax.jit(sample)
 
 
@@ -103,11 +113,11 @@ def test_draws_every_window_of_a_list_and_no_other(sizes, data):
     st.lists(st.integers(1, capacity), min_size=1, max_size=4), label="sizes"
   )
   init, add, sample = programs(capacity, window)
-  state = init(make_unrolls([0]))
+  state = init(share_of([0]))
   model, inserted = [], 0
   for i, size in enumerate(sizes):
     items = range(inserted, inserted + size)
-    state = add(state, make_unrolls(items))
+    state = add(state, share_of(items))
     # What is oldest goes first, and the list is as long as the ring.
     model, inserted = [*model, *items][-capacity:], inserted + size
     found = zip(*drawn(sample(state, jax.random.key(i))), strict=True)
@@ -120,14 +130,15 @@ def test_draws_every_window_of_a_list_and_no_other(sizes, data):
 @pytest.mark.parametrize(("items", "kept"), [(3, [0, 1, 2]), (7, [3, 4, 5, 6])])
 def test_windows_are_equally_probable(keys, batch_size, items, kept):
   init, add, _ = programs()
-  state = init(make_unrolls([0]))
+  state = init(share_of([0]))
   for item in range(items):
-    state = add(state, make_unrolls([item]))
+    state = add(state, share_of([item]))
 
   @functools.partial(jax.jit, static_argnums=(2, 3))
   def firsts(state, rng_key, keys, batch_size):
     def first(key):
-      unroll = replay.Uniform(4, 3).sample(state, key, batch_size).unroll
+      sample, _ = replay.Uniform(4, 3).sample(state, key, batch_size)
+      unroll = sample.unroll
       return unroll.version[0], unroll.action[0]
 
     return jax.vmap(first)(jax.random.split(rng_key, keys))
@@ -157,7 +168,7 @@ def test_unrolls_that_do_not_fit_are_refused(capacity, window, size, length):
   ring = replay.Uniform(capacity, window)
   message = f"{window} .*{capacity} .*found {size} of {length}"
   with pytest.raises(types.ConfigError, match=message):
-    ring.init(make_unrolls(range(size), length))
+    ring.init(share_of(range(size), length=length))
 
 
 def test_sizes_out_of_range_are_refused():
@@ -168,7 +179,7 @@ def test_sizes_out_of_range_are_refused():
 
 def test_steps_are_in_one_array():
   # Programs of many arrays wait for other threads, see `replay.packing`.
-  state = jax.eval_shape(replay.Uniform(5, 3).init, make_unrolls([3, 4]))
+  state = jax.eval_shape(replay.Uniform(5, 3).init, share_of([3, 4]))
   assert len(jax.tree.leaves(state.steps)) == 1
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from seedx import checkpoint, wire
-from seedx.learning import experience
+from seedx.learning import replayed
 from seedx.pipelines.gorila import replays
 from tests import pipelines_test, running
 
@@ -177,7 +177,7 @@ def test_a_runs_workers_go_on_with_the_replays_that_there_were(
   arrays = flat(nests[0])
   own.process.restore(lambda like: checkpoint.like(arrays, like, "it"))
   own.process.replay.restore(saved)
-  begin, restored = experience.Replayed._begin, []
+  begin, restored = replayed.Replayed._begin, []
 
   def spy(source, shares):
     is_first = not source.states
@@ -185,7 +185,7 @@ def test_a_runs_workers_go_on_with_the_replays_that_there_were(
     if is_first:
       restored.append(flat(source.saved()()))
 
-  monkeypatch.setattr(experience.Replayed, "_begin", spy)
+  monkeypatch.setattr(replayed.Replayed, "_begin", spy)
   pipelines_test.run_all(own, nodes)
   assert len(restored) == 2
   by_key = {tuple(nest["keys/0"].tolist()): nest for nest in restored}

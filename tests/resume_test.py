@@ -15,7 +15,7 @@ from experiments import a2c, dqn, ppo
 from seedx import checkpoint, envs, files, launch, metrics, types, wire
 from seedx.acting import sessions
 from seedx.app import checkpointer, policies, run_dirs
-from seedx.learning import experience
+from seedx.learning import replayed
 from seedx.runtime import counters
 from tests import (
   checkpoint_test,
@@ -394,14 +394,14 @@ def test_a_replay_goes_on_where_it_was(tmp_path, monkeypatch, capfd):
   lines = [x for x in raw_lines(run_dir) if "checkpoint_bytes" in x]
   assert lines[-1]["checkpoint_bytes"] > 4000 * 16
   assert all(x["checkpoint_seconds"] > 0 for x in lines)
-  begin = experience.Replayed._begin
+  begin = replayed.Replayed._begin
 
   def spy(source, shares):
     begin(source, shares)
     if not restored:
       restored.append(running.copied(source.saved()()))
 
-  monkeypatch.setattr(experience.Replayed, "_begin", spy)
+  monkeypatch.setattr(replayed.Replayed, "_begin", spy)
   words = ["--resume", str(run_dir), "--total-steps", "800"]
   updates = raw_lines(run_dir)[-1]["learner_steps"]
   assert programs.main(dqn, words) == 0

@@ -7,9 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from seedx import envs, types
+from seedx import envs, replay, types
 from seedx.agents import a2c, dqn, ppo, vtrace
-from seedx.learning import experience, learner
+from seedx.learning import learner
 from seedx.pipelines import sync
 from seedx.runtime import counters, process
 from tests import programs, running
@@ -17,7 +17,7 @@ from tests import programs, running
 compiled_once = programs.compiled_once
 AGENTS = {"a2c": a2c, "vtrace": vtrace, "ppo": ppo, "dqn": dqn}
 NUM_ENVS, UNROLL_LENGTH = 4, 5
-REPLAY = experience.ReplayConfig(
+REPLAY = replay.Config(
   replay_capacity=400,
   replay_min_steps=40,
   replay_batch_size=8,

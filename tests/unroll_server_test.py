@@ -216,7 +216,7 @@ def test_what_actors_send_becomes_shares_and_is_counted(serving):
   for share, numbers in zip(
     serving.shares, ([0, 1, 2, 3], [4, 5, 6, 7]), strict=True
   ):
-    running.assert_equal(share.unroll, running.time_major(unroll_of(numbers)))
+    running.assert_equal(share.data, running.time_major(unroll_of(numbers)))
   assert serving.counts.env_steps == 2 * (3 + 2 + 3)
   # The sums of rewards, whatever the actors say of them.
   assert serving.counts.returns.count == 3 + 2 + 3

@@ -36,7 +36,7 @@ from seedx import app, checkpoint, envs, metrics, replay, types
 from seedx.acting import local_actor, unroll_store
 from seedx.agents import base, r2d2
 from seedx.app import checkpointer, command_line, plot
-from seedx.learning import experience, learner
+from seedx.learning import learner
 from seedx.pipelines import sync
 
 # What sequences begin with, and their burn-in.
@@ -48,7 +48,7 @@ _ARMS = {
 }
 _NUM_ENVS = 8
 _PERIOD = 20
-_REPLAY = experience.PrioritizedConfig(
+_REPLAY = replay.PrioritizedConfig(
   replay_batch_size=32, priority_exponent=0.9, importance_exponent=0.6
 )
 _COLOURS = ("#0072B2", "#56B4E9", "#D55E00", "#E69F00")
@@ -210,7 +210,7 @@ def _replayed(policy: app.Policy) -> types.Unroll:
     for name, array in found.items()
     if name.startswith(prefix)
   }
-  shapes = jax.eval_shape(prioritized.init, share.unroll)
+  shapes = jax.eval_shape(prioritized.init, share)
   state = jax.tree.map(
     jnp.asarray, checkpoint.like(own, shapes, "the checkpoint").ring
   )

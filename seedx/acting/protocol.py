@@ -113,7 +113,7 @@ def experience_layout(share: types.Share, max_rows: int) -> wire.Layout:
     share: anything with the shapes and dtypes of one.
     max_rows: unrolls in a message.
   """
-  length = share.unroll.version.shape[0]
+  length = share.data.version.shape[0]
 
   def row(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     # Broadcast: no memory for what is only asked for its shape.
@@ -125,8 +125,8 @@ def experience_layout(share: types.Share, max_rows: int) -> wire.Layout:
   def of_unroll(leaf: types.Array) -> np.ndarray:
     return row(leaf.shape[1:], leaf.dtype)
 
-  steps = tree.map_structure(of_steps, tuple(share.unroll[:-1]))
-  core_state = tree.map_structure(of_unroll, share.unroll.core_state)
+  steps = tree.map_structure(of_steps, tuple(share.data[:-1]))
+  core_state = tree.map_structure(of_unroll, share.data.core_state)
   scalar = row((), np.dtype(np.float32))
   return wire.Layout.of(
     Experience(

@@ -4,11 +4,12 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import dm_env
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seedx import types
+from seedx import sharding, types
 
 
 @jax.tree_util.register_dataclass
@@ -71,6 +72,9 @@ class Gradients(NamedTuple):
 class Needs:
   """What an agent needs from the pipeline that trains it.
 
+  Its batches are of unrolls, `types.Unroll`, or of windows from a replay,
+  `types.Sample`. An agent that learns from anything else has a subclass.
+
   Attributes:
     window: time steps of the windows that it samples from a replay; None for
       an agent that learns from each unroll once.
@@ -115,6 +119,41 @@ class Needs:
   def stored(self, unroll: types.Unroll) -> types.Unroll:
     """An unroll without what learning does not read."""
     return unroll if self.extras else unroll._replace(extras=())
+
+  @property
+  def specs(self) -> types.Tree:
+    """The partition specs of a batch over the learner cores."""
+    return sharding.UNROLL if self.window is None else sharding.SAMPLE
+
+  def steps(self, batch: types.Tree) -> int:
+    """Returns the number of env steps learned from in a batch without resets.
+
+    Args:
+      batch: of one core.
+    """
+    if self.window is not None:
+      return len(batch.importance_weight) * self.learned_steps
+    length, size = batch.version.shape
+    return (length - 1) * size
+
+  def lag(
+    self, batch: types.Tree, version: types.Array
+  ) -> tuple[jax.Array, jax.Array] | None:
+    """Returns how old the parameters are that acted, for `policy_lag`.
+
+    Args:
+      batch: of one core.
+      version: `[]` int32, updates before this one.
+
+    Returns:
+      `[]` float32, updates since then, summed over env steps; and the number of
+      these. None where it is not known.
+    """
+    unroll = batch if self.window is None else batch.unroll
+    first = unroll.inputs.timestep.step_type[1:] == int(dm_env.StepType.FIRST)
+    weight = 1.0 - first.astype(jnp.float32)
+    lag = (version - unroll.version[:-1]).astype(jnp.float32)
+    return jnp.sum(lag * weight), jnp.sum(weight)
 
 
 def _no_exploration(num_envs: int) -> np.ndarray:

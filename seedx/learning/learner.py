@@ -14,8 +14,9 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from seedx import metrics, sharding, types
+from seedx import replay as replay_lib
 from seedx.agents import base
-from seedx.learning import experience, updates
+from seedx.learning import experience, replayed, updates
 from seedx.runtime import counters
 from seedx.runtime import hosts as hosts_lib
 
@@ -79,7 +80,7 @@ class Config(hosts_lib.Config):
         f" {size}"
       )
 
-  def parts_of_unrolls(self, replay: experience.ReplayConfig | None) -> int:
+  def parts_of_unrolls(self, replay: replay_lib.Config | None) -> int:
     """Equal parts into which a batch of unrolls is divided.
 
     Args:
@@ -88,8 +89,7 @@ class Config(hosts_lib.Config):
     Raises:
       types.ConfigError: there are micro-batches and a prioritized replay.
     """
-    prioritized = isinstance(replay, experience.PrioritizedConfig)
-    if prioritized and self.micro_batches > 1:
+    if replay and replay.has_priorities and self.micro_batches > 1:
       raise types.ConfigError(
         "expected 1 micro-batch: new priorities are those of a whole batch,"
         f" found micro_batches {self.micro_batches}"
@@ -210,7 +210,7 @@ class Learner:
     self._source = source
     self._stop = stop or threading.Event()
     self._acting = jax.jit(agent.acting)
-    self._specs = updates.specs(agent)
+    self._specs = agent.needs.specs
     self._update: updates.Program = (
       updates.Whole(agent, self._mesh)
       if micro_batches == 1
@@ -342,7 +342,7 @@ class Learner:
     # device waits for all of them.
     self._finish(keep=1)
     self._skipped.check()
-    if batch is not None and batch.windows is not None:
+    if batch is not None and batch.windows:
       assert priorities is not None
       own = {x.device: x.data for x in priorities.addressable_shards}
       self._source.learned(batch.windows, [own[core] for core in self.cores])
@@ -388,10 +388,10 @@ class Learner:
     return self._acting(self.state if state is None else state)
 
   @property
-  def replay(self) -> experience.Replayed | None:
+  def replay(self) -> replayed.Replayed | None:
     """The replay that it learns from, if there is one, for checkpoints."""
     source = self._source
-    return source if isinstance(source, experience.Replayed) else None
+    return source if isinstance(source, replayed.Replayed) else None
 
   def policy(self, saved: types.Tree) -> types.Tree:
     """The acting parameters of a saved process whose `learner` part this is."""

@@ -3,7 +3,6 @@
 import functools
 from typing import NamedTuple, Protocol
 
-import dm_env
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,9 +13,8 @@ from seedx import losses, sharding, types
 from seedx.agents import base
 from seedx.runtime import hosts
 
-# `types.Unroll`, or `types.Sample` for an agent that needs windows.
-Batch = types.Unroll | types.Sample
-# Sums over micro-batches, each times its weight; and their `steps_of`.
+# Sums over micro-batches, each times its weight; and their steps, see
+# `base.Needs.steps`.
 _Total = tuple[base.Gradients, types.LossOutput, jax.Array]
 
 
@@ -33,7 +31,7 @@ class Order(NamedTuple):
 
   version: types.Array
   rng_key: types.Array
-  batch: Batch
+  batch: types.Tree
   said: hosts.Said | tuple[()] = ()
 
 
@@ -105,22 +103,12 @@ def on_core(agent: base.Agent, state: base.AgentState, order: Order) -> Result:
     The state after it, unless it is not finite.
   """
   after, output = agent.update(state, _core_key(order), order.batch)
-  steps = losses.sum_over_cores(steps_of(agent, order.batch), sharding.CORES)
+  steps = _steps(agent, order.batch)
   after = after.counted(output.weight / steps)
   after, skipped = keep_finite(state, after, sharding.CORES)
   said = _heard(order.said)
-  output = _with_lag(output, order.version, order.batch)
+  output = _with_lag(agent, output, order.version, order.batch)
   return Result(_unless_idle(state, after, said), output, skipped, said)
-
-
-def steps_of(agent: base.Agent, batch: Batch) -> jax.Array:
-  """Env steps, `[]`, that the agent learns from in a batch without resets."""
-  if isinstance(batch, types.Sample):
-    size = len(batch.importance_weight) * agent.needs.learned_steps
-  else:
-    length, size = batch.version.shape
-    size *= length - 1
-  return jnp.float32(size)
 
 
 class Whole:
@@ -159,16 +147,17 @@ class Accumulated:
     def part(
       state: base.AgentState, order: Order, index: jax.Array
     ) -> tuple[_Total, hosts.Said | tuple[()]]:
-      batch = sharding.shard(order.batch, specs(agent), index, micro_batches)
+      specs = agent.needs.specs
+      batch = sharding.shard(order.batch, specs, index, micro_batches)
       key = jax.random.fold_in(_core_key(order), index)
       gradients, output = agent.gradients(state, key, batch)
-      output = _with_lag(output, order.version, batch)
+      output = _with_lag(agent, output, order.version, batch)
       # Also of nothing, moments have a mean.
       weight = jnp.maximum(output.weight, _LEAST_WEIGHT)
       gradients, metrics = jax.tree.map(
         lambda leaf: leaf * weight, (gradients, output.metrics)
       )
-      steps = losses.sum_over_cores(steps_of(agent, batch), sharding.CORES)
+      steps = _steps(agent, batch)
       total = gradients, types.LossOutput(weight, metrics), steps
       return total, _heard(order.said)
 
@@ -223,7 +212,8 @@ _LOSS_OUTPUT = types.LossOutput._make(
 
 def _specs_of_order(agent: base.Agent) -> types.Tree:
   one = sharding.REPLICATED
-  return Order._make([one, one, specs(agent), PartitionSpec(sharding.CORES)])
+  on_cores = PartitionSpec(sharding.CORES)
+  return Order._make([one, one, agent.needs.specs, on_cores])
 
 
 def _core_key(order: Order) -> jax.Array:
@@ -252,21 +242,22 @@ def _unless_idle(
   )
 
 
-def specs(agent: base.Agent) -> types.Tree:
-  """The partition specs of the agent's batches."""
-  return sharding.UNROLL if agent.needs.window is None else sharding.SAMPLE
+def _steps(agent: base.Agent, batch: types.Tree) -> jax.Array:
+  """Env steps, `[]`, of a batch without resets, over all cores."""
+  steps = jnp.float32(agent.needs.steps(batch))
+  return losses.sum_over_cores(steps, sharding.CORES)
 
 
 def _with_lag(
-  output: types.LossOutput, version: types.Array, batch: Batch
+  agent: base.Agent,
+  output: types.LossOutput,
+  version: types.Array,
+  batch: types.Tree,
 ) -> types.LossOutput:
   """Adds the policy lag: mean updates since the experience was acted."""
-  unroll = batch.unroll if isinstance(batch, types.Sample) else batch
-  first = unroll.inputs.timestep.step_type[1:] == int(dm_env.StepType.FIRST)
-  weight = 1.0 - first.astype(jnp.float32)
-  lag = (version - unroll.version[:-1]).astype(jnp.float32)
-  total, count = losses.sum_over_cores(
-    (jnp.sum(lag * weight), jnp.sum(weight)), sharding.CORES
-  )
+  lag = agent.needs.lag(batch, version)
+  if lag is None:
+    return output
+  total, count = losses.sum_over_cores(lag, sharding.CORES)
   mean = total / jnp.maximum(count, 1e-8)
   return output._replace(metrics=output.metrics | {"policy_lag": mean})

@@ -27,7 +27,8 @@ import numpy as np
 from seedx import envs, launch, metrics, sharding, types
 from seedx.acting import local_actor, sessions, unroll_store
 from seedx.agents import base
-from seedx.learning import experience, updates
+from seedx.learning import plan as plan_lib
+from seedx.learning import updates
 from seedx.runtime import counters, process
 
 
@@ -56,9 +57,9 @@ class Config(process.Config):
     types.check_ranges(self, env_restarts=(0, 2**20))
 
   @property
-  def plan(self) -> experience.Plan:
+  def plan(self) -> plan_lib.Plan:
     """The run's amounts of experience."""
-    return experience.Plan(self.total_steps, self.workers.batch_steps)
+    return plan_lib.Plan(self.total_steps, self.workers.batch_steps)
 
 
 def nodes(config: Config) -> list[launch.Node]:
@@ -190,7 +191,7 @@ class _Team:
       state: base.AgentState, rng_key: jax.Array, unroll: types.Unroll
     ) -> tuple[base.Gradients, jax.Array, types.LossOutput]:
       found, output = agent.gradients(state, rng_key, unroll)
-      share = output.weight / updates.steps_of(agent, unroll)
+      share = output.weight / agent.needs.steps(unroll)
       return found, share, output
 
     self._gradients = jax.jit(gradients)

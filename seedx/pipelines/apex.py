@@ -17,7 +17,8 @@ figure 1 and algorithms 1 and 2.
 import dataclasses
 
 from seedx import launch
-from seedx.learning import experience
+from seedx import replay as replay_lib
+from seedx.learning import plan as plan_lib
 from seedx.pipelines import impala
 from seedx.runtime import process
 
@@ -30,7 +31,7 @@ class Config(impala.Config):
     replay: the prioritized replay.
   """
 
-  replay: experience.PrioritizedConfig = experience.PrioritizedConfig()
+  replay: replay_lib.PrioritizedConfig = replay_lib.PrioritizedConfig()
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for what cannot be run."""
@@ -38,7 +39,7 @@ class Config(impala.Config):
     self.learner.parts_of_unrolls(self.replay)
 
   @property
-  def plan(self) -> experience.Plan:
+  def plan(self) -> plan_lib.Plan:
     """The experience that updates are computed from."""
     return dataclasses.replace(super().plan, replay=self.replay)
 

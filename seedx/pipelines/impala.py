@@ -26,8 +26,8 @@ from seedx.acting import (
   unroll_store,
 )
 from seedx.agents import base
-from seedx.learning import experience
 from seedx.learning import learner as learner_lib
+from seedx.learning import plan as plan_lib
 from seedx.runtime import process
 
 
@@ -57,13 +57,13 @@ class Config(process.ServerConfig):
     self.learner.check_batches(self.learner.parts)
 
   @property
-  def plan(self) -> experience.Plan:
+  def plan(self) -> plan_lib.Plan:
     """The experience that updates are computed from."""
-    return experience.Plan(
+    return plan_lib.Plan(
       self.total_steps,
       self.learner.batch_steps,
       parts=self.learner.parts,
-      hosts=self.learner.hosts,
+      processes=self.learner.hosts,
       unroll_length=self.learner.unroll_length,
     )
 
@@ -105,7 +105,7 @@ def learn(config: Config, context: process.Context) -> process.Process:
   learner_key, replay_key = jax.random.split(jax.random.key(config.seed))
   acted = hosts.acted(spec.frames_per_step, config.total_steps)
   source = config.plan.source(
-    agent, period, config.learner.cores(), hosts.own_key(replay_key), acted
+    agent, config.learner.cores(), hosts.own_key(replay_key), acted
   )
   learning = learner_lib.Learner(
     agent,

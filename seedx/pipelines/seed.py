@@ -15,6 +15,7 @@ import dataclasses
 import jax
 
 from seedx import envs, launch, sharding
+from seedx import replay as replay_lib
 from seedx.acting import (
   batcher,
   inference_server,
@@ -24,8 +25,8 @@ from seedx.acting import (
 )
 from seedx.acting import inference as inference_lib
 from seedx.agents import base
-from seedx.learning import experience
 from seedx.learning import learner as learner_lib
+from seedx.learning import plan as plan_lib
 from seedx.runtime import process
 
 
@@ -47,7 +48,7 @@ class Config(process.ServerConfig):
   actors: thin_actor.Config = thin_actor.Config()
   inference: inference_lib.Config = inference_lib.Config()
   learner: learner_lib.InboxConfig = learner_lib.InboxConfig()
-  replay: experience.ReplayConfig | None = None
+  replay: replay_lib.Config | None = None
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for what cannot be run."""
@@ -55,10 +56,10 @@ class Config(process.ServerConfig):
     self.learner.check_batches(self.learner.parts_of_unrolls(self.replay))
 
   @property
-  def plan(self) -> experience.Plan:
+  def plan(self) -> plan_lib.Plan:
     """The experience that updates are computed from."""
     batch_steps, parts = self.learner.batch_steps, self.learner.parts
-    return experience.Plan(
+    return plan_lib.Plan(
       self.total_steps,
       batch_steps,
       self.replay,
@@ -104,9 +105,7 @@ def learn(config: Config, context: process.Context) -> process.Process:
   learning = learner_lib.Learner(
     agent,
     config.learner,
-    config.plan.source(
-      agent, period, config.learner.cores(), replay_key, acted
-    ),
+    config.plan.source(agent, config.learner.cores(), replay_key, acted),
     keys[0],
     acting_on=devices,
     stop=context.stop,

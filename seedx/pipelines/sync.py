@@ -20,10 +20,11 @@ import jax
 import numpy as np
 
 from seedx import envs, launch, metrics, sharding, types
+from seedx import replay as replay_lib
 from seedx.acting import local_actor, sessions, unroll_store
 from seedx.agents import base
-from seedx.learning import experience
 from seedx.learning import learner as learner_lib
+from seedx.learning import plan as plan_lib
 from seedx.runtime import counters, process
 
 # Acting waits while the agent learns; learning waits the rest of the time.
@@ -54,7 +55,7 @@ class Config(process.Config):
   env_threads: int = 1
   env_restarts: int = 5
   learner: learner_lib.Config = learner_lib.Config()
-  replay: experience.ReplayConfig | None = None
+  replay: replay_lib.Config | None = None
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for a value out of its range.
@@ -72,10 +73,10 @@ class Config(process.Config):
     self.learner.check_divides("num_envs", self.num_envs, parts)
 
   @property
-  def plan(self) -> experience.Plan:
+  def plan(self) -> plan_lib.Plan:
     """The run's amounts of experience."""
     batch_steps = self.num_envs * self.learner.unroll_length
-    return experience.Plan(
+    return plan_lib.Plan(
       self.total_steps,
       batch_steps,
       self.replay,
@@ -105,7 +106,7 @@ def learn(config: Config, context: process.Context) -> process.Process:
   learner_key, replay_key, acting_key = jax.random.split(rng_key, 3)
   acted = hosts.acted(spec.frames_per_step, config.total_steps)
   source = config.plan.source(
-    agent, period, config.learner.cores(), hosts.own_key(replay_key), acted
+    agent, config.learner.cores(), hosts.own_key(replay_key), acted
   )
   learning = learner_lib.Learner(
     agent, config.learner, source, learner_key, stop=context.stop, hosts=hosts

@@ -1,13 +1,17 @@
 """Experience replay: pure functions over arrays on a device."""
 
+from seedx.replay.config import Config, PrioritizedConfig, Replay
 from seedx.replay.prioritized import Prioritized, PrioritizedState, Windows
 from seedx.replay.ratio import Ratio
 from seedx.replay.uniform import State, Uniform
 
 __all__ = [
+  "Config",
   "Prioritized",
+  "PrioritizedConfig",
   "PrioritizedState",
   "Ratio",
+  "Replay",
   "State",
   "Uniform",
   "Windows",

@@ -65,11 +65,16 @@ class Prioritized:
     capacity: in unrolls; new ones overwrite the oldest.
     window: W, time steps of a window.
     priority_exponent: alpha.
+    importance_exponent: beta at the start of the run.
+    importance_exponent_rise: how much beta rises over the run, linearly, up to
+      a beta of 1.
   """
 
   capacity: int
   window: int
   priority_exponent: float = 0.6
+  importance_exponent: float = 0.4
+  importance_exponent_rise: float = 0.0
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for a value out of its range."""
@@ -78,19 +83,24 @@ class Prioritized:
       capacity=(1, 2**31 - 1),
       window=(1, 2**31 - 1),
       priority_exponent=(0.0, 1.0),
+      importance_exponent=(0.0, 1.0),
+      importance_exponent_rise=(0.0, 1.0),
     )
 
-  def init(self, unrolls: types.Unroll) -> PrioritizedState:
-    """An empty replay.
-
-    Args:
-      unrolls: `[L, S, ...]`, an example.
+  def init(self, example: types.Share) -> PrioritizedState:
+    """Returns the state of an empty replay; see `config.Replay`.
 
     Raises:
       types.ConfigError: an unroll is shorter than a window, S is larger than
-        the capacity, or there are more windows than int32 can count.
+        the capacity, there are more windows than int32 can count, or no
+        priorities.
     """
-    shapes = jax.eval_shape(self._ring.init, unrolls)
+    if isinstance(example.priorities, tuple):
+      raise types.ConfigError(
+        "expected priorities with the unrolls for a prioritized replay, found"
+        " none"
+      )
+    shapes = jax.eval_shape(self._ring.init, example)
     leaves = self.capacity * self._ring.num_windows(shapes)
     if leaves >= sum_tree.NOWHERE:
       raise types.ConfigError(
@@ -98,62 +108,54 @@ class Prioritized:
         f" {leaves}"
       )
     return PrioritizedState(
-      self._ring.init(unrolls), sum_tree.init(leaves), jnp.int32(0)
+      self._ring.init(example), sum_tree.init(leaves), jnp.int32(0)
     )
 
   def add(
-    self, state: PrioritizedState, unrolls: types.Unroll, priorities: jax.Array
+    self, state: PrioritizedState, share: types.Share
   ) -> PrioritizedState:
     """Adds unrolls; they overwrite the oldest.
 
     Args:
       state: the replay's.
-      unrolls: `[L, S, ...]`.
-      priorities: `[S, L - W + 1]`, of each unroll's windows, from 0 to 1e29;
-        others are written as 0, and counted.
+      share: its priorities are `[S, L - W + 1]`, of each unroll's windows, from
+        0 to 1e29; others are written as 0, and counted.
 
     Raises:
       ValueError: priorities have another shape.
     """
     windows = self._ring.num_windows(state.ring)
-    entry = self._ring.next_entries(state.ring, unrolls.version.shape[1])
+    entry = self._ring.next_entries(state.ring, share.data.version.shape[1])
     leaf = entry[:, None] * windows + jnp.arange(windows)
-    state = self._set(state, leaf, priorities)
-    return state._replace(ring=self._ring.add(state.ring, unrolls))
+    state = self._set(state, leaf, share.priorities)
+    return state._replace(ring=self._ring.add(state.ring, share))
 
   def sample(
     self,
     state: PrioritizedState,
     rng_key: jax.Array,
-    batch_size: int,
-    importance_exponent: float | jax.Array = 0.4,
+    size: int,
+    done: types.Array = 0.0,
   ) -> tuple[types.Sample, Windows]:
-    """Samples windows with replacement, in proportion to priority ** alpha.
+    """Samples windows in proportion to priority ** alpha.
 
     Sampling is stratified: the sum of priority ** alpha is divided into B equal
-    ranges, with one draw from each.
-
-    Args:
-      state: of a replay with at least one unroll.
-      rng_key: for the draws.
-      batch_size: B.
-      importance_exponent: `[]`, beta, from 0 to 1.
-
-    Returns:
-      A `types.Sample` of `[W, B, ...]`, see `Uniform.sample`; and its windows.
+    ranges, with one draw from each. See `config.Replay`.
     """
-    part = sum_tree.total(state.tree) / batch_size
+    part = sum_tree.total(state.tree) / size
     leaf = sum_tree.find(
       state.tree,
-      start=jnp.arange(batch_size) * part,
-      offset=jax.random.uniform(rng_key, (batch_size,)) * part,
+      start=jnp.arange(size) * part,
+      offset=jax.random.uniform(rng_key, (size,)) * part,
     )
     windows = self._ring.num_windows(state.ring)
     entry, start = leaf // windows, leaf % windows
     mass = state.tree[0].at[leaf].get(mode="promise_in_bounds")
+    rise = self.importance_exponent_rise * done
+    beta = jnp.minimum(self.importance_exponent + rise, 1.0)
     sample = types.Sample(
       unroll=self._ring.windows(state.ring, entry, start),
-      importance_weight=self._weights(mass) ** importance_exponent,
+      importance_weight=self._weights(mass) ** beta,
     )
     return sample, Windows(leaf, state.ring.inserted - 1)
 
@@ -178,6 +180,10 @@ class Prioritized:
     )
     leaf = jnp.where(now == then, windows.leaf, sum_tree.NOWHERE)
     return self._set(state, leaf, priorities)
+
+  def measure(self, state: PrioritizedState) -> dict[str, jax.Array]:
+    """Returns the number of priorities that were clamped, see `add`."""
+    return {"priorities_clamped": state.clamped}
 
   @property
   def _ring(self) -> uniform.Uniform:

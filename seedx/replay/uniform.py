@@ -57,62 +57,67 @@ class Uniform:
     """Raises types.ConfigError for a size below 1."""
     types.check_ranges(self, capacity=(1, 2**31 - 1), window=(1, 2**31 - 1))
 
-  def init(self, unrolls: types.Unroll) -> State:
-    """An empty replay.
-
-    Args:
-      unrolls: `[L, S, ...]`, an example.
+  def init(self, example: types.Share) -> State:
+    """Returns the state of an empty replay; see `config.Replay`.
 
     Raises:
       types.ConfigError: an unroll is shorter than a window, or S is larger than
         the capacity.
     """
-    length, size = unrolls.version.shape
+    length, size = example.data.version.shape
     if length < self.window or size > self.capacity:
       raise types.ConfigError(
         f"expected unrolls of at least {self.window} time steps, at most"
         f" {self.capacity} at a time, found {size} of {length}"
       )
-    shapes = jax.eval_shape(_packed, unrolls)
+    shapes = jax.eval_shape(_packed, example.data)
     steps, core_state = jax.tree.map(
       lambda x: jnp.zeros((self.capacity, *x.shape[1:]), x.dtype), shapes
     )
     return State(steps, core_state, jnp.int32(0))
 
-  def add(self, state: State, unrolls: types.Unroll) -> State:
+  def add(self, state: State, share: types.Share) -> State:
     """Adds unrolls `[L, S, ...]`; they overwrite the oldest."""
-    size = unrolls.version.shape[1]
+    size = share.data.version.shape[1]
     entry = self.next_entries(state, size)
     steps, core_state = jax.tree.map(
       lambda ring, new: ring.at[entry].set(new),
       (state.steps, state.core_state),
-      _packed(unrolls),
+      _packed(share.data),
     )
     return State(steps, core_state, state.inserted + size)
 
   def sample(
-    self, state: State, rng_key: jax.Array, batch_size: int
-  ) -> types.Sample:
-    """Samples windows uniformly, with replacement.
+    self, state: State, rng_key: jax.Array, size: int, done: types.Array = 0.0
+  ) -> tuple[types.Sample, tuple[()]]:
+    """Samples windows uniformly, with replacement; see `config.Replay`.
 
-    Args:
-      state: of a replay with at least one unroll.
-      rng_key: for the draws.
-      batch_size: B.
-
-    Returns:
-      A `types.Sample` of `[W, B, ...]`. A window at the start of an unroll has
-      the unroll's core state; the core states of all others are zeros.
+    A window at the start of an unroll has the unroll's core state; the core
+    states of all others are zeros.
     """
+    del done
     entry_key, start_key = jax.random.split(rng_key)
-    size = jnp.minimum(state.inserted, self.capacity)
-    entry = jax.random.randint(entry_key, (batch_size,), 0, size)
+    filled = jnp.minimum(state.inserted, self.capacity)
+    entry = jax.random.randint(entry_key, (size,), 0, filled)
     windows = self.num_windows(state)
-    start = jax.random.randint(start_key, (batch_size,), 0, windows)
-    return types.Sample(
+    start = jax.random.randint(start_key, (size,), 0, windows)
+    sample = types.Sample(
       unroll=self.windows(state, entry, start),
-      importance_weight=jnp.ones(batch_size, jnp.float32),
+      importance_weight=jnp.ones(size, jnp.float32),
     )
+    return sample, ()
+
+  def update(
+    self, state: State, windows: tuple[()], priorities: jax.Array | None
+  ) -> State:
+    """Returns the state as it is: it has no priorities."""
+    del windows, priorities
+    return state
+
+  def measure(self, state: State) -> dict[str, jax.Array]:
+    """Returns no metrics."""
+    del state
+    return {}
 
   def num_windows(self, state: State) -> int:
     """Windows in an unroll."""

@@ -159,10 +159,10 @@ def made_up(share: types.Share) -> types.Share:
     return np.zeros(x.shape, x.dtype)
 
   found = jax.tree.map(leaf, share)
-  inputs = found.unroll.inputs
+  inputs = found.data.inputs
   steps = _mid(inputs.timestep)
   inputs = inputs._replace(timestep=steps)
-  return found._replace(unroll=found.unroll._replace(inputs=inputs))
+  return found._replace(data=found.data._replace(inputs=inputs))
 
 
 def cpu_seconds_per_call(

@@ -81,17 +81,17 @@ def replay_alone(seconds: float) -> Costs:
   assert window is not None
   layout = unroll_store.Layout.of(agent, period, _REPLAY_BATCH // period)
   shapes = local_actor.Programs(agent, envs.spec(config.env), layout).share()
-  unroll, priorities = jax.device_put(alone.made_up(shapes))
+  share = jax.device_put(alone.made_up(shapes))
   own = replay.Prioritized(_REPLAY_STEPS // period, window)
   add = jax.jit(own.add, donate_argnums=0)
   sample = jax.jit(own.sample, static_argnums=2)
   update = jax.jit(own.update, donate_argnums=0)
   new = jax.random.uniform(jax.random.key(1), (_REPLAY_BATCH,))
-  # As `experience.Replayed` draws.
+  # As `replayed.OfCore` draws.
   keys = jax.random.split(random_keys.unrolled(jax.random.key(0)))
-  state, step = own.init(unroll), 0
+  state, step = own.init(share), 0
   for _ in range(_REPLAY_STEPS // _REPLAY_BATCH):
-    state = add(state, unroll, priorities)
+    state = add(state, share)
   times: dict[str, list[float]] = {"add": [], "sample": [], "update": []}
 
   def timed(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -102,7 +102,7 @@ def replay_alone(seconds: float) -> Costs:
 
   end_seconds = time.monotonic() + seconds
   while step < _LEAST or time.monotonic() < end_seconds:
-    state = timed("add", add, state, unroll, priorities)
+    state = timed("add", add, state, share)
     drawn = timed("sample", sample, state, keys[step % 2], _REPLAY_BATCH)
     state = timed("update", update, state, drawn[1], new)
     step += 1

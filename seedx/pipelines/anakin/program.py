@@ -9,8 +9,9 @@ import jax.numpy as jnp
 from seedx import envs, sharding, types
 from seedx.agents import acting_step, base, random_keys
 from seedx.envs import functional
-from seedx.learning import experience, updates
 from seedx.learning import learner as learner_lib
+from seedx.learning import plan as plan_lib
+from seedx.learning import replayed, updates
 
 
 class Keys(NamedTuple):
@@ -118,7 +119,7 @@ class Program:
     agent: base.Config,
     num_envs: int,
     learner: learner_lib.Config,
-    plan: experience.Plan,
+    plan: plan_lib.Plan,
   ) -> None:
     """Makes the environment and the agent.
 
@@ -145,9 +146,9 @@ class Program:
     self.period = learner.unroll_length
     self.past = self.agent.needs.unroll_length(self.period) - self.period - 1
     self._exploration = self.agent.exploration(num_envs)
-    key, cores = jax.random.key(0), learner.cores()
-    source = plan.source(self.agent, self.period, cores, key)
-    self._source = source if isinstance(source, experience.Replayed) else None
+    self._replay: replayed.OfCore | None = None
+    if plan.replay is not None:
+      self._replay = plan.replay_of_core(self.agent, len(learner.cores()))
 
   def init(self, agent: base.AgentState, keys: Keys) -> State:
     """The state before the first step, from the agent's."""
@@ -167,11 +168,16 @@ class Program:
     start = Clock(jnp.int32(0), jnp.int32(0))
     state, past = self._rollout(state, keys, start, self.past)
     state = state._replace(past=past.unroll)
-    if self._source is None:
+    if self._replay is None:
       return state
-    _, shapes, _ = jax.eval_shape(self._unroll, state, keys, start)
+
+    def share(state: State, keys: Keys) -> types.Share:
+      state, unroll, _ = self._unroll(state, keys, start)
+      return self._share(state, unroll)
+
+    shapes = jax.eval_shape(share, state, keys)
     empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    replay = self._source.replay.init(self.agent.needs.stored(empty))
+    replay = self._replay.init(empty)
     return state._replace(replay=jax.tree.map(lambda x: x[None], replay))
 
   def advance(
@@ -186,7 +192,7 @@ class Program:
       due: `[]` int32, updates to make from the replay, if there is one.
     """
     state, unroll, steps = self._unroll(state, keys, clock)
-    if self._source is None:
+    if self._replay is None:
       agent, output, skipped, _ = self._update(
         state.agent, keys, clock.version, unroll
       )
@@ -277,11 +283,18 @@ class Program:
     agent: base.AgentState,
     keys: Keys,
     version: jax.Array,
-    batch: updates.Batch,
+    batch: types.Tree,
   ) -> Any:
     """An `updates.Result`."""
     order = updates.Order(jnp.int32(version), keys.learner, batch)
     return updates.on_core(self.agent, agent, order)
+
+  def _share(self, state: State, unroll: types.Unroll) -> types.Share:
+    """An unroll for the replay, with its windows' first priorities if any."""
+    if self.agent.priorities is None:
+      return types.Share(unroll)
+    acting = self.agent.acting(state.agent)
+    return types.Share(unroll, self.agent.priorities(acting, unroll))
 
   def _replayed(
     self,
@@ -292,29 +305,19 @@ class Program:
     unroll: types.Unroll,
   ) -> tuple[State, Any]:
     """Adds an unroll to the replay, and makes the updates that are due."""
-    source = self._source
-    assert source is not None
+    of_core = self._replay
+    assert of_core is not None
     core = jax.lax.axis_index(sharding.CORES)
     key = jax.random.fold_in(keys.replay, core)
     replay = jax.tree.map(lambda x: x[0], state.replay)
-    stored = self.agent.needs.stored(unroll)
-    prioritized = self.agent.priorities is not None
-    if self.agent.priorities is None:
-      replay = source.replay.add(replay, stored)
-    else:
-      acting = self.agent.acting(state.agent)
-      first = self.agent.priorities(acting, unroll)
-      replay = source.replay.add(replay, stored, first)
+    replay = of_core.add(replay, self._share(state, unroll))
 
     def update(index: jax.Array, carry: Any) -> Any:
       agent, replay, (_, weight, skipped) = carry
       version = clock.version + index
-      sample, windows = source.draw(replay, key, version, agent.clock), None
-      if prioritized:
-        sample, windows = sample
+      sample, windows = of_core.draw(replay, key, version, agent.clock)
       agent, output, skip, _ = self._update(agent, keys, version, sample)
-      if prioritized:
-        replay = source.replay.update(replay, windows, output.priorities)
+      replay = of_core.replay.update(replay, windows, output.priorities)
       told = output.metrics, weight + output.weight, skipped + skip
       return agent, replay, told
 

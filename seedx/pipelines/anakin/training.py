@@ -13,11 +13,13 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from seedx import envs, launch, metrics, sharding, types
+from seedx import replay as replay_lib
 from seedx.acting import sessions
 from seedx.agents import base
 from seedx.envs import functional
-from seedx.learning import experience
 from seedx.learning import learner as learner_lib
+from seedx.learning import plan as plan_lib
+from seedx.learning import replayed
 from seedx.pipelines.anakin.program import Clock, Keys, Output, Program, State
 from seedx.runtime import counters, process
 
@@ -44,7 +46,7 @@ class Config(process.Config):
   num_seeds: int = 1
   updates_per_call: int = 1
   learner: learner_lib.Config = learner_lib.Config()
-  replay: experience.ReplayConfig | None = None
+  replay: replay_lib.Config | None = None
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for what cannot be run."""
@@ -60,11 +62,11 @@ class Config(process.Config):
     self.learner.check_divides("num_envs", self.num_envs, self.learner.parts)
 
   @property
-  def plan(self) -> experience.Plan:
+  def plan(self) -> plan_lib.Plan:
     """The amounts of experience of each training."""
     batch_steps = self.num_envs * self.learner.unroll_length
     parts = self.learner.num_cores
-    return experience.Plan(
+    return plan_lib.Plan(
       self.total_steps,
       batch_steps,
       self.replay,
@@ -140,7 +142,7 @@ class Training:
       replay = jax.eval_shape(init, agent, self._keys).replay
       size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(replay))
       cores = config.learner.cores()
-      experience.check_memory(config.replay, cores, size // len(cores))
+      replayed.check_memory(config.replay, cores, size // len(cores))
     self._state: State = init(agent, self._keys)
     self._advance = self._per_core(
       self._scan,
@@ -154,7 +156,7 @@ class Training:
     self._changing = threading.Lock()
     self._rolled_out = 0
     learned_steps = self._one.agent.needs.learned_steps
-    self._ratio = config.replay.due(learned_steps) if config.replay else None
+    self._ratio = config.replay.ratio(learned_steps) if config.replay else None
     self._env_steps, self._learned_steps = 0, 0.0
     self._last = (time.monotonic(), 0)
     self._skipped = counters.Skipped()

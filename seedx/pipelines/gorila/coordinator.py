@@ -7,9 +7,11 @@ from typing import Self
 import jax
 
 from seedx import envs, launch, types, wire
+from seedx import replay as replay_lib
 from seedx.acting import local_actor, sessions
 from seedx.agents import base, optimizers
-from seedx.learning import experience
+from seedx.learning import plan as plan_lib
+from seedx.learning import replayed
 from seedx.pipelines.gorila import (
   parameter_server,
   replays,
@@ -48,7 +50,7 @@ class Config(process.ServerConfig):
   env: envs.Config = envs.Config()
   agent: base.Config
   workers: local_actor.WorkersConfig = local_actor.WorkersConfig()
-  replay: experience.ReplayConfig = experience.ReplayConfig()
+  replay: replay_lib.Config = replay_lib.Config()
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for what cannot be run."""
@@ -62,17 +64,20 @@ class Config(process.ServerConfig):
     )
     for address in filter(None, self.server_addresses):
       wire.check_address(address)
-    if isinstance(self.replay, experience.PrioritizedConfig):
+    if self.replay.has_priorities:
       raise types.ConfigError(
-        "expected a uniform replay, a ReplayConfig, since workers compute no"
+        "expected a uniform replay, a replay.Config, since workers compute no"
         f" priorities, found {self.replay}"
       )
 
   @property
-  def plan(self) -> experience.Plan:
+  def plan(self) -> plan_lib.Plan:
     """The experience that each worker computes gradients from."""
-    return experience.Plan(
-      self.total_steps, self.workers.batch_steps, self.replay
+    return plan_lib.Plan(
+      self.total_steps,
+      self.workers.batch_steps,
+      self.replay,
+      unroll_length=self.workers.unroll_length,
     )
 
   def with_sockets(self, folder: str) -> Self:
@@ -154,7 +159,7 @@ def learn(config: Config, context: process.Context) -> process.Process:
   replay_bytes = worker.replay_bytes(agent, spec, config.plan, workers)
   if config.address.startswith("unix:"):  # All workers are on this machine.
     cpus = jax.devices("cpu")[:1] * workers.num_workers
-    experience.check_memory(config.replay, cpus, replay_bytes)
+    replayed.check_memory(config.replay, cpus, replay_bytes)
   kept = replays.Replays(
     workers.num_workers, replay_bytes, connected.count_open
   )

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from seedx import launch, metrics, types, wire
+from seedx import replay as replay_lib
 from seedx.acting import episodes, sessions
 from seedx.agents import base
-from seedx.learning import experience
 from seedx.pipelines.gorila import replays
 from seedx.runtime import counters
 
@@ -135,7 +135,7 @@ class Reports:
     self,
     connected: sessions.Sessions,
     is_ready: Callable[[], bool],
-    replay: experience.ReplayConfig,
+    replay: replay_lib.Config,
     needs: base.Needs,
     kept: replays.Replays,
   ) -> None:

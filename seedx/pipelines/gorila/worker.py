@@ -19,7 +19,8 @@ import optax
 from seedx import envs, metrics, types, wire
 from seedx.acting import local_actor, protocol, unroll_store
 from seedx.agents import base
-from seedx.learning import experience, updates
+from seedx.learning import plan as plan_lib
+from seedx.learning import replayed
 from seedx.pipelines.gorila import parameter_server, replays, reports
 
 _WAIT_SERVERS = "parameter servers"
@@ -46,7 +47,7 @@ class Work:
   address: str
   env: envs.Config
   agent: base.Config
-  plan: experience.Plan
+  plan: plan_lib.Plan
   seed: int
   workers: local_actor.WorkersConfig
   max_gradient_norm: float
@@ -102,11 +103,11 @@ def _warm_up(
   device = jax.local_devices()[0]
   state, acting, _ = learner.newest()
   programs.warm_up(acting, device)
-  source, share = _source_and_share(
+  of_core, share = _replay_and_share(
     programs.agent, programs.spec, work.plan, work.workers
   )
   batch = jax.tree.map(
-    lambda x: np.zeros(x.shape, x.dtype), source.batch_for(share)
+    lambda x: np.zeros(x.shape, x.dtype), of_core.sample_of(share)
   )
   *_, values = learner.gradient(
     state, jax.random.key(0), jax.device_put(batch, device)
@@ -117,45 +118,42 @@ def _warm_up(
 def replay_bytes(
   agent: base.Agent,
   spec: types.EnvironmentSpec,
-  plan: experience.Plan,
+  plan: plan_lib.Plan,
   workers: local_actor.WorkersConfig,
 ) -> int:
   """The bytes of a worker's replay."""
-  source, share = _source_and_share(agent, spec, plan, workers)
-  return source.bytes_for(share)
+  of_core, share = _replay_and_share(agent, spec, plan, workers)
+  return of_core.num_bytes(share)
 
 
 def metric_names(
   agent: base.Agent,
   spec: types.EnvironmentSpec,
-  plan: experience.Plan,
+  plan: plan_lib.Plan,
   workers: local_actor.WorkersConfig,
 ) -> list[str]:
   """The names of the metrics of a worker's gradients."""
-  source, share = _source_and_share(agent, spec, plan, workers)
+  of_core, share = _replay_and_share(agent, spec, plan, workers)
   key = jax.random.key(0)
   _, output = jax.eval_shape(
     agent.gradients,
     jax.eval_shape(agent.init, key),
     key,
-    source.batch_for(share),
+    of_core.sample_of(share),
   )
   return sorted(output.metrics)
 
 
-def _source_and_share(
+def _replay_and_share(
   agent: base.Agent,
   spec: types.EnvironmentSpec,
-  plan: experience.Plan,
+  plan: plan_lib.Plan,
   workers: local_actor.WorkersConfig,
-) -> tuple[experience.Replayed, types.Share]:
+) -> tuple[replayed.OfCore, types.Share]:
   period, num_envs = workers.unroll_length, workers.envs_per_worker
-  source = plan.source(
-    agent, period, jax.local_devices()[:1], jax.random.key(0)
-  )
-  assert isinstance(source, experience.Replayed)
   layout = unroll_store.Layout.of(agent, period, num_envs)
-  return source, local_actor.Programs(agent, spec, layout).share()
+  of_core = plan.replay_of_core(agent, cores=1)
+  return of_core, local_actor.Programs(agent, spec, layout).share()
 
 
 class Outliers:
@@ -227,7 +225,7 @@ class _Learner:
       state: base.AgentState, rng_key: jax.Array, batch: types.Tree
     ) -> tuple[jax.Array, jax.Array, jax.Array, dict[str, jax.Array]]:
       gradients, output = agent.gradients(state, rng_key, batch)
-      resets = 1.0 - output.weight / updates.steps_of(agent, batch)
+      resets = 1.0 - output.weight / agent.needs.steps(batch)
       # A parameter server sees a part of the gradient, not its norm.
       clipped, _ = clip.update(gradients.params, clip.init(gradients.params))
       vector, _ = jax.flatten_util.ravel_pytree(clipped)
@@ -279,10 +277,8 @@ class _Worker:
     self._client = client
     self._exchange = exchange
     self._stop = stop
-    self._source = work.plan.source(
-      programs.agent, work.workers.unroll_length, [device], replay_key
-    )
-    assert isinstance(self._source, experience.Replayed)
+    self._source = work.plan.source(programs.agent, [device], replay_key)
+    assert isinstance(self._source, replayed.Replayed)
     self._replay_key = str(exchange.welcome.get("replay_key"))
     self._source.restore(replays.take(client, self._replay_key))
     # The checkpoint that waits for the replay, and the last that was given it.
@@ -412,7 +408,7 @@ class _Worker:
     if self._wanted in (0, self._kept_by):
       return
     self._kept_by = self._wanted
-    assert isinstance(self._source, experience.Replayed)
+    assert isinstance(self._source, replayed.Replayed)
     # If the coordinator is gone, the next report will say so.
     with contextlib.suppress(wire.WireError):
       replays.keep(

@@ -1,0 +1,180 @@
+"""How much experience a run and a batch have, and what follows from it."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import jax
+
+from seedx import replay as replay_lib
+from seedx import types
+from seedx.agents import base
+from seedx.learning import experience, replayed
+from seedx.runtime import counters
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """How many env steps a run and a batch have, and the replay.
+
+  Attributes:
+    total_steps: env steps of the run.
+    batch_steps: env steps in a batch of unrolls, over all cores.
+    replay: the replay; None for an agent that learns without one.
+    parts: learner devices of all processes times micro-batches; it divides
+      batches.
+    processes: number of processes that learn together, each with a replay of
+      its own.
+    unroll_length: T, new env steps of an unroll.
+  """
+
+  total_steps: int
+  batch_steps: int
+  replay: replay_lib.Config | None = None
+  parts: int = 1
+  processes: int = 1
+  unroll_length: int = 1
+
+  @property
+  def horizon(self) -> base.Horizon:
+    """The length of the run in env steps and updates.
+
+    An agent that learns from several steps of a window makes fewer of these,
+    see `base.Horizon.with_windows`.
+    """
+    steps_per_update: float = self.batch_steps
+    if self.replay is not None:
+      steps_per_update = self.replay.steps_per_update(learned_steps=1)
+    return base.Horizon.of(self.total_steps, steps_per_update)
+
+  def agent(
+    self,
+    config: base.Config,
+    spec: types.EnvironmentSpec,
+    axis_name: str | None = None,
+  ) -> base.Agent:
+    """Makes the agent, and checks it against the plan.
+
+    Args:
+      config: of the agent.
+      spec: the environment's observations and actions.
+      axis_name: the mesh axis over which batches are sharded, or None.
+
+    Raises:
+      types.ConfigError: the agent needs a replay and there is none, or the
+        reverse; `parts` or the agent's minibatches do not divide a batch; the
+        replay is too small, or the run too short, to learn anything.
+    """
+    agent = config.make(spec, axis_name, self.horizon)
+    _check_kind(agent, self.replay)
+    self._check_minibatches(agent.needs)
+    if self.replay is None or not self.replay.has_priorities:
+      agent = base.without_priorities(agent)
+    least = self.batch_steps
+    if self.replay is not None:
+      least = max(least, self.replay.replay_min_steps)
+      self._check_replay(self.replay)
+    if self.total_steps < least:
+      raise types.ConfigError(
+        f"expected total_steps of at least {least}, so that learning starts,"
+        f" found {self.total_steps}"
+      )
+    return agent
+
+  def replay_of_core(self, agent: base.Agent, cores: int) -> replayed.OfCore:
+    """Makes the replay of a learner core.
+
+    Args:
+      agent: the agent that learns.
+      cores: number of learner devices of this process.
+    """
+    needs, of_run = agent.needs, self.replay
+    assert of_run is not None and needs.window is not None
+    own = of_run.divided(self.processes)
+    capacity = max(1, own.replay_capacity // (self.unroll_length * cores))
+    return replayed.OfCore(
+      own.make(needs.window, capacity),
+      needs,
+      own.replay_batch_size // cores,
+      self.horizon.with_windows(needs.learned_steps).updates,
+    )
+
+  def source(
+    self,
+    agent: base.Agent,
+    cores: Sequence[jax.Device],
+    rng_key: jax.Array,
+    acted: counters.Acted | None = None,
+  ) -> experience.Experience:
+    """Makes the source of the agent's batches.
+
+    Args:
+      agent: the agent that learns.
+      cores: the learner devices of this process.
+      rng_key: for sampling from the replay.
+      acted: counts env steps, of all processes; None to take all steps of
+        unrolls for env steps, with resets.
+    """
+    if self.replay is None:
+      return experience.Once()
+    # Each process has the same part, and so as many updates.
+    env_steps = None
+    if acted is not None:
+      env_steps = functools.partial(self._own_steps, acted)
+    return replayed.Replayed(
+      self.replay_of_core(agent, len(cores)),
+      self.replay.divided(self.processes),
+      self.unroll_length,
+      cores,
+      rng_key,
+      env_steps,
+    )
+
+  def _own_steps(self, acted: counters.Acted) -> int:
+    return acted.env_steps // self.processes
+
+  def _check_minibatches(self, needs: base.Needs) -> None:
+    size, of = self.batch_steps // self.parts, "env steps"
+    if needs.divides_unrolls:
+      size, of = size // self.unroll_length, "unrolls"
+    if size % needs.minibatches:
+      divisors = [n for n in range(1, size + 1) if size % n == 0]
+      near = sorted(divisors, key=lambda n: abs(n - needs.minibatches))[:2]
+      raise types.ConfigError(
+        f"expected minibatches that divide the {size} {of} that each learner"
+        f" device has of a batch, such as {' or '.join(map(str, near))}, found"
+        f" {needs.minibatches}"
+      )
+
+  def _check_replay(self, replay: replay_lib.Config) -> None:
+    if replay.replay_batch_size % self.parts:
+      raise types.ConfigError(
+        f"expected a replay_batch_size that is a multiple of {self.parts}"
+        " (learner devices times micro-batches), found"
+        f" {replay.replay_batch_size}"
+      )
+    if replay.replay_capacity < self.batch_steps:
+      raise types.ConfigError(
+        f"expected a replay_capacity of at least {self.batch_steps} env steps,"
+        f" a batch of unrolls, found {replay.replay_capacity}"
+      )
+
+
+def _check_kind(agent: base.Agent, config: replay_lib.Config | None) -> None:
+  """Raises types.ConfigError if the agent and the replay do not match."""
+  window = agent.needs.window
+  if window is not None and config is None:
+    raise types.ConfigError(
+      f"expected a replay: this agent learns from windows of {window} time"
+      " steps that it samples from one, found none"
+    )
+  if window is None and config is not None:
+    raise types.ConfigError(
+      "expected no replay: this agent learns from each unroll once, found"
+      f" {config}"
+    )
+  if config and config.has_priorities and agent.priorities is None:
+    raise types.ConfigError(
+      "expected an agent whose actors can compute a window's priority, such as"
+      " DQN, found one that cannot"
+    )
