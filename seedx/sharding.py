@@ -45,24 +45,6 @@ def devices(indices: Sequence[int], purpose: str) -> list[jax.Device]:
   return [local[i] for i in indices]
 
 
-def on_all_hosts(indices: Sequence[int]) -> list[jax.Device]:
-  """The devices with these indices of each host, in the order of the hosts.
-
-  Raises:
-    types.ConfigError: a host has no such device.
-  """
-  found = []
-  for host in range(jax.process_count()):
-    local = jax.local_devices(process_index=host)
-    if max(indices) >= len(local):
-      raise types.ConfigError(
-        f"expected the devices {list(indices)} on each host, found"
-        f" {len(local)} devices on host {host}"
-      )
-    found += [local[index] for index in indices]
-  return found
-
-
 def mesh(cores: Sequence[jax.Device]) -> Mesh:
   """A mesh with one axis, `CORES`."""
   return Mesh(np.asarray(cores), (CORES,))

@@ -45,6 +45,7 @@ from seedx.agents import base, dqn
 from seedx.launch import joining
 from seedx.pipelines.gorila import parameter_server, replays, reports
 from seedx.runtime import counters
+from seedx.runtime import seeds as seeds_lib
 from seedx.wire import server as server_lib
 from tests import fakes, parameter_server_test
 
@@ -115,7 +116,7 @@ def bound(server):
   )
   acting = Acting(64 * ENVS)
   act = inference_server.InferenceServer(
-    [acting], sizes, counters.Acted(), sessions.Seeds(0)
+    [acting], sizes, counters.Acted(), seeds_lib.Seeds(0)
   )
   layouts = protocol.act_layouts(spec, ENVS)
   server.bind_stream(protocol.ACT, act, *layouts)
@@ -124,7 +125,7 @@ def bound(server):
   methods = [Method(protocol.ACT, layouts[0], hello, rows)]
 
   def connected():
-    acted, seeds = counters.Acted(), sessions.Seeds(0)
+    acted, seeds = counters.Acted(), seeds_lib.Seeds(0)
     return sessions.Sessions(np.zeros(256, np.float32), acted, seeds)
 
   fake = fakes.counting_agent()

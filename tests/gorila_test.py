@@ -21,6 +21,7 @@ from seedx.pipelines.gorila import (
   worker,
 )
 from seedx.runtime import counters, memory, process
+from seedx.runtime import seeds as seeds_lib
 from tests import pipelines_test, running, sessions_test
 
 UPDATES, STEPS = 7, 100
@@ -129,7 +130,7 @@ def report_of(steps, **changes):
 def opened():
   acted = counters.Acted()
   connected = sessions.Sessions(
-    np.zeros(2, np.float32), acted, sessions.Seeds(0)
+    np.zeros(2, np.float32), acted, seeds_lib.Seeds(0)
   )
   reported = reports.Reports(
     connected,

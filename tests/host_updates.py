@@ -15,7 +15,7 @@ import numpy as np
 from seedx import sharding, types
 from seedx.agents import ppo
 from seedx.launch import hosts as launch_hosts
-from seedx.learning import experience, learner
+from seedx.learning import experience, learner, together
 from seedx.runtime import hosts, signals
 
 HOSTS, CORES = 2, 2
@@ -82,7 +82,9 @@ def updated(name, index):
     batch_size=shared().BATCH,
   )
   source = experience.Once()
-  learning = learner.Learner(make(), config, source, shared().KEY, hosts=among)
+  learning = together.Together(
+    make(), config, source, shared().KEY, hosts=among
+  )
   before = leaves(learning)
   learning.warm_up(learning.shares(part(0, index)))
   for seed in seeds:

@@ -13,10 +13,10 @@ import pytest
 
 from experiments import a2c, dqn, ppo
 from seedx import checkpoint, envs, files, launch, metrics, types, wire
-from seedx.acting import sessions
 from seedx.app import checkpointer, policies, run_dirs
 from seedx.learning import replayed
 from seedx.runtime import counters
+from seedx.runtime import seeds as seeds_lib
 from tests import (
   checkpoint_test,
   conftest,
@@ -170,7 +170,7 @@ def test_it_goes_on_from_there(saved, tmp_path, monkeypatch):
   # Episodes are new ones, also beside those of evaluations.
   assert max(saved.seeds) < saved.nest["seeds"] < 1000 <= min(seeds.used)
   assert len(set(seeds.used)) == len(seeds.used) > 0
-  assert max(seeds.used) < sessions.evaluation_seed(0, 0)
+  assert max(seeds.used) < seeds_lib.evaluation_seed(0, 0)
 
 
 class Counting:

@@ -25,6 +25,7 @@ from seedx.agents import dqn, vtrace
 from seedx.learning import learner
 from seedx.pipelines import seed
 from seedx.runtime import counters, process
+from seedx.runtime import seeds as seeds_lib
 from tests import fakes, other_actor, running
 
 # Whose learning rate stays as it is.
@@ -187,7 +188,7 @@ def _served(envs_per_actor, num_actors=1, num_devices=1):
   ladder, sizes = _sizes(num_actors, num_devices, envs_per_actor)
   acted, acting = counters.Acted(), [_Acting(each) for each in sizes]
   server = inference_server.InferenceServer(
-    acting, sizes, acted, sessions.Seeds(0)
+    acting, sizes, acted, seeds_lib.Seeds(0)
   )
   return lambda: server({"num_envs": envs_per_actor}), acted, acting, ladder
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from seedx import metrics, types, wire
 from seedx.acting import episodes, local_actor, sessions
 from seedx.runtime import counters, process
+from seedx.runtime import seeds as seeds_lib
 
 NUM_ENVS = 8
 LADDER = np.linspace(0.8, 0.1, NUM_ENVS, dtype=np.float32)
@@ -20,7 +21,7 @@ NO_WAITS = (0.0, 0.0)
 
 def make(seed=0):
   acted = counters.Acted()
-  return sessions.Sessions(LADDER, acted, sessions.Seeds(seed)), acted
+  return sessions.Sessions(LADDER, acted, seeds_lib.Seeds(seed)), acted
 
 
 def steps_of(*texts, reward=1.0, claimed=None):
@@ -125,14 +126,14 @@ def test_runs_of_other_seeds_share_no_environment():
   gaps = [b - a for a, b in itertools.pairwise(sorted(first))]
   assert min(gaps) == 2**27
   # Those 2,048 apart neither.
-  first = {sessions.Seeds(seed).take(1) for seed in range(2**14)}
+  first = {seeds_lib.Seeds(seed).take(1) for seed in range(2**14)}
   gaps = [b - a for a, b in itertools.pairwise(sorted(first))]
   assert gaps == [2**16] * (2**14 - 1)
 
 
 def test_seeds_stay_in_the_range_of_environments():
   end = 2**30
-  seeds = sessions.Seeds(end - 1)
+  seeds = seeds_lib.Seeds(end - 1)
   assert seeds.take(1) == end - 1
   assert seeds.take(4) == 0
   assert seeds.take(1) == 4
@@ -208,7 +209,7 @@ def test_waits_are_means_over_actors_and_stay_when_all_have_left():
 
 
 def test_seeds_go_on_where_they_were_saved():
-  seeds, again = sessions.Seeds(3), sessions.Seeds(3)
+  seeds, again = seeds_lib.Seeds(3), seeds_lib.Seeds(3)
   first = seeds.take(10)
   again.restore(seeds.saved())
   assert again.take(5) == seeds.take(5) == first + 10

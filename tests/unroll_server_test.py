@@ -24,6 +24,7 @@ from seedx.acting import (
 )
 from seedx.agents import base, vtrace
 from seedx.runtime import counters
+from seedx.runtime import seeds as seeds_lib
 from tests import fakes, running
 
 FIRST = int(dm_env.StepType.FIRST)
@@ -126,7 +127,7 @@ class Serving:
     self.open.set()
     self.server = wire.Server(f"unix:{folder}/learner", 4)
     self.actors = sessions.Sessions(
-      self.agent.exploration(ACTORS.num_envs), self.counts, sessions.Seeds(0)
+      self.agent.exploration(ACTORS.num_envs), self.counts, seeds_lib.Seeds(0)
     )
     self.unrolls = unroll_server.UnrollServer(
       self.programs(num_slots=SHARE),

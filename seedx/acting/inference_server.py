@@ -17,6 +17,7 @@ from seedx.acting import (
   unroll_store,
 )
 from seedx.runtime import counters
+from seedx.runtime import seeds as seeds_lib
 
 
 class InferenceServer:
@@ -30,7 +31,7 @@ class InferenceServer:
     inferences: Sequence[inference.Inference],
     sizes: Sequence[inference.Sizes],
     acted: counters.Acted,
-    seeds: sessions.Seeds,
+    seeds: seeds_lib.Seeds,
     returns_are_sums: bool = True,
   ) -> None:
     """Nobody is connected yet.

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from seedx import envs, files, metrics, types
-from seedx.acting import evaluator, sessions
+from seedx.acting import evaluator
 from seedx.app import run_dirs, statistics
+from seedx.runtime import seeds as seeds_lib
 
 # How long an evaluation that is cancelled may go on.
 _CANCEL_SECONDS = 2.0
@@ -150,7 +151,7 @@ class Periodic:
       number = config.evaluate_episodes * (
         env_steps // config.evaluate_every_steps
       )
-      seed = sessions.evaluation_seed(self._seed, number)
+      seed = seeds_lib.evaluation_seed(self._seed, number)
       played = self._evaluator.play(acting, seed, self._stop)
       if self._stop.is_set():
         return

@@ -7,11 +7,11 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
 
 from seedx import metrics, sharding, types
 from seedx import replay as replay_lib
@@ -152,6 +152,7 @@ class Learner:
   `run` on a thread, and reads `newest`. In lock step, it calls `learn`.
 
   Attributes:
+    agent: the agent that learns.
     steps: updates so far, with those that were skipped; also the version of the
       newest parameters.
     learned_steps: env steps learned from, without resets.
@@ -168,7 +169,6 @@ class Learner:
     *,
     acting_on: Sequence[jax.Device] = (),
     stop: threading.Event | None = None,
-    hosts: hosts_lib.Hosts | None = None,
   ) -> None:
     """Makes the initial state; no update is compiled yet.
 
@@ -176,12 +176,9 @@ class Learner:
       agent: made with `axis_name=sharding.CORES`.
       config: the learner devices and micro-batches.
       source: turns shares into batches.
-      rng_key: for the initial state and all updates; the same on all hosts.
+      rng_key: for the initial state and all updates.
       acting_on: the devices that act, for `newest`; the first core if empty.
-      stop: ends `run`, where there are no other hosts, and every wait at the
-        inbox.
-      hosts: which make the same updates. Only one thread may then call `learn`,
-        or `run`.
+      stop: ends `run`, and every wait at the inbox.
 
     Raises:
       types.ConfigError: a device does not exist, or there are several
@@ -193,39 +190,30 @@ class Learner:
         "expected micro_batches 1: this agent takes several steps on a batch,"
         f" with minibatches of its own, found {micro_batches}"
       )
+    self.agent = agent
     self.cores = config.cores()
     self.steps = 0
     self.learned_steps = 0.0
-    self._hosts = hosts or hosts_lib.Hosts()
-    several = self._hosts.count > 1
-    self._mesh = sharding.mesh(
-      sharding.on_all_hosts(config.learner_devices) if several else self.cores
-    )
+    self._mesh = sharding.mesh(self._all_cores(config))
     init_key, rng_key = jax.random.split(rng_key)
     self._rng_key = np.asarray(jax.random.key_data(rng_key))
-    # Over the cores of all hosts: nothing but updates may compute with it.
+    # Over all cores: nothing but updates may compute with it.
     self._state = sharding.replicate(jax.jit(agent.init)(init_key), self._mesh)
     # Held while the state and its counters change together.
     self._changing = threading.Lock()
     self._source = source
     self._stop = stop or threading.Event()
     self._acting = jax.jit(agent.acting)
-    self._specs = agent.needs.specs
+    on_core = self._on_core(agent)
     self._update: updates.Program = (
-      updates.Whole(agent, self._mesh)
+      updates.Whole(on_core, self._mesh)
       if micro_batches == 1
-      else updates.Accumulated(agent, self._mesh, micro_batches)
+      else updates.Accumulated(on_core, self._mesh, micro_batches)
     )
-    # A part of a batch without experience, for each core.
-    self._nothing: list[types.Tree] = []
     self._skipped = counters.Skipped()
-    # Updates for which no host had a batch.
+    # Updates that were of no batch, see `_batches_in`.
     self._idle = 0
-    # Of updates that may still be running: the state before each, its result
-    # without the state, and whether it is of a batch of this host.
-    self._pending: list[
-      tuple[base.AgentState | None, updates.Result, bool]
-    ] = []
+    self._pending: list[_Pending] = []
     # Env steps and batches that a checkpoint's source had not counted yet.
     self._uncounted = 0.0, 0
     # Of the newest update that was read; they stay on the device.
@@ -252,31 +240,23 @@ class Learner:
     return sharding.local(self._state)
 
   def run(self, example: Callable[[], types.Share]) -> None:
-    """Learns from the inbox until stopped; with others, until all agree on it.
+    """Learns from the inbox until stopped.
 
     Args:
       example: makes a share of zeros, to compile the update with.
     """
-    over = self._stop if self._hosts.count == 1 else self._hosts.over
-    try:
-      self.warm_up([jax.device_put(example(), core) for core in self.cores])
-      for batch in self._batches():
-        self.learn(batch)
-        self.publish(wait=False)
-        if over.is_set():
-          break
-      self.finish()
-    finally:
-      self._hosts.over.set()  # Without it no host agrees on anything.
+    self.warm_up([jax.device_put(example(), core) for core in self.cores])
+    for batch in self._batches():
+      self.learn(batch)
+      self.publish(wait=False)
+      if self._is_over():
+        break
+    self.finish()
 
   def warm_up(self, shares: Sequence[types.Share]) -> None:
     """Compiles the update for shares like these; keeps the state."""
     parts = self._source.example(shares).parts
-    self._nothing = [jax.tree.map(jnp.zeros_like, part) for part in parts]
-    order = self._order(self._nothing, hosts_lib.nothing())
-    if self._hosts.count > 1:
-      self._update.compile(self._state, order)
-      self._hosts.meet("compiled")
+    order = self._order([jax.tree.map(jnp.zeros_like, x) for x in parts])
     jax.block_until_ready(self._update(self._state, order))
 
   def shares(
@@ -295,20 +275,11 @@ class Learner:
     ]
 
   def learn_from(self, shares: Sequence[types.Share]) -> None:
-    """Makes the updates to which one share per core leads.
-
-    With other hosts it makes at least one, of their experience, and shares must
-    lead to as many there.
-    """
-    if self._hosts.count > 1 and not self._nothing:
-      self.warm_up(shares)
-    steps = self.steps
+    """Makes the updates to which one share per core leads."""
     for batch in self._source(shares):
       self.learn(batch)
-      if self._stop.is_set() and self._hosts.count == 1:
+      if self._is_over():
         break  # The others are still due after a resume.
-    if self._hosts.count > 1 and self.steps == steps:
-      self.learn(None)
 
   @functools.partial(jax.profiler.annotate_function, name="learn")
   def learn(self, batch: experience.Batch | None) -> None:
@@ -317,23 +288,19 @@ class Learner:
     An update that is not finite is skipped: the state stays as it is.
 
     Args:
-      batch: of this host; None to learn from what other hosts have.
+      batch: what to learn from.
 
     Raises:
       RuntimeError: many updates in a row were skipped.
     """
-    parts = self._nothing if batch is None else batch.parts
-    # Else the exchange would wait for others, and acting here for the exchange.
-    self._hosts.meet("update")
-    said = self._hosts.say(batch is not None)
-    result = self._update(self._state, self._order(parts, said))
+    result = self._update(self._state, self._order_of(batch))
     priorities = result.output.priorities
     with self._changing:
       output = result.output._replace(priorities=None)
-      told = result._replace(state=(), output=output)
       # What `saved` returns where this update hangs; else its memory is freed.
       before = None if _is_ready(result.skipped) else self._state
-      self._pending.append((before, told, batch is not None))
+      kept = result._replace(state=(), output=output)
+      self._pending.append(_Pending(before, kept, batch is not None))
       self._state = result.state
       self.steps += 1
     self._source.counted(*self._uncounted)
@@ -399,16 +366,12 @@ class Learner:
 
   def measure(self) -> dict[str, metrics.Value]:
     """The learner's fields in a line of metrics."""
-    # Whether other hosts had a batch is known of those that have been read.
-    pending = len(self._pending) if self._hosts.count > 1 else 0
-    known = self.steps - pending
     return {
-      "learner_steps": known - self._skipped.updates - self._idle,
+      "learner_steps": self.steps - self._skipped.updates - self._idle,
       "learned_steps": int(self.learned_steps),
       "updates_skipped": self._skipped.updates,
       "policy_lag": None,
       **{k: float(v) for k, v in jax.device_get(self._metrics).items()},
-      **self._hosts.measure(),
       **self._waits.shares(),
       **self._source.measure(),
     }
@@ -425,21 +388,22 @@ class Learner:
       pending, uncounted = list(self._pending), self._uncounted
     patience_seconds = _COMPUTED_SECONDS
     while pending and not _is_computed(state, patience_seconds):
-      before, *_ = pending[-1]
+      before = pending[-1].before
       if before is None:
         break
       state, steps = before, steps - 1
       pending.pop()
       patience_seconds = 0.0
-    for _, result, own in pending:
-      idle += _is_idle(result)
-      if result.skipped:
+    for update in pending:
+      batches = self._batches_in(update.result)
+      idle += not batches
+      if update.result.skipped:
         skipped += 1
         continue
-      learned += float(result.output.weight)
-      if own:
-        steps_each = _env_steps(result)
-        uncounted = uncounted[0] + steps_each, uncounted[1] + 1
+      weight = float(update.result.output.weight)
+      learned += weight
+      if update.has_batch:
+        uncounted = uncounted[0] + weight / batches, uncounted[1] + 1
     return {
       "agent": sharding.local(state),
       "rng_key": self._rng_key,
@@ -469,66 +433,77 @@ class Learner:
   def _finish(self, keep: int) -> None:
     """Reads the outputs of all but the newest `keep` updates."""
     while len(self._pending) > keep:
-      _, result, own = self._pending[0]
+      result = self._pending[0].result
       output, kept = result.output, result.output.metrics
       # Each copy to the host takes its time: no more than is asked for.
       result = jax.device_get(
         result._replace(output=output._replace(metrics={}))
       )
-      idle = _is_idle(result)
-      if isinstance(result.said, hosts_lib.Said):
-        self._hosts.hear(result.said)
-      if not result.skipped and not idle:
+      batches = self._batches_in(result)
+      self._read(result)
+      if not result.skipped and batches:
         self._metrics = kept
       with self._changing:
         self._skipped.add(int(result.skipped), int(not result.skipped))
-        self._idle += idle
+        self._idle += not batches
         if not result.skipped:
           self.learned_steps += float(result.output.weight)
-          if own:
-            self._source.counted(_env_steps(result))
+          if self._pending[0].has_batch:
+            self._source.counted(float(result.output.weight) / batches)
         del self._pending[0]
 
-  def _batches(self) -> Iterator[experience.Batch | None]:
-    """The batches of the inbox, to be learned from before the next is taken.
-
-    With other hosts None where this one has had none for too long, or wants to
-    stop: they wait for it in their next update.
-    """
-    if self._hosts.count == 1:
-      for shares in iter(self.inbox.get, None):
-        yield from self._source(shares)
-      return
-    since, starved = time.monotonic(), False
-    while True:
-      # Who is starved does not keep others waiting again and again.
-      at_once = starved and self._hosts.learn
-      due = since + (0.0 if at_once else self._hosts.starved_seconds)
-      found = self.inbox.get(max(0.0, due - time.monotonic()))
-      for batch in self._source(found) if found else ():
-        yield batch
-        since, starved = time.monotonic(), False
-        due = since + self._hosts.starved_seconds
-      if self._stop.is_set() or time.monotonic() >= due:
-        yield None
-        since, starved = time.monotonic(), True
-
-  def _order(
-    self, parts: Sequence[types.Tree], said: hosts_lib.Said | tuple[()]
-  ) -> updates.Order:
+  def _order(self, parts: Sequence[types.Tree]) -> updates.Order:
     """What the next update is computed from: for each core, its part."""
-    batch = sharding.assemble(parts, self._mesh, self._specs)
-    order = updates.Order(np.int32(self.steps), self._rng_key, batch)
-    if self._hosts.count == 1:
-      return order
-    # The first core says it for the host.
-    of_cores = [said, *(hosts_lib.nothing() for _ in self.cores[1:])]
-    shards = [
-      jax.device_put(jax.tree.map(lambda leaf: leaf[None], x), core)
-      for x, core in zip(of_cores, self.cores, strict=True)
-    ]
-    on_cores = PartitionSpec(sharding.CORES)
-    return order._replace(said=sharding.assemble(shards, self._mesh, on_cores))
+    specs = self.agent.needs.specs
+    batch = sharding.assemble(parts, self._mesh, specs)
+    return updates.Order(np.int32(self.steps), self._rng_key, batch)
+
+  # What learning together with other processes changes, see `together`.
+
+  def _all_cores(self, config: Config) -> Sequence[jax.Device]:
+    """The devices over which updates are sharded."""
+    return self.cores
+
+  def _on_core(self, agent: base.Agent) -> updates.OnCore:
+    """What each core computes."""
+    return updates.OnCore(agent)
+
+  def _is_over(self) -> bool:
+    """Whether to make no further update."""
+    return self._stop.is_set()
+
+  def _batches(self) -> Iterator[experience.Batch | None]:
+    """The batches of the inbox, to be learned from before the next is taken."""
+    for shares in iter(self.inbox.get, None):
+      yield from self._source(shares)
+
+  def _order_of(self, batch: experience.Batch | None) -> Any:
+    """The order of an update."""
+    assert batch is not None
+    return self._order(batch.parts)
+
+  def _batches_in(self, result: Any) -> int:
+    """The number of batches that an update was computed from."""
+    del result
+    return 1
+
+  def _read(self, result: Any) -> None:
+    """Is called with the result of each update, in order, on the host."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Pending:
+  """An update that may still be running.
+
+  Attributes:
+    before: the state before it; None where it is known to have ended.
+    result: without the state.
+    has_batch: whether it is of a batch of this process.
+  """
+
+  before: base.AgentState | None
+  result: Any
+  has_batch: bool
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -561,18 +536,6 @@ def _is_computed(state: types.Tree, patience_seconds: float) -> bool:
   except jax.errors.JaxRuntimeError:
     return False
   return True
-
-
-def _is_idle(result: updates.Result) -> bool:
-  """Whether no host had a batch for an update."""
-  said = result.said
-  return isinstance(said, hosts_lib.Said) and int(said.batches) == 0
-
-
-def _env_steps(result: updates.Result) -> float:
-  """Env steps that an update learned from, for each host with a batch."""
-  said, weight = result.said, float(result.output.weight)
-  return weight / float(said.batches) if said else weight
 
 
 class Inbox:

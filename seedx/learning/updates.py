@@ -1,7 +1,7 @@
 """Jitted programs for one update of an agent over all learner cores."""
 
-import functools
-from typing import NamedTuple, Protocol
+import dataclasses
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +11,8 @@ from jax.sharding import PartitionSpec
 
 from seedx import losses, sharding, types
 from seedx.agents import base
-from seedx.runtime import hosts
 
-# Sums over micro-batches, each times its weight; and their steps, see
-# `base.Needs.steps`.
-_Total = tuple[base.Gradients, types.LossOutput, jax.Array]
+_LEAST_WEIGHT = 1e-8
 
 
 class Order(NamedTuple):
@@ -24,15 +21,12 @@ class Order(NamedTuple):
   Attributes:
     version: `[]` int32, updates before this one.
     rng_key: `[...]` uint32, the data of a key for all updates.
-    batch: over the cores of all hosts.
-    said: for each core what its host says with its first core, `[cores, ...]`;
-      () where there is one host.
+    batch: over all cores.
   """
 
   version: types.Array
   rng_key: types.Array
   batch: types.Tree
-  said: hosts.Said | tuple[()] = ()
 
 
 class Result(NamedTuple):
@@ -42,27 +36,21 @@ class Result(NamedTuple):
     state: after the update; () where it is not needed any more.
     output: of the agent.
     skipped: `[]` bool, see `keep_finite`.
-    said: by all hosts together; () where there is one.
   """
 
   state: base.AgentState | tuple[()]
   output: types.LossOutput
   skipped: jax.Array
-  said: hosts.Said | tuple[()]
 
 
 class Program(Protocol):
-  """An update over the cores of all hosts."""
+  """An update over all cores."""
 
-  def __call__(self, state: base.AgentState, order: Order) -> Result:
-    """Updates a state."""
+  def __call__(self, state: base.AgentState, order: Any) -> Any:
+    """Returns the result of an `Order`."""
 
-  def compile(self, state: base.AgentState, order: Order) -> None:
-    """Compiles what exchanges something with other hosts.
-
-    They wait for each other no longer than half a minute in the first call, so
-    all of them should have done this before.
-    """
+  def compile(self, state: base.AgentState, order: Any) -> None:
+    """Compiles all that runs on several cores, without running it."""
 
 
 def keep_finite(
@@ -91,44 +79,123 @@ def keep_finite(
   return state, skipped
 
 
-def on_core(agent: base.Agent, state: base.AgentState, order: Order) -> Result:
-  """The agent's own update of a core, inside the mesh axis `sharding.CORES`.
+@dataclasses.dataclass(frozen=True)
+class OnCore:
+  """An agent's update as each core makes it, in the axis `sharding.CORES`.
 
-  Args:
+  A subclass may exchange more with each update.
+
+  Attributes:
     agent: made with that axis.
-    state: before it, the same on all cores.
-    order: with this core's part of the batch.
-
-  Returns:
-    The state after it, unless it is not finite.
   """
-  after, output = agent.update(state, _core_key(order), order.batch)
-  steps = _steps(agent, order.batch)
-  after = after.counted(output.weight / steps)
-  after, skipped = keep_finite(state, after, sharding.CORES)
-  said = _heard(order.said)
-  output = _with_lag(agent, output, order.version, order.batch)
-  return Result(_unless_idle(state, after, said), output, skipped, said)
+
+  agent: base.Agent
+
+  @property
+  def order_specs(self) -> Any:
+    """The partition specs of an order over the cores."""
+    one = sharding.REPLICATED
+    return Order._make([one, one, self.agent.needs.specs])
+
+  @property
+  def result_specs(self) -> Any:
+    """The partition specs of a result over the cores."""
+    one, each = sharding.REPLICATED, PartitionSpec(sharding.CORES)
+    return Result._make([one, types.LossOutput._make([one, one, each]), one])
+
+  def whole(self, state: base.AgentState, order: Any) -> Any:
+    """The agent's own `update`.
+
+    Args:
+      state: before it, the same on all cores.
+      order: with this core's part of the batch.
+
+    Returns:
+      A `Result`, with the state before the update where that after it is not
+      finite.
+    """
+    agent = self.agent
+    after, output = agent.update(state, _core_key(order), order.batch)
+    after = after.counted(output.weight / self._steps(order.batch))
+    after, skipped = keep_finite(state, after, sharding.CORES)
+    output = self._with_lag(output, order.version, order.batch)
+    return Result(after, output, skipped)
+
+  def part(
+    self, state: base.AgentState, order: Any, index: jax.Array, parts: int
+  ) -> types.Tree:
+    """The gradients of a micro-batch, for `apply`.
+
+    Args:
+      state: before the update.
+      order: with this core's part of the batch.
+      index: `[]` int32, of the micro-batch.
+      parts: number of micro-batches.
+
+    Returns:
+      A nest of sums over micro-batches; the agent's outputs in it are times
+      their weight.
+    """
+    batch = sharding.shard(order.batch, self.agent.needs.specs, index, parts)
+    key = jax.random.fold_in(_core_key(order), index)
+    gradients, output = self.agent.gradients(state, key, batch)
+    output = self._with_lag(output, order.version, batch)
+    # Avoids 0 / 0 where a micro-batch has no weight.
+    weight = jnp.maximum(output.weight, _LEAST_WEIGHT)
+    gradients, metrics = jax.tree.map(
+      lambda leaf: leaf * weight, (gradients, output.metrics)
+    )
+    return gradients, types.LossOutput(weight, metrics), self._steps(batch)
+
+  def apply(self, state: base.AgentState, total: types.Tree) -> Any:
+    """Applies the mean of all micro-batches' gradients.
+
+    Args:
+      state: before the update.
+      total: the sum of all that `part` returned.
+    """
+    gradients, (weight, metrics, _), steps = total
+    mean, metrics = jax.tree.map(
+      lambda leaf: leaf / weight, (gradients, metrics)
+    )
+    if "gradient_norm" in metrics:  # Of the mean, not the mean of norms.
+      metrics["gradient_norm"] = optax.global_norm(mean.params)
+    after = self.agent.apply(state, mean).counted(weight / steps)
+    after, skipped = keep_finite(state, after)
+    return Result(after, types.LossOutput(weight, metrics), skipped)
+
+  def _steps(self, batch: types.Tree) -> jax.Array:
+    """Env steps, `[]`, of a batch without resets, over all cores."""
+    steps = jnp.float32(self.agent.needs.steps(batch))
+    return losses.sum_over_cores(steps, sharding.CORES)
+
+  def _with_lag(
+    self, output: types.LossOutput, version: types.Array, batch: types.Tree
+  ) -> types.LossOutput:
+    """Adds the policy lag: mean updates since the experience was acted."""
+    lag = self.agent.needs.lag(batch, version)
+    if lag is None:
+      return output
+    total, count = losses.sum_over_cores(lag, sharding.CORES)
+    mean = total / jnp.maximum(count, 1e-8)
+    return output._replace(metrics=output.metrics | {"policy_lag": mean})
 
 
 class Whole:
   """The agent's own `update`, on the whole batch."""
 
-  def __init__(self, agent: base.Agent, mesh: jax.sharding.Mesh) -> None:
+  def __init__(self, on_core: OnCore, mesh: jax.sharding.Mesh) -> None:
     """Compiles nothing yet."""
-    one = sharding.REPLICATED
+    specs = sharding.REPLICATED, on_core.order_specs
     self._update = sharding.per_core(
-      functools.partial(on_core, agent),
-      mesh,
-      (one, _specs_of_order(agent)),
-      Result._make([one, _LOSS_OUTPUT, one, one]),
+      on_core.whole, mesh, specs, on_core.result_specs
     )
 
-  def __call__(self, state: base.AgentState, order: Order) -> Result:
+  def __call__(self, state: base.AgentState, order: Any) -> Any:
     """Updates a state; see `Program`."""
     return self._update(state, order)
 
-  def compile(self, state: base.AgentState, order: Order) -> None:
+  def compile(self, state: base.AgentState, order: Any) -> None:
     """Compiles the update; see `Program`."""
     self._update.lower(state, order).compile()
 
@@ -140,124 +207,40 @@ class Accumulated:
   """
 
   def __init__(
-    self, agent: base.Agent, mesh: jax.sharding.Mesh, micro_batches: int
+    self, on_core: OnCore, mesh: jax.sharding.Mesh, micro_batches: int
   ) -> None:
     """Compiles nothing yet."""
 
-    def part(
-      state: base.AgentState, order: Order, index: jax.Array
-    ) -> tuple[_Total, hosts.Said | tuple[()]]:
-      specs = agent.needs.specs
-      batch = sharding.shard(order.batch, specs, index, micro_batches)
-      key = jax.random.fold_in(_core_key(order), index)
-      gradients, output = agent.gradients(state, key, batch)
-      output = _with_lag(agent, output, order.version, batch)
-      # Also of nothing, moments have a mean.
-      weight = jnp.maximum(output.weight, _LEAST_WEIGHT)
-      gradients, metrics = jax.tree.map(
-        lambda leaf: leaf * weight, (gradients, output.metrics)
-      )
-      steps = _steps(agent, batch)
-      total = gradients, types.LossOutput(weight, metrics), steps
-      return total, _heard(order.said)
-
-    def finish(
-      state: base.AgentState, total: _Total, said: hosts.Said | tuple[()]
-    ) -> Result:
-      gradients, (weight, metrics, _), steps = total
-      mean, metrics = jax.tree.map(
-        lambda leaf: leaf / weight, (gradients, metrics)
-      )
-      if "gradient_norm" in metrics:  # Of the mean, not the mean of norms.
-        metrics["gradient_norm"] = optax.global_norm(mean.params)
-      after = agent.apply(state, mean).counted(weight / steps)
-      after, skipped = keep_finite(state, after)
-      output = types.LossOutput(weight, metrics)
-      return Result(_unless_idle(state, after, said), output, skipped, said)
+    def part(state: base.AgentState, order: Any, index: jax.Array) -> Any:
+      return on_core.part(state, order, index, micro_batches)
 
     one = sharding.REPLICATED
     self._micro_batches = micro_batches
     self._part = sharding.per_core(
-      part, mesh, (one, _specs_of_order(agent), one), one
+      part, mesh, (one, on_core.order_specs, one), one
     )
     self._add = jax.jit(
       lambda a, b: jax.tree.map(jnp.add, a, b), donate_argnums=0
     )
-    self._finish = jax.jit(finish)
+    self._apply = jax.jit(on_core.apply)
 
-  def __call__(self, state: base.AgentState, order: Order) -> Result:
+  def __call__(self, state: base.AgentState, order: Any) -> Any:
     """Updates a state; see `Program`."""
-    total, said = self._part(state, order, np.int32(0))
+    total = self._part(state, order, np.int32(0))
     for index in range(1, self._micro_batches):
       # Waiting lets an inference step run on the device in between.
       jax.block_until_ready(total)
-      more, _ = self._part(state, order, np.int32(index))
+      more = self._part(state, order, np.int32(index))
       total = self._add(total, more)
-    return self._finish(state, total, said)
+    return self._apply(state, total)
 
-  def compile(self, state: base.AgentState, order: Order) -> None:
+  def compile(self, state: base.AgentState, order: Any) -> None:
     """Compiles the gradients of a micro-batch; see `Program`."""
     self._part.lower(state, order, np.int32(0)).compile()
 
 
-_LEAST_WEIGHT = 1e-8
-_LOSS_OUTPUT = types.LossOutput._make(
-  [
-    sharding.REPLICATED,
-    sharding.REPLICATED,
-    PartitionSpec(sharding.CORES),
-  ]
-)
-
-
-def _specs_of_order(agent: base.Agent) -> types.Tree:
-  one = sharding.REPLICATED
-  on_cores = PartitionSpec(sharding.CORES)
-  return Order._make([one, one, agent.needs.specs, on_cores])
-
-
-def _core_key(order: Order) -> jax.Array:
+def _core_key(order: Any) -> jax.Array:
   """A key for this update and this core."""
   rng_key = jax.random.wrap_key_data(jnp.asarray(order.rng_key))
   key = jax.random.fold_in(rng_key, order.version)
   return jax.random.fold_in(key, jax.lax.axis_index(sharding.CORES))
-
-
-def _heard(said: hosts.Said | tuple[()]) -> hosts.Said | tuple[()]:
-  """What all hosts say together, of what each core's says."""
-  if not said:
-    return ()
-  own = jax.tree.map(lambda leaf: leaf[0], said)
-  return losses.sum_over_cores(own, sharding.CORES)
-
-
-def _unless_idle(
-  before: types.Tree, after: types.Tree, said: hosts.Said | tuple[()]
-) -> types.Tree:
-  """The state before the update where no host had a batch for it."""
-  if not said:
-    return after
-  return jax.tree.map(
-    lambda old, new: jnp.where(said.batches > 0, new, old), before, after
-  )
-
-
-def _steps(agent: base.Agent, batch: types.Tree) -> jax.Array:
-  """Env steps, `[]`, of a batch without resets, over all cores."""
-  steps = jnp.float32(agent.needs.steps(batch))
-  return losses.sum_over_cores(steps, sharding.CORES)
-
-
-def _with_lag(
-  agent: base.Agent,
-  output: types.LossOutput,
-  version: types.Array,
-  batch: types.Tree,
-) -> types.LossOutput:
-  """Adds the policy lag: mean updates since the experience was acted."""
-  lag = agent.needs.lag(batch, version)
-  if lag is None:
-    return output
-  total, count = losses.sum_over_cores(lag, sharding.CORES)
-  mean = total / jnp.maximum(count, 1e-8)
-  return output._replace(metrics=output.metrics | {"policy_lag": mean})

@@ -25,11 +25,12 @@ import jax
 import numpy as np
 
 from seedx import envs, launch, metrics, sharding, types
-from seedx.acting import local_actor, sessions, unroll_store
+from seedx.acting import local_actor, unroll_store
 from seedx.agents import base
 from seedx.learning import plan as plan_lib
 from seedx.learning import updates
 from seedx.runtime import counters, process
+from seedx.runtime import seeds as seeds_lib
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -174,7 +175,7 @@ class _Team:
     self.shared = Shared(agent, state, device)
     self.acted = counters.Acted(spec.frames_per_step)
     self.learned = counters.Learned()
-    self.seeds = sessions.Seeds(config.seed)
+    self.seeds = seeds_lib.Seeds(config.seed)
     self.restarts = envs.Restarts(config.env_restarts, self.seeds.take)
     self.acting = jax.jit(agent.acting)
     names = (

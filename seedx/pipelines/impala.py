@@ -15,9 +15,7 @@ https://arxiv.org/abs/1802.01561, figure 1.
 
 import dataclasses
 
-import jax
-
-from seedx import envs, launch, sharding, types
+from seedx import envs, launch, types
 from seedx.acting import (
   local_actor,
   sessions,
@@ -27,6 +25,7 @@ from seedx.acting import (
 )
 from seedx.agents import base
 from seedx.learning import learner as learner_lib
+from seedx.learning import learners
 from seedx.learning import plan as plan_lib
 from seedx.runtime import process
 
@@ -99,32 +98,20 @@ def learn(config: Config, context: process.Context) -> process.Process:
       cannot learn so.
   """
   spec = envs.spec(config.env)
-  agent = config.plan.agent(config.agent, spec, sharding.CORES)
-  period = config.learner.unroll_length
-  hosts = context.hosts
-  learner_key, replay_key = jax.random.split(jax.random.key(config.seed))
-  acted = hosts.acted(spec.frames_per_step, config.total_steps)
-  source = config.plan.source(
-    agent, config.learner.cores(), hosts.own_key(replay_key), acted
-  )
-  learning = learner_lib.Learner(
-    agent,
-    config.learner,
-    source,
-    learner_key,
-    stop=context.stop,
-    hosts=hosts,
-  )
-  seeds = hosts.counted(sessions.Seeds(config.seed, hosts.index))
+  acted = context.acted(spec, config.total_steps)
+  seeds = context.seeds(config.seed)
+  learning = learners.of(config, spec, context, acted)
   connected = sessions.Sessions(
-    agent.exploration(config.actors.num_envs),
+    learning.agent.exploration(config.actors.num_envs),
     acted,
     seeds,
     envs.returns_are_sums(config.env),
   )
-  layout = unroll_store.Layout.of(agent, period, config.learner.share_size)
+  layout = unroll_store.Layout.of(
+    learning.agent, config.learner.unroll_length, config.learner.share_size
+  )
   unrolls = unroll_server.UnrollServer(
-    local_actor.Programs(agent, spec, layout),
+    local_actor.Programs(learning.agent, spec, layout),
     connected,
     max_rows=config.actors.envs_per_actor,
     newest=learning.newest,

@@ -20,12 +20,12 @@ from seedx.acting import (
   batcher,
   inference_server,
   protocol,
-  sessions,
   thin_actor,
 )
 from seedx.acting import inference as inference_lib
 from seedx.agents import base
 from seedx.learning import learner as learner_lib
+from seedx.learning import learners
 from seedx.learning import plan as plan_lib
 from seedx.runtime import process
 
@@ -88,29 +88,20 @@ def learn(config: Config, context: process.Context) -> process.Process:
   Raises:
     types.ConfigError: no such environment or device, or an unfit agent.
   """
-  hosts, period = context.hosts, config.learner.unroll_length
   spec = envs.spec(config.env)
-  agent = config.plan.agent(config.agent, spec, sharding.CORES)
+  acted = context.acted(spec, config.total_steps)
+  seeds = context.seeds(config.seed)
   devices = sharding.devices(config.inference.inference_devices, "inference")
+  learning = learners.of(config, spec, context, acted, acting_on=devices)
+  agent = learning.agent
   sizes = config.inference.sizes(
     agent,
     config.actors,
     rows_per_actor=config.actors.rows,
-    period=period,
+    period=config.learner.unroll_length,
     share_size=config.learner.share_size,
   )
-  keys = jax.random.split(jax.random.key(config.seed), 2 + len(devices))
-  replay_key, *acting_keys = map(hosts.own_key, keys[1:])
-  acted = hosts.acted(spec.frames_per_step, config.total_steps)
-  learning = learner_lib.Learner(
-    agent,
-    config.learner,
-    config.plan.source(agent, config.learner.cores(), replay_key, acted),
-    keys[0],
-    acting_on=devices,
-    stop=context.stop,
-    hosts=hosts,
-  )
+  acting_keys = jax.random.split(context.keys(config.seed).acting, len(devices))
   waits, replies = inference_lib.waits(len(devices)), batcher.Replies()
   acting = [
     inference_lib.Inference(
@@ -123,7 +114,6 @@ def learn(config: Config, context: process.Context) -> process.Process:
     )
     for device, own, key in zip(devices, sizes, acting_keys, strict=True)
   ]
-  seeds = hosts.counted(sessions.Seeds(config.seed, hosts.index))
   connected = inference_server.InferenceServer(
     acting, sizes, acted, seeds, envs.returns_are_sums(config.env)
   )

@@ -19,11 +19,12 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
-from seedx import envs, launch, metrics, sharding, types
+from seedx import envs, launch, metrics, types
 from seedx import replay as replay_lib
-from seedx.acting import local_actor, sessions, unroll_store
+from seedx.acting import local_actor, unroll_store
 from seedx.agents import base
 from seedx.learning import learner as learner_lib
+from seedx.learning import learners
 from seedx.learning import plan as plan_lib
 from seedx.runtime import counters, process
 
@@ -99,27 +100,22 @@ def learn(config: Config, context: process.Context) -> process.Process:
     types.ConfigError: no such environment or device, or an unfit agent.
   """
   spec = envs.spec(config.env)
-  agent = config.plan.agent(config.agent, spec, sharding.CORES)
-  hosts, period = context.hosts, config.learner.unroll_length
-  num_envs = config.num_envs // hosts.count
-  rng_key = jax.random.key(config.seed)
-  learner_key, replay_key, acting_key = jax.random.split(rng_key, 3)
-  acted = hosts.acted(spec.frames_per_step, config.total_steps)
-  source = config.plan.source(
-    agent, config.learner.cores(), hosts.own_key(replay_key), acted
-  )
-  learning = learner_lib.Learner(
-    agent, config.learner, source, learner_key, stop=context.stop, hosts=hosts
-  )
-  seeds = hosts.counted(sessions.Seeds(config.seed, hosts.index))
+  acted = context.acted(spec, config.total_steps)
+  seeds = context.seeds(config.seed)
+  learning = learners.of(config, spec, context, acted)
   restarts = envs.Restarts(config.env_restarts, seeds.take)
-  layout = unroll_store.Layout.of(agent, period, num_envs)
-  programs = local_actor.Programs(agent, spec, layout)
+  num_envs = config.num_envs // config.learner.hosts
+  layout = unroll_store.Layout.of(
+    learning.agent, config.learner.unroll_length, num_envs
+  )
+  programs = local_actor.Programs(learning.agent, spec, layout)
+  acting_key = context.keys(config.seed).acting
   waits = metrics.Waits(dict.fromkeys(_WAITS, 1))
 
   def steps() -> Iterator[None]:
     """Trains, and yields after each step of all environments."""
-    reported = counters.explores_least(agent.exploration(num_envs))
+    exploration = learning.agent.exploration(num_envs)
+    reported = counters.explores_least(exploration)
     played = counters.Played(acted, reported)
     first_seed = seeds.take(num_envs)
     actor = local_actor.LocalActor(

@@ -9,13 +9,15 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
+import jax
 import numpy as np
 
 from seedx import launch, metrics, types, wire
 from seedx.runtime import counters, hangs
 from seedx.runtime import hosts as hosts_lib
+from seedx.runtime import seeds as seeds_lib
 
 # A program that is being compiled cannot be stopped; all else ends at once.
 _STOP_SECONDS = 60.0
@@ -91,6 +93,20 @@ class ServerConfig(Config):
     return dataclasses.replace(self, address=address)
 
 
+class Keys(NamedTuple):
+  """The random keys of a process.
+
+  Attributes:
+    learner: the same on all learner hosts.
+    replay: this host's.
+    acting: this host's.
+  """
+
+  learner: jax.Array
+  replay: jax.Array
+  acting: jax.Array
+
+
 @dataclasses.dataclass(frozen=True)
 class Context:
   """What a pipeline's `learn` is given beside its config.
@@ -107,6 +123,26 @@ class Context:
   def over(self) -> threading.Event:
     """Set when the process may end: with other hosts, not before they do."""
     return self.stop if self.hosts.count == 1 else self.hosts.over
+
+  def keys(self, seed: int) -> Keys:
+    """The random keys of this process in a run with a seed."""
+    learner, replay, acting = jax.random.split(jax.random.key(seed), 3)
+    return Keys(learner, self.hosts.own_key(replay), self.hosts.own_key(acting))
+
+  def acted(
+    self, spec: types.EnvironmentSpec, total_steps: int
+  ) -> counters.Acted:
+    """Makes the counts of experience, over all hosts.
+
+    Args:
+      spec: of the environment.
+      total_steps: env steps after which all hosts stop.
+    """
+    return self.hosts.acted(spec.frames_per_step, total_steps)
+
+  def seeds(self, seed: int) -> seeds_lib.Seeds:
+    """Makes the seeds of this process's environments, in a run with a seed."""
+    return self.hosts.counted(seeds_lib.Seeds(seed, self.hosts.index))
 
 
 class Part(Protocol):

@@ -193,7 +193,7 @@ class Program:
     """
     state, unroll, steps = self._unroll(state, keys, clock)
     if self._replay is None:
-      agent, output, skipped, _ = self._update(
+      agent, output, skipped = self._update(
         state.agent, keys, clock.version, unroll
       )
       told = output.metrics, output.weight, skipped.astype(jnp.int32)
@@ -287,7 +287,7 @@ class Program:
   ) -> Any:
     """An `updates.Result`."""
     order = updates.Order(jnp.int32(version), keys.learner, batch)
-    return updates.on_core(self.agent, agent, order)
+    return updates.OnCore(self.agent).whole(agent, order)
 
   def _share(self, state: State, unroll: types.Unroll) -> types.Share:
     """An unroll for the replay, with its windows' first priorities if any."""
@@ -316,7 +316,7 @@ class Program:
       agent, replay, (_, weight, skipped) = carry
       version = clock.version + index
       sample, windows = of_core.draw(replay, key, version, agent.clock)
-      agent, output, skip, _ = self._update(agent, keys, version, sample)
+      agent, output, skip = self._update(agent, keys, version, sample)
       replay = of_core.replay.update(replay, windows, output.priorities)
       told = output.metrics, weight + output.weight, skipped + skip
       return agent, replay, told

@@ -14,7 +14,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from seedx import envs, launch, metrics, sharding, types
 from seedx import replay as replay_lib
-from seedx.acting import sessions
 from seedx.agents import base
 from seedx.envs import functional
 from seedx.learning import learner as learner_lib
@@ -22,6 +21,7 @@ from seedx.learning import plan as plan_lib
 from seedx.learning import replayed
 from seedx.pipelines.anakin.program import Clock, Keys, Output, Program, State
 from seedx.runtime import counters, process
+from seedx.runtime import seeds as seeds_lib
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -368,7 +368,7 @@ def _start(config: Config, agent: base.Agent) -> tuple[base.AgentState, Keys]:
     )
 
   seeds = range(config.seed, config.seed + config.num_seeds)
-  first = [sessions.Seeds(x).take(config.num_envs) for x in seeds]
+  first = [seeds_lib.Seeds(x).take(config.num_envs) for x in seeds]
   if config.num_seeds == 1:
     return jax.jit(start)(np.int32(seeds[0]), np.int32(first[0]))
   # Not by vmap: where an LSTM's initializer makes several QR decompositions,

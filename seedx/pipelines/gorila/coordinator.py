@@ -20,6 +20,7 @@ from seedx.pipelines.gorila import (
   worker,
 )
 from seedx.runtime import counters, process
+from seedx.runtime import seeds as seeds_lib
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -142,7 +143,7 @@ def learn(config: Config, context: process.Context) -> process.Process:
   agent = config.plan.agent(config.agent, spec)
   _check(agent, config)
   acted = counters.Acted(spec.frames_per_step)
-  seeds = sessions.Seeds(config.seed)
+  seeds = seeds_lib.Seeds(config.seed)
   workers = config.workers
   connected = sessions.Sessions(
     agent.exploration(workers.num_envs),

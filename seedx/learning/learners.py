@@ -1,0 +1,75 @@
+"""Makes the agent, the source of its batches and the learner of a pipeline."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import jax
+
+from seedx import sharding, types
+from seedx.agents import base
+from seedx.learning import learner, together
+from seedx.learning import plan as plan_lib
+from seedx.runtime import counters, process
+
+
+class Config(Protocol):
+  """What the config of such a pipeline has.
+
+  Attributes:
+    seed: random seed of the run.
+    agent: the agent that learns.
+    learner: the learner devices.
+    plan: the run's amounts of experience.
+  """
+
+  @property
+  def seed(self) -> int:
+    """See above."""
+
+  @property
+  def agent(self) -> base.Config:
+    """See above."""
+
+  @property
+  def learner(self) -> learner.Config:
+    """See above."""
+
+  @property
+  def plan(self) -> plan_lib.Plan:
+    """See above."""
+
+
+def of(
+  config: Config,
+  spec: types.EnvironmentSpec,
+  context: process.Context,
+  acted: counters.Acted,
+  acting_on: Sequence[jax.Device] = (),
+) -> learner.Learner:
+  """Makes the learner of this process.
+
+  Args:
+    config: of the pipeline.
+    spec: the environment's observations and actions.
+    context: of the process.
+    acted: counts env steps.
+    acting_on: see `learner.Learner`.
+
+  Raises:
+    types.ConfigError: a device does not exist, or the agent does not fit.
+  """
+  agent = config.plan.agent(config.agent, spec, sharding.CORES)
+  cores, keys = config.learner.cores(), context.keys(config.seed)
+  source = config.plan.source(agent, cores, keys.replay, acted)
+  kind: Callable[..., learner.Learner] = learner.Learner
+  if context.hosts.count > 1:
+    kind = functools.partial(together.Together, hosts=context.hosts)
+  return kind(
+    agent,
+    config.learner,
+    source,
+    keys.learner,
+    acting_on=acting_on,
+    stop=context.stop,
+  )
