@@ -57,7 +57,7 @@ def config_of(kind, agent=None, devices=1, **options):
 def train(made, updates):
   """Trains until there are at least `updates` updates."""
   steps = made.steps()
-  while made.parts["learner"].measure()["learner_steps"] < updates:
+  while made.parts["agent"].measure()["learner_steps"] < updates:
     next(steps)
   made.close()  # Reads what is still on its way.
 
@@ -117,7 +117,7 @@ def test_a_run_gives_the_same_bits_again_and_from_where_it_was_saved(name):
   equal(go_on(made, first, updates + 6), last)
   if CELLS[name][1] is PRIORITIZED:
     # Updates change the priorities of what was there before.
-    one, other = (x["learner"]["state"].replay.tree[0] for x in (first, last))
+    one, other = (x["agent"]["acting"].replay.tree[0] for x in (first, last))
     assert np.any((one > 0) & (one != other))
 
 
@@ -133,13 +133,13 @@ def test_ten_updates_are_those_of_sync(name):
   train(other, 10)
   expected = other.measure()
   assert line["learner_steps"] == expected["learner_steps"] >= 10
-  params = own["learner"]["agent"].params
+  params = own["agent"]["state"].params
   if num_seeds > 1:
     params = jax.tree.map(lambda x: x[-1], params)
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-5),
     params,
-    jax.device_get(other.saved())["learner"]["agent"].params,
+    jax.device_get(other.saved())["agent"]["state"].params,
   )
   if num_seeds > 1:
     # Other metrics are means.
@@ -162,10 +162,10 @@ def test_eight_devices_give_the_gradients_of_one():
   agent = a2c.Config(transformation=lambda: optax.sgd(0.1), **SMALL)
   config = config_of(anakin, agent, devices=8, num_envs=16)
   training = training_lib.Training(config)
-  before = jax.device_get(training.saved()["agent"])
+  before = jax.device_get(training.saved()["state"])
   unroll = unrolled(training)
   training.call()
-  after = jax.device_get(training.saved()["agent"])
+  after = jax.device_get(training.saved()["state"])
   one = config.plan.agent(agent, envs.spec(CARTPOLE))
   single, _ = jax.jit(one.update)(before, jax.random.key(0), unroll)
   jax.tree.map(

@@ -26,15 +26,12 @@ from seedx.agents import a2c, vtrace
 from seedx.app import (
   allocator,
   checkpointer,
-  evaluate,
   experiments,
-  export,
-  plot,
   run_dirs,
 )
 from seedx.learning import learner
 from seedx.pipelines import sync
-from tests import pipelines_test, plot_test, programs, running
+from tests import pipelines_test, programs, running
 
 own_signals = programs.own_signals
 compiled_once = programs.compiled_once
@@ -130,7 +127,7 @@ def test_any_pipeline_trains_is_loaded_and_goes_on(
   assert (tmp_path / "learning_curve.png").exists()
   assert list(tmp_path.glob("events.out.tfevents*"))
   said = json.loads((tmp_path / "config.json").read_text())
-  assert said["experiment"] is None and said["format"] == 2
+  assert said["experiment"] is None and said["format"] == run_dirs.FORMAT
   assert said["pipeline"].startswith(f"seedx.pipelines.{pipeline}")
   assert said["pipeline"].endswith(":Config")
   assert said["agent"] == f"seedx.agents.{name}:Config"
@@ -643,25 +640,3 @@ def test_the_process_that_trains_has_the_settings(words, tmp_path):
   finally:
     program.kill()
     program.wait()
-
-
-# Runs of an older seedx
-
-
-def test_a_run_of_format_1_is_drawn_and_nothing_else(tmp_path, capfd):
-  old_run = tmp_path / "old"
-  plot_test.make_old_run(old_run, experiment="a2c")
-  (old_run / "checkpoints").mkdir()
-  picture = tmp_path / "a.png"
-  assert plot.main([str(old_run), "--output", str(picture)]) == 0
-  assert picture.exists()
-  before = sorted(path.name for path in old_run.iterdir())
-  programs.refused(a2c_experiment, ["--run-dir", str(old_run)], capfd)
-  for program, words in (
-    (a2c_experiment, ["--resume", str(old_run)]),
-    (evaluate, [str(old_run)]),
-    (export, [str(old_run), "--output", str(tmp_path / "policy")]),
-  ):
-    said = programs.refused(program, words, capfd)
-    assert "format 2, found format 1, which seedx 0.1.0 wrote" in said
-  assert sorted(path.name for path in old_run.iterdir()) == before

@@ -116,7 +116,7 @@ def test_schedules_and_ratios_go_by_env_steps(
   remote = 4 * BATCH_STEPS if pipeline in REMOTE else 0
   assert TOTAL_STEPS <= env_steps <= TOTAL_STEPS + BATCH_STEPS + remote
   if pipeline == "anakin":
-    learner = made.process.parts["learner"]
+    learner = made.process.parts["agent"]
     own = np.asarray(learner.saved()["state"].env.steps)
     # Steps before the first unroll of windows are no experience.
     remote = learner._one.past * len(own)
@@ -141,7 +141,7 @@ def test_schedules_and_ratios_go_by_env_steps(
       assert said == pytest.approx((rest, rest), abs=late / TOTAL_STEPS)
   parts = made.process.parts
   if "learner" in parts:
-    clock = parts["learner"].saved()["agent"].clock * update
+    clock = parts["agent"].saved()["state"].clock * update
     assert clock == pytest.approx(last["learned_steps"], abs=1)
 
 

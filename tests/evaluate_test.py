@@ -447,7 +447,7 @@ def test_what_cannot_be_done_is_said_in_one_line(
 @pytest.mark.parametrize(
   ("values", "reason"),
   [
-    ({"format": 3}, "expected a run of format 2"),
+    ({"format": 99}, "expected a run of format 3"),
     ({"experiment": "json:EXPERIMENT"}, "with an EXPERIMENT that can be"),
     ({"experiment": None, "agent": "mine:Agent"}, "config of this run"),
     ({}, "expected a checkpoint"),

@@ -29,11 +29,11 @@ def said(own):
   """What a host ends with."""
   saved = own.saved()
   digest = hashlib.sha256()
-  for leaf in jax.tree.leaves(saved["learner"]["agent"]):
+  for leaf in jax.tree.leaves(saved["agent"]["state"]):
     digest.update(np.asarray(leaf).tobytes())
   return {
     "digest": digest.hexdigest(),
-    "updates": int(saved["learner"]["agent"].updates),
+    "updates": int(saved["agent"]["state"].updates),
     "env_steps": own.acted.env_steps,
     "first_seeds": int(saved["seeds"]),
   }

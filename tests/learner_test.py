@@ -407,14 +407,14 @@ def test_a_learner_that_was_saved_goes_on_as_if_it_had_not_been(num_cores):
     agent_of(), config_of(num_cores), source, jax.random.key(99)
   )
   other.restore(saved)
-  source.resume.assert_called_once_with(3, saved["agent"].resets)
+  source.resume.assert_called_once_with(3, saved["state"].resets)
   assert (other.steps, other.learned_steps) == (3, steps)
   assert other.saved()["updates_skipped"] == 1
   acting, version = other.newest()
   assert version == 3
   running.assert_equal(acting, jax.device_get(it.acting()))
   running.assert_equal(
-    other.policy({"learner": saved}), jax.device_get(it.acting())
+    other.policy({"agent": saved}), jax.device_get(it.acting())
   )
   lines = [run(x, [unroll_of(), unroll_of(5)]) for x in (it, other)]
   check = running.assert_equal if num_cores == 2 else assert_close
@@ -537,7 +537,7 @@ def test_a_learner_ends_after_many_skipped_updates_in_a_row(monkeypatch):
     run(it, [wrong, wrong])
   it.finish()
   saved = it.saved()
-  running.assert_equal(saved["agent"], before)
+  running.assert_equal(saved["state"], before)
   assert saved["updates_skipped"] >= 5
 
 

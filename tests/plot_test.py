@@ -41,7 +41,7 @@ def make_run(
     "pipeline": "seedx.pipelines.sync:Config",
     "agent": "seedx.agents.ppo:Config",
     "seedx": "0.2.0",
-    "format": 2,
+    "format": run_dirs.FORMAT,
     "options": {"env": env, "seed": seed, **more},
   }
   (path / "config.json").write_text(json.dumps(content))
@@ -121,46 +121,20 @@ def test_a_run_is_read(tmp_path):
     pipeline="seedx.pipelines.sync:Config",
     agent="seedx.agents.ppo:Config",
     seedx="0.2.0",
-    format=2,
+    format=run_dirs.FORMAT,
     options=run.options,
   )
 
 
 def test_config_json_takes_values_that_are_no_json(tmp_path):
   options = {"rate": np.float32(0.5), "sizes": np.arange(2), "path": tmp_path}
-  made = run_dirs.Config("ppo", "a:Config", "b:Config", "0.2.0", 2, options)
+  made = run_dirs.Config(
+    "ppo", "a:Config", "b:Config", "0.2.0", run_dirs.FORMAT, options
+  )
   run_dirs.write(tmp_path, made)
   assert run_dirs.config(tmp_path).options == {
     **{"rate": 0.5, "sizes": [0, 1], "path": str(tmp_path)}
   }
-
-
-def make_old_run(path, **more):
-  """As seedx 0.1.0 left it, at commit 8be07fe."""
-  experiment = more.pop("experiment", "ppo")
-  word = make_run(path, experiment=f"experiments.{experiment}", **more)
-  content = json.loads((path / "config.json").read_text())
-  options = content["options"] | {"run_dir": str(path), "resume": ""}
-  content = {
-    **{"experiment": content["experiment"], "seedx": "0.1.0", "format": 1},
-    "options": options,
-  }
-  (path / "config.json").write_text(json.dumps(content))
-  return word
-
-
-def test_a_run_of_format_1_is_read(tmp_path):
-  make_old_run(tmp_path / "a", num_envs=4)
-  found = run_dirs.config(tmp_path / "a")
-  assert (found.experiment, found.format, found.name) == ("ppo", 1, "ppo")
-  assert found.options["num_envs"] == 4
-  make_run(tmp_path / "b", num_envs=4, seed=1)
-  make_old_run(tmp_path / "c", num_envs=8, seed=1)
-  read = [run_dirs.read(tmp_path / name) for name in "abc"]
-  # Those of the new format go on in the same line.
-  assert run_dirs.labels(read) == [
-    *("ppo --num-envs 4", "ppo --num-envs 4", "ppo --num-envs 8")
-  ]
 
 
 @pytest.mark.parametrize(
@@ -526,10 +500,10 @@ def errors(tmp_path):
   none = make_run(tmp_path / "none", (None, None))
   unfinished = make_run(tmp_path / "unfinished")
   (tmp_path / "unfinished" / "metrics.jsonl").unlink()
-  newer = '{"format": 3, "seedx": "9.1", "experiment": "x"}'
-  bare = '{"experiment": "x", "seedx": "9", "format": 2, "options": {}}'
+  newer = '{"format": 99, "seedx": "9.1", "experiment": "x"}'
+  bare = '{"experiment": "x", "seedx": "9", "format": 3, "options": {}}'
   files = [
-    ("config.json", newer, "format 3, which seedx 9.1 wrote"),
+    ("config.json", newer, "format 99, which seedx 9.1 wrote"),
     ("config.json", '{"seed": 0}', "'experiment', which another program"),
     ("config.json", bare, "without 'pipeline', 'agent', which seedx 9"),
     ("config.json", "{", "cannot read config.json in"),

@@ -15,7 +15,7 @@ from experiments import a2c, dqn, ppo
 from seedx import checkpoint, envs, files, launch, metrics, types, wire
 from seedx.app import checkpointer, policies, run_dirs
 from seedx.learning import replayed
-from seedx.runtime import counters
+from seedx.runtime import counters, process
 from seedx.runtime import seeds as seeds_lib
 from tests import (
   checkpoint_test,
@@ -132,7 +132,8 @@ def test_what_acts_is_that_of_the_state(saved, tmp_path):
   if saved.pipeline == "gorila":
     flat = np.concatenate([x.params for x in nest["shards"]])
   else:
-    state = nest["learner"]["agent"] if "learner" in nest else nest["shared"]
+    part = nest["agent"]
+    state = part["state"] if isinstance(part, dict) else part
     flat, _ = jax.flatten_util.ravel_pytree(state.params)
     assert state.updates == saved.last["learner_steps"]
   variables = acting.variables if saved.name == "dqn" else acting
@@ -181,6 +182,7 @@ class Counting:
   """
 
   replay = None
+  clock = staticmethod(process.Process.clock)
 
   def __init__(self):
     self.acted = counters.Acted()
@@ -547,8 +549,8 @@ def test_a_directory_in_which_a_process_trains_is_refused(finished, capfd):
 @pytest.mark.parametrize(
   ("values", "reason"),
   [
-    ({"format": 3}, "expected a run of format 2"),
-    ({"format": 1}, "expected a run of format 2, found format 1, which seedx"),
+    ({"format": 99}, "expected a run of format 3"),
+    ({"format": 2}, "found format 2, which seedx"),
     ({"options": []}, "without 'options'"),
     ({"options": {"sead": 1}, "seedx": "9.9"}, "9.9"),
     ({"options": {"sead": 1}}, "sead"),

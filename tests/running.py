@@ -77,7 +77,7 @@ class Own:
   @property
   def learner(self):
     """The updates, and the newest state; None where others make them."""
-    return self.process.parts.get("learner")
+    return self.process.parts.get("agent")
 
   @property
   def learned(self):

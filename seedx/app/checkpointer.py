@@ -211,7 +211,7 @@ class Checkpointer:
         raise
       return  # The parameter server restarts soon.
     if self._evaluation is not None and evaluates:
-      self._evaluation.start(_env_steps(saved), self._run.policy(saved))
+      self._evaluation.start(self._run.clock(saved), self._run.policy(saved))
 
   def finish(self, interrupted: bool) -> None:
     """Saves a last checkpoint, and evaluates it unless interrupted."""
@@ -230,7 +230,7 @@ class Checkpointer:
     self.is_saved = True
     if self._evaluation is not None:
       acting = self._run.policy(saved)
-      self._evaluation.finish(_env_steps(saved), acting, interrupted)
+      self._evaluation.finish(self._run.clock(saved), acting, interrupted)
       self._rate()
 
   @property
@@ -253,7 +253,7 @@ class Checkpointer:
     try:
       replay = self._kept_replay()
       saved = self._run.saved()
-      env_steps, before = _env_steps(saved), self._checkpoints.steps()
+      env_steps, before = self._run.clock(saved), self._checkpoints.steps()
       if env_steps > max([0, *before]):
         items = {RUN: saved, ACTING: self._acting(saved)}
         if replay is not None and has_ended:
@@ -305,7 +305,7 @@ class Checkpointer:
     self._saved_seconds = time.monotonic()
     score = self._score()
     if evaluates:
-      self._checkpoints.held.add(_env_steps(saved))
+      self._checkpoints.held.add(self._run.clock(saved))
     items = {RUN: saved, ACTING: self._acting(saved)}
 
     def write() -> None:
@@ -314,7 +314,7 @@ class Checkpointer:
         if fetch is not None:
           items[REPLAY] = fetch()
         with self._writing:
-          size = self._checkpoints.save(_env_steps(saved), items, score)
+          size = self._checkpoints.save(self._run.clock(saved), items, score)
         self.newest = {
           "checkpoint_bytes": size,
           "checkpoint_seconds": time.monotonic() - started,
@@ -364,7 +364,3 @@ class Checkpointer:
         f" in {wrong}; the checkpoints before are good, --resume with them"
       )
     return acting
-
-
-def _env_steps(saved: types.Tree) -> int:
-  return int(saved["acted"]["env_steps"])

@@ -23,9 +23,8 @@ from seedx.app import command_line, configs, experiments
 
 C = TypeVar("C")
 
-# The format of `config.json`. Runs of format 1 can be plotted, nothing else.
-FORMAT = 2
-_READABLE = (1, FORMAT)
+# The format of a run's directory; no other is read.
+FORMAT = 3
 
 # Files of a run.
 CONFIG = "config.json"
@@ -245,22 +244,18 @@ def config(run_dir: str | os.PathLike[str]) -> Config:
     ) from error
   content = content if isinstance(content, dict) else {}
   seedx, format_ = content.get("seedx"), content.get("format")
-  if format_ not in (None, *_READABLE):
+  if format_ not in (None, FORMAT):
     raise _foreign(path, f"format {format_!r}", seedx)
   kinds = {"seedx": str, "format": int, "options": dict}
+  kinds |= {"pipeline": str, "agent": str}
   kinds |= {"beyond": list} if "beyond" in content else {}
   if content.get("experiment", "") is not None:
     kinds["experiment"] = str
-  if format_ == FORMAT:
-    kinds |= {"pipeline": str, "agent": str}
   _check_keys(path, content, kinds, seedx)
-  experiment = content["experiment"]
-  if experiment and format_ == 1:  # The name of its module.
-    experiment = experiment.removeprefix("experiments.")
   return Config(
-    experiment=experiment,
-    pipeline=content.get("pipeline", ""),
-    agent=content.get("agent", ""),
+    experiment=content["experiment"],
+    pipeline=content["pipeline"],
+    agent=content["agent"],
     seedx=content["seedx"],
     format=content["format"],
     options=content["options"],
@@ -294,11 +289,6 @@ def restored(asked: C, before: Config) -> C:
   Raises:
     types.ConfigError: the experiment has other settings in this version.
   """
-  if before.format != FORMAT:
-    raise types.ConfigError(
-      f"expected a run of format {FORMAT}, found format {before.format}, which"
-      f" seedx {before.seedx} wrote; continue with that version, or train again"
-    )
   own = {*configs.settings(asked)} - {*OF_THIS_START}
   other = own ^ set(before.options)
   if other:

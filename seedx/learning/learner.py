@@ -361,8 +361,8 @@ class Learner:
     return source if isinstance(source, replayed.Replayed) else None
 
   def policy(self, saved: types.Tree) -> types.Tree:
-    """The acting parameters of a saved process whose `learner` part this is."""
-    return self.acting(saved["learner"]["agent"])
+    """The acting parameters of a saved process."""
+    return self.acting(saved["agent"]["state"])
 
   def measure(self) -> dict[str, metrics.Value]:
     """The learner's fields in a line of metrics."""
@@ -405,7 +405,7 @@ class Learner:
       if update.has_batch:
         uncounted = uncounted[0] + weight / batches, uncounted[1] + 1
     return {
-      "agent": sharding.local(state),
+      "state": sharding.local(state),
       "rng_key": self._rng_key,
       "steps": np.int64(steps - idle),
       "learned_steps": np.float64(learned),
@@ -416,14 +416,14 @@ class Learner:
 
   def restore(self, saved: types.Tree) -> None:
     """Restores what `saved` returned; call it before learning starts."""
-    self._state = sharding.replicate(saved["agent"], self._mesh)
+    self._state = sharding.replicate(saved["state"], self._mesh)
     self._rng_key = np.asarray(saved["rng_key"])
     self.steps = int(saved["steps"])
     self.learned_steps = float(saved["learned_steps"])
     self._skipped.updates = int(saved["updates_skipped"])
     steps, batches = saved["uncounted_steps"], saved["uncounted_batches"]
     self._uncounted = float(steps), int(batches)
-    self._source.resume(self.steps, float(saved["agent"].resets))
+    self._source.resume(self.steps, float(saved["state"].resets))
     self.publish()
 
   def finish(self) -> None:

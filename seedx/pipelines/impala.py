@@ -121,7 +121,7 @@ def learn(config: Config, context: process.Context) -> process.Process:
   unrolls.bind(server)
   return process.Process(
     acted=acted,
-    parts={"learner": learning, "acted": acted, "seeds": seeds},
+    parts={"agent": learning, "acted": acted, "seeds": seeds},
     replay=learning.replay,
     policy=learning.policy,
     measures=[

@@ -122,7 +122,7 @@ def learn(config: Config, context: process.Context) -> process.Process:
   server.bind_stream(protocol.ACT, connected, *layouts)
   return process.Process(
     acted=acted,
-    parts={"learner": learning, "acted": acted, "seeds": seeds},
+    parts={"agent": learning, "acted": acted, "seeds": seeds},
     replay=learning.replay,
     policy=learning.policy,
     measures=[

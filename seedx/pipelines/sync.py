@@ -148,7 +148,7 @@ def learn(config: Config, context: process.Context) -> process.Process:
 
   return process.Process(
     acted=acted,
-    parts={"learner": learning, "acted": acted, "seeds": seeds},
+    parts={"agent": learning, "acted": acted, "seeds": seeds},
     replay=learning.replay,
     policy=learning.policy,
     measures=[acted.measure, learning.measure, waits.shares, restarts.measure],

@@ -231,6 +231,11 @@ class Process:
     """The whole checkpoint; any thread may call it; see `Part.saved`."""
     return {name: part.saved() for name, part in self.parts.items()}
 
+  @staticmethod
+  def clock(saved: types.Tree) -> int:
+    """How far a saved process was, which names its checkpoint: env steps."""
+    return int(saved["acted"]["env_steps"])
+
   def restore(self, load: Callable[[types.Tree], types.Tree]) -> None:
     """Continues from a checkpoint, before `run`; the replay has its own.
 

@@ -101,7 +101,7 @@ def learn(config: Config, context: process.Context) -> process.Process:
 
   return process.Process(
     acted=acted,
-    parts={"learner": training, "acted": acted},
+    parts={"agent": training, "acted": acted},
     policy=training.policy,
     measures=[acted.measure, training.measure],
     steps=steps,
@@ -207,7 +207,7 @@ class Training:
 
   def policy(self, saved: types.Tree) -> types.Tree:
     """The acting parameters of a saved process; those of the first seed."""
-    agent = saved["learner"]["agent"]
+    agent = saved["agent"]["state"]
     if self._config.num_seeds > 1:
       agent = jax.tree.map(lambda x: x[0], agent)
     return self._acting(agent)
@@ -217,8 +217,8 @@ class Training:
     with self._changing:
       state = jax.tree.map(jnp.copy, self._state)
       return {
-        "agent": state.agent,
-        "state": state._replace(agent=()),
+        "state": state.agent,
+        "acting": state._replace(agent=()),
         "clock": Clock(*map(np.int64, self._clock)),
         "ratio": self._ratio.saved() if self._ratio else {},
         "rolled_out": np.int64(self._rolled_out),
@@ -230,7 +230,7 @@ class Training:
 
   def restore(self, saved: types.Tree) -> None:
     """Goes on from what was saved."""
-    state = saved["state"]._replace(agent=saved["agent"])
+    state = saved["acting"]._replace(agent=saved["state"])
     # Copies: the program donates them.
     state = jax.tree.map(jnp.array, state)
     self._state = self._put(state, self._state_specs)
