@@ -70,6 +70,11 @@ def replicate(nest: types.Tree, over: Mesh) -> types.Tree:
   return jax.tree.map(copies, nest)
 
 
+def own_shards(array: jax.Array) -> dict[jax.Device, jax.Array]:
+  """Returns the shards of an array on the devices of this process."""
+  return {x.device: x.data for x in array.addressable_shards}
+
+
 def local(nest: types.Tree) -> types.Tree:
   """The copy of a replicated nest on this host's first core of the mesh."""
   return jax.tree.map(lambda leaf: leaf.addressable_data(0), nest)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from seedx import wire
-from seedx.app.chaos import audit, environment, main, peers, trial
+from seedx.app.chaos import audit, environment, main, options, peers, trial
 
 
 def _windows(count=3):
@@ -143,7 +143,7 @@ def test_a_pause_counts_where_the_learner_goes_on(paused, of_all, least):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("pipeline", main.PIPELINES)
+@pytest.mark.parametrize("pipeline", options.PIPELINES)
 def test_a_minute_of_chaos_finds_nothing(pipeline, tmp_path):
   output = tmp_path / "found.json"
 

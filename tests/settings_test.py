@@ -30,7 +30,7 @@ _PAIRS = [
 ]
 _PROGRAMS = (
   *("evaluate", "export", "plot", "compare", "sweep", "certificates"),
-  *("benchmark.main", "chaos.main"),
+  *("benchmark.options", "chaos.options"),
 )
 
 

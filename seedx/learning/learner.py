@@ -311,7 +311,7 @@ class Learner:
     self._skipped.check()
     if batch is not None and batch.windows:
       assert priorities is not None
-      own = {x.device: x.data for x in priorities.addressable_shards}
+      own = sharding.own_shards(priorities)
       self._source.learned(batch.windows, [own[core] for core in self.cores])
 
   def publish(self, wait: bool = True) -> None:

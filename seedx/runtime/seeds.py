@@ -9,7 +9,7 @@ import numpy as np
 _SEED_BITS = 30
 _NUM_SEEDS = 2**_SEED_BITS
 _MOST_ENVS = 2**16
-_SEEDS_OF_HOST = 2**20
+_SEEDS_OF_PART = 2**20
 
 
 class Seeds:
@@ -19,18 +19,22 @@ class Seeds:
 
   Attributes:
     taken: how many have been handed out.
-    taken_together: how many all learner hosts have handed out, as far as this
-      one knows.
+    taken_together: how many all parts of the run have handed out, as far as
+      this one knows.
   """
 
-  def __init__(self, seed: int, host: int = 0) -> None:
-    """Starts where no run of another `seed` does, from 0 to 2^30 - 1.
+  def __init__(self, seed: int, part: int = 0) -> None:
+    """Starts where no run of another `seed` does.
 
     Runs with seeds below 2^k start at least 2^(30 - k) environments apart, and
-    the learner hosts of a run 2^20.
+    the parts of a run 2^20.
+
+    Args:
+      seed: of the run, from 0 to 2^30 - 1.
+      part: index of the part of the run that steps these environments.
     """
     self.taken = self.taken_together = 0
-    self._host = host
+    self._part = part
     self._lock = threading.Lock()
     self._next = self._place(_place(seed))
 
@@ -43,10 +47,10 @@ class Seeds:
       return first
 
   def saved(self) -> np.integer:
-    """Its state in a checkpoint, the same for all hosts."""
+    """Its state in a checkpoint, the same for all parts."""
     with self._lock:
       elsewhere = max(0, self.taken_together - self.taken)
-      own = self._next - self._host * _SEEDS_OF_HOST
+      own = self._next - self._part * _SEEDS_OF_PART
       return np.int64((own + elsewhere) % _NUM_SEEDS)
 
   def restore(self, saved: np.integer) -> None:
@@ -55,8 +59,8 @@ class Seeds:
       self._next = self._place(int(saved))
 
   def _place(self, of_first: int) -> int:
-    """Where this host goes on where the first one does at `of_first`."""
-    return (of_first + self._host * _SEEDS_OF_HOST) % _NUM_SEEDS
+    """Where this part continues where the first one does at `of_first`."""
+    return (of_first + self._part * _SEEDS_OF_PART) % _NUM_SEEDS
 
 
 def evaluation_seed(seed: int, number: int) -> int:

@@ -16,59 +16,21 @@ With XLA_FLAGS=--xla_force_host_platform_device_count=2 in front, a CPU is two
 devices.
 """
 
-import dataclasses
 import sys
 from collections.abc import Sequence
 
-from seedx import types
 from seedx.app import command_line
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-  """The command line.
-
-  Attributes:
-    experiments: what to measure, A,B; each may have its own options.
-    env: name of the environment, for experiments without --env of their own.
-    seconds: of each run, from the first update on; each part alone is measured
-      for a quarter of it.
-    repetitions: how often all is measured, in turn.
-    output: file with one JSON line per figure; the first describes the machine.
-    quick: measure once, for 8 seconds at most, and only the experiments.
-    streams: numbers of clients that wait for replies at the same time, to
-      measure what a server carries, such as 1,16,256.
-  """
-
-  experiments: tuple[str, ...] = (
-    "seed_vtrace --num-actors 2 --envs-per-actor 1024 --batch-size 1024",
-  )
-  env: str = "CartPole-v1"
-  seconds: float = 20.0
-  repetitions: int = 3
-  output: str = "benchmark.jsonl"
-  quick: bool = False
-  streams: tuple[int, ...] = ()
-
-  def __post_init__(self) -> None:
-    """Raises types.ConfigError for an option that is out of range."""
-    types.check_ranges(
-      self,
-      seconds=(1.0, types.MOST_SECONDS),
-      repetitions=(1, 2**20),
-    )
-    for number in self.streams:
-      types.check_range("streams", number, 1, 2**16)
+from seedx.app.benchmark import options as options_lib
 
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the benchmark; returns its exit status."""
   return command_line.run(
-    _benchmark, Options(), "seedx benchmark", __doc__, argv
+    _benchmark, options_lib.Options(), "seedx benchmark", __doc__, argv
   )
 
 
-def _benchmark(options: Options) -> int:
+def _benchmark(options: options_lib.Options) -> int:
   from seedx.app.benchmark import session  # It imports JAX.
 
   return session.run(options)

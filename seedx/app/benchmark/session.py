@@ -18,7 +18,7 @@ from seedx.app.benchmark import (
   work_sizes,
 )
 from seedx.app.benchmark.figures import Figure, json_lines, table
-from seedx.app.benchmark.main import Options
+from seedx.app.benchmark.options import Options
 
 # The share of a run's time for which each part is measured alone.
 _PART = 0.25

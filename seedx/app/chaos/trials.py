@@ -11,7 +11,7 @@ import numpy as np
 
 from seedx import files
 from seedx.app.chaos import trial
-from seedx.app.chaos.main import PIPELINES, Options
+from seedx.app.chaos.options import PIPELINES, Options
 
 _ALWAYS = (
   *("--total-steps", "10000000000"),
