@@ -17,7 +17,6 @@ from seedx.pipelines import gorila
 from seedx.pipelines.gorila import (
   coordinator,
   parameter_server,
-  replays,
   reports,
   worker,
 )
@@ -79,7 +78,7 @@ def report(run, client):
   names = worker.metric_names(agent, spec, config.plan, config.workers)
   layout = reports.layout(config.workers.unroll_length + 2, 4, names)
   return wire.Exchange(
-    client, reports.REPORT, layout, reports.REPLY, {"num_envs": 4}
+    client, reports.REPORT, layout, wire.NOTHING, {"num_envs": 4}
   )
 
 
@@ -137,7 +136,6 @@ def opened():
     lambda: True,
     REPLAY,
     base.Needs(WINDOW),
-    replays.Replays(1, 1, lambda: 0),
   )
   return acted, reported, reported.open({"num_envs": 2})
 

@@ -12,7 +12,6 @@ from seedx.agents import base, optimizers
 from seedx.learning import experience
 from seedx.pipelines.gorila import (
   parameter_server,
-  replays,
   reports,
   saved_shards,
   worker,
@@ -151,30 +150,22 @@ def learn(config: Config, context: process.Context) -> process.Process:
   shards = saved_shards.SavedShards(
     agent, addresses, context.stop, config.security
   )
-  replay_bytes = worker.replay_bytes(agent, spec, config.plan, workers)
   if config.address.startswith("unix:"):  # All workers are on this machine.
     cpus = jax.devices("cpu")[:1] * workers.num_workers
+    replay_bytes = worker.replay_bytes(agent, spec, config.plan, workers)
     experience.check_memory(config.replay, cpus, replay_bytes)
-  kept = replays.Replays(
-    workers.num_workers, replay_bytes, connected.count_open
-  )
   reported = reports.Reports(
-    connected, shards.are_ready, config.replay, agent.needs, kept
+    connected, shards.are_ready, config.replay, agent.needs
   )
   server = config.make_server(workers.num_workers)
   length = agent.needs.unroll_length(workers.unroll_length)
   names = worker.metric_names(agent, spec, config.plan, workers)
   inputs = reports.layout(length, workers.envs_per_worker, names)
   reported.bind(server, inputs, addresses)
-  kept.bind(server)
 
   def done() -> bool:
     reported.learned.check()
     return shards.are_ready() and acted.env_steps >= config.total_steps
-
-  def ending() -> None:
-    kept.fetch_last()  # Workers go on meanwhile.
-    shards.fetch_last()
 
   return process.Process(
     acted=acted,
@@ -184,14 +175,13 @@ def learn(config: Config, context: process.Context) -> process.Process:
       "acted": acted,
       "seeds": seeds,
     },
-    replay=kept,
     policy=lambda saved: shards.acting(saved["shards"]),
     measures=[acted.measure, reported.learned.measure, reported.measure],
     done=done,
     threads={"restore": shards.give_restored},
     server=server,
     addresses={"server": addresses},
-    ending=ending,
+    ending=shards.fetch_last,
   )
 
 

@@ -1,8 +1,7 @@
 """Reports of Gorila's workers to the coordinator, and their totals.
 
 A worker opens the stream `REPORT` with a hello of `{"num_envs": n}`, gets slots
-as in `protocol`, and sends a `Report` after each unroll. Its welcome has the
-`replay_key` of `replays`, too. The welcome of the
+as in `protocol`, and sends a `Report` after each unroll. The welcome of the
 stream `SERVERS` is `{"addresses": [...]}`, where the parameter servers listen.
 """
 
@@ -17,7 +16,6 @@ from seedx import launch, metrics, types, wire
 from seedx.acting import episodes, sessions
 from seedx.agents import base
 from seedx.learning import experience
-from seedx.pipelines.gorila import replays
 from seedx.runtime import counters
 
 REPORT = "report"
@@ -96,11 +94,6 @@ def layout(
   )
 
 
-# The number of the checkpoint that waits for the worker's replay, 0 for none:
-# see `replays`.
-REPLY = wire.Layout.of(wire.once(np.zeros((), np.int32)), 1)
-
-
 def servers(addresses: launch.Addresses) -> wire.Session:
   """A session that says where the parameter servers listen.
 
@@ -128,7 +121,6 @@ class Reports:
 
   Attributes:
     learned: what has been counted of learning.
-    kept: see `__init__`.
   """
 
   def __init__(
@@ -137,7 +129,6 @@ class Reports:
     is_ready: Callable[[], bool],
     replay: experience.ReplayConfig,
     needs: base.Needs,
-    kept: replays.Replays,
   ) -> None:
     """Nothing is counted yet.
 
@@ -147,9 +138,7 @@ class Reports:
         to go on from.
       replay: of each worker.
       needs: of the agent.
-      kept: the workers' replays, for checkpoints.
     """
-    self.kept = kept
     self._replay = replay
     self._needs = needs
     self.learned = counters.Learned()
@@ -172,7 +161,7 @@ class Reports:
       inputs: of reports, see `layout`.
       known: where the parameter servers listen.
     """
-    server.bind_stream(REPORT, self.open, inputs, REPLY)
+    server.bind_stream(REPORT, self.open, inputs, wire.NOTHING)
     server.bind_stream(
       SERVERS, lambda hello: servers(known), wire.NOTHING, wire.NOTHING
     )
@@ -259,15 +248,15 @@ class _Session:
     connected: sessions.Sessions,
     session: sessions.Session,
   ) -> None:
-    self.welcome = {**session.welcome, "replay_key": reports.kept.key}
+    self.welcome = session.welcome
     self._reports = reports
     self._connected = connected
     self._session = session
     # Steps of which it has not yet learned.
     self._acted = 0.0
 
-  def __call__(self, inputs: Report) -> np.int32:
-    """Takes a report of all the worker's environments; see `REPLY`.
+  def __call__(self, inputs: Report) -> tuple[()]:
+    """Takes a report of all the worker's environments.
 
     Raises:
       wire.Refused: it is not of all of them, a number is out of its range, or
@@ -285,7 +274,7 @@ class _Session:
     )
     self._acted = acted
     self._reports.count(counts)
-    return np.int32(self._reports.kept.wanted)
+    return ()
 
   def close(self) -> None:
     """Frees the worker's slots."""

@@ -5,7 +5,6 @@ the parameter servers, and parameters come from there; neither passes through
 the coordinator.
 """
 
-import contextlib
 import dataclasses
 import math
 import threading
@@ -20,7 +19,7 @@ from seedx import envs, metrics, types, wire
 from seedx.acting import local_actor, protocol, unroll_store
 from seedx.agents import base
 from seedx.learning import experience, updates
-from seedx.pipelines.gorila import parameter_server, replays, reports
+from seedx.pipelines.gorila import parameter_server, reports
 
 _WAIT_SERVERS = "parameter servers"
 _RETRY_SECONDS = 0.5
@@ -74,7 +73,7 @@ def run(work: Work, stop: threading.Event) -> None:
       client,
       reports.REPORT,
       inputs=reports.layout(layout.length, num_envs, names),
-      outputs=reports.REPLY,
+      outputs=wire.NOTHING,
       hello={"num_envs": num_envs},
     )
     try:
@@ -282,11 +281,6 @@ class _Worker:
     self._source = work.plan.source(
       programs.agent, work.workers.unroll_length, [device], replay_key
     )
-    assert isinstance(self._source, experience.Replayed)
-    self._replay_key = str(exchange.welcome.get("replay_key"))
-    self._source.restore(replays.take(client, self._replay_key))
-    # The checkpoint that waits for the replay, and the last that was given it.
-    self._wanted = self._kept_by = 0
     self._actor = local_actor.LocalActor(
       programs,
       work.env,
@@ -323,7 +317,6 @@ class _Worker:
               state, acting, version = self._learner.newest()
           if not self._report():
             return
-          self._keep_replay()
         self._actor.act(acting, version)
     finally:
       self._actor.close()
@@ -401,23 +394,8 @@ class _Worker:
     )
     self._reported_bytes = total_bytes
     self._reset_counts()
-    reply = self._exchange(reports.Report(steps, np.int32(num_steps), counts))
-    if reply is None:
-      return False
-    self._wanted = int(reply)
-    return True
-
-  def _keep_replay(self) -> None:
-    """Gives the replay to a checkpoint that waits for it."""
-    if self._wanted in (0, self._kept_by):
-      return
-    self._kept_by = self._wanted
-    assert isinstance(self._source, experience.Replayed)
-    # If the coordinator is gone, the next report will say so.
-    with contextlib.suppress(wire.WireError):
-      replays.keep(
-        self._client, self._replay_key, self._wanted, self._source.saved()()
-      )
+    report = reports.Report(steps, np.int32(num_steps), counts)
+    return self._exchange(report) is not None
 
   def _reset_counts(self) -> None:
     self._gradients = self._stale = self._outliers = self._skipped = 0
