@@ -345,7 +345,6 @@ class Checkpointer:
       return replay
     if not self._said_too_large:
       self._said_too_large = True
-      replay.leave_out()
       print(
         f"checkpoints are without the replay of {replay.num_bytes / 2**30:.2f}"
         " GiB, which is more than --checkpoint-replay-gib"

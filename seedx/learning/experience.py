@@ -445,9 +445,6 @@ class Replayed(Experience):
     index, clock = jnp.int32(0), jnp.float32(0)
     return jax.eval_shape(self.draw, state, jax.random.key(0), index, clock)
 
-  def leave_out(self) -> None:
-    """Does nothing: a state that is not saved costs nothing."""
-
   def draw(
     self,
     state: types.Tree,
