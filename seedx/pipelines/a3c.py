@@ -107,14 +107,7 @@ class Shared:
     self, agent: base.Agent, state: base.AgentState, device: jax.Device
   ) -> None:
     """Starts from `state`."""
-
-    def apply(
-      state: base.AgentState, gradients: base.Gradients, share: jax.Array
-    ) -> tuple[base.AgentState, jax.Array]:
-      after = agent.apply(state, gradients).counted(share)
-      return updates.keep_finite(state, after)
-
-    self._apply = jax.jit(apply)
+    self._apply = jax.jit(functools.partial(updates.applied, agent))
     self._device = device
     self._lock = threading.Lock()
     self._state = jax.device_put(state, device)
@@ -185,15 +178,7 @@ class _Team:
     self._config = config
     self._stop = context.stop
     self._device = device
-
-    def gradients(
-      state: base.AgentState, rng_key: jax.Array, unroll: types.Unroll
-    ) -> tuple[base.Gradients, jax.Array, types.LossOutput]:
-      found, output = agent.gradients(state, rng_key, unroll)
-      share = output.weight / updates.steps_of(agent, unroll)
-      return found, share, output
-
-    self._gradients = jax.jit(gradients)
+    self._gradients = jax.jit(functools.partial(updates.computed, agent))
     layout = unroll_store.Layout.of(
       agent, workers.unroll_length, workers.envs_per_worker
     )

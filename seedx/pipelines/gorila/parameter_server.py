@@ -19,6 +19,7 @@ calls `SAVE` and `RESTORE`.
 """
 
 import dataclasses
+import functools
 import itertools
 import threading
 from collections.abc import Sequence
@@ -137,14 +138,7 @@ class Shard:
     self.version = -1
     self._agent = agent
     self._start = agent.start
-
-    def apply(
-      state: base.AgentState, gradients: base.Gradients, share: jax.Array
-    ) -> tuple[base.AgentState, jax.Array]:
-      after = agent.apply(state, gradients).counted(share)
-      return updates.keep_finite(state, after)
-
-    self._apply = jax.jit(apply)
+    self._apply = jax.jit(functools.partial(updates.applied, agent))
     self._max_staleness = max_staleness
     self._lock = threading.Lock()
     self._has_learned = False

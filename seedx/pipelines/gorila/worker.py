@@ -225,12 +225,11 @@ class _Learner:
     def gradient(
       state: base.AgentState, rng_key: jax.Array, batch: types.Tree
     ) -> tuple[jax.Array, jax.Array, jax.Array, dict[str, jax.Array]]:
-      gradients, output = agent.gradients(state, rng_key, batch)
-      resets = 1.0 - output.weight / updates.steps_of(agent, batch)
+      gradients, share, output = updates.computed(agent, state, rng_key, batch)
       # A parameter server sees a part of the gradient, not its norm.
       clipped, _ = clip.update(gradients.params, clip.init(gradients.params))
       vector, _ = jax.flatten_util.ravel_pytree(clipped)
-      return vector, resets, output.weight, output.metrics
+      return vector, 1.0 - share, output.weight, output.metrics
 
     self.gradient = jax.jit(gradient)
     self._with_params = jax.jit(with_params)
