@@ -41,7 +41,7 @@ def restored(tmp_path, total_steps=10**9):
 
   def load(like):
     counts = like["acted"] | {"env_steps": np.int64(STEPS)}
-    return like | {"shards": shards, "acted": counts}
+    return like | {"agent": shards, "acted": counts}
 
   run.process.restore(load)
   return run, shards
@@ -94,8 +94,8 @@ def test_no_worker_is_taken_in_before_servers_have_what_was_saved(tmp_path):
       run.process.saved()
     assert caught.value.code is wire.StatusCode.UNAVAILABLE
     with Serving(run):
-      run.wait_for(run.process.parts["shards"].are_ready)
-      found = run.process.saved()["shards"]
+      run.wait_for(run.process.parts["agent"].are_ready)
+      found = run.process.saved()["agent"]
       running.assert_equal(found, shards)
       assert [state.updates for state in found] == [UPDATES] * 2
       assert report(run, client).welcome["first_seed"] == 0
@@ -109,7 +109,7 @@ def test_a_run_that_was_done_gives_the_servers_what_was_saved(tmp_path):
     run.wait_for(lambda: run.sink.lines)
     with Serving(run):
       run.main.join(300)
-      running.assert_equal(run.process.saved()["shards"], shards)
+      running.assert_equal(run.process.saved()["agent"], shards)
   assert run.sink.lines[-1]["env_steps"] == STEPS
 
 
@@ -198,7 +198,7 @@ def test_a_stop_ends_the_wait_for_servers(tmp_path):
     run.stop.set()
     run.main.join(300)
     assert not run.main.is_alive()
-  assert not run.process.parts["shards"].are_ready()
+  assert not run.process.parts["agent"].are_ready()
 
 
 @pytest.mark.parametrize(

@@ -147,10 +147,10 @@ def _run(pipeline: str, run_dir: pathlib.Path, resume: bool) -> None:
   def restore_and_say(self) -> None:
     restore(self)
     parts = self._run.parts
-    nest = {name: x.saved() for name, x in parts.items() if name != "shards"}
-    if "shards" in parts:
-      # What the servers are given.
-      nest["shards"] = parts["shards"]._restored
+    remote = {"agent"} if pipeline == "gorila" else set()
+    nest = {k: parts[k].saved() for k in parts.keys() - remote}
+    # What the servers are given.
+    nest |= {k: parts[k]._restored for k in remote}
     say(run=nest)
 
   begin = experience.Replayed._begin

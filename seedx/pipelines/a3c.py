@@ -87,12 +87,12 @@ def learn(config: Config, context: process.Context) -> process.Process:
   return process.Process(
     acted=team.acted,
     parts={
-      "shared": team.shared,
+      "agent": team.shared,
       "learned": team.learned,
       "acted": team.acted,
       "seeds": team.seeds,
     },
-    policy=lambda saved: team.acting(saved["shared"]),
+    policy=lambda saved: team.acting(saved["agent"]),
     measures=[
       *(team.acted.measure, team.learned.measure, team.waits.shares),
       team.restarts.measure,

@@ -170,12 +170,12 @@ def learn(config: Config, context: process.Context) -> process.Process:
   return process.Process(
     acted=acted,
     parts={
-      "shards": shards,
+      "agent": shards,
       "learned": reported.learned,
       "acted": acted,
       "seeds": seeds,
     },
-    policy=lambda saved: shards.acting(saved["shards"]),
+    policy=lambda saved: shards.acting(saved["agent"]),
     measures=[acted.measure, reported.learned.measure, reported.measure],
     done=done,
     threads={"restore": shards.give_restored},
