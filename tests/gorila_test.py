@@ -14,12 +14,7 @@ from seedx.acting import sessions
 from seedx.agents import base, dqn
 from seedx.learning import experience
 from seedx.pipelines import gorila
-from seedx.pipelines.gorila import (
-  coordinator,
-  parameter_server,
-  reports,
-  worker,
-)
+from seedx.pipelines.gorila import parameter_server, reports, worker
 from seedx.runtime import counters, memory, process
 from tests import pipelines_test, running, sessions_test
 
@@ -75,10 +70,9 @@ def report(run, client):
   config = run.nodes[-1].config
   spec = envs.spec(config.env)
   agent = config.agent.make(spec, None, config.plan.horizon)
-  names = worker.metric_names(agent, spec, config.plan, config.workers)
-  layout = reports.layout(config.workers.unroll_length + 2, 4, names)
+  known = worker.Shapes.of(agent, spec, config.plan, config.workers)
   return wire.Exchange(
-    client, reports.REPORT, layout, wire.NOTHING, {"num_envs": 4}
+    client, reports.REPORT, known.report, wire.NOTHING, {"num_envs": 4}
   )
 
 
@@ -238,8 +232,8 @@ def test_replays_of_all_workers_of_a_machine_have_to_fit_into_its_memory(
   config = config.with_sockets(str(tmp_path))
   spec, workers = envs.spec(config.env), config.workers
   agent = config.plan.agent(config.agent, spec)
-  size = worker.replay_bytes(agent, spec, config.plan, workers)
-  free = workers.num_workers * size - 1
+  known = worker.Shapes.of(agent, spec, config.plan, workers)
+  free = workers.num_workers * known.replay_bytes - 1
   monkeypatch.setattr(memory, "free_bytes", lambda _: free)
   with pytest.raises(types.ConfigError, match="a replay that fits into memory"):
     gorila.learn(config, process.Context())
@@ -253,8 +247,8 @@ def test_replays_of_all_workers_of_a_machine_have_to_fit_into_its_memory(
 
 def test_an_optimizer_of_ones_own_gets_the_whole_gradient():
   own = dqn.Config(transformation=functools.partial(optax.sgd, 0.1))
-  assert coordinator._max_gradient_norm(own) == np.inf
-  assert coordinator._max_gradient_norm(dqn.Config()) == 0.5
+  assert worker.max_gradient_norm(own) == np.inf
+  assert worker.max_gradient_norm(dqn.Config()) == 0.5
 
 
 @pytest.mark.parametrize(("wrong", "before"), [(np.nan, 0), (-np.inf, 200)])

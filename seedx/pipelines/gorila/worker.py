@@ -5,10 +5,11 @@ the parameter servers, and parameters come from there; neither passes through
 the coordinator.
 """
 
+import contextlib
 import dataclasses
 import math
 import threading
-from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.flatten_util
@@ -16,45 +17,18 @@ import numpy as np
 import optax
 
 from seedx import envs, metrics, types, wire
-from seedx.acting import local_actor, protocol, unroll_store
-from seedx.agents import base
+from seedx.acting import local_actor, protocol
+from seedx.agents import base, optimizers
 from seedx.learning import experience, updates
 from seedx.pipelines.gorila import parameter_server, reports
+from seedx.pipelines.gorila import work as work_lib
 
 _WAIT_SERVERS = "parameter servers"
 _RETRY_SECONDS = 0.5
 
 
-@dataclasses.dataclass(frozen=True)
-class Work:
-  """The work of one worker.
-
-  Attributes:
-    address: of the coordinator.
-    env: the environment.
-    agent: that acts and learns.
-    plan: of its own replay.
-    seed: of the run, for the initial parameters.
-    workers: options of all workers.
-    max_gradient_norm: gradients with a larger global norm are scaled down.
-    outlier_deviations: gradients whose loss is further above the running mean
-      of the worker's losses, in standard deviations, are dropped.
-    security: how processes know each other.
-  """
-
-  address: str
-  env: envs.Config
-  agent: base.Config
-  plan: experience.Plan
-  seed: int
-  workers: local_actor.WorkersConfig
-  max_gradient_norm: float
-  outlier_deviations: float
-  security: wire.Security = wire.LOCAL
-
-
-def run(work: Work, stop: threading.Event) -> None:
-  """Works until the coordinator says that the run is over, or `stop` is set.
+def run(work: work_lib.Work, stop: threading.Event) -> None:
+  """Works until the coordinator reports that the run is over, or `stop` is set.
 
   Raises:
     types.ConfigError: the environment cannot be made.
@@ -62,24 +36,18 @@ def run(work: Work, stop: threading.Event) -> None:
   """
   spec = envs.spec(work.env)
   agent = work.agent.make(spec, None, work.plan.horizon)
-  num_envs = work.workers.envs_per_worker
-  layout = unroll_store.Layout.of(agent, work.workers.unroll_length, num_envs)
-  programs = local_actor.Programs(agent, spec, layout)
+  programs = work.workers.programs(agent, spec)
+  shapes = Shapes.of(agent, spec, work.plan, work.workers)
   learner = _Learner(work, agent)
-  names = _warm_up(work, programs, learner)
+  _warm_up(programs, learner, shapes.batch)
 
   def session(client: wire.Client) -> None:
+    hello = {"num_envs": work.workers.envs_per_worker}
     exchange = wire.Exchange(
-      client,
-      reports.REPORT,
-      inputs=reports.layout(layout.length, num_envs, names),
-      outputs=wire.NOTHING,
-      hello={"num_envs": num_envs},
+      client, reports.REPORT, shapes.report, wire.NOTHING, hello
     )
-    try:
-      _Worker(work, programs, learner, client, exchange, stop, names).run()
-    finally:
-      exchange.close()
+    with contextlib.closing(exchange):
+      _Worker(work, programs, learner, client, exchange, stop).run()
 
   try:
     wire.until_done(
@@ -90,71 +58,68 @@ def run(work: Work, stop: threading.Event) -> None:
     learner.client.close()
 
 
-def _warm_up(
-  work: Work, programs: local_actor.Programs, learner: "_Learner"
-) -> list[str]:
-  """Compiles before a place is taken, which another may have left.
+class Shapes(NamedTuple):
+  """What is known of a worker before it runs.
 
-  Returns:
-    The names of the metrics of gradients.
+  Attributes:
+    replay_bytes: bytes of its replay.
+    batch: shapes and dtypes of a batch of its replay.
+    report: layout of its reports.
   """
+
+  replay_bytes: int
+  batch: types.Tree
+  report: wire.Layout
+
+  @classmethod
+  def of(
+    cls,
+    agent: base.Agent,
+    spec: types.EnvironmentSpec,
+    plan: experience.Plan,
+    workers: local_actor.WorkersConfig,
+  ) -> "Shapes":
+    """What is known of each worker of a run."""
+    key, devices = jax.random.key(0), jax.local_devices()[:1]
+    source = plan.source(agent, workers.unroll_length, devices, key)
+    assert isinstance(source, experience.Replayed)
+    programs = workers.programs(agent, spec)
+    share = programs.share()
+    batch = source.batch_for(share)
+    state = jax.eval_shape(agent.init, key)
+    _, output = jax.eval_shape(agent.gradients, state, key, batch)
+    report = reports.layout(
+      programs.layout.length, programs.layout.num_slots, sorted(output.metrics)
+    )
+    return cls(source.bytes_for(share), batch, report)
+
+
+def _warm_up(
+  programs: local_actor.Programs, learner: "_Learner", batch: types.Tree
+) -> None:
+  """Compiles before a place is taken, which another may have left."""
   device = jax.local_devices()[0]
   state, acting, _ = learner.newest()
   programs.warm_up(acting, device)
-  source, share = _source_and_share(
-    programs.agent, programs.spec, work.plan, work.workers
-  )
-  batch = jax.tree.map(
-    lambda x: np.zeros(x.shape, x.dtype), source.batch_for(share)
-  )
+  zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), batch)
   *_, values = learner.gradient(
-    state, jax.random.key(0), jax.device_put(batch, device)
+    state, jax.random.key(0), jax.device_put(zeros, device)
   )
-  return sorted(values)
+  learner.metrics = dict.fromkeys(values, np.float32(np.nan))
 
 
-def replay_bytes(
-  agent: base.Agent,
-  spec: types.EnvironmentSpec,
-  plan: experience.Plan,
-  workers: local_actor.WorkersConfig,
-) -> int:
-  """The bytes of a worker's replay."""
-  source, share = _source_and_share(agent, spec, plan, workers)
-  return source.bytes_for(share)
+def max_gradient_norm(agent: base.Config) -> float:
+  """The largest norm of a whole gradient, which no parameter server sees.
 
-
-def metric_names(
-  agent: base.Agent,
-  spec: types.EnvironmentSpec,
-  plan: experience.Plan,
-  workers: local_actor.WorkersConfig,
-) -> list[str]:
-  """The names of the metrics of a worker's gradients."""
-  source, share = _source_and_share(agent, spec, plan, workers)
-  key = jax.random.key(0)
-  _, output = jax.eval_shape(
-    agent.gradients,
-    jax.eval_shape(agent.init, key),
-    key,
-    source.batch_for(share),
-  )
-  return sorted(output.metrics)
-
-
-def _source_and_share(
-  agent: base.Agent,
-  spec: types.EnvironmentSpec,
-  plan: experience.Plan,
-  workers: local_actor.WorkersConfig,
-) -> tuple[experience.Replayed, types.Share]:
-  period, num_envs = workers.unroll_length, workers.envs_per_worker
-  source = plan.source(
-    agent, period, jax.local_devices()[:1], jax.random.key(0)
-  )
-  assert isinstance(source, experience.Replayed)
-  layout = unroll_store.Layout.of(agent, period, num_envs)
-  return source, local_actor.Programs(agent, spec, layout).share()
+  Raises:
+    types.ConfigError: the agent's config has none.
+  """
+  if not isinstance(agent, optimizers.Config):
+    raise types.ConfigError(
+      "expected an agent whose config says max_gradient_norm, by which workers"
+      f" scale gradients down, found {type(agent).__name__}"
+    )
+  return math.inf if agent.transformation else agent.max_gradient_norm
 
 
 class Outliers:
@@ -198,14 +163,25 @@ class Outliers:
 
 
 class _Learner:
-  """Gradients, and the parameters that they are of."""
+  """Computes gradients with the newest parameters.
 
-  def __init__(self, work: Work, agent: base.Agent) -> None:
+  Attributes:
+    client: the parameter servers.
+    outliers: the losses that are.
+    metrics: of the newest gradient; NaN before the first.
+    gradient: `(state, rng_key, batch)` -> the gradient `[P]`, its share of
+      resets, its env steps, and its metrics.
+  """
+
+  def __init__(self, work: work_lib.Work, agent: base.Agent) -> None:
     self.outliers = Outliers(work.outlier_deviations)
+    self.metrics: dict[str, np.float32] = {}
     state = jax.jit(agent.init)(jax.random.key(work.seed))
     flat, unravel = jax.flatten_util.ravel_pytree(state.params)
-    self.client = parameter_server.Client(np.asarray(flat), work.security)
-    clip = optax.clip_by_global_norm(work.max_gradient_norm)
+    self.client = parameter_server.Client(
+      np.asarray(flat), work.num_shards, work.security
+    )
+    clip = optax.clip_by_global_norm(max_gradient_norm(work.agent))
 
     def with_params(
       params: jax.Array,
@@ -254,24 +230,20 @@ class _Worker:
 
   def __init__(
     self,
-    work: Work,
+    work: work_lib.Work,
     programs: local_actor.Programs,
     learner: _Learner,
     client: wire.Client,
     exchange: wire.Exchange,
     stop: threading.Event,
-    metric_names: Sequence[str],
   ) -> None:
     first_seed = protocol.first_seed(exchange.welcome)
     act_key, self._learn_key, replay_key = jax.random.split(
       jax.random.key(first_seed), 3
     )
-    device = jax.local_devices()[0]
-    self._waits = metrics.Waits(
-      dict.fromkeys(
-        (metrics.WAIT_ENVIRONMENTS, metrics.WAIT_LEARNER, _WAIT_SERVERS), 1
-      )
-    )
+    device, num_envs = jax.local_devices()[0], work.workers.envs_per_worker
+    waits = metrics.WAIT_ENVIRONMENTS, metrics.WAIT_LEARNER, _WAIT_SERVERS
+    self._waits = metrics.Waits(dict.fromkeys(waits, 1))
     self._learner = learner
     self._security = work.security
     self._client = client
@@ -287,16 +259,11 @@ class _Worker:
       rng_key=act_key,
       device=device,
       waits=self._waits,
-      exploration=protocol.exploration(
-        exchange.welcome, work.workers.envs_per_worker
-      ),
+      exploration=protocol.exploration(exchange.welcome, num_envs),
     )
-    self._unreported = local_actor.Unreported(
-      work.workers.envs_per_worker, programs.layout.length
-    )
+    self._unreported = local_actor.Unreported(num_envs, programs.layout.length)
     self._batches = 0
     self._reported_bytes = learner.client.transferred_bytes
-    self._newest = dict.fromkeys(metric_names, np.float32(np.nan))
     self._reset_counts()
 
   def run(self) -> None:
@@ -330,7 +297,7 @@ class _Worker:
     if not np.isfinite(gradient).all():
       self._skipped += 1
       return True
-    self._newest = {k: np.float32(x) for k, x in values.items()}
+    self._learner.metrics = {k: np.float32(x) for k, x in values.items()}
     if "loss" in values and self._learner.outliers(float(values["loss"])):
       self._outliers += 1
       return True
@@ -385,7 +352,7 @@ class _Worker:
       skipped=np.int32(self._skipped),
       learned_steps=np.float32(self._learned_steps),
       staleness=np.float32(self._staleness / max(1, self._gradients)),
-      newest=self._newest,
+      newest=self._learner.metrics,
       wire_bytes=np.int64(total_bytes - self._reported_bytes),
       wait_environments=np.float32(shares[metrics.WAIT_ENVIRONMENTS]),
       learning=np.float32(shares[metrics.WAIT_LEARNER]),
