@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 import tree
 
-from seedx import checkpoint, envs, launch, types, wire
+from seedx import envs, launch, types, wire
 from seedx import replay as replay_lib
 from seedx.acting import (
   inference,
@@ -43,7 +43,7 @@ from seedx.acting import (
 )
 from seedx.agents import base, dqn
 from seedx.launch import joining
-from seedx.pipelines.gorila import parameter_server, replays, reports
+from seedx.pipelines.gorila import parameter_server, reports
 from seedx.runtime import counters
 from seedx.runtime import seeds as seeds_lib
 from seedx.wire import server as server_lib
@@ -153,7 +153,6 @@ def bound(server):
     lambda: True,
     replay_lib.Config(),
     base.Needs(4),
-    replays.Replays(1, 1, lambda: 0),
   )
   inputs = reports.layout(layout.length, ENVS, ["loss", "q_mean"])
   reported.bind(server, inputs, launch.Addresses(1, ["unix:/server"]))
@@ -176,17 +175,6 @@ def bound(server):
         (parameter_server.RESTORE, state),
       )
     ),
-  ]
-  kept = replays.Replays(1, 2**16, lambda: 1)
-  kept.bind(server)
-  kept.saved()
-  kept.restore({f"{k}/x": np.arange(99) for k in range(1_000)})
-  replay = np.frombuffer(checkpoint.to_bytes({"x": np.arange(99)}), np.uint8)
-  known = {"key": kept.key}
-  gives = {**known, "number": kept.wanted, "bytes": len(replay)}
-  methods += [
-    Method(replays.KEEP, replays.PIECE, gives, [replay]),
-    Method(replays.TAKE, wire.NOTHING, known, [()]),
   ]
   roles = [launch.Node("actor", run=print, config=None, count=64)]
   joining.Roles(roles, "ppo", {"seed": 3}, {}).bind(server)

@@ -13,13 +13,7 @@ from seedx import envs, replay, types, wire
 from seedx.acting import sessions
 from seedx.agents import base, dqn
 from seedx.pipelines import gorila
-from seedx.pipelines.gorila import (
-  coordinator,
-  parameter_server,
-  replays,
-  reports,
-  worker,
-)
+from seedx.pipelines.gorila import parameter_server, reports, worker
 from seedx.runtime import counters, memory, process
 from seedx.runtime import seeds as seeds_lib
 from tests import pipelines_test, running, sessions_test
@@ -42,7 +36,7 @@ def restored(tmp_path, total_steps=10**9):
 
   def load(like):
     counts = like["acted"] | {"env_steps": np.int64(STEPS)}
-    return like | {"shards": shards, "acted": counts}
+    return like | {"agent": shards, "acted": counts}
 
   run.process.restore(load)
   return run, shards
@@ -76,10 +70,9 @@ def report(run, client):
   config = run.nodes[-1].config
   spec = envs.spec(config.env)
   agent = config.agent.make(spec, None, config.plan.horizon)
-  names = worker.metric_names(agent, spec, config.plan, config.workers)
-  layout = reports.layout(config.workers.unroll_length + 2, 4, names)
+  known = worker.Shapes.of(agent, spec, config.plan, config.workers)
   return wire.Exchange(
-    client, reports.REPORT, layout, reports.REPLY, {"num_envs": 4}
+    client, reports.REPORT, known.report, wire.NOTHING, {"num_envs": 4}
   )
 
 
@@ -95,8 +88,8 @@ def test_no_worker_is_taken_in_before_servers_have_what_was_saved(tmp_path):
       run.process.saved()
     assert caught.value.code is wire.StatusCode.UNAVAILABLE
     with Serving(run):
-      run.wait_for(run.process.parts["shards"].are_ready)
-      found = run.process.saved()["shards"]
+      run.wait_for(run.process.parts["agent"].are_ready)
+      found = run.process.saved()["agent"]
       running.assert_equal(found, shards)
       assert [state.updates for state in found] == [UPDATES] * 2
       assert report(run, client).welcome["first_seed"] == 0
@@ -110,7 +103,7 @@ def test_a_run_that_was_done_gives_the_servers_what_was_saved(tmp_path):
     run.wait_for(lambda: run.sink.lines)
     with Serving(run):
       run.main.join(300)
-      running.assert_equal(run.process.saved()["shards"], shards)
+      running.assert_equal(run.process.saved()["agent"], shards)
   assert run.sink.lines[-1]["env_steps"] == STEPS
 
 
@@ -137,7 +130,6 @@ def opened():
     lambda: True,
     REPLAY,
     base.Needs(WINDOW),
-    replays.Replays(1, 1, lambda: 0),
   )
   return acted, reported, reported.open({"num_envs": 2})
 
@@ -200,7 +192,7 @@ def test_a_stop_ends_the_wait_for_servers(tmp_path):
     run.stop.set()
     run.main.join(300)
     assert not run.main.is_alive()
-  assert not run.process.parts["shards"].are_ready()
+  assert not run.process.parts["agent"].are_ready()
 
 
 @pytest.mark.parametrize(
@@ -240,8 +232,8 @@ def test_replays_of_all_workers_of_a_machine_have_to_fit_into_its_memory(
   config = config.with_sockets(str(tmp_path))
   spec, workers = envs.spec(config.env), config.workers
   agent = config.plan.agent(config.agent, spec)
-  size = worker.replay_bytes(agent, spec, config.plan, workers)
-  free = workers.num_workers * size - 1
+  known = worker.Shapes.of(agent, spec, config.plan, workers)
+  free = workers.num_workers * known.replay_bytes - 1
   monkeypatch.setattr(memory, "free_bytes", lambda _: free)
   with pytest.raises(types.ConfigError, match="a replay that fits into memory"):
     gorila.learn(config, process.Context())
@@ -255,8 +247,8 @@ def test_replays_of_all_workers_of_a_machine_have_to_fit_into_its_memory(
 
 def test_an_optimizer_of_ones_own_gets_the_whole_gradient():
   own = dqn.Config(transformation=functools.partial(optax.sgd, 0.1))
-  assert coordinator._max_gradient_norm(own) == np.inf
-  assert coordinator._max_gradient_norm(dqn.Config()) == 0.5
+  assert worker.max_gradient_norm(own) == np.inf
+  assert worker.max_gradient_norm(dqn.Config()) == 0.5
 
 
 @pytest.mark.parametrize(("wrong", "before"), [(np.nan, 0), (-np.inf, 200)])

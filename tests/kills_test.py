@@ -1,6 +1,7 @@
 """Runs that are killed at random moments go on bitwise from what was saved.
 
-One kill in two is while a checkpoint is written.
+One kill in two is while a checkpoint is written. Gorila's workers fill their
+replays again: its checkpoints have parameters, optimizers and counters.
 """
 
 import collections
@@ -130,13 +131,14 @@ def _run(pipeline: str, run_dir: pathlib.Path, resume: bool) -> None:
     config = dataclasses.replace(config, server_addresses=())
   larger = {"replay_capacity": 50_000}
   config = running.replaced(config, **larger)
+  expected = {"run"} if pipeline == "gorila" else {"run", "replay"}
   found: dict[str, str] = {}
 
   def say(**items: types.Tree) -> None:
     for name, nest in items.items():
       content = checkpoint.to_bytes(nest)
       found[name] = _digest(np.frombuffer(content, np.uint8))
-    if {"run", "replay"} <= found.keys():
+    if expected <= found.keys():
       with (run_dir / _RESUMED).open("a") as file:
         file.write(json.dumps(dict(sorted(found.items()))) + "\n")
 
@@ -145,12 +147,10 @@ def _run(pipeline: str, run_dir: pathlib.Path, resume: bool) -> None:
   def restore_and_say(self) -> None:
     restore(self)
     parts = self._run.parts
-    nest = {name: x.saved() for name, x in parts.items() if name != "shards"}
-    if "shards" in parts:
-      # What the servers, and the next workers, are given.
-      nest["shards"] = parts["shards"]._restored
-      workers = enumerate(self._run.replay._restored)
-      say(replay={str(k): replay for k, replay in workers})
+    remote = {"agent"} if pipeline == "gorila" else set()
+    nest = {k: parts[k].saved() for k in parts.keys() - remote}
+    # What the servers are given.
+    nest |= {k: parts[k]._restored for k in remote}
     say(run=nest)
 
   begin = replayed.Replayed._begin
@@ -158,7 +158,7 @@ def _run(pipeline: str, run_dir: pathlib.Path, resume: bool) -> None:
   def begin_and_say(self, shares) -> None:
     first = not self.states
     begin(self, shares)
-    if first and resume and pipeline != "gorila":
+    if first and resume:
       say(replay=self.saved()())
 
   checkpointer.Checkpointer.restore = restore_and_say
@@ -179,7 +179,8 @@ def _run(pipeline: str, run_dir: pathlib.Path, resume: bool) -> None:
 )
 def test_a_run_that_is_killed_goes_on_bitwise(pipeline, count, tmp_path):
   found = rounds(pipeline, count, tmp_path / "run")
-  assert found == {"resumes": count, "bitwise": count, "replays": count}
+  replays = 0 if pipeline == "gorila" else count
+  assert found == {"resumes": count, "bitwise": count, "replays": replays}
   left = [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()]
   # What a kill leaves is gone with the next save.
   assert sum(not name.isdecimal() for name in left) <= 1, left

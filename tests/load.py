@@ -14,7 +14,7 @@ FRAGILE = """
   app batcher benchmark checkpoint command_line compare elsewhere evaluate
   exchange experience full_disk hostile impala join killed launch learner
   memory metrics own_envs parameter_server pipe pipelines process reconnect
-  replays resume security seed sessions signals sweep sync thin_actor
+  resume security seed sessions signals sweep sync thin_actor
   unroll_server wire
 """
 _LOOP = "while True: pass"

@@ -119,7 +119,7 @@ def test_pushes_of_many_workers_lose_no_update(tmp_path):
   versions = [[] for _ in range(workers)]
 
   def work(place):
-    client = parameter_server.Client(start)
+    client = parameter_server.Client(start, num_shards)
     client.connect(servers.addresses)
     for i in range(pushes):
       # Sums of whole numbers are exact in any order.
@@ -136,7 +136,7 @@ def test_pushes_of_many_workers_lose_no_update(tmp_path):
       thread.start()
     for thread in threads:
       thread.join(300)
-    last = parameter_server.Client(np.zeros_like(start))
+    last = parameter_server.Client(np.zeros_like(start), num_shards)
     last.connect(servers.addresses)
   total = sum(range(workers * pushes))
   np.testing.assert_array_equal(last.params, start - total)
@@ -178,7 +178,7 @@ def test_a_gradient_whose_result_is_not_finite_is_not_applied():
 def test_staleness_is_what_others_did_meanwhile(tmp_path):
   params = np.zeros(SIZE, np.float32)
   with Servers(tmp_path, adding_agent(), SIZE, 2) as servers:
-    one, other = (parameter_server.Client(params) for _ in range(2))
+    one, other = (parameter_server.Client(params, 2) for _ in range(2))
     one.connect(servers.addresses)
     other.connect(servers.addresses)
     gradient = np.ones(SIZE, np.float32)
@@ -198,7 +198,7 @@ def test_target_parameters_are_fetched_only_when_they_are_newer(tmp_path):
   params = np.zeros(SIZE, np.float32)
   with Servers(tmp_path, adding_agent(period=3), SIZE, 1) as servers:
     method = servers.servers[0]._methods[parameter_server.TARGET]
-    client = parameter_server.Client(params)
+    client = parameter_server.Client(params, 1)
     client.connect(servers.addresses)
     before = method.transferred_bytes
     a_call = before  # Of the one when it connected.
@@ -306,7 +306,7 @@ def test_a_state_that_cannot_be_is_not_restored(name, value):
 def test_a_shard_that_died_gets_back_what_a_worker_knows(tmp_path):
   start = np.arange(SIZE, dtype=np.float32)
   with Servers(tmp_path, adding_agent(), SIZE, 2) as servers:
-    client = parameter_server.Client(start)
+    client = parameter_server.Client(start, 2)
     client.connect(servers.addresses)
     for _ in range(5):
       client.push(np.ones(SIZE, np.float32))

@@ -43,6 +43,15 @@ class WorkersConfig:
     """Env steps in a worker's batch of unrolls."""
     return self.envs_per_worker * self.unroll_length
 
+  def programs(
+    self, agent: base.Agent, spec: types.EnvironmentSpec
+  ) -> "Programs":
+    """What each worker acts with, for all of its environments."""
+    layout = unroll_store.Layout.of(
+      agent, self.unroll_length, self.envs_per_worker
+    )
+    return Programs(agent, spec, layout)
+
 
 class Programs:
   """The jitted functions that local actors share.

@@ -152,10 +152,6 @@ class Sessions:
       self._open.add(session)
     return session
 
-  def count_open(self) -> int:
-    """How many actors are connected."""
-    return len(self._open)
-
   def close(self, session: Session) -> None:
     """Frees an actor's slots."""
     with self._lock:

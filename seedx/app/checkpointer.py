@@ -37,7 +37,7 @@ class Config:
     checkpoint_every_seconds: seconds between two checkpoints; 0 for only one,
       at the end. What is evaluated is saved, too.
     checkpoint_replay_gib: the largest replay that a checkpoint keeps, in GiB of
-      all devices or workers; a larger one is empty after a resume.
+      all devices; a larger one is empty after a resume.
   """
 
   checkpoint_every_seconds: float = 60.0
@@ -345,7 +345,6 @@ class Checkpointer:
       return replay
     if not self._said_too_large:
       self._said_too_large = True
-      replay.leave_out()
       print(
         f"checkpoints are without the replay of {replay.num_bytes / 2**30:.2f}"
         " GiB, which is more than --checkpoint-replay-gib"

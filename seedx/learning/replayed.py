@@ -199,9 +199,6 @@ class Replayed(experience.Experience):
     """Number of bytes of the replays' arrays; 0 until they are allocated."""
     return sum(leaf.nbytes for leaf in jax.tree.leaves(self.states))
 
-  def leave_out(self) -> None:
-    """Does nothing: a state that is not saved costs nothing."""
-
   def paused(self) -> contextlib.AbstractContextManager[None]:
     """Holds the replays still: what is saved within it is consistent."""
     return self._pause.paused()

@@ -79,6 +79,48 @@ def keep_finite(
   return state, skipped
 
 
+def computed(
+  agent: base.Agent,
+  state: base.AgentState,
+  rng_key: jax.Array,
+  batch: types.Tree,
+) -> tuple[base.Gradients, jax.Array, types.LossOutput]:
+  """The first half of an update whose halves are made in different places.
+
+  Args:
+    agent: made without a mesh axis.
+    state: the parameters to compute gradients with.
+    rng_key: for this batch.
+    batch: what to learn from.
+
+  Returns:
+    The gradients; `[]`, the share of the batch that is env steps, for
+    `applied`; and the agent's output.
+  """
+  gradients, output = agent.gradients(state, rng_key, batch)
+  return gradients, output.weight / agent.needs.steps(batch), output
+
+
+def applied(
+  agent: base.Agent,
+  state: base.AgentState,
+  gradients: base.Gradients,
+  share: jax.Array | float,
+) -> tuple[base.AgentState, jax.Array]:
+  """The other half: applies gradients to a state, unless that is not finite.
+
+  Args:
+    agent: made without a mesh axis.
+    state: the state now, maybe some updates after the gradients' own.
+    gradients: of one batch, or a part of them, of this part of the state.
+    share: see `base.AgentState.counted`.
+
+  Returns:
+    The state after them; and `[]` bool, whether they were skipped.
+  """
+  return keep_finite(state, agent.apply(state, gradients).counted(share))
+
+
 @dataclasses.dataclass(frozen=True)
 class OnCore:
   """An agent's update as each core makes it, in the axis `sharding.CORES`.

@@ -22,15 +22,20 @@ import functools
 import threading
 
 import jax
-import numpy as np
 
 from seedx import envs, launch, metrics, sharding, types
-from seedx.acting import local_actor, unroll_store
+from seedx.acting import local_actor
 from seedx.agents import base
 from seedx.learning import plan as plan_lib
-from seedx.learning import updates
+from seedx.learning import shared
 from seedx.runtime import counters, process
 from seedx.runtime import seeds as seeds_lib
+
+# Acting waits while the worker learns; learning waits while it acts.
+_WAITS = (
+  *(metrics.WAIT_ENVIRONMENTS, metrics.WAIT_LEARNER),
+  metrics.WAIT_EXPERIENCE,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,80 +85,26 @@ def learn(config: Config, context: process.Context) -> process.Process:
   spec = envs.spec(config.env)
   agent = config.plan.agent(config.agent, spec)
   base.check_gradients_can_be_shared(agent)
-  team = _Team(config, context, agent, spec, device)
+  team = _Team(config, context.stop, agent, spec, device)
   return process.Process(
     acted=team.acted,
     parts={
-      "shared": team.shared,
+      "agent": team.shared,
       "learned": team.learned,
       "acted": team.acted,
       "seeds": team.seeds,
     },
-    policy=lambda saved: team.acting(saved["shared"]),
+    policy=lambda saved: team.acting(saved["agent"]),
     measures=[
       *(team.acted.measure, team.learned.measure, team.waits.shares),
       team.restarts.measure,
     ],
-    done=lambda: team.acted.env_steps >= config.total_steps,
+    done=team.is_done,
     threads={
       f"worker-{i}": functools.partial(team.work, i)
       for i in range(config.workers.num_workers)
     },
   )
-
-
-class Shared:
-  """The agent state that all workers update."""
-
-  def __init__(
-    self, agent: base.Agent, state: base.AgentState, device: jax.Device
-  ) -> None:
-    """Starts from `state`."""
-
-    def apply(
-      state: base.AgentState, gradients: base.Gradients, share: jax.Array
-    ) -> tuple[base.AgentState, jax.Array]:
-      after = agent.apply(state, gradients).counted(share)
-      return updates.keep_finite(state, after)
-
-    self._apply = jax.jit(apply)
-    self._device = device
-    self._lock = threading.Lock()
-    self._state = jax.device_put(state, device)
-    self._version = 0
-
-  def newest(self) -> tuple[base.AgentState, np.int32]:
-    """The newest state, which is immutable, and its version."""
-    with self._lock:
-      return self._state, np.int32(self._version)
-
-  def apply(
-    self, gradients: base.Gradients, share: jax.Array | float = 1.0
-  ) -> tuple[int, jax.Array]:
-    """Applies gradients, unless the result is not finite.
-
-    Args:
-      gradients: of a batch.
-      share: see `base.AgentState.counted`.
-
-    Returns:
-      The version that they were applied to; and `[]` bool, whether they were
-      skipped.
-    """
-    with self._lock:
-      self._state, skipped = self._apply(self._state, gradients, share)
-      self._version += 1
-      return self._version - 1, skipped
-
-  def saved(self) -> base.AgentState:
-    """What a checkpoint keeps."""
-    return self.newest()[0]
-
-  def restore(self, saved: base.AgentState) -> None:
-    """Restores what `saved` returned."""
-    with self._lock:
-      self._state = jax.device_put(saved, self._device)
-      self._version = int(saved.updates)
 
 
 class _Team:
@@ -162,7 +113,7 @@ class _Team:
   def __init__(
     self,
     config: Config,
-    context: process.Context,
+    stop: threading.Event,
     agent: base.Agent,
     spec: types.EnvironmentSpec,
     device: jax.Device,
@@ -172,40 +123,27 @@ class _Team:
       jax.random.key(config.seed), 1 + workers.num_workers
     )
     state = jax.jit(agent.init)(init_key)
-    self.shared = Shared(agent, state, device)
+    self.shared = shared.Shared(agent, state, device)
+    self.learned = self.shared.learned
     self.acted = counters.Acted(spec.frames_per_step)
-    self.learned = counters.Learned()
     self.seeds = seeds_lib.Seeds(config.seed)
     self.restarts = envs.Restarts(config.env_restarts, self.seeds.take)
     self.acting = jax.jit(agent.acting)
-    names = (
-      metrics.WAIT_ENVIRONMENTS,
-      metrics.WAIT_LEARNER,  # While a worker learns.
-      metrics.WAIT_EXPERIENCE,  # While a worker acts.
-    )
-    self.waits = metrics.Waits(dict.fromkeys(names, workers.num_workers))
+    self.waits = metrics.Waits(dict.fromkeys(_WAITS, workers.num_workers))
     self._config = config
-    self._stop = context.stop
+    self._stop = stop
     self._device = device
-
-    def gradients(
-      state: base.AgentState, rng_key: jax.Array, unroll: types.Unroll
-    ) -> tuple[base.Gradients, jax.Array, types.LossOutput]:
-      found, output = agent.gradients(state, rng_key, unroll)
-      share = output.weight / agent.needs.steps(unroll)
-      return found, share, output
-
-    self._gradients = jax.jit(gradients)
-    layout = unroll_store.Layout.of(
-      agent, workers.unroll_length, workers.envs_per_worker
-    )
-    self._programs = local_actor.Programs(agent, spec, layout)
+    self._programs = workers.programs(agent, spec)
     exploration = agent.exploration(workers.num_envs)
     shape = (workers.num_workers, workers.envs_per_worker)
     self._exploration = exploration.reshape(shape)
     self._reported = counters.explores_least(exploration).reshape(shape)
     # Set when worker 0 has compiled, so that the others need not.
     self._compiled = threading.Event()
+
+  def is_done(self) -> bool:
+    """Whether the run has made all of its env steps."""
+    return self.acted.env_steps >= self._config.total_steps
 
   def work(self, worker: int) -> None:
     """Runs one worker until the run ends."""
@@ -218,16 +156,13 @@ class _Team:
     try:
       state, version = self.shared.newest()
       acting = self.acting(state)
-      while (
-        not self._stop.is_set()
-        and self.acted.env_steps < self._config.total_steps
-      ):
+      while not self._stop.is_set() and not self.is_done():
         with self.waits.timed(metrics.WAIT_EXPERIENCE):
           rows, unroll = actor.observe(acting, version)
           played.add(rows)
         if unroll is not None:
           with self.waits.timed(metrics.WAIT_LEARNER):
-            self._learn(state, version, learn_key, unroll)
+            self.shared.learn(state, version, learn_key, unroll)
             state, version = self.shared.newest()
             acting = self.acting(state)
           self._compiled.set()
@@ -250,36 +185,4 @@ class _Team:
       waits=self.waits,
       exploration=self._exploration[worker],
       restarts=self.restarts,
-    )
-
-  def _learn(
-    self,
-    state: base.AgentState,
-    version: np.int32,
-    rng_key: jax.Array,
-    unroll: types.Unroll,
-  ) -> None:
-    """Computes gradients with the worker's copy, and applies them to `shared`.
-
-    The copy is `state`, of `version`.
-
-    Raises:
-      RuntimeError: many updates in a row were skipped.
-    """
-    key = jax.random.fold_in(rng_key, version)
-    gradients, share, output = self._gradients(state, key, unroll)
-    # Else the next worker to apply its own would wait for this gradient.
-    jax.block_until_ready(gradients)
-    applied_to, skipped = self.shared.apply(gradients, share)
-    staleness = applied_to - int(version)
-    weight, values = jax.device_get((output.weight, output.metrics))
-    if skipped:
-      self.learned.skip(1)
-      self.learned.check()
-      return
-    self.learned.add(
-      float(weight),
-      staleness,
-      {name: float(value) for name, value in values.items()}
-      | {"policy_lag": staleness},
     )

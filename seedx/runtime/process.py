@@ -166,9 +166,6 @@ class Replay(Protocol):
   def num_bytes(self) -> int:
     """Of what a checkpoint would keep, about; 0 where it is not known yet."""
 
-  def leave_out(self) -> None:
-    """Is called where they are too large: `saved` will not be called."""
-
   def paused(self) -> contextlib.AbstractContextManager[None]:
     """Neither they nor the parts of the process change within it."""
 

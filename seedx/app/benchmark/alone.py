@@ -17,7 +17,7 @@ from seedx.agents import acting_step, base
 from seedx.app.benchmark import work_sizes
 from seedx.envs import config as env_config
 from seedx.envs import envpool_spec
-from seedx.learning import learner
+from seedx.learning import learner, shared
 from seedx.pipelines import a3c, gorila
 
 # So long, and so often at least, is each part warmed up: the first calls may
@@ -288,7 +288,7 @@ def _learner(
 ) -> _Learning:
   """What learns from a share, counts updates, and waits for the last."""
   cores, key = config.learner.cores(), jax.random.key(0)
-  source = config.plan.source(agent, sizes.period, cores, key)
+  source = config.plan.source(agent, cores, key)
   own = learner.Learner(agent, config.learner, source, key)
   shares = own.shares(*share)
 
@@ -304,21 +304,18 @@ def _worker(
   """The same, of workers that apply gradients to what they share."""
   device = _device(sizes, "learning", getattr(config, "device", 0))
   key = jax.random.key(0)
-  source = config.plan.source(agent, sizes.period, [device], key)
-  shared = a3c.Shared(agent, jax.jit(agent.init)(key), device)
-  gradients = jax.jit(agent.gradients)
+  source = config.plan.source(agent, [device], key)
+  state = jax.jit(agent.init)(key)
+  own = shared.Shared(agent, state, device)
   on_device = jax.device_put(share, device)
 
   def learn() -> None:
     for batch in source([on_device]):
-      state, version = shared.newest()
-      own_key = jax.random.fold_in(key, version)
-      found, _ = gradients(state, own_key, batch.parts[0])
-      jax.block_until_ready(found)
-      shared.apply(found)
+      state, version = own.newest()
+      own.learn(state, version, key, batch.parts[0])
 
   return (
     learn,
-    lambda: float(shared.newest()[1]),
-    lambda: jax.block_until_ready(shared.newest()[0]),
+    lambda: float(own.newest()[1]),
+    lambda: jax.block_until_ready(own.newest()[0]),
   )

@@ -12,6 +12,7 @@ PIPELINES: Mapping[str, tuple[str, Sequence[str]]] = {
   "seed": ("seed_vtrace", _ACTORS),
   "impala": ("impala", _ACTORS),
   "apex": ("apex_dqn", _SMALL_REPLAY),
+  # Its workers' replays are no part of a checkpoint: they fill up again.
   "gorila": ("gorila_dqn", _SMALL_REPLAY),
   # What an environment does ends them at once, so that more is resumed.
   "a3c": ("a3c", ("--env-restarts", "0")),

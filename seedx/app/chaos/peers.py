@@ -65,15 +65,13 @@ def methods(config: Any) -> list[Method]:
   if isinstance(config, impala.Config):
     return [*found, *_of_unrolls(config)]
   agent = _agent(config)
-  rows = config.workers.envs_per_worker
-  length = agent.needs.unroll_length(config.workers.unroll_length)
-  names = worker.metric_names(
+  known = worker.Shapes.of(
     agent, envs.spec(config.env), config.plan, config.workers
   )
-  report = reports.layout(length, rows, names)
+  hello = {"num_envs": config.workers.envs_per_worker}
   return [
     *found,
-    Method(reports.REPORT, report, {"num_envs": rows}),
+    Method(reports.REPORT, known.report, hello),
     Method(reports.SERVERS, wire.NOTHING),
   ]
 

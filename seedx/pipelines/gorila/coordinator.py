@@ -1,7 +1,6 @@
 """Gorila's coordinator: counts what workers report, and ends the run."""
 
 import dataclasses
-import math
 from typing import Self
 
 import jax
@@ -9,16 +8,16 @@ import jax
 from seedx import envs, launch, types, wire
 from seedx import replay as replay_lib
 from seedx.acting import local_actor, sessions
-from seedx.agents import base, optimizers
+from seedx.agents import base
 from seedx.learning import plan as plan_lib
 from seedx.learning import replayed
 from seedx.pipelines.gorila import (
   parameter_server,
-  replays,
   reports,
   saved_shards,
   worker,
 )
+from seedx.pipelines.gorila import work as work_lib
 from seedx.runtime import counters, process
 from seedx.runtime import seeds as seeds_lib
 
@@ -92,43 +91,29 @@ class Config(process.ServerConfig):
 def nodes(config: Config) -> list[launch.Node]:
   """The parameter servers, and the workers, which reach all of the others."""
   addresses = config.server_addresses or ("",) * config.num_servers
-  servers = [
-    launch.Node(
-      f"server-{shard}",
-      parameter_server.run,
-      parameter_server.Work(
-        address=address,
-        env=config.env,
-        agent=config.agent,
-        horizon=config.plan.horizon,
-        shard=shard,
-        num_shards=len(addresses),
-        num_workers=config.workers.num_workers,
-        max_staleness=config.max_staleness,
-        security=config.security,
-      ),
-      needs_jax=True,
-    )
-    for shard, address in enumerate(addresses)
-  ]
-  work = worker.Work(
+  work = work_lib.Work(
     address=config.address,
     env=config.env,
     agent=config.agent,
     plan=config.plan,
     seed=config.seed,
     workers=config.workers,
-    max_gradient_norm=_max_gradient_norm(config.agent),
+    num_shards=len(addresses),
+    max_staleness=config.max_staleness,
     outlier_deviations=config.outlier_deviations,
     security=config.security,
   )
-  workers = launch.Node(
-    "worker",
-    worker.run,
-    work,
-    count=config.workers.num_workers,
-    needs_jax=True,
-  )
+  servers = [
+    launch.Node(
+      f"server-{shard}",
+      parameter_server.run,
+      dataclasses.replace(work, address=address, shard=shard),
+      needs_jax=True,
+    )
+    for shard, address in enumerate(addresses)
+  ]
+  count = config.workers.num_workers
+  workers = launch.Node("worker", worker.run, work, count, needs_jax=True)
   return [*servers, workers]
 
 
@@ -136,84 +121,61 @@ def learn(config: Config, context: process.Context) -> process.Process:
   """The coordinator.
 
   Raises:
-    types.ConfigError: the environment does not exist, or the agent cannot
-      learn so.
+    types.ConfigError: no such environment, or an unfit agent.
   """
   spec = envs.spec(config.env)
   agent = config.plan.agent(config.agent, spec)
-  _check(agent, config)
+  known = worker.Shapes.of(agent, spec, config.plan, config.workers)
+  _check(agent, config, known.replay_bytes)
   acted = counters.Acted(spec.frames_per_step)
   seeds = seeds_lib.Seeds(config.seed)
-  workers = config.workers
-  connected = sessions.Sessions(
-    agent.exploration(workers.num_envs),
-    acted,
-    seeds,
-    envs.returns_are_sums(config.env),
-  )
   addresses = launch.Addresses(
     config.num_servers, config.server_addresses, config.security
   )
   shards = saved_shards.SavedShards(
     agent, addresses, context.stop, config.security
   )
-  replay_bytes = worker.replay_bytes(agent, spec, config.plan, workers)
-  if config.address.startswith("unix:"):  # All workers are on this machine.
-    cpus = jax.devices("cpu")[:1] * workers.num_workers
-    replayed.check_memory(config.replay, cpus, replay_bytes)
-  kept = replays.Replays(
-    workers.num_workers, replay_bytes, connected.count_open
-  )
-  reported = reports.Reports(
-    connected, shards.are_ready, config.replay, agent.needs, kept
-  )
-  server = config.make_server(workers.num_workers)
-  length = agent.needs.unroll_length(workers.unroll_length)
-  names = worker.metric_names(agent, spec, config.plan, workers)
-  inputs = reports.layout(length, workers.envs_per_worker, names)
-  reported.bind(server, inputs, addresses)
-  kept.bind(server)
+  reported = _reports(config, agent, acted, seeds, shards)
+  server = config.make_server(config.workers.num_workers)
+  reported.bind(server, known.report, addresses)
+  learned = reported.learned
 
   def done() -> bool:
-    reported.learned.check()
+    learned.check()
     return shards.are_ready() and acted.env_steps >= config.total_steps
-
-  def ending() -> None:
-    kept.fetch_last()  # Workers go on meanwhile.
-    shards.fetch_last()
 
   return process.Process(
     acted=acted,
-    parts={
-      "shards": shards,
-      "learned": reported.learned,
-      "acted": acted,
-      "seeds": seeds,
-    },
-    replay=kept,
-    policy=lambda saved: shards.acting(saved["shards"]),
-    measures=[acted.measure, reported.learned.measure, reported.measure],
+    parts={"agent": shards, "learned": learned, "acted": acted, "seeds": seeds},
+    policy=lambda saved: shards.acting(saved["agent"]),
+    measures=[acted.measure, learned.measure, reported.measure],
     done=done,
     threads={"restore": shards.give_restored},
     server=server,
     addresses={"server": addresses},
-    ending=ending,
+    ending=shards.fetch_last,
   )
 
 
-def _max_gradient_norm(agent: base.Config) -> float:
-  """Of the whole gradient, which no parameter server sees."""
-  if not isinstance(agent, optimizers.Config):
-    raise types.ConfigError(
-      "expected an agent whose config says max_gradient_norm, by which workers"
-      f" scale gradients down, found {type(agent).__name__}"
-    )
-  return math.inf if agent.transformation else agent.max_gradient_norm
+def _reports(
+  config: Config,
+  agent: base.Agent,
+  acted: counters.Acted,
+  seeds: seeds_lib.Seeds,
+  shards: saved_shards.SavedShards,
+) -> reports.Reports:
+  """What counts the workers' steps, once the servers are ready."""
+  exploration = agent.exploration(config.workers.num_envs)
+  are_sums = envs.returns_are_sums(config.env)
+  connected = sessions.Sessions(exploration, acted, seeds, are_sums)
+  return reports.Reports(
+    connected, shards.are_ready, config.replay, agent.needs
+  )
 
 
-def _check(agent: base.Agent, config: Config) -> None:
-  """Raises types.ConfigError for an agent that cannot learn so."""
-  _max_gradient_norm(config.agent)
+def _check(agent: base.Agent, config: Config, replay_bytes: int) -> None:
+  """Raises types.ConfigError for an agent or a replay that does not fit."""
+  worker.max_gradient_norm(config.agent)
   parameter_server.Shard(agent, config.max_staleness)
   state = jax.eval_shape(agent.init, jax.random.key(0))
   if jax.tree.leaves(state.statistics):
@@ -221,3 +183,6 @@ def _check(agent: base.Agent, config: Config) -> None:
       "expected an agent without statistics of observations"
       " (normalize_observations False): parameter servers hold parameters"
     )
+  if config.address.startswith("unix:"):  # All workers are on this machine.
+    cpus = jax.devices("cpu")[:1] * config.workers.num_workers
+    replayed.check_memory(config.replay, cpus, replay_bytes)

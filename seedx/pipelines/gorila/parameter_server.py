@@ -19,6 +19,7 @@ calls `SAVE` and `RESTORE`.
 """
 
 import dataclasses
+import functools
 import itertools
 import threading
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ import numpy as np
 from seedx import envs, types, wire
 from seedx.agents import base
 from seedx.learning import updates
+from seedx.pipelines.gorila import work as work_lib
 
 PUSH = "push"
 START = "start"
@@ -137,20 +139,12 @@ class Shard:
     self.version = -1
     self._agent = agent
     self._start = agent.start
-
-    def apply(
-      state: base.AgentState, gradients: base.Gradients, share: jax.Array
-    ) -> tuple[base.AgentState, jax.Array]:
-      after = agent.apply(state, gradients).counted(share)
-      return updates.keep_finite(state, after)
-
-    self._apply = jax.jit(apply)
+    self._apply = jax.jit(functools.partial(updates.applied, agent))
     self._max_staleness = max_staleness
     self._lock = threading.Lock()
     self._has_learned = False
     self._state: base.AgentState | None = None
-    self._resets = np.zeros((), np.float32)
-    self._params = self._target = np.zeros(0, np.float32)
+    self._target = np.zeros(0, np.float32)
     self._target_version = -1
 
   def bind(self, server: wire.Server, size: int) -> None:
@@ -265,63 +259,30 @@ class Shard:
   def _take(self, state: base.AgentState) -> None:
     self._state = state
     self.version = int(state.updates)
-    self._resets = np.asarray(state.resets)
-    self._params = np.asarray(state.params)
     if isinstance(state.target_params, jax.Array):
       target = np.asarray(state.target_params)
       if not np.array_equal(target, self._target):
         self._target, self._target_version = target, self.version
 
   def _reply(self, applied: bool) -> Reply:
-    return Reply(
-      np.int32(self.version),
-      np.int32(self._target_version),
-      np.bool_(applied),
-      self._resets,
-      self._params,
-    )
+    state, version = self._filled(), np.int32(self.version)
+    target_version = np.int32(self._target_version)
+    resets, params = np.asarray(state.resets), np.asarray(state.params)
+    return Reply(version, target_version, np.bool_(applied), resets, params)
 
 
-@dataclasses.dataclass(frozen=True)
-class Work:
-  """The work of one parameter server.
-
-  Attributes:
-    address: where it listens.
-    env: the environment.
-    agent: that is updated.
-    horizon: of the run.
-    shard: which shard it holds, from 0.
-    num_shards: how many there are.
-    num_workers: workers that connect.
-    max_staleness: in updates; older gradients are dropped.
-    security: how processes know each other.
-  """
-
-  address: str
-  env: envs.Config
-  agent: base.Config
-  horizon: base.Horizon
-  shard: int
-  num_shards: int
-  num_workers: int
-  max_staleness: int
-  security: wire.Security = wire.LOCAL
-
-
-def run(work: Work, stop: threading.Event) -> None:
+def run(work: work_lib.Work, stop: threading.Event) -> None:
   """Serves until `stop` is set.
 
   Raises:
     types.ConfigError: the address is in use, or the agent cannot be parted.
   """
-  agent = work.agent.make(envs.spec(work.env), None, work.horizon)
+  agent = work.agent.make(envs.spec(work.env), None, work.plan.horizon)
   part = parts(num_params(agent), work.num_shards)[work.shard]
   shard = Shard(agent, work.max_staleness)
   # A worker that died holds its stream until that is noticed.
-  server = wire.Server(
-    work.address, 2 * work.num_workers, security=work.security
-  )
+  streams = 2 * work.workers.num_workers
+  server = wire.Server(work.address, streams, security=work.security)
   shard.bind(server, part.stop - part.start)
   with server:
     # In pieces: a signal that comes just before a wait does not end it.
@@ -339,27 +300,31 @@ class Client:
   """All shards together, as one worker sees them.
 
   Attributes:
-    params: `[P]` float32, the newest parameters that it knows of.
-    target_params: `[P]`, the newest target parameters that it knows of.
+    params: `[P]` float32, the newest parameters that it has.
+    target_params: `[P]`, the newest target parameters that it has.
   """
 
   def __init__(
-    self, params: np.ndarray, security: wire.Security = wire.LOCAL
+    self,
+    params: np.ndarray,
+    num_shards: int,
+    security: wire.Security = wire.LOCAL,
   ) -> None:
-    """Connects to nothing yet.
+    """Does not connect.
 
     Args:
       params: `[P]`, what empty shards begin with.
+      num_shards: number of parameter servers.
       security: how processes know each other.
     """
     self._security = security
-    self._parts: list[slice] = []
-    self._layouts: list[tuple[wire.Layout, wire.Layout]] = []
+    self._parts = parts(len(params), num_shards)
+    self._layouts = [layouts(part.stop - part.start) for part in self._parts]
     self._clients: list[wire.Client] = []
     self._streams: list[wire.Exchange] = []
-    self._versions = np.zeros(1, np.int32)
-    self._resets = np.zeros(1, np.float32)
-    self._target_versions = np.full(1, -1, np.int32)
+    self._versions = np.zeros(num_shards, np.int32)
+    self._resets = np.zeros(num_shards, np.float32)
+    self._target_versions = np.full(num_shards, -1, np.int32)
     self._closed_bytes = 0
     self.params = np.array(params)
     self.target_params = np.array(params)
@@ -384,34 +349,21 @@ class Client:
     """Opens streams to all shards, gives the empty ones what is known here.
 
     Args:
-      addresses: of all shards, in order; always as many.
+      addresses: of all shards, in order.
 
     Raises:
       wire.WireError: UNAVAILABLE, one of them is not there; try again.
     """
     self.close()
-    if self._parts and len(addresses) != len(self._parts):
+    if len(addresses) != len(self._parts):
       raise wire.unwelcome(f"{len(self._parts)} addresses", addresses)
-    if not self._parts:
-      self._parts = parts(len(self.params), len(addresses))
-      self._layouts = [layouts(part.stop - part.start) for part in self._parts]
-      self._versions = np.zeros(len(addresses), np.int32)
-      self._resets = np.zeros(len(addresses), np.float32)
-      self._target_versions = np.full(len(addresses), -1, np.int32)
     self._clients = [wire.Client(x, self._security) for x in addresses]
     for k, client in enumerate(self._clients):
       vector, reply = self._layouts[k]
       # A shard that was started again has forgotten its target parameters.
       self._target_versions[k] = -1
-      self._update(
-        k,
-        client.call(
-          START,
-          self._vector(k, self.params, self._resets[k]),
-          vector,
-          reply,
-        ),
-      )
+      own = self._vector(k, self.params, self._resets[k])
+      self._update(k, client.call(START, own, vector, reply))
       self._streams.append(wire.Exchange(client, PUSH, vector, reply))
 
   def push(

@@ -1,11 +1,11 @@
 """Reports of Gorila's workers to the coordinator, and their totals.
 
 A worker opens the stream `REPORT` with a hello of `{"num_envs": n}`, gets slots
-as in `protocol`, and sends a `Report` after each unroll. Its welcome has the
-`replay_key` of `replays`, too. The welcome of the
+as in `protocol`, and sends a `Report` after each unroll. The welcome of the
 stream `SERVERS` is `{"addresses": [...]}`, where the parameter servers listen.
 """
 
+import functools
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,6 @@ from seedx import launch, metrics, types, wire
 from seedx import replay as replay_lib
 from seedx.acting import episodes, sessions
 from seedx.agents import base
-from seedx.pipelines.gorila import replays
 from seedx.runtime import counters
 
 REPORT = "report"
@@ -96,26 +95,11 @@ def layout(
   )
 
 
-# The number of the checkpoint that waits for the worker's replay, 0 for none:
-# see `replays`.
-REPLY = wire.Layout.of(wire.once(np.zeros((), np.int32)), 1)
-
-
-def servers(addresses: launch.Addresses) -> wire.Session:
-  """A session that says where the parameter servers listen.
-
-  Raises:
-    wire.Refused: UNAVAILABLE, not all are known yet.
-  """
-  welcome = {"addresses": addresses.all()}
-  return wire.FunctionSession(lambda nothing: nothing, welcome)
-
-
 def addresses(welcome: Mapping[str, Any]) -> list[str]:
-  """The addresses that `servers` says.
+  """The addresses in a welcome of `SERVERS`.
 
   Raises:
-    wire.WireError: FAILED_PRECONDITION, it says something else.
+    wire.WireError: FAILED_PRECONDITION, there are none.
   """
   found = welcome.get("addresses")
   if not isinstance(found, list) or not all(map(launch.is_address, found)):
@@ -124,11 +108,10 @@ def addresses(welcome: Mapping[str, Any]) -> list[str]:
 
 
 class Reports:
-  """Counts what workers report.
+  """Counts what workers report; any thread may call it.
 
   Attributes:
-    learned: what has been counted of learning.
-    kept: see `__init__`.
+    learned: counts of the gradients that servers applied.
   """
 
   def __init__(
@@ -137,30 +120,24 @@ class Reports:
     is_ready: Callable[[], bool],
     replay: replay_lib.Config,
     needs: base.Needs,
-    kept: replays.Replays,
   ) -> None:
-    """Nothing is counted yet.
+    """Counts from 0.
 
     Args:
       connected: the workers.
-      is_ready: whether they may come: the parameter servers have what they are
-        to go on from.
-      replay: of each worker.
-      needs: of the agent.
-      kept: the workers' replays, for checkpoints.
+      is_ready: returns whether workers may connect: whether the parameter
+        servers have what was restored.
+      replay: the config of each worker's replay.
+      needs: the agent's.
     """
-    self.kept = kept
-    self._replay = replay
-    self._needs = needs
     self.learned = counters.Learned()
     self._connected = connected
     self._is_ready = is_ready
+    self._replay = replay
+    self._needs = needs
     self._lock = threading.Lock()
-    self._totals = {
-      "gradients_stale": 0,
-      "gradients_outliers": 0,
-      "wire_bytes": 0,
-    }
+    names = "gradients_stale", "gradients_outliers", "wire_bytes"
+    self._totals = dict.fromkeys(names, 0)
 
   def bind(
     self, server: wire.Server, inputs: wire.Layout, known: launch.Addresses
@@ -168,16 +145,20 @@ class Reports:
     """Binds what workers call.
 
     Args:
-      server: of the coordinator.
+      server: the coordinator's.
       inputs: of reports, see `layout`.
-      known: where the parameter servers listen.
+      known: addresses of the parameter servers.
     """
-    server.bind_stream(REPORT, self.open, inputs, REPLY)
-    server.bind_stream(
-      SERVERS, lambda hello: servers(known), wire.NOTHING, wire.NOTHING
-    )
 
-  def open(self, hello: Mapping[str, Any]) -> "_Session":
+    def answer(hello: Mapping[str, Any]) -> wire.Session:
+      del hello
+      welcome = {"addresses": known.all()}
+      return wire.FunctionSession(lambda nothing: nothing, welcome)
+
+    server.bind_stream(REPORT, self.open, inputs, wire.NOTHING)
+    server.bind_stream(SERVERS, answer, wire.NOTHING, wire.NOTHING)
+
+  def open(self, hello: Mapping[str, Any]) -> wire.Session:
     """Takes in a worker, once the servers have what was restored.
 
     Raises:
@@ -187,7 +168,16 @@ class Reports:
       raise wire.Refused(
         wire.StatusCode.UNAVAILABLE, "the run is being restored"
       )
-    return _Session(self, self._connected, self._connected.open(hello))
+    session = self._connected.open(hello)
+    acted = 0.0
+
+    def take(report: Report) -> tuple[()]:
+      nonlocal acted
+      acted = self._take(session, report, acted)
+      return ()
+
+    close = functools.partial(self._connected.close, session)
+    return wire.FunctionSession(take, session.welcome, close)
 
   def measure(self) -> dict[str, metrics.Value]:
     """What it adds to a line of metrics: acting and learning wait in turn."""
@@ -195,98 +185,70 @@ class Reports:
     learning = 1.0 - shares[metrics.WAIT_LEARNER]
     return {**shares, metrics.WAIT_EXPERIENCE: learning, **self._totals}
 
-  def check(self, counts: Counts, acted: float) -> float:
-    """Checks what a worker counted.
+  def count(self, counts: Counts) -> None:
+    """Adds what a worker counted."""
+    with self._lock:
+      self._totals["gradients_stale"] += counts.stale.item()
+      self._totals["gradients_outliers"] += counts.outliers.item()
+      self._totals["wire_bytes"] += counts.wire_bytes.item()
+    self.learned.skip(counts.skipped.item())
+    if counts.gradients:
+      newest = {name: x.item() for name, x in counts.newest.items()}
+      newest["servers_wait"] = counts.wait_servers.item()
+      self.learned.add(
+        counts.learned_steps.item(),
+        counts.staleness.item(),
+        {name: x for name, x in newest.items() if math.isfinite(x)},
+        counts.gradients.item(),
+      )
+
+  def _take(
+    self, session: sessions.Session, report: Report, acted: float
+  ) -> float:
+    """Counts a report of all of a worker's environments.
 
     Args:
-      counts: since its last report.
-      acted: steps of which it has not yet learned.
+      session: the worker's.
+      report: what it has done since its last one.
+      acted: steps that it had not learned from then.
 
     Returns:
-      Steps of which it has not yet learned now.
+      The steps that it has not learned from now.
 
     Raises:
-      wire.Refused: INVALID_ARGUMENT, a number is out of its range.
+      wire.Refused: it is not of all of them, a number is out of its range, or
+        steps are not in order; nothing is counted.
     """
-    replay, gradients = self._replay, counts.gradients.item()
+    counts, steps = report.counts, report.steps
+    rows, length = steps.step_type.shape
+    num_steps = report.num_steps.item()
+    wire.check_range("num_steps", num_steps, 0, length)
+    acted = self._check(counts, acted + rows * num_steps)
+    self._connected.count(
+      session,
+      episodes.Steps(*(leaf[:, :num_steps] for leaf in steps)),
+      waits=(counts.wait_environments.item(), counts.learning.item()),
+    )
+    self.count(counts)
+    return acted
+
+  def _check(self, counts: Counts, acted: float) -> float:
+    """The steps left to learn from; raises wire.Refused for a false number."""
     made = 0
     for name in ("gradients", "stale", "outliers", "skipped"):
       wire.check_range(name, getattr(counts, name), 0, _MOST)
       made += getattr(counts, name).item()
-    steps_per_gradient = replay.steps_per_update(self._needs.learned_steps)
+    steps_per_gradient = self._replay.steps_per_update(
+      self._needs.learned_steps
+    )
     # One that was begun before may be due.
     most = acted / steps_per_gradient + 1
     wire.check_range("gradients that its steps allow", made, 0, most)
-    window = self._needs.window
-    assert window is not None  # It learns from a replay.
-    learned = gradients * replay.replay_batch_size * window
+    assert self._needs.window is not None  # It learns from a replay.
+    batch_steps = self._replay.replay_batch_size * self._needs.window
+    learned = counts.gradients.item() * batch_steps
     wire.check_range("learned_steps", counts.learned_steps, 0, learned)
     wire.check_range("staleness", counts.staleness, 0, _MOST)
     wire.check_range("wire_bytes", counts.wire_bytes, 0, _MOST_BYTES)
     wire.check_range("wait_servers", counts.wait_servers, 0, 1)
     return acted - made * steps_per_gradient
-
-  def count(self, counts: Counts) -> None:
-    """Adds what a worker counted."""
-    rest = counts._asdict()
-    newest = {name: x.item() for name, x in rest.pop("newest").items()}
-    one = {name: x.item() for name, x in rest.items()}
-    with self._lock:
-      self._totals["gradients_stale"] += one["stale"]
-      self._totals["gradients_outliers"] += one["outliers"]
-      self._totals["wire_bytes"] += one["wire_bytes"]
-    newest["servers_wait"] = one["wait_servers"]
-    self.learned.skip(one["skipped"])
-    if one["gradients"]:
-      self.learned.add(
-        one["learned_steps"],
-        one["staleness"],
-        {name: x for name, x in newest.items() if math.isfinite(x)},
-        one["gradients"],
-      )
-
-
-class _Session:
-  """One worker's reports.
-
-  Attributes:
-    welcome: what the worker is told first.
-  """
-
-  def __init__(
-    self,
-    reports: Reports,
-    connected: sessions.Sessions,
-    session: sessions.Session,
-  ) -> None:
-    self.welcome = {**session.welcome, "replay_key": reports.kept.key}
-    self._reports = reports
-    self._connected = connected
-    self._session = session
-    # Steps of which it has not yet learned.
-    self._acted = 0.0
-
-  def __call__(self, inputs: Report) -> np.int32:
-    """Takes a report of all the worker's environments; see `REPLY`.
-
-    Raises:
-      wire.Refused: it is not of all of them, a number is out of its range, or
-        steps are not in order.
-    """
-    counts, steps = inputs.counts, inputs.steps
-    rows, length = steps.step_type.shape
-    num_steps = inputs.num_steps.item()
-    wire.check_range("num_steps", num_steps, 0, length)
-    acted = self._reports.check(counts, self._acted + rows * num_steps)
-    self._connected.count(
-      self._session,
-      episodes.Steps(*(leaf[:, :num_steps] for leaf in steps)),
-      waits=(counts.wait_environments.item(), counts.learning.item()),
-    )
-    self._acted = acted
-    self._reports.count(counts)
-    return np.int32(self._reports.kept.wanted)
-
-  def close(self) -> None:
-    """Frees the worker's slots."""
-    self._connected.close(self._session)

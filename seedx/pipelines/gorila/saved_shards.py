@@ -131,16 +131,14 @@ class SavedShards:
     """What acts by the parameters of all shards."""
     agent = self._agent
     assert agent.start is not None
-    like = jax.eval_shape(agent.init, jax.random.key(0))
+    like = jax.eval_shape(agent.init, jax.random.key(0)).params
     zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like)
-    _, unravel = jax.flatten_util.ravel_pytree(zeros.params)
+    _, unravel = jax.flatten_util.ravel_pytree(zeros)
     vector = np.concatenate([np.asarray(state.params) for state in states])
     updates = min(int(state.updates) for state in states)
     whole = agent.start(unravel(jax.numpy.asarray(vector)), updates)
     resets = min(jax.numpy.asarray(state.resets) for state in states)
-    return agent.acting(
-      dataclasses.replace(whole, resets=resets, statistics=zeros.statistics)
-    )
+    return agent.acting(dataclasses.replace(whole, resets=resets))
 
   def _address(self, shard: int) -> str:
     try:
@@ -151,8 +149,7 @@ class SavedShards:
   def _call(self, shard: int, method: str, request: types.Tree) -> types.Tree:
     state = parameter_server.state_layout(self._form[shard])
     saving = method == parameter_server.SAVE
-    client = wire.Client(self._address(shard), self._security)
-    try:
+    with wire.Client(self._address(shard), self._security) as client:
       return client.call(
         method,
         request,
@@ -160,5 +157,3 @@ class SavedShards:
         outputs=state if saving else wire.NOTHING,
         timeout_seconds=_TIMEOUT_SECONDS,
       )
-    finally:
-      client.close()

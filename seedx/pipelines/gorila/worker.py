@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import math
 import threading
-from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.flatten_util
@@ -17,46 +17,19 @@ import numpy as np
 import optax
 
 from seedx import envs, metrics, types, wire
-from seedx.acting import local_actor, protocol, unroll_store
-from seedx.agents import base
+from seedx.acting import local_actor, protocol
+from seedx.agents import base, optimizers
 from seedx.learning import plan as plan_lib
-from seedx.learning import replayed
-from seedx.pipelines.gorila import parameter_server, replays, reports
+from seedx.learning import updates
+from seedx.pipelines.gorila import parameter_server, reports
+from seedx.pipelines.gorila import work as work_lib
 
 _WAIT_SERVERS = "parameter servers"
 _RETRY_SECONDS = 0.5
 
 
-@dataclasses.dataclass(frozen=True)
-class Work:
-  """The work of one worker.
-
-  Attributes:
-    address: of the coordinator.
-    env: the environment.
-    agent: that acts and learns.
-    plan: of its own replay.
-    seed: of the run, for the initial parameters.
-    workers: options of all workers.
-    max_gradient_norm: gradients with a larger global norm are scaled down.
-    outlier_deviations: gradients whose loss is further above the running mean
-      of the worker's losses, in standard deviations, are dropped.
-    security: how processes know each other.
-  """
-
-  address: str
-  env: envs.Config
-  agent: base.Config
-  plan: plan_lib.Plan
-  seed: int
-  workers: local_actor.WorkersConfig
-  max_gradient_norm: float
-  outlier_deviations: float
-  security: wire.Security = wire.LOCAL
-
-
-def run(work: Work, stop: threading.Event) -> None:
-  """Works until the coordinator says that the run is over, or `stop` is set.
+def run(work: work_lib.Work, stop: threading.Event) -> None:
+  """Works until the coordinator reports that the run is over, or `stop` is set.
 
   Raises:
     types.ConfigError: the environment cannot be made.
@@ -64,24 +37,18 @@ def run(work: Work, stop: threading.Event) -> None:
   """
   spec = envs.spec(work.env)
   agent = work.agent.make(spec, None, work.plan.horizon)
-  num_envs = work.workers.envs_per_worker
-  layout = unroll_store.Layout.of(agent, work.workers.unroll_length, num_envs)
-  programs = local_actor.Programs(agent, spec, layout)
+  programs = work.workers.programs(agent, spec)
+  shapes = Shapes.of(agent, spec, work.plan, work.workers)
   learner = _Learner(work, agent)
-  names = _warm_up(work, programs, learner)
+  _warm_up(programs, learner, shapes.batch)
 
   def session(client: wire.Client) -> None:
+    hello = {"num_envs": work.workers.envs_per_worker}
     exchange = wire.Exchange(
-      client,
-      reports.REPORT,
-      inputs=reports.layout(layout.length, num_envs, names),
-      outputs=reports.REPLY,
-      hello={"num_envs": num_envs},
+      client, reports.REPORT, shapes.report, wire.NOTHING, hello
     )
-    try:
-      _Worker(work, programs, learner, client, exchange, stop, names).run()
-    finally:
-      exchange.close()
+    with contextlib.closing(exchange):
+      _Worker(work, programs, learner, client, exchange, stop).run()
 
   try:
     wire.until_done(
@@ -92,68 +59,66 @@ def run(work: Work, stop: threading.Event) -> None:
     learner.client.close()
 
 
-def _warm_up(
-  work: Work, programs: local_actor.Programs, learner: "_Learner"
-) -> list[str]:
-  """Compiles before a place is taken, which another may have left.
+class Shapes(NamedTuple):
+  """What is known of a worker before it runs.
 
-  Returns:
-    The names of the metrics of gradients.
+  Attributes:
+    replay_bytes: bytes of its replay.
+    batch: shapes and dtypes of a batch of its replay.
+    report: layout of its reports.
   """
+
+  replay_bytes: int
+  batch: types.Tree
+  report: wire.Layout
+
+  @classmethod
+  def of(
+    cls,
+    agent: base.Agent,
+    spec: types.EnvironmentSpec,
+    plan: plan_lib.Plan,
+    workers: local_actor.WorkersConfig,
+  ) -> "Shapes":
+    """What is known of each worker of a run."""
+    key, of_core = jax.random.key(0), plan.replay_of_core(agent, cores=1)
+    programs = workers.programs(agent, spec)
+    share = programs.share()
+    batch = of_core.sample_of(share)
+    state = jax.eval_shape(agent.init, key)
+    _, output = jax.eval_shape(agent.gradients, state, key, batch)
+    report = reports.layout(
+      programs.layout.length, programs.layout.num_slots, sorted(output.metrics)
+    )
+    return cls(of_core.num_bytes(share), batch, report)
+
+
+def _warm_up(
+  programs: local_actor.Programs, learner: "_Learner", batch: types.Tree
+) -> None:
+  """Compiles before a place is taken, which another may have left."""
   device = jax.local_devices()[0]
   state, acting, _ = learner.newest()
   programs.warm_up(acting, device)
-  of_core, share = _replay_and_share(
-    programs.agent, programs.spec, work.plan, work.workers
-  )
-  batch = jax.tree.map(
-    lambda x: np.zeros(x.shape, x.dtype), of_core.sample_of(share)
-  )
+  zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), batch)
   *_, values = learner.gradient(
-    state, jax.random.key(0), jax.device_put(batch, device)
+    state, jax.random.key(0), jax.device_put(zeros, device)
   )
-  return sorted(values)
+  learner.metrics = dict.fromkeys(values, np.float32(np.nan))
 
 
-def replay_bytes(
-  agent: base.Agent,
-  spec: types.EnvironmentSpec,
-  plan: plan_lib.Plan,
-  workers: local_actor.WorkersConfig,
-) -> int:
-  """The bytes of a worker's replay."""
-  of_core, share = _replay_and_share(agent, spec, plan, workers)
-  return of_core.num_bytes(share)
+def max_gradient_norm(agent: base.Config) -> float:
+  """The largest norm of a whole gradient, which no parameter server sees.
 
-
-def metric_names(
-  agent: base.Agent,
-  spec: types.EnvironmentSpec,
-  plan: plan_lib.Plan,
-  workers: local_actor.WorkersConfig,
-) -> list[str]:
-  """The names of the metrics of a worker's gradients."""
-  of_core, share = _replay_and_share(agent, spec, plan, workers)
-  key = jax.random.key(0)
-  _, output = jax.eval_shape(
-    agent.gradients,
-    jax.eval_shape(agent.init, key),
-    key,
-    of_core.sample_of(share),
-  )
-  return sorted(output.metrics)
-
-
-def _replay_and_share(
-  agent: base.Agent,
-  spec: types.EnvironmentSpec,
-  plan: plan_lib.Plan,
-  workers: local_actor.WorkersConfig,
-) -> tuple[replayed.OfCore, types.Share]:
-  period, num_envs = workers.unroll_length, workers.envs_per_worker
-  layout = unroll_store.Layout.of(agent, period, num_envs)
-  of_core = plan.replay_of_core(agent, cores=1)
-  return of_core, local_actor.Programs(agent, spec, layout).share()
+  Raises:
+    types.ConfigError: the agent's config has none.
+  """
+  if not isinstance(agent, optimizers.Config):
+    raise types.ConfigError(
+      "expected an agent whose config says max_gradient_norm, by which workers"
+      f" scale gradients down, found {type(agent).__name__}"
+    )
+  return math.inf if agent.transformation else agent.max_gradient_norm
 
 
 class Outliers:
@@ -197,14 +162,25 @@ class Outliers:
 
 
 class _Learner:
-  """Gradients, and the parameters that they are of."""
+  """Computes gradients with the newest parameters.
 
-  def __init__(self, work: Work, agent: base.Agent) -> None:
+  Attributes:
+    client: the parameter servers.
+    outliers: the losses that are.
+    metrics: of the newest gradient; NaN before the first.
+    gradient: `(state, rng_key, batch)` -> the gradient `[P]`, its share of
+      resets, its env steps, and its metrics.
+  """
+
+  def __init__(self, work: work_lib.Work, agent: base.Agent) -> None:
     self.outliers = Outliers(work.outlier_deviations)
+    self.metrics: dict[str, np.float32] = {}
     state = jax.jit(agent.init)(jax.random.key(work.seed))
     flat, unravel = jax.flatten_util.ravel_pytree(state.params)
-    self.client = parameter_server.Client(np.asarray(flat), work.security)
-    clip = optax.clip_by_global_norm(work.max_gradient_norm)
+    self.client = parameter_server.Client(
+      np.asarray(flat), work.num_shards, work.security
+    )
+    clip = optax.clip_by_global_norm(max_gradient_norm(work.agent))
 
     def with_params(
       params: jax.Array,
@@ -224,12 +200,11 @@ class _Learner:
     def gradient(
       state: base.AgentState, rng_key: jax.Array, batch: types.Tree
     ) -> tuple[jax.Array, jax.Array, jax.Array, dict[str, jax.Array]]:
-      gradients, output = agent.gradients(state, rng_key, batch)
-      resets = 1.0 - output.weight / agent.needs.steps(batch)
+      gradients, share, output = updates.computed(agent, state, rng_key, batch)
       # A parameter server sees a part of the gradient, not its norm.
       clipped, _ = clip.update(gradients.params, clip.init(gradients.params))
       vector, _ = jax.flatten_util.ravel_pytree(clipped)
-      return vector, resets, output.weight, output.metrics
+      return vector, 1.0 - share, output.weight, output.metrics
 
     self.gradient = jax.jit(gradient)
     self._with_params = jax.jit(with_params)
@@ -254,35 +229,26 @@ class _Worker:
 
   def __init__(
     self,
-    work: Work,
+    work: work_lib.Work,
     programs: local_actor.Programs,
     learner: _Learner,
     client: wire.Client,
     exchange: wire.Exchange,
     stop: threading.Event,
-    metric_names: Sequence[str],
   ) -> None:
     first_seed = protocol.first_seed(exchange.welcome)
     act_key, self._learn_key, replay_key = jax.random.split(
       jax.random.key(first_seed), 3
     )
-    device = jax.local_devices()[0]
-    self._waits = metrics.Waits(
-      dict.fromkeys(
-        (metrics.WAIT_ENVIRONMENTS, metrics.WAIT_LEARNER, _WAIT_SERVERS), 1
-      )
-    )
+    device, num_envs = jax.local_devices()[0], work.workers.envs_per_worker
+    waits = metrics.WAIT_ENVIRONMENTS, metrics.WAIT_LEARNER, _WAIT_SERVERS
+    self._waits = metrics.Waits(dict.fromkeys(waits, 1))
     self._learner = learner
     self._security = work.security
     self._client = client
     self._exchange = exchange
     self._stop = stop
     self._source = work.plan.source(programs.agent, [device], replay_key)
-    assert isinstance(self._source, replayed.Replayed)
-    self._replay_key = str(exchange.welcome.get("replay_key"))
-    self._source.restore(replays.take(client, self._replay_key))
-    # The checkpoint that waits for the replay, and the last that was given it.
-    self._wanted = self._kept_by = 0
     self._actor = local_actor.LocalActor(
       programs,
       work.env,
@@ -290,16 +256,11 @@ class _Worker:
       rng_key=act_key,
       device=device,
       waits=self._waits,
-      exploration=protocol.exploration(
-        exchange.welcome, work.workers.envs_per_worker
-      ),
+      exploration=protocol.exploration(exchange.welcome, num_envs),
     )
-    self._unreported = local_actor.Unreported(
-      work.workers.envs_per_worker, programs.layout.length
-    )
+    self._unreported = local_actor.Unreported(num_envs, programs.layout.length)
     self._batches = 0
     self._reported_bytes = learner.client.transferred_bytes
-    self._newest = dict.fromkeys(metric_names, np.float32(np.nan))
     self._reset_counts()
 
   def run(self) -> None:
@@ -319,7 +280,6 @@ class _Worker:
               state, acting, version = self._learner.newest()
           if not self._report():
             return
-          self._keep_replay()
         self._actor.act(acting, version)
     finally:
       self._actor.close()
@@ -334,7 +294,7 @@ class _Worker:
     if not np.isfinite(gradient).all():
       self._skipped += 1
       return True
-    self._newest = {k: np.float32(x) for k, x in values.items()}
+    self._learner.metrics = {k: np.float32(x) for k, x in values.items()}
     if "loss" in values and self._learner.outliers(float(values["loss"])):
       self._outliers += 1
       return True
@@ -389,7 +349,7 @@ class _Worker:
       skipped=np.int32(self._skipped),
       learned_steps=np.float32(self._learned_steps),
       staleness=np.float32(self._staleness / max(1, self._gradients)),
-      newest=self._newest,
+      newest=self._learner.metrics,
       wire_bytes=np.int64(total_bytes - self._reported_bytes),
       wait_environments=np.float32(shares[metrics.WAIT_ENVIRONMENTS]),
       learning=np.float32(shares[metrics.WAIT_LEARNER]),
@@ -397,23 +357,8 @@ class _Worker:
     )
     self._reported_bytes = total_bytes
     self._reset_counts()
-    reply = self._exchange(reports.Report(steps, np.int32(num_steps), counts))
-    if reply is None:
-      return False
-    self._wanted = int(reply)
-    return True
-
-  def _keep_replay(self) -> None:
-    """Gives the replay to a checkpoint that waits for it."""
-    if self._wanted in (0, self._kept_by):
-      return
-    self._kept_by = self._wanted
-    assert isinstance(self._source, replayed.Replayed)
-    # If the coordinator is gone, the next report will say so.
-    with contextlib.suppress(wire.WireError):
-      replays.keep(
-        self._client, self._replay_key, self._wanted, self._source.saved()()
-      )
+    report = reports.Report(steps, np.int32(num_steps), counts)
+    return self._exchange(report) is not None
 
   def _reset_counts(self) -> None:
     self._gradients = self._stale = self._outliers = self._skipped = 0

@@ -1,0 +1,84 @@
+"""An agent's state that many workers of one process update asynchronously."""
+
+import functools
+import threading
+
+import jax
+import numpy as np
+
+from seedx import types
+from seedx.agents import base
+from seedx.learning import updates
+from seedx.runtime import counters
+
+
+class Shared:
+  """The agent state that workers share; any thread may call it.
+
+  It takes one gradient at a time. No worker waits for another to compute one.
+
+  Attributes:
+    learned: counts of the gradients that it took.
+  """
+
+  def __init__(
+    self, agent: base.Agent, state: base.AgentState, device: jax.Device
+  ) -> None:
+    """Starts from `state`, on `device`."""
+    self.learned = counters.Learned()
+    self._computed = jax.jit(functools.partial(updates.computed, agent))
+    self._applied = jax.jit(functools.partial(updates.applied, agent))
+    self._device = device
+    self._lock = threading.Lock()
+    self._state = jax.device_put(state, device)
+    self._version = 0
+
+  def newest(self) -> tuple[base.AgentState, np.int32]:
+    """The newest state, which is immutable, and its version."""
+    with self._lock:
+      return self._state, np.int32(self._version)
+
+  def learn(
+    self,
+    state: base.AgentState,
+    version: np.int32,
+    rng_key: jax.Array,
+    batch: types.Tree,
+  ) -> None:
+    """Computes gradients with a worker's copy of the state, and applies them.
+
+    Args:
+      state: the worker's copy, of `newest`.
+      version: of the copy.
+      rng_key: of the worker.
+      batch: to learn from.
+
+    Raises:
+      RuntimeError: many updates in a row were skipped.
+    """
+    key = jax.random.fold_in(rng_key, version)
+    gradients, share, output = self._computed(state, key, batch)
+    # Else the next worker to apply its own would wait for this gradient.
+    jax.block_until_ready(gradients)
+    with self._lock:
+      self._state, skipped = self._applied(self._state, gradients, share)
+      staleness = self._version - int(version)
+      self._version += 1
+    weight, values = jax.device_get((output.weight, output.metrics))
+    if skipped:
+      self.learned.skip(1)
+      self.learned.check()
+      return
+    line = {name: float(value) for name, value in values.items()}
+    line["policy_lag"] = staleness
+    self.learned.add(float(weight), staleness, line)
+
+  def saved(self) -> base.AgentState:
+    """The state that a checkpoint keeps."""
+    return self.newest()[0]
+
+  def restore(self, saved: base.AgentState) -> None:
+    """Restores what `saved` returned."""
+    with self._lock:
+      self._state = jax.device_put(saved, self._device)
+      self._version = int(saved.updates)
