@@ -16,7 +16,7 @@ from PIL import Image
 
 from experiments import a2c
 from seedx import checkpoint, envs, metrics, types
-from seedx.acting import evaluator, local_actor, sessions, unroll_store
+from seedx.acting import evaluator, local_actor, slots, unroll_store
 from seedx.agents import vtrace
 from seedx.app import (
   checkpointer,
@@ -225,12 +225,12 @@ def test_memory_is_that_of_acting_in_training(env, fields):
 def test_seeds_of_evaluation_are_not_trained_in(seed):
   half, most_envs = 2**30, 2**16
   found = [
-    sessions.evaluation_seed(seed, number)
+    slots.evaluation_seed(seed, number)
     for number in (0, 1, 77, 2**18, 2**30, 10**12)
   ]
   assert len(set(found)) == len(found)
   assert min(found) >= half and max(found) + most_envs <= 2 * half
-  training = sessions.Seeds(seed)
+  training = slots.Seeds(seed)
   assert max(training.take(2**20) for _ in range(2**11)) + 2**20 <= half
 
 
@@ -292,7 +292,7 @@ def test_evaluations_are_due_every_so_many_steps(tmp_path, monkeypatch):
   # Other episodes each time, none of them trained in.
   seeds = [seed + k for seed, count in made[:3] for k in range(count)]
   assert len(set(seeds)) == 9
-  assert min(seeds) >= sessions.evaluation_seed(0, 0)
+  assert min(seeds) >= slots.evaluation_seed(0, 0)
   assert lines[0]["mean"] != lines[1]["mean"]
   expected = [by_hand(0.2, made[0][0] + k, 1) for k in range(3)]
   assert lines[0]["mean"] == pytest.approx(np.mean(expected))
@@ -466,7 +466,7 @@ def test_a_run_that_cannot_be_loaded_is_refused(
 
 def first_frame(run_dir):
   """What the environment itself shows at first."""
-  seed = sessions.evaluation_seed(0, 2**18)
+  seed = slots.evaluation_seed(0, 2**18)
   environment = envs.make(CARTPOLE, 1, seed=seed, render=True)
   environment.reset()
   environment.recv()

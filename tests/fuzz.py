@@ -36,6 +36,7 @@ from seedx.acting import (
   local_actor,
   protocol,
   sessions,
+  slots,
   thin_actor,
   unroll_server,
   unroll_store,
@@ -66,7 +67,7 @@ class Acting:
   """An inference device whose actions are zeros."""
 
   def __init__(self, num_slots):
-    self.slots = sessions.Slots(num_slots)
+    self.slots = slots.Slots(num_slots)
 
   def requests(self, batch, rows):
     return np.zeros(rows, np.int32)
@@ -115,7 +116,7 @@ def bound(server):
   )
   acting = Acting(64 * ENVS)
   act = inference_server.InferenceServer(
-    [acting], sizes, counters.Acted(), sessions.Seeds(0)
+    [acting], sizes, counters.Acted(), slots.Seeds(0)
   )
   layouts = protocol.act_layouts(spec, ENVS)
   server.bind_stream(protocol.ACT, act, *layouts)
@@ -124,7 +125,7 @@ def bound(server):
   methods = [Method(protocol.ACT, layouts[0], hello, rows)]
 
   def connected():
-    acted, seeds = counters.Acted(), sessions.Seeds(0)
+    acted, seeds = counters.Acted(), slots.Seeds(0)
     return sessions.Sessions(np.zeros(256, np.float32), acted, seeds)
 
   fake = fakes.counting_agent()

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from seedx import envs, types, wire
-from seedx.acting import sessions
+from seedx.acting import sessions, slots
 from seedx.agents import base, dqn
 from seedx.learning import experience
 from seedx.pipelines import gorila
@@ -129,9 +129,7 @@ def report_of(steps, **changes):
 
 def opened():
   acted = counters.Acted()
-  connected = sessions.Sessions(
-    np.zeros(2, np.float32), acted, sessions.Seeds(0)
-  )
+  connected = sessions.Sessions(np.zeros(2, np.float32), acted, slots.Seeds(0))
   reported = reports.Reports(
     connected,
     lambda: True,

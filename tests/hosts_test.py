@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from seedx import metrics, types
-from seedx.acting import sessions
+from seedx.acting import slots
 from seedx.learning import experience, learner
 from seedx.runtime import hosts
 from tests import host_updates, learner_test, running
@@ -113,14 +113,14 @@ def test_who_had_no_batch_is_counted(batches):
 
 def test_hosts_hand_out_other_seeds_and_resumed_ones_too():
   found, _ = two()
-  seeds = [host.counted(sessions.Seeds(3, host.index)) for host in found]
+  seeds = [host.counted(slots.Seeds(3, host.index)) for host in found]
   used = [*range(seeds[0].take(10), seeds[0].take(5) + 5)]
   first = seeds[1].take(400)
   used += range(first, first + 400)
   exchange(found)
   saved = seeds[0].saved()
   for index in range(2):
-    again = sessions.Seeds(3, index)
+    again = slots.Seeds(3, index)
     again.restore(saved)
     first = again.take(100)
     used += range(first, first + 100)

@@ -13,7 +13,7 @@ import pytest
 
 from experiments import a2c, dqn, ppo
 from seedx import checkpoint, envs, files, launch, metrics, types, wire
-from seedx.acting import sessions
+from seedx.acting import slots
 from seedx.app import checkpointer, policies, run_dirs
 from seedx.learning import experience
 from seedx.runtime import counters
@@ -170,7 +170,7 @@ def test_it_goes_on_from_there(saved, tmp_path, monkeypatch):
   # Episodes are new ones, also beside those of evaluations.
   assert max(saved.seeds) < saved.nest["seeds"] < 1000 <= min(seeds.used)
   assert len(set(seeds.used)) == len(seeds.used) > 0
-  assert max(seeds.used) < sessions.evaluation_seed(0, 0)
+  assert max(seeds.used) < slots.evaluation_seed(0, 0)
 
 
 class Counting:

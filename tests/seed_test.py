@@ -18,7 +18,7 @@ from seedx.acting import (
   inference,
   inference_server,
   protocol,
-  sessions,
+  slots,
   thin_actor,
 )
 from seedx.agents import dqn, vtrace
@@ -160,7 +160,7 @@ class _Acting:
   """An inference device whose actions are zeros."""
 
   def __init__(self, sizes):
-    self.slots = sessions.Slots(sizes.layout.num_slots)
+    self.slots = slots.Slots(sizes.layout.num_slots)
     self.rows = 0
 
   def requests(self, batch, rows):
@@ -187,7 +187,7 @@ def _served(envs_per_actor, num_actors=1, num_devices=1):
   ladder, sizes = _sizes(num_actors, num_devices, envs_per_actor)
   acted, acting = counters.Acted(), [_Acting(each) for each in sizes]
   server = inference_server.InferenceServer(
-    acting, sizes, acted, sessions.Seeds(0)
+    acting, sizes, acted, slots.Seeds(0)
   )
   return lambda: server({"num_envs": envs_per_actor}), acted, acting, ladder
 
@@ -211,12 +211,12 @@ def test_returns_are_of_the_slots_that_explore_least():
   held = [0, 1], [4, 5], [2, 3], [6, 7]
   least = counters.explores_least(ladder)
   assert least.any() and not least.all()
-  for actor, slots in zip(actors, held, strict=True):
+  for actor, own in zip(actors, held, strict=True):
     for index in (0, 1):
       before = acted.returns.count
       for step_type in (dm_env.StepType.FIRST, dm_env.StepType.LAST):
         actor(_row(step_type, index=index))
-      assert acted.returns.count - before == least[slots[index]]
+      assert acted.returns.count - before == least[own[index]]
 
 
 def _row(step_type, **changes):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from seedx import checkpoint, envs
-from seedx.acting import sessions
+from seedx.acting import slots
 from seedx.app import checkpointer
 from seedx.envs import functional
 from seedx.envs.processes import process
@@ -198,7 +198,7 @@ def test_anakin_counts_what_environments_do(num_seeds, tmp_path):
   last = own.run()
   logs = []
   for seed in range(num_seeds):
-    keys = functional.keys(sessions.Seeds(seed).take(8), 8)
+    keys = functional.keys(slots.Seeds(seed).take(8), 8)
     numbers = jax.vmap(own_number)(keys).tolist()
     logs.append(Log([rows_of_arithmetic(x, 1000) for x in numbers]))
   # Env steps are the mean of the trainings'.

@@ -18,6 +18,7 @@ from seedx.acting import (
   local_actor,
   protocol,
   sessions,
+  slots,
   unroll_actor,
   unroll_server,
   unroll_store,
@@ -126,7 +127,7 @@ class Serving:
     self.open.set()
     self.server = wire.Server(f"unix:{folder}/learner", 4)
     self.actors = sessions.Sessions(
-      self.agent.exploration(ACTORS.num_envs), self.counts, sessions.Seeds(0)
+      self.agent.exploration(ACTORS.num_envs), self.counts, slots.Seeds(0)
     )
     self.unrolls = unroll_server.UnrollServer(
       self.programs(num_slots=SHARE),

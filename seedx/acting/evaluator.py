@@ -104,7 +104,7 @@ class Evaluator:
     Args:
       acting: the acting parameters.
       seed: environment k has the seed `seed + k`. Seeds of
-        `sessions.evaluation_seed` are not used in training.
+        `slots.evaluation_seed` are not used in training.
       stop: ends it early.
 
     Raises:

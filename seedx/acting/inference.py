@@ -11,6 +11,7 @@ import numpy as np
 
 from seedx import metrics, types
 from seedx.acting import batcher, sessions, unroll_store
+from seedx.acting import slots as slots_lib
 from seedx.agents import acting_step, base, random_keys
 
 _WAIT_DEVICE = "acting_wait_device"
@@ -156,7 +157,7 @@ class Inference:
       waits: counts `acting_wait_environments` and `acting_wait_device`.
       replies: is told of each batch.
     """
-    self.slots = sessions.Slots(sizes.layout.num_slots)
+    self.slots = slots_lib.Slots(sizes.layout.num_slots)
     self.requests = batcher.Batcher(
       target_rows=sizes.target_rows,
       max_wait_seconds=sizes.max_wait_seconds,

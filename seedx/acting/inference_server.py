@@ -13,9 +13,9 @@ from seedx.acting import (
   batcher,
   episodes,
   inference,
-  sessions,
   unroll_store,
 )
+from seedx.acting import slots as slots_lib
 from seedx.runtime import counters
 
 
@@ -30,7 +30,7 @@ class InferenceServer:
     inferences: Sequence[inference.Inference],
     sizes: Sequence[inference.Sizes],
     acted: counters.Acted,
-    seeds: sessions.Seeds,
+    seeds: slots_lib.Seeds,
     returns_are_sums: bool = True,
   ) -> None:
     """Nobody is connected yet.
@@ -60,12 +60,10 @@ class InferenceServer:
     Raises:
       wire.Refused: the hello is malformed or no device has n slots free.
     """
-    num_envs = sessions.wanted(hello, self._layout.num_slots)
+    num_envs = slots_lib.wanted(hello, self._layout.num_slots)
     with self._lock:
       device, reported = max(self._devices, key=lambda x: x[0].slots.free)
       slots = device.slots.take(num_envs)
-    if slots is None:
-      raise sessions.too_few(device.slots.free, num_envs)
     first_seed = self._seeds.take(num_envs)
     return Session(
       device,

@@ -1,4 +1,4 @@
-"""The connected actors: slots and seeds of each, and counts of its steps.
+"""The actors that compute actions by themselves: what each holds and counts.
 
 Nothing here imports JAX: a thin actor reads its `Config`.
 """
@@ -12,14 +12,8 @@ import numpy as np
 
 from seedx import metrics, types, wire
 from seedx.acting import episodes
+from seedx.acting import slots as slots_lib
 from seedx.runtime import counters
-
-# Seeds of environments are int32 in EnvPool: those below are for training, as
-# many above for evaluation.
-_SEED_BITS = 30
-_NUM_SEEDS = 2**_SEED_BITS
-_MOST_ENVS = 2**16
-_SEEDS_OF_HOST = 2**20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,95 +36,6 @@ class Config:
   def num_envs(self) -> int:
     """Environments of all actors together."""
     return self.num_actors * self.envs_per_actor
-
-
-class Slots:
-  """Slots for environments, of which each session holds some.
-
-  Any thread may call it.
-  """
-
-  def __init__(self, num_slots: int) -> None:
-    """All of `num_slots` are free."""
-    self._free = np.arange(num_slots, dtype=np.int32)
-    self._lock = threading.Lock()
-
-  @property
-  def free(self) -> int:
-    """How many slots nobody holds."""
-    return len(self._free)
-
-  def take(self, count: int) -> np.ndarray | None:
-    """Takes `[count]` int32 slots; None where fewer are free."""
-    with self._lock:
-      if count > len(self._free):
-        return None
-      taken, self._free = self._free[:count], self._free[count:]
-      return taken
-
-  def give_back(self, slots: np.ndarray) -> None:
-    """Frees the slots of an ended session."""
-    with self._lock:
-      self._free = np.sort(np.concatenate([self._free, slots]))
-
-
-class Seeds:
-  """Seeds of environments, none of which is handed out twice.
-
-  Any thread may call it.
-
-  Attributes:
-    taken: how many have been handed out.
-    taken_together: how many all learner hosts have handed out, as far as this
-      one knows.
-  """
-
-  def __init__(self, seed: int, host: int = 0) -> None:
-    """Starts where no run of another `seed` does, from 0 to 2^30 - 1.
-
-    Runs with seeds below 2^k start at least 2^(30 - k) environments apart, and
-    the learner hosts of a run 2^20.
-    """
-    self.taken = self.taken_together = 0
-    self._host = host
-    self._lock = threading.Lock()
-    self._next = self._place(_place(seed))
-
-  def take(self, count: int) -> int:
-    """The first of `count` seeds in a row."""
-    with self._lock:
-      self.taken += count
-      first = self._next if self._next + count <= _NUM_SEEDS else 0
-      self._next = first + count
-      return first
-
-  def saved(self) -> np.integer:
-    """Its state in a checkpoint, the same for all hosts."""
-    with self._lock:
-      elsewhere = max(0, self.taken_together - self.taken)
-      own = self._next - self._host * _SEEDS_OF_HOST
-      return np.int64((own + elsewhere) % _NUM_SEEDS)
-
-  def restore(self, saved: np.integer) -> None:
-    """Continues with seeds that the saved run has not used."""
-    with self._lock:
-      self._next = self._place(int(saved))
-
-  def _place(self, of_first: int) -> int:
-    """Where this host goes on where the first one does at `of_first`."""
-    return (of_first + self._host * _SEEDS_OF_HOST) % _NUM_SEEDS
-
-
-def evaluation_seed(seed: int, number: int) -> int:
-  """An environment seed for evaluation, which training does not use.
-
-  Args:
-    seed: of the run.
-    number: index of the seed, from 0.
-  """
-  # Environments beside it have the seeds that follow.
-  place = (_place(seed) + number) % (_NUM_SEEDS - _MOST_ENVS)
-  return _NUM_SEEDS + place
 
 
 @dataclasses.dataclass(eq=False)
@@ -173,7 +78,7 @@ class Sessions:
     self,
     exploration: np.ndarray,
     acted: counters.Acted,
-    seeds: Seeds,
+    seeds: slots_lib.Seeds,
     returns_are_sums: bool = True,
   ) -> None:
     """Nobody is connected yet.
@@ -188,7 +93,7 @@ class Sessions:
     self._exploration = exploration
     self._reported = counters.explores_least(exploration)
     self._returns_are_sums = returns_are_sums
-    self._slots = Slots(len(exploration))
+    self._slots = slots_lib.Slots(len(exploration))
     self._seeds = seeds
     self._lock = threading.Lock()
     self._open: set[Session] = set()
@@ -200,10 +105,8 @@ class Sessions:
     Raises:
       wire.Refused: the hello is malformed, or too few slots are free.
     """
-    num_envs = wanted(hello, len(self._exploration))
+    num_envs = slots_lib.wanted(hello, len(self._exploration))
     slots = self._slots.take(num_envs)
-    if slots is None:
-      raise too_few(self._slots.free, num_envs)
     self._acted.start()
     first_seed = self._seeds.take(num_envs)
     session = Session(
@@ -272,36 +175,3 @@ def check_rows(session: Session, rows: int) -> None:
     raise wire.invalid(
       f"a message of all {num_envs} environments", f"one of {rows}"
     )
-
-
-def wanted(hello: Mapping[str, Any], most: int) -> int:
-  """How many environments an actor's hello `{"num_envs": n}` asks for.
-
-  Raises:
-    wire.Refused: it is malformed, or asks for more than `most`.
-  """
-  num_envs = hello.get("num_envs")
-  if type(num_envs) is not int or num_envs < 1:
-    raise wire.invalid(
-      "num_envs of at least 1 in the hello", f"{num_envs!r:.80}"
-    )
-  if num_envs > most:
-    raise wire.Refused(
-      wire.StatusCode.FAILED_PRECONDITION,
-      f"expected an actor of at most {most} environments, found {num_envs}",
-    )
-  return num_envs
-
-
-def too_few(free: int, num_envs: int) -> wire.Refused:
-  """What an actor is told where fewer slots are free than it wants."""
-  return wire.Refused(
-    wire.StatusCode.RESOURCE_EXHAUSTED,
-    f"expected at most {free} environments, which is how many slots are free"
-    f" now, found {num_envs}",
-  )
-
-
-def _place(seed: int) -> int:
-  """Where a run starts: its seed's bits reversed, which sets runs far apart."""
-  return int(f"{seed % _NUM_SEEDS:0{_SEED_BITS}b}"[::-1], 2)

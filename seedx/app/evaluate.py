@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _evaluate(options: Options) -> int:
   run_dirs.trusted(options.run_dir, options.trust)
   # After the check, since they import JAX.
-  from seedx.acting import evaluator, sessions
+  from seedx.acting import evaluator, slots
   from seedx.app import policies, videos
 
   policy = policies.load(
@@ -83,7 +83,7 @@ def _evaluate(options: Options) -> int:
   )
   # After the seeds of evaluations during training, however many there were.
   number = 2**18 + options.seed * options.episodes
-  seed = sessions.evaluation_seed(policy.seed, number)
+  seed = slots.evaluation_seed(policy.seed, number)
   player = evaluator.Evaluator(policy.agent, config)
   if options.video:
     frames = videos.record(policy, player, seed, options.video)

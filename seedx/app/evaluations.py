@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from seedx import envs, files, metrics, types
-from seedx.acting import evaluator, sessions
+from seedx.acting import evaluator, slots
 from seedx.app import run_dirs, statistics
 
 # How long an evaluation that is cancelled may go on.
@@ -150,7 +150,7 @@ class Periodic:
       number = config.evaluate_episodes * (
         env_steps // config.evaluate_every_steps
       )
-      seed = sessions.evaluation_seed(self._seed, number)
+      seed = slots.evaluation_seed(self._seed, number)
       played = self._evaluator.play(acting, seed, self._stop)
       if self._stop.is_set():
         return

@@ -25,7 +25,7 @@ import jax
 import numpy as np
 
 from seedx import envs, launch, metrics, sharding, types
-from seedx.acting import local_actor, sessions, unroll_store
+from seedx.acting import local_actor, slots, unroll_store
 from seedx.agents import base
 from seedx.learning import experience, updates
 from seedx.runtime import counters, process
@@ -173,7 +173,7 @@ class _Team:
     self.shared = Shared(agent, state, device)
     self.acted = counters.Acted(spec.frames_per_step)
     self.learned = counters.Learned()
-    self.seeds = sessions.Seeds(config.seed)
+    self.seeds = slots.Seeds(config.seed)
     self.restarts = envs.Restarts(config.env_restarts, self.seeds.take)
     self.acting = jax.jit(agent.acting)
     names = (

@@ -21,6 +21,7 @@ from seedx import envs, launch, sharding, types
 from seedx.acting import (
   local_actor,
   sessions,
+  slots,
   unroll_actor,
   unroll_server,
   unroll_store,
@@ -115,7 +116,7 @@ def learn(config: Config, context: process.Context) -> process.Process:
     stop=context.stop,
     hosts=hosts,
   )
-  seeds = hosts.counted(sessions.Seeds(config.seed, hosts.index))
+  seeds = hosts.counted(slots.Seeds(config.seed, hosts.index))
   connected = sessions.Sessions(
     agent.exploration(config.actors.num_envs),
     acted,

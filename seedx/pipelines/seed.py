@@ -19,7 +19,7 @@ from seedx.acting import (
   batcher,
   inference_server,
   protocol,
-  sessions,
+  slots,
   thin_actor,
 )
 from seedx.acting import inference as inference_lib
@@ -124,7 +124,7 @@ def learn(config: Config, context: process.Context) -> process.Process:
     )
     for device, own, key in zip(devices, sizes, acting_keys, strict=True)
   ]
-  seeds = hosts.counted(sessions.Seeds(config.seed, hosts.index))
+  seeds = hosts.counted(slots.Seeds(config.seed, hosts.index))
   connected = inference_server.InferenceServer(
     acting, sizes, acted, seeds, envs.returns_are_sums(config.env)
   )

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from seedx import envs, launch, metrics, sharding, types
-from seedx.acting import local_actor, sessions, unroll_store
+from seedx.acting import local_actor, slots, unroll_store
 from seedx.agents import base
 from seedx.learning import experience
 from seedx.learning import learner as learner_lib
@@ -110,7 +110,7 @@ def learn(config: Config, context: process.Context) -> process.Process:
   learning = learner_lib.Learner(
     agent, config.learner, source, learner_key, stop=context.stop, hosts=hosts
   )
-  seeds = hosts.counted(sessions.Seeds(config.seed, hosts.index))
+  seeds = hosts.counted(slots.Seeds(config.seed, hosts.index))
   restarts = envs.Restarts(config.env_restarts, seeds.take)
   layout = unroll_store.Layout.of(agent, period, num_envs)
   programs = local_actor.Programs(agent, spec, layout)

@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from seedx import envs, launch, metrics, sharding, types
-from seedx.acting import sessions
+from seedx.acting import slots
 from seedx.agents import base
 from seedx.envs import functional
 from seedx.learning import experience
@@ -366,7 +366,7 @@ def _start(config: Config, agent: base.Agent) -> tuple[base.AgentState, Keys]:
     )
 
   seeds = range(config.seed, config.seed + config.num_seeds)
-  first = [sessions.Seeds(x).take(config.num_envs) for x in seeds]
+  first = [slots.Seeds(x).take(config.num_envs) for x in seeds]
   if config.num_seeds == 1:
     return jax.jit(start)(np.int32(seeds[0]), np.int32(first[0]))
   # Not by vmap: where an LSTM's initializer makes several QR decompositions,

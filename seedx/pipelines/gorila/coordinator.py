@@ -7,7 +7,7 @@ from typing import Self
 import jax
 
 from seedx import envs, launch, types, wire
-from seedx.acting import local_actor, sessions
+from seedx.acting import local_actor, sessions, slots
 from seedx.agents import base, optimizers
 from seedx.learning import experience
 from seedx.pipelines.gorila import (
@@ -137,7 +137,7 @@ def learn(config: Config, context: process.Context) -> process.Process:
   agent = config.plan.agent(config.agent, spec)
   _check(agent, config)
   acted = counters.Acted(spec.frames_per_step)
-  seeds = sessions.Seeds(config.seed)
+  seeds = slots.Seeds(config.seed)
   workers = config.workers
   connected = sessions.Sessions(
     agent.exploration(workers.num_envs),
