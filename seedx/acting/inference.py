@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from seedx import metrics, types
-from seedx.acting import batcher, sessions, unroll_store
+from seedx.acting import batcher, unroll_store
 from seedx.acting import slots as slots_lib
 from seedx.agents import acting_step, base, random_keys
 
@@ -44,7 +44,7 @@ class Config:
   def sizes(
     self,
     agent: base.Agent,
-    actors: sessions.Config,
+    actors: slots_lib.Config,
     *,
     rows_per_actor: int,
     period: int,

@@ -1,7 +1,4 @@
-"""The actors that compute actions by themselves: what each holds and counts.
-
-Nothing here imports JAX: a thin actor reads its `Config`.
-"""
+"""The actors that compute actions by themselves: what each holds and counts."""
 
 import dataclasses
 import threading
@@ -10,32 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from seedx import metrics, types, wire
+from seedx import metrics, wire
 from seedx.acting import episodes
 from seedx.acting import slots as slots_lib
 from seedx.runtime import counters
-
-
-@dataclasses.dataclass(frozen=True)
-class Config:
-  """The actors of a run.
-
-  Attributes:
-    num_actors: number of actor processes.
-    envs_per_actor: environments of each actor.
-  """
-
-  num_actors: int = 2
-  envs_per_actor: int = 128
-
-  def __post_init__(self) -> None:
-    """Raises types.ConfigError for what cannot be run."""
-    types.check_ranges(self, num_actors=(1, 2**20), envs_per_actor=(1, 2**20))
-
-  @property
-  def num_envs(self) -> int:
-    """Environments of all actors together."""
-    return self.num_actors * self.envs_per_actor
 
 
 @dataclasses.dataclass(eq=False)

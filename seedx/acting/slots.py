@@ -1,15 +1,16 @@
-"""Slots and seeds for the environments of actors.
+"""The actors of a run: slots and seeds for their environments.
 
-Nothing here imports JAX.
+Nothing here imports JAX: a thin actor reads the `Config`.
 """
 
+import dataclasses
 import threading
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from seedx import wire
+from seedx import types, wire
 
 # Seeds of environments are int32 in EnvPool: those below are for training, as
 # many above for evaluation.
@@ -17,6 +18,28 @@ _SEED_BITS = 30
 _NUM_SEEDS = 2**_SEED_BITS
 _MOST_ENVS = 2**16
 _SEEDS_OF_HOST = 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """The actors of a run.
+
+  Attributes:
+    num_actors: number of actor processes.
+    envs_per_actor: environments of each actor.
+  """
+
+  num_actors: int = 2
+  envs_per_actor: int = 128
+
+  def __post_init__(self) -> None:
+    """Raises types.ConfigError for what cannot be run."""
+    types.check_ranges(self, num_actors=(1, 2**20), envs_per_actor=(1, 2**20))
+
+  @property
+  def num_envs(self) -> int:
+    """Environments of all actors together."""
+    return self.num_actors * self.envs_per_actor
 
 
 class Slots:

@@ -47,7 +47,7 @@ class Config(process.ServerConfig):
 
   env: envs.Config = envs.Config()
   agent: base.Config
-  actors: sessions.Config = sessions.Config()
+  actors: slots.Config = slots.Config()
   fetch_interval: int = 0
   learner: learner_lib.InboxConfig = learner_lib.InboxConfig()
 
