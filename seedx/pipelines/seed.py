@@ -15,14 +15,8 @@ import dataclasses
 import jax
 
 from seedx import envs, launch, sharding
-from seedx.acting import (
-  batcher,
-  inference_server,
-  protocol,
-  slots,
-  thin_actor,
-)
 from seedx.acting import inference as inference_lib
+from seedx.acting import inference_server, slots, thin_actor
 from seedx.agents import base
 from seedx.learning import experience
 from seedx.learning import learner as learner_lib
@@ -90,16 +84,8 @@ def learn(config: Config, context: process.Context) -> process.Process:
   hosts, period = context.hosts, config.learner.unroll_length
   spec = envs.spec(config.env)
   agent = config.plan.agent(config.agent, spec, sharding.CORES)
-  devices = sharding.devices(config.inference.inference_devices, "inference")
-  sizes = config.inference.sizes(
-    agent,
-    config.actors,
-    rows_per_actor=config.actors.rows,
-    period=period,
-    share_size=config.learner.share_size,
-  )
-  keys = jax.random.split(jax.random.key(config.seed), 2 + len(devices))
-  replay_key, *acting_keys = map(hosts.own_key, keys[1:])
+  learner_key, *own_keys = jax.random.split(jax.random.key(config.seed), 3)
+  replay_key, acting_key = map(hosts.own_key, own_keys)
   acted = hosts.acted(spec.frames_per_step, config.total_steps)
   learning = learner_lib.Learner(
     agent,
@@ -107,44 +93,37 @@ def learn(config: Config, context: process.Context) -> process.Process:
     config.plan.source(
       agent, period, config.learner.cores(), replay_key, acted
     ),
-    keys[0],
-    acting_on=devices,
+    learner_key,
+    acting_on=config.inference.devices(),
     stop=context.stop,
     hosts=hosts,
   )
-  waits, replies = inference_lib.waits(len(devices)), batcher.Replies()
-  acting = [
-    inference_lib.Inference(
-      *(agent, spec, device, own),
-      newest=learning.newest,
-      sink=learning.inbox.put,
-      rng_key=key,
-      waits=waits,
-      replies=replies,
-    )
-    for device, own, key in zip(devices, sizes, acting_keys, strict=True)
-  ]
-  seeds = hosts.counted(slots.Seeds(config.seed, hosts.index))
-  connected = inference_server.InferenceServer(
-    acting, sizes, acted, seeds, envs.returns_are_sums(config.env)
+  acting = inference_lib.Devices(
+    config.inference,
+    agent,
+    spec,
+    config.actors,
+    period=period,
+    share_size=config.learner.share_size,
+    newest=learning.newest,
+    sink=learning.inbox.put,
+    rng_key=acting_key,
   )
+  seeds = hosts.counted(slots.Seeds(config.seed, hosts.index))
+  connected = inference_server.InferenceServer(acting, acted, seeds, config.env)
   server = config.make_server(config.actors.num_actors)
-  layouts = protocol.act_layouts(spec, sizes[0].max_rows)
-  server.bind_stream(protocol.ACT, connected, *layouts)
+  connected.bind(server)
   return process.Process(
     acted=acted,
     parts={"learner": learning, "acted": acted, "seeds": seeds},
     replay=learning.replay,
     policy=learning.policy,
-    measures=[
-      *(acted.measure, learning.measure),
-      *(waits.shares, replies.measure, server.measure),
-    ],
+    measures=[acted.measure, learning.measure, acting.measure, server.measure],
     done=lambda: acted.env_steps >= config.total_steps,
     threads={
-      "learner": lambda: learning.run(acting[0].example),
-      **{f"inference-{i}": each.run for i, each in enumerate(acting)},
+      "learner": lambda: learning.run(acting.example),
+      **acting.threads,
     },
     server=server,
-    close=lambda: inference_lib.close(acting),
+    close=acting.close,
   )
