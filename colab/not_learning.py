@@ -10,7 +10,7 @@
 
 # %%
 from seedx import app, envs
-from seedx.acting import sessions
+from seedx.acting import slots
 from seedx.agents import a2c, ppo
 from seedx.learning import learner
 from seedx.pipelines import impala, sync
@@ -66,7 +66,7 @@ def with_actors(envs_per_actor, batch_size, queue_capacity):
   return impala.Config(
     env=ENV,
     agent=a2c.Config(),
-    actors=sessions.Config(num_actors=2, envs_per_actor=envs_per_actor),
+    actors=slots.Config(num_actors=2, envs_per_actor=envs_per_actor),
     learner=learner.InboxConfig(
       unroll_length=16, batch_size=batch_size, queue_capacity=queue_capacity
     ),

@@ -9,7 +9,7 @@ depend on the environment: `--env Pong-v5 --help` shows them.
 import sys
 
 from seedx import app
-from seedx.acting import sessions
+from seedx.acting import slots
 from seedx.agents import dqn
 from seedx.learning import learner
 from seedx.pipelines import apex
@@ -24,7 +24,7 @@ EXPERIMENT = app.Experiment(
       dueling=True,
       epsilon_ladder=True,
     ),
-    actors=sessions.Config(envs_per_actor=8),
+    actors=slots.Config(envs_per_actor=8),
     fetch_interval=400,
     learner=learner.InboxConfig(unroll_length=8, batch_size=8),
   ),

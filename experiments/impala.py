@@ -14,7 +14,7 @@ Some defaults depend on the environment: `--env Pong-v5 --help` shows them.
 import sys
 
 from seedx import app
-from seedx.acting import sessions
+from seedx.acting import slots
 from seedx.agents import a2c, dqn, ppo, vtrace
 from seedx.learning import learner
 from seedx.pipelines import impala
@@ -48,7 +48,7 @@ def _images(config: impala.Config) -> impala.Config:
 EXPERIMENT = app.Experiment(
   impala.Config(
     agent=vtrace.Config(),
-    actors=sessions.Config(envs_per_actor=32),
+    actors=slots.Config(envs_per_actor=32),
     learner=learner.InboxConfig(batch_size=32),
   ),
   agents={

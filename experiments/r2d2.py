@@ -10,7 +10,7 @@ depend on the environment: `--env Pong-v5 --help` shows them.
 import sys
 
 from seedx import app, replay
-from seedx.acting import sessions
+from seedx.acting import slots
 from seedx.agents import r2d2
 from seedx.learning import learner
 from seedx.pipelines import apex
@@ -21,7 +21,7 @@ EXPERIMENT = app.Experiment(
     agent=r2d2.Config(
       max_gradient_norm=40.0, epsilon_ladder=True, lstm_size=64
     ),
-    actors=sessions.Config(envs_per_actor=8),
+    actors=slots.Config(envs_per_actor=8),
     fetch_interval=400,
     learner=learner.InboxConfig(unroll_length=20, batch_size=8),
     replay=replay.PrioritizedConfig(

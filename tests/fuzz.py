@@ -22,6 +22,7 @@ import struct
 import sys
 import tempfile
 import threading
+import types as types_lib
 
 import dm_env
 import grpc
@@ -37,6 +38,7 @@ from seedx.acting import (
   local_actor,
   protocol,
   sessions,
+  slots,
   thin_actor,
   unroll_server,
   unroll_store,
@@ -66,8 +68,9 @@ PER_SOCKET = 50  # Of so many streams, one is over a socket.
 class Acting:
   """An inference device whose actions are zeros."""
 
-  def __init__(self, num_slots):
-    self.slots = sessions.Slots(num_slots)
+  def __init__(self, sizes):
+    self.sizes = sizes
+    self.slots = slots.Slots(sizes.layout.num_slots)
 
   def requests(self, batch, rows):
     return np.zeros(rows, np.int32)
@@ -107,19 +110,16 @@ def zeros_of(layout, rows):
 def bound(server):
   """Binds every method; returns what clients say to them."""
   spec, agent = envs.spec(CARTPOLE), dqn.Config().make(envs.spec(CARTPOLE))
-  sizes = inference.Config().sizes(
-    agent,
-    thin_actor.Config(num_actors=64, envs_per_actor=ENVS),
-    rows_per_actor=ENVS,
-    period=PERIOD,
-    share_size=4,
-  )
-  acting = Acting(64 * ENVS)
+  actors = thin_actor.Config(num_actors=64, envs_per_actor=ENVS)
+  sizes = inference.Config().sizes(agent, actors, PERIOD, share_size=4)
   act = inference_server.InferenceServer(
-    [acting], sizes, counters.Acted(), seeds_lib.Seeds(0)
+    types_lib.SimpleNamespace(devices=[Acting(*sizes)], spec=spec),
+    counters.Acted(),
+    seeds_lib.Seeds(0),
+    CARTPOLE,
   )
-  layouts = protocol.act_layouts(spec, ENVS)
-  server.bind_stream(protocol.ACT, act, *layouts)
+  act.bind(server)
+  layouts = protocol.act_layouts(spec, 64 * ENVS)
   hello = {"num_envs": ENVS}
   rows = [rows_of(ENVS, k) for k in (0, 1, 2)]
   methods = [Method(protocol.ACT, layouts[0], hello, rows)]

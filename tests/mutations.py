@@ -73,7 +73,7 @@ full-batch-refused acting/batcher.py batcher seed
 -       raise
 + if rows >= self._sizes[-1]:
 +       raise
-seeds-overlap-after-resume acting/sessions.py sessions
+seeds-overlap-after-resume runtime/seeds.py slots
 - self._place(int(saved))
 + self._place(int(saved) - 1)
 acting-keys-without-time pipelines/anakin/program.py anakin

@@ -87,7 +87,7 @@ class Own:
   @property
   def inferences(self):
     """The inference devices of SEED."""
-    return [device for device, _ in self._served(protocol.ACT)._devices]
+    return self._served(protocol.ACT).__self__._acting.devices
 
   @property
   def unrolls(self):

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import threading
+import types as types_lib
 
 import dm_env
 import jax
@@ -18,7 +19,7 @@ from seedx.acting import (
   inference,
   inference_server,
   protocol,
-  sessions,
+  slots,
   thin_actor,
 )
 from seedx.agents import dqn, vtrace
@@ -36,6 +37,7 @@ AGENT = vtrace.Config(
   reward_scale=1.0,
 )
 ENVS, T, BATCH = 4, 5, 8
+CARTPOLE = envs.Config("CartPole-v1")
 
 
 def config_of(folder, **changes):
@@ -161,7 +163,8 @@ class _Acting:
   """An inference device whose actions are zeros."""
 
   def __init__(self, sizes):
-    self.slots = sessions.Slots(sizes.layout.num_slots)
+    self.sizes = sizes
+    self.slots = slots.Slots(sizes.layout.num_slots)
     self.rows = 0
 
   def requests(self, batch, rows):
@@ -171,12 +174,11 @@ class _Acting:
 
 def _sizes(num_actors, num_devices, envs_per_actor):
   """Of devices whose slots have an epsilon ladder."""
-  spec = envs.spec(envs.Config("CartPole-v1"))
+  spec = envs.spec(CARTPOLE)
   agent = dqn.Config(epsilon_ladder=True).make(spec)
   sizes = inference.Config(inference_devices=tuple(range(num_devices))).sizes(
     agent,
     thin_actor.Config(num_actors=num_actors, envs_per_actor=envs_per_actor),
-    rows_per_actor=envs_per_actor,
     period=2,
     share_size=2,
   )
@@ -188,9 +190,13 @@ def _served(envs_per_actor, num_actors=1, num_devices=1):
   ladder, sizes = _sizes(num_actors, num_devices, envs_per_actor)
   acted, acting = counters.Acted(), [_Acting(each) for each in sizes]
   server = inference_server.InferenceServer(
-    acting, sizes, acted, seeds_lib.Seeds(0)
+    types_lib.SimpleNamespace(devices=acting),
+    acted,
+    seeds_lib.Seeds(0),
+    CARTPOLE,
   )
-  return lambda: server({"num_envs": envs_per_actor}), acted, acting, ladder
+  opened = functools.partial(server.open, {"num_envs": envs_per_actor})
+  return opened, acted, acting, ladder
 
 
 @pytest.mark.parametrize(("actors", "devices"), [(2, 1), (2, 2), (7, 3)])
@@ -201,7 +207,7 @@ def test_an_epsilon_ladder_spans_the_devices(actors, devices):
   np.testing.assert_array_equal(explored, ladder)
   for each in sizes:
     assert each.layout.num_slots == len(each.exploration)
-    assert each.max_rows <= sizes[0].max_rows
+    assert each.padded[-1] <= sizes[0].padded[-1]
 
 
 def test_returns_are_of_the_slots_that_explore_least():
@@ -212,12 +218,12 @@ def test_returns_are_of_the_slots_that_explore_least():
   held = [0, 1], [4, 5], [2, 3], [6, 7]
   least = counters.explores_least(ladder)
   assert least.any() and not least.all()
-  for actor, slots in zip(actors, held, strict=True):
+  for actor, own in zip(actors, held, strict=True):
     for index in (0, 1):
       before = acted.returns.count
       for step_type in (dm_env.StepType.FIRST, dm_env.StepType.LAST):
         actor(_row(step_type, index=index))
-      assert acted.returns.count - before == least[slots[index]]
+      assert acted.returns.count - before == least[own[index]]
 
 
 def _row(step_type, **changes):
@@ -276,6 +282,19 @@ def test_each_row_goes_to_its_slot_in_any_order():
     send(1, [1, 1])
 
 
+def test_unfinished_unrolls_of_a_lost_actor_are_counted():
+  connect, acted, (acting,), _ = _served(envs_per_actor=1)
+  layout, lost = acting.sizes.layout, 0
+  for steps in range(9):
+    actor = connect()
+    for k in range(steps):
+      actor(_row(min(k, 1)))
+    actor.close()
+    begun = range(0, steps, layout.period)
+    lost += sum(first + layout.length > steps for first in begun)
+    assert acted.saved()["unrolls_discarded"] == lost
+
+
 @pytest.fixture(scope="module")
 def going(tmp_path_factory):
   """A run of two actors that goes on, and has place for a third."""
@@ -327,12 +346,18 @@ def test_an_actor_that_dies_gives_its_slots_back(going):
 
 
 def test_nothing_is_compiled_while_it_goes_on(going):
-  (device,) = going.inferences
-  before = device.compiled()
+  before = _compiled(going)
   updates = going.learner.steps
   going.wait_for_steps(going.acted.env_steps + 1_000)
   going.wait_for(lambda: going.learner.steps > updates + 20)
-  assert device.compiled() == before > 0
+  assert _compiled(going) == before > 0
+
+
+def _compiled(run):
+  """How many programs its inference device has compiled."""
+  (device,) = run.inferences
+  programs = device._act, device._gather, device._empty, device._priorities
+  return sum(program._cache_size() for program in programs)
 
 
 def test_an_actor_of_another_environment_is_refused(going):

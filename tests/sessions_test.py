@@ -1,6 +1,4 @@
-"""Who holds which slots, and what is counted of them."""
-
-import itertools
+"""Which actor holds which slots, and what is counted of them."""
 
 import dm_env
 import hypothesis
@@ -10,7 +8,7 @@ from hypothesis import strategies as st
 
 from seedx import metrics, types, wire
 from seedx.acting import episodes, local_actor, sessions
-from seedx.runtime import counters, process
+from seedx.runtime import counters
 from seedx.runtime import seeds as seeds_lib
 
 NUM_ENVS = 8
@@ -19,9 +17,9 @@ NAN = np.nan
 NO_WAITS = (0.0, 0.0)
 
 
-def make(seed=0):
+def make():
   acted = counters.Acted()
-  return sessions.Sessions(LADDER, acted, seeds_lib.Seeds(seed)), acted
+  return sessions.Sessions(LADDER, acted, seeds_lib.Seeds(0)), acted
 
 
 def steps_of(*texts, reward=1.0, claimed=None):
@@ -121,34 +119,6 @@ def test_no_slot_has_two_owners_and_no_seed_comes_twice(calls):
   assert len(seeds) == len(set(seeds))
 
 
-def test_runs_of_other_seeds_share_no_environment():
-  first = {make(seed)[0].open({"num_envs": 8}).first_seed for seed in range(5)}
-  gaps = [b - a for a, b in itertools.pairwise(sorted(first))]
-  assert min(gaps) == 2**27
-  # Those 2,048 apart neither.
-  first = {seeds_lib.Seeds(seed).take(1) for seed in range(2**14)}
-  gaps = [b - a for a, b in itertools.pairwise(sorted(first))]
-  assert gaps == [2**16] * (2**14 - 1)
-
-
-def test_seeds_stay_in_the_range_of_environments():
-  end = 2**30
-  seeds = seeds_lib.Seeds(end - 1)
-  assert seeds.take(1) == end - 1
-  assert seeds.take(4) == 0
-  assert seeds.take(1) == 4
-  seeds.restore(np.int64(end - 3))
-  # Three are left; four in a row begin anew.
-  assert seeds.take(4) == 0
-
-
-@pytest.mark.parametrize("seed", [-1, 2**30])
-def test_a_seed_that_would_share_its_run_is_refused(seed):
-  with pytest.raises(types.ConfigError, match="expected seed from 0 to"):
-    process.Config(seed=seed)
-  assert process.Config(seed=2**30 - 1).seed == 2**30 - 1
-
-
 def test_returns_count_only_of_those_who_report():
   actors, acted = make()
   explorer = actors.open({"num_envs": 6})
@@ -206,13 +176,6 @@ def test_waits_are_means_over_actors_and_stay_when_all_have_left():
   assert found() == (0.75, 0.5)
   say(actors.open({"num_envs": 2}), 0.125, 0.25)
   assert found() == (0.125, 0.25)
-
-
-def test_seeds_go_on_where_they_were_saved():
-  seeds, again = seeds_lib.Seeds(3), seeds_lib.Seeds(3)
-  first = seeds.take(10)
-  again.restore(seeds.saved())
-  assert again.take(5) == seeds.take(5) == first + 10
 
 
 # What has been done

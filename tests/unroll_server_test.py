@@ -18,6 +18,7 @@ from seedx.acting import (
   local_actor,
   protocol,
   sessions,
+  slots,
   unroll_actor,
   unroll_server,
   unroll_store,
@@ -94,7 +95,7 @@ def test_any_messages_are_cut_into_shares_of_one_size(size, sizes, prioritized):
 
 
 PERIOD = LENGTH - 1
-ACTORS = sessions.Config(num_actors=2, envs_per_actor=3)
+ACTORS = slots.Config(num_actors=2, envs_per_actor=3)
 SHARE = 4
 
 

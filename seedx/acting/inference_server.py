@@ -2,80 +2,63 @@
 
 import functools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from seedx import types, wire
-from seedx.acting import (
-  batcher,
-  episodes,
-  inference,
-  sessions,
-  unroll_store,
-)
+from seedx import envs, types, wire
+from seedx.acting import batcher, episodes, inference, protocol, unroll_store
+from seedx.acting import slots as slots_lib
 from seedx.runtime import counters
 from seedx.runtime import seeds as seeds_lib
 
 
 class InferenceServer:
-  """Opens a session for each actor, on the device with the most free slots.
-
-  It is what the stream `protocol.ACT` is bound to.
-  """
+  """Opens a session for each thin actor, on the device with most free slots."""
 
   def __init__(
     self,
-    inferences: Sequence[inference.Inference],
-    sizes: Sequence[inference.Sizes],
+    acting: inference.Devices,
     acted: counters.Acted,
     seeds: seeds_lib.Seeds,
-    returns_are_sums: bool = True,
+    env: envs.Config,
   ) -> None:
-    """Nobody is connected yet.
+    """Serves nothing before `bind`.
 
     Args:
-      inferences: one for each device.
-      sizes: of each; the first is the largest.
-      acted: what is received is counted there.
-      seeds: of the actors' environments.
-      returns_are_sums: see `envs.returns_are_sums`.
+      acting: the inference devices.
+      acted: counts what is received.
+      seeds: seeds for the actors' environments.
+      env: the environment.
     """
-    exploration = [each.exploration for each in sizes]
-    reported = counters.explores_least(np.concatenate(exploration))
-    ends = np.cumsum([each.layout.num_slots for each in sizes])
-    self._devices = list(
-      zip(inferences, np.split(reported, ends[:-1]), strict=True)
-    )
+    self._acting = acting
     self._acted = acted
-    self._layout = sizes[0].layout
-    self._returns_are_sums = returns_are_sums
-    self._lock = threading.Lock()
     self._seeds = seeds
+    self._returns_are_sums = envs.returns_are_sums(env)
+    self._lock = threading.Lock()
 
-  def __call__(self, hello: Mapping[str, Any]) -> "Session":
-    """Takes slots for an actor's hello `{"num_envs": n}`.
+  def bind(self, server: wire.Server) -> None:
+    """Binds the stream that thin actors open."""
+    most = self._acting.devices[0].sizes.padded[-1]
+    layouts = protocol.act_layouts(self._acting.spec, most)
+    server.bind_stream(protocol.ACT, self.open, *layouts)
+
+  def open(self, hello: Mapping[str, Any]) -> "Session":
+    """Leases slots to an actor with a hello of `{"num_envs": n}`.
 
     Raises:
       wire.Refused: the hello is malformed or no device has n slots free.
     """
-    num_envs = sessions.wanted(hello, self._layout.num_slots)
+    devices = self._acting.devices
+    num_envs = slots_lib.wanted(hello, devices[0].sizes.layout.num_slots)
     with self._lock:
-      device, reported = max(self._devices, key=lambda x: x[0].slots.free)
+      device = max(devices, key=lambda x: x.slots.free)
       slots = device.slots.take(num_envs)
-    if slots is None:
-      raise sessions.too_few(device.slots.free, num_envs)
     first_seed = self._seeds.take(num_envs)
     return Session(
-      device,
-      slots,
-      self._acted.join(reported[slots]),
-      first_seed,
-      self._acted,
-      self._layout,
-      episodes.Episodes(num_envs, self._returns_are_sums),
+      device, slots, first_seed, self._acted, self._returns_are_sums
     )
 
 
@@ -83,29 +66,26 @@ class Session:
   """One thin actor, from its stream's start to its end.
 
   Attributes:
-    welcome: what the actor is told first.
+    welcome: first message to the actor.
   """
 
   def __init__(
     self,
     device: inference.Inference,
     slots: np.ndarray,
-    environments: counters.Environments,
     first_seed: int,
     acted: counters.Acted,
-    layout: unroll_store.Layout,
-    own_episodes: episodes.Episodes,
+    returns_are_sums: bool,
   ) -> None:
-    """Holds `slots`, those of `environments`, until it is closed."""
+    """Holds `slots` of a device until it is closed."""
     self.welcome = {"first_seed": first_seed}
     self._inference = device
     self._slots = slots
     self._in_order = np.arange(len(slots), dtype=np.int32)
-    self._environments = environments
+    self._environments = acted.join(device.sizes.reported[slots])
     self._counts = np.zeros(len(slots), np.int32)
     self._acted = acted
-    self._layout = layout
-    self._episodes = own_episodes
+    self._episodes = episodes.Episodes(len(slots), returns_are_sums)
     self._lock = threading.Lock()
     self._busy = False
     self._closed = False
@@ -153,11 +133,9 @@ class Session:
   def _release(self) -> None:
     self._inference.slots.give_back(self._slots)
     self._environments.leave()
-    begun = -(-self._counts // self._layout.period)
-    past_first = self._counts - self._layout.length
-    finished = np.where(
-      past_first < 0, 0, past_first // self._layout.period + 1
-    )
+    counts, layout = self._counts, self._inference.sizes.layout
+    begun = -(-counts // layout.period)
+    finished = np.maximum(0, (counts - layout.length) // layout.period + 1)
     self._acted.add_discarded(int(np.sum(begun - finished)))
 
   def _checked(self, index: np.ndarray) -> np.ndarray | slice:

@@ -1,7 +1,4 @@
-"""The connected actors: slots and seeds of each, and counts of its steps.
-
-Nothing here imports JAX: a thin actor reads its `Config`.
-"""
+"""The actors that compute actions by themselves: what each holds and counts."""
 
 import dataclasses
 import threading
@@ -10,62 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from seedx import metrics, types, wire
+from seedx import metrics, wire
 from seedx.acting import episodes
+from seedx.acting import slots as slots_lib
 from seedx.runtime import counters
 from seedx.runtime import seeds as seeds_lib
-
-
-@dataclasses.dataclass(frozen=True)
-class Config:
-  """The actors of a run.
-
-  Attributes:
-    num_actors: number of actor processes.
-    envs_per_actor: environments of each actor.
-  """
-
-  num_actors: int = 2
-  envs_per_actor: int = 128
-
-  def __post_init__(self) -> None:
-    """Raises types.ConfigError for what cannot be run."""
-    types.check_ranges(self, num_actors=(1, 2**20), envs_per_actor=(1, 2**20))
-
-  @property
-  def num_envs(self) -> int:
-    """Environments of all actors together."""
-    return self.num_actors * self.envs_per_actor
-
-
-class Slots:
-  """Slots for environments, of which each session holds some.
-
-  Any thread may call it.
-  """
-
-  def __init__(self, num_slots: int) -> None:
-    """All of `num_slots` are free."""
-    self._free = np.arange(num_slots, dtype=np.int32)
-    self._lock = threading.Lock()
-
-  @property
-  def free(self) -> int:
-    """How many slots nobody holds."""
-    return len(self._free)
-
-  def take(self, count: int) -> np.ndarray | None:
-    """Takes `[count]` int32 slots; None where fewer are free."""
-    with self._lock:
-      if count > len(self._free):
-        return None
-      taken, self._free = self._free[:count], self._free[count:]
-      return taken
-
-  def give_back(self, slots: np.ndarray) -> None:
-    """Frees the slots of an ended session."""
-    with self._lock:
-      self._free = np.sort(np.concatenate([self._free, slots]))
 
 
 @dataclasses.dataclass(eq=False)
@@ -123,7 +69,7 @@ class Sessions:
     self._exploration = exploration
     self._reported = counters.explores_least(exploration)
     self._returns_are_sums = returns_are_sums
-    self._slots = Slots(len(exploration))
+    self._slots = slots_lib.Slots(len(exploration))
     self._seeds = seeds
     self._lock = threading.Lock()
     self._open: set[Session] = set()
@@ -135,10 +81,8 @@ class Sessions:
     Raises:
       wire.Refused: the hello is malformed, or too few slots are free.
     """
-    num_envs = wanted(hello, len(self._exploration))
+    num_envs = slots_lib.wanted(hello, len(self._exploration))
     slots = self._slots.take(num_envs)
-    if slots is None:
-      raise too_few(self._slots.free, num_envs)
     self._acted.start()
     first_seed = self._seeds.take(num_envs)
     session = Session(
@@ -203,31 +147,3 @@ def check_rows(session: Session, rows: int) -> None:
     raise wire.invalid(
       f"a message of all {num_envs} environments", f"one of {rows}"
     )
-
-
-def wanted(hello: Mapping[str, Any], most: int) -> int:
-  """How many environments an actor's hello `{"num_envs": n}` asks for.
-
-  Raises:
-    wire.Refused: it is malformed, or asks for more than `most`.
-  """
-  num_envs = hello.get("num_envs")
-  if type(num_envs) is not int or num_envs < 1:
-    raise wire.invalid(
-      "num_envs of at least 1 in the hello", f"{num_envs!r:.80}"
-    )
-  if num_envs > most:
-    raise wire.Refused(
-      wire.StatusCode.FAILED_PRECONDITION,
-      f"expected an actor of at most {most} environments, found {num_envs}",
-    )
-  return num_envs
-
-
-def too_few(free: int, num_envs: int) -> wire.Refused:
-  """What an actor is told where fewer slots are free than it wants."""
-  return wire.Refused(
-    wire.StatusCode.RESOURCE_EXHAUSTED,
-    f"expected at most {free} environments, which is how many slots are free"
-    f" now, found {num_envs}",
-  )

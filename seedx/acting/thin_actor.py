@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from seedx import envs, types, wire
-from seedx.acting import protocol, sessions
+from seedx.acting import protocol, slots
 
 C = TypeVar("C")
 
@@ -23,7 +23,7 @@ _STEP_SECONDS = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(sessions.Config):
+class Config(slots.Config):
   """The thin actors of a run.
 
   Attributes:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from seedx import envs, metrics, types, wire
-from seedx.acting import local_actor, protocol, sessions, unroll_store
+from seedx.acting import local_actor, protocol, slots, unroll_store
 from seedx.agents import base
 
 _WAIT_LEARNER = "learner"
@@ -35,7 +35,7 @@ class Work:
   env: envs.Config
   agent: base.Config
   horizon: base.Horizon
-  actors: sessions.Config
+  actors: slots.Config
   unroll_length: int
   fetch_interval: int = 0
   security: wire.Security = wire.LOCAL

@@ -19,6 +19,7 @@ from seedx import envs, launch, types
 from seedx.acting import (
   local_actor,
   sessions,
+  slots,
   unroll_actor,
   unroll_server,
   unroll_store,
@@ -45,7 +46,7 @@ class Config(process.ServerConfig):
 
   env: envs.Config = envs.Config()
   agent: base.Config
-  actors: sessions.Config = sessions.Config()
+  actors: slots.Config = slots.Config()
   fetch_interval: int = 0
   learner: learner_lib.InboxConfig = learner_lib.InboxConfig()
 

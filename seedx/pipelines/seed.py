@@ -12,17 +12,10 @@ Central Inference", https://arxiv.org/abs/1910.06591, figures 1 and 3.
 
 import dataclasses
 
-import jax
-
-from seedx import envs, launch, sharding
+from seedx import envs, launch
 from seedx import replay as replay_lib
-from seedx.acting import (
-  batcher,
-  inference_server,
-  protocol,
-  thin_actor,
-)
 from seedx.acting import inference as inference_lib
+from seedx.acting import inference_server, thin_actor
 from seedx.agents import base
 from seedx.learning import learner as learner_lib
 from seedx.learning import learners
@@ -91,49 +84,34 @@ def learn(config: Config, context: process.Context) -> process.Process:
   spec = envs.spec(config.env)
   acted = context.acted(spec, config.total_steps)
   seeds = context.seeds(config.seed)
-  devices = sharding.devices(config.inference.inference_devices, "inference")
-  learning = learners.of(config, spec, context, acted, acting_on=devices)
-  agent = learning.agent
-  sizes = config.inference.sizes(
-    agent,
+  learning = learners.of(
+    config, spec, context, acted, acting_on=config.inference.devices()
+  )
+  acting = inference_lib.Devices(
+    config.inference,
+    learning.agent,
+    spec,
     config.actors,
-    rows_per_actor=config.actors.rows,
     period=config.learner.unroll_length,
     share_size=config.learner.share_size,
+    newest=learning.newest,
+    sink=learning.inbox.put,
+    rng_key=context.keys(config.seed).acting,
   )
-  acting_keys = jax.random.split(context.keys(config.seed).acting, len(devices))
-  waits, replies = inference_lib.waits(len(devices)), batcher.Replies()
-  acting = [
-    inference_lib.Inference(
-      *(agent, spec, device, own),
-      newest=learning.newest,
-      sink=learning.inbox.put,
-      rng_key=key,
-      waits=waits,
-      replies=replies,
-    )
-    for device, own, key in zip(devices, sizes, acting_keys, strict=True)
-  ]
-  connected = inference_server.InferenceServer(
-    acting, sizes, acted, seeds, envs.returns_are_sums(config.env)
-  )
+  connected = inference_server.InferenceServer(acting, acted, seeds, config.env)
   server = config.make_server(config.actors.num_actors)
-  layouts = protocol.act_layouts(spec, sizes[0].max_rows)
-  server.bind_stream(protocol.ACT, connected, *layouts)
+  connected.bind(server)
   return process.Process(
     acted=acted,
     parts={"agent": learning, "acted": acted, "seeds": seeds},
     replay=learning.replay,
     policy=learning.policy,
-    measures=[
-      *(acted.measure, learning.measure),
-      *(waits.shares, replies.measure, server.measure),
-    ],
+    measures=[acted.measure, learning.measure, acting.measure, server.measure],
     done=lambda: acted.env_steps >= config.total_steps,
     threads={
-      "learner": lambda: learning.run(acting[0].example),
-      **{f"inference-{i}": each.run for i, each in enumerate(acting)},
+      "learner": lambda: learning.run(acting.example),
+      **acting.threads,
     },
     server=server,
-    close=lambda: inference_lib.close(acting),
+    close=acting.close,
   )

@@ -100,11 +100,7 @@ def _sizes_of_seed(config: seed.Config) -> Sizes:
   actors, period = config.actors, config.learner.unroll_length
   agent = config.plan.agent(config.agent, envs.spec(config.env))
   first, *_ = config.inference.sizes(
-    agent,
-    actors,
-    rows_per_actor=actors.rows,
-    period=period,
-    share_size=config.learner.share_size,
+    agent, actors, period, config.learner.share_size
   )
   return Sizes(
     *(actors.num_actors, actors.envs_per_actor, 1),

@@ -1,0 +1,92 @@
+"""The actors of a run, and slots for their environments.
+
+Nothing here imports JAX: a thin actor reads the `Config`.
+"""
+
+import dataclasses
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from seedx import types, wire
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """The actors of a run.
+
+  Attributes:
+    num_actors: number of actor processes.
+    envs_per_actor: environments of each actor.
+  """
+
+  num_actors: int = 2
+  envs_per_actor: int = 128
+
+  def __post_init__(self) -> None:
+    """Raises types.ConfigError for what cannot be run."""
+    types.check_ranges(self, num_actors=(1, 2**20), envs_per_actor=(1, 2**20))
+
+  @property
+  def num_envs(self) -> int:
+    """Environments of all actors together."""
+    return self.num_actors * self.envs_per_actor
+
+
+class Slots:
+  """Slots for environments, each leased to at most one session at a time.
+
+  Any thread may call it.
+  """
+
+  def __init__(self, num_slots: int) -> None:
+    """Makes slots from 0 to `num_slots - 1`, all of them free."""
+    self._free = np.arange(num_slots, dtype=np.int32)
+    self._lock = threading.Lock()
+
+  @property
+  def free(self) -> int:
+    """Number of slots that no session holds."""
+    return len(self._free)
+
+  def take(self, count: int) -> np.ndarray:
+    """Leases `[count]` int32 slots.
+
+    Raises:
+      wire.Refused: RESOURCE_EXHAUSTED, fewer are free.
+    """
+    with self._lock:
+      if count > len(self._free):
+        raise wire.Refused(
+          wire.StatusCode.RESOURCE_EXHAUSTED,
+          f"expected at most {len(self._free)} environments, the number of"
+          f" slots that are free now, found {count}",
+        )
+      taken, self._free = self._free[:count], self._free[count:]
+      return taken
+
+  def give_back(self, slots: np.ndarray) -> None:
+    """Frees the slots of an ended session."""
+    with self._lock:
+      self._free = np.sort(np.concatenate([self._free, slots]))
+
+
+def wanted(hello: Mapping[str, Any], most: int) -> int:
+  """Number of environments that an actor's hello `{"num_envs": n}` asks for.
+
+  Raises:
+    wire.Refused: it is malformed, or asks for more than `most`.
+  """
+  num_envs = hello.get("num_envs")
+  if type(num_envs) is not int or num_envs < 1:
+    raise wire.invalid(
+      "num_envs of at least 1 in the hello", f"{num_envs!r:.80}"
+    )
+  if num_envs > most:
+    raise wire.Refused(
+      wire.StatusCode.FAILED_PRECONDITION,
+      f"expected an actor of at most {most} environments, found {num_envs}",
+    )
+  return num_envs

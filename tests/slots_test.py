@@ -1,0 +1,59 @@
+"""Leases of slots, and seeds of environments."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from seedx import types, wire
+from seedx.acting import slots
+from seedx.runtime import process
+from seedx.runtime import seeds as seeds_lib
+
+
+def test_slots_are_leased_once_and_come_back():
+  leased = slots.Slots(5)
+  first, second = leased.take(2), leased.take(2)
+  assert (first.tolist(), second.tolist()) == ([0, 1], [2, 3])
+  with pytest.raises(wire.Refused, match=r"at most 1 .* found 2") as caught:
+    leased.take(2)
+  assert caught.value.code is wire.StatusCode.RESOURCE_EXHAUSTED
+  assert leased.free == 1
+  leased.give_back(first)
+  assert leased.free == 3
+  assert leased.take(3).tolist() == [0, 1, 4]
+
+
+def test_runs_of_other_seeds_share_no_environment():
+  first = {seeds_lib.Seeds(seed).take(8) for seed in range(5)}
+  gaps = [b - a for a, b in itertools.pairwise(sorted(first))]
+  assert min(gaps) == 2**27
+  # Those 2,048 apart neither.
+  first = {seeds_lib.Seeds(seed).take(1) for seed in range(2**14)}
+  gaps = [b - a for a, b in itertools.pairwise(sorted(first))]
+  assert gaps == [2**16] * (2**14 - 1)
+
+
+def test_seeds_stay_in_the_range_of_environments():
+  end = 2**30
+  seeds = seeds_lib.Seeds(end - 1)
+  assert seeds.take(1) == end - 1
+  assert seeds.take(4) == 0
+  assert seeds.take(1) == 4
+  seeds.restore(np.int64(end - 3))
+  # Three are left; four in a row begin anew.
+  assert seeds.take(4) == 0
+
+
+@pytest.mark.parametrize("seed", [-1, 2**30])
+def test_a_seed_that_would_share_its_run_is_refused(seed):
+  with pytest.raises(types.ConfigError, match="expected seed from 0 to"):
+    process.Config(seed=seed)
+  assert process.Config(seed=2**30 - 1).seed == 2**30 - 1
+
+
+def test_seeds_go_on_where_they_were_saved():
+  seeds, again = seeds_lib.Seeds(3), seeds_lib.Seeds(3)
+  first = seeds.take(10)
+  again.restore(seeds.saved())
+  assert again.take(5) == seeds.take(5) == first + 10
