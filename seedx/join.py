@@ -11,7 +11,6 @@ or 143 after SIGHUP, Ctrl-C or SIGTERM; 1 after any other failure.
 import argparse
 import contextlib
 import dataclasses
-import importlib
 import json
 import os
 import sys
@@ -27,6 +26,7 @@ if __name__ == "__main__":
   output.outlive_readers()
 
 from seedx import types, wire
+from seedx.acting import thin_actor
 from seedx.launch import joining
 
 _GAVE_UP = 3
@@ -36,10 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
   """Joins a run.
 
   Args:
-    argv: without the program's name; this program's own if None.
+    argv: words without the program's name; this program's own if None.
 
   Returns:
-    The exit status, see `run`; it exits with 2 where a word is wrong.
+    The exit status, see `run`; exits with 2 where a word is wrong.
   """
   argv = sys.argv[1:] if argv is None else list(argv)
   parser = _parser()
@@ -47,17 +47,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
   def play(told: joining.Told, ended: threading.Event) -> None:
     # Before anything imports JAX, as EnvPool does.
-    if told.needs_jax:
-      if sys.modules.get("jax", told) is None:
-        os.execv(sys.executable, [sys.executable, "-m", "seedx.join", *argv])
-      os.environ.setdefault("JAX_PLATFORMS", "cpu")
-      programs = importlib.import_module("seedx.app.programs")
-      programs.play(told, asked.address, asked.listen, ended, security)
-    else:
+    if not told.needs_jax:
       sys.modules["jax"] = None  # type: ignore[assignment]
-      thin_actor = importlib.import_module("seedx.acting.thin_actor")
       work = thin_actor.Work.of(asked.address, told.options, security)
       thin_actor.run(work, ended)
+      return
+    if sys.modules.get("jax", told) is None:
+      os.execv(sys.executable, [sys.executable, "-m", "seedx.join", *argv])
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    from seedx.app import roles  # It imports JAX.
+
+    experiment = roles.experiment_of(told, asked.address)
+    roles.play(experiment, told, asked.address, asked.listen, ended, security)
 
   try:
     wire.check_address(asked.address)
@@ -75,14 +76,14 @@ def run(
   config: joining.Config,
   security: wire.Security,
 ) -> int:
-  """Joins a run until it is over or a signal comes, and says why it cannot.
+  """Joins a run until it is over or a signal comes; prints why it cannot.
 
   Args:
-    address: of the learner.
-    hello: what to say to it.
+    address: address of the learner.
+    hello: what this process sends first.
     play: does the work of a role; see `joining.join`.
-    config: how long it waits.
-    security: how they know each other.
+    config: how long this process waits for a learner.
+    security: how the processes of the run know each other.
 
   Returns:
     The exit status, as this module's `--help` says.
@@ -101,7 +102,7 @@ def run(
 
 
 class _Parser(argparse.ArgumentParser):
-  """Says in one line what is wrong."""
+  """Parser that prints in one line what is wrong."""
 
   def error(self, message: str) -> NoReturn:
     """Exits with status 2."""

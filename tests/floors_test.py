@@ -25,12 +25,11 @@ _FLOORS = (
   (
     "seedx.runtime",
     "seedx.launch",
-    "seedx.join",
     "seedx.acting",
     "seedx.learning",
   ),
   ("seedx.pipelines",),
-  ("seedx.app", "seedx.__main__"),
+  ("seedx.app", "seedx.join", "seedx.__main__"),
   ("experiments",),
 )
 _LEAVES = 1

@@ -1,4 +1,4 @@
-"""The devices of a run, and those that its JAX cannot use."""
+"""The devices of a run: what they are, and how a program computes on them."""
 
 import collections
 import contextlib
@@ -44,6 +44,15 @@ def unused(root: pathlib.Path = pathlib.Path("/")) -> str:
         f"{types.see('an-accelerator-is-not-used')}"
       )
   return ""
+
+
+def compute_on_own_threads() -> None:
+  """Has a thread compute by itself on CPU, instead of waking up another.
+
+  For programs whose threads act, learn or serve beside each other. It is a
+  setting of the whole program, so the library does not make it.
+  """
+  jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 
 @contextlib.contextmanager

@@ -11,12 +11,14 @@ from typing import Any, Literal
 import gymnasium
 import jax
 
-from seedx import checkpoint, join, launch, types, wire
+from seedx import checkpoint, join, launch, types
 from seedx.app import (
   checkpointer,
   command_line,
   configs,
+  devices,
   experiments,
+  roles,
   run_dirs,
   training,
 )
@@ -192,7 +194,7 @@ def _train(asked: Asked, name: str, presets: Sequence[str], alone: bool) -> int:
   if alone:
     _check_address(asked.run, "learner")
   if isinstance(asked.run, process.ServerConfig):
-    compute_on_own_threads()
+    devices.compute_on_own_threads()
   run = training.run(
     asked.run,
     asked.files,
@@ -207,15 +209,6 @@ def _train(asked: Asked, name: str, presets: Sequence[str], alone: bool) -> int:
     # It is a file on a disk that is full; the run has ended well.
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115
   return run.status
-
-
-def compute_on_own_threads() -> None:
-  """Has a thread compute by itself on CPU, instead of waking up another.
-
-  For programs whose threads act, learn or serve beside each other. It is a
-  setting of the whole program, so the library does not make it.
-  """
-  jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 
 def _result(asked: Asked, run: training.Run) -> list[str]:
@@ -294,68 +287,9 @@ def _join(
     jax.config.update("jax_platforms", "cpu")
 
   def play(told: joining.Told, ended: threading.Event) -> None:
-    _play(experiment, told, config.address, listen, ended, config.security)
+    roles.play(experiment, told, config.address, listen, ended, config.security)
 
   return join.run(config.address, hello, play, asked.process, config.security)
-
-
-def play(
-  told: joining.Told,
-  address: str,
-  listen: str,
-  stop: threading.Event,
-  security: wire.Security,
-) -> None:
-  """Plays a role of an experiment that comes with seedx.
-
-  Args:
-    told: what the learner said.
-    address: of the learner.
-    listen: where this process does, if its role does.
-    stop: ends it.
-    security: how they know each other.
-
-  Raises:
-    types.ConfigError: the experiment does not come with seedx.
-    wire.WireError: the learner refuses.
-  """
-  if told.experiment not in experiments.shipped():
-    script = told.experiment.partition(":")[0].replace(".", "/") or "SCRIPT"
-    raise types.ConfigError(
-      "expected a learner whose experiment comes with seedx, found"
-      f" {told.experiment or 'a script'}; its code has to be here: run `python"
-      f" {script}.py --role {launch.kind(told.role)} --address {address}`"
-    )
-  experiment = experiments.load(told.experiment)
-  _play(experiment, told, address, listen, stop, security)
-
-
-def _play(
-  experiment: experiments.Experiment[Any],
-  told: joining.Told,
-  address: str,
-  listen: str,
-  stop: threading.Event,
-  security: wire.Security,
-) -> None:
-  """Plays a role of an experiment; see `play`."""
-  compute_on_own_threads()
-  options = dict(told.options)
-  config = asked_of(experiment, str(options.pop("agent", ""))).run
-  known = {*configs.settings(config)} - {*run_dirs.OF_THIS_START}
-  other = known ^ {*options}
-  if other:
-    raise types.ConfigError(
-      "expected a learner with the options that this program has, found a"
-      f" difference in {', '.join(sorted(other))}"
-    )
-  config = configs.replaced(config, options)
-  nodes = training.pipeline_of(config).nodes(config)
-  node = next(node for node in nodes if node.role == told.role)
-  work = dataclasses.replace(
-    node.config, address=listen or address, security=security
-  )
-  node.run(work, stop)
 
 
 def _check_address(config: Any, role: str) -> None:

@@ -12,7 +12,7 @@ import multiprocessing
 from collections.abc import Callable
 from typing import Any
 
-from seedx.app import programs
+from seedx.app import devices
 from seedx.app.benchmark import alone, matrix_products, work_sizes
 from seedx.launch import nodes
 from seedx.runtime import process
@@ -110,7 +110,7 @@ def as_with_a_server(function: Callable[..., Any], *arguments: Any) -> Any:
     function: takes the arguments.
     *arguments: of the function.
   """
-  programs.compute_on_own_threads()
+  devices.compute_on_own_threads()
   return function(*arguments)
 
 
@@ -125,7 +125,7 @@ def _measure(
   sizes = work_sizes.Sizes.of(config)
   # What the programs of a run set before they do this part.
   if isinstance(config, process.ServerConfig):
-    programs.compute_on_own_threads()
+    devices.compute_on_own_threads()
   if part in sizes.elsewhere:
     nodes.share_cores(sizes.pools)
   return sizes, function(config, sizes, seconds)

@@ -1,0 +1,72 @@
+"""Plays a role of an experiment in a process that has joined its run."""
+
+import dataclasses
+import threading
+from typing import Any
+
+from seedx import launch, types, wire
+from seedx.app import configs, devices, experiments, run_dirs, training
+from seedx.launch import joining
+
+
+def experiment_of(
+  told: joining.Told, address: str
+) -> experiments.Experiment[Any]:
+  """Returns the experiment that a learner runs, one that comes with seedx.
+
+  Args:
+    told: the learner's welcome.
+    address: address of the learner.
+
+  Raises:
+    types.ConfigError: it does not come with seedx.
+  """
+  if told.experiment not in experiments.shipped():
+    script = told.experiment.partition(":")[0].replace(".", "/") or "SCRIPT"
+    raise types.ConfigError(
+      "expected a learner whose experiment comes with seedx, found"
+      f" {told.experiment or 'a script'}; its code has to be here: run `python"
+      f" {script}.py --role {launch.kind(told.role)} --address {address}`"
+    )
+  return experiments.load(told.experiment)
+
+
+def play(
+  experiment: experiments.Experiment[Any],
+  told: joining.Told,
+  address: str,
+  listen: str,
+  stop: threading.Event,
+  security: wire.Security,
+) -> None:
+  """Plays a role until its work is done.
+
+  Args:
+    experiment: the one that the learner runs.
+    told: the learner's welcome.
+    address: address of the learner.
+    listen: address at which this process listens; empty if its role does not.
+    stop: event that ends the work.
+    security: how the processes of the run know each other.
+
+  Raises:
+    types.ConfigError: this program has other options than the learner.
+    wire.WireError: the learner refuses this process.
+  """
+  devices.compute_on_own_threads()
+  options = dict(told.options)
+  config = experiment.with_agent(str(options.pop("agent", "")))
+  known = {*configs.settings(config)} - {*run_dirs.OF_THIS_START}
+  other = known ^ {*options}
+  if other:
+    raise types.ConfigError(
+      "expected a learner with the options that this program has, found a"
+      f" difference in {', '.join(sorted(other))}"
+    )
+  config = configs.replaced(config, options)
+  nodes = training.pipeline_of(config).nodes(config)
+  node = next(node for node in nodes if node.role == told.role)
+  work = dataclasses.replace(
+    node.config, address=listen or address, security=security
+  )
+  node.run(work, stop)
