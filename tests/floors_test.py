@@ -2,6 +2,7 @@
 
 import ast
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -41,6 +42,27 @@ _WITHOUT_JAX = (
   *("seedx.app.command_line", "seedx.app.configs", "seedx.app.run_dirs"),
 )
 
+# The only rooms that deal with several learner hosts, and what connects these
+# with a run. In `seedx.wire`, `seedx.envs` and others, a host is a machine.
+_HOSTS = (
+  *("seedx.runtime.hosts", "seedx.learning.together", "seedx.launch.hosts"),
+  *("seedx.runtime.process", "seedx.app", "seedx.wire", "seedx.launch.ray"),
+)
+# These still do, too; what has moved is taken out.
+_HOSTS_YET = (
+  *("seedx.acting.sessions", "seedx.pipelines.impala", "seedx.pipelines.seed"),
+  *("seedx.pipelines.sync", "seedx.learning.experience", "seedx.sharding"),
+  *("seedx.learning.learner", "seedx.learning.updates"),
+)
+# Modules that still import each other; what no longer does is taken out.
+_CIRCLES_YET = (
+  *("seedx.app.benchmark.main", "seedx.app.benchmark.session"),
+  *("seedx.app.chaos.main", "seedx.app.chaos.trials"),
+)
+# Names that have one of these words, such as `on_all_hosts`, or are JAX's.
+_HOST_WORDS = {"host", "hosts", "starved", "addressable"}
+_HOST_NAMES = {"process_index", "process_count", "multihost_utils"}
+
 
 def _place(module):
   """The floor and the room of a module; None for the bare package."""
@@ -66,6 +88,38 @@ def _imports(source):
     elif isinstance(node, ast.ImportFrom):
       assert node.level == 0, "relative imports hide the floor"
       yield from (f"{node.module}.{alias.name}" for alias in node.names)
+    elif isinstance(node, ast.Call):
+      called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+      match called, node.args:
+        case "import_module" | "__import__", [ast.Constant(str(name)), *_]:
+          assert name[:1] != ".", "relative imports hide the floor"
+          yield name
+
+
+def _host_names(source):
+  """Names of a module that deal with several learner hosts.
+
+  The setting `hosts` of a learner's config is not one of them.
+  """
+  for node in ast.walk(ast.parse(source)):
+    match node:
+      case ast.Attribute(value=ast.Attribute(attr="learner"), attr="hosts"):
+        continue
+      case ast.Name(id="host"):  # A device's host; it may be any variable.
+        continue
+      case ast.Name(id=str(name)) | ast.Attribute(attr=str(name)):
+        pass
+      case ast.arg(arg=str(name)) | ast.keyword(arg=str(name)):
+        pass
+      case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+        pass
+      case ast.alias(name=name) | ast.ImportFrom(module=str(name)):
+        pass
+      case _:
+        continue
+    words = re.split(r"[_.]", name.lower())
+    if not _HOST_WORDS.isdisjoint(words) or name in _HOST_NAMES:
+      yield name
 
 
 def _wrong(module, source):
@@ -115,6 +169,13 @@ def test_imports_go_down_and_nobody_knows_who_it_must_not():
     ("seedx.acting.inference", "if TYPE_CHECKING:\n  import seedx.learning"),
     # The command line.
     ("seedx.pipelines.seed", "def f():\n  import tyro.conf"),
+    # By a function.
+    (
+      "seedx.launch.joining",
+      "import importlib as i\ni.import_module('seedx.app.programs')",
+    ),
+    ("seedx.wire.client", "x = import_module('seedx.envs', None)"),
+    ("experiments.impala", "__import__('experiments.a3c')"),
     # Between experiments.
     ("experiments.impala", "def f():\n  import experiments.impala_too"),
     ("experiments.impala", "from experiments.a3c import main"),
@@ -131,11 +192,86 @@ def test_the_rules_find_what_breaks_them(module, source):
     ("seedx.losses.vtrace", "from seedx.losses import returns"),
     ("seedx.pipelines.seed", "from seedx.acting import protocol"),
     ("seedx.app.command_line", "import tyro"),
+    ("seedx.app.sweep", "importlib.import_module('seedx.app.tuning')"),
+    ("seedx.launch.ray", "import_module('ray')\nimport_module(name)"),
     ("experiments.impala", "from seedx.app import command"),
   ],
 )
 def test_the_rules_leave_what_is_right(module, source):
   assert not _wrong(module, source)
+
+
+def _graph():
+  """The modules that each module imports, anywhere in it.
+
+  The face of a package, which gathers what is in there, is left out.
+  """
+  sources = dict(_modules())
+  faces = {name.rpartition(".")[0] for name in sources}
+
+  def module_of(name):
+    while name and name not in sources:
+      name = name.rpartition(".")[0]
+    return name
+
+  return {
+    module: {*map(module_of, _imports(path.read_text()))} - faces - {module, ""}
+    for module, path in sources.items()
+    if module not in faces
+  }
+
+
+def _circles(graph):
+  """The modules that import themselves by way of others."""
+
+  def reached(module):
+    seen, ahead = set(), [module]
+    while ahead:
+      new = graph.get(ahead.pop(), set()) - seen
+      seen |= new
+      ahead += new
+    return seen
+
+  return {module for module in graph if module in reached(module)}
+
+
+def test_no_modules_import_each_other():
+  assert _circles(_graph()) == {*_CIRCLES_YET}
+
+
+def test_circles_are_found():
+  assert _circles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == {"b", "c"}
+
+
+def test_several_learner_hosts_are_dealt_with_in_few_rooms():
+  having = {
+    module
+    for module, path in _modules()
+    if not f"{module}.".startswith(tuple(f"{x}." for x in _HOSTS))
+    and any(_host_names(path.read_text()))
+  }
+  assert having == {*_HOSTS_YET}
+
+
+@pytest.mark.parametrize(
+  "source",
+  [
+    "from seedx.runtime import hosts",
+    "hosts_lib.Config()",
+    "def f(host): pass",
+    "f(num_hosts=2)",
+    "def on_all_hosts(): pass",
+    "context.hosts.acted(1)",
+    "if self._starved: pass",
+    "jax.process_index()",
+  ],
+)
+def test_names_of_several_hosts_are_found(source):
+  assert [*_host_names(source)]
+
+
+def test_the_setting_of_several_hosts_is_none_of_their_names():
+  assert not [*_host_names("plan(self.learner.hosts)  # On all hosts.")]
 
 
 def test_a_thin_actor_needs_no_jax():
