@@ -24,7 +24,7 @@ import threading
 import jax
 import numpy as np
 
-from seedx import envs, launch, metrics, sharding, types
+from seedx import envs, metrics, sharding, types
 from seedx.acting import local_actor, sessions, unroll_store
 from seedx.agents import base
 from seedx.learning import experience, updates
@@ -60,44 +60,37 @@ class Config(process.Config):
     """The run's amounts of experience."""
     return experience.Plan(self.total_steps, self.workers.batch_steps)
 
+  def learn(self, context: process.Context) -> process.Process:
+    """The only process: the workers and their shared parameters.
 
-def nodes(config: Config) -> list[launch.Node]:
-  """No nodes: the workers are threads."""
-  del config
-  return []
-
-
-def learn(config: Config, context: process.Context) -> process.Process:
-  """The only process: the workers and their shared parameters.
-
-  Raises:
-    types.ConfigError: the environment or the device does not exist, or the
-      agent needs a replay or whole batches.
-  """
-  (device,) = sharding.devices([config.device], "learner")
-  spec = envs.spec(config.env)
-  agent = config.plan.agent(config.agent, spec)
-  base.check_gradients_can_be_shared(agent)
-  team = _Team(config, context, agent, spec, device)
-  return process.Process(
-    acted=team.acted,
-    parts={
-      "shared": team.shared,
-      "learned": team.learned,
-      "acted": team.acted,
-      "seeds": team.seeds,
-    },
-    policy=lambda saved: team.acting(saved["shared"]),
-    measures=[
-      *(team.acted.measure, team.learned.measure, team.waits.shares),
-      team.restarts.measure,
-    ],
-    done=lambda: team.acted.env_steps >= config.total_steps,
-    threads={
-      f"worker-{i}": functools.partial(team.work, i)
-      for i in range(config.workers.num_workers)
-    },
-  )
+    Raises:
+      types.ConfigError: the environment or the device does not exist, or the
+        agent needs a replay or whole batches.
+    """
+    (device,) = sharding.devices([self.device], "learner")
+    spec = envs.spec(self.env)
+    agent = self.plan.agent(self.agent, spec)
+    base.check_gradients_can_be_shared(agent)
+    team = _Team(self, context, agent, spec, device)
+    return process.Process(
+      acted=team.acted,
+      parts={
+        "shared": team.shared,
+        "learned": team.learned,
+        "acted": team.acted,
+        "seeds": team.seeds,
+      },
+      policy=lambda saved: team.acting(saved["shared"]),
+      measures=[
+        *(team.acted.measure, team.learned.measure, team.waits.shares),
+        team.restarts.measure,
+      ],
+      done=lambda: team.acted.env_steps >= self.total_steps,
+      threads={
+        f"worker-{i}": functools.partial(team.work, i)
+        for i in range(self.workers.num_workers)
+      },
+    )
 
 
 class Shared:

@@ -67,83 +67,81 @@ class Config(process.ServerConfig):
       unroll_length=self.learner.unroll_length,
     )
 
-
-def nodes(config: Config) -> list[launch.Node]:
-  """The actors, to be launched anywhere that reaches the learner."""
-  work = unroll_actor.Work(
-    address=config.address,
-    env=config.env,
-    agent=config.agent,
-    horizon=config.plan.horizon,
-    actors=config.actors,
-    unroll_length=config.learner.unroll_length,
-    fetch_interval=config.fetch_interval,
-    security=config.security,
-  )
-  return [
-    launch.Node(
-      "actor",
-      unroll_actor.run,
-      work,
-      count=config.actors.num_actors,
-      needs_jax=True,
+  def nodes(self) -> list[launch.Node]:
+    """The actors, to be launched anywhere that reaches the learner."""
+    work = unroll_actor.Work(
+      address=self.address,
+      env=self.env,
+      agent=self.agent,
+      horizon=self.plan.horizon,
+      actors=self.actors,
+      unroll_length=self.learner.unroll_length,
+      fetch_interval=self.fetch_interval,
+      security=self.security,
     )
-  ]
+    return [
+      launch.Node(
+        "actor",
+        unroll_actor.run,
+        work,
+        count=self.actors.num_actors,
+        needs_jax=True,
+      )
+    ]
 
+  def learn(self, context: process.Context) -> process.Process:
+    """The learner process: takes unrolls in, updates, hands parameters out.
 
-def learn(config: Config, context: process.Context) -> process.Process:
-  """The learner process: takes unrolls in, updates, hands parameters out.
-
-  Raises:
-    types.ConfigError: the environment or a device does not exist, or the agent
-      cannot learn so.
-  """
-  spec = envs.spec(config.env)
-  agent = config.plan.agent(config.agent, spec, sharding.CORES)
-  period = config.learner.unroll_length
-  hosts = context.hosts
-  learner_key, replay_key = jax.random.split(jax.random.key(config.seed))
-  acted = hosts.acted(spec.frames_per_step, config.total_steps)
-  source = config.plan.source(
-    agent, period, config.learner.cores(), hosts.own_key(replay_key), acted
-  )
-  learning = learner_lib.Learner(
-    agent,
-    config.learner,
-    source,
-    learner_key,
-    stop=context.stop,
-    hosts=hosts,
-  )
-  seeds = hosts.counted(sessions.Seeds(config.seed, hosts.index))
-  connected = sessions.Sessions(
-    agent.exploration(config.actors.num_envs),
-    acted,
-    seeds,
-    envs.returns_are_sums(config.env),
-  )
-  layout = unroll_store.Layout.of(agent, period, config.learner.share_size)
-  unrolls = unroll_server.UnrollServer(
-    local_actor.Programs(agent, spec, layout),
-    connected,
-    max_rows=config.actors.envs_per_actor,
-    newest=learning.newest,
-    sink=learning.inbox.put,
-  )
-  server = config.make_server(config.actors.num_actors)
-  unrolls.bind(server)
-  return process.Process(
-    acted=acted,
-    parts={"learner": learning, "acted": acted, "seeds": seeds},
-    replay=learning.replay,
-    policy=learning.policy,
-    measures=[
-      acted.measure,
-      learning.measure,
-      connected.measure,
-      server.measure,
-    ],
-    done=lambda: acted.env_steps >= config.total_steps,
-    threads={"learner": lambda: learning.run(unrolls.example)},
-    server=server,
-  )
+    Raises:
+      types.ConfigError: the environment or a device does not exist, or the
+        agent cannot learn so.
+    """
+    spec = envs.spec(self.env)
+    agent = self.plan.agent(self.agent, spec, sharding.CORES)
+    period = self.learner.unroll_length
+    hosts = context.hosts
+    learner_key, replay_key = jax.random.split(jax.random.key(self.seed))
+    acted = hosts.acted(spec.frames_per_step, self.total_steps)
+    source = self.plan.source(
+      agent, period, self.learner.cores(), hosts.own_key(replay_key), acted
+    )
+    learning = learner_lib.Learner(
+      agent,
+      self.learner,
+      source,
+      learner_key,
+      stop=context.stop,
+      hosts=hosts,
+    )
+    seeds = hosts.counted(sessions.Seeds(self.seed, hosts.index))
+    connected = sessions.Sessions(
+      agent.exploration(self.actors.num_envs),
+      acted,
+      seeds,
+      envs.returns_are_sums(self.env),
+    )
+    layout = unroll_store.Layout.of(agent, period, self.learner.share_size)
+    unrolls = unroll_server.UnrollServer(
+      local_actor.Programs(agent, spec, layout),
+      connected,
+      max_rows=self.actors.envs_per_actor,
+      newest=learning.newest,
+      sink=learning.inbox.put,
+    )
+    server = self.make_server(self.actors.num_actors)
+    unrolls.bind(server)
+    return process.Process(
+      acted=acted,
+      parts={"learner": learning, "acted": acted, "seeds": seeds},
+      replay=learning.replay,
+      policy=learning.policy,
+      measures=[
+        acted.measure,
+        learning.measure,
+        connected.measure,
+        server.measure,
+      ],
+      done=lambda: acted.env_steps >= self.total_steps,
+      threads={"learner": lambda: learning.run(unrolls.example)},
+      server=server,
+    )

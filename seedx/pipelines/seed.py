@@ -67,84 +67,80 @@ class Config(process.ServerConfig):
       self.learner.unroll_length,
     )
 
-
-def nodes(config: Config) -> list[launch.Node]:
-  """The actors, to be launched anywhere that reaches the learner."""
-  work = thin_actor.Work(
-    config.address, config.env, config.actors, security=config.security
-  )
-  return [
-    launch.Node(
-      *("actor", thin_actor.run, work, config.actors.num_actors),
-      needs_jax=envs.is_functional(config.env),
+  def nodes(self) -> list[launch.Node]:
+    """The actors, to be launched anywhere that reaches the learner."""
+    work = thin_actor.Work(
+      self.address, self.env, self.actors, security=self.security
     )
-  ]
+    return [
+      launch.Node(
+        *("actor", thin_actor.run, work, self.actors.num_actors),
+        needs_jax=envs.is_functional(self.env),
+      )
+    ]
 
+  def learn(self, context: process.Context) -> process.Process:
+    """The learner process: server, inference, unrolls, updates.
 
-def learn(config: Config, context: process.Context) -> process.Process:
-  """The learner process: server, inference, unrolls, updates.
-
-  Raises:
-    types.ConfigError: no such environment or device, or an unfit agent.
-  """
-  hosts, period = context.hosts, config.learner.unroll_length
-  spec = envs.spec(config.env)
-  agent = config.plan.agent(config.agent, spec, sharding.CORES)
-  devices = sharding.devices(config.inference.inference_devices, "inference")
-  sizes = config.inference.sizes(
-    agent,
-    config.actors,
-    rows_per_actor=config.actors.rows,
-    period=period,
-    share_size=config.learner.share_size,
-  )
-  keys = jax.random.split(jax.random.key(config.seed), 2 + len(devices))
-  replay_key, *acting_keys = map(hosts.own_key, keys[1:])
-  acted = hosts.acted(spec.frames_per_step, config.total_steps)
-  learning = learner_lib.Learner(
-    agent,
-    config.learner,
-    config.plan.source(
-      agent, period, config.learner.cores(), replay_key, acted
-    ),
-    keys[0],
-    acting_on=devices,
-    stop=context.stop,
-    hosts=hosts,
-  )
-  waits, replies = inference_lib.waits(len(devices)), batcher.Replies()
-  acting = [
-    inference_lib.Inference(
-      *(agent, spec, device, own),
-      newest=learning.newest,
-      sink=learning.inbox.put,
-      rng_key=key,
-      waits=waits,
-      replies=replies,
+    Raises:
+      types.ConfigError: no such environment or device, or an unfit agent.
+    """
+    hosts, period = context.hosts, self.learner.unroll_length
+    spec = envs.spec(self.env)
+    agent = self.plan.agent(self.agent, spec, sharding.CORES)
+    devices = sharding.devices(self.inference.inference_devices, "inference")
+    sizes = self.inference.sizes(
+      agent,
+      self.actors,
+      rows_per_actor=self.actors.rows,
+      period=period,
+      share_size=self.learner.share_size,
     )
-    for device, own, key in zip(devices, sizes, acting_keys, strict=True)
-  ]
-  seeds = hosts.counted(sessions.Seeds(config.seed, hosts.index))
-  connected = inference_server.InferenceServer(
-    acting, sizes, acted, seeds, envs.returns_are_sums(config.env)
-  )
-  server = config.make_server(config.actors.num_actors)
-  layouts = protocol.act_layouts(spec, sizes[0].max_rows)
-  server.bind_stream(protocol.ACT, connected, *layouts)
-  return process.Process(
-    acted=acted,
-    parts={"learner": learning, "acted": acted, "seeds": seeds},
-    replay=learning.replay,
-    policy=learning.policy,
-    measures=[
-      *(acted.measure, learning.measure),
-      *(waits.shares, replies.measure, server.measure),
-    ],
-    done=lambda: acted.env_steps >= config.total_steps,
-    threads={
-      "learner": lambda: learning.run(acting[0].example),
-      **{f"inference-{i}": each.run for i, each in enumerate(acting)},
-    },
-    server=server,
-    close=lambda: inference_lib.close(acting),
-  )
+    keys = jax.random.split(jax.random.key(self.seed), 2 + len(devices))
+    replay_key, *acting_keys = map(hosts.own_key, keys[1:])
+    acted = hosts.acted(spec.frames_per_step, self.total_steps)
+    learning = learner_lib.Learner(
+      agent,
+      self.learner,
+      self.plan.source(agent, period, self.learner.cores(), replay_key, acted),
+      keys[0],
+      acting_on=devices,
+      stop=context.stop,
+      hosts=hosts,
+    )
+    waits, replies = inference_lib.waits(len(devices)), batcher.Replies()
+    acting = [
+      inference_lib.Inference(
+        *(agent, spec, device, own),
+        newest=learning.newest,
+        sink=learning.inbox.put,
+        rng_key=key,
+        waits=waits,
+        replies=replies,
+      )
+      for device, own, key in zip(devices, sizes, acting_keys, strict=True)
+    ]
+    seeds = hosts.counted(sessions.Seeds(self.seed, hosts.index))
+    connected = inference_server.InferenceServer(
+      acting, sizes, acted, seeds, envs.returns_are_sums(self.env)
+    )
+    server = self.make_server(self.actors.num_actors)
+    layouts = protocol.act_layouts(spec, sizes[0].max_rows)
+    server.bind_stream(protocol.ACT, connected, *layouts)
+    return process.Process(
+      acted=acted,
+      parts={"learner": learning, "acted": acted, "seeds": seeds},
+      replay=learning.replay,
+      policy=learning.policy,
+      measures=[
+        *(acted.measure, learning.measure),
+        *(waits.shares, replies.measure, server.measure),
+      ],
+      done=lambda: acted.env_steps >= self.total_steps,
+      threads={
+        "learner": lambda: learning.run(acting[0].example),
+        **{f"inference-{i}": each.run for i, each in enumerate(acting)},
+      },
+      server=server,
+      close=lambda: inference_lib.close(acting),
+    )

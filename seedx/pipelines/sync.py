@@ -19,7 +19,7 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
-from seedx import envs, launch, metrics, sharding, types
+from seedx import envs, metrics, sharding, types
 from seedx.acting import local_actor, sessions, unroll_store
 from seedx.agents import base
 from seedx.learning import experience
@@ -84,77 +84,75 @@ class Config(process.Config):
       self.learner.unroll_length,
     )
 
+  def learn(self, context: process.Context) -> process.Process:
+    """The only process: environments, acting, unrolls, updates.
 
-def nodes(config: Config) -> list[launch.Node]:
-  """No nodes: there is one process."""
-  del config
-  return []
-
-
-def learn(config: Config, context: process.Context) -> process.Process:
-  """The only process: environments, acting, unrolls, updates.
-
-  Raises:
-    types.ConfigError: no such environment or device, or an unfit agent.
-  """
-  spec = envs.spec(config.env)
-  agent = config.plan.agent(config.agent, spec, sharding.CORES)
-  hosts, period = context.hosts, config.learner.unroll_length
-  num_envs = config.num_envs // hosts.count
-  rng_key = jax.random.key(config.seed)
-  learner_key, replay_key, acting_key = jax.random.split(rng_key, 3)
-  acted = hosts.acted(spec.frames_per_step, config.total_steps)
-  source = config.plan.source(
-    agent, period, config.learner.cores(), hosts.own_key(replay_key), acted
-  )
-  learning = learner_lib.Learner(
-    agent, config.learner, source, learner_key, stop=context.stop, hosts=hosts
-  )
-  seeds = hosts.counted(sessions.Seeds(config.seed, hosts.index))
-  restarts = envs.Restarts(config.env_restarts, seeds.take)
-  layout = unroll_store.Layout.of(agent, period, num_envs)
-  programs = local_actor.Programs(agent, spec, layout)
-  waits = metrics.Waits(dict.fromkeys(_WAITS, 1))
-
-  def steps() -> Iterator[None]:
-    """Trains, and yields after each step of all environments."""
-    reported = counters.explores_least(agent.exploration(num_envs))
-    played = counters.Played(acted, reported)
-    first_seed = seeds.take(num_envs)
-    actor = local_actor.LocalActor(
-      programs,
-      config.env,
-      seed=first_seed,
-      rng_key=jax.random.fold_in(acting_key, first_seed),
-      device=learning.cores[0],
-      waits=waits,
-      num_threads=config.env_threads,
-      restarts=restarts,
+    Raises:
+      types.ConfigError: no such environment or device, or an unfit agent.
+    """
+    spec = envs.spec(self.env)
+    agent = self.plan.agent(self.agent, spec, sharding.CORES)
+    hosts, period = context.hosts, self.learner.unroll_length
+    num_envs = self.num_envs // hosts.count
+    rng_key = jax.random.key(self.seed)
+    learner_key, replay_key, acting_key = jax.random.split(rng_key, 3)
+    acted = hosts.acted(spec.frames_per_step, self.total_steps)
+    source = self.plan.source(
+      agent, period, self.learner.cores(), hosts.own_key(replay_key), acted
     )
-    try:
-      acting, version = learning.newest()
-      while acted.env_steps < config.total_steps:
-        with waits.timed(metrics.WAIT_EXPERIENCE):
-          rows, unroll = actor.observe(acting, np.int32(version))
-          played.add(rows)
-        if unroll is not None:
-          with waits.timed(metrics.WAIT_LEARNER):
-            first = programs.priorities(acting, unroll)
-            learning.learn_from(learning.shares(unroll, first))
-            learning.publish()
-            acting, version = learning.newest()
-        with waits.timed(metrics.WAIT_EXPERIENCE):
-          actor.act(acting, np.int32(version))
-        yield
-    finally:
-      actor.close()
+    learning = learner_lib.Learner(
+      agent, self.learner, source, learner_key, stop=context.stop, hosts=hosts
+    )
+    seeds = hosts.counted(sessions.Seeds(self.seed, hosts.index))
+    restarts = envs.Restarts(self.env_restarts, seeds.take)
+    layout = unroll_store.Layout.of(agent, period, num_envs)
+    programs = local_actor.Programs(agent, spec, layout)
+    waits = metrics.Waits(dict.fromkeys(_WAITS, 1))
 
-  return process.Process(
-    acted=acted,
-    parts={"learner": learning, "acted": acted, "seeds": seeds},
-    replay=learning.replay,
-    policy=learning.policy,
-    measures=[acted.measure, learning.measure, waits.shares, restarts.measure],
-    steps=steps,
-    close=learning.finish,
-  )
+    def steps() -> Iterator[None]:
+      """Trains, and yields after each step of all environments."""
+      reported = counters.explores_least(agent.exploration(num_envs))
+      played = counters.Played(acted, reported)
+      first_seed = seeds.take(num_envs)
+      actor = local_actor.LocalActor(
+        programs,
+        self.env,
+        seed=first_seed,
+        rng_key=jax.random.fold_in(acting_key, first_seed),
+        device=learning.cores[0],
+        waits=waits,
+        num_threads=self.env_threads,
+        restarts=restarts,
+      )
+      try:
+        acting, version = learning.newest()
+        while acted.env_steps < self.total_steps:
+          with waits.timed(metrics.WAIT_EXPERIENCE):
+            rows, unroll = actor.observe(acting, np.int32(version))
+            played.add(rows)
+          if unroll is not None:
+            with waits.timed(metrics.WAIT_LEARNER):
+              first = programs.priorities(acting, unroll)
+              learning.learn_from(learning.shares(unroll, first))
+              learning.publish()
+              acting, version = learning.newest()
+          with waits.timed(metrics.WAIT_EXPERIENCE):
+            actor.act(acting, np.int32(version))
+          yield
+      finally:
+        actor.close()
+
+    return process.Process(
+      acted=acted,
+      parts={"learner": learning, "acted": acted, "seeds": seeds},
+      replay=learning.replay,
+      policy=learning.policy,
+      measures=[
+        acted.measure,
+        learning.measure,
+        waits.shares,
+        restarts.measure,
+      ],
+      steps=steps,
+      close=learning.finish,
+    )

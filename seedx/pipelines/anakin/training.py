@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from seedx import envs, launch, metrics, sharding, types
+from seedx import envs, metrics, sharding, types
 from seedx.acting import sessions
 from seedx.agents import base
 from seedx.envs import functional
@@ -72,38 +72,31 @@ class Config(process.Config):
       unroll_length=self.learner.unroll_length,
     )
 
+  def learn(self, context: process.Context) -> process.Process:
+    """The only process: all of a run in one program.
 
-def nodes(config: Config) -> list[launch.Node]:
-  """No nodes: there is one process."""
-  del config
-  return []
+    Raises:
+      types.ConfigError: the environment or a device does not exist, or the
+        agent does not fit the config.
+    """
+    del context  # A call is short; whoever runs it looks between calls.
+    training = Training(self)
+    acted = training.acted
 
+    def steps() -> Iterator[None]:
+      """Trains, and yields after each call of the program."""
+      acted.start()
+      while acted.env_steps < self.total_steps:
+        training.call()
+        yield
 
-def learn(config: Config, context: process.Context) -> process.Process:
-  """The only process: all of a run in one program.
-
-  Raises:
-    types.ConfigError: the environment or a device does not exist, or the agent
-      does not fit the config.
-  """
-  del context  # A call is short; whoever runs it looks between calls.
-  training = Training(config)
-  acted = training.acted
-
-  def steps() -> Iterator[None]:
-    """Trains, and yields after each call of the program."""
-    acted.start()
-    while acted.env_steps < config.total_steps:
-      training.call()
-      yield
-
-  return process.Process(
-    acted=acted,
-    parts={"learner": training, "acted": acted},
-    policy=training.policy,
-    measures=[acted.measure, training.measure],
-    steps=steps,
-  )
+    return process.Process(
+      acted=acted,
+      parts={"learner": training, "acted": acted},
+      policy=training.policy,
+      measures=[acted.measure, training.measure],
+      steps=steps,
+    )
 
 
 class Training:

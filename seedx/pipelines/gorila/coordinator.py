@@ -82,117 +82,115 @@ class Config(process.ServerConfig):
     own = super().with_sockets(folder)
     return dataclasses.replace(own, server_addresses=addresses)
 
-
-def nodes(config: Config) -> list[launch.Node]:
-  """The parameter servers, and the workers, which reach all of the others."""
-  addresses = config.server_addresses or ("",) * config.num_servers
-  servers = [
-    launch.Node(
-      f"server-{shard}",
-      parameter_server.run,
-      parameter_server.Work(
-        address=address,
-        env=config.env,
-        agent=config.agent,
-        horizon=config.plan.horizon,
-        shard=shard,
-        num_shards=len(addresses),
-        num_workers=config.workers.num_workers,
-        max_staleness=config.max_staleness,
-        security=config.security,
-      ),
+  def nodes(self) -> list[launch.Node]:
+    """The parameter servers, and the workers, which reach all of the others."""
+    addresses = self.server_addresses or ("",) * self.num_servers
+    servers = [
+      launch.Node(
+        f"server-{shard}",
+        parameter_server.run,
+        parameter_server.Work(
+          address=address,
+          env=self.env,
+          agent=self.agent,
+          horizon=self.plan.horizon,
+          shard=shard,
+          num_shards=len(addresses),
+          num_workers=self.workers.num_workers,
+          max_staleness=self.max_staleness,
+          security=self.security,
+        ),
+        needs_jax=True,
+      )
+      for shard, address in enumerate(addresses)
+    ]
+    work = worker.Work(
+      address=self.address,
+      env=self.env,
+      agent=self.agent,
+      plan=self.plan,
+      seed=self.seed,
+      workers=self.workers,
+      max_gradient_norm=_max_gradient_norm(self.agent),
+      outlier_deviations=self.outlier_deviations,
+      security=self.security,
+    )
+    workers = launch.Node(
+      "worker",
+      worker.run,
+      work,
+      count=self.workers.num_workers,
       needs_jax=True,
     )
-    for shard, address in enumerate(addresses)
-  ]
-  work = worker.Work(
-    address=config.address,
-    env=config.env,
-    agent=config.agent,
-    plan=config.plan,
-    seed=config.seed,
-    workers=config.workers,
-    max_gradient_norm=_max_gradient_norm(config.agent),
-    outlier_deviations=config.outlier_deviations,
-    security=config.security,
-  )
-  workers = launch.Node(
-    "worker",
-    worker.run,
-    work,
-    count=config.workers.num_workers,
-    needs_jax=True,
-  )
-  return [*servers, workers]
+    return [*servers, workers]
 
+  def learn(self, context: process.Context) -> process.Process:
+    """The coordinator.
 
-def learn(config: Config, context: process.Context) -> process.Process:
-  """The coordinator.
+    Raises:
+      types.ConfigError: the environment does not exist, or the agent cannot
+        learn so.
+    """
+    spec = envs.spec(self.env)
+    agent = self.plan.agent(self.agent, spec)
+    _check(agent, self)
+    acted = counters.Acted(spec.frames_per_step)
+    seeds = sessions.Seeds(self.seed)
+    workers = self.workers
+    connected = sessions.Sessions(
+      agent.exploration(workers.num_envs),
+      acted,
+      seeds,
+      envs.returns_are_sums(self.env),
+    )
+    addresses = launch.Addresses(
+      self.num_servers, self.server_addresses, self.security
+    )
+    shards = saved_shards.SavedShards(
+      agent, addresses, context.stop, self.security
+    )
+    replay_bytes = worker.replay_bytes(agent, spec, self.plan, workers)
+    if self.address.startswith("unix:"):  # All workers are on this machine.
+      cpus = jax.devices("cpu")[:1] * workers.num_workers
+      experience.check_memory(self.replay, cpus, replay_bytes)
+    kept = replays.Replays(
+      workers.num_workers, replay_bytes, connected.count_open
+    )
+    reported = reports.Reports(
+      connected, shards.are_ready, self.replay, agent.needs, kept
+    )
+    server = self.make_server(workers.num_workers)
+    length = agent.needs.unroll_length(workers.unroll_length)
+    names = worker.metric_names(agent, spec, self.plan, workers)
+    inputs = reports.layout(length, workers.envs_per_worker, names)
+    reported.bind(server, inputs, addresses)
+    kept.bind(server)
 
-  Raises:
-    types.ConfigError: the environment does not exist, or the agent cannot
-      learn so.
-  """
-  spec = envs.spec(config.env)
-  agent = config.plan.agent(config.agent, spec)
-  _check(agent, config)
-  acted = counters.Acted(spec.frames_per_step)
-  seeds = sessions.Seeds(config.seed)
-  workers = config.workers
-  connected = sessions.Sessions(
-    agent.exploration(workers.num_envs),
-    acted,
-    seeds,
-    envs.returns_are_sums(config.env),
-  )
-  addresses = launch.Addresses(
-    config.num_servers, config.server_addresses, config.security
-  )
-  shards = saved_shards.SavedShards(
-    agent, addresses, context.stop, config.security
-  )
-  replay_bytes = worker.replay_bytes(agent, spec, config.plan, workers)
-  if config.address.startswith("unix:"):  # All workers are on this machine.
-    cpus = jax.devices("cpu")[:1] * workers.num_workers
-    experience.check_memory(config.replay, cpus, replay_bytes)
-  kept = replays.Replays(
-    workers.num_workers, replay_bytes, connected.count_open
-  )
-  reported = reports.Reports(
-    connected, shards.are_ready, config.replay, agent.needs, kept
-  )
-  server = config.make_server(workers.num_workers)
-  length = agent.needs.unroll_length(workers.unroll_length)
-  names = worker.metric_names(agent, spec, config.plan, workers)
-  inputs = reports.layout(length, workers.envs_per_worker, names)
-  reported.bind(server, inputs, addresses)
-  kept.bind(server)
+    def done() -> bool:
+      reported.learned.check()
+      return shards.are_ready() and acted.env_steps >= self.total_steps
 
-  def done() -> bool:
-    reported.learned.check()
-    return shards.are_ready() and acted.env_steps >= config.total_steps
+    def ending() -> None:
+      kept.fetch_last()  # Workers go on meanwhile.
+      shards.fetch_last()
 
-  def ending() -> None:
-    kept.fetch_last()  # Workers go on meanwhile.
-    shards.fetch_last()
-
-  return process.Process(
-    acted=acted,
-    parts={
-      "shards": shards,
-      "learned": reported.learned,
-      "acted": acted,
-      "seeds": seeds,
-    },
-    replay=kept,
-    policy=lambda saved: shards.acting(saved["shards"]),
-    measures=[acted.measure, reported.learned.measure, reported.measure],
-    done=done,
-    threads={"restore": shards.give_restored},
-    server=server,
-    addresses={"server": addresses},
-    ending=ending,
-  )
+    return process.Process(
+      acted=acted,
+      parts={
+        "shards": shards,
+        "learned": reported.learned,
+        "acted": acted,
+        "seeds": seeds,
+      },
+      replay=kept,
+      policy=lambda saved: shards.acting(saved["shards"]),
+      measures=[acted.measure, reported.learned.measure, reported.measure],
+      done=done,
+      threads={"restore": shards.give_restored},
+      server=server,
+      addresses={"server": addresses},
+      ending=ending,
+    )
 
 
 def _max_gradient_norm(agent: base.Config) -> float:
