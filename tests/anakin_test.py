@@ -74,7 +74,7 @@ def trained(name):
   """A process after ten updates or more; what it saved before and after."""
   agent, replay, num_seeds = CELLS[name]
   options = {"replay": replay, "num_seeds": num_seeds, "seed": 7}
-  made = anakin.learn(config_of(anakin, agent, **options), process.Context())
+  made = config_of(anakin, agent, **options).learn(process.Context())
   start = saved(made)
   train(made, 10)
   return made, start, saved(made), made.measure()
@@ -129,7 +129,7 @@ def test_ten_updates_are_those_of_sync(name):
   agent, replay, num_seeds = CELLS[name]
   seed = 7 + num_seeds - 1
   config = config_of(sync, agent, replay=replay, seed=seed)
-  other = sync.learn(config, process.Context())
+  other = config.learn(process.Context())
   train(other, 10)
   expected = other.measure()
   assert line["learner_steps"] == expected["learner_steps"] >= 10
@@ -194,9 +194,7 @@ def unrolled(training):
 
 def test_what_cannot_be_run_is_said():
   with pytest.raises(types.ConfigError, match="no environment 'CartPole-v1'"):
-    anakin.learn(
-      config_of(anakin, env=envs.Config("CartPole-v1")), process.Context()
-    )
+    config_of(anakin, env=envs.Config("CartPole-v1")).learn(process.Context())
   with pytest.raises(types.ConfigError, match="num_envs"):
     config_of(anakin, devices=3)
   with pytest.raises(types.ConfigError, match="micro_batches"):
@@ -204,7 +202,7 @@ def test_what_cannot_be_run_is_said():
   hide = "seedx.envs.transforms:hide_velocities"
   env = dataclasses.replace(CARTPOLE, observation_transform=hide)
   with pytest.raises(types.ConfigError, match="observation_transform"):
-    anakin.learn(config_of(anakin, env=env), process.Context())
+    config_of(anakin, env=env).learn(process.Context())
 
 
 @pytest.fixture(scope="module")

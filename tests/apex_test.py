@@ -60,7 +60,7 @@ def ran(request, tmp_path_factory):
     learner_devices=request.param,
     total_steps=10**9,
   )
-  run = running.Running(apex, config)
+  run = running.Running(config)
   spy = running.Spy(run)
   with run:
     run.wait_for(lambda: spy.heard(2, messages=20))

@@ -291,6 +291,24 @@ def test_what_cannot_be_trained_is_refused(tmp_path):
   assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Variant(sync.Config):
+  """A pipeline of a script."""
+
+  def learn(self, context):
+    own = super().learn(context)
+    return dataclasses.replace(own, measures=[*own.measures, self.added])
+
+  def added(self):
+    return {"variant": 1.0}
+
+
+def test_a_variant_of_a_pipeline_is_a_subclass_of_its_config(tmp_path):
+  config = Variant(**vars(small()))
+  run = app.train(config, run_dir=str(tmp_path / "a"), quiet=True)
+  assert run.metrics["variant"] == 1.0 and run.metrics["learner_steps"]
+
+
 def test_an_agent_that_knows_no_best_action_has_no_policy_to_load(tmp_path):
   agent = running.Changed(
     A2C, lambda agent: dataclasses.replace(agent, greedy=None)

@@ -86,7 +86,7 @@ def run(pipeline, name, length, folder):
     options = pipelines_test.REPLAY | {"replay_min_steps": MIN_STEPS}
     changes["replay"] = kind(**options)
   config = dataclasses.replace(config, **changes)
-  made = running.Own(pipelines_test.MODULES[pipeline], config)
+  made = running.Own(config)
   return pipelines_test.run_all(made, made.nodes), made
 
 

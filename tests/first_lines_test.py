@@ -205,10 +205,10 @@ def test_an_accelerator_without_its_jax_is_told(tmp_path, monkeypatch):
 def test_a_device_whose_memory_is_full_is_explained(
   said, notes, tmp_path, monkeypatch
 ):
-  def learn(config, context):
+  def learn(self, context):
     raise jax.errors.JaxRuntimeError(said)
 
-  monkeypatch.setattr(sync, "learn", learn)
+  monkeypatch.setattr(sync.Config, "learn", learn)
   with pytest.raises(jax.errors.JaxRuntimeError, match=said) as raised:
     app.train(app_test.small(400), run_dir=str(tmp_path / "run"))
   found = getattr(raised.value, "__notes__", [])

@@ -12,8 +12,11 @@ import pytest
 from seedx import envs, replay, types, wire
 from seedx.acting import sessions
 from seedx.agents import base, dqn
-from seedx.pipelines import gorila
-from seedx.pipelines.gorila import parameter_server, reports, worker
+from seedx.pipelines.gorila import (
+  parameter_server,
+  reports,
+  worker,
+)
 from seedx.runtime import counters, memory, process
 from seedx.runtime import seeds as seeds_lib
 from tests import pipelines_test, running, sessions_test
@@ -24,7 +27,7 @@ UPDATES, STEPS = 7, 100
 def restored(tmp_path, total_steps=10**9):
   """A run that goes on from a checkpoint, and what that had of the shards."""
   config = pipelines_test.config_of("gorila", "dqn", tmp_path, total_steps)
-  run = running.Running(gorila, config, actors=0)
+  run = running.Running(config, actors=0)
   agent = config.agent.make(envs.spec(config.env), None, config.plan.horizon)
   rng = np.random.default_rng(0)
   size = parameter_server.num_params(agent)
@@ -222,7 +225,7 @@ def test_what_makes_no_sense_is_refused_with_its_reason(
 ):
   config = pipelines_test.config_of("gorila", "dqn", tmp_path)
   with pytest.raises(types.ConfigError, match=message):
-    gorila.learn(running.replaced(config, **changes), process.Context())
+    running.replaced(config, **changes).learn(process.Context())
 
 
 def test_replays_of_all_workers_of_a_machine_have_to_fit_into_its_memory(
@@ -236,13 +239,13 @@ def test_replays_of_all_workers_of_a_machine_have_to_fit_into_its_memory(
   free = workers.num_workers * known.replay_bytes - 1
   monkeypatch.setattr(memory, "free_bytes", lambda _: free)
   with pytest.raises(types.ConfigError, match="a replay that fits into memory"):
-    gorila.learn(config, process.Context())
+    config.learn(process.Context())
   free += 1
-  gorila.learn(config, process.Context())
+  config.learn(process.Context())
   # Those on other machines have memory of their own.
   free = 0
   away = dataclasses.replace(config, address="127.0.0.1:0")
-  gorila.learn(away, process.Context())
+  away.learn(process.Context())
 
 
 def test_an_optimizer_of_ones_own_gets_the_whole_gradient():
@@ -269,7 +272,7 @@ def test_a_loss_that_is_not_finite_is_an_outlier_and_leaves_the_rule_on(
 
 def test_skipped_gradients_are_reported_and_many_in_a_row_end_the_run(tmp_path):
   config = pipelines_test.config_of("gorila", "dqn", tmp_path)
-  own = running.Own(gorila, config)
+  own = running.Own(config)
   reported = own.process.server._methods[reports.REPORT].open_session.__self__
   zeros = reports.Counts(*(np.float32(0),) * len(reports.Counts._fields))
   zeros = zeros._replace(newest={})

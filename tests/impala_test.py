@@ -60,7 +60,7 @@ def ran(request, tmp_path_factory):
   config = config_of(
     folder, fields, learner_devices=cores, total_steps=10**9, num_actors=3
   )
-  run = running.Running(impala, config, actors=2)
+  run = running.Running(config, actors=2)
   spy = running.Spy(run)
   with run:
     run.wait_for(lambda: run.learner.steps >= 21)
@@ -261,4 +261,4 @@ def test_what_makes_no_sense_is_refused_with_its_reason(
   tmp_path, changes, message
 ):
   with pytest.raises(types.ConfigError, match=message):
-    impala.learn(config_of(tmp_path, **changes), process.Context())
+    config_of(tmp_path, **changes).learn(process.Context())

@@ -9,7 +9,6 @@ import psutil
 import pytest
 
 from seedx import envs, launch, types
-from seedx.pipelines import impala
 from tests import pipelines_test, running
 
 
@@ -19,7 +18,7 @@ class Running(running.Running):
   def __init__(self, pipeline, name, tmp_path):
     self.before = set(psutil.Process().children())
     config = pipelines_test.config_of(pipeline, name, tmp_path, 10**9)
-    super().__init__(pipelines_test.MODULES[pipeline], config, actors=0)
+    super().__init__(config, actors=0)
 
   def __enter__(self):
     self.processes = launch.Processes(self.nodes)
@@ -95,6 +94,6 @@ def test_a_worker_of_a3c_that_fails_ends_the_run_with_its_error(
 def test_a_node_that_cannot_be_pickled_is_refused(tmp_path):
   config = pipelines_test.config_of("impala", "vtrace", tmp_path)
   agent = running.Changed(config.agent, lambda agent: agent)
-  (node,) = impala.nodes(running.replaced(config, agent=agent))
+  (node,) = running.replaced(config, agent=agent).nodes()
   with pytest.raises(types.ConfigError, match="can be pickled"):
     launch.Processes([node])

@@ -137,7 +137,7 @@ def test_a_pipeline_learns_from_a_mix(pipeline, tmp_path):
   config = pipelines_test.config_of(pipeline, "dqn", tmp_path, 1_000)
   mixed = Config(**pipelines_test.REPLAY, probability=0.5)
   config = dataclasses.replace(config, replay=mixed)
-  own = running.Own(pipelines_test.MODULES[pipeline], config)
+  own = running.Own(config)
   last = pipelines_test.run_all(own, own.nodes)
   assert last["learner_steps"] > 10
   # Of a demonstration the parameters seem to be from far ahead: each is 1 / 8

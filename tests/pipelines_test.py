@@ -122,7 +122,7 @@ def make(pipeline, name, tmp_path, total_steps=TOTAL_STEPS, **own):
   `own` are fields of the agent's config.
   """
   config = config_of(pipeline, name, tmp_path, total_steps, **own)
-  made = running.Own(MODULES[pipeline], config)
+  made = running.Own(config)
   return made, made.nodes
 
 
@@ -255,7 +255,7 @@ def test_updates_that_are_not_finite_are_skipped_and_counted(
 ):
   config = config_of(pipeline, name, tmp_path, total_steps=1200)
   agent = running.Changed(config.agent, unlucky)
-  own = running.Own(MODULES[pipeline], running.replaced(config, agent=agent))
+  own = running.Own(running.replaced(config, agent=agent))
   saved = {}
   last = run_all(own, own.nodes, lambda: saved.update(own.process.saved()))
   assert last["learner_steps"] >= 5 and last["updates_skipped"] >= 5
@@ -346,7 +346,7 @@ def test_first_priorities_are_the_agents_of_the_same_unrolls(
     return call(source, found)
 
   monkeypatch.setattr(replayed.Replayed, "__call__", spy)
-  own = running.Own(MODULES[pipeline], config)
+  own = running.Own(config)
   run_all(own, own.nodes, lambda: None)
   assert len(shares) > 10
   for unroll, found in shares:

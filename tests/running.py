@@ -61,12 +61,12 @@ class Own:
     sink: has the lines of metrics.
   """
 
-  def __init__(self, pipeline, config):
+  def __init__(self, config):
     self.config = config
-    self.nodes = pipeline.nodes(config)
+    self.nodes = config.nodes()
     self.context = process.Context()
     self.stop = self.context.stop
-    self.process = pipeline.learn(config, self.context)
+    self.process = config.learn(self.context)
     self.sink = Lines()
 
   @property
@@ -113,15 +113,14 @@ class Running(Own):
     failures: what threads have raised so far.
   """
 
-  def __init__(self, pipeline, config, actors=None):
+  def __init__(self, config, actors=None):
     """Starts nothing yet.
 
     Args:
-      pipeline: a module with `learn` and `nodes`.
       config: the pipeline's.
       actors: how many run; None for all that there is place for.
     """
-    super().__init__(pipeline, config)
+    super().__init__(config)
     self.failures = []
     self.threads = [
       threading.Thread(target=self._act, args=(node,), daemon=True)

@@ -53,13 +53,10 @@ def config_of(folder, **changes):
   return running.replaced(config, **changes).with_sockets(str(folder))
 
 
-_Running = functools.partial(running.Running, seed)
-
-
 def test_an_actor_of_another_language_trains_with_every_unroll(tmp_path):
   """The actor knows of seedx what the text of `seedx.wire` says."""
   config = config_of(tmp_path)
-  with _Running(config, actors=0) as run:
+  with running.Running(config, actors=0) as run:
     words = other_actor.__file__, config.address, "CartPole-v1", str(ENVS)
     actor = subprocess.Popen(
       [sys.executable, *words], stderr=subprocess.PIPE, text=True
@@ -106,7 +103,7 @@ def test_trains_on_every_kind_of_observation_and_action(
     actor_batch_size=2,  # EnvPool asynchronous: half steps, half waits.
     micro_batches=2,
   )
-  with _Running(config) as run:
+  with running.Running(config) as run:
     pass
   last = run.sink.lines[-1]
   assert last["learner_steps"] >= 5
@@ -127,7 +124,7 @@ def on_many_cores(folder, **changes):
 
 @pytest.mark.slow
 def test_many_cores_act_and_learn(tmp_path):
-  with _Running(on_many_cores(tmp_path, total_steps=1_000)) as run:
+  with running.Running(on_many_cores(tmp_path, total_steps=1_000)) as run:
     run.wait_for(lambda: all(x.slots.free == 0 for x in run.inferences))
   assert run.sink.lines[-1]["learner_steps"] > 10
   assert [device.slots.free for device in run.inferences] == [ENVS] * 2
@@ -145,7 +142,7 @@ def test_many_cores_learn_cartpole(tmp_path):
     unroll_length=20,
     batch_size=32,
   )
-  with _Running(config) as run:
+  with running.Running(config) as run:
 
     def best():
       return max((x["episode_return"] or 0 for x in run.sink.lines), default=0)
@@ -298,7 +295,9 @@ def test_unfinished_unrolls_of_a_lost_actor_are_counted():
 @pytest.fixture(scope="module")
 def going(tmp_path_factory):
   """A run of two actors that goes on, and has place for a third."""
-  with _Running(config_of(tmp_path_factory.mktemp("run")), actors=2) as run:
+  with running.Running(
+    config_of(tmp_path_factory.mktemp("run")), actors=2
+  ) as run:
     run.wait_for(lambda: run.acted.env_steps and _is_free(run))
     yield run
     run.stop.set()
@@ -377,7 +376,7 @@ def without_gradients(_):
 
 def test_a_failing_update_ends_the_run_with_its_error(tmp_path):
   broken = running.Changed(AGENT, without_gradients)
-  run = _Running(config_of(tmp_path, agent=broken, num_actors=1))
+  run = running.Running(config_of(tmp_path, agent=broken, num_actors=1))
   with pytest.raises(FloatingPointError, match="no gradient"), run:
     pass
   assert run.sink.lines
@@ -394,4 +393,4 @@ def test_a_failing_update_ends_the_run_with_its_error(tmp_path):
 )
 def test_config_names_what_is_wrong(tmp_path, changes, message):
   with pytest.raises(types.ConfigError, match=message):
-    seed.learn(config_of(tmp_path, **changes), process.Context())
+    config_of(tmp_path, **changes).learn(process.Context())

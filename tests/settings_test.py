@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from seedx import envs, types
-from seedx.app import command_line, configs, experiments, programs, training
+from seedx.app import command_line, configs, experiments, programs
 from tests import programs as programs_of_tests
 
 compiled_once = programs_of_tests.compiled_once
@@ -81,7 +81,7 @@ def test_each_setting_of_an_experiment_is_taken_or_refused_in_a_line(
   for setting, value, config in walk(asked, is_new):
     check_taken(setting, value, config)
     run = config.run.with_sockets("nowhere")
-    training.pipeline_of(run).nodes(run)
+    run.nodes()
     if setting.path[0] == "run" and setting.path[1] != "env":
       try:
         run.plan.agent(run.agent, spec)

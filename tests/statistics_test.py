@@ -173,7 +173,7 @@ def test_a_run_counts_what_environments_log(
   log.mkdir()
   env = envs.Config("tests.own_envs:Logged", {"log": str(log)})
   config = config_of(pipeline, env, tmp_path, **ONE[pipeline])
-  own = running.Own(pipelines_test.MODULES[pipeline], config)
+  own = running.Own(config)
   last = pipelines_test.run_all(own, own.nodes)
   agent = config.plan.agent(config.agent, envs.spec(env))
   reported = counters.explores_least(agent.exploration(NUM_ENVS))
@@ -194,7 +194,7 @@ def test_anakin_counts_what_environments_do(num_seeds, tmp_path):
   env = envs.Config("jax:tests.statistics_test:Arithmetic")
   options = {"num_seeds": num_seeds, "updates_per_call": 20, "num_envs": 8}
   config = config_of("anakin", env, tmp_path, **options)
-  own = running.Own(pipelines_test.MODULES["anakin"], config)
+  own = running.Own(config)
   last = own.run()
   logs = []
   for seed in range(num_seeds):

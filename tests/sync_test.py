@@ -65,7 +65,7 @@ class After:
 
 def train(config):
   """The process at its end, and an `After` of every step."""
-  own, compiled, seen = running.Own(sync, config), [], []
+  own, compiled, seen = running.Own(config), [], []
 
   def listen(event, seconds, **_):
     if event == "/jax/core/compile/backend_compile_duration":
@@ -159,7 +159,7 @@ def test_nothing_is_compiled_after_the_first_updates(name):
 def test_4_cores_learn_what_one_does():
   # Without Adam's signs, which make much of what was rounding.
   config = config_of("a2c", {"adam_epsilon": 1.0, "learning_rate": 1.0})
-  start = running.Own(sync, config).learner.state
+  start = running.Own(config).learner.state
   one, _ = train(config)
   four, _ = train(running.replaced(config, learner_devices=(0, 1, 2, 3)))
   assert one.learner.steps == four.learner.steps >= 5
@@ -198,14 +198,14 @@ def test_every_kind_of_environment_and_network(name, env, fields):
   if name != "dqn":
     at_update = [x for x in seen[1:] if x.learned_steps == x.env_steps]
     assert len(at_update) == last.updates
-  start, end = running.Own(sync, config).learner.state, own.learner.state
+  start, end = running.Own(config).learner.state, own.learner.state
   assert distance(start.params, end.params) > 1e-3
   if fields.get("normalize_observations"):
     assert distance(start.statistics, end.statistics) > 0.01
 
 
 def test_a_stop_ends_it_with_everything_written():
-  own = running.Own(sync, config_of("a2c", log_seconds=0.0))
+  own = running.Own(config_of("a2c", log_seconds=0.0))
   checks = []
 
   def check():
@@ -248,7 +248,7 @@ def test_a_stop_ends_it_with_everything_written():
 )
 def test_what_makes_no_sense_is_refused_with_its_reason(name, changes, message):
   with pytest.raises(types.ConfigError, match=message):
-    sync.learn(config_of(name, **changes), process.Context())
+    config_of(name, **changes).learn(process.Context())
 
 
 @pytest.mark.slow
@@ -262,7 +262,7 @@ def test_environments_explore_and_report_by_their_place_on_the_ladder(
     total_steps=1400,
     replay_ratio=0.05,
   )
-  own, ended = running.Own(sync, config), []
+  own, ended = running.Own(config), []
   add = counters.Played.add
 
   def spy(self, rows):

@@ -57,7 +57,7 @@ def begun(tmp_path_factory):
   )
   with pytest.MonkeyPatch.context() as patch:
     nothing = mock.MagicMock(replay=None, server=None)
-    patch.setattr(sync, "learn", lambda *_: nothing)
+    patch.setattr(sync.Config, "learn", lambda *_: nothing)
     patch.setattr(process, "run", mock.Mock(side_effect=_BeganError))
     with pytest.raises(_BeganError):
       programs.main(a2c_experiment, words)

@@ -7,7 +7,7 @@ import pathlib
 import sys
 import types as python_types
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import tree
@@ -15,7 +15,10 @@ import tree
 import seedx
 from seedx import envs, types
 
-C = TypeVar("C")
+if TYPE_CHECKING:  # It would import JAX.
+  from seedx.runtime import process
+
+C = TypeVar("C", bound="process.Pipeline")
 
 # The name of the experiment in a module.
 _ATTRIBUTE = "EXPERIMENT"
@@ -78,14 +81,13 @@ class Experiment(Generic[C]):
     Raises:
       types.ConfigError: the environment does not exist.
     """
-    given: Any = config
-    spec = envs.spec(given.env)
+    spec = envs.spec(config.env)
     found = {}
     if _has_images(spec):
       found["images"] = self.images
     elif np.issubdtype(spec.action.dtype, np.floating):
       found["continuous"] = self.continuous
-    if getattr(given.agent, "recurrent", False):
+    if getattr(config.agent, "recurrent", False):
       found["recurrent"] = self.recurrent
     if agent in self.by_agent:
       found[agent] = self.by_agent[agent]
@@ -94,8 +96,8 @@ class Experiment(Generic[C]):
   @property
   def default_agent(self) -> str:
     """The name of the default's agent; empty where `--agent` names none."""
-    config: Any = self.config
-    return next((k for k, v in self.agents.items() if v == config.agent), "")
+    default = self.config.agent
+    return next((k for k, v in self.agents.items() if v == default), "")
 
 
 def name_of(module: str) -> str:

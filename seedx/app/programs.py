@@ -185,7 +185,7 @@ def _choice(
 
 def _roles(config: Any) -> list[str]:
   """What `--role` may name; of several servers, `--server` says which."""
-  nodes = training.pipeline_of(config).nodes(config.with_sockets("nowhere"))
+  nodes = config.with_sockets("nowhere").nodes()
   return list(dict.fromkeys(launch.kind(node.role) for node in nodes))
 
 
@@ -270,9 +270,7 @@ def _join(
   listen = addresses[config.server] if role == "server" and addresses else ""
   hello = joining.Hello(role, listen, name, options)
   thin = not all(
-    node.needs_jax
-    for node in training.pipeline_of(config).nodes(config)
-    if launch.kind(node.role) == role
+    node.needs_jax for node in config.nodes() if launch.kind(node.role) == role
   )
   if thin or name in experiments.shipped():
     words = [config.address, "--role", role, "--listen", listen]

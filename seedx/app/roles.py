@@ -5,7 +5,7 @@ import threading
 from typing import Any
 
 from seedx import launch, types, wire
-from seedx.app import configs, devices, experiments, run_dirs, training
+from seedx.app import configs, devices, experiments, run_dirs
 from seedx.launch import joining
 
 
@@ -64,8 +64,7 @@ def play(
       f" difference in {', '.join(sorted(other))}"
     )
   config = configs.replaced(config, options)
-  nodes = training.pipeline_of(config).nodes(config)
-  node = next(node for node in nodes if node.role == told.role)
+  node = next(node for node in config.nodes() if node.role == told.role)
   work = dataclasses.replace(
     node.config, address=listen or address, security=security
   )

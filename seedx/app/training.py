@@ -120,7 +120,7 @@ class Run:
 
 
 def train(
-  config: Any,
+  config: process.Pipeline,
   *,
   sinks: Sequence[metrics.Sink] = (),
   return_interrupted: bool = False,
@@ -163,7 +163,7 @@ def train(
 
 
 def run(
-  config: Any,
+  config: process.Pipeline,
   files: Config,
   *,
   asked: Any = None,
@@ -185,7 +185,7 @@ def run(
     sinks: more of them for the lines of metrics.
     stop: ends it early, as a signal does.
   """
-  pipeline_of(config)
+  _check_pipeline(config)
   record = run_dirs.record(config, asked or config, experiment)
   work = _Work(config, files, record, presets, alone, sinks)
   stop = stop or threading.Event()
@@ -203,7 +203,7 @@ def run(
 class _Work:
   """What `run` is to do, for any machine; see there."""
 
-  config: Any
+  config: process.Pipeline
   files: Config
   record: run_dirs.Config
   presets: Sequence[str]
@@ -215,11 +215,12 @@ def _on_cluster(
   work: _Work, stop: threading.Event, ending: signals.Ending
 ) -> Run:
   """Trains on a machine of a cluster, and on another where that dies."""
-  launching, address = work.config.launching, work.config.address
-  if _among(work.config).hosts > 1:
+  config: Any = work.config  # It has a server, see `process.ServerConfig`.
+  launching, address = config.launching, config.address
+  if _among(config).hosts > 1:
     raise types.ConfigError(
       "expected one learner host with learner_on_cluster, found"
-      f" {_among(work.config).hosts}"
+      f" {_among(config).hosts}"
     )
   if address and not address.startswith(("0.0.0.0:", "[::]:")):
     raise types.ConfigError(
@@ -287,7 +288,7 @@ def _help(
   ):
     config, nodes, processes = _launched(config, sockets)
     try:
-      own = pipeline_of(config).learn(config, context)
+      own = config.learn(context)
       if own.server is not None:
         _roles(config, record, nodes, own.addresses).bind(own.server)
       _take_over(own, context.hosts)
@@ -326,7 +327,6 @@ def _lead(
 ) -> Run:
   """Trains on the host that has the run's directory; see `run`."""
   config, files, record = work.config, work.files, work.record
-  pipeline = pipeline_of(config)
   with (
     devices.explaining_memory(),
     _open(files, record) as run_dir,
@@ -340,7 +340,7 @@ def _lead(
       if not files.quiet:
         _introduce(record.name, config.env.env, work.presets, run_dir)
       evaluation = evaluations.of(config, files, run_dir)
-      own = pipeline.learn(config, context)
+      own = config.learn(context)
       if own.replay is not None and context.hosts.count > 1:
         own = dataclasses.replace(own, replay=None)
         print(_NO_REPLAYS, file=sys.stderr)
@@ -426,7 +426,7 @@ def _is_solved(
 
 @contextlib.contextmanager
 def _sockets(
-  config: process.Config, alone: bool, watch: hangs.Watch
+  config: process.Pipeline, alone: bool, watch: hangs.Watch
 ) -> Iterator[str]:
   """A folder for the sockets of processes here; empty where none is needed."""
   if alone or not isinstance(config, process.ServerConfig):
@@ -450,14 +450,13 @@ def _launched(
   Returns:
     The config with the addresses that they have, the nodes, and the processes.
   """
-  pipeline = pipeline_of(config)
   if not sockets:
-    return config, pipeline.nodes(config), launch.Processes([])
+    return config, config.nodes(), launch.Processes([])
   if config.launching.launcher == "processes":
     config = config.with_sockets(sockets)
     address = wire.reached(config.address)
     config.security.of_client(address)
-    nodes = pipeline.nodes(dataclasses.replace(config, address=address))
+    nodes = dataclasses.replace(config, address=address).nodes()
     return config, nodes, launch.Processes(nodes, sockets)
   cluster = ray.Cluster(config.launching)
   try:
@@ -466,7 +465,7 @@ def _launched(
     # Before anything is started on other machines.
     config.security.of_server(address)
     reached = cluster.reached(address)
-    nodes = pipeline.nodes(dataclasses.replace(config, address=reached))
+    nodes = dataclasses.replace(config, address=reached).nodes()
     code = envs.code_in(configs.in_json(config))
     there = ray.on_cluster(nodes, reached, config.security, code)
     return config, nodes, ray.Tasks(there, config.launching, cluster)
@@ -487,23 +486,17 @@ def _roles(
   return joining.Roles(nodes, record.experiment or "", options, addresses)
 
 
-def pipeline_of(config: Any) -> Any:
-  """The pipeline of a config: the module that defines its class.
-
-  Raises:
-    types.ConfigError: it is none: it has no `nodes` or no `learn`.
-  """
-  module = sys.modules[type(config).__module__]
-  if not hasattr(module, "nodes") or not hasattr(module, "learn"):
+def _check_pipeline(config: process.Pipeline) -> None:
+  """Raises types.ConfigError for a config of something else."""
+  if not isinstance(config, process.Pipeline):
     raise types.ConfigError(
-      f"expected a pipeline's config, found {type(config).__qualname__} of"
-      f" {module.__name__}, which has no nodes and learn beside it"
+      "expected a pipeline's config, see runtime.process.Pipeline; found"
+      f" {type(config).__qualname__} of {type(config).__module__}"
     )
-  return module
 
 
 def _named(
-  files: Config, config: process.Config, run_dir: pathlib.Path
+  files: Config, config: process.Pipeline, run_dir: pathlib.Path
 ) -> list[metrics.Sink]:
   """The sink that the command line names, if it names one.
 
@@ -522,7 +515,7 @@ def _named(
 
 
 def _sinks(
-  config: process.Config,
+  config: process.Pipeline,
   files: Config,
   run_dir: pathlib.Path,
   alone: bool,
@@ -603,7 +596,7 @@ def _check_free(run_dir: str | os.PathLike[str]) -> None:
 
 
 def _check_total(
-  config: process.Config,
+  config: process.Pipeline,
   record: run_dirs.Config,
   files: Config,
   env_steps: int,

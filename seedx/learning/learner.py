@@ -17,6 +17,7 @@ from seedx import metrics, sharding, types
 from seedx import replay as replay_lib
 from seedx.agents import base
 from seedx.learning import experience, replayed, updates
+from seedx.learning import plan as plan_lib
 from seedx.runtime import counters
 from seedx.runtime import hosts as hosts_lib
 
@@ -61,6 +62,22 @@ class Config(hosts_lib.Config):
   def parts(self) -> int:
     """Parts of a batch: learner devices of all hosts times micro-batches."""
     return self.num_cores * self.micro_batches
+
+  def plan(
+    self,
+    total_steps: int,
+    batch_steps: int,
+    replay: replay_lib.Config | None = None,
+  ) -> plan_lib.Plan:
+    """The amounts of experience of a run; see `plan.Plan`."""
+    return plan_lib.Plan(
+      total_steps,
+      batch_steps,
+      replay,
+      parts=self.parts,
+      processes=self.hosts,
+      unroll_length=self.unroll_length,
+    )
 
   def check_divides(self, name: str, size: int, parts: int) -> None:
     """Checks that `parts` divides `size`.

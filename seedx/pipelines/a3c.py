@@ -23,7 +23,7 @@ import threading
 
 import jax
 
-from seedx import envs, launch, metrics, sharding, types
+from seedx import envs, metrics, sharding, types
 from seedx.acting import local_actor
 from seedx.agents import base
 from seedx.learning import plan as plan_lib
@@ -67,44 +67,37 @@ class Config(process.Config):
     """The run's amounts of experience."""
     return plan_lib.Plan(self.total_steps, self.workers.batch_steps)
 
+  def learn(self, context: process.Context) -> process.Process:
+    """The only process: the workers and their shared parameters.
 
-def nodes(config: Config) -> list[launch.Node]:
-  """No nodes: the workers are threads."""
-  del config
-  return []
-
-
-def learn(config: Config, context: process.Context) -> process.Process:
-  """The only process: the workers and their shared parameters.
-
-  Raises:
-    types.ConfigError: the environment or the device does not exist, or the
-      agent needs a replay or whole batches.
-  """
-  (device,) = sharding.devices([config.device], "learner")
-  spec = envs.spec(config.env)
-  agent = config.plan.agent(config.agent, spec)
-  base.check_gradients_can_be_shared(agent)
-  team = _Team(config, context.stop, agent, spec, device)
-  return process.Process(
-    acted=team.acted,
-    parts={
-      "agent": team.shared,
-      "learned": team.learned,
-      "acted": team.acted,
-      "seeds": team.seeds,
-    },
-    policy=lambda saved: team.acting(saved["agent"]),
-    measures=[
-      *(team.acted.measure, team.learned.measure, team.waits.shares),
-      team.restarts.measure,
-    ],
-    done=team.is_done,
-    threads={
-      f"worker-{i}": functools.partial(team.work, i)
-      for i in range(config.workers.num_workers)
-    },
-  )
+    Raises:
+      types.ConfigError: the environment or the device does not exist, or the
+        agent needs a replay or whole batches.
+    """
+    (device,) = sharding.devices([self.device], "learner")
+    spec = envs.spec(self.env)
+    agent = self.plan.agent(self.agent, spec)
+    base.check_gradients_can_be_shared(agent)
+    team = _Team(self, context.stop, agent, spec, device)
+    return process.Process(
+      acted=team.acted,
+      parts={
+        "agent": team.shared,
+        "learned": team.learned,
+        "acted": team.acted,
+        "seeds": team.seeds,
+      },
+      policy=lambda saved: team.acting(saved["agent"]),
+      measures=[
+        *(team.acted.measure, team.learned.measure, team.waits.shares),
+        team.restarts.measure,
+      ],
+      done=team.is_done,
+      threads={
+        f"worker-{i}": functools.partial(team.work, i)
+        for i in range(self.workers.num_workers)
+      },
+    )
 
 
 class _Team:

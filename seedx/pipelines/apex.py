@@ -16,11 +16,9 @@ figure 1 and algorithms 1 and 2.
 
 import dataclasses
 
-from seedx import launch
 from seedx import replay as replay_lib
 from seedx.learning import plan as plan_lib
 from seedx.pipelines import impala
-from seedx.runtime import process
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,18 +40,3 @@ class Config(impala.Config):
   def plan(self) -> plan_lib.Plan:
     """The experience that updates are computed from."""
     return dataclasses.replace(super().plan, replay=self.replay)
-
-
-def nodes(config: Config) -> list[launch.Node]:
-  """The actors, to be launched anywhere that reaches the learner."""
-  return impala.nodes(config)
-
-
-def learn(config: Config, context: process.Context) -> process.Process:
-  """The learner process: replay, updates, parameters.
-
-  Raises:
-    types.ConfigError: the environment or a device does not exist, or the agent
-      has no priorities.
-  """
-  return impala.learn(config, context)

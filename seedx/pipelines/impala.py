@@ -59,79 +59,70 @@ class Config(process.ServerConfig):
   @property
   def plan(self) -> plan_lib.Plan:
     """The experience that updates are computed from."""
-    return plan_lib.Plan(
-      self.total_steps,
-      self.learner.batch_steps,
-      parts=self.learner.parts,
-      processes=self.learner.hosts,
+    return self.learner.plan(self.total_steps, self.learner.batch_steps)
+
+  def nodes(self) -> list[launch.Node]:
+    """The actors, to be launched anywhere that reaches the learner."""
+    work = unroll_actor.Work(
+      address=self.address,
+      env=self.env,
+      agent=self.agent,
+      horizon=self.plan.horizon,
+      actors=self.actors,
       unroll_length=self.learner.unroll_length,
+      fetch_interval=self.fetch_interval,
+      security=self.security,
     )
+    return [
+      launch.Node(
+        "actor",
+        unroll_actor.run,
+        work,
+        count=self.actors.num_actors,
+        needs_jax=True,
+      )
+    ]
 
+  def learn(self, context: process.Context) -> process.Process:
+    """The learner process: takes unrolls in, updates, hands parameters out.
 
-def nodes(config: Config) -> list[launch.Node]:
-  """The actors, to be launched anywhere that reaches the learner."""
-  work = unroll_actor.Work(
-    address=config.address,
-    env=config.env,
-    agent=config.agent,
-    horizon=config.plan.horizon,
-    actors=config.actors,
-    unroll_length=config.learner.unroll_length,
-    fetch_interval=config.fetch_interval,
-    security=config.security,
-  )
-  return [
-    launch.Node(
-      "actor",
-      unroll_actor.run,
-      work,
-      count=config.actors.num_actors,
-      needs_jax=True,
+    Raises:
+      types.ConfigError: no such environment or device, or an unfit agent.
+    """
+    spec = envs.spec(self.env)
+    acted = context.acted(spec, self.total_steps)
+    seeds = context.seeds(self.seed)
+    learning = learners.of(self, spec, context, acted)
+    connected = sessions.Sessions(
+      learning.agent.exploration(self.actors.num_envs),
+      acted,
+      seeds,
+      envs.returns_are_sums(self.env),
     )
-  ]
-
-
-def learn(config: Config, context: process.Context) -> process.Process:
-  """The learner process: takes unrolls in, updates, hands parameters out.
-
-  Raises:
-    types.ConfigError: the environment or a device does not exist, or the agent
-      cannot learn so.
-  """
-  spec = envs.spec(config.env)
-  acted = context.acted(spec, config.total_steps)
-  seeds = context.seeds(config.seed)
-  learning = learners.of(config, spec, context, acted)
-  connected = sessions.Sessions(
-    learning.agent.exploration(config.actors.num_envs),
-    acted,
-    seeds,
-    envs.returns_are_sums(config.env),
-  )
-  layout = unroll_store.Layout.of(
-    learning.agent, config.learner.unroll_length, config.learner.share_size
-  )
-  unrolls = unroll_server.UnrollServer(
-    local_actor.Programs(learning.agent, spec, layout),
-    connected,
-    max_rows=config.actors.envs_per_actor,
-    newest=learning.newest,
-    sink=learning.inbox.put,
-  )
-  server = config.make_server(config.actors.num_actors)
-  unrolls.bind(server)
-  return process.Process(
-    acted=acted,
-    parts={"agent": learning, "acted": acted, "seeds": seeds},
-    replay=learning.replay,
-    policy=learning.policy,
-    measures=[
-      acted.measure,
-      learning.measure,
-      connected.measure,
-      server.measure,
-    ],
-    done=lambda: acted.env_steps >= config.total_steps,
-    threads={"learner": lambda: learning.run(unrolls.example)},
-    server=server,
-  )
+    layout = unroll_store.Layout.of(
+      learning.agent, self.learner.unroll_length, self.learner.share_size
+    )
+    unrolls = unroll_server.UnrollServer(
+      local_actor.Programs(learning.agent, spec, layout),
+      connected,
+      max_rows=self.actors.envs_per_actor,
+      newest=learning.newest,
+      sink=learning.inbox.put,
+    )
+    server = self.make_server(self.actors.num_actors)
+    unrolls.bind(server)
+    return process.Process(
+      acted=acted,
+      parts={"agent": learning, "acted": acted, "seeds": seeds},
+      replay=learning.replay,
+      policy=learning.policy,
+      measures=[
+        acted.measure,
+        learning.measure,
+        connected.measure,
+        server.measure,
+      ],
+      done=lambda: acted.env_steps >= self.total_steps,
+      threads={"learner": lambda: learning.run(unrolls.example)},
+      server=server,
+    )

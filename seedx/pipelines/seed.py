@@ -51,67 +51,64 @@ class Config(process.ServerConfig):
   @property
   def plan(self) -> plan_lib.Plan:
     """The experience that updates are computed from."""
-    batch_steps, parts = self.learner.batch_steps, self.learner.parts
-    return plan_lib.Plan(
-      self.total_steps,
-      batch_steps,
-      self.replay,
-      parts,
-      self.learner.hosts,
-      self.learner.unroll_length,
+    return self.learner.plan(
+      self.total_steps, self.learner.batch_steps, self.replay
     )
 
-
-def nodes(config: Config) -> list[launch.Node]:
-  """The actors, to be launched anywhere that reaches the learner."""
-  work = thin_actor.Work(
-    config.address, config.env, config.actors, security=config.security
-  )
-  return [
-    launch.Node(
-      *("actor", thin_actor.run, work, config.actors.num_actors),
-      needs_jax=envs.is_functional(config.env),
+  def nodes(self) -> list[launch.Node]:
+    """The actors, to be launched anywhere that reaches the learner."""
+    work = thin_actor.Work(
+      self.address, self.env, self.actors, security=self.security
     )
-  ]
+    return [
+      launch.Node(
+        *("actor", thin_actor.run, work, self.actors.num_actors),
+        needs_jax=envs.is_functional(self.env),
+      )
+    ]
 
+  def learn(self, context: process.Context) -> process.Process:
+    """The learner process: server, inference, unrolls, updates.
 
-def learn(config: Config, context: process.Context) -> process.Process:
-  """The learner process: server, inference, unrolls, updates.
-
-  Raises:
-    types.ConfigError: no such environment or device, or an unfit agent.
-  """
-  spec = envs.spec(config.env)
-  acted = context.acted(spec, config.total_steps)
-  seeds = context.seeds(config.seed)
-  learning = learners.of(
-    config, spec, context, acted, acting_on=config.inference.devices()
-  )
-  acting = inference_lib.Devices(
-    config.inference,
-    learning.agent,
-    spec,
-    config.actors,
-    period=config.learner.unroll_length,
-    share_size=config.learner.share_size,
-    newest=learning.newest,
-    sink=learning.inbox.put,
-    rng_key=context.keys(config.seed).acting,
-  )
-  connected = inference_server.InferenceServer(acting, acted, seeds, config.env)
-  server = config.make_server(config.actors.num_actors)
-  connected.bind(server)
-  return process.Process(
-    acted=acted,
-    parts={"agent": learning, "acted": acted, "seeds": seeds},
-    replay=learning.replay,
-    policy=learning.policy,
-    measures=[acted.measure, learning.measure, acting.measure, server.measure],
-    done=lambda: acted.env_steps >= config.total_steps,
-    threads={
-      "learner": lambda: learning.run(acting.example),
-      **acting.threads,
-    },
-    server=server,
-    close=acting.close,
-  )
+    Raises:
+      types.ConfigError: no such environment or device, or an unfit agent.
+    """
+    spec = envs.spec(self.env)
+    acted = context.acted(spec, self.total_steps)
+    seeds = context.seeds(self.seed)
+    learning = learners.of(
+      self, spec, context, acted, acting_on=self.inference.devices()
+    )
+    acting = inference_lib.Devices(
+      self.inference,
+      learning.agent,
+      spec,
+      self.actors,
+      period=self.learner.unroll_length,
+      share_size=self.learner.share_size,
+      newest=learning.newest,
+      sink=learning.inbox.put,
+      rng_key=context.keys(self.seed).acting,
+    )
+    connected = inference_server.InferenceServer(acting, acted, seeds, self.env)
+    server = self.make_server(self.actors.num_actors)
+    connected.bind(server)
+    return process.Process(
+      acted=acted,
+      parts={"agent": learning, "acted": acted, "seeds": seeds},
+      replay=learning.replay,
+      policy=learning.policy,
+      measures=[
+        acted.measure,
+        learning.measure,
+        acting.measure,
+        server.measure,
+      ],
+      done=lambda: acted.env_steps >= self.total_steps,
+      threads={
+        "learner": lambda: learning.run(acting.example),
+        **acting.threads,
+      },
+      server=server,
+      close=acting.close,
+    )

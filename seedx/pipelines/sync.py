@@ -14,12 +14,13 @@ https://doi.org/10.1038/nature14236, algorithm 1).
 """
 
 import dataclasses
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
 
-from seedx import envs, launch, metrics, types
+from seedx import envs, metrics, types
 from seedx import replay as replay_lib
 from seedx.acting import local_actor, unroll_store
 from seedx.agents import base
@@ -77,81 +78,81 @@ class Config(process.Config):
   def plan(self) -> plan_lib.Plan:
     """The run's amounts of experience."""
     batch_steps = self.num_envs * self.learner.unroll_length
-    return plan_lib.Plan(
-      self.total_steps,
-      batch_steps,
-      self.replay,
-      self.learner.parts,
-      self.learner.hosts,
-      self.learner.unroll_length,
+    return self.learner.plan(self.total_steps, batch_steps, self.replay)
+
+  def learn(self, context: process.Context) -> process.Process:
+    """The only process: environments, acting, unrolls, updates.
+
+    Raises:
+      types.ConfigError: no such environment or device, or an unfit agent.
+    """
+    spec = envs.spec(self.env)
+    acted = context.acted(spec, self.total_steps)
+    seeds = context.seeds(self.seed)
+    learning = learners.of(self, spec, context, acted)
+    restarts = envs.Restarts(self.env_restarts, seeds.take)
+    waits = metrics.Waits(dict.fromkeys(_WAITS, 1))
+    num_envs = self.num_envs // self.learner.hosts
+    layout = unroll_store.Layout.of(
+      learning.agent, self.learner.unroll_length, num_envs
+    )
+    programs = local_actor.Programs(learning.agent, spec, layout)
+    acting_key = context.keys(self.seed).acting
+
+    def start() -> local_actor.LocalActor:
+      first_seed = seeds.take(num_envs)
+      return local_actor.LocalActor(
+        programs,
+        self.env,
+        seed=first_seed,
+        rng_key=jax.random.fold_in(acting_key, first_seed),
+        device=learning.cores[0],
+        waits=waits,
+        num_threads=self.env_threads,
+        restarts=restarts,
+      )
+
+    steps = functools.partial(
+      _steps, start, programs, learning, acted, waits, self.total_steps
+    )
+    measures = acted.measure, learning.measure, waits.shares, restarts.measure
+    return process.Process(
+      acted=acted,
+      parts={"agent": learning, "acted": acted, "seeds": seeds},
+      replay=learning.replay,
+      policy=learning.policy,
+      measures=measures,
+      steps=steps,
+      close=learning.finish,
     )
 
 
-def nodes(config: Config) -> list[launch.Node]:
-  """No nodes: there is one process."""
-  del config
-  return []
-
-
-def learn(config: Config, context: process.Context) -> process.Process:
-  """The only process: environments, acting, unrolls, updates.
-
-  Raises:
-    types.ConfigError: no such environment or device, or an unfit agent.
-  """
-  spec = envs.spec(config.env)
-  acted = context.acted(spec, config.total_steps)
-  seeds = context.seeds(config.seed)
-  learning = learners.of(config, spec, context, acted)
-  restarts = envs.Restarts(config.env_restarts, seeds.take)
-  num_envs = config.num_envs // config.learner.hosts
-  layout = unroll_store.Layout.of(
-    learning.agent, config.learner.unroll_length, num_envs
-  )
-  programs = local_actor.Programs(learning.agent, spec, layout)
-  acting_key = context.keys(config.seed).acting
-  waits = metrics.Waits(dict.fromkeys(_WAITS, 1))
-
-  def steps() -> Iterator[None]:
-    """Trains, and yields after each step of all environments."""
-    exploration = learning.agent.exploration(num_envs)
-    reported = counters.explores_least(exploration)
-    played = counters.Played(acted, reported)
-    first_seed = seeds.take(num_envs)
-    actor = local_actor.LocalActor(
-      programs,
-      config.env,
-      seed=first_seed,
-      rng_key=jax.random.fold_in(acting_key, first_seed),
-      device=learning.cores[0],
-      waits=waits,
-      num_threads=config.env_threads,
-      restarts=restarts,
-    )
-    try:
-      acting, version = learning.newest()
-      while acted.env_steps < config.total_steps:
-        with waits.timed(metrics.WAIT_EXPERIENCE):
-          rows, unroll = actor.observe(acting, np.int32(version))
-          played.add(rows)
-        if unroll is not None:
-          with waits.timed(metrics.WAIT_LEARNER):
-            first = programs.priorities(acting, unroll)
-            learning.learn_from(learning.shares(unroll, first))
-            learning.publish()
-            acting, version = learning.newest()
-        with waits.timed(metrics.WAIT_EXPERIENCE):
-          actor.act(acting, np.int32(version))
-        yield
-    finally:
-      actor.close()
-
-  return process.Process(
-    acted=acted,
-    parts={"agent": learning, "acted": acted, "seeds": seeds},
-    replay=learning.replay,
-    policy=learning.policy,
-    measures=[acted.measure, learning.measure, waits.shares, restarts.measure],
-    steps=steps,
-    close=learning.finish,
-  )
+def _steps(
+  start: Callable[[], local_actor.LocalActor],
+  programs: local_actor.Programs,
+  learning: learner_lib.Learner,
+  acted: counters.Acted,
+  waits: metrics.Waits,
+  total_steps: int,
+) -> Iterator[None]:
+  """Trains, and yields after each step of all environments."""
+  exploration = learning.agent.exploration(programs.layout.num_slots)
+  played = counters.Played(acted, counters.explores_least(exploration))
+  actor = start()
+  try:
+    acting, version = learning.newest()
+    while acted.env_steps < total_steps:
+      with waits.timed(metrics.WAIT_EXPERIENCE):
+        rows, unroll = actor.observe(acting, np.int32(version))
+        played.add(rows)
+      if unroll is not None:
+        with waits.timed(metrics.WAIT_LEARNER):
+          first = programs.priorities(acting, unroll)
+          learning.learn_from(learning.shares(unroll, first))
+          learning.publish()
+          acting, version = learning.newest()
+      with waits.timed(metrics.WAIT_EXPERIENCE):
+        actor.act(acting, np.int32(version))
+      yield
+  finally:
+    actor.close()

@@ -1,7 +1,8 @@
 """Runs a learner process: start, stop, check, log, save, restore.
 
-A pipeline's `learn(config, context)` returns a `Process`, which says what runs
-in it. `run` does the rest, for all pipelines.
+A `Pipeline` is a config that describes a run; its `learn(context)` returns a
+`Process`, what is to run in the learner's. `run` does the rest, for all
+pipelines.
 """
 
 import contextlib
@@ -9,12 +10,13 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol, Self, runtime_checkable
 
 import jax
 import numpy as np
 
-from seedx import launch, metrics, types, wire
+from seedx import envs, launch, metrics, types, wire
+from seedx.agents import base
 from seedx.runtime import counters, hangs
 from seedx.runtime import hosts as hosts_lib
 from seedx.runtime import seeds as seeds_lib
@@ -27,7 +29,7 @@ _LOOK_SECONDS = 0.02
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-  """The options of every run.
+  """The options of every run; each pipeline's config is one, see `Pipeline`.
 
   Attributes:
     total_steps: env steps to train for, including those before a resume.
@@ -53,9 +55,13 @@ class Config:
     )
 
   def with_sockets(self, folder: str) -> Self:
-    """The config with sockets in a folder where no address was given."""
+    """Returns the config with sockets in a folder where it has no address."""
     del folder  # It has no address to give.
     return self
+
+  def nodes(self) -> list[launch.Node]:
+    """Returns no nodes: there is one process."""
+    return []
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -254,6 +260,47 @@ class Process:
     for measure in self.measures:
       line |= measure()
     return line
+
+
+@runtime_checkable
+class Pipeline(Protocol):
+  """A pipeline: a `Config` whose methods describe a run, and start nothing.
+
+  Attributes:
+    env: config of the environment.
+    agent: config of the agent that acts and learns.
+    total_steps: see `Config`.
+    seed: see `Config`.
+    log_seconds: see `Config`.
+    hang_seconds: see `Config`.
+  """
+
+  @property
+  def env(self) -> envs.Config: ...
+  @property
+  def agent(self) -> base.Config: ...
+  @property
+  def total_steps(self) -> int: ...
+  @property
+  def seed(self) -> int: ...
+  @property
+  def log_seconds(self) -> float: ...
+  @property
+  def hang_seconds(self) -> float: ...
+
+  def with_sockets(self, folder: str) -> Self:
+    """Returns the config with sockets in a folder where it has no address."""
+
+  def nodes(self) -> list[launch.Node]:
+    """Returns what runs in other processes, anywhere that reaches this one."""
+
+  def learn(self, context: Context) -> Process:
+    """Returns what runs in this process.
+
+    Raises:
+      types.ConfigError: the environment or a device does not exist, or the
+        agent cannot learn so.
+    """
 
 
 def run(

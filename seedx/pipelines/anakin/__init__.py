@@ -13,6 +13,6 @@ Learning", https://arxiv.org/abs/2104.06272; Lu et al. 2022,
 https://arxiv.org/abs/2210.05639, for the seeds.
 """
 
-from seedx.pipelines.anakin.training import Config, learn, nodes
+from seedx.pipelines.anakin.training import Config
 
-__all__ = ["Config", "learn", "nodes"]
+__all__ = ["Config"]

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from seedx import envs, launch, metrics, sharding, types
+from seedx import envs, metrics, sharding, types
 from seedx import replay as replay_lib
 from seedx.agents import base
 from seedx.envs import functional
@@ -65,47 +65,32 @@ class Config(process.Config):
   def plan(self) -> plan_lib.Plan:
     """The amounts of experience of each training."""
     batch_steps = self.num_envs * self.learner.unroll_length
-    parts = self.learner.num_cores
-    return plan_lib.Plan(
-      self.total_steps,
-      batch_steps,
-      self.replay,
-      parts,
-      unroll_length=self.learner.unroll_length,
+    return self.learner.plan(self.total_steps, batch_steps, self.replay)
+
+  def learn(self, context: process.Context) -> process.Process:
+    """The only process: all of a run in one program.
+
+    Raises:
+      types.ConfigError: no such environment or device, or an unfit agent.
+    """
+    del context  # A call is short; whoever runs it looks between calls.
+    training = Training(self)
+    acted = training.acted
+
+    def steps() -> Iterator[None]:
+      """Trains, and yields after each call of the program."""
+      acted.start()
+      while acted.env_steps < self.total_steps:
+        training.call()
+        yield
+
+    return process.Process(
+      acted=acted,
+      parts={"agent": training, "acted": acted},
+      policy=training.policy,
+      measures=[acted.measure, training.measure],
+      steps=steps,
     )
-
-
-def nodes(config: Config) -> list[launch.Node]:
-  """No nodes: there is one process."""
-  del config
-  return []
-
-
-def learn(config: Config, context: process.Context) -> process.Process:
-  """The only process: all of a run in one program.
-
-  Raises:
-    types.ConfigError: the environment or a device does not exist, or the agent
-      does not fit the config.
-  """
-  del context  # A call is short; whoever runs it looks between calls.
-  training = Training(config)
-  acted = training.acted
-
-  def steps() -> Iterator[None]:
-    """Trains, and yields after each call of the program."""
-    acted.start()
-    while acted.env_steps < config.total_steps:
-      training.call()
-      yield
-
-  return process.Process(
-    acted=acted,
-    parts={"agent": training, "acted": acted},
-    policy=training.policy,
-    measures=[acted.measure, training.measure],
-    steps=steps,
-  )
 
 
 class Training:

@@ -19,6 +19,6 @@ parameter servers, each in its own time, are the pattern of DistBelief (Downpour
 SGD): Dean et al. 2012, "Large Scale Distributed Deep Networks", section 4.1.
 """
 
-from seedx.pipelines.gorila.coordinator import Config, learn, nodes
+from seedx.pipelines.gorila.coordinator import Config
 
-__all__ = ["Config", "learn", "nodes"]
+__all__ = ["Config"]

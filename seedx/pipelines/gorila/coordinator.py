@@ -87,74 +87,77 @@ class Config(process.ServerConfig):
     own = super().with_sockets(folder)
     return dataclasses.replace(own, server_addresses=addresses)
 
-
-def nodes(config: Config) -> list[launch.Node]:
-  """The parameter servers, and the workers, which reach all of the others."""
-  addresses = config.server_addresses or ("",) * config.num_servers
-  work = work_lib.Work(
-    address=config.address,
-    env=config.env,
-    agent=config.agent,
-    plan=config.plan,
-    seed=config.seed,
-    workers=config.workers,
-    num_shards=len(addresses),
-    max_staleness=config.max_staleness,
-    outlier_deviations=config.outlier_deviations,
-    security=config.security,
-  )
-  servers = [
-    launch.Node(
-      f"server-{shard}",
-      parameter_server.run,
-      dataclasses.replace(work, address=address, shard=shard),
-      needs_jax=True,
+  def nodes(self) -> list[launch.Node]:
+    """The parameter servers, and the workers, which reach all of the others."""
+    addresses = self.server_addresses or ("",) * self.num_servers
+    work = work_lib.Work(
+      address=self.address,
+      env=self.env,
+      agent=self.agent,
+      plan=self.plan,
+      seed=self.seed,
+      workers=self.workers,
+      num_shards=len(addresses),
+      max_staleness=self.max_staleness,
+      outlier_deviations=self.outlier_deviations,
+      security=self.security,
     )
-    for shard, address in enumerate(addresses)
-  ]
-  count = config.workers.num_workers
-  workers = launch.Node("worker", worker.run, work, count, needs_jax=True)
-  return [*servers, workers]
+    servers = [
+      launch.Node(
+        f"server-{shard}",
+        parameter_server.run,
+        dataclasses.replace(work, address=address, shard=shard),
+        needs_jax=True,
+      )
+      for shard, address in enumerate(addresses)
+    ]
+    count = self.workers.num_workers
+    workers = launch.Node("worker", worker.run, work, count, needs_jax=True)
+    return [*servers, workers]
 
+  def learn(self, context: process.Context) -> process.Process:
+    """The coordinator.
 
-def learn(config: Config, context: process.Context) -> process.Process:
-  """The coordinator.
+    Raises:
+      types.ConfigError: no such environment, or an unfit agent.
+    """
+    spec = envs.spec(self.env)
+    agent = self.plan.agent(self.agent, spec)
+    known = worker.Shapes.of(agent, spec, self.plan, self.workers)
+    _check(agent, self, known.replay_bytes)
+    acted = counters.Acted(spec.frames_per_step)
+    seeds = seeds_lib.Seeds(self.seed)
+    addresses = launch.Addresses(
+      self.num_servers, self.server_addresses, self.security
+    )
+    shards = saved_shards.SavedShards(
+      agent, addresses, context.stop, self.security
+    )
+    reported = _reports(self, agent, acted, seeds, shards)
+    server = self.make_server(self.workers.num_workers)
+    reported.bind(server, known.report, addresses)
+    learned = reported.learned
 
-  Raises:
-    types.ConfigError: no such environment, or an unfit agent.
-  """
-  spec = envs.spec(config.env)
-  agent = config.plan.agent(config.agent, spec)
-  known = worker.Shapes.of(agent, spec, config.plan, config.workers)
-  _check(agent, config, known.replay_bytes)
-  acted = counters.Acted(spec.frames_per_step)
-  seeds = seeds_lib.Seeds(config.seed)
-  addresses = launch.Addresses(
-    config.num_servers, config.server_addresses, config.security
-  )
-  shards = saved_shards.SavedShards(
-    agent, addresses, context.stop, config.security
-  )
-  reported = _reports(config, agent, acted, seeds, shards)
-  server = config.make_server(config.workers.num_workers)
-  reported.bind(server, known.report, addresses)
-  learned = reported.learned
+    def done() -> bool:
+      learned.check()
+      return shards.are_ready() and acted.env_steps >= self.total_steps
 
-  def done() -> bool:
-    learned.check()
-    return shards.are_ready() and acted.env_steps >= config.total_steps
-
-  return process.Process(
-    acted=acted,
-    parts={"agent": shards, "learned": learned, "acted": acted, "seeds": seeds},
-    policy=lambda saved: shards.acting(saved["agent"]),
-    measures=[acted.measure, learned.measure, reported.measure],
-    done=done,
-    threads={"restore": shards.give_restored},
-    server=server,
-    addresses={"server": addresses},
-    ending=shards.fetch_last,
-  )
+    return process.Process(
+      acted=acted,
+      parts={
+        "agent": shards,
+        "learned": learned,
+        "acted": acted,
+        "seeds": seeds,
+      },
+      policy=lambda saved: shards.acting(saved["agent"]),
+      measures=[acted.measure, learned.measure, reported.measure],
+      done=done,
+      threads={"restore": shards.give_restored},
+      server=server,
+      addresses={"server": addresses},
+      ending=shards.fetch_last,
+    )
 
 
 def _reports(
