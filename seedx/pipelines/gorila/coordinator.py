@@ -21,22 +21,21 @@ from seedx.runtime import counters, process
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(process.ServerConfig):
-  """The options of a Gorila run.
+  """The config of a Gorila run.
 
   Attributes:
     server_addresses: addresses of the parameter servers, each with a shard of
       the parameters; if empty, each server registers its own when it joins.
     num_servers: number of parameter servers, if there are no server_addresses.
-    server: with --role server, the index of its own address in
-      server_addresses.
-    max_staleness: parameter servers drop gradients that are more than this many
-      updates old.
-    outlier_deviations: workers drop gradients whose loss is more than this many
-      standard deviations above its running mean.
+    server: index of a server's own address in server_addresses, with --role
+      server.
+    max_staleness: age in updates above which parameter servers drop a gradient.
+    outlier_deviations: number of standard deviations above the losses' running
+      mean beyond which a loss is an outlier, whose gradient workers drop.
     env: the environment.
-    agent: that acts and learns.
-    workers: processes that act and compute gradients.
-    replay: of each worker.
+    agent: the agent that acts and learns.
+    workers: the processes that act and compute gradients.
+    replay: the replay of each worker.
   """
 
   server_addresses: tuple[str, ...] = ()
@@ -119,8 +118,8 @@ def learn(config: Config, context: process.Context) -> process.Process:
   """
   spec = envs.spec(config.env)
   agent = config.plan.agent(config.agent, spec)
-  known = worker.Shapes.of(agent, spec, config.plan, config.workers)
-  _check(agent, config, known.replay_bytes)
+  shapes = worker.Shapes.of(agent, spec, config.plan, config.workers)
+  _check(agent, config, shapes.replay_bytes)
   acted = counters.Acted(spec.frames_per_step)
   seeds = sessions.Seeds(config.seed)
   addresses = launch.Addresses(
@@ -131,7 +130,7 @@ def learn(config: Config, context: process.Context) -> process.Process:
   )
   reported = _reports(config, agent, acted, seeds, shards)
   server = config.make_server(config.workers.num_workers)
-  reported.bind(server, known.report, addresses)
+  reported.bind(server, shapes.report, addresses)
   learned = reported.learned
 
   def done() -> bool:
@@ -158,7 +157,7 @@ def _reports(
   seeds: sessions.Seeds,
   shards: saved_shards.SavedShards,
 ) -> reports.Reports:
-  """What counts the workers' steps, once the servers are ready."""
+  """Makes the counts of what workers report."""
   exploration = agent.exploration(config.workers.num_envs)
   are_sums = envs.returns_are_sums(config.env)
   connected = sessions.Sessions(exploration, acted, seeds, are_sums)
