@@ -214,7 +214,7 @@ def test_a_stop_ends_the_wait_for_servers(tmp_path):
     ),
     (
       {"agent": running.Changed(dqn.Config(), lambda agent: agent)},
-      "whose config says max_gradient_norm",
+      "whose config has a max_gradient_norm",
     ),
     ({"replay": replay.PrioritizedConfig()}, "a uniform replay"),
   ],

@@ -18,7 +18,7 @@ class Shared:
   It takes one gradient at a time. No worker waits for another to compute one.
 
   Attributes:
-    learned: counts of the gradients that it took.
+    learned: counts of the gradients so far.
   """
 
   def __init__(
@@ -48,10 +48,10 @@ class Shared:
     """Computes gradients with a worker's copy of the state, and applies them.
 
     Args:
-      state: the worker's copy, of `newest`.
-      version: of the copy.
-      rng_key: of the worker.
-      batch: to learn from.
+      state: the worker's copy, see `newest`.
+      version: version of the copy.
+      rng_key: the worker's key.
+      batch: the batch to learn from.
 
     Raises:
       RuntimeError: many updates in a row were skipped.

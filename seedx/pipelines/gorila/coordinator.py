@@ -24,22 +24,21 @@ from seedx.runtime import seeds as seeds_lib
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(process.ServerConfig):
-  """The options of a Gorila run.
+  """The config of a Gorila run.
 
   Attributes:
     server_addresses: addresses of the parameter servers, each with a shard of
       the parameters; if empty, each server registers its own when it joins.
     num_servers: number of parameter servers, if there are no server_addresses.
-    server: with --role server, the index of its own address in
-      server_addresses.
-    max_staleness: parameter servers drop gradients that are more than this many
-      updates old.
-    outlier_deviations: workers drop gradients whose loss is more than this many
-      standard deviations above its running mean.
+    server: index of a server's own address in server_addresses, with --role
+      server.
+    max_staleness: age in updates above which parameter servers drop a gradient.
+    outlier_deviations: number of standard deviations above the losses' running
+      mean beyond which a loss is an outlier, whose gradient workers drop.
     env: the environment.
-    agent: that acts and learns.
-    workers: processes that act and compute gradients.
-    replay: of each worker.
+    agent: the agent that acts and learns.
+    workers: the processes that act and compute gradients.
+    replay: the replay of each worker.
   """
 
   server_addresses: tuple[str, ...] = ()
@@ -123,8 +122,8 @@ class Config(process.ServerConfig):
     """
     spec = envs.spec(self.env)
     agent = self.plan.agent(self.agent, spec)
-    known = worker.Shapes.of(agent, spec, self.plan, self.workers)
-    _check(agent, self, known.replay_bytes)
+    shapes = worker.Shapes.of(agent, spec, self.plan, self.workers)
+    _check(agent, self, shapes.replay_bytes)
     acted = counters.Acted(spec.frames_per_step)
     seeds = seeds_lib.Seeds(self.seed)
     addresses = launch.Addresses(
@@ -135,7 +134,7 @@ class Config(process.ServerConfig):
     )
     reported = _reports(self, agent, acted, seeds, shards)
     server = self.make_server(self.workers.num_workers)
-    reported.bind(server, known.report, addresses)
+    reported.bind(server, shapes.report, addresses)
     learned = reported.learned
 
     def done() -> bool:
@@ -167,7 +166,7 @@ def _reports(
   seeds: seeds_lib.Seeds,
   shards: saved_shards.SavedShards,
 ) -> reports.Reports:
-  """What counts the workers' steps, once the servers are ready."""
+  """Makes the counts of what workers report."""
   exploration = agent.exploration(config.workers.num_envs)
   are_sums = envs.returns_are_sums(config.env)
   connected = sessions.Sessions(exploration, acted, seeds, are_sums)

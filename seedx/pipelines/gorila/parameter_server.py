@@ -3,8 +3,8 @@
 The parameters are flattened into one vector; shard k is the k-th of K nearly
 equal slices. A shard has the optimizer's state for its part, a version, which
 counts updates, and the target parameters. Elementwise optimizers (Adam,
-RMSProp) are the same on a part. Only the worker knows the norm of the whole
-gradient, so the worker clips it.
+RMSProp) are the same on a part. Only the worker has the whole gradient and its
+norm, so the worker clips it.
 
 A shard starts empty, also one that is started again after it died. The first
 worker that connects gives it parameters and their version; at the start of a
@@ -46,11 +46,11 @@ class Vector(NamedTuple):
   """A gradient, or parameters.
 
   Attributes:
-    version: `[]` int32, of the parameters, which are those that a gradient was
-      computed with.
-    resets: `[]` float32, see `base.AgentState`: of the parameters; or the
-      share of a gradient's batch, from 0 to 1, that is resets.
-    vector: `[P]` float32, by the shard's P parameters.
+    version: `[]` int32, version of the parameters; of a gradient, of those that
+      it was computed with.
+    resets: `[]` float32, the parameters' `base.AgentState.resets`; of a
+      gradient, the share of its batch that is resets, from 0 to 1.
+    vector: `[P]` float32, one number for each of the shard's parameters.
   """
 
   version: types.Array
@@ -62,11 +62,11 @@ class Reply(NamedTuple):
   """A shard's newest parameters.
 
   Attributes:
-    version: `[]` int32, of the parameters.
-    target_version: `[]` int32, of the target parameters; -1 where there are
-      none.
-    applied: `[]` bool, False where the gradient was not, see `Shard.push`.
-    resets: `[]` float32, of the parameters, see `base.AgentState`.
+    version: `[]` int32, version of the parameters.
+    target_version: `[]` int32, version of the target parameters; -1 where there
+      are none.
+    applied: `[]` bool, whether the gradient was applied, see `Shard.push`.
+    resets: `[]` float32, the parameters' `base.AgentState.resets`.
     vector: `[P]` float32, the parameters.
   """
 
@@ -78,13 +78,13 @@ class Reply(NamedTuple):
 
 
 def parts(num_params: int, num_shards: int) -> list[slice]:
-  """Which parameters each shard has."""
+  """The slice of the parameters that each shard has."""
   ends = [num_params * k // num_shards for k in range(num_shards + 1)]
   return list(itertools.starmap(slice, itertools.pairwise(ends)))
 
 
 def layouts(size: int) -> tuple[wire.Layout, wire.Layout]:
-  """Of a `Vector` and a `Reply`, for a shard of so many parameters."""
+  """The layouts of a `Vector` and a `Reply`, for `size` parameters."""
   number, share = np.zeros((), np.int32), np.zeros((), np.float32)
   vector = np.zeros(size, np.float32)
   reply = Reply(number, number, np.zeros((), np.bool_), share, vector)
@@ -95,7 +95,7 @@ def layouts(size: int) -> tuple[wire.Layout, wire.Layout]:
 
 
 def state_form(agent: base.Agent, size: int) -> base.AgentState:
-  """The shapes of the state of a shard of so many parameters.
+  """The shapes of the state of a shard of `size` parameters.
 
   Raises:
     types.ConfigError: the agent cannot be updated in parts.
@@ -111,7 +111,7 @@ def state_form(agent: base.Agent, size: int) -> base.AgentState:
 
 
 def state_layout(form: base.AgentState) -> wire.Layout:
-  """The layout of the leaves of what `state_form` says."""
+  """The layout of the leaves of a shard's state, see `state_form`."""
   return wire.Layout.of(wire.once(tuple(jax.tree.leaves(form))), 1)
 
 
@@ -119,16 +119,15 @@ class Shard:
   """A part of the parameters; any thread may call it.
 
   Attributes:
-    version: updates that it has seen; -1 while it is empty.
+    version: number of updates so far; -1 while it is empty.
   """
 
   def __init__(self, agent: base.Agent, max_staleness: int) -> None:
-    """An empty shard.
+    """Makes an empty shard.
 
     Args:
-      agent: whose `apply` it runs on its part.
-      max_staleness: gradients of parameters that are more updates older than
-        the shard's are dropped.
+      agent: the agent whose `apply` it runs on its part.
+      max_staleness: age in updates above which a gradient is dropped.
 
     Raises:
       types.ConfigError: the agent cannot be updated in parts.
@@ -177,14 +176,14 @@ class Shard:
       return self._reply(applied=True)
 
   def push(self, gradient: Vector) -> Reply:
-    """Applies a gradient unless it is stale; replies with the parameters.
+    """Applies a gradient, and replies with the parameters.
 
-    Nor is one applied whose result would not be finite.
+    It is dropped if it is stale, or if the result would not be finite.
 
     Raises:
       wire.Refused: UNAVAILABLE, the shard is empty: `start` it; or
-        INVALID_ARGUMENT, the gradient is not finite, or of parameters that are
-        not there yet.
+        INVALID_ARGUMENT, the gradient is not finite, or its version is higher
+        than the shard's.
     """
     wire.check_finite("gradients", gradient.vector)
     wire.check_range("resets", gradient.resets, 0, 1)
@@ -224,13 +223,12 @@ class Shard:
       return tuple(map(np.asarray, jax.tree.leaves(self._filled())))
 
   def restore(self, leaves: types.Tree) -> tuple[()]:
-    """Goes on from what `save` said.
+    """Continues from what `save` returned.
 
     Raises:
-      wire.Refused: UNAVAILABLE, it has applied gradients: a shard is restored
-        as long as it is new, by whoever starts a run again; or
-        INVALID_ARGUMENT, the state is not finite, or has seen more updates
-        than there can be.
+      wire.Refused: UNAVAILABLE, it has applied gradients: only a new shard can
+        be restored; or INVALID_ARGUMENT, the state is not finite, or has more
+        updates than there can be.
     """
     leaves = list(map(jax.numpy.array, leaves))
     state: base.AgentState = jax.tree.unflatten(self._structure, leaves)
@@ -291,7 +289,7 @@ def run(work: work_lib.Work, stop: threading.Event) -> None:
 
 
 def num_params(agent: base.Agent) -> int:
-  """How many parameters an agent has."""
+  """The number of an agent's parameters."""
   state = jax.eval_shape(agent.init, jax.random.key(0))
   return sum(leaf.size for leaf in jax.tree.leaves(state.params))
 
@@ -315,7 +313,7 @@ class Client:
     Args:
       params: `[P]`, what empty shards begin with.
       num_shards: number of parameter servers.
-      security: how processes know each other.
+      security: how processes authenticate each other.
     """
     self._security = security
     self._parts = parts(len(params), num_shards)
@@ -346,10 +344,10 @@ class Client:
     return self._closed_bytes + now
 
   def connect(self, addresses: Sequence[str]) -> None:
-    """Opens streams to all shards, gives the empty ones what is known here.
+    """Opens streams to all shards, and gives the empty ones their parameters.
 
     Args:
-      addresses: of all shards, in order.
+      addresses: addresses of all shards, in order.
 
     Raises:
       wire.WireError: UNAVAILABLE, one of them is not there; try again.

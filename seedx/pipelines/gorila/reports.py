@@ -29,15 +29,15 @@ class Counts(NamedTuple):
   """What a worker counted since its last report.
 
   Attributes:
-    gradients: `[]` int32, applied by all parameter servers.
-    stale: `[]` int32, dropped by one of them.
-    outliers: `[]` int32, dropped by the worker.
-    skipped: `[]` int32, dropped by the worker, because they were not finite.
-    learned_steps: `[]` float32, env steps of the applied.
-    staleness: `[]` float32, their mean, in updates.
+    gradients: `[]` int32, gradients that all parameter servers applied.
+    stale: `[]` int32, gradients that one of them dropped.
+    outliers: `[]` int32, gradients that the worker dropped for their loss.
+    skipped: `[]` int32, gradients that it dropped as they were not finite.
+    learned_steps: `[]` float32, env steps of those that were applied.
+    staleness: `[]` float32, their mean staleness, in updates.
     newest: `[]` float32 each, the agent's metrics of the newest gradient by
       name; NaN before the first.
-    wire_bytes: `[]` int64, sent to and received from parameter servers.
+    wire_bytes: `[]` int64, bytes sent to and received from parameter servers.
     wait_environments: `[]` float32, share of time waiting for environments.
     learning: `[]` float32, share of time that acting waits for learning.
     wait_servers: `[]` float32, share of time waiting for parameter servers.
@@ -61,8 +61,8 @@ class Report(NamedTuple):
 
   Attributes:
     steps: `[N, L]`, see `local_actor.Unreported.take`.
-    num_steps: `[]` int32, how many steps there are of each environment.
-    counts: of the worker.
+    num_steps: `[]` int32, number of steps of each environment.
+    counts: the worker's counts.
   """
 
   steps: episodes.Steps
@@ -77,8 +77,8 @@ def layout(
 
   Args:
     length: L, time steps of an unroll.
-    max_rows: environments of a worker.
-    metric_names: of the agent's metrics.
+    max_rows: number of environments of a worker.
+    metric_names: names of the agent's metrics.
   """
   integer, number = np.zeros((), np.int32), np.zeros((), np.float32)
   counts = Counts(
@@ -140,19 +140,19 @@ class Reports:
     self._totals = dict.fromkeys(names, 0)
 
   def bind(
-    self, server: wire.Server, inputs: wire.Layout, known: launch.Addresses
+    self, server: wire.Server, inputs: wire.Layout, servers: launch.Addresses
   ) -> None:
     """Binds what workers call.
 
     Args:
       server: the coordinator's.
-      inputs: of reports, see `layout`.
-      known: addresses of the parameter servers.
+      inputs: layout of reports, see `layout`.
+      servers: addresses of the parameter servers.
     """
 
     def answer(hello: Mapping[str, Any]) -> wire.Session:
       del hello
-      welcome = {"addresses": known.all()}
+      welcome = {"addresses": servers.all()}
       return wire.FunctionSession(lambda nothing: nothing, welcome)
 
     server.bind_stream(REPORT, self.open, inputs, wire.NOTHING)

@@ -20,7 +20,7 @@ from seedx.pipelines.gorila import parameter_server
 _PASSING = (wire.StatusCode.UNAVAILABLE, wire.StatusCode.CANCELLED)
 _TIMEOUT_SECONDS = 30.0
 _RETRY_SECONDS = 0.2
-# Servers that have not taken what was restored after so long are spoken of.
+# A message names servers that have not been restored after this time.
 _PATIENCE_SECONDS = 20.0
 
 
@@ -37,13 +37,13 @@ class SavedShards:
     stop: threading.Event,
     security: wire.Security = wire.LOCAL,
   ) -> None:
-    """Connects to nothing yet.
+    """Does not connect.
 
     Args:
-      agent: that is updated.
-      addresses: of the parameter servers, in order.
-      stop: ends the waiting for them.
-      security: how they know each other.
+      agent: the agent that is updated.
+      addresses: addresses of the parameter servers, in order.
+      stop: event that ends the wait for them.
+      security: how they authenticate each other.
 
     Raises:
       types.ConfigError: the agent cannot be updated in parts.
@@ -58,9 +58,9 @@ class SavedShards:
     self._addresses = addresses
     self._stop = stop
     self._security = security
-    # What the servers are to go on from.
+    # The state to give to the servers.
     self._restored: Sequence[base.AgentState] | None = None
-    # What the servers had when the run ended.
+    # The servers' state when the run ended.
     self._last: list[base.AgentState] | None = None
 
   def form(self) -> list[base.AgentState]:
@@ -89,7 +89,7 @@ class SavedShards:
 
   def fetch_last(self) -> None:
     """Fetches what is saved from now on: servers leave with the learner."""
-    with contextlib.suppress(wire.WireError):  # Who saves will say so.
+    with contextlib.suppress(wire.WireError):  # The last `saved` raises it.
       self._last = self.saved()
 
   def restore(self, saved: Sequence[base.AgentState]) -> None:
@@ -103,7 +103,7 @@ class SavedShards:
   def give_restored(self) -> None:
     """Gives every server its state; waits until all are there, or a stop.
 
-    What it waits for is said once on stderr where that takes long.
+    Prints once what it waits for where that takes long.
 
     Raises:
       wire.WireError: one refuses, or has had a wrong certificate for 30 s.

@@ -20,11 +20,10 @@ class Work:
     seed: the run's random seed, for the initial parameters.
     workers: the config of all workers.
     num_shards: number of parameter servers.
-    max_staleness: updates; servers drop gradients that are older.
-    outlier_deviations: standard deviations; workers drop gradients whose loss
-      is further above the running mean of their losses.
-    security: how processes know each other.
-    shard: a server's shard of the parameters, from 0.
+    max_staleness: see `coordinator.Config`.
+    outlier_deviations: see `coordinator.Config`.
+    security: how processes authenticate each other.
+    shard: index of a server's shard of the parameters.
   """
 
   address: str

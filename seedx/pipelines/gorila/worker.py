@@ -60,7 +60,7 @@ def run(work: work_lib.Work, stop: threading.Event) -> None:
 
 
 class Shapes(NamedTuple):
-  """What is known of a worker before it runs.
+  """The shapes of what a worker handles, before it runs.
 
   Attributes:
     replay_bytes: bytes of its replay.
@@ -80,7 +80,7 @@ class Shapes(NamedTuple):
     plan: plan_lib.Plan,
     workers: local_actor.WorkersConfig,
   ) -> "Shapes":
-    """What is known of each worker of a run."""
+    """The shapes of each worker of a run."""
     key, of_core = jax.random.key(0), plan.replay_of_core(agent, cores=1)
     programs = workers.programs(agent, spec)
     share = programs.share()
@@ -96,7 +96,7 @@ class Shapes(NamedTuple):
 def _warm_up(
   programs: local_actor.Programs, learner: "_Learner", batch: types.Tree
 ) -> None:
-  """Compiles before a place is taken, which another may have left."""
+  """Compiles before it takes a place, which another may have left."""
   device = jax.local_devices()[0]
   state, acting, _ = learner.newest()
   programs.warm_up(acting, device)
@@ -115,14 +115,14 @@ def max_gradient_norm(agent: base.Config) -> float:
   """
   if not isinstance(agent, optimizers.Config):
     raise types.ConfigError(
-      "expected an agent whose config says max_gradient_norm, by which workers"
+      "expected an agent whose config has a max_gradient_norm, to which workers"
       f" scale gradients down, found {type(agent).__name__}"
     )
   return math.inf if agent.transformation else agent.max_gradient_norm
 
 
 class Outliers:
-  """Tells which losses are far above the running mean of those before.
+  """Finds losses that are far above the running mean of those before.
 
   One that is not finite is an outlier, and never counts in the mean.
   """
@@ -130,12 +130,12 @@ class Outliers:
   def __init__(
     self, deviations: float, decay: float = 0.99, warm_up: int = 100
   ) -> None:
-    """Knows no loss yet.
+    """Starts without a loss.
 
     Args:
-      deviations: how far above is too far, in standard deviations.
-      decay: of the running mean and variance, per loss.
-      warm_up: losses before any is called an outlier.
+      deviations: see `coordinator.Config.outlier_deviations`.
+      decay: decay of the running mean and variance, per loss.
+      warm_up: number of losses before any is an outlier.
     """
     self._deviations = deviations
     self._decay = decay
@@ -166,8 +166,8 @@ class _Learner:
 
   Attributes:
     client: the parameter servers.
-    outliers: the losses that are.
-    metrics: of the newest gradient; NaN before the first.
+    outliers: finds outliers among the losses.
+    metrics: metrics of the newest gradient; NaN before the first.
     gradient: `(state, rng_key, batch)` -> the gradient `[P]`, its share of
       resets, its env steps, and its metrics.
   """
@@ -337,7 +337,7 @@ class _Worker:
     return reports.addresses(stream.welcome)
 
   def _report(self) -> bool:
-    """Says what has been done; False if the run is over."""
+    """Reports what has been done; False if the run is over."""
     steps, num_steps = self._unreported.take()
     total_bytes = self._learner.client.transferred_bytes
     shares = self._waits.shares()
