@@ -146,4 +146,5 @@ def learn(config: Config, context: process.Context) -> process.Process:
     done=lambda: acted.env_steps >= config.total_steps,
     threads={"learner": lambda: learning.run(unrolls.example)},
     server=server,
+    stopping=learning.inbox.close,
   )

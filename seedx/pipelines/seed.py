@@ -146,5 +146,6 @@ def learn(config: Config, context: process.Context) -> process.Process:
       **{f"inference-{i}": each.run for i, each in enumerate(acting)},
     },
     server=server,
+    stopping=learning.inbox.close,
     close=lambda: inference_lib.close(acting),
   )
