@@ -60,9 +60,9 @@ def started():
 
 def _ask(pool, one, values):
   """Asks on a thread; returns when the request waits for its batch."""
-  values, before = np.asarray(values), len(one._waiting)
+  values, before = np.asarray(values), len(one._requests)
   answer = pool.submit(one, values, len(values))
-  running.wait_until(lambda: len(one._waiting) > before or answer.done())
+  running.wait_until(lambda: len(one._requests) > before or answer.done())
   return answer
 
 

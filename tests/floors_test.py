@@ -10,7 +10,10 @@ import pytest
 
 _ROOT = pathlib.Path(__file__).parent.parent
 _FLOORS = (
-  ("seedx.types", "seedx.trees", "seedx.files", "seedx.output"),
+  (
+    *("seedx.types", "seedx.trees", "seedx.files", "seedx.output"),
+    "seedx.channels",
+  ),
   (
     "seedx.losses",
     "seedx.networks",

@@ -73,7 +73,7 @@ def write(steps):
     for sink in sinks:
       sink.write({"env_steps": step, "wall_seconds": float(step), "a": 1.0})
   for sink in sinks:
-    while not sink._lines.empty():
+    while len(sink._lines):
       pass
 
 write(range(10))

@@ -140,6 +140,14 @@ def test_a_place_is_a_function_and_its_first_line():
   assert "test_a_place_is_a_function" in frame
 
 
+def test_a_thread_at_a_channel_is_where_it_is_used():
+  sink = metrics.Background("lines", running.Lines())
+  time.sleep(0.1)
+  place = hangs._place(sys._current_frames()[sink._thread.ident])
+  sink.close()
+  assert "Background._run, seedx/metrics/sinks.py:" in place
+
+
 _LEAVES = """
 import os, signal, threading, time
 from seedx.runtime import hangs, process, signals

@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import itertools
 import threading
-import time
 from unittest import mock
 
 import dm_env
@@ -352,41 +351,9 @@ def test_a_run_waits_for_experience_and_says_so():
     assert it.inbox.put(share)
     running.wait_until(lambda: it.newest()[1] == 1)
     stop.set()
+    it.inbox.close()
     ran.result(300)
   assert it.steps == 1
-
-
-# The inbox
-
-
-def test_an_inbox_drops_nothing_and_shares_evenly_in_order():
-  stop, cores = threading.Event(), jax.devices()[2:4]
-  inbox = learner.Inbox(cores, 1, stop, metrics.Waits())
-  with concurrent.futures.ThreadPoolExecutor() as pool:
-    puts = [
-      pool.submit(inbox.put, types.Share(np.full((2, 3), number)))
-      for number in range(3)
-    ]
-    running.wait_until(lambda: sum(put.done() for put in puts) == 2)
-    time.sleep(0.3)
-    assert [put.done() for put in puts].count(False) == 1
-    first = inbox.get()
-    assert all(put.result(300) for put in puts)
-    # There is none for the other core yet.
-    got = pool.submit(inbox.get)
-    time.sleep(0.3)
-    assert not got.done()
-    assert inbox.put(types.Share(np.full((2, 3), 3)))
-    unrolls = [share.data for share in (*first, *got.result(300))]
-    assert sorted(int(x[0, 0]) for x in unrolls) == [0, 1, 2, 3]
-    assert int(unrolls[3][0, 0]) == 3
-    assert [x.devices() for x in unrolls] == [{core} for core in cores] * 2
-    # A stop ends all waits.
-    got = pool.submit(inbox.get)
-    time.sleep(0.3)
-    assert not got.done()
-    stop.set()
-    assert got.result(300) is None
 
 
 # What a checkpoint keeps

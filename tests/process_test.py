@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from seedx import types
+from seedx import channels, types
 from seedx.runtime import counters, hosts, process
 from tests import running
 
@@ -44,6 +44,34 @@ def test_among_other_hosts_it_ends_when_they_do():
   assert context.hosts.over.is_set() and not context.hosts.failed
   # It does not look all the time.
   assert time.process_time() - used < 0.6 * (time.monotonic() - start)
+
+
+def test_a_stop_ends_the_waits_of_threads_before_other_hosts_agree():
+  context, channel = (
+    process.Context(hosts=hosts.Hosts(0, 2)),
+    channels.Channel(),
+  )
+
+  def work():
+    context.stop.set()
+    assert channel.get() == []
+    context.hosts.over.set()  # As a learner whose updates the others wait for.
+
+  process.run(make(threads={"works": work}, stopping=channel.close), context)
+  assert context.hosts.over.is_set() and not context.hosts.failed
+
+
+def test_a_failure_ends_the_waits_of_other_threads():
+  channel = channels.Channel()
+
+  def fail():
+    raise ValueError("broken")
+
+  threads = {"fails": fail, "waits": channel.get}
+  with pytest.raises(ValueError, match="broken"):
+    process.run(
+      make(threads=threads, stopping=channel.close), process.Context()
+    )
 
 
 @pytest.mark.parametrize("where", ["thread", "check"])

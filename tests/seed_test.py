@@ -344,6 +344,21 @@ def test_an_actor_that_dies_gives_its_slots_back(going):
   assert going.acted.saved()["unrolls_discarded"] >= before + 3 * ENVS
 
 
+def test_an_actor_that_waits_for_actions_when_a_run_stops_has_done_its_work(
+  tmp_path,
+):
+  """It does not wait for another learner."""
+  own = running.Own(config_of(tmp_path))
+  environment = envs.EnvPoolEnvironment(own.config.env, ENVS)
+  environment.reset()
+  session = own._served(protocol.ACT)({"num_envs": ENVS})
+  own.process.close()
+  with pytest.raises(wire.Refused) as caught:
+    session(environment.recv())
+  environment.close()
+  assert caught.value.code is wire.StatusCode.CANCELLED
+
+
 def test_nothing_is_compiled_while_it_goes_on(going):
   before = _compiled(going)
   updates = going.learner.steps

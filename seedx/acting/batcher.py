@@ -1,8 +1,10 @@
 """Groups the requests of many threads into batches for one thread."""
 
+import bisect
 import collections
 import concurrent.futures
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -11,7 +13,7 @@ from typing import Self
 import numpy as np
 import tree
 
-from seedx import metrics, trees, types
+from seedx import channels, metrics, trees, types
 
 
 class Closed(Exception):
@@ -89,11 +91,10 @@ class Batcher:
     self._sizes = list(sizes)
     self._waits = waits
     self._replies = replies
-    self._waiting: list[_Request] = []
-    # Of the newest batch.
+    # No more than there are callers, each of which waits for its reply.
+    self._requests = channels.Channel[_Request]()
+    # Those of the newest batch.
     self._taken: list[_Request] = []
-    self._changed = threading.Condition()
-    self._closed = False
 
   def __call__(self, inputs: types.Tree, rows: int) -> types.Tree:
     """Waits for the results `[rows, ...]` of a request of `[rows, ...]`.
@@ -105,11 +106,8 @@ class Batcher:
     if rows > self._sizes[-1]:
       raise ValueError(f"expected at most {self._sizes[-1]} rows, found {rows}")
     request = _Request(inputs, rows)
-    with self._changed:
-      if self._closed:
-        raise Closed
-      self._waiting.append(request)
-      self._changed.notify()
+    if not self._requests.put(request):
+      raise Closed
     return request.outputs.result()
 
   def __iter__(self) -> Iterator["Batch"]:
@@ -117,22 +115,19 @@ class Batcher:
 
   def __next__(self) -> "Batch":
     """Waits for the next batch; stops when the batcher is closed."""
-    with self._waits.timed(metrics.WAIT_ENVIRONMENTS), self._changed:
-      while not self._closed and (patience := self._patience()) != 0.0:
-        self._changed.wait(patience)
-      if self._closed:
-        raise StopIteration
-      self._take()
+    with self._waits.timed(metrics.WAIT_ENVIRONMENTS):
+      self._taken = self._requests.take(self._due)
+    if self._requests.closed:
+      self.close()  # Whoever closed it may not have seen those just taken.
+      raise StopIteration
     return Batch(self._taken, self._sizes, self._replies)
 
   def close(self) -> None:
     """Ends the iteration and every wait for a reply; may be called often."""
-    with self._changed:
-      self._closed = True
-      for request in (*self._taken, *self._waiting):
-        request.end()
-      self._waiting.clear()
-      self._changed.notify_all()
+    self._requests.close()
+    left = self._requests.take(lambda requests: (len(requests), None))
+    for request in (*self._taken, *left):
+      request.end()
 
   def __enter__(self) -> Self:
     return self
@@ -140,24 +135,16 @@ class Batcher:
   def __exit__(self, *_: object) -> None:
     self.close()
 
-  def _patience(self) -> float | None:
-    """Seconds to wait for more rows; None without end, 0 for no longer."""
-    if not self._waiting:
-      return None
-    if sum(request.rows for request in self._waiting) >= self._target_rows:
-      return 0.0
-    age = time.monotonic() - self._waiting[0].arrived_seconds
-    return max(0.0, self._max_wait_seconds - age)
-
-  def _take(self) -> None:
-    """Takes the oldest requests that fit into the largest batch."""
-    count = rows = 0
-    for request in self._waiting:
-      rows += request.rows
-      if rows > self._sizes[-1]:
-        break
-      count += 1
-    self._taken, self._waiting = self._waiting[:count], self._waiting[count:]
+  def _due(self, requests: Sequence["_Request"]) -> tuple[int, float | None]:
+    """Number of requests to serve now, or seconds to wait for more."""
+    if not requests:
+      return 0, None
+    rows = list(itertools.accumulate([request.rows for request in requests]))
+    if rows[-1] < self._target_rows:
+      age = time.monotonic() - requests[0].arrived_seconds
+      if age < self._max_wait_seconds:
+        return 0, self._max_wait_seconds - age
+    return bisect.bisect_right(rows, self._sizes[-1]), None
 
 
 class Batch:

@@ -164,4 +164,4 @@ def _one_step(rows: types.Rows) -> episodes.Steps:
 
 
 def _over() -> wire.Refused:
-  return wire.Refused(wire.StatusCode.UNAVAILABLE, "this run is over")
+  return wire.Refused(wire.StatusCode.CANCELLED, "this run is over")

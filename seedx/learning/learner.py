@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import functools
-import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +16,7 @@ from seedx import metrics, sharding, types
 from seedx import replay as replay_lib
 from seedx.agents import base
 from seedx.learning import experience, replayed, updates
+from seedx.learning import inbox as inbox_lib
 from seedx.learning import plan as plan_lib
 from seedx.runtime import counters
 from seedx.runtime import hosts as hosts_lib
@@ -195,7 +195,7 @@ class Learner:
       source: turns shares into batches.
       rng_key: for the initial state and all updates.
       acting_on: the devices that act, for `newest`; the first core if empty.
-      stop: ends `run`, and every wait at the inbox.
+      stop: ends `run`, where the inbox is closed.
 
     Raises:
       types.ConfigError: a device does not exist, or there are several
@@ -235,12 +235,9 @@ class Learner:
     self._uncounted = 0.0, 0
     # Of the newest update that was read; they stay on the device.
     self._metrics: dict[str, jax.Array] = {}
-    self._waits = metrics.Waits({metrics.WAIT_EXPERIENCE: 1})
-    self.inbox = Inbox(
+    self.inbox = inbox_lib.Inbox(
       self.cores,
       config.queue_capacity if isinstance(config, InboxConfig) else 1,
-      self._stop,
-      self._waits,
     )
     self._acting_on = tuple(dict.fromkeys(acting_on or self.cores[:1]))
     self._publishing = threading.Lock()
@@ -389,7 +386,7 @@ class Learner:
       "updates_skipped": self._skipped.updates,
       "policy_lag": None,
       **{k: float(v) for k, v in jax.device_get(self._metrics).items()},
-      **self._waits.shares(),
+      **self.inbox.measure(),
       **self._source.measure(),
     }
 
@@ -553,61 +550,3 @@ def _is_computed(state: types.Tree, patience_seconds: float) -> bool:
   except jax.errors.JaxRuntimeError:
     return False
   return True
-
-
-class Inbox:
-  """A bounded queue of shares for each learner core, filled evenly.
-
-  `put` blocks while all queues are full; nothing is dropped.
-  """
-
-  def __init__(
-    self,
-    cores: Sequence[jax.Device],
-    capacity: int,
-    stop: threading.Event,
-    waits: metrics.Waits,
-  ) -> None:
-    """Makes empty queues.
-
-    Args:
-      cores: the learner devices, all different.
-      capacity: shares in each queue.
-      stop: ends every wait within 0.1 seconds.
-      waits: measures how long the learner waits here.
-    """
-    self._cores = list(cores)
-    self._capacity = capacity
-    self._stop = stop
-    self._waits = waits
-    self._queues: list[collections.deque[types.Share]] = [
-      collections.deque() for _ in cores
-    ]
-    self._changed = threading.Condition()
-
-  def put(self, share: types.Share) -> bool:
-    """Moves a share to the core with the shortest queue; False if stopped."""
-    with self._changed:
-      while min(len(queue) for queue in self._queues) >= self._capacity:
-        if self._stop.is_set():
-          return False
-        self._changed.wait(0.1)
-      lengths = [len(queue) for queue in self._queues]
-      shortest = lengths.index(min(lengths))
-      self._queues[shortest].append(
-        jax.device_put(share, self._cores[shortest])
-      )
-      self._changed.notify_all()
-      return True
-
-  def get(self, timeout_seconds: float = math.inf) -> list[types.Share] | None:
-    """Takes one share per core, in order; None if stopped, or too late."""
-    deadline = time.monotonic() + timeout_seconds
-    with self._waits.timed(metrics.WAIT_EXPERIENCE), self._changed:
-      while not all(self._queues):
-        if self._stop.is_set() or time.monotonic() >= deadline:
-          return None
-        self._changed.wait(0.1)
-      shares = [queue.popleft() for queue in self._queues]
-      self._changed.notify_all()
-      return shares

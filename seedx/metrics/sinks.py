@@ -8,7 +8,6 @@ import json
 import math
 import os
 import pathlib
-import queue
 import socket
 import sys
 import threading
@@ -18,7 +17,7 @@ from typing import IO, Any, Protocol
 
 import numpy as np
 
-from seedx import files
+from seedx import channels, files
 
 # A line of metrics maps names to values; None means not yet known.
 Value = float | int | str | None
@@ -228,8 +227,7 @@ class Background:
     self._patience_seconds = patience_seconds
     self._name = name
     self._sink = sink
-    # None is the end.
-    self._lines: queue.Queue[Line | None] = queue.Queue(_MOST_WAITING)
+    self._lines = channels.Channel[Line](_MOST_WAITING)
     self._dropped = 0
     self._lost = 0
     self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -237,30 +235,22 @@ class Background:
 
   def write(self, line: Line) -> None:
     """Hands the line over, or drops it."""
-    self._put(line, 0.0)
+    if self._thread.is_alive() and not self._lines.put(line, 0.0):
+      self._dropped += 1
 
   def close(self) -> None:
     """Waits some seconds for the lines that are left."""
-    deadline = time.monotonic() + self._patience_seconds
-    self._put(None, self._patience_seconds)
-    self._thread.join(max(0.0, deadline - time.monotonic()))
+    self._lines.close()
+    self._thread.join(self._patience_seconds)
     if self._thread.is_alive():
       _say(f"{self._name} lacks its last lines: writing them hangs")
     elif self._dropped:
       _say(f"{self._name} lacks {self._dropped} lines: writing was too slow")
       self._dropped = 0
 
-  def _put(self, line: Line | None, timeout_seconds: float) -> None:
-    if not self._thread.is_alive():
-      return
-    try:
-      self._lines.put(line, timeout_seconds > 0, timeout_seconds)
-    except queue.Full:
-      self._dropped += line is not None
-
   def _run(self) -> None:
     try:
-      for line in iter(self._lines.get, None):
+      for (line,) in iter(self._lines.get, []):
         self._take(line)
       self._sink.close()
     except Exception as error:  # Whatever it is, the run is worth more.

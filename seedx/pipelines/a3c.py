@@ -97,6 +97,7 @@ class Config(process.Config):
         f"worker-{i}": functools.partial(team.work, i)
         for i in range(self.workers.num_workers)
       },
+      stopping=team.compiled.set,
     )
 
 
@@ -131,8 +132,9 @@ class _Team:
     shape = (workers.num_workers, workers.envs_per_worker)
     self._exploration = exploration.reshape(shape)
     self._reported = counters.explores_least(exploration).reshape(shape)
-    # Set when worker 0 has compiled, so that the others need not.
-    self._compiled = threading.Event()
+    # Set when worker 0 has compiled, so that the others need not, and at the
+    # end.
+    self.compiled = threading.Event()
 
   def is_done(self) -> bool:
     """Whether the run has made all of its env steps."""
@@ -140,9 +142,10 @@ class _Team:
 
   def work(self, worker: int) -> None:
     """Runs one worker until the run ends."""
-    while worker and not self._compiled.wait(0.1):
-      if self._stop.is_set():
-        return
+    if worker:
+      self.compiled.wait()
+    if self._stop.is_set():
+      return
     act_key, learn_key = jax.random.split(self._keys[worker])
     actor = self._make_actor(worker, act_key)
     played = counters.Played(self.acted, self._reported[worker])
@@ -158,7 +161,7 @@ class _Team:
             self.shared.learn(state, version, learn_key, unroll)
             state, version = self.shared.newest()
             acting = self.acting(state)
-          self._compiled.set()
+          self.compiled.set()
         with self.waits.timed(metrics.WAIT_EXPERIENCE):
           actor.act(acting, version)
     finally:

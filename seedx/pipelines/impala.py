@@ -125,4 +125,5 @@ class Config(process.ServerConfig):
       done=lambda: acted.env_steps >= self.total_steps,
       threads={"learner": lambda: learning.run(unrolls.example)},
       server=server,
+      stopping=learning.inbox.close,
     )

@@ -110,5 +110,6 @@ class Config(process.ServerConfig):
         **acting.threads,
       },
       server=server,
+      stopping=learning.inbox.close,
       close=acting.close,
     )

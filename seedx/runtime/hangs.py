@@ -11,7 +11,7 @@ import types as python_types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from seedx import metrics, types
+from seedx import channels, metrics, types
 from seedx.runtime import signals
 
 # From so many seconds without progress on, threads are looked at.
@@ -255,9 +255,12 @@ class Watch:
 
 
 def _place(frame: python_types.FrameType) -> str:
-  """Where a thread is: the innermost function of seedx, and its first line."""
+  """Where a thread is: the innermost function of seedx, and its first line.
+
+  Of a thread at a channel, the function that uses the channel.
+  """
   inner: python_types.FrameType | None = frame
-  while inner is not None and not inner.f_code.co_filename.startswith(_PACKAGE):
+  while inner is not None and not _is_told(inner.f_code.co_filename):
     inner = inner.f_back
   found = frame if inner is None else inner
   code = found.f_code
@@ -267,6 +270,10 @@ def _place(frame: python_types.FrameType) -> str:
   if not isinstance(words, str) or not words[:1].isupper():
     return where  # It has no docstring.
   return f"{where} ({words.splitlines()[0].rstrip('.')})"
+
+
+def _is_told(filename: str) -> bool:
+  return filename.startswith(_PACKAGE) and filename != channels.__file__
 
 
 def _print(text: str) -> None:

@@ -118,7 +118,8 @@ class Context:
   """What a pipeline's `learn` is given beside its config.
 
   Attributes:
-    stop: set when the run should end; every wait must watch it.
+    stop: set when the run should end; every wait ends with it, or when
+      `Process.stopping` is called.
     hosts: the learner hosts of the run; they end together.
   """
 
@@ -209,8 +210,11 @@ class Process:
       None, the main thread waits for the others.
     server: listens as long as the process runs.
     addresses: where processes of other roles listen, by role.
+    stopping: called soon after `Context.stop` is set, perhaps many times;
+      closes the channels at which threads wait.
     ending: called at the end while the server still listens.
-    close: ends waits that do not watch `Context.stop`, and frees resources.
+    close: called at the end after the server has stopped; ends other waits, and
+      frees resources.
   """
 
   acted: counters.Acted
@@ -227,6 +231,7 @@ class Process:
   addresses: Mapping[str, launch.Addresses] = dataclasses.field(
     default_factory=dict
   )
+  stopping: Callable[[], None] = lambda: None
   ending: Callable[[], None] = lambda: None
   close: Callable[[], None] = lambda: None
 
@@ -353,6 +358,8 @@ def run(
         check()
         write(process.measure())
         written = time.monotonic()
+      if context.stop.is_set():  # With other hosts, perhaps not yet over.
+        process.stopping()
       if context.over.is_set():
         break
   except BaseException:
@@ -360,6 +367,7 @@ def run(
     raise
   finally:
     context.stop.set()
+    process.stopping()
     process.ending()
     if process.server is not None:
       process.server.stop()

@@ -1,0 +1,164 @@
+"""Channels as behaviour: who waits, in which order, and how waits end."""
+
+import concurrent.futures
+import statistics
+import threading
+import time
+
+import pytest
+
+from seedx import channels
+from tests import running
+
+
+def _wait_a_while():
+  """Lets threads come to where they wait."""
+  time.sleep(0.1)
+
+
+@pytest.fixture
+def pool():
+  with concurrent.futures.ThreadPoolExecutor() as one:
+    yield one
+
+
+def test_items_leave_in_order_as_many_as_are_asked_for():
+  channel = channels.Channel()
+  assert all(channel.put(item) for item in range(5))
+  assert channel.get() == [0]
+  assert channel.get(3) == [1, 2, 3]
+  assert channel.get(2, 0.0) == channel.get(2, 0.05) == []
+  assert channel.put(5)
+  assert channel.get(2, 0.0) == [4, 5]
+  assert len(channel) == 0
+
+
+def test_a_full_channel_takes_an_item_once_another_has_left(pool):
+  channel = channels.Channel(2)
+  assert channel.put(0, 0.0) and channel.put(1, 0.0)
+  assert not channel.put(2, 0.0) and not channel.put(2, 0.05)
+  puts = [pool.submit(channel.put, item) for item in (2, 2, 2)]
+  _wait_a_while()
+  assert not any(put.done() for put in puts) and len(channel) == 2
+  # There is room for two of them.
+  assert channel.get(2) == [0, 1]
+  running.wait_until(lambda: sum(put.done() for put in puts) >= 2)
+  _wait_a_while()
+  assert sum(put.done() for put in puts) == 2
+  assert channel.get() == [2]
+  assert all(put.result(300) for put in puts)
+  assert channel.get(2) == [2, 2]
+
+
+def test_a_thread_that_can_go_on_does_whatever_others_want(pool):
+  channel = channels.Channel()
+  many = pool.submit(channel.get, 3)
+  _wait_a_while()
+  one = pool.submit(channel.get)
+  _wait_a_while()
+  channel.put("a")
+  assert one.result(300) == ["a"] and not many.done()
+  for item in "bcd":
+    channel.put(item)
+  assert many.result(300) == ["b", "c", "d"]
+
+
+def test_a_rule_is_asked_when_there_is_news_and_never_between(pool):
+  channel, asked = channels.Channel(), []
+
+  def rule(items):
+    asked.append(list(items))
+    if len(items) == 1:
+      return 0, 0.05 if len(asked) < 4 else None
+    return (2 if len(items) > 2 else 0), None
+
+  taken = pool.submit(channel.take, rule)
+  time.sleep(0.3)
+  assert asked == [[]]
+  channel.put(0)
+  time.sleep(0.5)
+  assert asked[1:] == [[0]] * 3  # Twice after the time that it named.
+  channel.put(1)
+  channel.put(2)
+  assert taken.result(300) == [0, 1]
+  assert channel.get(1, 0.0) == [2]
+
+
+def test_closing_ends_all_waits_and_keeps_what_is_there(pool):
+  full, short = channels.Channel(1), channels.Channel()
+  full.put(0)
+  short.put(1)
+  puts = [pool.submit(full.put, item) for item in range(2)]
+  gets = [
+    pool.submit(short.get, 2),
+    pool.submit(short.get, 3, 600.0),
+    pool.submit(short.take, lambda items: (0, None)),
+  ]
+  _wait_a_while()
+  assert not any(wait.done() for wait in (*puts, *gets))
+  for channel in (full, short, full):
+    channel.close()
+  assert [put.result(300) for put in puts] == [False] * 2
+  assert [get.result(300) for get in gets] == [[]] * 3
+  assert full.closed and not full.put(2) and not full.put(2, 600.0)
+  assert full.get() == [0] and full.get() == full.get(1, 600.0) == []
+  assert short.get() == [1]
+
+
+def test_nothing_is_lost_or_doubled_between_many_threads(pool):
+  channel, most = channels.Channel(3), 0
+  puts = [
+    pool.submit(lambda k: [channel.put((k, i)) for i in range(200)], k)
+    for k in range(3)
+  ]
+
+  def take():
+    nonlocal most
+    found = []
+    while items := channel.get():
+      most = max(most, len(channel))
+      found += items
+    return found
+
+  takers = [pool.submit(take) for _ in range(2)]
+  assert all(all(put.result(300)) for put in puts)
+  channel.close()
+  found = [taker.result(300) for taker in takers]
+  assert sorted(found[0] + found[1]) == [
+    (k, i) for k in range(3) for i in range(200)
+  ]
+  for own in found:  # What a thread has put keeps its order.
+    for k in range(3):
+      assert (mine := [x for x in own if x[0] == k]) == sorted(mine)
+  assert most <= 3
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("begin", ["put", "get", "take"])
+def test_closing_ends_a_wait_at_once(begin):
+  assert statistics.median(_seconds_to_end(begin) for _ in range(9)) < 0.05
+
+
+def _seconds_to_end(begin):
+  """Seconds from the call of `close` to the end of a wait."""
+  channel, ended = channels.Channel(1), []
+  if begin == "put":
+    channel.put(0)
+  calls = {
+    "put": lambda: channel.put(1),
+    "get": channel.get,
+    "take": lambda: channel.take(lambda items: (0, None)),
+  }
+
+  def wait():
+    calls[begin]()
+    ended.append(time.monotonic())
+
+  thread = threading.Thread(target=wait)
+  thread.start()
+  _wait_a_while()
+  assert not ended
+  start = time.monotonic()
+  channel.close()
+  thread.join(300)
+  return ended[0] - start
