@@ -20,6 +20,7 @@ import jax
 from seedx import envs, launch, sharding, types
 from seedx.acting import (
   local_actor,
+  parameters,
   sessions,
   unroll_actor,
   unroll_server,
@@ -132,6 +133,7 @@ def learn(config: Config, context: process.Context) -> process.Process:
   )
   server = config.make_server(config.actors.num_actors)
   unrolls.bind(server)
+  parameters.Source(learning.newest).bind(server)
   return process.Process(
     acted=acted,
     parts={"learner": learning, "acted": acted, "seeds": seeds},
