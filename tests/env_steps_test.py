@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from seedx import envs, replay
+from seedx.acting import evaluator
 from seedx.agents import base
 from seedx.envs import functional, functional_environment
-from tests import conftest, pipelines_test, programs, running
+from tests import conftest, fakes, pipelines_test, programs, running
 
 compiled_once = programs.compiled_once
 
@@ -56,6 +57,10 @@ def short(length):
   return Short(length)
 
 
+def env_of(length):
+  return envs.Config(f"jax:{__name__}:short", env_options={"length": length})
+
+
 @pytest.fixture
 def seen(monkeypatch):
   """The env steps that each environment has counted itself, by its object."""
@@ -78,7 +83,7 @@ def run(pipeline, name, length, folder):
   if replayed:
     own |= {"epsilon_end": 0.0, "epsilon_steps": TOTAL_STEPS}
   config = pipelines_test.config_of(pipeline, kind, folder, TOTAL_STEPS, **own)
-  env = envs.Config(f"jax:{__name__}:short", env_options={"length": length})
+  env = env_of(length)
   changes = {"env": env}
   if replayed:
     prioritized = pipeline == "apex" or name != kind
@@ -143,6 +148,17 @@ def test_schedules_and_ratios_go_by_env_steps(
   if "learner" in parts:
     clock = parts["agent"].saved()["state"].clock * update
     assert clock == pytest.approx(last["learned_steps"], abs=1)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_a_player_returns_its_env_steps(length, seen):
+  config = evaluator.Config(env_of(length), 6, greedy=False, num_envs=3)
+  player = evaluator.Evaluator(fakes.counting_agent(), config).player(seed=0)
+  played = [player.play(np.float32(0)).env_steps for _ in range(2)]
+  player.close()
+  (own,) = seen.values()
+  assert played == [6 * length, 6 * length]
+  assert own.tolist() == [4 * length] * 3
 
 
 def test_the_first_updates_do_not_know_that_there_are_resets():

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 
+import dm_env
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -148,6 +149,179 @@ def test_a_stop_ends_it():
   stop = threading.Event()
   stop.set()
   assert it.play(np.float32(0.2), seed=0, stop=stop).returns.shape == (0,)
+
+
+# Rows with parameters of their own, and environments that stay
+
+
+ACTING = np.array([0.2, 0.7, 1.3], np.float32)
+
+
+def of_rows(played, num_envs=3):
+  """The returns of each environment's episodes, in order."""
+  return [played.returns[played.row == k].tolist() for k in range(num_envs)]
+
+
+def test_each_row_may_have_parameters_of_its_own():
+  agent = vtrace.Config(hidden_sizes=(8,), recurrent=True, lstm_size=8)
+  agent = agent.make(envs.spec(CARTPOLE))
+  init = jax.jit(lambda key: agent.acting(agent.init(key)))
+  own = [init(jax.random.key(k)) for k in range(3)]
+  # Large enough for policies that differ.
+  own = jax.tree.map(lambda x: 4 * x, own)
+  rows = jax.tree.map(lambda *x: np.stack(x), *own)
+  it = player(agent, num_envs=3, num_episodes=6, per_row=True)
+  alone = player(agent, num_envs=1, num_episodes=2)
+  expected = [
+    alone.play(x, seed=11 + k).returns.tolist() for k, x in enumerate(own)
+  ]
+  assert of_rows(it.play(rows, seed=11)) == expected
+  # Of the same environments, whose policies are others.
+  others = jax.tree.map(lambda x: x[::-1], rows)
+  assert of_rows(it.play(others, seed=11))[::2] != expected[::2]
+
+
+def test_a_row_keeps_its_parameters_where_an_episode_is_cut():
+  firsts = [by_hand(own, 11 + k, 2) for k, own in enumerate(ACTING)]
+  seconds = [by_hand(own, 14 + k, 1) for k, own in enumerate(ACTING)]
+  most = int(np.median([first for first, _ in firsts]))
+  cut = [first > most for first, _ in firsts]
+  assert 0 < sum(cut) < 3
+  expected = [
+    [min(total, most) for total in (both[:1] + new if is_cut else both)]
+    for both, new, is_cut in zip(firsts, seconds, cut, strict=True)
+  ]
+  options = {"num_envs": 3, "num_episodes": 6, "max_episode_steps": most}
+  played = player(**options, per_row=True).play(ACTING, seed=11)
+  assert of_rows(played) == expected
+
+
+def test_a_player_continues_in_its_environments(monkeypatch):
+  """An episode that began in the `play` before does not count."""
+  made = spy_on_make(monkeypatch)
+  it = player(num_envs=3, num_episodes=3).player(seed=11)
+  plays = [it.play(np.float32(0.2)) for _ in range(3)]
+  it.close()
+  assert made == [(11, 3)]
+  lengths = np.array([by_hand(0.2, 11 + k, 30) for k in range(3)])
+  # An episode is a row longer than its env steps: the reset.
+  ends = np.cumsum(lengths + 1, axis=1)
+  begins, rows, now, skipped = ends - lengths - 1, np.arange(3), 0, 0
+  for played in plays:
+    which = (begins >= now).argmax(axis=1)
+    assert of_rows(played) == lengths[rows, which, None].tolist()
+    then = ends[rows, which].max()
+    resets = np.sum((begins >= now) & (begins < then))
+    assert played.env_steps == 3 * (then - now) - resets
+    skipped += np.sum(~(ends == then).any(axis=1))
+    now = then
+  assert skipped > 0
+
+
+def test_an_environment_whose_episode_was_cut_is_not_continued(monkeypatch):
+  made = spy_on_make(monkeypatch)
+  it = player(num_envs=2, num_episodes=2, max_episode_steps=5).player(seed=20)
+  for _ in range(2):
+    played = it.play(np.float32(0.2))
+    assert played.returns.tolist() == [5.0, 5.0]
+    assert (played.env_steps, played.cut) == (10, 2)
+  it.close()
+  assert made == [(20, 2), (22, 2)]
+  # After `close`, too.
+  it.play(np.float32(0.2))
+  it.close()
+  assert made[2:] == [(24, 2)]
+
+
+class Scripted:
+  """Environments whose episodes have given lengths, whatever the actions."""
+
+  spec = types.EnvironmentSpec(
+    observation=dm_env.specs.Array((1,), np.float32),
+    action=dm_env.specs.DiscreteArray(2, np.int32),
+  )
+
+  def __init__(self, *lengths):
+    self.lengths = [list(own) for own in lengths]
+    self.num_envs = len(lengths)
+    self.time = np.full(len(lengths), -1)
+
+  def reset(self):
+    pass
+
+  def recv(self):
+    self.time += 1
+    lengths = np.array([own[0] for own in self.lengths])
+    ended = self.time == lengths
+    step_type = np.where(self.time == 0, 0, np.where(ended, 2, 1))
+    rows = types.Rows(
+      np.arange(self.num_envs, dtype=np.int32),
+      dm_env.TimeStep(
+        step_type.astype(np.uint8),
+        (self.time > 0).astype(np.float32),
+        np.ones(self.num_envs, np.float32),
+        np.zeros((self.num_envs, 1), np.float32),
+      ),
+      np.where(ended, lengths, np.nan).astype(np.float32),
+    )
+    for k in np.flatnonzero(ended):
+      self.lengths[k].pop(0)
+      self.time[k] = -1
+    return rows
+
+  def send(self, index, action):
+    pass
+
+  def close(self):
+    pass
+
+
+def script(monkeypatch, *made):
+  """Lets `envs.make` return these; they are in the iterator until made."""
+  left = iter(made)
+
+  def make(env, num_envs, *, seed):
+    scripted = next(left)
+    assert num_envs == scripted.num_envs
+    return scripted
+
+  monkeypatch.setattr(envs, "make", make)
+  return left
+
+
+def test_an_episode_in_progress_that_does_not_end_holds_nobody(monkeypatch):
+  """The first environment's second episode, which does not count anyway."""
+  scripted = Scripted([2, 99], [6, 6, 6]), Scripted([3, 9], [9, 9])
+  left = script(monkeypatch, *scripted)
+  options = {"num_envs": 2, "num_episodes": 2, "max_episode_steps": 8}
+  it = player(per_row=True, **options).player(seed=0)
+  played = it.play(np.zeros(2, np.float32))
+  assert (played.returns.tolist(), played.row.tolist()) == ([2, 6], [0, 1])
+  assert (played.env_steps, played.cut) == (2 + 3 + 6, 0)
+  played = it.play(np.zeros(2, np.float32))
+  assert (played.returns.tolist(), played.row.tolist()) == ([6, 3], [1, 0])
+  assert played.cut == 0 and next(left, None) is None
+
+
+@pytest.mark.parametrize("per_row", [False, True])
+def test_new_environments_play_what_a_cut_episode_leaves(monkeypatch, per_row):
+  """Also where it has ended meanwhile; the next `play` has all environments."""
+  scripted = [Scripted([6, 9, 9], [3, 3, 9])]
+  ones = [1] * 4
+  if per_row:
+    scripted += [Scripted([2, *ones], [2, *ones])]
+  else:
+    scripted += [Scripted([2]), Scripted(ones, ones)]
+  left = script(monkeypatch, *scripted)
+  options = {"num_envs": 2, "num_episodes": 4, "max_episode_steps": 4}
+  it = player(per_row=per_row, **options).player(seed=0)
+  acting = np.zeros(2, np.float32) if per_row else np.float32(0)
+  played = it.play(acting)
+  assert played.returns.tolist() == [3, 4, 3, 2]
+  assert played.row.tolist() == [1, 0, 1, 0]
+  assert played.cut == 1
+  assert it.play(acting).returns.tolist() == [1, 1, 1, 1]
+  assert next(left, None) is None
 
 
 def test_greedy_is_greedy_and_drawn_is_drawn():

@@ -93,7 +93,7 @@ def test_where_a_run_is_evaluated_evaluations_decide_when_it_ends(
   reached, tmp_path, monkeypatch
 ):
   """Training's returns are above 5 from the start."""
-  played = evaluator.Played(np.array([reached]), 0)
+  played = evaluator.Played(np.array([reached]), np.array([0]), 9, 0)
   monkeypatch.setattr(evaluator.Evaluator, "play", lambda *_: played)
   total = 3000 if reached < 5 else 10_000_000
   words = f"--stop-at 5 --total-steps {total} --quiet --log-seconds 0"

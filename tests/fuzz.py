@@ -36,6 +36,7 @@ from seedx.acting import (
   inference,
   inference_server,
   local_actor,
+  parameters,
   protocol,
   sessions,
   slots,
@@ -139,6 +140,7 @@ def bound(server):
     sink=lambda share: True,
   )
   unrolls.bind(server)
+  parameters.Source(lambda: (jnp.float32(0), 7)).bind(server)
   inputs = protocol.experience_layout(programs.share(), ENVS)
   hello = {"num_envs": ENVS}
   message = zeros_of(inputs, ENVS)

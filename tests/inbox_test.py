@@ -63,7 +63,7 @@ def test_each_queue_has_its_capacity_however_many_were_taken(pool):
   for start in (3, 6):
     found = inbox.get()
     assert [_number(share) for share in found] == list(range(start, start + 3))
-    assert [x.unroll.devices() for x in found] == [{core} for core in cores]
+    assert [x.data.devices() for x in found] == [{core} for core in cores]
   assert one_more.result(300)
 
 

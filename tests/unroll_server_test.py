@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from seedx import envs, metrics, types, wire
 from seedx.acting import (
   local_actor,
+  parameters,
   protocol,
   sessions,
   slots,
@@ -138,6 +139,8 @@ class Serving:
       sink=self._sink,
     )
     self.unrolls.bind(self.server)
+    self.source = parameters.Source(lambda: self.newest)
+    self.source.bind(self.server)
 
   def _sink(self, share):
     self.in_sink += 1
@@ -278,8 +281,7 @@ def test_actors_fetch_parameters_at_an_interval(
 ):
   """A message has 9 env steps, and each makes newer parameters."""
   fetched, sent = [], 0
-  unrolls = serving.unrolls
-  take, parameters = unrolls.take, unrolls._parameters
+  take, versioned = serving.unrolls.take, serving.source._versioned
 
   def counted_take(experience):
     nonlocal sent
@@ -287,13 +289,13 @@ def test_actors_fetch_parameters_at_an_interval(
     serving.newest = serving.newest[0], serving.newest[1] + 1
     return take(experience)
 
-  def counted_parameters(nothing):
+  def counted_versioned(nothing):
     fetched.append(sent)
-    return parameters(nothing)
+    return versioned(nothing)
 
-  unrolls.take = counted_take
+  serving.unrolls.take = counted_take
   method = serving.server._methods[protocol.PARAMETERS]
-  method.open_session = lambda hello: wire.FunctionSession(counted_parameters)
+  method.open_session = lambda hello: wire.FunctionSession(counted_versioned)
   acting(dataclasses.replace(serving.work(), fetch_interval=interval))
   running.wait_until(lambda: len(fetched) > 4)
   fetched = list(fetched)
@@ -429,15 +431,6 @@ def test_unrolls_have_to_go_on_where_those_before_ended(serving):
 def fetch(serving):
   layout = protocol.parameters_layout(np.zeros((), np.float32))
   return serving.client.call(protocol.PARAMETERS, (), wire.NOTHING, layout)
-
-
-def test_parameters_come_with_their_version(serving):
-  for acting, version in ((1.5, 7), (-2.25, 8), (-2.25, 9), (0.1, 20)):
-    serving.newest = np.float32(acting), version
-    for _ in range(2):
-      reply = fetch(serving)
-      assert reply.version == version
-      assert reply.acting == np.float32(acting)
 
 
 def test_an_example_has_the_form_of_shares(serving):

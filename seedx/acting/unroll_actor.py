@@ -3,13 +3,18 @@
 import contextlib
 import dataclasses
 import threading
-import time
 
 import jax
 import numpy as np
 
 from seedx import envs, metrics, types, wire
-from seedx.acting import local_actor, protocol, slots, unroll_store
+from seedx.acting import (
+  local_actor,
+  parameters,
+  protocol,
+  slots,
+  unroll_store,
+)
 from seedx.agents import base
 
 _WAIT_LEARNER = "learner"
@@ -28,7 +33,7 @@ class Work:
     unroll_length: T, new env steps of an unroll.
     fetch_interval: env steps of this actor between two fetches of parameters;
       0 for a fetch after every unroll.
-    security: how they know each other.
+    security: TLS and token of the connection.
   """
 
   address: str
@@ -62,7 +67,9 @@ def run(work: Work, stop: threading.Event) -> None:
   programs.priorities(acting, unroll)
 
   def session(client: wire.Client) -> None:
-    _act(work, programs, client, stop)
+    fetched = parameters.Fetched(client, acting, device)
+    with contextlib.closing(fetched):
+      _act(work, programs, client, fetched, stop)
 
   wire.until_done(work.address, session, stop, "actor", security=work.security)
 
@@ -71,13 +78,12 @@ def _act(
   work: Work,
   programs: local_actor.Programs,
   client: wire.Client,
+  fetched: parameters.Fetched,
   stop: threading.Event,
 ) -> None:
   """One session: parameters come down between unrolls, unrolls go up."""
   num_envs = work.actors.envs_per_actor
   with contextlib.ExitStack() as opened:
-    parameters = _Parameters(client, programs)
-    opened.callback(parameters.close)
     exchange = wire.Exchange(
       client,
       protocol.EXPERIENCE,
@@ -93,71 +99,30 @@ def _act(
       work.env,
       seed=first_seed,
       rng_key=jax.random.key(first_seed),
-      device=parameters.device,
+      device=fetched.device,
       waits=waits,
       exploration=protocol.exploration(exchange.welcome, num_envs),
     )
     opened.callback(actor.close)
     message = _Messages(programs, waits)
-    newest, since_fetch = parameters.newest(), 0
-    while newest is not None and not stop.is_set():
-      rows, unroll = actor.observe(*newest)
+    held, since_fetch = fetched.newest(), 0
+    while held is not None and not stop.is_set():
+      rows, unroll = actor.observe(held.acting, held.version)
       message.add(rows)
       if unroll is not None:
-        experience = message.experience(newest[0], unroll)
+        experience = message.experience(held.acting, unroll)
         with waits.timed(_WAIT_LEARNER):
           reply = exchange(experience)
           if reply is None:
             return
           since_fetch += num_envs * work.unroll_length
-          due = reply > newest[1] and since_fetch >= work.fetch_interval
-          if due or parameters.must_be_asked():
-            newest, since_fetch = parameters.newest(), 0
-            if newest is None:
-              return
-      actor.act(*newest)
-
-
-class _Parameters:
-  """Where the newest parameters come from."""
-
-  def __init__(
-    self, client: wire.Client, programs: local_actor.Programs
-  ) -> None:
-    agent = programs.agent
-    acting = jax.eval_shape(
-      lambda key: agent.acting(agent.init(key)), jax.random.key(0)
-    )
-    self.device = jax.local_devices()[0]
-    self._asked_seconds = 0.0
-    # A stream, since its end tells a learner that is done from one that died.
-    self._exchange = wire.Exchange(
-      client,
-      protocol.PARAMETERS,
-      inputs=wire.NOTHING,
-      outputs=protocol.parameters_layout(acting),
-    )
-
-  def newest(self) -> tuple[types.Tree, np.int32] | None:
-    """The newest parameters, on this actor's device, and their version.
-
-    Returns:
-      None where the learner is done.
-    """
-    self._asked_seconds = time.monotonic()
-    reply = self._exchange(())
-    if reply is None:
-      return None
-    return jax.device_put(reply.acting, self.device), np.int32(reply.version)
-
-  def must_be_asked(self) -> bool:
-    """Whether the learner would soon take this stream for dead."""
-    asked = self._asked_seconds + wire.SILENT_SECONDS / 4
-    return time.monotonic() > asked
-
-  def close(self) -> None:
-    """Ends the stream."""
-    self._exchange.close()
+          due = since_fetch >= work.fetch_interval
+          newest = fetched.newest(reply if due else held.version)
+        if newest is None:
+          return
+        if newest is not held:
+          held, since_fetch = newest, 0
+      actor.act(held.acting, held.version)
 
 
 class _Messages:

@@ -18,7 +18,7 @@ Sink = Callable[[types.Share], bool]
 
 
 class UnrollServer:
-  """Receives unrolls from actors, and sends them parameters."""
+  """Receives unrolls from actors."""
 
   def __init__(
     self,
@@ -34,7 +34,8 @@ class UnrollServer:
       programs: the actors', of as many environments as a share has unrolls.
       connected: the actors.
       max_rows: environments of the largest actor.
-      newest: the newest parameters that can act, and their version.
+      newest: returns the newest acting parameters and their version, which is
+        the reply to a message.
       sink: takes shares; it blocks while the learner's queue is full, and so
         makes actors wait.
     """
@@ -46,23 +47,14 @@ class UnrollServer:
     # Held while the sink blocks.
     self._filling = threading.Lock()
     self._shares = _Shares(programs.layout.num_slots)
-    self._fetching = threading.Lock()
-    self._fetched: protocol.Versioned | None = None
 
   def bind(self, server: wire.Server) -> None:
-    """Binds the methods that actors call."""
+    """Binds the stream that actors open."""
     server.bind_stream(
       protocol.EXPERIENCE,
       self._open,
       inputs=protocol.experience_layout(self._programs.share(), self._max_rows),
       outputs=protocol.VERSION,
-    )
-    acting, _ = self._newest()
-    server.bind(
-      protocol.PARAMETERS,
-      self._parameters,
-      inputs=wire.NOTHING,
-      outputs=protocol.parameters_layout(acting),
     )
 
   def example(self) -> types.Share:
@@ -116,15 +108,6 @@ class UnrollServer:
     return _Session(
       self, self._connected, session, self._programs.layout.period
     )
-
-  def _parameters(self, nothing: types.Tree) -> protocol.Versioned:
-    del nothing
-    with self._fetching:
-      acting, version = self._newest()
-      if self._fetched is None or self._fetched.version != version:
-        host = jax.tree.map(np.asarray, acting)
-        self._fetched = protocol.Versioned(np.int32(version), host)
-      return self._fetched
 
 
 class _Session:

@@ -18,6 +18,7 @@ import dataclasses
 from seedx import envs, launch, types
 from seedx.acting import (
   local_actor,
+  parameters,
   sessions,
   slots,
   unroll_actor,
@@ -111,6 +112,7 @@ class Config(process.ServerConfig):
     )
     server = self.make_server(self.actors.num_actors)
     unrolls.bind(server)
+    parameters.Source(learning.newest).bind(server)
     return process.Process(
       acted=acted,
       parts={"agent": learning, "acted": acted, "seeds": seeds},
