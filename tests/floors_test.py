@@ -50,7 +50,7 @@ _WITHOUT_JAX = (
 _HOSTS = (
   *("seedx.runtime.hosts", "seedx.learning.together", "seedx.launch.hosts"),
   *("seedx.runtime.process", "seedx.app", "seedx.wire", "seedx.launch.ray"),
-  "seedx.learning.learners",
+  *("seedx.runtime.running", "seedx.learning.learners"),
 )
 # The one has the setting, the other arrays of which others have a part.
 _ALSO = ("seedx.learning.learner", "seedx.sharding")

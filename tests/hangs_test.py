@@ -15,6 +15,7 @@ import pytest
 
 from seedx import checkpoint, metrics
 from seedx.runtime import counters, hangs, process, signals
+from seedx.runtime import running as running_lib
 from tests import programs, running
 
 
@@ -72,7 +73,7 @@ def test_a_thread_that_hangs_is_named_and_lines_go_on(soon, capfd):
     watch = hangs.Watch(ending, hang_seconds=0.5)
     own = a_run(stop.wait, updates=lambda: min(3, next(count)), steps=steps)
     context = process.Context(stop)
-    process.run(own, context, [sink], 0.01, watch=watch)
+    running_lib.run(own, context, [sink], 0.01, watch=watch)
     watch.close()
   # The first lines are of a run that moves, the last of one that does not.
   assert sink.lines[2]["stalled_seconds"] == 0
@@ -91,7 +92,9 @@ def test_nothing_hangs_before_the_first_update(soon, capfd):
 
   with signals.stopping(stop) as ending:
     watch = hangs.Watch(ending, hang_seconds=0.2)
-    process.run(a_run(work), process.Context(stop), [sink], 0.05, watch=watch)
+    running_lib.run(
+      a_run(work), process.Context(stop), [sink], 0.05, watch=watch
+    )
   assert {x["stalled_seconds"] for x in sink.lines} == {0.0}
   assert not capfd.readouterr().err
 
@@ -104,7 +107,7 @@ def test_the_end_of_a_run_is_no_hang(soon, capfd):
     own = a_run(
       stop.wait, lambda: next(count), done=lambda: len(sink.lines) > 3
     )
-    process.run(own, process.Context(stop), [sink], 0.01, watch=watch)
+    running_lib.run(own, process.Context(stop), [sink], 0.01, watch=watch)
     lines = len(sink.lines)
     time.sleep(1.0)
     watch.close()
@@ -128,13 +131,13 @@ def test_a_place_is_a_function_and_its_first_line():
     inside.set()
     threading.Event().wait(0.5)
 
-  group = process.ThreadGroup()
+  group = running_lib.ThreadGroup()
   group.start("worker", wait)
   inside.wait()
   time.sleep(0.1)
   (identifier,) = group.identifiers()
   place = hangs._place(sys._current_frames()[identifier])
-  assert "ThreadGroup.start.<locals>.run, seedx/runtime/process.py:" in place
+  assert "ThreadGroup.start.<locals>.run, seedx/runtime/running.py:" in place
   group.join(60)
   frame = hangs._place(sys._getframe())
   assert "test_a_place_is_a_function" in frame
@@ -151,6 +154,7 @@ def test_a_thread_at_a_channel_is_where_it_is_used():
 _LEAVES = """
 import os, signal, threading, time
 from seedx.runtime import hangs, process, signals
+from seedx.runtime import running as running_lib
 from tests import hangs_test
 hangs._END_SECONDS, signals._WATCH_SECONDS = 0.3, 0.05
 stop = threading.Event()
@@ -167,7 +171,7 @@ with signals.stopping(stop) as ending:
         break
       updates.append(1)
   run = hangs_test.a_run(work, lambda: len(updates))
-  process.run(run, process.Context(stop), (), 0.05, watch=watch)
+  running_lib.run(run, process.Context(stop), (), 0.05, watch=watch)
   watch.close()
 """
 
@@ -212,7 +216,7 @@ def test_sinks_that_end_slowly_are_waited_for_after_all_is_saved(
     sink = mock.Mock(close=lambda: time.sleep(1.0))
     with watch.closing([sink]):
       own = a_run(stop.set)
-      process.run(own, process.Context(stop), [sink], 0.05, watch=watch)
+      running_lib.run(own, process.Context(stop), [sink], 0.05, watch=watch)
       signal.raise_signal(signal.SIGTERM)
       watch.kept.is_saved = True
     assert not leave.called

@@ -10,7 +10,7 @@ import pytest
 from seedx import envs, metrics, types
 from seedx.acting import batcher, inference, thin_actor, unroll_store
 from seedx.agents import acting_step
-from seedx.runtime import process
+from seedx.runtime import running
 from tests import fakes
 
 ROWS = 64
@@ -41,7 +41,7 @@ def acting():
     sink=lambda share: True,
     rng_key=jax.random.key(0),
   )
-  team = process.ThreadGroup()
+  team = running.ThreadGroup()
   for name, run in devices.threads.items():
     team.start(name, run)
   yield devices

@@ -8,7 +8,8 @@ import threading
 import psutil
 import pytest
 
-from seedx import envs, launch, types
+from seedx import envs, types
+from seedx.launch import processes
 from tests import pipelines_test, running
 
 
@@ -21,7 +22,7 @@ class Running(running.Running):
     super().__init__(config, actors=0)
 
   def __enter__(self):
-    self.processes = launch.Processes(self.nodes)
+    self.processes = processes.Processes(self.nodes)
     return super().__enter__()
 
   def run(self):
@@ -96,4 +97,4 @@ def test_a_node_that_cannot_be_pickled_is_refused(tmp_path):
   agent = running.Changed(config.agent, lambda agent: agent)
   (node,) = running.replaced(config, agent=agent).nodes()
   with pytest.raises(types.ConfigError, match="can be pickled"):
-    launch.Processes([node])
+    processes.Processes([node])

@@ -18,7 +18,7 @@ from tests import launch_node, running
 
 def _start(tmp_path, count=1, **config):
   config = launch_node.Config(str(tmp_path), **config)
-  return launch.Processes(
+  return launch_processes.Processes(
     [launch.Node("worker", launch_node.run, config, count)]
   )
 
@@ -78,7 +78,7 @@ def test_whoever_outlives_this_process_removes_the_folder(tmp_path, returns):
   before = _children()
   config = launch_node.Config(str(marks), returns=returns)
   node = launch.Node("worker", launch_node.run, config, 1)
-  processes = launch.Processes([node], str(sockets))
+  processes = launch_processes.Processes([node], str(sockets))
   (child,) = _children() - before
   running.wait_until(lambda: _marks(marks) == 1)
   # Most often long enough to exit in, were it not for the folder.
@@ -150,7 +150,7 @@ class _Life:
     monkeypatch.setattr(launch_processes.subprocess, "Popen", Popen)
     monkeypatch.setattr(launch_processes.time, "monotonic", lambda: self.now)
     node = launch.Node("worker", launch_node.run, None)
-    (self.child,) = launch.Processes([node])._instances
+    (self.child,) = launch_processes.Processes([node])._instances
 
   def goes_on(self, seconds, status):
     """The newest process lives so long; returns when the next starts."""

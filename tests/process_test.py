@@ -7,6 +7,7 @@ import pytest
 
 from seedx import channels, types
 from seedx.runtime import counters, hosts, process
+from seedx.runtime import running as running_lib
 from tests import running
 
 
@@ -29,7 +30,7 @@ def test_it_ends_when_its_work_is_done_and_says_the_last_line_to_all():
     threads={"worker": work},
   )
   context = process.Context()
-  last = process.run(own, context, sinks, log_seconds=0.05)
+  last = running_lib.run(own, context, sinks, log_seconds=0.05)
   assert last == {"a": 1, "b": 2, "stalled_seconds": 0.0}
   assert sinks[0].lines == sinks[1].lines
   assert context.stop.is_set()
@@ -40,7 +41,7 @@ def test_among_other_hosts_it_ends_when_they_do():
   context.stop.set()
   threading.Timer(0.3, context.hosts.over.set).start()
   start, used = time.monotonic(), time.process_time()
-  process.run(make(), context)
+  running_lib.run(make(), context)
   assert context.hosts.over.is_set() and not context.hosts.failed
   # It does not look all the time.
   assert time.process_time() - used < 0.6 * (time.monotonic() - start)
@@ -57,7 +58,9 @@ def test_a_stop_ends_the_waits_of_threads_before_other_hosts_agree():
     assert channel.get() == []
     context.hosts.over.set()  # As a learner whose updates the others wait for.
 
-  process.run(make(threads={"works": work}, stopping=channel.close), context)
+  running_lib.run(
+    make(threads={"works": work}, stopping=channel.close), context
+  )
   assert context.hosts.over.is_set() and not context.hosts.failed
 
 
@@ -69,7 +72,7 @@ def test_a_failure_ends_the_waits_of_other_threads():
 
   threads = {"fails": fail, "waits": channel.get}
   with pytest.raises(ValueError, match="broken"):
-    process.run(
+    running_lib.run(
       make(threads=threads, stopping=channel.close), process.Context()
     )
 
@@ -85,7 +88,7 @@ def test_other_hosts_are_told_of_a_failure(where):
   threads = {"fails": fail} if where == "thread" else {}
   check = fail if where == "check" else lambda: None
   with pytest.raises(ValueError, match="broken"):
-    process.run(make(threads=threads), context, (), 0.02, check)
+    running_lib.run(make(threads=threads), context, (), 0.02, check)
   assert context.hosts.failed and context.stop.is_set()
 
 
@@ -95,7 +98,7 @@ def test_what_a_thread_fails_with_is_raised_after_the_last_line():
 
   sink, closed = running.Lines(), []
   with pytest.raises(ValueError, match="broken"):
-    process.run(
+    running_lib.run(
       make(threads={"fails": fail}, close=lambda: closed.append(True)),
       process.Context(),
       [sink],
@@ -112,7 +115,7 @@ def test_check_is_called_before_each_line_and_may_end_it():
       raise types.ConfigError("called wrong")
 
   with pytest.raises(types.ConfigError, match="called wrong"):
-    process.run(make(), process.Context(), [sink], 0.02, check)
+    running_lib.run(make(), process.Context(), [sink], 0.02, check)
   assert calls == [0, 1, 2]
 
 
@@ -131,7 +134,7 @@ def test_steps_are_what_the_main_thread_does_until_a_stop(most):
       closed.append(True)
 
   # `done` is not asked: the steps say when they are.
-  process.run(make(steps=steps, done=lambda: True), context)
+  running_lib.run(make(steps=steps, done=lambda: True), context)
   expected = range(min(most, 8))
   assert seen == [(i, threading.current_thread()) for i in expected]
   assert closed == [True]

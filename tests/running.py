@@ -15,6 +15,7 @@ from seedx import types
 from seedx.acting import protocol, sessions
 from seedx.agents import base
 from seedx.runtime import process
+from seedx.runtime import running as running_lib
 
 
 def wait_until(condition, failed=lambda: None, seconds=300):
@@ -99,7 +100,7 @@ class Own:
 
   def run(self, check=lambda: None):
     """Runs the process alone; returns the last line."""
-    return process.run(
+    return running_lib.run(
       self.process, self.context, [self.sink], self.config.log_seconds, check
     )
 

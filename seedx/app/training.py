@@ -28,7 +28,8 @@ from seedx.app import (
   run_dirs,
 )
 from seedx.launch import hosts, joining, ray
-from seedx.runtime import counters, hangs, process, signals
+from seedx.launch import processes as processes_lib
+from seedx.runtime import counters, hangs, process, running, signals
 from seedx.runtime import hosts as hosts_lib
 
 # A logger of the user's may have to reach a server for its last lines.
@@ -292,7 +293,7 @@ def _help(
       if own.server is not None:
         _roles(config, record, nodes, own.addresses).bind(own.server)
       _take_over(own, context.hosts)
-      last = process.run(
+      last = running.run(
         own, context, (), config.log_seconds, processes.check, watch
       )
     finally:
@@ -364,7 +365,7 @@ def _lead(
       )
       # Their ends may take long, so the last checkpoint comes before them.
       with watch.closing(sinks), _rescued(kept, context.hosts, watch):
-        last = process.run(
+        last = running.run(
           own, context, sinks, config.log_seconds, check, watch
         )
         kept.finish(bool(ending.status or context.hosts.status))
@@ -440,7 +441,7 @@ def _sockets(
 
 def _launched(
   config: Any, sockets: str
-) -> tuple[Any, list[launch.Node], launch.Instances]:
+) -> tuple[Any, list[launch.Node], processes_lib.Instances]:
   """Starts the processes of a run beside this one.
 
   Args:
@@ -451,13 +452,13 @@ def _launched(
     The config with the addresses that they have, the nodes, and the processes.
   """
   if not sockets:
-    return config, config.nodes(), launch.Processes([])
+    return config, config.nodes(), processes_lib.Processes([])
   if config.launching.launcher == "processes":
     config = config.with_sockets(sockets)
     address = wire.reached(config.address)
     config.security.of_client(address)
     nodes = dataclasses.replace(config, address=address).nodes()
-    return config, nodes, launch.Processes(nodes, sockets)
+    return config, nodes, processes_lib.Processes(nodes, sockets)
   cluster = ray.Cluster(config.launching)
   try:
     address = config.address or cluster.free_address()

@@ -3,14 +3,11 @@
 from seedx.launch.addresses import Addresses, is_address
 from seedx.launch.config import Config, check_resources
 from seedx.launch.nodes import Node, kind
-from seedx.launch.processes import Instances, Processes
 
 __all__ = [
   "Addresses",
   "Config",
-  "Instances",
   "Node",
-  "Processes",
   "check_resources",
   "is_address",
   "kind",
