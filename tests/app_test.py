@@ -297,9 +297,9 @@ class Variant(sync.Config):
 
   def learn(self, context):
     own = super().learn(context)
-    return dataclasses.replace(own, measures=[*own.measures, self.added])
+    return dataclasses.replace(own, measures=[*own.measures, self])
 
-  def added(self):
+  def measure(self):
     return {"variant": 1.0}
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import types as types_lib
 from unittest import mock
 
 import pytest
@@ -32,11 +33,19 @@ class Kept:
 def a_run(work, updates=lambda: 1, **fields):
   """A process of one thread, whose line has `learner_steps`."""
   acted = counters.Acted()
+
+  def line():
+    return {"learner_steps": updates(), "wall_seconds": 1.0}
+
   return process.Process(
     acted=acted,
     parts={"acted": acted},
     policy=lambda saved: saved,
-    measures=[lambda: {"learner_steps": updates(), "wall_seconds": 1.0}],
+    measures=[
+      types_lib.SimpleNamespace(
+        measure=lambda: {"learner_steps": updates(), "wall_seconds": 1}
+      )
+    ],
     threads={"worker": work},
     **fields,
   )

@@ -41,9 +41,9 @@ def test_share_is_waited_over_elapsed_time_since_the_last_call():
     with waits.timed("b"):
       clock.sleep(0.5)
     clock.sleep(0.5)
-  assert waits.shares() == pytest.approx({"a": 0.5, "b": 0.25})
+  assert waits.measure() == pytest.approx({"a": 0.5, "b": 0.25})
   clock.sleep(4.0)
-  assert waits.shares() == {"a": 0.0, "b": 0.0}
+  assert waits.measure() == {"a": 0.0, "b": 0.0}
 
 
 def test_wait_in_progress_counts_and_is_split_over_the_intervals():
@@ -52,12 +52,12 @@ def test_wait_in_progress_counts_and_is_split_over_the_intervals():
   clock.sleep(1.0)
   with waits.timed("a"):
     clock.sleep(3.0)
-    assert waits.shares() == {"a": 0.75}
+    assert waits.measure() == {"a": 0.75}
     clock.sleep(10.0)
-    assert waits.shares() == {"a": 1.0}
+    assert waits.measure() == {"a": 1.0}
     clock.sleep(1.0)
   clock.sleep(3.0)
-  assert waits.shares() == {"a": 0.25}
+  assert waits.measure() == {"a": 0.25}
 
 
 def test_declared_threads_count_without_ever_waiting():
@@ -65,7 +65,7 @@ def test_declared_threads_count_without_ever_waiting():
   waits = metrics.Waits({"a": 4, "never": 1}, clock)
   with waits.timed("a"):
     clock.sleep(2.0)
-  assert waits.shares() == {"a": 0.25, "never": 0.0}
+  assert waits.measure() == {"a": 0.25, "never": 0.0}
 
 
 def test_same_wait_within_itself_is_refused_and_the_outer_one_still_counts():
@@ -77,7 +77,7 @@ def test_same_wait_within_itself_is_refused_and_the_outer_one_still_counts():
       pass
     clock.sleep(1.0)
   clock.sleep(2.0)
-  assert waits.shares() == {"a": 0.5}
+  assert waits.measure() == {"a": 0.5}
 
 
 def test_no_time_is_lost_or_counted_twice_while_threads_wait():
@@ -98,8 +98,8 @@ def test_no_time_is_lost_or_counted_twice_while_threads_wait():
   for thread in threads:
     thread.start()
   while any(thread.is_alive() for thread in threads):
-    shares.append(waits.shares()["a"])
-  shares.append(waits.shares()["a"])
+    shares.append(waits.measure()["a"])
+  shares.append(waits.measure()["a"])
   assert min(shares) >= 0.0 and max(shares) <= 1.0
   elapsed = np.diff(calls.pop(threading.get_ident()))
   waited = [np.diff(x)[::2].sum() for x in calls.values()]

@@ -2,6 +2,7 @@
 
 import threading
 import time
+import types as types_lib
 
 import pytest
 
@@ -13,7 +14,7 @@ from tests import running
 
 def make(**fields):
   acted = counters.Acted()
-  fields = {"parts": {"acted": acted}, "measures": [acted.measure], **fields}
+  fields = {"parts": {"acted": acted}, "measures": [acted], **fields}
   return process.Process(acted=acted, policy=lambda saved: saved, **fields)
 
 
@@ -26,7 +27,10 @@ def test_it_ends_when_its_work_is_done_and_says_the_last_line_to_all():
 
   own = make(
     done=done.is_set,
-    measures=[lambda: {"a": 1, "b": 1}, lambda: {"b": 2}],
+    measures=[
+      types_lib.SimpleNamespace(measure=lambda: {"a": 1, "b": 1}),
+      types_lib.SimpleNamespace(measure=lambda: {"b": 2}),
+    ],
     threads={"worker": work},
   )
   context = process.Context()

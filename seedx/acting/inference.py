@@ -186,7 +186,7 @@ class Devices:
 
   def measure(self) -> dict[str, metrics.Value]:
     """What it adds to a line of metrics, since the last call."""
-    return self._waits.shares() | self._replies.measure()
+    return self._waits.measure() | self._replies.measure()
 
   def close(self) -> None:
     """Ends the threads, and every wait for an action; may be called often."""

@@ -159,7 +159,7 @@ class _Messages:
     )
     core_state = jax.tree.map(np.asarray, unroll.core_state)
     unreported, _ = self._unreported.take()
-    shares = self._waits.shares()
+    shares = self._waits.measure()
 
     return protocol.Experience(
       unroll=types.Unroll._make([*steps, core_state]),

@@ -60,4 +60,4 @@ class Inbox:
 
   def measure(self) -> dict[str, float]:
     """Its field in a line of metrics: the share of time that `get` waits."""
-    return self._waits.shares()
+    return self._waits.measure()

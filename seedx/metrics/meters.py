@@ -32,7 +32,7 @@ class Waits:
     """Starts the first interval.
 
     Args:
-      threads: number of threads that may be in a wait, by its name. `shares`
+      threads: number of threads that may be in a wait, by its name. `measure`
         always has these names. The number is 1 for any other name.
       clock: current time in seconds, from any fixed starting point.
     """
@@ -65,7 +65,7 @@ class Waits:
       with self._lock:
         self._add(name, self._clock() - self._began.pop(key))
 
-  def shares(self) -> dict[str, float]:
+  def measure(self) -> dict[str, float]:
     """Returns each wait's share of the time since the last call, 0 to 1.
 
     Waits in progress count up to now, so a stuck thread shows 1.0. The share is

@@ -88,10 +88,7 @@ class Config(process.Config):
         "seeds": team.seeds,
       },
       policy=lambda saved: team.acting(saved["agent"]),
-      measures=[
-        *(team.acted.measure, team.learned.measure, team.waits.shares),
-        team.restarts.measure,
-      ],
+      measures=[team.acted, team.learned, team.waits, team.restarts],
       done=team.is_done,
       threads={
         f"worker-{i}": functools.partial(team.work, i)

@@ -74,15 +74,8 @@ class Config(process.ServerConfig):
       fetch_interval=self.fetch_interval,
       security=self.security,
     )
-    return [
-      launch.Node(
-        "actor",
-        unroll_actor.run,
-        work,
-        count=self.actors.num_actors,
-        needs_jax=True,
-      )
-    ]
+    count = self.actors.num_actors
+    return [launch.Node("actor", unroll_actor.run, work, count, needs_jax=True)]
 
   def learn(self, context: process.Context) -> process.Process:
     """The learner process: takes unrolls in, updates, hands parameters out.
@@ -118,12 +111,7 @@ class Config(process.ServerConfig):
       parts={"agent": learning, "acted": acted, "seeds": seeds},
       replay=learning.replay,
       policy=learning.policy,
-      measures=[
-        acted.measure,
-        learning.measure,
-        connected.measure,
-        server.measure,
-      ],
+      measures=[acted, learning, connected, server],
       done=lambda: acted.env_steps >= self.total_steps,
       threads={"learner": lambda: learning.run(unrolls.example)},
       server=server,

@@ -98,12 +98,7 @@ class Config(process.ServerConfig):
       parts={"agent": learning, "acted": acted, "seeds": seeds},
       replay=learning.replay,
       policy=learning.policy,
-      measures=[
-        acted.measure,
-        learning.measure,
-        acting.measure,
-        server.measure,
-      ],
+      measures=[acted, learning, acting, server],
       done=lambda: acted.env_steps >= self.total_steps,
       threads={
         "learner": lambda: learning.run(acting.example),

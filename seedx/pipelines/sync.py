@@ -115,13 +115,12 @@ class Config(process.Config):
     steps = functools.partial(
       _steps, start, programs, learning, acted, waits, self.total_steps
     )
-    measures = acted.measure, learning.measure, waits.shares, restarts.measure
     return process.Process(
       acted=acted,
       parts={"agent": learning, "acted": acted, "seeds": seeds},
       replay=learning.replay,
       policy=learning.policy,
-      measures=measures,
+      measures=[acted, learning, waits, restarts],
       steps=steps,
       close=learning.finish,
     )

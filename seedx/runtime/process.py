@@ -160,6 +160,13 @@ class Part(Protocol):
     """Continues from a saved state; called before the process runs."""
 
 
+class Measured(Protocol):
+  """What has metrics."""
+
+  def measure(self) -> metrics.Line:
+    """Returns them by their names, since the last call where they count."""
+
+
 class Replay(Protocol):
   """The replays of a process; any thread may save them."""
 
@@ -197,7 +204,7 @@ class Process:
     replay: that the run learns from; None if there is none. A checkpoint saves
       it by itself, because it may be too large.
     policy: maps saved parts to acting parameters, see `base.Agent.acting`.
-    measures: functions whose results make a line of metrics.
+    measures: what has a part in a line of metrics, in order.
     done: whether the run has reached its end; unused where there are `steps`.
     threads: functions that run on threads of their own, by name.
     steps: an iterator of the main thread's work, which ends with the run; if
@@ -214,7 +221,7 @@ class Process:
   acted: counters.Acted
   parts: Mapping[str, Part]
   policy: Callable[[types.Tree], types.Tree]
-  measures: Sequence[Callable[[], metrics.Line]]
+  measures: Sequence[Measured]
   replay: Replay | None = None
   done: Callable[[], bool] = lambda: False
   threads: Mapping[str, Callable[[], None]] = dataclasses.field(
@@ -256,8 +263,8 @@ class Process:
   def measure(self) -> dict[str, metrics.Value]:
     """A line of metrics."""
     line: dict[str, metrics.Value] = {}
-    for measure in self.measures:
-      line |= measure()
+    for measured in self.measures:
+      line |= measured.measure()
     return line
 
 

@@ -88,7 +88,7 @@ class Config(process.Config):
       acted=acted,
       parts={"agent": training, "acted": acted},
       policy=training.policy,
-      measures=[acted.measure, training.measure],
+      measures=[acted, training],
       steps=steps,
     )
 

@@ -150,7 +150,7 @@ class Config(process.ServerConfig):
         "seeds": seeds,
       },
       policy=lambda saved: shards.acting(saved["agent"]),
-      measures=[acted.measure, learned.measure, reported.measure],
+      measures=[acted, learned, reported],
       done=done,
       threads={"restore": shards.give_restored},
       server=server,

@@ -340,7 +340,7 @@ class _Worker:
     """Reports what has been done; False if the run is over."""
     steps, num_steps = self._unreported.take()
     total_bytes = self._learner.client.transferred_bytes
-    shares = self._waits.shares()
+    shares = self._waits.measure()
 
     counts = reports.Counts(
       gradients=np.int32(self._gradients),
