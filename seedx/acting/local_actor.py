@@ -47,10 +47,7 @@ class WorkersConfig:
     self, agent: base.Agent, spec: types.EnvironmentSpec
   ) -> "Programs":
     """What each worker acts with, for all of its environments."""
-    layout = unroll_store.Layout.of(
-      agent, self.unroll_length, self.envs_per_worker
-    )
-    return Programs(agent, spec, layout)
+    return Programs.of(agent, spec, self.unroll_length, self.envs_per_worker)
 
 
 class Programs:
@@ -97,6 +94,25 @@ class Programs:
     self.act = jax.jit(act, donate_argnums=0)
     self.unrolled = jax.jit(unrolled)
     self.priorities = base.priorities(agent)
+
+  @classmethod
+  def of(
+    cls,
+    agent: base.Agent,
+    spec: types.EnvironmentSpec,
+    unroll_length: int,
+    num_envs: int,
+  ) -> "Programs":
+    """Makes the functions for so many environments of an actor.
+
+    Args:
+      agent: the agent that acts.
+      spec: the environments'.
+      unroll_length: T, new env steps of an unroll.
+      num_envs: number of environments.
+    """
+    layout = unroll_store.Layout.of(agent, unroll_length, num_envs)
+    return cls(agent, spec, layout)
 
   def warm_up(self, acting: types.Tree, device: jax.Device) -> types.Unroll:
     """Compiles `act` and `unrolled`, before anybody waits for what they do.

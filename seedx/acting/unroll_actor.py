@@ -13,7 +13,6 @@ from seedx.acting import (
   parameters,
   protocol,
   slots,
-  unroll_store,
 )
 from seedx.agents import base
 
@@ -55,10 +54,9 @@ def run(work: Work, stop: threading.Event) -> None:
   """
   spec = envs.spec(work.env)
   agent = work.agent.make(spec, None, work.horizon)
-  layout = unroll_store.Layout.of(
-    agent, work.unroll_length, work.actors.envs_per_actor
+  programs = local_actor.Programs.of(
+    agent, spec, work.unroll_length, work.actors.envs_per_actor
   )
-  programs = local_actor.Programs(agent, spec, layout)
   device = jax.local_devices()[0]
   acting = jax.jit(lambda key: agent.acting(agent.init(key)))(jax.random.key(0))
   acting = jax.device_put(acting, device)

@@ -23,7 +23,6 @@ from seedx.acting import (
   slots,
   unroll_actor,
   unroll_server,
-  unroll_store,
 )
 from seedx.agents import base
 from seedx.learning import learner as learner_lib
@@ -93,11 +92,11 @@ class Config(process.ServerConfig):
       seeds,
       envs.returns_are_sums(self.env),
     )
-    layout = unroll_store.Layout.of(
-      learning.agent, self.learner.unroll_length, self.learner.share_size
-    )
+    own = self.learner
     unrolls = unroll_server.UnrollServer(
-      local_actor.Programs(learning.agent, spec, layout),
+      local_actor.Programs.of(
+        learning.agent, spec, own.unroll_length, own.share_size
+      ),
       connected,
       max_rows=self.actors.envs_per_actor,
       newest=learning.newest,

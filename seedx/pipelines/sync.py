@@ -13,6 +13,7 @@ https://arxiv.org/abs/1707.06347, algorithm 1), and of DQN (Mnih et al. 2015,
 https://doi.org/10.1038/nature14236, algorithm 1).
 """
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ import numpy as np
 
 from seedx import envs, metrics, types
 from seedx import replay as replay_lib
-from seedx.acting import local_actor, unroll_store
+from seedx.acting import local_actor
 from seedx.agents import base
 from seedx.learning import learner as learner_lib
 from seedx.learning import learners
@@ -93,10 +94,9 @@ class Config(process.Config):
     restarts = envs.Restarts(self.env_restarts, seeds.take)
     waits = metrics.Waits(dict.fromkeys(_WAITS, 1))
     num_envs = self.num_envs // self.learner.hosts
-    layout = unroll_store.Layout.of(
-      learning.agent, self.learner.unroll_length, num_envs
+    programs = local_actor.Programs.of(
+      learning.agent, spec, self.learner.unroll_length, num_envs
     )
-    programs = local_actor.Programs(learning.agent, spec, layout)
     acting_key = context.keys(self.seed).acting
 
     def start() -> local_actor.LocalActor:
@@ -137,8 +137,7 @@ def _steps(
   """Trains, and yields after each step of all environments."""
   exploration = learning.agent.exploration(programs.layout.num_slots)
   played = counters.Played(acted, counters.explores_least(exploration))
-  actor = start()
-  try:
+  with contextlib.closing(start()) as actor:
     acting, version = learning.newest()
     while acted.env_steps < total_steps:
       with waits.timed(metrics.WAIT_EXPERIENCE):
@@ -153,5 +152,3 @@ def _steps(
       with waits.timed(metrics.WAIT_EXPERIENCE):
         actor.act(acting, np.int32(version))
       yield
-  finally:
-    actor.close()

@@ -270,29 +270,31 @@ class Process:
 
 @runtime_checkable
 class Pipeline(Protocol):
-  """A pipeline: a `Config` whose methods describe a run, and start nothing.
-
-  Attributes:
-    env: config of the environment.
-    agent: config of the agent that acts and learns.
-    total_steps: see `Config`.
-    seed: see `Config`.
-    log_seconds: see `Config`.
-    hang_seconds: see `Config`.
-  """
+  """A pipeline: a `Config` whose methods describe a run, and start nothing."""
 
   @property
-  def env(self) -> envs.Config: ...
+  def env(self) -> envs.Config:
+    """Config of the environment."""
+
   @property
-  def agent(self) -> base.Config: ...
+  def agent(self) -> base.Config:
+    """Config of the agent that acts and learns."""
+
   @property
-  def total_steps(self) -> int: ...
+  def total_steps(self) -> int:
+    """See `Config`."""
+
   @property
-  def seed(self) -> int: ...
+  def seed(self) -> int:
+    """See `Config`."""
+
   @property
-  def log_seconds(self) -> float: ...
+  def log_seconds(self) -> float:
+    """See `Config`."""
+
   @property
-  def hang_seconds(self) -> float: ...
+  def hang_seconds(self) -> float:
+    """See `Config`."""
 
   def with_sockets(self, folder: str) -> Self:
     """Returns the config with sockets in a folder where it has no address."""
