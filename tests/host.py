@@ -13,14 +13,14 @@ import sys
 import jax
 import numpy as np
 
-from seedx.runtime import process
+from seedx.runtime import running
 
 _made = []
-_run = process.run
+_run = running.run
 
 
 def keeping(own, *args, **options):
-  """`process.run`, which keeps what it runs."""
+  """`running.run`, which keeps what it runs."""
   _made.append(own)
   return _run(own, *args, **options)
 
@@ -40,7 +40,7 @@ def said(own):
 
 
 if __name__ == "__main__":
-  process.run = keeping
+  running.run = keeping
   status = 0
   name, sys.argv = sys.argv[1], sys.argv[1:]
   with contextlib.suppress(BrokenPipeError):

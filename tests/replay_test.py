@@ -196,7 +196,8 @@ def test_each_step_of_an_environment_starts_exactly_one_window(window):
       continue
     number = np.arange(count - length + 1, count + 1)[:, None]
     unroll = steps_of(number, np.full_like(number, added))
-    state = add(state or init(unroll), unroll)
+    share = types.Share(unroll)
+    state = add(state or init(share), share)
     added += 1
   batch = sample(state, jax.random.key(0)).unroll
   version, action = np.asarray(batch.version)[0], np.asarray(batch.action)[0]

@@ -15,7 +15,7 @@ from seedx.app import configs, evaluate, export, run_dirs
 from seedx.app import programs as programs_lib
 from seedx.learning import learner
 from seedx.pipelines import sync
-from seedx.runtime import process
+from seedx.runtime import running as running_lib
 from tests import programs, running
 
 own_signals = programs.own_signals
@@ -58,7 +58,7 @@ def begun(tmp_path_factory):
   with pytest.MonkeyPatch.context() as patch:
     nothing = mock.MagicMock(replay=None, server=None)
     patch.setattr(sync.Config, "learn", lambda *_: nothing)
-    patch.setattr(process, "run", mock.Mock(side_effect=_BeganError))
+    patch.setattr(running_lib, "run", mock.Mock(side_effect=_BeganError))
     with pytest.raises(_BeganError):
       programs.main(a2c_experiment, words)
     with pytest.raises(_BeganError):
