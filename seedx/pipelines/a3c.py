@@ -31,7 +31,8 @@ from seedx.runtime import counters, process
 
 # Acting waits while the worker learns; learning waits while it acts.
 _WAITS = (
-  *(metrics.WAIT_ENVIRONMENTS, metrics.WAIT_LEARNER),
+  metrics.WAIT_ENVIRONMENTS,
+  metrics.WAIT_LEARNER,
   metrics.WAIT_EXPERIENCE,
 )
 
@@ -94,7 +95,9 @@ def learn(config: Config, context: process.Context) -> process.Process:
     },
     policy=lambda saved: team.acting(saved["agent"]),
     measures=[
-      *(team.acted.measure, team.learned.measure, team.waits.shares),
+      team.acted.measure,
+      team.learned.measure,
+      team.waits.shares,
       team.restarts.measure,
     ],
     done=team.is_done,
