@@ -52,7 +52,11 @@ def run(work: work_lib.Work, stop: threading.Event) -> None:
 
   try:
     wire.until_done(
-      *(work.address, session, stop, "worker", _RETRY_SECONDS),
+      work.address,
+      session,
+      stop,
+      "worker",
+      _RETRY_SECONDS,
       security=work.security,
     )
   finally:
