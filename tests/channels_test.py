@@ -22,8 +22,22 @@ def pool():
     yield one
 
 
-def test_items_leave_in_order_as_many_as_are_asked_for():
-  channel = channels.Channel()
+@pytest.fixture
+def make(pool):
+  """Makes channels, at which no thread waits for ever where a test fails."""
+  made = []
+
+  def make(capacity=None):
+    made.append(channels.Channel(capacity))
+    return made[-1]
+
+  yield make
+  for channel in made:
+    channel.close()
+
+
+def test_items_leave_in_order_as_many_as_are_asked_for(make):
+  channel = make()
   assert all(channel.put(item) for item in range(5))
   assert channel.get() == [0]
   assert channel.get(3) == [1, 2, 3]
@@ -33,8 +47,8 @@ def test_items_leave_in_order_as_many_as_are_asked_for():
   assert len(channel) == 0
 
 
-def test_a_full_channel_takes_an_item_once_another_has_left(pool):
-  channel = channels.Channel(2)
+def test_a_full_channel_takes_an_item_once_another_has_left(pool, make):
+  channel = make(2)
   assert channel.put(0, 0.0) and channel.put(1, 0.0)
   assert not channel.put(2, 0.0) and not channel.put(2, 0.05)
   puts = [pool.submit(channel.put, item) for item in (2, 2, 2)]
@@ -50,8 +64,8 @@ def test_a_full_channel_takes_an_item_once_another_has_left(pool):
   assert channel.get(2) == [2, 2]
 
 
-def test_a_thread_that_can_go_on_does_whatever_others_want(pool):
-  channel = channels.Channel()
+def test_a_thread_that_can_go_on_does_whatever_others_want(pool, make):
+  channel = make()
   many = pool.submit(channel.get, 3)
   _wait_a_while()
   one = pool.submit(channel.get)
@@ -63,8 +77,8 @@ def test_a_thread_that_can_go_on_does_whatever_others_want(pool):
   assert many.result(300) == ["b", "c", "d"]
 
 
-def test_a_rule_is_asked_when_there_is_news_and_never_between(pool):
-  channel, asked = channels.Channel(), []
+def test_a_rule_is_asked_when_there_is_news_and_never_between(pool, make):
+  channel, asked = make(), []
 
   def rule(items):
     asked.append(list(items))
@@ -84,8 +98,8 @@ def test_a_rule_is_asked_when_there_is_news_and_never_between(pool):
   assert channel.get(1, 0.0) == [2]
 
 
-def test_closing_ends_all_waits_and_keeps_what_is_there(pool):
-  full, short = channels.Channel(1), channels.Channel()
+def test_closing_ends_all_waits_and_keeps_what_is_there(pool, make):
+  full, short = make(1), make()
   full.put(0)
   short.put(1)
   puts = [pool.submit(full.put, item) for item in range(2)]
@@ -105,8 +119,8 @@ def test_closing_ends_all_waits_and_keeps_what_is_there(pool):
   assert short.get() == [1]
 
 
-def test_nothing_is_lost_or_doubled_between_many_threads(pool):
-  channel, most = channels.Channel(3), 0
+def test_nothing_is_lost_or_doubled_between_many_threads(pool, make):
+  channel, most = make(3), 0
   puts = [
     pool.submit(lambda k: [channel.put((k, i)) for i in range(200)], k)
     for k in range(3)

@@ -13,6 +13,7 @@ from seedx import envs, replay
 from seedx.acting import evaluator
 from seedx.agents import base
 from seedx.envs import functional, functional_environment
+from seedx.learning import learner as learner_lib
 from tests import conftest, fakes, pipelines_test, programs, running
 
 compiled_once = programs.compiled_once
@@ -145,20 +146,18 @@ def test_schedules_and_ratios_go_by_env_steps(
       said = line["learning_rate"], line.get("epsilon", line["learning_rate"])
       assert said == pytest.approx((rest, rest), abs=late / TOTAL_STEPS)
   parts = made.process.parts
-  if "learner" in parts:
+  if isinstance(parts["agent"], learner_lib.Learner):
     clock = parts["agent"].saved()["state"].clock * update
     assert clock == pytest.approx(last["learned_steps"], abs=1)
 
 
 @pytest.mark.parametrize("length", [1, 2, 3])
-def test_a_player_returns_its_env_steps(length, seen):
+def test_an_evaluator_returns_its_env_steps(length, seen):
   config = evaluator.Config(env_of(length), 6, greedy=False, num_envs=3)
-  player = evaluator.Evaluator(fakes.counting_agent(), config).player(seed=0)
-  played = [player.play(np.float32(0)).env_steps for _ in range(2)]
-  player.close()
-  (own,) = seen.values()
-  assert played == [6 * length, 6 * length]
-  assert own.tolist() == [4 * length] * 3
+  own = evaluator.Evaluator(fakes.counting_agent(), config)
+  played = own.play(np.float32(0), seed=0)
+  (steps,) = seen.values()
+  assert played.env_steps == 6 * length == steps.sum()
 
 
 def test_the_first_updates_do_not_know_that_there_are_resets():

@@ -151,7 +151,7 @@ def test_a_stop_ends_it():
   assert it.play(np.float32(0.2), seed=0, stop=stop).returns.shape == (0,)
 
 
-# Rows with parameters of their own, and environments that stay
+# Rows with parameters of their own
 
 
 ACTING = np.array([0.2, 0.7, 1.3], np.float32)
@@ -194,43 +194,6 @@ def test_a_row_keeps_its_parameters_where_an_episode_is_cut():
   options = {"num_envs": 3, "num_episodes": 6, "max_episode_steps": most}
   played = player(**options, per_row=True).play(ACTING, seed=11)
   assert of_rows(played) == expected
-
-
-def test_a_player_continues_in_its_environments(monkeypatch):
-  """An episode that began in the `play` before does not count."""
-  made = spy_on_make(monkeypatch)
-  it = player(num_envs=3, num_episodes=3).player(seed=11)
-  plays = [it.play(np.float32(0.2)) for _ in range(3)]
-  it.close()
-  assert made == [(11, 3)]
-  lengths = np.array([by_hand(0.2, 11 + k, 30) for k in range(3)])
-  # An episode is a row longer than its env steps: the reset.
-  ends = np.cumsum(lengths + 1, axis=1)
-  begins, rows, now, skipped = ends - lengths - 1, np.arange(3), 0, 0
-  for played in plays:
-    which = (begins >= now).argmax(axis=1)
-    assert of_rows(played) == lengths[rows, which, None].tolist()
-    then = ends[rows, which].max()
-    resets = np.sum((begins >= now) & (begins < then))
-    assert played.env_steps == 3 * (then - now) - resets
-    skipped += np.sum(~(ends == then).any(axis=1))
-    now = then
-  assert skipped > 0
-
-
-def test_an_environment_whose_episode_was_cut_is_not_continued(monkeypatch):
-  made = spy_on_make(monkeypatch)
-  it = player(num_envs=2, num_episodes=2, max_episode_steps=5).player(seed=20)
-  for _ in range(2):
-    played = it.play(np.float32(0.2))
-    assert played.returns.tolist() == [5.0, 5.0]
-    assert (played.env_steps, played.cut) == (10, 2)
-  it.close()
-  assert made == [(20, 2), (22, 2)]
-  # After `close`, too.
-  it.play(np.float32(0.2))
-  it.close()
-  assert made[2:] == [(24, 2)]
 
 
 class Scripted:
@@ -289,39 +252,22 @@ def script(monkeypatch, *made):
   return left
 
 
-def test_an_episode_in_progress_that_does_not_end_holds_nobody(monkeypatch):
-  """The first environment's second episode, which does not count anyway."""
-  scripted = Scripted([2, 99], [6, 6, 6]), Scripted([3, 9], [9, 9])
-  left = script(monkeypatch, *scripted)
-  options = {"num_envs": 2, "num_episodes": 2, "max_episode_steps": 8}
-  it = player(per_row=True, **options).player(seed=0)
-  played = it.play(np.zeros(2, np.float32))
-  assert (played.returns.tolist(), played.row.tolist()) == ([2, 6], [0, 1])
-  assert (played.env_steps, played.cut) == (2 + 3 + 6, 0)
-  played = it.play(np.zeros(2, np.float32))
-  assert (played.returns.tolist(), played.row.tolist()) == ([6, 3], [1, 0])
-  assert played.cut == 0 and next(left, None) is None
-
-
 @pytest.mark.parametrize("per_row", [False, True])
 def test_new_environments_play_what_a_cut_episode_leaves(monkeypatch, per_row):
-  """Also where it has ended meanwhile; the next `play` has all environments."""
+  """Also where it has ended meanwhile."""
   scripted = [Scripted([6, 9, 9], [3, 3, 9])]
   ones = [1] * 4
   if per_row:
     scripted += [Scripted([2, *ones], [2, *ones])]
   else:
-    scripted += [Scripted([2]), Scripted(ones, ones)]
+    scripted += [Scripted([2])]
   left = script(monkeypatch, *scripted)
   options = {"num_envs": 2, "num_episodes": 4, "max_episode_steps": 4}
-  it = player(per_row=per_row, **options).player(seed=0)
   acting = np.zeros(2, np.float32) if per_row else np.float32(0)
-  played = it.play(acting)
+  played = player(per_row=per_row, **options).play(acting, seed=0)
   assert played.returns.tolist() == [3, 4, 3, 2]
   assert played.row.tolist() == [1, 0, 1, 0]
-  assert played.cut == 1
-  assert it.play(acting).returns.tolist() == [1, 1, 1, 1]
-  assert next(left, None) is None
+  assert played.cut == 1 and next(left, None) is None
 
 
 def test_greedy_is_greedy_and_drawn_is_drawn():

@@ -2,8 +2,9 @@
 
 import contextlib
 import dataclasses
+import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import dm_env
@@ -109,18 +110,37 @@ class Evaluator:
   def play(
     self, acting: types.Tree, seed: int, stop: threading.Event | None = None
   ) -> Played:
-    """Plays in new environments, and closes them; see `Player`."""
-    with contextlib.closing(self.player(seed)) as player:
-      return player.play(acting, stop)
+    """Plays episodes, the same number in each environment.
 
-  def player(self, seed: int) -> "Player":
-    """A player, whose environments stay from one `play` to the next.
+    Counting the episodes that end first would favour short ones. Environments
+    are made anew: in those of the `play` before, the episodes in progress would
+    have to be played to their end, and could not count.
 
     Args:
+      acting: the acting parameters; see `Config.per_row`.
       seed: environment k has the seed `seed + k`. Seeds of
         `seeds.evaluation_seed` are not used in training.
+      stop: ends it early.
+
+    Raises:
+      types.ConfigError: the environment cannot be made.
     """
-    return Player(self._config, self._begin, seed)
+    config = self._config
+    counts = _Counts(config.max_episode_steps)
+    left = _shares(config.num_episodes, config.num_envs)
+    while left.any() and not (stop and stop.is_set()):
+      counts.begin(left)
+      environment = envs.make(config.env, len(left), seed=seed)
+      with contextlib.closing(environment):
+        for rows in self.steps(acting, seed, environment):
+          counts.add(rows)
+          if not counts.missing() or (stop and stop.is_set()):
+            break
+      seed += len(left)
+      left = counts.left  # Of environments of which an episode was cut.
+      if not config.per_row:
+        left = _shares(left.sum(), config.num_envs)
+    return counts.played()
 
   def steps(
     self, acting: types.Tree, seed: int, environment: envs.Environment
@@ -135,129 +155,18 @@ class Evaluator:
     Yields:
       Each step's rows, before the agent acts on them.
     """
-    playing = self._begin(seed, environment)
-    while True:
-      yield playing.step(acting)
-
-  def _begin(self, seed: int, environment: envs.Environment) -> "_Playing":
     state = acting_step.initial_state(
       self._agent, environment.spec, environment.num_envs
     )
-    return _Playing(environment, self._act, state, jax.random.key(seed))
-
-
-class Player:
-  """Plays in environments that it keeps from one `play` to the next."""
-
-  def __init__(
-    self,
-    config: Config,
-    begin: Callable[[int, envs.Environment], "_Playing"],
-    seed: int,
-  ) -> None:
-    """Makes no environments before `play`; see `Evaluator.player`."""
-    self._config = config
-    self._begin = begin
-    self._seed = seed
-    self._playing: _Playing | None = None
-
-  def play(
-    self, acting: types.Tree, stop: threading.Event | None = None
-  ) -> Played:
-    """Plays episodes, the same number in each environment.
-
-    Counting the episodes that end first would favour short ones. A later call
-    continues in the same environments: the episodes in progress are played to
-    their end first, and do not count. Where one of them is too long, new
-    environments with the next seeds replace all. Environments that are cheap to
-    make may as well be made anew, by `Evaluator.play`, which saves these steps.
-
-    Args:
-      acting: the acting parameters; see `Config.per_row`.
-      stop: ends it early.
-
-    Raises:
-      types.ConfigError: the environment cannot be made.
-    """
-    config = self._config
-    counts = _Counts(config.max_episode_steps)
-    left = _shares(config.num_episodes, config.num_envs)
-    while left.any() and not (stop and stop.is_set()):
-      playing = self._continued(len(left))
-      counts.begin(left, playing.steps)
-      while counts.missing() and not (stop and stop.is_set()):
-        counts.add(playing.step(acting), playing.steps)
-      left = counts.left
-      if left.any():  # What a cut episode leaves is played in new environments.
-        self.close()
-      if not config.per_row:
-        left = _shares(left.sum(), config.num_envs)
-    return counts.played()
-
-  def close(self) -> None:
-    """Closes the environments; a later `play` makes new ones."""
-    if self._playing is not None:
-      self._playing.close()
-      self._playing = None
-
-  def _continued(self, num_envs: int) -> "_Playing":
-    """The environments of the `play` before, or new ones."""
-    playing = self._playing
-    if playing is not None and (
-      len(playing.steps) != num_envs
-      or playing.steps.max() >= self._config.max_episode_steps
-    ):
-      self.close()
-    if self._playing is None:
-      environment = envs.make(self._config.env, num_envs, seed=self._seed)
-      self._playing = self._begin(self._seed, environment)
-      self._seed += num_envs
-    return self._playing
-
-
-class _Playing:
-  """Environments in lock step, and the agent's state in each.
-
-  Attributes:
-    steps: `[N]`, env steps of the game in progress; 0 where none is.
-  """
-
-  def __init__(
-    self,
-    environment: envs.Environment,
-    act: Callable[..., tuple[jax.Array, acting_step.ActingState]],
-    state: acting_step.ActingState,
-    rng_key: jax.Array,
-  ) -> None:
-    self.steps = np.zeros(environment.num_envs, np.int64)
-    self._environment = environment
-    self._act = act
-    self._state = state
-    self._rng_key = rng_key
-    self._acted = 0
-    self._rows: types.Rows | None = None
+    rng_key = jax.random.key(seed)
     environment.reset()
-
-  def step(self, acting: types.Tree) -> types.Rows:
-    """Acts on the rows of the step before; returns the next ones."""
-    if self._rows is not None:
-      action, self._state = self._act(
-        acting,
-        self._rng_key,
-        np.uint32(self._acted),
-        self._rows.timestep,
-        self._state,
+    for step in itertools.count():
+      rows = environment.recv()
+      yield rows
+      action, state = self._act(
+        acting, rng_key, np.uint32(step), rows.timestep, state
       )
-      self._environment.send(self._rows.index, np.asarray(action))
-      self._acted += 1
-    rows = self._rows = self._environment.recv()
-    self.steps += _stepped(rows)
-    self.steps[~np.isnan(rows.episode_return)] = 0
-    return rows
-
-  def close(self) -> None:
-    """Closes the environments."""
-    self._environment.close()
+      environment.send(rows.index, np.asarray(action))
 
 
 class _Counts:
@@ -276,34 +185,35 @@ class _Counts:
     self._row: list[int] = []
     self._env_steps = self._cut = 0
 
-  def begin(self, left: np.ndarray, steps: np.ndarray) -> None:
-    """Begins with other environments, or again with the same ones.
+  def begin(self, left: np.ndarray) -> None:
+    """Begins with new environments.
 
     Args:
       left: `[N]`, number of episodes to play in each.
-      steps: `[N]`, see `_Playing`. Games in progress do not count.
     """
     self.left = left.copy()
-    self._counting = steps == 0
     self._over = np.zeros(len(left), bool)
+    self._steps = np.zeros(len(left), np.int64)
     self._return = np.zeros(len(left), np.float64)
 
   def missing(self) -> bool:
     """Whether an environment has episodes left and can play them."""
     return bool(self.left[~self._over].any())
 
-  def add(self, rows: types.Rows, steps: np.ndarray) -> None:
-    """Adds one step of all environments, and `_Playing.steps` after it."""
-    self._env_steps += int(np.count_nonzero(_stepped(rows)))
+  def add(self, rows: types.Rows) -> None:
+    """Adds one step of all environments."""
+    stepped = rows.timestep.step_type != dm_env.StepType.FIRST
+    self._env_steps += int(np.count_nonzero(stepped))
+    self._steps += stepped
     self._return += rows.timestep.reward
     ended = ~np.isnan(rows.episode_return)
-    counts = self._counting & ~self._over & (self.left > 0)
-    cut = counts & (steps >= self._most)
+    counts = ~self._over & (self.left > 0)
+    cut = counts & ~ended & (self._steps >= self._most)
     self._add(counts & ended, rows.episode_return)
     self._add(cut, self._return)
     self._cut += int(np.count_nonzero(cut))
-    self._over |= steps >= self._most
-    self._counting |= ended
+    self._over |= cut
+    self._steps[ended] = 0
     self._return[ended] = 0.0
 
   def played(self) -> Played:
@@ -324,11 +234,6 @@ class _Counts:
 def _shares(num_episodes: int, most_envs: int) -> np.ndarray:
   """`[N]`, number of episodes for each of at most `most_envs` environments."""
   return np.bincount(np.arange(num_episodes) % most_envs)
-
-
-def _stepped(rows: types.Rows) -> np.ndarray:
-  """`[N]` bool, whether a row is an env step and not a reset."""
-  return rows.timestep.step_type != dm_env.StepType.FIRST
 
 
 def _per_row(step: base.Step) -> base.Step:

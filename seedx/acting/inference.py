@@ -267,6 +267,7 @@ class Inference:
           self._waits.timed(_WAIT_DEVICE),
         ):
           request.reply(np.asarray(actions))
+        # Before the next step, which may overwrite them in the store.
         for share in self._finished(batch, request.rows):
           with self._waits.timed(metrics.WAIT_LEARNER):
             if not self._sink(share):
@@ -316,6 +317,7 @@ class Inference:
   @functools.partial(jax.profiler.annotate_function, name="act")
   def _step(self, batch: unroll_store.Batch) -> jax.Array:
     acting, version = self._newest(self._device)
+    # Observations are copied to the device here, and nowhere else.
     self._store, actions = self._act(
       self._store,
       acting,

@@ -133,10 +133,8 @@ class Session:
   def _release(self) -> None:
     self._inference.slots.give_back(self._slots)
     self._environments.leave()
-    counts, layout = self._counts, self._inference.sizes.layout
-    begun = -(-counts // layout.period)
-    finished = np.maximum(0, (counts - layout.length) // layout.period + 1)
-    self._acted.add_discarded(int(np.sum(begun - finished)))
+    unfinished = self._inference.sizes.layout.unfinished(self._counts)
+    self._acted.add_discarded(int(np.sum(unfinished)))
 
   def _checked(self, index: np.ndarray) -> np.ndarray | slice:
     """An index of the actor's environments; a slice for all of them in order.

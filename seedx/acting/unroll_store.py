@@ -69,6 +69,12 @@ class Layout:
     since_first = counts - (self.length - 1)
     return (since_first >= 0) & (since_first % self.period == 0)
 
+  def unfinished(self, counts: np.ndarray) -> np.ndarray:
+    """Number of unrolls begun and not finished after so many steps; `[B]`."""
+    begun = -(-counts // self.period)
+    finished = np.maximum(0, (counts - self.length) // self.period + 1)
+    return begun - finished
+
 
 class Steps(NamedTuple):
   """The stored steps, `[length, N, ...]`; see `types.Unroll`."""

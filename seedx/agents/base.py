@@ -23,8 +23,8 @@ class AgentState:
     hyperparameters: `[]` float32 by name: the ones that may change at run time.
       Learning reads them here, never from a config.
     updates: `[]` int32, updates so far.
-    resets: `[]` float32, how many of these updates all resets in their batches
-      would fill; see `clock`.
+    resets: `[]` float32, number of updates that would be of resets alone, if
+      all resets in the batches so far were put together; see `clock`.
     target_params: the target network's parameters, or ().
     statistics: running statistics of observations, see `normalizer`; or ().
   """

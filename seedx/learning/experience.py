@@ -69,7 +69,7 @@ class Experience(abc.ABC):
 
     Args:
       updates: number of updates so far.
-      resets: how many of them the resets would fill, see `base.AgentState`.
+      resets: see `base.AgentState`.
     """
     del updates, resets
 
