@@ -41,11 +41,7 @@ def a_run(work, updates=lambda: 1, **fields):
     acted=acted,
     parts={"acted": acted},
     policy=lambda saved: saved,
-    measures=[
-      types_lib.SimpleNamespace(
-        measure=lambda: {"learner_steps": updates(), "wall_seconds": 1}
-      )
-    ],
+    measures=[types_lib.SimpleNamespace(measure=line)],
     threads={"worker": work},
     **fields,
   )

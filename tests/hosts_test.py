@@ -39,7 +39,9 @@ def exchange(found, batches=(True, True)):
   """What an update sums, as `updates` does."""
   said = [x.say(has) for x, has in zip(found, batches, strict=True)]
   together = hosts.Said(*(sum(parts) for parts in zip(*said, strict=True)))
-  return [host.hear(together) for host in found]
+  for host in found:
+    host.hear(together)
+  return [host.learn for host in found]
 
 
 def test_all_hosts_count_what_each_has_said():

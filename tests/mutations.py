@@ -85,9 +85,9 @@ resets-counted-as-steps runtime/counters.py counters
 cartpole-force envs/functional/classic_control.py functional
 - 10.0, -10.0
 + 9.99, -9.99
-replay-ratio-without-carry learning/experience.py experience
-- self._due += new_steps
-+ self._due = new_steps
+replay-ratio-without-carry replay/ratio.py experience
+- self._due += env_steps * self._replay_ratio
++ self._due = env_steps * self._replay_ratio
 version-one-too-high learning/learner.py learner
 - _Published(on_devices, version)
 + _Published(on_devices, version + 1)

@@ -262,9 +262,9 @@ def test_updates_that_are_not_finite_are_skipped_and_counted(
   assert last["learned_steps"] < 0.9 * last["env_steps"]
   assert np.isfinite(last["loss_value"])
   assert not trees.non_finite(jax.tree.leaves(own.process.policy(saved)))
-  part = saved["learner" if pipeline == "impala" else "learned"]
+  part = saved["agent" if pipeline == "impala" else "learned"]
   assert part["updates_skipped"] == last["updates_skipped"]
-  state = part["agent"] if pipeline == "impala" else saved["agent"]
+  state = part["state"] if pipeline == "impala" else saved["agent"]
   assert not trees.non_finite(jax.tree.leaves(state))
   assert state.updates == last["learner_steps"]
 

@@ -77,7 +77,7 @@ class Own:
 
   @property
   def learner(self):
-    """The updates, and the newest state; None where others make them."""
+    """The part with the agent's state."""
     return self.process.parts.get("agent")
 
   @property

@@ -189,7 +189,7 @@ class Replayed(experience.Experience):
   def measure(self) -> dict[str, metrics.Value]:
     """What it adds to a line of metrics, as after the last share."""
     sums: dict[str, metrics.Value] = {
-      name: sum(int(own[name]) for own in self._metrics)
+      name: sum(own[name].item() for own in self._metrics)
       for name in (self._metrics[0] if self._metrics else ())
     }
     return {"replay_size": min(self._steps, self._most_steps), **sums}

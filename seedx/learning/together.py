@@ -209,7 +209,7 @@ class Together(learner.Learner):
     return self._with_said(said, batch.parts if batch else self._nothing)
 
   def _with_said(
-    self, said: hosts_lib.Said | tuple[()], parts: Sequence[types.Tree]
+    self, said: hosts_lib.Said, parts: Sequence[types.Tree]
   ) -> Order:
     # The first core says it for the host.
     of_cores = [said, *(hosts_lib.nothing() for _ in self.cores[1:])]

@@ -43,7 +43,7 @@ class Replay(Protocol):
     """Takes new priorities `[B]` of a sample's windows, where it has any."""
 
   def measure(self, state: Any) -> dict[str, jax.Array]:
-    """Returns its own metrics by their names, `[]`."""
+    """Returns its own counts by their names, `[]`: cores' are added up."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -192,14 +192,12 @@ class Hosts:
     self._seeds = seeds
     return seeds
 
-  def say(self, has_batch: bool) -> Said | tuple[()]:
-    """What this host says with its next update; () where there is no other.
+  def say(self, has_batch: bool) -> Said:
+    """What this host says with its next update.
 
     Args:
       has_batch: whether the update learns from a batch of it.
     """
-    if self.count == 1:
-      return ()
     assert self._acted is not None
     taken = self._seeds.taken if self._seeds else 0
     counts, totals = self._acted.take()
@@ -215,12 +213,8 @@ class Hosts:
       said.stops[self._ending() or int(self.failed)] = 1
     return said
 
-  def hear(self, said: Said) -> bool:
-    """Takes in what all hosts have said with an update.
-
-    Returns:
-      Whether the update had a batch of any host.
-    """
+  def hear(self, said: Said) -> None:
+    """Takes in what all hosts have said with an update."""
     assert self._acted is not None
     counts = _Counts(*(round(x) for x in said.counts.tolist()))
     self._acted.add_all(counts, said.totals)
@@ -232,12 +226,9 @@ class Hosts:
       self.status = int(wanted[-1])
     if wanted.size or self._acted.is_done:
       self.over.set()
-    return counts.batches > 0
 
   def measure(self) -> dict[str, metrics.Value]:
     """What it adds to a line of metrics."""
-    if self.count == 1:
-      return {}
     return {"hosts_starved": self.count - self._batches}
 
 

@@ -91,7 +91,8 @@ class ThreadGroup:
   """Threads that stop together: one that fails stops them all.
 
   Attributes:
-    stop: set when the threads should end; every wait of theirs must watch it.
+    stop: set when the threads should end; every wait of theirs ends with it, or
+      by `Process.stopping`, which `run` calls then.
   """
 
   def __init__(
