@@ -99,18 +99,13 @@ class Session:
     """
     with self._lock:
       if self._closed:
-        # The actor may be there again, as after a stream that was silent.
-        raise wire.Refused(
-          wire.StatusCode.UNAVAILABLE, "this stream is closed; open another"
-        )
+        raise _over()
       self._busy = True
     try:
       batch = self._received(inputs)
       return self._inference.requests(batch, len(batch.slot))
     except batcher.Closed:
-      raise wire.Refused(
-        wire.StatusCode.CANCELLED, "this run is over"
-      ) from None
+      raise _over() from None
     finally:
       with self._lock:
         self._busy = False
@@ -164,3 +159,7 @@ def _one_step(rows: types.Rows) -> episodes.Steps:
   timestep = rows.timestep
   leaves = (timestep.step_type, timestep.reward, timestep.discount)
   return episodes.Steps(*(x[:, None] for x in (*leaves, rows.episode_return)))
+
+
+def _over() -> wire.Refused:
+  return wire.Refused(wire.StatusCode.CANCELLED, "this run is over")

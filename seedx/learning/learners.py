@@ -14,30 +14,23 @@ from seedx.runtime import counters, process
 
 
 class Config(Protocol):
-  """What the config of such a pipeline has.
-
-  Attributes:
-    seed: random seed of the run.
-    agent: the agent that learns.
-    learner: the learner devices.
-    plan: the run's amounts of experience.
-  """
+  """What the config of such a pipeline has."""
 
   @property
   def seed(self) -> int:
-    """See above."""
+    """Random seed of the run."""
 
   @property
   def agent(self) -> base.Config:
-    """See above."""
+    """Config of the agent that learns."""
 
   @property
   def learner(self) -> learner.Config:
-    """See above."""
+    """Config of the learner devices."""
 
   @property
   def plan(self) -> plan_lib.Plan:
-    """See above."""
+    """The run's amounts of experience."""
 
 
 def of(

@@ -110,7 +110,7 @@ def applied(
   """The other half: applies gradients to a state, unless that is not finite.
 
   Args:
-    agent: made without a mesh axis.
+    agent: has the gradients' `apply`.
     state: the state now, maybe some updates after the gradients' own.
     gradients: of one batch, or a part of them, of this part of the state.
     share: see `base.AgentState.counted`.
@@ -202,8 +202,7 @@ class OnCore:
     )
     if "gradient_norm" in metrics:  # Of the mean, not the mean of norms.
       metrics["gradient_norm"] = optax.global_norm(mean.params)
-    after = self.agent.apply(state, mean).counted(weight / steps)
-    after, skipped = keep_finite(state, after)
+    after, skipped = applied(self.agent, state, mean, weight / steps)
     return Result(after, types.LossOutput(weight, metrics), skipped)
 
   def _steps(self, batch: types.Tree) -> jax.Array:

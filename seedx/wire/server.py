@@ -517,7 +517,9 @@ class _Stream:
           self._check_ended()
           return
     except Refused as refused:
-      self._abort(refused.code, refused.message)
+      # A session that was closed from another thread cannot know why.
+      why = self._ended or refused
+      self._abort(why.code, why.message)
     except Exception as error:
       if self._closed:  # By `stop` or because the client has gone.
         self._abort(grpc.StatusCode.CANCELLED, _STOPPING)
