@@ -10,7 +10,6 @@ hangs, or an environment's step.
 A program imports this module before all others, so it imports little.
 """
 
-import _thread
 import contextlib
 import math
 import os
@@ -58,7 +57,10 @@ class Ending:
     if self.exits:
       os._exit(self.status)
     self.raises = True
-    _thread.interrupt_main()
+    main = threading.main_thread().ident
+    assert main is not None
+    # A signal ends a wait of the main thread; `interrupt_main` would not.
+    signal.pthread_kill(main, signal.SIGINT)
 
 
 def status(number: int) -> int:
