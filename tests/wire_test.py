@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from unittest import mock
 
 import dm_env
 import grpc
@@ -24,6 +25,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from seedx import types, wire
+from seedx.wire import server as server_lib
 from tests import running
 
 Code = wire.StatusCode
@@ -857,3 +859,21 @@ def test_stopped_servers_leave_no_thread_behind():
     c.call("double", message(1), LAYOUT, LAYOUT)
     assert {t.name for t in set(threading.enumerate()) - before} >= {"wire"}
   running.wait_until(lambda: not set(threading.enumerate()) - before)
+
+
+def test_a_stream_that_is_ended_has_its_own_status_and_not_the_sessions():
+  """A session that is closed meanwhile cannot know why."""
+  code = wire.StatusCode
+  stream = server_lib._Stream(*[mock.MagicMock()] * 4)
+  aborted = []
+
+  def session(request):
+    stream._ended = wire.Refused(code.UNAVAILABLE, "silent")
+    raise wire.Refused(code.CANCELLED, "closed")
+
+  stream._open = lambda: session
+  stream._next = lambda requests: b"request"
+  stream._answer = lambda session, request: session(request)
+  stream._abort = lambda *why: aborted.append(why)
+  assert list(stream.serve(iter(()))) == []
+  assert aborted == [(code.UNAVAILABLE, "silent")]

@@ -118,7 +118,7 @@ class Batcher:
     with self._waits.timed(metrics.WAIT_ENVIRONMENTS):
       self._taken = self._requests.take(self._due)
     if self._requests.closed:
-      self.close()  # Whoever closed it may not have seen those just taken.
+      self.close()  # `close` may have come before these were taken.
       raise StopIteration
     return Batch(self._taken, self._sizes, self._replies)
 

@@ -17,7 +17,7 @@ from seedx.agents import acting_step, base
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """What to play.
+  """Config of what is played.
 
   Attributes:
     env: the environment.

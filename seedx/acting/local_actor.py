@@ -46,7 +46,7 @@ class WorkersConfig:
   def programs(
     self, agent: base.Agent, spec: types.EnvironmentSpec
   ) -> "Programs":
-    """What each worker acts with, for all of its environments."""
+    """Returns the functions with which each worker acts."""
     return Programs.of(agent, spec, self.unroll_length, self.envs_per_worker)
 
 
@@ -103,7 +103,7 @@ class Programs:
     unroll_length: int,
     num_envs: int,
   ) -> "Programs":
-    """Makes the functions for so many environments of an actor.
+    """Makes the functions of an actor with `num_envs` environments.
 
     Args:
       agent: the agent that acts.

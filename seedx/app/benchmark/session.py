@@ -29,7 +29,9 @@ def run(options: Options) -> int:
   """Measures, and prints a table; returns the exit status."""
   experiments = compare.experiments_of(options.experiments)
   for words in experiments:
-    work_sizes.config_of(words, options.env)  # Says what is wrong now.
+    work_sizes.config_of(
+      words, options.env
+    )  # A wrong option is refused before hours of measuring.
   if options.quick:
     seconds = min(options.seconds, _QUICK_SECONDS)
     options = dataclasses.replace(options, seconds=seconds, repetitions=1)
