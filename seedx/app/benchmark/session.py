@@ -29,9 +29,8 @@ def run(options: Options) -> int:
   """Measures, and prints a table; returns the exit status."""
   experiments = compare.experiments_of(options.experiments)
   for words in experiments:
-    work_sizes.config_of(
-      words, options.env
-    )  # A wrong option is refused before hours of measuring.
+    # A wrong option is refused before anything is measured.
+    work_sizes.config_of(words, options.env)
   if options.quick:
     seconds = min(options.seconds, _QUICK_SECONDS)
     options = dataclasses.replace(options, seconds=seconds, repetitions=1)
