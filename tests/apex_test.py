@@ -76,7 +76,7 @@ def test_actors_act_explore_and_see_priorities_by_the_parameters_they_say(ran):
   core_state = agent.initial_core_state(ENVS)
   step, priorities = jax.jit(agent.step), jax.jit(agent.priorities)
   for session in spy.sessions:
-    key = jax.random.key(session.first_seed)
+    key = running.key_of(session)
     for k, message in list(enumerate(spy.of(session)))[::6]:
       unroll, outputs = running.time_major(message.unroll), []
       for t in range(T + N_STEP):

@@ -36,7 +36,6 @@ from seedx.acting import (
   inference,
   inference_server,
   local_actor,
-  parameters,
   protocol,
   sessions,
   slots,
@@ -125,22 +124,19 @@ def bound(server):
   rows = [rows_of(ENVS, k) for k in (0, 1, 2)]
   methods = [Method(protocol.ACT, layouts[0], hello, rows)]
 
-  def connected():
-    acted, seeds = counters.Acted(), seeds_lib.Seeds(0)
-    return sessions.Sessions(np.zeros(256, np.float32), acted, seeds)
-
   fake = fakes.counting_agent()
   layout = unroll_store.Layout.of(fake, PERIOD, 4)
   programs = local_actor.Programs(fake, spec, layout)
   unrolls = unroll_server.UnrollServer(
     programs,
-    connected(),
-    ENVS,
+    slots.Config(256 // ENVS, ENVS),
+    counters.Acted(),
+    seeds_lib.Seeds(0),
+    CARTPOLE,
     newest=lambda: (jnp.float32(0), 7),
     sink=lambda share: True,
   )
   unrolls.bind(server)
-  parameters.Source(lambda: (jnp.float32(0), 7)).bind(server)
   inputs = protocol.experience_layout(programs.share(), ENVS)
   hello = {"num_envs": ENVS}
   message = zeros_of(inputs, ENVS)
@@ -150,8 +146,12 @@ def bound(server):
     Method(protocol.PARAMETERS, wire.NOTHING, {}, [()]),
   ]
 
+  exploration = np.zeros(256, np.float32)
+  connected = sessions.Sessions(
+    exploration, counters.Acted(), seeds_lib.Seeds(0), CARTPOLE
+  )
   reported = reports.Reports(
-    connected(),
+    connected,
     lambda: True,
     replay_lib.Config(),
     base.Needs(4),

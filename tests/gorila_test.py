@@ -126,7 +126,7 @@ def report_of(steps, **changes):
 def opened():
   acted = counters.Acted()
   connected = sessions.Sessions(
-    np.zeros(2, np.float32), acted, seeds_lib.Seeds(0)
+    np.zeros(2, np.float32), acted, seeds_lib.Seeds(0), envs.Config()
   )
   reported = reports.Reports(
     connected,

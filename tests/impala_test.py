@@ -144,7 +144,7 @@ def test_actors_have_places_and_seeds_of_their_own(ran):
       inputs.timestep.observation[:, 0], hand.recv().timestep.observation
     )
     hand.close()
-  assert run.unrolls._connected._slots.free == 3 * ENVS
+  assert run.unrolls.sessions._slots.free == 3 * ENVS
 
 
 def test_all_cores_have_the_same_parameters(ran):
@@ -166,7 +166,7 @@ def test_actors_act_by_the_parameters_that_they_say(ran):
   agent = run.config.agent.make(envs.spec(run.config.env))
   step, versions = jax.jit(agent.step), set()
   for session in spy.sessions:
-    key, last = jax.random.key(session.first_seed), 0
+    key, last = running.key_of(session), 0
     for k, message in enumerate(spy.of(session)[:12]):
       unroll = running.time_major(message.unroll)
       core_state = unroll.core_state

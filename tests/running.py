@@ -216,7 +216,7 @@ class Spy:
     unrolls, learner = own.unrolls, own.learner
     acting, version = learner.newest()
     self.published = {version: copied(acting)}
-    enter, count = unrolls._connected.open, unrolls._connected.count
+    enter, count = unrolls.sessions.open, unrolls.sessions.count
     add = unrolls._shares.add
     learn, publish = learner.learn, learner.publish
     counted = threading.local()
@@ -243,8 +243,8 @@ class Spy:
       self.published[learner.steps] = copied(learner.acting())
       publish(**options)
 
-    unrolls._connected.open = spy_open
-    unrolls._connected.count = spy_count
+    unrolls.sessions.open = spy_open
+    unrolls.sessions.count = spy_count
     unrolls._shares.add = spy_add
     learner.learn = spy_learn
     learner.publish = spy_publish
@@ -257,6 +257,11 @@ class Spy:
   def of(self, session):
     """The messages of an actor."""
     return [message for message in self.messages if message.session is session]
+
+
+def key_of(session):
+  """The key of an actor that computes actions by itself."""
+  return jax.random.fold_in(jax.random.key(0), session.first_seed)
 
 
 def copied(nest):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from seedx import metrics, types, wire
+from seedx import envs, metrics, types, wire
 from seedx.acting import episodes, local_actor, sessions
 from seedx.runtime import counters
 from seedx.runtime import seeds as seeds_lib
@@ -19,7 +19,8 @@ NO_WAITS = (0.0, 0.0)
 
 def make():
   acted = counters.Acted()
-  return sessions.Sessions(LADDER, acted, seeds_lib.Seeds(0)), acted
+  seeds = seeds_lib.Seeds(0)
+  return sessions.Sessions(LADDER, acted, seeds, envs.Config()), acted
 
 
 def steps_of(*texts, reward=1.0, claimed=None):

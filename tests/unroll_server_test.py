@@ -16,9 +16,7 @@ from hypothesis import strategies as st
 from seedx import envs, metrics, types, wire
 from seedx.acting import (
   local_actor,
-  parameters,
   protocol,
-  sessions,
   slots,
   unroll_actor,
   unroll_server,
@@ -128,19 +126,16 @@ class Serving:
     self.in_sink = 0
     self.open.set()
     self.server = wire.Server(f"unix:{folder}/learner", 4)
-    self.actors = sessions.Sessions(
-      self.agent.exploration(ACTORS.num_envs), self.counts, seeds_lib.Seeds(0)
-    )
     self.unrolls = unroll_server.UnrollServer(
       self.programs(num_slots=SHARE),
-      self.actors,
-      max_rows=ACTORS.envs_per_actor,
+      ACTORS,
+      self.counts,
+      seeds_lib.Seeds(0),
+      CARTPOLE,
       newest=lambda: self.newest,
       sink=self._sink,
     )
     self.unrolls.bind(self.server)
-    self.source = parameters.Source(lambda: self.newest)
-    self.source.bind(self.server)
 
   def _sink(self, share):
     self.in_sink += 1
@@ -162,7 +157,7 @@ class Serving:
   @property
   def free(self):
     """Slots that no actor holds."""
-    return self.actors._slots.free
+    return self.unrolls.sessions._slots.free
 
   def programs(self, agent=None, period=PERIOD, num_slots=3):
     """Of an actor, perhaps with another agent."""
@@ -228,7 +223,7 @@ def test_what_actors_send_becomes_shares_and_is_counted(serving):
   returns = [-200 * number - 3 for number in range(8)]
   assert serving.counts.returns.mean() == np.mean(returns)
   # The newest of each actor.
-  assert serving.actors.measure() == {
+  assert serving.unrolls.measure() == {
     metrics.WAIT_ENVIRONMENTS: pytest.approx(0.125),
     metrics.WAIT_LEARNER: pytest.approx(0.2),
   }
@@ -259,13 +254,13 @@ def acting(monkeypatch):
 
 
 def test_an_actor_that_waits_for_slots_gathers_no_threads(serving, acting):
-  tries, open_session = [], serving.actors.open
+  tries, open_session = [], serving.unrolls.sessions.open
 
   def counted(hello):
     tries.append(hello)
     return open_session(hello)
 
-  serving.actors.open = counted
+  serving.unrolls.sessions.open = counted
   holders = [serving.actor(), serving.actor()]
   actor = acting(serving.work())
   # Two are the holders' own; each try used to leave a thread behind.
@@ -283,7 +278,7 @@ def test_actors_fetch_parameters_at_an_interval(
 ):
   """A message has 9 env steps, and each makes newer parameters."""
   fetched, sent = [], 0
-  take, versioned = serving.unrolls.take, serving.source._versioned
+  take, versioned = serving.unrolls.take, serving.unrolls._parameters._versioned
 
   def counted_take(experience):
     nonlocal sent

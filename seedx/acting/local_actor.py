@@ -186,7 +186,7 @@ class LocalActor:
         environments.
       env: the environment.
       seed: environment k has the seed `seed + k`.
-      rng_key: for this actor only.
+      rng_key: any; what the actor samples depends on its seed as well.
       device: the device that acts.
       waits: measures the wait for environments.
       exploration: `[N]`, see `types.Inputs`; None for `Agent.exploration`.
@@ -205,7 +205,8 @@ class LocalActor:
     self._waits = waits
     self._slot = np.arange(num_envs, dtype=np.int32)
     self._count = np.zeros(num_envs, np.int32)
-    self._rng_key = jax.device_put(rng_key, device)
+    own_key = jax.random.fold_in(rng_key, seed)
+    self._rng_key = jax.device_put(own_key, device)
     store = programs.empty()
     if exploration is not None:
       store = store._replace(exploration=exploration)

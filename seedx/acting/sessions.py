@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from seedx import metrics, wire
+from seedx import envs, metrics, wire
 from seedx.acting import episodes
 from seedx.acting import slots as slots_lib
 from seedx.runtime import counters
@@ -55,20 +55,20 @@ class Sessions:
     exploration: np.ndarray,
     acted: counters.Acted,
     seeds: seeds_lib.Seeds,
-    returns_are_sums: bool = True,
+    env: envs.Config,
   ) -> None:
-    """Nobody is connected yet.
+    """Starts without actors.
 
     Args:
       exploration: `[slots]`, epsilon of each slot, see `base.Agent`.
       acted: counts the steps of all actors.
       seeds: of the actors' environments.
-      returns_are_sums: see `envs.returns_are_sums`.
+      env: the environment.
     """
     self._acted = acted
     self._exploration = exploration
     self._reported = counters.explores_least(exploration)
-    self._returns_are_sums = returns_are_sums
+    self._returns_are_sums = envs.returns_are_sums(env)
     self._slots = slots_lib.Slots(len(exploration))
     self._seeds = seeds
     self._lock = threading.Lock()

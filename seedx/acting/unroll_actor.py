@@ -96,7 +96,7 @@ def _act(
       programs,
       work.env,
       seed=first_seed,
-      rng_key=jax.random.key(first_seed),
+      rng_key=jax.random.key(0),
       device=fetched.device,
       waits=waits,
       exploration=protocol.exploration(exchange.welcome, num_envs),

@@ -1,4 +1,7 @@
-"""The learner's server of actors that send unrolls."""
+"""The learner's server of actors with a copy of the parameters.
+
+It sends them the newest parameters, and receives their unrolls.
+"""
 
 import functools
 import threading
@@ -9,8 +12,17 @@ import jax
 import numpy as np
 import tree
 
-from seedx import trees, types, wire
-from seedx.acting import episodes, local_actor, protocol, sessions
+from seedx import envs, trees, types, wire
+from seedx.acting import (
+  episodes,
+  local_actor,
+  parameters,
+  protocol,
+  sessions,
+  slots,
+)
+from seedx.runtime import counters
+from seedx.runtime import seeds as seeds_lib
 
 _MOST_PRIORITY = float(np.finfo(np.float32).max)
 # Takes `[L, S, ...]` unrolls with priorities; False once the run has stopped.
@@ -18,13 +30,19 @@ Sink = Callable[[types.Share], bool]
 
 
 class UnrollServer:
-  """Receives unrolls from actors."""
+  """Opens a session for each actor, and takes its unrolls.
+
+  Attributes:
+    sessions: of the connected actors.
+  """
 
   def __init__(
     self,
     programs: local_actor.Programs,
-    connected: sessions.Sessions,
-    max_rows: int,
+    actors: slots.Config,
+    acted: counters.Acted,
+    seeds: seeds_lib.Seeds,
+    env: envs.Config,
     newest: Callable[[], tuple[types.Tree, int]],
     sink: Sink,
   ) -> None:
@@ -32,16 +50,20 @@ class UnrollServer:
 
     Args:
       programs: the actors', of as many environments as a share has unrolls.
-      connected: the actors.
-      max_rows: environments of the largest actor.
+      actors: how many actors and environments.
+      acted: counts the steps of all actors.
+      seeds: of the actors' environments.
+      env: the environment.
       newest: returns the newest acting parameters and their version, which is
         the reply to a message.
       sink: takes shares; it blocks while the learner's queue is full, and so
         makes actors wait.
     """
     self._programs = programs
-    self._connected = connected
-    self._max_rows = max_rows
+    exploration = programs.agent.exploration(actors.num_envs)
+    self.sessions = sessions.Sessions(exploration, acted, seeds, env)
+    self._parameters = parameters.Source(newest)
+    self._max_rows = actors.envs_per_actor
     self._newest = newest
     self._sink = sink
     # Held while the sink blocks.
@@ -49,13 +71,18 @@ class UnrollServer:
     self._shares = _Shares(programs.layout.num_slots)
 
   def bind(self, server: wire.Server) -> None:
-    """Binds the stream that actors open."""
+    """Binds what actors call: for parameters, and with unrolls."""
+    self._parameters.bind(server)
     server.bind_stream(
       protocol.EXPERIENCE,
       self._open,
       inputs=protocol.experience_layout(self._programs.share(), self._max_rows),
       outputs=protocol.VERSION,
     )
+
+  def measure(self) -> dict[str, float]:
+    """See `sessions.Sessions.measure`."""
+    return self.sessions.measure()
 
   def example(self) -> types.Share:
     """A share of zeros, to compile for."""
@@ -104,10 +131,8 @@ class UnrollServer:
     return np.int32(self._newest()[1])
 
   def _open(self, hello: Mapping[str, Any]) -> "_Session":
-    session = self._connected.open(hello)
-    return _Session(
-      self, self._connected, session, self._programs.layout.period
-    )
+    session = self.sessions.open(hello)
+    return _Session(self, session, self._programs.layout.period)
 
 
 class _Session:
@@ -120,13 +145,11 @@ class _Session:
   def __init__(
     self,
     server: UnrollServer,
-    connected: sessions.Sessions,
     session: sessions.Session,
     period: int,
   ) -> None:
     self.welcome = session.welcome
     self._server = server
-    self._connected = connected
     self._session = session
     self._period = period
     # `[S, L - period]`, with which the next unrolls begin.
@@ -152,7 +175,7 @@ class _Session:
     self._server.check(inputs, session.exploration)
     new = slice(self._new_from(step_type), None)
     count = step_type[:, new].shape[1]
-    self._connected.count(
+    self._server.sessions.count(
       session,
       episodes.Steps(
         step_type[:, new],
@@ -182,7 +205,7 @@ class _Session:
 
   def close(self) -> None:
     """Frees the actor's slots."""
-    self._connected.close(self._session)
+    self._server.sessions.close(self._session)
 
 
 class _Shares:

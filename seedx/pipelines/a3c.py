@@ -89,7 +89,6 @@ class Config(process.Config):
       },
       policy=lambda saved: team.acting(saved["agent"]),
       measures=[team.acted, team.learned, team.waits, team.restarts],
-      done=team.is_done,
       threads={
         f"worker-{i}": functools.partial(team.work, i)
         for i in range(self.workers.num_workers)
@@ -116,7 +115,7 @@ class _Team:
     state = jax.jit(agent.init)(init_key)
     self.shared = shared.Shared(agent, state, device)
     self.learned = self.shared.learned
-    self.acted = counters.Acted(spec.frames_per_step)
+    self.acted = counters.Acted(spec.frames_per_step, config.total_steps)
     self.seeds = seeds_lib.Seeds(config.seed)
     self.restarts = envs.Restarts(config.env_restarts, self.seeds.take)
     self.acting = jax.jit(agent.acting)
@@ -133,10 +132,6 @@ class _Team:
     # end.
     self.compiled = threading.Event()
 
-  def is_done(self) -> bool:
-    """Whether the run has made all of its env steps."""
-    return self.acted.env_steps >= self._config.total_steps
-
   def work(self, worker: int) -> None:
     """Runs one worker until the run ends."""
     if worker:
@@ -149,7 +144,7 @@ class _Team:
     try:
       state, version = self.shared.newest()
       acting = self.acting(state)
-      while not self._stop.is_set() and not self.is_done():
+      while not self._stop.is_set() and not self.acted.is_done:
         with self.waits.timed(metrics.WAIT_EXPERIENCE):
           rows, unroll = actor.observe(acting, version)
           played.add(rows)
@@ -168,12 +163,11 @@ class _Team:
     self, worker: int, rng_key: jax.Array
   ) -> local_actor.LocalActor:
     self.acted.start()
-    first_seed = self.seeds.take(self._config.workers.envs_per_worker)
     return local_actor.LocalActor(
       self._programs,
       self._config.env,
-      seed=first_seed,
-      rng_key=jax.random.fold_in(rng_key, first_seed),
+      seed=self.seeds.take(self._config.workers.envs_per_worker),
+      rng_key=rng_key,
       device=self._device,
       waits=self.waits,
       exploration=self._exploration[worker],

@@ -16,14 +16,7 @@ https://arxiv.org/abs/1802.01561, figure 1.
 import dataclasses
 
 from seedx import envs, launch, types
-from seedx.acting import (
-  local_actor,
-  parameters,
-  sessions,
-  slots,
-  unroll_actor,
-  unroll_server,
-)
+from seedx.acting import local_actor, slots, unroll_actor, unroll_server
 from seedx.agents import base
 from seedx.learning import learner as learner_lib
 from seedx.learning import learners
@@ -86,32 +79,26 @@ class Config(process.ServerConfig):
     acted = context.acted(spec, self.total_steps)
     seeds = context.seeds(self.seed)
     learning = learners.of(self, spec, context, acted)
-    connected = sessions.Sessions(
-      learning.agent.exploration(self.actors.num_envs),
-      acted,
-      seeds,
-      envs.returns_are_sums(self.env),
-    )
     own = self.learner
     unrolls = unroll_server.UnrollServer(
       local_actor.Programs.of(
         learning.agent, spec, own.unroll_length, own.share_size
       ),
-      connected,
-      max_rows=self.actors.envs_per_actor,
+      self.actors,
+      acted,
+      seeds,
+      self.env,
       newest=learning.newest,
       sink=learning.inbox.put,
     )
     server = self.make_server(self.actors.num_actors)
     unrolls.bind(server)
-    parameters.Source(learning.newest).bind(server)
     return process.Process(
       acted=acted,
       parts={"agent": learning, "acted": acted, "seeds": seeds},
       replay=learning.replay,
       policy=learning.policy,
-      measures=[acted, learning, connected, server],
-      done=lambda: acted.env_steps >= self.total_steps,
+      measures=[acted, learning, unrolls, server],
       threads={"learner": lambda: learning.run(unrolls.example)},
       server=server,
       stopping=learning.inbox.close,

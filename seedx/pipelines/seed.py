@@ -99,7 +99,6 @@ class Config(process.ServerConfig):
       replay=learning.replay,
       policy=learning.policy,
       measures=[acted, learning, acting, server],
-      done=lambda: acted.env_steps >= self.total_steps,
       threads={
         "learner": lambda: learning.run(acting.example),
         **acting.threads,

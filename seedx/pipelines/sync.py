@@ -18,7 +18,6 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 
-import jax
 import numpy as np
 
 from seedx import envs, metrics, types
@@ -100,21 +99,18 @@ class Config(process.Config):
     acting_key = context.keys(self.seed).acting
 
     def start() -> local_actor.LocalActor:
-      first_seed = seeds.take(num_envs)
       return local_actor.LocalActor(
         programs,
         self.env,
-        seed=first_seed,
-        rng_key=jax.random.fold_in(acting_key, first_seed),
+        seed=seeds.take(num_envs),
+        rng_key=acting_key,
         device=learning.cores[0],
         waits=waits,
         num_threads=self.env_threads,
         restarts=restarts,
       )
 
-    steps = functools.partial(
-      _steps, start, programs, learning, acted, waits, self.total_steps
-    )
+    steps = functools.partial(_steps, start, programs, learning, acted, waits)
     return process.Process(
       acted=acted,
       parts={"agent": learning, "acted": acted, "seeds": seeds},
@@ -132,14 +128,13 @@ def _steps(
   learning: learner_lib.Learner,
   acted: counters.Acted,
   waits: metrics.Waits,
-  total_steps: int,
 ) -> Iterator[None]:
   """Trains, and yields after each step of all environments."""
   exploration = learning.agent.exploration(programs.layout.num_slots)
   played = counters.Played(acted, counters.explores_least(exploration))
   with contextlib.closing(start()) as actor:
     acting, version = learning.newest()
-    while acted.env_steps < total_steps:
+    while not acted.is_done:
       with waits.timed(metrics.WAIT_EXPERIENCE):
         rows, unroll = actor.observe(acting, np.int32(version))
         played.add(rows)

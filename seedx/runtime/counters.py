@@ -21,12 +21,16 @@ class Acted:
     lengths: env steps of whole games.
   """
 
-  def __init__(self, frames_per_step: int = 1) -> None:
-    """Everything is 0 and the clock has not started.
+  def __init__(
+    self, frames_per_step: int = 1, total_steps: float = math.inf
+  ) -> None:
+    """Starts at 0, and the clock with the first experience.
 
     Args:
       frames_per_step: emulator frames in an env step.
+      total_steps: env steps after which the run is done.
     """
+    self._total_steps = total_steps
     self.returns: metrics.Latest | metrics.MeanOfSeeds = metrics.Latest()
     self.lengths = metrics.Latest()
     self._rounds = _Rounds()
@@ -81,6 +85,11 @@ class Acted:
   def env_steps(self) -> int:
     """Agent decisions carried out; resets are none."""
     return self._env_steps
+
+  @property
+  def is_done(self) -> bool:
+    """Whether the run has all of its env steps."""
+    return self._env_steps >= self._total_steps
 
   @property
   def are_of_all(self) -> bool:

@@ -183,7 +183,7 @@ class Hosts:
       total_steps: env steps after which all stop.
     """
     if self.count == 1:
-      return counters.Acted(frames_per_step)
+      return counters.Acted(frames_per_step, total_steps)
     self._acted = _Acted(frames_per_step, total_steps)
     return self._acted
 
@@ -236,8 +236,7 @@ class _Acted(counters.Acted):
   """Counts what all hosts have said, not what only this one knows."""
 
   def __init__(self, frames_per_step: int, total_steps: int) -> None:
-    super().__init__(frames_per_step)
-    self._total_steps = total_steps
+    super().__init__(frames_per_step, total_steps)
     self._unsaid_lock = threading.Lock()
     self._counts, self._totals = _Counts(), np.zeros(2)
     self._hosts_waiting = 0
@@ -251,11 +250,6 @@ class _Acted(counters.Acted):
   def are_of_own(self) -> bool:
     """As `are_of_all`, of this host."""
     return super().are_of_all
-
-  @property
-  def is_done(self) -> bool:
-    """Whether there were as many env steps as the run is to have."""
-    return self.env_steps >= self._total_steps
 
   def add(
     self, env_steps: int, returns: np.ndarray, lengths: np.ndarray

@@ -205,7 +205,8 @@ class Process:
       it by itself, because it may be too large.
     policy: maps saved parts to acting parameters, see `base.Agent.acting`.
     measures: what has a part in a line of metrics, in order.
-    done: whether the run has reached its end; unused where there are `steps`.
+    done: whether the run has reached its end; None for `acted.is_done`. Unused
+      where there are `steps`.
     threads: functions that run on threads of their own, by name.
     steps: an iterator of the main thread's work, which ends with the run; if
       None, the main thread waits for the others.
@@ -223,7 +224,7 @@ class Process:
   policy: Callable[[types.Tree], types.Tree]
   measures: Sequence[Measured]
   replay: Replay | None = None
-  done: Callable[[], bool] = lambda: False
+  done: Callable[[], bool] | None = None
   threads: Mapping[str, Callable[[], None]] = dataclasses.field(
     default_factory=dict
   )

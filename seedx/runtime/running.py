@@ -154,6 +154,7 @@ def _looks(
   process: process_lib.Process, context: process_lib.Context, log_seconds: float
 ) -> Iterator[None]:
   """Yields now and then until the others have done the work."""
-  while not process.done():
+  done = process.done or (lambda: process.acted.is_done)
+  while not done():
     context.over.wait(min(log_seconds, _LOOK_SECONDS))
     yield

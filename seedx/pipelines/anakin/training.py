@@ -80,7 +80,7 @@ class Config(process.Config):
     def steps() -> Iterator[None]:
       """Trains, and yields after each call of the program."""
       acted.start()
-      while acted.env_steps < self.total_steps:
+      while not acted.is_done:
         training.call()
         yield
 
@@ -107,7 +107,7 @@ class Training:
       *(config.env, config.agent, config.num_envs, config.learner, config.plan)
     )
     num_seeds = config.num_seeds
-    self.acted = counters.Acted()
+    self.acted = counters.Acted(total_steps=config.total_steps)
     self._returns = {
       config.seed + k: metrics.Latest() for k in range(num_seeds)
     }

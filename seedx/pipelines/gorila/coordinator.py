@@ -124,7 +124,7 @@ class Config(process.ServerConfig):
     agent = self.plan.agent(self.agent, spec)
     shapes = worker.Shapes.of(agent, spec, self.plan, self.workers)
     _check(agent, self, shapes.replay_bytes)
-    acted = counters.Acted(spec.frames_per_step)
+    acted = counters.Acted(spec.frames_per_step, self.total_steps)
     seeds = seeds_lib.Seeds(self.seed)
     addresses = launch.Addresses(
       self.num_servers, self.server_addresses, self.security
@@ -139,7 +139,7 @@ class Config(process.ServerConfig):
 
     def done() -> bool:
       learned.check()
-      return shards.are_ready() and acted.env_steps >= self.total_steps
+      return shards.are_ready() and acted.is_done
 
     return process.Process(
       acted=acted,
@@ -168,8 +168,7 @@ def _reports(
 ) -> reports.Reports:
   """Makes the counts of what workers report."""
   exploration = agent.exploration(config.workers.num_envs)
-  are_sums = envs.returns_are_sums(config.env)
-  connected = sessions.Sessions(exploration, acted, seeds, are_sums)
+  connected = sessions.Sessions(exploration, acted, seeds, config.env)
   return reports.Reports(
     connected, shards.are_ready, config.replay, agent.needs
   )
