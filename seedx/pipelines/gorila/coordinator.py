@@ -18,8 +18,7 @@ from seedx.pipelines.gorila import (
   worker,
 )
 from seedx.pipelines.gorila import work as work_lib
-from seedx.runtime import counters, process
-from seedx.runtime import seeds as seeds_lib
+from seedx.runtime import process
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -124,15 +123,19 @@ class Config(process.ServerConfig):
     agent = self.plan.agent(self.agent, spec)
     shapes = worker.Shapes.of(agent, spec, self.plan, self.workers)
     _check(agent, self, shapes.replay_bytes)
-    acted = counters.Acted(spec.frames_per_step, self.total_steps)
-    seeds = seeds_lib.Seeds(self.seed)
+    acted = context.acted(spec, self.total_steps)
+    seeds = context.seeds(self.seed)
     addresses = launch.Addresses(
       self.num_servers, self.server_addresses, self.security
     )
     shards = saved_shards.SavedShards(
       agent, addresses, context.stop, self.security
     )
-    reported = _reports(self, agent, acted, seeds, shards)
+    exploration = agent.exploration(self.workers.num_envs)
+    connected = sessions.Sessions(exploration, acted, seeds, self.env)
+    reported = reports.Reports(
+      connected, shards.are_ready, self.replay, agent.needs
+    )
     server = self.make_server(self.workers.num_workers)
     reported.bind(server, shapes.report, addresses)
     learned = reported.learned
@@ -157,21 +160,6 @@ class Config(process.ServerConfig):
       addresses={"server": addresses},
       ending=shards.fetch_last,
     )
-
-
-def _reports(
-  config: Config,
-  agent: base.Agent,
-  acted: counters.Acted,
-  seeds: seeds_lib.Seeds,
-  shards: saved_shards.SavedShards,
-) -> reports.Reports:
-  """Makes the counts of what workers report."""
-  exploration = agent.exploration(config.workers.num_envs)
-  connected = sessions.Sessions(exploration, acted, seeds, config.env)
-  return reports.Reports(
-    connected, shards.are_ready, config.replay, agent.needs
-  )
 
 
 def _check(agent: base.Agent, config: Config, replay_bytes: int) -> None:
