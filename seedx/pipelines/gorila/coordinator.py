@@ -138,22 +138,21 @@ class Config(process.ServerConfig):
     )
     server = self.make_server(self.workers.num_workers)
     reported.bind(server, shapes.report, addresses)
-    learned = reported.learned
 
     def done() -> bool:
-      learned.check()
+      reported.learned.check()
       return shards.are_ready() and acted.is_done
 
     return process.Process(
       acted=acted,
       parts={
         "agent": shards,
-        "learned": learned,
+        "learned": reported.learned,
         "acted": acted,
         "seeds": seeds,
       },
       policy=lambda saved: shards.acting(saved["agent"]),
-      measures=[acted, learned, reported],
+      measures=[acted, reported.learned, reported],
       done=done,
       threads={"restore": shards.give_restored},
       server=server,
