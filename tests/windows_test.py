@@ -1,4 +1,4 @@
-"""Windows without Q-values."""
+"""Windows without Q-values, and target parameters that follow the others."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ import pytest
 from dm_env import specs
 
 from seedx import networks, types
-from seedx.agents import a2c, model, windows
+from seedx.agents import a2c, base, model, windows
 from tests import conftest
 
 SPEC = types.EnvironmentSpec(
@@ -86,3 +86,33 @@ def test_only_returns_of_n_steps_are_learned_from():
     rtol=1e-5,
   )
   np.testing.assert_array_equal(own.priorities(error), size.T)
+
+
+def test_targets_move_their_rate_of_the_way_every_period():
+  config = windows.Config(target_period=2, target_rate=0.25)
+  follow = jax.jit(lambda state: windows.follow(config, state))
+  rng = np.random.default_rng(0)
+  params, target = rng.normal(size=(2, 3)).astype(np.float32)
+  for updates in range(1, 6):
+    params = params + rng.normal(size=3).astype(np.float32)
+    state = base.AgentState(
+      params={"w": params},
+      optimizer_state=(),
+      hyperparameters={},
+      updates=jnp.int32(updates),
+      target_params={"w": target},
+    )
+    found = np.asarray(follow(state).target_params["w"])
+    if updates % 2:
+      np.testing.assert_array_equal(found, target)
+    else:
+      expected = target + 0.25 * (params - target)
+      np.testing.assert_allclose(found, expected, rtol=1e-5)
+      assert np.abs(found - target).max() > 0.05
+    target = found
+
+
+@pytest.mark.parametrize("rate", [0.0, -0.1, 1.1, float("nan")])
+def test_a_rate_that_is_no_share_is_refused(rate):
+  with pytest.raises(types.ConfigError, match="expected target_rate from"):
+    windows.Config(target_rate=rate)

@@ -28,12 +28,16 @@ class Config(model_lib.Config):
   Attributes:
     n_step: n of n-step returns.
     target_period: updates between two updates of the target network.
+    target_rate: tau, the share of the way to the learned parameters that an
+      update of the target network goes; 1 copies them. For Polyak averages, 1
+      is the `target_period` and 0.005, for example, the rate.
     replayed: learn from a replay; else from each unroll once, with shorter
       returns at its last `n_step - 1` steps.
   """
 
   n_step: int = 3
   target_period: int = 100
+  target_rate: float = 1.0
   replayed: bool = True
 
   def __post_init__(self) -> None:
@@ -43,6 +47,7 @@ class Config(model_lib.Config):
       self,
       n_step=(1, 2**16),
       target_period=(1, 2**31 - 1),
+      target_rate=(1e-9, 1.0),
     )
 
   @property
@@ -226,9 +231,21 @@ class Windows:
 
 
 def follow(config: Config, state: base.AgentState) -> base.AgentState:
-  """Copies the parameters to the target's every `target_period` updates."""
+  """Updates the target parameters; called after each update.
+
+      target = target + target_rate (params - target)
+
+  every `target_period` updates. Lillicrap et al. 2016,
+  https://arxiv.org/abs/1509.02971, section 3; with a rate of 1, Mnih et al.
+  2015, https://doi.org/10.1038/nature14236.
+  """
+  params = state.params
+  if config.target_rate < 1:
+    params = optax.incremental_update(
+      params, state.target_params, config.target_rate
+    )
   target_params = optax.periodic_update(
-    state.params, state.target_params, state.updates, config.target_period
+    params, state.target_params, state.updates, config.target_period
   )
   return dataclasses.replace(state, target_params=target_params)
 
