@@ -17,13 +17,13 @@ SPEC = types.EnvironmentSpec(
   specs.Array((4,), np.float32),
   specs.BoundedArray((2,), np.float32, -1.0, 1.0),
 )
-CONFIG = windows.Config(hidden_sizes=(8,), reward_scale=1.0)
+CONFIG = windows.Config(hidden_sizes=(), reward_scale=1.0)
 GAMMA = 0.5
 ENDS = np.linspace(0, 0.6, 30)
 
 
 def unroll_of(length):
-  agent = a2c.Config(hidden_sizes=(8,)).make(SPEC)
+  agent = a2c.Config(hidden_sizes=()).make(SPEC)
   return conftest.random_unroll(agent, SPEC, length, ends=ENDS, seed=3)
 
 

@@ -26,7 +26,8 @@ class Config(windows_lib.Config):
   Attributes:
     double: double Q-learning: the online network chooses the action, and the
       target network evaluates it.
-    dueling: dueling network: separate value and advantage streams.
+    dueling: dueling network: separate value and advantage streams, each with
+      a hidden layer as large as the last of `hidden_sizes`, or with none.
     epsilon_end: final epsilon, the probability of a random action.
     epsilon_steps: env steps over which epsilon decays linearly from 1.
     epsilon_ladder: each environment has its own final epsilon, from 0.4 down to
@@ -45,6 +46,11 @@ class Config(windows_lib.Config):
     types.check_ranges(
       self, epsilon_end=(0.0, 1.0), epsilon_steps=(0, types.MOST)
     )
+
+  @property
+  def stream_size(self) -> int:
+    """Units of a hidden layer of the dueling network; 0 for no layer."""
+    return self.hidden_sizes[-1] if self.hidden_sizes else 0
 
 
 class Acting(NamedTuple):
@@ -244,7 +250,7 @@ def _model(
   head = head or networks.QHead(
     int(spec.action.num_values),
     config.dueling,
-    config.hidden_sizes[-1],
+    config.stream_size,
     jnp.dtype(config.compute_dtype),
   )
   return model_lib.Model.make(spec, config, head, config.windows.lstm_size)
