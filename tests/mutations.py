@@ -53,7 +53,7 @@ rainbow-atoms-undiscounted losses/categorical.py losses/every_loss
 normalizer-without-variance-between agents/normalizer.py normalizer
 - + rate * within + between
 + + rate * within
-burn-in-gradient agents/value_based.py r2d2
+burn-in-gradient agents/windows.py r2d2
 - core_state = jax.lax.stop_gradient(
 + core_state = (
 importance-weights-unused agents/value_based.py dqn

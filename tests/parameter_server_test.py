@@ -329,11 +329,12 @@ def test_a_shard_that_died_gets_back_what_a_worker_knows(tmp_path):
 
 
 @functools.cache
-def scheduled():
+def scheduled(target_rate=1.0):
   """An agent whose learning rate falls to 0 in 10 updates."""
   config = dqn.Config(
     hidden_sizes=(4,),
     target_period=2,
+    target_rate=target_rate,
     learning_rate_end=0.0,
     max_gradient_norm=1e6,
   )
@@ -345,8 +346,9 @@ def flat_of(params):
   return np.concatenate([np.ravel(x) for x in jax.tree.leaves(params)])
 
 
-def test_shards_together_update_as_the_whole_agent_does():
-  agent, num_shards = scheduled(), 2
+@pytest.mark.parametrize("target_rate", [1.0, 0.1])
+def test_shards_together_update_as_the_whole_agent_does(target_rate):
+  agent, num_shards = scheduled(target_rate), 2
   whole = jax.jit(agent.init)(jax.random.key(0))
   flat = flat_of(whole.params)
 

@@ -25,7 +25,8 @@ class Config(optimizers.Config):
       clipping.
     normalize_observations: normalize vectors of floats to mean 0 and variance
       1.
-    hidden_sizes: units of the MLP's layers.
+    hidden_sizes: units of the MLP's layers; none (`--hidden-sizes ,`) for a
+      head that is linear in the observation.
     image_torso: network for images, "nature" (DQN's CNN; two convolutions for
       images of less than 36 pixels a side), "impala" (ResNet), or "minatar"
       (one convolution, for grids of symbols).
@@ -55,8 +56,6 @@ class Config(optimizers.Config):
       reward_clip=(0.0, types.MOST),
       stack_frames=(1, 64),
     )
-    if not self.hidden_sizes:
-      raise types.ConfigError("expected hidden_sizes of at least 1, found none")
     for size in self.hidden_sizes:
       types.check_range("hidden_sizes", size, 1, 2**20)
     types.check_choices(

@@ -1,7 +1,7 @@
-"""Optimizers; the learning rate is in the agent's state."""
+"""Optimizers; learning rates are in the agent's state."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal, Self
 
 import jax
@@ -25,7 +25,8 @@ class Config:
     adam_epsilon: Adam's epsilon, added to the denominator.
     rms_decay: RMSProp's decay of the mean squared gradient.
     rms_epsilon: RMSProp's epsilon, added inside the square root.
-    max_gradient_norm: global gradient norm above which gradients are clipped.
+    max_gradient_norm: global gradient norm above which gradients are clipped;
+      an agent whose networks have rates of their own clips each by itself.
     transformation: makes an Optax optimizer that takes the place of all the
       above, learning rate and clipping included, such as
       `functools.partial(optax.lion, 1e-4)`. A function, since other processes
@@ -64,19 +65,21 @@ class Config:
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-  """An optimizer whose learning rate is one of the state's hyper-parameters.
+  """An optimizer whose learning rates are in the state's hyper-parameters.
 
   Attributes:
     direction: Optax's, all but the factor -learning_rate; or the user's own.
-    schedule: of the learning rate: maps `AgentState.clock`, in optimizer steps,
-      to a factor; None for an optimizer of the user's own, which has its
-      learning rate in it.
+    schedule: schedule of the learning rates: maps `AgentState.clock`, in
+      optimizer steps, to a factor; None for an optimizer of the user's own,
+      which has its learning rate in it.
     steps_per_update: optimizer steps in an update.
+    rates: see `make`.
   """
 
   direction: optax.GradientTransformation
   schedule: optax.Schedule | None
   steps_per_update: int = 1
+  rates: Mapping[str, str] | None = None
 
   @classmethod
   def make(
@@ -84,17 +87,31 @@ class Optimizer:
     config: Config,
     horizon: base.Horizon | None,
     steps_per_update: int = 1,
+    rates: Mapping[str, str] | None = None,
   ) -> Self:
     """Makes an optimizer.
+
+    With `rates`, each group of parameters is clipped by its own norm, and has
+    its own learning rate. The schedule is the same for all, and so is what is
+    in the optimizer's state. An agent with actor and critic, for example:
+
+        params = {"actor": actor_params, "critic": critic_params}
+        hyperparameters = base.hyperparameters(
+          config, ["learning_rate", "critic_learning_rate"]
+        )
+        rates = {"actor": "learning_rate", "critic": "critic_learning_rate"}
 
     Args:
       config: the hyper-parameters.
       horizon: the run over which the learning rate decays; None keeps it
         constant.
       steps_per_update: optimizer steps in an update.
+      rates: the hyper-parameter that is the learning rate of a group, by the
+        group's key in `params`; None for one group of all parameters, with
+        `learning_rate`.
     """
     if config.transformation is not None:
-      return cls(config.transformation(), None, steps_per_update)
+      return cls(config.transformation(), None, steps_per_update, rates)
     schedule: optax.Schedule = optax.constant_schedule(np.float32(1.0))
     if horizon is not None:
       # A float: JAX's integers end at 2^31.
@@ -104,20 +121,23 @@ class Optimizer:
       "adam": optax.scale_by_adam(eps=config.adam_epsilon),
       "rmsprop": optax.scale_by_rms(config.rms_decay, config.rms_epsilon),
     }
-    direction = optax.chain(
-      optax.clip_by_global_norm(config.max_gradient_norm),
-      scale[config.optimizer],
-      _scale_by(schedule),
-    )
-    return cls(direction, schedule, steps_per_update)
+    clip = optax.clip_by_global_norm(config.max_gradient_norm)
+    if rates is not None:
+      clip = optax.partition(dict.fromkeys(rates, clip), {k: k for k in rates})
+    direction = optax.chain(clip, scale[config.optimizer], _scale_by(schedule))
+    return cls(direction, schedule, steps_per_update, rates)
 
   def start(self, params: types.Tree, updates: int | jax.Array) -> types.Tree:
     """Its state after so many updates, which it has not seen.
 
     That of the user's own optimizer is its initial one.
+
+    Raises:
+      types.ConfigError: the parameters are not those of the groups.
     """
     if self.schedule is None:
       return self.direction.init(params)
+    self._check_groups(params)
     *scales, schedule = self.direction.init(params)
     steps = jnp.int32(updates * self.steps_per_update)
     return (*scales, schedule._replace(count=steps))
@@ -125,7 +145,7 @@ class Optimizer:
   def descend(
     self, state: base.AgentState, gradients: types.Tree
   ) -> base.AgentState:
-    """Takes one optimizer step with the state's learning rate."""
+    """Takes one optimizer step with the state's learning rates."""
     others = {}
     if self.schedule is not None:
       others["resets"] = state.resets * self.steps_per_update
@@ -133,8 +153,7 @@ class Optimizer:
       gradients, state.optimizer_state, state.params, **others
     )
     if self.schedule is not None:
-      rate = state.hyperparameters["learning_rate"]
-      updates = jax.tree.map(lambda update: -rate * update, updates)
+      updates = jax.tree.map(_scaled, self._rates(state), updates)
     return dataclasses.replace(
       state,
       params=optax.apply_updates(state.params, updates),
@@ -146,17 +165,40 @@ class Optimizer:
   ) -> dict[str, jax.Array]:
     """The learning rate of the next update, and the norm before clipping.
 
-    The user's own optimizer does not say its learning rate.
+    With groups, these of each, such as `gradient_norm_critic`. The learning
+    rate of the user's own optimizer is not known.
     """
-    norm = optax.global_norm(gradients)
-    if self.schedule is None:
-      return {"gradient_norm": norm}
-    scheduled = self.schedule(state.clock * self.steps_per_update)
-    rate = state.hyperparameters["learning_rate"] * scheduled
-    return {
-      "learning_rate": jnp.maximum(rate, 0.0),  # Rounding ends below 0.
-      "gradient_norm": norm,
-    }
+    metrics = {}
+    for key, name in (self.rates or {"": "learning_rate"}).items():
+      suffix, part = (f"_{key}", gradients[key]) if key else ("", gradients)
+      metrics[f"gradient_norm{suffix}"] = optax.global_norm(part)
+      if self.schedule is not None:
+        scheduled = self.schedule(state.clock * self.steps_per_update)
+        rate = state.hyperparameters[name] * scheduled
+        # Rounding ends below 0.
+        metrics[f"learning_rate{suffix}"] = jnp.maximum(rate, 0.0)
+    return metrics
+
+  def _rates(self, state: base.AgentState) -> types.Tree:
+    """The learning rate of each group: a prefix of the parameters' nest."""
+    values = state.hyperparameters
+    if self.rates is None:
+      return values["learning_rate"]
+    return {key: values[name] for key, name in self.rates.items()}
+
+  def _check_groups(self, params: types.Tree) -> None:
+    if self.rates is None:
+      return
+    if not isinstance(params, Mapping) or set(params) != set(self.rates):
+      keys = sorted(params) if isinstance(params, Mapping) else "a part of them"
+      raise types.ConfigError(
+        f"expected parameters by the keys {sorted(self.rates)}, which have"
+        f" learning rates of their own, found {keys}"
+      )
+
+
+def _scaled(rate: jax.Array, updates: types.Tree) -> types.Tree:
+  return jax.tree.map(lambda update: -rate * update, updates)
 
 
 def _scale_by(

@@ -7,7 +7,8 @@ Reinforcement Learning", https://openreview.net/forum?id=r1lyTjAqYX.
 import dataclasses
 
 from seedx import types
-from seedx.agents import dqn, value_based
+from seedx.agents import dqn
+from seedx.agents import windows as windows_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,11 +65,12 @@ class Config(dqn.Config):
       )
 
   @property
-  def windows(self) -> value_based.Windows:
+  def windows(self) -> windows_lib.Windows:
     """Its sequences."""
-    return value_based.Windows(
-      burn_in=self.burn_in,
+    return windows_lib.Windows(
       transitions=self.sequence_length,
+      n_step=self.n_step,
+      burn_in=self.burn_in,
       whole_unrolls=True,
       stored_state=self.stored_state,
       priority_max_share=self.priority_max_share,

@@ -82,7 +82,7 @@ class Config(dqn.Config):
     head = networks.QHead(
       int(spec.action.num_values),
       self.dueling,
-      self.hidden_sizes[-1],
+      self.stream_size,
       jnp.dtype(self.compute_dtype),
       self.noise_scale,
       self.num_atoms,

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import dm_env.specs
@@ -10,82 +9,48 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from seedx import distributions, losses, networks, types
 from seedx.agents import base, optimizers
 from seedx.agents import model as model_lib
+from seedx.agents import windows as windows_lib
 
 # The fields of `Config` that may change at run time.
 HYPERPARAMETERS = ("learning_rate", "discount", "epsilon_end")
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(model_lib.Config):
-  """Hyper-parameters of agents with Q-values, beside those of every agent.
+class Config(windows_lib.Config):
+  """Hyper-parameters of agents with Q-values, beside those of windows.
 
   Attributes:
-    n_step: n of n-step returns.
     double: double Q-learning: the online network chooses the action, and the
       target network evaluates it.
-    dueling: dueling network: separate value and advantage streams.
-    target_period: updates between two updates of the target network.
+    dueling: dueling network: separate value and advantage streams, each with
+      a hidden layer as large as the last of `hidden_sizes`, or with none.
     epsilon_end: final epsilon, the probability of a random action.
     epsilon_steps: env steps over which epsilon decays linearly from 1.
     epsilon_ladder: each environment has its own final epsilon, from 0.4 down to
       0.4 ** 8 (0.01 for a single one), instead of `epsilon_end`.
-    replayed: learn from a replay; else from each unroll once, with shorter
-      returns at its last `n_step - 1` steps.
   """
 
-  n_step: int = 3
   double: bool = True
   dueling: bool = False
-  target_period: int = 100
   epsilon_end: float = 0.01
   epsilon_steps: int = 50_000
   epsilon_ladder: bool = False
-  replayed: bool = True
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for a value out of its range."""
     super().__post_init__()
     types.check_ranges(
-      self,
-      n_step=(1, 2**16),
-      target_period=(1, 2**31 - 1),
-      epsilon_end=(0.0, 1.0),
-      epsilon_steps=(0, types.MOST),
+      self, epsilon_end=(0.0, 1.0), epsilon_steps=(0, types.MOST)
     )
 
   @property
-  def windows(self) -> "Windows | None":
-    """The windows that it learns from; None if it learns from unrolls."""
-    if not self.replayed:
-      return None
-    return Windows(burn_in=self.stack_frames - 1, transitions=self.n_step)
-
-
-class Windows(NamedTuple):
-  """What an agent samples from a replay, and what of it it learns from.
-
-  Attributes:
-    burn_in: steps at the start that only fill what the network remembers.
-    transitions: T, those after them; the last n - 1 are not learned from, since
-      their returns would have fewer than n steps.
-    whole_unrolls: see `base.Needs`.
-    stored_state: begin with the LSTM state that acting had; else with zeros.
-    priority_max_share: eta; the priority of a window is eta times the largest
-      TD error plus 1 - eta times their mean, in which those of resets are 0.
-    lstm_size: units of an LSTM; 0 for none.
-  """
-
-  burn_in: int
-  transitions: int
-  whole_unrolls: bool = False
-  stored_state: bool = True
-  priority_max_share: float = 0.0
-  lstm_size: int = 0
+  def stream_size(self) -> int:
+    """Units of a hidden layer of the dueling network; 0 for no layer."""
+    return self.hidden_sizes[-1] if self.hidden_sizes else 0
 
 
 class Acting(NamedTuple):
@@ -189,12 +154,16 @@ def make(
     types.ConfigError: the actions are not discrete.
   """
   check_discrete(spec)
-  needs = _needs(config)
+  windows = config.windows
   if horizon is not None:
-    horizon = horizon.with_windows(needs.learned_steps)
+    horizon = horizon.with_windows(windows.needs.learned_steps)
   q_network = _QNetwork(
-    *(config, _model(spec, config, head), loss, axis_name, config.windows),
-    *(noisy, bootstraps),
+    model=_model(spec, config, head),
+    loss=loss,
+    axis_name=axis_name,
+    windows=windows,
+    noisy=noisy,
+    bootstraps=bootstraps,
   )
   q_model = q_network.model
   optimizer = optimizers.Optimizer.make(config, horizon)
@@ -223,8 +192,7 @@ def make(
   def gradients(
     state: base.AgentState, rng_key: jax.Array, batch: types.Tree
   ) -> tuple[base.Gradients, types.LossOutput]:
-    if config.windows is None:
-      batch = _unweighted(batch)
+    batch = windows.sample(batch)
     grads, output = q_network.differentiate(state, rng_key, batch)
     output.metrics.update(
       optimizer.measure(state, grads),
@@ -243,10 +211,10 @@ def make(
     gradients=gradients,
     apply=apply,
     update=base.composed_update(gradients, apply),
-    needs=needs,
+    needs=windows.needs,
     exploration=functools.partial(exploration, config),
     start=start,
-    priorities=q_network.priorities if config.windows else None,
+    priorities=q_network.priorities if windows.replayed else None,
   )
 
 
@@ -276,29 +244,16 @@ def exploration(config: Config, num_envs: int) -> np.ndarray:
   return (0.4 ** (1 + 7 * rank)).astype(np.float32)
 
 
-def _needs(config: Config) -> base.Needs:
-  windows = config.windows
-  if windows is None:
-    return base.Needs(extras=False)
-  return base.Needs(
-    window=windows.burn_in + windows.transitions + 1,
-    whole_unrolls=windows.whole_unrolls,
-    learned_steps=windows.transitions - config.n_step + 1,
-    extras=False,
-  )
-
-
 def _model(
   spec: types.EnvironmentSpec, config: Config, head: nn.Module | None
 ) -> model_lib.Model:
   head = head or networks.QHead(
     int(spec.action.num_values),
     config.dueling,
-    config.hidden_sizes[-1],
+    config.stream_size,
     jnp.dtype(config.compute_dtype),
   )
-  lstm_size = config.windows.lstm_size if config.windows else 0
-  return model_lib.Model.make(spec, config, head, lstm_size)
+  return model_lib.Model.make(spec, config, head, config.windows.lstm_size)
 
 
 def _decay_updates(config: Config, horizon: base.Horizon | None) -> float:
@@ -357,7 +312,7 @@ def _step(
     explores = jax.random.uniform(explore_key, epsilon.shape) < epsilon
     action = jnp.where(explores, anything, action)
   action = action.astype(q_network.model.spec.action.dtype)
-  extras = Extras(outputs) if q_network.windows else ()
+  extras = Extras(outputs) if q_network.windows.replayed else ()
   return types.AgentOutput(action, extras), output.core_state
 
 
@@ -390,46 +345,14 @@ def _noisy_step(
   return output._replace(core_state=NoisyCoreState(output.core_state, seed))
 
 
-class _Steps(NamedTuple):
-  """What was done in the steps of a batch; see `Evaluation`.
-
-  Attributes:
-    at: `[K, B]` int32, the steps after the burn-in that are evaluated; None for
-      all.
-    action: `[T, B]`.
-    step_type: `[T + 1, B]`.
-    reward: `[T + 1, B]`.
-    discount: `[T + 1, B]`.
-  """
-
-  at: jax.Array | None
-  action: jax.Array
-  step_type: jax.Array
-  reward: jax.Array
-  discount: jax.Array
-
-
-class _Streams(NamedTuple):
-  """The steps after the burn-in that are learned from, and their losses.
-
-  Attributes:
-    taken: `[T, B]`, Q-values of the actions taken.
-    steps: `[T, B]` each.
-  """
-
-  taken: jax.Array
-  steps: losses.QLearningLoss
-
-
 @dataclasses.dataclass(frozen=True)
 class _QNetwork:
-  """The network, its loss, and what windows it learns from; all pure."""
+  """The network, its loss, and the windows that it learns from; all pure."""
 
-  config: Config
   model: model_lib.Model
   loss: Loss
   axis_name: str | None
-  windows: Windows | None
+  windows: windows_lib.Windows
   noisy: bool
   bootstraps: bool
 
@@ -450,9 +373,9 @@ class _QNetwork:
     """The gradient of the mean loss over the batch on all cores."""
     online_key, target_key = jax.random.split(rng_key)
     discount = state.hyperparameters["discount"]
-    done = self._done(discount, batch.unroll)
-    if self._is_one_return(done):
-      done = _one_transition(done, self.config.n_step)
+    done = self._steps(batch.unroll, discount)
+    if self.bootstraps and self.windows.have_one_return(self.model, done):
+      done = self.windows.one_transition(done)
 
     target = jax.lax.stop_gradient(
       self._target_outputs(state, target_key, batch.unroll, done.at)
@@ -462,16 +385,23 @@ class _QNetwork:
       online = self._online_outputs(
         state, params, online_key, batch.unroll, done.at
       )
-      streams = self._streams(online, target, done)
-      steps = streams.steps
+      taken, steps = self._losses(online, target, done)
       loss = losses.mean_share(
         steps.loss * batch.importance_weight, steps.weight, self.axis_name
       )
       return loss, {
         "loss": loss,
-        **_diagnostics(streams, batch.importance_weight, self.axis_name),
+        "q_mean": losses.mean_share(taken, steps.weight, self.axis_name),
+        **windows_lib.diagnostics(
+          td_error=steps.td_error,
+          weight=steps.weight,
+          importance_weight=batch.importance_weight,
+          axis_name=self.axis_name,
+        ),
         "weight": jnp.sum(steps.weight),
-        "priorities": self._of_windows(steps) if self.windows else None,
+        "priorities": self.windows.priority(steps.td_error)
+        if self.windows.replayed
+        else None,
       }
 
     gradients, parts = jax.grad(share, has_aux=True)(state.params)
@@ -484,14 +414,10 @@ class _QNetwork:
 
   def priorities(self, acting: Acting, unroll: types.Unroll) -> jax.Array:
     """Priorities `[S, windows]` of unrolls `[L, S, ...]`; see `base.Agent`."""
-    assert self.windows is not None
-    burn_in = self.windows.burn_in
-    outputs = jax.tree.map(lambda x: x[burn_in:], unroll.extras.outputs)
-    done = self._done(acting.discount, unroll)
-    steps = self._streams(outputs, outputs, done).steps
-    if self.windows.whole_unrolls:
-      return self._of_windows(steps)[:, None]
-    return jnp.abs(steps.td_error).T
+    outputs = self.windows.after_burn_in(unroll.extras.outputs)
+    done = self._steps(unroll, acting.discount)
+    _, steps = self._losses(outputs, outputs, done)
+    return self.windows.priorities(steps.td_error)
 
   def _online_outputs(
     self,
@@ -535,124 +461,38 @@ class _QNetwork:
   ) -> types.Tree:
     """The head's outputs after the burn-in, `[T + 1, B, ...]` or at `at`."""
     variables = model_lib.Variables(params, state.statistics)
-    core_state, burn_in = self.of_network(unroll.core_state), 0
-    if self.windows is not None:
-      burn_in = self.windows.burn_in
-      if not self.windows.stored_state:
-        lstm = jax.tree.map(jnp.zeros_like, core_state.lstm)
-        core_state = core_state._replace(lstm=lstm)
-    if burn_in:
-      before = jax.tree.map(lambda x: x[:burn_in], unroll.inputs)
-      core_state = jax.lax.stop_gradient(
-        self.model.unroll(variables, before, core_state).core_state
-      )
-    inputs = jax.tree.map(lambda x: x[burn_in:], unroll.inputs)
+    inputs, core_state = self.windows.warmed_up(
+      self.model, variables, unroll.inputs, self.of_network(unroll.core_state)
+    )
     output = self.model.unroll(variables, inputs, core_state, rng_key, at)
     return _legal(output)
 
-  def _done(self, discount: jax.Array, unroll: types.Unroll) -> _Steps:
-    """What was done in the steps after the burn-in."""
-    burn_in = self.windows.burn_in if self.windows else 0
-    inputs = jax.tree.map(lambda x: x[burn_in:], unroll.inputs)
-    return _Steps(
-      None,
-      unroll.action[burn_in:-1].astype(jnp.int32),
-      inputs.timestep.step_type.astype(jnp.int32),
-      self.model.rewards(inputs),
-      self.model.discounts(inputs, discount),
-    )
+  def _steps(
+    self, unroll: types.Unroll, discount: jax.Array
+  ) -> windows_lib.Steps:
+    """The steps after the burn-in."""
+    steps = self.windows.steps(self.model, unroll, discount)
+    return steps._replace(action=steps.action.astype(jnp.int32))
 
-  def _is_one_return(self, done: _Steps) -> bool:
-    """Whether all but its first step and its end may be left out."""
-    return (
-      self.bootstraps
-      and self.windows is not None
-      and not self.windows.lstm_size
-      and len(done.action) == self.config.n_step
+  def _losses(
+    self,
+    outputs: types.Tree,
+    target_outputs: types.Tree,
+    done: windows_lib.Steps,
+  ) -> tuple[jax.Array, losses.QLearningLoss]:
+    """Q-values of the actions taken, and losses, of the learned steps."""
+    evaluation = Evaluation(
+      outputs=outputs,
+      target_outputs=target_outputs,
+      action=done.action,
+      step_type=done.step_type,
+      reward=done.reward,
+      discount=done.discount,
     )
-
-  def _streams(
-    self, outputs: types.Tree, target_outputs: types.Tree, done: _Steps
-  ) -> _Streams:
-    """Losses; for windows, only of steps whose return has n steps."""
-    steps = self.loss(Evaluation(outputs, target_outputs, *done[1:]))
     taken = jnp.take_along_axis(
       _q_values(outputs)[:-1], done.action[..., None], axis=-1
     )
-    streams = _Streams(taken[..., 0], steps)
-    if self.windows is None or done.at is not None:
-      return streams
-    whole = len(done.action) - self.config.n_step + 1
-    return jax.tree.map(lambda x: x[:whole], streams)
-
-  def _of_windows(self, steps: losses.QLearningLoss) -> jax.Array:
-    """The priority of each window `[B]`, of its steps `[T, B]`."""
-    assert self.windows is not None
-    share = self.windows.priority_max_share
-    size = jnp.abs(steps.td_error)
-    mean = jnp.mean(size, axis=0)
-    return share * jnp.max(size, axis=0) + (1 - share) * mean
-
-
-def _one_transition(done: _Steps, n: int) -> _Steps:
-  """The n-step return of the first step of each window as one transition."""
-  _, action, step_type, reward, discount = done
-  ends = jax.vmap(
-    functools.partial(losses.n_step_bootstraps, n=n), in_axes=1, out_axes=1
-  )(step_type, reward, discount)
-  reward, discount, last, weight = (x[0] for x in ends)
-  last_type = jnp.where(
-    weight > 0,
-    jnp.take_along_axis(step_type, last[None], axis=0)[0],
-    int(dm_env.StepType.FIRST),
-  )
-  return _Steps(
-    at=jnp.stack([jnp.zeros_like(last), last]),
-    action=action[:1],
-    step_type=jnp.stack([step_type[0], last_type]),
-    reward=jnp.stack([jnp.zeros_like(reward), reward]),
-    discount=jnp.stack([jnp.ones_like(discount), discount]),
-  )
-
-
-def _diagnostics(
-  streams: _Streams, importance_weight: jax.Array, axis_name: str | None
-) -> dict[str, jax.Array]:
-  """This core's shares of what tells how learning goes."""
-  steps = streams.steps
-
-  def mean(values: jax.Array) -> jax.Array:
-    return losses.mean_share(values, steps.weight, axis_name)
-
-  size = jnp.abs(steps.td_error)
-  # The mean of those cores that learn from something.
-  learns = jnp.float32(jnp.any(steps.weight > 0))
-  p50, p95 = (
-    losses.mean_share(x, learns, axis_name)
-    for x in _percentiles(size, steps.weight, (0.5, 0.95))
-  )
-  weight = jnp.broadcast_to(importance_weight, steps.weight.shape)
-  return {
-    "q_mean": mean(streams.taken),
-    "td_error": mean(size),
-    "td_error_p50": p50,
-    "td_error_p95": p95,
-    "importance_weight": mean(weight),
-  }
-
-
-def _percentiles(
-  values: jax.Array, weight: jax.Array, shares: Sequence[float]
-) -> jax.Array:
-  """Percentiles of what is not negative and has a weight; 0 if nothing has."""
-  kept = jnp.ravel(weight > 0)
-  ordered = jnp.where(kept, jnp.ravel(values), jnp.inf)  # The others last.
-  # As integers these are in the same order, and on CPUs sorted 8x as fast.
-  bits = jnp.sort(jax.lax.bitcast_convert_type(ordered, jnp.int32))
-  count = jnp.sum(kept)
-  place = jnp.int32(jnp.float32(shares) * jnp.maximum(count - 1, 0))
-  found = jax.lax.bitcast_convert_type(bits[place], jnp.float32)
-  return jnp.where(count > 0, found, 0.0)
+    return self.windows.learned((taken[..., 0], self.loss(evaluation)), done)
 
 
 def _apply(
@@ -664,15 +504,7 @@ def _apply(
   """The state after an update; see `base.Agent`."""
   state = optimizer.descend(state, gradients.params)
   state = model_lib.count_batch(state, gradients.moments)
-  target_params = optax.periodic_update(
-    state.params, state.target_params, state.updates, config.target_period
-  )
-  return dataclasses.replace(state, target_params=target_params)
-
-
-def _unweighted(unroll: types.Unroll) -> types.Sample:
-  """Unrolls `[L, B, ...]` as a sample with importance weights of 1."""
-  return types.Sample(unroll, jnp.ones(unroll.version.shape[1], jnp.float32))
+  return windows_lib.follow(config, state)
 
 
 def _legal(output: model_lib.Output) -> types.Tree:

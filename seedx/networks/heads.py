@@ -50,7 +50,7 @@ class QHead(nn.Module):
   Attributes:
     num_actions: A.
     dueling: use a dueling network.
-    size: units of its hidden layers.
+    size: units of its hidden layers; 0 for none.
     dtype: of the hidden layers' computation; parameters are float32.
     noise_scale: of `noisy.NoisyDense` for all layers, which take `[T, B, F]`; 0
       for linear layers.
@@ -83,6 +83,8 @@ class QHead(nn.Module):
     return lambda hidden: layer(hidden).reshape(*hidden.shape[:-1], *shape)
 
   def _hidden(self, features: jax.Array) -> jax.Array:
+    if not self.size:
+      return features
     return nn.relu(self._linear(self.size, 2.0**0.5, self.dtype)(features))
 
   def _linear(

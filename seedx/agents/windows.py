@@ -1,0 +1,299 @@
+"""Windows: what agents that learn from a replay share, whatever they learn.
+
+A window is a few consecutive time steps. The first ones only warm the network
+up, the others are transitions; of these, the last n - 1 are not learned from,
+since their n-step returns would be shorter. Targets come from parameters that
+follow the learned ones. Nothing here depends on what a network puts out.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import dm_env
+import jax
+import jax.numpy as jnp
+import optax
+
+from seedx import losses, types
+from seedx.agents import base
+from seedx.agents import model as model_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(model_lib.Config):
+  """Hyper-parameters of agents that learn from windows.
+
+  Attributes:
+    n_step: n of n-step returns.
+    target_period: updates between two updates of the target network.
+    target_rate: tau, the share of the way to the learned parameters that an
+      update of the target network goes; 1 copies them. For Polyak averages, 1
+      is the `target_period` and 0.005, for example, the rate.
+    replayed: learn from a replay; else from each unroll once, with shorter
+      returns at its last `n_step - 1` steps.
+  """
+
+  n_step: int = 3
+  target_period: int = 100
+  target_rate: float = 1.0
+  replayed: bool = True
+
+  def __post_init__(self) -> None:
+    """Raises types.ConfigError for a value out of its range."""
+    super().__post_init__()
+    types.check_ranges(
+      self,
+      n_step=(1, 2**16),
+      target_period=(1, 2**31 - 1),
+      target_rate=(1e-9, 1.0),
+    )
+
+  @property
+  def windows(self) -> "Windows":
+    """The windows that it learns from: those with one return."""
+    if not self.replayed:
+      return Windows(transitions=None, n_step=self.n_step)
+    return Windows(
+      transitions=self.n_step,
+      n_step=self.n_step,
+      burn_in=self.stack_frames - 1,
+    )
+
+
+class Steps(NamedTuple):
+  """The steps of a batch after the burn-in.
+
+  Attributes:
+    action: `[T, B, ...]`, the actions taken.
+    step_type: `[T + 1, B]` int32.
+    reward: `[T + 1, B]`, scaled and clipped.
+    discount: `[T + 1, B]`, the environment's, times gamma.
+    at: `[T + 1, B]` int32, their places behind the burn-in; None where they are
+      all that come after it.
+  """
+
+  action: jax.Array
+  step_type: jax.Array
+  reward: jax.Array
+  discount: jax.Array
+  at: jax.Array | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Windows:
+  """The windows sampled from a replay, and which of their steps are learned.
+
+  Attributes:
+    transitions: T, transitions after the burn-in; None for an agent without a
+      replay, which learns from all steps of each unroll once.
+    n_step: n of n-step returns.
+    burn_in: steps at the start that only fill what the network remembers.
+    whole_unrolls: see `base.Needs`.
+    stored_state: begin with the LSTM state that acting had; else with zeros.
+    priority_max_share: eta; the priority of a window is eta times the largest
+      TD error plus 1 - eta times their mean, in which those of resets are 0.
+    lstm_size: units of an LSTM; 0 for none.
+  """
+
+  transitions: int | None
+  n_step: int = 1
+  burn_in: int = 0
+  whole_unrolls: bool = False
+  stored_state: bool = True
+  priority_max_share: float = 0.0
+  lstm_size: int = 0
+
+  @property
+  def replayed(self) -> bool:
+    """Whether they come from a replay."""
+    return self.transitions is not None
+
+  @property
+  def needs(self) -> base.Needs:
+    """What a pipeline must provide."""
+    if self.transitions is None:
+      return base.Needs(extras=False)
+    return base.Needs(
+      window=self.burn_in + self.transitions + 1,
+      whole_unrolls=self.whole_unrolls,
+      learned_steps=self.transitions - self.n_step + 1,
+      extras=False,
+    )
+
+  def sample(self, batch: types.Tree) -> types.Sample:
+    """A batch as a sample; without a replay, importance weights are 1."""
+    if self.replayed:
+      return batch
+    ones = jnp.ones(batch.version.shape[1], jnp.float32)
+    return types.Sample(batch, ones)
+
+  def warmed_up(
+    self,
+    model: model_lib.Model,
+    variables: model_lib.Variables,
+    inputs: types.Inputs,
+    core_state: types.Tree,
+  ) -> tuple[types.Inputs, types.Tree]:
+    """Runs the network over the burn-in, without a gradient.
+
+    Args:
+      model: the network that warms up.
+      variables: the model's.
+      inputs: `[burn_in + T + 1, B, ...]`.
+      core_state: the network's `[B, ...]` when the first step was acted.
+
+    Returns:
+      The inputs after the burn-in, and the core state before these.
+    """
+    if not self.stored_state:
+      start = model.initial_core_state(inputs.timestep.step_type.shape[1])
+      core_state = core_state._replace(lstm=start.lstm)
+    if self.burn_in:
+      before = jax.tree.map(lambda x: x[: self.burn_in], inputs)
+      core_state = jax.lax.stop_gradient(
+        model.unroll(variables, before, core_state).core_state
+      )
+    return self.after_burn_in(inputs), core_state
+
+  def after_burn_in(self, nest: types.Tree) -> types.Tree:
+    """The steps after the burn-in of a nest `[burn_in + T + 1, B, ...]`."""
+    return jax.tree.map(lambda x: x[self.burn_in :], nest)
+
+  def steps(
+    self, model: model_lib.Model, unroll: types.Unroll, discount: jax.Array
+  ) -> Steps:
+    """The steps after the burn-in; `discount` is gamma."""
+    inputs = self.after_burn_in(unroll.inputs)
+    return Steps(
+      action=unroll.action[self.burn_in : -1],
+      step_type=inputs.timestep.step_type.astype(jnp.int32),
+      reward=model.rewards(inputs),
+      discount=model.discounts(inputs, discount),
+    )
+
+  def have_one_return(self, model: model_lib.Model, steps: Steps) -> bool:
+    """Whether only their first step is learned from, without a memory.
+
+    Then `one_transition` has all that a loss needs which bootstraps once.
+    """
+    is_one = self.replayed and len(steps.action) == self.n_step
+    return is_one and not model.network.lstm_size
+
+  def one_transition(self, steps: Steps) -> Steps:
+    """The n-step return of each window's first step, as one transition.
+
+    Its reward is the sum of the discounted rewards, its discount their product;
+    it ends at the step from which the return bootstraps.
+    """
+    bootstraps = functools.partial(losses.n_step_bootstraps, n=self.n_step)
+    ends = jax.vmap(bootstraps, in_axes=1, out_axes=1)(
+      steps.step_type, steps.reward, steps.discount
+    )
+    reward, discount, last, weight = (x[0] for x in ends)
+    last_type = jnp.where(
+      weight > 0,
+      jnp.take_along_axis(steps.step_type, last[None], axis=0)[0],
+      int(dm_env.StepType.FIRST),
+    )
+    return Steps(
+      action=steps.action[:1],
+      step_type=jnp.stack([steps.step_type[0], last_type]),
+      reward=jnp.stack([jnp.zeros_like(reward), reward]),
+      discount=jnp.stack([jnp.ones_like(discount), discount]),
+      at=jnp.stack([jnp.zeros_like(last), last]),
+    )
+
+  def learned(self, nest: types.Tree, steps: Steps) -> types.Tree:
+    """The part of a nest of `[T, B]` whose returns are of n steps."""
+    if not self.replayed or steps.at is not None:
+      return nest
+    whole = len(steps.action) - self.n_step + 1
+    return jax.tree.map(lambda x: x[:whole], nest)
+
+  def priority(self, td_error: jax.Array) -> jax.Array:
+    """The priority of each window `[B]`, of its learned steps `[T, B]`."""
+    share = self.priority_max_share
+    size = jnp.abs(td_error)
+    mean = jnp.mean(size, axis=0)
+    return share * jnp.max(size, axis=0) + (1 - share) * mean
+
+  def priorities(self, td_error: jax.Array) -> jax.Array:
+    """Priorities `[S, windows]` of the windows in unrolls; see `base.Agent`.
+
+    Args:
+      td_error: `[T, S]`, of the unrolls' learned steps.
+    """
+    if self.whole_unrolls:
+      return self.priority(td_error)[:, None]
+    return jnp.abs(td_error).T
+
+
+def follow(config: Config, state: base.AgentState) -> base.AgentState:
+  """Updates the target parameters; called after each update.
+
+      target = target + target_rate (params - target)
+
+  every `target_period` updates. Lillicrap et al. 2016,
+  https://arxiv.org/abs/1509.02971, section 3; with a rate of 1, Mnih et al.
+  2015, https://doi.org/10.1038/nature14236.
+  """
+  params = state.params
+  if config.target_rate < 1:
+    params = optax.incremental_update(
+      params, state.target_params, config.target_rate
+    )
+  target_params = optax.periodic_update(
+    params, state.target_params, state.updates, config.target_period
+  )
+  return dataclasses.replace(state, target_params=target_params)
+
+
+def diagnostics(
+  td_error: jax.Array,
+  weight: jax.Array,
+  importance_weight: jax.Array,
+  axis_name: str | None,
+) -> dict[str, jax.Array]:
+  """This core's contribution to the diagnostics of TD errors.
+
+  Args:
+    td_error: `[T, B]`, of the learned steps.
+    weight: `[T, B]`, 0 on resets, 1 elsewhere.
+    importance_weight: `[B]`.
+    axis_name: see `base.Config.make`.
+  """
+
+  def mean(values: jax.Array) -> jax.Array:
+    return losses.mean_share(values, weight, axis_name)
+
+  size = jnp.abs(td_error)
+  # The mean of those cores that learn from something.
+  learns = jnp.float32(jnp.any(weight > 0))
+  p50, p95 = (
+    losses.mean_share(x, learns, axis_name)
+    for x in _percentiles(size, weight, (0.5, 0.95))
+  )
+  return {
+    "td_error": mean(size),
+    "td_error_p50": p50,
+    "td_error_p95": p95,
+    "importance_weight": mean(
+      jnp.broadcast_to(importance_weight, weight.shape)
+    ),
+  }
+
+
+def _percentiles(
+  values: jax.Array, weight: jax.Array, shares: Sequence[float]
+) -> jax.Array:
+  """Percentiles of the values with a weight, none negative; 0 for no values."""
+  kept = jnp.ravel(weight > 0)
+  ordered = jnp.where(kept, jnp.ravel(values), jnp.inf)  # The others last.
+  # As integers these are in the same order, and on CPUs sorted 8x as fast.
+  bits = jnp.sort(jax.lax.bitcast_convert_type(ordered, jnp.int32))
+  count = jnp.sum(kept)
+  place = jnp.int32(jnp.float32(shares) * jnp.maximum(count - 1, 0))
+  percentiles = jax.lax.bitcast_convert_type(bits[place], jnp.float32)
+  return jnp.where(count > 0, percentiles, 0.0)

@@ -1,0 +1,135 @@
+"""Optimizers of several groups of parameters, each with its learning rate."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from seedx import types
+from seedx.agents import base, optimizers
+
+CONFIG = optimizers.Config(
+  learning_rate_end=0.5, adam_epsilon=1e-8, max_gradient_norm=1.0
+)
+HORIZON = base.Horizon(env_steps=100, updates=10)
+# By the key in `params`, the hyper-parameter and its value.
+RATES = {"actor": ("learning_rate", 0.01), "critic": ("critic_rate", 0.1)}
+NAMES = {key: name for key, (name, _) in RATES.items()}
+
+
+def optimizer_of(config=CONFIG):
+  return optimizers.Optimizer.make(config, HORIZON, rates=NAMES)
+
+
+def state_of(optimizer, params, **rates):
+  return base.AgentState(
+    params=params,
+    optimizer_state=optimizer.start(params, 0),
+    hyperparameters={name: jnp.float32(rate) for name, rate in rates.items()},
+    updates=jnp.int32(0),
+  )
+
+
+def drawn(scale):
+  rng = np.random.default_rng(int(scale))
+  shapes = {"kernel": (3, 2), "bias": (2,)}
+  return {
+    name: scale * rng.normal(size=shape).astype(np.float32)
+    for name, shape in shapes.items()
+  }
+
+
+@pytest.mark.parametrize("kind", ["adam", "rmsprop"])
+def test_groups_learn_as_if_each_had_its_own_optimizer(kind):
+  """Clipped by its own norm, on the schedule, at its own rate."""
+  config = dataclasses.replace(CONFIG, optimizer=kind)
+  # Together, the actor's gradient would leave nothing of the critic's.
+  gradients = {"actor": drawn(100.0), "critic": drawn(1.0)}
+  optimizer = optimizer_of(config)
+  together = state_of(optimizer, gradients, **dict(RATES.values()))
+  own = optimizers.Optimizer.make(config, HORIZON)
+  apart = {
+    key: state_of(own, gradients[key], learning_rate=rate)
+    for key, (_, rate) in RATES.items()
+  }
+  # A checkpoint has the same arrays with and without groups.
+  assert [x.shape for x in jax.tree.leaves(together.optimizer_state)] == [
+    x.shape for x in jax.tree.leaves(own.start(gradients, 0))
+  ]
+  step, own_step = jax.jit(optimizer.descend), jax.jit(own.descend)
+  for updates in range(12):
+    given = jax.tree.map(lambda x, k=updates: x * np.cos(k), gradients)
+    together = step(together, given)
+    for key in apart:
+      apart[key] = own_step(apart[key], given[key])
+      jax.tree.map(
+        np.testing.assert_array_equal, together.params[key], apart[key].params
+      )
+
+
+def test_metrics_are_of_each_group():
+  gradients = {"actor": drawn(100.0), "critic": drawn(1.0)}
+  optimizer = optimizer_of()
+  state = state_of(optimizer, gradients, **dict(RATES.values()))
+  state = dataclasses.replace(state, updates=jnp.int32(5))
+  metrics = optimizer.measure(state, gradients)
+  assert set(metrics) == {
+    *("learning_rate_actor", "learning_rate_critic"),
+    *("gradient_norm_actor", "gradient_norm_critic"),
+  }
+  for key, (_, rate) in RATES.items():
+    # Half of the way to half of it.
+    assert float(metrics[f"learning_rate_{key}"]) == pytest.approx(0.75 * rate)
+    norm = optax.global_norm(gradients[key])
+    assert metrics[f"gradient_norm_{key}"] == norm
+
+
+def test_an_actor_and_a_critic_learn_at_two_rates():
+  """A bandit of two arms that pay 0 and 1; Q-values, and a softmax over them.
+
+  With a rate of 0 for its actor, the critic alone learns.
+  """
+  pays = jnp.float32([0.0, 1.0])
+
+  def loss(params):
+    policy = jax.nn.softmax(params["actor"])
+    q_values = params["critic"]
+    return 0.5 * jnp.sum(jnp.square(pays - q_values)) - jnp.sum(
+      policy * jax.lax.stop_gradient(q_values)
+    )
+
+  optimizer = optimizers.Optimizer.make(CONFIG, None, rates=NAMES)
+  gradient = jax.grad(loss)
+
+  @jax.jit
+  def train(actor_rate):
+    params = {"actor": jnp.zeros(2), "critic": jnp.zeros(2)}
+    rates = {"learning_rate": actor_rate, "critic_rate": 0.05}
+    start = state_of(optimizer, params, **rates)
+    return jax.lax.fori_loop(
+      0,
+      200,
+      lambda _, state: optimizer.descend(state, gradient(state.params)),
+      start,
+    ).params
+
+  for rate, expected in ((0.0, [0.5, 0.5]), (0.05, [0.0, 1.0])):
+    params = train(rate)
+    np.testing.assert_allclose(params["critic"], pays, atol=0.02)
+    policy = jax.nn.softmax(params["actor"])
+    np.testing.assert_allclose(policy, expected, atol=0.02)
+
+
+def test_parameters_of_other_groups_are_refused():
+  optimizer = optimizer_of()
+  for params, found in (
+    ({"actor": drawn(1.0)}, r"found \['actor'\]"),
+    ({"actor": 0.0, "critic": 0.0, "z": 0.0}, "'critic', 'z'"),
+    # What a parameter server has.
+    (np.zeros(3, np.float32), "found a part of them"),
+  ):
+    with pytest.raises(types.ConfigError, match=f"'actor', 'critic'.*{found}"):
+      optimizer.start(params, 0)
