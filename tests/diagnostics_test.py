@@ -15,7 +15,9 @@ from tests import conftest, dqn_test
 ACTOR_CRITICS = {
   "a2c": a2c.Config(hidden_sizes=(8,), reward_scale=1.0),
   "vtrace": vtrace.Config(hidden_sizes=(8,), reward_scale=1.0),
-  "ppo": ppo.Config(hidden_sizes=(8,), reward_scale=1.0, minibatches=3),
+  "ppo": ppo.Config(
+    hidden_sizes=(8,), reward_scale=1.0, epochs=4, minibatches=3
+  ),
 }
 SPEC = dqn_test.VECTOR
 HORIZON = base.Horizon(env_steps=1_000, updates=10)
