@@ -11,8 +11,9 @@ pytestmark = pytest.mark.slow
 own_signals = programs.own_signals
 
 _WORDS = {
-  ppo: "--total-steps 8192",
-  dqn: "--total-steps 6000 --epsilon-steps 3000 --replay-min-steps 500",
+  ppo: "--total-steps 6144",
+  dqn: "--total-steps 4000 --epsilon-steps 2000 --replay-min-steps 500"
+  " --replay-batch-size 32 --replay-ratio 3",
   seed_vtrace: "--total-steps 12000 --num-actors 1 --envs-per-actor 16"
   " --batch-size 16",
 }
