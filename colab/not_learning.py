@@ -27,11 +27,12 @@ def train(name, config):
   print(f"{name:<20} return {run.metrics['episode_return']:>5.1f}")
 
 
-def in_lock_step(agent):
-  """A run in one process, whose experience is never old."""
+def in_lock_step(**values):
+  """PPO in one process, whose experience is never old."""
+  few = {"epochs": 4, "minibatches": 4, "entropy_cost": 0.01}
   return sync.Config(
     env=ENV,
-    agent=agent,
+    agent=ppo.Config(**few | values),
     num_envs=32,
     learner=learner.Config(unroll_length=32),
     total_steps=60_000,
@@ -44,15 +45,15 @@ def in_lock_step(agent):
 # A policy that acts at random reaches about 22, the best one 500.
 
 # %%
-train("healthy", in_lock_step(ppo.Config()))
+train("healthy", in_lock_step())
 
 # %% [markdown]
 # Then three with one number wrong.
 
 # %%
-train("learning rate 0.1", in_lock_step(ppo.Config(learning_rate=0.1)))
-train("entropy cost 3", in_lock_step(ppo.Config(entropy_cost=3.0)))
-train("reward scale 100", in_lock_step(ppo.Config(reward_scale=100.0)))
+train("learning rate 0.1", in_lock_step(learning_rate=0.1))
+train("entropy cost 3", in_lock_step(entropy_cost=3.0))
+train("reward scale 100", in_lock_step(reward_scale=100.0))
 
 # %% [markdown]
 # And one whose wiring is wrong for its loss. IMPALA's actors act with a copy of
@@ -65,7 +66,7 @@ def with_actors(envs_per_actor, batch_size, queue_capacity):
   """A2C by two actors; so many batches may wait for the learner."""
   return impala.Config(
     env=ENV,
-    agent=a2c.Config(),
+    agent=a2c.Config(td_lambda=1.0),
     actors=slots.Config(num_actors=2, envs_per_actor=envs_per_actor),
     learner=learner.InboxConfig(
       unroll_length=16, batch_size=batch_size, queue_capacity=queue_capacity

@@ -44,10 +44,10 @@ from seedx import envs, replay
 from seedx.agents import dqn, ppo, vtrace
 
 VTRACE = vtrace.Config(td_lambda=0.95)
-PPO = ppo.Config(entropy_cost=0.005)
+PPO = ppo.Config(epochs=4, minibatches=4)
 DQN = dqn.Config(
   learning_rate=1e-3,
-  max_gradient_norm=10.0,
+  hidden_sizes=(64, 64),
   target_period=50,
   epsilon_end=0.02,
   epsilon_steps=4_000,

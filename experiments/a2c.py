@@ -15,26 +15,11 @@ from seedx.pipelines import sync
 EXPERIMENT = app.Experiment(
   sync.Config(
     total_steps=500_000,
-    agent=a2c.Config(td_lambda=0.95),
+    agent=a2c.Config(),
     learner=learner.Config(unroll_length=16),
   ),
-  # Pendulum-v1, seeds 0 to 2: -382, -365, -417 (with a discount of 0.95: -323,
-  # -211, -1,066); HalfCheetah-v4, seed 0: 1,244 (1,484).
-  continuous=app.change(
-    total_steps=1_000_000,
-    learning_rate=1e-3,
-    discount=0.9,
-    entropy_cost=0.0,
-    normalize_observations=True,
-  ),
-  # Not measured.
-  images=app.change(
-    total_steps=10_000_000,
-    learning_rate=7e-4,
-    reward_scale=1.0,
-    reward_clip=1.0,
-    stack_frames=4,
-  ),
+  continuous=app.preset(total_steps=1_000_000),
+  images=app.preset(measured=False, total_steps=10_000_000),
 )
 
 if __name__ == "__main__":

@@ -14,7 +14,9 @@ from seedx.agents import a2c, ppo, vtrace
 from seedx.learning import learner
 from seedx.pipelines import anakin
 
-_PPO = ppo.Config(epochs=4, minibatches=4, entropy_cost=0.005)
+# A quarter of the epochs and minibatches of `ppo`: the environments wait for
+# nothing else.
+_PPO = ppo.Config(epochs=4, minibatches=4)
 
 EXPERIMENT = app.Experiment(
   anakin.Config(
@@ -23,24 +25,13 @@ EXPERIMENT = app.Experiment(
     agent=_PPO,
     learner=learner.Config(unroll_length=32),
   ),
-  continuous=app.change(
-    total_steps=1_000_000,
-    entropy_cost=0.0,
-    normalize_observations=True,
+  continuous=app.preset(
+    measured=False, total_steps=1_000_000, learning_rate=2e-3
   ),
-  images=app.change(
-    total_steps=10_000_000,
-    unroll_length=128,
-    learning_rate=5e-3,
-    entropy_cost=0.01,
-    reward_scale=1.0,
-    image_torso="minatar",
-  ),
-  agents={
-    "ppo": _PPO,
-    "a2c": a2c.Config(td_lambda=0.95),
-    "vtrace": vtrace.Config(),
-  },
+  images=app.preset(games="MinAtar", total_steps=10_000_000, unroll_length=128),
+  agents={"ppo": _PPO, "a2c": a2c.Config(), "vtrace": vtrace.Config()},
+  # For continuous actions, too.
+  by_agent={"ppo": app.preset(epochs=4, minibatches=4)},
 )
 
 if __name__ == "__main__":

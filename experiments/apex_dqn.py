@@ -17,29 +17,20 @@ from seedx.pipelines import apex
 EXPERIMENT = app.Experiment(
   apex.Config(
     total_steps=500_000,
-    agent=dqn.Config(
-      learning_rate=5e-4,
-      hidden_sizes=(128, 128),
-      max_gradient_norm=10.0,
-      dueling=True,
-      epsilon_ladder=True,
-    ),
+    agent=dqn.Config(dueling=True, epsilon_ladder=True, target_period=100),
     actors=slots.Config(envs_per_actor=8),
     fetch_interval=400,
     learner=learner.InboxConfig(unroll_length=8, batch_size=8),
   ),
-  # Not measured here; near Horgan et al. 2018, at the scale of one machine.
-  images=app.change(
+  # Near Horgan et al. 2018, at the scale of one machine.
+  images=app.preset(
+    measured=False,
     total_steps=10_000_000,
-    learning_rate=1e-4,
     envs_per_actor=16,
     unroll_length=16,
     batch_size=16,
-    reward_scale=1.0,
-    reward_clip=1.0,
-    stack_frames=4,
-    huber_delta=1.0,
     target_period=2500,
+    epsilon_steps=50_000,
     replay_min_steps=50_000,
     replay_ratio=8.0,
     replay_batch_size=64,

@@ -23,25 +23,16 @@ from seedx.pipelines import gorila
 EXPERIMENT = app.Experiment(
   gorila.Config(
     total_steps=500_000,
-    agent=dqn.Config(
-      learning_rate=5e-4, hidden_sizes=(128, 128), max_gradient_norm=10.0
-    ),
+    agent=dqn.Config(target_period=100),
     workers=local_actor.WorkersConfig(
       num_workers=2, envs_per_worker=4, unroll_length=8
     ),
     replay=replay.Config(replay_capacity=100_000),
   ),
-  # Not measured here; see `dqn`.
-  images=app.change(
+  images=app.preset(
+    measured=False,
     total_steps=10_000_000,
-    learning_rate=1e-4,
     unroll_length=16,
-    reward_scale=1.0,
-    reward_clip=1.0,
-    stack_frames=4,
-    huber_delta=1.0,
-    target_period=1000,
-    epsilon_steps=1_000_000,
     replay_min_steps=20_000,
     replay_ratio=8.0,
     replay_batch_size=32,

@@ -19,32 +19,6 @@ from seedx.agents import a2c, dqn, ppo, vtrace
 from seedx.learning import learner
 from seedx.pipelines import impala
 
-
-def _policy(config: impala.Config, **values: float) -> impala.Config:
-  """Changes what only agents with a policy have."""
-  has_policy = not isinstance(config.agent, dqn.Config)
-  return app.change(**values)(config) if has_policy else config
-
-
-def _continuous(config: impala.Config) -> impala.Config:
-  config = _policy(config, entropy_cost=0.0)
-  return app.change(learning_rate=1e-3, discount=0.95)(config)
-
-
-def _images(config: impala.Config) -> impala.Config:
-  return app.change(
-    total_steps=10_000_000,
-    envs_per_actor=8,
-    unroll_length=64,
-    batch_size=4,
-    micro_batches=4,
-    learning_rate=5e-4,
-    reward_scale=1.0,
-    reward_clip=1.0,
-    stack_frames=4,
-  )(_policy(config, td_lambda=0.95, entropy_cost=0.003))
-
-
 EXPERIMENT = app.Experiment(
   impala.Config(
     agent=vtrace.Config(),
@@ -53,14 +27,22 @@ EXPERIMENT = app.Experiment(
   ),
   agents={
     "vtrace": vtrace.Config(),
-    "a2c": a2c.Config(),
-    "ppo": ppo.Config(),
+    "a2c": a2c.Config(td_lambda=1.0),
+    "ppo": ppo.Config(epochs=4, minibatches=4, entropy_cost=0.01),
     "dqn": dqn.Config(),
   },
   # It has minibatches of its own.
-  by_agent={"ppo": app.change(micro_batches=1)},
-  continuous=_continuous,  # Pendulum-v1, 2M, seed 0: -237.
-  images=_images,  # Those of `seed_vtrace`; not measured here.
+  by_agent={"ppo": app.preset(micro_batches=1)},
+  continuous=app.preset(),  # Pendulum-v1, 2M, seed 0: -237.
+  # That of `seed_vtrace`.
+  images=app.preset(
+    measured=False,
+    total_steps=10_000_000,
+    envs_per_actor=8,
+    unroll_length=64,
+    batch_size=4,
+    micro_batches=4,
+  ),
 )
 
 if __name__ == "__main__":

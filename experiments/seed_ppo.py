@@ -16,36 +16,22 @@ from seedx.pipelines import seed
 
 EXPERIMENT = app.Experiment(
   seed.Config(
-    agent=ppo.Config(entropy_cost=0.005),
+    # One learner for many actors: fewer epochs than in `ppo`.
+    agent=ppo.Config(epochs=4, minibatches=4),
     actors=thin_actor.Config(envs_per_actor=32),
     learner=learner.InboxConfig(unroll_length=32),
   ),
   # As in `ppo`, with two actors; Pendulum-v1, 1M, seed 0: -148.
-  continuous=app.change(
-    learning_rate=3e-4,
-    envs_per_actor=8,
-    unroll_length=128,
-    batch_size=16,
-    epochs=10,
-    minibatches=32,
-    entropy_cost=0.0,
-    normalize_observations=True,
-  ),
-  # As in `ppo`; not measured.
-  images=app.change(
+  continuous=app.preset(envs_per_actor=8, unroll_length=128, batch_size=16),
+  images=app.preset(
+    measured=False,
     total_steps=10_000_000,
-    learning_rate=2.5e-4,
     envs_per_actor=8,
     unroll_length=128,
     batch_size=8,
-    clip_epsilon=0.1,
-    entropy_cost=0.01,
-    reward_scale=1.0,
-    reward_clip=1.0,
-    stack_frames=4,
   ),
   # Minibatches of whole unrolls: they must divide `batch_size`.
-  recurrent=app.change(minibatches=4),
+  recurrent=app.preset(minibatches=4),
 )
 
 if __name__ == "__main__":

@@ -19,25 +19,13 @@ from seedx.pipelines import seed
 
 EXPERIMENT = app.Experiment(
   seed.Config(agent=vtrace.Config()),
-  continuous=app.change(
-    envs_per_actor=32,
-    batch_size=32,
-    learning_rate=1e-3,
-    discount=0.95,
-    entropy_cost=0.0,
-  ),
-  images=app.change(
+  continuous=app.preset(envs_per_actor=32, batch_size=32),
+  images=app.preset(
     total_steps=10_000_000,
     envs_per_actor=8,
     unroll_length=64,
     batch_size=4,
     micro_batches=4,
-    learning_rate=5e-4,
-    td_lambda=0.95,
-    entropy_cost=0.003,
-    reward_scale=1.0,
-    reward_clip=1.0,
-    stack_frames=4,
   ),
 )
 

@@ -124,7 +124,9 @@ def samples(agent, spec, seed):
 ALGORITHMS = {
   "a2c": Algorithm(a2c.Config, unrolls),
   "vtrace": Algorithm(vtrace.Config, unrolls),
-  "ppo": Algorithm(functools.partial(ppo.Config, minibatches=3), unrolls),
+  "ppo": Algorithm(
+    functools.partial(ppo.Config, epochs=4, minibatches=3), unrolls
+  ),
   "dqn": Algorithm(
     functools.partial(
       dqn.Config,
@@ -145,6 +147,7 @@ ALGORITHMS = {
       sequence_length=4,
       lstm_size=8,
       learning_rate_end=1.0,
+      epsilon_ladder=False,
       epsilon_end=0.6,
     ),
     samples,

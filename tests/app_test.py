@@ -503,7 +503,7 @@ EXPERIMENT = app.Experiment(
     agent=a2c.Config(hidden_sizes=(8,)),
     learner=learner.Config(unroll_length=5),
   ),
-  continuous=app.change(total_steps=120),
+  continuous=app.preset(total_steps=120),
 )
 
 if __name__ == "__main__":

@@ -13,9 +13,11 @@ from seedx.agents import a2c, base, model, policy_gradient, ppo, vtrace
 from tests import conftest, dqn_test
 
 ACTOR_CRITICS = {
-  "a2c": a2c.Config(hidden_sizes=(8,), reward_scale=1.0),
+  "a2c": a2c.Config(hidden_sizes=(8,), reward_scale=1.0, td_lambda=1.0),
   "vtrace": vtrace.Config(hidden_sizes=(8,), reward_scale=1.0),
-  "ppo": ppo.Config(hidden_sizes=(8,), reward_scale=1.0, minibatches=3),
+  "ppo": ppo.Config(
+    hidden_sizes=(8,), reward_scale=1.0, epochs=4, minibatches=3
+  ),
 }
 SPEC = dqn_test.VECTOR
 HORIZON = base.Horizon(env_steps=1_000, updates=10)

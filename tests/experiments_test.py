@@ -123,10 +123,13 @@ def helped(program, capfd, *words):
 def test_help_marks_what_the_experiment_changes(capfd):
   said = helped(a2c, capfd)
   assert said.startswith("usage: python -m experiments.a2c [options] ")
-  assert "(preset: 0.95; default: 1.0)" in said
+  assert "in an unroll (preset: 16; default: 20)" in said
   assert "initial learning rate (default: 0.002)" in said
   said = helped(a2c, capfd, "--env", "Pendulum-v1")
   assert "initial learning rate (preset: 0.001; default: 0.002)" in said
+  said = helped(a2c, capfd, "--env", "Pong-v5")
+  mark = "initial learning rate (preset, not measured: 0.0007; default: 0.002)"
+  assert mark in said and "(preset: 16; default: 20)" in said
 
 
 def test_help_is_of_the_agent(capfd):

@@ -229,11 +229,40 @@ def test_a_sink_that_cannot_be_made_is_an_error_in_one_line(tmp_path, capfd):
     assert part in last
 
 
-def test_the_first_line_names_presets(tmp_path, capfd):
-  words = "--env Pendulum-v1 --recurrent --lstm-size 4 --total-steps 20"
+def test_the_first_lines_name_what_presets_changed(tmp_path, capfd):
+  words = "--env Pendulum-v1 --entropy-cost 0.5 --total-steps 20"
   assert train(words, tmp_path / "run") == 0
-  first, *_ = capfd.readouterr().err.splitlines()
-  assert "| presets: continuous, recurrent |" in first
+  first, second, *_ = capfd.readouterr().err.splitlines()
+  assert first.startswith("a2c on Pendulum-v1 | ")
+  assert second == (
+    "presets for continuous actions: learning_rate 0.001, discount 0.9,"
+    " normalize_observations True"
+  )
+
+
+def test_a_run_that_resumes_keeps_its_presets(tmp_path, capfd):
+  run = tmp_path / "run"
+  words = "--presets continuous --normalize-observations"
+  assert train(words, run) == 0
+  began = json.loads((run / "config.json").read_text())
+  assert (began["options"]["presets"], began["options"]["discount"]) == (
+    "continuous",
+    0.9,
+  )
+  capfd.readouterr()
+  resume = ["--resume", str(run)]
+
+  def resumed(*words):
+    module = a2c_experiment
+    return app.main(module.EXPERIMENT, [*resume, *words], module.__name__)
+
+  assert resumed("--total-steps", "800") == 0
+  assert "presets for" not in capfd.readouterr().err
+  now = json.loads((run / "config.json").read_text())
+  assert now["options"] == {**began["options"], "total_steps": 800}
+  with pytest.raises(SystemExit):
+    resumed("--presets", "none")
+  assert "found another --presets" in capfd.readouterr().err
 
 
 def test_a_run_that_learned_nothing_says_so(tmp_path):

@@ -251,7 +251,7 @@ def test_replays_of_all_workers_of_a_machine_have_to_fit_into_its_memory(
 def test_an_optimizer_of_ones_own_gets_the_whole_gradient():
   own = dqn.Config(transformation=functools.partial(optax.sgd, 0.1))
   assert worker.max_gradient_norm(own) == np.inf
-  assert worker.max_gradient_norm(dqn.Config()) == 0.5
+  assert worker.max_gradient_norm(dqn.Config()) == 10.0
 
 
 @pytest.mark.parametrize(("wrong", "before"), [(np.nan, 0), (-np.inf, 200)])

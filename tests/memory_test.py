@@ -17,6 +17,7 @@ COMMON = {
   "reward_scale": 1.0,
   "hidden_sizes": (64,),
   "learning_rate": 2e-3,
+  "max_gradient_norm": 0.5,
   "target_period": 50,
   "epsilon_end": 0.02,
   "epsilon_steps": 20_000,
@@ -24,7 +25,13 @@ COMMON = {
   "dueling": True,
 }
 # The bit and the question have to be in the same sequence.
-R2D2 = r2d2.Config(**COMMON, lstm_size=64, burn_in=0, sequence_length=40)
+R2D2 = r2d2.Config(
+  **COMMON,
+  epsilon_ladder=False,
+  lstm_size=64,
+  burn_in=0,
+  sequence_length=40,
+)
 REPLAY = replay.PrioritizedConfig(
   replay_batch_size=32,
   replay_ratio=8.0,
@@ -91,6 +98,7 @@ def test_only_noise_finds_the_treasure(noise_scale, tmp_path):
       value_max=1.0,
       noise_scale=noise_scale,
       max_gradient_norm=10.0,
+      target_period=100,
     ),
     num_envs=8,
     learner=learner.Config(unroll_length=4),

@@ -273,6 +273,24 @@ def vectors_of_choices():
   return Acting(spaces.MultiDiscrete([2, 5], start=[1, 0]))
 
 
+class Bandit(gymnasium.Env):
+  """Shows bytes, and ends with each action: one pays 7 or 0, one always 2."""
+
+  observation_space = spaces.Box(0, 255, (8, 8, 3), np.uint8)
+  action_space = spaces.Discrete(2)
+
+  def reset(self, *, seed=None, options=None):
+    super().reset(seed=seed)
+    return self._picture(), {}
+
+  def step(self, action):
+    reward = 7.0 * self.np_random.integers(2) if action == 0 else 2.0
+    return self._picture(), reward, True, False, {}
+
+  def _picture(self):
+    return np.arange(192, dtype=np.uint8).reshape(8, 8, 3)
+
+
 class Hanging(Counting):
   """`Counting` whose steps do not return any more after so many."""
 

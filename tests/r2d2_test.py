@@ -27,7 +27,7 @@ def config_of(kind=r2d2.Config, **fields):
   defaults = {"hidden_sizes": (8,), "n_step": N, "reward_scale": 1.0}
   if kind is r2d2.Config:
     sizes = {"lstm_size": 6, "burn_in": BURN_IN, "sequence_length": SEQUENCE}
-    defaults |= sizes | {"epsilon_end": 0.5}
+    defaults |= sizes | {"epsilon_ladder": False, "epsilon_end": 0.5}
   return kind(**defaults | fields)
 
 

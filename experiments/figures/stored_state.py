@@ -99,13 +99,7 @@ def result(
   burn_in: int,
 ) -> Result:
   """Measures a run, which is trained if it is not there."""
-  agent = r2d2.Config(
-    max_gradient_norm=40.0,
-    epsilon_ladder=True,
-    lstm_size=64,
-    stored_state=stored_state,
-    burn_in=burn_in,
-  )
+  agent = r2d2.Config(stored_state=stored_state, burn_in=burn_in)
   config = sync.Config(
     env=envs.Config(
       observation_transform="seedx.envs.transforms:hide_velocities"

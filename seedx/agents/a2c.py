@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Mapping
+from typing import Self
 
 import jax
 
@@ -13,6 +14,25 @@ from seedx.agents import base, policy_gradient
 @dataclasses.dataclass(frozen=True)
 class Config(policy_gradient.Config):
   """A2C's hyper-parameters: those of every actor-critic."""
+
+  td_lambda: float = 0.95
+
+  def for_images(self) -> Self:
+    """Returns a copy for Atari; not measured."""
+    return dataclasses.replace(super().for_images(), learning_rate=7e-4)
+
+  def for_continuous(self) -> Self:
+    """Returns a copy for continuous actions.
+
+    Pendulum-v1 in `sync`, seeds 0 to 2: -382, -365, -417 (with a discount of
+    0.95: -323, -211, -1,066).
+    """
+    return dataclasses.replace(
+      super().for_continuous(),
+      learning_rate=1e-3,
+      discount=0.9,
+      normalize_observations=True,
+    )
 
   def make(
     self,

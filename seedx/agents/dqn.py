@@ -2,11 +2,15 @@
 
 import dataclasses
 import functools
+from typing import Self
 
 import jax
 
-from seedx import losses, types
+from seedx import losses, replay, types
 from seedx.agents import base, value_based
+
+# What it is trained with in one process.
+REPLAY = replay.Config(replay_ratio=8.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,6 +23,10 @@ class Config(value_based.Config):
     rescale: value function rescaling, for large returns.
   """
 
+  learning_rate: float = 5e-4
+  max_gradient_norm: float = 10.0
+  hidden_sizes: tuple[int, ...] = (128, 128)
+  target_period: int = 200
   huber_delta: float = 0.0
   rescale: bool = False
 
@@ -26,6 +34,19 @@ class Config(value_based.Config):
     """Raises types.ConfigError for a value out of its range."""
     super().__post_init__()
     types.check_ranges(self, huber_delta=(0.0, types.MOST))
+
+  def for_images(self) -> Self:
+    """Returns a copy for Atari; not measured.
+
+    It is close to Hessel et al. 2018, scaled to one machine.
+    """
+    return dataclasses.replace(
+      super().for_images(),
+      learning_rate=1e-4,
+      huber_delta=1.0,
+      target_period=1000,
+      epsilon_steps=1_000_000,
+    )
 
   def make(
     self,

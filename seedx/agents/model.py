@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 import dm_env.specs
 import flax.linen as nn
@@ -62,6 +62,12 @@ class Config(optimizers.Config):
       self,
       compute_dtype=("float32", "bfloat16"),
       image_torso=tuple(networks.IMAGE_TORSOS),
+    )
+
+  def for_images(self) -> Self:
+    """Returns a copy for Atari: stacked frames, and rewards clipped to 1."""
+    return dataclasses.replace(
+      self, reward_scale=1.0, reward_clip=1.0, stack_frames=4
     )
 
 

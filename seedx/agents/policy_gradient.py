@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import jax
 import jax.numpy as jnp
@@ -54,6 +54,20 @@ class Config(model_lib.Config):
       value_cost=(0.0, types.MOST),
       entropy_cost=(0.0, types.MOST),
       lstm_size=(1, 2**16),
+    )
+
+  def for_continuous(self) -> Self:
+    """Returns a copy for continuous actions, whose entropy has no bound."""
+    return dataclasses.replace(self, entropy_cost=0.0)
+
+  def for_minatar(self) -> Self:
+    """Returns a copy for MinAtar's games, whose images are grids of symbols."""
+    return dataclasses.replace(
+      self,
+      learning_rate=5e-3,
+      entropy_cost=0.01,
+      reward_scale=1.0,
+      image_torso="minatar",
     )
 
 

@@ -5,10 +5,16 @@ Reinforcement Learning", https://openreview.net/forum?id=r1lyTjAqYX.
 """
 
 import dataclasses
+from typing import Self
 
-from seedx import types
+from seedx import replay, types
 from seedx.agents import dqn
 from seedx.agents import windows as windows_lib
+
+# What it is trained with; a sequence is many steps.
+REPLAY = replay.PrioritizedConfig(
+  replay_batch_size=32, priority_exponent=0.9, importance_exponent=0.6
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,11 +40,16 @@ class Config(dqn.Config):
       TD error plus 1 - eta times their mean.
   """
 
+  learning_rate: float = 2e-3
+  max_gradient_norm: float = 40.0
+  hidden_sizes: tuple[int, ...] = (64, 64)
+  target_period: int = 100
+  epsilon_ladder: bool = True
   n_step: int = 5
   dueling: bool = True
   rescale: bool = True
   discount: float = 0.997
-  lstm_size: int = 128
+  lstm_size: int = 64
   burn_in: int = 20
   sequence_length: int = 40
   stored_state: bool = True
@@ -63,6 +74,24 @@ class Config(dqn.Config):
         "expected replayed True: R2D2 learns from sequences of a replay, found"
         " False"
       )
+
+  def for_images(self) -> Self:
+    """Returns a copy for Atari; not measured.
+
+    It is close to Kapturowski et al. 2019, scaled to one machine: an LSTM in
+    place of stacked frames, and rescaled returns in place of clipped rewards.
+    """
+    return dataclasses.replace(
+      self,
+      learning_rate=1e-4,
+      adam_epsilon=1e-3,
+      reward_scale=1.0,
+      hidden_sizes=(512,),
+      lstm_size=512,
+      burn_in=40,
+      sequence_length=80,
+      target_period=2500,
+    )
 
   @property
   def windows(self) -> windows_lib.Windows:

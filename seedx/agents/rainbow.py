@@ -6,13 +6,19 @@ Learning", https://arxiv.org/abs/1710.02298.
 
 import dataclasses
 import functools
+from typing import Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seedx import losses, networks, types
+from seedx import losses, networks, replay, types
 from seedx.agents import base, dqn, value_based
+
+# What it is trained with; `priority_exponent` is one of its components.
+REPLAY = replay.PrioritizedConfig(
+  priority_exponent=0.5, importance_exponent_rise=0.6
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,13 +40,14 @@ class Config(dqn.Config):
       layers without noise.
   """
 
+  hidden_sizes: tuple[int, ...] = (64, 64)
   dueling: bool = True
   epsilon_end: float = 0.0
   epsilon_steps: int = 0
   num_atoms: int = 51
   value_min: float = -10.0
   value_max: float = 10.0
-  noise_scale: float = 0.5
+  noise_scale: float = 0.1
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for a value out of its range.
@@ -70,6 +77,23 @@ class Config(dqn.Config):
         f" returns, found {self.rescale} and {self.huber_delta}; num_atoms 0"
         " has DQN's loss"
       )
+
+  def for_images(self) -> Self:
+    """Returns a copy for Atari; not measured.
+
+    It is close to Hessel et al. 2018, scaled to one machine.
+    """
+    return dataclasses.replace(
+      self,
+      reward_scale=1.0,
+      reward_clip=1.0,
+      stack_frames=4,
+      learning_rate=6.25e-5,
+      adam_epsilon=1.5e-4,
+      hidden_sizes=(512,),
+      noise_scale=0.5,
+      target_period=2000,
+    )
 
   def make(
     self,

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Mapping
+from typing import Self
 
 import jax
 
@@ -31,6 +32,21 @@ class Config(policy_gradient.Config):
       self,
       clip_rho_threshold=(0.0, types.MOST),
       clip_pg_rho_threshold=(0.0, types.MOST),
+    )
+
+  def for_images(self) -> Self:
+    """Returns a copy for Atari, measured on Pong."""
+    return dataclasses.replace(
+      super().for_images(),
+      learning_rate=5e-4,
+      td_lambda=0.95,
+      entropy_cost=0.003,
+    )
+
+  def for_continuous(self) -> Self:
+    """Returns a copy for continuous actions."""
+    return dataclasses.replace(
+      super().for_continuous(), learning_rate=1e-3, discount=0.95
     )
 
   def make(

@@ -1,6 +1,6 @@
 """Training programs, and what is done with the runs that they leave.
 
-What an experiment, a script or a notebook uses is here: `Experiment`, `change`
+What an experiment, a script or a notebook uses is here: `Experiment`, `preset`
 and `main` make a program; `train` and `load` are the same without a command
 line. Each is imported when it is first used (`__init__.pyi` has their types),
 so that who makes an experiment does not import what trains, nor a plot JAX.
@@ -13,9 +13,9 @@ _MODULES = {
   "Experiment": "experiments",
   "Policy": "policies",
   "Run": "training",
-  "change": "configs",
   "load": "policies",
   "main": "programs",
+  "preset": "presets",
   "train": "training",
 }
 

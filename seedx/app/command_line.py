@@ -11,7 +11,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, Any, NoReturn, TypeVar
 
 import tyro
@@ -69,6 +69,7 @@ def parse(
   description: str | None,
   *,
   positional: Sequence[str] = (),
+  unmeasured: Collection[str] = (),
 ) -> C:
   """Reads a command line; exits with status 2 and one line where it is wrong.
 
@@ -79,6 +80,8 @@ def parse(
     description: opens `--help`.
     positional: names of settings that are words without a flag before them. All
       must be given, a tuple as one or more words.
+    unmeasured: names of settings whose values are presets that nobody has
+      measured.
 
   Returns:
     The config with what the command line says.
@@ -88,7 +91,7 @@ def parse(
   if not {"-h", "--help"}.isdisjoint(argv):
     before = {name: setting.default for name, setting in known.items()}
     print(f"usage: {program}", *map(_word, taken), "[options]\n")
-    print(_help(config, before, description, positional))
+    print(_help(config, before, description, positional, unmeasured))
     raise SystemExit(0)
   flags = [x for name, x in known.items() if name not in positional]
   try:
@@ -141,7 +144,17 @@ def option(name: str, value: Any) -> list[str]:
   """A setting as words of a command line: a flag, and its value if any."""
   if isinstance(value, bool):
     return [flag(name) if value else f"--no-{flag(name)[2:]}"]
-  return [flag(name), _shown(value)]
+  return [flag(name), shown(value)]
+
+
+def shown(value: Any) -> str:
+  """Returns a value as a person writes it."""
+  if isinstance(value, Mapping):
+    if any("," in key or "=" in key for key in value):
+      return json.dumps(value)
+    return ",".join(f"{key}={_in_pairs(x)}" for key, x in value.items())
+  listed = isinstance(value, tuple | list)
+  return ",".join(map(str, value)) if listed else str(value)
 
 
 def flag(name: str) -> str:
@@ -208,7 +221,7 @@ def _field(setting: configs.Setting, value: Any) -> tuple[str, Any, Any]:
     metavar=_metavar(setting),
     instance_from_str=lambda words: _read(setting.kind, words[0], name),
     is_instance=lambda _: True,
-    str_from_instance=lambda value: [_shown(value)],
+    str_from_instance=lambda value: [shown(value)],
   )
   return setting.name, Annotated[Any, spec], default
 
@@ -306,16 +319,6 @@ def _json(text: str) -> Any:
     return {"True": True, "False": False}.get(text, text)
 
 
-def _shown(value: Any) -> str:
-  """A value as one gives it."""
-  if isinstance(value, Mapping):
-    if any("," in key or "=" in key for key in value):
-      return json.dumps(value)
-    return ",".join(f"{key}={_in_pairs(x)}" for key, x in value.items())
-  listed = isinstance(value, tuple | list)
-  return ",".join(map(str, value)) if listed else str(value)
-
-
 def _in_pairs(value: Any) -> str:
   """JSON, or a string as it is where it reads as nothing else."""
   plain = isinstance(value, str) and _json(value) == value and "," not in value
@@ -347,6 +350,7 @@ def _help(
   before: Mapping[str, Any],
   description: str | None,
   positional: Sequence[str],
+  unmeasured: Collection[str],
 ) -> str:
   """What `--help` says below its first line.
 
@@ -355,6 +359,7 @@ def _help(
     before: the values that presets may have replaced.
     description: as `parse` takes it.
     positional: as `parse` takes it.
+    unmeasured: as `parse` takes it.
   """
   known, values = configs.settings(config), configs.values(config)
   groups = {"arguments": [_row(x.upper(), known[x].help) for x in positional]}
@@ -366,17 +371,18 @@ def _help(
     if setting.kind is not bool:
       invocation += " " + _metavar(setting)
     sentence = setting.help.removesuffix(".")
-    sentence += _defaults(values[name], before[name])
+    sentence += _defaults(values[name], before[name], name in unmeasured)
     groups.setdefault(heading, []).append(_row(invocation, sentence.strip()))
   parts = [f"{x}:\n" + "\n".join(rows) for x, rows in groups.items() if rows]
   return "\n\n".join([*filter(None, [(description or "").strip()]), *parts])
 
 
-def _defaults(value: Any, before: Any) -> str:
+def _defaults(value: Any, before: Any, is_unmeasured: bool) -> str:
   """What `--help` says of a value and of the one before presets."""
-  said = {"default": _shown(value)}
+  said = {"default": shown(value)}
   if before is not dataclasses.MISSING and before != value:
-    said = {"preset": _shown(value) or "empty", "default": _shown(before)}
+    preset = "preset, not measured" if is_unmeasured else "preset"
+    said = {preset: shown(value) or "empty", "default": shown(before)}
   texts = [f"{key}: {text}" for key, text in said.items() if text]
   return f" ({'; '.join(texts)})" if texts else ""
 

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import operator
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import docstring_parser
@@ -138,6 +138,16 @@ def replaced(config: C, values: Mapping[str, Any]) -> C:
   )
 
 
+def differing(before: Any, after: Any) -> dict[str, Any]:
+  """Returns the settings of `after` that `before` lacks or has otherwise."""
+  old = values(before)
+  return {
+    name: value
+    for name, value in values(after).items()
+    if name not in old or old[name] != value
+  }
+
+
 def beyond_settings(config: Any) -> list[str]:
   """The names of fields that no setting can say, and that were changed."""
   found = []
@@ -148,15 +158,6 @@ def beyond_settings(config: Any) -> list[str]:
     elif not _is_setting(typing.get_type_hints(type(config))[field.name]):
       found += [field.name] if value != _default(field) else []
   return found
-
-
-def change(**values: Any) -> Callable[[C], C]:
-  """A preset: what replaces these settings of a config."""
-
-  def preset(config: C) -> C:
-    return replaced(config, values)
-
-  return preset
 
 
 def _settings(config: Any, path: tuple[str, ...]) -> Iterator[Setting]:

@@ -6,14 +6,13 @@ import importlib.util
 import pathlib
 import sys
 import types as python_types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-import numpy as np
-import tree
-
 import seedx
-from seedx import envs, types
+from seedx import types
+from seedx.app import configs
+from seedx.app import presets as presets_lib
 
 if TYPE_CHECKING:  # It would import JAX.
   from seedx.runtime import process
@@ -26,31 +25,36 @@ _ATTRIBUTE = "EXPERIMENT"
 
 @dataclasses.dataclass(frozen=True)
 class Experiment(Generic[C]):
-  """A pipeline's config, and what changes it for other environments.
+  """A pipeline's config, and its presets for other environments and agents.
 
-  A change is a function from config to config, such as `configs.change` makes.
-  They apply in this order: `images` or `continuous`, `recurrent`, `by_agent`.
+  A preset is a function from config to config, such as `preset` makes. They
+  apply in this order: `images` or `continuous`, `recurrent`, `by_agent`. With
+  `images` and `continuous` come the agent's own values, of its config's methods
+  `for_images` (for MinAtar `for_minatar`) and `for_continuous`, if it has them.
 
   Attributes:
     config: the defaults, with the agent that learns if no other is named.
-    images: changes for observations with images.
-    continuous: changes for continuous actions, without images.
-    recurrent: changes for an agent with a memory.
-    agents: what `--agent` may name, if it may.
-    by_agent: changes for some of them.
+    images: preset for the frames of games; None for none.
+    continuous: preset for continuous actions without images; None for none.
+    recurrent: preset for an agent with a memory.
+    agents: configs that `--agent` may name, if it may.
+    by_agent: presets for some of them.
   """
 
   config: C
-  images: Callable[[C], C] = lambda config: config
-  continuous: Callable[[C], C] = lambda config: config
-  recurrent: Callable[[C], C] = lambda config: config
+  images: presets_lib.Preset | None = None
+  continuous: presets_lib.Preset | None = None
+  recurrent: Callable[[C], C] | None = None
   agents: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   by_agent: Mapping[str, Callable[[C], C]] = dataclasses.field(
     default_factory=dict
   )
 
   def with_agent(self, name: str) -> C:
-    """The defaults with the agent of a name; an empty one is the default's.
+    """Returns the defaults with the agent of a name, and its preset.
+
+    Args:
+      name: of the agent; empty for the default's.
 
     Raises:
       types.ConfigError: there is none of that name.
@@ -63,35 +67,64 @@ class Experiment(Generic[C]):
         f" {name!r}"
       )
     config: Any = self.config
-    return dataclasses.replace(config, agent=self.agents[name])
+    config = dataclasses.replace(config, agent=self.agents[name])
+    return self.by_agent[name](config) if name in self.by_agent else config
 
-  def for_environment(self, config: C, agent: str = "") -> C:
-    """A config changed for its environment, its memory and its agent.
+  def for_environment(
+    self, config: C, agent: str = "", presets: presets_lib.Kind = "auto"
+  ) -> C:
+    """Returns a config with its presets; see `with_presets`."""
+    return self.with_presets(config, agent, presets)[0]
+
+  def with_presets(
+    self, config: C, agent: str = "", presets: presets_lib.Kind = "auto"
+  ) -> tuple[C, list[presets_lib.Applied]]:
+    """Returns a config with its presets, and what each of them changed.
+
+    Args:
+      config: of the pipeline.
+      agent: name of its agent in `agents`; empty for the default's.
+      presets: the kind of environment whose presets apply: "images",
+        "continuous", "none", or "auto" for what the environment is.
 
     Raises:
-      types.ConfigError: the environment does not exist.
+      types.ConfigError: the environment does not exist, or the experiment has
+        no such presets.
     """
-    for change in self.presets(config, agent).values():
-      config = change(config)
-    return config
+    applied = []
+    for name, measured, change in self._presets(config, agent, presets):
+      after = change(config)
+      values = configs.differing(config, after)
+      applied.append(presets_lib.Applied(name, values, measured))
+      config = after
+    return config, applied
 
-  def presets(self, config: C, agent: str = "") -> dict[str, Callable[[C], C]]:
-    """What changes a config for its environment, its memory and its agent.
-
-    Raises:
-      types.ConfigError: the environment does not exist.
-    """
-    spec = envs.spec(config.env)
-    found = {}
-    if _has_images(spec):
-      found["images"] = self.images
-    elif np.issubdtype(spec.action.dtype, np.floating):
-      found["continuous"] = self.continuous
-    if getattr(config.agent, "recurrent", False):
-      found["recurrent"] = self.recurrent
+  def _presets(
+    self, config: C, agent: str, kind: presets_lib.Kind
+  ) -> Iterator[tuple[str, bool, Callable[[C], C]]]:
+    """Yields the name of each preset, whether it is measured, and itself."""
+    if kind not in self.kinds:
+      raise types.ConfigError(
+        f"expected presets {', '.join(self.kinds)}, found {kind!r}"
+      )
+    if kind == "auto":
+      kind = presets_lib.kind(config.env, self.images)
+    preset = {"images": self.images, "continuous": self.continuous}.get(kind)
+    if preset is not None:
+      name = preset.games if kind == "images" else "continuous actions"
+      # What has been measured, has been with the default's agent.
+      measured = preset.measured and agent in ("", self.default_agent)
+      yield name, measured, presets_lib.with_agents(preset, name)
+    if self.recurrent and getattr(config.agent, "recurrent", False):
+      yield "a memory", True, self.recurrent
     if agent in self.by_agent:
-      found[agent] = self.by_agent[agent]
-    return found
+      yield agent, True, self.by_agent[agent]
+
+  @property
+  def kinds(self) -> tuple[str, ...]:
+    """The presets that `--presets` may name."""
+    lacks = {"images": not self.images, "continuous": not self.continuous}
+    return tuple(kind for kind in presets_lib.KINDS if not lacks.get(kind))
 
   @property
   def default_agent(self) -> str:
@@ -199,10 +232,3 @@ def _import_shipped(short: str) -> python_types.ModuleType:
       del sys.modules[name]
       raise
   return sys.modules[name]
-
-
-def _has_images(spec: types.EnvironmentSpec) -> bool:
-  return any(
-    leaf.dtype == np.uint8 and len(leaf.shape) == 3
-    for leaf in tree.flatten(spec.observation)
-  )

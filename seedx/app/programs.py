@@ -22,6 +22,7 @@ from seedx.app import (
   run_dirs,
   training,
 )
+from seedx.app import presets as presets_lib
 from seedx.launch import hosts, joining
 from seedx.runtime import process
 
@@ -31,7 +32,7 @@ class Asked:
   """All that a command line says.
 
   Attributes:
-    chosen: the agent, where there is a choice.
+    chosen: the presets, and the agent where there is a choice.
     run: what the pipeline's process does.
     files: where the run goes.
     process: which process this is, where there are several.
@@ -90,16 +91,18 @@ def read(
     program: how it is called; by its module if empty.
 
   Returns:
-    What it says, and the names of the presets in that.
+    What it says, and a line for each preset in that.
 
   Raises:
     types.ConfigError: what is to be resumed cannot be.
   """
+  defaults, applied = _defaults(experiment, experiments.name_of(module), argv)
   asked = command_line.parse(
-    _defaults(experiment, experiments.name_of(module), argv),
+    defaults,
     argv,
     program or f"python -m {experiments.program_module(module)}",
     sys.modules[module].__doc__,
+    unmeasured={x for one in applied if not one.measured for x in one.values},
   )
   if asked.files.resume:
     before = run_dirs.config(asked.files.resume)
@@ -110,8 +113,7 @@ def read(
         file=sys.stderr,
         flush=True,
       )
-  agent = asked.chosen.agent if asked.chosen else ""
-  return asked, tuple(experiment.presets(asked.run, agent))
+  return asked, [line for x in applied if (line := x.line(asked.run))]
 
 
 def asked_of(experiment: experiments.Experiment[Any], agent: str = "") -> Asked:
@@ -124,12 +126,13 @@ def asked_of(experiment: experiments.Experiment[Any], agent: str = "") -> Asked:
   Raises:
     types.ConfigError: there is no such agent.
   """
-  config = experiment.with_agent(agent)
-  chosen = process = None
+  config, process = experiment.with_agent(agent), None
+  sentence = "the presets that apply; auto takes those of the environment."
+  chosen = _choice("presets", sentence, "auto", experiment.kinds)
   if experiment.agents:
     names = tuple(experiment.agents)
     name = agent or experiment.default_agent
-    chosen = _choice("agent", "what learns.", name, names)
+    chosen = _choice("agent", "what learns.", name, names, type(chosen))
   if roles := _roles(config):
     sentence = "what this process does; 'all' also starts the others."
     names = ("all", "learner", *roles)
@@ -139,14 +142,15 @@ def asked_of(experiment: experiments.Experiment[Any], agent: str = "") -> Asked:
 
 def _defaults(
   experiment: experiments.Experiment[Any], name: str, argv: Sequence[str]
-) -> Asked:
-  """What applies where the command line says nothing.
+) -> tuple[Asked, list[presets_lib.Applied]]:
+  """What applies where the command line says nothing, and the presets in it.
 
-  It depends on the environment, on the agent and on what is resumed.
+  It depends on the environment, on the agent and on what is resumed: a run that
+  resumes has the presets that it began with.
   """
   argv = [word for word in argv if word not in ("-h", "--help")]
   asked = asked_of(experiment)
-  early = ["resume", "trust", *(["agent"] if asked.chosen else [])]
+  early = ["resume", "trust", *(["agent"] if experiment.agents else [])]
   first = command_line.first(asked, early, argv)
   resumed = run_dirs.config(first["resume"]) if first["resume"] else None
   agent = first.get("agent", "")
@@ -160,13 +164,13 @@ def _defaults(
     if not first["trust"]:
       own = command_line.first(asked, early, argv)
       run_dirs.check_code(resumed, first["resume"], own=own)
-    return run_dirs.restored(asked, resumed)
+    return run_dirs.restored(asked, resumed), []
   # What presets depend on.
-  early += ["recurrent"] if "recurrent" in known else []
+  early += ["presets", *(["recurrent"] if "recurrent" in known else [])]
   first = command_line.first(asked, early, argv)
   config = configs.replaced(asked, first).run
-  config = experiment.for_environment(config, agent)
-  return dataclasses.replace(asked, run=config)
+  config, applied = experiment.with_presets(config, agent, first["presets"])
+  return dataclasses.replace(asked, run=config), applied
 
 
 def _choice(
@@ -264,7 +268,8 @@ def _join(
     option: value
     for option, value in configs.in_json(asked).items()
     if option in said
-    and option not in (*run_dirs.OF_A_PROCESS, *run_dirs.OF_THIS_START)
+    and option
+    not in ("presets", *run_dirs.OF_A_PROCESS, *run_dirs.OF_THIS_START)
   }
   addresses = getattr(config, "server_addresses", ())
   listen = addresses[config.server] if role == "server" and addresses else ""

@@ -181,7 +181,7 @@ def run(
     files: where it goes.
     asked: the config that `config.json` is to show; `config` if None.
     experiment: the name of the program that trains, if one does.
-    presets: what the config has been changed for.
+    presets: lines that name what presets have changed.
     alone: whether the pipeline's other processes are started by others.
     sinks: more of them for the lines of metrics.
     stop: ends it early, as a signal does.
@@ -402,12 +402,13 @@ def _rescued(
 def _introduce(
   name: str, env: str, presets: Sequence[str], run_dir: pathlib.Path
 ) -> None:
-  """Says in one line what trains, on what, and where it goes."""
+  """Prints what trains, on what, where it goes, and what presets changed."""
   words = [f"{name} on {env}", devices.described()]
-  words += [f"presets: {', '.join(presets)}"] if presets else []
   with contextlib.suppress(OSError):  # It may be a file on a full disk.
     # Not wrapped: it may be copied.
     print(*words, run_dir, sep=" | ", file=sys.stderr, flush=True)
+    for line in presets:
+      print(line, file=sys.stderr, flush=True)
     if unused := devices.unused():
       print(unused, file=sys.stderr, flush=True)
 

@@ -6,6 +6,7 @@ Nothing here imports JAX, so that a thin actor can use it.
 from seedx.envs.config import (
   Config,
   code_in,
+  games,
   in_one_line,
   is_functional,
   load_function,
@@ -23,6 +24,7 @@ __all__ = [
   "Restarts",
   "check_render",
   "code_in",
+  "games",
   "in_one_line",
   "is_functional",
   "load_function",

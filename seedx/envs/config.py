@@ -85,6 +85,19 @@ def is_functional(config: Config) -> bool:
   return config.env.startswith((SEEDX_PREFIX, JAX_PREFIX))
 
 
+def games(config: Config) -> str:
+  """Returns whose games an environment is one of: "Atari", "MinAtar" or "".
+
+  They are EnvPool's Atari and seedx's MinAtar.
+  """
+  if is_functional(config):
+    own = re.fullmatch(f"{SEEDX_PREFIX}.+-MinAtar", config.env)
+    return "MinAtar" if own else ""
+  registration: Any = importlib.import_module("envpool.registration")
+  known = registration.registry.specs.get(config.env, ("", "", {}))
+  return "Atari" if known[1] == "AtariEnvSpec" else ""
+
+
 def code_in(options: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the settings of a `Config` that make its user run others' code.
 

@@ -1,0 +1,36 @@
+"""Images of one's own, whose rewards are no game's."""
+
+import numpy as np
+import pytest
+
+from experiments import dqn, ppo, seed_vtrace
+from seedx import app, envs
+from tests import programs
+
+pytestmark = pytest.mark.slow
+own_signals = programs.own_signals
+
+_WORDS = {
+  ppo: "--total-steps 6144",
+  dqn: "--total-steps 4000 --epsilon-steps 2000 --replay-min-steps 500"
+  " --replay-batch-size 32 --replay-ratio 3",
+  seed_vtrace: "--total-steps 12000 --num-actors 1 --envs-per-actor 16"
+  " --batch-size 16",
+}
+
+
+@pytest.mark.parametrize("program", _WORDS, ids=lambda x: x.__name__)
+def test_the_better_of_two_actions_is_learned(program, tmp_path):
+  """Where rewards are clipped to 1, it is the worse one."""
+  words = ["--env", "tests.own_envs:Bandit", "--run-dir", str(tmp_path)]
+  words += ["--checkpoint-every-seconds", "1000", "--quiet"]
+  assert programs.main(program, [*words, *_WORDS[program].split()]) == 0
+  policy = app.load(tmp_path, trust=True)
+  environment = envs.make(policy.env, num_envs=1)
+  try:
+    environment.reset()
+    rows = environment.recv()
+  finally:
+    environment.close()
+  action, _ = policy.act(rows.timestep, policy.initial_state(1))
+  np.testing.assert_array_equal(action, [0])
