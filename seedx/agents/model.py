@@ -97,7 +97,8 @@ class Model:
   """A network for an environment; its methods are functions of `Variables`.
 
   Attributes:
-    spec: the environment's observations and actions.
+    spec: the environment's actions, and those of its observations that the
+      network sees. An observation may have more of them.
     config: the hyper-parameters.
     network: it sees the observation without the action mask.
   """
@@ -117,7 +118,8 @@ class Model:
     """Makes the model for an environment.
 
     Args:
-      spec: the environment's observations and actions.
+      spec: the environment's actions, and those of its observations that the
+        network sees, see `types.EnvironmentSpec.without`.
       config: the hyper-parameters.
       head: maps features to what the agent needs.
       lstm_size: units of an LSTM after the torso; 0 for none.
@@ -262,8 +264,8 @@ def _check_use(config: Config, observation: list[dm_env.specs.Array]) -> None:
 def _without_mask(
   spec: types.EnvironmentSpec, observation: types.Tree
 ) -> tuple[types.Tree, types.Tree | None]:
-  """Splits an observation, or its specs, into the rest and its action mask."""
-  if spec.action_mask is None:
+  """Splits an observation, or its specs, into what is seen and its mask."""
+  if not isinstance(spec.observation, dict):
     return observation, None
-  rest = {k: v for k, v in observation.items() if k != spec.action_mask}
-  return rest, observation[spec.action_mask]
+  seen = {k: observation[k] for k in spec.observation if k != spec.action_mask}
+  return seen, observation[spec.action_mask] if spec.action_mask else None
