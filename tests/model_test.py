@@ -1,7 +1,10 @@
-"""Models: what of an observation they see."""
+"""Models: what of an observation they see, and what reaches their head."""
 
+import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
+import pytest
 from dm_env import specs
 
 from seedx import networks, types
@@ -59,3 +62,43 @@ def test_a_spec_without_its_mask_has_all_actions():
   assert SPEC.without("state").action_mask == "legal"
   assert SPEC.without("state", "legal").action_mask is None
   assert [*SPEC.without("state", "legal").observation] == ["board"]
+
+
+class Critic(nn.Module):
+  """Q of actions, a sum that shows them."""
+
+  @nn.compact
+  def __call__(self, features, action):
+    return nn.Dense(1)(features)[..., 0] + jnp.sum(action, axis=-1)
+
+
+@pytest.mark.parametrize("towers", [1, 2])
+def test_an_action_reaches_the_head(towers):
+  spec = types.EnvironmentSpec(
+    VECTOR, specs.BoundedArray((2,), np.float32, -1.0, 1.0)
+  )
+
+  class Critics(nn.Module):
+    """One for each tower."""
+
+    @nn.compact
+    def __call__(self, *features, action):
+      return jnp.stack([Critic()(x, action) for x in features])
+
+  own = model.Model.make(
+    spec, model.Config(hidden_sizes=(8,)), Critics(), towers
+  )
+  variables = own.init(jax.random.key(0), with_action=True)
+  inputs = inputs_of(spec, 0)
+  action = np.random.default_rng(0).normal(size=(*ROWS, 2)).astype(np.float32)
+  values = [
+    own.unroll(variables, inputs, own.initial_core_state(3), action=x).head
+    for x in (action, np.zeros_like(action))
+  ]
+  assert values[0].shape == (towers, *ROWS)
+  np.testing.assert_allclose(
+    values[0] - values[1],
+    np.broadcast_to(action.sum(-1), values[0].shape),
+    rtol=1e-5,
+    atol=1e-6,
+  )

@@ -74,10 +74,10 @@ class Windows(NamedTuple):
     transitions: T, those after them; the last n - 1 are not learned from, since
       their returns would have fewer than n steps.
     whole_unrolls: see `base.Needs`.
-    stored_state: begin with the LSTM state that acting had; else with zeros.
+    stored_state: begin with the state of the memory that acting had; else with
+      that of an episode's start.
     priority_max_share: eta; the priority of a window is eta times the largest
       TD error plus 1 - eta times their mean, in which those of resets are 0.
-    lstm_size: units of an LSTM; 0 for none.
   """
 
   burn_in: int
@@ -85,7 +85,6 @@ class Windows(NamedTuple):
   whole_unrolls: bool = False
   stored_state: bool = True
   priority_max_share: float = 0.0
-  lstm_size: int = 0
 
 
 class Acting(NamedTuple):
@@ -297,8 +296,7 @@ def _model(
     config.hidden_sizes[-1],
     jnp.dtype(config.compute_dtype),
   )
-  lstm_size = config.windows.lstm_size if config.windows else 0
-  return model_lib.Model.make(spec, config, head, lstm_size)
+  return model_lib.Model.make(spec, config, head)
 
 
 def _decay_updates(config: Config, horizon: base.Horizon | None) -> float:
@@ -539,8 +537,8 @@ class _QNetwork:
     if self.windows is not None:
       burn_in = self.windows.burn_in
       if not self.windows.stored_state:
-        lstm = jax.tree.map(jnp.zeros_like, core_state.lstm)
-        core_state = core_state._replace(lstm=lstm)
+        start = self.model.initial_core_state(len(unroll.version[0]))
+        core_state = core_state._replace(memory=start.memory)
     if burn_in:
       before = jax.tree.map(lambda x: x[:burn_in], unroll.inputs)
       core_state = jax.lax.stop_gradient(
@@ -567,7 +565,7 @@ class _QNetwork:
     return (
       self.bootstraps
       and self.windows is not None
-      and not self.windows.lstm_size
+      and not self.model.network.recurrent
       and len(done.action) == self.config.n_step
     )
 
