@@ -121,6 +121,16 @@ class EnvironmentSpec:
   frames_per_step: int = 1
   action_mask: str | None = None
 
+  def without(self, *keys: str) -> "EnvironmentSpec":
+    """Returns the spec without these keys of `observation`.
+
+    A model that is made with it does not see them; `Agent.step` and the loss
+    still do.
+    """
+    kept = {k: v for k, v in self.observation.items() if k not in keys}
+    mask = None if self.action_mask in keys else self.action_mask
+    return dataclasses.replace(self, observation=kept, action_mask=mask)
+
 
 class Rows(NamedTuple):
   """The latest time steps of some of an actor's environments.

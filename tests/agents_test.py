@@ -84,6 +84,11 @@ KINDS = {
     specs.BoundedArray((2,), np.float32, -1.0, [1.0, 3.0]),
     config={"recurrent": True, "lstm_size": 8, "compute_dtype": "bfloat16"},
   ),
+  "apart": Kind(VECTOR, config={"towers": "apart"}),
+  "apart_recurrent": Kind(
+    {"a": VECTOR, "b": IMAGE},
+    config={"recurrent": True, "lstm_size": 8, "towers": "apart"},
+  ),
   "normalized": Kind(
     {"joints": VECTOR, "choice": specs.DiscreteArray(3)},
     config={"normalize_observations": True},
@@ -248,6 +253,7 @@ SLOW = [
   *(("vtrace", "image"), ("vtrace", "integer"), ("vtrace", "continuous")),
   *(("vtrace", "several_choices"), ("vtrace", "recurrent")),
   *(("vtrace", "dict_bfloat16"), ("ppo", "masked"), ("ppo", "recurrent")),
+  *(("vtrace", "apart_recurrent"), ("ppo", "apart")),
   *(("dqn", "image"), ("dqn", "integer"), ("dqn", "normalized")),
   *(("r2d2", "image"), ("r2d2", "masked"), ("rainbow", "image")),
 ]
@@ -693,6 +699,7 @@ def test_any_optax_optimizer_takes_the_place_of_ours(names):
     *({"discount": x} for x in (-0.1, 1.1, float("nan"))),
     *({"learning_rate": float("inf")}, {"learning_rate_end": 1.1}),
     *({"td_lambda": -0.1}, {"lstm_size": 0}, {"stack_frames": 65}),
+    {"towers": "tied"},
     *({"compute_dtype": "float16"}, {"hidden_sizes": (64, 0)}),
     *({"max_gradient_norm": 0.0}, {"value_cost": -1.0}, {"reward_clip": -1.0}),
     *({"entropy_cost": -1.0}, {"reward_scale": float("nan")}),
@@ -732,6 +739,22 @@ def test_an_lstm_is_there_where_it_is_asked_for():
     core_state = jax.eval_shape(lambda a=agent: a.initial_core_state(3))
     shapes = [x.shape for x in jax.tree.leaves(core_state)]
     assert shapes == [(3, size)] * 2 * recurrent
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_towers_apart_are_twice_what_is_shared(recurrent):
+  def parts(towers):
+    agent = Case("a2c", towers=towers, recurrent=recurrent, lstm_size=6).agent
+    params = jax.eval_shape(agent.init, KEY).params["params"]
+    return jax.tree.map(lambda x: x.shape, params)
+
+  shared, apart = parts("shared"), parts("apart")
+  names = ["LSTM", "Torso"] if recurrent else ["Torso"]
+  assert sorted(shared) == [*(f"{x}_0" for x in names), "head"]
+  assert sorted(apart) == sorted([*shared, *(f"{x}_1" for x in names)])
+  for name in names:
+    assert apart[f"{name}_0"] == apart[f"{name}_1"] == shared[f"{name}_0"]
+  assert apart["head"] == shared["head"]
 
 
 def test_what_has_no_gradients_to_share_is_refused():

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, Self
 
 import dm_env.specs
@@ -70,6 +71,11 @@ class Config(optimizers.Config):
       self, reward_scale=1.0, reward_clip=1.0, stack_frames=4
     )
 
+  @property
+  def memory(self) -> nn.Module | None:
+    """The core after each torso, see `networks.Core`; None for none."""
+    return None
+
 
 class Variables(NamedTuple):
   """The variables of a model.
@@ -102,7 +108,8 @@ class Model:
   """A network for an environment; its methods are functions of `Variables`.
 
   Attributes:
-    spec: the environment's observations and actions.
+    spec: the environment's actions, and those of its observations that the
+      network sees. An observation may have more of them.
     config: the hyper-parameters.
     network: it sees the observation without the action mask.
   """
@@ -117,38 +124,40 @@ class Model:
     spec: types.EnvironmentSpec,
     config: Config,
     head: nn.Module,
-    lstm_size: int = 0,
+    towers: int = 1,
   ) -> "Model":
     """Makes the model for an environment.
 
     Args:
-      spec: the environment's observations and actions.
+      spec: the environment's actions, and those of its observations that the
+        network sees, see `types.EnvironmentSpec.without`.
       config: the hyper-parameters.
-      head: maps features to what the agent needs.
-      lstm_size: units of an LSTM after the torso; 0 for none.
+      head: maps the features of each tower to what the agent needs.
+      towers: torsos, each with a memory of its own if there is one.
 
     Raises:
       types.ConfigError: an option has no effect on such observations.
     """
     observation, _ = _without_mask(spec, spec.observation)
-    _check_use(config, jax.tree.leaves(observation))
+    leaves = tuple(jax.tree.leaves(observation))
+    _check_use(config, leaves)
     network = networks.Network(
-      observation=tuple(jax.tree.leaves(observation)),
+      observation=leaves,
       action=spec.action,
       head=head,
-      sizes=config.hidden_sizes,
-      image_torso=config.image_torso,
+      towers=tuple(_tower(config, leaves, i) for i in range(towers)),
       stack_frames=config.stack_frames,
-      lstm_size=lstm_size,
-      # A torso unpickled from another process may have the id of a module made
-      # here, and Flax would confuse them; a copy gets a new id.
-      torso=copy.deepcopy(config.torso),
       dtype=jnp.dtype(config.compute_dtype),
     )
     return cls(spec, config, network)
 
-  def init(self, rng_key: jax.Array) -> Variables:
-    """Initial variables."""
+  def init(self, rng_key: jax.Array, *, with_action: bool = False) -> Variables:
+    """Initial variables.
+
+    Args:
+      rng_key: for the parameters.
+      with_action: whether the head takes an action.
+    """
     inputs = jax.tree.map(
       lambda x: jnp.asarray(x)[None], acting_step.zero_inputs(self.spec, 1)
     )
@@ -158,6 +167,7 @@ class Model:
       rng_key,
       inputs._replace(timestep=timestep),
       self.network.initial_core_state(1),
+      action=inputs.action_tm1 if with_action else None,
     )
     statistics: types.Tree = ()
     if self.config.normalize_observations:
@@ -176,6 +186,7 @@ class Model:
     core_state: types.Tree,
     rng_key: jax.Array | None = None,
     at: jax.Array | None = None,
+    action: jax.Array | None = None,
   ) -> Output:
     """The network's outputs for inputs `[T, B, ...]`.
 
@@ -185,6 +196,7 @@ class Model:
       core_state: `[B, ...]`, before the first step.
       rng_key: for the noise of noisy layers; None for none.
       at: `[K, B]`, see `networks.Network`; the outputs are `[K, B, ...]`.
+      action: `[T, B, ...]`, for a head that takes one, such as a critic's.
     """
     observation, mask = _without_mask(self.spec, inputs.timestep.observation)
     if self.config.normalize_observations:
@@ -198,6 +210,7 @@ class Model:
       inputs._replace(timestep=timestep),
       core_state,
       at,
+      action,
       rngs=None if rng_key is None else {networks.NOISE: rng_key},
     )
     if at is not None:
@@ -248,7 +261,33 @@ def count_batch(state: base.AgentState, moments: types.Tree) -> base.AgentState:
   )
 
 
-def _check_use(config: Config, observation: list[dm_env.specs.Array]) -> None:
+def _tower(
+  config: Config, observation: tuple[dm_env.specs.Array, ...], index: int
+) -> networks.Tower:
+  """The modules of a tower, whose names no other tower has.
+
+  A module unpickled from another process may have the id of one made here, and
+  Flax would confuse them; a copy gets a new id.
+  """
+  torso: nn.Module = networks.Torso(
+    observation=observation,
+    sizes=config.hidden_sizes,
+    image_torso=config.image_torso,
+    dtype=jnp.dtype(config.compute_dtype),
+    name=f"Torso_{index}",
+  )
+  if config.torso is not None:
+    name = f"torso_{index}" if index else "torso"
+    torso = copy.deepcopy(config.torso).clone(name=name)
+  core = copy.deepcopy(config.memory)
+  if core is not None:
+    core = core.clone(name=f"{type(core).__name__}_{index}")
+  return networks.Tower(torso, core)
+
+
+def _check_use(
+  config: Config, observation: Sequence[dm_env.specs.Array]
+) -> None:
   """Refuses options that have no effect on such observations."""
   if config.stack_frames > 1 and not any(map(networks.is_image, observation)):
     raise types.ConfigError(
@@ -267,8 +306,8 @@ def _check_use(config: Config, observation: list[dm_env.specs.Array]) -> None:
 def _without_mask(
   spec: types.EnvironmentSpec, observation: types.Tree
 ) -> tuple[types.Tree, types.Tree | None]:
-  """Splits an observation, or its specs, into the rest and its action mask."""
-  if spec.action_mask is None:
+  """Splits an observation, or its specs, into what is seen and its mask."""
+  if not isinstance(spec.observation, dict):
     return observation, None
-  rest = {k: v for k, v in observation.items() if k != spec.action_mask}
-  return rest, observation[spec.action_mask]
+  seen = {k: observation[k] for k in spec.observation if k != spec.action_mask}
+  return seen, observation[spec.action_mask] if spec.action_mask else None

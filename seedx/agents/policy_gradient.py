@@ -2,8 +2,9 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
@@ -35,8 +36,12 @@ class Config(model_lib.Config):
       after one step, with 1 only at the unroll's end.
     value_cost: weight of the value loss.
     entropy_cost: weight of the entropy bonus.
-    recurrent: add an LSTM to the network.
-    lstm_size: units of the LSTM.
+    recurrent: add a memory to the network.
+    lstm_size: units of the LSTM that is the memory.
+    core: your own Flax module as the memory instead of the LSTM, see
+      `networks.Core`.
+    towers: whether policy and value share a torso and a memory, or each has its
+      own.
   """
 
   td_lambda: float = 1.0
@@ -44,6 +49,8 @@ class Config(model_lib.Config):
   entropy_cost: float = 0.01
   recurrent: bool = False
   lstm_size: int = 128
+  core: nn.Module | None = None
+  towers: Literal["shared", "apart"] = "shared"
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for a value out of its range."""
@@ -55,6 +62,19 @@ class Config(model_lib.Config):
       entropy_cost=(0.0, types.MOST),
       lstm_size=(1, 2**16),
     )
+    types.check_choices(self, towers=("shared", "apart"))
+    if self.core is not None and not self.recurrent:
+      raise types.ConfigError(
+        "expected recurrent True with a core of your own, found False"
+      )
+
+  @property
+  def memory(self) -> nn.Module | None:
+    """The core, or an LSTM, if it is recurrent."""
+    if not self.recurrent:
+      return None
+    dtype = jnp.dtype(self.compute_dtype)
+    return self.core or networks.LSTM(self.lstm_size, dtype)
 
   def for_continuous(self) -> Self:
     """Returns a copy for continuous actions, whose entropy has no bound."""
@@ -293,21 +313,19 @@ class Policy:
     """Makes the policy for an environment."""
     distribution = distributions.for_spec(spec.action)
     head = networks.PolicyValueHead(distribution.num_parameters)
-    lstm_size = config.lstm_size if config.recurrent else 0
-    return cls(
-      model_lib.Model.make(spec, config, head, lstm_size), distribution
-    )
+    towers = 2 if config.towers == "apart" else 1
+    return cls(model_lib.Model.make(spec, config, head, towers), distribution)
 
   @property
   def in_blocks(self) -> bool:
     """Whether blocks of a batch are faster on CPU; see `blocks`.
 
-    An LSTM's steps come one after another, in each block again, and few images
+    A memory's steps come one after another, in each block again, and few images
     fill a cache.
     """
     network = self.model.network
     images = any(map(networks.is_image, network.observation))
-    return not network.lstm_size and not images
+    return not network.recurrent and not images
 
   def step(
     self,

@@ -1,4 +1,4 @@
-"""Recurrent replay distributed DQN: an LSTM, trained from stored sequences.
+"""Recurrent replay distributed DQN: a memory, trained on stored sequences.
 
 Kapturowski et al. 2019, "Recurrent Experience Replay in Distributed
 Reinforcement Learning", https://openreview.net/forum?id=r1lyTjAqYX.
@@ -7,7 +7,10 @@ Reinforcement Learning", https://openreview.net/forum?id=r1lyTjAqYX.
 import dataclasses
 from typing import Self
 
-from seedx import replay, types
+import flax.linen as nn
+import jax.numpy as jnp
+
+from seedx import networks, replay, types
 from seedx.agents import dqn
 from seedx.agents import windows as windows_lib
 
@@ -23,19 +26,20 @@ class Config(dqn.Config):
 
   A window is a sequence: `burn_in` steps, then `sequence_length` transitions. A
   new one starts every `unroll_length` steps, so sequences overlap. They cross
-  the ends of episodes: there the LSTM is reset and returns are cut, so nothing
-  is padded. The loss is a mean over steps; the paper has the sum over the steps
-  of a sequence. The LSTM also sees the previous action and reward; with size 0
-  there is none.
+  the ends of episodes: there the memory is reset and returns are cut, so
+  nothing is padded. The loss is a mean over steps; the paper has the sum over
+  the steps of a sequence. The memory also sees the previous action and reward.
 
   Attributes:
-    lstm_size: units of the LSTM.
-    burn_in: steps that only warm the LSTM up, with no gradient; the online and
-      the target network do so each with its own parameters.
-    sequence_length: transitions after the burn-in. What the LSTM is to remember
+    lstm_size: units of the LSTM that is the memory; 0 for none.
+    core: your own Flax module as the memory instead of the LSTM, see
+      `networks.Core`.
+    burn_in: steps that only warm the memory up, with no gradient; the online
+      and the target network do so each with its own parameters.
+    sequence_length: transitions after the burn-in. What is to be remembered
       must fit into them: no gradient goes further back.
-    stored_state: begin a sequence with the LSTM's state of when it was acted;
-      else with zeros.
+    stored_state: begin a sequence with the memory's state of when it was acted;
+      else with that of an episode's start.
     priority_max_share: eta of the priority of a sequence, eta times its largest
       TD error plus 1 - eta times their mean.
   """
@@ -50,6 +54,7 @@ class Config(dqn.Config):
   rescale: bool = True
   discount: float = 0.997
   lstm_size: int = 64
+  core: nn.Module | None = None
   burn_in: int = 20
   sequence_length: int = 40
   stored_state: bool = True
@@ -103,5 +108,11 @@ class Config(dqn.Config):
       whole_unrolls=True,
       stored_state=self.stored_state,
       priority_max_share=self.priority_max_share,
-      lstm_size=self.lstm_size,
     )
+
+  @property
+  def memory(self) -> nn.Module | None:
+    """The core, or an LSTM."""
+    if self.core is not None or not self.lstm_size:
+      return self.core
+    return networks.LSTM(self.lstm_size, jnp.dtype(self.compute_dtype))

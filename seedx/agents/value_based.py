@@ -253,7 +253,7 @@ def _model(
     config.stream_size,
     jnp.dtype(config.compute_dtype),
   )
-  return model_lib.Model.make(spec, config, head, config.windows.lstm_size)
+  return model_lib.Model.make(spec, config, head)
 
 
 def _decay_updates(config: Config, horizon: base.Horizon | None) -> float:

@@ -91,10 +91,10 @@ class Windows:
     n_step: n of n-step returns.
     burn_in: steps at the start that only fill what the network remembers.
     whole_unrolls: see `base.Needs`.
-    stored_state: begin with the LSTM state that acting had; else with zeros.
+    stored_state: begin with the state of the memory that acting had; else with
+      that of an episode's start.
     priority_max_share: eta; the priority of a window is eta times the largest
       TD error plus 1 - eta times their mean, in which those of resets are 0.
-    lstm_size: units of an LSTM; 0 for none.
   """
 
   transitions: int | None
@@ -103,7 +103,6 @@ class Windows:
   whole_unrolls: bool = False
   stored_state: bool = True
   priority_max_share: float = 0.0
-  lstm_size: int = 0
 
   @property
   def replayed(self) -> bool:
@@ -149,7 +148,7 @@ class Windows:
     """
     if not self.stored_state:
       start = model.initial_core_state(inputs.timestep.step_type.shape[1])
-      core_state = core_state._replace(lstm=start.lstm)
+      core_state = core_state._replace(memory=start.memory)
     if self.burn_in:
       before = jax.tree.map(lambda x: x[: self.burn_in], inputs)
       core_state = jax.lax.stop_gradient(
@@ -179,7 +178,7 @@ class Windows:
     Then `one_transition` has all that a loss needs which bootstraps once.
     """
     is_one = self.replayed and len(steps.action) == self.n_step
-    return is_one and not model.network.lstm_size
+    return is_one and not model.network.recurrent
 
   def one_transition(self, steps: Steps) -> Steps:
     """The n-step return of each window's first step, as one transition.

@@ -24,7 +24,7 @@ from seedx.app import command_line, configs, experiments
 C = TypeVar("C")
 
 # The format of a run's directory; no other is read.
-FORMAT = 3
+FORMAT = 4
 
 # Files of a run.
 CONFIG = "config.json"

@@ -10,7 +10,13 @@ from seedx.networks.heads import (
   QHead,
 )
 from seedx.networks.lstm import LSTM
-from seedx.networks.network import CoreState, Network, steps_at
+from seedx.networks.network import (
+  Core,
+  CoreState,
+  Network,
+  Tower,
+  steps_at,
+)
 from seedx.networks.noisy import NOISE, NoisyDense
 from seedx.networks.torsos import (
   IMAGE_TORSOS,
@@ -30,6 +36,7 @@ __all__ = [
   "CategoricalQ",
   "CategoricalQHead",
   "Conv",
+  "Core",
   "CoreState",
   "FrameStack",
   "ImpalaResNet",
@@ -41,6 +48,7 @@ __all__ = [
   "QHead",
   "SmallCNN",
   "Torso",
+  "Tower",
   "is_image",
   "steps_at",
 ]

@@ -32,11 +32,20 @@ class PolicyValueHead(nn.Module):
   num_policy_parameters: int
 
   @nn.compact
-  def __call__(self, features: jax.Array) -> PolicyValue:
-    """Maps `[..., F]` to `PolicyValue` of `[...]` each."""
+  def __call__(
+    self, features: jax.Array, value_features: jax.Array | None = None
+  ) -> PolicyValue:
+    """Maps features to a policy and a value.
+
+    Args:
+      features: `[..., F]`.
+      value_features: `[..., F]`, those for the value; None for the same.
+    """
+    if value_features is None:
+      value_features = features
     return PolicyValue(
       policy=_linear(self.num_policy_parameters, 0.01)(features),
-      value=_linear(1, 1.0)(features)[..., 0],
+      value=_linear(1, 1.0)(value_features)[..., 0],
     )
 
 

@@ -10,12 +10,6 @@ import jax.numpy as jnp
 State = tuple[jax.Array, jax.Array]
 
 
-def initial_state(batch_size: int, size: int) -> State:
-  """Cell state and output, `[batch_size, size]` float32 zeros each."""
-  zeros = jnp.zeros((batch_size, size), jnp.float32)
-  return zeros, zeros
-
-
 class LSTM(nn.Module):
   """A long short-term memory, reset at the start of an episode.
 
@@ -28,6 +22,11 @@ class LSTM(nn.Module):
 
   size: int
   dtype: Any = jnp.float32
+
+  def initial_state(self, batch_size: int) -> State:
+    """Cell state and output, `[batch_size, size]` float32 zeros each."""
+    zeros = jnp.zeros((batch_size, self.size), jnp.float32)
+    return zeros, zeros
 
   @nn.compact
   def __call__(

@@ -1,7 +1,7 @@
-"""The network of every agent: frame stack, torso, LSTM, head."""
+"""The network of every agent: frame stack, torso, memory, head."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import dm_env.specs
 import flax.linen as nn
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from seedx import types
-from seedx.networks import frame_stack, lstm, torsos
+from seedx.networks import frame_stack, torsos
 
 
 class CoreState(NamedTuple):
@@ -19,52 +19,88 @@ class CoreState(NamedTuple):
   Attributes:
     frames: for each image of the observation, its last frames, see
       `frame_stack.FrameStack`.
-    lstm: the LSTM's state, or () without one.
+    memory: for each tower the state of its core, or () without one.
   """
 
   frames: tuple[types.Array, ...]
-  lstm: types.Tree
+  memory: tuple[types.Tree, ...]
+
+
+class Core(Protocol):
+  """A Flax module with a memory, such as `lstm.LSTM`."""
+
+  def initial_state(self, batch_size: int) -> types.Tree:
+    """The state at the start of an episode, a nest of `[batch_size, ...]`."""
+
+  def __call__(
+    self, features: jax.Array, step_type: jax.Array, state: types.Tree
+  ) -> tuple[jax.Array, types.Tree]:
+    """Unrolls the core over a stream; a step is a stream of length 1.
+
+    Args:
+      features: `[T, B, F]`.
+      step_type: `[T, B]`; a FIRST step starts from the initial state.
+      state: `[B, ...]`, before the first step.
+
+    Returns:
+      Features `[T, B, G]`, and the state after the last step.
+    """
+
+
+class Tower(NamedTuple):
+  """The modules from observations to features.
+
+  Attributes:
+    torso: maps the observation's nest `[T * B, ...]`, with stacked images, to
+      features `[T * B, F]`.
+    core: a `Core` after it; None for no memory.
+  """
+
+  torso: nn.Module
+  core: nn.Module | None = None
 
 
 class Network(nn.Module):
-  """Frame stack, torso, an optional LSTM, and a head.
+  """Frame stack, torso, an optional memory, and a head.
 
-  The LSTM sees the torso's features, the previous action and the reward, as in
-  IMPALA (Espeholt et al. 2018, https://arxiv.org/abs/1802.01561, figure 3).
+  The memory sees the torso's features, the previous action and the reward, as
+  in IMPALA (Espeholt et al. 2018, https://arxiv.org/abs/1802.01561, figure 3).
 
   Attributes:
     observation: the leaves of the observation's nest of specs.
     action: the action spec.
-    head: maps features `[T, B, F]` to a nest of `[T, B, ...]`.
-    sizes: units of the MLP's layers.
-    image_torso: one of `torsos.IMAGE_TORSOS`.
+    head: maps the features `[T, B, F]` of each tower to a nest of `[T, B,
+      ...]`; it takes `action`, too, where the network is given one.
+    towers: their modules keep the names that they have.
     stack_frames: frames in a stack of images.
-    lstm_size: units of the LSTM; 0 for none.
-    torso: maps the observation's nest `[T * B, ...]`, with stacked images, to
-      features `[T * B, F]`; None for `torsos.Torso`.
     dtype: of the computation; parameters are float32.
   """
+
+  preserve_adopted_names = True
 
   observation: tuple[dm_env.specs.Array, ...]
   action: dm_env.specs.Array
   head: nn.Module
-  sizes: Sequence[int] = (64, 64)
-  image_torso: str = "nature"
+  towers: Sequence[Tower]
   stack_frames: int = 1
-  lstm_size: int = 0
-  torso: nn.Module | None = None
   dtype: Any = jnp.float32
 
+  @property
+  def recurrent(self) -> bool:
+    """Whether it has a memory beside its stacks of frames."""
+    return any(tower.core is not None for tower in self.towers)
+
   def initial_core_state(self, batch_size: int) -> CoreState:
-    """The core state at the start of an episode, `[batch_size, ...]` zeros."""
+    """The core state at the start of an episode, `[batch_size, ...]`."""
     stack = frame_stack.FrameStack(self.stack_frames)
     frames = tuple(
       stack.initial_state(batch_size, spec.shape, spec.dtype)
       for spec in self.observation
       if torsos.is_image(spec)
     )
-    cell = lstm.initial_state(batch_size, self.lstm_size)
-    return CoreState(frames, cell if self.lstm_size else ())
+    cores = (tower.core for tower in self.towers)
+    memory = (() if x is None else x.initial_state(batch_size) for x in cores)
+    return CoreState(frames, tuple(memory))
 
   @nn.compact
   def __call__(
@@ -72,6 +108,7 @@ class Network(nn.Module):
     inputs: types.Inputs,
     core_state: CoreState,
     at: jax.Array | None = None,
+    action: jax.Array | None = None,
   ) -> tuple[types.Tree, CoreState]:
     """Unrolls the network over a stream; a step is a stream of length 1.
 
@@ -79,31 +116,38 @@ class Network(nn.Module):
       inputs: `[T, B, ...]`.
       core_state: `[B, ...]`, before the first step.
       at: `[K, B]` int, the time steps of which there are outputs, if there is
-        no LSTM; None for all.
+        no memory; None for all.
+      action: `[T, B, ...]`, what the head takes as `action`; None for a head
+        that takes none.
 
     Returns:
       The head's outputs, a nest of `[T, B, ...]`, or `[K, B, ...]`, and the
       core state after the last step.
+
+    Raises:
+      types.ConfigError: a core returned arrays of wrong shapes.
     """
     step_type = inputs.timestep.step_type
     observation, frames = self._stacked(inputs, core_state.frames)
     if at is not None:
-      assert not self.lstm_size
-      observation, step_type = steps_at((observation, step_type), at)
-    # Convolutions run on the merged [T * B]; only the LSTM is scanned.
-    torso = self.torso or torsos.Torso(
-      self.observation, self.sizes, self.image_torso, self.dtype
-    )
-    features = torso(
-      jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), observation)
-    )
-    features = features.reshape(*step_type.shape, -1)
-    cell: types.Tree = ()
-    if self.lstm_size:
-      joined = jnp.concatenate([features, *self._past(inputs)], axis=-1)
-      core = lstm.LSTM(self.lstm_size, self.dtype)
-      features, cell = core(joined, step_type, core_state.lstm)
-    return self.head(features), CoreState(frames, cell)
+      assert not self.recurrent
+      observation, step_type, action = steps_at(
+        (observation, step_type, action), at
+      )
+    # Convolutions run on the merged [T * B]; only a core sees time.
+    merged = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), observation)
+    seen, memory = [], []
+    for tower, before in zip(self.towers, core_state.memory, strict=True):
+      features = tower.torso(merged).reshape(*step_type.shape, -1)
+      after: types.Tree = ()
+      if tower.core is not None:
+        joined = jnp.concatenate([features, *self._past(inputs)], axis=-1)
+        features, after = tower.core(joined, step_type, before)
+        _check(tower.core, features, step_type, before, after)
+      seen.append(features)
+      memory.append(after)
+    given = {} if action is None else {"action": action}
+    return self.head(*seen, **given), CoreState(frames, tuple(memory))
 
   def _stacked(
     self, inputs: types.Inputs, past: tuple[types.Array, ...]
@@ -143,3 +187,28 @@ def steps_at(nest: types.Tree, at: jax.Array) -> types.Tree:
     A nest of `[K, B, ...]`.
   """
   return jax.tree.map(lambda leaf: leaf[at, jnp.arange(at.shape[1])], nest)
+
+
+def _check(
+  core: nn.Module,
+  features: jax.Array,
+  step_type: jax.Array,
+  before: types.Tree,
+  after: types.Tree,
+) -> None:
+  """Checks the shapes of what a core returned; see `Core`."""
+  name = type(core).__name__
+  if features.shape[:-1] != step_type.shape:
+    raise types.ConfigError(
+      f"expected features {[*step_type.shape, 'G']} of the core {name}, found"
+      f" {[*features.shape]}"
+    )
+  wanted, found = (
+    jax.tree.map(lambda x: f"{x.dtype}{[*x.shape]}", state)
+    for state in (before, after)
+  )
+  if found != wanted:
+    raise types.ConfigError(
+      f"expected the core {name} to return a state like that of initial_state,"
+      f" {wanted}, found {found}"
+    )

@@ -3,6 +3,7 @@
 import functools
 
 import dm_env
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -65,14 +66,34 @@ def random_inputs(observation, action, seed=0):
 
 
 @functools.cache
-def make(observation="vector", action="discrete", head="policy", **kwargs):
+def make(
+  observation="vector",
+  action="discrete",
+  head="policy",
+  image_torso="nature",
+  lstm_size=0,
+  stack_frames=1,
+  dtype=jnp.float32,
+  towers=1,
+):
   """A network's `apply`, jitted, its parameters, inputs, and a core state."""
   inputs = random_inputs(OBSERVATIONS[observation], ACTIONS[action])
+  leaves = tuple(jax.tree.leaves(OBSERVATIONS[observation]))
+
+  def tower(index):
+    torso = networks.Torso(
+      leaves, (16,), image_torso, dtype, name=f"Torso_{index}"
+    )
+    lstm = networks.LSTM(lstm_size, dtype, name=f"LSTM_{index}")
+    return networks.Tower(torso, lstm if lstm_size else None)
+
   network = networks.Network(
-    observation=tuple(jax.tree.leaves(OBSERVATIONS[observation])),
+    observation=leaves,
     action=ACTIONS[action],
     head=HEADS[head],
-    **{"sizes": (16,)} | kwargs,
+    towers=tuple(map(tower, range(towers))),
+    stack_frames=stack_frames,
+    dtype=dtype,
   )
   core_state = jax.device_get(network.initial_core_state(BATCH))
   params = helpers.random_params(network, inputs, core_state)
@@ -116,6 +137,7 @@ def changed(before, after):
     {"observation": "image"},
     {"action": "continuous", "lstm_size": 8, "dtype": jnp.bfloat16},
     {"action": "several", "lstm_size": 8, "head": "q"},
+    {"action": "several", "lstm_size": 8, "towers": 2},
     *(
       pytest.param(case, marks=pytest.mark.slow)
       for case in (
@@ -165,8 +187,8 @@ def test_unroll_is_its_steps_one_by_one(case):
   )
   jax.tree.map(
     lambda x, y: np.testing.assert_allclose(x, y, tolerance, tolerance),
-    core_state.lstm,
-    last_state.lstm,
+    core_state.memory,
+    last_state.memory,
   )
 
 
@@ -175,7 +197,9 @@ def test_core_states_are_zeros_of_the_last_frames_and_of_the_lstm():
   camera, chart = core_state.frames
   assert (camera.shape, camera.dtype) == ((BATCH, 2, 36, 36), np.uint8)
   assert (chart.shape, chart.dtype) == ((BATCH, 4, 40, 36), np.uint8)
-  assert [x.shape for x in core_state.lstm] == [(BATCH, 8)] * 2
+  assert [[x.shape for x in memory] for memory in core_state.memory] == [
+    [(BATCH, 8)] * 2
+  ]
   assert not any(x.any() for x in jax.tree.leaves(core_state))
   _, after = jax.eval_shape(apply, params, inputs, core_state)
   assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(
@@ -264,10 +288,99 @@ def test_a_core_state_matters_only_within_an_episode():
   step_type[0, 0] = step_type[2, 1] = FIRST
   inputs = of_types(inputs, step_type)
   before, _ = apply(params, inputs, zeros)
-  for name in ("lstm", "frames"):
+  for name in ("memory", "frames"):
     part = jax.tree.map(lambda x: x + x.dtype.type(1), getattr(zeros, name))
     after, _ = apply(params, inputs, zeros._replace(**{name: part}))
     found = changed(before, after)
     assert not found[:, 0].any()
     assert found[:2, 1:].all()
     assert not found[2:, 1].any()
+
+
+@pytest.mark.parametrize("lstm_size", [0, 8])
+def test_towers_apart_share_nothing(lstm_size):
+  """What belongs to one tower changes the policy or the value, not both."""
+  apply, params, inputs, core_state = make(lstm_size=lstm_size, towers=2)
+  before, _ = apply(params, inputs, core_state)
+  for index, name in enumerate(("policy", "value")):
+    changed_towers = []
+    for part in ("Torso", "LSTM")[: 1 + (lstm_size > 0)]:
+      own = f"{part}_{index}"
+      other = jax.tree.map(lambda x: x + 0.1, params["params"][own])
+      changed_towers.append(
+        ({"params": params["params"] | {own: other}}, core_state)
+      )
+    if lstm_size:
+      memory = [*core_state.memory]
+      memory[index] = jax.tree.map(lambda x: x + 0.5, memory[index])
+      changed_towers.append((params, core_state._replace(memory=tuple(memory))))
+    for other_params, other_state in changed_towers:
+      after, _ = apply(other_params, inputs, other_state)
+      for field in after._fields:
+        differs = np.any(getattr(after, field) != getattr(before, field))
+        assert differs == (field == name)
+
+
+class Critic(nn.Module):
+  """Q of continuous actions."""
+
+  @nn.compact
+  def __call__(self, features, action):
+    joined = jnp.concatenate([features, action], axis=-1)
+    return nn.Dense(1)(nn.relu(nn.Dense(8)(joined)))[..., 0]
+
+
+@pytest.mark.parametrize("at", [None, np.array([[0, 2, 1], [5, 3, 4]])])
+def test_an_action_reaches_the_head_at_its_own_step(at):
+  observation, action = OBSERVATIONS["vector"], ACTIONS["continuous"]
+  inputs = random_inputs(observation, action)
+  network = networks.Network(
+    observation=(observation,),
+    action=action,
+    head=Critic(),
+    towers=(networks.Tower(networks.Torso((observation,), (16,))),),
+  )
+  state = network.initial_core_state(BATCH)
+  taken = inputs.action_tm1
+  params = helpers.random_params(network, inputs, state, None, taken)
+  apply = jax.jit(network.apply)
+  before, _ = apply(params, inputs, state, at, taken)
+  other = taken.copy()
+  other[2] += 1.0
+  after, _ = apply(params, inputs, state, at, other)
+  steps = np.arange(LENGTH)[:, None].repeat(BATCH, axis=1) if at is None else at
+  np.testing.assert_array_equal(after != before, steps == 2)
+
+
+class Wrong(nn.Module):
+  """A core that breaks the contract as it is asked to."""
+
+  features: int = 0
+  state: str = "float32"
+
+  def initial_state(self, batch_size):
+    return jnp.zeros((batch_size, 3))
+
+  def __call__(self, features, step_type, state):
+    return features[self.features :], state.astype(self.state)
+
+
+@pytest.mark.parametrize(
+  ("core", "message"),
+  [
+    (Wrong(features=1), r"expected features \[6, 3, 'G'\] of the core Wrong"),
+    (Wrong(state="int32"), r"float32\[3, 3\], found int32\[3, 3\]"),
+  ],
+)
+def test_a_wrong_core_is_refused_in_words(core, message):
+  observation = OBSERVATIONS["vector"]
+  network = networks.Network(
+    observation=(observation,),
+    action=ACTIONS["discrete"],
+    head=HEADS["q"],
+    towers=(networks.Tower(networks.Torso((observation,), (16,)), core),),
+  )
+  inputs = random_inputs(observation, ACTIONS["discrete"])
+  state = network.initial_core_state(BATCH)
+  with pytest.raises(types.ConfigError, match=message):
+    helpers.random_params(network, inputs, state)

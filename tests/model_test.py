@@ -1,0 +1,104 @@
+"""Models: what of an observation they see, and what reaches their head."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from dm_env import specs
+
+from seedx import networks, types
+from seedx.agents import acting_step, model
+from tests import conftest
+
+VECTOR = specs.Array((3,), np.float32)
+SPEC = types.EnvironmentSpec(
+  observation={
+    "board": VECTOR,
+    "legal": specs.Array((4,), np.float32),
+    "state": {"clock": specs.Array((), np.int32), "seed": VECTOR},
+  },
+  action=specs.DiscreteArray(4),
+  action_mask="legal",
+)
+CONFIG = model.Config(hidden_sizes=(8,), normalize_observations=True)
+ROWS = 5, 3
+
+
+def inputs_of(spec, seed):
+  rng = np.random.default_rng(seed)
+  zeros = acting_step.zero_inputs(spec, 1)
+  inputs = jax.tree.map(lambda x: np.zeros(ROWS + x.shape[1:], x.dtype), zeros)
+  observation = jax.tree.map(
+    lambda x: conftest.random_values(rng, x, ROWS), spec.observation
+  )
+  timestep = inputs.timestep._replace(observation=observation)
+  return inputs._replace(timestep=timestep)
+
+
+def test_a_model_sees_the_keys_of_its_spec_alone():
+  seen = SPEC.without("state")
+  own = model.Model.make(seen, CONFIG, networks.QHead(4))
+  variables = own.init(jax.random.key(0))
+  inputs, other = inputs_of(SPEC, 0), inputs_of(SPEC, 1)
+  hidden = inputs.timestep.observation | {
+    "state": other.timestep.observation["state"]
+  }
+  other = inputs._replace(timestep=inputs.timestep._replace(observation=hidden))
+  few = {key: hidden[key] for key in seen.observation}
+  few = inputs._replace(timestep=inputs.timestep._replace(observation=few))
+  outputs = [
+    own.unroll(variables, x, own.initial_core_state(ROWS[1]))
+    for x in (inputs, other, few)
+  ]
+  moments = [own.moments(variables.statistics, x, None) for x in (inputs, few)]
+  for found, expected in ((outputs[:2], outputs[2]), (moments[:1], moments[1])):
+    for x in found:
+      jax.tree.map(np.testing.assert_array_equal, x, expected)
+  np.testing.assert_array_equal(outputs[0].action_mask, hidden["legal"])
+
+
+def test_a_spec_without_its_mask_has_all_actions():
+  assert SPEC.without("state").action_mask == "legal"
+  assert SPEC.without("state", "legal").action_mask is None
+  assert [*SPEC.without("state", "legal").observation] == ["board"]
+
+
+class Critic(nn.Module):
+  """Q of actions, a sum that shows them."""
+
+  @nn.compact
+  def __call__(self, features, action):
+    return nn.Dense(1)(features)[..., 0] + jnp.sum(action, axis=-1)
+
+
+@pytest.mark.parametrize("towers", [1, 2])
+def test_an_action_reaches_the_head(towers):
+  spec = types.EnvironmentSpec(
+    VECTOR, specs.BoundedArray((2,), np.float32, -1.0, 1.0)
+  )
+
+  class Critics(nn.Module):
+    """One for each tower."""
+
+    @nn.compact
+    def __call__(self, *features, action):
+      return jnp.stack([Critic()(x, action) for x in features])
+
+  own = model.Model.make(
+    spec, model.Config(hidden_sizes=(8,)), Critics(), towers
+  )
+  variables = own.init(jax.random.key(0), with_action=True)
+  inputs = inputs_of(spec, 0)
+  action = np.random.default_rng(0).normal(size=(*ROWS, 2)).astype(np.float32)
+  values = [
+    own.unroll(variables, inputs, own.initial_core_state(3), action=x).head
+    for x in (action, np.zeros_like(action))
+  ]
+  assert values[0].shape == (towers, *ROWS)
+  np.testing.assert_allclose(
+    values[0] - values[1],
+    np.broadcast_to(action.sum(-1), values[0].shape),
+    rtol=1e-5,
+    atol=1e-6,
+  )
