@@ -67,6 +67,22 @@ class Extras(NamedTuple):
   log_prob: jax.Array
 
 
+class Evaluated(NamedTuple):
+  """Steps, evaluated by some parameters.
+
+  Attributes:
+    values: `[T, B]`, V.
+    log_prob: `[T, B]`, log pi(a) of the actions taken.
+    entropy: `[T, B]`, of pi.
+    policy: `[T, B, ...]`, pi; `policy.distribution` is Distrax's.
+  """
+
+  values: jax.Array
+  log_prob: jax.Array
+  entropy: jax.Array
+  policy: distributions.Parameterized
+
+
 class Evaluation(NamedTuple):
   """An unroll, evaluated by the learned parameters.
 
@@ -75,8 +91,9 @@ class Evaluation(NamedTuple):
     log_prob: `[T, B]`, log pi(a) of the actions taken.
     entropy: `[T, B]`, of pi.
     step_type: `[T + 1, B]` int32.
-    reward: `[T + 1, B]`, scaled and clipped.
+    reward: `[T + 1, B]`, normalized, scaled and clipped.
     discount: `[T + 1, B]`, the environment's, times gamma.
+    policy: `[T, B, ...]`, pi; `policy.distribution` is Distrax's.
   """
 
   values: jax.Array
@@ -85,6 +102,17 @@ class Evaluation(NamedTuple):
   step_type: jax.Array
   reward: jax.Array
   discount: jax.Array
+  policy: distributions.Parameterized
+
+  @property
+  def streams(self) -> Sequence[jax.Array]:
+    """All but the policy, as losses of one stream take them; for `jax.vmap`."""
+    return self[:-1]
+
+  @property
+  def steps(self) -> Evaluated:
+    """The T steps without the last time step."""
+    return Evaluated(self.values[:-1], self.log_prob, self.entropy, self.policy)
 
 
 class Loss(Protocol):
@@ -328,16 +356,17 @@ class Policy:
   ) -> Evaluation:
     """Evaluates an unroll `[T + 1, B, ...]`."""
     inputs = unroll.inputs
-    values, log_prob, entropy = self.evaluate_steps(
+    steps = self.evaluate_steps(
       variables, inputs, unroll.action, unroll.core_state
     )
     return Evaluation(
-      values=values,
-      log_prob=log_prob[:-1],
-      entropy=entropy[:-1],
+      values=steps.values,
+      log_prob=steps.log_prob[:-1],
+      entropy=steps.entropy[:-1],
       step_type=inputs.timestep.step_type.astype(jnp.int32),
       reward=self.model.rewards(inputs),
       discount=self.model.discounts(inputs, hyperparameters["discount"]),
+      policy=jax.tree.map(lambda x: x[:-1], steps.policy),
     )
 
   def evaluate_steps(
@@ -346,11 +375,17 @@ class Policy:
     inputs: types.Inputs,
     action: jax.Array,
     core_state: types.Tree,
-  ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Values, log-probabilities and entropies `[T, B]` of T steps."""
+  ) -> Evaluated:
+    """Evaluates T steps `[T, B, ...]`; `core_state` is the network's."""
     output = self.model.unroll(variables, inputs, core_state)
-    policy = self._distribution(output)
-    return output.head.value, policy.log_prob(action), policy.entropy()
+    policy = self._policy(output)
+    distribution = policy.distribution
+    return Evaluated(
+      values=output.head.value,
+      log_prob=distribution.log_prob(action),
+      entropy=distribution.entropy(),
+      policy=policy,
+    )
 
   def _one_step(
     self,
@@ -361,7 +396,7 @@ class Policy:
     """The distribution over actions `[1, B]`, and the next core state."""
     stream = jax.tree.map(lambda x: x[None], inputs)
     output = self.model.unroll(variables, stream, core_state)
-    return self._distribution(output), output.core_state
+    return self._policy(output).distribution, output.core_state
 
   def _output(
     self, action: jax.Array, log_prob: jax.Array
@@ -369,11 +404,7 @@ class Policy:
     action = action[0].astype(self.model.spec.action.dtype)
     return types.AgentOutput(action, Extras(log_prob[0]))
 
-  def _distribution(
-    self, output: model_lib.Output
-  ) -> distributions.Distribution:
-    if output.action_mask is None:
-      return self.distribution(output.head.policy)
-    # Only discrete actions have a mask, see `types.EnvironmentSpec`.
-    assert not isinstance(self.distribution, distributions.BoundedGaussian)
-    return self.distribution(output.head.policy, output.action_mask)
+  def _policy(self, output: model_lib.Output) -> distributions.Parameterized:
+    return distributions.Parameterized(
+      self.distribution, output.head.policy, output.action_mask
+    )

@@ -2,8 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -58,7 +58,8 @@ class Config(policy_gradient.Config):
     `update` computes advantages once, then takes `epochs * minibatches`
     optimizer steps. `gradients` are those of one step on the whole batch.
     """
-    return _make(spec, self, axis_name, horizon)
+    own = functools.partial(loss, clip_values=self.clip_values)
+    return make(spec, self, own, axis_name, horizon)
 
 
 class Entries(NamedTuple):
@@ -68,8 +69,9 @@ class Entries(NamedTuple):
     inputs: `[C, N, ...]`.
     action: `[C, N, ...]`.
     core_state: `[N, ...]`, before the first step of each entry.
-    behaviour_log_prob: `[C, N]`, log mu(a).
-    values: `[C, N]`, V by the parameters before the update.
+    behaviour_log_prob: `[C, N]`, log mu(a) of the parameters that acted.
+    before: `[C, N, ...]`, by the parameters before the update. Where these
+      acted, as in `sync` and `anakin`, its policy is the behaviour policy.
     advantage: `[C, N]`, GAE.
     weight: `[C, N]`, see `losses.Transitions`.
   """
@@ -78,7 +80,7 @@ class Entries(NamedTuple):
   action: jax.Array
   core_state: types.Tree
   behaviour_log_prob: jax.Array
-  values: jax.Array
+  before: policy_gradient.Evaluated
   advantage: jax.Array
   weight: jax.Array
 
@@ -101,15 +103,48 @@ class Minibatch(NamedTuple):
     return cls(entries, advantage)
 
 
-def _make(
+class Loss(Protocol):
+  """A loss in the place of PPO's own, `loss`."""
+
+  def __call__(
+    self,
+    evaluated: policy_gradient.Evaluated,
+    minibatch: Minibatch,
+    hyperparameters: Mapping[str, jax.Array],
+  ) -> losses.ActorCriticLoss:
+    """Per-step losses `[C, N]` of a minibatch.
+
+    Args:
+      evaluated: the minibatch's steps by the learned parameters.
+      minibatch: its entries, N of C steps each.
+      hyperparameters: `AgentState.hyperparameters`, each `[]`.
+    """
+
+
+def make(
   spec: types.EnvironmentSpec,
   config: Config,
-  axis_name: str | None,
-  horizon: base.Horizon | None,
+  loss: Loss,
+  axis_name: str | None = None,
+  horizon: base.Horizon | None = None,
+  *,
+  at_run_time: Sequence[str] = (),
 ) -> base.Agent:
+  """Makes an agent that learns as PPO does, from its loss.
+
+  Args:
+    spec: the environment's observations and actions.
+    config: the hyper-parameters.
+    loss: per-step losses of a minibatch.
+    axis_name: see `base.Config.make`.
+    horizon: see `base.Config.make`.
+    at_run_time: fields of the config that may change at run time, beside PPO's.
+
+  Raises:
+    types.ConfigError: no action distribution fits the action spec.
+  """
   policy = policy_gradient.Policy.make(spec, config)
   steps_per_update = config.epochs * config.minibatches
-  loss = functools.partial(_loss, clip_values=config.clip_values)
   optimizer = optimizers.Optimizer.make(config, horizon, steps_per_update)
   step = _make_step(policy, loss, optimizer, axis_name)
 
@@ -119,8 +154,8 @@ def _make(
     hyperparameters: Mapping[str, jax.Array],
   ) -> losses.ActorCriticLoss:
     entries = _entries(evaluation, unroll, hyperparameters)
-    evaluated = evaluation.values[:-1], evaluation.log_prob, evaluation.entropy
-    return loss(evaluated, Minibatch.of(entries, axis_name), hyperparameters)
+    minibatch = Minibatch.of(entries, axis_name)
+    return loss(evaluation.steps, minibatch, hyperparameters)
 
   def update(
     state: base.AgentState, rng_key: jax.Array, batch: types.Unroll
@@ -155,7 +190,7 @@ def _make(
     whole_loss,
     axis_name,
     horizon,
-    at_run_time=("clip_epsilon",),
+    at_run_time=("clip_epsilon", *at_run_time),
     steps_per_update=steps_per_update,
     separable=False,
   )
@@ -167,9 +202,50 @@ def _make(
   return dataclasses.replace(agent, update=update, needs=needs)
 
 
+def loss(
+  evaluated: policy_gradient.Evaluated,
+  minibatch: Minibatch,
+  hyperparameters: Mapping[str, jax.Array],
+  *,
+  clip_values: bool = False,
+) -> losses.ActorCriticLoss:
+  """PPO's own loss; see `Loss` and `losses.ppo`.
+
+  Args:
+    evaluated: the minibatch's steps by the learned parameters.
+    minibatch: its entries, N of C steps each.
+    hyperparameters: has `clip_epsilon`.
+    clip_values: clip the value loss as well.
+  """
+  entries = minibatch.entries
+
+  def stream_loss(
+    behaviour_values: jax.Array, *stream: jax.Array
+  ) -> losses.ActorCriticLoss:
+    return losses.ppo(
+      *stream,
+      clip_epsilon=hyperparameters["clip_epsilon"],
+      behaviour_values=behaviour_values if clip_values else None,
+    )
+
+  before = entries.before.values
+  steps = jax.vmap(stream_loss, in_axes=1, out_axes=1)(
+    before,
+    evaluated.values,
+    evaluated.log_prob,
+    entries.behaviour_log_prob,
+    evaluated.entropy,
+    minibatch.advantage,
+    entries.advantage + before,
+    entries.weight,
+  )
+  raw = {"advantage": entries.advantage * entries.weight}  # Not normalized.
+  return steps._replace(diagnostics=steps.diagnostics | raw)
+
+
 def _make_step(
   policy: policy_gradient.Policy,
-  loss: Callable[..., losses.ActorCriticLoss],
+  loss: Loss,
   optimizer: optimizers.Optimizer,
   axis_name: str | None,
 ) -> Callable[
@@ -205,40 +281,6 @@ def _make_step(
 _AXES = Minibatch._make([Entries._make([1, 1, 0, 1, 1, 1, 1]), 1])
 
 
-def _loss(
-  evaluated: tuple[jax.Array, jax.Array, jax.Array],
-  minibatch: Minibatch,
-  hyperparameters: Mapping[str, jax.Array],
-  *,
-  clip_values: bool,
-) -> losses.ActorCriticLoss:
-  """Per-step losses of entries, given what `Policy.evaluate_steps` returned."""
-  entries = minibatch.entries
-
-  def stream_loss(
-    behaviour_values: jax.Array, *stream: jax.Array
-  ) -> losses.ActorCriticLoss:
-    return losses.ppo(
-      *stream,
-      clip_epsilon=hyperparameters["clip_epsilon"],
-      behaviour_values=behaviour_values if clip_values else None,
-    )
-
-  values, log_prob, entropy = evaluated
-  steps = jax.vmap(stream_loss, in_axes=1, out_axes=1)(
-    entries.values,
-    values,
-    log_prob,
-    entries.behaviour_log_prob,
-    entropy,
-    minibatch.advantage,
-    entries.advantage + entries.values,
-    entries.weight,
-  )
-  raw = {"advantage": entries.advantage * entries.weight}  # Not normalized.
-  return steps._replace(diagnostics=steps.diagnostics | raw)
-
-
 def _entries(
   evaluation: policy_gradient.Evaluation,
   unroll: types.Unroll,
@@ -246,6 +288,7 @@ def _entries(
 ) -> Entries:
   """A batch as entries of whole unrolls, `[T, B, ...]`."""
   values = jax.lax.stop_gradient(evaluation.values)
+  before = jax.lax.stop_gradient(evaluation.steps)
   rest = evaluation.step_type, evaluation.reward, evaluation.discount
   estimate = functools.partial(losses.gae, lambda_=hyperparameters["td_lambda"])
   return Entries(
@@ -253,7 +296,7 @@ def _entries(
     action=unroll.action[:-1],
     core_state=unroll.core_state,
     behaviour_log_prob=unroll.extras.log_prob[:-1],
-    values=values[:-1],
+    before=before,
     advantage=jax.vmap(estimate, in_axes=1, out_axes=1)(values, *rest),
     weight=jax.vmap(losses.transitions, in_axes=1, out_axes=1)(
       *rest, values
