@@ -29,6 +29,9 @@ class Config(policy_gradient.Config):
     epochs: passes over the batch in an update.
     minibatches: minibatches in an epoch, one optimizer step each. Feed-forward
       agents shuffle single steps, recurrent agents whole unrolls.
+    target_kl: an update ends at the first minibatch whose `approx_kl` is above
+      this, without a step on it, as in Stable-Baselines3 (which multiplies
+      `target_kl` by 1.5; usual values are 0.01 to 0.05); 0 for no limit.
   """
 
   td_lambda: float = 0.95
@@ -36,6 +39,7 @@ class Config(policy_gradient.Config):
   clip_values: bool = False
   epochs: int = 4
   minibatches: int = 4
+  target_kl: float = 0.0
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for a value out of its range."""
@@ -45,6 +49,7 @@ class Config(policy_gradient.Config):
       clip_epsilon=(0.0, types.MOST),
       epochs=(1, 2**20),
       minibatches=(1, 2**20),
+      target_kl=(0.0, types.MOST),
     )
 
   def make(
@@ -56,7 +61,8 @@ class Config(policy_gradient.Config):
     """Makes the agent for an environment; see `base.Config`.
 
     `update` computes advantages once, then takes `epochs * minibatches`
-    optimizer steps. `gradients` are those of one step on the whole batch.
+    optimizer steps, unless `target_kl` ends it. `gradients` are those of one
+    step on the whole batch.
     """
     own = functools.partial(loss, clip_values=self.clip_values)
     return make(spec, self, own, axis_name, horizon)
@@ -103,6 +109,11 @@ class Minibatch(NamedTuple):
     return cls(entries, advantage)
 
 
+Step = Callable[
+  [base.AgentState, Entries], tuple[base.AgentState, types.LossOutput]
+]
+
+
 class Loss(Protocol):
   """A loss in the place of PPO's own, `loss`."""
 
@@ -146,7 +157,6 @@ def make(
   policy = policy_gradient.Policy.make(spec, config)
   steps_per_update = config.epochs * config.minibatches
   optimizer = optimizers.Optimizer.make(config, horizon, steps_per_update)
-  step = _make_step(policy, loss, optimizer, axis_name)
 
   def whole_loss(
     evaluation: policy_gradient.Evaluation,
@@ -156,33 +166,6 @@ def make(
     entries = _entries(evaluation, unroll, hyperparameters)
     minibatch = Minibatch.of(entries, axis_name)
     return loss(evaluation.steps, minibatch, hyperparameters)
-
-  def update(
-    state: base.AgentState, rng_key: jax.Array, batch: types.Unroll
-  ) -> tuple[base.AgentState, types.LossOutput]:
-    variables = model.Variables(state.params, state.statistics)
-    evaluate = functools.partial(
-      policy.evaluate, variables, hyperparameters=state.hyperparameters
-    )
-    axes = policy_gradient.AXES if policy.in_blocks else None
-    evaluation = blocks.outputs(evaluate, batch, axes)
-    entries = _entries(evaluation, batch, state.hyperparameters)
-    if not config.recurrent:
-      entries = _single_steps(policy, variables, entries)
-
-    def epoch(
-      state: base.AgentState, rng_key: jax.Array
-    ) -> tuple[base.AgentState, types.LossOutput]:
-      minibatches = _shuffled(entries, rng_key, config.minibatches)
-      return jax.lax.scan(step, state, minibatches)
-
-    keys = jax.random.split(rng_key, config.epochs)
-    state, outputs = jax.lax.scan(epoch, state, keys)
-    metrics = {name: x.mean() for name, x in outputs.metrics.items()}
-    weight = outputs.weight.sum() / config.epochs
-    moments = policy.model.moments(state.statistics, batch.inputs, axis_name)
-    state = model.count_batch(state, moments)
-    return state, types.LossOutput(weight, metrics)
 
   agent = policy_gradient.make(
     spec,
@@ -199,6 +182,7 @@ def make(
     minibatches=config.minibatches,
     divides_unrolls=config.recurrent,
   )
+  update = _make_update(policy, config, loss, optimizer, axis_name)
   return dataclasses.replace(agent, update=update, needs=needs)
 
 
@@ -243,14 +227,44 @@ def loss(
   return steps._replace(diagnostics=steps.diagnostics | raw)
 
 
+def _make_update(
+  policy: policy_gradient.Policy,
+  config: Config,
+  loss: Loss,
+  optimizer: optimizers.Optimizer,
+  axis_name: str | None,
+) -> Callable[
+  [base.AgentState, jax.Array, types.Unroll],
+  tuple[base.AgentState, types.LossOutput],
+]:
+  """Makes the agent's `update`, which takes all optimizer steps on a batch."""
+  step = _make_step(policy, loss, optimizer, axis_name)
+
+  def update(
+    state: base.AgentState, rng_key: jax.Array, batch: types.Unroll
+  ) -> tuple[base.AgentState, types.LossOutput]:
+    entries = _evaluated(policy, state, batch, in_steps=not config.recurrent)
+    draw = functools.partial(_shuffled, entries, parts=config.minibatches)
+    keys = jax.random.split(rng_key, config.epochs)
+    if config.target_kl:
+      state, taken, metrics = _until(config.target_kl, step, state, draw, keys)
+      state = optimizer.skip(state, optimizer.steps_per_update - taken)
+      weight = losses.sum_over_cores(jnp.sum(entries.weight), axis_name)
+      output = types.LossOutput(weight, metrics)
+    else:
+      state, output = _all(step, state, draw, keys)
+    moments = policy.model.moments(state.statistics, batch.inputs, axis_name)
+    return model.count_batch(state, moments), output
+
+  return update
+
+
 def _make_step(
   policy: policy_gradient.Policy,
   loss: Loss,
   optimizer: optimizers.Optimizer,
   axis_name: str | None,
-) -> Callable[
-  [base.AgentState, Entries], tuple[base.AgentState, types.LossOutput]
-]:
+) -> Step:
   """Makes the function that takes one optimizer step on a minibatch."""
 
   def step(
@@ -277,8 +291,91 @@ def _make_step(
   return step
 
 
+def _all(
+  step: Step,
+  state: base.AgentState,
+  draw: Callable[[jax.Array], Entries],
+  keys: jax.Array,
+) -> tuple[base.AgentState, types.LossOutput]:
+  """Takes a step on each minibatch that is drawn with each key."""
+
+  def epoch(
+    state: base.AgentState, rng_key: jax.Array
+  ) -> tuple[base.AgentState, types.LossOutput]:
+    return jax.lax.scan(step, state, draw(rng_key))
+
+  state, outputs = jax.lax.scan(epoch, state, keys)
+  metrics = {name: x.mean() for name, x in outputs.metrics.items()}
+  return state, types.LossOutput(outputs.weight.sum() / len(keys), metrics)
+
+
+def _until(
+  target_kl: float,
+  step: Step,
+  state: base.AgentState,
+  draw: Callable[[jax.Array], Entries],
+  keys: jax.Array,
+) -> tuple[base.AgentState, jax.Array, dict[str, jax.Array]]:
+  """Takes steps until one is on a minibatch whose KL is above the target.
+
+  That KL is a mean over all cores, so all end at the same minibatch.
+
+  Returns:
+    The state; the steps taken, `[]` int32; and means of the metrics of the
+    minibatches so far, that with the KL above the target included.
+  """
+  Carry = tuple[base.AgentState, jax.Array]
+  Tried = tuple[jax.Array, dict[str, jax.Array]]
+
+  def limited(carry: Carry, entries: Entries) -> tuple[Carry, Tried]:
+    before, had_ended = carry
+    _, shapes = jax.eval_shape(step, before, entries)
+    if "approx_kl" not in shapes.metrics:
+      raise types.ConfigError(
+        "expected a loss whose diagnostics have approx_kl, for target_kl, found"
+        f" one without: {', '.join(sorted(shapes.metrics))}"
+      )
+    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    after, output = jax.lax.cond(
+      had_ended, lambda state, _: (state, nothing), step, before, entries
+    )
+    has_ended = had_ended | (output.metrics["approx_kl"] > target_kl)
+    state = jax.tree.map(
+      lambda old, new: jnp.where(has_ended, old, new), before, after
+    )
+    return (state, has_ended), (~had_ended, output.metrics)
+
+  def epoch(carry: Carry, rng_key: jax.Array) -> tuple[Carry, Tried]:
+    return jax.lax.scan(limited, carry, draw(rng_key))
+
+  start = state, jnp.bool_(False)
+  (state, has_ended), (tried, metrics) = jax.lax.scan(epoch, start, keys)
+  number = jnp.sum(tried, dtype=jnp.int32)
+  taken = number - has_ended
+  means = {name: x.sum() / number for name, x in metrics.items()}
+  return state, taken, means | {"optimizer_steps": jnp.float32(taken)}
+
+
 # Where the arrays of a minibatch count entries.
 _AXES = Minibatch._make([Entries._make([1, 1, 0, 1, 1, 1, 1]), 1])
+
+
+def _evaluated(
+  policy: policy_gradient.Policy,
+  state: base.AgentState,
+  batch: types.Unroll,
+  *,
+  in_steps: bool,
+) -> Entries:
+  """A batch as entries of single steps, or else of whole unrolls."""
+  variables = model.Variables(state.params, state.statistics)
+  evaluate = functools.partial(
+    policy.evaluate, variables, hyperparameters=state.hyperparameters
+  )
+  axes = policy_gradient.AXES if policy.in_blocks else None
+  evaluation = blocks.outputs(evaluate, batch, axes)
+  entries = _entries(evaluation, batch, state.hyperparameters)
+  return _single_steps(policy, variables, entries) if in_steps else entries
 
 
 def _entries(
@@ -327,7 +424,7 @@ def _single_steps(
   return steps._replace(core_state=merged.core_state)
 
 
-def _shuffled(entries: Entries, rng_key: jax.Array, parts: int) -> Entries:
+def _shuffled(entries: Entries, rng_key: jax.Array, *, parts: int) -> Entries:
   """Random minibatches of the entries, stacked on a new first axis."""
   size = entries.weight.shape[1]
   if size % parts:
