@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from seedx import distributions, losses, networks, types
-from seedx.agents import base, blocks, optimizers
+from seedx.agents import base, blocks, optimizers, rewards
 from seedx.agents import model as model_lib
 
 # The fields of `Config` that may change at run time.
@@ -35,6 +35,8 @@ class Config(model_lib.Config):
       after one step, with 1 only at the unroll's end.
     value_cost: weight of the value loss.
     entropy_cost: weight of the entropy bonus.
+    normalize_rewards: divide rewards by the standard deviation of their
+      discounted sums, before they are scaled and clipped; see `rewards`.
     recurrent: add an LSTM to the network.
     lstm_size: units of the LSTM.
   """
@@ -42,6 +44,7 @@ class Config(model_lib.Config):
   td_lambda: float = 1.0
   value_cost: float = 0.5
   entropy_cost: float = 0.01
+  normalize_rewards: bool = False
   recurrent: bool = False
   lstm_size: int = 128
 
@@ -174,7 +177,7 @@ def make(
     )
 
   def init(rng_key: jax.Array) -> base.AgentState:
-    variables = policy.model.init(rng_key)
+    variables = policy.init(rng_key)
     return dataclasses.replace(
       start(variables.params, 0), statistics=variables.statistics
     )
@@ -183,18 +186,21 @@ def make(
     state: base.AgentState, rng_key: jax.Array, batch: types.Unroll
   ) -> tuple[base.Gradients, types.LossOutput]:
     del rng_key  # The loss is deterministic.
+    moments = policy.moments(state.statistics, batch, axis_name)
+    deviation = policy.reward_deviation(state, moments)
 
     def per_step(
       params: types.Tree, part: types.Unroll
     ) -> losses.ActorCriticLoss:
       variables = model_lib.Variables(params, state.statistics)
-      evaluation = policy.evaluate(variables, part, state.hyperparameters)
+      evaluation = policy.evaluate(
+        variables, part, state.hyperparameters, deviation
+      )
       return loss(evaluation, part, state.hyperparameters)
 
     grads, output = differentiate(
       per_step, batch, axes, state, optimizer, axis_name
     )
-    moments = policy.model.moments(state.statistics, batch.inputs, axis_name)
     return base.Gradients(grads, moments), output
 
   def apply(
@@ -206,7 +212,7 @@ def make(
   return base.Agent(
     init=init,
     acting=lambda state: model_lib.Variables(state.params, state.statistics),
-    initial_core_state=policy.model.initial_core_state,
+    initial_core_state=policy.initial_core_state,
     step=policy.step,
     greedy=policy.greedy,
     gradients=gradients,
@@ -297,10 +303,18 @@ def _diagnosed(
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-  """The model, and the action distribution that its policy head describes."""
+  """The model, and the action distribution that its policy head describes.
+
+  Attributes:
+    model: the network, for the environment.
+    distribution: the kind of distribution.
+    normalizes_rewards: whether the core state is a `rewards.CoreState`, and the
+      statistics are of discounted returns, too.
+  """
 
   model: model_lib.Model
   distribution: distributions.Policy
+  normalizes_rewards: bool = False
 
   @classmethod
   def make(cls, spec: types.EnvironmentSpec, config: Config) -> "Policy":
@@ -309,7 +323,9 @@ class Policy:
     head = networks.PolicyValueHead(distribution.num_parameters)
     lstm_size = config.lstm_size if config.recurrent else 0
     return cls(
-      model_lib.Model.make(spec, config, head, lstm_size), distribution
+      model_lib.Model.make(spec, config, head, lstm_size),
+      distribution,
+      config.normalize_rewards,
     )
 
   @property
@@ -322,6 +338,49 @@ class Policy:
     network = self.model.network
     images = any(map(networks.is_image, network.observation))
     return not network.lstm_size and not images
+
+  def init(self, rng_key: jax.Array) -> model_lib.Variables:
+    """Initial variables."""
+    variables = self.model.init(rng_key)
+    if not self.normalizes_rewards:
+      return variables
+    return variables._replace(statistics=rewards.init(variables.statistics))
+
+  def initial_core_state(self, batch_size: int) -> types.Tree:
+    """The core state at the start of an episode, `[batch_size, ...]`."""
+    network = self.model.initial_core_state(batch_size)
+    if not self.normalizes_rewards:
+      return network
+    return rewards.CoreState(network, jnp.zeros(batch_size, jnp.float32))
+
+  def network_state(self, core_state: types.Tree) -> types.Tree:
+    """The part of a core state that is the network's."""
+    return core_state.network if self.normalizes_rewards else core_state
+
+  def moments(
+    self, statistics: types.Tree, unroll: types.Unroll, axis_name: str | None
+  ) -> types.Tree:
+    """A batch's moments, for `AgentState.statistics`; () without any."""
+    inputs = unroll.inputs
+    if not self.normalizes_rewards:
+      return self.model.moments(statistics, inputs, axis_name)
+    observed = rewards.observed(statistics)
+    return rewards.measure(
+      statistics,
+      self.model.moments(observed, inputs, axis_name),
+      inputs.timestep,
+      unroll.core_state.discounted,
+      self.model.config.discount,
+      axis_name,
+    )
+
+  def reward_deviation(
+    self, state: base.AgentState, moments: types.Tree
+  ) -> jax.Array | None:
+    """What rewards of a batch are divided by, `[]`; None for nothing."""
+    if not self.normalizes_rewards:
+      return None
+    return rewards.deviation(state.statistics, moments, state.updates)
 
   def step(
     self,
@@ -353,18 +412,29 @@ class Policy:
     variables: model_lib.Variables,
     unroll: types.Unroll,
     hyperparameters: Mapping[str, jax.Array],
+    deviation: jax.Array | None = None,
   ) -> Evaluation:
-    """Evaluates an unroll `[T + 1, B, ...]`."""
+    """Evaluates an unroll `[T + 1, B, ...]`.
+
+    Args:
+      variables: the learned ones.
+      unroll: what to evaluate.
+      hyperparameters: `AgentState.hyperparameters`.
+      deviation: see `reward_deviation`.
+    """
     inputs = unroll.inputs
+    rewarded = inputs
+    if deviation is not None:
+      rewarded = rewards.divided(inputs, deviation)
     steps = self.evaluate_steps(
-      variables, inputs, unroll.action, unroll.core_state
+      variables, inputs, unroll.action, self.network_state(unroll.core_state)
     )
     return Evaluation(
       values=steps.values,
       log_prob=steps.log_prob[:-1],
       entropy=steps.entropy[:-1],
       step_type=inputs.timestep.step_type.astype(jnp.int32),
-      reward=self.model.rewards(inputs),
+      reward=self.model.rewards(rewarded),
       discount=self.model.discounts(inputs, hyperparameters["discount"]),
       policy=jax.tree.map(lambda x: x[:-1], steps.policy),
     )
@@ -395,8 +465,15 @@ class Policy:
   ) -> tuple[distributions.Distribution, types.Tree]:
     """The distribution over actions `[1, B]`, and the next core state."""
     stream = jax.tree.map(lambda x: x[None], inputs)
-    output = self.model.unroll(variables, stream, core_state)
-    return self._policy(output).distribution, output.core_state
+    network = self.network_state(core_state)
+    output = self.model.unroll(variables, stream, network)
+    after = output.core_state
+    if self.normalizes_rewards:
+      (returns,) = rewards.discounted(
+        stream.timestep, core_state.discounted, self.model.config.discount
+      )
+      after = rewards.CoreState(after, returns)
+    return self._policy(output).distribution, after
 
   def _output(
     self, action: jax.Array, log_prob: jax.Array

@@ -163,7 +163,7 @@ def make(
     unroll: types.Unroll,
     hyperparameters: Mapping[str, jax.Array],
   ) -> losses.ActorCriticLoss:
-    entries = _entries(evaluation, unroll, hyperparameters)
+    entries = _entries(policy, evaluation, unroll, hyperparameters)
     minibatch = Minibatch.of(entries, axis_name)
     return loss(evaluation.steps, minibatch, hyperparameters)
 
@@ -243,7 +243,11 @@ def _make_update(
   def update(
     state: base.AgentState, rng_key: jax.Array, batch: types.Unroll
   ) -> tuple[base.AgentState, types.LossOutput]:
-    entries = _evaluated(policy, state, batch, in_steps=not config.recurrent)
+    moments = policy.moments(state.statistics, batch, axis_name)
+    deviation = policy.reward_deviation(state, moments)
+    entries = _evaluated(
+      policy, state, batch, deviation, in_steps=not config.recurrent
+    )
     draw = functools.partial(_shuffled, entries, parts=config.minibatches)
     keys = jax.random.split(rng_key, config.epochs)
     if config.target_kl:
@@ -253,7 +257,6 @@ def _make_update(
       output = types.LossOutput(weight, metrics)
     else:
       state, output = _all(step, state, draw, keys)
-    moments = policy.model.moments(state.statistics, batch.inputs, axis_name)
     return model.count_batch(state, moments), output
 
   return update
@@ -364,21 +367,26 @@ def _evaluated(
   policy: policy_gradient.Policy,
   state: base.AgentState,
   batch: types.Unroll,
+  deviation: jax.Array | None,
   *,
   in_steps: bool,
 ) -> Entries:
   """A batch as entries of single steps, or else of whole unrolls."""
   variables = model.Variables(state.params, state.statistics)
   evaluate = functools.partial(
-    policy.evaluate, variables, hyperparameters=state.hyperparameters
+    policy.evaluate,
+    variables,
+    hyperparameters=state.hyperparameters,
+    deviation=deviation,
   )
   axes = policy_gradient.AXES if policy.in_blocks else None
   evaluation = blocks.outputs(evaluate, batch, axes)
-  entries = _entries(evaluation, batch, state.hyperparameters)
+  entries = _entries(policy, evaluation, batch, state.hyperparameters)
   return _single_steps(policy, variables, entries) if in_steps else entries
 
 
 def _entries(
+  policy: policy_gradient.Policy,
   evaluation: policy_gradient.Evaluation,
   unroll: types.Unroll,
   hyperparameters: Mapping[str, jax.Array],
@@ -391,7 +399,7 @@ def _entries(
   return Entries(
     inputs=jax.tree.map(lambda x: x[:-1], unroll.inputs),
     action=unroll.action[:-1],
-    core_state=unroll.core_state,
+    core_state=policy.network_state(unroll.core_state),
     behaviour_log_prob=unroll.extras.log_prob[:-1],
     before=before,
     advantage=jax.vmap(estimate, in_axes=1, out_axes=1)(values, *rest),
