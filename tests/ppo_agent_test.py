@@ -370,7 +370,7 @@ def test_a_limit_needs_a_loss_that_measures_the_divergence():
 
 @pytest.mark.slow
 def test_4_cores_end_at_the_same_minibatch():
-  fields = {"epochs": 4, "target_kl": 0.02}
+  fields = {"epochs": 4, "target_kl": 1.4e-4}
   state = with_hyperparameters(state_of(), learning_rate=0.05)
   unroll = on_policy({})
   agent = agent_of(axis=sharding.CORES, **fields)
