@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from seedx import types
+from seedx import sharding, types
 from seedx.agents import a2c, acting_step, ppo, rewards, vtrace
 from tests import conftest, dqn_test, pipelines_test
 
@@ -180,3 +180,34 @@ def test_pipelines_carry_returns_beyond_an_unroll(pipeline, name, tmp_path):
   # Begun again in each unroll, they would be 4.1 at most, and 2.6 on average.
   assert 4.1 < statistics.mean[0] < 10
   assert 0 < statistics.variance[0] < 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["a2c", "ppo"])
+def test_4_cores_divide_by_the_same_deviation(name):
+  fields = {"epochs": 1, "minibatches": 1} if name == "ppo" else {}
+  fields["adam_epsilon"] = 1.0  # Small gradients are then small steps.
+  config, agent = made(name, **fields)
+  state, unroll = state_of(name, **fields), unroll_of(agent)
+  four = jax.tree.map(lambda x: x[:, :4], unroll._replace(core_state=()))
+  discounted = np.float32([0.0, 3.0, -4.0, 9.0])
+  core_state = unroll.core_state._replace(discounted=discounted)
+  four = four._replace(core_state=core_state)
+  update = sharding.per_core(
+    config.make(SPEC, sharding.CORES).update,
+    sharding.mesh(jax.devices()[:4]),
+    (sharding.REPLICATED, sharding.REPLICATED, sharding.UNROLL),
+    sharding.REPLICATED,
+  )
+  actual, output = update(state, KEY, four)
+  expected, of_one = jitted("update", name, **fields)(state, KEY, four)
+  for found, wanted in (
+    (actual.statistics, expected.statistics),
+    (output.metrics["loss_value"], of_one.metrics["loss_value"]),
+    (actual.params, expected.params),
+  ):
+    jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
+      found,
+      wanted,
+    )
