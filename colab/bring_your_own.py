@@ -326,7 +326,7 @@ class Config(policy_gradient.Config):
         lambda_=hyperparameters["td_lambda"],
         beta=self.beta,
       )
-      return jax.vmap(stream_loss, in_axes=1, out_axes=1)(*evaluation)
+      return jax.vmap(stream_loss, in_axes=1, out_axes=1)(*evaluation.streams)
 
     return policy_gradient.make(spec, self, loss, axis_name, horizon)
 

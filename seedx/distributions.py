@@ -117,6 +117,34 @@ Distribution = distrax.Distribution
 Policy = Categorical | MultiCategorical | BoundedGaussian
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Parameterized:
+  """A distribution over actions for each of some steps, by its parameters.
+
+  It is a nest of arrays that can be shuffled, cut and scanned. A distribution
+  of Distrax is not: it keeps the shape of the batch that it was made for.
+
+  Attributes:
+    family: the kind of distribution.
+    parameters: `[..., P]`, the policy head's outputs.
+    action_mask: `[..., A]`, not 0 where an action is legal; None if all are.
+  """
+
+  family: Policy = dataclasses.field(metadata={"static": True})
+  parameters: jax.Array
+  action_mask: jax.Array | None = None
+
+  @property
+  def distribution(self) -> distrax.Distribution:
+    """The distribution; its batch shape is that of the steps."""
+    if self.action_mask is None:
+      return self.family(self.parameters)
+    # Only discrete actions have a mask, see `types.EnvironmentSpec`.
+    assert not isinstance(self.family, BoundedGaussian)
+    return self.family(self.parameters, self.action_mask)
+
+
 def only_legal(values: jax.Array, action_mask: jax.Array | None) -> jax.Array:
   """Masks illegal actions: their logits or Q-values are far below all others.
 

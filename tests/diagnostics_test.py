@@ -72,7 +72,9 @@ def test_the_norm_is_that_before_clipping_and_entropy_at_most_of_chance(name):
 
 def test_advantages_and_explained_variance_are_of_steps_that_are_no_resets():
   found = metrics_of("a2c", batch())
-  steps = jax.jit(jax.vmap(losses.a2c, in_axes=1, out_axes=1))(*evaluated())
+  steps = jax.jit(jax.vmap(losses.a2c, in_axes=1, out_axes=1))(
+    *evaluated().streams
+  )
   kept = np.asarray(steps.weight) > 0
   assert 0 < kept.sum() < kept.size
   said = {k: np.asarray(x)[kept] for k, x in steps.diagnostics.items()}

@@ -53,6 +53,31 @@ def test_categorical_is_that_of_scipy_and_drawn_as_often():
   np.testing.assert_allclose(log_prob_of_samples, expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["gaussian", "masked"])
+def test_parameterized_is_cut_and_scanned_as_any_nest(kind):
+  """Its divergences are then those of the whole."""
+  rng = np.random.default_rng(3)
+  family = BOUNDS if kind == "gaussian" else distributions.Categorical(5)
+  mask = np.resize(MASKS, (6, 5)).astype(bool) if kind == "masked" else None
+  size = family.num_parameters
+  before, now = (
+    distributions.Parameterized(
+      family, rng.normal(size=(6, size)).astype(np.float32), mask
+    )
+    for _ in range(2)
+  )
+  expected = before.distribution.kl_divergence(now.distribution)
+  assert expected.shape == (6,) and expected.max() > 0.1
+  cut = jax.tree.map(lambda x: x.reshape(2, 3, *x.shape[1:]), (before, now))
+
+  def divergence(carry, pair):
+    was, becomes = pair
+    return carry, was.distribution.kl_divergence(becomes.distribution)
+
+  _, found = jax.lax.scan(divergence, (), cut)
+  np.testing.assert_allclose(found.ravel(), expected, rtol=1e-5, atol=1e-6)
+
+
 # Legal actions
 
 MASKS = np.array(

@@ -14,7 +14,8 @@ import pytest
 from experiments import a2c as a2c_experiment
 from seedx import app, metrics
 from seedx.acting import evaluator
-from seedx.app import devices
+from seedx.agents import a2c, dqn, ppo, rainbow
+from seedx.app import described, devices
 from seedx.app import programs as programs_of_experiments
 from seedx.pipelines import sync
 from tests import app_test, programs, readme_test
@@ -53,6 +54,8 @@ def test_a_run_says_what_runs_where_how_far_it_is_and_what_it_reached(
   said = capfd.readouterr()
   first, *rows = said.err.splitlines()
   assert first == f"a2c on CartPole-v1 | 8 x CPU | {tmp_path}/run"
+  network, *rows = rows
+  assert network == "network: MLP 8 tanh, policy 2 + value 1: 67 parameters"
   assert sum("/400" in row for row in rows) > 3
   ended = metrics.read_lines(tmp_path / "run" / "metrics.jsonl")[-1]["episodes"]
   assert 1 < ended < 100
@@ -263,6 +266,32 @@ def test_a_run_that_resumes_keeps_its_presets(tmp_path, capfd):
   with pytest.raises(SystemExit):
     resumed("--presets", "none")
   assert "found another --presets" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+  ("agent", "words"),
+  [
+    (
+      ppo.Config(recurrent=True, lstm_size=4, hidden_sizes=(8, 4)),
+      "MLP 8 4 tanh, LSTM 4, policy 2 + value 1: 283 parameters",
+    ),
+    (
+      dqn.Config(dueling=True, hidden_sizes=(8,)),
+      "MLP 8 tanh, dueling 8, Q 2: 211 parameters",
+    ),
+    (
+      rainbow.Config(hidden_sizes=(8,), num_atoms=3),
+      "MLP 8 tanh, dueling 8, Q 2 x 3 atoms: 490 parameters",
+    ),
+    (
+      a2c.Config(torso=app_test.Torso()),
+      "Torso, policy 2 + value 1: 67 parameters",
+    ),
+  ],
+)
+def test_a_network_is_described_by_its_layers(agent, words):
+  found = described.network(agent, app_test.CARTPOLE)
+  assert found == f"network: {words}"
 
 
 def test_a_run_that_learned_nothing_says_so(tmp_path):

@@ -300,6 +300,127 @@ def test_clipping_of_values_reaches_the_loss():
     assert (difference(plain, clipped) > 1e-4) == (epochs == 2)
 
 
+# A limit of the divergence
+
+
+def on_policy(fields):
+  """The experience as if the parameters had acted that learn now."""
+  policy = policy_gradient.Policy.make(VECTOR, config_of(**fields))
+
+  @jax.jit
+  def evaluated(state, unroll):
+    variables = model.Variables(state.params, ())
+    return policy.evaluate(variables, unroll, state.hyperparameters).log_prob
+
+  log_prob = evaluated(state_of(), unroll_of())
+  log_prob = np.concatenate([log_prob, np.zeros((1, BATCH), np.float32)])
+  return unroll_of()._replace(extras=policy_gradient.Extras(log_prob))
+
+
+def test_an_update_ends_at_the_first_minibatch_that_is_too_far():
+  """The divergence of each is found in what longer updates log."""
+  unroll, rate = on_policy({}), {"learning_rate": 0.05}
+  state = with_hyperparameters(state_of(), **rate)
+  updated = {
+    epochs: jitted("update", epochs=epochs)(state, KEY, unroll)
+    for epochs in (2, 3)
+  }
+  sums = {k: k * float(x.metrics["approx_kl"]) for k, (_, x) in updated.items()}
+  second, third = sums[2], sums[3] - sums[2]  # That of the first is 0.
+  assert 0 < second < 0.9 * third
+  fields = {"epochs": 4, "target_kl": (second + third) / 2}
+  limited, output = jax.jit(config_of(**fields).make(VECTOR).update)(
+    state, KEY, unroll
+  )
+  expected, of_two = updated[2]
+  assert output.metrics["optimizer_steps"] == 2
+  assert_close(moved(limited, state), moved(expected, state), rtol=1e-3)
+  assert output.weight == of_two.weight
+  mean = float(output.metrics["approx_kl"])
+  assert mean == pytest.approx((second + third) / 3, rel=1e-2)
+  # The schedule follows the run: steps that were not taken count.
+  assert limited.optimizer_state[-1].count == 4
+  assert limited.updates == 1
+
+
+def test_a_limit_that_is_not_reached_changes_nothing():
+  limited = {**SEVERAL, "target_kl": 1e3}
+  expected, plain = jitted("update", **SEVERAL)(state_of(), KEY, unroll_of())
+  actual, output = jitted("update", **limited)(state_of(), KEY, unroll_of())
+  assert_close(moved(actual, state_of()), moved(expected, state_of()))
+  metrics = dict(output.metrics)
+  assert metrics.pop("optimizer_steps") == 8
+  assert_close(metrics, plain.metrics)
+  assert output.weight == plain.weight
+  # Experience of another policy is too far from the start.
+  nowhere = {**SEVERAL, "target_kl": 1e-6}
+  same, output = jitted("update", **nowhere)(state_of(), KEY, unroll_of())
+  assert difference(same.params, state_of().params) == 0
+  assert output.metrics["optimizer_steps"] == 0
+
+
+def test_a_limit_needs_a_loss_that_measures_the_divergence():
+  def loss(*arguments):
+    return ppo.loss(*arguments)._replace(diagnostics={})
+
+  agent = ppo.make(VECTOR, config_of(target_kl=0.1), loss)
+  with pytest.raises(types.ConfigError, match="approx_kl"):
+    jax.eval_shape(agent.update, state_of(), KEY, unroll_of())
+
+
+@pytest.mark.slow
+def test_4_cores_end_at_the_same_minibatch():
+  fields = {"epochs": 4, "target_kl": 1.4e-4}
+  state = with_hyperparameters(state_of(), learning_rate=0.05)
+  unroll = on_policy({})
+  agent = agent_of(axis=sharding.CORES, **fields)
+  update = sharding.per_core(
+    agent.update,
+    sharding.mesh(jax.devices()[:4]),
+    (sharding.REPLICATED, sharding.REPLICATED, sharding.UNROLL),
+    sharding.REPLICATED,
+  )
+  actual, output = update(state, KEY, unroll)
+  expected, of_one = jitted("update", **fields)(state, KEY, unroll)
+  steps = output.metrics["optimizer_steps"]
+  assert 0 < steps == of_one.metrics["optimizer_steps"] < 4
+  assert_close(moved(actual, state), moved(expected, state), rtol=1e-3)
+  assert output.weight == of_one.weight
+
+
+# A loss of the user's own
+
+
+@pytest.mark.parametrize(
+  "kind", conftest.slow_but([("vector",)], [(kind,) for kind in KINDS])
+)
+def test_a_loss_sees_the_policy_before_the_update_and_now(kind):
+  """Their divergence grows from 0 with each step."""
+
+  def loss(evaluated, minibatch, hyperparameters):
+    steps = ppo.loss(evaluated, minibatch, hyperparameters)
+    before = minibatch.entries.before
+    kl = before.policy.distribution.kl_divergence(evaluated.policy.distribution)
+    own = {"kl": kl * steps.weight}
+    taken = minibatch.entries.action
+    log_prob = before.policy.distribution.log_prob(taken)
+    own["wrong"] = jax.numpy.abs(log_prob - before.log_prob) * steps.weight
+    return steps._replace(diagnostics=steps.diagnostics | own)
+
+  found = {}
+  for epochs in (1, 2):
+    config = config_of(kind, epochs=epochs)
+    agent = ppo.make(KINDS[kind][0], config, loss)
+    after, output = jax.jit(agent.update)(state_of(kind), KEY, unroll_of(kind))
+    found[epochs] = float(output.metrics["kl"])
+    assert output.metrics["wrong"] < 1e-5
+  assert abs(found[1]) < 1e-5 < 1e-3 < found[2]
+  expected, _ = jitted("update", kind, epochs=2)(
+    state_of(kind), KEY, unroll_of(kind)
+  )
+  assert_close(moved(after, state_of(kind)), moved(expected, state_of(kind)))
+
+
 @pytest.mark.slow
 def test_statistics_change_once_and_no_epoch_sees_it():
   fields = {"epochs": 2, "minibatches": 2}
@@ -344,7 +465,7 @@ def with_observation(unroll, observation):
 
 def test_hyperparameters_out_of_range_are_refused_with_their_name():
   wrong = {"td_lambda": 1.5, "clip_epsilon": -0.1}
-  wrong |= {"epochs": 0, "minibatches": 0}
+  wrong |= {"epochs": 0, "minibatches": 0, "target_kl": -0.1}
   for name, value in wrong.items():
     with pytest.raises(types.ConfigError, match=f"expected {name}"):
       config_of(**{name: value})

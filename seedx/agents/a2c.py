@@ -53,4 +53,4 @@ def _loss(
   stream_loss = functools.partial(
     losses.a2c, lambda_=hyperparameters["td_lambda"]
   )
-  return jax.vmap(stream_loss, in_axes=1, out_axes=1)(*evaluation)
+  return jax.vmap(stream_loss, in_axes=1, out_axes=1)(*evaluation.streams)

@@ -160,6 +160,25 @@ class Optimizer:
       optimizer_state=optimizer_state,
     )
 
+  def skip(self, state: base.AgentState, steps: jax.Array) -> base.AgentState:
+    """Counts steps that are not taken, so that the schedule follows the run.
+
+    The user's own optimizer counts the steps that it takes.
+    """
+
+    def count(node: types.Tree) -> types.Tree:
+      is_schedule = isinstance(node, optax.ScaleByScheduleState)
+      return node._replace(count=node.count + steps) if is_schedule else node
+
+    if self.schedule is None:
+      return state
+    counted = jax.tree.map(
+      count,
+      state.optimizer_state,
+      is_leaf=lambda node: isinstance(node, optax.ScaleByScheduleState),
+    )
+    return dataclasses.replace(state, optimizer_state=counted)
+
   def measure(
     self, state: base.AgentState, gradients: types.Tree
   ) -> dict[str, jax.Array]:

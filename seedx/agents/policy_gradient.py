@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from seedx import distributions, losses, networks, types
-from seedx.agents import base, blocks, optimizers
+from seedx.agents import base, blocks, optimizers, rewards
 from seedx.agents import model as model_lib
 
 # The fields of `Config` that may change at run time.
@@ -36,6 +36,8 @@ class Config(model_lib.Config):
       after one step, with 1 only at the unroll's end.
     value_cost: weight of the value loss.
     entropy_cost: weight of the entropy bonus.
+    normalize_rewards: divide rewards by the standard deviation of their
+      discounted sums, before they are scaled and clipped; see `rewards`.
     recurrent: add a memory to the network.
     lstm_size: units of the LSTM that is the memory.
     core: your own Flax module as the memory instead of the LSTM, see
@@ -47,6 +49,7 @@ class Config(model_lib.Config):
   td_lambda: float = 1.0
   value_cost: float = 0.5
   entropy_cost: float = 0.01
+  normalize_rewards: bool = False
   recurrent: bool = False
   lstm_size: int = 128
   core: nn.Module | None = None
@@ -101,6 +104,22 @@ class Extras(NamedTuple):
   log_prob: jax.Array
 
 
+class Evaluated(NamedTuple):
+  """Steps, evaluated by some parameters.
+
+  Attributes:
+    values: `[T, B]`, V.
+    log_prob: `[T, B]`, log pi(a) of the actions taken.
+    entropy: `[T, B]`, of pi.
+    policy: `[T, B, ...]`, pi; `policy.distribution` is Distrax's.
+  """
+
+  values: jax.Array
+  log_prob: jax.Array
+  entropy: jax.Array
+  policy: distributions.Parameterized
+
+
 class Evaluation(NamedTuple):
   """An unroll, evaluated by the learned parameters.
 
@@ -109,8 +128,9 @@ class Evaluation(NamedTuple):
     log_prob: `[T, B]`, log pi(a) of the actions taken.
     entropy: `[T, B]`, of pi.
     step_type: `[T + 1, B]` int32.
-    reward: `[T + 1, B]`, scaled and clipped.
+    reward: `[T + 1, B]`, normalized, scaled and clipped.
     discount: `[T + 1, B]`, the environment's, times gamma.
+    policy: `[T, B, ...]`, pi; `policy.distribution` is Distrax's.
   """
 
   values: jax.Array
@@ -119,6 +139,17 @@ class Evaluation(NamedTuple):
   step_type: jax.Array
   reward: jax.Array
   discount: jax.Array
+  policy: distributions.Parameterized
+
+  @property
+  def streams(self) -> Sequence[jax.Array]:
+    """All but the policy, as losses of one stream take them; for `jax.vmap`."""
+    return self[:-1]
+
+  @property
+  def steps(self) -> Evaluated:
+    """The T steps without the last time step."""
+    return Evaluated(self.values[:-1], self.log_prob, self.entropy, self.policy)
 
 
 class Loss(Protocol):
@@ -180,7 +211,7 @@ def make(
     )
 
   def init(rng_key: jax.Array) -> base.AgentState:
-    variables = policy.model.init(rng_key)
+    variables = policy.init(rng_key)
     return dataclasses.replace(
       start(variables.params, 0), statistics=variables.statistics
     )
@@ -189,18 +220,21 @@ def make(
     state: base.AgentState, rng_key: jax.Array, batch: types.Unroll
   ) -> tuple[base.Gradients, types.LossOutput]:
     del rng_key  # The loss is deterministic.
+    moments = policy.moments(state.statistics, batch, axis_name)
+    deviation = policy.reward_deviation(state, moments)
 
     def per_step(
       params: types.Tree, part: types.Unroll
     ) -> losses.ActorCriticLoss:
       variables = model_lib.Variables(params, state.statistics)
-      evaluation = policy.evaluate(variables, part, state.hyperparameters)
+      evaluation = policy.evaluate(
+        variables, part, state.hyperparameters, deviation
+      )
       return loss(evaluation, part, state.hyperparameters)
 
     grads, output = differentiate(
       per_step, batch, axes, state, optimizer, axis_name
     )
-    moments = policy.model.moments(state.statistics, batch.inputs, axis_name)
     return base.Gradients(grads, moments), output
 
   def apply(
@@ -212,7 +246,7 @@ def make(
   return base.Agent(
     init=init,
     acting=lambda state: model_lib.Variables(state.params, state.statistics),
-    initial_core_state=policy.model.initial_core_state,
+    initial_core_state=policy.initial_core_state,
     step=policy.step,
     greedy=policy.greedy,
     gradients=gradients,
@@ -303,10 +337,18 @@ def _diagnosed(
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-  """The model, and the action distribution that its policy head describes."""
+  """The model, and the action distribution that its policy head describes.
+
+  Attributes:
+    model: the network, for the environment.
+    distribution: the kind of distribution.
+    normalizes_rewards: whether the core state is a `rewards.CoreState`, and the
+      statistics are of discounted returns, too.
+  """
 
   model: model_lib.Model
   distribution: distributions.Policy
+  normalizes_rewards: bool = False
 
   @classmethod
   def make(cls, spec: types.EnvironmentSpec, config: Config) -> "Policy":
@@ -314,7 +356,8 @@ class Policy:
     distribution = distributions.for_spec(spec.action)
     head = networks.PolicyValueHead(distribution.num_parameters)
     towers = 2 if config.towers == "apart" else 1
-    return cls(model_lib.Model.make(spec, config, head, towers), distribution)
+    model = model_lib.Model.make(spec, config, head, towers)
+    return cls(model, distribution, config.normalize_rewards)
 
   @property
   def in_blocks(self) -> bool:
@@ -326,6 +369,49 @@ class Policy:
     network = self.model.network
     images = any(map(networks.is_image, network.observation))
     return not network.recurrent and not images
+
+  def init(self, rng_key: jax.Array) -> model_lib.Variables:
+    """Initial variables."""
+    variables = self.model.init(rng_key)
+    if not self.normalizes_rewards:
+      return variables
+    return variables._replace(statistics=rewards.init(variables.statistics))
+
+  def initial_core_state(self, batch_size: int) -> types.Tree:
+    """The core state at the start of an episode, `[batch_size, ...]`."""
+    network = self.model.initial_core_state(batch_size)
+    if not self.normalizes_rewards:
+      return network
+    return rewards.CoreState(network, jnp.zeros(batch_size, jnp.float32))
+
+  def network_state(self, core_state: types.Tree) -> types.Tree:
+    """The part of a core state that is the network's."""
+    return core_state.network if self.normalizes_rewards else core_state
+
+  def moments(
+    self, statistics: types.Tree, unroll: types.Unroll, axis_name: str | None
+  ) -> types.Tree:
+    """A batch's moments, for `AgentState.statistics`; () without any."""
+    inputs = unroll.inputs
+    if not self.normalizes_rewards:
+      return self.model.moments(statistics, inputs, axis_name)
+    observed = rewards.observed(statistics)
+    return rewards.measure(
+      statistics,
+      self.model.moments(observed, inputs, axis_name),
+      inputs.timestep,
+      unroll.core_state.discounted,
+      self.model.config.discount,
+      axis_name,
+    )
+
+  def reward_deviation(
+    self, state: base.AgentState, moments: types.Tree
+  ) -> jax.Array | None:
+    """What rewards of a batch are divided by, `[]`; None for nothing."""
+    if not self.normalizes_rewards:
+      return None
+    return rewards.deviation(state.statistics, moments, state.updates)
 
   def step(
     self,
@@ -357,19 +443,31 @@ class Policy:
     variables: model_lib.Variables,
     unroll: types.Unroll,
     hyperparameters: Mapping[str, jax.Array],
+    deviation: jax.Array | None = None,
   ) -> Evaluation:
-    """Evaluates an unroll `[T + 1, B, ...]`."""
+    """Evaluates an unroll `[T + 1, B, ...]`.
+
+    Args:
+      variables: the learned ones.
+      unroll: what to evaluate.
+      hyperparameters: `AgentState.hyperparameters`.
+      deviation: see `reward_deviation`.
+    """
     inputs = unroll.inputs
-    values, log_prob, entropy = self.evaluate_steps(
-      variables, inputs, unroll.action, unroll.core_state
+    rewarded = inputs
+    if deviation is not None:
+      rewarded = rewards.divided(inputs, deviation)
+    steps = self.evaluate_steps(
+      variables, inputs, unroll.action, self.network_state(unroll.core_state)
     )
     return Evaluation(
-      values=values,
-      log_prob=log_prob[:-1],
-      entropy=entropy[:-1],
+      values=steps.values,
+      log_prob=steps.log_prob[:-1],
+      entropy=steps.entropy[:-1],
       step_type=inputs.timestep.step_type.astype(jnp.int32),
-      reward=self.model.rewards(inputs),
+      reward=self.model.rewards(rewarded),
       discount=self.model.discounts(inputs, hyperparameters["discount"]),
+      policy=jax.tree.map(lambda x: x[:-1], steps.policy),
     )
 
   def evaluate_steps(
@@ -378,11 +476,17 @@ class Policy:
     inputs: types.Inputs,
     action: jax.Array,
     core_state: types.Tree,
-  ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Values, log-probabilities and entropies `[T, B]` of T steps."""
+  ) -> Evaluated:
+    """Evaluates T steps `[T, B, ...]`; `core_state` is the network's."""
     output = self.model.unroll(variables, inputs, core_state)
-    policy = self._distribution(output)
-    return output.head.value, policy.log_prob(action), policy.entropy()
+    policy = self._policy(output)
+    distribution = policy.distribution
+    return Evaluated(
+      values=output.head.value,
+      log_prob=distribution.log_prob(action),
+      entropy=distribution.entropy(),
+      policy=policy,
+    )
 
   def _one_step(
     self,
@@ -392,8 +496,15 @@ class Policy:
   ) -> tuple[distributions.Distribution, types.Tree]:
     """The distribution over actions `[1, B]`, and the next core state."""
     stream = jax.tree.map(lambda x: x[None], inputs)
-    output = self.model.unroll(variables, stream, core_state)
-    return self._distribution(output), output.core_state
+    network = self.network_state(core_state)
+    output = self.model.unroll(variables, stream, network)
+    after = output.core_state
+    if self.normalizes_rewards:
+      (returns,) = rewards.discounted(
+        stream.timestep, core_state.discounted, self.model.config.discount
+      )
+      after = rewards.CoreState(after, returns)
+    return self._policy(output).distribution, after
 
   def _output(
     self, action: jax.Array, log_prob: jax.Array
@@ -401,11 +512,7 @@ class Policy:
     action = action[0].astype(self.model.spec.action.dtype)
     return types.AgentOutput(action, Extras(log_prob[0]))
 
-  def _distribution(
-    self, output: model_lib.Output
-  ) -> distributions.Distribution:
-    if output.action_mask is None:
-      return self.distribution(output.head.policy)
-    # Only discrete actions have a mask, see `types.EnvironmentSpec`.
-    assert not isinstance(self.distribution, distributions.BoundedGaussian)
-    return self.distribution(output.head.policy, output.action_mask)
+  def _policy(self, output: model_lib.Output) -> distributions.Parameterized:
+    return distributions.Parameterized(
+      self.distribution, output.head.policy, output.action_mask
+    )

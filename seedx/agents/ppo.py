@@ -2,8 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
-from typing import NamedTuple, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol, Self
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,9 @@ class Config(policy_gradient.Config):
     epochs: passes over the batch in an update.
     minibatches: minibatches in an epoch, one optimizer step each. Feed-forward
       agents shuffle single steps, recurrent agents whole unrolls.
+    target_kl: an update ends at the first minibatch whose `approx_kl` is above
+      this, without a step on it, as in Stable-Baselines3 (which multiplies
+      `target_kl` by 1.5; usual values are 0.01 to 0.05); 0 for no limit.
   """
 
   td_lambda: float = 0.95
@@ -37,6 +40,7 @@ class Config(policy_gradient.Config):
   clip_values: bool = False
   epochs: int = 8
   minibatches: int = 8
+  target_kl: float = 0.0
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for a value out of its range."""
@@ -46,6 +50,7 @@ class Config(policy_gradient.Config):
       clip_epsilon=(0.0, types.MOST),
       epochs=(1, 2**20),
       minibatches=(1, 2**20),
+      target_kl=(0.0, types.MOST),
     )
 
   def for_images(self) -> Self:
@@ -81,9 +86,11 @@ class Config(policy_gradient.Config):
     """Makes the agent for an environment; see `base.Config`.
 
     `update` computes advantages once, then takes `epochs * minibatches`
-    optimizer steps. `gradients` are those of one step on the whole batch.
+    optimizer steps, unless `target_kl` ends it. `gradients` are those of one
+    step on the whole batch.
     """
-    return _make(spec, self, axis_name, horizon)
+    own = functools.partial(loss, clip_values=self.clip_values)
+    return make(spec, self, own, axis_name, horizon)
 
 
 class Entries(NamedTuple):
@@ -93,8 +100,9 @@ class Entries(NamedTuple):
     inputs: `[C, N, ...]`.
     action: `[C, N, ...]`.
     core_state: `[N, ...]`, before the first step of each entry.
-    behaviour_log_prob: `[C, N]`, log mu(a).
-    values: `[C, N]`, V by the parameters before the update.
+    behaviour_log_prob: `[C, N]`, log mu(a) of the parameters that acted.
+    before: `[C, N, ...]`, by the parameters before the update. Where these
+      acted, as in `sync` and `anakin`, its policy is the behaviour policy.
     advantage: `[C, N]`, GAE.
     weight: `[C, N]`, see `losses.Transitions`.
   """
@@ -103,7 +111,7 @@ class Entries(NamedTuple):
   action: jax.Array
   core_state: types.Tree
   behaviour_log_prob: jax.Array
-  values: jax.Array
+  before: policy_gradient.Evaluated
   advantage: jax.Array
   weight: jax.Array
 
@@ -126,53 +134,63 @@ class Minibatch(NamedTuple):
     return cls(entries, advantage)
 
 
-def _make(
+Step = Callable[
+  [base.AgentState, Entries], tuple[base.AgentState, types.LossOutput]
+]
+
+
+class Loss(Protocol):
+  """A loss in the place of PPO's own, `loss`."""
+
+  def __call__(
+    self,
+    evaluated: policy_gradient.Evaluated,
+    minibatch: Minibatch,
+    hyperparameters: Mapping[str, jax.Array],
+  ) -> losses.ActorCriticLoss:
+    """Per-step losses `[C, N]` of a minibatch.
+
+    Args:
+      evaluated: the minibatch's steps by the learned parameters.
+      minibatch: its entries, N of C steps each.
+      hyperparameters: `AgentState.hyperparameters`, each `[]`.
+    """
+
+
+def make(
   spec: types.EnvironmentSpec,
   config: Config,
-  axis_name: str | None,
-  horizon: base.Horizon | None,
+  loss: Loss,
+  axis_name: str | None = None,
+  horizon: base.Horizon | None = None,
+  *,
+  at_run_time: Sequence[str] = (),
 ) -> base.Agent:
+  """Makes an agent that learns as PPO does, from its loss.
+
+  Args:
+    spec: the environment's observations and actions.
+    config: the hyper-parameters.
+    loss: per-step losses of a minibatch.
+    axis_name: see `base.Config.make`.
+    horizon: see `base.Config.make`.
+    at_run_time: fields of the config that may change at run time, beside PPO's.
+
+  Raises:
+    types.ConfigError: no action distribution fits the action spec.
+  """
   policy = policy_gradient.Policy.make(spec, config)
   steps_per_update = config.epochs * config.minibatches
-  loss = functools.partial(_loss, clip_values=config.clip_values)
   optimizer = optimizers.Optimizer.make(config, horizon, steps_per_update)
-  step = _make_step(policy, loss, optimizer, axis_name)
 
   def whole_loss(
     evaluation: policy_gradient.Evaluation,
     unroll: types.Unroll,
     hyperparameters: Mapping[str, jax.Array],
   ) -> losses.ActorCriticLoss:
-    entries = _entries(evaluation, unroll, hyperparameters)
-    evaluated = evaluation.values[:-1], evaluation.log_prob, evaluation.entropy
-    return loss(evaluated, Minibatch.of(entries, axis_name), hyperparameters)
-
-  def update(
-    state: base.AgentState, rng_key: jax.Array, batch: types.Unroll
-  ) -> tuple[base.AgentState, types.LossOutput]:
-    variables = model.Variables(state.params, state.statistics)
-    evaluate = functools.partial(
-      policy.evaluate, variables, hyperparameters=state.hyperparameters
-    )
-    axes = policy_gradient.AXES if policy.in_blocks else None
-    evaluation = blocks.outputs(evaluate, batch, axes)
-    entries = _entries(evaluation, batch, state.hyperparameters)
-    if not config.recurrent:
-      entries = _single_steps(policy, variables, entries)
-
-    def epoch(
-      state: base.AgentState, rng_key: jax.Array
-    ) -> tuple[base.AgentState, types.LossOutput]:
-      minibatches = _shuffled(entries, rng_key, config.minibatches)
-      return jax.lax.scan(step, state, minibatches)
-
-    keys = jax.random.split(rng_key, config.epochs)
-    state, outputs = jax.lax.scan(epoch, state, keys)
-    metrics = {name: x.mean() for name, x in outputs.metrics.items()}
-    weight = outputs.weight.sum() / config.epochs
-    moments = policy.model.moments(state.statistics, batch.inputs, axis_name)
-    state = model.count_batch(state, moments)
-    return state, types.LossOutput(weight, metrics)
+    entries = _entries(policy, evaluation, unroll, hyperparameters)
+    minibatch = Minibatch.of(entries, axis_name)
+    return loss(evaluation.steps, minibatch, hyperparameters)
 
   agent = policy_gradient.make(
     spec,
@@ -180,7 +198,7 @@ def _make(
     whole_loss,
     axis_name,
     horizon,
-    at_run_time=("clip_epsilon",),
+    at_run_time=("clip_epsilon", *at_run_time),
     steps_per_update=steps_per_update,
     separable=False,
   )
@@ -189,17 +207,92 @@ def _make(
     minibatches=config.minibatches,
     divides_unrolls=config.recurrent,
   )
+  update = _make_update(policy, config, loss, optimizer, axis_name)
   return dataclasses.replace(agent, update=update, needs=needs)
+
+
+def loss(
+  evaluated: policy_gradient.Evaluated,
+  minibatch: Minibatch,
+  hyperparameters: Mapping[str, jax.Array],
+  *,
+  clip_values: bool = False,
+) -> losses.ActorCriticLoss:
+  """PPO's own loss; see `Loss` and `losses.ppo`.
+
+  Args:
+    evaluated: the minibatch's steps by the learned parameters.
+    minibatch: its entries, N of C steps each.
+    hyperparameters: has `clip_epsilon`.
+    clip_values: clip the value loss as well.
+  """
+  entries = minibatch.entries
+
+  def stream_loss(
+    behaviour_values: jax.Array, *stream: jax.Array
+  ) -> losses.ActorCriticLoss:
+    return losses.ppo(
+      *stream,
+      clip_epsilon=hyperparameters["clip_epsilon"],
+      behaviour_values=behaviour_values if clip_values else None,
+    )
+
+  before = entries.before.values
+  steps = jax.vmap(stream_loss, in_axes=1, out_axes=1)(
+    before,
+    evaluated.values,
+    evaluated.log_prob,
+    entries.behaviour_log_prob,
+    evaluated.entropy,
+    minibatch.advantage,
+    entries.advantage + before,
+    entries.weight,
+  )
+  raw = {"advantage": entries.advantage * entries.weight}  # Not normalized.
+  return steps._replace(diagnostics=steps.diagnostics | raw)
+
+
+def _make_update(
+  policy: policy_gradient.Policy,
+  config: Config,
+  loss: Loss,
+  optimizer: optimizers.Optimizer,
+  axis_name: str | None,
+) -> Callable[
+  [base.AgentState, jax.Array, types.Unroll],
+  tuple[base.AgentState, types.LossOutput],
+]:
+  """Makes the agent's `update`, which takes all optimizer steps on a batch."""
+  step = _make_step(policy, loss, optimizer, axis_name)
+
+  def update(
+    state: base.AgentState, rng_key: jax.Array, batch: types.Unroll
+  ) -> tuple[base.AgentState, types.LossOutput]:
+    moments = policy.moments(state.statistics, batch, axis_name)
+    deviation = policy.reward_deviation(state, moments)
+    entries = _evaluated(
+      policy, state, batch, deviation, in_steps=not config.recurrent
+    )
+    draw = functools.partial(_shuffled, entries, parts=config.minibatches)
+    keys = jax.random.split(rng_key, config.epochs)
+    if config.target_kl:
+      state, taken, metrics = _until(config.target_kl, step, state, draw, keys)
+      state = optimizer.skip(state, optimizer.steps_per_update - taken)
+      weight = losses.sum_over_cores(jnp.sum(entries.weight), axis_name)
+      output = types.LossOutput(weight, metrics)
+    else:
+      state, output = _all(step, state, draw, keys)
+    return model.count_batch(state, moments), output
+
+  return update
 
 
 def _make_step(
   policy: policy_gradient.Policy,
-  loss: Callable[..., losses.ActorCriticLoss],
+  loss: Loss,
   optimizer: optimizers.Optimizer,
   axis_name: str | None,
-) -> Callable[
-  [base.AgentState, Entries], tuple[base.AgentState, types.LossOutput]
-]:
+) -> Step:
   """Makes the function that takes one optimizer step on a minibatch."""
 
   def step(
@@ -226,59 +319,114 @@ def _make_step(
   return step
 
 
+def _all(
+  step: Step,
+  state: base.AgentState,
+  draw: Callable[[jax.Array], Entries],
+  keys: jax.Array,
+) -> tuple[base.AgentState, types.LossOutput]:
+  """Takes a step on each minibatch that is drawn with each key."""
+
+  def epoch(
+    state: base.AgentState, rng_key: jax.Array
+  ) -> tuple[base.AgentState, types.LossOutput]:
+    return jax.lax.scan(step, state, draw(rng_key))
+
+  state, outputs = jax.lax.scan(epoch, state, keys)
+  metrics = {name: x.mean() for name, x in outputs.metrics.items()}
+  return state, types.LossOutput(outputs.weight.sum() / len(keys), metrics)
+
+
+def _until(
+  target_kl: float,
+  step: Step,
+  state: base.AgentState,
+  draw: Callable[[jax.Array], Entries],
+  keys: jax.Array,
+) -> tuple[base.AgentState, jax.Array, dict[str, jax.Array]]:
+  """Takes steps until one is on a minibatch whose KL is above the target.
+
+  That KL is a mean over all cores, so all end at the same minibatch.
+
+  Returns:
+    The state; the steps taken, `[]` int32; and means of the metrics of the
+    minibatches so far, that with the KL above the target included.
+  """
+  Carry = tuple[base.AgentState, jax.Array]
+  Tried = tuple[jax.Array, dict[str, jax.Array]]
+
+  def limited(carry: Carry, entries: Entries) -> tuple[Carry, Tried]:
+    before, had_ended = carry
+    _, shapes = jax.eval_shape(step, before, entries)
+    if "approx_kl" not in shapes.metrics:
+      raise types.ConfigError(
+        "expected a loss whose diagnostics have approx_kl, for target_kl, found"
+        f" one without: {', '.join(sorted(shapes.metrics))}"
+      )
+    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    after, output = jax.lax.cond(
+      had_ended, lambda state, _: (state, nothing), step, before, entries
+    )
+    has_ended = had_ended | (output.metrics["approx_kl"] > target_kl)
+    state = jax.tree.map(
+      lambda old, new: jnp.where(has_ended, old, new), before, after
+    )
+    return (state, has_ended), (~had_ended, output.metrics)
+
+  def epoch(carry: Carry, rng_key: jax.Array) -> tuple[Carry, Tried]:
+    return jax.lax.scan(limited, carry, draw(rng_key))
+
+  start = state, jnp.bool_(False)
+  (state, has_ended), (tried, metrics) = jax.lax.scan(epoch, start, keys)
+  number = jnp.sum(tried, dtype=jnp.int32)
+  taken = number - has_ended
+  means = {name: x.sum() / number for name, x in metrics.items()}
+  return state, taken, means | {"optimizer_steps": jnp.float32(taken)}
+
+
 # Where the arrays of a minibatch count entries.
 _AXES = Minibatch._make([Entries._make([1, 1, 0, 1, 1, 1, 1]), 1])
 
 
-def _loss(
-  evaluated: tuple[jax.Array, jax.Array, jax.Array],
-  minibatch: Minibatch,
-  hyperparameters: Mapping[str, jax.Array],
+def _evaluated(
+  policy: policy_gradient.Policy,
+  state: base.AgentState,
+  batch: types.Unroll,
+  deviation: jax.Array | None,
   *,
-  clip_values: bool,
-) -> losses.ActorCriticLoss:
-  """Per-step losses of entries, given what `Policy.evaluate_steps` returned."""
-  entries = minibatch.entries
-
-  def stream_loss(
-    behaviour_values: jax.Array, *stream: jax.Array
-  ) -> losses.ActorCriticLoss:
-    return losses.ppo(
-      *stream,
-      clip_epsilon=hyperparameters["clip_epsilon"],
-      behaviour_values=behaviour_values if clip_values else None,
-    )
-
-  values, log_prob, entropy = evaluated
-  steps = jax.vmap(stream_loss, in_axes=1, out_axes=1)(
-    entries.values,
-    values,
-    log_prob,
-    entries.behaviour_log_prob,
-    entropy,
-    minibatch.advantage,
-    entries.advantage + entries.values,
-    entries.weight,
+  in_steps: bool,
+) -> Entries:
+  """A batch as entries of single steps, or else of whole unrolls."""
+  variables = model.Variables(state.params, state.statistics)
+  evaluate = functools.partial(
+    policy.evaluate,
+    variables,
+    hyperparameters=state.hyperparameters,
+    deviation=deviation,
   )
-  raw = {"advantage": entries.advantage * entries.weight}  # Not normalized.
-  return steps._replace(diagnostics=steps.diagnostics | raw)
+  axes = policy_gradient.AXES if policy.in_blocks else None
+  evaluation = blocks.outputs(evaluate, batch, axes)
+  entries = _entries(policy, evaluation, batch, state.hyperparameters)
+  return _single_steps(policy, variables, entries) if in_steps else entries
 
 
 def _entries(
+  policy: policy_gradient.Policy,
   evaluation: policy_gradient.Evaluation,
   unroll: types.Unroll,
   hyperparameters: Mapping[str, jax.Array],
 ) -> Entries:
   """A batch as entries of whole unrolls, `[T, B, ...]`."""
   values = jax.lax.stop_gradient(evaluation.values)
+  before = jax.lax.stop_gradient(evaluation.steps)
   rest = evaluation.step_type, evaluation.reward, evaluation.discount
   estimate = functools.partial(losses.gae, lambda_=hyperparameters["td_lambda"])
   return Entries(
     inputs=jax.tree.map(lambda x: x[:-1], unroll.inputs),
     action=unroll.action[:-1],
-    core_state=unroll.core_state,
+    core_state=policy.network_state(unroll.core_state),
     behaviour_log_prob=unroll.extras.log_prob[:-1],
-    values=values[:-1],
+    before=before,
     advantage=jax.vmap(estimate, in_axes=1, out_axes=1)(values, *rest),
     weight=jax.vmap(losses.transitions, in_axes=1, out_axes=1)(
       *rest, values
@@ -309,7 +457,7 @@ def _single_steps(
   return steps._replace(core_state=merged.core_state)
 
 
-def _shuffled(entries: Entries, rng_key: jax.Array, parts: int) -> Entries:
+def _shuffled(entries: Entries, rng_key: jax.Array, *, parts: int) -> Entries:
   """Random minibatches of the entries, stacked on a new first axis."""
   size = entries.weight.shape[1]
   if size % parts:

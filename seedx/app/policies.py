@@ -1,6 +1,7 @@
 """Policies that are loaded from the checkpoints of runs."""
 
 import dataclasses
+import functools
 import importlib
 import os
 import re
@@ -9,6 +10,7 @@ from typing import Any
 import dm_env
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from seedx import checkpoint, envs, files, types
 from seedx.agents import acting_step, base
@@ -72,6 +74,65 @@ class Policy:
       exploration=jnp.zeros(timestep.reward.shape, jnp.float32),
     )
     return taken.output.action, taken.acting_state
+
+  def predict(
+    self,
+    observation: types.Tree,
+    state: acting_step.ActingState | None = None,
+    episode_start: types.Array | None = None,
+    *,
+    reward: types.Array | None = None,
+  ) -> tuple[np.ndarray, acting_step.ActingState]:
+    """Returns the greedy action for an observation in NumPy.
+
+    The arguments are those of `predict` in Stable-Baselines3, and the reward,
+    which an LSTM sees.
+
+    Args:
+      observation: as of `spec.observation`, or `[B, ...]` of these.
+      state: the state that the last call returned; None before the first. An
+        agent without an LSTM or a frame stack needs none.
+      episode_start: `[]` or `[B]` bool, whether the observation is the first of
+        an episode, which resets the state; None for all where `state` is None,
+        else for none.
+      reward: `[]` or `[B]`, the reward of the last action; None for 0.
+
+    Returns:
+      The action, or `[B, ...]` of them; and the state for the next call.
+
+    Raises:
+      types.ConfigError: a shape or dtype is another, or the agent has no
+        `greedy` step.
+    """
+    observation, rows = _rows(self.spec.observation, observation)
+    size = 1 if rows is None else rows
+    if state is not None and len(state.action) != size:
+      raise types.ConfigError(
+        f"expected a state of {size} rows, as the observation has, found"
+        f" {len(state.action)}"
+      )
+    start = state is None if episode_start is None else episode_start
+    first = _of_rows("episode_start", start, size)
+    rewards = _of_rows("reward", 0.0 if reward is None else reward, size)
+    kinds = dm_env.StepType
+    timestep = dm_env.TimeStep(
+      step_type=np.where(first, kinds.FIRST, kinds.MID).astype(np.uint8),
+      reward=np.where(first, 0.0, rewards).astype(np.float32),
+      discount=np.ones(size, np.float32),
+      observation=observation,
+    )
+    if state is None:
+      state = self.initial_state(size)
+    action, state = self._jitted(self.acting, timestep, state)
+    action = np.asarray(action)
+    return (action[0] if rows is None else action), state
+
+  @functools.cached_property
+  def _jitted(self) -> Any:
+    """`act`, compiled once; the parameters are an argument."""
+    return jax.jit(
+      lambda acting, *args: dataclasses.replace(self, acting=acting).act(*args)
+    )
 
 
 def load(
@@ -171,3 +232,62 @@ def _chosen(found: checkpoint.Checkpoints, which: str) -> list[int]:
       f" {', '.join(map(str, found.steps()))}, found {which!r}"
     )
   return [int(which)]
+
+
+def _rows(
+  specs: types.Tree, observation: types.Tree
+) -> tuple[types.Tree, int | None]:
+  """An observation as a batch, and its number of rows; None if it is one.
+
+  Raises:
+    types.ConfigError: it is not an observation of the specs.
+  """
+  structure: Any = jax.tree.structure(specs)
+  try:
+    leaves = [np.asarray(x) for x in structure.flatten_up_to(observation)]
+  except ValueError as error:  # Another nest, or a ragged list.
+    raise types.ConfigError(
+      f"expected an observation of {jax.tree.map(_in_words, specs)},"
+      f" found another nest: {' '.join(str(error).split())}"
+    ) from error
+  rows = set()
+  for spec, leaf in zip(jax.tree.leaves(specs), leaves, strict=True):
+    shape = leaf.shape[max(leaf.ndim - len(spec.shape), 0) :]
+    extra = leaf.ndim - len(spec.shape)
+    fits = np.can_cast(leaf.dtype, spec.dtype, "same_kind")
+    if extra not in (0, 1) or shape != spec.shape or not fits:
+      raise types.ConfigError(
+        f"expected an observation of {_in_words(spec)}, or a batch of these,"
+        f" found {_in_words(leaf)}"
+      )
+    rows.add(len(leaf) if extra else None)
+  if len(rows) != 1:
+    raise types.ConfigError(
+      "expected one observation or a batch, whose parts have the same number"
+      f" of rows, found {' and '.join(sorted(map(str, rows)))}"
+    )
+  (number,) = rows
+  batch = [
+    (x if number is not None else x[None]).astype(spec.dtype)
+    for spec, x in zip(jax.tree.leaves(specs), leaves, strict=True)
+  ]
+  return jax.tree.unflatten(structure, batch), number
+
+
+def _in_words(array: types.Array) -> str:
+  """The dtype and shape of an array or a spec."""
+  return f"{array.dtype} {array.shape}"
+
+
+def _of_rows(name: str, value: types.Array, size: int) -> np.ndarray:
+  """A value for each row, given one for all or for each.
+
+  Raises:
+    types.ConfigError: it has another shape.
+  """
+  array = np.asarray(value)
+  if array.shape not in ((), (size,)):
+    raise types.ConfigError(
+      f"expected {name} of shape () or ({size},), found {array.shape}"
+    )
+  return np.broadcast_to(array, (size,))

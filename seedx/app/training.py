@@ -20,6 +20,7 @@ from seedx import files as files_lib
 from seedx.app import (
   checkpointer,
   configs,
+  described,
   devices,
   elsewhere,
   evaluations,
@@ -340,6 +341,7 @@ def _lead(
     try:
       if not files.quiet:
         _introduce(record.name, config.env.env, work.presets, run_dir)
+        _introduce_network(config)
       evaluation = evaluations.of(config, files, run_dir)
       own = config.learn(context)
       if own.replay is not None and context.hosts.count > 1:
@@ -411,6 +413,13 @@ def _introduce(
       print(line, file=sys.stderr, flush=True)
     if unused := devices.unused():
       print(unused, file=sys.stderr, flush=True)
+
+
+def _introduce_network(config: Any) -> None:
+  """Prints in one line which network is trained."""
+  words = described.network(config.agent, config.env)
+  with contextlib.suppress(OSError):  # It may be a file on a full disk.
+    print(words, file=sys.stderr, flush=True)
 
 
 def _is_solved(

@@ -1,0 +1,87 @@
+"""The network of a run in words, for its first lines."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+
+from seedx import envs, networks
+from seedx.agents import base
+from seedx.networks import heads, lstm, torsos
+
+# Modules that only contain others, which are described in their place.
+_CONTAINERS = (networks.Network, torsos.Torso)
+
+
+def network(agent: base.Config, env: envs.Config) -> str:
+  """Returns a network's layers and its number of parameters.
+
+  Nothing is compiled or computed: the parameters are only traced.
+
+  Args:
+    agent: of which the network is.
+    env: the environment that it is made for.
+
+  Raises:
+    types.ConfigError: no such agent can be made for the environment.
+  """
+  init = agent.make(envs.spec(env)).init
+  layers = _Layers()
+  with nn.intercept_methods(layers.intercept):
+    state = jax.eval_shape(init, jax.random.key(0))
+  sizes = [math.prod(x.shape) for x in jax.tree.leaves(state.params)]
+  words = [", ".join(layers.words)] if layers.words else []
+  return ": ".join(["network", *words, f"{sum(sizes):,} parameters"])
+
+
+@dataclasses.dataclass
+class _Layers:
+  """The words for each module that is called, but not for those within it."""
+
+  words: list[str] = dataclasses.field(default_factory=list)
+  _is_within: bool = False
+
+  def intercept(
+    self,
+    call: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    context: nn.module.InterceptorContext,
+  ) -> Any:
+    """Calls a method of a module; see `nn.intercept_methods`."""
+    module = context.module
+    is_part = context.method_name == "__call__" and not self._is_within
+    if not is_part or isinstance(module, _CONTAINERS):
+      return call(*args, **kwargs)
+    self.words.append(_in_words(module))
+    self._is_within = True
+    try:
+      return call(*args, **kwargs)
+    finally:
+      self._is_within = False
+
+
+def _in_words(module: nn.Module) -> str:
+  """A part of a network: its kind and sizes, or else its class."""
+  match module:
+    case torsos.MLP():
+      return " ".join(["MLP", *map(str, module.sizes), "tanh"])
+    case torsos.NatureCNN() | torsos.SmallCNN() | torsos.ImpalaResNet():
+      return f"{type(module).__name__} {module.size}"
+    case lstm.LSTM():
+      return f"LSTM {module.size}"
+    case heads.PolicyValueHead():
+      return f"policy {module.num_policy_parameters} + value 1"
+    case heads.QHead():
+      return _q_values(module)
+    case heads.CategoricalQHead():
+      return f"{_q_values(module.head)} x {len(module.atoms)} atoms"
+  return type(module).__name__
+
+
+def _q_values(head: heads.QHead) -> str:
+  dueling = f"dueling {head.size}, " if head.dueling else ""
+  return f"{dueling}Q {head.num_actions}"

@@ -1,0 +1,60 @@
+"""PPO with a loss from the pages: a penalty on KL(before || now)."""
+
+import sys
+import types as python_types
+
+import jax
+import numpy as np
+import pytest
+
+from seedx.agents import ppo
+from tests import ppo_agent_test, readme_test
+
+TEXT = readme_test.file_named("my_kl.py")
+
+
+def own_module():
+  """The page's script, as a module."""
+  module = python_types.ModuleType("my_kl")
+  exec(compile(TEXT, "my_kl.py", "exec"), module.__dict__)
+  return module
+
+
+def test_its_gradient_differs_from_that_of_ppo_by_the_penalty(monkeypatch):
+  assert len(TEXT.splitlines()) < 40
+  mine = own_module()
+  monkeypatch.setitem(sys.modules, "my_kl", mine)
+  fields = {"hidden_sizes": (8,), "epochs": 2, "minibatches": 1}
+  agents = [
+    config.make(ppo_agent_test.VECTOR)
+    for config in (ppo.Config(**fields), mine.Config(**fields))
+  ]
+  unroll = ppo_agent_test.unroll_of()
+  state = agents[1].init(jax.random.key(0))
+  state = ppo_agent_test.with_hyperparameters(state, learning_rate=0.05)
+  update = jax.jit(agents[1].update)
+
+  def params(cost):
+    costly = ppo_agent_test.with_hyperparameters(state, kl_cost=cost)
+    return update(costly, ppo_agent_test.KEY, unroll)[0].params
+
+  plain, _ = jax.jit(agents[0].update)(state, ppo_agent_test.KEY, unroll)
+  gaps = [
+    ppo_agent_test.difference(params(np.float32(cost)), plain.params)
+    for cost in (0.0, 10.0)
+  ]
+  assert gaps[0] < 1e-6 < 1e-4 < gaps[1]
+
+
+@pytest.mark.slow
+def test_it_learns_cartpole(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  mine = own_module()
+  monkeypatch.setitem(sys.modules, "my_kl", mine)
+  run = mine.app.train(
+    mine.sync.Config(agent=mine.Config(), total_steps=200_000),
+    run_dir="run",
+    quiet=True,
+    stop_at=450,
+  )
+  assert run.metrics["episode_return"] >= 450
