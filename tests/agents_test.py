@@ -242,11 +242,20 @@ FAST = [
 ]
 # What else an agent does in a way of its own.
 SLOW = [
-  *(("vtrace", "image"), ("vtrace", "integer"), ("vtrace", "continuous")),
-  *(("vtrace", "several_choices"), ("vtrace", "recurrent")),
-  *(("vtrace", "dict_bfloat16"), ("ppo", "masked"), ("ppo", "recurrent")),
-  *(("dqn", "image"), ("dqn", "integer"), ("dqn", "normalized")),
-  *(("r2d2", "image"), ("r2d2", "masked"), ("rainbow", "image")),
+  ("vtrace", "image"),
+  ("vtrace", "integer"),
+  ("vtrace", "continuous"),
+  ("vtrace", "several_choices"),
+  ("vtrace", "recurrent"),
+  ("vtrace", "dict_bfloat16"),
+  ("ppo", "masked"),
+  ("ppo", "recurrent"),
+  ("dqn", "image"),
+  ("dqn", "integer"),
+  ("dqn", "normalized"),
+  ("r2d2", "image"),
+  ("r2d2", "masked"),
+  ("rainbow", "image"),
 ]
 
 
@@ -688,12 +697,20 @@ def test_any_optax_optimizer_takes_the_place_of_ours(names):
   "fields",
   [
     *({"discount": x} for x in (-0.1, 1.1, float("nan"))),
-    *({"learning_rate": float("inf")}, {"learning_rate_end": 1.1}),
-    *({"td_lambda": -0.1}, {"lstm_size": 0}, {"stack_frames": 65}),
-    *({"compute_dtype": "float16"}, {"hidden_sizes": (64, 0)}),
-    *({"max_gradient_norm": 0.0}, {"value_cost": -1.0}, {"reward_clip": -1.0}),
-    *({"entropy_cost": -1.0}, {"reward_scale": float("nan")}),
-    *({"clip_rho_threshold": -1.0}, {"clip_pg_rho_threshold": float("nan")}),
+    {"learning_rate": float("inf")},
+    {"learning_rate_end": 1.1},
+    {"td_lambda": -0.1},
+    {"lstm_size": 0},
+    {"stack_frames": 65},
+    {"compute_dtype": "float16"},
+    {"hidden_sizes": (64, 0)},
+    {"max_gradient_norm": 0.0},
+    {"value_cost": -1.0},
+    {"reward_clip": -1.0},
+    {"entropy_cost": -1.0},
+    {"reward_scale": float("nan")},
+    {"clip_rho_threshold": -1.0},
+    {"clip_pg_rho_threshold": float("nan")},
   ],
   ids=str,
 )

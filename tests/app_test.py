@@ -199,8 +199,10 @@ def test_a_checkpoint_is_chosen(tmp_path):
   found = checkpoint.Checkpoints(checkpointer.directory(tmp_path))
   best = found.ranked()[0]
   for which, expected in (
-    *((str(first), first), (str(last), last)),
-    *(("latest", last), ("best", best)),
+    (str(first), first),
+    (str(last), last),
+    ("latest", last),
+    ("best", best),
   ):
     policy = app.load(tmp_path, which)
     assert policy.env_steps == expected
@@ -527,7 +529,7 @@ def python(folder, *words):
   ("path", "words", "name"),
   [
     pytest.param(
-      *("mine.py", ["mine.py"], "mine:EXPERIMENT"), marks=pytest.mark.slow
+      "mine.py", ["mine.py"], "mine:EXPERIMENT", marks=pytest.mark.slow
     ),
     *(
       pytest.param(*case, marks=pytest.mark.long)

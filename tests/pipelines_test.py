@@ -42,9 +42,14 @@ FAST = [("a3c", "a2c"), ("gorila", "dqn")]
 # To a pipeline, an agent is what it needs: whole batches, windows, sequences,
 # or priorities. The other cells have nothing that one of these has not.
 SLOW = [
-  *(("sync", "rainbow"), ("anakin", "ppo"), ("impala", "ppo")),
-  *(("seed", "vtrace"), ("seed", "r2d2"), ("a3c", "dqn")),
-  *(("gorila", "r2d2"), ("apex", "r2d2")),
+  ("sync", "rainbow"),
+  ("anakin", "ppo"),
+  ("impala", "ppo"),
+  ("seed", "vtrace"),
+  ("seed", "r2d2"),
+  ("a3c", "dqn"),
+  ("gorila", "r2d2"),
+  ("apex", "r2d2"),
 ]
 MODULES = {
   "sync": sync,

@@ -145,7 +145,10 @@ def test_loss_and_priorities_are_those_of_the_paper(stored_state):
   )
   learned = dqn_test.part(unroll, len(online), BURN_IN)
   errors, weights = dqn_test.td_errors(
-    *(online, inverse(target), learned, N),
+    online,
+    inverse(target),
+    learned,
+    N,
     double=True,
     discount=config_of().discount,
     rescaled=rescaled,
@@ -286,7 +289,9 @@ def test_the_figures_discrepancy_is_of_states_that_acting_did_not_have():
 
   def discrepancy(acting, stored_state):
     found = stored_state_figure.discrepancy(
-      *(agent_of(), acting, unrolls._replace(core_state=core_state)),
+      agent_of(),
+      acting,
+      unrolls._replace(core_state=core_state),
       num_envs=NUM_ENVS,
       period=PERIOD,
       stored_state=stored_state,

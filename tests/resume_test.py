@@ -157,8 +157,12 @@ def test_it_goes_on_from_there(saved, tmp_path, monkeypatch):
   assert before["env_steps"] >= STEPS
   lines = own.sink.lines
   for name in (
-    *("env_steps", "learner_steps", "episodes", "wall_seconds"),
-    *("learned_steps", "env_frames"),
+    "env_steps",
+    "learner_steps",
+    "episodes",
+    "wall_seconds",
+    "learned_steps",
+    "env_frames",
   ):
     values = [before[name], *(line[name] for line in lines)]
     # The count of the last update is known when it has ended.
@@ -323,10 +327,7 @@ def test_a_keeper_of_no_period_saves_at_the_end_only(tmp_path, monkeypatch):
 
 # From the command line
 
-_SMALL = [
-  *("--hidden-sizes", "8", "--num-envs", "4"),
-  *("--unroll-length", "8"),
-]
+_SMALL = ["--hidden-sizes=8", "--num-envs=4", "--unroll-length=8"]
 
 
 def steps_of(run_dir):
@@ -381,9 +382,11 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(
 
 
 _DQN = [
-  *("--hidden-sizes", "8", "--num-envs", "4", "--unroll-length", "8"),
-  *("--replay-min-steps", "200", "--replay-batch-size", "16"),
-  *("--replay-capacity", "4000", "--checkpoint-every-seconds", "0.05"),
+  *_SMALL,
+  "--replay-min-steps=200",
+  "--replay-batch-size=16",
+  "--replay-capacity=4000",
+  "--checkpoint-every-seconds=0.05",
 ]
 
 

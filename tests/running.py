@@ -271,19 +271,21 @@ def copied(nest):
 
 def time_major(unroll):
   """`[S, L, ...]` unrolls as `[L, S, ...]`."""
-  steps = jax.tree.map(lambda x: np.swapaxes(x, 0, 1), tuple(unroll[:-1]))
-  return types.Unroll._make([*steps, unroll.core_state])
+  steps = unroll._replace(core_state=())
+  steps = jax.tree.map(lambda x: np.swapaxes(x, 0, 1), steps)
+  return steps._replace(core_state=unroll.core_state)
 
 
 def joined(unrolls):
   """`[L, S_i, ...]` unrolls as one of `[L, sum S_i, ...]`."""
   steps = jax.tree.map(
-    lambda *xs: np.concatenate(xs, axis=1), *[tuple(x[:-1]) for x in unrolls]
+    lambda *xs: np.concatenate(xs, axis=1),
+    *[x._replace(core_state=()) for x in unrolls],
   )
   core_state = jax.tree.map(
     lambda *xs: np.concatenate(xs), *[x.core_state for x in unrolls]
   )
-  return types.Unroll._make([*steps, core_state])
+  return steps._replace(core_state=core_state)
 
 
 def assert_equal(actual, expected):

@@ -233,7 +233,8 @@ def test_what_actors_send_becomes_shares_and_is_counted(serving):
 def acting(monkeypatch):
   """Starts actors on threads, and ends them."""
   monkeypatch.setattr(
-    *(local_actor.Programs, "of"),
+    local_actor.Programs,
+    "of",
     lambda agent, _, period, num_envs: programs_of(
       agent, unroll_store.Layout.of(agent, period, num_envs)
     ),

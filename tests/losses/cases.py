@@ -161,8 +161,12 @@ CASES = {
     functools.partial(losses.categorical_q_learning, atoms=WIDE),
     references.categorical_q_learning,
     (
-      *("q_values", "logits", "target_q_values", "target_logits"),
-      *("action", *STREAM),
+      "q_values",
+      "logits",
+      "target_q_values",
+      "target_logits",
+      "action",
+      *STREAM,
     ),
     (
       {},

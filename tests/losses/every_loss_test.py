@@ -185,8 +185,14 @@ SIGNATURES = {
   "ppo": (
     ppo_of_steps,
     (
-      *("values", "log_prob", "behaviour_log_prob", "entropy", "advantage"),
-      *("target", "weight", "behaviour_values"),
+      "values",
+      "log_prob",
+      "behaviour_log_prob",
+      "entropy",
+      "advantage",
+      "target",
+      "weight",
+      "behaviour_values",
     ),
   ),
 }
