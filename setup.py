@@ -74,6 +74,7 @@ setuptools.setup(
   package_data={"seedx": ["py.typed"], "seedx.app": ["*.pyi"]},
   entry_points={"console_scripts": ["seedx = seedx.__main__:program"]},
   install_requires=[
+    "chex>=0.1.90",
     "distrax>=0.1.8",
     "dm-env>=1.6",
     "dm-tree>=0.1.9",

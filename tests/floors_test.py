@@ -288,7 +288,7 @@ def test_a_thin_actor_needs_no_jax():
     "import sys; sys.modules['jax'] = None\n"
     f"import {', '.join(_WITHOUT_JAX)}\n"
     "loaded = {name.partition('.')[0] for name in sys.modules}\n"
-    "heavy = {'jaxlib', 'flax', 'matplotlib', 'tensorboardX', 'rich'}\n"
+    "heavy = {'jaxlib', 'chex', 'flax', 'matplotlib', 'tensorboardX', 'rich'}\n"
     "assert not loaded & heavy, loaded"
   )
   subprocess.run([sys.executable, "-c", program], cwd=_ROOT, check=True)

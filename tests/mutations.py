@@ -36,8 +36,8 @@ ppo-smaller-value-loss losses/ppo.py losses/ppo
 - jnp.maximum(square,
 + jnp.minimum(square,
 ppo-gradient-of-advantage losses/ppo.py losses/every_loss
-- rlax.clipped_surrogate_pg_loss, in_axes=
-+ lambda *x: rlax.clipped_surrogate_pg_loss(*x, False), in_axes=
+- advantage = jax.lax.stop_gradient(advantage)
++ pass
 traces-cross-resets losses/streams.py losses/streams
 - discount_t=jnp.where(starts, 0.0, discount[1:])
 + discount_t=discount[1:]
