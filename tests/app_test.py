@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 
+import chex
 import flax.linen as nn
 import jax
 import numpy as np
@@ -207,7 +208,7 @@ def test_a_checkpoint_is_chosen(tmp_path):
     policy = app.load(tmp_path, which)
     assert policy.env_steps == expected
     saved = found.restore(expected, checkpointer.ACTING, policy.acting)
-    running.assert_equal(policy.acting, saved)
+    chex.assert_trees_all_equal(policy.acting, saved)
   with pytest.raises(types.ConfigError, match=f"{first}, {last}, found '1'$"):
     app.load(tmp_path, "1")
   with pytest.raises(types.ConfigError, match="found no config"):

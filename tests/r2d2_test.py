@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import chex
 import dm_env
 import jax
 import numpy as np
@@ -69,10 +70,8 @@ def test_one_transition_without_a_memory_is_dqn():
     jitted("gradients", **x)(state, jax.random.key(0), sample)
     for x in (ours, theirs)
   )
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6, rtol=1e-5),
-    (gradients, output),
-    expected,
+  chex.assert_trees_all_close(
+    (gradients, output), expected, atol=1e-6, rtol=1e-5
   )
 
 
@@ -228,10 +227,8 @@ def test_a_stored_state_is_that_of_the_episode_so_far():
       core_states[k * PERIOD],
     )
     # Two programs round differently.
-    jax.tree.map(
-      functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6),
-      unroll.core_state,
-      expected,
+    chex.assert_trees_all_close(
+      unroll.core_state, expected, rtol=1e-5, atol=1e-6
     )
     stored = jax.tree.leaves(unroll.core_state)
     assert first.all() or any(np.any(x) for x in stored)

@@ -7,6 +7,7 @@ import shutil
 import time
 from types import SimpleNamespace
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -104,7 +105,7 @@ def test_everything_is_as_it_was(saved, tmp_path):
   restored = {name: part.saved() for name, part in parts.items()}
   expected = {name: saved.nest[name] for name in parts}
   assert jax.tree.structure(restored) == jax.tree.structure(expected)
-  running.assert_equal(restored, expected)
+  chex.assert_trees_all_equal(restored, expected)
   for name, leaf in expected.items():
     pairs = zip(
       jax.tree.leaves(fresh[name]), jax.tree.leaves(leaf), strict=True
@@ -113,10 +114,10 @@ def test_everything_is_as_it_was(saved, tmp_path):
   # Whoever acts next does so by it.
   if saved.pipeline == "a3c":
     acting, version = own.process.parts["agent"].newest()
-    running.assert_equal(acting.params, saved.nest["agent"].params)
+    chex.assert_trees_all_equal(acting.params, saved.nest["agent"].params)
   elif saved.pipeline != "gorila":
     acting, version = own.learner.newest()
-    running.assert_equal(acting, own.process.policy(saved.nest))
+    chex.assert_trees_all_equal(acting, own.process.policy(saved.nest))
   assert saved.pipeline == "gorila" or version == saved.last["learner_steps"]
 
 
@@ -414,7 +415,7 @@ def test_a_replay_goes_on_where_it_was(tmp_path, monkeypatch, capfd):
   updates = raw_lines(run_dir)[-1]["learner_steps"]
   assert programs.main(dqn, words) == 0
   content = np.frombuffer(checkpoint.to_bytes(restored[0]), np.uint8)
-  running.assert_equal(checkpoint.from_bytes(content), saved)
+  chex.assert_trees_all_equal(checkpoint.from_bytes(content), saved)
   # It need not be filled again.
   assert raw_lines(run_dir)[-1]["learner_steps"] >= updates + 10
   assert "empty" not in capfd.readouterr().err

@@ -1,7 +1,9 @@
 """A pipeline's own process and its nodes, all on threads of this process."""
 
 import collections
+import contextlib
 import dataclasses
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -288,6 +290,22 @@ def joined(unrolls):
   return steps._replace(core_state=core_state)
 
 
-def assert_equal(actual, expected):
-  """That two nests have the same leaves, exactly."""
-  jax.tree.map(np.testing.assert_array_equal, actual, expected)
+@contextlib.contextmanager
+def compiled(counts=lambda: True):
+  """Names of the programs that are compiled meanwhile, by JAX's own events.
+
+  Args:
+    counts: asked in the thread that compiles, whether it counts.
+  """
+  names = []
+
+  def listen(event, _, fun_name="", **__):
+    if event == "/jax/core/compile/backend_compile_duration" and counts():
+      # Such as jit(act).
+      names.append(re.sub(r"^jit[(_]|\)$", "", fun_name))
+
+  jax.monitoring.register_event_duration_secs_listener(listen)
+  try:
+    yield names
+  finally:
+    jax.monitoring.unregister_event_duration_listener(listen)
