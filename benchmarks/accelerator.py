@@ -312,9 +312,14 @@ def _note(lines: Sequence[Mapping[str, Any]], goals: Sequence[float]) -> str:
     f"{last['learner_steps']:,} updates",
   ]
   for name in (
-    *("reply_seconds_p50", "reply_seconds_p99", "inference_rows"),
-    *("policy_lag", "acting_wait_environments", "acting_wait_device"),
-    *("acting_wait_learner", "learning_wait_experience"),
+    "reply_seconds_p50",
+    "reply_seconds_p99",
+    "inference_rows",
+    "policy_lag",
+    "acting_wait_environments",
+    "acting_wait_device",
+    "acting_wait_learner",
+    "learning_wait_experience",
   ):
     half = lines[len(lines) // 2 :]
     if known := [x[name] for x in half if x.get(name) is not None]:

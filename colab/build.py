@@ -30,7 +30,11 @@ from seedx import REPOSITORY
 
 FOLDER = pathlib.Path(__file__).parent
 NAMES = (
-  *("quickstart", "losses", "pipelines", "bring_your_own", "not_learning"),
+  "quickstart",
+  "losses",
+  "pipelines",
+  "bring_your_own",
+  "not_learning",
   "many_seeds",
 )
 

@@ -14,11 +14,17 @@ CORES = "cores"
 
 REPLICATED = PartitionSpec()
 # An unroll's batch axis is the second; its core state has no time axis.
-UNROLL = types.Unroll._make(
-  [PartitionSpec(None, CORES)] * 4 + [PartitionSpec(CORES)]
+_STEPS: Any = PartitionSpec(None, CORES)
+_BATCH: Any = PartitionSpec(CORES)
+UNROLL = types.Unroll(
+  inputs=_STEPS,
+  action=_STEPS,
+  extras=_STEPS,
+  version=_STEPS,
+  core_state=_BATCH,
 )
-SAMPLE = types.Sample(UNROLL, PartitionSpec(CORES))
-SHARE = types.Share(UNROLL, PartitionSpec(CORES))
+SAMPLE = types.Sample(unroll=UNROLL, importance_weight=_BATCH)
+SHARE = types.Share(data=UNROLL, priorities=_BATCH)
 
 
 def devices(indices: Sequence[int], purpose: str) -> list[jax.Device]:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 
+import chex
 import jax
 import numpy as np
 import optax
@@ -136,10 +137,11 @@ def test_ten_updates_are_those_of_sync(name):
   params = own["agent"]["state"].params
   if num_seeds > 1:
     params = jax.tree.map(lambda x: x[-1], params)
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-5),
+  chex.assert_trees_all_close(
     params,
     jax.device_get(other.saved())["agent"]["state"].params,
+    rtol=2e-3,
+    atol=2e-5,
   )
   if num_seeds > 1:
     # Other metrics are means.
@@ -168,11 +170,7 @@ def test_eight_devices_give_the_gradients_of_one():
   after = jax.device_get(training.saved()["state"])
   one = config.plan.agent(agent, envs.spec(CARTPOLE))
   single, _ = jax.jit(one.update)(before, jax.random.key(0), unroll)
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
-    after.params,
-    single.params,
-  )
+  chex.assert_trees_all_close(after.params, single.params, rtol=1e-4, atol=1e-6)
   moved = jax.tree.map(
     lambda a, b: np.abs(a - b).max(), after.params, before.params
   )

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 
+import chex
 import flax.linen as nn
 import jax
 import numpy as np
@@ -199,13 +200,15 @@ def test_a_checkpoint_is_chosen(tmp_path):
   found = checkpoint.Checkpoints(checkpointer.directory(tmp_path))
   best = found.ranked()[0]
   for which, expected in (
-    *((str(first), first), (str(last), last)),
-    *(("latest", last), ("best", best)),
+    (str(first), first),
+    (str(last), last),
+    ("latest", last),
+    ("best", best),
   ):
     policy = app.load(tmp_path, which)
     assert policy.env_steps == expected
     saved = found.restore(expected, checkpointer.ACTING, policy.acting)
-    running.assert_equal(policy.acting, saved)
+    chex.assert_trees_all_equal(policy.acting, saved)
   with pytest.raises(types.ConfigError, match=f"{first}, {last}, found '1'$"):
     app.load(tmp_path, "1")
   with pytest.raises(types.ConfigError, match="found no config"):
@@ -527,7 +530,7 @@ def python(folder, *words):
   ("path", "words", "name"),
   [
     pytest.param(
-      *("mine.py", ["mine.py"], "mine:EXPERIMENT"), marks=pytest.mark.slow
+      "mine.py", ["mine.py"], "mine:EXPERIMENT", marks=pytest.mark.slow
     ),
     *(
       pytest.param(*case, marks=pytest.mark.long)

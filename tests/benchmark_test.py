@@ -23,7 +23,13 @@ from seedx.app.benchmark import (
 )
 
 SIZES = work_sizes.Sizes(
-  *(2, 100, 1, 200, 100, 20, 100),
+  pools=2,
+  pool_envs=100,
+  pool_threads=1,
+  slots=200,
+  rows=100,
+  period=20,
+  unrolls=100,
   message_steps=100,
   elsewhere=("environments",),
 )
@@ -102,11 +108,13 @@ def test_made_up_experience_has_something_to_learn_from():
     ("a3c --envs-per-worker 3 --unroll-length 5", 0, ()),
     (
       "gorila_dqn --envs-per-worker 3 --unroll-length 5",
-      *(15, ("environments", "acting", "learning")),
+      15,
+      ("environments", "acting", "learning"),
     ),
     (
       "seed_vtrace --envs-per-actor 8 --actor-batch-size 4",
-      *(4, ("environments",)),
+      4,
+      ("environments",),
     ),
   ],
 )

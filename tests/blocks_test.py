@@ -1,5 +1,6 @@
 """Work in blocks is the work on the whole batch."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -43,11 +44,7 @@ def test_blocks_give_what_the_whole_gives(entries, steps, number):
   )
   whole, outputs = program(params, batch)
   for found in (lowered.compile()(params, batch), whole):
-    jax.tree.map(
-      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4),
-      found,
-      expected,
-    )
+    chex.assert_trees_all_close(found, expected, rtol=1e-4)
   np.testing.assert_array_equal(outputs["input"], batch["steps"])
   np.testing.assert_allclose(outputs["values"], whole[1]["values"], rtol=1e-5)
   text = lowered.as_text()

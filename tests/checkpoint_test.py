@@ -17,6 +17,7 @@ import time
 import zlib
 from typing import Any, NamedTuple
 
+import chex
 import hypothesis
 import jax
 import numpy as np
@@ -113,7 +114,7 @@ def test_damaged_bytes_are_refused_or_read_as_they_were(data):
     assert content != whole
     assert "\n" not in str(error)
   else:
-    running.assert_equal(checkpoint.like(found, _NEST, "it"), _NEST)
+    chex.assert_trees_all_equal(checkpoint.like(found, _NEST, "it"), _NEST)
 
 
 _ANY = strategies.one_of(
@@ -193,9 +194,15 @@ def test_what_is_saved_comes_back_exactly(tmp_path):
       "half": jax.numpy.asarray(rows, jax.numpy.bfloat16),
     },
     rest=[
-      *(np.bool_(True), np.int64(2**40), np.uint8(200), np.float64(0.1)),
-      *(np.float32(-0.0), np.float32(math.nan), np.int32(-7)),
-      *(rng.random(5) < 0.5, np.array([np.inf, -np.inf, 1e-45], np.float32)),
+      np.bool_(True),
+      np.int64(2**40),
+      np.uint8(200),
+      np.float64(0.1),
+      np.float32(-0.0),
+      np.float32(math.nan),
+      np.int32(-7),
+      rng.random(5) < 0.5,
+      np.array([np.inf, -np.inf, 1e-45], np.float32),
       np.asfortranarray(rng.integers(0, 256, (3, 4, 2), np.uint8)),
       (),
     ],
@@ -211,11 +218,11 @@ def test_what_is_saved_comes_back_exactly(tmp_path):
       actual = found.restore(7, "run", like)
       assert jax.tree.structure(actual) == jax.tree.structure(nest)
       assert signature(actual) == signature(jax.tree.map(np.asarray, expected))
-      running.assert_equal(actual, expected)
+      chex.assert_trees_all_equal(actual, expected)
       assert np.signbit(actual.rest[4])
     # Each item by itself.
     alone = found.restore(7, "acting", {"w": rows})
-    running.assert_equal(alone, {"w": rows})
+    chex.assert_trees_all_equal(alone, {"w": rows})
 
 
 @pytest.mark.parametrize(

@@ -183,9 +183,21 @@ def helped(capfd, config=RUN, **options):
 
 def test_settings_are_the_plain_fields_of_all_nests_in_order():
   assert list(configs.settings(RUN)) == [
-    *("num_envs", "env", "env_options", "info_keys", "learning_rate"),
-    *("discount", "td_lambda", "double", "recurrent", "hidden_sizes"),
-    *("image_torso", "few", "seconds", "total_steps", "run_dir"),
+    "num_envs",
+    "env",
+    "env_options",
+    "info_keys",
+    "learning_rate",
+    "discount",
+    "td_lambda",
+    "double",
+    "recurrent",
+    "hidden_sizes",
+    "image_torso",
+    "few",
+    "seconds",
+    "total_steps",
+    "run_dir",
   ]
 
 

@@ -64,7 +64,15 @@ def test_a_figure_of_all_runs_and_a_table_of_medians_over_seeds(
   assert compare.main([*words, "--run-dir", str(tmp_path)]) == 0
   _, _, row, _ = (tmp_path / "comparison.md").read_text().splitlines()
   assert [cell.strip() for cell in row.strip("|").split("|")] == [
-    *("`a2c`", "30.0", "2,000", "200", "10", "2.0", "1.0", "-", "8"),
+    "`a2c`",
+    "30.0",
+    "2,000",
+    "200",
+    "10",
+    "2.0",
+    "1.0",
+    "-",
+    "8",
     "environments",
   ]
   ((panels, path),) = drawn

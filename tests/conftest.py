@@ -63,9 +63,18 @@ def slow_but(fast, cases):
 
 # The files that take longest come first: one core would wait for the other.
 _LONGEST = (
-  *("agents_test", "anakin_test", "resume_test", "pipelines_test"),
-  *("evaluate_test", "app_test", "plot_test", "own_envs_test"),
-  *("learner_test", "experience_test", "functional_test", "sync_test"),
+  "agents_test",
+  "anakin_test",
+  "resume_test",
+  "pipelines_test",
+  "evaluate_test",
+  "app_test",
+  "plot_test",
+  "own_envs_test",
+  "learner_test",
+  "experience_test",
+  "functional_test",
+  "sync_test",
 )
 
 

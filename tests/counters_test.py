@@ -49,8 +49,14 @@ def test_lengths_are_of_games_one_after_the_other():
   acted, nan = counters.Acted(), np.nan
   played = counters.Played(acted, np.array([True]))
   for step_type, score in (
-    *((FIRST, nan), (MID, nan), (LAST, 1.0), (FIRST, nan), (LAST, nan)),
-    *((FIRST, nan), (MID, nan), (LAST, 2.0)),  # After a life was lost.
+    (FIRST, nan),
+    (MID, nan),
+    (LAST, 1.0),
+    (FIRST, nan),
+    (LAST, nan),
+    (FIRST, nan),
+    (MID, nan),
+    (LAST, 2.0),  # After a life was lost.
   ):
     played.add(rows([step_type], [score]))
   assert acted.lengths.count == 2

@@ -291,15 +291,18 @@ def test_gaussian_is_that_of_scipy_and_samples_are_not_cut():
     # One bound for all dimensions is a bound for each.
     (
       specs.BoundedArray((2,), np.float32, -1.0, [1.0, 2.0]),
-      *(distributions.BoundedGaussian((-1.0, -1.0), (1.0, 2.0)), 4),
+      distributions.BoundedGaussian((-1.0, -1.0), (1.0, 2.0)),
+      4,
     ),
     (
       specs.BoundedArray((3,), np.int32, 0, [5, 0, 2]),
-      *(distributions.MultiCategorical((6, 1, 3)), 10),
+      distributions.MultiCategorical((6, 1, 3)),
+      10,
     ),
     (
       specs.BoundedArray((3,), np.uint8, 0, [1, 1, 255]),
-      *(distributions.MultiCategorical((2, 2, 256)), 260),
+      distributions.MultiCategorical((2, 2, 256)),
+      260,
     ),
   ],
 )

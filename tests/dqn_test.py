@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import chex
 import dm_env
 import jax
 import jax.numpy as jnp
@@ -244,7 +245,7 @@ def test_only_legal_actions_are_taken(exploration):
 def test_the_target_network_is_a_copy_of_every_so_many_updates():
   fields = {"target_period": 3}
   state = jitted("init", **fields)(jax.random.key(0))
-  assert_equal(state.target_params, state.params)
+  chex.assert_trees_all_equal(state.target_params, state.params)
   copied = state.params
   for updates in range(1, 8):
     before = state.params
@@ -254,11 +255,7 @@ def test_the_target_network_is_a_copy_of_every_so_many_updates():
     assert largest(state.params, before) > 1e-4
     if updates % 3 == 0:
       copied = state.params
-    assert_equal(state.target_params, copied)
-
-
-def assert_equal(actual, expected):
-  jax.tree.map(np.testing.assert_array_equal, actual, expected)
+    chex.assert_trees_all_equal(state.target_params, copied)
 
 
 def largest(a, b):
@@ -339,11 +336,7 @@ def test_td_errors_and_gradients_by_hand(n_step, double, more, huber_delta):
     )
 
   (expected,) = differentiate(state.params)
-  jax.tree.map(
-    functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5),
-    gradients.params,
-    expected,
-  )
+  chex.assert_trees_all_close(gradients.params, expected, rtol=1e-3, atol=1e-5)
   # Importance weights and the bound count.
   assert abs(steps.sum() / total - loss) > 1e-3
   assert np.any(pulls != errors) == (huber_delta > 0)
@@ -507,11 +500,11 @@ def test_a_start_from_parameters_is_as_the_beginning():
     return state, *(agent.start(state.params, k) for k in (0, 7))
 
   state, early, late = started(jax.random.key(0))
-  assert_equal(early, state)
+  chex.assert_trees_all_equal(early, state)
   assert state.hyperparameters == state_of().hyperparameters
   assert late.updates == 7
-  assert_equal(late.optimizer_state[-1].count, 7)
-  assert_equal(late.params, state.params)
+  chex.assert_trees_all_equal(late.optimizer_state[-1].count, 7)
+  chex.assert_trees_all_equal(late.params, state.params)
 
 
 def test_rmsprop_is_the_papers():

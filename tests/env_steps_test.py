@@ -104,9 +104,14 @@ FAST = [("sync", "a2c", 2), ("sync", "dqn+", 1)]
 CELLS = [
   *((*cell, n) for cell in (FAST[0][:2], FAST[1][:2]) for n in (1, 2, 3)),
   *(("sync", name, 1) for name in ("ppo", "dqn", "r2d2+")),
-  *(("anakin", "a2c", 2), ("anakin", "dqn+", 1), ("seed", "vtrace", 1)),
-  *(("seed", "dqn+", 2), ("impala", "vtrace", 3), ("apex", "dqn", 1)),
-  *(("a3c", "a2c", 2), ("gorila", "dqn", 1)),
+  ("anakin", "a2c", 2),
+  ("anakin", "dqn+", 1),
+  ("seed", "vtrace", 1),
+  ("seed", "dqn+", 2),
+  ("impala", "vtrace", 3),
+  ("apex", "dqn", 1),
+  ("a3c", "a2c", 2),
+  ("gorila", "dqn", 1),
 ]
 
 

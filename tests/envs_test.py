@@ -316,7 +316,9 @@ def test_each_choice_reaches_the_environment():
     ("CartPole-v1", [0, 1], [0, 2], "from 0 to 1, found 0 to 2"),
     ("CartPole-v1", [0, 1], [0, -1], "found -1"),
     (
-      *("RubiksCube-v0", [[0, 0, 0], [5, 0, 2]], [[0, 0, 0], [0, 1, 0]]),
+      "RubiksCube-v0",
+      [[0, 0, 0], [5, 0, 2]],
+      [[0, 0, 0], [0, 1, 0]],
       r"from 0 to \[5 0 2\], found",
     ),
   ],

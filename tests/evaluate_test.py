@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 
+import chex
 import dm_env
 import jax
 import jax.numpy as jnp
@@ -332,9 +333,7 @@ def test_memory_is_that_of_acting_in_training(env, fields):
   for _ in range(40):
     trained, _ = actor.observe(acting, np.int32(0))
     evaluated = next(steps)
-    jax.tree.map(
-      np.testing.assert_array_equal, trained.timestep, evaluated.timestep
-    )
+    chex.assert_trees_all_equal(trained.timestep, evaluated.timestep)
     began += np.count_nonzero(evaluated.timestep.step_type == 0)
     actor.act(acting, np.int32(0))
   assert began > 6

@@ -9,6 +9,7 @@ import threading
 import time
 from types import SimpleNamespace
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from seedx.agents import base
 from seedx.learning import experience, replayed
 from seedx.learning import plan as plan_lib
 from seedx.runtime import memory
-from tests import fakes, running
+from tests import fakes
 
 NUM_STEPS, WINDOW = 4, 3
 LENGTH = NUM_STEPS + WINDOW - 1
@@ -445,15 +446,16 @@ def test_what_was_saved_goes_on_bitwise(make, before):
   learn(source, range(before))
   saved = in_a_file(source)
   other.restore(saved)
-  running.assert_equal(in_a_file(other), saved)  # Before any share has come.
+  # Before any share has come.
+  chex.assert_trees_all_equal(in_a_file(other), saved)
   other.example(with_priorities(0))
   if before:
-    running.assert_equal(in_a_file(other), saved)
+    chex.assert_trees_all_equal(in_a_file(other), saved)
     expected = learn(source, range(before, before + 6))
     actual = learn(other, range(before, before + 6))
     assert len(expected) > 4
-    running.assert_equal(actual, expected)
-    running.assert_equal(in_a_file(other), in_a_file(source))
+    chex.assert_trees_all_equal(actual, expected)
+    chex.assert_trees_all_equal(in_a_file(other), in_a_file(source))
 
 
 def test_what_is_saved_stays_as_it_was_while_learning_goes_on():
@@ -464,7 +466,7 @@ def test_what_is_saved_stays_as_it_was_while_learning_goes_on():
   expected = in_a_file(source)
   learn(source, range(3, 9))
   content = np.frombuffer(checkpoint.to_bytes(fetch()), np.uint8)
-  running.assert_equal(checkpoint.from_bytes(content), expected)
+  chex.assert_trees_all_equal(checkpoint.from_bytes(content), expected)
 
 
 def test_it_is_paused_between_two_updates_only_and_soon():
@@ -538,7 +540,7 @@ def test_the_importance_exponent_rises_over_the_run_and_goes_on():
       np.testing.assert_allclose(own, plain**power, rtol=1e-4)
       assert np.min(own) < 0.9
   # It ends at 1.
-  running.assert_equal(weights(1000, 0.8, 0.9), full)
+  chex.assert_trees_all_equal(weights(1000, 0.8, 0.9), full)
 
 
 def test_a_run_may_be_longer_than_int32_counts():

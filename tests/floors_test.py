@@ -11,7 +11,10 @@ import pytest
 _ROOT = pathlib.Path(__file__).parent.parent
 _FLOORS = (
   (
-    *("seedx.types", "seedx.trees", "seedx.files", "seedx.output"),
+    "seedx.types",
+    "seedx.trees",
+    "seedx.files",
+    "seedx.output",
     "seedx.channels",
   ),
   (
@@ -41,16 +44,26 @@ _LEAVES = 1
 _STRANGERS = {"seedx.acting", "seedx.learning"}
 # A process that only steps environments imports these, or one that only reads.
 _WITHOUT_JAX = (
-  *("seedx.acting.thin_actor", "seedx.join", "seedx.__main__"),
-  *("seedx.app.command_line", "seedx.app.configs", "seedx.app.run_dirs"),
+  "seedx.acting.thin_actor",
+  "seedx.join",
+  "seedx.__main__",
+  "seedx.app.command_line",
+  "seedx.app.configs",
+  "seedx.app.run_dirs",
 )
 
 # The only rooms that deal with several learner hosts, and what connects these
 # with a run. In `seedx.wire`, `seedx.envs` and others, a host is a machine.
 _HOSTS = (
-  *("seedx.runtime.hosts", "seedx.learning.together", "seedx.launch.hosts"),
-  *("seedx.runtime.process", "seedx.app", "seedx.wire", "seedx.launch.ray"),
-  *("seedx.runtime.running", "seedx.learning.learners"),
+  "seedx.runtime.hosts",
+  "seedx.learning.together",
+  "seedx.launch.hosts",
+  "seedx.runtime.process",
+  "seedx.app",
+  "seedx.wire",
+  "seedx.launch.ray",
+  "seedx.runtime.running",
+  "seedx.learning.learners",
 )
 # The one has the setting, the other arrays of which others have a part.
 _ALSO = ("seedx.learning.learner", "seedx.sharding")
@@ -275,7 +288,7 @@ def test_a_thin_actor_needs_no_jax():
     "import sys; sys.modules['jax'] = None\n"
     f"import {', '.join(_WITHOUT_JAX)}\n"
     "loaded = {name.partition('.')[0] for name in sys.modules}\n"
-    "heavy = {'jaxlib', 'flax', 'matplotlib', 'tensorboardX', 'rich'}\n"
+    "heavy = {'jaxlib', 'chex', 'flax', 'matplotlib', 'tensorboardX', 'rich'}\n"
     "assert not loaded & heavy, loaded"
   )
   subprocess.run([sys.executable, "-c", program], cwd=_ROOT, check=True)

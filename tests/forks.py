@@ -124,8 +124,10 @@ def _run(files, program, numbers, environment, folder):
 
 if __name__ == "__main__":
   for module in (
-    *("gymnasium.envs.classic_control", "seedx.envs.processes.worker"),
-    *("seedx.envs.processes.single_gymnasium", "tests.own_envs"),
+    "gymnasium.envs.classic_control",
+    "seedx.envs.processes.worker",
+    "seedx.envs.processes.single_gymnasium",
+    "tests.own_envs",
   ):
     importlib.import_module(module)
   gc.freeze()

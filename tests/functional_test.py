@@ -1,5 +1,6 @@
 """Functional environments, step by step against their references."""
 
+import chex
 import dm_env
 import gymnasium
 import jax
@@ -286,7 +287,7 @@ def test_asterix_is_minatars(ramping):
   given, expected = (
     jax.tree.map(lambda *x: np.stack(x), *x) for x in (given, expected)
   )
-  jax.tree.map(np.testing.assert_array_equal, play(given), expected)
+  chex.assert_trees_all_equal(play(given), expected)
   _, rewards, _, known = expected
   assert rewards.sum() > 30
   assert (known[:, 1].min() < 10) == ramping
@@ -344,7 +345,7 @@ def test_minimal_actions_are_minatars(game, reference):
       for game, actions in ((own, np.arange(len(known))), (full, known))
     ]
 
-  jax.tree.map(np.testing.assert_array_equal, *act(jax.random.key(0)))
+  chex.assert_trees_all_equal(*act(jax.random.key(0)))
 
 
 def test_a_whole_number_is_as_good_as_a_float():

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import threading
 
+import chex
 import jax
 import numpy as np
 import optax
@@ -93,7 +94,7 @@ def test_no_worker_is_taken_in_before_servers_have_what_was_saved(tmp_path):
     with Serving(run):
       run.wait_for(run.process.parts["agent"].are_ready)
       found = run.process.saved()["agent"]
-      running.assert_equal(found, shards)
+      chex.assert_trees_all_equal(found, shards)
       assert [state.updates for state in found] == [UPDATES] * 2
       assert report(run, client).welcome["first_seed"] == 0
     run.stop.set()
@@ -106,7 +107,7 @@ def test_a_run_that_was_done_gives_the_servers_what_was_saved(tmp_path):
     run.wait_for(lambda: run.sink.lines)
     with Serving(run):
       run.main.join(300)
-      running.assert_equal(run.process.saved()["agent"], shards)
+      chex.assert_trees_all_equal(run.process.saved()["agent"], shards)
   assert run.sink.lines[-1]["env_steps"] == STEPS
 
 

@@ -259,12 +259,10 @@ def test_ctrl_c_ends_a_run_that_hangs(program, words, place, ctrl_cs, tmp_path):
     pytest.skip("one of them suffices")
   run_dir = tmp_path / "run"
   path = run_dir / "metrics.jsonl"
+  options = "--total-steps 1000000000 --hang-seconds 4 --log-seconds 0.1"
+  options += " --checkpoint-every-seconds 0 --run-dir"
   own = subprocess.Popen(
-    [
-      *(sys.executable, *program, *words, "--run-dir", str(run_dir)),
-      *("--total-steps", "1000000000", "--hang-seconds", "4"),
-      *("--checkpoint-every-seconds", "0", "--log-seconds", "0.1"),
-    ],
+    [sys.executable, *program, *words, *options.split(), str(run_dir)],
     cwd=programs.ROOT,
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,

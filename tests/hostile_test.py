@@ -36,8 +36,11 @@ NAMES = st.sampled_from(
 )
 JSON = st.recursive(
   st.one_of(
-    *(st.none(), st.booleans(), st.integers(-(2**70), 2**70)),
-    *(st.floats(), st.text()),
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.floats(),
+    st.text(),
     st.sampled_from(["\ud800", "actor", seedx.__version__, "unix:/a"]),
   ),
   lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
@@ -335,7 +338,8 @@ def test_a_process_that_has_joined_says_that_it_is_there(tmp_path, monkeypatch):
   server.bind_stream(
     joining.JOIN,
     lambda hello: wire.FunctionSession(lambda _: said.append(1) or (), TOLD),
-    *(wire.NOTHING, wire.NOTHING),
+    wire.NOTHING,
+    wire.NOTHING,
   )
   with server:
     joining.join(

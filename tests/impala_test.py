@@ -3,6 +3,7 @@
 import os
 import signal
 
+import chex
 import dm_env
 import jax
 import numpy as np
@@ -79,7 +80,7 @@ def test_every_unroll_is_learned_from_once_and_in_order(ran):
   assert count == BATCH * len(spy.learned)
   steps = jax.tree.map(lambda x: x[:, :count], tuple(sent[:-1]))
   core_state = jax.tree.map(lambda x: x[:count], sent.core_state)
-  running.assert_equal(tuple(learned), (*steps, core_state))
+  chex.assert_trees_all_equal(tuple(learned), (*steps, core_state))
   # What is not learned from was under way when the run ended: what is less
   # than a share, and shares in front of the inbox, in it, and taken out.
   left = sent.action.shape[1] - count

@@ -276,10 +276,8 @@ def test_servers_and_workers_join_in_any_order(tmp_path, joiners):
   for k in range(2):
     listen = f"unix:{tmp_path}/server-{k}"
     joiners.start(address, "--role", "server", "--listen", listen)
-  last = _learn(
-    *(gorila_dqn, address, "--num-workers", 1, "--total-steps", 1500),
-    *("--replay-min-steps", 200),
-  )
+  words = "--num-workers 1 --total-steps 1500 --replay-min-steps 200"
+  last = _learn(gorila_dqn, address, *words.split())
   joiners.ended()  # The servers, too.
   assert last["env_steps"] >= 1500 and last["learner_steps"] > 5
 
@@ -287,12 +285,10 @@ def test_servers_and_workers_join_in_any_order(tmp_path, joiners):
 @pytest.mark.long
 def test_a_server_that_joins_elsewhere_is_found(tmp_path, joiners):
   address, run_dir = f"unix:{tmp_path}/learner", tmp_path / "run"
-  learner = joiners.start(
-    *("--role", "learner", "--address", address, "--run-dir", run_dir, *QUICK),
-    *("--num-servers", 1, "--num-workers", 1, "--replay-min-steps", 200),
-    *("--total-steps", 10**8),
-    program=("-m", gorila_dqn.__name__),
-  )
+  words = ["--role", "learner", "--address", address, "--run-dir", run_dir]
+  words += ["--num-servers", 1, "--num-workers", 1, "--replay-min-steps", 200]
+  words += ["--total-steps", 10**8, *QUICK]
+  learner = joiners.start(*words, program=("-m", gorila_dqn.__name__))
   joiners.start(address, "--role", "worker")
   serve = (address, "--role", "server", "--listen")
   first = joiners.start(*serve, f"unix:{tmp_path}/first")
@@ -319,11 +315,10 @@ def test_joined_actors_follow_a_learner_that_restarts(tmp_path, joiners):
   """With other options, too: nobody goes on with the old ones."""
   address = f"unix:{tmp_path}/learner"
   run_dir = tmp_path / "first"
-  learner = joiners.start(
-    *("--role", "learner", "--address", address, "--run-dir", run_dir),
-    *(*FEW, *SHORT, *QUICK, "--env", "CartPole-v0", "--total-steps", 10**8),
-    program=("-m", seed_vtrace.__name__),
-  )
+  words = ["--role", "learner", "--address", address, "--run-dir", run_dir]
+  words += [*FEW, *SHORT, *QUICK, "--env", "CartPole-v0"]
+  words += ["--total-steps", 10**8]
+  learner = joiners.start(*words, program=("-m", seed_vtrace.__name__))
   joiners.start(address)
   running.wait_until(lambda: _env_steps(run_dir) > 500)
   joiners.kill(learner)
@@ -394,10 +389,8 @@ def test_actors_of_a_script_run_with_its_objects(tmp_path, joiners):
 
   fits = start("actor")
   other = start("actor", "--env", "CartPole-v0")
-  learner = start(
-    *("learner", *FEW, *SHORT, "--env", "Acrobot-v1"),
-    *("--total-steps", 500, "--run-dir", tmp_path / "run"),
-  )
+  words = ["--total-steps", 500, "--run-dir", tmp_path / "run"]
+  learner = start("learner", *FEW, *SHORT, "--env", "Acrobot-v1", *words)
   said = {}
   for program, status in ((learner, 0), (fits, 0), (other, 2)):
     said[program] = program.communicate(timeout=600)[1]

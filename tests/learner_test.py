@@ -7,6 +7,7 @@ import itertools
 import threading
 from unittest import mock
 
+import chex
 import dm_env
 import jax
 import jax.numpy as jnp
@@ -215,28 +216,19 @@ def test_resets_count_neither_as_steps_nor_in_the_lag(num_cores, micro_batches):
 def test_warm_up_changes_nothing_but_saves_compiling(micro_batches):
   it = make(1, micro_batches, tiny_agent())
   before, shares = it.state, it.shares(unroll_of())
-  compiled = []
-
-  def listen(event, seconds, **_):
-    if event == "/jax/core/compile/backend_compile_duration":
-      compiled.append(seconds)
-
-  jax.monitoring.register_event_duration_secs_listener(listen)
-  try:
+  with running.compiled() as names:
     it.warm_up(it.shares(jax.tree.map(np.zeros_like, unroll_of())))
     line = it.measure()
     assert (line["learner_steps"], line["learned_steps"]) == (0, 0)
     assert line["policy_lag"] is None
-    running.assert_equal(it.state, before)
-    assert len(compiled) > 0
-    compiled.clear()
+    chex.assert_trees_all_equal(it.state, before)
+    assert names
+  with running.compiled() as names:
     (batch,) = experience.Once()(shares)
     it.learn(batch)
     it.publish()
     it.finish()
-  finally:
-    jax.monitoring.unregister_event_duration_listener(listen)
-  assert compiled == []
+  assert not names
   assert it.steps == 1 and it.state.params == 2
 
 
@@ -273,7 +265,7 @@ def test_what_is_learned_is_shared_out_in_order():
     rows = slice(4 * i, 4 * i + 4)
     steps = jax.tree.map(lambda x, rows=rows: x[:, rows], tuple(unroll[:-1]))
     core_state = jax.tree.map(lambda x, rows=rows: x[rows], unroll.core_state)
-    running.assert_equal(tuple(share.data), (*steps, core_state))
+    chex.assert_trees_all_equal(tuple(share.data), (*steps, core_state))
     assert share.priorities == ()
     for leaf in jax.tree.leaves(share):
       assert leaf.devices() == {jax.devices()[i]}
@@ -291,7 +283,7 @@ def test_every_device_that_acts_has_what_was_published_last():
     for asked, device in ((None, devices[0]), *((x, x) for x in devices)):
       acting, found = it.newest(asked)
       assert found == version
-      running.assert_equal(acting, expected)
+      chex.assert_trees_all_equal(acting, expected)
       for leaf in jax.tree.leaves(acting):
         assert leaf.devices() == {device}
 
@@ -307,7 +299,7 @@ def test_every_device_that_acts_has_what_was_published_last():
   assert max(jax.tree.leaves(gaps)) > 1e-3
   # Who still acts by the old ones may.
   it.learn(batch)
-  running.assert_equal(held, first)
+  chex.assert_trees_all_equal(held, first)
 
 
 def test_nobody_acts_by_an_update_that_is_under_way(monkeypatch):
@@ -379,12 +371,12 @@ def test_a_learner_that_was_saved_goes_on_as_if_it_had_not_been(num_cores):
   assert other.saved()["updates_skipped"] == 1
   acting, version = other.newest()
   assert version == 3
-  running.assert_equal(acting, jax.device_get(it.acting()))
-  running.assert_equal(
+  chex.assert_trees_all_equal(acting, jax.device_get(it.acting()))
+  chex.assert_trees_all_equal(
     other.policy({"agent": saved}), jax.device_get(it.acting())
   )
   lines = [run(x, [unroll_of(), unroll_of(5)]) for x in (it, other)]
-  check = running.assert_equal if num_cores == 2 else assert_close
+  check = chex.assert_trees_all_equal if num_cores == 2 else assert_close
   check(*(jax.device_get(x.state) for x in (it, other)))
   # The first core's key.
   for name in ("first", "learner_steps", "learned_steps"):
@@ -408,7 +400,7 @@ def test_an_update_that_does_not_end_well_is_not_saved(how, monkeypatch):
   leaf = mock.Mock(is_ready=lambda: how == "fails", block_until_ready=wait)
   with monkeypatch.context() as patch:
     patch.setattr(it, "_state", jax.tree.map(lambda _: leaf, it._state))
-    running.assert_equal(jax.device_get(it.saved()), before)
+    chex.assert_trees_all_equal(jax.device_get(it.saved()), before)
   assert wait.called == (how == "fails")
   it.finish()
 
@@ -451,10 +443,10 @@ def test_an_update_that_is_not_finite_is_skipped(agent, micro_batches):
     with_one("observation", -np.inf),
   ]
   after = run(it, wrong)
-  running.assert_equal(it.state, before)
+  chex.assert_trees_all_equal(it.state, before)
   for leaf in jax.tree.leaves(it.state):
     for shard in leaf.addressable_shards[1:]:
-      running.assert_equal(shard.data, leaf.addressable_shards[0].data)
+      chex.assert_trees_all_equal(shard.data, leaf.addressable_shards[0].data)
   assert (it.steps, after["updates_skipped"]) == (5, 4)
   waits = {metrics.WAIT_EXPERIENCE: 0.0, "updates_skipped": 0}
   assert after | waits == line | waits
@@ -476,11 +468,11 @@ def test_one_number_that_is_not_finite_keeps_everything_as_it_was(
   before = jax.tree.map(np.zeros_like, after)
   after, before = [*after, np.int32(7)], [*before, np.int32(6)]
   keep = jax.jit(updates.keep_finite)
-  running.assert_equal(keep(before, after), (after, False))
+  chex.assert_trees_all_equal(keep(before, after), (after, False))
   wrong = jax.tree.map(np.array, after[broken])
   jax.tree.leaves(wrong)[0].flat[0] = value
   after[broken] = wrong
-  running.assert_equal(keep(before, after), (before, True))
+  chex.assert_trees_all_equal(keep(before, after), (before, True))
 
 
 def test_no_core_updates_where_one_may_not():
@@ -504,7 +496,7 @@ def test_a_learner_ends_after_many_skipped_updates_in_a_row(monkeypatch):
     run(it, [wrong, wrong])
   it.finish()
   saved = it.saved()
-  running.assert_equal(saved["state"], before)
+  chex.assert_trees_all_equal(saved["state"], before)
   assert saved["updates_skipped"] >= 5
 
 

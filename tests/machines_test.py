@@ -113,10 +113,8 @@ def test_strangers_read_nothing_and_change_nothing(program, files, tmp_path):
       started.append((process, log))
       return process
 
-    start(
-      *(program, "--role", "learner", "--address", address, *secured),
-      *(*options.split(), "--run-dir", str(run_dir)),
-    )
+    words = ["--role", "learner", "--address", address, *options.split()]
+    start(program, *words, *secured, "--run-dir", str(run_dir))
     running.wait_until(lambda: listens(address))
     config = program.EXPERIMENT.config
     told = attack(address, peers.methods(config), files, tmp_path)
@@ -206,12 +204,10 @@ def test_training_goes_on_after_the_link_was_cut(machines, files, tmp_path):
     lines = metrics.read_lines(path) if path.exists() else []
     return lines[-1]["env_steps"] if lines else 0
 
-  learner = start(
-    *(here, "experiments.seed_vtrace", "--role", "learner"),
-    *("--address", address, "--num-actors", "2", "--run-dir", str(run_dir)),
-    *words_of(files, "tls_certificate", "tls_key", "token_file"),
-    *("--total-steps", "1000000000"),
-  )
+  words = f"--role learner --address {address} --num-actors 2".split()
+  words += ["--total-steps", "1000000000", "--run-dir", str(run_dir)]
+  words += words_of(files, "tls_certificate", "tls_key", "token_file")
+  learner = start(here, "experiments.seed_vtrace", *words)
   secured = words_of(files, "tls_ca", "token_file")
   actors = [
     start(there, "seedx.join", address, *secured, "--give-up-seconds", "60")

@@ -279,7 +279,13 @@ def test_row_shows_everything_in_80_columns():
   sink.close()  # The last line is not shown again.
   header, row = stream.getvalue().splitlines()
   assert row.split() == [
-    *("2.5M/10M", "25%", "490k", "187.3", "2.1", "15s", "learner")
+    "2.5M/10M",
+    "25%",
+    "490k",
+    "187.3",
+    "2.1",
+    "15s",
+    "learner",
   ]
   assert len(header) <= 80
   assert len(row) <= 80
@@ -296,8 +302,14 @@ def test_row_of_an_empty_line_has_dashes():
   sink, stream, _ = console()
   sink.write({"env_steps": 0, "episode_return": None})
   assert rows(stream)[-1] == [
-    *("0/10M", "0%", "-", "-", "-", "-"),
-    *("compiling", "0s"),
+    "0/10M",
+    "0%",
+    "-",
+    "-",
+    "-",
+    "-",
+    "compiling",
+    "0s",
   ]
 
 

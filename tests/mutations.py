@@ -36,8 +36,8 @@ ppo-smaller-value-loss losses/ppo.py losses/ppo
 - jnp.maximum(square,
 + jnp.minimum(square,
 ppo-gradient-of-advantage losses/ppo.py losses/every_loss
-- rlax.clipped_surrogate_pg_loss, in_axes=
-+ lambda *x: rlax.clipped_surrogate_pg_loss(*x, False), in_axes=
+- advantage = jax.lax.stop_gradient(advantage)
++ pass
 traces-cross-resets losses/streams.py losses/streams
 - discount_t=jnp.where(starts, 0.0, discount[1:])
 + discount_t=discount[1:]
@@ -175,10 +175,8 @@ def failure(folder, tests, marks):
   used = subprocess.check_output(program, text=True, **options).strip()
   if used != str(folder / "seedx" / "__init__.py"):
     raise RuntimeError(f"expected the seedx of {folder}, found {used}")
-  program = [
-    *(sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "--tb=no"),
-    *("-o", "addopts=", "-m", marks, *tests),
-  ]
+  words = "-x -q -n 0 --tb=no -o addopts= -m"
+  program = [sys.executable, "-m", "pytest", *words.split(), marks, *tests]
   with tempfile.TemporaryFile("w+", encoding="utf-8") as file:
     options |= {"stdout": file, "stderr": file, "start_new_session": True}
     process = subprocess.Popen(program, **options)

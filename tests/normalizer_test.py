@@ -1,5 +1,6 @@
 """Running statistics of observations, against NumPy."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -165,7 +166,7 @@ def test_initial_statistics_change_nothing():
   batch = observations(0)
   actual = normalize(normalizer.init(SPEC), batch)
   expected = batch | {k: np.clip(batch[k], -10, 10) for k in FLOATS}
-  jax.tree.map(np.testing.assert_array_equal, actual, expected)
+  chex.assert_trees_all_equal(actual, expected)
 
 
 def test_values_far_out_are_cut_at_10():
@@ -206,11 +207,7 @@ def test_what_is_not_learned_from_does_not_count():
 def test_a_batch_of_nothing_changes_nothing(updates):
   known, batch = merged([observations(1)]), observations(3)
   nothing = measure(known, batch, 0 * ONES)
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6),
-    merge(known, nothing, updates),
-    known,
-  )
+  chex.assert_trees_all_close(merge(known, nothing, updates), known, rtol=1e-6)
 
 
 def test_8_cores_measure_what_one_does():
@@ -226,8 +223,6 @@ def test_8_cores_measure_what_one_does():
     (by_rows, by_rows),
     sharding.REPLICATED,
   )
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5),
-    on_cores(batch, weight),
-    measure(known, batch, weight),
+  chex.assert_trees_all_close(
+    on_cores(batch, weight), measure(known, batch, weight), rtol=1e-5, atol=1e-5
   )

@@ -91,12 +91,10 @@ def test_what_the_images_install_trains_together(learner_bin, tmp_path):
   )
   assert "jax" not in listed.stdout and "envpool" in listed.stdout
   socket = f"unix:{tmp_path}/socket"
-  words = "--total-steps 3000 --num-actors 1 --envs-per-actor 8 --role learner"
+  words = "train seed_vtrace --total-steps 3000 --num-actors 1"
+  words += f" --envs-per-actor 8 --role learner --address {socket} --run-dir"
   learner = subprocess.Popen(
-    [
-      *(learner_bin / "seedx", "train", "seed_vtrace", *words.split()),
-      *("--address", socket, "--run-dir", tmp_path / "run"),
-    ],
+    [learner_bin / "seedx", *words.split(), tmp_path / "run"],
     cwd=tmp_path,
     env=install_test.clean(),
     stderr=subprocess.PIPE,
@@ -126,11 +124,9 @@ def test_mypy_sees_types_in_a_users_file(learner_bin, tmp_path):
     "reveal_type(losses.a2c)\n"
     "losses.transitions(1, 2)\n"
   )
+  python = f"--python-executable={learner_bin}/python"
   done = subprocess.run(
-    [
-      *(sys.executable, "-m", "mypy"),
-      *("--python-executable", learner_bin / "python", "mine.py"),
-    ],
+    [sys.executable, "-m", "mypy", python, "mine.py"],
     cwd=tmp_path,
     capture_output=True,
     text=True,

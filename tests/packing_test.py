@@ -57,6 +57,12 @@ def test_what_is_unpacked_has_the_same_bits(rows):
   assert_same_bits(jax.jit(packing.unpack)(packed), nest)
 
 
+def test_leaves_of_other_rows_are_refused():
+  nest = steps(3)._replace(image=steps(4).image)
+  with pytest.raises(AssertionError, match=r"prefixes: .*\(4,\), \(3,\)"):
+    packing.pack(nest, 1)
+
+
 def test_what_is_done_to_its_arrays_is_done_to_the_nest():
   def part(x):
     return x[np.array([2, 0]), 1]

@@ -30,13 +30,19 @@ _KINDS = {
 }
 # OWN stands for the env steps of the run's checkpoint.
 _NAMES = (
-  *("config.json", "metrics.jsonl", "evaluations.jsonl", "learning_curve.png"),
-  *("profile", "checkpoints", "checkpoints/OWN"),
+  "config.json",
+  "metrics.jsonl",
+  "evaluations.jsonl",
+  "learning_curve.png",
+  "profile",
+  "checkpoints",
+  "checkpoints/OWN",
   *(f"checkpoints/OWN/{x}" for x in ("score", "run", "acting")),
   "checkpoints/evaluation-OWN.json",
   *(f"checkpoints/{x}" for x in ("7", "7.unfinished", "7.removed", "900")),
   # What older versions wrote before they renamed it.
-  *("config.unfinished", "learning_curve.unfinished"),
+  "config.unfinished",
+  "learning_curve.unfinished",
   "checkpoints/evaluation-OWN.unfinished",
 )
 _COMMANDS = {

@@ -113,7 +113,7 @@ def test_a_curve_leaves_out_lines_before_the_first_episode():
 def test_a_run_is_read(tmp_path):
   make_run(tmp_path, (None, 2.0), seed=3, num_envs=4)
   run = run_dirs.read(tmp_path)
-  assert (run.experiment, run.env, run.seed) == (*("ppo", "CartPole-v1"), 3)
+  assert (run.experiment, run.env, run.seed) == ("ppo", "CartPole-v1", 3)
   assert run.options["num_envs"] == 4
   assert run.lines == lines_of([100, 200], [None, 2.0])
   assert run_dirs.config(tmp_path) == run_dirs.Config(
@@ -161,7 +161,9 @@ def test_a_label_says_by_which_options_an_experiment_differs(tmp_path):
     impala | {"agent": "a2c", "seed": 1},
     {"experiment": "dqn", "learning_rate": 5e-4, "agent": ""},
   ) == [
-    *("impala --agent a2c", "impala --agent vtrace", "impala --agent a2c"),
+    "impala --agent a2c",
+    "impala --agent vtrace",
+    "impala --agent a2c",
     "dqn",
   ]
 
@@ -339,7 +341,10 @@ def test_each_environment_has_a_row_and_a_group_one_look(tmp_path, drawn):
   plotted(tmp_path, words)
   (picture,) = drawn
   assert [axes.get_title(loc="left") for axes in picture.axes] == [
-    *("A-v1", "", "B-v1", "")
+    "A-v1",
+    "",
+    "B-v1",
+    "",
   ]
   above, _, below, _ = picture.axes
   ppo, dqn = above.lines
@@ -393,7 +398,8 @@ def test_runs_of_no_episode_are_said_to_be_so(tmp_path, drawn):
   plotted(tmp_path, words)
   (legend,) = drawn[0].legends
   assert [x.get_text() for x in legend.get_texts()] == [
-    *("ppo", "dqn (no episode has ended)")
+    "ppo",
+    "dqn (no episode has ended)",
   ]
   assert [len(axes.lines) for axes in drawn[0].axes] == [1, 1, 0, 0]
 

@@ -70,8 +70,10 @@ _SHARED = [
   *(
     (kind, "__init__", _made_once(kind.__init__))
     for kind in (
-      *(updates.Whole, updates.Accumulated),
-      *(local_actor.Programs, evaluator.Evaluator),
+      updates.Whole,
+      updates.Accumulated,
+      local_actor.Programs,
+      evaluator.Evaluator,
     )
   ),
 ]

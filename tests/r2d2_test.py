@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import chex
 import dm_env
 import jax
 import numpy as np
@@ -69,10 +70,8 @@ def test_one_transition_without_a_memory_is_dqn():
     jitted("gradients", **x)(state, jax.random.key(0), sample)
     for x in (ours, theirs)
   )
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6, rtol=1e-5),
-    (gradients, output),
-    expected,
+  chex.assert_trees_all_close(
+    (gradients, output), expected, atol=1e-6, rtol=1e-5
   )
 
 
@@ -145,7 +144,10 @@ def test_loss_and_priorities_are_those_of_the_paper(stored_state):
   )
   learned = dqn_test.part(unroll, len(online), BURN_IN)
   errors, weights = dqn_test.td_errors(
-    *(online, inverse(target), learned, N),
+    online,
+    inverse(target),
+    learned,
+    N,
     double=True,
     discount=config_of().discount,
     rescaled=rescaled,
@@ -225,10 +227,8 @@ def test_a_stored_state_is_that_of_the_episode_so_far():
       core_states[k * PERIOD],
     )
     # Two programs round differently.
-    jax.tree.map(
-      functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6),
-      unroll.core_state,
-      expected,
+    chex.assert_trees_all_close(
+      unroll.core_state, expected, rtol=1e-5, atol=1e-6
     )
     stored = jax.tree.leaves(unroll.core_state)
     assert first.all() or any(np.any(x) for x in stored)
@@ -286,7 +286,9 @@ def test_the_figures_discrepancy_is_of_states_that_acting_did_not_have():
 
   def discrepancy(acting, stored_state):
     found = stored_state_figure.discrepancy(
-      *(agent_of(), acting, unrolls._replace(core_state=core_state)),
+      agent_of(),
+      acting,
+      unrolls._replace(core_state=core_state),
       num_envs=NUM_ENVS,
       period=PERIOD,
       stored_state=stored_state,

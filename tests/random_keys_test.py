@@ -1,5 +1,6 @@
 """Tests of random keys whose bits are computed as one kernel."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,7 +34,7 @@ def draws(key):
 
 def test_all_numbers_are_those_of_jaxs_own_key():
   unrolled = draws(random_keys.unrolled(KEY))
-  jax.tree.map(np.testing.assert_array_equal, unrolled, draws(KEY))
+  chex.assert_trees_all_equal(unrolled, draws(KEY))
 
 
 def test_the_key_has_the_same_data_once_and_again():

@@ -198,7 +198,7 @@ def test_the_learner_goes_on_when_its_machine_dies(
   machines, security, tmp_path
 ):
   """And a signal for the program that has started it stops it in order."""
-  words = [*("--launcher", "ray", "--ray-address", machines.address)]
+  words = ["--launcher", "ray", "--ray-address", machines.address]
   words += ["--learner-on-cluster", "--learner-resources", "actors=1"]
   words += ["--actor-resources", "actors=1", "--num-actors", "2"]
   words += ["--total-steps", "50000000", "--checkpoint-every-seconds", "2"]

@@ -47,7 +47,10 @@ class Tries:
 def run(tries):
   """Runs it with tries that follow at once; it gives up after 10 s."""
   wire.until_done(
-    *("unix:/nowhere", tries, threading.Event(), "actor"),
+    address="unix:/nowhere",
+    session=tries,
+    stop=threading.Event(),
+    role="actor",
     retry_seconds=0.0,
     give_up_seconds=10.0,
   )
@@ -100,7 +103,7 @@ def test_a_server_that_comes_late_is_found_at_once(tmp_path, monkeypatch):
       list(stream)
 
     waits = threading.Thread(
-      *(None, wire.until_done),
+      target=wire.until_done,
       args=(address, session, threading.Event(), "actor"),
     )
     waits.start()

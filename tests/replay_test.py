@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import chex
 import dm_env
 import hypothesis
 import jax
@@ -81,15 +82,11 @@ def drawn(sample):
   starts = np.asarray(sample.unroll.action[0]) - 10 * items
   window = len(sample.unroll.version)
   expected = expected_windows(items, starts, window)
-  assert_equal(sample.unroll, expected)
+  chex.assert_trees_all_equal(sample.unroll, expected)
   types_of = functools.partial(jax.tree.map, lambda x: x.dtype)
   assert types_of(sample.unroll) == types_of(expected)
   np.testing.assert_array_equal(sample.importance_weight, np.ones(len(items)))
   return items, starts
-
-
-def assert_equal(actual, expected):
-  jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
 @functools.cache
@@ -169,6 +166,17 @@ def test_unrolls_that_do_not_fit_are_refused(capacity, window, size, length):
   message = f"{window} .*{capacity} .*found {size} of {length}"
   with pytest.raises(types.ConfigError, match=message):
     ring.init(share_of(range(size), length=length))
+
+
+def test_unrolls_of_another_length_are_refused():
+  """One step would broadcast to all of the ring's."""
+  ring = replay.Uniform(4, 3)
+  state = programs()[0](share_of([0]))
+  for length in (1, LENGTH + 1):
+    with pytest.raises(
+      AssertionError, match=r"expected \(1, 6, \d+\).*unrolls"
+    ):
+      jax.eval_shape(ring.add, state, share_of([1], length=length))
 
 
 def test_sizes_out_of_range_are_refused():

@@ -7,6 +7,7 @@ import shutil
 import time
 from types import SimpleNamespace
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -104,7 +105,7 @@ def test_everything_is_as_it_was(saved, tmp_path):
   restored = {name: part.saved() for name, part in parts.items()}
   expected = {name: saved.nest[name] for name in parts}
   assert jax.tree.structure(restored) == jax.tree.structure(expected)
-  running.assert_equal(restored, expected)
+  chex.assert_trees_all_equal(restored, expected)
   for name, leaf in expected.items():
     pairs = zip(
       jax.tree.leaves(fresh[name]), jax.tree.leaves(leaf), strict=True
@@ -113,10 +114,10 @@ def test_everything_is_as_it_was(saved, tmp_path):
   # Whoever acts next does so by it.
   if saved.pipeline == "a3c":
     acting, version = own.process.parts["agent"].newest()
-    running.assert_equal(acting.params, saved.nest["agent"].params)
+    chex.assert_trees_all_equal(acting.params, saved.nest["agent"].params)
   elif saved.pipeline != "gorila":
     acting, version = own.learner.newest()
-    running.assert_equal(acting, own.process.policy(saved.nest))
+    chex.assert_trees_all_equal(acting, own.process.policy(saved.nest))
   assert saved.pipeline == "gorila" or version == saved.last["learner_steps"]
 
 
@@ -157,8 +158,12 @@ def test_it_goes_on_from_there(saved, tmp_path, monkeypatch):
   assert before["env_steps"] >= STEPS
   lines = own.sink.lines
   for name in (
-    *("env_steps", "learner_steps", "episodes", "wall_seconds"),
-    *("learned_steps", "env_frames"),
+    "env_steps",
+    "learner_steps",
+    "episodes",
+    "wall_seconds",
+    "learned_steps",
+    "env_frames",
   ):
     values = [before[name], *(line[name] for line in lines)]
     # The count of the last update is known when it has ended.
@@ -323,10 +328,7 @@ def test_a_keeper_of_no_period_saves_at_the_end_only(tmp_path, monkeypatch):
 
 # From the command line
 
-_SMALL = [
-  *("--hidden-sizes", "8", "--num-envs", "4"),
-  *("--unroll-length", "8"),
-]
+_SMALL = ["--hidden-sizes=8", "--num-envs=4", "--unroll-length=8"]
 
 
 def steps_of(run_dir):
@@ -381,9 +383,11 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(
 
 
 _DQN = [
-  *("--hidden-sizes", "8", "--num-envs", "4", "--unroll-length", "8"),
-  *("--replay-min-steps", "200", "--replay-batch-size", "16"),
-  *("--replay-capacity", "4000", "--checkpoint-every-seconds", "0.05"),
+  *_SMALL,
+  "--replay-min-steps=200",
+  "--replay-batch-size=16",
+  "--replay-capacity=4000",
+  "--checkpoint-every-seconds=0.05",
 ]
 
 
@@ -411,7 +415,7 @@ def test_a_replay_goes_on_where_it_was(tmp_path, monkeypatch, capfd):
   updates = raw_lines(run_dir)[-1]["learner_steps"]
   assert programs.main(dqn, words) == 0
   content = np.frombuffer(checkpoint.to_bytes(restored[0]), np.uint8)
-  running.assert_equal(checkpoint.from_bytes(content), saved)
+  chex.assert_trees_all_equal(checkpoint.from_bytes(content), saved)
   # It need not be filled again.
   assert raw_lines(run_dir)[-1]["learner_steps"] >= updates + 10
   assert "empty" not in capfd.readouterr().err

@@ -1,7 +1,9 @@
 """A pipeline's own process and its nodes, all on threads of this process."""
 
 import collections
+import contextlib
 import dataclasses
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -271,21 +273,39 @@ def copied(nest):
 
 def time_major(unroll):
   """`[S, L, ...]` unrolls as `[L, S, ...]`."""
-  steps = jax.tree.map(lambda x: np.swapaxes(x, 0, 1), tuple(unroll[:-1]))
-  return types.Unroll._make([*steps, unroll.core_state])
+  steps = unroll._replace(core_state=())
+  steps = jax.tree.map(lambda x: np.swapaxes(x, 0, 1), steps)
+  return steps._replace(core_state=unroll.core_state)
 
 
 def joined(unrolls):
   """`[L, S_i, ...]` unrolls as one of `[L, sum S_i, ...]`."""
   steps = jax.tree.map(
-    lambda *xs: np.concatenate(xs, axis=1), *[tuple(x[:-1]) for x in unrolls]
+    lambda *xs: np.concatenate(xs, axis=1),
+    *[x._replace(core_state=()) for x in unrolls],
   )
   core_state = jax.tree.map(
     lambda *xs: np.concatenate(xs), *[x.core_state for x in unrolls]
   )
-  return types.Unroll._make([*steps, core_state])
+  return steps._replace(core_state=core_state)
 
 
-def assert_equal(actual, expected):
-  """That two nests have the same leaves, exactly."""
-  jax.tree.map(np.testing.assert_array_equal, actual, expected)
+@contextlib.contextmanager
+def compiled(counts=lambda: True):
+  """Names of the programs that are compiled meanwhile, by JAX's own events.
+
+  Args:
+    counts: asked in the thread that compiles, whether it counts.
+  """
+  names = []
+
+  def listen(event, _, fun_name="", **__):
+    if event == "/jax/core/compile/backend_compile_duration" and counts():
+      # Such as jit(act).
+      names.append(re.sub(r"^jit[(_]|\)$", "", fun_name))
+
+  jax.monitoring.register_event_duration_secs_listener(listen)
+  try:
+    yield names
+  finally:
+    jax.monitoring.unregister_event_duration_listener(listen)

@@ -48,8 +48,12 @@ def test_the_same_seed_draws_the_same():
 def test_a_grid_has_all_combinations():
   space = search.space({"name": "a|b", "rate": "0.1|0.2|0.3"}, KINDS)
   assert [tuple(x.values()) for x in search.grid(space)] == [
-    *(("a", "0.1"), ("a", "0.2"), ("a", "0.3")),
-    *(("b", "0.1"), ("b", "0.2"), ("b", "0.3")),
+    ("a", "0.1"),
+    ("a", "0.2"),
+    ("a", "0.3"),
+    ("b", "0.1"),
+    ("b", "0.2"),
+    ("b", "0.3"),
   ]
 
 

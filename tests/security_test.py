@@ -124,8 +124,10 @@ def test_who_has_no_token_learns_nothing(files, tmp_path, token, capfd):
         assert caught.value.message == "expected the run's token"
     with pytest.raises(wire.WireError, match="UNAUTHENTICATED"):
       wire.until_done(
-        *(address, lambda client: client.stream("echo", (), ECHO, ECHO)),
-        *(threading.Event(), "actor"),
+        address=address,
+        session=lambda client: client.stream("echo", (), ECHO, ECHO),
+        stop=threading.Event(),
+        role="actor",
         security=security,
       )
   assert not calls
@@ -219,8 +221,11 @@ def test_a_mistake_is_said_once_and_ends(kind, files, hasty, capfd):
       call(address, client)
     with pytest.raises(wire.WireError, match=MISTAKES[kind]) as caught:
       wire.until_done(
-        *(address, lambda client: client.call("echo", *REQUEST)),
-        *(threading.Event(), "actor", 0.05),
+        address=address,
+        session=lambda client: client.call("echo", *REQUEST),
+        stop=threading.Event(),
+        role="actor",
+        retry_seconds=0.05,
         security=client,
       )
   assert caught.value.code is wire.StatusCode.UNAUTHENTICATED

@@ -360,18 +360,11 @@ def test_an_actor_that_waits_for_actions_when_a_run_stops_has_done_its_work(
 
 
 def test_nothing_is_compiled_while_it_goes_on(going):
-  before = _compiled(going)
-  updates = going.learner.steps
-  going.wait_for_steps(going.acted.env_steps + 1_000)
-  going.wait_for(lambda: going.learner.steps > updates + 20)
-  assert _compiled(going) == before > 0
-
-
-def _compiled(run):
-  """How many programs its inference device has compiled."""
-  (device,) = run.inferences
-  programs = device._act, device._gather, device._empty, device._priorities
-  return sum(program._cache_size() for program in programs)
+  with running.compiled() as names:
+    updates = going.learner.steps
+    going.wait_for_steps(going.acted.env_steps + 1_000)
+    going.wait_for(lambda: going.learner.steps > updates + 20)
+  assert not names
 
 
 def test_an_actor_of_another_environment_is_refused(going):

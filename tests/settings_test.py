@@ -19,8 +19,17 @@ _INTS = (-_HUGE, -1, 0, 1, 2**31, 2**63, _HUGE)
 _FLOATS = (math.nan, math.inf, -math.inf, -1.0, 0.0, 5e-324, 1.0, 1e30, 1e308)
 _TEXTS = ("", " ", "\0", "x" * 5000, "../..", ":", "a:b", "\ud800", "٣")
 _OPTIONS = (
-  *({}, {"": 1}, {"x": math.nan}, {"x": _HUGE}, {"x": []}, {"a b": None}),
-  *({"GPU": -1}, {"CPU": 1}, {"GPU": math.nan}, {"GPU": True}, {"GPU": "٣"}),
+  {},
+  {"": 1},
+  {"x": math.nan},
+  {"x": _HUGE},
+  {"x": []},
+  {"a b": None},
+  {"GPU": -1},
+  {"CPU": 1},
+  {"GPU": math.nan},
+  {"GPU": True},
+  {"GPU": "٣"},
 )
 _PLAIN = {bool: (False, True), int: _INTS, float: _FLOATS, str: _TEXTS}
 _PAIRS = [
@@ -29,8 +38,14 @@ _PAIRS = [
   for agent in experiments.load(name).agents or [""]
 ]
 _PROGRAMS = (
-  *("evaluate", "export", "plot", "compare", "sweep", "certificates"),
-  *("benchmark.options", "chaos.options"),
+  "evaluate",
+  "export",
+  "plot",
+  "compare",
+  "sweep",
+  "certificates",
+  "benchmark.options",
+  "chaos.options",
 )
 
 

@@ -1,5 +1,6 @@
 """Many cores learn what one does."""
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -76,7 +77,7 @@ def test_assemble_puts_shards_in_order_without_copying():
     )
     shards.append(jax.device_put(shard, core))
   whole = sharding.assemble(shards, sharding.mesh(cores), sharding.UNROLL)
-  running.assert_equal(whole, running.joined(shards))
+  chex.assert_trees_all_equal(whole, running.joined(shards))
   for i, core in enumerate(cores):
     for leaf, shard in zip(
       jax.tree.leaves(whole), jax.tree.leaves(shards[i]), strict=True

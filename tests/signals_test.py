@@ -37,10 +37,13 @@ class Program:
     self.run_dir, self.sockets = tmp_path / "run", tmp_path / "sockets"
     self.sockets.mkdir()
     self._children = []
+    own = ["--run-dir", str(self.run_dir), "--total-steps", "1000000000"]
     self.running = programs.start(
       experiment,
-      *("--run-dir", str(self.run_dir), "--total-steps", "1000000000"),
-      *("--log-seconds", "0.1", *words),
+      *own,
+      "--log-seconds",
+      "0.1",
+      *words,
       environment={"TMPDIR": str(self.sockets)},
       **options,
     )
@@ -175,7 +178,9 @@ def test_a_signal_to_the_group_ends_a_run_with_a_checkpoint(
 def test_a_terminal_that_hangs_up_ends_a_run_with_a_checkpoint(start):
   terminal, own = pty.openpty()
   program = start(
-    *(seed_vtrace, "--num-actors", "1"),
+    seed_vtrace,
+    "--num-actors",
+    "1",
     start_new_session=True,
     preexec_fn=lambda: os.close(os.open(os.ttyname(own), os.O_RDWR)),
     stdout=own,

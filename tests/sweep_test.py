@@ -83,7 +83,10 @@ def test_without_ray_it_says_what_to_install(capfd, monkeypatch):
 def test_values_are_options():
   values = {"learning_rate": "0.1", "rescale": "False", "dueling": "true"}
   assert trials.options(values) == [
-    *("--learning-rate", "0.1", "--no-rescale", "--dueling")
+    "--learning-rate",
+    "0.1",
+    "--no-rescale",
+    "--dueling",
   ]
 
 
@@ -267,10 +270,11 @@ def make(run_dir, options):
 @pytest.mark.long
 def test_a_trial_that_fails_ends_no_other(started, tmp_path):
   (tmp_path / "own_sink.py").write_text(_SINK)
+  words = "--search entropy_cost=0.5|0.02 --method grid --scheduler none"
+  words += " --total-steps 3000 --seeds 1"
   program = started(
-    *("ppo --sink own_sink:make", "--search", "entropy_cost=0.5|0.02"),
-    *("--method", "grid", "--scheduler", "none"),
-    *("--total-steps", "3000", "--seeds", "1"),
+    "ppo --sink own_sink:make",
+    *words.split(),
   )
   said, progress = program.communicate()
   assert program.returncode == 1, progress

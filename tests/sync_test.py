@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -65,14 +66,8 @@ class After:
 
 def train(config):
   """The process at its end, and an `After` of every step."""
-  own, compiled, seen = running.Own(config), [], []
-
-  def listen(event, seconds, **_):
-    if event == "/jax/core/compile/backend_compile_duration":
-      compiled.append(seconds)
-
-  jax.monitoring.register_event_duration_secs_listener(listen)
-  try:
+  own, seen = running.Own(config), []
+  with running.compiled() as compiled:
     for _ in own.process.steps():
       own.learner.finish()
       seen.append(
@@ -84,8 +79,6 @@ def train(config):
           len(compiled),
         )
       )
-  finally:
-    jax.monitoring.unregister_event_duration_listener(listen)
   return own, seen
 
 
@@ -141,7 +134,7 @@ def test_the_seed_decides_everything(name):
   own, _ = trained(name)
   same, _ = train(config_of(name))
   other, _ = train(config_of(name, seed=1))
-  running.assert_equal(same.learner.state, own.learner.state)
+  chex.assert_trees_all_equal(same.learner.state, own.learner.state)
   assert same.acted.env_steps == own.acted.env_steps
   params = own.learner.state.params
   assert distance(params, other.learner.state.params) > 0.01

@@ -5,6 +5,7 @@ import functools
 import itertools
 import threading
 
+import chex
 import dm_env
 import hypothesis
 import jax
@@ -81,7 +82,7 @@ def test_any_messages_are_cut_into_shares_of_one_size(size, sizes, prioritized):
       leaf.flags.writeable = False
     for unroll, found in shares.add(*message):
       now, waiting = waiting[:size], waiting[size:]
-      running.assert_equal(unroll, running.time_major(unroll_of(now)))
+      chex.assert_trees_all_equal(unroll, running.time_major(unroll_of(now)))
       assert isinstance(unroll, types.Unroll)
       if prioritized:
         np.testing.assert_array_equal(found, priorities_of(now))
@@ -216,7 +217,9 @@ def test_what_actors_send_becomes_shares_and_is_counted(serving):
   for share, numbers in zip(
     serving.shares, ([0, 1, 2, 3], [4, 5, 6, 7]), strict=True
   ):
-    running.assert_equal(share.data, running.time_major(unroll_of(numbers)))
+    chex.assert_trees_all_equal(
+      share.data, running.time_major(unroll_of(numbers))
+    )
   assert serving.counts.env_steps == 2 * (3 + 2 + 3)
   # The sums of rewards, whatever the actors say of them.
   assert serving.counts.returns.count == 3 + 2 + 3
@@ -233,7 +236,8 @@ def test_what_actors_send_becomes_shares_and_is_counted(serving):
 def acting(monkeypatch):
   """Starts actors on threads, and ends them."""
   monkeypatch.setattr(
-    *(local_actor.Programs, "of"),
+    local_actor.Programs,
+    "of",
     lambda agent, _, period, num_envs: programs_of(
       agent, unroll_store.Layout.of(agent, period, num_envs)
     ),
@@ -481,7 +485,7 @@ def test_unrolls_are_what_the_environments_did(length, period):
     acting, version = np.float32(time_step // 7), np.int32(time_step)
     rows, unroll = actor.observe(acting, version)
     expected = hand.recv()
-    running.assert_equal(rows, expected)
+    chex.assert_trees_all_equal(rows, expected)
     ended += np.sum(~np.isnan(rows.episode_return))
     before, state = counted(expected, state, acting)
     action = np.round(state).astype(np.int32) % 2
@@ -504,7 +508,7 @@ def check_unroll(unroll, done):
   """That it is of these steps; the last one's action came later."""
   expected, before, state, action, action_tm1, version = zip(*done, strict=True)
   timesteps = [rows.timestep for rows in expected]
-  running.assert_equal(
+  chex.assert_trees_all_equal(
     unroll.inputs.timestep, jax.tree.map(lambda *x: np.stack(x), *timesteps)
   )
   np.testing.assert_allclose(unroll.extras["sum"], state, rtol=1e-5, atol=1e-5)
@@ -530,7 +534,7 @@ def test_the_last_action_of_an_unroll_comes_from_newer_parameters():
   assert versions == [{0}, {10}, {20}, {30}]
   for old, new in itertools.pairwise(found):
     # They share a step, of which only who acted differs.
-    running.assert_equal(
+    chex.assert_trees_all_equal(
       jax.tree.map(lambda x: x[-1], old.inputs),
       jax.tree.map(lambda x: x[0], new.inputs),
     )

@@ -125,12 +125,12 @@ def experience_layout(share: types.Share, max_rows: int) -> wire.Layout:
   def of_unroll(leaf: types.Array) -> np.ndarray:
     return row(leaf.shape[1:], leaf.dtype)
 
-  steps = tree.map_structure(of_steps, tuple(share.data[:-1]))
+  steps = tree.map_structure(of_steps, share.data._replace(core_state=()))
   core_state = tree.map_structure(of_unroll, share.data.core_state)
   scalar = row((), np.dtype(np.float32))
   return wire.Layout.of(
     Experience(
-      unroll=types.Unroll._make([*steps, core_state]),
+      unroll=steps._replace(core_state=core_state),
       priorities=tree.map_structure(of_unroll, share.priorities),
       episode_return=row((length,), scalar.dtype),
       wait_environments=wire.once(scalar),

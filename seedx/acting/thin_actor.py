@@ -95,7 +95,11 @@ def run(work: Work, stop: threading.Event) -> None:
     _Session(spec, work, stop, client).run()
 
   wire.until_done(
-    *(work.address, session, stop, "actor", work.retry_seconds),
+    address=work.address,
+    session=session,
+    stop=stop,
+    role="actor",
+    retry_seconds=work.retry_seconds,
     security=work.security,
   )
 

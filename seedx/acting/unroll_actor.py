@@ -153,14 +153,15 @@ class _Messages:
       _check_priorities(found)
     unroll = programs.agent.needs.stored(unroll)
     steps = jax.tree.map(
-      lambda leaf: np.swapaxes(np.asarray(leaf), 0, 1), tuple(unroll[:-1])
+      lambda leaf: np.swapaxes(np.asarray(leaf), 0, 1),
+      unroll._replace(core_state=()),
     )
     core_state = jax.tree.map(np.asarray, unroll.core_state)
     unreported, _ = self._unreported.take()
     shares = self._waits.measure()
 
     return protocol.Experience(
-      unroll=types.Unroll._make([*steps, core_state]),
+      unroll=steps._replace(core_state=core_state),
       priorities=priorities,
       episode_return=unreported.episode_return,
       wait_environments=np.float32(shares[metrics.WAIT_ENVIRONMENTS]),

@@ -234,6 +234,6 @@ class _Shares:
 def _time_major(unroll: types.Unroll) -> types.Unroll:
   """`[S, L, ...]` unrolls as `[L, S, ...]`."""
   steps = tree.map_structure(
-    lambda leaf: np.swapaxes(leaf, 0, 1), tuple(unroll[:-1])
+    lambda leaf: np.swapaxes(leaf, 0, 1), unroll._replace(core_state=())
   )
-  return types.Unroll._make([*steps, unroll.core_state])
+  return steps._replace(core_state=unroll.core_state)

@@ -256,7 +256,7 @@ def collect(
   core_state = jax.tree.map(
     gather_core_state, unrolls.core_state, store.first_core_state
   )
-  return types.Unroll._make([*steps, core_state])
+  return types.Unroll(**steps._asdict(), core_state=core_state)
 
 
 def empty_unrolls(store: Store, num_unrolls: int) -> types.Unroll:
@@ -267,7 +267,7 @@ def empty_unrolls(store: Store, num_unrolls: int) -> types.Unroll:
 
   steps = jax.tree.map(lambda x: zeros(x, x.shape[:1]), store.steps)
   core_state = jax.tree.map(lambda x: zeros(x, ()), store.first_core_state)
-  return types.Unroll._make([*steps, core_state])
+  return types.Unroll(**steps._asdict(), core_state=core_state)
 
 
 def _scatter(

@@ -61,7 +61,11 @@ class Options:
 def main(argv: Sequence[str] | None = None) -> int:
   """Makes the files; returns the exit status."""
   return command_line.run(
-    *(_make, Options(), "seedx certificates", __doc__, argv),
+    program=_make,
+    options=Options(),
+    name="seedx certificates",
+    description=__doc__,
+    argv=argv,
     positional=("directory",),
   )
 
@@ -104,17 +108,17 @@ def _sign(directory: pathlib.Path, options: Options) -> None:
     ca_key = pathlib.Path(folder) / "ca.key"
     ca = directory / "ca.pem"
     _request(
-      *("-subj", "/CN=seedx authority", "-keyout", ca_key, "-out", ca, *days),
+      ["-subj", "/CN=seedx authority", "-keyout", ca_key, "-out", ca, *days],
       extensions=("basicConstraints=critical,CA:TRUE",),
     )
+    made: list[str | pathlib.Path] = [
+      "-keyout",
+      directory / "key.pem",
+      "-out",
+      directory / "certificate.pem",
+    ]
     _request(
-      *("-subj", "/CN=seedx", "-CA", ca, "-CAkey", ca_key, *days),
-      *(
-        "-keyout",
-        directory / "key.pem",
-        "-out",
-        directory / "certificate.pem",
-      ),
+      ["-subj", "/CN=seedx", "-CA", ca, "-CAkey", ca_key, *days, *made],
       extensions=(
         "basicConstraints=critical,CA:FALSE",
         "extendedKeyUsage=serverAuth,clientAuth",
@@ -131,7 +135,9 @@ def _name(host: str) -> str:
     return f"DNS:{host}"
 
 
-def _request(*words: str | pathlib.Path, extensions: Sequence[str]) -> None:
+def _request(
+  words: Sequence[str | pathlib.Path], extensions: Sequence[str]
+) -> None:
   """Runs `openssl req`."""
   added = [word for text in extensions for word in ("-addext", text)]
   command = ["openssl", "req", "-x509", *_KEY, *map(str, words), *added]

@@ -63,7 +63,11 @@ class Options:
   """
 
   experiments: tuple[str, ...] = (
-    *("seed_vtrace", "impala", "a3c", "gorila_dqn", "apex_dqn"),
+    "seed_vtrace",
+    "impala",
+    "a3c",
+    "gorila_dqn",
+    "apex_dqn",
   )
   env: str = "CartPole-v1"
   total_steps: int = 300_000

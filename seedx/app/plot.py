@@ -30,7 +30,12 @@ _SUFFIXES = (".png", ".svg", ".pdf")
 # Okabe and Ito's colours, which colour-blind readers can tell apart. Dashes and
 # markers do the same in grey. With 7, 6 and 5 of them, 210 groups look unique.
 _COLOURS = (
-  *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"),
+  "#0072B2",
+  "#D55E00",
+  "#009E73",
+  "#CC79A7",
+  "#E69F00",
+  "#56B4E9",
   "#000000",
 )
 _DASHES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)), (0, (8, 3)))
@@ -350,7 +355,12 @@ def _draw_panel(
     axes.set_xlabel("wall time" if key == "wall_seconds" else "env steps")
     axes.set(xticks=[], yticks=[])
     axes.text(
-      *(0.5, 0.5, empty, {"ha": "center", "va": "center", "color": "0.3"}),
+      x=0.5,
+      y=0.5,
+      s=empty,
+      ha="center",
+      va="center",
+      color="0.3",
       transform=axes.transAxes,
     )
     return

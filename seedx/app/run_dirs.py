@@ -37,17 +37,37 @@ FILES = (CONFIG, METRICS, EVALUATIONS, CURVE)
 # other processes wait to join, what is shown, when to end early, and what
 # processes on these machines need to reach each other.
 OF_THIS_START = (
-  *("run_dir", "resume", "trust", "give_up_seconds"),
-  *("quiet", "log_every", "sink", "stop_at", "profile"),
-  *("tls_ca", "tls_certificate", "tls_key", "token_file", "insecure"),
-  *("launcher", "ray_address", "actor_cpus", "actor_resources"),
-  *("learner_on_cluster", "learner_resources"),
+  "run_dir",
+  "resume",
+  "trust",
+  "give_up_seconds",
+  "quiet",
+  "log_every",
+  "sink",
+  "stop_at",
+  "profile",
+  "tls_ca",
+  "tls_certificate",
+  "tls_key",
+  "token_file",
+  "insecure",
+  "launcher",
+  "ray_address",
+  "actor_cpus",
+  "actor_resources",
+  "learner_on_cluster",
+  "learner_resources",
 )
 
 # Settings that say which process it is, and where.
 OF_A_PROCESS = (
-  *("role", "address", "server", "server_addresses", "give_up_seconds"),
-  *("host_index", "coordinator"),
+  "role",
+  "address",
+  "server",
+  "server_addresses",
+  "give_up_seconds",
+  "host_index",
+  "coordinator",
 )
 
 # A resume has these from its own command line alone: config.json may be another
@@ -55,25 +75,35 @@ OF_A_PROCESS = (
 # are those of the machine that the run was on.
 _NOT_RESTORED = (
   *OF_A_PROCESS,
-  *("hosts", "learner_devices", "inference_devices", "device"),
+  "hosts",
+  "learner_devices",
+  "inference_devices",
+  "device",
 )
 
 # The settings that may change when a run resumes, since its state does not
 # depend on them.
 _RESUMED = (
-  *("total_steps", "log_seconds", "hang_seconds"),
-  *("checkpoint_every_seconds", "checkpoint_replay_gib"),
-  *("evaluate_every_steps", "evaluate_episodes", "learner_devices"),
-  *("inference_devices", "inference_batch_size", "inference_wait_seconds"),
-  *(
-    "env_threads",
-    "env_restarts",
-    "num_actors",
-    "num_workers",
-    "queue_capacity",
-    "device",
-  ),
-  *("hosts", "starved_seconds", "meet_seconds"),
+  "total_steps",
+  "log_seconds",
+  "hang_seconds",
+  "checkpoint_every_seconds",
+  "checkpoint_replay_gib",
+  "evaluate_every_steps",
+  "evaluate_episodes",
+  "learner_devices",
+  "inference_devices",
+  "inference_batch_size",
+  "inference_wait_seconds",
+  "env_threads",
+  "env_restarts",
+  "num_actors",
+  "num_workers",
+  "queue_capacity",
+  "device",
+  "hosts",
+  "starved_seconds",
+  "meet_seconds",
   *OF_A_PROCESS,
 )
 
@@ -82,11 +112,23 @@ _OF_A_HOST = {*_RESUMED} - {"total_steps", "learner_devices", "hosts"}
 
 # The settings that may differ between the runs of a group.
 _NOT_IN_LABELS = (
-  *("env", "seed", "run_dir", "resume", "trust", "log_seconds"),
-  *("hang_seconds", "quiet", "log_every", "sink", "stop_at", "profile"),
+  "env",
+  "seed",
+  "run_dir",
+  "resume",
+  "trust",
+  "log_seconds",
+  "hang_seconds",
+  "quiet",
+  "log_every",
+  "sink",
+  "stop_at",
+  "profile",
   *OF_A_PROCESS,
-  *("checkpoint_every_seconds", "checkpoint_replay_gib"),
-  *("evaluate_every_steps", "evaluate_episodes"),
+  "checkpoint_every_seconds",
+  "checkpoint_replay_gib",
+  "evaluate_every_steps",
+  "evaluate_episodes",
 )
 
 

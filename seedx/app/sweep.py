@@ -36,7 +36,12 @@ from seedx.runtime import signals
 
 # What no trial may have a value of its own of.
 _FIXED = (
-  *("env", "env_options", "seed", "total_steps", "log_seconds", "hang_seconds"),
+  "env",
+  "env_options",
+  "seed",
+  "total_steps",
+  "log_seconds",
+  "hang_seconds",
   *run_dirs.OF_THIS_START,
   *run_dirs.OF_A_PROCESS,
 )
@@ -44,13 +49,24 @@ _FIXED = (
 
 # What it writes.
 _NAMES = (
-  *(run_dirs.CONFIG, "sweep.md", "sweep.png"),
-  *("trials", "default", "best", "tune"),
+  run_dirs.CONFIG,
+  "sweep.md",
+  "sweep.png",
+  "trials",
+  "default",
+  "best",
+  "tune",
 )
 # What a sweep says to its trials itself, or what none can be.
 _OWN = (
-  *("seed", "total_steps", "run_dir", "resume", "quiet"),
-  *("role", "address", "launcher"),
+  "seed",
+  "total_steps",
+  "run_dir",
+  "resume",
+  "quiet",
+  "role",
+  "address",
+  "launcher",
 )
 
 
@@ -119,7 +135,11 @@ class Options:
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the sweep; returns its exit status."""
   return command_line.run(
-    *(_sweep, Options(), "seedx sweep", __doc__, argv),
+    program=_sweep,
+    options=Options(),
+    name="seedx sweep",
+    description=__doc__,
+    argv=argv,
     positional=("experiment",),
   )
 

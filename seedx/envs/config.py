@@ -26,12 +26,30 @@ _OWN = pathlib.Path(__file__).parent.parent
 # as `xml_file` and ViZDoom's `game_args`, make a simulator read files.
 _WORDS = frozenset(
   (
-    *("task", "task_name", "env_name", "scenario", "rules", "map_id"),
-    *("adroit_task", "hand_task", "maze_map", "reward_type"),
-    *("target_position", "target_rotation", "tasks_to_complete"),
-    *("touch_get_obs", "touch_visualisation", "sudoku_database"),
-    *("obj_type", "obstacle_type", "first_color", "second_color", "select_by"),
-    *("action_kinds", "instr_kinds", "wfc_preset"),
+    "task",
+    "task_name",
+    "env_name",
+    "scenario",
+    "rules",
+    "map_id",
+    "adroit_task",
+    "hand_task",
+    "maze_map",
+    "reward_type",
+    "target_position",
+    "target_rotation",
+    "tasks_to_complete",
+    "touch_get_obs",
+    "touch_visualisation",
+    "sudoku_database",
+    "obj_type",
+    "obstacle_type",
+    "first_color",
+    "second_color",
+    "select_by",
+    "action_kinds",
+    "instr_kinds",
+    "wfc_preset",
   )
 )
 

@@ -23,8 +23,12 @@ _MAKE_OPTIONS = (
 )
 # Options of which 0 would be none at all.
 _AT_LEAST_ONE = (
-  *("max_episode_steps", "frame_skip", "stack_num", "noop_max"),
-  *("img_height", "img_width"),
+  "max_episode_steps",
+  "frame_skip",
+  "stack_num",
+  "noop_max",
+  "img_height",
+  "img_width",
 )
 # Options that are arguments here, or would have no effect.
 _REFUSED_OPTIONS = {

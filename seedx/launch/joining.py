@@ -233,9 +233,11 @@ def join(
     if failures and not stop.is_set():
       raise failures[0]
 
-  role = hello.role or "join"
   wire.until_done(
-    *(address, session, stop, role),
+    address=address,
+    session=session,
+    stop=stop,
+    role=hello.role or "join",
     give_up_seconds=config.give_up_seconds,
     security=security,
   )

@@ -60,12 +60,14 @@ class OnCore(updates.OnCore):
   @property
   def order_specs(self) -> Any:
     """See `updates.OnCore`."""
-    return Order._make([*super().order_specs, PartitionSpec(sharding.CORES)])
+    said: Any = PartitionSpec(sharding.CORES)
+    return Order(**super().order_specs._asdict(), said=said)
 
   @property
   def result_specs(self) -> Any:
     """See `updates.OnCore`."""
-    return Result._make([*super().result_specs, sharding.REPLICATED])
+    said: Any = sharding.REPLICATED
+    return Result(**super().result_specs._asdict(), said=said)
 
   def whole(self, state: base.AgentState, order: Order) -> Result:
     """See `updates.OnCore`."""
@@ -219,7 +221,7 @@ class Together(learner.Learner):
     ]
     each = PartitionSpec(sharding.CORES)
     together = sharding.assemble(shards, self._mesh, each)
-    return Order._make([*self._order(parts), together])
+    return Order(**self._order(parts)._asdict(), said=together)
 
   def _batches_in(self, result: Result) -> int:
     return int(result.said.batches)

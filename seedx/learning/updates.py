@@ -136,14 +136,16 @@ class OnCore:
   @property
   def order_specs(self) -> Any:
     """The partition specs of an order over the cores."""
-    one = sharding.REPLICATED
-    return Order._make([one, one, self.agent.needs.specs])
+    one: Any = sharding.REPLICATED
+    return Order(version=one, rng_key=one, batch=self.agent.needs.specs)
 
   @property
   def result_specs(self) -> Any:
     """The partition specs of a result over the cores."""
-    one, each = sharding.REPLICATED, PartitionSpec(sharding.CORES)
-    return Result._make([one, types.LossOutput._make([one, one, each]), one])
+    one: Any = sharding.REPLICATED
+    each: Any = PartitionSpec(sharding.CORES)
+    output = types.LossOutput(weight=one, metrics=one, priorities=each)
+    return Result(state=one, output=output, skipped=one)
 
   def whole(self, state: base.AgentState, order: Any) -> Any:
     """The agent's own `update`.

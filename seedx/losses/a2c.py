@@ -1,5 +1,6 @@
 """The advantage actor-critic loss of A3C and A2C."""
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -55,10 +56,12 @@ def a2c(
     `ActorCriticLoss` of `[T]` each.
 
   Raises:
-    ValueError: ranks, types or lengths differ from the above.
+    AssertionError: ranks, types or lengths differ from the above.
   """
   length = streams.num_transitions(step_type)
-  streams.check(float, (length,), log_prob=log_prob, entropy=entropy)
+  names = "log_prob, entropy"
+  chex.assert_type([log_prob, entropy], float, custom_message=names)
+  chex.assert_shape([log_prob, entropy], (length,), custom_message=names)
   steps = streams.transitions(step_type, reward, discount, values)
   target = returns.lambda_returns(
     values, step_type, reward, discount, lambda_=lambda_

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import chex
 import dm_env
 import jax
 import jax.numpy as jnp
@@ -57,10 +58,13 @@ def n_step_bootstraps(
     `Bootstraps` of `[T]` each; of resets all but the weight mean nothing.
 
   Raises:
-    ValueError: ranks, types or lengths differ from the above, or n is below 1.
+    AssertionError: ranks, types or lengths differ from the above.
+    ValueError: n is below 1.
   """
   length = streams.num_transitions(step_type)
-  streams.check(float, (length + 1,), reward=reward, discount=discount)
+  names = "reward, discount"
+  chex.assert_type([reward, discount], float, custom_message=names)
+  chex.assert_shape([reward, discount], (length + 1,), custom_message=names)
   if n < 1:
     raise ValueError(f"expected n of at least 1, found {n}")
   start = jnp.arange(length)
@@ -144,24 +148,19 @@ def categorical_q_learning(
     `QLearningLoss` of `[T]` each; `td_error` is the loss without a gradient.
 
   Raises:
-    ValueError: ranks, types or lengths differ from the above, or n is below 1.
+    AssertionError: ranks, types or lengths differ from the above.
+    ValueError: n is below 1.
   """
   length = streams.num_transitions(step_type)
-  if jnp.ndim(logits) != 3:
-    raise ValueError(
-      "expected logits of one stream with an axis of actions and one of atoms,"
-      f" found shape {jnp.shape(logits)}; use jax.vmap for a batch of streams"
-    )
-  _, actions, count = jnp.shape(logits)
-  shape = (length + 1, actions)
-  streams.check(
-    float, shape, q_values=q_values, target_q_values=target_q_values
-  )
-  streams.check(
-    float, (*shape, count), logits=logits, target_logits=target_logits
-  )
-  streams.check(float, (count,), atoms=atoms)
-  streams.check(int, (length,), action=action)
+  names = "logits, target_logits, q_values, target_q_values, atoms"
+  floats = [logits, target_logits, q_values, target_q_values, atoms]
+  chex.assert_type(floats, float, custom_message=names)
+  chex.assert_rank(floats, [3, 3, 2, 2, 1], custom_message=names)
+  full = (length + 1, *logits.shape[1:])  # [T + 1, A, Z]
+  shapes = [full, full, full[:2], full[:2], full[2:]]
+  chex.assert_shape(floats, shapes, custom_message=names)
+  chex.assert_type(action, int, custom_message="action")
+  chex.assert_shape(action, (length,), custom_message="action")
   logits, target_logits = map(jnp.asarray, (logits, target_logits))
   ends = n_step_bootstraps(step_type, reward, discount, n=n)
   best = jnp.argmax(q_values if double else target_q_values, axis=-1)

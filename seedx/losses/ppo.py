@@ -1,8 +1,8 @@
 """The clipped losses of proximal policy optimisation."""
 
+import chex
 import jax
 import jax.numpy as jnp
-import rlax
 
 from seedx.losses import streams
 
@@ -67,31 +67,32 @@ def ppo(
     `ActorCriticLoss` of `[T]` each.
 
   Raises:
-    ValueError: ranks, types or lengths differ from the above.
+    AssertionError: ranks, types or lengths differ from the above.
   """
-  if jnp.ndim(values) != 1:
-    raise ValueError(
-      f"expected values of one stream, found shape {jnp.shape(values)};"
-      " use jax.vmap for a batch of streams"
-    )
-  streams.check(
-    float,
-    jnp.shape(values),
-    values=values,
-    log_prob=log_prob,
-    behaviour_log_prob=behaviour_log_prob,
-    entropy=entropy,
-    advantage=advantage,
-    target=target,
-    weight=weight,
-    behaviour_values=behaviour_values,
+  names = (
+    "values, log_prob, behaviour_log_prob, entropy, advantage, target, weight"
   )
+  floats = [
+    values,
+    log_prob,
+    behaviour_log_prob,
+    entropy,
+    advantage,
+    target,
+    weight,
+  ]
+  if behaviour_values is not None:
+    names += ", behaviour_values"
+    floats.append(behaviour_values)
+  of_one = f"{names} of one stream; use jax.vmap for a batch of streams"
+  chex.assert_rank(floats, 1, custom_message=of_one)
+  chex.assert_type(floats, float, custom_message=names)
+  chex.assert_equal_shape(floats, custom_message=names)
   log_ratio = streams.log_ratio(log_prob, behaviour_log_prob)
   ratio = jnp.exp(log_ratio)
-  # RLax returns the mean over a stream; streams of one step give it per step.
-  surrogate = jax.vmap(rlax.clipped_surrogate_pg_loss, in_axes=(0, 0, None))(
-    ratio[:, None], advantage[:, None], clip_epsilon
-  )
+  advantage = jax.lax.stop_gradient(advantage)
+  clipped = jnp.clip(ratio, 1.0 - clip_epsilon, 1.0 + clip_epsilon)
+  surrogate = -jnp.fmin(ratio * advantage, clipped * advantage)
   target = jax.lax.stop_gradient(target)
   square = jnp.square(target - values)
   if behaviour_values is not None:

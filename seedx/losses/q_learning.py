@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import rlax
@@ -83,22 +84,17 @@ def q_learning(
     `QLearningLoss` of `[T]` each.
 
   Raises:
-    ValueError: ranks, types or lengths differ from the above, or n is below 1.
+    AssertionError: ranks, types or lengths differ from the above.
+    ValueError: n is below 1.
   """
   length = streams.num_transitions(step_type)
-  if jnp.ndim(q_values) != 2:
-    raise ValueError(
-      "expected q_values of one stream with an axis of actions, found shape"
-      f" {jnp.shape(q_values)}; use jax.vmap for a batch of streams"
-    )
-  streams.check(
-    float,
-    (length + 1, jnp.shape(q_values)[1]),
-    q_values=q_values,
-    target_q_values=target_q_values,
-  )
-  streams.check(int, (length,), action=action)
-  streams.check(float, (), importance_weight=importance_weight)
+  names = "q_values, target_q_values"
+  both = [q_values, target_q_values]
+  chex.assert_type(both, float, custom_message=names)
+  chex.assert_shape(both, (length + 1, None), custom_message=names)
+  chex.assert_equal_shape(both, custom_message=names)
+  chex.assert_type(action, int, custom_message="action")
+  chex.assert_shape(action, (length,), custom_message="action")
   if n < 1:
     raise ValueError(f"expected n of at least 1, found {n}")
   pair = rlax.SIGNED_HYPERBOLIC_PAIR if rescale else rlax.IDENTITY_PAIR
@@ -121,5 +117,8 @@ def q_learning(
   if huber_delta is not None:
     loss = rlax.huber_loss(td_error, huber_delta)
   if importance_weight is not None:
+    name = "importance_weight"
+    chex.assert_type(importance_weight, float, custom_message=name)
+    chex.assert_rank(importance_weight, 0, custom_message=name)
     loss = loss * importance_weight
   return QLearningLoss(loss, jax.lax.stop_gradient(td_error), steps.weight)

@@ -1,5 +1,6 @@
 """Reductions of per-step losses to a scalar."""
 
+import chex
 import jax
 import jax.numpy as jnp
 from jax import flatten_util
@@ -30,7 +31,11 @@ def mean_share(
 
   Returns:
     `[]`; 0 if all weights are 0.
+
+  Raises:
+    AssertionError: shapes differ.
   """
+  chex.assert_equal_shape([values, weights], custom_message="values, weights")
   weight = sum_over_cores(jnp.sum(weights), axis_name)
   return jnp.sum(values * weights) / jnp.maximum(weight, 1e-8)
 

@@ -46,7 +46,8 @@ def n_step_returns(
     `[T]`.
 
   Raises:
-    ValueError: ranks, types or lengths differ from the above, or n is below 1.
+    AssertionError: ranks, types or lengths differ from the above.
+    ValueError: n is below 1.
   """
   if n < 1:
     raise ValueError(f"expected n of at least 1, found {n}")
@@ -93,7 +94,7 @@ def lambda_returns(
     `[T]`.
 
   Raises:
-    ValueError: ranks, types or lengths differ from the above.
+    AssertionError: ranks, types or lengths differ from the above.
   """
   steps = streams.transitions(step_type, reward, discount, values)
   return rlax.lambda_returns(
@@ -138,7 +139,7 @@ def gae(
     `[T]`.
 
   Raises:
-    ValueError: ranks, types or lengths differ from the above.
+    AssertionError: ranks, types or lengths differ from the above.
   """
   steps = streams.transitions(step_type, reward, discount, values)
   return rlax.truncated_generalized_advantage_estimation(

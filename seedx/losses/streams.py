@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import chex
 import dm_env
 import jax
 import jax.numpy as jnp
@@ -134,10 +135,13 @@ def transitions(
     `Transitions` of `[T]` each, without a gradient to `values`.
 
   Raises:
-    ValueError: ranks, types or lengths differ from the above.
+    AssertionError: ranks, types or lengths differ from the above.
   """
-  length = num_transitions(step_type) + 1
-  check(float, (length,), reward=reward, discount=discount, values=values)
+  length = num_transitions(step_type)
+  names = "reward, discount, values"
+  floats = [reward, discount, values]
+  chex.assert_type(floats, float, custom_message=names)
+  chex.assert_shape(floats, (length + 1,), custom_message=names)
   starts = step_type[1:] == int(dm_env.StepType.FIRST)
   return Transitions(
     reward_t=jnp.where(starts, jax.lax.stop_gradient(values[:-1]), reward[1:]),
@@ -150,38 +154,12 @@ def num_transitions(step_type: jax.Array) -> int:
   """T of a stream, from its `step_type`, `[T + 1]` integers.
 
   Raises:
-    ValueError: `step_type` has another rank or dtype, or T is 0.
+    AssertionError: `step_type` has another rank or dtype, or T is 0.
   """
-  shape = jnp.shape(step_type)
-  if len(shape) != 1 or shape[0] < 2:
-    raise ValueError(
-      "expected step_type of one stream of at least 2 time steps, found shape"
-      f" {shape}; use jax.vmap for a batch of streams"
-    )
-  check(int, shape, step_type=step_type)
-  return shape[0] - 1
-
-
-def check(
-  kind: type, shape: tuple[int, ...], **arguments: jax.Array | None
-) -> None:
-  """Checks the dtype and shape of arguments.
-
-  Args:
-    kind: `float` or `int`.
-    shape: the shape that each argument must have.
-    **arguments: arrays by name; None is not checked.
-
-  Raises:
-    ValueError: an argument has another dtype or shape.
-  """
-  expected = {float: jnp.floating, int: jnp.integer}[kind]
-  for name, array in arguments.items():
-    if array is None:
-      continue
-    found, dtype = jnp.shape(array), jnp.result_type(array)
-    if found != shape or not jnp.issubdtype(dtype, expected):
-      raise ValueError(
-        f"expected {name} to be {kind.__name__} of shape {shape}, found"
-        f" {dtype} of shape {found}"
-      )
+  of_one = "step_type of one stream; use jax.vmap for a batch of streams"
+  chex.assert_rank(step_type, 1, custom_message=of_one)
+  chex.assert_type(step_type, int, custom_message="step_type")
+  chex.assert_axis_dimension_gteq(
+    step_type, axis=0, val=2, custom_message="step_type"
+  )
+  return step_type.shape[0] - 1

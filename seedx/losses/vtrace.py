@@ -1,5 +1,6 @@
 """V-trace, the off-policy actor-critic loss of IMPALA."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import rlax
@@ -68,16 +69,13 @@ def vtrace(
     `ActorCriticLoss` of `[T]` each.
 
   Raises:
-    ValueError: ranks, types or lengths differ from the above.
+    AssertionError: ranks, types or lengths differ from the above.
   """
   length = streams.num_transitions(step_type)
-  streams.check(
-    float,
-    (length,),
-    log_prob=log_prob,
-    behaviour_log_prob=behaviour_log_prob,
-    entropy=entropy,
-  )
+  names = "log_prob, behaviour_log_prob, entropy"
+  floats = [log_prob, behaviour_log_prob, entropy]
+  chex.assert_type(floats, float, custom_message=names)
+  chex.assert_shape(floats, (length,), custom_message=names)
   steps = streams.transitions(step_type, reward, discount, values)
   log_ratio = streams.log_ratio(log_prob, behaviour_log_prob)
   ratio = jnp.exp(log_ratio)

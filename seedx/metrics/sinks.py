@@ -27,11 +27,20 @@ Line = Mapping[str, Value]
 _GROUPS = {
   "episode": ("episode", "evaluation"),
   "loss": (
-    *("loss", "td_error", "q_", "explained_variance", "gradient_norm"),
+    "loss",
+    "td_error",
+    "q_",
+    "explained_variance",
+    "gradient_norm",
     "learning_rate",
   ),
   "policy": (
-    *("entropy", "approx_kl", "clip_", "importance_", "advantage", "epsilon"),
+    "entropy",
+    "approx_kl",
+    "clip_",
+    "importance_",
+    "advantage",
+    "epsilon",
     "effective_sample_size",
     "policy_lag",
   ),

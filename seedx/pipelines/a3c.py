@@ -33,7 +33,8 @@ from seedx.runtime import seeds as seeds_lib
 
 # Acting waits while the worker learns; learning waits while it acts.
 _WAITS = (
-  *(metrics.WAIT_ENVIRONMENTS, metrics.WAIT_LEARNER),
+  metrics.WAIT_ENVIRONMENTS,
+  metrics.WAIT_LEARNER,
   metrics.WAIT_EXPERIENCE,
 )
 

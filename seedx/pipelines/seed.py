@@ -62,7 +62,10 @@ class Config(process.ServerConfig):
     )
     return [
       launch.Node(
-        *("actor", thin_actor.run, work, self.actors.num_actors),
+        role="actor",
+        run=thin_actor.run,
+        config=work,
+        count=self.actors.num_actors,
         needs_jax=envs.is_functional(self.env),
       )
     ]

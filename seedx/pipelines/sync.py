@@ -31,7 +31,8 @@ from seedx.runtime import counters, process
 
 # Acting waits while the agent learns; learning waits the rest of the time.
 _WAITS = (
-  *(metrics.WAIT_ENVIRONMENTS, metrics.WAIT_LEARNER),
+  metrics.WAIT_ENVIRONMENTS,
+  metrics.WAIT_LEARNER,
   metrics.WAIT_EXPERIENCE,
 )
 

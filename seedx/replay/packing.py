@@ -8,6 +8,7 @@ the work on more than eight arrays to other threads, and waits for them.
 import dataclasses
 import math
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -60,8 +61,12 @@ def pack(nest: types.Tree, row_axes: int) -> Packed:
   Args:
     nest: at least one leaf is small.
     row_axes: how many axes the rows have, the same for all leaves.
+
+  Raises:
+    AssertionError: leaves differ in their rows.
   """
   leaves, structure = jax.tree.flatten(nest)
+  chex.assert_equal_shape_prefix(leaves, row_axes)
   rows = leaves[0].shape[:row_axes]
   shapes = tuple((x.shape[row_axes:], np.dtype(x.dtype)) for x in leaves)
   small, others = [], []

@@ -8,6 +8,7 @@ et al. 2018, https://arxiv.org/abs/1803.00933, share it among many actors.
 import dataclasses
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -122,7 +123,7 @@ class Prioritized:
         0 to 1e29; others are written as 0, and counted.
 
     Raises:
-      ValueError: priorities have another shape.
+      AssertionError: priorities have another shape or are no floats.
     """
     windows = self._ring.num_windows(state.ring)
     entry = self._ring.next_entries(state.ring, share.data.version.shape[1])
@@ -171,7 +172,7 @@ class Prioritized:
         the window's. A window that occurs twice gets one of its priorities.
 
     Raises:
-      ValueError: priorities have another shape.
+      AssertionError: priorities have another shape or are no floats.
     """
     entry = windows.leaf // self._ring.num_windows(state.ring)
     now, then = (
@@ -208,10 +209,8 @@ class Prioritized:
   def _set(
     self, state: PrioritizedState, leaf: jax.Array, priorities: jax.Array
   ) -> PrioritizedState:
-    if priorities.shape != leaf.shape:
-      raise ValueError(
-        f"expected priorities of shape {leaf.shape}, found {priorities.shape}"
-      )
+    chex.assert_type(priorities, float, custom_message="priorities")
+    chex.assert_shape(priorities, leaf.shape, custom_message="priorities")
     # False for NaN.
     valid = (priorities >= 0) & (priorities <= _MOST_PRIORITY)
     priorities = jnp.where(valid, priorities, 0.0)

@@ -9,6 +9,7 @@ reads one whole block of each level: on a CPU, with blocks of 128, `find` takes
 six times as long and `set_leaves` no less.
 """
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -46,6 +47,9 @@ def set_leaves(tree: Tree, leaf: jax.Array, value: jax.Array) -> Tree:
   Returns:
     The changed tree.
   """
+  chex.assert_rank([leaf, value], 1, custom_message="leaf, value")
+  chex.assert_type([leaf, value], [int, float], custom_message="leaf, value")
+  chex.assert_equal_shape([leaf, value], custom_message="leaf, value")
   level = tree[0].at[leaf].set(value, mode="drop")
   levels = [level]
   for upper in tree[1:]:
@@ -81,6 +85,8 @@ def find(tree: Tree, start: jax.Array, offset: jax.Array) -> jax.Array:
   Returns:
     `[B]` int32, leaves above 0, whatever the rounding errors.
   """
+  chex.assert_rank([start, offset], 1, custom_message="start, offset")
+  chex.assert_equal_shape([start, offset], custom_message="start, offset")
   # Or XLA would draw the random numbers in them anew at each level.
   start, offset = jax.lax.optimization_barrier((start, offset))
   node = jnp.zeros(1, jnp.int32)  # All begin in the one block at the top.

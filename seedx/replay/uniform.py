@@ -11,6 +11,7 @@ the last one. Unrolls of environments that come and go do not.
 import dataclasses
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -77,13 +78,20 @@ class Uniform:
     return State(steps, core_state, jnp.int32(0))
 
   def add(self, state: State, share: types.Share) -> State:
-    """Adds unrolls `[L, S, ...]`; they overwrite the oldest."""
+    """Adds unrolls `[L, S, ...]`; they overwrite the oldest.
+
+    Raises:
+      AssertionError: their shapes are not those of the example of `init`.
+    """
     size = share.data.version.shape[1]
     entry = self.next_entries(state, size)
+
+    def write(ring: jax.Array, new: jax.Array) -> jax.Array:
+      chex.assert_shape(new, (size, *ring.shape[1:]), custom_message="unrolls")
+      return ring.at[entry].set(new)
+
     steps, core_state = jax.tree.map(
-      lambda ring, new: ring.at[entry].set(new),
-      (state.steps, state.core_state),
-      _packed(share.data),
+      write, (state.steps, state.core_state), _packed(share.data)
     )
     return State(steps, core_state, state.inserted + size)
 
@@ -137,6 +145,8 @@ class Uniform:
       entry: `[B]`, the ring's entry of each window's unroll.
       start: `[B]`, the first time step of each window.
     """
+    chex.assert_rank([entry, start], 1, custom_message="entry, start")
+    chex.assert_type([entry, start], int, custom_message="entry, start")
     time = start + jnp.arange(self.window)[:, None]
     steps = jax.tree.map(
       lambda ring: ring.at[entry, time].get(mode="promise_in_bounds"),

@@ -46,7 +46,8 @@ def _left_by_groups(root: pathlib.Path) -> list[int]:
         continue
       folder /= "memory"
       names = (
-        *("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
         "total_inactive_file",
       )
     own = folder / path.lstrip("/")

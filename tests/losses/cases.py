@@ -161,8 +161,12 @@ CASES = {
     functools.partial(losses.categorical_q_learning, atoms=WIDE),
     references.categorical_q_learning,
     (
-      *("q_values", "logits", "target_q_values", "target_logits"),
-      *("action", *STREAM),
+      "q_values",
+      "logits",
+      "target_q_values",
+      "target_logits",
+      "action",
+      *STREAM,
     ),
     (
       {},
@@ -239,17 +243,3 @@ def results(name):
     name: jax.tree.map(lambda x, k=k: x[k], both[::-1])
     for k, name in enumerate(names)
   }
-
-
-def assert_close(actual, expected, tolerance=1e-4):
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(
-      a, b, rtol=tolerance, atol=tolerance
-    ),
-    actual,
-    expected,
-  )
-
-
-def assert_equal(actual, expected):
-  jax.tree.map(np.testing.assert_array_equal, actual, expected)

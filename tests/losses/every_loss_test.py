@@ -3,6 +3,7 @@
 import functools
 import re
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -19,7 +20,9 @@ def test_is_the_sum_of_the_paper(name):
   case = cases.CASES[name]
   for stream, (actual, _) in cases.results(name).items():
     expected = case.expected(cases.all_streams()[stream])
-    cases.assert_close(actual, expected, case.tolerance)
+    chex.assert_trees_all_close(
+      actual, expected, rtol=case.tolerance, atol=case.tolerance
+    )
 
 
 # Episode boundaries
@@ -37,7 +40,9 @@ def test_episodes_do_not_reach_one_another(name, end):
       [np.asarray(x) for x in jax.tree.leaves(results[stream])]
       for stream in (end, f"{end}, {change}")
     )
-    cases.assert_close([x[kept] for x in one], [x[kept] for x in two], 1e-6)
+    chex.assert_trees_all_close(
+      [x[kept] for x in one], [x[kept] for x in two], rtol=1e-6, atol=1e-6
+    )
     gaps = [np.abs(x[moved] - y[moved]) for x, y in zip(one, two, strict=True)]
     assert max(map(np.max, gaps)) > 0.1
   stream = cases.all_streams()[end]
@@ -56,10 +61,10 @@ def test_what_a_first_step_carries_does_not_matter(name):
   (found, jacobian), (same, of_same) = (
     cases.results(name)[stream] for stream in ("nothing", "resets")
   )
-  cases.assert_equal(found, same)
+  chex.assert_trees_all_equal(found, same)
   for part, argument in cases.CASES[name].learns.items():
     for one, two in zip(jacobian, of_same, strict=True):
-      cases.assert_equal(
+      chex.assert_trees_all_equal(
         getattr(one, part)[argument], getattr(two, part)[argument]
       )
 
@@ -104,8 +109,7 @@ def test_extreme_numbers_have_finite_losses_and_gradients(name):
   gradients, parts = jax.jit(jax.vmap(jax.grad(total, has_aux=True)))(
     learned, batch
   )
-  for leaf in jax.tree.leaves((gradients, parts)):
-    assert np.isfinite(leaf).all()
+  chex.assert_tree_all_finite((gradients, parts))
   if "log_prob" in learned:
     ratio = learned["log_prob"] - batch["behaviour_log_prob"]
     assert ratio.max() > 1000 and ratio.min() < -1000
@@ -135,7 +139,9 @@ def test_gradient_is_the_finite_difference_with_constant_targets(name):
       expected = [getattr(x[setting], part) for x in differences]
       found = getattr(found, part)[argument]
       found = np.reshape(found, (len(found), -1)).T
-      cases.assert_close(found, np.array(expected), 1e-3)
+      chex.assert_trees_all_close(
+        found, np.array(expected), rtol=1e-3, atol=1e-3
+      )
       assert np.count_nonzero(np.abs(found) > 0.05) >= 2
 
 
@@ -185,8 +191,14 @@ SIGNATURES = {
   "ppo": (
     ppo_of_steps,
     (
-      *("values", "log_prob", "behaviour_log_prob", "entropy", "advantage"),
-      *("target", "weight", "behaviour_values"),
+      "values",
+      "log_prob",
+      "behaviour_log_prob",
+      "entropy",
+      "advantage",
+      "target",
+      "weight",
+      "behaviour_values",
     ),
   ),
 }
@@ -196,13 +208,24 @@ every_signature = pytest.mark.parametrize("name", SIGNATURES)
 def refusal(name, **wrong):
   """The message that refuses the arguments that are not as they should be."""
   function, arguments = SIGNATURES[name]
-  with pytest.raises(ValueError) as refused:
+  with pytest.raises(AssertionError) as refused:
     jax.eval_shape(function, *(wrong.get(x, right(name)[x]) for x in arguments))
   return str(refused.value)
 
 
-def assert_says(message, blamed):
-  assert re.search(rf"expected {blamed} .*found", message), message
+def blamed(message):
+  """The arguments that a message is about: chex numbers them, we name them."""
+  names = re.search(r"\[((?:\w+, )*\w+)[^]]*\]$", message)[1].split(", ")
+  _, differ, shapes = message.partition("different shapes: ")
+  if differ:
+    shapes = re.findall(r"\([\d, ]*\)", shapes)
+    assert len(shapes) == len(names), message
+    return [
+      x for x, y in zip(names, shapes, strict=True) if shapes.count(y) == 1
+    ]
+  numbers = re.findall(r"input (\d+) has", message)
+  assert numbers or len(names) == 1, message
+  return [names[int(number)] for number in numbers] or names
 
 
 @functools.cache
@@ -221,18 +244,17 @@ def test_wrong_length_is_refused(name):
   for argument, array in right(name).items():
     # One step would broadcast.
     wrong = [array[:-1], array[:1]] if array.ndim else [np.ones(5, np.float32)]
-    # These say how long all others should be, so that another is blamed.
-    others = argument == ("values" if name == "ppo" else "step_type")
     for each in wrong:
       message = refusal(name, **{argument: each})
-      assert_says(message, r"\w+" if others else argument)
+      # It gives the length of all others, so that these are blamed.
+      assert argument == "step_type" or blamed(message) == [argument]
 
 
 @every_signature
 def test_wrong_rank_is_refused(name):
   for argument, array in right(name).items():
     for wrong in (array[..., None], *([array[..., 0]] if array.ndim else [])):
-      assert_says(refusal(name, **{argument: wrong}), argument)
+      assert blamed(refusal(name, **{argument: wrong})) == [argument]
 
 
 @every_signature
@@ -240,16 +262,28 @@ def test_wrong_type_is_refused(name):
   for argument, array in right(name).items():
     wrong = np.int32 if array.dtype == np.float32 else np.float32
     message = refusal(name, **{argument: array.astype(wrong)})
-    assert_says(message, argument)
-    assert wrong.__name__ in message
+    assert blamed(message) == [argument] and wrong.__name__ in message
 
 
 @every_signature
 def test_a_batch_without_vmap_is_refused(name):
   batch = {k: np.stack([v, v], axis=-1) for k, v in right(name).items()}
   message = refusal(name, **batch)
-  assert_says(message, "values" if name == "ppo" else "step_type")
+  assert blamed(message) == ([*batch] if name == "ppo" else ["step_type"])
   assert "jax.vmap" in message
+
+
+@pytest.mark.parametrize(
+  ("name", "argument"),
+  [
+    ("q_learning", "target_q_values"),
+    ("categorical_q_learning", "q_values"),
+    ("categorical_q_learning", "target_logits"),
+  ],
+)
+def test_other_actions_or_atoms_are_refused(name, argument):
+  message = refusal(name, **{argument: right(name)[argument][..., :-1]})
+  assert argument in blamed(message)
 
 
 @pytest.mark.parametrize("n", [0, -1])

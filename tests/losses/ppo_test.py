@@ -6,8 +6,13 @@ import numpy as np
 from seedx import losses
 
 ARGUMENTS = (
-  *("values", "log_prob", "behaviour_log_prob", "entropy", "advantage"),
-  *("target", "weight"),
+  "values",
+  "log_prob",
+  "behaviour_log_prob",
+  "entropy",
+  "advantage",
+  "target",
+  "weight",
 )
 
 

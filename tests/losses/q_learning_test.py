@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import numpy as np
 
@@ -115,4 +116,4 @@ def test_an_illegal_action_is_no_matter():
   def evaluate(stream):
     return [q_learning(stream, double=double) for double in (True, False)]
 
-  cases.assert_equal(evaluate(stream | masked), evaluate(stream))
+  chex.assert_trees_all_equal(evaluate(stream | masked), evaluate(stream))

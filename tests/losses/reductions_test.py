@@ -19,6 +19,14 @@ def test_mean_share_without_weights_is_0():
   assert losses.mean_share(jnp.ones(3), jnp.zeros(3)) == 0.0
 
 
+def test_weights_of_another_shape_are_refused():
+  """They would broadcast."""
+  with pytest.raises(
+    AssertionError, match=r"\(3, 1\), \(3,\).*values, weights"
+  ):
+    losses.mean_share(jnp.ones((3, 1)), jnp.ones(3))
+
+
 def test_shares_of_8_cores_add_up_to_the_mean_and_to_its_gradient():
   rng = np.random.default_rng(0)
   values = rng.normal(size=(8, 5)).astype(np.float32)

@@ -12,8 +12,16 @@ PER_TRANSITION = {"log_prob", "behaviour_log_prob", "entropy", "action"}
 
 # Resets within an episode of 2, after a termination, and near the end.
 THREE_RESETS = (
-  *("step", "truncate", "step", "step", "terminate", "step"),
-  *("truncate", "step", "step", "step"),
+  "step",
+  "truncate",
+  "step",
+  "step",
+  "terminate",
+  "step",
+  "truncate",
+  "step",
+  "step",
+  "step",
 )
 
 

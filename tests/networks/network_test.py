@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import dm_env
 import flax.linen as nn
 import jax
@@ -182,9 +183,7 @@ def test_unroll_is_its_steps_one_by_one(case):
   tolerance = 2e-2 if "dtype" in case else 1e-5
   for actual, expected in zip(jax.tree.leaves(steps), leaves, strict=True):
     np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance)
-  jax.tree.map(
-    np.testing.assert_array_equal, core_state.frames, last_state.frames
-  )
+  chex.assert_trees_all_equal(core_state.frames, last_state.frames)
   jax.tree.map(
     lambda x, y: np.testing.assert_allclose(x, y, tolerance, tolerance),
     core_state.memory,

@@ -56,8 +56,10 @@ def of_work(words: str, work: own_work.OwnWork, cores: int) -> list[Figure]:
     Figure(words, "acting", "CPU us/env step", 1e6 * work.acting),
     Figure(words, "learning", "CPU us/env step", 1e6 * work.learning),
     Figure(
-      *(words, "learning at the speed of a matrix product", ""),
-      work.products / work.learning,
+      of=words,
+      figure="learning at the speed of a matrix product",
+      unit="",
+      value=work.products / work.learning,
     ),
     Figure(words, "bound", "env steps/s", work.bound(cores)),
   ]
@@ -130,7 +132,12 @@ def measure(words: str, env: str, seconds: float) -> Usage | int:
   watch = _Watch(seconds / 2)
   with tempfile.TemporaryDirectory(prefix="seedx-benchmark-") as folder:
     run = compare.train(
-      *(options, words, 0, pathlib.Path(folder)), from_update=True, watch=watch
+      options,
+      words,
+      seed=0,
+      parent=pathlib.Path(folder),
+      from_update=True,
+      watch=watch,
     )
   return run if isinstance(run, int) else watch.usage(run.lines)
 

@@ -50,7 +50,12 @@ class Sizes:
     if isinstance(config, impala.Config):
       period, own = config.learner.unroll_length, config.actors.envs_per_actor
       return cls(
-        *(config.actors.num_actors, own, 1, own, own, period),
+        pools=config.actors.num_actors,
+        pool_envs=own,
+        pool_threads=1,
+        slots=own,
+        rows=own,
+        period=period,
         unrolls=config.learner.batch_size,
         message_steps=own * period,
         elsewhere=(_ENVIRONMENTS, _ACTING),
@@ -58,7 +63,12 @@ class Sizes:
     if isinstance(config, sync.Config):
       period, own = config.learner.unroll_length, config.num_envs
       return cls(
-        *(1, own, config.env_threads, own, own, period),
+        pools=1,
+        pool_envs=own,
+        pool_threads=config.env_threads,
+        slots=own,
+        rows=own,
+        period=period,
         unrolls=own,
         message_steps=0,
         elsewhere=(),
@@ -71,7 +81,11 @@ class Sizes:
     own, apart = config.workers.envs_per_worker, config.workers.batch_steps
     alone = isinstance(config, a3c.Config)
     return cls(
-      *(config.workers.num_workers, own, 1, own, own),
+      pools=config.workers.num_workers,
+      pool_envs=own,
+      pool_threads=1,
+      slots=own,
+      rows=own,
       period=config.workers.unroll_length,
       unrolls=own,
       message_steps=0 if alone else apart,
@@ -103,7 +117,9 @@ def _sizes_of_seed(config: seed.Config) -> Sizes:
     agent, actors, period, config.learner.share_size
   )
   return Sizes(
-    *(actors.num_actors, actors.envs_per_actor, 1),
+    pools=actors.num_actors,
+    pool_envs=actors.envs_per_actor,
+    pool_threads=1,
     slots=first.layout.num_slots,
     rows=min(first.target_rows, first.layout.num_slots),
     period=period,

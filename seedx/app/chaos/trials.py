@@ -14,8 +14,12 @@ from seedx.app.chaos import trial
 from seedx.app.chaos.options import PIPELINES, Options
 
 _ALWAYS = (
-  *("--total-steps", "10000000000"),
-  *("--checkpoint-every-seconds", "5", "--hang-seconds", "8"),
+  "--total-steps",
+  "10000000000",
+  "--checkpoint-every-seconds",
+  "5",
+  "--hang-seconds",
+  "8",
 )
 # Where the environments' faults end the run.
 _IN_PROCESS = ("a3c", "sync")

@@ -81,12 +81,16 @@ class Breakout(Episodic):
     """See `Episodic`."""
     right = jax.random.bernoulli(rng_key)
     x, direction = jnp.where(right, 9, 0), jnp.where(right, 3, 2)
-    three, zero = jnp.int32(3), jnp.int32(0)
     return Ball(
-      *(x, three, direction, x, three, jnp.int32(4)),
+      x=x,
+      y=jnp.int32(3),
+      direction=direction,
+      last_x=x,
+      last_y=jnp.int32(3),
+      paddle=jnp.int32(4),
       bricks=_new_bricks(),
       strike=jnp.bool_(False),
-      last_action=zero,
+      last_action=jnp.int32(0),
     )
 
   def act(self, state: Ball, action: jax.Array, rng_key: jax.Array) -> Outcome:
@@ -223,11 +227,21 @@ class Asterix(Episodic):
   def reset(self, rng_key: jax.Array) -> Crossing:
     """See `Episodic`."""
     del rng_key
-    nowhere, five = jnp.zeros(8, jnp.bool_), jnp.int32(5)
+    nowhere = jnp.zeros(8, jnp.bool_)
     return Crossing(
-      *(five, five, nowhere, jnp.zeros(8, jnp.int32), nowhere, nowhere),
-      *(jnp.int32(10), jnp.int32(10), five, five),
-      *(jnp.int32(100), jnp.int32(0), jnp.int32(0)),
+      x=jnp.int32(5),
+      y=jnp.int32(5),
+      there=nowhere,
+      column=jnp.zeros(8, jnp.int32),
+      goes_right=nowhere,
+      gold=nowhere,
+      spawn_timer=jnp.int32(10),
+      spawn_speed=jnp.int32(10),
+      move_timer=jnp.int32(5),
+      move_speed=jnp.int32(5),
+      ramp_timer=jnp.int32(100),
+      ramp_index=jnp.int32(0),
+      last_action=jnp.int32(0),
     )
 
   def act(

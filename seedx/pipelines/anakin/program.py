@@ -157,8 +157,10 @@ class Program:
     action = jnp.zeros((*rows, *spec.shape), spec.dtype)
     env, timestep = self._step_environments(env, action, keys, 0)
     state = State(
-      *(agent, env, timestep),
-      acting_step.initial_state(self.agent, self._spec, self._num_envs),
+      agent=agent,
+      env=env,
+      timestep=timestep,
+      acting=acting_step.initial_state(self.agent, self._spec, self._num_envs),
       episode_return=jnp.zeros(rows),
       episode_length=jnp.zeros(rows, jnp.int32),
       past=(),

@@ -104,7 +104,11 @@ class Training:
     """Makes the initial states; compiles the program with the first call."""
     self._config = config
     self._one = Program(
-      *(config.env, config.agent, config.num_envs, config.learner, config.plan)
+      env=config.env,
+      agent=config.agent,
+      num_envs=config.num_envs,
+      learner=config.learner,
+      plan=config.plan,
     )
     num_seeds = config.num_seeds
     self.acted = counters.Acted(total_steps=config.total_steps)
@@ -318,25 +322,43 @@ class Training:
       put, specs, nest, is_leaf=lambda x: isinstance(x, PartitionSpec)
     )
 
-  def _spec(self, *axes: str | None) -> PartitionSpec:
+  def _spec(self, *axes: str | None) -> Any:
     """The spec of arrays, behind the axis of trainings if there are several."""
     first = (None,) if self._config.num_seeds > 1 else ()
     return PartitionSpec(*first, *axes)
 
   @functools.cached_property
   def _state_specs(self) -> Any:
-    rows, steps = self._spec(sharding.CORES), self._spec(None, sharding.CORES)
-    return State._make([self._spec(), *[rows] * 5, steps, rows])
+    rows = self._spec(sharding.CORES)
+    return State(
+      agent=self._spec(),
+      env=rows,
+      timestep=rows,
+      acting=rows,
+      episode_return=rows,
+      episode_length=rows,
+      past=self._spec(None, sharding.CORES),
+      replay=rows,
+    )
 
   @functools.cached_property
   def _key_specs(self) -> Any:
-    return Keys._make([self._spec(sharding.CORES), *[self._spec()] * 3])
+    one = self._spec()
+    return Keys(
+      env=self._spec(sharding.CORES), acting=one, learner=one, replay=one
+    )
 
   @functools.cached_property
   def _output_specs(self) -> Any:
-    rows = self._spec(None, None, sharding.CORES)
-    steps = self._spec(None, sharding.CORES)
-    return Output._make([*[self._spec()] * 3, rows, rows, steps])
+    one, rows = self._spec(), self._spec(None, None, sharding.CORES)
+    return Output(
+      metrics=one,
+      weight=one,
+      skipped=one,
+      episode_return=rows,
+      episode_length=rows,
+      env_steps=self._spec(None, sharding.CORES),
+    )
 
 
 def _start(config: Config, agent: base.Agent) -> tuple[base.AgentState, Keys]:

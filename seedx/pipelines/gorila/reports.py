@@ -82,14 +82,25 @@ def layout(
   """
   integer, number = np.zeros((), np.int32), np.zeros((), np.float32)
   counts = Counts(
-    *(integer,) * 4,
-    *(number,) * 2,
-    dict.fromkeys(metric_names, number),
-    np.zeros((), np.int64),
-    *(number,) * 3,
+    gradients=integer,
+    stale=integer,
+    outliers=integer,
+    skipped=integer,
+    learned_steps=number,
+    staleness=number,
+    newest=dict.fromkeys(metric_names, number),
+    wire_bytes=np.zeros((), np.int64),
+    wait_environments=number,
+    learning=number,
+    wait_servers=number,
   )
   numbers = np.zeros(length, np.float32)
-  steps = episodes.Steps(np.zeros(length, np.uint8), *(numbers,) * 3)
+  steps = episodes.Steps(
+    step_type=np.zeros(length, np.uint8),
+    reward=numbers,
+    discount=numbers,
+    episode_return=numbers,
+  )
   return wire.Layout.of(
     Report(steps, wire.once(integer), wire.once(counts)), max_rows
   )
