@@ -61,7 +61,7 @@ class Options:
 def main(argv: Sequence[str] | None = None) -> int:
   """Makes the files; returns the exit status."""
   return command_line.run(
-    program=_make,
+    _make,
     options=Options(),
     name="seedx certificates",
     description=__doc__,

@@ -135,7 +135,7 @@ class Options:
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the sweep; returns its exit status."""
   return command_line.run(
-    program=_sweep,
+    _sweep,
     options=Options(),
     name="seedx sweep",
     description=__doc__,
