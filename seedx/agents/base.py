@@ -26,7 +26,8 @@ class AgentState:
     resets: `[]` float32, number of updates that would be of resets alone, if
       all resets in the batches so far were put together; see `clock`.
     target_params: the target network's parameters, or ().
-    statistics: running statistics of observations, see `normalizer`; or ().
+    statistics: running statistics of observations, see `normalizer`, and of
+      discounted returns, see `rewards`; or ().
   """
 
   params: types.Tree

@@ -5,8 +5,8 @@ each environment has the discounted sum of its rewards so far,
 
     R_t = gamma R_t-1 + r_t,
 
-and rewards are divided by the standard deviation of all R so far. (Engstrom et
-al. 2020, https://arxiv.org/abs/2005.12729, section 3, is about what it does.)
+and rewards are divided by the standard deviation of all R so far (the "reward
+scaling" of Engstrom et al. 2020, https://arxiv.org/abs/2005.12729).
 
 R is a part of the core state: acting carries it from step to step, wherever
 that is, and an unroll has it as it was before the first step. So it belongs to
@@ -14,8 +14,8 @@ an environment and crosses from one unroll to the next, in any pipeline.
 
 What differs from the two:
 
-* All rewards of an update are divided by one number, the deviation of all
-  batches so far, with its own. Each batch counts the same.
+* All rewards of a batch (or micro-batch) are divided by one number, the
+  deviation of all batches before and of itself. Each batch counts the same.
 * R begins again at 0 in each episode, as in Stable-Baselines3; Gymnasium's
   goes on after a time limit.
 * Rewards are divided first, then scaled and clipped by `reward_scale` and
