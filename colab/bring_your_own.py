@@ -266,6 +266,148 @@ agent = ppo.Config(reward_scale=1.0, torso=FromTheRobot())
 train("PPO, my network", agent, 50_000)
 
 # %% [markdown]
+# ## A memory
+#
+# Where one observation is not enough, a network needs a memory: `recurrent=True`
+# puts an LSTM behind the torso, and `core` another module with a state, which it
+# takes with the features `[T, B, F]` of T steps, and gives back as it is after
+# them. Where an episode begins, it forgets. Here are a GRU, and a transformer
+# whose state is what it saw in the last steps.
+
+# %% writes="my_memory.py"
+"""Two memories: a GRU, and a causal transformer."""
+
+import dm_env
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+FIRST = int(dm_env.StepType.FIRST)
+
+State = dict[str, jax.Array]
+
+
+class GRU(nn.Module):
+  """A gated recurrent unit, of `size` units."""
+
+  size: int = 32
+
+  def initial_state(self, batch_size: int) -> jax.Array:
+    """The state at the start of an episode."""
+    return jnp.zeros((batch_size, self.size))
+
+  @nn.compact
+  def __call__(
+    self, features: jax.Array, step_type: jax.Array, state: jax.Array
+  ) -> tuple[jax.Array, jax.Array]:
+    """Unrolls it over features `[T, B, F]`."""
+
+    def step(
+      cell: nn.GRUCell, state: jax.Array, inputs: tuple[jax.Array, jax.Array]
+    ) -> tuple[jax.Array, jax.Array]:
+      features, first = inputs
+      return cell(jnp.where(first[:, None], 0.0, state), features)
+
+    unroll = nn.scan(
+      step, variable_broadcast="params", split_rngs={"params": False}
+    )
+    inputs = features, step_type == FIRST
+    state, outputs = unroll(nn.GRUCell(self.size), state, inputs)
+    return outputs, state
+
+
+class Transformer(nn.Module):
+  """A causal transformer over this step and `window` steps before it.
+
+  Its state is, for each of these, whether it is of this episode, and what each
+  layer saw of it.
+  """
+
+  size: int = 32
+  heads: int = 2
+  layers: int = 1
+  window: int = 16
+
+  def initial_state(self, batch_size: int) -> State:
+    """The state at the start of an episode: an empty window."""
+    window = batch_size, self.window
+    return {
+      "known": jnp.zeros(window, bool),
+      "seen": jnp.zeros((*window, self.layers, self.size)),
+    }
+
+  @nn.compact
+  def __call__(
+    self, features: jax.Array, step_type: jax.Array, state: State
+  ) -> tuple[jax.Array, State]:
+    """Unrolls it over features `[T, B, F]`; queries are T, keys window + T."""
+    first = (step_type == FIRST).T
+    episode = jnp.concatenate(  # 0 is that of the state, -1 is none.
+      [jnp.where(state["known"], 0, -1), jnp.cumsum(first, axis=1)], axis=1
+    )
+    time = jnp.arange(episode.shape[1])
+    age = time[self.window :, None] - time
+    visible = (age >= 0) & (age <= self.window)
+    visible &= episode[:, self.window :, None] == episode[:, None]
+    x, seen = nn.Dense(self.size)(jnp.swapaxes(features, 0, 1)), []
+    for layer in range(self.layers):
+      seen.append(jnp.concatenate([state["seen"][:, :, layer], x], axis=1))
+      x += self._attend(seen[-1], age, visible)
+      hidden = nn.gelu(nn.Dense(2 * self.size)(nn.LayerNorm()(x)))
+      x += nn.Dense(self.size)(hidden)
+    after = {
+      "known": episode[:, -self.window :] == episode[:, -1:],
+      "seen": jnp.stack(seen, axis=2)[:, -self.window :],
+    }
+    return jnp.swapaxes(nn.LayerNorm()(x), 0, 1), after
+
+  def _attend(
+    self, seen: jax.Array, age: jax.Array, visible: jax.Array
+  ) -> jax.Array:
+    """What the last T steps find in `[B, window + T, size]`."""
+    parts = self.heads, self.size // self.heads
+    normed = nn.LayerNorm()(seen)
+    mixed = nn.dot_product_attention(
+      query=nn.DenseGeneral(parts)(normed[:, self.window :]),
+      key=nn.DenseGeneral(parts)(normed),
+      value=nn.DenseGeneral(parts)(normed),
+      bias=nn.Embed(self.window + 1, self.heads)(
+        jnp.clip(age, 0, self.window)
+      ).transpose(2, 0, 1),
+      mask=visible[:, None],
+    )
+    return nn.DenseGeneral(self.size, axis=(-2, -1))(mixed)
+
+
+# %% [markdown]
+# In `seedx:MemoryChain` a bit is shown at the first step and asked for at the
+# last. Without a memory, the mean return is 0; with one, it is up to 1.
+
+# %%
+from my_memory import GRU, Transformer
+
+for core in (None, GRU(), Transformer()):
+  agent = ppo.Config(
+    recurrent=core is not None,
+    core=core,
+    hidden_sizes=(32,),
+    learning_rate=1e-3,
+    reward_scale=1.0,
+    td_lambda=1.0,
+    minibatches=2,
+  )
+  config = sync.Config(
+    env=envs.Config("seedx:MemoryChain", {"length": 5}),
+    agent=agent,
+    total_steps=100_000,
+    num_envs=32,
+    learner=learner.Config(unroll_length=16),
+  )
+  run = app.train(config, quiet=True, stop_at=0.95)
+  name = "no memory" if core is None else type(core).__name__
+  print(f"{name:<16} return {run.metrics['episode_return']:.2f}")
+
+# %% [markdown]
 # ## A loss
 #
 # A loss takes one stream and says what each step contributes; see
