@@ -27,7 +27,7 @@ EXPERIMENT = app.Experiment(
   ),
   agents={
     "vtrace": vtrace.Config(),
-    "a2c": a2c.Config(td_lambda=1.0),
+    "a2c": a2c.Config(),
     "ppo": ppo.Config(epochs=4, minibatches=4, entropy_cost=0.01),
     "dqn": dqn.Config(),
   },

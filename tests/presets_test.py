@@ -32,7 +32,6 @@ OF_EXPERIMENTS = {
   },
   # So they were before the classes had values of their own; not measured.
   ("impala", "ppo"): {"epochs", "minibatches", "entropy_cost"},
-  ("impala", "a2c"): {"td_lambda"},
   # Horgan et al. 2018 have both; target networks as measured in results.md.
   ("apex_dqn", ""): {"dueling", "epsilon_ladder", "target_period"},
   ("gorila_dqn", ""): {"target_period"},
