@@ -9,7 +9,7 @@ import pytest
 
 from tests import programs
 
-_RUN = {"experiment": "a2c", "seedx": "0", "format": 3, "options": {}}
+_RUN = {"experiment": "a2c", "seedx": "0", "format": 4, "options": {}}
 _RUN |= {"pipeline": "seedx.pipelines.sync:Config", "agent": "a:b"}
 
 

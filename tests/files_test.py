@@ -209,7 +209,7 @@ _OPENS = {
   "copytree",
 }
 # Methods of these are no files'.
-_NO_FILES = ("folder", "directory", "part", "_folder", "_connected")
+_NO_FILES = ("folder", "directory", "part", "_folder", "_connected", "sessions")
 
 
 def _opened(path):

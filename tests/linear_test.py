@@ -64,11 +64,11 @@ class Bandit(functional.Episodic):
 )
 def test_a_linear_agent_learns_a_bandit(program, words, tmp_path):
   """By the command line, which takes no layers as `,`."""
-  words = [
-    *("--env", f"jax:{__name__}:Bandit", "--hidden-sizes", ","),
-    *("--total-steps", "6400", "--learning-rate", "0.03"),
-    *("--reward-scale", "1", "--run-dir", str(tmp_path), *words.split()),
-  ]
+  words = (
+    f"--env jax:{__name__}:Bandit --hidden-sizes , --total-steps 6400"
+    f" --learning-rate 0.03 --reward-scale 1 {words}"
+  ).split()
+  words += ["--run-dir", str(tmp_path)]
   assert programs.main(program, words) == 0
   lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
   assert json.loads(lines[-1])["episode_return"] >= 0.9

@@ -77,8 +77,10 @@ def test_metrics_are_of_each_group():
   state = dataclasses.replace(state, updates=jnp.int32(5))
   metrics = optimizer.measure(state, gradients)
   assert set(metrics) == {
-    *("learning_rate_actor", "learning_rate_critic"),
-    *("gradient_norm_actor", "gradient_norm_critic"),
+    "learning_rate_actor",
+    "learning_rate_critic",
+    "gradient_norm_actor",
+    "gradient_norm_critic",
   }
   for key, (_, rate) in RATES.items():
     # Half of the way to half of it.

@@ -272,9 +272,15 @@ def test_a_core_where_there_is_no_memory_is_refused():
 @pytest.mark.parametrize(
   ("pipeline", "name"),
   [
-    *(("sync", "ppo"), ("sync", "r2d2"), ("anakin", "ppo")),
-    *(("seed", "vtrace"), ("seed", "r2d2"), ("impala", "vtrace")),
-    *(("a3c", "a2c"), ("gorila", "r2d2"), ("apex", "r2d2")),
+    ("sync", "ppo"),
+    ("sync", "r2d2"),
+    ("anakin", "ppo"),
+    ("seed", "vtrace"),
+    ("seed", "r2d2"),
+    ("impala", "vtrace"),
+    ("a3c", "a2c"),
+    ("gorila", "r2d2"),
+    ("apex", "r2d2"),
   ],
 )
 def test_any_pipeline_trains_a_memory(pipeline, name, tmp_path):

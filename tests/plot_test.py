@@ -507,7 +507,7 @@ def errors(tmp_path):
   unfinished = make_run(tmp_path / "unfinished")
   (tmp_path / "unfinished" / "metrics.jsonl").unlink()
   newer = '{"format": 99, "seedx": "9.1", "experiment": "x"}'
-  bare = '{"experiment": "x", "seedx": "9", "format": 3, "options": {}}'
+  bare = '{"experiment": "x", "seedx": "9", "format": 4, "options": {}}'
   files = [
     ("config.json", newer, "format 99, which seedx 9.1 wrote"),
     ("config.json", '{"seed": 0}', "'experiment', which another program"),

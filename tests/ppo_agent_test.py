@@ -45,6 +45,7 @@ def config_of(kind="vector", **fields):
     "learning_rate": 1.0,
     "discount": 0.9,
     "reward_scale": 1.0,
+    "entropy_cost": 0.01,
   }
   return ppo.Config(**{**options, **KINDS[kind][1], **fields})
 

@@ -22,8 +22,12 @@ OF_EXPERIMENTS = {
   ("a3c", "vtrace"): {"optimizer", "td_lambda"},
   # Asynchronous n-step Q-learning, with the network of the others there.
   ("a3c", "dqn"): {
-    *("optimizer", "replayed", "n_step", "hidden_sizes"),
-    *("max_gradient_norm", "target_period"),
+    "optimizer",
+    "replayed",
+    "n_step",
+    "hidden_sizes",
+    "max_gradient_norm",
+    "target_period",
   },
   # A learner that is to keep up with many environments.
   **{

@@ -1,7 +1,6 @@
 """Calls name what they pass: what the linter does not check."""
 
 import ast
-import collections
 import pathlib
 import re
 
@@ -11,15 +10,6 @@ _ROOT = pathlib.Path(__file__).parent.parent
 _FOLDERS = ("seedx", "experiments", "benchmarks", "tests", "examples", "colab")
 # Without it in its text, a file has no such place and need not be parsed.
 _SUSPECT = re.compile(r"\*[(\[{]|\._make\(")
-# Number of places in a file that are still to be mended.
-_ALLOWED = {
-  "seedx/agents/normalizer.py": 1,
-  "seedx/agents/policy_gradient.py": 1,
-  "seedx/agents/ppo.py": 2,
-  "seedx/agents/value_based.py": 2,
-  "seedx/app/experiments.py": 2,
-  "seedx/app/training.py": 1,
-}
 
 
 def _places(source):
@@ -36,13 +26,14 @@ def _places(source):
 
 
 def test_calls_and_literals_name_what_they_hold():
-  found = collections.Counter()
+  found = []
   for folder in _FOLDERS:
     for path in sorted((_ROOT / folder).rglob("*.py")):
       source = path.read_text()
       if _SUSPECT.search(source):
-        found[str(path.relative_to(_ROOT))] = len([*_places(source)])
-  assert +found == _ALLOWED
+        name = path.relative_to(_ROOT)
+        found += [f"{name}:{line}" for line in _places(source)]
+  assert not found
 
 
 @pytest.mark.parametrize(

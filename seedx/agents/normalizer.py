@@ -146,7 +146,7 @@ def merge(
   rate = 1.0 / (updates.astype(jnp.float32) + 1.0)
   means, variances = [], []
   for mean, variance, around, offset, square in zip(
-    *(*statistics, *batch), strict=True
+    *statistics, *batch, strict=True
   ):
     gap = offset + (around - mean)
     means.append(mean + rate * gap)

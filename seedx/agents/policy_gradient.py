@@ -22,7 +22,7 @@ HYPERPARAMETERS = (
 )
 
 # Where the arrays of `types.Unroll` count unrolls, see `blocks`.
-AXES = types.Unroll._make([1, 1, 1, 1, 0])
+AXES = types.Unroll(inputs=1, action=1, extras=1, version=1, core_state=0)
 # Of these diagnostics, the spread over the steps counts.
 _SPREAD = ("advantage", "value_target", "value_error")
 

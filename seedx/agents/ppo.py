@@ -385,7 +385,18 @@ def _until(
 
 
 # Where the arrays of a minibatch count entries.
-_AXES = Minibatch._make([Entries._make([1, 1, 0, 1, 1, 1, 1]), 1])
+_AXES = Minibatch(
+  entries=Entries(
+    inputs=1,
+    action=1,
+    core_state=0,
+    behaviour_log_prob=1,
+    before=1,
+    advantage=1,
+    weight=1,
+  ),
+  advantage=1,
+)
 
 
 def _evaluated(

@@ -166,8 +166,15 @@ def program_module(module: str) -> str:
 def shipped() -> list[str]:
   """The short names of the experiments that come with seedx."""
   doors = (
-    *("__init__", "evaluate", "export", "plot", "compare", "chaos"),
-    *("sweep", "benchmark", "certificates"),
+    "__init__",
+    "benchmark",
+    "certificates",
+    "chaos",
+    "compare",
+    "evaluate",
+    "export",
+    "plot",
+    "sweep",
   )
   return sorted(name for name in _shipped() if name not in doors)
 

@@ -363,7 +363,7 @@ def _lead(
           context.stop.set()
 
       sinks = _sinks(
-        *(config, files, run_dir, work.alone, own_sinks, kept, evaluation)
+        config, files, run_dir, work.alone, own_sinks, kept, evaluation
       )
       # Their ends may take long, so the last checkpoint comes before them.
       with watch.closing(sinks), _rescued(kept, context.hosts, watch):
