@@ -567,7 +567,7 @@ def test_what_cannot_be_done_is_said_in_one_line(
 @pytest.mark.parametrize(
   ("values", "reason"),
   [
-    ({"format": 99}, "expected a run of format 3"),
+    ({"format": 99}, "expected a run of format 4"),
     ({"experiment": "json:EXPERIMENT"}, "with an EXPERIMENT that can be"),
     ({"experiment": None, "agent": "mine:Agent"}, "config of this run"),
     ({}, "expected a checkpoint"),
