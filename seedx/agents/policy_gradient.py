@@ -22,7 +22,9 @@ HYPERPARAMETERS = (
 )
 
 # Where the arrays of `types.Unroll` count unrolls, see `blocks`.
-AXES = types.Unroll(inputs=1, action=1, extras=1, version=1, core_state=0)
+AXES = types.Unroll._make(
+  0 if name == "core_state" else 1 for name in types.Unroll._fields
+)
 # Of these diagnostics, the spread over the steps counts.
 _SPREAD = ("advantage", "value_target", "value_error")
 

@@ -384,18 +384,12 @@ def _until(
   return state, taken, means | {"optimizer_steps": jnp.float32(taken)}
 
 
-# Where the arrays of a minibatch count entries.
-_AXES = Minibatch(
-  entries=Entries(
-    inputs=1,
-    action=1,
-    core_state=0,
-    behaviour_log_prob=1,
-    before=1,
-    advantage=1,
-    weight=1,
-  ),
-  advantage=1,
+# Where the arrays of entries, and of a minibatch, count entries.
+_ENTRIES = Entries._make(
+  0 if name == "core_state" else 1 for name in Entries._fields
+)
+_AXES = Minibatch._make(
+  _ENTRIES if name == "entries" else 1 for name in Minibatch._fields
 )
 
 
