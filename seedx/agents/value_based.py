@@ -157,15 +157,8 @@ def make(
   windows = config.windows
   if horizon is not None:
     horizon = horizon.with_windows(windows.needs.learned_steps)
-  q_network = _QNetwork(
-    model=_model(spec, config, head),
-    loss=loss,
-    axis_name=axis_name,
-    windows=windows,
-    noisy=noisy,
-    bootstraps=bootstraps,
-  )
-  q_model = q_network.model
+  model = _model(spec, config, head)
+  q_network = _QNetwork(model, loss, axis_name, windows, noisy, bootstraps)
   optimizer = optimizers.Optimizer.make(config, horizon)
   decay_updates = _decay_updates(config, horizon)
 
@@ -179,7 +172,7 @@ def make(
     )
 
   def init(rng_key: jax.Array) -> base.AgentState:
-    variables = q_model.init(rng_key)
+    variables = model.init(rng_key)
     return dataclasses.replace(
       start(variables.params, 0), statistics=variables.statistics
     )
@@ -198,7 +191,7 @@ def make(
       optimizer.measure(state, grads),
       epsilon=_epsilon(config, state, decay_updates),
     )
-    moments = q_model.moments(state.statistics, batch.unroll.inputs, axis_name)
+    moments = model.moments(state.statistics, batch.unroll.inputs, axis_name)
     return base.Gradients(grads, moments), output
 
   apply = functools.partial(_apply, config, optimizer)

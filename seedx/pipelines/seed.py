@@ -60,15 +60,8 @@ class Config(process.ServerConfig):
     work = thin_actor.Work(
       self.address, self.env, self.actors, security=self.security
     )
-    return [
-      launch.Node(
-        role="actor",
-        run=thin_actor.run,
-        config=work,
-        count=self.actors.num_actors,
-        needs_jax=envs.is_functional(self.env),
-      )
-    ]
+    count, needs_jax = self.actors.num_actors, envs.is_functional(self.env)
+    return [launch.Node("actor", thin_actor.run, work, count, needs_jax)]
 
   def learn(self, context: process.Context) -> process.Process:
     """The learner process: server, inference, unrolls, updates.
