@@ -30,8 +30,6 @@ EXPERIMENT = app.Experiment(
     unroll_length=128,
     batch_size=8,
   ),
-  # Minibatches of whole unrolls: they must divide `batch_size`.
-  recurrent=app.preset(minibatches=4),
 )
 
 if __name__ == "__main__":

@@ -284,6 +284,10 @@ def test_a_run_that_resumes_keeps_its_presets(tmp_path, capfd):
       "MLP 8 tanh, dueling 8, Q 2 x 3 atoms: 490 parameters",
     ),
     (
+      rainbow.Config(hidden_sizes=(), num_atoms=3),
+      "dueling, Q 2 x 3 atoms: 90 parameters",
+    ),
+    (
       a2c.Config(torso=app_test.Torso()),
       "Torso, policy 2 + value 1: 67 parameters",
     ),

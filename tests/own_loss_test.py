@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from seedx.agents import ppo
-from tests import ppo_agent_test, readme_test
+from tests import conftest, ppo_agent_test, readme_test
 
 TEXT = readme_test.file_named("my_kl.py")
 
@@ -44,6 +44,25 @@ def test_its_gradient_differs_from_that_of_ppo_by_the_penalty(monkeypatch):
     for cost in (0.0, 10.0)
   ]
   assert gaps[0] < 1e-6 < 1e-4 < gaps[1]
+
+
+def test_a_loss_that_needs_the_whole_minibatch_sees_it():
+  seen = set()
+
+  def loss(evaluated, minibatch, hyperparameters):
+    seen.add(minibatch.entries.weight.shape)
+    return ppo.loss(evaluated, minibatch, hyperparameters)
+
+  config = ppo.Config(hidden_sizes=(8,), epochs=1, minibatches=1)
+  spec, rows = ppo_agent_test.VECTOR, 2048
+  for separable, expected in ((False, {(1, 8192)}), (True, {(1, 4096)})):
+    agent = ppo.make(spec, config, loss, separable=separable)
+    unroll = conftest.random_unroll(agent, spec, 5, np.zeros(rows))
+    seen.clear()
+    state = jax.eval_shape(agent.init, jax.random.key(0))
+    jax.eval_shape(agent.update, state, jax.random.key(0), unroll)
+    assert expected <= seen
+    assert separable or seen == expected
 
 
 @pytest.mark.slow

@@ -268,6 +268,12 @@ def test_a_core_where_there_is_no_memory_is_refused():
     dqn.Config(core=Sum())
 
 
+@pytest.mark.parametrize("config", [ppo.Config(recurrent=True), r2d2.Config()])
+def test_a_module_that_is_no_core_is_refused(config):
+  with pytest.raises(types.ConfigError, match=r"initial_state.*GRUCell"):
+    dataclasses.replace(config, core=nn.GRUCell(8))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ("pipeline", "name"),

@@ -1,5 +1,6 @@
 """The simplest use of a loaded policy: `policy.predict(observation)`."""
 
+import collections
 import dataclasses
 import functools
 
@@ -67,6 +68,10 @@ def test_a_nest_of_observations_and_a_vector_of_actions():
   actions, _ = policy_of("nest").predict(batch)
   np.testing.assert_allclose(actions[0], action, rtol=1e-5)
   again, _ = policy_of("nest").predict(observation, state)
+  np.testing.assert_array_equal(again, action)
+  # As dm_control has them.
+  ordered = collections.OrderedDict(observation)
+  again, _ = policy_of("nest").predict(ordered)
   np.testing.assert_array_equal(again, action)
 
 

@@ -61,7 +61,7 @@ def preset(name, agent, **known):
   """A pipeline's config with its presets for what is known of it."""
   experiment = experiments.load(name)
   config = configs.replaced(experiment.with_agent(agent), known)
-  return experiment.for_environment(config, agent)
+  return experiment.with_presets(config, agent)[0]
 
 
 def values(*arguments, **known):
@@ -98,11 +98,11 @@ def test_a_class_has_the_values_that_its_experiments_train_with(name, agent):
   assert different(own, type(own)()) == expected
   known = experiment.with_agent(agent)
   if experiment.images is not None and experiment.images.games == "Atari":
-    images = experiment.for_environment(known, agent, "images").agent
+    images = experiment.with_presets(known, agent, "images")[0].agent
     expected = OF_IMAGES.get((name, agent), set())
     assert different(images, own.for_images()) == expected
   if experiment.continuous is not None and hasattr(own, "for_continuous"):
-    continuous = experiment.for_environment(known, agent, "continuous").agent
+    continuous = experiment.with_presets(known, agent, "continuous")[0].agent
     expected = OF_CONTINUOUS.get((name, agent), set())
     assert different(continuous, own.for_continuous()) == expected
 
@@ -200,6 +200,9 @@ def test_what_the_user_asks_for_beats_a_preset():
     ("ppo", "--env CartPole-v1 --presets continuous", "continuous actions: "),
     ("ppo", "--env Pong-v5 --presets none", ""),
     ("anakin_ppo", "--env seedx:Catch --presets images", "MinAtar: total_"),
+    # What an agent changes of its pipeline.
+    ("a3c", "--agent dqn", "dqn: envs_per_worker 4, unroll_length 5"),
+    ("anakin_dqn", "--agent rainbow", "rainbow: "),
   ],
 )
 def test_presets_for_images_are_for_game_frames(name, words, begin):
@@ -219,7 +222,7 @@ def test_presets_that_an_experiment_has_not_are_refused(capfd):
   assert "--presets: expected auto, none, found" in capfd.readouterr().err
   experiment = experiments.load("dqn")
   with pytest.raises(types.ConfigError, match="auto, none, images, found"):
-    experiment.for_environment(experiment.config, presets="continuous")
+    experiment.with_presets(experiment.config, presets="continuous")
 
 
 @pytest.mark.parametrize(("name", "agent"), PAIRS)
@@ -251,6 +254,11 @@ def of_ones_own():
     agents=agents,
     by_agent={"other": app.preset(num_envs=4)},
   )
+
+
+def test_a_function_is_no_preset_for_an_environment():
+  with pytest.raises(types.ConfigError, match=r"that app\.preset made"):
+    app.Experiment(sync.Config(agent=vtrace.Config()), images=lambda c: c)
 
 
 @pytest.mark.parametrize(

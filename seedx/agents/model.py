@@ -251,6 +251,30 @@ class Model:
     return inputs.timestep.discount * discount
 
 
+def memory(
+  core: nn.Module | None, lstm_size: int, dtype: str
+) -> nn.Module | None:
+  """The core that an agent's config asks for, see `networks.Core`.
+
+  Args:
+    core: the user's own; None for an LSTM.
+    lstm_size: units of the LSTM; 0 for no memory.
+    dtype: of the LSTM's computation.
+  """
+  if core is not None or not lstm_size:
+    return core
+  return networks.LSTM(lstm_size, jnp.dtype(dtype))
+
+
+def check_core(core: nn.Module | None) -> None:
+  """Raises types.ConfigError for what is no `networks.Core`."""
+  if core is not None and not hasattr(core, "initial_state"):
+    raise types.ConfigError(
+      "expected a core with a method initial_state(batch_size), see"
+      f" networks.Core, found {type(core).__name__}"
+    )
+
+
 def count_batch(state: base.AgentState, moments: types.Tree) -> base.AgentState:
   """Merges a batch's moments into the statistics, and counts one update."""
   statistics = state.statistics

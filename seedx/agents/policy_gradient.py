@@ -41,7 +41,7 @@ class Config(model_lib.Config):
     normalize_rewards: divide rewards by the standard deviation of their
       discounted sums, before they are scaled and clipped; see `rewards`.
     recurrent: add a memory to the network.
-    lstm_size: units of the LSTM that is the memory.
+    lstm_size: units of the LSTM that is the memory without a `core`.
     core: your own Flax module as the memory instead of the LSTM, see
       `networks.Core`.
     towers: whether policy and value share a torso and a memory, or each has its
@@ -68,6 +68,7 @@ class Config(model_lib.Config):
       lstm_size=(1, 2**16),
     )
     types.check_choices(self, towers=("shared", "apart"))
+    model_lib.check_core(self.core)
     if self.core is not None and not self.recurrent:
       raise types.ConfigError(
         "expected recurrent True with a core of your own, found False"
@@ -78,8 +79,7 @@ class Config(model_lib.Config):
     """The core, or an LSTM, if it is recurrent."""
     if not self.recurrent:
       return None
-    dtype = jnp.dtype(self.compute_dtype)
-    return self.core or networks.LSTM(self.lstm_size, dtype)
+    return model_lib.memory(self.core, self.lstm_size, self.compute_dtype)
 
   def for_continuous(self) -> Self:
     """Returns a copy for continuous actions, whose entropy has no bound."""

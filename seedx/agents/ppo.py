@@ -73,7 +73,8 @@ class Config(policy_gradient.Config):
       super().for_continuous(),
       learning_rate=3e-4,
       epochs=10,
-      minibatches=32,
+      # With a memory they are of whole unrolls, of which there are few.
+      minibatches=4 if self.recurrent else 32,
       normalize_observations=True,
     )
 
@@ -140,7 +141,11 @@ Step = Callable[
 
 
 class Loss(Protocol):
-  """A loss in the place of PPO's own, `loss`."""
+  """A loss in the place of PPO's own, `loss`.
+
+  With several learner cores, each sees its own share of a minibatch; on CPU it
+  may see some of its entries at a time, unless `make` is told otherwise.
+  """
 
   def __call__(
     self,
@@ -165,6 +170,7 @@ def make(
   horizon: base.Horizon | None = None,
   *,
   at_run_time: Sequence[str] = (),
+  separable: bool = True,
 ) -> base.Agent:
   """Makes an agent that learns as PPO does, from its loss.
 
@@ -175,6 +181,8 @@ def make(
     axis_name: see `base.Config.make`.
     horizon: see `base.Config.make`.
     at_run_time: fields of the config that may change at run time, beside PPO's.
+    separable: whether the loss of each entry is the same in any minibatch; not
+      so for a loss with a mean over the minibatch, for example.
 
   Raises:
     types.ConfigError: no action distribution fits the action spec.
@@ -207,7 +215,9 @@ def make(
     minibatches=config.minibatches,
     divides_unrolls=config.recurrent,
   )
-  update = _make_update(policy, config, loss, optimizer, axis_name)
+  axes = _AXES if separable and policy.in_blocks else None
+  step = _make_step(policy, loss, axes, optimizer, axis_name)
+  update = _make_update(policy, config, step, optimizer, axis_name)
   return dataclasses.replace(agent, update=update, needs=needs)
 
 
@@ -255,7 +265,7 @@ def loss(
 def _make_update(
   policy: policy_gradient.Policy,
   config: Config,
-  loss: Loss,
+  step: Step,
   optimizer: optimizers.Optimizer,
   axis_name: str | None,
 ) -> Callable[
@@ -263,7 +273,6 @@ def _make_update(
   tuple[base.AgentState, types.LossOutput],
 ]:
   """Makes the agent's `update`, which takes all optimizer steps on a batch."""
-  step = _make_step(policy, loss, optimizer, axis_name)
 
   def update(
     state: base.AgentState, rng_key: jax.Array, batch: types.Unroll
@@ -290,6 +299,7 @@ def _make_update(
 def _make_step(
   policy: policy_gradient.Policy,
   loss: Loss,
+  axes: Minibatch | None,
   optimizer: optimizers.Optimizer,
   axis_name: str | None,
 ) -> Step:
@@ -309,7 +319,7 @@ def _make_step(
     gradients, output = policy_gradient.differentiate(
       per_step,
       Minibatch.of(entries, axis_name),
-      _AXES if policy.in_blocks else None,
+      axes,
       state,
       optimizer,
       axis_name,

@@ -8,10 +8,10 @@ import dataclasses
 from typing import Self
 
 import flax.linen as nn
-import jax.numpy as jnp
 
-from seedx import networks, replay, types
+from seedx import replay, types
 from seedx.agents import dqn
+from seedx.agents import model as model_lib
 from seedx.agents import windows as windows_lib
 
 # What it is trained with; a sequence is many steps.
@@ -31,7 +31,8 @@ class Config(dqn.Config):
   the steps of a sequence. The memory also sees the previous action and reward.
 
   Attributes:
-    lstm_size: units of the LSTM that is the memory; 0 for none.
+    lstm_size: units of the LSTM that is the memory without a `core`; 0 for
+      none.
     core: your own Flax module as the memory instead of the LSTM, see
       `networks.Core`.
     burn_in: steps that only warm the memory up, with no gradient; the online
@@ -74,6 +75,7 @@ class Config(dqn.Config):
       sequence_length=(self.n_step, 2**16),
       priority_max_share=(0.0, 1.0),
     )
+    model_lib.check_core(self.core)
     if not self.replayed:
       raise types.ConfigError(
         "expected replayed True: R2D2 learns from sequences of a replay, found"
@@ -113,6 +115,4 @@ class Config(dqn.Config):
   @property
   def memory(self) -> nn.Module | None:
     """The core, or an LSTM."""
-    if self.core is not None or not self.lstm_size:
-      return self.core
-    return networks.LSTM(self.lstm_size, jnp.dtype(self.compute_dtype))
+    return model_lib.memory(self.core, self.lstm_size, self.compute_dtype)

@@ -56,7 +56,7 @@ class _Layers:
     is_part = context.method_name == "__call__" and not self._is_within
     if not is_part or isinstance(module, _CONTAINERS):
       return call(*args, **kwargs)
-    self.words.append(_in_words(module))
+    self.words += filter(None, [_in_words(module)])
     self._is_within = True
     try:
       return call(*args, **kwargs)
@@ -67,9 +67,15 @@ class _Layers:
 def _in_words(module: nn.Module) -> str:
   """A part of a network: its kind and sizes, or else its class."""
   match module:
+    case torsos.MLP(sizes=()):
+      return ""
     case torsos.MLP():
       return " ".join(["MLP", *map(str, module.sizes), "tanh"])
-    case torsos.NatureCNN() | torsos.SmallCNN() | torsos.ImpalaResNet():
+    case torsos.SmallCNN():
+      return " ".join(
+        ["SmallCNN", *map(str, module.channels), str(module.size)]
+      )
+    case torsos.NatureCNN() | torsos.ImpalaResNet():
       return f"{type(module).__name__} {module.size}"
     case lstm.LSTM():
       return f"LSTM {module.size}"
@@ -83,5 +89,6 @@ def _in_words(module: nn.Module) -> str:
 
 
 def _q_values(head: heads.QHead) -> str:
-  dueling = f"dueling {head.size}, " if head.dueling else ""
+  hidden = f" {head.size}" if head.size else ""
+  dueling = f"dueling{hidden}, " if head.dueling else ""
   return f"{dueling}Q {head.num_actions}"

@@ -27,18 +27,19 @@ _ATTRIBUTE = "EXPERIMENT"
 class Experiment(Generic[C]):
   """A pipeline's config, and its presets for other environments and agents.
 
-  A preset is a function from config to config, such as `preset` makes. They
-  apply in this order: `images` or `continuous`, `recurrent`, `by_agent`. With
-  `images` and `continuous` come the agent's own values, of its config's methods
-  `for_images` (for MinAtar `for_minatar`) and `for_continuous`, if it has them.
+  Presets, made by `preset`, apply in this order: `images` or `continuous`,
+  `recurrent`, `by_agent`. With `images` and `continuous` come the agent's own
+  values, of its config's methods `for_images` (for MinAtar `for_minatar`) and
+  `for_continuous`, if it has them.
 
   Attributes:
     config: the defaults, with the agent that learns if no other is named.
     images: preset for the frames of games; None for none.
     continuous: preset for continuous actions without images; None for none.
-    recurrent: preset for an agent with a memory.
+    recurrent: preset for an agent with a memory, or any function from config to
+      config.
     agents: configs that `--agent` may name, if it may.
-    by_agent: presets for some of them.
+    by_agent: the same for some of them.
   """
 
   config: C
@@ -50,8 +51,17 @@ class Experiment(Generic[C]):
     default_factory=dict
   )
 
+  def __post_init__(self) -> None:
+    """Raises types.ConfigError for a function as a preset for environments."""
+    for preset in (self.images, self.continuous):
+      if not isinstance(preset, presets_lib.Preset | None):
+        raise types.ConfigError(
+          "expected presets for images and continuous actions that app.preset"
+          f" made, found {preset}"
+        )
+
   def with_agent(self, name: str) -> C:
-    """Returns the defaults with the agent of a name, and its preset.
+    """Returns the defaults with the agent of a name, and its own preset.
 
     Args:
       name: of the agent; empty for the default's.
@@ -66,15 +76,13 @@ class Experiment(Generic[C]):
         f"invalid choice for --agent: expected {', '.join(self.agents)}, found"
         f" {name!r}"
       )
-    config: Any = self.config
-    config = dataclasses.replace(config, agent=self.agents[name])
+    config = self._with_only(name)
     return self.by_agent[name](config) if name in self.by_agent else config
 
-  def for_environment(
-    self, config: C, agent: str = "", presets: presets_lib.Kind = "auto"
-  ) -> C:
-    """Returns a config with its presets; see `with_presets`."""
-    return self.with_presets(config, agent, presets)[0]
+  def _with_only(self, agent: str) -> C:
+    """The defaults with another agent, without its preset."""
+    config: Any = self.config
+    return dataclasses.replace(config, agent=self.agents[agent])
 
   def with_presets(
     self, config: C, agent: str = "", presets: presets_lib.Kind = "auto"
@@ -91,12 +99,13 @@ class Experiment(Generic[C]):
       types.ConfigError: the environment does not exist, or the experiment has
         no such presets.
     """
-    applied = []
+    applied, agent = [], agent or self.default_agent
     for name, measured, change in self._presets(config, agent, presets):
-      after = change(config)
-      values = configs.differing(config, after)
+      # The config of a named agent has the agent's preset already.
+      before = self._with_only(agent) if name == agent else config
+      values = configs.differing(before, change(before))
       applied.append(presets_lib.Applied(name, values, measured))
-      config = after
+      config = change(config)
     return config, applied
 
   def _presets(
@@ -113,12 +122,13 @@ class Experiment(Generic[C]):
     if preset is not None:
       name = preset.games if kind == "images" else "continuous actions"
       # What has been measured, has been with the default's agent.
-      measured = preset.measured and agent in ("", self.default_agent)
+      measured = preset.measured and agent == self.default_agent
       yield name, measured, presets_lib.with_agents(preset, name)
     if self.recurrent and getattr(config.agent, "recurrent", False):
-      yield "a memory", True, self.recurrent
+      yield "a memory", presets_lib.is_measured(self.recurrent), self.recurrent
     if agent in self.by_agent:
-      yield agent, True, self.by_agent[agent]
+      own = self.by_agent[agent]
+      yield agent, presets_lib.is_measured(own), own
 
   @property
   def kinds(self) -> tuple[str, ...]:

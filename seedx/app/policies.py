@@ -5,6 +5,7 @@ import functools
 import importlib
 import os
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import dm_env
@@ -91,7 +92,7 @@ class Policy:
     Args:
       observation: as of `spec.observation`, or `[B, ...]` of these.
       state: the state that the last call returned; None before the first. An
-        agent without an LSTM or a frame stack needs none.
+        agent without a memory or a frame stack needs none.
       episode_start: `[]` or `[B]` bool, whether the observation is the first of
         an episode, which resets the state; None for all where `state` is None,
         else for none.
@@ -244,7 +245,8 @@ def _rows(
   """
   structure: Any = jax.tree.structure(specs)
   try:
-    leaves = [np.asarray(x) for x in structure.flatten_up_to(observation)]
+    plain = _plain(observation)
+    leaves = [np.asarray(x) for x in structure.flatten_up_to(plain)]
   except ValueError as error:  # Another nest, or a ragged list.
     raise types.ConfigError(
       f"expected an observation of {jax.tree.map(_in_words, specs)},"
@@ -272,6 +274,13 @@ def _rows(
     for spec, x in zip(jax.tree.leaves(specs), leaves, strict=True)
   ]
   return jax.tree.unflatten(structure, batch), number
+
+
+def _plain(nest: types.Tree) -> types.Tree:
+  """A nest with dictionaries in place of other mappings, as specs have them."""
+  if isinstance(nest, Mapping):
+    return {key: _plain(value) for key, value in nest.items()}
+  return nest
 
 
 def _in_words(array: types.Array) -> str:

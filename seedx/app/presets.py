@@ -84,6 +84,11 @@ def preset(
   return Preset(values, measured, games)
 
 
+def is_measured(preset: Callable[[Any], Any]) -> bool:
+  """Returns whether runs with a preset, or a function as one, were measured."""
+  return not isinstance(preset, Preset) or preset.measured
+
+
 def with_agents(preset: Preset, name: str) -> Callable[[C], C]:
   """Returns a preset that has the agent's own values for the same, too.
 

@@ -113,6 +113,7 @@ _OF_A_HOST = {*_RESUMED} - {"total_steps", "learner_devices", "hosts"}
 # The settings that may differ between the runs of a group.
 _NOT_IN_LABELS = (
   "env",
+  "presets",
   "seed",
   "run_dir",
   "resume",

@@ -30,7 +30,11 @@ class Core(Protocol):
   """A Flax module with a memory, such as `lstm.LSTM`."""
 
   def initial_state(self, batch_size: int) -> types.Tree:
-    """The state at the start of an episode, a nest of `[batch_size, ...]`."""
+    """The state at the start of an episode, a nest of `[batch_size, ...]`.
+
+    A nest of dictionaries, tuples and NamedTuples, as it goes to other
+    processes.
+    """
 
   def __call__(
     self, features: jax.Array, step_type: jax.Array, state: types.Tree
