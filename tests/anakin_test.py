@@ -41,7 +41,10 @@ CELLS = {
   "dqn-prioritized": (dqn.Config(**SMALL), PRIORITIZED, 2),
   "r2d2": (r2d2.Config(**SEQUENCES, **SMALL), PRIORITIZED, 2),
 }
-SLOW = pytest.param("r2d2", marks=pytest.mark.slow)
+SLOW = [
+  pytest.param(name, marks=pytest.mark.slow)
+  for name in ("a2c-lstm-normalized", "r2d2")
+]
 
 
 def config_of(kind, agent=None, devices=1, **options):
@@ -107,7 +110,7 @@ def test_a_replay_larger_than_the_memory_is_refused_before_it_is_made(
     training_lib.Training(config)
 
 
-@pytest.mark.parametrize("name", [*list(CELLS)[:-1], SLOW])
+@pytest.mark.parametrize("name", ["ppo", "dqn", "dqn-prioritized", *SLOW])
 def test_a_run_gives_the_same_bits_again_and_from_where_it_was_saved(name):
   made, start, first, line = trained(name)
   updates = line["learner_steps"]
@@ -123,7 +126,7 @@ def test_a_run_gives_the_same_bits_again_and_from_where_it_was_saved(name):
 
 
 # From a prioritized replay, `sync` samples a batch ahead.
-@pytest.mark.parametrize("name", list(CELLS)[:3])
+@pytest.mark.parametrize("name", ["ppo", "dqn", SLOW[0]])
 def test_ten_updates_are_those_of_sync(name):
   """The last of several seeds trains as it does alone."""
   _, _, own, line = trained(name)
@@ -159,6 +162,7 @@ def test_ten_updates_are_those_of_sync(name):
     assert line["episodes"] > 4
 
 
+@pytest.mark.slow
 def test_eight_devices_give_the_gradients_of_one():
   """Of the same unroll; each device draws actions of its own."""
   agent = a2c.Config(transformation=lambda: optax.sgd(0.1), **SMALL)

@@ -259,6 +259,7 @@ def _learn(experiment, address, *words):
     return json.loads(lines.readlines()[-1])
 
 
+@pytest.mark.slow
 def test_actors_join_before_the_learner_is_up(tmp_path, joiners):
   address = f"unix:{tmp_path}/learner"
   joiners.start(address)

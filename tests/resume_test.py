@@ -391,6 +391,7 @@ _DQN = [
 ]
 
 
+@pytest.mark.slow
 def test_a_replay_goes_on_where_it_was(tmp_path, monkeypatch, capfd):
   run_dir, restored = tmp_path / "run", []
   words = [*_DQN, "--total-steps", "600", "--run-dir", str(run_dir)]
