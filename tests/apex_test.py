@@ -69,6 +69,7 @@ def ran(request, tmp_path_factory):
   return run, spy
 
 
+@pytest.mark.slow
 def test_actors_act_explore_and_see_priorities_by_the_parameters_they_say(ran):
   """What an actor did is done again, with what had that version."""
   run, spy = ran

@@ -38,10 +38,11 @@ CELLS = [
   *((p, name) for p in ("gorila", "apex") for name in REPLAYED),
 ]
 # Of the others, a small training is in each pipeline's own tests.
-FAST = [("a3c", "a2c"), ("gorila", "dqn")]
+FAST = [("a3c", "a2c")]
 # To a pipeline, an agent is what it needs: whole batches, windows, sequences,
 # or priorities. The other cells have nothing that one of these has not.
 SLOW = [
+  ("gorila", "dqn"),
   ("sync", "rainbow"),
   ("anakin", "ppo"),
   ("impala", "ppo"),

@@ -359,6 +359,7 @@ def finished(tmp_path_factory):
   return run_dir
 
 
+@pytest.mark.slow
 def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(
   finished, tmp_path, capfd
 ):
@@ -422,6 +423,7 @@ def test_a_replay_goes_on_where_it_was(tmp_path, monkeypatch, capfd):
   assert "empty" not in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_replay_that_is_too_large_is_left_out_in_words(tmp_path, capfd):
   run_dir = tmp_path / "run"
   words = [*_DQN, "--total-steps", "600", "--run-dir", str(run_dir)]

@@ -53,6 +53,7 @@ def config_of(folder, **changes):
   return running.replaced(config, **changes).with_sockets(str(folder))
 
 
+@pytest.mark.slow
 def test_an_actor_of_another_language_trains_with_every_unroll(tmp_path):
   """The actor knows of seedx what the text of `seedx.wire` says."""
   config = config_of(tmp_path)
