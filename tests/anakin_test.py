@@ -43,7 +43,7 @@ CELLS = {
 }
 SLOW = [
   pytest.param(name, marks=pytest.mark.slow)
-  for name in ("a2c-lstm-normalized", "dqn-prioritized", "r2d2")
+  for name in ("a2c-lstm-normalized", "dqn-prioritized", "ppo", "r2d2")
 ]
 
 
@@ -110,7 +110,7 @@ def test_a_replay_larger_than_the_memory_is_refused_before_it_is_made(
     training_lib.Training(config)
 
 
-@pytest.mark.parametrize("name", ["ppo", "dqn", *SLOW])
+@pytest.mark.parametrize("name", ["dqn", *SLOW])
 def test_a_run_gives_the_same_bits_again_and_from_where_it_was_saved(name):
   made, start, first, line = trained(name)
   updates = line["learner_steps"]

@@ -28,13 +28,8 @@ DEAR = {
   "tests/apex_test.py::*": (10.0, _FIRST),
   "tests/app_test.py::test_any_pipeline_trains_*": (10.0, _FIRST),
   "tests/export_test.py::*": (10.0, _FIRST),
-  "tests/join_test.py::test_actors_join_before_*": (
-    10.0,
-    "starts a learner and an actor as users do, in processes of their own",
-  ),
   "tests/pipelines_test.py::*": (10.0, _FIRST),
   "tests/resume_test.py::*": (10.0, _FIRST),
-  "tests/seed_test.py::test_an_actor_of_another_language_*": (10.0, _FIRST),
 }
 SETS = ("slow", "long", "alone")
 # Tests may set another clock.

@@ -100,9 +100,13 @@ TOTAL_STEPS, MIN_STEPS = 1500, 20
 BATCH_STEPS, NEXT_STEPS = 20, 8
 # Actors and workers are elsewhere, and some of their steps are on the way.
 REMOTE = ("seed", "impala", "apex", "gorila")
-FAST = [("sync", "a2c", 2), ("sync", "dqn+", 1)]
+FAST = [("sync", "a2c", 2)]
 CELLS = [
-  *((*cell, n) for cell in (FAST[0][:2], FAST[1][:2]) for n in (1, 2, 3)),
+  *(
+    (*cell, n)
+    for cell in (("sync", "a2c"), ("sync", "dqn+"))
+    for n in (1, 2, 3)
+  ),
   *(("sync", name, 1) for name in ("ppo", "dqn", "r2d2+")),
   ("anakin", "a2c", 2),
   ("anakin", "dqn+", 1),

@@ -91,6 +91,7 @@ def test_a_run_that_has_solved_its_task_ends(tmp_path, capfd):
   assert asked.run.total_steps == total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reached", [4.0, 9.0])
 def test_where_a_run_is_evaluated_evaluations_decide_when_it_ends(
   reached, tmp_path, monkeypatch
