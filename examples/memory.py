@@ -100,7 +100,7 @@ class Transformer(nn.Module):
   def _attend(
     self, seen: jax.Array, age: jax.Array, visible: jax.Array
   ) -> jax.Array:
-    """What the last T steps find in `[B, window + T, size]`."""
+    """Returns what the last T of `[B, window + T, size]` attend to."""
     parts = self.heads, self.size // self.heads
     normed = nn.LayerNorm()(seen)
     mixed = nn.dot_product_attention(

@@ -410,7 +410,7 @@ class Policy:
   def reward_deviation(
     self, state: base.AgentState, moments: types.Tree
   ) -> jax.Array | None:
-    """What rewards of a batch are divided by, `[]`; None for nothing."""
+    """The divisor of a batch's rewards, `[]`; None where none is used."""
     if not self.normalizes_rewards:
       return None
     return rewards.deviation(state.statistics, moments, state.updates)

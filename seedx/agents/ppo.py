@@ -144,7 +144,7 @@ class Loss(Protocol):
   """A loss in the place of PPO's own, `loss`.
 
   With several learner cores, each sees its own share of a minibatch; on CPU it
-  may see some of its entries at a time, unless `make` is told otherwise.
+  gets a part of its entries at a time, unless `make` has `separable=False`.
   """
 
   def __call__(

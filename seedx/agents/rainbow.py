@@ -14,6 +14,7 @@ import numpy as np
 
 from seedx import losses, networks, replay, types
 from seedx.agents import base, dqn, value_based
+from seedx.agents import model as model_lib
 
 # What it is trained with; `priority_exponent` is one of its components.
 REPLAY = replay.PrioritizedConfig(
@@ -83,11 +84,10 @@ class Config(dqn.Config):
 
     It is close to Hessel et al. 2018, scaled to one machine.
     """
+    # Without DQN's Huber loss, which a distribution of returns has no use for.
+    images = model_lib.Config.for_images(self)
     return dataclasses.replace(
-      self,
-      reward_scale=1.0,
-      reward_clip=1.0,
-      stack_frames=4,
+      images,
       learning_rate=6.25e-5,
       adam_epsilon=1.5e-4,
       hidden_sizes=(512,),
