@@ -85,7 +85,7 @@ print(f"{SEEDS * len(found)} seeds in {time.monotonic() - start:.0f} seconds")
 # %%
 import numpy as np
 
-from seedx.app import statistics
+from seedx.app.runs import statistics
 
 print("lambda  interquartile mean  95% interval    worst seed")
 for value, returns in found.items():

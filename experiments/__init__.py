@@ -12,6 +12,6 @@ if allocator.runs_module_of(__name__):
   signals.leave_at_once()
   output.outlive_readers()
   allocator.keep_freed_memory()
-  importlib.import_module("seedx.app.early").check(
+  importlib.import_module("seedx.app.cli.early").check(
     sys.orig_argv[2].rpartition(".")[2], sys.argv[1:]
   )

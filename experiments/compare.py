@@ -2,7 +2,7 @@
 
 import sys
 
-from seedx.app import compare
+from seedx.app.studies import compare
 
 if __name__ == "__main__":
   sys.exit(compare.main())

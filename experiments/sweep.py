@@ -2,7 +2,7 @@
 
 import sys
 
-from seedx.app import sweep
+from seedx.app.studies import sweep
 
 if __name__ == "__main__":
   sys.exit(sweep.main())

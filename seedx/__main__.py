@@ -27,8 +27,8 @@ _PROGRAMS = {
   "evaluate": "seedx.app.evaluate",
   "plot": "seedx.app.plot",
   "export": "seedx.app.export",
-  "compare": "seedx.app.compare",
-  "sweep": "seedx.app.sweep",
+  "compare": "seedx.app.studies.compare",
+  "sweep": "seedx.app.studies.sweep",
   "benchmark": "seedx.app.benchmark.main",
   "chaos": "seedx.app.chaos.main",
   "join": "seedx.join",
@@ -73,13 +73,13 @@ def main() -> int:
 
 def _train(words: list[str]) -> int:
   allocator.keep_freed_memory()
-  experiments = importlib.import_module("seedx.app.experiments")
+  experiments = importlib.import_module("seedx.app.cli.experiments")
   name = words[0] if words else ""
   if name not in experiments.shipped():
     known = ", ".join(experiments.shipped())
     return _fail(f"expected seedx train with {known}, found {name!r}")
-  importlib.import_module("seedx.app.early").check(name, words[1:])
-  programs = importlib.import_module("seedx.app.programs")
+  importlib.import_module("seedx.app.cli.early").check(name, words[1:])
+  programs = importlib.import_module("seedx.app.cli.programs")
   module = experiments.load_module(name)
   return programs.main(
     module.EXPERIMENT, words[1:], module.__name__, f"seedx train {name}"
@@ -88,7 +88,7 @@ def _train(words: list[str]) -> int:
 
 def _fail(message: str) -> int:
   types = importlib.import_module("seedx.types")
-  command_line = importlib.import_module("seedx.app.command_line")
+  command_line = importlib.import_module("seedx.app.cli.command_line")
   return command_line.fail(types.ConfigError(message))
 
 

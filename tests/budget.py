@@ -24,12 +24,12 @@ LIMITS = {"fast": 5.0, "slow": 60.0}
 # for the programs that all tests of the file share.
 _FIRST = "compiles the programs that the tests of its file share"
 DEAR = {
-  "tests/anakin_test.py::*": (10.0, _FIRST),
-  "tests/apex_test.py::*": (10.0, _FIRST),
-  "tests/app_test.py::test_any_pipeline_trains_*": (10.0, _FIRST),
-  "tests/export_test.py::*": (10.0, _FIRST),
-  "tests/pipelines_test.py::*": (10.0, _FIRST),
-  "tests/resume_test.py::*": (10.0, _FIRST),
+  "tests/pipelines/anakin_test.py::*": (10.0, _FIRST),
+  "tests/pipelines/apex_test.py::*": (10.0, _FIRST),
+  "tests/app/app_test.py::test_any_pipeline_trains_*": (10.0, _FIRST),
+  "tests/app/export_test.py::*": (10.0, _FIRST),
+  "tests/pipelines/pipelines_test.py::*": (10.0, _FIRST),
+  "tests/pipelines/resume_test.py::*": (10.0, _FIRST),
 }
 SETS = ("slow", "long", "alone")
 # Tests may set another clock.

@@ -169,7 +169,7 @@ _OTHERS = {
   "seedx/app/certificates.py": "a directory that it makes",
   "seedx/app/chaos/trial.py": "runs that it made",
   "seedx/app/profiling.py": "a directory that it just made",
-  "seedx/app/programs.py": "/dev/null",
+  "seedx/app/cli/programs.py": "/dev/null",
   "seedx/checkpoint.py": "reads a file that `seedx.files` has opened",
   "seedx/envs/processes/process.py": "memory that it shares",
   "seedx/launch/__main__.py": "sockets in a temporary directory",

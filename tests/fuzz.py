@@ -49,7 +49,8 @@ from seedx.pipelines.gorila import parameter_server, reports
 from seedx.runtime import counters
 from seedx.runtime import seeds as seeds_lib
 from seedx.wire import server as server_lib
-from tests import fakes, parameter_server_test
+from tests import fakes
+from tests.pipelines import parameter_server_test
 
 Code = wire.StatusCode
 CLEAN = {

@@ -24,7 +24,7 @@ HOSTS, CORES = 2, 2
 @functools.cache
 def shared():
   """What other tests learn with; it computes when it is imported."""
-  from tests import learner_test
+  from tests.learning import learner_test
 
   return learner_test
 

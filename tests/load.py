@@ -11,11 +11,14 @@ import subprocess
 import sys
 
 FRAGILE = """
-  app batcher benchmark checkpoint command_line compare elsewhere evaluate
-  exchange experience full_disk hostile impala join killed launch learner
-  memory metrics own_envs parameter_server pipe pipelines process reconnect
-  resume security seed sessions signals sweep sync thin_actor
-  unroll_server wire
+  acting/batcher acting/sessions acting/thin_actor acting/unroll_server
+  agents/memory app/app app/benchmark app/cli/command_line app/elsewhere
+  app/evaluate app/full_disk app/signals app/studies/compare app/studies/sweep
+  checkpoint envs/own_envs launch/join launch/launch learning/experience
+  learning/learner metrics pipelines/impala pipelines/killed
+  pipelines/parameter_server pipelines/pipelines pipelines/resume
+  pipelines/seed pipelines/sync runtime/process wire/exchange wire/hostile
+  wire/pipe wire/reconnect wire/security wire/wire
 """
 _LOOP = "while True: pass"
 

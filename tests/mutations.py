@@ -50,54 +50,54 @@ n-step-rewards-undiscounted losses/categorical.py losses/every_loss
 rainbow-atoms-undiscounted losses/categorical.py losses/every_loss
 - ends.discount[:, None] * atoms
 + atoms
-normalizer-without-variance-between agents/normalizer.py normalizer
+normalizer-without-variance-between agents/normalizer.py agents/normalizer
 - + rate * within + between
 + + rate * within
-burn-in-gradient agents/windows.py r2d2
+burn-in-gradient agents/windows.py agents/r2d2
 - core_state = jax.lax.stop_gradient(
 + core_state = (
-importance-weights-unused agents/value_based.py dqn
+importance-weights-unused agents/value_based.py agents/dqn
 - steps.loss * batch.importance_weight
 + steps.loss
 lstm-remembers-other-episodes networks/lstm.py networks/lstm
 - jnp.where(first[:, None], 0.0, x)
 + x
-priorities-of-evicted-windows replay/prioritized.py prioritized
+priorities-of-evicted-windows replay/prioritized.py replay/prioritized
 - jnp.where(now == then, windows.leaf, sum_tree.NOWHERE)
 + windows.leaf
-unrolls-a-row-late acting/unroll_store.py unroll_store
+unrolls-a-row-late acting/unroll_store.py acting/unroll_store
 -   first = count - (layout.length - 1)
 +   first = count - (layout.length - 2)
-full-batch-refused acting/batcher.py batcher seed
+full-batch-refused acting/batcher.py acting/batcher pipelines/seed
 - if rows > self._sizes[-1]:
 -       raise
 + if rows >= self._sizes[-1]:
 +       raise
-seeds-overlap-after-resume runtime/seeds.py slots
+seeds-overlap-after-resume runtime/seeds.py runtime/slots
 - self._place(int(saved))
 + self._place(int(saved) - 1)
-acting-keys-without-time pipelines/anakin/program.py anakin
+acting-keys-without-time pipelines/anakin/program.py pipelines/anakin
 - clock.time + offset)
 + offset)
-resets-counted-as-steps runtime/counters.py counters
+resets-counted-as-steps runtime/counters.py runtime/counters
 - int(np.count_nonzero(steps))
 + len(steps)
-cartpole-force envs/functional/classic_control.py functional
+cartpole-force envs/functional/classic_control.py envs/functional
 - 10.0, -10.0
 + 9.99, -9.99
-replay-ratio-without-carry replay/ratio.py experience
+replay-ratio-without-carry replay/ratio.py learning/experience
 - self._due += env_steps * self._replay_ratio
 + self._due = env_steps * self._replay_ratio
-version-one-too-high learning/learner.py learner
+version-one-too-high learning/learner.py learning/learner
 - _Published(on_devices, version)
 + _Published(on_devices, version + 1)
-micro-batches-weigh-alike learning/updates.py learner
+micro-batches-weigh-alike learning/updates.py learning/learner
 - jnp.maximum(output.weight, _LEAST_WEIGHT)
 + jnp.ones_like(output.weight)
-gorila-drops-what-is-fresh pipelines/gorila/parameter_server.py parameter_server
+fresh-dropped pipelines/gorila/parameter_server.py pipelines/parameter_server
 - <= self._max_staleness
 + < self._max_staleness
-long-messages-accepted wire/layout.py wire
+long-messages-accepted wire/layout.py wire/wire
 - if total != expected or len(message) != expected:
 + if total != expected:
 damage-unnoticed checkpoint.py checkpoint

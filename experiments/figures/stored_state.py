@@ -35,7 +35,9 @@ from matplotlib import figure
 from seedx import app, checkpoint, envs, metrics, replay, types
 from seedx.acting import local_actor, unroll_store
 from seedx.agents import base, r2d2
-from seedx.app import checkpointer, command_line, plot
+from seedx.app import plot
+from seedx.app.cli import command_line
+from seedx.app.runs import checkpointer
 from seedx.learning import learner
 from seedx.pipelines import sync
 

@@ -10,12 +10,12 @@ import importlib
 from typing import Any
 
 _MODULES = {
-  "Experiment": "experiments",
-  "Policy": "policies",
+  "Experiment": "cli.experiments",
+  "Policy": "runs.policies",
   "Run": "training",
-  "load": "policies",
-  "main": "programs",
-  "preset": "presets",
+  "load": "runs.policies",
+  "main": "cli.programs",
+  "preset": "cli.presets",
   "train": "training",
 }
 

@@ -26,7 +26,7 @@ import tempfile
 from collections.abc import Sequence
 
 from seedx import files, types
-from seedx.app import command_line
+from seedx.app.cli import command_line
 
 _ALWAYS = ("localhost", "127.0.0.1", "::1")
 _KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-noenc")

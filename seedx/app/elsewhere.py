@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from seedx import checkpoint, files, launch, types
-from seedx.app import checkpointer, run_dirs
+from seedx.app.runs import checkpointer, run_dirs
 from seedx.launch import ray
 from seedx.runtime import signals
 

@@ -11,7 +11,8 @@ import json
 from collections.abc import Sequence
 
 from seedx import types
-from seedx.app import command_line, run_dirs, statistics
+from seedx.app.cli import command_line
+from seedx.app.runs import run_dirs, statistics
 from seedx.runtime import seeds as seeds_lib
 
 
@@ -68,7 +69,8 @@ def _evaluate(options: Options) -> int:
   run_dirs.trusted(options.run_dir, options.trust)
   # After the check, since they import JAX.
   from seedx.acting import evaluator
-  from seedx.app import policies, videos
+  from seedx.app import videos
+  from seedx.app.runs import policies
 
   policy = policies.load(
     options.run_dir, options.checkpoint, trust=options.trust

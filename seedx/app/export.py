@@ -17,13 +17,14 @@ import dm_env
 import numpy as np
 
 from seedx import files, types
-from seedx.app import command_line, run_dirs
+from seedx.app.cli import command_line
+from seedx.app.runs import run_dirs
 
 if TYPE_CHECKING:
   import jax
   import jax.export
 
-  from seedx.app import policies
+  from seedx.app.runs import policies
 
 _PLATFORMS = ("cpu", "cuda", "tpu")
 
@@ -54,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _export(options: Options) -> int:
   run_dirs.trusted(options.run_dir, options.trust)
-  from seedx.app import policies  # After the check, since it imports JAX.
+  from seedx.app.runs import policies  # After the check, since it imports JAX.
 
   policy = policies.load(
     options.run_dir, options.checkpoint, trust=options.trust

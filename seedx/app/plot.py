@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from seedx import files, metrics, types
-from seedx.app import command_line, run_dirs, statistics
+from seedx.app.cli import command_line
+from seedx.app.runs import run_dirs, statistics
 
 # The lines of metrics of each run in a group, by the label of the group.
 Groups = Mapping[str, Sequence[Sequence[Mapping[str, Any]]]]

@@ -5,7 +5,9 @@ import threading
 from typing import Any
 
 from seedx import launch, types, wire
-from seedx.app import configs, devices, experiments, run_dirs
+from seedx.app import devices
+from seedx.app.cli import configs, experiments
+from seedx.app.runs import run_dirs
 from seedx.launch import joining
 
 

@@ -17,17 +17,9 @@ import numpy as np
 
 from seedx import checkpoint, envs, launch, metrics, types, wire
 from seedx import files as files_lib
-from seedx.app import (
-  checkpointer,
-  configs,
-  described,
-  devices,
-  elsewhere,
-  evaluations,
-  plot,
-  profiling,
-  run_dirs,
-)
+from seedx.app import described, devices, elsewhere, plot, profiling
+from seedx.app.cli import configs
+from seedx.app.runs import checkpointer, evaluations, run_dirs
 from seedx.launch import hosts, joining, ray
 from seedx.launch import processes as processes_lib
 from seedx.runtime import counters, hangs, process, running, signals

@@ -14,7 +14,7 @@ from PIL import Image
 
 from seedx import envs, types
 from seedx.acting import evaluator
-from seedx.app import policies
+from seedx.app.runs import policies
 
 # Of an environment that does not say how fast it is.
 _FRAMES_PER_SECOND = 30.0

@@ -19,8 +19,8 @@ devices.
 import sys
 from collections.abc import Sequence
 
-from seedx.app import command_line
 from seedx.app.benchmark import options as options_lib
+from seedx.app.cli import command_line
 
 
 def main(argv: Sequence[str] | None = None) -> int:

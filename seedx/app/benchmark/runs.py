@@ -12,9 +12,9 @@ from typing import Any
 import psutil
 
 from seedx import types
-from seedx.app import compare
 from seedx.app.benchmark import own_work, work_sizes
 from seedx.app.benchmark.figures import Figure
+from seedx.app.studies import compare
 
 # Metrics of a run that are reported, as figures and their units.
 _METRICS = {

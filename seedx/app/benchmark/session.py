@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 
 from seedx import files, types
-from seedx.app import compare
 from seedx.app.benchmark import (
   components,
   machine,
@@ -19,6 +18,7 @@ from seedx.app.benchmark import (
 )
 from seedx.app.benchmark.figures import Figure, json_lines, table
 from seedx.app.benchmark.options import Options
+from seedx.app.studies import compare
 
 # The share of a run's time for which each part is measured alone.
 _PART = 0.25

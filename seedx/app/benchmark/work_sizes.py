@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from seedx import envs, types
-from seedx.app import experiments, programs
+from seedx.app.cli import experiments, programs
 from seedx.pipelines import a3c, gorila, impala, seed, sync
 
 # Enough that no run ends by itself.

@@ -14,8 +14,8 @@ run hangs or ends; memory grows; or something is left behind.
 import sys
 from collections.abc import Sequence
 
-from seedx.app import command_line
 from seedx.app.chaos import options as options_lib
+from seedx.app.cli import command_line
 
 
 def main(argv: Sequence[str] | None = None) -> int:

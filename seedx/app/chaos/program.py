@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from seedx import app
-from seedx.app import experiments, programs
 from seedx.app.chaos import audit
+from seedx.app.cli import experiments, programs
 from seedx.learning import updates
 
 ENV = "seedx.app.chaos.environment:make"

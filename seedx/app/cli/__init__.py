@@ -1,0 +1,1 @@
+"""Command lines: settings, experiments and their presets, programs."""

@@ -1,0 +1,303 @@
+"""Policies that are loaded from the checkpoints of runs."""
+
+import dataclasses
+import functools
+import importlib
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import dm_env
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from seedx import checkpoint, envs, files, types
+from seedx.agents import acting_step, base
+from seedx.app.cli import configs, experiments, programs
+from seedx.app.runs import checkpointer, run_dirs
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+  """The policy of a run.
+
+  Attributes:
+    directory: directory of the run's checkpoints.
+    name: name of the experiment or script that trained it, such as `ppo`.
+    seed: seed of the run.
+    env_steps: env steps of the run at the checkpoint.
+    env: the environment.
+    spec: spec of the environment.
+    agent: the agent, without a mesh axis.
+    acting: the part of the agent's state that acts, `agent.acting(state)`.
+  """
+
+  directory: files.Folder
+  name: str
+  seed: int
+  env_steps: int
+  env: envs.Config
+  spec: types.EnvironmentSpec
+  agent: base.Agent
+  acting: types.Tree
+
+  def initial_state(self, batch_size: int) -> acting_step.ActingState:
+    """The state for the first call of `act` with `batch_size` rows."""
+    return acting_step.initial_state(self.agent, self.spec, batch_size)
+
+  def act(
+    self, timestep: dm_env.TimeStep, state: acting_step.ActingState
+  ) -> tuple[jax.Array, acting_step.ActingState]:
+    """Takes the greedy actions. This function can be jitted.
+
+    Args:
+      timestep: `[B, ...]`.
+      state: the state that the last call returned. Rows whose `step_type` is
+        FIRST ignore it.
+
+    Returns:
+      The actions, `[B, ...]`, and the state for the next call.
+
+    Raises:
+      types.ConfigError: the agent has no `greedy` step.
+    """
+    if self.agent.greedy is None:
+      raise types.ConfigError(
+        "expected an agent with a `greedy` step, found one without"
+      )
+    taken = acting_step.take(
+      dataclasses.replace(self.agent, step=self.agent.greedy),
+      self.acting,
+      jax.random.key(0),  # A greedy step samples nothing.
+      timestep,
+      state,
+      exploration=jnp.zeros(timestep.reward.shape, jnp.float32),
+    )
+    return taken.output.action, taken.acting_state
+
+  def predict(
+    self,
+    observation: types.Tree,
+    state: acting_step.ActingState | None = None,
+    episode_start: types.Array | None = None,
+    *,
+    reward: types.Array | None = None,
+  ) -> tuple[np.ndarray, acting_step.ActingState]:
+    """Returns the greedy action for an observation in NumPy.
+
+    The arguments are those of `predict` in Stable-Baselines3, and the reward,
+    which an LSTM sees.
+
+    Args:
+      observation: as of `spec.observation`, or `[B, ...]` of these.
+      state: the state that the last call returned; None before the first. An
+        agent without a memory or a frame stack needs none.
+      episode_start: `[]` or `[B]` bool, whether the observation is the first of
+        an episode, which resets the state; None for all where `state` is None,
+        else for none.
+      reward: `[]` or `[B]`, the reward of the last action; None for 0.
+
+    Returns:
+      The action, or `[B, ...]` of them; and the state for the next call.
+
+    Raises:
+      types.ConfigError: a shape or dtype is another, or the agent has no
+        `greedy` step.
+    """
+    observation, rows = _rows(self.spec.observation, observation)
+    size = 1 if rows is None else rows
+    if state is not None and len(state.action) != size:
+      raise types.ConfigError(
+        f"expected a state of {size} rows, as the observation has, found"
+        f" {len(state.action)}"
+      )
+    start = state is None if episode_start is None else episode_start
+    first = _of_rows("episode_start", start, size)
+    rewards = _of_rows("reward", 0.0 if reward is None else reward, size)
+    kinds = dm_env.StepType
+    timestep = dm_env.TimeStep(
+      step_type=np.where(first, kinds.FIRST, kinds.MID).astype(np.uint8),
+      reward=np.where(first, 0.0, rewards).astype(np.float32),
+      discount=np.ones(size, np.float32),
+      observation=observation,
+    )
+    if state is None:
+      state = self.initial_state(size)
+    action, state = self._jitted(self.acting, timestep, state)
+    action = np.asarray(action)
+    return (action[0] if rows is None else action), state
+
+  @functools.cached_property
+  def _jitted(self) -> Any:
+    """`act`, compiled once; the parameters are an argument."""
+    return jax.jit(
+      lambda acting, *args: dataclasses.replace(self, acting=acting).act(*args)
+    )
+
+
+def load(
+  run_dir: str | os.PathLike[str],
+  which: str = "latest",
+  config: Any = None,
+  *,
+  trust: bool = False,
+) -> Policy:
+  """Loads the policy of a run, which may still be training.
+
+  Args:
+    run_dir: directory of the run.
+    which: "latest", "best", or the env steps of a checkpoint. Where the latest
+      or best is damaged, the next one is taken, and stderr says so.
+    config: the config that was trained. Only a script needs it, and only if its
+      environment, agent or network is not part of seedx.
+    trust: run the code that the directory names, such as an environment or an
+      experiment of one's own. Anyone may have written what it says.
+
+  Raises:
+    types.ConfigError: there is no such run or checkpoint, this version of the
+      program cannot read it, or it names code that is not trusted.
+  """
+  asked = run_dirs.trusted(run_dir, trust or config is not None)
+  directory = checkpointer.directory(run_dir)
+  found = checkpoint.Checkpoints(directory)
+  config = config or _config(asked)
+  checkpointer.newest_first(found)  # Fails early if there is none.
+  spec = envs.spec(config.env)
+  agent = config.agent.make(spec)
+  like = jax.eval_shape(
+    lambda key: agent.acting(agent.init(key)), jax.random.key(0)
+  )
+  env_steps, acting = checkpointer.first_whole(
+    found,
+    lambda: _chosen(found, which),
+    lambda step: found.restore(step, checkpointer.ACTING, like),
+  )
+  return Policy(
+    directory=directory,
+    name=asked.name,
+    seed=config.seed,
+    env_steps=env_steps,
+    env=config.env,
+    spec=spec,
+    agent=agent,
+    acting=jax.device_put(acting),
+  )
+
+
+def _config(asked: run_dirs.Config) -> Any:
+  """The pipeline config of a run, from its `config.json`."""
+  if asked.experiment is None:
+    if asked.beyond:
+      raise types.ConfigError(
+        "expected the config of this run, because config.json cannot hold its"
+        f" {', '.join(map(str, asked.beyond))}; use app.load(run_dir,"
+        " config=...)"
+      )
+    try:
+      agent = _class(asked.agent, "agents")()
+      config = _class(asked.pipeline, "pipelines")(agent=agent)
+      assert callable(agent.make)
+    except (ImportError, AttributeError, TypeError) as error:
+      raise types.ConfigError(
+        f"expected configs that this version of seedx has, found {asked.agent}"
+        f" in {asked.pipeline} ({error})"
+      ) from error
+    known = configs.settings(config)
+    options = {k: v for k, v in asked.options.items() if k in known}
+    return run_dirs.replaced(config, options)
+  experiment = experiments.load(asked.experiment)
+  name = str(asked.options.get("agent", ""))
+  return run_dirs.restored(programs.asked_of(experiment, name), asked).run
+
+
+def _class(name: str, package: str) -> Any:
+  """The class of a config, from MODULE:Config in a package of seedx."""
+  if not re.fullmatch(rf"seedx\.{package}\.\w+(\.\w+)?:Config", name):
+    raise types.ConfigError(
+      f"expected the config of this run, because its {name} is not part of"
+      " seedx; use app.load(run_dir, config=...)"
+    )
+  return importlib.import_module(name.partition(":")[0]).Config
+
+
+def _chosen(found: checkpoint.Checkpoints, which: str) -> list[int]:
+  """The env steps of the checkpoints that `which` allows, in order."""
+  if which == "latest":
+    return checkpointer.newest_first(found)
+  if which == "best":
+    return found.ranked()
+  if which not in map(str, found.steps()):
+    raise types.ConfigError(
+      "expected --checkpoint latest, best or one of"
+      f" {', '.join(map(str, found.steps()))}, found {which!r}"
+    )
+  return [int(which)]
+
+
+def _rows(
+  specs: types.Tree, observation: types.Tree
+) -> tuple[types.Tree, int | None]:
+  """An observation as a batch, and its number of rows; None if it is one.
+
+  Raises:
+    types.ConfigError: it is not an observation of the specs.
+  """
+  structure: Any = jax.tree.structure(specs)
+  try:
+    plain = _plain(observation)
+    leaves = [np.asarray(x) for x in structure.flatten_up_to(plain)]
+  except ValueError as error:  # Another nest, or a ragged list.
+    raise types.ConfigError(
+      f"expected an observation of {jax.tree.map(_in_words, specs)},"
+      f" found another nest: {' '.join(str(error).split())}"
+    ) from error
+  rows = set()
+  for spec, leaf in zip(jax.tree.leaves(specs), leaves, strict=True):
+    shape = leaf.shape[max(leaf.ndim - len(spec.shape), 0) :]
+    extra = leaf.ndim - len(spec.shape)
+    fits = np.can_cast(leaf.dtype, spec.dtype, "same_kind")
+    if extra not in (0, 1) or shape != spec.shape or not fits:
+      raise types.ConfigError(
+        f"expected an observation of {_in_words(spec)}, or a batch of these,"
+        f" found {_in_words(leaf)}"
+      )
+    rows.add(len(leaf) if extra else None)
+  if len(rows) != 1:
+    raise types.ConfigError(
+      "expected one observation or a batch, whose parts have the same number"
+      f" of rows, found {' and '.join(sorted(map(str, rows)))}"
+    )
+  (number,) = rows
+  batch = [
+    (x if number is not None else x[None]).astype(spec.dtype)
+    for spec, x in zip(jax.tree.leaves(specs), leaves, strict=True)
+  ]
+  return jax.tree.unflatten(structure, batch), number
+
+
+def _plain(nest: types.Tree) -> types.Tree:
+  """A nest with dictionaries in place of other mappings, as specs have them."""
+  if isinstance(nest, Mapping):
+    return {key: _plain(value) for key, value in nest.items()}
+  return nest
+
+
+def _in_words(array: types.Array) -> str:
+  """The dtype and shape of an array or a spec."""
+  return f"{array.dtype} {array.shape}"
+
+
+def _of_rows(name: str, value: types.Array, size: int) -> np.ndarray:
+  """A value for each row, given one for all or for each.
+
+  Raises:
+    types.ConfigError: it has another shape.
+  """
+  array = np.asarray(value)
+  if array.shape not in ((), (size,)):
+    raise types.ConfigError(
+      f"expected {name} of shape () or ({size},), found {array.shape}"
+    )
+  return np.broadcast_to(array, (size,))

@@ -1,0 +1,140 @@
+"""What peers say of their episodes: refused where it cannot be."""
+
+import numpy as np
+import pytest
+
+from seedx import envs, wire
+from seedx.acting import episodes
+from tests.acting.sessions_test import steps_of
+
+NAN = np.nan
+BOTH = np.arange(2)
+
+
+def changed(steps, name, value, at=(0, 1)):
+  leaf = getattr(steps, name).copy()
+  leaf[at] = value
+  return steps._replace(**{name: leaf})
+
+
+@pytest.mark.parametrize(
+  ("name", "value"),
+  [("step_type", 3), ("reward", NAN), ("discount", NAN), ("discount", 1.1)],
+)
+def test_a_number_out_of_its_range_is_refused(name, value):
+  followed = episodes.Episodes(2)
+  steps = steps_of("FMML", "FMMM")
+  with pytest.raises(wire.Refused, match=r"expected .* found") as caught:
+    followed.add(changed(steps, name, value), BOTH)
+  assert caught.value.code is wire.StatusCode.INVALID_ARGUMENT
+  # Nothing of it has been taken note of.
+  _, returns, _ = followed.add(steps, BOTH)
+  assert returns[0, 3] == 3 and np.isnan(returns).sum() == 7
+
+
+@pytest.mark.parametrize(
+  ("before", "then"),
+  [(None, "M"), (None, "FF"), (None, "FLM"), ("FM", "F"), ("FL", "L")],
+)
+def test_steps_that_are_not_in_order_are_refused(before, then):
+  followed = episodes.Episodes(2)
+  if before:
+    followed.add(steps_of(before), BOTH[1:])
+  with pytest.raises(wire.Refused, match="first step and after each 2") as info:
+    followed.add(steps_of(then), BOTH[1:])
+  assert info.value.code is wire.StatusCode.INVALID_ARGUMENT
+  # The other environment is at its own beginning.
+  assert followed.add(steps_of("FML"), BOTH[:1])[0] == 2
+
+
+def test_returns_are_sums_of_rewards_whatever_a_peer_says_of_them():
+  followed = episodes.Episodes(2)
+  env_steps, returns, lengths = followed.add(
+    steps_of("FMM", "FLF", reward=2.0, claimed=3e38), BOTH
+  )
+  assert env_steps == 3
+  np.testing.assert_array_equal(returns, [[NAN, NAN, NAN], [NAN, 2.0, NAN]])
+  np.testing.assert_array_equal(lengths, [[0, 1, 2], [0, 1, 0]])
+  _, returns, lengths = followed.add(steps_of("LF", "ML", reward=-1.0), BOTH)
+  np.testing.assert_array_equal(returns, [[3.0, NAN], [NAN, -2.0]])
+  np.testing.assert_array_equal(lengths, [[3, 0], [1, 2]])
+  # One step at a time, too.
+  for then, expected in (("MF", [1, 0]), ("LM", [2, 1]), ("FL", [0, 2])):
+    found = followed.add(steps_of(*then), BOTH).lengths
+    assert found[:, 0].tolist() == expected
+
+
+def test_a_reward_of_a_reset_is_in_no_return():
+  followed = episodes.Episodes(1)
+  steps = changed(steps_of("FML"), "reward", 7.0, (0, 0))
+  assert followed.add(steps, BOTH[:1])[1][0, 2] == 2.0
+
+
+def test_a_sum_of_rewards_that_is_no_float32_is_refused():
+  followed = episodes.Episodes(1)
+  with pytest.raises(wire.Refused, match="episode_return from"):
+    followed.add(steps_of("FML", reward=3e38), BOTH[:1])
+
+
+def test_of_clipped_rewards_and_lives_a_peer_may_say_the_return():
+  followed = episodes.Episodes(1, returns_are_sums=False)
+  # A life, then the game.
+  followed.add(steps_of("FML"), BOTH[:1])
+  _, returns, _ = followed.add(steps_of("FML", claimed=-4e6), BOTH[:1])
+  np.testing.assert_array_equal(returns, [[NAN, NAN, -4e6]])
+
+
+def test_a_return_that_the_rewards_do_not_allow_is_refused():
+  followed = episodes.Episodes(1, returns_are_sums=False)
+  followed.add(steps_of("FML"), BOTH[:1])
+  with pytest.raises(wire.Refused, match="from -4000000"):
+    followed.add(steps_of("FML", claimed=-5e6), BOTH[:1])
+  lost = changed(steps_of("FML"), "episode_return", 1.0)
+  with pytest.raises(wire.Refused, match="where an episode ends"):
+    followed.add(lost, BOTH[:1])
+
+
+@pytest.mark.parametrize(
+  ("options", "expected"),
+  [
+    ({}, True),
+    ({"reward_clip": True}, False),
+    ({"episodic_life": True, "reward_clip": False}, False),
+  ],
+)
+def test_which_returns_are_sums(options, expected):
+  assert envs.returns_are_sums(envs.Config("Pong-v5", options)) is expected
+  own = envs.Config("my_env:make", options)
+  assert envs.returns_are_sums(own)
+
+
+SMALL = {"img_height": 20, "img_width": 20, "max_episode_steps": 60}
+LIVES = {"episodic_life": True, "reward_clip": True}
+
+
+@pytest.mark.parametrize(
+  ("env_id", "options"),
+  [
+    ("CartPole-v1", {}),
+    ("Pendulum-v1", {"max_episode_steps": 60}),
+    ("Breakout-v5", SMALL | LIVES),
+  ],
+)
+def test_an_honest_peer_is_never_refused(env_id, options):
+  """Returns are, to the bit, those that EnvPool's rewards add up to."""
+  config = envs.Config(env_id, options)
+  environment = envs.make(config, 8, batch_size=4, seed=3)
+  environment.reset()
+  followed = episodes.Episodes(8, envs.returns_are_sums(config))
+  action, rng, ended = environment.spec.action, np.random.default_rng(0), 0
+  for _ in range(300):
+    rows = environment.recv()
+    leaves = (*rows.timestep[:3], rows.episode_return)
+    steps = episodes.Steps(*(leaf[:, None] for leaf in leaves))
+    _, returns, _ = followed.add(steps, rows.index)
+    np.testing.assert_array_equal(returns[:, 0], rows.episode_return)
+    ended += np.count_nonzero(~np.isnan(returns))
+    actions = rng.integers(0, 2, (4, *action.shape)).astype(action.dtype)
+    environment.send(rows.index, actions)
+  assert ended > 5
+  environment.close()

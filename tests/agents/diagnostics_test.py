@@ -1,0 +1,183 @@
+"""What agents log of an update beside its losses."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from seedx import losses
+from seedx.agents import a2c, base, model, policy_gradient, ppo, vtrace
+from tests import conftest
+from tests.agents import dqn_test
+
+ACTOR_CRITICS = {
+  "a2c": a2c.Config(hidden_sizes=(8,), reward_scale=1.0, td_lambda=1.0),
+  "vtrace": vtrace.Config(hidden_sizes=(8,), reward_scale=1.0),
+  "ppo": ppo.Config(
+    hidden_sizes=(8,), reward_scale=1.0, epochs=4, minibatches=3
+  ),
+}
+SPEC = dqn_test.VECTOR
+HORIZON = base.Horizon(env_steps=1_000, updates=10)
+KEY = jax.random.key(0)
+
+
+@functools.cache
+def agent_of(name):
+  return ACTOR_CRITICS[name].make(SPEC, None, HORIZON)
+
+
+@functools.cache
+def jitted(method, name):
+  return jax.jit(getattr(agent_of(name), method))
+
+
+@functools.cache
+def state_of(name):
+  return dqn_test.random_state(agent_of(name), ACTOR_CRITICS[name])
+
+
+@functools.cache
+def batch():
+  return conftest.random_unroll(
+    agent_of("a2c"), SPEC, 5, np.linspace(0, 0.5, 3)
+  )
+
+
+def metrics_of(name, unroll):
+  _, output = jitted("gradients", name)(state_of(name), KEY, unroll)
+  return jax.device_get(output.metrics)
+
+
+@functools.cache
+def evaluated():
+  """The batch, evaluated by the parameters, which agents have alike."""
+  state, config = state_of("a2c"), ACTOR_CRITICS["a2c"]
+  variables = model.Variables(state.params, ())
+  evaluate = policy_gradient.Policy.make(SPEC, config).evaluate
+  return jax.jit(evaluate)(variables, batch(), state.hyperparameters)
+
+
+@pytest.mark.parametrize("name", ACTOR_CRITICS)
+def test_the_norm_is_that_before_clipping_and_entropy_at_most_of_chance(name):
+  gradients, output = jitted("gradients", name)(state_of(name), KEY, batch())
+  squares = [np.square(x).sum() for x in jax.tree.leaves(gradients.params)]
+  assert output.metrics["gradient_norm"] == pytest.approx(
+    sum(squares) ** 0.5, rel=1e-5
+  )
+  assert 0.0 < output.metrics["entropy"] <= math.log(3) + 1e-6
+
+
+def test_advantages_and_explained_variance_are_of_steps_that_are_no_resets():
+  found = metrics_of("a2c", batch())
+  steps = jax.jit(jax.vmap(losses.a2c, in_axes=1, out_axes=1))(
+    *evaluated().streams
+  )
+  kept = np.asarray(steps.weight) > 0
+  assert 0 < kept.sum() < kept.size
+  said = {k: np.asarray(x)[kept] for k, x in steps.diagnostics.items()}
+  unexplained = said["value_error"].var() / said["value_target"].var()
+  expected = {
+    "advantage_mean": said["advantage"].mean(),
+    "advantage_std": said["advantage"].std(),
+    "explained_variance": max(1 - unexplained, -1),
+  }
+  for metric, value in expected.items():
+    assert found[metric] == pytest.approx(value, rel=1e-4), metric
+
+
+@pytest.mark.parametrize("name", ["vtrace", "ppo"])
+@pytest.mark.parametrize(
+  ("log_ratio", "clipped"),
+  # What rounding may make of 0 is not clipped.
+  [(1e-4, {}), (0.1, {"vtrace"}), (0.3, {"vtrace", "ppo"}), (-0.3, {"ppo"})],
+)
+def test_how_far_the_policy_is_from_the_one_that_acted(
+  name, log_ratio, clipped
+):
+  log_prob = np.asarray(evaluated().log_prob) - np.float32(log_ratio)
+  log_prob = np.concatenate([log_prob, batch().extras.log_prob[-1:]])
+  acted = batch()._replace(extras=policy_gradient.Extras(log_prob))
+  found = metrics_of(name, acted)
+  expected = math.exp(log_ratio) - 1 - log_ratio
+  assert found["approx_kl"] == pytest.approx(expected, rel=1e-3, abs=1e-6)
+  assert found["clip_fraction"] == pytest.approx(float(name in clipped))
+  if name == "vtrace":
+    assert found["importance_weight"] == pytest.approx(math.exp(log_ratio))
+    assert found["effective_sample_size"] == pytest.approx(1.0, rel=1e-4)
+    mass = max(math.exp(log_ratio) - 1, 0.0)
+    assert found["clip_mass"] == pytest.approx(mass, rel=1e-3)
+
+
+def weighted(scale):
+  """What V-trace logs where log rho is normal with this deviation."""
+  log_prob = np.asarray(evaluated().log_prob)
+  draws = np.random.default_rng(0).normal(size=log_prob.shape)
+  log_ratio = (scale * draws).astype(np.float32)
+  acting = np.concatenate([log_prob - log_ratio, batch().extras.log_prob[-1:]])
+  acted = batch()._replace(extras=policy_gradient.Extras(acting))
+  kept = np.asarray(batch().inputs.timestep.step_type[1:]) != 0
+  return metrics_of("vtrace", acted), np.exp(log_ratio)[kept]
+
+
+def test_vtrace_logs_how_many_steps_count_and_what_clipping_took():
+  found, ratio = weighted(1.0)
+  expected = {
+    "effective_sample_size": ratio.sum() ** 2 / len(ratio) / (ratio**2).sum(),
+    "clip_mass": np.maximum(ratio - 1, 0).mean(),
+    "clip_fraction": (ratio > 1).mean(),
+  }
+  for name, value in expected.items():
+    assert found[name] == pytest.approx(value, rel=1e-3), name
+
+
+def test_a_policy_that_hardly_moved_loses_nothing():
+  """About half of its ratios are above 1, whatever it is."""
+  found, _ = weighted(0.008)
+  assert found["approx_kl"] < 1e-4 and found["clip_fraction"] > 0.2
+  assert found["effective_sample_size"] > 0.999 and found["clip_mass"] < 0.01
+
+
+@pytest.mark.parametrize("name", ACTOR_CRITICS)
+def test_the_learning_rate_is_that_of_the_schedule(name):
+  # PPO takes several steps in an update.
+  run = jitted("update" if name == "ppo" else "gradients", name)
+  state = state_of(name)
+  for updates, rate in ((0, 0.01), (1, 0.01), (2, 1.0)):
+    rates = state.hyperparameters | {"learning_rate": np.float32(rate)}
+    count = state.optimizer_state[-1]._replace(count=np.int32(3 * updates))
+    now = dataclasses.replace(
+      state,
+      updates=np.int32(updates),
+      hyperparameters=rates,
+      optimizer_state=(*state.optimizer_state[:-1], count),
+    )
+    _, output = run(now, KEY, batch())
+    assert output.metrics["learning_rate"] == pytest.approx(
+      rate * (1 - updates / 10), rel=1e-5
+    )
+
+
+def test_dqn_logs_its_q_values_errors_epsilon_and_learning_rate():
+  state = dataclasses.replace(dqn_test.state_of(), updates=np.int32(2))
+  sample = dqn_test.sample_of(dqn_test.part(dqn_test.unroll_of(), 2))
+  gradients = dqn_test.jitted("gradients", horizon=HORIZON)
+  _, output = gradients(state, KEY, sample)
+  found = jax.device_get(output.metrics)
+  acting = jax.jit(dqn_test.agent_of(horizon=HORIZON).acting)(state)
+  assert 0.05 < found["epsilon"] < 1.0 and found["epsilon"] == acting.epsilon
+  rate = state.hyperparameters["learning_rate"]
+  assert found["learning_rate"] == pytest.approx(0.8 * rate, rel=1e-5)
+  assert found["gradient_norm"] > 0
+  kept = sample.unroll.inputs.timestep.step_type[1] != 0
+  errors = np.asarray(output.priorities)[kept]
+  for name, share in (("td_error_p50", 0.5), ("td_error_p95", 0.95)):
+    expected = np.quantile(errors, share, method="lower")
+    assert found[name] == pytest.approx(expected, rel=1e-5)
+  taken = np.take_along_axis(
+    dqn_test.q_values_of()[0], sample.unroll.action[0][:, None], axis=1
+  )
+  assert found["q_mean"] == pytest.approx(taken[kept].mean(), rel=1e-4)

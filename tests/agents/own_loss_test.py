@@ -1,0 +1,81 @@
+"""PPO with a loss from the pages: a penalty on KL(before || now)."""
+
+import sys
+import types as python_types
+
+import jax
+import numpy as np
+import pytest
+
+from seedx.agents import ppo
+from tests import conftest
+from tests.agents import ppo_agent_test
+from tests.repository import readme_test
+
+TEXT = readme_test.file_named("my_kl.py")
+
+
+def own_module():
+  """The page's script, as a module."""
+  module = python_types.ModuleType("my_kl")
+  exec(compile(TEXT, "my_kl.py", "exec"), module.__dict__)
+  return module
+
+
+def test_its_gradient_differs_from_that_of_ppo_by_the_penalty(monkeypatch):
+  assert len(TEXT.splitlines()) < 40
+  mine = own_module()
+  monkeypatch.setitem(sys.modules, "my_kl", mine)
+  fields = {"hidden_sizes": (8,), "epochs": 2, "minibatches": 1}
+  agents = [
+    config.make(ppo_agent_test.VECTOR)
+    for config in (ppo.Config(**fields), mine.Config(**fields))
+  ]
+  unroll = ppo_agent_test.unroll_of()
+  state = agents[1].init(jax.random.key(0))
+  state = ppo_agent_test.with_hyperparameters(state, learning_rate=0.05)
+  update = jax.jit(agents[1].update)
+
+  def params(cost):
+    costly = ppo_agent_test.with_hyperparameters(state, kl_cost=cost)
+    return update(costly, ppo_agent_test.KEY, unroll)[0].params
+
+  plain, _ = jax.jit(agents[0].update)(state, ppo_agent_test.KEY, unroll)
+  gaps = [
+    ppo_agent_test.difference(params(np.float32(cost)), plain.params)
+    for cost in (0.0, 10.0)
+  ]
+  assert gaps[0] < 1e-6 < 1e-4 < gaps[1]
+
+
+def test_a_loss_that_needs_the_whole_minibatch_sees_it():
+  seen = set()
+
+  def loss(evaluated, minibatch, hyperparameters):
+    seen.add(minibatch.entries.weight.shape)
+    return ppo.loss(evaluated, minibatch, hyperparameters)
+
+  config = ppo.Config(hidden_sizes=(8,), epochs=1, minibatches=1)
+  spec, rows = ppo_agent_test.VECTOR, 2048
+  for separable, expected in ((False, {(1, 8192)}), (True, {(1, 4096)})):
+    agent = ppo.make(spec, config, loss, separable=separable)
+    unroll = conftest.random_unroll(agent, spec, 5, np.zeros(rows))
+    seen.clear()
+    state = jax.eval_shape(agent.init, jax.random.key(0))
+    jax.eval_shape(agent.update, state, jax.random.key(0), unroll)
+    assert expected <= seen
+    assert separable or seen == expected
+
+
+@pytest.mark.slow
+def test_it_learns_cartpole(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  mine = own_module()
+  monkeypatch.setitem(sys.modules, "my_kl", mine)
+  run = mine.app.train(
+    mine.sync.Config(agent=mine.Config(), total_steps=200_000),
+    run_dir="run",
+    quiet=True,
+    stop_at=450,
+  )
+  assert run.metrics["episode_return"] >= 450

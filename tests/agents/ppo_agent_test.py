@@ -1,0 +1,473 @@
+"""PPO's updates: minibatches, epochs, advantages, statistics."""
+
+import dataclasses
+import functools
+
+import dm_env
+import jax
+import numpy as np
+import pytest
+from dm_env import specs
+
+from seedx import sharding, types
+from seedx.agents import base, model, policy_gradient, ppo
+from tests import conftest
+from tests.agents import dqn_test
+from tests.losses import references
+
+LENGTH, BATCH = 6, 8
+VECTOR = types.EnvironmentSpec(
+  specs.Array((4,), np.float32), specs.DiscreteArray(3)
+)
+IMAGE = types.EnvironmentSpec(
+  specs.BoundedArray((1, 36, 36), np.uint8, 0, 255), specs.DiscreteArray(3)
+)
+KINDS = {
+  "vector": (VECTOR, {}),
+  "image": (IMAGE, {"stack_frames": 3, "max_gradient_norm": 1.0}),
+  "recurrent": (VECTOR, {"recurrent": True, "lstm_size": 4}),
+}
+KEY = jax.random.key(0)
+# Several steps in each update, and a learning rate that ends at 0.
+SEVERAL = {
+  **{"epochs": 2, "minibatches": 4},
+  **{"learning_rate_end": 0.0, "horizon": base.Horizon(100, 3)},
+}
+
+
+def config_of(kind="vector", **fields):
+  options = {
+    "hidden_sizes": (8,),
+    "epochs": 1,
+    "minibatches": 1,
+    # So that small gradients are small steps, and rounding is no more.
+    "adam_epsilon": 1.0,
+    "max_gradient_norm": 1e6,
+    "learning_rate": 1.0,
+    "discount": 0.9,
+    "reward_scale": 1.0,
+    "entropy_cost": 0.01,
+  }
+  return ppo.Config(**{**options, **KINDS[kind][1], **fields})
+
+
+@functools.cache
+def agent_of(kind="vector", axis=None, horizon=None, **fields):
+  return config_of(kind, **fields).make(KINDS[kind][0], axis, horizon)
+
+
+@functools.cache
+def jitted(method, kind="vector", **fields):
+  return jax.jit(getattr(agent_of(kind, **fields), method))
+
+
+@functools.cache
+def state_of(kind="vector", **fields):
+  """A state whose policy is far from uniform."""
+  config = config_of(kind, **fields)
+  return dqn_test.random_state(agent_of(kind, **fields), config)
+
+
+def with_hyperparameters(state, **changes):
+  changes = {name: np.float32(x) for name, x in changes.items()}
+  return dataclasses.replace(
+    state, hyperparameters=state.hyperparameters | changes
+  )
+
+
+@functools.cache
+def unroll_of(kind="vector", seed=1):
+  """Experience whose core states are not those of an episode's beginning."""
+  spec = KINDS[kind][0]
+  ends = np.linspace(0.0, 0.7, BATCH)
+  unroll = conftest.random_unroll(agent_of(kind), spec, LENGTH, ends, seed)
+  rng = np.random.default_rng(seed)
+  core_state = jax.tree.map(
+    lambda x: (rng.uniform(0, 1, x.shape) * (200 if x.ndim == 4 else 1)).astype(
+      x.dtype
+    ),
+    unroll.core_state,
+  )
+  return unroll._replace(core_state=core_state)
+
+
+def assert_close(actual, expected, rtol=1e-4):
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(
+      a, b, rtol=rtol, atol=rtol * float(np.abs(b).max()) + 1e-7
+    ),
+    actual,
+    expected,
+  )
+
+
+def difference(a, b):
+  gaps = jax.tree.map(lambda x, y: np.abs(np.subtract(x, y)).max(), a, b)
+  return max(jax.tree.leaves(gaps))
+
+
+def moved(after, before):
+  return jax.tree.map(np.subtract, after.params, before.params)
+
+
+# One step is its gradients applied
+
+
+@pytest.mark.parametrize(
+  "kind", conftest.slow_but([("vector",)], [(kind,) for kind in KINDS])
+)
+def test_one_step_on_the_whole_batch_is_its_gradients_applied(kind):
+  state, unroll = state_of(kind), unroll_of(kind)
+  gradients, output = jitted("gradients", kind)(state, KEY, unroll)
+  expected = jitted("apply", kind)(state, gradients)
+  actual, update_output = jitted("update", kind)(state, KEY, unroll)
+  assert_close(moved(actual, state), moved(expected, state), rtol=1e-3)
+  assert difference(actual.params, state.params) > 1e-3
+  assert_close(update_output.metrics, output.metrics)
+  assert update_output.weight == output.weight
+  first = unroll.inputs.timestep.step_type[1:] == dm_env.StepType.FIRST
+  assert first.sum() > 0
+  assert output.weight == np.sum(~first)
+
+
+def test_at_a_ratio_of_1_the_gradients_are_those_of_a2c():
+  """With advantages from NumPy, normalised by hand."""
+  state, unroll = with_hyperparameters(state_of(), td_lambda=0.8), unroll_of()
+  policy = policy_gradient.Policy.make(VECTOR, config_of())
+
+  @jax.jit
+  def evaluated(params):
+    variables = model.Variables(params, ())
+    return policy.evaluate(variables, unroll, state.hyperparameters)
+
+  acted = jax.tree.map(np.asarray, evaluated(state.params))
+  log_prob = np.concatenate([acted.log_prob, np.zeros((1, BATCH), np.float32)])
+  names = ("values", "step_type", "reward", "discount")
+  streams = [
+    {name: getattr(acted, name)[:, b] for name in names} for b in range(BATCH)
+  ]
+  advantage = np.stack(
+    [references.gae(x, None, lambda_=0.8) for x in streams], axis=1
+  )
+  weight = np.stack([references.weights(x) for x in streams], axis=1)
+  target = advantage + acted.values[:-1]
+  taken = advantage[weight > 0]
+  normalized = (advantage - taken.mean()) / taken.std()
+
+  @jax.jit
+  @jax.grad
+  def expected(params):
+    now = evaluated(params)
+    steps = (
+      -normalized * now.log_prob
+      + 0.5 * 0.5 * (target - now.values[:-1]) ** 2
+      - 0.01 * now.entropy
+    )
+    return (steps * weight).sum() / weight.sum()
+
+  as_acted = unroll._replace(extras=policy_gradient.Extras(log_prob))
+  actual, other = (
+    jitted("gradients")(state, KEY, x)[0].params for x in (as_acted, unroll)
+  )
+  assert_close(actual, expected(state.params), rtol=1e-3)
+  assert difference(actual, other) > 1e-3
+
+
+# Minibatches
+
+
+def test_keys_decide_the_minibatches_and_updates_count_batches():
+  unroll, update = unroll_of(), jitted("update", **SEVERAL)
+  one, output = update(state_of(), KEY, unroll)
+  other, _ = update(state_of(), jax.random.key(1), unroll)
+  assert difference(one.params, other.params) > 1e-5
+  again, _ = update(one, KEY, unroll)
+  assert (one.updates, again.updates) == (1, 2)
+  # Experience counts once.
+  assert output.weight == np.sum(unroll.inputs.timestep.step_type[1:] != 0)
+
+
+@pytest.mark.parametrize(
+  ("kind", "minibatches", "size"), [("vector", 7, 40), ("recurrent", 5, 8)]
+)
+def test_minibatches_that_do_not_divide_are_refused(kind, minibatches, size):
+  agent = agent_of(kind, minibatches=minibatches)
+  message = f"divide the {size} .*found {minibatches}"
+  with pytest.raises(types.ConfigError, match=message):
+    jax.eval_shape(agent.update, state_of(kind), KEY, unroll_of(kind))
+
+
+# Advantages
+
+
+def test_advantages_that_are_all_the_same_are_nothing_to_learn_from():
+  unroll = jax.tree.map(np.zeros_like, unroll_of())
+  unroll.inputs.timestep.step_type[:] = dm_env.StepType.MID
+  nothing = jax.tree.map(np.zeros_like, state_of().params)
+  state = dataclasses.replace(state_of(), params=nothing)
+  gradients, _ = jitted("gradients")(state, KEY, unroll)
+  assert difference(gradients.params, nothing) < 1e-6
+
+
+def test_each_epoch_has_minibatches_of_its_own_that_are_normalised():
+  seen = []
+
+  def spy(values, weights, axis_name):
+    out = original(values, weights, axis_name)
+    jax.debug.callback(
+      lambda *x: seen.append(x), out, weights, values, ordered=True
+    )
+    return out
+
+  original = ppo._normalized
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(ppo, "_normalized", spy)
+    agent = config_of(epochs=2, minibatches=4).make(VECTOR)
+    jax.block_until_ready(jax.jit(agent.update)(state_of(), KEY, unroll_of()))
+    jax.effects_barrier()
+  assert len(seen) == 8
+  for advantage, weights, _ in seen:
+    assert weights.shape == (1, 10)
+    mean = np.average(advantage, weights=weights)
+    assert mean == pytest.approx(0.0, abs=1e-5)
+    square = np.average(advantage**2, weights=weights)
+    assert square == pytest.approx(1.0, rel=1e-3)
+  # Each step's advantage is its name.
+  epochs = np.reshape([values for *_, values in seen], (2, 4, 10))
+  assert len(np.unique(epochs[0])) > 25
+  np.testing.assert_array_equal(*(np.sort(epoch.ravel()) for epoch in epochs))
+  assert np.mean(epochs[0] != epochs[1]) > 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["vector", "recurrent"])
+def test_4_cores_update_as_one(kind):
+  fields = {"epochs": 2, "normalize_observations": True}
+  state, unroll = state_of(kind, **fields), unroll_of(kind)
+  agent = agent_of(kind, axis=sharding.CORES, **fields)
+  update = sharding.per_core(
+    agent.update,
+    sharding.mesh(jax.devices()[:4]),
+    (sharding.REPLICATED, sharding.REPLICATED, sharding.UNROLL),
+    sharding.REPLICATED,
+  )
+  actual, output = update(state, KEY, unroll)
+  expected, expected_output = jitted("update", kind, **fields)(
+    state, KEY, unroll
+  )
+  assert_close(moved(actual, state), moved(expected, state), rtol=1e-3)
+  assert_close(actual.statistics, expected.statistics)
+  assert output.weight == expected_output.weight
+  assert difference(expected.params, state.params) > 1e-3
+
+
+# Epochs
+
+
+def test_the_learning_rate_falls_over_updates_and_not_over_minibatches():
+  state, steps = with_hyperparameters(state_of(), learning_rate=1e-2), []
+  for _ in range(5):
+    before = state
+    state, _ = jitted("update", **SEVERAL)(state, KEY, unroll_of())
+    steps.append(difference(state.params, before.params))
+  assert min(steps[:3]) > 1e-5
+  assert steps[2] < steps[0] / 2
+  assert max(steps[3:]) < 1e-6
+
+
+def test_a_start_from_parameters_counts_the_steps_of_its_updates():
+  state = agent_of(**SEVERAL).start(state_of().params, 7)
+  assert state.updates == 7
+  assert state.optimizer_state[-1].count == 7 * 8
+
+
+def after(state, **fields):
+  """The parameters that an update makes of a state."""
+  return jitted("update", **fields)(state, KEY, unroll_of())[0].params
+
+
+def test_clipping_reaches_the_loss():
+  narrow = with_hyperparameters(state_of(), clip_epsilon=1e-3)
+  assert difference(after(narrow), after(state_of())) > 1e-4
+
+
+@pytest.mark.slow
+def test_clipping_of_values_reaches_the_loss():
+  # The values of the first step are those from before: nothing to clip.
+  for epochs in (1, 2):
+    fields = {} if epochs == 1 else {"epochs": epochs}
+    plain, clipped = (
+      after(state_of(), **fields, **x) for x in ({}, {"clip_values": True})
+    )
+    assert (difference(plain, clipped) > 1e-4) == (epochs == 2)
+
+
+# A limit of the divergence
+
+
+def on_policy(fields):
+  """The experience as if the parameters had acted that learn now."""
+  policy = policy_gradient.Policy.make(VECTOR, config_of(**fields))
+
+  @jax.jit
+  def evaluated(state, unroll):
+    variables = model.Variables(state.params, ())
+    return policy.evaluate(variables, unroll, state.hyperparameters).log_prob
+
+  log_prob = evaluated(state_of(), unroll_of())
+  log_prob = np.concatenate([log_prob, np.zeros((1, BATCH), np.float32)])
+  return unroll_of()._replace(extras=policy_gradient.Extras(log_prob))
+
+
+def test_an_update_ends_at_the_first_minibatch_that_is_too_far():
+  """The divergence of each is found in what longer updates log."""
+  unroll, rate = on_policy({}), {"learning_rate": 0.05}
+  state = with_hyperparameters(state_of(), **rate)
+  updated = {
+    epochs: jitted("update", epochs=epochs)(state, KEY, unroll)
+    for epochs in (2, 3)
+  }
+  sums = {k: k * float(x.metrics["approx_kl"]) for k, (_, x) in updated.items()}
+  second, third = sums[2], sums[3] - sums[2]  # That of the first is 0.
+  assert 0 < second < 0.9 * third
+  fields = {"epochs": 4, "target_kl": (second + third) / 2}
+  limited, output = jax.jit(config_of(**fields).make(VECTOR).update)(
+    state, KEY, unroll
+  )
+  expected, of_two = updated[2]
+  assert output.metrics["optimizer_steps"] == 2
+  assert_close(moved(limited, state), moved(expected, state), rtol=1e-3)
+  assert output.weight == of_two.weight
+  mean = float(output.metrics["approx_kl"])
+  assert mean == pytest.approx((second + third) / 3, rel=1e-2)
+  # The schedule follows the run: steps that were not taken count.
+  assert limited.optimizer_state[-1].count == 4
+  assert limited.updates == 1
+
+
+def test_a_limit_that_is_not_reached_changes_nothing():
+  limited = {**SEVERAL, "target_kl": 1e3}
+  expected, plain = jitted("update", **SEVERAL)(state_of(), KEY, unroll_of())
+  actual, output = jitted("update", **limited)(state_of(), KEY, unroll_of())
+  assert_close(moved(actual, state_of()), moved(expected, state_of()))
+  metrics = dict(output.metrics)
+  assert metrics.pop("optimizer_steps") == 8
+  assert_close(metrics, plain.metrics)
+  assert output.weight == plain.weight
+  # Experience of another policy is too far from the start.
+  nowhere = {**SEVERAL, "target_kl": 1e-6}
+  same, output = jitted("update", **nowhere)(state_of(), KEY, unroll_of())
+  assert difference(same.params, state_of().params) == 0
+  assert output.metrics["optimizer_steps"] == 0
+
+
+def test_a_limit_needs_a_loss_that_measures_the_divergence():
+  def loss(*arguments):
+    return ppo.loss(*arguments)._replace(diagnostics={})
+
+  agent = ppo.make(VECTOR, config_of(target_kl=0.1), loss)
+  with pytest.raises(types.ConfigError, match="approx_kl"):
+    jax.eval_shape(agent.update, state_of(), KEY, unroll_of())
+
+
+@pytest.mark.slow
+def test_4_cores_end_at_the_same_minibatch():
+  fields = {"epochs": 4, "target_kl": 1.4e-4}
+  state = with_hyperparameters(state_of(), learning_rate=0.05)
+  unroll = on_policy({})
+  agent = agent_of(axis=sharding.CORES, **fields)
+  update = sharding.per_core(
+    agent.update,
+    sharding.mesh(jax.devices()[:4]),
+    (sharding.REPLICATED, sharding.REPLICATED, sharding.UNROLL),
+    sharding.REPLICATED,
+  )
+  actual, output = update(state, KEY, unroll)
+  expected, of_one = jitted("update", **fields)(state, KEY, unroll)
+  steps = output.metrics["optimizer_steps"]
+  assert 0 < steps == of_one.metrics["optimizer_steps"] < 4
+  assert_close(moved(actual, state), moved(expected, state), rtol=1e-3)
+  assert output.weight == of_one.weight
+
+
+# A loss of the user's own
+
+
+@pytest.mark.parametrize(
+  "kind", conftest.slow_but([("vector",)], [(kind,) for kind in KINDS])
+)
+def test_a_loss_sees_the_policy_before_the_update_and_now(kind):
+  """Their divergence grows from 0 with each step."""
+
+  def loss(evaluated, minibatch, hyperparameters):
+    steps = ppo.loss(evaluated, minibatch, hyperparameters)
+    before = minibatch.entries.before
+    kl = before.policy.distribution.kl_divergence(evaluated.policy.distribution)
+    own = {"kl": kl * steps.weight}
+    taken = minibatch.entries.action
+    log_prob = before.policy.distribution.log_prob(taken)
+    own["wrong"] = jax.numpy.abs(log_prob - before.log_prob) * steps.weight
+    return steps._replace(diagnostics=steps.diagnostics | own)
+
+  found = {}
+  for epochs in (1, 2):
+    config = config_of(kind, epochs=epochs)
+    agent = ppo.make(KINDS[kind][0], config, loss)
+    after, output = jax.jit(agent.update)(state_of(kind), KEY, unroll_of(kind))
+    found[epochs] = float(output.metrics["kl"])
+    assert output.metrics["wrong"] < 1e-5
+  assert abs(found[1]) < 1e-5 < 1e-3 < found[2]
+  expected, _ = jitted("update", kind, epochs=2)(
+    state_of(kind), KEY, unroll_of(kind)
+  )
+  assert_close(moved(after, state_of(kind)), moved(expected, state_of(kind)))
+
+
+@pytest.mark.slow
+def test_statistics_change_once_and_no_epoch_sees_it():
+  fields = {"epochs": 2, "minibatches": 2}
+  normalizing = jitted("update", normalize_observations=True, **fields)
+  state = state_of(normalize_observations=True, **fields)
+  first, second = unroll_of(seed=1), unroll_of(seed=2)
+  shift = np.float32([2.0, 0.0, -3.0, 1.0])
+  first, second = (
+    with_observation(x, 3.0 * x.inputs.timestep.observation + shift)
+    for x in (first, second)
+  )
+  state, _ = normalizing(state, KEY, first)
+  mean, variance = state.statistics.mean[0], state.statistics.variance[0]
+  # Those from which a step is learned.
+  learned, other = (
+    x.inputs.timestep.observation[:-1][x.inputs.timestep.step_type[1:] != 0]
+    for x in (first, second)
+  )
+  np.testing.assert_allclose(mean, learned.mean(0), rtol=1e-4)
+  np.testing.assert_allclose(variance, learned.var(0), rtol=1e-3)
+  # Another agent is given what the first sees, by statistics from before.
+  seen = (second.inputs.timestep.observation - mean) / np.sqrt(variance)
+  assert np.abs(seen).max() < 10
+  expected, _ = jitted("update", **fields)(
+    dataclasses.replace(state, statistics=()),
+    KEY,
+    with_observation(second, seen.astype(np.float32)),
+  )
+  actual, _ = normalizing(state, KEY, second)
+  assert_close(moved(actual, state), moved(expected, state), rtol=2e-3)
+  assert difference(actual.params, state.params) > 1e-3
+  # Both batches count the same.
+  np.testing.assert_allclose(
+    actual.statistics.mean[0], (mean + other.mean(0)) / 2, rtol=1e-4
+  )
+
+
+def with_observation(unroll, observation):
+  timestep = unroll.inputs.timestep._replace(observation=observation)
+  return unroll._replace(inputs=unroll.inputs._replace(timestep=timestep))
+
+
+def test_hyperparameters_out_of_range_are_refused_with_their_name():
+  wrong = {"td_lambda": 1.5, "clip_epsilon": -0.1}
+  wrong |= {"epochs": 0, "minibatches": 0, "target_kl": -0.1}
+  for name, value in wrong.items():
+    with pytest.raises(types.ConfigError, match=f"expected {name}"):
+      config_of(**{name: value})

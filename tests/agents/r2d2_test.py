@@ -1,0 +1,304 @@
+"""R2D2: sequences, burn-in, stored states, and how often it learns."""
+
+import dataclasses
+import functools
+
+import chex
+import dm_env
+import jax
+import numpy as np
+import pytest
+
+from experiments.figures import stored_state as stored_state_figure
+from seedx import envs, metrics, replay, types
+from seedx.acting import local_actor, unroll_store
+from seedx.agents import dqn, r2d2
+from seedx.learning import plan as plan_lib
+from tests import conftest
+from tests.agents import dqn_test
+
+ENV = envs.Config("seedx:MemoryChain", {"length": 10})
+SPEC = envs.spec(ENV)
+NUM_ENVS, PERIOD = 8, 2
+N, SEQUENCE, BURN_IN = 2, 5, 3
+LEARNED = SEQUENCE - N + 1
+ENDS = np.linspace(0, 0.4, NUM_ENVS)
+
+
+def config_of(kind=r2d2.Config, **fields):
+  defaults = {"hidden_sizes": (8,), "n_step": N, "reward_scale": 1.0}
+  if kind is r2d2.Config:
+    sizes = {"lstm_size": 6, "burn_in": BURN_IN, "sequence_length": SEQUENCE}
+    defaults |= sizes | {"epsilon_ladder": False, "epsilon_end": 0.5}
+  return kind(**defaults | fields)
+
+
+@functools.cache
+def agent_of(kind=r2d2.Config, horizon=None, **fields):
+  return config_of(kind, **fields).make(SPEC, None, horizon)
+
+
+@functools.cache
+def jitted(name, kind=r2d2.Config, **fields):
+  return jax.jit(getattr(agent_of(kind, **fields), name))
+
+
+@functools.cache
+def state_of(**fields):
+  return dqn_test.random_state(agent_of(**fields), config_of(**fields))
+
+
+@functools.cache
+def sample_of(**fields):
+  agent = agent_of(**fields)
+  unroll = conftest.random_unroll(agent, SPEC, agent.needs.window, ENDS)
+  rng = np.random.default_rng(0)
+  core_state = jax.tree.map(
+    lambda x: rng.normal(size=x.shape).astype(x.dtype), unroll.core_state
+  )
+  weight = np.linspace(0.2, 1, NUM_ENVS).astype(np.float32)
+  return types.Sample(unroll._replace(core_state=core_state), weight)
+
+
+def test_one_transition_without_a_memory_is_dqn():
+  """Burn-in 0, T = n, stride 1 and a feed-forward network."""
+  ours = {"lstm_size": 0, "burn_in": 0, "sequence_length": N}
+  theirs = {"rescale": True, "dueling": True, "discount": 0.997}
+  theirs |= {"kind": dqn.Config, "epsilon_end": 0.5}
+  assert agent_of(**ours).needs.learned_steps == 1
+  state, sample = state_of(**theirs), sample_of(**theirs)
+  (gradients, output), expected = (
+    jitted("gradients", **x)(state, jax.random.key(0), sample)
+    for x in (ours, theirs)
+  )
+  chex.assert_trees_all_close(
+    (gradients, output), expected, atol=1e-6, rtol=1e-5
+  )
+
+
+def test_sequences_are_what_it_needs():
+  needs = agent_of().needs
+  assert needs.window == BURN_IN + SEQUENCE + 1
+  assert needs.whole_unrolls and needs.learned_steps == LEARNED
+  # Priorities were computed where it was acted.
+  assert needs.stored(sample_of().unroll).extras == ()
+  for period in range(1, LEARNED + 1):
+    assert needs.unroll_length(period) == needs.window
+  message = f"unroll_length .*{LEARNED}, .* found {LEARNED + 1}"
+  with pytest.raises(types.ConfigError, match=message):
+    needs.unroll_length(LEARNED + 1)
+
+
+@pytest.mark.parametrize(
+  ("fields", "message"),
+  [
+    ({"sequence_length": 1}, "sequence_length from 2 to 65536, found 1"),
+    ({"burn_in": -1}, "burn_in from 0"),
+    ({"priority_max_share": 1.5}, "priority_max_share from 0.0 to 1.0"),
+    ({"replayed": False}, "replayed True"),
+  ],
+)
+def test_what_it_cannot_learn_from_is_refused(fields, message):
+  with pytest.raises(types.ConfigError, match=message):
+    config_of(**fields)
+
+
+def unrolled(acting, inputs, core_state):
+  """Step by step: Q-values `[T, B, A]`, and core states before the steps."""
+  q_values, core_states = [], [core_state]
+  for t in range(len(inputs.exploration)):
+    now = jax.tree.map(lambda x, t=t: x[t], inputs)
+    output, core_state = jitted("greedy")(
+      acting, jax.random.key(0), now, core_state
+    )
+    q_values.append(np.asarray(output.extras.outputs))
+    core_states.append(jax.tree.map(np.asarray, core_state))
+  return np.stack(q_values), core_states
+
+
+def zeros():
+  return jax.tree.map(np.asarray, agent_of().initial_core_state(NUM_ENVS))
+
+
+def rescaled(x):
+  return np.sign(x) * (np.sqrt(np.abs(x) + 1) - 1) + 1e-3 * x
+
+
+def inverse(x):
+  inside = np.sqrt(1 + 4e-3 * (np.abs(x) + 1 + 1e-3)) - 1
+  return np.sign(x) * ((inside / 2e-3) ** 2 - 1)
+
+
+@pytest.mark.parametrize("stored_state", [True, False])
+def test_loss_and_priorities_are_those_of_the_paper(stored_state):
+  """Each network burns in by itself from the stored state, or from zeros."""
+  fields = {} if stored_state else {"stored_state": False}
+  state, (unroll, weight) = state_of(), sample_of()
+  acting = agent_of().acting(state)
+  online, target = (
+    unrolled(
+      acting._replace(variables=acting.variables._replace(params=params)),
+      unroll.inputs,
+      unroll.core_state if stored_state else zeros(),
+    )[0][BURN_IN:]
+    for params in (state.params, state.target_params)
+  )
+  learned = dqn_test.part(unroll, len(online), BURN_IN)
+  errors, weights = dqn_test.td_errors(
+    online,
+    inverse(target),
+    learned,
+    N,
+    double=True,
+    discount=config_of().discount,
+    rescaled=rescaled,
+  )
+  _, output = jitted("gradients", **fields)(
+    state, jax.random.key(0), sample_of()
+  )
+  loss = (0.5 * errors**2 * weight * weights).sum() / weights.sum()
+  np.testing.assert_allclose(output.metrics["loss"], loss, rtol=1e-3)
+  assert output.weight == weights.sum()
+  size = np.abs(errors)
+  expected = 0.9 * size.max(0) + 0.1 * size.mean(0)
+  np.testing.assert_allclose(output.priorities, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_the_burn_in_has_no_gradient_but_its_state_counts():
+  unroll, weight = sample_of()
+
+  @jax.jit
+  @functools.partial(jax.value_and_grad, argnums=(0, 1))
+  def q_mean(observation, stored):
+    timestep = unroll.inputs.timestep._replace(observation=observation)
+    inputs = unroll.inputs._replace(timestep=timestep)
+    changed = unroll._replace(inputs=inputs, core_state=stored)
+    _, output = agent_of().gradients(
+      state_of(), jax.random.key(0), types.Sample(changed, weight)
+    )
+    return output.metrics["q_mean"]
+
+  observation, stored = unroll.inputs.timestep.observation, unroll.core_state
+  value, (by_observation, by_state) = q_mean(observation, stored)
+  by_observation = np.asarray(by_observation)
+  assert not np.any(by_observation[:BURN_IN])
+  assert np.any(by_observation[BURN_IN:])
+  assert not any(np.any(x) for x in jax.tree.leaves(by_state))
+  other = jax.tree.map(lambda x: x + np.float32(1), stored)
+  assert q_mean(observation, other)[0] != value
+
+
+@functools.cache
+def played():
+  """Unrolls of a policy that does not learn, one after another."""
+  layout = unroll_store.Layout.of(agent_of(), PERIOD, NUM_ENVS)
+  actor = local_actor.LocalActor(
+    local_actor.Programs(agent_of(), SPEC, layout),
+    ENV,
+    seed=0,
+    rng_key=jax.random.key(0),
+    device=jax.devices()[0],
+    waits=metrics.Waits({metrics.WAIT_ENVIRONMENTS: 1}),
+  )
+  acting, unrolls = agent_of().acting(state_of()), []
+  while len(unrolls) < 16:
+    _, unroll = actor.observe(acting, np.int32(0))
+    if unroll is not None:
+      unrolls.append(jax.tree.map(np.asarray, unroll))
+    actor.act(acting, np.int32(0))
+  return unrolls
+
+
+def steps_of(unrolls):
+  """The inputs of everything that happened, each step once."""
+  return jax.tree.map(
+    lambda *x: np.concatenate([y[:PERIOD] for y in x]),
+    *[unroll.inputs for unroll in unrolls],
+  )
+
+
+def test_a_stored_state_is_that_of_the_episode_so_far():
+  inputs = steps_of(played())
+  _, core_states = unrolled(agent_of().acting(state_of()), inputs, zeros())
+  for k, unroll in enumerate(played()):
+    first = inputs.timestep.step_type[k * PERIOD] == dm_env.StepType.FIRST
+    # At FIRST the store has zeros, and the LSTM resets itself.
+    expected = jax.tree.map(
+      lambda x, first=first: np.where(first[:, None], 0.0, x),
+      core_states[k * PERIOD],
+    )
+    # Two programs round differently.
+    chex.assert_trees_all_close(
+      unroll.core_state, expected, rtol=1e-5, atol=1e-6
+    )
+    stored = jax.tree.leaves(unroll.core_state)
+    assert first.all() or any(np.any(x) for x in stored)
+
+
+def test_first_priorities_are_of_the_q_values_that_acted():
+  """With the same parameters they are those that learning would give."""
+  state = dataclasses.replace(state_of(), target_params=state_of().params)
+  unroll = played()[5]
+  actual = jitted("priorities")(agent_of().acting(state), unroll)
+  assert actual.shape == (NUM_ENVS, 1)
+  sample = types.Sample(unroll, sample_of().importance_weight)
+  _, output = jitted("gradients")(state, jax.random.key(0), sample)
+  np.testing.assert_allclose(
+    np.asarray(actual)[:, 0], output.priorities, rtol=1e-4, atol=1e-6
+  )
+  assert np.std(actual) > 1e-5
+
+
+# In a replay
+
+
+def test_updates_are_as_many_as_the_ratio_says():
+  config = replay.Config(
+    replay_min_steps=1, replay_batch_size=8, replay_ratio=0.5
+  )
+  plan = plan_lib.Plan(10_000, PERIOD * NUM_ENVS, config, unroll_length=PERIOD)
+  source = plan.source(agent_of(), jax.devices()[:1], jax.random.key(0))
+  share = types.Share(agent_of().needs.stored(sample_of().unroll))
+  updates = sum(len(list(source([share]))) for _ in range(120))
+  learned = updates * 8 * LEARNED
+  assert learned / (120 * PERIOD * NUM_ENVS) == pytest.approx(0.5, rel=0.05)
+  # So epsilon falls over as many env steps as it says.
+  horizon, expected = plan.horizon, 10_000 * 0.5 / (8 * LEARNED)
+  agent = agent_of(horizon=horizon, epsilon_steps=5_000)
+  state = dataclasses.replace(state_of(), updates=np.int32(round(expected / 4)))
+  end = state.hyperparameters | {"epsilon_end": np.float32(0.2)}
+  state = dataclasses.replace(state, hyperparameters=end)
+  assert float(agent.acting(state).epsilon) == pytest.approx(0.6, abs=0.01)
+
+
+# The figure
+
+
+def test_the_figures_discrepancy_is_of_states_that_acting_did_not_have():
+  # As in a ring that has wrapped, they begin within an episode.
+  sequences = played()[2:]
+  unrolls = jax.tree.map(
+    lambda *x: np.concatenate(x, axis=1),
+    *[unroll._replace(core_state=()) for unroll in sequences],
+  )
+  core_state = jax.tree.map(
+    lambda *x: np.concatenate(x), *[unroll.core_state for unroll in sequences]
+  )
+
+  def discrepancy(acting, stored_state):
+    found = stored_state_figure.discrepancy(
+      agent_of(),
+      acting,
+      unrolls._replace(core_state=core_state),
+      num_envs=NUM_ENVS,
+      period=PERIOD,
+      stored_state=stored_state,
+    )
+    assert found.shape == (agent_of().needs.window,)
+    return found
+
+  acting = agent_of().acting(state_of())
+  np.testing.assert_allclose(discrepancy(acting, True), 0.0, atol=1e-6)
+  assert discrepancy(acting, False)[0] > 0.01
+  newer = jax.tree.map(lambda x: x * np.float32(1.2), acting)
+  assert discrepancy(newer, True)[0] > 0.01

@@ -1,0 +1,215 @@
+"""Division of rewards by the deviation of discounted returns."""
+
+import dataclasses
+import functools
+
+import dm_env
+import jax
+import numpy as np
+import pytest
+from dm_env import specs
+
+from seedx import sharding, types
+from seedx.agents import a2c, acting_step, ppo, rewards, vtrace
+from tests import conftest
+from tests.agents import dqn_test
+from tests.pipelines import pipelines_test
+
+SPEC = types.EnvironmentSpec(
+  specs.Array((4,), np.float32), specs.DiscreteArray(3)
+)
+AGENTS = {"a2c": a2c, "vtrace": vtrace, "ppo": ppo}
+KEY, GAMMA, BATCH = jax.random.key(0), 0.9, 6
+
+
+@functools.cache
+def made(name="a2c", **fields):
+  """An agent that normalizes rewards, unless a field says otherwise."""
+  common = {"hidden_sizes": (8,), "discount": GAMMA, "reward_scale": 1.0}
+  fields = {**common, "normalize_rewards": True, **fields}
+  config = AGENTS[name].Config(**fields)
+  return config, config.make(SPEC)
+
+
+@functools.cache
+def jitted(method, name="a2c", **fields):
+  return jax.jit(getattr(made(name, **fields)[1], method))
+
+
+@functools.cache
+def state_of(name="a2c", **fields):
+  config, agent = made(name, **fields)
+  return dqn_test.random_state(agent, config)
+
+
+def unroll_of(agent, length=9, seed=0, scale=1.0):
+  unroll = conftest.random_unroll(
+    agent, SPEC, length, np.linspace(0, 0.5, BATCH), seed
+  )
+  timestep = unroll.inputs.timestep
+  timestep = timestep._replace(reward=np.float32(scale) * timestep.reward)
+  return unroll._replace(inputs=unroll.inputs._replace(timestep=timestep))
+
+
+def returns_of(timestep, before):
+  """R after each step, by a loop."""
+  found, total = [], np.array(before, np.float64)
+  for step_type, reward in zip(*timestep[:2], strict=True):
+    total = np.where(step_type == 0, 0.0, GAMMA * total) + reward
+    found.append(total)
+  return np.stack(found)
+
+
+def test_acting_carries_the_return_from_unroll_to_unroll():
+  _, agent = made()
+  timestep = unroll_of(agent, length=20).inputs.timestep
+  assert np.sum(timestep.step_type[1:] == dm_env.StepType.FIRST) > 3
+  expected = returns_of(timestep, np.zeros(BATCH))
+  acting_state = acting_step.initial_state(agent, SPEC, BATCH)
+  take = jax.jit(functools.partial(acting_step.take, agent))
+  acting = agent.acting(state_of())
+  for time in range(20):
+    now = jax.tree.map(lambda x, time=time: x[time], timestep)
+    taken = take(acting, KEY, now, acting_state, np.zeros(BATCH, np.float32))
+    acting_state = taken.acting_state
+    np.testing.assert_allclose(
+      acting_state.core_state.discounted, expected[time], rtol=1e-5, atol=1e-6
+    )
+  whole = rewards.discounted(timestep, np.zeros(BATCH, np.float32), GAMMA)
+  np.testing.assert_allclose(whole, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["a2c", "ppo"])
+def test_statistics_are_of_the_returns_of_all_steps_that_are_no_resets(name):
+  _, agent = made(name)
+  state, means, squares = state_of(name), [], []
+  state = dataclasses.replace(
+    state, statistics=jax.tree.map(np.zeros_like, state.statistics)
+  )
+  for seed in range(3):
+    unroll = unroll_of(agent, seed=seed)
+    before = np.full(BATCH, 5.0 * seed, np.float32)
+    core_state = unroll.core_state._replace(discounted=before)
+    unroll = unroll._replace(core_state=core_state)
+    state, _ = jitted("update", name)(state, KEY, unroll)
+    timestep = unroll.inputs.timestep
+    kept = returns_of(timestep, before)[1:][timestep.step_type[1:] != 0]
+    means.append(kept.mean())
+    squares.append(np.square(kept).mean())
+    assert state.statistics.mean[0] == pytest.approx(np.mean(means), rel=1e-4)
+    variance = np.mean(squares) - np.mean(means) ** 2
+    assert state.statistics.variance[0] == pytest.approx(variance, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_the_unit_of_rewards_does_not_matter(name):
+  """Without it, it does: values are to predict 1,000 times as much."""
+  for fields, same in (({}, True), ({"normalize_rewards": False}, False)):
+    _, agent = made(name, **fields)
+    small, large = (
+      jitted("gradients", name, **fields)(
+        state_of(name, **fields), KEY, unroll_of(agent, scale=scale)
+      )[1].metrics
+      for scale in (1.0, 1000.0)
+    )
+    assert (abs(large["loss_value"] / small["loss_value"] - 1) < 1e-3) == same
+
+
+def test_the_deviation_is_that_of_this_batch_and_all_before():
+  """So the first reward after many zeros is divided by no small number."""
+  _, agent = made(value_cost=1.0)
+  state, unroll = state_of(value_cost=1.0), unroll_of(agent)
+  nothing = unroll_of(agent, scale=0.0)
+  update = jitted("update", value_cost=1.0)
+  for _ in range(3):
+    state, output = update(state, KEY, nothing)
+    assert np.isfinite(output.metrics["loss_value"])
+  returns = returns_of(unroll.inputs.timestep, np.zeros(BATCH))[1:]
+  kept = returns[unroll.inputs.timestep.step_type[1:] != 0]
+  total = np.concatenate([kept, np.zeros(3 * len(kept))])
+  found = rewards.deviation(
+    state.statistics,
+    rewards.measure(
+      state.statistics,
+      (),
+      unroll.inputs.timestep,
+      np.zeros(BATCH, np.float32),
+      GAMMA,
+      None,
+    ),
+    state.updates,
+  )
+  assert found == pytest.approx(total.std(), rel=1e-3)
+
+
+@pytest.mark.slow
+def test_observations_are_normalized_beside_rewards():
+  """As they are without, and each has its own statistics."""
+  observed = {"normalize_observations": True}
+  both = made("ppo", **observed)[1]
+  alone = made("ppo", **observed, normalize_rewards=False)[1]
+  state = both.init(KEY)
+  assert len(jax.tree.leaves(state.statistics)) == 4
+  after = jax.jit(both.update)(state, KEY, unroll_of(both))[0].statistics
+  other = jax.jit(alone.update)(alone.init(KEY), KEY, unroll_of(alone))[0]
+  np.testing.assert_array_equal(after.mean[0], other.statistics.mean[0])
+  np.testing.assert_array_equal(after.variance[0], other.statistics.variance[0])
+  assert after.mean[1].shape == () and after.variance[1] > 0
+
+
+@pytest.mark.parametrize(
+  ("pipeline", "name"),
+  [
+    ("sync", "ppo"),
+    *(
+      pytest.param(*cell, marks=pytest.mark.slow)
+      for cell in (("anakin", "ppo"), ("seed", "ppo"), ("impala", "vtrace"))
+    ),
+    pytest.param("a3c", "a2c", marks=pytest.mark.long),
+  ],
+)
+def test_pipelines_carry_returns_beyond_an_unroll(pipeline, name, tmp_path):
+  """Of rewards of 1, R rises to 10 in some 20 steps; unrolls have 5."""
+  own, nodes = pipelines_test.make(
+    pipeline, name, tmp_path, normalize_rewards=True, discount=GAMMA
+  )
+  acting, process = [], own.process
+  last = pipelines_test.run_all(
+    own, nodes, finish=lambda: acting.append(process.policy(process.saved()))
+  )
+  assert last["learner_steps"] >= 3
+  statistics = acting[0].statistics
+  # Begun again in each unroll, they would be 4.1 at most, and 2.6 on average.
+  assert 4.1 < statistics.mean[0] < 10
+  assert 0 < statistics.variance[0] < 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["a2c", "ppo"])
+def test_4_cores_divide_by_the_same_deviation(name):
+  fields = {"epochs": 1, "minibatches": 1} if name == "ppo" else {}
+  fields["adam_epsilon"] = 1.0  # Small gradients are then small steps.
+  config, agent = made(name, **fields)
+  state, unroll = state_of(name, **fields), unroll_of(agent)
+  four = jax.tree.map(lambda x: x[:, :4], unroll._replace(core_state=()))
+  discounted = np.float32([0.0, 3.0, -4.0, 9.0])
+  core_state = unroll.core_state._replace(discounted=discounted)
+  four = four._replace(core_state=core_state)
+  update = sharding.per_core(
+    config.make(SPEC, sharding.CORES).update,
+    sharding.mesh(jax.devices()[:4]),
+    (sharding.REPLICATED, sharding.REPLICATED, sharding.UNROLL),
+    sharding.REPLICATED,
+  )
+  actual, output = update(state, KEY, four)
+  expected, of_one = jitted("update", name, **fields)(state, KEY, four)
+  for found, wanted in (
+    (actual.statistics, expected.statistics),
+    (output.metrics["loss_value"], of_one.metrics["loss_value"]),
+    (actual.params, expected.params),
+  ):
+    jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
+      found,
+      wanted,
+    )

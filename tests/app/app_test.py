@@ -1,0 +1,661 @@
+"""Training and loading without a command line, and `seedx` with one."""
+
+import cProfile
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import runpy
+import signal
+import subprocess
+import sys
+import threading
+
+import chex
+import flax.linen as nn
+import jax
+import numpy as np
+import psutil
+import pytest
+
+from experiments import a2c as a2c_experiment
+from seedx import __main__ as seedx_program
+from seedx import app, checkpoint, envs, metrics, types
+from seedx.acting import evaluator
+from seedx.agents import a2c, vtrace
+from seedx.app import allocator
+from seedx.app.cli import experiments
+from seedx.app.runs import checkpointer, run_dirs
+from seedx.learning import learner
+from seedx.pipelines import sync
+from tests import programs, running
+from tests.pipelines import pipelines_test
+
+own_signals = programs.own_signals
+compiled_once = programs.compiled_once
+
+CARTPOLE = envs.Config("CartPole-v1")
+
+
+def config_of(pipeline, name, **own):
+  """A small run that has no address yet."""
+  if pipeline == "sync":
+    return small()
+  config = pipelines_test.config_of(pipeline, name, "nowhere", **own)
+  known = {field.name for field in dataclasses.fields(config)}
+  empty = {"address": "", "server_addresses": ()}
+  return running.replaced(
+    config, **{k: v for k, v in empty.items() if k in known}
+  )
+
+
+# As of the experiment a2c with `SMALL`, so that they share programs.
+A2C = dataclasses.replace(
+  a2c_experiment.EXPERIMENT.config.agent, hidden_sizes=(8,)
+)
+
+
+def small(total_steps=100, agent=A2C, **fields):
+  """A run of the pipeline `sync`, which takes no time."""
+  return sync.Config(
+    total_steps=total_steps,
+    agent=agent,
+    num_envs=4,
+    learner=learner.Config(unroll_length=5),
+    **fields,
+  )
+
+
+def steps_of(run_dir):
+  found = checkpoint.Checkpoints(checkpointer.directory(run_dir))
+  return found.steps()
+
+
+def play(policy, seed):
+  """The return of an episode, in a loop of one's own."""
+  act = jax.jit(policy.act)
+  environment = envs.make(policy.env, 1, seed=seed)
+  environment.reset()
+  state = policy.initial_state(1)
+  while True:
+    rows = environment.recv()
+    if not np.isnan(rows.episode_return[0]):
+      environment.close()
+      return rows.episode_return[0]
+    action, state = act(rows.timestep, state)
+    environment.send(rows.index, np.asarray(action))
+
+
+def documented_metrics():
+  """The names in the table of metrics."""
+  text = (programs.ROOT / "docs/metrics.md").read_text()
+  (table,) = re.findall(r"^\| metric \|.*?\n\n", text, re.DOTALL | re.MULTILINE)
+  first_cells = [row.split("|")[1] for row in table.strip().splitlines()]
+  return {*re.findall(r"`(\w+)`", " ".join(first_cells))}
+
+
+@pytest.mark.parametrize(
+  ("pipeline", "name"),
+  [
+    ("sync", "a2c"),
+    # A checkpoint of each has the policy in another place.
+    *(
+      pytest.param(*cell, marks=pytest.mark.slow)
+      for cell in (("seed", "vtrace"), ("a3c", "a2c"), ("gorila", "dqn"))
+    ),
+    *(
+      pytest.param(*cell, marks=pytest.mark.long)
+      for cell in (("impala", "a2c"), ("apex", "dqn"))
+    ),
+  ],
+)
+def test_any_pipeline_trains_is_loaded_and_goes_on(
+  pipeline, name, tmp_path, capfd
+):
+  config = config_of(pipeline, name)
+  steps = config.total_steps
+  run = app.train(config, run_dir=str(tmp_path), quiet=True)
+  assert capfd.readouterr() == ("", "")
+  assert run.run_dir == tmp_path
+  assert run.metrics["env_steps"] >= steps
+  assert (run.restarts, run.interrupted, run.evaluation) == (0, False, "")
+  lines = metrics.read_lines(tmp_path / "metrics.jsonl")
+  assert lines[-1]["env_steps"] == run.metrics["env_steps"]
+  assert lines[-1].keys() <= documented_metrics()
+  assert (tmp_path / "learning_curve.png").exists()
+  assert list(tmp_path.glob("events.out.tfevents*"))
+  said = json.loads((tmp_path / "config.json").read_text())
+  assert said["experiment"] is None and said["format"] == run_dirs.FORMAT
+  assert said["pipeline"].startswith(f"seedx.pipelines.{pipeline}")
+  assert said["pipeline"].endswith(":Config")
+  assert said["agent"] == f"seedx.agents.{name}:Config"
+  assert said["options"]["total_steps"] == steps
+  assert said["options"].get("address", "") == ""
+
+  policy = app.load(tmp_path)
+  assert policy.env_steps == run.metrics["env_steps"]
+  assert (policy.name, policy.seed) == (run_dirs.config(tmp_path).name, 0)
+  assert 8 <= play(policy, seed=5) <= 500
+
+  longer = running.replaced(config, total_steps=2 * steps)
+  more = app.train(longer, resume=str(tmp_path), quiet=True)
+  assert more.run_dir == tmp_path
+  assert more.metrics["env_steps"] >= 2 * steps
+  assert more.metrics["learner_steps"] > run.metrics["learner_steps"]
+  assert steps_of(tmp_path)[-1] == more.metrics["env_steps"]
+  options = json.loads((tmp_path / "config.json").read_text())["options"]
+  assert options["total_steps"] == 2 * steps
+
+
+@pytest.mark.slow
+def test_a_loaded_policy_acts_as_it_is_evaluated(tmp_path):
+  agent = vtrace.Config(hidden_sizes=(8,), recurrent=True, lstm_size=8)
+  config = small(agent=agent, seed=3)
+  app.train(config, run_dir=str(tmp_path), quiet=True)
+  policy = app.load(tmp_path, config=config)
+  assert policy.agent.initial_core_state(2) is not None
+  player = evaluator.Evaluator(
+    policy.agent, evaluator.Config(CARTPOLE, num_episodes=1)
+  )
+  for seed in (11, 12):
+    (expected,) = player.play(policy.acting, seed).returns
+    assert play(policy, seed) == expected
+
+
+def test_the_default_directory_has_the_pipeline_and_the_agent(
+  tmp_path, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  run = app.train(small(), quiet=True)
+  assert run.run_dir.parent == pathlib.Path("runs/sync_a2c")
+  assert app.load(run.run_dir).name == "sync_a2c"
+
+
+def test_progress_and_evaluations_are_shown_if_they_are_asked_for(
+  tmp_path, capfd
+):
+  run = app.train(
+    small(),
+    run_dir=str(tmp_path),
+    evaluate_every_steps=1_000,
+    evaluate_episodes=3,
+    checkpoint_every_seconds=0,
+  )
+  assert "env steps/s" in capfd.readouterr().err
+  assert run.evaluation.startswith("mean ")
+  assert run.evaluation.endswith(" of 3 episodes")
+  lines = (tmp_path / "evaluations.jsonl").read_text().splitlines()
+  assert json.loads(lines[-1])["env_steps"] == run.metrics["env_steps"]
+
+
+def test_a_checkpoint_is_chosen(tmp_path):
+  config = small()
+  app.train(config, run_dir=str(tmp_path), quiet=True)
+  longer = running.replaced(config, total_steps=200)
+  app.train(longer, resume=str(tmp_path), quiet=True)
+  first, last = steps_of(tmp_path)
+  found = checkpoint.Checkpoints(checkpointer.directory(tmp_path))
+  best = found.ranked()[0]
+  for which, expected in (
+    (str(first), first),
+    (str(last), last),
+    ("latest", last),
+    ("best", best),
+  ):
+    policy = app.load(tmp_path, which)
+    assert policy.env_steps == expected
+    saved = found.restore(expected, checkpointer.ACTING, policy.acting)
+    chex.assert_trees_all_equal(policy.acting, saved)
+  with pytest.raises(types.ConfigError, match=f"{first}, {last}, found '1'$"):
+    app.load(tmp_path, "1")
+  with pytest.raises(types.ConfigError, match="found no config"):
+    app.load(tmp_path / "checkpoints")
+
+
+# What comes from the user
+
+
+class Torso(nn.Module):
+  @nn.compact
+  def __call__(self, observation):
+    return nn.relu(nn.Dense(8)(observation))
+
+
+@dataclasses.dataclass(frozen=True)
+class Mine(a2c.Config):
+  """An agent that does not come with seedx.
+
+  Attributes:
+    patience: that it has.
+  """
+
+  patience: int = 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ("agent", "reason"),
+  [
+    (a2c.Config(torso=Torso()), "config="),
+    (Mine(hidden_sizes=(8,)), "is not part of seedx; use app.load"),
+  ],
+  ids=["torso", "agent"],
+)
+def test_what_is_the_users_needs_its_config_to_be_loaded(
+  agent, reason, tmp_path
+):
+  config = small(agent=agent)
+  app.train(config, run_dir=str(tmp_path), quiet=True)
+  with pytest.raises(types.ConfigError, match=reason):
+    app.load(tmp_path)
+  policy = app.load(tmp_path, config=config)
+  assert play(policy, 5) >= 8
+  longer = running.replaced(config, total_steps=200)
+  app.train(longer, resume=str(tmp_path), quiet=True)
+  assert app.load(tmp_path, config=longer).env_steps >= 200
+
+
+def test_another_config_is_refused_to_go_on(tmp_path):
+  app.train(small(), run_dir=str(tmp_path), quiet=True)
+  before = (tmp_path / "config.json").read_text()
+  for other, reason in (
+    (small(seed=1), "found another --seed"),
+    (
+      small(agent=dataclasses.replace(A2C, hidden_sizes=(9,))),
+      "another --hidden-sizes",
+    ),
+    (small(agent=vtrace.Config(hidden_sizes=(8,))), "vtrace:Config to resume"),
+    (small(agent=Mine(hidden_sizes=(8,))), "tests.app.app_test:Mine to"),
+    (config_of("a3c", "a2c"), "a run of seedx.pipelines.a3c:Config"),
+  ):
+    with pytest.raises(types.ConfigError, match=reason):
+      app.train(other, resume=str(tmp_path), quiet=True)
+  assert (tmp_path / "config.json").read_text() == before
+
+
+def test_what_cannot_be_trained_is_refused(tmp_path):
+  app.train(small(), run_dir=str(tmp_path / "a"), quiet=True)
+  for fields in (
+    {"run_dir": str(tmp_path / "a")},
+    {"resume": str(tmp_path / "a"), "run_dir": "elsewhere"},
+    {"resume": str(tmp_path)},
+    {"checkpoint_every_seconds": -1.0},
+    {"evaluate_episodes": 0},
+  ):
+    with pytest.raises(types.ConfigError, match="expected"):
+      app.train(small(), quiet=True, **fields)
+  with pytest.raises(types.ConfigError, match="expected a pipeline's config"):
+    app.train(a2c.Config(), run_dir=str(tmp_path / "b"), quiet=True)
+  with pytest.raises(TypeError, match="run_folder"):
+    app.train(small(), run_folder="x")
+  assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Variant(sync.Config):
+  """A pipeline of a script."""
+
+  def learn(self, context):
+    own = super().learn(context)
+    return dataclasses.replace(own, measures=[*own.measures, self])
+
+  def measure(self):
+    return {"variant": 1.0}
+
+
+def test_a_variant_of_a_pipeline_is_a_subclass_of_its_config(tmp_path):
+  config = Variant(**vars(small()))
+  run = app.train(config, run_dir=str(tmp_path / "a"), quiet=True)
+  assert run.metrics["variant"] == 1.0 and run.metrics["learner_steps"]
+
+
+def test_an_agent_that_knows_no_best_action_has_no_policy_to_load(tmp_path):
+  agent = running.Changed(
+    A2C, lambda agent: dataclasses.replace(agent, greedy=None)
+  )
+  config = small(agent=agent)
+  app.train(config, run_dir=str(tmp_path), quiet=True)
+  policy = app.load(tmp_path, config=config)
+  with pytest.raises(types.ConfigError, match="greedy"):
+    play(policy, 0)
+
+
+def test_a_failure_is_raised_and_leaves_the_signals(tmp_path, monkeypatch):
+  def fail(*_):
+    raise FloatingPointError("no more")
+
+  monkeypatch.setattr(learner.Learner, "learn", fail)
+  with pytest.raises(FloatingPointError, match="no more"):
+    app.train(small(), run_dir=str(tmp_path), quiet=True)
+
+
+# Ctrl-C
+
+
+def handlers():
+  return [signal.getsignal(x) for x in (signal.SIGINT, signal.SIGTERM)]
+
+
+@pytest.mark.parametrize(
+  ("number", "ends"),
+  [
+    (signal.SIGINT, None),
+    (signal.SIGINT, KeyboardInterrupt),
+    (signal.SIGTERM, SystemExit),
+  ],
+)
+def test_a_signal_ends_a_run_early_and_is_given_back(
+  number, ends, tmp_path, capfd
+):
+  """A script ends with it, unless it asks for the run."""
+  before, sink = handlers(), running.Lines()
+
+  def interrupt():
+    path = tmp_path / "metrics.jsonl"
+    running.wait_until(
+      lambda: path.exists() and path.read_text().count("\n") >= 2
+    )
+    assert handlers() != before
+    os.kill(os.getpid(), number)
+
+  thread = threading.Thread(target=interrupt)
+  thread.start()
+
+  def train():
+    return app.train(
+      small(10**9, log_seconds=0.05),
+      run_dir=str(tmp_path),
+      quiet=True,
+      sinks=[sink],
+      return_interrupted=ends is None,
+    )
+
+  if ends is None:
+    run = train()
+    assert run.interrupted and run.metrics["env_steps"] < 10**9
+  else:
+    with pytest.raises(ends) as caught:
+      train()
+    if ends is SystemExit:
+      assert caught.value.code == 143
+  thread.join()
+  assert handlers() == before
+  assert "Ctrl-C again to exit at once" in capfd.readouterr().err
+  assert steps_of(tmp_path) == [sink.lines[-1]["env_steps"]]
+
+
+def test_on_another_thread_signals_are_let_be(tmp_path):
+  before, seen, runs = handlers(), [], []
+
+  def train():
+    runs.append(app.train(small(), run_dir=str(tmp_path), quiet=True))
+
+  thread = threading.Thread(target=train)
+  thread.start()
+  while thread.is_alive():
+    seen.append(handlers())
+    thread.join(0.02)
+  assert seen and all(x == before for x in seen)
+  assert runs[0].metrics["env_steps"] >= 100
+
+
+# The program
+
+
+def seedx(monkeypatch, *words):
+  """Runs `seedx WORDS` in this process; returns its exit status."""
+  monkeypatch.setattr(sys, "argv", ["seedx", *map(str, words)])
+  return seedx_program.main()
+
+
+SMALL = "--hidden-sizes 8 --num-envs 4 --unroll-length 5 --total-steps 100"
+
+
+def test_the_program_does_all_that_there_is(tmp_path, monkeypatch, capfd):
+  run_dir = tmp_path / "run"
+  words = ["train", "a2c", *SMALL.split(), "--run-dir", run_dir]
+  assert seedx(monkeypatch, *words) == 0
+  said = json.loads((run_dir / "config.json").read_text())
+  assert said["experiment"] == "a2c"
+  assert seedx(monkeypatch, "evaluate", run_dir, "--episodes", 2) == 0
+  assert "of 2 episodes" in capfd.readouterr().out
+  picture = tmp_path / "plot.svg"
+  (run_dir / "metrics.jsonl").write_text(
+    '{"env_steps": 1, "wall_seconds": 1, "episode_return": 2.0}\n'
+  )
+  assert seedx(monkeypatch, "plot", run_dir, "--output", picture) == 0
+  assert picture.exists()
+  policy = tmp_path / "policy"
+  assert seedx(monkeypatch, "export", run_dir, "--output", policy) == 0
+  assert json.loads((tmp_path / "policy.json").read_text())["env_steps"] >= 100
+  # It is one experiment, whatever the module is called.
+  words = ["--resume", str(run_dir), "--total-steps", "200"]
+  assert programs.main(a2c_experiment, words) == 0
+  assert steps_of(run_dir)[-1] >= 200
+  # A script's run is not a program's.
+  script = str(tmp_path / "script")
+  app.train(small(), run_dir=script, quiet=True)
+  said = programs.refused(a2c_experiment, ["--resume", script], capfd)
+  assert "expected a run of a2c to --resume, found one of" in said
+  assert "seedx.pipelines.sync:Config" in said
+  with pytest.raises(types.ConfigError, match="found one of a2c in"):
+    app.train(small(), resume=str(run_dir), quiet=True)
+
+
+def test_it_says_what_it_can_do(monkeypatch, capsys):
+  for words in ([], ["--help"]):
+    assert seedx(monkeypatch, *words) == 0
+    out = capsys.readouterr().out
+    for name in ("train", "evaluate", "plot", "export", "compare", "join"):
+      assert f"seedx {name} " in out
+
+
+@pytest.mark.parametrize(
+  ("words", "reason"),
+  [
+    ("fly", "join, certificates, found 'fly'"),
+    ("train", ", ".join(experiments.shipped())),
+    ("train sarsa", "found 'sarsa'"),
+    ("train a2c --epochs 3", "unrecognized arguments: --epochs"),
+    ("evaluate", "expected RUN_DIR"),
+    ("compare --experiments x", "found 'x'"),
+  ],
+)
+def test_what_it_cannot_do_is_one_line(words, reason, monkeypatch, capsys):
+  with pytest.raises(SystemExit) as caught:
+    seedx(monkeypatch, *words.split())
+  assert caught.value.code == 2
+  out, err = capsys.readouterr()
+  assert out == "" and err.count("\n") == 1 and reason in err
+
+
+def test_each_program_has_a_help_of_its_own(monkeypatch, capsys):
+  """Also as the module beside it."""
+  for name in ("evaluate", "plot", "export", "compare", "benchmark", "sweep"):
+    with pytest.raises(SystemExit) as caught:
+      seedx(monkeypatch, name, "--help")
+    assert caught.value.code == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"usage: seedx {name} ") and "--" in out
+    monkeypatch.setattr(sys, "argv", [f"experiments.{name}", "--help"])
+    with pytest.raises(SystemExit) as caught:
+      runpy.run_module(f"experiments.{name}", run_name="__main__")
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == out
+
+
+# Experiments by their names
+
+OWN = """
+\"\"\"An experiment of one's own.\"\"\"
+
+import sys
+
+from seedx import app
+from seedx.agents import a2c
+from seedx.learning import learner
+from seedx.pipelines import sync
+
+EXPERIMENT = app.Experiment(
+  sync.Config(
+    total_steps=100,
+    num_envs=4,
+    agent=a2c.Config(hidden_sizes=(8,)),
+    learner=learner.Config(unroll_length=5),
+  ),
+  continuous=app.preset(total_steps=120),
+)
+
+if __name__ == "__main__":
+  sys.exit(app.main(EXPERIMENT))
+"""
+
+
+def python(folder, *words):
+  """Runs Python in a folder, with seedx from this repository."""
+  return subprocess.run(
+    [sys.executable, *map(str, words)],
+    cwd=folder,
+    env={**os.environ, "PYTHONPATH": str(programs.ROOT)},
+    capture_output=True,
+    text=True,
+    timeout=600,
+  )
+
+
+@pytest.mark.parametrize(
+  ("path", "words", "name"),
+  [
+    pytest.param(
+      "mine.py", ["mine.py"], "mine:EXPERIMENT", marks=pytest.mark.slow
+    ),
+    *(
+      pytest.param(*case, marks=pytest.mark.long)
+      for case in (
+        # Neither is the one that comes with seedx.
+        ("a2c.py", ["a2c.py"], "a2c:EXPERIMENT"),
+        ("experiments/a2c.py", ["-m", "experiments.a2c"], "experiments.a2c:"),
+      )
+    ),
+  ],
+)
+def test_an_experiment_of_ones_own_is_found_again(path, words, name, tmp_path):
+  (tmp_path / path).parent.mkdir(exist_ok=True)
+  # Without it a package anywhere in sys.path comes first: here ours is there.
+  (tmp_path / path).with_name("__init__.py").touch()
+  (tmp_path / path).write_text(OWN)
+  done = python(tmp_path, *words, "--run-dir", "run")
+  assert done.returncode == 0, done.stderr
+  found = run_dirs.config(tmp_path / "run")
+  assert found.experiment.startswith(name)
+  assert found.name == pathlib.Path(path).stem
+  program = ["-m", "seedx", "evaluate", "run", "--episodes", "2"]
+  done = python(tmp_path, *program, "--trust")
+  assert done.returncode == 0, done.stderr
+  done = python(tmp_path, *words, "--resume", "run", "--total-steps", "200")
+  assert done.returncode == 0, done.stderr
+  if path == "mine.py":
+    (tmp_path / "elsewhere").mkdir()
+    program = ["-m", "seedx", "export", "../run", "--trust"]
+    done = python(tmp_path / "elsewhere", *program)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1 and "from here" in done.stderr
+
+
+def test_old_names_are_understood():
+  for name in experiments.shipped():
+    found = experiments.load(name)
+    assert experiments.load(f"experiments.{name}") is found
+    module = experiments.load_module(name)
+    assert experiments.name_of(module.__name__) == name
+  assert experiments.name_of("experiments.a2c") == "a2c"
+
+
+@pytest.mark.parametrize(
+  "name", ["nowhere", "nowhere:EXPERIMENT", "evaluate", "json", "os.path:sep"]
+)
+def test_what_is_no_experiment_is_named(name):
+  with pytest.raises(types.ConfigError, match=f"expected {name} to be one of"):
+    experiments.load(name)
+
+
+# The allocator
+
+ALLOCATOR = (
+  "GLIBC_TUNABLES",
+  "MALLOC_MMAP_THRESHOLD_",
+  "MALLOC_TRIM_THRESHOLD_",
+)
+
+
+untraced = pytest.mark.skipif(
+  sys.gettrace() is not None,
+  reason="a program that is traced, here for coverage, does not start again",
+)
+
+
+@pytest.fixture
+def executed(monkeypatch):
+  """What this process would have become."""
+  calls = []
+  monkeypatch.setattr(os, "execve", lambda *call: calls.append(call))
+  for name in ALLOCATOR:
+    monkeypatch.delenv(name, raising=False)
+  return calls
+
+
+@untraced
+def test_a_program_starts_itself_again_once(executed, monkeypatch):
+  with cProfile.Profile():
+    allocator.keep_freed_memory()
+  assert executed == []  # The profile would be of another program.
+  before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+  allocator.keep_freed_memory()
+  assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+  ((program, words, environment),) = executed
+  assert (program, words) == (sys.executable, sys.orig_argv)
+  assert set(ALLOCATOR) < set(environment)
+  for name in ALLOCATOR:
+    with monkeypatch.context() as patch:
+      patch.setenv(name, environment[name])
+      allocator.keep_freed_memory()
+  monkeypatch.setattr(sys, "platform", "darwin")
+  allocator.keep_freed_memory()
+  assert len(executed) == 1
+
+
+@pytest.mark.parametrize(
+  ("words", "expected"),
+  [
+    (["python", "-m", "experiments.ppo", "--env", "x"], True),
+    (["python", "-m", "seedx.experiments.ppo"], False),
+    (["python", "-m", "experiments"], False),
+    (["python", "experiments/ppo.py"], False),
+  ],
+)
+def test_a_program_knows_its_package(words, expected, monkeypatch):
+  monkeypatch.setattr(sys, "orig_argv", words)
+  assert allocator.runs_module_of("experiments") == expected
+
+
+@untraced
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  "words", [("experiments.a2c",), ("seedx", "train", "a2c")], ids=" ".join
+)
+def test_the_process_that_trains_has_the_settings(words, tmp_path):
+  given = {k: v for k, v in os.environ.items() if k not in ALLOCATOR}
+  program = subprocess.Popen(
+    [sys.executable, "-m", *words, "--run-dir", str(tmp_path / "run")],
+    cwd=programs.ROOT,
+    env=given,
+    stderr=subprocess.DEVNULL,
+  )
+  try:
+    path = tmp_path / "run" / "metrics.jsonl"
+    running.wait_until(lambda: path.exists() or program.poll() is not None)
+    assert set(ALLOCATOR) < set(psutil.Process(program.pid).environ())
+  finally:
+    program.kill()
+    program.wait()

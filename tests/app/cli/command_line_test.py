@@ -1,0 +1,501 @@
+"""Configs as settings, and command lines from them."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import pytest
+
+from seedx import types
+from seedx.app.cli import command_line, configs
+from tests import programs
+
+
+@dataclasses.dataclass(frozen=True)
+class Env:
+  """Which environment.
+
+  Attributes:
+    env: EnvPool's name of it, or MODULE:FACTORY: one
+      of yours.
+    env_options: of EnvPool or your factory.
+    info_keys: info entries that join the observation.
+  """
+
+  env: str = "CartPole-v1"
+  env_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  info_keys: Sequence[str] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Base:
+  """What all agents have.
+
+  Attributes:
+    learning_rate: of Adam.
+    discount: per env step.
+  """
+
+  learning_rate: float = 2e-3
+  discount: float = 0.99
+
+  def __post_init__(self):
+    types.check_ranges(self, discount=(0, 1))
+
+
+class Plain:
+  pass
+
+
+@dataclasses.dataclass(frozen=True)
+class Agent(Base, Plain):
+  """An agent.
+
+  Attributes:
+    discount: of later rewards.
+    td_lambda: mixes in shorter returns.
+    double: whether two networks judge.
+    recurrent: whether there is a memory.
+    hidden_sizes: units of the layers.
+    image_torso: the network for images.
+  """
+
+  td_lambda: float = 1.0
+  double: bool = True
+  recurrent: bool = False
+  hidden_sizes: tuple[int, ...] = (64, 64)
+  image_torso: Literal["nature", "impala"] = "nature"
+  make_network: Callable[[], Any] | None = None
+  learning_rate_end: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Replay:
+  """A replay.
+
+  Attributes:
+    replay_capacity: env steps that are kept.
+  """
+
+  replay_capacity: int = 100
+
+
+@dataclasses.dataclass
+class Thawed:
+  inner: int = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """A run.
+
+  Attributes:
+    num_envs: environments.
+    seconds: of patience.
+    total_steps: env steps to learn for.
+    run_dir: where results go; runs/<experiment>/<time> if empty.
+  """
+
+  num_envs: int
+  env: Env = Env()
+  agent: Agent = dataclasses.field(default_factory=lambda: Agent(td_lambda=0.9))
+  replay: Replay | None = None
+  kind: type = Replay
+  thawed: Thawed = dataclasses.field(default_factory=Thawed)
+  few: int = 5
+  seconds: float = 5.0
+  total_steps: int = 2_000
+  run_dir: str = ""
+  derived: int = dataclasses.field(init=False, default=7)
+
+  def __post_init__(self):
+    types.check_ranges(
+      self, num_envs=(1, types.MOST), few=(1, 9), seconds=(0, types.MOST)
+    )
+    if self.total_steps < self.num_envs:
+      raise types.ConfigError(
+        f"expected total_steps of at least\n{self.num_envs} for the num_envs,"
+        f" found {self.total_steps} of the expected steps"
+      )
+
+
+@dataclasses.dataclass(frozen=True)
+class Plot:
+  """A plot.
+
+  Attributes:
+    metric: what is plotted.
+    run_dirs: of the runs.
+    smooth: steps to average over.
+    log: whether the axis is logarithmic.
+  """
+
+  metric: str = ""
+  run_dirs: tuple[str, ...] = ()
+  smooth: int = 1
+  log: bool = False
+
+  def __post_init__(self):
+    if "bad" in self.run_dirs:
+      raise types.ConfigError("expected run_dirs of runs, found bad")
+
+
+RUN = Run(num_envs=4)
+
+
+def parse(words, config=RUN, **options):
+  argv = words.split(" ") if isinstance(words, str) else words
+  argv = [word for word in argv if word] if isinstance(words, str) else argv
+  return command_line.parse(config, argv, "a.program", "Does it.", **options)
+
+
+def plot(words):
+  return parse(words, Plot(), positional=("metric", "run_dirs"))
+
+
+def refused(capfd, call, *arguments, **options):
+  """What a call says before it exits with status 2; one line."""
+  capfd.readouterr()
+  with pytest.raises(SystemExit) as caught:
+    call(*arguments, **options)
+  assert caught.value.code == 2
+  out, err = capfd.readouterr()
+  assert out == ""
+  assert err.startswith("error: ") and err.endswith("; see --help\n")
+  assert err.count("\n") == 1
+  return err.removeprefix("error: ").removesuffix("; see --help\n")
+
+
+def helped(capfd, config=RUN, **options):
+  with pytest.raises(SystemExit) as caught:
+    parse("--help", config, **options)
+  assert caught.value.code == 0
+  out, err = capfd.readouterr()
+  assert err == ""
+  return out
+
+
+# Settings.
+
+
+def test_settings_are_the_plain_fields_of_all_nests_in_order():
+  assert list(configs.settings(RUN)) == [
+    "num_envs",
+    "env",
+    "env_options",
+    "info_keys",
+    "learning_rate",
+    "discount",
+    "td_lambda",
+    "double",
+    "recurrent",
+    "hidden_sizes",
+    "image_torso",
+    "few",
+    "seconds",
+    "total_steps",
+    "run_dir",
+  ]
+
+
+def test_a_setting_says_where_it_lies_and_what_it_is():
+  settings = configs.settings(Run(4, env=Env("Pong-v5")))
+  found = settings["env"]
+  assert found.default == "CartPole-v1"
+  assert found.help == "EnvPool's name of it, or MODULE:FACTORY: one of yours."
+  # The class's own default, not that of the config that it lies in.
+  assert settings["td_lambda"].default == 1.0
+
+
+def test_the_nearest_class_that_documents_a_field_is_heard():
+  settings = configs.settings(RUN)
+  assert settings["learning_rate"].help == "of Adam."
+  assert settings["discount"].help == "of later rewards."
+  assert settings["learning_rate"].owner is Agent
+
+
+def test_two_settings_of_one_name_are_an_error():
+  @dataclasses.dataclass(frozen=True)
+  class Other:
+    num_envs: int = 1
+
+  config = Run(4, replay=Other())
+  with pytest.raises(ValueError, match=r"num_envs, .*Run and .*Other"):
+    configs.settings(config)
+
+
+def test_replaced_changes_settings_wherever_they_lie():
+  network = dict
+  config = dataclasses.replace(RUN, agent=Agent(make_network=network))
+  found = configs.replaced(
+    config, {"total_steps": 9, "td_lambda": 0.5, "discount": 0.5, "env": "x"}
+  )
+  agent = Agent(make_network=network, td_lambda=0.5, discount=0.5)
+  assert found == Run(4, env=Env("x"), agent=agent, total_steps=9)
+  assert config.total_steps == 2_000
+  assert configs.replaced(config, {}) == config
+
+
+def test_replaced_checks_all_changes_at_once():
+  @dataclasses.dataclass(frozen=True)
+  class Pair:
+    low: int = 0
+    high: int = 1
+
+    def __post_init__(self):
+      if self.low >= self.high:
+        raise types.ConfigError("expected low below high")
+
+  pair = Pair()
+  assert configs.replaced(pair, {"high": 9, "low": 8}) == Pair(8, 9)
+
+
+def test_a_name_of_no_setting_is_an_error():
+  for name in ("lerning_rate", "make_network", "replay_capacity", "agent"):
+    with pytest.raises(ValueError, match=f"num_envs, .*found {name}, zzz$"):
+      configs.replaced(RUN, {name: 1.0, "td_lambda": 1.0, "zzz": 1.0})
+
+
+def test_settings_come_back_from_json():
+  words = "--hidden-sizes 3,4 --info-keys a,b --env-options a=1"
+  config = parse(words)
+  said = configs.in_json(config)
+  assert said["hidden_sizes"] == [3, 4] and said["env_options"] == {"a": 1}
+  assert list(said) == list(configs.settings(config))
+  read = json.loads(json.dumps(said))
+  assert read == said
+  found = configs.replaced(RUN, read)
+  assert found == config
+  assert found.agent.hidden_sizes == (3, 4)
+
+
+# What is given.
+
+
+@pytest.mark.parametrize(
+  ("words", "name", "expected"),
+  [
+    ("--total-steps 7", "total_steps", 7),
+    ("--total-steps 7 --total-steps=8", "total_steps", 8),
+    ("--few 1", "few", 1),
+    ("--few 9", "few", 9),
+    ("--discount 5e-4", "discount", 5e-4),
+    ("--discount 1", "discount", 1.0),
+    ("--td-lambda -1", "td_lambda", -1.0),
+    ("--env Pong-v5", "env", "Pong-v5"),
+    ("--run-dir=--x=y", "run_dir", "--x=y"),
+    ("--hidden-sizes 3,4", "hidden_sizes", (3, 4)),
+    ("--hidden-sizes ,", "hidden_sizes", ()),
+    ("--info-keys a,b", "info_keys", ("a", "b")),
+    ("--env-options ,", "env_options", {}),
+    (
+      '--env-options a=[1,2],b={"c":[3,"x,y"]},d="e,f",g=[h',
+      "env_options",
+      {"a": [1, 2], "b": {"c": [3, "x,y"]}, "d": "e,f", "g": "[h"},
+    ),
+    ("--no-double", "double", False),
+    ("--no-recurrent --recurrent", "recurrent", True),
+    ("--image-torso impala", "image_torso", "impala"),
+    (
+      "--env-options a=1,b=True,c=x,d=null,e=1e-3,f=false,g=k=v,h=False",
+      "env_options",
+      dict(a=1, b=True, c="x", d=None, e=1e-3, f=False, g="k=v", h=False),
+    ),
+  ],
+)
+def test_a_flag_sets_its_setting_and_no_other(words, name, expected):
+  config = parse(words)
+  found = configs.values(config)[name]
+  assert found == expected and type(found) is type(expected)
+  assert config == configs.replaced(RUN, {name: expected})
+
+
+def test_what_is_not_given_stays_as_the_config_has_it():
+  config = Run(
+    8,
+    env=Env("Pong-v5", {"a": "1"}),
+    agent=Agent(recurrent=True, make_network=dict),
+    replay=Replay(7),
+  )
+  assert parse("", config) == config
+  given = parse("--replay-capacity 9 --no-recurrent", config)
+  assert given.replay == Replay(9)
+  assert given.agent == Agent(make_network=dict)
+
+
+def test_words_are_positional_wherever_flags_stand():
+  expected = Plot("loss", ("a", "b,c"), smooth=3, log=True)
+  for words in (
+    "loss a b,c --smooth 3 --log",
+    "--smooth 3 --log loss a b,c",
+    "loss --log a --smooth=3 b,c",
+  ):
+    assert plot(words) == expected
+  assert plot("loss a").run_dirs == ("a",)
+  last = parse("a b loss", Plot(), positional=("run_dirs", "metric"))
+  assert last == Plot("loss", ("a", "b"))
+
+
+def test_first_reads_some_settings_whatever_else_there_is():
+  argv = "word --env-options a=1 --foo 3 --few x --recurrent --help -h"
+  names = ("env", "env_options", "recurrent", "double")
+  found = command_line.first(RUN, names, [*argv.split(), "--no-double"])
+  assert found == {
+    "env": "CartPole-v1",
+    "env_options": {"a": 1},
+    "recurrent": True,
+    "double": False,
+  }
+  assert command_line.first(RUN, (), ["--env", "x"]) == {}
+
+
+def test_first_refuses_what_is_wrong_of_them(capfd):
+  said = refused(capfd, command_line.first, RUN, ("env",), ["--env"])
+  assert "a value after --env" in said
+  with pytest.raises(ValueError, match=r"found agent, foo$"):
+    command_line.first(RUN, ("env", "foo", "agent"), [])
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+  ("words", "reason"),
+  [
+    ("--foo", "--foo"),
+    ("--total-step=" + "1" * 21, "(nearest: --total-steps)"),
+    ("--no_doubel=1 --foo", "(nearest: --no-double, --double)"),
+    ("--total 3", "unrecognized arguments: --total"),
+    ("--few 3 word", "unrecognized arguments: word"),
+    ("--double=True", "no value of a switch, found --double=True"),
+    (
+      "--image-torso vgg",
+      "--image-torso: expected nature, impala, found 'vgg'",
+    ),
+    ("--few x", "--few as a whole number, found 'x'"),
+    ("--seconds x", "--seconds as a number, found 'x'"),
+    ("--few ٤", "--few as a whole number, found '٤'"),
+    ("--seconds ٣", "--seconds as a number, found '٣'"),
+    ("--hidden-sizes 3,٤", "--hidden-sizes as whole numbers N,N, found '3,٤'"),
+    ("--env-options a=" + "[" * 10_000, "or as a JSON object, found"),
+    ("--hidden-sizes 3,x", "--hidden-sizes as whole numbers N,N, found '3,x'"),
+    ("--env-options a=1,b", "or as a JSON object, found 'a=1,b'"),
+    ("--env", "a value after --env"),
+    ("--td-lambda -1 --run_dir -x", "a value after --run_dir"),
+    ("--num-envs 0", "--num-envs of at least 1, found 0"),
+    ("--few 10", "--few from 1 to 9, found 10"),
+    ("--seconds -0.1", "--seconds of at least 0, found -0.1"),
+    ("--seconds nan", "--seconds of at least 0, found nan"),
+    (
+      "--total-steps 3",
+      "--total-steps of at least 4 for the num_envs, found 3",
+    ),
+  ],
+)
+def test_a_wrong_command_line_exits_with_2_and_one_line(words, reason, capfd):
+  assert reason in refused(capfd, parse, words)
+
+
+@pytest.mark.parametrize(
+  ("words", "reason"),
+  [
+    ("", "METRIC"),
+    ("loss --smooth 3", "RUN_DIRS"),
+    ("loss --run-dirs a", "--run-dirs"),
+    ("loss bad", "expected RUN_DIRS of runs, found bad"),
+  ],
+)
+def test_wrong_words_exit_with_2_and_one_line(words, reason, capfd):
+  assert reason in refused(capfd, plot, words)
+
+
+def test_an_error_elsewhere_is_one_line(capfd):
+  with pytest.raises(SystemExit) as caught:
+    command_line.fail(types.ConfigError("expected a,\n  found b"))
+  assert caught.value.code == 2
+  assert capfd.readouterr() == ("", "error: expected a, found b\n")
+
+
+# Help.
+
+
+def test_help_is_plain_and_says_the_usage_and_the_description(capfd):
+  text = "Trains.\n\n  python -m a.program --env X\n\nMore.\n"
+  with pytest.raises(SystemExit):
+    command_line.parse(RUN, ["--few", "x", "-h"], "a.program", text)
+  said = capfd.readouterr().out
+  begin = "usage: a.program [options]\n\n"
+  assert said.startswith(begin + text.strip() + "\n\noptions:\n  -h, --help ")
+  assert said.isascii() and "\x1b" not in said
+
+
+def test_help_says_what_each_option_takes_and_means(capfd):
+  given = {"env_options": {"a": 1}, "hidden_sizes": ()}
+  said = " ".join(helped(capfd, configs.replaced(RUN, given)).split())
+  for text in (
+    "--num-envs N environments (default: 4)",
+    "--image-torso {nature,impala} the network for images (default: nature",
+    "--double, --no-double whether two networks judge (default: True)",
+    "env: --env ",
+    "shorter returns (preset: 0.9; default: 1.0)",
+    "your factory (preset: a=1)",
+    "layers (preset: empty; default: 64,64)",
+  ):
+    assert text in said
+  assert "make" not in said and "derived" not in said
+
+
+def test_help_says_values_as_one_gives_them(capfd):
+  options = dict(a=1, b=True, c="x", d=None, e="1", f="True", g="null", h=0.5)
+  options["i"] = "x,j=2"
+  said = "".join(helped(capfd, Run(4, env=Env(env_options=options))).split())
+  begin = "--env-optionsOPTIONSofEnvPooloryourfactory(preset:"
+  shown = said[said.index(begin) + len(begin) :].partition(")")[0]
+  assert parse(["--env-options", shown]).env.env_options == options
+
+
+def test_help_says_the_words_that_are_no_options(capfd):
+  said = helped(capfd, Plot(), positional=("metric", "run_dirs"))
+  usage = "usage: a.program METRIC RUN_DIRS [RUN_DIRS ...] [options]"
+  assert said.startswith(usage + "\n")
+  assert "METRIC what is plotted." in " ".join(said.split())
+  assert "--metric" not in said and "--run-dirs" not in said
+
+
+def test_help_is_as_wide_as_the_terminal(capfd, monkeypatch):
+  for columns in (60, 120):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert columns / 2 < max(map(len, helped(capfd).splitlines())) <= columns
+
+
+def seedx(*words):
+  """Runs a program in a Python of its own, with options of Python before."""
+  return subprocess.run(
+    [sys.executable, *words],
+    cwd=programs.ROOT,
+    capture_output=True,
+    text=True,
+    timeout=600,
+  )
+
+
+def test_what_needs_no_docstrings_runs_without_and_the_rest_says_so():
+  done = seedx("-OO", "-m", "seedx", "plot", "--help")
+  assert done.returncode == 0 and "--output" in done.stdout
+  done = seedx("-OO", "-m", "seedx", "train", "ppo")
+  assert done.returncode == 2
+  assert done.stderr.startswith("error: expected Python without -OO")
+  assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_run_needs_no_assertions(tmp_path):
+  words = ["train", "seed_vtrace", "--total-steps", "2000", "--quiet"]
+  run_dir = str(tmp_path / "run")
+  done = seedx("-O", "-m", "seedx", *words, "--run-dir", run_dir)
+  assert done.returncode == 0, done.stderr
+  done = seedx("-O", "-m", "seedx", "evaluate", run_dir, "--episodes", "2")
+  assert done.returncode == 0, done.stderr

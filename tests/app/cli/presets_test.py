@@ -1,0 +1,314 @@
+"""The experiments that come with seedx: their settings, and their presets."""
+
+import dataclasses
+import functools
+
+import pytest
+
+from seedx import app, envs, types
+from seedx.agents import dqn, r2d2, rainbow, vtrace
+from seedx.app.cli import configs, experiments, programs
+from seedx.pipelines import sync
+from tests import programs as programs_of_tests
+
+# Each spec of a game is read from a file.
+compiled_once = programs_of_tests.compiled_once
+
+ENVS = ("CartPole-v1", "Pendulum-v1", "Pong-v5")
+# What an experiment trains and a config of the agent's class does not, and why.
+OF_EXPERIMENTS = {
+  # A3C's optimizer, whose mean squares all workers share.
+  **{("a3c", agent): {"optimizer"} for agent in ("a2c", "ppo")},
+  ("a3c", "vtrace"): {"optimizer", "td_lambda"},
+  # Asynchronous n-step Q-learning, with the network of the others there.
+  ("a3c", "dqn"): {
+    "optimizer",
+    "replayed",
+    "n_step",
+    "hidden_sizes",
+    "max_gradient_norm",
+    "target_period",
+  },
+  # A learner that is to keep up with many environments.
+  **{
+    pair: {"epochs", "minibatches"}
+    for pair in (("anakin_ppo", "ppo"), ("seed_ppo", ""))
+  },
+  # So they were before the classes had values of their own; not measured.
+  ("impala", "ppo"): {"epochs", "minibatches", "entropy_cost"},
+  # Horgan et al. 2018 have both; target networks as measured in results.md.
+  ("apex_dqn", ""): {"dueling", "epsilon_ladder", "target_period"},
+  ("gorila_dqn", ""): {"target_period"},
+}
+# The same of what its presets for images add to those of the agent: the paper's
+# target network, and a ladder of epsilons that needs no slow decay.
+OF_IMAGES = {("apex_dqn", ""): {"target_period", "epsilon_steps"}}
+# And of those for continuous actions: epochs as above, and the default rate.
+OF_CONTINUOUS = {
+  ("anakin_ppo", "ppo"): {"learning_rate", "epochs", "minibatches"},
+  ("anakin_ppo", "a2c"): {"learning_rate"},
+  ("anakin_ppo", "vtrace"): {"learning_rate"},
+}
+PAIRS = [
+  (name, agent)
+  for name in experiments.shipped()
+  for agent in experiments.load(name).agents or [""]
+]
+
+
+@functools.cache
+def preset(name, agent, **known):
+  """A pipeline's config with its presets for what is known of it."""
+  experiment = experiments.load(name)
+  config = configs.replaced(experiment.with_agent(agent), known)
+  return experiment.with_presets(config, agent)[0]
+
+
+def values(*arguments, **known):
+  return configs.values(preset(*arguments, **known))
+
+
+def makes_an_agent(name, agent, **known):
+  """Has an agent made of all presets, or refused where there can be none."""
+  config, reason = preset(name, agent, **known), ""
+  if isinstance(config.agent, dqn.Config) and known["env"] == "Pendulum-v1":
+    reason = "discrete actions"
+  elif (name, agent) == ("impala", "dqn"):
+    reason = "expected a replay"
+  try:
+    config.plan.agent(config.agent, envs.spec(config.env))
+  except types.ConfigError as error:
+    assert reason and reason in str(error)
+  else:
+    assert not reason
+
+
+def different(config, default):
+  """The names of fields in which two configs of agents differ."""
+  assert type(config) is type(default)
+  names = [field.name for field in dataclasses.fields(config)]
+  return {x for x in names if getattr(config, x) != getattr(default, x)}
+
+
+@pytest.mark.parametrize(("name", "agent"), PAIRS)
+def test_a_class_has_the_values_that_its_experiments_train_with(name, agent):
+  experiment = experiments.load(name)
+  own = experiment.with_agent(agent).agent
+  expected = OF_EXPERIMENTS.get((name, agent), set())
+  assert different(own, type(own)()) == expected
+  known = experiment.with_agent(agent)
+  if experiment.images is not None and experiment.images.games == "Atari":
+    images = experiment.with_presets(known, agent, "images")[0].agent
+    expected = OF_IMAGES.get((name, agent), set())
+    assert different(images, own.for_images()) == expected
+  if experiment.continuous is not None and hasattr(own, "for_continuous"):
+    continuous = experiment.with_presets(known, agent, "continuous")[0].agent
+    expected = OF_CONTINUOUS.get((name, agent), set())
+    assert different(continuous, own.for_continuous()) == expected
+
+
+@pytest.mark.parametrize("name", ["dqn", "rainbow", "r2d2", "seed_r2d2"])
+def test_a_replay_is_the_one_that_stands_with_its_agent(name):
+  config = experiments.load(name).config
+  agent = {dqn: "dqn", rainbow: "rainbow", r2d2: "r2d2"}
+  (module,) = (x for x, y in agent.items() if y == name.removeprefix("seed_"))
+  assert config.replay == module.REPLAY
+
+
+@pytest.mark.parametrize(("name", "agent"), PAIRS)
+def test_every_preset_applies_and_makes_an_agent(name, agent):
+  for env in ENVS:
+    # So that a run can be resumed: it begins with those, without presets.
+    known = configs.settings(experiments.load(name).with_agent(agent))
+    assert known.keys() == values(name, agent, env=env).keys()
+    makes_an_agent(name, agent, env=env)
+    if "recurrent" in values(name, agent, env=env):
+      makes_an_agent(name, agent, env=env, recurrent=True)
+
+
+@pytest.mark.parametrize(
+  ("name", "agent"), [x for x in PAIRS if "anakin" not in x[0]]
+)
+def test_an_environment_has_what_it_needs(name, agent):
+  found = [values(name, agent, env=env) for env in ENVS]
+  vectors, continuous, images = found
+  assert images["total_steps"] > vectors["total_steps"]
+  # Rewards of games are of many sizes, and a picture shows no movement: what
+  # an agent has for the one and for the other.
+  recurrent = "lstm_size" in images and images["stack_frames"] == 1
+  if recurrent:
+    assert images["rescale"] and images["lstm_size"] > vectors["lstm_size"]
+  else:
+    assert (images["reward_clip"], images["reward_scale"]) == (1.0, 1.0)
+    assert images["stack_frames"] > 1 == vectors["stack_frames"]
+    assert vectors["reward_scale"] < 1.0 and not vectors["reward_clip"]
+  if "entropy_cost" in vectors:
+    # A density may be as wide as it likes.
+    assert continuous["entropy_cost"] == 0.0 < vectors["entropy_cost"]
+
+
+@pytest.mark.parametrize("name", ["ppo", "seed_ppo"])
+@pytest.mark.parametrize("env", ENVS)
+def test_with_a_memory_minibatches_are_of_whole_unrolls(name, env):
+  plain = values(name, "", env=env)
+  found = values(name, "", env=env, recurrent=True)
+  size = found.get("num_envs", found.get("batch_size"))
+  assert size % found["minibatches"] == 0
+  changed = {key for key in found if found[key] != plain[key]}
+  assert changed <= {"minibatches", "recurrent"} and "recurrent" in changed
+
+
+def read(name, words):
+  """What a command line makes of an experiment; the lines of its presets."""
+  module = experiments.load_module(name)
+  return programs.read(module.EXPERIMENT, words.split(), module.__name__)
+
+
+def test_what_the_user_asks_for_beats_a_preset():
+  words = "--env Pendulum-v1 --recurrent --minibatches 2 --num-envs 16"
+  asked, (continuous,) = read("ppo", words)
+  # Nothing is left of what the LSTM's had: the minibatches are the user's.
+  assert continuous == (
+    "presets for continuous actions: total_steps 1000000, learning_rate 0.0003,"
+    " normalize_observations True, entropy_cost 0.0, epochs 10,"
+    " unroll_length 256"
+  )
+  found = configs.values(asked.run)
+  others = values("ppo", "", env="Pendulum-v1", recurrent=True)
+  changed = {key: found[key] for key in found if found[key] != others[key]}
+  assert changed == {"minibatches": 2, "num_envs": 16}
+
+
+@pytest.mark.parametrize(
+  ("name", "words", "begin"),
+  [
+    ("ppo", "--env CartPole-v1", ""),
+    ("ppo", "--env Pong-v5", "Atari (not measured): total_steps 10000000"),
+    ("seed_vtrace", "--env Pong-v5", "Atari: total_steps 10000000"),
+    # Only those of the agent that it is for have been measured.
+    ("impala", "--env Pendulum-v1", "continuous actions: "),
+    ("impala", "--env Pendulum-v1 --agent a2c", "continuous actions (not "),
+    ("anakin_ppo", "--env seedx:Breakout-MinAtar", "MinAtar: total_steps"),
+    # Images, but no frames of the games that the presets are for.
+    ("ppo", "--env seedx:Breakout-MinAtar", ""),
+    ("ppo", "--env tests.own_envs:Bandit", ""),
+    ("dqn", "--env tests.own_envs:Bandit", ""),
+    ("seed_vtrace", "--env tests.own_envs:Bandit", ""),
+    ("ppo", "--env MiniGrid-Empty-5x5-v0", ""),
+    # Unless they are asked for, or not wanted.
+    ("ppo", "--env tests.own_envs:Bandit --presets images", "Atari (not meas"),
+    ("ppo", "--env CartPole-v1 --presets continuous", "continuous actions: "),
+    ("ppo", "--env Pong-v5 --presets none", ""),
+    ("anakin_ppo", "--env seedx:Catch --presets images", "MinAtar: total_"),
+    # What an agent changes of its pipeline.
+    ("a3c", "--agent dqn", "dqn: envs_per_worker 4, unroll_length 5"),
+    ("anakin_dqn", "--agent rainbow", "rainbow: "),
+  ],
+)
+def test_presets_for_images_are_for_game_frames(name, words, begin):
+  asked, lines = read(name, words)
+  assert bool(lines) == bool(begin)
+  if lines:
+    assert lines[0].startswith(f"presets for {begin}")
+  else:
+    agent, own = asked.run.agent, experiments.load(name).config.agent
+    assert agent == own and asked.run.total_steps < 10_000_000
+    assert (agent.reward_clip, agent.stack_frames) == (0.0, 1)
+
+
+def test_presets_that_an_experiment_has_not_are_refused(capfd):
+  with pytest.raises(SystemExit):
+    read("anakin_dqn", "--presets images")
+  assert "--presets: expected auto, none, found" in capfd.readouterr().err
+  experiment = experiments.load("dqn")
+  with pytest.raises(types.ConfigError, match="auto, none, images, found"):
+    experiment.with_presets(experiment.config, presets="continuous")
+
+
+@pytest.mark.parametrize(("name", "agent"), PAIRS)
+def test_a_setting_has_one_name_a_sentence_and_a_range(name, agent):
+  # Two settings of one name would raise.
+  made = programs.asked_of(experiments.load(name), agent)
+  known = configs.settings(made)
+  assert [key for key, setting in known.items() if not setting.help] == []
+  assert {"env", "total_steps", "seed", "learning_rate", "run_dir"} <= {*known}
+  least_one = {key for key in known if key.startswith(("num_env", "envs_per"))}
+  counts = {"unroll_length", "batch_size", "total_steps"} & {*known}
+  assert least_one and len(counts) >= 2
+  for key in least_one | counts:
+    with pytest.raises(types.ConfigError, match=f"expected {key} "):
+      configs.replaced(made, {key: 0})
+
+
+# Presets of an experiment of one's own
+
+
+def of_ones_own():
+  """An experiment whose presets differ in `num_envs`."""
+  agents = {"one": vtrace.Config(), "other": vtrace.Config(td_lambda=0.5)}
+  return app.Experiment(
+    sync.Config(agent=agents["one"]),
+    images=app.preset(num_envs=1),
+    continuous=app.preset(num_envs=2),
+    recurrent=app.preset(num_envs=3),
+    agents=agents,
+    by_agent={"other": app.preset(num_envs=4)},
+  )
+
+
+def test_a_function_is_no_preset_for_an_environment():
+  with pytest.raises(types.ConfigError, match=r"that app\.preset made"):
+    app.Experiment(sync.Config(agent=vtrace.Config()), images=lambda c: c)
+
+
+@pytest.mark.parametrize(
+  ("env_id", "recurrent", "agent", "expected"),
+  [
+    ("CartPole-v1", False, "one", []),
+    ("CartPole-v1", True, "other", ["a memory", "other"]),
+    ("Pong-v5", True, "one", ["Atari", "a memory"]),
+    ("Pong-v5", False, "other", ["Atari", "other"]),
+    ("Pendulum-v1", False, "one", ["continuous actions"]),
+    ("RubiksCube-v0", False, "one", []),
+  ],
+)
+def test_presets_follow_the_environment_the_last_wins(
+  env_id, recurrent, agent, expected
+):
+  experiment = of_ones_own()
+  config = configs.replaced(
+    experiment.with_agent(agent), {"env": env_id, "recurrent": recurrent}
+  )
+  assert config.agent.td_lambda == (0.5 if agent == "other" else 1.0)
+  changed, applied = experiment.with_presets(config, agent)
+  assert [x.name for x in applied] == expected
+  envs_of = {"Atari": 1, "continuous actions": 2, "a memory": 3, "other": 4}
+  assert changed.num_envs == (envs_of[expected[-1]] if expected else 16)
+  has_own = env_id in ("Pong-v5", "Pendulum-v1")
+  assert (changed.agent != config.agent) == has_own
+
+
+@pytest.mark.parametrize(
+  ("transform", "expected"), [("nested", ["Atari"]), ("mean", [])]
+)
+def test_game_frames_may_be_anywhere_in_an_observation(transform, expected):
+  env = envs.Config("Pong-v5", observation_transform=f"{__name__}:{transform}")
+  config = dataclasses.replace(of_ones_own().config, env=env)
+  _, applied = of_ones_own().with_presets(config)
+  assert [x.name for x in applied] == expected
+
+
+def nested(observation):
+  return {"deep": {"image": observation}}
+
+
+def mean(observation):
+  return observation.mean(axis=(1, 2, 3), keepdims=True)[..., 0, 0]
+
+
+def test_an_agent_of_no_name_is_the_default():
+  experiment = of_ones_own()
+  assert experiment.default_agent == "one"
+  assert experiment.with_agent("") == experiment.config
+  with pytest.raises(types.ConfigError, match="one, other, found 'third'"):
+    experiment.with_agent("third")

@@ -1,0 +1,132 @@
+"""All settings of all programs, with values at and beyond their ends."""
+
+import importlib
+import json
+import math
+import threading
+
+import numpy as np
+import pytest
+
+from seedx import envs, types
+from seedx.app.cli import command_line, configs, experiments, programs
+from tests import programs as programs_of_tests
+
+compiled_once = programs_of_tests.compiled_once
+
+_HUGE = 10**400
+_INTS = (-_HUGE, -1, 0, 1, 2**31, 2**63, _HUGE)
+_FLOATS = (math.nan, math.inf, -math.inf, -1.0, 0.0, 5e-324, 1.0, 1e30, 1e308)
+_TEXTS = ("", " ", "\0", "x" * 5000, "../..", ":", "a:b", "\ud800", "٣")
+_OPTIONS = (
+  {},
+  {"": 1},
+  {"x": math.nan},
+  {"x": _HUGE},
+  {"x": []},
+  {"a b": None},
+  {"GPU": -1},
+  {"CPU": 1},
+  {"GPU": math.nan},
+  {"GPU": True},
+  {"GPU": "٣"},
+)
+_PLAIN = {bool: (False, True), int: _INTS, float: _FLOATS, str: _TEXTS}
+_PAIRS = [
+  (name, agent)
+  for name in experiments.shipped()
+  for agent in experiments.load(name).agents or [""]
+]
+_PROGRAMS = (
+  "evaluate",
+  "export",
+  "plot",
+  "studies.compare",
+  "studies.sweep",
+  "certificates",
+  "benchmark.options",
+  "chaos.options",
+)
+
+
+def values(kind):
+  """Values of a setting's type, most of them senseless."""
+  if configs.choices(kind):
+    return configs.choices(kind)
+  if item := configs.item(kind):
+    return [(), *((x,) for x in _PLAIN[item]), _PLAIN[item][-1:] * 2]
+  return _PLAIN.get(kind, _OPTIONS)
+
+
+def walk(config, wanted=lambda setting: True):
+  """Yields each setting, and the configs with each value that it takes."""
+  for name, setting in configs.settings(config).items():
+    for value in values(setting.kind) if wanted(setting) else ():
+      try:
+        yield setting, value, configs.replaced(config, {name: value})
+      except types.ConfigError as error:
+        assert str(error) and "\n" not in str(error)
+
+
+def check_taken(setting, value, config):
+  """Checks what can be checked of a value that is taken."""
+  json.dumps(configs.in_json(config))
+  command_line.option(setting.name, value)
+  if setting.kind is float and setting.name != "stop_at":
+    with np.errstate(over="ignore"):
+      assert np.isfinite(np.float32(value)), (setting.name, value)
+  if setting.name.endswith("_seconds"):
+    assert value <= threading.TIMEOUT_MAX, (setting.name, value)
+
+
+_SEEN = set()
+
+
+@pytest.mark.parametrize(("name", "agent"), _PAIRS)
+def test_each_setting_of_an_experiment_is_taken_or_refused_in_a_line(
+  name, agent
+):
+  asked = programs.asked_of(experiments.load(name), agent)
+  spec = envs.spec(asked.run.env)
+
+  def is_new(setting):
+    key = type(asked.run), setting.owner, setting.name
+    return key not in _SEEN and not _SEEN.add(key)
+
+  for setting, value, config in walk(asked, is_new):
+    check_taken(setting, value, config)
+    run = config.run.with_sockets("nowhere")
+    run.nodes()
+    if setting.path[0] == "run" and setting.path[1] != "env":
+      try:
+        run.plan.agent(run.agent, spec)
+      except types.ConfigError as error:
+        assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize("name", _PROGRAMS)
+def test_each_option_of_a_program_is_taken_or_refused_in_a_line(name):
+  module = importlib.import_module(f"seedx.app.{name}")
+  for setting, value, config in walk(module.Options()):
+    check_taken(setting, value, config)
+
+
+def test_each_setting_of_an_environment_has_a_spec_or_is_refused_in_a_line():
+  options = [
+    {"max_episode_steps": x} for x in (*_INTS, *_FLOATS, *_TEXTS, None, [], {})
+  ]
+  asked = [
+    *(config for _, _, config in walk(envs.Config())),
+    *(envs.Config(env_options=x) for x in options),
+    *(envs.Config(f"{x}{y}") for x in ("seedx:", "jax:") for y in _TEXTS),
+  ]
+  taken = 0
+  for config in asked:
+    if config.env == "a:b":  # It would be made in a process of its own.
+      continue
+    try:
+      envs.spec(config)
+      taken += 1
+    except types.ConfigError as error:
+      assert "\n" not in str(error)
+  assert 2 < taken < len(asked) / 2

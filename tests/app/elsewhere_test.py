@@ -1,0 +1,80 @@
+"""A learner on some machine: what it finds there in its directory."""
+
+import pathlib
+import threading
+
+import numpy as np
+import pytest
+
+from seedx import checkpoint, launch, types
+from seedx.app import elsewhere
+from seedx.app.runs import checkpointer, run_dirs
+from seedx.launch import ray
+from seedx.runtime import signals
+
+CONFIG = launch.Config(launcher="ray", learner_on_cluster=True)
+
+
+@pytest.fixture(autouse=True)
+def _on_this_machine(monkeypatch):
+  def here(work, config, stop, ending):
+    assert config is CONFIG
+    return work(stop, ending)
+
+  monkeypatch.setattr(ray, "elsewhere", here)
+
+
+def trained(run_dir, resumes=False, stop=None):
+  """What the work is told."""
+  told = lambda run_dir, resumes, stop, ending: (run_dir, resumes)  # noqa: E731
+  stop = stop or threading.Event()
+  return elsewhere.run(told, CONFIG, run_dir, resumes, stop, signals.Ending())
+
+
+def test_a_run_begins_or_is_resumed(tmp_path, monkeypatch):
+  """In a directory that means the same everywhere."""
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "run").mkdir()
+  assert trained(pathlib.Path("run")) == (tmp_path / "run", False)
+  (tmp_path / "run" / "config.json").touch()
+  assert trained(tmp_path / "run", resumes=True) == (tmp_path / "run", True)
+
+
+def test_what_another_machine_has_begun_goes_on(tmp_path, capfd):
+  (tmp_path / "config.json").touch()
+  # It has saved nothing.
+  assert trained(tmp_path) == (tmp_path, False)
+  assert not (tmp_path / "config.json").exists()
+  assert "goes on from the beginning" in capfd.readouterr().err
+  (tmp_path / "config.json").touch()
+  saved = checkpoint.Checkpoints(checkpointer.directory(tmp_path))
+  saved.save(30, {"parameters": np.zeros(2)}, 0.0)
+  assert trained(tmp_path) == (tmp_path, True)
+  assert "goes on from checkpoint 30" in capfd.readouterr().err
+
+
+def test_it_waits_for_the_learner_before_it(tmp_path, monkeypatch):
+  """One that has lost its cluster may still write there."""
+  monkeypatch.setattr(elsewhere, "_LOOK_SECONDS", 0.01)
+  held = run_dirs.claimed(tmp_path)
+  held.__enter__()
+  leave = threading.Timer(0.2, held.__exit__, (None, None, None))
+  leave.start()
+  assert trained(tmp_path) == (tmp_path, False)
+  assert not leave.is_alive()
+
+
+def test_it_waits_no_longer_than_it_should(tmp_path, monkeypatch):
+  with run_dirs.claimed(tmp_path):
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(types.ConfigError, match="another process"):
+      trained(tmp_path, stop=stop)
+    monkeypatch.setattr(elsewhere, "_LEFT_SECONDS", 0.0)
+    with pytest.raises(types.ConfigError, match="another process"):
+      trained(tmp_path)
+
+
+def test_a_directory_that_is_not_shared(tmp_path):
+  with pytest.raises(types.ConfigError, match="file system that all machines"):
+    trained(tmp_path / "of_another_machine")

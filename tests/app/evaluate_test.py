@@ -1,0 +1,666 @@
+"""Evaluation: whole episodes, greedily, beside a run and after it."""
+
+import dataclasses
+import functools
+import json
+import pathlib
+import signal
+import sys
+import threading
+
+import chex
+import dm_env
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image
+
+from experiments import a2c
+from seedx import checkpoint, envs, metrics, types
+from seedx.acting import evaluator, local_actor, unroll_store
+from seedx.agents import vtrace
+from seedx.app import evaluate, videos
+from seedx.app.runs import checkpointer, evaluations, statistics
+from seedx.pipelines import sync
+from seedx.runtime import seeds as seeds_lib
+from tests import fakes, programs, running
+
+own_signals = programs.own_signals
+compiled_once = programs.compiled_once
+
+CARTPOLE = envs.Config("CartPole-v1")
+
+
+@functools.cache
+def remembering_agent():
+  """It adds up what it saw and did, and acts by that; see `by_hand`."""
+  agent = fakes.counting_agent()
+
+  def step(acting, rng_key, inputs, core_state):
+    seen = inputs._replace(
+      timestep=inputs.timestep._replace(
+        observation=inputs.timestep.observation
+        + 0.3 * inputs.action_tm1[:, None].astype(jnp.float32)
+      )
+    )
+    output, core_state = agent.step(acting, rng_key, seen, core_state)
+    return types.AgentOutput(output.action, ()), core_state
+
+  def drawn(acting, rng_key, inputs, core_state):
+    output, core_state = step(acting, rng_key, inputs, core_state)
+    action = jax.random.randint(rng_key, output.action.shape, 0, 2)
+    return output._replace(action=action), core_state
+
+  return dataclasses.replace(agent, step=drawn, greedy=step)
+
+
+def by_hand(acting, seed, episodes):
+  """The returns of one environment's first episodes."""
+  environment = envs.EnvPoolEnvironment(CARTPOLE, 1, seed=seed)
+  environment.reset()
+  found, total, core_state, action = [], 0.0, None, None
+  while len(found) < episodes:
+    rows = environment.recv()
+    timestep = rows.timestep
+    if timestep.step_type[0] == 0:
+      total, core_state, action = 0.0, np.float32(0), 0
+    else:
+      total += float(timestep.reward[0])
+    if timestep.step_type[0] == 2:
+      found.append(total)
+    seen = timestep.observation[0] + np.float32(0.3 * action)
+    core_state = core_state + seen.sum(dtype=np.float32) + np.float32(acting)
+    action = int(np.round(core_state)) % 2
+    environment.send(rows.index, np.array([action], np.int32))
+  environment.close()
+  return found
+
+
+def player(agent=None, **fields):
+  config = evaluator.Config(CARTPOLE, **{"num_episodes": 7, **fields})
+  return evaluator.Evaluator(agent or remembering_agent(), config)
+
+
+def test_every_environment_plays_its_share_of_whole_episodes():
+  played = player(num_envs=3).play(np.float32(0.2), seed=11)
+  shares = [by_hand(0.2, 11 + k, 3 if k == 0 else 2) for k in range(3)]
+  expected = [total for share in shares for total in share]
+  assert sorted(played.returns.tolist()) == sorted(expected)
+  assert played.cut == 0 and played.returns.dtype == np.float64
+
+
+def test_there_are_no_more_environments_than_episodes(monkeypatch):
+  made = spy_on_make(monkeypatch)
+  played = player(num_envs=16, num_episodes=2).play(np.float32(0.2), seed=5)
+  assert made == [(5, 2)]
+  assert len(played.returns) == 2
+
+
+def spy_on_make(monkeypatch):
+  made, make = [], envs.make
+
+  def spy(env, num_envs, *, seed=0, **rest):
+    made.append((seed, num_envs))
+    return make(env, num_envs, seed=seed, **rest)
+
+  monkeypatch.setattr(envs, "make", spy)
+  return made
+
+
+def test_episodes_are_cut_and_count_as_they_stand():
+  whole = [by_hand(0.2, 20 + k, 1)[0] for k in range(6)]
+  most = int(np.median(whole))
+  assert min(whole) < most < max(whole)
+  it = player(num_envs=6, num_episodes=6, max_episode_steps=most)
+  played = it.play(np.float32(0.2), seed=20)
+  expected = [min(total, most) for total in whole]
+  assert sorted(played.returns.tolist()) == sorted(expected)
+  assert played.cut == sum(total > most for total in whole) > 0
+
+
+def test_the_rest_of_a_cut_episode_is_no_episode():
+  """What is missing is played in environments of their own."""
+  it = player(num_envs=1, num_episodes=4, max_episode_steps=5)
+  played = it.play(np.float32(0.2), seed=20)
+  assert played.returns.tolist() == [5.0] * 4
+  assert played.cut == 4
+
+
+class StopAfter:
+  """A stop that comes after so many steps."""
+
+  def __init__(self, steps):
+    self.steps = steps
+
+  def is_set(self):
+    self.steps -= 1
+    return self.steps < 0
+
+
+def test_a_stop_ends_it():
+  it = player(num_envs=2, num_episodes=1000)
+  played = it.play(np.float32(0.2), seed=0, stop=StopAfter(60))
+  assert 2 <= len(played.returns) < 20
+  stop = threading.Event()
+  stop.set()
+  assert it.play(np.float32(0.2), seed=0, stop=stop).returns.shape == (0,)
+
+
+# Rows with parameters of their own
+
+
+ACTING = np.array([0.2, 0.7, 1.3], np.float32)
+
+
+def of_rows(played, num_envs=3):
+  """The returns of each environment's episodes, in order."""
+  return [played.returns[played.row == k].tolist() for k in range(num_envs)]
+
+
+def test_each_row_may_have_parameters_of_its_own():
+  agent = vtrace.Config(hidden_sizes=(8,), recurrent=True, lstm_size=8)
+  agent = agent.make(envs.spec(CARTPOLE))
+  init = jax.jit(lambda key: agent.acting(agent.init(key)))
+  own = [init(jax.random.key(k)) for k in range(3)]
+  # Large enough for policies that differ.
+  own = jax.tree.map(lambda x: 4 * x, own)
+  rows = jax.tree.map(lambda *x: np.stack(x), *own)
+  it = player(agent, num_envs=3, num_episodes=6, per_row=True)
+  alone = player(agent, num_envs=1, num_episodes=2)
+  expected = [
+    alone.play(x, seed=11 + k).returns.tolist() for k, x in enumerate(own)
+  ]
+  assert of_rows(it.play(rows, seed=11)) == expected
+  # Of the same environments, whose policies are others.
+  others = jax.tree.map(lambda x: x[::-1], rows)
+  assert of_rows(it.play(others, seed=11))[::2] != expected[::2]
+
+
+def test_a_row_keeps_its_parameters_where_an_episode_is_cut():
+  firsts = [by_hand(own, 11 + k, 2) for k, own in enumerate(ACTING)]
+  seconds = [by_hand(own, 14 + k, 1) for k, own in enumerate(ACTING)]
+  most = int(np.median([first for first, _ in firsts]))
+  cut = [first > most for first, _ in firsts]
+  assert 0 < sum(cut) < 3
+  expected = [
+    [min(total, most) for total in (both[:1] + new if is_cut else both)]
+    for both, new, is_cut in zip(firsts, seconds, cut, strict=True)
+  ]
+  options = {"num_envs": 3, "num_episodes": 6, "max_episode_steps": most}
+  played = player(**options, per_row=True).play(ACTING, seed=11)
+  assert of_rows(played) == expected
+
+
+class Scripted:
+  """Environments whose episodes have given lengths, whatever the actions."""
+
+  spec = types.EnvironmentSpec(
+    observation=dm_env.specs.Array((1,), np.float32),
+    action=dm_env.specs.DiscreteArray(2, np.int32),
+  )
+
+  def __init__(self, *lengths):
+    self.lengths = [list(own) for own in lengths]
+    self.num_envs = len(lengths)
+    self.time = np.full(len(lengths), -1)
+
+  def reset(self):
+    pass
+
+  def recv(self):
+    self.time += 1
+    lengths = np.array([own[0] for own in self.lengths])
+    ended = self.time == lengths
+    step_type = np.where(self.time == 0, 0, np.where(ended, 2, 1))
+    rows = types.Rows(
+      np.arange(self.num_envs, dtype=np.int32),
+      dm_env.TimeStep(
+        step_type.astype(np.uint8),
+        (self.time > 0).astype(np.float32),
+        np.ones(self.num_envs, np.float32),
+        np.zeros((self.num_envs, 1), np.float32),
+      ),
+      np.where(ended, lengths, np.nan).astype(np.float32),
+    )
+    for k in np.flatnonzero(ended):
+      self.lengths[k].pop(0)
+      self.time[k] = -1
+    return rows
+
+  def send(self, index, action):
+    pass
+
+  def close(self):
+    pass
+
+
+def script(monkeypatch, *made):
+  """Lets `envs.make` return these; they are in the iterator until made."""
+  left = iter(made)
+
+  def make(env, num_envs, *, seed):
+    scripted = next(left)
+    assert num_envs == scripted.num_envs
+    return scripted
+
+  monkeypatch.setattr(envs, "make", make)
+  return left
+
+
+@pytest.mark.parametrize("per_row", [False, True])
+def test_new_environments_play_what_a_cut_episode_leaves(monkeypatch, per_row):
+  """Also where it has ended meanwhile."""
+  scripted = [Scripted([6, 9, 9], [3, 3, 9])]
+  ones = [1] * 4
+  if per_row:
+    scripted += [Scripted([2, *ones], [2, *ones])]
+  else:
+    scripted += [Scripted([2])]
+  left = script(monkeypatch, *scripted)
+  options = {"num_envs": 2, "num_episodes": 4, "max_episode_steps": 4}
+  acting = np.zeros(2, np.float32) if per_row else np.float32(0)
+  played = player(per_row=per_row, **options).play(acting, seed=0)
+  assert played.returns.tolist() == [3, 4, 3, 2]
+  assert played.row.tolist() == [1, 0, 1, 0]
+  assert played.cut == 1 and next(left, None) is None
+
+
+def test_greedy_is_greedy_and_drawn_is_drawn():
+  agent = remembering_agent()
+  greedy = player(agent, num_envs=1, num_episodes=3)
+  drawn = player(agent, num_envs=1, num_episodes=3, greedy=False)
+  expected, acting = by_hand(0.2, 8, 3), np.float32(0.2)
+  assert greedy.play(acting, seed=8).returns.tolist() == expected
+  played = drawn.play(acting, seed=8)
+  assert played.returns.tolist() != expected
+  # Each step has a key of its own: else it would always do the same.
+  assert 12 < played.returns.mean() < 60
+
+
+def test_an_agent_that_knows_no_best_action_is_refused_unless_it_draws():
+  with pytest.raises(types.ConfigError, match="--no-greedy"):
+    player(fakes.counting_agent())
+  player(fakes.counting_agent(), greedy=False)
+
+
+PONG = envs.Config(
+  "Pong-v5", {"img_height": 36, "img_width": 36, "max_episode_steps": 6}
+)
+
+
+@pytest.mark.parametrize(
+  ("env", "fields"),
+  [
+    (CARTPOLE, {"recurrent": True, "lstm_size": 8}),
+    pytest.param(PONG, {"stack_frames": 3}, marks=pytest.mark.slow),
+  ],
+  ids=["lstm", "frames"],
+)
+def test_memory_is_that_of_acting_in_training(env, fields):
+  """The same environments and parameters, also where episodes begin."""
+  spec = envs.spec(env)
+  agent = vtrace.Config(hidden_sizes=(8,), **fields).make(spec)
+  agent = dataclasses.replace(agent, step=agent.greedy)
+  state = jax.jit(agent.init)(jax.random.key(1))
+  rng = np.random.default_rng(0)
+  state = dataclasses.replace(
+    state,
+    params=jax.tree.map(
+      lambda x: x + rng.normal(size=x.shape).astype(np.float32),
+      jax.device_get(state.params),
+    ),
+  )
+  acting = agent.acting(state)
+  layout = unroll_store.Layout(num_slots=3, length=6, period=5)
+  actor = local_actor.LocalActor(
+    local_actor.Programs(agent, spec, layout),
+    env,
+    seed=4,
+    rng_key=jax.random.key(2),
+    device=jax.devices()[0],
+    waits=metrics.Waits({metrics.WAIT_ENVIRONMENTS: 1}),
+  )
+  it = evaluator.Evaluator(agent, evaluator.Config(env, num_episodes=3))
+  environment = envs.make(env, 3, seed=4)
+  steps = it.steps(acting, 9, environment)
+  began = 0
+  for _ in range(40):
+    trained, _ = actor.observe(acting, np.int32(0))
+    evaluated = next(steps)
+    chex.assert_trees_all_equal(trained.timestep, evaluated.timestep)
+    began += np.count_nonzero(evaluated.timestep.step_type == 0)
+    actor.act(acting, np.int32(0))
+  assert began > 6
+  actor.close()
+  environment.close()
+
+
+@pytest.mark.parametrize("seed", [0, 1, 5, 2047, 2048, 10**6, 2**30 - 1])
+def test_seeds_of_evaluation_are_not_trained_in(seed):
+  half, most_envs = 2**30, 2**16
+  found = [
+    seeds_lib.evaluation_seed(seed, number)
+    for number in (0, 1, 77, 2**18, 2**30, 10**12)
+  ]
+  assert len(set(found)) == len(found)
+  assert min(found) >= half and max(found) + most_envs <= 2 * half
+  training = seeds_lib.Seeds(seed)
+  assert max(training.take(2**20) for _ in range(2**11)) + 2**20 <= half
+
+
+# Statistics
+
+
+def test_a_summary_by_hand():
+  returns = np.array([100.0, 3.0, 1.0, 4.0, 2.0, 7.0, -50.0, 5.0])
+  found = statistics.summary(returns)
+  assert found["episodes"] == 8
+  assert found["mean"] == returns.sum() / 8 == 9.0
+  assert found["median"] == 3.5
+  # The middle four of -50 1 2 3 4 5 7 100.
+  assert found["iqm"] == (2 + 3 + 4 + 5) / 4
+  assert found["iqm_low"] < found["iqm"] < found["iqm_high"]
+  # A bootstrap of one's own, that sorts.
+  rng = np.random.default_rng(7)
+  draws = np.sort(rng.choice(returns, (2_000, 8)), axis=1)
+  means = np.sort(draws[:, 2:6].mean(axis=1))
+  assert found["iqm_low"] == pytest.approx(means[50], abs=0.6)
+  assert found["iqm_high"] == pytest.approx(means[1_950], abs=2.0)
+  assert json.loads(json.dumps(found)) == found
+  assert "interquartile mean 3.5 (95%" in statistics.in_words(found)
+
+
+# Beside a run
+
+
+def periodic(tmp_path, **fields):
+  given = {"evaluate_every_steps": 100, "evaluate_episodes": 3, **fields}
+  made = running.Changed(vtrace.Config(), lambda agent: remembering_agent())
+  config = sync.Config(env=CARTPOLE, agent=made)
+  return evaluations.of(config, evaluations.Config(**given), tmp_path)
+
+
+def evaluated(tmp_path):
+  text = (tmp_path / "evaluations.jsonl").read_text()
+  return [json.loads(line) for line in text.splitlines()]
+
+
+def test_evaluations_are_due_every_so_many_steps(tmp_path, monkeypatch):
+  assert periodic(tmp_path, evaluate_every_steps=0) is None
+  made = spy_on_make(monkeypatch)
+  it = periodic(tmp_path)
+  line = {"env_steps": 1}
+  assert it.newest == {} and it.words == ""
+  steps = []
+  for env_steps in (130, 140, 199, 200, 250, 460):
+    if it.due(env_steps):
+      it.start(env_steps, np.float32(0.2))
+      steps.append(env_steps)
+      running.wait_until(lambda: it.due(10**9))
+  assert steps == [130, 200, 460]
+  it.finish(470, np.float32(0.2), stop=False)
+  it.finish(470, np.float32(0.2), stop=False)  # It has been evaluated.
+  lines = evaluated(tmp_path)
+  assert [x["env_steps"] for x in lines] == [130, 200, 460, 470]
+  assert all(x["episodes"] == 3 and x["cut"] == 0 for x in lines)
+  # Other episodes each time, none of them trained in.
+  seeds = [seed + k for seed, count in made[:3] for k in range(count)]
+  assert len(set(seeds)) == 9
+  assert min(seeds) >= seeds_lib.evaluation_seed(0, 0)
+  assert lines[0]["mean"] != lines[1]["mean"]
+  expected = [by_hand(0.2, made[0][0] + k, 1) for k in range(3)]
+  assert lines[0]["mean"] == pytest.approx(np.mean(expected))
+  # What was found last joins the lines of metrics.
+  sink = running.Lines()
+  evaluations.Lines(sink, it).write(line)
+  evaluations.Lines(sink, None).write(line)
+  assert sink.lines == [line | {"evaluation_return": lines[-1]["mean"]}, line]
+  assert f"mean {lines[-1]['mean']:.1f}," in it.words
+
+
+def test_one_that_is_under_way_is_not_joined_by_another(tmp_path):
+  it = periodic(tmp_path, evaluate_episodes=1000)
+  assert it.due(0)
+  it.start(0, np.float32(0.2))
+  assert not it.due(1000)
+  it.finish(1000, np.float32(0.2), stop=True)
+  assert not (tmp_path / "evaluations.jsonl").exists()
+
+
+def test_an_evaluation_that_fails_ends_the_run(tmp_path, monkeypatch):
+  it = periodic(tmp_path)
+
+  def fail(*_):
+    raise FloatingPointError("no return")
+
+  monkeypatch.setattr(evaluator.Evaluator, "play", fail)
+  it.start(0, np.float32(0.2))
+  with pytest.raises(FloatingPointError, match="no return"):
+    it.finish(1000, np.float32(0.2), stop=False)
+  it.start(1000, np.float32(0.2))
+  with pytest.raises(FloatingPointError, match="no return"):
+    running.wait_until(lambda: it.due(2000))
+
+
+# The program
+
+
+_SMALL = ["--hidden-sizes=8", "--num-envs=4", "--unroll-length=5"]
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+  """The directory of a run that has ended, and was evaluated meanwhile."""
+  found = tmp_path_factory.mktemp("runs") / "run"
+  words = "--total-steps 2000 --evaluate-every-steps 200"
+  words += " --evaluate-episodes 3 --checkpoint-every-seconds 0.02"
+  words = [*_SMALL, *words.split(), "--run-dir", str(found)]
+  assert programs.main(a2c, words) == 0
+  return found
+
+
+def steps_of(run_dir):
+  return checkpoint.Checkpoints(checkpointer.directory(run_dir)).steps()
+
+
+def test_a_run_is_evaluated_meanwhile(run_dir):
+  lines = evaluated(run_dir)
+  steps = [line["env_steps"] for line in lines]
+  assert len(steps) >= 2 and steps == sorted(set(steps))
+  last = metrics.read_lines(run_dir / "metrics.jsonl")[-1]
+  assert steps[-1] == last["env_steps"] == steps_of(run_dir)[-1]
+  assert all(line["episodes"] == 3 for line in lines)
+  found = [
+    line["evaluation_return"]
+    for line in metrics.read_lines(run_dir / "metrics.jsonl")
+    if "evaluation_return" in line
+  ]
+  assert found and set(found) <= {line["mean"] for line in lines}
+
+
+def run(run_dir, capfd, *words):
+  """What the program prints, and leaves beside the checkpoint."""
+  capfd.readouterr()
+  assert evaluate.main([str(run_dir), "--episodes", "5", *words]) == 0
+  out = capfd.readouterr().out
+  path = pathlib.Path(out.split()[-1])
+  return out, json.loads(path.read_text()), path
+
+
+def test_the_policy_is_evaluated(run_dir, capfd):
+  steps = steps_of(run_dir)
+  out, found, path = run(run_dir, capfd)
+  assert path.name == f"evaluation-{steps[-1]}.json"
+  assert f"CartPole-v1 after {steps[-1]:,} env steps: mean" in out
+  assert found["env_steps"] == steps[-1]
+  assert found["greedy"] is True and found["cut"] == 0
+  assert len(found["returns"]) == found["episodes"] == 5
+  assert found["mean"] == pytest.approx(np.mean(found["returns"]))
+  assert f"mean {found['mean']:.1f}" in out
+  again = run(run_dir, capfd)[1]
+  other = run(run_dir, capfd, "--seed", "1")[1]
+  drawn = run(run_dir, capfd, "--no-greedy")[1]
+  assert again == found
+  assert drawn["greedy"] is False and drawn["returns"] != found["returns"]
+  assert other["seed"] == 1 and other["returns"] != found["returns"]
+  first = run(run_dir, capfd, "--checkpoint", str(steps[0]))[1]
+  assert first["env_steps"] == steps[0]
+
+
+def test_cut_episodes_are_told(run_dir, capfd):
+  out, found, _ = run(run_dir, capfd, "--max-episode-steps", "3")
+  assert found["returns"] == [3.0] * 5 and found["cut"] == 5
+  assert "5 episodes were cut at --max-episode-steps" in out
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_is_evaluated(tmp_path, capfd):
+  words = ["--total-steps", "100000000", "--checkpoint-every-seconds", "0.1"]
+  program = programs.start(a2c, *_SMALL, *words, "--run-dir", str(tmp_path))
+  try:
+    running.wait_until(lambda: (steps_of(tmp_path) or [0])[-1])
+    seen = []
+
+    def play():
+      for which in ("best", "latest"):
+        said = run(tmp_path, capfd, "--checkpoint", which)[1]
+      seen.append(said["env_steps"])
+      return len(set(seen)) >= 2
+
+    running.wait_until(play)
+    assert seen == sorted(seen)
+    assert program.poll() is None
+    program.send_signal(signal.SIGINT)
+    assert program.wait(300) == 130
+  finally:
+    program.kill()
+    program.wait()
+
+
+@pytest.mark.parametrize(
+  ("words", "reason"),
+  [
+    ("{run} --checkpoint 1", "expected --checkpoint latest, best or one of"),
+    ("{run} --checkpoint ²", "expected --checkpoint latest, best or one of"),
+    ("{run} --episodes 0", "expected --episodes from 1"),
+    ("{run} --video {tmp}/play.avi", "that ends in .gif or .mp4"),
+    ("{run} --video {tmp}/nowhere/play.gif", "a directory that exists"),
+    ("{tmp}/nowhere", "expected the directory of a run"),
+    ("{tmp}", "found no config.json"),
+  ],
+)
+def test_what_cannot_be_done_is_said_in_one_line(
+  words, reason, run_dir, tmp_path, capfd
+):
+  words = words.format(run=run_dir, tmp=tmp_path).split()
+  assert reason in programs.refused(evaluate, words, capfd)
+  assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+  ("values", "reason"),
+  [
+    ({"format": 99}, "expected a run of format 4"),
+    ({"experiment": "json:EXPERIMENT"}, "with an EXPERIMENT that can be"),
+    ({"experiment": None, "agent": "mine:Agent"}, "config of this run"),
+    ({}, "expected a checkpoint"),
+  ],
+)
+def test_a_run_that_cannot_be_loaded_is_refused(
+  values, reason, run_dir, tmp_path, capfd
+):
+  content = json.loads((run_dir / "config.json").read_text()) | values
+  (tmp_path / "config.json").write_text(json.dumps(content))
+  said = programs.refused(evaluate, [str(tmp_path), "--trust"], capfd)
+  assert reason in said
+
+
+# Videos
+
+
+def first_frame(run_dir):
+  """What the environment itself shows at first."""
+  seed = seeds_lib.evaluation_seed(0, 2**18)
+  environment = envs.make(CARTPOLE, 1, seed=seed, render=True)
+  environment.reset()
+  environment.recv()
+  frame = environment.render()
+  environment.close()
+  return frame
+
+
+def episode_length(found):
+  return int(found["returns"][0]) + 1
+
+
+def test_a_gif_shows_the_environments_own_frames(run_dir, tmp_path, capfd):
+  path = tmp_path / "play.gif"
+  out, found, _ = run(
+    run_dir, capfd, "--video", str(path), "--num-envs", "1", "--episodes", "1"
+  )
+  length = episode_length(found)
+  assert f"{length} frames of an episode are in {path}" in out
+  frame = first_frame(run_dir)
+  with Image.open(path) as image:
+    assert image.size == (frame.shape[1], frame.shape[0])
+    shown = np.asarray(image.convert("RGB"), np.int64)
+    np.testing.assert_allclose(shown, frame, atol=12)
+    image.seek(image.n_frames - 1)
+    last = np.asarray(image.convert("RGB"), np.int64)
+    seconds = 0.0
+    for place in range(image.n_frames):  # Equal ones are one, shown longer.
+      image.seek(place)
+      seconds += image.info["duration"] / 1000
+    assert seconds == pytest.approx(length / 50, rel=0.15)
+    assert image.info["loop"] == 0
+  assert np.abs(last - shown).max() > 50
+
+
+@pytest.mark.slow
+def test_an_mp4_has_as_many_frames(run_dir, tmp_path, capfd):
+  import imageio_ffmpeg
+
+  path = tmp_path / "play.mp4"
+  out, found, _ = run(
+    run_dir, capfd, "--video", str(path), "--num-envs", "1", "--episodes", "1"
+  )
+  length = episode_length(found)
+  assert f"{length} frames of an episode" in out
+  count, seconds = imageio_ffmpeg.count_frames_and_secs(str(path))
+  assert count == length
+  assert seconds == pytest.approx(length / 50, abs=0.05)
+  frame = first_frame(run_dir)
+  reader = imageio_ffmpeg.read_frames(str(path))
+  width, height = next(reader)["size"]
+  assert (height, width) == frame.shape[:2]
+  shown = np.frombuffer(next(reader), np.uint8).reshape(height, width, 3)
+  reader.close()
+  assert np.abs(shown.astype(int) - frame).mean() < 5
+
+
+def test_without_ffmpeg_an_mp4_is_refused_before_anything_is_played(
+  run_dir, tmp_path, monkeypatch, capfd
+):
+  monkeypatch.setenv("PATH", "")
+  monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+  path, made = tmp_path / "play.mp4", spy_on_make(monkeypatch)
+  said = programs.refused(evaluate, [str(run_dir), "--video", str(path)], capfd)
+  assert "expected ffmpeg" in said and ".gif needs no ffmpeg" in said
+  assert not path.exists() and made == []
+
+
+def test_an_environment_without_frames_is_refused(tmp_path):
+  with pytest.raises(types.ConfigError, match="Catch-v0 cannot be rendered"):
+    videos.check(str(tmp_path / "play.GIF"), envs.Config("Catch-v0"))
+
+
+def test_a_video_is_as_fast_as_its_environment():
+  for env, frames_per_step, expected in (
+    ("CartPole-v1", 1, 50),
+    ("Pong-v5", 4, 15),
+    ("my_env:make", 1, 30),
+    # Gymnasium knows it, and needs a package for it that is not here.
+    ("LunarLander-v3", 1, 30),
+  ):
+    assert videos.frames_per_second(env, frames_per_step) == expected

@@ -1,0 +1,273 @@
+"""An exported policy does what the live one does, with JAX alone."""
+
+import dataclasses
+import functools
+import json
+import pathlib
+import subprocess
+import sys
+
+import dm_env
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from dm_env import specs
+from flax import linen as nn
+
+from experiments import a2c
+from seedx import envs, types
+from seedx.agents import acting_step, dqn, vtrace
+from seedx.app import export
+from seedx.app.runs import policies
+from tests import conftest, programs
+from tests.agents import dqn_test
+
+own_signals = programs.own_signals
+compiled_once = programs.compiled_once
+
+# It stands like this in docs/tasks.md.
+USE_IT = """\
+import json, pathlib, jax, jax.export, numpy as np
+spec = json.loads(pathlib.Path("policy.json").read_text())
+policy = jax.export.deserialize(pathlib.Path("policy.stablehlo").read_bytes())
+zeros = lambda x: np.zeros((2, *x["shape"]), x["dtype"])  # For a batch of 2.
+memory = [zeros(x) for x in spec["memory"]]
+leaf = lambda x: "dtype" in x  # Of a nest of arrays.
+timestep = jax.tree.map(zeros, spec["timestep"], is_leaf=leaf)
+for step in range(3):  # Put what your environment gives into `timestep`.
+  timestep["step_type"][:] = step > 0  # 0 in an episode's first step, else 1.
+  action, memory = policy.call(timestep, memory)
+"""
+
+VECTOR = specs.Array((4,), np.float32)
+IMAGE = specs.BoundedArray((1, 4, 3), np.uint8, 0, 255)
+DISCRETE = specs.DiscreteArray(3)
+MASK = {"observation": VECTOR, "legal": specs.Array((3,), bool)}
+CONTINUOUS = specs.BoundedArray((2,), np.float32, -1.0, [1.0, 3.0])
+SEVERAL = specs.BoundedArray((2,), np.int32, 0, [4, 2])
+
+
+class Torso(nn.Module):
+  """A network of one's own, for images too small for the others."""
+
+  @nn.compact
+  def __call__(self, observation):
+    leaves = jax.tree.leaves(observation)
+    rows = [jnp.float32(x.reshape(x.shape[0], -1)) / 100 for x in leaves]
+    return nn.tanh(nn.Dense(8)(jnp.concatenate(rows, axis=-1)))
+
+
+# Fields of an agent's config, and what it observes and does.
+KINDS = {
+  "feed_forward": ({}, VECTOR, DISCRETE),
+  "lstm": ({"recurrent": True, "lstm_size": 8}, VECTOR, DISCRETE),
+  "frames": (
+    {"stack_frames": 3, "torso": Torso()},
+    {"a": (IMAGE, VECTOR)},
+    DISCRETE,
+  ),
+  "dqn": ({"epsilon_steps": 9, "dueling": True}, VECTOR, DISCRETE),
+  "masked": ({}, MASK, DISCRETE),
+  "continuous": ({"normalize_observations": True}, VECTOR, CONTINUOUS),
+  "several": ({}, VECTOR, SEVERAL),
+}
+# A core state, and statistics of observations.
+FAST = [("lstm",), ("continuous",)]
+ROWS = 5
+
+
+@functools.cache
+def make_policy(name):
+  """The policy of random parameters, far from indifferent."""
+  fields, observation, action = KINDS[name]
+  spec = types.EnvironmentSpec(
+    observation, action, action_mask="legal" if name == "masked" else None
+  )
+  kind = dqn if name == "dqn" else vtrace
+  config = kind.Config(hidden_sizes=(8,), **fields)
+  agent = config.make(spec)
+  state = dqn_test.random_state(agent, config)
+  return policies.Policy(
+    directory=pathlib.Path(),
+    name="fake",
+    seed=0,
+    env_steps=7,
+    env=envs.Config("Fake-v0"),
+    spec=spec,
+    agent=agent,
+    acting=agent.acting(state),
+  )
+
+
+def random_timesteps(spec, rows, steps):
+  """Time steps whose episodes end here and there."""
+  rng = np.random.default_rng(rows)
+  for step in range(steps):
+    kinds = rng.choice([0, 1, 1, 1, 2], rows) if step else np.zeros(rows)
+    observation = jax.tree.map(
+      lambda x: conftest.random_values(rng, x, (rows,)), spec.observation
+    )
+    if spec.action_mask is not None:
+      observation[spec.action_mask][:, 1] = True
+    yield dm_env.TimeStep(
+      step_type=kinds.astype(np.uint8),
+      reward=rng.normal(size=rows).astype(np.float32),
+      discount=np.ones(rows, np.float32),
+      observation=observation,
+    )
+
+
+def as_said(timestep, said):
+  """The nest that `policy.json` says, which has no tuples."""
+  structure = jax.tree.structure(said, is_leaf=lambda x: "dtype" in x)
+  return jax.tree.unflatten(structure, jax.tree.leaves(timestep._asdict()))
+
+
+@pytest.mark.parametrize(
+  "name", conftest.slow_but(FAST, [(name,) for name in KINDS])
+)
+def test_it_agrees_with_the_live_policy(name):
+  policy = make_policy(name)
+  exported, spec = export.export(policy)
+  loaded = jax.export.deserialize(exported.serialize())
+  assert loaded.platforms == ("cpu", "cuda", "tpu")
+  assert json.loads(json.dumps(spec)) == spec
+  call = jax.jit(loaded.call)
+  agent = dataclasses.replace(policy.agent, step=policy.agent.greedy)
+
+  @jax.jit
+  def take_step(key, timestep, state):
+    exploration = np.full(timestep.reward.shape, 0.5, np.float32)
+    return acting_step.take(
+      agent, policy.acting, key, timestep, state, exploration
+    )
+
+  live = acting_step.initial_state(agent, policy.spec, ROWS)
+  memory = zeros = [
+    np.zeros((ROWS, *leaf["shape"]), leaf["dtype"]) for leaf in spec["memory"]
+  ]
+  seen = []
+  for step, timestep in enumerate(random_timesteps(policy.spec, ROWS, 8)):
+    inputs = as_said(timestep, spec["timestep"])
+    assert described(inputs) == spec["timestep"]
+    if step in (0, 4):
+      # A batch of one, with what its row remembers.
+      one = call(*jax.tree.map(lambda x: np.asarray(x)[:1], (inputs, memory)))
+    taken = take_step(jax.random.key(step), timestep, live)  # Any key.
+    action, memory = call(inputs, memory)
+    live = taken.acting_state
+    expected = taken.output.action
+    assert_close(action, expected)
+    jax.tree.map(assert_close, memory, jax.tree.leaves(live))
+    if step in (0, 4):
+      rows = jax.tree.map(lambda x: np.asarray(x)[:1], (action, memory))
+      jax.tree.map(assert_close, one, rows)
+    assert action.dtype == expected.dtype == spec["action"]["dtype"]
+    assert list(action.shape[1:]) == spec["action"]["shape"]
+    seen.append(np.asarray(action))
+  assert len(np.unique(np.concatenate(seen), axis=0)) > 1
+  # What was before matters until an episode begins.
+  for step_type in (0, 1):
+    inputs["step_type"] = np.full(ROWS, step_type, np.uint8)
+    after = [call(inputs, x)[1] for x in (zeros, memory)]
+    differ = any(np.any(a != b) for a, b in zip(*after, strict=True))
+    # The last action is what an agent without a core state remembers.
+    assert differ == (step_type == 1 and name in ("lstm", "frames"))
+
+
+def described(nest):
+  """As `policy.json` says it."""
+  return jax.tree.map(
+    lambda x: {"shape": list(x.shape[1:]), "dtype": str(x.dtype)}, nest
+  )
+
+
+def assert_close(actual, expected):
+  assert np.isfinite(expected).all()
+  if np.issubdtype(expected.dtype, np.floating):
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
+  else:
+    np.testing.assert_array_equal(actual, expected)
+
+
+def test_an_agent_without_a_greedy_step_is_refused():
+  policy = make_policy("feed_forward")
+  agent = dataclasses.replace(policy.agent, greedy=None)
+  with pytest.raises(types.ConfigError, match="greedy"):
+    export.export(dataclasses.replace(policy, agent=agent))
+
+
+# The program
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+  """The directory of a run of A2C that has ended."""
+  found = tmp_path_factory.mktemp("runs") / "run"
+  words = "--num-envs 4 --unroll-length 8 --hidden-sizes 8 --total-steps 64"
+  words = [*words.split(), "--run-dir", str(found)]
+  assert programs.main(a2c, words) == 0
+  return found
+
+
+@pytest.mark.slow
+def test_ten_lines_use_it_without_seedx(run_dir, tmp_path, capfd):
+  assert export.main([str(run_dir), "--output", str(tmp_path / "policy")]) == 0
+  assert f"{tmp_path / 'policy'}.stablehlo" in capfd.readouterr().out
+  assert len(USE_IT.splitlines()) <= 10
+  (tmp_path / "use_it.py").write_text(
+    USE_IT
+    + "import sys\n"
+    + 'assert not {"seedx", "flax", "rlax", "optax"} & set(sys.modules)\n'
+    + "print(np.asarray(action))\n"
+    + "print(json.dumps([x.tolist() for x in memory]))\n"
+  )
+  done = subprocess.run(
+    [sys.executable, "use_it.py"],
+    cwd=tmp_path,
+    env={"JAX_PLATFORMS": "cpu"},
+    capture_output=True,
+    text=True,
+    timeout=600,
+  )
+  assert done.returncode == 0, done.stderr
+  action, memory = done.stdout.splitlines()
+  # The policy itself, as `evaluate` would load it.
+  policy = policies.load(str(run_dir), "latest")
+  live = policy.initial_state(2)
+  timestep = acting_step.zero_inputs(policy.spec, 2).timestep
+  for step_type in (0, 1, 1):
+    timestep = timestep._replace(step_type=np.full(2, step_type, np.uint8))
+    taken, live = policy.act(timestep, live)
+  assert action == str(np.asarray(taken))
+  pairs = zip(json.loads(memory), jax.tree.leaves(live), strict=True)
+  for actual, expected in pairs:
+    np.testing.assert_allclose(
+      np.reshape(actual, expected.shape), expected, rtol=1e-5, atol=1e-6
+    )
+  said = json.loads((tmp_path / "policy.json").read_text())
+  assert said["experiment"] == "a2c"
+  assert said["env"] == "CartPole-v1"
+  assert said["env_steps"] == policy.env_steps >= 64
+  assert said["step_type"] == {"FIRST": 0, "MID": 1, "LAST": 2}
+  assert said["action"] == {
+    **{"shape": [], "dtype": "int32", "minimum": 0, "maximum": 1}
+  }
+
+
+@pytest.mark.parametrize(
+  ("words", "reason"),
+  [
+    ("{run} --output {tmp}/nowhere/policy", "/nowhere/policy"),
+    ("{run} --checkpoint 1", "expected --checkpoint latest, best or one of"),
+    ("{tmp}", "found no config.json"),
+  ],
+)
+def test_what_cannot_be_done_is_said_in_one_line(
+  words, reason, run_dir, tmp_path, capfd
+):
+  words = words.format(run=run_dir, tmp=tmp_path).split()
+  assert reason in programs.refused(export, words, capfd).lower()
+  assert list(tmp_path.iterdir()) == []

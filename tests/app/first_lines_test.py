@@ -1,0 +1,310 @@
+"""What a run says of itself: its first line, its progress, and its loggers."""
+
+import dataclasses
+import json
+import math
+import re
+import sys
+import types as python_types
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import a2c as a2c_experiment
+from seedx import app, metrics
+from seedx.acting import evaluator
+from seedx.agents import a2c, dqn, ppo, rainbow
+from seedx.app import described, devices
+from seedx.app.cli import programs as programs_of_experiments
+from seedx.pipelines import sync
+from tests import programs
+from tests.app import app_test
+from tests.repository import readme_test
+
+own_signals = programs.own_signals
+compiled_once = programs.compiled_once
+
+SMALL = "--hidden-sizes 8 --num-envs 4 --unroll-length 5 --total-steps 400"
+
+
+class Kept:
+  """A sink that keeps what it is given."""
+
+  def __init__(self):
+    self.lines, self.closed = [], 0
+
+  def write(self, line):
+    self.lines.append(line)
+
+  def close(self):
+    self.closed += 1
+
+
+def train(words, folder):
+  return app.main(
+    a2c_experiment.EXPERIMENT,
+    [*SMALL.split(), "--run-dir", str(folder), *words.split()],
+    a2c_experiment.__name__,
+  )
+
+
+def test_a_run_says_what_runs_where_how_far_it_is_and_what_it_reached(
+  tmp_path, capfd
+):
+  assert train("--log-every 0 --log-seconds 0", tmp_path / "run") == 0
+  said = capfd.readouterr()
+  first, *rows = said.err.splitlines()
+  assert first == f"a2c on CartPole-v1 | 8 x CPU | {tmp_path}/run"
+  network, *rows = rows
+  assert network == "network: MLP 8 tanh, policy 2 + value 1: 67 parameters"
+  assert sum("/400" in row for row in rows) > 3
+  ended = metrics.read_lines(tmp_path / "run" / "metrics.jsonl")[-1]["episodes"]
+  assert 1 < ended < 100
+  assert f"mean return of the last {ended} episodes" in said.out
+
+
+def test_quiet_says_nothing_until_the_end(tmp_path, capfd):
+  assert train("--quiet", tmp_path / "run") == 0
+  said = capfd.readouterr()
+  assert said.err == ""
+  assert re.search(
+    r"after 4\d\d env steps and \d+ s \([\d,]+ a second", said.out
+  )
+
+
+def test_a_run_that_has_solved_its_task_ends(tmp_path, capfd):
+  """The next start does not keep what was of this one."""
+  folder, total = tmp_path / "run", 10_000_000
+  assert train(f"--stop-at 5 --total-steps {total} --quiet", folder) == 0
+  *_, last = metrics.read_lines(folder / "metrics.jsonl")
+  assert last["episode_return"] >= 5
+  assert last["episodes"] >= 100 and last["env_steps"] < total / 10
+  assert "ended early: --stop-at 5 is reached" in capfd.readouterr().out
+  said = json.loads((folder / "config.json").read_text())
+  of_this_start = {"quiet", "log_every", "sink", "stop_at"}
+  assert not of_this_start & set(said["options"])
+  asked, _ = programs_of_experiments.read(
+    a2c_experiment.EXPERIMENT,
+    ["--resume", str(folder)],
+    a2c_experiment.__name__,
+  )
+  assert (asked.files.quiet, asked.files.stop_at) == (False, math.inf)
+  assert asked.run.total_steps == total
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reached", [4.0, 9.0])
+def test_where_a_run_is_evaluated_evaluations_decide_when_it_ends(
+  reached, tmp_path, monkeypatch
+):
+  """Training's returns are above 5 from the start."""
+  played = evaluator.Played(np.array([reached]), np.array([0]), 9, 0)
+  monkeypatch.setattr(evaluator.Evaluator, "play", lambda *_: played)
+  total = 3000 if reached < 5 else 10_000_000
+  words = f"--stop-at 5 --total-steps {total} --quiet --log-seconds 0"
+  folder = tmp_path / "run"
+  assert train(f"{words} --evaluate-every-steps 100", folder) == 0
+  *_, last = metrics.read_lines(folder / "metrics.jsonl")
+  assert last["episode_return"] is None or last["episode_return"] > 5
+  assert (last["env_steps"] >= total) == (reached < 5)
+
+
+def test_a_sink_of_a_script_has_all_lines_beside_one_that_fails(
+  tmp_path, capfd
+):
+  sink, failing = Kept(), metrics.Callbacks(lambda line: 1 / 0)
+  app.train(
+    app_test.small(400),
+    run_dir=str(tmp_path),
+    quiet=True,
+    sinks=[failing, sink],
+  )
+  assert "cannot write Callbacks" in capfd.readouterr().err
+  lines = metrics.read_lines(tmp_path / "metrics.jsonl")
+  assert [x["env_steps"] for x in sink.lines] == [x["env_steps"] for x in lines]
+  assert sink.closed == 1
+
+
+@pytest.mark.parametrize(
+  ("sink", "message"),
+  [
+    ("nowhere:make", "a sink factory package.module:function, found 'nowhere"),
+    ("json", "has no colon"),
+    ("tests.app.first_lines_test:SMALL", "is not callable"),
+  ],
+)
+def test_a_sink_that_is_none_is_refused(sink, message, tmp_path, capfd):
+  with pytest.raises(SystemExit):
+    train(f"--sink {sink}", tmp_path / "run")
+  assert message in capfd.readouterr().err
+  assert not (tmp_path / "run").exists()
+
+
+# The README's loggers, with what stands for their libraries.
+
+
+@pytest.fixture
+def my_sinks(tmp_path, monkeypatch):
+  """The README's module, which a run is given by name."""
+  (tmp_path / "my_sinks.py").write_text(readme_test.file_named("my_sinks.py"))
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.syspath_prepend(tmp_path)
+  monkeypatch.delitem(sys.modules, "my_sinks", raising=False)
+  yield
+  sys.modules.pop("my_sinks", None)
+
+
+def test_mlflow_has_numbers_and_the_run_ends(my_sinks, tmp_path, monkeypatch):
+  calls = []
+
+  def start_run(run_name):
+    info = python_types.SimpleNamespace(run_id=f"run of {run_name}")
+    return python_types.SimpleNamespace(info=info)
+
+  class Client:
+    def set_terminated(self, run_id):
+      calls.append(("end", run_id, None))
+
+  fake = python_types.SimpleNamespace(
+    start_run=start_run,
+    log_params=lambda params: calls.append(("params", None, params)),
+    log_metrics=lambda metrics, step, run_id: calls.append(
+      (step, run_id, metrics)
+    ),
+    MlflowClient=Client,
+  )
+  monkeypatch.setitem(sys.modules, "mlflow", fake)
+  assert train("--sink my_sinks:mlflow", tmp_path / "run") == 0
+  (what, _, params), *lines, end = calls
+  assert what == "params" and params["hidden_sizes"] == [8]
+  name = f"run of {tmp_path}/run"
+  assert end == ("end", name, None)
+  for step, run_id, values in lines:
+    assert (step, run_id) == (values["env_steps"], name)
+    assert all(isinstance(x, float | int) for x in values.values())
+  assert {"episode_return", "entropy", "learner_steps"} <= lines[-1][2].keys()
+
+
+# Devices that JAX does not use.
+
+
+def test_an_accelerator_without_its_jax_is_told(tmp_path, monkeypatch):
+  monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+  assert devices.unused(tmp_path) == ""
+  version = tmp_path / "proc" / "driver" / "nvidia" / "version"
+  version.parent.mkdir(parents=True)
+  version.touch()
+  said = devices.unused(tmp_path)
+  assert "NVIDIA GPU is here" in said and "seedx[cuda13]" in said
+  monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+  assert devices.unused(tmp_path) == ""
+
+
+@pytest.mark.parametrize(
+  ("said", "notes"),
+  [
+    ("RESOURCE_EXHAUSTED: Out", "XLA_PYTHON_CLIENT_PREALLOCATE=false"),
+    ("INTERNAL: a bug", ""),
+  ],
+)
+def test_a_device_whose_memory_is_full_is_explained(
+  said, notes, tmp_path, monkeypatch
+):
+  def learn(self, context):
+    raise jax.errors.JaxRuntimeError(said)
+
+  monkeypatch.setattr(sync.Config, "learn", learn)
+  with pytest.raises(jax.errors.JaxRuntimeError, match=said) as raised:
+    app.train(app_test.small(400), run_dir=str(tmp_path / "run"))
+  found = getattr(raised.value, "__notes__", [])
+  assert bool(found) == bool(notes) and notes in "".join(found)
+
+
+def test_a_sink_that_cannot_be_made_is_an_error_in_one_line(tmp_path, capfd):
+  (tmp_path / "broken_sinks.py").write_text(
+    "def make(run_dir, options):\n  raise ValueError('no api key')\n"
+  )
+  with pytest.MonkeyPatch.context() as patch:
+    patch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+      train("--sink broken_sinks:make", tmp_path / "run")
+  assert not (tmp_path / "run" / "config.json").exists()
+  (*_, last) = capfd.readouterr().err.splitlines()
+  for part in ("broken_sinks:make", "no api key", "broken_sinks.py, line 2"):
+    assert part in last
+
+
+def test_the_first_lines_name_what_presets_changed(tmp_path, capfd):
+  words = "--env Pendulum-v1 --entropy-cost 0.5 --total-steps 20"
+  assert train(words, tmp_path / "run") == 0
+  first, second, *_ = capfd.readouterr().err.splitlines()
+  assert first.startswith("a2c on Pendulum-v1 | ")
+  assert second == (
+    "presets for continuous actions: learning_rate 0.001, discount 0.9,"
+    " normalize_observations True"
+  )
+
+
+def test_a_run_that_resumes_keeps_its_presets(tmp_path, capfd):
+  run = tmp_path / "run"
+  words = "--presets continuous --normalize-observations"
+  assert train(words, run) == 0
+  began = json.loads((run / "config.json").read_text())
+  assert (began["options"]["presets"], began["options"]["discount"]) == (
+    "continuous",
+    0.9,
+  )
+  capfd.readouterr()
+  resume = ["--resume", str(run)]
+
+  def resumed(*words):
+    module = a2c_experiment
+    return app.main(module.EXPERIMENT, [*resume, *words], module.__name__)
+
+  assert resumed("--total-steps", "800") == 0
+  assert "presets for" not in capfd.readouterr().err
+  now = json.loads((run / "config.json").read_text())
+  assert now["options"] == {**began["options"], "total_steps": 800}
+  with pytest.raises(SystemExit):
+    resumed("--presets", "none")
+  assert "found another --presets" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+  ("agent", "words"),
+  [
+    (
+      ppo.Config(recurrent=True, lstm_size=4, hidden_sizes=(8, 4)),
+      "MLP 8 4 tanh, LSTM 4, policy 2 + value 1: 283 parameters",
+    ),
+    (
+      dqn.Config(dueling=True, hidden_sizes=(8,)),
+      "MLP 8 tanh, dueling 8, Q 2: 211 parameters",
+    ),
+    (
+      rainbow.Config(hidden_sizes=(8,), num_atoms=3),
+      "MLP 8 tanh, dueling 8, Q 2 x 3 atoms: 490 parameters",
+    ),
+    (
+      rainbow.Config(hidden_sizes=(), num_atoms=3),
+      "dueling, Q 2 x 3 atoms: 90 parameters",
+    ),
+    (
+      a2c.Config(torso=app_test.Torso()),
+      "Torso, policy 2 + value 1: 67 parameters",
+    ),
+  ],
+)
+def test_a_network_is_described_by_its_layers(agent, words):
+  found = described.network(agent, app_test.CARTPOLE)
+  assert found == f"network: {words}"
+
+
+def test_a_run_that_learned_nothing_says_so(tmp_path):
+  run = app.train(app_test.small(), run_dir=str(tmp_path), quiet=True)
+  asked = python_types.SimpleNamespace(run=app_test.small())
+  line = "nothing was learned: it ended before the first update"
+  assert line not in programs_of_experiments._result(asked, run)
+  none = dataclasses.replace(run, metrics={**run.metrics, "learner_steps": 0})
+  assert line in programs_of_experiments._result(asked, none)

@@ -1,0 +1,604 @@
+"""Figures of runs: their statistics, their groups, and the program."""
+
+import itertools
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from matplotlib import figure, text
+
+from experiments.figures import dark
+from seedx.app import plot
+from seedx.app.runs import run_dirs, statistics
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def lines_of(steps, returns):
+  return [
+    {"env_steps": x, "wall_seconds": x / 10, "episode_return": y}
+    for x, y in zip(steps, returns, strict=True)
+  ]
+
+
+def make_run(
+  path,
+  returns=(1.0, 2.0),
+  *,
+  experiment="ppo",
+  env="CartPole-v1",
+  seed=0,
+  steps=None,
+  **more,
+):
+  """Writes a run's files, and returns its directory as a word."""
+  path.mkdir(parents=True, exist_ok=True)
+  content = {
+    "experiment": experiment,
+    "pipeline": "seedx.pipelines.sync:Config",
+    "agent": "seedx.agents.ppo:Config",
+    "seedx": "0.2.0",
+    "format": run_dirs.FORMAT,
+    "options": {"env": env, "seed": seed, **more},
+  }
+  (path / "config.json").write_text(json.dumps(content))
+  steps = range(100, 100 * len(returns) + 1, 100) if steps is None else steps
+  lines = lines_of(steps, returns)
+  (path / "metrics.jsonl").write_text(
+    "".join(json.dumps(line) + "\n" for line in lines)
+  )
+  return str(path)
+
+
+def constant(value, first=0.0, last=10.0):
+  return np.array([[first, value], [last, value]])
+
+
+# Statistics
+
+
+def test_the_mean_is_of_the_middle_half():
+  for values, expected in (
+    ((3.0, 1.0, 1000.0, 5.0), 4.0),
+    ((1, 2, 3, 4, 6, 7, 8, 1e6), 5.0),
+    # A quarter of three is no whole curve, so none is left out.
+    ((1.0, 2.0, 9.0), 4.0),
+  ):
+    curves = [constant(value) for value in values]
+    mean, _, _ = statistics.iqm(curves, np.array([5.0]))
+    assert mean.tolist() == [expected]
+
+
+def test_it_begins_where_the_first_curve_does_and_none_ends():
+  curves = [
+    np.array([[0, 0.0], [10, 10.0], [20, 20.0]]),
+    np.array([[10, 4.0], [20, 4.0]]),
+    np.array([[0, 0.0], [10, 30.0]]),
+  ]
+  mean, low, high = statistics.iqm(curves, np.array([-1.0, 0, 5, 10, 15, 20]))
+  np.testing.assert_allclose(
+    mean, [np.nan, 4 / 3, (5 + 4 + 15) / 3, 44 / 3, (15 + 4 + 30) / 3, 18]
+  )
+  # Each is drawn three times once in 27 times.
+  np.testing.assert_allclose(low, [np.nan, 0, 4, 4, 4, 4])
+  np.testing.assert_allclose(high, [np.nan, 4, 15, 30, 30, 30])
+
+
+def test_the_interval_of_normal_returns_is_near_the_known_one():
+  # The variance of a mean trimmed to [-q, q] is, for large n, that of the
+  # values clipped to it over n/4: Stigler 1973. For normal ones 1.1957 / n.
+  rng = np.random.default_rng(1)
+  count = 400
+  curves = [constant(value) for value in rng.normal(50.0, 10.0, count)]
+  mean, low, high = statistics.iqm(curves, np.array([5.0]))
+  half = 1.96 * 10.0 * np.sqrt(1.1957 / count)
+  assert abs(mean[0] - 50.0) < 1.5 * half
+  np.testing.assert_allclose(high - mean, half, rtol=0.15)
+  np.testing.assert_allclose(mean - low, half, rtol=0.15)
+
+
+def test_a_curve_leaves_out_lines_before_the_first_episode():
+  lines = lines_of([10, 20, 30], [None, 2.0, 3.0])
+  assert plot.curve(lines, "env_steps").tolist() == [[20, 2], [30, 3]]
+  assert plot.curve(lines, "wall_seconds").tolist() == [[2, 2], [3, 3]]
+  assert plot.curve(lines[:1], "env_steps").shape == (0, 2)
+
+
+# Runs
+
+
+def test_a_run_is_read(tmp_path):
+  make_run(tmp_path, (None, 2.0), seed=3, num_envs=4)
+  run = run_dirs.read(tmp_path)
+  assert (run.experiment, run.env, run.seed) == ("ppo", "CartPole-v1", 3)
+  assert run.options["num_envs"] == 4
+  assert run.lines == lines_of([100, 200], [None, 2.0])
+  assert run_dirs.config(tmp_path) == run_dirs.Config(
+    experiment="ppo",
+    pipeline="seedx.pipelines.sync:Config",
+    agent="seedx.agents.ppo:Config",
+    seedx="0.2.0",
+    format=run_dirs.FORMAT,
+    options=run.options,
+  )
+
+
+def test_config_json_takes_values_that_are_no_json(tmp_path):
+  options = {"rate": np.float32(0.5), "sizes": np.arange(2), "path": tmp_path}
+  made = run_dirs.Config(
+    "ppo", "a:Config", "b:Config", "0.2.0", run_dirs.FORMAT, options
+  )
+  run_dirs.write(tmp_path, made)
+  assert run_dirs.config(tmp_path).options == {
+    **{"rate": 0.5, "sizes": [0, 1], "path": str(tmp_path)}
+  }
+
+
+@pytest.mark.parametrize(
+  ("experiment", "name"),
+  [("experiments.mine:EXPERIMENT", "mine"), (None, "sync_ppo")],
+)
+def test_a_run_is_named_by_what_it_trained(experiment, name, tmp_path):
+  make_run(tmp_path, experiment=experiment)
+  found = run_dirs.config(tmp_path)
+  assert (found.experiment, found.name) == (experiment, name)
+
+
+def labels_of(tmp_path, *asked):
+  paths = [make_run(tmp_path / str(i), **x) for i, x in enumerate(asked)]
+  return run_dirs.labels([run_dirs.read(path) for path in paths])
+
+
+def test_a_label_says_by_which_options_an_experiment_differs(tmp_path):
+  impala = {"experiment": "impala", "learning_rate": 1e-3}
+  assert labels_of(
+    tmp_path,
+    impala | {"agent": "a2c"},
+    impala | {"agent": "vtrace"},
+    impala | {"agent": "a2c", "seed": 1},
+    {"experiment": "dqn", "learning_rate": 5e-4, "agent": ""},
+  ) == [
+    "impala --agent a2c",
+    "impala --agent vtrace",
+    "impala --agent a2c",
+    "dqn",
+  ]
+
+
+def test_options_in_a_label_are_as_one_gives_them(tmp_path):
+  first = {
+    "learning_rate": 2e-3,
+    "hidden_sizes": [64, 64],
+    "env_options": {"a": 1, "b": "x y"},
+    "info_keys": ["a", "b"],
+    "dueling": True,
+  }
+  second = {
+    "dueling": False,
+    "env_options": {},
+    "hidden_sizes": [8],
+    "info_keys": [],
+  }
+  assert labels_of(tmp_path, first, second) == [
+    "ppo --dueling --env-options 'a=1,b=x y' --hidden-sizes 64,64"
+    " --info-keys a,b --learning-rate 0.002",
+    "ppo --no-dueling --env-options '' --hidden-sizes 8 --info-keys ''",
+  ]
+
+
+def test_seed_and_place_make_no_group_of_their_own(tmp_path):
+  asked = [
+    {"seed": 0, "resume": "", "role": "all"},
+    {"seed": 1, "resume": "x", "role": "learner"},
+    {"seed": 2, "address": "a:1", "server": 1},
+    {"evaluate_every_steps": 9, "evaluate_episodes": 5},
+    {"checkpoint_every_seconds": 9.0},
+  ]
+  assert labels_of(tmp_path, *asked) == ["ppo"] * 5
+
+
+def test_presets_of_environments_are_no_difference(tmp_path):
+  cart, pong = {"env": "CartPole-v1", "epochs": 8}, {"env": "Pong-v5"}
+  assert labels_of(tmp_path, cart, pong | {"epochs": 4}) == ["ppo", "ppo"]
+  # What differs in one environment is said in all, so that lines correspond.
+  found = labels_of(tmp_path, cart, pong | {"epochs": 4}, pong | {"epochs": 8})
+  assert found == ["ppo --epochs 8", "ppo --epochs 4", "ppo --epochs 8"]
+
+
+def test_modules_of_one_name_are_told_apart(tmp_path):
+  names = ("ppo", "mine.ppo:EXPERIMENT", "mine.dqn:EXPERIMENT")
+  asked = [{"experiment": name} for name in names]
+  assert labels_of(tmp_path, *asked) == ["ppo", "mine.ppo", "dqn"]
+
+
+# Pictures
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+  """The figures that are made from now on."""
+  figures = []
+
+  class Figure(figure.Figure):
+    def __init__(self, *args, **kwargs):
+      super().__init__(*args, **kwargs)
+      figures.append(self)
+
+  monkeypatch.setattr(figure, "Figure", Figure)
+  return figures
+
+
+def plotted(tmp_path, words, name="plot.png"):
+  path = tmp_path / name
+  assert plot.main([*words, "--output", str(path)]) == 0
+  return path
+
+
+def check_texts(picture, monkeypatch):
+  """No text is clipped, and none is over another."""
+  boxes = {}
+  draw = text.Text.draw
+
+  def record(self, renderer, *args, **kwargs):
+    if self.get_visible() and self.get_text().strip():
+      boxes[self] = self.get_window_extent(renderer)
+    draw(self, renderer, *args, **kwargs)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(text.Text, "draw", record)
+    picture.draw_without_rendering()
+  assert len(boxes) > 8
+  for (one, box), (other, other_box) in itertools.combinations(
+    boxes.items(), 2
+  ):
+    assert not box.overlaps(other_box), (one, other)
+  for one, box in boxes.items():
+    assert box.x0 >= 0 and box.x1 <= picture.bbox.width, one
+    assert box.y0 >= 0 and box.y1 <= picture.bbox.height, one
+    # Half the size of the picture, they are of 7 points and more.
+    assert one.get_fontsize() >= 14
+
+
+def test_both_panels_have_the_mean_and_the_interval(tmp_path, drawn):
+  words = [
+    make_run(tmp_path / str(seed), (1.0 * end, end), seed=seed)
+    for seed, end in enumerate((2.0, 4.0, 6.0, 600.0))
+  ]
+  plotted(tmp_path, words)
+  against_steps, against_time = drawn[0].axes
+  for axes, end in ((against_steps, 200.0), (against_time, 20.0)):
+    (line,) = axes.lines
+    np.testing.assert_allclose(line.get_xydata()[-1], [end, 5.0])
+    # The first return is halfway, and nothing is drawn before.
+    assert end / 2 <= line.get_xdata()[0] < end / 2 * 1.02
+    band, seeds = axes.collections
+    assert len(seeds.get_segments()) == 4
+    low, high = band.get_datalim(axes.transData).intervaly
+    assert 2.0 <= low < 5.0 < high <= 600.0
+  assert against_steps.get_xlabel() == "env steps"
+  assert against_time.get_xlabel() == "wall time (seconds)"
+  assert against_steps.get_title(loc="left") == "CartPole-v1"
+
+
+def test_a_single_run_has_no_band_and_may_have_a_single_point(tmp_path, drawn):
+  plotted(tmp_path, [make_run(tmp_path / "a", (None, 7.0))])
+  for axes in drawn[0].axes:
+    (line,) = axes.lines
+    assert not axes.collections
+    assert line.get_ydata().tolist() == [7.0]
+    assert axes.get_xlim()[0] < line.get_xdata()[0] < axes.get_xlim()[1]
+
+
+def test_a_line_ends_where_steps_do_and_not_where_time_does(
+  tmp_path, drawn, capsys
+):
+  words = [
+    make_run(tmp_path / "a", (2.0, 4.0), steps=(600, 1200)),
+    make_run(tmp_path / "b", (6.0, 8.0), steps=(600, 2400), seed=1),
+  ]
+  plotted(tmp_path, words)
+  against_steps, against_time = drawn[0].axes
+  assert against_time.get_xlabel() == "wall time (minutes)"
+  # After the shorter one's time it stays where it was.
+  ends = (
+    (against_steps, 1200.0, (4 + 6 + 2 / 3) / 2, 2400.0),
+    (against_time, 4.0, 6.0, 4.0),
+  )
+  for axes, end, value, longest in ends:
+    found = axes.lines[0].get_xydata()[-1]
+    np.testing.assert_allclose(found, [end, value])
+    # The longer one is seen to its own end.
+    assert longest < axes.get_xlim()[1] < 1.1 * longest
+    (seeds,) = (x for x in axes.collections if hasattr(x, "get_segments"))
+    assert max(x[-1, 0] for x in seeds.get_segments()) == longest
+  said = capsys.readouterr().out
+  assert "seed 0 of ppo ended after 1,200 of 2,400 env steps; means" in said
+  assert "seed 1" not in said
+
+
+def test_runs_that_have_no_step_in_common_have_a_line(tmp_path, drawn):
+  words = [
+    make_run(tmp_path / "a", (2.0, 4.0), steps=(100, 200)),
+    make_run(tmp_path / "b", (6.0, 8.0), steps=(600, 900), seed=1),
+  ]
+  plotted(tmp_path, words)
+  found = drawn[0].axes[0].lines[0].get_xydata()
+  # The second is as it begins until it does.
+  np.testing.assert_allclose(found[-1], [200.0, 5.0])
+  np.testing.assert_allclose(found[0], [100.0, 4.0], atol=2.0)
+
+
+def test_each_environment_has_a_row_and_a_group_one_look(tmp_path, drawn):
+  words = [
+    make_run(
+      tmp_path / f"{env}-{name}", env=env, experiment=f"x.{name}:EXPERIMENT"
+    )
+    for env, name in (("A-v1", "ppo"), ("A-v1", "dqn"), ("B-v1", "dqn"))
+  ]
+  plotted(tmp_path, words)
+  (picture,) = drawn
+  assert [axes.get_title(loc="left") for axes in picture.axes] == [
+    "A-v1",
+    "",
+    "B-v1",
+    "",
+  ]
+  above, _, below, _ = picture.axes
+  ppo, dqn = above.lines
+  (dqn_below,) = below.lines
+  assert ppo.get_color() != dqn.get_color() == dqn_below.get_color()
+  # One scale of returns for both panels of a row.
+  shared = above.get_shared_y_axes()
+  assert shared.joined(*picture.axes[:2]) and not shared.joined(above, below)
+  (legend,) = picture.legends
+  assert [x.get_text() for x in legend.get_texts()] == ["ppo", "dqn"]
+
+
+def test_ends_far_apart_have_a_logarithmic_axis(tmp_path, drawn):
+  steps = np.linspace(100, 30_000, 50).astype(int).tolist()
+  words = [
+    make_run(tmp_path / "a", (1.0, 5.0), experiment="x.a", steps=(100, 1000)),
+    make_run(tmp_path / "b", [2.0] * 50, experiment="x.b", steps=steps),
+  ]
+  plotted(tmp_path, words)
+  for axes in drawn[0].axes:
+    assert axes.get_xscale() == "log"
+    short = axes.lines[0].get_xydata()
+    # As many places as on the longer line, although it is so much shorter.
+    assert len(short) > 150
+    assert axes.get_xlim()[0] < short[0, 0]
+
+
+def test_long_labels_and_names_are_neither_clipped_nor_overlap(
+  tmp_path, drawn, monkeypatch
+):
+  words = [
+    make_run(
+      tmp_path / str(i),
+      (0.0, 2_500_000.0 * i),
+      env=f"Environment-v{i % 2} " + r"with a $\long$_name " * 5,
+      observation_transform=f"of_mine.{'transforms.' * i}:hide_$velocities_$x",
+      env_options={f"option_{j}": i for j in range(5)},
+    )
+    for i in range(9)
+  ]
+  plotted(tmp_path, words)
+  check_texts(drawn[0], monkeypatch)
+
+
+def test_runs_of_no_episode_are_said_to_be_so(tmp_path, drawn):
+  words = [
+    make_run(tmp_path / "a", (1.0, 2.0)),
+    make_run(tmp_path / "b", (None, None), experiment="x.dqn"),
+    make_run(tmp_path / "c", (None, None), env="B-v1"),
+  ]
+  plotted(tmp_path, words)
+  (legend,) = drawn[0].legends
+  assert [x.get_text() for x in legend.get_texts()] == [
+    "ppo",
+    "dqn (no episode has ended)",
+  ]
+  assert [len(axes.lines) for axes in drawn[0].axes] == [1, 1, 0, 0]
+
+
+def test_another_metric_is_drawn_against_one_axis(tmp_path, drawn):
+  """Runs that lack it are said to be so."""
+  words = [
+    make_run(tmp_path / "a"),
+    make_run(tmp_path / "b", experiment="x.dqn"),
+  ]
+  path = tmp_path / "a" / "metrics.jsonl"
+  path.write_text(path.read_text().replace("}", ', "entropy": 3.0}'))
+  plotted(tmp_path, [*words, "--metric", "entropy", "--x", "env_steps"])
+  (axes,) = drawn[0].axes
+  assert axes.get_ylabel() == "entropy"
+  assert axes.lines[0].get_ydata()[-1] == 3.0
+  (legend,) = drawn[0].legends
+  found = [x.get_text() for x in legend.get_texts()]
+  assert found == ["ppo", "dqn (no entropy)"]
+
+
+def test_the_legend_says_how_many_seeds_and_what_is_drawn(tmp_path, drawn):
+  words = [make_run(tmp_path / str(seed), seed=seed) for seed in range(3)]
+  words.append(make_run(tmp_path / "other", experiment="x.dqn"))
+  plotted(tmp_path, words)
+  (legend,) = drawn[0].legends
+  found = [x.get_text() for x in legend.get_texts()]
+  assert found == ["ppo (3 seeds)", "dqn"]
+  assert "interquartile mean" in legend.get_title().get_text()
+  plotted(tmp_path, words[-1:])
+  assert not drawn[1].legends[0].get_title().get_text()
+
+
+def test_scores_are_over_all_environments(tmp_path, drawn):
+  ends = {
+    ("A-v1", "ppo"): (10.0, 12.0),
+    ("A-v1", "dqn"): (5.0, 7.0),
+    ("B-v1", "ppo"): (-100.0, -100.0),
+    ("B-v1", "dqn"): (-300.0, -300.0),
+  }
+  words = [
+    make_run(
+      tmp_path / f"{env}-{name}-{seed}",
+      (1.0 if env == "A-v1" else -500.0, end),
+      env=env,
+      experiment=f"x.{name}",
+      seed=seed,
+    )
+    for (env, name), of_seeds in ends.items()
+    for seed, end in enumerate(of_seeds)
+  ]
+  plotted(tmp_path, [*words, "--scores"])
+  (axes,) = drawn[0].axes
+  ppo, dqn = (bar.get_width() for bar in axes.patches)
+  # Of 11 - 1 points in the one, and 400 in the other; the middle half of four.
+  assert ppo == pytest.approx(1.0)
+  assert dqn == pytest.approx((0.5 + 0.5) / 2)
+
+
+def test_an_interval_over_environments_draws_in_each_on_its_own():
+  runs = np.array([0.0, 0.5, 1.0])
+  _, *alike = statistics.pooled([runs] * 6)
+  _, *permuted = statistics.pooled([np.roll(runs, k) for k in range(6)])
+  assert alike == pytest.approx(permuted, abs=0.05)
+  assert 0.1 < alike[0] < 0.5 < alike[1] < 0.9
+
+
+def test_a_run_that_is_named_twice_counts_once(tmp_path, drawn):
+  word = make_run(tmp_path / "a")
+  plotted(tmp_path, [word, f"{word}/../a"])
+  assert not drawn[0].axes[0].collections
+
+
+# The program
+
+
+def test_it_needs_neither_jax_nor_a_display(tmp_path):
+  words = [make_run(tmp_path / str(seed), seed=seed) for seed in range(2)]
+  path = tmp_path / "figure.svg"
+  # Options may stand among the directories.
+  words = [words[0], "--output", str(path), words[1]]
+  without = ("DISPLAY", "WAYLAND_DISPLAY", "MPLBACKEND")
+  blocked = "import sys; sys.modules['jax'] = None; from seedx.app import plot"
+  done = subprocess.run(
+    [sys.executable, "-c", f"{blocked}; plot.main({words!r})"],
+    capture_output=True,
+    text=True,
+    cwd=ROOT,
+    env={k: v for k, v in os.environ.items() if k not in without},
+  )
+  assert (done.returncode, done.stderr) == (0, "")
+  assert str(path) in done.stdout and "2 run" in done.stdout
+  assert "<svg" in path.read_text()
+
+
+def test_the_suffix_says_the_format(tmp_path):
+  path = plotted(tmp_path, [make_run(tmp_path / "run")], "a.PDF")
+  assert path.read_bytes().startswith(b"%PDF")
+
+
+def errors(tmp_path):
+  """Words, and what the error says of them."""
+  good = make_run(tmp_path / "good")
+  none = make_run(tmp_path / "none", (None, None))
+  unfinished = make_run(tmp_path / "unfinished")
+  (tmp_path / "unfinished" / "metrics.jsonl").unlink()
+  newer = '{"format": 99, "seedx": "9.1", "experiment": "x"}'
+  bare = '{"experiment": "x", "seedx": "9", "format": 4, "options": {}}'
+  files = [
+    ("config.json", newer, "format 99, which seedx 9.1 wrote"),
+    ("config.json", '{"seed": 0}', "'experiment', which another program"),
+    ("config.json", bare, "without 'pipeline', 'agent', which seedx 9"),
+    ("config.json", "{", "cannot read config.json in"),
+    ("config.json", "[" * 10**5, "cannot read config.json in"),
+    ("config.json", bare.replace("x", "\\ud800"), "cannot read config.json in"),
+    (
+      "metrics.jsonl",
+      '{"env_steps": true, "wall_seconds": 1}\n',
+      "metrics without 'env_steps'",
+    ),
+    ("metrics.jsonl", "1\n[]\n", "found none yet"),
+    (
+      "metrics.jsonl",
+      '{"env_steps": 1, "wall_seconds": 1}\n',
+      "without 'episode_return'",
+    ),
+  ]
+  for number, (name, content, reason) in enumerate(files):
+    word = make_run(tmp_path / str(number))
+    (tmp_path / str(number) / name).write_text(content)
+    yield [word], reason
+  yield [], "expected RUN_DIR"
+  yield [good, str(tmp_path / "x")], f"no config.json in '{tmp_path}/x'"
+  yield [f"{good}/config.json"], "expected the directory of a run"
+  yield [unfinished], "found none yet"
+  yield [none, none], "found none (no episode has ended)"
+  yield [good, "--output", "a.gif"], ".png, .svg, .pdf, found 'a.gif'"
+  yield [good, "--output", f"{good}/x/a.png"], "cannot write"
+  yield [good, "--metric", "entropie"], "a metric of env_steps"
+  yield [good, "--x", "seconds"], "env_steps,wall_seconds, found 'seconds'"
+  yield [good, "--scores", "--metric", "x"], "found --metric x"
+
+
+def test_what_cannot_be_drawn_exits_with_2_and_one_line(
+  tmp_path, capsys, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  for words, reason in errors(tmp_path):
+    with pytest.raises(SystemExit) as caught:
+      plot.main(words)
+    assert caught.value.code == 2, words
+    out, err = capsys.readouterr()
+    assert out == "", words
+    assert err.startswith("error: ") and err.count("\n") == 1, words
+    assert reason in err, words
+  assert not list(tmp_path.glob("*.gif"))
+
+
+@pytest.mark.parametrize("returns", [(), (None, None)])
+def test_a_run_without_episodes_is_drawn(returns, tmp_path):
+  lines = lines_of(range(len(returns)), returns)
+  picture = tmp_path / "curve.png"
+  plot.draw({"title": {"ppo": [lines]}}, picture)
+  assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_of_another_length_is_of_another_group(tmp_path):
+  # Its learning rate falls more slowly, and it goes on where others have ended.
+  found = labels_of(tmp_path, {"total_steps": 10}, {"total_steps": 20})
+  assert found == ["ppo --total-steps 10", "ppo --total-steps 20"]
+
+
+def test_no_two_groups_look_the_same():
+  looks = [
+    tuple(str(plot._style(i)[key]) for key in ("color", "linestyle", "marker"))
+    for i in range(210)
+  ]
+  assert len(set(looks)) == 210
+  # In grey, too, at least those that one still tells apart.
+  assert len({look[1:] for look in looks[:30]}) == 30
+
+
+def test_long_times_have_a_larger_unit():
+  for seconds, size, unit in (
+    (119.0, 1, "seconds"),
+    (120.0, 60, "minutes"),
+    (7199.0, 60, "minutes"),
+    (7200.0, 3600, "hours"),
+    (172800.0, 86400, "days"),
+  ):
+    assert plot._time_unit(seconds) == (size, unit)
+
+
+def test_a_dark_twin_turns_the_page_over_and_keeps_hues():
+  page, ink, blue, band = dark.turned(
+    np.array([[1.0] * 3, [0.0] * 3, [0.0, 0.45, 0.7], [0.8, 0.89, 0.94]])
+  )
+  np.testing.assert_allclose(page, 0.07)
+  np.testing.assert_allclose(ink, 0.93)
+  assert blue[2] > blue[1] > blue[0] and blue.mean() > 0.5
+  assert band[2] > band[0] and band.mean() < 0.3

@@ -1,0 +1,148 @@
+"""The simplest use of a loaded policy: `policy.predict(observation)`."""
+
+import collections
+import dataclasses
+import functools
+
+import dm_env
+import gymnasium
+import jax
+import numpy as np
+import pytest
+from dm_env import specs
+
+from seedx import app, envs, files, types
+from seedx.agents import a2c, dqn, ppo
+from seedx.app.runs import policies
+from tests.app import app_test
+from tests.repository import readme_test
+
+VECTOR = types.EnvironmentSpec(
+  specs.Array((4,), np.float32), specs.DiscreteArray(3)
+)
+NEST = types.EnvironmentSpec(
+  {"place": specs.Array((2,), np.float32), "room": specs.DiscreteArray(3)},
+  specs.BoundedArray((2,), np.float32, -1.0, 1.0),
+)
+SEEN = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
+
+
+@functools.cache
+def policy_of(kind="vector"):
+  """An untrained policy, as `app.load` makes one."""
+  config, spec = {
+    "vector": (a2c.Config(hidden_sizes=(8,)), VECTOR),
+    "recurrent": (
+      ppo.Config(hidden_sizes=(8,), recurrent=True, lstm_size=8),
+      VECTOR,
+    ),
+    "nest": (a2c.Config(hidden_sizes=(8,)), NEST),
+    "q_values": (dqn.Config(hidden_sizes=(8,)), VECTOR),
+  }[kind]
+  agent = config.make(spec)
+  state = agent.init(jax.random.key(1))
+  # Far from uniform, so that memory changes actions.
+  params = jax.tree.map(lambda x: 8.0 * x, state.params)
+  acting = agent.acting(dataclasses.replace(state, params=params))
+  folder = files.Folder(".")
+  return policies.Policy(folder, kind, 0, 0, envs.Config(), spec, agent, acting)
+
+
+@pytest.mark.parametrize("kind", ["vector", "q_values"])
+def test_one_observation_and_a_batch_have_the_same_actions(kind):
+  policy = policy_of(kind)
+  batch, _ = policy.predict(SEEN)
+  assert type(batch) is np.ndarray and batch.shape == (6,)
+  assert len(set(batch.tolist())) > 1
+  for observation, expected in zip(SEEN, batch, strict=True):
+    action, _ = policy.predict(observation)
+    assert action.shape == () and action == expected
+    same, _ = policy.predict(observation.tolist())
+    assert same == expected
+
+
+def test_a_nest_of_observations_and_a_vector_of_actions():
+  observation = {"place": np.zeros(2), "room": 1}
+  action, state = policy_of("nest").predict(observation)
+  assert action.shape == (2,) and action.dtype == np.float32
+  batch = {"place": np.zeros((3, 2)), "room": np.array([1, 1, 2])}
+  actions, _ = policy_of("nest").predict(batch)
+  np.testing.assert_allclose(actions[0], action, rtol=1e-5)
+  again, _ = policy_of("nest").predict(observation, state)
+  np.testing.assert_array_equal(again, action)
+  # As dm_control has them.
+  ordered = collections.OrderedDict(observation)
+  again, _ = policy_of("nest").predict(ordered)
+  np.testing.assert_array_equal(again, action)
+
+
+def test_memory_reward_and_start_are_those_of_act():
+  """In a loop of time steps, with an episode's end within."""
+  policy, rng = policy_of("recurrent"), np.random.default_rng(1)
+  act, state, own = jax.jit(policy.act), policy.initial_state(6), None
+  forgot = 0
+  for time in range(5):
+    start = np.arange(6) < 3 if time == 3 else np.full(6, time == 0)
+    rewards = np.where(start, 0, rng.normal(size=6)).astype(np.float32)
+    timestep = dm_env.TimeStep(
+      step_type=np.where(start, 0, 1).astype(np.uint8),
+      reward=rewards,
+      discount=np.ones(6, np.float32),
+      observation=SEEN,
+    )
+    expected, state = act(timestep, state)
+    given = None if time == 0 else start  # The first has no state.
+    actions, own = policy.predict(
+      SEEN, own, episode_start=given, reward=rewards
+    )
+    np.testing.assert_array_equal(actions, expected)
+    jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), own, state
+    )
+    without, _ = policy.predict(SEEN)
+    forgot += np.sum(actions != without)
+  assert forgot > 0
+  again, _ = policy.predict(SEEN, own, episode_start=True)
+  np.testing.assert_array_equal(again, without)
+
+
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
+    ({"observation": SEEN[:, :3]}, r"float32 \(4,\), or a batch .*\(6, 3\)"),
+    ({"observation": SEEN[None, None]}, r"found float32 \(1, 1, 6, 4\)"),
+    ({"observation": np.full(4, "a")}, "found <U1"),
+    ({"observation": {"a": SEEN}}, "found"),
+    ({"observation": [[1.0], [1.0, 2.0]]}, "expected an observation"),
+    ({"observation": SEEN, "reward": np.ones(5)}, r"reward .*\(5,\)"),
+    ({"observation": SEEN, "episode_start": np.ones((6, 1))}, "episode_start"),
+  ],
+)
+def test_what_does_not_fit_is_refused_in_a_line(arguments, message):
+  with pytest.raises(types.ConfigError, match=message) as raised:
+    policy_of().predict(**arguments)
+  assert "\n" not in str(raised.value)
+
+
+def test_a_nest_or_a_state_that_does_not_fit_is_refused():
+  for observation, message in (
+    ({"place": np.zeros(2)}, "another nest"),
+    ({"place": np.zeros((3, 2)), "room": 1}, "the same number"),
+    ({"place": np.zeros((3, 2)), "room": np.ones(2, int)}, "the same number"),
+  ):
+    with pytest.raises(types.ConfigError, match=message) as raised:
+      policy_of("nest").predict(observation)
+    assert "\n" not in str(raised.value)
+  _, state = policy_of().predict(SEEN)
+  with pytest.raises(types.ConfigError, match=r"1 rows, .* found 6"):
+    policy_of().predict(SEEN[0], state)
+
+
+def test_the_page_plays_an_episode(tmp_path, monkeypatch, capsys):
+  assert gymnasium.__version__
+  monkeypatch.chdir(tmp_path)
+  app.train(app_test.small(), run_dir="runs/my_ppo", quiet=True)
+  text = readme_test.file_named("predict.py")
+  exec(compile(text, "predict.py", "exec"), {})
+  *_, last = capsys.readouterr().out.splitlines()
+  assert 8 <= float(last.split()[-1]) <= 500

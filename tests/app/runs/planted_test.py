@@ -1,0 +1,219 @@
+"""A run directory with what somebody planted: nothing outside of it changes.
+
+Each command that takes a directory meets a link, a pipe, a huge file and so on
+at each name that a run reads or writes. It works, or it ends with an error in a
+line; and what is outside is as it was.
+"""
+
+import os
+import shutil
+import stat
+import time
+
+import pytest
+
+from experiments import a2c
+from seedx.app import evaluate, export, plot
+from seedx.app.studies import compare, sweep
+from tests import files_test, programs
+from tests.app.studies import sweep_test
+
+compiled_once = programs.compiled_once
+own_signals = programs.own_signals
+started = sweep_test.started
+
+_SMALL = ("--hidden-sizes", "8", "--num-envs", "4", "--unroll-length", "5")
+_KINDS = {
+  **files_test.PLANTED,
+  "a second name": lambda x, outside: os.link(outside / "own", x),
+  "a sparse file": files_test._sparse,
+  "a file of zeros": lambda x, outside: x.write_bytes(bytes(1000)),
+  "a directory with files": lambda x, outside: shutil.copytree(outside, x),
+}
+# OWN stands for the env steps of the run's checkpoint.
+_NAMES = (
+  "config.json",
+  "metrics.jsonl",
+  "evaluations.jsonl",
+  "learning_curve.png",
+  "profile",
+  "checkpoints",
+  "checkpoints/OWN",
+  *(f"checkpoints/OWN/{x}" for x in ("score", "run", "acting")),
+  "checkpoints/evaluation-OWN.json",
+  *(f"checkpoints/{x}" for x in ("7", "7.unfinished", "7.removed", "900")),
+  # What older versions wrote before they renamed it.
+  "config.unfinished",
+  "learning_curve.unfinished",
+  "checkpoints/evaluation-OWN.unfinished",
+)
+_COMMANDS = {
+  "evaluate": (evaluate, "{} --episodes 1 --num-envs 1"),
+  "export": (export, "{} --output exported"),
+  "plot": (plot, "{} --output plot.png"),
+  "resume": (
+    a2c,
+    "--resume {} --total-steps 1100 --evaluate-every-steps 20"
+    " --evaluate-episodes 1",
+  ),
+  "train": (a2c, f"--run-dir {{}} --total-steps 40 {' '.join(_SMALL)}"),
+  "compare": (compare, "--run-dir {} --experiments a2c --total-steps 40"),
+  "sweep": (
+    sweep,
+    "a2c --run-dir {} --search entropy_cost=0|0.1 --trials 1 --total-steps 40",
+  ),
+}
+# They begin something, and refuse a directory in which a name is taken.
+_BEGIN = {
+  "train": "config.json metrics.jsonl learning_curve.png checkpoints",
+  "compare": "config.json comparison.md comparison.png a2c",
+  "sweep": "config.json sweep.md sweep.png trials default best tune",
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+  run_dir = tmp_path_factory.mktemp("trained") / "run"
+  words = (*_SMALL, "--total-steps", "1000", "--run-dir", str(run_dir))
+  assert programs.main(a2c, words) == 0
+  return run_dir
+
+
+def _own(trained):
+  """The name of its newest checkpoint."""
+  return max(os.listdir(trained / "checkpoints"), key=int)
+
+
+def _state(folder):
+  """All that can be known of a directory without reading what blocks."""
+  found = {}
+  for path in [folder, *sorted(folder.rglob("*"))]:
+    status = path.lstat()
+    is_file = stat.S_ISREG(status.st_mode)
+    found[path.relative_to(folder)] = (
+      status.st_mode,
+      path.read_bytes() if is_file else b"",
+    )
+  return found
+
+
+def _remove(path):
+  if path.is_dir() and not path.is_symlink():
+    shutil.rmtree(path)
+  else:
+    path.unlink(missing_ok=True)
+
+
+def _meets(command, name, kind, trained, folder, capfd):
+  """Runs a command where something is planted, and looks at the outside."""
+  outside, run_dir = folder / "outside", folder / "run"
+  outside.mkdir(parents=True)
+  (outside / "own").write_text("the user's own")
+  (outside / "100").mkdir()
+  (outside / "100" / "model").write_text("of another program")
+  if command in _BEGIN:
+    run_dir.mkdir()
+  else:
+    shutil.copytree(trained, run_dir)
+  planted = run_dir / name.replace("OWN", _own(trained))
+  planted.parent.mkdir(parents=True, exist_ok=True)
+  _remove(planted)
+  _KINDS[kind](planted, outside)
+  before, inside = _state(outside), planted.lstat().st_mode
+  program, words = _COMMANDS[command]
+  began = time.monotonic()
+  try:
+    status = programs.main(program, words.format(run_dir).split())
+  except SystemExit as ended:
+    status = ended.code
+  seconds = time.monotonic() - began
+  said = "".join(capfd.readouterr())
+  case = f"{command}, {kind} at {name}: {said}"
+  assert status in (0, 2), case
+  assert "Traceback" not in said, case
+  assert status == 0 or "error: " in said, case
+  assert seconds < 30, case
+  assert _state(outside) == before, case
+  if kind == "a directory with files" and "/OWN" not in name:
+    assert _state(planted) == before, case
+  # An empty directory may be what is left of a checkpoint of a killed run.
+  return status, planted.is_symlink() or (
+    planted.exists() and inside == planted.lstat().st_mode
+  )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize("command", ["evaluate", "export", "plot", "resume"])
+def test_what_is_planted_in_a_run_is_not_followed(
+  command, kind, trained, tmp_path, monkeypatch, capfd
+):
+  monkeypatch.chdir(tmp_path)
+  ended = [
+    _meets(command, name, kind, trained, tmp_path / str(k), capfd)[0]
+    for k, name in enumerate(_NAMES)
+  ]
+  # Most names do not matter to most commands.
+  assert ended.count(0) >= len(_NAMES) // 3
+
+
+@pytest.mark.parametrize("kind", ["a link to nothing", "a pipe", "a directory"])
+@pytest.mark.parametrize("command", _BEGIN)
+def test_nothing_begins_where_a_name_is_taken(
+  command, kind, trained, tmp_path, monkeypatch, capfd
+):
+  if command == "sweep":
+    pytest.importorskip("ray.tune")  # It does not start.
+  monkeypatch.chdir(tmp_path)
+  for name in _BEGIN[command].split():
+    status, is_there = _meets(
+      command, name, kind, trained, tmp_path / name, capfd
+    )
+    assert status == 2 and is_there
+    left = [x.name for x in (tmp_path / name / "run").iterdir()]
+    assert left == [name]
+
+
+@pytest.mark.slow
+def test_a_sweep_leaves_alone_what_it_does_not_write(started, tmp_path):
+  """Names that it writes it refuses, see above."""
+  outside, run_dir = tmp_path / "outside", tmp_path / "run"
+  run_dir.mkdir()
+  outside.mkdir()
+  (outside / "own").write_text("the user's own")
+  for k, kind in enumerate(_KINDS.keys() - {"a sparse file"}):  # It is read.
+    _KINDS[kind](run_dir / str(k), outside)
+  for name in ("config", "sweep", "trials", "tune"):
+    (run_dir / f"{name}.unfinished").symlink_to(outside / "own")
+  before, planted = _state(outside), _state(run_dir)
+  words = "--search entropy_cost=0|0.1 --trials 1 --seeds 1 --total-steps 40"
+  program = started(" ".join(("a2c", *_SMALL)), *words.split())
+  _, progress = program.communicate()
+  assert program.returncode == 0, progress
+  assert _state(outside) == before
+  assert planted.items() <= _state(run_dir).items()
+  assert {*_BEGIN["sweep"].split()} - {*os.listdir(run_dir)} == {"tune"}
+
+
+def test_an_evaluation_does_not_write_through_a_link(
+  trained, tmp_path, monkeypatch, capfd
+):
+  """The shortest of the above, for every run of the tests."""
+  monkeypatch.chdir(tmp_path)
+  name = "checkpoints/evaluation-OWN.json"
+  status, is_link = _meets(
+    "evaluate", name, "a link to a file", trained, tmp_path / "x", capfd
+  )
+  assert status == 0 and not is_link
+
+
+def test_a_result_is_printed_where_it_cannot_be_kept(
+  trained, tmp_path, monkeypatch, capfd
+):
+  monkeypatch.chdir(tmp_path)
+  shutil.copytree(trained, tmp_path / "run")
+  name = f"evaluation-{_own(trained)}.json"
+  (tmp_path / "run" / "checkpoints" / name).mkdir()
+  assert programs.main(evaluate, ["run", "--episodes", "1"]) == 0
+  said = capfd.readouterr().out
+  assert "env steps: mean " in said and "could not be kept in" in said

@@ -1,0 +1,139 @@
+"""The comparison of pipelines: its runs, its table and its figure."""
+
+import json
+
+import pytest
+from matplotlib import image
+
+from seedx import types
+from seedx.app import plot
+from seedx.app.runs import run_dirs
+from seedx.app.studies import compare
+
+A2C = "a2c --num-envs 4 --unroll-length 5 --hidden-sizes 8"
+MEASURED = {
+  "steps_per_second": 1.0,
+  "policy_lag": 1.0,
+  "wire_bytes": 4000,
+  "acting_wait_environments": 0.9,
+  "acting_wait_learner": 0.0,
+  "learning_wait_experience": 0.5,
+}
+
+
+def lines_of(steps, returns, **more):
+  return [
+    {"env_steps": x, "wall_seconds": x / 10, "episode_return": y, **more}
+    for x, y in zip(steps, returns, strict=True)
+  ]
+
+
+@pytest.mark.slow
+def test_programs_are_run_and_compared(tmp_path, capfd):
+  words = ["--experiments", f"{A2C} --seed 7", "--seeds", "2"]
+  words = ["--total-steps", "800", *words, "--run-dir", str(tmp_path)]
+  assert compare.main(words) == 0
+  table = (tmp_path / "comparison.md").read_text()
+  assert table in capfd.readouterr().out
+  rows = table.splitlines()
+  assert len(rows) == 3 and f"{A2C} --seed 7" in rows[2]
+  picture = image.imread(tmp_path / "comparison.png")
+  assert picture.shape[1] == 1200 and picture.std() > 0.05
+  paths = [path.parent for path in tmp_path.rglob("metrics.jsonl")]
+  # The comparison's, whatever else is asked.
+  assert sorted(run_dirs.config(x).options["seed"] for x in paths) == [0, 1]
+
+
+def test_a_figure_of_all_runs_and_a_table_of_medians_over_seeds(
+  tmp_path, monkeypatch
+):
+  ends = {
+    "a2c": [20.0, 30.0, 90.0],
+    "ppo --learner-devices 0,1": [30.0, 40.0, 50.0],
+  }
+
+  def run(given, words, seed, run_dir):
+    del given, run_dir
+    measured = MEASURED | {"policy_lag": seed, "steps_per_second": 10**seed}
+    returns = [None, 10.0, ends[words][seed]]
+    lines = lines_of([0, 1000, 2000], returns, **measured)
+    return compare.Run(words, lines, cpu_seconds=9 - seed)
+
+  monkeypatch.setattr(compare, "train", run)
+  drawn = []
+  monkeypatch.setattr(plot, "draw", lambda *args: drawn.append(args))
+  words = ["--experiments", ",".join(ends), "--seeds", "3"]
+  assert compare.main([*words, "--run-dir", str(tmp_path)]) == 0
+  _, _, row, _ = (tmp_path / "comparison.md").read_text().splitlines()
+  assert [cell.strip() for cell in row.strip("|").split("|")] == [
+    "`a2c`",
+    "30.0",
+    "2,000",
+    "200",
+    "10",
+    "2.0",
+    "1.0",
+    "-",
+    "8",
+    "environments",
+  ]
+  ((panels, path),) = drawn
+  assert path == tmp_path / "comparison.png"
+  assert {
+    label: [lines[-1]["episode_return"] for lines in of_runs]
+    for label, of_runs in panels["CartPole-v1"].items()
+  } == ends
+
+
+@pytest.mark.slow
+def test_a_budget_of_seconds_ends_a_run(tmp_path):
+  words = ["--experiments", A2C, "--seeds", "1", "--total-seconds", "1"]
+  words = [*words, "--total-steps", "1000000000", "--run-dir", str(tmp_path)]
+  assert compare.main(words) == 0
+  (path,) = tmp_path.rglob("metrics.jsonl")
+  last = json.loads(path.read_text().splitlines()[-1])
+  assert last["wall_seconds"] >= 1 and last["env_steps"] < 10**9
+
+
+def test_a_run_that_fails_or_is_interrupted_leaves_the_table_of_the_others(
+  tmp_path, monkeypatch, capfd
+):
+  ended = []
+
+  def run(given, words, seed, run_dir):
+    ended.append((words, seed))
+    if words == "ppo":
+      raise types.ConfigError("seedx train ppo ended with status 1: no memory")
+    if len(ended) == 6:
+      return 130
+    lines = lines_of([0, 10], [None, 5.0], **MEASURED)
+    return compare.Run(words, lines, 1.0)
+
+  monkeypatch.setattr(compare, "train", run)
+  words = ["--experiments", "a2c,ppo", "--run-dir"]
+  assert compare.main([*words, str(tmp_path / "a"), "--seeds", "2"]) == 1
+  said = capfd.readouterr()
+  assert "| `a2c` | 5.0 |" in said.out and "ppo" not in said.out
+  assert "4/4 ppo, seed 1, about 0 min left" in said.err
+  assert "ended with status 1: no memory" in said.err
+  ended[:] = [("a2c", 0)] * 3
+  assert compare.main([*words, str(tmp_path / "b"), "--seeds", "3"]) == 130
+  assert "| `a2c` | 5.0 |" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+  ("words", "reason"),
+  [
+    (["--experiments", "alphazero"], "found 'alphazero'"),
+    (["--seeds", "0"], "--seeds from 1"),
+    (["--experiments", ""], "found none"),
+    (["--experiments", f"{A2C} --epochs 3"], "unrecognized arguments"),
+    (["--experiments", "a2c", "--env", "nope"], "no environment 'nope'"),
+  ],
+)
+def test_what_cannot_be_compared_exits_with_2(words, reason, tmp_path, capfd):
+  with pytest.raises(SystemExit) as caught:
+    compare.main([*words, "--run-dir", str(tmp_path / "new" / "one")])
+  assert caught.value.code == 2
+  assert reason in capfd.readouterr().err
+  assert not list(tmp_path.iterdir())

@@ -1,0 +1,368 @@
+"""Runs on a Ray cluster: a simulated one, of machines that may die."""
+
+import contextlib
+import dataclasses
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import psutil
+import pytest
+
+from experiments import gorila_dqn, seed_vtrace
+from seedx import app, envs, launch, metrics, types, wire
+from seedx.acting import local_actor, thin_actor
+from seedx.app import certificates
+from seedx.app.cli import configs
+from seedx.launch import joining
+from seedx.launch import ray as on_ray
+from seedx.runtime import process as process_lib
+from tests import programs, running, with_ray
+
+ray = on_ray.ray
+
+
+class Machines:
+  """A cluster: a head without room, and machines that have it.
+
+  Attributes:
+    address: of the cluster.
+  """
+
+  def __init__(self, rooms):
+    """Makes those with room, each for so many actors."""
+    with_ray.needed()
+    cluster_utils = pytest.importorskip("ray.cluster_utils")
+    for tries_left in (1, 0):
+      self._cluster = cluster_utils.Cluster()
+      try:
+        self._cluster.add_node(num_cpus=0)
+        self._with_room = [
+          self._cluster.add_node(num_cpus=room, resources={"actors": room})
+          for room in rooms
+        ]
+        break
+      except Exception:  # Ray gives its own start only so long.
+        self._cluster.shutdown()
+        if not tries_left:
+          raise
+    self.address = self._cluster.address
+
+  def kill(self, process):
+    """The one that a process of Ray's is on dies."""
+    (node,) = [
+      node
+      for node in self._with_room
+      if node.all_processes["raylet"][0].process.pid == process.ppid()
+    ]
+    self._cluster.remove_node(node, allow_graceful=False)
+
+  def close(self):
+    self._cluster.shutdown()
+
+
+@pytest.fixture
+def machines(request, monkeypatch):
+  for name, value in with_ray.AS_OTHERS.items():
+    monkeypatch.setenv(name, value)
+  made = Machines(getattr(request, "param", (4, 4)))
+  yield made
+  made.close()
+
+
+@pytest.fixture(scope="module")
+def security(tmp_path_factory):
+  """As on real machines: those of the cluster have other addresses."""
+  pytest.importorskip("ray")
+  host = ray().util.get_node_ip_address()
+  folder = tmp_path_factory.mktemp("tls") / "files"
+  assert certificates.main([str(folder), "--hosts", host]) == 0
+  return wire.Security(
+    tls_ca=str(folder / "ca.pem"),
+    tls_certificate=str(folder / "certificate.pem"),
+    tls_key=str(folder / "key.pem"),
+    token_file=str(folder / "token"),
+  )
+
+
+FEW = {
+  seed_vtrace: {"actors": thin_actor.Config(2, 16)},
+  gorila_dqn: {"workers": local_actor.WorkersConfig(2, 4), "num_servers": 2},
+}
+
+
+def config_of(program, machines, security, total_steps):
+  launching = launch.Config(
+    launcher="ray",
+    ray_address=machines.address,
+    actor_resources={"actors": 1},
+  )
+  return dataclasses.replace(
+    program.EXPERIMENT.config,
+    total_steps=total_steps,
+    launching=launching,
+    security=security,
+    **FEW[program],
+  )
+
+
+def playing():
+  """The processes of nodes, on all machines of the cluster."""
+  found = []
+  for process in psutil.process_iter(["cmdline"]):
+    if "seedx.launch" in (process.info["cmdline"] or []):
+      with contextlib.suppress(psutil.Error):
+        # Those of other tests have parents of their own.
+        parent = process.parent()
+        if parent.pid == 1 or parent.name().startswith("ray::"):
+          found.append(process)
+  return found
+
+
+@pytest.mark.parametrize(
+  "program",
+  [
+    pytest.param(seed_vtrace, marks=pytest.mark.slow),
+    pytest.param(gorila_dqn, marks=pytest.mark.long),
+  ],
+)
+def test_it_trains_there(program, machines, security, tmp_path):
+  config = config_of(program, machines, security, 12_000)
+  if program is gorila_dqn:
+    # It listens everywhere, and they are told by which address.
+    with socket.socket() as probe:
+      probe.bind(("", 0))
+      port = probe.getsockname()[1]
+    config = dataclasses.replace(
+      config,
+      address=f"0.0.0.0:{port}",
+      env=envs.Config("tests.own_envs:cartpole"),
+    )
+  run = app.train(config, run_dir=tmp_path, quiet=True)
+  assert run.metrics["env_steps"] >= 12_000
+  assert run.metrics["learner_steps"] > 0
+  assert run.restarts == 0
+  running.wait_until(lambda: not playing())
+
+
+@pytest.mark.long
+# Two of the machines have all processes: of Gorila's, servers too.
+@pytest.mark.parametrize(
+  ("program", "machines", "processes", "total_steps"),
+  [
+    (seed_vtrace, (1, 1, 1), 2, 600_000),
+    (gorila_dqn, (2, 2, 2), 4, 60_000),
+  ],
+  indirect=["machines"],
+)
+def test_it_goes_on_when_an_actor_and_a_machine_die(
+  program, machines, processes, total_steps, security, tmp_path
+):
+  config = config_of(program, machines, security, total_steps)
+
+  class Kills:
+    """A sink: what happens as the run goes on."""
+
+    def __init__(self):
+      self.most_after = 0
+      steps = (total_steps // 40, total_steps // 4)
+      self.left = list(zip(steps, (self.actor, self.machine), strict=True))
+
+    def write(self, line):
+      if self.left and line["env_steps"] >= self.left[0][0]:
+        self.left.pop(0)[1]()
+      elif not self.left:
+        self.most_after = max(self.most_after, len(playing()))
+
+    def close(self):
+      pass
+
+    def actor(self):
+      playing()[0].kill()
+
+    def machine(self):
+      machines.kill(playing()[0].parent())
+
+  kills = Kills()
+  run = app.train(config, run_dir=tmp_path, quiet=True, sinks=[kills])
+  assert not kills.left
+  assert kills.most_after == processes
+  assert run.metrics["env_steps"] >= total_steps
+  assert run.restarts >= 2
+
+
+@pytest.mark.long
+def test_the_learner_goes_on_when_its_machine_dies(
+  machines, security, tmp_path
+):
+  """And a signal for the program that has started it stops it in order."""
+  words = ["--launcher", "ray", "--ray-address", machines.address]
+  words += ["--learner-on-cluster", "--learner-resources", "actors=1"]
+  words += ["--actor-resources", "actors=1", "--num-actors", "2"]
+  words += ["--total-steps", "50000000", "--checkpoint-every-seconds", "2"]
+  words += ["--run-dir", "run"]
+  for name, value in dataclasses.asdict(security).items():
+    words += [f"--{name.replace('_', '-')}", value] if value else []
+  program = [sys.executable, "-m", "experiments.seed_vtrace", *words]
+  environment = {**os.environ, "PYTHONPATH": str(programs.ROOT)}
+  with (tmp_path / "said").open("w") as said:
+    driver = subprocess.Popen(
+      program, cwd=tmp_path, stdout=said, stderr=said, env=environment
+    )
+  run_dir = tmp_path / "run"
+  try:
+    running.wait_until(lambda: any((run_dir / "checkpoints").glob("[0-9]*")))
+    first = env_steps(run_dir)
+    (learner,) = [
+      process
+      for process in psutil.process_iter(["cmdline"])
+      if "ray::_Learner" in " ".join(process.info["cmdline"] or [])
+    ]
+    machines.kill(learner)
+    running.wait_until(
+      lambda: " goes on from " in (tmp_path / "said").read_text()
+    )
+    running.wait_until(lambda: env_steps(run_dir) > first + 50_000)
+    driver.send_signal(signal.SIGTERM)
+    assert driver.wait(600) == 143
+  finally:
+    driver.kill()
+    driver.wait()
+  text = (tmp_path / "said").read_text()
+  assert "the learner goes on from checkpoint" in text
+  assert "interrupted; --resume" in text
+  last = max(int(x.name) for x in (run_dir / "checkpoints").glob("[0-9]*"))
+  assert last == env_steps(run_dir)
+  running.wait_until(lambda: not playing())
+
+
+def env_steps(run_dir):
+  return metrics.read_lines(run_dir / "metrics.jsonl")[-1]["env_steps"]
+
+
+@pytest.mark.long
+def test_what_is_called_wrong_ends_it(machines, security, tmp_path):
+  insecure = dataclasses.replace(security, insecure=True)
+  config = config_of(seed_vtrace, machines, insecure, 10_000)
+  there = {"learner_on_cluster": True, "learner_resources": {"CPU": 0}}
+  bare = {"security": wire.Security()}
+  for changes, sinks, message in (
+    ({"ray_address": "127.0.0.1:9"}, [], "expected a Ray cluster"),
+    (bare, [], "expected TLS and a token"),
+    ({"address": f"unix:{tmp_path}/socket"}, [], "HOST:PORT, or none"),
+    ({**there, "address": "192.0.2.9:1"}, [], "since it may move"),
+    ({**there, **bare}, [], "expected TLS and a token"),  # It is raised there.
+    (there, [threading.Lock()], "expected what can be pickled"),
+  ):
+    wrong = running.replaced(config, **changes)
+    with pytest.raises(types.ConfigError, match=message):
+      app.train(wrong, run_dir=tmp_path, quiet=True, sinks=sinks)
+  assert not os.listdir(tmp_path)
+
+
+def test_what_is_asked_of_a_cluster_has_to_be_so():
+  with pytest.raises(types.ConfigError, match="expected launcher ray"):
+    launch.Config(learner_on_cluster=True)
+  for name in ("actor_resources", "learner_resources"):
+    for resource, number, message in (
+      ("actors", "two", "numbers"),
+      ("actors", 1.5, "whole numbers"),
+      ("memory", 1000, "CPU, GPU"),
+    ):
+      with pytest.raises(types.ConfigError, match=f"{message}.* as {name}"):
+        launch.Config(**{name: {resource: number}})
+  launch.Config(actor_resources={"GPU": 0.5}, learner_resources={"CPU": 1.5})
+
+
+@pytest.mark.parametrize(
+  "env",
+  [
+    envs.Config("mine:make", env_options={"sizes": (3, 5)}),
+    envs.Config("Ant-v4", env_options={"xml_file": "ant.xml"}),
+    envs.Config("CartPole-v1", observation_transform="mine:smaller"),
+    envs.Config("CartPole-v1"),
+  ],
+  ids=lambda env: env.env + env.observation_transform,
+)
+def test_a_server_runs_the_code_that_its_own_learner_names(env):
+  """Its learner has sent it; to another it says that it expects the same."""
+  options = configs.in_json(env)
+  addresses = launch.Addresses(1)
+  played, stop = [], threading.Event()
+
+  def play(config, ended):
+    played.append(config.address)
+    stop.set()
+
+  node = launch.Node("server-0", play, process_lib.ServerConfig())
+  learner = wire.Server("127.0.0.1:0", 1)
+  joining.Roles([node], "", options, {"server": addresses}).bind(learner)
+  learner.start()
+  try:
+    (there,) = on_ray.on_cluster(
+      [node], learner.address, wire.LOCAL, envs.code_in(options)
+    )
+    there.run(there.config, stop)
+  finally:
+    learner.stop(0)
+  assert played == addresses.all()
+
+
+def test_a_cluster_that_others_could_reach_is_not_used(monkeypatch):
+  """Nor one that does not take this process."""
+  module = pytest.importorskip("ray")
+  monkeypatch.setenv("RAY_AUTH_TOKEN", "own")
+  ended = []
+  monkeypatch.setattr(module, "init", lambda *_, **__: None)
+  monkeypatch.setattr(module, "shutdown", lambda: ended.append(True))
+  monkeypatch.setattr(module.util, "get_node_ip_address", lambda: "192.0.2.9")
+  with pytest.raises(types.ConfigError, match=r"found 192\.0\.2\.9 with Ray"):
+    on_ray.Cluster(launch.Config(launcher="ray", ray_address="local"))
+  assert ended
+
+  def refused(*_, **__):
+    raise module.exceptions.AuthenticationError("no token")
+
+  monkeypatch.setattr(module, "init", refused)
+  for address in ("local", "auto"):
+    with pytest.raises(types.ConfigError, match="no token"):
+      on_ray.Cluster(launch.Config(launcher="ray", ray_address=address))
+
+
+@pytest.mark.parametrize("users", [None, "own"])
+def test_a_token_of_its_own_is_left_to_nobody(users, monkeypatch):
+  module = pytest.importorskip("ray")
+  monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+  if users:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", users)
+  monkeypatch.setattr(module, "shutdown", lambda: None)
+  monkeypatch.setattr(module.util, "get_node_ip_address", lambda: "127.0.0.1")
+  config = launch.Config(launcher="ray", ray_address="local")
+  seen = []
+
+  def init(*_, **__):
+    seen.append(os.environ["RAY_AUTH_TOKEN"])
+    if len(seen) == 2:
+      raise OSError("no room")
+
+  monkeypatch.setattr(module, "init", init)
+  on_ray.Cluster(config).leave()
+  assert os.environ.get("RAY_AUTH_TOKEN") == users
+  with pytest.raises(types.ConfigError, match="no room"):
+    on_ray.Cluster(config)
+  assert os.environ.get("RAY_AUTH_TOKEN") == users
+  on_ray.Cluster(config).leave()
+  # Ray reads one once in a process, so that it must stay the same.
+  assert len(set(seen)) == 1 and len(seen[0]) == (3 if users else 64)
+
+
+def test_without_ray_it_says_what_to_install(monkeypatch):
+  def missing(name):
+    raise ImportError(f"No module named {name!r}")
+
+  monkeypatch.setattr(on_ray.importlib, "import_module", missing)
+  with pytest.raises(types.ConfigError, match=r"pip install \"seedx\[ray\]\""):
+    on_ray.Cluster(launch.Config(launcher="ray"))

@@ -1,0 +1,289 @@
+"""Gorila's coordinator: a run that is restored, and who has to wait for it."""
+
+import dataclasses
+import functools
+import threading
+
+import chex
+import jax
+import numpy as np
+import optax
+import pytest
+
+from seedx import envs, replay, types, wire
+from seedx.acting import sessions
+from seedx.agents import base, dqn
+from seedx.pipelines.gorila import (
+  parameter_server,
+  reports,
+  worker,
+)
+from seedx.runtime import counters, memory, process
+from seedx.runtime import seeds as seeds_lib
+from tests import running
+from tests.acting import sessions_test
+from tests.pipelines import pipelines_test
+
+UPDATES, STEPS = 7, 100
+
+
+def restored(tmp_path, total_steps=10**9):
+  """A run that goes on from a checkpoint, and what that had of the shards."""
+  config = pipelines_test.config_of("gorila", "dqn", tmp_path, total_steps)
+  run = running.Running(config, actors=0)
+  agent = config.agent.make(envs.spec(config.env), None, config.plan.horizon)
+  rng = np.random.default_rng(0)
+  size = parameter_server.num_params(agent)
+  vector = rng.normal(size=size).astype(np.float32)
+  shards = [
+    running.copied(agent.start(jax.numpy.asarray(vector[part]), UPDATES))
+    for part in parameter_server.parts(size, 2)
+  ]
+
+  def load(like):
+    counts = like["acted"] | {"env_steps": np.int64(STEPS)}
+    return like | {"agent": shards, "acted": counts}
+
+  run.process.restore(load)
+  return run, shards
+
+
+class Serving:
+  """The parameter servers of a run, while it is entered."""
+
+  def __init__(self, run):
+    self.stop = threading.Event()
+    self.threads = [
+      threading.Thread(target=node.run, args=(node.config, self.stop))
+      for node in run.nodes
+      if node.role.startswith("server")
+    ]
+    assert len(self.threads) == 2
+
+  def __enter__(self):
+    for thread in self.threads:
+      thread.start()
+
+  def __exit__(self, *_):
+    self.stop.set()
+    for thread in self.threads:
+      thread.join(300)
+      assert not thread.is_alive()
+
+
+def report(run, client):
+  """The stream of a worker."""
+  config = run.nodes[-1].config
+  spec = envs.spec(config.env)
+  agent = config.agent.make(spec, None, config.plan.horizon)
+  known = worker.Shapes.of(agent, spec, config.plan, config.workers)
+  return wire.Exchange(
+    client, reports.REPORT, known.report, wire.NOTHING, {"num_envs": 4}
+  )
+
+
+def test_no_worker_is_taken_in_before_servers_have_what_was_saved(tmp_path):
+  run, shards = restored(tmp_path)
+  with run, wire.Client(run.config.address) as client:
+    client.wait_until_ready(300)
+    with pytest.raises(wire.WireError, match="being restored") as caught:
+      report(run, client)
+    assert caught.value.code is wire.StatusCode.UNAVAILABLE
+    # Nor is there anything to save.
+    with pytest.raises(wire.WireError) as caught:
+      run.process.saved()
+    assert caught.value.code is wire.StatusCode.UNAVAILABLE
+    with Serving(run):
+      run.wait_for(run.process.parts["agent"].are_ready)
+      found = run.process.saved()["agent"]
+      chex.assert_trees_all_equal(found, shards)
+      assert [state.updates for state in found] == [UPDATES] * 2
+      assert report(run, client).welcome["first_seed"] == 0
+    run.stop.set()
+
+
+def test_a_run_that_was_done_gives_the_servers_what_was_saved(tmp_path):
+  """Or else there would be nothing to save at its end."""
+  run, shards = restored(tmp_path, total_steps=STEPS)
+  with run:
+    run.wait_for(lambda: run.sink.lines)
+    with Serving(run):
+      run.main.join(300)
+      chex.assert_trees_all_equal(run.process.saved()["agent"], shards)
+  assert run.sink.lines[-1]["env_steps"] == STEPS
+
+
+WINDOW = 4
+REPLAY = replay.Config(replay_batch_size=8, replay_ratio=2.0)
+
+
+def report_of(steps, **changes):
+  """Of an honest worker with two environments; `changes` are of its counts."""
+  counts = {name: np.int32(0) for name in reports.Counts._fields}
+  counts |= {"newest": {"loss": np.float32(np.nan)}} | changes
+  return reports.Report(
+    steps, np.int32(steps.step_type.shape[1]), reports.Counts(**counts)
+  )
+
+
+def opened():
+  acted = counters.Acted()
+  connected = sessions.Sessions(
+    np.zeros(2, np.float32), acted, seeds_lib.Seeds(0), envs.Config()
+  )
+  reported = reports.Reports(
+    connected,
+    lambda: True,
+    REPLAY,
+    base.Needs(WINDOW),
+  )
+  return acted, reported, reported.open({"num_envs": 2})
+
+
+def test_what_a_worker_reports_is_counted():
+  acted, reported, worker = opened()
+  worker(report_of(sessions_test.steps_of("FMMLF", "FLFLF", claimed=3e38)))
+  worker(report_of(sessions_test.steps_of("", "")))
+  assert acted.env_steps == 5 and acted.returns.count == 3
+  assert acted.returns.mean() == (3 + 1 + 1) / 3
+  newest = {"q_mean": np.float32(0.5), "loss": np.float32(np.nan)}
+  two = {"gradients": np.int32(2), "learned_steps": np.float32(60.0)}
+  two |= {"newest": newest}
+  worker(report_of(sessions_test.steps_of("MM", "MM"), **two))
+  worker(report_of(sessions_test.steps_of("MM", "MM"), stale=np.int32(1)))
+  line = reported.measure() | reported.learned.measure()
+  assert line["learner_steps"] == 2 and line["gradients_stale"] == 1
+  assert line["learned_steps"] == 60
+  assert line["q_mean"] == 0.5
+  assert "loss" not in line  # It is not a number.
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"gradients": 4}, r"steps allow from 0 to 3\.0, found 4"),
+    ({"gradients": 2, "stale": 1, "outliers": 1}, "found 4"),
+    ({"stale": -1}, "stale from 0"),
+    ({"gradients": 1, "learned_steps": 32.5}, "learned_steps from 0 to 32"),
+    ({"staleness": np.inf}, "staleness"),
+    ({"wire_bytes": -1}, "wire_bytes"),
+    ({"wait_servers": np.nan}, "wait_servers"),
+    ({"learning": 2.0}, "shares of time"),
+  ],
+)
+def test_what_a_worker_cannot_have_done_counts_nothing(changes, message):
+  acted, reported, worker = opened()
+  changes = {name: np.asarray(value) for name, value in changes.items()}
+  with pytest.raises(wire.Refused, match=message) as caught:
+    worker(report_of(sessions_test.steps_of("FMML", "FMML"), **changes))
+  assert caught.value.code is wire.StatusCode.INVALID_ARGUMENT
+  assert (acted.env_steps, acted.returns.count) == (0, 0)
+  assert reported.learned.steps == 0
+  assert reported.measure()["gradients_stale"] == 0
+
+
+@pytest.mark.parametrize("num_steps", [-1, 4])
+def test_a_report_of_more_steps_than_it_has_is_refused(num_steps):
+  acted, _, worker = opened()
+  honest = report_of(sessions_test.steps_of("FML", "FML"))
+  with pytest.raises(wire.Refused, match="num_steps from 0 to 3"):
+    worker(honest._replace(num_steps=np.int32(num_steps)))
+  assert acted.env_steps == 0
+
+
+def test_a_stop_ends_the_wait_for_servers(tmp_path):
+  run, _ = restored(tmp_path)
+  with run:
+    run.wait_for(lambda: run.sink.lines)
+    run.stop.set()
+    run.main.join(300)
+    assert not run.main.is_alive()
+  assert not run.process.parts["agent"].are_ready()
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"num_servers": 0}, "num_servers from 1"),
+    ({"server": 2}, "server from 0 to 1, found 2"),
+    ({"max_staleness": -1}, "max_staleness from 0"),
+    ({"outlier_deviations": float("nan")}, "outlier_deviations of at least 0"),
+    ({"num_workers": 0}, "num_workers from 1"),
+    ({"envs_per_worker": 0}, "envs_per_worker from 1"),
+    ({"unroll_length": 0}, "unroll_length from 1"),
+    (
+      {"agent": dqn.Config(normalize_observations=True)},
+      "without statistics of observations",
+    ),
+    (
+      {"agent": running.Changed(dqn.Config(), lambda agent: agent)},
+      "whose config has a max_gradient_norm",
+    ),
+    ({"replay": replay.PrioritizedConfig()}, "a uniform replay"),
+  ],
+  ids=lambda x: x if isinstance(x, str) else ",".join(x),
+)
+def test_what_makes_no_sense_is_refused_with_its_reason(
+  tmp_path, changes, message
+):
+  config = pipelines_test.config_of("gorila", "dqn", tmp_path)
+  with pytest.raises(types.ConfigError, match=message):
+    running.replaced(config, **changes).learn(process.Context())
+
+
+def test_replays_of_all_workers_of_a_machine_have_to_fit_into_its_memory(
+  tmp_path, monkeypatch
+):
+  config = pipelines_test.config_of("gorila", "dqn", tmp_path)
+  config = config.with_sockets(str(tmp_path))
+  spec, workers = envs.spec(config.env), config.workers
+  agent = config.plan.agent(config.agent, spec)
+  known = worker.Shapes.of(agent, spec, config.plan, workers)
+  free = workers.num_workers * known.replay_bytes - 1
+  monkeypatch.setattr(memory, "free_bytes", lambda _: free)
+  with pytest.raises(types.ConfigError, match="a replay that fits into memory"):
+    config.learn(process.Context())
+  free += 1
+  config.learn(process.Context())
+  # Those on other machines have memory of their own.
+  free = 0
+  away = dataclasses.replace(config, address="127.0.0.1:0")
+  away.learn(process.Context())
+
+
+def test_an_optimizer_of_ones_own_gets_the_whole_gradient():
+  own = dqn.Config(transformation=functools.partial(optax.sgd, 0.1))
+  assert worker.max_gradient_norm(own) == np.inf
+  assert worker.max_gradient_norm(dqn.Config()) == 10.0
+
+
+@pytest.mark.parametrize(("wrong", "before"), [(np.nan, 0), (-np.inf, 200)])
+def test_a_loss_that_is_not_finite_is_an_outlier_and_leaves_the_rule_on(
+  wrong, before
+):
+  rng = np.random.default_rng(0)
+  outliers, other = worker.Outliers(5.0), worker.Outliers(5.0)
+  losses = rng.normal(1.0, 0.1, 400)
+  for loss in losses[:before]:
+    assert outliers(loss) == other(loss)
+  assert outliers(wrong)
+  for loss in losses[before:]:
+    assert outliers(loss) == other(loss)
+  assert outliers(3.0)
+  assert not outliers(1.0)
+
+
+def test_skipped_gradients_are_reported_and_many_in_a_row_end_the_run(tmp_path):
+  config = pipelines_test.config_of("gorila", "dqn", tmp_path)
+  own = running.Own(config)
+  reported = own.process.server._methods[reports.REPORT].open_session.__self__
+  zeros = reports.Counts(*(np.float32(0),) * len(reports.Counts._fields))
+  zeros = zeros._replace(newest={})
+  reported.count(zeros._replace(skipped=np.int32(60)))
+  reported.count(zeros._replace(gradients=np.int32(1), skipped=np.int32(60)))
+  reported.count(zeros._replace(skipped=np.int32(99)))
+  assert own.process.measure()["updates_skipped"] == 219
+  assert not own.process.done()
+  reported.count(zeros._replace(skipped=np.int32(1)))
+  with pytest.raises(RuntimeError, match="in 100 in a row"):
+    own.run()

@@ -1,0 +1,266 @@
+"""The IMPALA pipeline end to end, its actors as threads and as processes."""
+
+import os
+import signal
+
+import chex
+import dm_env
+import jax
+import numpy as np
+import pytest
+
+from seedx import envs, types
+from seedx.acting import slots
+from seedx.agents import vtrace
+from seedx.learning import learner
+from seedx.pipelines import impala
+from seedx.runtime import process
+from tests import programs, running
+from tests.pipelines import killed_test
+
+compiled_once = programs.compiled_once
+FIRST = int(dm_env.StepType.FIRST)
+ENVS, T, BATCH = 4, 5, 8
+
+
+def config_of(folder, fields=None, **changes):
+  """A small run; `changes` are fields of it or of its parts."""
+  agent = {
+    "hidden_sizes": (8,),
+    "learning_rate": 3e-3,
+    "learning_rate_end": 1.0,
+    "reward_scale": 1.0,
+    **(fields or {}),
+  }
+  config = impala.Config(
+    agent=vtrace.Config(**agent),
+    total_steps=1_500,
+    seed=3,
+    actors=slots.Config(num_actors=2, envs_per_actor=ENVS),
+    learner=learner.InboxConfig(unroll_length=T, batch_size=BATCH),
+    log_seconds=0.1,
+  )
+  return running.replaced(config, **changes).with_sockets(str(folder))
+
+
+@pytest.fixture(
+  scope="module",
+  params=[
+    ((0,), {}),
+    pytest.param(
+      ((2, 3, 4, 5), {"recurrent": True, "lstm_size": 4}),
+      marks=pytest.mark.slow,
+    ),
+  ],
+  ids=["one core", "LSTM on 4 cores"],
+)
+def ran(request, tmp_path_factory):
+  """A run of two actors that has ended, and what went through it."""
+  cores, fields = request.param
+  folder = tmp_path_factory.mktemp("run")
+  # One place stays free.
+  config = config_of(
+    folder, fields, learner_devices=cores, total_steps=10**9, num_actors=3
+  )
+  run = running.Running(config, actors=2)
+  spy = running.Spy(run)
+  with run:
+    run.wait_for(lambda: run.learner.steps >= 21)
+    run.wait_for(lambda: spy.heard(2, messages=15))
+    run.wait_for_steps(1_000)
+    run.stop.set()
+  return run, spy
+
+
+def test_every_unroll_is_learned_from_once_and_in_order(ran):
+  run, spy = ran
+  sent = running.joined([running.time_major(x.unroll) for x in spy.messages])
+  parts = [part for batch in spy.learned for part in batch]
+  learned = running.joined(parts)
+  count = learned.action.shape[1]
+  assert count == BATCH * len(spy.learned)
+  steps = jax.tree.map(lambda x: x[:, :count], tuple(sent[:-1]))
+  core_state = jax.tree.map(lambda x: x[:count], sent.core_state)
+  chex.assert_trees_all_equal(tuple(learned), (*steps, core_state))
+  # What is not learned from was under way when the run ended: what is less
+  # than a share, and shares in front of the inbox, in it, and taken out.
+  left = sent.action.shape[1] - count
+  assert left < 4 * BATCH
+  last = run.sink.lines[-1]
+  assert last["learner_steps"] == len(spy.learned) > 20
+  new = learned.inputs.timestep.step_type[1:] != FIRST
+  assert last["learned_steps"] == new.sum()
+  assert last["learned_steps"] <= last["env_steps"]
+  # Beside those, messages of two actors that were counted and not yet cut.
+  assert last["env_steps"] - last["learned_steps"] <= (left + 2 * ENVS) * T
+
+
+def test_env_steps_are_those_of_the_environments(ran):
+  run, spy = ran
+  env_steps = 0
+  for message in spy.messages:
+    # The first row is the last of the unroll before, or a reset.
+    step_type = message.unroll.inputs.timestep.step_type[:, 1:]
+    steps = np.sum(step_type != FIRST, axis=1)
+    np.testing.assert_array_equal(message.env_steps, steps)
+    env_steps += steps.sum()
+  last = run.sink.lines[-1]
+  # A message that was counted at the very end is not cut any more.
+  assert 0 <= last["env_steps"] - env_steps <= 2 * ENVS * T
+  assert 8 <= last["episode_return"] <= 100  # A random policy has 20.
+
+
+def test_lines_say_what_crosses_and_who_waits(ran):
+  run, spy = ran
+  last = run.sink.lines[-1]
+  size = sum(
+    leaf.nbytes
+    for message in spy.messages
+    for leaf in jax.tree.leaves(message.unroll)
+  )
+  assert size < last["wire_bytes"] < 3 * size
+  for line in run.sink.lines:
+    waits = {name for name in line if "wait" in name}
+    assert waits == {
+      "acting_wait_environments",
+      "acting_wait_learner",
+      "learning_wait_experience",
+    }
+    assert all(0 <= line[name] <= 1 for name in waits)
+  assert max(line["acting_wait_learner"] for line in run.sink.lines) > 0
+
+
+def test_actors_have_places_and_seeds_of_their_own(ran):
+  run, spy = ran
+  first, second = spy.sessions
+  places = np.concatenate([first.slots, second.slots])
+  assert sorted(places) == list(range(2 * ENVS))
+  assert abs(first.first_seed - second.first_seed) >= ENVS
+  for session in spy.sessions:
+    hand = envs.EnvPoolEnvironment(
+      run.config.env, ENVS, seed=session.first_seed
+    )
+    hand.reset()
+    inputs = spy.of(session)[0].unroll.inputs
+    np.testing.assert_array_equal(
+      inputs.timestep.observation[:, 0], hand.recv().timestep.observation
+    )
+    hand.close()
+  assert run.unrolls.sessions._slots.free == 3 * ENVS
+
+
+def test_all_cores_have_the_same_parameters(ran):
+  run, _ = ran
+  # That of all cores, of which `state` is a copy.
+  for leaf in jax.tree.leaves(run.learner._state):
+    shards = [np.asarray(shard.data) for shard in leaf.addressable_shards]
+    assert len(shards) == len(run.config.learner.learner_devices)
+    for shard in shards:
+      np.testing.assert_array_equal(shard, shards[0])
+
+
+# Parameters
+
+
+def test_actors_act_by_the_parameters_that_they_say(ran):
+  """What an actor did is done again, with what had that version."""
+  run, spy = ran
+  agent = run.config.agent.make(envs.spec(run.config.env))
+  step, versions = jax.jit(agent.step), set()
+  for session in spy.sessions:
+    key, last = running.key_of(session), 0
+    for k, message in enumerate(spy.of(session)[:12]):
+      unroll = running.time_major(message.unroll)
+      core_state = unroll.core_state
+      # What is put into the last step is thrown away.
+      for t in range(T):
+        inputs = jax.tree.map(lambda x, t=t: x[t], unroll.inputs)
+        (version,) = set(unroll.version[t])
+        assert version >= last
+        versions.add(last := version)
+        output, core_state = step(
+          spy.published[version],
+          jax.random.fold_in(key, k * T + t),
+          inputs,
+          restarted(agent, inputs, core_state),
+        )
+        np.testing.assert_array_equal(output.action, unroll.action[t])
+        jax.tree.map(
+          lambda a, b, t=t: np.testing.assert_allclose(a, b[t], rtol=1e-5),
+          output.extras,
+          unroll.extras,
+        )
+  assert len(versions) > 4
+
+
+def test_versions_follow_the_updates(ran):
+  run, spy = ran
+  for k, message in enumerate(spy.messages):
+    # There is an update for each share, but for what was not learned from yet:
+    # two in the learner's hands, one in the queue, and those around it.
+    behind = k * ENVS // BATCH - message.unroll.version[:, 1:T]
+    assert np.all((behind >= 0) & (behind <= 6))
+  lags = [line["policy_lag"] for line in run.sink.lines]
+  lags = [lag for lag in lags if lag is not None]
+  assert 0 <= min(lags) <= max(lags) <= 6
+
+
+def restarted(agent, inputs, core_state):
+  """The core state, anew where an episode begins."""
+  first = inputs.timestep.step_type == FIRST
+  return jax.tree.map(
+    lambda a, b: np.where(first.reshape(-1, *(1,) * (a.ndim - 1)), a, b),
+    jax.tree.map(np.zeros_like, core_state),
+    core_state,
+  )
+
+
+# Processes
+
+
+@pytest.mark.long
+def test_a_killed_actors_place_is_taken_with_other_seeds(tmp_path, capfd):
+  run = killed_test.Running("impala", "vtrace", tmp_path)
+  spy = running.Spy(run)
+  with run:
+    run.wait_for(lambda: spy.heard(2, messages=2))
+    victim = run.child("actor")
+    os.kill(victim.pid, signal.SIGKILL)
+    # The other goes on at once, and one takes its place.
+    run.wait_for_more_steps(200)
+    run.wait_for(lambda: len(spy.sessions) == 3)
+    run.wait_for(lambda: len(spy.of(spy.sessions[2])) > 3)
+    assert run.child("actor").pid != victim.pid
+    run.wait_for_more_steps(1_000)
+  assert run.sink.lines[-1]["learner_steps"] > 10
+  assert f"actor {victim.pid} died with status -9" in capfd.readouterr().err
+  places = [tuple(session.slots) for session in spy.sessions]
+  assert places[0] != places[1]
+  assert places[2] in places[:2]
+  seeds = sorted(session.first_seed for session in spy.sessions)
+  assert np.all(np.diff(seeds) >= len(places[0]))
+  # It begins with a reset, and with the newest parameters.
+  message = spy.of(spy.sessions[2])[0]
+  assert np.all(message.unroll.inputs.timestep.step_type[:, 0] == FIRST)
+  assert message.unroll.version[0, 0] > 0
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"batch_size": 6, "learner_devices": (0, 1, 2, 3)}, "4 learner devices"),
+    ({"total_steps": 0}, "total_steps from 1 to"),
+    ({"num_actors": 0}, "num_actors from 1"),
+    ({"envs_per_actor": 0}, "envs_per_actor from 1"),
+    ({"fetch_interval": -1}, "fetch_interval from 0"),
+    ({"env": envs.Config("NoSuch-v1")}, "NoSuch-v1"),
+  ],
+)
+def test_what_makes_no_sense_is_refused_with_its_reason(
+  tmp_path, changes, message
+):
+  with pytest.raises(types.ConfigError, match=message):
+    config_of(tmp_path, **changes).learn(process.Context())

@@ -1,0 +1,101 @@
+"""A worker or an actor of each pipeline is killed, and the run goes on."""
+
+import contextlib
+import os
+import signal
+import threading
+
+import psutil
+import pytest
+
+from seedx import envs, types
+from seedx.launch import processes
+from tests import running
+from tests.pipelines import pipelines_test
+
+
+class Running(running.Running):
+  """A pipeline whose nodes are processes, as programs run them."""
+
+  def __init__(self, pipeline, name, tmp_path):
+    self.before = set(psutil.Process().children())
+    config = pipelines_test.config_of(pipeline, name, tmp_path, 10**9)
+    super().__init__(config, actors=0)
+
+  def __enter__(self):
+    self.processes = processes.Processes(self.nodes)
+    return super().__enter__()
+
+  def run(self):
+    super().run(self.processes.check)
+
+  def child(self, role):
+    """A process of a role."""
+    for child in set(psutil.Process().children()) - self.before:
+      with contextlib.suppress(psutil.NoSuchProcess):  # It is dead by now.
+        if child.cmdline()[-1:] == [role]:
+          return child
+    raise AssertionError(f"no process of {role}")
+
+  def wait_for_more_steps(self, env_steps):
+    self.wait_for_steps(self.acted.env_steps + env_steps)
+
+  def __exit__(self, *exception):
+    self.stop.set()
+    super().__exit__(*exception)
+    self.processes.stop()
+    left = set(psutil.Process().children()) - self.before
+    assert not [child for child in left if "seedx.launch" in child.cmdline()]
+
+
+@pytest.mark.slow  # Actors of IMPALA and Ape-X are killed in `impala_test`.
+def test_an_actor_that_is_killed_is_not_missed(tmp_path, capfd):
+  with Running("seed", "vtrace", tmp_path) as run:
+    run.wait_for_more_steps(200)
+    victim = run.child("actor")
+    os.kill(victim.pid, signal.SIGKILL)
+    # The others go on at once, and one takes its place.
+    run.wait_for_more_steps(200)
+    run.wait_for(lambda: run.child("actor").pid != victim.pid)
+    run.wait_for_more_steps(1_000)
+  assert run.sink.lines[-1]["learner_steps"] > 10
+  assert f"actor {victim.pid} died with status -9" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_parameter_server_that_is_killed_is_given_its_parameters(tmp_path):
+  with Running("gorila", "dqn", tmp_path) as run:
+    run.wait_for_more_steps(400)
+    victim = run.child("server-1")
+    learned = run.learned.steps
+    os.kill(victim.pid, signal.SIGKILL)
+    run.wait_for(lambda: run.learned.steps > learned + 20)
+    assert run.child("server-1").pid != victim.pid
+
+
+def test_a_worker_of_a3c_that_fails_ends_the_run_with_its_error(
+  tmp_path, monkeypatch
+):
+  own, _ = pipelines_test.make("a3c", "a2c", tmp_path, total_steps=10**9)
+  recv, calls = envs.EnvPoolEnvironment.recv, []
+
+  def fail_in_time(environment):
+    calls.append(environment)
+    if len(calls) > 60:
+      raise FloatingPointError("the environment has had enough")
+    return recv(environment)
+
+  monkeypatch.setattr(envs.EnvPoolEnvironment, "recv", fail_in_time)
+  before = threading.active_count()
+  with pytest.raises(FloatingPointError, match="had enough"):
+    own.run()
+  assert own.learned.steps >= 2
+  running.wait_until(lambda: threading.active_count() <= before)
+
+
+def test_a_node_that_cannot_be_pickled_is_refused(tmp_path):
+  config = pipelines_test.config_of("impala", "vtrace", tmp_path)
+  agent = running.Changed(config.agent, lambda agent: agent)
+  (node,) = running.replaced(config, agent=agent).nodes()
+  with pytest.raises(types.ConfigError, match="can be pickled"):
+    processes.Processes([node])

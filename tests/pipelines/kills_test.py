@@ -1,0 +1,192 @@
+"""Runs that are killed at random moments go on bitwise from what was saved.
+
+One kill in two is while a checkpoint is written. Gorila's workers fill their
+replays again: its checkpoints have parameters, optimizers and counters.
+"""
+
+import collections
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from seedx import checkpoint, types
+from seedx.app import training
+from seedx.app.runs import checkpointer
+from seedx.learning import replayed
+from tests import running
+from tests.pipelines import pipelines_test
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_RESUMED = "resumed.jsonl"
+
+
+def rounds(
+  pipeline: str, count: int, run_dir: pathlib.Path
+) -> collections.Counter[str]:
+  """Kills a run until it has gone on `count` times.
+
+  Returns:
+    How often it has resumed, then had what was saved, and had a replay.
+  """
+  rng, found = random.Random(0), collections.Counter()
+  folder, log = checkpointer.directory(run_dir), run_dir / _RESUMED
+  saved = checkpoint.Checkpoints(folder)
+  expected: dict[str, str] = {}
+  while found["resumes"] < count or not expected:
+    said = len(_lines(log))
+    program = _start(pipeline, run_dir, resume=bool(expected))
+    try:
+      before = saved.steps()
+      if expected and rng.random() < 0.2:  # Before or while it goes on.
+        time.sleep(rng.uniform(0.0, 8.0))
+        continue
+      if expected:
+        _wait(program, lambda said=said: len(_lines(log)) > said)
+        found["resumes"] += 1
+        found["bitwise"] += _lines(log)[-1] == expected
+        found["replays"] += "replay" in expected
+      # It goes on, and has more of its own; the first may have no unroll.
+      seen = set(saved.steps())
+      more = len(before) + (2 if expected else 4)
+      _wait(program, lambda seen=seen, more=more: _count(saved, seen) >= more)
+      time.sleep(rng.random())
+      if rng.random() < 0.5:
+        while not list(pathlib.Path(folder).glob("*.unfinished")):
+          assert program.poll() is None
+    finally:
+      os.killpg(program.pid, signal.SIGKILL)
+      program.wait()
+      expected = _newest(saved)
+  return found
+
+
+def _newest(saved: checkpoint.Checkpoints) -> dict[str, str]:
+  """The digests of the newest checkpoint's items; all are whole."""
+  for step in saved.steps():
+    saved.restore(step, "run")
+    saved.restore(step, "acting")
+  newest = saved.directory / str(saved.steps()[-1])
+  return {
+    path.name: _digest(np.fromfile(path, np.uint8))
+    for path in newest.iterdir()
+    if path.name in ("run", "replay")
+  }
+
+
+def _count(saved: checkpoint.Checkpoints, seen: set[int]) -> int:
+  """How many checkpoints there have been."""
+  seen.update(saved.steps())
+  return len(seen)
+
+
+def _digest(content: np.ndarray) -> str:
+  """Of an item of a checkpoint, whatever the order of its arrays."""
+  digest = hashlib.sha256()
+  for name, array in sorted(checkpoint.from_bytes(content).items()):
+    digest.update(f"{name} {array.dtype} {array.shape} ".encode())
+    digest.update(array.tobytes())
+  return digest.hexdigest()
+
+
+def _start(
+  pipeline: str, run_dir: pathlib.Path, resume: bool
+) -> subprocess.Popen:
+  words = [sys.executable, "-m", "tests.pipelines.kills_test", pipeline]
+  return subprocess.Popen(
+    [*words, str(run_dir), str(int(resume))],
+    cwd=_ROOT,
+    env={**os.environ, "PYTHONPATH": str(_ROOT), "JAX_PLATFORMS": "cpu"},
+    start_new_session=True,
+    stdout=subprocess.DEVNULL,
+  )
+
+
+def _wait(program, condition):
+  def failed():
+    assert program.poll() is None, f"it ended with {program.returncode}"
+
+  running.wait_until(condition, failed)
+
+
+def _lines(log: pathlib.Path) -> list[dict[str, str]]:
+  """What the resumed runs had, each as its digests by item."""
+  text = log.read_text() if log.exists() else ""
+  return [json.loads(line) for line in text.splitlines()]
+
+
+def _run(pipeline: str, run_dir: pathlib.Path, resume: bool) -> None:
+  """The run; says what it has before its first update."""
+  config = pipelines_test.config_of(pipeline, "dqn", "", total_steps=10**9)
+  if pipeline != "sync":
+    config = dataclasses.replace(config, address="")
+  if pipeline == "gorila":
+    config = dataclasses.replace(config, server_addresses=())
+  larger = {"replay_capacity": 50_000}
+  config = running.replaced(config, **larger)
+  expected = {"run"} if pipeline == "gorila" else {"run", "replay"}
+  found: dict[str, str] = {}
+
+  def say(**items: types.Tree) -> None:
+    for name, nest in items.items():
+      content = checkpoint.to_bytes(nest)
+      found[name] = _digest(np.frombuffer(content, np.uint8))
+    if expected <= found.keys():
+      with (run_dir / _RESUMED).open("a") as file:
+        file.write(json.dumps(dict(sorted(found.items()))) + "\n")
+
+  restore = checkpointer.Checkpointer.restore
+
+  def restore_and_say(self) -> None:
+    restore(self)
+    parts = self._run.parts
+    remote = {"agent"} if pipeline == "gorila" else set()
+    nest = {k: parts[k].saved() for k in parts.keys() - remote}
+    # What the servers are given.
+    nest |= {k: parts[k]._restored for k in remote}
+    say(run=nest)
+
+  begin = replayed.Replayed._begin
+
+  def begin_and_say(self, shares) -> None:
+    first = not self.states
+    begin(self, shares)
+    if first and resume:
+      say(replay=self.saved()())
+
+  checkpointer.Checkpointer.restore = restore_and_say
+  replayed.Replayed._begin = begin_and_say
+  where = {"resume" if resume else "run_dir": str(run_dir)}
+  training.train(config, quiet=True, checkpoint_every_seconds=0.3, **where)
+
+
+@pytest.mark.parametrize(
+  ("pipeline", "count"),
+  [
+    pytest.param("sync", 1, marks=pytest.mark.slow),
+    *(
+      pytest.param(x, 3, marks=pytest.mark.long)
+      for x in ("sync", "apex", "gorila")
+    ),
+  ],
+)
+def test_a_run_that_is_killed_goes_on_bitwise(pipeline, count, tmp_path):
+  found = rounds(pipeline, count, tmp_path / "run")
+  replays = 0 if pipeline == "gorila" else count
+  assert found == {"resumes": count, "bitwise": count, "replays": replays}
+  left = [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()]
+  # What a kill leaves is gone with the next save.
+  assert sum(not name.isdecimal() for name in left) <= 1, left
+
+
+if __name__ == "__main__":
+  _run(sys.argv[1], pathlib.Path(sys.argv[2]), sys.argv[3] == "1")

@@ -1,0 +1,359 @@
+"""Every agent in every pipeline that takes it, as the table of agents says."""
+
+import dataclasses
+import pathlib
+import re
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from seedx import envs, replay, trees, types
+from seedx.acting import local_actor, slots, thin_actor
+from seedx.agents import a2c, base, dqn, ppo, r2d2, rainbow, vtrace
+from seedx.learning import learner, replayed
+from seedx.pipelines import a3c, anakin, apex, gorila, impala, seed, sync
+from seedx.pipelines.gorila import worker
+from tests import conftest, programs, running
+
+compiled_once = programs.compiled_once
+AGENTS = {
+  "a2c": a2c,
+  "vtrace": vtrace,
+  "ppo": ppo,
+  "dqn": dqn,
+  "r2d2": r2d2,
+  "rainbow": rainbow,
+}
+# They have Q-values.
+REPLAYED = ("dqn", "r2d2", "rainbow")
+CELLS = [
+  *(("sync", name) for name in AGENTS),
+  *(("anakin", name) for name in AGENTS),
+  *(("seed", name) for name in AGENTS),
+  *(("impala", name) for name in ("a2c", "vtrace", "ppo")),
+  *(("a3c", name) for name in ("a2c", "vtrace", "dqn", "rainbow")),
+  *((p, name) for p in ("gorila", "apex") for name in REPLAYED),
+]
+# Of the others, a small training is in each pipeline's own tests.
+FAST = [("a3c", "a2c")]
+# To a pipeline, an agent is what it needs: whole batches, windows, sequences,
+# or priorities. The other cells have nothing that one of these has not.
+SLOW = [
+  ("gorila", "dqn"),
+  ("sync", "rainbow"),
+  ("anakin", "ppo"),
+  ("impala", "ppo"),
+  ("seed", "vtrace"),
+  ("seed", "r2d2"),
+  ("a3c", "dqn"),
+  ("gorila", "r2d2"),
+  ("apex", "r2d2"),
+]
+MODULES = {
+  "sync": sync,
+  "anakin": anakin,
+  "seed": seed,
+  "impala": impala,
+  "a3c": a3c,
+  "gorila": gorila,
+  "apex": apex,
+}
+PIPELINES = tuple(MODULES)
+REPLAY = {
+  "replay_capacity": 1000,
+  "replay_min_steps": 60,
+  "replay_batch_size": 8,
+  "replay_ratio": 1.0,
+}
+TOTAL_STEPS = 600
+
+
+def agent_config(pipeline, name, **own):
+  """A small agent; `own` are fields of its config."""
+  fields = {"hidden_sizes": (8,), "learning_rate": 1e-2, "reward_scale": 1.0}
+  if name == "ppo":
+    fields |= {"epochs": 2, "minibatches": 2}
+  if name in REPLAYED:
+    fields |= {"n_step": 2, "replayed": pipeline != "a3c"}
+  if name == "r2d2":
+    fields |= {"burn_in": 2, "sequence_length": 6, "lstm_size": 8}
+  return AGENTS[name].Config(**fields | own)
+
+
+def config_of(pipeline, name, tmp_path, total_steps=TOTAL_STEPS, **own):
+  """A small run; `own` are fields of the agent's config."""
+  common = {
+    "env": envs.Config("CartPole-v1"),
+    "agent": agent_config(pipeline, name, **own),
+    "total_steps": total_steps,
+    "seed": 0,
+    "log_seconds": 0.05,
+  }
+  uniform = replay.Config(**REPLAY)
+  prioritized = replay.PrioritizedConfig(**REPLAY)
+  plain = uniform if name == "dqn" else prioritized
+  replayed = {"replay": plain if name in REPLAYED else None}
+  inbox = learner.InboxConfig(unroll_length=5, batch_size=4)
+  workers = {
+    "workers": local_actor.WorkersConfig(
+      num_workers=2, envs_per_worker=4, unroll_length=5
+    )
+  }
+  if pipeline in ("sync", "anakin"):
+    own = {"num_envs": 4, "learner": learner.Config(unroll_length=5)}
+    if pipeline == "anakin":
+      own["env"] = envs.Config("seedx:CartPole-v1")
+    config = MODULES[pipeline].Config(**common | own, **replayed)
+  elif pipeline == "seed":
+    actors = thin_actor.Config(num_actors=2, envs_per_actor=4)
+    config = seed.Config(**common, actors=actors, learner=inbox, **replayed)
+  elif pipeline == "a3c":
+    config = a3c.Config(**common, **workers)
+  elif pipeline == "gorila":
+    config = gorila.Config(**common, **workers, replay=uniform)
+  else:
+    actors = slots.Config(num_actors=2, envs_per_actor=4)
+    config = impala.Config(**common, actors=actors, learner=inbox)
+    if pipeline == "apex":
+      config = apex.Config(**vars(config), replay=prioritized)
+  return config.with_sockets(str(tmp_path))
+
+
+def make(pipeline, name, tmp_path, total_steps=TOTAL_STEPS, **own):
+  """The pipeline's own process, and the nodes that run beside it.
+
+  `own` are fields of the agent's config.
+  """
+  config = config_of(pipeline, name, tmp_path, total_steps, **own)
+  made = running.Own(config)
+  return made, made.nodes
+
+
+def run_all(own, nodes, finish=lambda: None):
+  """Runs all of it on threads of this process; returns the last line.
+
+  `finish` is called before the nodes are stopped.
+  """
+  stop, failures = threading.Event(), []
+
+  def run(node):
+    try:
+      node.run(node.config, stop)
+    except BaseException as failure:
+      failures.append(failure)
+
+  threads = [
+    threading.Thread(target=run, args=(node,), daemon=True)
+    for node in nodes
+    for _ in range(node.count)
+  ]
+  for thread in threads:
+    thread.start()
+
+  def check():
+    if failures:
+      raise failures[0]
+
+  try:
+    last = own.run(check)
+    finish()
+    return last
+  finally:
+    stop.set()
+    for thread in threads:
+      thread.join(300)
+      assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+  ("pipeline", "name"),
+  [
+    *conftest.slow_but(FAST, FAST + SLOW),
+    *(
+      pytest.param(*cell, marks=pytest.mark.long)
+      for cell in CELLS
+      if cell not in FAST + SLOW
+    ),
+  ],
+)
+def test_it_learns(pipeline, name, tmp_path, monkeypatch):
+  warmed, warming = watch_warm_up(monkeypatch)
+  # An LSTM that learns on policy, from the states that it acted with.
+  recurrent = (pipeline, name) == ("seed", "vtrace")
+  own = {"recurrent": True, "lstm_size": 8} if recurrent else {}
+  with running.compiled(lambda: not warming()) as names:
+    last = run_all(*make(pipeline, name, tmp_path, **own))
+  assert last["env_steps"] >= TOTAL_STEPS
+  assert last["learner_steps"] >= 3
+  # A replay counts resets as well: one for each episode, and 8 that go on.
+  replayed = name in REPLAYED
+  resets = last["episodes"] + 8 if replayed else 0
+  assert 0 < last["learned_steps"] <= last["env_steps"] + resets
+  loss = last["loss" if replayed else "loss_value"]
+  assert np.isfinite(loss) and loss > 0
+  assert last["episodes"] > 0
+  if pipeline in ("a3c", "gorila"):
+    assert last["gradient_staleness"] >= 0
+  elif pipeline in ("sync", "anakin") and not replayed:
+    assert last["policy_lag"] == 0
+  else:
+    assert last["policy_lag"] >= 0
+  if pipeline not in ("sync", "anakin", "a3c"):
+    assert last["wire_bytes"] > 4 * last["env_steps"]
+  # Actors and workers have compiled all before they took a place.
+  expected = {"impala": {"warm_up"}, "apex": {"warm_up"}}
+  expected["gorila"] = {"warm_up", "_warm_up"}
+  assert warmed == expected.get(pipeline, set())
+  late = {"act", "unrolled", "gradient", "priorities"} & {*names}
+  assert not warmed or not late
+
+
+def watch_warm_up(monkeypatch):
+  """What is warmed up from now on, and whether the thread that asks does it.
+
+  It does until it makes a `LocalActor`.
+  """
+  warmed, own = set(), threading.local()
+
+  def watch(where, name, warming):
+    function = getattr(where, name)
+
+    def spy(*arguments, **options):
+      own.warming = warming
+      warmed.update([name] * warming)
+      return function(*arguments, **options)
+
+    monkeypatch.setattr(where, name, spy)
+
+  watch(local_actor.Programs, "warm_up", True)
+  watch(worker, "_warm_up", True)
+  watch(local_actor.LocalActor, "__init__", False)
+  return warmed, lambda: getattr(own, "warming", False)
+
+
+def unlucky(agent):
+  """An agent half of whose gradients are NaN."""
+
+  def gradients(state, rng_key, batch):
+    found, output = agent.gradients(state, rng_key, batch)
+    wrong = jnp.where(jax.random.bernoulli(rng_key), jnp.nan, 0.0)
+    params, metrics = jax.tree.map(
+      lambda x: x + wrong, (found.params, output.metrics)
+    )
+    return found._replace(params=params), output._replace(metrics=metrics)
+
+  update = base.composed_update(gradients, agent.apply)
+  return dataclasses.replace(agent, gradients=gradients, update=update)
+
+
+# Of Gorila, parameter servers and the coordinator are tested by themselves.
+@pytest.mark.parametrize(
+  ("pipeline", "name"),
+  conftest.slow_but([("a3c", "a2c")], [("impala", "vtrace"), ("a3c", "a2c")]),
+)
+def test_updates_that_are_not_finite_are_skipped_and_counted(
+  pipeline, name, tmp_path
+):
+  config = config_of(pipeline, name, tmp_path, total_steps=1200)
+  agent = running.Changed(config.agent, unlucky)
+  own = running.Own(running.replaced(config, agent=agent))
+  saved = {}
+  last = run_all(own, own.nodes, lambda: saved.update(own.process.saved()))
+  assert last["learner_steps"] >= 5 and last["updates_skipped"] >= 5
+  assert last["learned_steps"] < 0.9 * last["env_steps"]
+  assert np.isfinite(last["loss_value"])
+  assert not trees.non_finite(jax.tree.leaves(own.process.policy(saved)))
+  part = saved["agent" if pipeline == "impala" else "learned"]
+  assert part["updates_skipped"] == last["updates_skipped"]
+  state = part["state"] if pipeline == "impala" else saved["agent"]
+  assert not trees.non_finite(jax.tree.leaves(state))
+  assert state.updates == last["learner_steps"]
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES)
+def test_sockets_are_given_where_no_address_is(pipeline, tmp_path):
+  name = "dqn" if pipeline in ("gorila", "apex") else "a2c"
+  config = config_of(pipeline, name, tmp_path)
+  assert config.with_sockets("elsewhere") == config
+  given = [
+    *([config.address] if hasattr(config, "address") else []),
+    *getattr(config, "server_addresses", ()),
+  ]
+  assert len(set(given)) == len(given)
+  expected = {"sync": 0, "anakin": 0, "a3c": 0, "gorila": 3}
+  assert len(given) == expected.get(pipeline, 1)
+  assert all(x.startswith(f"unix:{tmp_path}/") for x in given)
+
+
+@pytest.mark.parametrize(
+  ("pipeline", "name"),
+  [(p, name) for p in PIPELINES for name in AGENTS if (p, name) not in CELLS],
+)
+def test_any_other_pair_is_refused_with_the_reason(pipeline, name, tmp_path):
+  reasons = {
+    "impala": "expected a replay",
+    "a3c": "takes several steps" if name == "ppo" else "expected replayed True",
+    "gorila": "expected no replay",
+    "apex": "expected no replay",
+  }
+  with pytest.raises(types.ConfigError, match=reasons[pipeline]):
+    make(pipeline, name, tmp_path)
+
+
+def test_the_documented_table_is_what_is_tested():
+  text = (pathlib.Path(__file__).parents[2] / "docs/agents.md").read_text()
+  rows = [
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in text.splitlines()
+    if re.match(r"\| (agent|A2C|V-trace|PPO|DQN|R2D2|Rainbow) \|", line)
+  ]
+  names = [cell.strip("`") for cell in rows[0]]
+  cells = [
+    (pipeline, row[0].lower().replace("-", ""))
+    for row in rows[1:]
+    for pipeline, cell in zip(names, row, strict=True)
+    if pipeline in PIPELINES and cell != "-"
+  ]
+  assert sorted(cells) == sorted(CELLS)
+
+
+def with_own_priorities(agent):
+  """Its priorities say what they are made of: observations and Q-values."""
+
+  def priorities(acting, unroll):
+    del acting
+    windows = unroll.version.shape[0] - agent.needs.window + 1
+    assert unroll.extras.outputs.shape[:2] == unroll.version.shape
+    seen = jnp.abs(unroll.inputs.timestep.observation).sum(axis=-1)
+    return seen[:windows].T
+
+  return dataclasses.replace(agent, priorities=priorities)
+
+
+@pytest.mark.parametrize("pipeline", ["sync", "seed"])
+def test_first_priorities_are_the_agents_of_the_same_unrolls(
+  pipeline, tmp_path, monkeypatch
+):
+  config = config_of(pipeline, "dqn", tmp_path)
+  config = dataclasses.replace(
+    config,
+    agent=running.Changed(config.agent, with_own_priorities),
+    replay=replay.PrioritizedConfig(**REPLAY),
+  )
+  shares, call = [], replayed.Replayed.__call__
+
+  def spy(source, found):
+    shares.extend(map(running.copied, found))
+    return call(source, found)
+
+  monkeypatch.setattr(replayed.Replayed, "__call__", spy)
+  own = running.Own(config)
+  run_all(own, own.nodes, lambda: None)
+  assert len(shares) > 10
+  for unroll, found in shares:
+    seen = np.abs(unroll.inputs.timestep.observation).sum(axis=-1)
+    expected = seen[: found.shape[1]].T
+    np.testing.assert_allclose(found, expected, rtol=1e-6)

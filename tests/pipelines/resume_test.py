@@ -1,0 +1,635 @@
+"""Runs that go on from a checkpoint: what is as it was, and what is new."""
+
+import dataclasses
+import json
+import pathlib
+import shutil
+import time
+from types import SimpleNamespace
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+from experiments import a2c, dqn, ppo
+from seedx import checkpoint, envs, files, metrics, types, wire
+from seedx.app.runs import checkpointer, policies, run_dirs
+from seedx.launch import processes as processes_lib
+from seedx.learning import replayed
+from seedx.runtime import counters, process
+from seedx.runtime import seeds as seeds_lib
+from tests import checkpoint_test, conftest, programs, running
+from tests.pipelines import pipelines_test
+
+own_signals = programs.own_signals
+compiled_once = programs.compiled_once
+# Pipelines with parts of their own. Ape-X is as IMPALA, with a replay.
+CELLS = [
+  ("sync", "a2c"),
+  ("seed", "a2c"),
+  ("impala", "vtrace"),
+  ("a3c", "a2c"),
+  ("gorila", "dqn"),
+]
+STEPS = pipelines_test.TOTAL_STEPS
+
+
+class Seeds:
+  """Every seed that an environment is made with, while it listens."""
+
+  def __init__(self, monkeypatch):
+    self.used, make = [], envs.make
+
+    def spy(env, num_envs, *, seed=0, **rest):
+      self.used += range(seed, seed + num_envs)
+      return make(env, num_envs, seed=seed, **rest)
+
+    monkeypatch.setattr(envs, "make", spy)
+
+
+@dataclasses.dataclass
+class Saved:
+  """A run that has ended: its state, its last line, and where it is kept."""
+
+  pipeline: str
+  name: str
+  nest: types.Tree
+  last: dict
+  seeds: list
+  checkpoints: checkpoint.Checkpoints
+
+  def load(self, like):
+    """What a run goes on from."""
+    return self.checkpoints.restore(self.last["env_steps"], "run", like)
+
+
+@pytest.fixture(
+  scope="module",
+  params=conftest.slow_but([(CELLS[0],)], [(cell,) for cell in CELLS]),
+  ids="-".join,
+)
+def saved(request, tmp_path_factory):
+  """A run of each pipeline, and what a checkpoint of its end holds."""
+  pipeline, name = request.param
+  folder, nests = tmp_path_factory.mktemp("a"), []
+  with pytest.MonkeyPatch.context() as monkeypatch:
+    seeds = Seeds(monkeypatch)
+    own, nodes = pipelines_test.make(pipeline, name, folder)
+    last = pipelines_test.run_all(
+      own, nodes, lambda: nests.append(running.copied(own.process.saved()))
+    )
+  checkpoints = checkpoint.Checkpoints(tmp_path_factory.mktemp("checkpoints"))
+  checkpoints.save(last["env_steps"], {"run": nests[0]}, 0.0)
+  return Saved(pipeline, name, nests[0], last, seeds.used, checkpoints)
+
+
+def make(saved, tmp_path, total_steps=2 * STEPS):
+  return pipelines_test.make(saved.pipeline, saved.name, tmp_path, total_steps)
+
+
+def test_everything_is_as_it_was(saved, tmp_path):
+  own, _ = make(saved, tmp_path)
+  # What the parameter servers hold is `gorila_test`'s.
+  parts = dict(own.process.parts)
+  if saved.pipeline == "gorila":
+    del parts["agent"]
+  assert own.process.parts.keys() == saved.nest.keys()
+  fresh = running.copied({name: part.saved() for name, part in parts.items()})
+  own.process.restore(saved.load)
+  restored = {name: part.saved() for name, part in parts.items()}
+  expected = {name: saved.nest[name] for name in parts}
+  assert jax.tree.structure(restored) == jax.tree.structure(expected)
+  chex.assert_trees_all_equal(restored, expected)
+  for name, leaf in expected.items():
+    pairs = zip(
+      jax.tree.leaves(fresh[name]), jax.tree.leaves(leaf), strict=True
+    )
+    assert any(np.any(a != b) for a, b in pairs), name
+  # Whoever acts next does so by it.
+  if saved.pipeline == "a3c":
+    acting, version = own.process.parts["agent"].newest()
+    chex.assert_trees_all_equal(acting.params, saved.nest["agent"].params)
+  elif saved.pipeline != "gorila":
+    acting, version = own.learner.newest()
+    chex.assert_trees_all_equal(acting, own.process.policy(saved.nest))
+  assert saved.pipeline == "gorila" or version == saved.last["learner_steps"]
+
+
+def test_what_acts_is_that_of_the_state(saved, tmp_path):
+  own, _ = make(saved, tmp_path)
+  acting, nest = own.process.policy(saved.nest), saved.nest
+  agent = own.config.agent.make(envs.spec(own.config.env))
+  like = jax.eval_shape(
+    lambda key: agent.acting(agent.init(key)), jax.random.key(0)
+  )
+  shapes = [
+    jax.tree.map(lambda x: (x.shape, np.dtype(x.dtype)), x)
+    for x in (acting, like)
+  ]
+  assert shapes[0] == shapes[1]
+  if saved.pipeline == "gorila":
+    flat = np.concatenate([x.params for x in nest["agent"]])
+  else:
+    part = nest["agent"]
+    state = part["state"] if isinstance(part, dict) else part
+    flat, _ = jax.flatten_util.ravel_pytree(state.params)
+    assert state.updates == saved.last["learner_steps"]
+  variables = acting.variables if saved.name == "dqn" else acting
+  actual, _ = jax.flatten_util.ravel_pytree(variables.params)
+  np.testing.assert_array_equal(actual, flat)
+
+
+def test_it_goes_on_from_there(saved, tmp_path, monkeypatch):
+  own, nodes = make(saved, tmp_path)
+  started = time.monotonic()
+  seeds = Seeds(monkeypatch)
+  own.sink, times = running.Lines(), []
+  write = own.sink.write
+  own.sink.write = lambda line: (times.append(time.monotonic()), write(line))
+  own.process.restore(lambda like: saved.load(like) | {"seeds": np.int64(1000)})
+  last = pipelines_test.run_all(own, nodes)
+  before = saved.last
+  assert before["env_steps"] >= STEPS
+  lines = own.sink.lines
+  for name in (
+    "env_steps",
+    "learner_steps",
+    "episodes",
+    "wall_seconds",
+    "learned_steps",
+    "env_frames",
+  ):
+    values = [before[name], *(line[name] for line in lines)]
+    # The count of the last update is known when it has ended.
+    assert values == sorted(values), name
+    assert values[-1] > values[0], name
+  assert last["env_steps"] >= 2 * STEPS
+  assert last["wall_seconds"] <= before["wall_seconds"] + (
+    time.monotonic() - started
+  )
+  # What was before does not count as if it had just been made.
+  made = lines[0]["steps_per_second"] * (times[0] - started)
+  assert made <= lines[0]["env_steps"] - before["env_steps"] + 30
+  # Episodes are new ones, also beside those of evaluations.
+  assert max(saved.seeds) < saved.nest["seeds"] < 1000 <= min(seeds.used)
+  assert len(set(seeds.used)) == len(seeds.used) > 0
+  assert max(seeds.used) < seeds_lib.evaluation_seed(0, 0)
+
+
+class Counting:
+  """A run of which nothing but the env steps is kept.
+
+  Attributes:
+    down: whether a parameter server is not there.
+  """
+
+  replay = None
+  clock = staticmethod(process.Process.clock)
+
+  def __init__(self):
+    self.acted = counters.Acted()
+    self.down = False
+
+  def saved(self):
+    if self.down:
+      raise wire.WireError(wire.StatusCode.UNAVAILABLE, "a server is down")
+    return {"acted": self.acted.saved()}
+
+  def restore(self, load):
+    self.acted.restore(load(self.saved())["acted"])
+
+  def policy(self, saved):
+    return {"w": saved["acted"]["env_steps"]}
+
+
+class Keeper(checkpointer.Checkpointer):
+  """A checkpointer with a clock of its own.
+
+  Attributes:
+    clock: has the seconds that it reads.
+  """
+
+  def __init__(self, it, run_dir, monkeypatch, seconds=0.0, evaluation=None):
+    self.clock = SimpleNamespace(now=0.0, monotonic=lambda: self.clock.now)
+    monkeypatch.setattr(checkpointer, "time", self.clock)
+    config = checkpointer.Config(checkpoint_every_seconds=seconds)
+    super().__init__(it, run_dir, config, evaluation)
+
+  def check_after(self, seconds):
+    """Checks, and waits for what is written."""
+    self.clock.now += seconds
+    self.check()
+    self.wait()
+
+
+def test_a_keeper_saves_now_and_then_and_goes_on_from_the_newest(
+  tmp_path, monkeypatch
+):
+  it = Counting()
+  kept = Keeper(it, tmp_path, monkeypatch, 10)
+  kept.check_after(9.9)
+  assert steps_of(tmp_path) == []
+  for env_steps, score in ((10, []), (10, [5.0]), (10, [1.0, 1.0])):
+    it.acted.add(env_steps, np.array(score), np.ones(len(score)))
+    it.down = True
+    kept.check_after(10.1)
+    it.down = False
+    kept.check_after(0)
+    it.acted.add(1, np.array([]), np.array([]))
+    kept.check_after(9.9)  # It is too early for another.
+  assert steps_of(tmp_path) == [21, 32]
+  found = checkpoint.Checkpoints(checkpointer.directory(tmp_path))
+  # 5.0 before (5 + 1 + 1) / 3, and nothing known.
+  assert found.ranked()[0] == 21
+  acting = found.restore(32, checkpointer.ACTING, {"w": np.int64(0)})
+  assert acting == {"w": 32}
+  other = Counting()
+  Keeper(other, tmp_path, monkeypatch).restore()
+  assert other.acted.env_steps == 32
+  assert other.acted.returns.count == 3
+  it.down = True
+  kept.finish(interrupted=True)
+  with pytest.raises(wire.WireError):
+    kept.finish(interrupted=False)
+  it.down = False
+  kept.finish(interrupted=True)
+  assert steps_of(tmp_path) == [21, 32, 33]
+
+
+class Evaluation:
+  """Is due every 10 env steps; a test sets the means that it finds."""
+
+  def __init__(self):
+    self.means, self.started = {}, []
+
+  def due(self, env_steps):
+    return env_steps % 10 == 0
+
+  def start(self, env_steps, acting):
+    self.started.append(env_steps)
+
+  def finish(self, env_steps, acting, interrupted):
+    pass
+
+
+def test_evaluations_decide_which_checkpoint_is_the_best(tmp_path, monkeypatch):
+  it, evaluation = Counting(), Evaluation()
+  kept = Keeper(it, tmp_path, monkeypatch, 100, evaluation)
+  means = {10: 1.0, 20: 3.0, 30: 2.0}
+  found = checkpoint.Checkpoints(checkpointer.directory(tmp_path))
+  for env_steps in (10, 20, 30):
+    # Training's returns would take the last one.
+    left = env_steps - it.acted.env_steps
+    it.acted.add(left, np.array([float(env_steps)]), np.ones(1))
+    kept.check_after(1)
+    assert evaluation.started[-1] == env_steps == it.acted.env_steps
+    for _ in range(3):  # It takes longer than three checkpoints.
+      it.acted.add(1, np.array([]), np.array([]))
+      kept.check_after(101)
+    assert env_steps in found.steps()
+    evaluation.means[env_steps] = means[env_steps]
+    it.acted.add(6, np.array([]), np.array([]))
+    kept.check_after(101)
+  assert found.ranked()[0] == 20
+  evaluation.means[found.steps()[-1]] = 4.0
+  kept.finish(interrupted=False)
+  assert found.ranked()[0] == found.steps()[-1]
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_no_checkpoint_has_a_parameter_that_is_not_finite(
+  wrong, tmp_path, monkeypatch
+):
+  it = Counting()
+  kept = Keeper(it, tmp_path, monkeypatch, 10)
+  kept.check_after(10)
+  it.policy = lambda saved: {"w": np.array([1.0, wrong], np.float32)}
+  it.acted.add(10, np.array([]), np.array([]))
+  with pytest.raises(RuntimeError, match=r"finite parameters .* in w"):
+    kept.check_after(10)
+  with pytest.raises(RuntimeError, match="finite parameters"):
+    kept.finish(interrupted=False)
+  assert steps_of(tmp_path) == [0]
+
+
+def test_a_keeper_of_no_period_saves_at_the_end_only(tmp_path, monkeypatch):
+  kept = Keeper(Counting(), tmp_path, monkeypatch)
+  kept.check_after(1e9)
+  assert steps_of(tmp_path) == []
+  kept.finish(interrupted=False)
+  assert steps_of(tmp_path) == [0]
+
+
+# From the command line
+
+_SMALL = ["--hidden-sizes=8", "--num-envs=4", "--unroll-length=8"]
+
+
+def steps_of(run_dir):
+  found = checkpoint.Checkpoints(checkpointer.directory(run_dir))
+  return found.steps()
+
+
+def raw_lines(run_dir):
+  text = (run_dir / "metrics.jsonl").read_text()
+  return [json.loads(line) for line in text.splitlines()]
+
+
+def assert_rising(run_dir):
+  """That the lines read like those of one run; returns them."""
+  lines = metrics.read_lines(run_dir / "metrics.jsonl")
+  for clock in ("env_steps", "wall_seconds", "learner_steps", "episodes"):
+    values = [line[clock] for line in lines]
+    assert values == sorted(values), clock
+  return lines
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+  """The directory of a run of 256 env steps."""
+  run_dir = tmp_path_factory.mktemp("runs") / "run"
+  words = [*_SMALL, "--total-steps", "256", "--run-dir", str(run_dir)]
+  assert programs.main(a2c, words) == 0
+  return run_dir
+
+
+@pytest.mark.slow
+def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(
+  finished, tmp_path, capfd
+):
+  """To resume, to evaluate and to export, also as the best."""
+  run_dir = tmp_path / "run"
+  shutil.copytree(finished, run_dir)
+  folder, step = checkpointer.directory(run_dir), steps_of(run_dir)[-1]
+  shutil.copytree(folder / str(step), folder / "900")
+  for item in ("run", "acting"):
+    checkpoint_test.DAMAGES["truncated"](folder / "900" / item)
+  for which in ("latest", "best"):
+    assert policies.load(run_dir, which).env_steps == step
+    said = capfd.readouterr().err
+    assert "checkpoint 900 in" in said and f"checkpoint {step} instead" in said
+  with pytest.raises(types.ConfigError, match="checkpoint 900 in"):
+    policies.load(run_dir, "900")
+  words = ["--resume", str(run_dir), "--total-steps", "512"]
+  assert programs.main(a2c, words) == 0
+  said = capfd.readouterr().err
+  assert "checkpoint 900 in" in said and f"checkpoint {step} instead" in said
+  assert max(steps_of(run_dir)) >= 512 and 900 not in steps_of(run_dir)
+
+
+_DQN = [
+  *_SMALL,
+  "--replay-min-steps=200",
+  "--replay-batch-size=16",
+  "--replay-capacity=4000",
+  "--checkpoint-every-seconds=0.05",
+]
+
+
+@pytest.mark.slow
+def test_a_replay_goes_on_where_it_was(tmp_path, monkeypatch, capfd):
+  run_dir, restored = tmp_path / "run", []
+  words = [*_DQN, "--total-steps", "600", "--run-dir", str(run_dir)]
+  assert programs.main(dqn, words) == 0
+  step = steps_of(run_dir)[-1]
+  found = checkpoint.Checkpoints(checkpointer.directory(run_dir))
+  saved = found.restore(step, checkpointer.REPLAY)
+  others = [path for path in pathlib.Path(found.directory).glob("*/replay")]
+  assert [path.parent.name for path in others] == [str(step)]
+  lines = [x for x in raw_lines(run_dir) if "checkpoint_bytes" in x]
+  assert lines[-1]["checkpoint_bytes"] > 4000 * 16
+  assert all(x["checkpoint_seconds"] > 0 for x in lines)
+  begin = replayed.Replayed._begin
+
+  def spy(source, shares):
+    begin(source, shares)
+    if not restored:
+      restored.append(running.copied(source.saved()()))
+
+  monkeypatch.setattr(replayed.Replayed, "_begin", spy)
+  words = ["--resume", str(run_dir), "--total-steps", "800"]
+  updates = raw_lines(run_dir)[-1]["learner_steps"]
+  assert programs.main(dqn, words) == 0
+  content = np.frombuffer(checkpoint.to_bytes(restored[0]), np.uint8)
+  chex.assert_trees_all_equal(checkpoint.from_bytes(content), saved)
+  # It need not be filled again.
+  assert raw_lines(run_dir)[-1]["learner_steps"] >= updates + 10
+  assert "empty" not in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_replay_that_is_too_large_is_left_out_in_words(tmp_path, capfd):
+  run_dir = tmp_path / "run"
+  words = [*_DQN, "--total-steps", "600", "--run-dir", str(run_dir)]
+  assert programs.main(dqn, [*words, "--checkpoint-replay-gib", "1e-6"]) == 0
+  said = capfd.readouterr().err
+  assert said.count("more than --checkpoint-replay-gib 1e-06: it is empty") == 1
+  updates = raw_lines(run_dir)[-1]["learner_steps"]
+  words = ["--resume", str(run_dir), "--total-steps", "800"]
+  assert programs.main(dqn, words) == 0
+  said = capfd.readouterr().err
+  assert said.count("the replay starts empty: expected 'replay' in") == 1
+  # It is filled again before it is learned from.
+  assert updates > 0
+  assert raw_lines(run_dir)[-1]["learner_steps"] < updates + 50
+
+
+def test_a_run_without_a_whole_checkpoint_says_what_is_wrong(
+  finished, tmp_path, capfd
+):
+  run_dir = tmp_path / "run"
+  shutil.copytree(finished, run_dir)
+  (step,) = steps_of(run_dir)
+  (checkpointer.directory(run_dir) / str(step) / "run").write_bytes(b"")
+  said = programs.refused(a2c, ["--resume", str(run_dir)], capfd)
+  assert f"checkpoint {step} in" in said and "no other" in said
+  assert steps_of(run_dir) == [step]
+
+
+def test_a_finished_run_resumes_to_the_same_checkpoint(finished, capfd):
+  (step,) = steps_of(finished)
+  where = checkpointer.directory(finished) / str(step)
+  before = {path: path.stat().st_mtime_ns for path in where.rglob("*")}
+  config = (finished / "config.json").read_text()
+  last = raw_lines(finished)[-1]
+  assert programs.main(a2c, ["--resume", str(finished)]) == 0
+  assert "a larger --total-steps adds some" in capfd.readouterr().out
+  assert steps_of(finished) == [step]
+  assert before == {path: path.stat().st_mtime_ns for path in where.rglob("*")}
+  assert (finished / "config.json").read_text() == config
+  lines = assert_rising(finished)
+  assert lines[-1]["env_steps"] == last["env_steps"] == step >= 256
+  assert lines[-1]["learner_steps"] == last["learner_steps"] > 0
+
+
+def test_total_steps_can_be_raised(finished):
+  (first,) = steps_of(finished)
+  before = raw_lines(finished)
+  words = ["--resume", str(finished), "--total-steps", "512"]
+  # What changes nothing that is in the state may be given, too.
+  words += ["--checkpoint-every-seconds", "60", "--log-seconds", "0.1"]
+  # As it was given at first, it may be given again.
+  assert programs.main(a2c, [*words, *_SMALL]) == 0
+  assert steps_of(finished)[-1] >= 512
+  assert first in steps_of(finished)
+  lines = raw_lines(finished)
+  assert lines[: len(before)] == before
+  assert assert_rising(finished)[-1]["env_steps"] == steps_of(finished)[-1]
+  assert lines[-1]["learner_steps"] > before[-1]["learner_steps"]
+  options = json.loads((finished / "config.json").read_text())["options"]
+  assert options["total_steps"] == 512
+  assert options["hidden_sizes"] == [8] and options["num_envs"] == 4
+
+
+@pytest.fixture
+def copy(finished, tmp_path):
+  """A copy of what a run is known by, and no checkpoint."""
+  text = (finished / "config.json").read_text()
+  (tmp_path / "config.json").write_text(text)
+  return tmp_path
+
+
+def test_a_total_that_has_been_passed_is_refused(finished, capfd):
+  config = (finished / "config.json").read_text()
+  (*_, step) = steps_of(finished)
+  words = ["--resume", str(finished), "--total-steps", str(step // 2)]
+  said = programs.refused(a2c, words, capfd)
+  assert f"more than the {step:,} that the run has made" in said
+  assert (finished / "config.json").read_text() == config
+
+
+@pytest.mark.parametrize(
+  ("words", "reason"),
+  [
+    ("--num-envs 8", "found another --num-envs"),
+    ("--hidden-sizes 16", "--hidden-sizes"),
+    ("--seed 1 --env Acrobot-v1", "--seed, --env"),
+    ("--env-options max_episode_steps=9", "--env-options"),
+    ("--learning-rate 0.5", "--learning-rate"),
+    ("--run-dir elsewhere", "--resume without --run-dir"),
+  ],
+)
+def test_another_option_is_refused(finished, words, reason, capfd):
+  said = programs.refused(
+    a2c, ["--resume", str(finished), *words.split()], capfd
+  )
+  assert reason in said
+
+
+def test_a_run_of_another_experiment_is_refused(finished, capfd):
+  said = programs.refused(ppo, ["--resume", str(finished)], capfd)
+  assert "expected a run of ppo to --resume" in said
+  assert "found one of a2c in" in said
+
+
+def test_a_directory_with_a_run_is_refused_without_resume(
+  copy, finished, capfd
+):
+  words = [*_SMALL, "--total-steps", "64", "--run-dir", str(copy)]
+  # Without a checkpoint there is nothing to go on from.
+  said = programs.refused(a2c, words, capfd)
+  assert "remove it, or choose another" in said
+  checkpointer.directory(copy).make()
+  (step,) = steps_of(finished)[-1:]
+  shutil.copytree(
+    checkpointer.directory(finished) / str(step),
+    checkpointer.directory(copy) / str(step),
+  )
+  said = programs.refused(a2c, words, capfd)
+  assert "go on with it by --resume" in said
+  assert not (copy / "metrics.jsonl").exists()
+
+
+def test_a_directory_in_which_a_process_trains_is_refused(finished, capfd):
+  lines = raw_lines(finished)
+  with run_dirs.claimed(finished):
+    for words in (["--resume", str(finished)], ["--run-dir", str(finished)]):
+      said = programs.refused(a2c, words, capfd)
+      assert "another process is training in" in said
+  assert raw_lines(finished) == lines
+  assert programs.main(a2c, ["--resume", str(finished)]) == 0
+
+
+@pytest.mark.parametrize(
+  ("values", "reason"),
+  [
+    ({"format": 99}, "expected a run of format 4"),
+    ({"format": 2}, "found format 2, which seedx"),
+    ({"options": []}, "without 'options'"),
+    ({"options": {"sead": 1}, "seedx": "9.9"}, "9.9"),
+    ({"options": {"sead": 1}}, "sead"),
+    ("{", "cannot read config.json"),
+    (None, "expected the directory of a run"),
+    ({}, "expected a checkpoint"),
+  ],
+)
+def test_what_is_no_run_of_this_version_is_refused(copy, values, reason, capfd):
+  path = copy / "config.json"
+  if values is None:
+    path.unlink()
+  else:
+    content = json.loads(path.read_text())
+    path.write_text("{" if values == "{" else json.dumps(content | values))
+  assert reason in programs.refused(a2c, ["--resume", str(copy)], capfd)
+  assert not files.Folder(copy).has("checkpoints")
+
+
+@pytest.mark.parametrize(
+  ("least", "learned"), [(0, False), (400, True)], ids=["at once", "late"]
+)
+def test_a_run_that_fails_has_saved_its_newest_state(
+  least, learned, tmp_path, monkeypatch, capfd
+):
+  run_dir = tmp_path / "run"
+  path = run_dir / "metrics.jsonl"
+
+  def check(processes):
+    lines = metrics.read_lines(path) if path.exists() else []
+    if not least or (lines and lines[-1]["env_steps"] >= least):
+      raise RuntimeError("actor died 6 times")
+
+  monkeypatch.setattr(processes_lib.Processes, "check", check)
+  words = "--run-dir", str(run_dir), "--checkpoint-every-seconds", "0"
+  with pytest.raises(RuntimeError, match="died 6 times"):
+    programs.main(a2c, (*_SMALL, "--total-steps", "1000000", *words))
+  steps = checkpoint.Checkpoints(run_dir / "checkpoints").steps()
+  said = f"--resume {run_dir} continues from checkpoint"
+  err = capfd.readouterr().err
+  assert bool(steps) == (said in err)
+  if learned:
+    assert steps == [metrics.read_lines(path)[-1]["env_steps"]]
+    assert steps[0] >= least and f"{said} {steps[0]}\n" in err
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_goes_on_from_its_newest_checkpoint(tmp_path):
+  words = "--hidden-sizes 8 --replay-min-steps 100 --replay-batch-size 16"
+  words += " --total-steps 100000000 --checkpoint-every-seconds 0.3"
+  program = programs.start(dqn, *words.split(), "--run-dir", str(tmp_path))
+
+  def failed():
+    assert program.poll() is None, program.stderr.read()
+
+  try:
+    running.wait_until(lambda: len(steps_of(tmp_path)) >= 2, failed)
+    path = tmp_path / "metrics.jsonl"
+    count = path.read_text().count("\n")
+    running.wait_until(lambda: path.read_text().count("\n") > count, failed)
+  finally:
+    program.kill()
+    program.wait()
+  with (tmp_path / "metrics.jsonl").open("a") as file:
+    file.write('{"wall_seconds": 1')  # As a kill may leave it.
+  before = metrics.read_lines(tmp_path / "metrics.jsonl")
+  step = steps_of(tmp_path)[-1]
+  assert 0 < step <= before[-1]["env_steps"] + 10_000
+  total = step + 400
+  words = ["--resume", str(tmp_path), "--total-steps", str(total)]
+  assert programs.main(dqn, words) == 0
+  lines = assert_rising(tmp_path)
+  assert lines[-1]["env_steps"] == steps_of(tmp_path)[-1]
+  assert total <= lines[-1]["env_steps"] < total + 100
+  earlier = [line for line in before if line["env_steps"] <= step]
+  assert lines[: len(earlier) - 1] == earlier[:-1]
+  assert lines[-1]["learner_steps"] > earlier[-1]["learner_steps"]

@@ -1,0 +1,91 @@
+"""The state that workers of one process share: old copies, skips, a restore."""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+
+from seedx import types
+from seedx.agents import base
+from seedx.learning import shared
+from tests.pipelines import parameter_server_test
+
+KEY = jax.random.key(0)
+# Env steps of a batch without resets.
+STEPS = 4
+
+
+class Batch(NamedTuple):
+  """A batch whose gradient is known."""
+
+  version: Any
+  gradient: Any
+  weight: Any
+
+
+@functools.cache
+def agent():
+  def gradients(state, rng_key, batch):
+    del state, rng_key
+    loss = {"loss_value": batch.gradient}
+    return base.Gradients(batch.gradient), types.LossOutput(batch.weight, loss)
+
+  adding = parameter_server_test.adding_agent()
+  return dataclasses.replace(adding, gradients=gradients)
+
+
+def make():
+  state = agent().start(np.zeros(2, np.float32), 0)
+  return shared.Shared(agent(), state, jax.devices("cpu")[0])
+
+
+def learn(own, copy, gradient, weight=STEPS):
+  version = np.zeros((3, 2), np.int32)
+  own.learn(
+    *copy, KEY, Batch(version, np.float32(gradient), np.float32(weight))
+  )
+
+
+def test_gradients_of_an_old_copy_are_applied_to_the_newest_state():
+  own = make()
+  old = own.newest()
+  learn(own, old, 1.0)
+  learn(own, own.newest(), 2.0)
+  learn(own, old, 4.0, weight=STEPS - 1)
+  state, version = own.newest()
+  np.testing.assert_array_equal(state.params, [-7.0, -7.0])
+  assert state.updates == version == 3
+  assert state.resets == 1 / STEPS
+  np.testing.assert_array_equal(old[0].params, [0.0, 0.0])
+  line = own.learned.measure()
+  assert line["learner_steps"] == 3 and line["learned_steps"] == 3 * STEPS - 1
+  assert line["policy_lag"] == 2 and line["loss_value"] == 4.0
+  assert line["gradient_staleness"] == pytest.approx(2 / 3)
+
+
+def test_what_would_not_be_finite_is_skipped_and_counted():
+  own = make()
+  learn(own, own.newest(), 1.0)
+  learn(own, own.newest(), np.inf)
+  state, _ = own.newest()
+  np.testing.assert_array_equal(state.params, [-1.0, -1.0])
+  assert state.updates == 1
+  line = own.learned.measure()
+  assert (line["learner_steps"], line["updates_skipped"]) == (1, 1)
+  with pytest.raises(RuntimeError, match="in 100 in a row"):
+    for _ in range(100):
+      learn(own, own.newest(), np.nan)
+
+
+def test_it_continues_from_what_was_saved():
+  own, other = make(), make()
+  learn(own, own.newest(), 3.0)
+  other.restore(jax.device_get(own.saved()))
+  state, version = other.newest()
+  np.testing.assert_array_equal(state.params, [-3.0, -3.0])
+  assert version == 1
+  learn(other, other.newest(), 1.0)
+  assert other.learned.measure()["policy_lag"] == 0

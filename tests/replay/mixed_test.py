@@ -1,0 +1,152 @@
+"""A replay of one's own: demonstrations beside new experience, as in R2D3.
+
+Paine et al. 2019, https://arxiv.org/abs/1909.01387, section 3.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from seedx import replay, types
+from seedx.replay import sum_tree
+from tests import running
+from tests.pipelines import pipelines_test
+from tests.replay import replay_test
+
+WINDOW = 3
+WINDOWS = replay_test.LENGTH - WINDOW + 1
+
+
+class State(NamedTuple):
+  """Of both replays."""
+
+  new: Any
+  old: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixed:
+  """Each window is one of the demonstrations with a probability.
+
+  The demonstrations are a share as large as the example's.
+  """
+
+  new: replay.Replay
+  old: replay.Replay
+  probability: float
+  demonstrations: Any
+
+  def init(self, example):
+    old = self.old.init(example)
+    return State(
+      self.new.init(example), self.old.add(old, self.demonstrations(example))
+    )
+
+  def add(self, state, share):
+    return state._replace(new=self.new.add(state.new, share))
+
+  def sample(self, state, rng_key, size, done):
+    which, *keys = jax.random.split(rng_key, 3)
+    is_old = jax.random.uniform(which, (size,)) < self.probability
+    pairs = zip((self.new, self.old), state, keys, strict=True)
+    (new, new_windows), (old, old_windows) = (
+      own.sample(part, key, size, done) for own, part, key in pairs
+    )
+
+    def choose(axis):
+      def of(a, b):
+        shape = [1] * a.ndim
+        shape[axis] = size
+        return jnp.where(is_old.reshape(shape), b, a)
+
+      return of
+
+    unrolls = [x.unroll._replace(core_state=()) for x in (new, old)]
+    states = [x.unroll.core_state for x in (new, old)]
+    unroll = jax.tree.map(choose(1), *unrolls)._replace(
+      core_state=jax.tree.map(choose(0), *states)
+    )
+    weight = choose(0)(new.importance_weight, old.importance_weight)
+    nowhere = sum_tree.NOWHERE
+    windows = (
+      new_windows._replace(leaf=jnp.where(is_old, nowhere, new_windows.leaf)),
+      old_windows._replace(leaf=jnp.where(is_old, old_windows.leaf, nowhere)),
+    )
+    return types.Sample(unroll, weight), windows
+
+  def update(self, state, windows, priorities):
+    parts = zip((self.new, self.old), state, windows, strict=True)
+    return State(*(own.update(x, own_, priorities) for own, x, own_ in parts))
+
+  def measure(self, state):
+    return {"demonstrations": state.old.ring.inserted}
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(replay.PrioritizedConfig):
+  """The config of a mixed replay."""
+
+  probability: float = 0.25
+
+  def make(self, window, capacity):
+    own = super().make(window, capacity)
+    return Mixed(own, own, self.probability, without_resets)
+
+
+def marked(example):
+  """Unrolls of versions that no update has."""
+  version = example.data.version
+  data = example.data._replace(version=jnp.full_like(version, 10**6))
+  return types.Share(data, jnp.ones(example.priorities.shape, jnp.float32))
+
+
+def without_resets(example):
+  """As `marked`; an example may be of zeros, which are resets."""
+  share = marked(example)
+  inputs = share.data.inputs
+  step_type = jnp.ones_like(inputs.timestep.step_type)
+  inputs = inputs._replace(
+    timestep=inputs.timestep._replace(step_type=step_type)
+  )
+  return share._replace(data=share.data._replace(inputs=inputs))
+
+
+def test_windows_are_mixed_and_priorities_find_their_way():
+  own = replay.Prioritized(8, WINDOW)
+  mixed = Mixed(own, own, 0.25, marked)
+  share = replay_test.share_of(range(4), np.ones((4, WINDOWS), np.float32))
+  state = jax.jit(mixed.add)(jax.jit(mixed.init)(share), share)
+  sample = jax.jit(mixed.sample, static_argnums=2)
+  drawn, windows = sample(state, jax.random.key(0), 4000, 0.0)
+  is_old = np.asarray(drawn.unroll.version[0]) == 10**6
+  assert np.mean(is_old) == pytest.approx(0.25, abs=0.03)
+  after = jax.jit(mixed.update)(state, windows, jnp.full(4000, 100.0))
+  for place, (before, now) in enumerate(zip(state, after, strict=True)):
+    changed = np.flatnonzero(np.asarray(before.tree[0] != now.tree[0]))
+    leaf = np.asarray(windows[place].leaf)
+    leaf = leaf[leaf != sum_tree.NOWHERE]
+    assert len(leaf) == np.sum(is_old == place)
+    np.testing.assert_array_equal(changed, np.unique(leaf))
+
+
+@pytest.mark.parametrize(
+  "pipeline", ["sync", pytest.param("anakin", marks=pytest.mark.slow)]
+)
+def test_a_pipeline_learns_from_a_mix(pipeline, tmp_path):
+  """Its config is all that a pipeline is given of it."""
+  config = pipelines_test.config_of(pipeline, "dqn", tmp_path, 1_000)
+  mixed = Config(**pipelines_test.REPLAY, probability=0.5)
+  config = dataclasses.replace(config, replay=mixed)
+  own = running.Own(config)
+  last = pipelines_test.run_all(own, own.nodes)
+  assert last["learner_steps"] > 10
+  # Of a demonstration the parameters seem to be from far ahead: each is 1 / 8
+  # of a batch of 8.
+  lags = [x.get("policy_lag") for x in own.sink.lines]
+  share = [round(-8 * lag / 10**6) for lag in lags if lag is not None]
+  assert set(share) <= set(range(9))
+  assert 0 < np.mean(share) < 8

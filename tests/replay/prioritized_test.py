@@ -1,0 +1,485 @@
+"""The prioritized replay and its sums, against NumPy and a deque of unrolls."""
+
+import collections
+import functools
+import itertools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import chex
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from scipy import stats
+
+from seedx import replay, types
+from seedx.replay import sum_tree
+from tests import conftest
+from tests.replay import replay_test
+
+WINDOW = 3
+WINDOWS = replay_test.LENGTH - WINDOW + 1
+# How the exponents are called in the paper, for what NumPy computes.
+ALPHA, BETA = 0.6, np.float32(0.4)
+BATCH = 160
+
+
+class Reference:
+  """The priorities of the newest unrolls, oldest first, by their numbers."""
+
+  def __init__(self, capacity):
+    self._capacity = capacity
+    self._kept = collections.deque(maxlen=capacity)
+    self._inserted = 0
+
+  def add(self, priorities):
+    for row in priorities:
+      self._kept.append((self._inserted, np.array(row, np.float64)))
+      self._inserted += 1
+
+  def update(self, numbers, starts, priorities):
+    kept = dict(self._kept)
+    for number, start, priority in zip(
+      numbers, starts, priorities, strict=True
+    ):
+      if number in kept:
+        kept[number][start] = priority
+
+  def numbers(self):
+    return [number for number, _ in self._kept]
+
+  def masses(self, alpha=ALPHA):
+    """`[capacity, WINDOWS]`, by place, which goes round with the numbers."""
+    mass = np.zeros((self._capacity, WINDOWS))
+    for number, priorities in self._kept:
+      mass[number % self._capacity] = (priorities + 1e-6) ** alpha
+    return mass
+
+
+@functools.cache
+def programs(capacity=4, alpha=ALPHA):
+  """The jitted functions of a replay; its batches are of `BATCH` windows."""
+  # So beta is as far as the run.
+  ring = replay.Prioritized(capacity, WINDOW, alpha, 0.0, 1.0)
+
+  def sample(state, key, beta=BETA):
+    return ring.sample(state, key, BATCH, beta)
+
+  functions = ring.init, ring.add, sample, ring.update
+  return Programs(*map(jax.jit, functions))
+
+
+class Programs(NamedTuple):
+  init: Callable
+  add: Callable
+  sample: Callable
+  update: Callable
+
+
+total = jax.jit(sum_tree.total)
+find = jax.jit(sum_tree.find)
+set_leaves = jax.jit(sum_tree.set_leaves)
+empty_tree = jax.jit(sum_tree.init, static_argnums=0)
+versions = jax.jit(lambda state: state.ring.unrolls.version)
+
+
+def filled(priorities, capacity=4, alpha=ALPHA):
+  """A replay into which unrolls came one by one, and what is in it.
+
+  Args:
+    priorities: `[unrolls, WINDOWS]`.
+    capacity: of the replay.
+    alpha: how much priorities count.
+  """
+  state = programs(capacity, alpha).init(example())
+  reference = Reference(capacity)
+  for number, row in enumerate(np.asarray(priorities, np.float32)):
+    share = replay_test.share_of([number], row[None])
+    state = programs(capacity, alpha).add(state, share)
+    reference.add(row[None])
+  return state, reference
+
+
+def example(size=1):
+  """A share of unrolls without priorities of note."""
+  priorities = np.zeros((size, WINDOWS), np.float32)
+  return replay_test.share_of(range(size), priorities)
+
+
+def uneven(rows, seed=0):
+  """Priorities `[rows, WINDOWS]` of which the largest is 40 times the least."""
+  rng = np.random.default_rng(seed)
+  return np.exp(rng.uniform(-1.85, 1.85, (rows, WINDOWS))).astype(np.float32)
+
+
+def numbers(places, capacity=4):
+  """How many unrolls came before each window's, those in the ring being new."""
+  newest = int(places.newest)
+  number = np.arange(newest - capacity + 1, newest + 1)
+  entry = np.asarray(places.leaf) // WINDOWS
+  return number[np.argsort(number % capacity)][entry]
+
+
+def check_windows(sample, places, capacity=4):
+  """That windows are whole, and from the unrolls and starts of the places."""
+  number, start = numbers(places, capacity), np.asarray(places.leaf) % WINDOWS
+  expected = replay_test.expected_windows(number, start, WINDOW)
+  chex.assert_trees_all_equal(sample.unroll, expected)
+  types_of = functools.partial(jax.tree.map, lambda x: x.dtype)
+  assert types_of(sample.unroll) == types_of(expected)
+  return number, start
+
+
+# Of capacity and unrolls put in: a part, as many as fit, more; levels of sums.
+@pytest.mark.parametrize(
+  ("capacity", "items", "batches", "batch_size", "alpha"),
+  conftest.slow_but(
+    [(4, 7, 5_000, 8, ALPHA), (100, 130, 100_000, 1, ALPHA)],
+    [
+      (4, 7, 5_000, 8, ALPHA),
+      (100, 130, 100_000, 1, ALPHA),
+      (4, 3, 5_000, 8, 0.0),
+      (4, 4, 40_000, 1, 1.0),
+    ],
+  ),
+)
+def test_windows_are_drawn_in_proportion(
+  capacity, items, batches, batch_size, alpha
+):
+  state, reference = filled(uneven(items), capacity, alpha)
+  ring = replay.Prioritized(capacity, WINDOW, alpha)
+
+  @jax.jit
+  def leaves(state, key):
+    keys = jax.random.split(key, batches)
+    return jax.vmap(lambda x: ring.sample(state, x, batch_size)[1].leaf)(keys)
+
+  leaf = np.ravel(leaves(state, jax.random.key(11)))
+  counts = np.bincount(leaf, minlength=capacity * WINDOWS)
+  mass = reference.masses(alpha).ravel()
+  assert not counts[mass == 0].any()
+  expected = mass[mass > 0] / mass.sum() * batches * batch_size
+  assert expected.min() > 5
+  assert stats.chisquare(counts[mass > 0], expected).pvalue > 1e-3
+
+
+def test_a_batch_has_each_window_about_as_often_as_expected():
+  for seed in range(3):
+    state, reference = filled(uneven(6, seed))
+    _, places = programs().sample(state, jax.random.key(seed))
+    mass = reference.masses()
+    expected = mass / mass.sum() * BATCH
+    counts = np.bincount(places.leaf, minlength=mass.size).reshape(mass.shape)
+    # Of windows and of unrolls, which lie in one piece.
+    for found, wanted in (
+      (counts, expected),
+      (counts.sum(axis=1), expected.sum(axis=1)),
+    ):
+      assert np.all(found >= np.floor(wanted) - 1)
+      assert np.all(found <= np.ceil(wanted) + 1)
+
+
+def test_what_has_no_priority_is_drawn_all_the_same():
+  state, _ = filled(np.zeros((4, WINDOWS)))
+  drawn, places = programs().sample(state, jax.random.key(0))
+  counts = np.bincount(places.leaf, minlength=16)
+  assert np.all(abs(counts - 10) <= 1)
+  np.testing.assert_array_equal(drawn.importance_weight, np.ones(BATCH))
+
+
+@pytest.mark.parametrize(
+  "alpha", conftest.slow_but([(ALPHA,)], [(0.0,), (ALPHA,), (1.0,)])
+)
+@pytest.mark.parametrize("items", [3, 7])
+def test_importance_weights_are_the_papers(alpha, items):
+  state, reference = filled(uneven(items), 4, alpha)
+  mass = reference.masses(alpha).ravel()
+  for beta in (0.0, BETA, 1.0):
+    batch, places = programs(4, alpha).sample(
+      state, jax.random.key(1), np.float32(beta)
+    )
+    probability = mass[np.asarray(places.leaf)] / mass.sum()
+    weight = (np.sum(mass > 0) * probability) ** -beta
+    np.testing.assert_allclose(
+      batch.importance_weight, weight / weight.max(), rtol=1e-5
+    )
+    assert batch.importance_weight.dtype == jnp.float32
+    # A test of nothing if all were equal.
+    assert len(np.unique(probability)) > 5 or alpha == 0.0
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf, -1.0, 1.5e29])
+def test_a_broken_priority_is_written_as_none_and_counted(broken):
+  """Or else one window would be drawn for ever."""
+  _, _, sample, update = programs(4, 1.0)
+  priorities = np.ones((4, WINDOWS), np.float32)
+  priorities[1, 2] = broken
+  state, _ = filled(priorities, alpha=1.0)
+  assert state.clamped == 1
+  updated, _ = filled(np.ones((4, WINDOWS)), alpha=1.0)
+  _, places = sample(updated, jax.random.key(0))
+  wrong = np.asarray(places.leaf) == WINDOWS + 2
+  updated = update(updated, places, np.where(wrong, np.float32(broken), 1))
+  assert updated.clamped == wrong.sum() > 0
+  for now in (state, updated):
+    batch, places = sample(now, jax.random.key(1))
+    counts = np.bincount(places.leaf, minlength=4 * WINDOWS)
+    assert counts[WINDOWS + 2] <= 1
+    # 160 / 15, which lie in one piece.
+    others = np.delete(counts, WINDOWS + 2)
+    assert others.min() >= 9 and others.max() <= 12
+    np.testing.assert_allclose(batch.importance_weight, np.ones(BATCH), 1e-5)
+
+
+def test_the_largest_priorities_have_a_finite_sum():
+  state, _ = filled(np.full((4, WINDOWS), 1e29), alpha=1.0)
+  assert state.clamped == 0
+  # Of as many as there can be.
+  assert np.isfinite(np.float32(total(state.tree)) / 16 * np.float32(2**31))
+
+
+def test_resets_have_no_part_in_the_largest_importance_weight():
+  """Their TD error, and so their priority, is 0."""
+  priorities = 4e-5 * uneven(4)  # So small that the others are drawn as well.
+  priorities[2] = 0.0
+  state, reference = filled(priorities)
+  batch, places = programs().sample(state, jax.random.key(1))
+  reset = np.asarray(places.leaf) // WINDOWS == 2
+  assert 0 < reset.sum() < 50
+  mass = reference.masses().ravel()[np.asarray(places.leaf)]
+  expected = (mass[~reset].min() / mass) ** BETA
+  found = np.asarray(batch.importance_weight)
+  np.testing.assert_allclose(found[~reset], expected[~reset], rtol=1e-5)
+  np.testing.assert_array_equal(found[reset], 1.0)
+
+
+ACTIONS = st.lists(
+  st.one_of(
+    st.tuples(st.just("add"), st.sampled_from([1, 3])),
+    st.tuples(st.just("sample"), st.just(0)),
+    # Of a batch that was drawn some time ago.
+    st.tuples(st.just("update"), st.integers(0, 3)),
+  ),
+  min_size=4,
+  max_size=14,
+)
+
+
+@hypothesis.settings(max_examples=25, deadline=None, derandomize=True)
+@hypothesis.given(
+  capacity=st.sampled_from([4, 5]), actions=ACTIONS, seed=st.integers(0, 99)
+)
+def test_any_order_of_calls_is_a_deque_of_priorities(capacity, actions, seed):
+  rng = np.random.default_rng(seed)
+  init, add, sample, update = programs(capacity)
+  state = init(example())
+  reference, inserted, batches = Reference(capacity), 0, []
+  for kind, count in [("add", 1), *actions]:
+    if kind == "add":
+      priorities = rng.exponential(size=(count, WINDOWS)).astype(np.float32)
+      items = range(inserted, inserted + count)
+      state = add(state, replay_test.share_of(items, priorities))
+      reference.add(priorities)
+      inserted += count
+    elif kind == "sample":
+      key = jax.random.key(rng.integers(1000))
+      drawn, places = sample(state, key)
+      number, start = check_windows(drawn, places, capacity)
+      assert set(number) <= set(reference.numbers())
+      batches.append((places, number, start))
+    elif count < len(batches):
+      places, number, start = batches[-1 - count]
+      # One priority for each window, also where a batch has it twice.
+      table = rng.exponential(size=(inserted, WINDOWS)).astype(np.float32)
+      priorities = table[number, start]
+      state = update(state, places, priorities)
+      reference.update(number, start, priorities)
+    mass = reference.masses().ravel()
+    leaves = np.asarray(state.tree[0])
+    np.testing.assert_allclose(leaves[: mass.size], mass, rtol=1e-5)
+    assert not leaves[mass.size :].any()
+    np.testing.assert_allclose(total(state.tree), mass.sum(), rtol=1e-5)
+    kept = np.asarray(versions(state))[: len(reference.numbers()), 0]
+    assert sorted(kept) == reference.numbers()
+
+
+def test_one_program_each_adds_and_updates_in_place_and_draws():
+  ring = replay.Prioritized(4, WINDOW)
+  once = chex.assert_max_traces(n=1)
+  add, update = (
+    jax.jit(once(x), donate_argnums=0) for x in (ring.add, ring.update)
+  )
+  sample = jax.jit(once(ring.sample), static_argnums=2)
+  state = programs().init(example(2))
+  addresses = functools.partial(
+    jax.tree.map, lambda x: x.unsafe_buffer_pointer()
+  )
+  for i in range(3):
+    before = state
+    places_before = addresses((state.ring.steps, state.tree[0]))
+    new = replay_test.share_of([2 * i, 2 * i + 1], uneven(2, i))
+    state = add(state, new)
+    assert all(x.is_deleted() for x in jax.tree.leaves(before))
+    before = state
+    batch, places = sample(state, jax.random.key(i), 16)
+    check_windows(batch, places)
+    state = update(state, places, np.ones(16, np.float32))
+    assert all(x.is_deleted() for x in jax.tree.leaves(before))
+    assert addresses((state.ring.steps, state.tree[0])) == places_before
+
+
+def test_what_does_not_fit_is_refused():
+  wrong = {"capacity": 0, "window": 0, "priority_exponent": 1.1}
+  for field, value in wrong.items():
+    with pytest.raises(types.ConfigError, match=f"expected {field} from"):
+      replay.Prioritized(**{"capacity": 4, "window": 3, field: value})
+  with pytest.raises(types.ConfigError, match="windows, found 2147483648"):
+    # Before anything is allocated.
+    jax.eval_shape(replay.Prioritized(2**29, 3).init, example())
+  with pytest.raises(types.ConfigError, match="expected priorities"):
+    replay.Prioritized(4, 3).init(replay_test.share_of([0]))
+  state, _ = filled(uneven(2))
+  add, sample, update = programs()[1:]
+  _, places = sample(state, jax.random.key(0))
+  for shape in ((2,), (WINDOWS, 2), (2, 1), ()):
+    priorities = np.ones(shape, np.float32)
+    with pytest.raises(AssertionError, match=r"expected \(2, 4\).*priorities"):
+      add(state, replay_test.share_of([0, 1], priorities))
+    with pytest.raises(AssertionError, match=r"expected \(160\).*priorities"):
+      update(state, places, priorities)
+  with pytest.raises(AssertionError, match=r"int32 but expected.*priorities"):
+    update(state, places, np.ones(BATCH, np.int32))
+  for leaf, value in ((np.arange(2), np.ones(1)), (np.ones(2), np.ones(2))):
+    with pytest.raises(AssertionError, match="leaf, value"):
+      set_leaves(empty_tree(16), leaf, value)
+
+
+def tree_of(value):
+  leaf = np.arange(len(value), dtype=np.int32)
+  return set_leaves(empty_tree(len(value)), leaf, np.float32(value))
+
+
+# Below, at and above whole blocks, of one to five levels.
+SIZES = conftest.slow_but(
+  [(1,), (15,), (16,), (257,), (70_000,)],
+  [(n,) for n in (1, 2, 15, 16, 17, 255, 256, 257, 5000, 70_000)],
+)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_amounts_fall_on_the_leaf_that_numpy_finds(size):
+  rng = np.random.default_rng(size)
+  for zeros in (0.0, 0.5, 0.99):
+    # Integers, of which float32 computes all sums exactly.
+    value = rng.integers(1, 10, size) * (rng.random(size) >= zeros)
+    value[rng.integers(size)] = 3
+    ends = np.cumsum(value)
+    amount = np.append(rng.integers(0, ends[-1], 300), [0, ends[-1] - 1])
+    start = rng.integers(0, amount + 1)
+    leaf = find(tree_of(value), np.float32(start), np.float32(amount - start))
+    assert leaf.dtype == jnp.int32
+    np.testing.assert_array_equal(
+      leaf, np.searchsorted(ends, amount, side="right")
+    )
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_sums_are_those_of_their_blocks_after_any_changes(size):
+  rng = np.random.default_rng(size)
+  tree, expected = empty_tree(size), np.zeros(size, np.float32)
+  for _ in range(5):
+    leaf = rng.integers(0, size, 40)
+    value = rng.integers(0, 100, size)[leaf].astype(np.float32)
+    dropped = rng.random(40) < 0.3
+    places = np.where(dropped, sum_tree.NOWHERE, leaf).astype(np.int32)
+    tree = set_leaves(tree, places, value)
+    expected[leaf[~dropped]] = value[~dropped]
+    levels = [np.asarray(level) for level in tree]
+    np.testing.assert_array_equal(levels[0][:size], expected)
+    assert not levels[0][size:].any()
+    for lower, upper in itertools.pairwise(levels):
+      sums = lower.reshape(-1, sum_tree.RADIX).sum(axis=-1)
+      np.testing.assert_array_equal(upper[: len(sums)], sums)
+      assert not upper[len(sums) :].any()
+    assert total(tree) == expected.sum()
+
+
+def test_sums_forget_what_was_large():
+  tree = tree_of(np.full(257, 0.1))
+  expected = total(tree)
+  for leaf in range(3):
+    for value in (1e8, 0.1):
+      tree = set_leaves(tree, np.int32([leaf]), np.float32([value]))
+  assert total(tree) == expected
+
+
+def test_of_two_values_for_a_leaf_one_stays_and_is_summed():
+  leaf, value = np.int32([3, 20, 3, 20]), np.float32([1, 2, 4, 8])
+  tree = set_leaves(empty_tree(257), leaf, value)
+  leaves = np.asarray(tree[0])
+  assert leaves[3] in (1.0, 4.0)
+  assert leaves[20] in (2.0, 8.0)
+  assert total(tree) == leaves[3] + leaves[20]
+
+
+@pytest.mark.parametrize("kind", ["any", "zeros", "ascending", "descending"])
+def test_of_a_million_leaves_none_that_is_empty_or_elsewhere_is_found(kind):
+  """Their sums in float32 are far from exact."""
+  rng = np.random.default_rng(0)
+  value = 10.0 ** rng.uniform(-6, 6, 2**20)
+  if kind == "zeros":
+    value *= rng.random(2**20) < 0.01
+    value[-50_000:] = 0.0
+  if kind in ("ascending", "descending"):
+    value.sort()
+  tree = tree_of(value[::-1] if kind == "descending" else value)
+  leaves, everything = np.asarray(tree[0]), np.float32(total(tree))
+  # At the edges of all blocks of a level and around them, and beyond the end.
+  edge = np.cumsum(np.asarray(tree[1]))[:: 2**6]
+  beyond = everything * np.float32([1.1, 0, 1, 1 + 1e-6])
+  start = np.concatenate([beyond, edge])
+  above, below = (np.nextafter(start, np.float32(x)) for x in (np.inf, -np.inf))
+  start = np.concatenate([start, above, below])
+  for scale in (0.0, 1e-9, 1e-7):
+    offset = np.full(start.shape, scale * everything, np.float32)
+    leaf = np.asarray(find(tree, start, offset))
+    assert leaf.min() >= 0 and leaf.max() < 2**20
+    assert np.all(leaves[leaf] > 0)
+    # What lies beyond the end is the last leaf above 0.
+    assert leaf[0] == np.flatnonzero(leaves)[-1]
+  # Within a rounding of where they are.
+  ends = np.cumsum(leaves, dtype=np.float64)
+  amount = np.linspace(0, 1, len(start), endpoint=False) * ends[-1]
+  leaf = np.asarray(find(tree, np.float32(amount), np.zeros_like(start)))
+  slack = 1e-6 * ends[-1]
+  assert np.all(ends[leaf] > amount - slack)
+  assert np.all(np.append(0, ends)[leaf] <= amount + slack)
+
+
+def test_of_a_million_windows_small_ones_have_their_share():
+  capacity = 2**20 // WINDOWS
+  ring = replay.Prioritized(capacity, WINDOW)
+  number = np.zeros((replay_test.LENGTH, 1), int)
+  unroll = replay_test.steps_of(number, number)._replace(core_state=())
+  priorities = np.zeros((1, WINDOWS), np.float32)
+  state = jax.jit(ring.init)(types.Share(unroll, priorities))
+  # In the upper half of amounts float32 has the multiples of 1 / 32. Every
+  # second one of the small leaves has none in it, every other one has one.
+  mass = np.tile([1.0, 1 / 64], 2**19)
+  state = state._replace(
+    ring=state.ring._replace(inserted=np.int32(capacity)), tree=tree_of(mass)
+  )
+
+  @jax.jit
+  def leaves(rng_key):
+    keys = jax.random.split(rng_key, 1024)
+    return jax.lax.map(lambda key: ring.sample(state, key, 512)[1].leaf, keys)
+
+  leaf = np.ravel(leaves(jax.random.key(0)))
+  leaf = leaf[leaf >= 2**19]
+  counts = np.bincount(leaf % 4, minlength=4)
+  expected = np.tile([32 / 65, 0.5 / 65], 2) * len(leaf)
+  assert stats.chisquare(counts, expected).pvalue > 1e-3

@@ -1,0 +1,145 @@
+"""The notebooks: built from their sources, and running from top to bottom."""
+
+import pathlib
+import re
+import sys
+
+import nbformat
+import pytest
+
+from colab import build
+
+_ROOT = pathlib.Path(__file__).parents[2]
+# Where machines, and the people who use them, keep their files.
+_MACHINE_PATH = re.compile(
+  r"/(tmp|root|home|work|Users|private|var/folders|site-packages)/"
+)
+
+
+def _committed(name):
+  return nbformat.read(_ROOT / "colab" / f"{name}.ipynb", as_version=4)
+
+
+def _outputs(notebook):
+  return [
+    output
+    for cell in notebook.cells
+    if cell.cell_type == "code"
+    for output in cell.outputs
+  ]
+
+
+def _texts(notebook):
+  """Whatever text the outputs show; images are no text."""
+  for output in _outputs(notebook):
+    if output.output_type == "stream":
+      yield output.text
+    for kind, value in output.get("data", {}).items():
+      if not kind.startswith("image/"):
+        yield value if isinstance(value, str) else str(value)
+
+
+@pytest.fixture(name="notebook", params=build.NAMES)
+def _notebook(request):
+  return _committed(request.param)
+
+
+def test_every_source_is_built():
+  sources = {path.stem for path in (_ROOT / "colab").glob("*.py")}
+  notebooks = {path.stem for path in (_ROOT / "colab").glob("*.ipynb")}
+  assert notebooks == set(build.NAMES) == sources - {"build", "__init__"}
+
+
+@pytest.mark.parametrize("name", build.NAMES)
+def test_a_notebook_is_what_its_source_builds_to(name):
+  def cells(notebook):
+    return [(cell.id, cell.cell_type, cell.source) for cell in notebook.cells]
+
+  committed, built = _committed(name), build.notebook(name)
+  assert cells(committed) == cells(built), f"run python -m colab.build {name}"
+  assert committed.metadata == built.metadata
+
+
+@pytest.mark.parametrize("name", build.NAMES)
+def test_it_opens_in_colab_and_installs_what_is_missing(name):
+  badge, install = _committed(name).cells[:2]
+  place = f"{build.REPOSITORY}/blob/main/colab/{name}.ipynb"
+  assert f"https://colab.research.google.com/github/{place}" in badge.source
+  assert f"git+https://github.com/{build.REPOSITORY}" in install.source
+
+
+def test_it_has_run_from_top_to_bottom_without_an_error(notebook):
+  nbformat.validate(notebook)
+  cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+  assert [x.execution_count for x in cells] == list(range(1, len(cells) + 1))
+  outputs = _outputs(notebook)
+  assert len(outputs) >= 5
+  assert {output.output_type for output in outputs} <= {
+    "display_data",
+    "execute_result",
+    "stream",
+  }
+  for text in _texts(notebook):
+    assert not re.search(r"Traceback|^error: |Warning", text, re.MULTILINE)
+
+
+def test_it_shows_nothing_of_the_machine(notebook):
+  assert not [cell.metadata for cell in notebook.cells if cell.metadata]
+  for text in _texts(notebook):
+    assert not _MACHINE_PATH.search(text), text
+    assert "\x1b" not in text, "a terminal's escape sequence"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", build.NAMES)
+def test_it_runs_from_the_code_that_is_here(name, tmp_path):
+  notebook = build.notebook(name)
+  build.execute(notebook, tmp_path)
+  committed = _committed(name)
+  for cell, old in zip(notebook.cells, committed.cells, strict=True):
+    if cell.cell_type == "code":
+      assert _kinds(cell) == _kinds(old), cell.source
+      assert _names(cell) == _names(old), cell.source
+
+
+def _kinds(cell):
+  """What a cell shows; the text and the numbers may differ."""
+  return [(x.output_type, *sorted(x.get("data", ()))) for x in cell.outputs]
+
+
+def _names(cell):
+  """The names in what a cell says, such as those of metrics and options."""
+  texts = (
+    text
+    for x in cell.outputs
+    for text in (x.get("text", ""), x.get("data", {}).get("text/plain", ""))
+  )
+  return set(re.findall(r"[a-z]+(?:[_-][a-z]+)+", " ".join(texts)))
+
+
+@pytest.mark.slow
+def test_a_command_that_fails_fails_the_notebook(tmp_path):
+  failing = nbformat.v4.new_code_cell("!python -c 'import sys; sys.exit(3)'")
+  notebook = nbformat.v4.new_notebook(cells=[failing])
+  with pytest.raises(build.nbclient.exceptions.CellExecutionError):
+    build.execute(notebook, tmp_path)
+
+
+@pytest.mark.slow
+def test_outputs_keep_warnings_and_no_paths(tmp_path):
+  source = (
+    "import os, sys, warnings\n"
+    "warnings.warn('old')\n"
+    "print(os.path.join(os.getcwd(), 'runs'), '\\x1b[31mred\\x1b[0m')\n"
+    "print(os.environ.get('XLA_FLAGS'), sys.executable)"
+  )
+  cell = nbformat.v4.new_code_cell(source)
+  build.execute(nbformat.v4.new_notebook(cells=[cell]), tmp_path)
+  texts = {output.name: output.text for output in cell.outputs}
+  assert texts["stdout"] == f"runs red\nNone {sys.executable}\n"
+  assert texts["stderr"].startswith("cell:2: UserWarning: old")
+
+
+def test_an_unknown_name_is_refused(capsys):
+  assert build.main(["losses", "looses"]) == 2
+  assert "looses" in capsys.readouterr().err

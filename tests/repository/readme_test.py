@@ -1,0 +1,323 @@
+"""The README and its pages, as a newcomer follows them: commands, examples."""
+
+import importlib.util
+import json
+import os
+import pathlib
+import re
+import shlex
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from seedx import app
+from seedx.__main__ import _PROGRAMS
+from seedx.app.cli import command_line, experiments, programs
+from tests import with_ray
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_README = _ROOT / "README.md"
+_INDEX = _ROOT / "docs" / "index.md"
+# In the order of the index.
+PAGES = [_README, _INDEX] + [
+  _INDEX.parent / name
+  for name in re.findall(r"\]\((\w+\.md)\)", _INDEX.read_text())
+]
+# What a command is given beside its own words, so that it ends soon.
+_SHORT = {
+  "Pong-v5": "--total-steps 2000",
+  "seedx compare": "--total-steps 3000 --seeds 1",
+  "seedx sweep": "--trials 2 --total-steps 3000 --seeds 1",
+  "--resume": "--total-steps 9000",
+  # Each worker fills a replay of its own.
+  "gorila": "--total-steps 12000",
+  "": "--total-steps 5000",
+}
+# Stands for the library.
+_WANDB = """
+class Run:
+  def log(self, line, step):
+    assert line["env_steps"] == step
+
+  def finish(self):
+    pass
+
+
+def init(project, dir, config):
+  return Run()
+"""
+_TOOLS = ("evaluate", "export", "plot", "certificates", "benchmark")
+
+
+def blocks(language):
+  """The code of all pages in that language, in order."""
+  fence = re.compile(rf"```{language}\n(.*?)```", re.DOTALL)
+  return [code for page in PAGES for code in fence.findall(page.read_text())]
+
+
+def file_named(name):
+  """The text of a file that a page shows."""
+  (found,) = [x for x in blocks("python") if x.startswith(f"# {name}\n")]
+  return found
+
+
+def commands():
+  lines = [line for block in blocks("sh") for line in block.splitlines()]
+  assert not [line for line in lines if line.endswith("\\")]
+  installs = "pip install", "-m venv"
+  return list(
+    dict.fromkeys(
+      line
+      for line in lines
+      if line.strip() and not any(x in line for x in installs)
+    )
+  )
+
+
+# Those of the README of commit 8be07fe: what people have in their scripts.
+OLD = (pathlib.Path(__file__).parent / "old_commands.txt").read_text()
+APART = [x for x in commands() if "--role" in x or "seedx join" in x]
+ALONE = [x for x in commands() if x not in APART]
+
+
+def words_of(command):
+  """A command's words for this Python, that end soon if it trains."""
+  program, *words = shlex.split(command)
+  assert program in ("seedx", "python")
+  if program == "seedx" and words[0] not in (*_TOOLS, "join"):
+    if "--help" not in words:
+      (first, *_) = [v for k, v in _SHORT.items() if k in command]
+      words += first.split()
+  elif program == "python":
+    words += _SHORT[""].split()
+  if program == "seedx":
+    words = ["-m", "seedx", *words]
+  return [sys.executable, *words]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+  """An empty folder with the files that the pages show."""
+  folder = tmp_path_factory.mktemp("newcomer")
+  for block in blocks("python"):
+    name = re.match(r"# (\w+\.py)\n", block)
+    if name:
+      (folder / name[1]).write_text(block)
+  (folder / "wandb.py").write_text(_WANDB)
+  return folder
+
+
+def run(place, words, **kwargs):
+  keep = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+  own = {"PYTHONPATH": str(_ROOT), "JAX_PLATFORMS": "cpu"}
+  own["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "True"  # They end soon.
+  return subprocess.run(
+    words,
+    cwd=place,
+    env={**keep, **with_ray.AS_OTHERS, **own},
+    capture_output=True,
+    text=True,
+    timeout=600,
+    **kwargs,
+  )
+
+
+def last_line(place):
+  """Of the metrics that were written last."""
+  paths = (place / "runs").rglob("metrics.jsonl")
+  newest = max(paths, key=lambda path: path.stat().st_mtime)
+  return json.loads(newest.read_text().splitlines()[-1])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("command", ALONE)
+def test_a_command_does_its_work(command, place):
+  """They run in the pages' order, each in what those before have left."""
+  if "seedx sweep" in command:
+    with_ray.needed()
+  done = run(place, words_of(command))
+  assert done.returncode == 0, done.stderr
+  assert "Traceback" not in done.stderr
+  if "--video" in command:
+    name = re.search(r"--video (\S+)", command)[1]
+    assert (place / name).stat().st_size > 1000
+  if "seedx plot" in command:
+    name = re.search(r"--output (\S+)", command)[1]
+    assert (place / name).stat().st_size > 1000
+  if "--total-steps" in words_of(command):
+    assert last_line(place)["learner_steps"] > 0
+  if "--resume" in command:
+    assert last_line(place)["env_steps"] >= 9000
+
+
+def parse(name, words, monkeypatch):
+  """Does all of a program or an experiment but its work."""
+  parsed = []
+
+  def work(*arguments, **_):
+    parsed.append(arguments)
+    return 0
+
+  if name in experiments.shipped():
+    monkeypatch.setattr(programs, "_train", work)
+    monkeypatch.setattr(programs, "_join", work)
+    found = experiments.load_module(name)
+    if "--help" in words:
+      with pytest.raises(SystemExit):
+        app.main(found.EXPERIMENT, words, found.__name__)
+      return
+    assert app.main(found.EXPERIMENT, words, found.__name__) == 0
+  else:
+    run = command_line.run
+    monkeypatch.setattr(
+      command_line, "run", lambda _, *rest, **more: run(work, *rest, **more)
+    )
+    assert importlib.import_module(_PROGRAMS[name]).main(words) == 0
+  assert parsed
+
+
+@pytest.mark.parametrize(
+  "command",
+  [
+    # It needs the run of a command above.
+    pytest.param(x, marks=pytest.mark.long) if "--resume" in x else x
+    for x in OLD.splitlines()
+  ],
+)
+def test_a_command_of_before_still_parses(command, place, monkeypatch):
+  monkeypatch.chdir(place)
+  _, _, module, *words = shlex.split(command.replace("runs/ppo", "runs/my_ppo"))
+  parse(module.rpartition(".")[2], words, monkeypatch)
+
+
+@pytest.mark.parametrize(
+  "command",
+  [
+    x
+    for x in commands()
+    # The others need a run, or a learner.
+    if x.startswith("seedx ") and "--resume" not in x and " join " not in x
+  ],
+)
+def test_a_command_parses(command, place, monkeypatch):
+  monkeypatch.chdir(place)
+  monkeypatch.syspath_prepend(place)
+  _, name, *words = shlex.split(command)
+  if name == "train":
+    name, *words = words
+  parse(name, words, monkeypatch)
+
+
+@pytest.mark.long
+def test_the_exported_policy_runs_without_seedx(place):
+  text = file_named("use_policy.py")
+  check = (
+    "\nimport sys\nassert action.shape == (8,)\n"
+    "assert not {'seedx', 'flax', 'rlax'} & set(sys.modules)\n"
+  )
+  done = run(place, [sys.executable, "-c", text + check])
+  assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.long
+def test_the_roles_run_apart(place):
+  """As on several machines, on an address of this one."""
+  learner, actor = APART
+  if not (place / "tls").exists():
+    (certificates,) = [x for x in ALONE if "certificates" in x]
+    assert run(place, words_of(certificates)).returncode == 0
+  with socket.socket() as probe:
+    probe.bind(("127.0.0.1", 0))
+    port = str(probe.getsockname()[1])
+  assert "8470" in learner and "learner-host:8470" in actor
+  learner = learner.replace("0.0.0.0:8470", f"127.0.0.1:{port}")
+  actor = actor.replace("learner-host:8470", f"localhost:{port}")
+  acting = subprocess.Popen(
+    words_of(actor),
+    cwd=place,
+    env={**os.environ, "PYTHONPATH": str(_ROOT)},
+  )
+  try:
+    done = run(place, [*words_of(learner), "--num-actors", "1"])
+    assert done.returncode == 0, done.stderr
+    assert acting.wait(300) == 0
+  finally:
+    acting.kill()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "least"), [("my_loss", 450), ("my_dqn", 250)])
+def test_the_loss_learns(place, name, least):
+  done = run(place, [sys.executable, f"{name}.py"])
+  assert done.returncode == 0, done.stderr
+  assert float(done.stdout.split()[-1]) >= least
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["my_run.py", "train_ppo.py"])
+def test_the_script_trains_and_acts(place, name):
+  text = file_named(name).replace("60_000", "5_000")
+  done = run(place, [sys.executable, "-c", text])
+  assert done.returncode == 0, done.stderr
+  trained, *played = done.stdout.splitlines()
+  assert re.search(r"in runs/(mine|train_ppo)$", trained)
+  if name == "my_run.py":
+    assert 1 <= float(played[0].split()[-1]) <= 500
+
+
+def test_the_other_python_runs():
+  unnamed = [x for x in blocks("python") if not re.match(r"# \w+\.py\n", x)]
+  assert unnamed
+  for block in unnamed:
+    exec(compile(block, "a page", "exec"), {})
+
+
+def test_the_front_page_is_short_and_the_index_complete():
+  text = _README.read_text()
+  assert len(text.splitlines()) <= 130 and len(text.split()) <= 1300
+  assert sorted(PAGES[1:]) == sorted(_INDEX.parent.glob("*.md"))
+  for page in PAGES[1:]:
+    assert len(page.read_text().splitlines()) <= 250, page
+
+
+def anchors(page):
+  """The anchors of a page's headings, as GitHub names them."""
+  lines = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+  titles = re.findall(r"^#+ (.*)$", lines, re.MULTILINE)
+  return {re.sub(r"[^\w -]", "", x.lower()).replace(" ", "-") for x in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_programs_and_experiments_in_the_text_exist(page):
+  text = page.read_text()
+  named = re.findall(r"`(?:\$ )?seedx ([\w.]+)(?: ([\w.]+))?", text)
+  for program, name in named:
+    assert program in ("train", *_PROGRAMS), program
+    if program == "train" and name:
+      assert name in experiments.shipped(), name
+  for module in re.findall(r"python -m\s+([\w.]+)", text):
+    assert importlib.util.find_spec(module), module
+
+
+def test_error_messages_link_to_sections_that_exist():
+  code = "".join(x.read_text() for x in (_ROOT / "seedx").rglob("*.py"))
+  linked = re.findall(r"""types\.see\(["']([\w-]+)["']\)""", code)
+  assert linked and len(linked) == code.count("types.see(")
+  # The page has two headings more: its title, and that of its table.
+  sections = anchors(_INDEX.parent / "trouble.md")
+  assert {*linked} < sections and len(sections) == len({*linked}) + 2
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+  text = page.read_text()
+  links = re.findall(r"\]\(([^)\s]+)\)", text)
+  links += re.findall(r'(?:src|srcset)="([^"]+)"', text)
+  for link in links:
+    if not link.startswith("http"):
+      path, _, anchor = link.partition("#")
+      found = (page.parent / path).resolve() if path else page
+      assert found.exists(), link
+      assert not anchor or anchor in anchors(found), link

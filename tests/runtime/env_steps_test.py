@@ -1,0 +1,177 @@
+"""Schedules and ratios go by env steps, however short episodes are."""
+
+import dataclasses
+from typing import NamedTuple
+
+import dm_env
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from seedx import envs, replay
+from seedx.acting import evaluator
+from seedx.agents import base
+from seedx.envs import functional, functional_environment
+from tests import conftest, fakes, programs, running
+from tests.pipelines import pipelines_test
+
+compiled_once = programs.compiled_once
+
+
+class State(NamedTuple):
+  time: jax.Array
+  steps: jax.Array
+
+
+class Short(functional.Environment):
+  """Episodes of one length, of an environment that counts its own steps.
+
+  The observation is (steps of this episode, steps of all episodes).
+  """
+
+  observation = dm_env.specs.Array((2,), np.float32, "observation")
+  action = dm_env.specs.DiscreteArray(2, np.int32, "action")
+
+  def __init__(self, length):
+    self.length = length
+
+  def init(self, rng_key):
+    return State(jnp.int32(self.length), jnp.int32(0))
+
+  def step(self, state, action, rng_key):
+    first = state.time == self.length
+    time = jnp.where(first, 0, state.time + 1)
+    steps = state.steps + ~first
+    last = time == self.length
+    kind = jnp.where(first, 0, jnp.where(last, 2, 1)).astype(jnp.uint8)
+    timestep = dm_env.TimeStep(
+      kind,
+      jnp.where(first, 0.0, action.astype(jnp.float32)),
+      jnp.where(last, 0.0, 1.0),
+      jnp.stack([time, steps]).astype(jnp.float32),
+    )
+    return State(time, steps), timestep
+
+
+def short(length):
+  return Short(length)
+
+
+def env_of(length):
+  return envs.Config(f"jax:{__name__}:short", env_options={"length": length})
+
+
+@pytest.fixture
+def seen(monkeypatch):
+  """The env steps that each environment has counted itself, by its object."""
+  found, recv = {}, functional_environment.FunctionalEnvironment.recv
+
+  def spy(environment):
+    rows = recv(environment)
+    own = found.setdefault(environment, np.zeros(environment.num_envs))
+    own[rows.index] = rows.timestep.observation[:, 1]
+    return rows
+
+  monkeypatch.setattr(functional_environment.FunctionalEnvironment, "recv", spy)
+  return found
+
+
+def run(pipeline, name, length, folder):
+  """The last line of a run, and the run."""
+  kind, replayed = name.rstrip("+"), name.startswith(pipelines_test.REPLAYED)
+  own = {"learning_rate": 1.0, "learning_rate_end": 0.0}
+  if replayed:
+    own |= {"epsilon_end": 0.0, "epsilon_steps": TOTAL_STEPS}
+  config = pipelines_test.config_of(pipeline, kind, folder, TOTAL_STEPS, **own)
+  env = env_of(length)
+  changes = {"env": env}
+  if replayed:
+    prioritized = pipeline == "apex" or name != kind
+    kind = replay.PrioritizedConfig if prioritized else type(config.replay)
+    options = pipelines_test.REPLAY | {"replay_min_steps": MIN_STEPS}
+    changes["replay"] = kind(**options)
+  config = dataclasses.replace(config, **changes)
+  made = running.Own(config)
+  return pipelines_test.run_all(made, made.nodes), made
+
+
+TOTAL_STEPS, MIN_STEPS = 1500, 20
+# Env steps of an update without resets, and of all environments' next steps.
+BATCH_STEPS, NEXT_STEPS = 20, 8
+# Actors and workers are elsewhere, and some of their steps are on the way.
+REMOTE = ("seed", "impala", "apex", "gorila")
+FAST = [("sync", "a2c", 2)]
+CELLS = [
+  *(
+    (*cell, n)
+    for cell in (("sync", "a2c"), ("sync", "dqn+"))
+    for n in (1, 2, 3)
+  ),
+  *(("sync", name, 1) for name in ("ppo", "dqn", "r2d2+")),
+  ("anakin", "a2c", 2),
+  ("anakin", "dqn+", 1),
+  ("seed", "vtrace", 1),
+  ("seed", "dqn+", 2),
+  ("impala", "vtrace", 3),
+  ("apex", "dqn", 1),
+  ("a3c", "a2c", 2),
+  ("gorila", "dqn", 1),
+]
+
+
+@pytest.mark.parametrize(
+  ("pipeline", "name", "length"), conftest.slow_but(FAST, CELLS)
+)
+def test_schedules_and_ratios_go_by_env_steps(
+  pipeline, name, length, tmp_path, seen
+):
+  last, made = run(pipeline, name, length, tmp_path)
+  env_steps = last["env_steps"]
+  remote = 4 * BATCH_STEPS if pipeline in REMOTE else 0
+  assert TOTAL_STEPS <= env_steps <= TOTAL_STEPS + BATCH_STEPS + remote
+  if pipeline == "anakin":
+    learner = made.process.parts["agent"]
+    own = np.asarray(learner.saved()["acting"].env.steps)
+    # Steps before the first unroll of windows are no experience.
+    remote = learner._one.past * len(own)
+  else:
+    own = np.concatenate(list(seen.values()))
+  assert env_steps <= np.sum(own) <= env_steps + remote
+  # From each it learns as often as it was asked to: once.
+  assert last["learned_steps"] == pytest.approx(env_steps, rel=0.05)
+  # All along, and at the end; a replay's schedules begin when learning does.
+  replayed = name.startswith(pipelines_test.REPLAYED)
+  update = 40 if "r2d2" in name else 8 if replayed else BATCH_STEPS
+  # Workers of A3C may see an update of another one later still.
+  late = (
+    remote
+    + (5 if pipeline == "a3c" else 3) * max(update, BATCH_STEPS)
+    + (MIN_STEPS if replayed else 0)
+  )
+  for line in made.sink.lines:
+    if "learning_rate" in line:
+      rest = max(0.0, 1.0 - line["env_steps"] / TOTAL_STEPS)
+      said = line["learning_rate"], line.get("epsilon", line["learning_rate"])
+      assert said == pytest.approx((rest, rest), abs=late / TOTAL_STEPS)
+  parts = made.process.parts
+  if "learned" not in parts:
+    clock = parts["agent"].saved()["state"].clock * update
+    assert clock == pytest.approx(last["learned_steps"], abs=1)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_an_evaluator_returns_its_env_steps(length, seen):
+  config = evaluator.Config(env_of(length), 6, greedy=False, num_envs=3)
+  own = evaluator.Evaluator(fakes.counting_agent(), config)
+  played = own.play(np.float32(0), seed=0)
+  (steps,) = seen.values()
+  assert played.env_steps == 6 * length == steps.sum()
+
+
+def test_the_first_updates_do_not_know_that_there_are_resets():
+  """Without any, a clock is the number of updates, to the last bit."""
+  state = base.AgentState((), (), {}, jnp.int32(3), jnp.float32(0))
+  assert state.counted(jnp.float32(1)).clock == 3
+  state = state.counted(jnp.float32(0.5)).counted(0.25)
+  assert state.clock == 1.75
