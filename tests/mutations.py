@@ -88,9 +88,9 @@ cartpole-force envs/functional/classic_control.py envs/functional
 replay-ratio-without-carry replay/ratio.py learning/experience
 - self._due += env_steps * self._replay_ratio
 + self._due = env_steps * self._replay_ratio
-version-one-too-high learning/learner.py learning/learner
-- _Published(on_devices, version)
-+ _Published(on_devices, version + 1)
+version-one-too-high learning/published.py learning/learner
+- _Version(on_devices, version)
++ _Version(on_devices, version + 1)
 micro-batches-weigh-alike learning/updates.py learning/learner
 - jnp.maximum(output.weight, _LEAST_WEIGHT)
 + jnp.ones_like(output.weight)

@@ -5,19 +5,18 @@ A `Pipeline` is a config that describes a run; its `learn(context)` returns a
 pipelines.
 """
 
-import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol, Self, runtime_checkable
 
 import jax
-import numpy as np
 
 from seedx import envs, launch, metrics, types, wire
 from seedx.agents import base
 from seedx.runtime import counters
 from seedx.runtime import hosts as hosts_lib
+from seedx.runtime import parts as parts_lib
 from seedx.runtime import seeds as seeds_lib
 
 
@@ -146,53 +145,6 @@ class Context:
     return self.hosts.counted(seeds_lib.Seeds(seed, self.hosts.index))
 
 
-class Part(Protocol):
-  """A part of a process that checkpoints save; any thread may save it."""
-
-  def saved(self) -> types.Tree:
-    """Its state in a checkpoint, a nest of arrays.
-
-    Raises:
-      wire.WireError: UNAVAILABLE, a server cannot be reached now; try again.
-    """
-
-  def restore(self, saved: types.Tree) -> None:
-    """Continues from a saved state; called before the process runs."""
-
-
-class Measured(Protocol):
-  """What has metrics."""
-
-  def measure(self) -> metrics.Line:
-    """Returns them by their names, since the last call where they count."""
-
-
-class Replay(Protocol):
-  """The replays of a process; any thread may save them."""
-
-  @property
-  def num_bytes(self) -> int:
-    """Of what a checkpoint would keep, about; 0 where it is not known yet."""
-
-  def paused(self) -> contextlib.AbstractContextManager[None]:
-    """Neither they nor the parts of the process change within it."""
-
-  def saved(self) -> Callable[[], types.Tree]:
-    """Takes their state, `paused`.
-
-    Returns:
-      A function that says the state as a nest of arrays, on any thread; it may
-      wait.
-    """
-
-  def restore(self, saved: Mapping[str, np.ndarray]) -> None:
-    """Continues from a saved state; called before the process runs.
-
-    Args:
-      saved: its arrays by their paths, see `checkpoint.Checkpoints.restore`.
-    """
-
-
 @dataclasses.dataclass(frozen=True)
 class Process:
   """What runs in a pipeline's own process.
@@ -220,10 +172,10 @@ class Process:
   """
 
   acted: counters.Acted
-  parts: Mapping[str, Part]
+  parts: Mapping[str, parts_lib.Part]
   policy: Callable[[types.Tree], types.Tree]
-  measures: Sequence[Measured]
-  replay: Replay | None = None
+  measures: Sequence[parts_lib.Measured]
+  replay: parts_lib.Replay | None = None
   done: Callable[[], bool] | None = None
   threads: Mapping[str, Callable[[], None]] = dataclasses.field(
     default_factory=dict
@@ -238,7 +190,7 @@ class Process:
   close: Callable[[], None] = lambda: None
 
   def saved(self) -> types.Tree:
-    """The whole checkpoint; any thread may call it; see `Part.saved`."""
+    """The whole checkpoint; any thread may call it; see `parts.Part`."""
     return {name: part.saved() for name, part in self.parts.items()}
 
   @staticmethod
