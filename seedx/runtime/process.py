@@ -1,14 +1,15 @@
 """What a pipeline is, and the process that it describes.
 
-A `Pipeline` is a config that describes a run; its `learn(context)` returns a
-`Process`, what is to run in the learner's. `running.run` does the rest, for all
-pipelines.
+A pipeline is a `Config` that describes a run and starts nothing; its
+`learn(context)` returns a `Process`, what is to run in the learner's.
+`running.run` does the rest, for all pipelines.
 """
 
+import abc
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol, Self, runtime_checkable
+from typing import NamedTuple, Self
 
 import jax
 
@@ -21,8 +22,8 @@ from seedx.runtime import seeds as seeds_lib
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-  """The options of every run; each pipeline's config is one, see `Pipeline`.
+class Config(abc.ABC):
+  """A pipeline, with the options of every run.
 
   Attributes:
     total_steps: env steps to train for, including those before a resume.
@@ -30,12 +31,16 @@ class Config:
     log_seconds: seconds between two lines of metrics.
     hang_seconds: seconds without an env step and without an update after which
       the console names what each thread waits for; compile time does not count.
+    env: the environment.
+    agent: the agent that acts and learns.
   """
 
   total_steps: int = 2_000_000
   seed: int = 0
   log_seconds: float = 0.5
   hang_seconds: float = 120.0
+  env: envs.Config = envs.Config()
+  agent: base.Config
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for what cannot be run."""
@@ -53,8 +58,17 @@ class Config:
     return self
 
   def nodes(self) -> list[launch.Node]:
-    """Returns no nodes: there is one process."""
+    """Returns what runs in other processes, anywhere that reaches this one."""
     return []
+
+  @abc.abstractmethod
+  def learn(self, context: "Context") -> "Process":
+    """Returns what runs in this process.
+
+    Raises:
+      types.ConfigError: the environment or a device does not exist, or the
+        agent cannot learn so.
+    """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -219,46 +233,3 @@ class Process:
     for measured in self.measures:
       line |= measured.measure()
     return line
-
-
-@runtime_checkable
-class Pipeline(Protocol):
-  """A pipeline: a `Config` whose methods describe a run, and start nothing."""
-
-  @property
-  def env(self) -> envs.Config:
-    """Config of the environment."""
-
-  @property
-  def agent(self) -> base.Config:
-    """Config of the agent that acts and learns."""
-
-  @property
-  def total_steps(self) -> int:
-    """See `Config`."""
-
-  @property
-  def seed(self) -> int:
-    """See `Config`."""
-
-  @property
-  def log_seconds(self) -> float:
-    """See `Config`."""
-
-  @property
-  def hang_seconds(self) -> float:
-    """See `Config`."""
-
-  def with_sockets(self, folder: str) -> Self:
-    """Returns the config with sockets in a folder where it has no address."""
-
-  def nodes(self) -> list[launch.Node]:
-    """Returns what runs in other processes, anywhere that reaches this one."""
-
-  def learn(self, context: Context) -> Process:
-    """Returns what runs in this process.
-
-    Raises:
-      types.ConfigError: the environment or a device does not exist, or the
-        agent cannot learn so.
-    """
