@@ -51,8 +51,8 @@ rainbow-atoms-undiscounted losses/categorical.py losses/every_loss
 - ends.discount[:, None] * atoms
 + atoms
 normalizer-without-variance-between agents/normalizer.py agents/normalizer
-- + rate * within + between
-+ + rate * within
+- + rate * new + rate * (1.0 - rate) * apart
++ + rate * new
 burn-in-gradient agents/windows.py agents/r2d2
 - core_state = jax.lax.stop_gradient(
 + core_state = (
@@ -101,7 +101,7 @@ long-messages-accepted wire/layout.py wire/wire
 - if total != expected or len(message) != expected:
 + if total != expected:
 damage-unnoticed checkpoint.py checkpoint
-- zlib.crc32(part.data) != checksum
+- zlib.crc32(part.data) != column.checksum
 + False
 retention-of-one checkpoint.py checkpoint
 - steps[-self._keep :]
