@@ -45,7 +45,6 @@ _PROGRAMS = (
   "studies.sweep",
   "certificates",
   "benchmark.options",
-  "chaos.options",
 )
 
 
