@@ -165,7 +165,6 @@ def run(
   presets: Sequence[str] = (),
   alone: bool = False,
   sinks: Sequence[metrics.Sink] = (),
-  stop: threading.Event | None = None,
 ) -> Run:
   """Trains what a pipeline's config says; see `train`.
 
@@ -177,12 +176,11 @@ def run(
     presets: lines that name what presets have changed.
     alone: whether the pipeline's other processes are started by others.
     sinks: more of them for the lines of metrics.
-    stop: ends it early, as a signal does.
   """
   _check_pipeline(config)
   record = run_dirs.record(config, asked or config, experiment)
   work = _Work(config, files, record, presets, alone, sinks)
-  stop = stop or threading.Event()
+  stop = threading.Event()
   with (
     files_lib.tentative(),
     signals.stopping(stop, experiment is not None) as ending,

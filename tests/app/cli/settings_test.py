@@ -44,7 +44,7 @@ _PROGRAMS = (
   "studies.compare",
   "studies.sweep",
   "certificates",
-  "benchmark.options",
+  "benchmark.main",
 )
 
 
