@@ -340,6 +340,8 @@ def _lead(
       if own.server is not None:
         _roles(config, record, nodes, own.addresses).bind(own.server)
       kept = checkpointer.Checkpointer(own, run_dir, files, evaluation)
+      rare = [x for x in (kept, evaluation) if x is not None]
+      own = dataclasses.replace(own, measures=[*own.measures, *rare])
       if files.resume:
         kept.restore()
         _check_total(config, record, files, own.acted.env_steps)
@@ -352,9 +354,7 @@ def _lead(
         if _is_solved(own.acted, evaluation, files.stop_at):
           context.stop.set()
 
-      sinks = _sinks(
-        config, files, run_dir, work.alone, own_sinks, kept, evaluation
-      )
+      sinks = _sinks(config, files, run_dir, work.alone, own_sinks)
       # Their ends may take long, so the last checkpoint comes before them.
       with watch.closing(sinks), _rescued(kept, context.hosts, watch):
         last = running.run(
@@ -521,10 +521,9 @@ def _sinks(
   run_dir: pathlib.Path,
   alone: bool,
   own: Sequence[metrics.Sink],
-  *others: evaluations.HasNewest | None,
 ) -> Sequence[metrics.Sink]:
   """Where the lines of metrics go; one that fails does not end the run."""
-  written = [
+  sinks = [
     metrics.Background(
       run_dirs.METRICS, metrics.JsonLines(run_dir / run_dirs.METRICS)
     ),
@@ -533,7 +532,6 @@ def _sinks(
       metrics.Background(type(x).__qualname__, x, _LOGGER_SECONDS) for x in own
     ),
   ]
-  sinks: list[metrics.Sink] = [evaluations.Lines(x, *others) for x in written]
   if files.profile:
     trace = profiling.Trace(run_dir, files.profile)
     sinks.append(metrics.Background("the profile", trace, _LOGGER_SECONDS))

@@ -114,7 +114,8 @@ class Running:
     program = [sys.executable, "-m", "seedx.app.studies.trials", *trial.words]
     program += ["--seed", str(trial.seed), "--run-dir", str(self.run_dir)]
     try:
-      with self._folder.make().open(_OUTPUT, "x") as output:
+      self._folder.make()
+      with self._folder.open(_OUTPUT, "x") as output:
         self._process = subprocess.Popen(
           program,
           # On a cluster, Ray has added where the modules of a user are.
