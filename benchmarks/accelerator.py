@@ -27,14 +27,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
-import numpy as np
-
-from seedx import envs, files, metrics, sharding
-from seedx.acting import local_actor, unroll_store
-from seedx.agents import acting_step
-from seedx.app.benchmark import alone, machine, own_work, runs, work_sizes
-from seedx.learning import learner
+from seedx import files, metrics
+from seedx.app import devices
+from seedx.app.benchmark import figures, runs, work
+from seedx.app.studies import trials
 
 _CORES = len(os.sched_getaffinity(0))
 # The learner's process needs about two cores.
@@ -182,7 +178,7 @@ class _Session:
     # What one compiles, others find.
     cache = str(self._runs / "cache")
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", cache)
-    self._machine = json.dumps(machine.described())
+    self._machine = json.dumps(figures.machine())
     self._busy = Busy()
 
   def run(self) -> int:
@@ -242,63 +238,32 @@ class _Session:
 
   def _run(self, words: str, seconds: float) -> Iterator[Row]:
     """Measures a run in the later half of its seconds of learning."""
-    name, *own = words.split()
-    run_dir = self._runs / str(len(self._rows))
-    run_dir.mkdir()
-    program = [sys.executable, "-m", "seedx", "train", name, *own]
-    program += ["--total-steps", str(work_sizes.TOTAL_STEPS)]
-    program += ["--run-dir", str(run_dir)]
-    with (run_dir / "output.txt").open("w") as output:
-      process = subprocess.Popen(
-        program, stdout=output, stderr=output, start_new_session=True
-      )
-      try:
-        noted = list(self._watched(process, run_dir, seconds))
-        process.send_signal(signal.SIGINT)
-        process.wait(30)
-      finally:
-        _kill_group(process.pid)
-    (start, first), *_, (end, last) = noted
-    used = {k: (x - first.get(k, 0.0)) / (end - start) for k, x in last.items()}
-    lines = metrics.read_lines(run_dir / "metrics.jsonl")
+    trial = trials.Trial(str(len(self._rows)), work.words_of(words, ""))
+    stop = threading.Event()
+    # One whose first update does not end costs no other its time.
+    timer = threading.Timer(_PATIENCE + seconds, stop.set)
+    running = trials.Running(trial, self._runs)
+    timer.start()
+    samples = runs.sampled(running, seconds, stop)
+    timer.cancel()
+    if error := running.error():
+      raise RuntimeError(error)
+    busy = runs.cores_used(running.pid, samples)
+    lines = metrics.read_lines(running.run_dir / "metrics.jsonl")
     if words == _SEED:
-      shutil.copy(run_dir / "metrics.jsonl", self._dir / "pong.jsonl")
+      shutil.copy(running.run_dir / "metrics.jsonl", self._dir / "pong.jsonl")
     yield Row(
       words,
-      _rate(lines, seconds / 2),
-      self._busy.share(start, end),
-      used.pop(process.pid),
-      sum(used.values()),
+      _rate(samples),
+      self._busy.share(samples[0].seconds, samples[-1].seconds),
+      *busy,
       _note(lines, _GOALS if "Pong" in words else ()),
     )
 
-  def _watched(
-    self,
-    process: subprocess.Popen[bytes],
-    run_dir: pathlib.Path,
-    seconds: float,
-  ) -> Iterator[tuple[float, dict[int, float]]]:
-    """Yields the time and the CPU seconds by process id, in the later half."""
-    path = run_dir / "metrics.jsonl"
-    give_up, end = time.monotonic() + _PATIENCE, 0.0
-    while not end or time.monotonic() < end:
-      late = not end and time.monotonic() > give_up
-      if late or process.poll() is not None:
-        said = (run_dir / "output.txt").read_text()[-3000:]
-        raise RuntimeError(f"expected an update, found\n{said}")
-      if not end and path.exists():
-        learned = any(x["learner_steps"] for x in metrics.read_lines(path))
-        end = time.monotonic() + seconds if learned else 0.0
-      if end and time.monotonic() > end - seconds / 2:
-        yield time.monotonic(), runs.cpu_seconds(process.pid)
-      time.sleep(_POLL_SECONDS)
 
-
-def _rate(lines: Sequence[Mapping[str, Any]], seconds: float) -> float:
-  """Env steps per second in the last seconds of a run."""
-  last = lines[-1]
-  begin = last["wall_seconds"] - seconds
-  first = next(x for x in lines if x["wall_seconds"] >= begin)
+def _rate(samples: Sequence[runs.Sample]) -> float:
+  """Env steps per second between the first sample and the last."""
+  first, last = samples[0].line, samples[-1].line
   elapsed = last["wall_seconds"] - first["wall_seconds"]
   return (last["env_steps"] - first["env_steps"]) / elapsed
 
@@ -344,65 +309,40 @@ def _kill_group(pid: int) -> None:
 
 def _environments_alone() -> Iterator[Row]:
   """EnvPool with random actions, in as many processes as there are actors."""
-  config, _ = _pong("--envs-per-actor 32")
-  sizes = work_sizes.Sizes.of(config)
-  rate, cost = alone.environments(config, sizes, 4.0)
-  what = f"EnvPool alone, Pong, {sizes.pools} x {sizes.pool_envs} environments"
+  config = work.config_of(f"seed_vtrace {_PONG} --envs-per-actor 32", "")
+  sizes = work.sizes_of(config)
+  rate, cost = work.environments(config, sizes, 4.0)
+  what = f"EnvPool alone, Pong, {sizes.pools} x {sizes.envs} environments"
   yield Row(what, rate, note=f"{1e6 * cost:.0f} us of CPU a step")
 
 
 def _parts_alone() -> Iterator[Row]:
   """Acting and learning alone on the accelerator."""
+  devices.compute_on_own_threads()
   for words, rows in _ALONE:
-    yield own_work.as_with_a_server(_acting, words, rows)
+    yield _acting(words, rows)
   for words in dict.fromkeys(words for words, _ in _ALONE):
-    yield own_work.as_with_a_server(_learning, words)
-
-
-def _pong(words: str) -> tuple[Any, Any]:
-  config = work_sizes.config_of(f"seed_vtrace {_PONG} {words}", "")
-  return config, envs.spec(config.env)
+    yield _learning(words)
 
 
 def _acting(words: str, rows: int) -> Row:
-  config, spec = _pong(words)
-  agent = config.plan.agent(config.agent, spec)
-  slots = 2 * rows
-  layout = unroll_store.Layout.of(agent, config.learner.unroll_length, slots)
-  made = local_actor.Programs(agent, spec, layout)
-  key, version = jax.random.key(0), np.int32(0)
-  params = jax.jit(lambda x: agent.acting(agent.init(x)))(key)
-  store = jax.jit(made.empty)()
-  timestep = acting_step.zero_inputs(spec, rows).timestep
-  step = 0
-
-  def act() -> None:
-    nonlocal store, step
-    slot = np.arange(rows, dtype=np.int32) + step % 2 * rows
-    count = np.full(rows, step // 2, np.int32)
-    batch = unroll_store.Batch(slot, count, timestep)
-    store, actions = made.act(store, params, version, key, batch)
-    np.asarray(actions)  # As whoever steps environments does.
-    step += 1
-
+  config = work.config_of(f"seed_vtrace {_PONG} {words}", "")
+  sizes = work.sizes_of(config)
+  sizes = dataclasses.replace(sizes, rows=rows, slots=2 * rows)
+  act, _ = work.actor(config, sizes)
   note, seconds = _timed(act, lambda: None)
   what = f"acting alone, {rows} rows {words}".strip()
   return Row(what, rows / seconds, note=note)
 
 
 def _learning(words: str, unrolls: int = 32) -> Row:
-  config, spec = _pong(f"{words} --batch-size {unrolls}")
-  agent = config.plan.agent(config.agent, spec, sharding.CORES)
-  period = config.learner.unroll_length
-  layout = unroll_store.Layout.of(agent, period, unrolls)
-  share = alone.made_up(local_actor.Programs(agent, spec, layout).share())
-  cores, key = config.learner.cores(), jax.random.key(0)
-  source = config.plan.source(agent, cores, key)
-  own = learner.Learner(agent, config.learner, source, key)
-  shares = own.shares(*share)
-  note, seconds = _timed(lambda: own.learn_from(shares), own.finish)
-  what = f"learning alone, {unrolls} x {period} steps {words}".strip()
-  return Row(what, unrolls * period / seconds, note=note)
+  words_of = f"seed_vtrace {_PONG} {words} --batch-size {unrolls}"
+  config = work.config_of(words_of, "")
+  sizes = work.sizes_of(config)
+  own = work.learns(config, sizes)
+  note, seconds = _timed(own.learn, own.finish)
+  what = f"learning alone, {unrolls} x {sizes.period} steps {words}".strip()
+  return Row(what, unrolls * sizes.period / seconds, note=note)
 
 
 def _timed(

@@ -1,4 +1,4 @@
-"""Nests of NumPy arrays: names of leaves, stacking, padding, finiteness."""
+"""Nests of NumPy arrays: names of leaves, padding, finiteness."""
 
 import numpy as np
 import tree
@@ -12,11 +12,6 @@ def named_leaves(nest: types.Tree) -> list[tuple[str, types.Array]]:
     ("/".join(str(key) for key in path), leaf)
     for path, leaf in tree.flatten_with_path(nest)
   ]
-
-
-def stack(nests: list[types.Tree]) -> types.Tree:
-  """Stacks nests of `[...]` into one of `[len(nests), ...]`."""
-  return tree.map_structure(lambda *leaves: np.stack(leaves), *nests)
 
 
 def concatenate(nests: list[types.Tree], pad_to: int) -> types.Tree:

@@ -167,7 +167,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path):
 _OTHERS = {
   "seedx/files.py": "it is the module that opens a run's",
   "seedx/app/certificates.py": "a directory that it makes",
-  "seedx/app/chaos/trial.py": "runs that it made",
+  "seedx/app/benchmark/runs.py": "/proc",
   "seedx/app/profiling.py": "a directory that it just made",
   "seedx/app/cli/programs.py": "/dev/null",
   "seedx/checkpoint.py": "reads a file that `seedx.files` has opened",

@@ -1,7 +1,7 @@
 """Runs the tests marked `long`, file by file, and notes the results in a table.
 
   .ci/long                      what has not passed at this commit
-  .ci/long --only tests/app/chaos_test.py --only coverage
+  .ci/long --only tests/chaos/chaos_test.py --only coverage
 
 Two more parts repeat the fast set with XLA's own settings, as users run it,
 and measure which lines of the package the fast and the slow set execute. The

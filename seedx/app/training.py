@@ -164,7 +164,6 @@ def run(
   presets: Sequence[str] = (),
   alone: bool = False,
   sinks: Sequence[metrics.Sink] = (),
-  stop: threading.Event | None = None,
 ) -> Run:
   """Trains what a pipeline's config says; see `train`.
 
@@ -176,14 +175,13 @@ def run(
     presets: lines that name what presets have changed.
     alone: whether the pipeline's other processes are started by others.
     sinks: more of them for the lines of metrics.
-    stop: ends it early, as a signal does.
   """
   _check_pipeline(config)
   asked = asked or config
   record = run_dirs.record(config, asked, experiment)
   alike = run_dirs.of_all_hosts(asked)
   work = _Work(config, files, record, alike, presets, alone, sinks)
-  stop = stop or threading.Event()
+  stop = threading.Event()
   with (
     files_lib.tentative(),
     signals.stopping(stop, experiment is not None) as ending,
@@ -344,6 +342,8 @@ def _lead(
       if own.server is not None:
         _roles(config, record, nodes, own.addresses).bind(own.server)
       kept = checkpointer.Checkpointer(own, run_dir, files, evaluation)
+      rare = [x for x in (kept, evaluation) if x is not None]
+      own = dataclasses.replace(own, measures=[*own.measures, *rare])
       if files.resume:
         kept.restore()
         _check_total(config, record, files, own.acted.env_steps)
@@ -356,9 +356,7 @@ def _lead(
         if _is_solved(own.acted, evaluation, files.stop_at):
           context.stop.set()
 
-      sinks = _sinks(
-        config, files, run_dir, work.alone, own_sinks, kept, evaluation
-      )
+      sinks = _sinks(config, files, run_dir, work.alone, own_sinks)
       # Their ends may take long, so the last checkpoint comes before them.
       with watch.closing(sinks), _rescued(kept, context.hosts, watch):
         last = running.run(
@@ -525,10 +523,9 @@ def _sinks(
   run_dir: pathlib.Path,
   alone: bool,
   own: Sequence[metrics.Sink],
-  *others: evaluations.HasNewest | None,
 ) -> Sequence[metrics.Sink]:
   """Where the lines of metrics go; one that fails does not end the run."""
-  written = [
+  sinks = [
     metrics.Background(
       run_dirs.METRICS, metrics.JsonLines(run_dir / run_dirs.METRICS)
     ),
@@ -537,7 +534,6 @@ def _sinks(
       metrics.Background(type(x).__qualname__, x, _LOGGER_SECONDS) for x in own
     ),
   ]
-  sinks: list[metrics.Sink] = [evaluations.Lines(x, *others) for x in written]
   if files.profile:
     trace = profiling.Trace(run_dir, files.profile)
     sinks.append(metrics.Background("the profile", trace, _LOGGER_SECONDS))

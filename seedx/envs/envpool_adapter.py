@@ -4,8 +4,6 @@ EnvPool's `dm` mode reports discount 0 on a time limit, so this uses its
 `gymnasium` mode.
 """
 
-import warnings
-
 import dm_env
 import numpy as np
 import tree
@@ -66,21 +64,14 @@ class EnvPoolEnvironment:
     self._high = np.asarray(action_spec.maximum, self._action_dtype)
     self._episode_ended = np.ones(num_envs, np.bool_)
     self._game_return = np.zeros(num_envs, np.float64)
-    self._pool = envpool_spec.call(
+    self._pool = envpool_spec.make_pool(
       config.env,
-      envpool_spec.envpool().make,
-      config.env,
-      env_type="gymnasium",
       num_envs=num_envs,
       batch_size=self.batch_size,
       num_threads=num_threads,
       seed=seed,
       **options,
     )
-    with warnings.catch_warnings():
-      # Made on first use, when Gymnasium warns of EnvPool's float64 bounds.
-      warnings.filterwarnings("ignore", message=".*precision lowered.*")
-      _ = self._pool.observation_space
 
   def reset(self) -> None:
     """See `envs.Environment`."""

@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -83,6 +84,25 @@ def pool_spec_and_options(
     resolved["stack_num"] = 1
     pool_spec = call(env_id, envpool().make_spec, env_id, **resolved)
   return pool_spec, resolved
+
+
+def make_pool(env_id: str, **options: Any) -> Any:
+  """EnvPool's own environments, as `envpool.make` makes them.
+
+  Args:
+    env_id: name of the environment.
+    **options: options of `envpool.make`.
+
+  Raises:
+    types.ConfigError: EnvPool refuses an option.
+  """
+  make = envpool().make
+  pool = call(env_id, make, env_id, env_type="gymnasium", **options)
+  with warnings.catch_warnings():
+    # Made on first use, when Gymnasium warns of EnvPool's float64 bounds.
+    warnings.filterwarnings("ignore", message=".*precision lowered.*")
+    _ = pool.observation_space
+  return pool
 
 
 def environment_spec(

@@ -277,25 +277,6 @@ class Client:
     else:
       self._channel = grpc.secure_channel(address, credentials, _OPTIONS)
 
-  def wait_until_ready(self, timeout_seconds: float) -> None:
-    """Waits for a server to listen.
-
-    Args:
-      timeout_seconds: how long.
-
-    Raises:
-      WireError: UNAVAILABLE, none does.
-    """
-    ready = grpc.channel_ready_future(self._channel)
-    try:
-      ready.result(timeout_seconds)
-    except grpc.FutureTimeoutError:
-      ready.cancel()
-      raise WireError(
-        grpc.StatusCode.UNAVAILABLE,
-        f"no server listened within {timeout_seconds} seconds.",
-      ) from None
-
   def call(
     self,
     name: str,

@@ -2,39 +2,31 @@
 
 import json
 import os
+import signal
+import subprocess
+import sys
+import threading
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import accelerator
 from seedx import types
-from seedx.app.benchmark import (
-  alone,
-  components,
-  figures,
-  main,
-  matrix_products,
-  own_work,
-  runs,
-  work_sizes,
-)
-from seedx.app.studies import compare
+from seedx.app.benchmark import figures, main, runs, work
+from seedx.app.studies import trials
+from tests import running
 
-SIZES = work_sizes.Sizes(
+SIZES = work.Sizes(
   pools=2,
-  pool_envs=100,
-  pool_threads=1,
-  slots=200,
-  rows=100,
+  envs=100,
   period=20,
   unrolls=100,
+  slots=200,
+  rows=100,
   message_steps=100,
   elsewhere=("environments",),
 )
-# 10 us of CPU per env step, 2 of them elsewhere; products are 1 of learning.
-WORK = own_work.OwnWork(SIZES, 400e3, 2e-6, 3e-6, 5e-6, 1e-6)
+# 10 us of CPU per env step, 2 of them elsewhere.
+WORK = work.OwnWork(SIZES, 400e3, 2e-6, 3e-6, 5e-6)
 SMALL = "--hidden-sizes 8 --unroll-length 4"
 SEED = f"seed_vtrace --num-actors 2 --envs-per-actor 8 {SMALL}"
 
@@ -44,21 +36,20 @@ def by_name(figures):
   return {(x.figure, x.unit): x.value for x in figures}
 
 
-def test_the_bound_is_what_all_cores_can_do():
-  assert WORK.total == pytest.approx(10e-6)
-  assert WORK.bound(2) == pytest.approx(200e3)
-  found = by_name(runs.of_work("seed", WORK, cores=2))
-  assert found["bound", "env steps/s"] == pytest.approx(200e3)
-  assert found["learning", "CPU us/env step"] == pytest.approx(5)
-  share = found["learning at the speed of a matrix product", ""]
-  assert share == pytest.approx(0.2)
+def sample(seconds, cpu_seconds, **line):
+  return runs.Sample(seconds, line, cpu_seconds)
 
 
 def test_a_run_is_divided_into_work_and_what_is_beside_it():
   replies = {"reply_seconds_p50": 0.002, "reply_seconds_p99": 0.005}
-  usage = runs.Usage(50e3, learner=1.0, others=0.5, metrics=replies)
-  found = by_name(runs.of_run("seed", WORK, usage, cores=2))
+  samples = [sample(0.0, {}, steps_per_second=50e3, **replies)]
+  found = by_name(runs.figures_of(WORK, samples, (1.0, 0.5), cores=2))
   assert found == {
+    ("environments alone", "env steps/s"): 400e3,
+    ("environments", "CPU us/env step"): pytest.approx(2),
+    ("acting", "CPU us/env step"): pytest.approx(3),
+    ("learning", "CPU us/env step"): pytest.approx(5),
+    ("bound", "env steps/s"): pytest.approx(200e3),
     ("run", "env steps/s"): 50e3,
     ("run over bound", ""): pytest.approx(0.25),
     ("run over environments alone", ""): pytest.approx(0.125),
@@ -75,30 +66,28 @@ def test_a_run_is_divided_into_work_and_what_is_beside_it():
   }
 
 
-def test_medians_are_over_repetitions_and_lines_have_all_values():
-  found = [
-    figures.Figure(of, "run", "env steps/s", value)
-    for of, value in [("b", 1), ("a", 1500), ("b", 9), ("b", 2), ("a", 500)]
-  ]
-  lines = [json.loads(x) for x in figures.json_lines(found).splitlines()]
+def test_medians_are_over_repetitions_and_lines_have_all_values(tmp_path):
+  path = tmp_path / "found.jsonl"
+  found = figures.Figures(path)
+  for of, value in [("b", 1), ("a", 1500), ("b", 9), ("b", 2), ("a", 500)]:
+    found.add(of, [figures.Figure("run", "env steps/s", value)])
+  first, *lines = [json.loads(x) for x in path.read_text().splitlines()]
+  assert first["machine"]["cpus"] >= 1 and first["machine"]["memory_gib"] >= 1
   common = {"figure": "run", "unit": "env steps/s"}
   assert lines == [
     {"of": "b", **common, "value": 2, "values": [1, 9, 2]},
     {"of": "a", **common, "value": 1000, "values": [1500, 500]},
   ]
-  rows = [x for x in figures.table(found).splitlines() if "run" in x]
+  rows = [x for x in found.table().splitlines() if "run" in x]
   assert rows == ["| run | 1,000 | env steps/s |", "| run | 2 | env steps/s |"]
 
 
 def test_made_up_experience_has_something_to_learn_from():
-  config = work_sizes.config_of(f"impala {SMALL}", "CartPole-v1")
-  sizes = work_sizes.Sizes.of(config)
+  config = work.config_of(f"impala {SMALL}", "CartPole-v1")
+  sizes = work.sizes_of(config)
   assert sizes.message_steps == config.actors.envs_per_actor * 4
   assert sizes.elsewhere == ("environments", "acting")
-  cost, updates = alone.learning(config, sizes, 0.01)
-  assert cost > 0
-  # Unlike a replay, each update learns from new env steps.
-  assert updates == pytest.approx(1 / (sizes.unrolls * sizes.period))
+  assert work.learning(config, sizes, 0.01) > 0
 
 
 @pytest.mark.parametrize(
@@ -119,72 +108,77 @@ def test_made_up_experience_has_something_to_learn_from():
   ],
 )
 def test_who_does_what(words, message_steps, elsewhere):
-  sizes = work_sizes.Sizes.of(work_sizes.config_of(words, "CartPole-v1"))
+  sizes = work.sizes_of(work.config_of(words, "CartPole-v1"))
   assert sizes.message_steps == message_steps
   assert sizes.elsewhere == elsewhere
 
 
 def test_seed_acts_for_half_of_what_its_actors_send():
-  sizes = work_sizes.Sizes.of(work_sizes.config_of(SEED, "CartPole-v1"))
-  found = sizes.slots, sizes.rows, sizes.pools, sizes.pool_envs
+  sizes = work.sizes_of(work.config_of(SEED, "CartPole-v1"))
+  found = sizes.slots, sizes.rows, sizes.pools, sizes.envs
   assert found == (16, 8, 2, 8)
-
-
-def test_operations_of_products_and_convolutions_are_counted_by_hand():
-  def program(x, y, image, kernel):
-    def body(carry, _):
-      return carry @ y, ()
-
-    carry, _ = jax.lax.scan(body, x, length=7)
-    convolved = jax.lax.conv_general_dilated(image, kernel, (1, 1), "VALID")
-    either = jax.lax.cond(x[0, 0] > 0, lambda: x @ y @ y, lambda: x)
-    return carry, convolved, jax.jit(lambda: jax.vmap(jnp.dot)(x, x))(), either
-
-  shapes = (3, 4), (4, 4), (2, 5, 8, 8), (6, 5, 3, 3)
-  jaxpr = jax.make_jaxpr(program)(*map(jnp.ones, shapes)).jaxpr
-  product, own = 2 * 3 * 4 * 4, 2 * 3 * 4
-  convolution = 2 * (2 * 6 * 6 * 6) * (5 * 3 * 3)
-  assert matrix_products.operations(jaxpr) == 9 * product + convolution + own
 
 
 def test_an_environment_of_an_experiments_own_options_holds():
   words = "impala --env Acrobot-v1"
-  assert work_sizes.config_of(words, "CartPole-v1").env.env == "Acrobot-v1"
+  assert work.config_of(words, "CartPole-v1").env.env == "Acrobot-v1"
 
 
-@pytest.mark.parametrize(
-  "words", [words for words, _ in (*accelerator.RUNS, *accelerator.MORE_RUNS)]
-)
-def test_what_is_measured_on_an_accelerator_can_be_run(words):
-  work_sizes.config_of(words, "")
+class Running:
+  """A run of which lines are given."""
+
+  pid = 7
+
+  def __init__(self, lines):
+    self._lines, self.ended = lines, False
+
+  def lines(self, stop):
+    del stop
+    yield from self._lines
+
+  def end(self):
+    self.ended = True
 
 
-def test_usage_is_of_the_later_half_of_a_run(monkeypatch):
-  lines = [
-    {
-      **{"wall_seconds": x, "learner_steps": x > 2, "steps_per_second": x},
-      **{"episode_return": 10 * x, "inference_rows": None},
-    }
-    for x in range(9)
-  ]
+def test_samples_are_of_the_later_half_of_a_run(monkeypatch):
+  lines = [{"wall_seconds": x, "learner_steps": x > 2} for x in range(12)]
   # Of the learner, of one process from the start, and of one that comes late.
-  cpu = iter([{7: 1.0, 8: 1.0}, {7: 2.0, 8: 1.0}, {7: 5.0, 8: 2.0, 9: 1.0}])
-  clock = iter([100.0, 101.0, 102.0])
-  monkeypatch.setattr(runs, "cpu_seconds", lambda pid: next(cpu))
+  cpu = iter([{7: 1.0, 8: 1.0}, {7: 2.0, 8: 1.0}, {7: 3.0}, {7: 5.0, 9: 1.0}])
+  clock = iter([100.0, 101.0, 101.5, 102.0])
+  monkeypatch.setattr(runs, "cpu_seconds_of", lambda pid: next(cpu))
   monkeypatch.setattr(runs.time, "monotonic", lambda: next(clock))
-  watch = runs._Watch(after_seconds=3)
-  for end in (2, 6, 7, 7, 8, 9):  # A line may be seen twice.
-    watch(7, lines[:end])
-  assert watch.usage(lines) == runs.Usage(
-    7, learner=2.0, others=1.0, metrics={"episode_return": 70}
-  )
+  run = Running(lines)
+  samples = runs.sampled(run, 6.0, threading.Event())
+  assert run.ended
+  assert [x.line["wall_seconds"] for x in samples] == [6, 7, 8, 9]
+  assert runs.cores_used(7, samples) == (2.0, 0.5)
   with pytest.raises(types.ConfigError, match="more --seconds help"):
-    runs._Watch(after_seconds=3).usage([])
+    runs.cores_used(7, samples[:1])
+
+
+def test_cpu_seconds_are_of_a_process_and_all_below_it():
+  code = "import time; [x for x in range(10**7)]; time.sleep(60)"
+  below = (
+    f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}])"
+  )
+  process = subprocess.Popen([sys.executable, "-c", below])
+  try:
+    running.wait_until(
+      lambda: sum(runs.cpu_seconds_of(process.pid).values()) > 0.2
+    )
+    found = runs.cpu_seconds_of(process.pid)
+    assert len(found) == 2 and process.pid in found
+    assert {process.pid} < runs.cpu_seconds_of(os.getpid()).keys()
+  finally:
+    for pid in runs.cpu_seconds_of(process.pid):
+      os.kill(pid, signal.SIGKILL)
+    process.wait()
+  assert runs.cpu_seconds_of(process.pid) == {}
 
 
 def test_a_list_of_numbers_stays_with_its_experiment():
   asked = "impala", "ppo --learner-devices 0", "1", "3 --num-envs 6", "a2c"
-  assert compare.experiments_of(asked) == (
+  assert trials.experiments_of(asked) == (
     "impala",
     "ppo --learner-devices 0,1,3 --num-envs 6",
     "a2c",
@@ -204,7 +198,7 @@ def test_all_figures_are_there_and_fit_together(tmp_path, capsys):
   output = tmp_path / "found.jsonl"
   wrong = "impala --learner-devices 99"  # Its failure does not end the others.
   words = ["--experiments", f"{wrong},{SEED}", "--output", str(output)]
-  words = ["--quick", *words, "--seconds", "4", "--streams", "3,5"]
+  words = ["--quick", *words, "--seconds", "4"]
   assert main.main(words) == 1
   first, *lines = [json.loads(x) for x in output.read_text().splitlines()]
   assert first["machine"]["devices"].endswith("CPU")
@@ -218,10 +212,6 @@ def test_all_figures_are_there_and_fit_together(tmp_path, capsys):
   assert found["bound"] == pytest.approx(1e6 * cores / parts)
   assert found["run over bound"] == pytest.approx(found["run"] / found["bound"])
   assert found["run over bound"] < 1.2
-  for number in (3, 5):
-    of = f"wire, {number} streams"
-    streams = {x["figure"] for x in lines if x["of"] == of}
-    assert streams == {"to connect all", "replies"}
   said = capsys.readouterr()
   assert f"**{SEED}**" in said.out and "99" in said.err
 
@@ -237,17 +227,7 @@ def test_all_figures_are_there_and_fit_together(tmp_path, capsys):
   ],
 )
 def test_own_work_of_other_pipelines(words):
-  work = own_work.measure(words, "CartPole-v1", 0.5, lambda said: None)
-  costs = work.environments, work.acting, work.learning
-  assert 0 < work.products < 2 * work.learning
+  found = work.measure(words, "CartPole-v1", 0.5)
+  costs = found.environments, found.acting, found.learning
   assert all(0 < x < 1e-2 for x in costs)
-  assert work.alone_per_second > 1000
-
-
-@pytest.mark.slow
-def test_components_have_a_cost():
-  wire = components.wire_alone(0.5)
-  assert len({of for of, _ in wire}) == 2
-  replay = components.replay_alone(0.5)
-  for (of, figure), seconds in {**wire, **replay}.items():
-    assert 0 < seconds < 1, (of, figure)
+  assert found.alone_per_second > 1000

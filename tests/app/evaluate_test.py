@@ -390,8 +390,7 @@ def test_evaluations_are_due_every_so_many_steps(tmp_path, monkeypatch):
   assert periodic(tmp_path, evaluate_every_steps=0) is None
   made = spy_on_make(monkeypatch)
   it = periodic(tmp_path)
-  line = {"env_steps": 1}
-  assert it.newest == {} and it.words == ""
+  assert it.measure() == {} and it.words == ""
   steps = []
   for env_steps in (130, 140, 199, 200, 250, 460):
     if it.due(env_steps):
@@ -412,10 +411,7 @@ def test_evaluations_are_due_every_so_many_steps(tmp_path, monkeypatch):
   expected = [by_hand(0.2, made[0][0] + k, 1) for k in range(3)]
   assert lines[0]["mean"] == pytest.approx(np.mean(expected))
   # What was found last joins the lines of metrics.
-  sink = running.Lines()
-  evaluations.Lines(sink, it).write(line)
-  evaluations.Lines(sink, None).write(line)
-  assert sink.lines == [line | {"evaluation_return": lines[-1]["mean"]}, line]
+  assert it.measure() == {"evaluation_return": lines[-1]["mean"]}
   assert f"mean {lines[-1]['mean']:.1f}," in it.words
 
 

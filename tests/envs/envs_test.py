@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tree
 
-from seedx import envs, trees, types
+from seedx import envs, types
 
 FIRST, MID, LAST = (int(step_type) for step_type in dm_env.StepType)
 
@@ -32,7 +32,7 @@ def run(environment, num_steps, policy):
     row = environment.recv()
     rows.append(row)
     environment.send(row.index, policy(row))
-  return trees.stack(rows)
+  return tree.map_structure(lambda *leaves: np.stack(leaves), *rows)
 
 
 def constant(action):

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import tree
 
-from seedx import app, envs, trees, types
+from seedx import app, envs, types
 from seedx.agents import a2c
 from seedx.envs import processes, rendering
 from seedx.envs.processes import messages, process
@@ -75,7 +75,7 @@ def run(environment, actions):
   for action in actions:
     environment.send(rows[-1].index, action)
     rows.append(environment.recv())
-  return trees.stack(rows)
+  return tree.map_structure(lambda *leaves: np.stack(leaves), *rows)
 
 
 def assert_rows(rows, env, expected):

@@ -16,8 +16,8 @@ import pytest
 from experiments import gorila_dqn, seed_vtrace
 from seedx import join, metrics, wire
 from seedx.app import certificates
-from seedx.app.chaos import peers
 from tests import programs, running
+from tests.chaos import peers
 
 SMALL = "--total-steps 4000 --hidden-sizes 8 --unroll-length 5"
 # What each program is given, and the roles that join it.

@@ -85,7 +85,6 @@ def report(run, client):
 def test_no_worker_is_taken_in_before_servers_have_what_was_saved(tmp_path):
   run, shards = restored(tmp_path)
   with run, wire.Client(run.config.address) as client:
-    client.wait_until_ready(300)
     with pytest.raises(wire.WireError, match="being restored") as caught:
       report(run, client)
     assert caught.value.code is wire.StatusCode.UNAVAILABLE

@@ -1,61 +1,103 @@
-"""Figures that were measured, as JSON lines and as a table."""
+"""Figures that were measured on a machine, as JSON lines and as a table."""
 
-import dataclasses
+import importlib.metadata
 import itertools
 import json
+import os
+import pathlib
+import platform
 import statistics
-from collections.abc import Sequence
+import subprocess
+import sys
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from seedx import files
+
+_VERSIONS = ("jax", "jaxlib", "flax", "optax", "envpool", "grpcio", "numpy")
 
 
-@dataclasses.dataclass(frozen=True)
-class Figure:
+class Figure(NamedTuple):
   """A number that was measured.
 
   Attributes:
-    of: the experiment with its options, or the component.
-    figure: what the number says.
-    unit: of the number; empty for a ratio.
+    figure: name of the number.
+    unit: unit of the number; empty for a ratio.
     value: the number.
   """
 
-  of: str
   figure: str
   unit: str
   value: float
 
 
-def medians(figures: Sequence[Figure]) -> dict[Figure, list[float]]:
-  """The figures with the medians over all of the same name, and their values.
+class Figures:
+  """All that was measured, in a file that is whole at any time."""
 
-  Args:
-    figures: of all repetitions, in order.
-  """
-  values: dict[tuple[str, str, str], list[float]] = {}
-  for x in figures:
-    values.setdefault((x.of, x.figure, x.unit), []).append(x.value)
+  def __init__(self, path: str | os.PathLike[str]) -> None:
+    """Writes the file's first line, which describes the machine.
+
+    Raises:
+      types.ConfigError: the file is not writable.
+    """
+    self._path = pathlib.Path(path)
+    self._machine = json.dumps({"machine": machine()}) + "\n"
+    # By experiment or component, figure and unit.
+    self._values: dict[tuple[str, str, str], list[float]] = {}
+    self.add("", [])
+
+  def add(self, of: str, figures: Iterable[Figure]) -> None:
+    """Adds figures of an experiment with its options, or of a component."""
+    for name, unit, value in figures:
+      self._values.setdefault((of, name, unit), []).append(value)
+    files.write_file(self._path, self._machine + self.json_lines())
+
+  def json_lines(self) -> str:
+    """One line of JSON for each figure, with its median and all its values."""
+    keys = ("of", "figure", "unit", "value", "values")
+    rows = (
+      (*x, statistics.median(own), own) for x, own in self._values.items()
+    )
+    return "".join(
+      json.dumps(dict(zip(keys, row, strict=True))) + "\n" for row in rows
+    )
+
+  def table(self) -> str:
+    """A Markdown table of medians for each experiment or component."""
+    lines: list[str] = []
+    rows = sorted(self._values.items(), key=lambda row: row[0][0])
+    for of, own in itertools.groupby(rows, key=lambda row: row[0][0]):
+      lines += [f"\n**{of}**\n", "| figure | median | unit |", "|---|---:|---|"]
+      for (_, name, unit), values in own:
+        lines.append(
+          f"| {name} | {_text(statistics.median(values))} | {unit} |"
+        )
+    return "\n".join(lines)
+
+
+def machine() -> dict[str, Any]:
+  """Describes devices, processor, memory and versions, as JSON."""
+  devices, unused = _devices()
+  pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
   return {
-    Figure(*name, statistics.median(found)): found
-    for name, found in values.items()
+    "devices": devices,
+    "unused": unused,
+    "processor": platform.processor() or platform.machine(),
+    "cpus": len(os.sched_getaffinity(0)),
+    "memory_gib": round(pages / 2**30),
+    "python": platform.python_version(),
+    "versions": {x: importlib.metadata.version(x) for x in _VERSIONS},
   }
 
 
-def json_lines(figures: Sequence[Figure]) -> str:
-  """One line of JSON for each figure, with its median and all its values."""
-  return "".join(
-    f"{json.dumps({**dataclasses.asdict(x), 'values': found})}\n"
-    for x, found in medians(figures).items()
+def _devices() -> list[str]:
+  """The devices in words, from a process of its own, which then frees them."""
+  program = "from seedx.app import devices as x;"
+  program += " print(x.described(), x.unused(), sep='\\n')"
+  done = subprocess.run(
+    [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
   )
-
-
-def table(figures: Sequence[Figure]) -> str:
-  """A Markdown table of medians for each experiment or component."""
-  lines: list[str] = []
-  for of, own in itertools.groupby(
-    sorted(medians(figures), key=lambda x: x.of), key=lambda x: x.of
-  ):
-    lines += [f"\n**{of}**\n", "| figure | median | unit |", "|---|---:|---|"]
-    lines += [f"| {x.figure} | {_text(x.value)} | {x.unit} |" for x in own]
-  return "\n".join(lines)
+  return [*done.stdout.split("\n"), "", ""][:2]
 
 
 def _text(value: float) -> str:

@@ -16,24 +16,81 @@ With XLA_FLAGS=--xla_force_host_platform_device_count=2 in front, a CPU is two
 devices.
 """
 
+import dataclasses
 import sys
 from collections.abc import Sequence
 
-from seedx.app.benchmark import options as options_lib
+from seedx import types
 from seedx.app.cli import command_line
+from seedx.app.studies import trials
+
+_QUICK_SECONDS = 8.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """The command line.
+
+  Attributes:
+    experiments: what to measure, A,B; each may have its own options.
+    env: name of the environment, for experiments without --env of their own.
+    seconds: length of each run, from the first update on; each part alone is
+      measured for a quarter of it.
+    repetitions: number of times that all is measured, in turn.
+    output: file with one JSON line per figure; the first describes the machine.
+    quick: measure once, for 8 seconds at most.
+  """
+
+  experiments: tuple[str, ...] = (
+    "seed_vtrace --num-actors 2 --envs-per-actor 1024 --batch-size 1024",
+  )
+  env: str = "CartPole-v1"
+  seconds: float = types.setting(20.0, low=1.0, high=types.MOST_SECONDS)
+  repetitions: int = types.setting(3, low=1, high=2**20)
+  output: str = "benchmark.jsonl"
+  quick: bool = False
+
+  def __post_init__(self) -> None:
+    """Raises types.ConfigError for an option that is out of range."""
+    types.check_settings(self)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the benchmark; returns its exit status."""
   return command_line.run(
-    _benchmark, options_lib.Options(), "seedx benchmark", __doc__, argv
+    _benchmark, Options(), "seedx benchmark", __doc__, argv
   )
 
 
-def _benchmark(options: options_lib.Options) -> int:
-  from seedx.app.benchmark import session  # It imports JAX.
+def _benchmark(options: Options) -> int:
+  """Measures, and prints a table; returns the exit status."""
+  experiments = trials.experiments_of(options.experiments)
+  from seedx.app.benchmark import figures, runs, work  # They import JAX.
 
-  return session.run(options)
+  for words in experiments:
+    # A wrong option is refused before anything is measured.
+    work.config_of(words, options.env)
+  if options.quick:
+    seconds = min(options.seconds, _QUICK_SECONDS)
+    options = dataclasses.replace(options, seconds=seconds, repetitions=1)
+  found, status = figures.Figures(options.output), 0
+  for k in range(options.repetitions):
+    for words in experiments:
+      about = f"{k + 1}/{options.repetitions}, {words}"
+      print(about, file=sys.stderr, flush=True)
+      try:
+        measured, ended = runs.measure(words, options.env, options.seconds)
+      except types.ConfigError as error:
+        # The others can be measured all the same.
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        status = 1
+        continue
+      if ended:
+        return ended
+      found.add(words, measured)
+  print(found.table())
+  print(f"{options.output} has all values", flush=True)
+  return status
 
 
 if __name__ == "__main__":

@@ -1,21 +1,22 @@
-"""Runs of experiments: their rate, and the CPU time of their processes."""
+"""Measures an experiment: its own work, and a run of it."""
 
-import contextlib
-import dataclasses
+import os
 import pathlib
 import statistics
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import psutil
+from typing import Any, NamedTuple
 
 from seedx import types
-from seedx.app.benchmark import own_work, work_sizes
+from seedx.app.benchmark import work as work_lib
 from seedx.app.benchmark.figures import Figure
-from seedx.app.studies import compare
+from seedx.app.studies import trials
+from seedx.runtime import signals
 
+# The share of a run's time for which each part is measured alone.
+_PART = 0.25
 # Metrics of a run that are reported, as figures and their units.
 _METRICS = {
   "episode_return": ("return", ""),
@@ -25,185 +26,171 @@ _METRICS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Usage:
-  """What a run did in a part of its time.
+class Sample(NamedTuple):
+  """A line of metrics, and the CPU time until then.
 
   Attributes:
-    per_second: env steps per second.
-    learner: cores that the learner's process kept busy, on average.
-    others: cores that all other processes of the run kept busy.
-    metrics: medians of some of its metrics, by their names.
+    seconds: time at which it was read.
+    line: the line.
+    cpu_seconds: CPU time of each process of the run, by its id.
   """
 
-  per_second: float
-  learner: float
-  others: float
-  metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  seconds: float
+  line: Mapping[str, Any]
+  cpu_seconds: Mapping[int, float]
 
 
-def of_work(words: str, work: own_work.OwnWork, cores: int) -> list[Figure]:
-  """What an experiment's own work comes to.
-
-  Args:
-    words: the experiment and its own options.
-    work: what was measured.
-    cores: of this machine.
-  """
-  return [
-    Figure(words, "environments alone", "env steps/s", work.alone_per_second),
-    Figure(words, "environments", "CPU us/env step", 1e6 * work.environments),
-    Figure(words, "acting", "CPU us/env step", 1e6 * work.acting),
-    Figure(words, "learning", "CPU us/env step", 1e6 * work.learning),
-    Figure(
-      of=words,
-      figure="learning at the speed of a matrix product",
-      unit="",
-      value=work.products / work.learning,
-    ),
-    Figure(words, "bound", "env steps/s", work.bound(cores)),
-  ]
-
-
-def of_run(
-  words: str, work: own_work.OwnWork, usage: Usage, cores: int
-) -> list[Figure]:
-  """What a run comes to, against its own work.
-
-  Args:
-    words: the experiment and its own options.
-    work: that the run has to do.
-    usage: what the run did.
-    cores: of this machine.
-  """
-  rate = usage.per_second
-  learner = usage.learner / rate - (work.total - work.elsewhere)
-  others = usage.others / rate - work.elsewhere
-  idle = 1.0 - (usage.learner + usage.others) / cores
-  found = [
-    Figure(words, "run", "env steps/s", rate),
-    Figure(words, "run over bound", "", rate / work.bound(cores)),
-    Figure(
-      words, "run over environments alone", "", rate / work.alone_per_second
-    ),
-    Figure(words, "idle share of the cores", "", idle),
-    Figure(words, "learner beside work", "CPU us/env step", 1e6 * learner),
-    Figure(
-      words, "other processes beside work", "CPU us/env step", 1e6 * others
-    ),
-  ]
-  if steps := work.sizes.message_steps:
-    both = {
-      "learner": learner,
-      "other processes": others,
-      "all processes": learner + others,
-    }
-    found += [
-      Figure(words, f"{name} beside work", "CPU ms/message", 1e3 * cost * steps)
-      for name, cost in both.items()
-    ]
-  found += [
-    Figure(words, *_METRICS[name], value)
-    for name, value in usage.metrics.items()
-  ]
-  if median := usage.metrics.get("reply_seconds_p50"):
-    ratio = usage.metrics["reply_seconds_p99"] / median
-    found.append(Figure(words, "reply, p99 over median", "", ratio))
-  return found
-
-
-def measure(words: str, env: str, seconds: float) -> Usage | int:
-  """What a run does in the later half of its time.
+def measure(words: str, env: str, seconds: float) -> tuple[list[Figure], int]:
+  """Measures the own work of an experiment, and then a run of it.
 
   Args:
     words: the experiment and its own options.
     env: name of the environment, unless the experiment's options have one.
-    seconds: of the run, from the first update on.
+    seconds: length of the run, from the first update on.
 
   Returns:
-    What it did, or the exit status if a signal ended it.
+    The figures, and the exit status if a signal ended the run; else 0.
 
   Raises:
     types.ConfigError: the run fails, or is too short.
   """
-  options = compare.Options(
-    env=env, total_steps=work_sizes.TOTAL_STEPS, total_seconds=seconds, seeds=1
-  )
-  watch = _Watch(seconds / 2)
-  with tempfile.TemporaryDirectory(prefix="seedx-benchmark-") as folder:
-    run = compare.train(
-      options,
-      words,
-      seed=0,
-      parent=pathlib.Path(folder),
-      from_update=True,
-      watch=watch,
+  cores = len(os.sched_getaffinity(0))
+  work = work_lib.measure(words, env, _PART * seconds)
+  trial = trials.Trial("run", work_lib.words_of(words, env))
+  stop = threading.Event()
+  with (
+    signals.stopping(stop) as ending,
+    tempfile.TemporaryDirectory(prefix="seedx-benchmark-") as folder,
+  ):
+    running = trials.Running(trial, folder)
+    samples = sampled(running, seconds, stop)
+    if ending.status:
+      return [], ending.status
+    if error := running.error():
+      raise types.ConfigError(error)
+  busy = cores_used(running.pid, samples)
+  return figures_of(work, samples, busy, cores), 0
+
+
+def sampled(
+  running: trials.Running, seconds: float, stop: threading.Event
+) -> list[Sample]:
+  """Ends a run some time after its first update.
+
+  Args:
+    running: the run.
+    seconds: the time.
+    stop: ends it earlier.
+
+  Returns:
+    A sample for each line of metrics of the later half of this time.
+  """
+  first, samples = None, []
+  for line in running.lines(stop):
+    if not line["learner_steps"]:
+      continue
+    first = line["wall_seconds"] if first is None else first
+    if line["wall_seconds"] - first >= seconds / 2:
+      cpu_seconds = cpu_seconds_of(running.pid)
+      samples.append(Sample(time.monotonic(), line, cpu_seconds))
+    if line["wall_seconds"] - first >= seconds:
+      break
+  running.end()
+  return samples
+
+
+def cores_used(learner: int, samples: Sequence[Sample]) -> tuple[float, float]:
+  """The cores that the learner and the other processes kept busy, on average.
+
+  Args:
+    learner: id of the learner's process.
+    samples: of the run.
+
+  Raises:
+    types.ConfigError: there are too few.
+  """
+  known = [x for x in samples if learner in x.cpu_seconds]
+  if len(known) < 2:
+    raise types.ConfigError(
+      "expected a run with several lines of metrics after half of its time,"
+      f" found {len(known)}: more --seconds help"
     )
-  return run if isinstance(run, int) else watch.usage(run.lines)
+  start, *_, end = known
+  used = {
+    pid: (cpu_seconds - start.cpu_seconds.get(pid, 0.0))
+    / (end.seconds - start.seconds)
+    for pid, cpu_seconds in end.cpu_seconds.items()
+  }
+  return used.pop(learner), sum(used.values())
 
 
-def cpu_seconds(pid: int) -> dict[int, float]:
-  """CPU seconds of a process and of all below it, by their ids."""
-  found: dict[int, float] = {}
-  with contextlib.suppress(psutil.NoSuchProcess):  # It has ended.
-    process = psutil.Process(pid)
-    for x in (process, *process.children(recursive=True)):
-      with contextlib.suppress(psutil.NoSuchProcess):
-        times = x.cpu_times()
-        found[x.pid] = times.user + times.system
+def figures_of(
+  work: work_lib.OwnWork,
+  samples: Sequence[Sample],
+  busy: tuple[float, float],
+  cores: int,
+) -> list[Figure]:
+  """The figures of an experiment's own work, and of a run of it.
+
+  Args:
+    work: the work that the run has to do.
+    samples: of the run.
+    busy: cores that the learner and the other processes kept busy.
+    cores: number of cores of this machine.
+  """
+  values = {
+    name: [x.line[name] for x in samples if x.line.get(name) is not None]
+    for name in ("steps_per_second", *_METRICS)
+  }
+  metrics = {k: statistics.median(x) for k, x in values.items() if x}
+  rate, bound = metrics.pop("steps_per_second"), cores / work.total
+  learner = busy[0] / rate - (work.total - work.elsewhere)
+  others = busy[1] / rate - work.elsewhere
+  idle = 1.0 - sum(busy) / cores
+  alone = work.alone_per_second
+  found = [
+    Figure("environments alone", "env steps/s", alone),
+    Figure("environments", "CPU us/env step", 1e6 * work.environments),
+    Figure("acting", "CPU us/env step", 1e6 * work.acting),
+    Figure("learning", "CPU us/env step", 1e6 * work.learning),
+    Figure("bound", "env steps/s", bound),
+    Figure("run", "env steps/s", rate),
+    Figure("run over bound", "", rate / bound),
+    Figure("run over environments alone", "", rate / alone),
+    Figure("idle share of the cores", "", idle),
+    Figure("learner beside work", "CPU us/env step", 1e6 * learner),
+    Figure("other processes beside work", "CPU us/env step", 1e6 * others),
+  ]
+  if steps := work.sizes.message_steps:
+    found += [
+      Figure(f"{name} beside work", "CPU ms/message", 1e3 * cost * steps)
+      for name, cost in (
+        ("learner", learner),
+        ("other processes", others),
+        ("all processes", learner + others),
+      )
+    ]
+  found += [Figure(*_METRICS[k], value) for k, value in metrics.items()]
+  if median := metrics.get("reply_seconds_p50"):
+    ratio = metrics["reply_seconds_p99"] / median
+    found.append(Figure("reply, p99 over median", "", ratio))
   return found
 
 
-class _Watch:
-  """Notes the CPU time of a run's processes at each of its later lines."""
-
-  def __init__(self, after_seconds: float) -> None:
-    """Begins so many seconds after the first update."""
-    self._after_seconds = after_seconds
-    self._lines = 0
-    # The time, and the CPU time of each process, the learner's the first.
-    self._noted: list[tuple[float, dict[int, float]]] = []
-
-  def __call__(self, pid: int, lines: Sequence[Mapping[str, Any]]) -> None:
-    """Notes the CPU time if there is a new line; see `compare.Watch`."""
-    later = _later(lines, self._after_seconds)
-    if len(later) > self._lines:
-      self._lines = len(later)
-      found = cpu_seconds(pid)
-      if pid in found:
-        self._noted.append((time.monotonic(), found))
-
-  def usage(self, lines: Sequence[Mapping[str, Any]]) -> Usage:
-    """What the run did in this time.
-
-    Raises:
-      types.ConfigError: it was too short for that.
-    """
-    later = _later(lines, self._after_seconds)
-    if len(self._noted) < 2:
-      raise types.ConfigError(
-        "expected a run with several lines of metrics after half of its time,"
-        f" found {len(self._noted)}: more --seconds help"
-      )
-    (start_seconds, first), *_, (end_seconds, last) = self._noted
-    learner, *others = (
-      (last[pid] - first.get(pid, 0.0)) / (end_seconds - start_seconds)
-      for pid in last
-    )
-    known = {
-      name: [x[name] for x in later if x.get(name) is not None]
-      for name in ("steps_per_second", *_METRICS)
-    }
-    found = {k: statistics.median(x) for k, x in known.items() if x}
-    return Usage(found.pop("steps_per_second"), learner, sum(others), found)
-
-
-def _later(
-  lines: Sequence[Mapping[str, Any]], after_seconds: float
-) -> list[Mapping[str, Any]]:
-  """The lines that are at least so many seconds after the first update's."""
-  learned = [x for x in lines if x["learner_steps"]]
-  if not learned:
-    return []
-  first = learned[0]["wall_seconds"] + after_seconds
-  return [x for x in learned if x["wall_seconds"] >= first]
+def cpu_seconds_of(pid: int) -> dict[int, float]:
+  """CPU seconds of a process and of all below it, by their ids."""
+  parents, seconds = {}, {}
+  for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
+    try:
+      # Its name, in brackets, may have anything in it.
+      values = path.read_text().rpartition(")")[2].split()
+    except OSError:  # It has ended.
+      continue
+    own = int(path.parent.name)
+    parents[own] = int(values[1])
+    ticks = int(values[11]) + int(values[12])
+    seconds[own] = ticks / os.sysconf("SC_CLK_TCK")
+  found = {pid} & seconds.keys()
+  while more := {x for x in parents if parents[x] in found} - found:
+    found |= more
+  return {x: seconds[x] for x in found}

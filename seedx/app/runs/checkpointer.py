@@ -114,7 +114,6 @@ class Checkpointer:
   Checkpoints are written on a thread of their own, one at a time.
 
   Attributes:
-    newest: the metrics of the last checkpoint; empty before the first.
     is_saved: whether the last checkpoint of the run is on the disk.
   """
 
@@ -133,7 +132,7 @@ class Checkpointer:
       config: how often to save.
       evaluation: evaluates the run; None for never.
     """
-    self.newest: Mapping[str, metrics.Value] = {}
+    self._newest: Mapping[str, metrics.Value] = {}
     self.is_saved = False
     self._run = run
     self._run_dir = run_dir
@@ -184,6 +183,10 @@ class Checkpointer:
         print(f"the replay starts empty: {error}", file=sys.stderr)
     if self._evaluation is not None:
       self._evaluation.resume(env_steps)
+
+  def measure(self) -> metrics.Line:
+    """The metrics of the last checkpoint; none before the first."""
+    return self._newest
 
   def check(self) -> None:
     """Saves and evaluates if it is time to. Call this regularly.
@@ -311,7 +314,7 @@ class Checkpointer:
           items[REPLAY] = fetch()
         with self._writing:
           size = self._checkpoints.save(self._run.clock(saved), items, score)
-        self.newest = {
+        self._newest = {
           "checkpoint_bytes": size,
           "checkpoint_seconds": time.monotonic() - started,
         }

@@ -6,7 +6,7 @@ import pathlib
 import sys
 import threading
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from seedx import envs, files, metrics, types
 from seedx.acting import evaluator
@@ -54,7 +54,6 @@ class Periodic:
   line to `evaluations.jsonl`. While one is in progress, no other starts.
 
   Attributes:
-    newest: the metrics of the last evaluation; empty before the first.
     means: mean returns, by the env steps of what was evaluated.
     words: a summary of the last evaluation; empty before the first.
   """
@@ -65,7 +64,7 @@ class Periodic:
     Raises:
       types.ConfigError: the agent has no `greedy` step.
     """
-    self.newest: Mapping[str, metrics.Value] = {}
+    self._newest: Mapping[str, metrics.Value] = {}
     self.means: dict[int, float] = {}
     self.words = ""
     self._evaluator = evaluator.Evaluator(
@@ -83,8 +82,12 @@ class Periodic:
   @property
   def mean(self) -> float | None:
     """The mean return of the last evaluation; None before the first."""
-    found = self.newest.get("evaluation_return")
+    found = self._newest.get("evaluation_return")
     return found if isinstance(found, float) else None
+
+  def measure(self) -> metrics.Line:
+    """The metrics of the last evaluation; none before the first."""
+    return self._newest
 
   def resume(self, env_steps: int) -> None:
     """Skips evaluations that were due at `env_steps` or before."""
@@ -159,38 +162,8 @@ class Periodic:
       except OSError as error:  # Such as a full disk.
         path = self._folder / run_dirs.EVALUATIONS
         print(f"cannot write {str(path)!r} ({error.strerror})", file=sys.stderr)
-      self.newest = {"evaluation_return": found["mean"]}
+      self._newest = {"evaluation_return": found["mean"]}
       self.means[env_steps] = found["mean"]
       self.words = statistics.in_words(found)
     except BaseException as failure:
       self._failure = failure
-
-
-class HasNewest(Protocol):
-  """What happens now and then.
-
-  Attributes:
-    newest: the metrics of the last time.
-  """
-
-  newest: Mapping[str, metrics.Value]
-
-
-class Lines:
-  """A Sink that adds the newest metrics of what happens now and then."""
-
-  def __init__(self, sink: metrics.Sink, *others: HasNewest | None) -> None:
-    """Passes lines to `sink`, with the metrics of `others`."""
-    self._sink = sink
-    self._others = [other for other in others if other is not None]
-
-  def write(self, line: metrics.Line) -> None:
-    """Takes a line of metrics."""
-    more = dict(line)
-    for other in self._others:
-      more |= other.newest
-    self._sink.write(more)
-
-  def close(self) -> None:
-    """Closes the sink."""
-    self._sink.close()

@@ -11,23 +11,25 @@ have its own options: `seedx sweep "impala --agent a2c"`.
 """
 
 import dataclasses
-import importlib
 import json
 import pathlib
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from seedx import files, launch, metrics, types
+from seedx import files, launch, types
 from seedx.app import plot
-from seedx.app.cli import command_line, configs, experiments
+from seedx.app.cli import command_line, configs
 from seedx.app.runs import run_dirs
 from seedx.app.studies import search, trials
 from seedx.launch import ray
 from seedx.runtime import signals
+
+if TYPE_CHECKING:
+  from seedx.app.studies import tuning
 
 # Settings with labels that are the same for all trials.
 _FIXED = ("env_options", "total_steps")
@@ -66,7 +68,7 @@ class Options:
     trials: how many values of them to try, at random.
     method: "random" draws values, "grid" tries all combinations of A|B|C.
     scheduler: "asha" ends trials early that fall behind, "none" does not.
-    env: name of the environment; the experiment's own if empty.
+    env: name of the environment, for an experiment without --env of its own.
     total_steps: env steps of each run.
     seed: of the values and of the trials.
     seeds: runs of the best and of the experiment's own settings at the end,
@@ -122,18 +124,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _sweep(options: Options) -> int:
-  name, *words = options.experiment.split() or [""]
-  if name not in experiments.shipped():
-    known = ", ".join(experiments.shipped())
-    raise types.ConfigError(f"expected EXPERIMENT of {known}, found {name!r}")
-  from seedx.app.cli import programs  # It imports JAX.
-
-  words += ["--env", options.env] if options.env else []
-  words += ["--total-steps", str(options.total_steps)]
-  module = experiments.load_module(name)
-  if not {"-h", "--help"}.isdisjoint(words):
-    raise types.ConfigError(f"expected no --help of {name} in EXPERIMENT")
-  asked, _ = programs.read(module.EXPERIMENT, words, module.__name__)
+  trials.check_name(options.experiment)
+  if not {"-h", "--help"}.isdisjoint(options.experiment.split()):
+    raise types.ConfigError("expected no --help in EXPERIMENT")
+  words = trials.words_of(options.experiment, options.env, options.total_steps)
+  asked = trials.read(words)
   said = command_line.said(asked, options.experiment.split())
   if not said.isdisjoint(_OWN):
     raise types.ConfigError(
@@ -151,10 +146,10 @@ def _sweep(options: Options) -> int:
   else:
     values = search.drawn(space, options.trials, options.seed)
   for x in values:  # Before hours of others.
-    own = [*words, *trials.options(x)]
-    programs.read(module.EXPERIMENT, own, module.__name__)
+    trials.read([*words, *_words(x)])
   ray.ray()  # Says what to install.
-  tuning: Any = importlib.import_module("seedx.app.studies.tuning")
+  from seedx.app.studies import tuning  # It imports Ray.
+
   run_dir = run_dirs.new(options.run_dir, "sweep", _NAMES).absolute()
   stop = threading.Event()
   with (
@@ -163,17 +158,16 @@ def _sweep(options: Options) -> int:
   ):
     config = json.dumps(dataclasses.asdict(options), indent=2)
     files.write_file(run_dir / run_dirs.CONFIG, config + "\n")
-    status = _search(options, name, words, values, asked.run.env.env, pool)
+    status = _search(options, words, values, asked.run.env.env, pool)
   return ending.status or status
 
 
 def _search(
   options: Options,
-  name: str,
   words: Sequence[str],
   values: Sequence[Mapping[str, str]],
   env: str,
-  pool: Any,
+  pool: "tuning.Pool",
 ) -> int:
   """Trains all trials, then the best and the default; says what came of it.
 
@@ -182,19 +176,25 @@ def _search(
   """
   run_dir = pool.run_dir
   print(
-    f"{len(values)} trials of {name} on {env} | {run_dir}",
+    f"{len(values)} trials of {words[0]} on {env} | {run_dir}",
     file=sys.stderr,
     flush=True,
   )
   asked = [
-    trials.Trial(f"trials/{k:03d}", name, words, x, options.seed)
+    trials.Trial(
+      f"trials/{k:03d}",
+      [*words, *_words(x)],
+      options.seed,
+      " ".join(f"{name}={value}" for name, value in x.items()),
+    )
     for k, x in enumerate(values)
   ]
   asha = options.total_steps if options.scheduler == "asha" else None
   failed = pool.train(asked, asha)
-  found = [_Found.of(run_dir, trial, failed) for trial in asked]
-  ranked = sorted(found, key=_Found.rank, reverse=True)
-  table = _table(list(values[0]), ranked, options.total_steps)
+  found = _results(asked, run_dir, failed)
+  of_trial = {trial.name: x for trial, x in zip(asked, values, strict=True)}
+  ranked = sorted(found, key=_rank, reverse=True)
+  table = _table(of_trial, ranked, options.total_steps)
   files.write_file(run_dir / "sweep.md", table + "\n")
   print(table, flush=True)
   if pool.stop.is_set() or not ranked[0].lines:
@@ -205,10 +205,8 @@ def _search(
   first = options.seed + 1
   seeds = range(first, first + options.seeds)
   again = {
-    "default": [
-      trials.Trial(f"default/{seed}", name, words, {}, seed) for seed in seeds
-    ],
-    f"best: {ranked[0].trial.described}": [
+    "default": [trials.Trial(f"default/{seed}", words, seed) for seed in seeds],
+    f"best: {ranked[0].trial.label}": [
       dataclasses.replace(ranked[0].trial, name=f"best/{seed}", seed=seed)
       for seed in seeds
     ],
@@ -216,7 +214,7 @@ def _search(
   failed |= pool.train([x for group in again.values() for x in group])
   lines, sentences = {}, []
   for label, group in again.items():
-    own = [_Found.of(run_dir, trial, failed) for trial in group]
+    own = _results(group, run_dir, failed)
     # A run that has failed is no result.
     lines[label] = [x.lines for x in own if x.lines and not x.error]
     sentences += [
@@ -232,53 +230,46 @@ def _search(
   return 1 if failed else 0
 
 
-@dataclasses.dataclass(frozen=True)
-class _Found:
-  """What a trial has reached.
+def _words(values: Mapping[str, str]) -> list[str]:
+  """Values of settings as words of a command line."""
+  return [
+    word
+    for name, value in values.items()
+    for word in (
+      # A switch has no value.
+      command_line.option(name, value.lower() == "true")
+      if value.lower() in ("true", "false")
+      else [command_line.flag(name), value]
+    )
+  ]
 
-  Attributes:
-    trial: that trained.
-    lines: its lines of metrics.
-    error: what it died of; empty if it did not.
-  """
 
-  trial: trials.Trial
-  lines: Sequence[Mapping[str, Any]]
-  error: str
+def _results(
+  asked: Sequence[trials.Trial],
+  run_dir: pathlib.Path,
+  failed: Mapping[str, str],
+) -> list[trials.Result]:
+  """Reads what trials have left, with the errors of those that failed."""
+  return [trials.Result.read(x, run_dir, failed.get(x.name, "")) for x in asked]
 
-  @classmethod
-  def of(
-    cls,
-    run_dir: pathlib.Path,
-    trial: trials.Trial,
-    failed: Mapping[str, str],
-  ) -> "_Found":
-    """Reads what a trial has written."""
-    try:
-      lines = metrics.read_lines(run_dir / trial.name / run_dirs.METRICS)
-    except FileNotFoundError:
-      lines = []
-    return cls(trial, lines, failed.get(trial.name, ""))
 
-  @property
-  def last(self) -> Mapping[str, Any]:
-    """The last line; empty for none."""
-    return self.lines[-1] if self.lines else {}
-
-  def rank(self) -> tuple[bool, float, float]:
-    """One that has not died, the last return, the mean over the run."""
-    returns = [
-      x["episode_return"] for x in self.lines if x["episode_return"] is not None
-    ]
-    if not returns:
-      return not self.error, -np.inf, -np.inf
-    return not self.error, returns[-1], float(np.mean(returns))
+def _rank(found: trials.Result) -> tuple[bool, float, float]:
+  """One that has not died, the last return, the mean over the run."""
+  returns = [
+    x["episode_return"] for x in found.lines if x["episode_return"] is not None
+  ]
+  if not returns:
+    return not found.error, -np.inf, -np.inf
+  return not found.error, returns[-1], float(np.mean(returns))
 
 
 def _table(
-  names: Sequence[str], ranked: Sequence[_Found], total_steps: int
+  values: Mapping[str, Mapping[str, str]],
+  ranked: Sequence[trials.Result],
+  total_steps: int,
 ) -> str:
   """A Markdown table with a row for each trial, the best first."""
+  names = next(iter(values.values()))
   titles = ["trial", *names, "return", "env steps", "seconds", "end"]
   rows = [titles, ["---"] * len(titles)]
   for found in ranked:
@@ -289,7 +280,7 @@ def _table(
     rows.append(
       [
         pathlib.PurePath(found.trial.name).name,
-        *found.trial.values.values(),
+        *values[found.trial.name].values(),
         "-" if reached is None else f"{reached:.1f}",
         f"{steps:,}",
         f"{found.last.get('wall_seconds', 0.0):.0f}",

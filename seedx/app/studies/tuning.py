@@ -140,16 +140,24 @@ class _Trainable(tune.Trainable):
     if 0 < share < 1:
       memory = f"{_MEMORY_SHARE * share:.3f}"
       os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] = memory
-    self._training = trials_lib.Training(asked[config["trial"]], run_dir)
+    self._running = trials_lib.Running(asked[config["trial"]], run_dir)
+    self._lines = self._running.lines(threading.Event())
+    self._reached: dict[str, Any] = {"env_steps": 0, "episode_return": _LEAST}
 
   def step(self) -> dict[str, Any]:
-    """See `trials_lib.Training`; but ASHA cannot count with infinity."""
-    said = self._training.step()
-    return {**said, "episode_return": max(said["episode_return"], _LEAST)}
+    """Waits for its next line of metrics, or its end."""
+    line = next(self._lines, None)
+    if line is None:
+      return {**self._reached, "done": True, "error": self._running.error()}
+    self._reached["env_steps"] = line["env_steps"]
+    # ASHA cannot count with infinity.
+    if line["episode_return"] is not None:
+      self._reached["episode_return"] = line["episode_return"]
+    return {**self._reached, "done": False, "error": ""}
 
   def cleanup(self) -> None:
     """Ends it in order."""
-    self._training.end()
+    self._running.end()
     # Ray may end the process before it has exited; its own handler would write
     # the traceback of a `SystemExit`.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -228,7 +236,7 @@ class _Progress(tune.Callback):
   def _end(self, trial: Any, error: str) -> None:
     self._ended += 1
     asked = self._asked[trial.config["trial"]]
-    words = [f"{self._ended}/{len(self._asked)}", asked.name, asked.described]
+    words = [f"{self._ended}/{len(self._asked)}", asked.name, asked.label]
     if error:
       self.errors[asked.name] = f"failed: {error}".replace("|", "/")
     end = self.errors.get(asked.name) or _reached(trial)

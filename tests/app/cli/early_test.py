@@ -29,7 +29,6 @@ _RUN |= {"pipeline": "seedx.pipelines.sync:Config", "agent": "a:b"}
     ("seedx sweep nothing", "found 'nothing'"),
     ("seedx sweep ppo --trials 0", "--trials from 1 to"),
     ("seedx benchmark --seconds 0", "--seconds of at least 1"),
-    ("seedx chaos --pipelines nothing", "found 'nothing'"),
     ("seedx certificates", "expected DIRECTORY"),
   ],
 )

@@ -44,8 +44,7 @@ _PROGRAMS = (
   "studies.compare",
   "studies.sweep",
   "certificates",
-  "benchmark.options",
-  "chaos.options",
+  "benchmark.main",
 )
 
 

@@ -1,6 +1,8 @@
 """The comparison of pipelines: its runs, its table and its figure."""
 
 import json
+import os
+import signal
 
 import pytest
 from matplotlib import image
@@ -8,7 +10,7 @@ from matplotlib import image
 from seedx import types
 from seedx.app import plot
 from seedx.app.runs import run_dirs
-from seedx.app.studies import compare
+from seedx.app.studies import compare, trials
 
 A2C = "a2c --num-envs 4 --unroll-length 5 --hidden-sizes 8"
 MEASURED = {
@@ -19,6 +21,10 @@ MEASURED = {
   "acting_wait_learner": 0.0,
   "learning_wait_experience": 0.5,
 }
+
+
+def trial(words):
+  return trials.Trial("a/0", words.split(), label=words)
 
 
 def lines_of(steps, returns, **more):
@@ -52,12 +58,12 @@ def test_a_figure_of_all_runs_and_a_table_of_medians_over_seeds(
     "ppo --learner-devices 0,1": [30.0, 40.0, 50.0],
   }
 
-  def run(given, words, seed, run_dir):
-    del given, run_dir
+  def run(given, words, seed, run_dir, stop):
+    del given, run_dir, stop
     measured = MEASURED | {"policy_lag": seed, "steps_per_second": 10**seed}
     returns = [None, 10.0, ends[words][seed]]
     lines = lines_of([0, 1000, 2000], returns, **measured)
-    return compare.Run(words, lines, cpu_seconds=9 - seed)
+    return trials.Result(trial(words), lines, cpu_seconds=9 - seed)
 
   monkeypatch.setattr(compare, "train", run)
   drawn = []
@@ -100,14 +106,16 @@ def test_a_run_that_fails_or_is_interrupted_leaves_the_table_of_the_others(
 ):
   ended = []
 
-  def run(given, words, seed, run_dir):
+  def run(given, words, seed, run_dir, stop):
     ended.append((words, seed))
     if words == "ppo":
       raise types.ConfigError("seedx train ppo ended with status 1: no memory")
     if len(ended) == 6:
-      return 130
+      os.kill(os.getpid(), signal.SIGINT)
+      assert stop.wait(60)
+      return None
     lines = lines_of([0, 10], [None, 5.0], **MEASURED)
-    return compare.Run(words, lines, 1.0)
+    return trials.Result(trial(words), lines)
 
   monkeypatch.setattr(compare, "train", run)
   words = ["--experiments", "a2c,ppo", "--run-dir"]

@@ -1,27 +1,40 @@
-"""The wire and the prioritized replay, each measured alone.
+"""Measures the wire, the prioritized replay and matrix products, each work.
+
+  python -m benchmarks.components --seconds 5
+  python -m benchmarks.components --streams 1,16,128,512,1024
+  python -m benchmarks.components --products "impala,ppo --hidden-sizes 64"
 
 The wire carries what thin actors send: rows of CartPole, and of Atari's Pong
-with four frames. A server in a process of its own replies with actions.
+with four frames. A server in a process of its own replies with actions. With
+`--streams`, it measures many clients that wait for replies at the same time;
+with `--products`, what learning would cost at the speed of a large matrix
+product.
 """
 
+import argparse
 import contextlib
 import functools
 import multiprocessing
 import os
 import statistics
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from benchmarks import matrix_products
 from seedx import envs, replay, trees, types, wire
 from seedx.acting import local_actor, protocol, unroll_store
 from seedx.agents import acting_step, random_keys
-from seedx.app.benchmark import alone, work_sizes
+from seedx.app import devices
+from seedx.app.benchmark import figures, work
+from seedx.app.benchmark.figures import Figure
+from seedx.app.studies import trials
 
 # The environments of the messages, and the rows of each.
 _MESSAGES = (
@@ -31,8 +44,46 @@ _MESSAGES = (
 _STREAM_ROWS = 16
 _REPLAY_STEPS, _REPLAY_BATCH = 2**20, 512
 _START_SECONDS = 60.0
-# Of a component, what is measured; with seconds, or a number a second.
+# By component and figure, in seconds.
 Costs = dict[tuple[str, str], float]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Measures what is asked for; without options the wire and the replay."""
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument("--seconds", type=float, default=5.0)
+  parser.add_argument("--streams", default="", help="numbers of clients, A,B")
+  parser.add_argument("--products", default="", help="experiments, A,B")
+  parser.add_argument("--output", default="components.jsonl")
+  options = parser.parse_args(argv)
+  found = figures.Figures(options.output)
+  for number in map(int, filter(None, options.streams.split(","))):
+    seconds, rate = work.in_process(streams, number, options.seconds)
+    connected = Figure("to connect all", "s", seconds)
+    replies = Figure("replies", "messages/s", rate)
+    found.add(f"wire, {number} streams", [connected, replies])
+  if options.products:
+    for words in trials.experiments_of(options.products.split(",")):
+      share = work.in_process(
+        matrix_products.of_learning, words, options.seconds
+      )
+      name = "learning at the speed of a matrix product"
+      found.add(words, [Figure(name, "", share)])
+  if not options.streams and not options.products:
+    for measure in (wire_alone, replay_alone):
+      costs = work.in_process(_with_a_server, measure, options.seconds)
+      for (of, figure), cost in costs.items():
+        found.add(of, [Figure(figure, "us", 1e6 * cost)])
+  print(found.table())
+  return 0
+
+
+def _with_a_server(measure: Callable[[float], Costs], seconds: float) -> Costs:
+  """Measures with the settings of a program that has a server."""
+  devices.compute_on_own_threads()
+  return measure(seconds)
 
 
 def wire_alone(seconds: float) -> Costs:
@@ -53,7 +104,7 @@ def wire_alone(seconds: float) -> Costs:
     rows = _rows(spec, num_rows)
 
     share = seconds / (2 * len(_MESSAGES))
-    found[name, "encode and decode"] = alone.cpu_seconds_per_call(
+    found[name, "encode and decode"] = work.cpu_seconds_per_call(
       functools.partial(_coded, inputs, rows), share
     )
     with _echo(env, num_rows, 1) as address, wire.Client(address) as client:
@@ -75,13 +126,13 @@ def replay_alone(seconds: float) -> Costs:
     Seconds to add 512 steps of CartPole, to sample 512 windows, to write their
     new priorities, and for all three.
   """
-  config = work_sizes.config_of("apex_dqn", "CartPole-v1")
+  config = work.config_of("apex_dqn", "CartPole-v1")
   agent = config.plan.agent(config.agent, envs.spec(config.env))
   period, window = config.learner.unroll_length, agent.needs.window
   assert window is not None
   layout = unroll_store.Layout.of(agent, period, _REPLAY_BATCH // period)
   shapes = local_actor.Programs(agent, envs.spec(config.env), layout).share()
-  share = jax.device_put(alone.made_up(shapes))
+  share = jax.device_put(work.made_up(shapes))
   own = replay.Prioritized(_REPLAY_STEPS // period, window)
   add = jax.jit(own.add, donate_argnums=0)
   sample = jax.jit(own.sample, static_argnums=2)
@@ -217,3 +268,7 @@ def _serve(
   with server:
     started.set()
     stop.wait()
+
+
+if __name__ == "__main__":
+  sys.exit(main())

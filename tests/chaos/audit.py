@@ -1,4 +1,4 @@
-"""Agents that look at what they learn from, for `seedx.app.chaos`.
+"""Agents that look at what they learn from, for `tests.chaos`.
 
 A violation is a line on stderr that begins with `VIOLATION`.
 """

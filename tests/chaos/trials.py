@@ -1,5 +1,17 @@
-"""Runs the trials that `seedx chaos` was asked for, and judges them."""
+"""Runs pipelines while their processes, peers and disk fail.
 
+  python -m tests.chaos --pipelines seed,a3c --minutes 10
+
+Actors, workers, servers and the learner are killed, stopped and started again
+at random. Hostile peers send damaged messages, well-formed lies and silence to
+the learner's port, and open many connections. For some seconds, nothing can be
+written, environments stand still, or an update does not return. The program
+exits with 1 if a step was learned from that is not what an environment said, or
+twice; a return is not the one that was earned; a parameter is not finite; the
+run hangs or ends; memory grows; or something is left behind.
+"""
+
+import dataclasses
 import json
 import pathlib
 import sys
@@ -9,10 +21,23 @@ from typing import Any
 
 import numpy as np
 
-from seedx import files
-from seedx.app.chaos import trial
-from seedx.app.chaos.options import PIPELINES, Options
+from seedx import files, types
+from seedx.app.cli import command_line
+from tests.chaos import trial
 
+# Each pipeline's experiment, and options that suit a small machine.
+_SMALL_REPLAY = ("--replay-capacity", "20000", "--replay-ratio", "1")
+_ACTORS = ("--envs-per-actor", "16")
+PIPELINES: Mapping[str, tuple[str, Sequence[str]]] = {
+  "seed": ("seed_vtrace", _ACTORS),
+  "impala": ("impala", _ACTORS),
+  "apex": ("apex_dqn", _SMALL_REPLAY),
+  # Its workers' replays are no part of a checkpoint: they fill up again.
+  "gorila": ("gorila_dqn", _SMALL_REPLAY),
+  # What an environment does ends them at once, so that more is resumed.
+  "a3c": ("a3c", ("--env-restarts", "0")),
+  "sync": ("ppo", ("--env-restarts", "0")),
+}
 _ALWAYS = (
   "--total-steps",
   "10000000000",
@@ -29,6 +54,39 @@ _MORE = {"memory": 1.05, "threads": 20.0, "files": 20.0}
 # How soon the rate is back after an actor's fault, and after a learner's.
 _ACTOR_SECONDS = 5.0
 _COLD_STARTS = 1.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """The command line.
+
+  Attributes:
+    pipelines: what to run, one after the other, A,B.
+    minutes: of each.
+    seed: of what is done to them.
+    output: JSON file of what was found; none if empty.
+  """
+
+  pipelines: tuple[str, ...] = tuple(PIPELINES)
+  minutes: float = types.setting(10.0, low=0.1)
+  seed: int = types.setting(0, low=0, high=2**31)
+  output: str = ""
+
+  def __post_init__(self) -> None:
+    """Raises types.ConfigError for what cannot be run."""
+    types.check_settings(self)
+    for name in self.pipelines:
+      if name not in PIPELINES:
+        raise types.ConfigError(
+          f"expected pipelines of {', '.join(PIPELINES)}, found {name!r}"
+        )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs the trials; returns 1 if there are violations."""
+  return command_line.run(
+    run, Options(), "python -m tests.chaos", __doc__, argv
+  )
 
 
 def plan(pipeline: str, minutes: float, seed: int) -> trial.Plan:

@@ -1,6 +1,6 @@
 """An experiment of seedx's own, audited, on the environment that is for that.
 
-python -m seedx.app.chaos.program EXPERIMENT [options]
+python -m tests.chaos.program EXPERIMENT [options]
 
 After SIGUSR1 no update of the learner returns any more.
 """
@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from seedx import app
-from seedx.app.chaos import audit
 from seedx.app.cli import experiments, programs
 from seedx.learning import updates
+from tests.chaos import audit
 
-ENV = "seedx.app.chaos.environment:make"
+ENV = "tests.chaos.environment:make"
 
 
 def config(name: str) -> Any:

@@ -21,9 +21,9 @@ import numpy as np
 import psutil
 
 from seedx import checkpoint, metrics, wire
-from seedx.app.chaos import audit, environment, peers, program
 from seedx.pipelines import gorila, seed
 from seedx.pipelines.gorila import reports
+from tests.chaos import audit, environment, peers, program
 
 # Lines of stderr that are kept.
 _SAID = 200
@@ -278,7 +278,7 @@ class Trial:
     if self._metrics.exists():
       self._old_bytes = self._metrics.stat().st_size
     self._learner = self._popen(
-      "seedx.app.chaos.program",
+      "tests.chaos.program",
       self._plan.experiment,
       *words,
       *self._plan.options,
@@ -293,7 +293,7 @@ class Trial:
       words = ["seedx.join", self._address]
     else:
       role = "worker" if isinstance(self._config, gorila.Config) else "actor"
-      words = ["seedx.app.chaos.program", self._plan.experiment]
+      words = ["tests.chaos.program", self._plan.experiment]
       words += ["--role", role, "--address", self._address]
     words += ["--env", program.ENV, "--give-up-seconds", f"{_GIVE_UP_SECONDS}"]
     self._joiner = self._popen(*words)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from seedx import wire
-from seedx.app.chaos import audit, environment, main, options, peers, trial
+from tests.chaos import audit, environment, peers, trial, trials
 
 
 def _windows(count=3):
@@ -143,11 +143,11 @@ def test_a_pause_counts_where_the_learner_goes_on(paused, of_all, least):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("pipeline", options.PIPELINES)
+@pytest.mark.parametrize("pipeline", trials.PIPELINES)
 def test_a_minute_of_chaos_finds_nothing(pipeline, tmp_path):
   output = tmp_path / "found.json"
 
-  status = main.main(
+  status = trials.main(
     ["--pipelines", pipeline, "--minutes", "1", "--output", str(output)]
   )
 

@@ -9,41 +9,51 @@ import jax.numpy as jnp
 
 from seedx import envs
 from seedx.acting import local_actor, unroll_store
-from seedx.app.benchmark import alone, work_sizes
+from seedx.app.benchmark import work
 from seedx.pipelines import a3c, gorila
 
 # Rows and columns of the product that the machine's speed is measured with.
 _SIZE = 1024
 
 
-def of_update(config: Any, sizes: work_sizes.Sizes, seconds: float) -> float:
-  """What the matrix products of an update cost at the speed of a large one.
+def of_learning(words: str, seconds: float) -> float:
+  """The share of learning that its matrix products take at full speed.
 
   Args:
-    config: of the pipeline.
-    sizes: of its work.
-    seconds: to measure the speed for.
-
-  Returns:
-    CPU seconds per update.
+    words: the experiment, with its own options.
+    seconds: time to measure learning, and the speed of a large product.
   """
-  return operations_of_update(config, sizes) / speed(seconds)
+  config = work.config_of(words, "CartPole-v1")
+  sizes = work.sizes_of(config)
+  own, calls = work.learns(config, sizes), 0
+
+  def learn() -> None:
+    nonlocal calls
+    own.learn()
+    calls += 1
+
+  while not own.updates():  # A replay has to be filled.
+    own.learn()
+  first = own.updates()
+  cost = work.cpu_seconds_per_call(learn, seconds, own.finish)
+  updates = (own.updates() - first) / calls
+  return operations_of_update(config, sizes) / speed(seconds) * updates / cost
 
 
-def operations_of_update(config: Any, sizes: work_sizes.Sizes) -> int:
+def operations_of_update(config: Any, sizes: work.Sizes) -> int:
   """Floating point operations of the matrix products of an update.
 
   Args:
-    config: of the pipeline.
-    sizes: of its work.
+    config: config of the pipeline.
+    sizes: sizes of its work.
   """
   spec, key = envs.spec(config.env), jax.random.key(0)
   agent = config.plan.agent(config.agent, spec)
   layout = unroll_store.Layout.of(agent, sizes.period, sizes.unrolls)
   share = jax.device_put(
-    alone.made_up(local_actor.Programs(agent, spec, layout).share())
+    work.made_up(local_actor.Programs(agent, spec, layout).share())
   )
-  source = config.plan.source(agent, sizes.period, jax.devices()[:1], key)
+  source = config.plan.source(agent, jax.devices()[:1], key)
   (part,) = source.example([share]).parts
   by_workers = isinstance(config, a3c.Config | gorila.Config)
   function = agent.gradients if by_workers else agent.update
@@ -59,7 +69,7 @@ def operations(jaxpr: jax.extend.core.Jaxpr) -> int:
   a condition the most expensive one.
 
   Args:
-    jaxpr: the program, see `jax.make_jaxpr`.
+    jaxpr: the program; see `jax.make_jaxpr`.
   """
   return sum(_of_equation(x) for x in jaxpr.eqns)
 
@@ -68,7 +78,7 @@ def speed(seconds: float) -> float:
   """Those per CPU second of one large product of float32.
 
   Args:
-    seconds: to measure for.
+    seconds: time to measure.
   """
   x = jnp.ones((_SIZE, _SIZE))
   product = jax.jit(lambda x: x @ x)
@@ -76,7 +86,7 @@ def speed(seconds: float) -> float:
   def multiply() -> None:
     jax.block_until_ready(product(x))
 
-  return 2 * _SIZE**3 / alone.cpu_seconds_per_call(multiply, seconds)
+  return 2 * _SIZE**3 / work.cpu_seconds_per_call(multiply, seconds)
 
 
 def _of_equation(equation: Any) -> int:

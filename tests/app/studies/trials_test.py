@@ -1,0 +1,111 @@
+"""Trials: their processes, their directories and what they die of."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from seedx import metrics, types
+from seedx.app.studies import trials
+from tests import programs, running
+
+compiled_once = programs.compiled_once
+
+WORDS = (
+  "a2c --env CartPole-v1 --hidden-sizes 8 --num-envs 4 --unroll-length 5"
+  " --log-seconds 0 --total-steps"
+)
+
+
+def trial(steps=400, *words, **changes):
+  words = [*WORDS.split(), str(steps), *words]
+  return trials.Trial("some/a", words, **changes)
+
+
+@pytest.mark.slow
+def test_a_trial_has_its_own_directory_options_and_seed(tmp_path):
+  asked = trial(400, "--learning-rate", "0.0123", seed=3)
+  run = trials.Running(asked, tmp_path)
+  lines = list(run.lines(threading.Event()))
+  run.end()
+  assert run.error() == ""
+  folder = tmp_path / "some" / "a"
+  assert lines == metrics.read_lines(folder / "metrics.jsonl")
+  assert trials.Result.read(asked, tmp_path).last["env_steps"] >= 400
+  config = json.loads((folder / "config.json").read_text())
+  assert config["options"]["learning_rate"] == 0.0123
+  assert config["options"]["seed"] == 3
+
+
+@pytest.mark.slow
+def test_a_trial_that_is_ended_has_a_checkpoint(tmp_path):
+  run = trials.Running(trial(10**8), tmp_path)
+  next(run.lines(threading.Event()))
+  run.end()
+  assert run.error() == ""
+  assert os.listdir(run.run_dir / "checkpoints")
+
+
+def test_a_trial_names_what_has_ended_it(tmp_path):
+  run = trials.Running(trial(400, "--epochs", "3"), tmp_path)
+  assert list(run.lines(threading.Event())) == []
+  run.end()
+  error = run.error()
+  assert "seedx train a2c" in error and "ended with 2: error: " in error
+  assert "unrecognized arguments: --epochs" in error
+  with pytest.raises(types.ConfigError, match="cannot write in"):
+    trials.Running(trial(), tmp_path)  # It has an output.
+
+
+_STARTS = """
+import os, sys
+from seedx.app.studies import trials
+run = trials.Running(trials.Trial("a", sys.argv[2:]), sys.argv[1])
+print(run.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+def test_no_trial_outlives_what_has_started_it(tmp_path):
+  words = [*WORDS.split(), str(10**8)]
+  parent = subprocess.Popen(
+    [sys.executable, "-c", _STARTS, str(tmp_path), *words],
+    cwd=programs.ROOT,
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+    text=True,
+  )
+  pid = int(parent.stdout.readline())
+  running.wait_until((tmp_path / "a" / "metrics.jsonl").exists)
+  parent.kill()
+  parent.wait()
+  running.wait_until(lambda: not _is_running(pid))
+  assert os.listdir(tmp_path / "a" / "checkpoints")
+
+
+def _is_running(pid):
+  try:
+    with open(f"/proc/{pid}/stat") as file:
+      return file.read().rpartition(")")[2].split()[0] != "Z"
+  except FileNotFoundError:
+    return False
+
+
+@pytest.mark.parametrize(
+  ("text", "cause"),
+  [
+    ("Traceback\n  File\nValueError: no\n\n", "ValueError: no"),
+    (
+      "\x1b[36mRayError\x1b[39m: its node died\n\x1b[0m\n",
+      "RayError: its node died",
+    ),
+    ("", "its process died"),
+    ("\x1b[0m\n---\n", "its process died"),
+  ],
+)
+def test_the_cause_is_the_last_line_that_says_something(text, cause):
+  assert trials.cause(text) == cause

@@ -1,0 +1,60 @@
+"""Developers' benchmarks: what they count, and that they run."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from benchmarks import accelerator, components, matrix_products
+from seedx.app.benchmark import work
+
+
+def test_operations_of_products_and_convolutions_are_counted_by_hand():
+  def program(x, y, image, kernel):
+    def body(carry, _):
+      return carry @ y, ()
+
+    carry, _ = jax.lax.scan(body, x, length=7)
+    convolved = jax.lax.conv_general_dilated(image, kernel, (1, 1), "VALID")
+    either = jax.lax.cond(x[0, 0] > 0, lambda: x @ y @ y, lambda: x)
+    return carry, convolved, jax.jit(lambda: jax.vmap(jnp.dot)(x, x))(), either
+
+  shapes = (3, 4), (4, 4), (2, 5, 8, 8), (6, 5, 3, 3)
+  jaxpr = jax.make_jaxpr(program)(*map(jnp.ones, shapes)).jaxpr
+  product, own = 2 * 3 * 4 * 4, 2 * 3 * 4
+  convolution = 2 * (2 * 6 * 6 * 6) * (5 * 3 * 3)
+  assert matrix_products.operations(jaxpr) == 9 * product + convolution + own
+
+
+@pytest.mark.parametrize(
+  "words", [words for words, _ in (*accelerator.RUNS, *accelerator.MORE_RUNS)]
+)
+def test_what_is_measured_on_an_accelerator_can_be_run(words):
+  work.config_of(words, "")
+
+
+@pytest.mark.slow
+def test_components_have_a_cost():
+  wire = components.wire_alone(0.5)
+  assert len({of for of, _ in wire}) == 2
+  replay = components.replay_alone(0.5)
+  for (of, figure), seconds in {**wire, **replay}.items():
+    assert 0 < seconds < 1, (of, figure)
+
+
+@pytest.mark.long
+def test_streams_and_products_are_figures(tmp_path, capsys):
+  output = tmp_path / "found.jsonl"
+  words = "--streams 3,5 --products a2c --seconds 0.5 --output"
+  assert components.main([*words.split(), str(output)]) == 0
+  first, *lines = [json.loads(x) for x in output.read_text().splitlines()]
+  assert first["machine"]["devices"].endswith("CPU")
+  assert all(x["value"] > 0 for x in lines)
+  for number in (3, 5):
+    of = f"wire, {number} streams"
+    found = {x["figure"] for x in lines if x["of"] == of}
+    assert found == {"to connect all", "replies"}
+  (share,) = [x["value"] for x in lines if x["of"] == "a2c"]
+  assert share < 2
+  assert "**a2c**" in capsys.readouterr().out

@@ -1,0 +1,8 @@
+"""See `trials`."""
+
+import sys
+
+from tests.chaos import trials
+
+if __name__ == "__main__":
+  sys.exit(trials.main())
