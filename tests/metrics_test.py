@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from seedx import metrics
+from seedx.metrics import events
 
 
 class FakeClock:
@@ -178,7 +179,7 @@ def test_row_without_an_episode_is_refused():
 def test_what_writes_no_line_leaves_no_file(tmp_path):
   for sink in (
     metrics.JsonLines(tmp_path / "metrics.jsonl"),
-    metrics.TensorBoard(tmp_path),
+    events.TensorBoard(tmp_path),
   ):
     sink.close()
   assert not list(tmp_path.iterdir())
@@ -239,7 +240,7 @@ def read_events(run_dir):
 
 
 def test_tensorboard_has_scalars_against_env_steps(tmp_path):
-  sink = metrics.TensorBoard(tmp_path)
+  sink = events.TensorBoard(tmp_path)
   sink.write({"env_steps": 640, "loss": 0.5, "episode_return": None, "s": "x"})
   sink.write({"env_steps": np.int64(1280), "loss": np.nan, "lag": 3})
   sink.close()

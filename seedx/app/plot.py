@@ -12,15 +12,13 @@ Each environment has its own row.
 """
 
 import dataclasses
-import io
 import pathlib
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from seedx import files, metrics, types
+from seedx import metrics, types
 from seedx.app.cli import command_line
 from seedx.app.runs import run_dirs, statistics
 
@@ -28,44 +26,8 @@ from seedx.app.runs import run_dirs, statistics
 Groups = Mapping[str, Sequence[Sequence[Mapping[str, Any]]]]
 
 _SUFFIXES = (".png", ".svg", ".pdf")
-# Okabe and Ito's colours, which colour-blind readers can tell apart. Dashes and
-# markers do the same in grey. With 7, 6 and 5 of them, 210 groups look unique.
-_COLOURS = (
-  "#0072B2",
-  "#D55E00",
-  "#009E73",
-  "#CC79A7",
-  "#E69F00",
-  "#56B4E9",
-  "#000000",
-)
-_DASHES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)), (0, (8, 3)))
-_MARKERS = ("o", "s", "^", "D", "v")
-_WIDTH_INCHES = 12.0
-_ROW_INCHES = 4.9
-_LONGEST_LABEL = 70
-_LEGEND = "interquartile mean, its 95% interval, and each seed"
-_CURVE_POINTS = 200
 # A run that made a smaller share of the longest one's env steps ended early.
 _EARLY = 0.95
-# Matplotlib's settings: legible at half the size.
-_LOOK: Any = {
-  "font.size": 16,
-  "text.parse_math": False,
-  "axes.titlesize": 20,
-  "axes.titlelocation": "left",
-  "axes.labelsize": 18,
-  "axes.spines.top": False,
-  "axes.spines.right": False,
-  "axes.grid": True,
-  "axes.axisbelow": True,
-  "grid.color": "0.88",
-  "lines.linewidth": 2.5,
-  "lines.markersize": 9,
-  "legend.fontsize": 16,
-  "legend.frameon": False,
-  "legend.handlelength": 3.5,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,38 +85,19 @@ def draw(
   Raises:
     types.ConfigError: the file is not writable.
   """
-  import matplotlib
-  from matplotlib import figure, layout_engine, lines
-  from matplotlib.backends import backend_agg
+  from seedx.app import drawing  # It loads Matplotlib.
 
   panels = _of_seeds(panels, metric)
-  labels = {label: None for groups in panels.values() for label in groups}
-  styles = {label: _style(i) for i, label in enumerate(labels)}
-  with matplotlib.rc_context(_LOOK):
-    picture = figure.Figure(
-      figsize=(_WIDTH_INCHES, _ROW_INCHES * len(panels)),
-      dpi=100,
-      layout=layout_engine.ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12),
-    )
-    backend_agg.FigureCanvasAgg(picture)
-    rows = picture.subplots(len(panels), len(x), sharey="row", squeeze=False)
-    plotted: set[str] = set()
-    for row, (env, groups) in zip(rows, panels.items(), strict=True):
-      row[0].set_title(textwrap.fill(env, 60))
-      row[0].set_ylabel(metric.replace("_", " "))
-      for axes, key in zip(row, x, strict=True):
-        curves = _curves(groups, key, metric)
-        plotted |= curves.keys()
-        _draw_panel(axes, key, curves, styles, _none(metric))
-    handles, several = [], False
-    for name, style in styles.items():
-      most = max(len(groups.get(name, ())) for groups in panels.values())
-      label = f"{name} ({_count(most, 'seed')})" if most > 1 else name
-      label = label if name in plotted else f"{name} ({_none(metric)})"
-      handles.append(lines.Line2D([], [], label=label, **style))
-      several |= most > 1
-    _add_legend(picture, handles, _LEGEND if several else None)
-    _save(picture, path)
+  seeds: dict[str, int] = {}
+  for groups in panels.values():
+    for label, runs in groups.items():
+      seeds[label] = max(seeds.get(label, 0), len(runs))
+  rows = {
+    env: {key: _curves(groups, key, metric) for key in x}
+    for env, groups in panels.items()
+  }
+  name = metric.replace("_", " ")
+  drawing.draw_curves(rows, path, seeds, name=name, empty=_none(metric))
 
 
 def draw_scores(panels: Mapping[str, Groups], path: pathlib.Path) -> None:
@@ -167,29 +110,9 @@ def draw_scores(panels: Mapping[str, Groups], path: pathlib.Path) -> None:
   Raises:
     types.ConfigError: the file is not writable.
   """
-  import matplotlib
-  from matplotlib import figure, layout_engine
-  from matplotlib.backends import backend_agg
+  from seedx.app import drawing
 
-  scores = _scores(_of_seeds(panels, "episode_return"))
-  with matplotlib.rc_context(_LOOK):
-    picture = figure.Figure(
-      figsize=(_WIDTH_INCHES, 2.0 + 0.7 * len(scores)),
-      dpi=100,
-      layout=layout_engine.ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12),
-    )
-    backend_agg.FigureCanvasAgg(picture)
-    axes = picture.subplots()
-    for i, (label, parts) in enumerate(scores.items()):
-      mean, low, high = statistics.pooled(parts)
-      runs = sum(map(len, parts))
-      name = f"{label} ({_count(runs, 'run')}, {_count(len(parts), 'env')})"
-      error = [[max(0.0, mean - low)], [max(0.0, high - mean)]]
-      look = {"color": _style(i)["color"], "capsize": 6 if high > low else 0}
-      axes.barh(textwrap.fill(name, 40), mean, xerr=error, **look)
-    axes.invert_yaxis()
-    axes.set_xlabel("final return: 0 the first, 1 the best of an environment")
-    _save(picture, path)
+  drawing.draw_scores(_scores(_of_seeds(panels, "episode_return")), path)
 
 
 def curve(
@@ -279,30 +202,11 @@ def _of_seeds(panels: Mapping[str, Groups], metric: str) -> dict[str, Groups]:
   }
 
 
-def _style(i: int) -> dict[str, Any]:
-  """The look of the i-th group."""
-  return {
-    "color": _COLOURS[i % len(_COLOURS)],
-    "linestyle": _DASHES[i % len(_DASHES)],
-    "marker": _MARKERS[i % len(_MARKERS)],
-  }
-
-
-def _save(picture: Any, path: pathlib.Path) -> None:
-  image = io.BytesIO()
-  picture.savefig(image, format=path.suffix[1:].lower())
-  files.write_file(path, image.getvalue())
-
-
 def _none(metric: str) -> str:
   """Says that a run has no value of a metric."""
   if metric == "episode_return":
     return "no episode has ended"
   return f"no {metric.replace('_', ' ')}"
-
-
-def _count(number: int, name: str) -> str:
-  return f"{number} {name}" if number == 1 else f"{number} {name}s"
 
 
 def _scores(panels: Mapping[str, Groups]) -> dict[str, list[np.ndarray]]:
@@ -332,141 +236,3 @@ def _curves(
       if len(points):
         curves.setdefault(label, []).append(points)
   return curves
-
-
-def _draw_panel(
-  axes: Any,
-  key: str,
-  curves: Mapping[str, Sequence[np.ndarray]],
-  styles: Mapping[str, Mapping[str, Any]],
-  empty: str,
-) -> None:
-  """Plots the groups that have curves against env steps or wall time.
-
-  Args:
-    axes: of the panel.
-    key: the x.
-    curves: of each group, each `[points, 2]`.
-    styles: of each group.
-    empty: what the panel says if there are none.
-  """
-  from matplotlib import collections
-
-  if not curves:
-    axes.set_xlabel("wall time" if key == "wall_seconds" else "env steps")
-    axes.set(xticks=[], yticks=[])
-    axes.text(
-      x=0.5,
-      y=0.5,
-      s=empty,
-      ha="center",
-      va="center",
-      color="0.3",
-      transform=axes.transAxes,
-    )
-    return
-  ends = [_end(own, key) for own in curves.values()]
-  logarithmic = max(ends) > 8 * min(ends) > 0
-  size, unit = 1, "env steps"
-  if key == "wall_seconds":
-    size, unit = _time_unit(min(ends) if logarithmic else max(ends))
-    unit = f"wall time ({unit})"
-  first = min(points[0, 0] for own in curves.values() for points in own)
-  left = max(min(ends) / 30, first)
-  for i, (label, own) in enumerate(curves.items()):
-    if logarithmic:
-      at = np.geomspace(left, ends[i], _CURVE_POINTS)
-    else:
-      at = np.linspace(0, ends[i], _CURVE_POINTS)
-    mean, low, high = statistics.iqm(own, at)
-    known = ~np.isnan(mean)
-    x = at[known] / size
-    every = max(1, len(x) // 5)
-    # Where curves meet, their markers do not.
-    offset = every * (i + 1) // (len(curves) + 1)
-    axes.plot(x, mean[known], markevery=(offset, every), **styles[label])
-    if len(own) > 1:
-      color = styles[label]["color"]
-      band = {"color": color, "alpha": 0.2, "linewidth": 0}
-      axes.fill_between(x, low[known], high[known], **band)
-      thin: dict[str, Any] = {"color": color, "alpha": 0.5, "linewidth": 1.0}
-      seeds = [xy / (size, 1) for xy in own]
-      axes.add_collection(collections.LineCollection(seeds, **thin))
-  axes.set_xlabel(unit)
-  # A run that has ended early does not hide the rest of the others.
-  right = max(points[-1, 0] for own in curves.values() for points in own)
-  _set_axes(axes, left / size, right / size, logarithmic)
-
-
-def _end(curves: Sequence[np.ndarray], key: str) -> float:
-  """The x at which the mean of a group ends; single runs go on to their own.
-
-  Wall time passes for runs that have ended, so it is the end of the longest
-  run. Env steps do not, so it is the end of the shortest run.
-  """
-  last = [points[-1, 0] for points in curves]
-  return max(last) if key == "wall_seconds" else min(last)
-
-
-def _time_unit(longest_seconds: float) -> tuple[int, str]:
-  """The size in seconds and the name of the unit for times up to a longest."""
-  for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
-    if longest_seconds >= 2 * size:
-      return size, unit
-  return 1, "seconds"
-
-
-def _set_axes(axes: Any, low: float, high: float, logarithmic: bool) -> None:
-  """Sets the limits and the ticks of a panel."""
-  from matplotlib import ticker
-
-  if logarithmic:
-    axes.set_xscale("log")
-    axes.set_xlim(low / 1.2, high * 1.2)
-    subs = (1.0, 2.0, 5.0) if high < 300 * low else (1.0,)
-    axes.xaxis.set_major_locator(ticker.LogLocator(subs=subs))
-    axes.xaxis.set_minor_locator(ticker.NullLocator())
-  else:
-    axes.set_xlim(0, high * 1.03)
-    axes.xaxis.set_major_locator(ticker.MaxNLocator(5, steps=[1, 2, 5, 10]))
-  axes.xaxis.set_major_formatter(_short)
-  axes.yaxis.set_major_formatter(_short)
-
-
-def _short(value: float, position: int | None = None) -> str:
-  """Formats a tick as 0.5, 250 or 1.5k; EngFormatter would write 0.5 as 500m.
-
-  Args:
-    value: of the tick.
-    position: along the axis; Matplotlib passes it.
-  """
-  del position
-  for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-    if abs(value) >= size:
-      return f"{value / size:g}{suffix}"
-  return f"{value:g}"
-
-
-def _add_legend(
-  picture: Any, handles: Sequence[Any], title: str | None
-) -> None:
-  """Adds a legend below, with as many columns as fit, and the room for it."""
-  for handle in handles:
-    handle.set_label(
-      textwrap.fill(handle.get_label(), _LONGEST_LABEL, break_on_hyphens=False)
-    )
-  renderer = picture.canvas.get_renderer()
-  for columns in range(min(len(handles), 5), 0, -1):
-    legend = picture.legend(
-      handles=handles,
-      loc="outside lower center",
-      ncols=columns,
-      title=title,
-      title_fontsize=14,
-    )
-    box = legend.get_window_extent(renderer)
-    if box.width < 0.98 * picture.bbox.width or columns == 1:
-      break
-    legend.remove()
-  width, height = picture.get_size_inches()
-  picture.set_size_inches(width, height + box.height / picture.dpi)

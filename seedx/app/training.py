@@ -525,11 +525,13 @@ def _sinks(
   own: Sequence[metrics.Sink],
 ) -> Sequence[metrics.Sink]:
   """Where the lines of metrics go; one that fails does not end the run."""
+  from seedx.metrics import events  # It loads tensorboardX.
+
   sinks = [
     metrics.Background(
       run_dirs.METRICS, metrics.JsonLines(run_dir / run_dirs.METRICS)
     ),
-    metrics.Background("TensorBoard's events", metrics.TensorBoard(run_dir)),
+    metrics.Background("TensorBoard's events", events.TensorBoard(run_dir)),
     *(
       metrics.Background(type(x).__qualname__, x, _LOGGER_SECONDS) for x in own
     ),

@@ -10,7 +10,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium.envs import registration
-from PIL import Image
 
 from seedx import envs, types
 from seedx.acting import evaluator
@@ -103,6 +102,8 @@ def frames_per_second(env: str, frames_per_step: int = 1) -> float:
 
 
 def _write_gif(path: str, frames: Iterator[np.ndarray], rate: float) -> None:
+  from PIL import Image  # A video of .mp4 needs none.
+
   images = map(Image.fromarray, frames)
   next(images).save(
     path,

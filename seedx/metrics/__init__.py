@@ -1,8 +1,8 @@
 """Metrics of a run: meters that measure, sinks that take lines, and files.
 
 A line of metrics is a flat mapping of names to values, which a pipeline makes
-and every sink takes unchanged. Rich and TensorBoard are imported at their first
-use, so that this package imports quickly.
+and every sink takes unchanged. `events` (TensorBoard's files) and `status` (a
+terminal) are not imported here: they load tensorboardX and Rich.
 """
 
 from seedx.metrics.console import Console
@@ -23,7 +23,6 @@ from seedx.metrics.sinks import (
   JsonLines,
   Line,
   Sink,
-  TensorBoard,
   Value,
 )
 
@@ -40,7 +39,6 @@ __all__ = [
   "Line",
   "MeanOfSeeds",
   "Sink",
-  "TensorBoard",
   "Value",
   "Waits",
   "bottleneck",

@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, TextIO
+from typing import TextIO
 
 from seedx.metrics import meters, sinks
 
@@ -62,10 +62,12 @@ class Console:
       alone: whether others start the processes that act.
     """
     stream = sys.stderr if stream is None else stream
-    terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
-    self._view: _Status | _Table = (
-      _Status(stream) if terminal else _Table(stream, interval_seconds, clock)
-    )
+    if stream.isatty() and os.environ.get("TERM") != "dumb":
+      from seedx.metrics import status  # It loads Rich.
+
+      self._view: status.Status | _Table = status.Status(stream)
+    else:
+      self._view = _Table(stream, interval_seconds, clock)
     self._total_steps = total_steps
     self._clock = clock
     self._start_seconds = clock()
@@ -169,60 +171,6 @@ class _Table:
     self._num_rows += 1
     print(_ROW.format(**self._waiting), file=self._stream, flush=True)
     self._waiting = None
-
-
-class _Status:
-  """Shows progress as three lines of a terminal that change in place."""
-
-  def __init__(self, stream: TextIO) -> None:
-    import rich.console
-    import rich.live
-
-    self._bar: Any = None
-    self._live = rich.live.Live(
-      console=rich.console.Console(file=stream, highlight=False),
-      auto_refresh=False,
-    )
-
-  def show(self, progress: Mapping[str, str]) -> None:
-    """Replaces the three lines."""
-    import rich.console
-    import rich.progress_bar
-    import rich.table
-    import rich.text
-
-    percent, steps = progress["percent"], progress["steps"]
-    bar = rich.table.Table.grid(padding=(0, 2))
-    bar.add_column()
-    bar.add_column(no_wrap=True)
-    bar.add_row(
-      rich.progress_bar.ProgressBar(
-        100, int(percent[:-1]), width=32, complete_style="cyan"
-      ),
-      f"{percent}  {steps.replace('/', ' of ')} env steps",
-    )
-    figures = "{rate} env steps/s  return {episode_return}"
-    figures += "  policy lag {policy_lag}  {left} left"
-    # A wrapped line would make the status jump in a narrow terminal.
-    one_line: dict[str, Any] = {"no_wrap": True, "overflow": "ellipsis"}
-    lines = (
-      rich.text.Text(figures.format(**progress), **one_line),
-      rich.text.Text.assemble(
-        progress["label"],
-        (progress["bottleneck"], "bold"),
-        progress["evidence"],
-        **one_line,
-      ),
-    )
-    self._live.start()  # Hides the cursor; a second call does nothing.
-    self._live.update(rich.console.Group(bar, *lines), refresh=True)
-    self._bar = bar
-
-  def close(self) -> None:
-    """Leaves only the bar, since the rest was of a moment; shows the cursor."""
-    if self._bar is not None:
-      self._live.update(self._bar, refresh=True)
-    self._live.stop()
 
 
 def _diagnosis(line: sinks.Line) -> tuple[str, str]:

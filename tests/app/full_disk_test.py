@@ -59,13 +59,14 @@ def test_a_sink_gets_the_lines_after_a_while_without_a_disk(tmp_path):
   script = """
 import os, resource, sys
 from seedx import metrics
+from seedx.metrics import events
 
 def room(size):
   resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
-metrics.sinks._FLUSH_SECONDS = 0.0
+events._FLUSH_SECONDS = 0.0
 lines = metrics.JsonLines(os.path.join(sys.argv[1], "metrics.jsonl"))
-sinks = {"lines": lines, "events": metrics.TensorBoard(sys.argv[1])}
+sinks = {"lines": lines, "events": events.TensorBoard(sys.argv[1])}
 sinks = [metrics.Background(k, x) for k, x in sinks.items()]
 
 def write(steps):

@@ -12,7 +12,7 @@ import pytest
 from matplotlib import figure, text
 
 from experiments.figures import dark
-from seedx.app import plot
+from seedx.app import drawing, plot
 from seedx.app.runs import run_dirs, statistics
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -577,7 +577,9 @@ def test_a_run_of_another_length_is_of_another_group(tmp_path):
 
 def test_no_two_groups_look_the_same():
   looks = [
-    tuple(str(plot._style(i)[key]) for key in ("color", "linestyle", "marker"))
+    tuple(
+      str(drawing._style(i)[key]) for key in ("color", "linestyle", "marker")
+    )
     for i in range(210)
   ]
   assert len(set(looks)) == 210
@@ -593,7 +595,7 @@ def test_long_times_have_a_larger_unit():
     (7200.0, 3600, "hours"),
     (172800.0, 86400, "days"),
   ):
-    assert plot._time_unit(seconds) == (size, unit)
+    assert drawing._time_unit(seconds) == (size, unit)
 
 
 def test_a_dark_twin_turns_the_page_over_and_keeps_hues():
