@@ -35,6 +35,7 @@ from seedx.app import devices
 from seedx.app.benchmark import figures, work
 from seedx.app.benchmark.figures import Figure
 from seedx.app.studies import trials
+from seedx.wire import server as server_lib
 
 # The environments of the messages, and the rows of each.
 _MESSAGES = (
@@ -108,7 +109,7 @@ def wire_alone(seconds: float) -> Costs:
       functools.partial(_coded, inputs, rows), share
     )
     with _echo(env, num_rows, 1) as address, wire.Client(address) as client:
-      exchange = wire.Exchange(client, protocol.ACT, inputs, outputs)
+      exchange = client.exchange(protocol.ACT, inputs, outputs)
       times = _times(functools.partial(exchange, rows), share)
       exchange.close()
     found[name, "reply, median"] = statistics.median(times)
@@ -186,7 +187,7 @@ def streams(number: int, seconds: float) -> tuple[float, float]:
     start_seconds, exchanges = time.monotonic(), []
     for _ in range(number):
       client = opened.enter_context(wire.Client(address))
-      exchanges.append(wire.Exchange(client, protocol.ACT, *layouts))
+      exchanges.append(client.exchange(protocol.ACT, *layouts))
       opened.callback(exchanges[-1].close)
     connect_seconds = time.monotonic() - start_seconds
 
@@ -259,10 +260,10 @@ def _serve(
   """Serves until told to stop, see `_echo`."""
   spec = envs.spec(env)
   actions = trees.zeros(spec.action, (num_rows,))
-  server = wire.Server(address, max_streams)
+  server = server_lib.Server(address, max_streams)
   server.bind_stream(
     protocol.ACT,
-    lambda hello: wire.FunctionSession(lambda rows: actions),
+    lambda hello: server_lib.FunctionSession(lambda rows: actions),
     *protocol.act_layouts(spec, num_rows),
   )
   with server:

@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 import tree
 
-from seedx import envs, launch, types, wire
+from seedx import envs, types, wire
 from seedx import replay as replay_lib
 from seedx.acting import (
   inference,
@@ -40,14 +40,17 @@ from seedx.acting import (
   sessions,
   slots,
   thin_actor,
+  unroll_messages,
   unroll_server,
   unroll_store,
 )
 from seedx.agents import base, dqn
-from seedx.launch import joining
+from seedx.launch import admission, joining
+from seedx.launch import nodes as nodes_lib
 from seedx.pipelines.gorila import parameter_server, reports
 from seedx.runtime import counters
 from seedx.runtime import seeds as seeds_lib
+from seedx.wire import calls
 from seedx.wire import server as server_lib
 from tests import fakes
 from tests.pipelines import parameter_server_test
@@ -130,7 +133,7 @@ def bound(server):
   programs = local_actor.Programs(fake, spec, layout)
   unrolls = unroll_server.UnrollServer(
     programs,
-    slots.Config(256 // ENVS, ENVS),
+    protocol.Actors(256 // ENVS, ENVS),
     counters.Acted(),
     seeds_lib.Seeds(0),
     CARTPOLE,
@@ -138,13 +141,13 @@ def bound(server):
     sink=lambda share: True,
   )
   unrolls.bind(server)
-  inputs = protocol.experience_layout(programs.share(), ENVS)
+  inputs = unroll_messages.experience_layout(programs.share(), ENVS)
   hello = {"num_envs": ENVS}
   message = zeros_of(inputs, ENVS)
   message.unroll.inputs.timestep.step_type[:] = [0, 1, 2, 0]
   methods += [
-    Method(protocol.EXPERIENCE, inputs, hello, [message, message]),
-    Method(protocol.PARAMETERS, wire.NOTHING, {}, [()]),
+    Method(unroll_messages.EXPERIENCE, inputs, hello, [message, message]),
+    Method(unroll_messages.PARAMETERS, wire.NOTHING, {}, [()]),
   ]
 
   exploration = np.zeros(256, np.float32)
@@ -158,7 +161,7 @@ def bound(server):
     base.Needs(4),
   )
   inputs = reports.layout(layout.length, ENVS, ["loss", "q_mean"])
-  reported.bind(server, inputs, launch.Addresses(1, ["unix:/server"]))
+  reported.bind(server, inputs, admission.Addresses(1, ["unix:/server"]))
   shard = parameter_server.Shard(parameter_server_test.adding_agent(), 10)
   shard.bind(server, SIZE)
   vector, _ = parameter_server.layouts(SIZE)
@@ -179,8 +182,8 @@ def bound(server):
       )
     ),
   ]
-  roles = [launch.Node("actor", run=print, config=None, count=64)]
-  joining.Roles(roles, "ppo", {"seed": 3}, {}).bind(server)
+  roles = [nodes_lib.Node("actor", run=print, config=None, count=64)]
+  admission.Roles(roles, "ppo", {"seed": 3}, {}).bind(server)
   asked = dataclasses.asdict(joining.Hello(role="actor"))
   methods.append(Method(joining.JOIN, wire.NOTHING, asked, [()]))
   for method in methods:
@@ -279,7 +282,7 @@ class _Context:
   """What gRPC gives a handler."""
 
   def __init__(self, text):
-    self._metadata = ((server_lib.METADATA_KEY, text),)
+    self._metadata = ((calls.METADATA_KEY, text),)
     self.code = Code.OK
 
   def invocation_metadata(self):
@@ -316,8 +319,8 @@ def send_here(server, method, text, frames):
 
 def send_over(channel, method, text, frames):
   """Sends a stream to a server; returns its status."""
-  call = channel.stream_stream(server_lib.PATH_PREFIX + method.name)(
-    iter(frames), metadata=((server_lib.METADATA_KEY, text),), timeout=600
+  call = channel.stream_stream(calls.PATH_PREFIX + method.name)(
+    iter(frames), metadata=((calls.METADATA_KEY, text),), timeout=600
   )
   try:
     for _ in call:
@@ -339,8 +342,8 @@ class Healthy(threading.Thread):
     layouts = protocol.act_layouts(envs.spec(CARTPOLE), self._num_envs)
     try:
       with wire.Client(self._address) as client:
-        exchange = wire.Exchange(
-          client, protocol.ACT, *layouts, {"num_envs": self._num_envs}
+        exchange = client.exchange(
+          protocol.ACT, *layouts, {"num_envs": self._num_envs}
         )
         for k in itertools.count():
           if self.stop.is_set():
@@ -372,7 +375,7 @@ def run(count):
   handler.emit = logged.append
   logging.getLogger().addHandler(handler)
   with tempfile.TemporaryDirectory() as folder:
-    server = wire.Server(f"unix:{folder}/server", 64)
+    server = server_lib.Server(f"unix:{folder}/server", 64)
     methods = bound(server)
     with server:
       healthy = Healthy(server.address, ENVS)

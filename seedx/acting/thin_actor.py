@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from seedx import envs, types, wire
-from seedx.acting import protocol, slots
+from seedx.acting import protocol
 
 C = TypeVar("C")
 
@@ -23,7 +23,7 @@ _STEP_SECONDS = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(slots.Config):
+class Config(protocol.Actors):
   """The thin actors of a run.
 
   Attributes:
@@ -120,8 +120,7 @@ class _Session:
     self._work = work
     self._stop = stop
     self._num_envs, self._rows = work.actors.envs_per_actor, work.actors.rows
-    self._exchange = wire.Exchange(
-      client,
+    self._exchange = client.exchange(
       protocol.ACT,
       *protocol.act_layouts(spec, self._rows),
       hello={"num_envs": self._num_envs},

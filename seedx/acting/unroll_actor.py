@@ -12,7 +12,7 @@ from seedx.acting import (
   local_actor,
   parameters,
   protocol,
-  slots,
+  unroll_messages,
 )
 from seedx.agents import base
 
@@ -39,7 +39,7 @@ class Work:
   env: envs.Config
   agent: base.Config
   horizon: base.Horizon
-  actors: slots.Config
+  actors: protocol.Actors
   unroll_length: int
   fetch_interval: int = 0
   security: wire.Security = wire.LOCAL
@@ -82,11 +82,10 @@ def _act(
   """One session: parameters come down between unrolls, unrolls go up."""
   num_envs = work.actors.envs_per_actor
   with contextlib.ExitStack() as opened:
-    exchange = wire.Exchange(
-      client,
-      protocol.EXPERIENCE,
-      inputs=protocol.experience_layout(programs.share(), num_envs),
-      outputs=protocol.VERSION,
+    exchange = client.exchange(
+      unroll_messages.EXPERIENCE,
+      inputs=unroll_messages.experience_layout(programs.share(), num_envs),
+      outputs=unroll_messages.VERSION,
       hello={"num_envs": num_envs},
     )
     opened.callback(exchange.close)
@@ -99,7 +98,7 @@ def _act(
       rng_key=jax.random.key(0),
       device=fetched.device,
       waits=waits,
-      exploration=protocol.exploration(exchange.welcome, num_envs),
+      exploration=unroll_messages.exploration(exchange.welcome, num_envs),
     )
     opened.callback(actor.close)
     message = _Messages(programs, waits)
@@ -141,7 +140,7 @@ class _Messages:
 
   def experience(
     self, acting: types.Tree, unroll: types.Unroll
-  ) -> protocol.Experience:
+  ) -> unroll_messages.Experience:
     """The message that goes with `[L, N, ...]` unrolls.
 
     Raises:
@@ -160,7 +159,7 @@ class _Messages:
     unreported, _ = self._unreported.take()
     shares = self._waits.measure()
 
-    return protocol.Experience(
+    return unroll_messages.Experience(
       unroll=steps._replace(core_state=core_state),
       priorities=priorities,
       episode_return=unreported.episode_return,

@@ -2,17 +2,18 @@
 
 import dataclasses
 import threading
-from typing import Any
 
-from seedx import launch, types, wire
+from seedx import types, wire
 from seedx.app import devices
 from seedx.app.cli import configs, experiments
 from seedx.launch import joining
+from seedx.launch import nodes as nodes_lib
+from seedx.runtime import process
 
 
 def experiment_of(
   told: joining.Told, address: str
-) -> experiments.Experiment[Any]:
+) -> experiments.Experiment[process.Config]:
   """Returns the experiment that a learner runs, one that comes with seedx.
 
   Args:
@@ -27,13 +28,13 @@ def experiment_of(
     raise types.ConfigError(
       "expected a learner whose experiment comes with seedx, found"
       f" {told.experiment or 'a script'}; its code has to be here: run `python"
-      f" {script}.py --role {launch.kind(told.role)} --address {address}`"
+      f" {script}.py --role {nodes_lib.kind(told.role)} --address {address}`"
     )
   return experiments.load(told.experiment)
 
 
 def play(
-  experiment: experiments.Experiment[Any],
+  experiment: experiments.Experiment[process.Config],
   told: joining.Told,
   address: str,
   listen: str,

@@ -14,6 +14,7 @@ from gymnasium.envs import registration
 from seedx import envs, types
 from seedx.acting import evaluator
 from seedx.app.runs import policies
+from seedx.envs import rendering
 
 # Of an environment that does not say how fast it is.
 _FRAMES_PER_SECOND = 30.0
@@ -40,7 +41,7 @@ def check(path: str, env: envs.Config) -> None:
     )
   if suffix == ".mp4":
     _ffmpeg()
-  envs.check_render(env)
+  rendering.check_render(env)
 
 
 def record(

@@ -13,12 +13,16 @@ from typing import NamedTuple, Self
 
 import jax
 
-from seedx import envs, launch, metrics, types, wire
+from seedx import envs, metrics, types, wire
 from seedx.agents import base
+from seedx.launch import admission
+from seedx.launch import config as launch_config
+from seedx.launch import nodes as nodes_lib
 from seedx.runtime import counters
 from seedx.runtime import hosts as hosts_lib
 from seedx.runtime import parts as parts_lib
 from seedx.runtime import seeds as seeds_lib
+from seedx.wire import server as server_lib
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,7 +62,7 @@ class Config(abc.ABC):
     del folder  # It has no address to give.
     return self
 
-  def nodes(self) -> list[launch.Node]:
+  def nodes(self) -> list[nodes_lib.Node]:
     """Returns what runs in other processes, anywhere that reaches this one."""
     return []
 
@@ -85,7 +89,7 @@ class ServerConfig(Config):
 
   address: str = types.setting("", changes="process", labels=False)
   security: wire.Security = wire.LOCAL
-  launching: launch.Config = launch.Config()
+  launching: launch_config.Config = launch_config.Config()
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for what cannot be run."""
@@ -93,13 +97,13 @@ class ServerConfig(Config):
     if self.address:
       wire.check_address(self.address)
 
-  def make_server(self, max_streams: int) -> wire.Server:
-    """The learner's server, which does not listen yet; see `wire.Server`.
+  def make_server(self, max_streams: int) -> server_lib.Server:
+    """The learner's server, which does not listen yet; see `server.Server`.
 
     Raises:
       types.ConfigError: it would be open to other machines.
     """
-    return wire.Server(self.address, max_streams, security=self.security)
+    return server_lib.Server(self.address, max_streams, security=self.security)
 
   def with_sockets(self, folder: str) -> Self:
     """The config with a socket in a folder where no address was given."""
@@ -196,8 +200,8 @@ class Process:
     default_factory=dict
   )
   steps: Callable[[], Iterator[None]] | None = None
-  server: wire.Server | None = None
-  addresses: Mapping[str, launch.Addresses] = dataclasses.field(
+  server: server_lib.Server | None = None
+  addresses: Mapping[str, admission.Addresses] = dataclasses.field(
     default_factory=dict
   )
   stopping: Callable[[], None] = lambda: None

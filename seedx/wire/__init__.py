@@ -1,9 +1,9 @@
 """gRPC transport of nests of NumPy arrays, as raw columns, without protobuf.
 
-`Layout` says what messages look like, `Server` serves functions and sessions,
-`Client` calls them. This page is the whole format, for clients in another
-language: first of all calls, then of a thin actor's. `tests/other_actor.py` is
-an actor that uses nothing of seedx.
+`Layout` says what messages look like, `server.Server` serves functions and
+sessions, `Client` calls them. This page is the whole format, for clients in
+another language: first of all calls, then of a thin actor's.
+`tests/other_actor.py` is an actor that uses nothing of seedx.
 
 **Calls.** gRPC over HTTP/2, on a unix socket or TCP, there with TLS where
 `Security` says so. A server with a token wants it in each call's metadata,
@@ -82,10 +82,13 @@ once the server's half has ended, it says how, as any other does.
     replies, the server has stopped: its work is over.
   * CANCELLED, unless the client itself cancelled: the server has stopped while
     the stream waited for a request or a reply, or before it was opened. Its
-    work is over, as with OK.
+    work is over, as with OK. Where the details are no `name: reason` and
+    messages go by gRPC, it may also be that the client sent nothing, or took no
+    reply, for 300 s. A call of `/seedx/` tells: it ends with UNIMPLEMENTED
+    where the server goes on, and the client tries again.
   * UNAVAILABLE: no server, or one that crashed, or one about to stop, of which
     a function was called; or the client sent nothing, or took no reply, for
-    300 s: try again.
+    300 s, and messages go through a pipe: try again.
   * UNAUTHENTICATED: the metadata do not have the run's token.
   * UNIMPLEMENTED: no such method; the message has those there are.
   * FAILED_PRECONDITION: the handshake does not fit; the message has what was
@@ -153,20 +156,20 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 from grpc import StatusCode
 
-from seedx.wire.checks import check_finite, check_range, invalid
-from seedx.wire.client import Client, Stream, WireError, unwelcome
-from seedx.wire.exchange import Exchange
+from seedx.wire.calls import (
+  SILENT_SECONDS,
+  Refused,
+  WireError,
+  check_finite,
+  check_range,
+  does_not_fit,
+  invalid,
+  unwelcome,
+)
+from seedx.wire.client import Client, Stream
 from seedx.wire.layout import NOTHING, Column, Layout, MessageError, once
 from seedx.wire.reconnect import Doubts, GaveUpError, until_done
 from seedx.wire.security import LOCAL, Security, check_address, reached
-from seedx.wire.server import (
-  SILENT_SECONDS,
-  FunctionSession,
-  Refused,
-  Server,
-  Session,
-  does_not_fit,
-)
 
 __all__ = [
   "LOCAL",
@@ -175,15 +178,11 @@ __all__ = [
   "Client",
   "Column",
   "Doubts",
-  "Exchange",
-  "FunctionSession",
   "GaveUpError",
   "Layout",
   "MessageError",
   "Refused",
   "Security",
-  "Server",
-  "Session",
   "StatusCode",
   "Stream",
   "WireError",

@@ -18,14 +18,15 @@ from seedx import envs, metrics, types, wire
 from seedx.acting import (
   local_actor,
   protocol,
-  slots,
   unroll_actor,
+  unroll_messages,
   unroll_server,
   unroll_store,
 )
 from seedx.agents import base, vtrace
 from seedx.runtime import counters
 from seedx.runtime import seeds as seeds_lib
+from seedx.wire import server as server_lib
 from tests import fakes, running
 
 FIRST = int(dm_env.StepType.FIRST)
@@ -95,7 +96,7 @@ def test_any_messages_are_cut_into_shares_of_one_size(size, sizes, prioritized):
 
 
 PERIOD = LENGTH - 1
-ACTORS = slots.Config(num_actors=2, envs_per_actor=3)
+ACTORS = protocol.Actors(num_actors=2, envs_per_actor=3)
 SHARE = 4
 
 
@@ -126,7 +127,7 @@ class Serving:
     self.shares, self.open, self.over = [], threading.Event(), False
     self.in_sink = 0
     self.open.set()
-    self.server = wire.Server(f"unix:{folder}/learner", 4)
+    self.server = server_lib.Server(f"unix:{folder}/learner", 4)
     self.unrolls = unroll_server.UnrollServer(
       self.programs(num_slots=SHARE),
       ACTORS,
@@ -179,11 +180,10 @@ class Serving:
 
   def actor(self, num_envs=3, programs=None):
     share = (programs or self.programs()).share()
-    return wire.Exchange(
-      self.client,
-      protocol.EXPERIENCE,
-      protocol.experience_layout(share, 3),
-      protocol.VERSION,
+    return self.client.exchange(
+      unroll_messages.EXPERIENCE,
+      unroll_messages.experience_layout(share, 3),
+      unroll_messages.VERSION,
       {"num_envs": num_envs},
     )
 
@@ -196,7 +196,7 @@ def serving(tmp_path):
 
 def experience(numbers, waits=(0.0, 0.0)):
   rows = len(numbers)
-  return protocol.Experience(
+  return unroll_messages.Experience(
     unroll=unroll_of(numbers),
     priorities=(),
     episode_return=np.full((rows, LENGTH), 3e38, np.float32),
@@ -295,8 +295,10 @@ def test_actors_fetch_parameters_at_an_interval(
     return versioned(nothing)
 
   serving.unrolls.take = counted_take
-  method = serving.server._methods[protocol.PARAMETERS]
-  method.open_session = lambda hello: wire.FunctionSession(counted_versioned)
+  method = serving.server._methods[unroll_messages.PARAMETERS]
+  method.open_session = lambda hello: server_lib.FunctionSession(
+    counted_versioned
+  )
   acting(dataclasses.replace(serving.work(), fetch_interval=interval))
   running.wait_until(lambda: len(fetched) > 4)
   fetched = list(fetched)
@@ -430,8 +432,10 @@ def test_unrolls_have_to_go_on_where_those_before_ended(serving):
 
 
 def fetch(serving):
-  layout = protocol.parameters_layout(np.zeros((), np.float32))
-  return serving.client.call(protocol.PARAMETERS, (), wire.NOTHING, layout)
+  layout = unroll_messages.parameters_layout(np.zeros((), np.float32))
+  return serving.client.call(
+    unroll_messages.PARAMETERS, (), wire.NOTHING, layout
+  )
 
 
 def test_an_example_has_the_form_of_shares(serving):
@@ -477,7 +481,7 @@ def test_unrolls_are_what_the_environments_did(length, period):
   num_envs, seed, steps = 3, 11, 60
   layout = unroll_store.Layout(num_envs, length, period)
   actor = made_actor(layout, AGENT, seed)
-  hand = envs.EnvPoolEnvironment(CARTPOLE, num_envs, seed=seed)
+  hand = envs.make(CARTPOLE, num_envs, seed=seed)
   hand.reset()
   done, state, last, ended = [], np.zeros(num_envs, np.float32), None, 0
   for time_step in range(steps):

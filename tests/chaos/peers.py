@@ -16,11 +16,11 @@ import numpy as np
 import tree
 
 from seedx import envs, types, wire
-from seedx.acting import local_actor, protocol, unroll_store
+from seedx.acting import local_actor, protocol, unroll_messages, unroll_store
 from seedx.launch import joining
 from seedx.pipelines import gorila, impala, seed
 from seedx.pipelines.gorila import parameter_server, reports, worker
-from seedx.wire import server as wire_server
+from seedx.wire import calls
 
 # The longest that a server may take to end a stream that it should end.
 _TIMEOUT_SECONDS = 20.0
@@ -256,9 +256,9 @@ class Peers:
       yield from messages or ()
 
     with grpc.insecure_channel(address) as channel:
-      call = channel.stream_stream(wire_server.PATH_PREFIX + method.name)(
+      call = channel.stream_stream(calls.PATH_PREFIX + method.name)(
         requests(),
-        metadata=((wire_server.METADATA_KEY, metadata),),
+        metadata=((calls.METADATA_KEY, metadata),),
         timeout=_TIMEOUT_SECONDS,
       )
       try:
@@ -276,10 +276,10 @@ def _of_unrolls(config: impala.Config) -> list[Method]:
   agent = _agent(config)
   layout = unroll_store.Layout.of(agent, config.learner.unroll_length, rows)
   programs = local_actor.Programs(agent, envs.spec(config.env), layout)
-  inputs = protocol.experience_layout(programs.share(), rows)
+  inputs = unroll_messages.experience_layout(programs.share(), rows)
   return [
-    Method(protocol.EXPERIENCE, inputs, {"num_envs": rows}),
-    Method(protocol.PARAMETERS, wire.NOTHING),
+    Method(unroll_messages.EXPERIENCE, inputs, {"num_envs": rows}),
+    Method(unroll_messages.PARAMETERS, wire.NOTHING),
   ]
 
 

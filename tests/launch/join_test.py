@@ -8,19 +8,23 @@ import subprocess
 import sys
 import threading
 
+import numpy as np
 import pytest
 
 from experiments import gorila_dqn, impala, seed_ppo, seed_vtrace
-from seedx import join, launch, wire
-from seedx.launch import joining
+from seedx import envs, join, wire
+from seedx.acting import protocol
+from seedx.launch import admission, joining
+from seedx.launch import nodes as nodes_lib
+from seedx.wire import server as server_lib
 from tests import programs, running
 
 own_signals = programs.own_signals
 
 ROLES = [
-  launch.Node("actor", run=print, config=None, count=2),
-  launch.Node("server-0", run=print, config=None, needs_jax=True),
-  launch.Node("server-1", run=print, config=None, needs_jax=True),
+  nodes_lib.Node("actor", run=print, config=None, count=2),
+  nodes_lib.Node("server-0", run=print, config=None, needs_jax=True),
+  nodes_lib.Node("server-1", run=print, config=None, needs_jax=True),
 ]
 OPTIONS = {"env": "CartPole-v1", "env_options": {}, "seed": 3, "agent": "dqn"}
 
@@ -30,11 +34,11 @@ class Learner:
 
   def __init__(self, folder, nodes=ROLES, experiment="ppo", **options):
     insecure = wire.Security(insecure=True)
-    self.addresses = launch.Addresses(2, security=insecure)
-    self.roles = joining.Roles(
+    self.addresses = admission.Addresses(2, security=insecure)
+    self.roles = admission.Roles(
       nodes, experiment, {**OPTIONS, **options}, {"server": self.addresses}
     )
-    self.server = wire.Server(f"unix:{folder}/learner", 1)
+    self.server = server_lib.Server(f"unix:{folder}/learner", 1)
     self.roles.bind(self.server)
 
   def __enter__(self):
@@ -111,7 +115,7 @@ def test_a_peer_cannot_write_on_the_learners_terminal(tmp_path, capfd):
 def _tell(learner, told):
   """Makes a learner say this, whoever joins."""
   method = learner.server._methods[joining.JOIN]
-  method.open_session = lambda hello: wire.FunctionSession(
+  method.open_session = lambda hello: server_lib.FunctionSession(
     lambda nothing: nothing, dataclasses.asdict(told)
   )
 
@@ -165,7 +169,7 @@ def test_servers_tell_where_they_listen_and_keep_their_number(tmp_path):
 
 def test_addresses_that_are_known_are_kept():
   insecure = wire.Security(insecure=True)
-  addresses = launch.Addresses(2, ["a:1", "b:1"], insecure)
+  addresses = admission.Addresses(2, ["a:1", "b:1"], insecure)
   assert addresses.all() == ["a:1", "b:1"]
   with pytest.raises(wire.Refused, match="one of a:1, b:1, found c:1"):
     addresses.take("c:1")
@@ -201,9 +205,12 @@ class Joiners:
   def __init__(self):
     self.programs = []
 
-  def start(self, *words, program=("-m", "seedx.join"), **environment):
+  def start(
+    self, *words, program=("-m", "seedx.join"), cwd=None, **environment
+  ):
     started = subprocess.Popen(
       [sys.executable, *program, *map(str, words)],
+      cwd=cwd,
       env={**os.environ, "PYTHONPATH": str(programs.ROOT), **environment},
       stderr=subprocess.PIPE,
       text=True,
@@ -400,22 +407,58 @@ def test_actors_of_a_script_run_with_its_objects(tmp_path, joiners):
   assert 'env "Acrobot-v1", found "CartPole-v0"' in said[learner]
 
 
-def test_a_thin_actor_imports_no_jax(tmp_path, joiners):
-  """The file is there if anything, such as EnvPool, has imported JAX."""
-  options = {"envs_per_actor": 4, "actor_batch_size": 2, "num_actors": 1}
-  imported = tmp_path / "imported"
+# Counts what is loaded where environments are stepped.
+_LOADED = """
+import sys
+
+def note(observation):
+  names = {*sys.modules, sys.modules["__main__"].__spec__.name}
+  with open("loaded", "w") as file:
+    print(*sorted(names), file=file)
+  return observation
+"""
+# Modules of seedx that a machine with thin actors needs, packages among them.
+_MOST_MODULES = 25
+
+
+def test_a_thin_actor_loads_little_of_seedx_and_no_jax(tmp_path, joiners):
+  """JAX is there, and notes that anything, such as EnvPool, has imported it."""
+  imported, transform = tmp_path / "imported", "what_is_loaded:note"
+  (tmp_path / "what_is_loaded.py").write_text(_LOADED)
   (tmp_path / "jax").mkdir()
   (tmp_path / "jax" / "__init__.py").write_text(
     f"open({str(imported)!r}, 'w').close()\nraise ImportError('no JAX')"
   )
+  options = {"envs_per_actor": 4, "actor_batch_size": 2, "num_actors": 1}
+  options["observation_transform"] = transform
+  learner, messages = Learner(tmp_path, ROLES[:1], "impala", **options), []
+
+  def act(rows):
+    messages.append(rows)
+    return np.zeros(len(rows.index), np.int32)
+
+  learner.server.bind_stream(
+    protocol.ACT,
+    lambda hello: server_lib.FunctionSession(act, {"first_seed": 0}),
+    *protocol.act_layouts(envs.spec(envs.Config()), 2),
+  )
   path = os.pathsep.join([str(tmp_path), str(programs.ROOT)])
-  with Learner(tmp_path, ROLES[:1], "impala", **options) as learner:
-    program = joiners.start(learner.server.address, PYTHONPATH=path)
-    _, said = program.communicate(timeout=600)
+  with learner:
+    joiners.start(
+      learner.server.address,
+      "--observation-transform",
+      transform,
+      cwd=tmp_path,
+      PYTHONPATH=path,
+    )
+    running.wait_until(lambda: len(messages) > 3)
+    learner.server.stop()
+    joiners.ended()
   assert not imported.exists()
-  # There is no inference: it came as far as it can.
-  assert program.returncode == 2
-  assert "expected a method of ['/seedx/join'], found /seedx/act" in said
+  loaded = (tmp_path / "loaded").read_text().split()
+  own = [name for name in loaded if name.partition(".")[0] == "seedx"]
+  assert {"seedx.join", "seedx.acting.thin_actor"} < {*own}
+  assert len(own) <= _MOST_MODULES, own
 
 
 _NO_ADDRESSES = {

@@ -12,9 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from seedx import envs, launch, types, wire
+from seedx import envs, types, wire
 from seedx.agents import base, dqn
+from seedx.launch import admission
 from seedx.pipelines.gorila import parameter_server, saved_shards
+from seedx.wire import server as server_lib
 from tests import fakes, running
 
 SIZE = 7
@@ -73,7 +75,7 @@ class Servers:
   def start(self, k):
     self.shards[k] = shard = self._make()
     part = self._parts[k]
-    self.servers[k] = server = wire.Server(self.addresses[k], 32)
+    self.servers[k] = server = server_lib.Server(self.addresses[k], 32)
     shard.bind(server, part.stop - part.start)
     server.start()
 
@@ -279,7 +281,7 @@ def test_a_server_that_stops_while_it_is_restored_is_asked_again(
 
   monkeypatch.setattr(wire.Client, "call", stopped_at_first)
   with Servers(tmp_path, agent, SIZE, 1) as servers:
-    addresses = launch.Addresses(1, servers.addresses)
+    addresses = admission.Addresses(1, servers.addresses)
     states = saved_shards.SavedShards(agent, addresses, threading.Event())
     states.restore([start])
     states.give_restored()

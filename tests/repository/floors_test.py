@@ -15,6 +15,7 @@ _FLOORS = (
     "seedx.trees",
     "seedx.files",
     "seedx.output",
+    "seedx.signals",
     "seedx.channels",
   ),
   (
@@ -61,7 +62,7 @@ _HOSTS = (
   "seedx.runtime.process",
   "seedx.app",
   "seedx.wire",
-  "seedx.launch.ray",
+  "seedx.launch.ray_cluster",
   "seedx.runtime.running",
   "seedx.learning.learners",
 )
@@ -204,7 +205,10 @@ def test_the_rules_find_what_breaks_them(module, source):
       "seedx.app.studies.sweep",
       "importlib.import_module('seedx.app.studies.tuning')",
     ),
-    ("seedx.launch.ray", "import_module('ray')\nimport_module(name)"),
+    (
+      "seedx.launch.ray_cluster",
+      "import_module('ray')\nimport_module(name)",
+    ),
     ("experiments.impala", "from seedx.app import command"),
   ],
 )
@@ -252,6 +256,24 @@ def test_no_modules_import_each_other():
 
 def test_circles_are_found():
   assert _circles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == {"b", "c"}
+
+
+def _hides_a_library(module, source):
+  """Whether a module has the name of a library that it imports."""
+  own = module.rpartition(".")[2]
+  return any(name.partition(".")[0] == own for name in _imports(source))
+
+
+def test_no_module_is_named_like_a_library_that_it_imports():
+  assert not [x for x, y in _modules() if _hides_a_library(x, y.read_text())]
+
+
+@pytest.mark.parametrize(
+  "source", ["import ray", "from ray import tune", "import_module('ray')"]
+)
+def test_the_name_of_an_imported_library_is_found(source):
+  assert _hides_a_library("seedx.launch.ray", source)
+  assert not _hides_a_library("seedx.launch.ray_cluster", source)
 
 
 def test_several_learner_hosts_are_dealt_with_in_few_rooms():

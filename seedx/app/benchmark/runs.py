@@ -9,11 +9,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from seedx import types
+from seedx import signals, types
 from seedx.app.benchmark import work as work_lib
 from seedx.app.benchmark.figures import Figure
 from seedx.app.studies import trials
-from seedx.runtime import signals
 
 # The share of a run's time for which each part is measured alone.
 _PART = 0.25

@@ -19,12 +19,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from seedx import files, metrics, types
+from seedx import files, metrics, signals, types
 from seedx.app import plot
 from seedx.app.cli import command_line
 from seedx.app.runs import run_dirs
 from seedx.app.studies import trials
-from seedx.runtime import signals
 
 # What it writes, beside a directory for each experiment.
 _NAMES = (run_dirs.CONFIG, "comparison.md", "comparison.png")

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from seedx import files, launch, types
+from seedx import files, signals, types
 from seedx.app import plot
 from seedx.app.cli import command_line, configs
 from seedx.app.runs import run_dirs
 from seedx.app.studies import search, trials
-from seedx.launch import ray
-from seedx.runtime import signals
+from seedx.launch import config as launch_config
+from seedx.launch import ray_cluster
 
 if TYPE_CHECKING:
   from seedx.app.studies import tuning
@@ -98,12 +98,12 @@ class Options:
   def __post_init__(self) -> None:
     """Raises types.ConfigError for an option that is out of range."""
     types.check_settings(self)
-    launch.check_resources("trial_resources", self.trial_resources)
+    launch_config.check_resources("trial_resources", self.trial_resources)
 
   @property
-  def cluster(self) -> launch.Config:
+  def cluster(self) -> launch_config.Config:
     """Where trials run, and what each of them needs there."""
-    return launch.Config(
+    return launch_config.Config(
       launcher="ray",
       ray_address=self.ray_address,
       actor_cpus=self.trial_cpus,
@@ -147,7 +147,7 @@ def _sweep(options: Options) -> int:
     values = search.drawn(space, options.trials, options.seed)
   for x in values:  # Before hours of others.
     trials.read([*words, *_words(x)])
-  ray.ray()  # Says what to install.
+  ray_cluster.ray()  # Says what to install.
   from seedx.app.studies import tuning  # It imports Ray.
 
   run_dir = run_dirs.new(options.run_dir, "sweep", _NAMES).absolute()

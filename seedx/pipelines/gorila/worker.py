@@ -17,7 +17,7 @@ import numpy as np
 import optax
 
 from seedx import envs, metrics, types, wire
-from seedx.acting import local_actor, protocol
+from seedx.acting import local_actor, protocol, unroll_messages
 from seedx.agents import base, optimizers
 from seedx.learning import plan as plan_lib
 from seedx.learning import updates
@@ -44,8 +44,8 @@ def run(work: work_lib.Work, stop: threading.Event) -> None:
 
   def session(client: wire.Client) -> None:
     hello = {"num_envs": work.workers.envs_per_worker}
-    exchange = wire.Exchange(
-      client, reports.REPORT, shapes.report, wire.NOTHING, hello
+    exchange = client.exchange(
+      reports.REPORT, shapes.report, wire.NOTHING, hello
     )
     with contextlib.closing(exchange):
       _Worker(work, programs, learner, client, exchange, stop).run()
@@ -237,7 +237,7 @@ class _Worker:
     programs: local_actor.Programs,
     learner: _Learner,
     client: wire.Client,
-    exchange: wire.Exchange,
+    exchange: wire.Stream,
     stop: threading.Event,
   ) -> None:
     first_seed = protocol.first_seed(exchange.welcome)
@@ -260,7 +260,7 @@ class _Worker:
       rng_key=act_key,
       device=device,
       waits=self._waits,
-      exploration=protocol.exploration(exchange.welcome, num_envs),
+      exploration=unroll_messages.exploration(exchange.welcome, num_envs),
     )
     self._unreported = local_actor.Unreported(num_envs, programs.layout.length)
     self._batches = 0
@@ -337,7 +337,7 @@ class _Worker:
     """Where the parameter servers listen now."""
     nothing = wire.NOTHING
     stream = self._client.stream(reports.SERVERS, (), nothing, nothing)
-    stream.cancel()
+    stream.close()
     return reports.addresses(stream.welcome)
 
   def _report(self) -> bool:
