@@ -1,7 +1,6 @@
 """Command lines from configs: each setting is a flag.
 
-See `configs` for what a setting is. Tyro reads the flags; what is said to a
-person is written here: help without colours, and errors that are one line.
+See `configs` for what a setting is. Help has no colours, an error is one line.
 """
 
 import dataclasses
@@ -12,9 +11,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Annotated, Any, NoReturn, TypeVar
-
-import tyro
+from typing import Any, NoReturn, TypeVar
 
 from seedx import files, types
 from seedx.app.cli import configs
@@ -95,7 +92,7 @@ def parse(
     raise SystemExit(0)
   flags = [x for name, x in known.items() if name not in positional]
   try:
-    given, rest = _read_flags(config, flags, argv)
+    given, rest = _read_flags(flags, argv)
     given |= _read_words(taken, rest, flags)
     return configs.replaced(config, given)
   except _WrongError as error:
@@ -128,14 +125,16 @@ def first(
   if unknown:
     raise ValueError(f"expected names of settings, found {', '.join(unknown)}")
   try:
-    return _read_flags(config, [known[name] for name in names], argv)[0]
+    read, _ = _read_flags([known[name] for name in names], argv)
   except _WrongError as error:
     _refuse(str(error))
+  values = configs.values(config)
+  return {name: values[name] for name in names} | read
 
 
 def said(config: Any, argv: Sequence[str]) -> set[str]:
   """The names of the settings that a command line says."""
-  words = {word.partition("=")[0].replace("_", "-") for word in argv}
+  words = {_asked(word) for word in argv}
   known = configs.settings(config).values()
   return {x.name for x in known if not words.isdisjoint(_flags(x))}
 
@@ -171,7 +170,7 @@ def fail(error: types.ConfigError) -> NoReturn:
 
 
 class _WrongError(Exception):
-  """A wrong command line. It is no ValueError, which tyro would catch."""
+  """A wrong command line."""
 
 
 def _refuse(message: str) -> NoReturn:
@@ -179,62 +178,38 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _read_flags(
-  config: Any, settings: Sequence[configs.Setting], argv: Sequence[str]
+  settings: Sequence[configs.Setting], argv: Sequence[str]
 ) -> tuple[dict[str, Any], list[str]]:
   """Reads the flags of settings.
 
   Returns:
-    The settings' values by their names, and the other words.
+    The values of the settings that are there, by their names, and the other
+    words.
   """
-  switches = {x for s in settings if s.kind is bool for x in _flags(s)}
-  for word in argv:
-    if "=" in word and word.partition("=")[0].replace("_", "-") in switches:
-      raise _WrongError(f"expected no value of a switch, found {word}")
-  values = configs.values(config)
-  flags = dataclasses.make_dataclass(
-    "Flags", [_field(setting, values[setting.name]) for setting in settings]
-  )
-  found: Any
-  try:
-    found, rest = tyro.cli(
-      flags,
-      args=argv,
-      prog="",
-      description="",
-      return_unknown_args=True,
-      console_outputs=False,
-      add_help=False,
-    )
-  except SystemExit:  # Tyro refuses nothing else by itself.
-    raise _WrongError(_without_value(settings, argv)) from None
-  return vars(found), rest
-
-
-def _field(setting: configs.Setting, value: Any) -> tuple[str, Any, Any]:
-  """A field of the dataclass that tyro reads."""
-  name = flag(setting.name)
-  default = dataclasses.field(default_factory=lambda: value)
-  if setting.kind is bool:
-    return setting.name, bool, default
-  spec: Any = tyro.constructors.PrimitiveConstructorSpec(
-    nargs=1,
-    metavar=_metavar(setting),
-    instance_from_str=lambda words: _read(setting.kind, words[0], name),
-    is_instance=lambda _: True,
-    str_from_instance=lambda value: [shown(value)],
-  )
-  return setting.name, Annotated[Any, spec], default
-
-
-def _without_value(
-  settings: Sequence[configs.Setting], argv: Sequence[str]
-) -> str:
-  """What to say of a flag that ends the line or stands before another."""
-  takes = {flag(setting.name) for setting in settings}
-  for word, after in zip(argv, [*argv[1:], "--"], strict=True):
-    if word.replace("_", "-") in takes and re.match(r"--|-[a-zA-Z]", after):
-      return f"expected a value after {word}"
-  return "expected a value after each option that takes one"
+  known = {x: setting for setting in settings for x in _flags(setting)}
+  values: dict[str, Any] = {}
+  rest: list[str] = []
+  words = list(argv)
+  while words:
+    word = words.pop(0)
+    if word == "--":  # No flags come after it.
+      return values, [*rest, *words]
+    asked, (_, equals, text) = _asked(word), word.partition("=")
+    setting = known.get(asked)
+    if setting is None:
+      rest.append(word)
+      continue
+    if setting.kind is bool:
+      if equals:
+        raise _WrongError(f"expected no value of a switch, found {word}")
+      values[setting.name] = asked == flag(setting.name)
+      continue
+    if not equals:
+      if not words or re.match(r"--|-(?!inf$)[a-zA-Z]", words[0]):
+        raise _WrongError(f"expected a value after {word}")
+      text = words.pop(0)
+    values[setting.name] = _read(setting.kind, text, asked)
+  return values, rest
 
 
 def _read_words(
@@ -323,6 +298,11 @@ def _in_pairs(value: Any) -> str:
   """JSON, or a string as it is where it reads as nothing else."""
   plain = isinstance(value, str) and _json(value) == value and "," not in value
   return value if plain else json.dumps(value)
+
+
+def _asked(word: str) -> str:
+  """The flag in a word, whose name may have underscores for hyphens."""
+  return word[:2] + word[2:].partition("=")[0].replace("_", "-")
 
 
 def _flags(setting: configs.Setting) -> list[str]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -217,6 +218,30 @@ def test_the_nearest_class_that_documents_a_field_is_heard():
   assert settings["learning_rate"].owner is Agent
 
 
+def test_a_sentence_is_that_of_a_docstrings_entry():
+  @dataclasses.dataclass(frozen=True)
+  class Other:
+    """Something else.
+
+    Args:
+        two: of no interest.
+
+    Attributes:
+        one: first: of
+            two lines.
+        two (int): second.
+
+    Raises:
+        one: nothing.
+    """
+
+    one: int = 1
+    two: int = 2
+
+  helps = {name: x.help for name, x in configs.settings(Other()).items()}
+  assert helps == {"one": "first: of two lines.", "two": "second."}
+
+
 def test_two_settings_of_one_name_are_an_error():
   @dataclasses.dataclass(frozen=True)
   class Other:
@@ -285,6 +310,8 @@ def test_settings_come_back_from_json():
     ("--discount 5e-4", "discount", 5e-4),
     ("--discount 1", "discount", 1.0),
     ("--td-lambda -1", "td_lambda", -1.0),
+    ("--td-lambda -1e3", "td_lambda", -1e3),
+    ("--td_lambda -inf", "td_lambda", -math.inf),
     ("--env Pong-v5", "env", "Pong-v5"),
     ("--run-dir=--x=y", "run_dir", "--x=y"),
     ("--hidden-sizes 3,4", "hidden_sizes", (3, 4)),
@@ -332,6 +359,7 @@ def test_words_are_positional_wherever_flags_stand():
     "loss a b,c --smooth 3 --log",
     "--smooth 3 --log loss a b,c",
     "loss --log a --smooth=3 b,c",
+    "--smooth 3 --log -- loss a b,c",
   ):
     assert plot(words) == expected
   assert plot("loss a").run_dirs == ("a",)
