@@ -32,7 +32,7 @@ _COMMANDS = [
   ),
 ]
 # They run the others, or need minutes; `planted_test` and `ray_test` have more.
-_NOT_HERE = {"compare", "sweep", "chaos", "benchmark"}
+_NOT_HERE = {"compare", "sweep", "benchmark"}
 
 
 @pytest.mark.slow
