@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -396,6 +397,9 @@ def test_first_refuses_what_is_wrong_of_them(capfd):
     ("--foo", "--foo"),
     ("--total-step=" + "1" * 21, "(nearest: --total-steps)"),
     ("--no_doubel=1 --foo", "(nearest: --no-double, --double)"),
+    ("--gamma 0.9", "unrecognized arguments: --gamma (here: --discount)"),
+    ("--gae_lambda=1", "--gae_lambda=1 (here: --td-lambda)"),
+    ("--n-envs 3", "--n-envs (here: --num-envs)"),
     ("--total 3", "unrecognized arguments: --total"),
     ("--few 3 word", "unrecognized arguments: word"),
     ("--double=True", "no value of a switch, found --double=True"),
@@ -458,6 +462,16 @@ def test_help_is_plain_and_says_the_usage_and_the_description(capfd):
   begin = "usage: a.program [options]\n\n"
   assert said.startswith(begin + text.strip() + "\n\noptions:\n  -h, --help ")
   assert said.isascii() and "\x1b" not in said
+
+
+def test_help_begins_with_what_is_often_changed(capfd):
+  said = helped(capfd, often=("few", "env", "double"))
+  first, *parts = said.partition("often changed:\n")[2].split("\n\n")
+  flags = re.compile(r"(?m)^  (--[\w-]+)")
+  assert flags.findall(first) == ["--few", "--env", "--double"]
+  rest = flags.findall("\n".join(parts))
+  expected = {command_line.flag(name) for name in configs.settings(RUN)}
+  assert sorted([*rest, "--few", "--env", "--double"]) == sorted(expected)
 
 
 def test_help_says_what_each_option_takes_and_means(capfd):
