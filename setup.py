@@ -79,7 +79,6 @@ setuptools.setup(
     "distrax>=0.1.8",
     "dm-env>=1.6",
     "dm-tree>=0.1.9",
-    "docstring-parser>=0.16",
     "envpool>=1.2",
     "flatbuffers>=24",
     "flax>=0.12",
@@ -94,7 +93,6 @@ setuptools.setup(
     "rlax>=0.1.9",
     "scipy>=1.11",
     "tensorboardX>=2.6",
-    "tyro>=1.0,<2",
   ],
   extras_require={
     "test": _TEST,

@@ -3,7 +3,7 @@
   python -m experiments.gorila_dqn --env CartPole-v1
 
 It starts all of them. On several machines, with the options for TLS and a token
-that `experiments.certificates --help` shows:
+that `seedx certificates --help` shows:
 
   python -m experiments.gorila_dqn --role learner --address 0.0.0.0:8470
   python -m seedx.join learner-host:8470 --role server --listen this-host:8471

@@ -3,7 +3,7 @@
   python -m experiments.impala --env CartPole-v1
 
 It starts its own actors. On several machines, with the options for TLS and a
-token that `experiments.certificates --help` shows:
+token that `seedx certificates --help` shows:
 
   python -m experiments.impala --role learner --address 0.0.0.0:8470
   python -m seedx.join learner-host:8470

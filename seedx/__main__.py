@@ -7,11 +7,11 @@
   seedx compare [options]            runs experiments one after the other
   seedx sweep EXPERIMENT [options]   searches for settings of an experiment
   seedx benchmark [options]          measures how fast this machine can train
-  seedx chaos [options]              runs experiments while everything fails
   seedx join HOST:PORT [options]     works for a learner on another machine
   seedx certificates DIR [options]   makes certificates for several machines
 
-`seedx train` lists the experiments, and each has a `--help` of its own.
+`seedx train` lists the experiments. Each program and each experiment has a
+`--help` of its own.
 """
 
 import importlib
@@ -29,7 +29,6 @@ _PROGRAMS = {
   "compare": "seedx.app.studies.compare",
   "sweep": "seedx.app.studies.sweep",
   "benchmark": "seedx.app.benchmark.main",
-  "chaos": "seedx.app.chaos.main",
   "join": "seedx.join",
   "certificates": "seedx.app.certificates",
 }
@@ -55,6 +54,8 @@ def main() -> int:
   if name == "--version":
     print(f"seedx {seedx.__version__}")
     return 0
+  if name == "train" and words in ([], ["-h"], ["--help"]):
+    return _list()
   if sys.flags.optimize > 1 and name not in _WITHOUT_RLAX:
     return _fail(
       "expected Python without -OO: TensorFlow Probability, which RLax needs,"
@@ -70,10 +71,20 @@ def main() -> int:
   return _fail(f"expected one of {programs}, found {name!r}")
 
 
+def _list() -> int:
+  """Prints the experiments, with a line each."""
+  experiments = importlib.import_module("seedx.app.cli.experiments")
+  print("usage: seedx train EXPERIMENT [options]\n")
+  for name, line in experiments.summaries().items():
+    print(f"  {name:12} {line}")
+  print("\n`seedx train EXPERIMENT --help` shows its options.")
+  return 0
+
+
 def _train(words: list[str]) -> int:
   allocator.keep_freed_memory()
   experiments = importlib.import_module("seedx.app.cli.experiments")
-  name = words[0] if words else ""
+  name = words[0]
   if name not in experiments.shipped():
     known = ", ".join(experiments.shipped())
     return _fail(f"expected seedx train with {known}, found {name!r}")

@@ -43,7 +43,7 @@ def run(words, cwd, only_stdout=False):
   [
     (("-m", "seedx", "compare", "--help"), 0),
     (("-u", "-m", "seedx", "--help"), 0),
-    (("-m", "experiments.plot", "--help"), 0),
+    (("-m", "seedx", "plot", "--help"), 0),
     (("-m", "seedx", "plot", "nowhere"), 2),
   ],
 )

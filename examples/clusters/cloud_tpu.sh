@@ -13,7 +13,7 @@ shift
 tpu=(gcloud compute tpus tpu-vm)
 address=$("${tpu[@]}" describe "$learner" --zone "$zone" --format 'value(networkEndpoints[0].ipAddress)')
 port=8470 tls=~/.seedx-tls/$address
-[ -e "$tls" ] || python -m experiments.certificates "$tls" --hosts "$address"
+[ -e "$tls" ] || python -m seedx certificates "$tls" --hosts "$address"
 trap 'kill $(jobs -p) 2> /dev/null || true' EXIT
 "${tpu[@]}" ssh "$learner" --zone "$zone" --command "rm -rf tls"
 "${tpu[@]}" scp --zone "$zone" --recurse "$tls" "$learner:tls"

@@ -11,7 +11,7 @@ set -eu
 export RUN="runs/slurm-$SLURM_JOB_ID" PORT=8470
 export LEARNER=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 rm -rf "$RUN-tls"  # A job that is requeued may have other nodes.
-.venv/bin/python -m experiments.certificates "$RUN-tls" --hosts "$LEARNER"
+.venv/bin/python -m seedx certificates "$RUN-tls" --hosts "$LEARNER"
 srun --kill-on-bad-exit bash -c '
 if [ "$SLURM_PROCID" = 0 ]; then
   if ls "$RUN"/checkpoints/*[0-9] > /dev/null 2>&1; then where=--resume; else rm -rf "$RUN"; where=--run-dir; fi

@@ -15,12 +15,10 @@ from seedx import types
 
 Transform = Callable[[types.Tree], types.Tree]
 
-# Earlier names of modules, which saved configs may have.
-_ALIASES = {"experiments.transforms": "seedx.envs.transforms"}
 DEFAULT_ACTION_MASK = "action_mask"
 SEEDX_PREFIX, JAX_PREFIX = "seedx:", "jax:"
 # Names of what comes with seedx begin so.
-_OF_SEEDX = (SEEDX_PREFIX, *(f"{x}:" for x in (*_ALIASES, *_ALIASES.values())))
+_OF_SEEDX = (SEEDX_PREFIX, "seedx.envs.transforms:")
 _OWN = pathlib.Path(__file__).parent.parent
 # Options of EnvPool's tasks whose values are words of a known set. Others, such
 # as `xml_file` and ViZDoom's `game_args`, make a simulator read files.
@@ -191,7 +189,6 @@ def load_function(name: str, what: str) -> Callable[..., Any]:
   """
   expected = f"expected {what} package.module:function, found {name!r}"
   module, colon, function = name.partition(":")
-  module = _ALIASES.get(module, module)
   if not colon:
     raise types.ConfigError(f"{expected}, which has no colon")
   if module == "__main__":

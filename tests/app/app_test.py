@@ -563,10 +563,8 @@ def test_an_experiment_of_ones_own_is_found_again(path, words, name, tmp_path):
     assert done.stderr.count("\n") == 1 and "from here" in done.stderr
 
 
-def test_old_names_are_understood():
+def test_an_experiment_of_seedx_has_a_short_name():
   for name in experiments.shipped():
-    found = experiments.load(name)
-    assert experiments.load(f"experiments.{name}") is found
     module = experiments.load_module(name)
     assert experiments.name_of(module.__name__) == name
   assert experiments.name_of("experiments.a2c") == "a2c"

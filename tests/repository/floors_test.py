@@ -139,8 +139,8 @@ def _wrong(module, source):
 def _is_wrong(module, name):
   """Whether an import goes up, or across to who must not be known."""
   floor, room = _place(module)
-  if name.partition(".")[0] == "tyro":
-    return room != "seedx.app"
+  if name.partition(".")[0] == "argparse":
+    return floor != _place("seedx.app")[0]
   other = _place(name)
   if other is None:
     return False
@@ -177,7 +177,7 @@ def test_imports_go_down_and_nobody_knows_who_it_must_not():
     ("seedx.acting.unroll_server", "from seedx.learning import experience"),
     ("seedx.acting.inference", "if TYPE_CHECKING:\n  import seedx.learning"),
     # The command line.
-    ("seedx.pipelines.seed", "def f():\n  import tyro.conf"),
+    ("seedx.pipelines.seed", "def f():\n  import argparse"),
     # By a function.
     (
       "seedx.launch.joining",
@@ -200,7 +200,7 @@ def test_the_rules_find_what_breaks_them(module, source):
     ("seedx.losses.vtrace", "from seedx import types\nimport jax"),
     ("seedx.losses.vtrace", "from seedx.losses import returns"),
     ("seedx.pipelines.seed", "from seedx.acting import protocol"),
-    ("seedx.app.cli.command_line", "import tyro"),
+    ("seedx.join", "import argparse"),
     (
       "seedx.app.studies.sweep",
       "importlib.import_module('seedx.app.studies.tuning')",

@@ -140,13 +140,12 @@ for name in sys.argv[1:]:
 
 def test_a_checkout_is_run_where_it_lies(checkout):
   here = checkout.home
-  for name in ("a2c", "evaluate"):
-    (found,) = where(checkout, here, f"experiments.{name}")
-    assert found == (here / "experiments" / f"{name}.py").resolve()
-  evaluate = ("python", "-m", "experiments.evaluate")
-  check(checkout, here, ("python", "-m", "experiments.a2c"), evaluate)
-  shutil.rmtree(here / "run")
+  (found,) = where(checkout, here, "experiments.a2c")
+  assert found == (here / "experiments" / "a2c.py").resolve()
   program = ("python", "-m", "seedx")
+  experiment = ("python", "-m", "experiments.a2c")
+  check(checkout, here, experiment, (*program, "evaluate"))
+  shutil.rmtree(here / "run")
   check(checkout, here, (*program, "train", "a2c"), (*program, "evaluate"))
 
 
@@ -193,12 +192,11 @@ from seedx.app.cli import experiments
 calls = [
   lambda: importlib.import_module("seedx.experiments.a2c"),
   lambda: experiments.load_module("a2c"),
-  lambda: experiments.load_module("experiments.a2c"),
 ]
 if sys.argv[1] == "reversed":
   calls.reverse()
 modules = [call() for call in calls]
-assert modules[0] is modules[1] is modules[2], modules
+assert modules[0] is modules[1], modules
 assert experiments.name_of(modules[0].__name__) == "a2c"
 print(*experiments.shipped())
 """

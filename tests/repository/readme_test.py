@@ -76,8 +76,6 @@ def commands():
   )
 
 
-# Those of the README of commit 8be07fe: what people have in their scripts.
-OLD = (pathlib.Path(__file__).parent / "old_commands.txt").read_text()
 APART = [x for x in commands() if "--role" in x or "seedx join" in x]
 ALONE = [x for x in commands() if x not in APART]
 
@@ -176,20 +174,6 @@ def parse(name, words, monkeypatch):
     )
     assert importlib.import_module(_PROGRAMS[name]).main(words) == 0
   assert parsed
-
-
-@pytest.mark.parametrize(
-  "command",
-  [
-    # It needs the run of a command above.
-    pytest.param(x, marks=pytest.mark.long) if "--resume" in x else x
-    for x in OLD.splitlines()
-  ],
-)
-def test_a_command_of_before_still_parses(command, place, monkeypatch):
-  monkeypatch.chdir(place)
-  _, _, module, *words = shlex.split(command.replace("runs/ppo", "runs/my_ppo"))
-  parse(module.rpartition(".")[2], words, monkeypatch)
 
 
 @pytest.mark.parametrize(

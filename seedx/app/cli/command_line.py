@@ -1,7 +1,6 @@
 """Command lines from configs: each setting is a flag.
 
-See `configs` for what a setting is. Tyro reads the flags; what is said to a
-person is written here: help without colours, and errors that are one line.
+See `configs` for what a setting is. Help has no colours, an error is one line.
 """
 
 import dataclasses
@@ -12,12 +11,10 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Annotated, Any, NoReturn, TypeVar
-
-import tyro
+from typing import Any, NoReturn, TypeVar
 
 from seedx import files, types
-from seedx.app.cli import configs
+from seedx.app.cli import configs, synonyms
 
 C = TypeVar("C")
 
@@ -69,6 +66,7 @@ def parse(
   description: str | None,
   *,
   positional: Sequence[str] = (),
+  often: Collection[str] = (),
   unmeasured: Collection[str] = (),
 ) -> C:
   """Reads a command line; exits with status 2 and one line where it is wrong.
@@ -80,6 +78,7 @@ def parse(
     description: opens `--help`.
     positional: names of settings that are words without a flag before them. All
       must be given, a tuple as one or more words.
+    often: names of settings that `--help` begins with.
     unmeasured: names of settings whose values are presets that nobody has
       measured.
 
@@ -88,14 +87,13 @@ def parse(
   """
   known = configs.settings(config)
   taken = [known[name] for name in positional]
-  if not {"-h", "--help"}.isdisjoint(argv):
-    before = {name: setting.default for name, setting in known.items()}
+  if asks_for_help(argv):
     print(f"usage: {program}", *map(_word, taken), "[options]\n")
-    print(_help(config, before, description, positional, unmeasured))
+    print(_help(config, description, positional, often, unmeasured))
     raise SystemExit(0)
   flags = [x for name, x in known.items() if name not in positional]
   try:
-    given, rest = _read_flags(config, flags, argv)
+    given, rest = _read_flags(flags, argv)
     given |= _read_words(taken, rest, flags)
     return configs.replaced(config, given)
   except _WrongError as error:
@@ -105,6 +103,11 @@ def parse(
     names |= {name: name.upper() for name in positional}
     words = re.split(r"(?<=\bexpected )(\w+)", str(error))
     _refuse("".join(names.get(word, word) for word in words))
+
+
+def asks_for_help(argv: Sequence[str]) -> bool:
+  """Whether a command line has `--help`, whatever else it says."""
+  return not {"-h", "--help"}.isdisjoint(argv)
 
 
 def first(
@@ -128,14 +131,16 @@ def first(
   if unknown:
     raise ValueError(f"expected names of settings, found {', '.join(unknown)}")
   try:
-    return _read_flags(config, [known[name] for name in names], argv)[0]
+    read, _ = _read_flags([known[name] for name in names], argv)
   except _WrongError as error:
     _refuse(str(error))
+  values = configs.values(config)
+  return {name: values[name] for name in names} | read
 
 
 def said(config: Any, argv: Sequence[str]) -> set[str]:
   """The names of the settings that a command line says."""
-  words = {word.partition("=")[0].replace("_", "-") for word in argv}
+  words = {_asked(word) for word in argv}
   known = configs.settings(config).values()
   return {x.name for x in known if not words.isdisjoint(_flags(x))}
 
@@ -171,7 +176,7 @@ def fail(error: types.ConfigError) -> NoReturn:
 
 
 class _WrongError(Exception):
-  """A wrong command line. It is no ValueError, which tyro would catch."""
+  """A wrong command line."""
 
 
 def _refuse(message: str) -> NoReturn:
@@ -179,62 +184,38 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _read_flags(
-  config: Any, settings: Sequence[configs.Setting], argv: Sequence[str]
+  settings: Sequence[configs.Setting], argv: Sequence[str]
 ) -> tuple[dict[str, Any], list[str]]:
   """Reads the flags of settings.
 
   Returns:
-    The settings' values by their names, and the other words.
+    The values of the settings that are there, by their names, and the other
+    words.
   """
-  switches = {x for s in settings if s.kind is bool for x in _flags(s)}
-  for word in argv:
-    if "=" in word and word.partition("=")[0].replace("_", "-") in switches:
-      raise _WrongError(f"expected no value of a switch, found {word}")
-  values = configs.values(config)
-  flags = dataclasses.make_dataclass(
-    "Flags", [_field(setting, values[setting.name]) for setting in settings]
-  )
-  found: Any
-  try:
-    found, rest = tyro.cli(
-      flags,
-      args=argv,
-      prog="",
-      description="",
-      return_unknown_args=True,
-      console_outputs=False,
-      add_help=False,
-    )
-  except SystemExit:  # Tyro refuses nothing else by itself.
-    raise _WrongError(_without_value(settings, argv)) from None
-  return vars(found), rest
-
-
-def _field(setting: configs.Setting, value: Any) -> tuple[str, Any, Any]:
-  """A field of the dataclass that tyro reads."""
-  name = flag(setting.name)
-  default = dataclasses.field(default_factory=lambda: value)
-  if setting.kind is bool:
-    return setting.name, bool, default
-  spec: Any = tyro.constructors.PrimitiveConstructorSpec(
-    nargs=1,
-    metavar=_metavar(setting),
-    instance_from_str=lambda words: _read(setting.kind, words[0], name),
-    is_instance=lambda _: True,
-    str_from_instance=lambda value: [shown(value)],
-  )
-  return setting.name, Annotated[Any, spec], default
-
-
-def _without_value(
-  settings: Sequence[configs.Setting], argv: Sequence[str]
-) -> str:
-  """What to say of a flag that ends the line or stands before another."""
-  takes = {flag(setting.name) for setting in settings}
-  for word, after in zip(argv, [*argv[1:], "--"], strict=True):
-    if word.replace("_", "-") in takes and re.match(r"--|-[a-zA-Z]", after):
-      return f"expected a value after {word}"
-  return "expected a value after each option that takes one"
+  known = {x: setting for setting in settings for x in _flags(setting)}
+  values: dict[str, Any] = {}
+  rest: list[str] = []
+  words = list(argv)
+  while words:
+    word = words.pop(0)
+    if word == "--":  # No flags come after it.
+      return values, [*rest, *words]
+    asked, (_, equals, text) = _asked(word), word.partition("=")
+    setting = known.get(asked)
+    if setting is None:
+      rest.append(word)
+      continue
+    if setting.kind is bool:
+      if equals:
+        raise _WrongError(f"expected no value of a switch, found {word}")
+      values[setting.name] = asked == flag(setting.name)
+      continue
+    if not equals:
+      if not words or re.match(r"--|-(?!inf$)[a-zA-Z]", words[0]):
+        raise _WrongError(f"expected a value after {word}")
+      text = words.pop(0)
+    values[setting.name] = _read(setting.kind, text, asked)
+  return values, rest
 
 
 def _read_words(
@@ -245,11 +226,7 @@ def _read_words(
   """Reads the words that are no flags of settings."""
   for word in words:
     if word.startswith("-"):
-      known = [name for setting in flags for name in _flags(setting)]
-      asked = word.partition("=")[0]
-      near = ", ".join(difflib.get_close_matches(asked, known))
-      suggestion = f" (nearest: {near})" if near else ""
-      raise _WrongError(f"unrecognized arguments: {word}{suggestion}")
+      raise _WrongError(f"unrecognized arguments: {word}{_hint(word, flags)}")
   found: dict[str, Any] = {}
   for i, setting in enumerate(positional, 1):
     name, item = setting.name.upper(), configs.item(setting.kind)
@@ -263,6 +240,16 @@ def _read_words(
   if words:
     raise _WrongError(f"unrecognized arguments: {' '.join(words)}")
   return found
+
+
+def _hint(word: str, settings: Sequence[configs.Setting]) -> str:
+  """What may have been meant by a flag that is of none of the settings."""
+  asked, known = _asked(word), [x for s in settings for x in _flags(s)]
+  elsewhere = map(flag, synonyms.of(asked[2:].replace("-", "_")))
+  here = [x for x in elsewhere if x in known]
+  near = difflib.get_close_matches(asked, known)
+  hint, flags = ("here", here) if here else ("nearest", near)
+  return f" ({hint}: {', '.join(flags)})" if flags else ""
 
 
 def _read(kind: Any, text: str, name: str) -> Any:
@@ -325,6 +312,11 @@ def _in_pairs(value: Any) -> str:
   return value if plain else json.dumps(value)
 
 
+def _asked(word: str) -> str:
+  """The flag in a word, whose name may have underscores for hyphens."""
+  return word[:2] + word[2:].partition("=")[0].replace("_", "-")
+
+
 def _flags(setting: configs.Setting) -> list[str]:
   name = flag(setting.name)
   return [name, f"--no-{name[2:]}"] if setting.kind is bool else [name]
@@ -345,36 +337,70 @@ def _metavar(setting: configs.Setting) -> str:
   return {int: "N", float: "X"}.get(setting.kind, last)
 
 
+def parts(config: Any) -> dict[str, list[configs.Setting]]:
+  """The settings of a config by the part that has them.
+
+  Those of its own room come before those that it has from another.
+  """
+  settings = sorted(
+    configs.settings(config).values(), key=lambda x: _place(config, x.path)
+  )
+  found: dict[str, list[configs.Setting]] = {}
+  for setting in settings:
+    part = setting.path[-2] if len(setting.path) > 1 else "options"
+    found.setdefault(part, []).append(setting)
+  return found
+
+
+def _place(config: Any, path: Sequence[str]) -> list[tuple[bool, int]]:
+  """Orders fields: at each step of a path, those from another room are last."""
+  place = []
+  for name in path:
+    fields = [field.name for field in dataclasses.fields(config)]
+    *_, first = (
+      x
+      for x in type(config).mro()
+      if name in getattr(x, "__dataclass_fields__", ())
+    )
+    rooms = {x.__module__.rpartition(".")[0] for x in (first, type(config))}
+    place.append((len(rooms) > 1, fields.index(name)))
+    config = getattr(config, name)
+  return place
+
+
 def _help(
   config: Any,
-  before: Mapping[str, Any],
   description: str | None,
   positional: Sequence[str],
+  often: Collection[str],
   unmeasured: Collection[str],
 ) -> str:
-  """What `--help` says below its first line.
-
-  Args:
-    config: has the defaults.
-    before: the values that presets may have replaced.
-    description: as `parse` takes it.
-    positional: as `parse` takes it.
-    unmeasured: as `parse` takes it.
-  """
+  """What `--help` says below its first line; see `parse` for the arguments."""
   known, values = configs.settings(config), configs.values(config)
-  groups = {"arguments": [_row(x.upper(), known[x].help) for x in positional]}
-  groups["options"] = [_row("-h, --help", "show this message and exit")]
-  for name in [name for name in known if name not in positional]:
-    setting = known[name]
-    heading = setting.path[-2] if len(setting.path) > 1 else "options"
-    invocation = ", ".join(_flags(setting))
-    if setting.kind is not bool:
-      invocation += " " + _metavar(setting)
-    sentence = setting.help.removesuffix(".")
-    sentence += _defaults(values[name], before[name], name in unmeasured)
-    groups.setdefault(heading, []).append(_row(invocation, sentence.strip()))
-  parts = [f"{x}:\n" + "\n".join(rows) for x, rows in groups.items() if rows]
-  return "\n\n".join([*filter(None, [(description or "").strip()]), *parts])
+
+  def row(setting: configs.Setting) -> str:
+    name, sentence = setting.name, setting.help.removesuffix(".")
+    sentence += _defaults(values[name], setting.default, name in unmeasured)
+    return _row(_invocation(setting), sentence.strip())
+
+  groups = {
+    "arguments": [_row(x.upper(), known[x].help) for x in positional],
+    "often changed": [],
+    "options": [_row("-h, --help", "show this message and exit")],
+  }
+  for part, settings in parts(config).items():
+    for setting in settings:
+      heading = "often changed" if setting.name in often else part
+      if setting.name not in positional:
+        groups.setdefault(heading, []).append(row(setting))
+  texts = [f"{x}:\n" + "\n".join(rows) for x, rows in groups.items() if rows]
+  return "\n\n".join([*filter(None, [(description or "").strip()]), *texts])
+
+
+def _invocation(setting: configs.Setting) -> str:
+  """How an option is given, with what stands for its value."""
+  flags = ", ".join(_flags(setting))
+  return flags if setting.kind is bool else f"{flags} {_metavar(setting)}"
 
 
 def _defaults(value: Any, before: Any, is_unmeasured: bool) -> str:

@@ -9,12 +9,12 @@ Python code sets them.
 
 import dataclasses
 import functools
+import inspect
 import operator
+import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
-
-import docstring_parser
 
 from seedx import types
 
@@ -238,16 +238,27 @@ def _default(field: "dataclasses.Field[object]") -> object:
 
 @functools.cache
 def _sentences(owner: type) -> dict[str, str]:
-  """What the `Attributes:` sections of a class and its bases say of fields."""
-  found: dict[str, str] = {}
+  """Returns the sentences of fields in docstrings of a class and its bases."""
+  sentences: dict[str, str] = {}
   for base in reversed(owner.__mro__):
-    # What `base.__doc__` says may be another's.
-    text = vars(base)["__doc__"]
-    google = docstring_parser.DocstringStyle.GOOGLE
-    for entry in docstring_parser.parse(text, google).params:
-      if entry.args[0] == "attribute":
-        found[entry.arg_name] = " ".join((entry.description or "").split())
-  return found
+    # `base.__doc__` may be another's.
+    sentences |= _attributes(vars(base)["__doc__"] or "")
+  return sentences
+
+
+def _attributes(text: str) -> dict[str, str]:
+  """Returns the entries of a docstring's `Attributes:` section."""
+  entries: dict[str, str] = {}
+  section = f"\n{inspect.cleandoc(text)}".partition("\nAttributes:\n")[2]
+  margin, name = section[: len(section) - len(section.lstrip(" "))], ""
+  for line in section.splitlines():
+    if line[:1].strip():  # The next section.
+      break
+    if entry := re.match(rf"{margin}(\w+)(?: \(.*?\))?: (.*)", line):
+      name, entries[entry[1]] = entry[1], entry[2]
+    elif name:
+      entries[name] += " " + line
+  return {name: " ".join(words.split()) for name, words in entries.items()}
 
 
 def _rebuilt(config: Any, changes: Mapping[tuple[str, ...], Any]) -> Any:

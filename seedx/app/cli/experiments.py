@@ -1,5 +1,7 @@
 """Experiments: what they are made of, and how they are found by name."""
 
+import ast
+import collections
 import dataclasses
 import importlib
 import importlib.util
@@ -85,7 +87,7 @@ class Experiment(Generic[C]):
     return dataclasses.replace(config, agent=self.agents[agent])
 
   def with_presets(
-    self, config: C, agent: str = "", presets: presets_lib.Kind = "auto"
+    self, config: C, agent: str = "", presets: str = "auto"
   ) -> tuple[C, list[presets_lib.Applied]]:
     """Returns a config with its presets, and what each of them changed.
 
@@ -109,7 +111,7 @@ class Experiment(Generic[C]):
     return config, applied
 
   def _presets(
-    self, config: C, agent: str, kind: presets_lib.Kind
+    self, config: C, agent: str, kind: str
   ) -> Iterator[tuple[str, bool, Callable[[C], C]]]:
     """Yields the name of each preset, whether it is measured, and itself."""
     if kind not in self.kinds:
@@ -129,6 +131,27 @@ class Experiment(Generic[C]):
     if agent in self.by_agent:
       own = self.by_agent[agent]
       yield agent, presets_lib.is_measured(own), own
+
+  def changed(self, agent: str = "") -> list[str]:
+    """Returns the settings that presets change, those of most presets first.
+
+    What the experiment's own presets name counts more than what the agent has
+    for the same environments.
+
+    Args:
+      agent: name of the agent in `agents`; empty for the default's.
+    """
+    config = self.with_agent(agent)
+    values = {
+      applied.name: applied.values
+      for kind in self.kinds[1:]  # Not `auto`, which is one of the others.
+      for applied in self.with_presets(config, agent, kind)[1]
+    }
+    own = [x.values for x in (self.images, self.continuous) if x is not None]
+    counts = collections.Counter(
+      name for names in (*values.values(), *own) for name in names
+    )
+    return [name for name, _ in counts.most_common()]
 
   @property
   def kinds(self) -> tuple[str, ...]:
@@ -175,22 +198,18 @@ def program_module(module: str) -> str:
 
 def shipped() -> list[str]:
   """The short names of the experiments that come with seedx."""
-  doors = (
-    "__init__",
-    "benchmark",
-    "certificates",
-    "chaos",
-    "compare",
-    "evaluate",
-    "export",
-    "plot",
-    "sweep",
-  )
-  return sorted(name for name in _shipped() if name not in doors)
+  return sorted(_shipped())
+
+
+def summaries() -> dict[str, str]:
+  """The first line of each one's docstring, by name; imports none of them."""
+  texts = {name: _shipped()[name].read_text("utf-8") for name in shipped()}
+  docs = {x: ast.get_docstring(ast.parse(text)) for x, text in texts.items()}
+  return {name: (doc or "").partition("\n")[0] for name, doc in docs.items()}
 
 
 def load(name: str) -> Experiment[Any]:
-  """The experiment of a name that `name_of` gave, or that an old seedx did.
+  """The experiment of a name that `name_of` gave.
 
   Raises:
     types.ConfigError: it cannot be found from here.
@@ -204,10 +223,9 @@ def load_module(name: str) -> python_types.ModuleType:
   Raises:
     types.ConfigError: it cannot be found from here.
   """
-  short = name.removeprefix("experiments.")
   try:
-    if short in _shipped():
-      module = _import_shipped(short)
+    if name in _shipped():
+      module = _import_shipped(name)
     else:
       here = str(pathlib.Path.cwd())
       if here not in sys.path:
@@ -231,7 +249,7 @@ def _shipped() -> dict[str, pathlib.Path]:
   package = pathlib.Path(seedx.__file__).resolve().parent
   for folder in (package / "experiments", package.parent / "experiments"):
     if folder.is_dir():
-      return {path.stem: path for path in folder.glob("*.py")}
+      return {path.stem: path for path in folder.glob("[!_]*.py")}
   return {}
 
 

@@ -20,6 +20,9 @@ from seedx.launch import hosts, joining
 from seedx.launch import nodes as nodes_lib
 from seedx.runtime import process
 
+# The number of settings that `--help` begins with.
+_OFTEN = 10
+
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
@@ -91,11 +94,13 @@ def read(
     types.ConfigError: what is to be resumed cannot be.
   """
   defaults, applied = _defaults(experiment, experiments.name_of(module), argv)
+  helps = command_line.asks_for_help(argv)
   asked = command_line.parse(
     defaults,
     argv,
     program or f"python -m {experiments.program_module(module)}",
     sys.modules[module].__doc__,
+    often=_often(experiment, defaults) if helps else (),
     unmeasured={x for one in applied if not one.measured for x in one.values},
   )
   if asked.files.resume:
@@ -167,6 +172,24 @@ def _defaults(
   config = configs.replaced(asked, first).run
   config, applied = experiment.with_presets(config, agent, first["presets"])
   return dataclasses.replace(asked, run=config), applied
+
+
+def _often(experiment: experiments.Experiment[Any], asked: Asked) -> list[str]:
+  """The settings that people change most, for the top of `--help`.
+
+  The first setting of each part, and those that most presets change. Settings
+  of one process, and parts of nothing but these and what concerns one start
+  alone, are left out.
+  """
+  of_a_process = {*run_dirs.OF_A_PROCESS}
+  left_out = {*of_a_process, *run_dirs.OF_THIS_START}
+  often = [next(iter(configs.settings(asked.run)))]
+  for settings in command_line.parts(asked).values():
+    names = [setting.name for setting in settings]
+    if not left_out.issuperset(names):
+      often.append(next(x for x in names if x not in of_a_process))
+  changed = experiment.changed(getattr(asked.chosen, "agent", ""))
+  return list(dict.fromkeys([*often, *changed]))[:_OFTEN]
 
 
 def _choice(

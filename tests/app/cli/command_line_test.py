@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import math
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -216,6 +218,30 @@ def test_the_nearest_class_that_documents_a_field_is_heard():
   assert settings["learning_rate"].owner is Agent
 
 
+def test_a_sentence_is_that_of_a_docstrings_entry():
+  @dataclasses.dataclass(frozen=True)
+  class Other:
+    """Something else.
+
+    Args:
+        two: of no interest.
+
+    Attributes:
+        one: first: of
+            two lines.
+        two (int): second.
+
+    Raises:
+        one: nothing.
+    """
+
+    one: int = 1
+    two: int = 2
+
+  helps = {name: x.help for name, x in configs.settings(Other()).items()}
+  assert helps == {"one": "first: of two lines.", "two": "second."}
+
+
 def test_two_settings_of_one_name_are_an_error():
   @dataclasses.dataclass(frozen=True)
   class Other:
@@ -284,6 +310,8 @@ def test_settings_come_back_from_json():
     ("--discount 5e-4", "discount", 5e-4),
     ("--discount 1", "discount", 1.0),
     ("--td-lambda -1", "td_lambda", -1.0),
+    ("--td-lambda -1e3", "td_lambda", -1e3),
+    ("--td_lambda -inf", "td_lambda", -math.inf),
     ("--env Pong-v5", "env", "Pong-v5"),
     ("--run-dir=--x=y", "run_dir", "--x=y"),
     ("--hidden-sizes 3,4", "hidden_sizes", (3, 4)),
@@ -331,6 +359,7 @@ def test_words_are_positional_wherever_flags_stand():
     "loss a b,c --smooth 3 --log",
     "--smooth 3 --log loss a b,c",
     "loss --log a --smooth=3 b,c",
+    "--smooth 3 --log -- loss a b,c",
   ):
     assert plot(words) == expected
   assert plot("loss a").run_dirs == ("a",)
@@ -367,6 +396,9 @@ def test_first_refuses_what_is_wrong_of_them(capfd):
     ("--foo", "--foo"),
     ("--total-step=" + "1" * 21, "(nearest: --total-steps)"),
     ("--no_doubel=1 --foo", "(nearest: --no-double, --double)"),
+    ("--gamma 0.9", "unrecognized arguments: --gamma (here: --discount)"),
+    ("--gae_lambda=1", "--gae_lambda=1 (here: --td-lambda)"),
+    ("--n-envs 3", "--n-envs (here: --num-envs)"),
     ("--total 3", "unrecognized arguments: --total"),
     ("--few 3 word", "unrecognized arguments: word"),
     ("--double=True", "no value of a switch, found --double=True"),
@@ -429,6 +461,16 @@ def test_help_is_plain_and_says_the_usage_and_the_description(capfd):
   begin = "usage: a.program [options]\n\n"
   assert said.startswith(begin + text.strip() + "\n\noptions:\n  -h, --help ")
   assert said.isascii() and "\x1b" not in said
+
+
+def test_help_begins_with_what_is_often_changed(capfd):
+  said = helped(capfd, often=("few", "env", "double"))
+  first, *parts = said.partition("often changed:\n")[2].split("\n\n")
+  flags = re.compile(r"(?m)^  (--[\w-]+)")
+  assert flags.findall(first) == ["--few", "--env", "--double"]
+  rest = flags.findall("\n".join(parts))
+  expected = {command_line.flag(name) for name in configs.settings(RUN)}
+  assert sorted([*rest, "--few", "--env", "--double"]) == sorted(expected)
 
 
 def test_help_says_what_each_option_takes_and_means(capfd):

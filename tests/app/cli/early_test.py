@@ -2,15 +2,48 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 
+from seedx.__main__ import _PROGRAMS
+from seedx.app.cli import experiments
 from tests import programs
 
 _RUN = {"experiment": "a2c", "seedx": "0", "format": 4, "options": {}}
 _RUN |= {"pipeline": "seedx.pipelines.sync:Config", "agent": "a:b"}
+
+
+def run(words, folder):
+  """Runs a program where JAX cannot be imported."""
+  (folder / "jax.py").write_text("import os\nos._exit(99)\n")
+  return subprocess.run(
+    [sys.executable, "-m", *words.split()],
+    cwd=folder,
+    env={**os.environ, "PYTHONPATH": f"{folder}:{programs.ROOT}"},
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
+
+
+@pytest.mark.parametrize(
+  ("words", "pattern", "names"),
+  [
+    ("seedx", r"  seedx (\w+) ", ("train", *_PROGRAMS)),
+    ("seedx --help", r"  seedx (\w+) ", ("train", *_PROGRAMS)),
+    ("seedx train", r"  (\w+) +Trains ", experiments.shipped()),
+    ("seedx train --help", r"  (\w+) +Trains ", experiments.shipped()),
+  ],
+)
+def test_what_there_is_is_listed_with_a_line_each(
+  words, pattern, names, tmp_path
+):
+  ended = run(words, tmp_path)
+  assert (ended.returncode, ended.stderr) == (0, "")
+  assert re.findall(f"(?m)^{pattern}", ended.stdout) == [*names]
 
 
 @pytest.mark.parametrize(
@@ -21,7 +54,7 @@ _RUN |= {"pipeline": "seedx.pipelines.sync:Config", "agent": "a:b"}
     ("seedx train ppo --resume run", "expected a run of ppo"),
     ("experiments.ppo --resume nowhere", "found no config.json in"),
     ("seedx evaluate nowhere", "found no config.json in"),
-    ("experiments.evaluate run --nothing", "unrecognized arguments"),
+    ("seedx evaluate run --nothing", "unrecognized arguments"),
     ("seedx export nowhere", "found no config.json in"),
     ("seedx plot nowhere", "found no config.json in"),
     ("seedx compare --seeds 0", "--seeds from 1 to"),
@@ -33,17 +66,9 @@ _RUN |= {"pipeline": "seedx.pipelines.sync:Config", "agent": "a:b"}
   ],
 )
 def test_a_refusal_needs_no_jax(words, reason, tmp_path):
-  (tmp_path / "jax.py").write_text("import os\nos._exit(99)\n")
   (tmp_path / "run").mkdir()
   (tmp_path / "run" / "config.json").write_text(json.dumps(_RUN))
-  ended = subprocess.run(
-    [sys.executable, "-m", *words.split()],
-    cwd=tmp_path,
-    env={**os.environ, "PYTHONPATH": f"{tmp_path}:{programs.ROOT}"},
-    capture_output=True,
-    text=True,
-    timeout=300,
-  )
+  ended = run(words, tmp_path)
   assert ended.returncode == 2
   assert ended.stderr.startswith("error: ") and ended.stderr.count("\n") == 1
   assert reason in ended.stderr

@@ -157,10 +157,8 @@ def test_a_run_that_does_not_begin_leaves_no_directory(
   assert not list(mine.iterdir())
 
 
-@pytest.mark.parametrize("module", ["seedx.envs", "experiments"])
-def test_a_transform_changes_what_the_agent_sees(module):
-  """Also where it is named as it was in an older seedx."""
-  name = f"{module}.transforms:hide_velocities"
+def test_a_transform_changes_what_the_agent_sees():
+  name = "seedx.envs.transforms:hide_velocities"
   observations = []
   for transform in (name, ""):
     config = envs.Config("CartPole-v1", observation_transform=transform)

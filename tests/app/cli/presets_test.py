@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 
 import pytest
 
@@ -238,6 +239,32 @@ def test_a_setting_has_one_name_a_sentence_and_a_range(name, agent):
   for key in least_one | counts:
     with pytest.raises(types.ConfigError, match=f"expected {key} "):
       configs.replaced(made, {key: 0})
+
+
+@pytest.mark.parametrize(
+  ("name", "words", "expected"),
+  [
+    ("ppo", "", {"num_envs", "unroll_length", "entropy_cost", "epochs"}),
+    ("ppo", "--env Pong-v5", {"num_envs", "unroll_length", "entropy_cost"}),
+    ("seed_vtrace", "", {"num_actors", "envs_per_actor", "batch_size"}),
+    ("gorila_dqn", "", {"num_servers", "num_workers", "replay_capacity"}),
+    ("anakin_ppo", "--agent a2c", {"num_envs", "unroll_length", "discount"}),
+  ],
+)
+def test_help_begins_with_ten_settings_that_people_change(
+  name, words, expected, capfd
+):
+  with pytest.raises(SystemExit):
+    read(name, f"{words} --help")
+  said = capfd.readouterr().out.partition("often changed:\n")[2]
+  first = said.partition("\n\n")[0]
+  flags = re.findall(r"(?m)^  --([\w-]+)", first)
+  settings = {flag.replace("-", "_") for flag in flags}
+  assert len(flags) == len(settings) == 10
+  always = {"total_steps", "presets", "run_dir", "env", "learning_rate"}
+  assert settings > always | expected
+  # What has to do with several hosts comes last in its part, if it is there.
+  assert said.find("--micro-batches") <= said.find("--host-index")
 
 
 # Presets of an experiment of one's own

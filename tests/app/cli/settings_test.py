@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from seedx import envs, types
-from seedx.app.cli import command_line, configs, experiments, programs
+from seedx.app.cli import command_line, configs, experiments, programs, synonyms
 from tests import programs as programs_of_tests
 
 compiled_once = programs_of_tests.compiled_once
@@ -76,6 +76,19 @@ def check_taken(setting, value, config):
       assert np.isfinite(np.float32(value)), (setting.name, value)
   if setting.name.endswith("_seconds"):
     assert value <= threading.TIMEOUT_MAX, (setting.name, value)
+
+
+def test_a_name_of_another_library_is_of_a_setting():
+  known = {
+    setting
+    for name, agent in _PAIRS
+    for setting in configs.settings(
+      programs.asked_of(experiments.load(name), agent)
+    )
+  }
+  assert synonyms.NAMES.keys() <= known
+  for setting, names in synonyms.NAMES.items():
+    assert names.split() and setting not in names.split()
 
 
 _SEEN = set()

@@ -203,9 +203,8 @@ def test_a_directory_is_read_for_plots_without_running_it(theirs):
 
 
 def test_what_comes_with_seedx_is_no_others_code():
-  for name in ("seedx.envs.transforms", "experiments.transforms"):
-    options = {"observation_transform": f"{name}:hide_velocities"}
-    assert not envs.code_in(options)
+  own = "seedx.envs.transforms:hide_velocities"
+  assert not envs.code_in({"observation_transform": own})
   assert not envs.code_in({"env": "Pong-v5", "env_options": {"size": 5}})
   assert envs.code_in({"env": "seedx.app.studies.compare:main"})
 

@@ -137,7 +137,7 @@ def started(tmp_path):
   begun = []
 
   def start(*words):
-    program = [sys.executable, "-m", "experiments.sweep", *words]
+    program = [sys.executable, "-m", "seedx", "sweep", *words]
     path = os.pathsep.join([str(tmp_path), str(programs.ROOT)])
     begun.append(
       subprocess.Popen(
