@@ -17,6 +17,7 @@ from seedx import checkpoint, envs, files, types
 from seedx.agents import acting_step, base
 from seedx.app.cli import configs, experiments, programs
 from seedx.app.runs import checkpointer, run_dirs
+from seedx.runtime import process
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +141,7 @@ class Policy:
 def load(
   run_dir: str | os.PathLike[str],
   which: str = "latest",
-  config: Any = None,
+  config: process.Pipeline | None = None,
   *,
   trust: bool = False,
 ) -> Policy:
@@ -186,7 +187,7 @@ def load(
   )
 
 
-def _config(asked: run_dirs.Config) -> Any:
+def _config(asked: run_dirs.Config) -> process.Pipeline:
   """The pipeline config of a run, from its `config.json`."""
   if asked.experiment is None:
     if asked.beyond:
