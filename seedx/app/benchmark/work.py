@@ -129,7 +129,7 @@ def config_of(words: str, env: str) -> Any:
   return trials.read(words_of(words, env)).run
 
 
-def sizes_of(config: process.Pipeline) -> Sizes:
+def sizes_of(config: process.Config) -> Sizes:
   """How the pipeline of a config divides its work.
 
   Raises:

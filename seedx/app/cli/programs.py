@@ -181,13 +181,11 @@ def _often(experiment: experiments.Experiment[Any], asked: Asked) -> list[str]:
   of one process, and parts of nothing but these and what concerns one start
   alone, are left out.
   """
-  of_a_process = {*run_dirs.OF_A_PROCESS}
-  left_out = {*of_a_process, *run_dirs.OF_THIS_START}
   often = [next(iter(configs.settings(asked.run)))]
   for settings in command_line.parts(asked).values():
-    names = [setting.name for setting in settings]
-    if not left_out.issuperset(names):
-      often.append(next(x for x in names if x not in of_a_process))
+    if any(setting.restored for setting in settings):
+      of_all = [x.name for x in settings if x.about.changes != "process"]
+      often.append(of_all[0])
   changed = experiment.changed(getattr(asked.chosen, "agent", ""))
   return list(dict.fromkeys([*often, *changed]))[:_OFTEN]
 
