@@ -28,6 +28,7 @@ from seedx.envs import config as env_config
 from seedx.envs import envpool_spec
 from seedx.launch import nodes
 from seedx.learning import learner, shared
+from seedx.on_cpu import allocator
 from seedx.pipelines import a3c, gorila, impala, seed, sync
 from seedx.runtime import process
 
@@ -405,6 +406,7 @@ def _measure(
   config = config_of(words, env)
   sizes = sizes_of(config)
   # What the programs of a run set before they do this part.
+  allocator.keep_freed_memory()
   if isinstance(config, process.ServerConfig):
     devices.compute_on_own_threads()
   if part.__name__ in sizes.elsewhere:
