@@ -36,7 +36,7 @@ class Asked:
   """
 
   chosen: Any
-  run: Any
+  run: process.Config
   files: training.Config = training.Config()
   process: Any = None
 
@@ -181,19 +181,17 @@ def _often(experiment: experiments.Experiment[Any], asked: Asked) -> list[str]:
   of one process, and parts of nothing but these and what concerns one start
   alone, are left out.
   """
-  of_a_process = {*run_dirs.OF_A_PROCESS}
-  left_out = {*of_a_process, *run_dirs.OF_THIS_START}
   often = [next(iter(configs.settings(asked.run)))]
   for settings in command_line.parts(asked).values():
-    names = [setting.name for setting in settings]
-    if not left_out.issuperset(names):
-      often.append(next(x for x in names if x not in of_a_process))
+    if any(setting.restored for setting in settings):
+      of_all = [x.name for x in settings if x.about.changes != "process"]
+      often.append(of_all[0])
   changed = experiment.changed(getattr(asked.chosen, "agent", ""))
   return list(dict.fromkeys([*often, *changed]))[:_OFTEN]
 
 
 def _choice(
-  name: str, sentence: str, default: str, names: Any, *bases: type
+  name: str, sentence: str, default: str, names: Sequence[str], *bases: type
 ) -> Any:
   """A config of a setting that is one of some names, and of those of bases."""
   kind = dataclasses.make_dataclass(
@@ -206,7 +204,7 @@ def _choice(
   return kind()
 
 
-def _roles(config: Any) -> list[str]:
+def _roles(config: process.Config) -> list[str]:
   """What `--role` may name; of several servers, `--server` says which."""
   nodes = config.with_sockets("nowhere").nodes()
   return list(dict.fromkeys(nodes_lib.kind(node.role) for node in nodes))
