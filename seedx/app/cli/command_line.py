@@ -111,7 +111,7 @@ def asks_for_help(argv: Sequence[str]) -> bool:
 
 
 def first(
-  config: Any, names: Sequence[str], argv: Sequence[str]
+  config: object, names: Sequence[str], argv: Sequence[str]
 ) -> dict[str, Any]:
   """Reads some settings only, whatever else the command line says.
 
@@ -138,21 +138,21 @@ def first(
   return {name: values[name] for name in names} | read
 
 
-def said(config: Any, argv: Sequence[str]) -> set[str]:
+def said(config: object, argv: Sequence[str]) -> set[str]:
   """The names of the settings that a command line says."""
   words = {_asked(word) for word in argv}
   known = configs.settings(config).values()
   return {x.name for x in known if not words.isdisjoint(_flags(x))}
 
 
-def option(name: str, value: Any) -> list[str]:
+def option(name: str, value: object) -> list[str]:
   """A setting as words of a command line: a flag, and its value if any."""
   if isinstance(value, bool):
     return [flag(name) if value else f"--no-{flag(name)[2:]}"]
   return [flag(name), shown(value)]
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
   """Returns a value as a person writes it."""
   if isinstance(value, Mapping):
     if any("," in key or "=" in key for key in value):
@@ -306,7 +306,7 @@ def _json(text: str) -> Any:
     return {"True": True, "False": False}.get(text, text)
 
 
-def _in_pairs(value: Any) -> str:
+def _in_pairs(value: object) -> str:
   """JSON, or a string as it is where it reads as nothing else."""
   plain = isinstance(value, str) and _json(value) == value and "," not in value
   return value if plain else json.dumps(value)
@@ -337,7 +337,7 @@ def _metavar(setting: configs.Setting) -> str:
   return {int: "N", float: "X"}.get(setting.kind, last)
 
 
-def parts(config: Any) -> dict[str, list[configs.Setting]]:
+def parts(config: object) -> dict[str, list[configs.Setting]]:
   """The settings of a config by the part that has them.
 
   Those of its own room come before those that it has from another.
@@ -369,7 +369,7 @@ def _place(config: Any, path: Sequence[str]) -> list[tuple[bool, int]]:
 
 
 def _help(
-  config: Any,
+  config: object,
   description: str | None,
   positional: Sequence[str],
   often: Collection[str],
@@ -403,7 +403,7 @@ def _invocation(setting: configs.Setting) -> str:
   return flags if setting.kind is bool else f"{flags} {_metavar(setting)}"
 
 
-def _defaults(value: Any, before: Any, is_unmeasured: bool) -> str:
+def _defaults(value: object, before: object, is_unmeasured: bool) -> str:
   """What `--help` says of a value and of the one before presets."""
   said = {"default": shown(value)}
   if before is not dataclasses.MISSING and before != value:

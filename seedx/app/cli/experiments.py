@@ -17,6 +17,7 @@ from seedx.app.cli import configs
 from seedx.app.cli import presets as presets_lib
 
 if TYPE_CHECKING:  # It would import JAX.
+  from seedx.agents import base
   from seedx.runtime import process
 
 C = TypeVar("C", bound="process.Config")
@@ -48,7 +49,7 @@ class Experiment(Generic[C]):
   images: presets_lib.Preset | None = None
   continuous: presets_lib.Preset | None = None
   recurrent: Callable[[C], C] | None = None
-  agents: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  agents: "Mapping[str, base.Config]" = dataclasses.field(default_factory=dict)
   by_agent: Mapping[str, Callable[[C], C]] = dataclasses.field(
     default_factory=dict
   )

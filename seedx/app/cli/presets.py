@@ -58,7 +58,7 @@ class Applied:
   values: Mapping[str, Any]
   measured: bool
 
-  def line(self, config: Any) -> str:
+  def line(self, config: object) -> str:
     """Returns what it changed as a line; empty where it changed nothing.
 
     Args:

@@ -37,7 +37,7 @@ class Asked:
   """
 
   chosen: Any
-  run: Any
+  run: process.Config
   files: training.Config = training.Config()
   process: Any = None
 
@@ -192,7 +192,7 @@ def _often(experiment: experiments.Experiment[Any], asked: Asked) -> list[str]:
 
 
 def _choice(
-  name: str, sentence: str, default: str, names: Any, *bases: type
+  name: str, sentence: str, default: str, names: Sequence[str], *bases: type
 ) -> Any:
   """A config of a setting that is one of some names, and of those of bases."""
   kind = dataclasses.make_dataclass(
@@ -205,7 +205,7 @@ def _choice(
   return kind()
 
 
-def _roles(config: Any) -> list[str]:
+def _roles(config: process.Config) -> list[str]:
   """What `--role` may name; of several servers, `--server` says which."""
   nodes = config.with_sockets("nowhere").nodes()
   return list(dict.fromkeys(nodes_lib.kind(node.role) for node in nodes))
