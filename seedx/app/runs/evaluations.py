@@ -26,8 +26,12 @@ class Config:
     evaluate_episodes: number of greedy episodes per evaluation.
   """
 
-  evaluate_every_steps: int = types.setting(0, changes="resume", labels=False, low=0)
-  evaluate_episodes: int = types.setting(10, changes="resume", labels=False, low=1, high=2**16)
+  evaluate_every_steps: int = types.setting(
+    0, changes="resume", labels=False, low=0
+  )
+  evaluate_episodes: int = types.setting(
+    10, changes="resume", labels=False, low=1, high=2**16
+  )
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for a setting that is out of range."""

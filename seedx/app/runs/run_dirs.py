@@ -507,7 +507,9 @@ def _check_keys(
     raise _foreign(path, found, seedx)
 
 
-def _foreign(path: pathlib.Path, found: str, seedx: object) -> types.ConfigError:
+def _foreign(
+  path: pathlib.Path, found: str, seedx: object
+) -> types.ConfigError:
   """The error for a file that this version of seedx cannot read."""
   writer = f"seedx {seedx}" if isinstance(seedx, str) else "another program"
   return types.ConfigError(
