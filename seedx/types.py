@@ -13,8 +13,10 @@ Letters for axes, in all docstrings:
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+import functools
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import dm_env
 import numpy as np
@@ -25,6 +27,9 @@ import seedx
 Tree = Any
 Array = Any
 N = TypeVar("N", int, float)
+T = TypeVar("T")
+# When the value of a setting may change, see `setting`.
+Changes = Literal["never", "run_time", "resume", "process", "start"]
 
 # The upper end of a range without one: of numbers, since devices compute in
 # float32; and of seconds, since Python waits no longer.
@@ -66,26 +71,78 @@ def number(kind: Callable[[str], N], text: str) -> N:
   return kind(text)
 
 
-def check_ranges(config: object, **ranges: tuple[float, float]) -> None:
-  """Checks that fields of a config are in their range `(low, high)`.
+class About(NamedTuple):
+  """What a setting is, beside its type and its default; see `setting`."""
+
+  changes: Changes = "never"
+  range: tuple[float, float] | None = None
+  labels: bool = True
+  alike: bool = False
+
+
+def setting(
+  default: T,
+  *,
+  changes: Changes = "never",
+  low: float | None = None,
+  high: float | None = None,
+  labels: bool = True,
+  alike: bool = False,
+) -> T:
+  """Makes a field of a config that needs more than a default.
+
+  A subclass that redefines the field with another default keeps the rest.
+
+  Args:
+    default: its default; each config gets a copy of a dict.
+    changes: when the value may change. "never": not in a run. "run_time": it is
+      in the agent's state, see `base.hyperparameters`, so a checkpoint restores
+      it. "resume": when a run resumes, and from learner host to learner host.
+      "process": each process has its own, such as an address or its devices,
+      so `--resume` does not take it from `config.json`. "start": it belongs to
+      one start, such as what is printed; `config.json` does not have it.
+    low: the least value, or least element of a tuple; None for `-MOST` where
+      there is a `high`, else for no range.
+    high: the largest value; None for `MOST` where there is a `low`.
+    labels: whether runs with different values are different groups in a plot;
+      a sweep searches only such settings.
+    alike: whether all learner hosts need the same value, even if it may change.
+  """
+  bounds = None
+  if low is not None or high is not None:
+    bounds = -MOST if low is None else low, MOST if high is None else high
+  about = About(changes, bounds, labels, alike)
+  field: Any = functools.partial(dataclasses.field, metadata={About: about})
+  if isinstance(default, dict):
+    return field(default_factory=default.copy)
+  return field(default=default)
+
+
+def about(config: object) -> Mapping[str, About]:
+  """Returns what the fields of a config are as settings, by their names."""
+  kind: type = type(config)
+  return _about(kind)
+
+
+def check_settings(config: object) -> None:
+  """Checks that the fields of a config have values that they may have.
+
+  Those are in the range of a `setting`, and among the choices of a `Literal`.
 
   Raises:
-    ConfigError: a field is out of its range, or NaN.
+    ConfigError: a field has another value, such as NaN.
   """
-  for name, (low, high) in ranges.items():
-    check_range(name, getattr(config, name), low, high)
-
-
-def check_choices(config: object, **choices: Sequence[Any]) -> None:
-  """Checks that fields of a config are among their choices.
-
-  Raises:
-    ConfigError: a field is not.
-  """
-  for name, known in choices.items():
-    if getattr(config, name) not in known:
+  known = about(config)
+  for field in dataclasses.fields(config):  # type: ignore[arg-type]
+    name, value = field.name, getattr(config, field.name)
+    bounds = known[name].range
+    if bounds is not None:
+      for element in value if isinstance(value, tuple | list) else (value,):
+        check_range(name, element, *bounds)
+    choices = typing.get_args(field.type)
+    if typing.get_origin(field.type) is Literal and value not in choices:
       raise ConfigError(
-        f"expected {name} {' or '.join(known)}, found {getattr(config, name)}"
+        f"expected {name} {' or '.join(choices)}, found {value}"
       )
 
 
@@ -99,6 +156,15 @@ def check_range(name: str, value: float, low: float, high: float) -> None:
     is_open = high in (MOST, MOST_SECONDS) and not value > high
     bounds = f"of at least {low}" if is_open else f"from {low} to {high}"
     raise ConfigError(f"expected {name} {bounds}, found {value}")
+
+
+@functools.cache
+def _about(kind: type) -> dict[str, About]:
+  found: dict[str, About] = {}
+  for base in reversed(kind.__mro__):
+    for name, field in vars(base).get("__dataclass_fields__", {}).items():
+      found[name] = field.metadata.get(About, found.get(name, About()))
+  return found
 
 
 @dataclasses.dataclass(frozen=True)

@@ -67,12 +67,12 @@ class Options:
   """
 
   run_dir: str = "runs/stored_state"
-  total_steps: int = 300_000
-  seeds: int = 3
+  total_steps: int = types.setting(300_000, low=2_000)
+  seeds: int = types.setting(3, low=1, high=2**20)
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for an option that is out of range."""
-    types.check_ranges(self, total_steps=(2_000, types.MOST), seeds=(1, 2**20))
+    types.check_settings(self)
 
 
 class Result(NamedTuple):

@@ -35,18 +35,14 @@ class Config:
   env: envs.Config
   num_episodes: int
   greedy: bool = True
-  num_envs: int = 16
-  max_episode_steps: int = 100_000
+  num_envs: int = types.setting(16, low=1, high=2**16)
+  max_episode_steps: int = types.setting(100_000, low=1, high=2**63 - 1)
   per_row: bool = False
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for a value out of its range."""
-    types.check_ranges(
-      self,
-      num_episodes=(1, 2**20),
-      num_envs=(1, 2**16),
-      max_episode_steps=(1, 2**63 - 1),
-    )
+    types.check_settings(self)
+    types.check_range("num_episodes", self.num_episodes, 1, 2**20)
 
 
 class Played(NamedTuple):

@@ -33,17 +33,17 @@ class Config:
     inference_wait_seconds: seconds after which a smaller batch runs anyway.
   """
 
-  inference_devices: tuple[int, ...] = (0,)
-  inference_batch_size: int = 0
-  inference_wait_seconds: float = 0.005
+  inference_devices: tuple[int, ...] = types.setting((0,), changes="process")
+  inference_batch_size: int = types.setting(
+    0, changes="resume", low=0, high=2**31 - 1
+  )
+  inference_wait_seconds: float = types.setting(
+    0.005, changes="resume", low=0.0, high=types.MOST_SECONDS
+  )
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for what cannot be run."""
-    types.check_ranges(
-      self,
-      inference_batch_size=(0, 2**31 - 1),
-      inference_wait_seconds=(0.0, types.MOST_SECONDS),
-    )
+    types.check_settings(self)
 
   def devices(self) -> list[jax.Device]:
     """The devices that compute actions.

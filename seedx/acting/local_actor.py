@@ -20,18 +20,13 @@ class WorkersConfig:
     unroll_length: T, env steps of each environment in an unroll.
   """
 
-  num_workers: int = 4
-  envs_per_worker: int = 16
-  unroll_length: int = 16
+  num_workers: int = types.setting(4, changes="resume", low=1, high=2**10)
+  envs_per_worker: int = types.setting(16, low=1, high=2**20)
+  unroll_length: int = types.setting(16, low=1, high=2**20)
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for a value out of its range."""
-    types.check_ranges(
-      self,
-      num_workers=(1, 2**10),
-      envs_per_worker=(1, 2**20),
-      unroll_length=(1, 2**20),
-    )
+    types.check_settings(self)
 
   @property
   def num_envs(self) -> int:

@@ -22,12 +22,12 @@ class Config:
     envs_per_actor: environments of each actor.
   """
 
-  num_actors: int = 2
-  envs_per_actor: int = 128
+  num_actors: int = types.setting(2, changes="resume", low=1, high=2**20)
+  envs_per_actor: int = types.setting(128, low=1, high=2**20)
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for what cannot be run."""
-    types.check_ranges(self, num_actors=(1, 2**20), envs_per_actor=(1, 2**20))
+    types.check_settings(self)
 
   @property
   def num_envs(self) -> int:

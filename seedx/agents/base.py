@@ -1,8 +1,8 @@
 """The contract between agents and pipelines."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 import dm_env
 import jax
@@ -312,9 +312,13 @@ def without_priorities(agent: Agent) -> Agent:
   return dataclasses.replace(agent, priorities=None, step=step)
 
 
-def hyperparameters(config: Any, names: Sequence[str]) -> dict[str, jax.Array]:
-  """The named fields of a config as `[]` float32 arrays."""
-  return {name: jnp.float32(getattr(config, name)) for name in names}
+def hyperparameters(config: object) -> dict[str, jax.Array]:
+  """The settings that change at run time, as `[]` float32 arrays by name."""
+  return {
+    name: jnp.float32(getattr(config, name))
+    for name, about in types.about(config).items()
+    if about.changes == "run_time"
+  }
 
 
 def composed_update(

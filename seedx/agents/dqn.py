@@ -27,13 +27,8 @@ class Config(value_based.Config):
   max_gradient_norm: float = 10.0
   hidden_sizes: tuple[int, ...] = (128, 128)
   target_period: int = 200
-  huber_delta: float = 0.0
+  huber_delta: float = types.setting(0.0, low=0.0)
   rescale: bool = False
-
-  def __post_init__(self) -> None:
-    """Raises types.ConfigError for a value out of its range."""
-    super().__post_init__()
-    types.check_ranges(self, huber_delta=(0.0, types.MOST))
 
   def for_images(self) -> Self:
     """Returns a copy for Atari; not measured.

@@ -37,33 +37,15 @@ class Config(optimizers.Config):
     compute_dtype: dtype of the network's activations; parameters are float32.
   """
 
-  discount: float = 0.99
-  reward_scale: float = 0.1
-  reward_clip: float = 0.0
+  discount: float = types.setting(0.99, changes="run_time", low=0.0, high=1.0)
+  reward_scale: float = types.setting(0.1, low=-types.MOST)
+  reward_clip: float = types.setting(0.0, low=0.0)
   normalize_observations: bool = False
-  hidden_sizes: tuple[int, ...] = (64, 64)
+  hidden_sizes: tuple[int, ...] = types.setting((64, 64), low=1, high=2**20)
   image_torso: Literal["nature", "impala", "minatar"] = "nature"
-  stack_frames: int = 1
+  stack_frames: int = types.setting(1, low=1, high=64)
   torso: nn.Module | None = None
   compute_dtype: Literal["float32", "bfloat16"] = "float32"
-
-  def __post_init__(self) -> None:
-    """Raises types.ConfigError for a value out of its range."""
-    super().__post_init__()
-    types.check_ranges(
-      self,
-      discount=(0.0, 1.0),
-      reward_scale=(-types.MOST, types.MOST),
-      reward_clip=(0.0, types.MOST),
-      stack_frames=(1, 64),
-    )
-    for size in self.hidden_sizes:
-      types.check_range("hidden_sizes", size, 1, 2**20)
-    types.check_choices(
-      self,
-      compute_dtype=("float32", "bfloat16"),
-      image_torso=tuple(networks.IMAGE_TORSOS),
-    )
 
   def for_images(self) -> Self:
     """Returns a copy for Atari: stacked frames, and rewards clipped to 1."""

@@ -34,27 +34,20 @@ class Config:
       parameters, one vector.
   """
 
-  learning_rate: float = 2e-3
-  learning_rate_end: float = 0.0
+  learning_rate: float = types.setting(
+    2e-3, changes="run_time", low=0.0, high=1e3
+  )
+  learning_rate_end: float = types.setting(0.0, low=0.0, high=1.0)
   optimizer: Literal["adam", "rmsprop"] = "adam"
-  adam_epsilon: float = 1e-5
-  rms_decay: float = 0.99
-  rms_epsilon: float = 1e-5
-  max_gradient_norm: float = 0.5
+  adam_epsilon: float = types.setting(1e-5, low=0.0, high=1.0)
+  rms_decay: float = types.setting(0.99, low=0.0, high=1.0)
+  rms_epsilon: float = types.setting(1e-5, low=0.0, high=1.0)
+  max_gradient_norm: float = types.setting(0.5, low=1e-12)
   transformation: Callable[[], optax.GradientTransformation] | None = None
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for a value out of its range."""
-    types.check_ranges(
-      self,
-      learning_rate=(0.0, 1e3),
-      learning_rate_end=(0.0, 1.0),
-      adam_epsilon=(0.0, 1.0),
-      rms_decay=(0.0, 1.0),
-      rms_epsilon=(0.0, 1.0),
-      max_gradient_norm=(1e-12, types.MOST),
-    )
-    types.check_choices(self, optimizer=("adam", "rmsprop"))
+    types.check_settings(self)
     if self.transformation is not None and not callable(self.transformation):
       raise types.ConfigError(
         "expected a transformation that makes an Optax optimizer, such as"
@@ -96,9 +89,7 @@ class Optimizer:
     in the optimizer's state. An agent with actor and critic, for example:
 
         params = {"actor": actor_params, "critic": critic_params}
-        hyperparameters = base.hyperparameters(
-          config, ["learning_rate", "critic_learning_rate"]
-        )
+        hyperparameters = base.hyperparameters(config)
         rates = {"actor": "learning_rate", "critic": "critic_learning_rate"}
 
     Args:

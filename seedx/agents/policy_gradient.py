@@ -1,7 +1,7 @@
 """Actor-critic agents: all that they share except the loss."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol, Self
 
 import flax.linen as nn
@@ -12,15 +12,6 @@ from seedx import distributions, losses, networks, types
 from seedx.agents import base, blocks, optimizers
 from seedx.agents import model as model_lib
 from seedx.agents import policy as policy_lib
-
-# The fields of `Config` that may change at run time.
-HYPERPARAMETERS = (
-  "learning_rate",
-  "discount",
-  "td_lambda",
-  "value_cost",
-  "entropy_cost",
-)
 
 # Where the arrays of `types.Unroll` count unrolls, see `blocks`.
 AXES = types.Unroll._make(
@@ -49,26 +40,18 @@ class Config(model_lib.Config):
       own.
   """
 
-  td_lambda: float = 1.0
-  value_cost: float = 0.5
-  entropy_cost: float = 0.01
+  td_lambda: float = types.setting(1.0, changes="run_time", low=0.0, high=1.0)
+  value_cost: float = types.setting(0.5, changes="run_time", low=0.0)
+  entropy_cost: float = types.setting(0.01, changes="run_time", low=0.0)
   normalize_rewards: bool = False
   recurrent: bool = False
-  lstm_size: int = 128
+  lstm_size: int = types.setting(128, low=1, high=2**16)
   core: nn.Module | None = None
   towers: Literal["shared", "apart"] = "shared"
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for a value out of its range."""
     super().__post_init__()
-    types.check_ranges(
-      self,
-      td_lambda=(0.0, 1.0),
-      value_cost=(0.0, types.MOST),
-      entropy_cost=(0.0, types.MOST),
-      lstm_size=(1, 2**16),
-    )
-    types.check_choices(self, towers=("shared", "apart"))
     model_lib.check_core(self.core)
     if self.core is not None and not self.recurrent:
       raise types.ConfigError(
@@ -134,7 +117,6 @@ def make(
   axis_name: str | None = None,
   horizon: base.Horizon | None = None,
   *,
-  at_run_time: Sequence[str] = (),
   steps_per_update: int = 1,
   separable: bool = True,
 ) -> base.Agent:
@@ -146,8 +128,6 @@ def make(
     loss: per-step losses of an evaluated unroll.
     axis_name: see `base.Config.make`.
     horizon: see `base.Config.make`.
-    at_run_time: fields of the config that may change at run time, beside
-      `HYPERPARAMETERS`.
     steps_per_update: optimizer steps in an update.
     separable: whether the loss of each unroll is the same in any batch.
 
@@ -156,14 +136,13 @@ def make(
   """
   policy = config.policy(spec)
   optimizer = optimizers.Optimizer.make(config, horizon, steps_per_update)
-  names = (*HYPERPARAMETERS, *at_run_time)
   axes = AXES if separable and policy.in_blocks else None
 
   def start(params: types.Tree, updates: int | jax.Array) -> base.AgentState:
     return base.AgentState(
       params=params,
       optimizer_state=optimizer.start(params, updates),
-      hyperparameters=base.hyperparameters(config, names),
+      hyperparameters=base.hyperparameters(config),
       updates=jnp.int32(updates),
     )
 

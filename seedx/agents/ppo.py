@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol, Self
 
 import jax
@@ -37,22 +37,11 @@ class Config(policy_gradient.Config):
 
   td_lambda: float = 0.95
   entropy_cost: float = 0.005
-  clip_epsilon: float = 0.2
+  clip_epsilon: float = types.setting(0.2, changes="run_time", low=0.0)
   clip_values: bool = False
-  epochs: int = 8
-  minibatches: int = 8
-  target_kl: float = 0.0
-
-  def __post_init__(self) -> None:
-    """Raises types.ConfigError for a value out of its range."""
-    super().__post_init__()
-    types.check_ranges(
-      self,
-      clip_epsilon=(0.0, types.MOST),
-      epochs=(1, 2**20),
-      minibatches=(1, 2**20),
-      target_kl=(0.0, types.MOST),
-    )
+  epochs: int = types.setting(8, low=1, high=2**20)
+  minibatches: int = types.setting(8, low=1, high=2**20)
+  target_kl: float = types.setting(0.0, low=0.0)
 
   def for_images(self) -> Self:
     """Returns a copy for Atari; not measured.
@@ -170,7 +159,6 @@ def make(
   axis_name: str | None = None,
   horizon: base.Horizon | None = None,
   *,
-  at_run_time: Sequence[str] = (),
   separable: bool = True,
 ) -> base.Agent:
   """Makes an agent that learns as PPO does, from its loss.
@@ -181,7 +169,6 @@ def make(
     loss: per-step losses of a minibatch.
     axis_name: see `base.Config.make`.
     horizon: see `base.Config.make`.
-    at_run_time: fields of the config that may change at run time, beside PPO's.
     separable: whether the loss of each entry is the same in any minibatch; not
       so for a loss with a mean over the minibatch, for example.
 
@@ -207,7 +194,6 @@ def make(
     whole_loss,
     axis_name,
     horizon,
-    at_run_time=("clip_epsilon", *at_run_time),
     steps_per_update=steps_per_update,
     separable=False,
   )

@@ -54,12 +54,12 @@ class Config(dqn.Config):
   dueling: bool = True
   rescale: bool = True
   discount: float = 0.997
-  lstm_size: int = 64
+  lstm_size: int = types.setting(64, low=0, high=2**16)
   core: nn.Module | None = None
-  burn_in: int = 20
+  burn_in: int = types.setting(20, low=0, high=2**16)
   sequence_length: int = 40
   stored_state: bool = True
-  priority_max_share: float = 0.9
+  priority_max_share: float = types.setting(0.9, low=0.0, high=1.0)
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for a value out of its range.
@@ -68,12 +68,8 @@ class Config(dqn.Config):
     to be no replay.
     """
     super().__post_init__()
-    types.check_ranges(
-      self,
-      lstm_size=(0, 2**16),
-      burn_in=(0, 2**16),
-      sequence_length=(self.n_step, 2**16),
-      priority_max_share=(0.0, 1.0),
+    types.check_range(
+      "sequence_length", self.sequence_length, self.n_step, 2**16
     )
     model_lib.check_core(self.core)
     if not self.replayed:

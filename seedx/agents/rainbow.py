@@ -45,10 +45,10 @@ class Config(dqn.Config):
   dueling: bool = True
   epsilon_end: float = 0.0
   epsilon_steps: int = 0
-  num_atoms: int = 51
-  value_min: float = -10.0
-  value_max: float = 10.0
-  noise_scale: float = 0.1
+  num_atoms: int = types.setting(51, low=0, high=2**16)
+  value_min: float = types.setting(-10.0, low=-types.MOST)
+  value_max: float = types.setting(10.0, low=-types.MOST)
+  noise_scale: float = types.setting(0.1, low=0.0)
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for a value out of its range.
@@ -57,13 +57,6 @@ class Config(dqn.Config):
     place.
     """
     super().__post_init__()
-    types.check_ranges(
-      self,
-      num_atoms=(0, 2**16),
-      value_min=(-types.MOST, types.MOST),
-      value_max=(-types.MOST, types.MOST),
-      noise_scale=(0.0, types.MOST),
-    )
     low, high = np.float32(self.value_min), np.float32(self.value_max)
     wrong = self.num_atoms == 1 or low >= high
     if self.num_atoms and wrong:

@@ -15,9 +15,6 @@ from seedx.agents import base, optimizers
 from seedx.agents import model as model_lib
 from seedx.agents import windows as windows_lib
 
-# The fields of `Config` that may change at run time.
-HYPERPARAMETERS = ("learning_rate", "discount", "epsilon_end")
-
 
 @dataclasses.dataclass(frozen=True)
 class Config(windows_lib.Config):
@@ -36,16 +33,11 @@ class Config(windows_lib.Config):
 
   double: bool = True
   dueling: bool = False
-  epsilon_end: float = 0.01
-  epsilon_steps: int = 50_000
+  epsilon_end: float = types.setting(
+    0.01, changes="run_time", low=0.0, high=1.0
+  )
+  epsilon_steps: int = types.setting(50_000, low=0)
   epsilon_ladder: bool = False
-
-  def __post_init__(self) -> None:
-    """Raises types.ConfigError for a value out of its range."""
-    super().__post_init__()
-    types.check_ranges(
-      self, epsilon_end=(0.0, 1.0), epsilon_steps=(0, types.MOST)
-    )
 
   @property
   def stream_size(self) -> int:
@@ -166,7 +158,7 @@ def make(
     return base.AgentState(
       params=params,
       optimizer_state=optimizer.start(params, updates),
-      hyperparameters=base.hyperparameters(config, HYPERPARAMETERS),
+      hyperparameters=base.hyperparameters(config),
       updates=jnp.int32(updates),
       target_params=params,
     )

@@ -23,17 +23,8 @@ class Config(policy_gradient.Config):
       gradient.
   """
 
-  clip_rho_threshold: float = 1.0
-  clip_pg_rho_threshold: float = 1.0
-
-  def __post_init__(self) -> None:
-    """Raises types.ConfigError for a value out of its range."""
-    super().__post_init__()
-    types.check_ranges(
-      self,
-      clip_rho_threshold=(0.0, types.MOST),
-      clip_pg_rho_threshold=(0.0, types.MOST),
-    )
+  clip_rho_threshold: float = types.setting(1.0, changes="run_time", low=0.0)
+  clip_pg_rho_threshold: float = types.setting(1.0, changes="run_time", low=0.0)
 
   def for_images(self) -> Self:
     """Returns a copy for Atari, measured on Pong."""
@@ -57,14 +48,7 @@ class Config(policy_gradient.Config):
     horizon: base.Horizon | None = None,
   ) -> base.Agent:
     """Makes the agent for an environment; see `base.Config`."""
-    return policy_gradient.make(
-      spec,
-      self,
-      _loss,
-      axis_name,
-      horizon,
-      at_run_time=("clip_rho_threshold", "clip_pg_rho_threshold"),
-    )
+    return policy_gradient.make(spec, self, _loss, axis_name, horizon)
 
 
 def _loss(

@@ -35,20 +35,10 @@ class Config(model_lib.Config):
       returns at its last `n_step - 1` steps.
   """
 
-  n_step: int = 3
-  target_period: int = 100
-  target_rate: float = 1.0
+  n_step: int = types.setting(3, low=1, high=2**16)
+  target_period: int = types.setting(100, low=1, high=2**31 - 1)
+  target_rate: float = types.setting(1.0, low=1e-9, high=1.0)
   replayed: bool = True
-
-  def __post_init__(self) -> None:
-    """Raises types.ConfigError for a value out of its range."""
-    super().__post_init__()
-    types.check_ranges(
-      self,
-      n_step=(1, 2**16),
-      target_period=(1, 2**31 - 1),
-      target_rate=(1e-9, 1.0),
-    )
 
   @property
   def windows(self) -> "Windows":

@@ -46,11 +46,11 @@ class Options:
 
   directory: str = ""
   hosts: tuple[str, ...] = ()
-  days: int = 365
+  days: int = types.setting(365, low=1, high=36_500)
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for what cannot be."""
-    types.check_ranges(self, days=(1, 36_500))
+    types.check_settings(self)
     for host in self.hosts:
       if not re.fullmatch(r"[A-Za-z0-9*._:-]+", host):
         raise types.ConfigError(

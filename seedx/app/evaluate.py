@@ -35,22 +35,16 @@ class Options:
   run_dir: str = ""
   checkpoint: str = "latest"
   trust: bool = False
-  episodes: int = 100
+  episodes: int = types.setting(100, low=1, high=2**20)
   greedy: bool = True
-  seed: int = 0
-  num_envs: int = 16
-  max_episode_steps: int = 100_000
+  seed: int = types.setting(0, low=0)
+  num_envs: int = types.setting(16, low=1, high=2**16)
+  max_episode_steps: int = types.setting(100_000, low=1, high=2**63 - 1)
   video: str = ""
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for an option that is out of range."""
-    types.check_ranges(
-      self,
-      episodes=(1, 2**20),
-      seed=(0, types.MOST),
-      num_envs=(1, 2**16),
-      max_episode_steps=(1, 2**63 - 1),
-    )
+    types.check_settings(self)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

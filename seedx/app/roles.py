@@ -7,7 +7,6 @@ from typing import Any
 from seedx import launch, types, wire
 from seedx.app import devices
 from seedx.app.cli import configs, experiments
-from seedx.app.runs import run_dirs
 from seedx.launch import joining
 
 
@@ -58,8 +57,7 @@ def play(
   devices.compute_on_own_threads()
   options = dict(told.options)
   config = experiment.with_agent(str(options.pop("agent", "")))
-  known = {*configs.settings(config)} - {*run_dirs.OF_THIS_START}
-  other = known ^ {*options}
+  other = {*configs.recorded(config)} ^ {*options}
   if other:
     raise types.ConfigError(
       "expected a learner with the options that this program has, found a"

@@ -53,25 +53,24 @@ class Config(checkpointer.Config, evaluations.Config):
       0 for none.
   """
 
-  run_dir: str = ""
-  resume: str = ""
-  trust: bool = False
-  stop_at: float = math.inf
-  quiet: bool = False
-  log_every: float = 10.0
-  sink: str = ""
-  profile: float = 0.0
+  run_dir: str = types.setting("", changes="start")
+  resume: str = types.setting("", changes="start")
+  trust: bool = types.setting(False, changes="start")
+  stop_at: float = types.setting(
+    math.inf, changes="start", low=-types.MOST, high=math.inf
+  )
+  quiet: bool = types.setting(False, changes="start")
+  log_every: float = types.setting(
+    10.0, changes="start", low=0.0, high=types.MOST_SECONDS
+  )
+  sink: str = types.setting("", changes="start")
+  profile: float = types.setting(
+    0.0, changes="start", low=0.0, high=types.MOST_SECONDS
+  )
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for what cannot be."""
-    checkpointer.Config.__post_init__(self)
-    evaluations.Config.__post_init__(self)
-    types.check_ranges(
-      self,
-      stop_at=(-types.MOST, math.inf),
-      log_every=(0.0, types.MOST_SECONDS),
-      profile=(0.0, types.MOST_SECONDS),
-    )
+    types.check_settings(self)
     for name in ("run_dir", "resume"):
       if "\0" in os.fspath(getattr(self, name)):
         raise types.ConfigError(
@@ -147,7 +146,7 @@ def train(
     run_dirs.check_experiment(before, None, files.resume)
     own = run_dirs.record(config, config, None)
     run_dirs.check_classes(before, own, files.resume)
-    run_dirs.check_resumed(before, config, files)
+    run_dirs.check_resumed(before, config, files.run_dir)
   ended = run(config, files, sinks=sinks)
   if ended.status and not return_interrupted:
     if ended.status == signals.status(signal.SIGINT):
@@ -180,8 +179,10 @@ def run(
     stop: ends it early, as a signal does.
   """
   _check_pipeline(config)
-  record = run_dirs.record(config, asked or config, experiment)
-  work = _Work(config, files, record, presets, alone, sinks)
+  asked = asked or config
+  record = run_dirs.record(config, asked, experiment)
+  alike = run_dirs.of_all_hosts(asked)
+  work = _Work(config, files, record, alike, presets, alone, sinks)
   stop = stop or threading.Event()
   with (
     files_lib.tentative(),
@@ -200,6 +201,7 @@ class _Work:
   config: process.Config
   files: Config
   record: run_dirs.Config
+  of_all_hosts: Mapping[str, Any]
   presets: Sequence[str]
   alone: bool
   sinks: Sequence[metrics.Sink]
@@ -249,7 +251,7 @@ def _run(work: _Work, stop: threading.Event, ending: signals.Ending) -> Run:
   with hosts.joined(_among(work.config), stop, ending) as found:
     context = process.Context(stop, found)
     if found.count > 1:
-      hosts.check_same(run_dirs.of_all_hosts(work.record.options))
+      hosts.check_same(work.of_all_hosts)
     leaves = ending.in_main and found.count == 1
     watch = hangs.Watch(ending, work.config.hang_seconds, leaves)
     train_here = _help if found.index else _lead

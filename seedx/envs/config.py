@@ -86,7 +86,7 @@ class Config:
       ...]` to those that the agent sees, in NumPy.
   """
 
-  env: str = "CartPole-v1"
+  env: str = types.setting("CartPole-v1", labels=False)
   env_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   info_keys: Sequence[str] = ()
   action_mask: str = DEFAULT_ACTION_MASK

@@ -31,16 +31,18 @@ class Config:
       `{"CPU": 4, "GPU": 1}`.
   """
 
-  launcher: Literal["processes", "ray"] = "processes"
-  ray_address: str = "auto"
-  actor_cpus: float = 1.0
-  actor_resources: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  learner_on_cluster: bool = False
-  learner_resources: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  launcher: Literal["processes", "ray"] = types.setting(
+    "processes", changes="start"
+  )
+  ray_address: str = types.setting("auto", changes="start")
+  actor_cpus: float = types.setting(1.0, changes="start", low=0.0)
+  actor_resources: Mapping[str, Any] = types.setting({}, changes="start")
+  learner_on_cluster: bool = types.setting(False, changes="start")
+  learner_resources: Mapping[str, Any] = types.setting({}, changes="start")
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for what Ray would not take."""
-    types.check_ranges(self, actor_cpus=(0.0, types.MOST))
+    types.check_settings(self)
     check_resources("actor_resources", self.actor_resources)
     check_resources("learner_resources", self.learner_resources)
     if self.learner_on_cluster and self.launcher != "ray":

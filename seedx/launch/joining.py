@@ -52,11 +52,13 @@ class Config:
       one exits with status 3; the default leaves time to start it again.
   """
 
-  give_up_seconds: float = 600.0
+  give_up_seconds: float = types.setting(
+    600.0, changes="start", low=0.0, high=types.MOST_SECONDS
+  )
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for a setting that is out of range."""
-    types.check_ranges(self, give_up_seconds=(0.0, types.MOST_SECONDS))
+    types.check_settings(self)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,14 +32,11 @@ class Config(hosts_lib.Config):
       same device can run between them.
   """
 
-  unroll_length: int = 20
-  learner_devices: tuple[int, ...] = (0,)
-  micro_batches: int = 1
-
-  def __post_init__(self) -> None:
-    """Raises types.ConfigError for a value out of its range."""
-    super().__post_init__()
-    types.check_ranges(self, unroll_length=(1, 2**20), micro_batches=(1, 2**20))
+  unroll_length: int = types.setting(20, low=1, high=2**20)
+  learner_devices: tuple[int, ...] = types.setting(
+    (0,), changes="process", alike=True
+  )
+  micro_batches: int = types.setting(1, low=1, high=2**20)
 
   def cores(self) -> list[jax.Device]:
     """The learner devices.
@@ -131,13 +128,8 @@ class InboxConfig(Config):
     queue_capacity: batches that may wait for the learner.
   """
 
-  batch_size: int = 64
-  queue_capacity: int = 1
-
-  def __post_init__(self) -> None:
-    """Raises types.ConfigError for a value out of its range."""
-    super().__post_init__()
-    types.check_ranges(self, batch_size=(1, 2**20), queue_capacity=(1, 2**20))
+  batch_size: int = types.setting(64, low=1, high=2**20)
+  queue_capacity: int = types.setting(1, changes="resume", low=1, high=2**20)
 
   def check_batches(self, parts: int) -> None:
     """Checks that `parts` divides `batch_size`.

@@ -51,13 +51,8 @@ class Config(process.Config):
   """
 
   workers: local_actor.WorkersConfig = local_actor.WorkersConfig()
-  device: int = 0
-  env_restarts: int = 5
-
-  def __post_init__(self) -> None:
-    """Raises types.ConfigError for what cannot be run."""
-    super().__post_init__()
-    types.check_ranges(self, env_restarts=(0, 2**20))
+  device: int = types.setting(0, changes="process")
+  env_restarts: int = types.setting(5, changes="resume", low=0, high=2**20)
 
   @property
   def plan(self) -> plan_lib.Plan:

@@ -35,13 +35,12 @@ class Config(process.ServerConfig):
   """
 
   actors: slots.Config = slots.Config()
-  fetch_interval: int = 0
+  fetch_interval: int = types.setting(0, low=0, high=2**31 - 1)
   learner: learner_lib.InboxConfig = learner_lib.InboxConfig()
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for what cannot be run."""
     super().__post_init__()
-    types.check_ranges(self, fetch_interval=(0, 2**31 - 1))
     self.learner.check_batches(self.learner.parts)
 
   @property

@@ -49,9 +49,9 @@ class Config(process.Config):
     replay: the replay; None for an agent that learns without one.
   """
 
-  num_envs: int = 16
-  env_threads: int = 1
-  env_restarts: int = 5
+  num_envs: int = types.setting(16, low=1, high=2**20)
+  env_threads: int = types.setting(1, changes="resume", low=1, high=2**10)
+  env_restarts: int = types.setting(5, changes="resume", low=0, high=2**20)
   learner: learner_lib.Config = learner_lib.Config()
   replay: replay_lib.Config | None = None
 
@@ -61,12 +61,6 @@ class Config(process.Config):
     The same where learner devices and micro-batches do not divide `num_envs`.
     """
     super().__post_init__()
-    types.check_ranges(
-      self,
-      num_envs=(1, 2**20),
-      env_threads=(1, 2**10),
-      env_restarts=(0, 2**20),
-    )
     parts = self.learner.parts_of_unrolls(self.replay)
     self.learner.check_divides("num_envs", self.num_envs, parts)
 

@@ -62,19 +62,16 @@ class Config:
   # Whether unrolls come with priorities, and updates return new ones.
   has_priorities: ClassVar[bool] = False
 
-  replay_capacity: int = 200_000
+  replay_capacity: int = types.setting(200_000, low=1, high=2**31 - 1)
   replay_min_steps: int = 2_000
-  replay_batch_size: int = 128
-  replay_ratio: float = 4.0
+  replay_batch_size: int = types.setting(128, low=1, high=2**31 - 1)
+  replay_ratio: float = types.setting(4.0, low=1e-6, high=1e6)
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for a value out of its range."""
-    types.check_ranges(
-      self,
-      replay_capacity=(1, 2**31 - 1),
-      replay_min_steps=(1, self.replay_capacity),
-      replay_batch_size=(1, 2**31 - 1),
-      replay_ratio=(1e-6, 1e6),
+    types.check_settings(self)
+    types.check_range(
+      "replay_min_steps", self.replay_min_steps, 1, self.replay_capacity
     )
 
   def make(self, window: int, capacity: int) -> Replay:
@@ -129,19 +126,9 @@ class PrioritizedConfig(Config):
 
   has_priorities: ClassVar[bool] = True
 
-  priority_exponent: float = 0.6
-  importance_exponent: float = 0.4
-  importance_exponent_rise: float = 0.0
-
-  def __post_init__(self) -> None:
-    """Raises types.ConfigError for a value out of its range."""
-    super().__post_init__()
-    types.check_ranges(
-      self,
-      priority_exponent=(0.0, 1.0),
-      importance_exponent=(0.0, 1.0),
-      importance_exponent_rise=(0.0, 1.0),
-    )
+  priority_exponent: float = types.setting(0.6, low=0.0, high=1.0)
+  importance_exponent: float = types.setting(0.4, low=0.0, high=1.0)
+  importance_exponent_rise: float = types.setting(0.0, low=0.0, high=1.0)
 
   def make(self, window: int, capacity: int) -> Replay:
     """See `Config`."""

@@ -73,20 +73,15 @@ class Prioritized:
 
   capacity: int
   window: int
-  priority_exponent: float = 0.6
-  importance_exponent: float = 0.4
-  importance_exponent_rise: float = 0.0
+  priority_exponent: float = types.setting(0.6, low=0.0, high=1.0)
+  importance_exponent: float = types.setting(0.4, low=0.0, high=1.0)
+  importance_exponent_rise: float = types.setting(0.0, low=0.0, high=1.0)
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for a value out of its range."""
-    types.check_ranges(
-      self,
-      capacity=(1, 2**31 - 1),
-      window=(1, 2**31 - 1),
-      priority_exponent=(0.0, 1.0),
-      importance_exponent=(0.0, 1.0),
-      importance_exponent_rise=(0.0, 1.0),
-    )
+    types.check_settings(self)
+    types.check_range("capacity", self.capacity, 1, 2**31 - 1)
+    types.check_range("window", self.window, 1, 2**31 - 1)
 
   def init(self, example: types.Share) -> PrioritizedState:
     """Returns the state of an empty replay; see `config.Replay`.

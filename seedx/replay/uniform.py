@@ -56,7 +56,8 @@ class Uniform:
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for a size below 1."""
-    types.check_ranges(self, capacity=(1, 2**31 - 1), window=(1, 2**31 - 1))
+    types.check_range("capacity", self.capacity, 1, 2**31 - 1)
+    types.check_range("window", self.window, 1, 2**31 - 1)
 
   def init(self, example: types.Share) -> State:
     """Returns the state of an empty replay; see `config.Replay`.

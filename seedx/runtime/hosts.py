@@ -35,21 +35,22 @@ class Config:
     meet_seconds: seconds to wait at the start until all hosts are there.
   """
 
-  hosts: int = 1
-  host_index: int = -1
-  coordinator: str = ""
-  starved_seconds: float = 5.0
-  meet_seconds: float = 600.0
+  hosts: int = types.setting(
+    1, changes="process", alike=True, low=1, high=2**16
+  )
+  host_index: int = types.setting(-1, changes="process", labels=False)
+  coordinator: str = types.setting("", changes="process", labels=False)
+  starved_seconds: float = types.setting(
+    5.0, changes="resume", low=0.0, high=types.MOST_SECONDS
+  )
+  meet_seconds: float = types.setting(
+    600.0, changes="resume", low=0.0, high=10**6
+  )
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for what cannot be."""
-    types.check_ranges(
-      self,
-      hosts=(1, 2**16),
-      host_index=(-1, self.hosts - 1),
-      starved_seconds=(0.0, types.MOST_SECONDS),
-      meet_seconds=(0.0, 10**6),
-    )
+    types.check_settings(self)
+    types.check_range("host_index", self.host_index, -1, self.hosts - 1)
     if self.hosts > 1 and (self.host_index < 0) != (not self.coordinator):
       raise types.ConfigError(
         "expected both a host_index and a coordinator, or neither where SLURM,"

@@ -35,22 +35,23 @@ class Config(abc.ABC):
     agent: the agent that acts and learns.
   """
 
-  total_steps: int = 2_000_000
-  seed: int = 0
-  log_seconds: float = 0.5
-  hang_seconds: float = 120.0
+  total_steps: int = types.setting(
+    2_000_000, changes="resume", alike=True, low=1, high=2**63 - 1
+  )
+  # Others would share environments or random keys.
+  seed: int = types.setting(0, labels=False, low=0, high=2**30 - 1)
+  log_seconds: float = types.setting(
+    0.5, changes="resume", labels=False, low=0.0, high=types.MOST_SECONDS
+  )
+  hang_seconds: float = types.setting(
+    120.0, changes="resume", labels=False, low=1.0, high=types.MOST_SECONDS
+  )
   env: envs.Config = envs.Config()
   agent: base.Config
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for what cannot be run."""
-    types.check_ranges(
-      self,
-      total_steps=(1, 2**63 - 1),
-      seed=(0, 2**30 - 1),  # Others would share environments or random keys.
-      log_seconds=(0.0, types.MOST_SECONDS),
-      hang_seconds=(1.0, types.MOST_SECONDS),
-    )
+    types.check_settings(self)
 
   def with_sockets(self, folder: str) -> Self:
     """Returns the config with sockets in a folder where it has no address."""
@@ -82,7 +83,7 @@ class ServerConfig(Config):
     launching: what starts the other processes.
   """
 
-  address: str = ""
+  address: str = types.setting("", changes="process", labels=False)
   security: wire.Security = wire.LOCAL
   launching: launch.Config = launch.Config()
 

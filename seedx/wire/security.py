@@ -49,11 +49,11 @@ class Security:
     insecure: reach other machines, and be reached, without TLS and a token.
   """
 
-  tls_ca: str = ""
-  tls_certificate: str = ""
-  tls_key: str = ""
-  token_file: str = ""
-  insecure: bool = False
+  tls_ca: str = types.setting("", changes="start")
+  tls_certificate: str = types.setting("", changes="start")
+  tls_key: str = types.setting("", changes="start")
+  token_file: str = types.setting("", changes="start")
+  insecure: bool = types.setting(False, changes="start")
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for a part without another that it needs."""

@@ -33,6 +33,7 @@ def make_run(
   env="CartPole-v1",
   seed=0,
   steps=None,
+  unlabelled=(),
   **more,
 ):
   """Writes a run's files, and returns its directory as a word."""
@@ -44,6 +45,7 @@ def make_run(
     "seedx": "0.2.0",
     "format": run_dirs.FORMAT,
     "options": {"env": env, "seed": seed, **more},
+    "unlabelled": unlabelled,
   }
   (path / "config.json").write_text(json.dumps(content))
   steps = range(100, 100 * len(returns) + 1, 100) if steps is None else steps
@@ -112,7 +114,7 @@ def test_a_curve_leaves_out_lines_before_the_first_episode():
 
 
 def test_a_run_is_read(tmp_path):
-  make_run(tmp_path, (None, 2.0), seed=3, num_envs=4)
+  make_run(tmp_path, (None, 2.0), seed=3, num_envs=4, unlabelled=["role"])
   run = run_dirs.read(tmp_path)
   assert (run.experiment, run.env, run.seed) == ("ppo", "CartPole-v1", 3)
   assert run.options["num_envs"] == 4
@@ -124,6 +126,7 @@ def test_a_run_is_read(tmp_path):
     seedx="0.2.0",
     format=run_dirs.FORMAT,
     options=run.options,
+    unlabelled=["role"],
   )
 
 
@@ -192,13 +195,12 @@ def test_options_in_a_label_are_as_one_gives_them(tmp_path):
 
 def test_seed_and_place_make_no_group_of_their_own(tmp_path):
   asked = [
-    {"seed": 0, "resume": "", "role": "all"},
-    {"seed": 1, "resume": "x", "role": "learner"},
-    {"seed": 2, "address": "a:1", "server": 1},
-    {"evaluate_every_steps": 9, "evaluate_episodes": 5},
-    {"checkpoint_every_seconds": 9.0},
+    {"seed": 0, "role": "all"},
+    {"seed": 1, "role": "learner"},
+    {"seed": 2, "address": "a:1"},
   ]
-  assert labels_of(tmp_path, *asked) == ["ppo"] * 5
+  own = {"unlabelled": ["role", "address"]}
+  assert labels_of(tmp_path, *(x | own for x in asked)) == ["ppo"] * 3
 
 
 def test_presets_of_environments_are_no_difference(tmp_path):

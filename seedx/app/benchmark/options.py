@@ -25,18 +25,12 @@ class Options:
     "seed_vtrace --num-actors 2 --envs-per-actor 1024 --batch-size 1024",
   )
   env: str = "CartPole-v1"
-  seconds: float = 20.0
-  repetitions: int = 3
+  seconds: float = types.setting(20.0, low=1.0, high=types.MOST_SECONDS)
+  repetitions: int = types.setting(3, low=1, high=2**20)
   output: str = "benchmark.jsonl"
   quick: bool = False
-  streams: tuple[int, ...] = ()
+  streams: tuple[int, ...] = types.setting((), low=1, high=2**16)
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for an option that is out of range."""
-    types.check_ranges(
-      self,
-      seconds=(1.0, types.MOST_SECONDS),
-      repetitions=(1, 2**20),
-    )
-    for number in self.streams:
-      types.check_range("streams", number, 1, 2**16)
+    types.check_settings(self)

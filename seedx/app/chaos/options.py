@@ -32,13 +32,13 @@ class Options:
   """
 
   pipelines: tuple[str, ...] = tuple(PIPELINES)
-  minutes: float = 10.0
-  seed: int = 0
+  minutes: float = types.setting(10.0, low=0.1)
+  seed: int = types.setting(0, low=0, high=2**31)
   output: str = ""
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for what cannot be run."""
-    types.check_ranges(self, minutes=(0.1, types.MOST), seed=(0, 2**31))
+    types.check_settings(self)
     for name in self.pipelines:
       if name not in PIPELINES:
         raise types.ConfigError(

@@ -22,7 +22,7 @@ C = TypeVar("C")
 
 _PLAIN = (bool, int, float, str, dict[str, Any], Mapping[str, Any])
 # What a sequence is of.
-_ITEMS: Mapping[Any, type[int] | type[str]] = {
+_ITEMS: Mapping[object, type[int] | type[str]] = {
   tuple[int, ...]: int,
   Sequence[int]: int,
   tuple[str, ...]: str,
@@ -40,6 +40,7 @@ class Setting:
     owner: the class of the config that has the field.
     kind: its type hint.
     default: its default in that class, `dataclasses.MISSING` if there is none.
+    about: see `types.setting`.
     help: its sentence in the class's `Attributes:` section, or in that of the
       nearest base class that has one.
   """
@@ -48,22 +49,38 @@ class Setting:
   path: tuple[str, ...]
   owner: type
   kind: Any
-  default: Any
+  default: object
+  about: types.About
   help: str
 
+  @property
+  def recorded(self) -> bool:
+    """Whether `config.json` has it."""
+    return self.about.changes != "start"
 
-def choices(kind: Any) -> tuple[str, ...]:
+  @property
+  def restored(self) -> bool:
+    """Whether a run that resumes takes its value from `config.json`."""
+    return self.about.changes not in ("start", "process")
+
+  @property
+  def resumed(self) -> bool:
+    """Whether a run may resume with another value."""
+    return self.about.changes not in ("never", "run_time")
+
+
+def choices(kind: object) -> tuple[str, ...]:
   """The only values that a type hint allows; () if it allows any."""
   literal = typing.get_origin(kind) is typing.Literal
   return typing.get_args(kind) if literal else ()
 
 
-def item(kind: Any) -> type[int] | type[str] | None:
+def item(kind: object) -> type[int] | type[str] | None:
   """What a type hint allows tuples of; None if it is of no tuple."""
   return _ITEMS.get(kind)
 
 
-def fits(kind: Any, value: Any) -> bool:
+def fits(kind: object, value: object) -> bool:
   """Whether a value that JSON had can be that of a setting of a type."""
   if choices(kind):
     return isinstance(value, str) and value in choices(kind)
@@ -72,14 +89,15 @@ def fits(kind: Any, value: Any) -> bool:
     return isinstance(value, list) and all(type(x) is wanted for x in value)
   if kind is float:
     # NaN, infinities and integers beyond floats are none.
-    known = isinstance(value, int | float) and not isinstance(value, bool)
-    return known and -types.MOST <= value <= types.MOST
+    if isinstance(value, bool) or not isinstance(value, int | float):
+      return False
+    return -types.MOST <= value <= types.MOST
   if kind is int:
     return type(value) is int
   return isinstance(value, kind if isinstance(kind, type) else Mapping)
 
 
-def settings(config: Any) -> dict[str, Setting]:
+def settings(config: object) -> dict[str, Setting]:
   """The settings of a config by their names, in the order of its fields.
 
   Raises:
@@ -99,7 +117,12 @@ def settings(config: Any) -> dict[str, Setting]:
   return found
 
 
-def values(config: Any) -> dict[str, Any]:
+def recorded(config: object) -> dict[str, Setting]:
+  """The settings of a config that `config.json` has, by their names."""
+  return {k: x for k, x in settings(config).items() if x.recorded}
+
+
+def values(config: object) -> dict[str, Any]:
   """The values of a config's settings by their names."""
   return {
     name: operator.attrgetter(".".join(setting.path))(config)
@@ -107,7 +130,7 @@ def values(config: Any) -> dict[str, Any]:
   }
 
 
-def in_json(config: Any) -> dict[str, Any]:
+def in_json(config: object) -> dict[str, Any]:
   """The values of a config's settings as JSON has them, tuples as lists."""
   return {name: _in_json(value) for name, value in values(config).items()}
 
@@ -138,7 +161,7 @@ def replaced(config: C, values: Mapping[str, Any]) -> C:
   )
 
 
-def differing(before: Any, after: Any) -> dict[str, Any]:
+def differing(before: object, after: object) -> dict[str, Any]:
   """Returns the settings of `after` that `before` lacks or has otherwise."""
   old = values(before)
   return {
@@ -148,10 +171,10 @@ def differing(before: Any, after: Any) -> dict[str, Any]:
   }
 
 
-def beyond_settings(config: Any) -> list[str]:
+def beyond_settings(config: object) -> list[str]:
   """The names of fields that no setting can say, and that were changed."""
   found = []
-  for field in dataclasses.fields(config):
+  for field in _fields(config):
     value = getattr(config, field.name)
     if _is_config(value):
       found += beyond_settings(value)
@@ -160,22 +183,28 @@ def beyond_settings(config: Any) -> list[str]:
   return found
 
 
-def _settings(config: Any, path: tuple[str, ...]) -> Iterator[Setting]:
+def _settings(config: object, path: tuple[str, ...]) -> Iterator[Setting]:
   """The settings of a config that lies at a path."""
   owner: type = type(config)
   hints, sentences = typing.get_type_hints(owner), _sentences(owner)
-  for field in dataclasses.fields(config):
+  for field in _fields(config):
     name, value = field.name, getattr(config, field.name)
     kind = hints[name]
     if _is_config(value):
       yield from _settings(value, (*path, name))
     elif field.init and _is_setting(kind):
-      sentence = sentences.get(name, "")
-      default = _default(field)
-      yield Setting(name, (*path, name), owner, kind, default, sentence)
+      yield Setting(
+        name=name,
+        path=(*path, name),
+        owner=owner,
+        kind=kind,
+        default=_default(field),
+        about=types.about(config)[name],
+        help=sentences.get(name, ""),
+      )
 
 
-def _in_json(value: Any) -> Any:
+def _in_json(value: object) -> object:
   if isinstance(value, Mapping):
     return {key: _in_json(x) for key, x in value.items()}
   if isinstance(value, list | tuple):
@@ -183,7 +212,7 @@ def _in_json(value: Any) -> Any:
   return value
 
 
-def _is_config(value: Any) -> bool:
+def _is_config(value: object) -> bool:
   return (
     dataclasses.is_dataclass(value)
     and not isinstance(value, type)
@@ -191,13 +220,17 @@ def _is_config(value: Any) -> bool:
   )
 
 
-def _is_setting(kind: Any) -> bool:
+def _is_setting(kind: object) -> bool:
   if choices(kind):
     return all(isinstance(choice, str) for choice in choices(kind))
   return kind in _PLAIN or kind in _ITEMS
 
 
-def _default(field: "dataclasses.Field[Any]") -> Any:
+def _fields(config: object) -> "tuple[dataclasses.Field[object], ...]":
+  return dataclasses.fields(config)  # type: ignore[arg-type]
+
+
+def _default(field: "dataclasses.Field[object]") -> object:
   if field.default_factory is not dataclasses.MISSING:
     return field.default_factory()
   return field.default

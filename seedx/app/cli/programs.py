@@ -99,7 +99,7 @@ def read(
   )
   if asked.files.resume:
     before = run_dirs.config(asked.files.resume)
-    run_dirs.check_resumed(before, asked, asked.files)
+    run_dirs.check_resumed(before, asked, asked.files.run_dir)
     if words := run_dirs.not_restored(asked, before):
       print(
         f"not taken from config.json: {words}; name it again to use it",
@@ -121,7 +121,8 @@ def asked_of(experiment: experiments.Experiment[Any], agent: str = "") -> Asked:
   """
   config, process = experiment.with_agent(agent), None
   sentence = "the presets that apply; auto takes those of the environment."
-  chosen = _choice("presets", sentence, "auto", experiment.kinds)
+  auto = types.setting("auto", labels=False)
+  chosen = _choice("presets", sentence, auto, experiment.kinds)
   if experiment.agents:
     names = tuple(experiment.agents)
     name = agent or experiment.default_agent
@@ -129,7 +130,8 @@ def asked_of(experiment: experiments.Experiment[Any], agent: str = "") -> Asked:
   if roles := _roles(config):
     sentence = "what this process does; 'all' also starts the others."
     names = ("all", "learner", *roles)
-    process = _choice("role", sentence, "all", names, joining.Config)
+    default = types.setting("all", changes="process", labels=False)
+    process = _choice("role", sentence, default, names, joining.Config)
   return Asked(chosen, config, process=process)
 
 
@@ -257,12 +259,11 @@ def _join(
   """
   config, role = asked.run, asked.process.role
   _check_address(config, role)
+  known = configs.settings(asked)
   options = {
     option: value
     for option, value in configs.in_json(asked).items()
-    if option in said
-    and option
-    not in ("presets", *run_dirs.OF_A_PROCESS, *run_dirs.OF_THIS_START)
+    if option in said and option != "presets" and known[option].restored
   }
   addresses = getattr(config, "server_addresses", ())
   listen = addresses[config.server] if role == "server" and addresses else ""

@@ -40,16 +40,16 @@ class Config:
       all devices; a larger one is empty after a resume.
   """
 
-  checkpoint_every_seconds: float = 60.0
-  checkpoint_replay_gib: float = 1.0
+  checkpoint_every_seconds: float = types.setting(
+    60.0, changes="resume", labels=False, low=0.0, high=types.MOST_SECONDS
+  )
+  checkpoint_replay_gib: float = types.setting(
+    1.0, changes="resume", labels=False, low=0.0
+  )
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for a setting that is out of range."""
-    types.check_ranges(
-      self,
-      checkpoint_every_seconds=(0.0, types.MOST_SECONDS),
-      checkpoint_replay_gib=(0.0, types.MOST),
-    )
+    types.check_settings(self)
 
 
 def directory(run_dir: str | os.PathLike[str]) -> files.Folder:

@@ -26,16 +26,16 @@ class Config:
     evaluate_episodes: number of greedy episodes per evaluation.
   """
 
-  evaluate_every_steps: int = 0
-  evaluate_episodes: int = 10
+  evaluate_every_steps: int = types.setting(
+    0, changes="resume", labels=False, low=0
+  )
+  evaluate_episodes: int = types.setting(
+    10, changes="resume", labels=False, low=1, high=2**16
+  )
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for a setting that is out of range."""
-    types.check_ranges(
-      self,
-      evaluate_every_steps=(0, types.MOST),
-      evaluate_episodes=(1, 2**16),
-    )
+    types.check_settings(self)
 
 
 def of(run: Any, config: Config, run_dir: pathlib.Path) -> "Periodic | None":

@@ -13,7 +13,7 @@ import pathlib
 import shlex
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -33,105 +33,6 @@ EVALUATIONS = "evaluations.jsonl"
 CURVE = "learning_curve.png"
 FILES = (CONFIG, METRICS, EVALUATIONS, CURVE)
 
-# `config.json` leaves these out: they say how it is read, where it is, how long
-# other processes wait to join, what is shown, when to end early, and what
-# processes on these machines need to reach each other.
-OF_THIS_START = (
-  "run_dir",
-  "resume",
-  "trust",
-  "give_up_seconds",
-  "quiet",
-  "log_every",
-  "sink",
-  "stop_at",
-  "profile",
-  "tls_ca",
-  "tls_certificate",
-  "tls_key",
-  "token_file",
-  "insecure",
-  "launcher",
-  "ray_address",
-  "actor_cpus",
-  "actor_resources",
-  "learner_on_cluster",
-  "learner_resources",
-)
-
-# Settings that say which process it is, and where.
-OF_A_PROCESS = (
-  "role",
-  "address",
-  "server",
-  "server_addresses",
-  "give_up_seconds",
-  "host_index",
-  "coordinator",
-)
-
-# A resume has these from its own command line alone: config.json may be another
-# person's, and would choose with whom this process connects; and the devices
-# are those of the machine that the run was on.
-_NOT_RESTORED = (
-  *OF_A_PROCESS,
-  "hosts",
-  "learner_devices",
-  "inference_devices",
-  "device",
-)
-
-# The settings that may change when a run resumes, since its state does not
-# depend on them.
-_RESUMED = (
-  "total_steps",
-  "log_seconds",
-  "hang_seconds",
-  "checkpoint_every_seconds",
-  "checkpoint_replay_gib",
-  "evaluate_every_steps",
-  "evaluate_episodes",
-  "learner_devices",
-  "inference_devices",
-  "inference_batch_size",
-  "inference_wait_seconds",
-  "env_threads",
-  "env_restarts",
-  "num_actors",
-  "num_workers",
-  "queue_capacity",
-  "device",
-  "hosts",
-  "starved_seconds",
-  "meet_seconds",
-  *OF_A_PROCESS,
-)
-
-# The settings that may differ between the learner hosts of a run.
-_OF_A_HOST = {*_RESUMED} - {"total_steps", "learner_devices", "hosts"}
-
-# The settings that may differ between the runs of a group.
-_NOT_IN_LABELS = (
-  "env",
-  "presets",
-  "seed",
-  "run_dir",
-  "resume",
-  "trust",
-  "log_seconds",
-  "hang_seconds",
-  "quiet",
-  "log_every",
-  "sink",
-  "stop_at",
-  "profile",
-  *OF_A_PROCESS,
-  "checkpoint_every_seconds",
-  "checkpoint_replay_gib",
-  "evaluate_every_steps",
-  "evaluate_episodes",
-)
-
 
 @dataclasses.dataclass(frozen=True)
 class Config:
@@ -146,6 +47,7 @@ class Config:
     format: format of the file.
     options: values of the settings, by name, as JSON.
     beyond: names of fields that were set to values that JSON cannot hold.
+    unlabelled: names of options in which runs of a group may differ.
   """
 
   experiment: str | None
@@ -155,6 +57,7 @@ class Config:
   format: int
   options: Mapping[str, Any]
   beyond: Sequence[str] = ()
+  unlabelled: Sequence[str] = ()
 
   @property
   def name(self) -> str:
@@ -175,6 +78,7 @@ class Run:
     env: name of the environment.
     seed: seed of the run.
     options: values of the settings, by name, as JSON.
+    unlabelled: see `Config`.
     lines: lines of metrics, at least one; env steps never decrease.
   """
 
@@ -182,10 +86,19 @@ class Run:
   env: str
   seed: int
   options: Mapping[str, Any]
+  unlabelled: Sequence[str]
   lines: Sequence[Mapping[str, Any]]
 
 
-def record(run: Any, asked: Any, experiment: str | None) -> Config:
+class HasAgent(Protocol):
+  """The config of a pipeline."""
+
+  @property
+  def agent(self) -> object:
+    """The config of its agent."""
+
+
+def record(run: HasAgent, asked: object, experiment: str | None) -> Config:
   """Makes the content of `config.json` for a new run.
 
   Args:
@@ -193,6 +106,7 @@ def record(run: Any, asked: Any, experiment: str | None) -> Config:
     asked: config with all settings of the run.
     experiment: name of the experiment; None for a script.
   """
+  recorded = configs.recorded(asked)
   return Config(
     experiment=experiment,
     pipeline=_class_name(type(run)),
@@ -202,9 +116,10 @@ def record(run: Any, asked: Any, experiment: str | None) -> Config:
     options={
       name: value
       for name, value in configs.in_json(asked).items()
-      if name not in OF_THIS_START
+      if name in recorded
     },
     beyond=configs.beyond_settings(run),
+    unlabelled=[k for k, x in recorded.items() if not x.about.labels],
   )
 
 
@@ -256,9 +171,10 @@ def write(run_dir: pathlib.Path, asked: Config) -> None:
     types.ConfigError: it is not writable.
   """
 
-  def plain(value: Any) -> Any:
-    is_numpy = isinstance(value, np.generic | np.ndarray)
-    return value.tolist() if is_numpy else str(value)
+  def plain(value: object) -> object:
+    if isinstance(value, np.generic | np.ndarray):
+      return value.tolist()
+    return str(value)
 
   text = json.dumps(dataclasses.asdict(asked), indent=2, default=plain)
   files.write_file(run_dir / CONFIG, text + "\n")
@@ -291,7 +207,7 @@ def config(run_dir: str | os.PathLike[str]) -> Config:
     raise _foreign(path, f"format {format_!r}", seedx)
   kinds = {"seedx": str, "format": int, "options": dict}
   kinds |= {"pipeline": str, "agent": str}
-  kinds |= {"beyond": list} if "beyond" in content else {}
+  kinds |= dict.fromkeys({"beyond", "unlabelled"} & {*content}, list)
   if content.get("experiment", "") is not None:
     kinds["experiment"] = str
   _check_keys(path, content, kinds, seedx)
@@ -303,6 +219,7 @@ def config(run_dir: str | os.PathLike[str]) -> Config:
     format=content["format"],
     options=content["options"],
     beyond=content.get("beyond", ()),
+    unlabelled=content.get("unlabelled", ()),
   )
 
 
@@ -332,8 +249,7 @@ def restored(asked: C, before: Config) -> C:
   Raises:
     types.ConfigError: the experiment has other settings in this version.
   """
-  own = {*configs.settings(asked)} - {*OF_THIS_START}
-  other = own ^ set(before.options)
+  other = {*configs.recorded(asked)} ^ {*before.options}
   if other:
     raise types.ConfigError(
       f"expected a run with the options that {before.name} has in this version,"
@@ -343,31 +259,31 @@ def restored(asked: C, before: Config) -> C:
   return replaced(asked, before.options)
 
 
-def not_restored(asked: Any, before: Config) -> str:
+def not_restored(asked: object, before: Config) -> str:
   """Settings of a run that another process has to be given again, as words.
 
   Args:
     asked: config with all settings of the process that resumes it.
     before: the run.
   """
-  now = configs.in_json(asked)
+  now, known = configs.in_json(asked), configs.settings(asked)
   return " ".join(
-    shlex.join(command_line.option(name, before.options[name]))
-    for name in _NOT_RESTORED
-    if name in now and before.options.get(name, now[name]) != now[name]
+    shlex.join(command_line.option(name, value))
+    for name, value in before.options.items()
+    if not known[name].restored and value != now[name]
   )
 
 
 def replaced(asked: C, options: Mapping[str, Any]) -> C:
   """Returns a config with settings that `config.json` has.
 
-  Those of a process, such as addresses, are left as they are.
+  Those of a process or of a start, such as addresses, stay as they are.
 
   Raises:
     types.ConfigError: a value is of another type, or out of range.
   """
   known = configs.settings(asked)
-  options = {k: x for k, x in options.items() if k not in _NOT_RESTORED}
+  options = {k: x for k, x in options.items() if known[k].restored}
   for name, value in options.items():
     if not configs.fits(known[name].kind, value):
       raise types.ConfigError(
@@ -439,13 +355,13 @@ def check_classes(before: Config, own: Config, run_dir: str) -> None:
     )
 
 
-def check_resumed(before: Config, asked: Any, files: Any) -> None:
+def check_resumed(before: Config, asked: object, run_dir: str) -> None:
   """Checks that a run can resume with the settings of a config.
 
   Args:
     before: the run.
     asked: config with all settings.
-    files: its `training.Config`.
+    run_dir: directory that it names for a new run; empty for none.
 
   Raises:
     types.ConfigError: a setting differs on which the state of the run depends,
@@ -453,22 +369,22 @@ def check_resumed(before: Config, asked: Any, files: Any) -> None:
   """
   old = configs.values(restored(asked, before))
   new = configs.values(asked)
-  known = [name for name in new if name not in OF_THIS_START]
+  known = configs.recorded(asked)
   changed = [
     command_line.flag(name)
-    for name in known
-    if name not in _RESUMED and old[name] != new[name]
+    for name, setting in known.items()
+    if not setting.resumed and old[name] != new[name]
   ]
   if changed:
-    may = [command_line.flag(name) for name in known if name in _RESUMED]
+    may = [command_line.flag(k) for k, x in known.items() if x.resumed]
     raise types.ConfigError(
       "expected --resume with the options that the run began with, of which"
       f" only {', '.join(may)} may change; found another {', '.join(changed)}"
     )
-  if files.run_dir:
+  if run_dir:
     raise types.ConfigError(
       "expected --resume without --run-dir, because a run resumes in its own"
-      f" directory; found --run-dir {files.run_dir}"
+      f" directory; found --run-dir {run_dir}"
     )
 
 
@@ -486,22 +402,27 @@ def read(run_dir: str | os.PathLike[str]) -> Run:
     env=asked.options["env"],
     seed=asked.options["seed"],
     options=asked.options,
+    unlabelled=asked.unlabelled,
     lines=_lines(path, asked.seedx),
   )
 
 
-def of_all_hosts(options: Mapping[str, Any]) -> dict[str, Any]:
-  """The options that all learner hosts of a run must have alike."""
-  return {k: v for k, v in options.items() if k not in _OF_A_HOST}
+def of_all_hosts(asked: object) -> dict[str, Any]:
+  """The settings that all learner hosts of a run must have alike, as JSON."""
+  values = configs.in_json(asked)
+  known = configs.recorded(asked).values()
+  return {
+    x.name: values[x.name] for x in known if x.about.alike or not x.resumed
+  }
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
   """Labels runs, so that equal runs of an environment form a group.
 
-  Runs are in the same group if they differ only in their seed, in where they
-  run or write, and in how often they are saved or evaluated. A label is the
-  name of the experiment and the options in which its groups differ in any
-  environment, as on a command line: `impala --agent a2c`.
+  Runs are in the same group if they differ only in their seed and in settings
+  without labels, such as how often they are saved. A label is the name of the
+  experiment and the options in which its groups differ in any environment, as
+  on a command line: `impala --agent a2c`.
 
   Returns:
     The label of each run. Runs of the same environment and label are a group.
@@ -513,7 +434,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
     {
       name: shlex.join(command_line.option(name, run.options[name]))
       for name in sorted(run.options)
-      if name not in _NOT_IN_LABELS
+      if name not in ("env", "seed", *run.unlabelled)
     }
     for run in runs
   ]
@@ -575,7 +496,7 @@ def _check_keys(
   path: pathlib.Path,
   content: Mapping[str, Any],
   kinds: Mapping[str, type],
-  seedx: Any,
+  seedx: object,
 ) -> None:
   """Checks that each key has a value of its type."""
   wrong = [
@@ -586,7 +507,9 @@ def _check_keys(
     raise _foreign(path, found, seedx)
 
 
-def _foreign(path: pathlib.Path, found: str, seedx: Any) -> types.ConfigError:
+def _foreign(
+  path: pathlib.Path, found: str, seedx: object
+) -> types.ConfigError:
   """The error for a file that this version of seedx cannot read."""
   writer = f"seedx {seedx}" if isinstance(seedx, str) else "another program"
   return types.ConfigError(

@@ -72,19 +72,14 @@ class Options:
     "apex_dqn",
   )
   env: str = "CartPole-v1"
-  total_steps: int = 300_000
-  total_seconds: float = 0.0
-  seeds: int = 3
+  total_steps: int = types.setting(300_000, low=1)
+  total_seconds: float = types.setting(0.0, low=0.0, high=types.MOST_SECONDS)
+  seeds: int = types.setting(3, low=1, high=2**20)
   run_dir: str = ""
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for an option that is out of range."""
-    types.check_ranges(
-      self,
-      total_steps=(1, types.MOST),
-      total_seconds=(0.0, types.MOST_SECONDS),
-      seeds=(1, 2**20),
-    )
+    types.check_settings(self)
 
 
 @dataclasses.dataclass(frozen=True)

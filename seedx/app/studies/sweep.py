@@ -29,19 +29,8 @@ from seedx.app.studies import search, trials
 from seedx.launch import ray
 from seedx.runtime import signals
 
-# What no trial may have a value of its own of.
-_FIXED = (
-  "env",
-  "env_options",
-  "seed",
-  "total_steps",
-  "log_seconds",
-  "hang_seconds",
-  *run_dirs.OF_THIS_START,
-  *run_dirs.OF_A_PROCESS,
-)
-
-
+# Settings with labels that are the same for all trials.
+_FIXED = ("env_options", "total_steps")
 # What it writes.
 _NAMES = (
   run_dirs.CONFIG,
@@ -92,28 +81,21 @@ class Options:
 
   experiment: str = ""
   search: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  trials: int = 16
+  trials: int = types.setting(16, low=1, high=2**20)
   method: Literal["random", "grid"] = "random"
   scheduler: Literal["asha", "none"] = "asha"
   env: str = ""
-  total_steps: int = 300_000
-  seed: int = 0
-  seeds: int = 3
-  trial_cpus: float = 1.0
+  total_steps: int = types.setting(300_000, low=1)
+  seed: int = types.setting(0, low=0, high=2**29)
+  seeds: int = types.setting(3, low=1, high=2**20)
+  trial_cpus: float = types.setting(1.0, low=0.0)
   trial_resources: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   ray_address: str = "local"
   run_dir: str = ""
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for an option that is out of range."""
-    types.check_ranges(
-      self,
-      trials=(1, 2**20),
-      total_steps=(1, types.MOST),
-      seed=(0, 2**29),
-      seeds=(1, 2**20),
-      trial_cpus=(0.0, types.MOST),
-    )
+    types.check_settings(self)
     launch.check_resources("trial_resources", self.trial_resources)
 
   @property
@@ -158,8 +140,11 @@ def _sweep(options: Options) -> int:
       "expected EXPERIMENT without options that a trial has of its own, found"
       f" {', '.join(map(command_line.flag, sorted(said & {*_OWN})))}"
     )
-  settings = configs.settings(asked)
-  kinds = {k: x.kind for k, x in settings.items() if k not in _FIXED}
+  kinds = {
+    name: setting.kind
+    for name, setting in configs.recorded(asked).items()
+    if setting.about.labels and name not in _FIXED
+  }
   space = search.space(options.search, kinds)
   if options.method == "grid":
     values = search.grid(space)

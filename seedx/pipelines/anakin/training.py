@@ -40,21 +40,15 @@ class Config(process.Config):
   """
 
   env: envs.Config = envs.Config("seedx:CartPole-v1")
-  num_envs: int = 512
-  num_seeds: int = 1
-  updates_per_call: int = 1
+  num_envs: int = types.setting(512, low=1, high=2**20)
+  num_seeds: int = types.setting(1, low=1, high=2**16)
+  updates_per_call: int = types.setting(1, low=1, high=2**20)
   learner: learner_lib.Config = learner_lib.Config()
   replay: replay_lib.Config | None = None
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for what cannot be run."""
     super().__post_init__()
-    types.check_ranges(
-      self,
-      num_envs=(1, 2**20),
-      num_seeds=(1, 2**16),
-      updates_per_call=(1, 2**20),
-    )
     types.check_range("micro_batches", self.learner.micro_batches, 1, 1)
     types.check_range("hosts", self.learner.hosts, 1, 1)
     self.learner.check_divides("num_envs", self.num_envs, self.learner.parts)

@@ -38,23 +38,21 @@ class Config(process.ServerConfig):
     replay: the replay of each worker.
   """
 
-  server_addresses: tuple[str, ...] = ()
-  num_servers: int = 2
-  server: int = 0
-  max_staleness: int = 100
-  outlier_deviations: float = 5.0
+  server_addresses: tuple[str, ...] = types.setting(
+    (), changes="process", labels=False
+  )
+  num_servers: int = types.setting(2, low=1, high=2**10)
+  server: int = types.setting(0, changes="process", labels=False)
+  max_staleness: int = types.setting(100, low=0, high=2**31 - 1)
+  outlier_deviations: float = types.setting(5.0, low=0.0)
   workers: local_actor.WorkersConfig = local_actor.WorkersConfig()
   replay: replay_lib.Config = replay_lib.Config()
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for what cannot be run."""
     super().__post_init__()
-    types.check_ranges(
-      self,
-      num_servers=(1, 2**10),
-      server=(0, max(0, len(self.server_addresses) - 1)),
-      max_staleness=(0, 2**31 - 1),
-      outlier_deviations=(0.0, types.MOST),
+    types.check_range(
+      "server", self.server, 0, max(0, len(self.server_addresses) - 1)
     )
     for address in filter(None, self.server_addresses):
       wire.check_address(address)

@@ -40,10 +40,10 @@ class Base:
   """
 
   learning_rate: float = 2e-3
-  discount: float = 0.99
+  discount: float = types.setting(0.99, low=0, high=1)
 
   def __post_init__(self):
-    types.check_ranges(self, discount=(0, 1))
+    types.check_settings(self)
 
 
 class Plain:
@@ -105,16 +105,15 @@ class Run:
   replay: Replay | None = None
   kind: type = Replay
   thawed: Thawed = dataclasses.field(default_factory=Thawed)
-  few: int = 5
-  seconds: float = 5.0
+  few: int = types.setting(5, low=1, high=9)
+  seconds: float = types.setting(5.0, low=0)
   total_steps: int = 2_000
   run_dir: str = ""
   derived: int = dataclasses.field(init=False, default=7)
 
   def __post_init__(self):
-    types.check_ranges(
-      self, num_envs=(1, types.MOST), few=(1, 9), seconds=(0, types.MOST)
-    )
+    types.check_settings(self)
+    types.check_range("num_envs", self.num_envs, 1, types.MOST)
     if self.total_steps < self.num_envs:
       raise types.ConfigError(
         f"expected total_steps of at least\n{self.num_envs} for the num_envs,"

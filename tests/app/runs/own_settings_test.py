@@ -1,0 +1,117 @@
+"""Settings of a user's own pipeline and agent, which fields describe."""
+
+import copy
+import dataclasses
+import json
+import pickle
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import pytest
+
+from seedx import types
+from seedx.agents import a2c, base
+from seedx.app.cli import experiments, programs
+from seedx.app.runs import run_dirs
+from seedx.pipelines import sync
+
+
+@dataclasses.dataclass(frozen=True)
+class Agent(a2c.Config):
+  """An agent with a cost of its own, and another default of the discount."""
+
+  discount: float = 0.9
+  kl_cost: float = types.setting(0.5, changes="run_time", low=0.0)
+  rates: tuple[float, ...] = types.setting((0.1, 0.2), high=1.0)
+  kind: Literal["soft", "hard"] = "soft"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(sync.Config):
+  """A pipeline with a setting of each sort."""
+
+  agent: base.Config = Agent()
+  width: int = 8
+  backlog: int = types.setting(4, changes="resume", labels=False)
+  length: int = types.setting(5, changes="resume", alike=True)
+  port: int = types.setting(0, changes="process", labels=False)
+  verbose: bool = types.setting(False, changes="start")
+  extra: Mapping[str, Any] = types.setting({"a": 1})
+
+
+def written(path, config):
+  """Writes a run of a config, and returns what is read of it."""
+  path.mkdir()
+  run_dirs.write(path, run_dirs.record(config, config, None))
+  line = {"env_steps": 1, "wall_seconds": 1.0, "episode_return": 1.0}
+  (path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+  return run_dirs.config(path), run_dirs.read(path)
+
+
+@pytest.mark.parametrize(
+  ("name", "value", "expected"),
+  [
+    ("kl_cost", -1.0, "kl_cost of at least 0.0, found -1.0"),
+    ("discount", 1.5, "discount from 0.0 to 1.0, found 1.5"),
+    ("rates", (0.5, 2.0), "found 2.0"),
+    ("kind", "firm", "kind soft or hard, found firm"),
+  ],
+)
+def test_a_value_out_of_its_range_is_refused(name, value, expected):
+  with pytest.raises(types.ConfigError, match=expected):
+    Agent(**{name: value})
+
+
+def test_settings_that_change_at_run_time_are_in_the_agents_state():
+  found = base.hyperparameters(Agent(kl_cost=0.25))
+  own = {"kl_cost": 0.25, "discount": 0.9}
+  assert found == base.hyperparameters(a2c.Config()) | own
+
+
+def test_a_config_is_copied_as_any_dataclass():
+  config = Config(backlog=7)
+  for other in (pickle.loads(pickle.dumps(config)), copy.deepcopy(config)):
+    assert other == config == dataclasses.replace(Config(), backlog=7)
+  assert config.extra == {"a": 1} and config.extra is not Config().extra
+
+
+def test_a_resume_takes_what_its_settings_allow(tmp_path):
+  old = Config(width=9, backlog=6, port=80, verbose=True)
+  before, _ = written(tmp_path / "run", old)
+  assert "verbose" not in before.options and before.options["port"] == 80
+  restored = run_dirs.restored(Config(port=81), before)
+  assert restored == dataclasses.replace(old, port=81, verbose=False)
+  assert run_dirs.not_restored(restored, before) == "--port 80"
+  changed = dataclasses.replace(restored, backlog=1, length=1, verbose=True)
+  run_dirs.check_resumed(before, changed, "")
+  for wrong in (
+    dataclasses.replace(old, width=1),
+    dataclasses.replace(old, agent=Agent(kl_cost=0.1)),
+  ):
+    with pytest.raises(types.ConfigError, match="--backlog, --length, --port"):
+      run_dirs.check_resumed(before, wrong, "")
+
+
+def test_learner_hosts_have_alike_what_their_settings_ask():
+  first, second = (
+    run_dirs.of_all_hosts(config)
+    for config in (Config(), Config(backlog=1, port=1, verbose=True))
+  )
+  assert first == second
+  assert {"width", "length", "kl_cost"} <= {*first}
+
+
+def test_runs_are_labelled_by_settings_with_labels(tmp_path):
+  configs = Config(), Config(backlog=1, port=1, seed=1), Config(width=1)
+  runs = [written(tmp_path / str(i), x)[1] for i, x in enumerate(configs)]
+  labels = [x.partition(" ")[2] for x in run_dirs.labels(runs)]
+  assert labels == ["--width 8", "--width 8", "--width 1"]
+
+
+def test_how_an_experiment_is_saved_makes_no_group():
+  asked = programs.asked_of(experiments.load("seed_vtrace"))
+  unlabelled = run_dirs.record(asked.run, asked, "seed_vtrace").unlabelled
+  assert {"role", "address", "seed", "presets", "checkpoint_every_seconds"} <= {
+    *unlabelled
+  }
+  assert {"total_steps", "learner_devices"}.isdisjoint(unlabelled)
