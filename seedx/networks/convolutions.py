@@ -202,34 +202,6 @@ def standardize(images: jax.Array, dtype: Any = jnp.float32) -> jax.Array:
   return ((pixels - mean) * scale).astype(dtype)
 
 
-def max_pool_to_half(images: jax.Array) -> jax.Array:
-  """Max pooling with a window of 3 by 3 pixels and a stride of 2.
-
-  It takes the maximum of slices: on CPUs their gradient is faster than that of
-  `lax.reduce_window`.
-
-  Args:
-    images: `[B, H, W, C]` of floats.
-
-  Returns:
-    `[B, ceil(H / 2), ceil(W / 2), C]`.
-  """
-  for axis in (1, 2):
-    size = images.shape[axis]
-    half = -(-size // 2)
-    # Like TensorFlow's SAME: an odd amount of padding has more at the end.
-    before = max((half - 1) * 2 + 3 - size, 0) // 2
-    widths = [(0, 0)] * 4
-    widths[axis] = (before, 2)
-    padded = jnp.pad(images, widths, constant_values=-jnp.inf)
-    windows = [
-      jax.lax.slice_in_dim(padded, i, i + 2 * half - 1, 2, axis)
-      for i in range(3)
-    ]
-    images = jnp.maximum(jnp.maximum(*windows[:2]), windows[2])
-  return images
-
-
 def _output_size(
   images: jax.Array, kernel: int, stride: int
 ) -> tuple[int, int]:

@@ -1,6 +1,5 @@
-"""Convolutions and pooling: fast paths against plain ones."""
+"""Convolutions: fast paths against plain ones."""
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -118,32 +117,6 @@ def test_blocks_are_not_copied_for_each_patch_they_are_in():
     x.aval.size for equation in program.eqns for x in equation.outvars
   )
   assert largest == 21 * 21 * 4 * 32
-
-
-@pytest.mark.parametrize(("height", "width"), [(1, 1), (5, 8)])
-def test_max_pool_to_half_is_that_of_flax(height, width):
-  rng = np.random.default_rng(0)
-  # All are different and below 0: ties and zeros of the padding would show.
-  images = -1 - rng.permutation(2 * height * width * 3).astype(np.float32)
-  images = images.reshape(2, height, width, 3)
-
-  def plain(images):
-    return nn.max_pool(images, (3, 3), strides=(2, 2), padding="SAME")
-
-  probe = rng.normal(size=plain(images).shape).astype(np.float32)
-
-  @jax.jit
-  def evaluate(images):
-    results = []
-    for function in (convolutions.max_pool_to_half, plain):
-      outputs, pullback = jax.vjp(function, images)
-      results.append((outputs, *pullback(probe)))
-    return results
-
-  pooled, expected = evaluate(images)
-  assert pooled[0].shape == (2, (height + 1) // 2, (width + 1) // 2, 3)
-  np.testing.assert_array_equal(pooled[0], expected[0])
-  np.testing.assert_allclose(pooled[1], expected[1], rtol=1e-5, atol=1e-6)
 
 
 def test_each_image_is_standardized():
