@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from seedx import distributions, losses, networks, types
-from seedx.agents import base, blocks, optimizers, rewards
+from seedx.agents import base, optimizers, rewards
 from seedx.agents import model as model_lib
+from seedx.on_cpu import blocks
 
 # The fields of `Config` that may change at run time.
 HYPERPARAMETERS = (

@@ -9,14 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from seedx import losses, types
-from seedx.agents import (
-  base,
-  blocks,
-  model,
-  optimizers,
-  permutations,
-  policy_gradient,
-)
+from seedx.agents import base, model, optimizers, policy_gradient
+from seedx.on_cpu import blocks, permutations
 
 
 @dataclasses.dataclass(frozen=True)

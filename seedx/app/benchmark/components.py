@@ -20,8 +20,9 @@ import numpy as np
 
 from seedx import envs, replay, trees, types, wire
 from seedx.acting import local_actor, protocol, unroll_store
-from seedx.agents import acting_step, random_keys
+from seedx.agents import acting_step
 from seedx.app.benchmark import alone, work_sizes
+from seedx.on_cpu import random_keys
 
 # The environments of the messages, and the rows of each.
 _MESSAGES = (
