@@ -15,6 +15,7 @@ from typing import Any
 from seedx.app import devices
 from seedx.app.benchmark import alone, matrix_products, work_sizes
 from seedx.launch import nodes
+from seedx.on_cpu import allocator
 from seedx.runtime import process
 
 
@@ -124,6 +125,7 @@ def _measure(
   config = work_sizes.config_of(words, env)
   sizes = work_sizes.Sizes.of(config)
   # What the programs of a run set before they do this part.
+  allocator.keep_freed_memory()
   if isinstance(config, process.ServerConfig):
     devices.compute_on_own_threads()
   if part in sizes.elsewhere:

@@ -17,6 +17,7 @@ from seedx.app.cli import command_line, configs, experiments
 from seedx.app.cli import presets as presets_lib
 from seedx.app.runs import checkpointer, run_dirs
 from seedx.launch import hosts, joining
+from seedx.on_cpu import allocator
 from seedx.runtime import process
 
 
@@ -192,6 +193,7 @@ def _train(asked: Asked, name: str, presets: Sequence[str], alone: bool) -> int:
     _check_address(asked.run, "learner")
   if isinstance(asked.run, process.ServerConfig):
     devices.compute_on_own_threads()
+  allocator.keep_freed_memory()
   run = training.run(
     asked.run,
     asked.files,
