@@ -158,8 +158,9 @@ def shown(value: object) -> str:
     if any("," in key or "=" in key for key in value):
       return json.dumps(value)
     return ",".join(f"{key}={_in_pairs(x)}" for key, x in value.items())
-  listed = isinstance(value, tuple | list)
-  return ",".join(map(str, value)) if listed else str(value)
+  if isinstance(value, tuple | list):
+    return ",".join(map(str, value))
+  return str(value)
 
 
 def flag(name: str) -> str:
@@ -308,8 +309,9 @@ def _json(text: str) -> Any:
 
 def _in_pairs(value: object) -> str:
   """JSON, or a string as it is where it reads as nothing else."""
-  plain = isinstance(value, str) and _json(value) == value and "," not in value
-  return value if plain else json.dumps(value)
+  if isinstance(value, str) and _json(value) == value and "," not in value:
+    return value
+  return json.dumps(value)
 
 
 def _asked(word: str) -> str:

@@ -236,11 +236,12 @@ def _train(asked: Asked, name: str, presets: Sequence[str], alone: bool) -> int:
 
 def _result(asked: Asked, run: training.Run) -> list[str]:
   """What came of a run, in lines."""
-  lines = []
+  lines: list[str] = []
+  last: Mapping[str, Any] = run.metrics
   if run.restarts:
     died = "processes that died and were started again"
     lines.append(f"{died}: {run.restarts}")
-  lines.append(_verdict(asked.run.env.env, run.metrics))
+  lines.append(_verdict(asked.run.env.env, last))
   if run.host:
     return [*lines, "host 0 has the run's directory"]
   if run.status:
@@ -249,9 +250,9 @@ def _result(asked: Asked, run: training.Run) -> list[str]:
       f"--resume {run.run_dir} goes on" if saved else "no checkpoint is saved"
     )
     lines.append(f"interrupted; {way}")
-  elif run.metrics["env_steps"] < asked.run.total_steps:
+  elif last["env_steps"] < asked.run.total_steps:
     lines.append(f"ended early: --stop-at {asked.files.stop_at:g} is reached")
-  if not run.metrics["learner_steps"]:
+  if not last["learner_steps"]:
     lines.append("nothing was learned: it ended before the first update")
   if run.evaluation:
     lines.append(f"evaluation: {run.evaluation}")
@@ -281,7 +282,8 @@ def _join(
   Raises:
     types.ConfigError: there is no address.
   """
-  config, role = asked.run, asked.process.role
+  config: Any = asked.run  # It has a server, see `process.ServerConfig`.
+  role = asked.process.role
   _check_address(config, role)
   known = configs.settings(asked)
   options = {
