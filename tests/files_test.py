@@ -169,6 +169,7 @@ _OTHERS = {
   "seedx/app/certificates.py": "a directory that it makes",
   "seedx/app/benchmark/runs.py": "/proc",
   "seedx/app/profiling.py": "a directory that it just made",
+  "seedx/app/cli/experiments.py": "the first lines of seedx's own",
   "seedx/app/cli/programs.py": "/dev/null",
   "seedx/checkpoint.py": "reads a file that `seedx.files` has opened",
   "seedx/envs/processes/child.py": "memory that it shares",

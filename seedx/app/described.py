@@ -31,7 +31,8 @@ def network(agent: base.Config, env: envs.Config) -> str:
   init = agent.make(envs.spec(env)).init
   layers = _Layers()
   with nn.intercept_methods(layers.intercept):
-    state = jax.eval_shape(init, jax.random.key(0))
+    # JAX does not trace one and the same function again.
+    state = jax.eval_shape(lambda key: init(key), jax.random.key(0))
   sizes = [math.prod(x.shape) for x in jax.tree.leaves(state.params)]
   words = [", ".join(layers.words)] if layers.words else []
   return ": ".join(["network", *words, f"{sum(sizes):,} parameters"])

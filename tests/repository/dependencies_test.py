@@ -23,8 +23,6 @@ _LATE = {
 _OWN = {"seedx", "experiments", "tests", "colab", "benchmarks", "examples"}
 # May be missing when seedx runs, with one line that says what to install.
 _OPTIONAL = {"imageio-ffmpeg", "ray"}
-# Other branches remove these from setup.py; delete this line with them.
-_LEAVING = {"docstring-parser", "psutil", "tyro"}
 
 
 @functools.cache
@@ -99,13 +97,13 @@ def test_all_that_is_imported_is_required(required):
     module: sorted(files)[:3]
     for module, files in imported().items()
     if any(x.startswith(("seedx/", "experiments/")) for x in files)
-    and not required[""] | _OPTIONAL | _LEAVING >= distributions()[module]
+    and not required[""] | _OPTIONAL >= distributions()[module]
   }
   assert not wrong
 
 
 def test_each_requirement_has_a_row_that_is_true(required, table):
-  assert {*table} == set().union(*required.values()) - _LEAVING | {"psutil"}
+  assert {*table} == set().union(*required.values())
   files = {}
   for module, own in imported().items():
     files |= dict.fromkeys(distributions().get(module, ()), own)

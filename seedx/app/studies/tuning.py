@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from ray import tune
-from ray_cluster.tune import schedulers
+from ray.tune import schedulers
 
 from seedx import files, types
 from seedx.app.studies import trials as trials_lib

@@ -17,6 +17,7 @@ from seedx.app.cli import programs as programs_lib
 from seedx.app.runs import run_dirs
 from seedx.learning import learner
 from seedx.pipelines import sync
+from seedx.runtime import process
 from seedx.runtime import running as running_lib
 from tests import programs, running
 
@@ -58,7 +59,9 @@ def begun(tmp_path_factory):
     learner=learner.Config(unroll_length=5),
   )
   with pytest.MonkeyPatch.context() as patch:
-    nothing = mock.MagicMock(replay=None, server=None)
+    nothing = process.Process(
+      acted=mock.Mock(), parts={}, policy=mock.Mock(), measures=[]
+    )
     patch.setattr(sync.Config, "learn", lambda *_: nothing)
     patch.setattr(running_lib, "run", mock.Mock(side_effect=_BeganError))
     with pytest.raises(_BeganError):
