@@ -238,7 +238,9 @@ class _Session:
 
   def _run(self, words: str, seconds: float) -> Iterator[Row]:
     """Measures a run in the later half of its seconds of learning."""
-    trial = trials.Trial(str(len(self._rows)), work.words_of(words, ""))
+    trial = trials.Trial(
+      f"{len(self._rows)}-{self._failed}", work.words_of(words, "")
+    )
     stop = threading.Event()
     # One whose first update does not end costs no other its time.
     timer = threading.Timer(_PATIENCE + seconds, stop.set)

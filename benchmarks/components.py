@@ -30,11 +30,12 @@ import numpy as np
 from benchmarks import matrix_products
 from seedx import envs, replay, trees, types, wire
 from seedx.acting import local_actor, protocol, unroll_store
-from seedx.agents import acting_step, random_keys
+from seedx.agents import acting_step
 from seedx.app import devices
 from seedx.app.benchmark import figures, work
 from seedx.app.benchmark.figures import Figure
 from seedx.app.studies import trials
+from seedx.on_cpu import random_keys
 from seedx.wire import server as server_lib
 
 # The environments of the messages, and the rows of each.

@@ -4,13 +4,11 @@ import importlib
 import sys
 
 from seedx import output, signals
-from seedx.app import allocator
 
-# Before one of them imports JAX, which takes seconds.
-if allocator.runs_module_of(__name__):
+# `python -m experiments.NAME`: before it imports JAX, which takes seconds.
+_option, _module = (*sys.orig_argv[1:3], "", "")[:2]
+_package, _, _name = _module.rpartition(".")
+if (_option, _package) == ("-m", __name__):
   signals.leave_at_once()
   output.outlive_readers()
-  allocator.keep_freed_memory()
-  importlib.import_module("seedx.app.cli.early").check(
-    sys.orig_argv[2].rpartition(".")[2], sys.argv[1:]
-  )
+  importlib.import_module("seedx.app.cli.early").check(_name, sys.argv[1:])

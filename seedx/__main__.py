@@ -19,7 +19,6 @@ import sys
 
 import seedx
 from seedx import output, signals
-from seedx.app import allocator
 
 # The modules of the programs, by their names.
 _PROGRAMS = {
@@ -63,8 +62,6 @@ def main() -> int:
     )
   if name == "train":
     return _train(words)
-  if name == "benchmark":  # For the processes that it starts.
-    allocator.keep_freed_memory()
   if name in _PROGRAMS:
     return importlib.import_module(_PROGRAMS[name]).main(words)
   programs = ", ".join(("train", *_PROGRAMS))
@@ -82,7 +79,6 @@ def _list() -> int:
 
 
 def _train(words: list[str]) -> int:
-  allocator.keep_freed_memory()
   experiments = importlib.import_module("seedx.app.cli.experiments")
   name = words[0]
   if name not in experiments.shipped():

@@ -29,9 +29,6 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 os.environ["PYTHONWARNINGS"] = (
   "ignore:Error reading persistent compilation cache entry:UserWarning"
 )
-# A program that finds it does not start its process again, which may be this
-# one: see `seedx.app.allocator`.
-os.environ.setdefault("GLIBC_TUNABLES", "")
 
 import dm_env
 import numpy as np

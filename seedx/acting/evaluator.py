@@ -12,36 +12,28 @@ import jax
 import numpy as np
 
 from seedx import envs, types
+from seedx.acting import playing
 from seedx.agents import acting_step, base
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(playing.Config):
   """Config of what is played.
 
   Attributes:
     env: the environment.
     num_episodes: number of episodes of a `play`.
-    greedy: take the best action; else sample as in training, without each
-      environment's own exploration.
-    num_envs: number of environments that step in parallel, at most; no more
-      than there are episodes.
-    max_episode_steps: env steps after which an episode is cut; its return so
-      far counts.
     per_row: whether each environment acts with parameters of its own, so that
       every leaf of the acting parameters is `[num_envs, ...]`.
   """
 
   env: envs.Config
   num_episodes: int
-  greedy: bool = True
-  num_envs: int = types.setting(16, low=1, high=2**16)
-  max_episode_steps: int = types.setting(100_000, low=1, high=2**63 - 1)
   per_row: bool = False
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for a value out of its range."""
-    types.check_settings(self)
+    super().__post_init__()
     types.check_range("num_episodes", self.num_episodes, 1, 2**20)
 
 

@@ -11,7 +11,8 @@ import numpy as np
 from seedx import metrics, sharding, types
 from seedx.acting import batcher, thin_actor, unroll_store
 from seedx.acting import slots as slots_lib
-from seedx.agents import acting_step, base, random_keys
+from seedx.agents import acting_step, base
+from seedx.on_cpu import random_keys
 from seedx.runtime import counters
 
 _WAIT_DEVICE = "acting_wait_device"

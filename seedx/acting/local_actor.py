@@ -7,8 +7,9 @@ import numpy as np
 
 from seedx import envs, metrics, types
 from seedx.acting import episodes, unroll_store
-from seedx.agents import acting_step, base, random_keys
+from seedx.agents import acting_step, base
 from seedx.envs.processes import restarts as restarts_lib
+from seedx.on_cpu import random_keys
 
 
 @dataclasses.dataclass(frozen=True)

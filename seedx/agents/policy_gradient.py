@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from seedx import distributions, losses, networks, types
-from seedx.agents import base, blocks, optimizers
+from seedx.agents import base, optimizers
 from seedx.agents import model as model_lib
 from seedx.agents import policy as policy_lib
+from seedx.on_cpu import blocks
 
 # Where the arrays of `types.Unroll` count unrolls, see `blocks`.
 AXES = types.Unroll._make(

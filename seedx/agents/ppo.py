@@ -9,15 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from seedx import losses, types
-from seedx.agents import (
-  base,
-  blocks,
-  model,
-  optimizers,
-  permutations,
-  policy_gradient,
-)
+from seedx.agents import base, model, optimizers, policy_gradient
 from seedx.agents import policy as policy_lib
+from seedx.on_cpu import blocks, permutations
 
 
 @dataclasses.dataclass(frozen=True)

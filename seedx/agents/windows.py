@@ -279,10 +279,8 @@ def _percentiles(
 ) -> jax.Array:
   """Percentiles of the values with a weight, none negative; 0 for no values."""
   kept = jnp.ravel(weight > 0)
-  ordered = jnp.where(kept, jnp.ravel(values), jnp.inf)  # The others last.
-  # As integers these are in the same order, and on CPUs sorted 8x as fast.
-  bits = jnp.sort(jax.lax.bitcast_convert_type(ordered, jnp.int32))
+  # The others last.
+  ordered = jnp.sort(jnp.where(kept, jnp.ravel(values), jnp.inf))
   count = jnp.sum(kept)
   place = jnp.int32(jnp.float32(shares) * jnp.maximum(count - 1, 0))
-  percentiles = jax.lax.bitcast_convert_type(bits[place], jnp.float32)
-  return jnp.where(count > 0, percentiles, 0.0)
+  return jnp.where(count > 0, ordered[place], 0.0)

@@ -11,13 +11,14 @@ import json
 from collections.abc import Sequence
 
 from seedx import types
+from seedx.acting import playing
 from seedx.app.cli import command_line
 from seedx.app.runs import run_dirs, statistics
 from seedx.runtime import seeds as seeds_lib
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class Options(playing.Config):
   """The command line.
 
   Attributes:
@@ -25,10 +26,7 @@ class Options:
     checkpoint: latest, best, or the env steps of a checkpoint.
     trust: run the code that the directory names, such as an environment.
     episodes: number of whole episodes to play.
-    greedy: take the best action; if not, sample actions as in training.
     seed: seed of the episodes.
-    num_envs: number of environments that step in parallel.
-    max_episode_steps: env steps after which an episode is cut and counted.
     video: file for a video of one episode, .gif or .mp4; no video if empty.
   """
 
@@ -36,15 +34,8 @@ class Options:
   checkpoint: str = "latest"
   trust: bool = False
   episodes: int = types.setting(100, low=1, high=2**20)
-  greedy: bool = True
   seed: int = types.setting(0, low=0)
-  num_envs: int = types.setting(16, low=1, high=2**16)
-  max_episode_steps: int = types.setting(100_000, low=1, high=2**63 - 1)
   video: str = ""
-
-  def __post_init__(self) -> None:
-    """Raises types.ConfigError for an option that is out of range."""
-    types.check_settings(self)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -71,13 +62,10 @@ def _evaluate(options: Options) -> int:
   )
   if options.video:
     videos.check(options.video, policy.env)
-  config = evaluator.Config(
-    env=policy.env,
-    num_episodes=options.episodes,
-    greedy=options.greedy,
-    num_envs=options.num_envs,
-    max_episode_steps=options.max_episode_steps,
-  )
+  how = {
+    x.name: getattr(options, x.name) for x in dataclasses.fields(playing.Config)
+  }
+  config = evaluator.Config(policy.env, options.episodes, **how)
   # After the seeds of evaluations during training, however many there were.
   number = 2**18 + options.seed * options.episodes
   seed = seeds_lib.evaluation_seed(policy.seed, number)

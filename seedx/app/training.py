@@ -263,7 +263,7 @@ def _run(work: _Work, stop: threading.Event, ending: signals.Ending) -> Run:
   )
 
 
-def _among(config: Any) -> hosts_lib.Config:
+def _among(config: process.Config) -> hosts_lib.Config:
   """The learner hosts of a run; pipelines without a learner have one."""
   learner = getattr(config, "learner", None)
   return learner if isinstance(learner, hosts_lib.Config) else _ALONE
@@ -408,7 +408,7 @@ def _introduce(
       print(unused, file=sys.stderr, flush=True)
 
 
-def _introduce_network(config: Any) -> None:
+def _introduce_network(config: process.Config) -> None:
   """Prints in one line which network is trained."""
   words = described.network(config.agent, config.env)
   with contextlib.suppress(OSError):  # It may be a file on a full disk.
@@ -479,7 +479,7 @@ def _launched(
 
 
 def _roles(
-  config: Any,
+  config: process.Config,
   record: run_dirs.Config,
   nodes: Sequence[nodes_lib.Node],
   addresses: Mapping[str, admission.Addresses],

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from seedx import checkpoint, metrics, replay, types
-from seedx.agents import base, random_keys
+from seedx.agents import base
 from seedx.learning import experience
+from seedx.on_cpu import random_keys
 from seedx.runtime import memory
 
 # How much of the free memory a replay is advised to take.

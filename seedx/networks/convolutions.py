@@ -1,6 +1,5 @@
-"""A convolution that is fast on CPUs as well as on accelerators."""
+"""Parts of networks for images: a convolution, and standardization."""
 
-import functools
 from typing import Any
 
 import flax.linen as nn
@@ -8,15 +7,11 @@ import jax
 import jax.numpy as jnp
 
 from seedx import types
+from seedx.on_cpu import convolution
 
 
 class Conv(nn.Module):
   """A strided two-dimensional convolution without padding.
-
-  On GPU and TPU it is `lax.conv_general_dilated`. On CPU, where XLA's strided
-  convolutions use a single core, it is a matrix product, see `by_blocks` and
-  `by_patches`. The choice is made when a program is compiled for a platform;
-  the parameters are the same.
 
   Attributes:
     features: channels of the output.
@@ -49,140 +44,10 @@ class Conv(nn.Module):
       (self.kernel, self.kernel, images.shape[-1], self.features),
     )
     bias = self.param("bias", nn.initializers.zeros, (self.features,))
-    in_blocks = self.stride > 1 and self.kernel % self.stride == 0
-    on_cpu = by_blocks if in_blocks else by_patches
-    outputs = jax.lax.platform_dependent(
-      images.astype(self.dtype),
-      kernel.astype(self.dtype),
-      cpu=lambda images, kernel: on_cpu(images, kernel, self.stride),
-      default=lambda images, kernel: by_convolution(
-        images, kernel, self.stride
-      ),
+    outputs = convolution.strided(
+      images.astype(self.dtype), kernel.astype(self.dtype), self.stride
     )
     return (outputs + bias).astype(self.dtype)
-
-
-def by_convolution(
-  images: jax.Array, kernel: jax.Array, stride: int
-) -> jax.Array:
-  """The convolution of XLA, fast on accelerators.
-
-  Args:
-    images: `[B, H, W, C]`.
-    kernel: `[K, K, C, F]` of the same dtype.
-    stride: pixels from one patch to the next.
-
-  Returns:
-    `[B, H', W', F]`.
-  """
-  return jax.lax.conv_general_dilated(
-    images,
-    kernel,
-    window_strides=(stride, stride),
-    padding="VALID",
-    dimension_numbers=("NHWC", "HWIO", "NHWC"),
-  )
-
-
-def by_patches(images: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
-  """The same as the product of all patches with the kernel.
-
-  Args:
-    images: as of `by_convolution`.
-    kernel: likewise.
-    stride: likewise.
-  """
-  size, features = kernel.shape[0], kernel.shape[-1]
-  rows, columns = _output_size(images, size, stride)
-  patches = jnp.concatenate(
-    [
-      images[
-        :,
-        i : i + (rows - 1) * stride + 1 : stride,
-        j : j + (columns - 1) * stride + 1 : stride,
-      ]
-      for i in range(size)
-      for j in range(size)
-    ],
-    axis=-1,
-  )
-  return patches @ kernel.reshape(-1, features)
-
-
-def by_blocks(images: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
-  """The same as the product of blocks of pixels with parts of the kernel.
-
-  Pixels are gathered into blocks of `stride` by `stride`. A patch is then a
-  few blocks, K / stride in height and in width. Each block is multiplied with
-  all parts of the kernel that it can meet, and each output is the sum of the
-  products of its blocks. No block is copied for several patches: with the
-  Nature CNN this takes three quarters of the time of `by_patches`.
-
-  Args:
-    images: as of `by_convolution`.
-    kernel: likewise; the stride divides K.
-    stride: likewise.
-  """
-  batch_size, _, _, channels = images.shape
-  size, features = kernel.shape[0], kernel.shape[-1]
-  parts = size // stride
-  rows, columns = _output_size(images, size, stride)
-  height, width = rows + parts - 1, columns + parts - 1
-  blocks = images[:, : height * stride, : width * stride].reshape(
-    batch_size, height, stride, width, stride, channels
-  )
-  blocks = blocks.transpose(0, 1, 3, 2, 4, 5)
-  kernel = kernel.reshape(parts, stride, parts, stride, channels, features)
-  kernel = kernel.transpose(1, 3, 4, 0, 2, 5)
-  products = jnp.matmul(
-    blocks.reshape(batch_size, height, width, -1),
-    kernel.reshape(-1, parts * parts * features),
-  )
-  return _sum_of_patches(parts, products)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _sum_of_patches(parts: int, products: jax.Array) -> jax.Array:
-  """Sums the products of each patch's blocks.
-
-  Args:
-    parts: P, blocks of a patch in height and in width.
-    products: `[B, H' + P - 1, W' + P - 1, P * P * F]`.
-
-  Returns:
-    `[B, H', W', F]`.
-  """
-  _, height, width, _ = products.shape
-  rows, columns = height - parts + 1, width - parts + 1
-  by_part = jnp.split(products, parts * parts, axis=-1)
-  summed = [
-    by_part[i * parts + j][:, i : i + rows, j : j + columns]
-    for i in range(parts)
-    for j in range(parts)
-  ]
-  return functools.reduce(jnp.add, summed)
-
-
-def _sum_of_patches_forward(
-  parts: int, products: jax.Array
-) -> tuple[jax.Array, None]:
-  return _sum_of_patches(parts, products), None
-
-
-def _sum_of_patches_backward(
-  parts: int, _: None, gradient: jax.Array
-) -> tuple[jax.Array]:
-  """Writes each product's gradient once; JAX's own adds padded arrays."""
-  more = parts - 1
-  padded = [
-    jnp.pad(gradient, ((0, 0), (i, more - i), (j, more - j), (0, 0)))
-    for i in range(parts)
-    for j in range(parts)
-  ]
-  return (jnp.concatenate(padded, axis=-1),)
-
-
-_sum_of_patches.defvjp(_sum_of_patches_forward, _sum_of_patches_backward)
 
 
 def standardize(images: jax.Array, dtype: Any = jnp.float32) -> jax.Array:
@@ -200,39 +65,3 @@ def standardize(images: jax.Array, dtype: Any = jnp.float32) -> jax.Array:
   square = jnp.square(pixels).mean(axes, keepdims=True)
   scale = jax.lax.rsqrt(square - jnp.square(mean) + 1.0)
   return ((pixels - mean) * scale).astype(dtype)
-
-
-def max_pool_to_half(images: jax.Array) -> jax.Array:
-  """Max pooling with a window of 3 by 3 pixels and a stride of 2.
-
-  It takes the maximum of slices: on CPUs their gradient is faster than that of
-  `lax.reduce_window`.
-
-  Args:
-    images: `[B, H, W, C]` of floats.
-
-  Returns:
-    `[B, ceil(H / 2), ceil(W / 2), C]`.
-  """
-  for axis in (1, 2):
-    size = images.shape[axis]
-    half = -(-size // 2)
-    # Like TensorFlow's SAME: an odd amount of padding has more at the end.
-    before = max((half - 1) * 2 + 3 - size, 0) // 2
-    widths = [(0, 0)] * 4
-    widths[axis] = (before, 2)
-    padded = jnp.pad(images, widths, constant_values=-jnp.inf)
-    windows = [
-      jax.lax.slice_in_dim(padded, i, i + 2 * half - 1, 2, axis)
-      for i in range(3)
-    ]
-    images = jnp.maximum(jnp.maximum(*windows[:2]), windows[2])
-  return images
-
-
-def _output_size(
-  images: jax.Array, kernel: int, stride: int
-) -> tuple[int, int]:
-  """Height and width of a convolution's output."""
-  _, height, width, _ = images.shape
-  return (height - kernel) // stride + 1, (width - kernel) // stride + 1

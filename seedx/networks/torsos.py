@@ -113,7 +113,7 @@ class ImpalaResNet(nn.Module):
     features = convolutions.standardize(pixels, self.dtype)
     for channels in self.channels:
       features = self._conv(channels)(features)
-      features = convolutions.max_pool_to_half(features)
+      features = nn.max_pool(features, (3, 3), strides=(2, 2), padding="SAME")
       for _ in range(2):
         block = self._conv(channels)(nn.relu(features))
         features = features + self._conv(channels)(nn.relu(block))

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from seedx import types
-from seedx.replay import packing
+from seedx.on_cpu import packing
 
 
 class State(NamedTuple):

@@ -64,7 +64,8 @@ def returns_of(config, run_dir, greedy=True):
   app.train(config, run_dir=run_dir, quiet=True)
   policy = app.load(run_dir, config=config)
   player = evaluator.Evaluator(
-    policy.agent, evaluator.Config(config.env, 1000, greedy, num_envs=100)
+    policy.agent,
+    evaluator.Config(config.env, 1000, greedy=greedy, num_envs=100),
   )
   return player.play(policy.acting, seed=10**6).returns
 

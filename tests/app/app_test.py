@@ -1,7 +1,7 @@
 """Training and loading without a command line, and `seedx` with one."""
 
-import cProfile
 import dataclasses
+import importlib
 import json
 import os
 import pathlib
@@ -16,19 +16,19 @@ import chex
 import flax.linen as nn
 import jax
 import numpy as np
-import psutil
 import pytest
 
 from experiments import a2c as a2c_experiment
 from seedx import __main__ as seedx_program
-from seedx import app, checkpoint, envs, metrics, types
+from seedx import app, checkpoint, envs, metrics, output, types
 from seedx.acting import evaluator
 from seedx.agents import a2c, vtrace
-from seedx.app import allocator
 from seedx.app.cli import experiments
 from seedx.app.runs import checkpointer, run_dirs
 from seedx.learning import learner
+from seedx.on_cpu import allocator
 from seedx.pipelines import sync
+from seedx.runtime import signals
 from tests import programs, running
 from tests.pipelines import pipelines_test
 
@@ -578,51 +578,6 @@ def test_what_is_no_experiment_is_named(name):
     experiments.load(name)
 
 
-# The allocator
-
-ALLOCATOR = (
-  "GLIBC_TUNABLES",
-  "MALLOC_MMAP_THRESHOLD_",
-  "MALLOC_TRIM_THRESHOLD_",
-)
-
-
-untraced = pytest.mark.skipif(
-  sys.gettrace() is not None,
-  reason="a program that is traced, here for coverage, does not start again",
-)
-
-
-@pytest.fixture
-def executed(monkeypatch):
-  """What this process would have become."""
-  calls = []
-  monkeypatch.setattr(os, "execve", lambda *call: calls.append(call))
-  for name in ALLOCATOR:
-    monkeypatch.delenv(name, raising=False)
-  return calls
-
-
-@untraced
-def test_a_program_starts_itself_again_once(executed, monkeypatch):
-  with cProfile.Profile():
-    allocator.keep_freed_memory()
-  assert executed == []  # The profile would be of another program.
-  before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-  allocator.keep_freed_memory()
-  assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
-  ((program, words, environment),) = executed
-  assert (program, words) == (sys.executable, sys.orig_argv)
-  assert set(ALLOCATOR) < set(environment)
-  for name in ALLOCATOR:
-    with monkeypatch.context() as patch:
-      patch.setenv(name, environment[name])
-      allocator.keep_freed_memory()
-  monkeypatch.setattr(sys, "platform", "darwin")
-  allocator.keep_freed_memory()
-  assert len(executed) == 1
-
-
 @pytest.mark.parametrize(
   ("words", "expected"),
   [
@@ -630,30 +585,23 @@ def test_a_program_starts_itself_again_once(executed, monkeypatch):
     (["python", "-m", "seedx.experiments.ppo"], False),
     (["python", "-m", "experiments"], False),
     (["python", "experiments/ppo.py"], False),
+    (["python"], False),
   ],
 )
-def test_a_program_knows_its_package(words, expected, monkeypatch):
+def test_a_program_of_the_package_leaves_at_once(words, expected, monkeypatch):
+  calls = []
   monkeypatch.setattr(sys, "orig_argv", words)
-  assert allocator.runs_module_of("experiments") == expected
+  monkeypatch.setattr(sys, "argv", words[2:])
+  monkeypatch.setattr(signals, "leave_at_once", lambda: calls.append(words))
+  monkeypatch.setattr(output, "outlive_readers", lambda: None)
+  importlib.reload(sys.modules["experiments"])
+  assert bool(calls) == expected
 
 
-@untraced
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  "words", [("experiments.a2c",), ("seedx", "train", "a2c")], ids=" ".join
-)
-def test_the_process_that_trains_has_the_settings(words, tmp_path):
-  given = {k: v for k, v in os.environ.items() if k not in ALLOCATOR}
-  program = subprocess.Popen(
-    [sys.executable, "-m", *words, "--run-dir", str(tmp_path / "run")],
-    cwd=programs.ROOT,
-    env=given,
-    stderr=subprocess.DEVNULL,
-  )
-  try:
-    path = tmp_path / "run" / "metrics.jsonl"
-    running.wait_until(lambda: path.exists() or program.poll() is not None)
-    assert set(ALLOCATOR) < set(psutil.Process(program.pid).environ())
-  finally:
-    program.kill()
-    program.wait()
+def test_a_program_that_trains_keeps_freed_memory(tmp_path, monkeypatch):
+  def keep():
+    raise InterruptedError
+
+  monkeypatch.setattr(allocator, "keep_freed_memory", keep)
+  with pytest.raises(InterruptedError):
+    programs.main(a2c_experiment, ["--run-dir", str(tmp_path / "run")])

@@ -186,7 +186,7 @@ def test_sizes_out_of_range_are_refused():
 
 
 def test_steps_are_in_one_array():
-  # Programs of many arrays wait for other threads, see `replay.packing`.
+  # Programs of many arrays wait for other threads, see `on_cpu.packing`.
   state = jax.eval_shape(replay.Uniform(5, 3).init, share_of([3, 4]))
   assert len(jax.tree.leaves(state.steps)) == 1
 

@@ -18,6 +18,7 @@ _FLOORS = (
     "seedx.signals",
     "seedx.channels",
   ),
+  ("seedx.on_cpu",),
   (
     "seedx.losses",
     "seedx.networks",
@@ -40,7 +41,7 @@ _FLOORS = (
   ("seedx.app", "seedx.join", "seedx.__main__"),
   ("experiments",),
 )
-_LEAVES = 1
+_LEAVES = 2
 # Pipelines bring them together.
 _STRANGERS = {"seedx.acting", "seedx.learning"}
 # A process that only steps environments imports these, or one that only reads.
@@ -170,6 +171,7 @@ def test_imports_go_down_and_nobody_knows_who_it_must_not():
     # Up.
     ("seedx.types", "from seedx import metrics"),
     ("seedx.pipelines.seed", "from experiments import impala"),
+    ("seedx.on_cpu.packing", "from seedx import replay"),
     ("seedx.__main__", "import experiments.impala"),
     # From leaf to leaf.
     ("seedx.losses.vtrace", "def f():\n  import seedx.networks"),
@@ -199,6 +201,7 @@ def test_the_rules_find_what_breaks_them(module, source):
   [
     ("seedx.losses.vtrace", "from seedx import types\nimport jax"),
     ("seedx.losses.vtrace", "from seedx.losses import returns"),
+    ("seedx.replay.uniform", "from seedx.on_cpu import packing"),
     ("seedx.pipelines.seed", "from seedx.acting import protocol"),
     ("seedx.join", "import argparse"),
     (

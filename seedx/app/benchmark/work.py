@@ -28,8 +28,12 @@ from seedx.envs import config as env_config
 from seedx.envs import envpool_spec
 from seedx.launch import nodes
 from seedx.learning import learner, shared
+from seedx.on_cpu import allocator
 from seedx.pipelines import a3c, gorila, impala, seed, sync
 from seedx.runtime import process
+
+_Workers = a3c.Config | gorila.Config
+Config = seed.Config | impala.Config | sync.Config | _Workers
 
 # Enough that no run ends by itself.
 _TOTAL_STEPS = 10**10
@@ -126,7 +130,7 @@ def config_of(words: str, env: str) -> Any:
   return trials.read(words_of(words, env)).run
 
 
-def sizes_of(config: Any) -> Sizes:
+def sizes_of(config: process.Config) -> Sizes:
   """How the pipeline of a config divides its work.
 
   Raises:
@@ -135,7 +139,7 @@ def sizes_of(config: Any) -> Sizes:
   if isinstance(config, seed.Config):
     return _sizes_of_seed(config)
   if isinstance(config, impala.Config):
-    period, own = config.learner.unroll_length, config.actors.envs_per_actor
+    own, period = config.actors.envs_per_actor, config.learner.unroll_length
     return Sizes(
       pools=config.actors.num_actors,
       envs=own,
@@ -148,20 +152,30 @@ def sizes_of(config: Any) -> Sizes:
     )
   if isinstance(config, sync.Config):
     own, period = config.num_envs, config.learner.unroll_length
-    return Sizes(1, own, period, own, own, own, threads=config.env_threads)
-  if not isinstance(config, a3c.Config | gorila.Config):
+    return Sizes(
+      pools=1,
+      envs=own,
+      period=period,
+      unrolls=own,
+      slots=own,
+      rows=own,
+      threads=config.env_threads,
+    )
+  if not isinstance(config, _Workers):
     raise types.ConfigError(
       "expected an experiment with a pipeline of seedx's, found one with"
       f" {type(config).__module__}"
     )
-  workers, own = config.workers, config.workers.envs_per_worker
-  sizes = Sizes(workers.num_workers, own, workers.unroll_length, own, own, own)
-  if isinstance(config, a3c.Config):
-    return sizes
-  return dataclasses.replace(
-    sizes,
-    message_steps=workers.batch_steps,
-    elsewhere=(_ENVIRONMENTS, _ACTING, _LEARNING),
+  own, alone = config.workers.envs_per_worker, isinstance(config, a3c.Config)
+  return Sizes(
+    pools=config.workers.num_workers,
+    envs=own,
+    period=config.workers.unroll_length,
+    unrolls=own,
+    slots=own,
+    rows=own,
+    message_steps=0 if alone else config.workers.batch_steps,
+    elsewhere=() if alone else (_ENVIRONMENTS, _ACTING, _LEARNING),
   )
 
 
@@ -186,7 +200,7 @@ def measure(words: str, env: str, seconds: float) -> OwnWork:
 
 
 def environments(
-  config: Any, sizes: Sizes, seconds: float
+  config: Config, sizes: Sizes, seconds: float
 ) -> tuple[float, float]:
   """Steps environments in all pools at a time, with random actions.
 
@@ -221,7 +235,7 @@ def environments(
   return per_second, sum(cpu for _, _, cpu in found) / steps
 
 
-def acting(config: Any, sizes: Sizes, seconds: float) -> float:
+def acting(config: Config, sizes: Sizes, seconds: float) -> float:
   """Acts as the pipeline does, and computes first priorities if it does.
 
   Args:
@@ -241,7 +255,7 @@ def acting(config: Any, sizes: Sizes, seconds: float) -> float:
 
 
 def actor(
-  config: Any, sizes: Sizes
+  config: Config, sizes: Sizes
 ) -> tuple[Callable[[], object], Callable[[], object] | None]:
   """Makes what acts for `sizes.rows` environments at a time.
 
@@ -281,7 +295,7 @@ def actor(
   return act, lambda: jax.block_until_ready(made.priorities(params, unroll))
 
 
-def learning(config: Any, sizes: Sizes, seconds: float) -> float:
+def learning(config: Config, sizes: Sizes, seconds: float) -> float:
   """Learns as the pipeline does, with the replay if there is one.
 
   Args:
@@ -299,7 +313,7 @@ def learning(config: Any, sizes: Sizes, seconds: float) -> float:
   return cost / (sizes.unrolls * sizes.period)
 
 
-def learns(config: Any, sizes: Sizes) -> Learning:
+def learns(config: Config, sizes: Sizes) -> Learning:
   """Makes what learns from one share, as the pipeline does.
 
   Args:
@@ -307,12 +321,12 @@ def learns(config: Any, sizes: Sizes) -> Learning:
     sizes: sizes of its work.
   """
   spec, key = envs.spec(config.env), jax.random.key(0)
-  by_workers = isinstance(config, a3c.Config | gorila.Config)
+  by_workers = isinstance(config, _Workers)
   axis_name = None if by_workers else sharding.CORES
   agent = config.plan.agent(config.agent, spec, axis_name)
   layout = unroll_store.Layout.of(agent, sizes.period, sizes.unrolls)
   share = made_up(local_actor.Programs(agent, spec, layout).share())
-  if by_workers:
+  if isinstance(config, _Workers):
     return _worker(config, agent, sizes, share)
   source = config.plan.source(agent, config.learner.cores(), key)
   own = learner.Learner(agent, config.learner, source, key)
@@ -383,7 +397,7 @@ def in_process(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _measure(
-  part: Callable[[Any, Sizes, float], Any],
+  part: Callable[[Config, Sizes, float], Any],
   words: str,
   env: str,
   seconds: float,
@@ -392,6 +406,7 @@ def _measure(
   config = config_of(words, env)
   sizes = sizes_of(config)
   # What the programs of a run set before they do this part.
+  allocator.keep_freed_memory()
   if isinstance(config, process.ServerConfig):
     devices.compute_on_own_threads()
   if part.__name__ in sizes.elsewhere:
@@ -442,7 +457,7 @@ def _device(sizes: Sizes, part: str, index: int = 0) -> jax.Device:
 
 
 def _worker(
-  config: Any, agent: base.Agent, sizes: Sizes, share: types.Share
+  config: _Workers, agent: base.Agent, sizes: Sizes, share: types.Share
 ) -> Learning:
   """A worker that applies gradients to what all workers share."""
   device = _device(sizes, _LEARNING, getattr(config, "device", 0))

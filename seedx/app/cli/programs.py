@@ -18,6 +18,7 @@ from seedx.app.cli import presets as presets_lib
 from seedx.app.runs import checkpointer, run_dirs
 from seedx.launch import hosts, joining
 from seedx.launch import nodes as nodes_lib
+from seedx.on_cpu import allocator
 from seedx.runtime import process
 
 # The number of settings that `--help` begins with.
@@ -216,6 +217,7 @@ def _train(asked: Asked, name: str, presets: Sequence[str], alone: bool) -> int:
     _check_address(asked.run, "learner")
   if isinstance(asked.run, process.ServerConfig):
     devices.compute_on_own_threads()
+  allocator.keep_freed_memory()
   run = training.run(
     asked.run,
     asked.files,

@@ -6,7 +6,6 @@ import pathlib
 import sys
 import threading
 from collections.abc import Mapping
-from typing import Protocol
 
 from seedx import envs, files, metrics, types
 from seedx.acting import evaluator

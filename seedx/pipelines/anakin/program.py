@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 
 from seedx import envs, sharding, types
-from seedx.agents import acting_step, base, random_keys
+from seedx.agents import acting_step, base
 from seedx.envs import functional
 from seedx.learning import learner as learner_lib
 from seedx.learning import plan as plan_lib
 from seedx.learning import replayed, updates
+from seedx.on_cpu import random_keys
 
 
 class Keys(NamedTuple):

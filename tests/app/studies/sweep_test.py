@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from seedx import metrics
-from seedx.app.studies import sweep
+from seedx.app.studies import sweep, trials
 from seedx.launch import ray_cluster
 from tests import programs, running, with_ray
 
@@ -81,6 +81,33 @@ def test_values_are_options():
     "--no-rescale",
     "--dueling",
   ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_a_trial_on_ray_reports_each_line_and_its_end(is_wrong, tmp_path):
+  """As Tune calls it, without a cluster."""
+  pytest.importorskip("ray.tune")
+  tuning = importlib.import_module("seedx.app.studies.tuning")
+  words = "a2c --env CartPole-v1 --hidden-sizes 8 --num-envs 4 --log-seconds 0"
+  words = [*words.split(), "--total-steps", "400", *["--epochs"] * is_wrong]
+  trial = trials.Trial("trials/000", words, seed=3)
+  trainable = object.__new__(tuning._Trainable)
+  trainable.setup({"trial": 0}, asked=[trial], run_dir=tmp_path, needs={})
+  said = [trainable.step()]
+  while not said[-1]["done"]:
+    said.append(trainable.step())
+  before = signal.getsignal(signal.SIGTERM)
+  trainable.cleanup()
+  signal.signal(signal.SIGTERM, before)
+  if is_wrong:
+    assert len(said) == 1 and "--epochs" in said[0]["error"]
+    return
+  steps = [x["env_steps"] for x in said]
+  assert steps == sorted(steps) and steps[-1] >= 400 and len(steps) > 2
+  assert said[-1]["error"] == ""
+  last = metrics.read_lines(tmp_path / "trials/000/metrics.jsonl")[-1]
+  assert last["episode_return"] in (None, said[-1]["episode_return"])
 
 
 class Pool:

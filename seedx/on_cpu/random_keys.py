@@ -1,4 +1,10 @@
-"""Random keys whose bits XLA computes as one kernel on CPU."""
+"""Random keys with JAX's numbers, which XLA computes as one kernel.
+
+On CPU it takes 7% less of the whole of `seed_vtrace`, all processes together.
+It is the same on all platforms. JAX's own key computes the bits in a loop on
+CPU, of so many small parts that XLA hands some of a short program's to other
+threads, and waits for them.
+"""
 
 import math
 
@@ -14,15 +20,12 @@ _MOST_NUMBERS = 2**32
 
 
 def unrolled(rng_key: types.Array) -> types.Array:
-  """The same key, for programs that are short and run often.
+  """Returns the same key, for programs that are short and run often.
 
-  All of `jax.random` gives the same numbers with it. JAX's own key computes
-  them in a loop on CPU, of so many small parts that XLA hands some of a short
-  program's to other threads, and waits for them: an inference step of 128
-  environments takes 140 us so, and 67 us with this key.
+  All of `jax.random` draws the same numbers with it.
 
   Args:
-    rng_key: `[...]`; of another kind than Threefry, it is returned as it is.
+    rng_key: `[...]`; one of another kind than Threefry is returned as it is.
   """
   if jax.random.key_impl(rng_key) != "threefry2x32":
     return rng_key
@@ -52,7 +55,7 @@ def _threefry(
 def _numbered(
   key: jax.Array, shape: tuple[int, ...]
 ) -> tuple[jax.Array, jax.Array]:
-  """Two words of random bits for each place of a shape."""
+  """Computes two words of random bits for each place of a shape."""
   size = math.prod(shape)
   if size > _MOST_NUMBERS:
     raise ValueError(f"expected at most 2^32 random numbers, found {size}")

@@ -1,4 +1,9 @@
-"""Work in blocks of a batch that stay in a CPU's cache."""
+"""Gradients and outputs of a batch, computed in blocks that fit into a cache.
+
+On CPU it takes 10% less of the whole of `anakin_ppo` with 512 environments and
+unrolls of 128. On other platforms, and for a small batch, it is one call for
+the whole batch. The choice is made when a program is compiled for a platform.
+"""
 
 import functools
 from collections.abc import Callable
@@ -9,9 +14,9 @@ import jax.numpy as jnp
 
 from seedx import types
 
-# The activations of so many steps of an MLP stay in the cache. With two layers
-# of 128 units the gradient of 16,384 steps took 20 ms as a whole on two cores,
-# 10.5 ms in blocks of 2,048 or 4,096, and 12.8 ms in blocks of 1,024.
+# Steps of a block. With two layers of 128 units the gradient of 16,384 steps
+# took 20 ms as a whole on two cores, 10.5 ms in blocks of 2,048 or 4,096, and
+# 12.8 ms in blocks of 1,024.
 STEPS = 4096
 
 
@@ -21,21 +26,18 @@ def gradient(
   batch: Any,
   axes: Any,
 ) -> tuple[types.Tree, types.Tree]:
-  """The gradient of a sum over a batch, on CPU by sums over blocks.
-
-  On GPU and TPU, and for a small batch, it is that of one call. The choice is
-  made when a program is compiled for a platform.
+  """Computes the gradient of a sum over a batch.
 
   Args:
     function: maps parameters and a part of the batch to a sum over that part,
-      and a nest of `[T, N, ...]`, of the part's N entries of T steps.
-    params: what the gradient is with respect to.
+      and a nest of `[T, N, ...]`, outputs of the part's N entries of T steps.
+    params: parameters, for which the gradient is computed.
     batch: a nest of arrays.
     axes: a prefix of the batch, the axis of each array that counts entries;
-      None for the whole batch at once.
+      None to compute the whole batch at once.
 
   Returns:
-    The gradient, and the nest of all entries.
+    The gradient, and the outputs of all entries.
   """
   differentiate = jax.grad(function, has_aux=True)
   number = _number(lambda part: function(params, part)[1], batch, axes)
@@ -59,7 +61,7 @@ def gradient(
 def outputs(
   function: Callable[[Any], types.Tree], batch: Any, axes: Any
 ) -> types.Tree:
-  """A function's outputs for a batch, on CPU from one block after another.
+  """Computes a function's outputs for a batch.
 
   Args:
     function: maps a part of the batch to a nest of `[T, N, ...]`.
@@ -71,8 +73,8 @@ def outputs(
     return function(batch)
 
   def in_blocks(batch: Any) -> types.Tree:
-    found = jax.lax.map(function, _cut(batch, axes, number))
-    return jax.tree.map(_joined, found)
+    stacked = jax.lax.map(function, _cut(batch, axes, number))
+    return jax.tree.map(_joined, stacked)
 
   return jax.lax.platform_dependent(batch, cpu=in_blocks, default=function)
 
@@ -80,7 +82,7 @@ def outputs(
 def _number(
   function: Callable[[Any], types.Tree], batch: Any, axes: Any
 ) -> int:
-  """Blocks of equal size and of up to `STEPS` steps; 1 if there are none."""
+  """The number of equal blocks of up to `STEPS` steps; 1 if none are equal."""
   if axes is None:
     return 1
   steps, entries, *_ = jax.tree.leaves(jax.eval_shape(function, batch))[0].shape
@@ -92,7 +94,7 @@ def _number(
 
 
 def _cut(batch: Any, axes: Any, number: int) -> Any:
-  """So many blocks of a batch, on a new first axis."""
+  """A batch as `number` blocks, on a new first axis."""
 
   def cut(axis: int, leaf: jax.Array) -> jax.Array:
     shape = leaf.shape

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from seedx.agents import blocks
+from seedx.on_cpu import blocks
 
 AXES = {"steps": 1, "first": 0}
 

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from seedx.replay import packing
+from seedx.on_cpu import packing
 
 
 class Step(NamedTuple):

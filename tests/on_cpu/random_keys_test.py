@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seedx.agents import random_keys
+from seedx.on_cpu import random_keys
 
 KEY = jax.random.key(7)
 

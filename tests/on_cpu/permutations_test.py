@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from seedx.agents import permutations
+from seedx.on_cpu import permutations
 
 
 @pytest.mark.parametrize("size", [1, 8192, 65_537])

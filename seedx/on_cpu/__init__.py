@@ -1,0 +1,1 @@
+"""What only makes CPUs faster: skip it when you read how something works."""
