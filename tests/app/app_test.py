@@ -6,7 +6,6 @@ import json
 import os
 import pathlib
 import re
-import runpy
 import signal
 import subprocess
 import sys
@@ -455,8 +454,7 @@ def test_it_says_what_it_can_do(monkeypatch, capsys):
   ("words", "reason"),
   [
     ("fly", "join, certificates, found 'fly'"),
-    ("train", ", ".join(experiments.shipped())),
-    ("train sarsa", "found 'sarsa'"),
+    ("train sarsa", f"{', '.join(experiments.shipped())}, found 'sarsa'"),
     ("train a2c --epochs 3", "unrecognized arguments: --epochs"),
     ("evaluate", "expected RUN_DIR"),
     ("compare --experiments x", "found 'x'"),
@@ -471,18 +469,12 @@ def test_what_it_cannot_do_is_one_line(words, reason, monkeypatch, capsys):
 
 
 def test_each_program_has_a_help_of_its_own(monkeypatch, capsys):
-  """Also as the module beside it."""
   for name in ("evaluate", "plot", "export", "compare", "benchmark", "sweep"):
     with pytest.raises(SystemExit) as caught:
       seedx(monkeypatch, name, "--help")
     assert caught.value.code == 0
     out = capsys.readouterr().out
     assert out.startswith(f"usage: seedx {name} ") and "--" in out
-    monkeypatch.setattr(sys, "argv", [f"experiments.{name}", "--help"])
-    with pytest.raises(SystemExit) as caught:
-      runpy.run_module(f"experiments.{name}", run_name="__main__")
-    assert caught.value.code == 0
-    assert capsys.readouterr().out == out
 
 
 # Experiments by their names
