@@ -453,7 +453,7 @@ def test_it_says_what_it_can_do(monkeypatch, capsys):
   ("words", "reason"),
   [
     ("fly", "join, certificates, found 'fly'"),
-    ("train sarsa", "found 'sarsa'"),
+    ("train sarsa", f"{', '.join(experiments.shipped())}, found 'sarsa'"),
     ("train a2c --epochs 3", "unrecognized arguments: --epochs"),
     ("evaluate", "expected RUN_DIR"),
     ("compare --experiments x", "found 'x'"),
