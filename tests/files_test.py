@@ -175,6 +175,7 @@ _OTHERS = {
   "seedx/launch/__main__.py": "sockets in a temporary directory",
   "seedx/runtime/memory.py": "/proc and /sys",
   "seedx/runtime/signals.py": "/dev/null",
+  "seedx/wire/listening.py": "sockets",
   "seedx/wire/pipe.py": "sockets",
   "seedx/wire/security.py": "certificates that the user names",
   "seedx/wire/server.py": "sockets",

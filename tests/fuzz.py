@@ -48,6 +48,7 @@ from seedx.launch import joining
 from seedx.pipelines.gorila import parameter_server, reports
 from seedx.runtime import counters
 from seedx.runtime import seeds as seeds_lib
+from seedx.wire import calls
 from seedx.wire import server as server_lib
 from tests import fakes
 from tests.pipelines import parameter_server_test
@@ -279,7 +280,7 @@ class _Context:
   """What gRPC gives a handler."""
 
   def __init__(self, text):
-    self._metadata = ((server_lib.METADATA_KEY, text),)
+    self._metadata = ((calls.METADATA_KEY, text),)
     self.code = Code.OK
 
   def invocation_metadata(self):
@@ -316,8 +317,8 @@ def send_here(server, method, text, frames):
 
 def send_over(channel, method, text, frames):
   """Sends a stream to a server; returns its status."""
-  call = channel.stream_stream(server_lib.PATH_PREFIX + method.name)(
-    iter(frames), metadata=((server_lib.METADATA_KEY, text),), timeout=600
+  call = channel.stream_stream(calls.PATH_PREFIX + method.name)(
+    iter(frames), metadata=((calls.METADATA_KEY, text),), timeout=600
   )
   try:
     for _ in call:
@@ -339,8 +340,8 @@ class Healthy(threading.Thread):
     layouts = protocol.act_layouts(envs.spec(CARTPOLE), self._num_envs)
     try:
       with wire.Client(self._address) as client:
-        exchange = wire.Exchange(
-          client, protocol.ACT, *layouts, {"num_envs": self._num_envs}
+        exchange = client.exchange(
+          protocol.ACT, *layouts, {"num_envs": self._num_envs}
         )
         for k in itertools.count():
           if self.stop.is_set():
@@ -372,7 +373,7 @@ def run(count):
   handler.emit = logged.append
   logging.getLogger().addHandler(handler)
   with tempfile.TemporaryDirectory() as folder:
-    server = wire.Server(f"unix:{folder}/server", 64)
+    server = server_lib.Server(f"unix:{folder}/server", 64)
     methods = bound(server)
     with server:
       healthy = Healthy(server.address, ENVS)

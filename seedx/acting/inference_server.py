@@ -13,6 +13,7 @@ from seedx.acting import batcher, episodes, inference, protocol, unroll_store
 from seedx.acting import slots as slots_lib
 from seedx.runtime import counters
 from seedx.runtime import seeds as seeds_lib
+from seedx.wire import server as server_lib
 
 
 class InferenceServer:
@@ -39,7 +40,7 @@ class InferenceServer:
     self._returns_are_sums = envs.returns_are_sums(env)
     self._lock = threading.Lock()
 
-  def bind(self, server: wire.Server) -> None:
+  def bind(self, server: server_lib.Server) -> None:
     """Binds the stream that thin actors open."""
     most = self._acting.devices[0].sizes.padded[-1]
     layouts = protocol.act_layouts(self._acting.spec, most)

@@ -13,6 +13,7 @@ import numpy as np
 
 from seedx import types, wire
 from seedx.acting import protocol
+from seedx.wire import server as server_lib
 
 
 class Source:
@@ -31,7 +32,7 @@ class Source:
     self._copying = threading.Lock()
     self._copy: protocol.Versioned | None = None
 
-  def bind(self, server: wire.Server) -> None:
+  def bind(self, server: server_lib.Server) -> None:
     """Binds the method that clients call."""
     acting, _ = self._newest()
     server.bind(
@@ -75,8 +76,7 @@ class Fetched:
     self._asked_seconds = 0.0
     self._held: protocol.Versioned | None = None
     # A stream: its end distinguishes a server that is done from one that died.
-    self._exchange = wire.Exchange(
-      client,
+    self._exchange = client.exchange(
       protocol.PARAMETERS,
       inputs=wire.NOTHING,
       outputs=protocol.parameters_layout(form),

@@ -120,8 +120,7 @@ class _Session:
     self._work = work
     self._stop = stop
     self._num_envs, self._rows = work.actors.envs_per_actor, work.actors.rows
-    self._exchange = wire.Exchange(
-      client,
+    self._exchange = client.exchange(
       protocol.ACT,
       *protocol.act_layouts(spec, self._rows),
       hello={"num_envs": self._num_envs},

@@ -82,8 +82,7 @@ def _act(
   """One session: parameters come down between unrolls, unrolls go up."""
   num_envs = work.actors.envs_per_actor
   with contextlib.ExitStack() as opened:
-    exchange = wire.Exchange(
-      client,
+    exchange = client.exchange(
       protocol.EXPERIENCE,
       inputs=protocol.experience_layout(programs.share(), num_envs),
       outputs=protocol.VERSION,

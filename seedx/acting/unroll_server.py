@@ -23,6 +23,7 @@ from seedx.acting import (
 )
 from seedx.runtime import counters
 from seedx.runtime import seeds as seeds_lib
+from seedx.wire import server as server_lib
 
 _MOST_PRIORITY = float(np.finfo(np.float32).max)
 # Takes `[L, S, ...]` unrolls with priorities; False once the run has stopped.
@@ -70,7 +71,7 @@ class UnrollServer:
     self._filling = threading.Lock()
     self._shares = _Shares(programs.layout.num_slots)
 
-  def bind(self, server: wire.Server) -> None:
+  def bind(self, server: server_lib.Server) -> None:
     """Binds what actors call: for parameters, and with unrolls."""
     self._parameters.bind(server)
     server.bind_stream(

@@ -32,6 +32,7 @@ import seedx
 from seedx import envs, types, wire
 from seedx.launch import nodes
 from seedx.launch.addresses import Addresses
+from seedx.wire import server as server_lib
 
 JOIN = "join"
 # How often a joined process looks whether it is to leave.
@@ -121,14 +122,14 @@ class Roles:
     self._addresses = addresses
     self._said: set[str] = set()
 
-  def bind(self, server: wire.Server) -> None:
+  def bind(self, server: server_lib.Server) -> None:
     """Binds `JOIN`, with room for some more, who wait or are told why not."""
     count = sum(node.count for node in self._nodes.values())
     server.bind_stream(
       JOIN, self.open, wire.NOTHING, wire.NOTHING, max_streams=2 * count + _MORE
     )
 
-  def open(self, hello: Mapping[str, Any]) -> wire.Session:
+  def open(self, hello: Mapping[str, Any]) -> server_lib.Session:
     """Tells a process what to be.
 
     Raises:
@@ -141,7 +142,7 @@ class Roles:
         self._say(f"refused a process that wanted to join: {refused.message}")
       raise
 
-  def _open(self, hello: Hello) -> wire.Session:
+  def _open(self, hello: Hello) -> server_lib.Session:
     _check_version(hello.version)
     known = list(dict.fromkeys(map(nodes.kind, self._nodes)))
     role = hello.role or (known[0] if len(known) == 1 else "none")
@@ -167,7 +168,7 @@ class Roles:
       role = f"{role}-{number}"
     needs_jax = self._nodes[role].needs_jax
     told = Told(role, needs_jax, self._experiment, self._options)
-    return wire.FunctionSession(
+    return server_lib.FunctionSession(
       lambda nothing: nothing, dataclasses.asdict(told), close.close
     )
 
@@ -228,7 +229,7 @@ def join(
       _tell(f"joined {address} as {told.role}")
       play(told, ended)
     finally:
-      stream.cancel()
+      stream.close()
       watcher.join()
     if failures and not stop.is_set():
       raise failures[0]

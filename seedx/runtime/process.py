@@ -19,6 +19,7 @@ from seedx.agents import base
 from seedx.runtime import counters
 from seedx.runtime import hosts as hosts_lib
 from seedx.runtime import seeds as seeds_lib
+from seedx.wire import server as server_lib
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,13 +80,13 @@ class ServerConfig(Config):
     if self.address:
       wire.check_address(self.address)
 
-  def make_server(self, max_streams: int) -> wire.Server:
-    """The learner's server, which does not listen yet; see `wire.Server`.
+  def make_server(self, max_streams: int) -> server_lib.Server:
+    """The learner's server, which does not listen yet; see `server.Server`.
 
     Raises:
       types.ConfigError: it would be open to other machines.
     """
-    return wire.Server(self.address, max_streams, security=self.security)
+    return server_lib.Server(self.address, max_streams, security=self.security)
 
   def with_sockets(self, folder: str) -> Self:
     """The config with a socket in a folder where no address was given."""
@@ -229,7 +230,7 @@ class Process:
     default_factory=dict
   )
   steps: Callable[[], Iterator[None]] | None = None
-  server: wire.Server | None = None
+  server: server_lib.Server | None = None
   addresses: Mapping[str, launch.Addresses] = dataclasses.field(
     default_factory=dict
   )

@@ -1,9 +1,9 @@
 """gRPC transport of nests of NumPy arrays, as raw columns, without protobuf.
 
-`Layout` says what messages look like, `Server` serves functions and sessions,
-`Client` calls them. This page is the whole format, for clients in another
-language: first of all calls, then of a thin actor's. `tests/other_actor.py` is
-an actor that uses nothing of seedx.
+`Layout` says what messages look like, `server.Server` serves functions and
+sessions, `Client` calls them. This page is the whole format, for clients in
+another language: first of all calls, then of a thin actor's.
+`tests/other_actor.py` is an actor that uses nothing of seedx.
 
 **Calls.** gRPC over HTTP/2, on a unix socket or TCP, there with TLS where
 `Security` says so. A server with a token wants it in each call's metadata,
@@ -153,20 +153,20 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 from grpc import StatusCode
 
-from seedx.wire.checks import check_finite, check_range, invalid
-from seedx.wire.client import Client, Stream, WireError, unwelcome
-from seedx.wire.exchange import Exchange
+from seedx.wire.calls import (
+  SILENT_SECONDS,
+  Refused,
+  WireError,
+  check_finite,
+  check_range,
+  does_not_fit,
+  invalid,
+  unwelcome,
+)
+from seedx.wire.client import Client, Stream
 from seedx.wire.layout import NOTHING, Column, Layout, MessageError, once
 from seedx.wire.reconnect import Doubts, GaveUpError, until_done
 from seedx.wire.security import LOCAL, Security, check_address, reached
-from seedx.wire.server import (
-  SILENT_SECONDS,
-  FunctionSession,
-  Refused,
-  Server,
-  Session,
-  does_not_fit,
-)
 
 __all__ = [
   "LOCAL",
@@ -175,15 +175,11 @@ __all__ = [
   "Client",
   "Column",
   "Doubts",
-  "Exchange",
-  "FunctionSession",
   "GaveUpError",
   "Layout",
   "MessageError",
   "Refused",
   "Security",
-  "Server",
-  "Session",
   "StatusCode",
   "Stream",
   "WireError",

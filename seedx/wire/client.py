@@ -12,14 +12,14 @@ from typing import Any
 import grpc
 
 from seedx import types
+from seedx.wire import calls
 from seedx.wire import layout as layout_lib
 from seedx.wire import pipe as pipe_lib
 from seedx.wire import security as security_lib
-from seedx.wire import server as server_lib
 
 _OPTIONS: list[tuple[str, Any]] = [
-  *server_lib.CHANNEL_OPTIONS,
-  *server_lib.metadata_limit(server_lib.METADATA_BYTES),
+  *calls.CHANNEL_OPTIONS,
+  *calls.metadata_limit(calls.METADATA_BYTES),
   ("grpc.max_receive_message_length", -1),
   # One connection for each client; a stalled one delays no other.
   ("grpc.use_local_subchannel_pool", 1),
@@ -31,34 +31,12 @@ _OPTIONS: list[tuple[str, Any]] = [
 _OVER_SECONDS = 1.0
 
 
-class WireError(Exception):
-  """A call that failed.
-
-  Attributes:
-    code: a `grpc.StatusCode`; UNAVAILABLE is worth another try.
-    message: what was expected and found, for a person.
-  """
-
-  def __init__(self, code: grpc.StatusCode, message: str) -> None:
-    super().__init__(f"{code.name}: {message}")
-    self.code = code
-    self.message = message
-
-
-def unwelcome(expected: str, found: object) -> WireError:
-  """The error where a server's welcome is not one for this client."""
-  return WireError(
-    grpc.StatusCode.FAILED_PRECONDITION,
-    f"the server's welcome: expected {expected}, found {found!r:.80}",
-  )
-
-
 class Stream:
-  """An open stream: iterate over it for the replies, in request order.
+  """An open stream: its replies come in the order of its requests.
 
-  Iteration stops when the requests have ended and are all answered, when the
-  server has stopped (its work is over), or after `cancel`; whatever else ends
-  the stream raises `WireError`.
+  They come by iteration, or by `receive`. Iteration stops when the requests
+  have ended and are all answered, when the server has stopped (its work is
+  over), or after `close`; whatever else ends the stream raises `WireError`.
 
   Attributes:
     welcome: what the server's session said first.
@@ -103,7 +81,7 @@ class Stream:
       if unix_path is not None and isinstance(answer.get("pipe"), str):
         self._connect(unix_path, answer["pipe"])
     except BaseException:
-      self.cancel()
+      self.close()
       raise
     self._accepted.set()
 
@@ -133,11 +111,15 @@ class Stream:
     self._received_bytes += len(message)
     return _decode(self._outputs, message)
 
-  def send(self, nest: types.Tree) -> None:
-    """Sends a request, if the stream was opened without an iterator of them.
+  def __call__(self, nest: types.Tree) -> types.Tree | None:
+    """Sends a request, and waits for its reply; see `receive`."""
+    self.send(nest)
+    return self.receive()
 
-    A request that does not fit its layout ends the stream; the next reply
-    raises.
+  def send(self, nest: types.Tree) -> None:
+    """Sends a request of a stream that `Client.exchange` has opened.
+
+    One that does not fit its layout ends the stream; the next reply raises.
     """
     assert self._queue is not None
     if self._pipe is None:
@@ -148,12 +130,24 @@ class Stream:
     except Exception as error:
       self._fail(error)
 
+  def receive(self) -> types.Tree | None:
+    """Waits for the reply to the oldest request that has had none.
+
+    Returns:
+      The reply, its arrays read-only; None where the server's work is over.
+
+    Raises:
+      WireError: the stream failed.
+      ValueError: a request does not fit its layout.
+    """
+    return next(self, None)
+
   @property
   def transferred_bytes(self) -> int:
     """Of the messages sent and received so far."""
     return self._sent_bytes + self._received_bytes
 
-  def cancel(self) -> None:
+  def close(self) -> None:
     """Ends the stream at once; from any thread; harmless when it is over."""
     self._ended = True
     self._accepted.set()
@@ -206,7 +200,7 @@ class Stream:
         unix_path, secret, layout_lib.MAX_MESSAGE_BYTES
       )
     except (OSError, ValueError) as error:
-      raise WireError(grpc.StatusCode.UNAVAILABLE, str(error)) from None
+      raise calls.WireError(grpc.StatusCode.UNAVAILABLE, str(error)) from None
     self._call.add_callback(self._end_pipe)
 
   def _end_pipe(self) -> None:
@@ -239,7 +233,7 @@ def _end_streams() -> None:
   with _streams_lock:
     streams, senders = list(_streams), list(_senders)
   for stream in streams:
-    stream.cancel()
+    stream.close()
   for stream in streams:
     stream.over.wait(_OVER_SECONDS)
   deadline = time.monotonic() + _OVER_SECONDS
@@ -270,7 +264,7 @@ class Client:
         to show anything; or a file cannot be used.
     """
     self.was_accepted = False
-    self._unix_path = server_lib.unix_path(address)
+    self._unix_path = security_lib.unix_path(address)
     credentials = security.of_client(address).credentials
     if credentials is None:
       self._channel = grpc.insecure_channel(address, options=_OPTIONS)
@@ -291,7 +285,7 @@ class Client:
       ready.result(timeout_seconds)
     except grpc.FutureTimeoutError:
       ready.cancel()
-      raise WireError(
+      raise calls.WireError(
         grpc.StatusCode.UNAVAILABLE,
         f"no server listened within {timeout_seconds} seconds.",
       ) from None
@@ -320,7 +314,7 @@ class Client:
       WireError: the call failed.
       ValueError: `nest` does not fit `inputs`.
     """
-    method = self._channel.unary_unary(server_lib.PATH_PREFIX + name)
+    method = self._channel.unary_unary(calls.PATH_PREFIX + name)
     try:
       message, call = method.with_call(
         inputs.encode(nest),
@@ -335,7 +329,7 @@ class Client:
   def stream(
     self,
     name: str,
-    requests: Iterable[types.Tree] | None,
+    requests: Iterable[types.Tree],
     inputs: layout_lib.Layout,
     outputs: layout_lib.Layout,
     hello: Mapping[str, Any] | None = None,
@@ -346,8 +340,7 @@ class Client:
       name: of the method.
       requests: nests of `[rows, ...]` arrays, iterated on another thread from
         the acceptance on. gRPC takes a few before they are answered. One that
-        blocks for ever leaves that thread, a daemon, behind. None where
-        `Stream.send` sends them.
+        blocks for ever leaves that thread, a daemon, behind.
       inputs: layout of the requests.
       outputs: layout of the replies.
       hello: for the server's session; has to fit into JSON.
@@ -358,13 +351,17 @@ class Client:
     Raises:
       WireError: the server refused or is not there.
     """
-    method = self._channel.stream_stream(server_lib.PATH_PREFIX + name)
-    path = self._unix_path
-    if path is not None and not pipe_lib.is_at(path):
-      path = None
-    stream = Stream(method, requests, inputs, outputs, hello or {}, path)
-    self.was_accepted = True
-    return stream
+    return self._open(name, requests, inputs, outputs, hello)
+
+  def exchange(
+    self,
+    name: str,
+    inputs: layout_lib.Layout,
+    outputs: layout_lib.Layout,
+    hello: Mapping[str, Any] | None = None,
+  ) -> Stream:
+    """Opens a stream whose requests go by `Stream.send`; see `stream`."""
+    return self._open(name, None, inputs, outputs, hello)
 
   def close(self) -> None:
     """Cancels what is open and disconnects."""
@@ -376,23 +373,39 @@ class Client:
   def __exit__(self, *_: object) -> None:
     self.close()
 
+  def _open(
+    self,
+    name: str,
+    requests: Iterable[types.Tree] | None,
+    inputs: layout_lib.Layout,
+    outputs: layout_lib.Layout,
+    hello: Mapping[str, Any] | None,
+  ) -> Stream:
+    method = self._channel.stream_stream(calls.PATH_PREFIX + name)
+    path = self._unix_path
+    if path is not None and not pipe_lib.is_at(path):
+      path = None
+    stream = Stream(method, requests, inputs, outputs, hello or {}, path)
+    self.was_accepted = True
+    return stream
+
 
 def _metadata(
   inputs: layout_lib.Layout, hello: Mapping[str, Any], *, pipe: bool
 ) -> tuple[tuple[str, bytes]]:
   said = {**inputs.to_json(), "hello": dict(hello)}
   text = json.dumps({**said, "pipe": True} if pipe else said)
-  return ((server_lib.METADATA_KEY, text.encode()),)
+  return ((calls.METADATA_KEY, text.encode()),)
 
 
 def _answer(call: Any, outputs: layout_lib.Layout) -> Mapping[str, Any]:
   """What the server says first; raises unless its replies follow `outputs`."""
   metadata = dict(call.initial_metadata() or ())
-  text = metadata.get(server_lib.METADATA_KEY)
+  text = metadata.get(calls.METADATA_KEY)
   if text is None:
     # Refused before the answer, or the server is not one of seedx.
     if call.code() is not grpc.StatusCode.OK:
-      raise WireError(call.code(), call.details() or "")
+      raise calls.WireError(call.code(), call.details() or "")
     text = b"null"
   try:
     found = layout_lib.from_json(text)
@@ -400,14 +413,14 @@ def _answer(call: Any, outputs: layout_lib.Layout) -> Mapping[str, Any]:
   except layout_lib.MessageError as error:
     difference = str(error)
   if difference is not None:
-    raise WireError(
+    raise calls.WireError(
       grpc.StatusCode.FAILED_PRECONDITION,
       f"reply layout: {difference}. Start both ends with the same "
       "configuration and version.",
     )
   found.setdefault("welcome", {})
   if not isinstance(found["welcome"], dict):
-    raise unwelcome("an object", found["welcome"])
+    raise calls.unwelcome("an object", found["welcome"])
   return found
 
 
@@ -415,8 +428,10 @@ def _decode(outputs: layout_lib.Layout, message: bytes) -> types.Tree:
   try:
     return outputs.decode(message)
   except layout_lib.MessageError as error:
-    raise WireError(grpc.StatusCode.INTERNAL, f"reply: {error}") from error
+    raise calls.WireError(
+      grpc.StatusCode.INTERNAL, f"reply: {error}"
+    ) from error
 
 
-def _wire_error(error: grpc.RpcError) -> WireError:
-  return WireError(error.code(), error.details() or "")
+def _wire_error(error: grpc.RpcError) -> calls.WireError:
+  return calls.WireError(error.code(), error.details() or "")

@@ -7,29 +7,14 @@ tenth of what they cost in gRPC.
 
 import collections
 import contextlib
-import dataclasses
-import errno
 import os
-import secrets
 import select
-import selectors
 import socket
 import stat
-import threading
-import time
 
 from seedx.wire import layout as layout_lib
 
-_TOKEN_BYTES = 16
-# How long the other end of a stream that has been opened may need to connect,
-# and then to say who it is.
-_CONNECT_SECONDS = 5.0
-_SAY_SECONDS = 1.0
-# How many may be about to send it; the oldest makes room for one more.
-_MOST_SAYING = 256
-_FULL_SECONDS = 0.1
-# No descriptor is left, or a client has gone already: the next may come in.
-_PASSING = (errno.EMFILE, errno.ENFILE, errno.ECONNABORTED, errno.ENOBUFS)
+TOKEN_BYTES = 16
 # Unix sockets have shorter paths than files.
 _MOST_PATH_BYTES = 100
 
@@ -138,137 +123,13 @@ class Pipe:
     self._socket.close()
 
 
-class Listener:
-  """Where the clients of a server's streams connect for their messages."""
-
-  def __init__(self, path: str) -> None:
-    """Listens.
-
-    Args:
-      path: of the server's own socket.
-
-    Raises:
-      OSError: there can be no socket beside it.
-    """
-    self._path = _beside(path)
-    if is_at(path):
-      os.unlink(self._path)
-    self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-      self._socket.bind(self._path)
-      self._socket.listen(128)
-    except OSError:
-      self._socket.close()
-      raise
-    self._changed = threading.Condition()
-    # By token, those that are expected, with the socket if it has come.
-    self._expected: dict[bytes, socket.socket | None] = {}
-    threading.Thread(target=self._accept, name="wire", daemon=True).start()
-
-  def expect(self) -> str:
-    """A secret, with which one client may connect."""
-    token = secrets.token_bytes(_TOKEN_BYTES)
-    with self._changed:
-      self._expected[token] = None
-    return token.hex()
-
-  def wait(self, secret: str, most_bytes: int) -> Pipe | None:
-    """Waits for the client with a secret; None if it does not come.
-
-    Args:
-      secret: that it was told.
-      most_bytes: of its messages.
-    """
-    token = bytes.fromhex(secret)
-    with self._changed:
-      self._changed.wait_for(
-        lambda: self._expected[token] is not None, _CONNECT_SECONDS
-      )
-      found = self._expected.pop(token)
-    return None if found is None else Pipe(found, most_bytes)
-
-  def close(self) -> None:
-    """Listens no longer; pipes stay open."""
-    with contextlib.suppress(OSError):
-      self._socket.shutdown(socket.SHUT_RDWR)
-    with contextlib.suppress(FileNotFoundError):
-      os.unlink(self._path)
-
-  def _accept(self) -> None:
-    """Lets clients in until the listener closes, however slow some are."""
-    saying: dict[socket.socket, _Saying] = {}  # The oldest first.
-    with selectors.DefaultSelector() as waits, self._socket:
-      waits.register(self._socket, selectors.EVENT_READ)
-      while True:
-        for key, _ in waits.select(_SAY_SECONDS if saying else None):
-          connected = key.fileobj
-          assert isinstance(connected, socket.socket)
-          if connected is not self._socket:
-            saying[connected].hear(connected)
-            continue
-          try:
-            connected, _ = self._socket.accept()
-          except OSError as error:
-            if error.errno in _PASSING:
-              time.sleep(_FULL_SECONDS)
-              continue
-            for connected in saying:
-              connected.close()
-            return
-          connected.setblocking(False)
-          saying[connected] = _Saying()
-          waits.register(connected, selectors.EVENT_READ)
-        late = time.monotonic() - _SAY_SECONDS
-        for connected, said in list(saying.items()):
-          is_over = said.is_over or said.since_seconds < late
-          if is_over or len(saying) > _MOST_SAYING:
-            waits.unregister(connected)
-            del saying[connected]
-            self._admit(connected, said.token)
-
-  def _admit(self, connected: socket.socket, token: bytes) -> None:
-    connected.setblocking(True)
-    with self._changed:
-      if self._expected.get(token, connected) is None:
-        self._expected[token] = connected
-        self._changed.notify_all()
-        return
-    connected.close()
-
-
-@dataclasses.dataclass
-class _Saying:
-  """What a client that has connected has sent of its secret.
-
-  Attributes:
-    token: the bytes so far.
-    since_seconds: when it connected.
-    is_over: whether no more is to come.
-  """
-
-  token: bytes = b""
-  since_seconds: float = dataclasses.field(default_factory=time.monotonic)
-  is_over: bool = False
-
-  def hear(self, connected: socket.socket) -> None:
-    """Takes what has come, in however many pieces."""
-    try:
-      more = connected.recv(_TOKEN_BYTES - len(self.token))
-    except BlockingIOError:
-      return
-    except OSError:
-      more = b""
-    self.token += more
-    self.is_over = not more or len(self.token) == _TOKEN_BYTES
-
-
 def is_at(path: str) -> bool:
   """Whether there is a socket for messages beside a server's own.
 
   There is none where that one was forwarded, or mounted, by itself.
   """
   try:
-    return stat.S_ISSOCK(os.stat(_beside(path)).st_mode)
+    return stat.S_ISSOCK(os.stat(beside(path)).st_mode)
   except OSError:
     return False
 
@@ -286,7 +147,7 @@ def connect(path: str, secret: str, most_bytes: int) -> Pipe:
   """
   connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
   try:
-    connected.connect(_beside(path))
+    connected.connect(beside(path))
     connected.sendall(bytes.fromhex(secret))
   except OSError:
     connected.close()
@@ -294,8 +155,13 @@ def connect(path: str, secret: str, most_bytes: int) -> Pipe:
   return Pipe(connected, most_bytes)
 
 
-def _beside(path: str) -> str:
-  beside = f"{path}-messages"
-  if len(os.fsencode(beside)) > _MOST_PATH_BYTES:
-    raise OSError(f"the path {beside} is too long for a socket")
-  return beside
+def beside(path: str) -> str:
+  """The path of the socket for messages beside a server's own.
+
+  Raises:
+    OSError: it is too long.
+  """
+  found = f"{path}-messages"
+  if len(os.fsencode(found)) > _MOST_PATH_BYTES:
+    raise OSError(f"the path {found} is too long for a socket")
+  return found

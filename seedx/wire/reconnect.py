@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from grpc import StatusCode
 
 from seedx import types
+from seedx.wire import calls
 from seedx.wire import client as client_lib
 from seedx.wire import security as security_lib
 
@@ -26,7 +27,7 @@ _FORGET_SECONDS = 10.0
 _WRONG_SECONDS = 30.0
 
 
-class GaveUpError(client_lib.WireError):
+class GaveUpError(calls.WireError):
   """There was no server for too long."""
 
 
@@ -75,7 +76,7 @@ def until_done(
       with client:
         session(client)
       return
-    except client_lib.WireError as error:
+    except calls.WireError as error:
       if error.code is StatusCode.CANCELLED:
         return
       if error.code not in _PATIENCE:
@@ -143,7 +144,7 @@ class Doubts:
     if self._since_seconds is None:
       self._since_seconds = now
     elif now >= self._since_seconds + _WRONG_SECONDS:
-      raise client_lib.WireError(
+      raise calls.WireError(
         StatusCode.UNAUTHENTICATED,
         wrong[0] + types.see("a-learner-cannot-be-reached"),
       )

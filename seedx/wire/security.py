@@ -273,6 +273,14 @@ def is_unix(address: str) -> bool:
   return address.startswith("unix:")
 
 
+def unix_path(address: str) -> str | None:
+  """The path of a unix address, else None."""
+  if not address.startswith("unix:"):
+    return None
+  path = address.removeprefix("unix:")
+  return path.removeprefix("//") if path.startswith("///") else path
+
+
 def reached(address: str, by: str = "") -> str:
   """Where others reach a server of this machine.
 

@@ -2,32 +2,24 @@
 
 import collections
 import contextlib
-import errno
 import json
 import logging
 import math
 import os
-import queue
-import resource
-import socket
-import stat
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent import futures
 from typing import Any, Protocol
 
 import grpc
 
 from seedx import types
+from seedx.wire import calls, listening, threads
 from seedx.wire import layout as layout_lib
 from seedx.wire import pipe as pipe_lib
 from seedx.wire import security as security_lib
 
-PATH_PREFIX = "/seedx/"
-METADATA_KEY = "seedx-layout-bin"
-METADATA_BYTES = 1 << 20
 # Of a hello beside four times its layout: JSON may have spaces, and gRPC may
 # have base64. A MiB of JSON takes a fifth of a second of Python's lock.
 _HELLO_BYTES = 1 << 14
@@ -39,24 +31,8 @@ _SPENT_SECONDS = 10.0
 # Of all connections: each has a hello, of `_HELLO_BYTES` or more.
 _MOST_SPENT = 4_096
 
-# For both ends. A peer that vanished without a word is noticed after 40 s.
-CHANNEL_OPTIONS: list[tuple[str, Any]] = [
-  ("grpc.max_send_message_length", -1),
-  ("grpc.keepalive_time_ms", 20_000),
-  ("grpc.keepalive_timeout_ms", 20_000),
-  ("grpc.keepalive_permit_without_calls", 1),
-  ("grpc.http2.max_pings_without_data", 0),
-]
-
-
-def metadata_limit(size: int) -> list[tuple[str, int]]:
-  """Options of gRPC that refuse metadata of more bytes."""
-  names = "grpc.max_metadata_size", "grpc.absolute_max_metadata_size"
-  return [(name, size) for name in names]
-
-
 _SERVER_OPTIONS: list[tuple[str, Any]] = [
-  *CHANNEL_OPTIONS,
+  *calls.CHANNEL_OPTIONS,
   ("grpc.so_reuseport", 0),
   # Or else the clients' keepalive ends in "too many pings".
   ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
@@ -68,10 +44,6 @@ _SERVER_OPTIONS: list[tuple[str, Any]] = [
 # A request somewhat over its limit is to be refused in our words, not gRPC's.
 _SLACK_BYTES = 1 << 16
 _SPARE_CALLS = 16
-# A client that owes a message for so long loses its place. An honest one may
-# compile, reset a slow simulator, or step it for a whole unroll; a stream that
-# has less to say sends empty messages.
-SILENT_SECONDS = 300.0
 # Where a silent stream came from, nobody has a place before others have tried.
 _YIELD_SECONDS = 5.0
 # More take turns at Python's lock: 512 took twice the CPU time of 128 for each
@@ -87,33 +59,8 @@ _ASK_SECONDS = 1.5
 _ERROR_CHARACTERS = 2_000
 # Between two lines about calls that were refused.
 _TELL_SECONDS = 60.0
-# Descriptors that connections leave to all else, such as checkpoints; and how
-# many a process asks for.
-_OTHER_DESCRIPTORS = 256
-_DESCRIPTORS = 2**16
 
 _log = logging.getLogger("seedx.wire")
-
-
-class Refused(Exception):
-  """Raised by a function or session to end the call with a status.
-
-  Attributes:
-    code: a `grpc.StatusCode`, for a client to act on.
-    message: for a person to read.
-  """
-
-  def __init__(self, code: grpc.StatusCode, message: str) -> None:
-    super().__init__(f"{code.name}: {message}")
-    self.code = code
-    self.message = message
-
-
-def does_not_fit(expected: str, found: str) -> Refused:
-  """Refuses a client that does not fit to this server, for good."""
-  return Refused(
-    grpc.StatusCode.FAILED_PRECONDITION, f"expected {expected}, found {found}"
-  )
 
 
 class Session(Protocol):
@@ -177,7 +124,7 @@ class Server:
     self,
     address: str,
     max_streams: int,
-    silent_seconds: float = SILENT_SECONDS,
+    silent_seconds: float = calls.SILENT_SECONDS,
     security: security_lib.Security = security_lib.LOCAL,
   ) -> None:
     """Binds nothing yet.
@@ -204,7 +151,7 @@ class Server:
     self._silent_seconds = silent_seconds
     self._methods: dict[str, _Method] = {}
     self._grpc: grpc.Server | None = None
-    self._threads = _DaemonThreads()
+    self._threads = threads.DaemonThreads(keep=_SPARE_CALLS)
     self._address: str | None = None
     self._stop_lock = threading.Lock()
     self._stopping = threading.Event()
@@ -293,7 +240,7 @@ class Server:
       default=0,
     )
     limit = min(2 * limit + _SLACK_BYTES, layout_lib.MAX_MESSAGE_BYTES)
-    _check_address(self._wanted_address)
+    listening.check_free(self._wanted_address)
     server = grpc.server(
       self._threads,
       [self._handlers],
@@ -301,19 +248,19 @@ class Server:
         *_SERVER_OPTIONS,
         ("grpc.max_receive_message_length", limit),
         *_hello_limit(self._methods.values()),
-        ("grpc.max_allowed_incoming_connections", _most_connections()),
+        ("grpc.max_allowed_incoming_connections", listening.most_connections()),
       ],
       maximum_concurrent_rpcs=(
         sum(method.max_streams for method in self._methods.values())
         + _SPARE_CALLS
       ),
     )
-    self._address = _listen(
+    self._address = listening.listen(
       server, self._wanted_address, self._door.credentials
     )
-    if path := unix_path(self._wanted_address):
+    if path := security_lib.unix_path(self._wanted_address):
       with contextlib.suppress(OSError):  # Then gRPC carries all messages.
-        self._handlers.listener = pipe_lib.Listener(path)
+        self._handlers.listener = listening.Listener(path)
     server.start()
     self._grpc = server
     for warning in (self._door.warning, self._crowded()):
@@ -366,7 +313,7 @@ class Server:
       self._grpc = None
       if self._handlers.listener is not None:
         self._handlers.listener.close()
-      if path := unix_path(self._wanted_address):
+      if path := security_lib.unix_path(self._wanted_address):
         with contextlib.suppress(FileNotFoundError):
           os.unlink(path)
 
@@ -485,7 +432,7 @@ class _Stream:
     method: _Method,
     context: grpc.ServicerContext,
     stopping: threading.Event,
-    listener: pipe_lib.Listener | None,
+    listener: listening.Listener | None,
   ) -> None:
     self._method = method
     self._context = context
@@ -497,7 +444,7 @@ class _Stream:
     self._pipe: pipe_lib.Pipe | None = None
     self._closed = False
     # Why another thread has ended the call.
-    self._ended: Refused | None = None
+    self._ended: calls.Refused | None = None
     self.busy = True
     self.host = context.peer().rpartition(":")[0]
     # Since when the client has owed a message, or has not taken a reply.
@@ -516,7 +463,7 @@ class _Stream:
         elif not self._pipe.send(reply):
           self._check_ended()
           return
-    except Refused as refused:
+    except calls.Refused as refused:
       # A session that was closed from another thread cannot know why.
       why = self._ended or refused
       self._abort(why.code, why.message)
@@ -533,7 +480,7 @@ class _Stream:
     """Ends the call from another thread; its client is to try again."""
     code = grpc.StatusCode.UNAVAILABLE
     why = f"expected a message within {seconds:g} seconds, found none"
-    self._ended = Refused(code, why)
+    self._ended = calls.Refused(code, why)
     self.close()
     # `context.cancel` would say CANCELLED, that all is over.
     call = self._context._rpc_event.call  # type: ignore[attr-defined]
@@ -541,7 +488,7 @@ class _Stream:
 
   def cancel(self) -> None:
     """Ends the call from another thread."""
-    self._ended = Refused(grpc.StatusCode.CANCELLED, _STOPPING)
+    self._ended = calls.Refused(grpc.StatusCode.CANCELLED, _STOPPING)
     self.close()
     self._context.cancel()
 
@@ -567,7 +514,7 @@ class _Stream:
     # Closes a session that is blocked when its client goes away.
     if closed or not self._context.add_callback(self.close):
       self.close()
-      raise Refused(grpc.StatusCode.CANCELLED, _STOPPING)
+      raise calls.Refused(grpc.StatusCode.CANCELLED, _STOPPING)
     answer = {
       **self._method.outputs.to_json(),
       "welcome": dict(session.welcome),
@@ -577,14 +524,14 @@ class _Stream:
       answer["pipe"] = secret = listener.expect()
     text = json.dumps(answer).encode()
     with contextlib.suppress(grpc.RpcError):
-      self._context.send_initial_metadata(((METADATA_KEY, text),))
+      self._context.send_initial_metadata(((calls.METADATA_KEY, text),))
     if listener is not None:
       inputs = self._method.inputs
       pipe = listener.wait(secret, inputs.message_bytes(inputs.max_rows))
       with self._lock:
         self._pipe, closed = pipe, self._closed
       if pipe is None or closed:  # The client has gone.
-        raise Refused(
+        raise calls.Refused(
           grpc.StatusCode.UNAVAILABLE, "expected a pipe, found none"
         )
     return session
@@ -601,11 +548,13 @@ class _Stream:
       error.__traceback__ = None
       return None
     except layout_lib.MessageError as error:
-      raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from error
+      raise calls.Refused(
+        grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)
+      ) from error
     if request is None:
       self._check_ended()
       if self._pipe and self._pipe.cut:
-        raise Refused(
+        raise calls.Refused(
           grpc.StatusCode.INVALID_ARGUMENT, "the stream ended within a message"
         )
       return None
@@ -624,7 +573,9 @@ class _Stream:
     try:
       inputs = self._method.inputs.decode(request)
     except layout_lib.MessageError as error:
-      raise Refused(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from error
+      raise calls.Refused(
+        grpc.StatusCode.INVALID_ARGUMENT, str(error)
+      ) from error
     reply = self._method.outputs.encode(session(inputs))
     self._method.count_bytes(len(request) + len(reply))
     return reply
@@ -653,7 +604,7 @@ class _Handlers(grpc.GenericRpcHandler):
     door: security_lib.Door,
   ) -> None:
     self.full_seconds = -math.inf
-    self.listener: pipe_lib.Listener | None = None
+    self.listener: listening.Listener | None = None
     self._methods = methods
     self._stopping = stopping
     self._door = door
@@ -717,13 +668,13 @@ class _Handlers(grpc.GenericRpcHandler):
       self._count_stranger(context.peer())
       # Before it learns anything, even whether there is such a method.
       context.abort(grpc.StatusCode.UNAUTHENTICATED, "expected the run's token")
-    method = self._methods.get(path.removeprefix(PATH_PREFIX))
+    method = self._methods.get(path.removeprefix(calls.PATH_PREFIX))
     if self._stopping.is_set():
       is_stream = method is not None and method.is_stream
       code = grpc.StatusCode.UNAVAILABLE
       context.abort(grpc.StatusCode.CANCELLED if is_stream else code, _STOPPING)
     if method is None:
-      names = [PATH_PREFIX + name for name in self._methods]
+      names = [calls.PATH_PREFIX + name for name in self._methods]
       context.abort(
         grpc.StatusCode.UNIMPLEMENTED,
         f"expected a method of {names}, found {path}.",
@@ -741,63 +692,6 @@ class _Handlers(grpc.GenericRpcHandler):
       method.remove(stream)
 
 
-class _DaemonThreads(futures.ThreadPoolExecutor):
-  """A pool that never keeps the process alive.
-
-  The threads of a `ThreadPoolExecutor` are joined when the interpreter exits,
-  which hangs where one is blocked. gRPC bounds how many calls there are.
-  """
-
-  def __init__(self) -> None:
-    super().__init__(1)  # Its own thread is never started.
-    self._jobs: queue.SimpleQueue[Callable[[], None] | None] = (
-      queue.SimpleQueue()
-    )
-    self._count_lock = threading.Lock()
-    self._idle = 0
-    self._keep = _SPARE_CALLS  # Idle threads that wait for another job.
-
-  def submit(
-    self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
-  ) -> futures.Future:
-    """Runs a function on a thread; see `concurrent.futures.Executor`."""
-    future: futures.Future = futures.Future()
-
-    def job() -> None:
-      try:
-        future.set_result(fn(*args, **kwargs))
-      except BaseException as error:
-        future.set_exception(error)
-
-    with self._count_lock:
-      start = self._idle == 0
-      self._idle -= not start
-    self._jobs.put(job)
-    if start:
-      threading.Thread(target=self._work, name="wire", daemon=True).start()
-    return future
-
-  def shutdown(
-    self, wait: bool = True, *, cancel_futures: bool = False
-  ) -> None:
-    """Ends the threads, each once its job is done; waits for none."""
-    del wait, cancel_futures
-    with self._count_lock:
-      self._keep = 0
-      for _ in range(self._idle):
-        self._jobs.put(None)
-      self._idle = 0
-
-  def _work(self) -> None:
-    while (job := self._jobs.get()) is not None:
-      job()
-      del job
-      with self._count_lock:
-        if self._idle >= self._keep:
-          return
-        self._idle += 1
-
-
 def _hello(
   context: grpc.ServicerContext, inputs: layout_lib.Layout
 ) -> tuple[Mapping[str, Any], bool]:
@@ -810,12 +704,12 @@ def _hello(
   difference: str | None
   found: Any = None
   try:
-    found = layout_lib.from_json(metadata[METADATA_KEY])
+    found = layout_lib.from_json(metadata[calls.METADATA_KEY])
     difference = inputs.difference(found)
   except KeyError:
-    difference = f"expected metadata {METADATA_KEY}, found none"
+    difference = f"expected metadata {calls.METADATA_KEY}, found none"
   except layout_lib.MessageError as error:
-    difference = f"{METADATA_KEY}: {error}"
+    difference = f"{calls.METADATA_KEY}: {error}"
   if difference is None:
     rows = found.get("max_rows", 1)
     hello = found.get("hello", {})
@@ -827,7 +721,7 @@ def _hello(
       difference = f"expected an object as hello, found {hello!r:.80}"
     else:
       return hello, found.get("pipe") is True
-  raise Refused(
+  raise calls.Refused(
     grpc.StatusCode.FAILED_PRECONDITION,
     f"request layout: {difference}. Start both ends with the same "
     "configuration and version.",
@@ -837,8 +731,8 @@ def _hello(
 def _hello_limit(methods: Iterable[_Method]) -> list[tuple[str, int]]:
   """Options of gRPC that refuse a hello larger than an honest one."""
   layouts = (len(json.dumps(x.inputs.to_json())) for x in methods)
-  limit = min(4 * max(layouts, default=0) + _HELLO_BYTES, METADATA_BYTES)
-  return metadata_limit(limit)
+  limit = min(4 * max(layouts, default=0) + _HELLO_BYTES, calls.METADATA_BYTES)
+  return calls.metadata_limit(limit)
 
 
 def _wait_for_end(methods: Iterable[_Method], seconds: float) -> list[str]:
@@ -849,108 +743,3 @@ def _wait_for_end(methods: Iterable[_Method], seconds: float) -> list[str]:
     if not left or time.monotonic() > deadline:
       return left
     time.sleep(0.005)
-
-
-def _check_address(address: str) -> None:
-  """Raises where nothing can listen, as gRPC itself would keep silent.
-
-  gRPC takes over a unix path that somebody listens on, and is content with one
-  of the addresses of a host name.
-  """
-  security_lib.check_address(address)
-  if (path := unix_path(address)) is not None:
-    _check_unix_path(path)
-    return
-  host, _, port = address.rpartition(":")
-  try:
-    found = socket.getaddrinfo(
-      host.strip("[]"), int(port), type=socket.SOCK_STREAM
-    )
-  except (OSError, UnicodeError) as error:
-    raise types.ConfigError(f"address {address}: {error}.") from error
-  for family, kind, protocol, _, where in found:
-    try:
-      with socket.socket(family, kind, protocol) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(where)
-        probe.listen()
-    except OSError as error:
-      unsupported = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
-      if error.errno in unsupported:
-        continue  # gRPC raises where no address is left.
-      reason = (
-        "is in use"
-        if error.errno == errno.EADDRINUSE
-        else f"cannot be used: {error}"
-      )
-      raise types.ConfigError(f"address {address} {reason}.") from error
-
-
-def _most_connections() -> int:
-  """How many connections a server takes; raises the limit of descriptors."""
-  soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-  wanted = _DESCRIPTORS
-  if hard != resource.RLIM_INFINITY:
-    wanted = min(wanted, hard)
-  if soft != resource.RLIM_INFINITY and soft < wanted:
-    with contextlib.suppress(OSError, ValueError):
-      resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-      soft = wanted
-  if soft == resource.RLIM_INFINITY:
-    soft = wanted
-  return max(soft - _OTHER_DESCRIPTORS, soft // 2)
-
-
-def _check_unix_path(path: str) -> None:
-  """Raises where somebody listens on a path; removes a stale socket."""
-  try:
-    mode = os.stat(path).st_mode
-  except FileNotFoundError:
-    return
-  except (OSError, ValueError) as error:
-    raise types.ConfigError(f"address unix:{path}: {error}.") from error
-  if not stat.S_ISSOCK(mode):
-    raise types.ConfigError(
-      f"address unix:{path}: expected a socket or nothing there, found "
-      "another kind of file."
-    )
-  with socket.socket(socket.AF_UNIX) as probe:
-    probe.settimeout(1.0)
-    try:
-      probe.connect(path)
-    except ConnectionRefusedError:
-      os.unlink(path)
-      return
-    except (TimeoutError, BlockingIOError):
-      pass  # Somebody listens but is busy.
-    except OSError as error:
-      raise types.ConfigError(f"address unix:{path}: {error}.") from error
-  raise types.ConfigError(f"address unix:{path} is in use.")
-
-
-def _listen(
-  server: grpc.Server,
-  address: str,
-  credentials: grpc.ServerCredentials | None,
-) -> str:
-  """Binds the address; returns it with the real port."""
-  try:
-    if credentials is None:
-      port = server.add_insecure_port(address)
-    else:
-      port = server.add_secure_port(address, credentials)
-  except RuntimeError as error:
-    raise types.ConfigError(f"address {address}: {error}.") from error
-  if not port:
-    raise types.ConfigError(f"address {address} cannot be bound.")
-  if unix_path(address) is not None:
-    return address
-  return f"{address.rpartition(':')[0]}:{port}"
-
-
-def unix_path(address: str) -> str | None:
-  """The path of a unix address, else None."""
-  if not address.startswith("unix:"):
-    return None
-  path = address.removeprefix("unix:")
-  return path.removeprefix("//") if path.startswith("///") else path

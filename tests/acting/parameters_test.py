@@ -6,6 +6,7 @@ import pytest
 
 from seedx import wire
 from seedx.acting import parameters
+from seedx.wire import server as server_lib
 
 FORM = {"w": np.zeros(3, np.float32)}
 
@@ -28,7 +29,7 @@ class Serving:
 
   def __init__(self, folder):
     self.acting, self.version, self.asked = {"w": Weights(1.5)}, 7, 0
-    self.server = wire.Server(f"unix:{folder}/source", 4)
+    self.server = server_lib.Server(f"unix:{folder}/source", 4)
     parameters.Source(self._newest).bind(self.server)
     self.asked = 0
     self.server.start()

@@ -4,8 +4,9 @@ import threading
 
 import numpy as np
 
-from seedx import envs, wire
+from seedx import envs
 from seedx.acting import protocol, thin_actor
+from seedx.wire import server as server_lib
 from tests import running
 
 ENV = envs.Config(env="CartPole-v1")
@@ -59,7 +60,7 @@ def test_its_environments_are_closed_and_its_threads_gone_when_it_ends(
     return made[-1]
 
   monkeypatch.setattr(envs, "make", make)
-  server = wire.Server(f"unix:{tmp_path}/learner", 1)
+  server = server_lib.Server(f"unix:{tmp_path}/learner", 1)
   layouts = protocol.act_layouts(envs.spec(ENV), 4)
   server.bind_stream(protocol.ACT, Still, *layouts)
   config = thin_actor.Config(num_actors=1, envs_per_actor=4)

@@ -26,6 +26,7 @@ from seedx.acting import (
 from seedx.agents import base, vtrace
 from seedx.runtime import counters
 from seedx.runtime import seeds as seeds_lib
+from seedx.wire import server as server_lib
 from tests import fakes, running
 
 FIRST = int(dm_env.StepType.FIRST)
@@ -126,7 +127,7 @@ class Serving:
     self.shares, self.open, self.over = [], threading.Event(), False
     self.in_sink = 0
     self.open.set()
-    self.server = wire.Server(f"unix:{folder}/learner", 4)
+    self.server = server_lib.Server(f"unix:{folder}/learner", 4)
     self.unrolls = unroll_server.UnrollServer(
       self.programs(num_slots=SHARE),
       ACTORS,
@@ -179,8 +180,7 @@ class Serving:
 
   def actor(self, num_envs=3, programs=None):
     share = (programs or self.programs()).share()
-    return wire.Exchange(
-      self.client,
+    return self.client.exchange(
       protocol.EXPERIENCE,
       protocol.experience_layout(share, 3),
       protocol.VERSION,
@@ -296,7 +296,9 @@ def test_actors_fetch_parameters_at_an_interval(
 
   serving.unrolls.take = counted_take
   method = serving.server._methods[protocol.PARAMETERS]
-  method.open_session = lambda hello: wire.FunctionSession(counted_versioned)
+  method.open_session = lambda hello: server_lib.FunctionSession(
+    counted_versioned
+  )
   acting(dataclasses.replace(serving.work(), fetch_interval=interval))
   running.wait_until(lambda: len(fetched) > 4)
   fetched = list(fetched)

@@ -8,6 +8,7 @@ import pytest
 
 from seedx import wire
 from seedx.app.chaos import audit, environment, main, options, peers, trial
+from seedx.wire import server as server_lib
 
 
 def _windows(count=3):
@@ -94,7 +95,7 @@ def test_a_stream_that_ends_with_internal_is_a_violation(tmp_path, monkeypatch):
     raise RuntimeError("not clean")
 
   layout = wire.Layout.of(np.zeros((), np.float32), 4)
-  server = wire.Server(f"unix:{tmp_path}/socket", 4)
+  server = server_lib.Server(f"unix:{tmp_path}/socket", 4)
   server.bind("raise", raises, layout, layout)
   found = peers.Peers(seed=0)
   with server:

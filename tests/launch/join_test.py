@@ -13,6 +13,7 @@ import pytest
 from experiments import gorila_dqn, impala, seed_ppo, seed_vtrace
 from seedx import join, launch, wire
 from seedx.launch import joining
+from seedx.wire import server as server_lib
 from tests import programs, running
 
 own_signals = programs.own_signals
@@ -34,7 +35,7 @@ class Learner:
     self.roles = joining.Roles(
       nodes, experiment, {**OPTIONS, **options}, {"server": self.addresses}
     )
-    self.server = wire.Server(f"unix:{folder}/learner", 1)
+    self.server = server_lib.Server(f"unix:{folder}/learner", 1)
     self.roles.bind(self.server)
 
   def __enter__(self):
@@ -111,7 +112,7 @@ def test_a_peer_cannot_write_on_the_learners_terminal(tmp_path, capfd):
 def _tell(learner, told):
   """Makes a learner say this, whoever joins."""
   method = learner.server._methods[joining.JOIN]
-  method.open_session = lambda hello: wire.FunctionSession(
+  method.open_session = lambda hello: server_lib.FunctionSession(
     lambda nothing: nothing, dataclasses.asdict(told)
   )
 

@@ -20,6 +20,7 @@ from seedx.app.cli import configs
 from seedx.launch import joining
 from seedx.launch import ray as on_ray
 from seedx.runtime import process as process_lib
+from seedx.wire import server as server_lib
 from tests import programs, running, with_ray
 
 ray = on_ray.ray
@@ -298,7 +299,7 @@ def test_a_server_runs_the_code_that_its_own_learner_names(env):
     stop.set()
 
   node = launch.Node("server-0", play, process_lib.ServerConfig())
-  learner = wire.Server("127.0.0.1:0", 1)
+  learner = server_lib.Server("127.0.0.1:0", 1)
   joining.Roles([node], "", options, {"server": addresses}).bind(learner)
   learner.start()
   try:

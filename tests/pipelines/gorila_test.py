@@ -77,8 +77,8 @@ def report(run, client):
   spec = envs.spec(config.env)
   agent = config.agent.make(spec, None, config.plan.horizon)
   known = worker.Shapes.of(agent, spec, config.plan, config.workers)
-  return wire.Exchange(
-    client, reports.REPORT, known.report, wire.NOTHING, {"num_envs": 4}
+  return client.exchange(
+    reports.REPORT, known.report, wire.NOTHING, {"num_envs": 4}
   )
 
 

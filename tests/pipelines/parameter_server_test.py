@@ -15,6 +15,7 @@ import pytest
 from seedx import envs, launch, types, wire
 from seedx.agents import base, dqn
 from seedx.pipelines.gorila import parameter_server, saved_shards
+from seedx.wire import server as server_lib
 from tests import fakes, running
 
 SIZE = 7
@@ -73,7 +74,7 @@ class Servers:
   def start(self, k):
     self.shards[k] = shard = self._make()
     part = self._parts[k]
-    self.servers[k] = server = wire.Server(self.addresses[k], 32)
+    self.servers[k] = server = server_lib.Server(self.addresses[k], 32)
     shard.bind(server, part.stop - part.start)
     server.start()
 

@@ -339,7 +339,7 @@ def test_an_actor_that_dies_gives_its_slots_back(going):
       seeds.append(stream.welcome["first_seed"])
       assert next(stream).shape == (ENVS,)
       assert not _is_free(going)
-      stream.cancel()
+      stream.close()
     going.wait_for(lambda: _is_free(going))
   assert np.diff(seeds).tolist() == [ENVS] * 2
   assert going.acted.saved()["unrolls_discarded"] >= before + 3 * ENVS

@@ -1,4 +1,4 @@
-"""`wire.Exchange`, as behaviour: what comes back, in which order, and ends."""
+"""`Client.exchange`, as behaviour: what comes back, in which order, the end."""
 
 import threading
 
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from seedx import wire
+from seedx.wire import server as server_lib
 from tests import running
 
 INPUTS = wire.Layout.of({"x": np.zeros(3, np.float32)}, max_rows=8)
@@ -45,7 +46,7 @@ def server(tmp_path):
     sessions.append(Summing(hello))
     return sessions[-1]
 
-  served = wire.Server(f"unix:{tmp_path}/sock", 2)
+  served = server_lib.Server(f"unix:{tmp_path}/sock", 2)
   served.bind_stream("sum", open_session, INPUTS, OUTPUTS)
   served.sessions = sessions
   with served:
@@ -60,7 +61,7 @@ def client(server):
 
 @pytest.fixture
 def exchange(client):
-  opened = wire.Exchange(client, "sum", INPUTS, OUTPUTS, {"name": "a"})
+  opened = client.exchange("sum", INPUTS, OUTPUTS, {"name": "a"})
   yield opened
   opened.close()
 
@@ -85,7 +86,7 @@ def test_replies_come_in_the_order_of_requests_sent_ahead(exchange):
 
 
 def test_two_exchanges_of_a_client_know_nothing_of_each_other(client, exchange):
-  other = wire.Exchange(client, "sum", INPUTS, OUTPUTS, {"name": "b"})
+  other = client.exchange("sum", INPUTS, OUTPUTS, {"name": "b"})
   assert (exchange.welcome["you"], other.welcome["you"]) == ("a", "b")
   other.send(message(2))
   exchange.send(message(1))
@@ -101,7 +102,7 @@ def test_both_ends_count_all_bytes_of_messages(server, client, exchange):
     exchange(message(1, rows))
     expected += INPUTS.message_bytes(rows) + OUTPUTS.message_bytes(rows)
     assert exchange.transferred_bytes == server.transferred_bytes == expected
-  other = wire.Exchange(client, "sum", INPUTS, OUTPUTS, {"name": "b"})
+  other = client.exchange("sum", INPUTS, OUTPUTS, {"name": "b"})
   other(message(1))
   other.close()
   more = INPUTS.message_bytes(1) + OUTPUTS.message_bytes(1)
@@ -135,7 +136,7 @@ def test_no_server_is_an_error_of_its_own(tmp_path):
     wire.Client(f"unix:{tmp_path}/none") as client,
     pytest.raises(wire.WireError) as caught,
   ):
-    wire.Exchange(client, "sum", INPUTS, OUTPUTS)
+    client.exchange("sum", INPUTS, OUTPUTS)
   assert caught.value.code is wire.StatusCode.UNAVAILABLE
 
 
@@ -157,7 +158,7 @@ def test_a_request_that_does_not_fit_is_raised_by_receive(exchange):
 def test_close_ends_the_session_and_leaves_no_thread(server, client):
   before = threading.active_count()
   for _ in range(40):
-    exchange = wire.Exchange(client, "sum", INPUTS, OUTPUTS, {"name": "a"})
+    exchange = client.exchange("sum", INPUTS, OUTPUTS, {"name": "a"})
     exchange(message(1))
     exchange.close()
     exchange.close()

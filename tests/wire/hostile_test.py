@@ -16,6 +16,7 @@ from seedx import launch, wire
 from seedx.acting import protocol
 from seedx.launch import joining
 from seedx.pipelines.gorila import reports
+from seedx.wire import calls
 from seedx.wire import layout as layout_lib
 from seedx.wire import server as server_lib
 from tests import fuzz, running
@@ -27,7 +28,7 @@ ONE = wire.Layout.of({"x": np.zeros((), np.bool_)}, 4)
 @pytest.fixture(scope="module")
 def served():
   """A server that serves nobody, and its methods by name."""
-  server = wire.Server("unix:/nowhere", 1)
+  server = server_lib.Server("unix:/nowhere", 1)
   return server, {method.name: method for method in fuzz.bound(server)}
 
 
@@ -163,7 +164,7 @@ def test_a_bool_is_0_or_1():
 def test_a_nested_handshake_is_refused_without_a_traceback(
   tmp_path, caplog, depth, where
 ):
-  server = wire.Server(f"unix:{tmp_path}/server", 4)
+  server = server_lib.Server(f"unix:{tmp_path}/server", 4)
   server.bind("same", lambda x: x, ONE, ONE)
   nested = "[" * depth + "]" * depth
   if where == "hello":
@@ -187,7 +188,7 @@ def test_a_hello_that_is_too_large_is_not_decoded(tmp_path, monkeypatch):
   monkeypatch.setattr(
     layout_lib, "from_json", lambda text: texts.append(text) or from_json(text)
   )
-  server = wire.Server(f"unix:{tmp_path}/server", 4)
+  server = server_lib.Server(f"unix:{tmp_path}/server", 4)
   wide = wire.Layout.of({f"a_leaf_{k}": np.zeros(2) for k in range(60)}, 1)
   server.bind("same", lambda x: x, wide, wide)
   method = fuzz.Method("same", wide, {}, [])
@@ -208,25 +209,25 @@ def test_a_connection_has_few_calls_that_come_to_nothing(
   """In some seconds; others notice nothing of it."""
   clock, opened = Clock(), []
   monkeypatch.setattr(server_lib, "time", clock)
-  server = wire.Server(f"unix:{tmp_path}/server", 8)
+  server = server_lib.Server(f"unix:{tmp_path}/server", 8)
 
   def open_session(hello):
     opened.append(hello)
     if how == "refused":
       raise wire.Refused(Code.FAILED_PRECONDITION, "expected another")
-    return wire.FunctionSession(lambda inputs: inputs)
+    return server_lib.FunctionSession(lambda inputs: inputs)
 
   server.bind_stream("say", open_session, ONE, ONE)
   server.bind("same", lambda x: x, ONE, ONE)
   frame = ONE.encode({"x": np.zeros(1, np.bool_)})
   method = fuzz.Method("say", ONE, {}, [frame])
-  calls = server_lib._CALLS_PER_CONNECTION
+  most = server_lib._CALLS_PER_CONNECTION
 
   def call_is_taken():
     before = len(opened)
     if how == "reset":
       over = threading.Event()
-      call = channel.stream_stream(server_lib.PATH_PREFIX + "say")(
+      call = channel.stream_stream(calls.PATH_PREFIX + "say")(
         iter(over.wait, True), metadata=metadata
       )
       with contextlib.suppress(fuzz.grpc.RpcError):
@@ -237,15 +238,15 @@ def test_a_connection_has_few_calls_that_come_to_nothing(
       fuzz.send_over(channel, method, hello_of(ONE), method.messages)
     return len(opened) > before
 
-  metadata = ((server_lib.METADATA_KEY, hello_of(ONE)),)
+  metadata = ((calls.METADATA_KEY, hello_of(ONE)),)
   with server, fuzz.grpc.insecure_channel(server.address) as channel:
-    taken = [call_is_taken() for _ in range(calls)]
+    taken = [call_is_taken() for _ in range(most)]
     assert all(taken)
     if how == "answered":
-      assert all(call_is_taken() for _ in range(calls))
+      assert all(call_is_taken() for _ in range(most))
       return
     # Not the next one: a reset may look like the end of the requests.
-    assert not all(call_is_taken() for _ in range(calls))
+    assert not all(call_is_taken() for _ in range(most))
     with wire.Client(server.address) as other:
       other.call("same", {"x": np.zeros(1, np.bool_)}, ONE, ONE, 300)
     clock.now += server_lib._SPENT_SECONDS + 1.0
@@ -258,7 +259,7 @@ def counted(here):
 
   def open_session(hello):
     here.append(hello)
-    return wire.FunctionSession(lambda inputs: inputs, close=here.pop)
+    return server_lib.FunctionSession(lambda inputs: inputs, close=here.pop)
 
   return open_session
 
@@ -279,12 +280,12 @@ class Clock:
 def test_a_silent_stream_ends_and_others_have_its_place(tmp_path, monkeypatch):
   clock, here = Clock(), []
   monkeypatch.setattr(server_lib, "time", clock)
-  server = wire.Server(f"unix:{tmp_path}/server", 2, silent_seconds=0.4)
+  server = server_lib.Server(f"unix:{tmp_path}/server", 2, silent_seconds=0.4)
   server.bind_stream("say", counted(here), ONE, ONE)
   message = {"x": np.zeros(1, np.bool_)}
 
   def opened():
-    return wire.Exchange(client, "say", ONE, ONE)
+    return client.exchange("say", ONE, ONE)
 
   with server, wire.Client(server.address) as client:
     silent, talks = opened(), opened()
@@ -317,13 +318,13 @@ def test_a_silent_stream_ends_and_others_have_its_place(tmp_path, monkeypatch):
 def test_who_takes_no_replies_is_silent_too(tmp_path):
   here = []
   big = wire.Layout.of({"x": np.zeros(2**20, np.uint8)}, 1)
-  server = wire.Server(f"unix:{tmp_path}/server", 2, silent_seconds=0.4)
+  server = server_lib.Server(f"unix:{tmp_path}/server", 2, silent_seconds=0.4)
   server.bind_stream("say", counted(here), big, big)
   frames = [big.encode({"x": np.zeros((1, 2**20), np.uint8)})] * 64
   with server, fuzz.grpc.insecure_channel(server.address) as channel:
-    call = channel.stream_stream(server_lib.PATH_PREFIX + "say")(
+    call = channel.stream_stream(calls.PATH_PREFIX + "say")(
       iter(frames),
-      metadata=((server_lib.METADATA_KEY, json.dumps(big.to_json()).encode()),),
+      metadata=((calls.METADATA_KEY, json.dumps(big.to_json()).encode()),),
     )
     assert call.initial_metadata()
     running.wait_until(lambda: not here)
@@ -334,10 +335,12 @@ def test_who_takes_no_replies_is_silent_too(tmp_path):
 
 def test_a_process_that_has_joined_says_that_it_is_there(tmp_path, monkeypatch):
   monkeypatch.setattr(joining, "_SAY_SECONDS", 0.1)
-  server, said = wire.Server(f"unix:{tmp_path}/server", 1), []
+  server, said = server_lib.Server(f"unix:{tmp_path}/server", 1), []
   server.bind_stream(
     joining.JOIN,
-    lambda hello: wire.FunctionSession(lambda _: said.append(1) or (), TOLD),
+    lambda hello: server_lib.FunctionSession(
+      lambda _: said.append(1) or (), TOLD
+    ),
     wire.NOTHING,
     wire.NOTHING,
   )

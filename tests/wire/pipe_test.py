@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from seedx import wire
-from seedx.wire import layout, pipe
+from seedx.wire import layout, listening, pipe
+from seedx.wire import server as server_lib
 
 LAYOUT = wire.Layout.of(np.zeros(3, np.float32), max_rows=100_000)
 
@@ -91,20 +92,20 @@ def test_requests_ahead_of_long_replies_do_not_block_both_ends(tmp_path):
 @contextlib.contextmanager
 def doubling(folder, place=None, **options):
   """An exchange with a server at `folder / "sock"`, reached at `place`."""
-  server = wire.Server(f"unix:{folder}/sock", 1, **options)
+  server = server_lib.Server(f"unix:{folder}/sock", 1, **options)
   server.bind("double", lambda x: 2 * x, LAYOUT, LAYOUT)
   with server:
     if place:
       os.link(folder / "sock", place)
     with wire.Client(f"unix:{place or folder / 'sock'}") as client:
-      exchange = wire.Exchange(client, "double", LAYOUT, LAYOUT)
+      exchange = client.exchange("double", LAYOUT, LAYOUT)
       yield exchange
       exchange.close()
 
 
 @pytest.fixture
 def listener(tmp_path):
-  made = pipe.Listener(f"{tmp_path}/sock")
+  made = listening.Listener(f"{tmp_path}/sock")
   yield made
   made.close()
 
@@ -129,8 +130,8 @@ def test_only_who_was_told_may_connect(tmp_path, listener):
 
 def test_who_says_nothing_holds_up_nobody(tmp_path, listener, monkeypatch):
   """However many there are; each is let go after a while."""
-  monkeypatch.setattr(pipe, "_SAY_SECONDS", 600.0)
-  monkeypatch.setattr(pipe, "_MOST_SAYING", 30)
+  monkeypatch.setattr(listening, "_SAY_SECONDS", 600.0)
+  monkeypatch.setattr(listening, "_MOST_SAYING", 30)
   with contextlib.ExitStack() as stack:
     silent = [
       stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(50)
@@ -146,7 +147,7 @@ def test_who_says_nothing_holds_up_nobody(tmp_path, listener, monkeypatch):
 def test_who_says_nothing_for_a_while_is_let_go(
   tmp_path, listener, monkeypatch
 ):
-  monkeypatch.setattr(pipe, "_SAY_SECONDS", 0.05)
+  monkeypatch.setattr(listening, "_SAY_SECONDS", 0.05)
   with socket.socket(socket.AF_UNIX) as silent:
     silent.connect(f"{tmp_path}/sock-messages")
     silent.settimeout(300)
@@ -174,7 +175,7 @@ def test_a_stream_that_ends_within_a_message_ends_with_an_error(tmp_path):
 
 
 def test_who_does_not_come_is_waited_for_no_longer(listener, monkeypatch):
-  monkeypatch.setattr(pipe, "_CONNECT_SECONDS", 0.1)
+  monkeypatch.setattr(listening, "_CONNECT_SECONDS", 0.1)
   assert listener.wait(listener.expect(), 1000) is None
 
 

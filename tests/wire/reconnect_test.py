@@ -8,6 +8,7 @@ import pytest
 
 from seedx import wire
 from seedx.wire import reconnect
+from seedx.wire import server as server_lib
 
 GONE = wire.StatusCode.UNAVAILABLE
 FULL = wire.StatusCode.RESOURCE_EXHAUSTED
@@ -108,7 +109,7 @@ def test_a_server_that_comes_late_is_found_at_once(tmp_path, monkeypatch):
     )
     waits.start()
     time.sleep(late_seconds)
-    server = wire.Server(address, 1)
+    server = server_lib.Server(address, 1)
     server.bind("it", lambda nest: nest, wire.NOTHING, wire.NOTHING)
     start = time.monotonic()
     with server:

@@ -19,6 +19,7 @@ from seedx.app import certificates
 from seedx.pipelines.gorila import saved_shards
 from seedx.wire import reconnect
 from seedx.wire import security as security_lib
+from seedx.wire import server as server_lib
 from tests.pipelines import parameter_server_test
 
 ECHO = wire.Layout.of(np.zeros(4, np.float32), 1)
@@ -72,7 +73,7 @@ def serving(security, address="127.0.0.1:0"):
     calls.append(nest)
     return nest
 
-  server = wire.Server(address, 8, security=security)
+  server = server_lib.Server(address, 8, security=security)
   server.bind("echo", echo, ECHO, ECHO)
   with server:
     yield server.address, calls
@@ -345,7 +346,7 @@ def test_a_file_that_is_away_for_a_while_is_waited_for(files, tmp_path, capfd):
 def test_nothing_is_open_to_other_machines_by_mistake(address, files):
   ours = files["ours"]
   for start, complete in (
-    (lambda x: wire.Server(address, 1, security=x), server_of(ours)),
+    (lambda x: server_lib.Server(address, 1, security=x), server_of(ours)),
     (lambda x: wire.Client(address, x).close(), client_of(ours)),
   ):
     no_token = dataclasses.replace(complete, token_file="")
@@ -400,7 +401,7 @@ def test_a_file_that_cannot_be_used_is_named(name, content, files, tmp_path):
     path.write_text(content)
   server = server_of(ours, True, **{name: str(path)})
   with pytest.raises(types.ConfigError, match=str(path)):
-    wire.Server("localhost:0", 1, security=server)
+    server_lib.Server("localhost:0", 1, security=server)
   client = client_of(ours, **{**own_certificate(ours), name: str(path)})
   with pytest.raises(types.ConfigError, match=str(path)):
     wire.Client("localhost:1", client)
@@ -411,7 +412,7 @@ def test_a_token_has_to_be_one(files, tmp_path):
   for token in ("short", "with a space in it", "é" * 20):
     (tmp_path / "token").write_text(token)
     with pytest.raises(types.ConfigError, match="at least 16") as caught:
-      wire.Server("localhost:0", 1, security=wrong)
+      server_lib.Server("localhost:0", 1, security=wrong)
     assert token not in str(caught.value)
 
 
@@ -420,7 +421,7 @@ def test_parts_that_miss_another_are_refused(files):
   with pytest.raises(types.ConfigError, match="together"):
     wire.Security(tls_key=str(ours / "key.pem"))
   with pytest.raises(types.ConfigError, match="tls_certificate and tls_key"):
-    wire.Server("localhost:0", 1, security=client_of(ours))
+    server_lib.Server("localhost:0", 1, security=client_of(ours))
   with pytest.raises(types.ConfigError, match="tls_ca"):
     wire.Client("localhost:1", server_of(ours))
 
@@ -471,11 +472,11 @@ def test_tls_costs_at_most_60_percent_at_450_kb(files):
   with contextlib.ExitStack() as opened:
     exchanges = {}
     for name, (of_server, of_client) in modes.items():
-      server = wire.Server("127.0.0.1:0", 1, security=of_server)
+      server = server_lib.Server("127.0.0.1:0", 1, security=of_server)
       server.bind("frames", lambda nest: small, frames, reply)
       opened.enter_context(server)
       client = opened.enter_context(wire.Client(server.address, of_client))
-      exchange = wire.Exchange(client, "frames", frames, reply)
+      exchange = client.exchange("frames", frames, reply)
       opened.callback(exchange.close)
       exchanges[name] = exchange
 

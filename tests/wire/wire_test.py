@@ -86,7 +86,7 @@ class Requests:
 
 
 def make_server(address, max_streams=4):
-  server = wire.Server(address, max_streams)
+  server = server_lib.Server(address, max_streams)
   sessions = []
 
   def open_session(hello):
@@ -539,7 +539,7 @@ def test_an_address_in_use_is_a_config_error(address):
 def test_servers_that_start_at_the_same_moment_do_not_share(
   server, monkeypatch
 ):
-  name = "seedx.wire.server._check_address"
+  name = "seedx.wire.listening.check_free"
   monkeypatch.setattr(name, lambda address: None)
   with pytest.raises(types.ConfigError, match=server.address):
     make_server(server.address).start()
@@ -570,7 +570,7 @@ def test_a_stale_unix_path_is_used_again(tmp_path):
      "unix:/no/such/folder/sock", "unix:/" + "x" * 200, "8.8.8.8:5000"],
 )  # fmt: skip
 def test_a_bad_address_is_a_config_error(bad):
-  server = wire.Server(bad, 1, security=wire.Security(insecure=True))
+  server = server_lib.Server(bad, 1, security=wire.Security(insecure=True))
   with pytest.raises(types.ConfigError, match="address"):
     server.start()
 
@@ -590,13 +590,14 @@ _FEW_DESCRIPTORS = """
 import resource, sys
 import numpy as np
 from seedx import wire
+from seedx.wire import server as server_lib
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (300, 400))
-options = dict(wire.server._SERVER_OPTIONS)
+options = dict(server_lib._SERVER_OPTIONS)
 options["grpc.server_handshake_timeout_ms"] = 1000
-wire.server._SERVER_OPTIONS = list(options.items())
+server_lib._SERVER_OPTIONS = list(options.items())
 echo = wire.Layout.of(np.zeros(1, np.float32), max_rows=1)
-server = wire.Server("127.0.0.1:0", 4)
+server = server_lib.Server("127.0.0.1:0", 4)
 server.bind("echo", lambda x: x, echo, echo)
 with server:
   limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -669,7 +670,7 @@ def test_stop_lets_a_request_finish_and_ends_with_ok():
     assert release.wait(300)
     return inputs
 
-  server = wire.Server("127.0.0.1:0", 4)
+  server = server_lib.Server("127.0.0.1:0", 4)
   server.bind("slow", slow, LAYOUT, LAYOUT)
   with server, wire.Client(server.address) as client:
     requests = [message(1), message(2), message(3)]
@@ -763,13 +764,14 @@ SERVER = """
 import sys, threading, time
 import numpy as np
 from seedx import wire
+from seedx.wire import server as server_lib
 layout = wire.Layout.of({"x": np.zeros(3, np.float32)}, max_rows=8)
 entered = threading.Event()
 def function(inputs):
   print("blocked\\n", end="", flush=True)
   entered.set()
   threading.Event().wait()
-server = wire.Server(sys.argv[1], 4)
+server = server_lib.Server(sys.argv[1], 4)
 server.bind("f", function, layout, layout)
 def main():
   client = wire.Client(server.address)
@@ -814,11 +816,12 @@ def look():
 atexit.register(look)
 import numpy as np
 from seedx import wire
+from seedx.wire import server as server_lib
 layout = wire.Layout.of({"x": np.zeros(3, np.float32)}, max_rows=8)
 def requests():
   yield {"x": np.zeros((1, 3), np.float32)}
   time.sleep(0.5)
-server = wire.Server("127.0.0.1:0", 4)
+server = server_lib.Server("127.0.0.1:0", 4)
 server.bind("f", lambda inputs: inputs, layout, layout)
 with server:
   with wire.Client(server.address) as client:

@@ -22,6 +22,7 @@ from seedx import envs, replay, trees, types, wire
 from seedx.acting import local_actor, protocol, unroll_store
 from seedx.agents import acting_step, random_keys
 from seedx.app.benchmark import alone, work_sizes
+from seedx.wire import server as server_lib
 
 # The environments of the messages, and the rows of each.
 _MESSAGES = (
@@ -57,7 +58,7 @@ def wire_alone(seconds: float) -> Costs:
       functools.partial(_coded, inputs, rows), share
     )
     with _echo(env, num_rows, 1) as address, wire.Client(address) as client:
-      exchange = wire.Exchange(client, protocol.ACT, inputs, outputs)
+      exchange = client.exchange(protocol.ACT, inputs, outputs)
       times = _times(functools.partial(exchange, rows), share)
       exchange.close()
     found[name, "reply, median"] = statistics.median(times)
@@ -135,7 +136,7 @@ def streams(number: int, seconds: float) -> tuple[float, float]:
     start_seconds, exchanges = time.monotonic(), []
     for _ in range(number):
       client = opened.enter_context(wire.Client(address))
-      exchanges.append(wire.Exchange(client, protocol.ACT, *layouts))
+      exchanges.append(client.exchange(protocol.ACT, *layouts))
       opened.callback(exchanges[-1].close)
     connect_seconds = time.monotonic() - start_seconds
 
@@ -208,10 +209,10 @@ def _serve(
   """Serves until told to stop, see `_echo`."""
   spec = envs.spec(env)
   actions = trees.zeros(spec.action, (num_rows,))
-  server = wire.Server(address, max_streams)
+  server = server_lib.Server(address, max_streams)
   server.bind_stream(
     protocol.ACT,
-    lambda hello: wire.FunctionSession(lambda rows: actions),
+    lambda hello: server_lib.FunctionSession(lambda rows: actions),
     *protocol.act_layouts(spec, num_rows),
   )
   with server:

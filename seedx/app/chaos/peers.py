@@ -20,7 +20,7 @@ from seedx.acting import local_actor, protocol, unroll_store
 from seedx.launch import joining
 from seedx.pipelines import gorila, impala, seed
 from seedx.pipelines.gorila import parameter_server, reports, worker
-from seedx.wire import server as wire_server
+from seedx.wire import calls
 
 # The longest that a server may take to end a stream that it should end.
 _TIMEOUT_SECONDS = 20.0
@@ -256,9 +256,9 @@ class Peers:
       yield from messages or ()
 
     with grpc.insecure_channel(address) as channel:
-      call = channel.stream_stream(wire_server.PATH_PREFIX + method.name)(
+      call = channel.stream_stream(calls.PATH_PREFIX + method.name)(
         requests(),
-        metadata=((wire_server.METADATA_KEY, metadata),),
+        metadata=((calls.METADATA_KEY, metadata),),
         timeout=_TIMEOUT_SECONDS,
       )
       try:

@@ -513,7 +513,7 @@ class Trial:
         stream = client.stream(reports.SERVERS, (), wire.NOTHING, wire.NOTHING)
       except wire.WireError:
         return []
-      stream.cancel()
+      stream.close()
       return list(stream.welcome["addresses"])
 
   def _sample(self) -> None:

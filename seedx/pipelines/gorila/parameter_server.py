@@ -32,6 +32,7 @@ from seedx import envs, types, wire
 from seedx.agents import base
 from seedx.learning import updates
 from seedx.pipelines.gorila import work as work_lib
+from seedx.wire import server as server_lib
 
 PUSH = "push"
 START = "start"
@@ -146,7 +147,7 @@ class Shard:
     self._target = np.zeros(0, np.float32)
     self._target_version = -1
 
-  def bind(self, server: wire.Server, size: int) -> None:
+  def bind(self, server: server_lib.Server, size: int) -> None:
     """Binds what workers and checkpoints call, for a part of that size."""
     vector, reply = layouts(size)
     server.bind(PUSH, self.push, vector, reply)
@@ -280,7 +281,7 @@ def run(work: work_lib.Work, stop: threading.Event) -> None:
   shard = Shard(agent, work.max_staleness)
   # A worker that died holds its stream until that is noticed.
   streams = 2 * work.workers.num_workers
-  server = wire.Server(work.address, streams, security=work.security)
+  server = server_lib.Server(work.address, streams, security=work.security)
   shard.bind(server, part.stop - part.start)
   with server:
     # In pieces: a signal that comes just before a wait does not end it.
@@ -319,7 +320,7 @@ class Client:
     self._parts = parts(len(params), num_shards)
     self._layouts = [layouts(part.stop - part.start) for part in self._parts]
     self._clients: list[wire.Client] = []
-    self._streams: list[wire.Exchange] = []
+    self._streams: list[wire.Stream] = []
     self._versions = np.zeros(num_shards, np.int32)
     self._resets = np.zeros(num_shards, np.float32)
     self._target_versions = np.full(num_shards, -1, np.int32)
@@ -362,7 +363,7 @@ class Client:
       self._target_versions[k] = -1
       own = self._vector(k, self.params, self._resets[k])
       self._update(k, client.call(START, own, vector, reply))
-      self._streams.append(wire.Exchange(client, PUSH, vector, reply))
+      self._streams.append(client.exchange(PUSH, vector, reply))
 
   def push(
     self, gradient: np.ndarray, resets: float = 0.0

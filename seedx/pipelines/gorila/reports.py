@@ -18,6 +18,7 @@ from seedx import replay as replay_lib
 from seedx.acting import episodes, sessions
 from seedx.agents import base
 from seedx.runtime import counters
+from seedx.wire import server as server_lib
 
 REPORT = "report"
 SERVERS = "servers"
@@ -151,7 +152,10 @@ class Reports:
     self._totals = dict.fromkeys(names, 0)
 
   def bind(
-    self, server: wire.Server, inputs: wire.Layout, servers: launch.Addresses
+    self,
+    server: server_lib.Server,
+    inputs: wire.Layout,
+    servers: launch.Addresses,
   ) -> None:
     """Binds what workers call.
 
@@ -161,15 +165,15 @@ class Reports:
       servers: addresses of the parameter servers.
     """
 
-    def answer(hello: Mapping[str, Any]) -> wire.Session:
+    def answer(hello: Mapping[str, Any]) -> server_lib.Session:
       del hello
       welcome = {"addresses": servers.all()}
-      return wire.FunctionSession(lambda nothing: nothing, welcome)
+      return server_lib.FunctionSession(lambda nothing: nothing, welcome)
 
     server.bind_stream(REPORT, self.open, inputs, wire.NOTHING)
     server.bind_stream(SERVERS, answer, wire.NOTHING, wire.NOTHING)
 
-  def open(self, hello: Mapping[str, Any]) -> wire.Session:
+  def open(self, hello: Mapping[str, Any]) -> server_lib.Session:
     """Takes in a worker, once the servers have what was restored.
 
     Raises:
@@ -188,7 +192,7 @@ class Reports:
       return ()
 
     close = functools.partial(self._connected.close, session)
-    return wire.FunctionSession(take, session.welcome, close)
+    return server_lib.FunctionSession(take, session.welcome, close)
 
   def measure(self) -> dict[str, metrics.Value]:
     """What it adds to a line of metrics: acting and learning wait in turn."""

@@ -44,8 +44,8 @@ def run(work: work_lib.Work, stop: threading.Event) -> None:
 
   def session(client: wire.Client) -> None:
     hello = {"num_envs": work.workers.envs_per_worker}
-    exchange = wire.Exchange(
-      client, reports.REPORT, shapes.report, wire.NOTHING, hello
+    exchange = client.exchange(
+      reports.REPORT, shapes.report, wire.NOTHING, hello
     )
     with contextlib.closing(exchange):
       _Worker(work, programs, learner, client, exchange, stop).run()
@@ -237,7 +237,7 @@ class _Worker:
     programs: local_actor.Programs,
     learner: _Learner,
     client: wire.Client,
-    exchange: wire.Exchange,
+    exchange: wire.Stream,
     stop: threading.Event,
   ) -> None:
     first_seed = protocol.first_seed(exchange.welcome)
@@ -337,7 +337,7 @@ class _Worker:
     """Where the parameter servers listen now."""
     nothing = wire.NOTHING
     stream = self._client.stream(reports.SERVERS, (), nothing, nothing)
-    stream.cancel()
+    stream.close()
     return reports.addresses(stream.welcome)
 
   def _report(self) -> bool:

@@ -1,0 +1,69 @@
+"""The threads that serve calls."""
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent import futures
+from typing import Any
+
+
+class DaemonThreads(futures.ThreadPoolExecutor):
+  """A pool that never keeps the process alive.
+
+  The threads of a `ThreadPoolExecutor` are joined when the interpreter exits,
+  which hangs where one is blocked. gRPC bounds how many calls there are.
+  """
+
+  def __init__(self, keep: int) -> None:
+    """Starts none yet.
+
+    Args:
+      keep: number of idle threads that wait for another job.
+    """
+    super().__init__(1)  # Its own thread is never started.
+    self._jobs: queue.SimpleQueue[Callable[[], None] | None] = (
+      queue.SimpleQueue()
+    )
+    self._count_lock = threading.Lock()
+    self._idle = 0
+    self._keep = keep
+
+  def submit(
+    self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
+  ) -> futures.Future:
+    """Runs a function on a thread; see `concurrent.futures.Executor`."""
+    future: futures.Future = futures.Future()
+
+    def job() -> None:
+      try:
+        future.set_result(fn(*args, **kwargs))
+      except BaseException as error:
+        future.set_exception(error)
+
+    with self._count_lock:
+      start = self._idle == 0
+      self._idle -= not start
+    self._jobs.put(job)
+    if start:
+      threading.Thread(target=self._work, name="wire", daemon=True).start()
+    return future
+
+  def shutdown(
+    self, wait: bool = True, *, cancel_futures: bool = False
+  ) -> None:
+    """Ends the threads, each once its job is done; waits for none."""
+    del wait, cancel_futures
+    with self._count_lock:
+      self._keep = 0
+      for _ in range(self._idle):
+        self._jobs.put(None)
+      self._idle = 0
+
+  def _work(self) -> None:
+    while (job := self._jobs.get()) is not None:
+      job()
+      del job
+      with self._count_lock:
+        if self._idle >= self._keep:
+          return
+        self._idle += 1
