@@ -3,9 +3,8 @@
 import importlib
 import sys
 
-from seedx import output
+from seedx import output, signals
 from seedx.app import allocator
-from seedx.runtime import signals
 
 # Before one of them imports JAX, which takes seconds.
 if allocator.runs_module_of(__name__):

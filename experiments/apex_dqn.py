@@ -9,7 +9,7 @@ depend on the environment: `--env Pong-v5 --help` shows them.
 import sys
 
 from seedx import app
-from seedx.acting import slots
+from seedx.acting import protocol
 from seedx.agents import dqn
 from seedx.learning import learner
 from seedx.pipelines import apex
@@ -18,7 +18,7 @@ EXPERIMENT = app.Experiment(
   apex.Config(
     total_steps=500_000,
     agent=dqn.Config(dueling=True, epsilon_ladder=True, target_period=100),
-    actors=slots.Config(envs_per_actor=8),
+    actors=protocol.Actors(envs_per_actor=8),
     fetch_interval=400,
     learner=learner.InboxConfig(unroll_length=8, batch_size=8),
   ),

@@ -14,7 +14,7 @@ Some defaults depend on the environment: `--env Pong-v5 --help` shows them.
 import sys
 
 from seedx import app
-from seedx.acting import slots
+from seedx.acting import protocol
 from seedx.agents import a2c, dqn, ppo, vtrace
 from seedx.learning import learner
 from seedx.pipelines import impala
@@ -22,7 +22,7 @@ from seedx.pipelines import impala
 EXPERIMENT = app.Experiment(
   impala.Config(
     agent=vtrace.Config(),
-    actors=slots.Config(envs_per_actor=32),
+    actors=protocol.Actors(envs_per_actor=32),
     learner=learner.InboxConfig(batch_size=32),
   ),
   agents={

@@ -10,7 +10,7 @@ depend on the environment: `--env Pong-v5 --help` shows them.
 import sys
 
 from seedx import app
-from seedx.acting import slots
+from seedx.acting import protocol
 from seedx.agents import r2d2
 from seedx.learning import learner
 from seedx.pipelines import apex
@@ -19,7 +19,7 @@ EXPERIMENT = app.Experiment(
   apex.Config(
     total_steps=500_000,
     agent=r2d2.Config(),
-    actors=slots.Config(envs_per_actor=8),
+    actors=protocol.Actors(envs_per_actor=8),
     fetch_interval=400,
     learner=learner.InboxConfig(unroll_length=20, batch_size=8),
     replay=r2d2.REPLAY,

@@ -18,9 +18,8 @@ import importlib
 import sys
 
 import seedx
-from seedx import output
+from seedx import output, signals
 from seedx.app import allocator
-from seedx.runtime import signals
 
 # The modules of the programs, by their names.
 _PROGRAMS = {

@@ -18,8 +18,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from seedx import output
-from seedx.runtime import signals
+from seedx import output, signals
 
 if __name__ == "__main__":
   signals.leave_at_once()

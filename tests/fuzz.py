@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 import tree
 
-from seedx import envs, launch, types, wire
+from seedx import envs, types, wire
 from seedx import replay as replay_lib
 from seedx.acting import (
   inference,
@@ -44,7 +44,8 @@ from seedx.acting import (
   unroll_store,
 )
 from seedx.agents import base, dqn
-from seedx.launch import joining
+from seedx.launch import admission, joining
+from seedx.launch import nodes as nodes_lib
 from seedx.pipelines.gorila import parameter_server, reports
 from seedx.runtime import counters
 from seedx.runtime import seeds as seeds_lib
@@ -131,7 +132,7 @@ def bound(server):
   programs = local_actor.Programs(fake, spec, layout)
   unrolls = unroll_server.UnrollServer(
     programs,
-    slots.Config(256 // ENVS, ENVS),
+    protocol.Actors(256 // ENVS, ENVS),
     counters.Acted(),
     seeds_lib.Seeds(0),
     CARTPOLE,
@@ -159,7 +160,7 @@ def bound(server):
     base.Needs(4),
   )
   inputs = reports.layout(layout.length, ENVS, ["loss", "q_mean"])
-  reported.bind(server, inputs, launch.Addresses(1, ["unix:/server"]))
+  reported.bind(server, inputs, admission.Addresses(1, ["unix:/server"]))
   shard = parameter_server.Shard(parameter_server_test.adding_agent(), 10)
   shard.bind(server, SIZE)
   vector, _ = parameter_server.layouts(SIZE)
@@ -180,8 +181,8 @@ def bound(server):
       )
     ),
   ]
-  roles = [launch.Node("actor", run=print, config=None, count=64)]
-  joining.Roles(roles, "ppo", {"seed": 3}, {}).bind(server)
+  roles = [nodes_lib.Node("actor", run=print, config=None, count=64)]
+  admission.Roles(roles, "ppo", {"seed": 3}, {}).bind(server)
   asked = dataclasses.asdict(joining.Hello(role="actor"))
   methods.append(Method(joining.JOIN, wire.NOTHING, asked, [()]))
   for method in methods:

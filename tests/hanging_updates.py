@@ -7,9 +7,8 @@ import importlib
 import sys
 import threading
 
-from seedx import app
+from seedx import app, signals
 from seedx.learning import updates
-from seedx.runtime import signals
 
 
 def main() -> int:

@@ -12,11 +12,11 @@ import threading
 import jax
 import numpy as np
 
-from seedx import sharding, types
+from seedx import sharding, signals, types
 from seedx.agents import ppo
 from seedx.launch import hosts as launch_hosts
 from seedx.learning import experience, learner, together
-from seedx.runtime import hosts, signals
+from seedx.runtime import hosts
 
 HOSTS, CORES = 2, 2
 

@@ -9,11 +9,10 @@ import threading
 
 import pytest
 
-from seedx import app, envs
+from seedx import app, envs, signals
 from seedx.acting import evaluator, local_actor
 from seedx.agents import a2c, base, dqn, ppo, rainbow, vtrace
 from seedx.learning import updates
-from seedx.runtime import signals
 
 ROOT = pathlib.Path(__file__).parent.parent
 

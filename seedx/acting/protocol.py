@@ -1,4 +1,4 @@
-"""The messages between actors and the learner.
+"""The actors of a run, and the messages between them and the learner.
 
 A thin actor opens the stream `ACT` with a hello of `{"num_envs": n}`. It gets n
 slots, and in the welcome the `first_seed` of its environments. Seeds never
@@ -13,6 +13,7 @@ of the newest parameters. An empty request on the stream `PARAMETERS` is
 answered with `Versioned`.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -25,6 +26,28 @@ from seedx import types, wire
 ACT = "act"
 EXPERIENCE = "experience"
 PARAMETERS = "parameters"
+
+
+@dataclasses.dataclass(frozen=True)
+class Actors:
+  """The actors of a run.
+
+  Attributes:
+    num_actors: number of actor processes.
+    envs_per_actor: environments of each actor.
+  """
+
+  num_actors: int = 2
+  envs_per_actor: int = 128
+
+  def __post_init__(self) -> None:
+    """Raises types.ConfigError for what cannot be run."""
+    types.check_ranges(self, num_actors=(1, 2**20), envs_per_actor=(1, 2**20))
+
+  @property
+  def num_envs(self) -> int:
+    """Environments of all actors together."""
+    return self.num_actors * self.envs_per_actor
 
 
 class Experience(NamedTuple):

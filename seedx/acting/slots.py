@@ -1,38 +1,12 @@
-"""The actors of a run, and slots for their environments.
+"""The slots for the environments of all actors."""
 
-Nothing here imports JAX: a thin actor reads the `Config`.
-"""
-
-import dataclasses
 import threading
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from seedx import types, wire
-
-
-@dataclasses.dataclass(frozen=True)
-class Config:
-  """The actors of a run.
-
-  Attributes:
-    num_actors: number of actor processes.
-    envs_per_actor: environments of each actor.
-  """
-
-  num_actors: int = 2
-  envs_per_actor: int = 128
-
-  def __post_init__(self) -> None:
-    """Raises types.ConfigError for what cannot be run."""
-    types.check_ranges(self, num_actors=(1, 2**20), envs_per_actor=(1, 2**20))
-
-  @property
-  def num_envs(self) -> int:
-    """Environments of all actors together."""
-    return self.num_actors * self.envs_per_actor
+from seedx import wire
 
 
 class Slots:

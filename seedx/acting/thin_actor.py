@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from seedx import envs, types, wire
-from seedx.acting import protocol, slots
+from seedx.acting import protocol
 
 C = TypeVar("C")
 
@@ -23,7 +23,7 @@ _STEP_SECONDS = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(slots.Config):
+class Config(protocol.Actors):
   """The thin actors of a run.
 
   Attributes:

@@ -12,7 +12,6 @@ from seedx.acting import (
   local_actor,
   parameters,
   protocol,
-  slots,
 )
 from seedx.agents import base
 
@@ -39,7 +38,7 @@ class Work:
   env: envs.Config
   agent: base.Config
   horizon: base.Horizon
-  actors: slots.Config
+  actors: protocol.Actors
   unroll_length: int
   fetch_interval: int = 0
   security: wire.Security = wire.LOCAL

@@ -19,7 +19,6 @@ from seedx.acting import (
   parameters,
   protocol,
   sessions,
-  slots,
 )
 from seedx.runtime import counters
 from seedx.runtime import seeds as seeds_lib
@@ -40,7 +39,7 @@ class UnrollServer:
   def __init__(
     self,
     programs: local_actor.Programs,
-    actors: slots.Config,
+    actors: protocol.Actors,
     acted: counters.Acted,
     seeds: seeds_lib.Seeds,
     env: envs.Config,

@@ -5,7 +5,7 @@ import signal
 import sys
 from typing import Any
 
-from seedx.runtime import signals
+from seedx import signals
 
 
 def keep_freed_memory() -> None:

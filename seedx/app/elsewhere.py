@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from seedx import checkpoint, files, launch, types
+from seedx import checkpoint, files, signals, types
 from seedx.app.runs import checkpointer, run_dirs
-from seedx.launch import ray
-from seedx.runtime import signals
+from seedx.launch import config as launch_config
+from seedx.launch import ray_cluster
 
 T = TypeVar("T")
 Work = Callable[[pathlib.Path, bool, threading.Event, signals.Ending], T]
@@ -25,7 +25,7 @@ _LOOK_SECONDS = 0.5
 
 def run(
   work: Work[T],
-  config: launch.Config,
+  config: launch_config.Config,
   run_dir: pathlib.Path,
   resumes: bool,
   stop: threading.Event,
@@ -46,10 +46,10 @@ def run(
 
   Raises:
     types.ConfigError: it cannot be run there.
-    Exception: see `ray.elsewhere`, and whatever the run fails with.
+    Exception: see `ray_cluster.elsewhere`, and whatever the run fails with.
   """
   there = functools.partial(_run_there, work, run_dir.absolute(), resumes)
-  return ray.elsewhere(there, config, stop, ending)
+  return ray_cluster.elsewhere(there, config, stop, ending)
 
 
 def _run_there(

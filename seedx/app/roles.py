@@ -4,11 +4,12 @@ import dataclasses
 import threading
 from typing import Any
 
-from seedx import launch, types, wire
+from seedx import types, wire
 from seedx.app import devices
 from seedx.app.cli import configs, experiments
 from seedx.app.runs import run_dirs
 from seedx.launch import joining
+from seedx.launch import nodes as nodes_lib
 
 
 def experiment_of(
@@ -28,7 +29,7 @@ def experiment_of(
     raise types.ConfigError(
       "expected a learner whose experiment comes with seedx, found"
       f" {told.experiment or 'a script'}; its code has to be here: run `python"
-      f" {script}.py --role {launch.kind(told.role)} --address {address}`"
+      f" {script}.py --role {nodes_lib.kind(told.role)} --address {address}`"
     )
   return experiments.load(told.experiment)
 

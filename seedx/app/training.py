@@ -15,14 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from seedx import checkpoint, envs, launch, metrics, types, wire
+from seedx import checkpoint, envs, metrics, signals, types, wire
 from seedx import files as files_lib
 from seedx.app import described, devices, elsewhere, plot, profiling
 from seedx.app.cli import configs
 from seedx.app.runs import checkpointer, evaluations, run_dirs
-from seedx.launch import hosts, joining, ray
-from seedx.launch import processes as processes_lib
-from seedx.runtime import counters, hangs, process, running, signals
+from seedx.launch import admission, hosts, instances, ray_cluster
+from seedx.launch import config as launch_config
+from seedx.launch import nodes as nodes_lib
+from seedx.runtime import counters, hangs, process, running
 from seedx.runtime import hosts as hosts_lib
 
 # A logger of the user's may have to reach a server for its last lines.
@@ -187,7 +188,7 @@ def run(
     files_lib.tentative(),
     signals.stopping(stop, experiment is not None) as ending,
   ):
-    launching = getattr(config, "launching", launch.Config())
+    launching = getattr(config, "launching", launch_config.Config())
     if launching.learner_on_cluster and not alone:
       return _on_cluster(work, stop, ending)
     return _run(work, stop, ending)
@@ -443,7 +444,7 @@ def _sockets(
 
 def _launched(
   config: Any, sockets: str
-) -> tuple[Any, list[launch.Node], processes_lib.Instances]:
+) -> tuple[Any, list[nodes_lib.Node], instances.Instances]:
   """Starts the processes of a run beside this one.
 
   Args:
@@ -454,14 +455,14 @@ def _launched(
     The config with the addresses that they have, the nodes, and the processes.
   """
   if not sockets:
-    return config, config.nodes(), processes_lib.Processes([])
+    return config, config.nodes(), instances.Processes([])
   if config.launching.launcher == "processes":
     config = config.with_sockets(sockets)
     address = wire.reached(config.address)
     config.security.of_client(address)
     nodes = dataclasses.replace(config, address=address).nodes()
-    return config, nodes, processes_lib.Processes(nodes, sockets)
-  cluster = ray.Cluster(config.launching)
+    return config, nodes, instances.Processes(nodes, sockets)
+  cluster = ray_cluster.Cluster(config.launching)
   try:
     address = config.address or cluster.free_address()
     config = dataclasses.replace(config, address=address)
@@ -470,8 +471,8 @@ def _launched(
     reached = cluster.reached(address)
     nodes = dataclasses.replace(config, address=reached).nodes()
     code = envs.code_in(configs.in_json(config))
-    there = ray.on_cluster(nodes, reached, config.security, code)
-    return config, nodes, ray.Tasks(there, config.launching, cluster)
+    there = ray_cluster.on_cluster(nodes, reached, config.security, code)
+    return config, nodes, ray_cluster.Tasks(there, config.launching, cluster)
   except BaseException:
     cluster.leave()
     raise
@@ -480,13 +481,13 @@ def _launched(
 def _roles(
   config: Any,
   record: run_dirs.Config,
-  nodes: Sequence[launch.Node],
-  addresses: Mapping[str, launch.Addresses],
-) -> joining.Roles:
+  nodes: Sequence[nodes_lib.Node],
+  addresses: Mapping[str, admission.Addresses],
+) -> admission.Roles:
   """What processes that join a run are told."""
   names = {*configs.settings(config), "agent"}
   options = {k: v for k, v in record.options.items() if k in names}
-  return joining.Roles(nodes, record.experiment or "", options, addresses)
+  return admission.Roles(nodes, record.experiment or "", options, addresses)
 
 
 def _check_pipeline(config: process.Pipeline) -> None:

@@ -17,9 +17,8 @@ import threading
 import traceback
 from typing import BinaryIO
 
-from seedx import output, types, wire
+from seedx import output, signals, types, wire
 from seedx.launch import nodes
-from seedx.runtime import signals
 
 # Another try of the same would end in the same way.
 _CALLED_WRONG = (

@@ -22,8 +22,8 @@ import numpy as np
 from jax._src import distributed  # The coordination service has no public API.
 from jax.experimental import multihost_utils
 
-from seedx import types
-from seedx.runtime import hosts, signals
+from seedx import signals, types
+from seedx.runtime import hosts
 
 # Where a host gave no sign for so long, the others end and say why. JAX has
 # heartbeats too: it ends processes later, and by a crash.

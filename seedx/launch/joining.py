@@ -18,30 +18,23 @@ empty request each minute. All of it is JSON: nothing that
 arrives is unpickled, and no module is imported because a message names it.
 """
 
-import contextlib
 import dataclasses
 import json
 import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import seedx
 from seedx import envs, types, wire
-from seedx.launch import nodes
-from seedx.launch.addresses import Addresses
-from seedx.wire import server as server_lib
 
 JOIN = "join"
 # How often a joined process looks whether it is to leave.
 _LOOK_SECONDS = 0.2
 # How often it says that it is there; see `wire.SILENT_SECONDS`.
 _SAY_SECONDS = 60.0
-_MORE = 16
-# Messages about processes that were refused; a peer may send any number.
-_MOST_MESSAGES = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,84 +91,7 @@ class Told:
   version: str = seedx.__version__
 
 
-class Roles:
-  """The learner's side: says what each process that joins is to be."""
-
-  def __init__(
-    self,
-    running: Sequence[nodes.Node],
-    experiment: str,
-    options: Mapping[str, Any],
-    addresses: Mapping[str, Addresses],
-  ) -> None:
-    """Nobody has joined yet.
-
-    Args:
-      running: the nodes that can be joined.
-      experiment: that runs; empty for a script without one.
-      options: the settings of the pipeline's config, as JSON.
-      addresses: by their roles, where those listen that do.
-    """
-    self._nodes = {node.role: node for node in running}
-    self._experiment = experiment
-    self._options = options
-    self._addresses = addresses
-    self._said: set[str] = set()
-
-  def bind(self, server: server_lib.Server) -> None:
-    """Binds `JOIN`, with room for some more, who wait or are told why not."""
-    count = sum(node.count for node in self._nodes.values())
-    server.bind_stream(
-      JOIN, self.open, wire.NOTHING, wire.NOTHING, max_streams=2 * count + _MORE
-    )
-
-  def open(self, hello: Mapping[str, Any]) -> server_lib.Session:
-    """Tells a process what to be.
-
-    Raises:
-      wire.Refused: it does not fit to this run.
-    """
-    try:
-      return self._open(_read(Hello, hello))
-    except wire.Refused as refused:
-      if refused.code is wire.StatusCode.FAILED_PRECONDITION:
-        self._say(f"refused a process that wanted to join: {refused.message}")
-      raise
-
-  def _open(self, hello: Hello) -> server_lib.Session:
-    _check_version(hello.version)
-    known = list(dict.fromkeys(map(nodes.kind, self._nodes)))
-    role = hello.role or (known[0] if len(known) == 1 else "none")
-    if role not in known:
-      raise wire.does_not_fit(f"--role {' or '.join(known)}", role)
-    if hello.experiment and hello.experiment != self._experiment:
-      raise wire.does_not_fit(
-        f"the learner's experiment {self._experiment or '(a script)'}",
-        hello.experiment,
-      )
-    for name, value in hello.options.items():
-      if name not in self._options:
-        raise wire.does_not_fit("options of the learner", name)
-      if value != self._options[name]:
-        raise wire.does_not_fit(
-          f"the learner's {name} {json.dumps(self._options[name])}",
-          f"{json.dumps(value):.200}",
-        )
-    close = contextlib.ExitStack()
-    if role in self._addresses:
-      number = self._addresses[role].take(hello.address)
-      close.callback(self._addresses[role].give_back, number)
-      role = f"{role}-{number}"
-    needs_jax = self._nodes[role].needs_jax
-    told = Told(role, needs_jax, self._experiment, self._options)
-    return server_lib.FunctionSession(
-      lambda nothing: nothing, dataclasses.asdict(told), close.close
-    )
-
-  def _say(self, message: str) -> None:
-    if message not in self._said and len(self._said) < _MOST_MESSAGES:
-      self._said.add(message)
-      _tell(message)
+M = TypeVar("M", Hello, Told)
 
 
 def join(
@@ -226,7 +142,7 @@ def join(
     watcher.start()
     try:
       told = _told(stream.welcome, hello)
-      _tell(f"joined {address} as {told.role}")
+      tell(f"joined {address} as {told.role}")
       play(told, ended)
     finally:
       stream.close()
@@ -243,10 +159,11 @@ def join(
     security=security,
   )
   if not stop.is_set():
-    _tell("the run is over")
+    tell("the run is over")
 
 
-def _tell(message: str) -> None:
+def tell(message: str) -> None:
+  """Prints a line, which may have words of a peer."""
   print(types.printable(message), file=sys.stderr, flush=True)
 
 
@@ -266,8 +183,8 @@ def _nothings_until(
 def _told(welcome: Mapping[str, Any], hello: Hello) -> Told:
   """What a learner said, where it may be done."""
   try:
-    told = _read(Told, welcome)
-    _check_version(told.version)
+    told = read(Told, welcome)
+    check_version(told.version)
     for name, value in envs.code_in(told.options).items():
       if hello.options.get(name) != value:
         words = value if isinstance(value, str) else json.dumps(value)
@@ -281,8 +198,12 @@ def _told(welcome: Mapping[str, Any], hello: Hello) -> Told:
   return told
 
 
-def _read(kind: Any, found: Mapping[str, Any]) -> Any:
-  """A dataclass from JSON that a peer sent."""
+def read(kind: type[M], found: Mapping[str, Any]) -> M:
+  """Makes a message of JSON that a peer sent.
+
+  Raises:
+    wire.Refused: a field is missing, or of another type.
+  """
   fields = {field.name: field.type for field in dataclasses.fields(kind)}
   for name, hint in fields.items():
     expected: Any = hint if hint in (str, bool) else dict
@@ -293,7 +214,8 @@ def _read(kind: Any, found: Mapping[str, Any]) -> Any:
   return kind(**{name: found[name] for name in fields})
 
 
-def _check_version(found: str) -> None:
+def check_version(found: str) -> None:
+  """Raises wire.Refused for another version of seedx than this one."""
   if found != seedx.__version__:
     raise wire.does_not_fit(
       f"seedx {seedx.__version__} at both ends", f"{found:.80}"

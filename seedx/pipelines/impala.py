@@ -15,9 +15,10 @@ https://arxiv.org/abs/1802.01561, figure 1.
 
 import dataclasses
 
-from seedx import envs, launch, types
-from seedx.acting import local_actor, slots, unroll_actor, unroll_server
+from seedx import envs, types
+from seedx.acting import local_actor, protocol, unroll_actor, unroll_server
 from seedx.agents import base
+from seedx.launch import nodes as nodes_lib
 from seedx.learning import learner as learner_lib
 from seedx.learning import learners
 from seedx.learning import plan as plan_lib
@@ -39,7 +40,7 @@ class Config(process.ServerConfig):
 
   env: envs.Config = envs.Config()
   agent: base.Config
-  actors: slots.Config = slots.Config()
+  actors: protocol.Actors = protocol.Actors()
   fetch_interval: int = 0
   learner: learner_lib.InboxConfig = learner_lib.InboxConfig()
 
@@ -54,7 +55,7 @@ class Config(process.ServerConfig):
     """The experience that updates are computed from."""
     return self.learner.plan(self.total_steps, self.learner.batch_steps)
 
-  def nodes(self) -> list[launch.Node]:
+  def nodes(self) -> list[nodes_lib.Node]:
     """The actors, to be launched anywhere that reaches the learner."""
     work = unroll_actor.Work(
       address=self.address,
@@ -67,7 +68,9 @@ class Config(process.ServerConfig):
       security=self.security,
     )
     count = self.actors.num_actors
-    return [launch.Node("actor", unroll_actor.run, work, count, needs_jax=True)]
+    return [
+      nodes_lib.Node("actor", unroll_actor.run, work, count, needs_jax=True)
+    ]
 
   def learn(self, context: process.Context) -> process.Process:
     """The learner process: takes unrolls in, updates, hands parameters out.

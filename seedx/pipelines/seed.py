@@ -12,11 +12,12 @@ Central Inference", https://arxiv.org/abs/1910.06591, figures 1 and 3.
 
 import dataclasses
 
-from seedx import envs, launch
+from seedx import envs
 from seedx import replay as replay_lib
 from seedx.acting import inference as inference_lib
 from seedx.acting import inference_server, thin_actor
 from seedx.agents import base
+from seedx.launch import nodes as nodes_lib
 from seedx.learning import learner as learner_lib
 from seedx.learning import learners
 from seedx.learning import plan as plan_lib
@@ -55,13 +56,13 @@ class Config(process.ServerConfig):
       self.total_steps, self.learner.batch_steps, self.replay
     )
 
-  def nodes(self) -> list[launch.Node]:
+  def nodes(self) -> list[nodes_lib.Node]:
     """The actors, to be launched anywhere that reaches the learner."""
     work = thin_actor.Work(
       self.address, self.env, self.actors, security=self.security
     )
     count, needs_jax = self.actors.num_actors, envs.is_functional(self.env)
-    return [launch.Node("actor", thin_actor.run, work, count, needs_jax)]
+    return [nodes_lib.Node("actor", thin_actor.run, work, count, needs_jax)]
 
   def learn(self, context: process.Context) -> process.Process:
     """The learner process: server, inference, unrolls, updates.

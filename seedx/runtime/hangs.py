@@ -11,8 +11,7 @@ import types as python_types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from seedx import channels, metrics, types
-from seedx.runtime import signals
+from seedx import channels, metrics, signals, types
 
 # From so many seconds without progress on, threads are looked at.
 _LOOK_SECONDS = 3.0

@@ -14,8 +14,11 @@ from typing import NamedTuple, Protocol, Self, runtime_checkable
 import jax
 import numpy as np
 
-from seedx import envs, launch, metrics, types, wire
+from seedx import envs, metrics, types, wire
 from seedx.agents import base
+from seedx.launch import admission
+from seedx.launch import config as launch_config
+from seedx.launch import nodes as nodes_lib
 from seedx.runtime import counters
 from seedx.runtime import hosts as hosts_lib
 from seedx.runtime import seeds as seeds_lib
@@ -54,7 +57,7 @@ class Config:
     del folder  # It has no address to give.
     return self
 
-  def nodes(self) -> list[launch.Node]:
+  def nodes(self) -> list[nodes_lib.Node]:
     """Returns no nodes: there is one process."""
     return []
 
@@ -72,7 +75,7 @@ class ServerConfig(Config):
 
   address: str = ""
   security: wire.Security = wire.LOCAL
-  launching: launch.Config = launch.Config()
+  launching: launch_config.Config = launch_config.Config()
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for what cannot be run."""
@@ -231,7 +234,7 @@ class Process:
   )
   steps: Callable[[], Iterator[None]] | None = None
   server: server_lib.Server | None = None
-  addresses: Mapping[str, launch.Addresses] = dataclasses.field(
+  addresses: Mapping[str, admission.Addresses] = dataclasses.field(
     default_factory=dict
   )
   stopping: Callable[[], None] = lambda: None
@@ -301,7 +304,7 @@ class Pipeline(Protocol):
   def with_sockets(self, folder: str) -> Self:
     """Returns the config with sockets in a folder where it has no address."""
 
-  def nodes(self) -> list[launch.Node]:
+  def nodes(self) -> list[nodes_lib.Node]:
     """Returns what runs in other processes, anywhere that reaches this one."""
 
   def learn(self, context: Context) -> Process:

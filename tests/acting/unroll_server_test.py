@@ -18,7 +18,6 @@ from seedx import envs, metrics, types, wire
 from seedx.acting import (
   local_actor,
   protocol,
-  slots,
   unroll_actor,
   unroll_server,
   unroll_store,
@@ -96,7 +95,7 @@ def test_any_messages_are_cut_into_shares_of_one_size(size, sizes, prioritized):
 
 
 PERIOD = LENGTH - 1
-ACTORS = slots.Config(num_actors=2, envs_per_actor=3)
+ACTORS = protocol.Actors(num_actors=2, envs_per_actor=3)
 SHARE = 4
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from seedx import app, envs, replay
-from seedx.acting import evaluator, slots, thin_actor
+from seedx.acting import evaluator, protocol, thin_actor
 from seedx.agents import dqn, r2d2, rainbow
 from seedx.learning import learner
 from seedx.pipelines import apex, seed, sync
@@ -55,7 +55,7 @@ def config_of(pipeline, agent, total_steps=150_000):
   if pipeline == "seed":
     actors = thin_actor.Config(envs_per_actor=8)
     return seed.Config(**run, actors=actors, learner=INBOX)
-  actors = slots.Config(envs_per_actor=8)
+  actors = protocol.Actors(envs_per_actor=8)
   return apex.Config(**run, actors=actors, learner=INBOX)
 
 

@@ -67,7 +67,7 @@ _SCRIPT = """
 import flax.linen as nn
 
 from seedx import app
-from seedx.acting import slots
+from seedx.acting import protocol
 from seedx.agents import a2c
 from seedx.learning import learner
 from seedx.pipelines import impala
@@ -83,7 +83,7 @@ if __name__ == "__main__":
   config = impala.Config(
     agent=a2c.Config(torso=Torso()),
     total_steps=400,
-    actors=slots.Config(num_actors=1, envs_per_actor=4),
+    actors=protocol.Actors(num_actors=1, envs_per_actor=4),
     learner=learner.InboxConfig(unroll_length=5, batch_size=4),
   )
   run = app.train(config, run_dir="run", quiet=True)

@@ -6,13 +6,13 @@ import threading
 import numpy as np
 import pytest
 
-from seedx import checkpoint, launch, types
+from seedx import checkpoint, signals, types
 from seedx.app import elsewhere
 from seedx.app.runs import checkpointer, run_dirs
-from seedx.launch import ray
-from seedx.runtime import signals
+from seedx.launch import config as launch_config
+from seedx.launch import ray_cluster
 
-CONFIG = launch.Config(launcher="ray", learner_on_cluster=True)
+CONFIG = launch_config.Config(launcher="ray", learner_on_cluster=True)
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def _on_this_machine(monkeypatch):
     assert config is CONFIG
     return work(stop, ending)
 
-  monkeypatch.setattr(ray, "elsewhere", here)
+  monkeypatch.setattr(ray_cluster, "elsewhere", here)
 
 
 def trained(run_dir, resumes=False, stop=None):

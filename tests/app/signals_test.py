@@ -17,8 +17,7 @@ import psutil
 import pytest
 
 from experiments import a2c, seed_vtrace
-from seedx import metrics
-from seedx.runtime import signals
+from seedx import metrics, signals
 from tests import programs, running
 
 SMALL = ("--env", "tests.own_envs:cartpole", "--num-envs", "4")
@@ -244,7 +243,8 @@ def test_a_ctrl_c_that_a_program_passes_on_is_no_second_one(monkeypatch):
 
 _FORKED = """
 import os, signal, threading
-from seedx.runtime import signals
+from seedx import signals
+
 stop = threading.Event()
 with signals.stopping(stop) as ending:
   if not (child := os.fork()):
@@ -301,7 +301,8 @@ def test_a_signal_may_come_while_its_event_is_in_use():
 
 _TWICE = """
 import os, signal, threading, time
-from seedx.runtime import signals
+from seedx import signals
+
 stop = threading.Event()
 with signals.stopping(stop) as ending:
   for number in {numbers}:

@@ -11,17 +11,18 @@ import threading
 import pytest
 
 from experiments import gorila_dqn, impala, seed_ppo, seed_vtrace
-from seedx import join, launch, wire
-from seedx.launch import joining
+from seedx import join, wire
+from seedx.launch import admission, joining
+from seedx.launch import nodes as nodes_lib
 from seedx.wire import server as server_lib
 from tests import programs, running
 
 own_signals = programs.own_signals
 
 ROLES = [
-  launch.Node("actor", run=print, config=None, count=2),
-  launch.Node("server-0", run=print, config=None, needs_jax=True),
-  launch.Node("server-1", run=print, config=None, needs_jax=True),
+  nodes_lib.Node("actor", run=print, config=None, count=2),
+  nodes_lib.Node("server-0", run=print, config=None, needs_jax=True),
+  nodes_lib.Node("server-1", run=print, config=None, needs_jax=True),
 ]
 OPTIONS = {"env": "CartPole-v1", "env_options": {}, "seed": 3, "agent": "dqn"}
 
@@ -31,8 +32,8 @@ class Learner:
 
   def __init__(self, folder, nodes=ROLES, experiment="ppo", **options):
     insecure = wire.Security(insecure=True)
-    self.addresses = launch.Addresses(2, security=insecure)
-    self.roles = joining.Roles(
+    self.addresses = admission.Addresses(2, security=insecure)
+    self.roles = admission.Roles(
       nodes, experiment, {**OPTIONS, **options}, {"server": self.addresses}
     )
     self.server = server_lib.Server(f"unix:{folder}/learner", 1)
@@ -166,7 +167,7 @@ def test_servers_tell_where_they_listen_and_keep_their_number(tmp_path):
 
 def test_addresses_that_are_known_are_kept():
   insecure = wire.Security(insecure=True)
-  addresses = launch.Addresses(2, ["a:1", "b:1"], insecure)
+  addresses = admission.Addresses(2, ["a:1", "b:1"], insecure)
   assert addresses.all() == ["a:1", "b:1"]
   with pytest.raises(wire.Refused, match="one of a:1, b:1, found c:1"):
     addresses.take("c:1")

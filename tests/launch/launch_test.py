@@ -8,18 +8,16 @@ from unittest import mock
 import psutil
 import pytest
 
-from seedx import launch, types
-from seedx.launch import nodes
-from seedx.launch import processes as launch_processes
-from seedx.launch import ray as on_ray
-from seedx.runtime import signals
+from seedx import signals, types
+from seedx.launch import instances, nodes, ray_cluster
+from seedx.launch import nodes as nodes_lib
 from tests import launch_node, running
 
 
 def _start(tmp_path, count=1, **config):
   config = launch_node.Config(str(tmp_path), **config)
-  return launch_processes.Processes(
-    [launch.Node("worker", launch_node.run, config, count)]
+  return instances.Processes(
+    [nodes_lib.Node("worker", launch_node.run, config, count)]
   )
 
 
@@ -59,8 +57,8 @@ def test_processes_that_compute_share_the_cores(
   threads = str(max(1, cores // count)) if needs_jax else "none"
   monkeypatch.delenv("PJRT_NPROC", raising=False)
   config = launch_node.Config(str(tmp_path))
-  node = launch.Node("w", launch_node.say_threads, config, count, needs_jax)
-  process = launch_processes.Process("w", nodes.message(node, ""))
+  node = nodes_lib.Node("w", launch_node.say_threads, config, count, needs_jax)
+  process = instances.Process("w", nodes.message(node, ""))
   try:
     running.wait_until(lambda: _marks(tmp_path) == 1)
     (found,) = tmp_path.iterdir()
@@ -77,8 +75,8 @@ def test_whoever_outlives_this_process_removes_the_folder(tmp_path, returns):
   sockets.mkdir()
   before = _children()
   config = launch_node.Config(str(marks), returns=returns)
-  node = launch.Node("worker", launch_node.run, config, 1)
-  processes = launch_processes.Processes([node], str(sockets))
+  node = nodes_lib.Node("worker", launch_node.run, config, 1)
+  processes = instances.Processes([node], str(sockets))
   (child,) = _children() - before
   running.wait_until(lambda: _marks(marks) == 1)
   # Most often long enough to exit in, were it not for the folder.
@@ -119,8 +117,8 @@ def test_one_that_was_called_wrong_ends_the_run(tmp_path):
 def test_one_that_dies_again_and_again_ends_the_run_with_its_error(
   tmp_path, monkeypatch
 ):
-  monkeypatch.setattr(launch_processes, "_BACKOFF_SECONDS", 0.01)
-  monkeypatch.setattr(launch_processes, "_MOST_DEATHS", 2)
+  monkeypatch.setattr(instances, "_BACKOFF_SECONDS", 0.01)
+  monkeypatch.setattr(instances, "_MOST_DEATHS", 2)
   processes = _start(tmp_path, status=1)
   error = r"status 1: RuntimeError: environment 3 \(seed 7\) failed \.\.\. NaN"
   with pytest.raises(RuntimeError, match=f"worker died 2 times.*{error}"):
@@ -147,10 +145,10 @@ class _Life:
       def poll(self):
         return self.returncode
 
-    monkeypatch.setattr(launch_processes.subprocess, "Popen", Popen)
-    monkeypatch.setattr(launch_processes.time, "monotonic", lambda: self.now)
-    node = launch.Node("worker", launch_node.run, None)
-    (self.child,) = launch_processes.Processes([node])._instances
+    monkeypatch.setattr(instances.subprocess, "Popen", Popen)
+    monkeypatch.setattr(instances.time, "monotonic", lambda: self.now)
+    node = nodes_lib.Node("worker", launch_node.run, None)
+    (self.child,) = instances.Processes([node])._instances
 
   def goes_on(self, seconds, status):
     """The newest process lives so long; returns when the next starts."""
@@ -185,10 +183,10 @@ class _Dies:
 
   def __init__(self, monkeypatch):
     self.starts = 0
-    monkeypatch.setattr(on_ray, "ray", lambda: self)
-    monkeypatch.setattr(on_ray, "Cluster", mock.MagicMock())
-    monkeypatch.setattr(on_ray, "_elsewhere", self._start)
-    monkeypatch.setattr(launch_processes, "_BACKOFF_SECONDS", 0.001)
+    monkeypatch.setattr(ray_cluster, "ray", lambda: self)
+    monkeypatch.setattr(ray_cluster, "Cluster", mock.MagicMock())
+    monkeypatch.setattr(ray_cluster, "_elsewhere", self._start)
+    monkeypatch.setattr(instances, "_BACKOFF_SECONDS", 0.001)
 
   def _start(self, work, config, stop, ending):
     self.starts += 1
@@ -203,7 +201,7 @@ class _Dies:
     if stops:
       stop.set()
       ending.status = 143
-    return on_ray.elsewhere(None, None, stop, ending)
+    return ray_cluster.elsewhere(None, None, stop, ending)
 
 
 def test_a_learner_on_a_cluster_starts_again_but_not_for_ever(

@@ -13,17 +13,18 @@ import psutil
 import pytest
 
 from experiments import gorila_dqn, seed_vtrace
-from seedx import app, envs, launch, metrics, types, wire
+from seedx import app, envs, metrics, types, wire
 from seedx.acting import local_actor, thin_actor
 from seedx.app import certificates
 from seedx.app.cli import configs
-from seedx.launch import joining
-from seedx.launch import ray as on_ray
+from seedx.launch import admission, ray_cluster
+from seedx.launch import config as launch_config
+from seedx.launch import nodes as nodes_lib
 from seedx.runtime import process as process_lib
 from seedx.wire import server as server_lib
 from tests import programs, running, with_ray
 
-ray = on_ray.ray
+ray = ray_cluster.ray
 
 
 class Machines:
@@ -96,7 +97,7 @@ FEW = {
 
 
 def config_of(program, machines, security, total_steps):
-  launching = launch.Config(
+  launching = launch_config.Config(
     launcher="ray",
     ray_address=machines.address,
     actor_resources={"actors": 1},
@@ -266,7 +267,7 @@ def test_what_is_called_wrong_ends_it(machines, security, tmp_path):
 
 def test_what_is_asked_of_a_cluster_has_to_be_so():
   with pytest.raises(types.ConfigError, match="expected launcher ray"):
-    launch.Config(learner_on_cluster=True)
+    launch_config.Config(learner_on_cluster=True)
   for name in ("actor_resources", "learner_resources"):
     for resource, number, message in (
       ("actors", "two", "numbers"),
@@ -274,8 +275,10 @@ def test_what_is_asked_of_a_cluster_has_to_be_so():
       ("memory", 1000, "CPU, GPU"),
     ):
       with pytest.raises(types.ConfigError, match=f"{message}.* as {name}"):
-        launch.Config(**{name: {resource: number}})
-  launch.Config(actor_resources={"GPU": 0.5}, learner_resources={"CPU": 1.5})
+        launch_config.Config(**{name: {resource: number}})
+  launch_config.Config(
+    actor_resources={"GPU": 0.5}, learner_resources={"CPU": 1.5}
+  )
 
 
 @pytest.mark.parametrize(
@@ -291,19 +294,19 @@ def test_what_is_asked_of_a_cluster_has_to_be_so():
 def test_a_server_runs_the_code_that_its_own_learner_names(env):
   """Its learner has sent it; to another it says that it expects the same."""
   options = configs.in_json(env)
-  addresses = launch.Addresses(1)
+  addresses = admission.Addresses(1)
   played, stop = [], threading.Event()
 
   def play(config, ended):
     played.append(config.address)
     stop.set()
 
-  node = launch.Node("server-0", play, process_lib.ServerConfig())
+  node = nodes_lib.Node("server-0", play, process_lib.ServerConfig())
   learner = server_lib.Server("127.0.0.1:0", 1)
-  joining.Roles([node], "", options, {"server": addresses}).bind(learner)
+  admission.Roles([node], "", options, {"server": addresses}).bind(learner)
   learner.start()
   try:
-    (there,) = on_ray.on_cluster(
+    (there,) = ray_cluster.on_cluster(
       [node], learner.address, wire.LOCAL, envs.code_in(options)
     )
     there.run(there.config, stop)
@@ -321,7 +324,9 @@ def test_a_cluster_that_others_could_reach_is_not_used(monkeypatch):
   monkeypatch.setattr(module, "shutdown", lambda: ended.append(True))
   monkeypatch.setattr(module.util, "get_node_ip_address", lambda: "192.0.2.9")
   with pytest.raises(types.ConfigError, match=r"found 192\.0\.2\.9 with Ray"):
-    on_ray.Cluster(launch.Config(launcher="ray", ray_address="local"))
+    ray_cluster.Cluster(
+      launch_config.Config(launcher="ray", ray_address="local")
+    )
   assert ended
 
   def refused(*_, **__):
@@ -330,7 +335,9 @@ def test_a_cluster_that_others_could_reach_is_not_used(monkeypatch):
   monkeypatch.setattr(module, "init", refused)
   for address in ("local", "auto"):
     with pytest.raises(types.ConfigError, match="no token"):
-      on_ray.Cluster(launch.Config(launcher="ray", ray_address=address))
+      ray_cluster.Cluster(
+        launch_config.Config(launcher="ray", ray_address=address)
+      )
 
 
 @pytest.mark.parametrize("users", [None, "own"])
@@ -341,7 +348,7 @@ def test_a_token_of_its_own_is_left_to_nobody(users, monkeypatch):
     monkeypatch.setenv("RAY_AUTH_TOKEN", users)
   monkeypatch.setattr(module, "shutdown", lambda: None)
   monkeypatch.setattr(module.util, "get_node_ip_address", lambda: "127.0.0.1")
-  config = launch.Config(launcher="ray", ray_address="local")
+  config = launch_config.Config(launcher="ray", ray_address="local")
   seen = []
 
   def init(*_, **__):
@@ -350,12 +357,12 @@ def test_a_token_of_its_own_is_left_to_nobody(users, monkeypatch):
       raise OSError("no room")
 
   monkeypatch.setattr(module, "init", init)
-  on_ray.Cluster(config).leave()
+  ray_cluster.Cluster(config).leave()
   assert os.environ.get("RAY_AUTH_TOKEN") == users
   with pytest.raises(types.ConfigError, match="no room"):
-    on_ray.Cluster(config)
+    ray_cluster.Cluster(config)
   assert os.environ.get("RAY_AUTH_TOKEN") == users
-  on_ray.Cluster(config).leave()
+  ray_cluster.Cluster(config).leave()
   # Ray reads one once in a process, so that it must stay the same.
   assert len(set(seen)) == 1 and len(seen[0]) == (3 if users else 64)
 
@@ -364,6 +371,6 @@ def test_without_ray_it_says_what_to_install(monkeypatch):
   def missing(name):
     raise ImportError(f"No module named {name!r}")
 
-  monkeypatch.setattr(on_ray.importlib, "import_module", missing)
+  monkeypatch.setattr(ray_cluster.importlib, "import_module", missing)
   with pytest.raises(types.ConfigError, match=r"pip install \"seedx\[ray\]\""):
-    on_ray.Cluster(launch.Config(launcher="ray"))
+    ray_cluster.Cluster(launch_config.Config(launcher="ray"))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from seedx import envs, replay, types
-from seedx.acting import slots
+from seedx.acting import protocol
 from seedx.agents import dqn, value_based
 from seedx.learning import learner
 from seedx.pipelines import apex
@@ -40,7 +40,7 @@ def config_of(folder, fields=None, **changes):
     agent=dqn.Config(**agent),
     total_steps=2_000,
     seed=3,
-    actors=slots.Config(num_actors=2, envs_per_actor=ENVS),
+    actors=protocol.Actors(num_actors=2, envs_per_actor=ENVS),
     learner=learner.InboxConfig(unroll_length=T, batch_size=BATCH),
     replay=REPLAY,
     log_seconds=0.1,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from seedx import envs, types
-from seedx.acting import slots
+from seedx.acting import protocol
 from seedx.agents import vtrace
 from seedx.learning import learner
 from seedx.pipelines import impala
@@ -36,7 +36,7 @@ def config_of(folder, fields=None, **changes):
     agent=vtrace.Config(**agent),
     total_steps=1_500,
     seed=3,
-    actors=slots.Config(num_actors=2, envs_per_actor=ENVS),
+    actors=protocol.Actors(num_actors=2, envs_per_actor=ENVS),
     learner=learner.InboxConfig(unroll_length=T, batch_size=BATCH),
     log_seconds=0.1,
   )

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from seedx import envs, types
-from seedx.launch import processes
+from seedx.launch import instances
 from tests import running
 from tests.pipelines import pipelines_test
 
@@ -23,7 +23,7 @@ class Running(running.Running):
     super().__init__(config, actors=0)
 
   def __enter__(self):
-    self.processes = processes.Processes(self.nodes)
+    self.processes = instances.Processes(self.nodes)
     return super().__enter__()
 
   def run(self):
@@ -98,4 +98,4 @@ def test_a_node_that_cannot_be_pickled_is_refused(tmp_path):
   agent = running.Changed(config.agent, lambda agent: agent)
   (node,) = running.replaced(config, agent=agent).nodes()
   with pytest.raises(types.ConfigError, match="can be pickled"):
-    processes.Processes([node])
+    instances.Processes([node])

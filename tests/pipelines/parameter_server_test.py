@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from seedx import envs, launch, types, wire
+from seedx import envs, types, wire
 from seedx.agents import base, dqn
+from seedx.launch import admission
 from seedx.pipelines.gorila import parameter_server, saved_shards
 from seedx.wire import server as server_lib
 from tests import fakes, running
@@ -280,7 +281,7 @@ def test_a_server_that_stops_while_it_is_restored_is_asked_again(
 
   monkeypatch.setattr(wire.Client, "call", stopped_at_first)
   with Servers(tmp_path, agent, SIZE, 1) as servers:
-    addresses = launch.Addresses(1, servers.addresses)
+    addresses = admission.Addresses(1, servers.addresses)
     states = saved_shards.SavedShards(agent, addresses, threading.Event())
     states.restore([start])
     states.give_restored()

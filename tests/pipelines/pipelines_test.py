@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from seedx import envs, replay, trees, types
-from seedx.acting import local_actor, slots, thin_actor
+from seedx.acting import local_actor, protocol, thin_actor
 from seedx.agents import a2c, base, dqn, ppo, r2d2, rainbow, vtrace
 from seedx.learning import learner, replayed
 from seedx.pipelines import a3c, anakin, apex, gorila, impala, seed, sync
@@ -115,7 +115,7 @@ def config_of(pipeline, name, tmp_path, total_steps=TOTAL_STEPS, **own):
   elif pipeline == "gorila":
     config = gorila.Config(**common, **workers, replay=uniform)
   else:
-    actors = slots.Config(num_actors=2, envs_per_actor=4)
+    actors = protocol.Actors(num_actors=2, envs_per_actor=4)
     config = impala.Config(**common, actors=actors, learner=inbox)
     if pipeline == "apex":
       config = apex.Config(**vars(config), replay=prioritized)

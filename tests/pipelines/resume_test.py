@@ -15,7 +15,7 @@ import pytest
 from experiments import a2c, dqn, ppo
 from seedx import checkpoint, envs, files, metrics, types, wire
 from seedx.app.runs import checkpointer, policies, run_dirs
-from seedx.launch import processes as processes_lib
+from seedx.launch import instances
 from seedx.learning import replayed
 from seedx.runtime import counters, process
 from seedx.runtime import seeds as seeds_lib
@@ -589,7 +589,7 @@ def test_a_run_that_fails_has_saved_its_newest_state(
     if not least or (lines and lines[-1]["env_steps"] >= least):
       raise RuntimeError("actor died 6 times")
 
-  monkeypatch.setattr(processes_lib.Processes, "check", check)
+  monkeypatch.setattr(instances.Processes, "check", check)
   words = "--run-dir", str(run_dir), "--checkpoint-every-seconds", "0"
   with pytest.raises(RuntimeError, match="died 6 times"):
     programs.main(a2c, (*_SMALL, "--total-steps", "1000000", *words))

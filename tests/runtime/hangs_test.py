@@ -14,8 +14,8 @@ from unittest import mock
 
 import pytest
 
-from seedx import checkpoint, metrics
-from seedx.runtime import counters, hangs, process, signals
+from seedx import checkpoint, metrics, signals
+from seedx.runtime import counters, hangs, process
 from seedx.runtime import running as running_lib
 from tests import programs, running
 
@@ -158,7 +158,8 @@ def test_a_thread_at_a_channel_is_where_it_is_used():
 
 _LEAVES = """
 import os, signal, threading, time
-from seedx.runtime import hangs, process, signals
+from seedx import signals
+from seedx.runtime import hangs, process
 from seedx.runtime import running as running_lib
 from tests.runtime import hangs_test
 hangs._END_SECONDS, signals._WATCH_SECONDS = 0.3, 0.05

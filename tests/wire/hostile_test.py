@@ -12,9 +12,9 @@ import tree
 from hypothesis import strategies as st
 
 import seedx
-from seedx import launch, wire
+from seedx import wire
 from seedx.acting import protocol
-from seedx.launch import joining
+from seedx.launch import admission, joining
 from seedx.pipelines.gorila import reports
 from seedx.wire import calls
 from seedx.wire import layout as layout_lib
@@ -142,10 +142,10 @@ def test_an_odd_welcome_is_refused_in_words(found):
 def test_what_is_no_address_is_not_passed_on(address):
   security = wire.Security(insecure=True)
   with pytest.raises(wire.Refused, match="HOST:PORT or unix:PATH") as caught:
-    launch.Addresses(1, security=security).take(address)
+    admission.Addresses(1, security=security).take(address)
   assert caught.value.code is Code.FAILED_PRECONDITION
   for good in ("learner.example:80", "[::1]:80", "unix:/tmp/a b"):
-    assert launch.Addresses(1, security=security).take(good) == 0
+    assert admission.Addresses(1, security=security).take(good) == 0
 
 
 def test_a_bool_is_0_or_1():

@@ -14,8 +14,9 @@ import grpc
 import numpy as np
 import pytest
 
-from seedx import launch, types, wire
+from seedx import types, wire
 from seedx.app import certificates
+from seedx.launch import admission
 from seedx.pipelines.gorila import saved_shards
 from seedx.wire import reconnect
 from seedx.wire import security as security_lib
@@ -245,7 +246,7 @@ def test_a_parameter_server_with_another_s_certificate_is_told(
   agent = dataclasses.replace(agent, init=lambda _: start)
   ours = client_of(files["ours"])
   with serving(server_of(files["strangers"])) as (address, calls):
-    addresses = launch.Addresses(1, [address], ours)
+    addresses = admission.Addresses(1, [address], ours)
     shards = saved_shards.SavedShards(agent, addresses, threading.Event(), ours)
     shards.restore([start])
     with pytest.raises(wire.WireError, match=MISTAKES["authority"]):
@@ -364,10 +365,10 @@ def test_parameter_servers_are_no_exception(files):
   """The learner is a client of theirs."""
   there = "10.0.0.5:8471"
   with pytest.raises(types.ConfigError, match="TLS and a token"):
-    launch.Addresses(1, [there])
+    admission.Addresses(1, [there])
   with pytest.raises(wire.Refused, match="that the learner may reach"):
-    launch.Addresses(1).take(there)
-  known = launch.Addresses(1, [there], client_of(files["ours"]))
+    admission.Addresses(1).take(there)
+  known = admission.Addresses(1, [there], client_of(files["ours"]))
   assert known.take(there) == 0
 
 

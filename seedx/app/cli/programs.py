@@ -11,12 +11,13 @@ from typing import Any, Literal
 import gymnasium
 import jax
 
-from seedx import checkpoint, join, launch, types
+from seedx import checkpoint, join, types
 from seedx.app import devices, roles, training
 from seedx.app.cli import command_line, configs, experiments
 from seedx.app.cli import presets as presets_lib
 from seedx.app.runs import checkpointer, run_dirs
 from seedx.launch import hosts, joining
+from seedx.launch import nodes as nodes_lib
 from seedx.runtime import process
 
 
@@ -183,7 +184,7 @@ def _choice(
 def _roles(config: Any) -> list[str]:
   """What `--role` may name; of several servers, `--server` says which."""
   nodes = config.with_sockets("nowhere").nodes()
-  return list(dict.fromkeys(launch.kind(node.role) for node in nodes))
+  return list(dict.fromkeys(nodes_lib.kind(node.role) for node in nodes))
 
 
 def _train(asked: Asked, name: str, presets: Sequence[str], alone: bool) -> int:
@@ -268,7 +269,9 @@ def _join(
   listen = addresses[config.server] if role == "server" and addresses else ""
   hello = joining.Hello(role, listen, name, options)
   thin = not all(
-    node.needs_jax for node in config.nodes() if launch.kind(node.role) == role
+    node.needs_jax
+    for node in config.nodes()
+    if nodes_lib.kind(node.role) == role
   )
   if thin or name in experiments.shipped():
     words = [config.address, "--role", role, "--listen", listen]

@@ -24,11 +24,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from seedx import files, metrics, types
+from seedx import files, metrics, signals, types
 from seedx.app import plot
 from seedx.app.cli import command_line, experiments
 from seedx.app.runs import run_dirs
-from seedx.runtime import signals
 
 _POLL_SECONDS = 0.2
 _MOST_SAID_BYTES = 2**16  # Of the end of a program's output.

@@ -21,13 +21,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from seedx import files, launch, metrics, types
+from seedx import files, metrics, signals, types
 from seedx.app import plot
 from seedx.app.cli import command_line, configs, experiments
 from seedx.app.runs import run_dirs
 from seedx.app.studies import search, trials
-from seedx.launch import ray
-from seedx.runtime import signals
+from seedx.launch import config as launch_config
+from seedx.launch import ray_cluster
 
 # What no trial may have a value of its own of.
 _FIXED = (
@@ -114,12 +114,12 @@ class Options:
       seeds=(1, 2**20),
       trial_cpus=(0.0, types.MOST),
     )
-    launch.check_resources("trial_resources", self.trial_resources)
+    launch_config.check_resources("trial_resources", self.trial_resources)
 
   @property
-  def cluster(self) -> launch.Config:
+  def cluster(self) -> launch_config.Config:
     """Where trials run, and what each of them needs there."""
-    return launch.Config(
+    return launch_config.Config(
       launcher="ray",
       ray_address=self.ray_address,
       actor_cpus=self.trial_cpus,
@@ -168,7 +168,7 @@ def _sweep(options: Options) -> int:
   for x in values:  # Before hours of others.
     own = [*words, *trials.options(x)]
     programs.read(module.EXPERIMENT, own, module.__name__)
-  ray.ray()  # Says what to install.
+  ray_cluster.ray()  # Says what to install.
   tuning: Any = importlib.import_module("seedx.app.studies.tuning")
   run_dir = run_dirs.new(options.run_dir, "sweep", _NAMES).absolute()
   stop = threading.Event()

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from ray import tune
-from ray.tune import schedulers
+from ray_cluster.tune import schedulers
 
-from seedx import files, launch, types
+from seedx import files, types
 from seedx.app.studies import trials as trials_lib
-from seedx.launch import ray
+from seedx.launch import config as launch_config
+from seedx.launch import ray_cluster
 
 # ASHA judges a trial first after this share of its env steps, then after three
 # times that; each time, the best third goes on.
@@ -47,7 +48,10 @@ class Pool:
   """
 
   def __init__(
-    self, config: launch.Config, run_dir: pathlib.Path, stop: threading.Event
+    self,
+    config: launch_config.Config,
+    run_dir: pathlib.Path,
+    stop: threading.Event,
   ) -> None:
     """Connects to the cluster, or starts one.
 
@@ -66,7 +70,7 @@ class Pool:
     # It looks for files that nobody has written.
     name = "ray.tune.analysis.experiment_analysis"
     logging.getLogger(name).setLevel(logging.ERROR)
-    self._cluster = ray.Cluster(config)
+    self._cluster = ray_cluster.Cluster(config)
 
   def train(
     self, asked: Sequence[trials_lib.Trial], asha_steps: int | None = None
@@ -223,7 +227,7 @@ class _Progress(tune.Callback):
     if all(x.status in ("TERMINATED", "ERROR") for x in trials):
       # Tune would kill what writes its checkpoint for longer than 5 s.
       for actor in self._actors:
-        ray.ray().wait([actor.wait.remote()])
+        ray_cluster.ray().wait([actor.wait.remote()])
 
   def _end(self, trial: Any, error: str) -> None:
     self._ended += 1

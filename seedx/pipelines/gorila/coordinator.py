@@ -5,10 +5,12 @@ from typing import Self
 
 import jax
 
-from seedx import envs, launch, types, wire
+from seedx import envs, types, wire
 from seedx import replay as replay_lib
 from seedx.acting import local_actor, sessions
 from seedx.agents import base
+from seedx.launch import admission
+from seedx.launch import nodes as nodes_lib
 from seedx.learning import plan as plan_lib
 from seedx.learning import replayed
 from seedx.pipelines.gorila import (
@@ -85,7 +87,7 @@ class Config(process.ServerConfig):
     own = super().with_sockets(folder)
     return dataclasses.replace(own, server_addresses=addresses)
 
-  def nodes(self) -> list[launch.Node]:
+  def nodes(self) -> list[nodes_lib.Node]:
     """The parameter servers, and the workers, which reach all of the others."""
     addresses = self.server_addresses or ("",) * self.num_servers
     work = work_lib.Work(
@@ -101,7 +103,7 @@ class Config(process.ServerConfig):
       security=self.security,
     )
     servers = [
-      launch.Node(
+      nodes_lib.Node(
         f"server-{shard}",
         parameter_server.run,
         dataclasses.replace(work, address=address, shard=shard),
@@ -110,7 +112,7 @@ class Config(process.ServerConfig):
       for shard, address in enumerate(addresses)
     ]
     count = self.workers.num_workers
-    workers = launch.Node("worker", worker.run, work, count, needs_jax=True)
+    workers = nodes_lib.Node("worker", worker.run, work, count, needs_jax=True)
     return [*servers, workers]
 
   def learn(self, context: process.Context) -> process.Process:
@@ -125,7 +127,7 @@ class Config(process.ServerConfig):
     _check(agent, self, shapes.replay_bytes)
     acted = context.acted(spec, self.total_steps)
     seeds = context.seeds(self.seed)
-    addresses = launch.Addresses(
+    addresses = admission.Addresses(
       self.num_servers, self.server_addresses, self.security
     )
     shards = saved_shards.SavedShards(

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from seedx import launch, metrics, types, wire
+from seedx import metrics, types, wire
 from seedx import replay as replay_lib
 from seedx.acting import episodes, sessions
 from seedx.agents import base
+from seedx.launch import admission
 from seedx.runtime import counters
 from seedx.wire import server as server_lib
 
@@ -114,7 +115,7 @@ def addresses(welcome: Mapping[str, Any]) -> list[str]:
     wire.WireError: FAILED_PRECONDITION, there are none.
   """
   found = welcome.get("addresses")
-  if not isinstance(found, list) or not all(map(launch.is_address, found)):
+  if not isinstance(found, list) or not all(map(admission.is_address, found)):
     raise wire.unwelcome("addresses", found)
   return found
 
@@ -155,7 +156,7 @@ class Reports:
     self,
     server: server_lib.Server,
     inputs: wire.Layout,
-    servers: launch.Addresses,
+    servers: admission.Addresses,
   ) -> None:
     """Binds what workers call.
 

@@ -12,8 +12,9 @@ import jax
 import jax.flatten_util
 import numpy as np
 
-from seedx import launch, types, wire
+from seedx import types, wire
 from seedx.agents import base
+from seedx.launch import admission
 from seedx.pipelines.gorila import parameter_server
 
 # A server is not there yet, or stopped during the call; it is started again.
@@ -33,7 +34,7 @@ class SavedShards:
   def __init__(
     self,
     agent: base.Agent,
-    addresses: launch.Addresses,
+    addresses: admission.Addresses,
     stop: threading.Event,
     security: wire.Security = wire.LOCAL,
   ) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from seedx import metrics
 from seedx.app.studies import sweep, trials
-from seedx.launch import ray as on_ray
+from seedx.launch import ray_cluster
 from tests import programs, running, with_ray
 
 compiled_once = programs.compiled_once
@@ -50,7 +50,7 @@ def trial(**changes):
 def test_what_is_refused(words, message, capfd, tmp_path, monkeypatch):
   """Before Ray starts, and before a directory is made."""
   monkeypatch.chdir(tmp_path)
-  monkeypatch.setattr(on_ray, "ray", None)
+  monkeypatch.setattr(ray_cluster, "ray", None)
   with pytest.raises(SystemExit) as caught:
     sweep.main(words)
   assert caught.value.code == 2
@@ -74,7 +74,7 @@ def test_without_ray_it_says_what_to_install(capfd, monkeypatch):
       raise ImportError(f"No module named {name!r}")
     return real(name, *package)
 
-  monkeypatch.setattr(on_ray.importlib, "import_module", imported)
+  monkeypatch.setattr(ray_cluster.importlib, "import_module", imported)
   with pytest.raises(SystemExit):
     sweep.main(["ppo", "--search", SEARCH])
   assert 'pip install "seedx[ray]"' in capfd.readouterr().err

@@ -9,9 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from seedx import types
+from seedx import signals, types
 from seedx.launch import nodes
-from seedx.runtime import signals
 
 # One that dies so often within this time never will do its work.
 _MOST_DEATHS = 6

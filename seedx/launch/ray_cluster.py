@@ -20,10 +20,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from seedx import types, wire
-from seedx.launch import joining, nodes, processes
+from seedx import signals, types, wire
+from seedx.launch import instances, joining, nodes
 from seedx.launch.config import Config
-from seedx.runtime import signals
 
 # How often a task looks whether its process has ended.
 _LOOK_SECONDS = 0.2
@@ -90,7 +89,7 @@ class Cluster:
       _forget_token()
 
 
-class Tasks(processes.Instances):
+class Tasks(instances.Instances):
   """Tasks of a Ray cluster for the instances of some nodes."""
 
   def __init__(
@@ -173,7 +172,7 @@ def elsewhere(
     SystemExit: it should end, and has not begun.
     Exception: whatever the work raises.
   """
-  cluster, deaths = Cluster(config), processes.Deaths("the learner")
+  cluster, deaths = Cluster(config), instances.Deaths("the learner")
   try:
     while True:
       try:
@@ -394,7 +393,7 @@ def _free_port(host: str) -> int:
 
 def _play(role: str, message: bytes) -> tuple[int, str]:
   """Runs on a machine of the cluster; returns the exit status, and why."""
-  process = processes.Process(role, message)
+  process = instances.Process(role, message)
   while (status := process.status()) is None:
     time.sleep(_LOOK_SECONDS)
   return status, process.last_error()
@@ -409,7 +408,7 @@ class _Task:
     self.name = f"{role} on Ray"
 
   def status(self) -> int | None:
-    """See `processes.Running`."""
+    """See `instances.Running`."""
     done, _ = ray().wait([self._result], timeout=0)
     if not done:
       return None
@@ -422,13 +421,13 @@ class _Task:
       return -signal.SIGKILL
 
   def last_error(self) -> str:
-    """See `processes.Running`."""
+    """See `instances.Running`."""
     return self._error
 
   def leave(self) -> None:
-    """See `processes.Running`."""
+    """See `instances.Running`."""
     ray().cancel(self._result, force=True)
 
   def end(self, timeout_seconds: float) -> None:
-    """See `processes.Running`."""
+    """See `instances.Running`."""
     ray().wait([self._result], timeout=timeout_seconds)
