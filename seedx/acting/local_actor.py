@@ -8,6 +8,7 @@ import numpy as np
 from seedx import envs, metrics, types
 from seedx.acting import episodes, unroll_store
 from seedx.agents import acting_step, base, random_keys
+from seedx.envs.processes import restarts as restarts_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,7 +178,7 @@ class LocalActor:
     waits: metrics.Waits,
     exploration: np.ndarray | None = None,
     num_threads: int = 1,
-    restarts: envs.Restarts | None = None,
+    restarts: restarts_lib.Restarts | None = None,
   ) -> None:
     """Starts the environments.
 

@@ -15,6 +15,7 @@ from PIL import Image
 from seedx import envs, types
 from seedx.acting import evaluator
 from seedx.app.runs import policies
+from seedx.envs import rendering
 
 # Of an environment that does not say how fast it is.
 _FRAMES_PER_SECOND = 30.0
@@ -41,7 +42,7 @@ def check(path: str, env: envs.Config) -> None:
     )
   if suffix == ".mp4":
     _ffmpeg()
-  envs.check_render(env)
+  rendering.check_render(env)
 
 
 def record(

@@ -13,16 +13,10 @@ from seedx.envs.config import (
   returns_are_sums,
 )
 from seedx.envs.environment import Environment, make, spec
-from seedx.envs.envpool_adapter import EnvPoolEnvironment
-from seedx.envs.processes import Restarts
-from seedx.envs.rendering import check_render
 
 __all__ = [
   "Config",
-  "EnvPoolEnvironment",
   "Environment",
-  "Restarts",
-  "check_render",
   "code_in",
   "games",
   "in_one_line",

@@ -2,13 +2,15 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from seedx import types
 from seedx.envs import config as env_config
-from seedx.envs import envpool_adapter, envpool_spec, processes
+
+if TYPE_CHECKING:
+  from seedx.envs.processes import restarts as restarts_lib
 
 
 class Environment(Protocol):
@@ -85,7 +87,7 @@ def make(
   seed: int = 0,
   num_threads: int = 1,
   render: bool = False,
-  restarts: processes.Restarts | None = None,
+  restarts: "restarts_lib.Restarts | None" = None,
 ) -> Environment:
   """Makes environments; `reset` starts them.
 
@@ -105,12 +107,9 @@ def make(
   Raises:
     types.ConfigError: as `spec` does, or where a number is out of range.
   """
-  kind: Callable[..., Environment] = envpool_adapter.EnvPoolEnvironment
-  if env_config.is_functional(config):
-    kind = _functional_environment().FunctionalEnvironment
-  elif env_config.is_own(config):
-    own = processes.ProcessEnvironment
-    kind = functools.partial(own, restarts=restarts)
+  kind, _ = _kind(config)
+  if env_config.is_own(config):
+    kind = functools.partial(kind, restarts=restarts)
   return kind(
     config,
     num_envs,
@@ -137,24 +136,36 @@ def spec(config: env_config.Config) -> types.EnvironmentSpec:
       or the transform is unknown or cannot be used, a system library is
       missing, or the actions are not supported.
   """
-  if env_config.is_functional(config):
-    return _functional_environment().spec(config)
-  if env_config.is_own(config):
-    return processes.spec(config)
-  return envpool_spec.spec(config)
+  _, spec = _kind(config)
+  return spec(config)
 
 
-def _functional_environment() -> Any:
-  """The module, which imports JAX.
+_Spec = Callable[[env_config.Config], types.EnvironmentSpec]
+
+
+def _kind(
+  config: env_config.Config,
+) -> tuple[Callable[..., Environment], _Spec]:
+  """Imports what makes and describes environments of a kind.
+
+  A process needs one of the three.
 
   Raises:
-    types.ConfigError: there is no JAX.
+    types.ConfigError: it needs JAX, and there is none.
   """
+  if env_config.is_own(config):
+    from seedx.envs import process_adapter
+
+    return process_adapter.ProcessEnvironment, process_adapter.spec
+  if not env_config.is_functional(config):
+    from seedx.envs import envpool_adapter, envpool_spec
+
+    return envpool_adapter.EnvPoolEnvironment, envpool_spec.spec
   try:
-    from seedx.envs import functional_environment
+    from seedx.envs import functional_adapter
   except ImportError as error:
     raise types.ConfigError(
       "expected JAX, for an environment of JAX functions, found none:"
       f" {env_config.in_one_line(error)}"
     ) from error
-  return functional_environment
+  return functional_adapter.FunctionalEnvironment, functional_adapter.spec

@@ -26,6 +26,7 @@ import jax
 from seedx import envs, metrics, sharding, types
 from seedx.acting import local_actor
 from seedx.agents import base
+from seedx.envs.processes import restarts as restarts_lib
 from seedx.learning import plan as plan_lib
 from seedx.learning import shared
 from seedx.runtime import counters, process
@@ -118,7 +119,7 @@ class _Team:
     self.learned = self.shared.learned
     self.acted = counters.Acted(spec.frames_per_step, config.total_steps)
     self.seeds = seeds_lib.Seeds(config.seed)
-    self.restarts = envs.Restarts(config.env_restarts, self.seeds.take)
+    self.restarts = restarts_lib.Restarts(config.env_restarts, self.seeds.take)
     self.acting = jax.jit(agent.acting)
     self.waits = metrics.Waits(dict.fromkeys(_WAITS, workers.num_workers))
     self._config = config

@@ -24,6 +24,7 @@ from seedx import envs, metrics, types
 from seedx import replay as replay_lib
 from seedx.acting import local_actor
 from seedx.agents import base
+from seedx.envs.processes import restarts as restarts_lib
 from seedx.learning import learner as learner_lib
 from seedx.learning import learners
 from seedx.learning import plan as plan_lib
@@ -91,7 +92,7 @@ class Config(process.Config):
     acted = context.acted(spec, self.total_steps)
     seeds = context.seeds(self.seed)
     learning = learners.of(self, spec, context, acted)
-    restarts = envs.Restarts(self.env_restarts, seeds.take)
+    restarts = restarts_lib.Restarts(self.env_restarts, seeds.take)
     waits = metrics.Waits(dict.fromkeys(_WAITS, 1))
     num_envs = self.num_envs // self.learner.hosts
     programs = local_actor.Programs.of(

@@ -16,7 +16,7 @@ class Held:
   """Environments whose second step is held; closing them then is wrong."""
 
   def __init__(self, env, num_envs, **options):
-    self._env = envs.EnvPoolEnvironment(env, num_envs, **options)
+    self._env = envs.make(env, num_envs, **options)
     self.reset, self.send = self._env.reset, self._env.send
     self.steps = self.overlaps = self.closes = 0
     self.stepping, self.go_on = threading.Event(), threading.Event()

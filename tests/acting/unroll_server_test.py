@@ -478,7 +478,7 @@ def test_unrolls_are_what_the_environments_did(length, period):
   num_envs, seed, steps = 3, 11, 60
   layout = unroll_store.Layout(num_envs, length, period)
   actor = made_actor(layout, AGENT, seed)
-  hand = envs.EnvPoolEnvironment(CARTPOLE, num_envs, seed=seed)
+  hand = envs.make(CARTPOLE, num_envs, seed=seed)
   hand.reset()
   done, state, last, ended = [], np.zeros(num_envs, np.float32), None, 0
   for time_step in range(steps):

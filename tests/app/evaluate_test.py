@@ -57,7 +57,7 @@ def remembering_agent():
 
 def by_hand(acting, seed, episodes):
   """The returns of one environment's first episodes."""
-  environment = envs.EnvPoolEnvironment(CARTPOLE, 1, seed=seed)
+  environment = envs.make(CARTPOLE, 1, seed=seed)
   environment.reset()
   found, total, core_state, action = [], 0.0, None, None
   while len(found) < episodes:

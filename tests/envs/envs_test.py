@@ -20,7 +20,7 @@ def make(env_id, num_envs, options=None, info_keys=(), **kwargs):
 
 
 def start(config, num_envs, **kwargs):
-  environment = envs.EnvPoolEnvironment(config, num_envs, **kwargs)
+  environment = envs.make(config, num_envs, **kwargs)
   environment.reset()
   return environment
 
@@ -627,7 +627,7 @@ def test_a_missing_library_repeats_envpools_advice(monkeypatch):
 )
 def test_numbers_out_of_range(numbers, message):
   with pytest.raises(types.ConfigError, match=message):
-    envs.EnvPoolEnvironment(envs.Config("CartPole-v1"), **numbers)
+    envs.make(envs.Config("CartPole-v1"), **numbers)
 
 
 def test_rows_stay_valid_and_close_may_be_repeated():
@@ -653,7 +653,7 @@ sys.modules["jax"] = None
 import warnings
 warnings.simplefilter("error")
 from seedx import envs
-environment = envs.EnvPoolEnvironment(envs.Config("CartPole-v1"), 2)
+environment = envs.make(envs.Config("CartPole-v1"), 2)
 environment.reset()
 assert len(environment.recv().index) == 2
 loaded = {name.split(".")[0] for name in sys.modules if sys.modules[name]}

@@ -19,8 +19,8 @@ import tree
 
 from seedx import app, envs, trees, types
 from seedx.agents import a2c
-from seedx.envs import processes, rendering
-from seedx.envs.processes import messages, process
+from seedx.envs import envpool_adapter, process_adapter, rendering
+from seedx.envs.processes import child, messages, restarts
 from seedx.learning import learner
 from seedx.pipelines import sync
 from tests import forks, running
@@ -44,13 +44,13 @@ def forking():
 @pytest.fixture(autouse=True)
 def workers(forking, monkeypatch):
   """Tests fork processes."""
-  monkeypatch.setattr(process, "subprocess", forking)
+  monkeypatch.setattr(child, "subprocess", forking)
 
 
 @pytest.fixture
 def interpreters(workers, monkeypatch):
   """A test that has it starts processes as users' programs do."""
-  monkeypatch.setattr(process, "subprocess", subprocess)
+  monkeypatch.setattr(child, "subprocess", subprocess)
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_both_interfaces_count_as_they_should(
   start, factory, discounts, num_threads
 ):
   environment = start(factory, 5, seed=30, num_threads=num_threads)
-  assert isinstance(environment, processes.ProcessEnvironment)
+  assert isinstance(environment, process_adapter.ProcessEnvironment)
   assert environment.spec.action.num_values == 3
   assert environment.spec.observation.dtype == np.float32
   actions = np.random.default_rng(1).integers(3, size=(60, 5))
@@ -153,7 +153,7 @@ def test_asynchronous_streams_equal_synchronous_ones(start, num_threads):
 
 
 def test_ready_rows_do_not_wait_for_slow_environments(start, monkeypatch):
-  monkeypatch.setattr(process, "_CLOSE_SECONDS", 0.3)
+  monkeypatch.setattr(child, "_CLOSE_SECONDS", 0.3)
   hangs = {"how": "hang", "where": 3}
   environment = start("Failing", 4, hangs, batch_size=2, num_threads=2)
   index = np.concatenate([environment.recv().index for _ in range(2)])
@@ -555,7 +555,7 @@ def test_send_refuses_wrong_actions(start):
 def test_every_recv_after_a_failure_raises_it(
   start, how, found, tmp_path, monkeypatch
 ):
-  monkeypatch.setattr(process, "CHECK_SECONDS", 0.1)
+  monkeypatch.setattr(child, "CHECK_SECONDS", 0.1)
   log = tmp_path / "log"
   options = {"how": how, "log": str(log)}
   environment = start("Failing", 4, options, num_threads=2)
@@ -577,8 +577,8 @@ def test_every_recv_after_a_failure_raises_it(
 def test_a_process_that_fails_starts_again_with_new_seeds(
   start, how, num_threads, monkeypatch, capfd
 ):
-  monkeypatch.setattr(process, "CHECK_SECONDS", 0.1)
-  again = envs.Restarts(1, lambda count: 50)
+  monkeypatch.setattr(child, "CHECK_SECONDS", 0.1)
+  again = restarts.Restarts(1, lambda count: 50)
   options = {"num_threads": num_threads, "restarts": again}
   environment = start("Failing", 4, {"how": how}, **options)
   environment.send(environment.recv().index, np.ones(4, int))
@@ -599,7 +599,7 @@ def test_a_process_that_fails_starts_again_with_new_seeds(
 
 def test_the_others_may_wait_for_actions_meanwhile(start):
   """Of a process that fails, only environments that owe a row have one."""
-  again = envs.Restarts(1, lambda count: 50)
+  again = restarts.Restarts(1, lambda count: 50)
   environment = start(
     "Failing", 3, {"how": "raise"}, batch_size=1, restarts=again
   )
@@ -614,7 +614,7 @@ def test_the_others_may_wait_for_actions_meanwhile(start):
 
 
 def test_a_process_that_fails_again_and_again_ends_it(start, capfd):
-  again = envs.Restarts(2, lambda count: 2)  # The seed that fails.
+  again = restarts.Restarts(2, lambda count: 2)  # The seed that fails.
   options = {"num_threads": 2, "restarts": again}
   environment = start("Failing", 4, {"how": "raise"}, **options)
   for _ in range(3):
@@ -630,7 +630,7 @@ def test_a_process_that_fails_again_and_again_ends_it(start, capfd):
 
 def test_one_that_never_ends_an_episode_is_no_sound_one(start):
   """However many steps it makes before it fails."""
-  again = envs.Restarts(2, lambda count: 0)
+  again = restarts.Restarts(2, lambda count: 0)
   environment = start("FailsLate", 2, restarts=again)
   with pytest.raises(RuntimeError, match="no end"):
     for _ in range(3 * 101 + 1):
@@ -640,20 +640,20 @@ def test_one_that_never_ends_an_episode_is_no_sound_one(start):
 
 
 def test_a_start_that_fails_is_tried_again(start, monkeypatch, capfd):
-  again = envs.Restarts(3, lambda count: 50)
+  again = restarts.Restarts(3, lambda count: 50)
   environment = start(
     "Failing", 2, {"how": "raise", "where": 1}, restarts=again
   )
   rows, tries = environment.recv(), []
-  signature = process.Process.signature
+  signature = child.Child.signature
 
   def killed_once(self):
     tries.append(self)
     if len(tries) == 1:
-      raise process.KilledError("it was killed")
+      raise child.KilledError("it was killed")
     return signature(self)
 
-  monkeypatch.setattr(process.Process, "signature", killed_once)
+  monkeypatch.setattr(child.Child, "signature", killed_once)
   environment.send(rows.index, np.ones(2, int))
   assert (environment.recv().timestep.step_type == FIRST).all()
   assert again.count == len(tries) == 2
@@ -661,7 +661,7 @@ def test_a_start_that_fails_is_tried_again(start, monkeypatch, capfd):
 
 
 def test_a_seed_in_a_message_is_that_of_the_restart(start):
-  again = envs.Restarts(1, lambda count: 2)  # Of environment 2 of 3, 4.
+  again = restarts.Restarts(1, lambda count: 2)  # Of environment 2 of 3, 4.
   environment = start(
     "Failing", 3, {"how": "raise", "where": 2}, restarts=again
   )
@@ -749,7 +749,7 @@ def sent(*written, whole):
         os.write(file, last)
     return mock.Mock(poll=lambda: None, returncode=None)
 
-  with mock.patch.object(process.subprocess, "Popen", start):
+  with mock.patch.object(child.subprocess, "Popen", start):
     yield
 
 
@@ -909,7 +909,7 @@ def test_frames_are_of_environment_0_as_it_is(start):
 def test_envpool_renders():
   config = envs.Config("CartPole-v1")
   environment = envs.make(config, 2, render=True)
-  assert isinstance(environment, envs.EnvPoolEnvironment)
+  assert isinstance(environment, envpool_adapter.EnvPoolEnvironment)
   environment.reset()
   environment.recv()
   frame = environment.render()
@@ -920,7 +920,7 @@ def test_envpool_renders():
   plain.recv()
   with pytest.raises(types.ConfigError, match="CartPole-v1 cannot be rendered"):
     plain.render()
-  envs.check_render(config)
+  rendering.check_render(config)
 
 
 @pytest.fixture
@@ -955,18 +955,18 @@ def test_check_render_says_why_an_environment_has_no_frames(
   config, found, rendered_here
 ):
   with pytest.raises(types.ConfigError, match=found) as caught:
-    envs.check_render(config)
+    rendering.check_render(config)
   assert "\n" not in str(caught.value)
 
 
 def test_check_render_accepts_frames_of_the_physics(rendered_here):
-  envs.check_render(config_of("dm_with_physics"))
+  rendering.check_render(config_of("dm_with_physics"))
 
 
 def test_check_render_outlives_an_environment_that_dies(interpreters):
   config = config_of("Drawn", {"frame": "dies"})
   with pytest.raises(types.ConfigError, match=r"Drawn.*no OpenGL here"):
-    envs.check_render(config)
+    rendering.check_render(config)
 
 
 def test_options_may_have_any_name():
@@ -976,14 +976,14 @@ def test_options_may_have_any_name():
 
 
 def test_a_second_spec_starts_no_process(workers, monkeypatch):
-  started, popen = [], process.subprocess.Popen
+  started, popen = [], child.subprocess.Popen
 
   def spy(*args, **kwargs):
     started.append(args)
     return popen(*args, **kwargs)
 
   config = config_of("counting_dm", {"shift": np.int64(11)})
-  monkeypatch.setattr(process.subprocess, "Popen", spy, raising=False)
+  monkeypatch.setattr(child.subprocess, "Popen", spy, raising=False)
   assert envs.spec(config) == envs.spec(config)
   doubling = config_of(
     "counting_dm",

@@ -137,9 +137,7 @@ def test_actors_have_places_and_seeds_of_their_own(ran):
   assert sorted(places) == list(range(2 * ENVS))
   assert abs(first.first_seed - second.first_seed) >= ENVS
   for session in spy.sessions:
-    hand = envs.EnvPoolEnvironment(
-      run.config.env, ENVS, seed=session.first_seed
-    )
+    hand = envs.make(run.config.env, ENVS, seed=session.first_seed)
     hand.reset()
     inputs = spy.of(session)[0].unroll.inputs
     np.testing.assert_array_equal(

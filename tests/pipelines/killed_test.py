@@ -8,7 +8,8 @@ import threading
 import psutil
 import pytest
 
-from seedx import envs, types
+from seedx import types
+from seedx.envs import envpool_adapter
 from seedx.launch import instances
 from tests import running
 from tests.pipelines import pipelines_test
@@ -77,7 +78,7 @@ def test_a_worker_of_a3c_that_fails_ends_the_run_with_its_error(
   tmp_path, monkeypatch
 ):
   own, _ = pipelines_test.make("a3c", "a2c", tmp_path, total_steps=10**9)
-  recv, calls = envs.EnvPoolEnvironment.recv, []
+  recv, calls = envpool_adapter.EnvPoolEnvironment.recv, []
 
   def fail_in_time(environment):
     calls.append(environment)
@@ -85,7 +86,7 @@ def test_a_worker_of_a3c_that_fails_ends_the_run_with_its_error(
       raise FloatingPointError("the environment has had enough")
     return recv(environment)
 
-  monkeypatch.setattr(envs.EnvPoolEnvironment, "recv", fail_in_time)
+  monkeypatch.setattr(envpool_adapter.EnvPoolEnvironment, "recv", fail_in_time)
   before = threading.active_count()
   with pytest.raises(FloatingPointError, match="had enough"):
     own.run()

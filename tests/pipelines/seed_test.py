@@ -312,7 +312,7 @@ def _is_free(run):
 @contextlib.contextmanager
 def _visiting(run):
   """A stream as an actor opens it, with a message of its environments."""
-  environment = envs.EnvPoolEnvironment(run.config.env, ENVS)
+  environment = envs.make(run.config.env, ENVS)
   environment.reset()
   over = threading.Event()
 
@@ -350,7 +350,7 @@ def test_an_actor_that_waits_for_actions_when_a_run_stops_has_done_its_work(
 ):
   """It does not wait for another learner."""
   own = running.Own(config_of(tmp_path))
-  environment = envs.EnvPoolEnvironment(own.config.env, ENVS)
+  environment = envs.make(own.config.env, ENVS)
   environment.reset()
   session = own._served(protocol.ACT)({"num_envs": ENVS})
   own.process.close()

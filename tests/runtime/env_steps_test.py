@@ -12,7 +12,7 @@ import pytest
 from seedx import envs, replay
 from seedx.acting import evaluator
 from seedx.agents import base
-from seedx.envs import functional, functional_environment
+from seedx.envs import functional, functional_adapter
 from tests import conftest, fakes, programs, running
 from tests.pipelines import pipelines_test
 
@@ -65,7 +65,7 @@ def env_of(length):
 @pytest.fixture
 def seen(monkeypatch):
   """The env steps that each environment has counted itself, by its object."""
-  found, recv = {}, functional_environment.FunctionalEnvironment.recv
+  found, recv = {}, functional_adapter.FunctionalEnvironment.recv
 
   def spy(environment):
     rows = recv(environment)
@@ -73,7 +73,7 @@ def seen(monkeypatch):
     own[rows.index] = rows.timestep.observation[:, 1]
     return rows
 
-  monkeypatch.setattr(functional_environment.FunctionalEnvironment, "recv", spy)
+  monkeypatch.setattr(functional_adapter.FunctionalEnvironment, "recv", spy)
   return found
 
 

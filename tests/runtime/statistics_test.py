@@ -9,7 +9,7 @@ import pytest
 from seedx import checkpoint, envs
 from seedx.app.runs import checkpointer
 from seedx.envs import functional
-from seedx.envs.processes import process
+from seedx.envs.processes import child
 from seedx.runtime import counters
 from seedx.runtime import seeds as seeds_lib
 from tests import conftest, forks, programs, running
@@ -169,7 +169,7 @@ def config_of(pipeline, env, tmp_path, **changes):
 def test_a_run_counts_what_environments_log(
   pipeline, tmp_path, forking, monkeypatch
 ):
-  monkeypatch.setattr(process, "subprocess", forking)
+  monkeypatch.setattr(child, "subprocess", forking)
   log = tmp_path / "log"
   log.mkdir()
   env = envs.Config("tests.own_envs:Logged", {"log": str(log)})

@@ -7,7 +7,7 @@ from seedx import types
 from seedx.envs import config as env_config
 from seedx.envs.functional.bsuite import Catch, DeepSea, MemoryChain
 from seedx.envs.functional.classic_control import Acrobot, CartPole, Pendulum
-from seedx.envs.functional.environment import (
+from seedx.envs.functional.episodic import (
   Environment,
   Episodic,
   Outcome,

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from seedx import types
-from seedx.envs.functional.environment import Episodic, Outcome
+from seedx.envs.functional.episodic import Episodic, Outcome
 
 
 class BallAndPaddle(NamedTuple):

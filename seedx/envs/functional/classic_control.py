@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seedx.envs.functional.environment import Episodic, Outcome
+from seedx.envs.functional.episodic import Episodic, Outcome
 
 
 class CartPole(Episodic):

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from seedx import types
-from seedx.envs.functional.environment import Episodic, Outcome
+from seedx.envs.functional.episodic import Episodic, Outcome
 
 _LEFT, _UP, _RIGHT, _DOWN = 1, 2, 3, 4
 _OBSERVATION = dm_env.specs.BoundedArray(

@@ -164,7 +164,7 @@ def test_a_transform_changes_what_the_agent_sees(module):
   observations = []
   for transform in (name, ""):
     config = envs.Config("CartPole-v1", observation_transform=transform)
-    environment = envs.EnvPoolEnvironment(config, 3)
+    environment = envs.make(config, 3)
     environment.reset()
     observations.append(environment.recv().timestep.observation)
     environment.close()

@@ -45,7 +45,7 @@ class KilledError(RuntimeError):
   """A process was killed before it had made its environments."""
 
 
-class Process:
+class Child:
   """A process that runs `worker`.
 
   Attributes:
@@ -172,7 +172,7 @@ def new_memory() -> BinaryIO:
   return tempfile.TemporaryFile()
 
 
-def end(processes: Sequence[Process]) -> None:
+def end(processes: Sequence[Child]) -> None:
   """Ends processes: closes their pipes, then kills them."""
   alive = list(processes)
   for stop, seconds in (

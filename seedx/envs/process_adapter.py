@@ -4,10 +4,8 @@ import dataclasses
 import os
 import pickle
 import select
-import sys
 import threading
 import weakref
-from collections.abc import Callable
 from typing import NoReturn
 
 import dm_env
@@ -17,7 +15,8 @@ import tree
 from seedx import types
 from seedx.envs import config as env_config
 from seedx.envs import observations
-from seedx.envs.processes import messages, process
+from seedx.envs.processes import child, messages
+from seedx.envs.processes import restarts as restarts_lib
 
 _LAST = np.uint8(dm_env.StepType.LAST)
 
@@ -31,55 +30,14 @@ def spec(config: env_config.Config) -> types.EnvironmentSpec:
   key = _key(config)
   with _signatures_lock:
     if key not in _signatures:
-      with process.new_memory() as memory:
-        worker = process.Process(
-          messages.Job(config, 0, 1, 1, 0, False), memory
-        )
+      with child.new_memory() as memory:
+        worker = child.Child(messages.Job(config, 0, 1, 1, 0, False), memory)
       try:
         _signatures[key] = worker.signature()
       finally:
-        process.end([worker])
+        child.end([worker])
     signature = _signatures[key]
   return observations.environment_spec(config, *signature)
-
-
-@dataclasses.dataclass
-class Restarts:
-  """How the environments of a process are made again where one has failed.
-
-  Several environments may share it, on threads of their own.
-
-  Attributes:
-    most: restarts in a row of a process, after which its failure is raised. A
-      row ends where the process has ended an episode of each environment.
-    take_seeds: `(count) -> seed`, gives seeds that no environment has had: this
-      one and those after it.
-    count: restarts so far.
-  """
-
-  most: int
-  take_seeds: Callable[[int], int]
-  count: int = 0
-
-  def __post_init__(self) -> None:
-    """Has said nothing yet."""
-    self._lock = threading.Lock()
-
-  def add(self, failure: str) -> None:
-    """Counts a restart, and prints why; the first time, all of it."""
-    with self._lock:
-      self.count += 1
-      count = self.count
-    first, *rest = failure.strip().splitlines() or [""]
-    if count > 1 and rest:
-      failure = f"{first.strip()} {rest[-1]}"
-    again = f"its process starts again with new seeds (restart {count})"
-    between = "\n" if "\n" in failure.strip() else "; "
-    print(failure.strip(), again, sep=between, file=sys.stderr, flush=True)
-
-  def measure(self) -> dict[str, int]:
-    """What it adds to a line of metrics."""
-    return {"env_restarts": self.count}
 
 
 class ProcessEnvironment:
@@ -100,7 +58,7 @@ class ProcessEnvironment:
     seed: int = 0,
     num_threads: int = 1,
     render: bool = False,
-    restarts: Restarts | None = None,
+    restarts: restarts_lib.Restarts | None = None,
   ) -> None:
     """See `envs.make`."""
     self.num_envs = num_envs
@@ -110,12 +68,12 @@ class ProcessEnvironment:
     self._name, self._render = config.env, render
     self._restarts = restarts
     # A process that is started again gets it, too.
-    self._memory = process.new_memory()
+    self._memory = child.new_memory()
     transform = env_config.load_transform(config)
-    self._processes: list[process.Process] = []
-    self._by_reply: dict[int, process.Process] = {}
+    self._processes: list[child.Child] = []
+    self._by_reply: dict[int, child.Child] = {}
     self._poll = select.poll()
-    self._end = weakref.finalize(self, process.end, self._processes)
+    self._end = weakref.finalize(self, child.end, self._processes)
     try:
       signature = self._started(config, seed, num_threads)
       _check_unchanged(config, signature)
@@ -231,8 +189,8 @@ class ProcessEnvironment:
     """As `_start`, once more where a process was killed meanwhile."""
     try:
       return self._start(config, seed, num_threads)
-    except process.KilledError:  # That is no fault of the environments.
-      process.end(self._processes)
+    except child.KilledError:  # That is no fault of the environments.
+      child.end(self._processes)
       self._processes.clear()
       return self._start(config, seed, num_threads)
 
@@ -252,7 +210,7 @@ class ProcessEnvironment:
         seed=seed,
         render=self._render,
       )
-      self._processes.append(process.Process(job, self._memory))
+      self._processes.append(child.Child(job, self._memory))
     signature, *others = [worker.signature() for worker in self._processes]
     for other in others:
       messages.check_same(self._name, signature, other)
@@ -263,7 +221,7 @@ class ProcessEnvironment:
       self._listen(worker)
     return signature
 
-  def _listen(self, worker: process.Process) -> None:
+  def _listen(self, worker: child.Child) -> None:
     self._by_reply[worker.replies.fileno()] = worker
     self._poll.register(worker.replies, select.POLLIN)
 
@@ -273,7 +231,7 @@ class ProcessEnvironment:
       raise RuntimeError(self._failure)
     if not self._end.alive:
       raise RuntimeError(f"the environments of {self._name} are closed")
-    ready = self._poll.poll(process.CHECK_SECONDS * 1000)
+    ready = self._poll.poll(child.CHECK_SECONDS * 1000)
     workers = [self._by_reply[reply] for reply, _ in ready]
     for worker in workers:
       self._handle(worker, *worker.read())
@@ -282,7 +240,7 @@ class ProcessEnvironment:
         if worker.has_died():
           self._handle(worker, *worker.receive())
 
-  def _handle(self, worker: process.Process, kind: bytes, rest: bytes) -> None:
+  def _handle(self, worker: child.Child, kind: bytes, rest: bytes) -> None:
     """Keeps the indices of rows, except those that a reset has made old."""
     if kind == messages.FAILURE:
       self._restart(worker, rest.decode(errors="replace"))
@@ -302,7 +260,7 @@ class ProcessEnvironment:
       worker.episodes += int(np.count_nonzero(ended))
       self._ready.append(index)
 
-  def _restart(self, worker: process.Process, failure: str) -> None:
+  def _restart(self, worker: child.Child, failure: str) -> None:
     """Replaces a process, whose environments begin new episodes.
 
     Raises:
@@ -315,21 +273,21 @@ class ProcessEnvironment:
     place = self._processes.index(worker)
     self._poll.unregister(worker.replies)
     del self._by_reply[worker.replies.fileno()]
-    process.end([worker])
+    child.end([worker])
     while True:
       failures += 1
       restarts.add(failure)
       # Environment k has the seed `job.seed + k`.
       seed = restarts.take_seeds(job.count) - job.first
-      new = process.Process(dataclasses.replace(job, seed=seed), self._memory)
+      new = child.Child(dataclasses.replace(job, seed=seed), self._memory)
       new.failures = failures
       self._processes[place] = new
       try:
         messages.check_same(self._name, self._signature, new.signature())
         break
-      except (types.ConfigError, process.KilledError) as error:
+      except (types.ConfigError, child.KilledError) as error:
         failure = str(error)
-        process.end([new])
+        child.end([new])
         if failures >= restarts.most:
           self._fail(failure)
     own = range(job.first, job.first + job.count)
