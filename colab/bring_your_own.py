@@ -496,7 +496,7 @@ import my_loss
 import my_network
 
 from seedx import app, envs
-from seedx.acting import slots
+from seedx.acting import protocol
 from seedx.learning import learner
 from seedx.pipelines import impala
 
@@ -505,7 +505,7 @@ EXPERIMENT = app.Experiment(
     env=envs.Config("my_env:make", env_options={"size": 7}),
     agent=my_loss.Config(reward_scale=1.0, torso=my_network.FromTheRobot()),
     total_steps=100_000,
-    actors=slots.Config(num_actors=2, envs_per_actor=16),
+    actors=protocol.Actors(num_actors=2, envs_per_actor=16),
     learner=learner.InboxConfig(unroll_length=16, batch_size=32),
   )
 )

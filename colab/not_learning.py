@@ -10,7 +10,7 @@
 
 # %%
 from seedx import app, envs
-from seedx.acting import slots
+from seedx.acting import protocol
 from seedx.agents import a2c, ppo
 from seedx.learning import learner
 from seedx.pipelines import impala, sync
@@ -67,7 +67,7 @@ def with_actors(envs_per_actor, batch_size, queue_capacity):
   return impala.Config(
     env=ENV,
     agent=a2c.Config(td_lambda=1.0),
-    actors=slots.Config(num_actors=2, envs_per_actor=envs_per_actor),
+    actors=protocol.Actors(num_actors=2, envs_per_actor=envs_per_actor),
     learner=learner.InboxConfig(
       unroll_length=16, batch_size=batch_size, queue_capacity=queue_capacity
     ),

@@ -88,7 +88,7 @@ problem = {"env": ENV, "seed": 0, "total_steps": 40_000, "log_seconds": 0.25}
 # `a3c` four threads do that each for themselves, and none waits for another.
 
 # %%
-from seedx.acting import local_actor, slots, thin_actor
+from seedx.acting import local_actor, protocol, thin_actor
 from seedx.learning import learner
 
 config = sync.Config(
@@ -118,7 +118,7 @@ train("a3c", config)
 config = impala.Config(
   **problem,
   agent=VTRACE,
-  actors=slots.Config(num_actors=2, envs_per_actor=32),
+  actors=protocol.Actors(num_actors=2, envs_per_actor=32),
   learner=learner.InboxConfig(unroll_length=16, batch_size=64),
 )
 train("impala", config)
@@ -162,7 +162,7 @@ train("gorila", config)
 config = apex.Config(
   **problem,
   agent=DQN,
-  actors=slots.Config(num_actors=2, envs_per_actor=4),
+  actors=protocol.Actors(num_actors=2, envs_per_actor=4),
   learner=learner.InboxConfig(unroll_length=8, batch_size=8),
   replay=replay.PrioritizedConfig(**replayed),
 )

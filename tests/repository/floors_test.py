@@ -15,6 +15,7 @@ _FLOORS = (
     "seedx.trees",
     "seedx.files",
     "seedx.output",
+    "seedx.signals",
     "seedx.channels",
   ),
   (
@@ -61,7 +62,7 @@ _HOSTS = (
   "seedx.runtime.process",
   "seedx.app",
   "seedx.wire",
-  "seedx.launch.ray",
+  "seedx.launch.ray_cluster",
   "seedx.runtime.running",
   "seedx.learning.learners",
 )
@@ -204,7 +205,10 @@ def test_the_rules_find_what_breaks_them(module, source):
       "seedx.app.studies.sweep",
       "importlib.import_module('seedx.app.studies.tuning')",
     ),
-    ("seedx.launch.ray", "import_module('ray')\nimport_module(name)"),
+    (
+      "seedx.launch.ray_cluster",
+      "import_module('ray')\nimport_module(name)",
+    ),
     ("experiments.impala", "from seedx.app import command"),
   ],
 )
