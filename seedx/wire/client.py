@@ -29,6 +29,8 @@ _OPTIONS: list[tuple[str, Any]] = [
 ]
 # How long a program's end waits for the threads of its streams.
 _OVER_SECONDS = 1.0
+# How long a server may need to tell that it goes on.
+_ASK_SECONDS = 5.0
 
 
 class Stream:
@@ -51,8 +53,10 @@ class Stream:
     outputs: layout_lib.Layout,
     hello: Mapping[str, Any],
     unix_path: str | None,
+    serves: Callable[[], bool],
   ) -> None:
     """Opens the stream; see `Client.stream`."""
+    self._serves = serves
     self._queue: queue.SimpleQueue[types.Tree] | None = None
     if requests is None:
       self._queue = queue.SimpleQueue()
@@ -103,9 +107,15 @@ class Stream:
     except grpc.RpcError as error:
       if self._request_error is not None:
         raise self._request_error from None
-      if error.code() is grpc.StatusCode.CANCELLED:
-        raise StopIteration from None
-      raise _wire_error(error) from None
+      failure = _wire_error(error)
+      if failure.code is not grpc.StatusCode.CANCELLED:
+        raise failure from None
+      if not self._is_over(failure.message):
+        raise calls.WireError(
+          grpc.StatusCode.UNAVAILABLE,
+          "the server has ended this stream, which was silent for too long",
+        ) from None
+      raise StopIteration from None
     if message is None:
       raise StopIteration
     self._received_bytes += len(message)
@@ -188,6 +198,14 @@ class Stream:
     self._call.cancel()
     if self._pipe is not None:
       self._pipe.close()
+
+  def _is_over(self, reason: str) -> bool:
+    """Whether a server that has cancelled this stream is done.
+
+    Its functions and sessions give a reason, `name: message`. gRPC gives none
+    for streams that were silent, or idle as the server stopped.
+    """
+    return self._ended or ": " in reason or not self._serves()
 
   def _connect(self, unix_path: str, secret: str) -> None:
     """Connects to where the messages go.
@@ -385,9 +403,21 @@ class Client:
     path = self._unix_path
     if path is not None and not pipe_lib.is_at(path):
       path = None
-    stream = Stream(method, requests, inputs, outputs, hello or {}, path)
+    stream = Stream(
+      method, requests, inputs, outputs, hello or {}, path, self._serves
+    )
     self.was_accepted = True
     return stream
+
+  def _serves(self) -> bool:
+    """Whether the server is there and does not stop: it has no such method."""
+    try:
+      self._channel.unary_unary(calls.PATH_PREFIX)(b"", timeout=_ASK_SECONDS)
+    except grpc.RpcError as error:
+      return _wire_error(error).code is grpc.StatusCode.UNIMPLEMENTED
+    except ValueError:  # This client is closed.
+      return False
+    return True
 
 
 def _metadata(

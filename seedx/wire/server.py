@@ -482,9 +482,8 @@ class _Stream:
     why = f"expected a message within {seconds:g} seconds, found none"
     self._ended = calls.Refused(code, why)
     self.close()
-    # `context.cancel` would say CANCELLED, that all is over.
-    call = self._context._rpc_event.call  # type: ignore[attr-defined]
-    call.cancel(code.value[0], f"{self._method.name}: {why}")
+    if self._pipe is None:  # Else the call ends by itself, with that status.
+      self._context.cancel()
 
   def cancel(self) -> None:
     """Ends the call from another thread."""
@@ -645,20 +644,19 @@ class _Handlers(grpc.GenericRpcHandler):
     self, handler_call_details: grpc.HandlerCallDetails
   ) -> grpc.RpcMethodHandler | None:
     """The handler of a path; see gRPC's `GenericRpcHandler`."""
-    path = handler_call_details.method
+    path, newest = handler_call_details.method, _Newest()
 
     def handle(
-      requests: Iterator[bytes], context: grpc.ServicerContext
+      requests: Iterator[_Newest], context: grpc.ServicerContext
     ) -> Iterator[bytes]:
       try:
-        yield from self._handle(path, requests, context)
+        yield from self._handle(path, map(_Newest.take, requests), context)
       finally:
+        newest.close()
         if context.code() is not None or not context.is_active():
-          # A private name: where a gRPC has none, resets only cost more.
-          event = getattr(context, "_rpc_event", None)
-          self._spent.append((time.monotonic(), getattr(event, "call", None)))
+          self._spent.append((time.monotonic(), context))
 
-    return grpc.stream_stream_rpc_method_handler(handle)
+    return grpc.stream_stream_rpc_method_handler(handle, newest.receive)
 
   def _handle(
     self, path: str, requests: Iterator[bytes], context: grpc.ServicerContext
@@ -690,6 +688,31 @@ class _Handlers(grpc.GenericRpcHandler):
       yield from stream.serve(requests)
     finally:
       method.remove(stream)
+
+
+class _Newest:
+  """The newest request of a call, which is freed with the call's thread.
+
+  gRPC itself would keep one that came as the call ended, with a spent call.
+  """
+
+  def __init__(self) -> None:
+    self._is_open, self._message = True, b""
+
+  def receive(self, message: bytes) -> "_Newest":
+    """Deserializes a request, as gRPC calls it."""
+    if self._is_open:
+      self._message = message
+    return self
+
+  def take(self) -> bytes:
+    """Returns the request."""
+    message, self._message = self._message, b""
+    return message
+
+  def close(self) -> None:
+    """Frees it, and those to come."""
+    self._is_open, self._message = False, b""
 
 
 def _hello(
