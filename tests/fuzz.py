@@ -40,6 +40,7 @@ from seedx.acting import (
   sessions,
   slots,
   thin_actor,
+  unroll_messages,
   unroll_server,
   unroll_store,
 )
@@ -140,13 +141,13 @@ def bound(server):
     sink=lambda share: True,
   )
   unrolls.bind(server)
-  inputs = protocol.experience_layout(programs.share(), ENVS)
+  inputs = unroll_messages.experience_layout(programs.share(), ENVS)
   hello = {"num_envs": ENVS}
   message = zeros_of(inputs, ENVS)
   message.unroll.inputs.timestep.step_type[:] = [0, 1, 2, 0]
   methods += [
-    Method(protocol.EXPERIENCE, inputs, hello, [message, message]),
-    Method(protocol.PARAMETERS, wire.NOTHING, {}, [()]),
+    Method(unroll_messages.EXPERIENCE, inputs, hello, [message, message]),
+    Method(unroll_messages.PARAMETERS, wire.NOTHING, {}, [()]),
   ]
 
   exploration = np.zeros(256, np.float32)

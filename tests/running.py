@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from seedx import types
-from seedx.acting import protocol, sessions
+from seedx.acting import protocol, sessions, unroll_messages
 from seedx.agents import base
 from seedx.runtime import process
 from seedx.runtime import running as running_lib
@@ -95,7 +95,7 @@ class Own:
   @property
   def unrolls(self):
     """Who takes in the unrolls of actors that act by themselves."""
-    return self._served(protocol.EXPERIENCE).__self__
+    return self._served(unroll_messages.EXPERIENCE).__self__
 
   def _served(self, name):
     return self.process.server._methods[name].open_session

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from seedx import types, wire
-from seedx.acting import protocol
+from seedx.acting import unroll_messages
 from seedx.wire import server as server_lib
 
 
@@ -30,25 +30,25 @@ class Source:
     """
     self._newest = newest
     self._copying = threading.Lock()
-    self._copy: protocol.Versioned | None = None
+    self._copy: unroll_messages.Versioned | None = None
 
   def bind(self, server: server_lib.Server) -> None:
     """Binds the method that clients call."""
     acting, _ = self._newest()
     server.bind(
-      protocol.PARAMETERS,
+      unroll_messages.PARAMETERS,
       self._versioned,
       inputs=wire.NOTHING,
-      outputs=protocol.parameters_layout(acting),
+      outputs=unroll_messages.parameters_layout(acting),
     )
 
-  def _versioned(self, nothing: types.Tree) -> protocol.Versioned:
+  def _versioned(self, nothing: types.Tree) -> unroll_messages.Versioned:
     del nothing
     with self._copying:
       acting, version = self._newest()
       if self._copy is None or self._copy.version != version:
         host = jax.tree.map(np.asarray, acting)
-        self._copy = protocol.Versioned(np.int32(version), host)
+        self._copy = unroll_messages.Versioned(np.int32(version), host)
       return self._copy
 
 
@@ -74,22 +74,24 @@ class Fetched:
     """
     self.device = device
     self._asked_seconds = 0.0
-    self._held: protocol.Versioned | None = None
+    self._held: unroll_messages.Versioned | None = None
     # A stream: its end distinguishes a server that is done from one that died.
     self._exchange = client.exchange(
-      protocol.PARAMETERS,
+      unroll_messages.PARAMETERS,
       inputs=wire.NOTHING,
-      outputs=protocol.parameters_layout(form),
+      outputs=unroll_messages.parameters_layout(form),
     )
 
-  def newest(self, version: int | None = None) -> protocol.Versioned | None:
+  def newest(
+    self, version: int | None = None
+  ) -> unroll_messages.Versioned | None:
     """Returns the newest acting parameters.
 
     Args:
       version: newest version that the caller has heard of, as in the reply to
-        `protocol.Experience`. Without a newer one than that of the copy, the
-        copy is returned and nothing is sent, unless the server would soon
-        regard this stream as dead. None asks in any case.
+        `unroll_messages.Experience`. Without a newer one than that of the
+        copy, the copy is returned and nothing is sent, unless the server would
+        soon regard this stream as dead. None asks in any case.
 
     Returns:
       The copy, the same object until it is fetched again; None where the
@@ -111,11 +113,11 @@ class Fetched:
     limit = self._asked_seconds + wire.SILENT_SECONDS / 4
     return time.monotonic() > limit
 
-  def _fetch(self) -> protocol.Versioned | None:
+  def _fetch(self) -> unroll_messages.Versioned | None:
     self._asked_seconds = time.monotonic()
     reply = self._exchange(())
     if reply is None:
       return None
     acting = jax.device_put(reply.acting, self.device)
-    self._held = protocol.Versioned(np.int32(reply.version), acting)
+    self._held = unroll_messages.Versioned(np.int32(reply.version), acting)
     return self._held

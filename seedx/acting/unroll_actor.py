@@ -12,6 +12,7 @@ from seedx.acting import (
   local_actor,
   parameters,
   protocol,
+  unroll_messages,
 )
 from seedx.agents import base
 
@@ -82,9 +83,9 @@ def _act(
   num_envs = work.actors.envs_per_actor
   with contextlib.ExitStack() as opened:
     exchange = client.exchange(
-      protocol.EXPERIENCE,
-      inputs=protocol.experience_layout(programs.share(), num_envs),
-      outputs=protocol.VERSION,
+      unroll_messages.EXPERIENCE,
+      inputs=unroll_messages.experience_layout(programs.share(), num_envs),
+      outputs=unroll_messages.VERSION,
       hello={"num_envs": num_envs},
     )
     opened.callback(exchange.close)
@@ -97,7 +98,7 @@ def _act(
       rng_key=jax.random.key(0),
       device=fetched.device,
       waits=waits,
-      exploration=protocol.exploration(exchange.welcome, num_envs),
+      exploration=unroll_messages.exploration(exchange.welcome, num_envs),
     )
     opened.callback(actor.close)
     message = _Messages(programs, waits)
@@ -139,7 +140,7 @@ class _Messages:
 
   def experience(
     self, acting: types.Tree, unroll: types.Unroll
-  ) -> protocol.Experience:
+  ) -> unroll_messages.Experience:
     """The message that goes with `[L, N, ...]` unrolls.
 
     Raises:
@@ -158,7 +159,7 @@ class _Messages:
     unreported, _ = self._unreported.take()
     shares = self._waits.measure()
 
-    return protocol.Experience(
+    return unroll_messages.Experience(
       unroll=steps._replace(core_state=core_state),
       priorities=priorities,
       episode_return=unreported.episode_return,

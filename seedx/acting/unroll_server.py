@@ -19,6 +19,7 @@ from seedx.acting import (
   parameters,
   protocol,
   sessions,
+  unroll_messages,
 )
 from seedx.runtime import counters
 from seedx.runtime import seeds as seeds_lib
@@ -74,10 +75,12 @@ class UnrollServer:
     """Binds what actors call: for parameters, and with unrolls."""
     self._parameters.bind(server)
     server.bind_stream(
-      protocol.EXPERIENCE,
+      unroll_messages.EXPERIENCE,
       self._open,
-      inputs=protocol.experience_layout(self._programs.share(), self._max_rows),
-      outputs=protocol.VERSION,
+      inputs=unroll_messages.experience_layout(
+        self._programs.share(), self._max_rows
+      ),
+      outputs=unroll_messages.VERSION,
     )
 
   def measure(self) -> dict[str, float]:
@@ -91,7 +94,7 @@ class UnrollServer:
     )
 
   def check(
-    self, experience: protocol.Experience, exploration: np.ndarray
+    self, experience: unroll_messages.Experience, exploration: np.ndarray
   ) -> None:
     """Checks each number of a message by itself.
 
@@ -117,7 +120,7 @@ class UnrollServer:
     for found in jax.tree.leaves(experience.priorities):
       wire.check_range("priorities", found, 0, _MOST_PRIORITY)
 
-  def take(self, experience: protocol.Experience) -> np.int32:
+  def take(self, experience: unroll_messages.Experience) -> np.int32:
     """Takes a message's unrolls; returns the newest version.
 
     Raises:
@@ -155,7 +158,7 @@ class _Session:
     # `[S, L - period]`, with which the next unrolls begin.
     self._shared: np.ndarray | None = None
 
-  def __call__(self, inputs: protocol.Experience) -> np.int32:
+  def __call__(self, inputs: unroll_messages.Experience) -> np.int32:
     """Takes unrolls of all the actor's environments.
 
     Raises:
@@ -166,7 +169,7 @@ class _Session:
     return self._server.take(inputs)
 
   @functools.partial(jax.profiler.annotate_function, name="receive")
-  def _count(self, inputs: protocol.Experience) -> None:
+  def _count(self, inputs: unroll_messages.Experience) -> None:
     """Checks and counts a message."""
     session = self._session
     timestep = inputs.unroll.inputs.timestep

@@ -82,10 +82,13 @@ once the server's half has ended, it says how, as any other does.
     replies, the server has stopped: its work is over.
   * CANCELLED, unless the client itself cancelled: the server has stopped while
     the stream waited for a request or a reply, or before it was opened. Its
-    work is over, as with OK.
+    work is over, as with OK. Where the details are no `name: reason` and
+    messages go by gRPC, it may also be that the client sent nothing, or took no
+    reply, for 300 s. A call of `/seedx/` tells: it ends with UNIMPLEMENTED
+    where the server goes on, and the client tries again.
   * UNAVAILABLE: no server, or one that crashed, or one about to stop, of which
     a function was called; or the client sent nothing, or took no reply, for
-    300 s: try again.
+    300 s, and messages go through a pipe: try again.
   * UNAUTHENTICATED: the metadata do not have the run's token.
   * UNIMPLEMENTED: no such method; the message has those there are.
   * FAILED_PRECONDITION: the handshake does not fit; the message has what was

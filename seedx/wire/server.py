@@ -133,9 +133,9 @@ class Server:
       address: `host:port`, where port 0 picks a free one, or `unix:/path`.
       max_streams: calls and streams that each name serves at a time. One more
         is refused with RESOURCE_EXHAUSTED.
-      silent_seconds: how long a stream may wait for its client. Then it ends
-        with UNAVAILABLE. If it was of a session, its host gets no other while
-        others may take the place.
+      silent_seconds: how long a stream may wait for its client. Then it ends,
+        and the client tries again. If it was of a session, its host gets no
+        other while others may take the place.
       security: what clients have to show.
 
     Raises:

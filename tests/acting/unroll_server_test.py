@@ -19,6 +19,7 @@ from seedx.acting import (
   local_actor,
   protocol,
   unroll_actor,
+  unroll_messages,
   unroll_server,
   unroll_store,
 )
@@ -180,9 +181,9 @@ class Serving:
   def actor(self, num_envs=3, programs=None):
     share = (programs or self.programs()).share()
     return self.client.exchange(
-      protocol.EXPERIENCE,
-      protocol.experience_layout(share, 3),
-      protocol.VERSION,
+      unroll_messages.EXPERIENCE,
+      unroll_messages.experience_layout(share, 3),
+      unroll_messages.VERSION,
       {"num_envs": num_envs},
     )
 
@@ -195,7 +196,7 @@ def serving(tmp_path):
 
 def experience(numbers, waits=(0.0, 0.0)):
   rows = len(numbers)
-  return protocol.Experience(
+  return unroll_messages.Experience(
     unroll=unroll_of(numbers),
     priorities=(),
     episode_return=np.full((rows, LENGTH), 3e38, np.float32),
@@ -294,7 +295,7 @@ def test_actors_fetch_parameters_at_an_interval(
     return versioned(nothing)
 
   serving.unrolls.take = counted_take
-  method = serving.server._methods[protocol.PARAMETERS]
+  method = serving.server._methods[unroll_messages.PARAMETERS]
   method.open_session = lambda hello: server_lib.FunctionSession(
     counted_versioned
   )
@@ -431,8 +432,10 @@ def test_unrolls_have_to_go_on_where_those_before_ended(serving):
 
 
 def fetch(serving):
-  layout = protocol.parameters_layout(np.zeros((), np.float32))
-  return serving.client.call(protocol.PARAMETERS, (), wire.NOTHING, layout)
+  layout = unroll_messages.parameters_layout(np.zeros((), np.float32))
+  return serving.client.call(
+    unroll_messages.PARAMETERS, (), wire.NOTHING, layout
+  )
 
 
 def test_an_example_has_the_form_of_shares(serving):

@@ -8,10 +8,12 @@ import subprocess
 import sys
 import threading
 
+import numpy as np
 import pytest
 
 from experiments import gorila_dqn, impala, seed_ppo, seed_vtrace
-from seedx import join, wire
+from seedx import envs, join, wire
+from seedx.acting import protocol
 from seedx.launch import admission, joining
 from seedx.launch import nodes as nodes_lib
 from seedx.wire import server as server_lib
@@ -203,9 +205,12 @@ class Joiners:
   def __init__(self):
     self.programs = []
 
-  def start(self, *words, program=("-m", "seedx.join"), **environment):
+  def start(
+    self, *words, program=("-m", "seedx.join"), cwd=None, **environment
+  ):
     started = subprocess.Popen(
       [sys.executable, *program, *map(str, words)],
+      cwd=cwd,
       env={**os.environ, "PYTHONPATH": str(programs.ROOT), **environment},
       stderr=subprocess.PIPE,
       text=True,
@@ -402,22 +407,58 @@ def test_actors_of_a_script_run_with_its_objects(tmp_path, joiners):
   assert 'env "Acrobot-v1", found "CartPole-v0"' in said[learner]
 
 
-def test_a_thin_actor_imports_no_jax(tmp_path, joiners):
-  """The file is there if anything, such as EnvPool, has imported JAX."""
-  options = {"envs_per_actor": 4, "actor_batch_size": 2, "num_actors": 1}
-  imported = tmp_path / "imported"
+# Counts what is loaded where environments are stepped.
+_LOADED = """
+import sys
+
+def note(observation):
+  names = {*sys.modules, sys.modules["__main__"].__spec__.name}
+  with open("loaded", "w") as file:
+    print(*sorted(names), file=file)
+  return observation
+"""
+# Modules of seedx that a machine with thin actors needs, packages among them.
+_MOST_MODULES = 25
+
+
+def test_a_thin_actor_loads_little_of_seedx_and_no_jax(tmp_path, joiners):
+  """JAX is there, and notes that anything, such as EnvPool, has imported it."""
+  imported, transform = tmp_path / "imported", "what_is_loaded:note"
+  (tmp_path / "what_is_loaded.py").write_text(_LOADED)
   (tmp_path / "jax").mkdir()
   (tmp_path / "jax" / "__init__.py").write_text(
     f"open({str(imported)!r}, 'w').close()\nraise ImportError('no JAX')"
   )
+  options = {"envs_per_actor": 4, "actor_batch_size": 2, "num_actors": 1}
+  options["observation_transform"] = transform
+  learner, messages = Learner(tmp_path, ROLES[:1], "impala", **options), []
+
+  def act(rows):
+    messages.append(rows)
+    return np.zeros(len(rows.index), np.int32)
+
+  learner.server.bind_stream(
+    protocol.ACT,
+    lambda hello: server_lib.FunctionSession(act, {"first_seed": 0}),
+    *protocol.act_layouts(envs.spec(envs.Config()), 2),
+  )
   path = os.pathsep.join([str(tmp_path), str(programs.ROOT)])
-  with Learner(tmp_path, ROLES[:1], "impala", **options) as learner:
-    program = joiners.start(learner.server.address, PYTHONPATH=path)
-    _, said = program.communicate(timeout=600)
+  with learner:
+    joiners.start(
+      learner.server.address,
+      "--observation-transform",
+      transform,
+      cwd=tmp_path,
+      PYTHONPATH=path,
+    )
+    running.wait_until(lambda: len(messages) > 3)
+    learner.server.stop()
+    joiners.ended()
   assert not imported.exists()
-  # There is no inference: it came as far as it can.
-  assert program.returncode == 2
-  assert "expected a method of ['/seedx/join'], found /seedx/act" in said
+  loaded = (tmp_path / "loaded").read_text().split()
+  own = [name for name in loaded if name.partition(".")[0] == "seedx"]
+  assert {"seedx.join", "seedx.acting.thin_actor"} < {*own}
+  assert len(own) <= _MOST_MODULES, own
 
 
 _NO_ADDRESSES = {

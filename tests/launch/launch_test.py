@@ -10,14 +10,13 @@ import pytest
 
 from seedx import signals, types
 from seedx.launch import instances, nodes, ray_cluster
-from seedx.launch import nodes as nodes_lib
 from tests import launch_node, running
 
 
 def _start(tmp_path, count=1, **config):
   config = launch_node.Config(str(tmp_path), **config)
   return instances.Processes(
-    [nodes_lib.Node("worker", launch_node.run, config, count)]
+    [nodes.Node("worker", launch_node.run, config, count)]
   )
 
 
@@ -57,7 +56,7 @@ def test_processes_that_compute_share_the_cores(
   threads = str(max(1, cores // count)) if needs_jax else "none"
   monkeypatch.delenv("PJRT_NPROC", raising=False)
   config = launch_node.Config(str(tmp_path))
-  node = nodes_lib.Node("w", launch_node.say_threads, config, count, needs_jax)
+  node = nodes.Node("w", launch_node.say_threads, config, count, needs_jax)
   process = instances.Process("w", nodes.message(node, ""))
   try:
     running.wait_until(lambda: _marks(tmp_path) == 1)
@@ -75,7 +74,7 @@ def test_whoever_outlives_this_process_removes_the_folder(tmp_path, returns):
   sockets.mkdir()
   before = _children()
   config = launch_node.Config(str(marks), returns=returns)
-  node = nodes_lib.Node("worker", launch_node.run, config, 1)
+  node = nodes.Node("worker", launch_node.run, config, 1)
   processes = instances.Processes([node], str(sockets))
   (child,) = _children() - before
   running.wait_until(lambda: _marks(marks) == 1)
@@ -147,7 +146,7 @@ class _Life:
 
     monkeypatch.setattr(instances.subprocess, "Popen", Popen)
     monkeypatch.setattr(instances.time, "monotonic", lambda: self.now)
-    node = nodes_lib.Node("worker", launch_node.run, None)
+    node = nodes.Node("worker", launch_node.run, None)
     (self.child,) = instances.Processes([node])._instances
 
   def goes_on(self, seconds, status):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import seedx
 from seedx import wire
-from seedx.acting import protocol
+from seedx.acting import protocol, unroll_messages
 from seedx.launch import admission, joining
 from seedx.pipelines.gorila import reports
 from seedx.wire import calls
@@ -125,7 +125,7 @@ def test_an_odd_learner_is_refused_in_words(changes, options):
 def test_an_odd_welcome_is_refused_in_words(found):
   readers = [
     lambda: protocol.first_seed({"first_seed": found}),
-    lambda: protocol.exploration({"exploration": found}, 2),
+    lambda: unroll_messages.exploration({"exploration": found}, 2),
     lambda: reports.addresses({"addresses": found}),
   ]
   for read in readers:
@@ -330,7 +330,26 @@ def test_who_takes_no_replies_is_silent_too(tmp_path):
     running.wait_until(lambda: not here)
     with pytest.raises(fuzz.grpc.RpcError) as caught:
       list(call)
-    assert caught.value.code() is Code.UNAVAILABLE
+    assert caught.value.code() is Code.CANCELLED
+
+
+def test_who_was_silent_by_tcp_asks_whether_the_server_is_there():
+  here = []
+  server = server_lib.Server("127.0.0.1:0", 2, silent_seconds=0.2)
+  server.bind_stream("say", counted(here), ONE, ONE)
+  server.bind("done", refuse, ONE, ONE)
+  message = {"x": np.zeros(1, np.bool_)}
+  with server, wire.Client(server.address) as client:
+    with pytest.raises(wire.WireError, match="silent for too long") as caught:
+      client.exchange("say", ONE, ONE).receive()
+    assert caught.value.code is Code.UNAVAILABLE  # It may try again.
+    assert not here
+    # A reason is an answer.
+    assert client.exchange("done", ONE, ONE)(message) is None
+
+
+def refuse(inputs):
+  raise wire.Refused(Code.CANCELLED, "this run is over")
 
 
 def test_a_process_that_has_joined_says_that_it_is_there(tmp_path, monkeypatch):

@@ -167,7 +167,7 @@ def test_a_secret_may_come_in_pieces(tmp_path, listener):
 def test_a_stream_that_ends_within_a_message_ends_with_an_error(tmp_path):
   with doubling(tmp_path) as exchange:
     assert exchange(rows(1)) is not None
-    pipe_of_client = exchange._stream._pipe
+    pipe_of_client = exchange._pipe
     pipe_of_client.send(LAYOUT.encode(rows(1, 9))[:40])
     pipe_of_client.end()
     with pytest.raises(wire.WireError, match="ended within a message"):
@@ -186,7 +186,7 @@ def test_streams_use_a_pipe_where_there_is_room_for_its_path(
   monkeypatch.chdir(tmp_path)
   pathlib.Path(name).mkdir()
   with doubling(pathlib.Path(name)) as exchange:
-    assert (exchange._stream._pipe is not None) == (name == "x")
+    assert (exchange._pipe is not None) == (name == "x")
     np.testing.assert_array_equal(exchange(rows(3)), rows(6))
   assert os.listdir(name) == []
 
@@ -195,7 +195,7 @@ def test_a_server_behind_a_lone_socket_is_reached_without_a_pipe(tmp_path):
   """As where somebody has forwarded, or mounted, the server's socket alone."""
   (tmp_path / "elsewhere").mkdir()
   with doubling(tmp_path, tmp_path / "elsewhere" / "sock") as exchange:
-    assert exchange._stream._pipe is None
+    assert exchange._pipe is None
     np.testing.assert_array_equal(exchange(rows(3)), rows(6))
 
 

@@ -864,6 +864,14 @@ def test_stopped_servers_leave_no_thread_behind():
   running.wait_until(lambda: not set(threading.enumerate()) - before)
 
 
+def test_a_request_that_comes_as_a_call_ends_is_freed():
+  newest = server_lib._Newest()
+  assert newest.receive(b"request").take() == b"request"
+  newest.receive(b"late")
+  newest.close()
+  assert newest.receive(b"later").take() == b""
+
+
 def test_a_stream_that_is_ended_has_its_own_status_and_not_the_sessions():
   """A session that is closed meanwhile cannot know why."""
   code = wire.StatusCode

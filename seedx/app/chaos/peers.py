@@ -16,7 +16,7 @@ import numpy as np
 import tree
 
 from seedx import envs, types, wire
-from seedx.acting import local_actor, protocol, unroll_store
+from seedx.acting import local_actor, protocol, unroll_messages, unroll_store
 from seedx.launch import joining
 from seedx.pipelines import gorila, impala, seed
 from seedx.pipelines.gorila import parameter_server, reports, worker
@@ -276,10 +276,10 @@ def _of_unrolls(config: impala.Config) -> list[Method]:
   agent = _agent(config)
   layout = unroll_store.Layout.of(agent, config.learner.unroll_length, rows)
   programs = local_actor.Programs(agent, envs.spec(config.env), layout)
-  inputs = protocol.experience_layout(programs.share(), rows)
+  inputs = unroll_messages.experience_layout(programs.share(), rows)
   return [
-    Method(protocol.EXPERIENCE, inputs, {"num_envs": rows}),
-    Method(protocol.PARAMETERS, wire.NOTHING),
+    Method(unroll_messages.EXPERIENCE, inputs, {"num_envs": rows}),
+    Method(unroll_messages.PARAMETERS, wire.NOTHING),
   ]
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import optax
 
 from seedx import envs, metrics, types, wire
-from seedx.acting import local_actor, protocol
+from seedx.acting import local_actor, protocol, unroll_messages
 from seedx.agents import base, optimizers
 from seedx.learning import plan as plan_lib
 from seedx.learning import updates
@@ -260,7 +260,7 @@ class _Worker:
       rng_key=act_key,
       device=device,
       waits=self._waits,
-      exploration=protocol.exploration(exchange.welcome, num_envs),
+      exploration=unroll_messages.exploration(exchange.welcome, num_envs),
     )
     self._unreported = local_actor.Unreported(num_envs, programs.layout.length)
     self._batches = 0
