@@ -2,7 +2,6 @@
 
 import dataclasses
 import threading
-from typing import Any
 
 from seedx import types, wire
 from seedx.app import devices
@@ -10,11 +9,12 @@ from seedx.app.cli import configs, experiments
 from seedx.app.runs import run_dirs
 from seedx.launch import joining
 from seedx.launch import nodes as nodes_lib
+from seedx.runtime import process
 
 
 def experiment_of(
   told: joining.Told, address: str
-) -> experiments.Experiment[Any]:
+) -> experiments.Experiment[process.Pipeline]:
   """Returns the experiment that a learner runs, one that comes with seedx.
 
   Args:
@@ -35,7 +35,7 @@ def experiment_of(
 
 
 def play(
-  experiment: experiments.Experiment[Any],
+  experiment: experiments.Experiment[process.Pipeline],
   told: joining.Told,
   address: str,
   listen: str,

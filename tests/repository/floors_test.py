@@ -258,6 +258,24 @@ def test_circles_are_found():
   assert _circles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == {"b", "c"}
 
 
+def _hides_a_library(module, source):
+  """Whether a module has the name of a library that it imports."""
+  own = module.rpartition(".")[2]
+  return any(name.partition(".")[0] == own for name in _imports(source))
+
+
+def test_no_module_is_named_like_a_library_that_it_imports():
+  assert not [x for x, y in _modules() if _hides_a_library(x, y.read_text())]
+
+
+@pytest.mark.parametrize(
+  "source", ["import ray", "from ray import tune", "import_module('ray')"]
+)
+def test_the_name_of_an_imported_library_is_found(source):
+  assert _hides_a_library("seedx.launch.ray", source)
+  assert not _hides_a_library("seedx.launch.ray_cluster", source)
+
+
 def test_several_learner_hosts_are_dealt_with_in_few_rooms():
   having = {
     module

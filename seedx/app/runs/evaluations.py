@@ -6,11 +6,12 @@ import pathlib
 import sys
 import threading
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from seedx import envs, files, metrics, types
 from seedx.acting import evaluator
 from seedx.app.runs import run_dirs, statistics
+from seedx.runtime import process
 from seedx.runtime import seeds as seeds_lib
 
 # How long an evaluation that is cancelled may go on.
@@ -38,7 +39,9 @@ class Config:
     )
 
 
-def of(run: Any, config: Config, run_dir: pathlib.Path) -> "Periodic | None":
+def of(
+  run: process.Pipeline, config: Config, run_dir: pathlib.Path
+) -> "Periodic | None":
   """Makes the evaluations of a run; None if the config asks for none.
 
   Args:
@@ -63,7 +66,9 @@ class Periodic:
     words: a summary of the last evaluation; empty before the first.
   """
 
-  def __init__(self, run: Any, config: Config, run_dir: pathlib.Path) -> None:
+  def __init__(
+    self, run: process.Pipeline, config: Config, run_dir: pathlib.Path
+  ) -> None:
     """Starts no evaluation yet; see `of` for the arguments.
 
     Raises:

@@ -5,7 +5,7 @@ import functools
 import importlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import dm_env
@@ -17,6 +17,7 @@ from seedx import checkpoint, envs, files, types
 from seedx.agents import acting_step, base
 from seedx.app.cli import configs, experiments, programs
 from seedx.app.runs import checkpointer, run_dirs
+from seedx.runtime import process
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,12 +126,14 @@ class Policy:
     )
     if state is None:
       state = self.initial_state(size)
-    action, state = self._jitted(self.acting, timestep, state)
-    action = np.asarray(action)
+    taken, state = self._jitted(self.acting, timestep, state)
+    action = np.asarray(taken)
     return (action[0] if rows is None else action), state
 
   @functools.cached_property
-  def _jitted(self) -> Any:
+  def _jitted(
+    self,
+  ) -> Callable[..., tuple[jax.Array, acting_step.ActingState]]:
     """`act`, compiled once; the parameters are an argument."""
     return jax.jit(
       lambda acting, *args: dataclasses.replace(self, acting=acting).act(*args)
@@ -140,7 +143,7 @@ class Policy:
 def load(
   run_dir: str | os.PathLike[str],
   which: str = "latest",
-  config: Any = None,
+  config: process.Pipeline | None = None,
   *,
   trust: bool = False,
 ) -> Policy:
@@ -186,7 +189,7 @@ def load(
   )
 
 
-def _config(asked: run_dirs.Config) -> Any:
+def _config(asked: run_dirs.Config) -> process.Pipeline:
   """The pipeline config of a run, from its `config.json`."""
   if asked.experiment is None:
     if asked.beyond:
@@ -212,7 +215,7 @@ def _config(asked: run_dirs.Config) -> Any:
   return run_dirs.restored(programs.asked_of(experiment, name), asked).run
 
 
-def _class(name: str, package: str) -> Any:
+def _class(name: str, package: str) -> type:
   """The class of a config, from MODULE:Config in a package of seedx."""
   if not re.fullmatch(rf"seedx\.{package}\.\w+(\.\w+)?:Config", name):
     raise types.ConfigError(
@@ -244,7 +247,7 @@ def _rows(
   Raises:
     types.ConfigError: it is not an observation of the specs.
   """
-  structure: Any = jax.tree.structure(specs)
+  structure: Any = jax.tree.structure(specs)  # Its stubs lack a method.
   try:
     plain = _plain(observation)
     leaves = [np.asarray(x) for x in structure.flatten_up_to(plain)]

@@ -6,7 +6,6 @@ Edge of the Statistical Precipice", https://arxiv.org/abs/2108.13264.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -31,7 +30,7 @@ def summary(returns: np.ndarray) -> dict[str, float | int]:
   }
 
 
-def in_words(found: Mapping[str, Any]) -> str:
+def in_words(found: Mapping[str, float]) -> str:
   """Formats a summary as one line."""
   return (
     f"mean {found['mean']:.1f}, median {found['median']:.1f}, interquartile"
