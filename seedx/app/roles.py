@@ -14,7 +14,7 @@ from seedx.runtime import process
 
 def experiment_of(
   told: joining.Told, address: str
-) -> experiments.Experiment[process.Pipeline]:
+) -> experiments.Experiment[process.Config]:
   """Returns the experiment that a learner runs, one that comes with seedx.
 
   Args:
@@ -35,7 +35,7 @@ def experiment_of(
 
 
 def play(
-  experiment: experiments.Experiment[process.Pipeline],
+  experiment: experiments.Experiment[process.Config],
   told: joining.Told,
   address: str,
   listen: str,

@@ -17,7 +17,6 @@ import dataclasses
 
 from seedx import envs, types
 from seedx.acting import local_actor, protocol, unroll_actor, unroll_server
-from seedx.agents import base
 from seedx.launch import nodes as nodes_lib
 from seedx.learning import learner as learner_lib
 from seedx.learning import learners
@@ -30,16 +29,12 @@ class Config(process.ServerConfig):
   """The options of an IMPALA run.
 
   Attributes:
-    env: the environment.
-    agent: that acts and learns.
     actors: processes that act.
     fetch_interval: env steps of an actor between two fetches of parameters; 0
       for a fetch after every unroll. The paper of Ape-X has 400.
     learner: devices that compute updates.
   """
 
-  env: envs.Config = envs.Config()
-  agent: base.Config
   actors: protocol.Actors = protocol.Actors()
   fetch_interval: int = 0
   learner: learner_lib.InboxConfig = learner_lib.InboxConfig()

@@ -40,7 +40,7 @@ class Config:
 
 
 def of(
-  run: process.Pipeline, config: Config, run_dir: pathlib.Path
+  run: process.Config, config: Config, run_dir: pathlib.Path
 ) -> "Periodic | None":
   """Makes the evaluations of a run; None if the config asks for none.
 
@@ -67,7 +67,7 @@ class Periodic:
   """
 
   def __init__(
-    self, run: process.Pipeline, config: Config, run_dir: pathlib.Path
+    self, run: process.Config, config: Config, run_dir: pathlib.Path
   ) -> None:
     """Starts no evaluation yet; see `of` for the arguments.
 

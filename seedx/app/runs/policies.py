@@ -143,7 +143,7 @@ class Policy:
 def load(
   run_dir: str | os.PathLike[str],
   which: str = "latest",
-  config: process.Pipeline | None = None,
+  config: process.Config | None = None,
   *,
   trust: bool = False,
 ) -> Policy:
@@ -189,7 +189,7 @@ def load(
   )
 
 
-def _config(asked: run_dirs.Config) -> process.Pipeline:
+def _config(asked: run_dirs.Config) -> process.Config:
   """The pipeline config of a run, from its `config.json`."""
   if asked.experiment is None:
     if asked.beyond:
