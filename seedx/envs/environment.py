@@ -136,8 +136,8 @@ def spec(config: env_config.Config) -> types.EnvironmentSpec:
       or the transform is unknown or cannot be used, a system library is
       missing, or the actions are not supported.
   """
-  _, spec = _kind(config)
-  return spec(config)
+  _, described = _kind(config)
+  return described(config)
 
 
 _Spec = Callable[[env_config.Config], types.EnvironmentSpec]

@@ -53,10 +53,10 @@ class Stream:
     outputs: layout_lib.Layout,
     hello: Mapping[str, Any],
     unix_path: str | None,
-    serves: Callable[[], bool],
+    failure: Callable[[grpc.RpcError], calls.WireError],
   ) -> None:
     """Opens the stream; see `Client.stream`."""
-    self._serves = serves
+    self._failure = failure
     self._queue: queue.SimpleQueue[types.Tree] | None = None
     if requests is None:
       self._queue = queue.SimpleQueue()
@@ -67,6 +67,8 @@ class Stream:
     self._outputs = outputs
     self._accepted = threading.Event()
     self._ended = False
+    # Whether it has ended since this end closed it.
+    self._left = False
     self._request_error: Exception | None = None
     self._sent_bytes = 0
     self._received_bytes = 0
@@ -107,15 +109,10 @@ class Stream:
     except grpc.RpcError as error:
       if self._request_error is not None:
         raise self._request_error from None
-      failure = _wire_error(error)
-      if failure.code is not grpc.StatusCode.CANCELLED:
-        raise failure from None
-      if not self._is_over(failure.message):
-        raise calls.WireError(
-          grpc.StatusCode.UNAVAILABLE,
-          "the server has ended this stream, which was silent for too long",
-        ) from None
-      raise StopIteration from None
+      failure = _wire_error(error) if self._left else self._failure(error)
+      if failure.code is grpc.StatusCode.CANCELLED:
+        raise StopIteration from None
+      raise failure from None
     if message is None:
       raise StopIteration
     self._received_bytes += len(message)
@@ -160,6 +157,7 @@ class Stream:
   def close(self) -> None:
     """Ends the stream at once; from any thread; harmless when it is over."""
     self._ended = True
+    self._left |= not self.over.is_set()
     self._accepted.set()
     if self._queue is not None:
       self._queue.put(None)
@@ -198,14 +196,6 @@ class Stream:
     self._call.cancel()
     if self._pipe is not None:
       self._pipe.close()
-
-  def _is_over(self, reason: str) -> bool:
-    """Whether a server that has cancelled this stream is done.
-
-    Its functions and sessions give a reason, `name: message`. gRPC gives none
-    for streams that were silent, or idle as the server stopped.
-    """
-    return self._ended or ": " in reason or not self._serves()
 
   def _connect(self, unix_path: str, secret: str) -> None:
     """Connects to where the messages go.
@@ -340,7 +330,7 @@ class Client:
         metadata=_metadata(inputs, {}, pipe=False),
       )
     except grpc.RpcError as error:
-      raise _wire_error(error) from None
+      raise self._failure(error) from None
     _answer(call, outputs)
     return _decode(outputs, message)
 
@@ -404,10 +394,25 @@ class Client:
     if path is not None and not pipe_lib.is_at(path):
       path = None
     stream = Stream(
-      method, requests, inputs, outputs, hello or {}, path, self._serves
+      method, requests, inputs, outputs, hello or {}, path, self._failure
     )
     self.was_accepted = True
     return stream
+
+  def _failure(self, error: grpc.RpcError) -> calls.WireError:
+    """How a call failed; CANCELLED only where the server is done.
+
+    Its functions and sessions give a reason, `name: message`. gRPC gives none
+    for calls that were silent, or idle as the server stopped.
+    """
+    failure = _wire_error(error)
+    is_cancelled = failure.code is grpc.StatusCode.CANCELLED
+    if is_cancelled and ": " not in failure.message and self._serves():
+      return calls.WireError(
+        grpc.StatusCode.UNAVAILABLE,
+        "the server has ended a call that was silent for too long",
+      )
+    return failure
 
   def _serves(self) -> bool:
     """Whether the server is there and does not stop: it has no such method."""

@@ -6,6 +6,7 @@ import numpy as np
 
 from seedx import envs
 from seedx.acting import protocol, thin_actor
+from seedx.envs import envpool_adapter
 from seedx.wire import server as server_lib
 from tests import running
 
@@ -16,7 +17,7 @@ class Held:
   """Environments whose second step is held; closing them then is wrong."""
 
   def __init__(self, env, num_envs, **options):
-    self._env = envs.make(env, num_envs, **options)
+    self._env = envpool_adapter.EnvPoolEnvironment(env, num_envs, **options)
     self.reset, self.send = self._env.reset, self._env.send
     self.steps = self.overlaps = self.closes = 0
     self.stepping, self.go_on = threading.Event(), threading.Event()

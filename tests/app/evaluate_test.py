@@ -22,6 +22,7 @@ from seedx.acting import evaluator, local_actor, unroll_store
 from seedx.agents import vtrace
 from seedx.app import evaluate, videos
 from seedx.app.runs import checkpointer, evaluations, statistics
+from seedx.envs import envpool_adapter
 from seedx.pipelines import sync
 from seedx.runtime import seeds as seeds_lib
 from tests import fakes, programs, running
@@ -57,7 +58,7 @@ def remembering_agent():
 
 def by_hand(acting, seed, episodes):
   """The returns of one environment's first episodes."""
-  environment = envs.make(CARTPOLE, 1, seed=seed)
+  environment = envpool_adapter.EnvPoolEnvironment(CARTPOLE, 1, seed=seed)
   environment.reset()
   found, total, core_state, action = [], 0.0, None, None
   while len(found) < episodes:

@@ -340,8 +340,11 @@ def test_who_was_silent_by_tcp_asks_whether_the_server_is_there():
   server.bind("done", refuse, ONE, ONE)
   message = {"x": np.zeros(1, np.bool_)}
   with server, wire.Client(server.address) as client:
+    stream = client.exchange("say", ONE, ONE)
+    stream.over.wait()
+    stream.close()  # That it is over is not this end's doing.
     with pytest.raises(wire.WireError, match="silent for too long") as caught:
-      client.exchange("say", ONE, ONE).receive()
+      stream.receive()
     assert caught.value.code is Code.UNAVAILABLE  # It may try again.
     assert not here
     # A reason is an answer.
