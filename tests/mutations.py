@@ -51,8 +51,8 @@ rainbow-atoms-undiscounted losses/categorical.py losses/every_loss
 - ends.discount[:, None] * atoms
 + atoms
 normalizer-without-variance-between agents/normalizer.py agents/normalizer
-- + rate * within + between
-+ + rate * within
+- + rate * new + rate * (1.0 - rate) * apart
++ + rate * new
 burn-in-gradient agents/windows.py agents/r2d2
 - core_state = jax.lax.stop_gradient(
 + core_state = (
@@ -88,9 +88,9 @@ cartpole-force envs/functional/classic_control.py envs/functional
 replay-ratio-without-carry replay/ratio.py learning/experience
 - self._due += env_steps * self._replay_ratio
 + self._due = env_steps * self._replay_ratio
-version-one-too-high learning/learner.py learning/learner
-- _Published(on_devices, version)
-+ _Published(on_devices, version + 1)
+version-one-too-high learning/published.py learning/learner
+- _Version(on_devices, version)
++ _Version(on_devices, version + 1)
 micro-batches-weigh-alike learning/updates.py learning/learner
 - jnp.maximum(output.weight, _LEAST_WEIGHT)
 + jnp.ones_like(output.weight)
@@ -101,7 +101,7 @@ long-messages-accepted wire/layout.py wire/wire
 - if total != expected or len(message) != expected:
 + if total != expected:
 damage-unnoticed checkpoint.py checkpoint
-- zlib.crc32(part.data) != checksum
+- zlib.crc32(part.data) != column.checksum
 + False
 retention-of-one checkpoint.py checkpoint
 - steps[-self._keep :]

@@ -9,6 +9,7 @@ import jax
 
 from seedx import losses, types
 from seedx.agents import base, policy_gradient
+from seedx.agents import policy as policy_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Config(policy_gradient.Config):
 
 
 def _loss(
-  evaluation: policy_gradient.Evaluation,
+  evaluation: policy_lib.Evaluation,
   unroll: types.Unroll,
   hyperparameters: Mapping[str, jax.Array],
 ) -> losses.ActorCriticLoss:

@@ -2,15 +2,16 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from seedx import distributions, losses, networks, types
-from seedx.agents import base, blocks, optimizers, rewards
+from seedx.agents import base, blocks, optimizers
 from seedx.agents import model as model_lib
+from seedx.agents import policy as policy_lib
 
 # The fields of `Config` that may change at run time.
 HYPERPARAMETERS = (
@@ -81,6 +82,18 @@ class Config(model_lib.Config):
       return None
     return model_lib.memory(self.core, self.lstm_size, self.compute_dtype)
 
+  def policy(self, spec: types.EnvironmentSpec) -> policy_lib.Policy:
+    """Makes the policy for an environment.
+
+    Raises:
+      types.ConfigError: no action distribution fits the action spec.
+    """
+    distribution = distributions.for_spec(spec.action)
+    head = networks.PolicyValueHead(distribution.num_parameters)
+    towers = 2 if self.towers == "apart" else 1
+    model = model_lib.Model.make(spec, self, head, towers)
+    return policy_lib.Policy(model, distribution, self.normalize_rewards)
+
   def for_continuous(self) -> Self:
     """Returns a copy for continuous actions, whose entropy has no bound."""
     return dataclasses.replace(self, entropy_cost=0.0)
@@ -96,70 +109,12 @@ class Config(model_lib.Config):
     )
 
 
-class Extras(NamedTuple):
-  """What learning needs from acting.
-
-  Attributes:
-    log_prob: `[B]` float32, log mu(a) of the behaviour policy mu.
-  """
-
-  log_prob: jax.Array
-
-
-class Evaluated(NamedTuple):
-  """Steps, evaluated by some parameters.
-
-  Attributes:
-    values: `[T, B]`, V.
-    log_prob: `[T, B]`, log pi(a) of the actions taken.
-    entropy: `[T, B]`, of pi.
-    policy: `[T, B, ...]`, pi; `policy.distribution` is Distrax's.
-  """
-
-  values: jax.Array
-  log_prob: jax.Array
-  entropy: jax.Array
-  policy: distributions.Parameterized
-
-
-class Evaluation(NamedTuple):
-  """An unroll, evaluated by the learned parameters.
-
-  Attributes:
-    values: `[T + 1, B]`, V of each time step.
-    log_prob: `[T, B]`, log pi(a) of the actions taken.
-    entropy: `[T, B]`, of pi.
-    step_type: `[T + 1, B]` int32.
-    reward: `[T + 1, B]`, normalized, scaled and clipped.
-    discount: `[T + 1, B]`, the environment's, times gamma.
-    policy: `[T, B, ...]`, pi; `policy.distribution` is Distrax's.
-  """
-
-  values: jax.Array
-  log_prob: jax.Array
-  entropy: jax.Array
-  step_type: jax.Array
-  reward: jax.Array
-  discount: jax.Array
-  policy: distributions.Parameterized
-
-  @property
-  def streams(self) -> Sequence[jax.Array]:
-    """All but the policy, as losses of one stream take them; for `jax.vmap`."""
-    return self[:-1]
-
-  @property
-  def steps(self) -> Evaluated:
-    """The T steps without the last time step."""
-    return Evaluated(self.values[:-1], self.log_prob, self.entropy, self.policy)
-
-
 class Loss(Protocol):
   """The loss of an actor-critic agent."""
 
   def __call__(
     self,
-    evaluation: Evaluation,
+    evaluation: policy_lib.Evaluation,
     unroll: types.Unroll,
     hyperparameters: Mapping[str, jax.Array],
   ) -> losses.ActorCriticLoss:
@@ -199,7 +154,7 @@ def make(
   Raises:
     types.ConfigError: no action distribution fits the action spec.
   """
-  policy = Policy.make(spec, config)
+  policy = config.policy(spec)
   optimizer = optimizers.Optimizer.make(config, horizon, steps_per_update)
   names = (*HYPERPARAMETERS, *at_run_time)
   axes = AXES if separable and policy.in_blocks else None
@@ -335,186 +290,3 @@ def _diagnosed(
     # Where targets hardly vary, it would hide all others in a mean.
     metrics["explained_variance"] = jnp.maximum(1.0 - unexplained, -1.0)
   return metrics
-
-
-@dataclasses.dataclass(frozen=True)
-class Policy:
-  """The model, and the action distribution that its policy head describes.
-
-  Attributes:
-    model: the network, for the environment.
-    distribution: the kind of distribution.
-    normalizes_rewards: whether the core state is a `rewards.CoreState`, and the
-      statistics are of discounted returns, too.
-  """
-
-  model: model_lib.Model
-  distribution: distributions.Policy
-  normalizes_rewards: bool = False
-
-  @classmethod
-  def make(cls, spec: types.EnvironmentSpec, config: Config) -> "Policy":
-    """Makes the policy for an environment."""
-    distribution = distributions.for_spec(spec.action)
-    head = networks.PolicyValueHead(distribution.num_parameters)
-    towers = 2 if config.towers == "apart" else 1
-    model = model_lib.Model.make(spec, config, head, towers)
-    return cls(model, distribution, config.normalize_rewards)
-
-  @property
-  def in_blocks(self) -> bool:
-    """Whether blocks of a batch are faster on CPU; see `blocks`.
-
-    A memory's steps come one after another, in each block again, and few images
-    fill a cache.
-    """
-    network = self.model.network
-    images = any(map(networks.is_image, network.observation))
-    return not network.recurrent and not images
-
-  def init(self, rng_key: jax.Array) -> model_lib.Variables:
-    """Initial variables."""
-    variables = self.model.init(rng_key)
-    if not self.normalizes_rewards:
-      return variables
-    return variables._replace(statistics=rewards.init(variables.statistics))
-
-  def initial_core_state(self, batch_size: int) -> types.Tree:
-    """The core state at the start of an episode, `[batch_size, ...]`."""
-    network = self.model.initial_core_state(batch_size)
-    if not self.normalizes_rewards:
-      return network
-    return rewards.CoreState(network, jnp.zeros(batch_size, jnp.float32))
-
-  def network_state(self, core_state: types.Tree) -> types.Tree:
-    """The part of a core state that is the network's."""
-    return core_state.network if self.normalizes_rewards else core_state
-
-  def moments(
-    self, statistics: types.Tree, unroll: types.Unroll, axis_name: str | None
-  ) -> types.Tree:
-    """A batch's moments, for `AgentState.statistics`; () without any."""
-    inputs = unroll.inputs
-    if not self.normalizes_rewards:
-      return self.model.moments(statistics, inputs, axis_name)
-    observed = rewards.observed(statistics)
-    return rewards.measure(
-      statistics,
-      self.model.moments(observed, inputs, axis_name),
-      inputs.timestep,
-      unroll.core_state.discounted,
-      self.model.config.discount,
-      axis_name,
-    )
-
-  def reward_deviation(
-    self, state: base.AgentState, moments: types.Tree
-  ) -> jax.Array | None:
-    """The divisor of a batch's rewards, `[]`; None where none is used."""
-    if not self.normalizes_rewards:
-      return None
-    return rewards.deviation(state.statistics, moments, state.updates)
-
-  def step(
-    self,
-    variables: model_lib.Variables,
-    rng_key: jax.Array,
-    inputs: types.Inputs,
-    core_state: types.Tree,
-  ) -> tuple[types.AgentOutput, types.Tree]:
-    """One step of `[B, ...]`; see `base.Agent`."""
-    policy, core_state = self._one_step(variables, inputs, core_state)
-    action, log_prob = policy.sample_and_log_prob(seed=rng_key)
-    return self._output(action, log_prob), core_state
-
-  def greedy(
-    self,
-    variables: model_lib.Variables,
-    rng_key: jax.Array,
-    inputs: types.Inputs,
-    core_state: types.Tree,
-  ) -> tuple[types.AgentOutput, types.Tree]:
-    """One step of `[B, ...]` with the distribution's mode as action."""
-    del rng_key  # The mode is deterministic.
-    policy, core_state = self._one_step(variables, inputs, core_state)
-    action = policy.mode()
-    return self._output(action, policy.log_prob(action)), core_state
-
-  def evaluate(
-    self,
-    variables: model_lib.Variables,
-    unroll: types.Unroll,
-    hyperparameters: Mapping[str, jax.Array],
-    deviation: jax.Array | None = None,
-  ) -> Evaluation:
-    """Evaluates an unroll `[T + 1, B, ...]`.
-
-    Args:
-      variables: the learned ones.
-      unroll: what to evaluate.
-      hyperparameters: `AgentState.hyperparameters`.
-      deviation: see `reward_deviation`.
-    """
-    inputs = unroll.inputs
-    rewarded = inputs
-    if deviation is not None:
-      rewarded = rewards.divided(inputs, deviation)
-    steps = self.evaluate_steps(
-      variables, inputs, unroll.action, self.network_state(unroll.core_state)
-    )
-    return Evaluation(
-      values=steps.values,
-      log_prob=steps.log_prob[:-1],
-      entropy=steps.entropy[:-1],
-      step_type=inputs.timestep.step_type.astype(jnp.int32),
-      reward=self.model.rewards(rewarded),
-      discount=self.model.discounts(inputs, hyperparameters["discount"]),
-      policy=jax.tree.map(lambda x: x[:-1], steps.policy),
-    )
-
-  def evaluate_steps(
-    self,
-    variables: model_lib.Variables,
-    inputs: types.Inputs,
-    action: jax.Array,
-    core_state: types.Tree,
-  ) -> Evaluated:
-    """Evaluates T steps `[T, B, ...]`; `core_state` is the network's."""
-    output = self.model.unroll(variables, inputs, core_state)
-    policy = self._policy(output)
-    distribution = policy.distribution
-    return Evaluated(
-      values=output.head.value,
-      log_prob=distribution.log_prob(action),
-      entropy=distribution.entropy(),
-      policy=policy,
-    )
-
-  def _one_step(
-    self,
-    variables: model_lib.Variables,
-    inputs: types.Inputs,
-    core_state: types.Tree,
-  ) -> tuple[distributions.Distribution, types.Tree]:
-    """The distribution over actions `[1, B]`, and the next core state."""
-    stream = jax.tree.map(lambda x: x[None], inputs)
-    network = self.network_state(core_state)
-    output = self.model.unroll(variables, stream, network)
-    after = output.core_state
-    if self.normalizes_rewards:
-      (returns,) = rewards.discounted(
-        stream.timestep, core_state.discounted, self.model.config.discount
-      )
-      after = rewards.CoreState(after, returns)
-    return self._policy(output).distribution, after
-
-  def _output(
-    self, action: jax.Array, log_prob: jax.Array
-  ) -> types.AgentOutput:
-    action = action[0].astype(self.model.spec.action.dtype)
-    return types.AgentOutput(action, Extras(log_prob[0]))
-
-  def _policy(self, output: model_lib.Output) -> distributions.Parameterized:
-    return distributions.Parameterized(
-      self.distribution, output.head.policy, output.action_mask
-    )

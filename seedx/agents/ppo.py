@@ -17,6 +17,7 @@ from seedx.agents import (
   permutations,
   policy_gradient,
 )
+from seedx.agents import policy as policy_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +113,7 @@ class Entries(NamedTuple):
   action: jax.Array
   core_state: types.Tree
   behaviour_log_prob: jax.Array
-  before: policy_gradient.Evaluated
+  before: policy_lib.Evaluated
   advantage: jax.Array
   weight: jax.Array
 
@@ -149,7 +150,7 @@ class Loss(Protocol):
 
   def __call__(
     self,
-    evaluated: policy_gradient.Evaluated,
+    evaluated: policy_lib.Evaluated,
     minibatch: Minibatch,
     hyperparameters: Mapping[str, jax.Array],
   ) -> losses.ActorCriticLoss:
@@ -187,12 +188,12 @@ def make(
   Raises:
     types.ConfigError: no action distribution fits the action spec.
   """
-  policy = policy_gradient.Policy.make(spec, config)
+  policy = config.policy(spec)
   steps_per_update = config.epochs * config.minibatches
   optimizer = optimizers.Optimizer.make(config, horizon, steps_per_update)
 
   def whole_loss(
-    evaluation: policy_gradient.Evaluation,
+    evaluation: policy_lib.Evaluation,
     unroll: types.Unroll,
     hyperparameters: Mapping[str, jax.Array],
   ) -> losses.ActorCriticLoss:
@@ -222,7 +223,7 @@ def make(
 
 
 def loss(
-  evaluated: policy_gradient.Evaluated,
+  evaluated: policy_lib.Evaluated,
   minibatch: Minibatch,
   hyperparameters: Mapping[str, jax.Array],
   *,
@@ -263,7 +264,7 @@ def loss(
 
 
 def _make_update(
-  policy: policy_gradient.Policy,
+  policy: policy_lib.Policy,
   config: Config,
   step: Step,
   optimizer: optimizers.Optimizer,
@@ -297,7 +298,7 @@ def _make_update(
 
 
 def _make_step(
-  policy: policy_gradient.Policy,
+  policy: policy_lib.Policy,
   loss: Loss,
   axes: Minibatch | None,
   optimizer: optimizers.Optimizer,
@@ -404,7 +405,7 @@ _AXES = Minibatch._make(
 
 
 def _evaluated(
-  policy: policy_gradient.Policy,
+  policy: policy_lib.Policy,
   state: base.AgentState,
   batch: types.Unroll,
   deviation: jax.Array | None,
@@ -426,8 +427,8 @@ def _evaluated(
 
 
 def _entries(
-  policy: policy_gradient.Policy,
-  evaluation: policy_gradient.Evaluation,
+  policy: policy_lib.Policy,
+  evaluation: policy_lib.Evaluation,
   unroll: types.Unroll,
   hyperparameters: Mapping[str, jax.Array],
 ) -> Entries:
@@ -450,7 +451,7 @@ def _entries(
 
 
 def _single_steps(
-  policy: policy_gradient.Policy, variables: model.Variables, entries: Entries
+  policy: policy_lib.Policy, variables: model.Variables, entries: Entries
 ) -> Entries:
   """Cuts entries `[T, B, ...]` into single steps `[1, T * B, ...]`."""
 

@@ -114,7 +114,7 @@ class Run:
 
 
 def train(
-  config: process.Pipeline,
+  config: process.Config,
   *,
   sinks: Sequence[metrics.Sink] = (),
   return_interrupted: bool = False,
@@ -157,7 +157,7 @@ def train(
 
 
 def run(
-  config: process.Pipeline,
+  config: process.Config,
   files: Config,
   *,
   asked: Any = None,
@@ -197,7 +197,7 @@ def run(
 class _Work:
   """What `run` is to do, for any machine; see there."""
 
-  config: process.Pipeline
+  config: process.Config
   files: Config
   record: run_dirs.Config
   presets: Sequence[str]
@@ -429,7 +429,7 @@ def _is_solved(
 
 @contextlib.contextmanager
 def _sockets(
-  config: process.Pipeline, alone: bool, watch: hangs.Watch
+  config: process.Config, alone: bool, watch: hangs.Watch
 ) -> Iterator[str]:
   """A folder for the sockets of processes here; empty where none is needed."""
   if alone or not isinstance(config, process.ServerConfig):
@@ -489,17 +489,17 @@ def _roles(
   return joining.Roles(nodes, record.experiment or "", options, addresses)
 
 
-def _check_pipeline(config: process.Pipeline) -> None:
+def _check_pipeline(config: process.Config) -> None:
   """Raises types.ConfigError for a config of something else."""
-  if not isinstance(config, process.Pipeline):
+  if not isinstance(config, process.Config):
     raise types.ConfigError(
-      "expected a pipeline's config, see runtime.process.Pipeline; found"
+      "expected a pipeline's config, see runtime.process.Config; found"
       f" {type(config).__qualname__} of {type(config).__module__}"
     )
 
 
 def _named(
-  files: Config, config: process.Pipeline, run_dir: pathlib.Path
+  files: Config, config: process.Config, run_dir: pathlib.Path
 ) -> list[metrics.Sink]:
   """The sink that the command line names, if it names one.
 
@@ -518,7 +518,7 @@ def _named(
 
 
 def _sinks(
-  config: process.Pipeline,
+  config: process.Config,
   files: Config,
   run_dir: pathlib.Path,
   alone: bool,
@@ -601,7 +601,7 @@ def _check_free(run_dir: str | os.PathLike[str]) -> None:
 
 
 def _check_total(
-  config: process.Pipeline,
+  config: process.Config,
   record: run_dirs.Config,
   files: Config,
   env_steps: int,

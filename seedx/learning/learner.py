@@ -1,10 +1,8 @@
 """The learner: takes finished unrolls, updates, publishes parameters."""
 
-import collections
 import dataclasses
 import functools
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,14 +13,12 @@ import numpy as np
 from seedx import metrics, sharding, types
 from seedx import replay as replay_lib
 from seedx.agents import base
-from seedx.learning import experience, replayed, updates
+from seedx.learning import experience, pending, replayed, updates
 from seedx.learning import inbox as inbox_lib
 from seedx.learning import plan as plan_lib
+from seedx.learning import published as published_lib
 from seedx.runtime import counters
 from seedx.runtime import hosts as hosts_lib
-
-# How long a checkpoint waits for the update that is under way.
-_COMPUTED_SECONDS = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,7 +226,7 @@ class Learner:
     self._skipped = counters.Skipped()
     # Updates that were of no batch, see `_batches_in`.
     self._idle = 0
-    self._pending: list[_Pending] = []
+    self._pending: list[pending.Update] = []
     # Env steps and batches that a checkpoint's source had not counted yet.
     self._uncounted = 0.0, 0
     # Of the newest update that was read; they stay on the device.
@@ -239,10 +235,7 @@ class Learner:
       self.cores,
       config.queue_capacity if isinstance(config, InboxConfig) else 1,
     )
-    self._acting_on = tuple(dict.fromkeys(acting_on or self.cores[:1]))
-    self._publishing = threading.Lock()
-    # With their versions; the first is computed, others may not be.
-    self._published: collections.deque[_Published] = collections.deque()
+    self._published = published_lib.Published(acting_on or self.cores[:1])
     self.publish()
 
   @property
@@ -312,9 +305,10 @@ class Learner:
     with self._changing:
       output = result.output._replace(priorities=None)
       # What `saved` returns where this update hangs; else its memory is freed.
-      before = None if _is_ready(result.skipped) else self._state
+      is_done = pending.is_ready(result.skipped)
+      before = None if is_done else self._state
       kept = result._replace(state=(), output=output)
-      self._pending.append(_Pending(before, kept, batch is not None))
+      self._pending.append(pending.Update(before, kept, batch is not None))
       self._state = result.state
       self.steps += 1
     self._source.counted(*self._uncounted)
@@ -331,38 +325,20 @@ class Learner:
   def publish(self, wait: bool = True) -> None:
     """Publishes the newest state: `newest` returns its acting parameters.
 
-    No later update may donate them: `device_put` to the same device only
-    aliases them.
-
     Args:
       wait: until the update that they come from is done.
     """
-    acting, version = self.acting(), self.steps
-    on_devices = {x: jax.device_put(acting, x) for x in self._acting_on}
-    if wait:
-      jax.block_until_ready(list(on_devices.values()))
-    with self._publishing:
-      self._published.append(_Published(on_devices, version))
-      self._forget_older()
+    self._published.put(self.acting(), self.steps, wait)
 
   def newest(self, device: jax.Device | None = None) -> tuple[types.Tree, int]:
-    """The acting parameters published last, and their version.
+    """Returns the acting parameters published last, and their version.
 
-    Those of an update that is under way are not returned before it is done:
-    acting with them would wait for it.
+    Those of an update that is under way are left out until it is done.
 
     Args:
       device: where to have them; the first of `acting_on` if None.
     """
-    with self._publishing:
-      self._forget_older()
-      newest = self._published[0]
-    return newest.acting[device or self._acting_on[0]], newest.version
-
-  def _forget_older(self) -> None:
-    """Leaves the newest computed parameters, and those after them."""
-    while len(self._published) > 1 and self._published[1].is_computed():
-      self._published.popleft()
+    return self._published.newest(device)
 
   def acting(self, state: base.AgentState | None = None) -> types.Tree:
     """The acting parameters of a state; of the newest one if None."""
@@ -399,16 +375,10 @@ class Learner:
     with self._changing:
       state, steps, idle = self._state, self.steps, self._idle
       learned, skipped = self.learned_steps, self._skipped.updates
-      pending, uncounted = list(self._pending), self._uncounted
-    patience_seconds = _COMPUTED_SECONDS
-    while pending and not _is_computed(state, patience_seconds):
-      before = pending[-1].before
-      if before is None:
-        break
-      state, steps = before, steps - 1
-      pending.pop()
-      patience_seconds = 0.0
-    for update in pending:
+      running, uncounted = list(self._pending), self._uncounted
+    state, behind = pending.newest_computed(state, running)
+    steps -= len(running) - len(behind)
+    for update in behind:
       batches = self._batches_in(update.result)
       idle += not batches
       if update.result.skipped:
@@ -503,50 +473,3 @@ class Learner:
 
   def _read(self, result: Any) -> None:
     """Is called with the result of each update, in order, on the host."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Pending:
-  """An update that may still be running.
-
-  Attributes:
-    before: the state before it; None where it is known to have ended.
-    result: without the state.
-    has_batch: whether it is of a batch of this process.
-  """
-
-  before: base.AgentState | None
-  result: Any
-  has_batch: bool
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Published:
-  """Acting parameters on each device that acts, and their version."""
-
-  acting: dict[jax.Device, types.Tree]
-  version: int
-
-  def is_computed(self) -> bool:
-    """Whether nobody would have to wait for them."""
-    return _is_ready(list(self.acting.values()))
-
-
-def _is_ready(nest: types.Tree) -> bool:
-  """Whether nobody would have to wait for these arrays."""
-  return all(leaf.is_ready() for leaf in jax.tree.leaves(nest))
-
-
-def _is_computed(state: types.Tree, patience_seconds: float) -> bool:
-  """Waits for a state; whether it can be read, and has not failed."""
-  leaves = jax.tree.leaves(state)
-  deadline = time.monotonic() + patience_seconds
-  while not _is_ready(state):
-    if time.monotonic() > deadline:
-      return False
-    time.sleep(0.001)
-  try:
-    jax.block_until_ready(leaves)
-  except jax.errors.JaxRuntimeError:
-    return False
-  return True

@@ -44,16 +44,12 @@ class Config(process.Config):
   """The config of an A3C run.
 
   Attributes:
-    env: the environment.
-    agent: the agent that acts and learns.
     workers: the threads that act and learn.
     device: index of the local device that acts and learns.
     env_restarts: how often in a row a worker's process of your own environments
       starts again where one raises an error or dies; then the run ends.
   """
 
-  env: envs.Config = envs.Config()
-  agent: base.Config
   workers: local_actor.WorkersConfig = local_actor.WorkersConfig()
   device: int = 0
   env_restarts: int = 5

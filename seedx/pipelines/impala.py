@@ -17,7 +17,6 @@ import dataclasses
 
 from seedx import envs, launch, types
 from seedx.acting import local_actor, slots, unroll_actor, unroll_server
-from seedx.agents import base
 from seedx.learning import learner as learner_lib
 from seedx.learning import learners
 from seedx.learning import plan as plan_lib
@@ -29,16 +28,12 @@ class Config(process.ServerConfig):
   """The options of an IMPALA run.
 
   Attributes:
-    env: the environment.
-    agent: that acts and learns.
     actors: processes that act.
     fetch_interval: env steps of an actor between two fetches of parameters; 0
       for a fetch after every unroll. The paper of Ape-X has 400.
     learner: devices that compute updates.
   """
 
-  env: envs.Config = envs.Config()
-  agent: base.Config
   actors: slots.Config = slots.Config()
   fetch_interval: int = 0
   learner: learner_lib.InboxConfig = learner_lib.InboxConfig()

@@ -16,7 +16,6 @@ from seedx import envs, launch
 from seedx import replay as replay_lib
 from seedx.acting import inference as inference_lib
 from seedx.acting import inference_server, thin_actor
-from seedx.agents import base
 from seedx.learning import learner as learner_lib
 from seedx.learning import learners
 from seedx.learning import plan as plan_lib
@@ -28,16 +27,12 @@ class Config(process.ServerConfig):
   """The options of a SEED run.
 
   Attributes:
-    env: the environment.
-    agent: that acts and learns.
     actors: processes that step environments.
     inference: devices that compute actions.
     learner: devices that compute updates.
     replay: if the agent learns from a replay.
   """
 
-  env: envs.Config = envs.Config()
-  agent: base.Config
   actors: thin_actor.Config = thin_actor.Config()
   inference: inference_lib.Config = inference_lib.Config()
   learner: learner_lib.InboxConfig = learner_lib.InboxConfig()

@@ -23,7 +23,6 @@ import numpy as np
 from seedx import envs, metrics, types
 from seedx import replay as replay_lib
 from seedx.acting import local_actor
-from seedx.agents import base
 from seedx.learning import learner as learner_lib
 from seedx.learning import learners
 from seedx.learning import plan as plan_lib
@@ -42,8 +41,6 @@ class Config(process.Config):
   """The config of a synchronous run.
 
   Attributes:
-    env: the environment.
-    agent: the agent that acts and learns.
     num_envs: number of parallel environments, of all learner hosts together.
     env_threads: threads of EnvPool; processes of your own environments.
     env_restarts: how often in a row a process of your own environments starts
@@ -52,8 +49,6 @@ class Config(process.Config):
     replay: the replay; None for an agent that learns without one.
   """
 
-  env: envs.Config = envs.Config()
-  agent: base.Config
   num_envs: int = 16
   env_threads: int = 1
   env_restarts: int = 5

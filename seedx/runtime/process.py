@@ -1,29 +1,29 @@
 """What a pipeline is, and the process that it describes.
 
-A `Pipeline` is a config that describes a run; its `learn(context)` returns a
-`Process`, what is to run in the learner's. `running.run` does the rest, for all
-pipelines.
+A pipeline is a `Config` that describes a run and starts nothing; its
+`learn(context)` returns a `Process`, what is to run in the learner's.
+`running.run` does the rest, for all pipelines.
 """
 
-import contextlib
+import abc
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol, Self, runtime_checkable
+from typing import NamedTuple, Self
 
 import jax
-import numpy as np
 
 from seedx import envs, launch, metrics, types, wire
 from seedx.agents import base
 from seedx.runtime import counters
 from seedx.runtime import hosts as hosts_lib
+from seedx.runtime import parts as parts_lib
 from seedx.runtime import seeds as seeds_lib
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-  """The options of every run; each pipeline's config is one, see `Pipeline`.
+class Config(abc.ABC):
+  """A pipeline, with the options of every run.
 
   Attributes:
     total_steps: env steps to train for, including those before a resume.
@@ -31,12 +31,16 @@ class Config:
     log_seconds: seconds between two lines of metrics.
     hang_seconds: seconds without an env step and without an update after which
       the console names what each thread waits for; compile time does not count.
+    env: the environment.
+    agent: the agent that acts and learns.
   """
 
   total_steps: int = 2_000_000
   seed: int = 0
   log_seconds: float = 0.5
   hang_seconds: float = 120.0
+  env: envs.Config = envs.Config()
+  agent: base.Config
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for what cannot be run."""
@@ -54,8 +58,17 @@ class Config:
     return self
 
   def nodes(self) -> list[launch.Node]:
-    """Returns no nodes: there is one process."""
+    """Returns what runs in other processes, anywhere that reaches this one."""
     return []
+
+  @abc.abstractmethod
+  def learn(self, context: "Context") -> "Process":
+    """Returns what runs in this process.
+
+    Raises:
+      types.ConfigError: the environment or a device does not exist, or the
+        agent cannot learn so.
+    """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -146,53 +159,6 @@ class Context:
     return self.hosts.counted(seeds_lib.Seeds(seed, self.hosts.index))
 
 
-class Part(Protocol):
-  """A part of a process that checkpoints save; any thread may save it."""
-
-  def saved(self) -> types.Tree:
-    """Its state in a checkpoint, a nest of arrays.
-
-    Raises:
-      wire.WireError: UNAVAILABLE, a server cannot be reached now; try again.
-    """
-
-  def restore(self, saved: types.Tree) -> None:
-    """Continues from a saved state; called before the process runs."""
-
-
-class Measured(Protocol):
-  """What has metrics."""
-
-  def measure(self) -> metrics.Line:
-    """Returns them by their names, since the last call where they count."""
-
-
-class Replay(Protocol):
-  """The replays of a process; any thread may save them."""
-
-  @property
-  def num_bytes(self) -> int:
-    """Of what a checkpoint would keep, about; 0 where it is not known yet."""
-
-  def paused(self) -> contextlib.AbstractContextManager[None]:
-    """Neither they nor the parts of the process change within it."""
-
-  def saved(self) -> Callable[[], types.Tree]:
-    """Takes their state, `paused`.
-
-    Returns:
-      A function that says the state as a nest of arrays, on any thread; it may
-      wait.
-    """
-
-  def restore(self, saved: Mapping[str, np.ndarray]) -> None:
-    """Continues from a saved state; called before the process runs.
-
-    Args:
-      saved: its arrays by their paths, see `checkpoint.Checkpoints.restore`.
-    """
-
-
 @dataclasses.dataclass(frozen=True)
 class Process:
   """What runs in a pipeline's own process.
@@ -220,10 +186,10 @@ class Process:
   """
 
   acted: counters.Acted
-  parts: Mapping[str, Part]
+  parts: Mapping[str, parts_lib.Part]
   policy: Callable[[types.Tree], types.Tree]
-  measures: Sequence[Measured]
-  replay: Replay | None = None
+  measures: Sequence[parts_lib.Measured]
+  replay: parts_lib.Replay | None = None
   done: Callable[[], bool] | None = None
   threads: Mapping[str, Callable[[], None]] = dataclasses.field(
     default_factory=dict
@@ -238,7 +204,7 @@ class Process:
   close: Callable[[], None] = lambda: None
 
   def saved(self) -> types.Tree:
-    """The whole checkpoint; any thread may call it; see `Part.saved`."""
+    """The whole checkpoint; any thread may call it; see `parts.Part`."""
     return {name: part.saved() for name, part in self.parts.items()}
 
   @staticmethod
@@ -267,46 +233,3 @@ class Process:
     for measured in self.measures:
       line |= measured.measure()
     return line
-
-
-@runtime_checkable
-class Pipeline(Protocol):
-  """A pipeline: a `Config` whose methods describe a run, and start nothing."""
-
-  @property
-  def env(self) -> envs.Config:
-    """Config of the environment."""
-
-  @property
-  def agent(self) -> base.Config:
-    """Config of the agent that acts and learns."""
-
-  @property
-  def total_steps(self) -> int:
-    """See `Config`."""
-
-  @property
-  def seed(self) -> int:
-    """See `Config`."""
-
-  @property
-  def log_seconds(self) -> float:
-    """See `Config`."""
-
-  @property
-  def hang_seconds(self) -> float:
-    """See `Config`."""
-
-  def with_sockets(self, folder: str) -> Self:
-    """Returns the config with sockets in a folder where it has no address."""
-
-  def nodes(self) -> list[launch.Node]:
-    """Returns what runs in other processes, anywhere that reaches this one."""
-
-  def learn(self, context: Context) -> Process:
-    """Returns what runs in this process.
-
-    Raises:
-      types.ConfigError: the environment or a device does not exist, or the
-        agent cannot learn so.
-    """

@@ -22,13 +22,13 @@ from seedx.agents import (
   acting_step,
   base,
   dqn,
-  policy_gradient,
   ppo,
   r2d2,
   rainbow,
   value_based,
   vtrace,
 )
+from seedx.agents import policy as policy_lib
 from tests import conftest, running
 
 LENGTH, BATCH, ROWS = 5, 3, 32
@@ -374,7 +374,7 @@ def test_greedy_is_the_best_action_whatever_the_key_and_exploration(case):
     assert np.any(output.action != best.action)
     if jax.tree.leaves(core_state):
       assert difference(core_state, drawn_core_state) < 1e-5
-    if isinstance(best.extras, policy_gradient.Extras):
+    if isinstance(best.extras, policy_lib.Extras):
       # None of those that are drawn is likelier.
       gap = best.extras.log_prob - output.extras.log_prob
       assert gap.min() >= -1e-5 and gap.max() > 1e-5

@@ -10,7 +10,8 @@ import pytest
 from dm_env import specs
 
 from seedx import sharding, types
-from seedx.agents import base, model, policy_gradient, ppo
+from seedx.agents import base, model, ppo
+from seedx.agents import policy as policy_lib
 from tests import conftest
 from tests.agents import dqn_test
 from tests.losses import references
@@ -133,7 +134,7 @@ def test_one_step_on_the_whole_batch_is_its_gradients_applied(kind):
 def test_at_a_ratio_of_1_the_gradients_are_those_of_a2c():
   """With advantages from NumPy, normalised by hand."""
   state, unroll = with_hyperparameters(state_of(), td_lambda=0.8), unroll_of()
-  policy = policy_gradient.Policy.make(VECTOR, config_of())
+  policy = config_of().policy(VECTOR)
 
   @jax.jit
   def evaluated(params):
@@ -165,7 +166,7 @@ def test_at_a_ratio_of_1_the_gradients_are_those_of_a2c():
     )
     return (steps * weight).sum() / weight.sum()
 
-  as_acted = unroll._replace(extras=policy_gradient.Extras(log_prob))
+  as_acted = unroll._replace(extras=policy_lib.Extras(log_prob))
   actual, other = (
     jitted("gradients")(state, KEY, x)[0].params for x in (as_acted, unroll)
   )
@@ -307,7 +308,7 @@ def test_clipping_of_values_reaches_the_loss():
 
 def on_policy(fields):
   """The experience as if the parameters had acted that learn now."""
-  policy = policy_gradient.Policy.make(VECTOR, config_of(**fields))
+  policy = config_of(**fields).policy(VECTOR)
 
   @jax.jit
   def evaluated(state, unroll):
@@ -316,7 +317,7 @@ def on_policy(fields):
 
   log_prob = evaluated(state_of(), unroll_of())
   log_prob = np.concatenate([log_prob, np.zeros((1, BATCH), np.float32)])
-  return unroll_of()._replace(extras=policy_gradient.Extras(log_prob))
+  return unroll_of()._replace(extras=policy_lib.Extras(log_prob))
 
 
 def test_an_update_ends_at_the_first_minibatch_that_is_too_far():

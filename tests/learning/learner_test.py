@@ -17,7 +17,7 @@ from dm_env import specs
 
 from seedx import metrics, replay, sharding, trees, types
 from seedx.agents import base, model, ppo, vtrace
-from seedx.learning import experience, learner, updates
+from seedx.learning import experience, learner, pending, published, updates
 from seedx.pipelines import impala
 from seedx.runtime import counters
 from tests import conftest, programs, running
@@ -306,7 +306,7 @@ def test_every_device_that_acts_has_what_was_published_last():
 def test_nobody_acts_by_an_update_that_is_under_way(monkeypatch):
   done = []
   monkeypatch.setattr(
-    learner._Published, "is_computed", lambda self: self.version in done
+    published._Version, "is_computed", lambda self: self.version in done
   )
   it = make()
   (batch,) = experience.Once()(it.shares(unroll_of()))
@@ -330,7 +330,7 @@ def test_parameters_are_computed_when_all_of_them_are_on_every_device():
   devices = jax.devices()[:2]
   for last, expected in ((done, True), (under_way, False)):
     acting = dict(zip(devices, ([done, done], [done, last]), strict=True))
-    assert learner._Published(acting, 1).is_computed() == expected
+    assert published._Version(acting, 1).is_computed() == expected
 
 
 def test_a_run_waits_for_experience_and_says_so():
@@ -387,13 +387,13 @@ def test_a_learner_that_was_saved_goes_on_as_if_it_had_not_been(num_cores):
 
 @pytest.mark.parametrize("how", ["hangs", "fails"])
 def test_an_update_that_does_not_end_well_is_not_saved(how, monkeypatch):
-  monkeypatch.setattr(learner, "_COMPUTED_SECONDS", 0.1)
+  monkeypatch.setattr(pending, "_COMPUTED_SECONDS", 0.1)
   it = make(1)
   run(it, [unroll_of()])
   before = jax.device_get(it.saved())
   (batch,) = experience.Once()(it.shares(unroll_of(5)))
   with monkeypatch.context() as patch:
-    patch.setattr(learner, "_is_ready", lambda nest: False)
+    patch.setattr(pending, "is_ready", lambda nest: False)
     it.learn(batch)
   assert it.saved()["steps"] == before["steps"] + 1
   failure = jax.errors.JaxRuntimeError("INTERNAL: lost")

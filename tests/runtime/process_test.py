@@ -7,6 +7,8 @@ import types as types_lib
 import pytest
 
 from seedx import channels, types
+from seedx.agents import a2c
+from seedx.pipelines import sync
 from seedx.runtime import counters, hosts, process
 from seedx.runtime import running as running_lib
 from tests import running
@@ -147,4 +149,4 @@ def test_steps_are_what_the_main_thread_does_until_a_stop(most):
 @pytest.mark.parametrize("field", ["total_steps", "log_seconds"])
 def test_a_config_refuses_what_cannot_be_run(field):
   with pytest.raises(types.ConfigError, match=f"expected {field}"):
-    process.Config(**{field: -1})
+    sync.Config(agent=a2c.Config(), **{field: -1})

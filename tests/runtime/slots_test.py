@@ -1,5 +1,6 @@
 """Leases of slots, and seeds of environments."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -7,7 +8,8 @@ import pytest
 
 from seedx import types, wire
 from seedx.acting import slots
-from seedx.runtime import process
+from seedx.agents import a2c
+from seedx.pipelines import sync
 from seedx.runtime import seeds as seeds_lib
 
 
@@ -47,9 +49,10 @@ def test_seeds_stay_in_the_range_of_environments():
 
 @pytest.mark.parametrize("seed", [-1, 2**30])
 def test_a_seed_that_would_share_its_run_is_refused(seed):
+  config = sync.Config(agent=a2c.Config())
   with pytest.raises(types.ConfigError, match="expected seed from 0 to"):
-    process.Config(seed=seed)
-  assert process.Config(seed=2**30 - 1).seed == 2**30 - 1
+    dataclasses.replace(config, seed=seed)
+  assert dataclasses.replace(config, seed=2**30 - 1).seed == 2**30 - 1
 
 
 def test_seeds_go_on_where_they_were_saved():

@@ -17,7 +17,7 @@ from seedx.app.cli import presets as presets_lib
 if TYPE_CHECKING:  # It would import JAX.
   from seedx.runtime import process
 
-C = TypeVar("C", bound="process.Pipeline")
+C = TypeVar("C", bound="process.Config")
 
 # The name of the experiment in a module.
 _ATTRIBUTE = "EXPERIMENT"

@@ -14,7 +14,7 @@ import jax
 
 from seedx import checkpoint, envs, files, metrics, trees, types, wire
 from seedx.app.runs import evaluations
-from seedx.runtime import memory, process
+from seedx.runtime import memory, parts, process
 
 Read = TypeVar("Read")
 
@@ -335,7 +335,7 @@ class Checkpointer:
     score = None if self._evaluation else self._run.acted.score()
     return -math.inf if score is None else score
 
-  def _kept_replay(self) -> process.Replay | None:
+  def _kept_replay(self) -> parts.Replay | None:
     """The replay of the run, if it is not too large for a checkpoint."""
     replay = self._run.replay
     if replay is None:

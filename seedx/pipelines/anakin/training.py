@@ -30,7 +30,6 @@ class Config(process.Config):
 
   Attributes:
     env: the environment, one of JAX functions.
-    agent: that acts and learns.
     num_envs: number of parallel environments, of all learner hosts together.
     num_seeds: trainings at once, each of `total_steps`. Training k has the
       seed `seed + k`; env steps and other metrics are means over all.
@@ -41,7 +40,6 @@ class Config(process.Config):
   """
 
   env: envs.Config = envs.Config("seedx:CartPole-v1")
-  agent: base.Config
   num_envs: int = 512
   num_seeds: int = 1
   updates_per_call: int = 1

@@ -34,8 +34,6 @@ class Config(process.ServerConfig):
     max_staleness: age in updates above which parameter servers drop a gradient.
     outlier_deviations: number of standard deviations above the losses' running
       mean beyond which a loss is an outlier, whose gradient workers drop.
-    env: the environment.
-    agent: the agent that acts and learns.
     workers: the processes that act and compute gradients.
     replay: the replay of each worker.
   """
@@ -45,8 +43,6 @@ class Config(process.ServerConfig):
   server: int = 0
   max_staleness: int = 100
   outlier_deviations: float = 5.0
-  env: envs.Config = envs.Config()
-  agent: base.Config
   workers: local_actor.WorkersConfig = local_actor.WorkersConfig()
   replay: replay_lib.Config = replay_lib.Config()
 
