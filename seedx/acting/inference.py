@@ -18,8 +18,8 @@ from seedx.runtime import counters
 _WAIT_DEVICE = "acting_wait_device"
 # Returns the parameters to act with, on a device, and their version.
 Newest = Callable[[jax.Device], tuple[types.Tree, int]]
-# Takes a share, on the device that acted; blocks while it is full, and returns
-# False once the run is over.
+# Takes a share that lies on the device that acted; blocks while the learner's
+# queue is full, and returns False once the run is over.
 Sink = Callable[[types.Share], bool]
 
 
@@ -334,7 +334,7 @@ class Inference:
   def _collect(
     self, slot: np.ndarray, count: np.ndarray, size: int | None = None
   ) -> None:
-    """Copies finished unrolls out; `size` rows where they have to be padded."""
+    """Copies finished unrolls out, padded to `size`, or to the next size."""
     rows = len(slot)
     size = size or next(s for s in self.sizes.padded if s >= rows)
     row = np.full(size, self.sizes.share_size, np.int32)

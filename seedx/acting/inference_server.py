@@ -92,7 +92,7 @@ class Session:
     self._closed = False
 
   def __call__(self, inputs: types.Rows) -> types.Tree:
-    """Acts for some of the actor's environments.
+    """Acts for some of the actor's environments, one message at a time.
 
     Raises:
       wire.Refused: an index comes twice, a number is out of its range, steps
@@ -114,7 +114,10 @@ class Session:
           self._release()
 
   def close(self) -> None:
-    """Gives the slots back, once a step that is under way has ended."""
+    """Gives the slots back, once a step that is under way has ended.
+
+    The server calls it when the stream ends, however the actor was lost.
+    """
     with self._lock:
       self._closed = True
       if not self._busy:

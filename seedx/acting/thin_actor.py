@@ -135,7 +135,7 @@ class _Session:
       self._exchange.over.wait()
     finally:
       self._exchange.close()
-      # EnvPool's threads, or one in a step, abort a process that ends.
+      # A process that exits while an environment steps aborts.
       thread.join(_STEP_SECONDS)
     if self._failure is not None:
       raise self._failure

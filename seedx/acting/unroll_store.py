@@ -6,7 +6,8 @@ slot has the steps from `k * period` to `k * period + length - 1`. The last of
 them finishes it; it must be collected before the slot's next step is written.
 
 All functions are pure, have fixed shapes, and should be jitted with the store
-donated. A row with slot `num_slots` is padding: it is dropped.
+donated. What pads a batch is dropped: a row with slot `num_slots` in `act`, and
+row S in `collect`.
 """
 
 import dataclasses
@@ -57,7 +58,7 @@ class Layout:
       period: T, new env steps of an unroll.
       num_slots: N, one slot per environment.
     """
-    return cls(num_slots, agent.needs.unroll_length(period), period)
+    return cls(num_slots, agent.needs.time_steps(period), period)
 
   @property
   def unrolls_under_way(self) -> int:

@@ -23,8 +23,8 @@ class AgentState:
     hyperparameters: `[]` float32 by name: the ones that may change at run time.
       Learning reads them here, never from a config.
     updates: `[]` int32, updates so far.
-    resets: `[]` float32, number of updates that would be of resets alone, if
-      all resets in the batches so far were put together; see `clock`.
+    resets: `[]` float32, resets in all batches so far, in batches: their number
+      over the steps of one batch; see `clock`.
     target_params: the target network's parameters, or ().
     statistics: running statistics of observations, see `normalizer`, and of
       discounted returns, see `rewards`; or ().
@@ -100,8 +100,8 @@ class Needs:
   divides_unrolls: bool = False
   extras: bool = True
 
-  def unroll_length(self, period: int) -> int:
-    """L, time steps of an unroll with `period` new env steps.
+  def time_steps(self, period: int) -> int:
+    """Returns L, the time steps of an unroll with T = `period` new env steps.
 
     Raises:
       types.ConfigError: some of these would never be learned from.

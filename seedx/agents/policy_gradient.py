@@ -14,7 +14,7 @@ from seedx.agents import model as model_lib
 from seedx.agents import policy as policy_lib
 from seedx.on_cpu import blocks
 
-# Where the arrays of `types.Unroll` count unrolls, see `blocks`.
+# The axis of unrolls in each array of `types.Unroll`, see `blocks`.
 AXES = types.Unroll._make(
   0 if name == "core_state" else 1 for name in types.Unroll._fields
 )
@@ -258,7 +258,7 @@ def _diagnosed(
   """Metrics from means and variances."""
   metrics = {name: x for name, x in means.items() if name not in variances}
   if "importance_square" in metrics:
-    # Of n steps, as many as n times this would count if all weighed the same.
+    # As a share of the steps: the square of the mean over the mean square.
     square = jnp.maximum(metrics.pop("importance_square"), 1e-8)
     ratio = jnp.square(metrics["importance_weight"]) / square
     metrics["effective_sample_size"] = ratio

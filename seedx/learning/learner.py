@@ -26,7 +26,8 @@ class Config(hosts_lib.Config):
   """The config of a learner.
 
   Attributes:
-    unroll_length: T, env steps of each environment in an unroll.
+    unroll_length: T, env steps of each environment in an unroll; resets among
+      them are not learned from.
     learner_devices: indices of the local devices that learn.
     micro_batches: gradient accumulation steps of an update; inference on the
       same device can run between them.
@@ -219,7 +220,8 @@ class Learner:
     # Updates that were of no batch, see `_batches_in`.
     self._idle = 0
     self._pending: list[pending.Update] = []
-    # Env steps and batches that a checkpoint's source had not counted yet.
+    # Env steps and batches learned before the checkpoint that its source had
+    # not counted; the next update passes them on.
     self._uncounted = 0.0, 0
     # Of the newest update that was read; they stay on the device.
     self._metrics: dict[str, jax.Array] = {}
@@ -284,7 +286,8 @@ class Learner:
   def learn(self, batch: experience.Batch | None) -> None:
     """Makes one update, and gives the batch's new priorities to the source.
 
-    An update that is not finite is skipped: the state stays as it is.
+    An update that is not finite is skipped, see `updates`: the state stays as
+    it is, and the version rises.
 
     Args:
       batch: what to learn from.
@@ -296,7 +299,8 @@ class Learner:
     priorities = result.output.priorities
     with self._changing:
       output = result.output._replace(priorities=None)
-      # What `saved` returns where this update hangs; else its memory is freed.
+      # Keeps the old state only while the update runs: `saved` returns it where
+      # the update hangs.
       is_done = pending.is_ready(result.skipped)
       before = None if is_done else self._state
       kept = result._replace(state=(), output=output)
@@ -318,7 +322,8 @@ class Learner:
     """Publishes the newest state: `newest` returns its acting parameters.
 
     Args:
-      wait: until the update that they come from is done.
+      wait: for its update to be done; else `newest` returns older ones until
+        it is.
     """
     self._published.put(self.acting(), self.steps, wait)
 

@@ -38,7 +38,9 @@ def vtrace(
 
   where the gradient takes vs and the advantage as constants (Espeholt et al.
   2018, https://arxiv.org/abs/1802.01561, equation 1 and section 4.2).
-  `streams.transitions` handles episodes that end inside the stream.
+  `streams.transitions` handles episodes that end inside the stream: a reset,
+  the transition into a FIRST step, has weight 0 and errors of 0, and no trace
+  passes it.
 
   >>> loss = vtrace(
   ...   values=jnp.array([1.0, 2.0]),
@@ -90,7 +92,7 @@ def vtrace(
     clip_pg_rho_threshold=clip_pg_rho_threshold,
   )
   advantage = jax.lax.stop_gradient(estimates.pg_advantage)
-  # On a reset the errors are 0: they need no weight.
+  # Only the entropy of a reset is not 0 without its weight.
   return streams.ActorCriticLoss(
     policy_gradient=-advantage * log_prob,
     value=0.5 * jnp.square(estimates.errors),

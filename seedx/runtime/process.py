@@ -42,7 +42,7 @@ class Config(abc.ABC):
   total_steps: int = types.setting(
     2_000_000, changes="resume", alike=True, low=1, high=2**63 - 1
   )
-  # Others would share environments or random keys.
+  # Seeds beyond these would share environments or random keys with others.
   seed: int = types.setting(0, labels=False, low=0, high=2**30 - 1)
   log_seconds: float = types.setting(
     0.5, changes="resume", labels=False, low=0.0, high=types.MOST_SECONDS

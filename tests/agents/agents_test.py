@@ -793,4 +793,4 @@ def test_a_horizon_counts_updates(env_steps, steps_per_update, updates):
   ("window", "length"), [(None, 21), (1, 20), (2, 21), (6, 25)]
 )
 def test_unroll_length_brings_that_many_new_steps(window, length):
-  assert base.Needs(window).unroll_length(20) == length
+  assert base.Needs(window).time_steps(20) == length

@@ -83,10 +83,10 @@ def test_sequences_are_what_it_needs():
   # Priorities were computed where it was acted.
   assert needs.stored(sample_of().unroll).extras == ()
   for period in range(1, LEARNED + 1):
-    assert needs.unroll_length(period) == needs.window
+    assert needs.time_steps(period) == needs.window
   message = f"unroll_length .*{LEARNED}, .* found {LEARNED + 1}"
   with pytest.raises(types.ConfigError, match=message):
-    needs.unroll_length(LEARNED + 1)
+    needs.time_steps(LEARNED + 1)
 
 
 @pytest.mark.parametrize(

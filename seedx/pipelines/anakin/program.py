@@ -145,7 +145,7 @@ class Program:
     self._num_envs = num_envs // self._cores
     self.agent = plan.agent(agent, self._spec, sharding.CORES)
     self.period = learner.unroll_length
-    self.past = self.agent.needs.unroll_length(self.period) - self.period - 1
+    self.past = self.agent.needs.time_steps(self.period) - self.period - 1
     self._exploration = self.agent.exploration(num_envs)
     self._replay: replayed.OfCore | None = None
     if plan.replay is not None:
