@@ -109,7 +109,9 @@ def read(
     run_dirs.check_resumed(before, asked, asked.files.run_dir)
     if words := run_dirs.not_restored(asked, before):
       print(
-        f"not taken from config.json: {words}; name it again to use it",
+        types.printable(
+          f"not taken from config.json: {words}; name it again to use it"
+        ),
         file=sys.stderr,
         flush=True,
       )

@@ -283,14 +283,15 @@ def replaced(asked: C, options: Mapping[str, Any]) -> C:
     types.ConfigError: a value is of another type, or out of range.
   """
   known = configs.settings(asked)
-  options = {k: x for k, x in options.items() if known[k].restored}
   for name, value in options.items():
     if not configs.fits(known[name].kind, value):
       raise types.ConfigError(
         f"expected a value of {command_line.flag(name)} in config.json, found"
         f" {value!r:.80}"
       )
-  return configs.replaced(asked, options)
+  return configs.replaced(
+    asked, {k: x for k, x in options.items() if known[k].restored}
+  )
 
 
 def check_code(
