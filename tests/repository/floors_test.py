@@ -261,6 +261,16 @@ def test_circles_are_found():
   assert _circles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == {"b", "c"}
 
 
+def test_each_folder_of_modules_is_a_package():
+  # setup.py finds no others, so an installation would lack them.
+  folders = {
+    path.parent
+    for top in ("seedx", "tests", "benchmarks")
+    for path in (_ROOT / top).rglob("*.py")
+  }
+  assert not [x for x in folders if not (x / "__init__.py").is_file()]
+
+
 def _hides_a_library(module, source):
   """Whether a module has the name of a library that it imports."""
   own = module.rpartition(".")[2]

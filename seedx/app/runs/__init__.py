@@ -1,0 +1,1 @@
+"""Directories of runs: settings, checkpoints, evaluations, policies."""
