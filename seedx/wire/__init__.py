@@ -85,7 +85,8 @@ once the server's half has ended, it says how, as any other does.
     work is over, as with OK. Where the details are no `name: reason` and
     messages go by gRPC, it may also be that the client sent nothing, or took no
     reply, for 300 s. A call of `/seedx/` tells: it ends with UNIMPLEMENTED
-    where the server goes on, and the client tries again.
+    where the server goes on, and the client tries again, as it does without an
+    answer within 5 s.
   * UNAVAILABLE: no server, or one that crashed, or one about to stop, of which
     a function was called; or the client sent nothing, or took no reply, for
     300 s, and messages go through a pipe: try again.

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
-from seedx import files, metrics, types
+from seedx import files, metrics, signals, types
 from seedx.app.cli import experiments
 from seedx.app.runs import run_dirs
 
@@ -160,7 +160,9 @@ class Running:
   def error(self) -> str:
     """The error that has ended the run, in a line; empty for none."""
     status = self._process.wait()
-    if self._is_ended or not status:
+    # It ends by SIGTERM, also before it handles signals.
+    in_order = (signals.status(signal.SIGTERM), -signal.SIGTERM)
+    if not status or (self._is_ended and status in in_order):
       return ""
     with self._folder.open(_OUTPUT) as output:
       output.seek(max(0, output.seek(0, os.SEEK_END) - _MOST_OUTPUT_BYTES))

@@ -60,6 +60,22 @@ def test_a_trial_names_what_has_ended_it(tmp_path):
     trials.Running(trial(), tmp_path)  # It has an output.
 
 
+@pytest.mark.parametrize(
+  ("status", "error"), [(0, ""), (143, ""), (-15, ""), (1, "ended with 1")]
+)
+def test_a_trial_that_fails_at_its_end_has_failed(
+  tmp_path, monkeypatch, status, error
+):
+  leave = f"exit {status}" if status >= 0 else f"kill {status} $$"
+  program = tmp_path / "program"
+  program.write_text(f"#!/bin/sh\nread x; {leave}\n")
+  program.chmod(0o755)
+  monkeypatch.setattr(sys, "executable", str(program))
+  run = trials.Running(trial(), tmp_path)
+  run.end()
+  assert error in run.error() and bool(run.error()) == bool(error)
+
+
 _STARTS = """
 import os, sys
 from seedx.app.studies import trials
