@@ -8,6 +8,7 @@ from seedx.app import devices
 from seedx.app.cli import configs, experiments
 from seedx.launch import joining
 from seedx.launch import nodes as nodes_lib
+from seedx.on_cpu import allocator
 from seedx.runtime import process
 
 
@@ -56,6 +57,7 @@ def play(
     wire.WireError: the learner refuses this process.
   """
   devices.compute_on_own_threads()
+  allocator.keep_freed_memory()
   options = dict(told.options)
   config = experiment.with_agent(str(options.pop("agent", "")))
   other = {*configs.recorded(config)} ^ {*options}

@@ -19,6 +19,7 @@ from typing import BinaryIO
 
 from seedx import output, signals, types, wire
 from seedx.launch import nodes
+from seedx.on_cpu import allocator
 
 # Another try of the same would end in the same way.
 _CALLED_WRONG = (
@@ -40,6 +41,7 @@ def _main() -> None:
     nodes.share_cores(sharing)
     import jax
 
+    allocator.keep_freed_memory()
     # It waits for what it computes: another thread would only be woken up.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
   else:

@@ -80,6 +80,8 @@ class Result:
       lines = metrics.read_lines(path)
     except FileNotFoundError:
       lines = []
+    except KeyError as missing:  # Another program's.
+      lines, error = [], error or f"{run_dirs.METRICS} without {missing}"
     return cls(trial, lines, error, cpu_seconds)
 
   @property
