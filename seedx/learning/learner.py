@@ -26,8 +26,7 @@ class Config(hosts_lib.Config):
   """The config of a learner.
 
   Attributes:
-    unroll_length: T, env steps of each environment in an unroll; resets among
-      them are not learned from.
+    unroll_length: T, env steps of each environment in an unroll.
     learner_devices: indices of the local devices that learn.
     micro_batches: gradient accumulation steps of an update; inference on the
       same device can run between them.

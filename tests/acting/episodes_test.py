@@ -117,7 +117,7 @@ LIVES = {"episodic_life": True, "reward_clip": True}
   [
     ("CartPole-v1", {}),
     ("Pendulum-v1", {"max_episode_steps": 60}),
-    ("Breakout-v5", SMALL | LIVES),
+    pytest.param("Breakout-v5", SMALL | LIVES, marks=pytest.mark.slow),
   ],
 )
 def test_an_honest_peer_is_never_refused(env_id, options):

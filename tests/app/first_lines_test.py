@@ -246,6 +246,7 @@ def test_the_first_lines_name_what_presets_changed(tmp_path, capfd):
   )
 
 
+@pytest.mark.slow
 def test_a_run_that_resumes_keeps_its_presets(tmp_path, capfd):
   run = tmp_path / "run"
   words = "--presets continuous --normalize-observations"

@@ -975,6 +975,7 @@ def test_options_may_have_any_name():
   assert found.observation.shape == (4,)
 
 
+@pytest.mark.slow
 def test_a_second_spec_starts_no_process(workers, monkeypatch):
   started, popen = [], child.subprocess.Popen
 

@@ -126,7 +126,9 @@ def test_a_run_gives_the_same_bits_again_and_from_where_it_was_saved(name):
 
 
 # From a prioritized replay, `sync` samples a batch ahead.
-@pytest.mark.parametrize("name", ["ppo", "dqn", SLOW[0]])
+@pytest.mark.parametrize(
+  "name", ["dqn", pytest.param("ppo", marks=pytest.mark.slow), SLOW[0]]
+)
 def test_ten_updates_are_those_of_sync(name):
   """The last of several seeds trains as it does alone."""
   _, _, own, line = trained(name)

@@ -189,7 +189,9 @@ def test_a_run_counts_what_environments_log(
   assert score_of(own, tmp_path) == last["episode_return"]
 
 
-@pytest.mark.parametrize("num_seeds", [1, 2])
+@pytest.mark.parametrize(
+  "num_seeds", [1, pytest.param(2, marks=pytest.mark.slow)]
+)
 def test_anakin_counts_what_environments_do(num_seeds, tmp_path):
   """Of each training the last 100, also where a call ends more."""
   env = envs.Config("jax:tests.runtime.statistics_test:Arithmetic")

@@ -49,6 +49,7 @@ def test_a_trial_that_is_ended_has_a_checkpoint(tmp_path):
   assert os.listdir(run.run_dir / "checkpoints")
 
 
+@pytest.mark.slow
 def test_a_trial_names_what_has_ended_it(tmp_path):
   run = trials.Running(trial(400, "--epochs", "3"), tmp_path)
   assert list(run.lines(threading.Event())) == []
