@@ -160,10 +160,14 @@ def test_observations_are_normalized_beside_rewards():
 @pytest.mark.parametrize(
   ("pipeline", "name"),
   [
-    ("sync", "ppo"),
     *(
-      pytest.param(*cell, marks=pytest.mark.slow)
-      for cell in (("anakin", "ppo"), ("seed", "ppo"), ("impala", "vtrace"))
+      pytest.param(pipeline, name, marks=pytest.mark.slow)
+      for pipeline, name in (
+        ("sync", "ppo"),
+        ("anakin", "ppo"),
+        ("seed", "ppo"),
+        ("impala", "vtrace"),
+      )
     ),
     pytest.param("a3c", "a2c", marks=pytest.mark.long),
   ],

@@ -110,6 +110,7 @@ def test_a_replay_larger_than_the_memory_is_refused_before_it_is_made(
     training_lib.Training(config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dqn", *SLOW])
 def test_a_run_gives_the_same_bits_again_and_from_where_it_was_saved(name):
   made, start, first, line = trained(name)

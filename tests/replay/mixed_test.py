@@ -133,9 +133,8 @@ def test_windows_are_mixed_and_priorities_find_their_way():
     np.testing.assert_array_equal(changed, np.unique(leaf))
 
 
-@pytest.mark.parametrize(
-  "pipeline", ["sync", pytest.param("anakin", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("pipeline", ["sync", "anakin"])
 def test_a_pipeline_learns_from_a_mix(pipeline, tmp_path):
   """Its config is all that a pipeline is given of it."""
   config = pipelines_test.config_of(pipeline, "dqn", tmp_path, 1_000)
