@@ -127,9 +127,8 @@ def test_a_run_gives_the_same_bits_again_and_from_where_it_was_saved(name):
 
 
 # From a prioritized replay, `sync` samples a batch ahead.
-@pytest.mark.parametrize(
-  "name", ["dqn", pytest.param("ppo", marks=pytest.mark.slow), SLOW[0]]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dqn", "ppo", SLOW[0]])
 def test_ten_updates_are_those_of_sync(name):
   """The last of several seeds trains as it does alone."""
   _, _, own, line = trained(name)
@@ -219,6 +218,7 @@ def run(tmp_path_factory):
   return config, app.train(config, run_dir=str(run_dir), quiet=True)
 
 
+@pytest.mark.slow
 def test_a_run_of_several_seeds_leaves_what_every_run_does(run):
   last = run[1].metrics
   assert last["env_steps"] >= 400
