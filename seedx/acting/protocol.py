@@ -45,7 +45,7 @@ def first_seed(welcome: Mapping[str, Any]) -> int:
   """The seed of an actor's first environment, as its learner says.
 
   Raises:
-    wire.WireError: FAILED_PRECONDITION, it says something else.
+    wire.WireError: FAILED_PRECONDITION, the welcome has no such seed.
   """
   found = welcome.get("first_seed")
   if type(found) is not int or not 0 <= found < 2**31:

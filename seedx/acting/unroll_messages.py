@@ -56,10 +56,10 @@ VERSION = wire.Layout.of(wire.once(np.zeros((), np.int32)), 1)
 
 
 def exploration(welcome: Mapping[str, Any], num_envs: int) -> np.ndarray:
-  """`[num_envs]` float32, how much to explore, as the learner says.
+  """Returns `[num_envs]` float32, the exploration in the learner's welcome.
 
   Raises:
-    wire.WireError: FAILED_PRECONDITION, it says something else.
+    wire.WireError: FAILED_PRECONDITION, the welcome has no such exploration.
   """
   found = welcome.get("exploration")
   if not isinstance(found, list) or len(found) != num_envs:

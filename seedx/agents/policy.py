@@ -13,7 +13,7 @@ from seedx.agents import model as model_lib
 
 
 class Extras(NamedTuple):
-  """What learning needs from acting.
+  """The values of acting that learning needs.
 
   Attributes:
     log_prob: `[B]` float32, log mu(a) of the behaviour policy mu.

@@ -1,4 +1,4 @@
-"""What a run cannot do without: environments, acting, learning, each alone.
+"""The parts of every run, each alone: environments, acting, learning.
 
 Each is measured in a process of its own, with the sizes that the experiment's
 config gives it, and without messages, queues, or anything beside it. What all
@@ -72,7 +72,7 @@ class Sizes:
 
 @dataclasses.dataclass(frozen=True)
 class OwnWork:
-  """What the work of a run costs by itself.
+  """The cost of each part of a run, measured alone.
 
   Attributes:
     sizes: the sizes with which it was measured.
@@ -286,7 +286,7 @@ def actor(
     count = np.full(sizes.rows, first // sizes.slots, np.int32)
     batch = unroll_store.Batch(slot.astype(np.int32), count, timestep)
     store, actions = made.act(store, params, version, key, batch)
-    np.asarray(actions)  # As whoever steps environments does.
+    np.asarray(actions)  # An actor, too, copies them to the host.
     step += 1
 
   if agent.priorities is None:

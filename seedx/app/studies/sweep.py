@@ -125,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _sweep(options: Options) -> int:
   trials.check_name(options.experiment)
-  if not {"-h", "--help"}.isdisjoint(options.experiment.split()):
+  if command_line.asks_for_help(options.experiment.split()):
     raise types.ConfigError("expected no --help in EXPERIMENT")
   words = trials.words_of(options.experiment, options.env, options.total_steps)
   asked = trials.read(words)

@@ -126,3 +126,10 @@ def _is_running(pid):
 )
 def test_the_cause_is_the_last_line_that_says_something(text, cause):
   assert trials.cause(text) == cause
+
+
+def test_metrics_of_another_program_are_an_error_in_a_line(tmp_path):
+  (tmp_path / "a").mkdir()
+  (tmp_path / "a" / "metrics.jsonl").write_text('{"step": 1}\n')
+  result = trials.Result.read(trials.Trial("a", ["ppo"]), tmp_path)
+  assert result.last == {} and result.error.startswith("metrics.jsonl without")
