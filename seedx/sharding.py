@@ -6,7 +6,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import (
+  Mesh,
+  NamedSharding,
+  PartitionSpec,
+  SingleDeviceSharding,
+)
 
 from seedx import types
 
@@ -74,6 +79,28 @@ def replicate(nest: types.Tree, over: Mesh) -> types.Tree:
     return jax.make_array_from_single_device_arrays(leaf.shape, on_all, own)
 
   return jax.tree.map(copies, nest)
+
+
+def put(nest: types.Tree, device: jax.Device) -> types.Tree:
+  """Moves a nest of arrays to a device.
+
+  Arrays that are there are returned as they are: for each of them
+  `jax.device_put` takes 20 times as long as this check.
+
+  Args:
+    nest: of arrays of JAX or NumPy.
+    device: of this process.
+  """
+  there = SingleDeviceSharding(device)
+
+  def moved(leaf: jax.typing.ArrayLike) -> jax.Array:
+    if (
+      isinstance(leaf, jax.Array) and leaf.committed and leaf.sharding == there
+    ):
+      return leaf
+    return jax.device_put(leaf, device)
+
+  return jax.tree.map(moved, nest)
 
 
 def own_shards(array: jax.Array) -> dict[jax.Device, jax.Array]:

@@ -2,6 +2,7 @@
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from dm_env import specs
@@ -101,3 +102,20 @@ def test_devices_that_are_not_there_are_refused(indices, message):
   assert found == [jax.devices()[3], jax.devices()[0]]
   with pytest.raises(types.ConfigError, match=message):
     sharding.devices(indices, "learner")
+
+
+def test_put_moves_only_what_is_elsewhere():
+  here, there = jax.devices()[:2]
+  nest = {
+    "here": jax.device_put(np.ones(2), here),
+    "there": jax.device_put(np.ones(2), there),
+    "replicated": sharding.replicate(np.ones(2), sharding.mesh([here])),
+    "uncommitted": jnp.ones(2),
+    "host": np.ones(2),
+  }
+  moved = sharding.put(nest, here)
+  assert [k for k in nest if moved[k] is nest[k]] == ["here"]
+  for leaf in moved.values():
+    assert leaf.committed and leaf.devices() == {here}
+    assert leaf.sharding == moved["here"].sharding
+    np.testing.assert_array_equal(leaf, np.ones(2))

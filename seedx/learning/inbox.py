@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import jax
 
-from seedx import channels, metrics, types
+from seedx import channels, metrics, sharding, types
 
 
 class Inbox:
@@ -38,7 +38,7 @@ class Inbox:
       Whether it was taken: not if the inbox is closed.
     """
     with self._putting:
-      return self._shares.put(jax.device_put(share, next(self._next_core)))
+      return self._shares.put(sharding.put(share, next(self._next_core)))
 
   def get(
     self, timeout_seconds: float | None = None

@@ -270,7 +270,7 @@ class Learner:
     """
     share, parts = types.Share(unroll, priorities), len(self.cores)
     return [
-      jax.device_put(sharding.shard(share, sharding.SHARE, i, parts), core)
+      sharding.put(sharding.shard(share, sharding.SHARE, i, parts), core)
       for i, core in enumerate(self.cores)
     ]
 

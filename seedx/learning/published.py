@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import jax
 
-from seedx import types
+from seedx import sharding, types
 from seedx.learning import pending
 
 
@@ -32,15 +32,15 @@ class Published:
   def put(self, acting: types.Tree, version: int, wait: bool) -> None:
     """Copies acting parameters to the devices.
 
-    No later update may donate them: `device_put` to the same device only
-    aliases them.
+    No later update may donate them: `sharding.put` to the same device does
+    not copy them.
 
     Args:
       acting: the parameters.
       version: number of updates behind them.
       wait: until they are computed.
     """
-    on_devices = {x: jax.device_put(acting, x) for x in self._devices}
+    on_devices = {x: sharding.put(acting, x) for x in self._devices}
     if wait:
       jax.block_until_ready(list(on_devices.values()))
     with self._lock:

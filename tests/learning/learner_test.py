@@ -250,6 +250,17 @@ def test_an_update_copies_two_numbers_to_the_host(monkeypatch):
   assert 2 < of_metrics < len(measured)
 
 
+def test_shares_inbox_and_publish_move_nothing_within_a_device(monkeypatch):
+  it = make()
+  on_device = jax.device_put(unroll_of(), it.cores[0])
+  moved = []
+  monkeypatch.setattr(sharding.jax, "device_put", lambda *x: moved.append(x))
+  (share,) = it.shares(on_device)
+  assert it.inbox.put(share)
+  it.publish()
+  assert not moved
+
+
 @pytest.mark.parametrize("micro_batches", [1, 4])
 def test_every_update_and_core_has_a_key_of_its_own(micro_batches):
   it = make(2, micro_batches)
