@@ -1,21 +1,22 @@
 # %% [markdown]
 # # Bring your own
 #
-# An environment, a loss and a network of your own, in files of your own:
-# nothing is registered, and nothing in seedx is changed. At the end they are a
-# program with a command line of its own.
+# Your own environment, loss and network, each in a file: nothing is registered,
+# and nothing in seedx is changed. At the end they are a program with its own
+# command line.
 
 # %% [markdown]
 # ## An environment
 #
-# Any Gymnasium `Env` or `dm_env.Environment` will do. What seedx is told is a
+# Any Gymnasium `Env` or `dm_env.Environment` works. seedx needs the name of a
 # function that makes one, `module:function`, in a module of the current
-# directory or any that is installed. It calls it in processes of its own, once
-# for each environment, and gives each a seed.
+# directory or an installed one. It calls the function in child processes, once
+# for each environment, and gives each environment a seed.
 #
-# This one is a grid. In one cell is a robot, in another a treasure, and a wall
-# with a single gap is between them. Not finding it within 60 steps is a
-# *truncation*, since the game would have gone on; finding it a *termination*.
+# This environment is a grid with a robot in one cell, a treasure in another,
+# and a wall with a single gap between them. Reaching the treasure is a
+# *termination*. After 60 steps without it comes a *truncation*, because the
+# game would have continued.
 
 # %% writes="my_env.py"
 """A robot looks for a treasure behind a wall."""
@@ -28,7 +29,7 @@ MOVES = np.array([(-1, 0), (1, 0), (0, -1), (0, 1)])
 
 
 class Treasure(gymnasium.Env):
-  """The observation is where robot, gap and treasure are, from -1 to 1."""
+  """The observation has the places of robot, treasure and gap, in -1 to 1."""
 
   def __init__(self, size, render_mode):
     self.observation_space = spaces.Box(-1.0, 1.0, (5,), np.float32)
@@ -50,9 +51,9 @@ class Treasure(gymnasium.Env):
     to = np.clip(self._robot + MOVES[action], 0, self._size - 1)
     if to[1] != self._size // 2 or to[0] == self._gap:
       self._robot = to
-    found = np.array_equal(self._robot, self._treasure)
+    reached = np.array_equal(self._robot, self._treasure)
     late = self._steps >= 60
-    return self._observe(), 1.0 if found else -0.01, found, late, {}
+    return self._observe(), 1.0 if reached else -0.01, reached, late, {}
 
   def render(self):
     picture = np.full((self._size, self._size, 3), 235, np.uint8)
@@ -68,7 +69,7 @@ class Treasure(gymnasium.Env):
 
 
 def make(size=9, render_mode=None):
-  """What `--env my_env:make` calls."""
+  """Makes an environment, for `--env my_env:make`."""
   return Treasure(size, render_mode)
 
 
@@ -92,17 +93,18 @@ print(f"mean return {np.mean(returns):.2f}")
 print(f"found the treasure in {np.mean(np.array(returns) > 0):.0%} of episodes")
 
 # %% [markdown]
-# Every experiment takes it as `--env`. What the function takes besides a seed
-# comes from `--env-options`. The defaults are for rewards of CartPole's size, so
-# `--reward-scale` says that these are smaller.
+# Every experiment accepts it as `--env`. `--env-options` are the function's
+# arguments besides a seed. The defaults suit rewards of CartPole's size; these
+# are smaller, so `--reward-scale` is larger.
 
 # %%
 # !{sys.executable} -m seedx train ppo --env my_env:make --env-options size=7 \
 #   --reward-scale 1 --num-envs 32 --total-steps 80000 --run-dir runs/treasure
 
 # %% [markdown]
-# And so do the other programs: here is an episode, frame by frame. `--trust` lets
-# the run's directory, which anyone might have written, name your code.
+# So do the other programs: here is an episode, frame by frame. The run's
+# directory might be from another person; `--trust` permits it to name your
+# code.
 
 # %%
 # !{sys.executable} -m seedx evaluate runs/treasure --trust --seed 2 --video treasure.gif
@@ -121,10 +123,10 @@ with Image.open("treasure.gif") as film:
 plt.show()
 
 # %% [markdown]
-# (A `render_mode` that the function takes is set to `"rgb_array"` where frames
-# are asked for.) In Python, `app.load` gives the policy of a run, which acts for
-# any number of environments at a time. So it can be asked what it would do at
-# every place of three grids:
+# (If the function has an argument `render_mode`, it is `"rgb_array"` when
+# frames are needed.) In Python, `app.load` returns the policy of a run, which
+# acts for any number of environments at a time. Here are its actions in every
+# cell of three grids:
 
 # %%
 import dm_env
@@ -167,25 +169,25 @@ for ax, (gap, treasure) in zip(
 plt.show()
 
 # %% [markdown]
-# Where something is wrong with an environment, a single line says what was
-# expected and what was found:
+# If an environment has an error, one line has the expected and the actual
+# value:
 
 # %% writes="my_mistake.py"
-"""An environment that does not do what it says."""
+"""An environment with a wrong observation."""
 
 import numpy as np
 from my_env import Treasure
 
 
 class Mistaken(Treasure):
-  """Its observations are of another shape than its space."""
+  """Its observations have another shape than its space."""
 
   def _observe(self):
     return np.zeros(4, np.float32)
 
 
 def make():
-  """Returns it."""
+  """Makes one."""
   return Mistaken(size=7, render_mode=None)
 
 
@@ -200,13 +202,13 @@ except types.ConfigError as error:
 # %% [markdown]
 # ## A network
 #
-# A network of your own is a Flax module from observations `[B, ...]` to
-# features `[B, F]`: it takes the place of the MLP, or of the network for
-# images, and the agent adds its heads. This one knows that what counts in the
-# grid is where things are *from the robot*, and on which side of it.
+# Your own network is a Flax module from observations `[B, ...]` to features
+# `[B, F]`: it replaces the MLP, or the network for images, and the agent adds
+# its heads. This one uses the fact that positions matter *relative to the
+# robot*.
 
 # %% writes="my_network.py"
-"""A torso that sees the grid from where the robot is."""
+"""A torso that sees the grid relative to the robot."""
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -230,8 +232,8 @@ class FromTheRobot(nn.Module):
 
 
 # %% [markdown]
-# `app.train` trains what a config says, without a command line. A run leaves the
-# same files, by default in a directory of its own; `metrics` is its last line.
+# `app.train` trains with a config, without a command line. A run writes the
+# same files, by default into a new directory; `metrics` is its last line.
 
 # %%
 from my_network import FromTheRobot
@@ -246,7 +248,7 @@ runs = {}
 
 
 def train(name, agent, total_steps):
-  """Trains an agent in `sync`, and keeps its metrics under a name."""
+  """Trains an agent in `sync`, and keeps the metrics under a name."""
   config = sync.Config(
     env=ENV,
     agent=agent,
@@ -268,11 +270,11 @@ train("PPO, my network", agent, 50_000)
 # %% [markdown]
 # ## A memory
 #
-# Where one observation is not enough, a network needs a memory: `recurrent=True`
-# puts an LSTM behind the torso, and `core` another module with a state, which it
-# takes with the features `[T, B, F]` of T steps, and gives back as it is after
-# them. Where an episode begins, it forgets. Here are a GRU, and a transformer
-# whose state is what it saw in the last steps.
+# If one observation is not enough, a network needs a memory. `recurrent=True`
+# puts an LSTM behind the torso, and `core` replaces it by your module. The
+# module takes the features `[T, B, F]` of T steps and its state, and returns
+# new features and the next state. It resets the state where an episode begins.
+# Here are a GRU, and a transformer whose state is a window of the last steps.
 
 # %% writes="my_memory.py"
 """Two memories: a GRU, and a causal transformer."""
@@ -380,8 +382,8 @@ class Transformer(nn.Module):
 
 
 # %% [markdown]
-# In `seedx:MemoryChain` a bit is shown at the first step and asked for at the
-# last. Without a memory, the mean return is 0; with one, it is up to 1.
+# In `seedx:MemoryChain` the first observation shows a bit, and the last step
+# asks for it. Without a memory, the mean return is 0; with one, it is up to 1.
 
 # %%
 from my_memory import GRU, Transformer
@@ -410,12 +412,12 @@ for core in (None, GRU(), Transformer()):
 # %% [markdown]
 # ## A loss
 #
-# A loss takes one stream and says what each step contributes; see
-# [the losses](losses.ipynb). This one imitates each action the more, the better
-# it went ([Peng et al. 2019](https://arxiv.org/abs/1910.00177)). An agent is a
-# config with a method `make`: this one adds `beta` to what every actor-critic
-# is told, and `policy_gradient.make` makes the rest of the agent. It is all that
-# a pipeline needs to know.
+# A loss takes one stream and returns the contribution of each step; see [the
+# losses](losses.ipynb). This one imitates actions, with a weight that grows
+# with their advantage ([Peng et al. 2019](https://arxiv.org/abs/1910.00177)).
+# An agent is a config with a method `make`: this one adds the setting `beta` to
+# those of every actor-critic, and `policy_gradient.make` makes the rest of the
+# agent. A pipeline needs nothing else.
 
 # %% writes="my_loss.py"
 """Advantage-weighted imitation, as a loss and as an agent."""
@@ -453,14 +455,14 @@ class Config(policy_gradient.Config):
   """An actor-critic with that loss.
 
   Attributes:
-    beta: the advantage by which an action is imitated e times as much.
+    beta: advantage at which an action has e times the weight of an average one.
   """
 
   td_lambda: float = 0.95
   beta: float = 0.1
 
   def make(self, spec, axis_name=None, horizon=None):
-    """What a pipeline calls; its batches are of streams `[T, B]`."""
+    """Makes the agent; its batches are streams `[T, B]`."""
 
     def loss(evaluation, unroll, hyperparameters):
       stream_loss = functools.partial(
@@ -482,13 +484,13 @@ train("my loss, sync", agent, 100_000)
 # %% [markdown]
 # ## A program
 #
-# The agent does not know where it acts, and the pipeline not what it learns. So
-# the same agent goes through `impala`, whose actors are processes beside the
-# learner. They import `my_loss`, `my_network` and `my_env` for themselves, for
-# which these are modules. This file is a whole experiment:
+# The agent does not depend on where it acts, nor the pipeline on what is
+# learned. So the same agent runs in `impala`, whose actors are other processes
+# than the learner. They import `my_loss`, `my_network` and `my_env` themselves,
+# which is why these are modules. This file is a whole experiment:
 
 # %% writes="imitate.py"
-"""Finds the treasure by imitating what went better than thought."""
+"""Finds the treasure by imitating actions that were better than expected."""
 
 import sys
 
@@ -517,17 +519,18 @@ if __name__ == "__main__":
 # !{sys.executable} imitate.py --run-dir runs/imitate
 
 # %% [markdown]
-# Every field of the config, at any depth, is an option if a command line can
-# say it: `beta` is one. The sentence beside it is that of the docstring.
+# Every field of the config, at any depth, is an option if its value can be
+# written on a command line: `beta` is one. Its help is the sentence of the
+# docstring.
 
 # %%
 # !{sys.executable} imitate.py --help | grep -A 1 -e --beta
 
 # %% [markdown]
-# Its runs can be resumed, plotted, exported and evaluated like those of what
-# comes with seedx. (The likeliest action is not always the best: a policy that
-# still is partly random may go in circles by it. With `--no-greedy` it acts as
-# in training.)
+# Its runs can be resumed, plotted, exported and evaluated like those of seedx's
+# own experiments. (The most likely action is not always the best: a greedy
+# policy that is still partly random may walk in circles. With `--no-greedy` it
+# acts as in training.)
 
 # %%
 # !{sys.executable} -m seedx evaluate runs/imitate --trust --no-greedy --episodes 20
@@ -555,11 +558,11 @@ styles = zip(
 for (name, lines), (colour, dashes, marker) in zip(
   runs.items(), styles, strict=True
 ):
-  # The first episodes to end are the short ones, that found the treasure.
-  known = [line for line in lines if line["episodes"] >= 100]
+  # The first episodes that end are short ones, which reached the treasure.
+  shown = [line for line in lines if line["episodes"] >= 100]
   ax.plot(
-    [line["env_steps"] / 1000 for line in known],
-    [line["episode_return"] for line in known],
+    [line["env_steps"] / 1000 for line in shown],
+    [line["episode_return"] for line in shown],
     color=colour,
     linestyle=dashes,
     marker=marker,
@@ -576,8 +579,7 @@ fig.legend(loc="outside lower center", ncols=4, handlelength=3)
 plt.show()
 
 # %% [markdown]
-# One seed each says that all of them learn, not which is better:
-# `--seed` and `python -m seedx plot` are for that. What more there is to know
-# about environments (dicts, action masks, images) stands in `seedx.envs.Config`,
-# and about agents in `seedx.agents.base.Agent`, the contract that a pipeline
-# relies on.
+# One seed each shows that all of them learn, not which is better: `--seed` and
+# `python -m seedx plot` are for that. `seedx.envs.Config` describes more of
+# environments (dicts, action masks, images), and `seedx.agents.base.Agent` the
+# contract between agents and pipelines.

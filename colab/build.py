@@ -5,9 +5,9 @@
 
 `<name>.py` is the source of `<name>.ipynb`, in Jupytext's percent format; a
 cell with the metadata `writes="FILE"` becomes one that writes that file. Every
-notebook gets a badge that opens it in Colab, and a cell that installs seedx
-where it is missing. It is run from top to bottom in an empty directory, and
-what would differ from build to build without a reason is taken out.
+notebook gets a badge that opens it in Colab, and a cell that installs seedx if
+it is missing. It runs from top to bottom in an empty directory, and differences
+between builds that have no cause in the source are removed.
 """
 
 import hashlib
@@ -62,12 +62,12 @@ except ImportError:  # This takes a minute or two.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Programs that this notebook starts may need memory of the accelerator, too.
 os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-# `!` forks this process for another program alone, which JAX has no part in.
+# `!` forks this process only to start a program that does not use its JAX.
 warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
-# A notebook is no terminal: progress comes as rows of a table.
+# A notebook is not a terminal: progress is printed as rows of a table.
 os.environ["TERM"] = "dumb"
 """
-# Where the kernel keeps the source of a cell, which warnings name.
+# The file with the source of a cell, which appears in warnings.
 _CELL = re.compile(r"\S+/ipykernel_\d+/\d+\.py")
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -92,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def notebook(name: str) -> nbformat.NotebookNode:
-  """The notebook of a source, without outputs."""
+  """Returns the notebook of a source, without outputs."""
   source = jupytext.read(FOLDER / f"{name}.py", fmt="py:percent")
   new = nbformat.v4
   cells = [
@@ -106,7 +106,7 @@ def notebook(name: str) -> nbformat.NotebookNode:
     cell.metadata = {}
     cells.append(cell)
   for i, cell in enumerate(cells):
-    # Of what it says: a cell in between leaves the others' as they are.
+    # A hash of its text: a new cell does not change the ids of the others.
     twins = sum(other.source == cell.source for other in cells[:i])
     text = f"{cell.source}{twins or ''}"
     cell.id = hashlib.sha256(text.encode()).hexdigest()[:8]
@@ -129,13 +129,13 @@ def execute(
   """Runs a notebook with this Python and this repository's code.
 
   Args:
-    built: gets the outputs.
-    directory: an empty one, in which it runs.
-    timeout_seconds: for each cell.
+    built: notebook, which gets the outputs.
+    directory: empty directory in which it runs.
+    timeout_seconds: longest time of a cell.
 
   Raises:
     nbclient.exceptions.CellExecutionError: a cell fails, or a command in it.
-    RuntimeError: what it draws cannot be drawn.
+    RuntimeError: an output cannot be drawn.
   """
   directory = directory.resolve()
   sources = [cell.source for cell in built.cells]
@@ -152,7 +152,7 @@ def execute(
       coalesce_streams=True,
     )
     try:
-      # Else it would leave the kernel running: it did not make it.
+      # `cleanup_kc` ends the kernel, although the client did not make it.
       client.execute(env=_environment(kernels), cleanup_kc=True)
     finally:
       for cell, source in zip(built.cells, sources, strict=True):
@@ -162,12 +162,12 @@ def execute(
       _check(cell)
       cell.metadata = {}
       cell.outputs = _tidied(cell.outputs, directory)
-  # Written by the client: the version of this Python.
+  # The client writes the version of this Python.
   built.metadata.language_info = {"name": "python"}
 
 
 def _manager(directory: pathlib.Path) -> jupyter_client.AsyncKernelManager:
-  """Of a kernel that is this Python, whatever kernels are installed."""
+  """Makes the manager of a kernel that runs this Python."""
   path = directory / "this" / "kernel.json"
   path.parent.mkdir()
   argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
@@ -185,7 +185,7 @@ def _manager(directory: pathlib.Path) -> jupyter_client.AsyncKernelManager:
 
 
 def _environment(directory: str) -> dict[str, str]:
-  """Of the kernel, and of what it runs: `python` is this one."""
+  """Returns the kernel's environment variables; `python` is this one."""
   environment = {
     key: value
     for key, value in os.environ.items()
@@ -207,7 +207,7 @@ def _environment(directory: str) -> dict[str, str]:
 
 
 def _check(cell: nbformat.NotebookNode) -> None:
-  """Raises RuntimeError for an error that the client passes over."""
+  """Raises RuntimeError for an error that the client ignores."""
   for output in cell.outputs:
     if output.output_type == "error":
       raise RuntimeError(f"{output.ename}: {output.evalue}, from {cell.source}")
@@ -216,7 +216,7 @@ def _check(cell: nbformat.NotebookNode) -> None:
 def _tidied(
   outputs: Sequence[nbformat.NotebookNode], directory: pathlib.Path
 ) -> list[nbformat.NotebookNode]:
-  """Outputs without paths of this machine."""
+  """Returns outputs without paths of this machine."""
   kept = []
   for output in outputs:
     if output.output_type == "stream":

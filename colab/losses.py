@@ -1,10 +1,10 @@
 # %% [markdown]
 # # The losses
 #
-# `seedx.losses` needs JAX and RLax alone. A loss is a pure function of **one
-# stream** of `[T + 1]` time steps, and returns what each of its T transitions
-# contributes; `jax.vmap` makes it one of a batch. This tour gives hand-made
-# streams to each, and draws what it does with them.
+# `seedx.losses` needs only JAX, RLax and chex. A loss is a pure function of
+# **one stream** of `[T + 1]` time steps, and returns the contribution of each
+# of its T transitions; `jax.vmap` extends it to a batch. This tour applies each
+# loss to hand-made streams, and draws the result.
 
 # %%
 import jax
@@ -16,7 +16,7 @@ from cycler import cycler
 
 from seedx import losses
 
-# Okabe and Ito's colours, each with its own dash and marker, for in grey.
+# Okabe and Ito's colours, each with its own dash and marker for grey prints.
 BLUE, RED, GREEN, PINK = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 np.set_printoptions(precision=2, suppress=True)
 plt.rcParams.update(
@@ -41,15 +41,17 @@ plt.rcParams.update(
 # %% [markdown]
 # ## Streams, and the episodes in them
 #
-# A time step is `dm_env`'s: `reward` and `discount` are what arrived *with* it.
-# The discount is 0 where an episode **terminates**, for nothing comes after
-# that, and stays where it is **truncated**, for something would have.
+# A time step is `dm_env`'s: `reward` and `discount` arrived *with* it. The
+# discount is 0 where an episode **terminates**, because nothing follows, and
+# keeps its value where it is **truncated**, because something would have
+# followed.
 #
-# A stream goes through several episodes. The transition from one's LAST step
-# to the next one's FIRST is no experience: no action caused it. Masking it is
-# not enough, since what bootstraps over it would take the next episode's value
-# for its own. `losses.transitions` therefore gives it the reward V(LAST) and
-# the discount 0, so that its TD error is exactly 0 and no trace passes it.
+# A stream contains several episodes. The transition from the LAST step of one
+# to the FIRST step of the next is not experience: no action caused it. Masking
+# it is not enough, because a return that bootstraps across it would use the
+# next episode's value. `losses.transitions` therefore gives it the reward
+# V(LAST) and the discount 0, so that its TD error is exactly 0 and no trace
+# passes it.
 
 # %%
 FIRST, MID, LAST = 0, 1, 2
@@ -76,10 +78,10 @@ for name, discount in {
     print(f"  {field:<10}", getattr(steps, field))
 
 # %% [markdown]
-# Below, V is 8 in the first episode and 2 in the second. Truncated, the last
-# step of the first episode is worth 1 + 0.9 * 8 = 8.2; terminated, 1. Without
-# the cut, its return would reach into the second episode. The circle is the
-# step that is no experience: its weight is 0.
+# Below, V is 8 in the first episode and 2 in the second. If the first episode
+# is truncated, its last step is worth 1 + 0.9 * 8 = 8.2; if it terminates, 1.
+# Without the cut, its return would reach into the second episode. The circle
+# marks the transition that is not experience: its weight is 0.
 
 # %%
 uncut = rlax.lambda_returns(reward[1:], truncated[1:], values[1:], 1.0)
@@ -99,7 +101,7 @@ ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 plt.show()
 
 # %% [markdown]
-# So every loss is the same on the stream as on its halves computed apart:
+# So a loss of the whole stream equals the losses of its halves, computed apart:
 
 
 # %%
@@ -119,10 +121,10 @@ print("halves:", first.value, second.value)
 # %% [markdown]
 # ## n-step and lambda-returns
 #
-# How far does one reward reach? Here it is the only one, at step 30 of 40, and
-# V is 0 everywhere. An n-step return sees it n steps before and not at all
-# earlier; a lambda-return is the exponentially weighted mean of them all, and
-# fades. With lambda 1 it is the longest that the stream has.
+# How far does one reward reach? Here the only reward is at step 30 of 40, and V
+# is 0 everywhere. An n-step return contains it n steps before, and not earlier.
+# A lambda-return is the exponentially weighted mean of all n-step returns, in
+# which the reward fades. With lambda 1 it is the longest return of the stream.
 
 # %%
 T = 40
@@ -146,18 +148,18 @@ for ax in axes:
 plt.show()
 
 # %% [markdown]
-# ## Generalised advantage estimation
+# ## Generalized advantage estimation
 #
-# Why not always the longest? Because every reward on the way brings its noise.
-# Here the truth is simple: rewards are noise of mean 0, so that every true
-# value and every advantage is 0. The estimate of V is right up to step 10, and
-# too high after it. What do 4,096 such streams say of the action at step 10?
+# Why not always use the longest return? Because every reward adds its noise. In
+# this example rewards are noise of mean 0, so that every true value and every
+# advantage is 0. The estimate of V is right up to step 10, and too high after
+# it. What is the advantage at step 10 in 4,096 such streams?
 #
-# With lambda 0 the advantage is the one-step TD error: little noise, but all
-# of the estimate's error in it (*bias*). With lambda 1 it is the longest return
-# less V: none of that error, but the noise of all rewards (*variance*).
-# Somewhere between the two their sum is least
-# ([Schulman et al. 2015](https://arxiv.org/abs/1506.02438)).
+# With lambda 0 the advantage is the one-step TD error: little noise, but all of
+# the estimate's error (*bias*). With lambda 1 it is the longest return minus V:
+# none of that error, but the noise of all rewards (*variance*). The sum of both
+# is smallest in between ([Schulman et al.
+# 2015](https://arxiv.org/abs/1506.02438)).
 
 # %%
 STREAMS = 4096
@@ -199,51 +201,51 @@ print(f"least error at lambda {grid[np.argmin(bias + variance)]:.1f}")
 # ## V-trace
 #
 # In a distributed system the policy mu that acted is some updates older than
-# the policy pi that learns. Reweighing each step by the ratio rho = pi(a) /
-# mu(a) makes up for it, but a product of many ratios can be huge. V-trace
+# the policy pi that learns. Weighting each step by the ratio rho = pi(a) /
+# mu(a) corrects for this, but a product of many ratios can be huge. V-trace
 # ([Espeholt et al. 2018](https://arxiv.org/abs/1802.01561)) clips twice,
 #
 # $$\delta_t = \min(\bar\rho, \rho_t)\,(r_{t+1} + \gamma V_{t+1} - V_t),
 # \qquad v_t = V_t + \delta_t + \gamma \min(1, \rho_t)\,(v_{t+1} - V_{t+1}),$$
 #
-# and the two do different things: $\bar\rho$ decides *which policy's* value is
-# learned (with infinity that of pi, with 1 that of one between mu and pi),
-# while the clipping of the trace at 1 decides how fast, and keeps the products
-# small.
+# and the two have different effects: $\bar\rho$ decides *which policy's* value
+# is learned (with infinity that of pi, with 1 that of a policy between mu and
+# pi), while clipping the trace at 1 decides how fast it is learned, and keeps
+# the products small.
 #
-# To see it, one state and two actions, of which one is rewarded with 1. mu
-# takes it half of the time, pi with a probability that moves away from that;
-# streams are of 20 steps, then bootstrap. The targets v are had from the loss
-# by `jax.grad`: they are constants to it, so that the gradient of the value
-# loss by V is V - v. V is moved to the mean of its targets again and again,
-# until it stays: what is learned in the end is in the left panel, and in the
-# right one by how much a target then varies from stream to stream.
+# An example: one state and two actions, one of which has reward 1. mu takes it
+# half of the time, pi with the probability on the horizontal axis. Streams have
+# 20 steps, then bootstrap. The targets v are constants in the loss, so that the
+# gradient of the value loss with respect to V is V - v; `jax.grad` thus returns
+# the targets. V is set to the mean of its targets until it converges. The left
+# panel shows the V that is learned, the right one the standard deviation of a
+# target between streams.
 
 # %%
 LENGTH, GAMMA, SAMPLES = 20, 0.9, 2048
-going_on = jnp.full(LENGTH + 1, MID)
+all_mid = jnp.full(LENGTH + 1, MID)
 discount = jnp.full(LENGTH + 1, GAMMA)
-# What mu does: `[SAMPLES, LENGTH]`, 1 for the rewarded action.
+# Actions of mu: `[SAMPLES, LENGTH]`, 1 for the rewarded action.
 action = jax.random.bernoulli(jax.random.key(1), 0.5, (SAMPLES, LENGTH))
 action = action.astype(jnp.float32)
 log_mu = jnp.full(LENGTH, jnp.log(0.5))
 
 
 def log_pi(action, p):
-  """Log-probabilities of actions where the rewarded one has p."""
+  """Log-probabilities of actions if the rewarded one has probability p."""
   return jnp.log(jnp.where(action == 1, p, 1 - p))
 
 
 def vtrace_target(value, action, p, rho_bar):
-  """V of the first step of a stream, where V is the same everywhere."""
+  """The target of a stream's first step, for a V that is constant."""
 
   def value_loss(values):
     steps = losses.vtrace(
       values,
       log_pi(action, p),
       log_mu,
-      jnp.zeros(LENGTH),  # Entropy, of no interest here.
-      going_on,
+      jnp.zeros(LENGTH),  # The entropy, not used here.
+      all_mid,
       jnp.append(0.0, action),
       discount,
       clip_rho_threshold=rho_bar,
@@ -255,7 +257,7 @@ def vtrace_target(value, action, p, rho_bar):
 
 
 def unclipped_target(value, action, p):
-  """The same by importance sampling that clips nothing."""
+  """The same target with unclipped importance weights."""
   rho = jnp.exp(log_pi(action, p) - log_mu)
 
   def step(later, now):
@@ -266,7 +268,7 @@ def unclipped_target(value, action, p):
 
 
 def learned(target, p):
-  """The V that stays, and the standard deviation of its targets."""
+  """The V that is learned, and the standard deviation of its targets."""
   of_streams = jax.vmap(target, in_axes=(None, 0, None))
   value = jax.lax.fori_loop(
     0, 60, lambda _, v: of_streams(v, action, p).mean(), jnp.float32(0.0)
@@ -300,12 +302,12 @@ fig.legend(loc="outside lower center", ncols=3, handlelength=3)
 plt.show()
 
 # %% [markdown]
-# Clipping nothing is right on average, but its targets spread so far that 2,048
-# streams do not suffice where the policies are far apart. Clipping the trace
-# alone learns the value of pi, and with rho clipped as well, one between the
-# two: for V-trace's caution the price is a bias towards mu.
+# Without clipping, targets are right on average, but vary so much that 2,048
+# streams do not suffice if the policies differ much. Clipping only the trace
+# learns the value of pi. Clipping rho as well learns a value between the two:
+# the price of V-trace's low variance is a bias towards mu.
 #
-# Where pi is mu, nothing is clipped, and V-trace is the plain n-step return:
+# If pi equals mu, nothing is clipped, and V-trace is the plain n-step return:
 
 # %%
 entropy = log_prob = jnp.full(T, -0.7)
@@ -317,11 +319,11 @@ print("largest difference:", np.abs(on_policy.value - plain.value).max())
 # ## PPO
 #
 # PPO ([Schulman et al. 2017](https://arxiv.org/abs/1707.06347)) takes many
-# steps on the same batch, and forbids nothing: it takes away the reason to go
-# far. Where the action was better than thought (A > 0), its loss pays for a
-# ratio up to 1 + epsilon; where it was worse, down to 1 - epsilon. Beyond, the
-# gradient is 0, but only on the side that it would gain by: a ratio on the
-# wrong side is always pulled back.
+# steps on the same batch. It forbids no step, but removes the incentive for
+# large ones. If the action was better than expected (A > 0), a higher ratio
+# reduces the loss up to 1 + epsilon; if it was worse, a lower ratio does so
+# down to 1 - epsilon. Beyond, the gradient is 0, but only in the direction that
+# would reduce the loss: a ratio on the wrong side is always pulled back.
 
 # %%
 ratios = jnp.linspace(0.4, 1.6, 120)
@@ -359,22 +361,23 @@ plt.show()
 # %% [markdown]
 # ## Q-learning
 #
-# **Double.** The largest of several noisy estimates is too large. Below all
-# actions are worth 0, and Q and Q' say so with independent noise of standard
-# deviation 1. Plain Q-learning lets Q' choose the action and say what it is
-# worth, and overestimates the more, the more actions there are. With double
-# Q-learning ([van Hasselt et al. 2016](https://arxiv.org/abs/1509.06461)) Q
-# chooses, Q' says what that is worth, and the errors of the two do not add up.
+# **Double.** The maximum of several noisy estimates is too large. Below, all
+# actions are worth 0, and the estimates of Q and Q' have independent noise of
+# standard deviation 1. In plain Q-learning Q' both chooses the action and
+# evaluates it, which overestimates the more, the more actions there are. In
+# double Q-learning ([van Hasselt et al.
+# 2016](https://arxiv.org/abs/1509.06461)) Q chooses and Q' evaluates, and their
+# errors do not add up.
 #
-# **n steps.** A corridor with a reward at its end, where nothing is known yet:
-# with n steps, one update moves n of its steps.
+# **n steps.** A corridor with a reward at its end, before anything is learned:
+# with n steps, one update changes the values of n of its steps.
 
 # %%
 pair = (jnp.array([FIRST, MID]), jnp.zeros(2), jnp.ones(2))
 
 
 def mean_target(num_actions, double):
-  """Of many draws of the Q-values of the step that is bootstrapped from."""
+  """The mean target over many random Q-values of the next step."""
   q, other = jax.random.normal(jax.random.key(2), (2, 4096, 2, num_actions))
 
   def target(q, other):
@@ -417,10 +420,10 @@ axes[1].legend(loc="center", bbox_to_anchor=(0.45, 0.4))
 plt.show()
 
 # %% [markdown]
-# **Huber.** A single large TD error would decide the whole step of the
-# optimizer. Beyond `huber_delta` the loss grows linearly, so that its gradient
-# is clipped ([Mnih et al. 2015](https://doi.org/10.1038/nature14236)).
-# **Rescaling** by h(x) = sign(x) (sqrt(|x| + 1) - 1) + 0.001 x ([Pohlen et al.
+# **Huber.** A single large TD error would dominate a step of the optimizer.
+# Beyond `huber_delta` the loss grows linearly, so that its gradient is clipped
+# ([Mnih et al. 2015](https://doi.org/10.1038/nature14236)). **Rescaling** with
+# h(x) = sign(x) (sqrt(|x| + 1) - 1) + 0.001 x ([Pohlen et al.
 # 2018](https://arxiv.org/abs/1805.11593)) learns h(Q) instead of Q, which
 # brings returns of different sizes to one scale without clipping rewards.
 
@@ -468,11 +471,10 @@ plt.show()
 # %% [markdown]
 # ## Batches, gradients, compilation
 #
-# Nothing above knew of batches. `jax.vmap` adds the axis, here behind time as
-# the pipelines have it, `jax.grad` differentiates the weighed mean of all
-# steps, and `jax.jit` compiles it. That mean is the only place where per-step
-# losses become a number: `losses.mean_share` divides by the weights of all
-# cores.
+# Nothing above used batches. `jax.vmap` adds the batch axis, here after time as
+# in the pipelines, `jax.grad` differentiates the weighted mean of all steps,
+# and `jax.jit` compiles it. Only this mean turns per-step losses into a number:
+# `losses.mean_share` divides by the weights of all cores.
 
 # %%
 import time
@@ -518,8 +520,8 @@ all_of_them = milliseconds(lambda: gradient(values, batch))
 print(f"{ROWS} streams, compiled: {all_of_them:.2f} ms")
 
 # %% [markdown]
-# By this gradient alone V finds the returns of these streams: a loss is a
-# function, and needs no agent around it.
+# With this gradient alone, V learns the returns of these streams: a loss is a
+# function, and needs no agent.
 
 # %%
 history = []

@@ -1,12 +1,12 @@
 # %% [markdown]
 # # Ten seeds in a minute
 #
-# One run says little: with another seed, the same settings may need twice the
-# time, or fail. Where the environment is a JAX function, many trainings are one
-# program, which is the pipeline `anakin`
-# ([Hessel et al. 2021](https://arxiv.org/abs/2104.06272)): environments, acting
-# and learning together on the device, and `--num-seeds` maps it over seeds
-# ([Lu et al. 2022](https://arxiv.org/abs/2210.05639)).
+# One run is weak evidence: with another seed, the same settings may need twice
+# the time, or fail. If the environment is a JAX function, one program can train
+# many times at once. This is the pipeline `anakin` ([Hessel et al.
+# 2021](https://arxiv.org/abs/2104.06272)): environments, acting and learning
+# run together on the device, and `--num-seeds` maps the program over seeds ([Lu
+# et al. 2022](https://arxiv.org/abs/2210.05639)).
 
 # %% [markdown]
 # ## Ten trainings, one command
@@ -23,8 +23,8 @@ start = time.monotonic()
 print(f"ten seeds in {time.monotonic() - start:.0f} seconds")
 
 # %% [markdown]
-# One run directory has them all. A line of `metrics.jsonl` has the return of
-# each seed, beside the mean of all.
+# All ten are in one run directory. Each line of `metrics.jsonl` has the return
+# of each seed and their mean.
 
 # %%
 from seedx import metrics
@@ -35,7 +35,7 @@ for key, value in lines[-1].items():
     print(f"{key:<24}{value:>7.1f}")
 
 # %% [markdown]
-# `plot` draws every seed faintly, their interquartile mean, and its 95%
+# `plot` draws each seed as a faint line, their interquartile mean, and its 95%
 # bootstrap interval, as [rliable](https://arxiv.org/abs/2108.13264) does.
 
 # %%
@@ -49,8 +49,8 @@ Image("ten.png", width=600)
 # %% [markdown]
 # ## A study of a hyper-parameter
 #
-# Five values of GAE's lambda, eight seeds each, from Python: forty trainings.
-# `app.train` takes the config of any pipeline.
+# Five values of GAE's lambda with eight seeds each, from Python: forty
+# trainings. `app.train` accepts the config of any pipeline.
 
 # %%
 from seedx import app, envs
@@ -76,11 +76,13 @@ def train(td_lambda):
 
 
 start = time.monotonic()
-found = {value: train(value) for value in (0.0, 0.5, 0.9, 0.95, 1.0)}
-print(f"{SEEDS * len(found)} seeds in {time.monotonic() - start:.0f} seconds")
+returns_of = {value: train(value) for value in (0.0, 0.5, 0.9, 0.95, 1.0)}
+print(
+  f"{SEEDS * len(returns_of)} seeds in {time.monotonic() - start:.0f} seconds"
+)
 
 # %% [markdown]
-# The interval says which differences are more than luck.
+# The interval shows which differences are more than chance.
 
 # %%
 import numpy as np
@@ -88,11 +90,11 @@ import numpy as np
 from seedx.app.runs import statistics
 
 print("lambda  interquartile mean  95% interval    worst seed")
-for value, returns in found.items():
-  said = statistics.summary(np.array(returns))
+for value, returns in returns_of.items():
+  summary = statistics.summary(np.array(returns))
   print(
-    f"{value:>6}{said['iqm']:>20.1f}  {said['iqm_low']:>5.1f} to"
-    f" {said['iqm_high']:>5.1f}{min(returns):>12.1f}"
+    f"{value:>6}{summary['iqm']:>20.1f}  {summary['iqm_low']:>5.1f} to"
+    f" {summary['iqm_high']:>5.1f}{min(returns):>12.1f}"
   )
 
 # %%
@@ -100,7 +102,7 @@ import matplotlib.pyplot as plt
 
 plt.rcParams.update({"figure.dpi": 80, "font.size": 17})
 fig, ax = plt.subplots(figsize=(8, 4.8), layout="constrained")
-for place, returns in enumerate(found.values()):
+for place, returns in enumerate(returns_of.values()):
   ax.plot([place] * SEEDS, returns, "o", color="#0072B2", alpha=0.4)
   mean, low, high = (
     statistics.summary(np.array(returns))[x]
@@ -109,14 +111,14 @@ for place, returns in enumerate(found.values()):
   ax.errorbar(
     place + 0.15, mean, [[mean - low], [high - mean]], color="#D55E00", fmt="D"
   )
-ax.set_xticks(range(len(found)), found)
+ax.set_xticks(range(len(returns_of)), returns_of)
 ax.set(xlabel="lambda of GAE", ylabel="episode return after 100,000 env steps")
 ax.spines[["top", "right"]].set_visible(False)
 ax.set_ylim(0, None)
 plt.show()
 
 # %% [markdown]
-# Every training has the numbers that it has alone: seed 3 of ten is the run of
-# `--seed 3`, up to the rounding of floats. On an accelerator there is room for
-# more of them; on two CPU cores 16 trainings cost 12 times one. To search over
-# many settings at a time, `python -m seedx sweep` takes any experiment.
+# Each training computes what it would compute alone: seed 3 of ten is the run
+# of `--seed 3`, up to rounding. An accelerator has room for more trainings; on
+# two CPU cores, 16 trainings cost 12 times one. To search over many settings,
+# `python -m seedx sweep` accepts any experiment.

@@ -1,10 +1,10 @@
 # %% [markdown]
 # # A run that does not learn
 #
-# The return stays flat. Nothing crashed, and the loss says little: in
+# The return stays flat, and nothing crashed. The loss is no help: in
 # reinforcement learning it may fall while the policy gets worse. This notebook
-# breaks CartPole in four ways, each of which looks the same from outside, and
-# finds each cause in the metrics that every run writes.
+# breaks CartPole in four ways that look the same from outside, and finds each
+# cause in the metrics that every run writes.
 #
 # All runs below write `metrics.jsonl`; `app.train` returns its lines.
 
@@ -20,7 +20,7 @@ runs = {}
 
 
 def train(name, config):
-  """Trains what a config says, and keeps its metrics under a name."""
+  """Trains with a config, and keeps the metrics under a name."""
   run = app.train(config, quiet=True)
   # Before the first update there is nothing to see.
   runs[name] = [line for line in run.lines if line["learner_steps"]]
@@ -41,14 +41,14 @@ def in_lock_step(**values):
 
 
 # %% [markdown]
-# First one that does learn: without it, nobody knows what a number should be.
-# A policy that acts at random reaches about 22, the best one 500.
+# First a run that learns, as a reference for the numbers. A random policy reaches
+# about 22, the best one 500.
 
 # %%
 train("healthy", in_lock_step())
 
 # %% [markdown]
-# Then three with one number wrong.
+# Then three runs with one wrong number each.
 
 # %%
 train("learning rate 0.1", in_lock_step(learning_rate=0.1))
@@ -56,14 +56,14 @@ train("entropy cost 3", in_lock_step(entropy_cost=3.0))
 train("reward scale 100", in_lock_step(reward_scale=100.0))
 
 # %% [markdown]
-# And one whose wiring is wrong for its loss. IMPALA's actors act with a copy of
-# the parameters; small batches and a long queue make that copy old. A2C takes
-# all experience for its own.
+# And one whose architecture does not fit its loss. IMPALA's actors act with a
+# copy of the parameters; small batches and a long queue make that copy old. A2C
+# treats all experience as its own.
 
 
 # %%
 def with_actors(envs_per_actor, batch_size, queue_capacity):
-  """A2C by two actors; so many batches may wait for the learner."""
+  """A2C with two actors; `queue_capacity` batches may wait for the learner."""
   return impala.Config(
     env=ENV,
     agent=a2c.Config(td_lambda=1.0),
@@ -81,13 +81,13 @@ train("A2C on old data", with_actors(64, batch_size=8, queue_capacity=24))
 # %% [markdown]
 # ## The five numbers to look at
 #
-# | metric | asks | a healthy run |
+# | metric | question | a healthy run |
 # |---|---|---|
-# | `entropy` | does the policy still try things? | falls slowly from the logarithm of the number of actions, here 0.69 |
+# | `entropy` | does the policy still explore? | falls slowly from the logarithm of the number of actions, here 0.69 |
 # | `approx_kl` | how far does an update move the policy? | 0.001 to 0.02 while the return rises |
-# | `explained_variance` | do the values know which states are good? | rises from 0 towards 1, until returns hardly vary |
+# | `explained_variance` | do the values distinguish good states? | rises from 0 towards 1, until returns hardly vary |
 # | `gradient_norm` | are all updates clipped? | within a few times `max_gradient_norm`, here 0.5 |
-# | `policy_lag` | how many updates old is the experience? | 0 in lock step, 1 or 2 with actors |
+# | `policy_lag` | how old is the experience, in updates? | 0 in lock step, 1 or 2 with actors |
 
 # %%
 import matplotlib.pyplot as plt
@@ -138,7 +138,7 @@ def draw(names):
 draw(runs)
 
 # %% [markdown]
-# The same as numbers: medians over the first, the middle and the last tenth of
+# The same in numbers: medians over the first, the middle and the last tenth of
 # each run.
 
 
@@ -151,7 +151,7 @@ def typical(metric, lines):
 
 
 def table(names):
-  """Prints how each metric began, was in the middle, and ended."""
+  """Prints each metric at the start, in the middle and at the end of runs."""
   print(" " * 19, *(f"{metric:>19}" for metric in METRICS))
   for name in names:
     lines = runs[name]
@@ -170,38 +170,38 @@ table(runs)
 # ## Reading them
 #
 # **Learning rate 0.1.** `entropy` is 0 within the first updates: the policy
-# always does the same, and no experience can ever tell it better. The return of
-# 9 is *below* that of a random policy, which is the mark of it. `approx_kl` says
-# who did it, in the picture: the very first updates moved the policy far beyond
-# PPO's clipping range, and since then nothing moves. The values, meanwhile, are excellent: to predict
-# that every episode is short is easy. A high `explained_variance` alone is no
-# good sign.
+# always takes the same action, and no experience can improve it. A return of 9,
+# *below* that of a random policy, is typical of this. The picture of
+# `approx_kl` shows the cause: the first updates moved the policy far beyond
+# PPO's clipping range, and nothing has moved since. The values, meanwhile, are
+# excellent, because it is easy to predict that every episode is short. So a
+# high `explained_variance` alone is not a good sign.
 #
-# **Entropy cost 3.** `entropy` stays where it began. There are two causes of
-# that, and the others tell them apart: here the values do learn, and
-# `gradient_norm` is as usual, so that something is learned, but the bonus for
-# acting at random outweighs the advantages.
+# **Entropy cost 3.** `entropy` stays at its initial value. This has two
+# possible causes, and the other metrics distinguish them. Here the values do
+# learn and `gradient_norm` is normal, so something is learned, but the bonus
+# for random actions outweighs the advantages.
 #
-# **Reward scale 100.** `entropy` stays where it began, too, but
+# **Reward scale 100.** `entropy` stays at its initial value, too, but
 # `explained_variance` stays at 0 and `gradient_norm` is thousands of times the
-# norm at which gradients are clipped. The values would have to reach 10,000;
-# each update is clipped to the same small length, nearly all of it for the
-# values, and the policy gets what is left: nothing.
+# norm at which gradients are clipped. The values would have to reach 10,000.
+# Each update is clipped to the same small length, nearly all of which changes
+# the values; almost nothing is left for the policy.
 #
-# **A2C on old data.** It looks like the first, down to the return of 9. But its
-# learning rate is the default, and `policy_lag` is the only number that
-# differs: experience is more than 30 updates old. A2C's gradient is only right for
-# what the newest policy did.
+# **A2C on old data.** This looks like the first run, down to the return of 9.
+# But its learning rate is the default, and only `policy_lag` differs:
+# experience is more than 30 updates old. A2C's gradient is correct only for
+# actions of the newest policy.
 #
 # (Near its end, the healthy run's `explained_variance` falls as well: when most
 # episodes are long, returns hardly vary, and there is little to explain. Its
-# `approx_kl` goes to 0 since its learning rate does.)
+# `approx_kl` falls to 0 with its learning rate.)
 
 # %% [markdown]
-# ## Mending the last one
+# ## Repairing the last one
 #
-# Fewer environments, larger batches and a shorter queue make experience younger.
-# The agent stays as it was.
+# Fewer environments, larger batches and a shorter queue make experience
+# younger. The agent stays the same.
 
 # %%
 train("A2C on new data", with_actors(32, batch_size=32, queue_capacity=1))
@@ -209,22 +209,22 @@ draw(["A2C on old data", "A2C on new data"])
 table(["A2C on old data", "A2C on new data"])
 
 # %% [markdown]
-# Some age is left with any actors. V-trace corrects for it, and is the default
-# of IMPALA and SEED: it weighs down what has become unlikely. Its
-# `effective_sample_size` is the share of a batch that is left. At more than 30
-# updates that is little, and it may fail as A2C does.
+# With actors, experience is always a little old. V-trace, the default of IMPALA
+# and SEED, corrects for this: it reduces the weight of actions that have become
+# unlikely. Its `effective_sample_size` is the share of a batch that remains. At
+# an age of more than 30 updates this share is small, and V-trace may fail as
+# A2C does.
 #
 # ## In this order
 #
-# 1. Is the *return* what you think? `evaluate --video` shows what it does.
-# 2. `policy_lag`: above 5 without a replay, mend the wiring first.
+# 1. Is the *return* what you expect? `evaluate --video` shows an episode.
+# 2. `policy_lag` above 5 without a replay: correct the architecture first.
 # 3. `gradient_norm` and `explained_variance`: set `--reward-scale` so that
 #    scaled returns are near 1 to 10.
-# 4. `entropy` at once 0: less `--learning-rate`, more `--entropy-cost`. At its
-#    start for long: less `--entropy-cost`, more `--learning-rate`.
+# 4. `entropy` soon 0: less `--learning-rate`, more `--entropy-cost`. Long at its
+#    initial value: less `--entropy-cost`, more `--learning-rate`.
 # 5. `approx_kl` above 0.05: less `--learning-rate`, fewer `--epochs`.
-# 6. Change one thing, run three seeds, and look at the healthy run again.
+# 6. Change one setting, run three seeds, and compare with the healthy run.
 #
-# `docs/trouble.md` has a table of symptoms, with DQN's. In TensorBoard the same
-# numbers are grouped as `episode/`, `loss/`, `policy/`, `replay/`, `time/` and
-# `run/`.
+# `docs/trouble.md` has a table of symptoms, also of DQN. TensorBoard groups the
+# same numbers as `episode/`, `loss/`, `policy/`, `replay/`, `time/` and `run/`.

@@ -4,10 +4,10 @@
 # Five years of distributed reinforcement learning, as programs: where inference
 # ran, what crossed the network, and how gradients reached the parameters. In
 # seedx the agents, losses and environments stay the same, and each architecture
-# is a short module that wires up the same parts. This notebook tells what they
-# were, runs each on the same small problem, and compares what can be compared.
+# is a short module that connects the same parts. This notebook describes the
+# architectures, runs each on the same small problem, and compares them.
 #
-# | | when | who | what crossed the network |
+# | | when | authors | what crossed the network |
 # |---|---|---|---|
 # | [Gorila](https://arxiv.org/abs/1507.04296) | July 2015 | Nair et al., Google DeepMind | gradients to sharded parameter servers, parameters back, as in [DistBelief](https://research.google/pubs/large-scale-distributed-deep-networks/) (Dean et al. 2012) |
 # | [A3C](https://arxiv.org/abs/1602.01783) | February 2016 | Mnih et al., Google DeepMind | nothing: threads of one machine share the parameters |
@@ -17,11 +17,11 @@
 # | [SEED](https://arxiv.org/abs/1910.06591) | October 2019 | Espeholt et al., Google Research | observations to the learner, actions back |
 # | PPO at scale: [DD-PPO](https://arxiv.org/abs/1911.00357), [OpenAI Five](https://arxiv.org/abs/1912.06680) | November, December 2019 | Wijmans et al., Berner et al. | gradients between learners, all-reduced in lock step; at OpenAI also experience and parameters |
 #
-# Two lines run through it. *Who computes the gradient* moved from the workers
-# (Gorila, A3C) to one learner with accelerators (all that came later). And
-# *what is sent* became less and less bound to the network's size: gradients and
-# parameters, then only parameters, then, with SEED, neither. Each module opens
-# with the drawing of its paper.
+# Two developments connect them. *The gradient* was first computed by the
+# workers (Gorila, A3C), and later by one learner with accelerators (all
+# others). And *the traffic* became less and less dependent on the network's
+# size: gradients and parameters, then only parameters, then, with SEED,
+# neither. Each module begins with the figure of its paper.
 
 # %%
 from seedx.pipelines import a3c, apex, gorila, impala, seed, sync
@@ -35,9 +35,9 @@ for pipeline in (gorila, a3c, impala, apex, seed):
 # ## The same agents for all
 #
 # The actor-critic is the same in `sync` (the loop of A2C), `a3c`, `impala` and
-# `seed`: the same network, and V-trace, which is A2C's loss where nothing is
-# old, and corrects where something is. PPO goes through `seed` too. DQN, with
-# its replay, is what Gorila and Ape-X were made for.
+# `seed`: the same network with V-trace, which equals A2C's loss on new
+# experience and corrects for the age of old experience. PPO runs in `seed`,
+# too. DQN with its replay is the agent for which Gorila and Ape-X were made.
 
 # %%
 from seedx import envs, replay
@@ -55,10 +55,10 @@ DQN = dqn.Config(
 ENV = envs.Config("CartPole-v1")
 
 # %% [markdown]
-# A pipeline is a module, and its `Config` says all of a run: the environment,
-# the agent, and what the pipeline's processes are given. `app.train` takes any
-# of them. It starts the processes, trains, and leaves what an experiment leaves,
-# by default in a directory of its own.
+# A pipeline is a module, and its `Config` describes a whole run: the
+# environment, the agent, and the settings of the pipeline's processes.
+# `app.train` accepts any of them. It starts the processes, trains, and writes
+# the same files as an experiment, by default into a new directory.
 
 # %%
 import time
@@ -69,7 +69,7 @@ runs = {}
 
 
 def train(name, config):
-  """Trains what a config says, and keeps its metrics under a name."""
+  """Trains with a config, and keeps the metrics under a name."""
   start = time.monotonic()
   run = app.train(config, quiet=True)
   runs[name] = metrics.read_lines(run.run_dir / "metrics.jsonl")
@@ -84,8 +84,9 @@ def train(name, config):
 problem = {"env": ENV, "seed": 0, "total_steps": 40_000, "log_seconds": 0.25}
 
 # %% [markdown]
-# **One machine.** `sync` acts, then learns, then acts: nothing is ever old. In
-# `a3c` four threads do that each for themselves, and none waits for another.
+# **One machine.** `sync` acts, then learns, then acts again: experience is
+# never old. In `a3c` each of four threads does this by itself, and none waits
+# for another.
 
 # %%
 from seedx.acting import local_actor, protocol, thin_actor
@@ -109,10 +110,10 @@ config = a3c.Config(
 train("a3c", config)
 
 # %% [markdown]
-# **Actors and a learner.** The same 64 environments in 2 actor processes. Those
-# of `impala` act by themselves, with a copy of the parameters that they fetch
-# between unrolls; those of `seed` ask for every action. PPO goes through the
-# second as V-trace does.
+# **Actors and a learner.** The same 64 environments, in 2 actor processes. The
+# actors of `impala` compute their own actions, with a copy of the parameters
+# that they fetch between unrolls. Those of `seed` request every action. PPO
+# runs in `seed` exactly as V-trace does.
 
 # %%
 config = impala.Config(
@@ -133,11 +134,11 @@ for name, agent in {"seed": VTRACE, "seed-ppo": PPO}.items():
   train(name, config)
 
 # %% [markdown]
-# **Replays.** Gorila's workers act, replay and learn each for themselves, and
-# meet only at two parameter servers, each of which holds half of the
-# parameters. Ape-X's actors fill one replay, and say what in it is worth
-# learning from. (There each actor has its own epsilon, which
-# would be `epsilon_ladder=True`; here both pipelines get the same agent.)
+# **Replays.** Each of Gorila's workers acts, replays and learns by itself; they
+# share only two parameter servers, each of which holds half of the parameters.
+# Ape-X's actors fill one replay, and compute the initial priorities of what
+# they send. (In the paper each actor has its own epsilon, here
+# `epsilon_ladder=True`; in this comparison both pipelines have the same agent.)
 
 # %%
 problem["total_steps"] = 6_000
@@ -169,16 +170,17 @@ config = apex.Config(
 train("apex", config)
 
 # %% [markdown]
-# All of these ran on this machine, and what they sent went through Unix sockets.
-# Between machines a config says an `address`, and each process is started by a
-# command of its own: `python -m seedx train seed_vtrace --role actor --address
+# All of these ran on this machine, and communicated through Unix sockets.
+# Between machines, a config has an `address`, and each process is started by
+# its own command: `python -m seedx train seed_vtrace --role actor --address
 # HOST:PORT` is an actor.
 
 # %% [markdown]
-# ## What they reached
+# ## Returns
 #
-# Seconds count from the first update, behind most of the time that JAX takes to
-# compile the programs: in runs as short as these, that is longer than the rest.
+# Seconds count from the first update, so they exclude most of the time that JAX
+# takes to compile the programs: in runs as short as these, that is longer than
+# the rest.
 
 # %%
 import matplotlib.pyplot as plt
@@ -236,13 +238,13 @@ fig.legend(
 plt.show()
 
 # %% [markdown]
-# ## What crossed the network, and how old things were
+# ## Traffic, and the age of experience
 #
-# `wire_bytes` is all that crossed. The *lag* is how many updates older the
-# parameters that acted were than those that learned; with Gorila, whose workers
-# learn by themselves, how many updates others made while a gradient was
-# computed; with Ape-X, most of it is the time that experience lies in the
-# replay.
+# `wire_bytes` counts all bytes on the network. The *lag* is the number of
+# updates between the parameters that acted and those that learned. For Gorila,
+# whose workers learn by themselves, it is the number of updates by others while
+# a gradient was computed. For Ape-X, most of it is the time that experience
+# spends in the replay.
 
 # %%
 import jax
@@ -292,23 +294,23 @@ for name, agent in {"actor-critic": VTRACE, "DQN": DQN}.items():
 print(f"an observation: {4 * spec.observation.shape[0]} bytes")
 
 # %% [markdown]
-# That is the argument for SEED in a picture. Its bytes are those of the
-# observations, whatever the size of the network; those of the others grow with
-# the network, which is tiny here. (In Atari an observation is 7 kB, which every
-# learner needs to be sent; what SEED saves is the 7 MB of parameters that each
-# actor of the others fetches, again and again.)
+# This is the argument for SEED in a picture. Its traffic is proportional to the
+# size of observations, and independent of the network; that of the others grows
+# with the network, which is tiny here. (In Atari an observation is 7 kB, which
+# every learner must receive. SEED avoids the 7 MB of parameters that each actor
+# of the others fetches again and again.)
 
 # %% [markdown]
-# ## What such short runs can show, and what not
+# ## What such short runs can show
 #
-# They do show what depends on the wiring alone: what crosses the network, how
-# old experience is, that every pipeline learns with the same agents.
+# They show what depends only on the architecture: the traffic, the age of
+# experience, and that every pipeline learns with the same agents.
 #
-# They do not show which is better. This is one seed each, on a problem of four
-# numbers, on one small machine whose cores all the processes share, and far too
-# short. V-trace takes one step on each batch and PPO many, so PPO gets further
-# per env step here; DQN had fewer env steps, and learned from each four times.
-# `python -m seedx compare` runs experiments to the end, with several seeds and
-# each with its presets; `docs/results.md` has its table. And on one
-# machine no pipeline can show what it was made for: hundreds of actors, or an
-# accelerator that waits for its batches.
+# They do not show which pipeline is better. There is one seed each, on a
+# problem of four numbers, on one small machine whose cores all processes share,
+# and the runs are far too short. V-trace takes one step on each batch and PPO
+# many, so PPO improves more per env step here; DQN had fewer env steps, and
+# learned from each four times. `python -m seedx compare` runs experiments to
+# the end, with several seeds and their presets; `docs/results.md` has its
+# table. And one machine cannot show what each pipeline was made for: hundreds
+# of actors, or an accelerator that needs large batches.

@@ -1,37 +1,36 @@
 # %% [markdown]
 # # Quickstart
 #
-# Train a policy, read what the run measured, watch it play, resume the run, and
-# take the policy away as a function that JAX alone can call. Everything is a
-# command that you could type into a shell; a line that begins with `!` is one.
+# Train a policy, read the run's metrics, watch an episode, resume the run, and
+# export the policy as a function that needs only JAX. Each step is a shell
+# command; a line that begins with `!` is one.
 
 # %% [markdown]
 # ## Train
 #
-# `seed_vtrace` is the SEED architecture
-# ([Espeholt et al. 2019](https://arxiv.org/abs/1910.06591)): actor processes
-# step environments and nothing else. They stream observations to one learner
-# process, which acts for all of them in large batches, assembles unrolls and
-# learns from these by V-trace. Here 2 actors with 128 CartPoles each run on
-# the CPUs of this machine, for 400,000 env steps.
+# `seed_vtrace` is the SEED architecture ([Espeholt et al.
+# 2019](https://arxiv.org/abs/1910.06591)). Actor processes only step
+# environments. They stream observations to one learner process, which computes
+# the actions of all of them in large batches, assembles unrolls, and learns
+# from these with V-trace. Here 2 actors with 128 CartPoles each run on the CPUs
+# of this machine, for 400,000 env steps.
 
 # %%
 # !{sys.executable} -m seedx train seed_vtrace --env CartPole-v1 \
 #   --total-steps 400000 --run-dir runs/cartpole
 
 # %% [markdown]
-# `python -m seedx train` lists the experiments. Every option has a default that
-# suits the kind of environment, and a line of help:
-# `python -m seedx train seed_vtrace --env Pong-v5 --help`. A run leaves
-# everything in its directory.
+# `python -m seedx train` lists the experiments. Every option has a line of help
+# and a default that suits the kind of environment: `python -m seedx train
+# seed_vtrace --env Pong-v5 --help`. A run writes everything into its directory.
 
 # %%
 # !ls -1 --ignore="events*" runs/cartpole
 
 # %% [markdown]
-# ## Read what it measured
+# ## Read the metrics
 #
-# `metrics.jsonl` has a line every half second.
+# `metrics.jsonl` has one line for every half second.
 
 # %%
 from seedx import metrics
@@ -49,12 +48,12 @@ for line in lines:
     )
 
 # %% [markdown]
-# The policy lag says how many updates old the acting parameters were when what
-# is learned from was acted: not zero, for nobody waits here, and V-trace
+# The policy lag is the number of updates between acting and learning from the
+# result. It is not zero, because actors do not wait for the learner; V-trace
 # corrects for it.
 #
-# Which side should be made faster? Every wait is timed, as a share of the time
-# since the line before, and whoever waits, waits for somebody slower.
+# Which part should be made faster? Every wait is measured, as a share of the
+# time since the previous line. A part that waits, waits for a slower one.
 
 # %%
 fastest = max(lines, key=lambda line: line["steps_per_second"])
@@ -70,17 +69,17 @@ observed = fastest["wire_bytes"] / fastest["env_steps"]
 print(f"{observed:.1f} bytes crossed the network per env step")
 
 # %% [markdown]
-# If the environments were the bottleneck, `--num-actors` or `--envs-per-actor`
-# would help; if it were the learner, `--learner-devices` or a larger
-# `--batch-size`; and for inference, `--inference-devices`.
+# If the environments are the bottleneck, increase `--num-actors` or
+# `--envs-per-actor`; for the learner, `--learner-devices` or `--batch-size`;
+# for inference, `--inference-devices`.
 
 # %% [markdown]
 # ## Evaluate and watch
 #
-# The returns above are those of training, where actions are drawn at random
-# from the policy. `evaluate` loads the run's checkpoint, plays whole episodes
-# with the best action of each step, from starts that were not trained on, and
-# films one.
+# The returns above are from training, where actions are sampled from the
+# policy. `evaluate` loads the run's checkpoint, plays whole episodes from new
+# initial states with the most likely action at each step, and records a video
+# of one.
 
 # %%
 # !{sys.executable} -m seedx evaluate runs/cartpole \
@@ -101,13 +100,13 @@ frames[0].save(
 Image("small.gif")
 
 # %% [markdown]
-# ## Go on
+# ## Resume
 #
-# The checkpoint holds all that evolves: parameters, the optimizer's state,
-# counters and random keys. `--resume` goes on from the newest one, with the
-# options that the run began with; `--total-steps` may be larger. The learning
-# rate falls to 0 over the run, so it goes on from where a run of the new length
-# would have it.
+# The checkpoint contains everything that changes during training: parameters,
+# the optimizer's state, counters and random keys. `--resume` continues from the
+# newest checkpoint, with the options of the run; `--total-steps` may be larger.
+# The learning rate falls to 0 over the run, so it continues at the value that
+# it would have in a run of the new length.
 
 # %%
 # !{sys.executable} -m seedx train seed_vtrace \
@@ -116,9 +115,9 @@ Image("small.gif")
 # %% [markdown]
 # ## Plot
 #
-# `plot` draws any number of runs, grouped by what sets them apart. Runs that
-# differ in their seed alone become one line with its interval. (Where the line
-# is flat against time, the resumed run was compiling its programs.)
+# `plot` draws any number of runs, in groups. Runs that differ only in their
+# seed become one line with its interval. (The line is flat against time while
+# the resumed run compiles its programs.)
 
 # %%
 # !{sys.executable} -m seedx plot runs/cartpole --output plot.png
@@ -127,13 +126,13 @@ Image("small.gif")
 Image("plot.png", width=600)
 
 # %% [markdown]
-# ## Take the policy away
+# ## Export the policy
 #
-# `export` writes the greedy policy as
-# [StableHLO](https://docs.jax.dev/en/latest/export/export.html), parameters
-# included: a file that needs neither seedx nor Flax to run, on CPU, GPU or TPU
-# and in batches of any size. (In Python, with seedx, `app.load` gives the same
-# policy; [bring your own](bring_your_own.ipynb) draws one.)
+# `export` writes the greedy policy with its parameters as
+# [StableHLO](https://docs.jax.dev/en/latest/export/export.html): a file that
+# runs without seedx and Flax, on CPU, GPU or TPU, in batches of any size. (In
+# Python, with seedx, `app.load` returns the same policy; [bring your
+# own](bring_your_own.ipynb) draws one.)
 
 # %%
 # !{sys.executable} -m seedx export runs/cartpole --output policy
@@ -153,9 +152,9 @@ print("takes observations", takes["timestep"]["observation"])
 print("gives actions", takes["action"])
 
 # %% [markdown]
-# It maps a batch of time steps, and what it remembers, to actions and what it
-# then remembers. Here it plays eight CartPoles of Gymnasium, none of which
-# seedx knows of.
+# The function takes a batch of time steps and its memory, and returns actions
+# and the next memory. Here it plays eight CartPoles of Gymnasium, without
+# seedx.
 
 # %%
 import gymnasium
@@ -184,6 +183,6 @@ while alive.any():
 print("returns:", total.tolist())
 
 # %% [markdown]
-# Next: [the losses](losses.ipynb), one by one;
-# [the pipelines](pipelines.ipynb), and how the field came to them;
-# [bring your own](bring_your_own.ipynb) environment, loss and network.
+# Next: [the losses](losses.ipynb), one by one; [the pipelines](pipelines.ipynb)
+# and their history; [bring your own](bring_your_own.ipynb) environment, loss
+# and network.
