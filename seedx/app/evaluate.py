@@ -54,9 +54,10 @@ def _evaluate(options: Options) -> int:
   run_dirs.trusted(options.run_dir, options.trust)
   # After the check, since they import JAX.
   from seedx.acting import evaluator
-  from seedx.app import videos
+  from seedx.app import compiled, videos
   from seedx.app.runs import policies
 
+  compiled.keep()
   policy = policies.load(
     options.run_dir, options.checkpoint, trust=options.trust
   )

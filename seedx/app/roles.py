@@ -4,7 +4,7 @@ import dataclasses
 import threading
 
 from seedx import types, wire
-from seedx.app import devices
+from seedx.app import compiled, devices
 from seedx.app.cli import configs, experiments
 from seedx.launch import joining
 from seedx.launch import nodes as nodes_lib
@@ -58,6 +58,7 @@ def play(
   """
   devices.compute_on_own_threads()
   allocator.keep_freed_memory()
+  compiled.keep()
   options = dict(told.options)
   config = experiment.with_agent(str(options.pop("agent", "")))
   other = {*configs.recorded(config)} ^ {*options}

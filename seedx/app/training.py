@@ -52,6 +52,8 @@ class Config(checkpointer.Config, evaluations.Config):
       directory and options, and returns a `metrics.Sink`.
     profile: seconds of the run to record for XProf or Perfetto, once it learns;
       0 for none.
+    compilation_cache: directory of compiled programs, with which the next run
+      starts faster; seedx/compiled in the user's cache if empty, none if "off".
   """
 
   run_dir: str = types.setting("", changes="start")
@@ -68,11 +70,12 @@ class Config(checkpointer.Config, evaluations.Config):
   profile: float = types.setting(
     0.0, changes="start", low=0.0, high=types.MOST_SECONDS
   )
+  compilation_cache: str = types.setting("", changes="start")
 
   def __post_init__(self) -> None:
     """Raises types.ConfigError for what cannot be."""
     types.check_settings(self)
-    for name in ("run_dir", "resume"):
+    for name in ("run_dir", "resume", "compilation_cache"):
       if "\0" in os.fspath(getattr(self, name)):
         raise types.ConfigError(
           f"expected {name} without a NUL character, found"

@@ -12,7 +12,7 @@ import gymnasium
 import jax
 
 from seedx import checkpoint, join, types
-from seedx.app import devices, roles, training
+from seedx.app import compiled, devices, roles, training
 from seedx.app.cli import command_line, configs, experiments
 from seedx.app.cli import presets as presets_lib
 from seedx.app.runs import checkpointer, run_dirs
@@ -220,6 +220,7 @@ def _train(asked: Asked, name: str, presets: Sequence[str], alone: bool) -> int:
   if isinstance(asked.run, process.ServerConfig):
     devices.compute_on_own_threads()
   allocator.keep_freed_memory()
+  compiled.keep(asked.files.compilation_cache)
   run = training.run(
     asked.run,
     asked.files,

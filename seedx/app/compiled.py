@@ -1,0 +1,142 @@
+"""JAX's persistent compilation cache: a start compiles only what is new."""
+
+import contextlib
+import grp
+import hashlib
+import os
+import pathlib
+import platform
+import pwd
+import stat
+import sys
+from collections.abc import Iterator
+
+import jax
+import jaxlib
+
+from seedx import types
+
+OFF = "off"
+# Of all programs for one version of JAX and one kind of CPU. A run of PPO has
+# half a megabyte, a large image network a few.
+_LIMIT_BYTES = 2**30
+# If one of these is set, the environment decides.
+_VARIABLES = (
+  "JAX_COMPILATION_CACHE_DIR",
+  "JAX_ENABLE_COMPILATION_CACHE",
+)
+# Lines of /proc/cpuinfo that decide which instructions XLA uses.
+_CPU = ("model name", "flags", "Features", "CPU implementer", "CPU part")
+
+
+def keep(parent: str = "", root: pathlib.Path = pathlib.Path("/")) -> None:
+  """Keeps compiled programs for later starts, in this process and its children.
+
+  Compiled programs are code, so the directory must be one that only this user
+  (and root) may write. It has a folder for each version of jaxlib and kind of
+  CPU, because unlike machines may share a home directory. The programs used
+  longest ago are removed if a folder has more than 1 GiB. If JAX's own settings
+  name a directory or turn the cache off, they apply.
+
+  If the default directory cannot be used, one line on stderr has the reason.
+
+  Args:
+    parent: directory of the folders; seedx's in the user's cache directory if
+      empty; `OFF` for none.
+    root: root of the file system, which has proc/cpuinfo.
+
+  Raises:
+    types.ConfigError: `parent` is given and cannot be used.
+  """
+  if parent == OFF or jax.config.jax_compilation_cache_dir:
+    return
+  if any(name in os.environ for name in _VARIABLES):
+    return
+  try:
+    folder = _folder(parent, root)
+    _limit(folder)
+  except OSError as error:
+    reason = f"compiled programs are not kept: {error}"
+    if parent:
+      raise types.ConfigError(
+        f"{reason}; choose another --compilation-cache, or {OFF}"
+      ) from None
+    print(types.printable(reason), file=sys.stderr, flush=True)
+    return
+  jax.config.update("jax_compilation_cache_dir", str(folder))
+  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+  os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
+  os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+
+
+def _folder(parent: str, root: pathlib.Path) -> pathlib.Path:
+  """Returns the folder for this JAX and this CPU, made and checked."""
+  if parent:
+    path = pathlib.Path(parent).expanduser()
+  else:
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    path = pathlib.Path(home).expanduser() / "seedx" / "compiled"
+  path = pathlib.Path(os.path.realpath(path)) / _kind(root)
+  for directory in (*reversed(path.parents), path):
+    with contextlib.suppress(FileExistsError):
+      directory.mkdir(mode=0o700)
+    _check(directory)
+  if not os.access(path, os.W_OK | os.X_OK):
+    raise PermissionError(f"{path} cannot be written")
+  return path
+
+
+def _kind(root: pathlib.Path) -> str:
+  """Returns a name for this version of jaxlib and this kind of CPU."""
+  try:
+    text = (root / "proc/cpuinfo").read_text().partition("\n\n")[0]
+  except OSError:
+    text = platform.processor()
+  lines = sorted(x for x in text.splitlines() if x.startswith(_CPU))
+  digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
+  return f"jaxlib-{jaxlib.__version__}-{platform.machine()}-{digest}"
+
+
+def _check(directory: pathlib.Path) -> None:
+  """Raises PermissionError if another user may write this directory."""
+  status = os.lstat(directory)
+  user = os.getuid()
+  if not stat.S_ISDIR(status.st_mode):
+    raise PermissionError(f"{directory} is not a directory")
+  if status.st_uid not in (0, user):
+    raise PermissionError(f"{directory} belongs to another user")
+  if status.st_mode & stat.S_ISVTX:
+    return  # As in /tmp, only its owner can replace an entry.
+  is_shared = status.st_mode & stat.S_IWGRP and not _is_private(status.st_gid)
+  if status.st_mode & stat.S_IWOTH or is_shared:
+    raise PermissionError(f"other users may write {directory}")
+
+
+def _is_private(group: int) -> bool:
+  """Returns whether a group has only this user, as Linux makes them."""
+  if group == 0:
+    return True
+  try:
+    name, entry = pwd.getpwuid(os.getuid()).pw_name, grp.getgrgid(group)
+  except KeyError:
+    return False
+  return entry.gr_name == name and not {*entry.gr_mem} - {name}
+
+
+def _limit(folder: pathlib.Path) -> None:
+  """Removes the programs used longest ago where there are too many."""
+  files = sorted(_files(folder), reverse=True)
+  total = 0
+  for _, size, path in files:
+    total += size
+    if total > _LIMIT_BYTES:
+      path.unlink(missing_ok=True)
+
+
+def _files(folder: pathlib.Path) -> Iterator[tuple[float, int, pathlib.Path]]:
+  """Yields the time of the last use, the size and the path of each file."""
+  for path in folder.iterdir():
+    with contextlib.suppress(FileNotFoundError):
+      status = path.lstat()
+      if stat.S_ISREG(status.st_mode):
+        yield max(status.st_atime, status.st_mtime), status.st_size, path
