@@ -17,14 +17,12 @@ import jaxlib
 from seedx import types
 
 OFF = "off"
-# Of all programs for one version of JAX and one kind of CPU. A run of PPO has
-# half a megabyte, a large image network a few.
+# The size of a folder, of which a run of PPO needs half a megabyte.
 _LIMIT_BYTES = 2**30
+_DIRECTORY = "jax_compilation_cache_dir"
+_SECONDS = "jax_persistent_cache_min_compile_time_secs"
 # If one of these is set, the environment decides.
-_VARIABLES = (
-  "JAX_COMPILATION_CACHE_DIR",
-  "JAX_ENABLE_COMPILATION_CACHE",
-)
+_VARIABLES = (_DIRECTORY.upper(), "JAX_ENABLE_COMPILATION_CACHE")
 # Lines of /proc/cpuinfo that decide which instructions XLA uses.
 _CPU = ("model name", "flags", "Features", "CPU implementer", "CPU part")
 
@@ -48,7 +46,7 @@ def keep(parent: str = "", root: pathlib.Path = pathlib.Path("/")) -> None:
   Raises:
     types.ConfigError: `parent` is given and cannot be used.
   """
-  if parent == OFF or jax.config.jax_compilation_cache_dir:
+  if parent == OFF or getattr(jax.config, _DIRECTORY):
     return
   if any(name in os.environ for name in _VARIABLES):
     return
@@ -63,10 +61,9 @@ def keep(parent: str = "", root: pathlib.Path = pathlib.Path("/")) -> None:
       ) from None
     print(types.printable(reason), file=sys.stderr, flush=True)
     return
-  jax.config.update("jax_compilation_cache_dir", str(folder))
-  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-  os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
-  os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+  for name, value in ((_DIRECTORY, str(folder)), (_SECONDS, 0)):
+    jax.config.update(name, value)
+    os.environ[name.upper()] = str(value)  # Children inherit it.
 
 
 def _folder(parent: str, root: pathlib.Path) -> pathlib.Path:
