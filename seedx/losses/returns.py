@@ -28,7 +28,8 @@ def n_step_returns(
 
       G_t = r_t+1 + d_t+1 (r_t+2 + d_t+2 (... (r_t+n + d_t+n V_t+n)))
 
-  Sutton and Barto 2018, "Reinforcement Learning", equation 7.1.
+  Sutton and Barto 2018, "Reinforcement Learning", equation 7.1. The module
+  describes the arguments.
 
   >>> import jax.numpy as jnp
   >>> n_step_returns(
@@ -39,10 +40,6 @@ def n_step_returns(
   ...   n=2,
   ... ).tolist()  # 1 + 0.5 (2 + 0.5 * 8), 2 + 0.5 * 8
   [4.0, 6.0]
-
-  Args:
-    values, step_type, reward, discount: `[T + 1]` each, see the module.
-    n: number of steps before bootstrapping, at least 1.
 
   Raises:
     ValueError: n is below 1.
@@ -68,7 +65,8 @@ def lambda_returns(
       G_t = r_t+1 + d_t+1 ((1 - lambda) V_t+1 + lambda G_t+1),  G_T = V_T
 
   Sutton and Barto 2018, "Reinforcement Learning", section 12.1. Lambda 1 gives
-  the longest n-step return, lambda 0 the one-step return.
+  the longest n-step return, lambda 0 the one-step return. The module describes
+  the other arguments.
 
   >>> import jax.numpy as jnp
   >>> lambda_returns(
@@ -79,10 +77,6 @@ def lambda_returns(
   ...   lambda_=0.5,
   ... ).tolist()  # 1 + 0.5 (0.5 * 4 + 0.5 * 6), 2 + 0.5 * 8
   [3.5, 6.0]
-
-  Args:
-    values, step_type, reward, discount: `[T + 1]` each, see the module.
-    lambda_: lambda of TD(lambda), from 0 to 1.
   """
   steps = streams.transitions(step_type, reward, discount, values)
   return rlax.lambda_returns(
@@ -104,7 +98,8 @@ def gae(
       delta_t = r_t+1 + d_t+1 V_t+1 - V_t
 
   Schulman et al. 2015, https://arxiv.org/abs/1506.02438, equation 16. The
-  estimate equals the lambda-return minus V.
+  estimate equals the lambda-return minus V. Lambda 1 gives the longest returns,
+  lambda 0 one-step TD errors. The module describes the other arguments.
 
   >>> import jax.numpy as jnp
   >>> gae(
@@ -115,10 +110,6 @@ def gae(
   ...   lambda_=0.5,
   ... ).tolist()  # (1 + 0.5 * 4 - 1) + 0.5 * 0.5 * 2, 2 + 0.5 * 8 - 4
   [2.5, 2.0]
-
-  Args:
-    values, step_type, reward, discount: `[T + 1]` each, see the module.
-    lambda_: lambda of GAE, from 0 (one-step TD errors) to 1 (longest returns).
   """
   steps = streams.transitions(step_type, reward, discount, values)
   return rlax.truncated_generalized_advantage_estimation(

@@ -1,4 +1,4 @@
-"""Flax modules over time-major streams of `types.Inputs`."""
+"""Neural networks: Flax modules over time-major streams of `types.Inputs`."""
 
 from seedx.networks.convolutions import Conv
 from seedx.networks.frame_stack import FrameStack
