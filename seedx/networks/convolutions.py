@@ -17,7 +17,6 @@ class Conv(nn.Module):
     features: number of output channels.
     kernel: height and width of the kernel, in pixels.
     stride: stride in pixels.
-    dtype: dtype of the computation; parameters are float32.
   """
 
   features: int

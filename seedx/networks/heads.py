@@ -61,7 +61,7 @@ class QHead(nn.Module):
     num_actions: A, number of actions.
     dueling: whether to use a dueling network.
     size: number of units of each hidden layer; 0 for no hidden layers.
-    dtype: dtype of the hidden layers' computation; parameters are float32.
+    dtype: dtype of the hidden layers; Q-values are float32.
     noise_scale: `scale` of `noisy.NoisyDense`, which all layers are; 0 for
       layers without noise. With noise, features are `[T, B, F]`.
     parts: Z, number of outputs of each action; 0 for one without an axis.

@@ -17,7 +17,6 @@ class LSTM(nn.Module):
 
   Attributes:
     size: number of units.
-    dtype: dtype of the computation; parameters and state are float32.
   """
 
   size: int

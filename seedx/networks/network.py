@@ -77,7 +77,6 @@ class Network(nn.Module):
       `[T, B, ...]`. It also takes `action` if the network is called with one.
     towers: towers, whose modules keep their names.
     stack_frames: number of frames in a stack of images.
-    dtype: dtype of the computation; parameters are float32.
   """
 
   preserve_adopted_names = True
@@ -183,12 +182,7 @@ class Network(nn.Module):
 def steps_at(nest: types.Tree, at: jax.Array) -> types.Tree:
   """Returns some time steps of each stream of a batch.
 
-  Args:
-    nest: nest of `[T, B, ...]`.
-    at: `[K, B]` int, time steps.
-
-  Returns:
-    A nest of `[K, B, ...]`.
+  With `at` of `[K, B]` int, leaves of `[T, B, ...]` become `[K, B, ...]`.
   """
   return jax.tree.map(lambda leaf: leaf[at, jnp.arange(at.shape[1])], nest)
 

@@ -26,7 +26,6 @@ class NoisyDense(nn.Module):
     size: number of outputs.
     scale: scale of the initial sigma, scale / sqrt(number of inputs).
     kernel_init: initializer of mu's matrix; mu's bias is initially 0.
-    dtype: dtype of the computation; parameters are float32.
   """
 
   size: int

@@ -18,7 +18,6 @@ class MLP(nn.Module):
 
   Attributes:
     sizes: number of units of each layer.
-    dtype: dtype of the computation; parameters are float32.
   """
 
   sizes: Sequence[int]
@@ -41,7 +40,6 @@ class NatureCNN(nn.Module):
 
   Attributes:
     size: number of units of the last dense layer.
-    dtype: dtype of the computation; parameters are float32.
   """
 
   size: int = 512
@@ -67,7 +65,6 @@ class SmallCNN(nn.Module):
   Attributes:
     channels: number of channels of each convolution.
     size: number of units of the last dense layer.
-    dtype: dtype of the computation; parameters are float32.
   """
 
   channels: Sequence[int] = (32, 64)
@@ -97,7 +94,6 @@ class ImpalaResNet(nn.Module):
   Attributes:
     channels: number of channels of each section.
     size: number of units of the last dense layer.
-    dtype: dtype of the computation; parameters are float32.
   """
 
   channels: Sequence[int] = (16, 32, 32)
@@ -160,7 +156,6 @@ class Torso(nn.Module):
     sizes: number of units of each layer of the MLP.
     image_torso: key of `IMAGE_TORSOS`. `SmallCNN` replaces `NatureCNN` for
       images that are too small for it.
-    dtype: dtype of the computation; parameters are float32.
   """
 
   observation: tuple[dm_env.specs.Array, ...]

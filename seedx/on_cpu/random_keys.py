@@ -1,9 +1,8 @@
 """Random keys with JAX's numbers, which XLA computes as one kernel.
 
-On CPU it takes 7% less of the whole of `seed_vtrace`, all processes together.
-It is the same on all platforms. JAX's own key computes the bits in a loop on
-CPU, of so many small parts that XLA hands some of a short program's to other
-threads, and waits for them.
+They save 7% of `seed_vtrace`, summed over all processes. They are used on all
+platforms. On CPU, JAX's own key computes its bits in a loop of many small
+parts. A short program spends its time on distributing them to threads.
 """
 
 import math
@@ -16,16 +15,15 @@ from seedx import types
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
-_MOST_NUMBERS = 2**32
+_MAX_NUMBERS = 2**32
 
 
 def unrolled(rng_key: types.Array) -> types.Array:
-  """Returns the same key, for programs that are short and run often.
-
-  All of `jax.random` draws the same numbers with it.
+  """Returns a key that draws the same numbers faster in short programs.
 
   Args:
-    rng_key: `[...]`; one of another kind than Threefry is returned as it is.
+    rng_key: keys `[...]`; those of another kind than Threefry are returned
+      unchanged.
   """
   if jax.random.key_impl(rng_key) != "threefry2x32":
     return rng_key
@@ -35,7 +33,7 @@ def unrolled(rng_key: types.Array) -> types.Array:
 def _threefry(
   key: jax.Array, high: jax.Array, low: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Threefry-2x32 with 20 rounds, of counters `[...]` uint32.
+  """Computes Threefry-2x32 with 20 rounds, for counters `[...]` uint32.
 
   Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", section
   4.2.
@@ -55,9 +53,9 @@ def _threefry(
 def _numbered(
   key: jax.Array, shape: tuple[int, ...]
 ) -> tuple[jax.Array, jax.Array]:
-  """Computes two words of random bits for each place of a shape."""
+  """Computes two words of random bits for each element of a shape."""
   size = math.prod(shape)
-  if size > _MOST_NUMBERS:
+  if size > _MAX_NUMBERS:
     raise ValueError(f"expected at most 2^32 random numbers, found {size}")
   count = jax.lax.iota(jnp.uint32, size).reshape(shape)
   return _threefry(key, jnp.zeros_like(count), count)

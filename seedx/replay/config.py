@@ -76,19 +76,13 @@ class Config:
     )
 
   def make(self, window: int, capacity: int) -> Replay:
-    """Makes the replay of a core.
-
-    Args:
-      window: W, time steps of a window.
-      capacity: capacity in unrolls.
-    """
+    """Makes the replay of a core, with `capacity` in unrolls."""
     return uniform.Uniform(capacity, window)
 
   def ratio(self, learned_steps: int) -> ratio_lib.Ratio:
-    """Makes the count of batches that are due.
+    """Makes the count of due batches.
 
-    Args:
-      learned_steps: number of steps of a window that are learned from.
+    `learned_steps` is the number of steps of a window that are learned from.
     """
     batch_steps = self.replay_batch_size * learned_steps
     return ratio_lib.Ratio(
@@ -96,11 +90,7 @@ class Config:
     )
 
   def steps_per_update(self, learned_steps: int) -> float:
-    """Returns the number of env steps per update.
-
-    Args:
-      learned_steps: number of steps of a window that are learned from.
-    """
+    """Returns the number of env steps per update, see `ratio`."""
     return self.replay_batch_size * learned_steps / self.replay_ratio
 
   def divided(self, parts: int) -> Self:

@@ -186,12 +186,7 @@ class Prioritized:
     return uniform.Uniform(self.capacity, self.window)
 
   def _number(self, newest: jax.Array, entry: jax.Array) -> jax.Array:
-    """Returns the numbers of the unrolls at entries `[B]` of the ring.
-
-    Args:
-      newest: `[]`, number of the newest unroll.
-      entry: `[B]`.
-    """
+    """Returns the numbers of the unrolls at entries `[B]` of the ring."""
     return newest - (newest - entry) % self.capacity
 
   def _weights(self, mass: jax.Array) -> jax.Array:
