@@ -1,7 +1,7 @@
 """A C allocator that keeps the memory of large arrays that are freed.
 
-It saves 12% of `seed_vtrace --env Pong-v5`, and 15% of its learner process.
-Arrays on an accelerator have other allocators.
+This saves 12% of the CPU time of `seed_vtrace --env Pong-v5`, and 15% of its
+learner process. Arrays on an accelerator have other allocators.
 """
 
 import ctypes

@@ -1,9 +1,9 @@
 """Strided convolutions of images, computed as matrix products.
 
-They save 95% of `anakin_ppo --env seedx:Breakout-MinAtar`, because XLA's own
-convolution is slow within a loop on CPU, and nothing of `seed_vtrace --env
-Pong-v5`, which learns outside of a loop. Other platforms use XLA's convolution.
-The choice is made when a program is compiled.
+On CPU this saves 95% of the time of `anakin_ppo --env seedx:Breakout-MinAtar`,
+because XLA's own convolution is slow within a loop. It saves nothing in
+`seed_vtrace --env Pong-v5`, which learns outside of a loop. Other platforms use
+XLA's convolution. The choice is made when a program is compiled.
 """
 
 import functools

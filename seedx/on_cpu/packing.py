@@ -1,9 +1,10 @@
 """Nests of arrays whose small leaves are packed into one array.
 
-It saves 20% of adding, sampling and updating 512 steps of a prioritized replay
-of 2^20, and 1% of `apex_dqn`. It is used on all platforms. A program that reads
-or writes a few rows spends its time on starting and ending the work on each
-array. For more than eight arrays, XLA also waits for other threads.
+On CPU this saves 20% of the time in which a prioritized replay of 2^20 steps
+adds, samples and updates 512 of them, and 1% of `apex_dqn`. It is used on all
+platforms. A program that reads or writes a few rows spends its time on starting
+and ending the work on each array. With more than eight arrays, XLA also waits
+for other threads.
 """
 
 import dataclasses
