@@ -111,7 +111,7 @@ def per_core(
   out_specs: types.Tree,
   donate_argnums: int | tuple[int, ...] = (),
 ) -> jax.stages.Wrapped:
-  """Makes a function of each core's shards a jitted one of global arrays.
+  """Returns a jitted function that runs `function` on every core's shards.
 
   Outputs that `out_specs` replicates must be equal on all cores, for example by
   `jax.lax.psum`. JAX's check of this (`check_vma`) is off, because it refuses

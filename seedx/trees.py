@@ -18,11 +18,9 @@ def concatenate(nests: list[types.Tree], pad_to: int) -> types.Tree:
   """Joins nests of `[B_i, ...]` into one of `[pad_to, ...]`, padded with zeros.
 
   Args:
-    nests: one or more nests of the same structure.
+    nests: one or more nests of the same structure; a single nest that needs no
+      padding is not copied.
     pad_to: number of rows of the result, at least the sum of B_i.
-
-  Returns:
-    The joined nest; a single nest that needs no padding is not copied.
   """
   if len(nests) == 1 and len(tree.flatten(nests[0])[0]) == pad_to:
     return nests[0]

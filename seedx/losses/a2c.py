@@ -23,8 +23,8 @@ def a2c(
       value loss            0.5 (G_t - V_t)^2
       entropy loss          -H(pi_t)
 
-  where G is the lambda-return, by default the longest n-step return of the
-  stream. No gradient flows through G and the advantage (Mnih et al. 2016,
+  G is the lambda-return, by default the longest n-step return of the stream. No
+  gradient flows through G and the advantage (Mnih et al. 2016,
   https://arxiv.org/abs/1602.01783, section 4 and algorithm S3). The loss is
   on-policy: the actions must be drawn from pi. Episodes may end inside the
   stream, see `streams.transitions`.

@@ -27,7 +27,7 @@ def ppo(
       value loss            0.5 (G_t - V_t)^2
       entropy loss          -H(pi_t)
 
-  where no gradient flows through A and G (Schulman et al. 2017,
+  No gradient flows through A and G (Schulman et al. 2017,
   https://arxiv.org/abs/1707.06347, equations 7 and 9). With the values V' from
   before the update, the value loss is clipped too, as in OpenAI's baselines:
 

@@ -46,7 +46,7 @@ def q_learning(
                h^-1(max_a Q'_t(a))
       loss_t = w huber(td_t), or w 0.5 td_t^2
 
-  where no gradient flows through G, Q' uses the target parameters, and h is the
+  No gradient flows through G. Q' uses the target parameters, and h is the
   identity or sign(x) (sqrt(|x| + 1) - 1) + 0.001 x. Steps closer than n to the
   end of the stream bootstrap at the end. Episodes may end inside the stream,
   see `streams.transitions`.

@@ -35,7 +35,7 @@ def vtrace(
                                                  + (1 - lambda) V_t+1)
       entropy loss          -H(pi_t)
 
-  where no gradient flows through vs and the advantage (Espeholt et al. 2018,
+  No gradient flows through vs and the advantage (Espeholt et al. 2018,
   https://arxiv.org/abs/1802.01561, equation 1 and section 4.2). Episodes may
   end inside the stream: a reset, the transition into a FIRST step, has weight 0
   and errors of 0, and no trace crosses it; see `streams.transitions`.

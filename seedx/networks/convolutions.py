@@ -50,13 +50,9 @@ class Conv(nn.Module):
 
 
 def standardize(images: jax.Array, dtype: Any = jnp.float32) -> jax.Array:
-  """Normalizes each image to mean 0 and variance 1.
+  """Normalizes images `[B, H, W, C]` of any dtype to mean 0 and variance 1.
 
   An almost blank image keeps a variance below 1.
-
-  Args:
-    images: `[B, H, W, C]` of any dtype.
-    dtype: dtype of the result.
   """
   pixels, axes = images.astype(jnp.float32), (1, 2, 3)
   mean = pixels.mean(axes, keepdims=True)

@@ -24,7 +24,7 @@ class PolicyValue(NamedTuple):
 
 
 class PolicyValueHead(nn.Module):
-  """A linear layer for the policy, and one for the value.
+  """A head with a linear layer for the policy, and one for the value.
 
   Attributes:
     num_policy_parameters: P, number of parameters of the action distribution.
@@ -36,11 +36,9 @@ class PolicyValueHead(nn.Module):
   def __call__(
     self, features: jax.Array, value_features: jax.Array | None = None
   ) -> PolicyValue:
-    """Maps features to a policy and a value.
+    """Maps features `[..., F]` to a policy and a value.
 
-    Args:
-      features: `[..., F]`.
-      value_features: `[..., F]`, features for the value; None for `features`.
+    The value has its own `value_features`, unless they are None.
     """
     if value_features is None:
       value_features = features
@@ -51,7 +49,7 @@ class PolicyValueHead(nn.Module):
 
 
 class QHead(nn.Module):
-  """Q-values from a linear layer, or from a dueling network.
+  """A head of Q-values: a linear layer, or a dueling network.
 
   The dueling network, Q(a) = V + A(a) - mean_b A(b), has a hidden layer before
   V and one before A (Wang et al. 2016, https://arxiv.org/abs/1511.06581,
@@ -62,9 +60,9 @@ class QHead(nn.Module):
     dueling: whether to use a dueling network.
     size: number of units of each hidden layer; 0 for no hidden layers.
     dtype: dtype of the hidden layers; Q-values are float32.
-    noise_scale: `scale` of `noisy.NoisyDense`, which all layers are; 0 for
-      layers without noise. With noise, features are `[T, B, F]`.
-    parts: Z, number of outputs of each action; 0 for one without an axis.
+    noise_scale: scale of `noisy.NoisyDense`, which replaces all linear layers
+      and takes `[T, B, F]`; 0 for linear layers.
+    parts: Z, number of outputs of each action; 0 for one output and no Z axis.
   """
 
   num_actions: int

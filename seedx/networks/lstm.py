@@ -50,8 +50,6 @@ class LSTM(nn.Module):
 
 
 class _Step(nn.Module):
-  """A step of `[B, ...]` for `nn.scan`."""
-
   size: int
   dtype: Any
 

@@ -75,7 +75,7 @@ class Network(nn.Module):
     action: action spec.
     head: module that maps the features `[T, B, F]` of each tower to a nest of
       `[T, B, ...]`. It also takes `action` if the network is called with one.
-    towers: towers, whose modules keep their names.
+    towers: towers; their modules keep their names in the parameters.
     stack_frames: number of frames in a stack of images.
   """
 

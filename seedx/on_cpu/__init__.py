@@ -1,1 +1,1 @@
-"""Faster computations on CPUs. Skip this package on a first reading."""
+"""Faster computations on CPUs; skip this package on a first reading."""

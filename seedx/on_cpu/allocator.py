@@ -1,4 +1,4 @@
-"""A C allocator that keeps the memory of large arrays that are freed.
+"""Settings of the C allocator that keep the memory of large freed arrays.
 
 This saves 12% of the CPU time of `seed_vtrace --env Pong-v5`, and 15% of its
 learner process. Arrays on an accelerator have other allocators.

@@ -38,8 +38,8 @@ def gradient(
     The gradient, and the outputs of all entries.
   """
   differentiate = jax.grad(function, has_aux=True)
-  number = _number(lambda part: function(params, part)[1], batch, axes)
-  if number == 1:
+  num_blocks = _num_blocks(lambda part: function(params, part)[1], batch, axes)
+  if num_blocks == 1:
     return differentiate(params, batch)
 
   def in_blocks(params: types.Tree, batch: Any) -> tuple[types.Tree, Any]:
@@ -48,7 +48,7 @@ def gradient(
       return jax.tree.map(jnp.add, total, gradient), outputs
 
     zeros = jax.tree.map(jnp.zeros_like, params)
-    total, outputs = jax.lax.scan(add, zeros, _cut(batch, axes, number))
+    total, outputs = jax.lax.scan(add, zeros, _cut(batch, axes, num_blocks))
     return total, jax.tree.map(_joined, outputs)
 
   return jax.lax.platform_dependent(
@@ -59,25 +59,19 @@ def gradient(
 def outputs(
   function: Callable[[Any], types.Tree], batch: Any, axes: Any
 ) -> types.Tree:
-  """Computes a function's outputs for a batch.
-
-  Args:
-    function: function from a part of the batch to a nest of `[T, N, ...]`.
-    batch: nest of arrays.
-    axes: see `gradient`.
-  """
-  number = _number(function, batch, axes)
-  if number == 1:
+  """Computes a function's outputs `[T, N, ...]` for a batch; see `gradient`."""
+  num_blocks = _num_blocks(function, batch, axes)
+  if num_blocks == 1:
     return function(batch)
 
   def in_blocks(batch: Any) -> types.Tree:
-    stacked = jax.lax.map(function, _cut(batch, axes, number))
+    stacked = jax.lax.map(function, _cut(batch, axes, num_blocks))
     return jax.tree.map(_joined, stacked)
 
   return jax.lax.platform_dependent(batch, cpu=in_blocks, default=function)
 
 
-def _number(
+def _num_blocks(
   function: Callable[[Any], types.Tree], batch: Any, axes: Any
 ) -> int:
   """Returns the number of equal blocks of up to `STEPS` steps, or else 1."""
@@ -85,18 +79,18 @@ def _number(
     return 1
   steps, entries, *_ = jax.tree.leaves(jax.eval_shape(function, batch))[0].shape
   minimum = -(-steps * entries // STEPS)
-  for number in range(minimum, 2 * minimum):
-    if entries % number == 0:
-      return number
+  for num_blocks in range(minimum, 2 * minimum):
+    if entries % num_blocks == 0:
+      return num_blocks
   return 1
 
 
-def _cut(batch: Any, axes: Any, number: int) -> Any:
-  """Cuts a batch into `number` blocks on a new first axis."""
+def _cut(batch: Any, axes: Any, num_blocks: int) -> Any:
+  """Cuts a batch into `num_blocks` blocks on a new first axis."""
 
   def cut(axis: int, leaf: jax.Array) -> jax.Array:
     shape = leaf.shape
-    parts = leaf.reshape(*shape[:axis], number, -1, *shape[axis + 1 :])
+    parts = leaf.reshape(*shape[:axis], num_blocks, -1, *shape[axis + 1 :])
     return jnp.moveaxis(parts, axis, 0)
 
   return jax.tree.map(
@@ -107,5 +101,5 @@ def _cut(batch: Any, axes: Any, number: int) -> Any:
 
 
 def _joined(leaf: jax.Array) -> jax.Array:
-  """Reshapes outputs `[number, T, n, ...]` to `[T, number * n, ...]`."""
+  """Joins the blocks' outputs `[blocks, T, n, ...]` to `[T, N, ...]`."""
   return jax.lax.collapse(jnp.moveaxis(leaf, 0, 1), 1, 3)

@@ -27,14 +27,10 @@ _NARROW = tuple(map(np.dtype, (np.bool_, np.uint8)))
 
 @dataclasses.dataclass(frozen=True)
 class _Layout:
-  """The layout of a packed nest; programs are compiled for it.
-
-  Attributes:
-    structure: structure of the nest.
-    leaves: shape of a row and dtype of each leaf.
-  """
+  """The layout of a packed nest; programs are compiled for it."""
 
   structure: jax.tree_util.PyTreeDef
+  # Shape of a row and dtype of each leaf.
   leaves: tuple[tuple[tuple[int, ...], np.dtype], ...]
 
 
@@ -43,7 +39,7 @@ class _Layout:
 class Packed:
   """A nest of `[rows..., ...]` in few arrays, a pytree.
 
-  An operation on the row axes of its arrays is one on the nest's rows:
+  Indexing the row axes of its arrays indexes the rows of the nest:
 
       unpack(jax.tree.map(lambda x: x[index], pack(nest, 1)))
 
@@ -59,11 +55,9 @@ class Packed:
 
 
 def pack(nest: types.Tree, row_axes: int) -> Packed:
-  """Packs a nest of `[rows..., ...]`.
+  """Packs a nest of `[rows..., ...]` with at least one small leaf.
 
-  Args:
-    nest: nest with at least one small leaf.
-    row_axes: number of row axes of every leaf.
+  The first `row_axes` axes of each leaf are rows.
 
   Raises:
     AssertionError: leaves differ in their rows.

@@ -20,10 +20,6 @@ def random(rng_key: jax.Array, size: int) -> jax.Array:
   network, which permutes all numbers of b bits. A result of `size` or more is
   enciphered again until it is smaller (Black and Rogaway 2002,
   https://doi.org/10.1007/3-540-45760-7_9, "cycle walking").
-
-  Args:
-    rng_key: random key, `[]`.
-    size: number of numbers, at least 1.
   """
   if size <= _SORTED:
     return jax.random.permutation(rng_key, size)

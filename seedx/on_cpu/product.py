@@ -20,17 +20,9 @@ def dot_general(
   dimension_numbers: jax.lax.DotDimensionNumbers,
   precision: Any = None,
 ) -> jax.Array:
-  """Multiplies the last axis of features with a kernel, for `nn.Dense`.
+  """Multiplies features `[..., F]` by a kernel `[F, P]`.
 
-  Args:
-    features: `[..., F]`.
-    kernel: `[F, P]`.
-    dimension_numbers: argument of `jax.lax.dot_general`, as a dense layer of
-      Flax passes it.
-    precision: argument of `jax.lax.dot_general`.
-
-  Returns:
-    `[..., P]`.
+  The arguments are those with which `nn.Dense` calls `jax.lax.dot_general`.
   """
   if kernel.shape[1] > _FEW:
     return jax.lax.dot_general(features, kernel, dimension_numbers, precision)

@@ -52,12 +52,12 @@ class Config:
 
   Attributes:
     replay_capacity: capacity in env steps.
-    replay_min_steps: env steps in the replay before learning starts.
+    replay_min_steps: number of env steps in the replay before learning starts.
     replay_batch_size: batch size in windows (n-step transitions, or R2D2's
       sequences).
     replay_ratio: average number of env steps learned from per env step. A
-      transition counts as one step, a sequence of R2D2 as many, a reset as
-      none.
+      transition counts as one step, a sequence of R2D2 as several, and a reset
+      as none.
   """
 
   # Whether unrolls have priorities, which updates replace.

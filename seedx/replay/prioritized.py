@@ -25,7 +25,7 @@ class PrioritizedState(NamedTuple):
   """The state of a prioritized replay.
 
   Attributes:
-    ring: the unrolls.
+    ring: ring of unrolls.
     tree: sum tree of priority ** alpha; window w of the unroll at entry p of
       the ring is leaf p * windows + w.
     clamped: `[]` int32, number of priorities so far that were NaN, negative or
@@ -57,17 +57,16 @@ class Prioritized:
       P(i) = p_i^alpha / sum_k p_k^alpha
       w_i  = (N P(i))^-beta / max_j w_j
 
-  where p_i is the priority of window i of N, and the maximum is over the
-  windows of the sample whose priority is not 0, as that of a reset is. Weights
-  are at most 1. The ring and its windows are those of `Uniform`.
+  where p_i is the priority of window i of N. The maximum is over the windows of
+  the sample with a priority above 0; a reset has priority 0. Weights are at
+  most 1. The ring and its windows are those of `Uniform`.
 
   Attributes:
     capacity: capacity in unrolls; new ones overwrite the oldest.
     window: W, time steps of a window.
     priority_exponent: alpha.
     importance_exponent: beta at the start of the run.
-    importance_exponent_rise: linear increase of beta over the run, up to a beta
-      of 1.
+    importance_exponent_rise: linear increase of beta over the run, up to 1.
   """
 
   capacity: int
@@ -111,11 +110,8 @@ class Prioritized:
   ) -> PrioritizedState:
     """Adds unrolls, which overwrite the oldest ones.
 
-    Args:
-      state: state of the replay.
-      share: share of unrolls; `priorities` is `[S, L - W + 1]`, from 0 to 1e29,
-        one for each window of an unroll. Other numbers are replaced by 0, and
-        counted.
+    Priorities are `[S, L - W + 1]`, one for each window of an unroll, from 0 to
+    1e29. Other numbers are replaced by 0, and counted.
 
     Raises:
       AssertionError: priorities have another shape or are not floats.
@@ -158,13 +154,10 @@ class Prioritized:
   def update(
     self, state: PrioritizedState, windows: Windows, priorities: jax.Array
   ) -> PrioritizedState:
-    """Sets new priorities of windows.
+    """Sets the priorities `[B]` of the windows of a sample; see `add`.
 
-    Args:
-      state: state of the replay.
-      windows: `[B]`, windows of a sample.
-      priorities: `[B]`, see `add`; ignored if the window's unroll has been
-        overwritten. A window that occurs twice gets one of its priorities.
+    A window whose unroll has been overwritten is ignored. A window that occurs
+    twice gets one of its priorities.
 
     Raises:
       AssertionError: priorities have another shape or are not floats.

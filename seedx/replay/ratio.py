@@ -15,7 +15,7 @@ class Ratio:
 
   Attributes:
     env_steps: number of env steps added so far.
-    missed: number of resets in the batches so far, in batches.
+    missed: number of resets in the batches so far, counted in batches.
   """
 
   def __init__(
@@ -42,7 +42,7 @@ class Ratio:
       self._due += env_steps * self._replay_ratio
 
   def take(self) -> bool:
-    """Charges a batch if one is due, and returns whether it did."""
+    """Returns whether a batch is due, and charges it if so."""
     if self._due < self._batch_steps:
       return False
     self._due -= self._batch_steps

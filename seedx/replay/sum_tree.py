@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# `find` reads a whole block of each level, so wider blocks cost more than the
-# levels that they save.
+# Wider blocks make fewer levels, but `find` reads a whole block of each level.
 RADIX = 16
 # Up to this number of nodes, summing a whole level is faster than summing the
 # blocks that have changed.
@@ -37,7 +36,7 @@ def set_leaves(tree: Tree, leaf: jax.Array, value: jax.Array) -> Tree:
   """Sets leaves, and updates the sums above them.
 
   Args:
-    tree: a sum tree.
+    tree: sum tree.
     leaf: `[B]` int32, leaves; `NOWHERE` sets none. A leaf that occurs twice
       gets one of its values, and the sums agree with it.
     value: `[B]` float32, 0 or more.
@@ -72,12 +71,12 @@ def find(tree: Tree, start: jax.Array, offset: jax.Array) -> jax.Array:
   would be too coarse to distinguish small leaves.
 
   Args:
-    tree: a sum tree with at least one leaf above 0.
+    tree: sum tree with at least one leaf above 0.
     start: `[B]`, 0 or more.
     offset: `[B]`, 0 or more; `start + offset` is less than `total`.
 
   Returns:
-    `[B]` int32, leaves above 0 even if rounding errors matter.
+    Leaves `[B]` int32, which are above 0 despite rounding errors.
   """
   chex.assert_rank([start, offset], 1, custom_message="start, offset")
   chex.assert_equal_shape([start, offset], custom_message="start, offset")

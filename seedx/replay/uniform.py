@@ -1,6 +1,6 @@
 """A uniform replay: stores unrolls, samples windows of them.
 
-Frames are stored singly even for agents that see stacks: a window includes the
+Frames are stored singly, even for agents that see stacks: a window includes the
 frames before its first step, and the agent stacks them again. An unroll with T
 new steps stores T + window - 1 steps, so a large T stores few steps twice.
 """
@@ -121,7 +121,7 @@ class Uniform:
     return state
 
   def measure(self, state: State) -> dict[str, jax.Array]:
-    """Returns no metrics."""
+    """Returns no counts."""
     del state
     return {}
 
