@@ -194,13 +194,13 @@ def all_streams():
   resets = streams.random_stream(streams.THREE_RESETS, seed=9)
   first = resets["step_type"] == streams.FIRST
   # dm_env has None there. A NaN spreads to all that depends on it.
-  nothing = {
+  without_numbers = {
     k: np.where(first, np.float32(np.nan), resets[k])
     for k in ("reward", "discount")
   }
   by_name = {
     "resets": resets,
-    "nothing": resets | nothing,
+    "nan at FIRST": resets | without_numbers,
     # One weight is above the threshold, but does not count as clipped.
     "rounding": streams.random_stream(10 * ["step"], seed=305),
   }

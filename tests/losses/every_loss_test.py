@@ -61,7 +61,7 @@ def test_an_episode_does_not_affect_its_neighbours(name, end):
 @every_case
 def test_reward_and_discount_of_a_first_step_are_ignored(name):
   (actual, jacobian), (expected, expected_jacobian) = (
-    cases.results(name)[stream] for stream in ("nothing", "resets")
+    cases.results(name)[stream] for stream in ("nan at FIRST", "resets")
   )
   chex.assert_trees_all_equal(actual, expected)
   for part, argument in cases.CASES[name].learns.items():
@@ -151,7 +151,7 @@ def test_gradient_is_the_finite_difference_with_constant_targets(name):
 def test_each_part_has_a_gradient_for_one_argument_only(name):
   case = cases.CASES[name]
   results = cases.results(name)
-  for stream in results.keys() - {"nothing"}:
+  for stream in results.keys() - {"nan at FIRST"}:
     actual = results[stream][1]
     for setting in actual:
       parts = setting._asdict()

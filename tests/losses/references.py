@@ -11,7 +11,7 @@ from seedx import losses
 from tests.losses import streams
 
 
-def apart(of_one, stream, at_reset):
+def per_episode(of_one, stream, at_reset):
   """Evaluates `of_one` at each step of each episode of a stream, `[T]`.
 
   Args:
@@ -22,25 +22,27 @@ def apart(of_one, stream, at_reset):
   """
   result = np.array(at_reset, np.float64)
   for start, stop in streams.spans(stream):
-    one = streams.cut(stream, start, stop)
-    one = {k: np.asarray(v, np.float64) for k, v in one.items()}
-    arrays = [one["values"], one["reward"], one["discount"]]
-    if "log_prob" in one:
-      arrays.append(one["log_prob"] - one["behaviour_log_prob"])
+    episode = streams.cut(stream, start, stop)
+    episode = {k: np.asarray(v, np.float64) for k, v in episode.items()}
+    arrays = [episode["values"], episode["reward"], episode["discount"]]
+    if "log_prob" in episode:
+      arrays.append(episode["log_prob"] - episode["behaviour_log_prob"])
     for s in range(stop - start - 1):
       result[start + s] = of_one(s, *arrays)
   return result
 
 
 def estimates(stream, values=None):
-  """Returns only the arrays from which returns are computed."""
+  """Returns the arrays from which returns are computed."""
   names = "values", "reward", "discount", "step_type"
   stream = {name: stream[name] for name in names}
   return stream if values is None else stream | {"values": values}
 
 
 def weights(stream):
-  return apart(lambda *_: 1.0, estimates(stream), stream["values"][:-1] * 0)
+  return per_episode(
+    lambda *_: 1.0, estimates(stream), stream["values"][:-1] * 0
+  )
 
 
 # Returns
@@ -75,13 +77,13 @@ def advantage_estimate(s, v, r, d, lambda_):
 
 
 def n_step_returns(stream, _, n):
-  return apart(
+  return per_episode(
     lambda *x: n_step_return(*x, n), estimates(stream), stream["values"][:-1]
   )
 
 
 def lambda_returns(stream, _, lambda_=1.0):
-  return apart(
+  return per_episode(
     lambda *x: lambda_return(*x, lambda_),
     estimates(stream),
     stream["values"][:-1],
@@ -89,7 +91,7 @@ def lambda_returns(stream, _, lambda_=1.0):
 
 
 def gae(stream, _, lambda_=0.95):
-  return apart(
+  return per_episode(
     lambda *x: advantage_estimate(*x, lambda_),
     estimates(stream),
     np.zeros(len(stream["values"]) - 1),
@@ -172,8 +174,8 @@ def vtrace(
   return actor_critic(
     stream,
     constant,
-    apart(advantage, constant, zeros),
-    apart(target, constant, constant["values"][:-1]),
+    per_episode(advantage, constant, zeros),
+    per_episode(target, constant, constant["values"][:-1]),
     approx_kl=approx_kl(constant),
     importance_weight=ratios(constant),
     importance_square=ratios(constant) ** 2,
@@ -244,7 +246,7 @@ def q_learning(
     best = max(range(len(q)), key=(q if double else target_q).__getitem__)
     values.append(inverse(np.float64(target_q[best])))
   steps = range(len(values) - 1)
-  targets = apart(
+  targets = per_episode(
     lambda *x: h(n_step_return(*x, n)),
     estimates(constant, np.array(values)),
     np.zeros(len(steps)),
@@ -295,9 +297,9 @@ def probabilities(logits):
 def projected(returns, mass, atoms):
   """Divides each return's mass between the two atoms next to it."""
   result, gap = np.zeros(len(atoms)), atoms[1] - atoms[0]
-  for one, share in zip(returns, mass, strict=True):
-    place = (np.clip(one, atoms[0], atoms[-1]) - atoms[0]) / gap
+  for value, part in zip(returns, mass, strict=True):
+    place = (np.clip(value, atoms[0], atoms[-1]) - atoms[0]) / gap
     low, high = int(np.floor(place)), int(np.ceil(place))
-    result[low] += share * (1.0 if low == high else high - place)
-    result[high] += 0.0 if low == high else share * (place - low)
+    result[low] += part * (1.0 if low == high else high - place)
+    result[high] += 0.0 if low == high else part * (place - low)
   return result

@@ -139,12 +139,12 @@ def test_a_pipeline_learns_from_a_mixed_replay_given_only_its_config(
   config = pipelines_test.config_of(pipeline, "dqn", tmp_path, 1_000)
   mixed = Config(**pipelines_test.REPLAY, probability=0.5)
   config = dataclasses.replace(config, replay=mixed)
-  own = running.Own(config)
-  last = pipelines_test.run_all(own, own.nodes)
+  run = running.Own(config)
+  last = pipelines_test.run_all(run, run.nodes)
   assert last["learner_steps"] > 10
   # A demonstration's version is 10^6, so each of them in a batch of 8 lowers
   # the mean policy lag by 10^6 / 8.
-  lags = [x.get("policy_lag") for x in own.sink.lines]
+  lags = [x.get("policy_lag") for x in run.sink.lines]
   counts = [round(-8 * lag / 10**6) for lag in lags if lag is not None]
   assert set(counts) <= set(range(9))
   assert 0 < np.mean(counts) < 8
