@@ -150,7 +150,10 @@ class Parameterized:
 
 
 def only_legal(values: jax.Array, action_mask: jax.Array | None) -> jax.Array:
-  """Replaces logits or Q-values `[..., A]` by -1e9 where the mask is 0."""
+  """Replaces logits or Q-values `[..., A]` of illegal actions by -1e9.
+
+  The mask `[..., A]` is 0 for illegal actions; it is None if all are legal.
+  """
   if action_mask is None:
     return values
   return jnp.where(action_mask != 0, values, _NEVER)

@@ -38,7 +38,7 @@ class PolicyValueHead(nn.Module):
   ) -> PolicyValue:
     """Maps features `[..., F]` to a policy and a value.
 
-    The value has its own `value_features`, unless they are None.
+    The value has its own `value_features`, `[..., F]`, unless they are None.
     """
     if value_features is None:
       value_features = features

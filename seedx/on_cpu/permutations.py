@@ -14,7 +14,7 @@ _ROUNDS = 6
 
 
 def random(rng_key: jax.Array, size: int) -> jax.Array:
-  """Draws a permutation of 0 to `size - 1`, `[size]` uint32 or int32.
+  """Draws a permutation of 0 to `size - 1` >= 0, `[size]` uint32 or int32.
 
   A small permutation is JAX's. A large one enciphers each number with a Feistel
   network, which permutes all numbers of b bits. A result of `size` or more is

@@ -20,7 +20,7 @@ def dot_general(
   dimension_numbers: jax.lax.DotDimensionNumbers,
   precision: Any = None,
 ) -> jax.Array:
-  """Multiplies features `[..., F]` by a kernel `[F, P]`.
+  """Multiplies features `[..., F]` by a kernel `[F, P]` to `[..., P]`.
 
   The arguments are those with which `nn.Dense` calls `jax.lax.dot_general`.
   """

@@ -41,7 +41,7 @@ def test_ratios_are_clipped_where_clipping_increases_the_loss():
   ratio, advantage, expected, expected_gradient = np.transpose(
     [
       # A ratio is clipped to 0.75 or 1.25, but only if that increases the loss.
-      # Otherwise the gradient for log pi is that of -ratio * A, -ratio * A.
+      # Otherwise the gradient with respect to log pi is -ratio * A.
       (1.5, 2.0, -2.5, 0.0),  # -min(3, 2.5)
       (1.5, -2.0, 3.0, 3.0),  # -min(-3, -2.5)
       (0.5, 2.0, -1.0, -1.0),  # -min(1, 1.5)

@@ -43,7 +43,7 @@ def test_worked_lambda_returns_and_advantages():
   np.testing.assert_array_equal(actual, [1.6875, 2.75, 3.0])
 
 
-def test_worked_boundary():
+def test_worked_returns_end_with_their_episode():
   # The episode ends at step 2, with value 4, by truncation or by termination:
   # 1 + 0.5 (1 + d * 4) is 2.5 or 1.5. A larger n gives the same.
   for discount, expected in ((0.5, 2.5), (0.0, 1.5)):

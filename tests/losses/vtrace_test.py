@@ -40,7 +40,7 @@ def test_worked_arithmetic():
   np.testing.assert_array_equal(loss.weight, [1.0, 1.0])
 
 
-def test_worked_boundary():
+def test_a_truncated_episode_bootstraps_from_its_own_last_value():
   # Step 0 earns 1, and its episode is truncated at step 1, with value 7. Step 2
   # begins the next episode; it earns 1 and leads to a step with value 2.
   # Correct targets are 1 + 0.9 * 7 = 7.3 and 1 + 0.9 * 2 = 2.8. Targets across

@@ -28,10 +28,7 @@ class State(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Mixed:
-  """Two replays; each window is a demonstration with a probability.
-
-  The demonstrations are a share of the example's size.
-  """
+  """Two replays; a window is a demonstration with the given probability."""
 
   new: replay.Replay
   old: replay.Replay

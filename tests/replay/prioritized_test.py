@@ -121,7 +121,7 @@ def numbers(places, capacity=4):
 
 
 def check_windows(sample, places, capacity=4):
-  """Checks that windows are whole and from their places; returns the places."""
+  """Checks windows, and returns the numbers of their unrolls and starts."""
   number, start = numbers(places, capacity), np.asarray(places.leaf) % WINDOWS
   expected = replay_test.expected_windows(number, start, WINDOW)
   chex.assert_trees_all_equal(sample.unroll, expected)
