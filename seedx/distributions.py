@@ -1,4 +1,4 @@
-"""Action distributions, parameterized by a policy head's outputs."""
+"""Action distributions, whose parameters are a policy head's outputs."""
 
 import dataclasses
 
@@ -10,31 +10,31 @@ import numpy as np
 
 from seedx import types
 
-# The logit of an illegal action: its probability is exactly 0. The logit itself
-# is finite, so entropies and gradients are too.
+# The logit of an illegal action, whose probability is then exactly 0. A finite
+# logit keeps entropies and gradients finite.
 _NEVER = -1e9
 
 
 @dataclasses.dataclass(frozen=True)
 class Categorical:
-  """One of `num_actions` discrete actions, with a logit each."""
+  """Distributions over `num_actions` discrete actions, with a logit each."""
 
   num_actions: int
 
   @property
   def num_parameters(self) -> int:
-    """Outputs of the policy head: a logit for each action."""
+    """Number of outputs of the policy head: a logit for each action."""
     return self.num_actions
 
   def __call__(
     self, parameters: jax.Array, action_mask: jax.Array | None = None
   ) -> distrax.Distribution:
-    """The distribution with given logits; actions are `[...]` int32.
+    """Returns the distribution with these logits; actions are `[...]` int32.
 
     Args:
-      parameters: `[..., num_actions]`, the logits.
-      action_mask: `[..., num_actions]`, not 0 where an action is legal; illegal
-        actions have probability 0. None if all are legal.
+      parameters: `[..., num_actions]`, logits.
+      action_mask: `[..., num_actions]`, 0 for illegal actions, which get
+        probability 0; None if all are legal.
     """
     logits = parameters.astype(jnp.float32)
     return distrax.Categorical(logits=only_legal(logits, action_mask))
@@ -42,36 +42,36 @@ class Categorical:
 
 @dataclasses.dataclass(frozen=True)
 class MultiCategorical:
-  """A vector of independent discrete actions.
+  """Distributions over vectors of independent discrete actions.
 
   Attributes:
-    num_actions: actions in each dimension.
+    num_actions: number of actions of each dimension.
   """
 
   num_actions: tuple[int, ...]
 
   @property
   def num_parameters(self) -> int:
-    """Outputs of the policy head: a logit for each action of each dimension."""
+    """Number of outputs of the policy head: a logit for each action."""
     return sum(self.num_actions)
 
   def __call__(
     self, parameters: jax.Array, action_mask: jax.Array | None = None
   ) -> distrax.Distribution:
-    """The distribution with given logits; actions are `[..., A]` int32.
+    """Returns the distribution with these logits; actions `[..., A]` int32.
 
     Args:
-      parameters: `[..., P]`, the logits.
-      action_mask: `[..., A, max(num_actions)]`, not 0 where an action of a
-        dimension is legal; None if all are.
+      parameters: `[..., P]`, logits.
+      action_mask: `[..., A, max(num_actions)]`, 0 for illegal actions of each
+        dimension; None if all are legal.
     """
     ends = np.cumsum(self.num_actions)[:-1]
     parts = jnp.split(parameters.astype(jnp.float32), ends, axis=-1)
-    most = max(self.num_actions)
+    width = max(self.num_actions)
     padded = [
       jnp.pad(
         part,
-        [(0, 0)] * (part.ndim - 1) + [(0, most - part.shape[-1])],
+        [(0, 0)] * (part.ndim - 1) + [(0, width - part.shape[-1])],
         constant_values=_NEVER,
       )
       for part in parts
@@ -85,11 +85,11 @@ class MultiCategorical:
 
 @dataclasses.dataclass(frozen=True)
 class BoundedGaussian:
-  """A diagonal Gaussian, scaled to the action bounds.
+  """Diagonal Gaussian distributions, scaled to the action bounds.
 
-  Outputs of 0 give a mean at the middle of the bounds, and a standard deviation
-  of a quarter of their range. Samples are not clipped, so log-probabilities are
-  exact; environments clip actions.
+  Parameters of 0 give a mean at the middle of the bounds, and a standard
+  deviation of a quarter of their range. Samples are not clipped, so that
+  log-probabilities are exact; environments clip actions.
 
   Attributes:
     minimum: A lower bounds.
@@ -101,11 +101,15 @@ class BoundedGaussian:
 
   @property
   def num_parameters(self) -> int:
-    """Outputs of the policy head: A means and A log scales."""
+    """Number of outputs of the policy head: A means and A log scales."""
     return 2 * len(self.minimum)
 
   def __call__(self, parameters: jax.Array) -> distrax.Distribution:
-    """The distribution of outputs `[..., 2 A]`; actions `[..., A]` float32."""
+    """Returns the distribution; actions are `[..., A]` float32.
+
+    Args:
+      parameters: `[..., 2 A]`, means and log scales.
+    """
     mean, log_scale = jnp.split(parameters.astype(jnp.float32), 2, axis=-1)
     middle = jnp.asarray(np.add(self.minimum, self.maximum) / 2, jnp.float32)
     half = jnp.asarray(np.subtract(self.maximum, self.minimum) / 2, jnp.float32)
@@ -120,15 +124,15 @@ Policy = Categorical | MultiCategorical | BoundedGaussian
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Parameterized:
-  """A distribution over actions for each of some steps, by its parameters.
+  """A batch of action distributions as a nest of their parameters.
 
-  It is a nest of arrays that can be shuffled, cut and scanned. A distribution
-  of Distrax is not: it keeps the shape of the batch that it was made for.
+  The nest can be shuffled, sliced and scanned. A distribution of Distrax
+  cannot, because it keeps the batch shape with which it was made.
 
   Attributes:
-    family: the kind of distribution.
-    parameters: `[..., P]`, the policy head's outputs.
-    action_mask: `[..., A]`, not 0 where an action is legal; None if all are.
+    family: kind of the distributions.
+    parameters: `[..., P]`, outputs of the policy head.
+    action_mask: `[..., A]`, 0 for illegal actions; None if all are legal.
   """
 
   family: Policy = dataclasses.field(metadata={"static": True})
@@ -137,7 +141,7 @@ class Parameterized:
 
   @property
   def distribution(self) -> distrax.Distribution:
-    """The distribution; its batch shape is that of the steps."""
+    """The batch of distributions."""
     if self.action_mask is None:
       return self.family(self.parameters)
     # Only discrete actions have a mask, see `types.EnvironmentSpec`.
@@ -146,11 +150,9 @@ class Parameterized:
 
 
 def only_legal(values: jax.Array, action_mask: jax.Array | None) -> jax.Array:
-  """Masks illegal actions: their logits or Q-values are far below all others.
+  """Replaces logits or Q-values `[..., A]` of illegal actions by -1e9.
 
-  Args:
-    values: `[..., A]`, logits or Q-values.
-    action_mask: `[..., A]`, not 0 where an action is legal; None if all are.
+  The mask `[..., A]` is 0 for illegal actions; it is None if all are legal.
   """
   if action_mask is None:
     return values
@@ -158,7 +160,7 @@ def only_legal(values: jax.Array, action_mask: jax.Array | None) -> jax.Array:
 
 
 def for_spec(spec: dm_env.specs.BoundedArray) -> Policy:
-  """The action distribution for an action spec.
+  """Returns the kind of distribution for an action spec.
 
   Raises:
     types.ConfigError: the spec is neither discrete, nor a vector of integers

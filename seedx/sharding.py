@@ -1,4 +1,4 @@
-"""The mesh of learner cores, and programs that run on each core."""
+"""The mesh of learner cores, its arrays, and programs for each core."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -33,14 +33,14 @@ SHARE = types.Share(data=UNROLL, priorities=_BATCH)
 
 
 def devices(indices: Sequence[int], purpose: str) -> list[jax.Device]:
-  """The local devices with these indices.
+  """Returns the local devices with these indices.
 
   Args:
-    indices: at least one, all different.
-    purpose: what the devices are for, in error messages.
+    indices: one or more different indices.
+    purpose: purpose of the devices in error messages, such as "learner".
 
   Raises:
-    types.ConfigError: a device does not exist, or is named twice.
+    types.ConfigError: a device does not exist, or occurs twice.
   """
   local = jax.local_devices()
   if not indices or sorted(set(indices)) != sorted(indices):
@@ -57,50 +57,41 @@ def devices(indices: Sequence[int], purpose: str) -> list[jax.Device]:
 
 
 def mesh(cores: Sequence[jax.Device]) -> Mesh:
-  """A mesh with one axis, `CORES`."""
+  """Returns a mesh with one axis, `CORES`."""
   return Mesh(np.asarray(cores), (CORES,))
 
 
 def replicate(nest: types.Tree, over: Mesh) -> types.Tree:
-  """Copies a nest to every core of this host, as a part of all cores' copies.
-
-  Args:
-    nest: of arrays, the same on each host.
-    over: the mesh.
-  """
+  """Copies a nest to all cores of a mesh; it must be equal on all hosts."""
   on_all = NamedSharding(over, REPLICATED)
   if on_all.is_fully_addressable:
     return jax.device_put(nest, on_all)
 
-  # `jax.device_put` would compare the values of all hosts, which must then call
-  # it at the same time.
+  # `jax.device_put` would compare the values of all hosts, which would have to
+  # call it at the same time.
   def copies(leaf: jax.Array) -> jax.Array:
-    own = [jax.device_put(leaf, core) for core in over.local_devices]
-    return jax.make_array_from_single_device_arrays(leaf.shape, on_all, own)
+    local = [jax.device_put(leaf, core) for core in over.local_devices]
+    return jax.make_array_from_single_device_arrays(leaf.shape, on_all, local)
 
   return jax.tree.map(copies, nest)
 
 
 def put(nest: types.Tree, device: jax.Device) -> types.Tree:
-  """Moves a nest of arrays to a device.
+  """Moves a nest of JAX or NumPy arrays to a device of this process.
 
-  Arrays that are there are returned as they are: for each of them
+  Arrays that are already there are returned unchanged, because for them
   `jax.device_put` takes 20 times as long as this check.
-
-  Args:
-    nest: of arrays of JAX or NumPy.
-    device: of this process.
   """
-  there = SingleDeviceSharding(device)
+  target = SingleDeviceSharding(device)
 
-  def moved(leaf: jax.typing.ArrayLike) -> jax.Array:
+  def move(leaf: jax.typing.ArrayLike) -> jax.Array:
     if (
-      isinstance(leaf, jax.Array) and leaf.committed and leaf.sharding == there
+      isinstance(leaf, jax.Array) and leaf.committed and leaf.sharding == target
     ):
       return leaf
     return jax.device_put(leaf, device)
 
-  return jax.tree.map(moved, nest)
+  return jax.tree.map(move, nest)
 
 
 def own_shards(array: jax.Array) -> dict[jax.Device, jax.Array]:
@@ -109,7 +100,7 @@ def own_shards(array: jax.Array) -> dict[jax.Device, jax.Array]:
 
 
 def local(nest: types.Tree) -> types.Tree:
-  """The copy of a replicated nest on this host's first core of the mesh."""
+  """Returns the copy of a replicated nest on this host's first core."""
   return jax.tree.map(lambda leaf: leaf.addressable_data(0), nest)
 
 
@@ -120,21 +111,19 @@ def per_core(
   out_specs: types.Tree,
   donate_argnums: int | tuple[int, ...] = (),
 ) -> jax.stages.Wrapped:
-  """Runs a function on every core's shard, as `jax.pmap` does.
+  """Returns a jitted function that runs `function` on every core's shards.
 
-  The function must make outputs that `out_specs` replicates equal on all cores,
-  for example with `jax.lax.psum`. JAX's check of this (`check_vma`) is off: it
-  refuses every `scan` that starts from a constant, as RLax's do.
+  Outputs that `out_specs` replicates must be equal on all cores, for example by
+  `jax.lax.psum`. JAX's check of this (`check_vma`) is off, because it refuses
+  every `scan` that starts from a constant, as RLax's do.
 
   Args:
-    function: takes per-core arrays; may use collectives over `CORES`.
-    over: the mesh.
-    in_specs: a tuple of partition specs, a prefix of the arguments.
+    function: function of one core's arrays; it may use collectives over
+      `CORES`.
+    over: mesh of cores.
+    in_specs: tuple of partition specs, a prefix of the arguments.
     out_specs: partition specs, a prefix of the results.
-    donate_argnums: arguments whose memory the results may take.
-
-  Returns:
-    The jitted function of global arrays.
+    donate_argnums: indices of arguments whose memory the results may reuse.
   """
   return jax.jit(
     jax.shard_map(
@@ -151,16 +140,12 @@ def per_core(
 def assemble(
   shards: Sequence[types.Tree], over: Mesh, specs: types.Tree
 ) -> types.Tree:
-  """Joins per-core arrays into global arrays, without a copy.
+  """Joins the arrays of all cores into global arrays, without a copy.
 
   Args:
-    shards: a nest for each of this host's cores of the mesh, in order, on that
-      core.
-    over: the mesh.
+    shards: nest of arrays on each of this host's cores, in the mesh's order.
+    over: mesh of cores.
     specs: partition specs, a prefix of the nest; each shards one axis.
-
-  Returns:
-    The nest of global arrays.
   """
   if over.devices.size == 1:
     return shards[0]
@@ -187,13 +172,13 @@ def assemble(
 def shard(
   nest: types.Tree, specs: types.Tree, index: int | jax.Array, parts: int
 ) -> types.Tree:
-  """The `index`-th of `parts` equal parts of a nest.
+  """Returns one of `parts` equal parts of a nest.
 
   Args:
-    nest: of arrays.
+    nest: nest of arrays.
     specs: partition specs, a prefix of the nest; each leaf is split along the
       axis that its spec shards.
-    index: from 0; may be traced.
+    index: index of the part, from 0; may be traced.
     parts: number of parts.
 
   Raises:

@@ -1,4 +1,4 @@
-"""Nests of NumPy arrays: names of leaves, padding, finiteness."""
+"""Functions of nests of NumPy arrays."""
 
 import numpy as np
 import tree
@@ -7,7 +7,7 @@ from seedx import types
 
 
 def named_leaves(nest: types.Tree) -> list[tuple[str, types.Array]]:
-  """The leaves of a nest in order, each with its path, such as `a/0/b`."""
+  """Returns the leaves of a nest in order, with paths such as `a/0/b`."""
   return [
     ("/".join(str(key) for key in path), leaf)
     for path, leaf in tree.flatten_with_path(nest)
@@ -18,11 +18,9 @@ def concatenate(nests: list[types.Tree], pad_to: int) -> types.Tree:
   """Joins nests of `[B_i, ...]` into one of `[pad_to, ...]`, padded with zeros.
 
   Args:
-    nests: at least one; all have the same structure.
-    pad_to: rows of the result, at least the sum of B_i.
-
-  Returns:
-    The joined nest; a single nest that needs no padding is not copied.
+    nests: one or more nests of the same structure; a single nest that needs no
+      padding is not copied.
+    pad_to: number of rows of the result, at least the sum of B_i.
   """
   if len(nests) == 1 and len(tree.flatten(nests[0])[0]) == pad_to:
     return nests[0]
@@ -37,15 +35,15 @@ def concatenate(nests: list[types.Tree], pad_to: int) -> types.Tree:
 
 
 def zeros(specs: types.Tree, leading_shape: tuple[int, ...]) -> types.Tree:
-  """Zeros `[*leading_shape, *spec.shape]` for each spec or array of a nest."""
+  """Returns zeros `[*leading_shape, *spec.shape]` for a nest of specs."""
   return tree.map_structure(
     lambda spec: np.zeros((*leading_shape, *spec.shape), spec.dtype), specs
   )
 
 
 def non_finite(nest: types.Tree) -> str | None:
-  """The name of the first leaf that has a NaN or an infinity, else None."""
-  # Names cost more than the check, and are hardly ever wanted.
+  """Returns the path of the first leaf with NaN or infinity, or None."""
+  # Paths cost more than the check, and are rarely needed.
   if all(map(_is_finite, tree.flatten(nest))):
     return None
   return next(x for x, leaf in named_leaves(nest) if not _is_finite(leaf))

@@ -1,4 +1,4 @@
-"""Action distributions against SciPy."""
+"""Action distributions, compared with SciPy."""
 
 import functools
 
@@ -19,8 +19,8 @@ HALF = np.array([3.0, 0.5], np.float32)
 
 @functools.partial(jax.jit, static_argnames=("policy", "draws"))
 def program(policy, parameters, actions, mask, draws):
-  given = (parameters,) if mask is None else (parameters, mask)
-  distribution = policy(*given)
+  arguments = (parameters,) if mask is None else (parameters, mask)
+  distribution = policy(*arguments)
   entropy, mode = distribution.entropy(), distribution.mode()
   log_prob = distribution.log_prob(actions)
   drawn = distribution.sample_and_log_prob(
@@ -30,11 +30,11 @@ def program(policy, parameters, actions, mask, draws):
 
 
 def evaluate(policy, parameters, actions, mask=None, draws=0):
-  """What a distribution says of actions, and what it draws, as NumPy arrays."""
+  """Returns log-probabilities, entropy, mode and draws as NumPy arrays."""
   return jax.device_get(program(policy, parameters, actions, mask, draws))
 
 
-def test_categorical_is_that_of_scipy_and_drawn_as_often():
+def test_categorical_and_its_samples_match_scipy():
   logits = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
   logits[:, 2] = -np.inf
   actions = np.array([[0, 0, 0], [1, 1, 1], [3, 3, 3]])
@@ -54,8 +54,7 @@ def test_categorical_is_that_of_scipy_and_drawn_as_often():
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "masked"])
-def test_parameterized_is_cut_and_scanned_as_any_nest(kind):
-  """Its divergences are then those of the whole."""
+def test_parameterized_can_be_cut_and_scanned_as_a_nest(kind):
   rng = np.random.default_rng(3)
   family = BOUNDS if kind == "gaussian" else distributions.Categorical(5)
   mask = np.resize(MASKS, (6, 5)).astype(bool) if kind == "masked" else None
@@ -71,11 +70,11 @@ def test_parameterized_is_cut_and_scanned_as_any_nest(kind):
   cut = jax.tree.map(lambda x: x.reshape(2, 3, *x.shape[1:]), (before, now))
 
   def divergence(carry, pair):
-    was, becomes = pair
-    return carry, was.distribution.kl_divergence(becomes.distribution)
+    old, new = pair
+    return carry, old.distribution.kl_divergence(new.distribution)
 
-  _, found = jax.lax.scan(divergence, (), cut)
-  np.testing.assert_allclose(found.ravel(), expected, rtol=1e-5, atol=1e-6)
+  _, actual = jax.lax.scan(divergence, (), cut)
+  np.testing.assert_allclose(actual.ravel(), expected, rtol=1e-5, atol=1e-6)
 
 
 # Legal actions
@@ -86,13 +85,13 @@ MASKS = np.array(
 
 
 def masked_case():
-  """Logits of which some illegal ones are the largest by far."""
+  """Returns logits, the largest of which are illegal, and masks."""
   logits = np.random.default_rng(1).normal(size=MASKS.shape) * 3
   logits[MASKS == 0] += 40 * np.arange((MASKS == 0).sum()) - 100
   return logits.astype(np.float32), MASKS.astype(bool)
 
 
-def test_masked_is_the_categorical_over_the_legal_actions():
+def test_masked_distribution_is_over_the_legal_actions():
   logits, mask = masked_case()
   every = np.repeat(np.arange(5)[:, None], 4, axis=1)
   log_prob, entropy, mode, (samples, _) = evaluate(
@@ -112,13 +111,13 @@ def test_masked_is_the_categorical_over_the_legal_actions():
     counts = np.bincount(samples[:, row], minlength=5)
     assert counts[~legal].sum() == 0
     np.testing.assert_allclose(counts[legal] / 3000, expected, atol=0.04)
-  # One that is legal is certain.
+  # The only legal action is certain.
   assert (log_prob[3, 3], entropy[3]) == (0, 0)
 
 
-def test_masked_gradients_are_those_of_the_legal_actions_alone():
+def test_masked_gradients_are_those_of_the_legal_actions():
   logits, mask = masked_case()
-  actions = np.argmax(mask, axis=-1)  # The first that is legal.
+  actions = np.argmax(mask, axis=-1)  # The first legal action.
 
   @jax.jit
   @jax.jacrev
@@ -139,13 +138,13 @@ def test_masked_gradients_are_those_of_the_legal_actions_alone():
       assert not np.any(of_entropy[row])
 
 
-def test_only_legal_values_keep_their_value():
+def test_only_legal_actions_keep_their_value():
   values = np.array([[-200.0, 3.0, 7.0], [1.0, 2.0, 3.0]], np.float32)
   mask = np.array([[1, 1, 0], [0, 0, 1]], np.int8)
   result = np.asarray(jax.jit(distributions.only_legal)(values, mask))
   assert (result.shape, result.dtype) == (values.shape, values.dtype)
   np.testing.assert_array_equal(result[mask != 0], [-200.0, 3.0, 3.0])
-  # Also the worst Q-value of a legal action is above them.
+  # They are below any Q-value of a legal action.
   assert np.all(result[mask == 0] < -1e6)
   assert distributions.only_legal(values, None) is values
 
@@ -156,7 +155,7 @@ CHOICES = (4, 1, 2, 7)
 
 
 def choices_case():
-  """Logits `[2, 3, 14]`, and the probabilities of each choice."""
+  """Returns logits `[2, 3, 14]`, and the probabilities of each choice."""
   logits = np.random.default_rng(2).normal(size=(2, 3, 14)).astype(np.float32)
   parts = np.split(logits.astype(np.float64), np.cumsum(CHOICES)[:-1], axis=-1)
   return logits, [scipy.special.softmax(part, axis=-1) for part in parts]
@@ -168,15 +167,15 @@ def test_several_choices_are_independent():
   log_prob, entropy, _, (samples, log_prob_of_samples) = evaluate(
     distributions.MultiCategorical(CHOICES), logits, actions, draws=3000
   )
-  for these, found, atol in (
+  for chosen, actual, atol in (
     (actions, log_prob, 1e-5),
     (samples, log_prob_of_samples, 1e-4),
   ):
     expected = sum(
-      np.log((np.eye(n)[these[..., i]] * p).sum(-1))
+      np.log((np.eye(n)[chosen[..., i]] * p).sum(-1))
       for i, (n, p) in enumerate(zip(CHOICES, probabilities, strict=True))
     )
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=atol)
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=atol)
   expected = sum(scipy.stats.entropy(p, axis=-1) for p in probabilities)
   np.testing.assert_allclose(entropy, expected, rtol=1e-4)
   assert (samples.shape, samples.dtype) == ((3000, 2, 3, 4), np.int32)
@@ -184,13 +183,13 @@ def test_several_choices_are_independent():
   assert (samples.max(axis=(0, 1, 2)) == np.subtract(CHOICES, 1)).all()
   for i, (n, p) in enumerate(zip(CHOICES, probabilities, strict=True)):
     np.testing.assert_allclose(np.eye(n)[samples[..., i]].mean(0), p, atol=0.04)
-  # Choices do not follow one another: the first and the last.
+  # The first and the last choice are independent.
   row = np.histogram2d(*samples[:, 0, 0, [0, 3]].T, bins=(range(5), range(8)))
   joint = np.outer(probabilities[0][0, 0], probabilities[3][0, 0])
   np.testing.assert_allclose(row[0] / 3000, joint, atol=0.03)
 
 
-def test_gradients_of_several_choices_are_those_of_each():
+def test_entropy_gradients_of_several_choices_match_scipy():
   logits, probabilities = choices_case()
   policy = distributions.MultiCategorical(CHOICES)
   gradient = jax.jit(jax.grad(lambda x: policy(x).entropy().sum()))(logits)
@@ -207,8 +206,7 @@ def test_gradients_of_several_choices_are_those_of_each():
 def test_illegal_values_of_several_choices_have_probability_0():
   logits, probabilities = choices_case()
   rng = np.random.default_rng(1)
-  most = max(CHOICES)
-  mask = rng.uniform(size=(2, 3, len(CHOICES), most)) < 0.5
+  mask = rng.uniform(size=(2, 3, len(CHOICES), max(CHOICES))) < 0.5
   mask[..., 0] = True
   _, actual, _, (samples, log_prob) = evaluate(
     distributions.MultiCategorical(CHOICES),
@@ -243,19 +241,19 @@ def test_half_precision_parameters_are_computed_in_float32():
       BOUNDS(halves.astype(jnp.float32)).log_prob(zeros),
     )
 
-  found = jax.device_get(log_probs(np.array([0.1, 1.0, 2.0, 3.0])))
-  assert {x.dtype for x in found} == {np.dtype("float32")}
-  assert found[:2] == pytest.approx([-2.4076059] * 2, rel=1e-5)
-  assert found[2] == pytest.approx(float(found[3]), rel=1e-6)
+  actual = jax.device_get(log_probs(np.array([0.1, 1.0, 2.0, 3.0])))
+  assert {x.dtype for x in actual} == {np.dtype("float32")}
+  assert actual[:2] == pytest.approx([-2.4076059] * 2, rel=1e-5)
+  assert actual[2] == pytest.approx(float(actual[3]), rel=1e-6)
 
 
-def test_gaussian_is_that_of_scipy_and_samples_are_not_cut():
+def test_gaussian_matches_scipy_and_its_samples_are_not_clipped():
   rng = np.random.default_rng(0)
   mean, log_scale = rng.normal(size=(2, 6, 2)).astype(np.float32)
-  # Outputs of 0 are the middle, and a scale half way to a bound.
+  # Parameters of 0 give the middle, and a scale half way to a bound.
   mean[0] = log_scale[0] = 0.0
   mean[1], log_scale[1] = (1, -1), (0.5, 0)
-  # Extreme ones stay finite.
+  # Extreme scales stay finite.
   log_scale[2:4] = np.array([[-1e6, 1e6], [1e6, -1e6]])
   actions = rng.uniform(-2, 4, size=(6, 2)).astype(np.float32)
   actions[2:4] = MIDDLE
@@ -264,20 +262,20 @@ def test_gaussian_is_that_of_scipy_and_samples_are_not_cut():
   )
   np.testing.assert_allclose(mode[:2], [MIDDLE, [4.0, 0.0]])
   scale = 0.5 * HALF * np.exp(np.clip(log_scale, -5, 2))
-  by_hand = scipy.stats.norm(MIDDLE + HALF * mean, scale)
+  exact = scipy.stats.norm(MIDDLE + HALF * mean, scale)
   np.testing.assert_allclose(scale[0], HALF / 2)
   np.testing.assert_allclose(
-    entropy, by_hand.entropy().sum(-1), rtol=1e-4, atol=1e-5
+    entropy, exact.entropy().sum(-1), rtol=1e-4, atol=1e-5
   )
   assert np.isfinite(log_prob).all()
-  for these, found, tolerance in (
+  for chosen, actual, tolerance in (
     (actions, log_prob, {"rtol": 1e-4}),
     # Samples of a small scale are differences of large numbers.
     (samples, log_prob_of_samples, {"rtol": 1e-3, "atol": 1e-4}),
   ):
     rows = [0, 1, 4, 5]
-    expected = by_hand.logpdf(these).sum(-1)[..., rows]
-    np.testing.assert_allclose(found[..., rows], expected, **tolerance)
+    expected = exact.logpdf(chosen).sum(-1)[..., rows]
+    np.testing.assert_allclose(actual[..., rows], expected, **tolerance)
   assert (samples.shape, samples.dtype) == ((4000, 6, 2), np.float32)
   np.testing.assert_allclose(samples[:, 1].mean(0), [4.0, 0.0], atol=0.15)
   np.testing.assert_allclose(samples.std(0), scale, rtol=0.05)
@@ -288,7 +286,7 @@ def test_gaussian_is_that_of_scipy_and_samples_are_not_cut():
   ("spec", "expected", "num_parameters"),
   [
     (specs.DiscreteArray(6), distributions.Categorical(6), 6),
-    # One bound for all dimensions is a bound for each.
+    # A scalar bound holds for each dimension.
     (
       specs.BoundedArray((2,), np.float32, -1.0, [1.0, 2.0]),
       distributions.BoundedGaussian((-1.0, -1.0), (1.0, 2.0)),

@@ -45,7 +45,7 @@ double-q-evaluates-its-own-choice losses/q_learning.py losses/q_learning
 - q_values if double else target_q_values
 + target_q_values
 n-step-rewards-undiscounted losses/categorical.py losses/every_loss
-- found.discount * reward[step]
+- ends.discount * reward[step]
 + reward[step]
 rainbow-atoms-undiscounted losses/categorical.py losses/every_loss
 - ends.discount[:, None] * atoms

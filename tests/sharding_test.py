@@ -1,4 +1,4 @@
-"""Many cores learn what one does."""
+"""Computations on many cores, compared with one core."""
 
 import chex
 import jax
@@ -15,11 +15,11 @@ LENGTH, CORES, PER_CORE = 6, 8, 2
 SPEC = types.EnvironmentSpec(
   specs.Array((4,), np.float32), specs.DiscreteArray(3)
 )
-# Plain gradients are compared: 8 times too much must not be clipped away.
+# Clipping would hide gradients that are 8 times too large.
 CONFIG = vtrace.Config(hidden_sizes=(8,), max_gradient_norm=1e9)
 
 
-def test_every_core_has_the_gradients_and_the_update_of_one():
+def test_every_core_computes_the_gradients_and_update_of_a_single_core():
   agent = CONFIG.make(SPEC)
   state = jax.jit(agent.init)(jax.random.key(0))
   # Episodes get shorter from core to core.
@@ -34,8 +34,8 @@ def test_every_core_has_the_gradients_and_the_update_of_one():
 
   def update(state, rng_key, unroll):
     summed, output = agent.gradients(state, rng_key, unroll)
-    found = summed, output, agent.apply(state, summed).params
-    return jax.tree.map(lambda x: x[None], found)
+    results = summed, output, agent.apply(state, summed).params
+    return jax.tree.map(lambda x: x[None], results)
 
   update = sharding.per_core(
     update,
@@ -43,10 +43,10 @@ def test_every_core_has_the_gradients_and_the_update_of_one():
     (sharding.REPLICATED, sharding.REPLICATED, sharding.UNROLL),
     jax.sharding.PartitionSpec(sharding.CORES),
   )
-  found = update(state, jax.random.key(0), unroll)
-  *found, adam = jax.device_get(found)
+  by_core = update(state, jax.random.key(0), unroll)
+  *by_core, new_params = jax.device_get(by_core)
   for core in range(CORES):
-    actual, actual_output = jax.tree.map(lambda x, i=core: x[i], found)
+    actual, actual_output = jax.tree.map(lambda x, i=core: x[i], by_core)
     jax.tree.map(
       lambda a, b: np.testing.assert_allclose(
         a, b, rtol=1e-5, atol=1e-5 * float(np.abs(b).max())
@@ -59,7 +59,7 @@ def test_every_core_has_the_gradients_and_the_update_of_one():
       np.testing.assert_allclose(
         actual_output.metrics[name], value, rtol=1e-5, atol=1e-6
       )
-  for leaf in jax.tree.leaves(adam):
+  for leaf in jax.tree.leaves(new_params):
     assert (leaf == leaf[:1]).all()
 
 
@@ -97,14 +97,14 @@ def test_assemble_puts_shards_in_order_without_copying():
     ([0, -1], r"learner devices from 0 to 7, found \[0, -1\]"),
   ],
 )
-def test_devices_that_are_not_there_are_refused(indices, message):
-  found = sharding.devices([3, 0], "learner")
-  assert found == [jax.devices()[3], jax.devices()[0]]
+def test_missing_and_repeated_devices_are_refused(indices, message):
+  devices = sharding.devices([3, 0], "learner")
+  assert devices == [jax.devices()[3], jax.devices()[0]]
   with pytest.raises(types.ConfigError, match=message):
     sharding.devices(indices, "learner")
 
 
-def test_put_moves_only_what_is_elsewhere():
+def test_put_moves_only_arrays_that_are_elsewhere():
   here, there = jax.devices()[:2]
   nest = {
     "here": jax.device_put(np.ones(2), here),

@@ -1,4 +1,4 @@
-"""Tests of nests of arrays."""
+"""Nests of arrays."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from seedx import trees
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_non_finite_names_the_first_leaf_with_a_bad_number(bad):
+def test_non_finite_returns_the_path_of_the_first_bad_leaf(bad):
   nest = {
     "a": np.arange(3),
     "b": (np.ones(2, np.float32), np.array([0.0, bad], np.float16)),

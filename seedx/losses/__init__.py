@@ -1,9 +1,11 @@
 """Pure loss functions of one stream; use `jax.vmap` for a batch of streams.
 
-Episodes are told apart by `dm_env`'s step types and discounts. A step that
-Gymnasium calls `terminated` is LAST with discount 0, and `truncated` LAST with
-discount 1; after either comes the FIRST step of the next episode, see
-`transitions`.
+Step types and discounts are those of `dm_env`. A LAST step has discount 0 if
+Gymnasium calls it `terminated`, and 1 if `truncated`. The FIRST step of the
+next episode follows it; see `transitions`.
+
+Every function raises AssertionError for an argument whose rank, dtype or shape
+differs from its docstring.
 """
 
 from seedx.losses.a2c import a2c

@@ -17,19 +17,17 @@ def a2c(
   *,
   lambda_: float | jax.Array = 1.0,
 ) -> streams.ActorCriticLoss:
-  """The advantage actor-critic losses of one stream of T transitions.
-
-  With the lambda-return G_t of `returns.lambda_returns`, by default the longest
-  n-step return of the stream,
+  """Computes the advantage actor-critic losses of one stream.
 
       policy gradient loss  -(G_t - V_t) log pi(a_t)
       value loss            0.5 (G_t - V_t)^2
       entropy loss          -H(pi_t)
 
-  where the gradient takes G and the advantage as constants (Mnih et al. 2016,
+  G is the lambda-return, by default the longest n-step return of the stream. No
+  gradient flows through G and the advantage (Mnih et al. 2016,
   https://arxiv.org/abs/1602.01783, section 4 and algorithm S3). The loss is
-  on-policy: pi must have taken the actions. `streams.transitions` handles
-  episodes that end inside the stream.
+  on-policy: the actions must be drawn from pi. Episodes may end inside the
+  stream, see `streams.transitions`.
 
   >>> loss = a2c(
   ...   values=jnp.array([1.0, 2.0]),
@@ -43,20 +41,14 @@ def a2c(
   ([1.5], [4.5])
 
   Args:
-    values: `[T + 1]` float, V of each time step by the learned parameters.
-    log_prob: `[T]` float, log pi(a_t) by the learned parameters.
-    entropy: `[T]` float, entropy of pi at each time step.
+    values: `[T + 1]` float, V of each time step.
+    log_prob: `[T]` float, log pi(a_t).
+    entropy: `[T]` float, entropy of pi.
     step_type: `[T + 1]` integers of `dm_env.StepType`.
-    reward: `[T + 1]` float, the reward that arrived with each time step.
-    discount: `[T + 1]` float, the discount of each time step, times gamma.
+    reward: `[T + 1]` float, reward that arrived with each time step.
+    discount: `[T + 1]` float, discount of each time step, times gamma.
     lambda_: lambda of TD(lambda), from 0 (one-step targets) to 1 (longest
       returns).
-
-  Returns:
-    `ActorCriticLoss` of `[T]` each.
-
-  Raises:
-    AssertionError: ranks, types or lengths differ from the above.
   """
   length = streams.num_transitions(step_type)
   names = "log_prob, entropy"
@@ -67,7 +59,7 @@ def a2c(
     values, step_type, reward, discount, lambda_=lambda_
   )
   errors = jax.lax.stop_gradient(target) - values[:-1]
-  # On a reset the error is 0: it needs no weight.
+  # The error of a reset is 0, so only the entropy needs the weight.
   return streams.ActorCriticLoss(
     policy_gradient=-jax.lax.stop_gradient(errors) * log_prob,
     value=0.5 * jnp.square(errors),

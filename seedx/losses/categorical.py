@@ -13,12 +13,12 @@ from seedx.losses.q_learning import QLearningLoss
 
 
 class Bootstraps(NamedTuple):
-  """Where n-step returns end, and what they have collected until there.
+  """N-step returns, split into rewards and the time step to bootstrap from.
 
   Attributes:
-    reward: `[T]`, the sum of discounted rewards.
-    discount: `[T]`, the product of discounts.
-    step: `[T]` int32, the time step that they bootstrap from.
+    reward: `[T]`, sum of discounted rewards.
+    discount: `[T]`, product of discounts.
+    step: `[T]` int32, time step to bootstrap from.
     weight: `[T]`, 0 on resets, 1 elsewhere.
   """
 
@@ -31,34 +31,34 @@ class Bootstraps(NamedTuple):
 def n_step_bootstraps(
   step_type: jax.Array, reward: jax.Array, discount: jax.Array, *, n: int
 ) -> Bootstraps:
-  """Splits n-step returns into rewards and what they bootstrap from.
+  """Splits n-step returns into rewards and the time step to bootstrap from.
 
       G_t = reward_t + discount_t V(step_t)
 
-  Returns end n steps ahead, at an episode's LAST step, or at the end of the
-  stream. With them a target may bootstrap from what is no number, such as a
-  distribution.
+  A return ends n steps ahead, at its episode's LAST step, or at the end of the
+  stream, whichever comes first. V may be a distribution instead of a number.
 
-  >>> found = n_step_bootstraps(
+  >>> bootstraps = n_step_bootstraps(
   ...   step_type=jnp.array([1, 1, 2, 0]),
   ...   reward=jnp.array([0.0, 1.0, 2.0, 0.0]),
   ...   discount=jnp.array([0.5, 0.5, 0.5, 0.5]),
   ...   n=3,
   ... )  # 1 + 0.5 (2 + 0.5 V_2), 2 + 0.5 V_2, and a reset
-  >>> found.reward.tolist(), found.discount.tolist(), found.step.tolist()
-  ([2.0, 2.0, 0.0], [0.25, 0.5, 1.0], [2, 2, 2])
+  >>> bootstraps.reward.tolist(), bootstraps.discount.tolist()
+  ([2.0, 2.0, 0.0], [0.25, 0.5, 1.0])
+  >>> bootstraps.step.tolist()
+  [2, 2, 2]
 
   Args:
     step_type: `[T + 1]` integers of `dm_env.StepType`.
-    reward: `[T + 1]` float, the reward that arrived with each time step.
-    discount: `[T + 1]` float, the discount of each time step, times gamma.
-    n: steps before bootstrapping, at least 1.
+    reward: `[T + 1]` float, reward that arrived with each time step.
+    discount: `[T + 1]` float, discount of each time step, times gamma.
+    n: number of steps before bootstrapping, at least 1.
 
   Returns:
-    `Bootstraps` of `[T]` each; of resets all but the weight mean nothing.
+    The returns; for a reset, only the weight has a meaning.
 
   Raises:
-    AssertionError: ranks, types or lengths differ from the above.
     ValueError: n is below 1.
   """
   length = streams.num_transitions(step_type)
@@ -67,26 +67,26 @@ def n_step_bootstraps(
   chex.assert_shape([reward, discount], (length + 1,), custom_message=names)
   if n < 1:
     raise ValueError(f"expected n of at least 1, found {n}")
-  start = jnp.arange(length)
+  steps = jnp.arange(length)
   step_type, reward, discount = map(jnp.asarray, (step_type, reward, discount))
   last = step_type == int(dm_env.StepType.LAST)
 
-  def longer(found: Bootstraps, k: jax.Array) -> tuple[Bootstraps, None]:
-    step = jnp.minimum(start + k, length)
-    grows = (start + k <= length) & ~last[found.step]
+  def extend(ends: Bootstraps, k: jax.Array) -> tuple[Bootstraps, None]:
+    step = jnp.minimum(steps + k, length)
+    grows = (steps + k <= length) & ~last[ends.step]
     return Bootstraps(
-      found.reward + jnp.where(grows, found.discount * reward[step], 0.0),
-      found.discount * jnp.where(grows, discount[step], 1.0),
-      jnp.where(grows, step, found.step),
-      found.weight,
+      ends.reward + jnp.where(grows, ends.discount * reward[step], 0.0),
+      ends.discount * jnp.where(grows, discount[step], 1.0),
+      jnp.where(grows, step, ends.step),
+      ends.weight,
     ), None
 
   first = step_type[1:] == int(dm_env.StepType.FIRST)
-  none = Bootstraps(
-    jnp.zeros(length), jnp.ones(length), start, 1.0 - first.astype(jnp.float32)
+  starts = Bootstraps(
+    jnp.zeros(length), jnp.ones(length), steps, 1.0 - first.astype(jnp.float32)
   )
-  found, _ = jax.lax.scan(longer, none, jnp.arange(1, min(n, length) + 1))
-  return found
+  ends, _ = jax.lax.scan(extend, starts, jnp.arange(1, min(n, length) + 1))
+  return ends
 
 
 def categorical_q_learning(
@@ -103,18 +103,20 @@ def categorical_q_learning(
   n: int = 1,
   double: bool = True,
 ) -> QLearningLoss:
-  """The distributional Q-learning loss of one stream of T transitions.
+  """Computes the distributional Q-learning loss of one stream.
 
       loss_t = KL(Phi(R_t + D_t z, p'_k(a*)) || p_t(a_t))
       a*     = argmax_a Q_k(a) if double, else argmax_a Q'_k(a)
 
-  where an n-step return collects R_t and D_t until step k, see
-  `n_step_bootstraps`; z are the atoms, p and p' the distributions over them by
-  the learned and the target parameters, and Phi projects the moved atoms back
-  onto z. The gradient takes the target as a constant. Bellemare et al. 2017,
-  https://arxiv.org/abs/1707.06887, equation 7 and algorithm 1; n steps and
-  double Q-learning: Hessel et al. 2018, https://arxiv.org/abs/1710.02298,
-  section "The Integrated Agent".
+  where R_t and D_t are the reward and the discount of the n-step return until
+  step k, see `n_step_bootstraps`. The atoms are z; p and p' are the
+  distributions over them by the learned and the target parameters, and Q and Q'
+  their means. Phi projects the shifted atoms back onto z. No gradient flows
+  through the target.
+
+  Bellemare et al. 2017, https://arxiv.org/abs/1707.06887, equation 7 and
+  algorithm 1; n steps and double Q-learning: Hessel et al. 2018,
+  https://arxiv.org/abs/1710.02298, section "The Integrated Agent".
 
   >>> loss = categorical_q_learning(
   ...   q_values=jnp.array([[0.0], [0.0]]),
@@ -131,24 +133,22 @@ def categorical_q_learning(
   0.4055
 
   Args:
-    q_values: `[T + 1, A]` float, Q by the learned parameters; it only chooses
-      actions.
-    logits: `[T + 1, A, Z]` float, of p.
+    q_values: `[T + 1, A]` float, Q, which only chooses actions.
+    logits: `[T + 1, A, Z]` float, logits of p.
     target_q_values: `[T + 1, A]` float, Q', which only chooses actions.
-    target_logits: `[T + 1, A, Z]` float, of p'.
+    target_logits: `[T + 1, A, Z]` float, logits of p'.
     action: `[T]` integers, the actions taken.
     step_type: `[T + 1]` integers of `dm_env.StepType`.
-    reward: `[T + 1]` float, the reward that arrived with each time step.
-    discount: `[T + 1]` float, the discount of each time step, times gamma.
+    reward: `[T + 1]` float, reward that arrived with each time step.
+    discount: `[T + 1]` float, discount of each time step, times gamma.
     atoms: `[Z]` float, ascending; returns beyond them are clipped.
-    n: n of n-step returns, at least 1.
-    double: whether Q chooses the action of the target.
+    n: number of steps before bootstrapping, at least 1.
+    double: whether Q, not Q', chooses the action of the target.
 
   Returns:
-    `QLearningLoss` of `[T]` each; `td_error` is the loss without a gradient.
+    The losses; `td_error` is the loss without a gradient.
 
   Raises:
-    AssertionError: ranks, types or lengths differ from the above.
     ValueError: n is below 1.
   """
   length = streams.num_transitions(step_type)

@@ -19,24 +19,23 @@ def ppo(
   clip_epsilon: float | jax.Array = 0.2,
   behaviour_values: jax.Array | None = None,
 ) -> streams.ActorCriticLoss:
-  """The clipped actor-critic losses of T steps.
+  """Computes the clipped actor-critic losses of T steps.
 
-  With the probability ratio rho_t = pi(a_t) / mu(a_t),
-
+      rho_t = pi(a_t) / mu(a_t), the probability ratio
       policy gradient loss  -min(rho_t A_t,
                                  clip(rho_t, 1 - epsilon, 1 + epsilon) A_t)
       value loss            0.5 (G_t - V_t)^2
       entropy loss          -H(pi_t)
 
-  where the gradient takes A and G as constants (Schulman et al. 2017,
-  https://arxiv.org/abs/1707.06347, equations 7 and 9). Given the values V' from
+  No gradient flows through A and G (Schulman et al. 2017,
+  https://arxiv.org/abs/1707.06347, equations 7 and 9). With the values V' from
   before the update, the value loss is clipped too, as in OpenAI's baselines:
 
       0.5 max((G_t - V_t)^2,
               (G_t - V'_t - clip(V_t - V'_t, -epsilon, epsilon))^2)
 
   The steps need not be consecutive: compute advantages and targets of whole
-  streams with `returns.gae`, then cut the streams into minibatches.
+  streams with `returns.gae`, then sample minibatches of steps.
 
   >>> loss = ppo(
   ...   values=jnp.array([1.0]),
@@ -47,27 +46,20 @@ def ppo(
   ...   target=jnp.array([3.0]),
   ...   weight=jnp.array([1.0]),
   ...   clip_epsilon=0.25,
-  ... )  # The ratio is 1.5, cut to 1.25.
+  ... )  # The ratio 1.5 is clipped to 1.25.
   >>> loss.policy_gradient.tolist(), loss.value.tolist()
   ([-2.5], [2.0])
 
   Args:
-    values: `[T]` float, V of each step by the learned parameters.
-    log_prob: `[T]` float, log pi(a_t) by the learned parameters.
+    values: `[T]` float, V.
+    log_prob: `[T]` float, log pi(a_t).
     behaviour_log_prob: `[T]` float, log mu(a_t) by the acting parameters.
-    entropy: `[T]` float, entropy of pi at each step.
-    advantage: `[T]` float, A, perhaps normalized.
+    entropy: `[T]` float, entropy of pi.
+    advantage: `[T]` float, A, which may be normalized.
     target: `[T]` float, G, the value target.
-    weight: `[T]` float, `streams.Transitions.weight`: 0 on resets, else 1.
-    clip_epsilon: epsilon, the clip range of the probability ratio.
-    behaviour_values: `[T]` float, V' of each step; None for an unclipped value
-      loss.
-
-  Returns:
-    `ActorCriticLoss` of `[T]` each.
-
-  Raises:
-    AssertionError: ranks, types or lengths differ from the above.
+    weight: `[T]` float, 0 on resets, 1 elsewhere.
+    clip_epsilon: epsilon, the clip range of rho around 1.
+    behaviour_values: `[T]` float, V'; None for an unclipped value loss.
   """
   names = (
     "values, log_prob, behaviour_log_prob, entropy, advantage, target, weight"
@@ -84,8 +76,8 @@ def ppo(
   if behaviour_values is not None:
     names += ", behaviour_values"
     floats.append(behaviour_values)
-  of_one = f"{names} of one stream; use jax.vmap for a batch of streams"
-  chex.assert_rank(floats, 1, custom_message=of_one)
+  message = f"{names} of one stream; use jax.vmap for a batch of streams"
+  chex.assert_rank(floats, 1, custom_message=message)
   chex.assert_type(floats, float, custom_message=names)
   chex.assert_equal_shape(floats, custom_message=names)
   log_ratio = streams.log_ratio(log_prob, behaviour_log_prob)

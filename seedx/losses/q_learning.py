@@ -1,4 +1,4 @@
-"""Q-learning: n-step, double, with rescaled values and importance weights."""
+"""Q-learning losses: n-step, double, with rescaled values."""
 
 from typing import NamedTuple
 
@@ -11,11 +11,11 @@ from seedx.losses import streams
 
 
 class QLearningLoss(NamedTuple):
-  """Per-step losses of one stream.
+  """Losses of the steps of one stream.
 
   Attributes:
     loss: `[T]`.
-    td_error: `[T]`, without a gradient; its absolute value is the priority.
+    td_error: `[T]`, without a gradient; its magnitude is the priority.
     weight: `[T]`, 0 on resets, 1 elsewhere.
   """
 
@@ -38,7 +38,7 @@ def q_learning(
   rescale: bool = False,
   importance_weight: jax.Array | None = None,
 ) -> QLearningLoss:
-  """The Q-learning loss of one stream of T transitions.
+  """Computes the Q-learning loss of one stream.
 
       td_t   = h(G_t) - Q_t(a_t)
       G_t    = r_t+1 + d_t+1 (r_t+2 + ... (r_t+n + d_t+n V_t+n))
@@ -46,14 +46,15 @@ def q_learning(
                h^-1(max_a Q'_t(a))
       loss_t = w huber(td_t), or w 0.5 td_t^2
 
-  where the gradient takes G as a constant, Q' uses the target parameters, and h
-  is the identity or sign(x) (sqrt(|x| + 1) - 1) + 0.001 x. Steps closer than n
-  to the end of the stream bootstrap at the end. Sources: Mnih et al. 2015,
-  https://doi.org/10.1038/nature14236; double: van Hasselt et al. 2016,
-  https://arxiv.org/abs/1509.06461, equation 4; n steps and w: Hessel et al.
-  2018, https://arxiv.org/abs/1710.02298; h: Pohlen et al. 2018,
-  https://arxiv.org/abs/1805.11593, section 3.1. `streams.transitions` handles
-  episodes that end inside the stream.
+  No gradient flows through G. Q' uses the target parameters, and h is the
+  identity or sign(x) (sqrt(|x| + 1) - 1) + 0.001 x. Steps closer than n to the
+  end of the stream bootstrap at the end. Episodes may end inside the stream,
+  see `streams.transitions`.
+
+  Sources: Mnih et al. 2015, https://doi.org/10.1038/nature14236; double: van
+  Hasselt et al. 2016, https://arxiv.org/abs/1509.06461, equation 4; n steps and
+  w: Hessel et al. 2018, https://arxiv.org/abs/1710.02298; h: Pohlen et al.
+  2018, https://arxiv.org/abs/1805.11593, section 3.1.
 
   >>> loss = q_learning(
   ...   q_values=jnp.array([[1.0, 0.0], [2.0, 5.0]]),
@@ -67,24 +68,20 @@ def q_learning(
   ([4.0], [8.0])
 
   Args:
-    q_values: `[T + 1, A]` float, Q by the learned parameters.
-    target_q_values: `[T + 1, A]` float, Q by the target parameters.
+    q_values: `[T + 1, A]` float, Q.
+    target_q_values: `[T + 1, A]` float, Q'.
     action: `[T]` integers, the actions taken.
     step_type: `[T + 1]` integers of `dm_env.StepType`.
-    reward: `[T + 1]` float, the reward that arrived with each time step.
-    discount: `[T + 1]` float, the discount of each time step, times gamma.
-    n: n of n-step returns, at least 1.
+    reward: `[T + 1]` float, reward that arrived with each time step.
+    discount: `[T + 1]` float, discount of each time step, times gamma.
+    n: number of steps before bootstrapping, at least 1.
     double: whether Q chooses the action that Q' evaluates.
     huber_delta: TD error beyond which the Huber loss is linear; None for the
       squared loss.
-    rescale: whether Q estimates h of the return.
+    rescale: whether Q estimates h of the return instead of the return.
     importance_weight: `[]` float, w of the whole stream; None for 1.
 
-  Returns:
-    `QLearningLoss` of `[T]` each.
-
   Raises:
-    AssertionError: ranks, types or lengths differ from the above.
     ValueError: n is below 1.
   """
   length = streams.num_transitions(step_type)

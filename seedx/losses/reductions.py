@@ -11,15 +11,13 @@ from seedx import types
 def mean_share(
   values: jax.Array, weights: jax.Array, axis_name: str | None = None
 ) -> jax.Array:
-  """This core's share of the weighted mean over every core's values.
+  """Returns this core's term of the weighted mean over all cores' values.
 
       sum(values * weights) / sum over all cores of sum(weights)
 
-  The shares of all cores add up to the mean of the whole batch, and so do
-  their gradients: differentiate the share, then `sum_over_cores`. (A mean of
-  per-core means would give a core with few unmasked steps the same weight as
-  any other. A `psum` inside the differentiated function would count each core's
-  gradient once per core.)
+  The terms of all cores add up to the mean of the whole batch, and so do their
+  gradients: differentiate first, then call `sum_over_cores`. (A `psum` inside
+  the differentiated function would count each core's gradient once per core.)
 
   >>> float(mean_share(jnp.array([1.0, 2.0, 4.0]), jnp.array([1.0, 0.0, 3.0])))
   3.25
@@ -27,13 +25,10 @@ def mean_share(
   Args:
     values: `[...]`.
     weights: `[...]`, the same shape, not negative.
-    axis_name: the mesh axis over which the batch is sharded; None if it is not.
+    axis_name: name of the mesh axis that shards the batch; None for one core.
 
   Returns:
     `[]`; 0 if all weights are 0.
-
-  Raises:
-    AssertionError: shapes differ.
   """
   chex.assert_equal_shape([values, weights], custom_message="values, weights")
   weight = sum_over_cores(jnp.sum(weights), axis_name)
@@ -43,8 +38,8 @@ def mean_share(
 def sum_over_cores(nest: types.Tree, axis_name: str | None) -> types.Tree:
   """Sums each leaf over a mesh axis; returns the nest if the axis is None.
 
-  Numbers of a dtype are exchanged as one vector: between hosts, each exchange
-  takes as long as another, however small it is.
+  Leaves of one dtype are exchanged as one vector, because between hosts the
+  number of exchanges costs more than their size.
   """
   if axis_name is None:
     return nest

@@ -1,8 +1,13 @@
 """Returns and advantages of one stream, which may span several episodes.
 
-All functions take values V, rewards and discounts of T + 1 time steps. On the
-reset from an episode's LAST step to the next FIRST, the return is V(LAST) and
-the advantage is 0; see `streams.transitions`.
+All functions take these arguments, and return `[T]`:
+  values: `[T + 1]` float, V of each time step.
+  step_type: `[T + 1]` integers of `dm_env.StepType`.
+  reward: `[T + 1]` float, reward that arrived with each time step.
+  discount: `[T + 1]` float, discount of each time step, times gamma.
+
+At a reset, from an episode's LAST step to the next FIRST, the return is V(LAST)
+and the advantage is 0; see `streams.transitions`.
 """
 
 import jax
@@ -19,11 +24,12 @@ def n_step_returns(
   *,
   n: int,
 ) -> jax.Array:
-  """Returns that bootstrap n steps ahead, or at the end of the stream.
+  """Computes returns that bootstrap after n steps or at the stream's end.
 
       G_t = r_t+1 + d_t+1 (r_t+2 + d_t+2 (... (r_t+n + d_t+n V_t+n)))
 
-  Sutton and Barto 2018, "Reinforcement Learning", equation 7.1.
+  Sutton and Barto 2018, "Reinforcement Learning", equation 7.1. The module
+  describes the arguments.
 
   >>> import jax.numpy as jnp
   >>> n_step_returns(
@@ -35,18 +41,7 @@ def n_step_returns(
   ... ).tolist()  # 1 + 0.5 (2 + 0.5 * 8), 2 + 0.5 * 8
   [4.0, 6.0]
 
-  Args:
-    values: `[T + 1]` float, V of each time step.
-    step_type: `[T + 1]` integers of `dm_env.StepType`.
-    reward: `[T + 1]` float, the reward that arrived with each time step.
-    discount: `[T + 1]` float, the discount of each time step, times gamma.
-    n: steps before bootstrapping, at least 1.
-
-  Returns:
-    `[T]`.
-
   Raises:
-    AssertionError: ranks, types or lengths differ from the above.
     ValueError: n is below 1.
   """
   if n < 1:
@@ -65,12 +60,13 @@ def lambda_returns(
   *,
   lambda_: float | jax.Array = 1.0,
 ) -> jax.Array:
-  """Lambda-returns: exponentially weighted means of n-step returns.
+  """Computes lambda-returns, exponentially weighted means of n-step returns.
 
       G_t = r_t+1 + d_t+1 ((1 - lambda) V_t+1 + lambda G_t+1),  G_T = V_T
 
   Sutton and Barto 2018, "Reinforcement Learning", section 12.1. Lambda 1 gives
-  the longest n-step return, lambda 0 the one-step return.
+  the longest n-step return, lambda 0 the one-step return. The module describes
+  the other arguments.
 
   >>> import jax.numpy as jnp
   >>> lambda_returns(
@@ -81,20 +77,6 @@ def lambda_returns(
   ...   lambda_=0.5,
   ... ).tolist()  # 1 + 0.5 (0.5 * 4 + 0.5 * 6), 2 + 0.5 * 8
   [3.5, 6.0]
-
-  Args:
-    values: `[T + 1]` float, V of each time step.
-    step_type: `[T + 1]` integers of `dm_env.StepType`.
-    reward: `[T + 1]` float, the reward that arrived with each time step.
-    discount: `[T + 1]` float, the discount of each time step, times gamma.
-    lambda_: lambda of TD(lambda), from 0 (one-step targets) to 1 (longest
-      returns).
-
-  Returns:
-    `[T]`.
-
-  Raises:
-    AssertionError: ranks, types or lengths differ from the above.
   """
   steps = streams.transitions(step_type, reward, discount, values)
   return rlax.lambda_returns(
@@ -110,13 +92,14 @@ def gae(
   *,
   lambda_: float | jax.Array = 0.95,
 ) -> jax.Array:
-  """Generalised advantage estimates.
+  """Computes generalised advantage estimates.
 
       A_t = delta_t + d_t+1 lambda A_t+1,
       delta_t = r_t+1 + d_t+1 V_t+1 - V_t
 
-  Schulman et al. 2015, https://arxiv.org/abs/1506.02438, equation 16. GAE is
-  the lambda-return minus V.
+  Schulman et al. 2015, https://arxiv.org/abs/1506.02438, equation 16. The
+  estimate equals the lambda-return minus V. Lambda 1 gives the longest returns,
+  lambda 0 one-step TD errors. The module describes the other arguments.
 
   >>> import jax.numpy as jnp
   >>> gae(
@@ -127,19 +110,6 @@ def gae(
   ...   lambda_=0.5,
   ... ).tolist()  # (1 + 0.5 * 4 - 1) + 0.5 * 0.5 * 2, 2 + 0.5 * 8 - 4
   [2.5, 2.0]
-
-  Args:
-    values: `[T + 1]` float, V of each time step.
-    step_type: `[T + 1]` integers of `dm_env.StepType`.
-    reward: `[T + 1]` float, the reward that arrived with each time step.
-    discount: `[T + 1]` float, the discount of each time step, times gamma.
-    lambda_: lambda of GAE, from 0 (one-step TD errors) to 1 (longest returns).
-
-  Returns:
-    `[T]`.
-
-  Raises:
-    AssertionError: ranks, types or lengths differ from the above.
   """
   steps = streams.transitions(step_type, reward, discount, values)
   return rlax.truncated_generalized_advantage_estimation(

@@ -1,4 +1,4 @@
-"""Streams of time steps: episode boundaries, and checks of arguments."""
+"""Transitions, diagnostics and checks that all losses share."""
 
 from typing import NamedTuple
 
@@ -7,16 +7,16 @@ import dm_env
 import jax
 import jax.numpy as jnp
 
-# e^20 is 5e8: sums and squares of such ratios are finite in float32.
-_MOST_LOG_RATIO = 20.0
+# Sums and squares of e^20 = 5e8 are finite in float32.
+_MAX_LOG_RATIO = 20.0
 
 
 class Transitions(NamedTuple):
-  """The T transitions of a stream, ready for a loss.
+  """The transitions of a stream, ready for a loss.
 
   Attributes:
-    reward_t: `[T]`.
-    discount_t: `[T]`.
+    reward_t: `[T]`, reward at the end of each transition.
+    discount_t: `[T]`, discount of the value at the end of each transition.
     weight: `[T]`, 0 on resets, 1 elsewhere.
   """
 
@@ -26,15 +26,14 @@ class Transitions(NamedTuple):
 
 
 class ActorCriticLoss(NamedTuple):
-  """Per-step losses of one stream.
+  """Losses of the steps of one stream.
 
   Attributes:
     policy_gradient: `[T]`.
     value: `[T]`.
-    entropy: `[T]`, the negative entropy.
+    entropy: `[T]`, negative entropy.
     weight: `[T]`, 0 on resets, 1 elsewhere.
-    diagnostics: `[T]` each by name, without a gradient: no losses, but what
-      tells how learning goes, see `diagnostics`.
+    diagnostics: `[T]` each, by name, without a gradient; see `diagnostics`.
   """
 
   policy_gradient: jax.Array
@@ -45,21 +44,20 @@ class ActorCriticLoss(NamedTuple):
 
 
 def log_ratio(log_prob: jax.Array, behaviour_log_prob: jax.Array) -> jax.Array:
-  """Returns log rho_t = log pi(a_t) - log mu(a_t), between -20 and 20.
+  """Returns log rho_t = log pi(a_t) - log mu(a_t), clipped to [-20, 20].
 
-  Beyond, where rho would overflow and its gradient not be a number, it has no
-  gradient.
+  Clipping keeps rho and its gradient finite; a clipped ratio has no gradient.
 
   Args:
     log_prob: `[T]`, log pi(a) by the learned parameters.
-    behaviour_log_prob: `[T]`, log mu(a) by the acting parameters.
+    behaviour_log_prob: `[T]`, log mu(a), whose gradient is stopped.
 
   Returns:
-    `[T]`, with the gradient of `log_prob`.
+    `[T]`.
   """
   behaviour_log_prob = jax.lax.stop_gradient(behaviour_log_prob)
   return jnp.clip(
-    log_prob - behaviour_log_prob, -_MOST_LOG_RATIO, _MOST_LOG_RATIO
+    log_prob - behaviour_log_prob, -_MAX_LOG_RATIO, _MAX_LOG_RATIO
   )
 
 
@@ -71,33 +69,33 @@ def diagnostics(
   log_ratio: jax.Array | None = None,
   **others: jax.Array,
 ) -> dict[str, jax.Array]:
-  """What actor-critic losses say beside themselves, see `ActorCriticLoss`.
+  """Returns the diagnostics of `ActorCriticLoss`, without a gradient.
 
-  `approx_kl`, whose mean estimates the divergence KL(mu || pi), is
-  rho_t - 1 - log rho_t (Schulman 2020, http://joschu.net/blog/kl-approx.html).
+  The mean of `approx_kl`, rho_t - 1 - log rho_t, estimates KL(mu || pi)
+  (Schulman 2020, http://joschu.net/blog/kl-approx.html).
 
-  >>> said = diagnostics(*jnp.array([[1.0], [2.0], [3.0], [1.0], [0.0]]))
-  >>> [(name, x.tolist()) for name, x in said.items()]  # doctest: +ELLIPSIS
+  >>> numbers = diagnostics(*jnp.array([[1.0], [2.0], [3.0], [1.0], [0.0]]))
+  >>> [(name, x.tolist()) for name, x in numbers.items()]  # doctest: +ELLIPSIS
   [('advantage', [2.0]), ('value_target', [3.0]), ('value_error', [2.0]), ...]
 
   Args:
-    weight: `[T]`, 0 on resets, 1 elsewhere; all others are multiplied by it.
+    weight: `[T]`, 0 on resets, 1 elsewhere; multiplies all diagnostics.
     advantage: `[T]`.
-    target: `[T]`, of the values.
+    target: `[T]`, target of the values.
     values: `[T]`, V.
-    log_ratio: `[T]`, log pi(a) - log mu(a); None where the loss does not ask.
-    **others: `[T]` each.
+    log_ratio: `[T]`, log pi(a) - log mu(a); None to leave out `approx_kl`.
+    **others: `[T]` each, diagnostics of the loss itself.
   """
-  said = {
+  numbers = {
     "advantage": advantage,
     "value_target": target,
     "value_error": target - values,
     **others,
   }
   if log_ratio is not None:
-    said["approx_kl"] = jnp.expm1(log_ratio) - log_ratio
+    numbers["approx_kl"] = jnp.expm1(log_ratio) - log_ratio
   return {
-    name: jax.lax.stop_gradient(weight * each) for name, each in said.items()
+    name: jax.lax.stop_gradient(weight * x) for name, x in numbers.items()
   }
 
 
@@ -107,13 +105,13 @@ def transitions(
   discount: jax.Array,
   values: jax.Array,
 ) -> Transitions:
-  """Cuts a stream at its episode boundaries.
+  """Makes transitions of a stream, and separates its episodes.
 
   A reset, the transition from an episode's LAST step to the next FIRST, is not
   experience. It gets the reward `values[LAST]` and the discount 0, so its TD
   error is exactly 0 and no trace crosses it. A truncated episode bootstraps
-  from the value of its own LAST step, and every loss equals that of the
-  episodes computed apart.
+  from the value of its own LAST step. Every loss thus equals the loss of each
+  episode computed separately.
 
   >>> steps = transitions(
   ...   step_type=jnp.array([1, 2, 0]),  # MID, LAST (truncated), FIRST
@@ -126,16 +124,10 @@ def transitions(
 
   Args:
     step_type: `[T + 1]` integers of `dm_env.StepType`.
-    reward: `[T + 1]` float, the reward that arrived with each time step.
-    discount: `[T + 1]` float, the discount of each time step: 0 at termination,
+    reward: `[T + 1]` float, reward that arrived with each time step.
+    discount: `[T + 1]` float, discount of each time step: 0 at termination,
       gamma at truncation and elsewhere.
-    values: `[T + 1]` float, V of each time step.
-
-  Returns:
-    `Transitions` of `[T]` each, without a gradient to `values`.
-
-  Raises:
-    AssertionError: ranks, types or lengths differ from the above.
+    values: `[T + 1]` float, V of each time step; no gradient flows to them.
   """
   length = num_transitions(step_type)
   names = "reward, discount, values"
@@ -151,13 +143,13 @@ def transitions(
 
 
 def num_transitions(step_type: jax.Array) -> int:
-  """T of a stream, from its `step_type`, `[T + 1]` integers.
+  """Returns T of a stream with `step_type`, `[T + 1]` integers.
 
   Raises:
     AssertionError: `step_type` has another rank or dtype, or T is 0.
   """
-  of_one = "step_type of one stream; use jax.vmap for a batch of streams"
-  chex.assert_rank(step_type, 1, custom_message=of_one)
+  message = "step_type of one stream; use jax.vmap for a batch of streams"
+  chex.assert_rank(step_type, 1, custom_message=message)
   chex.assert_type(step_type, int, custom_message="step_type")
   chex.assert_axis_dimension_gteq(
     step_type, axis=0, val=2, custom_message="step_type"

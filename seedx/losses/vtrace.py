@@ -7,7 +7,7 @@ import rlax
 
 from seedx.losses import streams
 
-# A weight counts as clipped if it is above the threshold by more than rounding.
+# Rounding alone must not count a weight as clipped.
 _CLIPPED = 1.001
 
 
@@ -24,10 +24,9 @@ def vtrace(
   clip_rho_threshold: float | jax.Array = 1.0,
   clip_pg_rho_threshold: float | jax.Array = 1.0,
 ) -> streams.ActorCriticLoss:
-  """The V-trace actor-critic losses of one stream of T transitions.
+  """Computes the V-trace actor-critic losses of one stream.
 
-  With the importance weight rho_t = pi(a_t) / mu(a_t),
-
+      rho_t   = pi(a_t) / mu(a_t), the importance weight
       delta_t = min(rho_bar, rho_t) (r_t+1 + d_t+1 V_t+1 - V_t)
       vs_t    = V_t + delta_t + d_t+1 lambda min(1, rho_t) (vs_t+1 - V_t+1)
       value loss            0.5 (vs_t - V_t)^2
@@ -36,11 +35,10 @@ def vtrace(
                                                  + (1 - lambda) V_t+1)
       entropy loss          -H(pi_t)
 
-  where the gradient takes vs and the advantage as constants (Espeholt et al.
-  2018, https://arxiv.org/abs/1802.01561, equation 1 and section 4.2).
-  `streams.transitions` handles episodes that end inside the stream: a reset,
-  the transition into a FIRST step, has weight 0 and errors of 0, and no trace
-  passes it.
+  No gradient flows through vs and the advantage (Espeholt et al. 2018,
+  https://arxiv.org/abs/1802.01561, equation 1 and section 4.2). Episodes may
+  end inside the stream: a reset, the transition into a FIRST step, has weight 0
+  and errors of 0, and no trace crosses it; see `streams.transitions`.
 
   >>> loss = vtrace(
   ...   values=jnp.array([1.0, 2.0]),
@@ -55,23 +53,17 @@ def vtrace(
   [1.125]
 
   Args:
-    values: `[T + 1]` float, V of each time step by the learned parameters.
-    log_prob: `[T]` float, log pi(a_t) by the learned parameters.
+    values: `[T + 1]` float, V of each time step.
+    log_prob: `[T]` float, log pi(a_t).
     behaviour_log_prob: `[T]` float, log mu(a_t) by the acting parameters.
-    entropy: `[T]` float, entropy of pi at each time step.
+    entropy: `[T]` float, entropy of pi.
     step_type: `[T + 1]` integers of `dm_env.StepType`.
-    reward: `[T + 1]` float, the reward that arrived with each time step.
-    discount: `[T + 1]` float, the discount of each time step, times gamma.
+    reward: `[T + 1]` float, reward that arrived with each time step.
+    discount: `[T + 1]` float, discount of each time step, times gamma.
     lambda_: lambda of V-trace, from 0 (one-step targets) to 1 (longest
       returns).
-    clip_rho_threshold: rho_bar, the clip of rho in the value targets.
-    clip_pg_rho_threshold: rho_pg, the clip of rho in the policy gradient.
-
-  Returns:
-    `ActorCriticLoss` of `[T]` each.
-
-  Raises:
-    AssertionError: ranks, types or lengths differ from the above.
+    clip_rho_threshold: rho_bar, maximum of rho in the value targets.
+    clip_pg_rho_threshold: rho_pg, maximum of rho in the policy gradient.
   """
   length = streams.num_transitions(step_type)
   names = "log_prob, behaviour_log_prob, entropy"
@@ -92,7 +84,7 @@ def vtrace(
     clip_pg_rho_threshold=clip_pg_rho_threshold,
   )
   advantage = jax.lax.stop_gradient(estimates.pg_advantage)
-  # Only the entropy of a reset is not 0 without its weight.
+  # The error of a reset is 0, so only the entropy needs the weight.
   return streams.ActorCriticLoss(
     policy_gradient=-advantage * log_prob,
     value=0.5 * jnp.square(estimates.errors),

@@ -1,4 +1,7 @@
-"""Flax modules over time-major streams of `types.Inputs`."""
+"""Neural networks: Flax modules over time-major streams of `types.Inputs`.
+
+Modules compute in their `dtype`; parameters and core states are float32.
+"""
 
 from seedx.networks.convolutions import Conv
 from seedx.networks.frame_stack import FrameStack

@@ -1,4 +1,4 @@
-"""Parts of networks for images: a convolution, and standardization."""
+"""Parts of image networks: a convolution, and standardization."""
 
 from typing import Any
 
@@ -14,10 +14,9 @@ class Conv(nn.Module):
   """A strided two-dimensional convolution without padding.
 
   Attributes:
-    features: channels of the output.
+    features: number of output channels.
     kernel: height and width of the kernel, in pixels.
-    stride: pixels from one patch to the next.
-    dtype: of the computation; parameters are float32.
+    stride: stride in pixels.
   """
 
   features: int
@@ -51,14 +50,9 @@ class Conv(nn.Module):
 
 
 def standardize(images: jax.Array, dtype: Any = jnp.float32) -> jax.Array:
-  """Normalizes each image to mean 0 and variance 1.
+  """Normalizes images `[B, H, W, C]` of any dtype to mean 0 and variance 1.
 
-  Args:
-    images: `[B, H, W, C]` of any dtype.
-    dtype: of the result.
-
-  Returns:
-    The same shape; an almost blank image keeps a variance below 1.
+  An almost blank image keeps a variance below 1.
   """
   pixels, axes = images.astype(jnp.float32), (1, 2, 3)
   mean = pixels.mean(axes, keepdims=True)

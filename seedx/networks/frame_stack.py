@@ -1,4 +1,4 @@
-"""Frame stacking as a core state."""
+"""Stacks of the latest frames, kept in the core state."""
 
 import dataclasses
 
@@ -9,14 +9,13 @@ import jax.numpy as jnp
 
 @dataclasses.dataclass(frozen=True)
 class FrameStack:
-  """Stacks each frame with the frames before it in the same episode.
+  """A stack of each frame and the frames before it in the same episode.
 
-  Actors send single frames. The core state `[B, (num_frames - 1) * C, H, W]`
-  holds the frames before the current one; frames from before the episode are
-  zeros.
+  Actors send single frames. The state `[B, (num_frames - 1) * C, H, W]` holds
+  the frames before the current one. Frames before the episode are zeros.
 
   Attributes:
-    num_frames: frames in a stack, including the current one; at least 1.
+    num_frames: number of frames in a stack, with the current one; at least 1.
   """
 
   num_frames: int
@@ -24,7 +23,7 @@ class FrameStack:
   def initial_state(
     self, batch_size: int, frame_shape: tuple[int, ...], dtype: type
   ) -> jax.Array:
-    """Zeros of `[batch_size, (num_frames - 1) * C, H, W]`."""
+    """Returns zeros of `[batch_size, (num_frames - 1) * C, H, W]`."""
     channels, height, width = frame_shape
     past = (self.num_frames - 1) * channels
     return jnp.zeros((batch_size, past, height, width), dtype)
@@ -40,8 +39,8 @@ class FrameStack:
       state: `[B, (num_frames - 1) * C, H, W]`, the frames before `frames[0]`.
 
     Returns:
-      `[T, B, num_frames * C, H, W]`, oldest frame first, and the state after
-      the last step.
+      Stacks `[T, B, num_frames * C, H, W]`, oldest frame first, and the state
+      after the last step.
     """
     length, batch_size, channels, height, width = frames.shape
     past = self.num_frames - 1

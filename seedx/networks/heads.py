@@ -1,4 +1,4 @@
-"""Heads: from features to policies, values and Q-values."""
+"""Heads, which map features to policies, values and Q-values."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ class PolicyValue(NamedTuple):
   """A policy and a value for each step.
 
   Attributes:
-    policy: `[..., P]` float32, parameters of the action distribution.
+    policy: `[..., P]` float32, parameters of action distributions.
     value: `[...]` float32.
   """
 
@@ -24,10 +24,10 @@ class PolicyValue(NamedTuple):
 
 
 class PolicyValueHead(nn.Module):
-  """One linear layer for the policy and one for the value.
+  """A head with a linear layer for the policy, and one for the value.
 
   Attributes:
-    num_policy_parameters: P, parameters of the action distribution.
+    num_policy_parameters: P, number of parameters of the action distribution.
   """
 
   num_policy_parameters: int
@@ -36,11 +36,9 @@ class PolicyValueHead(nn.Module):
   def __call__(
     self, features: jax.Array, value_features: jax.Array | None = None
   ) -> PolicyValue:
-    """Maps features to a policy and a value.
+    """Maps features `[..., F]` to a policy and a value.
 
-    Args:
-      features: `[..., F]`.
-      value_features: `[..., F]`, those for the value; None for the same.
+    The value has its own `value_features`, `[..., F]`, unless they are None.
     """
     if value_features is None:
       value_features = features
@@ -51,20 +49,20 @@ class PolicyValueHead(nn.Module):
 
 
 class QHead(nn.Module):
-  """Q-values from one linear layer, or from a dueling network.
+  """A head of Q-values: a linear layer, or a dueling network.
 
   The dueling network, Q(a) = V + A(a) - mean_b A(b), has a hidden layer before
   V and one before A (Wang et al. 2016, https://arxiv.org/abs/1511.06581,
   equation 9).
 
   Attributes:
-    num_actions: A.
-    dueling: use a dueling network.
-    size: units of its hidden layers; 0 for none.
-    dtype: of the hidden layers' computation; parameters are float32.
-    noise_scale: of `noisy.NoisyDense` for all layers, which take `[T, B, F]`; 0
-      for linear layers.
-    parts: Z, numbers for each action; 0 for one.
+    num_actions: A, number of actions.
+    dueling: whether to use a dueling network.
+    size: number of units of each hidden layer; 0 for no hidden layers.
+    dtype: dtype of the hidden layers; Q-values are float32.
+    noise_scale: scale of `noisy.NoisyDense`, which replaces all linear layers
+      and takes `[T, B, F]`; 0 for linear layers.
+    parts: Z, number of outputs of each action; 0 for one output and no Z axis.
   """
 
   num_actions: int
@@ -85,7 +83,7 @@ class QHead(nn.Module):
     return value + advantage - advantage.mean(axis=actions, keepdims=True)
 
   def _outputs(self, count: int) -> Callable[[jax.Array], jax.Array]:
-    """From hidden units to `[..., count]`, or `[..., count, Z]`."""
+    """Returns a layer with outputs `[..., count]`, or `[..., count, Z]`."""
     if not self.parts:
       return self._linear(count, 1.0, jnp.float32)
     layer = self._linear(count * self.parts, 1.0, jnp.float32)
@@ -112,11 +110,11 @@ class QHead(nn.Module):
 
 
 class CategoricalQ(NamedTuple):
-  """The distributions of the returns of actions.
+  """Distributions of the returns of actions.
 
   Attributes:
-    q_values: `[..., A]` float32, their means.
-    logits: `[..., A, Z]` float32, of their atoms.
+    q_values: `[..., A]` float32, means.
+    logits: `[..., A, Z]` float32, logits of the atoms.
   """
 
   q_values: jax.Array
@@ -124,15 +122,15 @@ class CategoricalQ(NamedTuple):
 
 
 class CategoricalQHead(nn.Module):
-  """Distributions of returns over fixed atoms.
+  """A head of distributions of returns over fixed atoms.
 
-  Bellemare et al. 2017, https://arxiv.org/abs/1707.06887, section 4.1; with a
-  dueling network, value and advantages are added by atom, as in Hessel et al.
-  2018, https://arxiv.org/abs/1710.02298.
+  Bellemare et al. 2017, https://arxiv.org/abs/1707.06887, section 4.1. A
+  dueling network adds the value and the advantages of each atom, as in Hessel
+  et al. 2018, https://arxiv.org/abs/1710.02298.
 
   Attributes:
-    head: with Z `parts`.
-    atoms: the Z returns, ascending.
+    head: head with Z `parts`.
+    atoms: Z returns, ascending.
   """
 
   head: QHead
@@ -147,7 +145,7 @@ class CategoricalQHead(nn.Module):
 
 
 def _linear(size: int, scale: float) -> nn.Dense:
-  """A linear layer that computes in float32, whatever the features' dtype."""
+  # Without a dtype, the layer computes in float32, the parameters' dtype.
   return nn.Dense(
     size,
     kernel_init=nn.initializers.orthogonal(scale),

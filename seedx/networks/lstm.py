@@ -1,4 +1,4 @@
-"""An LSTM over streams, reset at the start of episodes."""
+"""An LSTM over streams of episodes."""
 
 from typing import Any
 
@@ -16,15 +16,14 @@ class LSTM(nn.Module):
   Hochreiter and Schmidhuber 1997, https://doi.org/10.1162/neco.1997.9.8.1735.
 
   Attributes:
-    size: units.
-    dtype: of the computation; parameters and state are float32.
+    size: number of units.
   """
 
   size: int
   dtype: Any = jnp.float32
 
   def initial_state(self, batch_size: int) -> State:
-    """Cell state and output, `[batch_size, size]` float32 zeros each."""
+    """Returns cell state and output, `[batch_size, size]` float32 zeros."""
     zeros = jnp.zeros((batch_size, self.size), jnp.float32)
     return zeros, zeros
 
@@ -51,8 +50,6 @@ class LSTM(nn.Module):
 
 
 class _Step(nn.Module):
-  """One step of `[B, ...]`, as `nn.scan` calls it."""
-
   size: int
   dtype: Any
 

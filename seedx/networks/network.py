@@ -1,4 +1,4 @@
-"""The network of every agent: frame stack, torso, memory, head."""
+"""The network of every agent: frame stack, torso, core and head."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
@@ -14,12 +14,12 @@ from seedx.networks import frame_stack, torsos
 
 
 class CoreState(NamedTuple):
-  """What a network carries from step to step.
+  """The state that a network carries from one step to the next.
 
   Attributes:
-    frames: for each image of the observation, its last frames, see
+    frames: latest frames of each image of the observation, see
       `frame_stack.FrameStack`.
-    memory: for each tower the state of its core, or () without one.
+    memory: state of each tower's core; () for a tower without a core.
   """
 
   frames: tuple[types.Array, ...]
@@ -30,10 +30,10 @@ class Core(Protocol):
   """A Flax module with a memory, such as `lstm.LSTM`."""
 
   def initial_state(self, batch_size: int) -> types.Tree:
-    """The state at the start of an episode, a nest of `[batch_size, ...]`.
+    """Returns the state at the start of an episode, `[batch_size, ...]`.
 
-    A nest of dictionaries, tuples and NamedTuples, as it goes to other
-    processes.
+    The nest has only dictionaries, tuples and NamedTuples, because it is sent
+    to other processes.
     """
 
   def __call__(
@@ -52,12 +52,12 @@ class Core(Protocol):
 
 
 class Tower(NamedTuple):
-  """The modules from observations to features.
+  """A torso and its core.
 
   Attributes:
-    torso: maps the observation's nest `[T * B, ...]`, with stacked images, to
-      features `[T * B, F]`.
-    core: a `Core` after it; None for no memory.
+    torso: module that maps the observation's nest `[T * B, ...]`, with stacked
+      images, to features `[T * B, F]`.
+    core: `Core` after the torso; None for no memory.
   """
 
   torso: nn.Module
@@ -65,19 +65,18 @@ class Tower(NamedTuple):
 
 
 class Network(nn.Module):
-  """Frame stack, torso, an optional memory, and a head.
+  """A frame stack, one or several towers, and a head.
 
-  The memory sees the torso's features, the previous action and the reward, as
-  in IMPALA (Espeholt et al. 2018, https://arxiv.org/abs/1802.01561, figure 3).
+  A core sees the torso's features, the previous action and its reward, as in
+  IMPALA (Espeholt et al. 2018, https://arxiv.org/abs/1802.01561, figure 3).
 
   Attributes:
-    observation: the leaves of the observation's nest of specs.
-    action: the action spec.
-    head: maps the features `[T, B, F]` of each tower to a nest of `[T, B,
-      ...]`; it takes `action`, too, where the network is given one.
-    towers: their modules keep the names that they have.
-    stack_frames: frames in a stack of images.
-    dtype: of the computation; parameters are float32.
+    observation: leaves of the observation's nest of specs.
+    action: action spec.
+    head: module that maps the features `[T, B, F]` of each tower to a nest of
+      `[T, B, ...]`. It also takes `action` if the network is called with one.
+    towers: towers; their modules keep their names in the parameters.
+    stack_frames: number of frames in a stack of images.
   """
 
   preserve_adopted_names = True
@@ -91,11 +90,11 @@ class Network(nn.Module):
 
   @property
   def recurrent(self) -> bool:
-    """Whether it has a memory beside its stacks of frames."""
+    """Whether any tower has a core."""
     return any(tower.core is not None for tower in self.towers)
 
   def initial_core_state(self, batch_size: int) -> CoreState:
-    """The core state at the start of an episode, `[batch_size, ...]`."""
+    """Returns the core state at the start of episodes, `[batch_size, ...]`."""
     stack = frame_stack.FrameStack(self.stack_frames)
     frames = tuple(
       stack.initial_state(batch_size, spec.shape, spec.dtype)
@@ -119,14 +118,14 @@ class Network(nn.Module):
     Args:
       inputs: `[T, B, ...]`.
       core_state: `[B, ...]`, before the first step.
-      at: `[K, B]` int, the time steps of which there are outputs, if there is
-        no memory; None for all.
-      action: `[T, B, ...]`, what the head takes as `action`; None for a head
-        that takes none.
+      at: `[K, B]` int, time steps to compute outputs for, only without cores;
+        None for all.
+      action: `[T, B, ...]`, actions for the head; None for a head without
+        `action`.
 
     Returns:
-      The head's outputs, a nest of `[T, B, ...]`, or `[K, B, ...]`, and the
-      core state after the last step.
+      The head's outputs, a nest of `[T, B, ...]` or `[K, B, ...]`, and the core
+      state after the last step.
 
     Raises:
       types.ConfigError: a core returned arrays of wrong shapes.
@@ -140,7 +139,7 @@ class Network(nn.Module):
       )
     # Convolutions run on the merged [T * B]; only a core sees time.
     merged = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), observation)
-    seen, memory = [], []
+    outputs, memory = [], []
     for tower, before in zip(self.towers, core_state.memory, strict=True):
       features = tower.torso(merged).reshape(*step_type.shape, -1)
       after: types.Tree = ()
@@ -148,15 +147,15 @@ class Network(nn.Module):
         joined = jnp.concatenate([features, *self._past(inputs)], axis=-1)
         features, after = tower.core(joined, step_type, before)
         _check(tower.core, features, step_type, before, after)
-      seen.append(features)
+      outputs.append(features)
       memory.append(after)
-    given = {} if action is None else {"action": action}
-    return self.head(*seen, **given), CoreState(frames, tuple(memory))
+    options = {} if action is None else {"action": action}
+    return self.head(*outputs, **options), CoreState(frames, tuple(memory))
 
   def _stacked(
     self, inputs: types.Inputs, past: tuple[types.Array, ...]
   ) -> tuple[types.Tree, tuple[types.Array, ...]]:
-    """The observation with stacked images, and the next `CoreState.frames`."""
+    """Returns the observation with stacked images, and the latest frames."""
     stack = frame_stack.FrameStack(self.stack_frames)
     leaves, structure = jax.tree.flatten(inputs.timestep.observation)
     before, after = iter(past), []
@@ -169,26 +168,21 @@ class Network(nn.Module):
     return jax.tree.unflatten(structure, leaves), tuple(after)
 
   def _past(self, inputs: types.Inputs) -> list[jax.Array]:
-    """The previous action and its reward as features, `[T, B, F]` each."""
-    goes_on = inputs.timestep.step_type != int(dm_env.StepType.FIRST)
+    """Returns the previous action and its reward, `[T, B, F]` each."""
+    has_past = inputs.timestep.step_type != int(dm_env.StepType.FIRST)
     action = inputs.action_tm1
     if np.issubdtype(self.action.dtype, np.integer):
-      most = int(np.max(self.action.maximum)) + 1
-      action = jax.nn.one_hot(action, most)
-    action = action.reshape(*goes_on.shape, -1) * goes_on[..., None]
+      num_values = int(np.max(self.action.maximum)) + 1
+      action = jax.nn.one_hot(action, num_values)
+    action = action.reshape(*has_past.shape, -1) * has_past[..., None]
     reward = jnp.clip(inputs.timestep.reward, -1.0, 1.0)[..., None]
     return [action.astype(self.dtype), reward.astype(self.dtype)]
 
 
 def steps_at(nest: types.Tree, at: jax.Array) -> types.Tree:
-  """Some time steps of each stream of a batch.
+  """Returns some time steps of each stream of a batch.
 
-  Args:
-    nest: of `[T, B, ...]`.
-    at: `[K, B]` int, the time steps.
-
-  Returns:
-    A nest of `[K, B, ...]`.
+  With `at` of `[K, B]` int, leaves of `[T, B, ...]` become `[K, B, ...]`.
   """
   return jax.tree.map(lambda leaf: leaf[at, jnp.arange(at.shape[1])], nest)
 
@@ -200,19 +194,19 @@ def _check(
   before: types.Tree,
   after: types.Tree,
 ) -> None:
-  """Checks the shapes of what a core returned; see `Core`."""
+  """Checks the shapes and dtypes that a core returned; see `Core`."""
   name = type(core).__name__
   if features.shape[:-1] != step_type.shape:
     raise types.ConfigError(
       f"expected features {[*step_type.shape, 'G']} of the core {name}, found"
       f" {[*features.shape]}"
     )
-  wanted, found = (
+  expected, actual = (
     jax.tree.map(lambda x: f"{x.dtype}{[*x.shape]}", state)
     for state in (before, after)
   )
-  if found != wanted:
+  if actual != expected:
     raise types.ConfigError(
       f"expected the core {name} to return a state like that of initial_state,"
-      f" {wanted}, found {found}"
+      f" {expected}, found {actual}"
     )

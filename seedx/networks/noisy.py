@@ -1,4 +1,4 @@
-"""Noisy layers: exploration by noise whose size is learned."""
+"""A noisy layer, which explores by noise whose scale is learned."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-# The name of Flax's random numbers; without them there is no noise.
+# The name of the random numbers in Flax.
 NOISE = "noise"
 
 
@@ -17,16 +17,15 @@ class NoisyDense(nn.Module):
       y_j = mu_j(x) + f(e_j) (sigma_j0 + sum_i sigma_ji f(e_i) x_i)
       f(e) = sign(e) sqrt(|e|),  e normal
 
-  where mu is a linear layer too. Each stream of a batch has noise of its own,
-  the same at all its steps, so that no two environments explore alike; no noisy
-  matrix is built. Without random numbers named `NOISE` the result is mu(x).
-  Fortunato et al. 2018, https://arxiv.org/abs/1706.10295, section 3.
+  where mu is a linear layer. Each stream of a batch has its own noise, constant
+  over its steps, so that environments explore differently; no noisy matrix is
+  built. Without random numbers named `NOISE` the output is mu(x). Fortunato et
+  al. 2018, https://arxiv.org/abs/1706.10295, section 3.
 
   Attributes:
-    size: of the outputs.
-    scale: sigma is at first this over the square root of the inputs.
-    kernel_init: of mu's matrix; its other parameters are zeros at first.
-    dtype: of the computation; parameters are float32.
+    size: number of outputs.
+    scale: scale of the initial sigma, scale / sqrt(number of inputs).
+    kernel_init: initializer of mu's matrix; mu's bias is initially 0.
   """
 
   size: int
@@ -54,7 +53,7 @@ class NoisyDense(nn.Module):
 
 def _noise(rng_key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
   normal = jax.random.normal(rng_key, shape)
-  # Else XLA would draw it again for each time step.
+  # Without the barrier, XLA draws the noise again for each time step.
   return jax.lax.optimization_barrier(
     jnp.sign(normal) * jnp.sqrt(jnp.abs(normal))
   )

@@ -1,4 +1,4 @@
-"""Torsos: from observations to feature vectors."""
+"""Torsos, which map observations to feature vectors."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,8 +17,7 @@ class MLP(nn.Module):
   """Dense layers, each followed by a tanh.
 
   Attributes:
-    sizes: units of each layer.
-    dtype: of the computation; parameters are float32.
+    sizes: number of units of each layer.
   """
 
   sizes: Sequence[int]
@@ -37,13 +36,10 @@ class NatureCNN(nn.Module):
 
   Mnih et al. 2015, https://doi.org/10.1038/nature14236, "Model architecture".
   Each image is normalized to mean 0 and variance 1, not divided by 255, so that
-  small objects stand out from the background. Measured on the task to tell on
-  which side a square of 2 by 3 pixels is: solved in 8,000 steps; with division
-  by 255, nothing is learned in 60,000.
+  small objects stand out from the background.
 
   Attributes:
-    size: units of the last dense layer.
-    dtype: of the computation; parameters are float32.
+    size: number of units of the last dense layer.
   """
 
   size: int = 512
@@ -62,14 +58,13 @@ class NatureCNN(nn.Module):
 
 
 class SmallCNN(nn.Module):
-  """Two convolutions for images that are too small for `NatureCNN`.
+  """A convolutional network for images that are too small for `NatureCNN`.
 
-  Such as the 7 by 7 symbols of MiniGrid. It standardizes them as that does.
+  An example is MiniGrid, with 7 by 7 symbols. Images are standardized.
 
   Attributes:
-    channels: of each convolution.
-    size: units of the last dense layer.
-    dtype: of the computation; parameters are float32.
+    channels: number of channels of each convolution.
+    size: number of units of the last dense layer.
   """
 
   channels: Sequence[int] = (32, 64)
@@ -94,12 +89,11 @@ class ImpalaResNet(nn.Module):
 
   Espeholt et al. 2018, https://arxiv.org/abs/1802.01561, figure 3, right: three
   sections, each a convolution, max pooling to half the size, and two residual
-  blocks. `NatureCNN` says why images are standardized.
+  blocks.
 
   Attributes:
-    channels: of each section.
-    size: units of the last dense layer.
-    dtype: of the computation; parameters are float32.
+    channels: number of channels of each section.
+    size: number of units of the last dense layer.
   """
 
   channels: Sequence[int] = (16, 32, 32)
@@ -121,7 +115,7 @@ class ImpalaResNet(nn.Module):
     return nn.relu(_dense(self.size, self.dtype)(features))
 
   def _conv(self, channels: int) -> nn.Conv:
-    # On CPUs, XLA's convolution is fast enough without strides.
+    # On CPUs, XLA's convolution is fast enough if it has no stride.
     return nn.Conv(
       channels,
       (3, 3),
@@ -131,14 +125,11 @@ class ImpalaResNet(nn.Module):
 
 
 def minatar_cnn(dtype: Any = jnp.float32) -> SmallCNN:
-  """The network of MinAtar's experiments, of one convolution.
+  """Returns the network of MinAtar's experiments, with one convolution.
 
   Young and Tian 2019, https://arxiv.org/abs/1903.03176: 16 channels and 128
   units, as in the `QNetwork` of their `examples/dqn.py`. A step costs a sixth
-  of one of `SmallCNN`.
-
-  Args:
-    dtype: of the computation; parameters are float32.
+  of a step of `SmallCNN`.
   """
   return SmallCNN(channels=(16,), dtype=dtype)
 
@@ -154,18 +145,17 @@ _NATURE_PIXELS = 36
 
 
 class Torso(nn.Module):
-  """Concatenated features of all parts of an observation.
+  """A torso for nests of images, discrete values and vectors.
 
-  An image (uint8 of rank 3) goes through an image network. Discrete parts
-  become one-hot vectors, all others are flattened, bytes from 0 to 1 instead of
-  255, and one `MLP` takes them together.
+  Each image (uint8 of rank 3) has an image network. All other parts share one
+  `MLP`: discrete values as one-hot vectors, bytes divided by 255, and the rest
+  flattened. The features are concatenated.
 
   Attributes:
-    observation: the leaves of the observation's nest of specs.
-    sizes: units of the MLP's layers.
-    image_torso: one of `IMAGE_TORSOS`; for images that are too small for
-      `NatureCNN` it is `SmallCNN` instead.
-    dtype: of the computation; parameters are float32.
+    observation: leaves of the observation's nest of specs.
+    sizes: number of units of each layer of the MLP.
+    image_torso: key of `IMAGE_TORSOS`. `SmallCNN` replaces `NatureCNN` for
+      images that are too small for it.
   """
 
   observation: tuple[dm_env.specs.Array, ...]
@@ -197,7 +187,7 @@ class Torso(nn.Module):
 
 
 def is_image(spec: dm_env.specs.Array) -> bool:
-  """Whether a spec is of images: bytes `[C, H, W]`."""
+  """Whether a spec describes an image, uint8 of `[C, H, W]`."""
   return spec.dtype == np.uint8 and len(spec.shape) == 3
 
 

@@ -1,1 +1,1 @@
-"""What only makes CPUs faster: skip it when you read how something works."""
+"""Faster computations on CPUs; skip this package on a first reading."""

@@ -1,10 +1,9 @@
-"""Convolutions of images with a stride, as products of matrices on CPU.
+"""Strided convolutions of images, computed as matrix products.
 
-On CPU it takes 95% less of the whole of `anakin_ppo --env
-seedx:Breakout-MinAtar`, because XLA's own convolution is slow there within a
-loop; of `seed_vtrace --env Pong-v5`, which learns outside of one, nothing. On
-other platforms it is XLA's. The choice is made when a program is compiled for a
-platform.
+On CPU this saves 95% of the time of `anakin_ppo --env seedx:Breakout-MinAtar`,
+because XLA's own convolution is slow within a loop. It saves nothing in
+`seed_vtrace --env Pong-v5`, which learns outside of a loop. Other platforms use
+XLA's convolution. The choice is made when a program is compiled.
 """
 
 import functools
@@ -19,7 +18,7 @@ def strided(images: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
   Args:
     images: `[B, H, W, C]`.
     kernel: `[K, K, C, F]` of the same dtype.
-    stride: pixels from one patch to the next.
+    stride: stride in pixels.
 
   Returns:
     `[B, H', W', F]`.
@@ -37,7 +36,7 @@ def strided(images: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
 def by_convolution(
   images: jax.Array, kernel: jax.Array, stride: int
 ) -> jax.Array:
-  """Computes `strided` as XLA's convolution."""
+  """Computes `strided` with XLA's convolution."""
   return jax.lax.conv_general_dilated(
     images,
     kernel,
@@ -69,12 +68,10 @@ def by_patches(images: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
 def by_blocks(images: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
   """Computes `strided` as the product of blocks with parts of the kernel.
 
-  Pixels are gathered into blocks of `stride` by `stride`, where the stride
-  divides K. A patch is then a few blocks, K / stride in height and in width.
-  Each block is multiplied with all parts of the kernel that it can meet, and
-  each output is the sum of the products of its blocks. No block is copied for
-  several patches: an update of `dqn --env Pong-v5` takes 11% less so than by
-  patches, and acting of `ppo --env Pong-v5` 14% less.
+  The stride must divide K. A block is `stride` by `stride` pixels, so a patch
+  is K / stride by K / stride blocks. Each block is multiplied with all parts of
+  the kernel, and an output is the sum of the products of its patch's blocks.
+  Unlike patches, blocks do not overlap, so no pixel is copied several times.
   """
   batch_size, _, _, channels = images.shape
   size, features = kernel.shape[0], kernel.shape[-1]
@@ -105,6 +102,5 @@ def by_blocks(images: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
 def _output_size(
   images: jax.Array, kernel: int, stride: int
 ) -> tuple[int, int]:
-  """Height and width of a convolution's output."""
   _, height, width, _ = images.shape
   return (height - kernel) // stride + 1, (width - kernel) // stride + 1

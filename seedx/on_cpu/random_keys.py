@@ -1,9 +1,8 @@
 """Random keys with JAX's numbers, which XLA computes as one kernel.
 
-On CPU it takes 7% less of the whole of `seed_vtrace`, all processes together.
-It is the same on all platforms. JAX's own key computes the bits in a loop on
-CPU, of so many small parts that XLA hands some of a short program's to other
-threads, and waits for them.
+On CPU this saves 7% of the time of all processes of `seed_vtrace`. JAX's own
+key computes its bits in a loop of many small parts. In a short program, XLA
+distributes them to other threads and waits. It is used on all platforms.
 """
 
 import math
@@ -16,16 +15,13 @@ from seedx import types
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
-_MOST_NUMBERS = 2**32
+_MAX_NUMBERS = 2**32
 
 
 def unrolled(rng_key: types.Array) -> types.Array:
-  """Returns the same key, for programs that are short and run often.
+  """Returns keys `[...]` that draw the same numbers faster in short programs.
 
-  All of `jax.random` draws the same numbers with it.
-
-  Args:
-    rng_key: `[...]`; one of another kind than Threefry is returned as it is.
+  Keys of another kind than Threefry are returned unchanged.
   """
   if jax.random.key_impl(rng_key) != "threefry2x32":
     return rng_key
@@ -35,7 +31,7 @@ def unrolled(rng_key: types.Array) -> types.Array:
 def _threefry(
   key: jax.Array, high: jax.Array, low: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Threefry-2x32 with 20 rounds, of counters `[...]` uint32.
+  """Computes Threefry-2x32 with 20 rounds, for counters `[...]` uint32.
 
   Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", section
   4.2.
@@ -52,12 +48,12 @@ def _threefry(
   return high, low
 
 
-def _numbered(
+def _random_words(
   key: jax.Array, shape: tuple[int, ...]
 ) -> tuple[jax.Array, jax.Array]:
-  """Computes two words of random bits for each place of a shape."""
+  """Computes two words of random bits for each element of a shape."""
   size = math.prod(shape)
-  if size > _MOST_NUMBERS:
+  if size > _MAX_NUMBERS:
     raise ValueError(f"expected at most 2^32 random numbers, found {size}")
   count = jax.lax.iota(jnp.uint32, size).reshape(shape)
   return _threefry(key, jnp.zeros_like(count), count)
@@ -68,11 +64,11 @@ def _seed(seed: jax.Array) -> jax.Array:
 
 
 def _split(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-  return jnp.stack(_numbered(key, shape), axis=-1)
+  return jnp.stack(_random_words(key, shape), axis=-1)
 
 
 def _bits(key: jax.Array, width: int, shape: tuple[int, ...]) -> jax.Array:
-  high, low = _numbered(key, shape)
+  high, low = _random_words(key, shape)
   if width == 64:
     return high.astype(jnp.uint64) << 32 | low.astype(jnp.uint64)
   return (high ^ low).astype(jnp.dtype(f"uint{width}"))

@@ -1,4 +1,4 @@
-"""What every replay does, and the settings that make one."""
+"""The interface of replays, and their configs."""
 
 import dataclasses
 from typing import Any, ClassVar, Protocol, Self
@@ -13,53 +13,54 @@ from seedx.replay import ratio as ratio_lib
 class Replay(Protocol):
   """A replay of one learner core: pure functions over its state.
 
-  A `types.Share` has unrolls in `data`, here of S unrolls with W windows each.
+  The `data` of a `types.Share` are unrolls.
   """
 
   def init(self, example: types.Share) -> types.Tree:
     """Returns the state of an empty replay, for shares like the example."""
 
   def add(self, state: Any, share: types.Share) -> types.Tree:
-    """Adds a share's unrolls; they overwrite the oldest."""
+    """Adds a share's unrolls, which overwrite the oldest ones."""
 
   def sample(
     self, state: Any, rng_key: jax.Array, size: int, done: jax.Array
   ) -> tuple[types.Sample, types.Tree]:
-    """Samples windows, with replacement.
+    """Samples windows of W time steps, with replacement.
 
     Args:
-      state: of a replay with at least one unroll.
-      rng_key: for the draws.
+      state: state of a replay with at least one unroll.
+      rng_key: random key.
       size: B, number of windows.
-      done: `[]` float32, the share of the run's updates that are done, for
-        schedules; from 0 to 1.
+      done: `[]` float32, fraction of the run's updates that are done, from 0
+        to 1; for schedules.
 
     Returns:
-      A `types.Sample` of `[W, B, ...]`; and what `update` needs to find its
-      windows again, or ().
+      A `types.Sample` of `[W, B, ...]`, and a nest by which `update` finds its
+      windows, or ().
     """
 
   def update(self, state: Any, windows: Any, priorities: Any) -> types.Tree:
-    """Takes new priorities `[B]` of a sample's windows, where it has any."""
+    """Sets the priorities `[B]` of a sample's windows, if it has priorities."""
 
   def measure(self, state: Any) -> dict[str, jax.Array]:
-    """Returns its own counts by their names, `[]`: cores' are added up."""
+    """Returns counts `[]` by name, which are summed over cores."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """The config of a replay from which windows are sampled uniformly.
+  """The config of a uniform replay.
 
   Attributes:
     replay_capacity: capacity in env steps.
-    replay_min_steps: env steps in the replay before learning starts.
-    replay_batch_size: batch size, in windows (n-step transitions, or R2D2's
+    replay_min_steps: number of env steps in the replay before learning starts.
+    replay_batch_size: batch size in windows (n-step transitions, or R2D2's
       sequences).
-    replay_ratio: env steps learned from per env step, on average. A transition
-      is one step, a sequence of R2D2's is many; resets are none.
+    replay_ratio: average number of env steps learned from per env step. A
+      transition counts as one step, a sequence of R2D2 as several, and a reset
+      as none.
   """
 
-  # Whether unrolls come with priorities, and updates return new ones.
+  # Whether unrolls have priorities, which updates replace.
   has_priorities: ClassVar[bool] = False
 
   replay_capacity: int = types.setting(200_000, low=1, high=2**31 - 1)
@@ -75,19 +76,13 @@ class Config:
     )
 
   def make(self, window: int, capacity: int) -> Replay:
-    """Makes the replay of a core.
-
-    Args:
-      window: W, time steps of a window.
-      capacity: in unrolls.
-    """
+    """Makes the replay of a core, with `capacity` in unrolls."""
     return uniform.Uniform(capacity, window)
 
   def ratio(self, learned_steps: int) -> ratio_lib.Ratio:
-    """Makes the count of batches that are due.
+    """Makes the count of due batches.
 
-    Args:
-      learned_steps: steps of a window that are learned from.
+    `learned_steps` is the number of steps of a window that are learned from.
     """
     batch_steps = self.replay_batch_size * learned_steps
     return ratio_lib.Ratio(
@@ -95,15 +90,11 @@ class Config:
     )
 
   def steps_per_update(self, learned_steps: int) -> float:
-    """Env steps for each update.
-
-    Args:
-      learned_steps: steps of a window that are learned from.
-    """
+    """Returns the number of env steps per update, see `ratio`."""
     return self.replay_batch_size * learned_steps / self.replay_ratio
 
   def divided(self, parts: int) -> Self:
-    """The config of each of `parts` replays that share this one evenly."""
+    """Returns the config of one of `parts` equal parts of this replay."""
     return dataclasses.replace(
       self,
       replay_capacity=max(1, self.replay_capacity // parts),
@@ -120,8 +111,8 @@ class PrioritizedConfig(Config):
     priority_exponent: alpha, the exponent of priorities; 0 samples uniformly.
     importance_exponent: initial beta, the exponent of importance weights; 1
       corrects the sampling bias fully.
-    importance_exponent_rise: how much beta rises over the run, linearly; it
-      ends at 1 where that would be more.
+    importance_exponent_rise: linear increase of beta over the run, up to a beta
+      of 1.
   """
 
   has_priorities: ClassVar[bool] = True
@@ -131,7 +122,7 @@ class PrioritizedConfig(Config):
   importance_exponent_rise: float = types.setting(0.0, low=0.0, high=1.0)
 
   def make(self, window: int, capacity: int) -> Replay:
-    """See `Config`."""
+    """Makes the replay of a core, see `Config.make`."""
     return prioritized.Prioritized(
       capacity,
       window,

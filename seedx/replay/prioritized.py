@@ -1,8 +1,8 @@
 """Prioritized replay: samples windows in proportion to their priorities.
 
 Schaul et al. 2016, "Prioritized Experience Replay",
-https://arxiv.org/abs/1511.05952, section 3.3, the proportional variant. Horgan
-et al. 2018, https://arxiv.org/abs/1803.00933, share it among many actors.
+https://arxiv.org/abs/1511.05952, section 3.3, the proportional variant; with
+many actors: Horgan et al. 2018, https://arxiv.org/abs/1803.00933.
 """
 
 import dataclasses
@@ -16,20 +16,20 @@ from seedx import types
 from seedx.replay import sum_tree, uniform
 
 # Added to priorities, so that every window can be sampled.
-_LEAST_PRIORITY = 1e-6
-# The sum of those of 2^31 windows is finite in float32.
-_MOST_PRIORITY = 1e29
+_MIN_PRIORITY = 1e-6
+# The sum of 2^31 such priorities is finite in float32.
+_MAX_PRIORITY = 1e29
 
 
 class PrioritizedState(NamedTuple):
   """The state of a prioritized replay.
 
   Attributes:
-    ring: the unrolls.
-    tree: a sum tree of priority ** alpha; window w of the unroll at entry p of
+    ring: ring of unrolls.
+    tree: sum tree of priority ** alpha; window w of the unroll at entry p of
       the ring is leaf p * windows + w.
-    clamped: `[]` int32, priorities so far that were NaN, negative or above
-      1e29; 0 was written instead.
+    clamped: `[]` int32, number of priorities so far that were NaN, negative or
+      above 1e29; they were replaced by 0.
   """
 
   ring: uniform.State
@@ -42,8 +42,8 @@ class Windows(NamedTuple):
 
   Attributes:
     leaf: `[B]` int32, leaves of the sum tree.
-    newest: `[]` int32, how many unrolls were added before the one that was the
-      newest then.
+    newest: `[]` int32, number of the newest unroll when the sample was drawn;
+      unrolls are numbered from 0 in the order in which they were added.
   """
 
   leaf: jax.Array
@@ -57,18 +57,16 @@ class Prioritized:
       P(i) = p_i^alpha / sum_k p_k^alpha
       w_i  = (N P(i))^-beta / max_j w_j
 
-  where p is the priority of one of N windows, and max_j is over those of the
-  sample that have a priority: a reset, from which nothing is learned, has none.
-  Weights are at most 1. See `Uniform` for the ring, and for the windows of its
-  unrolls.
+  where p_i is the priority of window i of N. The maximum is over the windows of
+  the sample with a priority above 0; a reset has priority 0. Weights are at
+  most 1. The ring and its windows are those of `Uniform`.
 
   Attributes:
-    capacity: in unrolls; new ones overwrite the oldest.
+    capacity: capacity in unrolls; new ones overwrite the oldest.
     window: W, time steps of a window.
     priority_exponent: alpha.
     importance_exponent: beta at the start of the run.
-    importance_exponent_rise: how much beta rises over the run, linearly, up to
-      a beta of 1.
+    importance_exponent_rise: linear increase of beta over the run, up to 1.
   """
 
   capacity: int
@@ -88,7 +86,7 @@ class Prioritized:
 
     Raises:
       types.ConfigError: an unroll is shorter than a window, S is larger than
-        the capacity, there are more windows than int32 can count, or no
+        the capacity, int32 cannot count the windows, or there are no
         priorities.
     """
     if isinstance(example.priorities, tuple):
@@ -110,15 +108,13 @@ class Prioritized:
   def add(
     self, state: PrioritizedState, share: types.Share
   ) -> PrioritizedState:
-    """Adds unrolls; they overwrite the oldest.
+    """Adds unrolls, which overwrite the oldest ones.
 
-    Args:
-      state: the replay's.
-      share: its priorities are `[S, L - W + 1]`, of each unroll's windows, from
-        0 to 1e29; others are written as 0, and counted.
+    Priorities are `[S, L - W + 1]`, one for each window of an unroll, from 0 to
+    1e29. Other numbers are replaced by 0, and counted.
 
     Raises:
-      AssertionError: priorities have another shape or are no floats.
+      AssertionError: priorities have another shape or are not floats.
     """
     windows = self._ring.num_windows(state.ring)
     entry = self._ring.next_entries(state.ring, share.data.version.shape[1])
@@ -138,11 +134,11 @@ class Prioritized:
     Sampling is stratified: the sum of priority ** alpha is divided into B equal
     ranges, with one draw from each. See `config.Replay`.
     """
-    part = sum_tree.total(state.tree) / size
+    width = sum_tree.total(state.tree) / size
     leaf = sum_tree.find(
       state.tree,
-      start=jnp.arange(size) * part,
-      offset=jax.random.uniform(rng_key, (size,)) * part,
+      start=jnp.arange(size) * width,
+      offset=jax.random.uniform(rng_key, (size,)) * width,
     )
     windows = self._ring.num_windows(state.ring)
     entry, start = leaf // windows, leaf % windows
@@ -158,16 +154,13 @@ class Prioritized:
   def update(
     self, state: PrioritizedState, windows: Windows, priorities: jax.Array
   ) -> PrioritizedState:
-    """Sets new priorities of windows.
+    """Sets the priorities `[B]` of the windows of a sample; see `add`.
 
-    Args:
-      state: the replay's.
-      windows: `[B]`, of a sample.
-      priorities: `[B]`, see `add`; ignored where a newer unroll has overwritten
-        the window's. A window that occurs twice gets one of its priorities.
+    A window whose unroll has been overwritten is ignored. A window that occurs
+    twice gets one of its priorities.
 
     Raises:
-      AssertionError: priorities have another shape or are no floats.
+      AssertionError: priorities have another shape or are not floats.
     """
     entry = windows.leaf // self._ring.num_windows(state.ring)
     now, then = (
@@ -178,7 +171,7 @@ class Prioritized:
     return self._set(state, leaf, priorities)
 
   def measure(self, state: PrioritizedState) -> dict[str, jax.Array]:
-    """Returns the number of priorities that were clamped, see `add`."""
+    """Returns the number of priorities that were replaced by 0, see `add`."""
     return {"priorities_clamped": state.clamped}
 
   @property
@@ -186,30 +179,25 @@ class Prioritized:
     return uniform.Uniform(self.capacity, self.window)
 
   def _number(self, newest: jax.Array, entry: jax.Array) -> jax.Array:
-    """How many unrolls were added before the one that is at an entry.
-
-    Args:
-      newest: the same of the newest one.
-      entry: `[B]`, the ring's.
-    """
+    """Returns the numbers of the unrolls at entries `[B]` of the ring."""
     return newest - (newest - entry) % self.capacity
 
   def _weights(self, mass: jax.Array) -> jax.Array:
-    """Importance weights `[B]` of windows, with beta = 1, by their leaves."""
+    """Returns importance weights `[B]` for beta = 1 from priority ** alpha."""
     # N and the sum of all priorities cancel in w_i / max_j w_j.
-    has_priority = mass > (2 * _LEAST_PRIORITY) ** self.priority_exponent
-    least = jnp.min(jnp.where(has_priority, mass, jnp.inf))
-    return jnp.minimum(least / mass, 1.0)
+    has_priority = mass > (2 * _MIN_PRIORITY) ** self.priority_exponent
+    minimum = jnp.min(jnp.where(has_priority, mass, jnp.inf))
+    return jnp.minimum(minimum / mass, 1.0)
 
   def _set(
     self, state: PrioritizedState, leaf: jax.Array, priorities: jax.Array
   ) -> PrioritizedState:
     chex.assert_type(priorities, float, custom_message="priorities")
     chex.assert_shape(priorities, leaf.shape, custom_message="priorities")
-    # False for NaN.
-    valid = (priorities >= 0) & (priorities <= _MOST_PRIORITY)
+    # NaN is not valid: it compares as False.
+    valid = (priorities >= 0) & (priorities <= _MAX_PRIORITY)
     priorities = jnp.where(valid, priorities, 0.0)
-    mass = (priorities + _LEAST_PRIORITY) ** self.priority_exponent
+    mass = (priorities + _MIN_PRIORITY) ** self.priority_exponent
     tree = sum_tree.set_leaves(
       state.tree, leaf.reshape(-1), mass.reshape(-1).astype(jnp.float32)
     )

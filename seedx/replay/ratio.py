@@ -1,4 +1,4 @@
-"""The replay ratio: how many batches to learn from, for so many env steps."""
+"""The replay ratio: the number of batches to learn from per env step."""
 
 from collections.abc import Mapping
 
@@ -8,23 +8,23 @@ from seedx import types
 
 
 class Ratio:
-  """Keeps the env steps learned from in proportion to those acted.
+  """A count of the batches that are due by the replay ratio.
 
-  A batch is charged as if it had no resets, and corrected by `learned`, once it
-  is known how many env steps were in it.
+  `take` charges a batch as if it had no resets. `learned` corrects the charge
+  once the number of env steps in the batch is available.
 
   Attributes:
     env_steps: number of env steps added so far.
-    missed: batches' worth of resets in the batches so far.
+    missed: number of resets in the batches so far, counted in batches.
   """
 
   def __init__(
     self, replay_ratio: float, min_steps: int, batch_steps: int
   ) -> None:
-    """Nothing is due yet.
+    """Makes a count of zero.
 
     Args:
-      replay_ratio: env steps to learn from per env step.
+      replay_ratio: number of env steps to learn from per env step.
       min_steps: number of env steps before any batch is due.
       batch_steps: number of env steps in a batch without resets.
     """
@@ -36,26 +36,26 @@ class Ratio:
     self._due = 0.0
 
   def add(self, env_steps: float) -> None:
-    """Adds env steps; negative ones correct the number added before."""
+    """Adds env steps; a negative number corrects an earlier call."""
     self.env_steps += env_steps
     if self.env_steps >= self._min_steps:
       self._due += env_steps * self._replay_ratio
 
   def take(self) -> bool:
-    """Whether a batch is due; it is charged."""
+    """Returns whether a batch is due, and charges it if so."""
     if self._due < self._batch_steps:
       return False
     self._due -= self._batch_steps
     return True
 
   def learned(self, env_steps: float, batches: int = 1) -> None:
-    """Corrects the charge of batches by the env steps that were in them."""
+    """Corrects the charge of batches by the number of env steps in them."""
     missed = batches * self._batch_steps - env_steps
     self._due += missed
     self.missed += missed / self._batch_steps
 
   def saved(self) -> dict[str, np.float64]:
-    """Returns what a checkpoint keeps of it."""
+    """Returns the numbers for a checkpoint."""
     return {
       "env_steps": np.float64(self.env_steps),
       "missed": np.float64(self.missed),
@@ -63,7 +63,7 @@ class Ratio:
     }
 
   def restore(self, saved: Mapping[str, types.Array]) -> None:
-    """Restores what `saved` returned."""
+    """Restores the numbers that `saved` returned."""
     self.env_steps = float(saved["env_steps"])
     self.missed = float(saved["missed"])
     self._due = float(saved["due"])

@@ -1,11 +1,8 @@
 """A uniform replay: stores unrolls, samples windows of them.
 
-Single frames are stored even for agents that see stacks: a window includes the
+Frames are stored singly, even for agents that see stacks: a window includes the
 frames before its first step, and the agent stacks them again. An unroll with T
 new steps stores T + window - 1 steps, so a large T stores few steps twice.
-
-Flashbax's trajectory buffer is as fast, but each row added to it must continue
-the last one. Unrolls of environments that come and go do not.
 """
 
 import dataclasses
@@ -23,9 +20,9 @@ class State(NamedTuple):
   """The state of a replay.
 
   Attributes:
-    steps: those of the unrolls, `[capacity, L, ...]`.
-    core_state: of the unrolls, `[capacity, ...]`.
-    inserted: `[]` int32, unrolls added so far.
+    steps: `[capacity, L, ...]`, steps of the unrolls.
+    core_state: `[capacity, ...]`, core states before the unrolls.
+    inserted: `[]` int32, number of unrolls added so far.
   """
 
   steps: packing.Packed
@@ -34,7 +31,7 @@ class State(NamedTuple):
 
   @property
   def unrolls(self) -> types.Unroll:
-    """All that it keeps, `[capacity, L, ...]`."""
+    """All stored unrolls, `[capacity, L, ...]`."""
     return packing.unpack(self.steps)._replace(core_state=self.core_state)
 
 
@@ -47,7 +44,7 @@ class Uniform:
   window.
 
   Attributes:
-    capacity: in unrolls; new ones overwrite the oldest.
+    capacity: capacity in unrolls; new ones overwrite the oldest.
     window: W, time steps of a window.
   """
 
@@ -55,7 +52,7 @@ class Uniform:
   window: int
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for a size below 1."""
+    """Raises types.ConfigError for a value below 1."""
     types.check_range("capacity", self.capacity, 1, 2**31 - 1)
     types.check_range("window", self.window, 1, 2**31 - 1)
 
@@ -79,10 +76,10 @@ class Uniform:
     return State(steps, core_state, jnp.int32(0))
 
   def add(self, state: State, share: types.Share) -> State:
-    """Adds unrolls `[L, S, ...]`; they overwrite the oldest.
+    """Adds unrolls `[L, S, ...]`, which overwrite the oldest ones.
 
     Raises:
-      AssertionError: their shapes are not those of the example of `init`.
+      AssertionError: shapes differ from those of the example of `init`.
     """
     size = share.data.version.shape[1]
     entry = self.next_entries(state, size)
@@ -101,8 +98,8 @@ class Uniform:
   ) -> tuple[types.Sample, tuple[()]]:
     """Samples windows uniformly, with replacement; see `config.Replay`.
 
-    A window at the start of an unroll has the unroll's core state; the core
-    states of all others are zeros.
+    A window at the start of an unroll has the unroll's core state; all other
+    windows have zeros.
     """
     del done
     entry_key, start_key = jax.random.split(rng_key)
@@ -119,21 +116,21 @@ class Uniform:
   def update(
     self, state: State, windows: tuple[()], priorities: jax.Array | None
   ) -> State:
-    """Returns the state as it is: it has no priorities."""
+    """Returns the state unchanged: there are no priorities."""
     del windows, priorities
     return state
 
   def measure(self, state: State) -> dict[str, jax.Array]:
-    """Returns no metrics."""
+    """Returns no counts."""
     del state
     return {}
 
   def num_windows(self, state: State) -> int:
-    """Windows in an unroll."""
+    """Returns the number of windows in an unroll."""
     return state.steps.words.shape[1] - self.window + 1
 
   def next_entries(self, state: State, size: int) -> jax.Array:
-    """The ring's entries `[size]` int32 for the next unrolls."""
+    """Returns the ring's entries `[size]` int32 for the next unrolls."""
     return (state.inserted + jnp.arange(size)) % self.capacity
 
   def windows(
@@ -142,7 +139,7 @@ class Uniform:
     """Reads windows `[W, B, ...]`.
 
     Args:
-      state: the replay's.
+      state: state of the replay.
       entry: `[B]`, the ring's entry of each window's unroll.
       start: `[B]`, the first time step of each window.
     """
@@ -154,19 +151,17 @@ class Uniform:
       state.steps,
     )
 
-    def first(ring: jax.Array) -> jax.Array:
-      begins = (start == 0).reshape(-1, *(1,) * (ring.ndim - 1))
-      return jnp.where(begins, ring[entry], jnp.zeros_like(ring[entry]))
+    def core_states(ring: jax.Array) -> jax.Array:
+      is_first = (start == 0).reshape(-1, *(1,) * (ring.ndim - 1))
+      return jnp.where(is_first, ring[entry], jnp.zeros_like(ring[entry]))
 
-    core_state = jax.tree.map(first, state.core_state)
+    core_state = jax.tree.map(core_states, state.core_state)
     return packing.unpack(steps)._replace(core_state=core_state)
 
 
 def _packed(unrolls: types.Unroll) -> tuple[packing.Packed, types.Tree]:
-  """The steps `[L, S, ...]` as `[S, L, ...]`, and the core states.
-
-  So each unroll is contiguous in memory.
-  """
+  """Returns the steps as `[S, L, ...]`, and the core states."""
+  # Each unroll is then contiguous in memory.
   steps = packing.pack(unrolls._replace(core_state=()), row_axes=2)
   return (
     jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), steps),

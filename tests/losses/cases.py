@@ -1,4 +1,4 @@
-"""The table of all losses and returns, for what holds of every one of them."""
+"""Table of all losses and returns, for tests that every one must pass."""
 
 import dataclasses
 import functools
@@ -25,13 +25,13 @@ class Case:
   """A function of a stream.
 
   Attributes:
-    function: takes `arguments` of a stream by position, and a setting.
-    reference: takes a stream, the stream of its constants, and a setting.
+    function: function of `arguments` by position, and of a setting.
+    reference: function of a stream, the stream of its constants, and a setting.
     arguments: names in `streams.random_stream`.
-    settings: keyword arguments, one dict for each.
-    learns: by part of a loss, the one argument that has a gradient; empty for
-      what is no loss.
-    tolerance: of float32 against the reference in float64.
+    settings: keyword arguments, one dict for each setting.
+    learns: the one argument with a gradient, by part of the loss; empty for
+      returns.
+    tolerance: tolerance of float32 against the reference in float64.
   """
 
   function: Callable
@@ -68,9 +68,9 @@ def ppo(
   clip_values=False,
   **setting,
 ):
-  """PPO of a whole stream, as its docstring has it."""
-  arrived = step_type, reward, discount
-  advantage = losses.gae(behaviour_values, *arrived, lambda_=lambda_)
+  """Computes PPO of a whole stream, as its docstring recommends."""
+  timesteps = step_type, reward, discount
+  advantage = losses.gae(behaviour_values, *timesteps, lambda_=lambda_)
   return losses.ppo(
     values[:-1],
     log_prob,
@@ -78,14 +78,14 @@ def ppo(
     entropy,
     advantage,
     advantage + behaviour_values[:-1],
-    losses.transitions(*arrived, behaviour_values).weight,
+    losses.transitions(*timesteps, behaviour_values).weight,
     behaviour_values=behaviour_values[:-1] if clip_values else None,
     **setting,
   )
 
 
 def q_learning(*arguments, **setting):
-  """Q-learning with the importance weight by position."""
+  """Computes Q-learning with the importance weight by position."""
   *arguments, importance_weight = arguments
   return losses.q_learning(
     *arguments, importance_weight=importance_weight, **setting
@@ -171,7 +171,7 @@ CASES = {
     (
       {},
       {"n": 3, "double": False},
-      # Most returns lie beyond them.
+      # Most returns lie beyond these atoms.
       {"atoms": NARROW, "n": 20},
     ),
     {"loss": "logits"},
@@ -181,7 +181,7 @@ LOSSES = [name for name, case in CASES.items() if case.learns]
 
 
 def joined(one, other):
-  """The stream `one` until the middle, and then `other`."""
+  """Returns the first half of stream `one`, and the second of `other`."""
   return {
     k: np.concatenate([v[:5], other[k][5:]]) if np.ndim(v) else v
     for k, v in one.items()
@@ -190,18 +190,18 @@ def joined(one, other):
 
 @functools.cache
 def all_streams():
-  """Streams of one length by name, to be evaluated by one program."""
+  """Returns streams of one length by name, for one program."""
   resets = streams.random_stream(streams.THREE_RESETS, seed=9)
   first = resets["step_type"] == streams.FIRST
-  # dm_env has None there; a NaN spreads wherever it is so much as added to.
-  nothing = {
+  # dm_env has None there. A NaN spreads to all that depends on it.
+  without_numbers = {
     k: np.where(first, np.float32(np.nan), resets[k])
     for k in ("reward", "discount")
   }
-  found = {
+  by_name = {
     "resets": resets,
-    "nothing": resets | nothing,
-    # A weight that is above the threshold, but does not count as clipped.
+    "nan at FIRST": resets | without_numbers,
+    # One weight is above the threshold, but does not count as clipped.
     "rounding": streams.random_stream(10 * ["step"], seed=305),
   }
   for end in ("truncate", "terminate"):
@@ -209,20 +209,20 @@ def all_streams():
     events = ["step"] * 4 + [end] + ["step"] * 5
     one, other = (streams.random_stream(events, seed) for seed in (5, 6))
     other["importance_weight"] = one["importance_weight"]
-    found[end] = one
-    found[f"{end}, other end"] = joined(one, other)
-    found[f"{end}, other start"] = joined(other, one)
-  for seed in range(64 - len(found)):
+    by_name[end] = one
+    by_name[f"{end}, other end"] = joined(one, other)
+    by_name[f"{end}, other start"] = joined(other, one)
+  for seed in range(64 - len(by_name)):
     events, start = streams.random_events(seed), bool(seed % 2)
-    found[f"random {seed}"] = streams.random_stream(events, seed, start)
-  return found
+    by_name[f"random {seed}"] = streams.random_stream(events, seed, start)
+  return by_name
 
 
 @functools.cache
 def results(name):
-  """By stream the results of every setting and, of a loss, their Jacobians.
+  """Returns, by stream, the results of all settings and a loss's Jacobians.
 
-  Of a setting and a part, that is d part_t / d argument_i, `[T, ...]`.
+  The Jacobian of a part is `[T, ...]`, d part_t / d argument_i.
   """
   case, names = CASES[name], list(all_streams())
   batch = jax.tree.map(lambda *x: np.stack(x), *all_streams().values())
@@ -233,8 +233,8 @@ def results(name):
   }
 
   def evaluate(floats, others):
-    found = case.every_setting(floats | others)
-    return found, found
+    outputs = case.every_setting(floats | others)
+    return outputs, outputs
 
   if learned:
     evaluate = jax.jacrev(evaluate, has_aux=True)

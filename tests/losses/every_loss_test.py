@@ -1,4 +1,4 @@
-"""What holds of every loss and every return."""
+"""Properties of every loss and every return."""
 
 import functools
 import re
@@ -16,7 +16,7 @@ every_loss = pytest.mark.parametrize("name", cases.LOSSES)
 
 
 @every_case
-def test_is_the_sum_of_the_paper(name):
+def test_result_is_that_of_the_papers_formula(name):
   case = cases.CASES[name]
   for stream, (actual, _) in cases.results(name).items():
     expected = case.expected(cases.all_streams()[stream])
@@ -30,9 +30,9 @@ def test_is_the_sum_of_the_paper(name):
 
 @every_case
 @pytest.mark.parametrize("end", ["truncate", "terminate"])
-def test_episodes_do_not_reach_one_another(name, end):
+def test_an_episode_does_not_affect_its_neighbours(name, end):
   case, results = cases.CASES[name], cases.results(name)
-  for change, kept, moved in (
+  for change, same, different in (
     ("other end", slice(4), slice(5, None)),
     ("other start", slice(5, None), slice(4)),
   ):
@@ -41,14 +41,16 @@ def test_episodes_do_not_reach_one_another(name, end):
       for stream in (end, f"{end}, {change}")
     )
     chex.assert_trees_all_close(
-      [x[kept] for x in one], [x[kept] for x in two], rtol=1e-6, atol=1e-6
+      [x[same] for x in one], [x[same] for x in two], rtol=1e-6, atol=1e-6
     )
-    gaps = [np.abs(x[moved] - y[moved]) for x, y in zip(one, two, strict=True)]
+    gaps = [
+      np.abs(x[different] - y[different]) for x, y in zip(one, two, strict=True)
+    ]
     assert max(map(np.max, gaps)) > 0.1
   stream = cases.all_streams()[end]
   at_reset = stream["values"][4] if name.endswith("returns") else 0.0
-  found, jacobian = results[end]
-  for number in jax.tree.leaves(jax.tree.map(lambda x: x[4], found)):
+  actual, jacobian = results[end]
+  for number in jax.tree.leaves(jax.tree.map(lambda x: x[4], actual)):
     assert number == at_reset
   for part, argument in case.learns.items():
     for setting in jacobian:
@@ -57,13 +59,13 @@ def test_episodes_do_not_reach_one_another(name, end):
 
 
 @every_case
-def test_what_a_first_step_carries_does_not_matter(name):
-  (found, jacobian), (same, of_same) = (
-    cases.results(name)[stream] for stream in ("nothing", "resets")
+def test_reward_and_discount_of_a_first_step_are_ignored(name):
+  (actual, jacobian), (expected, expected_jacobian) = (
+    cases.results(name)[stream] for stream in ("nan at FIRST", "resets")
   )
-  chex.assert_trees_all_equal(found, same)
+  chex.assert_trees_all_equal(actual, expected)
   for part, argument in cases.CASES[name].learns.items():
-    for one, two in zip(jacobian, of_same, strict=True):
+    for one, two in zip(jacobian, expected_jacobian, strict=True):
       chex.assert_trees_all_equal(
         getattr(one, part)[argument], getattr(two, part)[argument]
       )
@@ -73,7 +75,7 @@ def test_what_a_first_step_carries_does_not_matter(name):
 
 
 def extreme(seed):
-  """A stream of numbers that are finite, and very large or very small."""
+  """Returns a stream of finite numbers that are very large or very small."""
   stream = streams.random_stream(streams.random_events(seed), seed)
   rng = np.random.default_rng(seed)
   sizes = {
@@ -85,25 +87,25 @@ def extreme(seed):
     "entropy": (1e-30, 1.0, 1e4),
     "importance_weight": (1e-30, 1.0),
   }
-  found = {}
+  scaled = {}
   for name, x in stream.items():
     if x.dtype == np.float32:
-      of_all = rng.choice(sizes.get(name, (1e-30, 1.0, 1e12)))
-      x = (x * of_all).astype(np.float32)
-    found[name] = x
-  return found
+      scale = rng.choice(sizes.get(name, (1e-30, 1.0, 1e12)))
+      x = (x * scale).astype(np.float32)
+    scaled[name] = x
+  return scaled
 
 
 @every_loss
 def test_extreme_numbers_have_finite_losses_and_gradients(name):
-  """Such as a ratio of e^300, which is no number of float32."""
+  # An example is a ratio of e^300, which overflows float32.
   case = cases.CASES[name]
   batch = jax.tree.map(lambda *x: np.stack(x), *map(extreme, range(200)))
   learned = {k: batch.pop(k) for k in {*case.learns.values()}}
 
   def total(floats, others):
-    found = case.every_setting(floats | others)
-    parts = [getattr(x, part).sum() for x in found for part in case.learns]
+    results = case.every_setting(floats | others)
+    parts = [getattr(x, part).sum() for x in results for part in case.learns]
     return sum(parts), parts
 
   gradients, parts = jax.jit(jax.vmap(jax.grad(total, has_aux=True)))(
@@ -116,7 +118,7 @@ def test_extreme_numbers_have_finite_losses_and_gradients(name):
 
 
 def difference(case, stream, argument, i):
-  """Of the reference, in float64, with all that is constant left as it is."""
+  """Returns a finite difference of the reference, with constant targets."""
   results = []
   for step in (1e-5, -1e-5):
     moved = stream[argument].astype(np.float64)
@@ -135,21 +137,21 @@ def test_gradient_is_the_finite_difference_with_constant_targets(name):
       difference(case, stream, argument, i)
       for i in range(stream[argument].size)
     ]
-    for setting, found in enumerate(actual):
+    for setting, jacobian in enumerate(actual):
       expected = [getattr(x[setting], part) for x in differences]
-      found = getattr(found, part)[argument]
-      found = np.reshape(found, (len(found), -1)).T
+      gradient = getattr(jacobian, part)[argument]
+      gradient = np.reshape(gradient, (len(gradient), -1)).T
       chex.assert_trees_all_close(
-        found, np.array(expected), rtol=1e-3, atol=1e-3
+        gradient, np.array(expected), rtol=1e-3, atol=1e-3
       )
-      assert np.count_nonzero(np.abs(found) > 0.05) >= 2
+      assert np.count_nonzero(np.abs(gradient) > 0.05) >= 2
 
 
 @every_loss
-def test_no_gradient_flows_elsewhere(name):
+def test_each_part_has_a_gradient_for_one_argument_only(name):
   case = cases.CASES[name]
   results = cases.results(name)
-  for stream in results.keys() - {"nothing"}:
+  for stream in results.keys() - {"nan at FIRST"}:
     actual = results[stream][1]
     for setting in actual:
       parts = setting._asdict()
@@ -170,7 +172,7 @@ def test_no_gradient_flows_at_a_reset(name):
       assert not gradient[reset].any() and not gradient[:, reset].any()
 
 
-# What is refused
+# Refused arguments
 
 
 def ppo_of_steps(*arguments):
@@ -206,7 +208,7 @@ every_signature = pytest.mark.parametrize("name", SIGNATURES)
 
 
 def refusal(name, **wrong):
-  """The message that refuses the arguments that are not as they should be."""
+  """Returns the error message for wrong arguments."""
   function, arguments = SIGNATURES[name]
   with pytest.raises(AssertionError) as refused:
     jax.eval_shape(function, *(wrong.get(x, right(name)[x]) for x in arguments))
@@ -214,7 +216,7 @@ def refusal(name, **wrong):
 
 
 def blamed(message):
-  """The arguments that a message is about: chex numbers them, we name them."""
+  """Returns the arguments that a message is about, by its names and numbers."""
   names = re.search(r"\[((?:\w+, )*\w+)[^]]*\]$", message)[1].split(", ")
   _, differ, shapes = message.partition("different shapes: ")
   if differ:
@@ -230,7 +232,7 @@ def blamed(message):
 
 @functools.cache
 def right(name):
-  """Arguments that are not refused."""
+  """Returns arguments that are accepted."""
   stream = streams.random_stream(["step"] * 6, seed=0)
   if name == "ppo":
     stream = {x: np.ones(5, np.float32) for x in SIGNATURES["ppo"][1]}
@@ -242,11 +244,11 @@ def right(name):
 @every_signature
 def test_wrong_length_is_refused(name):
   for argument, array in right(name).items():
-    # One step would broadcast.
+    # An array of length 1 would broadcast.
     wrong = [array[:-1], array[:1]] if array.ndim else [np.ones(5, np.float32)]
     for each in wrong:
       message = refusal(name, **{argument: each})
-      # It gives the length of all others, so that these are blamed.
+      # A wrong step_type makes all other lengths wrong instead.
       assert argument == "step_type" or blamed(message) == [argument]
 
 
@@ -281,7 +283,7 @@ def test_a_batch_without_vmap_is_refused(name):
     ("categorical_q_learning", "target_logits"),
   ],
 )
-def test_other_actions_or_atoms_are_refused(name, argument):
+def test_a_wrong_number_of_actions_or_atoms_is_refused(name, argument):
   message = refusal(name, **{argument: right(name)[argument][..., :-1]})
   assert argument in blamed(message)
 

@@ -1,11 +1,11 @@
-"""The losses are of use without the rest of the framework."""
+"""The losses can be used without the rest of the framework."""
 
 import pathlib
 import subprocess
 import sys
 
 
-def test_import_is_light():
+def test_losses_import_no_heavy_packages():
   script = (
     "import sys; import seedx.losses as losses;"
     "heavy = {'grpc', 'envpool', 'flax'} & set(sys.modules);"

@@ -1,4 +1,4 @@
-"""PPO: both clippings in worked numbers."""
+"""PPO: both kinds of clipping in worked numbers."""
 
 import jax
 import numpy as np
@@ -18,7 +18,6 @@ ARGUMENTS = (
 
 @jax.jit
 def losses_and_gradients(arguments):
-  """Losses of steps, and d loss / d log pi and d value loss / d V of each."""
 
   def total(learned):
     loss = losses.ppo(**arguments | learned, clip_epsilon=0.25)
@@ -30,7 +29,7 @@ def losses_and_gradients(arguments):
 
 
 def evaluate(**columns):
-  """Of steps whose ratio is 1 and whose errors are 0 where nothing is given."""
+  """Evaluates steps with ratio 1 and error 0, but for the given columns."""
   steps = len(next(iter(columns.values())))
   arguments = dict.fromkeys(ARGUMENTS, np.zeros(steps))
   arguments |= {"weight": np.ones(steps)} | columns
@@ -38,11 +37,11 @@ def evaluate(**columns):
   return losses_and_gradients(arguments)
 
 
-def test_clipping_stops_only_what_went_far_enough():
+def test_ratios_are_clipped_where_clipping_increases_the_loss():
   ratio, advantage, expected, expected_gradient = np.transpose(
     [
-      # A ratio is cut to 0.75 or 1.25, but only where that makes things worse;
-      # elsewhere the gradient to log pi is that of -ratio * A, itself.
+      # A ratio is clipped to 0.75 or 1.25, but only if that increases the loss.
+      # Otherwise the gradient with respect to log pi is -ratio * A.
       (1.5, 2.0, -2.5, 0.0),  # -min(3, 2.5)
       (1.5, -2.0, 3.0, 3.0),  # -min(-3, -2.5)
       (0.5, 2.0, -1.0, -1.0),  # -min(1, 1.5)
@@ -63,15 +62,15 @@ def test_clipping_stops_only_what_went_far_enough():
   )
 
 
-def test_clipping_of_values():
+def test_a_value_is_clipped_if_it_moved_far_towards_its_target():
   values, target, square, expected_gradient = np.transpose(
     [
-      # V' = 1. Moved further than 0.25 towards the target, V counts as if it
-      # had not; moved away from it, it counts in full.
-      (1.5, 3.0, 1.75**2, 0.0),  # Of (3 - 1.5)^2 and (3 - 1.25)^2
-      (0.5, 3.0, 2.5**2, -2.5),  # Of (3 - 0.5)^2 and (3 - 0.75)^2
-      (0.5, -1.0, 1.75**2, 0.0),  # Of (-1 - 0.5)^2 and (-1 - 0.75)^2
-      (1.5, -1.0, 2.5**2, 2.5),  # Of (-1 - 1.5)^2 and (-1 - 1.25)^2
+      # V' = 1. A V further than 0.25 towards the target is clipped; a V that
+      # moved away from the target is not.
+      (1.5, 3.0, 1.75**2, 0.0),  # max((3 - 1.5)^2, (3 - 1.25)^2)
+      (0.5, 3.0, 2.5**2, -2.5),  # max((3 - 0.5)^2, (3 - 0.75)^2)
+      (0.5, -1.0, 1.75**2, 0.0),  # max((-1 - 0.5)^2, (-1 - 0.75)^2)
+      (1.5, -1.0, 2.5**2, 2.5),  # max((-1 - 1.5)^2, (-1 - 1.25)^2)
       (1.125, 3.0, 1.875**2, -1.875),
       (1.0, 3.0, 2.0**2, -2.0),
     ]
@@ -86,7 +85,7 @@ def test_clipping_of_values():
   np.testing.assert_allclose(gradients["values"], error, rtol=1e-6)
 
 
-def test_weight_and_entropy():
+def test_steps_without_weight_have_no_losses_or_diagnostics():
   loss, _ = evaluate(
     values=np.ones(7),
     log_prob=np.full(7, -0.5),

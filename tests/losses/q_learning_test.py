@@ -1,4 +1,4 @@
-"""Q-learning: each of its options in worked numbers."""
+"""Q-learning: each option in worked numbers."""
 
 import functools
 
@@ -14,7 +14,7 @@ ARGUMENTS = cases.CASES["q_learning"].arguments[:-1]
 
 
 def q_learning(stream, **setting):
-  """The loss with an importance weight only where the test has one."""
+  """Computes the loss, by default without an importance weight."""
   return losses.q_learning(*(stream[name] for name in ARGUMENTS), **setting)
 
 
@@ -29,19 +29,19 @@ def test_worked_arithmetic():
   }
   weighted = {"importance_weight": np.float32(3)}
   settings, td_errors, losses_ = zip(
-    # Q chooses actions 1 and 0, which Q' says are worth 4 and 8.
+    # Q chooses actions 1 and 0, with values 4 and 8 by Q':
     # 1 + 0.5 * 4 - 1, 2 + 0.5 * 8 - 5
     ({}, [2.0, 1.0], [2.0, 0.5]),
-    # The best of Q' are 6 and 10: 1 + 0.5 * 6 - 1, 2 + 0.5 * 10 - 5
+    # The maxima of Q' are 6 and 10: 1 + 0.5 * 6 - 1, 2 + 0.5 * 10 - 5
     ({"double": False}, [3.0, 2.0], [4.5, 2.0]),
-    # 1 + 0.5 (2 + 0.5 * 8) - 1, and the other as before
+    # 1 + 0.5 (2 + 0.5 * 8) - 1; the second return ends with the stream.
     ({"n": 2}, [3.0, 1.0], [4.5, 0.5]),
     ({"n": 5}, [3.0, 1.0], [4.5, 0.5]),
     # 1 + 0.5 (2 + 0.5 * 10) - 1
     ({"n": 2, "double": False}, [3.5, 2.0], [6.125, 2.0]),
-    # 1.5 (2 - 0.5 * 1.5), and 1 is no more than 1.5
+    # 1.5 (2 - 0.5 * 1.5); the error 1 is below 1.5.
     ({"huber_delta": 1.5}, [2.0, 1.0], [1.875, 0.5]),
-    # What the loss is multiplied by is no part of the priority.
+    # The importance weight multiplies the loss, but not the priority.
     (weighted, [2.0, 1.0], [6.0, 1.5]),
     (weighted | {"huber_delta": 1.5}, [2.0, 1.0], [5.625, 1.5]),
     strict=True,
@@ -61,7 +61,7 @@ def test_worked_arithmetic():
 
 def test_worked_rescaling():
   # h(3) = sqrt(4) - 1 + 0.003 = 1.003 and h(8) = sqrt(9) - 1 + 0.008 = 2.008,
-  # and the same below 0. Q' says 1.003, for a value of 3:
+  # and h(-x) = -h(x). The 1.003 of Q' stands for a value of 3:
   # h(6.5 + 0.5 * 3) - 1 = 2.008 - 1.
   evaluate = jax.jit(functools.partial(q_learning, rescale=True))
   for sign in (1, -1):
@@ -79,9 +79,9 @@ def test_worked_rescaling():
 
 
 def test_a_return_bootstraps_where_its_episode_was_truncated():
-  # Step 2 is LAST: Q chooses action 0 there, and Q' says it is worth 4.
+  # Step 2 is LAST: Q chooses action 0 there, with value 4 by Q'.
   # td_0 = 1 + 0.5 (2 + 0.5 * 4) - 1 = 2, td_1 = 2 + 0.5 * 4 - 1 = 3,
-  # and of the next episode td_3 = 1 + 0.5 * 6 - 1 = 3.
+  # and in the next episode td_3 = 1 + 0.5 * 6 - 1 = 3.
   stream = {
     "q_values": np.tile(np.float32([1, 0]), (5, 1)),
     "target_q_values": np.array(
@@ -102,9 +102,9 @@ def test_a_return_bootstraps_where_its_episode_was_truncated():
     np.testing.assert_array_equal(actual.weight, [1.0, 1.0, 0.0, 1.0])
 
 
-def test_an_illegal_action_is_no_matter():
+def test_an_illegal_action_does_not_change_the_loss():
   stream = streams.random_stream(streams.THREE_RESETS, seed=5)
-  # As an action mask leaves it: a value of -inf, which 0 does not cancel.
+  # Illegal actions have a value of -inf, which a weight of 0 does not cancel.
   masked = {
     name: np.concatenate(
       [stream[name], np.full((10, 1), -np.inf, np.float32)], axis=1

@@ -1,4 +1,4 @@
-"""The mean over what several cores hold."""
+"""The mean over several cores."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec
 from seedx import losses, sharding
 
 
-def test_mean_share_alone_is_the_weighted_mean():
+def test_mean_share_of_one_core_is_the_weighted_mean():
   # (1 * 1 + 2 * 0 + 4 * 3) / (1 + 0 + 3) = 3.25
   mean = losses.mean_share(jnp.array([1.0, 2.0, 4.0]), jnp.array([1.0, 0, 3]))
   assert mean == 3.25
@@ -20,7 +20,7 @@ def test_mean_share_without_weights_is_0():
 
 
 def test_weights_of_another_shape_are_refused():
-  """They would broadcast."""
+  # They would broadcast.
   with pytest.raises(
     AssertionError, match=r"\(3, 1\), \(3,\).*values, weights"
   ):

@@ -1,8 +1,8 @@
-"""The papers' sums in NumPy, forwards in time and each episode by itself.
+"""The papers' formulas in NumPy, for one episode at a time.
 
-A loss takes two streams: what learns is read from the first, and all that is
-constant to the gradient from the second. They are the same stream, but for
-finite differences.
+A loss takes two streams. It reads the arguments that have a gradient from the
+first, and constants from the second. The streams differ only for finite
+differences.
 """
 
 import numpy as np
@@ -11,36 +11,38 @@ from seedx import losses
 from tests.losses import streams
 
 
-def apart(of_one, stream, at_reset):
-  """`[T]` from `of_one`, which gets nothing but one episode at a time.
+def per_episode(of_one, stream, at_reset):
+  """Evaluates `of_one` at each step of each episode of a stream, `[T]`.
 
   Args:
-    of_one: the function `(s, v, r, d) -> number` of step s of an episode, or
-      `(s, v, r, d, log_ratio)` where the stream has log-probabilities.
-    stream: with its `values`.
-    at_reset: `[T]`, of which the entries at resets are taken.
+    of_one: function `(s, v, r, d) -> number` of step s of an episode, or
+      `(s, v, r, d, log_ratio)` for a stream with log-probabilities.
+    stream: stream with `values`.
+    at_reset: `[T]`, results at resets.
   """
   result = np.array(at_reset, np.float64)
   for start, stop in streams.spans(stream):
-    one = streams.cut(stream, start, stop)
-    one = {k: np.asarray(v, np.float64) for k, v in one.items()}
-    arrays = [one["values"], one["reward"], one["discount"]]
-    if "log_prob" in one:
-      arrays.append(one["log_prob"] - one["behaviour_log_prob"])
+    episode = streams.cut(stream, start, stop)
+    episode = {k: np.asarray(v, np.float64) for k, v in episode.items()}
+    arrays = [episode["values"], episode["reward"], episode["discount"]]
+    if "log_prob" in episode:
+      arrays.append(episode["log_prob"] - episode["behaviour_log_prob"])
     for s in range(stop - start - 1):
       result[start + s] = of_one(s, *arrays)
   return result
 
 
 def estimates(stream, values=None):
-  """What returns are made of."""
+  """Returns the arrays from which returns are computed."""
   names = "values", "reward", "discount", "step_type"
   stream = {name: stream[name] for name in names}
   return stream if values is None else stream | {"values": values}
 
 
 def weights(stream):
-  return apart(lambda *_: 1.0, estimates(stream), stream["values"][:-1] * 0)
+  return per_episode(
+    lambda *_: 1.0, estimates(stream), stream["values"][:-1] * 0
+  )
 
 
 # Returns
@@ -75,13 +77,13 @@ def advantage_estimate(s, v, r, d, lambda_):
 
 
 def n_step_returns(stream, _, n):
-  return apart(
+  return per_episode(
     lambda *x: n_step_return(*x, n), estimates(stream), stream["values"][:-1]
   )
 
 
 def lambda_returns(stream, _, lambda_=1.0):
-  return apart(
+  return per_episode(
     lambda *x: lambda_return(*x, lambda_),
     estimates(stream),
     stream["values"][:-1],
@@ -89,7 +91,7 @@ def lambda_returns(stream, _, lambda_=1.0):
 
 
 def gae(stream, _, lambda_=0.95):
-  return apart(
+  return per_episode(
     lambda *x: advantage_estimate(*x, lambda_),
     estimates(stream),
     np.zeros(len(stream["values"]) - 1),
@@ -101,29 +103,28 @@ def gae(stream, _, lambda_=0.95):
 
 def actor_critic(stream, constant, advantage, target, **others):
   weight = weights(constant)
-  said = diagnostics(constant, advantage, target, **others)
   return losses.ActorCriticLoss(
     policy_gradient=-advantage * stream["log_prob"] * weight,
     value=0.5 * (target - stream["values"][:-1]) ** 2 * weight,
     entropy=-stream["entropy"] * weight,
     weight=weight,
-    diagnostics=said,
+    diagnostics=diagnostics(constant, advantage, target, **others),
   )
 
 
 def diagnostics(constant, advantage, target, **others):
-  """As they stand in `ActorCriticLoss`, 0 at resets."""
-  found = {
+  """Returns the diagnostics of `ActorCriticLoss`, 0 at resets."""
+  unweighted = {
     "advantage": advantage,
     "value_target": target,
     "value_error": target - constant["values"][:-1],
     **others,
   }
-  return {name: x * weights(constant) for name, x in found.items()}
+  return {name: x * weights(constant) for name, x in unweighted.items()}
 
 
 def ratios(constant):
-  """pi(a) / mu(a)."""
+  """Returns pi(a) / mu(a)."""
   return np.exp(constant["log_prob"] - constant["behaviour_log_prob"])
 
 
@@ -145,7 +146,7 @@ def vtrace(
   clip_rho_threshold=1.0,
   clip_pg_rho_threshold=1.0,
 ):
-  """Equation (1) of Espeholt et al. 2018 as it stands there.
+  """Equation (1) of Espeholt et al. 2018, term by term.
 
   v_s = V(x_s) + sum_{t=s}^{s+n-1} gamma^{t-s} (prod_{i=s}^{t-1} c_i)
         rho_t (r_t + gamma V(x_{t+1}) - V(x_t))
@@ -163,7 +164,7 @@ def vtrace(
     return total
 
   def advantage(s, v, r, d, log_ratio):
-    # Of lambda the paper says nothing here; its lambda-return is this one.
+    # The paper has no lambda here; this is its lambda-return.
     after = lambda_ * target(s + 1, v, r, d, log_ratio)
     after += (1 - lambda_) * v[s + 1]
     rho = min(clip_pg_rho_threshold, np.exp(log_ratio[s]))
@@ -173,8 +174,8 @@ def vtrace(
   return actor_critic(
     stream,
     constant,
-    apart(advantage, constant, zeros),
-    apart(target, constant, constant["values"][:-1]),
+    per_episode(advantage, constant, zeros),
+    per_episode(target, constant, constant["values"][:-1]),
     approx_kl=approx_kl(constant),
     importance_weight=ratios(constant),
     importance_square=ratios(constant) ** 2,
@@ -186,7 +187,7 @@ def vtrace(
 def ppo(stream, constant, lambda_=0.95, clip_epsilon=0.2, clip_values=False):
   """Equation 7 of Schulman et al. 2017, case by case.
 
-  The advantages and targets are of the values before the update.
+  Advantages and targets are computed from the values before the update.
   """
   old = constant["behaviour_values"]
   acted = constant | {"values": old}
@@ -195,7 +196,7 @@ def ppo(stream, constant, lambda_=0.95, clip_epsilon=0.2, clip_values=False):
   parts = [], []
   for t, a in enumerate(advantage):
     ratio = np.exp(stream["log_prob"][t] - constant["behaviour_log_prob"][t])
-    # A good action pays up to 1 + epsilon, a bad one costs from 1 - epsilon.
+    # The bound is 1 + epsilon for good actions, 1 - epsilon for bad ones.
     bound = min if a > 0 else max
     surrogate = a * bound(ratio, 1 + np.sign(a) * clip_epsilon)
     error = a + old[t] - stream["values"][t]
@@ -226,7 +227,7 @@ def rescaled(x):
 
 
 def unrescaled(x):
-  """The inverse of h, their proposition A.2."""
+  """The inverse of h, proposition A.2 of Pohlen et al. 2018."""
   root = np.sqrt(1 + 4e-3 * (np.abs(x) + 1 + 1e-3))
   return np.sign(x) * (((root - 1) / 2e-3) ** 2 - 1)
 
@@ -245,7 +246,7 @@ def q_learning(
     best = max(range(len(q)), key=(q if double else target_q).__getitem__)
     values.append(inverse(np.float64(target_q[best])))
   steps = range(len(values) - 1)
-  targets = apart(
+  targets = per_episode(
     lambda *x: h(n_step_return(*x, n)),
     estimates(constant, np.array(values)),
     np.zeros(len(steps)),
@@ -267,7 +268,7 @@ def q_learning(
 
 
 def categorical_q_learning(stream, constant, atoms=None, n=1, double=True):
-  """Bellemare et al. 2017, algorithm 1, of each episode by itself."""
+  """Bellemare et al. 2017, algorithm 1, for one episode at a time."""
   atoms = np.linspace(-20, 20, streams.ATOMS) if atoms is None else atoms
   loss = np.zeros(len(constant["action"]))
   weight = weights(constant)
@@ -282,9 +283,9 @@ def categorical_q_learning(stream, constant, atoms=None, n=1, double=True):
       bootstrapped = probabilities(constant["target_logits"][end][by.argmax()])
       target = projected(reward + discount * atoms, bootstrapped, atoms)
       taken = probabilities(stream["logits"][t, constant["action"][t]])
-      some = target > 0
-      ratio = target[some] / taken[some]
-      loss[t] = np.sum(target[some] * np.log(ratio))
+      positive = target > 0
+      ratio = target[positive] / taken[positive]
+      loss[t] = np.sum(target[positive] * np.log(ratio))
   return losses.QLearningLoss(loss, loss, weight)
 
 
@@ -294,11 +295,11 @@ def probabilities(logits):
 
 
 def projected(returns, mass, atoms):
-  """Shares each return's mass between the two atoms beside it."""
+  """Divides each return's mass between the two atoms next to it."""
   result, gap = np.zeros(len(atoms)), atoms[1] - atoms[0]
-  for one, share in zip(returns, mass, strict=True):
-    place = (np.clip(one, atoms[0], atoms[-1]) - atoms[0]) / gap
+  for value, part in zip(returns, mass, strict=True):
+    place = (np.clip(value, atoms[0], atoms[-1]) - atoms[0]) / gap
     low, high = int(np.floor(place)), int(np.ceil(place))
-    result[low] += share * (1.0 if low == high else high - place)
-    result[high] += 0.0 if low == high else share * (place - low)
+    result[low] += part * (1.0 if low == high else high - place)
+    result[high] += 0.0 if low == high else part * (place - low)
   return result

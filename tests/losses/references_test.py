@@ -1,4 +1,4 @@
-"""How the references are related; what they say of the losses, others test."""
+"""Relations between the references."""
 
 import chex
 import numpy as np
@@ -23,7 +23,7 @@ def test_lambda_1_is_the_longest_return_and_0_the_shortest(lambda_, n):
 
 
 @pytest.mark.parametrize("lambda_", [1.0, 0.7, 0.0])
-def test_advantages_are_lambda_returns_less_values(lambda_):
+def test_advantages_are_lambda_returns_minus_values(lambda_):
   returns = references.lambda_returns(STREAM, None, lambda_)
   np.testing.assert_allclose(
     references.gae(STREAM, None, lambda_),

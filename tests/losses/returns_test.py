@@ -24,7 +24,7 @@ def test_worked_n_step_returns():
     (1, [2.0, 4.0, 7.0]),
     # 1 + 0.5 (2 + 0.5 * 4), 2 + 0.5 (3 + 0.5 * 8), 3 + 0.5 * 8
     (2, [3.0, 5.5, 7.0]),
-    # 1 + 0.5 (2 + 0.5 (3 + 0.5 * 8)), and the others end with the stream.
+    # 1 + 0.5 (2 + 0.5 (3 + 0.5 * 8)); the other returns end with the stream.
     (3, [3.75, 5.5, 7.0]),
     (4, [3.75, 5.5, 7.0]),
   ):
@@ -43,9 +43,9 @@ def test_worked_lambda_returns_and_advantages():
   np.testing.assert_array_equal(actual, [1.6875, 2.75, 3.0])
 
 
-def test_worked_boundary():
-  # The episode ends at step 2, worth 4, by truncation or by termination:
-  # 1 + 0.5 (1 + d * 4) is 2.5 or 1.5. All of it ends there for any n beyond.
+def test_worked_returns_end_with_their_episode():
+  # The episode ends at step 2, with value 4, by truncation or by termination:
+  # 1 + 0.5 (1 + d * 4) is 2.5 or 1.5. A larger n gives the same.
   for discount, expected in ((0.5, 2.5), (0.0, 1.5)):
     stream = STREAM | {
       "step_type": np.array([MID, MID, LAST, FIRST], np.int32),

@@ -7,10 +7,10 @@ import numpy as np
 
 FIRST, MID, LAST = (int(step_type) for step_type in dm_env.StepType)
 ACTIONS, ATOMS = 3, 5
-# What has an entry for each transition; the rest has one for each time step.
+# Arguments with an entry for each transition, not for each time step.
 PER_TRANSITION = {"log_prob", "behaviour_log_prob", "entropy", "action"}
 
-# Resets within an episode of 2, after a termination, and near the end.
+# Three resets: after an episode of 2 steps, after a termination, near the end.
 THREE_RESETS = (
   "step",
   "truncate",
@@ -26,18 +26,18 @@ THREE_RESETS = (
 
 
 def random_events(seed):
-  """One event for each time step of `THREE_RESETS`."""
+  """Returns as many events as `THREE_RESETS` has."""
   rng = np.random.default_rng(seed)
   ends = rng.choice(["terminate", "truncate"], len(THREE_RESETS))
   return np.where(rng.random(len(ends)) < 0.6, "step", ends).tolist()
 
 
 def episodes(events, start):
-  """Step types and discounts of a stream.
+  """Returns step types and discounts of a stream, as actors send them.
 
   Args:
-    events: T + 1 of "step", "terminate", "truncate"; an event right after the
-      end of an episode is a reset, whatever it says.
+    events: T + 1 of "step", "terminate", "truncate"; an event after the end of
+      an episode is replaced by a reset.
     start: whether the first time step is a reset.
   """
   step_type, discount, reset = [], [], start
@@ -46,17 +46,16 @@ def episodes(events, start):
     step_type.append(FIRST if reset else kind)
     discount.append(0.0 if event == "terminate" and not reset else 1.0)
     reset = step_type[-1] == LAST
-  # As actors send them.
   return np.array(step_type, np.uint8), np.array(discount, np.float32)
 
 
 def random_stream(events, seed, start=False, gamma=0.9):
-  """Every argument that a loss may take, by name."""
+  """Returns all arguments of all losses, by name."""
   rng = np.random.default_rng(seed)
   step_type, discount = episodes(events, start)
   steps = len(events) - 1
   values = 3 * rng.normal(size=steps + 1)
-  # What a FIRST step carries must not matter: poison it.
+  # The reward of a FIRST step must be ignored, so it is an outlier.
   reward = np.where(step_type == FIRST, 50.0, rng.normal(size=steps + 1))
   stream = {
     "values": values,
@@ -80,18 +79,18 @@ def random_stream(events, seed, start=False, gamma=0.9):
 
 
 def resets(stream):
-  """The transitions from a LAST to a FIRST."""
+  """Returns the indices of the transitions from a LAST to a FIRST step."""
   return np.flatnonzero(stream["step_type"][1:] == FIRST)
 
 
 def spans(stream):
-  """The first time step of each episode, and the one after its last."""
+  """Returns the first time step of each episode, and the one after its last."""
   ends = [0, *(resets(stream) + 1), len(stream["step_type"])]
   return itertools.pairwise(ends)
 
 
 def cut(stream, start, stop):
-  """The stream of the time steps from `start` to before `stop`."""
+  """Returns the time steps from `start` until before `stop`."""
   return {
     k: v[start : stop - (k in PER_TRANSITION)] if np.ndim(v) else v
     for k, v in stream.items()

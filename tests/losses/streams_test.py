@@ -1,4 +1,4 @@
-"""Streams, and how they are cut at episode boundaries."""
+"""Transitions at episode boundaries, and the random streams of other tests."""
 
 import jax
 import numpy as np
@@ -8,7 +8,7 @@ from tests.losses import streams
 from tests.losses.streams import FIRST, LAST, MID
 
 
-def test_transitions_at_a_boundary():
+def test_a_reset_has_the_last_value_as_reward_and_no_weight():
   steps = jax.jit(losses.transitions)(
     np.array([MID, LAST, FIRST, MID]),
     np.array([0.0, 1.0, 50.0, 2.0]),
@@ -20,7 +20,7 @@ def test_transitions_at_a_boundary():
   np.testing.assert_array_equal(steps.weight, [1.0, 0.0, 1.0])
 
 
-def test_a_stream_that_begins_with_an_episode_has_no_boundary_there():
+def test_a_stream_that_begins_with_an_episode_has_no_reset_there():
   steps = jax.jit(losses.transitions)(
     np.array([FIRST, MID, LAST]),
     np.array([50.0, 1.0, 2.0]),
@@ -43,10 +43,10 @@ def test_transitions_are_constant_to_the_gradient_of_values():
   np.testing.assert_array_equal(gradient, np.zeros(3))
 
 
-# The other tests are worth what these streams are.
+# Tests of the streams on which the other tests depend.
 
 
-def test_episodes_of_random_streams():
+def test_random_streams_consist_of_whole_episodes():
   ends = 0
   for seed in range(50):
     start = bool(seed % 2)

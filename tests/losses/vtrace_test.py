@@ -40,11 +40,11 @@ def test_worked_arithmetic():
   np.testing.assert_array_equal(loss.weight, [1.0, 1.0])
 
 
-def test_worked_boundary():
-  # Step 0 earns 1 and its episode is truncated at step 1, worth 7. Step 2 is
-  # the next episode's first, which earns 1 and goes on to a step worth 2.
-  # Right: 1 + 0.9 * 7 = 7.3 and 1 + 0.9 * 2. Bootstrapped from what comes after
-  # the reset, 1 + 0.9 * 0 = 1 or 1 + 0.9 * 0.9 * (1 + 0.9 * 2) = 3.27.
+def test_a_truncated_episode_bootstraps_from_its_own_last_value():
+  # Step 0 earns 1, and its episode is truncated at step 1, with value 7. Step 2
+  # begins the next episode; it earns 1 and leads to a step with value 2.
+  # Correct targets are 1 + 0.9 * 7 = 7.3 and 1 + 0.9 * 2 = 2.8. Targets across
+  # the reset would be 1 + 0.9 * 0 = 1 or 1 + 0.9 * 0.9 * (1 + 0.9 * 2) = 3.27.
   returns = jax.jit(cases.CASES["lambda_returns"])
   for first_discount in (0.0, 0.9):
     stream = {

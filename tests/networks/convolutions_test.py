@@ -24,5 +24,5 @@ def test_each_image_is_standardized():
   mean = pixels.mean((1, 2, 3), keepdims=True)
   variance = pixels.var((1, 2, 3), keepdims=True)
   expected = (pixels - mean) * (variance + 1) ** -0.5
-  # A difference of large squares, in float32.
+  # The variance is a difference of large squares in float32.
   np.testing.assert_allclose(actual, expected, rtol=1e-2, atol=1e-4)

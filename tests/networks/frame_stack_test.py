@@ -1,4 +1,4 @@
-"""The frame stack against a deque."""
+"""The frame stack, compared with a deque."""
 
 import collections
 
@@ -14,7 +14,7 @@ FIRST, MID = int(dm_env.StepType.FIRST), int(dm_env.StepType.MID)
 
 
 def stack_reference(frames, step_type, num_frames):
-  """A deque for each environment, filled with zeros when an episode starts."""
+  """Stacks frames by a deque for each environment."""
   stacked = []
   for b in range(frames.shape[1]):
     blank = np.zeros_like(frames[0, b])
@@ -30,7 +30,7 @@ def stack_reference(frames, step_type, num_frames):
 
 
 @pytest.mark.parametrize("num_frames", [1, 4])
-def test_stack_unrolled_is_step_by_step_is_a_deque(num_frames):
+def test_unroll_and_single_steps_match_a_deque(num_frames):
   rng = np.random.default_rng(num_frames)
   length, batch_size, frame_shape = 12, 6, (2, 3, 4)
   frames = rng.integers(1, 256, (length, batch_size, *frame_shape), np.uint8)

@@ -1,4 +1,4 @@
-"""Heads: numbers that are checked by hand."""
+"""Heads, with numbers that are computed by hand."""
 
 import jax
 import numpy as np
@@ -29,7 +29,7 @@ def test_initial_policy_is_close_to_uniform():
   assert 0 < np.abs(np.asarray(output.policy)).max() < 0.1
 
 
-def test_dueling_takes_the_mean_from_the_advantages():
+def test_dueling_subtracts_the_mean_of_the_advantages():
   values = {
     (2, 2): np.eye(2),
     (2, 1): np.array([[2.0], [5.0]]),

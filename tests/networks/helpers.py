@@ -5,7 +5,7 @@ import numpy as np
 
 
 def random_params(module, *inputs):
-  """Parameters of the right shapes, without compiling the initialisers."""
+  """Returns random parameters, without compiling the initializers."""
   shapes = jax.eval_shape(module.init, jax.random.key(0), *inputs)
   rng = np.random.default_rng(0)
 

@@ -1,4 +1,4 @@
-"""The LSTM against a loop in NumPy."""
+"""The LSTM, compared with a loop in NumPy."""
 
 import dm_env
 import jax
@@ -35,14 +35,14 @@ def lstm_reference(cell, features, step_type, state):
 @pytest.mark.parametrize(
   ("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 0.05)]
 )
-def test_lstm_is_the_loop(dtype, tolerance):
+def test_lstm_matches_a_loop(dtype, tolerance):
   rng = np.random.default_rng(0)
   features = rng.normal(size=(LENGTH, BATCH, 3)).astype(np.float32)
   step_type = np.full((LENGTH, BATCH), MID, np.uint8)
-  # From the first step, later, never, and from step to step.
+  # Environments reset at the first step, later, never, and repeatedly.
   step_type[0, 0] = step_type[4, 1] = FIRST
   step_type[3:6, 3] = FIRST
-  step_type[6, 1] = int(dm_env.StepType.LAST)  # Which resets nothing.
+  step_type[6, 1] = int(dm_env.StepType.LAST)  # No reset.
   state = tuple(rng.normal(size=(2, BATCH, SIZE)).astype(np.float32))
   inputs = features, step_type, state
   lstm = networks.LSTM(SIZE, jnp.dtype(dtype))
@@ -57,5 +57,5 @@ def test_lstm_is_the_loop(dtype, tolerance):
   np.testing.assert_allclose(
     outputs.astype(np.float32), expected, rtol=tolerance, atol=tolerance
   )
-  for actual, wanted in zip(state, expected_state, strict=True):
-    np.testing.assert_allclose(actual, wanted, rtol=tolerance, atol=tolerance)
+  for actual, exact in zip(state, expected_state, strict=True):
+    np.testing.assert_allclose(actual, exact, rtol=tolerance, atol=tolerance)

@@ -1,4 +1,4 @@
-"""Whole networks: unrolls against their steps, and what reaches them."""
+"""Whole networks: unrolls and single steps, and the effect of each input."""
 
 import functools
 
@@ -51,8 +51,8 @@ def random_inputs(observation, action, seed=0):
     if spec.dtype == np.bool_:
       return rng.random(shape) < 0.5
     if np.issubdtype(spec.dtype, np.integer):
-      most = getattr(spec, "maximum", 255)
-      return rng.integers(0, most + 1, shape).astype(spec.dtype)
+      maximum = getattr(spec, "maximum", 255)
+      return rng.integers(0, maximum + 1, shape).astype(spec.dtype)
     return rng.normal(size=shape).astype(np.float32)
 
   timestep = dm_env.TimeStep(
@@ -77,7 +77,7 @@ def make(
   dtype=jnp.float32,
   towers=1,
 ):
-  """A network's `apply`, jitted, its parameters, inputs, and a core state."""
+  """Returns a network's jitted `apply`, parameters, inputs and core state."""
   inputs = random_inputs(OBSERVATIONS[observation], ACTIONS[action])
   leaves = tuple(jax.tree.leaves(OBSERVATIONS[observation]))
 
@@ -101,12 +101,12 @@ def make(
   return jax.jit(network.apply), params, inputs, core_state
 
 
-def of_types(inputs, step_type):
+def with_step_type(inputs, step_type):
   return inputs._replace(timestep=inputs.timestep._replace(step_type=step_type))
 
 
 def nudged(inputs, t, *, reward=None, action=None):
-  """The inputs with another reward, or another action before it, at `t`."""
+  """Returns the inputs with another reward or previous action at `t`."""
   timestep, actions = inputs.timestep, inputs.action_tm1.copy()
   rewards = timestep.reward.copy()
   if reward is not None:
@@ -119,7 +119,7 @@ def nudged(inputs, t, *, reward=None, action=None):
 
 
 def changed(before, after):
-  """`[T, B]`, where any output differs."""
+  """Returns where any output differs, `[T, B]`."""
   parts = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
   return np.any(
     [
@@ -152,7 +152,7 @@ def changed(before, after):
     getattr(x, "__name__", str(x)) for x in case.values()
   ),
 )
-def test_unroll_is_its_steps_one_by_one(case):
+def test_unroll_equals_single_steps(case):
   apply, params, inputs, core_state = make(stack_frames=3, **case)
 
   @jax.jit
@@ -165,8 +165,9 @@ def test_unroll_is_its_steps_one_by_one(case):
     whole = apply(params, inputs, core_state)
     return whole, jax.lax.scan(step, core_state, inputs)
 
-  found = jax.device_get(evaluate(params, inputs, core_state))
-  (whole, last_state), (core_state, steps) = found
+  (whole, last_state), (core_state, steps) = jax.device_get(
+    evaluate(params, inputs, core_state)
+  )
   leaves = jax.tree.leaves(whole)
   assert [x.shape for x in leaves] == (
     [(LENGTH, BATCH, 4), (LENGTH, BATCH)]
@@ -176,7 +177,7 @@ def test_unroll_is_its_steps_one_by_one(case):
   assert {x.dtype for x in [*leaves, *jax.tree.leaves(params)]} == {
     np.dtype("float32")
   }
-  # What is compared differs from step to step and from row to row.
+  # The outputs differ between steps and between rows.
   assert np.std(leaves[0], axis=0).max(-1).min() > 1e-3
   assert np.std(leaves[0], axis=1).max(-1).min() > 1e-3
 
@@ -191,7 +192,7 @@ def test_unroll_is_its_steps_one_by_one(case):
   )
 
 
-def test_core_states_are_zeros_of_the_last_frames_and_of_the_lstm():
+def test_initial_core_states_are_zeros_for_frames_and_lstm():
   apply, params, inputs, core_state = make("dict", stack_frames=3, lstm_size=8)
   camera, chart = core_state.frames
   assert (camera.shape, camera.dtype) == ((BATCH, 2, 36, 36), np.uint8)
@@ -216,7 +217,7 @@ def test_core_states_are_zeros_of_the_last_frames_and_of_the_lstm():
     ("discrete", 0, 4, 0),
   ],
 )
-def test_previous_action_and_reward_reach_an_lstm_alone(
+def test_previous_action_and_reward_affect_only_networks_with_an_lstm(
   action, old, new, lstm_size
 ):
   apply, params, inputs, core_state = make(
@@ -226,35 +227,34 @@ def test_previous_action_and_reward_reach_an_lstm_alone(
   step_type[0, 1] = FIRST
   step_type[4] = FIRST
   name = "action" if action else "reward"
-  before = nudged(of_types(inputs, step_type), 2, **{name: old})
+  before = nudged(with_step_type(inputs, step_type), 2, **{name: old})
   after = nudged(before, 2, **{name: new})
-  found = changed(
+  actual = changed(
     apply(params, before, core_state)[0], apply(params, after, core_state)[0]
   )
-  # Now and later, until the next episode; and never without a memory.
+  # With a memory, outputs change until the next episode.
   expected = np.zeros((LENGTH, BATCH), bool)
   expected[2:4] = lstm_size > 0
-  np.testing.assert_array_equal(found, expected)
+  np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.parametrize(
   ("action", "other"),
   [("discrete", 3), ("several", [3, 1]), ("continuous", [0.7, -0.9])],
 )
-def test_the_action_before_an_episode_does_not_matter(action, other):
+def test_the_action_before_an_episode_is_ignored(action, other):
   apply, params, inputs, core_state = make(action=action, lstm_size=8)
   step_type = np.full((LENGTH, BATCH), MID, np.uint8)
   step_type[0] = step_type[3, 1] = FIRST
-  inputs = of_types(inputs, step_type)
+  inputs = with_step_type(inputs, step_type)
   inputs = inputs._replace(action_tm1=np.zeros_like(inputs.action_tm1))
   before, _ = apply(params, inputs, core_state)
   for t in (0, 3):
     after, _ = apply(params, nudged(inputs, t, action=other), core_state)
-    found = changed(before, after)
     # On step 3, environments 0 and 2 are in the middle of an episode.
     expected = np.zeros((LENGTH, BATCH), bool)
     expected[t:, [0, 2]] = t == 3
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(changed(before, after), expected)
 
 
 def test_rewards_are_clipped():
@@ -274,40 +274,39 @@ def test_rewards_are_clipped():
 @pytest.mark.parametrize(
   ("action", "size"), [("discrete", 5), ("several", 8), ("continuous", 2)]
 )
-def test_the_lstm_sees_features_one_hot_actions_and_the_reward(action, size):
+def test_lstm_inputs_are_features_one_hot_actions_and_the_reward(action, size):
   _, params, *_ = make(action=action, lstm_size=8)
   (cell,) = params["params"]["LSTM_0"].values()
   (cell,) = cell.values()
   assert cell["ii"]["kernel"].shape == (16 + size + 1, 8)
 
 
-def test_a_core_state_matters_only_within_an_episode():
+def test_a_core_state_affects_only_its_own_episode():
   apply, params, inputs, zeros = make("image", stack_frames=3, lstm_size=8)
   step_type = np.full((LENGTH, BATCH), MID, np.uint8)
   step_type[0, 0] = step_type[2, 1] = FIRST
-  inputs = of_types(inputs, step_type)
+  inputs = with_step_type(inputs, step_type)
   before, _ = apply(params, inputs, zeros)
   for name in ("memory", "frames"):
     part = jax.tree.map(lambda x: x + x.dtype.type(1), getattr(zeros, name))
     after, _ = apply(params, inputs, zeros._replace(**{name: part}))
-    found = changed(before, after)
-    assert not found[:, 0].any()
-    assert found[:2, 1:].all()
-    assert not found[2:, 1].any()
+    is_changed = changed(before, after)
+    assert not is_changed[:, 0].any()
+    assert is_changed[:2, 1:].all()
+    assert not is_changed[2:, 1].any()
 
 
 @pytest.mark.parametrize("lstm_size", [0, 8])
-def test_towers_apart_share_nothing(lstm_size):
-  """What belongs to one tower changes the policy or the value, not both."""
+def test_a_tower_affects_either_the_policy_or_the_value(lstm_size):
   apply, params, inputs, core_state = make(lstm_size=lstm_size, towers=2)
   before, _ = apply(params, inputs, core_state)
   for index, name in enumerate(("policy", "value")):
     changed_towers = []
     for part in ("Torso", "LSTM")[: 1 + (lstm_size > 0)]:
-      own = f"{part}_{index}"
-      other = jax.tree.map(lambda x: x + 0.1, params["params"][own])
+      module = f"{part}_{index}"
+      other = jax.tree.map(lambda x: x + 0.1, params["params"][module])
       changed_towers.append(
-        ({"params": params["params"] | {own: other}}, core_state)
+        ({"params": params["params"] | {module: other}}, core_state)
       )
     if lstm_size:
       memory = [*core_state.memory]
@@ -330,7 +329,7 @@ class Critic(nn.Module):
 
 
 @pytest.mark.parametrize("at", [None, np.array([[0, 2, 1], [5, 3, 4]])])
-def test_an_action_reaches_the_head_at_its_own_step(at):
+def test_an_action_affects_the_head_only_at_its_own_step(at):
   observation, action = OBSERVATIONS["vector"], ACTIONS["continuous"]
   inputs = random_inputs(observation, action)
   network = networks.Network(
@@ -352,7 +351,7 @@ def test_an_action_reaches_the_head_at_its_own_step(at):
 
 
 class Wrong(nn.Module):
-  """A core that breaks the contract as it is asked to."""
+  """A core that returns features of a wrong shape, or a state's wrong dtype."""
 
   features: int = 0
   state: str = "float32"
@@ -371,7 +370,7 @@ class Wrong(nn.Module):
     (Wrong(state="int32"), r"float32\[3, 3\], found int32\[3, 3\]"),
   ],
 )
-def test_a_wrong_core_is_refused_in_words(core, message):
+def test_a_core_that_returns_wrong_arrays_is_refused(core, message):
   observation = OBSERVATIONS["vector"]
   network = networks.Network(
     observation=(observation,),

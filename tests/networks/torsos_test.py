@@ -1,4 +1,4 @@
-"""Torsos: what they make of observations, and what images keep from them."""
+"""Torsos: features of vectors and images."""
 
 import flax.linen as nn
 import jax
@@ -21,12 +21,12 @@ from tests.networks import helpers
     (specs.Array((128,), np.uint8), False),
   ],
 )
-def test_what_an_image_is(spec, image):
+def test_an_image_is_uint8_of_rank_3(spec, image):
   assert torsos.is_image(spec) == image
 
 
 def test_discrete_observations_are_one_hot_and_others_flat():
-  # The MLP has no layer, so the features are what it would be given.
+  # Without layers in the MLP, the features are its inputs.
   torso = networks.Torso(
     (specs.DiscreteArray(3), specs.Array((2, 2), np.float32)), sizes=()
   )
@@ -49,7 +49,7 @@ def test_discrete_observations_are_one_hot_and_others_flat():
     (networks.ImpalaResNet, 11 * 11 * 32),
   ],
 )
-def test_atari_frames_have_the_sizes_of_the_papers(module, pixels):
+def test_features_of_atari_frames_have_the_papers_sizes(module, pixels):
   network = module(size=8, dtype=jnp.bfloat16)
   images = jax.ShapeDtypeStruct((2, 4, 84, 84), np.uint8)
   output, params = jax.eval_shape(
@@ -105,7 +105,7 @@ def test_impala_is_three_sections_of_two_residual_blocks(dtype, tolerance):
   ("image_torso", "module", "size"),
   [("nature", networks.NatureCNN, 36), ("impala", networks.ImpalaResNet, 12)],
 )
-def test_brightness_is_not_seen(image_torso, module, size):
+def test_brightness_does_not_change_features(image_torso, module, size):
   rng = np.random.default_rng(0)
   images = rng.integers(0, 100, (3, 2, size, size), np.uint8)
   torso = networks.Torso(
@@ -117,7 +117,7 @@ def test_brightness_is_not_seen(image_torso, module, size):
   dark, bright = (
     np.asarray(apply(params, x)) for x in (images, images + np.uint8(150))
   )
-  assert np.std(dark, axis=0).max() > 0.05  # Images are told apart.
+  assert np.std(dark, axis=0).max() > 0.05  # Different images differ.
   np.testing.assert_allclose(bright, dark, rtol=1e-3, atol=1e-3)
 
 
@@ -130,7 +130,7 @@ def test_brightness_is_not_seen(image_torso, module, size):
     ((4, 36, 36), "NatureCNN"),
   ],
 )
-def test_small_images_have_a_network_that_fits(shape, module):
+def test_small_images_get_a_small_network(shape, module):
   torso = networks.Torso((specs.Array(shape, np.uint8),), ())
   images = jax.ShapeDtypeStruct((2, *shape), np.uint8)
   output, params = jax.eval_shape(
@@ -151,7 +151,7 @@ def test_minatars_network_has_one_convolution_of_16_channels():
   assert shapes == [(3, 3, 4, 16), (16,), (128,), (8 * 8 * 16, 128)]
 
 
-def test_the_small_network_tells_symbols_and_their_places_apart():
+def test_the_small_network_distinguishes_symbols_and_their_places():
   torso = networks.Torso((specs.Array((3, 7, 7), np.uint8),), ())
   images = np.full((3, 3, 7, 7), 2, np.uint8)
   images[1, 0, 3, 3], images[2, 0, 3, 4] = 8, 8
@@ -161,7 +161,7 @@ def test_the_small_network_tells_symbols_and_their_places_apart():
     assert np.abs(features[a] - features[b]).max() > 0.05
 
 
-def test_bytes_that_are_no_image_are_from_0_to_1():
+def test_bytes_that_are_not_an_image_are_divided_by_255():
   parts = tuple(specs.Array((2,), x) for x in (np.uint8, np.float32))
   torso = networks.Torso(parts, (1,))
   leaves = (np.array([[0, 255]], np.uint8), np.array([[0, 255]], np.float32))

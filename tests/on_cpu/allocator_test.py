@@ -1,4 +1,4 @@
-"""Tests of the memory that a process keeps."""
+"""The freed memory that a process keeps."""
 
 import os
 import subprocess
@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-# Resident megabytes that are left when 256 are allocated and freed.
+# Prints the resident MiB that remain when 256 are allocated and freed.
 _PROGRAM = """\
 import pathlib, sys
 from seedx.on_cpu import allocator
@@ -24,13 +24,19 @@ print(round(resident() - before))
 
 
 @pytest.mark.skipif(
-  "glibc" not in os.confstr("CS_GNU_LIBC_VERSION"), reason="it is glibc's"
+  "glibc" not in os.confstr("CS_GNU_LIBC_VERSION"),
+  reason="only glibc has thresholds",
 )
 @pytest.mark.parametrize(
-  ("own", "kept"), [({}, True), ({"MALLOC_TRIM_THRESHOLD_": "4096"}, False)]
+  ("settings", "kept"),
+  [({}, True), ({"MALLOC_TRIM_THRESHOLD_": "4096"}, False)],
 )
-def test_a_process_keeps_freed_memory_unless_it_is_told_otherwise(own, kept):
-  given = {k: v for k, v in os.environ.items() if "MALLOC" not in k}
-  words = [sys.executable, "-c", _PROGRAM]
-  left = subprocess.check_output(words, env=given | own, text=True)
-  assert (int(left) > 200) == kept, left
+def test_a_process_keeps_freed_memory_unless_the_user_set_thresholds(
+  settings, kept
+):
+  environment = {k: v for k, v in os.environ.items() if "MALLOC" not in k}
+  command = [sys.executable, "-c", _PROGRAM]
+  remaining = subprocess.check_output(
+    command, env=environment | settings, text=True
+  )
+  assert (int(remaining) > 200) == kept, remaining

@@ -1,4 +1,4 @@
-"""Work in blocks is the work on the whole batch."""
+"""Computations in blocks, compared with those of the whole batch."""
 
 import chex
 import jax
@@ -16,13 +16,13 @@ def loss(params, part):
   return jnp.sum(values), {"values": values, "input": part["steps"]}
 
 
-# Of 3 x 2,000 steps in blocks of 3 x 1,000; 4 x 3,584 in 4 x 896; 8,191 is a
-# prime, and 10 x 5 few.
+# 3 x 2,000 steps have blocks of 3 x 1,000, and 4 x 3,584 have 4 x 896. 8,191 is
+# a prime number, and 10 x 5 fit into one block.
 SIZES = [(2000, 3, 2), (3584, 4, 4), (8191, 1, 1), (10, 5, 1)]
 
 
 @pytest.mark.parametrize(("entries", "steps", "number"), SIZES)
-def test_blocks_give_what_the_whole_gives(entries, steps, number):
+def test_blocks_give_the_results_of_the_whole_batch(entries, steps, number):
   random, params = np.random.default_rng(0), np.float32([0.5, -1.0, 2.0])
   batch = {
     "steps": random.normal(size=(steps, entries, 3)).astype(np.float32),
@@ -43,8 +43,8 @@ def test_blocks_give_what_the_whole_gives(entries, steps, number):
     )
   )
   whole, outputs = program(params, batch)
-  for found in (lowered.compile()(params, batch), whole):
-    chex.assert_trees_all_close(found, expected, rtol=1e-4)
+  for actual in (lowered.compile()(params, batch), whole):
+    chex.assert_trees_all_close(actual, expected, rtol=1e-4)
   np.testing.assert_array_equal(outputs["input"], batch["steps"])
   np.testing.assert_allclose(outputs["values"], whole[1]["values"], rtol=1e-5)
   text = lowered.as_text()

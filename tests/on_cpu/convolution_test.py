@@ -1,4 +1,4 @@
-"""Convolutions on CPU: products of matrices against the plain convolution."""
+"""Matrix products on CPU, compared with the plain convolution."""
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ def convolve(images, kernel, stride):
   ("kernel", "stride", "height", "width"),
   [(8, 4, 36, 40), (4, 2, 9, 13), (3, 2, 11, 8)],
 )
-def test_products_are_the_convolution(kernel, stride, height, width):
+def test_products_equal_the_convolution(kernel, stride, height, width):
   rng = np.random.default_rng(0)
   images = rng.normal(size=(2, height, width, 3)).astype(np.float32)
   weights = rng.normal(size=(kernel, kernel, 3, 4)).astype(np.float32)
@@ -48,15 +48,15 @@ def test_products_are_the_convolution(kernel, stride, height, width):
   expected, *others = evaluate(images, weights)
   assert expected[0].shape == probe.shape
   for other in others:
-    for actual, right in zip(other, expected, strict=True):
-      np.testing.assert_allclose(actual, right, rtol=1e-4, atol=1e-4)
+    for actual, exact in zip(other, expected, strict=True):
+      np.testing.assert_allclose(actual, exact, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
-  ("kernel", "dtype"),  # By patches, and by blocks.
+  ("kernel", "dtype"),  # The first uses patches, the second blocks.
   [(3, "float32"), (4, "bfloat16")],
 )
-def test_both_platforms_of_conv_agree(kernel, dtype, monkeypatch):
+def test_conv_is_the_same_on_cpus_and_accelerators(kernel, dtype, monkeypatch):
   conv = networks.Conv(4, kernel, stride=2, dtype=dtype)
   rng = np.random.default_rng(0)
   images = rng.normal(size=(2, 9, 11, 3)).astype(np.float32)
@@ -93,7 +93,7 @@ def test_both_platforms_of_conv_agree(kernel, dtype, monkeypatch):
     )
 
 
-def test_cpu_gets_products_and_accelerators_the_convolution():
+def test_cpus_use_products_and_accelerators_the_convolution():
   images = np.zeros((2, 9, 9, 3), np.float32)
   for kernel in (3, 4):
     conv = networks.Conv(4, kernel, stride=2)
@@ -105,8 +105,8 @@ def test_cpu_gets_products_and_accelerators_the_convolution():
       assert ("stablehlo.dot_general" in text) != convolutions_expected
 
 
-def test_blocks_are_not_copied_for_each_patch_they_are_in():
-  # The largest array of forward and backward is as large as the products.
+def test_blocks_are_not_copied_for_each_patch():
+  # No array of the forward and backward pass is larger than the products.
   images, kernel = np.zeros((1, 84, 84, 4)), np.zeros((8, 8, 4, 32))
 
   def loss(images, kernel):

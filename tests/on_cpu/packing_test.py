@@ -1,4 +1,4 @@
-"""Packed nests: what is unpacked is what was packed, to the bit."""
+"""Packed nests, which are unpacked without a change of any bit."""
 
 import math
 from typing import NamedTuple
@@ -17,7 +17,7 @@ class Step(NamedTuple):
 
 
 def steps(*rows):
-  """Of all dtypes that are packed and of others, with all kinds of bits."""
+  """Returns random bits of dtypes that are packed, and of others."""
   rng = np.random.default_rng(0)
 
   def array(dtype, *shape):
@@ -38,37 +38,37 @@ def steps(*rows):
   )
 
 
-def assert_same_bits(found, expected):
-  assert jax.tree.structure(found) == jax.tree.structure(expected)
-  for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+def assert_same_bits(actual, expected):
+  assert jax.tree.structure(actual) == jax.tree.structure(expected)
+  for one, other in zip(*map(jax.tree.leaves, (actual, expected)), strict=True):
     assert (one.dtype, one.shape) == (other.dtype, other.shape)
-    # As bytes, since a NaN is not equal to itself.
+    # Bytes are compared, because a NaN is not equal to itself.
     assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
 
 
 @pytest.mark.parametrize("rows", [(), (7,), (3, 2)])
-def test_what_is_unpacked_has_the_same_bits(rows):
+def test_an_unpacked_nest_has_the_same_bits(rows):
   nest = steps(*rows)
   packed = jax.jit(packing.pack, static_argnums=1)(nest, len(rows))
-  # Numbers that NaNs and denormal ones have would not survive as floats.
+  # As floats, the bits of NaNs and denormal numbers could change.
   assert packed.words.dtype == np.uint32
   assert packed.words.shape == (*rows, 4 + 6 + 1 + 64)
   assert [x.shape[len(rows) :] for x in packed.others] == [(5, 13), (), (65,)]
   assert_same_bits(jax.jit(packing.unpack)(packed), nest)
 
 
-def test_leaves_of_other_rows_are_refused():
+def test_leaves_with_different_rows_are_refused():
   nest = steps(3)._replace(image=steps(4).image)
   with pytest.raises(AssertionError, match=r"prefixes: .*\(4,\), \(3,\)"):
     packing.pack(nest, 1)
 
 
-def test_what_is_done_to_its_arrays_is_done_to_the_nest():
+def test_an_operation_on_packed_rows_is_one_on_the_nests_rows():
   def part(x):
     return x[np.array([2, 0]), 1]
 
   nest = steps(3, 4)
-  found = jax.jit(
+  actual = jax.jit(
     lambda nest: packing.unpack(jax.tree.map(part, packing.pack(nest, 2)))
   )(nest)
-  assert_same_bits(found, jax.tree.map(part, nest))
+  assert_same_bits(actual, jax.tree.map(part, nest))

@@ -1,4 +1,4 @@
-"""Tests of random keys whose bits are computed as one kernel."""
+"""Random keys whose bits are computed as one kernel."""
 
 import chex
 import jax
@@ -32,23 +32,23 @@ def draws(key):
   ]
 
 
-def test_all_numbers_are_those_of_jaxs_own_key():
+def test_all_numbers_equal_those_of_jaxs_own_key():
   unrolled = draws(random_keys.unrolled(KEY))
   chex.assert_trees_all_equal(unrolled, draws(KEY))
 
 
-def test_the_key_has_the_same_data_once_and_again():
+def test_converting_a_key_twice_keeps_its_data():
   once = random_keys.unrolled(KEY)
   np.testing.assert_array_equal(data(once), data(KEY))
   np.testing.assert_array_equal(data(random_keys.unrolled(once)), data(KEY))
 
 
-def test_a_key_of_another_kind_stays_as_it_is():
+def test_a_key_of_another_kind_is_returned_unchanged():
   key = jax.random.key(7, impl="rbg")
   assert random_keys.unrolled(key) is key
 
 
-def test_numbers_of_64_bits_are_the_same():
+def test_numbers_of_64_bits_equal_those_of_jaxs_own_key():
   with jax.enable_x64(True):
     bits = [
       jax.random.bits(key, (5,), jnp.uint64)
@@ -58,9 +58,7 @@ def test_numbers_of_64_bits_are_the_same():
   assert bits[0].dtype == np.uint64
 
 
-def test_a_program_computes_them_without_a_loop():
-  """A loop is what this key is there to avoid."""
-
+def test_a_program_computes_bits_without_a_loop():
   def text(key):
     draw = jax.jit(lambda key: jax.random.gumbel(key, (128, 2)))
     return draw.lower(key).compile().as_text()

@@ -1,4 +1,4 @@
-"""A replay of one's own: demonstrations beside new experience, as in R2D3.
+"""A user's replay: a mix of demonstrations and new experience, as in R2D3.
 
 Paine et al. 2019, https://arxiv.org/abs/1909.01387, section 3.
 """
@@ -22,18 +22,13 @@ WINDOWS = replay_test.LENGTH - WINDOW + 1
 
 
 class State(NamedTuple):
-  """Of both replays."""
-
   new: Any
   old: Any
 
 
 @dataclasses.dataclass(frozen=True)
 class Mixed:
-  """Each window is one of the demonstrations with a probability.
-
-  The demonstrations are a share as large as the example's.
-  """
+  """Two replays; a window is a demonstration with the given probability."""
 
   new: replay.Replay
   old: replay.Replay
@@ -54,16 +49,16 @@ class Mixed:
     is_old = jax.random.uniform(which, (size,)) < self.probability
     pairs = zip((self.new, self.old), state, keys, strict=True)
     (new, new_windows), (old, old_windows) = (
-      own.sample(part, key, size, done) for own, part, key in pairs
+      each.sample(part, key, size, done) for each, part, key in pairs
     )
 
     def choose(axis):
-      def of(a, b):
+      def where_old(a, b):
         shape = [1] * a.ndim
         shape[axis] = size
         return jnp.where(is_old.reshape(shape), b, a)
 
-      return of
+      return where_old
 
     unrolls = [x.unroll._replace(core_state=()) for x in (new, old)]
     states = [x.unroll.core_state for x in (new, old)]
@@ -80,7 +75,7 @@ class Mixed:
 
   def update(self, state, windows, priorities):
     parts = zip((self.new, self.old), state, windows, strict=True)
-    return State(*(own.update(x, own_, priorities) for own, x, own_ in parts))
+    return State(*(each.update(x, y, priorities) for each, x, y in parts))
 
   def measure(self, state):
     return {"demonstrations": state.old.ring.inserted}
@@ -93,19 +88,19 @@ class Config(replay.PrioritizedConfig):
   probability: float = 0.25
 
   def make(self, window, capacity):
-    own = super().make(window, capacity)
-    return Mixed(own, own, self.probability, without_resets)
+    prioritized = super().make(window, capacity)
+    return Mixed(prioritized, prioritized, self.probability, without_resets)
 
 
 def marked(example):
-  """Unrolls of versions that no update has."""
+  """Returns demonstrations, marked by a version that no update has."""
   version = example.data.version
   data = example.data._replace(version=jnp.full_like(version, 10**6))
   return types.Share(data, jnp.ones(example.priorities.shape, jnp.float32))
 
 
 def without_resets(example):
-  """As `marked`; an example may be of zeros, which are resets."""
+  """Returns `marked` demonstrations, of an example that may be all resets."""
   share = marked(example)
   inputs = share.data.inputs
   step_type = jnp.ones_like(inputs.timestep.step_type)
@@ -115,9 +110,9 @@ def without_resets(example):
   return share._replace(data=share.data._replace(inputs=inputs))
 
 
-def test_windows_are_mixed_and_priorities_find_their_way():
-  own = replay.Prioritized(8, WINDOW)
-  mixed = Mixed(own, own, 0.25, marked)
+def test_windows_are_mixed_and_each_replay_gets_its_own_priorities():
+  prioritized = replay.Prioritized(8, WINDOW)
+  mixed = Mixed(prioritized, prioritized, 0.25, marked)
   share = replay_test.share_of(range(4), np.ones((4, WINDOWS), np.float32))
   state = jax.jit(mixed.add)(jax.jit(mixed.init)(share), share)
   sample = jax.jit(mixed.sample, static_argnums=2)
@@ -125,27 +120,28 @@ def test_windows_are_mixed_and_priorities_find_their_way():
   is_old = np.asarray(drawn.unroll.version[0]) == 10**6
   assert np.mean(is_old) == pytest.approx(0.25, abs=0.03)
   after = jax.jit(mixed.update)(state, windows, jnp.full(4000, 100.0))
-  for place, (before, now) in enumerate(zip(state, after, strict=True)):
+  for index, (before, now) in enumerate(zip(state, after, strict=True)):
     changed = np.flatnonzero(np.asarray(before.tree[0] != now.tree[0]))
-    leaf = np.asarray(windows[place].leaf)
+    leaf = np.asarray(windows[index].leaf)
     leaf = leaf[leaf != sum_tree.NOWHERE]
-    assert len(leaf) == np.sum(is_old == place)
+    assert len(leaf) == np.sum(is_old == index)
     np.testing.assert_array_equal(changed, np.unique(leaf))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pipeline", ["sync", "anakin"])
-def test_a_pipeline_learns_from_a_mix(pipeline, tmp_path):
-  """Its config is all that a pipeline is given of it."""
+def test_a_pipeline_learns_from_a_mixed_replay_given_only_its_config(
+  pipeline, tmp_path
+):
   config = pipelines_test.config_of(pipeline, "dqn", tmp_path, 1_000)
   mixed = Config(**pipelines_test.REPLAY, probability=0.5)
   config = dataclasses.replace(config, replay=mixed)
-  own = running.Own(config)
-  last = pipelines_test.run_all(own, own.nodes)
+  run = running.Own(config)
+  last = pipelines_test.run_all(run, run.nodes)
   assert last["learner_steps"] > 10
-  # Of a demonstration the parameters seem to be from far ahead: each is 1 / 8
-  # of a batch of 8.
-  lags = [x.get("policy_lag") for x in own.sink.lines]
-  share = [round(-8 * lag / 10**6) for lag in lags if lag is not None]
-  assert set(share) <= set(range(9))
-  assert 0 < np.mean(share) < 8
+  # A demonstration's version is 10^6, so each of them in a batch of 8 lowers
+  # the mean policy lag by 10^6 / 8.
+  lags = [x.get("policy_lag") for x in run.sink.lines]
+  counts = [round(-8 * lag / 10**6) for lag in lags if lag is not None]
+  assert set(counts) <= set(range(9))
+  assert 0 < np.mean(counts) < 8

@@ -22,13 +22,13 @@ from tests.replay import replay_test
 
 WINDOW = 3
 WINDOWS = replay_test.LENGTH - WINDOW + 1
-# How the exponents are called in the paper, for what NumPy computes.
+# The paper's names of the exponents.
 ALPHA, BETA = 0.6, np.float32(0.4)
 BATCH = 160
 
 
 class Reference:
-  """The priorities of the newest unrolls, oldest first, by their numbers."""
+  """A deque of the newest unrolls' numbers and priorities, oldest first."""
 
   def __init__(self, capacity):
     self._capacity = capacity
@@ -52,7 +52,7 @@ class Reference:
     return [number for number, _ in self._kept]
 
   def masses(self, alpha=ALPHA):
-    """`[capacity, WINDOWS]`, by place, which goes round with the numbers."""
+    """Returns priority ** alpha by entry of the ring, `[capacity, WINDOWS]`."""
     mass = np.zeros((self._capacity, WINDOWS))
     for number, priorities in self._kept:
       mass[number % self._capacity] = (priorities + 1e-6) ** alpha
@@ -61,8 +61,8 @@ class Reference:
 
 @functools.cache
 def programs(capacity=4, alpha=ALPHA):
-  """The jitted functions of a replay; its batches are of `BATCH` windows."""
-  # So beta is as far as the run.
+  """Returns jitted functions of a replay with batches of `BATCH` windows."""
+  # With these exponents, beta equals the fraction of the run that is done.
   ring = replay.Prioritized(capacity, WINDOW, alpha, 0.0, 1.0)
 
   def sample(state, key, beta=BETA):
@@ -87,12 +87,9 @@ versions = jax.jit(lambda state: state.ring.unrolls.version)
 
 
 def filled(priorities, capacity=4, alpha=ALPHA):
-  """A replay into which unrolls came one by one, and what is in it.
+  """Returns a replay and a reference with unrolls that were added one by one.
 
-  Args:
-    priorities: `[unrolls, WINDOWS]`.
-    capacity: of the replay.
-    alpha: how much priorities count.
+  `priorities` is `[unrolls, WINDOWS]`.
   """
   state = programs(capacity, alpha).init(example())
   reference = Reference(capacity)
@@ -104,19 +101,19 @@ def filled(priorities, capacity=4, alpha=ALPHA):
 
 
 def example(size=1):
-  """A share of unrolls without priorities of note."""
+  """Returns a share of unrolls with priorities of 0."""
   priorities = np.zeros((size, WINDOWS), np.float32)
   return replay_test.share_of(range(size), priorities)
 
 
 def uneven(rows, seed=0):
-  """Priorities `[rows, WINDOWS]` of which the largest is 40 times the least."""
+  """Returns priorities `[rows, WINDOWS]` that differ by factors up to 40."""
   rng = np.random.default_rng(seed)
   return np.exp(rng.uniform(-1.85, 1.85, (rows, WINDOWS))).astype(np.float32)
 
 
 def numbers(places, capacity=4):
-  """How many unrolls came before each window's, those in the ring being new."""
+  """Returns the number of each window's unroll, if none was overwritten."""
   newest = int(places.newest)
   number = np.arange(newest - capacity + 1, newest + 1)
   entry = np.asarray(places.leaf) // WINDOWS
@@ -124,7 +121,7 @@ def numbers(places, capacity=4):
 
 
 def check_windows(sample, places, capacity=4):
-  """That windows are whole, and from the unrolls and starts of the places."""
+  """Checks windows, and returns the numbers of their unrolls and starts."""
   number, start = numbers(places, capacity), np.asarray(places.leaf) % WINDOWS
   expected = replay_test.expected_windows(number, start, WINDOW)
   chex.assert_trees_all_equal(sample.unroll, expected)
@@ -133,7 +130,7 @@ def check_windows(sample, places, capacity=4):
   return number, start
 
 
-# Of capacity and unrolls put in: a part, as many as fit, more; levels of sums.
+# The replay is filled partly, exactly, and more than once.
 @pytest.mark.parametrize(
   ("capacity", "items", "batches", "batch_size", "alpha"),
   conftest.slow_but(
@@ -146,7 +143,7 @@ def check_windows(sample, places, capacity=4):
     ],
   ),
 )
-def test_windows_are_drawn_in_proportion(
+def test_windows_are_drawn_in_proportion_to_priorities(
   capacity, items, batches, batch_size, alpha
 ):
   state, reference = filled(uneven(items), capacity, alpha)
@@ -173,16 +170,16 @@ def test_a_batch_has_each_window_about_as_often_as_expected():
     mass = reference.masses()
     expected = mass / mass.sum() * BATCH
     counts = np.bincount(places.leaf, minlength=mass.size).reshape(mass.shape)
-    # Of windows and of unrolls, which lie in one piece.
-    for found, wanted in (
+    # The windows of an unroll are contiguous, so this holds for unrolls too.
+    for actual, exact in (
       (counts, expected),
       (counts.sum(axis=1), expected.sum(axis=1)),
     ):
-      assert np.all(found >= np.floor(wanted) - 1)
-      assert np.all(found <= np.ceil(wanted) + 1)
+      assert np.all(actual >= np.floor(exact) - 1)
+      assert np.all(actual <= np.ceil(exact) + 1)
 
 
-def test_what_has_no_priority_is_drawn_all_the_same():
+def test_windows_with_priority_0_are_drawn_if_there_are_no_others():
   state, _ = filled(np.zeros((4, WINDOWS)))
   drawn, places = programs().sample(state, jax.random.key(0))
   counts = np.bincount(places.leaf, minlength=16)
@@ -194,7 +191,7 @@ def test_what_has_no_priority_is_drawn_all_the_same():
   "alpha", conftest.slow_but([(ALPHA,)], [(0.0,), (ALPHA,), (1.0,)])
 )
 @pytest.mark.parametrize("items", [3, 7])
-def test_importance_weights_are_the_papers(alpha, items):
+def test_importance_weights_are_those_of_the_paper(alpha, items):
   state, reference = filled(uneven(items), 4, alpha)
   mass = reference.masses(alpha).ravel()
   for beta in (0.0, BETA, 1.0):
@@ -207,13 +204,13 @@ def test_importance_weights_are_the_papers(alpha, items):
       batch.importance_weight, weight / weight.max(), rtol=1e-5
     )
     assert batch.importance_weight.dtype == jnp.float32
-    # A test of nothing if all were equal.
+    # With equal probabilities, this would test nothing.
     assert len(np.unique(probability)) > 5 or alpha == 0.0
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf, -1.0, 1.5e29])
-def test_a_broken_priority_is_written_as_none_and_counted(broken):
-  """Or else one window would be drawn for ever."""
+def test_an_invalid_priority_is_replaced_by_0_and_counted(broken):
+  # Otherwise one window would be drawn again and again.
   _, _, sample, update = programs(4, 1.0)
   priorities = np.ones((4, WINDOWS), np.float32)
   priorities[1, 2] = broken
@@ -221,14 +218,14 @@ def test_a_broken_priority_is_written_as_none_and_counted(broken):
   assert state.clamped == 1
   updated, _ = filled(np.ones((4, WINDOWS)), alpha=1.0)
   _, places = sample(updated, jax.random.key(0))
-  wrong = np.asarray(places.leaf) == WINDOWS + 2
-  updated = update(updated, places, np.where(wrong, np.float32(broken), 1))
-  assert updated.clamped == wrong.sum() > 0
+  is_broken = np.asarray(places.leaf) == WINDOWS + 2
+  updated = update(updated, places, np.where(is_broken, np.float32(broken), 1))
+  assert updated.clamped == is_broken.sum() > 0
   for now in (state, updated):
     batch, places = sample(now, jax.random.key(1))
     counts = np.bincount(places.leaf, minlength=4 * WINDOWS)
     assert counts[WINDOWS + 2] <= 1
-    # 160 / 15, which lie in one piece.
+    # Each is expected 160 / 15 times.
     others = np.delete(counts, WINDOWS + 2)
     assert others.min() >= 9 and others.max() <= 12
     np.testing.assert_allclose(batch.importance_weight, np.ones(BATCH), 1e-5)
@@ -237,13 +234,14 @@ def test_a_broken_priority_is_written_as_none_and_counted(broken):
 def test_the_largest_priorities_have_a_finite_sum():
   state, _ = filled(np.full((4, WINDOWS), 1e29), alpha=1.0)
   assert state.clamped == 0
-  # Of as many as there can be.
+  # The sum of the maximum number of windows is finite.
   assert np.isfinite(np.float32(total(state.tree)) / 16 * np.float32(2**31))
 
 
-def test_resets_have_no_part_in_the_largest_importance_weight():
-  """Their TD error, and so their priority, is 0."""
-  priorities = 4e-5 * uneven(4)  # So small that the others are drawn as well.
+def test_resets_do_not_change_the_maximum_importance_weight():
+  # The TD error of a reset is 0, and thus its priority. The priorities of the
+  # others are so small that resets are drawn as well.
+  priorities = 4e-5 * uneven(4)
   priorities[2] = 0.0
   state, reference = filled(priorities)
   batch, places = programs().sample(state, jax.random.key(1))
@@ -251,16 +249,16 @@ def test_resets_have_no_part_in_the_largest_importance_weight():
   assert 0 < reset.sum() < 50
   mass = reference.masses().ravel()[np.asarray(places.leaf)]
   expected = (mass[~reset].min() / mass) ** BETA
-  found = np.asarray(batch.importance_weight)
-  np.testing.assert_allclose(found[~reset], expected[~reset], rtol=1e-5)
-  np.testing.assert_array_equal(found[reset], 1.0)
+  actual = np.asarray(batch.importance_weight)
+  np.testing.assert_allclose(actual[~reset], expected[~reset], rtol=1e-5)
+  np.testing.assert_array_equal(actual[reset], 1.0)
 
 
 ACTIONS = st.lists(
   st.one_of(
     st.tuples(st.just("add"), st.sampled_from([1, 3])),
     st.tuples(st.just("sample"), st.just(0)),
-    # Of a batch that was drawn some time ago.
+    # The number is the age of the batch that is updated.
     st.tuples(st.just("update"), st.integers(0, 3)),
   ),
   min_size=4,
@@ -272,7 +270,7 @@ ACTIONS = st.lists(
 @hypothesis.given(
   capacity=st.sampled_from([4, 5]), actions=ACTIONS, seed=st.integers(0, 99)
 )
-def test_any_order_of_calls_is_a_deque_of_priorities(capacity, actions, seed):
+def test_calls_in_any_order_match_a_deque(capacity, actions, seed):
   rng = np.random.default_rng(seed)
   init, add, sample, update = programs(capacity)
   state = init(example())
@@ -292,7 +290,7 @@ def test_any_order_of_calls_is_a_deque_of_priorities(capacity, actions, seed):
       batches.append((places, number, start))
     elif count < len(batches):
       places, number, start = batches[-1 - count]
-      # One priority for each window, also where a batch has it twice.
+      # A window that occurs twice in a batch has the same priority twice.
       table = rng.exponential(size=(inserted, WINDOWS)).astype(np.float32)
       priorities = table[number, start]
       state = update(state, places, priorities)
@@ -306,7 +304,7 @@ def test_any_order_of_calls_is_a_deque_of_priorities(capacity, actions, seed):
     assert sorted(kept) == reference.numbers()
 
 
-def test_one_program_each_adds_and_updates_in_place_and_draws():
+def test_functions_compile_once_and_change_the_state_in_place():
   ring = replay.Prioritized(4, WINDOW)
   once = chex.assert_max_traces(n=1)
   add, update = (
@@ -319,7 +317,7 @@ def test_one_program_each_adds_and_updates_in_place_and_draws():
   )
   for i in range(3):
     before = state
-    places_before = addresses((state.ring.steps, state.tree[0]))
+    old_addresses = addresses((state.ring.steps, state.tree[0]))
     new = replay_test.share_of([2 * i, 2 * i + 1], uneven(2, i))
     state = add(state, new)
     assert all(x.is_deleted() for x in jax.tree.leaves(before))
@@ -328,16 +326,16 @@ def test_one_program_each_adds_and_updates_in_place_and_draws():
     check_windows(batch, places)
     state = update(state, places, np.ones(16, np.float32))
     assert all(x.is_deleted() for x in jax.tree.leaves(before))
-    assert addresses((state.ring.steps, state.tree[0])) == places_before
+    assert addresses((state.ring.steps, state.tree[0])) == old_addresses
 
 
-def test_what_does_not_fit_is_refused():
+def test_arguments_out_of_range_or_of_wrong_shapes_are_refused():
   wrong = {"capacity": 0, "window": 0, "priority_exponent": 1.1}
   for field, value in wrong.items():
     with pytest.raises(types.ConfigError, match=f"expected {field} from"):
       replay.Prioritized(**{"capacity": 4, "window": 3, field: value})
   with pytest.raises(types.ConfigError, match="windows, found 2147483648"):
-    # Before anything is allocated.
+    # The error comes before anything is allocated.
     jax.eval_shape(replay.Prioritized(2**29, 3).init, example())
   with pytest.raises(types.ConfigError, match="expected priorities"):
     replay.Prioritized(4, 3).init(replay_test.share_of([0]))
@@ -362,7 +360,7 @@ def tree_of(value):
   return set_leaves(empty_tree(len(value)), leaf, np.float32(value))
 
 
-# Below, at and above whole blocks, of one to five levels.
+# Sizes below, at and above whole blocks, with one to five levels.
 SIZES = conftest.slow_but(
   [(1,), (15,), (16,), (257,), (70_000,)],
   [(n,) for n in (1, 2, 15, 16, 17, 255, 256, 257, 5000, 70_000)],
@@ -370,10 +368,10 @@ SIZES = conftest.slow_but(
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_amounts_fall_on_the_leaf_that_numpy_finds(size):
+def test_find_returns_the_leaf_of_numpys_searchsorted(size):
   rng = np.random.default_rng(size)
   for zeros in (0.0, 0.5, 0.99):
-    # Integers, of which float32 computes all sums exactly.
+    # Float32 computes sums of these integers exactly.
     value = rng.integers(1, 10, size) * (rng.random(size) >= zeros)
     value[rng.integers(size)] = 3
     ends = np.cumsum(value)
@@ -387,7 +385,7 @@ def test_amounts_fall_on_the_leaf_that_numpy_finds(size):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_sums_are_those_of_their_blocks_after_any_changes(size):
+def test_each_node_is_the_sum_of_its_block_after_any_changes(size):
   rng = np.random.default_rng(size)
   tree, expected = empty_tree(size), np.zeros(size, np.float32)
   for _ in range(5):
@@ -407,7 +405,7 @@ def test_sums_are_those_of_their_blocks_after_any_changes(size):
     assert total(tree) == expected.sum()
 
 
-def test_sums_forget_what_was_large():
+def test_rounding_errors_of_large_values_do_not_remain_in_sums():
   tree = tree_of(np.full(257, 0.1))
   expected = total(tree)
   for leaf in range(3):
@@ -416,7 +414,7 @@ def test_sums_forget_what_was_large():
   assert total(tree) == expected
 
 
-def test_of_two_values_for_a_leaf_one_stays_and_is_summed():
+def test_a_leaf_that_is_set_twice_gets_one_of_its_values():
   leaf, value = np.int32([3, 20, 3, 20]), np.float32([1, 2, 4, 8])
   tree = set_leaves(empty_tree(257), leaf, value)
   leaves = np.asarray(tree[0])
@@ -426,8 +424,8 @@ def test_of_two_values_for_a_leaf_one_stays_and_is_summed():
 
 
 @pytest.mark.parametrize("kind", ["any", "zeros", "ascending", "descending"])
-def test_of_a_million_leaves_none_that_is_empty_or_elsewhere_is_found(kind):
-  """Their sums in float32 are far from exact."""
+def test_find_returns_nearby_leaves_above_0_of_a_million(kind):
+  # The sums of these leaves in float32 are far from exact.
   rng = np.random.default_rng(0)
   value = 10.0 ** rng.uniform(-6, 6, 2**20)
   if kind == "zeros":
@@ -436,21 +434,21 @@ def test_of_a_million_leaves_none_that_is_empty_or_elsewhere_is_found(kind):
   if kind in ("ascending", "descending"):
     value.sort()
   tree = tree_of(value[::-1] if kind == "descending" else value)
-  leaves, everything = np.asarray(tree[0]), np.float32(total(tree))
-  # At the edges of all blocks of a level and around them, and beyond the end.
+  leaves, tree_total = np.asarray(tree[0]), np.float32(total(tree))
+  # Amounts at and around the edges of a level's blocks, and beyond the end.
   edge = np.cumsum(np.asarray(tree[1]))[:: 2**6]
-  beyond = everything * np.float32([1.1, 0, 1, 1 + 1e-6])
+  beyond = tree_total * np.float32([1.1, 0, 1, 1 + 1e-6])
   start = np.concatenate([beyond, edge])
   above, below = (np.nextafter(start, np.float32(x)) for x in (np.inf, -np.inf))
   start = np.concatenate([start, above, below])
   for scale in (0.0, 1e-9, 1e-7):
-    offset = np.full(start.shape, scale * everything, np.float32)
+    offset = np.full(start.shape, scale * tree_total, np.float32)
     leaf = np.asarray(find(tree, start, offset))
     assert leaf.min() >= 0 and leaf.max() < 2**20
     assert np.all(leaves[leaf] > 0)
-    # What lies beyond the end is the last leaf above 0.
+    # An amount beyond the end gives the last leaf above 0.
     assert leaf[0] == np.flatnonzero(leaves)[-1]
-  # Within a rounding of where they are.
+  # The leaf is that of the amount, but for rounding errors.
   ends = np.cumsum(leaves, dtype=np.float64)
   amount = np.linspace(0, 1, len(start), endpoint=False) * ends[-1]
   leaf = np.asarray(find(tree, np.float32(amount), np.zeros_like(start)))
@@ -459,15 +457,15 @@ def test_of_a_million_leaves_none_that_is_empty_or_elsewhere_is_found(kind):
   assert np.all(np.append(0, ends)[leaf] <= amount + slack)
 
 
-def test_of_a_million_windows_small_ones_have_their_share():
+def test_small_priorities_among_a_million_are_drawn_in_proportion():
   capacity = 2**20 // WINDOWS
   ring = replay.Prioritized(capacity, WINDOW)
   number = np.zeros((replay_test.LENGTH, 1), int)
   unroll = replay_test.steps_of(number, number)._replace(core_state=())
   priorities = np.zeros((1, WINDOWS), np.float32)
   state = jax.jit(ring.init)(types.Share(unroll, priorities))
-  # In the upper half of amounts float32 has the multiples of 1 / 32. Every
-  # second one of the small leaves has none in it, every other one has one.
+  # In the upper half of amounts float32 has only multiples of 1 / 32. Every
+  # second small leaf has no such multiple, and each of the others has one.
   mass = np.tile([1.0, 1 / 64], 2**19)
   state = state._replace(
     ring=state.ring._replace(inserted=np.int32(capacity)), tree=tree_of(mass)

@@ -21,11 +21,11 @@ LENGTH, BATCH = 6, 1000
 
 
 def steps_of(number, item):
-  """An unroll whose every entry says which step of which unroll it is.
+  """Returns unrolls whose arrays contain the numbers of steps and unrolls.
 
   Args:
-    number: `[L, S]`, of the step.
-    item: `[L, S]`, of the unroll.
+    number: `[L, S]`, number of each step.
+    item: `[L, S]`, number of each step's unroll.
   """
   number, item = np.asarray(number), np.asarray(item)
   return types.Unroll(
@@ -33,7 +33,7 @@ def steps_of(number, item):
       timestep=dm_env.TimeStep(
         step_type=(number % 3).astype(np.uint8),
         reward=number.astype(np.float32),
-        discount=(),  # Parts may be missing, and the rest is faster.
+        discount=(),  # Missing parts are allowed, and make the test faster.
         observation={
           "image": np.stack([number, item], -1)[..., None].astype(np.uint8),
           "item": item.astype(np.int32),
@@ -53,18 +53,17 @@ def steps_of(number, item):
 
 
 def make_unrolls(items, length=LENGTH):
-  """`[L, S]` unrolls of these numbers; step t of unroll i is 10 i + t."""
+  """Returns unrolls `[L, S]`; step t of unroll i has the number 10 i + t."""
   item = np.broadcast_to(np.asarray(items), (length, len(items)))
   return steps_of(10 * item + np.arange(length)[:, None], item)
 
 
 def share_of(items, priorities=(), length=LENGTH):
-  """A share with these unrolls."""
   return types.Share(make_unrolls(items, length), priorities)
 
 
 def expected_windows(items, starts, window):
-  """What windows that begin at `starts` of unrolls `items` are."""
+  """Returns the windows that begin at steps `starts` of unrolls `items`."""
   item = np.broadcast_to(np.asarray(items), (window, len(items)))
   number = 10 * item + starts + np.arange(window)[:, None]
   unroll = steps_of(number, item)
@@ -77,7 +76,7 @@ def expected_windows(items, starts, window):
 
 
 def drawn(sample):
-  """The unrolls and starts `[B]` of windows, which have to be whole."""
+  """Returns the unrolls and starts `[B]` of windows, and checks the windows."""
   items = np.asarray(sample.unroll.version[0])
   starts = np.asarray(sample.unroll.action[0]) - 10 * items
   window = len(sample.unroll.version)
@@ -91,7 +90,7 @@ def drawn(sample):
 
 @functools.cache
 def programs(capacity=4, window=3):
-  """The jitted `init`, `add` and `sample`, which draws `BATCH` windows."""
+  """Returns jitted `init`, `add` and `sample`, which draws `BATCH` windows."""
   ring = replay.Uniform(capacity, window)
 
   def sample(state, key):
@@ -104,7 +103,7 @@ def programs(capacity=4, window=3):
 
 @hypothesis.settings(max_examples=20, deadline=None, derandomize=True)
 @hypothesis.given(sizes=st.sampled_from([(1, LENGTH), (3, 1)]), data=st.data())
-def test_draws_every_window_of_a_list_and_no_other(sizes, data):
+def test_samples_all_windows_of_the_newest_unrolls_and_no_others(sizes, data):
   capacity, window = sizes
   sizes = data.draw(
     st.lists(st.integers(1, capacity), min_size=1, max_size=4), label="sizes"
@@ -115,11 +114,11 @@ def test_draws_every_window_of_a_list_and_no_other(sizes, data):
   for i, size in enumerate(sizes):
     items = range(inserted, inserted + size)
     state = add(state, share_of(items))
-    # What is oldest goes first, and the list is as long as the ring.
+    # New unrolls replace the oldest.
     model, inserted = [*model, *items][-capacity:], inserted + size
-    found = zip(*drawn(sample(state, jax.random.key(i))), strict=True)
+    actual = zip(*drawn(sample(state, jax.random.key(i))), strict=True)
     starts = range(LENGTH - window + 1)
-    assert set(found) == {(item, start) for item in model for start in starts}
+    assert set(actual) == {(item, start) for item in model for start in starts}
     assert int(state.inserted) == inserted
 
 
@@ -146,7 +145,7 @@ def test_windows_are_equally_probable(keys, batch_size, items, kept):
   start = number - 10 * item
   windows = LENGTH - 3 + 1
   assert set(item) == set(kept)
-  # Of unrolls, of starts, and of both at once.
+  # Unrolls, starts and pairs of both are uniform.
   place = np.searchsorted(kept, item)
   for counts in (
     np.bincount(place, minlength=len(kept)),
@@ -169,7 +168,7 @@ def test_unrolls_that_do_not_fit_are_refused(capacity, window, size, length):
 
 
 def test_unrolls_of_another_length_are_refused():
-  """One step would broadcast to all of the ring's."""
+  # An unroll of one step would broadcast.
   ring = replay.Uniform(4, 3)
   state = programs()[0](share_of([0]))
   for length in (1, LENGTH + 1):
@@ -186,7 +185,7 @@ def test_sizes_out_of_range_are_refused():
 
 
 def test_steps_are_in_one_array():
-  # Programs of many arrays wait for other threads, see `on_cpu.packing`.
+  # Programs with many arrays wait for other threads, see `on_cpu.packing`.
   state = jax.eval_shape(replay.Uniform(5, 3).init, share_of([3, 4]))
   assert len(jax.tree.leaves(state.steps)) == 1
 
