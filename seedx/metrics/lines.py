@@ -24,7 +24,7 @@ def read_lines(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
   `wall_seconds` never decrease.
 
   Raises:
-    OSError: the file cannot be read, or is not a text file.
+    OSError: the file cannot be read, or has a line of more than 1 MiB.
     KeyError: a line has no number as `env_steps` or as `wall_seconds`.
   """
   path = pathlib.Path(path).expanduser()

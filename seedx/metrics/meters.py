@@ -19,7 +19,7 @@ OF_SEED = "episode_return_seed_"
 
 
 class Waits:
-  """A meter of the share of time that threads wait, by wait; thread-safe."""
+  """A meter of the share of time that threads spend waiting; thread-safe."""
 
   def __init__(
     self,
@@ -104,8 +104,8 @@ def bottleneck(waits: Mapping[str, float]) -> str:
   is the limit.
 
   Args:
-    waits: shares of time, 0 to 1, which include `acting_wait_environments`,
-      `acting_wait_learner` and `learning_wait_experience`.
+    waits: shares of time, 0 to 1, of `WAIT_ENVIRONMENTS`, `WAIT_LEARNER` and
+      `WAIT_EXPERIENCE`.
   """
   requests, queue = waits[WAIT_ENVIRONMENTS], waits[WAIT_LEARNER]
   if queue > waits[WAIT_EXPERIENCE]:

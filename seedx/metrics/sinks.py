@@ -41,7 +41,7 @@ class JsonLines:
   """A Sink that appends lines to a file, each as a JSON object."""
 
   def __init__(self, path: str | os.PathLike[str]) -> None:
-    """Prepares the file; the first line creates it."""
+    """Prepares the file; the first line creates it if it is missing."""
     self._path = pathlib.Path(path)
     self._file: IO[bytes] | None = None
 
