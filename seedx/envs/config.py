@@ -74,11 +74,10 @@ class Config:
     info_keys: entries of EnvPool's or Gymnasium's `info` to add to the
       observation, which becomes a dict, `{"observation": ..., key: ...}`.
     action_mask: the entry of the observation or of `info` that is nonzero for
-      each legal discrete action. The default entry may be missing or have
-      another shape: then all actions are legal. Any other entry must exist. A
-      mask for several choices is separate, `[choices, values]`, or joint, with
-      a number for each combination; with a joint mask, each combination is one
-      action of the agent.
+      each legal discrete action. If the default entry is missing or has another
+      shape, all actions are legal. Any other entry must exist. A mask for
+      several choices is separate, `[choices, values]`, or joint, with a number
+      for each combination, which is then one action of the agent.
     observation_transform: MODULE:FUNCTION of yours that maps observations `[B,
       ...]` to those that the agent sees, in NumPy.
   """
@@ -111,18 +110,18 @@ def games(config: Config) -> str:
 
 
 def code_in(options: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the settings of a `Config` that make its user run others' code.
+  """Returns the settings of a `Config` that run code from outside seedx.
 
-  Settings from a file or from the other end of a connection may be used only if
-  the user has named the same code.
+  Such settings from a file or a connection may be used only if the user has
+  named the same code.
 
   Args:
     options: any settings by their names, as JSON.
 
   Returns:
-    Settings that name a module outside seedx; all arguments of its factory,
-    since they may name code in turn, as those of `gymnasium:make` do; and
-    options that may make a simulator read files.
+    Settings that name a module outside seedx; the options of such a factory,
+    since they may name code, too, as those of `gymnasium:make` do; and options
+    that may make a simulator read files.
   """
   code = {
     name: options[name]
@@ -164,11 +163,7 @@ def returns_are_sums(config: Config) -> bool:
 
 
 def load_transform(config: Config) -> Transform | None:
-  """Imports the observation transform; returns None if the config has none.
-
-  Raises:
-    types.ConfigError: the transform cannot be imported, or is not callable.
-  """
+  """Imports the observation transform as `load_function` does, or None."""
   name = config.observation_transform
   return load_function(name, "an observation transform") if name else None
 

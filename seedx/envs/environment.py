@@ -102,8 +102,8 @@ def make(
     num_threads: number of threads that step EnvPool's environments, or of
       processes that step the user's own, at least 1.
     render: whether `render` will be called.
-    restarts: limits of restarts after a failure of the user's environments;
-      None for no restarts. Other environments cannot fail.
+    restarts: restarts after failures of the user's environments; None for no
+      restarts. Other environments cannot fail.
 
   Raises:
     types.ConfigError: `spec` would raise it, or a number is out of range.
@@ -124,8 +124,8 @@ def make(
 def spec(config: env_config.Config) -> types.EnvironmentSpec:
   """Returns the spec of observations and actions of one environment.
 
-  It makes an environment of the user's once, in a separate process, and none of
-  EnvPool's. Observations of 64 bits are narrowed to 32. Floats have no bounds,
+  The first call for an environment of the user's makes one, in a separate
+  process. Observations of 64 bits are narrowed to 32. Floats have no bounds,
   since an environment's bounds are often placeholders.
 
   Raises:

@@ -51,7 +51,7 @@ class FunctionalEnvironment:
       config, seed, self.spec, env_config.load_transform(config)
     )
     self._device = jax.local_devices(backend="cpu")[0]
-    # A jitted start: it draws the same numbers for any number of environments.
+    # Compiled, so that random numbers do not depend on `num_envs`.
     with jax.default_device(self._device):
       self._start = jax.jit(lambda: _init(environment, num_envs, seed))
       self._state = self._start()

@@ -53,10 +53,10 @@ def environment_spec(
 ) -> types.EnvironmentSpec:
   """Returns the spec that the agent sees: after the transform, with the mask.
 
-  Images of bytes with channels last, `[H, W, C]`, become `[C, H, W]`. Images
-  without channels, `[H, W]`, become `[1, H, W]` if they are large enough. If
-  one mask covers all combinations of several choices, they become one action
-  that counts the combinations in C order.
+  Images of bytes with channels last, `[H, W, C]`, become `[C, H, W]`. Large
+  images without channels, `[H, W]`, become `[1, H, W]`. If one mask covers all
+  combinations of several choices, these become one action that counts the
+  combinations in C order.
 
   Args:
     config: the environment's config.
@@ -161,8 +161,8 @@ def joined_spec(
   """Adds the specs of entries of `info` to the spec of an observation.
 
   Args:
-    config: config whose `info_keys` are added, and whose `action_mask` is added
-      if only `info` has it.
+    config: config whose `info_keys` are added, and its `action_mask` if only
+      `info` has it.
     observation: a nest of specs.
     info: all entries of `info`, or their descriptions.
     leaf: function that makes a spec from a key and its value in `info`.
@@ -318,12 +318,12 @@ class Finisher:
   def _with_legal(
     self, observation: types.Tree, index: np.ndarray, last: np.ndarray
   ) -> types.Tree:
-    """Makes all actions legal if an episode has ended without a legal one."""
+    """Makes all actions legal where none is, or raises an error."""
     key = self.spec.action_mask
     assert key is not None
     mask = observation[key]
     none_legal = ~np.any(mask, axis=-1)
-    # A single choice without a legal value is no error.
+    # One of several choices may have no legal value in any step.
     stuck = none_legal.reshape(len(index), -1).all(axis=1) & ~last
     if np.any(stuck):
       raise ValueError(

@@ -303,6 +303,7 @@ class ProcessEnvironment:
 
 
 def _key(config: env_config.Config) -> tuple[str, bytes]:
+  # Signatures do not depend on the transform.
   return os.getcwd(), env_config.pickled(
     dataclasses.replace(config, observation_transform="")
   )

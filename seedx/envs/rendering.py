@@ -24,9 +24,7 @@ sys.exit(rendering.main())
 
 
 def check_render(config: env_config.Config) -> None:
-  """Checks that an environment can be rendered.
-
-  It renders a frame in another process, since some environments end theirs.
+  """Renders a frame in another process, since some environments end theirs.
 
   Raises:
     types.ConfigError: rendering failed; the message has one line.

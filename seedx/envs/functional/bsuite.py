@@ -123,8 +123,7 @@ class Diver(NamedTuple):
   """The state of `DeepSea`: `[]` int32 numbers.
 
   Attributes:
-    row: row of the diver.
-    column: column of the diver.
+    row, column: position of the diver.
     bit: action that moves right, 0 or 1.
   """
 

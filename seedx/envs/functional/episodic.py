@@ -32,12 +32,7 @@ class Environment(Protocol):
   def step(
     self, state: types.Tree, action: jax.Array, rng_key: jax.Array
   ) -> tuple[types.Tree, dm_env.TimeStep]:
-    """Takes a step.
-
-    Args:
-      state: the environment's state.
-      action: `[*action_shape]`, within its bounds.
-      rng_key: random key of this step.
+    """Takes a step by an action, `[*action_shape]`, within its bounds.
 
     Returns:
       The next state, and the time step: `[]` uint8 `step_type`, `[]` float32
@@ -129,12 +124,12 @@ class Episodic(abc.ABC):
 
 
 def keys(seed: int | jax.Array, num_envs: int) -> jax.Array:
-  """Returns `num_envs` random keys, that of environment k from `seed + k`."""
+  """Returns random keys, `[num_envs]`; key k is made from `seed + k`."""
   return jax.vmap(jax.random.key)(seed + jnp.arange(num_envs))
 
 
 def init(environment: Environment, rng_keys: jax.Array) -> types.Tree:
-  """Returns initial states, `[N, ...]`, from a key for each, `[N]`."""
+  """Returns initial states, `[N, ...]`, from random keys, `[N]`."""
   return jax.vmap(environment.init)(rng_keys)
 
 

@@ -50,7 +50,7 @@ class Ball(NamedTuple):
 
 
 class Breakout(Episodic):
-  """A paddle that keeps a ball in play; each brick that it breaks rewards 1.
+  """A paddle that keeps a ball in play; each broken brick is worth 1.
 
   The channels are the paddle, the ball, its previous position, and the bricks.
   An episode ends when the ball falls. When all bricks are broken, three new
@@ -151,7 +151,7 @@ class Crossing(NamedTuple):
     column: `[8]` int32 column of the object.
     goes_right: `[8]` bool, whether the object moves right.
     gold: `[8]` bool, whether the object is gold; otherwise it is an enemy.
-    spawn_timer, spawn_speed: steps until a new object, and between two.
+    spawn_timer, spawn_speed: steps until the next object, and between two.
     move_timer, move_speed: steps until all objects move, and between two moves.
     ramp_timer: steps until the game becomes harder.
     ramp_index: number of times that it has become harder.
@@ -179,7 +179,7 @@ class Spawned(NamedTuple):
   Attributes:
     goes_right: `[]` bool, whether the object moves right.
     gold: `[]` bool, whether it is gold.
-    rank: `[8]` ranks of the rows; the object takes the highest free one.
+    rank: `[8]` rank of each row; the object takes the highest-ranked free row.
   """
 
   goes_right: jax.Array
@@ -254,13 +254,7 @@ class Asterix(Episodic):
   def advance(
     self, state: Crossing, action: jax.Array, drawn: Spawned
   ) -> Outcome:
-    """Returns the outcome of an action, given the random draws.
-
-    Args:
-      state: the state before the action.
-      action: `[]`, the action to execute.
-      drawn: the new object, used if one appears in this step.
-    """
+    """Returns the outcome of an action, `[]`, given the random draws."""
     state = _spawned(state, drawn)
     state = state._replace(
       x=_moved(state.x, action, _LEFT, _RIGHT, 0, 9),
@@ -353,7 +347,7 @@ def _spawned(state: Crossing, drawn: Spawned) -> Crossing:
 
 
 def _collide(state: Crossing) -> tuple[Crossing, jax.Array, jax.Array]:
-  """Removes gold that the player touches; whether it touched gold, an enemy."""
+  """Removes touched gold; returns whether gold and enemies were touched."""
   here = state.there & (state.column == state.x)
   here &= jnp.arange(1, 9) == state.y
   there = state.there & ~(here & state.gold)

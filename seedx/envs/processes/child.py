@@ -59,11 +59,7 @@ class Child:
   """
 
   def __init__(self, job: messages.Job, memory: BinaryIO) -> None:
-    """Starts the process.
-
-    Args:
-      job: the environments that it makes.
-      memory: file that holds the rows.
+    """Starts the process; `memory` is the file of the shared rows.
 
     Raises:
       types.ConfigError: the job cannot be pickled.

@@ -71,8 +71,7 @@ class SharedRows(NamedTuple):
 
   Attributes:
     step_type: `[N]` uint8.
-    reward: `[N]` float32.
-    discount: `[N]` float32.
+    reward, discount: `[N]` float32.
     episode_return: `[N]` float32, NaN if no game ends.
     action: `[N, ...]`.
     observation: `[N, ...]` leaves, in the order of `tree.flatten`.

@@ -24,7 +24,6 @@ class Restarts:
   count: int = 0
 
   def __post_init__(self) -> None:
-    """Makes the lock of `count`."""
     self._lock = threading.Lock()
 
   def add(self, failure: str) -> None:

@@ -74,8 +74,7 @@ class Action(NamedTuple):
   Attributes:
     spec: spec of the agent's actions, whose integers count from 0.
     dtype: dtype of the environment's actions.
-    low: `[*action_shape]`, the environment's smallest action.
-    high: `[*action_shape]`, the environment's largest action.
+    low, high: `[*action_shape]`, the environment's smallest and largest action.
   """
 
   spec: dm_env.specs.BoundedArray
@@ -144,7 +143,7 @@ def number(name: str, value: Any) -> float:
   """Converts a number, a bool or an array of one element to a float.
 
   Raises:
-    WrongStepError: the value, which the message calls `name`, is another.
+    WrongStepError: the value is something else; the message calls it `name`.
   """
   if isinstance(value, float):  # Includes NumPy's float64.
     return value

@@ -81,7 +81,7 @@ class _Worker:
         self._environments[0].observation
       )
     ]
-    # The environments were reset when they were made; the first RESET uses it.
+    # The environments were reset when made; the first RESET uses that reset.
     self._first_observations = {
       i: environment.first_observation
       for i, environment in enumerate(self._environments)
