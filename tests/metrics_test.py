@@ -461,8 +461,8 @@ def test_lines_after_the_resumed_checkpoint_are_dropped(tmp_path):
 def test_a_resumption_is_detected_by_steps_or_by_seconds(tmp_path):
   first = [line_at(100, 10.0), line_at(150, 20.0), line_at(155, 21.0)]
   # The checkpoint was at 140 steps and 18 s. The new rate is higher or lower.
-  for after in (line_at(160, 19.0), line_at(145, 23.0)):
-    assert read(tmp_path, jsonl([*first, after])) == [first[0], after]
+  for resumed in (line_at(160, 19.0), line_at(145, 23.0)):
+    assert read(tmp_path, jsonl([*first, resumed])) == [first[0], resumed]
 
 
 def test_a_run_that_makes_no_steps_for_a_while_keeps_its_lines(tmp_path):

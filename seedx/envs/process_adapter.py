@@ -167,12 +167,12 @@ class ProcessEnvironment:
     worker = self._processes[0]
     worker.send(messages.RENDER)
     while True:
-      kind, rest = worker.receive()
+      kind, payload = worker.receive()
       if kind == messages.FRAME:
-        return pickle.loads(rest)
+        return pickle.loads(payload)
       if kind == messages.REFUSAL:
-        raise types.ConfigError(rest.decode())
-      self._handle(worker, kind, rest)
+        raise types.ConfigError(payload.decode())
+      self._handle(worker, kind, payload)
 
   def close(self) -> None:
     """See `envs.Environment`."""
@@ -235,17 +235,17 @@ class ProcessEnvironment:
         if worker.has_died():
           self._handle(worker, *worker.receive())
 
-  def _handle(self, worker: child.Child, kind: bytes, rest: bytes) -> None:
+  def _handle(self, worker: child.Child, kind: bytes, payload: bytes) -> None:
     """Handles a message; drops rows from before a pending reset."""
     if kind == messages.FAILURE:
-      self._restart(worker, rest.decode(errors="replace"))
+      self._restart(worker, payload.decode(errors="replace"))
       return
     try:
       if kind not in (messages.ROWS, messages.FIRST_ROWS):
         raise ValueError(f"expected rows, found {kind!r}")
       if kind == messages.FIRST_ROWS and not worker.pending_resets:
         raise ValueError("expected rows of a step, found rows of a reset")
-      index = messages.indices(rest, worker.job)
+      index = messages.indices(payload, worker.job)
     except ValueError as error:
       self._fail(worker.garbage(error))
     if kind == messages.FIRST_ROWS:

@@ -68,20 +68,20 @@ def assert_same(env, steps, names=(), scale=0.0):
   first = kinds == FIRST
   forced = np.roll(first, 1) if names else ~first
 
-  def step(state, given):
-    action, forced, inner = given
+  def step(state, inputs):
+    action, forced, inner = inputs
     if names:
       inner = state.inner._replace(**dict(zip(names, inner, strict=True)))
     inner = jax.tree.map(
       lambda a, b: jnp.where(forced, a, b), inner, state.inner
     )
     key = jax.random.key(0)
-    after, timestep = env.step(state._replace(inner=inner), action, key)
-    return after, (env.observe(inner), timestep)
+    next_state, timestep = env.step(state._replace(inner=inner), action, key)
+    return next_state, (env.observe(inner), timestep)
 
   @jax.jit
-  def scan(*given):
-    return jax.lax.scan(step, env.init(jax.random.key(1)), given)[1]
+  def scan(*inputs):
+    return jax.lax.scan(step, env.init(jax.random.key(1)), inputs)[1]
 
   states = states.astype(np.int32 if names else np.float32)
   observed, timestep = jax.device_get(
@@ -255,8 +255,8 @@ def test_asterix_equals_minatar(ramping):
   random = np.random.default_rng(0)
   timers = ("spawn_timer", "spawn_speed", "move_timer", "move_speed")
   timers += ("ramp_timer", "ramp_index")
-  given, expected = [], []
-  while len(given) < STEPS:
+  inputs, expected = [], []
+  while len(inputs) < STEPS:
     reference.reset()
     begins, terminal = True, False
     while not terminal:
@@ -269,28 +269,28 @@ def test_asterix_equals_minatar(ramping):
       reference.random = Draws(goes_right, gold, place)
       reward, terminal = reference.act(action)
       drawn = minatar.Spawned(goes_right, gold, rank)
-      given.append((begins, np.int32(action), drawn))
+      inputs.append((begins, np.int32(action), drawn))
       times = np.array([getattr(reference, name) for name in timers])
       board, begins = reference.state().transpose(2, 0, 1), False
       expected.append((board, reward, terminal, times))
 
   @jax.jit
-  def play(given):
+  def play(inputs):
     start = env.reset(jax.random.key(0))
 
-    def step(state, given):
-      begins, action, drawn = given
+    def step(state, inputs):
+      begins, action, drawn = inputs
       state = jax.tree.map(lambda a, b: jnp.where(begins, a, b), start, state)
       state, reward, terminal = env.advance(state, action, drawn)
       times = jnp.stack([getattr(state, name) for name in timers])
       return state, (env.observe(state), reward, terminal, times)
 
-    return jax.lax.scan(step, start, given)[1]
+    return jax.lax.scan(step, start, inputs)[1]
 
-  given, expected = (
-    jax.tree.map(lambda *x: np.stack(x), *x) for x in (given, expected)
+  inputs, expected = (
+    jax.tree.map(lambda *x: np.stack(x), *x) for x in (inputs, expected)
   )
-  chex.assert_trees_all_equal(play(given), expected)
+  chex.assert_trees_all_equal(play(inputs), expected)
   _, rewards, _, times = expected
   assert rewards.sum() > 30
   assert (times[:, 1].min() < 10) == ramping

@@ -261,12 +261,12 @@ class Asterix(Episodic):
       y=_moved(state.y, action, _UP, _DOWN, 1, 8),
     )
     state, gold, caught = _collide(state)
-    now = state.move_timer == 0
-    column = state.column + jnp.where(state.goes_right, 1, -1) * now
+    moves = state.move_timer == 0
+    column = state.column + jnp.where(state.goes_right, 1, -1) * moves
     state = state._replace(
       column=column,
       there=state.there & (column >= 0) & (column <= 9),
-      move_timer=jnp.where(now, state.move_speed, state.move_timer),
+      move_timer=jnp.where(moves, state.move_speed, state.move_timer),
     )
     state, more_gold, caught_after_move = _collide(state)
     state = state._replace(
@@ -333,38 +333,38 @@ def _moved(
 
 def _spawned(state: Crossing, drawn: Spawned) -> Crossing:
   """Adds the new object, if it is due and a row is free."""
-  now = state.spawn_timer == 0
+  is_due = state.spawn_timer == 0
   row = jnp.argmax(jnp.where(state.there, -1.0, drawn.rank))
-  new = now & ~jnp.all(state.there) & (jnp.arange(8) == row)
+  new = is_due & ~jnp.all(state.there) & (jnp.arange(8) == row)
   first = jnp.where(drawn.goes_right, 0, 9)
   return state._replace(
     there=state.there | new,
     column=jnp.where(new, first, state.column),
     goes_right=jnp.where(new, drawn.goes_right, state.goes_right),
     gold=jnp.where(new, drawn.gold, state.gold),
-    spawn_timer=jnp.where(now, state.spawn_speed, state.spawn_timer),
+    spawn_timer=jnp.where(is_due, state.spawn_speed, state.spawn_timer),
   )
 
 
 def _collide(state: Crossing) -> tuple[Crossing, jax.Array, jax.Array]:
   """Removes touched gold; returns whether gold and enemies were touched."""
-  here = state.there & (state.column == state.x)
-  here &= jnp.arange(1, 9) == state.y
-  there = state.there & ~(here & state.gold)
-  gold, enemy = jnp.any(here & state.gold), jnp.any(here & ~state.gold)
+  touched = state.there & (state.column == state.x)
+  touched &= jnp.arange(1, 9) == state.y
+  there = state.there & ~(touched & state.gold)
+  gold, enemy = jnp.any(touched & state.gold), jnp.any(touched & ~state.gold)
   return state._replace(there=there), gold, enemy
 
 
 def _ramped(state: Crossing) -> Crossing:
   """Speeds the game up about every 100 steps, until it is at full speed."""
   can = (state.spawn_speed > 1) | (state.move_speed > 1)
-  now = can & (state.ramp_timer < 0)
-  moves = now & (state.move_speed > 1) & (state.ramp_index % 2 == 1)
-  spawns = now & (state.spawn_speed > 1)
+  is_due = can & (state.ramp_timer < 0)
+  moves = is_due & (state.move_speed > 1) & (state.ramp_index % 2 == 1)
+  spawns = is_due & (state.spawn_speed > 1)
   timer = state.ramp_timer - can.astype(jnp.int32)
   return state._replace(
     move_speed=state.move_speed - moves,
     spawn_speed=state.spawn_speed - spawns,
-    ramp_index=state.ramp_index + now,
-    ramp_timer=jnp.where(now, 100, timer),
+    ramp_index=state.ramp_index + is_due,
+    ramp_timer=jnp.where(is_due, 100, timer),
   )

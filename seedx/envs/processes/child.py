@@ -92,7 +92,7 @@ class Child:
       self._requests.send_bytes(message)
 
   def receive(self) -> tuple[bytes, bytes]:
-    """Waits for a message; returns its first byte, and the rest.
+    """Waits for a message; returns its kind and its payload.
 
     If the process has died, they are FAILURE and a description of its death.
     """
@@ -104,7 +104,7 @@ class Child:
         return messages.FAILURE, self._death()
 
   def read(self) -> tuple[bytes, bytes]:
-    """Returns a message as `receive` does, once `replies` is ready."""
+    """Reads a message as `receive` does, once `replies` is ready."""
     try:
       message = self.replies.recv_bytes(_MAX_MESSAGE_BYTES)
     except EOFError:
@@ -120,15 +120,15 @@ class Child:
       types.ConfigError: the process cannot make them.
       KilledError: the process was killed meanwhile.
     """
-    kind, rest = self.receive()
+    kind, payload = self.receive()
     if kind == messages.FAILURE and self._popen.poll() == -signal.SIGKILL:
-      raise KilledError(rest.decode(errors="replace"))
+      raise KilledError(payload.decode(errors="replace"))
     if kind in (messages.REFUSAL, messages.FAILURE):
-      raise types.ConfigError(rest.decode(errors="replace"))
+      raise types.ConfigError(payload.decode(errors="replace"))
     try:
       if kind != messages.SIGNATURE:
         raise ValueError(f"expected a signature, found {kind!r}")
-      return messages.Signature(*pickle.loads(rest))
+      return messages.Signature(*pickle.loads(payload))
     except Exception as error:  # Unpickling may raise anything.
       raise types.ConfigError(self.garbage(error)) from error
 

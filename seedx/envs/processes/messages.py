@@ -9,7 +9,7 @@ A worker receives a pickled `Job` and then any number of RESET, STEP and RENDER
 through one pipe. Through another it answers the `Job` with SIGNATURE, RESET
 with FIRST_ROWS, STEP with ROWS, and RENDER with FRAME. If it cannot, REFUSAL
 replaces SIGNATURE or FRAME, and FAILURE, the last message, any answer. The
-first byte of a message is its kind.
+first byte of a message is its kind; the others are its payload.
 """
 
 import dataclasses
@@ -98,19 +98,19 @@ def check_same(name: str, expected: Signature, actual: Signature) -> None:
     )
 
 
-def indices(message: bytes, job: Job) -> np.ndarray:
-  """Reads the indices, `[B]` int32, in a message without its first byte.
+def indices(payload: bytes, job: Job) -> np.ndarray:
+  """Reads the indices, `[B]` int32, in the payload of a message.
 
   Raises:
     ValueError: they are not indices of the worker's environments.
   """
-  index = np.frombuffer(message[: len(message) // 4 * 4], np.int32)
+  index = np.frombuffer(payload[: len(payload) // 4 * 4], np.int32)
   last = job.first + job.count - 1
   in_range = np.all((index >= job.first) & (index <= last))
-  if len(message) % 4 or not in_range or len(np.unique(index)) != len(index):
+  if len(payload) % 4 or not in_range or len(np.unique(index)) != len(index):
     raise ValueError(
-      f"expected indices from {job.first} to {last}, found {message[:20]!r} of"
-      f" {len(message)} bytes"
+      f"expected indices from {job.first} to {last}, found {payload[:20]!r} of"
+      f" {len(payload)} bytes"
     )
   return index
 

@@ -98,10 +98,10 @@ class _Worker:
 
   def answer(self, message: bytes) -> bytes:
     """Returns the answer to a message, or raises `_Failure`."""
-    kind, rest = message[:1], message[1:]
+    kind, payload = message[:1], message[1:]
     if kind == messages.STEP:
-      self._step_all(np.frombuffer(rest, np.int32))
-      return messages.ROWS + rest
+      self._step_all(np.frombuffer(payload, np.int32))
+      return messages.ROWS + payload
     if kind == messages.RESET:
       count = len(self._environments)
       self._ended = [True] * count
