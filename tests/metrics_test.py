@@ -18,7 +18,7 @@ from seedx.metrics import events
 
 
 class FakeClock:
-  """Time that passes when told."""
+  """A clock that a test advances by `sleep`."""
 
   def __init__(self):
     self.now = 100.0
@@ -85,7 +85,7 @@ def test_no_time_is_lost_or_counted_twice_while_threads_wait():
   calls, ticks = collections.defaultdict(list), itertools.count()
 
   def clock():
-    """Each call is a second after the one before, whichever thread's it is."""
+    """Advances by a second with each call, from any thread."""
     calls[threading.get_ident()].append(next(ticks))
     return float(calls[threading.get_ident()][-1])
 
@@ -109,7 +109,7 @@ def test_no_time_is_lost_or_counted_twice_while_threads_wait():
 
 @pytest.mark.alone
 def test_timing_is_cheap():
-  """As some 50 calls of a function."""
+  """It costs less than 50 calls of `perf_counter`."""
   waits, ratios = metrics.Waits(), []
   for _ in range(5):
     began = time.perf_counter()
@@ -132,7 +132,7 @@ def test_timing_is_cheap():
   ("requests", "queue", "unrolls", "expected"),
   [
     (0.9, 0.0, 0.0, "environments"),  # A replay: the learner never waits.
-    (0.1, 0.3, 0.0, "learner"),  # Blocked now and then is blocked.
+    (0.1, 0.3, 0.0, "learner"),  # Sometimes blocked is blocked.
     (0.3, 0.1, 0.7, "inference"),
     (0.5, 0.2, 0.6, "environments"),
   ],
@@ -176,7 +176,7 @@ def test_row_without_an_episode_is_refused():
 # Sinks
 
 
-def test_what_writes_no_line_leaves_no_file(tmp_path):
+def test_a_sink_without_lines_leaves_no_file(tmp_path):
   for sink in (
     metrics.JsonLines(tmp_path / "metrics.jsonl"),
     events.TensorBoard(tmp_path),
@@ -185,7 +185,7 @@ def test_what_writes_no_line_leaves_no_file(tmp_path):
   assert not list(tmp_path.iterdir())
 
 
-def test_json_has_null_for_what_is_no_number_and_takes_numpy(tmp_path):
+def test_json_has_null_for_nan_and_infinity_and_accepts_numpy(tmp_path):
   path = tmp_path / "metrics.jsonl"
   sink = metrics.JsonLines(path)
   sink.write(
@@ -203,7 +203,7 @@ def test_json_has_null_for_what_is_no_number_and_takes_numpy(tmp_path):
   def refuse(name):
     raise AssertionError(f"bare {name}")
 
-  # It can be read before it is closed.
+  # The file can be read before it is closed.
   line = json.loads(path.read_text(), parse_constant=refuse)
   none = dict.fromkeys(("nan", "inf", "nan32", "none"))
   assert line == {**none, "half": 0.5, "five": 5, "note": "x"}
@@ -211,7 +211,7 @@ def test_json_has_null_for_what_is_no_number_and_takes_numpy(tmp_path):
   sink.close()
 
 
-def test_json_lines_of_a_run_that_goes_on_are_appended(tmp_path):
+def test_json_lines_of_a_resumed_run_are_appended(tmp_path):
   path = tmp_path / "metrics.jsonl"
   for steps in (1, 2):
     sink = metrics.JsonLines(path)
@@ -228,7 +228,7 @@ def read_events(run_dir):
   (path,) = run_dir.glob("events.out.tfevents.*")
   data = path.read_bytes()
   while data:
-    # A TFRecord: length, its checksum, the event, its checksum.
+    # A TFRecord has the length, its checksum, the event, and its checksum.
     length = int.from_bytes(data[:8], "little")
     event = event_pb2.Event.FromString(data[12 : 12 + length])
     data = data[16 + length :]
@@ -292,7 +292,7 @@ def test_row_shows_everything_in_80_columns():
   assert len(row) <= 80
 
 
-def test_row_says_since_when_no_episode_has_ended():
+def test_row_shows_the_steps_since_the_last_episode():
   sink, stream, _ = console()
   sink.write(LINE | {"steps_without_episode": 1_230_000})
   sink.close()
@@ -314,7 +314,7 @@ def test_row_of_an_empty_line_has_dashes():
   ]
 
 
-def test_before_the_first_update_there_is_no_rate_but_the_time_it_takes():
+def test_before_the_first_update_a_row_has_the_time_and_no_rate():
   sink, stream, clock = console()
   for steps in (640, 1280):
     sink.write({**LINE, "env_steps": steps, "policy_lag": None})
@@ -326,7 +326,7 @@ def test_before_the_first_update_there_is_no_rate_but_the_time_it_takes():
   assert learning[2] == "490k" and learning[-1] == "learner"
 
 
-def test_a_replay_that_is_filled_has_a_rate_and_no_bottleneck():
+def test_while_the_replay_fills_a_row_has_a_rate_and_no_bottleneck():
   sink, stream, _ = console()
   sink.write({**LINE, "policy_lag": None, "replay_size": 400})
   *_, rate, _, _, left, first, second, third, seconds = rows(stream)[-1]
@@ -334,7 +334,7 @@ def test_a_replay_that_is_filled_has_a_rate_and_no_bottleneck():
   assert f"{first} {second} {third} {seconds}" == "filling the replay 0s"
 
 
-def test_a_learner_that_is_alone_says_that_nobody_has_joined():
+def test_a_learner_without_actors_shows_that_it_waits_for_them():
   stream = io.StringIO()
   sink = metrics.Console(10**7, stream, 0.0, alone=True)
   for steps in (500, 500, 900):
@@ -344,7 +344,7 @@ def test_a_learner_that_is_alone_says_that_nobody_has_joined():
   assert "compiling" in third
 
 
-def test_a_run_that_does_not_move_is_shown_as_one():
+def test_a_stalled_run_is_shown_as_stalled():
   sink, stream, _ = console()
   sink.write({**LINE, "steps_per_second": 0.0, "stalled_seconds": 187.2})
   *_, left, first, second, third, seconds = rows(stream)[-1]
@@ -359,8 +359,8 @@ def test_rows_come_at_most_every_10_seconds_and_the_last_at_close():
     clock.sleep(1.0)
   sink.close()
   sink.close()
-  found = [row[0].partition("/")[0] for row in rows(stream)[1:]]
-  assert found == ["0", "10", "20", "25"]
+  steps = [row[0].partition("/")[0] for row in rows(stream)[1:]]
+  assert steps == ["0", "10", "20", "25"]
 
 
 @pytest.mark.parametrize(
@@ -393,7 +393,7 @@ def read_terminal(master):
   while True:
     try:
       piece = os.read(master, 65536)
-    except OSError:  # Linux says EIO at the end of a pseudo-terminal.
+    except OSError:  # Linux returns EIO at the end of a pseudo-terminal.
       return text.decode()
     if not piece:
       return text.decode()
@@ -437,7 +437,7 @@ def read(tmp_path, text):
   return metrics.read_lines(tmp_path / "metrics.jsonl")
 
 
-def test_half_a_line_of_a_run_that_was_killed_hides_no_other(tmp_path):
+def test_half_a_line_of_a_killed_run_hides_no_other_line(tmp_path):
   lines = [line_at(step, float(step)) for step in (1, 2, 3)]
   first, second, third = jsonl(lines).splitlines()
   half = second[:20]
@@ -449,20 +449,20 @@ def jsonl(lines):
   return "".join(json.dumps(line) + "\n" for line in lines)
 
 
-def test_lines_that_a_resumed_run_has_overtaken_are_left_out(tmp_path):
+def test_lines_after_the_resumed_checkpoint_are_dropped(tmp_path):
   first = [line_at(100 * i, 10.0 * i) for i in range(6)]
   second = [line_at(100 * i, 10.0 * i + 1) for i in (2, 3, 4)]
   third = [line_at(100 * i, 10.0 * i + 2) for i in (3, 4)]
   lines = read(tmp_path, jsonl([*first, *second, *third]))
-  # A line at the same step as the first after the resumption is overtaken too.
+  # A line at the same step as the first resumed line is dropped, too.
   assert lines == [*first[:2], second[0], *third]
 
 
-def test_a_resumption_shows_in_either_of_steps_and_seconds(tmp_path):
+def test_a_resumption_is_detected_by_steps_or_by_seconds(tmp_path):
   first = [line_at(100, 10.0), line_at(150, 20.0), line_at(155, 21.0)]
-  # From a checkpoint at 140 steps and 18 s, faster or slower than at first.
-  for after in (line_at(160, 19.0), line_at(145, 23.0)):
-    assert read(tmp_path, jsonl([*first, after])) == [first[0], after]
+  # The checkpoint was at 140 steps and 18 s. The new rate is higher or lower.
+  for resumed in (line_at(160, 19.0), line_at(145, 23.0)):
+    assert read(tmp_path, jsonl([*first, resumed])) == [first[0], resumed]
 
 
 def test_a_run_that_makes_no_steps_for_a_while_keeps_its_lines(tmp_path):
@@ -495,12 +495,11 @@ def test_time_left_does_not_jump_with_one_slow_interval():
   for rate in (100_000.0, 10_000.0):
     sink.write({**LINE, "steps_per_second": rate})
     clock.sleep(10.0)
-  # At the last interval's rate it would be 12m30s.
+  # The last interval's rate alone would give 12m30s.
   assert [row[5] for row in rows(stream)[1:]] == ["1m15s", "1m42s"]
 
 
-def test_the_mean_of_seeds_is_of_each_ones_latest():
-  """However many episodes each has ended, and whichever ended last."""
+def test_the_mean_of_seeds_weights_trainings_equally():
   seeds = [metrics.Latest(window=2) for _ in range(3)]
   mean = metrics.MeanOfSeeds(seeds)
   assert mean.mean() is None and mean.count == 0

@@ -1,4 +1,4 @@
-"""Own environments as users would write them, working and failing ones."""
+"""Environments as users would write them, working and failing ones."""
 
 import functools
 import os
@@ -21,8 +21,8 @@ def cartpole(**options):
 class Counting(gymnasium.Env):
   """Counts its steps; the observation is (seed, episode, step, last action).
 
-  Episode e takes 2 + e % 3 steps; it terminates if e is even, is truncated
-  where it is odd, and both where e % 4 == 2. The reward is step + action.
+  Episode e has 2 + e % 3 steps. It terminates if e is even, is truncated if e
+  is odd, and both if e % 4 == 2. The reward is step + action.
   """
 
   def __init__(self, log=""):
@@ -60,10 +60,10 @@ class Counting(gymnasium.Env):
 
 
 class Logged(gymnasium.Env):
-  """Appends a line for each of its rows to a file of its own, `<seed>.<id>`.
+  """Appends a line for each row to the file `<seed>.<id>`.
 
-  A line is `reset`, `step`, or `end RETURN LENGTH`. Episodes take 1 to 5 steps,
-  others for each seed; the reward is step + action.
+  A line is `reset`, `step`, or `end RETURN LENGTH`. Episodes have 1 to 5 steps,
+  depending on the seed. The reward is step + action.
   """
 
   observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
@@ -97,7 +97,7 @@ class Logged(gymnasium.Env):
 
 
 class CountingDm(dm_env.Environment):
-  """`Counting` as dm_env; an episode that goes on has a discount of 0.5."""
+  """`Counting` as dm_env, with discount 0.5 while an episode continues."""
 
   def __init__(self, seed):
     self._env, self._first_seed = Counting(), seed
@@ -130,7 +130,7 @@ def discounting(seed, discount):
 
 
 class Long(gymnasium.Env):
-  """Observes an integer of 64 bits: at first `first`, then `then`."""
+  """Observes a 64-bit integer: `first` after a reset, `then` later."""
 
   def __init__(self, first, then=0):
     space = spaces.Box(-(2**62), 2**62, (2,), np.int64)
@@ -154,7 +154,7 @@ def unseeded_dm(speed=1):
 
 
 class Masked(gymnasium.Env):
-  """Dicts of every space; action t % 3 is not legal at step t."""
+  """Observes dicts of all spaces; action t % 3 is illegal in step t."""
 
   def __init__(self, none_legal_at=None):
     image = spaces.Box(0, 255, (2, 3), np.uint8)
@@ -199,7 +199,7 @@ class Masked(gymnasium.Env):
 
 
 class Continuous(gymnasium.Env):
-  """Shows the action that it was given."""
+  """Observes the last action."""
 
   def __init__(self):
     self.observation_space = spaces.Box(-9, 9, (2,), np.float64)
@@ -217,7 +217,7 @@ class Continuous(gymnasium.Env):
 
 
 class Acting(gymnasium.Env):
-  """Has any spaces; its observation is a sample, or `shows`."""
+  """Has any spaces; observes a sample, or `shows`."""
 
   def __init__(self, action=None, observation=None, shows=None):
     self.action_space = action or spaces.Discrete(2)
@@ -239,7 +239,7 @@ def picture(shape):
 
 
 def masked_choices(values, shape):
-  """Choices, of which the mask says that the last alone is legal."""
+  """Returns an environment with a mask whose last entry alone is legal."""
   mask = np.zeros(shape, np.int8)
   mask.flat[-1] = 1
   space = spaces.Dict({"action_mask": spaces.MultiBinary(shape)})
@@ -253,20 +253,19 @@ def no_observation(key=""):
   return Acting(observation=space)
 
 
-def _of(*arguments):
-  """A factory of `Acting`."""
+def _acting(*arguments):
   return functools.partial(Acting, *arguments)
 
 
-# Spaces that are not supported, and observations that do not fit.
+# Unsupported spaces, and observations that do not match their space.
 _COUNT = spaces.Dict({"count": spaces.Box(0, 9, (2,), np.int32)})
-no_action = _of(spaces.Box(-1, 1, (0,)))
-matrix_actions = _of(spaces.Box(-1, 1, (2, 2)))
-unbounded_actions = _of(spaces.Box(-np.inf, np.inf, (2,)))
-text_observation = _of(None, spaces.Dict({"says": spaces.Text(5)}))
-wrong_shape = _of(None, None, np.zeros(2, np.float32))
-wrong_dtype = _of(None, _COUNT, {"count": np.zeros(2)})
-wrong_key = _of(None, _COUNT, {"counts": np.zeros(2, np.int32)})
+no_action = _acting(spaces.Box(-1, 1, (0,)))
+matrix_actions = _acting(spaces.Box(-1, 1, (2, 2)))
+unbounded_actions = _acting(spaces.Box(-np.inf, np.inf, (2,)))
+text_observation = _acting(None, spaces.Dict({"text": spaces.Text(5)}))
+wrong_shape = _acting(None, None, np.zeros(2, np.float32))
+wrong_dtype = _acting(None, _COUNT, {"count": np.zeros(2)})
+wrong_key = _acting(None, _COUNT, {"counts": np.zeros(2, np.int32)})
 
 
 def vectors_of_choices():
@@ -274,7 +273,7 @@ def vectors_of_choices():
 
 
 class Bandit(gymnasium.Env):
-  """Shows bytes, and ends with each action: one pays 7 or 0, one always 2."""
+  """An image bandit: action 0 rewards 7 or 0, action 1 rewards 2."""
 
   observation_space = spaces.Box(0, 255, (8, 8, 3), np.uint8)
   action_space = spaces.Discrete(2)
@@ -292,7 +291,7 @@ class Bandit(gymnasium.Env):
 
 
 class Hanging(Counting):
-  """`Counting` whose steps do not return any more after so many."""
+  """`Counting` that hangs after a number of steps."""
 
   def __init__(self, steps):
     super().__init__()
@@ -306,7 +305,7 @@ class Hanging(Counting):
 
 
 class Failing(Counting):
-  """Fails at its first step in the way `how`, if its seed is `where`."""
+  """Fails at its first step, in the way `how`, if its seed is `where`."""
 
   def __init__(self, how, where=2, log=""):
     super().__init__(log)
@@ -332,7 +331,7 @@ class Failing(Counting):
     if self._how == "die":
       os._exit(7)
     if self._how == "killed":
-      # The child inherits every pipe, and keeps them open.
+      # The child inherits all pipes and keeps them open.
       if os.fork() == 0:
         deadline = time.monotonic() + 3000
         while pathlib.Path(self._log).exists() and time.monotonic() < deadline:
@@ -343,7 +342,7 @@ class Failing(Counting):
       time.sleep(1000)
     observation, reward = {
       "shape": (np.zeros(5), 0.0),
-      "too large": ([0, 1e300, 0, 0], 0.0),  # For 32 bits.
+      "too large": ([0, 1e300, 0, 0], 0.0),  # Infinite in 32 bits.
       "zero": (np.zeros(4), 0.0),
       "nan": ([0, np.nan, np.inf, 0], 0.0),
       "nan reward": (np.zeros(4), np.nan),
@@ -360,7 +359,7 @@ class Failing(Counting):
 
 
 class FailsLate(gymnasium.Env):
-  """Raises after 100 steps, whatever its seed, and never ends an episode."""
+  """Raises after 100 steps with any seed, and never ends an episode."""
 
   observation_space = spaces.Box(-1, 1, (2,))
   action_space = spaces.Discrete(3)
@@ -389,9 +388,9 @@ def dies_at_once():
 
 
 def killed(marks, times):
-  """As `Counting`, but so many of its processes are killed before."""
-  before = sorted(pathlib.Path(marks).iterdir())
-  if len(before) < times:
+  """Makes `Counting`, after a number of processes were killed here."""
+  earlier = sorted(pathlib.Path(marks).iterdir())
+  if len(earlier) < times:
     pathlib.Path(marks, str(os.getpid())).touch()
     os.kill(os.getpid(), signal.SIGKILL)
   return Counting()
@@ -467,7 +466,7 @@ def dm_with_physics(seed):
 
 
 class DmOfDicts(CountingDm):
-  """Two choices at once, of 2 and 3; a bounded scalar."""
+  """Takes two choices, of 2 and 3 values; observes a bounded scalar."""
 
   def observation_spec(self):
     return {
@@ -491,14 +490,14 @@ class DmOfDicts(CountingDm):
 
 
 class RestartsAlone(CountingDm):
-  """A FIRST where an episode goes on."""
+  """Returns a FIRST in the middle of an episode."""
 
   def step(self, action):
     return self.reset()
 
 
 class Names(gymnasium.Env):
-  """Prints, reads standard input, and observes its and its parent's pid."""
+  """Prints, reads standard input, and observes its pid and its parent's."""
 
   def __init__(self):
     self.observation_space = spaces.Box(-1, 2**31 - 1, (2,), np.int64)

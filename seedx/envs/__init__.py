@@ -1,6 +1,6 @@
-"""Environments, many at a time, as batched `dm_env` time steps.
+"""Batches of environments that return `dm_env` time steps.
 
-Nothing here imports JAX, so that a thin actor can use it.
+Importing this package does not import JAX, so that a thin actor can use it.
 """
 
 from seedx.envs.config import (

@@ -1,4 +1,4 @@
-"""Which environment to make, as data that can be sent to another process."""
+"""The choice of an environment, as data that can be sent to other processes."""
 
 import dataclasses
 import difflib
@@ -17,12 +17,12 @@ Transform = Callable[[types.Tree], types.Tree]
 
 DEFAULT_ACTION_MASK = "action_mask"
 SEEDX_PREFIX, JAX_PREFIX = "seedx:", "jax:"
-# Names of what comes with seedx begin so.
-_OF_SEEDX = (SEEDX_PREFIX, "seedx.envs.transforms:")
-_OWN = pathlib.Path(__file__).parent.parent
-# Options of EnvPool's tasks whose values are words of a known set. Others, such
-# as `xml_file` and ViZDoom's `game_args`, make a simulator read files.
-_WORDS = frozenset(
+# Prefixes of the names of seedx's environments and transforms.
+_SEEDX_PREFIXES = (SEEDX_PREFIX, "seedx.envs.transforms:")
+_PACKAGE = pathlib.Path(__file__).parent.parent
+# EnvPool options whose values are words of a fixed set. Other text options,
+# such as `xml_file` and ViZDoom's `game_args`, make a simulator read files.
+_WORD_OPTIONS = frozenset(
   (
     "task",
     "task_name",
@@ -57,29 +57,27 @@ class Config:
   """An environment, and how its observations are changed.
 
   The environment is one of EnvPool's, one of seedx's (`seedx:CartPole-v1`, see
-  `functional`) or your own. Your own is made by a factory, a function of yours
-  that returns a Gymnasium `Env` or a `dm_env.Environment`; or, after `jax:`, a
-  `functional.Environment`.
-  The factory is called once for each environment, in a separate process. If it
-  has a parameter `seed`, it is given the environment's seed; a factory of a
-  `dm_env.Environment` must have one. Images of bytes become `[C, H, W]` after
-  the `observation_transform`, if any.
+  `functional`) or your own. A factory of yours makes your own: a function that
+  returns a Gymnasium `Env` or a `dm_env.Environment` or, after the prefix
+  `jax:`, a `functional.Environment`. It is called once for each environment, in
+  a separate process. A parameter `seed` receives the environment's seed; a
+  factory of a `dm_env.Environment` must have one. Images of bytes become
+  `[C, H, W]`, after the `observation_transform` if there is one.
 
   Attributes:
-    env: EnvPool's name of the environment, seedx:NAME for one of seedx's, or
-      MODULE:FACTORY for your own, in a module of the current directory or an
-      installed one; jax:MODULE:FACTORY for your own of JAX functions.
-    env_options: EnvPool's or the task's own options, or your factory's keyword
-      arguments. EnvPool's `stack_num` is 1 by default: the network stacks
-      frames.
+    env: name of an EnvPool environment; seedx:NAME for one of seedx's; or
+      MODULE:FACTORY for your own, jax:MODULE:FACTORY if it consists of JAX
+      functions. MODULE is in the current directory or installed.
+    env_options: options of the EnvPool environment or the seedx task, or
+      keyword arguments of your factory. EnvPool's `stack_num` is 1 by default,
+      because the network stacks frames.
     info_keys: entries of EnvPool's or Gymnasium's `info` to add to the
       observation, which becomes a dict, `{"observation": ..., key: ...}`.
     action_mask: the entry of the observation or of `info` that is nonzero for
-      each legal discrete action. By default `action_mask`, if that entry exists
-      and has one number for each action, else all actions are legal. An entry
-      of another name must exist. Of several choices, the mask is of each,
-      `[choices, values]`, or joint, with a number for each combination; with a
-      joint mask the agent sees the combinations as so many actions.
+      each legal discrete action. If the default entry is missing or has another
+      shape, all actions are legal. Any other entry must exist. A mask for
+      several choices is separate, `[choices, values]`, or joint, with a number
+      for each combination, which is then one action of the agent.
     observation_transform: MODULE:FUNCTION of yours that maps observations `[B,
       ...]` to those that the agent sees, in NumPy.
   """
@@ -92,56 +90,53 @@ class Config:
 
 
 def is_own(config: Config) -> bool:
-  """Whether the user's factory makes the environment, in a process."""
+  """Whether a factory of the user's makes the environment, in a process."""
   return ":" in config.env and not is_functional(config)
 
 
 def is_functional(config: Config) -> bool:
-  """Whether the environment is one of JAX functions, see `functional`."""
+  """Whether the environment consists of JAX functions, see `functional`."""
   return config.env.startswith((SEEDX_PREFIX, JAX_PREFIX))
 
 
 def games(config: Config) -> str:
-  """Returns whose games an environment is one of: "Atari", "MinAtar" or "".
-
-  They are EnvPool's Atari and seedx's MinAtar.
-  """
+  """Returns the game suite: EnvPool's "Atari", seedx's "MinAtar", or ""."""
   if is_functional(config):
-    own = re.fullmatch(f"{SEEDX_PREFIX}.+-MinAtar", config.env)
-    return "MinAtar" if own else ""
+    is_minatar = re.fullmatch(f"{SEEDX_PREFIX}.+-MinAtar", config.env)
+    return "MinAtar" if is_minatar else ""
   registration: Any = importlib.import_module("envpool.registration")
-  known = registration.registry.specs.get(config.env, ("", "", {}))
-  return "Atari" if known[1] == "AtariEnvSpec" else ""
+  entry = registration.registry.specs.get(config.env, ("", "", {}))
+  return "Atari" if entry[1] == "AtariEnvSpec" else ""
 
 
 def code_in(options: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the settings of a `Config` that make its user run others' code.
+  """Returns the settings of a `Config` that run code from outside seedx.
 
-  A setting that another wrote, in a file or at the other end of a connection,
-  is to be used only where the user has named the same code.
+  Such settings from a file or a connection may be used only if the user has
+  named the same code.
 
   Args:
     options: any settings by their names, as JSON.
 
   Returns:
-    Those that name a module which does not come with seedx; all that its
-    factory is called with, since it may name code in turn, as `gymnasium:make`
-    does; and options that may make a simulator read files.
+    Settings that name a module outside seedx; the options of such a factory,
+    since they may name code, too, as those of `gymnasium:make` do; and options
+    that may make a simulator read files.
   """
-  found = {
+  code = {
     name: options[name]
     for name in ("env", "observation_transform")
     if ":" in str(options.get(name, ""))
-    and not str(options[name]).startswith(_OF_SEEDX)
+    and not str(options[name]).startswith(_SEEDX_PREFIXES)
   }
-  given = options.get("env_options")
-  if given and ("env" in found or not _are_plain(given)):
-    found["env_options"] = given
-  return found
+  env_options = options.get("env_options")
+  if env_options and ("env" in code or not _are_plain(env_options)):
+    code["env_options"] = env_options
+  return code
 
 
 def _are_plain(options: Any) -> bool:
-  """Whether options of an environment name neither code nor files."""
+  """Whether an environment's options name neither code nor files."""
   return isinstance(options, Mapping) and all(
     _is_plain(name, value) for name, value in options.items()
   )
@@ -149,7 +144,7 @@ def _are_plain(options: Any) -> bool:
 
 def _is_plain(name: str, value: Any) -> bool:
   if isinstance(value, str):
-    return name in _WORDS and bool(re.fullmatch(r"[\w ,+-]*", value))
+    return name in _WORD_OPTIONS and bool(re.fullmatch(r"[\w ,+-]*", value))
   if isinstance(value, Mapping):
     return all(_is_plain(name, x) for x in value.values())
   if isinstance(value, list | tuple):
@@ -160,7 +155,7 @@ def _is_plain(name: str, value: Any) -> bool:
 def returns_are_sums(config: Config) -> bool:
   """Whether `types.Rows.episode_return` is the sum of an episode's rewards.
 
-  EnvPool's Atari may clip rewards, and end an episode with each life.
+  It is not if EnvPool's Atari clips rewards, or ends an episode with each life.
   """
   options = config.env_options
   changed = options.get("reward_clip") or options.get("episodic_life")
@@ -168,26 +163,22 @@ def returns_are_sums(config: Config) -> bool:
 
 
 def load_transform(config: Config) -> Transform | None:
-  """The observation transform; None if the config has none.
-
-  Raises:
-    types.ConfigError: it cannot be imported, or is not callable.
-  """
+  """Imports the observation transform as `load_function` does, or None."""
   name = config.observation_transform
   return load_function(name, "an observation transform") if name else None
 
 
-def load_function(name: str, what: str) -> Callable[..., Any]:
+def load_function(name: str, role: str) -> Callable[..., Any]:
   """Imports a function; modules of the current directory come first.
 
   Args:
     name: `package.module:function`.
-    what: what the function is, for messages.
+    role: noun for the function in messages, such as "a transform".
 
   Raises:
-    types.ConfigError: it cannot be imported, or is not callable.
+    types.ConfigError: the function cannot be imported, or is not callable.
   """
-  expected = f"expected {what} package.module:function, found {name!r}"
+  expected = f"expected {role} package.module:function, found {name!r}"
   module, colon, function = name.partition(":")
   if not colon:
     raise types.ConfigError(f"{expected}, which has no colon")
@@ -199,19 +190,19 @@ def load_function(name: str, what: str) -> Callable[..., Any]:
   if sys.path[0] != current_directory:
     sys.path.insert(0, current_directory)
   try:
-    found = getattr(importlib.import_module(module), function)
+    loaded = getattr(importlib.import_module(module), function)
   except Exception as error:  # A module may raise anything.
     raise types.ConfigError(f"{expected}: {in_one_line(error)}") from error
-  if not callable(found):
-    raise types.ConfigError(f"{expected}, which is not callable: {found!r}")
-  return found
+  if not callable(loaded):
+    raise types.ConfigError(f"{expected}, which is not callable: {loaded!r}")
+  return loaded
 
 
 def pickled(value: Any) -> bytes:
-  """Pickles a config, or what contains one, for another process.
+  """Pickles a config, or a value that contains one, for another process.
 
   Raises:
-    types.ConfigError: it cannot be pickled.
+    types.ConfigError: the value cannot be pickled.
   """
   try:
     return pickle.dumps(value)
@@ -222,20 +213,20 @@ def pickled(value: Any) -> bytes:
 
 
 def in_one_line(error: BaseException) -> str:
-  """An exception's type, message and line of code, if this is the user's."""
+  """Formats an exception: type, message, and its line of the user's code."""
   text = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(" :")
   frames = traceback.extract_tb(error.__traceback__)
   if not frames or isinstance(error, ImportError):
     return text
   path = pathlib.Path(frames[-1].filename)
-  if path.is_relative_to(_OWN):
+  if path.is_relative_to(_PACKAGE):
     return text
   return f"{text} ({path.name}, line {frames[-1].lineno})"
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
-  """Known names for a message about an unknown one, similar ones first."""
-  known = list(known)
-  close = difflib.get_close_matches(name, known, n=3)
+def suggestion(name: str, valid: Iterable[str]) -> str:
+  """Returns the end of a message about an unknown name: the valid names."""
+  valid = list(valid)
+  close = difflib.get_close_matches(name, valid, n=3)
   start = f"Did you mean {' or '.join(close)}? " if close else ""
-  return f"{start}Known: {', '.join(known) or 'none'}."
+  return f"{start}Known: {', '.join(valid) or 'none'}."

@@ -1,4 +1,4 @@
-"""The interface of all environments, and how they are made."""
+"""The interface of all environments, and the functions that make them."""
 
 import functools
 from collections.abc import Callable
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 
 class Environment(Protocol):
-  """Environments of one kind, of which `recv` returns those that are ready.
+  """Several environments of one kind; `recv` returns those that are ready.
 
   One thread may call `recv` while another calls `send`. After an episode has
   ended, the environment's next action is ignored and its next row is the FIRST
-  of a new episode, with reward 0 and discount 1. The discount is 0 where an
-  episode terminates, but not where a time limit truncates it.
+  of a new episode, with reward 0 and discount 1. The discount is 0 if an
+  episode terminates, but not if a time limit truncates it.
 
   Attributes:
     spec: observations and actions of one environment.
-    num_envs: how many environments there are.
-    batch_size: how many rows `recv` returns.
+    num_envs: number of environments.
+    batch_size: number of rows that `recv` returns.
   """
 
   spec: types.EnvironmentSpec
@@ -32,29 +32,29 @@ class Environment(Protocol):
   batch_size: int
 
   def reset(self) -> None:
-    """Starts every environment; call it once, before the first `recv`."""
+    """Starts all environments; call it once, before the first `recv`."""
     ...
 
   def recv(self) -> types.Rows:
     """Waits for `batch_size` environments and returns their rows.
 
     The caller owns the arrays. Call it only while at least `batch_size`
-    environments have been reset, or have been sent an action. On a LAST step,
+    environments have been reset or have received an action. On a LAST step,
     whose action is ignored, an action mask without a legal action becomes one
     where all are legal.
 
     Raises:
       RuntimeError: an environment has failed.
-      ValueError: no action is legal, and yet the episode goes on.
+      ValueError: no action is legal although the episode continues.
     """
     ...
 
   def send(self, index: np.ndarray, action: np.ndarray) -> None:
-    """Gives environments their actions.
+    """Sends actions to environments.
 
     Args:
-      index: `[B]` int32, environments that `recv` has returned and that have
-        had no action since. B may differ from `batch_size`.
+      index: `[B]` int32 indices of environments that `recv` has returned and
+        that have received no action since. B may differ from `batch_size`.
       action: `[B, *action_shape]`; floats are clipped to the bounds of
         `spec.action`.
 
@@ -64,13 +64,13 @@ class Environment(Protocol):
     ...
 
   def render(self) -> np.ndarray:
-    """Renders environment 0 as a frame `[H, W, 3]` of uint8.
+    """Renders environment 0 as a frame, `[H, W, 3]` uint8.
 
-    No other thread may call `recv` meanwhile.
+    No other thread may call `recv` at the same time.
 
     Raises:
-      types.ConfigError: it cannot be rendered, or `make` was not called with
-        `render=True`.
+      types.ConfigError: the environment cannot be rendered, or `make` was not
+        called with `render=True`.
     """
     ...
 
@@ -92,20 +92,21 @@ def make(
   """Makes environments; `reset` starts them.
 
   Args:
-    config: which environment: one of EnvPool's, of seedx's, or the user's own.
-    num_envs: at least 1.
-    batch_size: rows of a `recv`, from 1 to `num_envs`. If smaller than
-      `num_envs`, `recv` returns the first that are ready while the others still
-      step. None means `num_envs`: every `recv` returns all of them, in order.
-    seed: environment k is seeded with `seed + k`.
-    num_threads: at least 1; threads that step EnvPool's environments, or
-      processes that step the user's own.
+    config: an environment of EnvPool's, of seedx's, or the user's own.
+    num_envs: number of environments, at least 1.
+    batch_size: number of rows that `recv` returns, from 1 to `num_envs`. If
+      smaller than `num_envs`, `recv` returns the first rows that are ready
+      while the other environments still step. None for `num_envs`: `recv`
+      returns all rows, in order.
+    seed: seed of environment 0; environment k has the seed `seed + k`.
+    num_threads: number of threads that step EnvPool's environments, or of
+      processes that step the user's own, at least 1.
     render: whether `render` will be called.
-    restarts: how the user's own are made again where one fails; None for not
-      at all. Others cannot fail.
+    restarts: restarts after failures of the user's environments; None for no
+      restarts. Other environments cannot fail.
 
   Raises:
-    types.ConfigError: as `spec` does, or where a number is out of range.
+    types.ConfigError: `spec` would raise it, or a number is out of range.
   """
   kind, _ = _kind(config)
   if env_config.is_own(config):
@@ -121,23 +122,19 @@ def make(
 
 
 def spec(config: env_config.Config) -> types.EnvironmentSpec:
-  """The observations and actions of one environment.
+  """Returns the spec of observations and actions of one environment.
 
-  Args:
-    config: which environment. One of EnvPool's is not made for this; one of the
-      user's own is made once, in a separate process.
-
-  Returns:
-    The spec. Observations of 64 bits are narrowed to 32. Floating point
-    observations have no bounds, since those given are often placeholders.
+  The first call for an environment of the user's makes one, in a separate
+  process. Observations of 64 bits are narrowed to 32. Floats have no bounds,
+  since an environment's bounds are often placeholders.
 
   Raises:
     types.ConfigError: the environment, an option, an info key, the action mask
       or the transform is unknown or cannot be used, a system library is
       missing, or the actions are not supported.
   """
-  _, described = _kind(config)
-  return described(config)
+  _, make_spec = _kind(config)
+  return make_spec(config)
 
 
 _Spec = Callable[[env_config.Config], types.EnvironmentSpec]
@@ -146,13 +143,7 @@ _Spec = Callable[[env_config.Config], types.EnvironmentSpec]
 def _kind(
   config: env_config.Config,
 ) -> tuple[Callable[..., Environment], _Spec]:
-  """Imports what makes and describes environments of a kind.
-
-  A process needs one of the three.
-
-  Raises:
-    types.ConfigError: it needs JAX, and there is none.
-  """
+  """Imports the adapter of the environment's kind; returns class and `spec`."""
   if env_config.is_own(config):
     from seedx.envs import process_adapter
 
@@ -165,7 +156,7 @@ def _kind(
     from seedx.envs import functional_adapter
   except ImportError as error:
     raise types.ConfigError(
-      "expected JAX, for an environment of JAX functions, found none:"
-      f" {env_config.in_one_line(error)}"
+      "expected JAX, for an environment of JAX functions, found none"
+      f" ({env_config.in_one_line(error)}); install jax on this machine"
     ) from error
   return functional_adapter.FunctionalEnvironment, functional_adapter.spec

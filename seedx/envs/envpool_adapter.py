@@ -1,7 +1,7 @@
-"""Many EnvPool environments as batched `dm_env` time steps.
+"""EnvPool environments as batched `dm_env` time steps.
 
-EnvPool's `dm` mode reports discount 0 on a time limit, so this uses its
-`gymnasium` mode.
+They run in EnvPool's `gymnasium` mode, since its `dm` mode reports a discount
+of 0 at a time limit.
 """
 
 import dm_env
@@ -17,11 +17,11 @@ _MID = np.uint8(dm_env.StepType.MID)
 
 
 class EnvPoolEnvironment:
-  """Environments of EnvPool; see `envs.Environment`.
+  """EnvPool environments; see `envs.Environment` and `envs.make`.
 
-  `recv` releases the interpreter's lock while it waits. The discount is 0 where
-  an episode terminates and 1 elsewhere, also at a time limit. If both happen in
-  one step, EnvPool says truncated.
+  `recv` releases the interpreter's lock while it waits. If an episode
+  terminates and reaches its time limit in the same step, EnvPool reports a
+  truncation, with discount 1.
   """
 
   def __init__(
@@ -34,7 +34,6 @@ class EnvPoolEnvironment:
     num_threads: int = 1,
     render: bool = False,
   ) -> None:
-    """See `envs.make`."""
     self.num_envs = num_envs
     self.batch_size = observations.check_numbers(
       num_envs, batch_size, num_threads, seed
@@ -57,7 +56,7 @@ class EnvPoolEnvironment:
     self._must_narrow = bool(self._info_keys) or dtypes != [
       observations.narrowed(dtype) for dtype in dtypes
     ]
-    self._own_action = envpool_spec.action_spec(config.env, pool_spec)
+    self._env_action = envpool_spec.action_spec(config.env, pool_spec)
     action_spec = envpool_spec.action_array_spec(pool_spec)
     self._action_dtype = np.dtype(action_spec.dtype)
     self._low = np.asarray(action_spec.minimum, self._action_dtype)
@@ -82,21 +81,21 @@ class EnvPoolEnvironment:
   def recv(self) -> types.Rows:
     """See `envs.Environment`.
 
-    `episode_return` is the raw return of a whole game, also where Atari's
+    `episode_return` is the raw return of a whole game, even if Atari's
     `episodic_life` ends episodes earlier or `reward_clip` clips rewards. It
-    lacks the rewards that an emulator gives while it resets an episode.
+    excludes rewards that the emulator returns during a reset.
     """
     observation, reward, terminated, truncated, info = self._pool.recv()
     index = info["env_id"]
     last = terminated | truncated
-    # Not `elapsed_step == 0`: Atari does not reset it after a life loss.
+    # Atari does not reset `elapsed_step` after a life loss.
     first = self._episode_ended[index]
     self._episode_ended[index] = last
 
     step_type = last.view(np.uint8) + _MID
     step_type[first] = _FIRST
     discount = (~terminated).astype(np.float32)
-    # Some environments of the control suite reward the reset.
+    # Some environments of the control suite return a reward for a reset.
     reward[first] = 0
 
     game_ended, raw_reward = last, reward
@@ -119,9 +118,9 @@ class EnvPoolEnvironment:
 
   def send(self, index: np.ndarray, action: np.ndarray) -> None:
     """See `envs.Environment`."""
-    # EnvPool itself would read beyond an array that is too small.
+    # EnvPool would read beyond the end of an array that is too small.
     action = observations.checked_action(
-      self.spec.action, self._own_action, index, action
+      self.spec.action, self._env_action, index, action
     )
     action = action.astype(self._action_dtype, copy=False)
     if self.spec.action.dtype.kind == "f":
@@ -131,8 +130,8 @@ class EnvPoolEnvironment:
   def render(self) -> np.ndarray:
     """See `envs.Environment`.
 
-    Some environments end their process if they cannot be rendered, so
-    `check_render` tries it in another process.
+    Some environments end their process if they cannot be rendered.
+    `check_render` tests it in another process.
     """
     try:
       frames = self._pool.render(env_ids=0)

@@ -1,4 +1,4 @@
-"""The spec of an EnvPool environment, and the options that it takes."""
+"""The spec and the options of EnvPool environments."""
 
 import difflib
 import importlib
@@ -13,7 +13,7 @@ from seedx import types
 from seedx.envs import config as env_config
 from seedx.envs import observations
 
-# Options that `envpool.make` takes besides the fields of a family's config.
+# Options of `envpool.make` that are no fields of a family's config.
 _MAKE_OPTIONS = (
   "from_pixels",
   "render_camera_id",
@@ -22,8 +22,8 @@ _MAKE_OPTIONS = (
   "render_mode",
   "render_width",
 )
-# Options of which 0 would be none at all.
-_AT_LEAST_ONE = (
+# Sizes and counts, which cannot be 0 unless 0 is their default.
+_POSITIVE_OPTIONS = (
   "max_episode_steps",
   "frame_skip",
   "stack_num",
@@ -31,7 +31,7 @@ _AT_LEAST_ONE = (
   "img_height",
   "img_width",
 )
-# Options that are arguments here, or would have no effect.
+# Options that are arguments of `envs.make`, or would have no effect.
 _REFUSED_OPTIONS = {
   "num_envs": "pass the argument num_envs",
   "batch_size": "pass the argument batch_size",
@@ -46,10 +46,10 @@ _REFUSED_OPTIONS = {
 
 
 def envpool() -> Any:
-  """EnvPool, imported where it is first used.
+  """Imports EnvPool, only when it is first used.
 
-  The processes of own environments import this package too. Without EnvPool,
-  which imports JAX, they start in a third of a second instead of three.
+  EnvPool imports JAX. Without it, the processes of users' environments start in
+  0.3 seconds instead of 3.
   """
   return importlib.import_module("envpool")
 
@@ -63,7 +63,7 @@ def spec(config: env_config.Config) -> types.EnvironmentSpec:
 def pool_spec_and_options(
   config: env_config.Config,
 ) -> tuple[Any, dict[str, Any]]:
-  """EnvPool's own spec, and the options with the defaults of this package.
+  """Returns EnvPool's spec, and the options with the defaults of seedx.
 
   Raises:
     types.ConfigError: the environment or an option is unknown or refused.
@@ -87,11 +87,7 @@ def pool_spec_and_options(
 
 
 def make_pool(env_id: str, **options: Any) -> Any:
-  """EnvPool's own environments, as `envpool.make` makes them.
-
-  Args:
-    env_id: name of the environment.
-    **options: options of `envpool.make`.
+  """Makes environments by `envpool.make`.
 
   Raises:
     types.ConfigError: EnvPool refuses an option.
@@ -99,7 +95,7 @@ def make_pool(env_id: str, **options: Any) -> Any:
   make = envpool().make
   pool = call(env_id, make, env_id, env_type="gymnasium", **options)
   with warnings.catch_warnings():
-    # Made on first use, when Gymnasium warns of EnvPool's float64 bounds.
+    # The first access warns of EnvPool's float64 bounds.
     warnings.filterwarnings("ignore", message=".*precision lowered.*")
     _ = pool.observation_space
   return pool
@@ -111,11 +107,11 @@ def environment_spec(
   """Translates EnvPool's spec.
 
   Returns:
-    The spec, and the keys of the entries of `info` that join the observation.
+    The spec, and the keys of `info` whose entries join the observation.
 
   Raises:
-    types.ConfigError: it is not supported, or does not have what the config
-      asks for.
+    types.ConfigError: the environment is not supported, or lacks an entry that
+      the config names.
   """
   observation, info_keys = _observation_spec(config, pool_spec)
   spec = observations.environment_spec(
@@ -128,12 +124,12 @@ def environment_spec(
 
 
 def is_atari(pool_spec: Any) -> bool:
-  """Whether `info` has the raw reward and the end of the whole game."""
+  """Whether it is Atari, whose `info` has raw rewards and ends of games."""
   return type(pool_spec).__name__ == "AtariEnvSpec"
 
 
 def observation_array_specs(pool_spec: Any) -> dict[str, Any]:
-  """EnvPool's specs of the parts of an observation, by their paths."""
+  """Returns EnvPool's specs of an observation's arrays, by their paths."""
   return {
     key: value
     for key, value in pool_spec.state_array_spec.items()
@@ -142,14 +138,14 @@ def observation_array_specs(pool_spec: Any) -> dict[str, Any]:
 
 
 def action_spec(env_id: str, pool_spec: Any) -> dm_env.specs.BoundedArray:
-  """The environment's actions, as in `types.EnvironmentSpec`.
+  """Returns the spec of the environment's actions.
 
   Raises:
-    types.ConfigError: they are not supported.
+    types.ConfigError: the actions are not supported.
   """
   supported = (
-    "Supported is one player, with discrete actions that count from 0, one or "
-    "a vector of them, or with a continuous action of rank 1 and finite bounds."
+    "Supported: one player with discrete actions that count from 0, one or a "
+    "vector of them, or with continuous actions of rank 1 and finite bounds."
   )
   specs = pool_spec.action_array_spec
   names = set(specs) - {"env_id", "players.env_id"}
@@ -164,7 +160,7 @@ def action_spec(env_id: str, pool_spec: Any) -> dm_env.specs.BoundedArray:
   low, high = (
     np.broadcast_to(x, shape) for x in (array_spec.minimum, array_spec.maximum)
   )
-  # VizDoom's combined actions are discrete, but float64.
+  # ViZDoom's combined actions are discrete although they are float64.
   is_discrete = dtype.kind in "iu" or array_spec.is_discrete
   spec = observations.action_spec(dtype, low, high, is_discrete)
   if spec is None or (is_discrete and np.any(low != 0)):
@@ -176,19 +172,19 @@ def action_spec(env_id: str, pool_spec: Any) -> dm_env.specs.BoundedArray:
 
 
 def action_array_spec(pool_spec: Any) -> Any:
-  """EnvPool's spec of the action; only the last if there are several."""
+  """Returns EnvPool's spec of the action, the last one if there are several."""
   return list(pool_spec.action_array_spec.values())[-1]
 
 
 def call(
   env_id: str, function: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
-  """Calls EnvPool; raises its errors as `types.ConfigError`."""
+  """Calls an EnvPool function; raises its errors as `types.ConfigError`."""
   try:
     return function(*args, **kwargs)
   except (
     AssertionError,
-    ImportError,  # A missing system library, with advice.
+    ImportError,  # A system library is missing.
     RuntimeError,
     TypeError,
     ValueError,
@@ -200,7 +196,7 @@ def _unknown_env_message(env_id: str) -> str:
   by_lower_case = {name.lower(): name for name in envpool().list_all_envs()}
   close = difflib.get_close_matches(env_id.lower(), by_lower_case, n=5)
   matches = [by_lower_case[name] for name in close]
-  # Gym's older names have more in them: PongNoFrameskip-v4, ALE/Pong-v5.
+  # Gym's names are longer: PongNoFrameskip-v4, ALE/Pong-v5.
   for lower, name in by_lower_case.items():
     stem = lower.rpartition("-")[0]
     if len(stem) > 3 and stem in env_id.lower() and name not in matches:
@@ -214,27 +210,27 @@ def _unknown_env_message(env_id: str) -> str:
 
 
 def _check_options(env_id: str, options: Mapping[str, Any]) -> None:
-  """Checks names, and whole numbers, of which EnvPool takes any: -1 steps."""
+  """Checks options' names, and integers: EnvPool would accept -1 steps."""
   variant = {key: options[key] for key in ("from_pixels",) if key in options}
   config = call(env_id, envpool().make_spec, env_id, **variant).config
-  known = {*config._fields, *_MAKE_OPTIONS}
+  valid = {*config._fields, *_MAKE_OPTIONS}
   for name in options:
-    if name not in known:
+    if name not in valid:
       raise types.ConfigError(
         f"{env_id}: unknown option {name!r}. "
-        + env_config.suggestion(name, sorted(known - set(_REFUSED_OPTIONS)))
+        + env_config.suggestion(name, sorted(valid - set(_REFUSED_OPTIONS)))
       )
   for name, value in options.items():
-    usual = getattr(config, name, None)
-    if type(usual) is not int:
+    default = getattr(config, name, None)
+    if type(default) is not int:
       continue
     if not isinstance(value, int | np.integer):
       raise types.ConfigError(
         f"expected {env_id}'s {name} as a whole number, found {value!r:.80}"
       )
-    if usual >= 0:
-      least = 1 if usual and name in _AT_LEAST_ONE else 0
-      types.check_range(f"{env_id}'s {name}", int(value), least, 2**31 - 1)
+    if default >= 0:
+      low = 1 if default and name in _POSITIVE_OPTIONS else 0
+      types.check_range(f"{env_id}'s {name}", int(value), low, 2**31 - 1)
 
 
 def _observation_spec(
@@ -271,5 +267,5 @@ def _leaf_spec(name: str, array_spec: Any) -> dm_env.specs.Array:
 
 
 def _shape(array_spec: Any) -> tuple[int, ...]:
-  """The shape without the axis of players, whose size EnvPool gives as -1."""
+  """Returns the shape without the axis of players, whose size is -1."""
   return tuple(size for size in array_spec.shape if size != -1)

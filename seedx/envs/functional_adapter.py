@@ -21,9 +21,10 @@ def spec(config: env_config.Config) -> types.EnvironmentSpec:
 
 
 class FunctionalEnvironment:
-  """Environments of JAX functions on the CPU; see `envs.Environment`.
+  """Environments of JAX functions, stepped on the CPU; see `envs.Environment`.
 
-  `send` steps them, and `recv` only waits: they are too small for threads.
+  `send` steps them, since they are too small for threads. `recv` only waits.
+  They cannot be rendered.
   """
 
   def __init__(
@@ -36,7 +37,6 @@ class FunctionalEnvironment:
     num_threads: int = 1,
     render: bool = False,
   ) -> None:
-    """See `envs.make`; it cannot be rendered."""
     self._name = config.env
     if render:
       self.render()
@@ -45,13 +45,13 @@ class FunctionalEnvironment:
       num_envs, batch_size, num_threads, seed
     )
     environment = functional.make(config)
-    self._action = environment.action
+    self._env_action = environment.action
     self.spec = _spec(config, environment)
     self._finish = observations.Finisher(
       config, seed, self.spec, env_config.load_transform(config)
     )
     self._device = jax.local_devices(backend="cpu")[0]
-    # A program of its own: numbers do not depend on how many there are.
+    # Compiled, so that random numbers do not depend on `num_envs`.
     with jax.default_device(self._device):
       self._start = jax.jit(lambda: _init(environment, num_envs, seed))
       self._state = self._start()
@@ -59,7 +59,7 @@ class FunctionalEnvironment:
       functools.partial(_stepped, environment), donate_argnums=0
     )
     self._return = np.zeros(num_envs, np.float32)
-    # The rows of a `send` each, that `recv` has not returned.
+    # Rows that `recv` has not returned, one element for each `send`.
     self._ready: list[types.Rows] = []
     self._changed = threading.Condition()
 
@@ -72,20 +72,20 @@ class FunctionalEnvironment:
   def recv(self) -> types.Rows:
     """See `envs.Environment`."""
     with self._changed:
-      while (found := self._num_ready()) < self.batch_size:
+      while (num_ready := self._num_ready()) < self.batch_size:
         self._changed.wait()
-      everything = trees.concatenate(self._ready, found)
-      rows = _part(everything, slice(self.batch_size))
-      self._ready = [_part(everything, slice(self.batch_size, None))]
+      all_rows = trees.concatenate(self._ready, num_ready)
+      rows = _select(all_rows, slice(self.batch_size))
+      self._ready = [_select(all_rows, slice(self.batch_size, None))]
     if self.batch_size == self.num_envs:
-      rows = _part(rows, np.argsort(rows.index))
+      rows = _select(rows, np.argsort(rows.index))
     last = rows.timestep.step_type == int(dm_env.StepType.LAST)
     return rows._replace(timestep=self._finish(rows.index, last, rows.timestep))
 
   def send(self, index: np.ndarray, action: np.ndarray) -> None:
     """See `envs.Environment`."""
     action = observations.checked_action(
-      self.spec.action, self._action, index, action
+      self.spec.action, self._env_action, index, action
     )
     rows = self._step(np.asarray(index, np.int32), action)
     with self._changed:
@@ -93,7 +93,7 @@ class FunctionalEnvironment:
       self._changed.notify()
 
   def render(self) -> NoReturn:
-    """Raises types.ConfigError: functions have no picture."""
+    """Raises types.ConfigError: JAX functions cannot be rendered."""
     raise types.ConfigError(
       f"{self._name} cannot be rendered: it has no picture"
     )
@@ -105,14 +105,14 @@ class FunctionalEnvironment:
     return sum(len(rows.index) for rows in self._ready)
 
   def _step(self, index: np.ndarray, action: np.ndarray) -> types.Rows:
-    # Padded, so that a few programs do for all numbers of rows.
+    # Padding to a power of two limits the number of compiled programs.
     size = min(self.num_envs, 1 << (len(index) - 1).bit_length())
     padding = size - len(index)
     padded = np.pad(index, (0, padding), constant_values=self.num_envs)
     action = np.concatenate([action, np.repeat(action[:1], padding, axis=0)])
     with jax.default_device(self._device):
       self._state, timestep = self._program(self._state, padded, action)
-    # Copies, which the caller owns.
+    # The caller of `recv` owns the arrays, so they are copies.
     timestep = jax.tree.map(lambda x: np.array(x[: len(index)]), timestep)
     first = timestep.step_type == int(dm_env.StepType.FIRST)
     last = timestep.step_type == int(dm_env.StepType.LAST)
@@ -123,17 +123,9 @@ class FunctionalEnvironment:
 
 
 class _State(NamedTuple):
-  """Of all environments.
-
-  Attributes:
-    inner: `[N, ...]`, the environments' own.
-    rng_key: `[N]`.
-    time: `[N]` int32, steps so far.
-  """
-
-  inner: types.Tree
-  rng_key: jax.Array
-  time: jax.Array
+  inner: types.Tree  # `[N, ...]` states of N environments.
+  rng_key: jax.Array  # `[N]`.
+  time: jax.Array  # `[N]` int32 number of steps so far.
 
 
 def _init(
@@ -150,7 +142,7 @@ def _stepped(
   index: jax.Array,
   action: jax.Array,
 ) -> tuple[_State, dm_env.TimeStep]:
-  """Steps those of an index `[B]`; beyond the end is padding."""
+  """Steps the environments of an index `[B]`; an index of N is padding."""
   inner, keys, time = jax.tree.map(lambda x: x[index], state)
   inner, timestep = functional.step(environment, inner, action, keys, time)
   state = jax.tree.map(
@@ -170,5 +162,5 @@ def _spec(
   return observations.environment_spec(config, observation, environment.action)
 
 
-def _part(rows: types.Rows, part: slice | np.ndarray) -> types.Rows:
-  return tree.map_structure(lambda leaf: leaf[part], rows)
+def _select(rows: types.Rows, index: slice | np.ndarray) -> types.Rows:
+  return tree.map_structure(lambda leaf: leaf[index], rows)

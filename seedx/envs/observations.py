@@ -1,7 +1,7 @@
-"""What every kind of environment does with observations and actions.
+"""Operations on observations and actions that all environment kinds share.
 
-Adds entries of `info` to observations, applies a transform, finds and checks
-the action mask, and checks actions; all of it on batches, in NumPy.
+They add entries of `info` to observations, apply a transform, find and check
+the action mask, and check actions. All work on batches, in NumPy.
 """
 
 import dataclasses
@@ -17,14 +17,14 @@ import tree
 from seedx import trees, types
 from seedx.envs import config as env_config
 
-# An integer with more values than this is taken for a count, not a choice.
+# An integer with more values than this is a count, not a choice.
 MAX_DISCRETE_VALUES = 2**20
-# Smaller arrays of bytes with two axes are boards or tables, not images.
-_LEAST_PIXELS = 32
+# A smaller array of bytes with two axes is a board or a table, not an image.
+_MIN_IMAGE_SIZE = 32
 
 
 def narrowed(dtype: np.dtype) -> np.dtype:
-  """The dtype of 32 bits for one of 64; other dtypes as they are."""
+  """Returns the 32-bit version of a 64-bit dtype, any other dtype unchanged."""
   is_long = dtype in (np.float64, np.int64, np.uint64)
   return np.dtype(f"{dtype.kind}4") if is_long else dtype
 
@@ -51,21 +51,21 @@ def environment_spec(
   action: dm_env.specs.BoundedArray,
   frames_per_step: int = 1,
 ) -> types.EnvironmentSpec:
-  """The spec after the transform, with the action mask.
+  """Returns the spec that the agent sees: after the transform, with the mask.
 
-  Images with channels last, `[H, W, C]` bytes, become `[C, H, W]`; those with
-  no channels, `[H, W]`, become `[1, H, W]` if they are large enough. Several
-  choices that share one mask of all their combinations become one action, which
-  counts these in the order of C.
+  Images of bytes with channels last, `[H, W, C]`, become `[C, H, W]`. Large
+  images without channels, `[H, W]`, become `[1, H, W]`. If one mask covers all
+  combinations of several choices, these become one action that counts the
+  combinations in C order.
 
   Args:
-    config: which environment.
-    observation: a nest of specs, entries of `info` included.
-    action: the environment's, as in `types.EnvironmentSpec`.
+    config: the environment's config.
+    observation: a nest of specs, including entries of `info`.
+    action: the environment's action spec.
     frames_per_step: emulator frames in an env step.
 
   Raises:
-    types.ConfigError: the transform cannot be used, or the mask is not there.
+    types.ConfigError: the transform cannot be used, or the mask is missing.
   """
   transform = env_config.load_transform(config)
   if transform is not None:
@@ -81,10 +81,10 @@ def environment_spec(
       )
   mask, is_joint = _action_mask(config, observation, action)
   seen = tree.map_structure(_channels_first, observation)
-  if mask is not None:  # It is no image.
+  if mask is not None:  # A mask is not an image.
     seen = seen | {mask: observation[mask]}
   if is_joint:
-    count = math.prod(_choices(action))
+    count = math.prod(_num_values(action))
     action = dm_env.specs.DiscreteArray(count, np.int32, "action")
     flat = dm_env.specs.Array((count,), observation[mask].dtype, mask)
     seen = seen | {mask: flat}
@@ -103,9 +103,9 @@ def leaf_spec(
   low: Any,
   high: Any,
 ) -> dm_env.specs.Array:
-  """The spec of an array of an observation, narrowed to 32 bits.
+  """Returns the spec of one array of an observation, narrowed to 32 bits.
 
-  An integer that is a choice becomes a `DiscreteArray`, other integers keep
+  An integer that is a choice becomes a `DiscreteArray`. Other integers keep
   their bounds. Floats lose them, since they are often placeholders.
   """
   dtype = narrowed(dtype)
@@ -121,13 +121,13 @@ def leaf_spec(
 def action_spec(
   dtype: np.dtype, low: np.ndarray, high: np.ndarray, is_discrete: bool = False
 ) -> dm_env.specs.BoundedArray | None:
-  """The spec of the agent's actions, in which integers count from 0.
+  """Returns the spec of the agent's actions, in which integers count from 0.
 
   Args:
-    dtype: of the environment's actions.
-    low: the smallest, of the shape of an action.
-    high: the largest, of the same shape.
-    is_discrete: whether floats are integers too.
+    dtype: dtype of the environment's actions.
+    low: `[*action_shape]`, the smallest action.
+    high: `[*action_shape]`, the largest action.
+    is_discrete: whether actions are integers even if the dtype is a float.
 
   Returns:
     The spec, as in `types.EnvironmentSpec`; None if it is not supported.
@@ -136,14 +136,15 @@ def action_spec(
   if 0 in shape:
     return None
   if dtype.kind in "iu" or is_discrete:
-    # Python's integers, since the difference can overflow others.
-    most = np.array(high.astype(object) - low.astype(object), object)
-    if len(shape) > 1 or np.any((most < 0) | (most >= MAX_DISCRETE_VALUES)):
+    # Python integers, since the difference can overflow NumPy's.
+    maximum = np.array(high.astype(object) - low.astype(object), object)
+    is_wrong = (maximum < 0) | (maximum >= MAX_DISCRETE_VALUES)
+    if len(shape) > 1 or np.any(is_wrong):
       return None
-    most = most.astype(np.int32)
+    maximum = maximum.astype(np.int32)
     if shape == ():
-      return dm_env.specs.DiscreteArray(int(most) + 1, np.int32, "action")
-    return dm_env.specs.BoundedArray(shape, np.int32, 0, most, "action")
+      return dm_env.specs.DiscreteArray(int(maximum) + 1, np.int32, "action")
+    return dm_env.specs.BoundedArray(shape, np.int32, 0, maximum, "action")
   # A missing bound is infinite, or the largest number of the dtype.
   finite = np.all(np.abs([low, high]) < np.finfo(np.float32).max)
   if dtype.kind != "f" or len(shape) != 1 or not finite:
@@ -160,14 +161,14 @@ def joined_spec(
   """Adds the specs of entries of `info` to the spec of an observation.
 
   Args:
-    config: its `info_keys` are added, and its `action_mask` if that is in
-      `info` only.
+    config: config whose `info_keys` are added, and its `action_mask` if only
+      `info` has it.
     observation: a nest of specs.
-    info: all entries, or what describes them.
-    leaf: makes a spec of a key and its value in `info`.
+    info: all entries of `info`, or their descriptions.
+    leaf: function that makes a spec from a key and its value in `info`.
 
   Returns:
-    The spec, and the keys of the entries that were added.
+    The spec, and the keys of the added entries.
 
   Raises:
     types.ConfigError: a key is unknown, or is in the observation already.
@@ -205,23 +206,18 @@ def joined(
   return observation | {key: info[key] for key in keys}
 
 
-def failure(name: str, k: int, seed: int, why: str) -> str:
-  """What is said where an environment fails.
-
-  Args:
-    name: of the environment.
-    k: which of them.
-    seed: of environment 0.
-    why: what has happened.
-  """
-  return f"environment {k} of {name}, with the seed {seed + k}, failed: {why}"
+def failure(name: str, k: int, seed: int, reason: str) -> str:
+  """Returns the message for a failure of environment k, seeded `seed + k`."""
+  return (
+    f"environment {k} of {name}, with the seed {seed + k}, failed: {reason}"
+  )
 
 
-def check_fits(what: str, array: np.ndarray, dtype: np.dtype) -> None:
-  """Checks that integers fit into a dtype; NumPy would wrap them in silence.
+def check_fits(name: str, array: np.ndarray, dtype: np.dtype) -> None:
+  """Checks that integers fit into a dtype; NumPy would wrap them silently.
 
   Raises:
-    ValueError: they do not; it calls them `what`.
+    ValueError: an integer does not fit. The message calls the array `name`.
   """
   if array.dtype == dtype or array.dtype.kind not in "iu":
     return
@@ -232,7 +228,7 @@ def check_fits(what: str, array: np.ndarray, dtype: np.dtype) -> None:
   low, high, range_ = array.min(), array.max(), np.iinfo(dtype)
   if low < range_.min or high > range_.max:
     raise ValueError(
-      f"expected {what} to fit into {dtype}, from {range_.min} to {range_.max},"
+      f"expected {name} to fit into {dtype}, from {range_.min} to {range_.max},"
       f" found {low if low < range_.min else high}: let the environment return"
       " floats, or smaller integers"
     )
@@ -240,42 +236,42 @@ def check_fits(what: str, array: np.ndarray, dtype: np.dtype) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Finisher:
-  """Makes of environments' time steps what the agent sees.
+  """Turns raw time steps into what the agent sees.
 
   Attributes:
-    config: which environment.
-    seed: of environment 0.
-    spec: of what the agent sees.
-    transform: of observations; None for no change.
-    moved: by environment, another `seed` since it was made again.
+    config: the environments' config.
+    seed: seed of environment 0; environment k has the seed `seed + k`.
+    spec: the spec that the agent sees.
+    transform: the observation transform; None for no change.
+    restart_seeds: replacements of `seed`, by index of a restarted environment.
   """
 
   config: env_config.Config
   seed: int
   spec: types.EnvironmentSpec
   transform: env_config.Transform | None
-  moved: Mapping[int, int] = dataclasses.field(default_factory=dict)
+  restart_seeds: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
   def __call__(
     self, index: np.ndarray, last: np.ndarray, timestep: dm_env.TimeStep
   ) -> dm_env.TimeStep:
-    """Transforms observations, and checks them, their mask and rewards.
+    """Transforms observations; checks them, their action mask and rewards.
 
     Args:
-      index: `[B]`, which environments.
-      last: `[B]` bool, whether the episode has ended. There, a mask without a
+      index: `[B]` indices of the environments.
+      last: `[B]` bool, whether the episode has ended. If so, a mask without a
         legal action becomes one where all are legal.
       timestep: `[B, ...]`, with entries of `info` in the observation.
 
     Raises:
-      RuntimeError: an observation or a reward has NaN or an infinity.
-      ValueError: no action is legal, and yet the episode goes on; or an integer
-        of the transform does not fit into 32 bits.
+      RuntimeError: an observation or a reward is NaN or infinite.
+      ValueError: no action is legal although the episode continues, or an
+        integer of the transform does not fit into 32 bits.
     """
-    given = observation = timestep.observation
+    observation = timestep.observation
     if self.transform is not None:
       observation = tree.map_structure(
-        _as_spec, self.spec.observation, self.transform(given)
+        _as_spec, self.spec.observation, self.transform(observation)
       )
     leaves = tree.flatten(observation)
     if _not_finite(timestep.reward) or any(map(_not_finite, leaves)):
@@ -293,48 +289,47 @@ class Finisher:
     return [spec.shape for spec in tree.flatten(self.spec.observation)]
 
   def _refuse(
-    self, index: np.ndarray, given: dm_env.TimeStep, observation: types.Tree
+    self, index: np.ndarray, timestep: dm_env.TimeStep, observation: types.Tree
   ) -> NoReturn:
-    """Raises RuntimeError: says which number is not finite, and whose it is."""
     named = trees.named_leaves(
       {
-        "observation": given.observation,
-        "reward": given.reward,
+        "observation": timestep.observation,
+        "reward": timestep.reward,
         "transformed observation": observation,
       }
     )
-    name, leaf = next(found for found in named if _not_finite(found[1]))
+    name, leaf = next(item for item in named if _not_finite(item[1]))
     wrong = ~np.isfinite(leaf.reshape(len(index), -1))
     row = int(wrong.any(axis=1).argmax())
     value = leaf.reshape(len(index), -1)[row][wrong[row]][0]
-    why = f"expected finite numbers, found {value} in its {name}"
+    reason = f"expected finite numbers, found {value} in its {name}"
     if name.startswith("transformed"):
-      why += (
+      reason += (
         f", which the observation transform {self.config.observation_transform}"
-        " has made of finite ones"
+        " has made from finite numbers"
       )
     k = int(index[row])
-    seed = self.moved.get(k, self.seed)
+    seed = self.restart_seeds.get(k, self.seed)
     raise RuntimeError(
-      failure(self.config.env, k, seed, why)
+      failure(self.config.env, k, seed, reason)
       + types.see("numbers-that-are-not-finite")
     )
 
   def _with_legal(
     self, observation: types.Tree, index: np.ndarray, last: np.ndarray
   ) -> types.Tree:
-    """Makes all actions legal where none is, if the episode has ended."""
+    """Makes all actions legal where none is, or raises an error."""
     key = self.spec.action_mask
     assert key is not None
     mask = observation[key]
     none_legal = ~np.any(mask, axis=-1)
-    # Of several choices, one may have nothing to choose.
+    # One of several choices may have no legal value in any step.
     stuck = none_legal.reshape(len(index), -1).all(axis=1) & ~last
     if np.any(stuck):
       raise ValueError(
         f"expected a legal action in {key!r} of every environment, found none"
-        f" in {index[stuck].tolist()}: the environment is wrong, or another"
-        " entry is the mask"
+        f" in environments {index[stuck].tolist()}: correct the environment, or"
+        " set action_mask to the entry that is the mask"
       )
     if not np.any(none_legal):
       return observation
@@ -345,16 +340,16 @@ class Finisher:
 
 def checked_action(
   spec: dm_env.specs.BoundedArray,
-  own: dm_env.specs.BoundedArray,
+  env_spec: dm_env.specs.BoundedArray,
   index: np.ndarray,
   action: np.ndarray,
 ) -> np.ndarray:
-  """Checks actions; returns those that the environment takes.
+  """Checks the agent's actions, and converts them to the environment's.
 
   Args:
-    spec: of the agent's actions.
-    own: of the environment's, see `environment_spec`.
-    index: `[B]`, which environments.
+    spec: spec of the agent's actions.
+    env_spec: spec of the environment's actions, see `environment_spec`.
+    index: `[B]` indices of the environments.
     action: `[B, *action_shape]`.
 
   Raises:
@@ -371,25 +366,25 @@ def checked_action(
       f"expected actions from 0 to {spec.maximum}, found "
       f"{action.min()} to {action.max()}"
     )
-  if own.shape != spec.shape:
-    action = np.stack(np.unravel_index(action, _choices(own)), axis=-1)
+  if env_spec.shape != spec.shape:
+    action = np.stack(np.unravel_index(action, _num_values(env_spec)), axis=-1)
   return action
 
 
 def checked_frame(frame: Any, name: str) -> np.ndarray:
-  """Checks a rendered frame `[H, W, 3]`; returns a copy.
+  """Checks a rendered frame, `[H, W, 3]` uint8, and returns a copy.
 
   Raises:
-    types.ConfigError: it is something else.
+    types.ConfigError: the frame is something else.
   """
-  found = type(frame).__name__
+  actual = type(frame).__name__
   if isinstance(frame, np.ndarray):
     if frame.dtype == np.uint8 and frame.ndim == 3 and frame.shape[-1] == 3:
       return frame.copy()
-    found = f"{frame.dtype} of shape {frame.shape}"
+    actual = f"{frame.dtype} of shape {frame.shape}"
   raise types.ConfigError(
     f"{name} cannot be rendered: expected a frame [H, W, 3] of uint8, found"
-    f" {found}"
+    f" {actual}"
   )
 
 
@@ -398,23 +393,22 @@ def _not_finite(array: np.ndarray) -> bool:
 
 
 def _as_spec(spec: dm_env.specs.Array, leaf: Any) -> np.ndarray:
-  """What a transform has returned, with the dtype of the spec."""
   array = np.asarray(leaf)
   check_fits("the transformed observation", array, spec.dtype)
   return array.astype(spec.dtype, copy=False)
 
 
 def _channels_first(spec: dm_env.specs.Array) -> dm_env.specs.Array:
-  """The spec of an image with channels last as that of one with them first."""
+  """Moves the channels of an image's spec to the front; keeps other specs."""
   if spec.dtype != np.uint8:
     return spec
-  if len(spec.shape) == 2 and min(spec.shape) >= _LEAST_PIXELS:
+  if len(spec.shape) == 2 and min(spec.shape) >= _MIN_IMAGE_SIZE:
     return dm_env.specs.Array((1, *spec.shape), spec.dtype, spec.name)
   if len(spec.shape) != 3:
     return spec
   first, middle, last = spec.shape
   if (first == middle) != (middle == last):
-    channels_last = first == middle  # It is as high as wide.
+    channels_last = first == middle  # A square image, `[H, W, C]`.
   else:
     channels_last = last < first
   if not channels_last:
@@ -423,22 +417,18 @@ def _channels_first(spec: dm_env.specs.Array) -> dm_env.specs.Array:
 
 
 def _as_seen(spec: dm_env.specs.Array, leaf: np.ndarray) -> np.ndarray:
-  """An array `[B, ...]` as `environment_spec` says."""
+  """Gives an array `[B, ...]` the shape that `environment_spec` chose."""
   if leaf.shape[1:] == spec.shape:
     return leaf
   if len(spec.shape) == 3 and leaf.ndim == 4:
     leaf = np.ascontiguousarray(np.moveaxis(leaf, -1, 1))
-  return leaf.reshape(len(leaf), *spec.shape)  # Of a joint mask.
+  return leaf.reshape(len(leaf), *spec.shape)  # Flattens a joint mask.
 
 
 def _transformed_spec(
   observation: types.Tree, transform: env_config.Transform, name: str
 ) -> types.Tree:
-  """The specs of transformed observations, found by transforming an example.
-
-  Raises:
-    types.ConfigError: the transform fails on it, or loses the batch axis.
-  """
+  """Derives specs by transforming an example; errors are ConfigErrors."""
   example = trees.zeros(observation, (2,))
   try:
     results = tree.map_structure(np.asarray, transform(example))
@@ -472,39 +462,36 @@ def _action_mask(
   observation: types.Tree,
   action: dm_env.specs.BoundedArray,
 ) -> tuple[str | None, bool]:
-  """The key of the mask, None where there is none; whether it is joint.
-
-  A joint mask has a number for each combination of several choices.
-  """
+  """Returns the mask's key, None without a mask; and whether it is joint."""
   key = config.action_mask
-  found = observation.get(key) if isinstance(observation, dict) else None
+  mask = observation.get(key) if isinstance(observation, dict) else None
   # A nested dict has no shape.
-  shape = getattr(found, "shape", None)
+  shape = getattr(mask, "shape", None)
   if np.issubdtype(action.dtype, np.integer) and shape is not None:
-    choices = _choices(action)
-    most = max(choices)
-    of_each = (len(choices), most) if action.shape else (most,)
-    count = math.prod(choices)
-    joint = len(choices) > 1 and count < MAX_DISCRETE_VALUES
-    is_joint = joint and shape in (choices, (count,))
-    if is_joint and shape == of_each:
+    sizes = _num_values(action)
+    size = max(sizes)
+    separate = (len(sizes), size) if action.shape else (size,)
+    count = math.prod(sizes)
+    # A joint mask has a number for each combination of several choices.
+    may_be_joint = len(sizes) > 1 and count < MAX_DISCRETE_VALUES
+    is_joint = may_be_joint and shape in (sizes, (count,))
+    if is_joint and shape == separate:
       raise types.ConfigError(
-        f"{config.env}: expected an action mask of each choice or of both"
+        f"{config.env}: expected an action mask for each choice or for both"
         f" together, found shape {shape}, which may be either: let an"
-        f" observation_transform make it flat, [{count}], if it is of both"
+        f" observation_transform make it flat, [{count}], if it is for both"
       )
-    if is_joint or shape == of_each:
+    if is_joint or shape == separate:
       return key, is_joint
   if key == env_config.DEFAULT_ACTION_MASK:
     return None, False
   raise types.ConfigError(
     f"{config.env}: expected action_mask to name an entry of the observation"
     f" or of info with a number for each of the actions {action}, found"
-    f" {key!r}, which is {found}"
+    f" {key!r}, which is {mask}"
   )
 
 
-def _choices(action: dm_env.specs.BoundedArray) -> tuple[int, ...]:
-  """How many values each of an environment's discrete choices has."""
-  most = np.broadcast_to(action.maximum, action.shape)
-  return tuple(int(high) + 1 for high in most.flat)
+def _num_values(action: dm_env.specs.BoundedArray) -> tuple[int, ...]:
+  maximum = np.broadcast_to(action.maximum, action.shape)
+  return tuple(int(high) + 1 for high in maximum.flat)

@@ -1,4 +1,4 @@
-"""Many environments of the user's own, as batched `dm_env` time steps."""
+"""The user's own environments, as batched `dm_env` time steps."""
 
 import dataclasses
 import os
@@ -20,13 +20,13 @@ from seedx.envs.processes import restarts as restarts_lib
 
 _LAST = np.uint8(dm_env.StepType.LAST)
 
-# The signatures of environments that have been made, by `_key`.
+# The signatures of environments that this process has made, by `_key`.
 _signatures: dict[tuple[str, bytes], messages.Signature] = {}
 _signatures_lock = threading.Lock()
 
 
 def spec(config: env_config.Config) -> types.EnvironmentSpec:
-  """See `envs.spec`; the first time, it makes the environment in a process."""
+  """See `envs.spec`. Its first call makes the environment in a process."""
   key = _key(config)
   with _signatures_lock:
     if key not in _signatures:
@@ -41,12 +41,10 @@ def spec(config: env_config.Config) -> types.EnvironmentSpec:
 
 
 class ProcessEnvironment:
-  """Environments of the user's own; see `envs.Environment`.
+  """Environments of the user's own; see `envs.Environment` and `envs.make`.
 
-  The discount is 0 where a Gymnasium environment terminates and 1 elsewhere,
-  also at a time limit; that of a `dm_env.Environment` is passed on.
-
-  The processes end with `close`, with this object, or with this process.
+  Discounts of a `dm_env.Environment` are passed on. The environments' processes
+  end with `close`, with this object, or with this process.
   """
 
   def __init__(
@@ -60,14 +58,13 @@ class ProcessEnvironment:
     render: bool = False,
     restarts: restarts_lib.Restarts | None = None,
   ) -> None:
-    """See `envs.make`."""
     self.num_envs = num_envs
     self.batch_size = observations.check_numbers(
       num_envs, batch_size, num_threads, seed
     )
     self._name, self._render = config.env, render
     self._restarts = restarts
-    # A process that is started again gets it, too.
+    # Kept for processes that are restarted.
     self._memory = child.new_memory()
     transform = env_config.load_transform(config)
     self._processes: list[child.Child] = []
@@ -75,7 +72,7 @@ class ProcessEnvironment:
     self._poll = select.poll()
     self._end = weakref.finalize(self, child.end, self._processes)
     try:
-      signature = self._started(config, seed, num_threads)
+      signature = self._start(config, seed, num_threads)
       _check_unchanged(config, signature)
       self.spec = observations.environment_spec(config, *signature)
       self._finish = observations.Finisher(config, seed, self.spec, transform)
@@ -83,11 +80,11 @@ class ProcessEnvironment:
       self.close()
       raise
     self._signature = signature
-    self._structure, self._own_action = signature
+    self._structure, self._env_action = signature
     self._failure = ""
     # Indices of rows that have arrived and that `recv` has not returned.
     self._ready: list[np.ndarray] = []
-    # Whether `recv` has returned an environment that has had no action since.
+    # Whether `recv` has returned an environment's row, and no action followed.
     self._needs_action = np.zeros(num_envs, np.bool_)
 
   def reset(self) -> None:
@@ -102,10 +99,10 @@ class ProcessEnvironment:
     """See `envs.Environment`.
 
     Raises:
-      RuntimeError: an environment has raised an error, which is repeated with
-        its traceback; its process has died; or its observation or reward has
-        NaN or an infinity.
-      ValueError: no action is legal, and yet the episode goes on.
+      RuntimeError: an environment raised an error, whose traceback is in the
+        message; its process died; or an observation or a reward is NaN or
+        infinite.
+      ValueError: no action is legal although the episode continues.
     """
     while sum(map(len, self._ready)) < self.batch_size:
       self._receive()
@@ -130,7 +127,7 @@ class ProcessEnvironment:
     try:
       timestep = self._finish(index, step_type == _LAST, timestep)
     except Exception as error:
-      self._failure = str(error)  # These rows are lost.
+      self._failure = str(error)  # A second call cannot return these rows.
       raise
     return types.Rows(index, timestep, rows(shared.episode_return))
 
@@ -139,10 +136,10 @@ class ProcessEnvironment:
 
     Raises:
       ValueError: the shape is wrong, a discrete action is out of range, or an
-        environment does not need an action.
+        environment is not waiting for an action.
     """
     action = observations.checked_action(
-      self.spec.action, self._own_action, index, action
+      self.spec.action, self._env_action, index, action
     )
     index = np.asarray(index, np.int32)
     if not self._needs_action[index].all():
@@ -154,58 +151,57 @@ class ProcessEnvironment:
     self._needs_action[index] = False
     self._shared.action[index] = action
     for worker in self._processes:
-      part = index
+      worker_index = index
       if len(self._processes) > 1:
         offset = index - worker.job.first
-        part = index[(offset >= 0) & (offset < worker.job.count)]
-      if len(part):
-        worker.send(messages.STEP + part.tobytes())
+        worker_index = index[(offset >= 0) & (offset < worker.job.count)]
+      if len(worker_index):
+        worker.send(messages.STEP + worker_index.tobytes())
 
   def render(self) -> np.ndarray:
-    """See `envs.Environment`; raises RuntimeError as `recv` does."""
+    """See `envs.Environment`. It raises the RuntimeErrors of `recv`, too."""
     if not self._render:
       raise types.ConfigError(
-        f"expected environments that were made with render=True, found"
-        f" {self._name} without"
+        f"{self._name} cannot be rendered: it was made without render=True"
       )
     worker = self._processes[0]
     worker.send(messages.RENDER)
     while True:
-      kind, rest = worker.receive()
+      kind, payload = worker.receive()
       if kind == messages.FRAME:
-        return pickle.loads(rest)
+        return pickle.loads(payload)
       if kind == messages.REFUSAL:
-        raise types.ConfigError(rest.decode())
-      self._handle(worker, kind, rest)
+        raise types.ConfigError(payload.decode())
+      self._handle(worker, kind, payload)
 
   def close(self) -> None:
     """See `envs.Environment`."""
     self._end()
     self._memory.close()
 
-  def _started(
-    self, config: env_config.Config, seed: int, num_threads: int
-  ) -> messages.Signature:
-    """As `_start`, once more where a process was killed meanwhile."""
-    try:
-      return self._start(config, seed, num_threads)
-    except child.KilledError:  # That is no fault of the environments.
-      child.end(self._processes)
-      self._processes.clear()
-      return self._start(config, seed, num_threads)
-
   def _start(
     self, config: env_config.Config, seed: int, num_threads: int
   ) -> messages.Signature:
-    """Starts the processes; returns the signature of all environments."""
-    parts = np.array_split(
+    """Starts the processes, twice if one is killed meanwhile."""
+    try:
+      return self._start_once(config, seed, num_threads)
+    except child.KilledError:  # The environments did not cause it.
+      child.end(self._processes)
+      self._processes.clear()
+      return self._start_once(config, seed, num_threads)
+
+  def _start_once(
+    self, config: env_config.Config, seed: int, num_threads: int
+  ) -> messages.Signature:
+    """Starts the processes; returns the environments' common signature."""
+    indices = np.array_split(
       np.arange(self.num_envs), min(num_threads, self.num_envs)
     )
-    for part in parts:
+    for index in indices:
       job = messages.Job(
         config,
-        first=int(part[0]),
-        count=len(part),
+        first=int(index[0]),
+        count=len(index),
         num_envs=self.num_envs,
         seed=seed,
         render=self._render,
@@ -226,7 +222,6 @@ class ProcessEnvironment:
     self._poll.register(worker.replies, select.POLLIN)
 
   def _receive(self) -> None:
-    """Waits for messages of any process."""
     if self._failure:
       raise RuntimeError(self._failure)
     if not self._end.alive:
@@ -240,17 +235,17 @@ class ProcessEnvironment:
         if worker.has_died():
           self._handle(worker, *worker.receive())
 
-  def _handle(self, worker: child.Child, kind: bytes, rest: bytes) -> None:
-    """Keeps the indices of rows, except those that a reset has made old."""
+  def _handle(self, worker: child.Child, kind: bytes, payload: bytes) -> None:
+    """Handles a message; drops rows from before a pending reset."""
     if kind == messages.FAILURE:
-      self._restart(worker, rest.decode(errors="replace"))
+      self._restart(worker, payload.decode(errors="replace"))
       return
     try:
       if kind not in (messages.ROWS, messages.FIRST_ROWS):
         raise ValueError(f"expected rows, found {kind!r}")
       if kind == messages.FIRST_ROWS and not worker.pending_resets:
-        raise ValueError("expected rows after a step, found some of a reset")
-      index = messages.indices(rest, worker.job)
+        raise ValueError("expected rows of a step, found rows of a reset")
+      index = messages.indices(payload, worker.job)
     except ValueError as error:
       self._fail(worker.garbage(error))
     if kind == messages.FIRST_ROWS:
@@ -261,16 +256,12 @@ class ProcessEnvironment:
       self._ready.append(index)
 
   def _restart(self, worker: child.Child, failure: str) -> None:
-    """Replaces a process, whose environments begin new episodes.
-
-    Raises:
-      RuntimeError: it has failed too often, or another cannot be started.
-    """
+    """Replaces a process, or raises its failure after too many restarts."""
     restarts, job = self._restarts, worker.job
     failures = worker.failures if worker.episodes < job.count else 0
-    if restarts is None or failures >= restarts.most:
+    if restarts is None or failures >= restarts.maximum:
       self._fail(failure)
-    place = self._processes.index(worker)
+    position = self._processes.index(worker)
     self._poll.unregister(worker.replies)
     del self._by_reply[worker.replies.fileno()]
     child.end([worker])
@@ -281,30 +272,30 @@ class ProcessEnvironment:
       seed = restarts.take_seeds(job.count) - job.first
       new = child.Child(dataclasses.replace(job, seed=seed), self._memory)
       new.failures = failures
-      self._processes[place] = new
+      self._processes[position] = new
       try:
         messages.check_same(self._name, self._signature, new.signature())
         break
       except (types.ConfigError, child.KilledError) as error:
         failure = str(error)
         child.end([new])
-        if failures >= restarts.most:
+        if failures >= restarts.maximum:
           self._fail(failure)
-    own = range(job.first, job.first + job.count)
-    moved = {**self._finish.moved, **dict.fromkeys(own, seed)}
-    self._finish = dataclasses.replace(self._finish, moved=moved)
+    restarted = range(job.first, job.first + job.count)
+    seeds = {**self._finish.restart_seeds, **dict.fromkeys(restarted, seed)}
+    self._finish = dataclasses.replace(self._finish, restart_seeds=seeds)
     self._listen(new)
     new.pending_resets = worker.pending_resets
     if new.pending_resets:
       for _ in range(new.pending_resets):
         new.send(messages.RESET)
       return
-    # The first step of an environment is a reset, whatever the action.
-    owes = ~self._needs_action
-    owes[np.concatenate([np.empty(0, np.int32), *self._ready])] = False
-    owed = job.first + np.flatnonzero(owes[job.first :][: job.count])
-    if len(owed):
-      new.send(messages.STEP + owed.astype(np.int32).tobytes())
+    # The first STEP of an environment is a reset, whatever its action.
+    owes_row = ~self._needs_action
+    owes_row[np.concatenate([np.empty(0, np.int32), *self._ready])] = False
+    index = job.first + np.flatnonzero(owes_row[job.first :][: job.count])
+    if len(index):
+      new.send(messages.STEP + index.astype(np.int32).tobytes())
 
   def _fail(self, failure: str) -> NoReturn:
     self._failure = failure
@@ -312,7 +303,7 @@ class ProcessEnvironment:
 
 
 def _key(config: env_config.Config) -> tuple[str, bytes]:
-  """The current directory, and the config without its transform."""
+  # Signatures do not depend on the transform.
   return os.getcwd(), env_config.pickled(
     dataclasses.replace(config, observation_transform="")
   )
@@ -321,12 +312,12 @@ def _key(config: env_config.Config) -> tuple[str, bytes]:
 def _check_unchanged(
   config: env_config.Config, signature: messages.Signature
 ) -> None:
-  """Checks that environments are still as `spec` has described them."""
+  """Checks that environments still have the specs that `spec` returned."""
   with _signatures_lock:
     if _signatures.setdefault(_key(config), signature) == signature:
       return
-    before = _signatures.pop(_key(config))
+    previous = _signatures.pop(_key(config))
   raise types.ConfigError(
-    f"{config.env}: expected environments as they were before, {before},"
+    f"{config.env}: expected environments as they were before, {previous},"
     f" found {signature}; if their program has changed, start again"
   )

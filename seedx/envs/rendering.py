@@ -1,4 +1,4 @@
-"""Tries in another process whether an environment can be rendered."""
+"""A test, in another process, of whether an environment can be rendered."""
 
 import contextlib
 import pickle
@@ -13,7 +13,7 @@ _REFUSED_STATUS = 2
 _DIED_STATUS = 3
 _TIMEOUT_SECONDS = 120.0
 
-# EnvPool would import JAX; the workers of own environments may import it.
+# Without this, EnvPool would import JAX. Workers can still import it.
 _PROGRAM = """\
 import sys
 sys.path[:] = {path}
@@ -24,17 +24,14 @@ sys.exit(rendering.main())
 
 
 def check_render(config: env_config.Config) -> None:
-  """Renders one frame in another process, since some environments end theirs.
-
-  Args:
-    config: which environment.
+  """Renders a frame in another process, since some environments end theirs.
 
   Raises:
-    types.ConfigError: it cannot be rendered; one line says why.
+    types.ConfigError: rendering failed; the message has one line.
   """
   program = _PROGRAM.format(path=[str(path) for path in sys.path])
   try:
-    done = subprocess.run(
+    completed = subprocess.run(
       [sys.executable, "-P", "-c", program],
       input=env_config.pickled(config),
       capture_output=True,
@@ -45,32 +42,32 @@ def check_render(config: env_config.Config) -> None:
       f"{config.env} cannot be rendered: it took more than"
       f" {_TIMEOUT_SECONDS:g} seconds"
     ) from None
-  if done.returncode == 0:
+  if completed.returncode == 0:
     return
   # MuJoCo writes errors to the standard output.
-  last = _last_line(done.stderr) or _last_line(done.stdout)
-  if done.returncode == _REFUSED_STATUS:
-    raise types.ConfigError(last)
+  message = _last_line(completed.stderr) or _last_line(completed.stdout)
+  if completed.returncode == _REFUSED_STATUS:
+    raise types.ConfigError(message)
   raise types.ConfigError(
     f"{config.env} cannot be rendered: its process ended with status"
-    f" {done.returncode}: {last or 'no output'} (a display or OpenGL may"
-    " be missing)"
+    f" {completed.returncode}: {message or 'no output'} (a display or OpenGL"
+    " may be missing)"
   )
 
 
 def main() -> int:
-  """Renders one frame of the config on standard input; returns the status."""
+  """Renders one frame, reading the config from stdin; returns a status."""
   config = pickle.load(sys.stdin.buffer)
   try:
-    with contextlib.closing(environment.make(config, 1, render=True)) as made:
-      made.reset()
-      made.recv()
-      made.render()
+    with contextlib.closing(environment.make(config, 1, render=True)) as env:
+      env.reset()
+      env.recv()
+      env.render()
   except types.ConfigError as error:
     print(" ".join(str(error).split()), file=sys.stderr)
     return _REFUSED_STATUS
   except RuntimeError:
-    return _DIED_STATUS  # The last line that its process printed says why.
+    return _DIED_STATUS  # The environment's process has printed the reason.
   return 0
 
 

@@ -1,8 +1,8 @@
-"""Metrics of a run: meters that measure, sinks that take lines, and files.
+"""Metrics of a run: meters that measure them, and sinks that write them.
 
-A line of metrics is a flat mapping of names to values, which a pipeline makes
-and every sink takes unchanged. `events` (TensorBoard's files) and `status` (a
-terminal) are not imported here: they load tensorboardX and Rich.
+A line of metrics is a flat mapping of names to values. A pipeline makes it and
+every sink receives it unchanged. `events` (TensorBoard's files) and `status` (a
+terminal) are not imported here, since they load tensorboardX and Rich.
 """
 
 from seedx.metrics.console import Console

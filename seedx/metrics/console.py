@@ -1,4 +1,4 @@
-"""The console: shows a run's progress and its bottleneck while it trains."""
+"""A console that shows a run's progress and its bottleneck."""
 
 import math
 import os
@@ -24,9 +24,9 @@ _HEADER = {
   "bottleneck": "bottleneck",
 }
 _ROWS_PER_HEADER = 20
-# After so long without an env step or an update, that is what is shown.
+# A longer time without an env step or an update is shown as the bottleneck.
 _STALLED_SECONDS = 5.0
-# Who waits for each bottleneck, and the name of that wait.
+# The side that waits for each bottleneck, and the name of that wait.
 _EVIDENCE = {
   "environments": ("inference waits for them", meters.WAIT_ENVIRONMENTS),
   "inference": ("the learner waits for it", meters.WAIT_EXPERIENCE),
@@ -37,10 +37,9 @@ _EVIDENCE = {
 class Console:
   """A Sink that shows the progress of a run.
 
-  Before the first update of a start, it says what is waited for, and how long.
-
   On a terminal, it updates a status of three lines in place. Elsewhere, for
-  example in a log file, it prints the rows of a table.
+  example in a log file, it prints the rows of a table. Before the first update,
+  it shows the reason for waiting and its duration.
   """
 
   def __init__(
@@ -51,15 +50,15 @@ class Console:
     clock: Callable[[], float] = time.monotonic,
     alone: bool = False,
   ) -> None:
-    """Shows nothing before the first line.
+    """Chooses a status or a table; shows nothing before the first line.
 
     Args:
       total_steps: number of env steps at which the run ends.
-      stream: where to write; stderr if None.
+      stream: output stream; None for stderr.
       interval_seconds: shortest time between two rows of the table. The last
         line is always printed.
-      clock: current time in seconds, from any fixed starting point.
-      alone: whether others start the processes that act.
+      clock: function that returns a time in seconds, from any fixed start.
+      alone: whether the processes that act are started elsewhere.
     """
     stream = sys.stderr if stream is None else stream
     if stream.isatty() and os.environ.get("TERM") != "dumb":
@@ -73,7 +72,7 @@ class Console:
     self._start_seconds = clock()
     self._steps_per_second: float | None = None
     self._alone = alone
-    # Of earlier starts.
+    # Env steps before this start, which a resumed run already has.
     self._first_steps: float | None = None
     self._has_learned = False
 
@@ -90,24 +89,24 @@ class Console:
       self._steps_per_second = rate if past is None else 0.7 * past + 0.3 * rate
     is_over = (_number(line, "env_steps") or 0.0) >= self._total_steps
     learning = self._has_learned or is_over
-    self._view.show(self._progress(line) if learning else self._started(line))
+    self._view.show(self._progress(line) if learning else self._startup(line))
 
   def close(self) -> None:
-    """Prints the last row if it is still waiting, and restores the cursor."""
+    """Prints the last row if it is pending, and restores the cursor."""
     self._view.close()
 
-  def _started(self, line: sinks.Line) -> dict[str, str]:
-    """As `_progress`, before the first update."""
+  def _startup(self, line: sinks.Line) -> dict[str, str]:
+    """Formats a line as `_progress` does, before the first update."""
     unknown = dict.fromkeys(("policy_lag", "left"), "-")
     if self._alone and _number(line, "env_steps") == self._first_steps:
       reason = "waiting for others to join"
     elif _number(line, "replay_size"):
       reason = "filling the replay"
-    else:  # Its rate says nothing yet.
+    else:  # The rate is not meaningful yet.
       reason, unknown = "compiling", unknown | {"rate": "-"}
     seconds = _duration(self._clock() - self._start_seconds)
-    said = {"label": "", "bottleneck": f"{reason} {seconds}", "evidence": ""}
-    return self._progress(line) | unknown | said
+    status = {"label": "", "bottleneck": f"{reason} {seconds}", "evidence": ""}
+    return self._progress(line) | unknown | status
 
   def _progress(self, line: sinks.Line) -> dict[str, str]:
     """Formats a line of metrics as texts, by the keys of `_HEADER`."""
@@ -142,7 +141,7 @@ class Console:
 
 
 class _Table:
-  """Shows progress as rows of a table."""
+  """A view of progress as the rows of a table."""
 
   def __init__(
     self, stream: TextIO, interval_seconds: float, clock: Callable[[], float]
@@ -152,36 +151,36 @@ class _Table:
     self._clock = clock
     self._num_rows = 0
     self._next_time = -math.inf
-    self._waiting: Mapping[str, str] | None = None
+    self._pending: Mapping[str, str] | None = None
 
   def show(self, progress: Mapping[str, str]) -> None:
-    """Prints a row, or keeps it for later if the last row is too recent."""
-    self._waiting = progress
+    """Prints a row, or keeps it pending if the last row is too recent."""
+    self._pending = progress
     now = self._clock()
     if now >= self._next_time:
       self._next_time = now + self._interval_seconds
       self.close()
 
   def close(self) -> None:
-    """Prints the row that is still waiting, if any."""
-    if self._waiting is None:
+    """Prints the pending row, if any."""
+    if self._pending is None:
       return
     if self._num_rows % _ROWS_PER_HEADER == 0:
       print(_ROW.format(**_HEADER), file=self._stream)
     self._num_rows += 1
-    print(_ROW.format(**self._waiting), file=self._stream, flush=True)
-    self._waiting = None
+    print(_ROW.format(**self._pending), file=self._stream, flush=True)
+    self._pending = None
 
 
 def _diagnosis(line: sinks.Line) -> tuple[str, str]:
-  """Returns the bottleneck, a dash if unknown, and the wait that shows it."""
+  """Returns the bottleneck, "-" if unknown, and the wait that shows it."""
   shares = {name: _number(line, name) for _, name in _EVIDENCE.values()}
   waits = {k: share for k, share in shares.items() if share is not None}
   if len(waits) < len(shares):
     return "-", ""
-  side = meters.bottleneck(waits)
-  text, name = _EVIDENCE[side]
-  return side, f" ({text} {waits[name]:.0%} of the time)"
+  slowest = meters.bottleneck(waits)
+  text, name = _EVIDENCE[slowest]
+  return slowest, f" ({text} {waits[name]:.0%} of the time)"
 
 
 def _number(line: sinks.Line, name: str) -> float | None:
@@ -190,7 +189,7 @@ def _number(line: sinks.Line, name: str) -> float | None:
 
 
 def _short(value: float | None, decimals: int | None = None) -> str:
-  """Formats a number in at most six characters: 187.3, -1.23M; None as -."""
+  """Formats a number in at most six characters: 187.3, -1.23M, "-" for None."""
   if value is None:
     return "-"
   if decimals is not None and abs(value) < 999.5:

@@ -1,4 +1,4 @@
-"""TensorBoard's event files. Only a run loads this module and tensorboardX."""
+"""TensorBoard's event files. Only runs load this module and tensorboardX."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ from tensorboardX.proto import event_pb2, summary_pb2
 from seedx import files
 from seedx.metrics import sinks
 
-# How TensorBoard groups them: by how their names begin.
+# The groups of metrics in TensorBoard, by prefixes of their names.
 _GROUPS = {
   "episode": ("episode", "evaluation"),
   "loss": (
@@ -36,7 +36,7 @@ _GROUPS = {
   "replay": ("replay", "priorit"),
   "time": ("steps_per_second", "wall_", "acting_wait", "learning_wait"),
 }
-# A file of events is written at the latest after this long.
+# Shortest time between two flushes, and from an error to the next try.
 _FLUSH_SECONDS = 10.0
 
 
@@ -44,11 +44,7 @@ class TensorBoard:
   """A Sink that writes TensorBoard scalars against `env_steps`."""
 
   def __init__(self, run_dir: str | os.PathLike[str]) -> None:
-    """Creates no file before the first line.
-
-    Args:
-      run_dir: the directory for the event files.
-    """
+    """Prepares event files in `run_dir`; the first line creates one."""
     self._folder = files.Folder(run_dir)
     self._writer: Any = None
     self._flushed_seconds = 0.0
@@ -59,11 +55,11 @@ class TensorBoard:
   def write(self, line: sinks.Line) -> None:
     """Adds every number except `env_steps`, which is the x-axis.
 
-    Its tag is its name behind its group's, such as `loss/loss_value`.
+    A tag is the group and the name of a metric, such as `loss/loss_value`.
     """
     now = time.time()
     if self._failure is not None and time.monotonic() < self._retry_seconds:
-      raise self._failure  # Each try may leave an empty file.
+      raise self._failure  # Each retry may leave an empty file.
     values = {
       name: value
       for name, value in ((name, sinks.finite(x)) for name, x in line.items())
@@ -89,14 +85,14 @@ class TensorBoard:
         self._writer.flush()
         self._flushed, self._flushed_seconds = True, time.monotonic()
     except OSError as error:
-      # After half an event nothing is read; the next try begins a new file.
+      # Readers stop at half an event, so the next try begins a new file.
       self._failure = error
       self._retry_seconds = time.monotonic() + _FLUSH_SECONDS
       writer, self._writer = self._writer, None
       if writer is not None:
         with contextlib.suppress(OSError):
           writer.close()
-      if not self._flushed:  # It has nothing that can be read.
+      if not self._flushed:  # The file has no complete event.
         with contextlib.suppress(OSError):
           self._folder.remove(self._name)
       raise
@@ -107,14 +103,13 @@ class TensorBoard:
       self._writer.close()
 
   def _new_writer(self) -> Any:
-    """Makes a file of events."""
-    # A run that is resumed, or begun twice in a second, has another name.
-    part = f"{os.getpid()}.{time.monotonic_ns()}"
+    # Unique if a run is resumed, or started twice in a second.
+    suffix = f"{os.getpid()}.{time.monotonic_ns()}"
     self._name = (
-      f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{part}"
+      f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{suffix}"
     )
     with self._folder.open(self._name, "x") as file:
-      # A SummaryWriter blocks for ever once its thread cannot write.
+      # A SummaryWriter would block for ever once its thread cannot write.
       return record_writer.RecordWriter(f"/dev/fd/{file.fileno()}")
 
 

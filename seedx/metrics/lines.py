@@ -1,4 +1,4 @@
-"""Reads the lines of metrics of a run."""
+"""A reader of a run's lines of metrics."""
 
 import errno
 import json
@@ -9,36 +9,31 @@ from typing import IO, Any
 
 from seedx import files
 
-# They never decrease in a run, except when it resumes from a checkpoint.
+# These never decrease in a run, except when it resumes from a checkpoint.
 _CLOCKS = ("env_steps", "wall_seconds")
 # Sums and squares of smaller numbers are finite.
-_MOST = 1e100
-_MOST_LINE_BYTES = 2**20
+_MAX_NUMBER = 1e100
+_MAX_LINE_BYTES = 2**20
 
 
 def read_lines(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-  """Reads the lines of metrics of a run, which may still be training.
+  """Reads the lines of metrics that `JsonLines` wrote to a file.
 
-  A run that is resumed continues from its last checkpoint. This drops the
-  lines that the run had written after that checkpoint.
-
-  Args:
-    path: a file that `JsonLines` wrote.
-
-  Returns:
-    The lines; `env_steps` and `wall_seconds` never decrease.
+  The run may still be training. If it was resumed, the lines that it had
+  written after the last checkpoint are dropped, so that `env_steps` and
+  `wall_seconds` never decrease.
 
   Raises:
-    OSError: the file cannot be read, or is none of text.
+    OSError: the file cannot be read, or has a line of more than 1 MiB.
     KeyError: a line has no number as `env_steps` or as `wall_seconds`.
   """
   path = pathlib.Path(path).expanduser()
   lines: list[dict[str, Any]] = []
   with files.Folder(path.parent).open(path.name) as file:
-    for piece in _pieces(file):
+    for text in _complete_lines(file):
       try:
-        # A killed run may leave half a line before the first line after it.
-        line = json.loads("{" + piece.rpartition("{")[2])
+        # A killed run may leave half a line before the next run's first one.
+        line = json.loads("{" + text.rpartition("{")[2])
       except (ValueError, RecursionError):
         continue
       for clock in _CLOCKS:
@@ -54,17 +49,16 @@ def read_lines(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def is_number(value: Any) -> bool:
-  """Whether a value is a number that can be drawn, finite and no switch."""
-  known = isinstance(value, int | float) and not isinstance(value, bool)
-  return known and abs(value) < _MOST
+  """Whether a value is a number that can be plotted: finite, and not a bool."""
+  is_real = isinstance(value, int | float) and not isinstance(value, bool)
+  return is_real and abs(value) < _MAX_NUMBER
 
 
-def _pieces(file: IO[bytes]) -> Iterator[str]:
-  """The lines of a file, without the last one where it is not complete."""
-  while piece := file.readline(_MOST_LINE_BYTES):
-    if piece.endswith(b"\n"):
-      yield piece.decode(errors="replace")
-    elif len(piece) == _MOST_LINE_BYTES:
-      raise OSError(errno.EFBIG, f"has a line of {_MOST_LINE_BYTES:,} bytes")
+def _complete_lines(file: IO[bytes]) -> Iterator[str]:
+  while line := file.readline(_MAX_LINE_BYTES):
+    if line.endswith(b"\n"):
+      yield line.decode(errors="replace")
+    elif len(line) == _MAX_LINE_BYTES:
+      raise OSError(errno.EFBIG, f"has a line of {_MAX_LINE_BYTES:,} bytes")
     else:
-      return  # Its rest may be written meanwhile.
+      return  # A run may still be writing this line.

@@ -1,4 +1,4 @@
-"""Measurements of a run: waiting times, the bottleneck and episode returns."""
+"""Meters of a run: waiting times, the bottleneck and episode returns."""
 
 import collections
 import contextlib
@@ -10,19 +10,16 @@ import numpy as np
 
 from seedx import types
 
-# The waits from which `bottleneck` is found.
+# The waits that determine the bottleneck.
 WAIT_ENVIRONMENTS = "acting_wait_environments"
 WAIT_LEARNER = "acting_wait_learner"
 WAIT_EXPERIENCE = "learning_wait_experience"
-# With a seed behind it: the mean return of one of several trainings.
+# Prefix, before a seed, of the mean return of one of several trainings.
 OF_SEED = "episode_return_seed_"
 
 
 class Waits:
-  """Measures the share of time that threads spend waiting, by name of the wait.
-
-  Any thread may use it.
-  """
+  """A meter of the share of time that threads spend waiting; thread-safe."""
 
   def __init__(
     self,
@@ -32,24 +29,24 @@ class Waits:
     """Starts the first interval.
 
     Args:
-      threads: number of threads that may be in a wait, by its name. `measure`
-        always has these names. The number is 1 for any other name.
-      clock: current time in seconds, from any fixed starting point.
+      threads: number of threads that may be in a wait, by its name; 1 for
+        names that are missing. `measure` always returns these names.
+      clock: function that returns a time in seconds, from any fixed start.
     """
     self._threads = dict(threads or {})
     self._clock = clock
     self._lock = threading.Lock()
     self._seconds = dict.fromkeys(self._threads, 0.0)
-    # When the waits in progress began, by name and thread.
+    # Start times of the waits in progress, by name and thread.
     self._began: dict[tuple[str, int], float] = {}
-    self._since = clock()
+    self._interval_start = clock()
 
   @contextlib.contextmanager
   def timed(self, name: str) -> Iterator[None]:
     """Counts the time in this context as a wait of this thread.
 
     Raises:
-      RuntimeError: this thread is already in the wait `name`.
+      RuntimeError: this thread is already in a wait of that name.
     """
     key = name, threading.get_ident()
     with self._lock:
@@ -68,12 +65,13 @@ class Waits:
   def measure(self) -> dict[str, float]:
     """Returns each wait's share of the time since the last call, 0 to 1.
 
-    Waits in progress count up to now, so a stuck thread shows 1.0. The share is
-    a mean over the threads that may be in the wait.
+    A share is the mean over the threads that may be in the wait. Waits in
+    progress count up to now, so that a stuck thread has a share of 1.
     """
     with self._lock:
       now = self._clock()
-      elapsed_seconds, self._since = now - self._since, now
+      elapsed_seconds = now - self._interval_start
+      self._interval_start = now
       for key, began in self._began.items():
         self._add(key[0], now - began)
         self._began[key] = now
@@ -89,28 +87,25 @@ class Waits:
 
 
 def bottleneck(waits: Mapping[str, float]) -> str:
-  """Finds the side to speed up for more env steps per second.
+  """Finds the side to speed up: "environments", "inference" or "learner".
 
   Steps flow from the environments through inference to the learner. A fast side
-  waits for a slow one, so the waits show which side is the slowest.
+  waits for a slow one, so the waits show the slowest.
 
   1. Inference waits for the learner when the unroll queue is full; the learner
-     waits for experience when it is empty. If inference waits longer, then
-     unrolls arrive faster than the learner uses them: "learner".
+     waits for experience when it is empty. If inference waits longer, unrolls
+     arrive faster than the learner uses them: "learner".
   2. Otherwise a side before the queue is too slow. If inference threads wait
-     for requests longer than they work, it is "environments" (which includes
-     the actors and the network); otherwise it is "inference".
+     for requests longer than they work, it is "environments", which include
+     the actors and the network. Otherwise it is "inference".
 
-  Time on the device counts as work of inference. If the learner shares that
+  Time on the device counts as work of inference. If the learner shares the
   device, its updates slow inference down, and "inference" means that the device
   is the limit.
 
   Args:
-    waits: shares of time, 0 to 1, which include `acting_wait_environments`,
-      `acting_wait_learner` and `learning_wait_experience`.
-
-  Returns:
-    "environments", "inference" or "learner".
+    waits: shares of time, 0 to 1, of `WAIT_ENVIRONMENTS`, `WAIT_LEARNER` and
+      `WAIT_EXPERIENCE`.
   """
   requests, queue = waits[WAIT_ENVIRONMENTS], waits[WAIT_LEARNER]
   if queue > waits[WAIT_EXPERIENCE]:
@@ -123,20 +118,13 @@ class Latest:
   """One number per finished episode, such as its return; thread-safe."""
 
   def __init__(self, window: int = 100) -> None:
-    """Starts empty.
-
-    Args:
-      window: how many of the latest episodes `mean` covers.
-    """
+    """Starts empty; `mean` covers the latest `window` episodes."""
     self._lock = threading.Lock()
     self._latest: collections.deque[float] = collections.deque(maxlen=window)
     self._count = 0
 
   def add(self, values: np.ndarray) -> None:
-    """Adds the numbers of finished episodes.
-
-    Args:
-      values: `[episodes]`, oldest first; may be empty.
+    """Adds the numbers of finished episodes, `[episodes]`, oldest first.
 
     Raises:
       ValueError: one is NaN, which marks a row where no episode ended.
@@ -151,7 +139,7 @@ class Latest:
       self._count += np.size(values)
 
   def mean(self) -> float | None:
-    """The mean of the latest episodes; None before the first one ends."""
+    """Returns the mean of the latest episodes; None before the first one."""
     with self._lock:
       if not self._latest:
         return None
@@ -159,7 +147,7 @@ class Latest:
 
   @property
   def is_full(self) -> bool:
-    """Whether `mean` covers as many as it may."""
+    """Whether `mean` covers its full window."""
     with self._lock:
       return len(self._latest) == self._latest.maxlen
 
@@ -176,7 +164,7 @@ class Latest:
       return {"count": np.int64(self._count), "latest": latest}
 
   def restore(self, saved: types.Tree) -> None:
-    """Replaces the state by one that `saved` returned."""
+    """Replaces the state with one that `saved` returned."""
     latest = saved["latest"]
     with self._lock:
       self._latest.clear()
@@ -185,41 +173,36 @@ class Latest:
 
 
 class MeanOfSeeds:
-  """The mean over several trainings of each one's `Latest`.
+  """The mean over several trainings, with the interface of a `Latest`.
 
-  It has the interface of a `Latest`, and no numbers of its own: each training
-  counts the same, however many episodes it has ended.
+  It only reads the `Latest` of each training. All trainings count equally,
+  whatever their numbers of episodes.
   """
 
   def __init__(self, seeds: Sequence[Latest]) -> None:
-    """Reads the numbers of others.
-
-    Args:
-      seeds: the numbers of each training; their owner adds to them.
-    """
     self._seeds = list(seeds)
 
   def add(self, values: np.ndarray) -> None:
     """Does nothing."""
 
   def mean(self) -> float | None:
-    """The mean over the trainings; None before each has ended an episode."""
+    """Returns the mean; None before each training has ended an episode."""
     means = [seed.mean() for seed in self._seeds]
-    known = [mean for mean in means if mean is not None]
-    return sum(known) / len(known) if len(known) == len(means) else None
+    present = [mean for mean in means if mean is not None]
+    return sum(present) / len(present) if len(present) == len(means) else None
 
   @property
   def is_full(self) -> bool:
-    """Whether `mean` covers as many episodes of each as it may."""
+    """Whether every training's window is full."""
     return all(seed.is_full for seed in self._seeds)
 
   @property
   def count(self) -> int:
-    """Number of episodes finished since the start, of all."""
+    """Number of episodes of all trainings since the start."""
     return sum(seed.count for seed in self._seeds)
 
   def saved(self) -> types.Tree:
-    """Returns nothing: the owner of the others saves them."""
+    """Returns an empty state: each `Latest` is saved by its owner."""
     return ()
 
   def restore(self, saved: types.Tree) -> None:

@@ -17,21 +17,21 @@ import numpy as np
 
 from seedx import channels, files
 
-# A line of metrics maps names to values; None means not yet known.
+# A line of metrics maps names to values; None is a missing value.
 Value = float | int | str | None
 Line = Mapping[str, Value]
 
-# Lines that wait for a sink; more are dropped.
-_MOST_WAITING = 100
-# How long a sink may take at the end.
+# Number of lines that may wait for a sink; further lines are dropped.
+_MAX_WAITING = 100
+# Longest wait for a sink at the end.
 _PATIENCE_SECONDS = 10.0
 
 
 class Sink(Protocol):
-  """Takes lines of metrics. One thread uses it at a time."""
+  """A receiver of lines of metrics, used by one thread at a time."""
 
   def write(self, line: Line) -> None:
-    """Takes a line of metrics."""
+    """Writes a line of metrics."""
 
   def close(self) -> None:
     """Closes files and frees the terminal; a second call does nothing."""
@@ -41,11 +41,7 @@ class JsonLines:
   """A Sink that appends lines to a file, each as a JSON object."""
 
   def __init__(self, path: str | os.PathLike[str]) -> None:
-    """Creates no file before the first line.
-
-    Args:
-      path: the file; existing lines are kept.
-    """
+    """Prepares the file; the first line creates it if it is missing."""
     self._path = pathlib.Path(path)
     self._file: IO[bytes] | None = None
 
@@ -68,49 +64,45 @@ class JsonLines:
       self._file.close()
 
   def _end(self) -> None:
-    """Gives up the file; the next line opens it again."""
+    """Closes the file after an error; the next line opens it again."""
     file, self._file = self._file, None
     if file is not None:
-      with contextlib.suppress(OSError):  # What is left of a line.
+      # Closing writes the rest of the line, which fails again.
+      with contextlib.suppress(OSError):
         file.close()
 
 
 class Callbacks:
-  """A Sink of functions, for a logger of yours."""
+  """A Sink that calls functions, for a logger of yours."""
 
   def __init__(
     self,
     write: Callable[[Line], object],
     close: Callable[[], object] = lambda: None,
   ) -> None:
-    """Calls neither.
-
-    Args:
-      write: takes a line of metrics.
-      close: is called once, at the end.
-    """
+    """Stores the functions; `close` is called once, at the end."""
     self._write = write
     self._close: Callable[[], object] | None = close
 
   def write(self, line: Line) -> None:
-    """Takes a line of metrics, without values that are not yet known."""
+    """Passes a line on, without missing values."""
     self._write({k: x for k, x in line.items() if finite(x) is not None})
 
   def close(self) -> None:
-    """Ends it; a second call does nothing."""
+    """Calls the function `close`; a second call does nothing."""
     close, self._close = self._close, None
     if close is not None:
       close()
 
 
 class Background:
-  """A Sink whose lines another one takes on a thread of its own.
+  """A Sink that passes lines to another sink on a separate thread.
 
-  Nobody waits for the other sink. A line that it cannot write because of the
-  disk is lost, and the next one is tried: stderr has one message when that
-  begins, and one with the number of lost lines when it ends. After any other
-  error the sink gets no more lines. If it hangs, lines are dropped, and their
-  number is printed at the end.
+  `write` does not wait. After an OSError, the line is lost and the next one is
+  tried: a message on stderr reports the first lost line, another the number of
+  lost lines once writing works again. After any other error the sink receives
+  no more lines. If it hangs, lines are dropped, and their number is printed at
+  the end.
   """
 
   def __init__(
@@ -119,57 +111,59 @@ class Background:
     """Starts the thread.
 
     Args:
-      name: of what the sink writes, for messages.
-      sink: takes the lines.
-      patience_seconds: of `close`, for the lines that are left.
+      name: name of the sink's output, for messages.
+      sink: the other sink.
+      patience_seconds: longest wait of `close` for the remaining lines.
     """
     self._patience_seconds = patience_seconds
     self._name = name
     self._sink = sink
-    self._lines = channels.Channel[Line](_MOST_WAITING)
+    self._lines = channels.Channel[Line](_MAX_WAITING)
     self._dropped = 0
     self._lost = 0
     self._thread = threading.Thread(target=self._run, name=name, daemon=True)
     self._thread.start()
 
   def write(self, line: Line) -> None:
-    """Hands the line over, or drops it."""
+    """Passes the line to the thread, or drops it."""
     if self._thread.is_alive() and not self._lines.put(line, 0.0):
       self._dropped += 1
 
   def close(self) -> None:
-    """Waits some seconds for the lines that are left."""
+    """Waits `patience_seconds` for the remaining lines."""
     self._lines.close()
     self._thread.join(self._patience_seconds)
     if self._thread.is_alive():
-      _say(f"{self._name} lacks its last lines: writing them hangs")
+      _print(f"{self._name} lacks its last lines: writing them hangs")
     elif self._dropped:
-      _say(f"{self._name} lacks {self._dropped} lines: writing was too slow")
+      _print(f"{self._name} lacks {self._dropped} lines: writing was too slow")
       self._dropped = 0
 
   def _run(self) -> None:
     try:
       for (line,) in iter(self._lines.get, []):
-        self._take(line)
+        self._try(line)
       self._sink.close()
-    except Exception as error:  # Whatever it is, the run is worth more.
-      _say(f"cannot write {self._name} any more ({error})")
+    except Exception as error:  # No error of a sink may end the run.
+      _print(f"cannot write {self._name} any more ({error})")
       with contextlib.suppress(Exception):
         self._sink.close()
     if self._lost:
-      _say(f"{self._name} lacks {self._lost} lines: they could not be written")
+      _print(
+        f"{self._name} lacks {self._lost} lines: they could not be written"
+      )
 
-  def _take(self, line: Line) -> None:
-    """Has the other sink write a line, or counts it as lost."""
+  def _try(self, line: Line) -> None:
+    """Writes a line to the other sink, or counts it as lost."""
     try:
       self._sink.write(line)
-    except OSError as error:  # Such as a disk that is full for a while.
+    except OSError as error:  # For example, the disk is full for a while.
       if not self._lost:
-        _say(f"cannot write {self._name} ({error}); trying again")
+        _print(f"cannot write {self._name} ({error}); trying again")
       self._lost += 1
       return
     if self._lost:
-      _say(f"{self._name} is written again; {self._lost} lines are lost")
+      _print(f"{self._name} is written again; {self._lost} lines are lost")
       self._lost = 0
 
 
@@ -182,6 +176,6 @@ def finite(value: Any) -> Any:
   return value
 
 
-def _say(message: str) -> None:
-  with contextlib.suppress(OSError):  # It may be a file on the same disk.
+def _print(message: str) -> None:
+  with contextlib.suppress(OSError):  # stderr may be a file on a full disk.
     print(message, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""A run's progress on a terminal; it and Rich are loaded only there."""
+"""A view of a run's progress on a terminal, which loads Rich."""
 
 from collections.abc import Mapping
 from typing import Any, TextIO
@@ -11,10 +11,9 @@ import rich.text
 
 
 class Status:
-  """Shows progress as three lines of a terminal that change in place."""
+  """A view of progress as three lines of a terminal that change in place."""
 
   def __init__(self, stream: TextIO) -> None:
-    """Shows nothing yet; `stream` is the terminal."""
     self._bar: Any = None
     self._live = rich.live.Live(
       console=rich.console.Console(file=stream, highlight=False),
@@ -51,7 +50,7 @@ class Status:
     self._bar = bar
 
   def close(self) -> None:
-    """Leaves only the bar, since the rest was of a moment; shows the cursor."""
+    """Leaves only the bar, without momentary values; shows the cursor."""
     if self._bar is not None:
       self._live.update(self._bar, refresh=True)
     self._live.stop()

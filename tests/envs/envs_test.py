@@ -1,4 +1,4 @@
-"""EnvPool as batched dm_env time steps."""
+"""Tests of EnvPool environments as batched dm_env time steps."""
 
 import subprocess
 import sys
@@ -26,7 +26,7 @@ def start(config, num_envs, **kwargs):
 
 
 def run(environment, num_steps, policy):
-  """Steps a synchronous environment; fields come out as `[T, B, ...]`."""
+  """Steps a synchronous environment; returns rows `[T, B, ...]`."""
   rows = []
   for _ in range(num_steps):
     row = environment.recv()
@@ -58,7 +58,7 @@ def test_termination_has_discount_0_and_the_reset_row_is_first():
   last = timestep.step_type == LAST
   assert last.any(axis=0).all()
   np.testing.assert_array_equal(timestep.discount, 1 - last)
-  # A FIRST is at the start and after each LAST, and nowhere else.
+  # FIRST occurs at the start and after each LAST, and nowhere else.
   after_last = np.concatenate([np.ones_like(last[:1]), last[:-1]])
   np.testing.assert_array_equal(timestep.step_type == FIRST, after_last)
   np.testing.assert_array_equal(timestep.reward, 1 - after_last)
@@ -93,11 +93,11 @@ def test_a_reward_of_the_reset_is_dropped():
   first = rows.timestep.step_type == FIRST
   assert first.sum() == 40
   np.testing.assert_array_equal(rows.timestep.reward[first], 0)
-  # EnvPool itself does reward some of these; then nothing was tested.
+  # Without any reward in EnvPool this test would be empty.
   assert (rows.timestep.reward[~first] > 0).any()
 
 
-def test_reset_starts_returns_afresh():
+def test_a_reset_clears_episode_returns():
   environment = make("CartPole-v1", 2, options={"max_episode_steps": 6})
   run(environment, 4, constant(1))
   environment.recv()
@@ -133,10 +133,10 @@ def test_asynchronous_streams_equal_synchronous_ones():
     lambda row: np.full(num_envs, next(step) // 2 % 2),
   )
   for env, stream in enumerate(streams):
-    found = map(np.stack, zip(*stream[:length], strict=True))
+    actual = map(np.stack, zip(*stream[:length], strict=True))
     expected = *rows.timestep, rows.episode_return
-    for one, other in zip(found, expected, strict=True):
-      np.testing.assert_allclose(one, other[:, env])
+    for leaf, expected_leaf in zip(actual, expected, strict=True):
+      np.testing.assert_allclose(leaf, expected_leaf[:, env])
 
 
 def test_environment_k_of_seed_s_is_environment_0_of_seed_s_plus_k():
@@ -165,7 +165,7 @@ def test_vizdooms_combined_actions_are_discrete():
 
 
 def test_continuous_actions_are_clipped():
-  # HalfCheetah itself charges for what is beyond its bounds.
+  # HalfCheetah's rewards would depend on the size of unclipped actions.
   spec = envs.spec(envs.Config("HalfCheetah-v4")).action
   assert (spec.shape, spec.dtype) == ((6,), np.float32)
   np.testing.assert_array_equal(spec.minimum, -1)
@@ -191,7 +191,7 @@ def test_64_bit_observations_are_narrowed():
     assert_matches(spec, rows.timestep.observation[key], (3, 2))
 
 
-def test_dicts_stay_nested_and_info_joins_them():
+def test_dicts_stay_nested_and_include_info_entries():
   environment = make("Maze-v0", 2, info_keys=("elapsed_step",))
   spec = environment.spec.observation
   observation = environment.recv().timestep.observation
@@ -205,7 +205,7 @@ def test_dicts_stay_nested_and_info_joins_them():
     )
 
 
-def test_atari_shapes():
+def test_atari_specs():
   def spec(**options):
     return envs.spec(envs.Config("Pong-v5", options))
 
@@ -246,7 +246,7 @@ def test_images_have_their_channels_first(env_id, key, shape):
 
 @pytest.mark.slow
 def test_atari_return_is_the_score_on_the_screen():
-  """Lost lives and clipped rewards do not change it; RAM has the score."""
+  """Lost lives and clipped rewards do not change it. RAM has the score."""
   environment = make(
     "SpaceInvaders-v5",
     8,
@@ -278,7 +278,7 @@ def test_atari_return_is_the_score_on_the_screen():
   assert time_limit.sum() > 3
   assert (game_ended & ~time_limit).sum() > 3
   np.testing.assert_array_equal(timestep.discount == 0, last & ~time_limit)
-  # After a life loss the game, and EnvPool's count, goes on.
+  # After a life loss the game and EnvPool's count continue.
   first = timestep.step_type == FIRST
   np.testing.assert_array_equal(first[1:], last[:-1])
   assert (timestep.observation["elapsed_step"][first] > 0).any()
@@ -310,7 +310,7 @@ def test_each_choice_reaches_the_environment():
 
 
 @pytest.mark.parametrize(
-  ("env_id", "right", "wrong", "found"),
+  ("env_id", "right", "wrong", "message"),
   [
     ("CartPole-v1", [0, 1], [1], r"shape \(2,\), found \(1,\)"),
     ("CartPole-v1", [0, 1], [0, 2], "from 0 to 1, found 0 to 2"),
@@ -323,10 +323,10 @@ def test_each_choice_reaches_the_environment():
     ),
   ],
 )
-def test_send_refuses_what_envpool_would_misread(env_id, right, wrong, found):
+def test_send_refuses_wrong_actions_of_envpool(env_id, right, wrong, message):
   environment = make(env_id, 2)
   index = environment.recv().index
-  with pytest.raises(ValueError, match=found):
+  with pytest.raises(ValueError, match=message):
     environment.send(index, np.array(wrong))
   environment.send(index, np.array(right))
   assert len(environment.recv().index) == 2
@@ -350,7 +350,7 @@ WITH_A_MASK = f"{__name__}:with_a_mask"
       envs.Config("CartPole-v1", observation_transform=WITH_A_MASK),
       "action_mask",
     ),
-    # It has two numbers, for four actions.
+    # This mask has two numbers, but there are four actions.
     (envs.Config("Play2048-v1", observation_transform=WITH_A_MASK), None),
   ],
 )
@@ -359,22 +359,22 @@ def test_the_action_mask_is_found(config, mask):
   assert environment.spec.action_mask == mask
   assert envs.spec(config) == environment.spec
   if mask:
-    found = environment.recv().timestep.observation[mask]
-    assert found.shape == (2, environment.spec.action.num_values)
-    assert found.any()
+    legal = environment.recv().timestep.observation[mask]
+    assert legal.shape == (2, environment.spec.action.num_values)
+    assert legal.any()
 
 
 @pytest.mark.parametrize(
   ("env_id", "shape"),
   [
-    # One action for all combinations, or each choice its own.
+    # Two joint masks, and two with a row for each choice.
     ("FlatPack-v0", (25 * 4 * 9 * 9,)),
     ("Tetris-v0", (4 * 10,)),
     ("Connector-v2", (10, 5)),
     ("MMST-v0", (3, 36)),
   ],
 )
-def test_masks_of_several_choices_are_masks(env_id, shape):
+def test_masks_of_several_choices_are_recognized(env_id, shape):
   spec = envs.spec(envs.Config(env_id))
   assert spec.action_mask == "action_mask"
   assert spec.observation["action_mask"].shape == shape
@@ -388,13 +388,13 @@ def test_masks_of_several_choices_are_masks(env_id, shape):
     environment.send(rows.index, action)
 
 
-def test_a_joint_action_is_that_of_its_place_in_the_mask():
+def test_a_joint_action_is_its_index_in_the_flat_mask():
   environment = make("Minesweeper-v0", 1)
   rows = environment.recv()
   assert rows.timestep.observation["action_mask"].all()
   environment.send(rows.index, np.array([37]))
   observation = environment.recv().timestep.observation
-  # The square is seen; it may not be chosen again.
+  # The square is revealed, and may not be chosen again.
   assert np.argwhere(observation["board"][0] >= 0).tolist() == [[3, 7]]
   assert np.flatnonzero(observation["action_mask"] == 0).tolist() == [37]
 
@@ -404,20 +404,20 @@ def test_a_joint_action_is_that_of_its_place_in_the_mask():
   [
     envs.Config("CartPole-v1", action_mask="legal"),
     envs.Config("Game2048-v1", action_mask="board"),
-    # Not of discrete actions: the shape of two choices alone is not enough.
+    # The mask's shape would fit two actions, but not this action's choices.
     envs.Config(
       "Minesweeper-v0", action_mask="mask", observation_transform=WITH_A_MASK
     ),
   ],
 )
 def test_an_unknown_action_mask_is_refused(config):
-  found = f"{config.env}: expected action_mask.*{config.action_mask!r}"
-  with pytest.raises(types.ConfigError, match=found):
+  message = f"{config.env}: expected action_mask.*{config.action_mask!r}"
+  with pytest.raises(types.ConfigError, match=message):
     envs.spec(config)
 
 
 def legal_moves(board):
-  """Which of up, right, down and left move or merge a tile of 2048."""
+  """Returns whether up, right, down and left move or merge a tile of 2048."""
   legal = []
   for turns in (1, 2, 3, 0):  # Rotates the board so that the move is left.
     rotated = np.rot90(board, turns)
@@ -426,7 +426,7 @@ def legal_moves(board):
   return legal
 
 
-def test_action_masks_are_legal_moves_and_all_where_an_episode_ends():
+def test_masks_are_the_legal_moves_and_all_moves_when_an_episode_ends():
   rng = np.random.default_rng(0)
 
   def legal(row):
@@ -440,7 +440,7 @@ def test_action_masks_are_legal_moves_and_all_where_an_episode_ends():
   last = timestep.step_type.reshape(-1) == LAST
   np.testing.assert_array_equal(masks[~last], moves[~last])
   assert not masks[~last].all()
-  # The games were lost: no move was left.
+  # The games ended because no move was legal.
   assert last.sum() > 4
   assert not moves[last].any()
   assert masks[last].all()
@@ -515,8 +515,8 @@ def test_transforms_see_info_and_unchanged_parts_keep_their_specs():
   )
   environment = start(config, 2)
   spec = environment.spec.observation
-  before = envs.spec(envs.Config("CartPole-v1", {}, ("elapsed_step",)))
-  assert spec["elapsed_step"] == before.observation["elapsed_step"]
+  plain_spec = envs.spec(envs.Config("CartPole-v1", {}, ("elapsed_step",)))
+  assert spec["elapsed_step"] == plain_spec.observation["elapsed_step"]
   assert spec["position"].shape == (2,)
   plain = run(make("CartPole-v1", 2), 4, constant(0)).timestep
   observation = run(environment, 4, constant(0)).timestep.observation
@@ -527,7 +527,7 @@ def test_transforms_see_info_and_unchanged_parts_keep_their_specs():
 
 
 def test_a_transform_may_return_a_mask_that_is_a_view():
-  """Such as a mask broadcast to all rows, which NumPy cannot write to."""
+  """NumPy cannot write to a mask that is broadcast to all rows."""
   config = envs.Config(
     "CartPole-v1", observation_transform=f"{__name__}:with_a_view"
   )
@@ -547,18 +547,18 @@ def test_hide_velocities_by_its_name():
 
 
 @pytest.mark.parametrize(
-  ("function", "found"),
+  ("function", "message"),
   [
     ("no_such_function", "no attribute 'no_such_function'"),
     ("broken", r"shape=\(4,\).*ZeroDivisionError.*never divide"),
     ("mean", r"batch axis of size 2, found shape \(4,\)"),
   ],
 )
-def test_a_transform_that_cannot_be_used_is_named(function, found):
+def test_a_transform_that_cannot_be_used_is_named(function, message):
   transform = f"{__name__}:{function}"
   config = envs.Config("CartPole-v1", observation_transform=transform)
   for refuse in (envs.spec, lambda config: start(config, 2)):
-    with pytest.raises(types.ConfigError, match=found) as caught:
+    with pytest.raises(types.ConfigError, match=message) as caught:
       refuse(config)
     assert transform in str(caught.value)
 
@@ -567,7 +567,7 @@ def test_a_transform_that_cannot_be_used_is_named(function, found):
 
 
 @pytest.mark.parametrize(
-  ("config", "found"),
+  ("config", "message"),
   [
     (envs.Config("Cartpol-v1"), "CartPole-v1"),
     (envs.Config("PongNoFrameskip-v4"), "Pong-v5"),
@@ -595,13 +595,13 @@ def test_a_transform_that_cannot_be_used_is_named(function, found):
     ),
     (envs.Config("Pong-v5", {}, ("live",)), "mean lives"),
     (envs.Config("Pong-v5", {}, ("lives", "lives")), "already"),
-    # Actions that are not supported.
+    # Unsupported actions.
     (envs.Config("Go9x9-v1"), "2 players(?s:.*)Supported"),
     (envs.Config("D1Basic-v1"), r"\(3,\), dtype float64(?s:.*)Supported"),
   ],
 )
-def test_what_cannot_be_made_is_refused(config, found):
-  with pytest.raises(types.ConfigError, match=found):
+def test_wrong_configs_are_refused(config, message):
+  with pytest.raises(types.ConfigError, match=message):
     envs.spec(config)
 
 
@@ -624,7 +624,7 @@ def test_a_missing_library_repeats_envpools_advice(monkeypatch):
     ({"num_envs": 4, "seed": 2**31 - 3}, "seed from 0"),
   ],
 )
-def test_numbers_out_of_range(numbers, message):
+def test_numbers_out_of_range_are_refused(numbers, message):
   with pytest.raises(types.ConfigError, match=message):
     envs.make(envs.Config("CartPole-v1"), **numbers)
 
@@ -645,7 +645,7 @@ def test_rows_stay_valid_and_close_may_be_repeated():
       np.testing.assert_array_equal(leaf, copy)
 
 
-def test_needs_no_jax_and_warns_of_nothing():
+def test_envpool_environments_need_no_jax_and_do_not_warn():
   script = """
 import sys
 sys.modules["jax"] = None

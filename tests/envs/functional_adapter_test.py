@@ -1,4 +1,4 @@
-"""Environments of JAX functions, batched: seedx's tasks and one's own."""
+"""Tests of seedx's and a user's environments of JAX functions, batched."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ from seedx import envs, types
 from seedx.envs import functional
 
 FIRST, MID, LAST = (int(step_type) for step_type in dm_env.StepType)
-OWN = f"jax:{__name__}:counts"
+USERS = f"jax:{__name__}:counting"
 
 
 def make(env, num_envs, seed=0, batch_size=None, transform="", **options):
@@ -24,25 +24,25 @@ def make(env, num_envs, seed=0, batch_size=None, transform="", **options):
 
 
 def returns(environment, policy, rounds=4):
-  """Returns of a policy of observations `[B, F]` and a memory `[B, F]`.
+  """Returns the returns of a policy of observations and a memory, `[B, F]`.
 
-  The memory is the observation at step 0. The first episodes are left out:
-  another policy may have begun them.
+  The memory is the observation of step 0. The first episodes are left out,
+  since another policy may have begun them.
   """
-  found, memory = [], None
-  while len(found) <= rounds:
+  all_returns, memory = [], None
+  while len(all_returns) <= rounds:
     rows = environment.recv()
     seen = rows.timestep.observation
     memory = seen.copy() if memory is None else memory
     first = rows.timestep.step_type == FIRST
     memory[first] = seen[first]
     if (ended := ~np.isnan(rows.episode_return)).any():
-      found.append(rows.episode_return[ended])
+      all_returns.append(rows.episode_return[ended])
     environment.send(rows.index, policy(seen, memory).astype(np.int32))
-  return np.concatenate(found[1:])
+  return np.concatenate(all_returns[1:])
 
 
-def test_memory_chain_is_1_with_a_memory_and_0_without():
+def test_memory_chain_returns_1_with_a_memory_and_0_without():
   environment = make("seedx:MemoryChain", 1000, length=4)
   with_memory = returns(environment, lambda seen, memory: memory[:, 2] > 0)
   assert (with_memory == 1).all()
@@ -50,9 +50,9 @@ def test_memory_chain_is_1_with_a_memory_and_0_without():
   assert abs(without.mean()) < 3.3 / len(without) ** 0.5
 
 
-def test_cued_deep_sea_is_solved_by_a_memory_and_half_of_it_by_none():
+def test_cued_deep_sea_is_solved_with_a_memory_and_half_the_time_without():
   def memoryless(seen, memory):
-    """Right by the cue, then 1: right in one half, in the other left."""
+    """Moves right by the cue, then plays 1: right in half of the episodes."""
     return np.where(seen[:, 0] == 1, seen[:, -1] > 0, 1)
 
   environment = make("seedx:DeepSea", 1000, size=5, cued=True)
@@ -63,7 +63,7 @@ def test_cued_deep_sea_is_solved_by_a_memory_and_half_of_it_by_none():
   assert abs((without > 0).mean() - 0.5) < 3.3 * 0.5 / len(without) ** 0.5
 
 
-def test_a_spec_is_what_rows_have():
+def test_rows_match_the_spec():
   environment = make("seedx:DeepSea", 3)
   rows = environment.recv()
   spec = envs.spec(envs.Config("seedx:DeepSea"))
@@ -97,18 +97,18 @@ def test_recv_returns_what_is_ready_and_waits_for_the_rest():
   np.testing.assert_array_equal(first.index, [0, 1])
   np.testing.assert_array_equal(second.index, [2, 3])
   environment.send(np.array([3]), np.array([0]))
-  found = []
-  waiting = threading.Thread(target=lambda: found.append(environment.recv()))
+  received = []
+  waiting = threading.Thread(target=lambda: received.append(environment.recv()))
   waiting.start()
   waiting.join(0.1)
-  assert not found
+  assert not received
   environment.send(np.array([1, 0]), np.array([0, 0]))
   waiting.join(300)
-  np.testing.assert_array_equal(found[0].index, [3, 1])
-  assert (found[0].timestep.step_type == MID).all()
+  np.testing.assert_array_equal(received[0].index, [3, 1])
+  assert (received[0].timestep.step_type == MID).all()
 
 
-def test_a_recv_of_all_has_them_in_order_however_they_were_sent():
+def test_a_recv_of_all_environments_is_sorted_by_index():
   environment = make("seedx:MemoryChain", 4, length=3)
   bits = environment.recv().timestep.observation[:, 2]
   for index in ([3, 1], [0], [2]):
@@ -121,7 +121,7 @@ def test_a_recv_of_all_has_them_in_order_however_they_were_sent():
   np.testing.assert_array_equal(rows.timestep.reward, bits)
 
 
-def test_a_transform_and_errors_are_those_of_every_environment():
+def test_transforms_and_errors_work_as_in_other_environments():
   hide = "seedx.envs.transforms:hide_velocities"
   environment = make("seedx:MemoryChain", 2, transform=hide)
   assert environment.recv().timestep.observation.shape == (2, 2)
@@ -138,19 +138,19 @@ def test_a_transform_and_errors_are_those_of_every_environment():
     ("seedx:DeepSea", {"sizes": 3}, "'sizes'. Did you mean"),
     ("seedx:DeepSea", {"size": 1}, "size from 2 to 100, found 1"),
     ("seedx:MemoryChain", {"length": 2.5}, "length of type int, found 2.5"),
-    # One's own functions.
-    (OWN, {"wrong": True}, "object without observation"),
-    (OWN, {"size": 1}, "unexpected keyword"),
-    ("jax:nowhere:counts", {}, "jax:"),
+    # A user's functions.
+    (USERS, {"wrong": True}, "object without observation"),
+    (USERS, {"size": 1}, "unexpected keyword"),
+    ("jax:nowhere:counting", {}, "jax:"),
   ],
 )
-def test_what_cannot_be_made_is_named(env, options, message):
+def test_wrong_configs_are_refused(env, options, message):
   with pytest.raises(types.ConfigError, match=message):
     envs.spec(envs.Config(env, options))
 
 
-class Counts(functional.Episodic):
-  """Counts its steps; of a user."""
+class Counting(functional.Episodic):
+  """A user's environment, which counts its steps."""
 
   observation = dm_env.specs.Array((1,), np.float32, "observation")
   action = dm_env.specs.BoundedArray((2,), np.float32, -1.0, 1.0, "action")
@@ -161,56 +161,56 @@ class Counts(functional.Episodic):
     return jnp.int32(0)
 
   def act(self, state, action, rng_key):
-    Counts.traced += 1
+    Counting.traced += 1
     return functional.Outcome(state + 1, action[1], False)
 
   def observe(self, state):
     return state[None].astype(jnp.float32)
 
 
-def counts(wrong=False):
-  return object() if wrong else Counts()
+def counting(wrong=False):
+  return object() if wrong else Counting()
 
 
-def test_an_environment_of_ones_own_functions():
-  environment = make(OWN, 2)
-  found = []
+def test_a_users_functions_make_an_environment():
+  environment = make(USERS, 2)
+  received = []
   for _ in range(5):
     rows = environment.recv()
-    found.append(rows)
+    received.append(rows)
     environment.send(rows.index, np.array([[0, 0.5], [0, 7]], np.float32))
-  steps = [x.timestep for x in found]
+  steps = [x.timestep for x in received]
   seen = [x.observation[0, 0] for x in steps]
   assert seen == [0, 1, 2, 3, 0]
   assert [x.step_type[0] for x in steps] == [FIRST, MID, MID, LAST, FIRST]
-  # A time limit does not take the value of what would have come.
+  # A time limit keeps the discount at 1.
   assert [x.discount[0] for x in steps] == [1] * 5
-  np.testing.assert_array_equal(found[3].episode_return, [1.5, 3])
+  np.testing.assert_array_equal(received[3].episode_return, [1.5, 3])
   np.testing.assert_array_equal(steps[4].reward, 0)
 
 
-def test_ones_own_functions_are_code_that_the_user_has_to_name():
-  assert envs.code_in({"env": OWN}) == {"env": OWN}
+def test_a_users_functions_count_as_code():
+  assert envs.code_in({"env": USERS}) == {"env": USERS}
   assert not envs.code_in({"env": "seedx:DeepSea"})
 
 
-def test_without_jax_it_says_what_is_missing():
+def test_without_jax_the_error_names_it():
   program = """
 import sys
 sys.modules["jax"] = None
 from seedx import envs
 envs.spec(envs.Config("seedx:Catch"))
 """
-  done = subprocess.run(
+  completed = subprocess.run(
     [sys.executable, "-c", program], capture_output=True, text=True
   )
-  last = done.stderr.splitlines()[-1]
+  last = completed.stderr.splitlines()[-1]
   assert "ConfigError: expected JAX, for an environment of JAX" in last
 
 
-def test_few_programs_do_for_all_numbers_of_rows():
-  environment = make(OWN, 8)
-  Counts.traced = 0
+def test_few_programs_serve_all_numbers_of_rows():
+  environment = make(USERS, 8)
+  Counting.traced = 0
   for size in range(1, 9):
     environment.send(np.arange(size), np.zeros((size, 2), np.float32))
-  assert Counts.traced <= 3
+  assert Counting.traced <= 3

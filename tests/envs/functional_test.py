@@ -1,4 +1,4 @@
-"""Functional environments, step by step against their references."""
+"""Tests of functional environments, step by step against references."""
 
 import chex
 import dm_env
@@ -18,7 +18,7 @@ STEPS = 4000
 
 
 # Actions that often keep CartPole's pole upright, and swing Acrobot up. Random
-# actions meet no time limit of the one, and no end of the other.
+# actions reach neither CartPole's time limit nor Acrobot's goal.
 CLEVER = {
   "CartPole-v1": lambda state: int(state[2] + 0.3 * state[3] > 0),
   "Acrobot-v1": lambda state: 2 if state[3] > 0 else 0,
@@ -26,14 +26,15 @@ CLEVER = {
 
 
 def played(name):
-  """Steps of one of Gymnasium's environments, see `assert_same`."""
+  """Yields steps of a Gymnasium environment, see `assert_same`."""
   env = gymnasium.make(name)
   random = np.random.default_rng(0)
   env.action_space.seed(0)
   zero, clever, steps = 0 * env.action_space.sample(), False, 0
   while steps < STEPS:
-    was, _ = env.reset(seed=None if steps else 0)
-    yield zero, env.unwrapped.state, was, was, 0, False, FIRST
+    last_seen, _ = env.reset(seed=None if steps else 0)
+    state = env.unwrapped.state
+    yield zero, state, last_seen, last_seen, 0, False, FIRST
     over = False
     while not over:
       state, action = env.unwrapped.state, env.action_space.sample()
@@ -41,65 +42,68 @@ def played(name):
         action = CLEVER[name](state)
       seen, reward, terminated, truncated, _ = env.step(action)
       over = terminated or truncated
-      yield action, state, was, seen, reward, terminated, LAST if over else MID
-      was, steps = seen, steps + 1
+      kind = LAST if over else MID
+      yield action, state, last_seen, seen, reward, terminated, kind
+      last_seen, steps = seen, steps + 1
     clever = not clever and name in CLEVER
 
 
-def assert_same(own, steps, names=(), scale=0.0):
-  """An environment does what a reference did.
+def assert_same(env, steps, names=(), scale=0.0):
+  """Checks that an environment does the steps of a reference.
 
   Args:
-    own: the environment.
-    steps: each an action, the state before it, the observations before and
-      after it, the reward, whether the episode terminated, the step's type.
-    names: fields of the state that are set after each reset, which a reference
-      draws. None: all is set before each step, so that rounding of 32 bits does
-      not build up.
-    scale: of rounding; 0 for numbers that are the same to the bit.
+    env: the environment.
+    steps: tuples of an action, the state before it, the observations before and
+      after it, the reward, whether the episode terminated, and the step type.
+    names: fields of the state that are set after each reset, since the
+      reference drew them. If empty, the whole state is set before each step, so
+      that rounding errors do not add up.
+    scale: relative size of rounding errors; 0 for none.
 
   Returns:
     Rewards, whether episodes terminated, and the step types.
   """
   columns = map(np.array, zip(*steps, strict=True))
-  actions, before, was, seen, rewards, terminated, kinds = columns
+  actions, states, last_seen, seen, rewards, terminated, kinds = columns
   first = kinds == FIRST
   forced = np.roll(first, 1) if names else ~first
 
-  def step(state, given):
-    action, forced, inner = given
+  def step(state, inputs):
+    action, forced, inner = inputs
     if names:
       inner = state.inner._replace(**dict(zip(names, inner, strict=True)))
     inner = jax.tree.map(
       lambda a, b: jnp.where(forced, a, b), inner, state.inner
     )
     key = jax.random.key(0)
-    after, timestep = own.step(state._replace(inner=inner), action, key)
-    return after, (own.observe(inner), timestep)
+    next_state, timestep = env.step(state._replace(inner=inner), action, key)
+    return next_state, (env.observe(inner), timestep)
 
   @jax.jit
-  def scan(*given):
-    return jax.lax.scan(step, own.init(jax.random.key(1)), given)[1]
+  def scan(*inputs):
+    return jax.lax.scan(step, env.init(jax.random.key(1)), inputs)[1]
 
-  before = before.astype(np.int32 if names else np.float32)
-  found, timestep = jax.device_get(
-    scan(actions.astype(own.action.dtype), forced, before)
+  states = states.astype(np.int32 if names else np.float32)
+  observed, timestep = jax.device_get(
+    scan(actions.astype(env.action.dtype), forced, states)
   )
   np.testing.assert_array_equal(timestep.step_type, kinds)
   np.testing.assert_array_equal(timestep.discount, ~terminated)
   np.testing.assert_allclose(timestep.reward, rewards, rtol=scale, atol=scale)
-  for one, other in (
-    (found[forced], was[forced]),
+  for actual, expected in (
+    (observed[forced], last_seen[forced]),
     (timestep.observation[~first], seen[~first]),
   ):
-    np.testing.assert_allclose(one, other, rtol=10 * scale, atol=2 * scale)
+    np.testing.assert_allclose(
+      actual, expected, rtol=10 * scale, atol=2 * scale
+    )
   return rewards, terminated, kinds
 
 
 @pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "Acrobot-v1"])
-def test_classic_control_is_gymnasiums(name):
-  own = functional.ENVIRONMENTS[name]()
-  _, terminated, kinds = assert_same(own, played(name), scale=1e-5)
+def test_classic_control_equals_gymnasium(name):
+  env = functional.ENVIRONMENTS[name]()
+  _, terminated, kinds = assert_same(env, played(name), scale=1e-5)
   assert np.sum((kinds == LAST) & ~terminated) > 0  # Time limits.
   assert (np.sum(terminated) > 0) == (name != "Pendulum-v1")
 
@@ -112,10 +116,10 @@ def test_classic_control_is_gymnasiums(name):
     ("Acrobot-v1", [-0.1] * 4, [0.1] * 4),
   ],
 )
-def test_starts_fill_the_range_of_gymnasiums(name, low, high):
-  own = functional.ENVIRONMENTS[name]()
+def test_start_states_cover_gymnasiums_range(name, low, high):
+  env = functional.ENVIRONMENTS[name]()
   keys = jax.random.split(jax.random.key(1), 5000)
-  starts = np.asarray(jax.vmap(own.reset)(keys))
+  starts = np.asarray(jax.vmap(env.reset)(keys))
   assert (starts >= low).all() and (starts <= high).all()
   size = np.subtract(high, low)
   np.testing.assert_allclose(starts.min(0), low, atol=0.01 * size.max())
@@ -123,28 +127,28 @@ def test_starts_fill_the_range_of_gymnasiums(name, low, high):
   np.testing.assert_allclose(starts.mean(0), 0, atol=0.03 * size.max())
 
 
-def test_catch_is_envpools():
+def test_catch_equals_envpool():
   import envpool
 
   pool = envpool.make("Catch-v0", env_type="gymnasium", num_envs=1, seed=3)
   random, steps = np.random.default_rng(0), []
   while len(steps) < STEPS:
-    (was,), *_ = pool.reset() if not steps else pool.step(np.array([0]))
-    # EnvPool draws where the ball falls.
-    column = np.flatnonzero(was[0])
-    steps.append((0, column, was, was, 0, False, FIRST))
+    (last_seen,), *_ = pool.reset() if not steps else pool.step(np.array([0]))
+    # EnvPool draws the column in which the ball falls.
+    column = np.flatnonzero(last_seen[0])
+    steps.append((0, column, last_seen, last_seen, 0, False, FIRST))
     terminated = False
     while not terminated:
       action = random.integers(3)
       (seen,), (reward,), (terminated,), _, _ = pool.step(np.array([action]))
       kind = LAST if terminated else MID
-      steps.append((action, column, was, seen, reward, terminated, kind))
-      was = seen
+      steps.append((action, column, last_seen, seen, reward, terminated, kind))
+      last_seen = seen
   assert_same(bsuite.Catch(), steps, ("column",))
 
 
 def chain(length, bit, actions):
-  """MemoryChain's episode: observations, rewards, ends."""
+  """Yields MemoryChain's episode: observations, rewards, ends."""
   for time in range(length + 2):
     seen = [1 - min(time, length) / length, time == length, 0]
     if time == 0:
@@ -156,7 +160,7 @@ def chain(length, bit, actions):
 
 
 def sea(size, bit, actions):
-  """DeepSea's episode: observations, rewards, ends."""
+  """Yields DeepSea's episode: observations, rewards, ends."""
   column = 0
   yield np.eye(size**2)[0], 0, False
   for row in range(size):
@@ -172,7 +176,6 @@ def sea(size, bit, actions):
 
 
 def cued(size, bit, actions):
-  """As `sea`, with the bit at the start."""
   cue = 2 * bit - 1
   for seen, reward, last in sea(size, bit, actions):
     yield np.append(seen, cue), reward, last
@@ -180,31 +183,31 @@ def cued(size, bit, actions):
 
 
 @pytest.mark.parametrize(
-  ("reference", "own", "size"),
+  ("reference", "env", "size"),
   [
     (chain, bsuite.MemoryChain(length=5), 5),
     (sea, bsuite.DeepSea(size=4), 4),
     (cued, bsuite.DeepSea(size=4, cued=True), 4),
   ],
 )
-def test_tasks_are_their_descriptions(reference, own, size):
+def test_bsuite_tasks_equal_references(reference, env, size):
   random, steps = np.random.default_rng(0), []
   while len(steps) < STEPS:
     bit = 1 if reference is sea else random.integers(2)
-    # Often all to the right, so that treasures are found.
+    # Often all actions go right, so that treasures are found.
     actions = random.integers(2, size=size + 2)
     actions = actions if random.random() < 0.8 else 0 * actions + 1
     episode = list(reference(size, bit, actions))
-    was = episode[0][0]
-    steps.append((0, [bit], was, was, 0, False, FIRST))
+    last_seen = episode[0][0]
+    steps.append((0, [bit], last_seen, last_seen, 0, False, FIRST))
     for action, (seen, reward, last) in zip(actions, episode[1:], strict=False):
       kind = LAST if last else MID
-      steps.append((action, [bit], was, seen, reward, last, kind))
-      was = seen
-  assert_same(own, steps, ("bit",), scale=1e-7)
+      steps.append((action, [bit], last_seen, seen, reward, last, kind))
+      last_seen = seen
+  assert_same(env, steps, ("bit",), scale=1e-7)
 
 
-def test_breakout_is_minatars():
+def test_breakout_equals_minatar():
   reference = breakout.Env()
   reference.random = np.random.RandomState(0)
   random, steps = np.random.default_rng(0), []
@@ -217,22 +220,22 @@ def test_breakout_is_minatars():
     steps.append((0, (0, 0, 0), board(), board(), 0, False, FIRST))
     terminal = False
     while not terminal:
-      # Mostly after the ball, so that walls are broken.
+      # The paddle mostly follows the ball, so that walls are broken.
       side = np.sign(reference.ball_x - reference.pos)
       wanted = {-1: 1, 0: 0, 1: 3}[side]
       action = wanted if random.random() < 0.9 else random.integers(6)
       ball = reference.ball_x, reference.last_x, reference.ball_dir
-      was, (reward, terminal) = board(), reference.act(action)
+      last_seen, (reward, terminal) = board(), reference.act(action)
       kind = LAST if terminal else MID
-      steps.append((action, ball, was, board(), reward, terminal, kind))
-  own, names = minatar.Breakout(sticky=0.0), ("x", "last_x", "direction")
-  rewards, terminated, _ = assert_same(own, steps, names)
-  # Whole walls were broken.
+      steps.append((action, ball, last_seen, board(), reward, terminal, kind))
+  env, names = minatar.Breakout(sticky=0.0), ("x", "last_x", "direction")
+  rewards, terminated, _ = assert_same(env, steps, names)
+  # Some walls were broken completely.
   assert terminated.sum() > 8 and rewards.sum() > 30 * 3
 
 
 class Draws:
-  """Random numbers that a test has chosen, as MinAtar asks for them."""
+  """MinAtar's random numbers, chosen by a test."""
 
   def __init__(self, goes_right, gold, rank):
     self._numbers = iter([0.0 if goes_right else 1.0, 0.0 if gold else 1.0])
@@ -246,14 +249,14 @@ class Draws:
 
 
 @pytest.mark.parametrize("ramping", [True, False])
-def test_asterix_is_minatars(ramping):
+def test_asterix_equals_minatar(ramping):
   reference = asterix.Env(ramping=ramping)
-  own = minatar.Asterix(ramping=ramping)
+  env = minatar.Asterix(ramping=ramping)
   random = np.random.default_rng(0)
   timers = ("spawn_timer", "spawn_speed", "move_timer", "move_speed")
   timers += ("ramp_timer", "ramp_index")
-  given, expected = [], []
-  while len(given) < STEPS:
+  inputs, expected = [], []
+  while len(inputs) < STEPS:
     reference.reset()
     begins, terminal = True, False
     while not terminal:
@@ -266,48 +269,48 @@ def test_asterix_is_minatars(ramping):
       reference.random = Draws(goes_right, gold, place)
       reward, terminal = reference.act(action)
       drawn = minatar.Spawned(goes_right, gold, rank)
-      given.append((begins, np.int32(action), drawn))
-      known = np.array([getattr(reference, name) for name in timers])
+      inputs.append((begins, np.int32(action), drawn))
+      times = np.array([getattr(reference, name) for name in timers])
       board, begins = reference.state().transpose(2, 0, 1), False
-      expected.append((board, reward, terminal, known))
+      expected.append((board, reward, terminal, times))
 
   @jax.jit
-  def play(given):
-    start = own.reset(jax.random.key(0))
+  def play(inputs):
+    start = env.reset(jax.random.key(0))
 
-    def step(state, given):
-      begins, action, drawn = given
+    def step(state, inputs):
+      begins, action, drawn = inputs
       state = jax.tree.map(lambda a, b: jnp.where(begins, a, b), start, state)
-      state, reward, terminal = own.advance(state, action, drawn)
-      known = jnp.stack([getattr(state, name) for name in timers])
-      return state, (own.observe(state), reward, terminal, known)
+      state, reward, terminal = env.advance(state, action, drawn)
+      times = jnp.stack([getattr(state, name) for name in timers])
+      return state, (env.observe(state), reward, terminal, times)
 
-    return jax.lax.scan(step, start, given)[1]
+    return jax.lax.scan(step, start, inputs)[1]
 
-  given, expected = (
-    jax.tree.map(lambda *x: np.stack(x), *x) for x in (given, expected)
+  inputs, expected = (
+    jax.tree.map(lambda *x: np.stack(x), *x) for x in (inputs, expected)
   )
-  chex.assert_trees_all_equal(play(given), expected)
-  _, rewards, _, known = expected
+  chex.assert_trees_all_equal(play(inputs), expected)
+  _, rewards, _, times = expected
   assert rewards.sum() > 30
-  assert (known[:, 1].min() < 10) == ramping
+  assert (times[:, 1].min() < 10) == ramping
 
 
-def acted(own, state, action):
-  """States after many draws of one action, `[4000, ...]`."""
+def acted(env, state, action):
+  """Returns the states, `[4000, ...]`, after many draws of one action."""
 
   @jax.jit
   def act(keys):
-    start = own.reset(keys[0])
+    start = env.reset(keys[0])
     start = start._replace(
       **{name: jnp.int32(value) for name, value in state.items()}
     )
-    return jax.vmap(own.act, (None, None, 0))(start, action, keys).state
+    return jax.vmap(env.act, (None, None, 0))(start, action, keys).state
 
   return jax.device_get(act(jax.random.split(jax.random.key(0), 4000)))
 
 
-def test_what_comes_in_asterix_has_the_published_probabilities():
+def test_new_objects_in_asterix_have_the_published_probabilities():
   state = acted(minatar.Asterix(sticky=0.0), {"spawn_timer": 0}, 0)
   there = state.there
   assert (there.sum(1) == 1).all()
@@ -332,47 +335,47 @@ def test_sticky_actions_repeat_the_last_one(game):
     (minatar.Asterix, asterix.Env(ramping=True)),
   ],
 )
-def test_minimal_actions_are_minatars(game, reference):
-  known = np.array(reference.minimal_action_set())
-  own, full = game(sticky=0.0, minimal_actions=True), game(sticky=0.0)
-  assert (own.action.num_values, full.action.num_values) == (len(known), 6)
+def test_minimal_actions_equal_minatar(game, reference):
+  minimal = np.array(reference.minimal_action_set())
+  env, full = game(sticky=0.0, minimal_actions=True), game(sticky=0.0)
+  assert (env.action.num_values, full.action.num_values) == (len(minimal), 6)
 
   @jax.jit
   def act(key):
     state = full.reset(key)
     return [
       jax.vmap(lambda action, game=game: game.act(state, action, key))(actions)
-      for game, actions in ((own, np.arange(len(known))), (full, known))
+      for game, actions in ((env, np.arange(len(minimal))), (full, minimal))
     ]
 
   chex.assert_trees_all_equal(*act(jax.random.key(0)))
 
 
-def test_a_whole_number_is_as_good_as_a_float():
-  own = functional.make(envs.Config("seedx:Breakout-MinAtar", {"sticky": 0}))
-  assert own.action.num_values == 6
-  act = jax.jit(lambda key: own.act(own.reset(key), jnp.int32(1), key))
+def test_a_float_option_accepts_an_int():
+  env = functional.make(envs.Config("seedx:Breakout-MinAtar", {"sticky": 0}))
+  assert env.action.num_values == 6
+  act = jax.jit(lambda key: env.act(env.reset(key), jnp.int32(1), key))
   assert act(jax.random.key(0)).state.paddle == 3
 
 
 @pytest.mark.parametrize("name", functional.ENVIRONMENTS)
-def test_steps_of_many_have_the_shapes_of_the_specs(name):
-  own = functional.ENVIRONMENTS[name]()
+def test_batched_steps_match_the_specs(name):
+  env = functional.ENVIRONMENTS[name]()
 
   def play(action):
     keys, times = functional.keys(3, 3), jnp.zeros(3, jnp.int32)
-    state = functional.init(own, keys)
-    return functional.step(own, state, action, keys, times)[1]
+    state = functional.init(env, keys)
+    return functional.step(env, state, action, keys, times)[1]
 
-  action = np.zeros((3, *own.action.shape), own.action.dtype)
+  action = np.zeros((3, *env.action.shape), env.action.dtype)
   timestep = jax.eval_shape(play, action)
-  dtypes = np.uint8, np.float32, np.float32, own.observation.dtype
+  dtypes = np.uint8, np.float32, np.float32, env.observation.dtype
   assert tuple(leaf.dtype for leaf in timestep) == dtypes
-  assert timestep.observation.shape == (3, *own.observation.shape)
+  assert timestep.observation.shape == (3, *env.observation.shape)
 
 
-def test_each_of_many_is_stepped_with_its_own_key():
-  own = bsuite.Catch()
+def test_each_environment_is_stepped_with_its_own_key():
+  env = bsuite.Catch()
   zeros = np.zeros(3, np.int32)
 
   @jax.jit
@@ -382,11 +385,11 @@ def test_each_of_many_is_stepped_with_its_own_key():
     def step(states, time):
       many, one = states
       times = jnp.full(3, time)
-      many, timestep = functional.step(own, many, zeros, keys, times)
-      one, single = own.step(one, zeros[2], jax.random.fold_in(keys[2], time))
+      many, timestep = functional.step(env, many, zeros, keys, times)
+      one, single = env.step(one, zeros[2], jax.random.fold_in(keys[2], time))
       return (many, one), (timestep, single)
 
-    start = functional.init(own, keys), own.init(keys[2])
+    start = functional.init(env, keys), env.init(keys[2])
     return jax.lax.scan(step, start, jnp.arange(30))[1]
 
   timestep, single = play()
@@ -397,16 +400,16 @@ def test_each_of_many_is_stepped_with_its_own_key():
 
 
 def test_floats_beyond_their_bounds_are_clipped():
-  own = classic_control.Pendulum()
+  env = classic_control.Pendulum()
 
   @jax.jit
   def play(actions):
-    # Of equal states: the key of a reset is of one environment.
+    # Equal states, from the key of one environment.
     keys = functional.keys(0, 1)[jnp.zeros(2, jnp.int32)]
-    state = functional.init(own, keys)
+    state = functional.init(env, keys)
     for time, action in enumerate(actions):
       times = jnp.full(2, time)
-      state, timestep = functional.step(own, state, action, keys, times)
+      state, timestep = functional.step(env, state, action, keys, times)
     return timestep
 
   for leaf in play(np.float32([[[0], [0]], [[2], [50]]])):

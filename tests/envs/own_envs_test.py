@@ -1,4 +1,4 @@
-"""The user's own environments, in separate processes."""
+"""Tests of the user's own environments, in separate processes."""
 
 import contextlib
 import dataclasses
@@ -35,7 +35,7 @@ def config_of(factory, options=None, **fields):
 
 @pytest.fixture(scope="module")
 def forking():
-  """Forks in place of new interpreters."""
+  """A server that forks processes, in place of new interpreters."""
   server = forks.Server()
   yield server
   server.close()
@@ -43,13 +43,13 @@ def forking():
 
 @pytest.fixture(autouse=True)
 def workers(forking, monkeypatch):
-  """Tests fork processes."""
+  """Makes tests fork their worker processes."""
   monkeypatch.setattr(child, "subprocess", forking)
 
 
 @pytest.fixture
 def interpreters(workers, monkeypatch):
-  """A test that has it starts processes as users' programs do."""
+  """Makes a test start new interpreters, as users' programs do."""
   monkeypatch.setattr(child, "subprocess", subprocess)
 
 
@@ -70,7 +70,7 @@ def start():
 
 
 def run(environment, actions):
-  """Rows `[T + 1, B]` of a synchronous environment for actions `[T, B]`."""
+  """Steps by actions `[T, B]`; returns the rows `[T + 1, B]`."""
   rows = [environment.recv()]
   for action in actions:
     environment.send(rows[-1].index, action)
@@ -80,8 +80,8 @@ def run(environment, actions):
 
 def assert_rows(rows, env, expected):
   """Checks that the rows of an environment equal a reference exactly."""
-  found = (*rows.timestep, rows.episode_return)
-  for leaf, values in zip(found, zip(*expected, strict=True), strict=True):
+  leaves = (*rows.timestep, rows.episode_return)
+  for leaf, values in zip(leaves, zip(*expected, strict=True), strict=True):
     np.testing.assert_array_equal(leaf[:, env], np.array(values, leaf.dtype))
 
 
@@ -89,7 +89,7 @@ def assert_rows(rows, env, expected):
 
 
 def counting_rows(seed, actions, discounts=(0.0, 1.0, 1.0)):
-  """The rows of `Counting`; discounts: on termination, truncation, else."""
+  """Returns `Counting`'s rows; discounts: at termination, truncation, MID."""
   rows, episode, step, total, over = [], -1, 0, 0.0, True
   for action in [None, *actions]:
     if over:
@@ -99,9 +99,10 @@ def counting_rows(seed, actions, discounts=(0.0, 1.0, 1.0)):
     step, action = step + 1, int(action) - 1
     total, over = total + step + action, step == 2 + episode % 3
     discount = discounts[episode % 2 if over else 2]
-    step_type, said = (LAST, total) if over else (MID, np.nan)
+    step_type, episode_return = (LAST, total) if over else (MID, np.nan)
     observation = seed, episode, step, action
-    rows.append((step_type, step + action, discount, observation, said))
+    reward = step + action
+    rows.append((step_type, reward, discount, observation, episode_return))
   return rows
 
 
@@ -109,7 +110,7 @@ def counting_rows(seed, actions, discounts=(0.0, 1.0, 1.0)):
   ("factory", "discounts", "num_threads"),
   [("Counting", (0, 1, 1), 1), ("counting_dm", (0, 0.75, 0.5), 2)],
 )
-def test_both_interfaces_count_as_they_should(
+def test_rows_of_both_interfaces_equal_a_reference(
   start, factory, discounts, num_threads
 ):
   environment = start(factory, 5, seed=30, num_threads=num_threads)
@@ -142,13 +143,13 @@ def test_asynchronous_streams_equal_synchronous_ones(start, num_threads):
       row = tree.map_structure(lambda leaf, k=k: leaf[k], tuple(timestep))
       streams[env].append((*row, episode_return[k]))
       action.append(actions[(len(streams[env]) - 1) % 40, env])
-    # One at a time, and some together.
+    # A single action, and several together.
     environment.send(index[:1], np.array(action[:1]))
     environment.send(index[1:], np.array(action[1:]))
   for env in range(7):
-    found = tree.map_structure(np.array, list(zip(*streams[env], strict=True)))
+    leaves = tree.map_structure(np.array, list(zip(*streams[env], strict=True)))
     expected = counting_rows(4 + env, actions[:, env])
-    for leaf, values in zip(found, zip(*expected, strict=True), strict=True):
+    for leaf, values in zip(leaves, zip(*expected, strict=True), strict=True):
       np.testing.assert_array_equal(leaf[:41], np.array(values))
 
 
@@ -163,7 +164,7 @@ def test_ready_rows_do_not_wait_for_slow_environments(start, monkeypatch):
   environment.close()
 
 
-def test_resets_keep_the_seed_of_the_first(start):
+def test_later_resets_keep_the_seed(start):
   environment = start("Counting", 2)
   run(environment, np.zeros((2, 2), int))
   environment.reset()
@@ -243,7 +244,7 @@ def test_the_channels_of_images_are_found(shape, seen):
 def test_images_have_their_channels_first(start):
   picture = np.arange(4 * 6 * 3).reshape(4, 6, 3)
   options = {"shape": (4, 6, 3)}
-  for name in ("", "turned"):  # A transform may have turned them.
+  for name in ("", "turned"):  # A transform may move the channels itself.
     transform = f"{__name__}:{name}" if name else ""
     fields = {"observation_transform": transform}
     environment = start("picture", 2, options, fields=fields)
@@ -257,19 +258,21 @@ def turned(observation):
 
 
 @pytest.mark.parametrize("info_keys", [(), ("age", "legal"), ("legal",)])
-def test_dicts_and_masks_of_info(start, info_keys):
+def test_masks_and_other_info_entries_join_nested_observations(
+  start, info_keys
+):
   fields = {"info_keys": info_keys, "action_mask": "legal"}
   environment = start("Masked", 2, fields=fields)
   assert environment.spec == envs.spec(config_of("Masked", **fields))
   assert environment.spec.action_mask == "legal"
-  # After LAST any action will do.
+  # Any action is accepted after LAST.
   steps = np.array([0, 1, 2, 3, 4, 5, 0, 1])
   actions = np.repeat((steps[:, None] + 1) % 3, 2, axis=1)
   rows = run(environment, actions)
   t = np.array([*steps, 2])
   observation = rows.timestep.observation
   legal = np.arange(3) != (t % 3)[:, None]
-  legal[5] = True  # There was none.
+  legal[5] = True  # The environment's mask had no legal action.
   for env in range(2):
     np.testing.assert_array_equal(observation["legal"][:, env], legal)
   np.testing.assert_array_equal(observation["inner"]["level"][:, 1], t % 5)
@@ -292,7 +295,7 @@ def test_dicts_and_masks_of_info(start, info_keys):
   )
 
 
-def test_a_mask_of_two_choices_is_of_each_or_joint(start):
+def test_a_mask_of_two_choices_is_separate_or_joint(start):
   environment = start("masked_choices", 1, {"values": [3, 4], "shape": [2, 4]})
   assert environment.spec.action.shape == (2,)
   mask = environment.recv().timestep.observation["action_mask"]
@@ -310,7 +313,7 @@ def test_a_mask_of_two_choices_is_of_each_or_joint(start):
     environment.send(rows.index, np.array([0, 0]))
 
 
-NOT_USABLE = [
+UNUSABLE = [
   (envs.Config("no_such_module:make"), "No module named 'no_such_module'"),
   (envs.Config("__main__:make"), "a program cannot be imported"),
   (config_of("no_such_factory"), "no attribute 'no_such_factory'"),
@@ -328,7 +331,7 @@ NOT_USABLE = [
   (config_of("matrix_actions"), r"Box\(-1.0, 1.0, \(2, 2\), float32\). Supp"),
   (config_of("unbounded_actions"), r"Box\(-inf, inf, .*Supported"),
   (config_of("no_action"), "Supported are"),
-  (config_of("text_observation"), r"observation says is Text.*Supported"),
+  (config_of("text_observation"), r"observation text is Text.*Supported"),
   (config_of("no_observation"), "at least one number, found one of"),
   (config_of("no_observation", {"key": "none"}), "one number, found none of"),
   (config_of("wrong_shape"), r"to have shape \(3,\).*found shape \(2,\)"),
@@ -348,14 +351,14 @@ NOT_USABLE = [
 ]
 
 
-@pytest.mark.parametrize(("config", "found"), NOT_USABLE)
-def test_what_cannot_be_used_is_refused_in_one_line(config, found):
-  asks = [envs.spec]
+@pytest.mark.parametrize(("config", "message"), UNUSABLE)
+def test_unusable_environments_are_refused_in_one_line(config, message):
+  uses = [envs.spec]
   if config.env.endswith((":make", "wrong_dtype", "dies_at_once")):
-    asks.append(lambda config: envs.make(config, 2, num_threads=2))
-  for ask in asks:
-    with pytest.raises(types.ConfigError, match=found) as caught:
-      ask(config)
+    uses.append(lambda config: envs.make(config, 2, num_threads=2))
+  for use in uses:
+    with pytest.raises(types.ConfigError, match=message) as caught:
+      use(config)
     assert "\n" not in str(caught.value)
     assert config.env in str(caught.value)
 
@@ -458,7 +461,7 @@ def test_a_module_of_the_current_directory_comes_first(
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
-def test_who_is_killed_before_it_has_made_any_starts_once_more(
+def test_a_process_killed_while_it_starts_is_started_once_more(
   num_threads, tmp_path
 ):
   config = config_of("killed", {"marks": str(tmp_path), "times": num_threads})
@@ -469,21 +472,21 @@ def test_who_is_killed_before_it_has_made_any_starts_once_more(
   for mark in tmp_path.iterdir():
     mark.unlink()
   config = config_of("killed", {"marks": str(tmp_path), "times": 100})
-  # No ConfigError, by which a process says that it was called wrong.
+  # A ConfigError would be an error of the user's.
   with pytest.raises(RuntimeError, match="has died with SIGKILL"):
     envs.make(config, 1)
   assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_integers_that_do_not_fit_are_refused(start):
-  found = "fit into int32, from -2147483648 to .* found 1099511627783"
-  with pytest.raises(types.ConfigError, match=f"observation long to {found}"):
+  message = "fit into int32, from -2147483648 to .* found 1099511627783"
+  with pytest.raises(types.ConfigError, match=f"observation long to {message}"):
     envs.spec(config_of("Long", {"first": 2**40 + 7}))
   environment = start("Long", 2, {"first": 2**31 - 1, "then": 2**40 + 7})
   long = environment.recv().timestep.observation["long"]
   assert long.tolist() == [[2**31 - 1, -1]] * 2
   environment.send(np.arange(2, dtype=np.int32), np.zeros(2, int))
-  with pytest.raises(RuntimeError, match=found):
+  with pytest.raises(RuntimeError, match=message):
     environment.recv()
 
 
@@ -502,7 +505,7 @@ def test_environments_that_differ_are_refused():
   for num_threads in (1, 2):
     with pytest.raises(types.ConfigError, match=r"like the first.*values=3"):
       envs.make(config_of("differs"), 2, num_threads=num_threads)
-  # Environment 0 of seed 1 differs from the one that `spec` has made.
+  # Environment 0 with seed 1 differs from the one that `spec` made.
   assert envs.spec(config_of("differs")).action.num_values == 2
   with pytest.raises(types.ConfigError, match="as they were before"):
     envs.make(config_of("differs"), 1, seed=1)
@@ -512,7 +515,7 @@ def test_environments_that_differ_are_refused():
   ("name", "number"),
   [("num_envs", 0), ("batch_size", 5), ("num_threads", 0), ("seed", 2**31 - 3)],
 )
-def test_numbers_out_of_range(name, number):
+def test_numbers_out_of_range_are_refused(name, number):
   with pytest.raises(types.ConfigError, match=f"expected {name}"):
     envs.make(config_of("Counting"), **{"num_envs": 4, name: number})
 
@@ -536,7 +539,7 @@ def test_send_refuses_wrong_actions(start):
 
 
 @pytest.mark.parametrize(
-  ("how", "found"),
+  ("how", "message"),
   [
     ("raise", "environment 2 of .* the seed 2, .*LookupError: lost the way"),
     ("exit", "environment 2 of .*SystemExit: 3"),
@@ -553,7 +556,7 @@ def test_send_refuses_wrong_actions(start):
   ],
 )
 def test_every_recv_after_a_failure_raises_it(
-  start, how, found, tmp_path, monkeypatch
+  start, how, message, tmp_path, monkeypatch
 ):
   monkeypatch.setattr(child, "CHECK_SECONDS", 0.1)
   log = tmp_path / "log"
@@ -562,13 +565,13 @@ def test_every_recv_after_a_failure_raises_it(
   index = environment.recv().index
   environment.send(index, np.ones(4, int))
   for _ in range(2):
-    with pytest.raises(RuntimeError, match=f"(?s){found}") as caught:
+    with pytest.raises(RuntimeError, match=f"(?s){message}") as caught:
       environment.recv()
   environment.close()
-  log.unlink()  # Until now, who was killed has a child with all its files.
+  log.unlink()  # Ends the child that kept the killed process's files open.
   if how == "raise":
     assert "in _fail" in str(caught.value)  # The environment's own traceback.
-  elif "as reward" in found:
+  elif "as reward" in message:
     assert "\n" not in str(caught.value)
 
 
@@ -578,8 +581,8 @@ def test_a_process_that_fails_starts_again_with_new_seeds(
   start, how, num_threads, monkeypatch, capfd
 ):
   monkeypatch.setattr(child, "CHECK_SECONDS", 0.1)
-  again = restarts.Restarts(1, lambda count: 50)
-  options = {"num_threads": num_threads, "restarts": again}
+  limit = restarts.Restarts(1, lambda count: 50)
+  options = {"num_threads": num_threads, "restarts": limit}
   environment = start("Failing", 4, {"how": how}, **options)
   environment.send(environment.recv().index, np.ones(4, int))
   rows = environment.recv()
@@ -591,58 +594,57 @@ def test_a_process_that_fails_starts_again_with_new_seeds(
   assert seeds[~failed].tolist() == list(range((~failed).sum()))
   environment.send(rows.index, np.ones(4, int))
   assert (environment.recv().timestep.step_type != FIRST).all()
-  assert again.measure() == {"env_restarts": 1}
-  said = capfd.readouterr().err
-  assert "starts again with new seeds (restart 1)" in said
-  assert ("in _fail" in said) == (how in ("raise", "exit"))
+  assert limit.measure() == {"env_restarts": 1}
+  printed = capfd.readouterr().err
+  assert "starts again with new seeds (restart 1)" in printed
+  assert ("in _fail" in printed) == (how in ("raise", "exit"))
 
 
-def test_the_others_may_wait_for_actions_meanwhile(start):
-  """Of a process that fails, only environments that owe a row have one."""
-  again = restarts.Restarts(1, lambda count: 50)
+def test_a_restarted_process_returns_only_the_rows_that_it_owes(start):
+  limit = restarts.Restarts(1, lambda count: 50)
   environment = start(
-    "Failing", 3, {"how": "raise"}, batch_size=1, restarts=again
+    "Failing", 3, {"how": "raise"}, batch_size=1, restarts=limit
   )
   rows = [environment.recv() for _ in range(3)]
   assert sorted(int(x.index[0]) for x in rows) == [0, 1, 2]
   environment.send(np.array([2]), np.ones(1, int))
-  found = environment.recv()
-  assert found.index.tolist() == [2] and again.count == 1
-  assert found.timestep.step_type.tolist() == [FIRST]
+  row = environment.recv()
+  assert row.index.tolist() == [2] and limit.count == 1
+  assert row.timestep.step_type.tolist() == [FIRST]
   environment.send(np.array([0]), np.ones(1, int))
   assert environment.recv().timestep.step_type.tolist() == [FIRST]
 
 
-def test_a_process_that_fails_again_and_again_ends_it(start, capfd):
-  again = restarts.Restarts(2, lambda count: 2)  # The seed that fails.
-  options = {"num_threads": 2, "restarts": again}
+def test_too_many_consecutive_restarts_raise_the_failure(start, capfd):
+  limit = restarts.Restarts(2, lambda count: 2)  # The seed that fails.
+  options = {"num_threads": 2, "restarts": limit}
   environment = start("Failing", 4, {"how": "raise"}, **options)
   for _ in range(3):
     environment.send(environment.recv().index, np.ones(4, int))
   with pytest.raises(RuntimeError, match="lost the way"):
     environment.recv()
-  assert again.count == 2
-  said = capfd.readouterr().err
-  first, again = said.split("(restart 1)\n")
+  assert limit.count == 2
+  first, second = capfd.readouterr().err.split("(restart 1)\n")
   assert "Traceback" in first and first.count("LookupError: lost the way") == 1
-  assert again.count("\n") == 1 and "failed: LookupError: lost the way" in again
+  assert second.count("\n") == 1
+  assert "failed: LookupError: lost the way" in second
 
 
-def test_one_that_never_ends_an_episode_is_no_sound_one(start):
-  """However many steps it makes before it fails."""
-  again = restarts.Restarts(2, lambda count: 0)
-  environment = start("FailsLate", 2, restarts=again)
+def test_only_ended_episodes_end_a_series_of_failures(start):
+  """The number of steps before a failure does not matter."""
+  limit = restarts.Restarts(2, lambda count: 0)
+  environment = start("FailsLate", 2, restarts=limit)
   with pytest.raises(RuntimeError, match="no end"):
     for _ in range(3 * 101 + 1):
       environment.send(environment.recv().index, np.ones(2, int))
     environment.recv()
-  assert again.count == 2
+  assert limit.count == 2
 
 
-def test_a_start_that_fails_is_tried_again(start, monkeypatch, capfd):
-  again = restarts.Restarts(3, lambda count: 50)
+def test_a_failed_restart_is_repeated(start, monkeypatch, capfd):
+  limit = restarts.Restarts(3, lambda count: 50)
   environment = start(
-    "Failing", 2, {"how": "raise", "where": 1}, restarts=again
+    "Failing", 2, {"how": "raise", "where": 1}, restarts=limit
   )
   rows, tries = environment.recv(), []
   signature = child.Child.signature
@@ -656,22 +658,24 @@ def test_a_start_that_fails_is_tried_again(start, monkeypatch, capfd):
   monkeypatch.setattr(child.Child, "signature", killed_once)
   environment.send(rows.index, np.ones(2, int))
   assert (environment.recv().timestep.step_type == FIRST).all()
-  assert again.count == len(tries) == 2
+  assert limit.count == len(tries) == 2
   assert "it was killed; its process starts again" in capfd.readouterr().err
 
 
-def test_a_seed_in_a_message_is_that_of_the_restart(start):
-  again = restarts.Restarts(1, lambda count: 2)  # Of environment 2 of 3, 4.
+def test_messages_have_the_seeds_of_the_restart(start):
+  # The new seeds are 2, 3 and 4.
+  limit = restarts.Restarts(1, lambda count: 2)
   environment = start(
-    "Failing", 3, {"how": "raise", "where": 2}, restarts=again
+    "Failing", 3, {"how": "raise", "where": 2}, restarts=limit
   )
   environment.send(environment.recv().index, np.ones(3, int))
   environment.recv()
-  assert [environment._finish.moved[k] + k for k in range(3)] == [2, 3, 4]
+  seeds = environment._finish.restart_seeds
+  assert [seeds[k] + k for k in range(3)] == [2, 3, 4]
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_without_an_environment_that_failed(tmp_path):
+def test_a_run_survives_a_failed_environment(tmp_path):
   config = sync.Config(
     env=config_of("Failing", {"how": "raise"}),
     agent=a2c.Config(hidden_sizes=(8,)),
@@ -681,9 +685,9 @@ def test_a_run_goes_on_without_an_environment_that_failed(tmp_path):
   )
   run = app.train(config, run_dir=tmp_path / "run", quiet=True)
   assert run.metrics["env_steps"] >= 400 and run.metrics["env_restarts"] == 1
-  once = dataclasses.replace(config, env_restarts=0)
+  never = dataclasses.replace(config, env_restarts=0)
   with pytest.raises(RuntimeError, match="lost the way"):
-    app.train(once, run_dir=tmp_path / "other", quiet=True)
+    app.train(never, run_dir=tmp_path / "other", quiet=True)
 
 
 @pytest.mark.parametrize(
@@ -696,17 +700,17 @@ def test_a_reward_may_be_any_number(start, how, reward):
   assert environment.recv().timestep.reward[2] == reward
 
 
-def test_a_number_that_only_a_transform_makes_infinite_is_the_transforms(start):
+def test_an_infinity_from_a_transform_is_attributed_to_it(start):
   transformed = {"observation_transform": f"{__name__}:divided"}
   environment = start(
     "Failing", 3, {"how": "zero", "where": 12}, fields=transformed, seed=10
   )
   environment.send(environment.recv().index, np.ones(3, int))
-  found = "environment 2 .*seed 12, .* inf in its transf.*:divided has made"
+  message = "environment 2 .*seed 12, .* inf in its transf.*:divided has made"
   for _ in range(2):
-    with pytest.raises(RuntimeError, match=found):
+    with pytest.raises(RuntimeError, match=message):
       environment.recv()
-  # It may also remove them.
+  # A transform may also remove NaN and infinities.
   transformed = {"observation_transform": f"{__name__}:without_nan"}
   environment = start("Failing", 3, {"how": "nan"}, fields=transformed)
   environment.send(environment.recv().index, np.ones(3, int))
@@ -723,7 +727,7 @@ def without_nan(observation):
 
 
 @pytest.mark.parametrize("discount", [np.nan, 1.5])
-def test_a_discount_that_is_none_is_a_failure(start, discount):
+def test_an_invalid_discount_is_a_failure(start, discount):
   environment = start("discounting", 1, {"discount": discount})
   environment.send(environment.recv().index, np.ones(1, int))
   with pytest.raises(RuntimeError, match=f"from 0 to 1, found {discount}"):
@@ -732,18 +736,18 @@ def test_a_discount_that_is_none_is_a_failure(start, discount):
 
 @contextlib.contextmanager
 def sent(*written, whole):
-  """Processes that send something, end their messages, and live on.
+  """Starts processes that send bytes, close their pipe, and stay alive.
 
   Args:
-    written: the bytes; all but the last are a message each.
-    whole: whether the last are, too, else they are all that is left.
+    written: the bytes; each element but the last is a message.
+    whole: whether the last element is a message, too, or the raw end.
   """
-  *before, last = written
+  *whole_messages, last = written
 
   def start(command, *, pass_fds, **_):
     file = os.dup(pass_fds[1])
     with connection.Connection(file, readable=False) as replies:
-      for message in written if whole else before:
+      for message in written if whole else whole_messages:
         replies.send_bytes(message)
       if not whole:
         os.write(file, last)
@@ -764,19 +768,21 @@ def sent(*written, whole):
     (b"", False),
   ],
 )
-def test_garbage_of_a_process_is_an_error_that_names_it(written, whole):
+def test_garbage_from_a_process_is_an_error_that_names_its_environments(
+  written, whole
+):
   config = config_of("Counting")
   spec = dm_env.specs.Array((4,), np.float32)
   action = dm_env.specs.DiscreteArray(3, np.int32)
   signature = pickle.dumps(messages.Signature(spec, action))
-  found = "environments 0 to 2 of"
+  names = "environments 0 to 2 of"
   with sent(messages.SIGNATURE + signature, written, whole=whole):
     environment = envs.make(config, 3, batch_size=1, seed=5)
-    with pytest.raises(RuntimeError, match=found):
+    with pytest.raises(RuntimeError, match=names):
       for _ in range(2):
         environment.recv()
     environment.close()
-  refused = pytest.raises(types.ConfigError, match=found)
+  refused = pytest.raises(types.ConfigError, match=names)
   with sent(written, whole=whole), refused:
     envs.make(config, 3)
 
@@ -801,7 +807,7 @@ def test_closing_closes_environments_and_may_be_repeated(tmp_path, start):
   assert logs[0].read_text() == "closed"
   with pytest.raises(RuntimeError, match="are closed"):
     environment.recv()
-  # Deleting them closes them too.
+  # Deleting the object closes its environments, too.
   config = config_of("Counting", {"log": str(logs[1])})
   envs.make(config, 1).reset()
   assert logs[1].read_text() == "closed"
@@ -838,7 +844,7 @@ sys.stdin.readline()
 
 
 def test_workers_end_when_their_parent_is_killed(tmp_path, interpreters):
-  """One waits for a message, one is in a step; both ignore signals."""
+  """One waits for a message, the other is in a step; both ignore signals."""
   log, program = tmp_path / "pid", tmp_path / "program.py"
   program.write_text(PARENT)
   with subprocess.Popen(
@@ -849,7 +855,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path, interpreters):
     cwd=tmp_path,
     env=os.environ | {"PYTHONPATH": str(ROOT)},
   ) as parent:
-    # "imported" comes once: the workers do not import the parent's program.
+    # "imported" is printed once: workers do not import the parent's program.
     lines = [parent.stdout.readline().split() for _ in range(3)]
     assert [line[0] for line in lines] == ["imported", "printed", "pids"]
     waiting, its_parent = map(int, lines[2][1:])
@@ -879,7 +885,7 @@ assert len(environment.recv().index) == 1
 loaded = {name.split(".")[0] for name in sys.modules if sys.modules[name]}
 assert not loaded & {"jax", "jaxlib", "envpool", "gymnasium", "grpc"}, loaded
 """
-  # Workers use the CPU, whatever the parent's platform is.
+  # Workers use the CPU on any platform of the parent.
   subprocess.run(
     [sys.executable, "-c", script],
     check=True,
@@ -891,7 +897,7 @@ assert not loaded & {"jax", "jaxlib", "envpool", "gymnasium", "grpc"}, loaded
 # Frames
 
 
-def test_frames_are_of_environment_0_as_it_is(start):
+def test_frames_show_the_current_state_of_environment_0(start):
   environment = start("Drawn", 2, num_threads=2, render=True)
   for step in range(3):
     environment.recv()
@@ -925,24 +931,24 @@ def test_envpool_renders():
 
 @pytest.fixture
 def rendered_here(monkeypatch):
-  """Tries to render in this process, not in one that may die."""
+  """Makes `check_render` render in this process."""
 
   def run(command, *, input, **_):
-    found = io.StringIO()
+    stderr = io.StringIO()
     stdin = mock.Mock(buffer=io.BytesIO(input))
     with (
       mock.patch.object(sys, "stdin", stdin),
-      contextlib.redirect_stderr(found),
+      contextlib.redirect_stderr(stderr),
     ):
       status = rendering.main()
-    said = found.getvalue().encode()
-    return subprocess.CompletedProcess(command, status, b"", said)
+    printed = stderr.getvalue().encode()
+    return subprocess.CompletedProcess(command, status, b"", printed)
 
   monkeypatch.setattr(rendering.subprocess, "run", run)
 
 
 @pytest.mark.parametrize(
-  ("config", "found"),
+  ("config", "message"),
   [
     (envs.Config("Catch-v0"), "Catch-v0 cannot be rendered: .*not implemented"),
     (config_of("drawn_without_mode"), "drawn_without_mode.*found NoneType"),
@@ -951,10 +957,10 @@ def rendered_here(monkeypatch):
     (config_of("counting_dm"), "counting_dm cannot be rendered: .* neither"),
   ],
 )
-def test_check_render_says_why_an_environment_has_no_frames(
-  config, found, rendered_here
+def test_check_render_reports_the_reason_in_one_line(
+  config, message, rendered_here
 ):
-  with pytest.raises(types.ConfigError, match=found) as caught:
+  with pytest.raises(types.ConfigError, match=message) as caught:
     rendering.check_render(config)
   assert "\n" not in str(caught.value)
 
@@ -971,8 +977,8 @@ def test_check_render_outlives_an_environment_that_dies(interpreters):
 
 def test_options_may_have_any_name():
   options = {"name": 1, "what": 2, "function": 3}
-  found = envs.spec(config_of("takes_any_name", options))
-  assert found.observation.shape == (4,)
+  spec = envs.spec(config_of("takes_any_name", options))
+  assert spec.observation.shape == (4,)
 
 
 @pytest.mark.slow

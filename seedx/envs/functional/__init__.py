@@ -38,7 +38,7 @@ __all__ = [
   "step",
 ]
 
-# By their names without the prefix `seedx:`.
+# The keys are names without the prefix `seedx:`.
 ENVIRONMENTS: Mapping[str, type[Episodic]] = {
   "CartPole-v1": CartPole,
   "Pendulum-v1": Pendulum,
@@ -52,58 +52,58 @@ ENVIRONMENTS: Mapping[str, type[Episodic]] = {
 
 
 def make(config: env_config.Config) -> Environment:
-  """The environment of a name such as `seedx:DeepSea`, or the user's own.
+  """Makes an environment such as `seedx:DeepSea`, or the user's own.
 
   Raises:
-    types.ConfigError: there is none of that name, an option is unknown or out
-      of its range, or the user's factory fails.
+    types.ConfigError: the name or an option is unknown, an option is out of its
+      range, or the user's factory fails.
   """
   if config.env.startswith(env_config.JAX_PREFIX):
-    return _own(config)
+    return _from_factory(config)
   prefix = env_config.SEEDX_PREFIX
   name = config.env.removeprefix(prefix)
   if name not in ENVIRONMENTS or not config.env.startswith(prefix):
-    known = [f"{prefix}{name}" for name in ENVIRONMENTS]
+    names = [f"{prefix}{name}" for name in ENVIRONMENTS]
     raise types.ConfigError(
       f"seedx has no environment {config.env!r} of JAX functions."
-      f" {env_config.suggestion(config.env, known)}"
+      f" {env_config.suggestion(config.env, names)}"
     )
   kind, options = ENVIRONMENTS[name], dict(config.env_options)
-  known_options = inspect.signature(kind).parameters
+  parameters = inspect.signature(kind).parameters
   for option, value in options.items():
-    if option not in known_options:
+    if option not in parameters:
       raise types.ConfigError(
         f"{config.env}: unknown option {option!r}. "
-        + env_config.suggestion(option, known_options)
+        + env_config.suggestion(option, parameters)
       )
-    wanted = known_options[option].annotation
-    # A whole number is a float, too; but neither is a bool.
-    fits = (float, int) if wanted is float else (wanted,)
-    if type(value) not in fits:
+    option_type = parameters[option].annotation
+    # An int is valid as a float, but a bool is not valid as either.
+    accepted = (float, int) if option_type is float else (option_type,)
+    if type(value) not in accepted:
       raise types.ConfigError(
-        f"{config.env}: expected {option} of type {wanted.__name__}, found"
+        f"{config.env}: expected {option} of type {option_type.__name__}, found"
         f" {value!r}"
       )
-    options[option] = wanted(value)
+    options[option] = option_type(value)
   return kind(**options)
 
 
-def _own(config: env_config.Config) -> Environment:
+def _from_factory(config: env_config.Config) -> Environment:
   name = config.env.removeprefix(env_config.JAX_PREFIX)
   factory = env_config.load_function(name, "a factory jax:")
   try:
-    found = factory(**config.env_options)
-  except Exception as error:  # It may raise anything.
+    environment = factory(**config.env_options)
+  except Exception as error:  # A factory may raise anything.
     raise types.ConfigError(
       f"{config.env}: {env_config.in_one_line(error)}"
     ) from error
-  missing = [x for x in _PARTS if not hasattr(found, x)]
+  missing = [x for x in _MEMBERS if not hasattr(environment, x)]
   if missing:
     raise types.ConfigError(
-      f"{config.env}: expected an environment with {', '.join(_PARTS)}, found"
-      f" {type(found).__name__} without {', '.join(missing)}"
+      f"{config.env}: expected an environment with {', '.join(_MEMBERS)}, found"
+      f" {type(environment).__name__} without {', '.join(missing)}"
     )
-  return found
+  return environment
 
 
-_PARTS = ("observation", "action", "init", "step")
+_MEMBERS = ("observation", "action", "init", "step")

@@ -1,4 +1,4 @@
-"""Small tasks with known returns, for credit, memory and exploration.
+"""Small tasks with known returns: credit assignment, memory, exploration.
 
 Osband et al. 2020, "Behaviour Suite for Reinforcement Learning",
 https://arxiv.org/abs/1908.03568.
@@ -19,9 +19,9 @@ class BallAndPaddle(NamedTuple):
   """The state of `Catch`.
 
   Attributes:
-    row: `[]` int32, of the ball; it starts at the top, 0.
-    column: `[]` int32, of the ball.
-    paddle: `[]` int32, its column, in the last row.
+    row: `[]` int32 row of the ball, 0 at the top.
+    column: `[]` int32 column of the ball.
+    paddle: `[]` int32 column of the paddle, which is in the last row.
   """
 
   row: jax.Array
@@ -30,10 +30,10 @@ class BallAndPaddle(NamedTuple):
 
 
 class Catch(Episodic):
-  """A ball that falls by a row with each step, and a paddle to catch it.
+  """A ball that falls by one row in each step, and a paddle to catch it.
 
-  Actions are left, stay and right. The reward is 1 or -1 at the last row. An
-  observation is the board, `[10, 5]`, with 1 for the ball and for the paddle.
+  The actions are left, stay and right. The reward in the last row is 1 or -1.
+  An observation is the board, `[10, 5]`, with 1 for the ball and the paddle.
   """
 
   observation = dm_env.specs.Array((10, 5), np.float32, "observation")
@@ -67,7 +67,7 @@ class Bit(NamedTuple):
   """The state of `MemoryChain`.
 
   Attributes:
-    time: `[]` int32, steps since the bit was shown.
+    time: `[]` int32 number of steps since the bit was shown.
     bit: `[]` int32, 0 or 1.
   """
 
@@ -78,28 +78,25 @@ class Bit(NamedTuple):
 class MemoryChain(Episodic):
   """One bit to remember: bsuite's "memory length".
 
-  An observation is (share of the time that is left, whether this is the
-  question, the bit as -1 or 1). The bit is shown at step 0, and is 0 later.
-  `length` steps after it comes the question: the action there is rewarded with
-  1 if it is the bit, and else with -1, and ends the episode. No other action
-  changes anything.
+  An observation is (fraction of time left, whether this step is the question,
+  the bit as -1 or 1). The bit is shown in step 0 and is 0 later. The question
+  is `length` steps later. Its action ends the episode, with reward 1 if it
+  equals the bit and -1 otherwise. Other actions have no effect.
 
-  The best return is 1. Without a memory it is 0: the question looks the same
-  for either bit.
+  The best return is 1. Without a memory it is 0, since the question is the same
+  for both bits.
+
+  Args:
+    length: number of env steps from the bit to the question.
+
+  Raises:
+    types.ConfigError: `length` is out of range.
   """
 
   observation = dm_env.specs.Array((3,), np.float32, "observation")
   action = dm_env.specs.DiscreteArray(2, np.int32, "action")
 
   def __init__(self, length: int = 20) -> None:
-    """Checks its option.
-
-    Args:
-      length: env steps from the bit to the question.
-
-    Raises:
-      types.ConfigError: it is out of its range.
-    """
     types.check_range("length", length, 1, 10_000)
     self._length = length
 
@@ -116,19 +113,18 @@ class MemoryChain(Episodic):
 
   def observe(self, state: Bit) -> jax.Array:
     """See `Episodic`."""
-    left = 1 - jnp.minimum(state.time, self._length) / self._length
+    time_left = 1 - jnp.minimum(state.time, self._length) / self._length
     asked = state.time == self._length
-    shown = _shown(state.time, state.bit)
-    return jnp.stack([left, asked.astype(jnp.float32), shown])
+    cue = _cue(state.time, state.bit)
+    return jnp.stack([time_left, asked.astype(jnp.float32), cue])
 
 
 class Diver(NamedTuple):
-  """The state of `DeepSea`.
+  """The state of `DeepSea`: `[]` int32 numbers.
 
   Attributes:
-    row: `[]` int32.
-    column: `[]` int32.
-    bit: `[]` int32, the action that goes right, 0 or 1.
+    row, column: position of the diver.
+    bit: action that moves right, 0 or 1.
   """
 
   row: jax.Array
@@ -137,35 +133,33 @@ class Diver(NamedTuple):
 
 
 class DeepSea(Episodic):
-  """A treasure behind `size` steps that each cost: bsuite's "deep sea".
+  """A treasure behind `size` steps with a cost: bsuite's "deep sea".
 
-  A diver starts at the top left of a square of `size` rows, and sinks by a row
-  with each step, to the left or the right, which is action 1. A step to the
-  right costs 0.01 / size. Only who always goes right finds the treasure, a
-  reward of 1, at the last step. An observation is the place, `[size ** 2]`
-  one-hot, or zeros where the episode has ended.
+  A diver starts at the top left of a square of `size` rows. Each step moves it
+  down by one row, to the right with action 1 and to the left with action 0. A
+  step to the right costs 0.01 / size. Only a diver that always moves right
+  finds the treasure, a reward of 1 in the last step. An observation is the
+  position, `[size ** 2]` one-hot, or zeros after the last step.
 
-  The best return is 0.99; random actions find the treasure in one of 2 ** size
+  The best return is 0.99. Random actions find the treasure in one of 2 ** size
   episodes.
 
-  With `cued`, one half of the episodes have left and right exchanged. A last
-  number of the observation tells which, as -1 or 1, at step 0; it is 0 later.
-  Without a memory the best return is then 0.495 - 0.005 / size: at the second
-  step one has to guess, and on the diagonal a good guess explains itself.
+  With `cued`, left and right are exchanged in half of the episodes. One more
+  number at the end of the observation shows it, as -1 or 1, in step 0, and is 0
+  later. The best return without a memory is then 0.495 - 0.005 / size: the
+  second step is a guess, and reaching the diagonal confirms a right one.
+
+  Args:
+    size: number of rows and of columns.
+    cued: whether left and right are exchanged in half of the episodes.
+
+  Raises:
+    types.ConfigError: `size` is out of range.
   """
 
   action = dm_env.specs.DiscreteArray(2, np.int32, "action")
 
   def __init__(self, size: int = 10, cued: bool = False) -> None:
-    """Checks its options.
-
-    Args:
-      size: rows, and columns.
-      cued: whether what the actions mean differs by episode.
-
-    Raises:
-      types.ConfigError: an option is out of its range.
-    """
     types.check_range("size", size, 2, 100)
     self._size = size
     self._cued = bool(cued)
@@ -183,20 +177,20 @@ class DeepSea(Episodic):
     row, column, bit = state
     right = action == bit
     last = row == self._size - 1
-    found = last & right & (column == self._size - 1)
-    reward = found - 0.01 / self._size * right
+    treasure = last & right & (column == self._size - 1)
+    reward = treasure - 0.01 / self._size * right
     column = jnp.maximum(column + jnp.where(right, 1, -1), 0)
     return Outcome(Diver(row + 1, column, bit), reward, last)
 
   def observe(self, state: Diver) -> jax.Array:
     """See `Episodic`."""
-    place = state.row * self._size + state.column
-    seen = (jnp.arange(self._size**2) == place).astype(jnp.float32)
+    index = state.row * self._size + state.column
+    position = (jnp.arange(self._size**2) == index).astype(jnp.float32)
     if not self._cued:
-      return seen
-    return jnp.append(seen, _shown(state.row, state.bit))
+      return position
+    return jnp.append(position, _cue(state.row, state.bit))
 
 
-def _shown(time: jax.Array, bit: jax.Array) -> jax.Array:
-  """A bit as -1 or 1 at an episode's start, and 0 later: `[]` float32."""
+def _cue(time: jax.Array, bit: jax.Array) -> jax.Array:
+  """Returns a bit as -1 or 1 in step 0, and 0 later, `[]` float32."""
   return jnp.where(time == 0, 2 * bit - 1, 0).astype(jnp.float32)

@@ -1,6 +1,6 @@
 """Gymnasium's CartPole-v1, Pendulum-v1 and Acrobot-v1 as functions.
 
-The equations are those of https://gymnasium.farama.org/environments, in float32
+They use the equations of https://gymnasium.farama.org/environments, in float32
 instead of float64.
 """
 
@@ -15,8 +15,8 @@ from seedx.envs.functional.episodic import Episodic, Outcome
 class CartPole(Episodic):
   """A pole on a cart, to be kept upright by pushes to the left or the right.
 
-  The state, and the observation, is (position in m, velocity, angle in rad,
-  angular velocity). Each step is rewarded with 1. Barto, Sutton and Anderson
+  The state and the observation are (position in m, velocity, angle in rad,
+  angular velocity). The reward of each step is 1. Barto, Sutton and Anderson
   1983, https://doi.org/10.1109/TSMC.1983.6313077.
   """
 
@@ -53,7 +53,7 @@ class CartPole(Episodic):
 class Pendulum(Episodic):
   """A pendulum, to be swung up and held by a torque from -2 to 2.
 
-  The state is (angle from upright in rad, angular velocity), the observation
+  The state is (angle from upright in rad, angular velocity). The observation is
   (cosine, sine, angular velocity).
   """
 
@@ -63,8 +63,8 @@ class Pendulum(Episodic):
 
   def reset(self, rng_key: jax.Array) -> jax.Array:
     """See `Episodic`."""
-    most = jnp.array([jnp.pi, 1.0])
-    return jax.random.uniform(rng_key, (2,), minval=-most, maxval=most)
+    high = jnp.array([jnp.pi, 1.0])
+    return jax.random.uniform(rng_key, (2,), minval=-high, maxval=high)
 
   def act(
     self, state: jax.Array, action: jax.Array, rng_key: jax.Array
@@ -91,10 +91,10 @@ class Acrobot(Episodic):
   """Two links, to be swung up by a torque of -1, 0 or 1 between them.
 
   The state is (angle of the first link from hanging down, angle between the
-  links, their velocities), the observation has the cosine and the sine of each
-  angle. Each step costs 1, until the end is one link's length above the top.
-  Sutton and Barto 2018, "Reinforcement Learning", section 11.3 of the first
-  edition; equations of the book.
+  links, their velocities). The observation has the cosine and the sine of each
+  angle, and the velocities. Each step costs 1, until the free end is one link's
+  length above the pivot. Equations of Sutton and Barto 1998, "Reinforcement
+  Learning", section 11.3.
   """
 
   observation = dm_env.specs.Array((6,), np.float32, "observation")
@@ -132,7 +132,7 @@ class Acrobot(Episodic):
 def _runge_kutta(
   state: jax.Array, torque: jax.Array, seconds: float
 ) -> jax.Array:
-  """One step of the fourth order."""
+  """Integrates Acrobot's state by one Runge-Kutta step of fourth order."""
   first = _velocity(state, torque)
   second = _velocity(state + seconds / 2 * first, torque)
   third = _velocity(state + seconds / 2 * second, torque)
@@ -141,7 +141,7 @@ def _runge_kutta(
 
 
 def _velocity(state: jax.Array, torque: jax.Array) -> jax.Array:
-  """The derivative of Acrobot's state; both links have the same measures."""
+  """Returns the derivative of Acrobot's state, whose links are equal."""
   mass, length, centre, inertia, gravity = 1.0, 1.0, 0.5, 1.0, 9.8
   theta_1, theta_2, dtheta_1, dtheta_2 = state
   sin, cos = jnp.sin(theta_2), jnp.cos(theta_2)
@@ -151,7 +151,7 @@ def _velocity(state: jax.Array, torque: jax.Array) -> jax.Array:
     + 2 * inertia
   )
   d_2 = mass * (centre**2 + length * centre * cos) + inertia
-  # The cosine of an angle less a quarter turn is its sine.
+  # Gymnasium writes this sine as cos(theta_1 + theta_2 - pi / 2).
   phi_2 = mass * centre * gravity * jnp.sin(theta_1 + theta_2)
   phi_1 = (
     -mass * length * centre * dtheta_2**2 * sin

@@ -1,4 +1,4 @@
-"""Environments as pure functions, and what makes one of a few parts."""
+"""Environments as pure functions, and a base class that handles episodes."""
 
 import abc
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -14,45 +14,39 @@ from seedx import types
 class Environment(Protocol):
   """One environment as pure functions, to be jitted and vmapped.
 
-  The first step after `init`, and the first after a LAST, ignores its action.
-  It is the FIRST of a new episode, with reward 0 and discount 1. A LAST has the
-  discount 0 where the episode terminates, and 1 where a time limit truncates
-  it.
+  The first step after `init` or after a LAST ignores its action. It is the
+  FIRST of a new episode, with reward 0 and discount 1. The discount of a LAST
+  is 0 if the episode terminates, and 1 if a time limit truncates it.
 
   Attributes:
-    observation: the spec of an observation, without batch axes.
-    action: the spec of an action, see `types.EnvironmentSpec`.
+    observation: spec of an observation, without batch axes.
+    action: spec of an action, see `types.EnvironmentSpec`.
   """
 
   observation: types.Tree
   action: dm_env.specs.BoundedArray
 
   def init(self, rng_key: jax.Array) -> types.Tree:
-    """Returns a state before an episode, a nest of arrays."""
+    """Returns the state before the first episode, a nest of arrays."""
 
   def step(
     self, state: types.Tree, action: jax.Array, rng_key: jax.Array
   ) -> tuple[types.Tree, dm_env.TimeStep]:
-    """Takes a step.
-
-    Args:
-      state: of the environment.
-      action: `[*action_shape]`, within its bounds.
-      rng_key: for this step only.
+    """Takes a step by an action, `[*action_shape]`, within its bounds.
 
     Returns:
-      The next state, and the time step: `step_type` uint8, `reward` and
-      `discount` float32, all `[]`.
+      The next state, and the time step: `[]` uint8 `step_type`, `[]` float32
+      `reward` and `discount`.
     """
 
 
 class Outcome(NamedTuple):
-  """What an action leads to.
+  """The outcome of an action.
 
   Attributes:
-    state: the next one.
+    state: the next state.
     reward: `[]`.
-    terminated: `[]` bool, whether the episode ends.
+    terminated: `[]` bool, whether the episode terminates.
   """
 
   state: types.Tree
@@ -64,8 +58,8 @@ class State(NamedTuple):
   """The state of an `Episodic` environment.
 
   Attributes:
-    inner: of the episode.
-    time: `[]` int32, actions of the episode so far.
+    inner: state of the episode, as `Episodic.reset` returns it.
+    time: `[]` int32 number of actions in the episode so far.
     over: `[]` bool, whether the next step is a FIRST.
   """
 
@@ -75,10 +69,11 @@ class State(NamedTuple):
 
 
 class Episodic(abc.ABC):
-  """An `Environment` of one episode's functions, which begins new ones.
+  """An `Environment` made from functions of a single episode.
 
   Attributes:
-    time_limit: actions after which an episode is truncated; 0 for none.
+    time_limit: number of actions after which an episode is truncated; 0 for no
+      limit.
   """
 
   observation: types.Tree
@@ -87,17 +82,17 @@ class Episodic(abc.ABC):
 
   @abc.abstractmethod
   def reset(self, rng_key: jax.Array) -> types.Tree:
-    """The state at the start of an episode."""
+    """Returns the state at the start of an episode."""
 
   @abc.abstractmethod
   def act(
     self, state: types.Tree, action: jax.Array, rng_key: jax.Array
   ) -> Outcome:
-    """What an action `[*action_shape]` leads to, within an episode."""
+    """Returns the outcome of an action, `[*action_shape]`, in an episode."""
 
   @abc.abstractmethod
   def observe(self, state: types.Tree) -> types.Tree:
-    """The observation of a state."""
+    """Returns the observation of a state."""
 
   def init(self, rng_key: jax.Array) -> State:
     """See `Environment`."""
@@ -108,7 +103,7 @@ class Episodic(abc.ABC):
   ) -> tuple[State, dm_env.TimeStep]:
     """See `Environment`."""
     first = state.over
-    # One of the two is used: they may share the key.
+    # Only one result of `reset` and `act` is used, so they may share the key.
     fresh = self.reset(rng_key)
     inner, reward, terminated = self.act(state.inner, action, rng_key)
     inner = jax.tree.map(lambda a, b: jnp.where(first, a, b), fresh, inner)
@@ -129,17 +124,12 @@ class Episodic(abc.ABC):
 
 
 def keys(seed: int | jax.Array, num_envs: int) -> jax.Array:
-  """A key for each of many environments; environment k has that of `seed + k`.
-
-  Args:
-    seed: of the first.
-    num_envs: N.
-  """
+  """Returns random keys, `[num_envs]`; key k is made from `seed + k`."""
   return jax.vmap(jax.random.key)(seed + jnp.arange(num_envs))
 
 
 def init(environment: Environment, rng_keys: jax.Array) -> types.Tree:
-  """The states `[N, ...]` of many environments, with a key `[N]` for each."""
+  """Returns initial states, `[N, ...]`, from random keys, `[N]`."""
   return jax.vmap(environment.init)(rng_keys)
 
 
@@ -150,20 +140,22 @@ def step(
   rng_keys: jax.Array,
   time: jax.Array,
 ) -> tuple[types.Tree, dm_env.TimeStep]:
-  """Steps many environments, whichever of them are stepped together.
+  """Steps many environments.
+
+  An environment's random numbers do not depend on the others in the batch.
 
   Args:
-    environment: of all.
+    environment: functions of all environments.
     state: `[B, ...]`.
     action: `[B, *action_shape]`; floats are clipped to their bounds.
-    rng_keys: `[B]`, those of `keys`.
-    time: `[B]` int32, steps of each so far.
+    rng_keys: `[B]` keys that `keys` returned.
+    time: `[B]` int32 number of steps of each environment so far.
 
   Returns:
-    The next states, and the time steps `[B, ...]`.
+    The next states, and the time steps, `[B, ...]`.
   """
   spec = environment.action
   if np.issubdtype(spec.dtype, np.floating):
     action = jnp.clip(action, spec.minimum, spec.maximum)
-  own = jax.vmap(jax.random.fold_in)(rng_keys, time)
-  return jax.vmap(environment.step)(state, action, own)
+  step_keys = jax.vmap(jax.random.fold_in)(rng_keys, time)
+  return jax.vmap(environment.step)(state, action, step_keys)

@@ -1,11 +1,11 @@
-"""Two of MinAtar's games, Breakout and Asterix, on boards of 10 by 10.
+"""Two games of MinAtar, Breakout and Asterix, on boards of 10 by 10.
 
 Young and Tian 2019, "MinAtar: An Atari-Inspired Testbed",
-https://arxiv.org/abs/1903.03176. Observations are `[4, 10, 10]` bytes, 0 or 1,
-a channel for each kind of object. Actions are those of all of MinAtar: nothing,
-left, up, right, down, fire; with `minimal_actions` only those that a game has a
-use for. With the probability `sticky` the last action of the episode, at first
-nothing, is repeated instead.
+https://arxiv.org/abs/1903.03176. Observations are `[4, 10, 10]` uint8, 0 or 1,
+with a channel for each kind of object. The actions are those of all MinAtar
+games, nothing, left, up, right, down, fire, or with `minimal_actions` only
+those that have an effect. With probability `sticky` an action is replaced by
+the last one of the episode, which is nothing at first.
 """
 
 from typing import NamedTuple
@@ -26,18 +26,16 @@ _ALL_ACTIONS = (0, 1, 2, 3, 4, 5)
 
 
 class Ball(NamedTuple):
-  """The state of `Breakout`.
+  """The state of `Breakout`; fields are `[]` int32 unless noted.
 
   Attributes:
-    x: `[]` int32, the ball's column.
-    y: `[]` int32, its row.
-    direction: `[]` int32: up left, up right, down right, down left.
-    last_x: `[]` int32, where the ball was.
-    last_y: `[]` int32.
-    paddle: `[]` int32, its column.
+    x, y: column and row of the ball.
+    direction: up left, up right, down right, down left.
+    last_x, last_y: previous column and row of the ball.
+    paddle: column of the paddle.
     bricks: `[10, 10]` bool.
-    strike: `[]` bool, whether the ball hit a brick at the last step.
-    last_action: `[]` int32.
+    strike: `[]` bool, whether the ball hit a brick in the last step.
+    last_action: last action that was executed.
   """
 
   x: jax.Array
@@ -52,10 +50,18 @@ class Ball(NamedTuple):
 
 
 class Breakout(Episodic):
-  """A paddle that keeps a ball in play, which breaks bricks for 1 each.
+  """A paddle that keeps a ball in play; each broken brick is worth 1.
 
-  Channels are the paddle, the ball, where the ball was, the bricks. An episode
-  ends when the ball falls. Three new rows of bricks come once all are broken.
+  The channels are the paddle, the ball, its previous position, and the bricks.
+  An episode ends when the ball falls. When all bricks are broken, three new
+  rows appear.
+
+  Args:
+    sticky: probability of repeating the last action.
+    minimal_actions: whether the actions are only nothing, left and right.
+
+  Raises:
+    types.ConfigError: `sticky` is out of range.
   """
 
   observation = _OBSERVATION
@@ -63,15 +69,6 @@ class Breakout(Episodic):
   def __init__(
     self, sticky: float = 0.1, minimal_actions: bool = False
   ) -> None:
-    """Checks its options.
-
-    Args:
-      sticky: probability of repeating the last action.
-      minimal_actions: the actions are nothing, left and right.
-
-    Raises:
-      types.ConfigError: `sticky` is out of its range.
-    """
     types.check_range("sticky", sticky, 0.0, 1.0)
     self._sticky = sticky
     self._actions = (0, _LEFT, _RIGHT) if minimal_actions else _ALL_ACTIONS
@@ -106,7 +103,7 @@ class Breakout(Episodic):
     direction = jnp.where((x < 0) | (x > 9), bounced[direction], direction)
     x = jnp.clip(x, 0, 9)
 
-    # The first of these that holds decides.
+    # Each of these cases excludes those above it.
     top = y < 0
     brick = ~top & state.bricks[y, x]
     bottom = ~top & ~brick & (y == 9)
@@ -146,22 +143,19 @@ class Breakout(Episodic):
 
 
 class Crossing(NamedTuple):
-  """The state of `Asterix`.
+  """The state of `Asterix`; fields are `[]` int32 unless noted.
 
   Attributes:
-    x: `[]` int32, the player's column.
-    y: `[]` int32, its row.
-    there: `[8]` bool, whether something is in row 1 to 8.
-    column: `[8]` int32, where it is.
-    goes_right: `[8]` bool.
-    gold: `[8]` bool, whether it is gold; else it is an enemy.
-    spawn_timer: `[]` int32, steps until something comes.
-    spawn_speed: `[]` int32, steps between two of them.
-    move_timer: `[]` int32, steps until all move.
-    move_speed: `[]` int32, steps between two moves.
-    ramp_timer: `[]` int32, steps until it becomes harder.
-    ramp_index: `[]` int32, how often it has.
-    last_action: `[]` int32.
+    x, y: column and row of the player.
+    there: `[8]` bool, whether rows 1 to 8 have an object.
+    column: `[8]` int32 column of the object.
+    goes_right: `[8]` bool, whether the object moves right.
+    gold: `[8]` bool, whether the object is gold; otherwise it is an enemy.
+    spawn_timer, spawn_speed: steps until the next object, and between two.
+    move_timer, move_speed: steps until all objects move, and between two moves.
+    ramp_timer: steps until the game becomes harder.
+    ramp_index: number of times that it has become harder.
+    last_action: last action that was executed.
   """
 
   x: jax.Array
@@ -180,12 +174,12 @@ class Crossing(NamedTuple):
 
 
 class Spawned(NamedTuple):
-  """The random draws of `Asterix` for what comes.
+  """The random draws of `Asterix` for a new object.
 
   Attributes:
-    goes_right: `[]` bool.
-    gold: `[]` bool.
-    rank: `[8]`, of the free rows it takes the one with the highest.
+    goes_right: `[]` bool, whether the object moves right.
+    gold: `[]` bool, whether it is gold.
+    rank: `[8]` rank of each row; the object takes the highest-ranked free row.
   """
 
   goes_right: jax.Array
@@ -194,10 +188,19 @@ class Spawned(NamedTuple):
 
 
 class Asterix(Episodic):
-  """A player among gold, 1 for each, and enemies, which end the episode.
+  """Gold to collect, worth 1 each, and enemies, which end the episode.
 
-  They come from the left and the right, in rows of their own, and ever faster.
-  Channels are the player, enemies, where things were before they moved, gold.
+  They come from the left and the right, each in its own row, and ever faster.
+  The channels are the player, the enemies, the previous positions of enemies
+  and gold, and the gold.
+
+  Args:
+    sticky: probability of repeating the last action.
+    ramping: whether the game becomes harder with time.
+    minimal_actions: whether the actions exclude fire.
+
+  Raises:
+    types.ConfigError: `sticky` is out of range.
   """
 
   observation = _OBSERVATION
@@ -208,16 +211,6 @@ class Asterix(Episodic):
     ramping: bool = True,
     minimal_actions: bool = False,
   ) -> None:
-    """Checks its options.
-
-    Args:
-      sticky: probability of repeating the last action.
-      ramping: whether it becomes harder with time.
-      minimal_actions: all actions but to fire.
-
-    Raises:
-      types.ConfigError: an option is out of its range.
-    """
     types.check_range("sticky", sticky, 0.0, 1.0)
     self._sticky = sticky
     self._ramping = ramping
@@ -227,14 +220,14 @@ class Asterix(Episodic):
   def reset(self, rng_key: jax.Array) -> Crossing:
     """See `Episodic`."""
     del rng_key
-    nowhere = jnp.zeros(8, jnp.bool_)
+    none = jnp.zeros(8, jnp.bool_)
     return Crossing(
       x=jnp.int32(5),
       y=jnp.int32(5),
-      there=nowhere,
+      there=none,
       column=jnp.zeros(8, jnp.int32),
-      goes_right=nowhere,
-      gold=nowhere,
+      goes_right=none,
+      gold=none,
       spawn_timer=jnp.int32(10),
       spawn_speed=jnp.int32(10),
       move_timer=jnp.int32(5),
@@ -261,42 +254,36 @@ class Asterix(Episodic):
   def advance(
     self, state: Crossing, action: jax.Array, drawn: Spawned
   ) -> Outcome:
-    """What an action leads to, given the random draws.
-
-    Args:
-      state: before it.
-      action: `[]`, that is carried out.
-      drawn: what comes, if something comes now.
-    """
+    """Returns the outcome of an action, `[]`, given the random draws."""
     state = _spawned(state, drawn)
     state = state._replace(
       x=_moved(state.x, action, _LEFT, _RIGHT, 0, 9),
       y=_moved(state.y, action, _UP, _DOWN, 1, 8),
     )
-    state, gold, caught = _met(state)
-    now = state.move_timer == 0
-    column = state.column + jnp.where(state.goes_right, 1, -1) * now
+    state, gold, caught = _collide(state)
+    moves = state.move_timer == 0
+    column = state.column + jnp.where(state.goes_right, 1, -1) * moves
     state = state._replace(
       column=column,
       there=state.there & (column >= 0) & (column <= 9),
-      move_timer=jnp.where(now, state.move_speed, state.move_timer),
+      move_timer=jnp.where(moves, state.move_speed, state.move_timer),
     )
-    state, more, caught_then = _met(state)
+    state, more_gold, caught_after_move = _collide(state)
     state = state._replace(
       spawn_timer=state.spawn_timer - 1, move_timer=state.move_timer - 1
     )
     if self._ramping:
       state = _ramped(state)
-    reward = gold.astype(jnp.float32) + more
-    return Outcome(state, reward, caught | caught_then)
+    reward = gold.astype(jnp.float32) + more_gold
+    return Outcome(state, reward, caught | caught_after_move)
 
   def observe(self, state: Crossing) -> jax.Array:
     """See `Episodic`."""
     columns = jnp.arange(10)
 
     def rows(column: jax.Array, shown: jax.Array) -> jax.Array:
-      seen = (columns == column[:, None]) & shown[:, None]
-      return jnp.pad(seen, ((1, 1), (0, 0)))
+      places = (columns == column[:, None]) & shown[:, None]
+      return jnp.pad(places, ((1, 1), (0, 0)))
 
     behind = state.column - jnp.where(state.goes_right, 1, -1)
     channels = (
@@ -318,7 +305,7 @@ def _new_bricks() -> jax.Array:
 
 
 def _at(y: jax.Array, x: jax.Array) -> jax.Array:
-  """`[10, 10]` bool, True at one place."""
+  # A board, `[10, 10]` bool, that is True at one place.
   places = jnp.arange(10)
   return (places[:, None] == y) & (places == x)
 
@@ -326,7 +313,7 @@ def _at(y: jax.Array, x: jax.Array) -> jax.Array:
 def _sticky(
   last: jax.Array, action: jax.Array, rng_key: jax.Array, probability: float
 ) -> jax.Array:
-  """The action that is carried out."""
+  """Draws the action to execute: the last or the new one."""
   repeats = jax.random.bernoulli(rng_key, probability)
   return jnp.where(repeats, last, action.astype(jnp.int32))
 
@@ -339,45 +326,45 @@ def _moved(
   low: int,
   high: int,
 ) -> jax.Array:
-  """A row or column after an action of which one goes back, and one forth."""
+  """Moves a row or column by -1 for action `back`, by 1 for action `forth`."""
   step = (action == forth).astype(jnp.int32) - (action == back)
   return jnp.clip(place + step, low, high)
 
 
 def _spawned(state: Crossing, drawn: Spawned) -> Crossing:
-  """With something new, if it is time and a row is free."""
-  now = state.spawn_timer == 0
+  """Adds the new object, if it is due and a row is free."""
+  is_due = state.spawn_timer == 0
   row = jnp.argmax(jnp.where(state.there, -1.0, drawn.rank))
-  new = now & ~jnp.all(state.there) & (jnp.arange(8) == row)
+  new = is_due & ~jnp.all(state.there) & (jnp.arange(8) == row)
   first = jnp.where(drawn.goes_right, 0, 9)
   return state._replace(
     there=state.there | new,
     column=jnp.where(new, first, state.column),
     goes_right=jnp.where(new, drawn.goes_right, state.goes_right),
     gold=jnp.where(new, drawn.gold, state.gold),
-    spawn_timer=jnp.where(now, state.spawn_speed, state.spawn_timer),
+    spawn_timer=jnp.where(is_due, state.spawn_speed, state.spawn_timer),
   )
 
 
-def _met(state: Crossing) -> tuple[Crossing, jax.Array, jax.Array]:
-  """Takes gold where the player is; whether there was some, or an enemy."""
-  here = state.there & (state.column == state.x)
-  here &= jnp.arange(1, 9) == state.y
-  there = state.there & ~(here & state.gold)
-  gold, enemy = jnp.any(here & state.gold), jnp.any(here & ~state.gold)
+def _collide(state: Crossing) -> tuple[Crossing, jax.Array, jax.Array]:
+  """Removes touched gold; returns whether gold and enemies were touched."""
+  touched = state.there & (state.column == state.x)
+  touched &= jnp.arange(1, 9) == state.y
+  there = state.there & ~(touched & state.gold)
+  gold, enemy = jnp.any(touched & state.gold), jnp.any(touched & ~state.gold)
   return state._replace(there=there), gold, enemy
 
 
 def _ramped(state: Crossing) -> Crossing:
-  """Harder after every hundredth step, until all is as fast as it can be."""
+  """Speeds the game up about every 100 steps, until it is at full speed."""
   can = (state.spawn_speed > 1) | (state.move_speed > 1)
-  now = can & (state.ramp_timer < 0)
-  moves = now & (state.move_speed > 1) & (state.ramp_index % 2 == 1)
-  spawns = now & (state.spawn_speed > 1)
-  waited = state.ramp_timer - can.astype(jnp.int32)
+  is_due = can & (state.ramp_timer < 0)
+  moves = is_due & (state.move_speed > 1) & (state.ramp_index % 2 == 1)
+  spawns = is_due & (state.spawn_speed > 1)
+  timer = state.ramp_timer - can.astype(jnp.int32)
   return state._replace(
     move_speed=state.move_speed - moves,
     spawn_speed=state.spawn_speed - spawns,
-    ramp_index=state.ramp_index + now,
-    ramp_timer=jnp.where(now, 100, waited),
+    ramp_index=state.ramp_index + is_due,
+    ramp_timer=jnp.where(is_due, 100, timer),
   )

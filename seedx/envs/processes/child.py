@@ -1,4 +1,4 @@
-"""A worker's process, as its parent sees it."""
+"""The parent's side of a worker process."""
 
 import contextlib
 import os
@@ -16,26 +16,26 @@ from seedx import types
 from seedx.envs import config as env_config
 from seedx.envs.processes import messages
 
-# A dead process closes its pipe, unless a process that it has started keeps it
-# open. So whoever waits for a message checks this often that it is alive.
+# Seconds between checks that a process is alive. Its pipe alone does not show
+# its death: a process that it has started may keep the pipe open.
 CHECK_SECONDS = 1.0
 # Environments may write files when they are closed.
 _CLOSE_SECONDS = 2.0
 
-# Of a message; the longest are frames.
-_MOST_BYTES = 2**28
+# The longest messages are frames.
+_MAX_MESSAGE_BYTES = 2**28
 
-# Only the parent handles what ends a group of processes. It has the same module
-# search path.
+# A worker ignores signals to the process group, which its parent handles. Its
+# module search path is its parent's.
 _PROGRAM = """\
 import signal, sys
 for number in signal.SIGHUP, signal.SIGINT:
   signal.signal(number, signal.SIG_IGN)
-# What environments start does not inherit this one: they may terminate it.
+# A handler, not SIG_IGN: environments' own processes must not inherit it.
 signal.signal(signal.SIGTERM, lambda *_: None)
 sys.path[:] = {path}
 from seedx import output
-output.outlive_readers()  # What environments print must not end them.
+output.outlive_readers()  # Printing must not end the worker.
 from seedx.envs.processes import worker
 worker.main({requests}, {replies}, {memory})
 """
@@ -49,20 +49,17 @@ class Child:
   """A process that runs `worker`.
 
   Attributes:
-    job: which environments it makes.
-    replies: where its messages arrive.
-    pending_resets: how many RESETs it has not answered yet; until it has
-      answered all, its rows are old.
-    failures: of processes before it, in a row, with the same environments.
-    episodes: how many have ended in it.
+    job: the environments that it makes.
+    replies: pipe on which its messages arrive.
+    pending_resets: number of RESETs that it has not answered. Its rows are out
+      of date until it has answered all.
+    failures: number of consecutive failures of earlier processes with the same
+      environments.
+    episodes: number of episodes that have ended in it.
   """
 
   def __init__(self, job: messages.Job, memory: BinaryIO) -> None:
-    """Starts it.
-
-    Args:
-      job: which environments it makes.
-      memory: a file, which will hold the rows.
+    """Starts the process; `memory` is the file of the shared rows.
 
     Raises:
       types.ConfigError: the job cannot be pickled.
@@ -90,14 +87,14 @@ class Child:
     self.send(message)
 
   def send(self, message: bytes) -> None:
-    """Sends a message; if the process has died, `receive` tells."""
+    """Sends a message; `receive` reports it if the process has died."""
     with contextlib.suppress(BrokenPipeError):
       self._requests.send_bytes(message)
 
   def receive(self) -> tuple[bytes, bytes]:
-    """Waits for a message; returns its first byte and the rest.
+    """Waits for a message; returns its kind and its payload.
 
-    If there is none and the process has died, they are FAILURE and how it died.
+    If the process has died, they are FAILURE and a description of its death.
     """
     while True:
       has_died = self.has_died()
@@ -107,40 +104,40 @@ class Child:
         return messages.FAILURE, self._death()
 
   def read(self) -> tuple[bytes, bytes]:
-    """As `receive`, for when `replies` is ready to be read."""
+    """Reads a message as `receive` does, once `replies` is ready."""
     try:
-      message = self.replies.recv_bytes(_MOST_BYTES)
+      message = self.replies.recv_bytes(_MAX_MESSAGE_BYTES)
     except EOFError:
       return messages.FAILURE, self._death()
-    except OSError as error:  # The message has no end, or is too long.
+    except OSError as error:  # The message is incomplete or too long.
       return messages.FAILURE, self.garbage(error).encode()
     return message[:1], message[1:]
 
   def signature(self) -> messages.Signature:
-    """Waits until it has made its environments; returns their specs.
+    """Waits until the environments are made; returns their specs.
 
     Raises:
-      types.ConfigError: it cannot make them.
-      KilledError: somebody has killed it meanwhile.
+      types.ConfigError: the process cannot make them.
+      KilledError: the process was killed meanwhile.
     """
-    kind, rest = self.receive()
+    kind, payload = self.receive()
     if kind == messages.FAILURE and self._popen.poll() == -signal.SIGKILL:
-      raise KilledError(rest.decode(errors="replace"))
+      raise KilledError(payload.decode(errors="replace"))
     if kind in (messages.REFUSAL, messages.FAILURE):
-      raise types.ConfigError(rest.decode(errors="replace"))
+      raise types.ConfigError(payload.decode(errors="replace"))
     try:
       if kind != messages.SIGNATURE:
         raise ValueError(f"expected a signature, found {kind!r}")
-      return messages.Signature(*pickle.loads(rest))
-    except Exception as error:  # Of unpickling, any.
+      return messages.Signature(*pickle.loads(payload))
+    except Exception as error:  # Unpickling may raise anything.
       raise types.ConfigError(self.garbage(error)) from error
 
   def has_died(self) -> bool:
-    """Whether the process has ended, in any way."""
+    """Whether the process has ended, for any reason."""
     return self._popen.poll() is not None
 
   def garbage(self, error: Exception) -> str:
-    """What is said of a message that cannot be understood."""
+    """Returns the error text for a message that cannot be read."""
     return f"{self._name()} has sent garbage: {env_config.in_one_line(error)}"
 
   def _name(self) -> str:
@@ -152,28 +149,28 @@ class Child:
     )
 
   def _death(self) -> bytes:
-    # It closes its pipe a moment before it ends.
+    # A process closes its pipe a moment before it ends.
     with contextlib.suppress(subprocess.TimeoutExpired):
       self._popen.wait(CHECK_SECONDS)
     status = self._popen.returncode
-    how = f"status {status}"
+    cause = f"status {status}"
     if status is not None and status < 0:
       with contextlib.suppress(ValueError):
-        how = signal.Signals(-status).name
+        cause = signal.Signals(-status).name
     return (
-      f"{self._name()} has died with {how}; see its output above, if any"
+      f"{self._name()} has died with {cause}; see its output above, if any"
     ).encode()
 
 
 def new_memory() -> BinaryIO:
-  """A file without a name, which is deleted when the last process closes it."""
+  """Opens an unnamed file, which is deleted when the last process closes it."""
   if hasattr(os, "memfd_create"):
     return os.fdopen(os.memfd_create("seedx.envs"), "r+b")
   return tempfile.TemporaryFile()
 
 
 def end(processes: Sequence[Child]) -> None:
-  """Ends processes: closes their pipes, then kills them."""
+  """Ends processes: closes their pipes, and later kills those still alive."""
   alive = list(processes)
   for stop, seconds in (
     (lambda process: process._requests.close(), _CLOSE_SECONDS),

@@ -1,15 +1,15 @@
-"""What a `ProcessEnvironment` and its workers send each other.
+"""The messages between a `ProcessEnvironment` and its workers.
 
-Rows and actions are in memory that they share, at the index of their
-environment; a message only says which environments it is about. A worker writes
-rows before it sends the message that they are there, and does not write them
-again before the environment's next action: no lock is needed.
+Rows and actions are in shared memory, at the index of their environment; a
+message only has the indices. No lock is needed: a worker writes rows before it
+sends their indices, and does not write them again before the environment's next
+action.
 
-Through one pipe a worker receives a pickled `Job` and then any number of RESET,
-STEP and RENDER. Through another it answers the `Job` with SIGNATURE, each RESET
-with FIRST_ROWS, STEP with ROWS and RENDER with FRAME. REFUSAL replaces
-SIGNATURE or FRAME where there is none. After FAILURE a worker sends nothing
-more. The first byte of a message says which of these it is.
+A worker receives a pickled `Job` and then any number of RESET, STEP and RENDER
+through one pipe. Through another it answers the `Job` with SIGNATURE, RESET
+with FIRST_ROWS, STEP with ROWS, and RENDER with FRAME. If it cannot, REFUSAL
+replaces SIGNATURE or FRAME, and FAILURE, the last message, any answer. The
+first byte of a message is its kind; the others are its payload.
 """
 
 import dataclasses
@@ -25,29 +25,29 @@ from seedx import types
 from seedx.envs import config as env_config
 
 RESET = b"S"
-STEP = b"A"  # Then int32 indices.
+STEP = b"A"  # Followed by int32 indices.
 RENDER = b"V"
 
-SIGNATURE = b"D"  # Then a pickle.
-FIRST_ROWS = b"0"  # Then int32 indices, of rows after RESET.
-ROWS = b"R"  # Then int32 indices.
-FRAME = b"I"  # Then a pickled array.
-REFUSAL = b"C"  # Then the text of a ConfigError.
-FAILURE = b"F"  # Then the text of a RuntimeError.
+SIGNATURE = b"D"  # Followed by a pickled `Signature`.
+FIRST_ROWS = b"0"  # Followed by int32 indices.
+ROWS = b"R"  # Followed by int32 indices.
+FRAME = b"I"  # Followed by a pickled array.
+REFUSAL = b"C"  # Followed by the text of a ConfigError.
+FAILURE = b"F"  # Followed by the text of a RuntimeError.
 
 _ALIGNMENT = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-  """Which environments a worker makes.
+  """The environments that a worker makes.
 
   Attributes:
-    config: which environment.
-    first: the index of its first environment.
-    count: how many it makes.
-    num_envs: how many environments all workers make.
-    seed: of environment 0.
+    config: the environments' config.
+    first: index of the worker's first environment.
+    count: number of the worker's environments.
+    num_envs: number of environments of all workers.
+    seed: seed of environment 0.
     render: whether RENDER will be sent.
   """
 
@@ -60,12 +60,7 @@ class Job:
 
 
 class Signature(NamedTuple):
-  """The specs of an environment, before any transform.
-
-  Attributes:
-    observation: a nest of specs, entries of `info` included.
-    action: as in `types.EnvironmentSpec`.
-  """
+  """An environment's specs before any transform, with entries of `info`."""
 
   observation: types.Tree
   action: dm_env.specs.BoundedArray
@@ -76,11 +71,10 @@ class SharedRows(NamedTuple):
 
   Attributes:
     step_type: `[N]` uint8.
-    reward: `[N]` float32.
-    discount: `[N]` float32.
-    episode_return: `[N]` float32, NaN where no game ends.
+    reward, discount: `[N]` float32.
+    episode_return: `[N]` float32, NaN if no game ends.
     action: `[N, ...]`.
-    observation: leaves `[N, ...]`, in the order of `tree.flatten`.
+    observation: `[N, ...]` leaves, in the order of `tree.flatten`.
   """
 
   step_type: np.ndarray
@@ -91,51 +85,38 @@ class SharedRows(NamedTuple):
   observation: list[np.ndarray]
 
 
-def check_same(name: str, expected: Signature, found: Signature) -> None:
+def check_same(name: str, expected: Signature, actual: Signature) -> None:
   """Checks that an environment has the specs of the first one.
 
   Raises:
-    types.ConfigError: it has others.
+    types.ConfigError: the specs differ.
   """
-  if found != expected:
+  if actual != expected:
     raise types.ConfigError(
       f"{name}: expected every environment to be like the first one,"
-      f" {expected}, found {found}"
+      f" {expected}, found {actual}"
     )
 
 
-def indices(message: bytes, job: Job) -> np.ndarray:
-  """The environments of a worker whose rows a message says are there.
-
-  Args:
-    message: what follows its first byte.
-    job: the worker's.
-
-  Returns:
-    Their indices, `[B]` int32.
+def indices(payload: bytes, job: Job) -> np.ndarray:
+  """Reads the indices, `[B]` int32, in the payload of a message.
 
   Raises:
     ValueError: they are not indices of the worker's environments.
   """
-  found = np.frombuffer(message[: len(message) // 4 * 4], np.int32)
+  index = np.frombuffer(payload[: len(payload) // 4 * 4], np.int32)
   last = job.first + job.count - 1
-  in_range = np.all((found >= job.first) & (found <= last))
-  if len(message) % 4 or not in_range or len(np.unique(found)) != len(found):
+  in_range = np.all((index >= job.first) & (index <= last))
+  if len(payload) % 4 or not in_range or len(np.unique(index)) != len(index):
     raise ValueError(
-      f"expected indices from {job.first} to {last}, found {message[:20]!r} of"
-      f" {len(message)} bytes"
+      f"expected indices from {job.first} to {last}, found {payload[:20]!r} of"
+      f" {len(payload)} bytes"
     )
-  return found
+  return index
 
 
 def shared_rows(signature: Signature, num_envs: int, memory: int) -> SharedRows:
-  """The arrays in shared memory.
-
-  Args:
-    signature: of the environments.
-    num_envs: N.
-    memory: the descriptor of a file, which is given the size that it needs.
-  """
+  """Resizes the file with the descriptor `memory`, and maps rows into it."""
   number = dm_env.specs.Array((), np.float32)
   specs = [
     dm_env.specs.Array((), np.uint8),

@@ -1,4 +1,4 @@
-"""One environment of the user's own, whichever interface it has."""
+"""The interface of one environment of the user's own, and its checks."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -11,13 +11,13 @@ from seedx import types
 from seedx.envs import config as env_config
 from seedx.envs import observations
 
-# What a step returns: the observation, the reward, the discount (0 where the
-# episode terminates), and whether the episode ends. A NamedTuple is slower.
+# The observation, the reward, the discount (0 if the episode terminates), and
+# whether the episode ends. A NamedTuple would be slower.
 Step = tuple[types.Tree, float, float, bool]
 
 
 class WrongStepError(ValueError):
-  """An environment returned what it must not; the message has no traceback."""
+  """An environment returned a wrong value; reported without a traceback."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,11 +25,11 @@ class Leaf:
   """An array of an observation.
 
   Attributes:
-    spec: the array that the agent sees.
-    kinds: the kinds of dtype that the environment's array may have.
-    offset: the smallest of the environment's integers, which is 0 for the
-      agent; None if it is 0 for both.
-    path: the keys of the nested dicts that the array is in.
+    spec: spec of the array that the agent sees.
+    kinds: dtype kinds that the environment's array may have.
+    offset: number that is subtracted from the environment's integers; None
+      for 0.
+    path: keys of the nested dicts that the array is in.
   """
 
   spec: dm_env.specs.Array
@@ -38,11 +38,11 @@ class Leaf:
   path: tuple[str, ...] = ()
 
   def read(self, observation: types.Tree) -> np.ndarray:
-    """The array in an environment's observation.
+    """Reads the array from an environment's observation.
 
     Raises:
       WrongStepError: it is missing, or has another shape or kind of dtype.
-      ValueError: an integer does not fit.
+      ValueError: an integer does not fit into the spec's dtype.
     """
     value = observation
     for key in self.path:
@@ -57,13 +57,14 @@ class Leaf:
     if value.shape != self.spec.shape or value.dtype.kind not in self.kinds:
       raise WrongStepError(
         f"expected the observation{_path_text(self.path)} to have shape"
-        f" {self.spec.shape} and dtype {self.spec.dtype}, as the environment"
-        f" says, found shape {value.shape} and dtype {value.dtype}"
+        f" {self.spec.shape} and dtype {self.spec.dtype}, as in the"
+        f" environment's spec, found shape {value.shape} and dtype"
+        f" {value.dtype}"
       )
     if self.offset is not None:
       value = value - self.offset
-    what = f"the observation{_path_text(self.path)}"
-    observations.check_fits(what, value, self.spec.dtype)
+    name = f"the observation{_path_text(self.path)}"
+    observations.check_fits(name, value, self.spec.dtype)
     return value
 
 
@@ -71,10 +72,9 @@ class Action(NamedTuple):
   """The actions of an environment.
 
   Attributes:
-    spec: of the agent's actions.
-    dtype: of the environment's actions.
-    low: the environment's smallest; for integers, it is 0 for the agent.
-    high: the environment's largest.
+    spec: spec of the agent's actions, whose integers count from 0.
+    dtype: dtype of the environment's actions.
+    low, high: `[*action_shape]`, the environment's smallest and largest action.
   """
 
   spec: dm_env.specs.BoundedArray
@@ -83,7 +83,7 @@ class Action(NamedTuple):
   high: np.ndarray
 
   def translated(self, action: np.ndarray) -> np.ndarray:
-    """Converts actions `[B, ...]` of the agent to the environment's."""
+    """Converts the agent's actions, `[B, ...]`, to the environment's."""
     action = action.astype(self.dtype)
     if self.dtype.kind in "iu":
       return action + self.low.astype(self.dtype)
@@ -94,9 +94,9 @@ class Single(Protocol):
   """An environment that has been reset with its seed.
 
   Attributes:
-    observation: a nest of dicts of `Leaf`.
-    action: its actions.
-    first_observation: what that reset returned.
+    observation: a `Leaf`, or nested dicts of them.
+    action: the environment's actions.
+    first_observation: observation of that reset.
   """
 
   observation: types.Tree
@@ -104,7 +104,7 @@ class Single(Protocol):
   first_observation: types.Tree
 
   def reset(self) -> types.Tree:
-    """Starts an episode without a new seed; returns the observation."""
+    """Starts an episode without a new seed; returns its first observation."""
     ...
 
   def step(self, action: Any) -> Step:
@@ -112,7 +112,7 @@ class Single(Protocol):
     ...
 
   def render(self) -> Any:
-    """A frame, not checked."""
+    """Renders a frame, which is not checked."""
     ...
 
   def close(self) -> None:
@@ -122,7 +122,7 @@ class Single(Protocol):
 
 def attempt(
   name: str,
-  what: str,
+  function_name: str,
   function: Callable[..., Any],
   /,  # The user's arguments may have any name.
   *args: Any,
@@ -135,76 +135,66 @@ def attempt(
     raise
   except BaseException as error:  # SystemExit too.
     raise types.ConfigError(
-      f"{name}: {what} raises {env_config.in_one_line(error)}"
+      f"{name}: {function_name} raises {env_config.in_one_line(error)}"
     ) from error
 
 
-def number(what: str, value: Any) -> float:
-  """Returns a reward or a discount as a float.
-
-  Args:
-    what: its name, for the error.
-    value: a number, a bool, or an array of one of them.
+def number(name: str, value: Any) -> float:
+  """Converts a number, a bool or an array of one element to a float.
 
   Raises:
-    WrongStepError: it is something else.
+    WrongStepError: the value is something else; the message calls it `name`.
   """
-  if isinstance(value, float):  # NumPy's float64 is one, too.
+  if isinstance(value, float):  # Includes NumPy's float64.
     return value
   is_text = isinstance(value, str | bytes)
   if value is not None and not is_text and not np.iscomplexobj(value):
     try:
-      if isinstance(value, np.ndarray):  # Of one number.
+      if isinstance(value, np.ndarray):
         value = value.reshape(()).astype(np.float64, casting="same_kind")
       return float(value)
     except (TypeError, ValueError, OverflowError):
       pass
   raise WrongStepError(
-    f"expected a number as {what}, found {value!r:.80} of type"
+    f"expected a number as {name}, found {value!r:.80} of type"
     f" {type(value).__name__}"
   )
 
 
 def leaves(
-  part: Any,
+  space: Any,
   leaf: Callable[[tuple[str, ...], Any], Leaf],
   path: tuple[str, ...] = (),
 ) -> types.Tree:
-  """Makes leaves of nested dicts.
-
-  Args:
-    part: an environment's spec or space, or a part of it.
-    leaf: makes the leaf of a path and what is there.
-    path: of the part.
-  """
-  is_dict = isinstance(part, Mapping) and len(part) > 0
-  if not is_dict or not all(isinstance(key, str) for key in part):
-    return leaf(path, part)
-  return {key: leaves(x, leaf, (*path, key)) for key, x in part.items()}
+  """Maps `leaf`, a function of path and value, over nested dicts of specs."""
+  is_dict = isinstance(space, Mapping) and len(space) > 0
+  if not is_dict or not all(isinstance(key, str) for key in space):
+    return leaf(path, space)
+  return {key: leaves(x, leaf, (*path, key)) for key, x in space.items()}
 
 
 def observation_leaf(
   name: str,
   path: tuple[str, ...],
-  part: Any,
+  space: Any,
   low: Any = None,
   high: Any = None,
   offset: Any = 0,
 ) -> Leaf:
-  """The leaf of an array.
+  """Makes the `Leaf` of an array.
 
   Args:
-    name: of the factory.
-    path: keys of the dicts that it is in, for messages.
-    part: the environment's space or spec of the array, or an example.
-    low: the smallest of integers, after `offset` is subtracted.
-    high: the largest of integers, after that.
-    offset: what is subtracted from integers, so that they count from 0.
+    name: name of the factory.
+    path: keys of the dicts that the array is in, for messages.
+    space: the environment's space or spec of the array, or an example.
+    low: smallest integer, after `offset` is subtracted.
+    high: largest integer, after `offset` is subtracted.
+    offset: smallest integer of a choice, which becomes 0.
 
   Raises:
     types.ConfigError: it is not an array of numbers.
   """
-  shape, dtype = part.shape or (), np.dtype(part.dtype)
+  shape, dtype = space.shape or (), np.dtype(space.dtype)
   if dtype.kind not in "fiub":
     raise unsupported_observation(name, path, f"dtype {dtype}")
   spec = observations.leaf_spec(
@@ -218,11 +208,11 @@ def observation_leaf(
 
 
 def unsupported_observation(
-  name: str, path: tuple[str, ...], found: object
+  name: str, path: tuple[str, ...], actual: object
 ) -> types.ConfigError:
-  """The error for a part of an observation that is not an array of numbers."""
+  """Returns the error for an entry that is not an array of numbers."""
   return types.ConfigError(
-    f"{name}: the observation{_path_text(path)} is {found}."
+    f"{name}: the observation{_path_text(path)} is {actual}."
     " Supported are arrays of numbers, and dicts of these with strings as keys."
   )
 
@@ -230,15 +220,15 @@ def unsupported_observation(
 def array_action(
   name: str, space: Any, bounds: tuple[Any, Any] | None
 ) -> Action:
-  """The actions that are arrays between bounds.
+  """Makes the `Action` of an environment whose actions are arrays.
 
   Args:
-    name: of the factory.
+    name: name of the factory.
     space: the environment's space or spec of actions.
-    bounds: the smallest and the largest; None if actions are not arrays.
+    bounds: smallest and largest action; None if actions are not arrays.
 
   Raises:
-    types.ConfigError: they are not supported.
+    types.ConfigError: the actions are not supported.
   """
   if bounds is not None:
     dtype = np.dtype(space.dtype)

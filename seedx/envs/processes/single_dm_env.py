@@ -16,11 +16,11 @@ class Single:
   def __init__(
     self, config: env_config.Config, env: dm_env.Environment
   ) -> None:
-    """Resets the environment, which has its seed.
+    """Resets the environment, which was made with its seed.
 
     Raises:
-      types.ConfigError: a spec is not supported, `reset` fails, or there are
-        info keys.
+      types.ConfigError: a spec is not supported, `reset` fails, or the config
+        has info keys.
     """
     name = config.env
     if config.info_keys:
@@ -35,13 +35,13 @@ class Single:
       observation, functools.partial(_leaf, name)
     )
     self._env, self._name = env, name
-    found = single.attempt(name, "reset", env.reset)
-    if not isinstance(found, dm_env.TimeStep):
+    timestep = single.attempt(name, "reset", env.reset)
+    if not isinstance(timestep, dm_env.TimeStep):
       raise types.ConfigError(
         f"{name}: expected reset to return a dm_env.TimeStep, found"
-        f" {type(found).__name__}"
+        f" {type(timestep).__name__}"
       )
-    self.first_observation = found.observation
+    self.first_observation = timestep.observation
 
   def reset(self) -> types.Tree:
     """See `single.Single`."""
@@ -64,7 +64,7 @@ class Single:
     return observation, single.number("reward", reward), discount, last
 
   def render(self) -> Any:
-    """A frame, of the environment or of its physics."""
+    """Renders a frame, by the environment or by its physics."""
     if hasattr(self._env, "render"):
       return self._env.render()
     if hasattr(self._env, "physics"):

@@ -32,13 +32,13 @@ class Single:
       _without_text(name, env.observation_space),
       functools.partial(_leaf, name),
     )
-    found = single.attempt(name, "reset", env.reset, seed=seed)
-    if not isinstance(found, tuple) or len(found) != 2:
+    returned = single.attempt(name, "reset", env.reset, seed=seed)
+    if not isinstance(returned, tuple) or len(returned) != 2:
       raise types.ConfigError(
         f"{name}: expected reset to return (observation, info), found"
-        f" {type(found).__name__}"
+        f" {type(returned).__name__}"
       )
-    observation, info = found
+    observation, info = returned
     self.observation, self._info_keys = observations.joined_spec(
       config,
       leaves,
@@ -77,20 +77,19 @@ class Single:
 
 
 @functools.cache
-def _say(note: str) -> None:
-  """Says something once in a process."""
+def _print_once(note: str) -> None:
   print(note, file=sys.stderr, flush=True)
 
 
 def _without_text(name: str, space: spaces.Space) -> Any:
-  """A space's entries, without texts, which no network here reads."""
+  """Returns a space's entries without texts, which no network reads."""
   if not isinstance(space, spaces.Dict):
     return space
   texts = [k for k, x in space.items() if isinstance(x, spaces.Text)]
   if len(texts) == len(space):
-    return space  # It is refused as a text would be.
+    return space  # `_leaf` refuses it.
   if texts:
-    _say(f"{name}: the observation is used without its text, {texts}")
+    _print_once(f"{name}: the observation is used without its text, {texts}")
   return {k: _without_text(name, x) for k, x in space.items() if k not in texts}
 
 

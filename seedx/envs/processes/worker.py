@@ -1,7 +1,7 @@
 """The program of a process that steps environments of a `ProcessEnvironment`.
 
-It runs in a new interpreter, which may import JAX where its parent may not. It
-ends when its parent closes its pipes or ends, in any way.
+It runs in a new interpreter, which may import JAX even if its parent may not.
+It ends when its parent closes its pipes or ends, for any reason.
 """
 
 import dataclasses
@@ -34,9 +34,9 @@ def main(requests: int, replies: int, memory: int) -> None:
   """Serves the parent until it closes its pipes or ends.
 
   Args:
-    requests: a file descriptor to read messages from.
-    replies: a file descriptor to write messages to.
-    memory: the descriptor of the file that holds the rows.
+    requests: file descriptor from which messages are read.
+    replies: file descriptor to which messages are written.
+    memory: file descriptor of the shared rows.
   """
   threading.Thread(
     target=_exit_with_parent, args=(replies,), daemon=True
@@ -57,15 +57,11 @@ def main(requests: int, replies: int, memory: int) -> None:
 
 
 class _Failure(Exception):
-  """An environment has failed; the text says which, with its traceback."""
+  """A failure of an environment, with its index, its seed and a traceback."""
 
 
 class _Worker:
-  """The environments of a process.
-
-  Attributes:
-    signature: the specs that they share.
-  """
+  """The environments of a process, which have the same `signature`."""
 
   def __init__(self, job: messages.Job, memory: int) -> None:
     self._name, self._first = job.config.env, job.first
@@ -78,14 +74,14 @@ class _Worker:
     for other in others:
       messages.check_same(self._name, signature, other)
     self.signature = signature
-    # The path of an array is known now that entries of `info` are there too.
+    # Paths include the entries of `info`, which have been added by now.
     self._leaves = [
       dataclasses.replace(leaf, path=path)
       for path, leaf in tree.flatten_with_path(
         self._environments[0].observation
       )
     ]
-    # They were reset when they were made. The first RESET uses that.
+    # The environments were reset when made; the first RESET uses that reset.
     self._first_observations = {
       i: environment.first_observation
       for i, environment in enumerate(self._environments)
@@ -101,15 +97,11 @@ class _Worker:
     self._shared = messages.shared_rows(signature, job.num_envs, memory)
 
   def answer(self, message: bytes) -> bytes:
-    """Does what a message asks for; returns the answer.
-
-    Raises:
-      _Failure: an environment has failed.
-    """
-    kind, rest = message[:1], message[1:]
+    """Returns the answer to a message, or raises `_Failure`."""
+    kind, payload = message[:1], message[1:]
     if kind == messages.STEP:
-      self._step_all(np.frombuffer(rest, np.int32))
-      return messages.ROWS + rest
+      self._step_all(np.frombuffer(payload, np.int32))
+      return messages.ROWS + payload
     if kind == messages.RESET:
       count = len(self._environments)
       self._ended = [True] * count
@@ -121,12 +113,10 @@ class _Worker:
     return self._render()
 
   def close(self) -> None:
-    """Closes the environments."""
     for environment in self._environments:
       environment.close()
 
   def _step_all(self, index: np.ndarray) -> None:
-    """Steps environments, and writes their rows."""
     shared = self._shared
     actions = self._environments[0].action.translated(shared.action[index])
     rows = []
@@ -134,11 +124,11 @@ class _Worker:
       try:
         rows.append(self._step(k, action))
       except BaseException as error:  # SystemExit too.
-        why = f"\n{traceback.format_exc()}"
+        reason = f"\n{traceback.format_exc()}"
         if isinstance(error, single.WrongStepError):
-          why = str(error)
+          reason = str(error)
         raise _Failure(
-          observations.failure(self._name, k, self._seed, why)
+          observations.failure(self._name, k, self._seed, reason)
         ) from None
     (
       shared.step_type[index],
@@ -181,7 +171,7 @@ class _Worker:
 
 
 def _exit_with_parent(replies: int) -> None:
-  # Without any event asked for, poll waits until the pipe has no reader.
+  # A poll for no event waits until the pipe has no reader.
   poll = select.poll()
   poll.register(replies, 0)
   poll.poll()
@@ -222,11 +212,7 @@ def _job(message: bytes) -> messages.Job:
 
 
 def _make(config: env_config.Config, seed: int, render: bool) -> single.Single:
-  """Calls the factory, and resets the environment that it returns.
-
-  Raises:
-    types.ConfigError: either fails; the message is one line.
-  """
+  """Calls the factory and resets its environment; errors are ConfigErrors."""
   name = config.env
   factory = env_config.load_function(name, "an environment factory")
   parameters = _parameters(factory)
@@ -240,10 +226,10 @@ def _make(config: env_config.Config, seed: int, render: bool) -> single.Single:
         f" ({', '.join(parameters)})"
       )
     return single_dm_env.Single(config, env)
-  # A factory that returns a Gymnasium environment has imported Gymnasium.
+  # Gymnasium is not imported here: dm_env's processes start 0.1 s sooner. A
+  # factory that returns a Gymnasium environment has imported it.
   gymnasium = sys.modules.get("gymnasium")
   if gymnasium is not None and isinstance(env, gymnasium.Env):
-    # Without Gymnasium, processes of dm_env start 0.1 seconds sooner.
     from seedx.envs.processes import single_gymnasium
 
     return single_gymnasium.Single(config, env, seed)
@@ -267,7 +253,6 @@ def _arguments(
   seed: int,
   render: bool,
 ) -> dict[str, Any]:
-  """The keyword arguments of the factory."""
   name = config.env
   arguments = dict(config.env_options)
   if "seed" in arguments:
@@ -276,20 +261,20 @@ def _arguments(
       " environment k gets seed + k."
     )
   takes_any = any(x.kind is x.VAR_KEYWORD for x in parameters.values())
-  known = [
+  accepted = [
     key
     for key, x in parameters.items()
     if x.kind in (x.POSITIONAL_OR_KEYWORD, x.KEYWORD_ONLY)
   ]
   for key in arguments:
-    if parameters and key not in known and not takes_any:
+    if parameters and key not in accepted and not takes_any:
       raise types.ConfigError(
         f"{name}: unknown option {key!r}. "
-        + env_config.suggestion(key, sorted({*known} - {"seed"}))
+        + env_config.suggestion(key, sorted({*accepted} - {"seed"}))
       )
-  if "seed" in known:
+  if "seed" in accepted:
     arguments["seed"] = seed
-  if render and ("render_mode" in known or takes_any):
+  if render and ("render_mode" in accepted or takes_any):
     arguments["render_mode"] = "rgb_array"
   return arguments
 
