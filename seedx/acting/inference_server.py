@@ -135,7 +135,7 @@ class Session:
     self._acted.add_discarded(int(np.sum(unfinished)))
 
   def _checked(self, index: np.ndarray) -> np.ndarray | slice:
-    """Returns a valid index; a slice, which is faster, if it is in order."""
+    """Checks an index; returns a slice, which is faster, for all in order."""
     if np.array_equal(index, self._in_order):
       return slice(None)
     wire.check_range(

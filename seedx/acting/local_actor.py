@@ -19,7 +19,7 @@ class WorkersConfig:
   Attributes:
     num_workers: number of workers, each of which acts and learns.
     envs_per_worker: number of environments of each worker.
-    unroll_length: env steps of each environment in an unroll (T).
+    unroll_length: number of env steps of each environment in an unroll (T).
   """
 
   num_workers: int = types.setting(4, changes="resume", low=1, high=2**10)

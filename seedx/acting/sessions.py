@@ -24,7 +24,7 @@ class Session:
     exploration: `[N]`, epsilon of each environment.
     episodes: episodes of the environments.
     environments: counts of the environments' experience.
-    waits: shares of time that the actor waits for its environments, and for
+    waits: fractions of time that the actor waits for its environments, and for
       the learner.
   """
 
@@ -104,14 +104,14 @@ class Sessions:
     Args:
       session: session of the actor.
       steps: `[N, K]`, the last K steps of its environments.
-      waits: shares of time, see `Session`.
+      waits: fractions of time, see `Session`.
 
     Raises:
       wire.Refused: an environment is missing, a number is out of its range, or
         steps are out of order; nothing is counted.
     """
     check_rows(session, len(steps.step_type))
-    wire.check_range("shares of time that are waited", waits, 0, 1)
+    wire.check_range("fractions of time that are waited", waits, 0, 1)
     ended = session.episodes.add(steps, slice(None))
     session.waits = waits
     session.environments.add(
@@ -119,7 +119,7 @@ class Sessions:
     )
 
   def measure(self) -> dict[str, float]:
-    """Returns the shares of time that actors wait on average, by metric."""
+    """Returns the mean fractions of time that actors wait, by metric."""
     with self._lock:
       # The last line of a run is written after its actors have left.
       self._waits = [session.waits for session in self._open] or self._waits

@@ -157,14 +157,14 @@ class _Messages:
     )
     core_state = jax.tree.map(np.asarray, unroll.core_state)
     unreported, _ = self._unreported.take()
-    shares = self._waits.measure()
+    waits = self._waits.measure()
 
     return unroll_messages.Experience(
       unroll=steps._replace(core_state=core_state),
       priorities=priorities,
       episode_return=unreported.episode_return,
-      wait_environments=np.float32(shares[metrics.WAIT_ENVIRONMENTS]),
-      wait_learner=np.float32(shares[_WAIT_LEARNER]),
+      wait_environments=np.float32(waits[metrics.WAIT_ENVIRONMENTS]),
+      wait_learner=np.float32(waits[_WAIT_LEARNER]),
     )
 
 

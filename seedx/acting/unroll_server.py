@@ -82,7 +82,7 @@ class UnrollServer:
     )
 
   def measure(self) -> dict[str, float]:
-    """Returns the shares of time that actors wait on average, by metric."""
+    """Returns the mean fractions of time that actors wait, by metric."""
     return self.sessions.measure()
 
   def example(self) -> types.Share:

@@ -26,7 +26,7 @@ class Config(hosts_lib.Config):
   """Settings of a learner.
 
   Attributes:
-    unroll_length: env steps of each environment in an unroll (T).
+    unroll_length: number of env steps of each environment in an unroll (T).
     learner_devices: indices of the local devices that learn.
     micro_batches: number of parts of a batch whose gradients are accumulated
       for one update; inference on the same device can run between them.
@@ -101,10 +101,10 @@ class Config(hosts_lib.Config):
     return self.parts if replay is None else self.num_cores
 
   def check_batches(self, parts: int) -> None:
-    """Checks that `parts` divides a batch; an `InboxConfig` can have one.
+    """Checks that `parts` divides a batch, if this is an `InboxConfig`.
 
     Raises:
-      types.ConfigError: the config has no `batch_size`.
+      types.ConfigError: it is not, so it has no `batch_size`.
     """
     raise types.ConfigError(
       "expected a learner.InboxConfig, which has a batch_size, found a"
@@ -117,8 +117,8 @@ class InboxConfig(Config):
   """Settings of a learner that receives experience through an inbox.
 
   Attributes:
-    batch_size: number of unrolls in a batch, over all learner hosts. An update
-      learns from the batch, or it is added to the replay.
+    batch_size: number of unrolls in a batch, over all learner hosts. A batch
+      makes one update, or is added to the replay.
     queue_capacity: number of batches that may wait for the learner.
   """
 
@@ -178,7 +178,7 @@ class Learner:
       source: experience that turns shares into batches.
       rng_key: random key of the initial state and all updates.
       acting_on: devices that act; the first learner core if empty.
-      stop: event that ends `run`, when the inbox is closed.
+      stop: event that ends `run`; the inbox must be closed as well.
 
     Raises:
       types.ConfigError: a device does not exist, or there are several
@@ -275,8 +275,8 @@ class Learner:
     """Makes one update, and sends the batch's new priorities to its source.
 
     An update whose result is not finite is skipped (`updates.keep_finite`): the
-    state stays the same, and the version increases. The batch is None if only
-    other hosts have one.
+    state stays the same, and the version increases. The batch is None on a host
+    that has none for an update of all hosts.
 
     Raises:
       RuntimeError: many updates in a row were skipped.
@@ -296,8 +296,8 @@ class Learner:
       self.steps += 1
     self._source.counted(*self._uncounted)
     self._uncounted = 0.0, 0
-    # Inference on the same device waits for all dispatched updates, so only one
-    # of them may run.
+    # Inference on the same device waits for all dispatched updates, so at most
+    # one of them may be running.
     self._finish(keep=1)
     self._skipped.check()
     if batch is not None and batch.windows:

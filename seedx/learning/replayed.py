@@ -17,7 +17,7 @@ from seedx.learning import experience
 from seedx.on_cpu import random_keys
 from seedx.runtime import memory
 
-# Share of the free memory that the replay of an error message's advice takes.
+# Fraction of the free memory for which an error message suggests a capacity.
 _MEMORY_SHARE = 0.8
 
 
@@ -175,7 +175,7 @@ class Replayed(experience.Experience):
     self._ratio.learned(env_steps, batches)
 
   def example(self, shares: Sequence[types.Share]) -> experience.Batch:
-    """Returns a batch to compile with; later batches do not depend on it."""
+    """Returns a batch to compile with, without an effect on later ones."""
     self._begin(shares)
     return self._batch(self.states, self._drawn)
 
@@ -201,9 +201,9 @@ class Replayed(experience.Experience):
     return self._pause.paused()
 
   def saved(self) -> Callable[[], Mapping[str, types.Tree]]:
-    """Copies the replays, within `paused`, for the nest that it returns.
+    """Copies the replays; call it within `paused`.
 
-    Any thread may call the returned function.
+    Returns a function that any thread may call for the nest of copied arrays.
     """
     if not self.states:
       restored = self._restored

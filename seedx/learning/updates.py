@@ -85,8 +85,8 @@ def computed(
   The agent is made without a mesh axis.
 
   Returns:
-    The gradients; `[]`, the share of the batch's steps that are env steps; and
-    the output of the agent's loss.
+    The gradients; `[]`, the fraction of the batch's steps that are env steps;
+    and the output of the agent's loss.
   """
   gradients, output = agent.gradients(state, rng_key, batch)
   return gradients, output.weight / agent.needs.steps(batch), output
@@ -104,7 +104,7 @@ def applied(
     agent: the agent that learns.
     state: state to update, which may be newer than that of the gradients.
     gradients: gradients of all or some of the state's parameters.
-    share: `[]`, share of the batch's steps that are env steps.
+    share: `[]`, fraction of the batch's steps that are env steps.
 
   Returns:
     The state after the update; and `[]` bool, whether the update was skipped.
