@@ -21,7 +21,7 @@ class Closed(Exception):
 
 
 class Replies:
-  """Measures how long callers wait for replies; any thread may use it."""
+  """Seconds that callers wait for replies; any thread may use it."""
 
   def __init__(self, window: int = 4096) -> None:
     """Starts without measurements; quantiles are over the last `window`."""
@@ -54,7 +54,7 @@ class Replies:
 
 
 class Batcher:
-  """Groups the requests of many threads into batches.
+  """Batches of the requests of many threads.
 
   One thread iterates over the batches and replies:
 

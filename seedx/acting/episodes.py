@@ -1,7 +1,7 @@
 """The episodes of a peer's environments, checked and counted step by step.
 
-The learner computes what follows from the steps, and does not trust the peer
-with it: the order of steps, the number of env steps, and the returns.
+The learner does not trust a peer: it checks the order of its steps, counts env
+steps, and computes returns or a bound of them.
 """
 
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from seedx import wire
 
 _FIRST = int(dm_env.StepType.FIRST)
 _LAST = int(dm_env.StepType.LAST)
-# Largest raw reward that EnvPool's Atari clips to 1.
+# Assumed maximum of raw rewards behind a clipped reward of EnvPool's Atari.
 _MAX_POINTS = 1e6
 _MAX_RETURN = float(np.finfo(np.float32).max)
 

@@ -56,7 +56,7 @@ class Played(NamedTuple):
 
 
 class Evaluator:
-  """Plays episodes with an agent; its program is compiled once."""
+  """Evaluator of an agent, with one compiled program for every `play`."""
 
   def __init__(self, agent: base.Agent, config: Config) -> None:
     """Makes the program; each `play` makes its environments.
@@ -125,7 +125,7 @@ class Evaluator:
           if not counts.missing() or (stop and stop.is_set()):
             break
       seed += len(left)
-      left = counts.left  # Episodes that follow a cut one.
+      left = counts.left  # Environments with a cut episode may have some left.
       if not config.per_row:
         left = _shares(left.sum(), config.num_envs)
     return counts.played()

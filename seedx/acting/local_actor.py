@@ -54,9 +54,9 @@ class Programs:
     agent: the agent that acts.
     spec: specification of the environments.
     layout: layout of each actor's unroll store.
-    act: acts on a batch; see `unroll_store.act`.
-    unrolled: acts on a batch, and returns the unrolls that it finishes.
-    priorities: see `base.priorities`.
+    act: function that acts on a batch, see `unroll_store.act`.
+    unrolled: function that acts on a batch and returns the finished unrolls.
+    priorities: function that computes priorities, see `base.priorities`.
   """
 
   def __init__(
@@ -147,9 +147,10 @@ class Programs:
 
 
 class LocalActor:
-  """An actor that steps its environments in lock step, on `device`.
+  """An actor whose environments step in lock step; call `observe` and `act`.
 
-  Call `observe` and `act` in turn.
+  Attributes:
+    device: the device that acts.
   """
 
   def __init__(
@@ -202,8 +203,8 @@ class LocalActor:
   ) -> tuple[types.Rows, types.Unroll | None]:
     """Waits for the next time steps of all environments.
 
-    Learning does not use the action at an unroll's last step, so that `act` can
-    take it with parameters that were learned from the unroll.
+    Learning does not use the action at an unroll's last step. `act` can
+    therefore take it with parameters that were learned from the unroll.
 
     Args:
       acting: acting parameters, on this actor's device.
@@ -236,7 +237,7 @@ class LocalActor:
     self._environment.close()
 
   def _batch(self) -> unroll_store.Batch:
-    # JAX may read the counts after `act` has incremented them: a copy.
+    # A copy, because JAX may read it after `act` has incremented the counts.
     return unroll_store.Batch(
       self._slot, self._count.copy(), self._rows.timestep
     )

@@ -16,7 +16,7 @@ from seedx.wire import server as server_lib
 
 
 class Source:
-  """Sends the newest acting parameters to each client that asks.
+  """Server of the newest acting parameters.
 
   Each version is copied from the device only once, for all clients.
   """

@@ -24,7 +24,7 @@ class Session:
     exploration: `[N]`, epsilon of each environment.
     episodes: episodes of the environments.
     environments: counts of the environments' experience.
-    waits: fractions of time that the actor waits for its environments, and for
+    waits: shares of time that the actor waits for its environments, and for
       the learner.
   """
 
@@ -54,7 +54,7 @@ class Sessions:
     seeds: seeds_lib.Seeds,
     env: envs.Config,
   ) -> None:
-    """Makes free slots, with a `[slots]` epsilon for each."""
+    """Makes a free slot for each element of the `[slots]` exploration."""
     self._acted = acted
     self._exploration = exploration
     self._reported = counters.explores_least(exploration)
@@ -104,14 +104,14 @@ class Sessions:
     Args:
       session: session of the actor.
       steps: `[N, K]`, the last K steps of its environments.
-      waits: fractions of time, see `Session`.
+      waits: shares of time, see `Session`.
 
     Raises:
       wire.Refused: an environment is missing, a number is out of its range, or
         steps are out of order; nothing is counted.
     """
     check_rows(session, len(steps.step_type))
-    wire.check_range("fractions of time that are waited", waits, 0, 1)
+    wire.check_range("shares of time that are waited", waits, 0, 1)
     ended = session.episodes.add(steps, slice(None))
     session.waits = waits
     session.environments.add(
@@ -119,7 +119,7 @@ class Sessions:
     )
 
   def measure(self) -> dict[str, float]:
-    """Returns the mean fractions of time that actors wait, by metric."""
+    """Returns the mean shares of time that actors wait, by metric."""
     with self._lock:
       # The last line of a run is written after its actors have left.
       self._waits = [session.waits for session in self._open] or self._waits
@@ -131,7 +131,7 @@ class Sessions:
 
 
 def check_rows(session: Session, rows: int) -> None:
-  """Raises wire.Refused if a message misses some of the environments."""
+  """Raises wire.Refused unless a message has a row for each environment."""
   num_envs = len(session.slots)
   if rows != num_envs:
     raise wire.invalid(

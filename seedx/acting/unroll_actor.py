@@ -123,7 +123,7 @@ def _act(
 
 
 class _Messages:
-  """Makes an actor's messages from its rows and unrolls."""
+  """Messages of an actor, from its rows and unrolls."""
 
   def __init__(
     self, programs: local_actor.Programs, waits: metrics.Waits

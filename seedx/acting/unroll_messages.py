@@ -28,9 +28,9 @@ class Experience(NamedTuple):
       actor's parameters; () for an agent without priorities.
     episode_return: `[S, L]` float32, `types.Rows.episode_return` of the new
       steps, followed by NaN.
-    wait_environments: `[]` float32, fraction of time since the last message
+    wait_environments: `[]` float32, share of time since the last message
       that the actor waited for its environments.
-    wait_learner: `[]` float32, fraction of that time that it waited for the
+    wait_learner: `[]` float32, share of that time that it waited for the
       learner.
   """
 

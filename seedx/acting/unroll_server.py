@@ -82,7 +82,7 @@ class UnrollServer:
     )
 
   def measure(self) -> dict[str, float]:
-    """Returns the mean fractions of time that actors wait, by metric."""
+    """Returns the mean shares of time that actors wait, by metric."""
     return self.sessions.measure()
 
   def example(self) -> types.Share:
@@ -204,7 +204,7 @@ class _Session:
 
 
 class _Shares:
-  """Cuts messages of any number of rows into shares of one size."""
+  """Messages of any number of rows, cut into shares of one size."""
 
   def __init__(self, size: int) -> None:
     self._size = size

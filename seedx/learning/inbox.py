@@ -48,5 +48,5 @@ class Inbox:
     self._shares.close()
 
   def measure(self) -> dict[str, float]:
-    """Returns the fraction of time that `get` waited since the last call."""
+    """Returns the share of time that `get` waited since the last call."""
     return self._waits.measure()

@@ -145,7 +145,7 @@ class InboxConfig(Config):
 
 
 class Learner:
-  """Updates an agent's state with batches that are sharded over learner cores.
+  """Learner of an agent, whose batches are sharded over the learner cores.
 
   When acting runs concurrently, the pipeline puts shares into `inbox`, calls
   `run` on a thread, and acts with the parameters that `newest` returns. When

@@ -336,11 +336,10 @@ class Replayed(experience.Experience):
 
 
 class _Pause:
-  """Lock that keeps one thread's changes and other threads' pauses apart."""
+  """A lock with which other threads pause the changes of one thread."""
 
   def __init__(self) -> None:
-    # A pause holds the turn while it waits, so that it comes before the next
-    # change.
+    # A pause that waits for a change holds the turn, so that it comes next.
     self._turn, self._changing = threading.Lock(), threading.Lock()
 
   @contextlib.contextmanager

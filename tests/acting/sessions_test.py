@@ -149,7 +149,7 @@ def test_a_message_without_all_environments_is_refused_and_counts_nothing():
 
 
 @pytest.mark.parametrize("waits", [(NAN, 0.0), (0.0, 1.5)])
-def test_waits_that_are_no_fractions_of_time_are_refused(waits):
+def test_waits_that_are_no_shares_of_time_are_refused(waits):
   actors, acted = make()
   session = actors.open({"num_envs": 1})
   with pytest.raises(wire.Refused, match="waited from 0 to 1, found"):
