@@ -78,7 +78,9 @@ class Plan:
       )
     return agent
 
-  def replay_of_core(self, agent: base.Agent, cores: int) -> replayed.OfCore:
+  def replay_of_core(
+    self, agent: base.Agent, cores: int
+  ) -> replayed.CoreReplay:
     """Makes the replay of one of this process's `cores` learner cores."""
     needs, of_run = agent.needs, self.replay
     assert of_run is not None and needs.window is not None
@@ -86,7 +88,7 @@ class Plan:
     capacity = max(
       1, of_process.replay_capacity // (self.unroll_length * cores)
     )
-    return replayed.OfCore(
+    return replayed.CoreReplay(
       of_process.make(needs.window, capacity),
       needs,
       of_process.replay_batch_size // cores,

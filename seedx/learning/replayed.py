@@ -22,7 +22,7 @@ _MEMORY_SHARE = 0.8
 
 
 @dataclasses.dataclass(frozen=True)
-class OfCore:
+class CoreReplay:
   """The replay of one learner core, as pure functions over its state.
 
   Attributes:
@@ -96,7 +96,7 @@ class Replayed(experience.Experience):
 
   def __init__(
     self,
-    of_core: OfCore,
+    of_core: CoreReplay,
     config: replay.Config,
     period: int,
     cores: Sequence[jax.Device],

@@ -25,8 +25,8 @@ class Shared:
     self, agent: base.Agent, state: base.AgentState, device: jax.Device
   ) -> None:
     self.learned = counters.Learned()
-    self._computed = jax.jit(functools.partial(updates.computed, agent))
-    self._applied = jax.jit(functools.partial(updates.applied, agent))
+    self._compute = jax.jit(functools.partial(updates.compute_gradients, agent))
+    self._apply = jax.jit(functools.partial(updates.apply_gradients, agent))
     self._device = device
     self._lock = threading.Lock()
     self._state = jax.device_put(state, device)
@@ -56,11 +56,11 @@ class Shared:
       RuntimeError: many updates in a row were skipped.
     """
     key = jax.random.fold_in(rng_key, version)
-    gradients, share, output = self._computed(state, key, batch)
+    gradients, share, output = self._compute(state, key, batch)
     # Without this, other workers would wait for these gradients at the lock.
     jax.block_until_ready(gradients)
     with self._lock:
-      self._state, skipped = self._applied(self._state, gradients, share)
+      self._state, skipped = self._apply(self._state, gradients, share)
       staleness = self._version - int(version)
       self._version += 1
     weight, values = jax.device_get((output.weight, output.metrics))

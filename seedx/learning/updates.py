@@ -74,13 +74,13 @@ def keep_finite(
   return state, skipped
 
 
-def computed(
+def compute_gradients(
   agent: base.Agent,
   state: base.AgentState,
   rng_key: jax.Array,
   batch: types.Tree,
 ) -> tuple[base.Gradients, jax.Array, types.LossOutput]:
-  """Computes gradients that `applied` may apply to another state.
+  """Computes gradients that `apply_gradients` may apply to another state.
 
   The agent is made without a mesh axis.
 
@@ -92,7 +92,7 @@ def computed(
   return gradients, output.weight / agent.needs.steps(batch), output
 
 
-def applied(
+def apply_gradients(
   agent: base.Agent,
   state: base.AgentState,
   gradients: base.Gradients,
@@ -184,7 +184,7 @@ class OnCore:
     )
     if "gradient_norm" in metrics:  # The norm of the mean, not a mean of norms.
       metrics["gradient_norm"] = optax.global_norm(mean.params)
-    after, skipped = applied(self.agent, state, mean, weight / steps)
+    after, skipped = apply_gradients(self.agent, state, mean, weight / steps)
     return Result(after, types.LossOutput(weight, metrics), skipped)
 
   def _steps(self, batch: types.Tree) -> jax.Array:
