@@ -140,7 +140,7 @@ def replay_alone(seconds: float) -> Costs:
   sample = jax.jit(own.sample, static_argnums=2)
   update = jax.jit(own.update, donate_argnums=0)
   new = jax.random.uniform(jax.random.key(1), (_REPLAY_BATCH,))
-  # As `replayed.OfCore` draws.
+  # As `replayed.CoreReplay` draws.
   keys = jax.random.split(random_keys.unrolled(jax.random.key(0)))
   state, step = own.init(share), 0
   for _ in range(_REPLAY_STEPS // _REPLAY_BATCH):

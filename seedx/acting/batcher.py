@@ -1,4 +1,4 @@
-"""Groups the requests of many threads into batches for one thread."""
+"""Batches of requests: many threads ask, one thread replies."""
 
 import bisect
 import collections
@@ -17,55 +17,53 @@ from seedx import channels, metrics, trees, types
 
 
 class Closed(Exception):
-  """The batcher has been closed; no reply will come."""
+  """The batcher was closed before the reply."""
 
 
 class Replies:
-  """How long callers wait for their replies; any thread may use it."""
+  """Seconds that callers wait for replies; any thread may use it."""
 
-  def __init__(self, newest: int = 4096) -> None:
-    """Has seen none yet.
-
-    Args:
-      newest: of how many requests the quantiles are, at most.
-    """
+  def __init__(self, window: int = 4096) -> None:
+    """Starts without measurements; quantiles are over the last `window`."""
     self._lock = threading.Lock()
-    self._seconds: collections.deque[float] = collections.deque(maxlen=newest)
+    self._seconds: collections.deque[float] = collections.deque(maxlen=window)
     self._batches = 0
     self._rows = 0
 
   def add(self, rows: int, seconds: Sequence[float]) -> None:
-    """Counts a batch of so many rows, and the seconds of its requests."""
+    """Adds a batch of `rows`, and the seconds that each request waited."""
     with self._lock:
       self._seconds.extend(seconds)
       self._batches += 1
       self._rows += rows
 
   def measure(self) -> dict[str, metrics.Value]:
-    """What it adds to a line of metrics, since the last call."""
+    """Returns the metrics of replies since the last call."""
     with self._lock:
       seconds, batches, rows = list(self._seconds), self._batches, self._rows
       self._seconds.clear()
       self._batches = self._rows = 0
-    median = most = None
+    median = slowest = None
     if seconds:
-      median, most = np.quantile(seconds, (0.5, 0.99)).tolist()
+      median, slowest = np.quantile(seconds, (0.5, 0.99)).tolist()
     return {
       "inference_rows": rows / batches if batches else None,
       "reply_seconds_p50": median,
-      "reply_seconds_p99": most,
+      "reply_seconds_p99": slowest,
     }
 
 
 class Batcher:
-  """Threads call it and wait; one thread iterates over it and replies.
+  """Batches of the requests of many threads.
+
+  One thread iterates over the batches and replies:
 
       for batch in batcher:
         batch.reply(function(batch.inputs))
 
-  A batch goes out when it has `target_rows`, or when its oldest request has
-  waited for `max_wait_seconds`: a caller that died stalls nobody. The batch is
-  padded with zeros to one of a few sizes, so that programs compile only once.
+  A batch is complete when it has `target_rows`, or when its oldest request has
+  waited for `max_wait_seconds`, so that a dead caller does not delay others.
+  Batches are padded with zeros to a few sizes, for which programs are compiled.
   """
 
   def __init__(
@@ -77,31 +75,31 @@ class Batcher:
     waits: metrics.Waits,
     replies: Replies,
   ) -> None:
-    """Has no request yet.
+    """Starts without requests.
 
     Args:
-      target_rows: batch size at which a batch goes out.
-      max_wait_seconds: longest time that a smaller batch waits.
-      sizes: ascending; a request of more rows than the last is an error.
-      waits: counts `acting_wait_environments`.
-      replies: is told of each batch.
+      target_rows: number of rows that completes a batch.
+      max_wait_seconds: seconds that a smaller batch waits at most.
+      sizes: sizes of padded batches, in ascending order.
+      waits: measures `acting_wait_environments`.
+      replies: measures how long callers wait.
     """
     self._target_rows = target_rows
     self._max_wait_seconds = max_wait_seconds
     self._sizes = list(sizes)
     self._waits = waits
     self._replies = replies
-    # No more than there are callers, each of which waits for its reply.
+    # Unbounded, but each caller has at most one request in it.
     self._requests = channels.Channel[_Request]()
-    # Those of the newest batch.
+    # The requests of the newest batch.
     self._taken: list[_Request] = []
 
   def __call__(self, inputs: types.Tree, rows: int) -> types.Tree:
-    """Waits for the results `[rows, ...]` of a request of `[rows, ...]`.
+    """Sends `[rows, ...]` inputs, and returns their `[rows, ...]` results.
 
     Raises:
-      ValueError: more rows than the largest batch.
-      Closed: the batcher was closed first.
+      ValueError: there are more rows than in the largest batch.
+      Closed: the batcher was closed before the reply.
     """
     if rows > self._sizes[-1]:
       raise ValueError(f"expected at most {self._sizes[-1]} rows, found {rows}")
@@ -118,12 +116,12 @@ class Batcher:
     with self._waits.timed(metrics.WAIT_ENVIRONMENTS):
       self._taken = self._requests.take(self._due)
     if self._requests.closed:
-      self.close()  # `close` may have come before these were taken.
+      self.close()  # An earlier `close` may have missed the taken requests.
       raise StopIteration
     return Batch(self._taken, self._sizes, self._replies)
 
   def close(self) -> None:
-    """Ends the iteration and every wait for a reply; may be called often."""
+    """Ends the iteration and all waits for replies; may be called twice."""
     self._requests.close()
     left = self._requests.take(lambda requests: (len(requests), None))
     for request in (*self._taken, *left):
@@ -136,7 +134,7 @@ class Batcher:
     self.close()
 
   def _due(self, requests: Sequence["_Request"]) -> tuple[int, float | None]:
-    """Number of requests to serve now, or seconds to wait for more."""
+    """Returns the number of requests to take, and the seconds to wait if 0."""
     if not requests:
       return 0, None
     rows = list(itertools.accumulate([request.rows for request in requests]))
@@ -148,11 +146,11 @@ class Batcher:
 
 
 class Batch:
-  """Requests that are served together.
+  """A batch of requests.
 
   Attributes:
-    inputs: nest of `[size, ...]`.
-    rows: how many of its rows are requests; the rest is padding.
+    inputs: nest of `[size, ...]` arrays.
+    rows: number of rows that are not padding.
   """
 
   def __init__(
@@ -161,7 +159,7 @@ class Batch:
     sizes: Sequence[int],
     replies: Replies,
   ) -> None:
-    """Joins requests, padded to the first of the ascending sizes that fits."""
+    """Joins requests, padded to the smallest of the sizes that fits."""
     self._requests = requests
     self._replies = replies
     self.rows = sum(request.rows for request in requests)
@@ -169,7 +167,7 @@ class Batch:
     self.inputs = trees.concatenate([x.inputs for x in requests], size)
 
   def reply(self, outputs: types.Tree) -> None:
-    """Gives each caller its rows of `[size, ...]` results; it goes on."""
+    """Sends each caller its rows of the `[size, ...]` results."""
     start = 0
     for request in self._requests:
       end = start + request.rows
@@ -183,7 +181,7 @@ class Batch:
 
 
 class _Request:
-  """Rows that wait for their results; the first who answers wins."""
+  """Rows that wait for results; only the first answer counts."""
 
   def __init__(self, inputs: types.Tree, rows: int) -> None:
     self.inputs = inputs
@@ -194,11 +192,9 @@ class _Request:
     )
 
   def reply(self, outputs: types.Tree) -> None:
-    """Ends the wait with results."""
     with contextlib.suppress(concurrent.futures.InvalidStateError):
       self.outputs.set_result(outputs)
 
   def end(self) -> None:
-    """Ends the wait with `Closed`."""
     with contextlib.suppress(concurrent.futures.InvalidStateError):
       self.outputs.set_exception(Closed())

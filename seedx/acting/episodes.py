@@ -1,7 +1,7 @@
-"""The episodes of a peer's environments: steps in order, returns summed here.
+"""The episodes of a peer's environments, checked and counted step by step.
 
-A peer's word is not taken for what follows from its steps: whether they are in
-order, how many env steps they are, and the episodes' returns.
+The learner does not trust a peer: it checks the order of its steps, counts env
+steps, and computes returns or a bound of them.
 """
 
 from typing import NamedTuple
@@ -13,13 +13,13 @@ from seedx import wire
 
 _FIRST = int(dm_env.StepType.FIRST)
 _LAST = int(dm_env.StepType.LAST)
-# Raw points behind a clipped reward of 1; for what EnvPool's Atari tells.
-_MOST_POINTS = 1e6
-_MOST_RETURN = float(np.finfo(np.float32).max)
+# Assumed maximum of raw rewards behind a clipped reward of EnvPool's Atari.
+_MAX_POINTS = 1e6
+_MAX_RETURN = float(np.finfo(np.float32).max)
 
 
 class Steps(NamedTuple):
-  """K steps of B environments, which follow upon those before.
+  """The next K steps of B environments.
 
   Attributes:
     step_type: `[B, K]` uint8.
@@ -35,12 +35,12 @@ class Steps(NamedTuple):
 
 
 class Ended(NamedTuple):
-  """What K steps of B environments came to.
+  """Counts and returns of K steps of B environments.
 
   Attributes:
-    env_steps: how many of them are; resets are not.
-    returns: `[B, K]` float32, of each game that ends; NaN elsewhere.
-    lengths: `[B, K]` int64, env steps of each game so far.
+    env_steps: number of env steps; resets do not count.
+    returns: `[B, K]` float32, return of each game that ends; NaN elsewhere.
+    lengths: `[B, K]` int64, number of env steps of each game so far.
   """
 
   env_steps: int
@@ -49,33 +49,28 @@ class Ended(NamedTuple):
 
 
 class Episodes:
-  """Follows the episodes of one peer's environments."""
+  """The episodes of one peer's environments."""
 
   def __init__(self, num_envs: int, returns_are_sums: bool = True) -> None:
-    """Every environment begins with a FIRST.
-
-    Args:
-      num_envs: of the peer.
-      returns_are_sums: see `envs.returns_are_sums`.
-    """
+    """Starts before the first step; see `envs.returns_are_sums`."""
     self._returns_are_sums = returns_are_sums
-    # Whether the step before was a LAST.
+    # Whether the previous step was a LAST; the first step must be a FIRST.
     self._ended = np.ones(num_envs, np.bool_)
-    # Of each game so far: rewards, or what they allow its return to be.
+    # Sum of each game's rewards, or a bound of its return, so far.
     self._total = np.zeros(num_envs, np.float64)
     self._length = np.zeros(num_envs, np.int64)
 
   def add(self, steps: Steps, index: np.ndarray | slice) -> Ended:
-    """Checks steps, and takes note of them unless they are refused.
+    """Checks `[B, K]` steps and counts them; refused steps change nothing.
 
     Args:
-      steps: `[B, K]`.
-      index: `[B]`, the peer's environments that they are of, each once; a
-        slice for all of them in order.
+      steps: `[B, K]` steps.
+      index: `[B]` environments of the steps, each once; a slice for all of them
+        in order.
 
     Raises:
       wire.Refused: INVALID_ARGUMENT, a number is out of its range, or steps are
-        not in order: each environment begins with a FIRST, and a FIRST follows
+        out of order: each environment begins with a FIRST, and a FIRST follows
         each LAST and no other step.
     """
     step_type = steps.step_type
@@ -83,10 +78,10 @@ class Episodes:
     wire.check_finite("rewards", steps.reward)
     wire.check_range("discount", steps.discount, 0, 1)
     first, last = step_type == _FIRST, step_type == _LAST
-    before = self._ended[index][:, None]
+    after_last = self._ended[index][:, None]
     if step_type.shape[1] != 1:
-      before = np.concatenate([before, last], axis=1)[:, :-1]
-    wrong = first != before
+      after_last = np.concatenate([after_last, last], axis=1)[:, :-1]
+    wrong = first != after_last
     if wrong.any():
       raise wire.invalid(
         f"a step_type of {_FIRST} at an environment's first step and after each"
@@ -107,13 +102,13 @@ class Episodes:
   def _lengths(
     self, steps: np.ndarray, returns: np.ndarray, index: np.ndarray | slice
   ) -> np.ndarray:
-    """`[B, K]`, and takes note of where games end."""
-    if steps.shape[1] == 1:  # The same as below in a third of the time.
+    """Returns `[B, K]` lengths, and keeps those of unfinished games."""
+    if steps.shape[1] == 1:  # The same as below, in a third of the time.
       lengths = self._length[index] + steps[:, 0]
       self._length[index] = np.where(np.isnan(returns[:, 0]), lengths, 0)
       return lengths[:, None]
     lengths = self._length[index][:, None] + np.cumsum(steps, axis=1)
-    # Those of the games before, up to each step and with it.
+    # Env steps of finished games, up to and including each step.
     past = np.where(np.isnan(returns), 0, lengths)
     past = np.maximum.accumulate(past, axis=1)
     if steps.shape[1]:
@@ -128,9 +123,9 @@ class Episodes:
     claimed: np.ndarray,
     total: np.ndarray,
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Totals `[B]` after the steps, and returns `[B, K]`."""
+    """Returns `[B]` totals after the steps, and `[B, K]` returns of games."""
     if not self._returns_are_sums:
-      reward = _MOST_POINTS * np.abs(reward, dtype=np.float64)
+      reward = _MAX_POINTS * np.abs(reward, dtype=np.float64)
       if np.any(~np.isnan(claimed) & ~ended):
         raise wire.invalid("an episode_return where an episode ends", "another")
       ended = ended & ~np.isnan(claimed)
@@ -140,10 +135,10 @@ class Episodes:
       now = ended[:, k]
       if not now.any():
         continue
-      found, most = total[now], np.full(np.count_nonzero(now), _MOST_RETURN)
+      value, maximum = total[now], np.full(np.count_nonzero(now), _MAX_RETURN)
       if not self._returns_are_sums:
-        found, most = claimed[now, k], np.minimum(found, most)
-      wire.check_range("episode_return", found, -most, most)
-      returns[now, k] = found
+        value, maximum = claimed[now, k], np.minimum(value, maximum)
+      wire.check_range("episode_return", value, -maximum, maximum)
+      returns[now, k] = value
       total[now] = 0
     return total, returns

@@ -1,4 +1,4 @@
-"""The evaluator: plays whole episodes with parameters that stay the same."""
+"""The evaluator: plays whole episodes with fixed parameters."""
 
 import contextlib
 import dataclasses
@@ -18,13 +18,13 @@ from seedx.agents import acting_step, base
 
 @dataclasses.dataclass(frozen=True)
 class Config(playing.Config):
-  """Config of what is played.
+  """Settings of an evaluator.
 
   Attributes:
     env: the environment.
-    num_episodes: number of episodes of a `play`.
-    per_row: whether each environment acts with parameters of its own, so that
-      every leaf of the acting parameters is `[num_envs, ...]`.
+    num_episodes: number of episodes of each `play`.
+    per_row: whether each environment has its own acting parameters, in leaves
+      of `[num_envs, ...]`.
   """
 
   env: envs.Config
@@ -43,9 +43,9 @@ class Played(NamedTuple):
   Attributes:
     returns: `[num_episodes]` float64, raw returns of whole games in the order
       in which they ended; fewer if stopped.
-    row: `[num_episodes]`, the environment that each was played in, from 0;
+    row: `[num_episodes]`, environment of each episode, from 0;
       `np.bincount(row, returns)` is the sum of each environment's returns.
-    env_steps: env steps of all environments, whether they counted or not.
+    env_steps: number of env steps, including those of unfinished episodes.
     cut: number of episodes that were cut at `max_episode_steps`.
   """
 
@@ -56,10 +56,10 @@ class Played(NamedTuple):
 
 
 class Evaluator:
-  """Plays with an agent; it compiles once, for every `play`."""
+  """Evaluator of an agent, with one compiled program for every `play`."""
 
   def __init__(self, agent: base.Agent, config: Config) -> None:
-    """Makes the evaluator, and no environments.
+    """Makes the program; each `play` makes its environments.
 
     Raises:
       types.ConfigError: the agent has no greedy step.
@@ -67,8 +67,8 @@ class Evaluator:
     if config.greedy:
       if agent.greedy is None:
         raise types.ConfigError(
-          "expected an agent with a `greedy` step, found one without; let it"
-          " sample its actions (--no-greedy)"
+          "expected an agent with a `greedy` step, found one without; sample"
+          " its actions instead (--no-greedy)"
         )
       agent = dataclasses.replace(agent, step=agent.greedy)
     if config.per_row:
@@ -98,17 +98,17 @@ class Evaluator:
   def play(
     self, acting: types.Tree, seed: int, stop: threading.Event | None = None
   ) -> Played:
-    """Plays episodes, the same number in each environment.
+    """Plays the same number of episodes in each environment.
 
-    Counting the episodes that end first would favour short ones. Environments
-    are made anew: in those of the `play` before, the episodes in progress would
-    have to be played to their end, and could not count.
+    Counting the episodes that end first would favour short ones. Each `play`
+    makes new environments, because unfinished episodes of the previous one
+    could not count.
 
     Args:
-      acting: the acting parameters; see `Config.per_row`.
-      seed: environment k has the seed `seed + k`. Seeds of
-        `seeds.evaluation_seed` are not used in training.
-      stop: ends it early.
+      acting: acting parameters; see `Config.per_row`.
+      seed: seed of environment 0; environment k has `seed + k`. Training does
+        not use the seeds of `seeds.evaluation_seed`.
+      stop: event that ends the play early.
 
     Raises:
       types.ConfigError: the environment cannot be made.
@@ -125,7 +125,7 @@ class Evaluator:
           if not counts.missing() or (stop and stop.is_set()):
             break
       seed += len(left)
-      left = counts.left  # Of environments of which an episode was cut.
+      left = counts.left  # Environments with a cut episode may have some left.
       if not config.per_row:
         left = _shares(left.sum(), config.num_envs)
     return counts.played()
@@ -133,15 +133,15 @@ class Evaluator:
   def steps(
     self, acting: types.Tree, seed: int, environment: envs.Environment
   ) -> Iterator[types.Rows]:
-    """Plays without end.
+    """Resets the environment, and plays without an end.
 
     Args:
-      acting: the acting parameters.
-      seed: of the agent's random numbers.
-      environment: not yet reset; the caller closes it.
+      acting: acting parameters.
+      seed: seed of the agent's random numbers.
+      environment: environment to reset and step; the caller closes it.
 
     Yields:
-      Each step's rows, before the agent acts on them.
+      Rows of each step, before the agent acts on them.
     """
     state = acting_step.initial_state(
       self._agent, environment.spec, environment.num_envs
@@ -158,45 +158,40 @@ class Evaluator:
 
 
 class _Counts:
-  """Counts the episodes of a `play`, in one set of environments or several.
+  """Counts of a `play`, over one or several sets of environments.
 
-  A cut episode is an environment's last: its remaining steps are not a whole
+  A cut episode is an environment's last one: the rest of it is not a whole
   episode.
 
   Attributes:
-    left: `[N]`, number of episodes that each environment has still to play.
+    left: `[N]`, number of episodes that each environment has yet to play.
   """
 
   def __init__(self, max_episode_steps: int) -> None:
-    self._most = max_episode_steps
+    self._max_steps = max_episode_steps
     self._returns: list[float] = []
     self._row: list[int] = []
     self._env_steps = self._cut = 0
 
   def begin(self, left: np.ndarray) -> None:
-    """Begins with new environments.
-
-    Args:
-      left: `[N]`, number of episodes to play in each.
-    """
+    """Begins to play `[N]` episodes in each of N new environments."""
     self.left = left.copy()
     self._over = np.zeros(len(left), bool)
     self._steps = np.zeros(len(left), np.int64)
     self._return = np.zeros(len(left), np.float64)
 
   def missing(self) -> bool:
-    """Whether an environment has episodes left and can play them."""
+    """Returns whether an environment has episodes left and can play them."""
     return bool(self.left[~self._over].any())
 
   def add(self, rows: types.Rows) -> None:
-    """Adds one step of all environments."""
     stepped = rows.timestep.step_type != dm_env.StepType.FIRST
     self._env_steps += int(np.count_nonzero(stepped))
     self._steps += stepped
     self._return += rows.timestep.reward
     ended = ~np.isnan(rows.episode_return)
     counts = ~self._over & (self.left > 0)
-    cut = counts & ~ended & (self._steps >= self._most)
+    cut = counts & ~ended & (self._steps >= self._max_steps)
     self._add(counts & ended, rows.episode_return)
     self._add(cut, self._return)
     self._cut += int(np.count_nonzero(cut))
@@ -205,7 +200,6 @@ class _Counts:
     self._return[ended] = 0.0
 
   def played(self) -> Played:
-    """All results so far."""
     return Played(
       np.array(self._returns, np.float64),
       np.array(self._row, np.int64),
@@ -219,13 +213,13 @@ class _Counts:
     self.left -= counts
 
 
-def _shares(num_episodes: int, most_envs: int) -> np.ndarray:
-  """`[N]`, number of episodes for each of at most `most_envs` environments."""
-  return np.bincount(np.arange(num_episodes) % most_envs)
+def _shares(num_episodes: int, max_envs: int) -> np.ndarray:
+  """Returns `[N]` episodes for each of up to `max_envs` environments."""
+  return np.bincount(np.arange(num_episodes) % max_envs)
 
 
 def _per_row(step: base.Step) -> base.Step:
-  """A step for acting parameters `[B, ...]`, one set for each row."""
+  """Returns a step with `[B, ...]` acting parameters, one set for each row."""
 
   def one(
     acting: types.Tree,

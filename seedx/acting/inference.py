@@ -1,4 +1,9 @@
-"""Central inference: a thread for each inference device."""
+"""Central inference: each inference device acts for many actors.
+
+The rows of several actors form a batch. One program computes their actions and
+writes the steps into the device's unroll store. Finished unrolls leave the
+store as shares for the learner.
+"""
 
 import dataclasses
 import functools
@@ -16,22 +21,23 @@ from seedx.on_cpu import random_keys
 from seedx.runtime import counters
 
 _WAIT_DEVICE = "acting_wait_device"
-# Returns the parameters to act with, on a device, and their version.
+# Returns the acting parameters on a device, and their version.
 Newest = Callable[[jax.Device], tuple[types.Tree, int]]
-# Takes a share that lies on the device that acted; blocks while the learner's
-# queue is full, and returns False once the run is over.
+# Takes a share from the device that acted. Blocks while the learner's queue is
+# full, and returns False when the run is over.
 Sink = Callable[[types.Share], bool]
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """Devices that compute actions, and the size of their batches.
+  """Settings of central inference.
 
   Attributes:
     inference_devices: indices of the local devices that compute actions.
     inference_batch_size: number of observations that starts an inference batch;
-      0 for half of those that all actors can send at once.
-    inference_wait_seconds: seconds after which a smaller batch runs anyway.
+      0 for half of the number that all actors can send at once.
+    inference_wait_seconds: seconds that an observation waits at most before a
+      smaller batch starts.
   """
 
   inference_devices: tuple[int, ...] = types.setting((0,), changes="process")
@@ -43,14 +49,14 @@ class Config:
   )
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for what cannot be run."""
+    """Raises types.ConfigError for a value out of its range."""
     types.check_settings(self)
 
   def devices(self) -> list[jax.Device]:
-    """The devices that compute actions.
+    """Returns the inference devices.
 
     Raises:
-      types.ConfigError: there is no such device, or one is named twice.
+      types.ConfigError: a device does not exist or is named twice.
     """
     return sharding.devices(self.inference_devices, "inference")
 
@@ -61,13 +67,7 @@ class Config:
     period: int,
     share_size: int,
   ) -> "list[Sizes]":
-    """The sizes of each device's batches and unroll store.
-
-    Args:
-      agent: the agent that acts and learns.
-      actors: the actors of all devices, which divide them.
-      period: T, new env steps of an unroll.
-      share_size: number of unrolls in a share, which the sink takes.
+    """Returns the sizes of each device; actors are divided evenly over devices.
 
     Raises:
       types.ConfigError: there are more devices than actors.
@@ -78,27 +78,27 @@ class Config:
         f"expected at most {actors.num_actors} inference_devices, one for each"
         f" actor, found {num_devices}"
       )
-    # Split over the devices as one device would have it.
+    # The same exploration as if one device had all environments.
     exploration = agent.exploration(actors.num_envs)
     reported = counters.explores_least(exploration)
     sizes, first = [], 0
     for device in range(num_devices):
       num_actors = len(range(device, actors.num_actors, num_devices))
-      most = num_actors * actors.rows
-      # Half of what can be on its way: one half steps while the other acts.
-      target = min(self.inference_batch_size or -(-most // 2), most)
-      # Nothing is padded to fewer rows than a message has.
-      least = min(max(-(-target // 4), actors.rows), target)
+      maximum = num_actors * actors.rows
+      # One half of the environments steps while inference runs for the other.
+      target = min(self.inference_batch_size or -(-maximum // 2), maximum)
+      # A batch has at least the rows of one message.
+      minimum = min(max(-(-target // 4), actors.rows), target)
       num_slots = num_actors * actors.envs_per_actor
-      own, first = slice(first, first + num_slots), first + num_slots
+      slots, first = slice(first, first + num_slots), first + num_slots
       sizes.append(
         Sizes(
           layout=unroll_store.Layout.of(agent, period, num_slots),
-          exploration=exploration[own],
-          reported=reported[own],
+          exploration=exploration[slots],
+          reported=reported[slots],
           share_size=share_size,
           target_rows=target,
-          padded=sorted({least, target, most}),
+          padded=sorted({minimum, target, maximum}),
           max_wait_seconds=self.inference_wait_seconds,
         )
       )
@@ -107,16 +107,17 @@ class Config:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sizes:
-  """How one device batches, and what it assembles.
+  """Sizes of one device's batches and unroll store.
 
   Attributes:
-    layout: layout of its unroll store.
-    exploration: `[N]` float32, exploration of its slots, see `types.Inputs`.
-    reported: `[N]` bool, whether a slot's games count, see `counters`.
-    share_size: number of unrolls in a share, which the sink takes.
-    target_rows: number of rows at which a batch goes out.
-    padded: sizes that batches are padded to, ascending.
-    max_wait_seconds: the longest that fewer than `target_rows` wait.
+    layout: layout of the unroll store.
+    exploration: `[N]` float32 exploration of each slot, see `types.Inputs`.
+    reported: `[N]` bool, whether a slot's returns enter the metrics, see
+      `counters.explores_least`.
+    share_size: number of unrolls in a share.
+    target_rows: number of rows that starts a batch.
+    padded: sizes to which batches are padded, in ascending order.
+    max_wait_seconds: seconds that fewer than `target_rows` rows wait at most.
   """
 
   layout: unroll_store.Layout
@@ -129,13 +130,13 @@ class Sizes:
 
 
 class Devices:
-  """The inference devices of a run; each has a store and a thread.
+  """The inference devices of a run.
 
   Attributes:
     spec: specification of the environments.
-    devices: one for each device; none has more slots than the first.
-    threads: functions that the devices' threads run, by name.
-    example: makes a share of zeros, on any thread.
+    devices: the inference devices; none has more slots than the first.
+    threads: functions to run on threads, by the thread's name.
+    example: function that returns a share of zeros; any thread may call it.
   """
 
   def __init__(
@@ -151,18 +152,18 @@ class Devices:
     sink: Sink,
     rng_key: jax.Array,
   ) -> None:
-    """Makes the stores; nothing is compiled before the threads run.
+    """Makes the unroll stores; the threads compile the programs.
 
     Args:
-      config: the devices, and the size of their batches.
+      config: settings of the devices.
       agent: the agent that acts.
       spec: specification of the environments.
-      actors: the actors of all devices, which divide them.
-      period: T, new env steps of an unroll.
+      actors: settings of the actors, which are divided evenly over the devices.
+      period: number of new env steps of an unroll (T).
       share_size: number of unrolls in a share.
-      newest: returns the newest parameters.
-      sink: takes finished unrolls.
-      rng_key: random key, from which each device's is derived.
+      newest: function that returns the newest acting parameters.
+      sink: function that takes shares of finished unrolls.
+      rng_key: random key from which each device derives its own.
 
     Raises:
       types.ConfigError: a device does not exist, or there are more devices than
@@ -174,8 +175,8 @@ class Devices:
     self._replies = batcher.Replies()
     self.spec = spec
     self.devices = [
-      Inference(agent, spec, *own, newest, sink, self._waits, self._replies)
-      for own in zip(
+      Inference(agent, spec, *each, newest, sink, self._waits, self._replies)
+      for each in zip(
         devices,
         config.sizes(agent, actors, period, share_size),
         jax.random.split(rng_key, len(devices)),
@@ -186,22 +187,23 @@ class Devices:
     self.example = self.devices[0].example
 
   def measure(self) -> dict[str, metrics.Value]:
-    """What it adds to a line of metrics, since the last call."""
+    """Returns the metrics of inference since the last call."""
     return self._waits.measure() | self._replies.measure()
 
   def close(self) -> None:
-    """Ends the threads, and every wait for an action; may be called often."""
+    """Ends the threads and all waits for actions; may be called twice."""
     for device in self.devices:
       device.close()
 
 
 class Inference:
-  """One inference device: its slots, its store, its unrolls.
+  """One inference device, with its unroll store.
 
   Attributes:
-    sizes: sizes of its batches and its store.
-    slots: the slots of its store, leased to sessions.
-    requests: call it with an `unroll_store.Batch` to act; `run` serves it.
+    sizes: sizes of the device's batches and store.
+    slots: slots of the store, leased to sessions.
+    requests: batcher that returns the actions for an `unroll_store.Batch`; any
+      thread may call it while `run` serves it.
   """
 
   def __init__(
@@ -216,7 +218,6 @@ class Inference:
     waits: metrics.Waits,
     replies: batcher.Replies,
   ) -> None:
-    """Makes the device's store; see `Devices` for the arguments."""
     self.sizes = sizes
     self.slots = slots_lib.Slots(sizes.layout.num_slots)
     self.requests = batcher.Batcher(
@@ -246,7 +247,7 @@ class Inference:
     self._gather = jax.jit(
       functools.partial(unroll_store.collect, sizes.layout), donate_argnums=1
     )
-    # The store itself is donated at every step: keep its shapes alone.
+    # Only its shapes: each step donates the store itself.
     shapes = jax.eval_shape(lambda: store)
     self._empty = jax.jit(
       lambda: unroll_store.empty_unrolls(shapes, sizes.share_size),
@@ -256,7 +257,7 @@ class Inference:
     self._priorities = base.priorities(agent)
 
   def run(self) -> None:
-    """Compiles every size, then computes actions until it is closed."""
+    """Compiles each batch size, then computes actions until `close`."""
     with self.requests:
       self._compile()
       for request in self.requests:
@@ -268,18 +269,18 @@ class Inference:
           self._waits.timed(_WAIT_DEVICE),
         ):
           request.reply(np.asarray(actions))
-        # Before the next step, which may overwrite them in the store.
+        # The next step may overwrite finished unrolls in the store.
         for share in self._finished(batch, request.rows):
           with self._waits.timed(metrics.WAIT_LEARNER):
             if not self._sink(share):
               return
 
   def example(self) -> types.Share:
-    """A share of zeros; from any thread."""
+    """Returns a share of zeros; any thread may call it."""
     return self._share(self._empty())
 
   def close(self) -> None:
-    """Ends `run`, and every wait for an action; may be called often."""
+    """Ends `run` and all waits for actions; may be called twice."""
     self.requests.close()
 
   def _compile(self) -> None:
@@ -298,7 +299,7 @@ class Inference:
   def _finished(
     self, batch: unroll_store.Batch, rows: int
   ) -> Iterator[types.Share]:
-    """Copies out the unrolls that a batch finished; yields what is full."""
+    """Collects the unrolls that a batch finished, and yields full shares."""
     slot, count = batch.slot, batch.count
     finished = np.flatnonzero(self.sizes.layout.finished(count[:rows]))
     while len(finished):
@@ -318,7 +319,7 @@ class Inference:
   @functools.partial(jax.profiler.annotate_function, name="act")
   def _step(self, batch: unroll_store.Batch) -> jax.Array:
     acting, version = self._newest(self._device)
-    # Observations are copied to the device here, and nowhere else.
+    # This is the only copy of observations to the device.
     self._store, actions = self._act(
       self._store,
       acting,
@@ -334,7 +335,7 @@ class Inference:
   def _collect(
     self, slot: np.ndarray, count: np.ndarray, size: int | None = None
   ) -> None:
-    """Copies finished unrolls out, padded to `size`, or to the next size."""
+    """Copies finished unrolls into the share, padded to `size` rows."""
     rows = len(slot)
     size = size or next(s for s in self.sizes.padded if s >= rows)
     row = np.full(size, self.sizes.share_size, np.int32)

@@ -1,4 +1,4 @@
-"""The learner's server of thin actors: receives rows, sends actions."""
+"""The learner's server of thin actors: receives time steps, sends actions."""
 
 import functools
 import threading
@@ -17,7 +17,10 @@ from seedx.wire import server as server_lib
 
 
 class InferenceServer:
-  """Opens a session for each thin actor, on the device with most free slots."""
+  """Server that opens a session for each thin actor.
+
+  The session is on the inference device with the largest number of free slots.
+  """
 
   def __init__(
     self,
@@ -26,14 +29,6 @@ class InferenceServer:
     seeds: seeds_lib.Seeds,
     env: envs.Config,
   ) -> None:
-    """Serves nothing before `bind`.
-
-    Args:
-      acting: the inference devices.
-      acted: counts what is received.
-      seeds: seeds for the actors' environments.
-      env: the environment.
-    """
     self._acting = acting
     self._acted = acted
     self._seeds = seeds
@@ -41,16 +36,16 @@ class InferenceServer:
     self._lock = threading.Lock()
 
   def bind(self, server: server_lib.Server) -> None:
-    """Binds the stream that thin actors open."""
-    most = self._acting.devices[0].sizes.padded[-1]
-    layouts = protocol.act_layouts(self._acting.spec, most)
+    """Binds the stream `protocol.ACT`."""
+    max_rows = self._acting.devices[0].sizes.padded[-1]
+    layouts = protocol.act_layouts(self._acting.spec, max_rows)
     server.bind_stream(protocol.ACT, self.open, *layouts)
 
   def open(self, hello: Mapping[str, Any]) -> "Session":
-    """Leases slots to an actor with a hello of `{"num_envs": n}`.
+    """Leases n slots to an actor whose hello is `{"num_envs": n}`.
 
     Raises:
-      wire.Refused: the hello is malformed or no device has n slots free.
+      wire.Refused: the hello is malformed, or no device has n free slots.
     """
     devices = self._acting.devices
     num_envs = slots_lib.wanted(hello, devices[0].sizes.layout.num_slots)
@@ -64,7 +59,7 @@ class InferenceServer:
 
 
 class Session:
-  """One thin actor, from its stream's start to its end.
+  """The session of one thin actor, from the start of its stream to the end.
 
   Attributes:
     welcome: first message to the actor.
@@ -78,7 +73,6 @@ class Session:
     acted: counters.Acted,
     returns_are_sums: bool,
   ) -> None:
-    """Holds `slots` of a device until it is closed."""
     self.welcome = {"first_seed": first_seed}
     self._inference = device
     self._slots = slots
@@ -92,11 +86,11 @@ class Session:
     self._closed = False
 
   def __call__(self, inputs: types.Rows) -> types.Tree:
-    """Acts for some of the actor's environments, one message at a time.
+    """Returns actions for the rows of one message, which it counts.
 
     Raises:
-      wire.Refused: an index comes twice, a number is out of its range, steps
-        are not in order, or the run is over.
+      wire.Refused: an index occurs twice, a number is out of its range, steps
+        are out of order, or the run is over.
     """
     with self._lock:
       if self._closed:
@@ -114,9 +108,9 @@ class Session:
           self._release()
 
   def close(self) -> None:
-    """Gives the slots back, once a step that is under way has ended.
+    """Frees the slots, after a step that is under way has ended.
 
-    The server calls it when the stream ends, however the actor was lost.
+    The server calls it when the stream ends, for whatever reason.
     """
     with self._lock:
       self._closed = True
@@ -125,7 +119,7 @@ class Session:
 
   @functools.partial(jax.profiler.annotate_function, name="receive")
   def _received(self, inputs: types.Rows) -> unroll_store.Batch:
-    """Checks and counts a message; returns what acts for it."""
+    """Checks and counts a message; returns the inputs of inference."""
     index = self._checked(inputs.index)
     wire.check_finite("observations", inputs.timestep.observation)
     ended = self._episodes.add(_one_step(inputs), index)
@@ -141,10 +135,7 @@ class Session:
     self._acted.add_discarded(int(np.sum(unfinished)))
 
   def _checked(self, index: np.ndarray) -> np.ndarray | slice:
-    """An index of the actor's environments; a slice for all of them in order.
-
-    To index by a slice takes a fraction of the time.
-    """
+    """Checks an index; returns a slice, which is faster, for all in order."""
     if np.array_equal(index, self._in_order):
       return slice(None)
     wire.check_range(

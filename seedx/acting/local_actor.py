@@ -1,4 +1,4 @@
-"""The local actor: acts for environments in this process, assembles unrolls."""
+"""The local actor: steps environments in this process, and makes unrolls."""
 
 import dataclasses
 
@@ -14,12 +14,12 @@ from seedx.on_cpu import random_keys
 
 @dataclasses.dataclass(frozen=True)
 class WorkersConfig:
-  """Workers, which act and compute gradients.
+  """Settings of workers, which act and compute gradients.
 
   Attributes:
-    num_workers: workers, each of which acts and learns.
-    envs_per_worker: environments of each worker.
-    unroll_length: T, env steps of each environment in an unroll.
+    num_workers: number of workers, each of which acts and learns.
+    envs_per_worker: number of environments of each worker.
+    unroll_length: number of env steps of each environment in an unroll (T).
   """
 
   num_workers: int = types.setting(4, changes="resume", low=1, high=2**10)
@@ -32,18 +32,18 @@ class WorkersConfig:
 
   @property
   def num_envs(self) -> int:
-    """Environments of all workers."""
+    """Number of environments of all workers."""
     return self.num_workers * self.envs_per_worker
 
   @property
   def batch_steps(self) -> int:
-    """Env steps in a worker's batch of unrolls."""
+    """Number of env steps in a worker's batch of unrolls."""
     return self.envs_per_worker * self.unroll_length
 
   def programs(
     self, agent: base.Agent, spec: types.EnvironmentSpec
   ) -> "Programs":
-    """Returns the functions with which each worker acts."""
+    """Returns the jitted functions of the workers' actors."""
     return Programs.of(agent, spec, self.unroll_length, self.envs_per_worker)
 
 
@@ -52,8 +52,11 @@ class Programs:
 
   Attributes:
     agent: the agent that acts.
-    spec: the environments'.
-    layout: of each actor's unroll store.
+    spec: specification of the environments.
+    layout: layout of each actor's unroll store.
+    act: function that acts on a batch, see `unroll_store.act`.
+    unrolled: function that acts on a batch and returns the finished unrolls.
+    priorities: function that computes priorities, see `base.priorities`.
   """
 
   def __init__(
@@ -62,7 +65,7 @@ class Programs:
     spec: types.EnvironmentSpec,
     layout: unroll_store.Layout,
   ) -> None:
-    """Makes the functions; `warm_up`, or their first calls, compile them."""
+    """Makes the functions; `warm_up` compiles them."""
     self.agent = agent
     self.spec = spec
     self.layout = layout
@@ -74,8 +77,8 @@ class Programs:
       rng_key: jax.Array,
       batch: unroll_store.Batch,
     ) -> tuple[unroll_store.Store, jax.Array]:
-      own_key = random_keys.unrolled(rng_key)
-      step_key = jax.random.fold_in(own_key, batch.count[0])
+      actor_key = random_keys.unrolled(rng_key)
+      step_key = jax.random.fold_in(actor_key, batch.count[0])
       return unroll_store.act(
         agent, layout, store, acting, version, step_key, batch
       )
@@ -100,26 +103,14 @@ class Programs:
     unroll_length: int,
     num_envs: int,
   ) -> "Programs":
-    """Makes the functions of an actor with `num_envs` environments.
-
-    Args:
-      agent: the agent that acts.
-      spec: the environments'.
-      unroll_length: T, new env steps of an unroll.
-      num_envs: number of environments.
-    """
+    """Makes the functions of actors with `num_envs` environments each."""
     layout = unroll_store.Layout.of(agent, unroll_length, num_envs)
     return cls(agent, spec, layout)
 
   def warm_up(self, acting: types.Tree, device: jax.Device) -> types.Unroll:
-    """Compiles `act` and `unrolled`, before anybody waits for what they do.
+    """Compiles `act` and `unrolled` for a device; returns example unrolls.
 
-    Args:
-      acting: acting parameters, where those of `LocalActor` will be.
-      device: the device that acts.
-
-    Returns:
-      An unroll such as `unrolled` returns.
+    The acting parameters must be on the same device as later.
     """
     slot = np.arange(self.layout.num_slots, dtype=np.int32)
     inputs = acting_step.zero_inputs(self.spec, len(slot))
@@ -132,7 +123,7 @@ class Programs:
     return unroll
 
   def empty(self) -> unroll_store.Store:
-    """A store of zeros."""
+    """Returns a store of zeros."""
     agent = self.agent
     acting = jax.eval_shape(
       lambda key: agent.acting(agent.init(key)), jax.random.key(0)
@@ -142,7 +133,7 @@ class Programs:
     )
 
   def share(self) -> types.Share:
-    """Shapes and dtypes of the unrolls `[L, N, ...]` that an actor finishes."""
+    """Returns shapes and dtypes of a share of an actor's N unrolls."""
     agent = self.agent
 
     def share(rng_key: jax.Array) -> types.Share:
@@ -156,9 +147,7 @@ class Programs:
 
 
 class LocalActor:
-  """Environments in lock step, and the store of their unrolls.
-
-  Call `observe` and `act` in turn.
+  """An actor whose environments step in lock step; call `observe` and `act`.
 
   Attributes:
     device: the device that acts.
@@ -179,16 +168,15 @@ class LocalActor:
     """Starts the environments.
 
     Args:
-      programs: the jitted functions; their layout has N, the number of
-        environments.
+      programs: jitted functions; their layout has the number N of environments.
       env: the environment.
-      seed: environment k has the seed `seed + k`.
-      rng_key: any; what the actor samples depends on its seed as well.
+      seed: seed of environment 0; environment k has `seed + k`.
+      rng_key: random key; the actor's own key also depends on the seed.
       device: the device that acts.
       waits: measures the wait for environments.
       exploration: `[N]`, see `types.Inputs`; None for `Agent.exploration`.
-      num_threads: threads that step the environments.
-      restarts: how they are made again where one fails.
+      num_threads: number of threads that step the environments.
+      restarts: restarts of failed environments.
 
     Raises:
       types.ConfigError: the environment cannot be made.
@@ -202,8 +190,8 @@ class LocalActor:
     self._waits = waits
     self._slot = np.arange(num_envs, dtype=np.int32)
     self._count = np.zeros(num_envs, np.int32)
-    own_key = jax.random.fold_in(rng_key, seed)
-    self._rng_key = jax.device_put(own_key, device)
+    actor_key = jax.random.fold_in(rng_key, seed)
+    self._rng_key = jax.device_put(actor_key, device)
     store = programs.empty()
     if exploration is not None:
       store = store._replace(exploration=exploration)
@@ -215,14 +203,16 @@ class LocalActor:
   ) -> tuple[types.Rows, types.Unroll | None]:
     """Waits for the next time steps of all environments.
 
+    Learning does not use the action at an unroll's last step. `act` can
+    therefore take it with parameters that were learned from the unroll.
+
     Args:
-      acting: the acting parameters, on this actor's device.
-      version: of the acting parameters.
+      acting: acting parameters, on this actor's device.
+      version: version of the acting parameters.
 
     Returns:
-      The rows `[N, ...]`, and the unrolls `[L, N, ...]` that end with them, or
-      None. Learning does not use the action at an unroll's last step, so `act`
-      can take that action with parameters learned from the unroll.
+      The `[N, ...]` rows, and the `[L, N, ...]` unrolls that end with them, or
+      None.
     """
     with self._waits.timed(metrics.WAIT_ENVIRONMENTS):
       rows = self._environment.recv()
@@ -247,22 +237,17 @@ class LocalActor:
     self._environment.close()
 
   def _batch(self) -> unroll_store.Batch:
-    # A copy: JAX may read it after `act` has incremented the counts.
+    # A copy, because JAX may read it after `act` has incremented the counts.
     return unroll_store.Batch(
       self._slot, self._count.copy(), self._rows.timestep
     )
 
 
 class Unreported:
-  """An actor's steps that it has not yet reported."""
+  """Steps of N environments that an actor has not yet reported."""
 
   def __init__(self, num_envs: int, length: int) -> None:
-    """Starts with none.
-
-    Args:
-      num_envs: environments, N.
-      length: steps between two calls of `take`, at most.
-    """
+    """Starts without steps; `take` must follow after at most `length`."""
     self._num_envs = num_envs
     self._length = length
     self._rows: list[types.Rows] = []
@@ -272,11 +257,11 @@ class Unreported:
     self._rows.append(rows)
 
   def take(self) -> tuple[episodes.Steps, int]:
-    """Returns and clears what has been added.
+    """Returns the added steps and clears them.
 
     Returns:
-      Steps `[N, length]`, behind the last 0, and NaN as returns; and how many
-      there are of each environment.
+      `[N, length]` steps, padded at the end with zeros and with NaN as returns;
+      and the number of steps of each environment.
     """
     rows, self._rows = self._rows, []
     shape = (self._num_envs, self._length)

@@ -1,7 +1,6 @@
-"""Acting parameters over the wire: a source has the newest, clients fetch them.
+"""Acting parameters over the wire: a source sends them, clients fetch them.
 
-A client needs no other role: it may send unrolls, returns of episodes, labels,
-or nothing at all. See `protocol` for the messages.
+`unroll_messages` describes the messages. A client needs no other role.
 """
 
 import threading
@@ -17,23 +16,19 @@ from seedx.wire import server as server_lib
 
 
 class Source:
-  """Sends the newest acting parameters to each client that asks.
+  """Server of the newest acting parameters.
 
-  They are copied from the device once per version, not once per client.
+  Each version is copied from the device only once, for all clients.
   """
 
   def __init__(self, newest: Callable[[], tuple[types.Tree, int]]) -> None:
-    """Serves nothing before `bind`.
-
-    Args:
-      newest: returns the newest acting parameters and their version.
-    """
+    """Makes a source of what `newest` returns: parameters and their version."""
     self._newest = newest
     self._copying = threading.Lock()
     self._copy: unroll_messages.Versioned | None = None
 
   def bind(self, server: server_lib.Server) -> None:
-    """Binds the method that clients call."""
+    """Binds the method `unroll_messages.PARAMETERS`."""
     acting, _ = self._newest()
     server.bind(
       unroll_messages.PARAMETERS,
@@ -62,20 +57,21 @@ class Fetched:
   def __init__(
     self, client: wire.Client, form: types.Tree, device: jax.Device
   ) -> None:
-    """Opens the stream; `newest` fetches.
+    """Opens a stream, on which `newest` fetches.
 
     Args:
-      client: a client of the source's server.
-      form: anything with the shapes and dtypes of the acting parameters.
-      device: the device that holds the copy.
+      client: client of the source's server.
+      form: nest with the shapes and dtypes of the acting parameters.
+      device: device that holds the copy.
 
     Raises:
-      wire.WireError: the server has other parameters, refuses or is not there.
+      wire.WireError: the server has other parameters, refuses the stream, or
+        cannot be reached.
     """
     self.device = device
     self._asked_seconds = 0.0
     self._held: unroll_messages.Versioned | None = None
-    # A stream: its end distinguishes a server that is done from one that died.
+    # The end of a stream shows whether the server is done or has died.
     self._exchange = client.exchange(
       unroll_messages.PARAMETERS,
       inputs=wire.NOTHING,
@@ -88,14 +84,14 @@ class Fetched:
     """Returns the newest acting parameters.
 
     Args:
-      version: newest version that the caller has heard of, as in the reply to
-        `unroll_messages.Experience`. Without a newer one than that of the
-        copy, the copy is returned and nothing is sent, unless the server would
-        soon regard this stream as dead. None asks in any case.
+      version: newest version that the caller has seen, as in the reply to
+        `unroll_messages.Experience`. If the copy is not older, nothing is
+        fetched, unless the stream has been silent for long enough that the
+        server may soon end it. None always fetches.
 
     Returns:
-      The copy, the same object until it is fetched again; None where the
-      server's work is over.
+      The copy, the same object until it is fetched again; None when the run is
+      over.
 
     Raises:
       wire.WireError: the stream failed.

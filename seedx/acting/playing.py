@@ -1,4 +1,4 @@
-"""How a policy plays whole episodes; importing it needs no JAX."""
+"""Settings of playing whole episodes, without an import of JAX."""
 
 import dataclasses
 
@@ -7,15 +7,15 @@ from seedx import types
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-  """How episodes are played.
+  """Settings of playing whole episodes.
 
   Attributes:
-    greedy: take the best action; if not, sample actions as in training, without
-      each environment's own exploration.
-    num_envs: number of environments that step in parallel, at most; no more
-      than there are episodes.
-    max_episode_steps: env steps after which an episode is cut; its return so
-      far counts.
+    greedy: whether to take the best action; if not, actions are sampled as in
+      training, without each environment's own exploration.
+    num_envs: largest number of environments that step in parallel; at most one
+      for each episode.
+    max_episode_steps: number of env steps after which an episode is cut; its
+      return so far counts.
   """
 
   greedy: bool = True

@@ -1,10 +1,10 @@
-"""The actors of a run, and the messages between thin ones and the learner.
+"""The number of actors, and the messages between a thin actor and the learner.
 
-A thin actor opens the stream `ACT` with a hello of `{"num_envs": n}`. It gets n
-slots, and in the welcome the `first_seed` of its environments. Seeds never
-overlap between actors, so an actor that restarts sees new episodes. It sends
-`types.Rows` of any of its environments, and receives their actions in the same
-order.
+A thin actor opens the stream `ACT` with the hello `{"num_envs": n}`. It leases
+n slots, and the welcome has the `first_seed` of its environments. Seeds of
+actors never overlap, so an actor that restarts sees new episodes. The actor
+sends `types.Rows` of any of its environments, and receives their actions in the
+same order.
 """
 
 import dataclasses
@@ -25,38 +25,38 @@ class Actors:
 
   Attributes:
     num_actors: number of actor processes.
-    envs_per_actor: environments of each actor.
+    envs_per_actor: number of environments of each actor.
   """
 
   num_actors: int = types.setting(2, changes="resume", low=1, high=2**20)
   envs_per_actor: int = types.setting(128, low=1, high=2**20)
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for what cannot be run."""
+    """Raises types.ConfigError for a value out of its range."""
     types.check_settings(self)
 
   @property
   def num_envs(self) -> int:
-    """Environments of all actors together."""
+    """Number of environments of all actors."""
     return self.num_actors * self.envs_per_actor
 
 
 def first_seed(welcome: Mapping[str, Any]) -> int:
-  """The seed of an actor's first environment, as its learner says.
+  """Returns the seed of an actor's first environment, from its welcome.
 
   Raises:
-    wire.WireError: FAILED_PRECONDITION, the welcome has no such seed.
+    wire.WireError: FAILED_PRECONDITION, the welcome has no valid seed.
   """
-  found = welcome.get("first_seed")
-  if type(found) is not int or not 0 <= found < 2**31:
-    raise wire.unwelcome("first_seed from 0 to 2^31 - 1", found)
-  return found
+  seed = welcome.get("first_seed")
+  if type(seed) is not int or not 0 <= seed < 2**31:
+    raise wire.unwelcome("first_seed from 0 to 2^31 - 1", seed)
+  return seed
 
 
 def act_layouts(
   spec: types.EnvironmentSpec, max_rows: int
 ) -> tuple[wire.Layout, wire.Layout]:
-  """The layouts of the rows that a thin actor sends, and of its actions."""
+  """Returns the layouts of a thin actor's rows and of their actions."""
   rows = types.Rows(
     index=np.zeros((), np.int32),
     timestep=dm_env.TimeStep(

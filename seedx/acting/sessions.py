@@ -1,4 +1,4 @@
-"""The actors that compute actions by themselves: what each holds and counts."""
+"""Sessions of the actors that compute actions themselves."""
 
 import dataclasses
 import threading
@@ -16,14 +16,14 @@ from seedx.runtime import seeds as seeds_lib
 
 @dataclasses.dataclass(eq=False)
 class Session:
-  """A connected actor that computes actions by itself.
+  """The session of an actor that computes actions itself.
 
   Attributes:
-    slots: `[N]` int32, of its environments, among those of all actors.
-    first_seed: of its environments; environment k has `first_seed + k`.
+    slots: `[N]` int32 slots of the actor's environments.
+    first_seed: seed of environment 0; environment k has `first_seed + k`.
     exploration: `[N]`, epsilon of each environment.
-    episodes: of its environments.
-    environments: counts what they do.
+    episodes: episodes of the environments.
+    environments: counts of the environments' experience.
     waits: shares of time that the actor waits for its environments, and for
       the learner.
   """
@@ -37,7 +37,7 @@ class Session:
 
   @property
   def welcome(self) -> dict[str, Any]:
-    """What the actor is told."""
+    """The first message to the actor."""
     return {
       "first_seed": self.first_seed,
       "exploration": self.exploration.tolist(),
@@ -45,10 +45,7 @@ class Session:
 
 
 class Sessions:
-  """The connected actors that compute actions by themselves.
-
-  Any thread may call it.
-  """
+  """The sessions of all connected actors; any thread may use it."""
 
   def __init__(
     self,
@@ -57,14 +54,7 @@ class Sessions:
     seeds: seeds_lib.Seeds,
     env: envs.Config,
   ) -> None:
-    """Starts without actors.
-
-    Args:
-      exploration: `[slots]`, epsilon of each slot, see `base.Agent`.
-      acted: counts the steps of all actors.
-      seeds: of the actors' environments.
-      env: the environment.
-    """
+    """Makes a free slot for each element of the `[slots]` exploration."""
     self._acted = acted
     self._exploration = exploration
     self._reported = counters.explores_least(exploration)
@@ -76,10 +66,10 @@ class Sessions:
     self._waits: list[tuple[float, float]] = [(0.0, 0.0)]
 
   def open(self, hello: Mapping[str, Any]) -> Session:
-    """Takes in an actor with a hello of `{"num_envs": n}`.
+    """Leases n slots to an actor whose hello is `{"num_envs": n}`.
 
     Raises:
-      wire.Refused: the hello is malformed, or too few slots are free.
+      wire.Refused: the hello is malformed, or fewer than n slots are free.
     """
     num_envs = slots_lib.wanted(hello, len(self._exploration))
     slots = self._slots.take(num_envs)
@@ -109,16 +99,16 @@ class Sessions:
     steps: episodes.Steps,
     waits: tuple[float, float],
   ) -> None:
-    """Counts what an actor did since its last message.
+    """Counts an actor's experience since its last message.
 
     Args:
-      session: of the actor.
-      steps: `[N, K]`, its environments' K steps since then.
-      waits: see `Session`.
+      session: session of the actor.
+      steps: `[N, K]`, the last K steps of its environments.
+      waits: shares of time, see `Session`.
 
     Raises:
-      wire.Refused: it is not of all of the actor's environments, a number is
-        out of its range, or steps are not in order; nothing is counted.
+      wire.Refused: an environment is missing, a number is out of its range, or
+        steps are out of order; nothing is counted.
     """
     check_rows(session, len(steps.step_type))
     wire.check_range("shares of time that are waited", waits, 0, 1)
@@ -129,19 +119,19 @@ class Sessions:
     )
 
   def measure(self) -> dict[str, float]:
-    """The share of time that actors wait, on average, by name."""
+    """Returns the mean shares of time that actors wait, by metric."""
     with self._lock:
-      # At the end all have left.
+      # The last line of a run is written after its actors have left.
       self._waits = [session.waits for session in self._open] or self._waits
-      environments, others = np.mean(self._waits, axis=0).tolist()
+      environments, learner = np.mean(self._waits, axis=0).tolist()
     return {
       metrics.WAIT_ENVIRONMENTS: environments,
-      metrics.WAIT_LEARNER: others,
+      metrics.WAIT_LEARNER: learner,
     }
 
 
 def check_rows(session: Session, rows: int) -> None:
-  """Raises wire.Refused where a message is not of all its environments."""
+  """Raises wire.Refused unless a message has a row for each environment."""
   num_envs = len(session.slots)
   if rows != num_envs:
     raise wire.invalid(

@@ -1,4 +1,4 @@
-"""The slots for the environments of all actors."""
+"""The slots of all actors' environments."""
 
 import threading
 from collections.abc import Mapping
@@ -10,13 +10,10 @@ from seedx import wire
 
 
 class Slots:
-  """Slots for environments, each leased to at most one session at a time.
-
-  Any thread may call it.
-  """
+  """Slots, each leased to one session at a time; any thread may use it."""
 
   def __init__(self, num_slots: int) -> None:
-    """Makes slots from 0 to `num_slots - 1`, all of them free."""
+    """Makes free slots from 0 to `num_slots - 1`."""
     self._free = np.arange(num_slots, dtype=np.int32)
     self._lock = threading.Lock()
 
@@ -29,7 +26,7 @@ class Slots:
     """Leases `[count]` int32 slots.
 
     Raises:
-      wire.Refused: RESOURCE_EXHAUSTED, fewer are free.
+      wire.Refused: RESOURCE_EXHAUSTED, fewer slots are free.
     """
     with self._lock:
       if count > len(self._free):
@@ -47,20 +44,21 @@ class Slots:
       self._free = np.sort(np.concatenate([self._free, slots]))
 
 
-def wanted(hello: Mapping[str, Any], most: int) -> int:
-  """Number of environments that an actor's hello `{"num_envs": n}` asks for.
+def wanted(hello: Mapping[str, Any], maximum: int) -> int:
+  """Returns the number of environments in a hello of `{"num_envs": n}`.
 
   Raises:
-    wire.Refused: it is malformed, or asks for more than `most`.
+    wire.Refused: the hello is malformed, or n is larger than `maximum`.
   """
   num_envs = hello.get("num_envs")
   if type(num_envs) is not int or num_envs < 1:
     raise wire.invalid(
       "num_envs of at least 1 in the hello", f"{num_envs!r:.80}"
     )
-  if num_envs > most:
+  if num_envs > maximum:
     raise wire.Refused(
       wire.StatusCode.FAILED_PRECONDITION,
-      f"expected an actor of at most {most} environments, found {num_envs}",
+      f"expected an actor with at most {maximum} environments, found"
+      f" {num_envs}",
     )
   return num_envs

@@ -1,7 +1,7 @@
-"""The thin actor: steps environments, and asks the server for actions.
+"""The thin actor: steps environments, and receives actions from the learner.
 
-It needs no JAX. EnvPool would import JAX, so the programs of a thin actor
-(`seedx.launch`, `seedx.join`) block that import first.
+It works without JAX. EnvPool would import JAX, so `seedx.launch` and
+`seedx.join` block that import in a thin actor's process.
 """
 
 import collections
@@ -18,7 +18,7 @@ from seedx.acting import protocol
 
 C = TypeVar("C")
 
-# How long the end of a session waits for a step of the environments.
+# Seconds that the end of a session waits for a step of the environments.
 _STEP_SECONDS = 5.0
 
 
@@ -27,14 +27,14 @@ class Config(protocol.Actors):
   """The thin actors of a run.
 
   Attributes:
-    actor_batch_size: environments per message; the others step while these
-      wait. 0 for all, in lock step.
+    actor_batch_size: number of environments in a message; the others step while
+      these wait for actions. 0 for all, in lock step.
   """
 
   actor_batch_size: int = 0
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for what cannot be run."""
+    """Raises types.ConfigError for a value out of its range."""
     super().__post_init__()
     if not 0 <= self.actor_batch_size <= self.envs_per_actor:
       raise types.ConfigError(
@@ -44,7 +44,7 @@ class Config(protocol.Actors):
 
   @property
   def rows(self) -> int:
-    """Environments in a message."""
+    """Number of environments in a message."""
     return self.actor_batch_size or self.envs_per_actor
 
 
@@ -53,11 +53,11 @@ class Work:
   """The work of one thin actor.
 
   Attributes:
-    address: of the learner.
+    address: address of the learner.
     env: the environment.
-    actors: options of all thin actors.
-    retry_seconds: seconds between two tries to reach the learner.
-    security: how they know each other.
+    actors: settings of all thin actors.
+    retry_seconds: seconds between two attempts to connect to the learner.
+    security: TLS and token of the connection.
   """
 
   address: str
@@ -70,20 +70,20 @@ class Work:
   def of(
     cls, address: str, options: Mapping[str, Any], security: wire.Security
   ) -> Self:
-    """From the learner's options by their names, as JSON has them."""
+    """Makes the work from the learner's settings by name, read from JSON."""
 
     def config(kind: type[C]) -> C:
       fields = [x.name for x in dataclasses.fields(kind)]  # type: ignore
-      found = {name: options[name] for name in fields if name in options}
+      values = {name: options[name] for name in fields if name in options}
       return kind(
-        **{k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
+        **{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
       )
 
     return cls(address, config(envs.Config), config(Config), security=security)
 
 
 def run(work: Work, stop: threading.Event) -> None:
-  """Acts until the server says that it is done, or `stop` is set.
+  """Acts until the run is over or `stop` is set.
 
   Raises:
     types.ConfigError: the environment cannot be made.
@@ -105,9 +105,9 @@ def run(work: Work, stop: threading.Event) -> None:
 
 
 class _Session:
-  """Steps environments on a thread of its own.
+  """A connection to the learner, with environments stepped on a thread.
 
-  The end of the run, and Ctrl-C, do not wait for one that is stuck in a step.
+  The thread lets a run end, or Ctrl-C, while an environment hangs in a step.
   """
 
   def __init__(
@@ -135,7 +135,7 @@ class _Session:
       self._exchange.over.wait()
     finally:
       self._exchange.close()
-      # A process that exits while an environment steps aborts.
+      # A process that exits while an environment steps would abort.
       thread.join(_STEP_SECONDS)
     if self._failure is not None:
       raise self._failure
@@ -158,7 +158,7 @@ class _Session:
     return environment
 
   def _act(self, environment: envs.Environment) -> None:
-    # What was sent up and has had no reply; replies come in the same order.
+    # Indices of sent rows; their actions arrive in the same order.
     unanswered: collections.deque[np.ndarray] = collections.deque()
 
     def send() -> None:
@@ -166,8 +166,7 @@ class _Session:
       unanswered.append(rows.index)
       self._exchange.send(rows)
 
-    # EnvPool must not be asked for rows of environments that wait for their
-    # actions.
+    # EnvPool must not be asked for rows of environments that wait for actions.
     for _ in range(self._num_envs // self._rows):
       send()
     while not self._stop.is_set():

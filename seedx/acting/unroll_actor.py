@@ -1,4 +1,4 @@
-"""The actor with a copy of the parameters: acts by itself, sends unrolls."""
+"""The unroll actor: acts with a copy of the parameters, and sends unrolls."""
 
 import contextlib
 import dataclasses
@@ -21,17 +21,17 @@ _WAIT_LEARNER = "learner"
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-  """The work of one actor.
+  """The work of one unroll actor.
 
   Attributes:
-    address: of the learner.
+    address: address of the learner.
     env: the environment.
-    agent: that acts.
-    horizon: of the run.
-    actors: options of all actors.
-    unroll_length: T, new env steps of an unroll.
-    fetch_interval: env steps of this actor between two fetches of parameters;
-      0 for a fetch after every unroll.
+    agent: config of the agent that acts.
+    horizon: length of the run.
+    actors: settings of all actors.
+    unroll_length: number of new env steps of an unroll (T).
+    fetch_interval: number of env steps of this actor between two fetches of
+      parameters; 0 for a fetch after each unroll.
     security: TLS and token of the connection.
   """
 
@@ -46,7 +46,7 @@ class Work:
 
 
 def run(work: Work, stop: threading.Event) -> None:
-  """Acts until the learner says that it is done, or `stop` is set.
+  """Acts until the run is over or `stop` is set.
 
   Raises:
     types.ConfigError: the environment cannot be made.
@@ -60,7 +60,7 @@ def run(work: Work, stop: threading.Event) -> None:
   device = jax.local_devices()[0]
   acting = jax.jit(lambda key: agent.acting(agent.init(key)))(jax.random.key(0))
   acting = jax.device_put(acting, device)
-  # Before it takes a place: another may have left it, and the learner waits.
+  # Compiles before it connects, so that leased slots do not wait for it.
   unroll = programs.warm_up(acting, device)
   programs.priorities(acting, unroll)
 
@@ -79,7 +79,7 @@ def _act(
   fetched: parameters.Fetched,
   stop: threading.Event,
 ) -> None:
-  """One session: parameters come down between unrolls, unrolls go up."""
+  """Acts for one session: sends unrolls, and fetches parameters in between."""
   num_envs = work.actors.envs_per_actor
   with contextlib.ExitStack() as opened:
     exchange = client.exchange(
@@ -101,13 +101,13 @@ def _act(
       exploration=unroll_messages.exploration(exchange.welcome, num_envs),
     )
     opened.callback(actor.close)
-    message = _Messages(programs, waits)
+    messages = _Messages(programs, waits)
     held, since_fetch = fetched.newest(), 0
     while held is not None and not stop.is_set():
       rows, unroll = actor.observe(held.acting, held.version)
-      message.add(rows)
+      messages.add(rows)
       if unroll is not None:
-        experience = message.experience(held.acting, unroll)
+        experience = messages.experience(held.acting, unroll)
         with waits.timed(_WAIT_LEARNER):
           reply = exchange(experience)
           if reply is None:
@@ -123,7 +123,7 @@ def _act(
 
 
 class _Messages:
-  """What an actor sends of its unrolls."""
+  """Messages of an actor, from its rows and unrolls."""
 
   def __init__(
     self, programs: local_actor.Programs, waits: metrics.Waits
@@ -135,21 +135,21 @@ class _Messages:
     )
 
   def add(self, rows: types.Rows) -> None:
-    """Takes note of a step of all environments."""
+    """Adds one step of all environments."""
     self._unreported.add(rows)
 
   def experience(
     self, acting: types.Tree, unroll: types.Unroll
   ) -> unroll_messages.Experience:
-    """The message that goes with `[L, N, ...]` unrolls.
+    """Returns the message with `[L, N, ...]` unrolls.
 
     Raises:
-      RuntimeError: a priority is no finite number of 0 or more.
+      RuntimeError: a priority is negative or not finite.
     """
     programs = self._programs
     priorities = jax.tree.map(np.asarray, programs.priorities(acting, unroll))
-    for found in jax.tree.leaves(priorities):
-      _check_priorities(found)
+    for leaf in jax.tree.leaves(priorities):
+      _check_priorities(leaf)
     unroll = programs.agent.needs.stored(unroll)
     steps = jax.tree.map(
       lambda leaf: np.swapaxes(np.asarray(leaf), 0, 1),
@@ -157,19 +157,19 @@ class _Messages:
     )
     core_state = jax.tree.map(np.asarray, unroll.core_state)
     unreported, _ = self._unreported.take()
-    shares = self._waits.measure()
+    waits = self._waits.measure()
 
     return unroll_messages.Experience(
       unroll=steps._replace(core_state=core_state),
       priorities=priorities,
       episode_return=unreported.episode_return,
-      wait_environments=np.float32(shares[metrics.WAIT_ENVIRONMENTS]),
-      wait_learner=np.float32(shares[_WAIT_LEARNER]),
+      wait_environments=np.float32(waits[metrics.WAIT_ENVIRONMENTS]),
+      wait_learner=np.float32(waits[_WAIT_LEARNER]),
     )
 
 
 def _check_priorities(priorities: np.ndarray) -> None:
-  """Raises RuntimeError for `[N, windows]` of which a replay cannot sample."""
+  """Raises RuntimeError for `[N, windows]` with which no replay can sample."""
   valid = np.isfinite(priorities) & (priorities >= 0)
   if not valid.all():
     row = np.flatnonzero(~valid.all(axis=1))[0]

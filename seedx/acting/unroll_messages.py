@@ -1,10 +1,10 @@
-"""The messages between the learner and actors that act by themselves.
+"""The messages between the learner and unroll actors.
 
-Such an actor opens the stream `EXPERIENCE` with the hello of a thin actor, see
-`protocol`. Its welcome also has the `exploration` of its environments. It sends
-`Experience`; the reply means that the learner has taken it, and has the version
-of the newest parameters. An empty request on the stream `PARAMETERS` is
-answered with `Versioned`.
+An unroll actor opens the stream `EXPERIENCE` with the hello of a thin actor,
+see `protocol`. The welcome also has the `exploration` of its environments. The
+actor sends `Experience`. The reply has the version of the newest parameters,
+and comes when the learner has taken the unrolls. On the stream `PARAMETERS`, an
+empty request is answered with `Versioned`.
 """
 
 from collections.abc import Mapping
@@ -20,17 +20,18 @@ PARAMETERS = "parameters"
 
 
 class Experience(NamedTuple):
-  """Finished unrolls, as an actor that acts by itself sends them.
+  """Finished unrolls of an unroll actor.
 
   Attributes:
-    unroll: `[S, L, ...]`; the core state, `[S, ...]`.
-    priorities: `[S, L - window + 1]` float32, of each window, as the actor's
-      parameters see it; () for an agent without.
-    episode_return: `[S, L]` float32, as in `types.Rows`, of the new steps,
-      and NaN behind them.
-    wait_environments: `[]` float32, the actor's share of time since its last
-      message that it spent waiting for environments.
-    wait_learner: `[]` float32, the share that it waited for the learner.
+    unroll: `[S, L, ...]` steps, and `[S, ...]` core states.
+    priorities: `[S, L - window + 1]` float32 priorities of all windows, by the
+      actor's parameters; () for an agent without priorities.
+    episode_return: `[S, L]` float32, `types.Rows.episode_return` of the new
+      steps, followed by NaN.
+    wait_environments: `[]` float32, share of time since the last message
+      that the actor waited for its environments.
+    wait_learner: `[]` float32, share of that time that it waited for the
+      learner.
   """
 
   unroll: types.Unroll
@@ -41,11 +42,11 @@ class Experience(NamedTuple):
 
 
 class Versioned(NamedTuple):
-  """Parameters that can act, and how many updates they have seen.
+  """Acting parameters and their version.
 
   Attributes:
-    version: `[]` int32.
-    acting: see `base.Agent.acting`.
+    version: `[]` int32, number of updates behind the parameters.
+    acting: acting parameters, see `base.Agent.acting`.
   """
 
   version: types.Array
@@ -56,30 +57,28 @@ VERSION = wire.Layout.of(wire.once(np.zeros((), np.int32)), 1)
 
 
 def exploration(welcome: Mapping[str, Any], num_envs: int) -> np.ndarray:
-  """Returns `[num_envs]` float32, the exploration in the learner's welcome.
+  """Returns the `[num_envs]` float32 exploration in the learner's welcome.
 
   Raises:
-    wire.WireError: FAILED_PRECONDITION, the welcome has no such exploration.
+    wire.WireError: FAILED_PRECONDITION, the welcome has no valid exploration.
   """
-  found = welcome.get("exploration")
-  if not isinstance(found, list) or len(found) != num_envs:
-    raise wire.unwelcome(f"exploration of {num_envs} environments", found)
-  if not all(isinstance(x, float) and 0.0 <= x <= 1.0 for x in found):
-    raise wire.unwelcome("exploration from 0.0 to 1.0", found)
-  return np.asarray(found, np.float32)
+  values = welcome.get("exploration")
+  if not isinstance(values, list) or len(values) != num_envs:
+    raise wire.unwelcome(f"exploration of {num_envs} environments", values)
+  if not all(isinstance(x, float) and 0.0 <= x <= 1.0 for x in values):
+    raise wire.unwelcome("exploration from 0.0 to 1.0", values)
+  return np.asarray(values, np.float32)
 
 
 def experience_layout(share: types.Share, max_rows: int) -> wire.Layout:
-  """The layout of the unrolls that an actor sends.
+  """Returns the layout of messages with up to `max_rows` unrolls.
 
-  Args:
-    share: anything with the shapes and dtypes of one.
-    max_rows: unrolls in a message.
+  Only the shapes and dtypes of the share matter.
   """
   length = share.data.version.shape[0]
 
   def row(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    # Broadcast: no memory for what is only asked for its shape.
+    # A broadcast array takes no memory: only its shape is needed.
     return np.broadcast_to(np.zeros((), dtype), shape)
 
   def of_steps(leaf: types.Array) -> np.ndarray:
@@ -104,6 +103,6 @@ def experience_layout(share: types.Share, max_rows: int) -> wire.Layout:
 
 
 def parameters_layout(acting: types.Tree) -> wire.Layout:
-  """The layout of parameters, from anything of their shapes and dtypes."""
+  """Returns the layout of parameters with these shapes and dtypes."""
   versioned = Versioned(np.zeros((), np.int32), acting)
   return wire.Layout.of(wire.once(versioned), 1)

@@ -1,7 +1,4 @@
-"""The learner's server of actors with a copy of the parameters.
-
-It sends them the newest parameters, and receives their unrolls.
-"""
+"""The learner's server of unroll actors: sends parameters, receives unrolls."""
 
 import functools
 import threading
@@ -25,16 +22,17 @@ from seedx.runtime import counters
 from seedx.runtime import seeds as seeds_lib
 from seedx.wire import server as server_lib
 
-_MOST_PRIORITY = float(np.finfo(np.float32).max)
-# Takes `[L, S, ...]` unrolls with priorities; False once the run has stopped.
+_MAX_PRIORITY = float(np.finfo(np.float32).max)
+# Takes a share. Blocks while the learner's queue is full, and returns False
+# when the run is over.
 Sink = Callable[[types.Share], bool]
 
 
 class UnrollServer:
-  """Opens a session for each actor, and takes its unrolls.
+  """Server that opens a session for each unroll actor.
 
   Attributes:
-    sessions: of the connected actors.
+    sessions: sessions of the connected actors.
   """
 
   def __init__(
@@ -47,18 +45,18 @@ class UnrollServer:
     newest: Callable[[], tuple[types.Tree, int]],
     sink: Sink,
   ) -> None:
-    """Serves nothing before `bind`.
+    """Makes the server; `bind` starts to serve.
 
     Args:
-      programs: the actors', of as many environments as a share has unrolls.
-      actors: how many actors and environments.
-      acted: counts the steps of all actors.
-      seeds: of the actors' environments.
+      programs: programs of an actor with as many environments as a share has
+        unrolls.
+      actors: settings of the actors.
+      acted: counts of all actors' experience.
+      seeds: seeds for the actors' environments.
       env: the environment.
-      newest: returns the newest acting parameters and their version, which is
-        the reply to a message.
-      sink: takes shares; it blocks while the learner's queue is full, and so
-        makes actors wait.
+      newest: function that returns the newest acting parameters and their
+        version; each message is answered with the version.
+      sink: function that takes shares; actors wait while it blocks.
     """
     self._programs = programs
     exploration = programs.agent.exploration(actors.num_envs)
@@ -67,12 +65,12 @@ class UnrollServer:
     self._max_rows = actors.envs_per_actor
     self._newest = newest
     self._sink = sink
-    # Held while the sink blocks.
+    # Held while the sink blocks, so that shares arrive one by one.
     self._filling = threading.Lock()
     self._shares = _Shares(programs.layout.num_slots)
 
   def bind(self, server: server_lib.Server) -> None:
-    """Binds what actors call: for parameters, and with unrolls."""
+    """Binds the streams for parameters and for unrolls."""
     self._parameters.bind(server)
     server.bind_stream(
       unroll_messages.EXPERIENCE,
@@ -84,11 +82,11 @@ class UnrollServer:
     )
 
   def measure(self) -> dict[str, float]:
-    """See `sessions.Sessions.measure`."""
+    """Returns the mean shares of time that actors wait, by metric."""
     return self.sessions.measure()
 
   def example(self) -> types.Share:
-    """A share of zeros, to compile for."""
+    """Returns a share of zeros."""
     return jax.tree.map(
       lambda x: np.zeros(x.shape, x.dtype), self._programs.share()
     )
@@ -96,11 +94,9 @@ class UnrollServer:
   def check(
     self, experience: unroll_messages.Experience, exploration: np.ndarray
   ) -> None:
-    """Checks each number of a message by itself.
+    """Checks the range of each number in a message.
 
-    Args:
-      experience: of an actor.
-      exploration: `[S]`, what it was told.
+    The `[S]` exploration is that of the actor's welcome.
 
     Raises:
       wire.Refused: INVALID_ARGUMENT, a number is out of its range.
@@ -111,20 +107,20 @@ class UnrollServer:
     wire.check_range("step_type", step_type, 0, 2)
     wire.check_range("discount", unroll.inputs.timestep.discount, 0, 1)
     wire.check_range("version", unroll.version, 0, self._newest()[1])
-    told = exploration[:, None]
-    wire.check_range("exploration", unroll.inputs.exploration, told, told)
-    action = self._programs.spec.action
-    if np.dtype(action.dtype).kind in "iu":  # Others are clipped.
-      for found in (unroll.action, unroll.inputs.action_tm1):
-        wire.check_range("actions", found, action.minimum, action.maximum)
-    for found in jax.tree.leaves(experience.priorities):
-      wire.check_range("priorities", found, 0, _MOST_PRIORITY)
+    exact = exploration[:, None]
+    wire.check_range("exploration", unroll.inputs.exploration, exact, exact)
+    spec = self._programs.spec.action
+    if np.dtype(spec.dtype).kind in "iu":  # Environments clip floats.
+      for action in (unroll.action, unroll.inputs.action_tm1):
+        wire.check_range("actions", action, spec.minimum, spec.maximum)
+    for leaf in jax.tree.leaves(experience.priorities):
+      wire.check_range("priorities", leaf, 0, _MAX_PRIORITY)
 
   def take(self, experience: unroll_messages.Experience) -> np.int32:
-    """Takes a message's unrolls; returns the newest version.
+    """Takes a message's unrolls, and returns the newest version.
 
     Raises:
-      wire.Refused: all is over.
+      wire.Refused: CANCELLED, the run is over.
     """
     with self._filling:
       shares = self._shares.add(experience.unroll, experience.priorities)
@@ -139,11 +135,7 @@ class UnrollServer:
 
 
 class _Session:
-  """One actor, from its stream's start to its end.
-
-  Attributes:
-    welcome: what the actor is told first.
-  """
+  """The session of one actor, from the start of its stream to the end."""
 
   def __init__(
     self,
@@ -155,15 +147,15 @@ class _Session:
     self._server = server
     self._session = session
     self._period = period
-    # `[S, L - period]`, with which the next unrolls begin.
+    # `[S, L - period]` step types with which the next unrolls begin.
     self._shared: np.ndarray | None = None
 
   def __call__(self, inputs: unroll_messages.Experience) -> np.int32:
-    """Takes unrolls of all the actor's environments.
+    """Takes unrolls of all environments, and returns the newest version.
 
     Raises:
-      wire.Refused: they are not of all of them, or do not follow upon those
-        before; a number is out of its range; or the run is over.
+      wire.Refused: an environment is missing, unrolls do not continue the
+        previous ones, a number is out of its range, or the run is over.
     """
     self._count(inputs)
     return self._server.take(inputs)
@@ -191,28 +183,28 @@ class _Session:
     self._shared = step_type[:, self._period :].copy()
 
   def _new_from(self, step_type: np.ndarray) -> int:
-    """The first time step of unrolls `[S, L]` that has not been sent before.
+    """Returns the first time step of `[S, L]` that was not sent before.
 
     Raises:
-      wire.Refused: INVALID_ARGUMENT, what has been sent before is another now.
+      wire.Refused: INVALID_ARGUMENT, the steps before it have changed.
     """
     if self._shared is None:
       return 0
     shared = self._shared.shape[1]
     if not np.array_equal(step_type[:, :shared], self._shared):
       raise wire.invalid(
-        f"unrolls that begin with the last {shared} steps of those before",
+        f"unrolls that begin with the last {shared} steps of the previous ones",
         "others",
       )
     return shared
 
   def close(self) -> None:
-    """Frees the actor's slots."""
+    """Frees the actor's slots when its stream ends."""
     self._server.sessions.close(self._session)
 
 
 class _Shares:
-  """Cuts what comes in any number of rows into shares of one size."""
+  """Messages of any number of rows, cut into shares of one size."""
 
   def __init__(self, size: int) -> None:
     self._size = size
@@ -222,7 +214,7 @@ class _Shares:
   def add(
     self, unroll: types.Unroll, priorities: types.Tree
   ) -> Iterator[types.Share]:
-    """Takes `[S, L, ...]`, and yields the shares that are full."""
+    """Adds `[S, L, ...]` unrolls, and yields full shares."""
     self._waiting.append((unroll, priorities))
     self._rows += len(unroll.version)
     while self._rows >= self._size:
@@ -235,7 +227,7 @@ class _Shares:
 
 
 def _time_major(unroll: types.Unroll) -> types.Unroll:
-  """`[S, L, ...]` unrolls as `[L, S, ...]`."""
+  """Returns `[S, L, ...]` unrolls as `[L, S, ...]`."""
   steps = tree.map_structure(
     lambda leaf: np.swapaxes(leaf, 0, 1), unroll._replace(core_state=())
   )

@@ -1,12 +1,13 @@
-"""The unroll store: scatters steps in, gathers finished unrolls out.
+"""The unroll store: keeps each slot's steps until its unroll is finished.
 
-It lives on one inference device. A slot's n-th step since its session began
-(its `count`, from 0) is written at time `n % length` of a ring. Unroll k of a
-slot has the steps from `k * period` to `k * period + length - 1`. The last of
-them finishes it; it must be collected before the slot's next step is written.
+A store is on one device. The step with the `count` n (the number of steps since
+the slot's session began) is written at time `n % length` of a ring. Unroll k of
+a slot has the steps from `k * period` to `k * period + length - 1`. When the
+last of them is written, the unroll must be collected before the slot's next
+step overwrites it.
 
 All functions are pure, have fixed shapes, and should be jitted with the store
-donated. What pads a batch is dropped: a row with slot `num_slots` in `act`, and
+donated. Padding is dropped: rows with slot `num_slots` in `act`, and with
 row S in `collect`.
 """
 
@@ -24,13 +25,13 @@ from seedx.agents import acting_step, base
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """The sizes of a store.
+  """Sizes of a store.
 
   Attributes:
-    num_slots: N, one slot per environment.
-    length: L, time steps of an unroll.
-    period: T, steps from the start of an unroll to that of the next; at most
-      `length`. Consecutive unrolls share `length - period` steps.
+    num_slots: number of slots, one for each environment (N).
+    length: number of time steps of an unroll (L).
+    period: number of steps from one unroll's start to the next one's (T), at
+      most `length`. Consecutive unrolls overlap in `length - period` steps.
   """
 
   num_slots: int
@@ -51,27 +52,21 @@ class Layout:
 
   @classmethod
   def of(cls, agent: base.Agent, period: int, num_slots: int) -> "Layout":
-    """The layout for the unrolls that an agent needs.
-
-    Args:
-      agent: the agent that learns.
-      period: T, new env steps of an unroll.
-      num_slots: N, one slot per environment.
-    """
+    """Returns the layout for unrolls of the length that an agent needs."""
     return cls(num_slots, agent.needs.time_steps(period), period)
 
   @property
   def unrolls_under_way(self) -> int:
-    """How many unrolls of a slot can be unfinished at a time."""
+    """Largest number of unfinished unrolls that a slot has at a time."""
     return -(-self.length // self.period)
 
   def finished(self, counts: np.ndarray) -> np.ndarray:
-    """Whether the step of each count finishes an unroll; `[B]` bool."""
+    """Returns `[B]` bool, whether the step of each count ends an unroll."""
     since_first = counts - (self.length - 1)
     return (since_first >= 0) & (since_first % self.period == 0)
 
   def unfinished(self, counts: np.ndarray) -> np.ndarray:
-    """Number of unrolls begun and not finished after so many steps; `[B]`."""
+    """Returns `[B]`, the unfinished unrolls of slots with `counts` steps."""
     begun = -(-counts // self.period)
     finished = np.maximum(0, (counts - self.length) // self.period + 1)
     return begun - finished
@@ -95,7 +90,7 @@ class Store(NamedTuple):
       first step of each unfinished unroll.
     core_state: `[N, ...]`, the core state before the next step.
     action: `[N, ...]`, the last action.
-    exploration: `[N]`, see `types.Inputs`.
+    exploration: `[N]` exploration of each slot, see `types.Inputs`.
   """
 
   steps: Steps
@@ -106,12 +101,12 @@ class Store(NamedTuple):
 
 
 class Batch(NamedTuple):
-  """The inputs of an inference step, one row per environment.
+  """Inputs of an inference step, one row for each environment.
 
   Attributes:
-    slot: `[B]` int32; `num_slots` for padding.
-    count: `[B]` int32, steps of the slot's session before this one.
-    timestep: `[B, ...]`.
+    slot: `[B]` int32 slots; `num_slots` for padding.
+    count: `[B]` int32, number of steps of the slot's session before this one.
+    timestep: `[B, ...]` time steps.
   """
 
   slot: types.Array
@@ -122,13 +117,10 @@ class Batch(NamedTuple):
 def empty(
   agent: base.Agent, inputs: types.Inputs, acting: types.Tree, layout: Layout
 ) -> Store:
-  """A store of zeros.
+  """Returns a store of zeros, with initial core states.
 
-  Args:
-    agent: the agent that acts.
-    inputs: `[B, ...]`, an example.
-    acting: the acting parameters.
-    layout: the store's sizes.
+  Only the shapes and dtypes of the `[B, ...]` inputs and of the acting
+  parameters matter.
   """
   example, _ = jax.eval_shape(
     agent.step,
@@ -147,7 +139,7 @@ def empty(
   def zeros(*leading: int) -> types.Tree:
     return lambda leaf: jnp.zeros((*leading, *leaf.shape[1:]), leaf.dtype)
 
-  # Copies: an array that occurs twice in the nest cannot be donated.
+  # An array that occurs twice in the nest could not be donated.
   core_state = jax.tree.map(
     jnp.copy, agent.initial_core_state(layout.num_slots)
   )
@@ -171,19 +163,22 @@ def act(
   rng_key: jax.Array,
   batch: Batch,
 ) -> tuple[Store, jax.Array]:
-  """One inference step: resets, acts, and writes the step into the store.
+  """Computes actions for a batch, and writes its steps into the store.
+
+  The core state and the previous action of a slot are reset at the first step
+  of an episode and of a session.
 
   Args:
-    agent: its `step` acts.
-    layout: the store's sizes.
-    store: the state of the slots.
-    acting: the acting parameters.
-    version: `[]` int32, of the acting parameters.
-    rng_key: for this step only.
-    batch: `[B, ...]`; no slot may occur twice.
+    agent: the agent that acts.
+    layout: sizes of the store.
+    store: store before the step.
+    acting: acting parameters.
+    version: `[]` int32 version of the acting parameters.
+    rng_key: random key of this step.
+    batch: `[B, ...]` inputs, in which no slot may occur twice.
 
   Returns:
-    The store with the step in it, and the actions `[B, ...]`.
+    The store after the step, and the `[B, ...]` actions.
   """
   slot, count, timestep = batch
   first = (timestep.step_type == int(dm_env.StepType.FIRST)) | (count == 0)
@@ -230,18 +225,15 @@ def collect(
   count: jax.Array,
   row: jax.Array,
 ) -> types.Unroll:
-  """Copies finished unrolls from the store into a batch.
+  """Copies finished unrolls from the store into a batch of unrolls.
 
   Args:
-    layout: the store's sizes.
-    store: the state of the slots; not changed.
-    unrolls: `[length, S, ...]`, the batch to fill.
-    slot: `[B]`, slots whose last step finished an unroll.
-    count: `[B]`, the count of that step.
-    row: `[B]`, the row of the batch for each unroll; S for padding.
-
-  Returns:
-    The batch with the unrolls.
+    layout: sizes of the store.
+    store: store, which stays the same.
+    unrolls: `[length, S, ...]` batch of unrolls to fill.
+    slot: `[B]` slots whose last step finished an unroll.
+    count: `[B]` counts of these steps.
+    row: `[B]` rows of the batch for the unrolls; S for padding.
   """
   first = count - (layout.length - 1)
   time = (first + jnp.arange(layout.length)[:, None]) % layout.length
@@ -261,7 +253,7 @@ def collect(
 
 
 def empty_unrolls(store: Store, num_unrolls: int) -> types.Unroll:
-  """A batch `[length, num_unrolls, ...]` of zeros, for `collect` to fill."""
+  """Returns `[length, num_unrolls, ...]` zeros, for `collect` to fill."""
 
   def zeros(leaf: jax.Array, leading: tuple[int, ...]) -> jax.Array:
     return jnp.zeros((*leading, num_unrolls, *leaf.shape[2:]), leaf.dtype)

@@ -1,4 +1,4 @@
-"""Experience: how new shares become the batches of updates."""
+"""Experience: turns new shares into the batches of updates."""
 
 import abc
 from collections.abc import Iterator, Sequence
@@ -13,10 +13,9 @@ class Batch(NamedTuple):
   """The batch of one update.
 
   Attributes:
-    parts: for each core, its part of what the agent learns from, such as a
-      `types.Unroll` of `[L, B / cores, ...]`.
-    windows: for each core, the part's windows in the core's replay, if any; see
-      `replay.Replay`.
+    parts: each core's part, such as a `types.Unroll` of `[L, B / cores, ...]`.
+    windows: the sampled windows in each core's replay, see `replay.Replay`; ()
+      without priorities.
   """
 
   parts: Sequence[types.Tree]
@@ -24,67 +23,59 @@ class Batch(NamedTuple):
 
 
 class Experience(abc.ABC):
-  """Decides what each update learns from.
+  """A source of batches, called on the learner's thread.
 
-  The learner calls it on its own thread. Each batch that it yields becomes one
-  update, before the next one is asked for.
+  The learner makes one update from each batch before it asks for the next.
   """
 
   @abc.abstractmethod
   def __call__(self, shares: Sequence[types.Share]) -> Iterator[Batch]:
     """Takes one share per core, and yields any number of batches.
 
-    Each has the shapes of `example`, its parts on the learner's cores.
+    All batches have the shapes of `example`, with each part on its core.
     """
 
   @abc.abstractmethod
   def example(self, shares: Sequence[types.Share]) -> Batch:
-    """A batch with the shapes and dtypes that such shares lead to."""
+    """Returns a batch with the shapes and dtypes that all batches have."""
 
   def learned(
     self, windows: Sequence[types.Tree], priorities: Sequence[jax.Array]
   ) -> None:
-    """Writes new priorities of a batch, where the agent has computed some.
+    """Receives `[B / cores]` new priorities of a batch's windows on each core.
 
-    Args:
-      windows: `Batch.windows` of the batch.
-      priorities: for each core, its part of `types.LossOutput.priorities`,
-        `[B / cores]`.
+    It is called if the batch has windows.
     """
     raise NotImplementedError
 
   def counted(self, env_steps: float, batches: int = 1) -> None:
-    """Is called when it is known how many env steps were in batches.
+    """Receives the number of env steps, without resets, in learned batches.
 
-    That is once for each batch, about one update later.
-
-    Args:
-      env_steps: number of env steps that were learned from; resets are none.
-      batches: number of batches that they were in.
+    Each batch is counted once, about one update later.
     """
     del env_steps, batches
 
   def resume(self, updates: int, resets: float) -> None:
-    """Continues a run; called once, before the first share.
+    """Continues a run after `updates`; called before the first share.
 
     Args:
       updates: number of updates so far.
-      resets: see `base.AgentState`.
+      resets: resets in all batches so far, see `base.AgentState`.
     """
     del updates, resets
 
   def measure(self) -> dict[str, metrics.Value]:
-    """What it adds to a line of metrics."""
+    """Returns the source's fields of a line of metrics."""
     return {}
 
 
 class Once(Experience):
-  """Learns from each share once."""
+  """Experience that is learned from once, as it arrives."""
 
   def __call__(self, shares: Sequence[types.Share]) -> Iterator[Batch]:
     """Yields the shares as one batch."""
     yield self.example(shares)
 
   def example(self, shares: Sequence[types.Share]) -> Batch:
-    """The shares as a batch."""
+    """Returns the shares as one batch."""
     return Batch([share.data for share in shares])

@@ -1,4 +1,4 @@
-"""The learner: takes finished unrolls, updates, publishes parameters."""
+"""The learner: updates an agent's state and publishes acting parameters."""
 
 import dataclasses
 import functools
@@ -23,13 +23,13 @@ from seedx.runtime import hosts as hosts_lib
 
 @dataclasses.dataclass(frozen=True)
 class Config(hosts_lib.Config):
-  """The config of a learner.
+  """Settings of a learner.
 
   Attributes:
-    unroll_length: T, env steps of each environment in an unroll.
+    unroll_length: number of env steps of each environment in an unroll (T).
     learner_devices: indices of the local devices that learn.
-    micro_batches: gradient accumulation steps of an update; inference on the
-      same device can run between them.
+    micro_batches: number of parts of a batch whose gradients are accumulated
+      for one update; inference on the same device can run between them.
   """
 
   unroll_length: int = types.setting(20, low=1, high=2**20)
@@ -39,10 +39,10 @@ class Config(hosts_lib.Config):
   micro_batches: int = types.setting(1, low=1, high=2**20)
 
   def cores(self) -> list[jax.Device]:
-    """The learner devices.
+    """Returns the learner devices.
 
     Raises:
-      types.ConfigError: there is no such device, or one is named twice.
+      types.ConfigError: a device does not exist or is named twice.
     """
     return sharding.devices(self.learner_devices, "learner")
 
@@ -53,7 +53,7 @@ class Config(hosts_lib.Config):
 
   @property
   def parts(self) -> int:
-    """Parts of a batch: learner devices of all hosts times micro-batches."""
+    """Number of learner devices of all hosts times micro-batches."""
     return self.num_cores * self.micro_batches
 
   def plan(
@@ -62,7 +62,7 @@ class Config(hosts_lib.Config):
     batch_steps: int,
     replay: replay_lib.Config | None = None,
   ) -> plan_lib.Plan:
-    """The amounts of experience of a run; see `plan.Plan`."""
+    """Returns the amounts of experience of a run."""
     return plan_lib.Plan(
       total_steps,
       batch_steps,
@@ -73,15 +73,10 @@ class Config(hosts_lib.Config):
     )
 
   def check_divides(self, name: str, size: int, parts: int) -> None:
-    """Checks that `parts` divides `size`.
-
-    Args:
-      name: of the setting that `size` is.
-      size: unrolls.
-      parts: equal parts to divide them into.
+    """Checks that `parts` divides `size`, the value of the setting `name`.
 
     Raises:
-      types.ConfigError: it does not.
+      types.ConfigError: there is a remainder.
     """
     if size % parts:
       raise types.ConfigError(
@@ -91,13 +86,12 @@ class Config(hosts_lib.Config):
       )
 
   def parts_of_unrolls(self, replay: replay_lib.Config | None) -> int:
-    """Equal parts into which a batch of unrolls is divided.
+    """Returns the number of equal parts of a batch of unrolls.
 
-    Args:
-      replay: which takes the unrolls; None if updates are made of them.
+    A batch that is added to a replay has one part for each core.
 
     Raises:
-      types.ConfigError: there are micro-batches and a prioritized replay.
+      types.ConfigError: a prioritized replay has several micro-batches.
     """
     if replay and replay.has_priorities and self.micro_batches > 1:
       raise types.ConfigError(
@@ -107,10 +101,10 @@ class Config(hosts_lib.Config):
     return self.parts if replay is None else self.num_cores
 
   def check_batches(self, parts: int) -> None:
-    """Checks that batches can be divided into `parts`; see `InboxConfig`.
+    """Checks that `parts` divides a batch, if this is an `InboxConfig`.
 
     Raises:
-      types.ConfigError: they cannot, or there is no `batch_size`.
+      types.ConfigError: it is not, so it has no `batch_size`.
     """
     raise types.ConfigError(
       "expected a learner.InboxConfig, which has a batch_size, found a"
@@ -120,12 +114,12 @@ class Config(hosts_lib.Config):
 
 @dataclasses.dataclass(frozen=True)
 class InboxConfig(Config):
-  """The config of a learner with an inbox.
+  """Settings of a learner that receives experience through an inbox.
 
   Attributes:
-    batch_size: unrolls in a batch, for an update or to add to the replay; of
-      all learner hosts together.
-    queue_capacity: batches that may wait for the learner.
+    batch_size: number of unrolls in a batch, over all learner hosts. A batch
+      makes one update, or is added to the replay.
+    queue_capacity: number of batches that may wait for the learner.
   """
 
   batch_size: int = types.setting(64, low=1, high=2**20)
@@ -135,32 +129,33 @@ class InboxConfig(Config):
     """Checks that `parts` divides `batch_size`.
 
     Raises:
-      types.ConfigError: it does not.
+      types.ConfigError: there is a remainder.
     """
     self.check_divides("batch_size", self.batch_size, parts)
 
   @property
   def batch_steps(self) -> int:
-    """Env steps in the unrolls of a batch."""
+    """Number of env steps in a batch of unrolls."""
     return self.batch_size * self.unroll_length
 
   @property
   def share_size(self) -> int:
-    """Unrolls in each core's share of a batch."""
+    """Number of unrolls in each core's share of a batch."""
     return self.batch_size // self.num_cores
 
 
 class Learner:
-  """Updates an agent's state with batches sharded over the learner cores.
+  """Learner of an agent, whose batches are sharded over the learner cores.
 
-  If acting runs concurrently, the pipeline puts shares into `inbox`, calls
-  `run` on a thread, and reads `newest`. In lock step, it calls `learn`.
+  When acting runs concurrently, the pipeline puts shares into `inbox`, calls
+  `run` on a thread, and acts with the parameters that `newest` returns. When
+  acting and learning alternate, it calls `learn_from`.
 
   Attributes:
     agent: the agent that learns.
-    steps: updates so far, with those that were skipped; also the version of the
+    steps: number of updates so far, including skipped ones; the version of the
       newest parameters.
-    learned_steps: env steps learned from, without resets.
+    learned_steps: number of env steps learned from; resets do not count.
     cores: the learner devices of this host, in order.
     inbox: bounded queues of shares.
   """
@@ -175,15 +170,15 @@ class Learner:
     acting_on: Sequence[jax.Device] = (),
     stop: threading.Event | None = None,
   ) -> None:
-    """Makes the initial state; no update is compiled yet.
+    """Initializes the agent's state and publishes its parameters.
 
     Args:
-      agent: made with `axis_name=sharding.CORES`.
-      config: the learner devices and micro-batches.
-      source: turns shares into batches.
-      rng_key: for the initial state and all updates.
-      acting_on: the devices that act, for `newest`; the first core if empty.
-      stop: ends `run`, where the inbox is closed.
+      agent: agent made with `axis_name=sharding.CORES`.
+      config: settings of the learner.
+      source: experience that turns shares into batches.
+      rng_key: random key of the initial state and all updates.
+      acting_on: devices that act; the first learner core if empty.
+      stop: event that ends `run`; the inbox must be closed as well.
 
     Raises:
       types.ConfigError: a device does not exist, or there are several
@@ -202,9 +197,9 @@ class Learner:
     self._mesh = sharding.mesh(self._all_cores(config))
     init_key, rng_key = jax.random.split(rng_key)
     self._rng_key = np.asarray(jax.random.key_data(rng_key))
-    # Over all cores: nothing but updates may compute with it.
+    # Replicated over all cores of all hosts: only updates may compute with it.
     self._state = sharding.replicate(jax.jit(agent.init)(init_key), self._mesh)
-    # Held while the state and its counters change together.
+    # Keeps the state consistent with its counters.
     self._changing = threading.Lock()
     self._source = source
     self._stop = stop or threading.Event()
@@ -216,13 +211,13 @@ class Learner:
       else updates.Accumulated(on_core, self._mesh, micro_batches)
     )
     self._skipped = counters.Skipped()
-    # Updates that were of no batch, see `_batches_in`.
+    # Number of updates without a batch of any host, see `together`.
     self._idle = 0
     self._pending: list[pending.Update] = []
-    # Env steps and batches learned before the checkpoint that its source had
-    # not counted; the next update passes them on.
+    # Env steps and batches that were learned from before a restored checkpoint
+    # but not yet reported to the source: the next update reports them.
     self._uncounted = 0.0, 0
-    # Of the newest update that was read; they stay on the device.
+    # Metrics of the last finished update, on the device until `measure`.
     self._metrics: dict[str, jax.Array] = {}
     self.inbox = inbox_lib.Inbox(
       self.cores,
@@ -233,18 +228,14 @@ class Learner:
 
   @property
   def state(self) -> base.AgentState:
-    """The newest state, on the first core of this host; any thread may use it.
+    """The newest state, on the first core of this host.
 
-    No update donates it.
+    Any thread may use it: no update donates it.
     """
     return sharding.local(self._state)
 
   def run(self, example: Callable[[], types.Share]) -> None:
-    """Learns from the inbox until stopped.
-
-    Args:
-      example: makes a share of zeros, to compile the update with.
-    """
+    """Learns from the inbox until stopped; `example` makes a share of zeros."""
     self.warm_up([jax.device_put(example(), core) for core in self.cores])
     for batch in self._batches():
       self.learn(batch)
@@ -254,7 +245,7 @@ class Learner:
     self.finish()
 
   def warm_up(self, shares: Sequence[types.Share]) -> None:
-    """Compiles the update for shares like these; keeps the state."""
+    """Compiles the update for such shares, without changing the state."""
     parts = self._source.example(shares).parts
     order = self._order([jax.tree.map(jnp.zeros_like, x) for x in parts])
     jax.block_until_ready(self._update(self._state, order))
@@ -262,11 +253,9 @@ class Learner:
   def shares(
     self, unroll: types.Unroll, priorities: types.Tree = ()
   ) -> list[types.Share]:
-    """Splits unrolls `[L, B, ...]` into a share for each core.
+    """Splits `[L, B, ...]` unrolls, with `[B, windows]` priorities, over cores.
 
-    Args:
-      unroll: `[L, B, ...]`.
-      priorities: `[B, windows]`, of each unroll's windows; () without.
+    Priorities are () for an agent without them.
     """
     share, parts = types.Share(unroll, priorities), len(self.cores)
     return [
@@ -275,21 +264,19 @@ class Learner:
     ]
 
   def learn_from(self, shares: Sequence[types.Share]) -> None:
-    """Makes the updates to which one share per core leads."""
+    """Makes the updates that become due with one new share per core."""
     for batch in self._source(shares):
       self.learn(batch)
       if self._is_over():
-        break  # The others are still due after a resume.
+        break  # The remaining updates stay due after a resume.
 
   @functools.partial(jax.profiler.annotate_function, name="learn")
   def learn(self, batch: experience.Batch | None) -> None:
-    """Makes one update, and gives the batch's new priorities to the source.
+    """Makes one update, and sends the batch's new priorities to its source.
 
-    An update that is not finite is skipped, see `updates`: the state stays as
-    it is, and the version rises.
-
-    Args:
-      batch: what to learn from.
+    An update whose result is not finite is skipped (`updates.keep_finite`): the
+    state stays the same, and the version increases. The batch is None on a host
+    that has none for an update of all hosts.
 
     Raises:
       RuntimeError: many updates in a row were skipped.
@@ -298,60 +285,56 @@ class Learner:
     priorities = result.output.priorities
     with self._changing:
       output = result.output._replace(priorities=None)
-      # Keeps the old state only while the update runs: `saved` returns it where
-      # the update hangs.
+      # A checkpoint needs the old state if this update hangs.
       is_done = pending.is_ready(result.skipped)
-      before = None if is_done else self._state
-      kept = result._replace(state=(), output=output)
-      self._pending.append(pending.Update(before, kept, batch is not None))
+      old_state = None if is_done else self._state
+      outputs = result._replace(state=(), output=output)
+      self._pending.append(
+        pending.Update(old_state, outputs, batch is not None)
+      )
       self._state = result.state
       self.steps += 1
     self._source.counted(*self._uncounted)
     self._uncounted = 0.0, 0
-    # At most one update runs while the next is prepared: inference on the same
-    # device waits for all of them.
+    # Inference on the same device waits for all dispatched updates, so at most
+    # one of them may be running.
     self._finish(keep=1)
     self._skipped.check()
     if batch is not None and batch.windows:
       assert priorities is not None
-      own = sharding.own_shards(priorities)
-      self._source.learned(batch.windows, [own[core] for core in self.cores])
+      shards = sharding.own_shards(priorities)
+      self._source.learned(batch.windows, [shards[core] for core in self.cores])
 
   def publish(self, wait: bool = True) -> None:
-    """Publishes the newest state: `newest` returns its acting parameters.
+    """Publishes the newest acting parameters; waits until they are computed.
 
-    Args:
-      wait: for its update to be done; else `newest` returns older ones until
-        it is.
+    Without `wait`, `newest` returns older ones until then.
     """
     self._published.put(self.acting(), self.steps, wait)
 
   def newest(self, device: jax.Device | None = None) -> tuple[types.Tree, int]:
-    """Returns the acting parameters published last, and their version.
+    """Returns the newest computed acting parameters, and their version.
 
-    Those of an update that is under way are left out until it is done.
-
-    Args:
-      device: where to have them; the first of `acting_on` if None.
+    They are on `device`; on the first of `acting_on` if None.
     """
     return self._published.newest(device)
 
   def acting(self, state: base.AgentState | None = None) -> types.Tree:
-    """The acting parameters of a state; of the newest one if None."""
+    """Returns the acting parameters of a state, by default the newest."""
     return self._acting(self.state if state is None else state)
 
   @property
   def replay(self) -> replayed.Replayed | None:
-    """The replay that it learns from, if there is one, for checkpoints."""
+    """The replay that a checkpoint saves, if the agent learns from one."""
     source = self._source
     return source if isinstance(source, replayed.Replayed) else None
 
   def policy(self, saved: types.Tree) -> types.Tree:
-    """The acting parameters of a saved process."""
+    """Returns the acting parameters in the saved parts of a process."""
     return self.acting(saved["agent"]["state"])
 
   def measure(self) -> dict[str, metrics.Value]:
-    """The learner's fields in a line of metrics."""
+    """Returns the learner's fields of a line of metrics."""
     return {
       "learner_steps": self.steps - self._skipped.updates - self._idle,
       "learned_steps": int(self.learned_steps),
@@ -363,18 +346,17 @@ class Learner:
     }
 
   def saved(self) -> types.Tree:
-    """What a checkpoint keeps; any thread may call it.
+    """Returns the newest computed state for a checkpoint, with its counts.
 
-    It is the newest state that is computed: an update that hangs or fails is
-    left out.
+    An update that hangs or fails is left out. Any thread may call it.
     """
     with self._changing:
       state, steps, idle = self._state, self.steps, self._idle
       learned, skipped = self.learned_steps, self._skipped.updates
       running, uncounted = list(self._pending), self._uncounted
-    state, behind = pending.newest_computed(state, running)
-    steps -= len(running) - len(behind)
-    for update in behind:
+    state, computed = pending.newest_computed(state, running)
+    steps -= len(running) - len(computed)
+    for update in computed:
       batches = self._batches_in(update.result)
       idle += not batches
       if update.result.skipped:
@@ -395,7 +377,7 @@ class Learner:
     }
 
   def restore(self, saved: types.Tree) -> None:
-    """Restores what `saved` returned; call it before learning starts."""
+    """Restores what `saved` returned, before learning starts."""
     self._state = sharding.replicate(saved["state"], self._mesh)
     self._rng_key = np.asarray(saved["rng_key"])
     self.steps = int(saved["steps"])
@@ -407,22 +389,22 @@ class Learner:
     self.publish()
 
   def finish(self) -> None:
-    """Waits for the running update, and reads its outputs."""
+    """Waits for the running update and reads its outputs."""
     self._finish(keep=0)
 
   def _finish(self, keep: int) -> None:
     """Reads the outputs of all but the newest `keep` updates."""
     while len(self._pending) > keep:
       result = self._pending[0].result
-      output, kept = result.output, result.output.metrics
-      # Each copy to the host takes its time: no more than is asked for.
+      output, output_metrics = result.output, result.output.metrics
+      # Metrics stay on the device until `measure`: each copy takes time.
       result = jax.device_get(
         result._replace(output=output._replace(metrics={}))
       )
       batches = self._batches_in(result)
       self._read(result)
       if not result.skipped and batches:
-        self._metrics = kept
+        self._metrics = output_metrics
       with self._changing:
         self._skipped.add(int(result.skipped), int(not result.skipped))
         self._idle += not batches
@@ -433,39 +415,34 @@ class Learner:
         del self._pending[0]
 
   def _order(self, parts: Sequence[types.Tree]) -> updates.Order:
-    """What the next update is computed from: for each core, its part."""
+    """Returns the next update's order, from each core's part of a batch."""
     specs = self.agent.needs.specs
     batch = sharding.assemble(parts, self._mesh, specs)
     return updates.Order(np.int32(self.steps), self._rng_key, batch)
 
-  # What learning together with other processes changes, see `together`.
+  # `together.Together`, which learns with other hosts, overrides the rest.
 
   def _all_cores(self, config: Config) -> Sequence[jax.Device]:
-    """The devices over which updates are sharded."""
     return self.cores
 
   def _on_core(self, agent: base.Agent) -> updates.OnCore:
-    """What each core computes."""
     return updates.OnCore(agent)
 
   def _is_over(self) -> bool:
-    """Whether to make no further update."""
     return self._stop.is_set()
 
   def _batches(self) -> Iterator[experience.Batch | None]:
-    """The batches of the inbox, to be learned from before the next is taken."""
     for shares in iter(self.inbox.get, None):
       yield from self._source(shares)
 
   def _order_of(self, batch: experience.Batch | None) -> Any:
-    """The order of an update."""
     assert batch is not None
     return self._order(batch.parts)
 
   def _batches_in(self, result: Any) -> int:
-    """The number of batches that an update was computed from."""
+    """Returns the number of hosts' batches that an update learned from."""
     del result
     return 1
 
   def _read(self, result: Any) -> None:
-    """Is called with the result of each update, in order, on the host."""
+    """Receives the result of each update, in order, on the host."""

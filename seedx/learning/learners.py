@@ -1,4 +1,4 @@
-"""Makes the agent, the source of its batches and the learner of a pipeline."""
+"""The learner of a pipeline, with its agent and its source of batches."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from seedx.runtime import counters, process
 
 
 class Config(Protocol):
-  """What the config of such a pipeline has."""
+  """Config of a pipeline with one learner."""
 
   @property
   def seed(self) -> int:
@@ -30,7 +30,7 @@ class Config(Protocol):
 
   @property
   def plan(self) -> plan_lib.Plan:
-    """The run's amounts of experience."""
+    """Amounts of experience of the run."""
 
 
 def of(
@@ -43,14 +43,15 @@ def of(
   """Makes the learner of this process.
 
   Args:
-    config: of the pipeline.
-    spec: the environment's observations and actions.
-    context: of the process.
-    acted: counts env steps.
-    acting_on: see `learner.Learner`.
+    config: config of the pipeline.
+    spec: specification of the environments.
+    context: context of the process.
+    acted: counts of all hosts' env steps.
+    acting_on: devices that act, see `learner.Learner`.
 
   Raises:
-    types.ConfigError: a device does not exist, or the agent does not fit.
+    types.ConfigError: a device does not exist, or the agent does not fit the
+      plan.
   """
   agent = config.plan.agent(config.agent, spec, sharding.CORES)
   cores, keys = config.learner.cores(), context.keys(config.seed)

@@ -1,4 +1,4 @@
-"""Updates that may still be running."""
+"""Updates that may still be running, and the newest state that is computed."""
 
 import dataclasses
 import time
@@ -10,7 +10,7 @@ import jax
 from seedx import types
 from seedx.agents import base
 
-# How long a checkpoint waits for the update that is under way.
+# Seconds that a checkpoint waits for the running update.
 _COMPUTED_SECONDS = 2.0
 
 
@@ -19,9 +19,9 @@ class Update:
   """An update that may still be running.
 
   Attributes:
-    before: the state before it; None where it is known to have ended.
+    before: state before the update; None if the update had already ended.
     result: `updates.Result` without the state.
-    has_batch: whether it is of a batch of this process.
+    has_batch: whether the update learns from a batch of this process.
   """
 
   before: base.AgentState | None
@@ -32,23 +32,23 @@ class Update:
 def newest_computed(
   state: base.AgentState, updates: Sequence[Update]
 ) -> tuple[base.AgentState, list[Update]]:
-  """Returns the newest state that is computed, and the updates behind it.
+  """Returns the newest computed state, and the updates that led to it.
 
-  An update that hangs or has failed is left out.
+  Updates that hang or have failed are left out.
 
   Args:
-    state: the state after all updates.
-    updates: the ones that may still be running, in order.
+    state: state after all updates.
+    updates: updates that may still be running, in order.
   """
-  behind, patience_seconds = list(updates), _COMPUTED_SECONDS
-  while behind and not _is_computed(state, patience_seconds):
-    before = behind[-1].before
+  computed, timeout_seconds = list(updates), _COMPUTED_SECONDS
+  while computed and not _is_computed(state, timeout_seconds):
+    before = computed[-1].before
     if before is None:
       break
     state = before
-    behind.pop()
-    patience_seconds = 0.0
-  return state, behind
+    computed.pop()
+    timeout_seconds = 0.0
+  return state, computed
 
 
 def is_ready(nest: types.Tree) -> bool:
@@ -56,9 +56,9 @@ def is_ready(nest: types.Tree) -> bool:
   return all(leaf.is_ready() for leaf in jax.tree.leaves(nest))
 
 
-def _is_computed(state: types.Tree, patience_seconds: float) -> bool:
-  """Waits for a state; returns whether it can be read, and has not failed."""
-  deadline = time.monotonic() + patience_seconds
+def _is_computed(state: types.Tree, timeout_seconds: float) -> bool:
+  """Waits for a state; returns whether it is computed without a failure."""
+  deadline = time.monotonic() + timeout_seconds
   while not is_ready(state):
     if time.monotonic() > deadline:
       return False

@@ -1,4 +1,4 @@
-"""How much experience a run and a batch have, and what follows from it."""
+"""The amounts of experience of a run, from which its agent is made."""
 
 import dataclasses
 import functools
@@ -15,17 +15,17 @@ from seedx.runtime import counters
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """How many env steps a run and a batch have, and the replay.
+  """The amounts of experience of a run and a batch.
 
   Attributes:
-    total_steps: env steps of the run.
-    batch_steps: env steps in a batch of unrolls, over all cores.
-    replay: the replay; None for an agent that learns without one.
-    parts: learner devices of all processes times micro-batches; it divides
-      batches.
-    processes: number of processes that learn together, each with a replay of
-      its own.
-    unroll_length: T, new env steps of an unroll.
+    total_steps: number of env steps of the run.
+    batch_steps: number of env steps in a batch of unrolls, over all cores.
+    replay: settings of the replay; None for an agent that learns without one.
+    parts: number of equal parts of a batch: learner devices of all processes
+      times micro-batches.
+    processes: number of processes that learn together, each with its own
+      replay.
+    unroll_length: number of new env steps of an unroll (T).
   """
 
   total_steps: int
@@ -37,10 +37,10 @@ class Plan:
 
   @property
   def horizon(self) -> base.Horizon:
-    """The length of the run in env steps and updates.
+    """Length of the run in env steps and updates.
 
-    An agent that learns from several steps of a window makes fewer of these,
-    see `base.Horizon.with_windows`.
+    An agent that learns from several steps of a window makes fewer updates, see
+    `base.Horizon.with_windows`.
     """
     steps_per_update: float = self.batch_steps
     if self.replay is not None:
@@ -53,49 +53,45 @@ class Plan:
     spec: types.EnvironmentSpec,
     axis_name: str | None = None,
   ) -> base.Agent:
-    """Makes the agent, and checks it against the plan.
+    """Makes the agent, and checks that it fits the plan.
 
-    Args:
-      config: of the agent.
-      spec: the environment's observations and actions.
-      axis_name: the mesh axis over which batches are sharded, or None.
+    Batches are sharded over the mesh axis `axis_name`, unless it is None.
 
     Raises:
-      types.ConfigError: the agent needs a replay and there is none, or the
+      types.ConfigError: the agent needs a replay and the plan has none, or the
         reverse; `parts` or the agent's minibatches do not divide a batch; the
-        replay is too small, or the run too short, to learn anything.
+        replay is too small or the run too short to learn anything.
     """
     agent = config.make(spec, axis_name, self.horizon)
     _check_kind(agent, self.replay)
     self._check_minibatches(agent.needs)
     if self.replay is None or not self.replay.has_priorities:
       agent = base.without_priorities(agent)
-    least = self.batch_steps
+    minimum = self.batch_steps
     if self.replay is not None:
-      least = max(least, self.replay.replay_min_steps)
+      minimum = max(minimum, self.replay.replay_min_steps)
       self._check_replay(self.replay)
-    if self.total_steps < least:
+    if self.total_steps < minimum:
       raise types.ConfigError(
-        f"expected total_steps of at least {least}, so that learning starts,"
+        f"expected total_steps of at least {minimum}, so that learning starts,"
         f" found {self.total_steps}"
       )
     return agent
 
-  def replay_of_core(self, agent: base.Agent, cores: int) -> replayed.OfCore:
-    """Makes the replay of a learner core.
-
-    Args:
-      agent: the agent that learns.
-      cores: number of learner devices of this process.
-    """
+  def replay_of_core(
+    self, agent: base.Agent, cores: int
+  ) -> replayed.CoreReplay:
+    """Makes the replay of one of this process's `cores` learner cores."""
     needs, of_run = agent.needs, self.replay
     assert of_run is not None and needs.window is not None
-    own = of_run.divided(self.processes)
-    capacity = max(1, own.replay_capacity // (self.unroll_length * cores))
-    return replayed.OfCore(
-      own.make(needs.window, capacity),
+    of_process = of_run.divided(self.processes)
+    capacity = max(
+      1, of_process.replay_capacity // (self.unroll_length * cores)
+    )
+    return replayed.CoreReplay(
+      of_process.make(needs.window, capacity),
       needs,
-      own.replay_batch_size // cores,
+      of_process.replay_batch_size // cores,
       self.horizon.with_windows(needs.learned_steps).updates,
     )
 
@@ -111,16 +107,16 @@ class Plan:
     Args:
       agent: the agent that learns.
       cores: the learner devices of this process.
-      rng_key: for sampling from the replay.
-      acted: counts env steps, of all processes; None to take all steps of
-        unrolls for env steps, with resets.
+      rng_key: random key with which a replay is sampled.
+      acted: counts of all processes' env steps; None to count all new steps of
+        unrolls, resets included.
     """
     if self.replay is None:
       return experience.Once()
-    # Each process has the same part, and so as many updates.
+    # Each process counts the same part, so that all make the same updates.
     env_steps = None
     if acted is not None:
-      env_steps = functools.partial(self._own_steps, acted)
+      env_steps = functools.partial(self._steps_of_process, acted)
     return replayed.Replayed(
       self.replay_of_core(agent, len(cores)),
       self.replay.divided(self.processes),
@@ -130,19 +126,19 @@ class Plan:
       env_steps,
     )
 
-  def _own_steps(self, acted: counters.Acted) -> int:
+  def _steps_of_process(self, acted: counters.Acted) -> int:
     return acted.env_steps // self.processes
 
   def _check_minibatches(self, needs: base.Needs) -> None:
-    size, of = self.batch_steps // self.parts, "env steps"
+    size, unit = self.batch_steps // self.parts, "env steps"
     if needs.divides_unrolls:
-      size, of = size // self.unroll_length, "unrolls"
+      size, unit = size // self.unroll_length, "unrolls"
     if size % needs.minibatches:
       divisors = [n for n in range(1, size + 1) if size % n == 0]
       near = sorted(divisors, key=lambda n: abs(n - needs.minibatches))[:2]
       raise types.ConfigError(
-        f"expected minibatches that divide the {size} {of} that each learner"
-        f" device has of a batch, such as {' or '.join(map(str, near))}, found"
+        f"expected minibatches that divide the {size} {unit} of a batch on each"
+        f" learner device, such as {' or '.join(map(str, near))}, found"
         f" {needs.minibatches}"
       )
 
@@ -165,13 +161,13 @@ def _check_kind(agent: base.Agent, config: replay_lib.Config | None) -> None:
   window = agent.needs.window
   if window is not None and config is None:
     raise types.ConfigError(
-      f"expected a replay: this agent learns from windows of {window} time"
-      " steps that it samples from one, found none"
+      f"expected a replay, from which this agent samples windows of {window}"
+      " time steps, found none"
     )
   if window is None and config is not None:
     raise types.ConfigError(
-      "expected no replay: this agent learns from each unroll once, found"
-      f" {config}"
+      "expected no replay, because this agent learns from each unroll once,"
+      f" found {config}"
     )
   if config and config.has_priorities and agent.priorities is None:
     raise types.ConfigError(

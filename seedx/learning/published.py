@@ -1,4 +1,4 @@
-"""Acting parameters that a learner publishes, and devices act with."""
+"""Acting parameters that a learner publishes on the devices that act."""
 
 import collections
 import dataclasses
@@ -14,52 +14,41 @@ from seedx.learning import pending
 class Published:
   """The newest acting parameters on each device that acts.
 
-  An update may still be computing what is put here. `newest` returns older
-  parameters until then, because acting with the new ones would wait for it.
+  An update may still be computing the parameters that are put here. Until it is
+  done, `newest` returns older ones, so that acting does not wait for learning.
   """
 
   def __init__(self, devices: Sequence[jax.Device]) -> None:
-    """Makes a place without parameters.
-
-    Args:
-      devices: that act.
-    """
     self._devices = tuple(dict.fromkeys(devices))
     self._lock = threading.Lock()
-    # The first is computed, others may not be.
+    # The first version is computed; later ones may not be.
     self._versions: collections.deque[_Version] = collections.deque()
 
   def put(self, acting: types.Tree, version: int, wait: bool) -> None:
-    """Copies acting parameters to the devices.
+    """Publishes acting parameters; if `wait`, waits until they are computed.
 
-    No later update may donate them: `sharding.put` to the same device does
+    No later update may donate them, because a device that has them already does
     not copy them.
-
-    Args:
-      acting: the parameters.
-      version: number of updates behind them.
-      wait: until they are computed.
     """
     on_devices = {x: sharding.put(acting, x) for x in self._devices}
     if wait:
       jax.block_until_ready(list(on_devices.values()))
     with self._lock:
       self._versions.append(_Version(on_devices, version))
-      self._forget_older()
+      self._drop_older()
 
   def newest(self, device: jax.Device | None = None) -> tuple[types.Tree, int]:
-    """Returns the newest computed parameters, and their version.
+    """Returns the newest computed parameters on a device, and their version.
 
-    Args:
-      device: where to have them; the first if None.
+    The device is the first one if None.
     """
     with self._lock:
-      self._forget_older()
+      self._drop_older()
       newest = self._versions[0]
     return newest.on_devices[device or self._devices[0]], newest.version
 
-  def _forget_older(self) -> None:
-    """Leaves the newest computed parameters, and those after them."""
+  def _drop_older(self) -> None:
+    """Drops all versions before the newest computed one."""
     while len(self._versions) > 1 and self._versions[1].is_computed():
       self._versions.popleft()
 
@@ -72,5 +61,5 @@ class _Version:
   version: int
 
   def is_computed(self) -> bool:
-    """Whether acting would not have to wait for them."""
+    """Returns whether acting with them would start at once."""
     return pending.is_ready(list(self.on_devices.values()))

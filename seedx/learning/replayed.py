@@ -1,4 +1,4 @@
-"""Learning from a replay on each learner core."""
+"""Experience from replays, one on each learner core."""
 
 import contextlib
 import dataclasses
@@ -17,18 +17,18 @@ from seedx.learning import experience
 from seedx.on_cpu import random_keys
 from seedx.runtime import memory
 
-# How much of the free memory a replay is advised to take.
+# Fraction of the free memory for which an error message suggests a capacity.
 _MEMORY_SHARE = 0.8
 
 
 @dataclasses.dataclass(frozen=True)
-class OfCore:
-  """The replay of one learner core: pure functions over its state.
+class CoreReplay:
+  """The replay of one learner core, as pure functions over its state.
 
   Attributes:
-    replay: stores and samples unrolls.
-    needs: the agent's.
-    size: windows of the core's part of a batch.
+    replay: the replay, which stores and samples unrolls.
+    needs: needs of the agent.
+    size: number of windows in the core's part of a batch.
     updates: number of updates of the run, for schedules.
   """
 
@@ -38,11 +38,11 @@ class OfCore:
   updates: int
 
   def init(self, example: types.Share) -> types.Tree:
-    """Returns the state of an empty replay, for shares like the example."""
+    """Returns the state of an empty replay, from an example of a share."""
     return self.replay.init(self._stored(example))
 
   def add(self, state: types.Tree, share: types.Share) -> types.Tree:
-    """Adds a share."""
+    """Returns the state after adding a share."""
     return self.replay.add(state, self._stored(share))
 
   def draw(
@@ -52,29 +52,26 @@ class OfCore:
     index: jax.Array,
     clock: jax.Array,
   ) -> tuple[types.Sample, types.Tree]:
-    """Draws the core's part of a batch.
+    """Draws the core's part of a batch: a sample, and its windows.
 
     Args:
-      state: of the replay.
-      rng_key: of the core.
-      index: `[]` int32, batches of the run before this one.
+      state: state of the replay.
+      rng_key: random key of the core.
+      index: `[]` int32, number of earlier batches of the run.
       clock: `[]` float32, see `base.AgentState`.
-
-    Returns:
-      The sample, and its windows; see `replay.Replay`.
     """
     key = jax.random.fold_in(random_keys.unrolled(rng_key), index)
-    # JAX's integers end at 2^31.
+    # A float, because `updates` may exceed JAX's int32.
     done = jnp.minimum(clock / float(self.updates), 1.0)
     return self.replay.sample(state, key, self.size, done)
 
   def num_bytes(self, share: types.Share) -> int:
-    """Number of bytes of a state for such shares, by their shapes."""
+    """Returns the size in bytes of a state, from the shapes of a share."""
     leaves = jax.tree.leaves(jax.eval_shape(self.init, share))
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in leaves)
 
   def sample_of(self, share: types.Share) -> types.Tree:
-    """The shapes and dtypes of a sample from such shares."""
+    """Returns the shapes and dtypes of a sample, from those of a share."""
     state = jax.eval_shape(self.init, share)
     numbers = jnp.int32(0), jnp.float32(0)
     key = jax.random.key(0)
@@ -85,40 +82,37 @@ class OfCore:
 
 
 class Replayed(experience.Experience):
-  """Learns from windows of a replay on each core.
+  """Experience that samples windows from a replay on each core.
 
-  After each share it yields as many batches as the replay ratio asks for, and
-  takes no new share meanwhile: neither acting nor learning can run ahead.
-
-  Where the replay has priorities, each batch is sampled before the one before
-  it has been learned from, so without that batch's new priorities.
-
-  It changes while a share is added, and from when a batch is drawn until the
-  learner asks for the next one. In between any thread may save it, `paused`.
+  After each share it yields the batches that are due by the replay ratio, and
+  takes no new share until they are learned from: neither acting nor learning
+  can run ahead. With priorities, each batch is sampled before the previous one
+  is learned from, so without that batch's new priorities.
 
   Attributes:
-    states: each core's replay.
+    states: state of each core's replay; it changes while a share is added, and
+      from the sampling of a batch until the learner asks for the next one.
   """
 
   def __init__(
     self,
-    of_core: OfCore,
+    of_core: CoreReplay,
     config: replay.Config,
     period: int,
     cores: Sequence[jax.Device],
     rng_key: jax.Array,
     acted: Callable[[], int] | None = None,
   ) -> None:
-    """Allocates the replays only with the first shares.
+    """Makes the programs; the first shares allocate the replays.
 
     Args:
       of_core: the replay of each core.
-      config: its settings.
-      period: T, new env steps of an unroll.
+      config: settings of the replays of this process.
+      period: number of new env steps of an unroll (T).
       cores: the learner devices of this process.
-      rng_key: for sampling.
-      acted: returns the number of env steps so far; None to take all steps of
-        unrolls for env steps, with resets.
+      rng_key: random key of the sampling.
+      acted: function that returns the number of env steps so far; None to count
+        all new steps of unrolls, resets included.
     """
     self.states: list[types.Tree] = []
     self._of_core = of_core
@@ -130,26 +124,26 @@ class Replayed(experience.Experience):
       for i, core in enumerate(cores)
     ]
     self._acted = acted
-    # Steps of unrolls so far, and env steps that are not new any more.
+    # New steps of unrolls so far, and env steps that have been counted.
     self._steps = self._seen = 0
     self._ratio = config.ratio(of_core.needs.learned_steps)
     self._drawn = 0
     self._add = jax.jit(of_core.add, donate_argnums=0)
     self._draw = jax.jit(of_core.draw)
     self._update = jax.jit(of_core.replay.update, donate_argnums=0)
-    # Not the state itself: the next `add` deletes it.
+    # The next `add` deletes the state, but not its copy.
     self._copy = jax.jit(lambda state: jax.tree.map(jnp.copy, state))
-    # For any thread.
+    # Copied metrics of the replays, which any thread may read.
     self._metrics: list[dict[str, jax.Array]] = []
     self._ahead: experience.Batch | None = None
-    # What to continue from when the shapes are known.
+    # Saved arrays; the first shares provide the shapes to restore them.
     self._restored: Mapping[str, np.ndarray] = {}
     self._pause = _Pause()
 
   def __call__(
     self, shares: Sequence[types.Share]
   ) -> Iterator[experience.Batch]:
-    """Stores one share per core, and yields the batches to learn from now."""
+    """Stores one share per core, and yields the batches that are due."""
     with self._pause.changes():
       self._begin(shares)
       pairs = zip(self.states, shares, strict=True)
@@ -170,45 +164,46 @@ class Replayed(experience.Experience):
   ) -> None:
     """Writes a batch's new priorities to the replays."""
     self.states = [
-      self._update(state, own, new)
-      for state, own, new in zip(self.states, windows, priorities, strict=True)
+      self._update(state, drawn, new)
+      for state, drawn, new in zip(
+        self.states, windows, priorities, strict=True
+      )
     ]
 
   def counted(self, env_steps: float, batches: int = 1) -> None:
-    """See `Experience`."""
+    """Corrects the replay ratio by the env steps in batches."""
     self._ratio.learned(env_steps, batches)
 
   def example(self, shares: Sequence[types.Share]) -> experience.Batch:
-    """A batch to compile the update with; it leaves the sampling unchanged."""
+    """Returns a batch to compile with, without an effect on later ones."""
     self._begin(shares)
     return self._batch(self.states, self._drawn)
 
   def resume(self, updates: int, resets: float) -> None:
-    """Continues the random numbers and the clock; see `Experience`."""
+    """Continues the random numbers and the clock."""
     self._drawn, self._ratio.missed = updates, resets
 
   def measure(self) -> dict[str, metrics.Value]:
-    """What it adds to a line of metrics, as after the last share."""
+    """Returns the replays' metrics after the last share."""
     sums: dict[str, metrics.Value] = {
-      name: sum(own[name].item() for own in self._metrics)
+      name: sum(of_core[name].item() for of_core in self._metrics)
       for name in (self._metrics[0] if self._metrics else ())
     }
-    return {"replay_size": min(self._steps, self._most_steps), **sums}
+    return {"replay_size": min(self._steps, self._max_steps), **sums}
 
   @property
   def num_bytes(self) -> int:
-    """Number of bytes of the replays' arrays; 0 until they are allocated."""
+    """Size in bytes of the replays' arrays; 0 until they are allocated."""
     return sum(leaf.nbytes for leaf in jax.tree.leaves(self.states))
 
   def paused(self) -> contextlib.AbstractContextManager[None]:
-    """Holds the replays still: what is saved within it is consistent."""
+    """Holds the replays still, so that what is saved is consistent."""
     return self._pause.paused()
 
   def saved(self) -> Callable[[], Mapping[str, types.Tree]]:
-    """Copies its state; call it `paused`.
+    """Copies the replays; call it within `paused`.
 
-    Returns:
-      A function that returns the state as a nest of arrays, on any thread.
+    Returns a function that any thread may call for the nest of copied arrays.
     """
     if not self.states:
       restored = self._restored
@@ -222,16 +217,12 @@ class Replayed(experience.Experience):
     return lambda: state
 
   def restore(self, saved: Mapping[str, np.ndarray]) -> None:
-    """Continues from what was saved, once the first share has come.
-
-    Args:
-      saved: its arrays by their paths.
-    """
+    """Continues from saved arrays by path, when the first shares arrive."""
     self._restored = saved
 
   @property
-  def _most_steps(self) -> int:
-    """Env steps that all replays of this process can hold."""
+  def _max_steps(self) -> int:
+    """Number of env steps that all replays of this process can hold."""
     parts = self._period * len(self._cores)
     return max(1, self._config.replay_capacity // parts) * parts
 
@@ -244,11 +235,11 @@ class Replayed(experience.Experience):
     }
 
   def _begin(self, shares: Sequence[types.Share]) -> None:
-    """Allocates the replays, unless they are there."""
+    """Allocates the replays with the first shares."""
     if self.states:
       return
-    of_core = self._of_core.num_bytes(shares[0])
-    check_memory(self._config, self._cores, of_core)
+    num_bytes = self._of_core.num_bytes(shares[0])
+    check_memory(self._config, self._cores, num_bytes)
     states = []
     for share, core in zip(shares, self._cores, strict=True):
       with jax.default_device(core):
@@ -256,25 +247,24 @@ class Replayed(experience.Experience):
       states.append(jax.device_put(state, core))
     if self._restored:
       states = self._continued(states, self._restored)
-    # From now on `saved` returns what there is.
     self.states, self._restored = states, {}
     self._copy_metrics()
 
   def _copy_metrics(self) -> None:
-    """Copies the replays' own metrics: the next change deletes them."""
-    own = map(self._of_core.replay.measure, self.states)
-    self._metrics = [self._copy(x) for x in own if x]
+    """Copies the metrics of the replays, which their next change deletes."""
+    of_cores = map(self._of_core.replay.measure, self.states)
+    self._metrics = [self._copy(x) for x in of_cores if x]
 
   def _continued(
     self, empty: list[types.Tree], saved: Mapping[str, np.ndarray]
   ) -> list[types.Tree]:
-    """Restores all that was saved; returns each core's replay."""
+    """Restores a saved state; returns the states of the replays."""
     keys = [jax.random.key_data(key) for key in self._keys]
     num_cores = sum(name.startswith("keys/") for name in saved)
     if num_cores != len(keys):
       print(
-        f"the replay of {num_cores} learner devices cannot be that of"
-        f" {len(keys)}; it starts empty",
+        "the replay starts empty: the checkpoint has a replay of"
+        f" {num_cores} learner devices, and this run has {len(keys)}",
         file=sys.stderr,
       )
       return empty
@@ -286,51 +276,50 @@ class Replayed(experience.Experience):
       **self._counts(),
     }
     try:
-      found = checkpoint.like(saved, shapes, "the replay of the checkpoint")
+      state = checkpoint.like(saved, shapes, "the replay of the checkpoint")
     except types.ConfigError as error:
       print(f"the replay starts empty: {error}", file=sys.stderr)
       return empty
     self._keys = [
-      jax.random.wrap_key_data(key) for key in self._on_cores(found["keys"])
+      jax.random.wrap_key_data(key) for key in self._on_cores(state["keys"])
     ]
     if has_ahead:
-      parts, windows = found["ahead"]
+      parts, windows = state["ahead"]
       self._ahead = experience.Batch(
         self._on_cores(parts), self._on_cores(windows)
       )
-    self._ratio.restore(found["ratio"])
-    self._steps, self._seen = int(found["steps"]), int(found["seen"])
-    self._drawn = int(found["drawn"])
-    return self._on_cores(found["states"])
+    self._ratio.restore(state["ratio"])
+    self._steps, self._seen = int(state["steps"]), int(state["seen"])
+    self._drawn = int(state["drawn"])
+    return self._on_cores(state["states"])
 
   def _on_cores(self, nests: Sequence[types.Tree]) -> list[types.Tree]:
-    """Copies each nest to its core."""
     return [
       jax.device_put(jax.tree.map(jnp.array, nest), core)
       for nest, core in zip(nests, self._cores, strict=True)
     ]
 
   def _env_steps(self, new_steps: int) -> int:
-    """Number of env steps among the new steps of unrolls; others are resets.
+    """Returns the number of new steps that are env steps, not resets.
 
-    Acting is ahead of the unrolls, so that they are never taken for too few.
+    Acting counts a step before its unroll arrives, so the number is never too
+    small.
     """
     if self._acted is None:
       return new_steps
-    if not self._seen and self._drawn:  # Resumed without its replay.
+    if not self._seen and self._drawn:  # The run resumed without its replay.
       self._seen = max(0, self._acted() - new_steps)
     new = max(0, min(new_steps, self._acted() - self._seen))
     self._seen += new
     return new
 
   def _next(self) -> experience.Batch:
-    """The next batch to learn from."""
-    batch = self._ahead or self._drawn_now()
+    batch = self._ahead or self._drawn_batch()
     if self._config.has_priorities:
-      self._ahead = self._drawn_now()
+      self._ahead = self._drawn_batch()
     return batch
 
-  def _drawn_now(self) -> experience.Batch:
+  def _drawn_batch(self) -> experience.Batch:
     self._drawn += 1
     return self._batch(self.states, self._drawn - 1)
 
@@ -342,26 +331,26 @@ class Replayed(experience.Experience):
       self._draw(state, key, index, clock)
       for state, key in zip(states, self._keys, strict=True)
     ]
-    windows = [own for _, own in drawn] if self._config.has_priorities else ()
+    windows = [x for _, x in drawn] if self._config.has_priorities else ()
     return experience.Batch([sample for sample, _ in drawn], windows)
 
 
 class _Pause:
-  """Lets other threads hold still what one thread changes."""
+  """A lock with which other threads pause the changes of one thread."""
 
   def __init__(self) -> None:
-    # A thread that wants to pause holds the turn, so that changes wait for it.
+    # A pause that waits for a change holds the turn, so that it comes next.
     self._turn, self._changing = threading.Lock(), threading.Lock()
 
   @contextlib.contextmanager
   def paused(self) -> Iterator[None]:
-    """Waits for a change to end; nothing changes within."""
+    """Waits for the running change, and prevents new ones."""
     with self._turn, self._changing:
       yield
 
   @contextlib.contextmanager
   def changes(self) -> Iterator[None]:
-    """Waits for the end of a pause; nobody pauses within."""
+    """Waits for all pauses, and prevents new ones."""
     with self._turn:
       self._changing.acquire()
     try:
@@ -373,22 +362,19 @@ class _Pause:
 def check_memory(
   config: replay.Config, cores: Sequence[jax.Device], replay_bytes: int
 ) -> None:
-  """Checks that there is room for replays, before they are allocated.
+  """Checks that each core has memory for a replay of `replay_bytes`.
 
-  Args:
-    config: of the replays, for the message.
-    cores: the device of each replay; those on CPU share the machine's memory.
-    replay_bytes: bytes of one of them.
+  CPU devices share the machine's memory.
 
   Raises:
-    types.ConfigError: there is none.
+    types.ConfigError: a replay does not fit.
   """
   cpus = [core for core in cores if core.platform == "cpu"]
   places = {core: 1 for core in cores if core.platform != "cpu"}
   if cpus:
     places[cpus[0]] = len(cpus)
-  for device, count in places.items():
-    needed, free = count * replay_bytes, memory.free_bytes(device)
+  for device, num_replays in places.items():
+    needed, free = num_replays * replay_bytes, memory.free_bytes(device)
     if free is not None and needed > free:
       capacity = config.replay_capacity
       fits = int(_MEMORY_SHARE * capacity * free / needed)

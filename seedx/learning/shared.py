@@ -1,4 +1,4 @@
-"""An agent's state that many workers of one process update asynchronously."""
+"""An agent state that the workers of one process update asynchronously."""
 
 import functools
 import threading
@@ -13,28 +13,27 @@ from seedx.runtime import counters
 
 
 class Shared:
-  """The agent state that workers share; any thread may call it.
+  """The agent state that workers share; any thread may use it.
 
-  It takes one gradient at a time. No worker waits for another to compute one.
+  Workers compute gradients in parallel, and apply them one after another.
 
   Attributes:
-    learned: counts of the gradients so far.
+    learned: counts of the applied gradients.
   """
 
   def __init__(
     self, agent: base.Agent, state: base.AgentState, device: jax.Device
   ) -> None:
-    """Starts from `state`, on `device`."""
     self.learned = counters.Learned()
-    self._computed = jax.jit(functools.partial(updates.computed, agent))
-    self._applied = jax.jit(functools.partial(updates.applied, agent))
+    self._compute = jax.jit(functools.partial(updates.compute_gradients, agent))
+    self._apply = jax.jit(functools.partial(updates.apply_gradients, agent))
     self._device = device
     self._lock = threading.Lock()
     self._state = jax.device_put(state, device)
     self._version = 0
 
   def newest(self) -> tuple[base.AgentState, np.int32]:
-    """The newest state, which is immutable, and its version."""
+    """Returns the newest state, which is immutable, and its version."""
     with self._lock:
       return self._state, np.int32(self._version)
 
@@ -45,23 +44,23 @@ class Shared:
     rng_key: jax.Array,
     batch: types.Tree,
   ) -> None:
-    """Computes gradients with a worker's copy of the state, and applies them.
+    """Computes gradients with a worker's state, and applies them to the newest.
 
     Args:
-      state: the worker's copy, see `newest`.
-      version: version of the copy.
-      rng_key: the worker's key.
-      batch: the batch to learn from.
+      state: state that `newest` returned.
+      version: version of that state.
+      rng_key: random key of the worker.
+      batch: batch to learn from.
 
     Raises:
       RuntimeError: many updates in a row were skipped.
     """
     key = jax.random.fold_in(rng_key, version)
-    gradients, share, output = self._computed(state, key, batch)
-    # Else the next worker to apply its own would wait for this gradient.
+    gradients, share, output = self._compute(state, key, batch)
+    # Without this, other workers would wait for these gradients at the lock.
     jax.block_until_ready(gradients)
     with self._lock:
-      self._state, skipped = self._applied(self._state, gradients, share)
+      self._state, skipped = self._apply(self._state, gradients, share)
       staleness = self._version - int(version)
       self._version += 1
     weight, values = jax.device_get((output.weight, output.metrics))
@@ -74,7 +73,7 @@ class Shared:
     self.learned.add(float(weight), staleness, line)
 
   def saved(self) -> base.AgentState:
-    """The state that a checkpoint keeps."""
+    """Returns the state for a checkpoint."""
     return self.newest()[0]
 
   def restore(self, saved: base.AgentState) -> None:

@@ -1,6 +1,6 @@
-"""A learner that makes the same updates as those of other hosts.
+"""A learner that makes the same updates as the learners of other hosts.
 
-See `runtime.hosts` for what hosts tell each other with each update.
+With each update, the hosts also sum their reports, see `runtime.hosts`.
 """
 
 import dataclasses
@@ -19,82 +19,72 @@ from seedx.runtime import hosts as hosts_lib
 
 
 class Order(NamedTuple):
-  """An `updates.Order` over the cores of all hosts, and what hosts say.
+  """An `updates.Order` over the cores of all hosts, with their reports.
 
   Attributes:
-    version: see there.
-    rng_key: see there.
-    batch: see there.
-    said: for each core what its host says with its first core, `[cores, ...]`.
+    reports: `[cores, ...]`, each host's report at its first core, and zeros at
+      its others.
   """
 
   version: types.Array
   rng_key: types.Array
   batch: types.Tree
-  said: hosts_lib.Said
+  reports: hosts_lib.Said
 
 
 class Result(NamedTuple):
-  """An `updates.Result`, and what all hosts say together.
-
-  Attributes:
-    state: see there.
-    output: see there.
-    skipped: see there.
-    said: the sum over all hosts.
-  """
+  """An `updates.Result`, with `reports`, the sum of all hosts' reports."""
 
   state: base.AgentState | tuple[()]
   output: types.LossOutput
   skipped: jax.Array
-  said: hosts_lib.Said
+  reports: hosts_lib.Said
 
 
 @dataclasses.dataclass(frozen=True)
 class OnCore(updates.OnCore):
-  """An update that also sums what the hosts say.
+  """An update that also sums the hosts' reports.
 
-  Where no host has a batch, the state stays as it is.
+  The state stays the same if no host has a batch.
   """
 
   @property
   def order_specs(self) -> Any:
-    """See `updates.OnCore`."""
-    said: Any = PartitionSpec(sharding.CORES)
-    return Order(**super().order_specs._asdict(), said=said)
+    """Partition specs of an order over the cores."""
+    reports: Any = PartitionSpec(sharding.CORES)
+    return Order(**super().order_specs._asdict(), reports=reports)
 
   @property
   def result_specs(self) -> Any:
-    """See `updates.OnCore`."""
-    said: Any = sharding.REPLICATED
-    return Result(**super().result_specs._asdict(), said=said)
+    """Partition specs of a result over the cores."""
+    reports: Any = sharding.REPLICATED
+    return Result(**super().result_specs._asdict(), reports=reports)
 
   def whole(self, state: base.AgentState, order: Order) -> Result:
-    """See `updates.OnCore`."""
+    """Updates the state, and sums the reports."""
     result = super().whole(state, order)
-    return _unless_idle(state, result, _heard(order.said))
+    return _unless_idle(state, result, _summed(order.reports))
 
   def part(
     self, state: base.AgentState, order: Order, index: jax.Array, parts: int
   ) -> types.Tree:
-    """See `updates.OnCore`; the first micro-batch has what the hosts say."""
+    """Computes gradients; the first micro-batch also sums the reports."""
     total = super().part(state, order, index, parts)
-    said = jax.tree.map(
-      lambda x: jnp.where(index == 0, x, 0), _heard(order.said)
+    reports = jax.tree.map(
+      lambda x: jnp.where(index == 0, x, 0), _summed(order.reports)
     )
-    return total, said
+    return total, reports
 
   def apply(self, state: base.AgentState, total: types.Tree) -> Result:
-    """See `updates.OnCore`."""
-    total, said = total
-    return _unless_idle(state, super().apply(state, total), said)
+    """Applies the mean gradients, and returns the reports."""
+    total, reports = total
+    return _unless_idle(state, super().apply(state, total), reports)
 
 
 class Together(learner.Learner):
-  """A learner whose updates are of the batches of all hosts.
+  """A learner that learns from the batches of all hosts.
 
-  Only one thread may call `learn`, or `run`. The same `rng_key` is needed on
-  all hosts.
+  All hosts need the same `rng_key`. Only one thread may call `learn` or `run`.
   """
 
   def __init__(
@@ -107,21 +97,14 @@ class Together(learner.Learner):
     hosts: hosts_lib.Hosts,
     **options: Any,
   ) -> None:
-    """See `learner.Learner`.
-
-    Args:
-      agent: see there.
-      config: see there.
-      source: see there.
-      rng_key: see there.
-      hosts: make the same updates.
-      **options: see there.
+    """Makes the learner of one host; see `learner.Learner` for the arguments.
 
     Raises:
-      types.ConfigError: as there, or where a device does not exist on a host.
+      types.ConfigError: as in `learner.Learner`, or a device does not exist on
+        one of the hosts.
     """
     self._hosts = hosts
-    # A part of a batch without experience, for each core.
+    # Each core's part of an empty batch.
     self._nothing: list[types.Tree] = []
     super().__init__(agent, config, source, rng_key, **options)
 
@@ -130,25 +113,23 @@ class Together(learner.Learner):
     try:
       super().run(example)
     finally:
-      self._hosts.over.set()  # Without this host, none agrees on anything.
+      self._hosts.over.set()  # The hosts cannot agree without this one.
 
   def warm_up(self, shares: Sequence[types.Share]) -> None:
-    """Compiles the update on all hosts, and then runs it once.
+    """Compiles the update on all hosts, then runs it without an effect.
 
-    They wait for each other no longer than half a minute in the first call.
+    The hosts meet in between: the first run waits at most half a minute for the
+    others.
     """
     parts = self._source.example(shares).parts
     self._nothing = [jax.tree.map(jnp.zeros_like, part) for part in parts]
-    order = self._with_said(hosts_lib.nothing(), self._nothing)
+    order = self._with_report(hosts_lib.nothing(), self._nothing)
     self._update.compile(self._state, order)
     self._hosts.meet("compiled")
     jax.block_until_ready(self._update(self._state, order))
 
   def learn_from(self, shares: Sequence[types.Share]) -> None:
-    """Makes the updates to which one share per core leads, at least one.
-
-    Shares must lead to as many on the other hosts.
-    """
+    """Makes at least one update, and the same number on all hosts."""
     if not self._nothing:
       self.warm_up(shares)
     steps = self.steps
@@ -158,16 +139,16 @@ class Together(learner.Learner):
       self.learn(None)
 
   def measure(self) -> dict[str, metrics.Value]:
-    """See `learner.Learner`."""
+    """Returns the fields of `learner.Learner`, and those of the hosts."""
     line = super().measure()
-    # Whether other hosts had a batch is known of those that have been read.
-    known = self.steps - len(self._pending)
-    learner_steps = known - self._skipped.updates - self._idle
-    own = self._hosts.measure()
-    return {**line, "learner_steps": learner_steps, **own}
+    # Only the result of an update shows whether another host had a batch.
+    finished = self.steps - len(self._pending)
+    learner_steps = finished - self._skipped.updates - self._idle
+    of_hosts = self._hosts.measure()
+    return {**line, "learner_steps": learner_steps, **of_hosts}
 
   def _all_cores(self, config: learner.Config) -> Sequence[jax.Device]:
-    found, indices = [], config.learner_devices
+    cores, indices = [], config.learner_devices
     for host in range(jax.process_count()):
       local = jax.local_devices(process_index=host)
       if max(indices) >= len(local):
@@ -175,8 +156,8 @@ class Together(learner.Learner):
           f"expected the devices {list(indices)} on each host, found"
           f" {len(local)} devices on host {host}"
         )
-      found += [local[index] for index in indices]
-    return found
+      cores += [local[index] for index in indices]
+    return cores
 
   def _on_core(self, agent: base.Agent) -> updates.OnCore:
     return OnCore(agent)
@@ -185,18 +166,18 @@ class Together(learner.Learner):
     return self._hosts.over.is_set()
 
   def _batches(self) -> Iterator[experience.Batch | None]:
-    """The batches of the inbox.
+    """Yields the batches of the inbox, and None for updates without one.
 
-    None where this host has had none for too long, or wants to stop: the others
-    wait for it in their next update.
+    The other hosts wait for this one in each update, so it takes part without
+    a batch when it is starved or wants to stop.
     """
     since, starved = time.monotonic(), False
     while True:
       # A starved host waits once, not in every update.
       at_once = starved and self._hosts.learn
       due = since + (0.0 if at_once else self._hosts.starved_seconds)
-      found = self.inbox.get(max(0.0, due - time.monotonic()))
-      for batch in self._source(found) if found else ():
+      shares = self.inbox.get(max(0.0, due - time.monotonic()))
+      for batch in self._source(shares) if shares else ():
         yield batch
         since, starved = time.monotonic(), False
         due = since + self._hosts.starved_seconds
@@ -205,42 +186,45 @@ class Together(learner.Learner):
         since, starved = time.monotonic(), True
 
   def _order_of(self, batch: experience.Batch | None) -> Order:
-    # Else the exchange would wait for others, and acting here for the exchange.
+    # Without this, the update would wait on the device for other hosts, and
+    # inference on the device for the update.
     self._hosts.meet("update")
-    said = self._hosts.say(batch is not None)
-    return self._with_said(said, batch.parts if batch else self._nothing)
+    report = self._hosts.say(batch is not None)
+    return self._with_report(report, batch.parts if batch else self._nothing)
 
-  def _with_said(
-    self, said: hosts_lib.Said, parts: Sequence[types.Tree]
+  def _with_report(
+    self, report: hosts_lib.Said, parts: Sequence[types.Tree]
   ) -> Order:
-    # The first core says it for the host.
-    of_cores = [said, *(hosts_lib.nothing() for _ in self.cores[1:])]
+    # The sum over cores has each host's report once.
+    of_cores = [report, *(hosts_lib.nothing() for _ in self.cores[1:])]
     shards = [
       jax.device_put(jax.tree.map(lambda leaf: leaf[None], x), core)
       for x, core in zip(of_cores, self.cores, strict=True)
     ]
     each = PartitionSpec(sharding.CORES)
-    together = sharding.assemble(shards, self._mesh, each)
-    return Order(**self._order(parts)._asdict(), said=together)
+    reports = sharding.assemble(shards, self._mesh, each)
+    return Order(**self._order(parts)._asdict(), reports=reports)
 
   def _batches_in(self, result: Result) -> int:
-    return int(result.said.batches)
+    return int(result.reports.batches)
 
   def _read(self, result: Result) -> None:
-    self._hosts.hear(result.said)
+    self._hosts.hear(result.reports)
 
 
-def _heard(said: hosts_lib.Said) -> hosts_lib.Said:
-  """What all hosts say together, of what each core's says."""
-  own = jax.tree.map(lambda leaf: leaf[0], said)
-  return losses.sum_over_cores(own, sharding.CORES)
+def _summed(reports: hosts_lib.Said) -> hosts_lib.Said:
+  """Returns the sum of all hosts' reports, from one report on each core."""
+  of_core = jax.tree.map(lambda leaf: leaf[0], reports)
+  return losses.sum_over_cores(of_core, sharding.CORES)
 
 
 def _unless_idle(
-  before: base.AgentState, result: updates.Result, said: hosts_lib.Said
+  before: base.AgentState, result: updates.Result, reports: hosts_lib.Said
 ) -> Result:
-  """The result, with the state before the update where no host had a batch."""
+  """Returns the result, with the old state if no host had a batch."""
   state = jax.tree.map(
-    lambda old, new: jnp.where(said.batches > 0, new, old), before, result.state
+    lambda old, new: jnp.where(reports.batches > 0, new, old),
+    before,
+    result.state,
   )
-  return Result(state, result.output, result.skipped, said)
+  return Result(state, result.output, result.skipped, reports)

@@ -1,4 +1,4 @@
-"""The batcher as behaviour: who waits for whom, and how waits end."""
+"""Batches of requests: their sizes, and how waits end."""
 
 import concurrent.futures
 import threading
@@ -12,7 +12,7 @@ from tests import running
 
 
 class _Doubler:
-  """Replies with twice what was asked, and notes the batches."""
+  """Replies with twice the inputs, and records the batches."""
 
   def __init__(self):
     self.batches = []
@@ -33,46 +33,50 @@ def _make(**options):
   return batcher.Batcher(sizes=[2, 4, 8], waits=metrics.Waits(), **options)
 
 
-def _serve(one, function):
-  with one:
-    for batch in one:
+def _serve(requests, function):
+  with requests:
+    for batch in requests:
       function(batch)
 
 
 @pytest.fixture
 def started():
-  """Makes batchers that are served on a thread, and ends them."""
+  """Makes batchers that threads serve, and closes them."""
   made = []
 
   def start(function, **options):
-    one = _make(**options)
-    thread = threading.Thread(target=_serve, args=(one, function), daemon=True)
+    requests = _make(**options)
+    thread = threading.Thread(
+      target=_serve, args=(requests, function), daemon=True
+    )
     thread.start()
-    made.append((one, thread))
-    return one
+    made.append((requests, thread))
+    return requests
 
   yield start
-  for one, thread in made:
-    one.close()
+  for requests, thread in made:
+    requests.close()
     thread.join(300)
     assert not thread.is_alive()
 
 
-def _ask(pool, one, values):
-  """Asks on a thread; returns when the request waits for its batch."""
-  values, before = np.asarray(values), len(one._requests)
-  answer = pool.submit(one, values, len(values))
-  running.wait_until(lambda: len(one._requests) > before or answer.done())
+def _ask(pool, requests, values):
+  """Sends a request on a thread; returns when it waits in the batcher."""
+  values, num_waiting = np.asarray(values), len(requests._requests)
+  answer = pool.submit(requests, values, len(values))
+  running.wait_until(
+    lambda: len(requests._requests) > num_waiting or answer.done()
+  )
   return answer
 
 
 def test_batches_across_callers_and_gives_each_its_own_rows(started):
   function = _Doubler()
-  one = started(function)
+  requests = started(function)
   with concurrent.futures.ThreadPoolExecutor() as pool:
-    first = _ask(pool, one, [1, 2])
+    first = _ask(pool, requests, [1, 2])
     assert not first.done()  # Two rows are fewer than the target.
-    second = pool.submit(one, np.array([3, 4]), 2)
+    second = pool.submit(requests, np.array([3, 4]), 2)
     assert first.result(300).tolist() == [2, 4]
     assert second.result(300).tolist() == [6, 8]
   assert function.batches == [(4, 4)]
@@ -82,34 +86,34 @@ def test_quantiles_are_of_requests_and_rows_of_batches():
   replies = batcher.Replies()
   replies.add(300, [0.1] * 99)
   replies.add(100, [0.3])
-  found = replies.measure()
-  assert found["inference_rows"] == 200
-  assert found["reply_seconds_p50"] == pytest.approx(0.1)
-  assert found["reply_seconds_p99"] == pytest.approx(0.102)
+  line = replies.measure()
+  assert line["inference_rows"] == 200
+  assert line["reply_seconds_p50"] == pytest.approx(0.1)
+  assert line["reply_seconds_p99"] == pytest.approx(0.102)
   assert replies.measure()["inference_rows"] is None
 
 
 def test_a_partial_batch_goes_out_padded_after_the_wait(started):
   function, replies = _Doubler(), batcher.Replies()
-  one = started(function, max_wait_seconds=0.05, replies=replies)
-  assert one(np.asarray([5, 6, 7]), 3).tolist() == [10, 12, 14]
+  requests = started(function, max_wait_seconds=0.05, replies=replies)
+  assert requests(np.asarray([5, 6, 7]), 3).tolist() == [10, 12, 14]
   assert function.batches == [(4, 3)]
-  found = []
+  lines = []
   running.wait_until(
-    lambda: found.append(replies.measure()) or found[-1]["inference_rows"]
+    lambda: lines.append(replies.measure()) or lines[-1]["inference_rows"]
   )
-  assert found[-1]["inference_rows"] == 3
-  assert found[-1]["reply_seconds_p50"] > 0.04
+  assert lines[-1]["inference_rows"] == 3
+  assert lines[-1]["reply_seconds_p50"] > 0.04
 
 
 def test_no_batch_is_larger_than_the_largest_size(started):
   function = _Doubler()
   function.gate.clear()
-  one = started(function, max_wait_seconds=0.3)
+  requests = started(function, max_wait_seconds=0.3)
   with concurrent.futures.ThreadPoolExecutor() as pool:
-    answers = [pool.submit(one, np.zeros(4, int), 4)]
+    answers = [pool.submit(requests, np.zeros(4, int), 4)]
     assert function.entered.wait(300)
-    answers += [_ask(pool, one, [i] * 3) for i in (1, 2, 3)]
+    answers += [_ask(pool, requests, [i] * 3) for i in (1, 2, 3)]
     function.gate.set()
     values = [answer.result(300).tolist() for answer in answers]
   assert values == [[0] * 4, [2] * 3, [4] * 3, [6] * 3]
@@ -118,59 +122,59 @@ def test_no_batch_is_larger_than_the_largest_size(started):
 
 
 def test_more_rows_than_fit_are_an_error_for_their_caller_only(started):
-  one = started(_Doubler(), max_wait_seconds=0.01)
+  requests = started(_Doubler(), max_wait_seconds=0.01)
   with pytest.raises(ValueError, match="at most 8 rows, found 9"):
-    one(np.zeros(9), 9)
-  assert one(np.ones(8), 8).tolist() == [2] * 8
+    requests(np.zeros(9), 9)
+  assert requests(np.ones(8), 8).tolist() == [2] * 8
 
 
 def test_close_ends_every_wait(started):
-  one = started(_Doubler())
+  requests = started(_Doubler())
   with concurrent.futures.ThreadPoolExecutor() as pool:
-    answer = _ask(pool, one, [1])
-    one.close()
+    answer = _ask(pool, requests, [1])
+    requests.close()
     with pytest.raises(batcher.Closed):
       answer.result(300)
   with pytest.raises(batcher.Closed):
-    one(np.asarray([1]), 1)
+    requests(np.asarray([1]), 1)
 
 
 def test_a_failure_ends_every_wait():
-  one = _make(target_rows=1)
+  requests = _make(target_rows=1)
 
   def fail(batch):
     raise RuntimeError("no device")
 
   with concurrent.futures.ThreadPoolExecutor() as pool:
-    answer = _ask(pool, one, [1])
+    answer = _ask(pool, requests, [1])
     with pytest.raises(RuntimeError, match="no device"):
-      _serve(one, fail)
+      _serve(requests, fail)
     with pytest.raises(batcher.Closed):
       answer.result(300)
   with pytest.raises(batcher.Closed):
-    one(np.asarray([1]), 1)
+    requests(np.asarray([1]), 1)
 
 
 def test_a_reply_after_close_is_no_error():
-  one = _make(target_rows=1)
+  requests = _make(target_rows=1)
   with concurrent.futures.ThreadPoolExecutor() as pool:
-    answer = _ask(pool, one, [1])
-    batch = next(one)
-    one.close()
+    answer = _ask(pool, requests, [1])
+    batch = next(requests)
+    requests.close()
     batch.reply(batch.inputs)
     with pytest.raises(batcher.Closed):
       answer.result(300)
-  assert list(one) == []
+  assert list(requests) == []
 
 
-def test_callers_go_on_as_soon_as_they_have_their_reply(started):
-  """What is done after a reply delays nobody's reply."""
+def test_callers_continue_as_soon_as_they_have_their_reply(started):
+  """Work after a reply does not delay it."""
   done = threading.Event()
 
   def function(batch):
     batch.reply(batch.inputs)
     done.wait()
 
-  one = started(function, target_rows=1)
-  assert one(np.asarray([3]), 1).tolist() == [3]
+  requests = started(function, target_rows=1)
+  assert requests(np.asarray([3]), 1).tolist() == [3]
   done.set()

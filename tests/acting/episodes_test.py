@@ -1,4 +1,4 @@
-"""What peers say of their episodes: refused where it cannot be."""
+"""Episodes of a peer: impossible steps and returns are refused."""
 
 import numpy as np
 import pytest
@@ -27,27 +27,27 @@ def test_a_number_out_of_its_range_is_refused(name, value):
   with pytest.raises(wire.Refused, match=r"expected .* found") as caught:
     followed.add(changed(steps, name, value), BOTH)
   assert caught.value.code is wire.StatusCode.INVALID_ARGUMENT
-  # Nothing of it has been taken note of.
+  # The refused steps changed nothing.
   _, returns, _ = followed.add(steps, BOTH)
   assert returns[0, 3] == 3 and np.isnan(returns).sum() == 7
 
 
 @pytest.mark.parametrize(
-  ("before", "then"),
+  ("earlier", "later"),
   [(None, "M"), (None, "FF"), (None, "FLM"), ("FM", "F"), ("FL", "L")],
 )
-def test_steps_that_are_not_in_order_are_refused(before, then):
+def test_steps_that_are_not_in_order_are_refused(earlier, later):
   followed = episodes.Episodes(2)
-  if before:
-    followed.add(steps_of(before), BOTH[1:])
+  if earlier:
+    followed.add(steps_of(earlier), BOTH[1:])
   with pytest.raises(wire.Refused, match="first step and after each 2") as info:
-    followed.add(steps_of(then), BOTH[1:])
+    followed.add(steps_of(later), BOTH[1:])
   assert info.value.code is wire.StatusCode.INVALID_ARGUMENT
-  # The other environment is at its own beginning.
+  # The other environment has had no step.
   assert followed.add(steps_of("FML"), BOTH[:1])[0] == 2
 
 
-def test_returns_are_sums_of_rewards_whatever_a_peer_says_of_them():
+def test_returns_are_sums_of_rewards_whatever_a_peer_claims():
   followed = episodes.Episodes(2)
   env_steps, returns, lengths = followed.add(
     steps_of("FMM", "FLF", reward=2.0, claimed=3e38), BOTH
@@ -58,27 +58,27 @@ def test_returns_are_sums_of_rewards_whatever_a_peer_says_of_them():
   _, returns, lengths = followed.add(steps_of("LF", "ML", reward=-1.0), BOTH)
   np.testing.assert_array_equal(returns, [[3.0, NAN], [NAN, -2.0]])
   np.testing.assert_array_equal(lengths, [[3, 0], [1, 2]])
-  # One step at a time, too.
-  for then, expected in (("MF", [1, 0]), ("LM", [2, 1]), ("FL", [0, 2])):
-    found = followed.add(steps_of(*then), BOTH).lengths
-    assert found[:, 0].tolist() == expected
+  # The same holds for one step at a time.
+  for step_types, expected in (("MF", [1, 0]), ("LM", [2, 1]), ("FL", [0, 2])):
+    lengths = followed.add(steps_of(*step_types), BOTH).lengths
+    assert lengths[:, 0].tolist() == expected
 
 
-def test_a_reward_of_a_reset_is_in_no_return():
+def test_returns_leave_out_the_reward_of_a_reset():
   followed = episodes.Episodes(1)
   steps = changed(steps_of("FML"), "reward", 7.0, (0, 0))
   assert followed.add(steps, BOTH[:1])[1][0, 2] == 2.0
 
 
-def test_a_sum_of_rewards_that_is_no_float32_is_refused():
+def test_a_sum_of_rewards_that_exceeds_float32_is_refused():
   followed = episodes.Episodes(1)
   with pytest.raises(wire.Refused, match="episode_return from"):
     followed.add(steps_of("FML", reward=3e38), BOTH[:1])
 
 
-def test_of_clipped_rewards_and_lives_a_peer_may_say_the_return():
+def test_a_peer_may_report_returns_with_clipped_rewards_and_lives():
   followed = episodes.Episodes(1, returns_are_sums=False)
-  # A life, then the game.
+  # The first episode ends with a life, the second with the game.
   followed.add(steps_of("FML"), BOTH[:1])
   _, returns, _ = followed.add(steps_of("FML", claimed=-4e6), BOTH[:1])
   np.testing.assert_array_equal(returns, [[NAN, NAN, -4e6]])
@@ -104,8 +104,8 @@ def test_a_return_that_the_rewards_do_not_allow_is_refused():
 )
 def test_which_returns_are_sums(options, expected):
   assert envs.returns_are_sums(envs.Config("Pong-v5", options)) is expected
-  own = envs.Config("my_env:make", options)
-  assert envs.returns_are_sums(own)
+  custom_env = envs.Config("my_env:make", options)
+  assert envs.returns_are_sums(custom_env)
 
 
 SMALL = {"img_height": 20, "img_width": 20, "max_episode_steps": 60}
@@ -121,7 +121,7 @@ LIVES = {"episodic_life": True, "reward_clip": True}
   ],
 )
 def test_an_honest_peer_is_never_refused(env_id, options):
-  """Returns are, to the bit, those that EnvPool's rewards add up to."""
+  """Returns equal the sums of EnvPool's rewards bit for bit."""
   config = envs.Config(env_id, options)
   environment = envs.make(config, 8, batch_size=4, seed=3)
   environment.reset()

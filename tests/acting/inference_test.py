@@ -1,4 +1,4 @@
-"""The inference devices together: what each has, and what all of them share."""
+"""Inference devices: separate random keys, and common metrics."""
 
 import dataclasses
 
@@ -17,7 +17,7 @@ ROWS = 64
 
 
 def random_agent():
-  """Acts at random, whatever it sees."""
+  """Returns an agent with random actions."""
 
   def step(acting, rng_key, inputs, core_state):
     rows = inputs.timestep.step_type.shape
@@ -29,7 +29,7 @@ def random_agent():
 
 @pytest.fixture
 def acting():
-  """Two devices that act, each for one actor of `ROWS` environments."""
+  """Runs two devices, each for one actor with `ROWS` environments."""
   devices = inference.Devices(
     inference.Config((0, 1), inference_batch_size=ROWS),
     random_agent(),
@@ -50,7 +50,7 @@ def acting():
 
 
 def actions_of(devices):
-  """What each of them does for the same first observations."""
+  """Returns each device's actions for the same first observations."""
   rows = np.arange(ROWS, dtype=np.int32)
   timestep = acting_step.zero_inputs(devices.spec, ROWS).timestep
   batch = unroll_store.Batch(rows, np.zeros_like(rows), timestep)

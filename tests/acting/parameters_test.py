@@ -1,4 +1,4 @@
-"""The role of parameters: a source, and clients that fetch from it."""
+"""Acting parameters: a source, and clients that fetch from it."""
 
 import jax
 import numpy as np
@@ -12,7 +12,7 @@ FORM = {"w": np.zeros(3, np.float32)}
 
 
 class Weights:
-  """A leaf on a device, as it were, that counts its copies to the host."""
+  """Stand-in for a leaf on a device; it counts its copies to the host."""
 
   shape, dtype = (3,), np.dtype(np.float32)
 
@@ -55,9 +55,9 @@ class Serving:
 
 @pytest.fixture
 def serving(tmp_path):
-  it = Serving(tmp_path)
-  yield it
-  it.close()
+  source_server = Serving(tmp_path)
+  yield source_server
+  source_server.close()
 
 
 def check(held, value, version):
@@ -66,7 +66,7 @@ def check(held, value, version):
   np.testing.assert_array_equal(held.acting["w"], np.full(3, value))
 
 
-def test_each_client_has_the_newest_and_no_version_is_copied_twice(serving):
+def test_each_client_gets_the_newest_and_no_version_is_copied_twice(serving):
   first, second = serving.fetched(), serving.fetched()
   for value, version in ((1.5, 7), (-2.25, 8), (-2.25, 9), (0.5, 20)):
     serving.publish(value, version)
@@ -79,33 +79,33 @@ def test_each_client_has_the_newest_and_no_version_is_copied_twice(serving):
 
 
 def test_parameters_that_have_not_changed_are_not_sent_again(serving):
-  one, other = serving.fetched(), serving.fetched()
-  held = one.newest(7)
+  first, second = serving.fetched(), serving.fetched()
+  held = first.newest(7)
   assert serving.asked == 1
   for version in (7, np.int32(7), 3):
-    assert one.newest(version) is held
+    assert first.newest(version) is held
   assert serving.asked == 1
   serving.publish(2.5, 9)
-  # Of another version than the client has heard of, and newer still.
-  check(one.newest(8), 2.5, 9)
-  assert one.newest(9) is one.newest(8)
-  check(other.newest(9), 2.5, 9)
+  # The source already has a newer version than the client has seen.
+  check(first.newest(8), 2.5, 9)
+  assert first.newest(9) is first.newest(8)
+  check(second.newest(9), 2.5, 9)
   assert serving.asked == 3
 
 
-def test_a_stream_that_would_count_as_dead_asks(serving, monkeypatch):
-  one = serving.fetched()
-  one.newest()
+def test_a_silent_stream_fetches_before_it_counts_as_dead(serving, monkeypatch):
+  fetched = serving.fetched()
+  fetched.newest()
   monkeypatch.setattr(wire, "SILENT_SECONDS", -1.0)
-  check(one.newest(7), 1.5, 7)
+  check(fetched.newest(7), 1.5, 7)
   assert serving.asked == 2
 
 
-def test_clients_return_nothing_once_the_server_is_done(serving):
-  one = serving.fetched()
-  check(one.newest(), 1.5, 7)
+def test_clients_return_none_once_the_server_is_done(serving):
+  fetched = serving.fetched()
+  check(fetched.newest(), 1.5, 7)
   serving.server.stop(0)
-  assert one.newest() is None
+  assert fetched.newest() is None
 
 
 def test_other_parameters_are_refused(serving):

@@ -1,4 +1,4 @@
-"""Which actor holds which slots, and what is counted of them."""
+"""Sessions: leases of slots, and counts of experience."""
 
 import dm_env
 import hypothesis
@@ -24,9 +24,9 @@ def make():
 
 
 def steps_of(*texts, reward=1.0, claimed=None):
-  """Steps of environments, each a text such as FMMLF.
+  """Returns steps of environments, each from a text such as FMMLF.
 
-  Each step but FIRST brings a reward. A LAST says that the return is `claimed`.
+  Each step but FIRST has a reward, and each LAST has the return `claimed`.
   """
   step_type = np.array([["FML".index(x) for x in text] for text in texts])
   step_type = step_type.astype(np.uint8)
@@ -41,7 +41,7 @@ def steps_of(*texts, reward=1.0, claimed=None):
   )
 
 
-def test_an_actor_is_told_its_seeds_and_how_much_it_explores():
+def test_the_welcome_has_the_seeds_and_the_exploration():
   actors, acted = make()
   assert acted.wall_seconds == 0
   first = actors.open({"num_envs": 2})
@@ -65,7 +65,9 @@ def test_an_actor_is_told_its_seeds_and_how_much_it_explores():
     ({"num_envs": 6}, "RESOURCE_EXHAUSTED", "at most 5 environments"),
   ],
 )
-def test_who_finds_no_slots_is_told_why_and_takes_none(hello, code, reason):
+def test_an_actor_without_free_slots_is_refused_and_leases_none(
+  hello, code, reason
+):
   actors, _ = make()
   actors.open({"num_envs": 3})
   with pytest.raises(wire.Refused, match=reason) as caught:
@@ -76,7 +78,7 @@ def test_who_finds_no_slots_is_told_why_and_takes_none(hello, code, reason):
   )
 
 
-def test_slots_that_are_given_back_are_taken_with_other_seeds():
+def test_freed_slots_are_leased_again_with_new_seeds():
   actors, _ = make()
   gone, _ = actors.open({"num_envs": 3}), actors.open({"num_envs": 5})
   actors.close(gone)
@@ -98,29 +100,29 @@ CALLS = st.lists(
 
 @hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
 @hypothesis.given(CALLS)
-def test_no_slot_has_two_owners_and_no_seed_comes_twice(calls):
+def test_no_slot_has_two_leases_and_no_seed_occurs_twice(calls):
   actors, _ = make()
-  here, seeds = [], []
+  connected, seeds = [], []
   for kind, number in calls:
-    if kind == "close" and number < len(here):
-      actors.close(here.pop(number))
+    if kind == "close" and number < len(connected):
+      actors.close(connected.pop(number))
     elif kind == "open":
-      free = NUM_ENVS - sum(len(session.slots) for session in here)
+      free = NUM_ENVS - sum(len(session.slots) for session in connected)
       if number > free:
         with pytest.raises(wire.Refused, match=f"at most {free} env"):
           actors.open({"num_envs": number})
         continue
       session = actors.open({"num_envs": number})
       assert len(session.slots) == number
-      here.append(session)
+      connected.append(session)
       seeds += range(session.first_seed, session.first_seed + number)
-    taken = [slot for session in here for slot in session.slots]
+    taken = [slot for session in connected for slot in session.slots]
     assert len(taken) == len(set(taken))
     assert set(taken) <= set(range(NUM_ENVS))
   assert len(seeds) == len(set(seeds))
 
 
-def test_returns_count_only_of_those_who_report():
+def test_only_returns_of_reporting_environments_count():
   actors, acted = make()
   explorer = actors.open({"num_envs": 6})
   reporter = actors.open({"num_envs": 2})
@@ -135,7 +137,7 @@ def test_returns_count_only_of_those_who_report():
   assert acted.returns.mean() == (1 + 1 + 4 + 8) / 4
 
 
-def test_a_message_of_other_environments_is_refused_and_counts_nothing():
+def test_a_message_without_all_environments_is_refused_and_counts_nothing():
   actors, acted = make()
   session = actors.open({"num_envs": 2})
   message = "all 2 environments, found one of 1"
@@ -147,7 +149,7 @@ def test_a_message_of_other_environments_is_refused_and_counts_nothing():
 
 
 @pytest.mark.parametrize("waits", [(NAN, 0.0), (0.0, 1.5)])
-def test_who_waits_for_more_than_all_of_the_time_is_refused(waits):
+def test_waits_that_are_no_shares_of_time_are_refused(waits):
   actors, acted = make()
   session = actors.open({"num_envs": 1})
   with pytest.raises(wire.Refused, match="waited from 0 to 1, found"):
@@ -158,28 +160,28 @@ def test_who_waits_for_more_than_all_of_the_time_is_refused(waits):
 def test_waits_are_means_over_actors_and_stay_when_all_have_left():
   actors, _ = make()
 
-  def say(session, *waits):
+  def report(session, *waits):
     actors.count(session, steps_of("", ""), waits)
 
-  def found():
+  def measured():
     line = actors.measure()
     assert set(line) == {metrics.WAIT_ENVIRONMENTS, metrics.WAIT_LEARNER}
     return line[metrics.WAIT_ENVIRONMENTS], line[metrics.WAIT_LEARNER]
 
-  assert found() == (0.0, 0.0)
+  assert measured() == (0.0, 0.0)
   first, second = (actors.open({"num_envs": 2}) for _ in range(2))
-  say(first, 0.25, 1.0)
-  say(second, 0.75, 0.5)
-  assert found() == (0.5, 0.75)
+  report(first, 0.25, 1.0)
+  report(second, 0.75, 0.5)
+  assert measured() == (0.5, 0.75)
   actors.close(first)
-  assert found() == (0.75, 0.5)
+  assert measured() == (0.75, 0.5)
   actors.close(second)
-  assert found() == (0.75, 0.5)
-  say(actors.open({"num_envs": 2}), 0.125, 0.25)
-  assert found() == (0.125, 0.25)
+  assert measured() == (0.75, 0.5)
+  report(actors.open({"num_envs": 2}), 0.125, 0.25)
+  assert measured() == (0.125, 0.25)
 
 
-# What has been done
+# Unreported steps
 
 
 def rows(step_type, episode_return):
@@ -196,7 +198,7 @@ def rows(step_type, episode_return):
   )
 
 
-def test_what_is_done_is_reported_once():
+def test_steps_are_reported_once():
   unreported = local_actor.Unreported(num_envs=3, length=4)
   unreported.add(rows([0, 0, 0], [NAN, NAN, NAN]))
   unreported.add(rows([1, 1, 2], [NAN, NAN, 5.0]))
@@ -218,7 +220,7 @@ def test_what_is_done_is_reported_once():
   )
   assert [leaf.dtype for leaf in steps] == [np.uint8, *[np.float32] * 3]
 
-  # The next begin at the front again.
+  # The next steps begin at the front again.
   unreported.add(rows([2, 0, 1], [7.0, NAN, NAN]))
   steps, count = unreported.take()
   assert count == 1

@@ -1,4 +1,4 @@
-"""The thin actor: what it leaves behind."""
+"""The thin actor: it leaves no environments or threads behind."""
 
 import threading
 
@@ -14,18 +14,18 @@ ENV = envs.Config(env="CartPole-v1")
 
 
 class Held:
-  """Environments whose second step is held; closing them then is wrong."""
+  """Environments whose second step blocks; they must not be closed in it."""
 
   def __init__(self, env, num_envs, **options):
     self._env = envpool_adapter.EnvPoolEnvironment(env, num_envs, **options)
     self.reset, self.send = self._env.reset, self._env.send
     self.steps = self.overlaps = self.closes = 0
-    self.stepping, self.go_on = threading.Event(), threading.Event()
+    self.stepping, self.resume = threading.Event(), threading.Event()
 
   def recv(self):
     if self.steps:
       self.stepping.set()
-      self.go_on.wait()
+      self.resume.wait()
     rows = self._env.recv()
     self.stepping.clear()
     self.steps += 1
@@ -38,7 +38,7 @@ class Held:
 
 
 class Still:
-  """A session that always does the same."""
+  """A session that always returns the same actions."""
 
   def __init__(self, hello):
     self.welcome = {"first_seed": 0}
@@ -50,10 +50,10 @@ class Still:
     pass
 
 
-def test_its_environments_are_closed_and_its_threads_gone_when_it_ends(
+def test_an_actor_that_ends_closes_its_environments_and_threads(
   tmp_path, monkeypatch
 ):
-  """EnvPool's threads, or one in a step, abort a process that exits."""
+  """EnvPool's threads, or a step, would abort a process that exits."""
   made = []
 
   def make(env, num_envs, **options):
@@ -66,20 +66,20 @@ def test_its_environments_are_closed_and_its_threads_gone_when_it_ends(
   server.bind_stream(protocol.ACT, Still, *layouts)
   config = thin_actor.Config(num_actors=1, envs_per_actor=4)
   work = thin_actor.Work(f"unix:{tmp_path}/learner", ENV, config)
-  before = threading.active_count()
+  num_threads = threading.active_count()
   with server:
     actor = threading.Thread(
       target=thin_actor.run, args=(work, threading.Event())
     )
     actor.start()
     running.wait_until(lambda: made and made[0].stepping.is_set())
-  actor.join(0.3)  # Time to do what is wrong.
-  made[0].go_on.set()
+  actor.join(0.3)  # The actor has time to close them too early.
+  made[0].resume.set()
   actor.join(300)
   (environment,) = made
   assert (environment.closes, environment.overlaps) == (1, 0)
   running.wait_until(
     lambda: (
-      len([x for x in threading.enumerate() if x.name != "wire"]) <= before
+      len([x for x in threading.enumerate() if x.name != "wire"]) <= num_threads
     )
   )

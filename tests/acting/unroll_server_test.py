@@ -1,4 +1,4 @@
-"""What actors that act for themselves send, and who takes it in."""
+"""Unroll actors and their server."""
 
 import dataclasses
 import functools
@@ -32,12 +32,12 @@ from tests import fakes, running
 FIRST = int(dm_env.StepType.FIRST)
 CARTPOLE = envs.Config("CartPole-v1")
 LENGTH, WINDOW = 4, 2
-# Unrolls share a step; FIRST, MID, LAST and FIRST fit to each other.
+# Consecutive unrolls share a step, so the first and the last one are the same.
 STEP_TYPES = [0, 1, 2, 0]
 
 
 def unroll_of(numbers):
-  """Unrolls `[S, L, ...]` of which every value says its number."""
+  """Returns `[S, L, ...]` unrolls whose values show their numbers."""
   value = np.array(numbers, np.float32)
   steps = value[:, None] * 100 + np.arange(LENGTH, dtype=np.float32)
   timestep = dm_env.TimeStep(
@@ -58,7 +58,7 @@ def unroll_of(numbers):
 
 
 def priorities_of(numbers):
-  """Priorities `[S, windows]`, each of its own value."""
+  """Returns `[S, windows]` priorities, all different."""
   windows = np.arange(LENGTH - WINDOW + 1, dtype=np.float32)
   return np.array(numbers, np.float32)[:, None] * 10 + windows
 
@@ -77,18 +77,18 @@ def test_any_messages_are_cut_into_shares_of_one_size(size, sizes, prioritized):
     number += rows
     waiting += numbers
     priorities = priorities_of(numbers) if prioritized else ()
-    # As they come over the wire: nobody may write into them.
+    # Arrays from the wire are read-only.
     message = running.copied((unroll_of(numbers), priorities))
     for leaf in jax.tree.leaves(message):
       leaf.flags.writeable = False
-    for unroll, found in shares.add(*message):
+    for unroll, share_priorities in shares.add(*message):
       now, waiting = waiting[:size], waiting[size:]
       chex.assert_trees_all_equal(unroll, running.time_major(unroll_of(now)))
       assert isinstance(unroll, types.Unroll)
       if prioritized:
-        np.testing.assert_array_equal(found, priorities_of(now))
+        np.testing.assert_array_equal(share_priorities, priorities_of(now))
       else:
-        assert found == ()
+        assert share_priorities == ()
     assert len(waiting) < size
 
 
@@ -113,12 +113,12 @@ _Programs = local_actor.Programs
 
 @functools.cache
 def programs_of(agent, layout):
-  """What actors of an agent compile, once for all tests."""
+  """Returns the programs of actors, compiled once for all tests."""
   return _Programs(agent, envs.spec(CARTPOLE), layout)
 
 
 class Serving:
-  """An unroll server, and a sink that a test can hold back."""
+  """An unroll server, with a sink that a test can block."""
 
   def __init__(self, folder, agent=AGENT):
     self.agent = agent
@@ -158,17 +158,17 @@ class Serving:
 
   @property
   def free(self):
-    """Slots that no actor holds."""
+    """Number of free slots."""
     return self.unrolls.sessions._slots.free
 
   def programs(self, agent=None, period=PERIOD, num_slots=3):
-    """Of an actor, perhaps with another agent."""
+    """Returns the programs of an actor, by default with the server's agent."""
     agent = agent or self.agent
     layout = unroll_store.Layout.of(agent, period, num_slots)
     return programs_of(agent, layout)
 
   def work(self):
-    """Of an actor of this server."""
+    """Returns the work of an actor of this server."""
     return unroll_actor.Work(
       self.server.address,
       CARTPOLE,
@@ -205,7 +205,7 @@ def experience(numbers, waits=(0.0, 0.0)):
   )
 
 
-def test_what_actors_send_becomes_shares_and_is_counted(serving):
+def test_experience_of_actors_becomes_shares_and_is_counted(serving):
   first, second = serving.actor(), serving.actor(num_envs=2)
   reply = first(experience([0, 1, 2], waits=(0.5, 0.2)))
   assert reply == 7
@@ -221,11 +221,11 @@ def test_what_actors_send_becomes_shares_and_is_counted(serving):
       share.data, running.time_major(unroll_of(numbers))
     )
   assert serving.counts.env_steps == 2 * (3 + 2 + 3)
-  # The sums of rewards, whatever the actors say of them.
+  # Returns are sums of rewards; the actors claimed others.
   assert serving.counts.returns.count == 3 + 2 + 3
   returns = [-200 * number - 3 for number in range(8)]
   assert serving.counts.returns.mean() == np.mean(returns)
-  # The newest of each actor.
+  # Means of the latest report of each actor.
   assert serving.unrolls.measure() == {
     metrics.WAIT_ENVIRONMENTS: pytest.approx(0.125),
     metrics.WAIT_LEARNER: pytest.approx(0.2),
@@ -267,11 +267,11 @@ def test_an_actor_that_waits_for_slots_gathers_no_threads(serving, acting):
   serving.unrolls.sessions.open = counted
   holders = [serving.actor(), serving.actor()]
   actor = acting(serving.work())
-  # Two are the holders' own; each try used to leave a thread behind.
+  # The first two are the holders'; no later attempt may leave a thread behind.
   running.wait_until(lambda: len(tries) > 2 + 1)
-  before = threading.active_count()
+  num_threads = threading.active_count()
   running.wait_until(lambda: len(tries) > 2 + 6)
-  running.wait_until(lambda: threading.active_count() <= before + 2)
+  running.wait_until(lambda: threading.active_count() <= num_threads + 2)
   assert actor.is_alive()
   assert all(holder.welcome for holder in holders)
 
@@ -280,7 +280,7 @@ def test_an_actor_that_waits_for_slots_gathers_no_threads(serving, acting):
 def test_actors_fetch_parameters_at_an_interval(
   serving, acting, interval, messages
 ):
-  """A message has 9 env steps, and each makes newer parameters."""
+  """Each message has 9 env steps, and leads to newer parameters."""
   fetched, sent = [], 0
   take, versioned = serving.unrolls.take, serving.unrolls._parameters._versioned
 
@@ -326,14 +326,14 @@ def test_an_actor_sends_no_broken_priority(tmp_path):
     (None, LENGTH, "unroll/inputs/timestep/step_type"),
   ],
 )
-def test_the_actor_of_another_agent_is_refused(serving, agent, period, column):
+def test_an_actor_with_another_agent_is_refused(serving, agent, period, column):
   with pytest.raises(wire.WireError, match=column) as caught:
     serving.actor(programs=serving.programs(agent, period))
   assert caught.value.code is wire.StatusCode.FAILED_PRECONDITION
   assert serving.free == 6
 
 
-def test_a_sink_that_is_full_holds_all_actors_back(serving):
+def test_actors_wait_while_the_sink_is_full(serving):
   first, second = serving.actor(), serving.actor()
   first(experience([0, 1, 2]))
   serving.open.clear()
@@ -351,9 +351,9 @@ def test_a_sink_that_is_full_holds_all_actors_back(serving):
   running.wait_until(lambda: serving.counts.env_steps == 2 * 9)
   running.wait_until(lambda: serving.in_sink)
   assert replies == [] and serving.shares == []
-  # Shares come one by one: the order of messages is that of shares.
+  # Only one share is put at a time, so shares keep the order of messages.
   assert serving.in_sink == 1
-  # Nobody waits for parameters, or for slots.
+  # Requests for parameters are answered meanwhile.
   assert fetch(serving).version == 7
   serving.open.set()
   for thread in threads:
@@ -362,11 +362,11 @@ def test_a_sink_that_is_full_holds_all_actors_back(serving):
   assert len(serving.shares) == 2
   assert first(experience([9, 10, 11])) == 7
   numbers = [int(x) for unroll, _ in serving.shares for x in unroll.core_state]
-  # Of the two that waited, either may come first.
+  # Either of the two waiting messages may come first.
   assert sorted(numbers) == list(range(12))
 
 
-def test_actors_are_told_when_all_is_over(serving):
+def test_actors_receive_none_when_the_run_is_over(serving):
   first, second = serving.actor(), serving.actor()
   first(experience([0, 1, 2]))
   serving.over = True
@@ -375,7 +375,7 @@ def test_actors_are_told_when_all_is_over(serving):
 
 
 def replaced(message, path, value):
-  """A message with one number changed: the last of the leaf at `path`."""
+  """Returns a message whose leaf at `path` has another last number."""
   name, _, rest = path.partition("/")
   inner = getattr(message, name)
   if rest:
@@ -401,7 +401,9 @@ def replaced(message, path, value):
     ("wait_learner", 1.5),
   ],
 )
-def test_what_cannot_be_ends_its_stream_and_no_other(tmp_path, path, value):
+def test_an_impossible_number_ends_its_stream_and_no_other(
+  tmp_path, path, value
+):
   agent = WITH_PRIORITIES if path == "priorities" else AGENT
   with Serving(tmp_path, agent) as serving:
     bystander, liar = serving.actor(), serving.actor()
@@ -420,7 +422,7 @@ def test_what_cannot_be_ends_its_stream_and_no_other(tmp_path, path, value):
     assert serving.counts.env_steps == 2 * 6
 
 
-def test_unrolls_have_to_go_on_where_those_before_ended(serving):
+def test_unrolls_must_continue_the_previous_ones(serving):
   actor = serving.actor()
   actor(experience([0, 1, 2]))
   other = experience([3, 4, 5])
@@ -438,7 +440,7 @@ def fetch(serving):
   )
 
 
-def test_an_example_has_the_form_of_shares(serving):
+def test_the_example_has_the_shapes_of_shares(serving):
   actor = serving.actor()
   for numbers in ([0, 1, 2], [3, 4, 5]):
     actor(experience(numbers))
@@ -468,7 +470,7 @@ def made_actor(layout, agent, seed, exploration=None):
 
 
 def counted(rows, core_state, acting):
-  """What `counting_agent` does, in NumPy: its core state afterwards."""
+  """Computes `counting_agent`'s core states before and after a step."""
   first = rows.timestep.step_type == FIRST
   before = np.where(first, np.float32(0), core_state)
   seen = rows.timestep.observation.sum(axis=-1, dtype=np.float32)
@@ -476,19 +478,19 @@ def counted(rows, core_state, acting):
 
 
 @pytest.mark.parametrize(("length", "period"), [(5, 2), (1, 1)])
-def test_unrolls_are_what_the_environments_did(length, period):
-  """The same seeds are stepped by hand, and the agent's sums made in NumPy."""
+def test_unrolls_have_the_steps_of_the_environments(length, period):
+  """Other environments with the same seeds take the expected steps."""
   num_envs, seed, steps = 3, 11, 60
   layout = unroll_store.Layout(num_envs, length, period)
   actor = made_actor(layout, AGENT, seed)
-  hand = envs.make(CARTPOLE, num_envs, seed=seed)
-  hand.reset()
-  done, state, last, ended = [], np.zeros(num_envs, np.float32), None, 0
+  environment = envs.make(CARTPOLE, num_envs, seed=seed)
+  environment.reset()
+  steps_done, state, last, ended = [], np.zeros(num_envs, np.float32), None, 0
   for time_step in range(steps):
     # New parameters come between an unroll's end and the next action.
     acting, version = np.float32(time_step // 7), np.int32(time_step)
     rows, unroll = actor.observe(acting, version)
-    expected = hand.recv()
+    expected = environment.recv()
     chex.assert_trees_all_equal(rows, expected)
     ended += np.sum(~np.isnan(rows.episode_return))
     before, state = counted(expected, state, acting)
@@ -496,20 +498,20 @@ def test_unrolls_are_what_the_environments_did(length, period):
     first = expected.timestep.step_type == FIRST
     action_tm1 = np.where(first | (last is None), 0, last)
     last = action
-    done.append((expected, before, state, action, action_tm1, version))
+    steps_done.append((expected, before, state, action, action_tm1, version))
     since = time_step - (length - 1)
     assert (unroll is not None) == (since >= 0 and since % period == 0)
     if unroll is not None:
-      check_unroll(unroll, done[-length:])
+      check_unroll(unroll, steps_done[-length:])
     actor.act(acting, version)
-    hand.send(expected.index, action)
+    environment.send(expected.index, action)
   assert ended >= 3
   actor.close()
-  hand.close()
+  environment.close()
 
 
 def check_unroll(unroll, done):
-  """That it is of these steps; the last one's action came later."""
+  """Checks that an unroll has these steps."""
   expected, before, state, action, action_tm1, version = zip(*done, strict=True)
   timesteps = [rows.timestep for rows in expected]
   chex.assert_trees_all_equal(
@@ -526,18 +528,18 @@ def check_unroll(unroll, done):
 def test_the_last_action_of_an_unroll_comes_from_newer_parameters():
   layout = unroll_store.Layout(num_slots=3, length=4, period=3)
   actor = made_actor(layout, AGENT, 0)
-  found, version = [], 0
+  unrolls, version = [], 0
   for _ in range(13):
     _, unroll = actor.observe(np.float32(version), np.int32(version))
     if unroll is not None:
-      found.append(running.copied(unroll))
+      unrolls.append(running.copied(unroll))
       version += 10
     actor.act(np.float32(version), np.int32(version))
   actor.close()
-  versions = [set(x.version.ravel().tolist()) for x in found]
+  versions = [set(x.version.ravel().tolist()) for x in unrolls]
   assert versions == [{0}, {10}, {20}, {30}]
-  for old, new in itertools.pairwise(found):
-    # They share a step, of which only who acted differs.
+  for old, new in itertools.pairwise(unrolls):
+    # They share a step, for which different parameters acted.
     chex.assert_trees_all_equal(
       jax.tree.map(lambda x: x[-1], old.inputs),
       jax.tree.map(lambda x: x[0], new.inputs),
@@ -550,8 +552,10 @@ def test_exploration_reaches_the_agent_and_the_unrolls():
     output, core_state = AGENT.step(acting, rng_key, inputs, core_state)
     return output._replace(extras={"seen": inputs.exploration}), core_state
 
-  own = np.full(3, 0.75, np.float32)
-  agent = dataclasses.replace(AGENT, step=step, exploration=lambda count: own)
+  exploration = np.full(3, 0.75, np.float32)
+  agent = dataclasses.replace(
+    AGENT, step=step, exploration=lambda count: exploration
+  )
   layout = unroll_store.Layout(num_slots=3, length=2, period=1)
   for ladder in (None, np.array([0.5, 0.25, 0.125], np.float32)):
     actor = made_actor(layout, agent, 0, ladder)
@@ -559,8 +563,8 @@ def test_exploration_reaches_the_agent_and_the_unrolls():
       _, unroll = actor.observe(np.float32(0), np.int32(0))
       assert (unroll is not None) == (time_step >= 1)
       if unroll is not None:
-        both = np.stack([own if ladder is None else ladder] * 2)
-        np.testing.assert_array_equal(unroll.inputs.exploration, both)
-        np.testing.assert_array_equal(unroll.extras["seen"], both)
+        expected = np.stack([exploration if ladder is None else ladder] * 2)
+        np.testing.assert_array_equal(unroll.inputs.exploration, expected)
+        np.testing.assert_array_equal(unroll.extras["seen"], expected)
       actor.act(np.float32(0), np.int32(0))
     actor.close()

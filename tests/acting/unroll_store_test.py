@@ -1,4 +1,4 @@
-"""The unroll store against a plain Python one."""
+"""The unroll store, compared with lists of steps."""
 
 import functools
 
@@ -21,7 +21,7 @@ _SPEC = types.EnvironmentSpec(
 
 
 class _Reference:
-  """What the store should hold, a list of steps for each slot's lease."""
+  """Expected steps, a list for the current lease of each slot."""
 
   def __init__(self, layout):
     self.layout = layout
@@ -49,31 +49,31 @@ class _Reference:
 
 
 def _assert_same(unroll, place, expected):
-  """Compares one unroll of a batch with the reference's steps."""
+  """Compares one unroll of a batch with steps of the reference."""
 
   def column(get):
     return np.stack([get(step) for step in expected])
 
-  def found(leaf):
+  def actual(leaf):
     return np.asarray(leaf)[:, place]
 
   timestep = unroll.inputs.timestep
   for name in ("step_type", "reward", "discount", "observation"):
     np.testing.assert_allclose(
-      found(getattr(timestep, name)),
+      actual(getattr(timestep, name)),
       column(lambda step, name=name: getattr(step["timestep"], name)),
       rtol=1e-6,
       err_msg=name,
     )
   np.testing.assert_array_equal(
-    found(unroll.inputs.action_tm1), column(lambda step: step["action_tm1"])
+    actual(unroll.inputs.action_tm1), column(lambda step: step["action_tm1"])
   )
   for name in ("action", "version"):
     np.testing.assert_array_equal(
-      found(getattr(unroll, name)), column(lambda step, n=name: step[n])
+      actual(getattr(unroll, name)), column(lambda step, n=name: step[n])
     )
   np.testing.assert_allclose(
-    found(unroll.extras["sum"]), column(lambda step: step["after"]), rtol=1e-5
+    actual(unroll.extras["sum"]), column(lambda step: step["after"]), rtol=1e-5
   )
   np.testing.assert_allclose(
     np.asarray(unroll.core_state)[place], expected[0]["before"], rtol=1e-5
@@ -81,7 +81,7 @@ def _assert_same(unroll, place, expected):
 
 
 def _programs(layout, agent):
-  """An empty store, an empty batch of 3, and the jitted functions."""
+  """Returns an empty store, a batch of 3 empty unrolls, `act` and `collect`."""
   store = unroll_store.empty(
     agent, acting_step.zero_inputs(_SPEC, 1), 0.0, layout
   )
@@ -92,19 +92,19 @@ def _programs(layout, agent):
 
 
 def test_store_equals_a_python_list_of_steps():
-  """Random slots, partial batches, resets, and leases that begin anew."""
+  """Slots, numbers of rows, resets and new leases are random."""
   rng = np.random.default_rng(6)
   layout = unroll_store.Layout(num_slots=7, length=6, period=2)
   agent = fakes.counting_agent()
   store, empty, act, collect = _programs(layout, agent)
-  # Poison: a value that nobody wrote must be seen.
+  # Poison makes unwritten values visible.
   store = jax.tree.map(lambda leaf: np.full_like(leaf, 99), store)
   reference = _Reference(layout)
   counts = np.zeros(layout.num_slots, np.int32)
   size, compared, key = 5, 0, jax.random.key(0)
 
   for call in range(120):
-    if rng.random() < 0.1:  # A lease ends; its slots start from nothing.
+    if rng.random() < 0.1:  # A lease ends, and another begins.
       slot = rng.integers(layout.num_slots)
       counts[slot], reference.history[slot] = 0, []
     rows = rng.integers(1, size + 1)
@@ -150,7 +150,7 @@ def test_store_equals_a_python_list_of_steps():
   assert compared > 20
 
 
-def test_collect_leaves_the_other_places_alone():
+def test_collect_leaves_other_rows_unchanged():
   layout = unroll_store.Layout(num_slots=7, length=1, period=1)
   store, empty, _, collect = _programs(layout, fakes.counting_agent())
   batch = jax.tree.map(lambda leaf: np.full_like(leaf, 7), empty)
@@ -161,7 +161,7 @@ def test_collect_leaves_the_other_places_alone():
   assert np.asarray(after.core_state).tolist() == [7, 0, 7]
 
 
-def test_layout_refuses_what_cannot_be_stored():
+def test_layouts_with_impossible_sizes_are_refused():
   with pytest.raises(types.ConfigError, match="period from 1 to"):
     unroll_store.Layout(num_slots=1, length=3, period=4)
   with pytest.raises(types.ConfigError, match="at least 1 environment"):

@@ -1,4 +1,4 @@
-"""What becomes a batch, and when."""
+"""Experience: the batches that are learned from, and when they are due."""
 
 import dataclasses
 import fractions
@@ -27,7 +27,7 @@ WINDOWS = LENGTH - WINDOW + 1
 
 
 def agent_of(window=WINDOW):
-  """An agent of which nothing is asked but what it needs."""
+  """Returns an agent that is only asked for its needs."""
   return dataclasses.replace(
     fakes.counting_agent(),
     needs=base.Needs(window),
@@ -36,7 +36,7 @@ def agent_of(window=WINDOW):
 
 
 def replay_config(kind=replay.Config, **changes):
-  """A config; fields are named without `replay_`, but for the exponents."""
+  """Returns a config; `replay_` is left out in names of `changes`."""
   options = {"capacity": 64, "min_steps": 1, "batch_size": 8, "ratio": 1.0}
   return kind(
     **{
@@ -46,7 +46,7 @@ def replay_config(kind=replay.Config, **changes):
   )
 
 
-# The jitted functions of the first source whose programs are the same.
+# Jitted functions of sources, by the settings that their programs depend on.
 _COMPILED = {}
 
 
@@ -55,12 +55,12 @@ def source_of(config, cores=2, seed=0, total_steps=100):
     total_steps, batch_steps=8, replay=config, unroll_length=NUM_STEPS
   )
   source = plan.source(agent_of(), jax.devices()[:cores], jax.random.key(seed))
-  # Only of a rise does what is compiled know how often there is a batch.
+  # Programs depend on these numbers only if the importance exponent rises.
   numbers = {"replay_ratio": 1.0, "replay_min_steps": 1}
   rises = getattr(config, "importance_exponent_rise", 0)
   config = config if rises else dataclasses.replace(config, **numbers)
-  same = config, cores, total_steps
-  for name, value in _COMPILED.setdefault(same, dict(vars(source))).items():
+  key = config, cores, total_steps
+  for name, value in _COMPILED.setdefault(key, dict(vars(source))).items():
     if isinstance(value, jax.stages.Wrapped):
       setattr(source, name, value)
   return source
@@ -73,7 +73,7 @@ def make(cores=2, seed=0, **changes):
 
 @functools.cache
 def shares_of(index, cores=2, size=2):
-  """Shares `index` of each core; all unrolls have numbers of their own."""
+  """Returns share number `index` of each core; unrolls are numbered."""
   firsts = [(index * cores + core) * size for core in range(cores)]
   return [
     jax.device_put(types.Share(unrolls(np.arange(first, first + size))), core)
@@ -82,7 +82,7 @@ def shares_of(index, cores=2, size=2):
 
 
 def unrolls(numbers):
-  """Their actions are the time steps, their versions these numbers."""
+  """Returns unrolls whose actions are time steps, and versions numbers."""
   time = np.arange(LENGTH, dtype=np.int32)[:, None]
   return types.Unroll(
     inputs=(),
@@ -94,7 +94,7 @@ def unrolls(numbers):
 
 
 def drawn(sample):
-  """The windows of a core's batch: `(unroll, start)` pairs."""
+  """Returns the windows of a core's part, as `(unroll, start)` pairs."""
   unroll, start = (
     np.asarray(x)[0].tolist()
     for x in (sample.unroll.version, sample.unroll.action)
@@ -102,7 +102,7 @@ def drawn(sample):
   return list(zip(unroll, start, strict=True))
 
 
-def test_without_a_replay_every_unroll_is_in_one_batch_once():
+def test_without_a_replay_each_unroll_is_in_one_batch_once():
   source = plan_lib.Plan(100, 8).source(
     agent_of(None), jax.devices()[:2], jax.random.key(0)
   )
@@ -110,9 +110,9 @@ def test_without_a_replay_every_unroll_is_in_one_batch_once():
   for index in range(3):
     shares = shares_of(index)
     (batch,) = source(shares)
-    for found in (batch, source.example(shares)):
-      assert not found.windows
-      pairs = zip(found.parts, shares, strict=True)
+    for each in (batch, source.example(shares)):
+      assert not each.windows
+      pairs = zip(each.parts, shares, strict=True)
       assert all(part is share.data for part, share in pairs)
 
 
@@ -126,26 +126,26 @@ def test_batches_follow_the_ratio_from_min_steps_on(
   for index in range(40):
     new = 2 * NUM_STEPS * 2
     steps += new
-    # Those of before are not made up for.
+    # Steps before `min_steps` are not made up for.
     learned += new if steps >= min_steps else 0
     for batch in source(shares_of(index % 4)):
       sizes = [len(x.importance_weight) for x in batch.parts]
       assert sizes == [batch_size // 2] * 2
       batches += 1
     due = fractions.Fraction(str(ratio)) * learned / batch_size
-    # Sums of 0.3 are rounded: what is due now may come with the next share.
+    # Sums of 0.3 are rounded, so a batch may be due one share later.
     assert math.floor(due - fractions.Fraction(1, 10**9)) <= batches
     assert batches <= math.floor(due + fractions.Fraction(1, 10**9))
   assert batches > 1
 
 
-def test_every_core_has_a_replay_of_its_own():
+def test_each_core_has_its_own_replay():
   source = make(ratio=20.0)
-  seen, same = [set(), set()], []
+  seen, equal = [set(), set()], []
   for index in range(3):
     for batch in source(shares_of(index)):
-      found = [drawn(sample) for sample in batch.parts]
-      for core, windows in enumerate(found):
+      windows_of_cores = [drawn(sample) for sample in batch.parts]
+      for core, windows in enumerate(windows_of_cores):
         devices = {
           x
           for leaf in jax.tree.leaves(batch.parts[core])
@@ -155,10 +155,12 @@ def test_every_core_has_a_replay_of_its_own():
         # Unroll u came with share u // 4, to core u % 4 // 2.
         assert {unroll % 4 // 2 for unroll, _ in windows} == {core}
         seen[core] |= set(windows)
-      local = [[(u // 4, u % 2, s) for u, s in windows] for windows in found]
-      same += [a == b for a, b in zip(*local, strict=True)]
+      local = [
+        [(u // 4, u % 2, s) for u, s in windows] for windows in windows_of_cores
+      ]
+      equal += [a == b for a, b in zip(*local, strict=True)]
   assert [len(x) for x in seen] == [3 * 2 * NUM_STEPS] * 2
-  assert np.mean(same) < 0.2
+  assert np.mean(equal) < 0.2
 
 
 def test_capacity_is_in_env_steps_of_all_cores():
@@ -183,16 +185,16 @@ def draws(source, shares=4):
   ]
 
 
-def test_the_key_decides_what_is_drawn():
+def test_the_random_key_determines_the_samples():
   one, same, other = (draws(make(seed=seed, ratio=8.0)) for seed in (0, 0, 1))
   assert one == same
   assert len(one) == len(other) > 20
   assert all(a != b for a, b in zip(one, other, strict=True))
-  # No two batches are drawn alike either.
+  # The batches differ from each other, too.
   assert len({tuple(x) for x in one[-8:]}) == 8
 
 
-def test_an_example_has_a_batchs_form_and_changes_nothing():
+def test_the_example_has_the_shapes_of_a_batch_and_changes_nothing():
   source = make(ratio=8.0)
   zeros = jax.tree.map(
     lambda x: jax.device_put(np.zeros_like(x), x.sharding), shares_of(0)
@@ -214,7 +216,7 @@ def test_an_example_has_a_batchs_form_and_changes_nothing():
   assert actual == draws(make(ratio=8.0))
 
 
-def test_it_draws_behind_what_so_many_updates_have_drawn():
+def test_a_resumed_run_continues_the_random_numbers():
   source, resumed = (make(ratio=8.0) for _ in range(2))
   first = draws(source, shares=1)
   resumed.resume(123, 0.0)
@@ -227,7 +229,7 @@ def test_it_draws_behind_what_so_many_updates_have_drawn():
 
 
 class Making:
-  """A config of an agent of some kind; notes how it was made."""
+  """A config of a fake agent; it records the arguments of `make`."""
 
   def __init__(self, window, priorities=NotImplemented):
     self._agent = dataclasses.replace(agent_of(window), priorities=priorities)
@@ -257,11 +259,11 @@ PRIORITIZED = replay.PrioritizedConfig
 @pytest.mark.parametrize(
   ("config", "plan", "message"),
   [
-    (Making(3), {}, "expected a replay: .* 3 time steps .*found none"),
+    (Making(3), {}, "expected a replay, .* 3 time steps, found none"),
     (
       Making(None),
       {"replay": replay_config()},
-      "expected no replay: .*found Config",
+      "expected no replay, .*found Config",
     ),
     (
       Making(3),
@@ -286,16 +288,16 @@ PRIORITIZED = replay.PrioritizedConfig
     (Making(None), {"total_steps": 15}, "total_steps of at least 16, .*15"),
   ],
 )
-def test_what_cannot_be_learned_so_is_refused(config, plan, message):
+def test_a_plan_that_does_not_fit_the_agent_is_refused(config, plan, message):
   options = {"total_steps": 100, "batch_steps": 16}
   with pytest.raises(types.ConfigError, match=message):
     plan_lib.Plan(**options | plan).agent(config, None)
 
 
-def test_what_is_just_large_enough_is_taken():
+def test_the_smallest_sufficient_plan_is_accepted():
   config = replay_config(capacity=16, min_steps=16)
   plan_lib.Plan(16, 16).agent(Making(None), None)
-  # No window has to have a priority for a replay that does not ask for it.
+  # A uniform replay needs no priorities.
   making, plan = Making(3, priorities=None), plan_lib.Plan(16, 16, config)
   assert plan.agent(making, "spec", "axis").needs.window == 3
   assert making.made == [("spec", "axis", plan.horizon)]
@@ -329,27 +331,27 @@ def make_prioritized(seed=0, **changes):
 
 
 def with_priorities(index, priority=1.0, changed=()):
-  """Shares of which all windows have a priority, but for those `changed`.
+  """Returns shares whose windows have a priority.
 
   Args:
-    index: of the shares.
-    priority: of all windows.
-    changed: pairs of an index into both shares' `[2, 2, windows]`, and what
-      has other priorities there.
+    index: number of the shares.
+    priority: priority of all windows.
+    changed: pairs of an index into the `[2, 2, windows]` priorities of both
+      shares, and the value there.
   """
   priorities = np.full((2, 2, WINDOWS), priority, np.float32)
   for where, value in changed:
     priorities[where] = value
   return [
-    share._replace(priorities=jax.device_put(own, core))
-    for share, own, core in zip(
+    share._replace(priorities=jax.device_put(of_core, core))
+    for share, of_core, core in zip(
       shares_of(index), priorities, jax.devices()[:2], strict=True
     )
   ]
 
 
 def report(source, batch, priority_of):
-  """Reports a priority for each core and `(unroll, start)` of a batch."""
+  """Sends the source new priorities of a batch."""
   if not batch.windows:
     return  # Its replay has none.
   source.learned(
@@ -365,7 +367,7 @@ def report(source, batch, priority_of):
 
 
 def masses(source, core):
-  """What each `(unroll, start)` of a core's replay weighs now."""
+  """Returns the weight of each `(unroll, start)` in a core's replay."""
   state = source.states[core]
   unroll = np.asarray(state.ring.unrolls.version)[:, 0]
   mass = np.asarray(state.tree[0])[: len(unroll) * WINDOWS]
@@ -378,10 +380,10 @@ def masses(source, core):
   }
 
 
-# Of the batches that are taken together, in which order they are reported.
+# The order in which batches that are taken together are reported.
 @pytest.mark.parametrize("order", [(0,), (2, 0, 1)])
-def test_each_batchs_priorities_land_on_its_own_windows(order):
-  """However many of them a consumer takes before it reports on any."""
+def test_new_priorities_reach_the_windows_of_their_batch(order):
+  """Several batches may be taken before the first is reported."""
   source = make_prioritized(ratio=12.0)
   expected = [
     {(2 * core + u, start): 1.0 for u in range(2) for start in range(WINDOWS)}
@@ -401,7 +403,7 @@ def test_each_batchs_priorities_land_on_its_own_windows(order):
         for window in windows:
           expected[core][window] = priority_of(core, *window)
         assert masses(source, core) == pytest.approx(expected[core], rel=1e-5)
-  # A test of nothing if all batches were alike.
+  # If all batches were alike, the test would prove nothing.
   assert len(seen) == 24
   assert sum(a != b for a, b in itertools.pairwise(seen)) > 12
 
@@ -415,11 +417,11 @@ def test_broken_priorities_are_counted_in_the_metrics():
   assert source.measure()["priorities_clamped"] == WINDOWS + 8
 
 
-# What a checkpoint keeps of it
+# Checkpoints
 
 
 def in_a_file(source):
-  """What a checkpoint gives back of its state."""
+  """Returns a source's state after it was written to a file and read."""
   with source.paused():
     fetch = source.saved()
   content = np.frombuffer(checkpoint.to_bytes(fetch()), np.uint8)
@@ -427,7 +429,7 @@ def in_a_file(source):
 
 
 def learn(source, indices):
-  """All batches of some shares, as NumPy arrays; reports priorities."""
+  """Reports priorities for all batches of some shares; returns the batches."""
   batches = []
   for index in indices:
     for batch in source(with_priorities(index, 1.0 + index % 5)):
@@ -438,27 +440,27 @@ def learn(source, indices):
 
 
 @pytest.mark.parametrize("make", [make, make_prioritized])
-@pytest.mark.parametrize("before", [0, 1, 30])
-def test_what_was_saved_goes_on_bitwise(make, before):
-  """Its unrolls, priorities, random numbers, remainder, and batch ahead."""
+@pytest.mark.parametrize("num_before", [0, 1, 30])
+def test_a_restored_replay_continues_bitwise(make, num_before):
+  """This includes priorities, random numbers, the ratio and the batch ahead."""
   options = {"ratio": 1.7, "min_steps": 12}
   source, other = make(**options), make(seed=9, **options)
-  learn(source, range(before))
+  learn(source, range(num_before))
   saved = in_a_file(source)
   other.restore(saved)
   # Before any share has come.
   chex.assert_trees_all_equal(in_a_file(other), saved)
   other.example(with_priorities(0))
-  if before:
+  if num_before:
     chex.assert_trees_all_equal(in_a_file(other), saved)
-    expected = learn(source, range(before, before + 6))
-    actual = learn(other, range(before, before + 6))
+    expected = learn(source, range(num_before, num_before + 6))
+    actual = learn(other, range(num_before, num_before + 6))
     assert len(expected) > 4
     chex.assert_trees_all_equal(actual, expected)
     chex.assert_trees_all_equal(in_a_file(other), in_a_file(source))
 
 
-def test_what_is_saved_stays_as_it_was_while_learning_goes_on():
+def test_a_saved_state_stays_the_same_while_learning_continues():
   source = make_prioritized(ratio=4.0)
   learn(source, range(3))
   with source.paused():
@@ -469,7 +471,7 @@ def test_what_is_saved_stays_as_it_was_while_learning_goes_on():
   chex.assert_trees_all_equal(checkpoint.from_bytes(content), expected)
 
 
-def test_it_is_paused_between_two_updates_only_and_soon():
+def test_pauses_come_soon_and_only_between_two_updates():
   source = make_prioritized(ratio=1000.0)
   pauses, learning = [], threading.Event()
 
@@ -489,32 +491,32 @@ def test_it_is_paused_between_two_updates_only_and_soon():
     learning.clear()
     if len(pauses) >= 20:
       break
-  # The last batch was not asked for: whoever learned from it has ended.
+  # The learner has ended, without asking for the next batch.
   batches.close()
   saver.join(300)
   assert not saver.is_alive() and not any(pauses)
 
 
 @pytest.mark.parametrize(
-  ("cores", "capacity", "said"),
+  ("cores", "capacity", "message"),
   [
     (1, 64, "replay of 2 learner devices"),
     (2, 32, "the replay starts empty: expected"),
   ],
 )
-def test_a_replay_of_another_form_starts_empty_and_says_so(
-  cores, capacity, said, capfd
+def test_a_replay_of_another_form_starts_empty_with_a_message(
+  cores, capacity, message, capfd
 ):
   source, other = make(), make(cores, capacity=capacity)
   learn(source, range(3))
   other.restore(in_a_file(source))
   assert list(other(shares_of(0, cores)))
   assert other.states[0].inserted == 2
-  assert said in capfd.readouterr().err
+  assert message in capfd.readouterr().err
 
 
-def test_the_importance_exponent_rises_over_the_run_and_goes_on():
-  """Weights with beta are those with 1, to the power of beta."""
+def test_the_importance_exponent_rises_over_the_whole_run():
+  """Weights with beta equal those with beta 1 to the power of beta."""
   uneven = with_priorities(0, changed=[((slice(None), 0, 0), 50.0)])
 
   def weights(resumed, start, rise):
@@ -529,16 +531,16 @@ def test_the_importance_exponent_rises_over_the_run_and_goes_on():
     source.resume(2 * resumed, float(resumed))
     return [np.asarray(x.parts[0].importance_weight) for x in source(uneven)]
 
-  # Half of what a resumed run has learned from were resets.
+  # Half of the steps that a resumed run has learned from were resets.
   for resumed in (0, 40, 1000):
     full = weights(resumed, 1.0, 0.0)
     rising = weights(resumed, 0.2, 0.6)
     assert len(full) == 20
-    for index, (own, plain) in enumerate(zip(rising, full, strict=True)):
-      # Of 100 env steps, with 10 learned from each: 125 batches of 8.
+    for index, (actual, plain) in enumerate(zip(rising, full, strict=True)):
+      # 100 env steps at a ratio of 10 make 125 batches of 8.
       power = 0.2 + 0.6 * min((resumed + index) / 125, 1)
-      np.testing.assert_allclose(own, plain**power, rtol=1e-4)
-      assert np.min(own) < 0.9
+      np.testing.assert_allclose(actual, plain**power, rtol=1e-4)
+      assert np.min(actual) < 0.9
   # It ends at 1.
   chex.assert_trees_all_equal(weights(1000, 0.8, 0.9), full)
 
@@ -550,26 +552,25 @@ def test_a_run_may_be_longer_than_int32_counts():
   assert np.isfinite(part.importance_weight).all()
 
 
-def test_a_share_counts_as_the_env_steps_that_were_acted_for_it():
-  """Others of its steps are resets; and so are those of batches."""
+def test_a_share_counts_as_its_env_steps_without_resets():
+  """Half of the steps of shares and of batches are resets."""
   acted, batches = SimpleNamespace(env_steps=0), 0
   config = replay_config(batch_size=8, min_steps=8)
   plan = plan_lib.Plan(100, 8, config, unroll_length=NUM_STEPS)
   source = plan.source(agent_of(), jax.devices()[:1], jax.random.key(0), acted)
   for index in range(10):
-    acted.env_steps += 4  # Of 8: episodes are of one step.
+    acted.env_steps += 4  # The other 4 of 8 steps are resets.
     for _ in source(shares_of(index, cores=1)):
       batches += 1
       source.counted(4.0)
-  # The first 4 come before the replay has its least; the last are yet due.
+  # The first 4 env steps come before `min_steps`; the last 4 are still due.
   assert batches == 8
-  acted.env_steps += (
-    100  # Of others, that have not come: no more than there are.
-  )
+  # Env steps whose unrolls have not arrived make no batch due.
+  acted.env_steps += 100
   assert len(list(source(shares_of(0, cores=1)))) == 1
 
 
-def test_a_resumed_run_without_its_replay_goes_on_with_what_is_new():
+def test_a_resumed_run_without_its_replay_counts_only_new_steps():
   acted = SimpleNamespace(env_steps=1000)
   config = replay_config(min_steps=8)
   plan = plan_lib.Plan(2000, 8, config, unroll_length=NUM_STEPS)
@@ -583,7 +584,7 @@ def test_a_resumed_run_without_its_replay_goes_on_with_what_is_new():
 
 @pytest.mark.parametrize("make_source", [make, make_prioritized])
 def test_a_batch_is_drawn_without_a_loop(make_source):
-  # JAX's own key has one, which takes longer than the rest.
+  # JAX's own keys need a loop, which takes longer than the rest.
   source = make_source()
   list(source(with_priorities(0)))
   (state, *_) = source.states
@@ -594,7 +595,7 @@ def test_a_batch_is_drawn_without_a_loop(make_source):
 def test_a_replay_larger_than_the_memory_is_refused_before_it_is_made(
   monkeypatch,
 ):
-  """In a line, with the capacity that fits; cores on CPU share one memory."""
+  """The message has the capacity that fits; CPU cores share one memory."""
   source, shares = make(capacity=1000), shares_of(0)
   needed = 2 * source._of_core.num_bytes(shares[0])
   monkeypatch.setattr(memory, "free_bytes", lambda _: needed // 2)
@@ -636,8 +637,8 @@ _GROUPS = {
 def test_free_memory_is_what_the_machine_and_its_groups_leave(kind, tmp_path):
   device = jax.devices("cpu")[0]
   assert memory.free_bytes(device, tmp_path) is None
-  found = {"proc/meminfo": "MemTotal: 9 kB\nMemAvailable: 7 kB\n"}
-  for name, text in (found | _GROUPS[kind]).items():
+  files = {"proc/meminfo": "MemTotal: 9 kB\nMemAvailable: 7 kB\n"}
+  for name, text in (files | _GROUPS[kind]).items():
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)

@@ -1,4 +1,4 @@
-"""The learner's inbox: which core gets what, and how waits end."""
+"""The learner's inbox: the order of shares, and how waits end."""
 
 import concurrent.futures
 import time
@@ -35,7 +35,7 @@ def test_an_inbox_drops_nothing_and_shares_evenly_in_order(pool):
   assert [put.done() for put in puts].count(False) == 1
   first = inbox.get()
   assert all(put.result(300) for put in puts)
-  # There is none for the other core yet.
+  # The other core has no share yet.
   got = pool.submit(inbox.get)
   time.sleep(0.1)
   assert not got.done()
@@ -43,31 +43,31 @@ def test_an_inbox_drops_nothing_and_shares_evenly_in_order(pool):
   shares = [*first, *got.result(300)]
   assert sorted(map(_number, shares)) == [0, 1, 2, 3]
   assert _number(shares[3]) == 3
-  found = [share.data.devices() for share in shares]
-  assert found == [{core} for core in cores] * 2
+  devices = [share.data.devices() for share in shares]
+  assert devices == [{core} for core in cores] * 2
 
 
-def test_each_queue_has_its_capacity_however_many_were_taken(pool):
+def test_each_queue_keeps_its_capacity_after_takes(pool):
   cores = jax.devices()[:3]
   inbox = inbox_lib.Inbox(cores, 2)
   for number in range(4):
     assert inbox.put(_share(number))
   first = inbox.get()
   assert [_number(share) for share in first] == [0, 1, 2]
-  # One waits for the first core, so that there is room for five.
+  # A share for the first core is left, so there is room for five.
   for number in range(4, 9):
     assert inbox.put(_share(number))
   one_more = pool.submit(inbox.put, _share(9))
   time.sleep(0.1)
   assert not one_more.done()
   for start in (3, 6):
-    found = inbox.get()
-    assert [_number(share) for share in found] == list(range(start, start + 3))
-    assert [x.data.devices() for x in found] == [{core} for core in cores]
+    shares = inbox.get()
+    assert [_number(share) for share in shares] == list(range(start, start + 3))
+    assert [x.data.devices() for x in shares] == [{core} for core in cores]
   assert one_more.result(300)
 
 
-def test_closing_ends_all_waits_and_shares_that_are_complete_are_left(pool):
+def test_close_ends_all_waits_and_leaves_complete_groups_of_shares(pool):
   cores = jax.devices()[:2]
   full, short = inbox_lib.Inbox(cores, 1), inbox_lib.Inbox(cores, 1)
   assert all(full.put(_share(number)) for number in range(2))

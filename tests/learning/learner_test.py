@@ -1,4 +1,4 @@
-"""The learner: micro-batches, cores, what comes in and what goes out."""
+"""The learner: micro-batches, cores, publishing and checkpoints."""
 
 import concurrent.futures
 import dataclasses
@@ -33,7 +33,7 @@ KEY = jax.random.key(1)
 
 
 def plain(agent, rate):
-  """The agent with params - rate * gradients in the place of Adam."""
+  """Returns the agent with plain gradient descent in place of Adam."""
 
   def apply(state, gradients):
     params = jax.tree.map(
@@ -49,34 +49,34 @@ def plain(agent, rate):
 
 @functools.cache
 def agent_of():
-  """One that normalizes observations, and learns by plain gradients.
+  """Returns an agent that normalizes observations.
 
-  Two of its metrics are random numbers, of the keys that two cores are given.
+  Two of its metrics are random numbers of the first and of the last core.
   """
   config = vtrace.Config(
     hidden_sizes=(8,), reward_scale=1.0, normalize_observations=True
   )
-  # So large a rate that the parameters after are made of the gradients.
+  # The rate is large, so that new parameters consist mainly of gradients.
   agent = plain(config.make(SPEC, sharding.CORES), rate=1.0)
 
   def gradients(state, rng_key, batch):
-    found, output = agent.gradients(state, rng_key, batch)
+    grads, output = agent.gradients(state, rng_key, batch)
     noise = jax.lax.all_gather(jax.random.uniform(rng_key), sharding.CORES)
     metrics = output.metrics | {"first": noise[0], "second": noise[-1]}
-    return found, output._replace(metrics=metrics)
+    return grads, output._replace(metrics=metrics)
 
   update = base.composed_update(gradients, agent.apply)
   return dataclasses.replace(agent, gradients=gradients, update=update)
 
 
-# A name for the learner hosts of `host_updates`.
+# The name by which `tests/host_updates.py` selects it.
 normalizing_agent = agent_of
 
 
 def tiny_agent(wrong=lambda: 0.0):
-  """One whose parameter, 3, falls by 1 and by what is `wrong`.
+  """Returns an agent whose parameter, 3, falls by 1 + `wrong` in an update.
 
-  It is compiled soon, and for each learner anew.
+  It compiles fast, and anew for each learner.
   """
 
   def gradients(state, rng_key, batch):
@@ -101,7 +101,7 @@ def tiny_agent(wrong=lambda: 0.0):
 
 @functools.cache
 def unroll_of(seed=0):
-  # Every micro-batch of every core has another number of resets.
+  # All micro-batches of all cores have different numbers of resets.
   ends = np.linspace(0.0, 0.9, BATCH) if seed == 0 else np.full(BATCH, 0.3)
   return conftest.random_unroll(agent_of(), SPEC, LENGTH, ends, seed)
 
@@ -127,7 +127,7 @@ def make(num_cores=1, micro_batches=1, agent=None, rng_key=KEY, **options):
 
 
 def run(learner_, unrolls):
-  """Learns each unroll once, to the end; returns the metrics."""
+  """Learns from each unroll once, waits, and returns the metrics."""
   for unroll in unrolls:
     for batch in experience.Once()(learner_.shares(unroll)):
       learner_.learn(batch)
@@ -136,7 +136,7 @@ def run(learner_, unrolls):
 
 
 def num_experience(unroll):
-  """How many steps are no reset, counted one by one."""
+  """Returns the number of steps that are no resets, counted one by one."""
   step_type = unroll.inputs.timestep.step_type
   return sum(
     int(step_type[t, b] != 0) for t in range(1, LENGTH) for b in range(BATCH)
@@ -155,31 +155,35 @@ def assert_close(actual, expected, rtol=1e-5):
 
 @functools.cache
 def learned(num_cores, micro_batches):
-  """A learner after 5 updates, the params before, the line of the first."""
-  it = make(num_cores, micro_batches)
-  before, line = it.state.params, run(it, [unroll_of()])
-  assert it.state.updates == 1
-  run(it, [unroll_of(seed) for seed in (1, 2, 3, 4)])
-  return it, before, line
+  """Returns a learner after 5 updates, its first params and first metrics."""
+  learner_ = make(num_cores, micro_batches)
+  params_before, line = learner_.state.params, run(learner_, [unroll_of()])
+  assert learner_.state.updates == 1
+  run(learner_, [unroll_of(seed) for seed in (1, 2, 3, 4)])
+  return learner_, params_before, line
 
 
 @pytest.mark.parametrize(("num_cores", "micro_batches"), [(2, 1), (2, 4)])
-def test_parts_and_cores_learn_what_the_whole_does(num_cores, micro_batches):
-  """However uneven their resets are."""
-  it, before, line = learned(num_cores, micro_batches)
+def test_micro_batches_and_cores_learn_the_same_as_the_whole_batch(
+  num_cores, micro_batches
+):
+  """Micro-batches and cores have different numbers of resets."""
+  learner_, params_before, line = learned(num_cores, micro_batches)
   expected, _, expected_line = learned(1, 1)
-  assert_close(it.state.params, expected.state.params)
-  assert_close(it.state.statistics, expected.state.statistics)
-  assert it.learned_steps == expected.learned_steps
-  assert it.state.updates == 5
+  assert_close(learner_.state.params, expected.state.params)
+  assert_close(learner_.state.statistics, expected.state.statistics)
+  assert learner_.learned_steps == expected.learned_steps
+  assert learner_.state.updates == 5
   for name in ("loss_policy_gradient", "loss_value", "entropy"):
     assert line[name] == pytest.approx(expected_line[name], rel=1e-4)
-  gaps = jax.tree.map(lambda a, b: np.abs(a - b).max(), before, it.state.params)
+  gaps = jax.tree.map(
+    lambda a, b: np.abs(a - b).max(), params_before, learner_.state.params
+  )
   assert min(jax.tree.leaves(gaps)) > 0.01
 
 
-def test_each_batch_counts_alike_in_the_statistics():
-  """And in it each step that is learned from."""
+def test_all_batches_count_alike_in_the_statistics():
+  """The same holds for the steps of a batch that are learned from."""
   batches = []
   for seed in range(5):
     timestep = unroll_of(seed).inputs.timestep
@@ -193,48 +197,48 @@ def test_each_batch_counts_alike_in_the_statistics():
 
 @pytest.mark.parametrize(("num_cores", "micro_batches"), [(1, 1), (2, 4)])
 def test_resets_count_neither_as_steps_nor_in_the_lag(num_cores, micro_batches):
-  """However the batch is cut, and however uneven its resets are."""
+  """Parts of a batch have different numbers of resets."""
   unroll, other = unroll_of(), unroll_of(seed=5)
   version = -np.arange(LENGTH * BATCH, dtype=np.int32).reshape(LENGTH, BATCH)
-  it = make(num_cores, micro_batches)
+  learner_ = make(num_cores, micro_batches)
   unroll = unroll._replace(version=version)
-  line = it.measure()
+  line = learner_.measure()
   assert (line["learner_steps"], line["policy_lag"]) == (0, None)
-  line = run(it, [unroll])
+  line = run(learner_, [unroll])
   weight = unroll.inputs.timestep.step_type[1:] != 0
   expected = -(version[:-1] * weight).sum() / weight.sum()
   assert line["policy_lag"] == pytest.approx(expected, rel=1e-5)
   assert abs(expected + version[:-1].mean()) > 0.1
-  line = run(it, [other, unroll])
+  line = run(learner_, [other, unroll])
   assert line["policy_lag"] == pytest.approx(expected + 2, rel=1e-5)
   steps = 2 * num_experience(unroll) + num_experience(other)
-  assert it.steps == line["learner_steps"] == 3
-  assert it.learned_steps == line["learned_steps"] == steps
+  assert learner_.steps == line["learner_steps"] == 3
+  assert learner_.learned_steps == line["learned_steps"] == steps
   assert 0 < steps < 3 * BATCH * (LENGTH - 1)
 
 
 @pytest.mark.parametrize("micro_batches", [1, 4])
-def test_warm_up_changes_nothing_but_saves_compiling(micro_batches):
-  it = make(1, micro_batches, tiny_agent())
-  before, shares = it.state, it.shares(unroll_of())
+def test_warm_up_compiles_the_update_and_changes_nothing(micro_batches):
+  learner_ = make(1, micro_batches, tiny_agent())
+  state_before, shares = learner_.state, learner_.shares(unroll_of())
   with running.compiled() as names:
-    it.warm_up(it.shares(jax.tree.map(np.zeros_like, unroll_of())))
-    line = it.measure()
+    learner_.warm_up(learner_.shares(jax.tree.map(np.zeros_like, unroll_of())))
+    line = learner_.measure()
     assert (line["learner_steps"], line["learned_steps"]) == (0, 0)
     assert line["policy_lag"] is None
-    chex.assert_trees_all_equal(it.state, before)
+    chex.assert_trees_all_equal(learner_.state, state_before)
     assert names
   with running.compiled() as names:
     (batch,) = experience.Once()(shares)
-    it.learn(batch)
-    it.publish()
-    it.finish()
+    learner_.learn(batch)
+    learner_.publish()
+    learner_.finish()
   assert not names
-  assert it.steps == 1 and it.state.params == 2
+  assert learner_.steps == 1 and learner_.state.params == 2
 
 
 def test_an_update_copies_two_numbers_to_the_host(monkeypatch):
-  """And its metrics only where somebody asks for them."""
+  """Metrics are copied only when they are measured."""
   copied, device_get = [], jax.device_get
 
   def counted(nest):
@@ -245,35 +249,39 @@ def test_an_update_copies_two_numbers_to_the_host(monkeypatch):
   run(learner_, [unroll_of()])
   monkeypatch.setattr(learner.jax, "device_get", counted)
   measured = run(learner_, [unroll_of()] * 3)
-  *of_updates, of_metrics = copied
-  assert of_updates == [2, 2, 2]  # Whether it was skipped, and its weight.
-  assert 2 < of_metrics < len(measured)
+  *copied_by_updates, copied_by_metrics = copied
+  assert copied_by_updates == [
+    2,
+    2,
+    2,
+  ]  # Whether it was skipped, and its weight.
+  assert 2 < copied_by_metrics < len(measured)
 
 
 def test_shares_inbox_and_publish_move_nothing_within_a_device(monkeypatch):
-  it = make()
-  on_device = jax.device_put(unroll_of(), it.cores[0])
+  learner_ = make()
+  on_device = jax.device_put(unroll_of(), learner_.cores[0])
   moved = []
   monkeypatch.setattr(sharding.jax, "device_put", lambda *x: moved.append(x))
-  (share,) = it.shares(on_device)
-  assert it.inbox.put(share)
-  it.publish()
+  (share,) = learner_.shares(on_device)
+  assert learner_.inbox.put(share)
+  learner_.publish()
   assert not moved
 
 
 @pytest.mark.parametrize("micro_batches", [1, 4])
-def test_every_update_and_core_has_a_key_of_its_own(micro_batches):
-  it = make(2, micro_batches)
+def test_each_update_and_core_has_its_own_random_key(micro_batches):
+  learner_ = make(2, micro_batches)
   seen = []
   for _ in range(2):
-    line = run(it, [unroll_of()])
+    line = run(learner_, [unroll_of()])
     seen += [line["first"], line["second"]]
   assert len(set(seen)) == 4
 
 
-def test_what_is_learned_is_shared_out_in_order():
-  unroll, it = unroll_of(), make(4)
-  for i, share in enumerate(it.shares(unroll)):
+def test_shares_divide_a_batch_in_order():
+  unroll, learner_ = unroll_of(), make(4)
+  for i, share in enumerate(learner_.shares(unroll)):
     rows = slice(4 * i, 4 * i + 4)
     steps = jax.tree.map(lambda x, rows=rows: x[:, rows], tuple(unroll[:-1]))
     core_state = jax.tree.map(lambda x, rows=rows: x[rows], unroll.core_state)
@@ -283,54 +291,56 @@ def test_what_is_learned_is_shared_out_in_order():
       assert leaf.devices() == {jax.devices()[i]}
 
 
-# What is published
+# Publishing
 
 
-def test_every_device_that_acts_has_what_was_published_last():
+def test_each_device_that_acts_has_the_newest_published_parameters():
   devices = [jax.devices()[i] for i in (5, 3)]
-  it = make(2, acting_on=devices)
-  first = jax.device_get(it.acting())
+  learner_ = make(2, acting_on=devices)
+  first = jax.device_get(learner_.acting())
 
   def check(expected, version):
     for asked, device in ((None, devices[0]), *((x, x) for x in devices)):
-      acting, found = it.newest(asked)
-      assert found == version
+      acting, actual_version = learner_.newest(asked)
+      assert actual_version == version
       chex.assert_trees_all_equal(acting, expected)
       for leaf in jax.tree.leaves(acting):
         assert leaf.devices() == {device}
 
   check(first, 0)
-  held, _ = it.newest()
-  (batch,) = experience.Once()(it.shares(unroll_of()))
-  it.learn(batch)
+  held, _ = learner_.newest()
+  (batch,) = experience.Once()(learner_.shares(unroll_of()))
+  learner_.learn(batch)
   check(first, 0)
-  it.publish()
-  second = jax.device_get(it.acting())
+  learner_.publish()
+  second = jax.device_get(learner_.acting())
   check(second, 1)
   gaps = jax.tree.map(lambda a, b: np.abs(a - b).max(), first, second)
   assert max(jax.tree.leaves(gaps)) > 1e-3
-  # Who still acts by the old ones may.
-  it.learn(batch)
+  # Acting may still use the old parameters.
+  learner_.learn(batch)
   chex.assert_trees_all_equal(held, first)
 
 
-def test_nobody_acts_by_an_update_that_is_under_way(monkeypatch):
+def test_acting_does_not_use_an_unfinished_update(monkeypatch):
   done = []
   monkeypatch.setattr(
     published._Version, "is_computed", lambda self: self.version in done
   )
-  it = make()
-  (batch,) = experience.Once()(it.shares(unroll_of()))
+  learner_ = make()
+  (batch,) = experience.Once()(learner_.shares(unroll_of()))
   for _ in range(3):
-    it.learn(batch)
-    it.publish(wait=False)
-  assert it.newest()[1] == 0
+    learner_.learn(batch)
+    learner_.publish(wait=False)
+  assert learner_.newest()[1] == 0
   done += [1, 2]
-  acting, version = it.newest()
+  acting, version = learner_.newest()
   assert version == 2
   done.append(3)
-  assert it.newest()[1] == 3
-  gaps = jax.tree.map(lambda a, b: np.abs(a - b).max(), acting, it.newest()[0])
+  assert learner_.newest()[1] == 3
+  gaps = jax.tree.map(
+    lambda a, b: np.abs(a - b).max(), acting, learner_.newest()[0]
+  )
   assert max(jax.tree.leaves(gaps)) > 1e-4
 
 
@@ -344,33 +354,35 @@ def test_parameters_are_computed_when_all_of_them_are_on_every_device():
     assert published._Version(acting, 1).is_computed() == expected
 
 
-def test_a_run_waits_for_experience_and_says_so():
+def test_a_run_measures_how_long_it_waits_for_experience():
   stop = threading.Event()
-  it = make(stop=stop)
-  (share,) = it.shares(unroll_of())
+  learner_ = make(stop=stop)
+  (share,) = learner_.shares(unroll_of())
   with concurrent.futures.ThreadPoolExecutor() as pool:
-    ran = pool.submit(it.run, lambda: jax.tree.map(np.zeros_like, share))
-    running.wait_until(lambda: it.measure()[metrics.WAIT_EXPERIENCE] > 0.9)
-    assert it.steps == 0 and not ran.done()
-    assert it.inbox.put(share)
-    running.wait_until(lambda: it.newest()[1] == 1)
+    ran = pool.submit(learner_.run, lambda: jax.tree.map(np.zeros_like, share))
+    running.wait_until(
+      lambda: learner_.measure()[metrics.WAIT_EXPERIENCE] > 0.9
+    )
+    assert learner_.steps == 0 and not ran.done()
+    assert learner_.inbox.put(share)
+    running.wait_until(lambda: learner_.newest()[1] == 1)
     stop.set()
-    it.inbox.close()
+    learner_.inbox.close()
     ran.result(300)
-  assert it.steps == 1
+  assert learner_.steps == 1
 
 
-# What a checkpoint keeps
+# Checkpoints
 
 
 @pytest.mark.parametrize("num_cores", [2, 1])
-def test_a_learner_that_was_saved_goes_on_as_if_it_had_not_been(num_cores):
-  it = make(2)
-  run(it, [unroll_of(), with_one("reward", np.nan)])
-  # One update is still under way.
-  (batch,) = experience.Once()(it.shares(unroll_of(5)))
-  it.learn(batch)
-  saved = jax.device_get(it.saved())
+def test_a_restored_learner_continues_exactly(num_cores):
+  learner_ = make(2)
+  run(learner_, [unroll_of(), with_one("reward", np.nan)])
+  # One update is still running.
+  (batch,) = experience.Once()(learner_.shares(unroll_of(5)))
+  learner_.learn(batch)
+  saved = jax.device_get(learner_.saved())
   steps = num_experience(unroll_of()) + num_experience(unroll_of(5))
   assert (saved["learned_steps"], saved["updates_skipped"]) == (steps, 1)
   source = mock.Mock(wraps=experience.Once())
@@ -383,38 +395,40 @@ def test_a_learner_that_was_saved_goes_on_as_if_it_had_not_been(num_cores):
   assert other.saved()["updates_skipped"] == 1
   acting, version = other.newest()
   assert version == 3
-  chex.assert_trees_all_equal(acting, jax.device_get(it.acting()))
+  chex.assert_trees_all_equal(acting, jax.device_get(learner_.acting()))
   chex.assert_trees_all_equal(
-    other.policy({"agent": saved}), jax.device_get(it.acting())
+    other.policy({"agent": saved}), jax.device_get(learner_.acting())
   )
-  lines = [run(x, [unroll_of(), unroll_of(5)]) for x in (it, other)]
+  lines = [run(x, [unroll_of(), unroll_of(5)]) for x in (learner_, other)]
   check = chex.assert_trees_all_equal if num_cores == 2 else assert_close
-  check(*(jax.device_get(x.state) for x in (it, other)))
-  # The first core's key.
+  check(*(jax.device_get(x.state) for x in (learner_, other)))
+  # These do not depend on the number of cores.
   for name in ("first", "learner_steps", "learned_steps"):
     assert lines[0][name] == lines[1][name]
   assert (lines[0]["second"] == lines[1]["second"]) == (num_cores == 2)
 
 
 @pytest.mark.parametrize("how", ["hangs", "fails"])
-def test_an_update_that_does_not_end_well_is_not_saved(how, monkeypatch):
+def test_an_update_that_hangs_or_fails_is_not_saved(how, monkeypatch):
   monkeypatch.setattr(pending, "_COMPUTED_SECONDS", 0.1)
-  it = make(1)
-  run(it, [unroll_of()])
-  before = jax.device_get(it.saved())
-  (batch,) = experience.Once()(it.shares(unroll_of(5)))
+  learner_ = make(1)
+  run(learner_, [unroll_of()])
+  saved_before = jax.device_get(learner_.saved())
+  (batch,) = experience.Once()(learner_.shares(unroll_of(5)))
   with monkeypatch.context() as patch:
     patch.setattr(pending, "is_ready", lambda nest: False)
-    it.learn(batch)
-  assert it.saved()["steps"] == before["steps"] + 1
+    learner_.learn(batch)
+  assert learner_.saved()["steps"] == saved_before["steps"] + 1
   failure = jax.errors.JaxRuntimeError("INTERNAL: lost")
   wait = mock.Mock(side_effect=failure if how == "fails" else None)
   leaf = mock.Mock(is_ready=lambda: how == "fails", block_until_ready=wait)
   with monkeypatch.context() as patch:
-    patch.setattr(it, "_state", jax.tree.map(lambda _: leaf, it._state))
-    chex.assert_trees_all_equal(jax.device_get(it.saved()), before)
+    patch.setattr(
+      learner_, "_state", jax.tree.map(lambda _: leaf, learner_._state)
+    )
+    chex.assert_trees_all_equal(jax.device_get(learner_.saved()), saved_before)
   assert wait.called == (how == "fails")
-  it.finish()
+  learner_.finish()
 
 
 # Updates that are not finite
@@ -422,7 +436,7 @@ def test_an_update_that_does_not_end_well_is_not_saved(how, monkeypatch):
 
 @functools.cache
 def ppo_agent():
-  """One that makes several steps of Adam in an update."""
+  """Returns an agent that takes several Adam steps in an update."""
   config = ppo.Config(
     hidden_sizes=(8,), normalize_observations=True, epochs=2, minibatches=2
   )
@@ -430,7 +444,7 @@ def ppo_agent():
 
 
 def with_one(name, value, at=(2, 3)):
-  """An unroll with one wrong number, in the rows of the first core."""
+  """Returns an unroll with one wrong number, in the first core's rows."""
   unroll = unroll_of()
   timestep = unroll.inputs.timestep
   wrong = getattr(timestep, name).copy()
@@ -443,39 +457,38 @@ def with_one(name, value, at=(2, 3)):
   ("agent", "micro_batches"), [(agent_of, 1), (agent_of, 4), (ppo_agent, 1)]
 )
 def test_an_update_that_is_not_finite_is_skipped(agent, micro_batches):
-  it = make(2, micro_batches, agent())
-  line = run(it, [unroll_of()])
-  before = jax.device_get(it.state)
-  assert not trees.non_finite(jax.tree.leaves(before))
+  learner_ = make(2, micro_batches, agent())
+  line = run(learner_, [unroll_of()])
+  state_before = jax.device_get(learner_.state)
+  assert not trees.non_finite(jax.tree.leaves(state_before))
   wrong = [
     with_one("reward", np.nan),
     with_one("reward", np.inf),
     with_one("observation", np.nan),
-    # Cut before the network sees it, but it is in the statistics.
+    # It is clipped for the network, but not in the statistics.
     with_one("observation", -np.inf),
   ]
-  after = run(it, wrong)
-  chex.assert_trees_all_equal(it.state, before)
-  for leaf in jax.tree.leaves(it.state):
+  after = run(learner_, wrong)
+  chex.assert_trees_all_equal(learner_.state, state_before)
+  for leaf in jax.tree.leaves(learner_.state):
     for shard in leaf.addressable_shards[1:]:
       chex.assert_trees_all_equal(shard.data, leaf.addressable_shards[0].data)
-  assert (it.steps, after["updates_skipped"]) == (5, 4)
+  assert (learner_.steps, after["updates_skipped"]) == (5, 4)
   waits = {metrics.WAIT_EXPERIENCE: 0.0, "updates_skipped": 0}
   assert after | waits == line | waits
-  assert run(it, [unroll_of(5)])["learner_steps"] == 2
+  assert run(learner_, [unroll_of(5)])["learner_steps"] == 2
   assert not np.array_equal(
-    jax.tree.leaves(it.state.params)[-1], jax.tree.leaves(before.params)[-1]
+    jax.tree.leaves(learner_.state.params)[-1],
+    jax.tree.leaves(state_before.params)[-1],
   )
-  assert it.learned_steps == num_experience(unroll_of()) + num_experience(
+  assert learner_.learned_steps == num_experience(unroll_of()) + num_experience(
     unroll_of(5)
   )
 
 
 @pytest.mark.parametrize("broken", range(3))
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_one_number_that_is_not_finite_keeps_everything_as_it_was(
-  broken, value
-):
+def test_one_number_that_is_not_finite_skips_the_update(broken, value):
   after = [np.ones((2, 3), np.float32), jnp.bfloat16(1), {"a": np.ones(4)}]
   before = jax.tree.map(np.zeros_like, after)
   after, before = [*after, np.int32(7)], [*before, np.int32(6)]
@@ -487,28 +500,28 @@ def test_one_number_that_is_not_finite_keeps_everything_as_it_was(
   chex.assert_trees_all_equal(keep(before, after), (before, True))
 
 
-def test_no_core_updates_where_one_may_not():
+def test_all_cores_skip_an_update_that_is_not_finite_on_one():
   def wrong():
     core = jax.lax.axis_index(sharding.CORES)
     return jnp.where(core == 1, jnp.nan, 0.0)
 
-  it = make(4, 1, tiny_agent(wrong))
-  assert run(it, [unroll_of()])["updates_skipped"] == 1
-  shards = it._state.params.addressable_shards
+  learner_ = make(4, 1, tiny_agent(wrong))
+  assert run(learner_, [unroll_of()])["updates_skipped"] == 1
+  shards = learner_._state.params.addressable_shards
   assert [float(x.data) for x in shards] == [3.0] * 4
 
 
 def test_a_learner_ends_after_many_skipped_updates_in_a_row(monkeypatch):
   monkeypatch.setattr(counters, "_MOST_SKIPPED", 3)
-  it = make(1)
+  learner_ = make(1)
   wrong = with_one("reward", np.nan)
-  run(it, [wrong, wrong, unroll_of(), wrong, wrong])
-  before = jax.device_get(it.state)
+  run(learner_, [wrong, wrong, unroll_of(), wrong, wrong])
+  state_before = jax.device_get(learner_.state)
   with pytest.raises(RuntimeError, match="in 3 in a row"):
-    run(it, [wrong, wrong])
-  it.finish()
-  saved = it.saved()
-  chex.assert_trees_all_equal(saved["state"], before)
+    run(learner_, [wrong, wrong])
+  learner_.finish()
+  saved = learner_.saved()
+  chex.assert_trees_all_equal(saved["state"], state_before)
   assert saved["updates_skipped"] >= 5
 
 
@@ -517,10 +530,7 @@ def test_a_learner_ends_after_many_skipped_updates_in_a_row(monkeypatch):
 
 @functools.cache
 def weighing_agent():
-  """One of `experience_test`; its priorities say of which window they are.
-
-  And of which update: the state counts them.
-  """
+  """Returns an agent whose priorities show their window and update."""
 
   def update(state, rng_key, batch):
     del rng_key
@@ -543,7 +553,7 @@ def priority_of(update, unroll, start):
 
 
 class Prioritized:
-  """A prioritized replay of two cores, and what each window should weigh."""
+  """A prioritized replay of two cores, with the expected weights."""
 
   def __init__(self):
     config = experience_test.replay_config(
@@ -565,7 +575,7 @@ class Prioritized:
     ]
 
   def learned(self, batch):
-    """Notes what is expected after one more update."""
+    """Changes the expected weights by one more update."""
     for core, part in enumerate(batch.parts):
       for window in experience_test.drawn(part):
         self.expected[core][window] = priority_of(self._learned, *window)
@@ -590,21 +600,21 @@ def no_resets(share):
 
 
 @pytest.mark.parametrize("ahead", [1, 3])
-def test_each_batchs_priorities_land_at_its_own_windows(ahead):
-  """However many batches are taken before they are learned."""
-  it = Prioritized()
-  batches, count = it.source(it.shares), 0
+def test_new_priorities_reach_the_windows_of_their_batch(ahead):
+  """The test takes `ahead` batches before it learns from them."""
+  prioritized = Prioritized()
+  batches, count = prioritized.source(prioritized.shares), 0
   while taken := list(itertools.islice(batches, ahead)):
     for batch in taken:
-      it.learner.learn(batch)
-      it.learned(batch)
-      it.check()
+      prioritized.learner.learn(batch)
+      prioritized.learned(batch)
+      prioritized.check()
       count += 1
   assert count == 24
 
 
-def test_a_source_is_told_of_each_batch_once_also_over_a_resume():
-  """A checkpoint has the batch that was under way, which nobody had counted."""
+def test_each_batch_is_counted_once_even_over_a_resume():
+  """A checkpoint has the batch of a running update, which is not counted."""
 
   class Counted(experience.Once):
     def __init__(self):
@@ -613,7 +623,7 @@ def test_a_source_is_told_of_each_batch_once_also_over_a_resume():
     def counted(self, env_steps, batches=1):
       self.total += env_steps, batches
 
-  first, then = (
+  first, resumed = (
     learner.Learner(tiny_agent(), config_of(1), Counted(), KEY)
     for _ in range(2)
   )
@@ -621,14 +631,14 @@ def test_a_source_is_told_of_each_batch_once_also_over_a_resume():
   for _ in range(3):
     first.learn(batch)
   assert first._source.total.tolist() == [2, 2]
-  then.restore(jax.device_get(first.saved()))
-  then.learn(batch)
-  assert then._source.total.tolist() == [1, 1]
-  then.finish()
-  assert then._source.total.tolist() == [2, 2]
+  resumed.restore(jax.device_get(first.saved()))
+  resumed.learn(batch)
+  assert resumed._source.total.tolist() == [1, 1]
+  resumed.finish()
+  assert resumed._source.total.tolist() == [2, 2]
 
 
-# What is refused
+# Refused configs
 
 
 def test_micro_batches_that_do_not_divide_the_batch_are_refused():
@@ -653,10 +663,10 @@ def test_a_pipeline_with_an_inbox_needs_a_batch_size():
     impala.Config(agent=vtrace.Config(), learner=learner.Config())
 
 
-def test_what_a_source_measures_is_in_the_metrics():
+def test_metrics_include_those_of_the_source():
   class Counting(experience.Once):
     def measure(self):
       return {"unrolls_dropped": 7}
 
-  own = learner.Learner(agent_of(), learner.Config(), Counting(), KEY)
-  assert own.measure()["unrolls_dropped"] == 7
+  learner_ = learner.Learner(agent_of(), learner.Config(), Counting(), KEY)
+  assert learner_.measure()["unrolls_dropped"] == 7

@@ -147,7 +147,7 @@ class Program:
     self.period = learner.unroll_length
     self.past = self.agent.needs.time_steps(self.period) - self.period - 1
     self._exploration = self.agent.exploration(num_envs)
-    self._replay: replayed.OfCore | None = None
+    self._replay: replayed.CoreReplay | None = None
     if plan.replay is not None:
       self._replay = plan.replay_of_core(self.agent, len(learner.cores()))
 

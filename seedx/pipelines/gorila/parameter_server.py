@@ -139,7 +139,7 @@ class Shard:
     self.version = -1
     self._agent = agent
     self._start = agent.start
-    self._apply = jax.jit(functools.partial(updates.applied, agent))
+    self._apply = jax.jit(functools.partial(updates.apply_gradients, agent))
     self._max_staleness = max_staleness
     self._lock = threading.Lock()
     self._has_learned = False

@@ -204,7 +204,9 @@ class _Learner:
     def gradient(
       state: base.AgentState, rng_key: jax.Array, batch: types.Tree
     ) -> tuple[jax.Array, jax.Array, jax.Array, dict[str, jax.Array]]:
-      gradients, share, output = updates.computed(agent, state, rng_key, batch)
+      gradients, share, output = updates.compute_gradients(
+        agent, state, rng_key, batch
+      )
       # A parameter server sees a part of the gradient, not its norm.
       clipped, _ = clip.update(gradients.params, clip.init(gradients.params))
       vector, _ = jax.flatten_util.ravel_pytree(clipped)
