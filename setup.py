@@ -1,4 +1,4 @@
-"""Installation of seedx: `pip install .`, or with the extra `test` to develop."""
+"""Installs seedx: `pip install .`, or with the extra `test` for development."""
 
 import pathlib
 import re

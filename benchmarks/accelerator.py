@@ -123,15 +123,7 @@ class Busy:
       threading.Thread(target=self._read, daemon=True).start()
 
   def share(self, start_seconds: float, end_seconds: float) -> float | None:
-    """Returns the share of a time in which the GPU computed.
-
-    Args:
-      start_seconds: begin, in the time of `time.monotonic`.
-      end_seconds: end, in the time of `time.monotonic`.
-
-    Returns:
-      A share of 0 to 1; None without a GPU.
-    """
+    """Returns the mean of a `time.monotonic` interval; None without a GPU."""
     shares = [
       share
       for seconds, share in list(self._samples)
@@ -174,8 +166,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Session:
-  """A series of measurements with a time limit."""
-
   def __init__(
     self, output_dir: pathlib.Path, minutes: float, only: Sequence[str]
   ) -> None:
@@ -275,7 +265,6 @@ class _Session:
 
 
 def _rate(samples: Sequence[runs.Sample]) -> float:
-  """Returns the env steps per second from the first to the last sample."""
   first, last = samples[0].line, samples[-1].line
   elapsed = last["wall_seconds"] - first["wall_seconds"]
   return (last["env_steps"] - first["env_steps"]) / elapsed
@@ -330,7 +319,6 @@ def _environments_alone() -> Iterator[Row]:
 
 
 def _parts_alone() -> Iterator[Row]:
-  """Measures acting and learning alone on the accelerator."""
   devices.compute_on_own_threads()
   for words, rows in _ALONE:
     yield _acting(words, rows)

@@ -89,10 +89,7 @@ def _with_a_server(measure: Callable[[float], Costs], seconds: float) -> Costs:
 
 
 def wire_alone(seconds: float) -> Costs:
-  """Measures messages of thin actors.
-
-  Args:
-    seconds: seconds to measure in total.
+  """Measures messages of thin actors for some seconds in total.
 
   Returns:
     CPU seconds to encode and decode a message, and seconds until a reply, as
@@ -119,10 +116,7 @@ def wire_alone(seconds: float) -> Costs:
 
 
 def replay_alone(seconds: float) -> Costs:
-  """Measures a prioritized replay of 2^20 steps.
-
-  Args:
-    seconds: seconds to measure in total.
+  """Measures a prioritized replay of 2^20 steps for some seconds.
 
   Returns:
     Seconds to add 512 steps of CartPole, to sample 512 windows, to write their
@@ -170,10 +164,10 @@ _MINIMUM_CALLS = 20
 
 
 def streams(number: int, seconds: float) -> tuple[float, float]:
-  """Measures a server with many clients that send at the same time.
+  """Measures a server whose clients all send one message at the same time.
 
   Args:
-    number: number of streams, each with one message on its way.
+    number: number of streams.
     seconds: seconds to measure.
 
   Returns:
@@ -207,10 +201,7 @@ def _coded(layout: wire.Layout, rows: types.Rows) -> types.Tree:
 
 
 def _times(call: Callable[[], Any], seconds: float) -> list[float]:
-  """Calls a function for some seconds; returns the seconds of each call.
-
-  The first call is not measured.
-  """
+  """Returns the seconds of each call for some seconds, except the first."""
   call()
   times: list[float] = []
   end_seconds = time.monotonic() + seconds
@@ -261,7 +252,6 @@ def _serve(
   started: threading.Event,
   stop: threading.Event,
 ) -> None:
-  """Serves until `stop` is set; see `_echo`."""
   spec = envs.spec(env)
   actions = trees.zeros(spec.action, (num_rows,))
   server = server_lib.Server(address, max_streams)

@@ -17,12 +17,7 @@ _SIZE = 1024
 
 
 def of_learning(words: str, seconds: float) -> float:
-  """Returns the share of learning that its matrix products take at full speed.
-
-  Args:
-    words: the experiment and its own options.
-    seconds: seconds to measure learning, and the speed of a large product.
-  """
+  """Returns the share of learning for its matrix products at full speed."""
   config = work.config_of(words, "CartPole-v1")
   sizes = work.sizes_of(config)
   learner, calls = work.learns(config, sizes), 0
@@ -41,12 +36,7 @@ def of_learning(words: str, seconds: float) -> float:
 
 
 def operations_of_update(config: Any, sizes: work.Sizes) -> int:
-  """Returns the floating point operations of an update's matrix products.
-
-  Args:
-    config: config of the pipeline.
-    sizes: sizes of its work.
-  """
+  """Returns the floating point operations of an update's matrix products."""
   spec, key = envs.spec(config.env), jax.random.key(0)
   agent = config.plan.agent(config.agent, spec)
   layout = unroll_store.Layout.of(agent, sizes.period, sizes.unrolls)
@@ -68,19 +58,12 @@ def operations(jaxpr: jax.extend.core.Jaxpr) -> int:
   A multiplication and its addition count as 2 operations. The body of a scan
   counts once per iteration, the body of a `while` loop once. A condition counts
   its most expensive branch.
-
-  Args:
-    jaxpr: the program; see `jax.make_jaxpr`.
   """
   return sum(_of_equation(x) for x in jaxpr.eqns)
 
 
 def speed(seconds: float) -> float:
-  """Returns the operations per CPU second of a large float32 product.
-
-  Args:
-    seconds: seconds to measure.
-  """
+  """Returns the operations per CPU second of a large float32 product."""
   x = jnp.ones((_SIZE, _SIZE))
   product = jax.jit(lambda x: x @ x)
 

@@ -45,12 +45,6 @@ class Meter:
   """A meter of the tests that run in this process."""
 
   def __init__(self, config, cache):
-    """Makes a meter.
-
-    Args:
-      config: pytest's configuration.
-      cache: folder of JAX's persistent cache.
-    """
     self._config, self._cache = config, cache
     self._start = cpu_seconds()
     self._loops, self._calibrated = [], 0.0
@@ -198,13 +192,7 @@ def cpu_seconds():
 
 
 def register(config, cache, limited):
-  """Registers the plugin for a run of pytest.
-
-  Args:
-    config: pytest's configuration.
-    cache: folder of JAX's persistent cache.
-    limited: whether a test above its limit fails the run.
-  """
+  """Registers the plugin; `cache` is the folder of JAX's persistent cache."""
   if hasattr(config, "workerinput"):
     config.pluginmanager.register(Meter(config, cache))
     return
@@ -216,7 +204,6 @@ def register(config, cache, limited):
 
 
 def _calibration_loop():
-  """Returns the CPU seconds of a fixed amount of work in Python."""
   start = time.thread_time()
   names = {}
   for k in range(100_000):

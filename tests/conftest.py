@@ -44,12 +44,7 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
 
 
 def slow_but(fast, cases):
-  """Returns cases to parametrize with, marked as slow unless in `fast`.
-
-  Args:
-    fast: the cases that are fast.
-    cases: all cases, each a tuple of arguments.
-  """
+  """Returns cases, tuples of arguments, marked as slow unless in `fast`."""
   unknown = [case for case in fast if case not in cases]
   assert not unknown, unknown
   return [

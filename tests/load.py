@@ -35,7 +35,6 @@ def busy(count):
 
 
 def main():
-  """Runs the tests; returns the exit status."""
   parser = argparse.ArgumentParser("tests.load", description=__doc__)
   parser.add_argument(
     "--loops", type=int, default=4, help="number of busy programs"

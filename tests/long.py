@@ -34,7 +34,6 @@ the sets of tests.
 
 
 def main():
-  """Runs the parts that the options name; returns the exit status."""
   parser = argparse.ArgumentParser(prog=".ci/long")
   parser.add_argument("--only", action="append", metavar="PART")
   parser.add_argument("--list", action="store_true", help="print the parts")
@@ -61,7 +60,6 @@ def main():
 
 
 def _files():
-  """Returns the files with tests of the long set."""
   command = [*_PYTEST, "--collect-only", "-m", "long", "-n", "0"]
   process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
   names = re.findall(r"^(tests/.*?\.py)::", process.stdout, re.MULTILINE)
@@ -94,7 +92,6 @@ def _tests(words, command=_PYTEST, **environment):
 
 
 def _output(command, show=False, **environment):
-  """Runs a command; returns its exit status and its output."""
   process = subprocess.Popen(
     command,
     cwd=ROOT,

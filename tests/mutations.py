@@ -130,7 +130,6 @@ class Mutation(NamedTuple):
 
 
 def mutations():
-  """Returns all mutations."""
   parsed = []
   for part in re.findall(r"^[^-+].*\n(?:[-+].*\n)+", _MUTATIONS, re.M):
     head, *lines = part.splitlines()
@@ -164,11 +163,7 @@ def copy_of(root):
 
 
 def failure(folder, tests, marks):
-  """Returns the first test that fails in a copy; None if none fails.
-
-  Raises:
-    RuntimeError: the tests did not run, or did not import the copy.
-  """
+  """Returns the first test that fails in a copy; None if none fails."""
   options = {"cwd": folder, "env": {**os.environ, "PYTHONPATH": str(folder)}}
   program = [sys.executable, "-c", "import seedx; print(seedx.__file__)"]
   imported = subprocess.check_output(program, text=True, **options).strip()
@@ -205,12 +200,10 @@ def noticed(root, mutation, marks, quick):
 
 
 def cpu_seconds():
-  """Returns the CPU seconds of all tests so far."""
   return os.times().children_user + os.times().children_system
 
 
 def main():
-  """Applies mutations, and prints the tests that they fail."""
   everything = {mutation.name: mutation for mutation in mutations()}
   parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
   add = parser.add_argument

@@ -27,9 +27,6 @@ def wait_until(condition, failed=lambda: None, seconds=300):
     condition: function that returns whether the condition holds.
     failed: function that raises if waiting makes no sense any more.
     seconds: maximum seconds to wait, enough for a busy machine.
-
-  Raises:
-    AssertionError: the condition did not hold in time.
   """
   deadline = time.monotonic() + seconds
   while not condition():
@@ -52,16 +49,7 @@ class Lines:
 
 
 class Own:
-  """The learner's side of a pipeline, not started.
-
-  Attributes:
-    config: config of the pipeline.
-    nodes: nodes of the pipeline.
-    context: context of the process.
-    stop: event that ends the process.
-    process: the process.
-    sink: sink that keeps the lines of metrics.
-  """
+  """The learner's side of a pipeline, not started."""
 
   def __init__(self, config):
     self.config = config
@@ -73,7 +61,6 @@ class Own:
 
   @property
   def acted(self):
-    """Counters of acting."""
     return self.process.acted
 
   @property
@@ -88,7 +75,6 @@ class Own:
 
   @property
   def inferences(self):
-    """The inference devices of SEED."""
     return self._served(protocol.ACT).__self__._acting.devices
 
   @property
@@ -111,18 +97,10 @@ class Running(Own):
 
   The end of the statement raises the first failure of a thread. A test wraps
   the functions it spies on before the statement.
-
-  Attributes:
-    failures: exceptions that threads have raised so far.
   """
 
   def __init__(self, config, actors=None):
-    """Makes the threads without starting them.
-
-    Args:
-      config: config of the pipeline.
-      actors: number of threads for each node; None for the node's count.
-    """
+    """Makes `actors` threads for each node; its count if None."""
     super().__init__(config)
     self.failures = []
     self.threads = [
@@ -155,7 +133,6 @@ class Running(Own):
     wait_until(lambda: condition() or self.failures)
 
   def wait_for_steps(self, env_steps):
-    """Waits until at least `env_steps` are counted."""
     self.wait_for(lambda: self.acted.env_steps >= env_steps)
 
   def __exit__(self, *exception):
@@ -257,17 +234,14 @@ class Spy:
     return sum(n >= messages for n in sent.values()) >= num_actors
 
   def of(self, session):
-    """Returns the messages of an actor."""
     return [message for message in self.messages if message.session is session]
 
 
 def key_of(session):
-  """Returns the key of an unroll actor."""
   return jax.random.fold_in(jax.random.key(0), session.first_seed)
 
 
 def copied(nest):
-  """Copies a nest into NumPy arrays."""
   return jax.tree.map(np.array, nest)
 
 
@@ -294,9 +268,7 @@ def joined(unrolls):
 def compiled(counts=lambda: True):
   """Yields a list that gets the names of the programs that JAX compiles.
 
-  Args:
-    counts: function that returns whether to count a program; called in the
-      thread that compiles it.
+  `counts`, called in the thread that compiles, can leave a program out.
   """
   names = []
 

@@ -82,11 +82,7 @@ class Audit:
   """A check of every batch that a process learns from."""
 
   def __init__(self, once: bool) -> None:
-    """Makes an audit.
-
-    Args:
-      once: whether a step must not be learned from twice.
-    """
+    """Makes an audit; `once` forbids to learn from a step twice."""
     self._once = once
     self._ends: dict[int, int] = collections.defaultdict(int)
     self._audited = 0

@@ -40,13 +40,7 @@ _CLEAN = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-  """A method to attack.
-
-  Attributes:
-    name: name of the method.
-    inputs: layout of its requests.
-    hello: hello that the server accepts.
-  """
+  """A method to attack: its name, its requests, and a hello that it accepts."""
 
   name: str
   inputs: wire.Layout

@@ -69,22 +69,14 @@ class Plan:
   """The faults of a trial.
 
   Attributes:
-    experiment: name of the experiment.
-    seconds: seconds of the trial.
-    seed: seed of the faults.
-    kills: number of kills of actors, workers and servers.
     environment_kills: number of kills of environment processes. If they caused
       six deaths of actors within ten minutes, the run would end.
-    pauses: number of pauses of any process, each for some seconds.
-    learner_kills: number of kills of the learner, which resumes.
-    full_disks: number of times in which nothing can be written.
     hangs: number of times in which all environments stand still.
     hanging_updates: number of updates that do not return, until Ctrl-C ends the
       run.
     idle_connections: number of times in which many connections are silent.
     streams_per_second: number of streams of hostile peers per second.
     environments_fail: whether faults of environments end the run.
-    options: options of the experiment.
   """
 
   experiment: str
@@ -109,9 +101,7 @@ class Sample(NamedTuple):
   Attributes:
     seconds: time since the trial's start.
     start: number of the learner's start.
-    env_steps: env steps in the newest line of metrics.
     memory_bytes: resident memory.
-    threads: number of threads.
     files: number of open files, sockets and pipes.
   """
 
@@ -135,9 +125,6 @@ class Trial:
   """A run of a pipeline, and its faults.
 
   Attributes:
-    violations: descriptions of violations.
-    faults: faults so far.
-    samples: samples of the learner.
     audited: number of audited windows.
     stderr: newest lines of stderr of all processes.
   """
@@ -264,7 +251,6 @@ class Trial:
     self._start()
 
   def _start(self) -> None:
-    """Starts the learner, or resumes its run."""
     resumes = (self._run_dir / "checkpoints").exists() and any(
       (self._run_dir / "checkpoints").iterdir()
     )
@@ -312,7 +298,6 @@ class Trial:
     return process
 
   def _read(self, process: psutil.Popen) -> None:
-    """Reads the stderr of a process and its children."""
     audited = 0
     for line in process.stderr:
       line = line.rstrip()
@@ -455,7 +440,6 @@ class Trial:
       self._check_written("idle connections")
 
   def _check_written(self, fault: str) -> None:
-    """Checks that the run writes metrics and a checkpoint."""
     size, newest = self._metrics.stat().st_size, self._newest_checkpoint()
     deadline = self._now() + _STILL_SECONDS
     while self._now() < deadline:
@@ -483,7 +467,6 @@ class Trial:
       self._wait_until(self._now() + _SAMPLE_SECONDS)
 
   def _reports(self, words: str, seconds: float) -> bool:
-    """Waits for some words on stderr; returns whether they came in time."""
     begin = self._now()
     while self._now() < begin + seconds:
       time.sleep(_SAMPLE_SECONDS)
@@ -498,7 +481,6 @@ class Trial:
     return self.samples[-1].start if self.samples else 0
 
   def _attack(self) -> None:
-    """Opens hostile streams until the trial is over."""
     methods = peers.methods(self._config)
     shards = []
     if isinstance(self._config, gorila.Config):
@@ -521,7 +503,6 @@ class Trial:
       return list(stream.welcome["addresses"])
 
   def _sample(self) -> None:
-    """Samples the learner until the trial is over."""
     while not self._over.wait(_SAMPLE_SECONDS):
       learner, start = self._learner, self._starts
       line = _newest_line(self._metrics, self._old_bytes)
@@ -650,10 +631,7 @@ def recoveries(
 def _back(
   samples: Sequence[Sample], since: float, until: float
 ) -> float | None:
-  """Returns the seconds until the rate recovers; infinite if not by `until`.
-
-  None if there was no rate before.
-  """
+  """Returns the seconds until the rate recovers; None without a rate before."""
   earlier = _rates(samples, since - 15.0, since)
   if not earlier:
     return None
@@ -663,10 +641,7 @@ def _back(
 
 
 def cold_start(trial: Trial) -> float:
-  """Returns the seconds from the first start until half of the median rate.
-
-  Some pipelines step their environments before they have compiled everything.
-  """
+  """Returns the seconds from the first start until half of the median rate."""
   first = [s for s in trial.samples if s.start == 1]
   rates = [(at, x) for at, x in _rates(first, 0.0, np.inf) if x > 0.0]
   threshold = _BACK * float(np.median([rate for _, rate in rates] or [np.inf]))
@@ -674,10 +649,7 @@ def cold_start(trial: Trial) -> float:
 
 
 def growth(trial: Trial) -> dict[str, float]:
-  """Returns the growth of memory, threads and files since minute 2.
-
-  Memory is a ratio; the others are differences.
-  """
+  """Returns the ratio of memory, and more threads and files, since minute 2."""
   start = trial.samples[-1].start if trial.samples else 0
   same = [s for s in trial.samples if s.start == start]
   end = trial.samples[-1].seconds if trial.samples else 0.0
@@ -721,7 +693,6 @@ def _rates(
 
 
 def _newest_line(path: pathlib.Path, after: int) -> dict[str, Any] | None:
-  """Returns the last complete line after a number of bytes; None for none."""
   try:
     with open(path, "rb") as file:
       size = file.seek(0, os.SEEK_END)

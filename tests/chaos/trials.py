@@ -142,7 +142,6 @@ def run(options: Options) -> int:
 
 
 def _summary(done: trial.Trial, alone: bool, minutes: float) -> dict[str, Any]:
-  """Returns the results of a trial as a JSON object."""
   of_all = ("learner", trial.SERVER, *([trial.ENVIRONMENT] * alone))
   actors, learners = trial.recoveries(done, of_all)
   growth = trial.growth(done)
@@ -188,7 +187,6 @@ def _summary(done: trial.Trial, alone: bool, minutes: float) -> dict[str, Any]:
 def _quantiles(
   recoveries: Sequence[tuple[trial.Fault, float]],
 ) -> list[float]:
-  """Returns the median and the maximum of the seconds, if there are any."""
   values = [seconds for _, seconds in recoveries]
   if not values:
     return []

@@ -103,7 +103,6 @@ def test_a_notebook_runs_with_the_current_code(name, tmp_path):
 
 
 def _kinds(cell):
-  """Returns the types of a cell's outputs."""
   return [(x.output_type, *sorted(x.get("data", ()))) for x in cell.outputs]
 
 

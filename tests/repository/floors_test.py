@@ -76,10 +76,7 @@ _HOST_NAMES = {"process_index", "process_count", "multihost_utils"}
 
 
 def _place(module):
-  """Returns the floor and the room of a module; None for `seedx` itself.
-
-  A room is an entry of `_FLOORS`.
-  """
+  """Returns the floor and the room (an entry of `_FLOORS`) of a module."""
   for floor, rooms in enumerate(_FLOORS):
     for room in rooms:
       if module == room or module.startswith(room + "."):
@@ -95,7 +92,6 @@ def _modules():
 
 
 def _imports(source):
-  """Yields the names of all imports in a module's source."""
   for node in ast.walk(ast.parse(source)):
     if isinstance(node, ast.Import):
       yield from (alias.name for alias in node.names)
@@ -224,10 +220,7 @@ def test_an_allowed_import_is_accepted(module, source):
 
 
 def _graph():
-  """Returns the modules that each module imports.
-
-  Packages are left out, since they only export names of their modules.
-  """
+  """Returns the imports of each module, without packages, which only export."""
   sources = dict(_modules())
   packages = {name.rpartition(".")[0] for name in sources}
 
@@ -246,8 +239,6 @@ def _graph():
 
 
 def _circles(graph):
-  """Returns the modules that import themselves indirectly."""
-
   def reached(module):
     visited, pending = set(), [module]
     while pending:
@@ -278,7 +269,6 @@ def test_each_folder_of_modules_is_a_package():
 
 
 def _hides_a_library(module, source):
-  """Returns whether a module has the name of a library that it imports."""
   stem = module.rpartition(".")[2]
   return any(name.partition(".")[0] == stem for name in _imports(source))
 

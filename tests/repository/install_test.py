@@ -53,7 +53,6 @@ class Environment:
     self.pip("install", "--no-deps", *words)
 
   def pip(self, *words):
-    """Runs the pip of the tests' environment for this environment."""
     program = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     program += ["--python", self.bin / "python", *words]
     subprocess.run(

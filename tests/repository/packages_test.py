@@ -80,7 +80,6 @@ def installed_as_an_image(role, folder):
 
 @pytest.fixture(scope="module")
 def learner_bin(tmp_path_factory):
-  """Folder with the programs of the learner's image."""
   return installed_as_an_image("learner", tmp_path_factory.mktemp("learner"))
 
 

@@ -52,13 +52,11 @@ _TOOLS = ("evaluate", "export", "plot", "certificates", "benchmark")
 
 
 def blocks(language):
-  """Returns the code of a language in all pages, in order."""
   fence = re.compile(rf"```{language}\n(.*?)```", re.DOTALL)
   return [code for page in PAGES for code in fence.findall(page.read_text())]
 
 
 def file_named(name):
-  """Returns the text of a file that a page shows."""
   (text,) = [x for x in blocks("python") if x.startswith(f"# {name}\n")]
   return text
 
@@ -125,7 +123,6 @@ def run(place, words, **kwargs):
 
 
 def last_line(place):
-  """Returns the last line of the metrics that were written last."""
   paths = (place / "runs").rglob("metrics.jsonl")
   newest = max(paths, key=lambda path: path.stat().st_mtime)
   return json.loads(newest.read_text().splitlines()[-1])

@@ -18,13 +18,7 @@ _VERSIONS = ("jax", "jaxlib", "flax", "optax", "envpool", "grpcio", "numpy")
 
 
 class Figure(NamedTuple):
-  """A measured number.
-
-  Attributes:
-    figure: name of the number.
-    unit: unit of the number; empty for a ratio.
-    value: the number.
-  """
+  """A measured number; the unit of a ratio is empty."""
 
   figure: str
   unit: str
@@ -92,10 +86,7 @@ def machine() -> dict[str, Any]:
 
 
 def _devices() -> list[str]:
-  """Describes the used and the unused devices.
-
-  A process of its own looks at them, so that they are free afterwards.
-  """
+  """Describes the used and the unused devices, in a process that frees them."""
   program = "from seedx.app import devices as x;"
   program += " print(x.described(), x.unused(), sep='\\n')"
   process = subprocess.run(

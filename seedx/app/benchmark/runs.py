@@ -48,8 +48,7 @@ def measure(words: str, env: str, seconds: float) -> tuple[list[Figure], int]:
     seconds: seconds of the run after its first update.
 
   Returns:
-    The figures, and the exit status of the signal that ended the run; 0 if none
-    did.
+    The figures, and the exit status of the signal that ended the run, or 0.
 
   Raises:
     types.ConfigError: the run failed, or was too short.
@@ -133,7 +132,7 @@ def figures_of(
   """Returns the figures of an experiment's own work, and of a run of it.
 
   Args:
-    work: the work that the run has to do.
+    work: own work of the experiment.
     samples: samples of the run.
     busy: numbers of cores that the learner and all other processes kept busy.
     cores: number of cores of this machine.

@@ -183,12 +183,7 @@ def sizes_of(config: process.Config) -> Sizes:
 
 
 def measure(words: str, env: str, seconds: float) -> OwnWork:
-  """Measures the own work of an experiment.
-
-  Args:
-    words: the experiment and its own options.
-    env: name of the environment, unless the experiment's options have one.
-    seconds: seconds to measure each part.
+  """Measures the own work of an experiment; see `config_of` for the arguments.
 
   Raises:
     types.ConfigError: the experiment cannot be measured.
@@ -206,11 +201,6 @@ def environments(
   config: Config, sizes: Sizes, seconds: float
 ) -> tuple[float, float]:
   """Measures all pools at the same time, with random actions.
-
-  Args:
-    config: config of the pipeline.
-    sizes: sizes of its work.
-    seconds: seconds to measure.
 
   Returns:
     Env steps per second, and CPU seconds per env step.
@@ -239,16 +229,7 @@ def environments(
 
 
 def acting(config: Config, sizes: Sizes, seconds: float) -> float:
-  """Measures acting, and the first priorities of unrolls if the agent has any.
-
-  Args:
-    config: config of the pipeline.
-    sizes: sizes of its work.
-    seconds: seconds to measure.
-
-  Returns:
-    CPU seconds per env step.
-  """
+  """Returns the CPU seconds per env step of acting and of first priorities."""
   act, prioritize = actor(config, sizes)
   cost = cpu_seconds_per_call(act, seconds) / sizes.rows
   if prioritize is None:
@@ -261,10 +242,6 @@ def actor(
   config: Config, sizes: Sizes
 ) -> tuple[Callable[[], object], Callable[[], object] | None]:
   """Makes the functions of an actor of `sizes.rows` environments.
-
-  Args:
-    config: config of the pipeline.
-    sizes: sizes of its work.
 
   Returns:
     A function that acts once, and one that computes the first priorities of all
@@ -299,16 +276,7 @@ def actor(
 
 
 def learning(config: Config, sizes: Sizes, seconds: float) -> float:
-  """Measures learning, with the replay if the pipeline has one.
-
-  Args:
-    config: config of the pipeline.
-    sizes: sizes of its work.
-    seconds: seconds to measure.
-
-  Returns:
-    CPU seconds per env step.
-  """
+  """Returns the CPU seconds per env step of learning and of the replay."""
   learner = learns(config, sizes)
   while not learner.updates():  # Fills the replay.
     learner.learn()
@@ -317,12 +285,7 @@ def learning(config: Config, sizes: Sizes, seconds: float) -> float:
 
 
 def learns(config: Config, sizes: Sizes) -> Learning:
-  """Makes functions that learn from one share, as the pipeline does.
-
-  Args:
-    config: config of the pipeline.
-    sizes: sizes of its work.
-  """
+  """Makes functions that learn from one share, as the pipeline does."""
   spec, key = envs.spec(config.env), jax.random.key(0)
   by_workers = isinstance(config, _Workers)
   axis_name = None if by_workers else sharding.CORES
@@ -344,9 +307,6 @@ def made_up(share: types.Share) -> types.Share:
 
   No step is a reset, all rewards are 1, and other floats are random, so that
   losses and gradients are not 0.
-
-  Args:
-    share: arrays, or their shapes and dtypes.
   """
   random = np.random.default_rng(0)
 
@@ -384,15 +344,7 @@ def cpu_seconds_per_call(
 
 
 def in_process(function: Callable[..., Any], *arguments: Any) -> Any:
-  """Calls a function in a process of its own, and returns its result.
-
-  Args:
-    function: function of a module.
-    *arguments: arguments, which can be pickled, like the result.
-
-  Raises:
-    BaseException: the exception that the function raises.
-  """
+  """Calls a module's function in a process of its own; returns its result."""
   context = multiprocessing.get_context("spawn")
   with concurrent.futures.ProcessPoolExecutor(1, context) as process:
     return process.submit(function, *arguments).result()
@@ -404,7 +356,6 @@ def _measure(
   env: str,
   seconds: float,
 ) -> tuple[Sizes, Any]:
-  """Measures a part in this process; returns the sizes and the result."""
   config = config_of(words, env)
   sizes = sizes_of(config)
   # The same settings as in the programs of a run.

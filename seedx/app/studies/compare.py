@@ -96,12 +96,7 @@ def _compare(options: Options) -> int:
 def _run_all(
   options: Options, run_dir: pathlib.Path
 ) -> tuple[list[trials.Result], int]:
-  """Runs every experiment with every seed.
-
-  Returns:
-    The runs that succeeded, and the exit status: 0, 1 if a run failed, or the
-    status of a signal.
-  """
+  """Runs every experiment with every seed; returns runs and exit status."""
   runs: list[trials.Result] = []
   status = 0
   # Seed by seed, so that a slow hour of the machine affects all experiments.
@@ -175,7 +170,6 @@ def _children_seconds() -> float:
 
 
 def _table(names: Sequence[str], runs: Sequence[trials.Result]) -> str:
-  """Returns a Markdown table with a row of medians for each experiment."""
   titles = ["experiment", *(title for title, _, _ in _COLUMNS), "bottleneck"]
   rows = [titles, ["---"] * len(titles)]
   for name in names:
@@ -207,7 +201,6 @@ def _median_of(run: trials.Result, name: str) -> float | None:
 
 
 def _bottleneck(run: trials.Result) -> str:
-  """Returns the most frequent bottleneck of the lines of metrics."""
   all_lines = [
     metrics.bottleneck(x) for x in run.lines if x["steps_per_second"]
   ]

@@ -24,11 +24,7 @@ _DIGITS = 6
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-  """A set of values.
-
-  Attributes:
-    values: the values, as words of a command line.
-  """
+  """A set of values, as words of a command line."""
 
   values: tuple[str, ...]
 
@@ -39,7 +35,7 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-  """A range of numbers.
+  """A range of numbers, ends included.
 
   Attributes:
     low: smallest number.
@@ -104,16 +100,7 @@ def space(texts: Mapping[str, Any], kinds: Mapping[str, Any]) -> Space:
 
 
 def drawn(space: Space, count: int, seed: int) -> list[dict[str, str]]:
-  """Draws values of the settings at random, as words of a command line.
-
-  Args:
-    space: the search space.
-    count: number of draws.
-    seed: seed of the draws.
-
-  Returns:
-    For each draw, a value of each setting.
-  """
+  """Draws values of all settings `count` times, as words of a command line."""
   rng = random.Random(seed)
   return [{k: x.draw(rng) for k, x in space.items()} for _ in range(count)]
 

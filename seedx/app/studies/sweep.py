@@ -172,13 +172,7 @@ def _search(
   env: str,
   pool: "tuning.Pool",
 ) -> int:
-  """Trains all trials, then the best and the default settings again.
-
-  Writes and prints the results.
-
-  Returns:
-    The exit status: 1 if a run failed, 0 otherwise.
-  """
+  """Trains the trials, then the best and the default; returns the status."""
   run_dir = pool.run_dir
   print(
     f"{len(values)} trials of {words[0]} on {env} | {run_dir}",
@@ -235,7 +229,6 @@ def _search(
 
 
 def _words(values: Mapping[str, str]) -> list[str]:
-  """Returns values of settings as words of a command line."""
   return [
     word
     for name, value in values.items()
@@ -271,7 +264,6 @@ def _table(
   ranked: Sequence[trials.Result],
   total_steps: int,
 ) -> str:
-  """Returns a Markdown table with a row for each trial, the best first."""
   names = next(iter(values.values()))
   titles = ["trial", *names, "return", "env steps", "seconds", "end"]
   rows = [titles, ["---"] * len(titles)]

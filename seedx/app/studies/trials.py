@@ -93,12 +93,7 @@ class Result:
 
 
 class Running:
-  """A trial that runs in a process of its own.
-
-  Attributes:
-    run_dir: directory of the run.
-    pid: id of the process.
-  """
+  """A trial in a process of its own, with its directory and process id."""
 
   def __init__(self, trial: Trial, study: str | os.PathLike[str]) -> None:
     """Starts the process.
@@ -138,11 +133,7 @@ class Running:
     self._rest = b""
 
   def lines(self, stop: threading.Event) -> Iterator[Mapping[str, Any]]:
-    """Yields lines of metrics as the run writes them.
-
-    Args:
-      stop: event that ends the wait for lines, but not the run.
-    """
+    """Yields lines of metrics as they are written, until the end or `stop`."""
     is_last = False
     while not is_last:
       is_last = stop.wait(_POLL_SECONDS) or self._process.poll() is not None
@@ -186,11 +177,7 @@ class Running:
 
 
 def cause(text: str) -> str:
-  """Returns the last line with a word of an error.
-
-  Args:
-    text: text of the error, possibly with a traceback and terminal colours.
-  """
+  """Returns the last line with a word of an error, without terminal colours."""
   plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
   lines = [x.strip() for x in plain.splitlines() if re.search(r"\w", x)]
   return lines[-1] if lines else "its process died"
@@ -230,11 +217,7 @@ def folder_of(words: str) -> str:
 
 
 def check_name(words: str) -> None:
-  """Checks that an experiment, given with its options, comes with seedx.
-
-  Raises:
-    types.ConfigError: the experiment does not come with seedx.
-  """
+  """Raises types.ConfigError if an experiment does not come with seedx."""
   name, *_ = words.split() or [""]
   if name not in experiments.shipped():
     shipped = ", ".join(experiments.shipped())
@@ -248,8 +231,8 @@ def words_of(experiment: str, env: str, total_steps: int) -> list[str]:
 
   Args:
     experiment: the experiment and its own options.
-    env: name of the environment, unless the experiment's options have one;
-      empty for the experiment's default.
+    env: environment for an experiment without its own `--env`; empty for the
+      experiment's default.
     total_steps: env steps of the run.
   """
   name, *options = experiment.split()
@@ -258,10 +241,7 @@ def words_of(experiment: str, env: str, total_steps: int) -> list[str]:
 
 
 def read(words: Sequence[str]) -> "programs.Asked":
-  """Parses the words of a trial, to refuse errors before hours of training.
-
-  Wrong words end the program with status 2 and one line.
-  """
+  """Parses the words of a trial; if wrong, prints a line and exits with 2."""
   programs = importlib.import_module("seedx.app.cli.programs")
   module = experiments.load_module(words[0])
   config, _ = programs.read(module.EXPERIMENT, words[1:], module.__name__)

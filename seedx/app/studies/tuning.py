@@ -39,12 +39,7 @@ _SETTINGS = {
 
 
 class Pool:
-  """A cluster that trains as many trials at a time as it has resources for.
-
-  Attributes:
-    run_dir: directory of the sweep.
-    stop: event that ends all trials.
-  """
+  """A cluster that trains as many trials at a time as it has resources for."""
 
   def __init__(
     self,
@@ -138,7 +133,6 @@ class _Trainable(tune.Trainable):
   """A trial as an actor of Ray Tune."""
 
   def setup(self, config: dict[str, Any], **parameters: Any) -> None:
-    """Starts the trial."""
     trials, run_dir = parameters["trials"], parameters["run_dir"]
     share = parameters["needs"].get("GPU", 0)
     if 0 < share < 1:
@@ -190,13 +184,10 @@ class _Stopper(tune.Stopper):
 
 
 class _Progress(tune.Callback):
-  """A callback that prints a line for each ended trial, and progress meanwhile.
-
-  Attributes:
-    errors: error of each failed trial, by the trial's name.
-  """
+  """A callback that prints the progress and the end of trials."""
 
   def __init__(self, trials: Sequence[trials_lib.Trial]) -> None:
+    # Errors of failed trials, by the name of the trial.
     self.errors: dict[str, str] = {}
     self._trials = trials
     # Ray's actors, in which the trials run.
@@ -217,7 +208,6 @@ class _Progress(tune.Callback):
   def on_trial_error(
     self, iteration: int, trials: list[Any], trial: Any, **_: Any
   ) -> None:
-    """Prints that the trial's process has died."""
     self._end(trial, trials_lib.cause(str(trial.get_error() or "")))
 
   def on_step_end(self, iteration: int, trials: list[Any], **_: Any) -> None:
@@ -247,7 +237,6 @@ class _Progress(tune.Callback):
 
 
 def _progress(tune_trial: Any) -> str:
-  """Describes the last result of a trial of Tune."""
   result = {
     "env_steps": 0,
     "episode_return": _NO_RETURN,
