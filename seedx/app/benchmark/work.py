@@ -138,48 +138,59 @@ def sizes_of(config: process.Config) -> Sizes:
     types.ConfigError: the pipeline does not come with seedx.
   """
   if isinstance(config, seed.Config):
-    return _sizes_of_seed(config)
+    actors, learner = config.actors, config.learner
+    agent = config.plan.agent(config.agent, envs.spec(config.env))
+    first, *_ = config.inference.sizes(
+      agent, actors, learner.unroll_length, learner.share_size
+    )
+    return _sizes(
+      actors.num_actors,
+      actors.envs_per_actor,
+      learner.unroll_length,
+      unrolls=learner.batch_size,
+      slots=first.layout.num_slots,
+      rows=min(first.target_rows, first.layout.num_slots),
+      message_steps=actors.rows,
+      elsewhere=(_ENVIRONMENTS,),
+    )
   if isinstance(config, impala.Config):
-    num_envs = config.actors.envs_per_actor
-    period = config.learner.unroll_length
-    return Sizes(
-      pools=config.actors.num_actors,
-      envs=num_envs,
-      period=period,
+    num_envs, period = (
+      config.actors.envs_per_actor,
+      config.learner.unroll_length,
+    )
+    return _sizes(
+      config.actors.num_actors,
+      num_envs,
+      period,
       unrolls=config.learner.batch_size,
-      slots=num_envs,
-      rows=num_envs,
       message_steps=num_envs * period,
       elsewhere=(_ENVIRONMENTS, _ACTING),
     )
   if isinstance(config, sync.Config):
-    num_envs = config.num_envs
-    return Sizes(
-      pools=1,
-      envs=num_envs,
-      period=config.learner.unroll_length,
-      unrolls=num_envs,
-      slots=num_envs,
-      rows=num_envs,
-      threads=config.env_threads,
-    )
+    period, threads = config.learner.unroll_length, config.env_threads
+    return _sizes(1, config.num_envs, period, threads=threads)
   if not isinstance(config, _Workers):
     raise types.ConfigError(
       "expected an experiment with a pipeline of seedx's, found one with"
       f" {type(config).__module__}"
     )
-  num_envs = config.workers.envs_per_worker
-  in_one_process = isinstance(config, a3c.Config)
-  return Sizes(
-    pools=config.workers.num_workers,
-    envs=num_envs,
-    period=config.workers.unroll_length,
-    unrolls=num_envs,
-    slots=num_envs,
-    rows=num_envs,
-    message_steps=0 if in_one_process else config.workers.batch_steps,
-    elsewhere=(() if in_one_process else (_ENVIRONMENTS, _ACTING, _LEARNING)),
+  workers = config.workers
+  others: dict[str, Any] = {}
+  if isinstance(config, gorila.Config):
+    others["message_steps"] = workers.batch_steps
+    others["elsewhere"] = (_ENVIRONMENTS, _ACTING, _LEARNING)
+  return _sizes(
+    workers.num_workers,
+    workers.envs_per_worker,
+    workers.unroll_length,
+    **others,
   )
+
+
+def _sizes(pools: int, num_envs: int, period: int, **others: Any) -> Sizes:
+  """Makes sizes whose unrolls, slots and rows are by default a pool's."""
+  by_pool = dict.fromkeys(("unrolls", "slots", "rows"), num_envs)
+  return Sizes(pools=pools, envs=num_envs, period=period, **by_pool | others)
 
 
 def measure(words: str, env: str, seconds: float) -> OwnWork:
@@ -374,24 +385,6 @@ def _called_for(call: Callable[[], object], seconds: float) -> int:
     call()
     calls += 1
   return calls
-
-
-def _sizes_of_seed(config: seed.Config) -> Sizes:
-  actors, period = config.actors, config.learner.unroll_length
-  agent = config.plan.agent(config.agent, envs.spec(config.env))
-  first, *_ = config.inference.sizes(
-    agent, actors, period, config.learner.share_size
-  )
-  return Sizes(
-    pools=actors.num_actors,
-    envs=actors.envs_per_actor,
-    period=period,
-    unrolls=config.learner.batch_size,
-    slots=first.layout.num_slots,
-    rows=min(first.target_rows, first.layout.num_slots),
-    message_steps=actors.rows,
-    elsewhere=(_ENVIRONMENTS,),
-  )
 
 
 def _mid(timestep: dm_env.TimeStep) -> dm_env.TimeStep:
