@@ -66,7 +66,7 @@ class Options:
     search: settings to search, as SETTING=VALUES,SETTING=VALUES; VALUES are
       LOW..HIGH, log:LOW..HIGH or A|B|C. If a value has a comma, give a JSON
       object instead.
-    trials: number of random draws to try.
+    trials: number of trials of method "random".
     method: "random" draws values, "grid" tries all combinations of A|B|C.
     scheduler: "asha" ends trials early that fall behind, "none" does not.
     env: name of the environment, for an experiment without --env of its own.

@@ -28,10 +28,10 @@ if TYPE_CHECKING:  # Imports JAX.
   from seedx.app.cli import programs
 
 _OUTPUT = "output.txt"
-# The part of the output's end in which the error is searched.
+# Bytes at the end of a trial's output that are searched for its error.
 _TAIL_BYTES = 2**16
 _POLL_SECONDS = 0.2
-# Time for a run to end by itself, after which it is killed.
+# Time for a run to end after its input has closed; then it is killed.
 _PATIENCE_SECONDS = 180.0
 
 
@@ -43,7 +43,7 @@ class Trial:
     name: directory of the run, relative to that of the study.
     words: the experiment and its options, as after `seedx train`.
     seed: seed of the run.
-    label: description that distinguishes the trial for people.
+    label: text that distinguishes the trial in tables and plots.
   """
 
   name: str
@@ -227,7 +227,7 @@ def check_name(words: str) -> None:
 
 
 def words_of(experiment: str, env: str, total_steps: int) -> list[str]:
-  """Returns the words of a trial.
+  """Returns the command-line words of a trial.
 
   Args:
     experiment: the experiment and its own options.

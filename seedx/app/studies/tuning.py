@@ -22,7 +22,7 @@ from seedx.launch import ray_cluster
 # three times as many. The best third continues each time.
 _FIRST_SHARE = 1 / 9
 _REDUCTION = 3
-# Value that stands for a missing return.
+# Value that stands for a missing return, since ASHA cannot rank infinities.
 _NO_RETURN = -1e30
 _PROGRESS_SECONDS = 30.0
 # Share of a GPU's memory that is divided among the trials on it.
