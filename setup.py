@@ -1,11 +1,11 @@
-"""Installs seedx: `pip install .`, or with the extra `test` to work on it."""
+"""Installs seedx: `pip install .`, or with the extra `test` for development."""
 
 import pathlib
 import re
 
 import setuptools
 
-# What `python -m colab.build` needs.
+# Requirements of `python -m colab.build`.
 _NOTEBOOKS = ["ipykernel", "jupytext", "nbclient", "nbformat"]
 
 _TEST = [
@@ -28,7 +28,7 @@ _ROOT = pathlib.Path(__file__).parent
 _PACKAGE = (_ROOT / "seedx/__init__.py").read_text()
 _NAMES = dict(re.findall(r'^(\w+) = "(.*)"', _PACKAGE, re.MULTILINE))
 _URL = f"https://github.com/{_NAMES['REPOSITORY']}"
-# JAX's own; a plain installation uses the CPU.
+# Extras with the accelerator support of JAX; the default is the CPU.
 _ACCELERATORS = {x: [f"jax[{x}]>=0.10"] for x in ("cuda12", "cuda13", "tpu")}
 
 setuptools.setup(
@@ -69,7 +69,7 @@ setuptools.setup(
     "Typing :: Typed",
   ],
   python_requires=">=3.11",
-  # In the repository, experiments lie beside the package.
+  # In the repository, the experiments are outside the package.
   packages=[*setuptools.find_packages(include=["seedx*"]), "seedx.experiments"],
   package_dir={"seedx.experiments": "experiments"},
   package_data={"seedx": ["py.typed"], "seedx.app": ["*.pyi"]},

@@ -1,1 +1,1 @@
-"""Instruments of developers."""
+"""Benchmarks for the developers of seedx."""

@@ -1,13 +1,14 @@
-"""Measures what an accelerator does for seedx, in at most ten minutes.
+"""Measures the speed of seedx on an accelerator in at most ten minutes.
 
   python -m benchmarks.accelerator --minutes 10 --output-dir accelerator
 
-It learns Atari's Pong for three minutes, and then measures the rates of other
-pipelines on Pong, of CartPole with 2^13 environments, and of `anakin_ppo` with
-2^11 to 2^15; acting and learning alone on the accelerator; and EnvPool alone
-on the CPU's cores. Each has a process of its own and a limit of time, so that
-one that fails or hangs costs no other. `table.md` in the output directory is
-written again after each. `benchmarks/accelerator.sh` installs seedx first.
+The program learns Atari's Pong for three minutes. Then it measures the rates of
+other pipelines on Pong, of CartPole with 2^13 environments, and of `anakin_ppo`
+with 2^11 to 2^15 environments; acting and learning alone on the accelerator;
+and EnvPool alone on the CPU's cores. Each measurement has a process of its own
+and a time limit, so that the others do not depend on it. `table.md` in the
+output directory is rewritten after each of them. `benchmarks/accelerator.sh`
+also installs seedx.
 """
 
 import argparse
@@ -33,7 +34,7 @@ from seedx.app.benchmark import figures, runs, work
 from seedx.app.studies import trials
 
 _CORES = len(os.sched_getaffinity(0))
-# The learner's process needs about two cores.
+# Leaves two cores for the learner's process.
 _ACTORS = max(2, _CORES - 2)
 _PONG = f"--env Pong-v5 --num-actors {_ACTORS} --micro-batches 1"
 _SEED = (
@@ -41,7 +42,7 @@ _SEED = (
   " --unroll-length 32 --batch-size 32 --learning-rate 8e-4"
 )
 _CARTPOLE = "--env seedx:CartPole-v1"
-# Runs, and the seconds of each from its first update on.
+# Runs, and the seconds of each after its first update.
 RUNS = (
   (_SEED, 190),
   (f"impala {_PONG} --envs-per-actor 16 --batch-size 32", 15),
@@ -58,19 +59,20 @@ MORE_RUNS = (
   (f"{_SEED} --image-torso impala --compute-dtype bfloat16", 15),
   (f"{_SEED} --compute-dtype bfloat16", 15),
 )
-# Options of acting and learning alone, and rows of a batch to act for.
+# Options of acting and learning alone, and rows of a batch of inference.
 _ALONE = (
   ("", 128),
   ("", 1024),
   ("--compute-dtype bfloat16", 1024),
   ("--image-torso impala --compute-dtype bfloat16", 128),
 )
-# Longest times in seconds: until a run's first update, of a part alone, and
-# what has to be left to begin another.
+# Maximum seconds until a run's first update.
 _PATIENCE = 100.0
+# Maximum seconds of a part alone.
 _PART = 90.0
-_LEAST = 45.0
-_POLL_SECONDS = 0.5
+# Seconds that must remain to begin a measurement.
+_MINIMUM = 45.0
+# Returns in Pong for which the table has the time at which they were reached.
 _GOALS = (-15, 0, 15, 18, 20)
 
 
@@ -79,13 +81,13 @@ class Row:
   """A line of the table.
 
   Attributes:
-    what: was measured.
+    what: description of the measurement.
     rate: env steps per second.
     busy: share of the time in which the accelerator computed, 0 to 1; None if
-      nothing tells.
-    learner: cores that the learner's process kept busy, on average.
-    others: cores that all other processes of the run kept busy.
-    note: what else was seen.
+      unknown.
+    learner: mean number of cores that the learner's process kept busy.
+    others: mean number of cores that all other processes of the run kept busy.
+    note: further observations.
   """
 
   what: str
@@ -96,19 +98,19 @@ class Row:
   note: str = ""
 
   def cells(self) -> list[str]:
-    """Returns the cells of this line of the table."""
-    known = [
+    """Returns the texts of this line's cells."""
+    numbers = [
       "-" if x is None else f"{x:.2f}"
       for x in (self.busy, self.learner, self.others)
     ]
-    return [f"`{self.what}`", f"{self.rate:,.0f}", *known, self.note]
+    return [f"`{self.what}`", f"{self.rate:,.0f}", *numbers, self.note]
 
 
 class Busy:
-  """Samples whether an NVIDIA GPU computes; knows no other accelerator."""
+  """Samples of whether an NVIDIA GPU computes."""
 
   def __init__(self) -> None:
-    """Starts to sample five times a second, where there is such a GPU."""
+    """Starts to sample five times a second if there is an NVIDIA GPU."""
     self._samples: list[tuple[float, float]] = []
     self._process: subprocess.Popen[str] | None = None
     if shutil.which("nvidia-smi"):
@@ -121,16 +123,16 @@ class Busy:
       threading.Thread(target=self._read, daemon=True).start()
 
   def share(self, start_seconds: float, end_seconds: float) -> float | None:
-    """The mean between two times of `time.monotonic`; None without a GPU."""
-    found = [
+    """Returns the mean of a `time.monotonic` interval; None without a GPU."""
+    shares = [
       share
       for seconds, share in list(self._samples)
       if start_seconds <= seconds <= end_seconds
     ]
-    return statistics.fmean(found) if found else None
+    return statistics.fmean(shares) if shares else None
 
   def close(self) -> None:
-    """Ends it."""
+    """Stops sampling."""
     if self._process:
       self._process.kill()
 
@@ -142,14 +144,16 @@ class Busy:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Measures all there is time for; returns how many parts failed."""
+  """Measures until the time is over; returns the number of failures."""
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
   parser.add_argument("--minutes", type=float, default=10.0)
   parser.add_argument("--output-dir", type=pathlib.Path, default="accelerator")
   parser.add_argument(
-    "--only", default="", help="comma-separated texts; what contains one"
+    "--only",
+    default="",
+    help="comma-separated texts; measure only what contains one of them",
   )
   parser.add_argument("--part", help=argparse.SUPPRESS)
   options = parser.parse_args(argv)
@@ -162,8 +166,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Session:
-  """All that is measured, in the time there is."""
-
   def __init__(
     self, output_dir: pathlib.Path, minutes: float, only: Sequence[str]
   ) -> None:
@@ -175,14 +177,13 @@ class _Session:
     self._runs = pathlib.Path(tempfile.mkdtemp(prefix="seedx-accelerator-"))
     self._rows: list[Row] = []
     self._failed = 0
-    # What one compiles, others find.
+    # Shares compiled programs between the processes.
     cache = str(self._runs / "cache")
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", cache)
     self._machine = json.dumps(figures.machine())
     self._busy = Busy()
 
   def run(self) -> int:
-    """Measures; returns how many parts failed."""
     try:
       for words, seconds in RUNS:
         self._keep(words, self._run(words, seconds))
@@ -196,20 +197,20 @@ class _Session:
     return self._failed
 
   def _keep(self, name: str, rows: Iterable[Row]) -> None:
-    """Measures one part, if it is asked for and there is time."""
+    """Measures and writes rows, if `--only` has them and there is time."""
     if self._only and not any(x in name for x in self._only):
       return
     now = time.monotonic()
     left = self._end - now
-    about = name if left > _LEAST else f"no time left for {name}"
-    print(f"{now - self._start:.0f} s: {about}", file=sys.stderr, flush=True)
-    if left <= _LEAST:
+    text = name if left > _MINIMUM else f"no time left for {name}"
+    print(f"{now - self._start:.0f} s: {text}", file=sys.stderr, flush=True)
+    if left <= _MINIMUM:
       return
     try:
       for row in rows:
         self._rows.append(row)
         self._write()
-    except Exception as error:  # The others can be measured all the same.
+    except Exception as error:  # The others can still be measured.
       self._failed += 1
       print(f"FAILED: {error}", file=sys.stderr, flush=True)
 
@@ -237,12 +238,12 @@ class _Session:
       raise RuntimeError(f"{part!r} ended with status {process.returncode}")
 
   def _run(self, words: str, seconds: float) -> Iterator[Row]:
-    """Measures a run in the later half of its seconds of learning."""
+    """Measures a run in the second half of its seconds after an update."""
     trial = trials.Trial(
       f"{len(self._rows)}-{self._failed}", work.words_of(words, "")
     )
     stop = threading.Event()
-    # One whose first update does not end costs no other its time.
+    # Ends a run whose first update takes too long.
     timer = threading.Timer(_PATIENCE + seconds, stop.set)
     running = trials.Running(trial, self._runs)
     timer.start()
@@ -264,17 +265,16 @@ class _Session:
 
 
 def _rate(samples: Sequence[runs.Sample]) -> float:
-  """Env steps per second between the first sample and the last."""
   first, last = samples[0].line, samples[-1].line
   elapsed = last["wall_seconds"] - first["wall_seconds"]
   return (last["env_steps"] - first["env_steps"]) / elapsed
 
 
 def _note(lines: Sequence[Mapping[str, Any]], goals: Sequence[float]) -> str:
-  """When it reached each goal, and medians of some metrics."""
+  """Describes medians of some metrics, and when each return was reached."""
   last = lines[-1]
   first = next(x for x in lines if x["learner_steps"])
-  said = [
+  notes = [
     f"first update after {first['wall_seconds']:.1f} s",
     f"{last['learner_steps']:,} updates",
   ]
@@ -289,9 +289,9 @@ def _note(lines: Sequence[Mapping[str, Any]], goals: Sequence[float]) -> str:
     "learning_wait_experience",
   ):
     half = lines[len(lines) // 2 :]
-    if known := [x[name] for x in half if x.get(name) is not None]:
-      said.append(f"{name} {statistics.median(known):.3g}")
-  said.append(
+    if values := [x[name] for x in half if x.get(name) is not None]:
+      notes.append(f"{name} {statistics.median(values):.3g}")
+  notes.append(
     f"{last['env_steps']:,} env steps, return {last['episode_return']}"
   )
   for goal in goals:
@@ -299,9 +299,9 @@ def _note(lines: Sequence[Mapping[str, Any]], goals: Sequence[float]) -> str:
       reached = line["episode_return"]
       if reached is not None and reached >= goal:
         steps, seconds = line["env_steps"] / 1e6, line["wall_seconds"]
-        said.append(f"{goal} after {steps:.2f}M, {seconds:.0f} s")
+        notes.append(f"{goal} after {steps:.2f}M, {seconds:.0f} s")
         break
-  return "; ".join(said)
+  return "; ".join(notes)
 
 
 def _kill_group(pid: int) -> None:
@@ -310,7 +310,7 @@ def _kill_group(pid: int) -> None:
 
 
 def _environments_alone() -> Iterator[Row]:
-  """EnvPool with random actions, in as many processes as there are actors."""
+  """Measures EnvPool with random actions, in a process for each actor."""
   config = work.config_of(f"seed_vtrace {_PONG} --envs-per-actor 32", "")
   sizes = work.sizes_of(config)
   rate, cost = work.environments(config, sizes, 4.0)
@@ -319,7 +319,6 @@ def _environments_alone() -> Iterator[Row]:
 
 
 def _parts_alone() -> Iterator[Row]:
-  """Acting and learning alone on the accelerator."""
   devices.compute_on_own_threads()
   for words, rows in _ALONE:
     yield _acting(words, rows)
@@ -338,11 +337,11 @@ def _acting(words: str, rows: int) -> Row:
 
 
 def _learning(words: str, unrolls: int = 32) -> Row:
-  words_of = f"seed_vtrace {_PONG} {words} --batch-size {unrolls}"
-  config = work.config_of(words_of, "")
+  experiment = f"seed_vtrace {_PONG} {words} --batch-size {unrolls}"
+  config = work.config_of(experiment, "")
   sizes = work.sizes_of(config)
-  own = work.learns(config, sizes)
-  note, seconds = _timed(own.learn, own.finish)
+  learner = work.learns(config, sizes)
+  note, seconds = _timed(learner.learn, learner.finish)
   what = f"learning alone, {unrolls} x {sizes.period} steps {words}".strip()
   return Row(what, unrolls * sizes.period / seconds, note=note)
 
@@ -350,7 +349,7 @@ def _learning(words: str, unrolls: int = 32) -> Row:
 def _timed(
   call: Callable[[], object], finish: Callable[[], object]
 ) -> tuple[str, float]:
-  """A note on the time of a call, and the seconds of one."""
+  """Returns a note on the time of a call, and the seconds of a call."""
   first = time.monotonic()
   for _ in range(5):  # The first two may compile.
     call()

@@ -1,14 +1,14 @@
-"""Measures the wire, the prioritized replay and matrix products, each work.
+"""Measures the wire, the prioritized replay and matrix products, each alone.
 
   python -m benchmarks.components --seconds 5
   python -m benchmarks.components --streams 1,16,128,512,1024
   python -m benchmarks.components --products "impala,ppo --hidden-sizes 64"
 
-The wire carries what thin actors send: rows of CartPole, and of Atari's Pong
-with four frames. A server in a process of its own replies with actions. With
-`--streams`, it measures many clients that wait for replies at the same time;
-with `--products`, what learning would cost at the speed of a large matrix
-product.
+The messages are those of thin actors: rows of CartPole, and of Atari's Pong
+with four frames. A server in a process of its own replies with actions.
+`--streams` measures many clients that send at the same time. `--products`
+measures the share of learning that its matrix products would take at the speed
+of a large product.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from seedx.app.studies import trials
 from seedx.on_cpu import random_keys
 from seedx.wire import server as server_lib
 
-# The environments of the messages, and the rows of each.
+# Environments of the messages, and rows of a message.
 _MESSAGES = (
   (envs.Config("CartPole-v1"), 1024),
   (envs.Config("Pong-v5", {"stack_num": 4}), 64),
@@ -46,12 +46,12 @@ _MESSAGES = (
 _STREAM_ROWS = 16
 _REPLAY_STEPS, _REPLAY_BATCH = 2**20, 512
 _START_SECONDS = 60.0
-# By component and figure, in seconds.
+# Seconds by component and figure.
 Costs = dict[tuple[str, str], float]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Measures what is asked for; without options the wire and the replay."""
+  """Measures what the options name; by default the wire and the replay."""
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
@@ -60,25 +60,25 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser.add_argument("--products", default="", help="experiments, A,B")
   parser.add_argument("--output", default="components.jsonl")
   options = parser.parse_args(argv)
-  found = figures.Figures(options.output)
+  results = figures.Figures(options.output)
   for number in map(int, filter(None, options.streams.split(","))):
     seconds, rate = work.in_process(streams, number, options.seconds)
     connected = Figure("to connect all", "s", seconds)
     replies = Figure("replies", "messages/s", rate)
-    found.add(f"wire, {number} streams", [connected, replies])
+    results.add(f"wire, {number} streams", [connected, replies])
   if options.products:
     for words in trials.experiments_of(options.products.split(",")):
       share = work.in_process(
         matrix_products.of_learning, words, options.seconds
       )
       name = "learning at the speed of a matrix product"
-      found.add(words, [Figure(name, "", share)])
+      results.add(words, [Figure(name, "", share)])
   if not options.streams and not options.products:
     for measure in (wire_alone, replay_alone):
       costs = work.in_process(_with_a_server, measure, options.seconds)
       for (of, figure), cost in costs.items():
-        found.add(of, [Figure(figure, "us", 1e6 * cost)])
-  print(found.table())
+        results.add(of, [Figure(figure, "us", 1e6 * cost)])
+  print(results.table())
   return 0
 
 
@@ -89,16 +89,13 @@ def _with_a_server(measure: Callable[[float], Costs], seconds: float) -> Costs:
 
 
 def wire_alone(seconds: float) -> Costs:
-  """The seconds that messages of thin actors take.
-
-  Args:
-    seconds: to measure for, altogether.
+  """Measures messages of thin actors for some seconds in total.
 
   Returns:
-    CPU seconds to encode and decode each; and seconds until a reply, the median
-    and the 99th percentile.
+    CPU seconds to encode and decode a message, and seconds until a reply, as
+    the median and the 99th percentile.
   """
-  found: Costs = {}
+  costs: Costs = {}
   for env, num_rows in _MESSAGES:
     name = f"wire, {num_rows} rows of {env.env}"
     spec = envs.spec(env)
@@ -106,23 +103,20 @@ def wire_alone(seconds: float) -> Costs:
     rows = _rows(spec, num_rows)
 
     share = seconds / (2 * len(_MESSAGES))
-    found[name, "encode and decode"] = work.cpu_seconds_per_call(
+    costs[name, "encode and decode"] = work.cpu_seconds_per_call(
       functools.partial(_coded, inputs, rows), share
     )
     with _echo(env, num_rows, 1) as address, wire.Client(address) as client:
       exchange = client.exchange(protocol.ACT, inputs, outputs)
       times = _times(functools.partial(exchange, rows), share)
       exchange.close()
-    found[name, "reply, median"] = statistics.median(times)
-    found[name, "reply, 99th percentile"] = float(np.quantile(times, 0.99))
-  return found
+    costs[name, "reply, median"] = statistics.median(times)
+    costs[name, "reply, 99th percentile"] = float(np.quantile(times, 0.99))
+  return costs
 
 
 def replay_alone(seconds: float) -> Costs:
-  """The seconds that a prioritized replay of 2^20 steps takes.
-
-  Args:
-    seconds: to measure for, altogether.
+  """Measures a prioritized replay of 2^20 steps for some seconds.
 
   Returns:
     Seconds to add 512 steps of CartPole, to sample 512 windows, to write their
@@ -135,14 +129,14 @@ def replay_alone(seconds: float) -> Costs:
   layout = unroll_store.Layout.of(agent, period, _REPLAY_BATCH // period)
   shapes = local_actor.Programs(agent, envs.spec(config.env), layout).share()
   share = jax.device_put(work.made_up(shapes))
-  own = replay.Prioritized(_REPLAY_STEPS // period, window)
-  add = jax.jit(own.add, donate_argnums=0)
-  sample = jax.jit(own.sample, static_argnums=2)
-  update = jax.jit(own.update, donate_argnums=0)
-  new = jax.random.uniform(jax.random.key(1), (_REPLAY_BATCH,))
-  # As `replayed.CoreReplay` draws.
+  memory = replay.Prioritized(_REPLAY_STEPS // period, window)
+  add = jax.jit(memory.add, donate_argnums=0)
+  sample = jax.jit(memory.sample, static_argnums=2)
+  update = jax.jit(memory.update, donate_argnums=0)
+  priorities = jax.random.uniform(jax.random.key(1), (_REPLAY_BATCH,))
+  # The kind of keys with which `replayed.CoreReplay` samples.
   keys = jax.random.split(random_keys.unrolled(jax.random.key(0)))
-  state, step = own.init(share), 0
+  state, step = memory.init(share), 0
   for _ in range(_REPLAY_STEPS // _REPLAY_BATCH):
     state = add(state, share)
   times: dict[str, list[float]] = {"add": [], "sample": [], "update": []}
@@ -154,30 +148,30 @@ def replay_alone(seconds: float) -> Costs:
     return result
 
   end_seconds = time.monotonic() + seconds
-  while step < _LEAST or time.monotonic() < end_seconds:
+  while step < _MINIMUM_CALLS or time.monotonic() < end_seconds:
     state = timed("add", add, state, share)
     drawn = timed("sample", sample, state, keys[step % 2], _REPLAY_BATCH)
-    state = timed("update", update, state, drawn[1], new)
+    state = timed("update", update, state, drawn[1], priorities)
     step += 1
   name = f"prioritized replay of {_REPLAY_STEPS} steps, {_REPLAY_BATCH} a time"
-  found = {k: statistics.median(x) for k, x in times.items()}
-  found["add, sample and update"] = sum(found.values())
-  return {(name, figure): cost for figure, cost in found.items()}
+  costs = {k: statistics.median(x) for k, x in times.items()}
+  costs["add, sample and update"] = sum(costs.values())
+  return {(name, figure): cost for figure, cost in costs.items()}
 
 
-# Calls, of which the first compile.
-_LEAST = 20
+# Enough calls for a median without the first calls, which compile.
+_MINIMUM_CALLS = 20
 
 
 def streams(number: int, seconds: float) -> tuple[float, float]:
-  """What a server carries for many clients that send at the same time.
+  """Measures a server whose clients all send one message at the same time.
 
   Args:
-    number: of streams, each of which has one message on its way.
-    seconds: to measure for.
+    number: number of streams.
+    seconds: seconds to measure.
 
   Returns:
-    Seconds to open all of them, and messages per second.
+    Seconds to open all streams, and messages per second.
   """
   env, _ = _MESSAGES[0]
   spec = envs.spec(env)
@@ -207,15 +201,15 @@ def _coded(layout: wire.Layout, rows: types.Rows) -> types.Tree:
 
 
 def _times(call: Callable[[], Any], seconds: float) -> list[float]:
-  """The seconds of each call, for so many seconds, after the first."""
+  """Returns the seconds of each call for some seconds, except the first."""
   call()
-  found: list[float] = []
+  times: list[float] = []
   end_seconds = time.monotonic() + seconds
-  while not found or time.monotonic() < end_seconds:
+  while not times or time.monotonic() < end_seconds:
     start_seconds = time.monotonic()
     call()
-    found.append(time.monotonic() - start_seconds)
-  return found
+    times.append(time.monotonic() - start_seconds)
+  return times
 
 
 def _rows(spec: types.EnvironmentSpec, num_rows: int) -> types.Rows:
@@ -228,7 +222,7 @@ def _rows(spec: types.EnvironmentSpec, num_rows: int) -> types.Rows:
 
 @contextlib.contextmanager
 def _echo(env: envs.Config, num_rows: int, max_streams: int) -> Iterator[str]:
-  """The address of a server in another process, which replies with actions."""
+  """Serves actions in another process; yields the server's address."""
   context = multiprocessing.get_context("spawn")
   started, stop = context.Event(), context.Event()
   with tempfile.TemporaryDirectory(prefix="seedx-") as folder:
@@ -242,7 +236,7 @@ def _echo(env: envs.Config, num_rows: int, max_streams: int) -> Iterator[str]:
     try:
       if not started.wait(_START_SECONDS):
         raise types.ConfigError(
-          f"expected a server within {_START_SECONDS:g} seconds, found none"
+          f"the server did not start within {_START_SECONDS:g} seconds"
         )
       yield address
     finally:
@@ -258,7 +252,6 @@ def _serve(
   started: threading.Event,
   stop: threading.Event,
 ) -> None:
-  """Serves until told to stop, see `_echo`."""
   spec = envs.spec(env)
   actions = trees.zeros(spec.action, (num_rows,))
   server = server_lib.Server(address, max_streams)

@@ -12,41 +12,31 @@ from seedx.acting import local_actor, unroll_store
 from seedx.app.benchmark import work
 from seedx.pipelines import a3c, gorila
 
-# Rows and columns of the product that the machine's speed is measured with.
+# Rows and columns of the product that measures the machine's speed.
 _SIZE = 1024
 
 
 def of_learning(words: str, seconds: float) -> float:
-  """The share of learning that its matrix products take at full speed.
-
-  Args:
-    words: the experiment, with its own options.
-    seconds: time to measure learning, and the speed of a large product.
-  """
+  """Returns the share of learning for its matrix products at full speed."""
   config = work.config_of(words, "CartPole-v1")
   sizes = work.sizes_of(config)
-  own, calls = work.learns(config, sizes), 0
+  learner, calls = work.learns(config, sizes), 0
 
   def learn() -> None:
     nonlocal calls
-    own.learn()
+    learner.learn()
     calls += 1
 
-  while not own.updates():  # A replay has to be filled.
-    own.learn()
-  first = own.updates()
-  cost = work.cpu_seconds_per_call(learn, seconds, own.finish)
-  updates = (own.updates() - first) / calls
+  while not learner.updates():  # Fills the replay.
+    learner.learn()
+  first = learner.updates()
+  cost = work.cpu_seconds_per_call(learn, seconds, learner.finish)
+  updates = (learner.updates() - first) / calls
   return operations_of_update(config, sizes) / speed(seconds) * updates / cost
 
 
 def operations_of_update(config: Any, sizes: work.Sizes) -> int:
-  """Floating point operations of the matrix products of an update.
-
-  Args:
-    config: config of the pipeline.
-    sizes: sizes of its work.
-  """
+  """Returns the floating point operations of an update's matrix products."""
   spec, key = envs.spec(config.env), jax.random.key(0)
   agent = config.plan.agent(config.agent, spec)
   layout = unroll_store.Layout.of(agent, sizes.period, sizes.unrolls)
@@ -63,23 +53,17 @@ def operations_of_update(config: Any, sizes: work.Sizes) -> int:
 
 
 def operations(jaxpr: jax.extend.core.Jaxpr) -> int:
-  """Those of a program: 2 for each product of two numbers that is summed.
+  """Returns the floating point operations of a program's matrix products.
 
-  A scan counts as often as it runs, a `while` loop once, and of the branches of
-  a condition the most expensive one.
-
-  Args:
-    jaxpr: the program; see `jax.make_jaxpr`.
+  A multiplication and its addition count as 2 operations. The body of a scan
+  counts once per iteration, the body of a `while` loop once. A condition counts
+  its most expensive branch.
   """
   return sum(_of_equation(x) for x in jaxpr.eqns)
 
 
 def speed(seconds: float) -> float:
-  """Those per CPU second of one large product of float32.
-
-  Args:
-    seconds: time to measure.
-  """
+  """Returns the operations per CPU second of a large float32 product."""
   x = jnp.ones((_SIZE, _SIZE))
   product = jax.jit(lambda x: x @ x)
 

@@ -1,9 +1,9 @@
-"""The CPU seconds that tests cost, and the limits that they must keep.
+"""A pytest plugin that limits the CPU seconds of tests.
 
-A pytest plugin, which `conftest.py` registers. CPU seconds are those of the
-process that runs the test and of the child processes it has waited for, in
-units of a calibration loop of the same run, so that a slow or a busy machine
-changes nothing.
+`conftest.py` registers it. The CPU seconds of a test include those of the child
+processes that it has waited for. They are measured in units of a calibration
+loop of the same run, so that they do not depend on the speed or the load of the
+machine.
 """
 
 import collections
@@ -18,10 +18,9 @@ import time
 
 import pytest
 
-# CPU seconds that a test of a set may cost; the other sets have no limit.
+# Maximum CPU seconds of a test of a set; the other sets have no limit.
 LIMITS = {"fast": 5.0, "slow": 60.0}
-# Tests that may cost more: CPU seconds, and why. The first test of a file pays
-# for the programs that all tests of the file share.
+# Tests with other limits: maximum CPU seconds, and the reason.
 _FIRST = "compiles the programs that the tests of its file share"
 DEAR = {
   "tests/pipelines/anakin_test.py::*": (10.0, _FIRST),
@@ -32,44 +31,39 @@ DEAR = {
   "tests/pipelines/resume_test.py::*": (10.0, _FIRST),
 }
 SETS = ("slow", "long", "alone")
-# Tests may set another clock.
+# Bound here, since tests may replace `time.monotonic`.
 _now = time.monotonic
-# CPU seconds of `_calibration_loop` on the machine of the limits.
+# CPU seconds of `_calibration_loop` on the machine on which limits were set.
 _UNIT_SECONDS = 0.018
 _CALIBRATE_EVERY_SECONDS = 30.0
 _DEAREST = 10
-# Compiled programs are dropped between files above this.
+# Memory above which compiled programs are dropped between files.
 _MEMORY_BYTES = 1.2 * 2**30
 
 
 class Meter:
-  """Meters the tests of the process that runs them."""
+  """A meter of the tests that run in this process."""
 
   def __init__(self, config, cache):
-    """Starts to count.
-
-    Args:
-      config: pytest's configuration.
-      cache: folder of JAX's persistent cache.
-    """
     self._config, self._cache = config, cache
-    self._before = cpu_seconds()
+    self._start = cpu_seconds()
     self._loops, self._calibrated = [], 0.0
     self._events = collections.Counter()
 
   def pytest_collection_finish(self):
-    """Listens to JAX, which has been imported by now."""
+    """Starts to listen to JAX's events."""
     import jax
 
     if hasattr(self._config, "workerinput"):
-      # The first test that needs it would pay for what all share.
+      # Imported here, so that no test pays for the import.
       import envpool  # noqa: F401
     jax.monitoring.register_event_listener(self._listen)
     _share_compilations(self._cache, self._events)
-    # Tracing makes few cycles, and imported modules stay.
+    # Frequent collections are useless: tracing makes few cycles, and imported
+    # modules stay.
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
-    self._before = cpu_seconds()
+    self._start = cpu_seconds()
 
   def _listen(self, event, **_):
     name = event.removeprefix("/jax/compilation_cache/cache_")
@@ -78,19 +72,19 @@ class Meter:
 
   @pytest.hookimpl(wrapper=True)
   def pytest_runtest_makereport(self, item, call):
-    """Notes in each report what its phase has cost."""
+    """Adds the CPU seconds of a test's phase to its report."""
     report = yield
     now = cpu_seconds()
     if _now() - self._calibrated > _CALIBRATE_EVERY_SECONDS:
       self._loops.append(_calibration_loop())
       self._calibrated = _now()
     unit = statistics.median(self._loops) / _UNIT_SECONDS
-    report.cpu_seconds, report.unit = now - self._before, unit
-    self._before = cpu_seconds()
+    report.cpu_seconds, report.unit = now - self._start, unit
+    self._start = cpu_seconds()
     return report
 
   def pytest_runtest_teardown(self, item, nextitem):
-    """Drops compiled programs between files, where memory has grown."""
+    """Drops compiled programs between files if memory has grown."""
     if nextitem is None or nextitem.path != item.path:
       pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
       if pages * resource.getpagesize() > _MEMORY_BYTES:
@@ -98,7 +92,7 @@ class Meter:
 
   @pytest.hookimpl(trylast=True)
   def pytest_sessionfinish(self):
-    """Sends the sums of this process to the one that reports."""
+    """Sends the sums of this process to the process that reports."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     self.output = {
       "cpu_seconds": cpu_seconds(),
@@ -110,13 +104,13 @@ class Meter:
 
 
 class Budget:
-  """Sums up what the tests of all processes have cost, and checks it."""
+  """The CPU seconds of the tests of all processes, and their limits."""
 
   def __init__(self, meter, limited):
-    """Starts with no test.
+    """Makes a budget.
 
     Args:
-      meter: the meter of this process, where it runs the tests itself.
+      meter: meter of this process if it runs the tests itself; None otherwise.
       limited: whether a test above its limit fails the run.
     """
     self._meter, self._limited, self._outputs = meter, limited, []
@@ -125,11 +119,11 @@ class Budget:
 
   @pytest.hookimpl(optionalhook=True)
   def pytest_testnodedown(self, node):
-    """Receives the sums of a worker."""
+    """Receives the sums of a worker process."""
     self._outputs.append(getattr(node, "workeroutput", {}).get("budget", {}))
 
   def pytest_runtest_logreport(self, report):
-    """Adds what a phase of a test has cost."""
+    """Adds the CPU seconds of a test's phase."""
     seconds = getattr(report, "cpu_seconds", 0.0)
     self._seconds[report.nodeid] += seconds / getattr(report, "unit", 1.0)
     marks = [name for name in SETS if name in report.keywords]
@@ -137,12 +131,12 @@ class Budget:
 
   @pytest.hookimpl(tryfirst=True)
   def pytest_sessionfinish(self, session):
-    """Fails a run that passed, if a test was too dear."""
+    """Fails a run that passed if a test exceeded its limit."""
     if session.exitstatus == 0 and self._too_dear():
       session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
   def pytest_terminal_summary(self, terminalreporter):
-    """Prints the dearest tests, and sums."""
+    """Prints the most expensive tests and the sums."""
     if self._meter is not None:
       self._outputs.append(self._meter.output)
     write = terminalreporter.write_line
@@ -190,7 +184,7 @@ class Budget:
 
 
 def cpu_seconds():
-  """CPU seconds of this process and the children that it has waited for."""
+  """Returns the CPU seconds of this process and its waited-for children."""
   usages = map(
     resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
   )
@@ -198,13 +192,7 @@ def cpu_seconds():
 
 
 def register(config, cache, limited):
-  """Meters a run of pytest.
-
-  Args:
-    config: pytest's configuration.
-    cache: folder of JAX's persistent cache.
-    limited: whether a test above its limit fails the run.
-  """
+  """Registers the plugin; `cache` is the folder of JAX's persistent cache."""
   if hasattr(config, "workerinput"):
     config.pluginmanager.register(Meter(config, cache))
     return
@@ -216,12 +204,11 @@ def register(config, cache, limited):
 
 
 def _calibration_loop():
-  """CPU seconds of a fixed amount of work in Python."""
-  before = time.thread_time()
+  start = time.thread_time()
   names = {}
   for k in range(100_000):
     names[str(k % 1000)] = (k, len(names))
-  return time.thread_time() - before
+  return time.thread_time() - start
 
 
 def _free_memory():
@@ -235,11 +222,11 @@ def _free_memory():
 
 
 def _share_compilations(folder, events):
-  """Makes a process wait for another that compiles the same program.
+  """Makes a process wait for another one that compiles the same program.
 
   JAX's persistent cache has no lock: two processes that miss a program both
-  compile it. This wraps functions of JAX 0.10 to 0.12 that are not public;
-  where they are missing, programs are compiled twice.
+  compile it. This function wraps private functions of JAX 0.10 to 0.12. If they
+  do not exist, programs are compiled twice.
   """
   from jax._src import compiler
 
@@ -256,12 +243,12 @@ def _share_compilations(folder, events):
     path = folder / f"lock-{int.from_bytes(key[-8:].encode()) % 64}"
     with path.open("w") as file:
       fcntl.flock(file, fcntl.LOCK_EX)
-      # JAX 0.12 takes the callbacks, too.
+      # Only JAX 0.12 takes the callbacks.
       arguments = (module_name, key, options, backend, devices, callbacks)
-      found, _ = read(*arguments[:num_arguments])
-      if found is not None:
-        events.update(hits=1)  # JAX counts a miss where it writes.
-        return found
+      program, _ = read(*arguments[:num_arguments])
+      if program is not None:
+        events.update(hits=1)  # JAX itself counts only misses here.
+        return program
       return write(
         backend, computation, devices, options, callbacks, module_name, key
       )

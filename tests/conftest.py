@@ -1,4 +1,4 @@
-"""Eight virtual cores for every test, and experience that tests share."""
+"""Eight virtual cores for every test, and random experience."""
 
 import os
 import signal
@@ -8,24 +8,24 @@ from importlib import metadata
 _AS_USERS_DO = os.environ.get("SEEDX_TESTS_AS_USERS") == "1"
 _FLAGS = ["--xla_force_host_platform_device_count=8"]
 _JAXLIB = tuple(map(int, metadata.version("jaxlib").split(".")[:2]))
-# XLA aborts on a flag that it does not know.
+# XLA aborts on an unknown flag.
 if not _AS_USERS_DO and (0, 10) <= _JAXLIB <= (0, 12):
-  # Cutting a program into parts pays only where it is large.
+  # Splitting a program pays only if it is large.
   _FLAGS.append("--xla_cpu_parallel_codegen_split_count=1")
   if _JAXLIB == (0, 10):
-    # The older emitters of loops compile in less than half the time.
+    # The older loop emitters compile in less than half the time.
     _FLAGS.append("--xla_cpu_use_fusion_emitters=false")
-# A worker inherits those of the process that starts it.
+# A worker of pytest-xdist inherits the flags of the process that starts it.
 _FLAGS = dict.fromkeys(os.environ.get("XLA_FLAGS", "").split() + _FLAGS)
 os.environ["XLA_FLAGS"] = " ".join(_FLAGS)
-# Losses and networks can be tested elsewhere: see CONTRIBUTING.md.
+# Losses and networks can be tested on other devices: see CONTRIBUTING.md.
 os.environ["JAX_PLATFORMS"] = os.environ.get("SEEDX_TEST_PLATFORMS", "cpu")
 if os.environ["JAX_PLATFORMS"] != "cpu":
-  # A GPU multiplies with 10 bits of mantissa (TF32) unless it is told not to.
+  # By default, a GPU multiplies with 10 bits of mantissa (TF32).
   os.environ["JAX_DEFAULT_MATMUL_PRECISION"] = "highest"
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
-# What a program was killed in the middle of writing there is compiled again.
+# If a killed program left an incomplete entry, JAX compiles it again.
 os.environ["PYTHONWARNINGS"] = (
   "ignore:Error reading persistent compilation cache entry:UserWarning"
 )
@@ -36,20 +36,15 @@ import pytest
 
 from tests import budget
 
-# A shell's background job ignores Ctrl-C, and what nohup runs ignores SIGHUP:
-# the programs that tests start would, too.
+# A shell's background job ignores Ctrl-C, and a program of nohup SIGHUP. The
+# programs that tests start would inherit this.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
   signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 def slow_but(fast, cases):
-  """Cases to parametrize with: all that are not in `fast` are slow.
-
-  Args:
-    fast: some of the cases.
-    cases: all of them, each a tuple of arguments.
-  """
+  """Returns cases, tuples of arguments, marked as slow unless in `fast`."""
   unknown = [case for case in fast if case not in cases]
   assert not unknown, unknown
   return [
@@ -58,7 +53,7 @@ def slow_but(fast, cases):
   ]
 
 
-# The files that take longest come first: one core would wait for the other.
+# The files that take longest come first, so that no worker starts one late.
 _LONGEST = (
   "agents_test",
   "anakin_test",
@@ -76,16 +71,16 @@ _LONGEST = (
 
 
 def pytest_configure(config):
-  """Leaves most of XLA's optimizations out where no test measures time.
+  """Disables most of XLA's optimizations unless the tests measure time.
 
-  What is quick compiles longer than it runs, in this process and in others.
+  The programs of tests take longer to compile than to run.
   """
   if not _AS_USERS_DO and config.option.markexpr != "alone":
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "True"
-  # Tests, and the programs that they start, compile much the same programs.
+  # Tests and the programs that they start compile many equal programs.
   cache = config.rootpath / config.getini("cache_dir") / "jax"
   os.environ["JAX_COMPILATION_CACHE_DIR"] = str(cache)
-  # Where programs are compiled otherwise, or lines are traced, tests cost more.
+  # Tests cost more with other compiler settings, or if lines are traced.
   as_usual = os.environ["JAX_PLATFORMS"] == "cpu" and not _AS_USERS_DO
   budget.register(config, cache, as_usual and "COVERAGE_RUN" not in os.environ)
 
@@ -98,19 +93,19 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def make_unroll():
-  """The function `(agent, spec, length, ends, seed) -> types.Unroll`."""
+  """Function `(agent, spec, length, ends, seed) -> types.Unroll`."""
   return random_unroll
 
 
 def random_unroll(agent, spec, length, ends, seed=0):
-  """An unroll of random experience, as NumPy arrays.
+  """Returns an unroll `[L, B]` of random experience, as NumPy arrays.
 
   Args:
-    agent: whose extras and core state it carries.
-    spec: the environment's.
-    length: L.
-    ends: `[B]`, how probable an episode's end is at each step.
-    seed: of all that is random.
+    agent: agent with the extras and core state of the unroll.
+    spec: spec of the environment.
+    length: L, the number of time steps.
+    ends: `[B]` probabilities that an episode ends at a step.
+    seed: seed of the experience.
   """
   import jax
 
@@ -130,9 +125,9 @@ def random_unroll(agent, spec, length, ends, seed=0):
   )
   action = random_values(rng, spec.action, rows)
   if spec.action_mask is not None:
-    # Whatever was done was legal.
-    done = np.arange(spec.action.num_values) == action[..., None]
-    timestep.observation[spec.action_mask] |= done
+    # Makes the chosen actions legal.
+    chosen = np.arange(spec.action.num_values) == action[..., None]
+    timestep.observation[spec.action_mask] |= chosen
   action_tm1 = np.roll(action, 1, axis=0)
   action_tm1[first] = 0
   extras, core_state = _carried(agent, spec, len(ends))
@@ -152,26 +147,26 @@ _CARRIED = {}
 
 
 def _carried(agent, spec, batch_size):
-  """What steps carry: the shapes of `[B]` extras, and the core state."""
+  """Returns the shapes of `[B]` extras, and a core state."""
   import jax
 
   from seedx.agents import acting_step
 
-  # With the agent, so that no other one gets its id.
-  _, found = _CARRIED.setdefault((id(agent), batch_size), (agent, []))
-  if not found:
+  # Keeps the agent, so that no other agent gets its id.
+  _, carried = _CARRIED.setdefault((id(agent), batch_size), (agent, []))
+  if not carried:
     core_state = agent.initial_core_state(batch_size)
     zeros = acting_step.zero_inputs(spec, batch_size)
     key = jax.random.key(0)
     output, _ = jax.eval_shape(
       lambda: agent.step(agent.acting(agent.init(key)), key, zeros, core_state)
     )
-    found += output.extras, jax.tree.map(np.asarray, core_state)
-  return found
+    carried += output.extras, jax.tree.map(np.asarray, core_state)
+  return carried
 
 
 def random_episodes(rng, length, ends):
-  """`step_type` `[L, B]` uint8, and where an episode terminated."""
+  """Returns `[L, B]` uint8 step types, and bools of terminations."""
   step_type = np.full((length, len(ends)), dm_env.StepType.MID, np.uint8)
   terminated = np.zeros(step_type.shape, bool)
   for b, probability in enumerate(ends):
@@ -186,7 +181,7 @@ def random_episodes(rng, length, ends):
 
 
 def random_values(rng, spec, rows):
-  """Values of a spec, `[*rows, *spec.shape]`."""
+  """Returns random values of a spec, `[*rows, *spec.shape]`."""
   shape = (*rows, *spec.shape)
   if isinstance(spec, dm_env.specs.DiscreteArray):
     return rng.integers(0, spec.num_values, shape).astype(spec.dtype)

@@ -1,4 +1,4 @@
-"""Small real implementations that tests share."""
+"""Small implementations of seedx's interfaces, shared by tests."""
 
 import jax.numpy as jnp
 
@@ -7,16 +7,17 @@ from seedx.agents import base
 
 
 def counting_agent() -> base.Agent:
-  """An agent whose core state adds up observations since the episode began.
+  """Makes an agent whose core state sums the observations of an episode.
 
-  The action is `round(core state)` modulo 2; `acting` is added to every sum,
-  so that it shows which parameters acted. It learns nothing.
+  The action is `round(core state)` modulo 2. Each step also adds the acting
+  parameters, so that the sum shows which parameters acted. The agent cannot
+  learn.
   """
 
   def step(acting, rng_key, inputs, core_state):
     del rng_key
-    seen = inputs.timestep.observation.sum(axis=-1)
-    core_state = core_state + seen + acting
+    observed = inputs.timestep.observation.sum(axis=-1)
+    core_state = core_state + observed + acting
     action = jnp.int32(jnp.round(core_state)) % 2
     return types.AgentOutput(action, {"sum": core_state}), core_state
 

@@ -1,9 +1,9 @@
-"""Runs the tests that load could fail beside programs that keep cores busy.
+"""Runs tests that depend on timing beside programs that keep cores busy.
 
   python -m tests.load [--loops COUNT] [--all]
 
-These are the fast tests of the files that have processes, sockets, threads or
-timeouts. The exit status is that of pytest.
+By default, these are the fast tests of files with processes, sockets, threads
+or timeouts. The exit status is that of pytest.
 """
 
 import argparse
@@ -24,10 +24,7 @@ _LOOP = "while True: pass"
 
 
 def busy(count):
-  """Starts programs that each keep a core busy for as long as this one lives.
-
-  Each ends when its standard input does.
-  """
+  """Starts programs that each keep a core busy until their stdin closes."""
   program = (
     "import os, sys, threading\n"
     "def wait():\n  sys.stdin.read()\n  os._exit(0)\n"
@@ -38,15 +35,16 @@ def busy(count):
 
 
 def main():
-  """Runs the tests; returns the exit status."""
   parser = argparse.ArgumentParser("tests.load", description=__doc__)
-  parser.add_argument("--loops", type=int, default=4, help="busy programs")
-  parser.add_argument("--all", action="store_true", help="the whole fast set")
-  asked = parser.parse_args()
+  parser.add_argument(
+    "--loops", type=int, default=4, help="number of busy programs"
+  )
+  parser.add_argument("--all", action="store_true", help="run all fast tests")
+  options = parser.parse_args()
   files = [f"tests/{name}_test.py" for name in FRAGILE.split()]
-  loops = busy(asked.loops)
+  loops = busy(options.loops)
   try:
-    command = [sys.executable, "-m", "pytest", *(() if asked.all else files)]
+    command = [sys.executable, "-m", "pytest", *(() if options.all else files)]
     return subprocess.run(command).returncode
   finally:
     for loop in loops:

@@ -1,12 +1,12 @@
-"""Runs the tests marked `long`, file by file, and notes the results in a table.
+"""Runs the tests marked `long`, file by file, and writes a table of results.
 
-  .ci/long                      what has not passed at this commit
+  .ci/long                      runs the parts that did not pass at this commit
   .ci/long --only tests/chaos/chaos_test.py --only coverage
 
-Two more parts repeat the fast set with XLA's own settings, as users run it,
-and measure which lines of the package the fast and the slow set execute. The
-table is written after each part, so a run that was stopped goes on where it
-was. What has waited longest comes first.
+Two more parts repeat the fast set with XLA's default settings, as users run it,
+and measure the lines of the package that the fast and the slow set execute. The
+part with the oldest result comes first. The table is written after each part,
+so that an interrupted run continues with the next part.
 """
 
 import argparse
@@ -34,7 +34,6 @@ the sets of tests.
 
 
 def main():
-  """Runs the parts that were asked for; returns the exit status."""
   parser = argparse.ArgumentParser(prog=".ci/long")
   parser.add_argument("--only", action="append", metavar="PART")
   parser.add_argument("--list", action="store_true", help="print the parts")
@@ -61,16 +60,15 @@ def main():
 
 
 def _files():
-  """The files that have tests of the long set."""
   command = [*_PYTEST, "--collect-only", "-m", "long", "-n", "0"]
-  found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-  names = re.findall(r"^(tests/.*?\.py)::", found.stdout, re.MULTILINE)
-  assert names, found.stdout + found.stderr
+  process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+  names = re.findall(r"^(tests/.*?\.py)::", process.stdout, re.MULTILINE)
+  assert names, process.stdout + process.stderr
   return sorted({*names})
 
 
 def _run(part):
-  """Whether a part passed, its result, minutes, and when it ended."""
+  """Runs a part; returns the cells of its row except the first and last."""
   start = time.monotonic()
   if part == "as users":
     passed, result = _tests([], SEEDX_TESTS_AS_USERS="1")
@@ -94,7 +92,6 @@ def _tests(words, command=_PYTEST, **environment):
 
 
 def _output(command, show=False, **environment):
-  """The exit status of a command, and its output."""
   process = subprocess.Popen(
     command,
     cwd=ROOT,
@@ -111,14 +108,14 @@ def _output(command, show=False, **environment):
 
 
 def _commit():
-  """The commit that is checked out, with `+` where files differ from it."""
+  """Returns the current commit, with a `+` if files differ from it."""
   _, commit = _output(["git", "rev-parse", "--short=9", "HEAD"])
   words = ["git", "status", "--porcelain", "--", ".", ":!.ci/long.md"]
   return commit.strip() + ("+" if _output(words)[1] else "")
 
 
 def _read(parts):
-  """The rows of the table that are of a part, by its name."""
+  """Reads the rows of the table, by the names of their parts."""
   text = TABLE.read_text() if TABLE.exists() else ""
   rows = [line.strip("| ").split(" | ") for line in text.splitlines()]
   return {row[0]: row for row in rows if row[0] in parts and len(row) == 6}

@@ -1,15 +1,14 @@
-"""Mutations of what matters most, each of which some test must notice.
+"""Mutations of the most important code, each of which must fail a test.
 
     python -m tests.mutations [--only NAME] [--quick] [--fast] [--no-check]
 
-A mutation replaces one expression under `seedx/`. For each of them the checkout
-is copied into a temporary folder and changed there, and the test files that are
-named with the mutation run in the copy, fast and slow tests alike, until one of
-them fails. Without `--quick`, all tests run where these files notice nothing.
-Before that, the same files must pass in a copy without a mutation.
+A mutation replaces one expression under `seedx/` in a copy of the checkout. The
+program runs the fast and slow tests of the mutation's test files in the copy,
+until one of them fails. If none fails, it runs all tests, unless `--quick` is
+given. First of all, the test files must pass in a copy without a mutation.
 
-The exit status is 0 if every mutation was noticed. Seconds are CPU seconds. The
-copies share the checkout's `.pytest_cache/jax`, and `sys.executable` runs them.
+The exit status is 0 if every mutation failed a test. Printed seconds are CPU
+seconds. The copies share the checkout's `.pytest_cache/jax`.
 """
 
 import argparse
@@ -24,8 +23,8 @@ import sys
 import tempfile
 from typing import NamedTuple
 
-# Of each its name, a file under `seedx/`, and files of tests that notice it;
-# what occurs once in the file (-), and what comes in its place (+).
+# For each mutation: its name, a file under `seedx/`, and its test files; the
+# code that occurs once in the file (-), and the code that replaces it (+).
 _MUTATIONS = """\
 vtrace-thresholds-swapped losses/vtrace.py losses/vtrace
 - clip_rho_threshold=clip_rho_threshold,
@@ -119,20 +118,19 @@ class Mutation(NamedTuple):
   tests: list[str]
 
   def apply(self, root):
-    """Changes the checkout; raises ValueError if the mutation does not fit."""
+    """Changes a checkout; raises ValueError if the mutation does not apply."""
     file = root / self.path
     content = file.read_text(encoding="utf-8")
     count = content.count(self.old)
     if count != 1:
       raise ValueError(f"expected {self.old!r} once, found it {count} times")
     content = content.replace(self.old, self.new)
-    compile(content, str(file), "exec")  # Or raises SyntaxError.
+    compile(content, str(file), "exec")  # May raise SyntaxError.
     file.write_text(content, encoding="utf-8")
 
 
 def mutations():
-  """All mutations."""
-  found = []
+  parsed = []
   for part in re.findall(r"^[^-+].*\n(?:[-+].*\n)+", _MUTATIONS, re.M):
     head, *lines = part.splitlines()
     name, path, *tests = head.split()
@@ -140,21 +138,21 @@ def mutations():
       "\n".join(line[2:] for line in lines if line[0] == sign) for sign in "-+"
     )
     tests = [f"tests/{test}_test.py" for test in tests]
-    found.append(Mutation(name, f"seedx/{path}", old, new, tests))
-  return found
+    parsed.append(Mutation(name, f"seedx/{path}", old, new, tests))
+  return parsed
 
 
 @contextlib.contextmanager
 def copy_of(root):
-  """A copy of a checkout's files in a temporary folder, with its cache."""
+  """Yields a temporary copy of a checkout's files, which shares its cache."""
   with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
     folder = pathlib.Path(name).resolve()
     command = ["git", "-C", root, "ls-files", "-zco", "--exclude-standard"]
     for path in subprocess.check_output(command, text=True).split("\0"):
-      if (root / path).is_file():  # Else it is deleted, but not yet in git.
+      if (root / path).is_file():  # A deleted file may still be in the index.
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(root / path, folder / path)
-    # Some tests ask git which files there are.
+    # Some tests call git to list the files.
     for command in (["init", "--quiet"], ["add", "--all"]):
       subprocess.check_call(["git", "-C", folder, *command])
     cache = root / ".pytest_cache" / "jax"
@@ -165,16 +163,12 @@ def copy_of(root):
 
 
 def failure(folder, tests, marks):
-  """The first test that fails in a copy; None if all pass, or there are none.
-
-  Raises:
-    RuntimeError: the tests did not run, or not with the copy.
-  """
+  """Returns the first test that fails in a copy; None if none fails."""
   options = {"cwd": folder, "env": {**os.environ, "PYTHONPATH": str(folder)}}
   program = [sys.executable, "-c", "import seedx; print(seedx.__file__)"]
-  used = subprocess.check_output(program, text=True, **options).strip()
-  if used != str(folder / "seedx" / "__init__.py"):
-    raise RuntimeError(f"expected the seedx of {folder}, found {used}")
+  imported = subprocess.check_output(program, text=True, **options).strip()
+  if imported != str(folder / "seedx" / "__init__.py"):
+    raise RuntimeError(f"expected the seedx of {folder}, found {imported}")
   words = "-x -q -n 0 --tb=no -o addopts= -m"
   program = [sys.executable, "-m", "pytest", *words.split(), marks, *tests]
   with tempfile.TemporaryFile("w+", encoding="utf-8") as file:
@@ -183,44 +177,42 @@ def failure(folder, tests, marks):
     try:
       status = process.wait()
     finally:
-      # A test that failed may have left programs behind.
+      # A failed test may have left programs behind.
       with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     file.seek(0)
     output = file.read()
-  found = re.search(r"^(?:FAILED|ERROR) (\S+::.*?)(?: - .*)?$", output, re.M)
-  if status == 1 and found:
-    return found[1]
-  # No test has such marks, or the tests pass and `tests/budget.py` does not.
+  failed = re.search(r"^(?:FAILED|ERROR) (\S+::.*?)(?: - .*)?$", output, re.M)
+  if status == 1 and failed:
+    return failed[1]
+  # No test has these marks (5), or a test only exceeded its budget.
   if status in (0, 5) or (status == 1 and "TOO DEAR" in output):
     return None
   raise RuntimeError(f"expected results of tests, found:\n{output[-2000:]}")
 
 
 def noticed(root, mutation, marks, quick):
-  """The test that notices a mutation; None if none does."""
+  """Returns the first test that a mutation fails; None if none fails."""
   with copy_of(root) as folder:
     mutation.apply(folder)
-    found = failure(folder, mutation.tests, marks)
-    return found if found or quick else failure(folder, ["tests"], marks)
+    test = failure(folder, mutation.tests, marks)
+    return test if test or quick else failure(folder, ["tests"], marks)
 
 
 def cpu_seconds():
-  """CPU seconds of all tests so far."""
   return os.times().children_user + os.times().children_system
 
 
 def main():
-  """Applies mutations, and prints which tests notice them."""
   everything = {mutation.name: mutation for mutation in mutations()}
   parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
   add = parser.add_argument
   add("--only", action="append", choices=everything, metavar="NAME")
   add("--root", type=pathlib.Path, default=pathlib.Path(__file__).parents[1])
-  add("--list", action="store_true", help="print the mutations, and end")
-  add("--quick", action="store_true", help="run no other files than named")
-  add("--fast", action="store_true", help="run no slow tests")
-  add("--no-check", action="store_true", help="do not run unchanged code")
+  add("--list", action="store_true", help="print the mutations, and exit")
+  add("--quick", action="store_true", help="run only a mutation's test files")
+  add("--fast", action="store_true", help="do not run slow tests")
+  add("--no-check", action="store_true", help="do not test unchanged code")
   options = parser.parse_args()
   root = options.root.resolve()
   chosen = [everything[name] for name in options.only or everything]
@@ -233,22 +225,24 @@ def main():
     began = cpu_seconds()
     with copy_of(root) as folder:
       tests = dict.fromkeys(test for x in chosen for test in x.tests)
-      found = failure(folder, tests, marks)
-    took = cpu_seconds() - began
-    print(f"{'no mutation':36} {took:4.0f} s  {found or 'passed'}", flush=True)
-    if found:
+      test = failure(folder, tests, marks)
+    seconds = cpu_seconds() - began
+    print(
+      f"{'no mutation':36} {seconds:4.0f} s  {test or 'passed'}", flush=True
+    )
+    if test:
       return 1
   killed = 0
   for mutation in chosen:
     began = cpu_seconds()
     try:
-      found = noticed(root, mutation, marks, options.quick)
-      words = f"killed by {found}" if found else "SURVIVED"
+      test = noticed(root, mutation, marks, options.quick)
+      result = f"killed by {test}" if test else "SURVIVED"
     except (OSError, ValueError, SyntaxError, RuntimeError) as error:
-      found, words = None, f"NOT APPLIED: {error}"
-    killed += found is not None
-    took = cpu_seconds() - began
-    print(f"{mutation.name:36} {took:4.0f} s  {words}", flush=True)
+      test, result = None, f"NOT APPLIED: {error}"
+    killed += test is not None
+    seconds = cpu_seconds() - began
+    print(f"{mutation.name:36} {seconds:4.0f} s  {result}", flush=True)
   print(f"killed {killed} of {len(chosen)}")
   return int(killed < len(chosen))
 

@@ -1,4 +1,4 @@
-"""Programs, run in the process of a test or in one of their own."""
+"""Programs that run in the process of a test, or in a process of their own."""
 
 import os
 import pathlib
@@ -19,16 +19,16 @@ ROOT = pathlib.Path(__file__).parent.parent
 
 @pytest.fixture(autouse=True)
 def own_signals():
-  """A program takes Ctrl-C over, and gives it back."""
+  """Checks that a program restores the signal handlers it replaces."""
   numbers = signals.ENDING
-  before = [signal.getsignal(number) for number in numbers]
+  handlers = [signal.getsignal(number) for number in numbers]
   yield
-  assert [signal.getsignal(number) for number in numbers] == before
+  assert [signal.getsignal(number) for number in numbers] == handlers
 
 
 def _once(function):
-  """The function, called once for arguments that are equal."""
-  found, lock = {}, threading.RLock()
+  """Returns a function that is called once for equal arguments."""
+  results, lock = {}, threading.RLock()
 
   def comparable(argument):
     try:
@@ -40,15 +40,15 @@ def _once(function):
   def call(*arguments, **options):
     key = tuple(map(comparable, (*arguments, *sorted(options.items()))))
     with lock:
-      if key not in found:
-        found[key] = function(*arguments, **options)
-      return found[key]
+      if key not in results:
+        results[key] = function(*arguments, **options)
+      return results[key]
 
   return call
 
 
 def _made_once(init):
-  """The initializer, called once for arguments that are equal."""
+  """Returns an `__init__` that is called once for equal arguments."""
 
   @_once
   def fields(kind, *arguments):
@@ -58,7 +58,7 @@ def _made_once(init):
   return lambda made, *rest: vars(made).update(fields(type(made), *rest))
 
 
-# What stands in the place of each, for all modules that compile once.
+# Functions that `compiled_once` replaces, and their replacements.
 _SHARED = [
   (envs, "spec", _once(envs.spec)),
   (base, "without_priorities", _once(base.without_priorities)),
@@ -80,7 +80,7 @@ _SHARED = [
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled_once():
-  """Runs of equal configs share an agent, and what is compiled of it."""
+  """Shares an agent and its compiled programs among runs of equal configs."""
   with pytest.MonkeyPatch.context() as patch:
     for shared in _SHARED:
       patch.setattr(*shared)
@@ -88,14 +88,14 @@ def compiled_once():
 
 
 def main(program, words):
-  """Runs a module that has an experiment or a `main`; its exit status."""
+  """Runs a module with an experiment or a `main`; returns the exit status."""
   if hasattr(program, "EXPERIMENT"):
     return app.main(program.EXPERIMENT, list(words), program.__name__)
   return program.main(list(words))
 
 
 def start(program, *words, environment=None, **options):
-  """Runs a program in a process of its own, with options of `Popen`."""
+  """Starts a program in a process of its own, with options of `Popen`."""
   options = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, **options}
   return subprocess.Popen(
     [sys.executable, "-m", program.__name__, *words],
@@ -107,7 +107,7 @@ def start(program, *words, environment=None, **options):
 
 
 def refused(program, words, capfd):
-  """What a program says that exits with status 2: one line, on stderr."""
+  """Returns the error of a program that exits with status 2: one line."""
   capfd.readouterr()
   with pytest.raises(SystemExit) as caught:
     main(program, words)

@@ -1,4 +1,4 @@
-"""A pipeline's own process and its nodes, all on threads of this process."""
+"""Pipelines whose learner and nodes run on threads of the test's process."""
 
 import collections
 import contextlib
@@ -24,13 +24,9 @@ def wait_until(condition, failed=lambda: None, seconds=300):
   """Waits until a condition holds.
 
   Args:
-    condition: function that returns whether it holds.
-    failed: function that raises where waiting makes no sense any more.
-    seconds: after which the condition counts as never to hold. A machine
-      that is busy with other things must not reach it.
-
-  Raises:
-    AssertionError: the condition has not held in time.
+    condition: function that returns whether the condition holds.
+    failed: function that raises if waiting makes no sense any more.
+    seconds: maximum seconds to wait, enough for a busy machine.
   """
   deadline = time.monotonic() + seconds
   while not condition():
@@ -40,7 +36,7 @@ def wait_until(condition, failed=lambda: None, seconds=300):
 
 
 class Lines:
-  """A sink that keeps its lines."""
+  """A sink that keeps its lines in a list."""
 
   def __init__(self):
     self.lines = []
@@ -53,16 +49,7 @@ class Lines:
 
 
 class Own:
-  """A pipeline's own process, with nothing set in motion.
-
-  Attributes:
-    config: the pipeline's.
-    nodes: what runs beside it.
-    context: that it was made in.
-    stop: ends it.
-    process: what runs.
-    sink: has the lines of metrics.
-  """
+  """The learner's side of a pipeline, not started."""
 
   def __init__(self, config):
     self.config = config
@@ -74,55 +61,46 @@ class Own:
 
   @property
   def acted(self):
-    """What has been counted of acting."""
     return self.process.acted
 
   @property
   def learner(self):
-    """The part with the agent's state."""
+    """The part of the process with the agent's state."""
     return self.process.parts.get("agent")
 
   @property
   def learned(self):
-    """What has been counted of learning by many workers."""
+    """Counters of learning by many workers."""
     return self.process.parts["learned"]
 
   @property
   def inferences(self):
-    """The inference devices of SEED."""
     return self._served(protocol.ACT).__self__._acting.devices
 
   @property
   def unrolls(self):
-    """Who takes in the unrolls of actors that act by themselves."""
+    """The receiver of unrolls from unroll actors."""
     return self._served(unroll_messages.EXPERIENCE).__self__
 
   def _served(self, name):
     return self.process.server._methods[name].open_session
 
   def run(self, check=lambda: None):
-    """Runs the process alone; returns the last line."""
+    """Runs the process without its nodes; returns the last line of metrics."""
     return running_lib.run(
       self.process, self.context, [self.sink], self.config.log_seconds, check
     )
 
 
 class Running(Own):
-  """Runs from entering to leaving; a failure of any thread is raised then.
+  """A pipeline that runs within a `with` statement.
 
-  What a test spies on is wrapped before it enters.
-
-  Attributes:
-    failures: what threads have raised so far.
+  The end of the statement raises the first failure of a thread. A test wraps
+  the functions it spies on before the statement.
   """
 
   def __init__(self, config, actors=None):
-    """Starts nothing yet.
-
-    Args:
-      config: the pipeline's.
-      actors: how many run; None for all that there is place for.
-    """
+    """Makes `actors` threads per node; None for the count of the node."""
     super().__init__(config)
     self.failures = []
     self.threads = [
@@ -151,11 +129,10 @@ class Running(Own):
       self.failures.append(failure)
 
   def wait_for(self, condition):
-    """Waits until a condition holds, or something has failed."""
+    """Waits until a condition holds or a thread has failed."""
     wait_until(lambda: condition() or self.failures)
 
   def wait_for_steps(self, env_steps):
-    """Waits until at least `env_steps` are counted."""
     self.wait_for(lambda: self.acted.env_steps >= env_steps)
 
   def __exit__(self, *exception):
@@ -170,7 +147,7 @@ class Running(Own):
 
 @dataclasses.dataclass(frozen=True)
 class Changed:
-  """An agent's config whose agents are changed by a function."""
+  """A config that applies a function to the agents of another config."""
 
   config: base.Config
   change: Callable[[base.Agent], base.Agent]
@@ -180,20 +157,20 @@ class Changed:
 
 
 def replaced(config, **changes):
-  """A pipeline's config with fields changed, its own or those of its parts."""
+  """Returns a pipeline's config with changed fields, or fields of its parts."""
   names = {field.name for field in dataclasses.fields(config)}
   parts = collections.defaultdict(dict)
   for name in changes.keys() - names:
     (part,) = (x for x in names if hasattr(getattr(config, x), name))
     parts[part][name] = changes.pop(name)
   for part, fields in parts.items():
-    before = changes.get(part, getattr(config, part))
-    changes[part] = dataclasses.replace(before, **fields)
+    old = changes.get(part, getattr(config, part))
+    changes[part] = dataclasses.replace(old, **fields)
   return dataclasses.replace(config, **changes)
 
 
 class Message(NamedTuple):
-  """What an actor sent, and what was counted of it."""
+  """A message of an unroll actor, and the counted steps."""
 
   session: sessions.Session
   env_steps: np.ndarray
@@ -203,17 +180,17 @@ class Message(NamedTuple):
 
 
 class Spy:
-  """What goes through the learner of actors that act for themselves.
+  """A record of the experience and parameters of a learner of unroll actors.
 
   Attributes:
-    sessions: of all actors.
-    messages: in the order in which they are cut into shares.
-    learned: batches, of each the parts of all cores.
-    published: acting parameters by their version.
+    sessions: sessions of all actors.
+    messages: messages, in the order in which they are cut into shares.
+    learned: parts of all cores, for each batch.
+    published: acting parameters by version.
   """
 
   def __init__(self, own):
-    """Listens to a process that has not started."""
+    """Wraps functions of an `Own` process that has not started."""
     self.sessions, self.messages, self.learned = [], [], []
     unrolls, learner = own.unrolls, own.learner
     acting, version = learner.newest()
@@ -241,7 +218,7 @@ class Spy:
       learn(batch)
 
     def spy_publish(**options):
-      # Before: who fetches it may be quick.
+      # Recorded first, since an actor may fetch the version at once.
       self.published[learner.steps] = copied(learner.acting())
       publish(**options)
 
@@ -252,34 +229,31 @@ class Spy:
     learner.publish = spy_publish
 
   def heard(self, num_actors, messages):
-    """Whether so many actors have sent so many messages each."""
+    """Returns whether `num_actors` actors sent `messages` messages each."""
     sent = collections.Counter(id(x.session) for x in list(self.messages))
     return sum(n >= messages for n in sent.values()) >= num_actors
 
   def of(self, session):
-    """The messages of an actor."""
     return [message for message in self.messages if message.session is session]
 
 
 def key_of(session):
-  """The key of an actor that computes actions by itself."""
   return jax.random.fold_in(jax.random.key(0), session.first_seed)
 
 
 def copied(nest):
-  """A nest of NumPy arrays of its own."""
   return jax.tree.map(np.array, nest)
 
 
 def time_major(unroll):
-  """`[S, L, ...]` unrolls as `[L, S, ...]`."""
+  """Transposes unrolls from `[S, L, ...]` to `[L, S, ...]`."""
   steps = unroll._replace(core_state=())
   steps = jax.tree.map(lambda x: np.swapaxes(x, 0, 1), steps)
   return steps._replace(core_state=unroll.core_state)
 
 
 def joined(unrolls):
-  """`[L, S_i, ...]` unrolls as one of `[L, sum S_i, ...]`."""
+  """Joins unrolls of `[L, S_i, ...]` into one of `[L, sum S_i, ...]`."""
   steps = jax.tree.map(
     lambda *xs: np.concatenate(xs, axis=1),
     *[x._replace(core_state=()) for x in unrolls],
@@ -292,16 +266,15 @@ def joined(unrolls):
 
 @contextlib.contextmanager
 def compiled(counts=lambda: True):
-  """Names of the programs that are compiled meanwhile, by JAX's own events.
+  """Yields a list that gets the names of the programs that JAX compiles.
 
-  Args:
-    counts: asked in the thread that compiles, whether it counts.
+  `counts`, called in the thread that compiles, can leave a program out.
   """
   names = []
 
   def listen(event, _, fun_name="", **__):
     if event == "/jax/core/compile/backend_compile_duration" and counts():
-      # Such as jit(act).
+      # The event's name is, for example, jit(act).
       names.append(re.sub(r"^jit[(_]|\)$", "", fun_name))
 
   jax.monitoring.register_event_duration_secs_listener(listen)

@@ -1,1 +1,1 @@
-"""Runs pipelines while their processes, peers and disk fail: see `main`."""
+"""Runs of pipelines while their processes, peers and disk fail; see `main`."""

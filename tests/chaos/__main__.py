@@ -1,4 +1,4 @@
-"""See `trials`."""
+"""The program `python -m tests.chaos`; see `trials`."""
 
 import sys
 

@@ -1,6 +1,6 @@
-"""Agents that look at what they learn from, for `tests.chaos`.
+"""Agents that check the experience they learn from.
 
-A violation is a line on stderr that begins with `VIOLATION`.
+They print each violation as a line on stderr that begins with `VIOLATION`.
 """
 
 import collections
@@ -20,11 +20,11 @@ from seedx.agents import a2c, base, dqn, ppo, vtrace
 
 VIOLATION = "VIOLATION"
 AUDITED = "audited"
-_SAY_SECONDS = 2.0
+_PRINT_SECONDS = 2.0
 
 
 def of(config: base.Config) -> base.Config:
-  """The audited form of an agent's config, with the same values."""
+  """Returns the config of an audited agent with the same values."""
   for kind in (A2C, DQN, PPO, VTRACE):
     if type(config) is kind.__base__:
       values = {
@@ -33,11 +33,11 @@ def of(config: base.Config) -> base.Config:
         if field.init
       }
       return kind(**values)
-  raise types.ConfigError(f"expected an agent of seedx's own, found {config}")
+  raise types.ConfigError(f"expected an agent of seedx, found {config}")
 
 
 def audited(agent: base.Agent) -> base.Agent:
-  """An agent of `state` alone, which looks at the leases it learns from."""
+  """Makes an agent that sees only `state`, and audits what it learns from."""
   audit = Audit(once=agent.needs.window is None)
 
   def look(state: base.AgentState, batch: types.Tree) -> None:
@@ -46,7 +46,7 @@ def audited(agent: base.Agent) -> base.Agent:
     finite = [jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(state.params)]
     jax.debug.callback(
       audit,
-      timestep.observation["lease"],
+      timestep.observation["origin"],
       timestep.step_type,
       timestep.reward,
       timestep.discount,
@@ -79,35 +79,35 @@ def audited(agent: base.Agent) -> base.Agent:
 
 
 class Audit:
-  """Checks every batch that a process learns from."""
+  """A check of every batch that a process learns from."""
 
   def __init__(self, once: bool) -> None:
-    """Has seen nothing; `once`: no step may be learned from twice."""
+    """Makes an audit; `once` forbids to learn from a step twice."""
     self._once = once
     self._ends: dict[int, int] = collections.defaultdict(int)
-    self._seen = 0
-    self._said_seconds = time.monotonic()
+    self._audited = 0
+    self._printed_seconds = time.monotonic()
     self._lock = threading.Lock()
 
   def __call__(
     self,
-    lease: np.ndarray,
+    origin: np.ndarray,
     step_type: np.ndarray,
     reward: np.ndarray,
     discount: np.ndarray,
     params_are_finite: np.ndarray,
   ) -> None:
-    """Looks at a batch of windows `[L, B]`, its leases `[L, B, 2]`."""
-    lease, count = np.moveaxis(np.asarray(lease), -1, 0)
+    """Checks a batch of windows `[L, B]` with their origins `[L, B, 2]`."""
+    origin, count = np.moveaxis(np.asarray(origin), -1, 0)
     step_type, reward, discount = map(np.asarray, (step_type, reward, discount))
-    # A program is compiled with zeros.
-    real = (lease != 0).any(0)
-    lease, count = lease[:, real], count[:, real]
+    # The zeros with which a program is compiled have the origin 0.
+    real = (origin != 0).any(0)
+    origin, count = origin[:, real], count[:, real]
     step_type, reward = step_type[:, real], reward[:, real]
     discount = discount[:, real]
     with self._lock:
       self._expect(bool(params_are_finite), "parameters are not finite")
-      self._expect((lease == lease[:1]).all(), "windows of several leases")
+      self._expect((origin == origin[:1]).all(), "windows of several origins")
       self._expect(
         (np.diff(count, axis=0) == 1).all(), "windows that are not consecutive"
       )
@@ -117,34 +117,34 @@ class Audit:
       starts = step_type == dm_env.StepType.FIRST
       self._expect((starts[1:] == ends[:-1]).all(), "a FIRST not after a LAST")
       inside = np.where(ends, np.isin(discount, (0.0, 1.0)), discount == 1.0)
-      self._expect(inside.all(), "discounts that no environment says")
-      if self._once and len(lease):
-        self._look_for_twice(lease[0], count[0], len(lease) - 1)
-      self._seen += lease.shape[1]
-      if time.monotonic() - self._said_seconds > _SAY_SECONDS:
-        self._said_seconds = time.monotonic()
-        _say(f"{AUDITED} {self._seen}")
+      self._expect(inside.all(), "discounts that no environment returns")
+      if self._once and len(origin):
+        self._check_once(origin[0], count[0], len(origin) - 1)
+      self._audited += origin.shape[1]
+      if time.monotonic() - self._printed_seconds > _PRINT_SECONDS:
+        self._printed_seconds = time.monotonic()
+        _print_line(f"{AUDITED} {self._audited}")
 
-  def _look_for_twice(
-    self, lease: np.ndarray, first: np.ndarray, transitions: int
+  def _check_once(
+    self, origin: np.ndarray, first: np.ndarray, transitions: int
   ) -> None:
     for k in np.argsort(first):
-      begins, before = int(first[k]), self._ends[int(lease[k])]
-      self._expect(begins >= before, "steps that were learned from before")
-      self._ends[int(lease[k])] = begins + transitions
+      start, last_end = int(first[k]), self._ends[int(origin[k])]
+      self._expect(start >= last_end, "steps that were learned from before")
+      self._ends[int(origin[k])] = start + transitions
 
   def _expect(self, holds: Any, violation: str) -> None:
     if not holds:
-      _say(f"{VIOLATION} learned from {violation}")
+      _print_line(f"{VIOLATION} learned from {violation}")
 
 
-def _say(words: str) -> None:
-  # In one write: other processes have the same stderr.
-  sys.stderr.write(words + "\n")
+def _print_line(line: str) -> None:
+  # One write, since other processes share this stderr.
+  sys.stderr.write(line + "\n")
   sys.stderr.flush()
 
 
-def _without_lease(spec: types.EnvironmentSpec) -> types.EnvironmentSpec:
+def _without_origin(spec: types.EnvironmentSpec) -> types.EnvironmentSpec:
   return dataclasses.replace(spec, observation=spec.observation["state"])
 
 
@@ -161,7 +161,7 @@ def _batch_of(batch: types.Tree) -> types.Tree:
 
 
 def _kind(name: str, base_kind: Any) -> Any:
-  """A class of configs whose agents are audited."""
+  """Makes a class of configs with audited agents."""
 
   def make(
     self: Any,
@@ -170,13 +170,13 @@ def _kind(name: str, base_kind: Any) -> Any:
     horizon: base.Horizon | None = None,
   ) -> base.Agent:
     """See `base.Config`."""
-    agent = base_kind.make(self, _without_lease(spec), axis_name, horizon)
+    agent = base_kind.make(self, _without_origin(spec), axis_name, horizon)
     return audited(agent)
 
   kind = dataclasses.make_dataclass(
     name, [], bases=(base_kind,), namespace={"make": make}, frozen=True
   )
-  kind.__module__ = __name__  # Other processes find it by its name.
+  kind.__module__ = __name__  # Other processes unpickle the class by name.
   return kind
 
 

@@ -1,8 +1,8 @@
-"""An environment whose steps say where they come from.
+"""An environment whose observations show their origin.
 
-Each observation has a number that no other environment has, its `lease`, and
-how many observations came before. So whoever has an unroll can tell whether its
-steps are consecutive and of one environment. Each episode returns `RETURN`.
+Each observation has an `origin`: a number that no other environment has, and
+the count of the environment's observations. They show whether the steps of an
+unroll are consecutive and from one environment. Each episode returns `RETURN`.
 """
 
 import os
@@ -12,30 +12,30 @@ from typing import NoReturn
 import dm_env
 import numpy as np
 
-# Of every whole episode, whatever the agent does.
+# Return of every complete episode, independent of the actions.
 RETURN = 10.0
-# What is said where an environment failed on purpose: by itself, where it says
-# NaN, and where its process ended.
+# Parts of the messages about an intended fault: of an environment that raises,
+# of one that returns NaN, and of one whose process ends.
 FAULTS = ("a fault that chaos asked for", "found nan in its", "has died with")
-_MOST_STEPS = 60
+_MAXIMUM_STEPS = 60
 _ACTIONS = 3
 _HANG_SECONDS = 20.0
 
 
 class Environment(dm_env.Environment):
-  """Random observations, episodes of random length, and faults if wanted."""
+  """An environment with random observations, episode lengths and faults."""
 
   def __init__(self, seed: int, mean_steps_to_fault: float = 0.0) -> None:
     """Makes an environment.
 
     Args:
-      seed: of its random numbers.
-      mean_steps_to_fault: after how many steps it fails, on average: it raises,
-        says NaN, ends its process or hangs. 0 for never.
+      seed: seed of the random numbers.
+      mean_steps_to_fault: mean number of steps until the environment raises,
+        returns NaN, ends its process or hangs; 0 for never.
     """
     self._rng = np.random.default_rng(seed)
-    # Not of the seed: a test that seeds do not come twice is another one.
-    self._lease = 1 + int.from_bytes(os.urandom(4), "little") % (2**31 - 1)
+    # Independent of the seed, so that it is unique even if the seed is not.
+    self._origin = 1 + int.from_bytes(os.urandom(4), "little") % (2**31 - 1)
     self._count = 0
     self._fault = None
     if mean_steps_to_fault:
@@ -45,18 +45,18 @@ class Environment(dm_env.Environment):
 
   def reset(self) -> dm_env.TimeStep:
     """Starts an episode."""
-    self._left = int(self._rng.integers(1, _MOST_STEPS))
+    self._left = int(self._rng.integers(1, _MAXIMUM_STEPS))
     self._paid = 0.0
     return dm_env.restart(self._observation())
 
   def step(self, action: int) -> dm_env.TimeStep:
-    """Pays something, and at an episode's end what is missing to `RETURN`."""
+    """Pays a random reward; the last reward completes `RETURN`."""
     if self._left == 0:
       return self.reset()
     if self._fault is not None and self._count >= self._fault:
       return self._fail()
     self._left -= 1
-    # Sums of these are exact in float32.
+    # Multiples of 0.5, whose sums are exact in float32.
     reward = float(self._rng.integers(-2, 3)) + 0.5 * int(action)
     if self._left:
       self._paid += reward
@@ -65,20 +65,20 @@ class Environment(dm_env.Environment):
     return ends(RETURN - self._paid, self._observation())
 
   def observation_spec(self) -> dict[str, dm_env.specs.Array]:
-    """`lease`: the lease and the count; `state`: what an agent may see."""
+    """Specs of the origin with the count, and of the agent's `state`."""
     return {
-      "lease": dm_env.specs.Array((2,), np.int32),
+      "origin": dm_env.specs.Array((2,), np.int32),
       "state": dm_env.specs.Array((4,), np.float32),
     }
 
   def action_spec(self) -> dm_env.specs.DiscreteArray:
-    """Actions that pay a little."""
+    """Spec of actions that change the reward a little."""
     return dm_env.specs.DiscreteArray(_ACTIONS)
 
   def _observation(self) -> dict[str, np.ndarray]:
     self._count += 1
     return {
-      "lease": np.array([self._lease, self._count], np.int32),
+      "origin": np.array([self._origin, self._count], np.int32),
       "state": self._rng.standard_normal(4, np.float32),
     }
 

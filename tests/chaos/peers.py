@@ -1,4 +1,4 @@
-"""Hostile peers: what may reach a learner's port beside its actors."""
+"""Hostile peers, which send anything to a learner's port."""
 
 import collections
 import contextlib
@@ -22,10 +22,10 @@ from seedx.pipelines import gorila, impala, seed
 from seedx.pipelines.gorila import parameter_server, reports, worker
 from seedx.wire import calls
 
-# The longest that a server may take to end a stream that it should end.
+# Maximum time until a server ends a stream that it must end.
 _TIMEOUT_SECONDS = 20.0
 _IDLE_SECONDS = 1.0
-# The statuses that `seedx.wire` says a call may end with.
+# Statuses with which a call may end, according to `seedx.wire`.
 _CLEAN = frozenset(
   code
   for code in grpc.StatusCode
@@ -40,13 +40,7 @@ _CLEAN = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-  """A method to attack.
-
-  Attributes:
-    name: of it.
-    inputs: layout of its requests.
-    hello: that is taken.
-  """
+  """A method to attack: its name, its requests, and a hello that it accepts."""
 
   name: str
   inputs: wire.Layout
@@ -54,42 +48,40 @@ class Method:
 
 
 def methods(config: Any) -> list[Method]:
-  """The methods of a pipeline's learner; of parameter servers, see `shards`."""
-  found = [
-    Method(joining.JOIN, wire.NOTHING, dataclasses.asdict(joining.Hello()))
-  ]
+  """Returns the methods of a pipeline's learner."""
+  join = Method(joining.JOIN, wire.NOTHING, dataclasses.asdict(joining.Hello()))
   if isinstance(config, seed.Config):
     rows = config.actors.envs_per_actor
     inputs, _ = protocol.act_layouts(envs.spec(config.env), rows)
-    return [*found, Method(protocol.ACT, inputs, {"num_envs": rows})]
+    return [join, Method(protocol.ACT, inputs, {"num_envs": rows})]
   if isinstance(config, impala.Config):
-    return [*found, *_of_unrolls(config)]
+    return [join, *_of_unrolls(config)]
   agent = _agent(config)
-  known = worker.Shapes.of(
+  shapes = worker.Shapes.of(
     agent, envs.spec(config.env), config.plan, config.workers
   )
   hello = {"num_envs": config.workers.envs_per_worker}
   return [
-    *found,
-    Method(reports.REPORT, known.report, hello),
+    join,
+    Method(reports.REPORT, shapes.report, hello),
     Method(reports.SERVERS, wire.NOTHING),
   ]
 
 
 def shards(config: gorila.Config) -> list[list[Method]]:
-  """The methods of each parameter server."""
+  """Returns the methods of each parameter server."""
   agent = _agent(config)
-  sizes = parameter_server.parts(
+  parts = parameter_server.parts(
     parameter_server.num_params(agent), config.num_servers
   )
-  found = []
-  for part in sizes:
+  all_methods = []
+  for part in parts:
     size = part.stop - part.start
     vector, _ = parameter_server.layouts(size)
     state = parameter_server.state_layout(
       parameter_server.state_form(agent, size)
     )
-    found.append(
+    all_methods.append(
       [
         Method(parameter_server.PUSH, vector),
         Method(parameter_server.START, vector),
@@ -98,19 +90,18 @@ def shards(config: gorila.Config) -> list[list[Method]]:
         Method(parameter_server.RESTORE, state),
       ]
     )
-  return found
+  return all_methods
 
 
 class Peers:
-  """Streams of hostile peers, one after the other.
+  """Hostile peers, which open one stream after the other.
 
   Attributes:
-    statuses: how many streams ended how.
-    violations: what a server must not have done.
+    statuses: number of streams by the status with which they ended.
+    violations: descriptions of streams that ended with a wrong status.
   """
 
   def __init__(self, seed: int) -> None:
-    """Has made no stream yet."""
     self.statuses: collections.Counter[str] = collections.Counter()
     self.violations: list[str] = []
     self._rng = random.Random(seed)
@@ -124,9 +115,9 @@ class Peers:
       self._no_http,
     ]
 
-  def attack(self, address: str, known: Sequence[Method]) -> None:
-    """Opens one stream, of any kind, to any of the methods."""
-    kind, method = self._rng.choice(self._kinds), self._rng.choice(known)
+  def attack(self, address: str, methods: Sequence[Method]) -> None:
+    """Opens a stream of a random kind to a random method."""
+    kind, method = self._rng.choice(self._kinds), self._rng.choice(methods)
     status = kind(address, method)
     name = "none" if status is None else status.name
     self.statuses[name] += 1
@@ -135,7 +126,7 @@ class Peers:
       self.violations.append(f"a stream {words}")
 
   def _mutated(self, address: str, method: Method) -> grpc.StatusCode:
-    """A message with some bytes that are others, more, or missing."""
+    """Sends a message with changed, additional or missing bytes."""
     text = bytearray(method.inputs.encode(self._nest(method, _zeros)))
     for _ in range(self._rng.randint(1, 3)):
       text[self._rng.randrange(len(text))] = self._rng.randrange(256)
@@ -147,7 +138,7 @@ class Peers:
     return self._call(address, method, [bytes(text)])
 
   def _anything(self, address: str, method: Method) -> grpc.StatusCode:
-    """A message that follows its layout, of any bytes."""
+    """Sends a message that follows its layout, with random bytes."""
 
     def fill(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
       text = self._rng.randbytes(math.prod(shape) * dtype.itemsize)
@@ -157,7 +148,7 @@ class Peers:
     return self._call(address, method, [text])
 
   def _extreme(self, address: str, method: Method) -> grpc.StatusCode:
-    """A message that follows its layout, of the same number everywhere."""
+    """Sends a message that follows its layout, with one extreme number."""
     number = self._rng.choice((np.nan, np.inf, -1.0, 3e38))
 
     def fill(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
@@ -165,32 +156,33 @@ class Peers:
         return np.full(shape, number, dtype)
       if dtype == np.bool_:
         return np.ones(shape, dtype)
-      most = np.iinfo(dtype).max if number != -1.0 else np.iinfo(dtype).min
-      return np.full(shape, most, dtype)
+      limits = np.iinfo(dtype)
+      extreme = limits.max if number != -1.0 else limits.min
+      return np.full(shape, extreme, dtype)
 
     text = method.inputs.encode(self._nest(method, fill))
     return self._call(address, method, [text])
 
   def _lie(self, address: str, method: Method) -> grpc.StatusCode:
-    """An actor's first step, as an honest one sends it, then a lie."""
+    """Sends the first step of an honest actor, and then a false step."""
     if method.name != protocol.ACT:
       return self._extreme(address, method)
     first = self._nest(method, _zeros)
     first.index[:] = np.arange(len(first.index))
     first.timestep.discount[:] = 1.0
     first.episode_return[:] = np.nan
-    for lease in first.timestep.observation["lease"]:
-      lease[0] = self._rng.randrange(1, 2**31)
+    for origin in first.timestep.observation["origin"]:
+      origin[0] = self._rng.randrange(1, 2**31)
     lie = tree.map_structure(np.copy, first)
-    lie.timestep.observation["lease"][:, 1] = 1
+    lie.timestep.observation["origin"][:, 1] = 1
     lie.timestep.step_type[:] = self._rng.randrange(256)
     lie.timestep.reward[:] = np.nan
     encode = method.inputs.encode
     return self._call(address, method, [encode(first), encode(lie)])
 
   def _handshake(self, address: str, method: Method) -> grpc.StatusCode:
-    """Metadata that is no JSON, or another one than is expected."""
-    fits = {**method.inputs.to_json(), "hello": dict(method.hello)}
+    """Sends metadata that is not JSON, or has a wrong value."""
+    hello = {**method.inputs.to_json(), "hello": dict(method.hello)}
     bad: Any = (None, -1, {"num_envs": -1}, [[]], "x" * 1000, 1e308, {"": {}})
     kind = self._rng.randrange(4)
     if kind == 0:
@@ -198,26 +190,26 @@ class Peers:
     elif kind == 1:
       text = b"[" * 20_000
     else:
-      fits[self._rng.choice([*fits])] = self._rng.choice(bad)
-      text = json.dumps(fits).encode()
+      hello[self._rng.choice([*hello])] = self._rng.choice(bad)
+      text = json.dumps(hello).encode()
     return self._call(address, method, [], metadata=text)
 
   def _idle(self, address: str, method: Method) -> grpc.StatusCode:
-    """A stream that is opened well, says nothing, and holds what it got."""
+    """Opens a valid stream, and sends nothing."""
     return self._call(address, method, None)
 
   def _no_http(self, address: str, method: Method) -> None:
-    """Bytes that are not even HTTP."""
+    """Sends bytes that are not even HTTP."""
     del method
     unix = address.startswith("unix:")
-    where: Any = address.removeprefix("unix:")
+    target: Any = address.removeprefix("unix:")
     if not unix:
       host, _, port = address.rpartition(":")
-      where = (host, int(port))
+      target = (host, int(port))
     family = socket.AF_UNIX if unix else socket.AF_INET
     with socket.socket(family) as peer, contextlib.suppress(OSError):
       peer.settimeout(_IDLE_SECONDS)
-      peer.connect(where)
+      peer.connect(target)
       peer.sendall(self._rng.randbytes(500))
       peer.recv(1)
 
@@ -226,7 +218,7 @@ class Peers:
     method: Method,
     fill: Callable[[Sequence[int], np.dtype], np.ndarray],
   ) -> types.Tree:
-    """A nest that follows a layout, with arrays that are made so."""
+    """Returns a nest that follows a method's layout, filled by a function."""
     layout = method.inputs
     rows = self._rng.randint(1, layout.max_rows)
 
@@ -244,7 +236,7 @@ class Peers:
     messages: Sequence[bytes] | None,
     metadata: bytes | None = None,
   ) -> grpc.StatusCode:
-    """Sends messages, or is silent for a while; returns how the stream ends."""
+    """Sends messages, or nothing for a while; returns the stream's status."""
     if metadata is None:
       hello = {**method.inputs.to_json(), "hello": dict(method.hello)}
       metadata = json.dumps(hello).encode()

@@ -1,8 +1,8 @@
-"""An experiment of seedx's own, audited, on the environment that is for that.
+"""An experiment of seedx with an audited agent and environment.
 
 python -m tests.chaos.program EXPERIMENT [options]
 
-After SIGUSR1 no update of the learner returns any more.
+After SIGUSR1, updates of the learner do not return.
 """
 
 import dataclasses
@@ -21,12 +21,12 @@ ENV = "tests.chaos.environment:make"
 
 
 def config(name: str) -> Any:
-  """The config of an experiment, audited."""
-  found = experiments.load(name).config
+  """Returns the config of an experiment with the audited agent."""
+  original = experiments.load(name).config
   return dataclasses.replace(
-    found,
-    env=dataclasses.replace(found.env, env=ENV),
-    agent=audit.of(found.agent),
+    original,
+    env=dataclasses.replace(original.env, env=ENV),
+    agent=audit.of(original.agent),
   )
 
 

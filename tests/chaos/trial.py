@@ -1,4 +1,4 @@
-"""One pipeline, run while its processes, peers and disk fail."""
+"""A run of a pipeline while its processes, peers and disk fail."""
 
 import collections
 import contextlib
@@ -25,64 +25,58 @@ from seedx.pipelines import gorila, seed
 from seedx.pipelines.gorila import reports
 from tests.chaos import audit, environment, peers, program
 
-# Lines of stderr that are kept.
-_SAID = 200
-# The fault of a parameter server, for which all workers wait.
+# Number of lines of stderr to keep.
+_KEPT_LINES = 200
+# Kind of a fault of a parameter server, for which all workers wait.
 SERVER = "server"
-# That of an environment; it ends a run that has no actors.
+# Kind of a fault of an environment, which ends a run without actors.
 ENVIRONMENT = "environment"
 _OF_ONE = ("kill", "pause", ENVIRONMENT)
-# Whom a fault of the learner hits.
+# Target of the learner's faults.
 LEARNER = "the learner"
-# Marks every process of a trial, in its environment.
+# Environment variable that marks every process of a trial.
 _MARK = "SEEDX_CHAOS"
 _SAMPLE_SECONDS = 0.25
-# A pipeline that makes no step for so long, and is not stopped, hangs.
+# Time without a step after which a pipeline that is not stopped hangs.
 _HANG_SECONDS = 90.0
 _PAUSE_SECONDS = 3.0
 _FULL_SECONDS = 20.0
-# How long environments, or idle connections, stand still; how soon a run says
-# so (see `main`), and the time from Ctrl-C to the end of one whose update
-# hangs, on a machine that is busy.
+# Time for which environments stand still, or connections are silent.
 _STILL_SECONDS = 20.0
+# Time within which a busy machine reports a hang.
 _REPORT_SECONDS = 30.0
+# Time from Ctrl-C to the end of a run with a hanging update.
 _LEAVE_SECONDS = 12.0
 _HANGS = "no env step and no update"
 _IDLE_CONNECTIONS = 1500
 _END_SECONDS = 60.0
-# How long a process that joins waits for a learner that starts again.
+# Time for which a process that joins waits for a learner that restarts.
 _GIVE_UP_SECONDS = 45.0
-# Exit statuses after SIGTERM, by seedx, and where it has not begun to handle
-# it; and of a process that joins, at the run's end or without a learner.
+# Exit statuses after SIGTERM: by seedx, and before seedx handles the signal.
 _ENDED = (128 + signal.SIGTERM, -signal.SIGTERM)
+# Exit statuses of a process that joined: at the run's end, without a learner.
 _LEFT = (0, 3)
-# The rate that a fault ends, as a part of the rate before, and over how long.
+# A rate has recovered at this share of the rate before the fault, measured
+# over some seconds.
 _BACK = 0.5
 _BACK_SECONDS = 1.0
-# More than a line of metrics has.
+# More bytes than a line of metrics has.
 _LINE_BYTES = 8192
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """What happens in a trial.
+  """The faults of a trial.
 
   Attributes:
-    experiment: that trains.
-    seconds: how long.
-    seed: of what happens.
-    kills: of actors, workers and servers.
-    environment_kills: of the processes of their environments. Six deaths of an
-      actor that follow from them in ten minutes would end the run.
-    pauses: of those, or of the learner, each for some seconds.
-    learner_kills: of the learner, which resumes.
-    full_disks: times in which nothing can be written.
-    hangs: times in which all environments stand still.
-    hanging_updates: updates that do not return, until Ctrl-C ends the run.
-    idle_connections: times in which many connections are open and silent.
-    streams_per_second: of hostile peers.
+    environment_kills: number of kills of environment processes. If they caused
+      six deaths of actors within ten minutes, the run would end.
+    hangs: number of times in which all environments stand still.
+    hanging_updates: number of updates that do not return, until Ctrl-C ends the
+      run.
+    idle_connections: number of times in which many connections are silent.
+    streams_per_second: number of streams of hostile peers per second.
     environments_fail: whether faults of environments end the run.
-    options: of the experiment.
   """
 
   experiment: str
@@ -102,15 +96,13 @@ class Plan:
 
 
 class Sample(NamedTuple):
-  """What is seen of the learner at a moment.
+  """A sample of the learner.
 
   Attributes:
-    seconds: when, since the trial's start.
-    start: the number of the learner's start.
-    env_steps: in its newest line of metrics.
-    memory_bytes: resident.
-    threads: of the process.
-    files: open, sockets and pipes included.
+    seconds: time since the trial's start.
+    start: number of the learner's start.
+    memory_bytes: resident memory.
+    files: number of open files, sockets and pipes.
   """
 
   seconds: float
@@ -122,38 +114,35 @@ class Sample(NamedTuple):
 
 
 class Fault(NamedTuple):
-  """What was done, to whom, and when it ended, since the trial's start."""
+  """A fault: the time at which it ended since the trial's start, and more."""
 
   seconds: float
   kind: str
-  whom: str
+  target: str
 
 
 class Trial:
-  """A run of a pipeline, and all that is done to it.
+  """A run of a pipeline, and its faults.
 
   Attributes:
-    violations: what must not be.
-    faults: what was done.
-    samples: of the learner.
-    audited: windows that were looked at.
-    said: the newest lines on stderr.
+    audited: number of audited windows.
+    stderr: newest lines of stderr of all processes.
   """
 
   def __init__(self, plan: Plan, folder: pathlib.Path) -> None:
-    """Starts nothing yet; `folder` is for the run and its temporary files."""
+    """Makes a trial; `folder` is for the run and its temporary files."""
     self.violations: list[str] = []
     self.faults: list[Fault] = []
     self.samples: list[Sample] = []
     self.audited = 0
-    self.said: collections.deque[str] = collections.deque(maxlen=_SAID)
+    self.stderr: collections.deque[str] = collections.deque(maxlen=_KEPT_LINES)
     self._plan = plan
     self._rng = random.Random(plan.seed)
     self._run_dir = folder / "run"
     self._metrics = self._run_dir / "metrics.jsonl"
-    # Lines of earlier starts end here.
+    # Size of the metrics of earlier starts.
     self._old_bytes = 0
-    # When the newest env step was seen.
+    # Time of the newest env step.
     self._moved_seconds = 0.0
     self._sockets = folder / "tmp"
     self._sockets.mkdir()
@@ -166,8 +155,8 @@ class Trial:
       _MARK: f"{os.getpid()}-{folder.name}",
       "TMPDIR": str(self._sockets),
     }
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    _, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, maximum))
     self._start_seconds = time.monotonic()
     self._starts = 0
     self._over = threading.Event()
@@ -176,11 +165,11 @@ class Trial:
 
   @property
   def statuses(self) -> dict[str, int]:
-    """How many hostile streams ended how."""
+    """Number of hostile streams by the status with which they ended."""
     return dict(self._peers.statuses)
 
   def run(self) -> None:
-    """Runs it to its end, and checks that nothing is left."""
+    """Runs the trial to its end, and checks that nothing is left behind."""
     threads = [threading.Thread(target=self._sample, daemon=True)]
     if self._serves:
       threads.append(threading.Thread(target=self._attack, daemon=True))
@@ -204,9 +193,9 @@ class Trial:
     return time.monotonic() - self._start_seconds
 
   def _schedule(self) -> Iterator[tuple[float, Callable[[], None]]]:
-    """When each fault is, in seconds since the first step, in order.
+    """Yields the faults in order, with their seconds since the first step.
 
-    The learner's last start is early enough to see whether memory grows.
+    The learner's last start is early enough to measure the growth of memory.
     """
     plan = self._plan
     always: list[Callable[[], None]] = [
@@ -227,7 +216,7 @@ class Trial:
       yield at * plan.seconds, fault
 
   def _first_step(self) -> float:
-    """Waits for the first env step; returns when it was."""
+    """Waits for the first env step, and returns its time."""
     while self._now() < _HANG_SECONDS:
       for sample in self.samples[-1:]:
         if sample.env_steps > 0:
@@ -237,7 +226,7 @@ class Trial:
     return self._now()
 
   def _wait_until(self, seconds: float) -> None:
-    """Waits, and looks after the processes."""
+    """Waits until a time, and restarts processes meanwhile."""
     while self._now() < seconds:
       assert self._learner is not None
       status = self._learner.poll()
@@ -249,25 +238,24 @@ class Trial:
       time.sleep(_SAMPLE_SECONDS)
 
   def _resume(self, status: int) -> None:
-    """Goes on with a run that ended, as only its environments may end it."""
+    """Resumes a run that ended; only its environments may end it."""
     if self._plan.environments_fail and any(
-      fault in line for line in self.said for fault in environment.FAULTS
+      fault in line for line in self.stderr for fault in environment.FAULTS
     ):
       self._note(ENVIRONMENT, f"status {status}")
     else:
-      why = "; ".join(line for line in self.said if "error: " in line)
-      self._violate(f"the learner ended with status {status}: {why}")
+      errors = "; ".join(line for line in self.stderr if "error: " in line)
+      self._violate(f"the learner ended with status {status}: {errors}")
       self._note("end", f"status {status}")
-    self.said.clear()
+    self.stderr.clear()
     self._start()
 
   def _start(self) -> None:
-    """Starts the learner, or resumes its run."""
     resumes = (self._run_dir / "checkpoints").exists() and any(
       (self._run_dir / "checkpoints").iterdir()
     )
     if not resumes:
-      # Killed before its first checkpoint.
+      # The run may have been killed before its first checkpoint.
       with contextlib.suppress(FileNotFoundError):
         (self._run_dir / "config.json").unlink()
     words = ["--resume" if resumes else "--run-dir", str(self._run_dir)]
@@ -288,7 +276,7 @@ class Trial:
       self._join()
 
   def _join(self) -> None:
-    """One process more than there are places for; it takes over from others."""
+    """Starts a process beyond the run's size, which replaces one that dies."""
     if isinstance(self._config, seed.Config):
       words = ["seedx.join", self._address]
     else:
@@ -310,39 +298,38 @@ class Trial:
     return process
 
   def _read(self, process: psutil.Popen) -> None:
-    """Reads what a process and its children say."""
-    seen = 0
+    audited = 0
     for line in process.stderr:
       line = line.rstrip()
       if line.startswith(audit.VIOLATION):
         self._violate(line)
       elif line.startswith(audit.AUDITED):
-        seen = max(seen, int(line.split()[-1]))
+        audited = max(audited, int(line.split()[-1]))
       else:
-        self.said.append(f"{self._now():.1f} {line}")
-    self.audited += seen
+        self.stderr.append(f"{self._now():.1f} {line}")
+    self.audited += audited
 
-  def _note(self, kind: str, whom: str) -> None:
-    self.faults.append(Fault(self._now(), kind, whom))
+  def _note(self, kind: str, target: str) -> None:
+    self.faults.append(Fault(self._now(), kind, target))
 
   def _violate(self, violation: str) -> None:
     if violation not in self.violations:
       self.violations.append(violation)
 
   def _roles(self) -> list[psutil.Process]:
-    """The actors, workers and servers."""
-    found = []
+    """Returns the processes of actors, workers and servers."""
+    roles = []
     if self._learner is not None:
-      found += [x for x in _children(self._learner) if _is_role(x)]
+      roles += [x for x in _children(self._learner) if _is_role(x)]
     if self._joiner is not None and self._joiner.poll() is None:
-      found.append(self._joiner)
-    return found
+      roles.append(self._joiner)
+    return roles
 
   def _environments(self) -> list[psutil.Process]:
-    """The processes of environments, those of the learner included."""
+    """Returns all processes of environments, including the learner's."""
     parents = [self._learner, *self._roles()]
-    found = [child for parent in parents for child in _children(parent)]
-    return [child for child in found if not _is_role(child)]
+    children = [child for parent in parents for child in _children(parent)]
+    return [child for child in children if not _is_role(child)]
 
   def _kill(self) -> None:
     self._signal("kill", self._roles(), signal.SIGKILL)
@@ -355,19 +342,19 @@ class Trial:
     self._signal("pause", processes, signal.SIGSTOP, signal.SIGCONT)
 
   def _signal(
-    self, kind: str, whom: Sequence[Any], *signals: signal.Signals
+    self, kind: str, processes: Sequence[Any], *signals: signal.Signals
   ) -> None:
-    """Sends signals, some seconds apart, to one of some processes."""
-    if not whom:
+    """Sends signals, some seconds apart, to a random process."""
+    if not processes:
       return
-    one = self._rng.choice(whom)
+    target = self._rng.choice(processes)
     with contextlib.suppress(psutil.NoSuchProcess):
-      words = _words(one)
+      words = _words(target)
       kind = SERVER if "server-" in words else kind
       for k, number in enumerate(signals):
         time.sleep(_PAUSE_SECONDS if k else 0.0)
-        one.send_signal(number)
-      self._note(kind, LEARNER if one is self._learner else words)
+        target.send_signal(number)
+      self._note(kind, LEARNER if target is self._learner else words)
 
   def _kill_learner(self) -> None:
     assert self._learner is not None
@@ -382,27 +369,27 @@ class Trial:
     self._start()
 
   def _fill_disk(self) -> None:
-    """No file may grow for some seconds: writes fail as on a full disk."""
+    """Makes writes of the learner fail for some seconds, as on a full disk."""
     assert self._learner is not None
-    self._wait_for_start()  # None starts on a full disk.
+    self._wait_for_start()  # A run cannot start on a full disk.
     self._note("disk", "full")
     pid = self._learner.pid
-    before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    limits = resource.prlimit(pid, resource.RLIMIT_FSIZE)
     with contextlib.suppress(ProcessLookupError):
-      resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, before[1]))
+      resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, limits[1]))
       time.sleep(_FULL_SECONDS)
-      resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
+      resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
     self._check_written("a full disk")
 
   def _hang(self) -> None:
-    """All environments stand still, which the run has to report."""
+    """Stops all environments for a while; the run must report the hang."""
     self._wait_for_start()
     self._note("hang", "all environments")
     stopped = self._environments()
     for process in stopped:
       with contextlib.suppress(psutil.NoSuchProcess):
         process.suspend()
-    reported = self._says(_HANGS, _STILL_SECONDS)
+    reported = self._reports(_HANGS, _STILL_SECONDS)
     for process in stopped:
       with contextlib.suppress(psutil.NoSuchProcess):
         process.resume()
@@ -411,13 +398,13 @@ class Trial:
     self._moved_seconds = self._now()
 
   def _hang_update(self) -> None:
-    """An update does not return: Ctrl-C still saves and ends the run."""
+    """Makes an update hang; Ctrl-C must still save and end the run."""
     assert self._learner is not None
     self._wait_for_start()
     self._note("hang", "an update")
     others = self._learner.children(recursive=True)
     self._learner.send_signal(signal.SIGUSR1)
-    if not self._says(_HANGS, _REPORT_SECONDS):
+    if not self._reports(_HANGS, _REPORT_SECONDS):
       self._violate("no report of an update that did not return")
     self._learner.send_signal(signal.SIGINT)
     try:
@@ -429,7 +416,7 @@ class Trial:
       self._violate(f"a run whose update hung ended with status {status}")
     _, left = psutil.wait_procs(others, timeout=_END_SECONDS / 4)
     for process in left:
-      self._violate(f"left behind by one that hung: {_words(process)}")
+      self._violate(f"left behind by a learner that hung: {_words(process)}")
       process.kill()
     newest = self._newest_checkpoint()
     line = _newest_line(self._metrics, self._old_bytes)
@@ -441,7 +428,7 @@ class Trial:
     self._start()
 
   def _connect_idly(self) -> None:
-    """Many connections are open, and say nothing."""
+    """Opens many connections that send nothing for a while."""
     self._wait_for_start()
     self._note("idle", f"{_IDLE_CONNECTIONS} connections")
     host, _, port = self._address.rpartition(":")
@@ -452,23 +439,24 @@ class Trial:
       self._wait_until(self._now() + _STILL_SECONDS / 2)
       self._check_written("idle connections")
 
-  def _check_written(self, what: str) -> None:
-    """Checks that lines and checkpoints are written."""
-    lines, newest = self._metrics.stat().st_size, self._newest_checkpoint()
+  def _check_written(self, fault: str) -> None:
+    size, newest = self._metrics.stat().st_size, self._newest_checkpoint()
     deadline = self._now() + _STILL_SECONDS
     while self._now() < deadline:
-      more = self._metrics.stat().st_size > lines
-      if more and self._newest_checkpoint() > newest:
+      grown = self._metrics.stat().st_size > size
+      if grown and self._newest_checkpoint() > newest:
         return
       self._wait_until(self._now() + _SAMPLE_SECONDS)
-    self._violate(f"no line or no checkpoint in {_STILL_SECONDS:g} s of {what}")
+    self._violate(
+      f"no line or no checkpoint in {_STILL_SECONDS:g} s after {fault}"
+    )
 
   def _newest_checkpoint(self) -> int:
-    found = checkpoint.Checkpoints(self._run_dir / "checkpoints").steps()
-    return found[-1] if found else 0
+    steps = checkpoint.Checkpoints(self._run_dir / "checkpoints").steps()
+    return steps[-1] if steps else 0
 
   def _wait_for_start(self) -> None:
-    """Waits until the newest start of the learner learns."""
+    """Waits until the newest learner process learns."""
     first = None
     while self._now() < self._moved_seconds + _HANG_SECONDS:
       line = _newest_line(self._metrics, self._old_bytes)
@@ -478,34 +466,32 @@ class Trial:
           return
       self._wait_until(self._now() + _SAMPLE_SECONDS)
 
-  def _says(self, words: str, seconds: float) -> bool:
-    """Waits so long; whether the processes wrote some words meanwhile."""
+  def _reports(self, words: str, seconds: float) -> bool:
     begin = self._now()
     while self._now() < begin + seconds:
       time.sleep(_SAMPLE_SECONDS)
-      for line in list(self.said):
+      for line in list(self.stderr):
         at, _, text = line.partition(" ")
         if words in text and float(at) > begin:
           return True
     return False
 
   def _newest_start(self) -> int:
-    """The newest start of which metrics have been seen."""
+    """Returns the number of the newest start that has metrics."""
     return self.samples[-1].start if self.samples else 0
 
   def _attack(self) -> None:
-    """Makes hostile streams until the trial is over."""
-    known = peers.methods(self._config)
-    servers = []
+    methods = peers.methods(self._config)
+    shards = []
     if isinstance(self._config, gorila.Config):
-      servers = peers.shards(self._config)
+      shards = peers.shards(self._config)
     while not self._over.wait(1.0 / self._plan.streams_per_second):
-      addresses = self._server_addresses() if servers else []
+      addresses = self._server_addresses() if shards else []
       k = self._rng.randrange(1 + len(addresses))
       if k == 0:
-        self._peers.attack(self._address, known)
+        self._peers.attack(self._address, methods)
       else:
-        self._peers.attack(addresses[k - 1], servers[k - 1])
+        self._peers.attack(addresses[k - 1], shards[k - 1])
 
   def _server_addresses(self) -> list[str]:
     with wire.Client(self._address) as client:
@@ -517,7 +503,6 @@ class Trial:
       return list(stream.welcome["addresses"])
 
   def _sample(self) -> None:
-    """Samples the learner until the trial is over."""
     while not self._over.wait(_SAMPLE_SECONDS):
       learner, start = self._learner, self._starts
       line = _newest_line(self._metrics, self._old_bytes)
@@ -540,9 +525,9 @@ class Trial:
         )
 
   def _check_line(self, line: dict[str, Any]) -> None:
-    found = line["episode_return"]
-    if found not in (None, environment.RETURN):
-      self._violate(f"a return of {found}, where every episode's is 10")
+    value = line["episode_return"]
+    if value not in (None, environment.RETURN):
+      self._violate(f"expected a return of 10, found {value}")
 
   def _look_for_hang(self) -> None:
     if self._now() - self._moved_seconds > _HANG_SECONDS:
@@ -550,7 +535,7 @@ class Trial:
       self._moved_seconds = self._now()
 
   def _end(self) -> None:
-    """Ends the run as a cluster does, and looks for what is left."""
+    """Ends the run as a cluster does, and checks that nothing is left."""
     if self._learner is None:
       return
     joined = self._joiner is not None and self._joiner.poll() is None
@@ -567,8 +552,8 @@ class Trial:
       status = self._wait_for(self._joiner, "a process that had joined")
       if status not in (None, *_LEFT):
         self._violate(f"a process that had joined ended with {status}")
-    # A process of environments may still import what it needs before it sees
-    # that its parent has ended.
+    # A process of environments notices its parent's end only after it has
+    # imported its modules.
     _, left_behind = psutil.wait_procs(
       _marked(self._environment[_MARK]), timeout=_END_SECONDS / 4
     )
@@ -592,19 +577,20 @@ class Trial:
 def recoveries(
   trial: Trial, of_all: Sequence[str]
 ) -> tuple[list[tuple[Fault, float]], list[tuple[Fault, float]]]:
-  """Seconds from each fault until the rate was back; infinite for never.
+  """Returns the seconds from each fault until the rate recovered.
 
-  Those that are overtaken by the next fault of their kind, or by the trial's
-  end, are left out, and those of one process while all are not yet back. That
-  the learner, or an environment without which it cannot go on, is stopped
-  meanwhile does not count.
+  They are infinite if the rate never recovered. A fault is left out if the next
+  fault or the trial's end prevents its recovery. A fault of one process is also
+  left out if it falls into the recovery of the whole run. Times in which the
+  run is stopped, because the learner or an indispensable environment is, do not
+  count.
 
   Args:
-    trial: that has ended.
-    of_all: kinds of faults that stop the whole run until it starts again.
+    trial: trial that has ended.
+    of_all: kinds of faults that stop the whole run until it restarts.
 
   Returns:
-    Those of one process, and those of all.
+    Faults of one process, and faults of the whole run, each with its seconds.
   """
   faults = [fault for fault in trial.faults if fault.kind != "start"]
   if not trial.samples:
@@ -632,7 +618,7 @@ def recoveries(
         if (
           x.kind == "hang"
           or (
-            x.kind == "pause" and (x.whom == LEARNER or ENVIRONMENT in of_all)
+            x.kind == "pause" and (x.target == LEARNER or ENVIRONMENT in of_all)
           )
         )
         and 0.0 < x.seconds - fault.seconds < seconds
@@ -645,31 +631,25 @@ def recoveries(
 def _back(
   samples: Sequence[Sample], since: float, until: float
 ) -> float | None:
-  """Seconds until the rate is back before `until`; None if there was none."""
-  before = _rates(samples, since - 15.0, since)
-  if not before:
+  """Returns the seconds until the rate recovers; None without a rate before."""
+  earlier = _rates(samples, since - 15.0, since)
+  if not earlier:
     return None
-  wanted = _BACK * float(np.median([rate for _, rate in before]))
-  after = _rates(samples, since, until)
-  return next((at - since for at, rate in after if rate >= wanted), np.inf)
+  threshold = _BACK * float(np.median([rate for _, rate in earlier]))
+  later = _rates(samples, since, until)
+  return next((at - since for at, rate in later if rate >= threshold), np.inf)
 
 
 def cold_start(trial: Trial) -> float:
-  """Seconds from the learner's first start until it had half of its rate.
-
-  Some pipelines step their environments before they have compiled all.
-  """
+  """Returns the seconds from the first start until half of the median rate."""
   first = [s for s in trial.samples if s.start == 1]
   rates = [(at, x) for at, x in _rates(first, 0.0, np.inf) if x > 0.0]
-  wanted = _BACK * float(np.median([rate for _, rate in rates] or [np.inf]))
-  return next((at for at, rate in rates if rate >= wanted), np.inf)
+  threshold = _BACK * float(np.median([rate for _, rate in rates] or [np.inf]))
+  return next((at for at, rate in rates if rate >= threshold), np.inf)
 
 
 def growth(trial: Trial) -> dict[str, float]:
-  """How much memory, threads and files are more than at minute 2.
-
-  Memory is a ratio, the others are differences.
-  """
+  """Returns the ratio of memory, and more threads and files, since minute 2."""
   start = trial.samples[-1].start if trial.samples else 0
   same = [s for s in trial.samples if s.start == start]
   end = trial.samples[-1].seconds if trial.samples else 0.0
@@ -697,9 +677,9 @@ def _medians(
 def _rates(
   samples: Sequence[Sample], since: float, until: float
 ) -> list[tuple[float, float]]:
-  """Env steps per second over a second, with the end of each."""
+  """Returns the env steps per second of each second, and the second's end."""
   chosen = [s for s in samples if since <= s.seconds <= until]
-  found = []
+  rates = []
   first = 0
   for last in chosen:
     while last.seconds - chosen[first].seconds > _BACK_SECONDS + 0.5:
@@ -708,12 +688,11 @@ def _rates(
     if seconds < _BACK_SECONDS or chosen[first].start != last.start:
       continue
     steps = last.env_steps - chosen[first].env_steps
-    found.append((last.seconds, steps / seconds))
-  return found
+    rates.append((last.seconds, steps / seconds))
+  return rates
 
 
 def _newest_line(path: pathlib.Path, after: int) -> dict[str, Any] | None:
-  """The last whole line of a file, if there is one after so many bytes."""
   try:
     with open(path, "rb") as file:
       size = file.seek(0, os.SEEK_END)
@@ -725,12 +704,12 @@ def _newest_line(path: pathlib.Path, after: int) -> dict[str, Any] | None:
 
 
 def _marked(mark: str) -> list[psutil.Process]:
-  found = []
+  processes = []
   for process in psutil.process_iter():
     with contextlib.suppress(psutil.Error):
       if process.environ().get(_MARK) == mark:
-        found.append(process)
-  return found
+        processes.append(process)
+  return processes
 
 
 def _children(process: Any) -> list[psutil.Process]:
@@ -744,7 +723,7 @@ def _is_role(process: psutil.Process) -> bool:
 
 
 def _words(process: psutil.Process) -> str:
-  """How a process was called, without the interpreter."""
+  """Returns the command of a process without the interpreter."""
   with contextlib.suppress(psutil.Error):
     return " ".join(process.cmdline()[2:]).split("\n")[0][:40]
   return str(process.pid)

@@ -2,13 +2,19 @@
 
   python -m tests.chaos --pipelines seed,a3c --minutes 10
 
-Actors, workers, servers and the learner are killed, stopped and started again
-at random. Hostile peers send damaged messages, well-formed lies and silence to
-the learner's port, and open many connections. For some seconds, nothing can be
+Actors, workers, servers and the learner are killed, stopped and restarted at
+random. Hostile peers send damaged or false messages to the learner's port, or
+nothing at all, and open many connections. For some seconds, nothing can be
 written, environments stand still, or an update does not return. The program
-exits with 1 if a step was learned from that is not what an environment said, or
-twice; a return is not the one that was earned; a parameter is not finite; the
-run hangs or ends; memory grows; or something is left behind.
+exits with 1 if
+
+* the learner learned from a step that no environment produced, or twice from
+  the same step;
+* a reported return is wrong;
+* a parameter is not finite;
+* the run hangs or ends;
+* memory grows;
+* or something is left behind.
 """
 
 import dataclasses
@@ -25,16 +31,16 @@ from seedx import files, types
 from seedx.app.cli import command_line
 from tests.chaos import trial
 
-# Each pipeline's experiment, and options that suit a small machine.
+# Experiment of each pipeline, and options that suit a small machine.
 _SMALL_REPLAY = ("--replay-capacity", "20000", "--replay-ratio", "1")
 _ACTORS = ("--envs-per-actor", "16")
 PIPELINES: Mapping[str, tuple[str, Sequence[str]]] = {
   "seed": ("seed_vtrace", _ACTORS),
   "impala": ("impala", _ACTORS),
   "apex": ("apex_dqn", _SMALL_REPLAY),
-  # Its workers' replays are no part of a checkpoint: they fill up again.
+  # Workers' replays are not in a checkpoint, so they must fill up again.
   "gorila": ("gorila_dqn", _SMALL_REPLAY),
-  # What an environment does ends them at once, so that more is resumed.
+  # A fault of an environment ends these runs at once, to test resuming.
   "a3c": ("a3c", ("--env-restarts", "0")),
   "sync": ("ppo", ("--env-restarts", "0")),
 }
@@ -46,25 +52,26 @@ _ALWAYS = (
   "--hang-seconds",
   "8",
 )
-# Where the environments' faults end the run.
+# Pipelines whose run ends at a fault of an environment.
 _IN_PROCESS = ("a3c", "sync")
-# Before, it is too early to judge rates and memory.
-_LEAST_MINUTES = 4.0
-_MORE = {"memory": 1.05, "threads": 20.0, "files": 20.0}
-# How soon the rate is back after an actor's fault, and after a learner's.
+# A shorter trial does not allow a judgment of rates and memory.
+_MINIMUM_MINUTES = 4.0
+_MAXIMUM_GROWTH = {"memory": 1.05, "threads": 20.0, "files": 20.0}
+# Maximum time until the rate recovers from a fault of one process.
 _ACTOR_SECONDS = 5.0
+# Maximum time until the rate recovers from a fault of the run, in cold starts.
 _COLD_STARTS = 1.5
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """The command line.
+  """Options of `python -m tests.chaos`.
 
   Attributes:
-    pipelines: what to run, one after the other, A,B.
-    minutes: of each.
-    seed: of what is done to them.
-    output: JSON file of what was found; none if empty.
+    pipelines: pipelines to run one after the other, as A,B.
+    minutes: minutes of each pipeline.
+    seed: seed of the faults.
+    output: JSON file for the results; none if empty.
   """
 
   pipelines: tuple[str, ...] = tuple(PIPELINES)
@@ -73,7 +80,7 @@ class Options:
   output: str = ""
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for what cannot be run."""
+    """Raises types.ConfigError if an option is out of range."""
     types.check_settings(self)
     for name in self.pipelines:
       if name not in PIPELINES:
@@ -90,11 +97,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def plan(pipeline: str, minutes: float, seed: int) -> trial.Plan:
-  """What is done to a pipeline in so many minutes."""
+  """Returns the faults of a pipeline's trial of some minutes."""
   experiment, options = PIPELINES[pipeline]
   alone = pipeline in _IN_PROCESS
   if alone:
-    # Two in a minute or so, at 20,000 env steps a second.
+    # About two faults per minute at 20,000 env steps per second.
     options = (*options, "--env-options", "mean_steps_to_fault=600000.0")
   return trial.Plan(
     experiment,
@@ -106,7 +113,7 @@ def plan(pipeline: str, minutes: float, seed: int) -> trial.Plan:
     learner_kills=max(2, round((1.0 if alone else 0.5) * minutes)),
     full_disks=max(1, round(0.1 * minutes)),
     hangs=max(1, round(0.1 * minutes)),
-    # Gorila's and A3C's are in many threads or processes.
+    # Updates of Gorila and A3C are in many threads or processes.
     hanging_updates=0 if pipeline in ("gorila", "a3c") else 1,
     idle_connections=0 if alone else 1,
     streams_per_second=0.6,
@@ -117,48 +124,47 @@ def plan(pipeline: str, minutes: float, seed: int) -> trial.Plan:
 
 def run(options: Options) -> int:
   """Runs the trials; returns 1 if there are violations."""
-  found = {}
+  summaries = {}
   for number, pipeline in enumerate(options.pipelines):
-    wanted = plan(pipeline, options.minutes, options.seed + number)
+    trial_plan = plan(pipeline, options.minutes, options.seed + number)
     with tempfile.TemporaryDirectory(prefix="seedx-chaos-") as folder:
-      done = trial.Trial(wanted, pathlib.Path(folder))
+      done = trial.Trial(trial_plan, pathlib.Path(folder))
       try:
         done.run()
       finally:
         alone = pipeline in _IN_PROCESS
-        found[pipeline] = _summary(done, alone, options.minutes)
-        _show(pipeline, found[pipeline], done)
+        summaries[pipeline] = _summary(done, alone, options.minutes)
+        _show(pipeline, summaries[pipeline], done)
         if options.output:
-          text = json.dumps(found, indent=2) + "\n"
+          text = json.dumps(summaries, indent=2) + "\n"
           files.write_file(pathlib.Path(options.output), text)
-  return int(any(summary["violations"] for summary in found.values()))
+  return int(any(summary["violations"] for summary in summaries.values()))
 
 
 def _summary(done: trial.Trial, alone: bool, minutes: float) -> dict[str, Any]:
-  """What a trial found, as JSON, its figures judged."""
   of_all = ("learner", trial.SERVER, *([trial.ENVIRONMENT] * alone))
   actors, learners = trial.recoveries(done, of_all)
   growth = trial.growth(done)
   cold_start = trial.cold_start(done)
   violations = list(done.violations)
-  if minutes >= _LEAST_MINUTES:
+  if minutes >= _MINIMUM_MINUTES:
     violations += [
       f"{name} has grown by {more:.2f} since minute 2"
       for name, more in growth.items()
-      if more > _MORE[name]
+      if more > _MAXIMUM_GROWTH[name]
     ]
     violations += [
-      f"the rate was back {seconds:.1f} s after the {fault.kind} of"
-      f" {fault.whom}"
-      for found, most in (
+      f"the rate recovered {seconds:.1f} s after the {fault.kind} of"
+      f" {fault.target}"
+      for recoveries, maximum in (
         (actors, _ACTOR_SECONDS),
         (learners, _COLD_STARTS * cold_start),
       )
-      for fault, seconds in found
-      if seconds > most
+      for fault, seconds in recoveries
+      if seconds > maximum
     ]
   if not done.audited:
-    violations.append("nothing was learned from")
+    violations.append("the learner learned from no window")
   kinds = [fault.kind for fault in done.faults]
   return {
     "violations": violations,
@@ -170,7 +176,7 @@ def _summary(done: trial.Trial, alone: bool, minutes: float) -> dict[str, Any]:
     "back_after_actor_seconds": _quantiles(actors),
     "back_after_learner_seconds": _quantiles(learners),
     "back": [
-      f"{seconds:.1f} s after {fault.kind} of {fault.whom} at"
+      f"{seconds:.1f} s after {fault.kind} of {fault.target} at"
       f" {fault.seconds:.0f} s"
       for fault, seconds in sorted(actors + learners)
     ],
@@ -181,7 +187,6 @@ def _summary(done: trial.Trial, alone: bool, minutes: float) -> dict[str, Any]:
 def _quantiles(
   recoveries: Sequence[tuple[trial.Fault, float]],
 ) -> list[float]:
-  """The median and the largest, if there are any."""
   values = [seconds for _, seconds in recoveries]
   if not values:
     return []
@@ -192,7 +197,7 @@ def _show(pipeline: str, summary: Mapping[str, Any], done: trial.Trial) -> None:
   words = "no violation"
   if summary["violations"]:
     words = "; ".join(summary["violations"])
-    print(*done.said, sep="\n", file=sys.stderr)
+    print(*done.stderr, sep="\n", file=sys.stderr)
   print(f"{pipeline}: {words}")
   for name, value in summary.items():
     if name != "violations":

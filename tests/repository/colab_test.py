@@ -1,4 +1,4 @@
-"""The notebooks: built from their sources, and running from top to bottom."""
+"""Tests of the notebooks: they match their sources and run without errors."""
 
 import pathlib
 import re
@@ -10,7 +10,7 @@ import pytest
 from colab import build
 
 _ROOT = pathlib.Path(__file__).parents[2]
-# Where machines, and the people who use them, keep their files.
+# Paths of the machine that ran a notebook.
 _MACHINE_PATH = re.compile(
   r"/(tmp|root|home|work|Users|private|var/folders|site-packages)/"
 )
@@ -30,7 +30,7 @@ def _outputs(notebook):
 
 
 def _texts(notebook):
-  """Whatever text the outputs show; images are no text."""
+  """Yields the texts of the outputs, without images."""
   for output in _outputs(notebook):
     if output.output_type == "stream":
       yield output.text
@@ -44,14 +44,14 @@ def _notebook(request):
   return _committed(request.param)
 
 
-def test_every_source_is_built():
+def test_every_source_has_a_notebook():
   sources = {path.stem for path in (_ROOT / "colab").glob("*.py")}
   notebooks = {path.stem for path in (_ROOT / "colab").glob("*.ipynb")}
   assert notebooks == set(build.NAMES) == sources - {"build", "__init__"}
 
 
 @pytest.mark.parametrize("name", build.NAMES)
-def test_a_notebook_is_what_its_source_builds_to(name):
+def test_a_notebook_matches_its_source(name):
   def cells(notebook):
     return [(cell.id, cell.cell_type, cell.source) for cell in notebook.cells]
 
@@ -61,14 +61,14 @@ def test_a_notebook_is_what_its_source_builds_to(name):
 
 
 @pytest.mark.parametrize("name", build.NAMES)
-def test_it_opens_in_colab_and_installs_what_is_missing(name):
+def test_a_notebook_opens_in_colab_and_installs_seedx(name):
   badge, install = _committed(name).cells[:2]
-  place = f"{build.REPOSITORY}/blob/main/colab/{name}.ipynb"
-  assert f"https://colab.research.google.com/github/{place}" in badge.source
+  path = f"{build.REPOSITORY}/blob/main/colab/{name}.ipynb"
+  assert f"https://colab.research.google.com/github/{path}" in badge.source
   assert f"git+https://github.com/{build.REPOSITORY}" in install.source
 
 
-def test_it_has_run_from_top_to_bottom_without_an_error(notebook):
+def test_a_notebook_has_run_from_top_to_bottom_without_an_error(notebook):
   nbformat.validate(notebook)
   cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
   assert [x.execution_count for x in cells] == list(range(1, len(cells) + 1))
@@ -83,7 +83,7 @@ def test_it_has_run_from_top_to_bottom_without_an_error(notebook):
     assert not re.search(r"Traceback|^error: |Warning", text, re.MULTILINE)
 
 
-def test_it_shows_nothing_of_the_machine(notebook):
+def test_a_notebook_shows_no_paths_of_a_machine(notebook):
   assert not [cell.metadata for cell in notebook.cells if cell.metadata]
   for text in _texts(notebook):
     assert not _MACHINE_PATH.search(text), text
@@ -92,7 +92,7 @@ def test_it_shows_nothing_of_the_machine(notebook):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", build.NAMES)
-def test_it_runs_from_the_code_that_is_here(name, tmp_path):
+def test_a_notebook_runs_with_the_current_code(name, tmp_path):
   notebook = build.notebook(name)
   build.execute(notebook, tmp_path)
   committed = _committed(name)
@@ -103,12 +103,11 @@ def test_it_runs_from_the_code_that_is_here(name, tmp_path):
 
 
 def _kinds(cell):
-  """What a cell shows; the text and the numbers may differ."""
   return [(x.output_type, *sorted(x.get("data", ()))) for x in cell.outputs]
 
 
 def _names(cell):
-  """The names in what a cell says, such as those of metrics and options."""
+  """Returns the names in a cell's outputs, such as metrics and options."""
   texts = (
     text
     for x in cell.outputs
@@ -118,7 +117,7 @@ def _names(cell):
 
 
 @pytest.mark.slow
-def test_a_command_that_fails_fails_the_notebook(tmp_path):
+def test_a_failing_command_fails_the_notebook(tmp_path):
   failing = nbformat.v4.new_code_cell("!python -c 'import sys; sys.exit(3)'")
   notebook = nbformat.v4.new_notebook(cells=[failing])
   with pytest.raises(build.nbclient.exceptions.CellExecutionError):
@@ -126,7 +125,7 @@ def test_a_command_that_fails_fails_the_notebook(tmp_path):
 
 
 @pytest.mark.slow
-def test_outputs_keep_warnings_and_no_paths(tmp_path):
+def test_outputs_keep_warnings_but_no_paths(tmp_path):
   source = (
     "import os, sys, warnings\n"
     "warnings.warn('old')\n"

@@ -1,4 +1,4 @@
-"""What seedx requires: setup.py, imports and CONTRIBUTING's table agree."""
+"""Tests that setup.py, the imports and the table in CONTRIBUTING.md agree."""
 
 import ast
 import functools
@@ -13,6 +13,7 @@ import pytest
 
 from tests import programs
 
+# Modules that only one file imports, so that they load late.
 _LATE = {
   "PIL": {"seedx/app/videos.py"},
   "matplotlib": {"seedx/app/drawing.py"},
@@ -21,25 +22,25 @@ _LATE = {
   "tensorboardX": {"seedx/metrics/events.py"},
 }
 _OWN = {"seedx", "experiments", "tests", "colab", "benchmarks", "examples"}
-# May be missing when seedx runs, with one line that says what to install.
+# If one of these is missing, an error names the command that installs it.
 _OPTIONAL = {"imageio-ffmpeg", "ray"}
 
 
 @functools.cache
 def imported():
-  """The files of the repository that import a module, by its first name."""
-  found = {}
+  """Returns the files that import each module outside the repository."""
+  files = {}
   for top in sorted(_OWN):
     for path in sorted((programs.ROOT / top).rglob("*.py")):
       file = str(path.relative_to(programs.ROOT))
       for name in names_in(path.read_text()):
         if name not in _OWN | sys.stdlib_module_names:
-          found.setdefault(name, set()).add(file)
-  return found
+          files.setdefault(name, set()).add(file)
+  return files
 
 
 def names_in(source):
-  """The first names of all that a module imports, anywhere in it."""
+  """Yields the top-level names of all imports in a module's source."""
   for node in ast.walk(ast.parse(source)):
     match node:
       case ast.Import(names=names):
@@ -55,7 +56,7 @@ def names_in(source):
 
 @functools.cache
 def distributions():
-  """The names by which pip knows a module, by the module's first name."""
+  """Returns the distributions of each top-level module."""
   return {
     module: {x.replace("_", "-").lower() for x in names}
     for module, names in importlib.metadata.packages_distributions().items()
@@ -64,15 +65,15 @@ def distributions():
 
 @pytest.fixture(scope="module")
 def required():
-  """The names that setup.py requires, by extra; "" for all who install it."""
-  said = {}
+  """Requirements in setup.py by extra; "" for a plain installation."""
+  arguments = {}
   fake = types.SimpleNamespace(
-    setup=lambda **words: said.update(words), find_packages=lambda **_: []
+    setup=lambda **words: arguments.update(words), find_packages=lambda **_: []
   )
   with pytest.MonkeyPatch.context() as patch:
     patch.setitem(sys.modules, "setuptools", fake)
     runpy.run_path(str(programs.ROOT / "setup.py"))
-  parts = {"": said["install_requires"], **said["extras_require"]}
+  parts = {"": arguments["install_requires"], **arguments["extras_require"]}
   return {
     extra: {re.match(r"[\w-]+", word)[0].lower() for word in words}
     for extra, words in parts.items()
@@ -81,7 +82,7 @@ def required():
 
 @pytest.fixture(scope="module")
 def table():
-  """Where each requirement is imported and why, by CONTRIBUTING."""
+  """Folders that import each requirement and the reason, by CONTRIBUTING."""
   text = (programs.ROOT / "CONTRIBUTING.md").read_text()
   (section,) = re.findall(r"^## Dependencies$(.*?)^## ", text, re.M | re.S)
   rows = re.findall(r"^\| (`.*) \| (.*) \| (.*) \|$", section, re.M)
@@ -92,47 +93,47 @@ def table():
   }
 
 
-def test_all_that_is_imported_is_required(required):
-  wrong = {
+def test_all_imports_are_required(required):
+  missing = {
     module: sorted(files)[:3]
     for module, files in imported().items()
     if any(x.startswith(("seedx/", "experiments/")) for x in files)
     and not required[""] | _OPTIONAL >= distributions().get(module, {module})
   }
-  assert not wrong
+  assert not missing
 
 
-def test_each_requirement_has_a_row_that_is_true(required, table):
+def test_each_requirement_has_a_correct_row(required, table):
   assert {*table} == set().union(*required.values())
-  files = {}
-  for module, own in imported().items():
-    files |= dict.fromkeys(distributions().get(module, ()), own)
-  for name, (where, why) in table.items():
-    own = files.get(name, set())
-    for room in re.findall(r"`([\w/.]+)`", where):
-      assert any(x.startswith((room, f"seedx/{room}")) for x in own), (
-        f"{name} is not imported by {room}"
+  files_of = {}
+  for module, files in imported().items():
+    files_of |= dict.fromkeys(distributions().get(module, ()), files)
+  for name, (where, reason) in table.items():
+    files = files_of.get(name, set())
+    for folder in re.findall(r"`([\w/.]+)`", where):
+      assert any(x.startswith((folder, f"seedx/{folder}")) for x in files), (
+        f"{name} is not imported by {folder}"
       )
-    assert len(why) > 20
-    assert (where == "nothing") == (not own), (name, sorted(own)[:3])
+    assert len(reason) > 20
+    assert (where == "nothing") == (not files), (name, sorted(files)[:3])
 
 
-def test_each_of_these_is_imported_in_one_module():
-  found = {
+def test_late_modules_are_imported_in_one_file():
+  files = {
     name: {x for x in imported()[name] if x.startswith("seedx/")}
     for name in _LATE
   }
-  assert found == _LATE
+  assert files == _LATE
 
 
-def test_they_are_not_loaded_before_they_are_used():
+def test_late_modules_are_not_loaded_before_they_are_used():
   script = f"""
 import sys
-import flax.linen  # It imports Rich.
-before = set(sys.modules)
+import flax.linen  # Imports Rich.
+loaded = set(sys.modules)
 import seedx.app, seedx.app.training, seedx.app.plot, seedx.app.evaluate
 import seedx.__main__, seedx.join, seedx.acting.thin_actor
-print(*(set(sys.modules) - before).intersection({[*_LATE]}))
+print(*(set(sys.modules) - loaded).intersection({[*_LATE]}))
 """
   done = subprocess.run(
     [sys.executable, "-c", script],

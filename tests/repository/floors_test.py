@@ -1,4 +1,4 @@
-"""The floors: imports only go down, and thin actors import no JAX."""
+"""Tests that imports only go down the floors, and thin actors need no JAX."""
 
 import ast
 import pathlib
@@ -42,9 +42,9 @@ _FLOORS = (
   ("experiments",),
 )
 _LEAVES = 2
-# Pipelines bring them together.
+# Packages that must not import each other; pipelines connect them.
 _STRANGERS = {"seedx.acting", "seedx.learning"}
-# A process that only steps environments imports these, or one that only reads.
+# Modules of a process that only steps environments, or only reads a run.
 _WITHOUT_JAX = (
   "seedx.acting.thin_actor",
   "seedx.join",
@@ -54,8 +54,8 @@ _WITHOUT_JAX = (
   "seedx.app.runs.run_dirs",
 )
 
-# The only rooms that deal with several learner hosts, and what connects these
-# with a run. In `seedx.wire`, `seedx.envs` and others, a host is a machine.
+# The only packages and modules that deal with several learner hosts, or in
+# which a host is another machine.
 _HOSTS = (
   "seedx.runtime.hosts",
   "seedx.learning.together",
@@ -67,15 +67,16 @@ _HOSTS = (
   "seedx.runtime.running",
   "seedx.learning.learners",
 )
-# The one has the setting, the other arrays of which others have a part.
-_ALSO = ("seedx.learning.learner", "seedx.sharding")
-# Names that have one of these words, such as `on_all_hosts`, or are JAX's.
+# Modules with the setting of several hosts, and with arrays that hosts share.
+_EXCEPTIONS = ("seedx.learning.learner", "seedx.sharding")
+# Words of names that deal with several hosts, such as `on_all_hosts`.
 _HOST_WORDS = {"host", "hosts", "starved", "addressable"}
+# Names of JAX that deal with several hosts.
 _HOST_NAMES = {"process_index", "process_count", "multihost_utils"}
 
 
 def _place(module):
-  """The floor and the room of a module; None for the bare package."""
+  """Returns the floor and the room (an entry of `_FLOORS`) of a module."""
   for floor, rooms in enumerate(_FLOORS):
     for room in rooms:
       if module == room or module.startswith(room + "."):
@@ -91,7 +92,6 @@ def _modules():
 
 
 def _imports(source):
-  """Every name that a module imports, anywhere in it."""
   for node in ast.walk(ast.parse(source)):
     if isinstance(node, ast.Import):
       yield from (alias.name for alias in node.names)
@@ -107,7 +107,7 @@ def _imports(source):
 
 
 def _host_names(source):
-  """Names of a module that deal with several learner hosts.
+  """Yields the names of a module that deal with several learner hosts.
 
   The setting `hosts` of a learner's config is not one of them.
   """
@@ -115,7 +115,7 @@ def _host_names(source):
     match node:
       case ast.Attribute(value=ast.Attribute(attr="learner"), attr="hosts"):
         continue
-      case ast.Name(id="host"):  # A device's host; it may be any variable.
+      case ast.Name(id="host"):  # May be the host of a device.
         continue
       case ast.Name(id=str(name)) | ast.Attribute(attr=str(name)):
         pass
@@ -132,13 +132,13 @@ def _host_names(source):
       yield name
 
 
-def _wrong(module, source):
-  """The imports of a module that it must not have."""
-  return [name for name in _imports(source) if _is_wrong(module, name)]
+def _forbidden(module, source):
+  """Returns the imports that a module must not have."""
+  return [name for name in _imports(source) if _is_forbidden(module, name)]
 
 
-def _is_wrong(module, name):
-  """Whether an import goes up, or across to who must not be known."""
+def _is_forbidden(module, name):
+  """Returns whether an import goes up, or between separate rooms."""
   floor, room = _place(module)
   if name.partition(".")[0] == "argparse":
     return floor != _place("seedx.app")[0]
@@ -153,34 +153,34 @@ def _is_wrong(module, name):
   return other[0] > floor or across
 
 
-def test_imports_go_down_and_nobody_knows_who_it_must_not():
-  wrong = {}
+def test_imports_only_go_down_the_floors():
+  forbidden = {}
   for module, path in _modules():
     if module == "seedx":
       continue
     assert _place(module) is not None, f"{module} is on no floor"
-    found = _wrong(module, path.read_text())
-    if found:
-      wrong[module] = found
-  assert not wrong
+    names = _forbidden(module, path.read_text())
+    if names:
+      forbidden[module] = names
+  assert not forbidden
 
 
 @pytest.mark.parametrize(
   ("module", "source"),
   [
-    # Up.
+    # Imports of a higher floor.
     ("seedx.types", "from seedx import metrics"),
     ("seedx.pipelines.seed", "from experiments import impala"),
     ("seedx.on_cpu.packing", "from seedx import replay"),
     ("seedx.__main__", "import experiments.impala"),
-    # From leaf to leaf.
+    # Imports of one leaf by another.
     ("seedx.losses.vtrace", "def f():\n  import seedx.networks"),
     # Between acting and learning.
     ("seedx.acting.unroll_server", "from seedx.learning import experience"),
     ("seedx.acting.inference", "if TYPE_CHECKING:\n  import seedx.learning"),
-    # The command line.
+    # A command line below the application.
     ("seedx.pipelines.seed", "def f():\n  import argparse"),
-    # By a function.
+    # Imports by a function call.
     (
       "seedx.launch.joining",
       "import importlib as i\ni.import_module('seedx.app.cli.programs')",
@@ -192,8 +192,8 @@ def test_imports_go_down_and_nobody_knows_who_it_must_not():
     ("experiments.impala", "from experiments.a3c import main"),
   ],
 )
-def test_the_rules_find_what_breaks_them(module, source):
-  assert _wrong(module, source)
+def test_a_forbidden_import_is_detected(module, source):
+  assert _forbidden(module, source)
 
 
 @pytest.mark.parametrize(
@@ -215,17 +215,14 @@ def test_the_rules_find_what_breaks_them(module, source):
     ("experiments.impala", "from seedx.app import command"),
   ],
 )
-def test_the_rules_leave_what_is_right(module, source):
-  assert not _wrong(module, source)
+def test_an_allowed_import_is_accepted(module, source):
+  assert not _forbidden(module, source)
 
 
 def _graph():
-  """The modules that each module imports, anywhere in it.
-
-  The face of a package, which gathers what is in there, is left out.
-  """
+  """Returns the imports of each module, without packages, which only export."""
   sources = dict(_modules())
-  faces = {name.rpartition(".")[0] for name in sources}
+  packages = {name.rpartition(".")[0] for name in sources}
 
   def module_of(name):
     while name and name not in sources:
@@ -233,36 +230,36 @@ def _graph():
     return name
 
   return {
-    module: {*map(module_of, _imports(path.read_text()))} - faces - {module, ""}
+    module: {*map(module_of, _imports(path.read_text()))}
+    - packages
+    - {module, ""}
     for module, path in sources.items()
-    if module not in faces
+    if module not in packages
   }
 
 
 def _circles(graph):
-  """The modules that import themselves by way of others."""
-
   def reached(module):
-    seen, ahead = set(), [module]
-    while ahead:
-      new = graph.get(ahead.pop(), set()) - seen
-      seen |= new
-      ahead += new
-    return seen
+    visited, pending = set(), [module]
+    while pending:
+      new = graph.get(pending.pop(), set()) - visited
+      visited |= new
+      pending += new
+    return visited
 
   return {module for module in graph if module in reached(module)}
 
 
-def test_no_modules_import_each_other():
+def test_no_modules_import_each_other_in_a_circle():
   assert not _circles(_graph())
 
 
-def test_circles_are_found():
+def test_a_circle_of_imports_is_detected():
   assert _circles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == {"b", "c"}
 
 
 def test_each_folder_of_modules_is_a_package():
-  # setup.py finds no others, so an installation would lack them.
+  # setup.py would leave other folders out of an installation.
   folders = {
     path.parent
     for top in ("seedx", "tests", "benchmarks")
@@ -272,31 +269,30 @@ def test_each_folder_of_modules_is_a_package():
 
 
 def _hides_a_library(module, source):
-  """Whether a module has the name of a library that it imports."""
-  own = module.rpartition(".")[2]
-  return any(name.partition(".")[0] == own for name in _imports(source))
+  stem = module.rpartition(".")[2]
+  return any(name.partition(".")[0] == stem for name in _imports(source))
 
 
-def test_no_module_is_named_like_a_library_that_it_imports():
+def test_no_module_has_the_name_of_a_library_that_it_imports():
   assert not [x for x, y in _modules() if _hides_a_library(x, y.read_text())]
 
 
 @pytest.mark.parametrize(
   "source", ["import ray", "from ray import tune", "import_module('ray')"]
 )
-def test_the_name_of_an_imported_library_is_found(source):
+def test_the_name_of_an_imported_library_is_detected(source):
   assert _hides_a_library("seedx.launch.ray", source)
   assert not _hides_a_library("seedx.launch.ray_cluster", source)
 
 
-def test_several_learner_hosts_are_dealt_with_in_few_rooms():
-  having = {
+def test_few_modules_deal_with_several_learner_hosts():
+  modules = {
     module
     for module, path in _modules()
     if not f"{module}.".startswith(tuple(f"{x}." for x in _HOSTS))
     and any(_host_names(path.read_text()))
   }
-  assert having == {*_ALSO}
+  assert modules == {*_EXCEPTIONS}
 
 
 @pytest.mark.parametrize(
@@ -312,16 +308,15 @@ def test_several_learner_hosts_are_dealt_with_in_few_rooms():
     "jax.process_index()",
   ],
 )
-def test_names_of_several_hosts_are_found(source):
+def test_names_that_deal_with_several_hosts_are_detected(source):
   assert [*_host_names(source)]
 
 
-def test_the_setting_of_several_hosts_is_none_of_their_names():
+def test_the_setting_of_several_hosts_is_allowed_everywhere():
   assert not [*_host_names("plan(self.learner.hosts)  # On all hosts.")]
 
 
-def test_a_thin_actor_needs_no_jax():
-  """Its modules import where JAX cannot be."""
+def test_modules_of_a_thin_actor_can_be_imported_without_jax():
   program = (
     "import sys; sys.modules['jax'] = None\n"
     f"import {', '.join(_WITHOUT_JAX)}\n"

@@ -1,4 +1,4 @@
-"""Ways to install seedx: what can be run then, from where, and what cannot."""
+"""Tests of the ways to install seedx, and of programs that run afterwards."""
 
 import json
 import os
@@ -22,7 +22,7 @@ _KEPT = ("seedx", "experiments", "setup.py", "pyproject.toml", "README.md")
 
 
 def copied(folder):
-  """What the repository has, less what only it needs."""
+  """Copies the files of an installation from the repository to a folder."""
   folder.mkdir()
   for name in _KEPT:
     source = programs.ROOT / name
@@ -35,7 +35,7 @@ def copied(folder):
 
 
 class Environment:
-  """An environment that has what seedx needs, and not seedx itself."""
+  """A virtual environment with the requirements of seedx, but without seedx."""
 
   def __init__(self, folder):
     subprocess.run(
@@ -43,17 +43,16 @@ class Environment:
     )
     self.bin = folder / "bin"
     (site,) = (folder / "lib").glob("python*/site-packages")
-    # Beside them may lie a link to this repository, which is not followed.
-    needed = sysconfig.get_paths()["purelib"]
-    (site / "needed.pth").write_text(needed + "\n")
+    # That directory may have a .pth file with the repository. Python does not
+    # follow it from here.
+    requirements = sysconfig.get_paths()["purelib"]
+    (site / "requirements.pth").write_text(requirements + "\n")
     self.site = site
 
   def install(self, *words):
-    """Installs by pip, which fetches what builds it."""
     self.pip("install", "--no-deps", *words)
 
   def pip(self, *words):
-    """Runs this environment's pip for the other."""
     program = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     program += ["--python", self.bin / "python", *words]
     subprocess.run(
@@ -61,7 +60,7 @@ class Environment:
     )
 
   def run(self, folder, *words, status=0):
-    """Runs one of its programs in a folder; returns what it says."""
+    """Runs a program of the environment in a folder; returns its output."""
     name, *words = map(str, words)
     done = subprocess.run(
       [self.bin / name, *words],
@@ -76,13 +75,13 @@ class Environment:
 
 
 def clean():
-  """This process's environment, with no path of its own."""
+  """Returns this process's environment variables without PYTHONPATH."""
   return {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
 
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
-  """Nothing is installed; the repository is the current directory."""
+  """An environment without seedx, and a copy of the repository."""
   parent = tmp_path_factory.mktemp("checkout")
   environment = Environment(parent / "venv")
   environment.home = copied(parent / "copy")
@@ -91,7 +90,7 @@ def checkout(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def editable(tmp_path_factory):
-  """As who works on it installs it."""
+  """An environment with an editable installation, as developers use it."""
   parent = tmp_path_factory.mktemp("editable")
   environment = Environment(parent / "venv")
   environment.home = copied(parent / "copy")
@@ -101,7 +100,7 @@ def editable(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-  """As who uses it does."""
+  """An environment with an installed wheel, as users have it."""
   parent = tmp_path_factory.mktemp("wheel")
   environment = Environment(parent / "venv")
   home = copied(parent / "copy")
@@ -113,10 +112,10 @@ def wheel(tmp_path_factory):
 
 
 def check(environment, folder, train, evaluate):
-  """Trains, evaluates and goes on, by these commands."""
+  """Trains, evaluates and resumes with the given commands."""
   environment.run(folder, *train, *SMALL.split(), "--run-dir", "run")
-  said = json.loads((folder / "run" / "config.json").read_text())
-  assert said["experiment"] == "a2c"
+  config = json.loads((folder / "run" / "config.json").read_text())
+  assert config["experiment"] == "a2c"
   out = environment.run(folder, *evaluate, "run", "--episodes", "3")
   assert "of 3 episodes" in out
   environment.run(folder, *train, "--resume", "run", "--total-steps", "500")
@@ -124,8 +123,8 @@ def check(environment, folder, train, evaluate):
   assert json.loads(text.splitlines()[-1])["env_steps"] >= 500
 
 
-def where(environment, folder, *names):
-  """The files of modules, as Python in a folder finds them; '' for none."""
+def module_files(environment, folder, *names):
+  """Returns the files of modules, imported in a folder; "" if missing."""
   script = """
 import importlib, sys
 for name in sys.argv[1:]:
@@ -138,30 +137,30 @@ for name in sys.argv[1:]:
   return [line and pathlib.Path(line).resolve() for line in out.splitlines()]
 
 
-def test_a_checkout_is_run_where_it_lies(checkout):
-  here = checkout.home
-  (found,) = where(checkout, here, "experiments.a2c")
-  assert found == (here / "experiments" / "a2c.py").resolve()
+def test_a_checkout_runs_in_its_folder(checkout):
+  home = checkout.home
+  (file,) = module_files(checkout, home, "experiments.a2c")
+  assert file == (home / "experiments" / "a2c.py").resolve()
   program = ("python", "-m", "seedx")
   experiment = ("python", "-m", "experiments.a2c")
-  check(checkout, here, experiment, (*program, "evaluate"))
-  shutil.rmtree(here / "run")
-  check(checkout, here, (*program, "train", "a2c"), (*program, "evaluate"))
+  check(checkout, home, experiment, (*program, "evaluate"))
+  shutil.rmtree(home / "run")
+  check(checkout, home, (*program, "train", "a2c"), (*program, "evaluate"))
 
 
 @pytest.mark.parametrize("kind", ["editable", "wheel"])
-def test_an_installation_is_run_anywhere(kind, tmp_path, request):
-  own = request.getfixturevalue(kind)
-  check(own, tmp_path, ("seedx", "train", "a2c"), ("seedx", "evaluate"))
+def test_an_installation_runs_in_any_folder(kind, tmp_path, request):
+  environment = request.getfixturevalue(kind)
+  check(environment, tmp_path, ("seedx", "train", "a2c"), ("seedx", "evaluate"))
   shutil.rmtree(tmp_path / "run")
   module = ("python", "-m", "seedx.experiments.a2c")
-  check(own, tmp_path, module, ("python", "-m", "seedx", "evaluate"))
-  if kind == "editable":  # In the repository as without it.
+  check(environment, tmp_path, module, ("python", "-m", "seedx", "evaluate"))
+  if kind == "editable":  # Commands of a checkout work in the repository, too.
     module = ("python", "-m", "experiments.a2c")
-    check(own, own.home, module, ("seedx", "evaluate"))
+    check(environment, environment.home, module, ("seedx", "evaluate"))
 
 
-def test_a_wheel_ships_experiments_inside_of_seedx_alone(wheel):
+def test_a_wheel_has_experiments_inside_seedx_only(wheel):
   with zipfile.ZipFile(wheel.file) as archive:
     names = archive.namelist()
   tops = {name.partition("/")[0] for name in names}
@@ -179,13 +178,13 @@ def test_a_wheel_ships_experiments_inside_of_seedx_alone(wheel):
 
 
 @pytest.mark.parametrize("kind", ["editable", "wheel"])
-def test_nothing_of_it_has_the_name_of_a_users_folder(kind, tmp_path, request):
+def test_an_installation_has_no_package_experiments(kind, tmp_path, request):
   environment = request.getfixturevalue(kind)
   names = ("experiments", "seedx.experiments.a2c", "seedx")
-  top, shipped, package = where(environment, tmp_path, *names)
+  top, shipped, package = module_files(environment, tmp_path, *names)
   assert top == ""
   assert shipped.name == "a2c.py" and package.name == "__init__.py"
-  # One and the same module, whoever imports it first.
+  # Both ways to import an experiment return the same module, in any order.
   script = """
 import importlib, sys
 from seedx.app.cli import experiments
@@ -206,25 +205,26 @@ print(*experiments.shipped())
 
 
 @pytest.mark.parametrize("kind", ["checkout", "editable", "wheel"])
-def test_a_users_folder_of_that_name_is_the_users(kind, tmp_path, request):
+def test_a_users_folder_experiments_takes_precedence(kind, tmp_path, request):
   environment = request.getfixturevalue(kind)
   folder = tmp_path / "experiments"
   folder.mkdir()
   for name in ("mine", "a2c"):
     (folder / f"{name}.py").write_text(app_test.OWN)
   if kind == "checkout":
-    # As a submodule of the user's.
+    # The user's repository has seedx as a submodule.
     (tmp_path / "seedx").symlink_to(environment.home / "seedx")
   for name in ("mine", "a2c"):
-    own = ("python", "-m", f"experiments.{name}")
-    environment.run(tmp_path, *own, "--run-dir", name)
-    said = json.loads((tmp_path / name / "config.json").read_text())
-    assert said["experiment"] == f"experiments.{name}:EXPERIMENT"
-    assert said["options"]["total_steps"] == 100
+    experiment = ("python", "-m", f"experiments.{name}")
+    environment.run(tmp_path, *experiment, "--run-dir", name)
+    config = json.loads((tmp_path / name / "config.json").read_text())
+    assert config["experiment"] == f"experiments.{name}:EXPERIMENT"
+    assert config["options"]["total_steps"] == 100
     program = ("python", "-m", "seedx")
     words = ("evaluate", name, "--episodes", "2", "--trust")
     environment.run(tmp_path, *program, *words)
-    environment.run(tmp_path, *own, "--resume", name, "--total-steps", "200")
+    resume = ("--resume", name, "--total-steps", "200")
+    environment.run(tmp_path, *experiment, *resume)
   shipped = (*program, "train", "a2c")
   check(environment, tmp_path, shipped, (*program, "evaluate"))
   out = environment.run(

@@ -1,4 +1,4 @@
-"""What is installed where: extras, thin actors, images, types."""
+"""Tests of packages: metadata, extras, requirements, images and types."""
 
 import importlib.metadata
 import os
@@ -16,11 +16,11 @@ from tests.repository import install_test
 EXTRAS = ("cuda12", "cuda13", "tpu", "ray")
 
 
-def test_the_package_says_what_it_is():
-  said = importlib.metadata.metadata("seedx")
-  links = dict(x.split(", ") for x in said.get_all("Project-URL"))
+def test_the_metadata_have_links_to_the_repository_and_the_extras():
+  metadata = importlib.metadata.metadata("seedx")
+  links = dict(x.split(", ") for x in metadata.get_all("Project-URL"))
   assert all(seedx.REPOSITORY in link for link in links.values())
-  assert set(EXTRAS) < set(said.get_all("Provides-Extra"))
+  assert set(EXTRAS) < set(metadata.get_all("Provides-Extra"))
 
 
 def test_the_version_is_the_same_everywhere():
@@ -43,31 +43,31 @@ def test_an_extra_can_be_installed(extra, tmp_path):
     text=True,
   )
   name = {"tpu": "libtpu", "ray": "ray"}.get(extra, f"jax-{extra}-plugin")
-  # Those who test have Ray.
-  has = f"Requirement already satisfied: {name}[" in done.stdout
-  assert has or f" {name}-" in done.stdout
+  # The environment of the tests already has Ray.
+  is_installed = f"Requirement already satisfied: {name}[" in done.stdout
+  assert is_installed or f" {name}-" in done.stdout
 
 
-def test_an_actors_requirements_are_some_of_seedxs():
-  own = importlib.metadata.requires("seedx") or []
-  known = {re.split("[<>=;]", x)[0].strip() for x in own}
+def test_the_requirements_of_an_actor_are_a_subset_without_jax():
+  metadata = importlib.metadata.requires("seedx") or []
+  required = {re.split("[<>=;]", x)[0].strip() for x in metadata}
   text = (programs.ROOT / "requirements-actor.txt").read_text()
-  named = [x for x in text.splitlines() if x and x[0] != "#"]
-  assert {re.split("[<>=]", x)[0] for x in named} < known
-  assert not [x for x in named if "jax" in x or "flax" in x]
+  lines = [x for x in text.splitlines() if x and x[0] != "#"]
+  assert {re.split("[<>=]", x)[0] for x in lines} < required
+  assert not [x for x in lines if "jax" in x or "flax" in x]
 
 
 def installed_as_an_image(role, folder):
-  """What a Dockerfile installs, in a fresh environment; returns its `bin`."""
+  """Installs like a Dockerfile, in a new environment; returns its `bin`."""
   home = install_test.copied(folder / "copy")
   for name in ("requirements-actor.txt", "constraints.txt"):
     shutil.copy(programs.ROOT / name, home)
   subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
-  own = folder / "venv" / "bin"
+  bin_folder = folder / "venv" / "bin"
   text = (programs.ROOT / "docker" / f"{role}.Dockerfile").read_text()
   steps = re.findall(r"^RUN (pip .*)$", text, re.MULTILINE)
   assert len(steps) == 2
-  path = f"{own}:{os.environ['PATH']}"
+  path = f"{bin_folder}:{os.environ['PATH']}"
   for step in steps:
     subprocess.run(
       ["sh", "-c", f"{step} -q"],
@@ -75,17 +75,16 @@ def installed_as_an_image(role, folder):
       env=install_test.clean() | {"PATH": path, "EXTRA": ""},
       check=True,
     )
-  return own
+  return bin_folder
 
 
 @pytest.fixture(scope="module")
 def learner_bin(tmp_path_factory):
-  """What the learner's image has."""
   return installed_as_an_image("learner", tmp_path_factory.mktemp("learner"))
 
 
 @pytest.mark.long
-def test_what_the_images_install_trains_together(learner_bin, tmp_path):
+def test_the_images_of_learner_and_actor_train_together(learner_bin, tmp_path):
   actor_bin = installed_as_an_image("actor", tmp_path)
   listed = subprocess.run(
     [actor_bin / "pip", "list"], capture_output=True, text=True, check=True
@@ -119,7 +118,7 @@ def test_what_the_images_install_trains_together(learner_bin, tmp_path):
 
 
 @pytest.mark.long
-def test_mypy_sees_types_in_a_users_file(learner_bin, tmp_path):
+def test_mypy_checks_a_users_file_against_seedx(learner_bin, tmp_path):
   (tmp_path / "mine.py").write_text(
     "from seedx import losses\n"
     "reveal_type(losses.a2c)\n"

@@ -1,4 +1,4 @@
-"""The README and its pages, as a newcomer follows them: commands, examples."""
+"""Tests of the README and the pages: their commands, examples and links."""
 
 import importlib.util
 import json
@@ -20,22 +20,22 @@ from tests import with_ray
 _ROOT = pathlib.Path(__file__).parents[2]
 _README = _ROOT / "README.md"
 _INDEX = _ROOT / "docs" / "index.md"
-# In the order of the index.
+# The README, the index, and the pages in the order of the index.
 PAGES = [_README, _INDEX] + [
   _INDEX.parent / name
   for name in re.findall(r"\]\((\w+\.md)\)", _INDEX.read_text())
 ]
-# What a command is given beside its own words, so that it ends soon.
+# Additional options of a command that contains a text, so that it ends soon.
 _SHORT = {
   "Pong-v5": "--total-steps 2000",
   "seedx compare": "--total-steps 3000 --seeds 1",
   "seedx sweep": "--trials 2 --total-steps 3000 --seeds 1",
   "--resume": "--total-steps 9000",
-  # Each worker fills a replay of its own.
+  # Each worker must fill its own replay.
   "gorila": "--total-steps 12000",
   "": "--total-steps 5000",
 }
-# Stands for the library.
+# A fake of the library.
 _WANDB = """
 class Run:
   def log(self, line, step):
@@ -52,15 +52,13 @@ _TOOLS = ("evaluate", "export", "plot", "certificates", "benchmark")
 
 
 def blocks(language):
-  """The code of all pages in that language, in order."""
   fence = re.compile(rf"```{language}\n(.*?)```", re.DOTALL)
   return [code for page in PAGES for code in fence.findall(page.read_text())]
 
 
 def file_named(name):
-  """The text of a file that a page shows."""
-  (found,) = [x for x in blocks("python") if x.startswith(f"# {name}\n")]
-  return found
+  (text,) = [x for x in blocks("python") if x.startswith(f"# {name}\n")]
+  return text
 
 
 def commands():
@@ -76,12 +74,13 @@ def commands():
   )
 
 
+# Commands that need another command at the same time, and all others.
 APART = [x for x in commands() if "--role" in x or "seedx join" in x]
 ALONE = [x for x in commands() if x not in APART]
 
 
 def words_of(command):
-  """A command's words for this Python, that end soon if it trains."""
+  """Returns the words of a command for this Python; training ends soon."""
   program, *words = shlex.split(command)
   assert program in ("seedx", "python")
   if program == "seedx" and words[0] not in (*_TOOLS, "join"):
@@ -97,7 +96,7 @@ def words_of(command):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-  """An empty folder with the files that the pages show."""
+  """Folder with the files that the pages show."""
   folder = tmp_path_factory.mktemp("newcomer")
   for block in blocks("python"):
     name = re.match(r"# (\w+\.py)\n", block)
@@ -108,13 +107,14 @@ def place(tmp_path_factory):
 
 
 def run(place, words, **kwargs):
-  keep = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
-  own = {"PYTHONPATH": str(_ROOT), "JAX_PLATFORMS": "cpu"}
-  own["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "True"  # They end soon.
+  inherited = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+  changed = {"PYTHONPATH": str(_ROOT), "JAX_PLATFORMS": "cpu"}
+  # Short runs take longer to compile than to run.
+  changed["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "True"
   return subprocess.run(
     words,
     cwd=place,
-    env={**keep, **with_ray.AS_OTHERS, **own},
+    env={**inherited, **with_ray.AS_OTHERS, **changed},
     capture_output=True,
     text=True,
     timeout=600,
@@ -123,7 +123,6 @@ def run(place, words, **kwargs):
 
 
 def last_line(place):
-  """Of the metrics that were written last."""
   paths = (place / "runs").rglob("metrics.jsonl")
   newest = max(paths, key=lambda path: path.stat().st_mtime)
   return json.loads(newest.read_text().splitlines()[-1])
@@ -131,8 +130,8 @@ def last_line(place):
 
 @pytest.mark.long
 @pytest.mark.parametrize("command", ALONE)
-def test_a_command_does_its_work(command, place):
-  """They run in the pages' order, each in what those before have left."""
+def test_a_command_succeeds(command, place):
+  """Runs the commands in the pages' order, all in the same folder."""
   if "seedx sweep" in command:
     with_ray.needed()
   done = run(place, words_of(command))
@@ -151,7 +150,7 @@ def test_a_command_does_its_work(command, place):
 
 
 def parse(name, words, monkeypatch):
-  """Does all of a program or an experiment but its work."""
+  """Runs a program or an experiment without its work."""
   parsed = []
 
   def work(*arguments, **_):
@@ -161,12 +160,12 @@ def parse(name, words, monkeypatch):
   if name in experiments.shipped():
     monkeypatch.setattr(programs, "_train", work)
     monkeypatch.setattr(programs, "_join", work)
-    found = experiments.load_module(name)
+    module = experiments.load_module(name)
     if "--help" in words:
       with pytest.raises(SystemExit):
-        app.main(found.EXPERIMENT, words, found.__name__)
+        app.main(module.EXPERIMENT, words, module.__name__)
       return
-    assert app.main(found.EXPERIMENT, words, found.__name__) == 0
+    assert app.main(module.EXPERIMENT, words, module.__name__) == 0
   else:
     run = command_line.run
     monkeypatch.setattr(
@@ -181,11 +180,11 @@ def parse(name, words, monkeypatch):
   [
     x
     for x in commands()
-    # The others need a run, or a learner.
+    # The other commands need a run or a learner.
     if x.startswith("seedx ") and "--resume" not in x and " join " not in x
   ],
 )
-def test_a_command_parses(command, place, monkeypatch):
+def test_a_command_can_be_parsed(command, place, monkeypatch):
   monkeypatch.chdir(place)
   monkeypatch.syspath_prepend(place)
   _, name, *words = shlex.split(command)
@@ -206,8 +205,8 @@ def test_the_exported_policy_runs_without_seedx(place):
 
 
 @pytest.mark.long
-def test_the_roles_run_apart(place):
-  """As on several machines, on an address of this one."""
+def test_a_learner_and_an_actor_train_with_separate_commands(place):
+  """Runs the commands for several machines with a local address."""
   learner, actor = APART
   if not (place / "tls").exists():
     (certificates,) = [x for x in ALONE if "certificates" in x]
@@ -232,16 +231,18 @@ def test_the_roles_run_apart(place):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("name", "least"), [("my_loss", 450), ("my_dqn", 250)])
-def test_the_loss_learns(place, name, least):
+@pytest.mark.parametrize(
+  ("name", "minimum"), [("my_loss", 450), ("my_dqn", 250)]
+)
+def test_a_users_loss_learns(place, name, minimum):
   done = run(place, [sys.executable, f"{name}.py"])
   assert done.returncode == 0, done.stderr
-  assert float(done.stdout.split()[-1]) >= least
+  assert float(done.stdout.split()[-1]) >= minimum
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["my_run.py", "train_ppo.py"])
-def test_the_script_trains_and_acts(place, name):
+def test_a_script_trains_and_acts(place, name):
   text = file_named(name).replace("60_000", "5_000")
   done = run(place, [sys.executable, "-c", text])
   assert done.returncode == 0, done.stderr
@@ -251,14 +252,14 @@ def test_the_script_trains_and_acts(place, name):
     assert 1 <= float(played[0].split()[-1]) <= 500
 
 
-def test_the_other_python_runs():
+def test_python_without_a_file_name_runs():
   unnamed = [x for x in blocks("python") if not re.match(r"# \w+\.py\n", x)]
   assert unnamed
   for block in unnamed:
     exec(compile(block, "a page", "exec"), {})
 
 
-def test_the_front_page_is_short_and_the_index_complete():
+def test_pages_are_short_and_the_index_is_complete():
   text = _README.read_text()
   assert len(text.splitlines()) <= 130 and len(text.split()) <= 1300
   assert sorted(PAGES[1:]) == sorted(_INDEX.parent.glob("*.md"))
@@ -267,7 +268,7 @@ def test_the_front_page_is_short_and_the_index_complete():
 
 
 def anchors(page):
-  """The anchors of a page's headings, as GitHub names them."""
+  """Returns the anchors that GitHub makes for a page's headings."""
   lines = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
   titles = re.findall(r"^#+ (.*)$", lines, re.MULTILINE)
   return {re.sub(r"[^\w -]", "", x.lower()).replace(" ", "-") for x in titles}
@@ -289,19 +290,19 @@ def test_error_messages_link_to_sections_that_exist():
   code = "".join(x.read_text() for x in (_ROOT / "seedx").rglob("*.py"))
   linked = re.findall(r"""types\.see\(["']([\w-]+)["']\)""", code)
   assert linked and len(linked) == code.count("types.see(")
-  # The page has two headings more: its title, and that of its table.
+  # Two more headings are the titles of the page and of its table.
   sections = anchors(_INDEX.parent / "trouble.md")
   assert {*linked} < sections and len(sections) == len({*linked}) + 2
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page):
+def test_targets_of_links_exist(page):
   text = page.read_text()
   links = re.findall(r"\]\(([^)\s]+)\)", text)
   links += re.findall(r'(?:src|srcset)="([^"]+)"', text)
   for link in links:
     if not link.startswith("http"):
       path, _, anchor = link.partition("#")
-      found = (page.parent / path).resolve() if path else page
-      assert found.exists(), link
-      assert not anchor or anchor in anchors(found), link
+      target = (page.parent / path).resolve() if path else page
+      assert target.exists(), link
+      assert not anchor or anchor in anchors(target), link

@@ -1,4 +1,4 @@
-"""Calls name what they pass: what the linter does not check."""
+"""Tests of rules of style that the linter does not check."""
 
 import ast
 import pathlib
@@ -8,12 +8,12 @@ import pytest
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _FOLDERS = ("seedx", "experiments", "benchmarks", "tests", "examples", "colab")
-# Without it in its text, a file has no such place and need not be parsed.
+# A file without a match needs no parsing.
 _SUSPECT = re.compile(r"\*[(\[{]|\._make\(")
 
 
 def _places(source):
-  """Lines with an unnamed literal splatted, or a named tuple by position."""
+  """Yields lines that unpack a literal or make a named tuple by position."""
   for node in ast.walk(ast.parse(source)):
     match node:
       case ast.Starred(value=ast.Tuple() | ast.List() | ast.Set()):
@@ -25,15 +25,15 @@ def _places(source):
         yield node.lineno
 
 
-def test_calls_and_literals_name_what_they_hold():
-  found = []
+def test_calls_name_their_arguments():
+  places = []
   for folder in _FOLDERS:
     for path in sorted((_ROOT / folder).rglob("*.py")):
       source = path.read_text()
       if _SUSPECT.search(source):
         name = path.relative_to(_ROOT)
-        found += [f"{name}:{line}" for line in _places(source)]
-  assert not found
+        places += [f"{name}:{line}" for line in _places(source)]
+  assert not places
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_calls_and_literals_name_what_they_hold():
     "Unroll._make(leaves)",
   ],
 )
-def test_what_hides_names_is_found(source):
+def test_a_call_that_hides_names_is_detected(source):
   assert [*_places(source)] and _SUSPECT.search(source)
 
 
@@ -60,5 +60,5 @@ def test_what_hides_names_is_found(source):
     "self._make()",
   ],
 )
-def test_sequences_that_have_a_name_are_left(source):
+def test_unpacking_a_named_sequence_is_accepted(source):
   assert not [*_places(source)]

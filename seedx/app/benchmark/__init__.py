@@ -1,1 +1,1 @@
-"""Measures a run against what its own work costs; see `main`."""
+"""Measurement of a run against the cost of its own work; see `main`."""

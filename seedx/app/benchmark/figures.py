@@ -1,4 +1,4 @@
-"""Figures that were measured on a machine, as JSON lines and as a table."""
+"""Figures measured on a machine, as JSON lines and as a table."""
 
 import importlib.metadata
 import itertools
@@ -18,13 +18,7 @@ _VERSIONS = ("jax", "jaxlib", "flax", "optax", "envpool", "grpcio", "numpy")
 
 
 class Figure(NamedTuple):
-  """A number that was measured.
-
-  Attributes:
-    figure: name of the number.
-    unit: unit of the number; empty for a ratio.
-    value: the number.
-  """
+  """A measured number; the unit of a ratio is empty."""
 
   figure: str
   unit: str
@@ -32,7 +26,7 @@ class Figure(NamedTuple):
 
 
 class Figures:
-  """All that was measured, in a file that is whole at any time."""
+  """All measured figures, in a file that is complete at any time."""
 
   def __init__(self, path: str | os.PathLike[str]) -> None:
     """Writes the file's first line, which describes the machine.
@@ -42,33 +36,34 @@ class Figures:
     """
     self._path = pathlib.Path(path)
     self._machine = json.dumps({"machine": machine()}) + "\n"
-    # By experiment or component, figure and unit.
+    # Values by experiment or component, figure and unit.
     self._values: dict[tuple[str, str, str], list[float]] = {}
     self.add("", [])
 
   def add(self, of: str, figures: Iterable[Figure]) -> None:
-    """Adds figures of an experiment with its options, or of a component."""
+    """Adds figures of an experiment or of a component, and writes the file."""
     for name, unit, value in figures:
       self._values.setdefault((of, name, unit), []).append(value)
     files.write_file(self._path, self._machine + self.json_lines())
 
   def json_lines(self) -> str:
-    """One line of JSON for each figure, with its median and all its values."""
+    """Returns a line of JSON for each figure: its median and all its values."""
     keys = ("of", "figure", "unit", "value", "values")
     rows = (
-      (*x, statistics.median(own), own) for x, own in self._values.items()
+      (*key, statistics.median(values), values)
+      for key, values in self._values.items()
     )
     return "".join(
       json.dumps(dict(zip(keys, row, strict=True))) + "\n" for row in rows
     )
 
   def table(self) -> str:
-    """A Markdown table of medians for each experiment or component."""
+    """Returns a Markdown table of medians for each experiment or component."""
     lines: list[str] = []
     rows = sorted(self._values.items(), key=lambda row: row[0][0])
-    for of, own in itertools.groupby(rows, key=lambda row: row[0][0]):
+    for of, group in itertools.groupby(rows, key=lambda row: row[0][0]):
       lines += [f"\n**{of}**\n", "| figure | median | unit |", "|---|---:|---|"]
-      for (_, name, unit), values in own:
+      for (_, name, unit), values in group:
         lines.append(
           f"| {name} | {_text(statistics.median(values))} | {unit} |"
         )
@@ -76,7 +71,7 @@ class Figures:
 
 
 def machine() -> dict[str, Any]:
-  """Describes devices, processor, memory and versions, as JSON."""
+  """Returns devices, processor, memory and versions as a JSON object."""
   devices, unused = _devices()
   pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
   return {
@@ -91,13 +86,13 @@ def machine() -> dict[str, Any]:
 
 
 def _devices() -> list[str]:
-  """The devices in words, from a process of its own, which then frees them."""
+  """Describes the used and the unused devices, in a process that frees them."""
   program = "from seedx.app import devices as x;"
   program += " print(x.described(), x.unused(), sep='\\n')"
-  done = subprocess.run(
+  process = subprocess.run(
     [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
   )
-  return [*done.stdout.split("\n"), "", ""][:2]
+  return [*process.stdout.split("\n"), "", ""][:2]
 
 
 def _text(value: float) -> str:

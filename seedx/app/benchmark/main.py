@@ -1,19 +1,20 @@
-"""Measures how fast a run is, against what its own work costs.
+"""Measures how fast a run is, compared with the cost of its own work.
 
   seedx benchmark --quick
   seedx benchmark --experiments "seed_vtrace,impala,apex_dqn --hidden-sizes 64"
 
-It measures environments, acting and learning, each alone; the bound that
-follows for the env steps per second on this machine's cores; and a run of the
-experiment, with the CPU time of its processes. It does all in turn, several
-times, and reports medians: a table, and a file with one JSON line per figure.
-For growth, name an experiment several times, with other options:
+The benchmark measures environments, acting and learning, each alone. Their cost
+bounds the env steps per second on this machine's cores. Then it measures a run
+of the experiment, with the CPU time of its processes. It repeats all of this
+several times, and reports medians: a table, and a file with one JSON line per
+figure. To measure how a pipeline scales, name an experiment several times, with
+different options:
 
   seedx benchmark --experiments "impala --num-actors 1,impala --num-actors 4"
   seedx benchmark --experiments "impala,impala --learner-devices 0,1"
 
-With XLA_FLAGS=--xla_force_host_platform_device_count=2 in front, a CPU is two
-devices.
+With XLA_FLAGS=--xla_force_host_platform_device_count=2 in the environment, a
+CPU counts as two devices.
 """
 
 import dataclasses
@@ -29,16 +30,17 @@ _QUICK_SECONDS = 8.0
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """The command line.
+  """Options of `seedx benchmark`.
 
   Attributes:
-    experiments: what to measure, A,B; each may have its own options.
+    experiments: experiments to measure, as A,B; each may have its own options.
     env: name of the environment, for experiments without --env of their own.
-    seconds: length of each run, from the first update on; each part alone is
-      measured for a quarter of it.
-    repetitions: number of times that all is measured, in turn.
-    output: file with one JSON line per figure; the first describes the machine.
-    quick: measure once, for 8 seconds at most.
+    seconds: seconds of each run after its first update; each part alone is
+      measured for a quarter of this time.
+    repetitions: number of times that all experiments are measured in turn.
+    output: file with one JSON line per figure; its first line describes the
+      machine.
+    quick: measure once, for at most 8 seconds.
   """
 
   experiments: tuple[str, ...] = (
@@ -51,7 +53,7 @@ class Options:
   quick: bool = False
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for an option that is out of range."""
+    """Raises types.ConfigError if an option is out of range."""
     types.check_settings(self)
 
 
@@ -63,32 +65,31 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _benchmark(options: Options) -> int:
-  """Measures, and prints a table; returns the exit status."""
   experiments = trials.experiments_of(options.experiments)
-  from seedx.app.benchmark import figures, runs, work  # They import JAX.
+  from seedx.app.benchmark import figures, runs, work  # Import JAX.
 
   for words in experiments:
-    # A wrong option is refused before anything is measured.
+    # Refuses a wrong option before anything is measured.
     work.config_of(words, options.env)
   if options.quick:
     seconds = min(options.seconds, _QUICK_SECONDS)
     options = dataclasses.replace(options, seconds=seconds, repetitions=1)
-  found, status = figures.Figures(options.output), 0
+  results, status = figures.Figures(options.output), 0
   for k in range(options.repetitions):
     for words in experiments:
-      about = f"{k + 1}/{options.repetitions}, {words}"
-      print(about, file=sys.stderr, flush=True)
+      progress = f"{k + 1}/{options.repetitions}, {words}"
+      print(progress, file=sys.stderr, flush=True)
       try:
         measured, ended = runs.measure(words, options.env, options.seconds)
       except types.ConfigError as error:
-        # The others can be measured all the same.
+        # The other experiments can still be measured.
         print(f"error: {error}", file=sys.stderr, flush=True)
         status = 1
         continue
       if ended:
         return ended
-      found.add(words, measured)
-  print(found.table())
+      results.add(words, measured)
+  print(results.table())
   print(f"{options.output} has all values", flush=True)
   return status
 

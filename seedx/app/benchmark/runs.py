@@ -1,4 +1,4 @@
-"""Measures an experiment: its own work, and a run of it."""
+"""Measurement of an experiment: its own work, and a run of it."""
 
 import os
 import pathlib
@@ -14,9 +14,9 @@ from seedx.app.benchmark import work as work_lib
 from seedx.app.benchmark.figures import Figure
 from seedx.app.studies import trials
 
-# The share of a run's time for which each part is measured alone.
+# Time to measure each part alone, as a share of the time of a run.
 _PART = 0.25
-# Metrics of a run that are reported, as figures and their units.
+# Metrics of a run that become figures: names and units of the figures.
 _METRICS = {
   "episode_return": ("return", ""),
   "inference_rows": ("observations in a batch", ""),
@@ -26,12 +26,12 @@ _METRICS = {
 
 
 class Sample(NamedTuple):
-  """A line of metrics, and the CPU time until then.
+  """A line of metrics, and the CPU time of the run so far.
 
   Attributes:
-    seconds: time at which it was read.
-    line: the line.
-    cpu_seconds: CPU time of each process of the run, by its id.
+    seconds: time at which the line was read.
+    line: line of metrics.
+    cpu_seconds: CPU seconds of each process of the run, by process id.
   """
 
   seconds: float
@@ -45,13 +45,13 @@ def measure(words: str, env: str, seconds: float) -> tuple[list[Figure], int]:
   Args:
     words: the experiment and its own options.
     env: name of the environment, unless the experiment's options have one.
-    seconds: length of the run, from the first update on.
+    seconds: seconds of the run after its first update.
 
   Returns:
-    The figures, and the exit status if a signal ended the run; else 0.
+    The figures, and the exit status of the signal that ended the run, or 0.
 
   Raises:
-    types.ConfigError: the run fails, or is too short.
+    types.ConfigError: the run failed, or was too short.
   """
   cores = len(os.sched_getaffinity(0))
   work = work_lib.measure(words, env, _PART * seconds)
@@ -74,15 +74,15 @@ def measure(words: str, env: str, seconds: float) -> tuple[list[Figure], int]:
 def sampled(
   running: trials.Running, seconds: float, stop: threading.Event
 ) -> list[Sample]:
-  """Ends a run some time after its first update.
+  """Samples a run for some seconds after its first update, and ends it.
 
   Args:
     running: the run.
-    seconds: the time.
-    stop: ends it earlier.
+    seconds: seconds from the first update to the end.
+    stop: event that ends the run earlier.
 
   Returns:
-    A sample for each line of metrics of the later half of this time.
+    A sample for each line of metrics in the second half of these seconds.
   """
   first, samples = None, []
   for line in running.lines(stop):
@@ -99,22 +99,22 @@ def sampled(
 
 
 def cores_used(learner: int, samples: Sequence[Sample]) -> tuple[float, float]:
-  """The cores that the learner and the other processes kept busy, on average.
+  """Returns the mean number of busy cores: the learner's, and all others'.
 
   Args:
     learner: id of the learner's process.
-    samples: of the run.
+    samples: samples of the run.
 
   Raises:
-    types.ConfigError: there are too few.
+    types.ConfigError: there are fewer than two samples of a living learner.
   """
-  known = [x for x in samples if learner in x.cpu_seconds]
-  if len(known) < 2:
+  alive = [x for x in samples if learner in x.cpu_seconds]
+  if len(alive) < 2:
     raise types.ConfigError(
-      "expected a run with several lines of metrics after half of its time,"
-      f" found {len(known)}: more --seconds help"
+      "expected several lines of metrics in the second half of a run, found"
+      f" {len(alive)}: more --seconds help"
     )
-  start, *_, end = known
+  start, *_, end = alive
   used = {
     pid: (cpu_seconds - start.cpu_seconds.get(pid, 0.0))
     / (end.seconds - start.seconds)
@@ -129,12 +129,12 @@ def figures_of(
   busy: tuple[float, float],
   cores: int,
 ) -> list[Figure]:
-  """The figures of an experiment's own work, and of a run of it.
+  """Returns the figures of an experiment's own work, and of a run of it.
 
   Args:
-    work: the work that the run has to do.
-    samples: of the run.
-    busy: cores that the learner and the other processes kept busy.
+    work: own work of the experiment.
+    samples: samples of the run.
+    busy: numbers of cores that the learner and all other processes kept busy.
     cores: number of cores of this machine.
   """
   values = {
@@ -147,7 +147,7 @@ def figures_of(
   others = busy[1] / rate - work.elsewhere
   idle = 1.0 - sum(busy) / cores
   alone = work.alone_per_second
-  found = [
+  figures = [
     Figure("environments alone", "env steps/s", alone),
     Figure("environments", "CPU us/env step", 1e6 * work.environments),
     Figure("acting", "CPU us/env step", 1e6 * work.acting),
@@ -161,7 +161,7 @@ def figures_of(
     Figure("other processes beside work", "CPU us/env step", 1e6 * others),
   ]
   if steps := work.sizes.message_steps:
-    found += [
+    figures += [
       Figure(f"{name} beside work", "CPU ms/message", 1e3 * cost * steps)
       for name, cost in (
         ("learner", learner),
@@ -169,27 +169,27 @@ def figures_of(
         ("all processes", learner + others),
       )
     ]
-  found += [Figure(*_METRICS[k], value) for k, value in metrics.items()]
+  figures += [Figure(*_METRICS[k], value) for k, value in metrics.items()]
   if median := metrics.get("reply_seconds_p50"):
     ratio = metrics["reply_seconds_p99"] / median
-    found.append(Figure("reply, p99 over median", "", ratio))
-  return found
+    figures.append(Figure("reply, p99 over median", "", ratio))
+  return figures
 
 
-def cpu_seconds_of(pid: int) -> dict[int, float]:
-  """CPU seconds of a process and of all below it, by their ids."""
+def cpu_seconds_of(root: int) -> dict[int, float]:
+  """Returns the CPU seconds of a process and its descendants, by process id."""
   parents, seconds = {}, {}
   for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
     try:
-      # Its name, in brackets, may have anything in it.
+      # The process's name, in brackets, may contain spaces and brackets.
       values = path.read_text().rpartition(")")[2].split()
-    except OSError:  # It has ended.
+    except OSError:  # The process has ended.
       continue
-    own = int(path.parent.name)
-    parents[own] = int(values[1])
+    pid = int(path.parent.name)
+    parents[pid] = int(values[1])
     ticks = int(values[11]) + int(values[12])
-    seconds[own] = ticks / os.sysconf("SC_CLK_TCK")
-  found = {pid} & seconds.keys()
-  while more := {x for x in parents if parents[x] in found} - found:
-    found |= more
-  return {x: seconds[x] for x in found}
+    seconds[pid] = ticks / os.sysconf("SC_CLK_TCK")
+  tree = {root} & seconds.keys()
+  while children := {x for x in parents if parents[x] in tree} - tree:
+    tree |= children
+  return {x: seconds[x] for x in tree}

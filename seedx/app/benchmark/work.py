@@ -1,9 +1,9 @@
-"""The parts of every run, each alone: environments, acting, learning.
+"""The own work of a run: environments, acting and learning, each alone.
 
-Each is measured in a process of its own, with the sizes that the experiment's
-config gives it, and without messages, queues, or anything beside it. What all
-three cost together, in CPU seconds per env step, bounds the env steps per
-second that a run can reach on a number of cores.
+Each part is measured in a process of its own, with the sizes of the
+experiment's config, but without messages or queues. The sum of the three costs,
+in CPU seconds per env step, bounds the env steps per second of a run on a
+number of cores.
 """
 
 import concurrent.futures
@@ -27,7 +27,8 @@ from seedx.app.studies import trials
 from seedx.envs import config as env_config
 from seedx.envs import envpool_spec
 from seedx.launch import nodes
-from seedx.learning import learner, shared
+from seedx.learning import learner as learner_lib
+from seedx.learning import shared as shared_lib
 from seedx.on_cpu import allocator
 from seedx.pipelines import a3c, gorila, impala, seed, sync
 from seedx.runtime import process
@@ -35,28 +36,28 @@ from seedx.runtime import process
 _Workers = a3c.Config | gorila.Config
 Config = seed.Config | impala.Config | sync.Config | _Workers
 
-# Enough that no run ends by itself.
+# Too many for a run to end by itself.
 _TOTAL_STEPS = 10**10
 _ENVIRONMENTS, _ACTING, _LEARNING = "environments", "acting", "learning"
-# The first calls of each part, which may compile, are not measured.
+# The first calls, which may compile, are not measured.
 _WARM_SECONDS = 0.2
 _WARM_CALLS = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-  """How a pipeline divides its work.
+  """The sizes of a pipeline's work.
 
   Attributes:
     pools: number of processes, or threads, that step environments.
-    envs: environments of each.
-    period: T, new env steps of an unroll.
-    unrolls: number of unrolls that are learned from at a time.
-    slots: environments of one unroll store.
-    rows: environments that are acted for at a time.
-    threads: threads of EnvPool in each pool.
+    envs: number of environments of each pool.
+    period: T, the number of new env steps of an unroll.
+    unrolls: number of unrolls of an update.
+    slots: number of slots of one unroll store.
+    rows: number of environments to act for at a time.
+    threads: number of threads of EnvPool in each pool.
     message_steps: env steps in a message to the learner; 0 without messages.
-    elsewhere: the parts of the work that other processes than the learner's do.
+    elsewhere: names of the parts that run in other processes than the learner.
   """
 
   pools: int
@@ -75,13 +76,13 @@ class OwnWork:
   """The cost of each part of a run, measured alone.
 
   Attributes:
-    sizes: the sizes with which it was measured.
+    sizes: the sizes with which the parts were measured.
     alone_per_second: env steps per second of the environments alone, with
       random actions.
-    environments: CPU seconds per env step to step them.
+    environments: CPU seconds per env step to step the environments.
     acting: CPU seconds per env step to act.
-    learning: CPU seconds per env step to learn from it, as often as the
-      experiment does.
+    learning: CPU seconds per env step to learn, as often as the experiment
+      learns from a step.
   """
 
   sizes: Sizes
@@ -92,20 +93,20 @@ class OwnWork:
 
   @property
   def total(self) -> float:
-    """CPU seconds per env step of all of it."""
+    """CPU seconds per env step of all parts."""
     return self.environments + self.acting + self.learning
 
   @property
   def elsewhere(self) -> float:
-    """CPU seconds per env step of what other processes than the learner do."""
+    """CPU seconds per env step of the parts outside the learner's process."""
     return sum(getattr(self, name) for name in self.sizes.elsewhere)
 
 
 class Learning(NamedTuple):
-  """Learns from one share again and again.
+  """Functions that learn from the same share repeatedly.
 
   Attributes:
-    learn: starts to learn from it.
+    learn: learns from the share; may return before the update is done.
     updates: returns the number of updates so far.
     finish: waits until all updates are done.
   """
@@ -116,12 +117,12 @@ class Learning(NamedTuple):
 
 
 def words_of(words: str, env: str) -> list[str]:
-  """The words of an experiment's trial, which does not end by itself."""
+  """Returns the words of an experiment's trial that does not end by itself."""
   return trials.words_of(words, env, _TOTAL_STEPS)
 
 
 def config_of(words: str, env: str) -> Any:
-  """The pipeline's config of an experiment.
+  """Returns the config of an experiment's pipeline.
 
   Args:
     words: the experiment and its own options.
@@ -131,89 +132,92 @@ def config_of(words: str, env: str) -> Any:
 
 
 def sizes_of(config: process.Config) -> Sizes:
-  """How the pipeline of a config divides its work.
+  """Returns the sizes of a pipeline's work.
 
   Raises:
-    types.ConfigError: it is not a pipeline that comes with seedx.
+    types.ConfigError: the pipeline does not come with seedx.
   """
   if isinstance(config, seed.Config):
-    return _sizes_of_seed(config)
+    actors, learner = config.actors, config.learner
+    agent = config.plan.agent(config.agent, envs.spec(config.env))
+    first, *_ = config.inference.sizes(
+      agent, actors, learner.unroll_length, learner.share_size
+    )
+    return _sizes(
+      actors.num_actors,
+      actors.envs_per_actor,
+      learner.unroll_length,
+      unrolls=learner.batch_size,
+      slots=first.layout.num_slots,
+      rows=min(first.target_rows, first.layout.num_slots),
+      message_steps=actors.rows,
+      elsewhere=(_ENVIRONMENTS,),
+    )
   if isinstance(config, impala.Config):
-    own, period = config.actors.envs_per_actor, config.learner.unroll_length
-    return Sizes(
-      pools=config.actors.num_actors,
-      envs=own,
-      period=period,
+    num_envs, period = (
+      config.actors.envs_per_actor,
+      config.learner.unroll_length,
+    )
+    return _sizes(
+      config.actors.num_actors,
+      num_envs,
+      period,
       unrolls=config.learner.batch_size,
-      slots=own,
-      rows=own,
-      message_steps=own * period,
+      message_steps=num_envs * period,
       elsewhere=(_ENVIRONMENTS, _ACTING),
     )
   if isinstance(config, sync.Config):
-    own, period = config.num_envs, config.learner.unroll_length
-    return Sizes(
-      pools=1,
-      envs=own,
-      period=period,
-      unrolls=own,
-      slots=own,
-      rows=own,
-      threads=config.env_threads,
-    )
+    period, threads = config.learner.unroll_length, config.env_threads
+    return _sizes(1, config.num_envs, period, threads=threads)
   if not isinstance(config, _Workers):
     raise types.ConfigError(
       "expected an experiment with a pipeline of seedx's, found one with"
       f" {type(config).__module__}"
     )
-  own, alone = config.workers.envs_per_worker, isinstance(config, a3c.Config)
-  return Sizes(
-    pools=config.workers.num_workers,
-    envs=own,
-    period=config.workers.unroll_length,
-    unrolls=own,
-    slots=own,
-    rows=own,
-    message_steps=0 if alone else config.workers.batch_steps,
-    elsewhere=() if alone else (_ENVIRONMENTS, _ACTING, _LEARNING),
+  workers = config.workers
+  others: dict[str, Any] = {}
+  if isinstance(config, gorila.Config):
+    others["message_steps"] = workers.batch_steps
+    others["elsewhere"] = (_ENVIRONMENTS, _ACTING, _LEARNING)
+  return _sizes(
+    workers.num_workers,
+    workers.envs_per_worker,
+    workers.unroll_length,
+    **others,
   )
 
 
-def measure(words: str, env: str, seconds: float) -> OwnWork:
-  """Measures the own work of an experiment.
+def _sizes(pools: int, num_envs: int, period: int, **others: Any) -> Sizes:
+  """Makes sizes whose unrolls, slots and rows are by default a pool's."""
+  by_pool = dict.fromkeys(("unrolls", "slots", "rows"), num_envs)
+  return Sizes(pools=pools, envs=num_envs, period=period, **by_pool | others)
 
-  Args:
-    words: the experiment and its own options.
-    env: name of the environment, unless the experiment's options have one.
-    seconds: time for each part.
+
+def measure(words: str, env: str, seconds: float) -> OwnWork:
+  """Measures the own work of an experiment; see `config_of` for the arguments.
 
   Raises:
-    types.ConfigError: the experiment cannot be run so.
+    types.ConfigError: the experiment cannot be measured.
   """
   costs = []
   for part in (environments, acting, learning):
     print(f"{part.__name__} alone", file=sys.stderr, flush=True)
     sizes, cost = in_process(_measure, part, words, env, seconds)
     costs.append(cost)
-  (rate, stepping), act, learn = costs
-  return OwnWork(sizes, rate, stepping, act, learn)
+  (rate, stepping_cost), acting_cost, learning_cost = costs
+  return OwnWork(sizes, rate, stepping_cost, acting_cost, learning_cost)
 
 
 def environments(
   config: Config, sizes: Sizes, seconds: float
 ) -> tuple[float, float]:
-  """Steps environments in all pools at a time, with random actions.
-
-  Args:
-    config: config of the pipeline.
-    sizes: sizes of its work.
-    seconds: time to measure.
+  """Measures all pools at the same time, with random actions.
 
   Returns:
     Env steps per second, and CPU seconds per env step.
 
   Raises:
-    types.ConfigError: it is an environment of the user's, in other processes.
+    types.ConfigError: the environment is the user's own, in other processes.
   """
   if env_config.is_own(config.env):
     raise types.ConfigError(
@@ -225,56 +229,43 @@ def environments(
   with concurrent.futures.ProcessPoolExecutor(
     sizes.pools, context, _keep_barrier, (begin,)
   ) as processes:
-    asked = [
+    futures = [
       processes.submit(_pool, config.env, sizes, seconds, index)
       for index in range(sizes.pools)
     ]
-    found = [x.result() for x in asked]
-  steps = sum(x for x, _, _ in found)
-  per_second = sum(steps / elapsed for steps, elapsed, _ in found)
-  return per_second, sum(cpu for _, _, cpu in found) / steps
+    results = [x.result() for x in futures]
+  steps = sum(x for x, _, _ in results)
+  per_second = sum(steps / elapsed for steps, elapsed, _ in results)
+  return per_second, sum(cpu for _, _, cpu in results) / steps
 
 
 def acting(config: Config, sizes: Sizes, seconds: float) -> float:
-  """Acts as the pipeline does, and computes first priorities if it does.
-
-  Args:
-    config: config of the pipeline.
-    sizes: sizes of its work.
-    seconds: time to measure.
-
-  Returns:
-    CPU seconds per env step.
-  """
+  """Returns the CPU seconds per env step of acting and of first priorities."""
   act, prioritize = actor(config, sizes)
   cost = cpu_seconds_per_call(act, seconds) / sizes.rows
   if prioritize is None:
     return cost
-  more = cpu_seconds_per_call(prioritize, seconds)
-  return cost + more / (sizes.slots * sizes.period)
+  unrolls_cost = cpu_seconds_per_call(prioritize, seconds)
+  return cost + unrolls_cost / (sizes.slots * sizes.period)
 
 
 def actor(
   config: Config, sizes: Sizes
 ) -> tuple[Callable[[], object], Callable[[], object] | None]:
-  """Makes what acts for `sizes.rows` environments at a time.
-
-  Args:
-    config: config of the pipeline.
-    sizes: sizes of its work.
+  """Makes the functions of an actor of `sizes.rows` environments.
 
   Returns:
-    A function that acts once; and one that computes the first priorities of all
-    unrolls, if the agent has some.
+    A function that acts once, and one that computes the first priorities of all
+    unrolls, or None if the agent has no priorities.
   """
   spec = envs.spec(config.env)
   agent = config.plan.agent(config.agent, spec)
   layout = unroll_store.Layout.of(agent, sizes.period, sizes.slots)
-  made = local_actor.Programs(agent, spec, layout)
+  programs = local_actor.Programs(agent, spec, layout)
   key, version = jax.random.key(0), np.int32(0)
   params = jax.jit(lambda x: agent.acting(agent.init(x)))(key)
   store, params, key = jax.device_put(
-    (made.empty(), params, key), _device(sizes, _ACTING)
+    (programs.empty(), params, key), _device(sizes, _ACTING)
   )
   inputs = acting_step.zero_inputs(spec, sizes.rows)
   timestep, step = _mid(inputs.timestep), 0
@@ -285,41 +276,27 @@ def actor(
     slot = np.arange(first, first + sizes.rows, dtype=np.int64) % sizes.slots
     count = np.full(sizes.rows, first // sizes.slots, np.int32)
     batch = unroll_store.Batch(slot.astype(np.int32), count, timestep)
-    store, actions = made.act(store, params, version, key, batch)
-    np.asarray(actions)  # An actor, too, copies them to the host.
+    store, actions = programs.act(store, params, version, key, batch)
+    np.asarray(actions)  # An actor copies the actions to the host, too.
     step += 1
 
   if agent.priorities is None:
     return act, None
   unroll = unroll_store.empty_unrolls(store, sizes.slots)
-  return act, lambda: jax.block_until_ready(made.priorities(params, unroll))
+  return act, lambda: jax.block_until_ready(programs.priorities(params, unroll))
 
 
 def learning(config: Config, sizes: Sizes, seconds: float) -> float:
-  """Learns as the pipeline does, with the replay if there is one.
-
-  Args:
-    config: config of the pipeline.
-    sizes: sizes of its work.
-    seconds: time to measure.
-
-  Returns:
-    CPU seconds per env step.
-  """
-  found = learns(config, sizes)
-  while not found.updates():  # A replay has to be filled.
-    found.learn()
-  cost = cpu_seconds_per_call(found.learn, seconds, found.finish)
+  """Returns the CPU seconds per env step of learning and of the replay."""
+  learner = learns(config, sizes)
+  while not learner.updates():  # Fills the replay.
+    learner.learn()
+  cost = cpu_seconds_per_call(learner.learn, seconds, learner.finish)
   return cost / (sizes.unrolls * sizes.period)
 
 
 def learns(config: Config, sizes: Sizes) -> Learning:
-  """Makes what learns from one share, as the pipeline does.
-
-  Args:
-    config: config of the pipeline.
-    sizes: sizes of its work.
-  """
+  """Makes functions that learn from one share, as the pipeline does."""
   spec, key = envs.spec(config.env), jax.random.key(0)
   by_workers = isinstance(config, _Workers)
   axis_name = None if by_workers else sharding.CORES
@@ -329,19 +306,18 @@ def learns(config: Config, sizes: Sizes) -> Learning:
   if isinstance(config, _Workers):
     return _worker(config, agent, sizes, share)
   source = config.plan.source(agent, config.learner.cores(), key)
-  own = learner.Learner(agent, config.learner, source, key)
-  shares = own.shares(*share)
-  return Learning(lambda: own.learn_from(shares), lambda: own.steps, own.finish)
+  learner = learner_lib.Learner(agent, config.learner, source, key)
+  shares = learner.shares(*share)
+  return Learning(
+    lambda: learner.learn_from(shares), lambda: learner.steps, learner.finish
+  )
 
 
 def made_up(share: types.Share) -> types.Share:
-  """Experience to learn from, of a share's shapes and dtypes.
+  """Returns random experience with a share's shapes and dtypes.
 
-  No step is a reset, each has the reward 1, and other floats are random, so
-  that losses and gradients are not 0.
-
-  Args:
-    share: arrays, or their shapes and dtypes.
+  No step is a reset, all rewards are 1, and other floats are random, so that
+  losses and gradients are not 0.
   """
   random = np.random.default_rng(0)
 
@@ -350,10 +326,10 @@ def made_up(share: types.Share) -> types.Share:
       return random.uniform(0.1, 1.0, x.shape).astype(x.dtype)
     return np.zeros(x.shape, x.dtype)
 
-  found = jax.tree.map(leaf, share)
-  inputs = found.data.inputs
+  filled = jax.tree.map(leaf, share)
+  inputs = filled.data.inputs
   inputs = inputs._replace(timestep=_mid(inputs.timestep))
-  return found._replace(data=found.data._replace(inputs=inputs))
+  return filled._replace(data=filled.data._replace(inputs=inputs))
 
 
 def cpu_seconds_per_call(
@@ -361,12 +337,12 @@ def cpu_seconds_per_call(
   seconds: float,
   finish: Callable[[], object] = lambda: None,
 ) -> float:
-  """CPU seconds of all threads of this process for each call.
+  """Returns the CPU seconds of all threads of this process for a call.
 
   Args:
-    call: function to measure; it may return before it is done.
-    seconds: time to call it.
-    finish: waits until all calls are done.
+    call: function to measure; its work may continue after it has returned.
+    seconds: seconds to measure.
+    finish: function that waits until the work of all calls is done.
   """
   for _ in range(_WARM_CALLS):
     call()
@@ -379,18 +355,7 @@ def cpu_seconds_per_call(
 
 
 def in_process(function: Callable[..., Any], *arguments: Any) -> Any:
-  """Calls a function in a process of its own.
-
-  Args:
-    function: a function of a module.
-    *arguments: its arguments, which can be pickled, as the result can.
-
-  Returns:
-    What the function returns.
-
-  Raises:
-    BaseException: what the function raises.
-  """
+  """Calls a module's function in a process of its own; returns its result."""
   context = multiprocessing.get_context("spawn")
   with concurrent.futures.ProcessPoolExecutor(1, context) as process:
     return process.submit(function, *arguments).result()
@@ -402,10 +367,9 @@ def _measure(
   env: str,
   seconds: float,
 ) -> tuple[Sizes, Any]:
-  """Measures one part, in its process."""
   config = config_of(words, env)
   sizes = sizes_of(config)
-  # What the programs of a run set before they do this part.
+  # The same settings as in the programs of a run.
   allocator.keep_freed_memory()
   if isinstance(config, process.ServerConfig):
     devices.compute_on_own_threads()
@@ -415,7 +379,7 @@ def _measure(
 
 
 def _called_for(call: Callable[[], object], seconds: float) -> int:
-  """Calls it for some seconds; returns the number of calls."""
+  """Calls a function for some seconds; returns the number of calls."""
   end_seconds, calls = time.monotonic() + seconds, 0
   while not calls or time.monotonic() < end_seconds:
     call()
@@ -423,26 +387,8 @@ def _called_for(call: Callable[[], object], seconds: float) -> int:
   return calls
 
 
-def _sizes_of_seed(config: seed.Config) -> Sizes:
-  actors, period = config.actors, config.learner.unroll_length
-  agent = config.plan.agent(config.agent, envs.spec(config.env))
-  first, *_ = config.inference.sizes(
-    agent, actors, period, config.learner.share_size
-  )
-  return Sizes(
-    pools=actors.num_actors,
-    envs=actors.envs_per_actor,
-    period=period,
-    unrolls=config.learner.batch_size,
-    slots=first.layout.num_slots,
-    rows=min(first.target_rows, first.layout.num_slots),
-    message_steps=actors.rows,
-    elsewhere=(_ENVIRONMENTS,),
-  )
-
-
 def _mid(timestep: dm_env.TimeStep) -> dm_env.TimeStep:
-  """The same in the middle of an episode, with the reward 1."""
+  """Changes a time step to one within an episode, with reward 1."""
   return timestep._replace(
     step_type=np.full_like(timestep.step_type, int(dm_env.StepType.MID)),
     reward=np.ones_like(timestep.reward),
@@ -451,7 +397,7 @@ def _mid(timestep: dm_env.TimeStep) -> dm_env.TimeStep:
 
 
 def _device(sizes: Sizes, part: str, index: int = 0) -> jax.Device:
-  """Where a part is done: actors and workers have no accelerator."""
+  # Actors and workers in other processes compute on the CPU.
   platform = "cpu" if part in sizes.elsewhere else None
   return jax.local_devices(backend=platform)[index]
 
@@ -459,26 +405,26 @@ def _device(sizes: Sizes, part: str, index: int = 0) -> jax.Device:
 def _worker(
   config: _Workers, agent: base.Agent, sizes: Sizes, share: types.Share
 ) -> Learning:
-  """A worker that applies gradients to what all workers share."""
+  """Makes functions that learn like a worker, which updates a shared state."""
   device = _device(sizes, _LEARNING, getattr(config, "device", 0))
   key = jax.random.key(0)
   source = config.plan.source(agent, [device], key)
-  own = shared.Shared(agent, jax.jit(agent.init)(key), device)
+  shared = shared_lib.Shared(agent, jax.jit(agent.init)(key), device)
   on_device = jax.device_put(share, device)
 
   def learn() -> None:
     for batch in source([on_device]):
-      state, version = own.newest()
-      own.learn(state, version, key, batch.parts[0])
+      state, version = shared.newest()
+      shared.learn(state, version, key, batch.parts[0])
 
   return Learning(
     learn,
-    lambda: float(own.newest()[1]),
-    lambda: jax.block_until_ready(own.newest()[0]),
+    lambda: float(shared.newest()[1]),
+    lambda: jax.block_until_ready(shared.newest()[0]),
   )
 
 
-# Where the processes of `environments` wait for each other.
+# The barrier at which the processes of `environments` wait for each other.
 _begin: list[synchronize.Barrier] = []
 
 
@@ -489,7 +435,7 @@ def _keep_barrier(barrier: synchronize.Barrier) -> None:
 def _pool(
   config: envs.Config, sizes: Sizes, seconds: float, index: int
 ) -> tuple[int, float, float]:
-  """Env steps of one pool, the seconds and the CPU seconds for them."""
+  """Steps one pool; returns env steps, seconds and CPU seconds."""
   try:
     step = _stepper(config, sizes, seed=index * sizes.envs)
   except BaseException:
@@ -506,7 +452,7 @@ def _pool(
 def _stepper(
   config: envs.Config, sizes: Sizes, seed: int
 ) -> Callable[[], object]:
-  """What steps all environments of a pool once, with random actions."""
+  """Makes a function that steps a pool once, with random actions."""
   num_envs, threads = sizes.envs, sizes.threads
   random = np.random.default_rng(seed)
   if ":" in config.env:

@@ -1,1 +1,1 @@
-"""Several runs together: comparisons, sweeps, searches."""
+"""Studies: comparisons and sweeps of several runs."""

@@ -1,10 +1,10 @@
-"""Compares experiments: the same environment, budget and seeds for each.
+"""Compares experiments with the same environment, budget and seeds.
 
   seedx compare --total-steps 300000
 
-This runs the experiments one after the other, each with its own presets. It
-writes `comparison.md`, `comparison.png` and a directory for each run. An
-experiment may have its own options:
+The experiments run one after the other, each with its own presets. The output
+is `comparison.md`, `comparison.png` and a directory for each run. An experiment
+may have its own options:
 
   seedx compare --experiments "impala,impala --agent a2c"
 """
@@ -25,20 +25,20 @@ from seedx.app.cli import command_line
 from seedx.app.runs import run_dirs
 from seedx.app.studies import trials
 
-# What it writes, beside a directory for each experiment.
+# Files of the output, beside a directory for each experiment.
 _NAMES = (run_dirs.CONFIG, "comparison.md", "comparison.png")
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """The command line.
+  """Options of `seedx compare`.
 
   Attributes:
-    experiments: what to compare, A,B; each may have its own options.
+    experiments: experiments to compare, as A,B; each may have its own options.
     env: name of the environment, for experiments without --env of their own.
     total_steps: env steps of each run.
-    total_seconds: longest time of each run in seconds; 0 for no limit.
-    seeds: number of runs of each experiment; their seeds count from 0.
+    total_seconds: maximum duration of each run in seconds; 0 for no limit.
+    seeds: number of runs of each experiment, with seeds 0, 1, 2 and so on.
     run_dir: output directory; runs/compare/<time> if empty.
   """
 
@@ -56,7 +56,7 @@ class Options:
   run_dir: str = ""
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for an option that is out of range."""
+    """Raises types.ConfigError if an option is out of range."""
     types.check_settings(self)
 
 
@@ -71,8 +71,8 @@ def _compare(options: Options) -> int:
   )
   for words in options.experiments:
     trials.read(trials.words_of(words, options.env, options.total_steps))
-  own = {trials.folder_of(words) for words in options.experiments}
-  run_dir = run_dirs.new(options.run_dir, "compare", {*_NAMES, *own})
+  folders = {trials.folder_of(words) for words in options.experiments}
+  run_dir = run_dirs.new(options.run_dir, "compare", {*_NAMES, *folders})
   config = json.dumps(dataclasses.asdict(options), indent=2)
   files.write_file(run_dir / run_dirs.CONFIG, config + "\n")
   runs, status = _run_all(options, run_dir)
@@ -96,32 +96,28 @@ def _compare(options: Options) -> int:
 def _run_all(
   options: Options, run_dir: pathlib.Path
 ) -> tuple[list[trials.Result], int]:
-  """Runs all that can be run.
-
-  Returns:
-    The runs, and the exit status: 1 if one has failed, or that of a signal.
-  """
+  """Runs every experiment with every seed; returns runs and exit status."""
   runs: list[trials.Result] = []
   status = 0
   # Seed by seed, so that a slow hour of the machine affects all experiments.
-  asked = [(k, x) for k in range(options.seeds) for x in options.experiments]
+  planned = [(k, x) for k in range(options.seeds) for x in options.experiments]
   start_seconds = time.monotonic()
   stop = threading.Event()
   with signals.stopping(stop) as ending:
-    for k, (seed, words) in enumerate(asked):
+    for k, (seed, words) in enumerate(planned):
       left = (
-        (time.monotonic() - start_seconds) / k * (len(asked) - k) if k else 0
+        (time.monotonic() - start_seconds) / k * (len(planned) - k) if k else 0
       )
-      about = f", about {left / 60:.0f} min left" if k else ""
+      remaining = f", about {left / 60:.0f} min left" if k else ""
       print(
-        f"{k + 1}/{len(asked)} {words}, seed {seed}{about}",
+        f"{k + 1}/{len(planned)} {words}, seed {seed}{remaining}",
         file=sys.stderr,
         flush=True,
       )
       try:
         run = train(options, words, seed, run_dir, stop)
       except types.ConfigError as error:
-        # The others can be compared all the same.
+        # The other runs can still be compared.
         print(f"error: {error}", file=sys.stderr, flush=True)
         status = 1
         continue
@@ -141,18 +137,18 @@ def train(
   """Runs an experiment; returns None if `stop` ended it.
 
   Args:
-    options: of the comparison.
+    options: options of the comparison.
     words: the experiment and its own options.
     seed: seed of the run.
     run_dir: directory of the comparison.
-    stop: ends the run early.
+    stop: event that ends the run early.
 
   Raises:
-    types.ConfigError: the run fails.
+    types.ConfigError: the run failed.
   """
-  asked = trials.words_of(words, options.env, options.total_steps)
+  trial_words = trials.words_of(words, options.env, options.total_steps)
   name = f"{trials.folder_of(words)}/{seed}"
-  trial = trials.Trial(name, asked, seed, label=words)
+  trial = trials.Trial(name, trial_words, seed, label=words)
   cpu_seconds = _children_seconds()
   running = trials.Running(trial, run_dir)
   for line in running.lines(stop):
@@ -168,34 +164,35 @@ def train(
 
 
 def _children_seconds() -> float:
-  """CPU time of all processes that have ended below this one, in seconds."""
+  """Returns the CPU seconds of this process's descendants that have ended."""
   times = os.times()
   return times.children_user + times.children_system
 
 
 def _table(names: Sequence[str], runs: Sequence[trials.Result]) -> str:
-  """A Markdown table of medians over the seeds, with a row per experiment."""
   titles = ["experiment", *(title for title, _, _ in _COLUMNS), "bottleneck"]
   rows = [titles, ["---"] * len(titles)]
   for name in names:
-    own = [run for run in runs if run.trial.label == name]
+    same = [run for run in runs if run.trial.label == name]
     cells = [
-      _text(_median(map(value, own)), decimals)
+      _text(_median(map(value, same)), decimals)
       for _, value, decimals in _COLUMNS
     ]
-    side = statistics.mode(_bottleneck(run) for run in own)
-    rows.append([f"`{name}`", *cells, side])
+    bottleneck = statistics.mode(_bottleneck(run) for run in same)
+    rows.append([f"`{name}`", *cells, bottleneck])
   return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def _wire_bytes(run: trials.Result) -> float | None:
-  """Bytes for each env step."""
-  known = run.last.get("wire_bytes")
-  return None if known is None else known / max(1, run.last["env_steps"])
+def _bytes_per_step(run: trials.Result) -> float | None:
+  wire_bytes = run.last.get("wire_bytes")
+  if wire_bytes is None:
+    return None
+  return wire_bytes / max(1, run.last["env_steps"])
 
 
 def _rate(run: trials.Result) -> float | None:
-  # The first line includes compilation; the last covers a short time.
+  # A median, since the first line includes compilation. The last line is left
+  # out, since it covers a short time.
   return _median(line["steps_per_second"] or None for line in run.lines[:-1])
 
 
@@ -204,27 +201,28 @@ def _median_of(run: trials.Result, name: str) -> float | None:
 
 
 def _bottleneck(run: trials.Result) -> str:
-  """The side that is the bottleneck in most lines."""
-  sides = [metrics.bottleneck(x) for x in run.lines if x["steps_per_second"]]
-  return statistics.mode(sides) if sides else "-"
+  all_lines = [
+    metrics.bottleneck(x) for x in run.lines if x["steps_per_second"]
+  ]
+  return statistics.mode(all_lines) if all_lines else "-"
 
 
 def _median(values: Iterable[float | None]) -> float | None:
-  known = [value for value in values if value is not None]
-  return statistics.median(known) if known else None
+  numbers = [value for value in values if value is not None]
+  return statistics.median(numbers) if numbers else None
 
 
 def _text(value: float | None, decimals: int) -> str:
   return "-" if value is None else f"{value:,.{decimals}f}"
 
 
-# The title, the value of a run and the decimals of each column of numbers.
+# Columns of numbers: title, function that returns a run's value, decimals.
 _COLUMNS: Sequence[tuple[str, Callable[[trials.Result], float | None], int]] = (
   ("return", lambda run: run.last["episode_return"], 1),
   ("env steps", lambda run: run.last["env_steps"], 0),
   ("seconds", lambda run: run.last["wall_seconds"], 0),
   ("env steps/s", _rate, 0),
-  ("wire bytes/env step", _wire_bytes, 1),
+  ("wire bytes/env step", _bytes_per_step, 1),
   ("policy lag", lambda run: _median_of(run, "policy_lag"), 1),
   ("gradient staleness", lambda run: _median_of(run, "gradient_staleness"), 1),
   ("CPU seconds", lambda run: run.cpu_seconds, 0),

@@ -1,11 +1,11 @@
-"""The space of a search: values of settings, drawn at random or all of them.
+"""Search spaces: the values that each setting may have.
 
-learning_rate=log:1e-4..1e-2   a number between two, uniform in its logarithm
-discount=0.9..0.999            a number between two
-unroll_length=8..64            a whole number between two
-entropy_cost=0.001|0.01        one of some
+learning_rate=log:1e-4..1e-2   number in a range, uniform in its logarithm
+discount=0.9..0.999            number in a range
+unroll_length=8..64            whole number in a range
+entropy_cost=0.001|0.01        one of several values
 
-Where a value has a comma, all is a JSON object: {"hidden_sizes": "64|64,64"}.
+A space with a comma in a value is a JSON object: {"hidden_sizes": "64|64,64"}.
 """
 
 import dataclasses
@@ -24,28 +24,24 @@ _DIGITS = 6
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-  """One of some values.
-
-  Attributes:
-    values: as words of a command line.
-  """
+  """A set of values, as words of a command line."""
 
   values: tuple[str, ...]
 
   def draw(self, rng: random.Random) -> str:
-    """One of them, each as likely as the others."""
+    """Draws one of the values uniformly."""
     return rng.choice(self.values)
 
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-  """A number between two, which it may be.
+  """A range of numbers, ends included.
 
   Attributes:
-    low: the least.
-    high: the largest.
-    log: uniform in the logarithm.
-    whole: a whole number.
+    low: smallest number.
+    high: largest number.
+    log: whether draws are uniform in the logarithm.
+    whole: whether only whole numbers are drawn.
   """
 
   low: float
@@ -55,13 +51,13 @@ class Range:
 
   @property
   def values(self) -> tuple[str, ...]:
-    """Its ends, as words of a command line."""
+    """The ends of the range, as words of a command line."""
     return self._word(self.low), self._word(self.high)
 
   def draw(self, rng: random.Random) -> str:
-    """One of the numbers."""
+    """Draws a number, as a word of a command line."""
     low, high = self.low, self.high
-    if self.whole:  # Each has an interval of its own, of the same width.
+    if self.whole:  # Gives both ends an interval as wide as the others'.
       low, high = low - 0.5, high + 0.5
     if self.log:
       drawn = math.exp(rng.uniform(math.log(low), math.log(high)))
@@ -79,47 +75,41 @@ class Range:
 Space = Mapping[str, Choice | Range]
 
 
-def space(found: Mapping[str, Any], kinds: Mapping[str, Any]) -> Space:
-  """Reads what a command line says of a search.
+def space(texts: Mapping[str, Any], kinds: Mapping[str, Any]) -> Space:
+  """Parses a search space.
 
   Args:
-    found: settings by their names, as the command line has them.
-    kinds: the types of all settings that can be searched, by their names.
+    texts: values of each setting, as the command line has them.
+    kinds: type of each setting that can be searched.
 
   Raises:
-    types.ConfigError: there is no such setting, or it cannot be read.
+    types.ConfigError: a setting cannot be searched, or its values cannot be
+      parsed.
   """
-  if not found:
+  if not texts:
     raise types.ConfigError("expected search SETTING=VALUES,..., found nothing")
   spaces: dict[str, Choice | Range] = {}
-  for name, text in found.items():
+  for name, text in texts.items():
     name = name.replace("-", "_")
     if name not in kinds:
       raise types.ConfigError(
-        f"expected search of settings, which are {', '.join(kinds)}; found"
-        f" {name}"
+        f"expected search of a setting among {', '.join(kinds)}; found {name}"
       )
     spaces[name] = _values(name, str(text), kinds[name])
   return spaces
 
 
 def drawn(space: Space, count: int, seed: int) -> list[dict[str, str]]:
-  """Values of each setting as words of a command line, drawn at random.
-
-  Args:
-    space: of the settings.
-    count: how many times.
-    seed: the same one draws the same values.
-  """
+  """Draws values of all settings `count` times, as words of a command line."""
   rng = random.Random(seed)
   return [{k: x.draw(rng) for k, x in space.items()} for _ in range(count)]
 
 
 def grid(space: Space) -> list[dict[str, str]]:
-  """All combinations of values as words of a command line.
+  """Returns all combinations of the values, as words of a command line.
 
   Raises:
-    types.ConfigError: a setting may be any number between two.
+    types.ConfigError: a setting has a range of values.
   """
   for name, values in space.items():
     if isinstance(values, Range):
@@ -127,8 +117,8 @@ def grid(space: Space) -> list[dict[str, str]]:
         f"expected search of {name} as A|B with method grid, found"
         f" {'..'.join(values.values)}"
       )
-  combined = itertools.product(*(x.values for x in space.values()))
-  return [dict(zip(space, words, strict=True)) for words in combined]
+  combinations = itertools.product(*(x.values for x in space.values()))
+  return [dict(zip(space, words, strict=True)) for words in combinations]
 
 
 def _values(name: str, text: str, kind: Any) -> Choice | Range:

@@ -1,13 +1,14 @@
-"""Searches for settings of an experiment, by many runs of it at a time.
+"""Searches for the best values of an experiment's settings.
 
   seedx sweep ppo --search "learning_rate=log:1e-4..1e-2,td_lambda=0.9|0.95"
 
-This draws values of the settings and trains with each of them, as many at a
-time as there are CPUs: on this machine, or on a Ray cluster. Trials that fall
-behind end early (ASHA). At the end, the best trial and the experiment's own
-settings train again, with other seeds: the best of many is partly luck. It
-writes `sweep.md`, `sweep.png` and the directory of each run. An experiment may
-have its own options: `seedx sweep "impala --agent a2c"`.
+A sweep draws values of the settings and trains with each draw, with as many
+trials at a time as there are CPUs on this machine or on a Ray cluster. Trials
+that fall behind end early (ASHA). At the end, the best trial and the
+experiment's default settings train again with other seeds, because the best of
+many trials is partly luck. The output is `sweep.md`, `sweep.png` and a
+directory for each run. An experiment may have its own options:
+`seedx sweep "impala --agent a2c"`.
 """
 
 import dataclasses
@@ -31,9 +32,9 @@ from seedx.launch import ray_cluster
 if TYPE_CHECKING:
   from seedx.app.studies import tuning
 
-# Settings with labels that are the same for all trials.
+# Settings that cannot be searched, although they appear in labels.
 _FIXED = ("env_options", "total_steps")
-# What it writes.
+# Files and directories of the output.
 _NAMES = (
   run_dirs.CONFIG,
   "sweep.md",
@@ -43,8 +44,8 @@ _NAMES = (
   "best",
   "tune",
 )
-# What a sweep says to its trials itself, or what none can be.
-_OWN = (
+# Options that the sweep itself sets for its trials, or that no trial can have.
+_RESERVED = (
   "seed",
   "total_steps",
   "run_dir",
@@ -58,27 +59,29 @@ _OWN = (
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """The command line.
+  """Options of `seedx sweep`.
 
   Attributes:
-    experiment: what to train; it may have its own options.
-    search: the settings to search, as SETTING=VALUES,SETTING=VALUES; VALUES are
-      LOW..HIGH, log:LOW..HIGH or A|B|C. Where one has a comma, all is a JSON
-      object.
-    trials: how many values of them to try, at random.
+    experiment: experiment to train; it may have its own options.
+    search: settings to search, as SETTING=VALUES,SETTING=VALUES; VALUES are
+      LOW..HIGH, log:LOW..HIGH or A|B|C. If a value has a comma, give a JSON
+      object instead.
+    trials: number of trials of method "random".
     method: "random" draws values, "grid" tries all combinations of A|B|C.
     scheduler: "asha" ends trials early that fall behind, "none" does not.
     env: name of the environment, for an experiment without --env of its own.
     total_steps: env steps of each run.
-    seed: of the values and of the trials.
-    seeds: runs of the best and of the experiment's own settings at the end,
-      with the seeds that follow.
-    trial_cpus: CPUs that Ray keeps for a trial.
-    trial_resources: what else a trial needs of its machine, such as GPU=0.5.
-    ray_address: of a Ray cluster; "local" for a new one of this machine alone,
-      "auto" for the one that RAY_ADDRESS names or that runs on this machine.
+    seed: seed of the draws and of the trials.
+    seeds: number of final runs of the best trial, and of the default settings;
+      their seeds follow --seed.
+    trial_cpus: number of CPUs that Ray reserves for a trial.
+    trial_resources: other resources that Ray reserves for a trial, such as
+      GPU=0.5.
+    ray_address: address of a Ray cluster; "local" for a new one on this machine
+      alone, "auto" for the one that RAY_ADDRESS names or that runs on this
+      machine.
     run_dir: output directory; runs/sweep/<time> if empty. All machines of a
-      cluster have to share it.
+      cluster must share it.
   """
 
   experiment: str = ""
@@ -96,13 +99,13 @@ class Options:
   run_dir: str = ""
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for an option that is out of range."""
+    """Raises types.ConfigError if an option is out of range."""
     types.check_settings(self)
     launch_config.check_resources("trial_resources", self.trial_resources)
 
   @property
   def cluster(self) -> launch_config.Config:
-    """Where trials run, and what each of them needs there."""
+    """The cluster on which trials run, and the resources of a trial."""
     return launch_config.Config(
       launcher="ray",
       ray_address=self.ray_address,
@@ -128,16 +131,16 @@ def _sweep(options: Options) -> int:
   if command_line.asks_for_help(options.experiment.split()):
     raise types.ConfigError("expected no --help in EXPERIMENT")
   words = trials.words_of(options.experiment, options.env, options.total_steps)
-  asked = trials.read(words)
-  said = command_line.said(asked, options.experiment.split())
-  if not said.isdisjoint(_OWN):
+  config = trials.read(words)
+  given = command_line.said(config, options.experiment.split())
+  if not given.isdisjoint(_RESERVED):
     raise types.ConfigError(
-      "expected EXPERIMENT without options that a trial has of its own, found"
-      f" {', '.join(map(command_line.flag, sorted(said & {*_OWN})))}"
+      "expected EXPERIMENT without options that a sweep reserves, found"
+      f" {', '.join(map(command_line.flag, sorted(given & {*_RESERVED})))}"
     )
   kinds = {
     name: setting.kind
-    for name, setting in configs.recorded(asked).items()
+    for name, setting in configs.recorded(config).items()
     if setting.about.labels and name not in _FIXED
   }
   space = search.space(options.search, kinds)
@@ -145,10 +148,10 @@ def _sweep(options: Options) -> int:
     values = search.grid(space)
   else:
     values = search.drawn(space, options.trials, options.seed)
-  for x in values:  # Before hours of others.
+  for x in values:  # Refuses a wrong value before hours of training.
     trials.read([*words, *_words(x)])
-  ray_cluster.ray()  # Says what to install.
-  from seedx.app.studies import tuning  # It imports Ray.
+  ray_cluster.ray()  # If Ray is missing, raises an error with the remedy.
+  from seedx.app.studies import tuning  # Imports Ray.
 
   run_dir = run_dirs.new(options.run_dir, "sweep", _NAMES).absolute()
   stop = threading.Event()
@@ -156,9 +159,9 @@ def _sweep(options: Options) -> int:
     signals.stopping(stop) as ending,
     tuning.Pool(options.cluster, run_dir, stop) as pool,
   ):
-    config = json.dumps(dataclasses.asdict(options), indent=2)
-    files.write_file(run_dir / run_dirs.CONFIG, config + "\n")
-    status = _search(options, words, values, asked.run.env.env, pool)
+    text = json.dumps(dataclasses.asdict(options), indent=2)
+    files.write_file(run_dir / run_dirs.CONFIG, text + "\n")
+    status = _search(options, words, values, config.run.env.env, pool)
   return ending.status or status
 
 
@@ -169,18 +172,14 @@ def _search(
   env: str,
   pool: "tuning.Pool",
 ) -> int:
-  """Trains all trials, then the best and the default; says what came of it.
-
-  Returns:
-    The exit status: 1 if a run has failed.
-  """
+  """Trains the trials, then the best and the default; returns the status."""
   run_dir = pool.run_dir
   print(
     f"{len(values)} trials of {words[0]} on {env} | {run_dir}",
     file=sys.stderr,
     flush=True,
   )
-  asked = [
+  drawn = [
     trials.Trial(
       f"trials/{k:03d}",
       [*words, *_words(x)],
@@ -190,11 +189,10 @@ def _search(
     for k, x in enumerate(values)
   ]
   asha = options.total_steps if options.scheduler == "asha" else None
-  failed = pool.train(asked, asha)
-  found = _results(asked, run_dir, failed)
-  of_trial = {trial.name: x for trial, x in zip(asked, values, strict=True)}
-  ranked = sorted(found, key=_rank, reverse=True)
-  table = _table(of_trial, ranked, options.total_steps)
+  failed = pool.train(drawn, asha)
+  ranked = sorted(_results(drawn, run_dir, failed), key=_rank, reverse=True)
+  by_name = {trial.name: x for trial, x in zip(drawn, values, strict=True)}
+  table = _table(by_name, ranked, options.total_steps)
   files.write_file(run_dir / "sweep.md", table + "\n")
   print(table, flush=True)
   if pool.stop.is_set() or not ranked[0].lines:
@@ -204,23 +202,23 @@ def _search(
     return 1
   first = options.seed + 1
   seeds = range(first, first + options.seeds)
-  again = {
+  final = {
     "default": [trials.Trial(f"default/{seed}", words, seed) for seed in seeds],
     f"best: {ranked[0].trial.label}": [
       dataclasses.replace(ranked[0].trial, name=f"best/{seed}", seed=seed)
       for seed in seeds
     ],
   }
-  failed |= pool.train([x for group in again.values() for x in group])
+  failed |= pool.train([x for group in final.values() for x in group])
   lines, sentences = {}, []
-  for label, group in again.items():
-    own = _results(group, run_dir, failed)
-    # A run that has failed is no result.
-    lines[label] = [x.lines for x in own if x.lines and not x.error]
+  for label, group in final.items():
+    results = _results(group, run_dir, failed)
+    # A failed run is not a result.
+    lines[label] = [x.lines for x in results if x.lines and not x.error]
     sentences += [
       f"{label}: mean return {_mean(lines[label])} with seeds {first} to"
       f" {seeds[-1]}",
-      *(f"{label}: {x.trial.name} {x.error}" for x in own if x.error),
+      *(f"{label}: {x.trial.name} {x.error}" for x in results if x.error),
     ]
   text = "\n".join(sentences)
   files.write_file(run_dir / "sweep.md", f"{table}\n\n{text}\n")
@@ -231,12 +229,11 @@ def _search(
 
 
 def _words(values: Mapping[str, str]) -> list[str]:
-  """Values of settings as words of a command line."""
   return [
     word
     for name, value in values.items()
     for word in (
-      # A switch has no value.
+      # The flag of a boolean has no value.
       command_line.option(name, value.lower() == "true")
       if value.lower() in ("true", "false")
       else [command_line.flag(name), value]
@@ -245,22 +242,21 @@ def _words(values: Mapping[str, str]) -> list[str]:
 
 
 def _results(
-  asked: Sequence[trials.Trial],
+  group: Sequence[trials.Trial],
   run_dir: pathlib.Path,
   failed: Mapping[str, str],
 ) -> list[trials.Result]:
-  """Reads what trials have left, with the errors of those that failed."""
-  return [trials.Result.read(x, run_dir, failed.get(x.name, "")) for x in asked]
+  return [trials.Result.read(x, run_dir, failed.get(x.name, "")) for x in group]
 
 
-def _rank(found: trials.Result) -> tuple[bool, float, float]:
-  """One that has not died, the last return, the mean over the run."""
+def _rank(result: trials.Result) -> tuple[bool, float, float]:
+  """Ranks success above failure, then by last return, then by mean return."""
   returns = [
-    x["episode_return"] for x in found.lines if x["episode_return"] is not None
+    x["episode_return"] for x in result.lines if x["episode_return"] is not None
   ]
   if not returns:
-    return not found.error, -np.inf, -np.inf
-  return not found.error, returns[-1], float(np.mean(returns))
+    return not result.error, -np.inf, -np.inf
+  return not result.error, returns[-1], float(np.mean(returns))
 
 
 def _table(
@@ -268,33 +264,32 @@ def _table(
   ranked: Sequence[trials.Result],
   total_steps: int,
 ) -> str:
-  """A Markdown table with a row for each trial, the best first."""
   names = next(iter(values.values()))
   titles = ["trial", *names, "return", "env steps", "seconds", "end"]
   rows = [titles, ["---"] * len(titles)]
-  for found in ranked:
-    steps = found.last.get("env_steps", 0)
-    reached = found.last.get("episode_return")
-    early = "ended early" if found.lines else "not started"
+  for result in ranked:
+    steps = result.last.get("env_steps", 0)
+    episode_return = result.last.get("episode_return")
+    early = "ended early" if result.lines else "not started"
     end = "done" if steps >= total_steps else early
     rows.append(
       [
-        pathlib.PurePath(found.trial.name).name,
-        *values[found.trial.name].values(),
-        "-" if reached is None else f"{reached:.1f}",
+        pathlib.PurePath(result.trial.name).name,
+        *values[result.trial.name].values(),
+        "-" if episode_return is None else f"{episode_return:.1f}",
         f"{steps:,}",
-        f"{found.last.get('wall_seconds', 0.0):.0f}",
-        found.error or end,
+        f"{result.last.get('wall_seconds', 0.0):.0f}",
+        result.error or end,
       ]
     )
   return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def _mean(runs: Sequence[Sequence[Mapping[str, Any]]]) -> str:
-  """The mean of what runs have reached, and each of them."""
+  """Formats the mean of the runs' last returns, and each return."""
   last = [run[-1]["episode_return"] for run in runs]
-  known = [x for x in last if x is not None]
-  if not known:
+  returns = [x for x in last if x is not None]
+  if not returns:
     return "-"
-  each = " ".join(f"{x:.1f}" for x in known)
-  return f"{np.mean(known):.1f} ({each})"
+  each = " ".join(f"{x:.1f}" for x in returns)
+  return f"{np.mean(returns):.1f} ({each})"

@@ -1,8 +1,9 @@
-"""Trials: runs of experiments, each in a directory of its own.
+"""Trials: the runs of a study.
 
-Each is a process, `python -m seedx.app.studies.trials EXPERIMENT [options]`:
-`seedx train`, which also ends, with a checkpoint, when its standard input
-closes. So no trial outlives the program that has started it.
+A trial has a directory and a process of its own. The process runs `python -m
+seedx.app.studies.trials EXPERIMENT [options]`, which is `seedx train`, except
+that it also ends, with a checkpoint, when its standard input closes. So no
+trial outlives the program that started it.
 """
 
 import contextlib
@@ -23,13 +24,14 @@ from seedx import files, metrics, signals, types
 from seedx.app.cli import experiments
 from seedx.app.runs import run_dirs
 
-if TYPE_CHECKING:  # It would import JAX.
+if TYPE_CHECKING:  # Imports JAX.
   from seedx.app.cli import programs
 
 _OUTPUT = "output.txt"
-_MOST_OUTPUT_BYTES = 2**16  # What is read of its end.
+# Bytes at the end of a trial's output that are searched for its error.
+_TAIL_BYTES = 2**16
 _POLL_SECONDS = 0.2
-# The time in which a run has to end when it is asked to.
+# Time for a run to end after its input has closed; then it is killed.
 _PATIENCE_SECONDS = 180.0
 
 
@@ -38,10 +40,10 @@ class Trial:
   """A run of an experiment.
 
   Attributes:
-    name: its directory, below that of the study.
+    name: directory of the run, relative to that of the study.
     words: the experiment and its options, as after `seedx train`.
     seed: seed of the run.
-    label: what distinguishes it from others, for a person.
+    label: text that distinguishes the trial in tables and plots.
   """
 
   name: str
@@ -52,13 +54,13 @@ class Trial:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-  """What a trial has left.
+  """The result of a trial.
 
   Attributes:
     trial: the trial.
-    lines: its lines of metrics.
-    error: the error that has ended it; empty for none.
-    cpu_seconds: CPU time of all its processes, where that was measured.
+    lines: lines of metrics.
+    error: error that ended the trial; empty for none.
+    cpu_seconds: CPU seconds of all its processes; 0 if not measured.
   """
 
   trial: Trial
@@ -74,39 +76,34 @@ class Result:
     error: str = "",
     cpu_seconds: float = 0.0,
   ) -> "Result":
-    """Reads what a trial has written in the directory of its study."""
+    """Reads the metrics of a trial from the directory of its study."""
     try:
       path = pathlib.Path(study, trial.name, run_dirs.METRICS)
       lines = metrics.read_lines(path)
     except FileNotFoundError:
       lines = []
-    except KeyError as missing:  # Another program's.
+    except KeyError as missing:  # The file of another program.
       lines, error = [], error or f"{run_dirs.METRICS} without {missing}"
     return cls(trial, lines, error, cpu_seconds)
 
   @property
   def last(self) -> Mapping[str, Any]:
-    """The last line; empty for none."""
+    """The last line of metrics; empty for none."""
     return self.lines[-1] if self.lines else {}
 
 
 class Running:
-  """A trial that runs in a process of its own.
-
-  Attributes:
-    run_dir: directory of the run.
-    pid: id of the process.
-  """
+  """A trial in a process of its own, with its directory and process id."""
 
   def __init__(self, trial: Trial, study: str | os.PathLike[str]) -> None:
-    """Starts it.
+    """Starts the process.
 
     Args:
       trial: the run.
-      study: directory of the study, which has its directory.
+      study: directory of the study, in which the trial gets its directory.
 
     Raises:
-      types.ConfigError: the directory is not writable, or has a run.
+      types.ConfigError: the directory is not writable, or already has a run.
     """
     self._words = trial.words
     self._folder = files.Folder(study)
@@ -120,7 +117,7 @@ class Running:
       with self._folder.open(_OUTPUT, "x") as output:
         self._process = subprocess.Popen(
           program,
-          # On a cluster, Ray has added where the modules of a user are.
+          # On a cluster, Ray has added the directories of a user's modules.
           env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
           stdin=subprocess.PIPE,
           stdout=output,
@@ -136,18 +133,14 @@ class Running:
     self._rest = b""
 
   def lines(self, stop: threading.Event) -> Iterator[Mapping[str, Any]]:
-    """Yields its lines of metrics as they are written.
-
-    Args:
-      stop: event that ends the wait for more, but not the run.
-    """
+    """Yields lines of metrics as they are written, until the end or `stop`."""
     is_last = False
     while not is_last:
       is_last = stop.wait(_POLL_SECONDS) or self._process.poll() is not None
       yield from self._new_lines()
 
   def end(self) -> None:
-    """Ends the run, with a checkpoint, unless it has ended."""
+    """Ends the run with a checkpoint, unless it has already ended."""
     self._is_ended = self._process.poll() is None
     assert self._process.stdin is not None
     self._process.stdin.close()
@@ -160,14 +153,14 @@ class Running:
       self._process.wait()
 
   def error(self) -> str:
-    """The error that has ended the run, in a line; empty for none."""
+    """Returns the error that ended the run, in one line; empty for none."""
     status = self._process.wait()
-    # It ends by SIGTERM, also before it handles signals.
-    in_order = (signals.status(signal.SIGTERM), -signal.SIGTERM)
-    if not status or (self._is_ended and status in in_order):
+    # SIGTERM ends the run, even if the run does not handle signals yet.
+    expected = (signals.status(signal.SIGTERM), -signal.SIGTERM)
+    if not status or (self._is_ended and status in expected):
       return ""
     with self._folder.open(_OUTPUT) as output:
-      output.seek(max(0, output.seek(0, os.SEEK_END) - _MOST_OUTPUT_BYTES))
+      output.seek(max(0, output.seek(0, os.SEEK_END) - _TAIL_BYTES))
       last = cause(output.read().decode(errors="replace"))
     return f"seedx train {' '.join(self._words)} ended with {status}: {last}"
 
@@ -178,90 +171,81 @@ class Running:
       self._metrics = self._folder.open(run_dirs.METRICS)
     *pieces, self._rest = (self._rest + self._metrics.read()).split(b"\n")
     for piece in pieces:
-      with contextlib.suppress(ValueError):  # Half a line, on a full disk.
+      # On a full disk, a line may be incomplete.
+      with contextlib.suppress(ValueError):
         yield json.loads(piece)
 
 
 def cause(text: str) -> str:
-  """Returns the last line of an error's text that has a word.
-
-  Args:
-    text: of the error, perhaps with a traceback and colours.
-  """
+  """Returns the last line with a word of an error, without terminal colours."""
   plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
   lines = [x.strip() for x in plain.splitlines() if re.search(r"\w", x)]
   return lines[-1] if lines else "its process died"
 
 
-def experiments_of(asked: Sequence[str]) -> tuple[str, ...]:
-  """The experiments that `--experiments` names, each with its own options.
+def experiments_of(items: Sequence[str]) -> tuple[str, ...]:
+  """Returns the experiments of `--experiments`, each with its own options.
 
   Args:
-    asked: what is between its commas; a number belongs to the one before, as in
-      `impala --learner-devices 0,1`.
+    items: the option's comma-separated items. An item that begins with a digit
+      belongs to the item before, as in `impala --learner-devices 0,1`.
 
   Raises:
-    types.ConfigError: there is none, or one does not come with seedx.
+    types.ConfigError: there is no experiment, one does not come with seedx, or
+      one is given twice.
   """
-  found: list[str] = []
-  for words in asked:
-    if found and re.match("[0-9]", words):
-      found[-1] += f",{words}"
+  joined: list[str] = []
+  for item in items:
+    if joined and re.match("[0-9]", item):
+      joined[-1] += f",{item}"
     else:
-      found.append(words)
-  if not found:
+      joined.append(item)
+  if not joined:
     raise types.ConfigError("expected --experiments A,B, found none")
-  for words in found:
+  for words in joined:
     check_name(words)
-  if len(set(map(folder_of, found))) < len(found):
+  if len(set(map(folder_of, joined))) < len(joined):
     raise types.ConfigError(
-      f"expected experiments that differ, found one twice: {', '.join(found)}"
+      f"expected experiments that differ, found one twice: {', '.join(joined)}"
     )
-  return tuple(found)
+  return tuple(joined)
 
 
 def folder_of(words: str) -> str:
-  """The name of a directory for an experiment with its options."""
+  """Returns the name of a directory for an experiment with its options."""
   return "-".join(words.replace("--", "").replace("/", "_").split())
 
 
 def check_name(words: str) -> None:
-  """Checks that an experiment with its options is one of seedx's.
-
-  Raises:
-    types.ConfigError: it is not.
-  """
+  """Raises types.ConfigError if an experiment does not come with seedx."""
   name, *_ = words.split() or [""]
   if name not in experiments.shipped():
-    known = ", ".join(experiments.shipped())
+    shipped = ", ".join(experiments.shipped())
     raise types.ConfigError(
-      f"expected an experiment of {known}, found {name!r}"
+      f"expected an experiment of {shipped}, found {name!r}"
     )
 
 
 def words_of(experiment: str, env: str, total_steps: int) -> list[str]:
-  """Returns the words of a trial.
+  """Returns the command-line words of a trial.
 
   Args:
     experiment: the experiment and its own options.
-    env: name of the environment, unless the own options have one; empty for
-      that of the experiment.
+    env: environment for an experiment without its own `--env`; empty for the
+      experiment's default.
     total_steps: env steps of the run.
   """
-  name, *own = experiment.split()
-  before = ["--env", env] if env else []
-  return [name, *before, *own, "--total-steps", str(total_steps)]
+  name, *options = experiment.split()
+  default = ["--env", env] if env else []
+  return [name, *default, *options, "--total-steps", str(total_steps)]
 
 
 def read(words: Sequence[str]) -> "programs.Asked":
-  """Reads the words of a trial, before hours of others.
-
-  It exits with status 2 and one line where they are wrong.
-  """
+  """Parses the words of a trial; if wrong, prints a line and exits with 2."""
   programs = importlib.import_module("seedx.app.cli.programs")
   module = experiments.load_module(words[0])
-  asked, _ = programs.read(module.EXPERIMENT, words[1:], module.__name__)
-  return asked
+  config, _ = programs.read(module.EXPERIMENT, words[1:], module.__name__)
+  return config
 
 
 def _end_with_parent() -> None:

@@ -1,4 +1,4 @@
-"""Trains trials by Ray Tune; importing it needs Ray."""
+"""Training of trials by Ray Tune. Importing this module needs Ray."""
 
 import logging
 import os
@@ -18,34 +18,28 @@ from seedx.app.studies import trials as trials_lib
 from seedx.launch import config as launch_config
 from seedx.launch import ray_cluster
 
-# ASHA judges a trial first after this share of its env steps, then after three
-# times that; each time, the best third goes on.
+# ASHA first compares trials after this share of their env steps, then after
+# three times as many. The best third continues each time.
 _FIRST_SHARE = 1 / 9
 _REDUCTION = 3
-# Stands for no return.
-_LEAST = -1e30
+# Value that stands for a missing return, since ASHA cannot rank infinities.
+_NO_RETURN = -1e30
 _PROGRESS_SECONDS = 30.0
-# How much of a GPU's memory the trials that share it take.
+# Share of a GPU's memory that is divided among the trials on it.
 _MEMORY_SHARE = 0.9
 _SETTINGS = {
-  # Trials write their own files, and find those that options name.
+  # Trials write their own files, and their options may name relative paths.
   "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
   "RAY_CHDIR_TO_TRIAL_DIR": "0",
-  # The lines below are all that is said.
+  # `_Progress` prints one line per trial instead of Ray's reports and errors.
   "RAY_AIR_NEW_OUTPUT": "0",
-  # What a trial fails with is said in a line.
   "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
   "TUNE_DISABLE_SIGINT_HANDLER": "1",
 }
 
 
 class Pool:
-  """Trains as many trials at a time as a cluster has room for.
-
-  Attributes:
-    run_dir: the directory of the sweep.
-    stop: ends all of them.
-  """
+  """A cluster that trains as many trials at a time as it has resources for."""
 
   def __init__(
     self,
@@ -56,9 +50,9 @@ class Pool:
     """Connects to the cluster, or starts one.
 
     Args:
-      config: of the cluster, and what a trial needs there.
-      run_dir: the directory of the sweep, which its machines share.
-      stop: ends all trials.
+      config: the cluster, and the resources of a trial.
+      run_dir: directory of the sweep, which the cluster's machines share.
+      stop: event that ends all trials.
 
     Raises:
       types.ConfigError: there is no such cluster.
@@ -67,33 +61,34 @@ class Pool:
     self.stop = stop
     self._needs = {"CPU": config.actor_cpus, **config.actor_resources}
     os.environ.update(_SETTINGS)
-    # It looks for files that nobody has written.
+    # Ray warns about files that trials of seedx do not write.
     name = "ray.tune.analysis.experiment_analysis"
     logging.getLogger(name).setLevel(logging.ERROR)
     self._cluster = ray_cluster.Cluster(config)
 
   def train(
-    self, asked: Sequence[trials_lib.Trial], asha_steps: int | None = None
+    self, trials: Sequence[trials_lib.Trial], asha_steps: int | None = None
   ) -> dict[str, str]:
-    """Trains them.
+    """Trains trials.
 
     Args:
-      asked: the trials.
-      asha_steps: the env steps of each, if those that fall behind end early.
+      trials: the trials.
+      asha_steps: env steps of each trial, if those that fall behind end early;
+        None to train all to their end.
 
     Returns:
-      What those that have failed died of, by their names.
+      The error of each failed trial, by the trial's name.
 
     Raises:
-      types.ConfigError: the cluster cannot train them.
+      types.ConfigError: the cluster cannot train the trials.
     """
-    progress = _Progress(asked)
+    progress = _Progress(trials)
     kind = tune.with_parameters(
-      _Trainable, asked=asked, run_dir=self.run_dir, needs=self._needs
+      _Trainable, trials=trials, run_dir=self.run_dir, needs=self._needs
     )
     tuner = tune.Tuner(
       tune.with_resources(kind, tune.PlacementGroupFactory([self._needs])),
-      param_space={"trial": tune.grid_search(list(range(len(asked))))},
+      param_space={"trial": tune.grid_search(list(range(len(trials))))},
       tune_config=tune.TuneConfig(
         scheduler=_asha(asha_steps) if asha_steps else None
       ),
@@ -129,49 +124,50 @@ def _asha(total_steps: int) -> schedulers.ASHAScheduler:
     max_t=total_steps,
     grace_period=max(1, int(total_steps * _FIRST_SHARE)),
     reduction_factor=_REDUCTION,
-    # They end by themselves, with a checkpoint.
+    # A trial ends by itself, with a checkpoint.
     stop_last_trials=False,
   )
 
 
 class _Trainable(tune.Trainable):
-  """A trial, as Tune calls it."""
+  """A trial as an actor of Ray Tune."""
 
-  def setup(self, config: dict[str, Any], **given: Any) -> None:
-    """Starts it."""
-    asked, run_dir = given["asked"], given["run_dir"]
-    share = given["needs"].get("GPU", 0)
+  def setup(self, config: dict[str, Any], **parameters: Any) -> None:
+    trials, run_dir = parameters["trials"], parameters["run_dir"]
+    share = parameters["needs"].get("GPU", 0)
     if 0 < share < 1:
       memory = f"{_MEMORY_SHARE * share:.3f}"
       os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] = memory
-    self._running = trials_lib.Running(asked[config["trial"]], run_dir)
+    self._running = trials_lib.Running(trials[config["trial"]], run_dir)
     self._lines = self._running.lines(threading.Event())
-    self._reached: dict[str, Any] = {"env_steps": 0, "episode_return": _LEAST}
+    self._result: dict[str, Any] = {
+      "env_steps": 0,
+      "episode_return": _NO_RETURN,
+    }
 
   def step(self) -> dict[str, Any]:
-    """Waits for its next line of metrics, or its end."""
+    """Waits for the next line of metrics, or for the trial's end."""
     line = next(self._lines, None)
     if line is None:
-      return {**self._reached, "done": True, "error": self._running.error()}
-    self._reached["env_steps"] = line["env_steps"]
-    # ASHA cannot count with infinity.
+      return {**self._result, "done": True, "error": self._running.error()}
+    self._result["env_steps"] = line["env_steps"]
     if line["episode_return"] is not None:
-      self._reached["episode_return"] = line["episode_return"]
-    return {**self._reached, "done": False, "error": ""}
+      self._result["episode_return"] = line["episode_return"]
+    return {**self._result, "done": False, "error": ""}
 
   def cleanup(self) -> None:
-    """Ends it in order."""
+    """Ends the trial with a checkpoint."""
     self._running.end()
-    # Ray may end the process before it has exited; its own handler would write
-    # the traceback of a `SystemExit`.
+    # If Ray terminates this process before it exits, Ray's own handler would
+    # print the traceback of a `SystemExit`.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
   def wait(self) -> None:
-    """Returns when all calls before it have returned."""
+    """Returns when all earlier calls of this actor have returned."""
 
 
 class _Stopper(tune.Stopper):
-  """Ends all trials when an event is set."""
+  """A stopper that ends all trials when an event is set."""
 
   def __init__(self, stop: threading.Event) -> None:
     self._stop = stop
@@ -180,76 +176,72 @@ class _Stopper(tune.Stopper):
     return self._stop.is_set()
 
   def stop_all(self) -> bool:
-    """Whether all end."""
     return self._stop.is_set()
 
   def __reduce__(self) -> Any:
-    # Tune saves it, which nobody reads.
+    # Tune pickles the stopper, but the copy is never used.
     return _Stopper, (None,)
 
 
 class _Progress(tune.Callback):
-  """Says in a line what each trial has reached, and now and then how far it is.
+  """A callback that prints the progress and the end of trials."""
 
-  Attributes:
-    errors: what trials died of, by their names.
-  """
-
-  def __init__(self, asked: Sequence[trials_lib.Trial]) -> None:
+  def __init__(self, trials: Sequence[trials_lib.Trial]) -> None:
+    # Errors of failed trials, by the name of the trial.
     self.errors: dict[str, str] = {}
-    self._asked = asked
-    # The actors of Ray in which trials run.
+    self._trials = trials
+    # Ray's actors, in which the trials run.
     self._actors: list[Any] = []
     self._ended = 0
-    self._said_seconds = time.monotonic()
+    self._printed_seconds = time.monotonic()
 
   def on_trial_start(
     self, iteration: int, trials: list[Any], trial: Any, **_: Any
   ) -> None:
-    """Knows its actor."""
     self._actors.append(trial.temporary_state.ray_actor)
 
   def on_trial_complete(
     self, iteration: int, trials: list[Any], trial: Any, **_: Any
   ) -> None:
-    """Says what it has reached."""
     self._end(trial, trial.last_result.get("error", ""))
 
   def on_trial_error(
     self, iteration: int, trials: list[Any], trial: Any, **_: Any
   ) -> None:
-    """Says that its process has died."""
     self._end(trial, trials_lib.cause(str(trial.get_error() or "")))
 
   def on_step_end(self, iteration: int, trials: list[Any], **_: Any) -> None:
-    """Says now and then how far all are; waits for the last to end."""
+    """Prints progress from time to time; at the end, waits for the actors."""
     running = [
-      f"{self._asked[x.config['trial']].name} {_reached(x)}"
+      f"{self._trials[x.config['trial']].name} {_progress(x)}"
       for x in trials
       if x.status == "RUNNING"
     ]
     now = time.monotonic()
-    if running and now >= self._said_seconds + _PROGRESS_SECONDS:
-      self._said_seconds = now
+    if running and now >= self._printed_seconds + _PROGRESS_SECONDS:
+      self._printed_seconds = now
       print(*running, sep="; ", file=sys.stderr, flush=True)
     if all(x.status in ("TERMINATED", "ERROR") for x in trials):
-      # Tune would kill what writes its checkpoint for longer than 5 s.
+      # Tune would kill an actor that takes longer than 5 s for its checkpoint.
       for actor in self._actors:
         ray_cluster.ray().wait([actor.wait.remote()])
 
-  def _end(self, trial: Any, error: str) -> None:
+  def _end(self, tune_trial: Any, error: str) -> None:
     self._ended += 1
-    asked = self._asked[trial.config["trial"]]
-    words = [f"{self._ended}/{len(self._asked)}", asked.name, asked.label]
+    trial = self._trials[tune_trial.config["trial"]]
+    words = [f"{self._ended}/{len(self._trials)}", trial.name, trial.label]
     if error:
-      self.errors[asked.name] = f"failed: {error}".replace("|", "/")
-    end = self.errors.get(asked.name) or _reached(trial)
+      self.errors[trial.name] = f"failed: {error}".replace("|", "/")
+    end = self.errors.get(trial.name) or _progress(tune_trial)
     print(f"{' '.join(words).strip()}: {end}", file=sys.stderr, flush=True)
 
 
-def _reached(trial: Any) -> str:
-  """What a trial of Tune's has said at last."""
-  result = {"env_steps": 0, "episode_return": _LEAST, **trial.last_result}
-  found = result["episode_return"]
-  text = f"return {found:.1f}" if found > _LEAST else "no return yet"
+def _progress(tune_trial: Any) -> str:
+  result = {
+    "env_steps": 0,
+    "episode_return": _NO_RETURN,
+    **tune_trial.last_result,
+  }
+  value = result["episode_return"]
+  text = f"return {value:.1f}" if value > _NO_RETURN else "no return yet"
   return f"{text} after {result['env_steps']:,} env steps"

@@ -1,4 +1,4 @@
-"""The comparison of pipelines: its runs, its table and its figure."""
+"""Tests of the comparison: its runs, its table and its figure."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def lines_of(steps, returns, **more):
 
 
 @pytest.mark.slow
-def test_programs_are_run_and_compared(tmp_path, capfd):
+def test_runs_are_compared_in_a_table_and_a_figure(tmp_path, capfd):
   words = ["--experiments", f"{A2C} --seed 7", "--seeds", "2"]
   words = ["--total-steps", "800", *words, "--run-dir", str(tmp_path)]
   assert compare.main(words) == 0
@@ -46,14 +46,14 @@ def test_programs_are_run_and_compared(tmp_path, capfd):
   picture = image.imread(tmp_path / "comparison.png")
   assert picture.shape[1] == 1200 and picture.std() > 0.05
   paths = [path.parent for path in tmp_path.rglob("metrics.jsonl")]
-  # The comparison's, whatever else is asked.
+  # The comparison sets the seeds, and overrides the experiment's --seed.
   assert sorted(run_dirs.config(x).options["seed"] for x in paths) == [0, 1]
 
 
-def test_a_figure_of_all_runs_and_a_table_of_medians_over_seeds(
+def test_the_figure_has_all_runs_and_the_table_medians_over_seeds(
   tmp_path, monkeypatch
 ):
-  ends = {
+  last_returns = {
     "a2c": [20.0, 30.0, 90.0],
     "ppo --learner-devices 0,1": [30.0, 40.0, 50.0],
   }
@@ -61,14 +61,14 @@ def test_a_figure_of_all_runs_and_a_table_of_medians_over_seeds(
   def run(given, words, seed, run_dir, stop):
     del given, run_dir, stop
     measured = MEASURED | {"policy_lag": seed, "steps_per_second": 10**seed}
-    returns = [None, 10.0, ends[words][seed]]
+    returns = [None, 10.0, last_returns[words][seed]]
     lines = lines_of([0, 1000, 2000], returns, **measured)
     return trials.Result(trial(words), lines, cpu_seconds=9 - seed)
 
   monkeypatch.setattr(compare, "train", run)
   drawn = []
   monkeypatch.setattr(plot, "draw", lambda *args: drawn.append(args))
-  words = ["--experiments", ",".join(ends), "--seeds", "3"]
+  words = ["--experiments", ",".join(last_returns), "--seeds", "3"]
   assert compare.main([*words, "--run-dir", str(tmp_path)]) == 0
   _, _, row, _ = (tmp_path / "comparison.md").read_text().splitlines()
   assert [cell.strip() for cell in row.strip("|").split("|")] == [
@@ -86,9 +86,9 @@ def test_a_figure_of_all_runs_and_a_table_of_medians_over_seeds(
   ((panels, path),) = drawn
   assert path == tmp_path / "comparison.png"
   assert {
-    label: [lines[-1]["episode_return"] for lines in of_runs]
-    for label, of_runs in panels["CartPole-v1"].items()
-  } == ends
+    label: [lines[-1]["episode_return"] for lines in group]
+    for label, group in panels["CartPole-v1"].items()
+  } == last_returns
 
 
 @pytest.mark.slow
@@ -120,10 +120,10 @@ def test_a_run_that_fails_or_is_interrupted_leaves_the_table_of_the_others(
   monkeypatch.setattr(compare, "train", run)
   words = ["--experiments", "a2c,ppo", "--run-dir"]
   assert compare.main([*words, str(tmp_path / "a"), "--seeds", "2"]) == 1
-  said = capfd.readouterr()
-  assert "| `a2c` | 5.0 |" in said.out and "ppo" not in said.out
-  assert "4/4 ppo, seed 1, about 0 min left" in said.err
-  assert "ended with status 1: no memory" in said.err
+  output = capfd.readouterr()
+  assert "| `a2c` | 5.0 |" in output.out and "ppo" not in output.out
+  assert "4/4 ppo, seed 1, about 0 min left" in output.err
+  assert "ended with status 1: no memory" in output.err
   ended[:] = [("a2c", 0)] * 3
   assert compare.main([*words, str(tmp_path / "b"), "--seeds", "3"]) == 130
   assert "| `a2c` | 5.0 |" in capfd.readouterr().out
@@ -139,7 +139,9 @@ def test_a_run_that_fails_or_is_interrupted_leaves_the_table_of_the_others(
     (["--experiments", "a2c", "--env", "nope"], "no environment 'nope'"),
   ],
 )
-def test_what_cannot_be_compared_exits_with_2(words, reason, tmp_path, capfd):
+def test_a_wrong_option_exits_with_2_and_makes_no_directory(
+  words, reason, tmp_path, capfd
+):
   with pytest.raises(SystemExit) as caught:
     compare.main([*words, "--run-dir", str(tmp_path / "new" / "one")])
   assert caught.value.code == 2

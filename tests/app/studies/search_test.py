@@ -1,4 +1,4 @@
-"""The space of a search."""
+"""Tests of search spaces."""
 
 import math
 
@@ -10,35 +10,35 @@ from seedx.app.studies import search
 KINDS = {"rate": float, "length": int, "name": str, "switch": bool}
 
 
-def test_it_draws_within_the_range_whatever_the_scale():
+def test_draws_cover_a_log_range_and_a_whole_number_range():
   space = search.space({"rate": "log:1e-4..1e-2", "length": "2..4"}, KINDS)
-  found = search.drawn(space, 3_000, seed=0)
-  rates = [float(x["rate"]) for x in found]
+  draws = search.drawn(space, 3_000, seed=0)
+  rates = [float(x["rate"]) for x in draws]
   assert 1e-4 <= min(rates) < 1.1e-4 and 9e-3 < max(rates) <= 1e-2
-  # Half of them below the middle of the logarithms, within five deviations.
+  # Half of the logarithms are below their middle, within five deviations.
   below = sum(math.log10(x) < -3 for x in rates)
   assert abs(below - 1_500) < 5 * math.sqrt(3_000 / 4)
   for length in "234":
-    count = sum(x["length"] == length for x in found)
+    count = sum(x["length"] == length for x in draws)
     assert abs(count - 1_000) < 5 * math.sqrt(3_000 * 2 / 9)
 
 
 def test_a_range_without_log_is_uniform():
   space = search.space({"rate": "1..3"}, KINDS)
-  found = [float(x["rate"]) for x in search.drawn(space, 3_000, seed=0)]
-  assert abs(sum(x < 2 for x in found) - 1_500) < 5 * math.sqrt(3_000 / 4)
+  rates = [float(x["rate"]) for x in search.drawn(space, 3_000, seed=0)]
+  assert abs(sum(x < 2 for x in rates) - 1_500) < 5 * math.sqrt(3_000 / 4)
 
 
 @pytest.mark.parametrize("text", ["0.999..0.99999", "100000..123456"])
-def test_what_is_written_is_within_a_narrow_range(text):
+def test_rounded_draws_stay_within_a_narrow_range(text):
   low, high = map(float, text.split(".."))
   space = search.space({"rate": text}, KINDS)
-  found = [float(x["rate"]) for x in search.drawn(space, 500, seed=0)]
-  assert low <= min(found) and max(found) <= high
-  assert len({*found}) > 250
+  rates = [float(x["rate"]) for x in search.drawn(space, 500, seed=0)]
+  assert low <= min(rates) and max(rates) <= high
+  assert len({*rates}) > 250
 
 
-def test_the_same_seed_draws_the_same():
+def test_the_seed_determines_the_draws():
   space = search.space({"rate": "0.5..0.9", "name": "a|b|c"}, KINDS)
   assert search.drawn(space, 5, seed=3) == search.drawn(space, 5, seed=3)
   assert search.drawn(space, 5, seed=3) != search.drawn(space, 5, seed=4)
@@ -57,19 +57,19 @@ def test_a_grid_has_all_combinations():
   ]
 
 
-def test_a_grid_has_no_ranges():
+def test_a_grid_refuses_ranges():
   space = search.space({"rate": "0.1..0.2"}, KINDS)
   with pytest.raises(types.ConfigError, match=r"A\|B with method grid"):
     search.grid(space)
 
 
-def test_names_may_be_written_as_flags():
+def test_names_may_have_dashes_like_flags():
   kinds = {"batch_size": int}
   assert "batch_size" in search.space({"batch-size": "1|2"}, kinds)
 
 
 @pytest.mark.parametrize(
-  ("found", "message"),
+  ("texts", "message"),
   [
     ({}, "found nothing"),
     ({"rat": "1..2"}, "found rat"),
@@ -83,6 +83,6 @@ def test_names_may_be_written_as_flags():
     ({"name": "a..b"}, "LOW..HIGH"),
   ],
 )
-def test_what_cannot_be_searched(found, message):
+def test_a_wrong_search_space_is_refused(texts, message):
   with pytest.raises(types.ConfigError, match=message):
-    search.space(found, KINDS)
+    search.space(texts, KINDS)

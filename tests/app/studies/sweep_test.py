@@ -1,4 +1,4 @@
-"""Sweeps: what they refuse, and whole ones."""
+"""Tests of sweeps: wrong options, single trials, and whole sweeps."""
 
 import contextlib
 import importlib
@@ -40,8 +40,9 @@ SEARCH = "learning_rate=log:1e-4..1e-2,entropy_cost=0.001|0.01"
     (["ppo --help", "--search", SEARCH], "expected no --help"),
   ],
 )
-def test_what_is_refused(words, message, capfd, tmp_path, monkeypatch):
-  """Before Ray starts, and before a directory is made."""
+def test_wrong_options_are_refused_before_ray_starts(
+  words, message, capfd, tmp_path, monkeypatch
+):
   monkeypatch.chdir(tmp_path)
   monkeypatch.setattr(ray_cluster, "ray", None)
   with pytest.raises(SystemExit) as caught:
@@ -51,7 +52,7 @@ def test_what_is_refused(words, message, capfd, tmp_path, monkeypatch):
   assert not os.listdir(tmp_path)
 
 
-def test_the_directory_of_a_run_is_left_alone(tmp_path, capfd):
+def test_a_directory_with_a_run_is_refused_and_unchanged(tmp_path, capfd):
   (tmp_path / "config.json").write_text("{}")
   with pytest.raises(SystemExit):
     sweep.main(["ppo", "--search", SEARCH, "--run-dir", str(tmp_path)])
@@ -59,7 +60,9 @@ def test_the_directory_of_a_run_is_left_alone(tmp_path, capfd):
   assert (tmp_path / "config.json").read_text() == "{}"
 
 
-def test_without_ray_it_says_what_to_install(capfd, monkeypatch):
+def test_a_missing_ray_is_reported_with_the_command_to_install_it(
+  capfd, monkeypatch
+):
   real = importlib.import_module
 
   def imported(name, *package):
@@ -73,7 +76,7 @@ def test_without_ray_it_says_what_to_install(capfd, monkeypatch):
   assert 'pip install "seedx[ray]"' in capfd.readouterr().err
 
 
-def test_values_are_options():
+def test_values_become_options_of_a_command_line():
   values = {"learning_rate": "0.1", "rescale": "False", "dueling": "true"}
   assert sweep._words(values) == [
     "--learning-rate",
@@ -86,80 +89,80 @@ def test_values_are_options():
 @pytest.mark.slow
 @pytest.mark.parametrize("is_wrong", [False, True])
 def test_a_trial_on_ray_reports_each_line_and_its_end(is_wrong, tmp_path):
-  """As Tune calls it, without a cluster."""
+  """Calls the trial as Tune does, but without a cluster."""
   pytest.importorskip("ray.tune")
   tuning = importlib.import_module("seedx.app.studies.tuning")
   words = "a2c --env CartPole-v1 --hidden-sizes 8 --num-envs 4 --log-seconds 0"
   words = [*words.split(), "--total-steps", "400", *["--epochs"] * is_wrong]
   trial = trials.Trial("trials/000", words, seed=3)
   trainable = object.__new__(tuning._Trainable)
-  trainable.setup({"trial": 0}, asked=[trial], run_dir=tmp_path, needs={})
-  said = [trainable.step()]
-  while not said[-1]["done"]:
-    said.append(trainable.step())
-  before = signal.getsignal(signal.SIGTERM)
+  trainable.setup({"trial": 0}, trials=[trial], run_dir=tmp_path, needs={})
+  results = [trainable.step()]
+  while not results[-1]["done"]:
+    results.append(trainable.step())
+  handler = signal.getsignal(signal.SIGTERM)
   trainable.cleanup()
-  signal.signal(signal.SIGTERM, before)
+  signal.signal(signal.SIGTERM, handler)
   if is_wrong:
-    assert len(said) == 1 and "--epochs" in said[0]["error"]
+    assert len(results) == 1 and "--epochs" in results[0]["error"]
     return
-  steps = [x["env_steps"] for x in said]
+  steps = [x["env_steps"] for x in results]
   assert steps == sorted(steps) and steps[-1] >= 400 and len(steps) > 2
-  assert said[-1]["error"] == ""
+  assert results[-1]["error"] == ""
   last = metrics.read_lines(tmp_path / "trials/000/metrics.jsonl")[-1]
-  assert last["episode_return"] in (None, said[-1]["episode_return"])
+  assert last["episode_return"] in (None, results[-1]["episode_return"])
 
 
-class Pool:
-  """Trains nothing, and writes what trials would have reached."""
+class FakePool:
+  """A pool that writes the metrics of trials without training them."""
 
   def __init__(self, run_dir, failed):
     self.run_dir, self.stop, self._failed = run_dir, threading.Event(), failed
 
-  def train(self, asked, asha_steps=None):
+  def train(self, trials, asha_steps=None):
     del asha_steps
-    for k, x in enumerate(asked):
+    for k, x in enumerate(trials):
       folder = self.run_dir / x.name
       folder.mkdir(parents=True)
       line = {"env_steps": 400, "wall_seconds": 1.0, "episode_return": float(k)}
       (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
-    named = {x.name for x in asked}
-    return {k: f"failed: {x}" for k, x in self._failed.items() if k in named}
+    names = {x.name for x in trials}
+    return {k: f"failed: {x}" for k, x in self._failed.items() if k in names}
 
 
-def searched(tmp_path, failed):
+def run_search(tmp_path, failed):
   options = sweep.Options(experiment="ppo", trials=2, seeds=3, total_steps=400)
   values = [{"learning_rate": "0.1"}, {"learning_rate": "0.2"}]
   words = ["ppo", "--total-steps", "400"]
-  pool = Pool(tmp_path, failed)
+  pool = FakePool(tmp_path, failed)
   return sweep._search(options, words, values, "CartPole-v1", pool)
 
 
-def test_where_all_trials_fail_none_is_the_best(tmp_path, capsys):
+def test_if_all_trials_fail_none_is_the_best(tmp_path, capsys):
   failed = {"trials/000": "no memory", "trials/001": "no disk"}
-  assert searched(tmp_path, failed) == 1
-  said = capsys.readouterr().out
-  assert "all trials failed" in said and "best" not in said
-  assert "failed: no memory" in said and "failed: no disk" in said
+  assert run_search(tmp_path, failed) == 1
+  output = capsys.readouterr().out
+  assert "all trials failed" in output and "best" not in output
+  assert "failed: no memory" in output and "failed: no disk" in output
   assert not (tmp_path / "best").exists()
 
 
-def test_a_run_of_the_best_that_fails_is_no_result(tmp_path, capsys):
+def test_a_failed_run_of_the_best_is_left_out_of_its_mean(tmp_path, capsys):
   failed = {"trials/001": "no disk", "best/2": "no memory"}
-  assert searched(tmp_path, failed) == 1
-  *_, default, best, why, _ = capsys.readouterr().out.splitlines()
+  assert run_search(tmp_path, failed) == 1
+  *_, default, best, failure, _ = capsys.readouterr().out.splitlines()
   assert (
     default.startswith("default: mean return 1.0") and "0.0 1.0 2.0" in default
   )
-  # The trial that failed is not the best, though its return is higher.
+  # The failed trial is not the best, although its return is higher.
   assert best.startswith("best: learning_rate=0.1: mean return 4.0")
-  assert why == "best: learning_rate=0.1: best/2 failed: no memory"
+  assert failure == "best: learning_rate=0.1: best/2 failed: no memory"
   assert (tmp_path / "sweep.png").stat().st_size > 1000
 
 
 @pytest.fixture
 def started(tmp_path):
-  """Starts a sweep as a program; all of Ray has ended at the end."""
+  """A function that starts a sweep as a program, which is killed at the end."""
   with_ray.needed()
   begun = []
 
@@ -193,33 +196,35 @@ def rows(table):
 
 
 @pytest.mark.long
-def test_a_sweep_of_eight_trials(started, tmp_path):
+def test_a_sweep_ranks_eight_trials_and_trains_the_best_again(
+  started, tmp_path
+):
   sizes = ["--total-steps", "16000", "--seeds", "1", "--trials", "8"]
   program = started("ppo", "--search", SEARCH, *sizes)
-  said, progress = program.communicate()
+  output, progress = program.communicate()
   assert program.returncode == 0, progress
   run = tmp_path / "run"
-  found = rows((run / "sweep.md").read_text())
-  assert found == rows(said)
-  assert sorted(x[0] for x in found) == [f"{k:03d}" for k in range(8)]
-  for name, rate, cost, reached, steps, _, end in found:
+  table = rows((run / "sweep.md").read_text())
+  assert table == rows(output)
+  assert sorted(x[0] for x in table) == [f"{k:03d}" for k in range(8)]
+  for name, rate, cost, episode_return, steps, _, end in table:
     options = json.loads((run / "trials" / name / "config.json").read_text())
     assert options["options"]["learning_rate"] == float(rate)
     assert options["options"]["entropy_cost"] == float(cost)
     last = metrics.read_lines(run / "trials" / name / "metrics.jsonl")[-1]
-    assert f"{last['episode_return']:.1f}" == reached
+    assert f"{last['episode_return']:.1f}" == episode_return
     assert f"{last['env_steps']:,}" == steps
     assert end == ("done" if last["env_steps"] >= 16_000 else "ended early")
-  reached = [float(x[3]) for x in found]
-  assert reached == sorted(reached, reverse=True)
-  assert "ended early" in {x[6] for x in found}  # By ASHA.
+  returns = [float(x[3]) for x in table]
+  assert returns == sorted(returns, reverse=True)
+  assert "ended early" in {x[6] for x in table}  # By ASHA.
   assert len(re.findall(r"^\d/8 trials/", progress, re.MULTILINE)) == 8
-  assert re.search(r"^default: mean return .* with seeds 1 to 1$", said, re.M)
-  best = found[0]
+  assert re.search(r"^default: mean return .* with seeds 1 to 1$", output, re.M)
+  best = table[0]
   words = f"best: learning_rate={best[1]} entropy_cost={best[2]}: mean return"
-  assert words in said
-  again = json.loads((run / "best" / "1" / "config.json").read_text())
-  assert again["options"]["learning_rate"] == float(best[1])
+  assert words in output
+  final = json.loads((run / "best" / "1" / "config.json").read_text())
+  assert final["options"]["learning_rate"] == float(best[1])
   assert (run / "sweep.png").read_bytes().startswith(b"\x89PNG")
   assert not (run / "tune").exists()
 
@@ -238,7 +243,7 @@ def make(run_dir, options):
 
 
 @pytest.mark.long
-def test_a_trial_that_fails_ends_no_other(started, tmp_path):
+def test_a_failed_trial_does_not_end_the_others(started, tmp_path):
   (tmp_path / "own_sink.py").write_text(_SINK)
   words = "--search entropy_cost=0.5|0.02 --method grid --scheduler none"
   words += " --total-steps 3000 --seeds 1"
@@ -246,60 +251,60 @@ def test_a_trial_that_fails_ends_no_other(started, tmp_path):
     "ppo --sink own_sink:make",
     *words.split(),
   )
-  said, progress = program.communicate()
+  output, progress = program.communicate()
   assert program.returncode == 1, progress
-  (good, bad) = rows(said)
+  (good, bad) = rows(output)
   assert good[:2] == ["001", "0.02"] and good[-1] == "done"
   assert bad[:3] == ["000", "0.5", "-"]
   assert "--sink own_sink:make raises" in bad[-1]
-  assert "best: entropy_cost=0.02: mean return" in said
+  assert "best: entropy_cost=0.02: mean return" in output
 
 
 @pytest.mark.long
 def test_ctrl_c_ends_all_trials_with_checkpoints(started, tmp_path):
   steps = ["--total-steps", "100000000", "--trials", "2"]
   program = started("ppo", "--search", SEARCH, *steps)
-  first = [tmp_path / "run" / "trials" / f"00{k}" for k in range(2)]
+  folders = [tmp_path / "run" / "trials" / f"00{k}" for k in range(2)]
   running.wait_until(
     lambda: (
       program.poll() is not None
-      or all((x / "metrics.jsonl").exists() for x in first)
+      or all((x / "metrics.jsonl").exists() for x in folders)
     )
   )
   program.send_signal(signal.SIGINT)
-  said, progress = program.communicate()
+  output, progress = program.communicate()
   assert program.returncode == 130, progress
-  assert len(rows(said)) == 2
-  for run_dir in first:
-    assert os.listdir(run_dir / "checkpoints")
-  running.wait_until(lambda: not left(tmp_path))
+  assert len(rows(output)) == 2
+  for folder in folders:
+    assert os.listdir(folder / "checkpoints")
+  running.wait_until(lambda: not left_behind(tmp_path))
 
 
-def left(folder):
-  """Processes that a sweep has started, and not ended."""
-  found = []
+def left_behind(folder):
+  """Returns the processes that a sweep started and that still run."""
+  processes = []
   for process in psutil.process_iter():
     with contextlib.suppress(psutil.Error):
       if str(folder) in process.environ().get("PYTHONPATH", ""):
-        found.append(process)
-  return found
+        processes.append(process)
+  return processes
 
 
 @pytest.mark.slow
 def test_no_other_machine_reaches_a_sweep_of_one_machine(
   started, tmp_path, monkeypatch
 ):
-  """Ray and trials listen on 127.0.0.1; their token is in no file."""
+  """Ray and trials listen on 127.0.0.1 only, and no file has Ray's token."""
   monkeypatch.setenv("HOME", str(tmp_path))
   steps = ["--total-steps", "100000000", "--trials", "1"]
   program = started("ppo", "--search", SEARCH, *steps)
   trial_lines = tmp_path / "run" / "trials" / "000" / "metrics.jsonl"
   running.wait_until(lambda: program.poll() is not None or trial_lines.exists())
   assert program.poll() is None, program.communicate()
-  everyone = [psutil.Process(program.pid)]
-  everyone += everyone[0].children(recursive=True)
+  processes = [psutil.Process(program.pid)]
+  processes += processes[0].children(recursive=True)
   tokens, listening = set(), {}
-  for process in everyone:
+  for process in processes:
     with contextlib.suppress(psutil.Error):
       name = process.name()
       if name in ("gcs_server", "raylet"):

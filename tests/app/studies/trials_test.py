@@ -1,4 +1,4 @@
-"""Trials: their processes, their directories and what they die of."""
+"""Tests of trials: their processes, directories and errors."""
 
 import json
 import os
@@ -27,21 +27,21 @@ def trial(steps=400, *words, **changes):
 
 @pytest.mark.slow
 def test_a_trial_has_its_own_directory_options_and_seed(tmp_path):
-  asked = trial(400, "--learning-rate", "0.0123", seed=3)
-  run = trials.Running(asked, tmp_path)
+  own_trial = trial(400, "--learning-rate", "0.0123", seed=3)
+  run = trials.Running(own_trial, tmp_path)
   lines = list(run.lines(threading.Event()))
   run.end()
   assert run.error() == ""
   folder = tmp_path / "some" / "a"
   assert lines == metrics.read_lines(folder / "metrics.jsonl")
-  assert trials.Result.read(asked, tmp_path).last["env_steps"] >= 400
+  assert trials.Result.read(own_trial, tmp_path).last["env_steps"] >= 400
   config = json.loads((folder / "config.json").read_text())
   assert config["options"]["learning_rate"] == 0.0123
   assert config["options"]["seed"] == 3
 
 
 @pytest.mark.slow
-def test_a_trial_that_is_ended_has_a_checkpoint(tmp_path):
+def test_a_trial_that_is_ended_early_writes_a_checkpoint(tmp_path):
   run = trials.Running(trial(10**8), tmp_path)
   next(run.lines(threading.Event()))
   run.end()
@@ -50,7 +50,7 @@ def test_a_trial_that_is_ended_has_a_checkpoint(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_trial_names_what_has_ended_it(tmp_path):
+def test_a_trial_reports_the_error_that_ended_it(tmp_path):
   run = trials.Running(trial(400, "--epochs", "3"), tmp_path)
   assert list(run.lines(threading.Event())) == []
   run.end()
@@ -58,13 +58,13 @@ def test_a_trial_names_what_has_ended_it(tmp_path):
   assert "seedx train a2c" in error and "ended with 2: error: " in error
   assert "unrecognized arguments: --epochs" in error
   with pytest.raises(types.ConfigError, match="cannot write in"):
-    trials.Running(trial(), tmp_path)  # It has an output.
+    trials.Running(trial(), tmp_path)  # The directory has a run's output.
 
 
 @pytest.mark.parametrize(
   ("status", "error"), [(0, ""), (143, ""), (-15, ""), (1, "ended with 1")]
 )
-def test_a_trial_that_fails_at_its_end_has_failed(
+def test_only_an_unexpected_status_at_the_end_is_an_error(
   tmp_path, monkeypatch, status, error
 ):
   leave = f"exit {status}" if status >= 0 else f"kill {status} $$"
@@ -87,7 +87,7 @@ sys.stdin.read()
 
 
 @pytest.mark.slow
-def test_no_trial_outlives_what_has_started_it(tmp_path):
+def test_no_trial_outlives_the_program_that_started_it(tmp_path):
   words = [*WORDS.split(), str(10**8)]
   parent = subprocess.Popen(
     [sys.executable, "-c", _STARTS, str(tmp_path), *words],
@@ -124,11 +124,11 @@ def _is_running(pid):
     ("\x1b[0m\n---\n", "its process died"),
   ],
 )
-def test_the_cause_is_the_last_line_that_says_something(text, cause):
+def test_the_cause_is_the_last_line_with_a_word(text, cause):
   assert trials.cause(text) == cause
 
 
-def test_metrics_of_another_program_are_an_error_in_a_line(tmp_path):
+def test_metrics_of_another_program_are_an_error(tmp_path):
   (tmp_path / "a").mkdir()
   (tmp_path / "a" / "metrics.jsonl").write_text('{"step": 1}\n')
   result = trials.Result.read(trials.Trial("a", ["ppo"]), tmp_path)
