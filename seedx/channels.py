@@ -1,4 +1,4 @@
-"""Queues between threads that can be closed, so that no wait needs a clock."""
+"""Queues between threads, whose waits end when the queue is closed."""
 
 import collections
 import math
@@ -7,24 +7,24 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-# Maps the items that wait, oldest first, to the number of them to take now and,
-# where that is 0, the seconds to wait for more; None for no limit.
+# Maps the waiting items, oldest first, to the number of them to take now and,
+# if that is 0, the seconds to wait for more; None for no limit.
 Rule = Callable[[Sequence[T]], tuple[int, float | None]]
 
 
 class Channel(Generic[T]):
-  """A queue, first in, first out, which any thread may fill, empty or close.
+  """A first-in, first-out queue, which any thread may fill, empty or close.
 
-  Closing it ends every wait at once, and those that would begin later. What is
-  in it then can still be taken: a consumer that wants to lose nothing takes
-  until it gets nothing, another one stops at `closed`.
+  Closing it ends every wait at once, and later ones do not begin. The items
+  that are left can still be taken: a consumer that must not lose any takes
+  until it gets none, another one stops when `closed` is True.
   """
 
   def __init__(self, capacity: int | None = None) -> None:
     """Makes an empty channel.
 
     Args:
-      capacity: most items that wait in it; None for no limit.
+      capacity: maximum number of waiting items; None for no limit.
     """
     self._capacity = math.inf if capacity is None else capacity
     self._items: collections.deque[T] = collections.deque()
@@ -32,28 +32,29 @@ class Channel(Generic[T]):
     self._lock = threading.Lock()
     self._came = threading.Condition(self._lock)
     self._left = threading.Condition(self._lock)
-    # Threads that wait for items: most are put while none does.
+    # Number of threads that wait for items; it is mostly 0.
     self._waiting = 0
 
   def __len__(self) -> int:
-    """Number of items that wait in it."""
+    """Number of waiting items."""
     return len(self._items)
 
   @property
   def closed(self) -> bool:
-    """Whether it has been closed."""
+    """Whether the channel has been closed."""
     return self._closed
 
   def put(self, item: T, timeout_seconds: float | None = None) -> bool:
     """Appends an item, once there is room for it.
 
     Args:
-      item: what is appended.
-      timeout_seconds: longest time to wait; None for no limit, 0 for no wait.
+      item: item to append.
+      timeout_seconds: seconds to wait for room; None for no limit, 0 to return
+        at once.
 
     Returns:
-      Whether it was appended: not if the channel is closed, or full for all of
-      the time.
+      True if the item was appended; False if the channel is closed, or was full
+      all the time.
     """
     with self._lock:
       if len(self._items) >= self._capacity and not self._left.wait_for(
@@ -64,22 +65,23 @@ class Channel(Generic[T]):
       if self._closed:
         return False
       self._items.append(item)
-      if self._waiting:  # All of them, since they may want different numbers.
+      if self._waiting:  # All wake up, since each may want another number.
         self._came.notify_all()
       return True
 
   def get(
     self, count: int = 1, timeout_seconds: float | None = None
   ) -> list[T]:
-    """Takes the oldest items, once there are as many.
+    """Takes the oldest items, once there are `count` of them.
 
     Args:
       count: number of items, at least 1.
-      timeout_seconds: longest time to wait; None for no limit, 0 for no wait.
+      timeout_seconds: seconds to wait for items; None for no limit, 0 to return
+        at once.
 
     Returns:
-      The items; [] if the channel is closed and has fewer, or has had fewer for
-      all of the time.
+      The items; [] if the channel is closed and has fewer, or had fewer all the
+      time.
     """
     with self._lock:
       if len(self._items) < count:
@@ -93,11 +95,12 @@ class Channel(Generic[T]):
       return self._take(count)
 
   def take(self, rule: Rule[T]) -> list[T]:
-    """Takes as many of the oldest items as a rule wants, once it wants some.
+    """Takes the oldest items, once a rule wants some.
 
     Args:
-      rule: called at once, when items have come, and when the seconds are over
-        that it returned. It may not use the channel.
+      rule: function that returns the number of items to take. It is called at
+        once, when items have been put, and when the seconds that it returned
+        are over. It must not use the channel.
 
     Returns:
       The items; [] if the channel is closed and the rule wants none.
@@ -112,7 +115,7 @@ class Channel(Generic[T]):
         self._waiting -= 1
 
   def close(self) -> None:
-    """Ends every wait; a second call does nothing."""
+    """Ends all waits; a second call does nothing."""
     with self._lock:
       self._closed = True
       self._came.notify_all()
@@ -120,6 +123,6 @@ class Channel(Generic[T]):
 
   def _take(self, count: int) -> list[T]:
     taken = [self._items.popleft() for _ in range(count)]
-    if self._capacity < math.inf:  # Else none waits for room.
+    if self._capacity < math.inf:  # Without a limit, no thread waits for room.
       self._left.notify(count)
     return taken
