@@ -85,11 +85,7 @@ def check_range(
 ) -> None:
   """Checks that all numbers are from `low` to `high`, both included.
 
-  Args:
-    what: name of the array in the error.
-    array: numbers, an array of any shape.
-    low: smallest valid number, broadcast to the array.
-    high: largest valid number, broadcast to the array.
+  The limits are broadcast to the array, which the error calls `what`.
 
   Raises:
     Refused: INVALID_ARGUMENT, a number is NaN or out of range.
@@ -105,14 +101,10 @@ def check_range(
 
 
 def check_finite(what: str, nest: types.Tree) -> None:
-  """Checks that a nest of arrays has neither NaN nor infinities.
-
-  Args:
-    what: name of the nest in the error.
-    nest: arrays.
+  """Checks that a nest of arrays, called `what`, has finite numbers only.
 
   Raises:
-    Refused: INVALID_ARGUMENT, a number is not finite.
+    Refused: INVALID_ARGUMENT, a number is NaN or infinite.
   """
   if (name := trees.non_finite(nest)) is not None:
     where = f" in {name}" if name else ""

@@ -36,9 +36,9 @@ _PROBE_SECONDS = 5.0
 class Stream:
   """An open stream, whose replies come in the order of the requests.
 
-  Replies are received by iteration or by `receive`. Iteration stops when all
-  requests are answered and there are no more, when the server has stopped (its
-  work is over), or after `close`. Any other end raises `WireError`.
+  Iteration or `receive` returns them. Iteration stops when all requests are
+  answered, when the server has stopped (its work is over), or after `close`.
+  Any other end raises `WireError`.
 
   Attributes:
     welcome: JSON object from the server's session.
@@ -55,7 +55,6 @@ class Stream:
     unix_path: str | None,
     failure: Callable[[grpc.RpcError], calls.WireError],
   ) -> None:
-    """Opens the stream; see `Client.stream`."""
     self._failure = failure
     self._queue: queue.SimpleQueue[types.Tree] | None = None
     if requests is None:
@@ -126,10 +125,9 @@ class Stream:
     return self.receive()
 
   def send(self, nest: types.Tree) -> None:
-    """Sends a request, if `Client.exchange` has opened the stream.
+    """Sends a request of a stream from `Client.exchange`.
 
-    A request that does not fit the layout ends the stream, and the next
-    `receive` raises ValueError.
+    If it does not fit the layout, the next `receive` raises ValueError.
     """
     assert self._queue is not None
     if self._pipe is None:
@@ -141,10 +139,7 @@ class Stream:
       self._fail(error)
 
   def receive(self) -> types.Tree | None:
-    """Waits for the reply to the oldest unanswered request.
-
-    Returns:
-      The reply, with read-only arrays; None if the server's work is over.
+    """Waits for the next reply; None if the server's work is over.
 
     Raises:
       WireError: the stream failed.
@@ -200,11 +195,6 @@ class Stream:
       self._pipe.close()
 
   def _connect(self, unix_path: str, secret: str) -> None:
-    """Connects to the server's socket for messages.
-
-    Raises:
-      WireError: UNAVAILABLE, the server has gone.
-    """
     try:
       self._pipe = pipe_lib.connect(
         unix_path, secret, layout_lib.MAX_MESSAGE_BYTES
@@ -236,9 +226,8 @@ _streams_lock = threading.Lock()
 def _end_streams() -> None:
   """Ends the open streams before Python stops their threads.
 
-  A thread that Python stops may hold the lock of its call, which gRPC takes
-  again when the call is deleted: the program would hang. A thread that is
-  stopped within gRPC's C++ may abort the program.
+  A stopped thread may hold the lock of its call, for which gRPC then waits
+  forever, and a thread that is stopped within gRPC's C++ may abort the program.
   """
   with _streams_lock:
     streams, senders = list(_streams), list(_senders)
@@ -267,13 +256,9 @@ class Client:
   ) -> None:
     """Makes a client without connecting it.
 
-    Args:
-      address: the server's `address`.
-      security: TLS and token of the run.
-
     Raises:
-      types.ConfigError: the address is on another machine, and `security` does
-        not authenticate it; or a file cannot be used.
+      types.ConfigError: `security` does not authenticate a server on another
+        machine, or a file cannot be used.
     """
     self.was_accepted = False
     self._unix_path = security_lib.unix_path(address)
@@ -291,20 +276,14 @@ class Client:
     outputs: layout_lib.Layout,
     timeout_seconds: float | None = None,
   ) -> types.Tree:
-    """Calls a method once.
-
-    Args:
-      name: name of the method.
-      nest: request, a nest of `[rows, ...]` arrays.
-      inputs: layout of the request.
-      outputs: layout of the reply.
-      timeout_seconds: seconds until DEADLINE_EXCEEDED; None for no limit.
+    """Calls a method once with `[rows, ...]` arrays.
 
     Returns:
       The reply, with read-only arrays.
 
     Raises:
-      WireError: the call failed.
+      WireError: the call failed, or `timeout_seconds` are over
+        (DEADLINE_EXCEEDED; None for no limit).
       ValueError: `nest` does not fit `inputs`.
     """
     method = self._channel.unary_unary(calls.PATH_PREFIX + name)
@@ -329,14 +308,8 @@ class Client:
   ) -> Stream:
     """Opens a stream and waits until the server has accepted it.
 
-    Args:
-      name: name of the method.
-      requests: nests of `[rows, ...]` arrays, iterated on another thread once
-        the stream is accepted. gRPC takes a few ahead of their replies. An
-        iterator that never returns leaves its thread, a daemon, behind.
-      inputs: layout of the requests.
-      outputs: layout of the replies.
-      hello: JSON object for the server's session; empty by default.
+    Then a daemon thread iterates `requests`, nests of `[rows, ...]` arrays, a
+    few ahead of their replies. `hello` is a JSON object for the session.
 
     Raises:
       WireError: the server refused the stream, or there is no server.
@@ -423,7 +396,7 @@ def _metadata(
 
 
 def _answer(call: Any, outputs: layout_lib.Layout) -> Mapping[str, Any]:
-  """Returns the server's half of the handshake, checked against `outputs`."""
+  """Returns the server's half of the handshake; checks its layout."""
   metadata = dict(call.initial_metadata() or ())
   text = metadata.get(calls.METADATA_KEY)
   if text is None:

@@ -118,17 +118,13 @@ class Layout:
 
   @classmethod
   def of(cls, specs: types.Tree, max_rows: int) -> "Layout":
-    """Returns the layout of a nest.
+    """Returns the layout of a nest, with dtypes made little-endian.
 
     Args:
       specs: nest of tuples, NamedTuples, lists and dicts, whose leaves have a
         `shape` *without* the row axis and a `dtype`, such as arrays or specs.
-        `once` marks leaves that have no row axis in messages either. Without
-        leaves, messages are headers alone.
+        `once` marks leaves that have no row axis in messages either.
       max_rows: maximum number of rows in a message.
-
-    Returns:
-      The layout, with big-endian dtypes replaced by little-endian ones.
 
     Raises:
       types.ConfigError: such a nest cannot be sent.
@@ -199,12 +195,8 @@ class Layout:
   def decode(self, message: bytes) -> types.Tree:
     """Returns the arrays of a message, as read-only views of it.
 
-    Args:
-      message: message from `encode`, or bytes from a peer.
-
     Returns:
-      The nest of `[rows, *shape]` arrays, or `[*shape]` for columns that are
-      `once`.
+      `[rows, *shape]` arrays, or `[*shape]` for columns that are `once`.
 
     Raises:
       MessageError: the bytes are not a message of this layout.
@@ -233,14 +225,11 @@ class Layout:
     }
 
   def difference(self, other: Any) -> str | None:
-    """Compares this layout with one that the other end sent.
-
-    Args:
-      other: value of any JSON text; a layout if it comes from `to_json`.
+    """Describes the first difference to the other end's JSON.
 
     Returns:
-      A description of the first difference, or None if messages can be
-      exchanged. `max_rows` is not compared.
+      The description, or None if messages can be exchanged. `max_rows` may
+      differ.
     """
     if not isinstance(other, Mapping):
       return f"expected a JSON object, found {other!r:.80}"
@@ -272,7 +261,6 @@ class Layout:
 
   @functools.cached_property
   def _first_with_rows(self) -> int | None:
-    """Number of the first column that is not `once`."""
     return next((k for k, x in enumerate(self.columns) if not x.once), None)
 
   def _arrays(self, nest: types.Tree) -> list[np.ndarray]:

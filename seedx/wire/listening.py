@@ -37,14 +37,7 @@ class Listener:
   """A unix socket to which clients on this machine connect for messages."""
 
   def __init__(self, path: str) -> None:
-    """Listens.
-
-    Args:
-      path: path of the server's gRPC socket.
-
-    Raises:
-      OSError: no socket can be made beside it.
-    """
+    """Listens beside a server's socket; raises OSError if it cannot."""
     self._path = pipe_lib.beside(path)
     if pipe_lib.is_at(path):
       os.unlink(self._path)
@@ -70,9 +63,7 @@ class Listener:
   def wait(self, secret: str, max_bytes: int) -> pipe_lib.Pipe | None:
     """Waits for the client with a secret; None if it does not come.
 
-    Args:
-      secret: secret from `expect`.
-      max_bytes: maximum number of bytes of a message from the client.
+    A message from the client may have up to `max_bytes`.
     """
     token = bytes.fromhex(secret)
     with self._changed:
@@ -133,17 +124,11 @@ class Listener:
 
 @dataclasses.dataclass
 class _Arrival:
-  """A client that has connected and is sending its secret.
-
-  Attributes:
-    token: bytes of the secret that have arrived.
-    since_seconds: time of the connection.
-    is_over: whether the secret is complete, or the client has left.
-  """
+  """A client that has connected and is sending its secret."""
 
   token: bytes = b""
   since_seconds: float = dataclasses.field(default_factory=time.monotonic)
-  is_over: bool = False
+  is_over: bool = False  # The secret is complete, or the client has left.
 
   def receive(self, connected: socket.socket) -> None:
     """Adds the bytes that have arrived, maybe a part of the secret."""

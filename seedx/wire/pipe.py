@@ -26,12 +26,7 @@ class Pipe:
   """
 
   def __init__(self, connected: socket.socket, max_bytes: int) -> None:
-    """Takes over a socket.
-
-    Args:
-      connected: socket that is connected to the other end.
-      max_bytes: maximum number of bytes of a received message.
-    """
+    """Takes over a socket; a received message may have up to `max_bytes`."""
     self.cut = False
     self._socket = connected
     self._max_bytes = max_bytes
@@ -49,8 +44,7 @@ class Pipe:
   def send_and_receive(self, message: bytes) -> bool:
     """Sends a message, and receives meanwhile; False as in `send`.
 
-    If this end only sent, and the other one did too, both sockets could fill up
-    and both ends would wait forever.
+    Without this, both ends could wait forever while both sockets are full.
     """
     left = memoryview(message)
     try:
@@ -96,7 +90,7 @@ class Pipe:
     return header + rest
 
   def _exactly(self, size: int) -> bytes | None:
-    """Receives exactly `size` bytes; None if the pipe ends before that."""
+    """Receives `size` bytes; None if the pipe ends before that."""
     received = b""
     while len(received) < size:
       more = b""
@@ -135,12 +129,10 @@ def is_at(path: str) -> bool:
 
 
 def connect(path: str, secret: str, max_bytes: int) -> Pipe:
-  """Connects to a server's `Listener`.
+  """Connects to the `Listener` beside a server's socket.
 
-  Args:
-    path: path of the server's gRPC socket.
-    secret: hexadecimal secret of the stream, from the server's handshake.
-    max_bytes: maximum number of bytes of a message from the server.
+  `secret` comes from the server's handshake, in hexadecimal digits. A message
+  from the server may have up to `max_bytes`.
 
   Raises:
     OSError: the server has gone.
@@ -156,11 +148,7 @@ def connect(path: str, secret: str, max_bytes: int) -> Pipe:
 
 
 def beside(path: str) -> str:
-  """Returns the path of the socket for messages beside a server's socket.
-
-  Raises:
-    OSError: the path is too long.
-  """
+  """Returns the path of the socket for messages; OSError if it is too long."""
   beside_path = f"{path}-messages"
   if len(os.fsencode(beside_path)) > _MAX_PATH_BYTES:
     raise OSError(f"the path {beside_path} is too long for a socket")

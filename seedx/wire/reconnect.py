@@ -109,12 +109,6 @@ class Doubts:
   """
 
   def __init__(self, role: str, security: security_lib.Security) -> None:
-    """Makes a detection that has found nothing.
-
-    Args:
-      role: name of this process in messages.
-      security: TLS and token of the clients that failed.
-    """
     self._role = role
     self._security = security
     self._examined_seconds = -math.inf
@@ -123,10 +117,7 @@ class Doubts:
     self._since_seconds: float | None = None
 
   def look(self, addresses: Sequence[str]) -> None:
-    """Looks for problems after a client has failed; prints each one once.
-
-    Args:
-      addresses: addresses of servers that may have failed.
+    """Looks for problems of servers after a client failed; prints each once.
 
     Raises:
       WireError: UNAUTHENTICATED, a problem has lasted for 30 s.

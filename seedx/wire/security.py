@@ -144,10 +144,10 @@ class Security:
     return ClientSecurity(credentials, warning)
 
   def problem(self, address: str) -> str:
-    """Looks for the reason why a server is UNAVAILABLE, which gRPC hides.
+    """Describes why a server is UNAVAILABLE, which gRPC does not report.
 
     Returns:
-      A description; empty if nothing is wrong, or no server listens there.
+      The description; empty if nothing is wrong, or no server listens there.
     """
     if is_unix(address):
       return ""
@@ -162,13 +162,10 @@ class Security:
       return ""
 
   def _missing(self, address: str, tls: str, token: str) -> str:
-    """Names what an address lacks of TLS and a token.
-
-    Returns:
-      The names; empty if it lacks neither or no other machine can reach it.
+    """Names what of TLS and a token an address needs but does not have.
 
     Raises:
-      types.ConfigError: it needs them, since `insecure` is not set.
+      types.ConfigError: `insecure` does not allow this.
     """
     missing = " and ".join(
       name for name, value in (("TLS", tls), ("a token", token)) if not value
@@ -291,10 +288,7 @@ def unix_path(address: str) -> str | None:
 def reached(address: str, by: str = "") -> str:
   """Returns the address at which other processes reach a server.
 
-  Args:
-    address: address at which the server listens on this machine.
-    by: host name or IP that replaces 0.0.0.0 or [::]; the loopback address if
-      empty.
+  The host `by` replaces 0.0.0.0 and [::]; if it is empty, the loopback address.
   """
   host, separator, port = address.rpartition(":")
   loopback = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}

@@ -85,12 +85,7 @@ class Session(Protocol):
 
 
 class FunctionSession:
-  """A session without state: it answers each request by a function.
-
-  Attributes:
-    welcome: see `Session`.
-    close: see `Session`.
-  """
+  """A session without state, which answers each request by a function."""
 
   def __init__(
     self,
@@ -98,13 +93,6 @@ class FunctionSession:
     welcome: Mapping[str, Any] | None = None,
     close: Callable[[], None] = lambda: None,
   ) -> None:
-    """Makes a session.
-
-    Args:
-      function: function that answers the requests.
-      welcome: JSON object for the client; empty by default.
-      close: function that is called when the session ends.
-    """
     self.welcome: Mapping[str, Any] = welcome or {}
     self.close = close
     self._function = function
@@ -133,10 +121,9 @@ class Server:
     Args:
       address: `host:port`, where port 0 picks a free one, or `unix:/path`.
       max_streams: maximum number of simultaneous calls and streams of each
-        method. Further ones are refused with RESOURCE_EXHAUSTED.
-      silent_seconds: seconds that a stream waits for its client. Then it ends,
-        and the client tries again. After a stream of sessions, the client's
-        host is refused for 5 s, so that other hosts can take the place.
+        method; further ones are refused with RESOURCE_EXHAUSTED.
+      silent_seconds: seconds that a stream waits for its client before it ends.
+        If it had a session, the client's host is then refused for 5 s.
       security: TLS and token that clients need.
 
     Raises:
@@ -181,14 +168,9 @@ class Server:
   ) -> None:
     """Adds a method that answers each request by a function.
 
-    Args:
-      name: name of the method, unique in this server.
-      function: function from a nest of `inputs` to one of `outputs`. Several
-        threads call it at the same time; it may block, and raise `Refused`.
-      inputs: layout of the requests.
-      outputs: layout of the replies.
-      cancel: function that `stop` calls once if calls are still blocked after
-        the grace; it must make them return or raise.
+    Several threads call the function at the same time. It may block, and may
+    raise `Refused`. If calls are still blocked after the grace, `stop` calls
+    `cancel` once, which must make them return or raise.
     """
 
     def open_session(hello: Mapping[str, Any]) -> Session:
@@ -210,13 +192,8 @@ class Server:
   ) -> None:
     """Adds a method whose streams each have a session.
 
-    Args:
-      name: name of the method, unique in this server.
-      open_session: function that makes a session from the client's hello; it
-        may raise `Refused`.
-      inputs: layout of the requests.
-      outputs: layout of the replies.
-      max_streams: maximum number of streams, if not the server's.
+    `open_session` makes a session from the client's hello, and may raise
+    `Refused`. `max_streams` replaces the server's maximum for this method.
     """
     limit = max_streams or self._max_streams
     self._bind(_Method(name, open_session, inputs, outputs, limit))
@@ -282,13 +259,9 @@ class Server:
     """Ends all streams and stops serving; does nothing the second time.
 
     A stream that is answering a request ends with OK after the reply. A stream
-    that waits for a request, or is still blocked after the grace, ends with
-    CANCELLED, and its session is closed. To a client both statuses mean that
-    the server's work is over.
-
-    Args:
-      grace_seconds: seconds for requests that are being answered. A call that
-        stays blocked after its session is closed is left on a daemon thread.
+    that waits for a request, or is still blocked after `grace_seconds`, ends
+    with CANCELLED, and its session is closed. Both mean to a client that the
+    server's work is over. A call that stays blocked is left on a daemon thread.
     """
     with self._stop_lock:
       self._stopping.set()
@@ -331,7 +304,6 @@ class Server:
       self.stop(0)
 
   def _watch(self) -> None:
-    """Ends silent streams, and forgets old spent calls."""
     while not self._stopping.wait(min(1.0, self._silent_seconds / 4)):
       for method in self._methods.values():
         method.end_silent(self._silent_seconds)
@@ -371,12 +343,10 @@ class _Method:
     self.transferred_bytes = 0
 
   def count_bytes(self, size: int) -> None:
-    """Adds to `transferred_bytes`, from any thread."""
     with self._lock:
       self.transferred_bytes += size
 
   def num_streams(self) -> int:
-    """Returns the number of open streams."""
     return len(self._streams)
 
   def add(self, stream: "_Stream") -> str | None:
@@ -395,7 +365,6 @@ class _Method:
       return None
 
   def remove(self, stream: "_Stream") -> None:
-    """Removes a stream that has ended."""
     with self._lock:
       self._streams.discard(stream)
 
@@ -597,10 +566,6 @@ class _Handlers(grpc.GenericRpcHandler):
 
   On the network, a single call is a stream of one message, so one kind of
   handler serves both.
-
-  Attributes:
-    full_seconds: time at which a method last had no room for a call.
-    listener: listener for the messages of clients on this machine.
   """
 
   def __init__(
@@ -609,6 +574,7 @@ class _Handlers(grpc.GenericRpcHandler):
     stopping: threading.Event,
     security: security_lib.ServerSecurity,
   ) -> None:
+    # The time at which a method last had no room for a call.
     self.full_seconds = -math.inf
     self.listener: listening.Listener | None = None
     self._methods = methods
@@ -650,7 +616,6 @@ class _Handlers(grpc.GenericRpcHandler):
   def service(
     self, handler_call_details: grpc.HandlerCallDetails
   ) -> grpc.RpcMethodHandler | None:
-    """Returns the handler of a path; see `grpc.GenericRpcHandler`."""
     path, newest = handler_call_details.method, _Newest()
 
     def handle(
@@ -699,8 +664,7 @@ class _Handlers(grpc.GenericRpcHandler):
 class _Newest:
   """The newest request of a call, which is freed when the call ends.
 
-  gRPC keeps a request that arrives while the call ends, as long as anything
-  refers to the call, and so does this server with spent calls.
+  gRPC would keep a request that arrives while the call ends with a spent call.
   """
 
   def __init__(self) -> None:
@@ -713,7 +677,6 @@ class _Newest:
     return self
 
   def take(self) -> bytes:
-    """Returns the request and forgets it."""
     message, self._message = self._message, b""
     return message
 
