@@ -16,16 +16,11 @@ class Channel(Generic[T]):
   """A first-in, first-out queue, which any thread may fill, empty or close.
 
   Closing it ends every wait at once, and later ones do not begin. The items
-  that are left can still be taken: a consumer that must not lose any takes
-  until it gets none, another one stops when `closed` is True.
+  that are left can still be taken.
   """
 
   def __init__(self, capacity: int | None = None) -> None:
-    """Makes an empty channel.
-
-    Args:
-      capacity: maximum number of waiting items; None for no limit.
-    """
+    """Makes a channel for up to `capacity` items; None for no limit."""
     self._capacity = math.inf if capacity is None else capacity
     self._items: collections.deque[T] = collections.deque()
     self._closed = False
@@ -47,10 +42,7 @@ class Channel(Generic[T]):
   def put(self, item: T, timeout_seconds: float | None = None) -> bool:
     """Appends an item, once there is room for it.
 
-    Args:
-      item: item to append.
-      timeout_seconds: seconds to wait for room; None for no limit, 0 to return
-        at once.
+    It waits up to `timeout_seconds`; None for no limit, 0 to return at once.
 
     Returns:
       True if the item was appended; False if the channel is closed, or was full
@@ -72,12 +64,9 @@ class Channel(Generic[T]):
   def get(
     self, count: int = 1, timeout_seconds: float | None = None
   ) -> list[T]:
-    """Takes the oldest items, once there are `count` of them.
+    """Takes the `count` oldest items, at least 1, once there are as many.
 
-    Args:
-      count: number of items, at least 1.
-      timeout_seconds: seconds to wait for items; None for no limit, 0 to return
-        at once.
+    It waits up to `timeout_seconds`; None for no limit, 0 to return at once.
 
     Returns:
       The items; [] if the channel is closed and has fewer, or had fewer all the
@@ -97,10 +86,8 @@ class Channel(Generic[T]):
   def take(self, rule: Rule[T]) -> list[T]:
     """Takes the oldest items, once a rule wants some.
 
-    Args:
-      rule: function that returns the number of items to take. It is called at
-        once, when items have been put, and when the seconds that it returned
-        are over. It must not use the channel.
+    The rule is called at once, when items have been put, and when the seconds
+    that it returned are over. It must not use the channel.
 
     Returns:
       The items; [] if the channel is closed and the rule wants none.

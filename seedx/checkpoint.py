@@ -51,8 +51,7 @@ class Checkpoints:
   """The checkpoints in a directory, by their numbers of env steps.
 
   The newest `keep` and the best are kept. Only one thread may use an instance.
-  Directories without a file of this format are left alone, since other programs
-  may use numbers as names, too.
+  Directories without a file of this format are left alone.
 
   Attributes:
     directory: directory of the checkpoints.
@@ -68,8 +67,8 @@ class Checkpoints:
     """Opens a directory; the first `save` makes it if it does not exist.
 
     Args:
-      directory: directory of the checkpoints; if it is a `files.Folder` within
-        a run directory, a link in its place is not followed.
+      directory: directory of the checkpoints; if it is a `files.Folder`, a link
+        in its place is not followed.
       keep: number of the newest checkpoints that `save` keeps; None for all.
       newest_only: items that `save` keeps only in the newest checkpoint that
         has them.
@@ -120,11 +119,7 @@ class Checkpoints:
     return size
 
   def rate(self, env_steps: int, score: float) -> None:
-    """Replaces the score of a checkpoint, if the checkpoint exists.
-
-    Raises:
-      OSError: the score cannot be written.
-    """
+    """Replaces a checkpoint's score, if it exists; OSError if it cannot."""
     if env_steps in self._current_steps():
       folder = self.directory.folder(str(env_steps))
       folder.write(_SCORE, to_bytes(np.float64(score)))
@@ -139,10 +134,9 @@ class Checkpoints:
     return sorted(self._named("", lambda x: _is_current(x) or _is_older(x)))
 
   def ranked(self) -> list[int]:
-    """Returns all env steps by score, the best first.
+    """Returns all env steps, those with the best score first.
 
-    Ties are in order of age, the newest first. Checkpoints without a readable
-    score come last.
+    Of equal scores the newest comes first; unreadable scores come last.
     """
     return sorted(
       self.steps(), key=lambda step: (self._score(step), step), reverse=True
@@ -155,19 +149,12 @@ class Checkpoints:
     shapes: types.Tree | None = None,
     most_bytes: float = math.inf,
   ) -> types.Tree:
-    """Reads an item of a checkpoint.
-
-    Args:
-      env_steps: number of env steps of the checkpoint.
-      name: name of the item, as in `save`.
-      shapes: nest with the item's structure, shapes and dtypes, of arrays or of
-        `jax.ShapeDtypeStruct`; None to accept any.
-      most_bytes: maximum number of bytes of the item's arrays; a larger item is
-        not read.
+    """Reads an item of a checkpoint, unless its arrays exceed `most_bytes`.
 
     Returns:
-      A nest of NumPy arrays. If `shapes` is None, a dict of them by their paths
-      in the nest, such as `a/0`.
+      NumPy arrays in a nest with the structure, shapes and dtypes of `shapes`
+      (arrays or `jax.ShapeDtypeStruct`). If that is None, a dict of any arrays
+      by their paths in the nest, such as `a/0`.
 
     Raises:
       Damaged: the item is missing, was changed, or is too large.
@@ -204,11 +191,7 @@ class Checkpoints:
     return like(arrays, shapes, f"{name!r} of {where}")
 
   def set_aside(self, env_steps: int) -> str:
-    """Renames a damaged checkpoint, so that it no longer counts as one.
-
-    Returns:
-      The new path.
-    """
+    """Renames a damaged checkpoint, so that it counts as none; new path."""
     name, number = f"{env_steps}{_DAMAGED}", 1
     while self.directory.has(name):
       number += 1
@@ -223,7 +206,6 @@ class Checkpoints:
       return -math.inf
 
   def _retain(self) -> None:
-    """Deletes checkpoints and items that are not to be kept."""
     steps = self._current_steps()
     for name in self._newest_only:
       for step in [x for x in steps if self.has(x, name)][:-1]:
@@ -271,10 +253,7 @@ def to_bytes(nest: types.Tree) -> bytes:
 
 
 def from_bytes(content: np.ndarray) -> dict[str, np.ndarray]:
-  """Returns the arrays in the bytes from `to_bytes`, by their paths.
-
-  Args:
-    content: `[bytes]` uint8, of which the arrays are views.
+  """Returns the arrays in `[bytes]` uint8 of `to_bytes`, as views, by path.
 
   Raises:
     Damaged: the bytes have been changed.
@@ -283,12 +262,9 @@ def from_bytes(content: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def like(arrays: Mapping[str, Any], nest: types.Tree, where: str) -> types.Tree:
-  """Returns arrays as a nest with the structure of another.
+  """Returns arrays, or their shapes and dtypes, as a nest like another.
 
-  Args:
-    arrays: arrays, or anything with shapes and dtypes, by path.
-    nest: nest with the expected structure, shapes and dtypes.
-    where: origin of the arrays, for errors.
+  `arrays` has them by path; `where` names their origin in errors.
 
   Raises:
     types.ConfigError: the arrays have another structure, shapes or dtypes.
@@ -440,10 +416,7 @@ def _arrays(
 
 
 def _named(nest: types.Tree) -> list[tuple[str, types.Array]]:
-  """Returns the leaves of a nest with their paths, such as `a/0`.
-
-  A dict with these paths as keys has the same named leaves as the nest.
-  """
+  """Returns the leaves of a nest with their paths, such as `a/0`."""
   named = [
     (jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
     for path, leaf in jax.tree_util.tree_leaves_with_path(nest)

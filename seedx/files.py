@@ -51,9 +51,7 @@ class Folder:
   def __init__(self, path: "str | os.PathLike[str]") -> None:
     """Makes a reference to a directory, which need not exist.
 
-    Args:
-      path: path of the directory; `~` is the home directory. Links in the path,
-        also its last part, are followed.
+    `~` is the home directory. Links in the path are followed, also at its end.
     """
     self._root = pathlib.Path(path).expanduser()
     self._below: tuple[str, ...] = ()
@@ -112,12 +110,7 @@ class Folder:
     return True
 
   def open(self, name: str, mode: Literal["r", "a", "x"] = "r") -> IO[bytes]:
-    """Opens a regular file.
-
-    Args:
-      name: name of the file.
-      mode: "r" to read, "a" to append or make, "x" to make a new file.
-    """
+    """Opens a regular file to read, to append or make ("a"), or to make."""
     with self._opened() as directory:
       # Opening a device may have effects, so its kind is checked before.
       with contextlib.suppress(FileNotFoundError):
@@ -134,11 +127,7 @@ class Folder:
       raise
 
   def read(self, name: str, most_bytes: int = _MAX_TEXT_BYTES) -> str:
-    """Reads a text file.
-
-    Args:
-      name: name of the file.
-      most_bytes: maximum number of bytes; a larger file is not read.
+    """Reads a text file, unless it has more than `most_bytes`.
 
     Raises:
       UnicodeDecodeError: the file is not UTF-8.
@@ -154,9 +143,7 @@ class Folder:
   def write(self, name: str, content: bytes | str) -> None:
     """Writes a file atomically: readers see the old content or the new one.
 
-    Args:
-      name: name of the file. An entry with this name is replaced, even a link.
-      content: new content; text is encoded as UTF-8.
+    An entry with this name is replaced, even a link. Text is encoded as UTF-8.
     """
     if isinstance(content, str):
       content = content.encode()
@@ -241,14 +228,7 @@ def tentative() -> Iterator[None]:
 def open_folder(
   path: str | os.PathLike[str], names: Collection[str] = ()
 ) -> Folder:
-  """Makes a directory for writing, unless it exists.
-
-  Args:
-    path: path of the directory; `~` is the home directory.
-    names: names of the files that will be written, which must not exist.
-
-  Returns:
-    The directory.
+  """Makes a directory for writing files with these names, unless it exists.
 
   Raises:
     types.ConfigError: one of the names is taken, or the directory is not
@@ -273,11 +253,7 @@ def open_folder(
 
 
 def check_free(path: str | os.PathLike[str], names: Collection[str]) -> None:
-  """Checks that no entry of a directory has one of these names.
-
-  Args:
-    path: path of the directory, which need not exist.
-    names: names of the files that will be written.
+  """Checks that no entry of a directory, if it exists, has one of the names.
 
   Raises:
     types.ConfigError: one of the names is taken.
@@ -298,11 +274,7 @@ def check_free(path: str | os.PathLike[str], names: Collection[str]) -> None:
 
 
 def open_new_folder(parent: str | os.PathLike[str], name: str) -> Folder:
-  """Makes a new directory.
-
-  Args:
-    parent: path of the directory in which it is made.
-    name: name of the directory; if it is taken, `name-2`, `name-3` and so on.
+  """Makes a new directory; its name may become `name-2`, `name-3` and so on.
 
   Raises:
     types.ConfigError: the directory cannot be made.
@@ -337,14 +309,12 @@ def write_file(path: str | os.PathLike[str], content: bytes | str) -> None:
 
 
 def _note(folder: Folder) -> None:
-  """Remembers a directory that has been made, for `tentative`."""
   made = _made.get()
   if made is not None:
     made.append(folder)
 
 
 def _check_regular(status: os.stat_result) -> None:
-  """Raises OSError unless the status is that of a regular file."""
   if stat.S_ISREG(status.st_mode):
     return
   words = (words for is_kind, words in _KINDS if is_kind(status.st_mode))

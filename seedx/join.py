@@ -32,14 +32,9 @@ _GAVE_UP = 3
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Joins a run.
+  """Joins a run; returns the exit status, see this module's docstring.
 
-  Args:
-    argv: words of the command line without the program's name; None for
-      `sys.argv`.
-
-  Returns:
-    The exit status, see `run`; exits with 2 if a word is not valid.
+  `argv` has the command line without the program's name; None for `sys.argv`.
   """
   argv = sys.argv[1:] if argv is None else list(argv)
   parser = _parser()
@@ -78,17 +73,9 @@ def run(
   config: joining.Config,
   security: wire.Security,
 ) -> int:
-  """Joins a run until it is over or a signal comes; prints errors.
+  """Joins a run until it is over or a signal comes; returns the exit status.
 
-  Args:
-    address: address of the learner.
-    hello: first message to the learner.
-    play: function that does the work of a role; see `joining.join`.
-    config: limits of the waiting for a learner.
-    security: TLS and token of the run.
-
-  Returns:
-    The exit status, which this module's docstring describes.
+  `play` does the work of the role; see `joining.join`. Errors are printed.
   """
   stop = threading.Event()
   try:
@@ -107,7 +94,6 @@ class _Parser(argparse.ArgumentParser):
   """A parser that prints errors in one line."""
 
   def error(self, message: str) -> NoReturn:
-    """Prints an error and exits with status 2."""
     self.exit(2, f"error: {message}; see --help\n")
 
 

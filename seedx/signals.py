@@ -91,16 +91,10 @@ def leave_at_once() -> None:
 def stopping(stop: threading.Event, exits: bool = True) -> Iterator[Ending]:
   """Makes the first signal set `stop`, and a second Ctrl-C exit.
 
-  Only the main thread can handle signals; on another thread, this only calls
-  `Ending.watch`. SIGHUP and SIGTERM stay ignored if they are, as with nohup.
-
-  Args:
-    stop: event that the first signal sets.
-    exits: whether the second Ctrl-C exits the process, as in a program. If not,
-      it raises KeyboardInterrupt, as in a script or a notebook.
-
-  Yields:
-    The state of the end.
+  If `exits` is False, as in a notebook, the second Ctrl-C raises
+  KeyboardInterrupt instead. Only the main thread can handle signals; on another
+  thread, this only calls `Ending.watch`. SIGHUP and SIGTERM stay ignored if
+  they are, as with nohup.
   """
   ending = Ending()
   ending.exits = exits
@@ -205,7 +199,7 @@ def _handled() -> list[signal.Signals]:
 
 
 def _without_terminal() -> None:
-  """Redirects output from a terminal that has hung up to /dev/null."""
+  """Redirects stdout and stderr to /dev/null if their terminal is gone."""
   nowhere = os.open(os.devnull, os.O_RDWR)
   for number in (1, 2):
     try:
