@@ -104,9 +104,9 @@ class FunctionSession:
 class Server:
   """A server of functions and sessions.
 
-  After the constructor come `bind` or `bind_stream`, `start` and `stop`; `with
-  server:` starts and stops, after an exception without grace. The server's
-  threads never keep the process alive.
+  Usage: add methods by `bind` and `bind_stream`, then `start`, and `stop` in
+  the end. `with server:` starts and stops it, without grace after an exception.
+  The server's threads never keep the process alive.
   """
 
   def __init__(
@@ -166,11 +166,12 @@ class Server:
     outputs: layout_lib.Layout,
     cancel: Callable[[], None] | None = None,
   ) -> None:
-    """Adds a method that answers each request by a function.
+    """Adds a method that answers requests by a function.
 
-    Several threads call the function at the same time. It may block, and may
-    raise `Refused`. If calls are still blocked after the grace, `stop` calls
-    `cancel` once, which must make them return or raise.
+    The function takes a nest of `inputs` and returns one of `outputs`. Several
+    threads call it at the same time; it may block, and may raise `Refused`. If
+    calls are still blocked after the grace, `stop` calls `cancel` once, which
+    must make them return or raise.
     """
 
     def open_session(hello: Mapping[str, Any]) -> Session:
@@ -466,7 +467,7 @@ class _Stream:
     self._context.cancel()
 
   def close(self) -> None:
-    """Closes the session; a second call does nothing."""
+    """Closes the session and the pipe; a second call does nothing."""
     with self._lock:
       session, self._session = self._session, None
       self._closed, pipe = True, self._pipe
@@ -729,7 +730,7 @@ def _hello_limit(methods: Iterable[_Method]) -> list[tuple[str, int]]:
 
 
 def _wait_for_end(methods: Iterable[_Method], seconds: float) -> list[str]:
-  """Waits for the streams' ends; returns methods with streams left."""
+  """Waits for all streams' ends; returns the methods with open streams."""
   deadline = time.monotonic() + seconds
   while True:
     names = [method.name for method in methods if method.num_streams()]
