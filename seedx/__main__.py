@@ -37,7 +37,7 @@ _WITHOUT_RLAX = ("plot", "join", "certificates")
 
 def program() -> int:
   """Runs `main` as a process; returns its exit status."""
-  signals.leave_at_once()
+  signals.exit_on_signals()
   output.outlive_readers()
   return main()
 

@@ -147,9 +147,9 @@ class Checkpoints:
     env_steps: int,
     name: str,
     shapes: types.Tree | None = None,
-    most_bytes: float = math.inf,
+    max_bytes: float = math.inf,
   ) -> types.Tree:
-    """Reads an item of a checkpoint, unless its arrays exceed `most_bytes`.
+    """Reads an item of a checkpoint, unless its arrays exceed `max_bytes`.
 
     Returns:
       NumPy arrays in a nest with the structure, shapes and dtypes of `shapes`
@@ -174,10 +174,9 @@ class Checkpoints:
         if shapes is not None:  # Checked before memory is allocated.
           like(columns, shapes, f"{name!r} of {where}")
         size = sum(x.num_bytes for x in columns.values())
-        if size > most_bytes:
+        if size > max_bytes:
           raise Damaged(
-            f"expected at most {most_bytes:,.0f} bytes of arrays, found"
-            f" {size:,}"
+            f"expected at most {max_bytes:,.0f} bytes of arrays, found {size:,}"
           )
         arrays = _arrays(np.fromfile(file, np.uint8), columns)
     except OSError as error:

@@ -126,19 +126,19 @@ class Folder:
       os.close(file)
       raise
 
-  def read(self, name: str, most_bytes: int = _MAX_TEXT_BYTES) -> str:
-    """Reads a text file, unless it has more than `most_bytes`.
+  def read(self, name: str, max_bytes: int = _MAX_TEXT_BYTES) -> str:
+    """Reads a text file, unless it has more than `max_bytes`.
 
     Raises:
       UnicodeDecodeError: the file is not UTF-8.
     """
     with self.open(name) as file:
       size = os.fstat(file.fileno()).st_size
-      if size > most_bytes:
+      if size > max_bytes:
         raise OSError(
-          errno.EFBIG, f"has {size:,} bytes, more than {most_bytes:,}"
+          errno.EFBIG, f"has {size:,} bytes, more than {max_bytes:,}"
         )
-      return file.read(most_bytes).decode()
+      return file.read(max_bytes).decode()
 
   def write(self, name: str, content: bytes | str) -> None:
     """Writes a file atomically: readers see the old content or the new one.

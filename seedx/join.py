@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from seedx import output, signals
 
 if __name__ == "__main__":
-  signals.leave_at_once()
+  signals.exit_on_signals()
   output.outlive_readers()
 
 from seedx import types, wire

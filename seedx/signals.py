@@ -67,7 +67,7 @@ def status(number: int) -> int:
   return 128 + number
 
 
-def say(text: str) -> None:
+def print_at_once(text: str) -> None:
   """Writes to stderr at once, even if another thread hangs while it prints."""
   # `print` would wait for the lock of such a thread. stderr may be closed, or
   # None.
@@ -75,7 +75,7 @@ def say(text: str) -> None:
     os.write(sys.stderr.fileno(), text.encode())
 
 
-def leave_at_once() -> None:
+def exit_on_signals() -> None:
   """Makes signals exit this program at once, until they are handled otherwise.
 
   A program calls this before its other imports, which take seconds and would
@@ -152,7 +152,7 @@ def _listen(reader: int, stop: threading.Event, ending: Ending) -> None:
         ending.watch()
     except Exception as error:  # The thread must continue, for the signals.
       ending.watch = None
-      say(f"the search for hangs has failed and ends: {error!r}\n")
+      print_at_once(f"the search for hangs has failed and ends: {error!r}\n")
 
 
 def _handle(
@@ -164,7 +164,7 @@ def _handle(
     stop.set()
     if number == signal.SIGHUP:
       _without_terminal()
-    say("\nstopping; Ctrl-C again to exit at once\n")
+    print_at_once("\nstopping; Ctrl-C again to exit at once\n")
   elif (
     number == signal.SIGINT
     and not ending.raises  # If it is set, `Ending.leave` has sent this signal.

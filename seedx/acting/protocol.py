@@ -49,7 +49,7 @@ def first_seed(welcome: Mapping[str, Any]) -> int:
   """
   found = welcome.get("first_seed")
   if type(found) is not int or not 0 <= found < 2**31:
-    raise wire.unwelcome("first_seed from 0 to 2^31 - 1", found)
+    raise wire.bad_welcome("first_seed from 0 to 2^31 - 1", found)
   return found
 
 

@@ -63,9 +63,9 @@ def exploration(welcome: Mapping[str, Any], num_envs: int) -> np.ndarray:
   """
   found = welcome.get("exploration")
   if not isinstance(found, list) or len(found) != num_envs:
-    raise wire.unwelcome(f"exploration of {num_envs} environments", found)
+    raise wire.bad_welcome(f"exploration of {num_envs} environments", found)
   if not all(isinstance(x, float) and 0.0 <= x <= 1.0 for x in found):
-    raise wire.unwelcome("exploration from 0.0 to 1.0", found)
+    raise wire.bad_welcome("exploration from 0.0 to 1.0", found)
   return np.asarray(found, np.float32)
 
 

@@ -169,16 +169,21 @@ from seedx.wire.calls import (
   SILENT_SECONDS,
   Refused,
   WireError,
+  bad_welcome,
   check_finite,
   check_range,
   does_not_fit,
   invalid,
-  unwelcome,
 )
 from seedx.wire.client import Client, Stream
 from seedx.wire.layout import NOTHING, Column, Layout, MessageError, once
-from seedx.wire.reconnect import Doubts, GaveUpError, until_done
-from seedx.wire.security import LOCAL, Security, check_address, reached
+from seedx.wire.reconnect import GaveUpError, SecurityCheck, until_done
+from seedx.wire.security import (
+  LOCAL,
+  Security,
+  check_address,
+  reachable_address,
+)
 
 __all__ = [
   "LOCAL",
@@ -186,22 +191,22 @@ __all__ = [
   "SILENT_SECONDS",
   "Client",
   "Column",
-  "Doubts",
   "GaveUpError",
   "Layout",
   "MessageError",
   "Refused",
   "Security",
+  "SecurityCheck",
   "StatusCode",
   "Stream",
   "WireError",
+  "bad_welcome",
   "check_address",
   "check_finite",
   "check_range",
   "does_not_fit",
   "invalid",
   "once",
-  "reached",
+  "reachable_address",
   "until_done",
-  "unwelcome",
 ]

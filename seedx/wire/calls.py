@@ -44,7 +44,7 @@ class WireError(Exception):
     self.message = message
 
 
-def unwelcome(expected: str, actual: object) -> WireError:
+def bad_welcome(expected: str, actual: object) -> WireError:
   """Returns an error for a server's welcome that is not valid."""
   return WireError(
     grpc.StatusCode.FAILED_PRECONDITION,

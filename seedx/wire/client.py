@@ -417,7 +417,7 @@ def _answer(call: Any, outputs: layout_lib.Layout) -> Mapping[str, Any]:
     )
   handshake.setdefault("welcome", {})
   if not isinstance(handshake["welcome"], dict):
-    raise calls.unwelcome("an object", handshake["welcome"])
+    raise calls.bad_welcome("an object", handshake["welcome"])
   return handshake
 
 

@@ -54,12 +54,12 @@ def until_done(
     security: TLS and token of the run.
 
   Raises:
-    WireError: the server refuses this client, or `Doubts` has found a problem.
+    WireError: the server refuses this client, or a `SecurityCheck` fails.
     GaveUpError: there was no server for `give_up_seconds`.
     types.ConfigError: see `Client`.
   """
   reported, without_session, without_server = "", *2 * [time.monotonic()]
-  doubts, ever_accepted = Doubts(role, security), False
+  security_check, ever_accepted = SecurityCheck(role, security), False
   while not stop.is_set():
     try:
       client = client_lib.Client(address, security)
@@ -87,7 +87,7 @@ def until_done(
       if client.was_accepted or error.code is StatusCode.RESOURCE_EXHAUSTED:
         without_server = now
       elif not ever_accepted:
-        doubts.look([address])
+        security_check.run([address])
       if now >= without_server + give_up_seconds:
         raise GaveUpError(
           error.code,
@@ -101,8 +101,8 @@ def until_done(
       stop.wait(retry_seconds)
 
 
-class Doubts:
-  """Detection of security problems behind UNAVAILABLE.
+class SecurityCheck:
+  """A search for security problems behind UNAVAILABLE.
 
   gRPC reports a server that is not running, a wrong certificate, and TLS at
   only one end all as UNAVAILABLE, but only the first is a reason to wait.
@@ -116,7 +116,7 @@ class Doubts:
     # The time since which something has been wrong.
     self._since_seconds: float | None = None
 
-  def look(self, addresses: Sequence[str]) -> None:
+  def run(self, addresses: Sequence[str]) -> None:
     """Looks for problems of servers after a client failed; prints each once.
 
     Raises:

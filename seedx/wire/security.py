@@ -285,7 +285,7 @@ def unix_path(address: str) -> str | None:
   return path.removeprefix("//") if path.startswith("///") else path
 
 
-def reached(address: str, by: str = "") -> str:
+def reachable_address(address: str, by: str = "") -> str:
   """Returns the address at which other processes reach a server.
 
   The host `by` replaces 0.0.0.0 and [::]; if it is empty, the loopback address.

@@ -310,16 +310,16 @@ def test_only_a_mistake_that_lasts_half_a_minute_ends_the_client(
   now, wrong = [0.0], ["a certificate"]
   monkeypatch.setattr(reconnect.time, "monotonic", lambda: now[0])
   security = mock.Mock(problem=lambda address: wrong[0])
-  doubts = wire.Doubts("actor", security)
+  security_check = wire.SecurityCheck("actor", security)
   for now[0] in (100.0, 3700.0, 3702.0, 3704.0):
-    doubts.look(["there:1"])
+    security_check.run(["there:1"])
   wrong[0] = ""
   now[0] = 3730.0
-  doubts.look(["there:1"])
+  security_check.run(["there:1"])
   wrong[0] = "a certificate"
   with pytest.raises(wire.WireError, match="there:1: a certificate"):
     for now[0] in np.arange(3740.0, 3790.0, 5.0):
-      doubts.look(["there:1"])
+      security_check.run(["there:1"])
   assert now[0] == 3770.0
   assert capfd.readouterr().err == "actor: there:1: a certificate\n"
 
