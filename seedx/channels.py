@@ -25,13 +25,13 @@ class Channel(Generic[T]):
     self._items: collections.deque[T] = collections.deque()
     self._closed = False
     self._lock = threading.Lock()
-    self._came = threading.Condition(self._lock)
-    self._left = threading.Condition(self._lock)
+    self._item_put = threading.Condition(self._lock)
+    self._item_taken = threading.Condition(self._lock)
     # Number of threads that wait for items; it is mostly 0.
     self._waiting = 0
 
   def __len__(self) -> int:
-    """Number of waiting items."""
+    """Returns the number of waiting items."""
     return len(self._items)
 
   @property
@@ -49,7 +49,7 @@ class Channel(Generic[T]):
       all the time.
     """
     with self._lock:
-      if len(self._items) >= self._capacity and not self._left.wait_for(
+      if len(self._items) >= self._capacity and not self._item_taken.wait_for(
         lambda: self._closed or len(self._items) < self._capacity,
         timeout_seconds,
       ):
@@ -58,13 +58,13 @@ class Channel(Generic[T]):
         return False
       self._items.append(item)
       if self._waiting:  # All wake up, since each may want another number.
-        self._came.notify_all()
+        self._item_put.notify_all()
       return True
 
   def get(
     self, count: int = 1, timeout_seconds: float | None = None
   ) -> list[T]:
-    """Takes the `count` oldest items, at least 1, once there are as many.
+    """Takes the oldest `count` items (at least 1), once there are that many.
 
     It waits up to `timeout_seconds`; None for no limit, 0 to return at once.
 
@@ -75,7 +75,7 @@ class Channel(Generic[T]):
     with self._lock:
       if len(self._items) < count:
         self._waiting += 1
-        self._came.wait_for(
+        self._item_put.wait_for(
           lambda: self._closed or len(self._items) >= count, timeout_seconds
         )
         self._waiting -= 1
@@ -98,18 +98,18 @@ class Channel(Generic[T]):
         if count or self._closed:
           return self._take(count)
         self._waiting += 1
-        self._came.wait(patience_seconds)
+        self._item_put.wait(patience_seconds)
         self._waiting -= 1
 
   def close(self) -> None:
     """Ends all waits; a second call does nothing."""
     with self._lock:
       self._closed = True
-      self._came.notify_all()
-      self._left.notify_all()
+      self._item_put.notify_all()
+      self._item_taken.notify_all()
 
   def _take(self, count: int) -> list[T]:
     taken = [self._items.popleft() for _ in range(count)]
     if self._capacity < math.inf:  # Without a limit, no thread waits for room.
-      self._left.notify(count)
+      self._item_taken.notify(count)
     return taken

@@ -27,8 +27,8 @@ import numpy as np
 
 from seedx import files, types
 
-# Suffixes of directories that are no checkpoints (yet, or any more), so that no
-# reader finds half of one.
+# Suffixes of directories with an unfinished checkpoint, one that is being
+# deleted, or a damaged one. Readers ignore these directories.
 _UNFINISHED = ".unfinished"
 _REMOVED = ".removed"
 _DAMAGED = ".damaged"
@@ -119,7 +119,11 @@ class Checkpoints:
     return size
 
   def rate(self, env_steps: int, score: float) -> None:
-    """Replaces a checkpoint's score, if it exists; OSError if it cannot."""
+    """Replaces the score of a checkpoint, if the checkpoint exists.
+
+    Raises:
+      OSError: the score cannot be written.
+    """
     if env_steps in self._current_steps():
       folder = self.directory.folder(str(env_steps))
       folder.write(_SCORE, to_bytes(np.float64(score)))
@@ -149,12 +153,18 @@ class Checkpoints:
     shapes: types.Tree | None = None,
     max_bytes: float = math.inf,
   ) -> types.Tree:
-    """Reads an item of a checkpoint, unless its arrays exceed `max_bytes`.
+    """Reads an item of a checkpoint.
+
+    Args:
+      env_steps: number of env steps of the checkpoint.
+      name: name of the item.
+      shapes: nest with the expected structure, shapes and dtypes, of arrays or
+        of `jax.ShapeDtypeStruct`; None to accept any.
+      max_bytes: maximum number of bytes of the item's arrays.
 
     Returns:
-      NumPy arrays in a nest with the structure, shapes and dtypes of `shapes`
-      (arrays or `jax.ShapeDtypeStruct`). If that is None, a dict of any arrays
-      by their paths in the nest, such as `a/0`.
+      A nest of NumPy arrays. If `shapes` is None, a dict of them by their paths
+      in the nest, such as `a/0`.
 
     Raises:
       Damaged: the item is missing, was changed, or is too large.
@@ -190,7 +200,11 @@ class Checkpoints:
     return like(arrays, shapes, f"{name!r} of {where}")
 
   def set_aside(self, env_steps: int) -> str:
-    """Renames a damaged checkpoint, so that it counts as none; new path."""
+    """Renames a damaged checkpoint, so that it no longer counts as one.
+
+    Returns:
+      The new path.
+    """
     name, number = f"{env_steps}{_DAMAGED}", 1
     while self.directory.has(name):
       number += 1
@@ -220,9 +234,9 @@ class Checkpoints:
     return sorted(self._named("", _is_current))
 
   def _named(
-    self, suffix: str, is_one: Callable[[files.Folder], bool]
+    self, suffix: str, fits: Callable[[files.Folder], bool]
   ) -> list[int]:
-    """Returns the env steps of directories with a suffix, if `is_one`."""
+    """Returns the env steps in names with a suffix, if the directory fits."""
     try:
       names = self.directory.names()
     except (FileNotFoundError, NotADirectoryError):
@@ -232,7 +246,7 @@ class Checkpoints:
     return [
       int(name.removesuffix(suffix))
       for name in names
-      if form.fullmatch(name) and is_one(self.directory.folder(name))
+      if form.fullmatch(name) and fits(self.directory.folder(name))
     ]
 
   def _delete(self, suffix: str) -> None:
@@ -252,7 +266,10 @@ def to_bytes(nest: types.Tree) -> bytes:
 
 
 def from_bytes(content: np.ndarray) -> dict[str, np.ndarray]:
-  """Returns the arrays in `[bytes]` uint8 of `to_bytes`, as views, by path.
+  """Returns the arrays in the bytes from `to_bytes`, by their paths.
+
+  Args:
+    content: `[bytes]` uint8, of which the arrays are views.
 
   Raises:
     Damaged: the bytes have been changed.
@@ -261,9 +278,12 @@ def from_bytes(content: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def like(arrays: Mapping[str, Any], nest: types.Tree, where: str) -> types.Tree:
-  """Returns arrays, or their shapes and dtypes, as a nest like another.
+  """Returns arrays in the structure of a nest.
 
-  `arrays` has them by path; `where` names their origin in errors.
+  Args:
+    arrays: arrays, or their shapes and dtypes, by path.
+    nest: nest with the expected structure, shapes and dtypes.
+    where: origin of the arrays, for errors.
 
   Raises:
     types.ConfigError: the arrays have another structure, shapes or dtypes.
@@ -303,7 +323,7 @@ def _write(file: IO[bytes], nest: types.Tree) -> None:
 
 
 def _is_current(folder: files.Folder) -> bool:
-  """Returns whether a directory has a file of `_write`, even a damaged one."""
+  """Returns whether a directory has a file that `_write` wrote."""
   try:
     names = folder.names()
   except OSError:
@@ -361,7 +381,7 @@ def _read_index(file: IO[bytes]) -> dict[str, _Column]:
   file.seek(size - _END.size - length)
   index = file.read(length)
   if zlib.crc32(index) != checksum:
-    raise Damaged("its index has another checksum")
+    raise Damaged("the checksum of its index is wrong")
   try:
     columns = dict(map(_column, json.loads(index)))
   except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -405,7 +425,7 @@ def _arrays(
   for name, column in columns.items():
     part = content[offset : offset + column.num_bytes]
     if zlib.crc32(part.data) != column.checksum:
-      raise Damaged(f"its array {name!r} has another checksum")
+      raise Damaged(f"the checksum of its array {name!r} is wrong")
     try:
       arrays[name] = part.view(column.dtype).reshape(column.shape)
     except ValueError as error:  # NumPy has at most 64 dimensions.

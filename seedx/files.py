@@ -110,7 +110,12 @@ class Folder:
     return True
 
   def open(self, name: str, mode: Literal["r", "a", "x"] = "r") -> IO[bytes]:
-    """Opens a regular file to read, to append or make ("a"), or to make."""
+    """Opens a regular file.
+
+    Args:
+      name: name of the file.
+      mode: "r" to read, "a" to append or make, "x" to make a new file.
+    """
     with self._opened() as directory:
       # Opening a device may have effects, so its kind is checked before.
       with contextlib.suppress(FileNotFoundError):

@@ -162,7 +162,7 @@ class Security:
       return ""
 
   def _missing(self, address: str, tls: str, token: str) -> str:
-    """Names what of TLS and a token an address needs but does not have.
+    """Names the missing one of TLS and a token, if an address needs both.
 
     Raises:
       types.ConfigError: `insecure` does not allow this.
