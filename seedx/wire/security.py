@@ -260,7 +260,7 @@ def check_address(address: str) -> None:
   if is_unix(address):
     if not address.removeprefix("unix:"):
       raise types.ConfigError(
-        "address: expected unix:/path, found unix: without a path"
+        "address: expected unix:/path, found unix:, which has no path"
       )
     return
   host, separator, port = address.rpartition(":")
