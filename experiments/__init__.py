@@ -9,6 +9,6 @@ from seedx import output, signals
 _option, _module = (*sys.orig_argv[1:3], "", "")[:2]
 _package, _, _name = _module.rpartition(".")
 if (_option, _package) == ("-m", __name__):
-  signals.leave_at_once()
+  signals.exit_on_signals()
   output.outlive_readers()
   importlib.import_module("seedx.app.cli.early").check(_name, sys.argv[1:])

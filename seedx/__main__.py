@@ -1,8 +1,8 @@
 """The program `seedx`, which is also `python -m seedx`.
 
   seedx train EXPERIMENT [options]   trains, such as `seedx train ppo`
-  seedx evaluate RUN_DIR [options]   plays whole episodes with what was learned
-  seedx plot RUN_DIR ... [options]   draws runs
+  seedx evaluate RUN_DIR [options]   plays whole episodes with a trained agent
+  seedx plot RUN_DIR ... [options]   draws learning curves of runs
   seedx export RUN_DIR [options]     writes a policy for use without seedx
   seedx compare [options]            runs experiments one after the other
   seedx sweep EXPERIMENT [options]   searches for settings of an experiment
@@ -20,7 +20,7 @@ import sys
 import seedx
 from seedx import output, signals
 
-# The modules of the programs, by their names.
+# The modules of the programs by name.
 _PROGRAMS = {
   "evaluate": "seedx.app.evaluate",
   "plot": "seedx.app.plot",
@@ -31,15 +31,13 @@ _PROGRAMS = {
   "join": "seedx.join",
   "certificates": "seedx.app.certificates",
 }
-
-
-# These import no RLax.
+# The programs that do not import RLax.
 _WITHOUT_RLAX = ("plot", "join", "certificates")
 
 
 def program() -> int:
-  """Runs `main` in a process of its own; returns its exit status."""
-  signals.leave_at_once()
+  """Runs `main` as a process; returns its exit status."""
+  signals.exit_on_signals()
   output.outlive_readers()
   return main()
 
@@ -58,7 +56,7 @@ def main() -> int:
   if sys.flags.optimize > 1 and name not in _WITHOUT_RLAX:
     return _fail(
       "expected Python without -OO: TensorFlow Probability, which RLax needs,"
-      " reads docstrings when it is imported; -O works"
+      " reads docstrings when it is imported; use -O"
     )
   if name == "train":
     return _train(words)
@@ -69,7 +67,7 @@ def main() -> int:
 
 
 def _list() -> int:
-  """Prints the experiments, with a line each."""
+  """Prints one line for each experiment."""
   experiments = importlib.import_module("seedx.app.cli.experiments")
   print("usage: seedx train EXPERIMENT [options]\n")
   for name, line in experiments.summaries().items():
@@ -82,8 +80,8 @@ def _train(words: list[str]) -> int:
   experiments = importlib.import_module("seedx.app.cli.experiments")
   name = words[0]
   if name not in experiments.shipped():
-    known = ", ".join(experiments.shipped())
-    return _fail(f"expected seedx train with {known}, found {name!r}")
+    names = ", ".join(experiments.shipped())
+    return _fail(f"expected seedx train with {names}, found {name!r}")
   importlib.import_module("seedx.app.cli.early").check(name, words[1:])
   programs = importlib.import_module("seedx.app.cli.programs")
   module = experiments.load_module(name)

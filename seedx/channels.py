@@ -1,4 +1,4 @@
-"""Queues between threads that can be closed, so that no wait needs a clock."""
+"""Queues between threads, whose waits end when the queue is closed."""
 
 import collections
 import math
@@ -7,56 +7,49 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-# Maps the items that wait, oldest first, to the number of them to take now and,
-# where that is 0, the seconds to wait for more; None for no limit.
+# Maps the waiting items, oldest first, to the number of them to take now and,
+# if that is 0, the seconds to wait for more; None for no limit.
 Rule = Callable[[Sequence[T]], tuple[int, float | None]]
 
 
 class Channel(Generic[T]):
-  """A queue, first in, first out, which any thread may fill, empty or close.
+  """A first-in, first-out queue, which any thread may fill, empty or close.
 
-  Closing it ends every wait at once, and those that would begin later. What is
-  in it then can still be taken: a consumer that wants to lose nothing takes
-  until it gets nothing, another one stops at `closed`.
+  Closing it ends every wait at once, and later ones do not begin. The items
+  that are left can still be taken.
   """
 
   def __init__(self, capacity: int | None = None) -> None:
-    """Makes an empty channel.
-
-    Args:
-      capacity: most items that wait in it; None for no limit.
-    """
+    """Makes a channel for up to `capacity` items; None for no limit."""
     self._capacity = math.inf if capacity is None else capacity
     self._items: collections.deque[T] = collections.deque()
     self._closed = False
     self._lock = threading.Lock()
-    self._came = threading.Condition(self._lock)
-    self._left = threading.Condition(self._lock)
-    # Threads that wait for items: most are put while none does.
+    self._item_put = threading.Condition(self._lock)
+    self._item_taken = threading.Condition(self._lock)
+    # Number of threads that wait for items; it is mostly 0.
     self._waiting = 0
 
   def __len__(self) -> int:
-    """Number of items that wait in it."""
+    """Returns the number of waiting items."""
     return len(self._items)
 
   @property
   def closed(self) -> bool:
-    """Whether it has been closed."""
+    """Whether the channel has been closed."""
     return self._closed
 
   def put(self, item: T, timeout_seconds: float | None = None) -> bool:
     """Appends an item, once there is room for it.
 
-    Args:
-      item: what is appended.
-      timeout_seconds: longest time to wait; None for no limit, 0 for no wait.
+    It waits up to `timeout_seconds`; None for no limit, 0 to return at once.
 
     Returns:
-      Whether it was appended: not if the channel is closed, or full for all of
-      the time.
+      True if the item was appended; False if the channel is closed, or was full
+      all the time.
     """
     with self._lock:
-      if len(self._items) >= self._capacity and not self._left.wait_for(
+      if len(self._items) >= self._capacity and not self._item_taken.wait_for(
         lambda: self._closed or len(self._items) < self._capacity,
         timeout_seconds,
       ):
@@ -64,27 +57,25 @@ class Channel(Generic[T]):
       if self._closed:
         return False
       self._items.append(item)
-      if self._waiting:  # All of them, since they may want different numbers.
-        self._came.notify_all()
+      if self._waiting:  # All wake up, since each may want another number.
+        self._item_put.notify_all()
       return True
 
   def get(
     self, count: int = 1, timeout_seconds: float | None = None
   ) -> list[T]:
-    """Takes the oldest items, once there are as many.
+    """Takes the oldest `count` items (at least 1), once there are that many.
 
-    Args:
-      count: number of items, at least 1.
-      timeout_seconds: longest time to wait; None for no limit, 0 for no wait.
+    It waits up to `timeout_seconds`; None for no limit, 0 to return at once.
 
     Returns:
-      The items; [] if the channel is closed and has fewer, or has had fewer for
-      all of the time.
+      The items; [] if the channel is closed and has fewer, or had fewer all the
+      time.
     """
     with self._lock:
       if len(self._items) < count:
         self._waiting += 1
-        self._came.wait_for(
+        self._item_put.wait_for(
           lambda: self._closed or len(self._items) >= count, timeout_seconds
         )
         self._waiting -= 1
@@ -93,11 +84,10 @@ class Channel(Generic[T]):
       return self._take(count)
 
   def take(self, rule: Rule[T]) -> list[T]:
-    """Takes as many of the oldest items as a rule wants, once it wants some.
+    """Takes the oldest items, once a rule wants some.
 
-    Args:
-      rule: called at once, when items have come, and when the seconds are over
-        that it returned. It may not use the channel.
+    The rule is called at once, when items have been put, and when the seconds
+    that it returned are over. It must not use the channel.
 
     Returns:
       The items; [] if the channel is closed and the rule wants none.
@@ -108,18 +98,18 @@ class Channel(Generic[T]):
         if count or self._closed:
           return self._take(count)
         self._waiting += 1
-        self._came.wait(patience_seconds)
+        self._item_put.wait(patience_seconds)
         self._waiting -= 1
 
   def close(self) -> None:
-    """Ends every wait; a second call does nothing."""
+    """Ends all waits; a second call does nothing."""
     with self._lock:
       self._closed = True
-      self._came.notify_all()
-      self._left.notify_all()
+      self._item_put.notify_all()
+      self._item_taken.notify_all()
 
   def _take(self, count: int) -> list[T]:
     taken = [self._items.popleft() for _ in range(count)]
-    if self._capacity < math.inf:  # Else none waits for room.
-      self._left.notify(count)
+    if self._capacity < math.inf:  # Without a limit, no thread waits for room.
+      self._item_taken.notify(count)
     return taken

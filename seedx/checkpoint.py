@@ -2,9 +2,9 @@
 
     <directory>/<env steps>/<item>
 
-An item is a file: the bytes of its arrays, each padded to a multiple of 64; an
-index of them in JSON; and the index's checksum and length. What is read is what
-was written, or `Damaged` is raised.
+An item is a file with the bytes of its arrays, each padded to a multiple of 64
+bytes, an index of the arrays in JSON, and the index's checksum and length. A
+file that was changed after it was written raises `Damaged`.
 
 A checkpoint exists as a whole or not at all, even if the process is killed
 while it writes. Another process may read at the same time.
@@ -27,16 +27,16 @@ import numpy as np
 
 from seedx import files, types
 
-# What a checkpoint is called before it is whole, and when it is to be deleted:
-# no reader finds half of one.
+# Suffixes of directories with an unfinished checkpoint, one that is being
+# deleted, or a damaged one. Readers ignore these directories.
 _UNFINISHED = ".unfinished"
 _REMOVED = ".removed"
 _DAMAGED = ".damaged"
 _SCORE = "score"  # Written first.
 _ALIGNMENT_BYTES = 64
-_MOST_INDEX_BYTES = 2**26
-_MOST_SIZE = 2**62
-# Of an item: the checksum and the length of the index, magic.
+_MAX_INDEX_BYTES = 2**26
+_MAX_SIZE = 2**62
+# The end of an item's file: checksum and length of the index, magic.
 _END = struct.Struct("<IQ8s")
 _MAGIC = b"seedx-01"
 # A file in each checkpoint of older versions.
@@ -44,19 +44,18 @@ _OLDER = "_CHECKPOINT_METADATA"
 
 
 class Damaged(types.ConfigError):
-  """An item of a checkpoint is not there, or not as it was written."""
+  """An error for an item of a checkpoint that is missing or was changed."""
 
 
 class Checkpoints:
-  """The checkpoints in a directory, by the env steps that they were made at.
+  """The checkpoints in a directory, by their numbers of env steps.
 
-  The newest `keep` and the best are kept. Only one thread may use it.
-  Directories that no file marks as a checkpoint of seedx are left alone: other
-  programs call theirs by a number, too.
+  The newest `keep` and the best are kept. Only one thread may use an instance.
+  Directories without a file of this format are left alone.
 
   Attributes:
-    directory: where they are.
-    held: env steps of checkpoints that are kept, too.
+    directory: directory of the checkpoints.
+    held: env steps of further checkpoints that are kept.
   """
 
   def __init__(
@@ -68,11 +67,11 @@ class Checkpoints:
     """Opens a directory; the first `save` makes it if it does not exist.
 
     Args:
-      directory: for the checkpoints; a `files.Folder` of a run directory's, so
-        that a link in its place is not followed.
-      keep: how many of the newest a `save` keeps; None for all.
-      newest_only: items that a `save` deletes in all checkpoints but the newest
-        that has them.
+      directory: directory of the checkpoints; if it is a `files.Folder`, a link
+        in its place is not followed.
+      keep: number of the newest checkpoints that `save` keeps; None for all.
+      newest_only: items that `save` keeps only in the newest checkpoint that
+        has them.
     """
     self.directory = files.Folder(directory)
     self.held: set[int] = set()
@@ -85,25 +84,25 @@ class Checkpoints:
     """Writes a checkpoint, unless one with the same `env_steps` exists.
 
     Args:
-      env_steps: since the start of the run.
-      items: nests of arrays by name; each can be restored on its own.
-      score: larger is better; -inf if unknown.
+      env_steps: number of env steps since the start of the run.
+      items: nests of arrays by name; each can be restored alone.
+      score: score of the agent, larger is better; -inf if unknown.
 
     Returns:
-      The bytes that were written.
+      The number of bytes that were written.
 
     Raises:
       OSError: the checkpoint cannot be written.
     """
     if env_steps in self.steps():
       return 0
-    # No other process writes: what is unfinished is a killed process's.
+    # No other process writes, so a killed process has left these.
     self._delete(_UNFINISHED)
     name, size = f"{env_steps}{_UNFINISHED}", 0
     try:
-      part = self.directory.make().make_new(name)
+      folder = self.directory.make().make_new(name)
       for item, nest in {_SCORE: np.float64(score), **items}.items():
-        with part.open(item, "x") as file:
+        with folder.open(item, "x") as file:
           _write(file, nest)
           file.flush()
           os.fsync(file.fileno())
@@ -120,29 +119,28 @@ class Checkpoints:
     return size
 
   def rate(self, env_steps: int, score: float) -> None:
-    """Replaces the score of a checkpoint, if it is there; see `save`.
+    """Replaces the score of a checkpoint, if the checkpoint exists.
 
     Raises:
-      OSError: it cannot be written.
+      OSError: the score cannot be written.
     """
-    if env_steps in self._own_steps():
+    if env_steps in self._current_steps():
       folder = self.directory.folder(str(env_steps))
       folder.write(_SCORE, to_bytes(np.float64(score)))
       self._retain()
 
   def has(self, env_steps: int, name: str) -> bool:
-    """Whether a checkpoint has an item of this name."""
+    """Returns whether a checkpoint has an item of this name."""
     return self.directory.folder(str(env_steps)).has(name)
 
   def steps(self) -> list[int]:
-    """The env steps of all checkpoints, ascending; also of older versions."""
-    return sorted(self._named("", lambda x: _is_own(x) or _is_older(x)))
+    """Returns all env steps, ascending, with those of older versions."""
+    return sorted(self._named("", lambda x: _is_current(x) or _is_older(x)))
 
   def ranked(self) -> list[int]:
-    """The env steps of all checkpoints, the best first.
+    """Returns all env steps, those with the best score first.
 
-    Of several with the same score the newest; those of no readable score come
-    last.
+    Of equal scores the newest comes first; unreadable scores come last.
     """
     return sorted(
       self.steps(), key=lambda step: (self._score(step), step), reverse=True
@@ -153,62 +151,59 @@ class Checkpoints:
     env_steps: int,
     name: str,
     shapes: types.Tree | None = None,
-    most_bytes: float = math.inf,
+    max_bytes: float = math.inf,
   ) -> types.Tree:
-    """Reads one nest of a checkpoint.
+    """Reads an item of a checkpoint.
 
     Args:
-      env_steps: the checkpoint's.
-      name: the nest's, as given to `save`.
-      shapes: a nest with the same structure, shapes and dtypes, of arrays or of
-        `jax.ShapeDtypeStruct`.
-      most_bytes: of its arrays together; larger ones are not read.
+      env_steps: number of env steps of the checkpoint.
+      name: name of the item.
+      shapes: nest with the expected structure, shapes and dtypes, of arrays or
+        of `jax.ShapeDtypeStruct`; None to accept any.
+      max_bytes: maximum number of bytes of the item's arrays.
 
     Returns:
-      A nest of NumPy arrays; if `shapes` is None, a dict of them by their paths
+      A nest of NumPy arrays. If `shapes` is None, a dict of them by their paths
       in the nest, such as `a/0`.
 
     Raises:
-      Damaged: the checkpoint or nest is not there as it was written.
-      types.ConfigError: it has another structure, shapes or dtypes, or an older
-        version wrote it.
+      Damaged: the item is missing, was changed, or is too large.
+      types.ConfigError: the item has another structure, shapes or dtypes, or an
+        older version wrote it.
     """
     where = f"checkpoint {env_steps} in {str(self.directory)!r}"
     folder = self.directory.folder(str(env_steps))
     if folder.has(_OLDER):
       raise types.ConfigError(
-        f"expected {where} of this version of seedx, found one that an older"
-        " version wrote in another format; use that version, or train again"
+        f"{where} was written by an older version of seedx in another format;"
+        " use that version, or train again"
       )
     try:
       with folder.open(name) as file:
         columns = _read_index(file)
-        if shapes is not None:  # Before memory is taken for others.
+        if shapes is not None:  # Checked before memory is allocated.
           like(columns, shapes, f"{name!r} of {where}")
         size = sum(x.num_bytes for x in columns.values())
-        if size > most_bytes:
+        if size > max_bytes:
           raise Damaged(
-            f"{size:,} bytes of arrays, of {most_bytes:,.0f} at most"
+            f"expected at most {max_bytes:,.0f} bytes of arrays, found {size:,}"
           )
-        found = _arrays(np.fromfile(file, np.uint8), columns)
+        arrays = _arrays(np.fromfile(file, np.uint8), columns)
     except OSError as error:
       raise Damaged(
-        f"expected {name!r} in {where}, found that it cannot be read"
-        f" ({error.strerror})"
+        f"{name!r} in {where} cannot be read ({error.strerror})"
       ) from error
     except Damaged as error:
-      raise Damaged(
-        f"expected {name!r} in {where} as it was written, found {error}"
-      ) from error
+      raise Damaged(f"{name!r} in {where} is damaged: {error}") from error
     if shapes is None:
-      return found
-    return like(found, shapes, f"{name!r} of {where}")
+      return arrays
+    return like(arrays, shapes, f"{name!r} of {where}")
 
   def set_aside(self, env_steps: int) -> str:
-    """Renames a damaged checkpoint, so that it is none any more.
+    """Renames a damaged checkpoint, so that it no longer counts as one.
 
     Returns:
-      Its new path.
+      The new path.
     """
     name, number = f"{env_steps}{_DAMAGED}", 1
     while self.directory.has(name):
@@ -224,8 +219,7 @@ class Checkpoints:
       return -math.inf
 
   def _retain(self) -> None:
-    """Deletes what is not kept."""
-    steps = self._own_steps()
+    steps = self._current_steps()
     for name in self._newest_only:
       for step in [x for x in steps if self.has(x, name)][:-1]:
         self.directory.folder(str(step)).remove(name)
@@ -235,85 +229,82 @@ class Checkpoints:
         self.directory.rename(str(step), f"{step}{_REMOVED}")
     self._delete(_REMOVED)
 
-  def _own_steps(self) -> list[int]:
-    """The env steps of the checkpoints that this version wrote, ascending."""
-    return sorted(self._named("", _is_own))
+  def _current_steps(self) -> list[int]:
+    """Returns the env steps of this version's checkpoints, ascending."""
+    return sorted(self._named("", _is_current))
 
   def _named(
-    self, suffix: str, is_one: Callable[[files.Folder], bool]
+    self, suffix: str, fits: Callable[[files.Folder], bool]
   ) -> list[int]:
-    """The env steps of the directories with this suffix that are `is_one`."""
+    """Returns the env steps in names with a suffix, if the directory fits."""
     try:
       names = self.directory.names()
     except (FileNotFoundError, NotADirectoryError):
       return []
-    # No 007, which would be another one's 7.
+    # Leading zeros are not accepted: 007 and 7 would be the same checkpoint.
     form = re.compile(rf"(0|[1-9][0-9]{{0,18}}){re.escape(suffix)}")
     return [
       int(name.removesuffix(suffix))
       for name in names
-      if form.fullmatch(name) and is_one(self.directory.folder(name))
+      if form.fullmatch(name) and fits(self.directory.folder(name))
     ]
 
   def _delete(self, suffix: str) -> None:
-    """Deletes the directories of checkpoints with this suffix."""
-    begun = suffix == _UNFINISHED
+    is_unfinished = suffix == _UNFINISHED
     for step in self._named(
-      suffix, lambda x: _is_own(x) or (begun and _is_begun(x))
+      suffix,
+      lambda x: _is_current(x) or (is_unfinished and _has_at_most_a_score(x)),
     ):
       self.directory.remove_folder(f"{step}{suffix}")
 
 
 def to_bytes(nest: types.Tree) -> bytes:
-  """What the file of an item has, for `from_bytes`."""
+  """Returns the content of an item's file; `from_bytes` reads it."""
   file = io.BytesIO()
   _write(file, nest)
   return file.getvalue()
 
 
 def from_bytes(content: np.ndarray) -> dict[str, np.ndarray]:
-  """Reads what `to_bytes` made.
+  """Returns the arrays in the bytes from `to_bytes`, by their paths.
 
   Args:
-    content: `[bytes]` uint8; the arrays are views of it.
-
-  Returns:
-    The arrays of the nest, by their paths in it.
+    content: `[bytes]` uint8, of which the arrays are views.
 
   Raises:
-    Damaged: the bytes are others.
+    Damaged: the bytes have been changed.
   """
   return _arrays(content, _read_index(io.BytesIO(content.tobytes())))
 
 
-def like(found: Mapping[str, Any], nest: types.Tree, where: str) -> types.Tree:
-  """Arrays by their paths as a nest like another.
+def like(arrays: Mapping[str, Any], nest: types.Tree, where: str) -> types.Tree:
+  """Returns arrays in the structure of a nest.
 
   Args:
-    found: the arrays, or their shapes and dtypes.
-    nest: with the same structure, shapes and dtypes.
-    where: they were found, in words.
+    arrays: arrays, or their shapes and dtypes, by path.
+    nest: nest with the expected structure, shapes and dtypes.
+    where: origin of the arrays, for errors.
 
   Raises:
-    types.ConfigError: they have another structure, shapes or dtypes.
+    types.ConfigError: the arrays have another structure, shapes or dtypes.
   """
   wanted = dict(_named(nest))
-  for name in [*wanted, *found]:
-    if name not in found or name not in wanted:
+  for name in [*wanted, *arrays]:
+    if name not in arrays or name not in wanted:
       raise types.ConfigError(
-        f"expected {where} with this program's structure, written with the same"
-        f" options by the same version, found another structure: {name!r} is"
-        f" {'missing' if name in wanted else 'not expected'}"
+        f"{where} has another structure than this program: {name!r} is"
+        f" {'missing' if name in wanted else 'not expected'}; use the version"
+        " and the options that wrote it"
       )
   for name, leaf in wanted.items():
-    other = found[name]
-    if (leaf.shape, leaf.dtype) != (other.shape, other.dtype):
+    actual = arrays[name]
+    if (leaf.shape, leaf.dtype) != (actual.shape, actual.dtype):
       raise types.ConfigError(
         f"expected {name!r} of shape {leaf.shape}, {leaf.dtype}, in {where},"
-        f" found {other.shape}, {other.dtype}: the run had other options"
+        f" found {actual.shape}, {actual.dtype}; use the options of that run"
       )
   return jax.tree.unflatten(
-    jax.tree.structure(nest), [found[name] for name in wanted]
+    jax.tree.structure(nest), [arrays[name] for name in wanted]
   )
 
 
@@ -331,8 +322,8 @@ def _write(file: IO[bytes], nest: types.Tree) -> None:
   file.write(_END.pack(zlib.crc32(index), len(index), _MAGIC))
 
 
-def _is_own(folder: files.Folder) -> bool:
-  """Whether a directory has a file that `_write` wrote, if a damaged one."""
+def _is_current(folder: files.Folder) -> bool:
+  """Returns whether a directory has a file that `_write` wrote."""
   try:
     names = folder.names()
   except OSError:
@@ -346,27 +337,21 @@ def _is_own(folder: files.Folder) -> bool:
 
 
 def _is_older(folder: files.Folder) -> bool:
-  """Whether a directory is a checkpoint of an older version."""
+  """Returns whether a directory is a checkpoint of an older version."""
   with contextlib.suppress(OSError):
     return folder.has(_OLDER)
   return False
 
 
-def _is_begun(folder: files.Folder) -> bool:
-  """Whether a directory is that of a process that was killed at its start."""
+def _has_at_most_a_score(folder: files.Folder) -> bool:
+  """Returns whether a directory has nothing but, at most, a score."""
   with contextlib.suppress(OSError):
     return {*folder.names()} <= {_SCORE}
   return False
 
 
 class _Column(NamedTuple):
-  """An array in a file.
-
-  Attributes:
-    shape: its shape.
-    dtype: its dtype.
-    checksum: of its bytes.
-  """
+  """An index entry: an array's shape, its dtype, and its bytes' checksum."""
 
   shape: tuple[int, ...]
   dtype: np.dtype
@@ -374,56 +359,57 @@ class _Column(NamedTuple):
 
   @property
   def num_bytes(self) -> int:
-    """Its bytes, without those that pad it."""
+    """Number of the array's bytes, without padding."""
     return self.dtype.itemsize * math.prod(self.shape)
 
 
 def _read_index(file: IO[bytes]) -> dict[str, _Column]:
-  """Reads what a file of arrays has, without the arrays; ends at its start.
+  """Reads the index of an item's file, then seeks its start.
 
   Raises:
-    Damaged: it is no such file, or has another size than its index says.
+    Damaged: the file has another form, or another size than in its index.
   """
   size = file.seek(0, os.SEEK_END)
   if size < _END.size:
-    raise Damaged(f"{size} bytes without the end that all have")
+    raise Damaged(f"its {size} bytes have no valid end")
   file.seek(size - _END.size)
   checksum, length, magic = _END.unpack(file.read(_END.size))
   if magic != _MAGIC:
-    raise Damaged(f"{size} bytes without the end that all have")
-  if length > min(_MOST_INDEX_BYTES, size - _END.size):
-    raise Damaged(f"an index of {length} bytes")
+    raise Damaged(f"its {size} bytes have no valid end")
+  if length > min(_MAX_INDEX_BYTES, size - _END.size):
+    raise Damaged(f"its index cannot have {length} bytes")
   file.seek(size - _END.size - length)
   index = file.read(length)
   if zlib.crc32(index) != checksum:
-    raise Damaged("an index with another checksum")
+    raise Damaged("the checksum of its index is wrong")
   try:
     columns = dict(map(_column, json.loads(index)))
   except (TypeError, ValueError, OverflowError, RecursionError) as error:
-    raise Damaged(f"an index that cannot be read ({error})") from error
+    raise Damaged(f"its index cannot be read ({error})") from error
   expected = sum(_padded(x.num_bytes) for x in columns.values())
-  if expected != size - _END.size - length:
-    raise Damaged(f"{size} bytes, and an index of {expected} bytes of arrays")
+  actual = size - _END.size - length
+  if expected != actual:
+    raise Damaged(f"expected {expected} bytes of arrays, found {actual}")
   file.seek(0)
   return columns
 
 
 def _column(entry: Any) -> tuple[str, _Column]:
-  """An entry of an index; raises TypeError or ValueError if it is none."""
+  """Parses an index entry; TypeError or ValueError if it is not valid."""
   name, dtype, shape, checksum = entry
-  # Names of dtypes may be programs: NumPy evaluates some of them.
+  # NumPy evaluates some dtype names as expressions, so only words are accepted.
   if not isinstance(dtype, str) or not re.fullmatch(r"[a-z]+[a-z0-9_]*", dtype):
-    raise ValueError(f"no dtype {dtype!r:.80}")
+    raise ValueError(f"expected a dtype, found {dtype!r:.80}")
   kind = jnp.dtype(dtype)
   if kind.hasobject or not kind.itemsize:
-    raise ValueError(f"no dtype of arrays {dtype!r:.80}")
-  if not all(type(x) is int and 0 <= x < _MOST_SIZE for x in shape):
-    raise ValueError(f"no shape {shape!r:.80}")
+    raise ValueError(f"expected a dtype of numbers, found {dtype!r:.80}")
+  if not all(type(x) is int and 0 <= x < _MAX_SIZE for x in shape):
+    raise ValueError(f"expected a shape, found {shape!r:.80}")
   if not isinstance(name, str):
-    raise ValueError(f"no name {name!r:.80}")
+    raise ValueError(f"expected a name, found {name!r:.80}")
   column = _Column(tuple(shape), kind, checksum)
-  if column.num_bytes >= _MOST_SIZE:
-    raise ValueError("an array of no possible size")
+  if column.num_bytes >= _MAX_SIZE:
+    raise ValueError("an array is too large")
   return name, column
 
 
@@ -434,25 +420,22 @@ def _padded(size: int) -> int:
 def _arrays(
   content: np.ndarray, columns: Mapping[str, _Column]
 ) -> dict[str, np.ndarray]:
-  """The arrays that an index says are in the content of a file."""
+  """Returns the arrays of an index as views of a file's content."""
   arrays, offset = {}, 0
   for name, column in columns.items():
     part = content[offset : offset + column.num_bytes]
     if zlib.crc32(part.data) != column.checksum:
-      raise Damaged(f"another checksum of {name!r}")
+      raise Damaged(f"the checksum of its array {name!r} is wrong")
     try:
       arrays[name] = part.view(column.dtype).reshape(column.shape)
-    except ValueError as error:  # Such as of 99 dimensions.
-      raise Damaged(f"an index that cannot be true ({error})") from error
+    except ValueError as error:  # NumPy has at most 64 dimensions.
+      raise Damaged(f"its index has an impossible array ({error})") from error
     offset += _padded(column.num_bytes)
   return arrays
 
 
 def _named(nest: types.Tree) -> list[tuple[str, types.Array]]:
-  """The leaves of a nest, each with its path, such as `a/0`.
-
-  A dict of arrays by such paths has the same as the nest itself.
-  """
+  """Returns the leaves of a nest with their paths, such as `a/0`."""
   named = [
     (jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
     for path, leaf in jax.tree_util.tree_leaves_with_path(nest)

@@ -1,10 +1,9 @@
-"""Files of directories that somebody else may have written.
+"""Safe access to directories that other people may have written, such as runs.
 
-A run directory is data. `Folder` opens what is in it by its name, relative to a
-descriptor of the directory, and only a regular file: a link within the
-directory is never followed, a pipe or a device never opened, and a file that
-has a second name is not appended to. Links on the way to the directory are the
-user's own, and are followed.
+`Folder` opens regular files only, by name, relative to a descriptor of the
+directory. It never follows a link within the directory, never opens a pipe or a
+device, and never appends to a file with a second name. Links on the path to the
+directory are the user's own, and are followed.
 """
 
 import contextlib
@@ -17,7 +16,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Collection, Iterator
-from typing import IO, Any, Literal, Self
+from typing import IO, Literal, Self
 
 from seedx import types
 
@@ -35,26 +34,24 @@ _KINDS = (
   (stat.S_ISFIFO, "is a pipe"),
   (stat.S_ISSOCK, "is a socket"),
 )
-# The directories that `tentative` may remove, while it is entered.
+# The directories that the innermost `tentative` may remove.
 _made: "contextvars.ContextVar[list[Folder] | None]"
 _made = contextvars.ContextVar("made", default=None)
-# Text that seedx writes and reads as a whole, such as config.json, is smaller.
-_MOST_TEXT_BYTES = 2**24
+# The text files that are read as a whole, such as config.json, are smaller.
+_MAX_TEXT_BYTES = 2**24
 
 
 class Folder:
-  """A directory whose content is data.
+  """A directory with data that is not trusted.
 
-  All methods raise OSError where the directory or a name in it cannot be used.
-  It holds no descriptor, so that it can be kept, copied and pickled.
+  All methods raise OSError if the directory or a name in it cannot be used. An
+  instance holds no descriptor, so it can be kept, copied and pickled.
   """
 
   def __init__(self, path: "str | os.PathLike[str]") -> None:
-    """Opens nothing yet.
+    """Makes a reference to a directory, which need not exist.
 
-    Args:
-      path: the directory; `~` is the home directory. Links on the way to it
-        are followed, also where it is one itself.
+    `~` is the home directory. Links in the path are followed, also at its end.
     """
     self._root = pathlib.Path(path).expanduser()
     self._below: tuple[str, ...] = ()
@@ -71,13 +68,13 @@ class Folder:
     return pathlib.Path(self, name)
 
   def folder(self, name: str) -> "Folder":
-    """Returns the directory of this name in it, which need not exist."""
-    found = Folder(self)
-    found._below = (*self._below, name)
-    return found
+    """Returns the subdirectory of this name, which need not exist."""
+    folder = Folder(self)
+    folder._below = (*self._below, name)
+    return folder
 
   def make(self) -> Self:
-    """Makes the directory, and those on the way to it, if there is none."""
+    """Makes the directory and its parents, unless they exist."""
     root = self._root.absolute()
     new = [x for x in (*reversed(root.parents), root) if not x.exists()]
     root.mkdir(parents=True, exist_ok=True)
@@ -92,19 +89,19 @@ class Folder:
     return self
 
   def make_new(self, name: str) -> "Folder":
-    """Makes a directory in it; FileExistsError if the name is taken."""
+    """Makes a subdirectory; raises FileExistsError if the name is taken."""
     with self._opened() as directory:
       os.mkdir(name, dir_fd=directory)
     _note(self.folder(name))
     return self.folder(name)
 
   def names(self) -> list[str]:
-    """The names of all that is in it."""
+    """Returns the names of all entries."""
     with self._opened() as directory:
       return os.listdir(directory)
 
   def has(self, name: str) -> bool:
-    """Whether anything has this name, be it a link that leads nowhere."""
+    """Returns whether an entry has this name, even a broken link."""
     try:
       with self._opened() as directory:
         os.stat(name, dir_fd=directory, follow_symlinks=False)
@@ -116,46 +113,42 @@ class Folder:
     """Opens a regular file.
 
     Args:
-      name: its name.
-      mode: "r" to read, "a" to append to it or make it, "x" to make it.
+      name: name of the file.
+      mode: "r" to read, "a" to append or make, "x" to make a new file.
     """
     with self._opened() as directory:
-      # Opening a device has effects, so look first.
+      # Opening a device may have effects, so its kind is checked before.
       with contextlib.suppress(FileNotFoundError):
         _check_regular(os.stat(name, dir_fd=directory, follow_symlinks=False))
       file = os.open(name, _FLAGS[mode] | _SAFELY, 0o666, dir_fd=directory)
     try:
-      found = os.fstat(file)
-      _check_regular(found)
-      if mode == "a" and found.st_nlink > 1:
+      status = os.fstat(file)
+      _check_regular(status)
+      if mode == "a" and status.st_nlink > 1:
         raise OSError(errno.EMLINK, "has a second name, which would change")
       return os.fdopen(file, f"{mode}b")
     except BaseException:
       os.close(file)
       raise
 
-  def read(self, name: str, most_bytes: int = _MOST_TEXT_BYTES) -> str:
-    """Reads a text file.
-
-    Args:
-      name: its name.
-      most_bytes: a longer file is refused, before it is read.
+  def read(self, name: str, max_bytes: int = _MAX_TEXT_BYTES) -> str:
+    """Reads a text file, unless it has more than `max_bytes`.
 
     Raises:
-      UnicodeDecodeError: it is not UTF-8.
+      UnicodeDecodeError: the file is not UTF-8.
     """
     with self.open(name) as file:
       size = os.fstat(file.fileno()).st_size
-      if size > most_bytes:
-        raise OSError(errno.EFBIG, f"has {size:,} bytes; {most_bytes:,} fit")
-      return file.read(most_bytes).decode()
+      if size > max_bytes:
+        raise OSError(
+          errno.EFBIG, f"has {size:,} bytes, more than {max_bytes:,}"
+        )
+      return file.read(max_bytes).decode()
 
   def write(self, name: str, content: bytes | str) -> None:
     """Writes a file atomically: readers see the old content or the new one.
 
-    Args:
-      name: its name. What had it before is replaced; a link is not followed.
-      content: what to write; text is encoded as UTF-8.
+    An entry with this name is replaced, even a link. Text is encoded as UTF-8.
     """
     if isinstance(content, str):
       content = content.encode()
@@ -168,33 +161,33 @@ class Folder:
           writer.write(content)
         self._rename(directory, unfinished, name)
       except BaseException:
-        with contextlib.suppress(OSError):  # Half of it takes room, too.
+        with contextlib.suppress(OSError):  # Frees the space on a full disk.
           os.unlink(unfinished, dir_fd=directory)
         raise
 
   def rename(self, name: str, new: str) -> None:
-    """Renames what is in it."""
+    """Renames an entry."""
     with self._opened() as directory:
       self._rename(directory, name, new)
 
   def remove(self, name: str) -> None:
-    """Removes a file, or a link to one; there may be none."""
+    """Removes a file or a link, if it exists."""
     with self._opened() as directory, contextlib.suppress(FileNotFoundError):
       os.unlink(name, dir_fd=directory)
 
   def remove_if_empty(self) -> None:
-    """Removes the directory itself, if nothing is in it."""
+    """Removes the directory itself, if it is empty."""
     with contextlib.suppress(OSError):
       os.rmdir(self)
 
   def remove_folder(self, name: str) -> None:
-    """Removes a directory and all that is in it, as far as it can be."""
+    """Removes a subdirectory and its content as far as possible."""
     with contextlib.suppress(OSError), self._opened() as directory:
       shutil.rmtree(name, dir_fd=directory, ignore_errors=True)
 
   @contextlib.contextmanager
   def locked(self) -> Iterator[None]:
-    """Locks it: another process that does so gets BlockingIOError."""
+    """Locks the directory; BlockingIOError if another process has locked it."""
     with self._opened() as directory:
       try:
         fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -206,7 +199,7 @@ class Folder:
 
   @contextlib.contextmanager
   def _opened(self) -> Iterator[int]:
-    """A descriptor of the directory."""
+    """Yields a descriptor of the directory."""
     directory = os.open(self._root, _FOLDER)
     try:
       for name in self._below:
@@ -223,9 +216,9 @@ class Folder:
 
 @contextlib.contextmanager
 def tentative() -> Iterator[None]:
-  """Removes directories that are made within it and are empty at its end.
+  """Removes the directories that were made within it and are empty at its end.
 
-  So that nothing is left of what is refused.
+  A program that refuses its command line thus leaves no directories behind.
   """
   made: list[Folder] = []
   token = _made.set(made)
@@ -240,18 +233,11 @@ def tentative() -> Iterator[None]:
 def open_folder(
   path: str | os.PathLike[str], names: Collection[str] = ()
 ) -> Folder:
-  """Makes a directory to write in, unless it exists.
-
-  Args:
-    path: the directory; `~` is the home directory.
-    names: what is going to be written there. Other names may be taken.
-
-  Returns:
-    The directory.
+  """Makes a directory for writing files with these names, unless it exists.
 
   Raises:
-    types.ConfigError: one of the names is taken, or nothing can be written
-      there; then nothing has been made.
+    types.ConfigError: one of the names is taken, or the directory is not
+      writable; then nothing is made.
   """
   folder = Folder(path)
   check_free(folder, names)
@@ -272,22 +258,18 @@ def open_folder(
 
 
 def check_free(path: str | os.PathLike[str], names: Collection[str]) -> None:
-  """Checks that nothing in a directory has one of these names.
-
-  Args:
-    path: the directory, which need not exist.
-    names: what is going to be written there.
+  """Checks that no entry of a directory, if it exists, has one of the names.
 
   Raises:
-    types.ConfigError: something has.
+    types.ConfigError: one of the names is taken.
   """
   folder = Folder(path)
   try:
     taken = sorted(name for name in names if folder.has(name))
   except OSError as error:
     raise types.ConfigError(
-      f"cannot look into the directory {str(folder)!r} ({error.strerror});"
-      " choose another"
+      f"cannot read the directory {str(folder)!r} ({error.strerror}); choose"
+      " another"
     ) from error
   if taken:
     raise types.ConfigError(
@@ -297,14 +279,10 @@ def check_free(path: str | os.PathLike[str], names: Collection[str]) -> None:
 
 
 def open_new_folder(parent: str | os.PathLike[str], name: str) -> Folder:
-  """Makes a directory that no other process has made.
-
-  Args:
-    parent: the directory that it is in.
-    name: its name; if that is taken, `name-2`, `name-3` and so on.
+  """Makes a new directory; its name may become `name-2`, `name-3` and so on.
 
   Raises:
-    types.ConfigError: it cannot be made.
+    types.ConfigError: the directory cannot be made.
   """
   above = open_folder(parent)
   number = 1
@@ -336,15 +314,13 @@ def write_file(path: str | os.PathLike[str], content: bytes | str) -> None:
 
 
 def _note(folder: Folder) -> None:
-  """Notes a directory that has been made, see `tentative`."""
   made = _made.get()
   if made is not None:
     made.append(folder)
 
 
-def _check_regular(found: Any) -> None:
-  """Raises OSError unless a `stat_result` is a regular file's."""
-  if stat.S_ISREG(found.st_mode):
+def _check_regular(status: os.stat_result) -> None:
+  if stat.S_ISREG(status.st_mode):
     return
-  words = (words for is_kind, words in _KINDS if is_kind(found.st_mode))
+  words = (words for is_kind, words in _KINDS if is_kind(status.st_mode))
   raise OSError(errno.EINVAL, next(words, "is not a regular file"))

@@ -1,6 +1,6 @@
-"""What a program prints, whose reader may go: `seedx train ppo | head -1`.
+"""Output of a program whose reader may close it: `seedx train ppo | head -1`.
 
-A program imports this module before most others, so it imports little.
+Programs import this module before most others, so it imports little.
 """
 
 import io
@@ -9,18 +9,18 @@ from typing import Any
 
 
 def outlive_readers() -> None:
-  """Loses what this program prints once its reader has gone.
+  """Discards what is printed after the reader has closed the pipe.
 
-  By default, a print then raises BrokenPipeError, which would end a run.
+  By default, printing then raises BrokenPipeError, which would end a run.
   """
   sys.stdout, sys.stderr = map(_outliving, (sys.stdout, sys.stderr))
 
 
 class _Output(io.FileIO):
-  """A file that takes bytes which nobody can read any more."""
+  """A file that discards bytes after its reader has closed the pipe."""
 
   def write(self, data: Any) -> int:
-    """Writes bytes, or loses them; returns their number."""
+    """Writes or discards bytes; returns their number."""
     try:
       return super().write(data)
     except BrokenPipeError:
@@ -28,11 +28,12 @@ class _Output(io.FileIO):
 
 
 def _outliving(stream: Any) -> Any:
-  """Returns a stream to the same file that outlives its reader.
+  """Returns a stream to the same file that discards what cannot be read.
 
-  It also takes the name of any file, of which not all are text.
+  It escapes what cannot be encoded, such as some files' names, instead of
+  raising an error.
   """
-  if stream is None:  # It was closed before the program began.
+  if stream is None:  # The stream was closed before the program started.
     return None
   file: Any = _Output(stream.fileno(), "wb", closefd=False)
   return io.TextIOWrapper(

@@ -1,13 +1,13 @@
-"""Ctrl-C, SIGTERM and SIGHUP: they stop a run in order.
+"""Handling of Ctrl-C, SIGTERM and SIGHUP, which end a run in order.
 
-A process that such a signal ended has the exit status that a shell gives it:
-130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.
+The exit status of a process is the one that shells use: 130 after Ctrl-C, 143
+after SIGTERM, 129 after SIGHUP.
 
-A thread of its own acts on signals, because Python runs handlers on the main
-thread, which may be in a call that does not return: an update on a device that
-hangs, or an environment's step.
+A thread acts on the signals. Python runs handlers on the main thread, which may
+be in a call that does not return: an update on a device that hangs, or a step
+of an environment.
 
-A program imports this module before all others, so it imports little.
+Programs import this module before all others, so it imports little.
 """
 
 import contextlib
@@ -20,29 +20,28 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-# What ends a process, or a group of them.
+# The signals that end a process or a process group.
 ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
-# A program that passes Ctrl-C on to this one sends it a second time at once.
+# A parent that forwards Ctrl-C makes this process receive it twice at once.
 _SAME_SECONDS = 0.05
-# How often `Ending.watch` is called.
+# The time between two calls of `Ending.watch`.
 _WATCH_SECONDS = 1.0
 # No signal has this number.
 _OVER = 0
-# The pipe that Python writes signals to, if `stopping` has made it.
+# The pipe of `stopping` to which Python writes signals, if there is one.
 _written_to: set[int] = set()
 
 
 class Ending:
-  """Whether a signal has ended a run.
+  """The end of a run by a signal.
 
   Attributes:
-    status: exit status of the process; 0 as long as there was no signal.
-    seconds: `time.monotonic` of the first signal.
-    watch: function that is called about once a second while signals are
-      listened to, on the thread that listens.
-    exits: whether the second Ctrl-C ends the process.
-    in_main: whether this process hears signals by it.
-    raises: whether the next signal ends a script by an exception.
+    status: exit status of the process; 0 until there is a signal.
+    seconds: `time.monotonic` of the first signal; infinity until then.
+    watch: function that the thread for signals calls about once a second.
+    exits: whether the second Ctrl-C exits the process.
+    in_main: whether `stopping` runs on the main thread and receives signals.
+    raises: whether the next signal raises an exception in the main thread.
   """
 
   status = 0
@@ -53,37 +52,37 @@ class Ending:
   raises = False
 
   def leave(self) -> None:
-    """Ends the process; in a script, raises what ends it."""
+    """Exits the process, or raises an exception in the main thread."""
     if self.exits:
       os._exit(self.status)
     self.raises = True
     main = threading.main_thread().ident
     assert main is not None
-    # A signal ends a wait of the main thread; `interrupt_main` would not.
+    # Unlike `interrupt_main`, a signal ends a wait of the main thread.
     signal.pthread_kill(main, signal.SIGINT)
 
 
 def status(number: int) -> int:
-  """The exit status of a process that a signal has ended."""
+  """Returns the exit status of a process that a signal has ended."""
   return 128 + number
 
 
-def say(text: str) -> None:
-  """Writes to stderr at once, from any thread, whatever is being printed."""
-  # Not `print`, whose lock a thread that hangs may hold.
-  # It may be closed, or none.
+def print_at_once(text: str) -> None:
+  """Writes to stderr at once, even if another thread hangs while it prints."""
+  # `print` would wait for the lock of such a thread. stderr may be closed, or
+  # None.
   with contextlib.suppress(OSError, ValueError, AttributeError):
     os.write(sys.stderr.fileno(), text.encode())
 
 
-def leave_at_once() -> None:
-  """Until something else handles signals, they end this program in one word.
+def exit_on_signals() -> None:
+  """Makes signals exit this program at once, until they are handled otherwise.
 
-  Call it before all other imports of a program: they take seconds, and leave a
-  traceback. As process 1 of a container, a program is ended by no signal that
-  it does not handle.
+  A program calls this before its other imports, which take seconds and would
+  print a traceback. It also lets signals end process 1 of a container, which
+  receives only signals that it handles.
   """
-  for number in _heeded():
+  for number in _handled():
     signal.signal(number, lambda number, _: os._exit(status(number)))
   signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
 
@@ -92,17 +91,10 @@ def leave_at_once() -> None:
 def stopping(stop: threading.Event, exits: bool = True) -> Iterator[Ending]:
   """Makes the first signal set `stop`, and a second Ctrl-C exit.
 
-  Only the main thread receives signals: on another thread, only
-  `Ending.watch` is called. A SIGHUP or SIGTERM that is ignored, as by nohup,
-  stays so.
-
-  Args:
-    stop: the event that the first signal sets.
-    exits: whether the second Ctrl-C exits the process at once, as in a program.
-      If not, it raises KeyboardInterrupt, as in a script or a notebook.
-
-  Yields:
-    What tells whether a signal has come.
+  If `exits` is False, as in a notebook, the second Ctrl-C raises
+  KeyboardInterrupt instead. Only the main thread can handle signals; on another
+  thread, this only calls `Ending.watch`. SIGHUP and SIGTERM stay ignored if
+  they are, as with nohup.
   """
   ending = Ending()
   ending.exits = exits
@@ -113,29 +105,31 @@ def stopping(stop: threading.Event, exits: bool = True) -> Iterator[Ending]:
   )
 
   def handle(number: int, frame: object) -> None:
-    del number, frame  # The pipe has the number, too.
+    del number, frame  # The thread reads the number from the pipe.
     if ending.raises and ending.status != status(signal.SIGINT):
       raise SystemExit(ending.status)
     if ending.raises:
       raise KeyboardInterrupt
 
   in_main = threading.current_thread() is threading.main_thread()
-  before = {}
+  previous_handlers = {}
   ending.in_main = in_main
   if in_main:
-    others = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    previous_writer = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     _written_to.add(writer)
-    before = {number: signal.signal(number, handle) for number in _heeded()}
+    previous_handlers = {
+      number: signal.signal(number, handle) for number in _handled()
+    }
   listener.start()
   try:
     yield ending
   finally:
     if in_main:
-      for number, handler in before.items():
+      for number, handler in previous_handlers.items():
         signal.signal(number, handler)
-      signal.set_wakeup_fd(others)
+      signal.set_wakeup_fd(previous_writer)
       _written_to.discard(writer)
-    # Not only closed: a process that was forked may have it, too.
+    # To close the pipe is not enough: a forked process may have it open.
     os.write(writer, bytes([_OVER]))
     listener.join()
     os.close(writer)
@@ -143,7 +137,7 @@ def stopping(stop: threading.Event, exits: bool = True) -> Iterator[Ending]:
 
 
 def _listen(reader: int, stop: threading.Event, ending: Ending) -> None:
-  """Acts on the signals of a pipe, and calls `Ending.watch` meanwhile."""
+  """Acts on the signals from a pipe, and calls `Ending.watch` meanwhile."""
   readable = select.poll()
   readable.register(reader, select.POLLIN)
   while True:
@@ -152,28 +146,28 @@ def _listen(reader: int, stop: threading.Event, ending: Ending) -> None:
         if number == _OVER:
           return
         if number in ENDING:
-          _heed(signal.Signals(number), stop, ending)
+          _handle(signal.Signals(number), stop, ending)
     try:
       if ending.watch is not None:
         ending.watch()
-    except Exception as error:  # Signals have to be heard all the same.
+    except Exception as error:  # The thread must continue, for the signals.
       ending.watch = None
-      say(f"hangs are not looked for any more: {error!r}\n")
+      print_at_once(f"the search for hangs has failed and ends: {error!r}\n")
 
 
-def _heed(
+def _handle(
   number: signal.Signals, stop: threading.Event, ending: Ending
 ) -> None:
-  """Sets `stop` at the first signal; leaves at the second Ctrl-C."""
+  """Sets `stop` at the first signal, exits at the second Ctrl-C."""
   if not ending.status:
     ending.seconds, ending.status = time.monotonic(), status(number)
     stop.set()
     if number == signal.SIGHUP:
       _without_terminal()
-    say("\nstopping; Ctrl-C again to exit at once\n")
+    print_at_once("\nstopping; Ctrl-C again to exit at once\n")
   elif (
     number == signal.SIGINT
-    and not ending.raises  # Else `Ending.leave` has sent it.
+    and not ending.raises  # If it is set, `Ending.leave` has sent this signal.
     and time.monotonic() > ending.seconds + _SAME_SECONDS
   ):
     ending.status = status(number)
@@ -181,20 +175,21 @@ def _heed(
 
 
 def _forget_pipe() -> None:
-  """In a forked process: signals to it are none to the one that forked it."""
+  """Makes signals to a forked process not count as signals to its parent."""
   if _written_to:
     _written_to.clear()
-    with contextlib.suppress(ValueError):  # Not the main thread.
+    with contextlib.suppress(ValueError):  # This is not the main thread.
       signal.set_wakeup_fd(-1)
 
 
 os.register_at_fork(after_in_child=_forget_pipe)
 
 
-def _heeded() -> list[signal.Signals]:
-  """The signals that nobody has told this process to ignore.
+def _handled() -> list[signal.Signals]:
+  """Returns the signals that this process was not started to ignore.
 
-  A shell's background jobs ignore Ctrl-C; who sends it to one means it.
+  Ctrl-C is always among them: shells make background jobs ignore it, but a
+  SIGINT that is sent to one is meant for it.
   """
   return [
     number
@@ -204,7 +199,7 @@ def _heeded() -> list[signal.Signals]:
 
 
 def _without_terminal() -> None:
-  """Has nothing fail for want of the terminal that was hung up."""
+  """Redirects stdout and stderr to /dev/null if their terminal is gone."""
   nowhere = os.open(os.devnull, os.O_RDWR)
   for number in (1, 2):
     try:

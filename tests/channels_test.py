@@ -1,4 +1,4 @@
-"""Channels as behaviour: who waits, in which order, and how waits end."""
+"""Channels as behaviour: which threads wait, their order, and waits' ends."""
 
 import concurrent.futures
 import statistics
@@ -12,19 +12,19 @@ from tests import running
 
 
 def _wait_a_while():
-  """Lets threads come to where they wait."""
+  """Lets threads reach the point at which they wait."""
   time.sleep(0.1)
 
 
 @pytest.fixture
 def pool():
-  with concurrent.futures.ThreadPoolExecutor() as one:
-    yield one
+  with concurrent.futures.ThreadPoolExecutor() as executor:
+    yield executor
 
 
 @pytest.fixture
 def make(pool):
-  """Makes channels, at which no thread waits for ever where a test fails."""
+  """Makes channels, which are closed so that threads end after a failure."""
   made = []
 
   def make(capacity=None):
@@ -36,7 +36,7 @@ def make(pool):
     channel.close()
 
 
-def test_items_leave_in_order_as_many_as_are_asked_for(make):
+def test_items_are_taken_in_order_and_in_the_wanted_number(make):
   channel = make()
   assert all(channel.put(item) for item in range(5))
   assert channel.get() == [0]
@@ -47,14 +47,14 @@ def test_items_leave_in_order_as_many_as_are_asked_for(make):
   assert len(channel) == 0
 
 
-def test_a_full_channel_takes_an_item_once_another_has_left(pool, make):
+def test_a_full_channel_accepts_an_item_once_another_is_taken(pool, make):
   channel = make(2)
   assert channel.put(0, 0.0) and channel.put(1, 0.0)
   assert not channel.put(2, 0.0) and not channel.put(2, 0.05)
   puts = [pool.submit(channel.put, item) for item in (2, 2, 2)]
   _wait_a_while()
   assert not any(put.done() for put in puts) and len(channel) == 2
-  # There is room for two of them.
+  # There is room for two of the three.
   assert channel.get(2) == [0, 1]
   running.wait_until(lambda: sum(put.done() for put in puts) >= 2)
   _wait_a_while()
@@ -64,7 +64,7 @@ def test_a_full_channel_takes_an_item_once_another_has_left(pool, make):
   assert channel.get(2) == [2, 2]
 
 
-def test_a_thread_that_can_go_on_does_whatever_others_want(pool, make):
+def test_a_thread_continues_while_others_wait_for_more_items(pool, make):
   channel = make()
   many = pool.submit(channel.get, 3)
   _wait_a_while()
@@ -77,28 +77,28 @@ def test_a_thread_that_can_go_on_does_whatever_others_want(pool, make):
   assert many.result(300) == ["b", "c", "d"]
 
 
-def test_a_rule_is_asked_when_there_is_news_and_never_between(pool, make):
-  channel, asked = make(), []
+def test_a_rule_is_called_only_for_new_items_and_after_its_seconds(pool, make):
+  channel, calls = make(), []
 
   def rule(items):
-    asked.append(list(items))
+    calls.append(list(items))
     if len(items) == 1:
-      return 0, 0.05 if len(asked) < 4 else None
+      return 0, 0.05 if len(calls) < 4 else None
     return (2 if len(items) > 2 else 0), None
 
   taken = pool.submit(channel.take, rule)
   time.sleep(0.3)
-  assert asked == [[]]
+  assert calls == [[]]
   channel.put(0)
   time.sleep(0.5)
-  assert asked[1:] == [[0]] * 3  # Twice after the time that it named.
+  assert calls[1:] == [[0]] * 3  # Two calls are after the rule's seconds.
   channel.put(1)
   channel.put(2)
   assert taken.result(300) == [0, 1]
   assert channel.get(1, 0.0) == [2]
 
 
-def test_closing_ends_all_waits_and_keeps_what_is_there(pool, make):
+def test_closing_ends_all_waits_and_keeps_the_items(pool, make):
   full, short = make(1), make()
   full.put(0)
   short.put(1)
@@ -120,31 +120,32 @@ def test_closing_ends_all_waits_and_keeps_what_is_there(pool, make):
 
 
 def test_nothing_is_lost_or_doubled_between_many_threads(pool, make):
-  channel, most = make(3), 0
+  channel, max_length = make(3), 0
   puts = [
     pool.submit(lambda k: [channel.put((k, i)) for i in range(200)], k)
     for k in range(3)
   ]
 
   def take():
-    nonlocal most
-    found = []
+    nonlocal max_length
+    taken = []
     while items := channel.get():
-      most = max(most, len(channel))
-      found += items
-    return found
+      max_length = max(max_length, len(channel))
+      taken += items
+    return taken
 
   takers = [pool.submit(take) for _ in range(2)]
   assert all(all(put.result(300)) for put in puts)
   channel.close()
-  found = [taker.result(300) for taker in takers]
-  assert sorted(found[0] + found[1]) == [
+  first, second = [taker.result(300) for taker in takers]
+  assert sorted(first + second) == [
     (k, i) for k in range(3) for i in range(200)
   ]
-  for own in found:  # What a thread has put keeps its order.
+  for taken in (first, second):  # Items of one thread keep their order.
     for k in range(3):
-      assert (mine := [x for x in own if x[0] == k]) == sorted(mine)
-  assert most <= 3
+      items = [x for x in taken if x[0] == k]
+      assert items == sorted(items)
+  assert max_length <= 3
 
 
 @pytest.mark.alone
@@ -154,7 +155,7 @@ def test_closing_ends_a_wait_at_once(begin):
 
 
 def _seconds_to_end(begin):
-  """Seconds from the call of `close` to the end of a wait."""
+  """Returns the seconds from the call of `close` to the end of a wait."""
   channel, ended = channels.Channel(1), []
   if begin == "put":
     channel.put(0)

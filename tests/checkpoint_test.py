@@ -1,4 +1,4 @@
-"""Checkpoints: what comes back, which are kept, and what a kill leaves."""
+"""Checkpoints: restored arrays, retention, damage, and kills during a save."""
 
 import dataclasses
 import functools
@@ -49,7 +49,7 @@ class State:
 
 
 def small(value):
-  """A nest of one number, told apart by it."""
+  """Returns a nest with one number."""
   return {"value": np.float32(value)}
 
 
@@ -84,13 +84,13 @@ def flip(path, index):
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_is_said_in_a_line(tmp_path, damage):
-  found = checkpoint.Checkpoints(tmp_path)
-  save(found, 3)
+def test_a_damaged_checkpoint_raises_an_error_of_one_line(tmp_path, damage):
+  checkpoints = checkpoint.Checkpoints(tmp_path)
+  save(checkpoints, 3)
   DAMAGES[damage](tmp_path / "3" / "run")
-  assert found.steps() == [3]
+  assert checkpoints.steps() == [3]
   with pytest.raises(checkpoint.Damaged, match="'run' in checkpoint 3 in") as e:
-    value_of(found, 3)
+    value_of(checkpoints, 3)
   assert "\n" not in str(e.value)
 
 
@@ -99,8 +99,8 @@ _NEST = {"a": np.arange(40, dtype=np.int16), "b": [np.float64(0.1), ()]}
 
 @hypothesis.given(data=strategies.data())
 @hypothesis.settings(max_examples=300, deadline=None)
-def test_damaged_bytes_are_refused_or_read_as_they_were(data):
-  """Whatever befalls the file: cut, flipped, replaced, joined."""
+def test_damaged_bytes_are_refused(data):
+  """Parts of the file are cut, replaced or repeated."""
   whole = content = checkpoint.to_bytes(_NEST)
   for _ in range(data.draw(strategies.integers(1, 3))):
     start = data.draw(strategies.integers(0, len(content)))
@@ -109,12 +109,13 @@ def test_damaged_bytes_are_refused_or_read_as_they_were(data):
     kept = data.draw(strategies.sampled_from(["", others, content[start:]]))
     content = content[:start] + (kept or b"") + content[start + length :]
   try:
-    found = checkpoint.from_bytes(np.frombuffer(content, np.uint8))
+    arrays = checkpoint.from_bytes(np.frombuffer(content, np.uint8))
   except checkpoint.Damaged as error:
     assert content != whole
     assert "\n" not in str(error)
   else:
-    chex.assert_trees_all_equal(checkpoint.like(found, _NEST, "it"), _NEST)
+    # The damages may cancel out.
+    chex.assert_trees_all_equal(checkpoint.like(arrays, _NEST, "it"), _NEST)
 
 
 _ANY = strategies.one_of(
@@ -134,25 +135,25 @@ _ANY = strategies.one_of(
 @hypothesis.example([["a", "float32", [0] * 99, 0]])
 @hypothesis.example([["a", "S5", [0], 0]])
 @hypothesis.settings(max_examples=100, deadline=None)
-def test_an_index_that_somebody_made_up_does_no_harm(index):
+def test_a_made_up_index_is_refused_or_has_arrays_without_objects(index):
   text = json.dumps(index).encode()
   end = struct.pack("<IQ8s", zlib.crc32(text), len(text), b"seedx-01")
   content = np.frombuffer(text + end, np.uint8)
   try:
-    found = checkpoint.from_bytes(content)
+    arrays = checkpoint.from_bytes(content)
   except checkpoint.Damaged:
     return
-  assert all(isinstance(array, np.ndarray) for array in found.values())
-  assert not any(array.dtype.hasobject for array in found.values())
+  assert all(isinstance(array, np.ndarray) for array in arrays.values())
+  assert not any(array.dtype.hasobject for array in arrays.values())
 
 
-def test_a_checkpoint_of_an_older_version_is_said_to_be_one(tmp_path):
+def test_a_checkpoint_of_an_older_version_is_not_reported_as_damaged(tmp_path):
   older = tmp_path / "7" / "run"
   older.mkdir(parents=True)
   (older.parent / "_CHECKPOINT_METADATA").write_text("{}")
-  found = checkpoint.Checkpoints(tmp_path)
+  checkpoints = checkpoint.Checkpoints(tmp_path)
   with pytest.raises(types.ConfigError, match="older version") as caught:
-    found.restore(7, "run", small(0))
+    checkpoints.restore(7, "run", small(0))
   assert not isinstance(caught.value, checkpoint.Damaged)
 
 
@@ -172,11 +173,11 @@ def test_many_saves_leave_nothing_in_memory(tmp_path, monkeypatch):
     checkpoints.save(step, {"run": nest, "acting": nest}, 0.0)
   after = used()
   assert after[1:] == before[1:]
-  # A leak of 20 KiB each would be 4 MiB.
+  # A leak of 20 KiB in each save would be 4 MiB.
   assert after[0] - before[0] < 2 * 2**20
 
 
-def test_what_is_saved_comes_back_exactly(tmp_path):
+def test_saved_arrays_are_restored_exactly(tmp_path):
   rng = np.random.default_rng(0)
   mesh = sharding.mesh(jax.devices()[:4])
   rows = rng.normal(size=(8, 3)).astype(np.float32)
@@ -213,15 +214,15 @@ def test_what_is_saved_comes_back_exactly(tmp_path):
   shapes = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), expected
   )
-  for found in (written, checkpoint.Checkpoints(tmp_path / "run")):
+  for checkpoints in (written, checkpoint.Checkpoints(tmp_path / "run")):
     for like in (nest, shapes):
-      actual = found.restore(7, "run", like)
+      actual = checkpoints.restore(7, "run", like)
       assert jax.tree.structure(actual) == jax.tree.structure(nest)
       assert signature(actual) == signature(jax.tree.map(np.asarray, expected))
       chex.assert_trees_all_equal(actual, expected)
       assert np.signbit(actual.rest[4])
-    # Each item by itself.
-    alone = found.restore(7, "acting", {"w": rows})
+    # Each item can be restored alone.
+    alone = checkpoints.restore(7, "acting", {"w": rows})
     chex.assert_trees_all_equal(alone, {"w": rows})
 
 
@@ -229,12 +230,12 @@ def test_what_is_saved_comes_back_exactly(tmp_path):
   ("keep", "scores", "kept", "best"),
   [
     (2, {1: 5.0, 2: 1.0, 3: 2.0, 4: 3.0}, [1, 3, 4], 1),
-    # It is among the newest, and there are no more than these.
+    # The best is among the newest.
     (2, {1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0}, [3, 4], 4),
-    # Nothing is known of some, or of any.
+    # Some scores are unknown, or all of them.
     (1, {1: -math.inf, 2: -5.0, 3: -math.inf}, [2, 3], 2),
     (1, {1: -math.inf, 2: -math.inf}, [2], 2),
-    # Of several best ones the newest.
+    # The newest of several best ones counts as the best.
     (1, {1: 2.0, 2: 2.0, 3: 1.0}, [2, 3], 2),
     (None, {1: 2.0, 2: 1.0, 3: 0.0}, [1, 2, 3], 1),
   ],
@@ -242,33 +243,34 @@ def test_what_is_saved_comes_back_exactly(tmp_path):
 )
 def test_the_newest_are_kept_and_the_best(tmp_path, keep, scores, kept, best):
   for env_steps, score in scores.items():
-    # Also by one that goes on with what there is.
-    found = checkpoint.Checkpoints(tmp_path, keep, newest_only=["replay"])
+    # A new instance continues with the checkpoints that exist.
+    checkpoints = checkpoint.Checkpoints(tmp_path, keep, newest_only=["replay"])
     nests = {"run": small(env_steps), "replay": small(env_steps)}
-    found.save(env_steps, nests, score)
-    found.save(env_steps, {"run": small(99)}, 99.0)  # It is there already.
-  assert found.steps() == kept
-  assert found.ranked()[0] == best
-  assert [value_of(found, step) for step in kept] == kept
+    checkpoints.save(env_steps, nests, score)
+    # An existing checkpoint is not written again.
+    checkpoints.save(env_steps, {"run": small(99)}, 99.0)
+  assert checkpoints.steps() == kept
+  assert checkpoints.ranked()[0] == best
+  assert [value_of(checkpoints, step) for step in kept] == kept
   *others, newest = kept
-  assert found.restore(newest, "replay") == small(newest)
+  assert checkpoints.restore(newest, "replay") == small(newest)
   for step in others:
     with pytest.raises(checkpoint.Damaged, match="No such file"):
-      found.restore(step, "replay")
+      checkpoints.restore(step, "replay")
 
 
-def test_a_score_may_come_later_and_a_held_checkpoint_waits_for_it(tmp_path):
-  found = checkpoint.Checkpoints(tmp_path, keep=1)
-  found.held |= {1, 2}
+def test_a_held_checkpoint_is_kept_until_its_score_arrives(tmp_path):
+  checkpoints = checkpoint.Checkpoints(tmp_path, keep=1)
+  checkpoints.held |= {1, 2}
   for env_steps in (1, 2, 3):
-    found.save(env_steps, {"run": small(env_steps)}, -math.inf)
-  found.rate(1, 5.0)
-  found.held.clear()
-  found.rate(2, 4.0)
-  assert found.steps() == [1, 3] and found.ranked() == [1, 3]
-  assert value_of(found, 1) == 1
-  found.rate(2, 9.0)  # It has been deleted.
-  assert found.ranked() == [1, 3]
+    checkpoints.save(env_steps, {"run": small(env_steps)}, -math.inf)
+  checkpoints.rate(1, 5.0)
+  checkpoints.held.clear()
+  checkpoints.rate(2, 4.0)
+  assert checkpoints.steps() == [1, 3] and checkpoints.ranked() == [1, 3]
+  assert value_of(checkpoints, 1) == 1
+  checkpoints.rate(2, 9.0)  # It has been deleted.
+  assert checkpoints.ranked() == [1, 3]
 
 
 @pytest.mark.parametrize(
@@ -285,7 +287,7 @@ def test_a_score_may_come_later_and_a_held_checkpoint_waits_for_it(tmp_path):
   ],
   ids=str,
 )
-def test_another_form_is_refused_in_a_sentence(
+def test_another_structure_shape_or_dtype_is_refused_in_one_line(
   tmp_path, env_steps, name, like, reason
 ):
   where = tmp_path / "run"
@@ -298,7 +300,7 @@ def test_another_form_is_refused_in_a_sentence(
   assert "\n" not in str(caught.value) and str(where) in str(caught.value)
 
 
-def test_foreign_files_do_no_harm(tmp_path):
+def test_foreign_files_are_left_alone(tmp_path):
   checkpoints = checkpoint.Checkpoints(tmp_path, keep=1)
   save(checkpoints, 5, score=1.0)
   (tmp_path / "evaluation-5.json").write_text("{}")
@@ -306,24 +308,24 @@ def test_foreign_files_do_no_harm(tmp_path):
   (tmp_path / "notes").mkdir()
   (tmp_path / "notes" / "of mine.txt").write_text("notes")
   (tmp_path / "best").symlink_to("5")
-  for found in (checkpoints, checkpoint.Checkpoints(tmp_path, keep=1)):
-    assert found.steps() == [5] and found.ranked() == [5]
-    assert value_of(found, 5) == 5
-  save(found, 7)
-  assert found.steps() == [5, 7]
+  for opened in (checkpoints, checkpoint.Checkpoints(tmp_path, keep=1)):
+    assert opened.steps() == [5] and opened.ranked() == [5]
+    assert value_of(opened, 5) == 5
+  save(checkpoints, 7)
+  assert checkpoints.steps() == [5, 7]
   assert (tmp_path / "notes" / "of mine.txt").read_text() == "notes"
   assert (tmp_path / "evaluation-5.json").exists()
 
 
-# A checkpoint of `_SIZE` times its own number, so that a mix of two is seen.
+# Each checkpoint has its number `_SIZE` times, so that a mix of two is noticed.
 _WRITER = f"""
 import itertools, sys, numpy as np
 from seedx import checkpoint
-found = checkpoint.Checkpoints(sys.argv[1], keep=2)
+checkpoints = checkpoint.Checkpoints(sys.argv[1], keep=2)
 for step in itertools.count(int(sys.argv[2])):
   nest = {{"value": np.full({_SIZE}, step, np.float32), "step": np.int64(step)}}
   print(step, flush=True)
-  found.save(step, {{"run": nest}}, score=float(-step))
+  checkpoints.save(step, {{"run": nest}}, score=float(-step))
   print("saved", flush=True)
 """
 _LIKE = {"value": np.zeros(_SIZE, np.float32), "step": np.int64(0)}
@@ -340,18 +342,18 @@ def start_writer(where, first_step):
 
 
 def assert_whole(checkpoints):
-  """Every checkpoint that is said to be there; returns their env steps."""
+  """Checks every listed checkpoint; returns their env steps."""
   steps = checkpoints.steps()
   for step in steps:
-    found = checkpoints.restore(step, "run", _LIKE)
-    assert found["step"] == step
-    assert (found["value"] == step).all()
+    nest = checkpoints.restore(step, "run", _LIKE)
+    assert nest["step"] == step
+    assert (nest["value"] == step).all()
   assert checkpoints.ranked()[:1] == steps[:1]
   return steps
 
 
 @pytest.mark.slow
-def test_a_kill_in_the_middle_of_a_save_leaves_only_whole_ones(tmp_path):
+def test_a_kill_during_a_save_leaves_only_whole_checkpoints(tmp_path):
   where, saved, cut = tmp_path / "run", 0, 0
   seconds = None
   for part in itertools.cycle((0.0, 0.3, 0.6, 0.9)):
@@ -369,16 +371,16 @@ def test_a_kill_in_the_middle_of_a_save_leaves_only_whole_ones(tmp_path):
     finally:
       writer.send_signal(signal.SIGKILL)
       writer.wait()
-    said = writer.stdout.read().split()
+    printed = writer.stdout.read().split()
     steps = assert_whole(checkpoint.Checkpoints(where))
-    last = saved + said.count("saved")
-    # One that was renamed is there, though nobody could say so any more.
+    last = saved + printed.count("saved")
+    # The kill may come after the rename and before the print.
     assert steps[-1] in (last, last + 1) and 1 in steps
     cut += steps[-1] == last
     saved = steps[-1]
-    if cut >= 2 and part == 0.9:  # Else no save was under way.
+    if cut >= 2 and part == 0.9:  # Two kills have come during a save.
       break
-  # What is left of the others goes.
+  # The next save deletes the unfinished checkpoints.
   checkpoints = checkpoint.Checkpoints(where, keep=2)
   nest = {"value": np.full(_SIZE, 99, np.float32), "step": np.int64(99)}
   checkpoints.save(99, {"run": nest}, -99.0)
@@ -388,23 +390,23 @@ def test_a_kill_in_the_middle_of_a_save_leaves_only_whole_ones(tmp_path):
 
 @pytest.mark.slow
 def test_another_process_reads_while_one_writes(tmp_path):
-  """It gets what it asked for as a whole, or is told that it has gone."""
+  """It restores whole checkpoints, or learns that they were deleted."""
   checkpoints, seen = checkpoint.Checkpoints(tmp_path), set()
   writer = start_writer(tmp_path, 1)
-  said = threading.Thread(target=writer.stdout.read, daemon=True)
-  said.start()
+  drain = threading.Thread(target=writer.stdout.read, daemon=True)
+  drain.start()
 
   def read():
     assert writer.poll() is None
     best = checkpoints.ranked()[:1]
     for step in checkpoints.steps():
       try:
-        found = checkpoints.restore(step, "run", _LIKE)
+        nest = checkpoints.restore(step, "run", _LIKE)
       except types.ConfigError:
         assert step not in checkpoints.steps()
         continue
-      assert found["step"] == step
-      assert (found["value"] == step).all()
+      assert nest["step"] == step
+      assert (nest["value"] == step).all()
       seen.add(step)
     assert best in ([], [1])
     return len(seen) >= 12
@@ -413,5 +415,5 @@ def test_another_process_reads_while_one_writes(tmp_path):
     running.wait_until(read)
   finally:
     writer.kill()
-    said.join(300)
+    drain.join(300)
   assert 1 in seen

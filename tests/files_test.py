@@ -1,4 +1,4 @@
-"""Directories that somebody else wrote: nothing outside of them is touched."""
+"""Directories from other people: nothing outside of them is read or changed."""
 
 import ast
 import os
@@ -16,7 +16,7 @@ _SECRET = "the user's own"
 
 @pytest.fixture
 def outside(tmp_path):
-  """What the directory of another must not change."""
+  """Yields a folder that must not change."""
   folder = tmp_path / "outside"
   folder.mkdir()
   (folder / "own").write_text(_SECRET)
@@ -37,7 +37,7 @@ def _sparse(path, outside):
     file.truncate(2**40)
 
 
-# What may be found in place of a file.
+# Entries that may be in place of a file.
 PLANTED = {
   "a link to a file": lambda x, outside: x.symlink_to(outside / "own"),
   "a link to a directory": lambda x, outside: x.symlink_to(outside),
@@ -46,7 +46,7 @@ PLANTED = {
   "a socket": lambda x, outside: os.mknod(x, 0o600 | stat.S_IFSOCK),
   "a directory": lambda x, outside: x.mkdir(),
 }
-# These are files, but not to be read or not to be written.
+# Files that must not be read, or not be written.
 _FILES = {
   "a second name": lambda x, outside: os.link(outside / "own", x),
   "a sparse file": _sparse,
@@ -55,7 +55,7 @@ _FILES = {
 
 @pytest.mark.parametrize("kind", PLANTED)
 @pytest.mark.parametrize("mode", ["r", "a", "x"])
-def test_only_a_file_is_opened(kind, mode, folder, outside):
+def test_only_regular_files_are_opened(kind, mode, folder, outside):
   PLANTED[kind](folder / "a", outside)
   began = time.monotonic()
   with pytest.raises(OSError) as caught:
@@ -65,7 +65,7 @@ def test_only_a_file_is_opened(kind, mode, folder, outside):
 
 
 @pytest.mark.parametrize("kind", [*PLANTED, *_FILES])
-def test_what_is_written_replaces_what_is_there(kind, folder, outside):
+def test_writing_replaces_any_entry_but_a_directory(kind, folder, outside):
   (PLANTED | _FILES)[kind](folder / "a", outside)
   if kind == "a directory":
     with pytest.raises(OSError):
@@ -76,7 +76,7 @@ def test_what_is_written_replaces_what_is_there(kind, folder, outside):
   assert folder.names() == ["a"]
 
 
-def test_a_file_with_a_second_name_is_read_but_not_written(folder, outside):
+def test_a_file_with_a_second_name_is_read_but_not_appended_to(folder, outside):
   _FILES["a second name"](folder / "a", outside)
   assert folder.read("a") == _SECRET
   with pytest.raises(OSError, match="second name"):
@@ -91,34 +91,34 @@ def test_a_huge_file_is_refused_before_it_is_read(folder, outside):
   assert time.monotonic() - began < 1
 
 
-def test_no_directory_within_is_a_link(folder, outside):
+def test_a_link_is_not_used_as_a_subdirectory(folder, outside):
   (folder / "checkpoints").symlink_to(outside)
-  within = folder.folder("checkpoints")
+  linked = folder.folder("checkpoints")
   for use in (
-    within.names,
-    lambda: within.open("own"),
-    lambda: within.open("new", "a"),
-    lambda: within.write("new", "x"),
-    lambda: within.remove("own"),
-    lambda: within.rename("own", "new"),
-    lambda: within.make_new("new"),
-    lambda: within.folder("more").make(),
+    linked.names,
+    lambda: linked.open("own"),
+    lambda: linked.open("new", "a"),
+    lambda: linked.write("new", "x"),
+    lambda: linked.remove("own"),
+    lambda: linked.rename("own", "new"),
+    lambda: linked.make_new("new"),
+    lambda: linked.folder("more").make(),
   ):
     with pytest.raises(OSError):
       use()
-  within.remove_folder("own")
+  linked.remove_folder("own")
   folder.remove_folder("checkpoints")
   assert (folder / "checkpoints").is_symlink()
 
 
-def test_a_removed_directory_takes_nothing_with_it(folder, outside):
+def test_removing_a_directory_does_not_follow_links(folder, outside):
   (folder / "old").mkdir()
   (folder / "old" / "link").symlink_to(outside)
   folder.remove_folder("old")
   assert folder.names() == []
 
 
-def test_links_to_the_directory_are_the_users(tmp_path, folder):
+def test_links_to_the_directory_are_followed(tmp_path, folder):
   (tmp_path / "short").symlink_to(tmp_path / "run")
   files.Folder(tmp_path / "short").write("a", "text")
   assert folder.read("a") == "text"
@@ -139,7 +139,7 @@ def test_a_directory_that_cannot_be_written_is_an_error(tmp_path, name):
     files.open_folder(tmp_path / name)
 
 
-def test_a_directory_with_one_of_the_names_is_left_as_it_is(tmp_path, outside):
+def test_a_directory_with_a_taken_name_is_refused(tmp_path, outside):
   (tmp_path / "run").mkdir()
   (tmp_path / "run" / "log of mine").touch()
   (tmp_path / "run" / "checkpoints").symlink_to(outside / "nothing")
@@ -148,7 +148,7 @@ def test_a_directory_with_one_of_the_names_is_left_as_it_is(tmp_path, outside):
   assert len(list((tmp_path / "run").iterdir())) == 2
 
 
-def test_new_directories_have_names_of_their_own(tmp_path):
+def test_new_directories_have_different_names(tmp_path):
   made = [files.open_new_folder(tmp_path / "runs", "now") for _ in range(3)]
   assert [pathlib.Path(x).name for x in made] == ["now", "now-2", "now-3"]
 
@@ -163,9 +163,9 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path):
     files.write_file(tmp_path / "nowhere" / "a.json", "third")
 
 
-# Modules that open files which are not a run's, and which.
+# Modules that open other files than those of a run, and which files.
 _OTHERS = {
-  "seedx/files.py": "it is the module that opens a run's",
+  "seedx/files.py": "files of runs",
   "seedx/app/certificates.py": "a directory that it makes",
   "seedx/app/benchmark/runs.py": "/proc",
   "seedx/app/profiling.py": "a directory that it just made",
@@ -210,12 +210,12 @@ _OPENS = {
   "touch",
   "copytree",
 }
-# Methods of these are no files'.
+# Objects with methods of these names that are not files.
 _NO_FILES = ("folder", "directory", "part", "_folder", "_connected", "sessions")
 
 
 def _opened(path):
-  """The calls in a module that look like those of files."""
+  """Yields the calls in a module that look like those of files."""
   for node in ast.walk(ast.parse(path.read_text())):
     if isinstance(node, ast.Call):
       name = node.func
@@ -228,10 +228,10 @@ def _opened(path):
 
 
 def test_no_other_module_opens_a_file_of_a_run():
-  found = {}
+  calls_by_module = {}
   for path in sorted((_ROOT / "seedx").rglob("*.py")):
     name = str(path.relative_to(_ROOT))
     calls = list(_opened(path))
     if calls and name not in _OTHERS:
-      found[name] = calls
-  assert not found
+      calls_by_module[name] = calls
+  assert not calls_by_module

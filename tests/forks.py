@@ -1,7 +1,7 @@
-"""Forks of one interpreter, in place of new ones, for environments' workers.
+"""Forks of one interpreter, which replace new ones as environments' workers.
 
-A new interpreter takes a third of a second to import what a worker needs. A
-fork has it already; else it is a process like any other.
+A new interpreter needs a third of a second to import a worker's modules. A fork
+has them already, and is otherwise a process like any other.
 """
 
 import fcntl
@@ -16,18 +16,18 @@ import subprocess
 import sys
 import threading
 
-_FIRST_FREE = 100  # Of file descriptors, above those that programs are given.
-_MOST_BYTES = 1 << 16
+_FIRST_FREE = 100  # A file descriptor above those that programs are given.
+_MAX_BYTES = 1 << 16
 
 
 class Server:
-  """A process that forks; has what `process` needs of `subprocess`."""
+  """A process that forks, with the part of `subprocess` that is used."""
 
   DEVNULL = subprocess.DEVNULL
   TimeoutExpired = subprocess.TimeoutExpired
 
   def __init__(self):
-    """Starts it."""
+    """Starts the process."""
     self._lock = threading.Lock()
     self._socket, other = socket.socketpair(type=socket.SOCK_SEQPACKET)
     with other:
@@ -39,15 +39,15 @@ class Server:
       )
 
   def close(self):
-    """Ends it; what it has forked must have ended."""
+    """Ends the process, after all of its forks have ended."""
     self._socket.close()
     assert self._process.wait() == 0
 
   def ask(self, *question, files=()):
-    """What the process answers, a number."""
+    """Sends a question to the process; returns its answer, a number."""
     with self._lock:
       socket.send_fds(self._socket, [pickle.dumps(question)], files)
-      return pickle.loads(self._socket.recv(_MOST_BYTES))
+      return pickle.loads(self._socket.recv(_MAX_BYTES))
 
   def Popen(self, command, *, stdin, pass_fds, env):
     """Runs `[python, "-P", "-c", program]`."""
@@ -57,7 +57,7 @@ class Server:
 
 
 class _Fork:
-  """What is used of `subprocess.Popen`."""
+  """The part of `subprocess.Popen` that is used."""
 
   def __init__(self, server, pid):
     self.pid, self.returncode, self._server = pid, None, server
@@ -87,7 +87,7 @@ class _Fork:
 
 def _serve(connection):
   while True:
-    message, files, *_ = socket.recv_fds(connection, _MOST_BYTES, 8)
+    message, files, *_ = socket.recv_fds(connection, _MAX_BYTES, 8)
     if not message:
       return
     what, *rest = pickle.loads(message)
@@ -104,7 +104,7 @@ def _serve(connection):
 
 
 def _run(files, program, numbers, environment, folder):
-  """Runs a program with files by the numbers that it knows."""
+  """Runs a program with files at the numbers that it expects."""
   status = 1
   try:
     high = [fcntl.fcntl(x, fcntl.F_DUPFD, _FIRST_FREE) for x in files]

@@ -3,11 +3,11 @@
   python -m tests.fuzz [COUNT]
 
 serves the methods of seed, impala, gorila and join, with devices and learners
-that do nothing. It sends COUNT mutated frames and handshakes (a million) while
-a healthy actor is served, and raises unless every stream ends with a clean
-status, nothing is logged, and threads, files and memory stay as they are. Most
-go through a stream's whole code in this process, without gRPC; one in
-`PER_SOCKET` comes from a client over a socket.
+that do nothing. It sends COUNT (a million) mutated frames and handshakes while
+a healthy actor is served. It raises an error unless every stream ends with a
+clean status, nothing is logged, and the process needs no more threads, files
+and memory. Most streams are served in this process without gRPC; one in
+`PER_SOCKET` comes over a socket.
 """
 
 import collections
@@ -66,7 +66,7 @@ CLEAN = {
 }
 CARTPOLE = envs.Config("CartPole-v1")
 ENVS, PERIOD, SIZE = 4, 3, 16
-PER_SOCKET = 50  # Of so many streams, one is over a socket.
+PER_SOCKET = 50
 
 
 class Acting:
@@ -82,16 +82,16 @@ class Acting:
 
 @dataclasses.dataclass
 class Method:
-  """What a well-behaved client says to a method."""
+  """A method, with the hello and the messages of a well-behaved client."""
 
   name: str
   inputs: wire.Layout
   hello: dict
-  messages: list  # Frames, in order.
+  messages: list  # Frames in order.
 
 
 def rows_of(num_envs, step_type=0):
-  """Of a thin actor's CartPoles."""
+  """Returns rows of a thin actor with CartPoles."""
   number = np.ones(num_envs, np.float32)
   timestep = dm_env.TimeStep(
     np.full(num_envs, step_type, np.uint8),
@@ -103,7 +103,7 @@ def rows_of(num_envs, step_type=0):
 
 
 def zeros_of(layout, rows):
-  """A message of zeros."""
+  """Returns a message of zeros."""
   arrays = [
     np.zeros(x.shape if x.once else (rows, *x.shape), x.dtype)
     for x in layout.columns
@@ -112,7 +112,7 @@ def zeros_of(layout, rows):
 
 
 def bound(server):
-  """Binds every method; returns what clients say to them."""
+  """Binds and returns all methods."""
   spec, agent = envs.spec(CARTPOLE), dqn.Config().make(envs.spec(CARTPOLE))
   actors = thin_actor.Config(num_actors=64, envs_per_actor=ENVS)
   sizes = inference.Config().sizes(agent, actors, PERIOD, share_size=4)
@@ -199,7 +199,7 @@ ODD = [None, True, -1, 0, 2**40, 1e300, "", "\ud800", "x" * 999, [], {}, [[0]]]
 
 
 def mutated(rng, frame):
-  """A frame with something wrong in it, perhaps."""
+  """Returns a frame with random changes."""
   data = bytearray(frame)
   for _ in range(rng.choice((1, 1, 2, 8))):
     kind, at = rng.randrange(8), rng.randrange(len(data) + 1)
@@ -213,7 +213,7 @@ def mutated(rng, frame):
       del data[rng.randrange(17) :]
       data += frame[len(data) :]
     elif len(data) >= 20:
-      # In the body more often than in the header.
+      # The body is changed more often than the header.
       at = rng.choice((4, 8, 12, *[16] * 5)) if at < 16 or kind < 5 else at & ~3
       at = min(at, len(data) - 4)
       number = rng.choice(NUMBERS) & 0xFFFFFFFF
@@ -225,7 +225,7 @@ def mutated(rng, frame):
 
 
 def odd(rng, value):
-  """JSON with one value of another kind, somewhere."""
+  """Returns a JSON value in which one value is odd or missing."""
   if isinstance(value, dict) and value and rng.random() < 0.8:
     key = rng.choice(list(value))
     if rng.random() < 0.1:
@@ -238,40 +238,40 @@ def odd(rng, value):
 
 
 def nested(rng):
-  """JSON that is nested deeply."""
+  """Returns deeply nested JSON, sometimes without its end."""
   depth = rng.choice((10, 33, 300, 900, 2_000, 50_000))
   opening, closing = rng.choice(((b"[", b"]"), (b'{"hello":', b"}")))
   return opening * depth + b"1" + closing * (depth * rng.randrange(2))
 
 
 def handshake(rng, method):
-  """The metadata of a call, most often mutated."""
-  said = {**method.inputs.to_json(), "hello": method.hello}
+  """Returns a mutated handshake."""
+  valid = {**method.inputs.to_json(), "hello": method.hello}
   kind = rng.randrange(6)
   if kind == 0:
     return nested(rng)
   if kind == 1:
-    return mutated(rng, json.dumps(said).encode())
+    return mutated(rng, json.dumps(valid).encode())
   if kind == 2:
     hello = nested(rng).decode()
-    text = json.dumps({**said, "hello": 0})
+    text = json.dumps({**valid, "hello": 0})
     return text.replace('"hello": 0', f'"hello": {hello}').encode()
   if kind == 3:
     return rng.randbytes(rng.randrange(50))
-  return json.dumps(odd(rng, said)).encode()
+  return json.dumps(odd(rng, valid)).encode()
 
 
 def stream_of(rng, method):
-  """Metadata and frames of a stream, of which one thing is mutated."""
+  """Returns a stream's handshake and frames, with one of them mutated."""
   if rng.random() < 0.3:
     return handshake(rng, method), method.messages
-  good = {**method.inputs.to_json(), "hello": method.hello}
-  before = method.messages[: rng.randrange(len(method.messages) + 1)]
-  frames = [*before, mutated(rng, rng.choice(method.messages))]
-  return json.dumps(good).encode(), frames
+  valid = {**method.inputs.to_json(), "hello": method.hello}
+  valid_frames = method.messages[: rng.randrange(len(method.messages) + 1)]
+  frames = [*valid_frames, mutated(rng, rng.choice(method.messages))]
+  return json.dumps(valid).encode(), frames
 
 
-# How they are sent
+# Sending
 
 
 class _Aborted(Exception):
@@ -279,7 +279,7 @@ class _Aborted(Exception):
 
 
 class _Context:
-  """What gRPC gives a handler."""
+  """The part of `grpc.ServicerContext` that the server uses."""
 
   def __init__(self, text):
     self._metadata = ((calls.METADATA_KEY, text),)
@@ -331,7 +331,7 @@ def send_over(channel, method, text, frames):
 
 
 class Healthy(threading.Thread):
-  """An actor that is served while others are not; counts its messages."""
+  """A thread of a healthy actor, which counts its messages."""
 
   def __init__(self, address, num_envs):
     super().__init__(daemon=True)
@@ -354,8 +354,8 @@ class Healthy(threading.Thread):
       self.failure = failure
 
 
-def held():
-  """Threads, open files, and resident MiB of this process."""
+def resources():
+  """Returns the numbers of threads, open files and resident MiB."""
   gc.collect()
   with open("/proc/self/statm") as file:
     pages = int(file.read().split()[1])
@@ -365,10 +365,11 @@ def held():
 
 
 def run(count):
-  """Sends mutated frames and handshakes; returns how many streams ended how.
+  """Sends mutated streams; returns the number of streams by status.
 
   Raises:
-    AssertionError: something was not clean, leaked, or was not served.
+    AssertionError: a stream ended with another status, something was logged or
+      leaked, or the healthy actor was not served.
   """
   rng, statuses = random.Random(0), collections.Counter()
   logged, handler = [], logging.Handler(logging.WARNING)
@@ -386,12 +387,12 @@ def run(count):
         text, frames = stream_of(rng, method)
         if rng.randrange(PER_SOCKET):
           statuses[send_here(server, method, text, frames)] += 1
-        else:  # A connection may have few calls that are refused.
+        else:  # The number of refused calls on a connection is limited.
           with grpc.insecure_channel(server.address) as channel:
             statuses[send_over(channel, method, text, frames)] += 1
         if before is None and sent >= count / 5:
-          before, served = held(), healthy.count
-      after = held()
+          before, served = resources(), healthy.count
+      after = resources()
       served = healthy.count - served
       healthy.stop.set()
       healthy.join(300)

@@ -29,5 +29,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-  signals.leave_at_once()
+  signals.exit_on_signals()
   sys.exit(main())

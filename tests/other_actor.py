@@ -1,9 +1,9 @@
-"""An actor that uses nothing of seedx, to be translated into any language.
+"""An actor without seedx, as a model for actors in other languages.
 
   python other_actor.py HOST:PORT ENV_ID NUM_ENVS
 
-steps Gymnasium environments for a learner of the pipeline `seed`. Each detail
-is in the text of `seedx/wire/__init__.py`.
+steps Gymnasium environments for a learner of the pipeline `seed`.
+`seedx/wire/__init__.py` specifies the protocol.
 """
 
 import json
@@ -20,9 +20,9 @@ FIRST, MID, LAST = range(3)
 
 
 def main(address, env_id, num_envs):
-  # It resets an environment in the step after its last, as seedx does.
+  # The step after an episode's last one resets the environment, as in seedx.
   environments = gymnasium.make_vec(env_id, num_envs, vectorization_mode="sync")
-  observed = environments.single_observation_space
+  space = environments.single_observation_space
   columns = [
     {"name": name, "dtype": dtype, "shape": list(shape), "once": False}
     for name, dtype, shape in (
@@ -30,14 +30,14 @@ def main(address, env_id, num_envs):
       ("timestep/step_type", "|u1", ()),
       ("timestep/reward", "<f4", ()),
       ("timestep/discount", "<f4", ()),
-      ("timestep/observation", observed.dtype.str, observed.shape),
+      ("timestep/observation", space.dtype.str, space.shape),
       ("episode_return", "<f4", ()),
     )
   ]
-  hello = {"protocol": 2, "columns": columns, "hello": {"num_envs": num_envs}}
-  requests = queue.SimpleQueue()  # Those to be sent.
+  layout = {"protocol": 2, "columns": columns, "hello": {"num_envs": num_envs}}
+  requests = queue.SimpleQueue()
   replies = grpc.insecure_channel(address).stream_stream("/seedx/act")(
-    iter(requests.get, None), metadata=[(KEY, json.dumps(hello).encode())]
+    iter(requests.get, None), metadata=[(KEY, json.dumps(layout).encode())]
   )
   answer = json.loads(dict(replies.initial_metadata())[KEY])
   action = answer["columns"][0]
@@ -68,7 +68,7 @@ def main(address, env_id, num_envs):
       returns = np.where(last, total, nan)
       send(step_type, reward, terminated, observation, returns)
   except grpc.RpcError as error:
-    if error.code() is not grpc.StatusCode.CANCELLED:  # Its work is over.
+    if error.code() is not grpc.StatusCode.CANCELLED:  # The run is over.
       raise
 
 

@@ -1,4 +1,4 @@
-"""Programs whose output nobody reads any more, such as `... | head -1`."""
+"""Programs whose reader has closed their output, such as `... | head -1`."""
 
 import json
 import os
@@ -20,7 +20,7 @@ def make():
 
 
 def run(words, cwd, only_stdout=False):
-  """Runs a program without a reader; its exit status, and its stderr if any."""
+  """Runs a program without a reader; returns its exit status and stderr."""
   reader, writer = os.pipe()
   os.close(reader)
   try:
@@ -47,14 +47,16 @@ def run(words, cwd, only_stdout=False):
     (("-m", "seedx", "plot", "nowhere"), 2),
   ],
 )
-def test_a_program_ends_as_it_would_with_a_reader(words, status, tmp_path):
+def test_a_program_without_a_reader_has_the_same_exit_status(
+  words, status, tmp_path
+):
   assert run(words, tmp_path)[0] == status
-  found, printed = run(words, tmp_path, only_stdout=True)
-  assert found == status
+  actual, printed = run(words, tmp_path, only_stdout=True)
+  assert actual == status
   assert "Traceback" not in printed and printed.count("\n") == (status > 0)
 
 
-def test_a_name_that_is_no_text_is_printed():
+def test_a_file_name_that_is_not_valid_text_is_printed():
   program = (
     "from seedx import output; output.outlive_readers(); print('\\udcff')"
   )
@@ -74,7 +76,7 @@ def test_a_name_that_is_no_text_is_printed():
     ("ppo", "--env", "printing:make", "--num-envs", "8"),
   ],
 )
-def test_a_run_goes_on_and_is_evaluated_and_exported(words, tmp_path):
+def test_runs_evaluations_and_exports_work_without_a_reader(words, tmp_path):
   (tmp_path / "printing.py").write_text(_PRINTING)
   run_dir = tmp_path / "run"
   options = ("--total-steps", "2000", "--log-seconds", "0", "--log-every", "0")

@@ -49,7 +49,7 @@ def first_seed(welcome: Mapping[str, Any]) -> int:
   """
   seed = welcome.get("first_seed")
   if type(seed) is not int or not 0 <= seed < 2**31:
-    raise wire.unwelcome("first_seed from 0 to 2^31 - 1", seed)
+    raise wire.bad_welcome("first_seed from 0 to 2^31 - 1", seed)
   return seed
 
 

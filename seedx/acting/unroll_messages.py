@@ -64,9 +64,9 @@ def exploration(welcome: Mapping[str, Any], num_envs: int) -> np.ndarray:
   """
   values = welcome.get("exploration")
   if not isinstance(values, list) or len(values) != num_envs:
-    raise wire.unwelcome(f"exploration of {num_envs} environments", values)
+    raise wire.bad_welcome(f"exploration of {num_envs} environments", values)
   if not all(isinstance(x, float) and 0.0 <= x <= 1.0 for x in values):
-    raise wire.unwelcome("exploration from 0.0 to 1.0", values)
+    raise wire.bad_welcome("exploration from 0.0 to 1.0", values)
   return np.asarray(values, np.float32)
 
 

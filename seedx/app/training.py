@@ -387,7 +387,7 @@ def _rescued(
 
   def rescue(has_ended: bool = False) -> None:
     if words := kept.rescue(has_ended):
-      signals.say(f"{words}\n")
+      signals.print_at_once(f"{words}\n")
 
   watch.kept, among.rescue = kept, rescue
   try:
@@ -461,7 +461,7 @@ def _launched(
     return config, config.nodes(), instances.Processes([])
   if config.launching.launcher == "processes":
     config = config.with_sockets(sockets)
-    address = wire.reached(config.address)
+    address = wire.reachable_address(config.address)
     config.security.of_client(address)
     nodes = dataclasses.replace(config, address=address).nodes()
     return config, nodes, instances.Processes(nodes, sockets)

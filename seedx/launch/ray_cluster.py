@@ -80,7 +80,7 @@ class Cluster:
         f"expected an address HOST:PORT, or none, with --launcher ray, found"
         f" {address}"
       )
-    return wire.reached(address, by=ray().util.get_node_ip_address())
+    return wire.reachable_address(address, by=ray().util.get_node_ip_address())
 
   def leave(self) -> None:
     """Disconnects what it has connected."""

@@ -277,4 +277,4 @@ def _is_told(filename: str) -> bool:
 
 def _print(text: str) -> None:
   if text:
-    signals.say(f"{text}\n")
+    signals.print_at_once(f"{text}\n")

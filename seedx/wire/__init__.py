@@ -1,23 +1,21 @@
 """gRPC transport of nests of NumPy arrays, as raw columns, without protobuf.
 
-`Layout` says what messages look like, `server.Server` serves functions and
-sessions, `Client` calls them. This page is the whole format, for clients in
-another language: first of all calls, then of a thin actor's.
+`Layout` describes messages, `server.Server` serves functions and sessions, and
+`Client` calls them. The rest of this page specifies the protocol for programs
+in other languages: first for all calls, then for thin actors.
 `tests/other_actor.py` is an actor that uses nothing of seedx.
 
-**Calls.** gRPC over HTTP/2, on a unix socket or TCP, there with TLS where
-`Security` says so. A server with a token wants it in each call's metadata,
-`authorization: Bearer <token>`, and says nothing else to who does not have it;
-a client must not send it without TLS. A method is
-the path `/seedx/<name>`. Every method is a bidirectional stream of messages
-which are bytes as described here, not protobufs: give gRPC identity serializers
-and no compression. Reply number n answers request number n, and a client may
-send requests ahead of the replies. A unary call to the same path is a stream of
-one request.
+**Calls.** Calls are gRPC over HTTP/2, on a unix socket or on TCP, with TLS if
+the server's `Security` has a certificate. If the server has a token, the
+metadata of each call must have `authorization: Bearer <token>`; a client must
+not send it without TLS. The path of a method is `/seedx/<name>`. Every method
+is a bidirectional stream of messages, which are bytes as specified below, not
+protobufs: give gRPC identity serializers, and no compression. Reply number n
+answers request number n. A client may send requests before earlier ones are
+answered. A unary call of the same path is a stream of one request.
 
-**Handshake.** The call carries the request metadata `seedx-layout-bin` (binary,
-so gRPC does the base64): a JSON object in UTF-8, sent once, before any
-message::
+**Handshake.** The metadata of each call have the key `seedx-layout-bin` (binary
+metadata, which gRPC encodes as base64). The value is a JSON object in UTF-8::
 
     {"protocol": 2,
      "max_rows": 64,
@@ -28,131 +26,141 @@ message::
      "hello": {"num_envs": 64}}
 
   * `protocol`: the integer 2.
-  * `max_rows`: the most rows of a request that the client will send. Optional;
-    the server refuses more than it takes.
-  * `columns`: of the requests, in order, each with exactly these four keys.
-    `name` is the path of a leaf in the nest, joined by `/`; `shape` is that of
-    one row, possibly empty, possibly with zeros; `once` says that a message has
-    one row of this column, however many it has of the others. `dtype` is one of
-    `|b1` (a byte, 0 or 1), `|i1 |u1` (bytes), `<i2 <i4 <i8 <u2 <u4 <u8`
-    (integers), `<f2 <f4 <f8` (IEEE 754 floats), `<c8 <c16` (complex: real, then
-    imaginary part); the digit counts bytes and `<` is little-endian.
-  * `hello`: an object that the method's session reads. Optional.
+  * `max_rows`: maximum number of rows in the client's requests. Optional; the
+    server refuses the call if it is larger than the server's own maximum.
+  * `columns`: the columns of the requests, in order, each with exactly these
+    four keys:
 
-Columns follow the leaves of the nest: tuples and lists by position (names `0`,
-`1`, ...), NamedTuples by field, dicts by sorted key. A nest that is a bare
-array has the empty name; below a NamedTuple's field, a bare array has the
-field's name alone. Servers compare `protocol` and `columns` with their own,
-order and names included. If all agree, the server answers at once with initial
-metadata of the same key: a JSON object with `protocol`, `max_rows` and
-`columns` of the *replies*, and `welcome`, an object that the session wrote. The
-client compares it with what it expects. The answer may have 1 MiB; raise
-`grpc.max_metadata_size` in the client too. A handshake has at most 16 KiB and
-four times its columns; a server refuses a larger one without reading it.
+      * `name`: path of a leaf in the nest, joined by `/`.
+      * `dtype`: one of `|b1` (a byte, 0 or 1), `|i1 |u1` (bytes), `<i2 <i4 <i8
+        <u2 <u4 <u8` (integers), `<f2 <f4 <f8` (IEEE 754 floats), `<c8 <c16`
+        (complex: the real, then the imaginary part). The digits are the number
+        of bytes; `<` means little-endian.
+      * `shape`: shape of one row, which may be empty and may have zeros.
+      * `once`: whether a message has one row of this column, whatever its
+        number of rows in other columns.
 
-**Messages.** Both directions are alike, all integers little-endian::
+  * `hello`: a JSON object for the method's session. Optional.
 
-    offset  size  what
+Columns are the leaves of a nest in order. The names are positions (`0`, `1`,
+...) in tuples and lists, fields in NamedTuples, and sorted keys in dicts. If
+the whole nest is one array, its name is empty. The server compares `protocol`
+and `columns`, with order and names, with its own. If they agree, it answers at
+once with initial metadata under the same key: a JSON object with `protocol`,
+`max_rows` and `columns` of the *replies*, and `welcome`, a JSON object from the
+session. The client should compare the columns with those that it expects. The
+answer may have up to 1 MiB, so raise `grpc.max_metadata_size` in the client.
+The client's object may have up to 16 KiB and four times the size of its
+columns; the server refuses a larger one without reading it.
+
+**Messages.** Requests and replies have the same form. All integers are
+little-endian::
+
+    offset  size  content
     0       4     magic, the ASCII letters SEDX
     4       2     u16 protocol, 2
     6       2     u16 reserved, 0
-    8       4     u32 rows, 1 to max_rows; 1 where each column is `once`
-    12      4     u32 bytes of the whole message, this header included
+    8       4     u32 number of rows, 1 to max_rows; 1 if all columns are `once`
+    12      4     u32 number of bytes of the message, with this header
     16            the columns, in the order of the handshake
 
-A column is its array `[rows, *shape]`, or `[*shape]` if it is `once`, in C
-order (the last index runs fastest), contiguous, followed by 0 to 7 zero bytes,
-so that its size is a multiple of 8 and the next column starts at a multiple of
-8. The last one is padded too. For the handshake above, 3 rows have 16 + 8 (4
-and 4 of padding) + 16 (12 and 4) + 24 (18 and 6) = 64 bytes. The transport does
-not ask that a reply has as many rows as its request.
+A column is an array `[rows, *shape]`, or `[*shape]` if it is `once`, contiguous
+in C order (the last index runs fastest). Each column, also the last, is
+followed by 0 to 7 zero bytes, so that its size is a multiple of 8. For the
+handshake above, 3 rows have 16 + 8 (4 and 4 of padding) + 16 (12 and 4) + 24
+(18 and 6) = 64 bytes. A reply need not have as many rows as its request.
 
-**On one machine.** gRPC needs ten times the CPU of a plain socket. Over a unix
-socket a client may add `"pipe": true` to its JSON object. If the server's then
-has a `pipe`, of 32 hexadecimal digits, the client connects within 5 s to the
-unix socket whose path is the server's and `-messages`, and sends the 16 bytes
-that these digits say. From then on all messages of the call, in both
-directions, go through that socket, each right after the one before. The end of
-the client's half of it is that of its requests. The call stays open meanwhile;
-once the server's half has ended, it says how, as any other does.
+**Messages on one machine.** gRPC needs ten times the CPU time of a plain
+socket, so a client of a unix socket may ask for one by `"pipe": true` in its
+JSON object. If the server's object then has a `pipe` of 32 hexadecimal digits:
 
-**Status.** How a call ends:
+  * The client connects within 5 s to the unix socket whose path is the server's
+    with `-messages` appended, and sends the 16 bytes that the digits encode.
+  * All messages of the call, in both directions, then go through this socket,
+    without anything between them.
+  * The client ends its requests by shutting down its half of the socket.
+  * The gRPC call stays open, and carries the status as soon as the server has
+    closed its half of the socket.
 
-  * OK: the client half-closed and everything is answered; or, between two
-    replies, the server has stopped: its work is over.
-  * CANCELLED, unless the client itself cancelled: the server has stopped while
-    the stream waited for a request or a reply, or before it was opened. Its
-    work is over, as with OK. Where the details are no `name: reason` and
-    messages go by gRPC, it may also be that the client sent nothing, or took no
-    reply, for 300 s. A call of `/seedx/` tells: it ends with UNIMPLEMENTED
-    where the server goes on, and the client tries again, as it does without an
-    answer within 5 s.
-  * UNAVAILABLE: no server, or one that crashed, or one about to stop, of which
-    a function was called; or the client sent nothing, or took no reply, for
-    300 s, and messages go through a pipe: try again.
+**Status.** A call ends with one of these statuses:
+
+  * OK: the client has ended its requests and all are answered; or the server
+    has stopped between two replies: its work is over.
+  * CANCELLED, if the client itself has not cancelled: the server has stopped
+    before it opened the stream, or while the stream waited for a request or a
+    reply. Its work is over, as with OK. Without a pipe, the same status also
+    ends a stream whose client was silent, see UNAVAILABLE. If the details do
+    not have the form `name: reason`, the client can find out by a call of
+    `/seedx/`: if that ends with UNIMPLEMENTED or is not answered within 5 s,
+    the server is running, and the client should try again.
+  * UNAVAILABLE: there is no server, or it has crashed, or it is stopping and a
+    function was called; or, with a pipe, the client was silent: it sent no
+    request, or received no reply, for 300 s. Try again.
   * UNAUTHENTICATED: the metadata do not have the run's token.
-  * UNIMPLEMENTED: no such method; the message has those there are.
-  * FAILED_PRECONDITION: the handshake does not fit; the message has what was
-    expected and found, for the first column that differs.
+  * UNIMPLEMENTED: there is no such method; the details name the methods.
+  * FAILED_PRECONDITION: the handshake does not fit; the details describe the
+    first column that differs.
   * INVALID_ARGUMENT: a message does not follow its layout (magic, protocol,
-    reserved, rows, size), or a number in it is not in its range; the message
-    has what was expected and found. Nothing of it is learned from or counted.
+    reserved, rows, size), or has a number outside its range; the details have
+    the expected and the actual value. Nothing in the message is learned from or
+    counted.
   * RESOURCE_EXHAUSTED: the method already has `max_streams` calls; or a stream
-    from the same host was silent, and others have 5 s to take its place; or a
-    request is more than about twice as large as any that the layouts allow; or
-    the handshake is too large.
-  * INTERNAL: the server's function raised; the message has its error.
-  * DEADLINE_EXCEEDED: the client's own deadline.
-  * Any other code: the function or session chose it, with `Refused`.
+    from the same host was silent, and other hosts have 5 s to take its place;
+    or a request is more than about twice as large as the layouts allow; or the
+    handshake is too large.
+  * INTERNAL: the server's function raised an error, which the details have.
+  * DEADLINE_EXCEEDED: the client's own deadline has passed.
+  * Any other code: the function or the session has raised `Refused` with it.
 
-A connection has at most 100 calls at a time. One that was refused or cancelled
-counts for 10 s more; HTTP/2 refuses those beyond, so reconnect. An end of one
-stream leaves all other streams alone. Keepalive pings are sent by
-both ends every 20 s; a server accepts one every 5 s.
+A connection has at most 100 calls at a time, and a refused or cancelled call
+counts for 10 s longer. HTTP/2 refuses further calls; connect again then. The
+end of a stream does not affect other streams. Both ends send keepalive pings
+every 20 s; a server accepts one every 5 s.
 
-**A thin actor** steps n environments for a learner of the pipeline `seed`. It
-opens one stream of `/seedx/act`, with the hello `{"num_envs": n}`; the welcome
-is `{"first_seed": s}`, and environment k is to be seeded with s + k. The
-columns of its requests are, in this order::
+**Thin actors.** A thin actor steps n environments for a learner of the pipeline
+`seed`. It opens one stream of `/seedx/act` with the hello `{"num_envs": n}`.
+The welcome is `{"first_seed": s}`: the seed of environment k is s + k. Requests
+have these columns, in this order::
 
-    index                 <i4  []   which of the environments, from 0 to n - 1
+    index                 <i4  []   number of the environment, from 0 to n - 1
     timestep/step_type    |u1  []   0 FIRST, 1 MID, 2 LAST
     timestep/reward       <f4  []
     timestep/discount     <f4  []
-    timestep/observation  as in the learner's environment
+    timestep/observation  dtype and shape of the learner's environment
     episode_return        <f4  []
 
-An observation that is a dict has a column `timestep/observation/<key>` for each
-key, sorted. Replies have one column, whose name is empty: the action of each
-row of the request, in its order; the handshake has its dtype and shape. The
-learner's refusal says which columns it expects. A request has any of the
-environments that do not wait for an action, each at most once; so several
-requests can be under way.
+If observations are dicts, there is a column `timestep/observation/<key>` for
+each key, in sorted order. If the columns differ, the details of the learner's
+refusal have the expected ones. Replies have one column with an empty name: the
+actions for the rows of the request, in the same order. Its dtype and shape are
+in the server's handshake. A request has rows of any environments that are not
+waiting for an action, at most one of each, so several requests can be
+unanswered at a time.
 
-  * The first row of an environment in a stream is a FIRST: reward 0, discount
-    1, and the observation of its reset. So is the row after each LAST.
-  * The row after an action is a MID or a LAST, with the reward that the action
-    brought, and discount 1; the discount of a LAST is 0 where the episode
-    terminated, and 1 where it was truncated, as by a time limit.
-  * A LAST is answered with an action too. It is ignored: the environment is
-    reset instead.
-  * Rewards and floats in observations are finite; a discount is from 0 to 1.
-  * `episode_return` is the sum of the episode's rewards in the row of its LAST,
-    and NaN in every other. The learner computes that sum itself. Only where
-    EnvPool's Atari clips rewards or ends episodes with lives does it read the
-    column: the return of a whole game, at most 1e6 for each clipped reward of
-    1, is in the row of its last LAST.
+  * The first row of an environment in a stream is a FIRST, and so is the row
+    after each LAST. A FIRST has reward 0, discount 1, and the observation after
+    a reset.
+  * The row after an action is a MID or a LAST, with the action's reward. Its
+    discount is 1, or 0 if the episode has terminated; an episode that was
+    truncated, as by a time limit, ends with discount 1.
+  * The reply to a LAST has an action too. Ignore it and reset the environment.
+  * Rewards and floats in observations are finite; discounts are from 0 to 1.
+  * `episode_return` is the sum of the episode's rewards in a LAST, and NaN in
+    all other rows. The learner computes this sum itself, and reads the column
+    only if EnvPool's Atari clips rewards or ends episodes with lives. Then the
+    LAST of the game's last life has the return of the whole game, at most 1e6
+    for each clipped reward of 1.
 
 A row that breaks one of these rules ends the stream with INVALID_ARGUMENT.
 
-The stream ends as above: after OK or CANCELLED the actor's work is done; after
-UNAVAILABLE or RESOURCE_EXHAUSTED it tries again, with environments that begin
-anew and the seeds of the new welcome.
+After OK or CANCELLED, as described above, the actor's work is over. After
+UNAVAILABLE or RESOURCE_EXHAUSTED, the actor tries again, with a reset of all
+environments and the seeds of the new welcome.
 """
 
 import os
 
-# Or else gRPC writes a line to stderr for each connection that ends.
+# By default, gRPC writes a line to stderr for each connection that ends.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 from grpc import StatusCode
@@ -161,16 +169,21 @@ from seedx.wire.calls import (
   SILENT_SECONDS,
   Refused,
   WireError,
+  bad_welcome,
   check_finite,
   check_range,
   does_not_fit,
   invalid,
-  unwelcome,
 )
 from seedx.wire.client import Client, Stream
 from seedx.wire.layout import NOTHING, Column, Layout, MessageError, once
-from seedx.wire.reconnect import Doubts, GaveUpError, until_done
-from seedx.wire.security import LOCAL, Security, check_address, reached
+from seedx.wire.reconnect import GaveUpError, SecurityCheck, until_done
+from seedx.wire.security import (
+  LOCAL,
+  Security,
+  check_address,
+  reachable_address,
+)
 
 __all__ = [
   "LOCAL",
@@ -178,22 +191,22 @@ __all__ = [
   "SILENT_SECONDS",
   "Client",
   "Column",
-  "Doubts",
   "GaveUpError",
   "Layout",
   "MessageError",
   "Refused",
   "Security",
+  "SecurityCheck",
   "StatusCode",
   "Stream",
   "WireError",
+  "bad_welcome",
   "check_address",
   "check_finite",
   "check_range",
   "does_not_fit",
   "invalid",
   "once",
-  "reached",
+  "reachable_address",
   "until_done",
-  "unwelcome",
 ]

@@ -1,4 +1,4 @@
-"""What both ends of a call share: its names, its limits, and how it ends."""
+"""Names, limits and errors that both ends of a call share."""
 
 from typing import Any
 
@@ -10,11 +10,11 @@ from seedx import trees, types
 PATH_PREFIX = "/seedx/"
 METADATA_KEY = "seedx-layout-bin"
 METADATA_BYTES = 1 << 20
-# A client that owes a message for so long loses its place. An honest one may
-# compile, reset a slow simulator, or step it for a whole unroll; a stream that
-# has less to say sends empty messages.
+# A client from which a message is due for this long loses its place. It may
+# need minutes to compile, to reset a slow simulator, or to step it for an
+# unroll; a stream that has no content for longer sends empty messages.
 SILENT_SECONDS = 300.0
-# For both ends. A peer that vanished without a word is noticed after 40 s.
+# With these, a lost connection is noticed after 40 s, at both ends.
 CHANNEL_OPTIONS: list[tuple[str, Any]] = [
   ("grpc.max_send_message_length", -1),
   ("grpc.keepalive_time_ms", 20_000),
@@ -25,17 +25,17 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
 
 
 def metadata_limit(size: int) -> list[tuple[str, int]]:
-  """Options of gRPC that refuse metadata of more bytes."""
+  """Returns gRPC options that refuse metadata of more than `size` bytes."""
   names = "grpc.max_metadata_size", "grpc.absolute_max_metadata_size"
   return [(name, size) for name in names]
 
 
 class WireError(Exception):
-  """A call that failed.
+  """An error for a call that failed.
 
   Attributes:
-    code: a `grpc.StatusCode`; UNAVAILABLE is worth another try.
-    message: what was expected and found, for a person.
+    code: status of the call; after UNAVAILABLE it may be tried again.
+    message: description of the failure, for people.
   """
 
   def __init__(self, code: grpc.StatusCode, message: str) -> None:
@@ -44,20 +44,20 @@ class WireError(Exception):
     self.message = message
 
 
-def unwelcome(expected: str, found: object) -> WireError:
-  """The error where a server's welcome is not one for this client."""
+def bad_welcome(expected: str, actual: object) -> WireError:
+  """Returns an error for a server's welcome that is not valid."""
   return WireError(
     grpc.StatusCode.FAILED_PRECONDITION,
-    f"the server's welcome: expected {expected}, found {found!r:.80}",
+    f"the server's welcome: expected {expected}, found {actual!r:.80}",
   )
 
 
 class Refused(Exception):
-  """Raised by a function or session to end the call with a status.
+  """An error by which a function or session ends a call with a status.
 
   Attributes:
-    code: a `grpc.StatusCode`, for a client to act on.
-    message: for a person to read.
+    code: status of the call, for the client's program.
+    message: reason, for people.
   """
 
   def __init__(self, code: grpc.StatusCode, message: str) -> None:
@@ -66,17 +66,17 @@ class Refused(Exception):
     self.message = message
 
 
-def does_not_fit(expected: str, found: str) -> Refused:
-  """Refuses a client that does not fit to this server, for good."""
+def does_not_fit(expected: str, actual: str) -> Refused:
+  """Returns a refusal for a client that does not fit this server."""
   return Refused(
-    grpc.StatusCode.FAILED_PRECONDITION, f"expected {expected}, found {found}"
+    grpc.StatusCode.FAILED_PRECONDITION, f"expected {expected}, found {actual}"
   )
 
 
-def invalid(expected: str, found: object) -> Refused:
-  """Refuses a message that says what cannot be."""
+def invalid(expected: str, actual: object) -> Refused:
+  """Returns a refusal for a message with a value that is not valid."""
   return Refused(
-    grpc.StatusCode.INVALID_ARGUMENT, f"expected {expected}, found {found}"
+    grpc.StatusCode.INVALID_ARGUMENT, f"expected {expected}, found {actual}"
   )
 
 
@@ -85,30 +85,26 @@ def check_range(
 ) -> None:
   """Checks that all numbers are from `low` to `high`, both included.
 
-  Args:
-    what: the array, in words.
-    array: of any shape.
-    low: the smallest, of a shape that broadcasts.
-    high: the largest.
+  The limits are broadcast to the array, which the error calls `what`.
 
   Raises:
-    Refused: INVALID_ARGUMENT, one is not, or is NaN.
+    Refused: INVALID_ARGUMENT, a number is NaN or out of range.
   """
   array = np.asarray(array)
   inside = (array >= low) & (array <= high)
   if not inside.all():
-    found, low, high = (
+    value, low, high = (
       np.broadcast_to(x, inside.shape)[~inside].flat[0]
       for x in (array, low, high)
     )
-    raise invalid(f"{what} from {low} to {high}", found)
+    raise invalid(f"{what} from {low} to {high}", value)
 
 
 def check_finite(what: str, nest: types.Tree) -> None:
-  """Checks that there is neither NaN nor infinity in a nest of arrays.
+  """Checks that a nest of arrays, called `what`, has finite numbers only.
 
   Raises:
-    Refused: INVALID_ARGUMENT, there is.
+    Refused: INVALID_ARGUMENT, a number is NaN or infinite.
   """
   if (name := trees.non_finite(nest)) is not None:
     where = f" in {name}" if name else ""

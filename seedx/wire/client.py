@@ -1,4 +1,4 @@
-"""The client: calls and streams of nests of arrays."""
+"""A client that makes calls and streams of nests of arrays."""
 
 import atexit
 import json
@@ -21,28 +21,28 @@ _OPTIONS: list[tuple[str, Any]] = [
   *calls.CHANNEL_OPTIONS,
   *calls.metadata_limit(calls.METADATA_BYTES),
   ("grpc.max_receive_message_length", -1),
-  # One connection for each client; a stalled one delays no other.
+  # Each client has its own connection, so a stalled one delays no other.
   ("grpc.use_local_subchannel_pool", 1),
   ("grpc.enable_http_proxy", 0),
   ("grpc.initial_reconnect_backoff_ms", 100),
   ("grpc.max_reconnect_backoff_ms", 2_000),
 ]
-# How long a program's end waits for the threads of its streams.
-_OVER_SECONDS = 1.0
-# How long a server may need to tell that it goes on.
-_ASK_SECONDS = 5.0
+# Time that the program's exit waits for streams' ends and their threads'.
+_EXIT_SECONDS = 1.0
+# Time within which a server that is not stopping answers a call.
+_PROBE_SECONDS = 5.0
 
 
 class Stream:
-  """An open stream: its replies come in the order of its requests.
+  """An open stream, whose replies come in the order of the requests.
 
-  They come by iteration, or by `receive`. Iteration stops when the requests
-  have ended and are all answered, when the server has stopped (its work is
-  over), or after `close`; whatever else ends the stream raises `WireError`.
+  Iteration or `receive` returns them. Iteration stops when all requests are
+  answered, when the server has stopped (its work is over), or after `close`.
+  Any other end raises `WireError`.
 
   Attributes:
-    welcome: what the server's session said first.
-    over: set when the stream has ended.
+    welcome: JSON object from the server's session.
+    over: event that is set when the stream has ended.
   """
 
   def __init__(
@@ -55,7 +55,6 @@ class Stream:
     unix_path: str | None,
     failure: Callable[[grpc.RpcError], calls.WireError],
   ) -> None:
-    """Opens the stream; see `Client.stream`."""
     self._failure = failure
     self._queue: queue.SimpleQueue[types.Tree] | None = None
     if requests is None:
@@ -67,8 +66,8 @@ class Stream:
     self._outputs = outputs
     self._accepted = threading.Event()
     self._ended = False
-    # Whether it has ended since this end closed it.
-    self._left = False
+    # Whether `close` has ended the stream, rather than the server.
+    self._closed_here = False
     self._request_error: Exception | None = None
     self._sent_bytes = 0
     self._received_bytes = 0
@@ -95,21 +94,23 @@ class Stream:
     return self
 
   def __next__(self) -> types.Tree:
-    """The next reply, its arrays read-only.
+    """Returns the next reply, with read-only arrays.
 
     Raises:
       StopIteration: the stream is over.
       WireError: the stream failed.
-      Exception: whatever the iterator of requests raised.
+      Exception: the iterator of requests raised it.
     """
     try:
       message = self._pipe.receive() if self._pipe else None
-      if message is None:  # How it ended, or all of them, comes by gRPC.
+      if message is None:  # There is no pipe, or gRPC has the status.
         message = next(self._call, None)
     except grpc.RpcError as error:
       if self._request_error is not None:
         raise self._request_error from None
-      failure = _wire_error(error) if self._left else self._failure(error)
+      failure = (
+        _wire_error(error) if self._closed_here else self._failure(error)
+      )
       if failure.code is grpc.StatusCode.CANCELLED:
         raise StopIteration from None
       raise failure from None
@@ -119,14 +120,14 @@ class Stream:
     return _decode(self._outputs, message)
 
   def __call__(self, nest: types.Tree) -> types.Tree | None:
-    """Sends a request, and waits for its reply; see `receive`."""
+    """Sends a request and returns the next reply; see `receive`."""
     self.send(nest)
     return self.receive()
 
   def send(self, nest: types.Tree) -> None:
-    """Sends a request of a stream that `Client.exchange` has opened.
+    """Sends a request of a stream from `Client.exchange`.
 
-    One that does not fit its layout ends the stream; the next reply raises.
+    If it does not fit the layout, the next `receive` raises ValueError.
     """
     assert self._queue is not None
     if self._pipe is None:
@@ -138,10 +139,7 @@ class Stream:
       self._fail(error)
 
   def receive(self) -> types.Tree | None:
-    """Waits for the reply to the oldest request that has had none.
-
-    Returns:
-      The reply, its arrays read-only; None where the server's work is over.
+    """Waits for the next reply; None if the server's work is over.
 
     Raises:
       WireError: the stream failed.
@@ -151,13 +149,13 @@ class Stream:
 
   @property
   def transferred_bytes(self) -> int:
-    """Of the messages sent and received so far."""
+    """Number of bytes of the messages sent and received so far."""
     return self._sent_bytes + self._received_bytes
 
   def close(self) -> None:
-    """Ends the stream at once; from any thread; harmless when it is over."""
+    """Ends the stream at once, if it is not over; any thread may call it."""
     self._ended = True
-    self._left |= not self.over.is_set()
+    self._closed_here |= not self.over.is_set()
     self._accepted.set()
     if self._queue is not None:
       self._queue.put(None)
@@ -166,7 +164,7 @@ class Stream:
       self._pipe.close()
 
   def _encoded(self) -> Iterator[bytes]:
-    """The requests as messages; gRPC runs this on a thread of its own."""
+    """Yields the requests as messages, on a thread of gRPC."""
     with _streams_lock:
       _senders.add(threading.current_thread())
     self._accepted.wait()
@@ -191,18 +189,12 @@ class Stream:
       self._sent_bytes += len(message)
 
   def _fail(self, error: Exception) -> None:
-    """Ends the stream since a request cannot be sent."""
     self._request_error = error
     self._call.cancel()
     if self._pipe is not None:
       self._pipe.close()
 
   def _connect(self, unix_path: str, secret: str) -> None:
-    """Connects to where the messages go.
-
-    Raises:
-      WireError: UNAVAILABLE, nobody is there any more.
-    """
     try:
       self._pipe = pipe_lib.connect(
         unix_path, secret, layout_lib.MAX_MESSAGE_BYTES
@@ -212,7 +204,7 @@ class Stream:
     self._call.add_callback(self._end_pipe)
 
   def _end_pipe(self) -> None:
-    """Where the server cannot end it."""
+    """Closes the pipe if the server has gone and cannot close it."""
     if self._call.code() is grpc.StatusCode.UNAVAILABLE:
       assert self._pipe is not None
       self._pipe.close()
@@ -232,28 +224,29 @@ _streams_lock = threading.Lock()
 
 @atexit.register
 def _end_streams() -> None:
-  """Ends what is open before Python ends the threads of it, wherever they are.
+  """Ends the open streams before Python stops their threads.
 
-  One of them may hold the call's lock. gRPC takes it once more when Python
-  deletes the call, and the program would never end. And where Python ends a
-  thread below gRPC's C++, the program may be aborted.
+  A stopped thread may hold the lock of its call, for which gRPC then waits
+  forever, and a thread that is stopped within gRPC's C++ may abort the program.
   """
   with _streams_lock:
     streams, senders = list(_streams), list(_senders)
   for stream in streams:
     stream.close()
   for stream in streams:
-    stream.over.wait(_OVER_SECONDS)
-  deadline = time.monotonic() + _OVER_SECONDS
+    stream.over.wait(_EXIT_SECONDS)
+  deadline = time.monotonic() + _EXIT_SECONDS
   for sender in senders:
     sender.join(max(0.0, deadline - time.monotonic()))
 
 
 class Client:
-  """A connection to a server; it is made at the first call, and remade.
+  """A connection to a server.
+
+  It is made by the first call, and again after it was lost.
 
   Attributes:
-    was_accepted: whether the server has taken a stream of this client's.
+    was_accepted: whether the server has accepted a stream of this client.
   """
 
   def __init__(
@@ -261,15 +254,11 @@ class Client:
     address: str,
     security: security_lib.Security = security_lib.LOCAL,
   ) -> None:
-    """Connects to nothing yet.
-
-    Args:
-      address: `Server.address`.
-      security: what the server has to show, and what it is shown.
+    """Makes a client without connecting it.
 
     Raises:
-      types.ConfigError: the address is of another machine, which would not have
-        to show anything; or a file cannot be used.
+      types.ConfigError: `security` does not authenticate a server on another
+        machine, or a file cannot be used.
     """
     self.was_accepted = False
     self._unix_path = security_lib.unix_path(address)
@@ -287,20 +276,14 @@ class Client:
     outputs: layout_lib.Layout,
     timeout_seconds: float | None = None,
   ) -> types.Tree:
-    """Calls a method once.
-
-    Args:
-      name: of the method.
-      nest: of `[rows, ...]` arrays.
-      inputs: layout of `nest`.
-      outputs: layout of the reply.
-      timeout_seconds: until DEADLINE_EXCEEDED; None waits for ever.
+    """Calls a method once with `[rows, ...]` arrays.
 
     Returns:
-      The reply, its arrays read-only.
+      The reply, with read-only arrays.
 
     Raises:
-      WireError: the call failed.
+      WireError: the call failed, or `timeout_seconds` are over
+        (DEADLINE_EXCEEDED; None for no limit).
       ValueError: `nest` does not fit `inputs`.
     """
     method = self._channel.unary_unary(calls.PATH_PREFIX + name)
@@ -325,20 +308,11 @@ class Client:
   ) -> Stream:
     """Opens a stream and waits until the server has accepted it.
 
-    Args:
-      name: of the method.
-      requests: nests of `[rows, ...]` arrays, iterated on another thread from
-        the acceptance on. gRPC takes a few before they are answered. One that
-        blocks for ever leaves that thread, a daemon, behind.
-      inputs: layout of the requests.
-      outputs: layout of the replies.
-      hello: for the server's session; has to fit into JSON.
-
-    Returns:
-      The stream.
+    Then a daemon thread iterates `requests`, nests of `[rows, ...]` arrays, a
+    few ahead of their replies. `hello` is a JSON object for the session.
 
     Raises:
-      WireError: the server refused or is not there.
+      WireError: the server refused the stream, or there is no server.
     """
     return self._open(name, requests, inputs, outputs, hello)
 
@@ -349,11 +323,11 @@ class Client:
     outputs: layout_lib.Layout,
     hello: Mapping[str, Any] | None = None,
   ) -> Stream:
-    """Opens a stream whose requests go by `Stream.send`; see `stream`."""
+    """Opens a stream whose requests `Stream.send` sends; see `stream`."""
     return self._open(name, None, inputs, outputs, hello)
 
   def close(self) -> None:
-    """Cancels what is open and disconnects."""
+    """Cancels all calls and streams, and disconnects."""
     self._channel.close()
 
   def __enter__(self) -> "Client":
@@ -381,26 +355,29 @@ class Client:
     return stream
 
   def _failure(self, error: grpc.RpcError) -> calls.WireError:
-    """How a call failed; CANCELLED only where the server is done.
+    """Returns a call's error, CANCELLED only if the server's work is over.
 
-    Its functions and sessions give a reason, `name: message`. gRPC gives none
-    for calls that were silent, or idle as the server stopped.
+    A CANCELLED without a reason, `name: message`, is ambiguous: gRPC sends it
+    for silent calls, and for calls that were idle as the server stopped.
     """
     failure = _wire_error(error)
     is_cancelled = failure.code is grpc.StatusCode.CANCELLED
     if is_cancelled and ": " not in failure.message and self._serves():
       return calls.WireError(
         grpc.StatusCode.UNAVAILABLE,
-        "the server has ended a call that was silent for too long",
+        "the server ended a call that was silent for too long",
       )
     return failure
 
   def _serves(self) -> bool:
-    """Whether the server is there and does not stop: it has no such method."""
+    """Returns whether the server is running and not stopping.
+
+    A running server answers that it has no method with an empty name.
+    """
     try:
-      self._channel.unary_unary(calls.PATH_PREFIX)(b"", timeout=_ASK_SECONDS)
+      self._channel.unary_unary(calls.PATH_PREFIX)(b"", timeout=_PROBE_SECONDS)
     except grpc.RpcError as error:
-      # One that is busy for so long has not stopped: its connection is there.
+      # A server that is too busy to answer still has its connection.
       return error.code() in (
         grpc.StatusCode.UNIMPLEMENTED,
         grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -413,35 +390,35 @@ class Client:
 def _metadata(
   inputs: layout_lib.Layout, hello: Mapping[str, Any], *, pipe: bool
 ) -> tuple[tuple[str, bytes]]:
-  said = {**inputs.to_json(), "hello": dict(hello)}
-  text = json.dumps({**said, "pipe": True} if pipe else said)
+  handshake = {**inputs.to_json(), "hello": dict(hello)}
+  text = json.dumps({**handshake, "pipe": True} if pipe else handshake)
   return ((calls.METADATA_KEY, text.encode()),)
 
 
 def _answer(call: Any, outputs: layout_lib.Layout) -> Mapping[str, Any]:
-  """What the server says first; raises unless its replies follow `outputs`."""
+  """Returns the server's half of the handshake; checks its layout."""
   metadata = dict(call.initial_metadata() or ())
   text = metadata.get(calls.METADATA_KEY)
   if text is None:
-    # Refused before the answer, or the server is not one of seedx.
+    # The call was refused, or this is not a server of seedx.
     if call.code() is not grpc.StatusCode.OK:
       raise calls.WireError(call.code(), call.details() or "")
     text = b"null"
   try:
-    found = layout_lib.from_json(text)
-    difference = outputs.difference(found)
+    handshake = layout_lib.from_json(text)
+    difference = outputs.difference(handshake)
   except layout_lib.MessageError as error:
     difference = str(error)
   if difference is not None:
     raise calls.WireError(
       grpc.StatusCode.FAILED_PRECONDITION,
-      f"reply layout: {difference}. Start both ends with the same "
-      "configuration and version.",
+      f"reply layout: {difference}; start both ends with the same"
+      " configuration and version",
     )
-  found.setdefault("welcome", {})
-  if not isinstance(found["welcome"], dict):
-    raise calls.unwelcome("an object", found["welcome"])
-  return found
+  handshake.setdefault("welcome", {})
+  if not isinstance(handshake["welcome"], dict):
+    raise calls.bad_welcome("an object", handshake["welcome"])
+  return handshake
 
 
 def _decode(outputs: layout_lib.Layout, message: bytes) -> types.Tree:

@@ -1,8 +1,7 @@
-"""The messages of a stream between processes of one machine, past gRPC.
+"""Unix sockets that carry a stream's messages on one machine, instead of gRPC.
 
-Such a stream opens and ends by gRPC, as all do. Only its messages go through a
-unix socket of their own: a request of 34 kB and its reply cost less than a
-tenth of what they cost in gRPC.
+gRPC still opens and ends the stream. A request of 34 kB and its reply cost less
+than a tenth of what they cost over gRPC.
 """
 
 import collections
@@ -15,32 +14,27 @@ import stat
 from seedx.wire import layout as layout_lib
 
 TOKEN_BYTES = 16
-# Unix sockets have shorter paths than files.
-_MOST_PATH_BYTES = 100
+# Paths of unix sockets are limited to about 108 bytes.
+_MAX_PATH_BYTES = 100
 
 
 class Pipe:
-  """A connected socket that carries messages; they say how long they are.
+  """A connected socket that carries messages, whose headers have their sizes.
 
   Attributes:
-    cut: whether the other end has gone within a message.
+    cut: whether the other end has closed the pipe within a message.
   """
 
-  def __init__(self, connected: socket.socket, most_bytes: int) -> None:
-    """Takes over a socket.
-
-    Args:
-      connected: to the other end.
-      most_bytes: of a message that is received.
-    """
+  def __init__(self, connected: socket.socket, max_bytes: int) -> None:
+    """Takes over a socket; a received message may have up to `max_bytes`."""
     self.cut = False
     self._socket = connected
-    self._most_bytes = most_bytes
-    # Received while something was sent.
+    self._max_bytes = max_bytes
+    # Messages that were received while one was sent.
     self._ahead: collections.deque[bytes | None] = collections.deque()
 
   def send(self, message: bytes) -> bool:
-    """Sends a message; False if the other end has gone."""
+    """Sends a message; False if the other end has closed the pipe."""
     try:
       self._socket.sendall(message)
       return True
@@ -48,9 +42,9 @@ class Pipe:
       return False
 
   def send_and_receive(self, message: bytes) -> bool:
-    """The same, of a thread that receives, too.
+    """Sends a message, and receives meanwhile; False as in `send`.
 
-    The other end may not take the message before a reply of its own is taken.
+    Without this, both ends could wait forever while both sockets are full.
     """
     left = memoryview(message)
     try:
@@ -64,19 +58,19 @@ class Pipe:
       return False
 
   def receive(self) -> bytes | None:
-    """Waits for a message; None where there are no more.
+    """Waits for a message; None if there are no more.
 
     Raises:
-      MessageError: it is too long.
+      MessageError: the message is too long.
     """
     return self._ahead.popleft() if self._ahead else self._receive()
 
   def _wait_for_room(self) -> None:
-    """Receives until something can be sent."""
+    """Waits until the socket can send or receive; receives if it can."""
     waits = select.poll()
     waits.register(self._socket, select.POLLIN | select.POLLOUT)
-    ((_, found),) = waits.poll()
-    if found & ~select.POLLOUT:
+    ((_, events),) = waits.poll()
+    if events & ~select.POLLOUT:
       self._ahead.append(self._receive())
 
   def _receive(self) -> bytes | None:
@@ -84,9 +78,9 @@ class Pipe:
     if header is None:
       return None
     size = layout_lib.message_size(header)
-    if size > self._most_bytes:
+    if size > self._max_bytes:
       raise layout_lib.MessageError(
-        f"expected a message of at most {self._most_bytes} bytes, found one of"
+        f"expected a message of at most {self._max_bytes} bytes, found one of"
         f" {size}"
       )
     rest = self._exactly(size - len(header))
@@ -96,37 +90,37 @@ class Pipe:
     return header + rest
 
   def _exactly(self, size: int) -> bytes | None:
-    """So many bytes, or None where the other end has gone before."""
-    found = b""
-    while len(found) < size:
+    """Receives `size` bytes; None if the pipe ends before that."""
+    received = b""
+    while len(received) < size:
       more = b""
       with contextlib.suppress(OSError):
-        more = self._socket.recv(size - len(found), socket.MSG_WAITALL)
+        more = self._socket.recv(size - len(received), socket.MSG_WAITALL)
       if not more:
-        self.cut |= bool(found)
+        self.cut |= bool(received)
         return None
-      found += more
-    return found
+      received += more
+    return received
 
   def end(self) -> None:
-    """Says that no more is sent."""
+    """Ends the messages in this direction."""
     with contextlib.suppress(OSError):
       self._socket.shutdown(socket.SHUT_WR)
 
   def close(self) -> None:
-    """Ends both directions, and what waits for them; from any thread."""
+    """Ends both directions and all waits; any thread may call it."""
     with contextlib.suppress(OSError):
       self._socket.shutdown(socket.SHUT_RDWR)
 
   def __del__(self) -> None:
-    """Frees the socket, which no thread uses any more."""
+    """Closes the descriptor, which no thread can be using any more."""
     self._socket.close()
 
 
 def is_at(path: str) -> bool:
-  """Whether there is a socket for messages beside a server's own.
+  """Returns whether there is a socket for messages beside a server's socket.
 
-  There is none where that one was forwarded, or mounted, by itself.
+  There is none if only the server's socket was forwarded or mounted.
   """
   try:
     return stat.S_ISSOCK(os.stat(beside(path)).st_mode)
@@ -134,16 +128,14 @@ def is_at(path: str) -> bool:
     return False
 
 
-def connect(path: str, secret: str, most_bytes: int) -> Pipe:
-  """Connects to a server's `Listener`.
+def connect(path: str, secret: str, max_bytes: int) -> Pipe:
+  """Connects to the `Listener` beside a server's socket.
 
-  Args:
-    path: of the server's own socket.
-    secret: that it told for this stream.
-    most_bytes: of a message from it.
+  `secret` comes from the server's handshake, in hexadecimal digits. A message
+  from the server may have up to `max_bytes`.
 
   Raises:
-    OSError: it is not there any more.
+    OSError: the server has gone.
   """
   connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
   try:
@@ -152,16 +144,12 @@ def connect(path: str, secret: str, most_bytes: int) -> Pipe:
   except OSError:
     connected.close()
     raise
-  return Pipe(connected, most_bytes)
+  return Pipe(connected, max_bytes)
 
 
 def beside(path: str) -> str:
-  """The path of the socket for messages beside a server's own.
-
-  Raises:
-    OSError: it is too long.
-  """
-  found = f"{path}-messages"
-  if len(os.fsencode(found)) > _MOST_PATH_BYTES:
-    raise OSError(f"the path {found} is too long for a socket")
-  return found
+  """Returns the path of the socket for messages; OSError if it is too long."""
+  beside_path = f"{path}-messages"
+  if len(os.fsencode(beside_path)) > _MAX_PATH_BYTES:
+    raise OSError(f"the path {beside_path} is too long for a socket")
+  return beside_path

@@ -1,4 +1,4 @@
-"""The server: functions and sessions that clients call with nests of arrays."""
+"""A server of functions and sessions that take and return nests of arrays."""
 
 import collections
 import contextlib
@@ -20,45 +20,46 @@ from seedx.wire import layout as layout_lib
 from seedx.wire import pipe as pipe_lib
 from seedx.wire import security as security_lib
 
-# Of a hello beside four times its layout: JSON may have spaces, and gRPC may
-# have base64. A MiB of JSON takes a fifth of a second of Python's lock.
+# A handshake may have this many bytes and four times its layout: JSON may have
+# spaces, and gRPC may add base64. Decoding 1 MiB of JSON holds Python's lock
+# for 0.2 s.
 _HELLO_BYTES = 1 << 14
-# Calls of a connection at a time. One that was refused or cancelled remains one
-# of them for some seconds more, and gRPC resets those beyond the limit before
-# Python sees them: so resets in rapid succession take little of its time.
+# gRPC resets a connection's calls beyond this limit before Python sees them. A
+# refused or cancelled call counts for `_SPENT_SECONDS` more, so that a client
+# that resets calls in rapid succession costs little.
 _CALLS_PER_CONNECTION = 100
 _SPENT_SECONDS = 10.0
-# Of all connections: each has a hello, of `_HELLO_BYTES` or more.
-_MOST_SPENT = 4_096
+# Bounds memory: each spent call keeps its handshake.
+_MAX_SPENT_CALLS = 4_096
 
 _SERVER_OPTIONS: list[tuple[str, Any]] = [
   *calls.CHANNEL_OPTIONS,
   ("grpc.so_reuseport", 0),
-  # Or else the clients' keepalive ends in "too many pings".
+  # gRPC's default would answer the clients' keepalive with "too many pings".
   ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-  # Whoever connects and sends nothing keeps no descriptor for long.
+  # A connection on which nothing is sent soon frees its descriptor.
   ("grpc.server_handshake_timeout_ms", 10_000),
   ("grpc.max_connection_idle_ms", 60_000),
   ("grpc.max_concurrent_streams", _CALLS_PER_CONNECTION),
 ]
-# A request somewhat over its limit is to be refused in our words, not gRPC's.
+# A request slightly above its limit gets seedx's message, not gRPC's.
 _SLACK_BYTES = 1 << 16
 _SPARE_CALLS = 16
-# Where a silent stream came from, nobody has a place before others have tried.
+# A host whose stream was silent is refused this long, so that others connect.
 _YIELD_SECONDS = 5.0
-# More take turns at Python's lock: 512 took twice the CPU time of 128 for each
-# message, and half a minute to connect.
+# With more streams, threads wait for Python's lock: with 512, a message took
+# twice the CPU time that it took with 128, and connecting took half a minute.
 _MANY_STREAMS = 128
-# How long `stop` lets idle streams end of themselves, and threads after all.
+# Time in `stop` for idle streams to end, and for threads to end after that.
 _IDLE_SECONDS = 0.2
 _JOIN_SECONDS = 1.0
 _FLUSH_SECONDS = 0.5
 _STOPPING = "the server is stopping"
-# Who was told that there is no room asks again within this time.
-_ASK_SECONDS = 1.5
+# A client that was refused for lack of room tries again within this time.
+_RETRY_SECONDS = 1.5
 _ERROR_CHARACTERS = 2_000
-# Between two lines about calls that were refused.
-_TELL_SECONDS = 60.0
+# Time between two warnings about refused calls.
+_WARNING_SECONDS = 60.0
 
 _log = logging.getLogger("seedx.wire")
 
@@ -68,28 +69,23 @@ class Session(Protocol):
 
   @property
   def welcome(self) -> Mapping[str, Any]:
-    """Goes to the client before anything else; has to fit into JSON."""
+    """JSON object that is sent to the client before anything else."""
 
   def __call__(self, inputs: types.Tree) -> types.Tree:
-    """Answers a request; may block, on a thread that is the stream's own."""
+    """Answers a request; may block, since each stream has its own thread."""
     ...
 
   def close(self) -> None:
     """Ends the session; called once, however the stream ends.
 
-    It may come from another thread while `__call__` is blocked, which must then
-    return or raise soon. It must not block, as it may hold up other streams.
+    Another thread may call it while `__call__` is blocked, which must then
+    return or raise soon. It must not block, since other streams would wait.
     """
     ...
 
 
 class FunctionSession:
-  """A session of a function that remembers nothing.
-
-  Attributes:
-    welcome: see `Session`.
-    close: see `Session`.
-  """
+  """A session without state, which answers each request by a function."""
 
   def __init__(
     self,
@@ -97,27 +93,20 @@ class FunctionSession:
     welcome: Mapping[str, Any] | None = None,
     close: Callable[[], None] = lambda: None,
   ) -> None:
-    """Makes a session.
-
-    Args:
-      function: answers the requests.
-      welcome: what the client is told first; nothing by default.
-      close: called when the session ends.
-    """
     self.welcome: Mapping[str, Any] = welcome or {}
     self.close = close
     self._function = function
 
   def __call__(self, inputs: types.Tree) -> types.Tree:
-    """Answers a request."""
     return self._function(inputs)
 
 
 class Server:
-  """Serves functions and sessions; threads never keep the process alive.
+  """A server of functions and sessions.
 
-  Use: construct, `bind`, `start`, and `stop`; or `with server:` for the last
-  two. Leaving the block with an exception stops without grace.
+  Usage: add methods by `bind` and `bind_stream`, then `start`, and `stop` in
+  the end. `with server:` starts and stops it, without grace after an exception.
+  The server's threads never keep the process alive.
   """
 
   def __init__(
@@ -127,16 +116,15 @@ class Server:
     silent_seconds: float = calls.SILENT_SECONDS,
     security: security_lib.Security = security_lib.LOCAL,
   ) -> None:
-    """Binds nothing yet.
+    """Makes a server that does not listen yet.
 
     Args:
       address: `host:port`, where port 0 picks a free one, or `unix:/path`.
-      max_streams: calls and streams that each name serves at a time. One more
-        is refused with RESOURCE_EXHAUSTED.
-      silent_seconds: how long a stream may wait for its client. Then it ends,
-        and the client tries again. If it was of a session, its host gets no
-        other while others may take the place.
-      security: what clients have to show.
+      max_streams: maximum number of simultaneous calls and streams of each
+        method; further ones are refused with RESOURCE_EXHAUSTED.
+      silent_seconds: seconds that a stream waits for its client before it ends.
+        If it had a session, the client's host is then refused for 5 s.
+      security: TLS and token that clients need.
 
     Raises:
       types.ConfigError: `max_streams` is less than 1, or the address would be
@@ -144,7 +132,7 @@ class Server:
     """
     if max_streams < 1:
       raise types.ConfigError(
-        f"max_streams must be at least 1, found {max_streams}."
+        f"expected max_streams of at least 1, found {max_streams}"
       )
     self._wanted_address = address
     self._max_streams = max_streams
@@ -155,19 +143,19 @@ class Server:
     self._address: str | None = None
     self._stop_lock = threading.Lock()
     self._stopping = threading.Event()
-    self._door = security.of_server(address)
-    self._handlers = _Handlers(self._methods, self._stopping, self._door)
+    self._security = security.of_server(address)
+    self._handlers = _Handlers(self._methods, self._stopping, self._security)
 
   @property
   def address(self) -> str:
-    """Where the server is reached, with the real port; once started."""
+    """Address of the started server, with the actual port."""
     if self._address is None:
-      raise RuntimeError("The address is known once the server has started.")
+      raise RuntimeError("the server has no address before it is started")
     return self._address
 
   @property
   def transferred_bytes(self) -> int:
-    """Of all messages received and sent so far, by all streams."""
+    """Number of bytes of all messages received and sent so far."""
     return sum(method.transferred_bytes for method in self._methods.values())
 
   def bind(
@@ -178,16 +166,12 @@ class Server:
     outputs: layout_lib.Layout,
     cancel: Callable[[], None] | None = None,
   ) -> None:
-    """Serves a function, for single calls and for streams of them.
+    """Adds a method that answers requests by a function.
 
-    Args:
-      name: of the method, unique in this server.
-      function: from a nest of `inputs` to one of `outputs`; called from many
-        threads at a time; may block and may raise `Refused`.
-      inputs: layout of the requests.
-      outputs: layout of the replies.
-      cancel: called once by `stop` where calls are still blocked after the
-        grace; it must make them return or raise.
+    The function takes a nest of `inputs` and returns one of `outputs`. Several
+    threads call it at the same time; it may block, and may raise `Refused`. If
+    calls are still blocked after the grace, `stop` calls `cancel` once, which
+    must make them return or raise.
     """
 
     def open_session(hello: Mapping[str, Any]) -> Session:
@@ -207,31 +191,26 @@ class Server:
     outputs: layout_lib.Layout,
     max_streams: int | None = None,
   ) -> None:
-    """Serves streams, each with a session of its own.
+    """Adds a method whose streams each have a session.
 
-    Args:
-      name: of the method, unique in this server.
-      open_session: makes a session from the client's hello; may raise
-        `Refused`.
-      inputs: layout of the requests.
-      outputs: layout of the replies.
-      max_streams: of this name, if another number than the server's.
+    `open_session` makes a session from the client's hello, and may raise
+    `Refused`. `max_streams` replaces the server's maximum for this method.
     """
     limit = max_streams or self._max_streams
     self._bind(_Method(name, open_session, inputs, outputs, limit))
 
   def measure(self) -> dict[str, int]:
-    """What it adds to a line of metrics."""
+    """Returns the server's metrics."""
     return {"wire_bytes": self.transferred_bytes}
 
   def start(self) -> None:
     """Binds the address and serves.
 
     Raises:
-      types.ConfigError: the address is in use, or is none.
+      types.ConfigError: the address is in use or not valid.
     """
     if self._grpc is not None:
-      raise RuntimeError("A server starts only once.")
+      raise RuntimeError("the server has been started already")
     limit = max(
       (
         method.inputs.message_bytes(method.inputs.max_rows)
@@ -248,7 +227,7 @@ class Server:
         *_SERVER_OPTIONS,
         ("grpc.max_receive_message_length", limit),
         *_hello_limit(self._methods.values()),
-        ("grpc.max_allowed_incoming_connections", listening.most_connections()),
+        ("grpc.max_allowed_incoming_connections", listening.max_connections()),
       ],
       maximum_concurrent_rpcs=(
         sum(method.max_streams for method in self._methods.values())
@@ -256,44 +235,40 @@ class Server:
       ),
     )
     self._address = listening.listen(
-      server, self._wanted_address, self._door.credentials
+      server, self._wanted_address, self._security.credentials
     )
     if path := security_lib.unix_path(self._wanted_address):
-      with contextlib.suppress(OSError):  # Then gRPC carries all messages.
+      with contextlib.suppress(OSError):  # gRPC then carries all messages.
         self._handlers.listener = listening.Listener(path)
     server.start()
     self._grpc = server
-    for warning in (self._door.warning, self._crowded()):
+    for warning in (self._security.warning, self._many_streams_warning()):
       if warning:
         print(warning, file=sys.stderr, flush=True)
     threading.Thread(target=self._watch, name="wire", daemon=True).start()
 
-  def _crowded(self) -> str:
-    """What is said where more streams are wanted than are served well."""
+  def _many_streams_warning(self) -> str:
     if self._max_streams <= _MANY_STREAMS:
       return ""
     return (
-      f"warning: {self._max_streams} processes may connect; beyond"
-      f" {_MANY_STREAMS} each message costs more. Fewer with more environments"
-      " each, or several learner hosts, are faster"
+      f"warning: up to {self._max_streams} processes may connect, and messages"
+      f" cost more if more than {_MANY_STREAMS} do; fewer processes with more"
+      " environments each, or several learner hosts, are faster"
     )
 
   def stop(self, grace_seconds: float = 1.0) -> None:
     """Ends all streams and stops serving; does nothing the second time.
 
-    A stream ends with OK once its current request is answered. One that waits
-    for a request, or is still blocked after the grace, ends with CANCELLED,
-    its session closed. To a client both mean that the server has finished.
-
-    Args:
-      grace_seconds: for requests that are being answered. A call that blocks
-        on after its session is closed is left behind, on a daemon thread.
+    A stream that is answering a request ends with OK after the reply. A stream
+    that waits for a request, or is still blocked after `grace_seconds`, ends
+    with CANCELLED, and its session is closed. Both mean to a client that the
+    server's work is over. A call that stays blocked is left on a daemon thread.
     """
     with self._stop_lock:
       self._stopping.set()
       if self._grpc is None:
         return
-      told_seconds = time.monotonic() + _ASK_SECONDS
+      all_retried_seconds = time.monotonic() + _RETRY_SECONDS
       methods = self._methods.values()
       _wait_for_end(methods, min(grace_seconds, _IDLE_SECONDS))
       for method in methods:
@@ -301,13 +276,15 @@ class Server:
       _wait_for_end(methods, grace_seconds)
       for method in methods:
         method.cancel_streams(only_idle=False)
-      if left := _wait_for_end(methods, _JOIN_SECONDS):
-        _log.error("Calls that close() or cancel() did not end: %s.", left)
-      if self._handlers.full_seconds > told_seconds - 2 * _ASK_SECONDS:
-        # Those for whom there was no room are to know that it is over, too.
-        time.sleep(max(0.0, told_seconds - time.monotonic()))
-      # Not 0: gRPC may not have sent the last statuses yet, and would send
-      # UNAVAILABLE, for which clients try again.
+      if blocked := _wait_for_end(methods, _JOIN_SECONDS):
+        _log.error(
+          "calls remain blocked after close() or cancel(): %s", blocked
+        )
+      if self._handlers.full_seconds > all_retried_seconds - 2 * _RETRY_SECONDS:
+        # Clients for which there was no room learn that the work is over, too.
+        time.sleep(max(0.0, all_retried_seconds - time.monotonic()))
+      # With 0 seconds, gRPC might send UNAVAILABLE in place of the statuses
+      # that it has not sent yet, and the clients would try again.
       self._grpc.stop(_FLUSH_SECONDS).wait(2 * _FLUSH_SECONDS)
       self._threads.shutdown()
       self._grpc = None
@@ -328,22 +305,21 @@ class Server:
       self.stop(0)
 
   def _watch(self) -> None:
-    """Ends streams that are silent, and lets spent calls go."""
     while not self._stopping.wait(min(1.0, self._silent_seconds / 4)):
       for method in self._methods.values():
         method.end_silent(self._silent_seconds)
-      self._handlers.let_go()
+      self._handlers.forget_spent_calls()
 
   def _bind(self, method: "_Method") -> None:
     if self._grpc is not None:
-      raise RuntimeError(f"bind {method.name!r} before the server starts.")
+      raise RuntimeError(f"bind {method.name!r} before the server starts")
     if method.name in self._methods:
-      raise types.ConfigError(f"two methods are called {method.name!r}.")
+      raise types.ConfigError(f"two methods have the name {method.name!r}")
     self._methods[method.name] = method
 
 
 class _Method:
-  """A name that is served, and its open streams."""
+  """A method of the server, and its open streams."""
 
   def __init__(
     self,
@@ -363,41 +339,38 @@ class _Method:
     self._cancel = cancel
     self._lock = threading.Lock()
     self._streams: set[_Stream] = set()
-    # Until when a host has no place.
-    self._yields: dict[str, float] = {}
+    # The times until which hosts are refused.
+    self._refused_until: dict[str, float] = {}
     self.transferred_bytes = 0
 
-  def count_bytes(self, more: int) -> None:
-    """Counts messages; any stream may."""
+  def count_bytes(self, size: int) -> None:
     with self._lock:
-      self.transferred_bytes += more
+      self.transferred_bytes += size
 
-  def count(self) -> int:
-    """Streams that are open."""
+  def num_streams(self) -> int:
     return len(self._streams)
 
   def add(self, stream: "_Stream") -> str | None:
-    """Takes in a stream, or says why there is no place for it."""
+    """Adds a stream, or returns the reason why it is refused."""
     with self._lock:
-      if self._yields.get(stream.host, 0.0) > time.monotonic():
+      if self._refused_until.get(stream.host, 0.0) > time.monotonic():
         return (
-          "expected others than a host that was silent, for"
-          f" {_YIELD_SECONDS:g} seconds, found it again"
+          "a stream from this host was silent, so other hosts have"
+          f" {_YIELD_SECONDS:g} seconds to take its place"
         )
       if len(self._streams) >= self.max_streams:
         return (
-          f"expected at most {self.max_streams} connections, found one more."
+          f"expected at most {self.max_streams} connections, found one more"
         )
       self._streams.add(stream)
       return None
 
   def remove(self, stream: "_Stream") -> None:
-    """Takes note that a stream has ended."""
     with self._lock:
       self._streams.discard(stream)
 
   def end_silent(self, seconds: float) -> None:
-    """Ends the streams whose clients have been silent for so long."""
+    """Ends the streams whose clients have been silent for this long."""
     now = time.monotonic()
     with self._lock:
       silent = [
@@ -405,9 +378,9 @@ class _Method:
         for stream in self._streams
         if (since := stream.silent_since) is not None and now > since + seconds
       ]
-      self._yields = {
-        **{host: end for host, end in self._yields.items() if end > now},
-        # Who calls functions has no place, and loses nothing but time.
+      self._refused_until = {
+        **{host: end for host, end in self._refused_until.items() if end > now},
+        # A client that calls functions has no session whose place others want.
         **{x.host: now + _YIELD_SECONDS for x in silent if self.is_stream},
       }
     for stream in silent:
@@ -425,7 +398,7 @@ class _Method:
 
 
 class _Stream:
-  """One call from its first to its last byte, on a thread of its own."""
+  """One call, from its first byte to its last, on its own thread."""
 
   def __init__(
     self,
@@ -440,18 +413,18 @@ class _Stream:
     self._listener = listener
     self._lock = threading.Lock()
     self._session: Session | None = None
-    # Of a client on this machine that wants one.
+    # Only a client on this machine may ask for one.
     self._pipe: pipe_lib.Pipe | None = None
     self._closed = False
-    # Why another thread has ended the call.
+    # The status with which another thread has ended the call.
     self._ended: calls.Refused | None = None
     self.busy = True
     self.host = context.peer().rpartition(":")[0]
-    # Since when the client has owed a message, or has not taken a reply.
+    # The time since which a request is due, or a reply is not received.
     self.silent_since: float | None = None
 
   def serve(self, requests: Iterator[bytes]) -> Iterator[bytes]:
-    """Answers each request in turn, and ends with the status that fits."""
+    """Answers the requests in turn, then ends the call with its status."""
     try:
       session = self._open()
       self.silent_since = time.monotonic()
@@ -464,25 +437,27 @@ class _Stream:
           self._check_ended()
           return
     except calls.Refused as refused:
-      # A session that was closed from another thread cannot know why.
-      why = self._ended or refused
-      self._abort(why.code, why.message)
+      # If another thread has closed the session, only that thread's reason is
+      # the true one.
+      reason = self._ended or refused
+      self._abort(reason.code, reason.message)
     except Exception as error:
-      if self._closed:  # By `stop` or because the client has gone.
+      if self._closed:  # `stop` has closed it, or the client has left.
         self._abort(grpc.StatusCode.CANCELLED, _STOPPING)
-      _log.exception("%s: a call raised.", self._method.name)
+      _log.exception("%s: a call raised an error", self._method.name)
       message = f"{type(error).__name__}: {error}"
       self._abort(grpc.StatusCode.INTERNAL, message)
     finally:
       self.close()
 
   def end_silent(self, seconds: float) -> None:
-    """Ends the call from another thread; its client is to try again."""
-    code = grpc.StatusCode.UNAVAILABLE
-    why = f"expected a message within {seconds:g} seconds, found none"
-    self._ended = calls.Refused(code, why)
+    """Ends the call from another thread, so that its client tries again."""
+    self._ended = calls.Refused(
+      grpc.StatusCode.UNAVAILABLE,
+      f"the client sent or received nothing within {seconds:g} seconds",
+    )
     self.close()
-    if self._pipe is None:  # Else the call ends by itself, with that status.
+    if self._pipe is None:  # With a pipe, the call ends with this status.
       self._context.cancel()
 
   def cancel(self) -> None:
@@ -492,7 +467,7 @@ class _Stream:
     self._context.cancel()
 
   def close(self) -> None:
-    """Closes the session unless that has been done."""
+    """Closes the session and the pipe; a second call does nothing."""
     with self._lock:
       session, self._session = self._session, None
       self._closed, pipe = True, self._pipe
@@ -502,7 +477,7 @@ class _Stream:
       try:
         session.close()
       except Exception:
-        _log.exception("%s: close() raised.", self._method.name)
+        _log.exception("%s: close() raised an error", self._method.name)
 
   def _open(self) -> Session:
     hello, wants_pipe = _hello(self._context, self._method.inputs)
@@ -510,7 +485,7 @@ class _Stream:
     with self._lock:
       self._session = session
       closed, self._closed = self._closed, False
-    # Closes a session that is blocked when its client goes away.
+    # The callback closes a blocked session when its client leaves.
     if closed or not self._context.add_callback(self.close):
       self.close()
       raise calls.Refused(grpc.StatusCode.CANCELLED, _STOPPING)
@@ -529,21 +504,22 @@ class _Stream:
       pipe = listener.wait(secret, inputs.message_bytes(inputs.max_rows))
       with self._lock:
         self._pipe, closed = pipe, self._closed
-      if pipe is None or closed:  # The client has gone.
+      if pipe is None or closed:  # The client has left.
         raise calls.Refused(
-          grpc.StatusCode.UNAVAILABLE, "expected a pipe, found none"
+          grpc.StatusCode.UNAVAILABLE,
+          "the client did not connect to the socket for messages",
         )
     return session
 
   def _next(self, requests: Iterator[bytes]) -> bytes | None:
-    """The next request, or None where the stream is to end with OK."""
+    """Returns the next request, or None if the stream is to end with OK."""
     self.busy = False
     if self._stopping.is_set():
       return None
     try:
       request = self._pipe.receive() if self._pipe else next(requests, None)
-    except grpc.RpcError as error:  # The client has gone.
-      # gRPC keeps the error: with its frames, the call would refer to itself.
+    except grpc.RpcError as error:  # The client has left.
+      # gRPC keeps the error, whose frames would keep the call alive.
       error.__traceback__ = None
       return None
     except layout_lib.MessageError as error:
@@ -561,9 +537,10 @@ class _Stream:
     return request
 
   def _check_ended(self) -> None:
-    """Raises Refused where another thread has ended the call.
+    """Raises Refused if another thread has ended the call.
 
-    Its pipe is closed before gRPC knows: the call must not end with OK.
+    That thread closes the pipe first, and a closed pipe looks like the end of
+    the requests, after which the call would end with OK.
     """
     if self._ended is not None:
       raise self._ended
@@ -581,49 +558,46 @@ class _Stream:
 
   def _abort(self, code: grpc.StatusCode, message: str) -> None:
     message = f"{self._method.name}: {message}"[:_ERROR_CHARACTERS]
-    # What JSON says may be no UTF-8, which gRPC needs.
+    # Text from JSON may have surrogates, which UTF-8 cannot encode.
     self._context.abort(code, message.encode(errors="replace").decode())
 
 
 class _Handlers(grpc.GenericRpcHandler):
-  """Finds the method that a path names.
+  """The handlers of all methods, by path.
 
-  A single call is, on the network, a stream of one message, so that one kind of
+  On the network, a single call is a stream of one message, so one kind of
   handler serves both.
-
-  Attributes:
-    full_seconds: when a method last had no room for a call.
-    listener: for the messages of clients on this machine.
   """
 
   def __init__(
     self,
     methods: Mapping[str, _Method],
     stopping: threading.Event,
-    door: security_lib.Door,
+    security: security_lib.ServerSecurity,
   ) -> None:
+    # The time at which a method last had no room for a call.
     self.full_seconds = -math.inf
     self.listener: listening.Listener | None = None
     self._methods = methods
     self._stopping = stopping
-    self._door = door
+    self._security = security
     self._lock = threading.Lock()
-    # Calls that were refused or cancelled, and when, for `let_go`.
+    # Refused and cancelled calls, each with the time of its end.
     self._spent: collections.deque[tuple[float, object]] = collections.deque(
-      maxlen=_MOST_SPENT
+      maxlen=_MAX_SPENT_CALLS
     )
-    self._strangers = 0
-    self._told_seconds = -math.inf
+    self._without_token = 0
+    self._warned_seconds = -math.inf
 
-  def _count_stranger(self, peer: str) -> None:
-    """Prints, at most once a minute, how many calls had no token."""
+  def _count_without_token(self, peer: str) -> None:
+    """Prints, at most once a minute, the number of calls without a token."""
     with self._lock:
-      self._strangers += 1
+      self._without_token += 1
       now = time.monotonic()
-      if now < self._told_seconds + _TELL_SECONDS:
+      if now < self._warned_seconds + _WARNING_SECONDS:
         return
-      self._told_seconds = now
-      count, self._strangers = self._strangers, 0
+      self._warned_seconds = now
+      count, self._without_token = self._without_token, 0
     print(
       f"warning: refused {count} call(s) without the run's token, the last from"
       f" {types.printable(peer)}",
@@ -631,10 +605,10 @@ class _Handlers(grpc.GenericRpcHandler):
       flush=True,
     )
 
-  def let_go(self) -> None:
-    """Lets old spent calls go.
+  def forget_spent_calls(self) -> None:
+    """Drops the references to old spent calls.
 
-    gRPC counts a call as one of its connection until nothing refers to it.
+    gRPC counts a call of a connection until nothing refers to it any more.
     """
     old = time.monotonic() - _SPENT_SECONDS
     while self._spent and self._spent[0][0] < old:
@@ -643,7 +617,6 @@ class _Handlers(grpc.GenericRpcHandler):
   def service(
     self, handler_call_details: grpc.HandlerCallDetails
   ) -> grpc.RpcMethodHandler | None:
-    """The handler of a path; see gRPC's `GenericRpcHandler`."""
     path, newest = handler_call_details.method, _Newest()
 
     def handle(
@@ -661,10 +634,9 @@ class _Handlers(grpc.GenericRpcHandler):
   def _handle(
     self, path: str, requests: Iterator[bytes], context: grpc.ServicerContext
   ) -> Iterator[bytes]:
-    """Serves a call, or refuses it."""
-    if not self._door.admits(context.invocation_metadata() or ()):
-      self._count_stranger(context.peer())
-      # Before it learns anything, even whether there is such a method.
+    if not self._security.admits(context.invocation_metadata() or ()):
+      self._count_without_token(context.peer())
+      # First of all, so that the answer reveals nothing, not even the methods.
       context.abort(grpc.StatusCode.UNAUTHENTICATED, "expected the run's token")
     method = self._methods.get(path.removeprefix(calls.PATH_PREFIX))
     if self._stopping.is_set():
@@ -675,7 +647,7 @@ class _Handlers(grpc.GenericRpcHandler):
       names = [calls.PATH_PREFIX + name for name in self._methods]
       context.abort(
         grpc.StatusCode.UNIMPLEMENTED,
-        f"expected a method of {names}, found {path}.",
+        f"expected a method of {names}, found {path}",
       )
       return
     stream = _Stream(method, context, self._stopping, self.listener)
@@ -691,51 +663,50 @@ class _Handlers(grpc.GenericRpcHandler):
 
 
 class _Newest:
-  """The newest request of a call, which is freed with the call's thread.
+  """The newest request of a call, which is freed when the call ends.
 
-  gRPC itself would keep one that came as the call ended, with a spent call.
+  gRPC would keep a request that arrives while the call ends with a spent call.
   """
 
   def __init__(self) -> None:
     self._is_open, self._message = True, b""
 
   def receive(self, message: bytes) -> "_Newest":
-    """Deserializes a request, as gRPC calls it."""
+    """Stores a request; gRPC calls this as the deserializer."""
     if self._is_open:
       self._message = message
     return self
 
   def take(self) -> bytes:
-    """Returns the request."""
     message, self._message = self._message, b""
     return message
 
   def close(self) -> None:
-    """Frees it, and those to come."""
+    """Frees the request, and later ones as they arrive."""
     self._is_open, self._message = False, b""
 
 
 def _hello(
   context: grpc.ServicerContext, inputs: layout_lib.Layout
 ) -> tuple[Mapping[str, Any], bool]:
-  """The client's hello, and whether it wants a pipe.
+  """Returns the client's hello, and whether the client asks for a pipe.
 
   Raises:
-    Refused: its layout is not `inputs`.
+    Refused: FAILED_PRECONDITION, the client's layout is not `inputs`.
   """
   metadata = dict(context.invocation_metadata() or ())
   difference: str | None
-  found: Any = None
+  handshake: Any = None
   try:
-    found = layout_lib.from_json(metadata[calls.METADATA_KEY])
-    difference = inputs.difference(found)
+    handshake = layout_lib.from_json(metadata[calls.METADATA_KEY])
+    difference = inputs.difference(handshake)
   except KeyError:
     difference = f"expected metadata {calls.METADATA_KEY}, found none"
   except layout_lib.MessageError as error:
     difference = f"{calls.METADATA_KEY}: {error}"
   if difference is None:
-    rows = found.get("max_rows", 1)
-    hello = found.get("hello", {})
+    rows = handshake.get("max_rows", 1)
+    hello = handshake.get("hello", {})
     if not isinstance(rows, int) or not 1 <= rows <= inputs.max_rows:
       difference = (
         f"expected max_rows from 1 to {inputs.max_rows}, found {rows!r:.80}"
@@ -743,26 +714,26 @@ def _hello(
     elif not isinstance(hello, dict):
       difference = f"expected an object as hello, found {hello!r:.80}"
     else:
-      return hello, found.get("pipe") is True
+      return hello, handshake.get("pipe") is True
   raise calls.Refused(
     grpc.StatusCode.FAILED_PRECONDITION,
-    f"request layout: {difference}. Start both ends with the same "
-    "configuration and version.",
+    f"request layout: {difference}; start both ends with the same"
+    " configuration and version",
   )
 
 
 def _hello_limit(methods: Iterable[_Method]) -> list[tuple[str, int]]:
-  """Options of gRPC that refuse a hello larger than an honest one."""
+  """Returns gRPC options that refuse a handshake larger than a valid one."""
   layouts = (len(json.dumps(x.inputs.to_json())) for x in methods)
   limit = min(4 * max(layouts, default=0) + _HELLO_BYTES, calls.METADATA_BYTES)
   return calls.metadata_limit(limit)
 
 
 def _wait_for_end(methods: Iterable[_Method], seconds: float) -> list[str]:
-  """Waits until no stream is open; the names of those that have some left."""
+  """Waits for all streams' ends; returns the methods with open streams."""
   deadline = time.monotonic() + seconds
   while True:
-    left = [method.name for method in methods if method.count()]
-    if not left or time.monotonic() > deadline:
-      return left
+    names = [method.name for method in methods if method.num_streams()]
+    if not names or time.monotonic() > deadline:
+      return names
     time.sleep(0.005)

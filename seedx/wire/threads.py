@@ -1,4 +1,4 @@
-"""The threads that serve calls."""
+"""A pool of daemon threads that serve calls."""
 
 import queue
 import threading
@@ -8,17 +8,18 @@ from typing import Any
 
 
 class DaemonThreads(futures.ThreadPoolExecutor):
-  """A pool that never keeps the process alive.
+  """A pool of threads that never keep the process alive.
 
-  The threads of a `ThreadPoolExecutor` are joined when the interpreter exits,
-  which hangs where one is blocked. gRPC bounds how many calls there are.
+  The interpreter joins the threads of a `ThreadPoolExecutor` at its exit, and
+  would hang if one is blocked. The pool has no maximum, since gRPC limits the
+  number of calls.
   """
 
   def __init__(self, keep: int) -> None:
-    """Starts none yet.
+    """Makes a pool without threads.
 
     Args:
-      keep: number of idle threads that wait for another job.
+      keep: maximum number of idle threads that wait for another job.
     """
     super().__init__(1)  # Its own thread is never started.
     self._jobs: queue.SimpleQueue[Callable[[], None] | None] = (
@@ -51,7 +52,7 @@ class DaemonThreads(futures.ThreadPoolExecutor):
   def shutdown(
     self, wait: bool = True, *, cancel_futures: bool = False
   ) -> None:
-    """Ends the threads, each once its job is done; waits for none."""
+    """Ends each thread once its job is done, without waiting for it."""
     del wait, cancel_futures
     with self._count_lock:
       self._keep = 0

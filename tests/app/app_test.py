@@ -583,7 +583,7 @@ def test_a_program_of_the_package_leaves_at_once(words, expected, monkeypatch):
   calls = []
   monkeypatch.setattr(sys, "orig_argv", words)
   monkeypatch.setattr(sys, "argv", words[2:])
-  monkeypatch.setattr(signals, "leave_at_once", lambda: calls.append(words))
+  monkeypatch.setattr(signals, "exit_on_signals", lambda: calls.append(words))
   monkeypatch.setattr(output, "outlive_readers", lambda: None)
   importlib.reload(sys.modules["experiments"])
   assert bool(calls) == expected

@@ -1,4 +1,4 @@
-"""`Client.exchange`, as behaviour: what comes back, in which order, the end."""
+"""`Client.exchange` as behaviour: replies, their order, and the end."""
 
 import threading
 
@@ -66,7 +66,7 @@ def exchange(client):
   opened.close()
 
 
-def test_a_call_is_a_request_and_its_reply(exchange):
+def test_a_call_returns_the_reply_to_its_request(exchange):
   assert exchange.welcome == {"you": "a"}
   for rows in (1, 8, 3):
     np.testing.assert_array_equal(
@@ -79,13 +79,13 @@ def test_replies_come_in_the_order_of_requests_sent_ahead(exchange):
     exchange.send(message(value))
   assert [float(exchange.receive()[0]) for _ in range(3)] == [0.0, 3.0, 6.0]
   exchange.send(message(10))
-  # A call that comes after others gets the reply to the oldest of them.
+  # A call gets the reply to the oldest unanswered request.
   assert exchange(message(20))[0] == 9.0
   rest = [float(exchange.receive()[0]) for _ in range(4)]
   assert rest == [12.0, 15.0, 30.0, 60.0]
 
 
-def test_two_exchanges_of_a_client_know_nothing_of_each_other(client, exchange):
+def test_two_exchanges_of_a_client_are_independent(client, exchange):
   other = client.exchange("sum", INPUTS, OUTPUTS, {"name": "b"})
   assert (exchange.welcome["you"], other.welcome["you"]) == ("a", "b")
   other.send(message(2))
@@ -111,7 +111,7 @@ def test_both_ends_count_all_bytes_of_messages(server, client, exchange):
   assert server.transferred_bytes == expected + more
 
 
-def test_nothing_comes_back_when_the_servers_work_is_over(server, exchange):
+def test_receive_returns_none_after_the_server_has_stopped(server, exchange):
   exchange(message(1))
   server.stop()
   assert exchange.receive() is None
@@ -131,7 +131,7 @@ def test_a_stop_ends_the_wait_for_a_reply(server, exchange):
   assert replies == [None]
 
 
-def test_no_server_is_an_error_of_its_own(tmp_path):
+def test_a_missing_server_raises_unavailable(tmp_path):
   with (
     wire.Client(f"unix:{tmp_path}/none") as client,
     pytest.raises(wire.WireError) as caught,
@@ -140,7 +140,7 @@ def test_no_server_is_an_error_of_its_own(tmp_path):
   assert caught.value.code is wire.StatusCode.UNAVAILABLE
 
 
-def test_what_the_session_refuses_is_raised_by_receive(exchange):
+def test_a_refusal_of_the_session_is_raised_by_receive(exchange):
   exchange.send(message(1))
   exchange.send(message(9))
   assert exchange.receive()[0] == 3.0

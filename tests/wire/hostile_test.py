@@ -1,4 +1,4 @@
-"""Whatever peers send: clean statuses, and nobody else notices."""
+"""Hostile peers: their calls end with clean statuses, and others are served."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ ONE = wire.Layout.of({"x": np.zeros((), np.bool_)}, 4)
 
 @pytest.fixture(scope="module")
 def served():
-  """A server that serves nobody, and its methods by name."""
+  """A server that is not started, and its methods by name."""
   server = server_lib.Server("unix:/nowhere", 1)
   return server, {method.name: method for method in fuzz.bound(server)}
 
@@ -57,8 +57,8 @@ few = hypothesis.settings(
 
 @few
 @hypothesis.given(st.data())
-def test_a_mutated_frame_is_a_message_or_refused(served, data):
-  """What is taken has the layout's shapes, and lies in the frame."""
+def test_a_mutated_frame_is_decoded_or_refused(served, data):
+  """Decoded arrays have the layout's shapes and are views of the frame."""
   _, methods = served
   method = methods[data.draw(NAMES)]
   frame = data.draw(st.sampled_from(method.messages))
@@ -83,20 +83,20 @@ def test_a_mutated_frame_is_a_message_or_refused(served, data):
 def test_an_odd_handshake_ends_with_a_clean_status(served, caplog, data):
   server, methods = served
   method = methods[data.draw(NAMES)]
-  said = {**method.inputs.to_json(), "hello": method.hello}
-  names = [*said, "x"]
+  valid = {**method.inputs.to_json(), "hello": method.hello}
+  names = [*valid, "x"]
   odd_hello = st.dictionaries(st.sampled_from([*method.hello, "x"]), JSON)
   handshake = st.one_of(
     JSON,
-    st.dictionaries(st.sampled_from(names), JSON).map(lambda x: said | x),
-    odd_hello.map(lambda x: said | {"hello": method.hello | x}),
+    st.dictionaries(st.sampled_from(names), JSON).map(lambda x: valid | x),
+    odd_hello.map(lambda x: valid | {"hello": method.hello | x}),
   ).map(lambda x: json.dumps(x).encode())
   text = data.draw(st.binary() | handshake)
   assert fuzz.send_here(server, method, text, method.messages) in fuzz.CLEAN
   assert not caplog.records
 
 
-TOLD = {
+ASSIGNMENT = {
   "role": "actor",
   "needs_jax": False,
   "experiment": "ppo",
@@ -107,26 +107,30 @@ TOLD = {
 
 @few
 @hypothesis.given(
-  st.dictionaries(st.sampled_from([*TOLD, "x"]), JSON),
+  st.dictionaries(st.sampled_from([*ASSIGNMENT, "x"]), JSON),
   st.dictionaries(st.sampled_from(["env", "observation_transform"]), JSON),
 )
-def test_an_odd_learner_is_refused_in_words(changes, options):
-  welcome = {**TOLD, "options": {**TOLD["options"], **options}, **changes}
+def test_an_odd_assignment_is_refused_with_a_reason(changes, options):
+  welcome = {
+    **ASSIGNMENT,
+    "options": {**ASSIGNMENT["options"], **options},
+    **changes,
+  }
   try:
-    told = joining._told(welcome, joining.Hello())
+    assignment = joining._told(welcome, joining.Hello())
   except wire.WireError as error:
     assert error.code is Code.FAILED_PRECONDITION
     return
-  assert type(told.role) is str and type(told.options) is dict
+  assert type(assignment.role) is str and type(assignment.options) is dict
 
 
 @few
 @hypothesis.given(JSON)
-def test_an_odd_welcome_is_refused_in_words(found):
+def test_an_odd_welcome_is_refused_with_a_reason(odd):
   readers = [
-    lambda: protocol.first_seed({"first_seed": found}),
-    lambda: unroll_messages.exploration({"exploration": found}, 2),
-    lambda: reports.addresses({"addresses": found}),
+    lambda: protocol.first_seed({"first_seed": odd}),
+    lambda: unroll_messages.exploration({"exploration": odd}, 2),
+    lambda: reports.addresses({"addresses": odd}),
   ]
   for read in readers:
     try:
@@ -139,7 +143,7 @@ def test_an_odd_welcome_is_refused_in_words(found):
 
 
 @pytest.mark.parametrize("address", ["nowhere", "\ud800:1", "a:1\n", "unix:"])
-def test_what_is_no_address_is_not_passed_on(address):
+def test_an_address_that_is_not_valid_is_refused(address):
   security = wire.Security(insecure=True)
   with pytest.raises(wire.Refused, match="HOST:PORT or unix:PATH") as caught:
     admission.Addresses(1, security=security).take(address)
@@ -148,7 +152,7 @@ def test_what_is_no_address_is_not_passed_on(address):
     assert admission.Addresses(1, security=security).take(good) == 0
 
 
-def test_a_bool_is_0_or_1():
+def test_a_bool_other_than_0_and_1_is_refused():
   frame = bytearray(ONE.encode({"x": np.array([True, False])}))
   assert ONE.decode(bytes(frame))["x"].tolist() == [True, False]
   frame[-7] = 2
@@ -183,7 +187,7 @@ def hello_of(layout, hello=(), indent=None):
   ).encode()
 
 
-def test_a_hello_that_is_too_large_is_not_decoded(tmp_path, monkeypatch):
+def test_a_handshake_that_is_too_large_is_not_decoded(tmp_path, monkeypatch):
   texts, from_json = [], layout_lib.from_json
   monkeypatch.setattr(
     layout_lib, "from_json", lambda text: texts.append(text) or from_json(text)
@@ -196,17 +200,17 @@ def test_a_hello_that_is_too_large_is_not_decoded(tmp_path, monkeypatch):
     large = hello_of(wide, {"x": "[]" * 2**17})
     code = fuzz.send_over(channel, method, large, [])
     assert code is Code.RESOURCE_EXHAUSTED and not texts
-    # Which no honest one is, whatever spaces its JSON has.
-    honest = hello_of(wide, {"x": "y" * 10_000}, indent=4)
-    assert fuzz.send_over(channel, method, honest, []) is Code.OK
-    assert texts == [honest]
+    # A valid one fits, even with many spaces in its JSON.
+    valid = hello_of(wide, {"x": "y" * 10_000}, indent=4)
+    assert fuzz.send_over(channel, method, valid, []) is Code.OK
+    assert texts == [valid]
 
 
 @pytest.mark.parametrize("how", ["refused", "reset", "answered"])
-def test_a_connection_has_few_calls_that_come_to_nothing(
+def test_a_connection_has_a_limit_of_refused_and_reset_calls(
   tmp_path, monkeypatch, how
 ):
-  """In some seconds; others notice nothing of it."""
+  """Calls are accepted again after some seconds, and other clients always."""
   clock, opened = Clock(), []
   monkeypatch.setattr(server_lib, "time", clock)
   server = server_lib.Server(f"unix:{tmp_path}/server", 8)
@@ -221,10 +225,10 @@ def test_a_connection_has_few_calls_that_come_to_nothing(
   server.bind("same", lambda x: x, ONE, ONE)
   frame = ONE.encode({"x": np.zeros(1, np.bool_)})
   method = fuzz.Method("say", ONE, {}, [frame])
-  most = server_lib._CALLS_PER_CONNECTION
+  limit = server_lib._CALLS_PER_CONNECTION
 
-  def call_is_taken():
-    before = len(opened)
+  def call_is_accepted():
+    num_opened = len(opened)
     if how == "reset":
       over = threading.Event()
       call = channel.stream_stream(calls.PATH_PREFIX + "say")(
@@ -236,36 +240,38 @@ def test_a_connection_has_few_calls_that_come_to_nothing(
       over.set()
     else:
       fuzz.send_over(channel, method, hello_of(ONE), method.messages)
-    return len(opened) > before
+    return len(opened) > num_opened
 
   metadata = ((calls.METADATA_KEY, hello_of(ONE)),)
   with server, fuzz.grpc.insecure_channel(server.address) as channel:
-    taken = [call_is_taken() for _ in range(most)]
-    assert all(taken)
+    accepted = [call_is_accepted() for _ in range(limit)]
+    assert all(accepted)
     if how == "answered":
-      assert all(call_is_taken() for _ in range(most))
+      assert all(call_is_accepted() for _ in range(limit))
       return
-    # Not the next one: a reset may look like the end of the requests.
-    assert not all(call_is_taken() for _ in range(most))
+    # The next one may be accepted: a reset can look like the requests' end.
+    assert not all(call_is_accepted() for _ in range(limit))
     with wire.Client(server.address) as other:
       other.call("same", {"x": np.zeros(1, np.bool_)}, ONE, ONE, 300)
     clock.now += server_lib._SPENT_SECONDS + 1.0
-    running.wait_until(call_is_taken)
+    running.wait_until(call_is_accepted)
     monkeypatch.setattr(server_lib, "time", time)
 
 
-def counted(here):
-  """What opens sessions, of each of which `here` has an item until it ends."""
+def counted(open_sessions):
+  """Returns a function that opens sessions and keeps a list of open ones."""
 
   def open_session(hello):
-    here.append(hello)
-    return server_lib.FunctionSession(lambda inputs: inputs, close=here.pop)
+    open_sessions.append(hello)
+    return server_lib.FunctionSession(
+      lambda inputs: inputs, close=open_sessions.pop
+    )
 
   return open_session
 
 
 class Clock:
-  """The module `time`, whose monotonic clock a test moves."""
+  """The module `time` with a monotonic clock that a test moves."""
 
   def __init__(self):
     self.now = 100.0
@@ -277,11 +283,13 @@ class Clock:
     return getattr(time, name)
 
 
-def test_a_silent_stream_ends_and_others_have_its_place(tmp_path, monkeypatch):
-  clock, here = Clock(), []
+def test_a_silent_stream_ends_and_other_hosts_get_its_place(
+  tmp_path, monkeypatch
+):
+  clock, open_sessions = Clock(), []
   monkeypatch.setattr(server_lib, "time", clock)
   server = server_lib.Server(f"unix:{tmp_path}/server", 2, silent_seconds=0.4)
-  server.bind_stream("say", counted(here), ONE, ONE)
+  server.bind_stream("say", counted(open_sessions), ONE, ONE)
   message = {"x": np.zeros(1, np.bool_)}
 
   def opened():
@@ -294,32 +302,33 @@ def test_a_silent_stream_ends_and_others_have_its_place(tmp_path, monkeypatch):
 
     def has_ended():
       clock.now += 0.1
-      return talks(message) is not None and len(here) == 1
+      return talks(message) is not None and len(open_sessions) == 1
 
     running.wait_until(has_ended)
     with pytest.raises(wire.WireError, match=r"within 0\.4 seconds") as caught:
       silent.receive()
     assert caught.value.code is Code.UNAVAILABLE  # It may try again.
-    # Not at once: others come first.
+    # Other hosts come first.
     with pytest.raises(wire.WireError, match="was silent") as caught:
       opened()
     assert caught.value.code is Code.RESOURCE_EXHAUSTED
     assert talks(message) is not None
-    # Which it is for that host alone.
+    # Another host is accepted.
     other = fuzz.Method("say", ONE, {}, [ONE.encode(message)])
     text = hello_of(ONE)
     assert fuzz.send_here(server, other, text, other.messages) is Code.OK
+    talks.close()
+    running.wait_until(lambda: not open_sessions)
     clock.now += server_lib._YIELD_SECONDS
     opened().close()
-    talks.close()
     monkeypatch.setattr(server_lib, "time", time)
 
 
-def test_who_takes_no_replies_is_silent_too(tmp_path):
-  here = []
+def test_a_client_that_receives_no_replies_is_silent(tmp_path):
+  open_sessions = []
   big = wire.Layout.of({"x": np.zeros(2**20, np.uint8)}, 1)
   server = server_lib.Server(f"unix:{tmp_path}/server", 2, silent_seconds=0.4)
-  server.bind_stream("say", counted(here), big, big)
+  server.bind_stream("say", counted(open_sessions), big, big)
   frames = [big.encode({"x": np.zeros((1, 2**20), np.uint8)})] * 64
   with server, fuzz.grpc.insecure_channel(server.address) as channel:
     call = channel.stream_stream(calls.PATH_PREFIX + "say")(
@@ -327,27 +336,27 @@ def test_who_takes_no_replies_is_silent_too(tmp_path):
       metadata=((calls.METADATA_KEY, json.dumps(big.to_json()).encode()),),
     )
     assert call.initial_metadata()
-    running.wait_until(lambda: not here)
+    running.wait_until(lambda: not open_sessions)
     with pytest.raises(fuzz.grpc.RpcError) as caught:
       list(call)
     assert caught.value.code() is Code.CANCELLED
 
 
-def test_who_was_silent_by_tcp_asks_whether_the_server_is_there():
-  here = []
+def test_a_client_that_was_silent_over_tcp_finds_the_server_running():
+  open_sessions = []
   server = server_lib.Server("127.0.0.1:0", 2, silent_seconds=0.2)
-  server.bind_stream("say", counted(here), ONE, ONE)
+  server.bind_stream("say", counted(open_sessions), ONE, ONE)
   server.bind("done", refuse, ONE, ONE)
   message = {"x": np.zeros(1, np.bool_)}
   with server, wire.Client(server.address) as client:
     stream = client.exchange("say", ONE, ONE)
     stream.over.wait()
-    stream.close()  # That it is over is not this end's doing.
+    stream.close()  # The server has already ended it.
     with pytest.raises(wire.WireError, match="silent for too long") as caught:
       stream.receive()
     assert caught.value.code is Code.UNAVAILABLE  # It may try again.
-    assert not here
-    # A reason is an answer.
+    assert not open_sessions
+    # A status with a reason is not ambiguous.
     assert client.exchange("done", ONE, ONE)(message) is None
 
 
@@ -355,13 +364,15 @@ def refuse(inputs):
   raise wire.Refused(Code.CANCELLED, "this run is over")
 
 
-def test_a_process_that_has_joined_says_that_it_is_there(tmp_path, monkeypatch):
+def test_a_process_that_has_joined_sends_messages_regularly(
+  tmp_path, monkeypatch
+):
   monkeypatch.setattr(joining, "_SAY_SECONDS", 0.1)
-  server, said = server_lib.Server(f"unix:{tmp_path}/server", 1), []
+  server, messages = server_lib.Server(f"unix:{tmp_path}/server", 1), []
   server.bind_stream(
     joining.JOIN,
     lambda hello: server_lib.FunctionSession(
-      lambda _: said.append(1) or (), TOLD
+      lambda _: messages.append(1) or (), ASSIGNMENT
     ),
     wire.NOTHING,
     wire.NOTHING,
@@ -370,7 +381,7 @@ def test_a_process_that_has_joined_says_that_it_is_there(tmp_path, monkeypatch):
     joining.join(
       server.address,
       joining.Hello(role="actor"),
-      lambda told, ended: running.wait_until(lambda: len(said) > 2),
+      lambda assignment, ended: running.wait_until(lambda: len(messages) > 2),
       threading.Event(),
     )
 

@@ -1,4 +1,4 @@
-"""`wire.until_done`: how long it waits, and for whom."""
+"""`wire.until_done`: how long it waits for a server, and when it gives up."""
 
 import threading
 import time
@@ -16,22 +16,22 @@ FULL = wire.StatusCode.RESOURCE_EXHAUSTED
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch):
-  """The seconds that it is: a try takes some."""
+  """A list with the time in seconds, which each try advances."""
   now = [100.0]
-  own = types.SimpleNamespace(monotonic=lambda: now[0])
-  monkeypatch.setattr(reconnect, "time", own)
+  fake_time = types.SimpleNamespace(monotonic=lambda: now[0])
+  monkeypatch.setattr(reconnect, "time", fake_time)
   return now
 
 
 class Tries:
-  """Sessions of a second each, which end as a test says, one after the other.
+  """Sessions of a second each, which end one after the other in given ways.
 
   Attributes:
-    count: how many there were.
+    count: number of sessions.
   """
 
   def __init__(self, clock, *ends):
-    """Each end is a code, with "accepted" before it or not; the last stays."""
+    """Takes codes, or ("accepted", code); the last one repeats."""
     self.count, self._clock, self._ends = 0, clock, ends
 
   def __call__(self, client):
@@ -46,7 +46,7 @@ class Tries:
 
 
 def run(tries):
-  """Runs it with tries that follow at once; it gives up after 10 s."""
+  """Runs sessions without pauses, and gives up after 10 s."""
   wire.until_done(
     address="unix:/nowhere",
     session=tries,
@@ -57,7 +57,7 @@ def run(tries):
   )
 
 
-def test_it_gives_up_where_there_is_no_server(clock):
+def test_a_missing_server_is_given_up(clock):
   tries = Tries(clock, GONE)
   with pytest.raises(wire.GaveUpError, match="server within 10 s, found no"):
     run(tries)
@@ -66,7 +66,7 @@ def test_it_gives_up_where_there_is_no_server(clock):
 
 def test_a_client_that_waits_prints_it_once_and_late(clock, monkeypatch, capfd):
   for quiet_seconds, printed in (
-    (30.0, ""),  # It gives up before.
+    (30.0, ""),  # It gives up earlier.
     (5.0, "actor: waiting for unix:/nowhere: no\n"),
   ):
     monkeypatch.setattr(reconnect, "_QUIET_SECONDS", quiet_seconds)
@@ -76,7 +76,7 @@ def test_a_client_that_waits_prints_it_once_and_late(clock, monkeypatch, capfd):
 
 
 @pytest.mark.parametrize("there", [FULL, ("accepted", GONE)])
-def test_patience_begins_when_the_server_was_last_there(clock, there):
+def test_the_wait_is_counted_from_the_servers_last_answer(clock, there):
   run(Tries(clock, *20 * [there], *9 * [GONE], *20 * [there], None))
   tries = Tries(clock, *20 * [there], GONE)
   with pytest.raises(wire.GaveUpError):
@@ -84,23 +84,23 @@ def test_patience_begins_when_the_server_was_last_there(clock, there):
   assert tries.count == 20 + 10
 
 
-def test_a_server_that_stops_before_a_session_is_done(clock):
+def test_a_server_that_stops_during_a_session_ends_the_wait(clock):
   tries = Tries(clock, FULL, wire.StatusCode.CANCELLED)
   run(tries)
   assert tries.count == 2
 
 
 @pytest.mark.alone
-def test_a_server_that_comes_late_is_found_at_once(tmp_path, monkeypatch):
-  """Its clients ask in their own rhythm, not in that of gRPC's backoff."""
+def test_a_late_server_is_found_at_once(tmp_path, monkeypatch):
+  """Clients try at fixed intervals, without gRPC's growing backoff."""
   monkeypatch.undo()
-  late_seconds, shortest = 3.0, []
+  late_seconds, seconds = 3.0, []
   for index in range(2):
-    address, found = f"unix:{tmp_path}/{index}", []
+    address, connected = f"unix:{tmp_path}/{index}", []
 
-    def session(client, found=found):
+    def session(client, connected=connected):
       stream = client.stream("it", (), wire.NOTHING, wire.NOTHING)
-      found.append(time.monotonic())
+      connected.append(time.monotonic())
       list(stream)
 
     waits = threading.Thread(
@@ -114,5 +114,5 @@ def test_a_server_that_comes_late_is_found_at_once(tmp_path, monkeypatch):
     start = time.monotonic()
     with server:
       waits.join(300)
-    shortest.append(found[0] - start)
-  assert min(shortest) < late_seconds / 2
+    seconds.append(connected[0] - start)
+  assert min(seconds) < late_seconds / 2

@@ -1,4 +1,4 @@
-"""TLS and the token: who gets in, and what the others are told."""
+"""TLS and the token: accepted clients, refused ones, and their messages."""
 
 import contextlib
 import dataclasses
@@ -29,7 +29,7 @@ REQUEST = (np.ones((1, 4), np.float32), ECHO, ECHO)
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-  """Certificates and a token for this machine, and those of a stranger."""
+  """Folders with certificates and tokens: ours, and those of a stranger."""
   made = {}
   for name, hosts in (("ours", "a-name"), ("strangers", "a-name")):
     folder = tmp_path_factory.mktemp("certificates") / name
@@ -51,7 +51,7 @@ def client_of(folder, **changes):
   return wire.Security(**fields | changes)
 
 
-def own_certificate(folder):
+def certificate_of(folder):
   return {
     "tls_certificate": str(folder / "certificate.pem"),
     "tls_key": str(folder / "key.pem"),
@@ -59,7 +59,7 @@ def own_certificate(folder):
 
 
 def server_of(folder, mutual=False, **changes):
-  fields = {"token_file": str(folder / "token"), **own_certificate(folder)}
+  fields = {"token_file": str(folder / "token"), **certificate_of(folder)}
   if mutual:
     fields["tls_ca"] = str(folder / "ca.pem")
   return wire.Security(**fields | changes)
@@ -67,7 +67,7 @@ def server_of(folder, mutual=False, **changes):
 
 @contextlib.contextmanager
 def serving(security, address="127.0.0.1:0"):
-  """A server of `echo`; says its address and what has been called."""
+  """Yields the address of a server of `echo`, and the requests it received."""
   calls = []
 
   def echo(nest):
@@ -85,17 +85,17 @@ def call(address, security):
     return client.call("echo", *REQUEST, timeout_seconds=300)
 
 
-# Who gets in
+# Accepted and refused clients
 
 
 @pytest.mark.parametrize("mutual", [False, True])
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_who_has_all_that_is_asked_gets_in(files, mutual, host):
+def test_a_client_with_certificates_and_token_is_accepted(files, mutual, host):
   ours = files["ours"]
   with serving(server_of(ours, mutual)) as (address, calls):
-    own = own_certificate(ours) if mutual else {}
+    certificate = certificate_of(ours) if mutual else {}
     port = address.rpartition(":")[2]
-    reply = call(f"{host}:{port}", client_of(ours, **own))
+    reply = call(f"{host}:{port}", client_of(ours, **certificate))
   np.testing.assert_array_equal(reply, np.ones((1, 4)))
   assert len(calls) == 1
 
@@ -112,8 +112,10 @@ def test_the_token_may_come_from_the_environment(files, monkeypatch):
 
 
 @pytest.mark.parametrize("token", [None, "almost"])
-def test_who_has_no_token_learns_nothing(files, tmp_path, token, capfd):
-  """Not even whether there is such a method; the server prints a line."""
+def test_a_client_without_the_token_learns_nothing(
+  files, tmp_path, token, capfd
+):
+  """A missing method is not revealed either; the server prints a line."""
   ours, path = files["ours"], tmp_path / "token"
   path.write_text((ours / "token").read_text().strip()[:-1])
   security = client_of(ours, token_file=str(path) if token else "")
@@ -133,31 +135,32 @@ def test_who_has_no_token_learns_nothing(files, tmp_path, token, capfd):
         security=security,
       )
   assert not calls
-  said = capfd.readouterr().err
-  # The others of this minute are counted, and not printed.
-  assert said.count("refused 1 call(s) without the run's token, the last") == 1
+  printed = capfd.readouterr().err
+  # Further calls within a minute are counted, but not printed.
+  refused = "refused 1 call(s) without the run's token, the last"
+  assert printed.count(refused) == 1
 
 
-def test_a_secret_that_others_can_read_is_warned_of(files, tmp_path):
+def test_a_secret_that_others_can_read_causes_a_warning(files, tmp_path):
   ours, path = files["ours"], tmp_path / "a token"
   path.write_text((ours / "token").read_text())
   for mode, warned in ((0o600, False), (0o640, True), (0o644, True)):
     path.chmod(mode)
-    for of in (
+    for security in (
       client_of(ours, token_file=str(path)).of_client("far:1"),
       server_of(ours, token_file=str(path)).of_server("0.0.0.0:1"),
     ):
-      assert ("chmod 600" in of.warning) == warned
-      assert of.warning.count("\n") == 0
+      assert ("chmod 600" in security.warning) == warned
+      assert security.warning.count("\n") == 0
 
 
 def test_a_token_is_never_sent_without_tls(files):
-  """Not to a server without TLS either, by whatever way."""
-  ours, heard = files["ours"], []
+  """Neither a client with TLS nor one without sends it to a plain server."""
+  ours, received = files["ours"], []
 
   class Spy(grpc.GenericRpcHandler):
     def service(self, handler_call_details):
-      heard.append(dict(handler_call_details.invocation_metadata))
+      received.append(dict(handler_call_details.invocation_metadata))
 
   server = grpc.server(futures.ThreadPoolExecutor(2), [Spy()])
   port = server.add_insecure_port("127.0.0.1:0")
@@ -166,17 +169,17 @@ def test_a_token_is_never_sent_without_tls(files):
     address = f"127.0.0.1:{port}"
     with pytest.raises(wire.WireError):
       call(address, wire.Security())
-    assert len(heard) == 1 and security_lib._AUTHORIZATION not in heard[0]
+    assert len(received) == 1 and security_lib._AUTHORIZATION not in received[0]
     with pytest.raises(wire.WireError, match="UNAVAILABLE"):
       call(address, client_of(ours))
-    assert len(heard) == 1
+    assert len(received) == 1
   finally:
     server.stop(0)
-  with pytest.raises(types.ConfigError, match="never sent without"):
+  with pytest.raises(types.ConfigError, match="sent over TLS only"):
     wire.Security(token_file=str(ours / "token"))
 
 
-# What gRPC says UNAVAILABLE to
+# Mistakes that gRPC reports as UNAVAILABLE
 
 MISTAKES = {
   "authority": "certificate is not accepted: .*(issuer|self-signed|signature)",
@@ -190,7 +193,7 @@ MISTAKES = {
 
 @contextlib.contextmanager
 def mistaken(kind, files):
-  """A server, and a client of it that makes a mistake."""
+  """Yields a server's address, a client with a mistake, and the requests."""
   ours, strangers = files["ours"], files["strangers"]
   mutual = kind in ("no certificate", "another's certificate")
   server, client = server_of(ours, mutual), client_of(ours)
@@ -201,8 +204,8 @@ def mistaken(kind, files):
   elif kind == "authority":
     client = client_of(strangers, token_file=str(ours / "token"))
   elif kind == "another's certificate":
-    client = client_of(ours, **own_certificate(strangers))
-  # It is of this machine, but not in the certificate.
+    client = client_of(ours, **certificate_of(strangers))
+  # This address is on this machine, but not in the certificate.
   host = "127.0.0.2" if kind == "name" else "127.0.0.1"
   with serving(server, f"{host}:0") as (address, calls):
     yield address, client, calls
@@ -210,14 +213,16 @@ def mistaken(kind, files):
 
 @pytest.fixture
 def hasty(monkeypatch):
-  """Patience with a mistake ends soon."""
+  """Makes clients give up a mistake soon."""
   monkeypatch.setattr(reconnect, "_LOOK_SECONDS", 0.05)
   monkeypatch.setattr(reconnect, "_WRONG_SECONDS", 0.2)
   monkeypatch.setattr(reconnect, "_FORGET_SECONDS", 1e9)
 
 
 @pytest.mark.parametrize("kind", MISTAKES)
-def test_a_mistake_is_said_once_and_ends(kind, files, hasty, capfd):
+def test_a_mistake_is_reported_once_and_ends_the_client(
+  kind, files, hasty, capfd
+):
   with mistaken(kind, files) as (address, client, calls):
     with pytest.raises(wire.WireError, match="UNAVAILABLE"):
       call(address, client)
@@ -231,16 +236,16 @@ def test_a_mistake_is_said_once_and_ends(kind, files, hasty, capfd):
         security=client,
       )
   assert caught.value.code is wire.StatusCode.UNAUTHENTICATED
-  said = capfd.readouterr().err.splitlines()
-  said = [line for line in said if line.startswith("actor")]
-  assert len(said) == 1 and said[0].startswith(f"actor: {address}: ")
+  lines = capfd.readouterr().err.splitlines()
+  lines = [line for line in lines if line.startswith("actor")]
+  assert len(lines) == 1 and lines[0].startswith(f"actor: {address}: ")
   assert not calls
 
 
-def test_a_parameter_server_with_another_s_certificate_is_told(
+def test_a_foreign_certificate_of_a_parameter_server_is_reported(
   files, hasty, capfd
 ):
-  """By the coordinator, which has what was restored for it."""
+  """The coordinator, which sends it the restored state, reports it."""
   agent = parameter_server_test.adding_agent()
   start = agent.start(np.zeros(4, np.float32), 0)
   agent = dataclasses.replace(agent, init=lambda _: start)
@@ -256,7 +261,7 @@ def test_a_parameter_server_with_another_s_certificate_is_told(
 
 
 class Silent:
-  """Accepts connections, and says nothing, or ends them."""
+  """A server that accepts connections and sends nothing, or closes them."""
 
   def __init__(self, ends):
     self._socket = socket.create_server(("127.0.0.1", 0))
@@ -277,10 +282,12 @@ class Silent:
     self._socket.close()
 
 
-@pytest.mark.parametrize("there", ["nobody", "silence", "a tunnel", "a server"])
+@pytest.mark.parametrize(
+  "there", ["nothing", "silence", "a tunnel", "a server"]
+)
 @pytest.mark.parametrize("tls", [True, False])
-def test_no_server_is_not_a_mistake(there, tls, files, monkeypatch):
-  """Nor is one that has stopped, or a tunnel to one that is not there."""
+def test_a_missing_server_is_not_a_mistake(there, tls, files, monkeypatch):
+  """A server that does not answer, or a tunnel without one, is none either."""
   monkeypatch.setattr(security_lib, "_PROBE_SECONDS", 0.3)
   security = client_of(files["ours"]) if tls else wire.Security()
   with contextlib.ExitStack() as opened:
@@ -291,33 +298,37 @@ def test_no_server_is_not_a_mistake(there, tls, files, monkeypatch):
       silent = Silent(ends=there == "a tunnel")
       opened.callback(silent.close)
       address = silent.address
-      if there == "nobody":
+      if there == "nothing":
         silent.close()
     assert security.problem(address) == ""
 
 
-def test_two_moments_are_no_half_a_minute(monkeypatch, capfd):
-  """Something was wrong for a moment, and an hour later again."""
+def test_only_a_mistake_that_lasts_half_a_minute_ends_the_client(
+  monkeypatch, capfd
+):
+  """The first two last for a moment each, an hour apart."""
   now, wrong = [0.0], ["a certificate"]
   monkeypatch.setattr(reconnect.time, "monotonic", lambda: now[0])
   security = mock.Mock(problem=lambda address: wrong[0])
-  doubts = wire.Doubts("actor", security)
+  security_check = wire.SecurityCheck("actor", security)
   for now[0] in (100.0, 3700.0, 3702.0, 3704.0):
-    doubts.look(["there:1"])
+    security_check.run(["there:1"])
   wrong[0] = ""
   now[0] = 3730.0
-  doubts.look(["there:1"])
+  security_check.run(["there:1"])
   wrong[0] = "a certificate"
   with pytest.raises(wire.WireError, match="there:1: a certificate"):
     for now[0] in np.arange(3740.0, 3790.0, 5.0):
-      doubts.look(["there:1"])
+      security_check.run(["there:1"])
   assert now[0] == 3770.0
   assert capfd.readouterr().err == "actor: there:1: a certificate\n"
 
 
-def test_a_file_that_is_away_for_a_while_is_waited_for(files, tmp_path, capfd):
-  """By who was let in before."""
-  token, away = tmp_path / "token", tmp_path / "away"
+def test_a_client_waits_for_a_file_that_is_missing_for_a_while(
+  files, tmp_path, capfd
+):
+  """It does so only after a server has accepted it once."""
+  token, elsewhere = tmp_path / "token", tmp_path / "elsewhere"
   token.write_text((files["ours"] / "token").read_text())
   security = client_of(files["ours"], token_file=str(token))
   tries = []
@@ -326,8 +337,8 @@ def test_a_file_that_is_away_for_a_while_is_waited_for(files, tmp_path, capfd):
     client.was_accepted = True
     tries.append(client)
     if len(tries) == 1:
-      token.rename(away)
-      threading.Timer(0.3, away.rename, [token]).start()
+      token.rename(elsewhere)
+      threading.Timer(0.3, elsewhere.rename, [token]).start()
       raise wire.WireError(wire.StatusCode.UNAVAILABLE, "gone")
 
   stop = threading.Event()
@@ -335,7 +346,7 @@ def test_a_file_that_is_away_for_a_while_is_waited_for(files, tmp_path, capfd):
     "127.0.0.1:1", session, stop, "actor", 0.05, security=security
   )
   assert len(tries) == 2
-  assert capfd.readouterr().err.count("a file that can be read") == 1
+  assert capfd.readouterr().err.count("cannot read") == 1
 
 
 # Other machines
@@ -344,7 +355,7 @@ def test_a_file_that_is_away_for_a_while_is_waited_for(files, tmp_path, capfd):
 @pytest.mark.parametrize(
   "address", ["0.0.0.0:0", "[::]:0", "a-name:8470", "10.0.0.5:8470"]
 )
-def test_nothing_is_open_to_other_machines_by_mistake(address, files):
+def test_other_machines_need_tls_and_a_token_or_insecure(address, files):
   ours = files["ours"]
   for start, complete in (
     (lambda x: server_lib.Server(address, 1, security=x), server_of(ours)),
@@ -361,21 +372,21 @@ def test_nothing_is_open_to_other_machines_by_mistake(address, files):
     start(complete)
 
 
-def test_parameter_servers_are_no_exception(files):
-  """The learner is a client of theirs."""
+def test_parameter_servers_need_tls_and_a_token(files):
+  """The learner is a client of the parameter servers."""
   there = "10.0.0.5:8471"
   with pytest.raises(types.ConfigError, match="TLS and a token"):
     admission.Addresses(1, [there])
   with pytest.raises(wire.Refused, match="that the learner may reach"):
     admission.Addresses(1).take(there)
-  known = admission.Addresses(1, [there], client_of(files["ours"]))
-  assert known.take(there) == 0
+  addresses = admission.Addresses(1, [there], client_of(files["ours"]))
+  assert addresses.take(there) == 0
 
 
-def test_insecure_is_said_with_what_a_peer_could_do(files, capfd):
+def test_the_warning_of_insecure_names_the_dangers(files, capfd):
   with serving(wire.Security(insecure=True), "0.0.0.0:0"):
-    said = capfd.readouterr().err
-  assert "0.0.0.0:0" in said and "overwrite parameters" in said
+    printed = capfd.readouterr().err
+  assert "0.0.0.0:0" in printed and "overwrite parameters" in printed
   warning = wire.Security(insecure=True).of_client("a-name:1").warning
   assert "a-name:1" in warning and "read and change" in warning
   for address in ("127.0.0.1:0", "localhost:0", "[::1]:0"):
@@ -384,10 +395,10 @@ def test_insecure_is_said_with_what_a_peer_could_do(files, capfd):
       assert not capfd.readouterr().err
 
 
-def test_a_unix_socket_needs_nothing(tmp_path, files):
-  """Not even where the others have TLS: it is the same config."""
+def test_a_unix_socket_needs_no_security(tmp_path, files):
+  """It works with and without a config that has TLS."""
   ours = files["ours"]
-  both = client_of(ours, **own_certificate(ours))
+  both = client_of(ours, **certificate_of(ours))
   with serving(both, f"unix:{tmp_path}/socket") as (address, calls):
     call(address, wire.Security())
     call(address, both)
@@ -403,12 +414,14 @@ def test_a_file_that_cannot_be_used_is_named(name, content, files, tmp_path):
   server = server_of(ours, True, **{name: str(path)})
   with pytest.raises(types.ConfigError, match=str(path)):
     server_lib.Server("localhost:0", 1, security=server)
-  client = client_of(ours, **{**own_certificate(ours), name: str(path)})
+  client = client_of(ours, **{**certificate_of(ours), name: str(path)})
   with pytest.raises(types.ConfigError, match=str(path)):
     wire.Client("localhost:1", client)
 
 
-def test_a_token_has_to_be_one(files, tmp_path):
+def test_a_token_that_is_not_valid_is_refused_without_printing_it(
+  files, tmp_path
+):
   wrong = server_of(files["ours"], token_file=str(tmp_path / "token"))
   for token in ("short", "with a space in it", "é" * 20):
     (tmp_path / "token").write_text(token)
@@ -417,7 +430,7 @@ def test_a_token_has_to_be_one(files, tmp_path):
     assert token not in str(caught.value)
 
 
-def test_parts_that_miss_another_are_refused(files):
+def test_settings_that_lack_another_are_refused(files):
   ours = files["ours"]
   with pytest.raises(types.ConfigError, match="together"):
     wire.Security(tls_key=str(ours / "key.pem"))
@@ -430,7 +443,7 @@ def test_parts_that_miss_another_are_refused(files):
 # The program
 
 
-def test_certificates_are_their_owners_alone(files):
+def test_only_the_owner_can_read_certificates(files):
   ours = files["ours"]
   names = {path.name for path in ours.iterdir()}
   assert names == {"ca.pem", "certificate.pem", "key.pem", "token"}
@@ -442,7 +455,7 @@ def test_certificates_are_their_owners_alone(files):
     assert name in text
 
 
-def test_what_cannot_be_made_is_refused(tmp_path, capfd):
+def test_certificates_that_cannot_be_made_are_refused(tmp_path, capfd):
   for words, message in (
     ([tmp_path], "does not exist"),
     ([tmp_path / "new", "--hosts", "a b"], "names or IP addresses"),
@@ -454,12 +467,12 @@ def test_what_cannot_be_made_is_refused(tmp_path, capfd):
   assert not (tmp_path / "new").exists()
 
 
-# Its price
+# The cost of TLS
 
 
 @pytest.mark.long
 def test_tls_costs_at_most_60_percent_at_450_kb(files):
-  """Where the machine is quiet: TLS takes the time of a second core, too."""
+  """The machine must be quiet, since TLS uses the time of a second core."""
   ours = files["ours"]
   frames = wire.Layout.of((np.zeros(450_000, np.uint8),), 1)
   reply = wire.Layout.of((np.zeros(1_000, np.uint8),), 1)
@@ -468,7 +481,7 @@ def test_tls_costs_at_most_60_percent_at_450_kb(files):
   modes = {
     "tcp": (wire.Security(), wire.Security()),
     "tls": (server_of(ours), client_of(ours)),
-    "mtls": (server_of(ours, True), client_of(ours, **own_certificate(ours))),
+    "mtls": (server_of(ours, True), client_of(ours, **certificate_of(ours))),
   }
   with contextlib.ExitStack() as opened:
     exchanges = {}
@@ -482,7 +495,7 @@ def test_tls_costs_at_most_60_percent_at_450_kb(files):
       exchanges[name] = exchange
 
     def block():
-      """The medians of some round trips in turn, in seconds."""
+      """Returns medians of round trips in turn, in seconds."""
       seconds = {name: [] for name in modes}
       for _ in range(20):
         for name, exchange in exchanges.items():
@@ -493,7 +506,7 @@ def test_tls_costs_at_most_60_percent_at_450_kb(files):
 
     block()
     blocks = [block() for _ in range(60)]
-  # The one in which others left most of the machine to all three.
+  # The block that other programs have disturbed least.
   quiet = min(blocks, key=lambda medians: sum(medians.values()))
   assert quiet["tls"] <= 1.6 * quiet["tcp"]
   assert quiet["mtls"] <= 1.6 * quiet["tcp"]

@@ -1,4 +1,4 @@
-"""The transport, as behaviour: what arrives, what is refused, what ends."""
+"""The transport as behaviour: messages, refusals, and ends of streams."""
 
 import collections
 import contextlib
@@ -76,7 +76,7 @@ class Requests:
   def __iter__(self):
     while (value := self._values.get(timeout=600)) is not None:
       yield message(value)
-    self.end()  # For another that asks, too.
+    self.end()  # Another iteration ends, too.
 
   def put(self, value):
     self._values.put(value)
@@ -121,7 +121,7 @@ def client(server):
 
 @pytest.fixture
 def bystander(client):
-  """A stream that must not notice what happens to the others."""
+  """Yields a check that another stream is served all the time."""
   requests = Requests()
   stream = client.stream("session", requests, LAYOUT, LAYOUT)
 
@@ -137,7 +137,7 @@ def bystander(client):
 
 
 def raw_stream(address, metadata, messages):
-  """What a client that knows nothing of `wire` gets."""
+  """Calls the server without `wire`; returns its metadata and replies."""
   with grpc.insecure_channel(address) as channel:
     call = channel.stream_stream("/seedx/session")(
       iter(messages), metadata=((KEY, json.dumps(metadata).encode()),)
@@ -198,7 +198,7 @@ def nests(rows):
   max_examples=50, deadline=None, derandomize=True, database=None
 )
 @hypothesis.given(st.integers(1, 5).flatmap(nests))
-def test_round_trip_of_any_nest(nest):
+def test_any_nest_is_decoded_as_it_was_encoded(nest):
   layout = layout_of(nest)
   data = layout.encode(nest)
   decoded = layout.decode(data)
@@ -212,7 +212,7 @@ def test_round_trip_of_any_nest(nest):
   assert layout.difference(described) is None
 
 
-def test_the_bytes_are_those_of_the_documentation():
+def test_the_bytes_are_as_documented():
   wait, frame = wire.once(np.float32(0)), np.zeros((2, 3), np.uint8)
   layout = wire.Layout.of((wait, np.float32(0), frame), 64)
   columns = [
@@ -220,13 +220,13 @@ def test_the_bytes_are_those_of_the_documentation():
     {"name": "1", "dtype": "<f4", "shape": [], "once": False},
     {"name": "2", "dtype": "|u1", "shape": [2, 3], "once": False},
   ]
-  said = {"protocol": 2, "max_rows": 64, "columns": columns}
-  assert layout.to_json() == said
-  for fact in [
+  expected = {"protocol": 2, "max_rows": 64, "columns": columns}
+  assert layout.to_json() == expected
+  for example in [
     '{"name": "wait", "dtype": "<f4", "shape": [], "once": true}',
     "3 rows have 16 + 8 (4 and 4 of padding) + 16 (12 and 4) + 24 (18 and 6)",
   ]:
-    assert fact in " ".join(wire.__doc__.split())
+    assert example in " ".join(wire.__doc__.split())
   by_hand = (
     b"SEDX"
     + struct.pack("<HHII", 2, 0, 3, 64)
@@ -246,7 +246,7 @@ def test_the_bytes_are_those_of_the_documentation():
   assert_same(layout.decode(by_hand), nest)
 
 
-def test_a_layout_whose_columns_are_all_once_has_one_row():
+def test_a_layout_with_only_once_columns_has_one_row():
   specs = wire.once((np.zeros((2, 3), np.int32), np.float64(0)))
   layout = wire.Layout.of(specs, 7)
   nest = (np.arange(6, dtype=np.int32).reshape(2, 3), np.asarray(0.5))
@@ -257,7 +257,7 @@ def test_a_layout_whose_columns_are_all_once_has_one_row():
     layout.decode(header(protocol=2, rows=2, total=48) + bytes(32))
 
 
-def test_what_comes_once_is_not_taken_for_rows():
+def test_a_once_column_has_no_row_axis():
   once, rows = wire.once(np.int32(0)), np.int32(0)
   layout = wire.Layout.of((once, rows), 4)
   with pytest.raises(ValueError, match=r"column '0': .*shape \(\), found"):
@@ -268,13 +268,13 @@ def test_what_comes_once_is_not_taken_for_rows():
   )
 
 
-def test_arrays_that_are_not_contiguous_arrive():
+def test_arrays_that_are_not_contiguous_are_encoded():
   nest = {"x": np.arange(12, dtype=np.float32).reshape(3, 4).T[:, :3]}
   layout = layout_of(nest)
   assert_same(layout.decode(layout.encode(nest)), nest)
 
 
-def test_no_columns_make_a_message_of_one_row():
+def test_a_message_without_columns_has_one_row():
   layout = wire.Layout.of((), 5)
   assert layout.encode(()) == b"SEDX" + struct.pack("<HHII", 2, 0, 1, 16)
   assert layout.decode(layout.encode(())) == ()
@@ -291,11 +291,11 @@ def test_no_columns_make_a_message_of_one_row():
     ({"x": np.float32(0)}, "row axis"),
   ],
 )
-def test_encode_refuses_what_does_not_fit(nest, words):
+def test_encode_refuses_arrays_that_do_not_fit(nest, words):
   with pytest.raises(ValueError, match=words):
     LAYOUT.encode(nest)
   layout = wire.Layout.of((np.int32(0), np.int32(0)), 8)
-  with pytest.raises(ValueError, match="column '1'"):  # Of another length.
+  with pytest.raises(ValueError, match="column '1'"):  # Lengths differ.
     layout.encode((np.zeros(2, np.int32), np.zeros(3, np.int32)))
 
 
@@ -310,17 +310,17 @@ def test_encode_refuses_what_does_not_fit(nest, words):
     (np.zeros(2**20), 2**10, "fewer rows"),
   ],
 )
-def test_a_layout_that_cannot_be_is_a_config_error(specs, rows, words):
+def test_a_nest_that_cannot_be_sent_is_a_config_error(specs, rows, words):
   with pytest.raises(types.ConfigError, match=words):
     wire.Layout.of(specs, rows)
 
 
 def test_difference_names_the_first_column_that_differs():
   x, y = np.int32(0), np.zeros((2, 3))
-  mine = wire.Layout.of((x, y), 4)
+  layout = wire.Layout.of((x, y), 4)
 
   def against(*specs):
-    return mine.difference(wire.Layout.of(specs, 9).to_json())
+    return layout.difference(wire.Layout.of(specs, 9).to_json())
 
   assert against(x, y) is None
   assert against(x, y.T) == (
@@ -330,14 +330,14 @@ def test_difference_names_the_first_column_that_differs():
   assert "found no more columns" in against(x)
   assert "expected no more columns" in against(x, y, x)
   for nonsense in [None, 3, [], {}, {"protocol": 2}, {"protocol": "2"}]:
-    assert "expected" in mine.difference(nonsense)
-  assert mine.difference({"protocol": 2, "columns": [7, None]})
+    assert "expected" in layout.difference(nonsense)
+  assert layout.difference({"protocol": 2, "columns": [7, None]})
 
 
 # Calls.
 
 
-def test_call_and_stream(address):
+def test_calls_and_streams_return_replies(address):
   with make_server(address) as server, wire.Client(server.address) as client:
     assert not server.address.endswith(":0")
     reply = client.call("double", message(2, 8), LAYOUT, LAYOUT)
@@ -350,7 +350,8 @@ def test_call_and_stream(address):
       for request, reply in zip(requests, replies, strict=True):
         np.testing.assert_array_equal(reply["x"], request["x"] * 2)
     assert [session.closes for session in server.sessions] == [1]
-    # Before the client hears of the end, so that a lease is free again.
+    # The session is closed before the client receives the end, so that the
+    # client finds its lease free.
     assert server.sessions[0].closed_by == "wire"
   if address.startswith("unix:"):
     assert not os.path.exists(address.removeprefix("unix:"))
@@ -405,7 +406,7 @@ def test_a_bad_message_ends_only_its_stream(server, bystander, data, words):
   assert server.sessions[0].closes == 0
 
 
-def test_an_oversized_message_is_not_even_buffered(server, bystander):
+def test_an_oversized_message_is_refused_by_grpc(server, bystander):
   data = header(rows=1) + bytes(1 << 20)
   code, text = refusal(raw_stream, server.address, LAYOUT.to_json(), [data])
   assert code is Code.RESOURCE_EXHAUSTED
@@ -432,7 +433,7 @@ def test_a_bad_handshake_ends_only_its_stream(server, bystander, change, words):
   assert len(server.sessions) == 1
 
 
-def test_handshakes_that_are_no_json(server):
+def test_a_handshake_that_is_not_json_is_refused(server):
   with grpc.insecure_channel(server.address) as channel:
     method = channel.stream_stream("/seedx/session")
     for metadata in [(), ((KEY, b"\xff{"),)]:
@@ -453,13 +454,13 @@ def test_layouts_that_differ_are_refused_in_both_directions(client):
   assert code is Code.FAILED_PRECONDITION
 
 
-def test_an_unknown_method_names_the_known_ones(client):
+def test_the_refusal_of_an_unknown_method_names_the_methods(client):
   code, text = refusal(client.stream, "dubble", [], LAYOUT, LAYOUT)
   assert code is Code.UNIMPLEMENTED
   assert "/seedx/double" in text
 
 
-def test_more_streams_than_max_streams(server, client):
+def test_streams_beyond_the_maximum_are_refused(server, client):
   requests = Requests()
   streams = [
     client.stream("session", requests, LAYOUT, LAYOUT) for _ in range(4)
@@ -467,7 +468,7 @@ def test_more_streams_than_max_streams(server, client):
   code, text = refusal(client.stream, "session", [], LAYOUT, LAYOUT)
   assert code is Code.RESOURCE_EXHAUSTED
   assert "at most 4" in text
-  client.call("double", message(1), LAYOUT, LAYOUT)  # Another name has place.
+  client.call("double", message(1), LAYOUT, LAYOUT)  # Another method has room.
   requests.end()
   assert list(streams[0]) == []
 
@@ -480,7 +481,7 @@ def test_more_streams_than_max_streams(server, client):
   running.wait_until(opens)
 
 
-def test_what_a_session_raises_ends_only_its_stream(client, bystander, caplog):
+def test_an_error_of_a_session_ends_only_its_stream(client, bystander, caplog):
   requests = [message(1), message(8), message(1)]
   stream = client.stream("session", requests, LAYOUT, LAYOUT)
   assert next(stream)["x"][0, 0] == 2
@@ -500,7 +501,7 @@ def test_what_a_session_raises_ends_only_its_stream(client, bystander, caplog):
   assert code is Code.INTERNAL
 
 
-def test_what_the_requests_raise_comes_out_of_the_stream(server, client):
+def test_an_error_of_the_requests_is_raised_by_the_stream(server, client):
   def broken():
     yield message(1)
     raise OSError("the emulator died")
@@ -514,13 +515,13 @@ def test_what_the_requests_raise_comes_out_of_the_stream(server, client):
   running.wait_until(lambda: [s.closes for s in server.sessions] == [1, 1])
 
 
-def test_a_deadline_and_a_missing_server(server, client):
+def test_deadlines_and_missing_servers_have_their_statuses(server, client):
   code, _ = refusal(client.call, "double", message(7), LAYOUT, LAYOUT, 0.2)
   assert code is Code.DEADLINE_EXCEEDED
-  with wire.Client("127.0.0.1:1") as nobody:
-    code, _ = refusal(nobody.call, "double", message(1), LAYOUT, LAYOUT)
+  with wire.Client("127.0.0.1:1") as alone:
+    code, _ = refusal(alone.call, "double", message(1), LAYOUT, LAYOUT)
     assert code is Code.UNAVAILABLE
-    assert refusal(nobody.stream, "x", [], LAYOUT, LAYOUT)[0] is code
+    assert refusal(alone.stream, "x", [], LAYOUT, LAYOUT)[0] is code
 
 
 # Addresses.
@@ -534,7 +535,7 @@ def test_an_address_in_use_is_a_config_error(address):
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:0"])
-def test_servers_that_start_at_the_same_moment_do_not_share(
+def test_servers_that_start_together_do_not_share_an_address(
   server, monkeypatch
 ):
   name = "seedx.wire.listening.check_free"
@@ -543,7 +544,7 @@ def test_servers_that_start_at_the_same_moment_do_not_share(
     make_server(server.address).start()
 
 
-def test_a_port_that_is_taken_on_one_family_only():
+def test_a_port_in_use_on_one_address_of_a_host_is_a_config_error():
   with socket.socket() as taken:
     taken.bind(("127.0.0.1", 0))
     taken.listen()
@@ -607,7 +608,7 @@ with server:
 """
 
 
-def test_idle_connections_leave_room_for_files_and_for_others():
+def test_idle_connections_leave_descriptors_for_files_and_clients():
   program = subprocess.Popen(
     [sys.executable, "-c", _FEW_DESCRIPTORS],
     cwd=pathlib.Path(__file__).parents[2],
@@ -617,7 +618,7 @@ def test_idle_connections_leave_room_for_files_and_for_others():
   )
   try:
     limit, address = program.stdout.readline().split()
-    assert limit == "400"  # All that it may have.
+    assert limit == "400"  # The hard limit.
     host, _, port = address.rpartition(":")
     echo = wire.Layout.of(np.zeros(1, np.float32), max_rows=1)
     with contextlib.ExitStack() as stack:
@@ -651,13 +652,13 @@ def test_stop_ends_idle_streams_as_finished(address):
     requests = Requests(1)
     stream = client.stream("session", requests, LAYOUT, LAYOUT)
     assert next(stream)["x"][0, 0] == 2
-    server.stop(3600.0)  # It does not wait for those that are idle.
+    server.stop(3600.0)  # Idle streams end without waiting for the grace.
     assert list(stream) == []
     assert server.sessions[0].closes == 1
     code, _ = refusal(client.call, "double", message(1), LAYOUT, LAYOUT)
     assert code is Code.UNAVAILABLE
     requests.end()
-    server.stop()  # The second time does nothing.
+    server.stop()  # A second call does nothing.
 
 
 def test_stop_lets_a_request_finish_and_ends_with_ok():
@@ -756,8 +757,8 @@ def test_a_killed_client_closes_its_session(server, bystander, value):
     process.communicate()
 
 
-# Two threads print: each a line in one piece. The main thread waits in pieces:
-# a signal that comes just before a wait does not end it.
+# Two threads print, so each prints a line in one piece. The main thread waits
+# in short pieces, since a signal just before a wait would not end it.
 SERVER = """
 import sys, threading, time
 import numpy as np
@@ -805,7 +806,7 @@ def test_a_server_with_a_blocked_call_exits(end):
     process.communicate()
 
 
-# Whoever registers first is called last, after seedx and gRPC.
+# The first registered function is called last, after those of seedx and gRPC.
 SENDING = """
 import atexit, threading, time
 def look():
@@ -828,11 +829,11 @@ with server:
 
 
 def test_an_exit_waits_for_the_threads_that_send():
-  """Python would end them below gRPC's C++, which may abort the program."""
+  """A thread that Python ends within gRPC's C++ may abort the program."""
   process = run_python(SENDING)
-  said, errors = process.communicate(timeout=600)
+  printed, errors = process.communicate(timeout=600)
   assert process.returncode == 0, errors
-  assert said == "0\n"
+  assert printed == "0\n"
 
 
 def test_a_crashed_server_is_unavailable_not_finished():
@@ -851,18 +852,18 @@ def test_a_crashed_server_is_unavailable_not_finished():
     process.communicate()
 
 
-# Everything at once.
+# Threads and races.
 
 
 def test_stopped_servers_leave_no_thread_behind():
-  before = set(threading.enumerate())
+  threads = set(threading.enumerate())
   with make_server("127.0.0.1:0") as server, wire.Client(server.address) as c:
     c.call("double", message(1), LAYOUT, LAYOUT)
-    assert {t.name for t in set(threading.enumerate()) - before} >= {"wire"}
-  running.wait_until(lambda: not set(threading.enumerate()) - before)
+    assert {t.name for t in set(threading.enumerate()) - threads} >= {"wire"}
+  running.wait_until(lambda: not set(threading.enumerate()) - threads)
 
 
-def test_a_request_that_comes_as_a_call_ends_is_freed():
+def test_a_request_that_arrives_while_a_call_ends_is_freed():
   newest = server_lib._Newest()
   assert newest.receive(b"request").take() == b"request"
   newest.receive(b"late")
@@ -870,8 +871,8 @@ def test_a_request_that_comes_as_a_call_ends_is_freed():
   assert newest.receive(b"later").take() == b""
 
 
-def test_a_stream_that_is_ended_has_its_own_status_and_not_the_sessions():
-  """A session that is closed meanwhile cannot know why."""
+def test_a_stream_that_another_thread_ends_has_that_threads_status():
+  """The status of a session that is closed meanwhile does not count."""
   code = wire.StatusCode
   stream = server_lib._Stream(*[mock.MagicMock()] * 4)
   aborted = []
@@ -883,6 +884,6 @@ def test_a_stream_that_is_ended_has_its_own_status_and_not_the_sessions():
   stream._open = lambda: session
   stream._next = lambda requests: b"request"
   stream._answer = lambda session, request: session(request)
-  stream._abort = lambda *why: aborted.append(why)
+  stream._abort = lambda *status: aborted.append(status)
   assert list(stream.serve(iter(()))) == []
   assert aborted == [(code.UNAVAILABLE, "silent")]

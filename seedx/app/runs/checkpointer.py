@@ -182,7 +182,7 @@ class Checkpointer:
         free = memory.free_bytes(jax.devices("cpu")[0])
         most = math.inf if free is None else free
         newest = steps[-1] if steps else env_steps
-        self._run.replay.restore(found.restore(newest, REPLAY, most_bytes=most))
+        self._run.replay.restore(found.restore(newest, REPLAY, max_bytes=most))
       except checkpoint.Damaged as error:
         print(f"the replay starts empty: {error}", file=sys.stderr)
     if self._evaluation is not None:

@@ -355,7 +355,7 @@ class Client:
     """
     self.close()
     if len(addresses) != len(self._parts):
-      raise wire.unwelcome(f"{len(self._parts)} addresses", addresses)
+      raise wire.bad_welcome(f"{len(self._parts)} addresses", addresses)
     self._clients = [wire.Client(x, self._security) for x in addresses]
     for k, client in enumerate(self._clients):
       vector, reply = self._layouts[k]

@@ -116,7 +116,7 @@ def addresses(welcome: Mapping[str, Any]) -> list[str]:
   """
   found = welcome.get("addresses")
   if not isinstance(found, list) or not all(map(admission.is_address, found)):
-    raise wire.unwelcome("addresses", found)
+    raise wire.bad_welcome("addresses", found)
   return found
 
 

@@ -110,7 +110,7 @@ class SavedShards:
       wire.WireError: one refuses, or has had a wrong certificate for 30 s.
     """
     patient_until = time.monotonic() + _PATIENCE_SECONDS
-    doubts = wire.Doubts("learner", self._security)
+    security_check = wire.SecurityCheck("learner", self._security)
     while self._restored is not None and not self._stop.is_set():
       try:
         for k, state in enumerate(self._restored):
@@ -121,7 +121,7 @@ class SavedShards:
         if error.code not in _PASSING:
           raise
         with contextlib.suppress(wire.Refused):  # Some have not joined yet.
-          doubts.look(self._addresses.all())
+          security_check.run(self._addresses.all())
         if time.monotonic() > patient_until:
           words = f"cannot restore the parameter servers yet: {error.message}"
           print(words, file=sys.stderr)

@@ -321,7 +321,7 @@ class _Worker:
 
   def _connected(self) -> bool:
     """Connects to the parameter servers; False if the run is over first."""
-    doubts = wire.Doubts("worker", self._security)
+    security_check = wire.SecurityCheck("worker", self._security)
     servers: list[str] = []
     while not self._stop.is_set() and self._report():
       try:
@@ -331,7 +331,7 @@ class _Worker:
       except wire.WireError as error:
         if error.code is not wire.StatusCode.UNAVAILABLE:
           raise
-        doubts.look(servers)
+        security_check.run(servers)
         self._stop.wait(_RETRY_SECONDS)
     return False
 
