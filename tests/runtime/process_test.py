@@ -125,7 +125,7 @@ def test_check_is_called_before_each_line_and_may_end_the_run():
   assert calls == [0, 1, 2]
 
 
-@pytest.mark.parametrize("most", [5, 100])
+@pytest.mark.parametrize("maximum", [5, 100])
 def test_the_main_thread_takes_steps_until_a_stop(maximum):
   seen, closed, context = [], [], process.Context()
 
