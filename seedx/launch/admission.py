@@ -39,11 +39,6 @@ class Addresses:
   ) -> None:
     """Makes a list of fixed addresses, or one that joining processes fill.
 
-    Args:
-      count: number of processes, if no addresses are fixed.
-      fixed: addresses of the processes; empty if they send their own.
-      security: credentials by which this process connects to them.
-
     Raises:
       types.ConfigError: see `wire.Security.of_client`.
     """

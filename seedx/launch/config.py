@@ -15,8 +15,8 @@ class Config:
   """The launcher of the processes of a run, other than the learner.
 
   Attributes:
-    launcher: "processes" starts them on this machine, "ray" on the machines of
-      a Ray cluster.
+    launcher: "processes" to start them on this machine, "ray" for the machines
+      of a Ray cluster.
     ray_address: address of the cluster; "auto" for the one in RAY_ADDRESS or on
       this machine, "local" for a new one on this machine alone, which listens
       on 127.0.0.1 only.
@@ -41,7 +41,6 @@ class Config:
   learner_resources: Mapping[str, Any] = types.setting({}, changes="start")
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for settings that Ray would refuse."""
     types.check_settings(self)
     check_resources("actor_resources", self.actor_resources)
     check_resources("learner_resources", self.learner_resources)

@@ -65,9 +65,6 @@ def joined(
     stop: event set when this host wants to stop.
     ending: the exit status that it then wants.
 
-  Yields:
-    The hosts.
-
   Raises:
     types.ConfigError: the hosts cannot connect with this config.
     LostError: a host has died.
@@ -145,7 +142,6 @@ def _client() -> Any:
 
 
 def _meet(name: str) -> None:
-  """Waits for all hosts at a barrier of a given name."""
   _client().wait_at_barrier(f"seedx/{name}", _ANY_MILLISECONDS)
 
 

@@ -56,9 +56,7 @@ def kind(role: str) -> str:
 def message(node: Node, folder: str) -> bytes:
   """Returns the message to a process that runs a node: a size and a pickle.
 
-  Args:
-    node: the node.
-    folder: folder that the process removes when its parent has ended.
+  The process removes the folder, if there is one, when its parent has ended.
 
   Raises:
     types.ConfigError: the node's function or config cannot be pickled.

@@ -280,11 +280,7 @@ def _connect(address: str) -> None:
 
 
 def _start_here() -> None:
-  """Starts a cluster of this machine alone, which no other machine reaches.
-
-  Raises:
-    types.ConfigError: it does not start, or other machines could reach it.
-  """
+  """Starts a cluster on 127.0.0.1; raises types.ConfigError if it cannot."""
   # Ray would write its own token into a file that all users can read.
   os.environ.setdefault(_TOKEN, _process_token())
   constants = ray()._private.ray_constants

@@ -101,7 +101,7 @@ class Acted:
   def score(self) -> float | None:
     """Returns the mean of `returns` for decisions, such as the best checkpoint.
 
-    It is None before `are_of_all`, and while episodes have stopped ending.
+    It is None before `are_of_all`, and while some environments end no episodes.
     """
     if not self.are_of_all or self._rounds.is_overdue(self._env_steps):
       return None
@@ -298,7 +298,7 @@ class _Rounds:
     episodes: np.ndarray,
     env_steps: int,
   ) -> None:
-    """Adds episodes, the `[B]` numbers that distinct environments ended."""
+    """Adds `[B]` numbers of episodes that distinct environments have ended."""
     ended = np.arange(len(member.counts))[index][episodes > 0]
     with self._lock:
       while self._left:
@@ -390,8 +390,7 @@ class Learned:
 
     Args:
       learned_steps: number of env steps that they were computed from.
-      staleness: mean age of the parameters that they were computed with, in
-        updates.
+      staleness: mean number of updates since their parameters.
       metrics: the agent's metrics of the newest gradient.
       gradients: number of gradients.
     """

@@ -141,13 +141,8 @@ class Hosts:
   ) -> None:
     """Makes a host that has exchanged nothing yet.
 
-    Args:
-      index: see `Hosts`.
-      count: see `Hosts`.
-      starved_seconds: see `Config`.
-      stop: event set when this host wants to stop.
-      ending: returns the exit status that it then wants.
-      meet: waits for all hosts at a barrier of a given name.
+    Once `stop` is set, the host wants to stop with the exit status that
+    `ending` returns. `meet` waits for all hosts at a barrier of a given name.
     """
     self.index = index
     self.count = count

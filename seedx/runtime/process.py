@@ -30,7 +30,8 @@ class Config(abc.ABC):
   """Base class of pipelines, with the options of every run.
 
   Attributes:
-    total_steps: env steps to train for, including those before a resume.
+    total_steps: number of env steps to train for, those before a resume
+      included.
     seed: random seed of environments, initial parameters and sampling.
     log_seconds: seconds between two lines of metrics.
     hang_seconds: seconds without an env step or an update after which the
@@ -81,8 +82,7 @@ class ServerConfig(Config):
   """The options of a run whose learner serves other processes.
 
   Attributes:
-    address: address at which the learner listens, HOST:PORT or unix:PATH;
-      needed with --role.
+    address: address of the learner, HOST:PORT or unix:PATH; needed with --role.
     security: authentication between the processes of the run.
     launching: launcher of the other processes.
   """

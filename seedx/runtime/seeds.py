@@ -22,14 +22,10 @@ class Seeds:
   """
 
   def __init__(self, seed: int, part: int = 0) -> None:
-    """Starts at a place that depends on the run's seed.
+    """Starts at a place for the run's seed, from 0 to 2^30 - 1, and a part.
 
     Runs with seeds below 2^k start at least 2^(30 - k) environments apart, and
     the parts of a run 2^20.
-
-    Args:
-      seed: seed of the run, from 0 to 2^30 - 1.
-      part: index of the part of the run that steps these environments.
     """
     self.taken = self.taken_together = 0
     self._part = part
@@ -62,12 +58,7 @@ class Seeds:
 
 
 def evaluation_seed(seed: int, number: int) -> int:
-  """Returns an environment seed for evaluation, which training does not use.
-
-  Args:
-    seed: seed of the run.
-    number: index of the evaluation seed, from 0.
-  """
+  """Returns the evaluation seed of index `number` of a run with `seed`."""
   # Further environments of the evaluation have the following seeds.
   place = (_place(seed) + number) % (_NUM_SEEDS - _MOST_ENVS)
   return _NUM_SEEDS + place

@@ -71,7 +71,6 @@ for source in sources:
 
 
 def program(folder, name, text, interpreter="/bin/bash"):
-  """Makes a program of a given name."""
   folder.mkdir(exist_ok=True)
   path = folder / name
   path.write_text(f"#!{interpreter}\n{text}")
@@ -85,7 +84,6 @@ def free_port():
 
 
 def on_this_machine(text):
-  """Returns an example with a free port."""
   assert "8470" in text
   return text.replace("8470", free_port())
 

@@ -60,7 +60,6 @@ class Learner:
     return client, stream.welcome
 
   def join(self, **hello):
-    """Joins and leaves; returns the assignment."""
     assignments = []
     joining.join(
       self.server.address,
@@ -202,8 +201,6 @@ SHORT = ("--unroll-length", 5)
 
 
 class Joiners:
-  """Programs that join a run."""
-
   def __init__(self):
     self.programs = []
 

@@ -55,7 +55,6 @@ class Machines:
     self.address = self._cluster.address
 
   def kill(self, process):
-    """Kills the machine on which a process of Ray runs."""
     (node,) = [
       node
       for node in self._with_room
@@ -167,8 +166,6 @@ def test_a_run_continues_when_an_actor_and_a_machine_die(
   config = config_of(program, machines, security, total_steps)
 
   class Kills:
-    """A sink that kills an actor, then a machine."""
-
     def __init__(self):
       self.maximum_after = 0
       steps = (total_steps // 40, total_steps // 4)

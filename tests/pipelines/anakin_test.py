@@ -59,7 +59,6 @@ def config_of(kind, agent=None, devices=1, **options):
 
 
 def train(made, updates):
-  """Trains until there are at least `updates` updates."""
   steps = made.steps()
   while made.parts["agent"].measure()["learner_steps"] < updates:
     next(steps)
@@ -75,10 +74,7 @@ def saved(made):
 
 @functools.cache
 def trained(name):
-  """Trains for ten updates or more.
-
-  Returns the process, its states before and after, and its last line.
-  """
+  """Trains; returns the process, its states before and after, and a line."""
   agent, replay, num_seeds = CELLS[name]
   options = {"replay": replay, "num_seeds": num_seeds, "seed": 7}
   made = config_of(anakin, agent, **options).learn(process.Context())
@@ -187,7 +183,6 @@ def test_eight_devices_compute_the_gradients_of_one():
 
 
 def unrolled(training):
-  """Returns the next unroll of all cores."""
   program = sharding.per_core(
     lambda *arguments: training._one._unroll(*arguments)[1],
     training._mesh,
@@ -214,7 +209,6 @@ def test_invalid_options_are_refused():
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-  """A run of two seeds."""
   agent = a2c.Config(**SMALL)
   config = config_of(anakin, agent, num_seeds=2, total_steps=400)
   run_dir = tmp_path_factory.mktemp("run") / "run"

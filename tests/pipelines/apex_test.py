@@ -25,7 +25,6 @@ REPLAY = replay.PrioritizedConfig(
 
 
 def config_of(folder, fields=None, **changes):
-  """A small run; `changes` are fields of it or of its parts."""
   agent = {
     "hidden_sizes": (8,),
     "learning_rate": 3e-3,

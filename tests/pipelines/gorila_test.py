@@ -72,7 +72,6 @@ class Serving:
 
 
 def open_reports(run, client):
-  """Opens a worker's stream of reports."""
   config = run.nodes[-1].config
   spec = envs.spec(config.env)
   agent = config.agent.make(spec, None, config.plan.horizon)

@@ -24,7 +24,6 @@ ENVS, T, BATCH = 4, 5, 8
 
 
 def config_of(folder, fields=None, **changes):
-  """Returns a small run; `changes` are fields of it or of its parts."""
   agent = {
     "hidden_sizes": (8,),
     "learning_rate": 3e-3,

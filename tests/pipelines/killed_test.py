@@ -31,7 +31,6 @@ class Running(running.Running):
     super().run(self.processes.check)
 
   def child(self, role):
-    """Returns a process of a role."""
     for child in set(psutil.Process().children()) - self.before:
       with contextlib.suppress(psutil.NoSuchProcess):  # It is dead by now.
         if child.cmdline()[-1:] == [role]:

@@ -33,12 +33,7 @@ _RESUMED = "resumed.jsonl"
 def rounds(
   pipeline: str, count: int, run_dir: pathlib.Path
 ) -> collections.Counter[str]:
-  """Kills a run until it has resumed `count` times.
-
-  Returns:
-    The numbers of resumes, of resumes with bitwise the saved state, and of
-    resumes with a replay.
-  """
+  """Kills a run until it has resumed `count` times; counts its resumes."""
   rng, counts = random.Random(0), collections.Counter()
   folder, log = checkpointer.directory(run_dir), run_dir / _RESUMED
   saved = checkpoint.Checkpoints(folder)
@@ -87,7 +82,6 @@ def _newest(saved: checkpoint.Checkpoints) -> dict[str, str]:
 
 
 def _count(saved: checkpoint.Checkpoints, seen: set[int]) -> int:
-  """Returns the number of checkpoints that there have been."""
   seen.update(saved.steps())
   return len(seen)
 

@@ -211,11 +211,7 @@ def test_each_agent_learns_in_each_of_its_pipelines(
 
 
 def watch_warm_up(monkeypatch):
-  """Records warm-ups.
-
-  Returns the set of warm-ups, and a function that returns whether its thread is
-  warming up, which ends when it makes a `LocalActor`.
-  """
+  """Returns the warm-ups to come, and whether the thread is warming up."""
   warmed, of_thread = set(), threading.local()
 
   def watch(where, name, warming):
@@ -235,8 +231,6 @@ def watch_warm_up(monkeypatch):
 
 
 def unlucky(agent):
-  """Returns an agent half of whose gradients are NaN."""
-
   def gradients(state, rng_key, batch):
     finite, output = agent.gradients(state, rng_key, batch)
     wrong = jnp.where(jax.random.bernoulli(rng_key), jnp.nan, 0.0)

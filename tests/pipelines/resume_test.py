@@ -36,8 +36,6 @@ STEPS = pipelines_test.TOTAL_STEPS
 
 
 class Seeds:
-  """The seeds of all environments that are made."""
-
   def __init__(self, monkeypatch):
     self.used, make = [], envs.make
 
@@ -60,7 +58,6 @@ class Saved:
   checkpoints: checkpoint.Checkpoints
 
   def load(self, like):
-    """Loads the state that a run resumes from."""
     return self.checkpoints.restore(self.last["env_steps"], "run", like)
 
 
@@ -351,7 +348,6 @@ def assert_rising(run_dir):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-  """Returns the directory of a run of 256 env steps."""
   run_dir = tmp_path_factory.mktemp("runs") / "run"
   words = [*_SMALL, "--total-steps", "256", "--run-dir", str(run_dir)]
   assert programs.main(a2c, words) == 0

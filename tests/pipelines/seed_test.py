@@ -41,7 +41,6 @@ CARTPOLE = envs.Config("CartPole-v1")
 
 
 def config_of(folder, **changes):
-  """Returns a small run; `changes` are fields of it or of its parts."""
   config = seed.Config(
     agent=AGENT,
     total_steps=10**9,
@@ -305,7 +304,6 @@ def training(tmp_path_factory):
 
 
 def _is_free(run):
-  """Returns whether the third actor's slots are free."""
   return run.inferences[0].slots.free == ENVS
 
 

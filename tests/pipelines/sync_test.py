@@ -42,7 +42,6 @@ def agent_config(name, **fields):
 
 
 def config_of(name, fields=None, **changes):
-  """Returns a small run; `changes` are fields of it or of its parts."""
   config = sync.Config(
     agent=agent_config(name, **(fields or {})),
     total_steps=110,

@@ -78,7 +78,6 @@ def seen(monkeypatch):
 
 
 def run(pipeline, name, length, folder):
-  """Runs a pipeline; returns the last line and the run."""
   kind, replayed = name.rstrip("+"), name.startswith(pipelines_test.REPLAYED)
   fields = {"learning_rate": 1.0, "learning_rate_end": 0.0}
   if replayed:

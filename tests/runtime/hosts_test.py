@@ -168,8 +168,6 @@ def test_a_replay_is_divided_evenly():
 
 
 class Host:
-  """A process of a learner host."""
-
   def __init__(self, folder, index, words, module="tests.host"):
     self.index = index
     self._log = folder / f"host-{index}.txt"
@@ -248,7 +246,6 @@ def wait_until(done, all_hosts):
 
 
 def new(folder, experiment="seed_vtrace", total_steps=10**9):
-  """Returns the options of a small new run."""
   words = ["--run-dir", str(folder / "run"), "--log-seconds", "0.1"]
   return [*words, *_SMALL[experiment], "--total-steps", str(total_steps)]
 

@@ -82,7 +82,6 @@ def offset_of(rng_key):
 
 
 def rows_of_arithmetic(offset, length):
-  """Returns the rows of an `Arithmetic`, as `rows_of_log` does."""
   rows, episode = [], 0
   while len(rows) < length:
     episode += 1
@@ -148,7 +147,6 @@ class Log:
 
 @pytest.fixture(scope="module")
 def forking():
-  """Forks processes instead of starting interpreters."""
   server = forks.Server()
   yield server
   server.close()
@@ -217,7 +215,6 @@ def test_anakin_counts_what_environments_do(num_seeds, tmp_path):
 
 
 def score_of(run, run_dir):
-  """Returns the score of the last checkpoint of a process."""
   kept = checkpointer.Checkpointer(
     run.process, run_dir, checkpointer.Config(), None
   )

@@ -334,10 +334,7 @@ class Client:
     return self._closed_bytes + now
 
   def connect(self, addresses: Sequence[str]) -> None:
-    """Opens streams to all shards, and sends parameters to the empty ones.
-
-    Args:
-      addresses: addresses of all shards, in order.
+    """Opens streams to all shards in order; fills the empty ones.
 
     Raises:
       wire.WireError: UNAVAILABLE, a server does not answer; try again.
@@ -386,7 +383,7 @@ class Client:
     return all(applied), float(staleness.mean())
 
   def close(self) -> None:
-    """Disconnects from all servers."""
+    """Disconnects from all shards."""
     self._closed_bytes = self.transferred_bytes
     for stream in self._streams:
       stream.close()

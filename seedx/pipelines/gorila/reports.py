@@ -75,13 +75,7 @@ class Report(NamedTuple):
 def layout(
   length: int, max_rows: int, metric_names: Sequence[str]
 ) -> wire.Layout:
-  """Returns the layout of reports.
-
-  Args:
-    length: L, number of time steps of an unroll.
-    max_rows: number of environments of a worker.
-    metric_names: names of the agent's metrics.
-  """
+  """Returns the layout of reports: `max_rows` rows of L = `length` steps."""
   integer, number = np.zeros((), np.int32), np.zeros((), np.float32)
   counts = Counts(
     gradients=integer,
@@ -134,14 +128,7 @@ class Reports:
     replay: replay_lib.Config,
     needs: base.Needs,
   ) -> None:
-    """Starts all totals at 0.
-
-    Args:
-      connected: sessions of the workers.
-      is_ready: returns whether the parameter servers are restored.
-      replay: config of each worker's replay.
-      needs: the agent's needs.
-    """
+    """Starts all totals at 0; workers may connect once `is_ready` is True."""
     self.learned = counters.Learned()
     self._connected = connected
     self._is_ready = is_ready
@@ -216,11 +203,6 @@ class Reports:
     self, session: sessions.Session, report: Report, unlearned: float
   ) -> float:
     """Counts a report; returns the env steps that are not yet learned from.
-
-    Args:
-      session: the worker's session.
-      report: the report, with rows of all of the worker's environments.
-      unlearned: env steps that were not yet learned from at the last report.
 
     Raises:
       wire.Refused: rows are missing, a number is out of its range, or steps are
