@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser = _parser()
   asked = parser.parse_args(argv)
 
-  def play(told: joining.Told, ended: threading.Event) -> None:
+  def play(told: joining.Welcome, ended: threading.Event) -> None:
     # Before anything imports JAX, as EnvPool does.
     if not told.needs_jax:
       sys.modules["jax"] = None  # type: ignore[assignment]
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(
   address: str,
   hello: joining.Hello,
-  play: Callable[[joining.Told, threading.Event], None],
+  play: Callable[[joining.Welcome, threading.Event], None],
   config: joining.Config,
   security: wire.Security,
 ) -> int:

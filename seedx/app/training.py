@@ -386,7 +386,7 @@ def _rescued(
     if words := kept.rescue(has_ended):
       signals.say(f"{words}\n")
 
-  watch.kept, among.rescue = kept, rescue
+  watch.saver, among.rescue = kept, rescue
   try:
     yield
   except BaseException as error:

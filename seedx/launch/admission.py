@@ -184,7 +184,7 @@ class Roles:
       close.callback(self._addresses[role].give_back, number)
       role = f"{role}-{number}"
     needs_jax = self._nodes[role].needs_jax
-    welcome = joining.Told(role, needs_jax, self._experiment, self._options)
+    welcome = joining.Welcome(role, needs_jax, self._experiment, self._options)
     return server_lib.FunctionSession(
       lambda nothing: nothing, dataclasses.asdict(welcome), close.close
     )
@@ -192,4 +192,4 @@ class Roles:
   def _report(self, message: str) -> None:
     if message not in self._reported and len(self._reported) < _MAX_MESSAGES:
       self._reported.add(message)
-      joining.tell(message)
+      joining.print_line(message)

@@ -33,7 +33,7 @@ from seedx import envs, types, wire
 JOIN = "join"
 _LOOK_SECONDS = 0.2
 # The period of a joined process's signs of life; see `wire.SILENT_SECONDS`.
-_SAY_SECONDS = 60.0
+_SIGN_SECONDS = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Hello:
 
 
 @dataclasses.dataclass(frozen=True)
-class Told:
+class Welcome:
   """The role that the learner assigns, and the run that it belongs to.
 
   Attributes:
@@ -92,13 +92,13 @@ class Told:
   version: str = seedx.__version__
 
 
-M = TypeVar("M", Hello, Told)
+M = TypeVar("M", Hello, Welcome)
 
 
 def join(
   address: str,
   hello: Hello,
-  play: Callable[[Told, threading.Event], None],
+  play: Callable[[Welcome, threading.Event], None],
   stop: threading.Event,
   config: Config = Config(),
   security: wire.Security = wire.LOCAL,
@@ -142,8 +142,8 @@ def join(
     watcher = threading.Thread(target=watch, name="join", daemon=True)
     watcher.start()
     try:
-      assignment = _told(stream.welcome, hello)
-      tell(f"joined {address} as {assignment.role}")
+      assignment = _accepted(stream.welcome, hello)
+      print_line(f"joined {address} as {assignment.role}")
       play(assignment, ended)
     finally:
       stream.close()
@@ -160,10 +160,10 @@ def join(
     security=security,
   )
   if not stop.is_set():
-    tell("the run is over")
+    print_line("the run is over")
 
 
-def tell(message: str) -> None:
+def print_line(message: str) -> None:
   """Prints a line to the console; a peer's text in it is made printable."""
   print(types.printable(message), file=sys.stderr, flush=True)
 
@@ -176,15 +176,15 @@ def _nothings_until(
   while not ended.is_set():
     if stop.wait(_LOOK_SECONDS):
       ended.set()
-    elif time.monotonic() > sent + _SAY_SECONDS:
+    elif time.monotonic() > sent + _SIGN_SECONDS:
       sent = time.monotonic()
       yield ()
 
 
-def _told(welcome: Mapping[str, Any], hello: Hello) -> Told:
+def _accepted(welcome: Mapping[str, Any], hello: Hello) -> Welcome:
   """Returns the welcome; raises wire.WireError if it names untrusted code."""
   try:
-    assignment = read(Told, welcome)
+    assignment = read(Welcome, welcome)
     check_version(assignment.version)
     for name, value in envs.code_in(assignment.options).items():
       if hello.options.get(name) != value:

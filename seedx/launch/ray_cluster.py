@@ -248,7 +248,7 @@ def _listen(config: Listening, stop: threading.Event) -> None:
   address = f"{host}:{_free_port(host)}"
   (kind,) = {nodes.kind(role) for role in config.nodes}
 
-  def play(assignment: joining.Told, ended: threading.Event) -> None:
+  def play(assignment: joining.Welcome, ended: threading.Event) -> None:
     node = config.nodes[assignment.role]
     node.run(dataclasses.replace(node.config, address=address), ended)
 

@@ -31,7 +31,7 @@ class Order(NamedTuple):
   version: types.Array
   rng_key: types.Array
   batch: types.Tree
-  said: hosts_lib.Said
+  said: hosts_lib.Report
 
 
 class Result(NamedTuple):
@@ -47,7 +47,7 @@ class Result(NamedTuple):
   state: base.AgentState | tuple[()]
   output: types.LossOutput
   skipped: jax.Array
-  said: hosts_lib.Said
+  said: hosts_lib.Report
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +139,7 @@ class Together(learner.Learner):
     """
     parts = self._source.example(shares).parts
     self._nothing = [jax.tree.map(jnp.zeros_like, part) for part in parts]
-    order = self._with_said(hosts_lib.nothing(), self._nothing)
+    order = self._with_said(hosts_lib.empty_report(), self._nothing)
     self._update.compile(self._state, order)
     self._hosts.meet("compiled")
     jax.block_until_ready(self._update(self._state, order))
@@ -193,7 +193,7 @@ class Together(learner.Learner):
     since, starved = time.monotonic(), False
     while True:
       # A starved host waits once, not in every update.
-      at_once = starved and self._hosts.learn
+      at_once = starved and self._hosts.has_batch
       due = since + (0.0 if at_once else self._hosts.starved_seconds)
       found = self.inbox.get(max(0.0, due - time.monotonic()))
       for batch in self._source(found) if found else ():
@@ -207,14 +207,14 @@ class Together(learner.Learner):
   def _order_of(self, batch: experience.Batch | None) -> Order:
     # Else the exchange would wait for others, and acting here for the exchange.
     self._hosts.meet("update")
-    said = self._hosts.say(batch is not None)
+    said = self._hosts.report(batch is not None)
     return self._with_said(said, batch.parts if batch else self._nothing)
 
   def _with_said(
-    self, said: hosts_lib.Said, parts: Sequence[types.Tree]
+    self, said: hosts_lib.Report, parts: Sequence[types.Tree]
   ) -> Order:
     # The first core says it for the host.
-    of_cores = [said, *(hosts_lib.nothing() for _ in self.cores[1:])]
+    of_cores = [said, *(hosts_lib.empty_report() for _ in self.cores[1:])]
     shards = [
       jax.device_put(jax.tree.map(lambda leaf: leaf[None], x), core)
       for x, core in zip(of_cores, self.cores, strict=True)
@@ -227,17 +227,17 @@ class Together(learner.Learner):
     return int(result.said.batches)
 
   def _read(self, result: Result) -> None:
-    self._hosts.hear(result.said)
+    self._hosts.add_reports(result.said)
 
 
-def _heard(said: hosts_lib.Said) -> hosts_lib.Said:
+def _heard(said: hosts_lib.Report) -> hosts_lib.Report:
   """What all hosts say together, of what each core's says."""
   own = jax.tree.map(lambda leaf: leaf[0], said)
   return losses.sum_over_cores(own, sharding.CORES)
 
 
 def _unless_idle(
-  before: base.AgentState, result: updates.Result, said: hosts_lib.Said
+  before: base.AgentState, result: updates.Result, said: hosts_lib.Report
 ) -> Result:
   """The result, with the state before the update where no host had a batch."""
   state = jax.tree.map(

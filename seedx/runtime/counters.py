@@ -91,7 +91,7 @@ class Acted:
     return self._env_steps >= self._total_steps
 
   @property
-  def are_of_all(self) -> bool:
+  def all_have_ended(self) -> bool:
     """Whether every environment has ended an episode.
 
     Before, `returns` and `lengths` are biased: short episodes end first.
@@ -101,9 +101,9 @@ class Acted:
   def score(self) -> float | None:
     """Returns the mean of `returns` for decisions, such as the best checkpoint.
 
-    It is None before `are_of_all`, and while some environments end no episodes.
+    It is None before `all_have_ended`, and while environments end no episodes.
     """
-    if not self.are_of_all or self._rounds.is_overdue(self._env_steps):
+    if not self.all_have_ended or self._rounds.is_overdue(self._env_steps):
       return None
     return self.returns.mean()
 
@@ -118,15 +118,15 @@ class Acted:
     """Returns its metrics; the rate is since the last call."""
     now, env_steps = time.monotonic(), self._env_steps
     (then, env_steps_then), self._last = self._last, (now, env_steps)
-    are_of_all = self.are_of_all
+    all_have_ended = self.all_have_ended
     return {
       "wall_seconds": self.wall_seconds,
       "env_steps": env_steps,
       "env_frames": env_steps * self._frames_per_step,
       "steps_per_second": (env_steps - env_steps_then) / (now - then),
       "episodes": self.returns.count,
-      "episode_return": self.returns.mean() if are_of_all else None,
-      "episode_length": self.lengths.mean() if are_of_all else None,
+      "episode_return": self.returns.mean() if all_have_ended else None,
+      "episode_length": self.lengths.mean() if all_have_ended else None,
       "steps_without_episode": self._rounds.steps_without(env_steps),
       "unrolls_discarded": self._unrolls_discarded,
     }

@@ -29,7 +29,7 @@ _SLOW_SECONDS = 60.0
 _PACKAGE = str(pathlib.Path(__file__).parent.parent)
 
 
-class Kept(Protocol):
+class Saver(Protocol):
   """The saver of a run's checkpoints."""
 
   @property
@@ -51,7 +51,7 @@ class Watch:
   first update of this start, while programs are compiled.
 
   Attributes:
-    kept: saver of the run; None before there is anything to save.
+    saver: saver of the run; None before there is anything to save.
     leaving: functions that end the processes that this one has started. They
       are called, the last one first, if the process ends without waiting for
       threads that hang.
@@ -72,7 +72,7 @@ class Watch:
       leaves: whether to end the process 10 seconds after a signal, even if a
         thread hangs.
     """
-    self.kept: Kept | None = None
+    self.saver: Saver | None = None
     self.leaving: list[Callable[[], None]] = []
     self._ending = ending or signals.Ending()
     self._hang_seconds = hang_seconds
@@ -178,9 +178,9 @@ class Watch:
     return 0.0
 
   def _hangs_at_end(self, now: float) -> bool:
-    if self.kept is not None and self.kept.is_writing:
+    if self.saver is not None and self.saver.is_writing:
       return False  # However slow the disk is.
-    if self.kept is not None and self.kept.is_saved and not self._is_closing:
+    if self.saver is not None and self.saver.is_saved and not self._is_closing:
       return now > self._closed_seconds + _END_SECONDS
     if self._is_over:
       return now > self._ending.seconds + _CLOSE_SECONDS
@@ -227,7 +227,7 @@ class Watch:
     patience = _LEAVE_SECONDS - _END_SECONDS
     deadline = time.monotonic() + patience
     while rescue.is_alive() and (
-      time.monotonic() < deadline or (self.kept and self.kept.is_writing)
+      time.monotonic() < deadline or (self.saver and self.saver.is_writing)
     ):
       rescue.join(0.05)
     if rescue.is_alive():
@@ -242,8 +242,8 @@ class Watch:
   def _rescue(self) -> None:
     if self._line:
       self._write({**self._late_line(), "env_steps": self._env_steps()})
-    if self.kept is not None:
-      _print(self.kept.rescue())
+    if self.saver is not None:
+      _print(self.saver.rescue())
 
 
 def _place(frame: python_types.FrameType) -> str:

@@ -60,8 +60,8 @@ class Config:
       wire.check_address(self.coordinator)
 
 
-class Said(NamedTuple):
-  """One host's contribution to the exchange of an update, or the sum of all.
+class Report(NamedTuple):
+  """One host's counts for the exchange of an update, or their sums over all.
 
   All of it is float32, so that it is one vector in the exchange; counts are
   exact up to 2^24.
@@ -83,7 +83,7 @@ class Said(NamedTuple):
 
 
 class _Counts(NamedTuple):
-  """The entries of `Said.counts`."""
+  """The entries of `Report.counts`."""
 
   batches: int = 0
   env_steps: int = 0
@@ -94,10 +94,10 @@ class _Counts(NamedTuple):
   waits_for_episodes: int = 0
 
 
-def nothing() -> Said:
-  """Returns a contribution of zeros."""
+def empty_report() -> Report:
+  """Returns a report of zeros."""
   sizes = len(_Counts._fields), 2, 256
-  return Said(*(np.zeros(size, np.float32) for size in sizes))
+  return Report(*(np.zeros(size, np.float32) for size in sizes))
 
 
 class Seeds(Protocol):
@@ -160,7 +160,7 @@ class Hosts:
     self._batches = count
 
   @property
-  def learn(self) -> bool:
+  def has_batch(self) -> bool:
     """Whether any host had a batch for the newest update that was read."""
     return self._batches > 0
 
@@ -182,25 +182,25 @@ class Hosts:
     self._seeds = seeds
     return seeds
 
-  def say(self, has_batch: bool) -> Said:
-    """Takes this host's contribution to an update, with a batch or without."""
+  def report(self, has_batch: bool) -> Report:
+    """Takes this host's report for an update, with a batch or without."""
     assert self._acted is not None
     taken = self._seeds.taken if self._seeds else 0
     counts, totals = self._acted.take()
     counts = counts._replace(
       batches=int(has_batch),
       seeds=taken - self._seeds_sent,
-      waits_for_episodes=int(not self._acted.are_of_this_host),
+      waits_for_episodes=int(not self._acted.all_here_have_ended),
     )
     self._seeds_sent = taken
-    contribution = nothing()
-    contribution.counts[:], contribution.totals[:] = counts, totals
+    report = empty_report()
+    report.counts[:], report.totals[:] = counts, totals
     if self._stop.is_set():
-      contribution.stops[self._ending() or int(self.failed)] = 1
-    return contribution
+      report.stops[self._ending() or int(self.failed)] = 1
+    return report
 
-  def hear(self, sums: Said) -> None:
-    """Adds the sums over all hosts of an update's contributions."""
+  def add_reports(self, sums: Report) -> None:
+    """Adds the sums over all hosts of an update's reports."""
     assert self._acted is not None
     counts = _Counts(*(round(x) for x in sums.counts.tolist()))
     self._acted.add_all(counts, sums.totals)
@@ -228,12 +228,12 @@ class _Acted(counters.Acted):
     self._hosts_waiting = 0
 
   @property
-  def are_of_all(self) -> bool:
+  def all_have_ended(self) -> bool:
     return self._hosts_waiting == 0
 
   @property
-  def are_of_this_host(self) -> bool:
-    return super().are_of_all
+  def all_here_have_ended(self) -> bool:
+    return super().all_have_ended
 
   def add(
     self, env_steps: int, returns: np.ndarray, lengths: np.ndarray

@@ -75,7 +75,7 @@ def test_a_process_receives_its_role_the_experiment_and_options(tmp_path):
     options = {"seed": 3, "env": "CartPole-v1"}
     for role in ("actor", ""):  # The only one needs no name.
       assignment = learner.join(role=role, options=options)
-      assert assignment == joining.Told("actor", False, "ppo", OPTIONS)
+      assert assignment == joining.Welcome("actor", False, "ppo", OPTIONS)
 
 
 @pytest.mark.parametrize(
@@ -121,11 +121,11 @@ def _answer_with(learner, assignment):
 
 def test_a_learner_of_another_version_or_with_other_code_is_refused(tmp_path):
   with Learner(tmp_path) as learner:
-    _answer_with(learner, joining.Told("actor", False, "", {}, "0.0.9"))
+    _answer_with(learner, joining.Welcome("actor", False, "", {}, "0.0.9"))
     with pytest.raises(wire.WireError, match=r"at both ends, found 0\.0\.9"):
       learner.join()
     _answer_with(
-      learner, joining.Told("actor", False, "", {"env": "os:system"})
+      learner, joining.Welcome("actor", False, "", {"env": "os:system"})
     )
     with pytest.raises(wire.WireError, match="os:system here too"):
       learner.join(options={"env": "my_env:make"})

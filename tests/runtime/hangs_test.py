@@ -20,7 +20,7 @@ from seedx.runtime import running as running_lib
 from tests import programs, running
 
 
-class Kept:
+class Saver:
   """A saver that saves nothing."""
 
   def __init__(self, is_writing=False, is_saved=False):
@@ -166,7 +166,7 @@ hangs._END_SECONDS, signals._WATCH_SECONDS = 0.3, 0.05
 stop = threading.Event()
 with signals.stopping(stop) as ending:
   watch = hangs.Watch(ending, leaves=True)
-  watch.kept = hangs_test.Kept({kept})
+  watch.saver = hangs_test.Saver({kept})
   watch.leaving.append(lambda: print("left", flush=True))
   threading.Timer(3.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
   updates = []
@@ -215,13 +215,13 @@ def test_slow_sinks_are_waited_for_after_the_last_save(soon, monkeypatch):
   with signals.stopping(stop) as ending:
     watch = hangs.Watch(ending, leaves=True)
     leave = mock.patch.object(watch, "_leave").start()
-    watch.kept = Kept()
+    watch.saver = Saver()
     sink = mock.Mock(close=lambda: time.sleep(1.0))
     with watch.closing([sink]):
       run = a_run(stop.set)
       running_lib.run(run, process.Context(stop), [sink], 0.05, watch=watch)
       signal.raise_signal(signal.SIGTERM)
-      watch.kept.is_saved = True
+      watch.saver.is_saved = True
     assert not leave.called
     running.wait_until(lambda: leave.called)
     watch.close()

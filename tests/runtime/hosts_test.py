@@ -37,14 +37,12 @@ def two(total_steps=100):
 
 
 def exchange(all_hosts, batches=(True, True)):
-  """Sums the contributions of hosts, as an update does."""
-  contributions = [
-    x.say(has) for x, has in zip(all_hosts, batches, strict=True)
-  ]
-  sums = hosts.Said(*(sum(parts) for parts in zip(*contributions, strict=True)))
+  """Sums the reports of hosts, as an update does."""
+  reports = [x.report(has) for x, has in zip(all_hosts, batches, strict=True)]
+  sums = hosts.Report(*(sum(parts) for parts in zip(*reports, strict=True)))
   for host in all_hosts:
-    host.hear(sums)
-  return [host.learn for host in all_hosts]
+    host.add_reports(sums)
+  return [host.has_batch for host in all_hosts]
 
 
 def test_counts_are_summed_over_all_hosts():

@@ -113,7 +113,7 @@ TOLD = {
 def test_an_odd_learner_is_refused_in_words(changes, options):
   welcome = {**TOLD, "options": {**TOLD["options"], **options}, **changes}
   try:
-    told = joining._told(welcome, joining.Hello())
+    told = joining._accepted(welcome, joining.Hello())
   except wire.WireError as error:
     assert error.code is Code.FAILED_PRECONDITION
     return
@@ -356,7 +356,7 @@ def refuse(inputs):
 
 
 def test_a_process_that_has_joined_says_that_it_is_there(tmp_path, monkeypatch):
-  monkeypatch.setattr(joining, "_SAY_SECONDS", 0.1)
+  monkeypatch.setattr(joining, "_SIGN_SECONDS", 0.1)
   server, said = server_lib.Server(f"unix:{tmp_path}/server", 1), []
   server.bind_stream(
     joining.JOIN,

@@ -172,7 +172,7 @@ class Training:
     if num_seeds > 1:
       line["steps_per_second_all_seeds"] = self._rate_of_all()
       for seed, returns in self._returns.items():
-        mean = returns.mean() if self.acted.are_of_all else None
+        mean = returns.mean() if self.acted.all_have_ended else None
         line[f"{metrics.OF_SEED}{seed}"] = mean
     return line
 
