@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from seedx import types
 
-# Ray takes these as arguments of their own, not as resources.
+# Ray takes these as separate arguments, not as resources.
 _RAY_ARGUMENTS = ("memory", "object_store_memory")
 
 

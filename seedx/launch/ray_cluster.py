@@ -388,7 +388,7 @@ class _Task:
       status, self._error = ray().get(self._result)
       return status
     except ray().exceptions.RayError as error:
-      # Its machine or Ray's process has died: no fault of its own.
+      # The machine or Ray's process has died, which is not the node's fault.
       self._error = _in_short(error)
       return -signal.SIGKILL
 

@@ -215,7 +215,7 @@ class Played:
 
 # The minimum number of episodes in a round.
 _ROUND_EPISODES = 100
-# A round that takes this many times as long as the one before is overdue.
+# A round that takes this many times as long as the previous one is overdue.
 _OVERDUE = 3
 
 

@@ -17,7 +17,7 @@ from seedx import channels, metrics, signals, types
 _LOOK_SECONDS = 3.0
 # Seconds after which a line of metrics is late, and the watch writes one.
 _LATE_SECONDS = 5.0
-# Seconds after a signal in which threads must end, and the process.
+# Seconds after a signal within which threads must end, then the process.
 _END_SECONDS = 6.0
 _LEAVE_SECONDS = 9.0
 # Seconds for the sinks, after the last save; a user's logger has 60 s.
@@ -88,7 +88,7 @@ class Watch:
     self._progress: tuple[object, object] = (None, None)
     self._has_learned = self._is_over = False
     self._next_seconds = hang_seconds
-    # The place of each thread, and the time since it is there, by its name.
+    # The place of each thread, and since when it is there, by its name.
     self._places: dict[str, tuple[str, float]] = {}
     self._is_closing, self._closed_seconds = False, -math.inf
     # Held by the thread that ends the run: the watch's or the main thread.
@@ -179,7 +179,7 @@ class Watch:
 
   def _hangs_at_end(self, now: float) -> bool:
     if self.saver is not None and self.saver.is_writing:
-      return False  # However slow the disk is.
+      return False  # The disk may be slow.
     if self.saver is not None and self.saver.is_saved and not self._is_closing:
       return now > self._closed_seconds + _END_SECONDS
     if self._is_over:

@@ -43,9 +43,8 @@ def rounds(
     program = _start(pipeline, run_dir, resume=bool(expected))
     try:
       steps = saved.steps()
-      if (
-        expected and rng.random() < 0.2
-      ):  # Kills it before or while it resumes.
+      if expected and rng.random() < 0.2:
+        # Kills it before or while it resumes.
         time.sleep(rng.uniform(0.0, 8.0))
         continue
       if expected:

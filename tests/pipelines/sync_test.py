@@ -122,7 +122,7 @@ def test_the_replay_ratio_sets_the_number_of_updates():
   assert unrolls[begin].env_steps >= 40 > unrolls[begin - 1].env_steps
   for now in unrolls[begin:]:
     due = now.env_steps - unrolls[begin - 1].env_steps
-    # Less than a batch is due, but for the resets in the last one.
+    # Less than a batch is due, apart from the resets in the last one.
     assert 0 <= due - now.learned_steps < 2 * 8
     assert now.learned_steps <= now.updates * 8
   assert seen[-1].updates >= 8
