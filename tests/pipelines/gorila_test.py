@@ -253,7 +253,9 @@ def test_an_optimizer_of_the_users_gets_unclipped_gradients():
   assert worker.max_gradient_norm(dqn.Config()) == 10.0
 
 
-@pytest.mark.parametrize(("wrong", "before"), [(np.nan, 0), (-np.inf, 200)])
+@pytest.mark.parametrize(
+  ("wrong", "number_before"), [(np.nan, 0), (-np.inf, 200)]
+)
 def test_a_loss_that_is_not_finite_is_an_outlier_that_does_not_change_the_mean(
   wrong, number_before
 ):
