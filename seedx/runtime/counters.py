@@ -17,7 +17,7 @@ class Acted:
   """Counts of env steps and episodes; any thread may add to them.
 
   Attributes:
-    returns: raw returns of whole games.
+    returns: raw returns of whole games; in Atari, over all lives.
     lengths: lengths of whole games, in env steps.
   """
 
