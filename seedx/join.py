@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser = _parser()
   asked = parser.parse_args(argv)
 
-  def play(assignment: joining.Told, ended: threading.Event) -> None:
+  def play(assignment: joining.Welcome, ended: threading.Event) -> None:
     # Before EnvPool or any other module imports JAX.
     if not assignment.needs_jax:
       sys.modules["jax"] = None  # type: ignore[assignment]
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(
   address: str,
   hello: joining.Hello,
-  play: Callable[[joining.Told, threading.Event], None],
+  play: Callable[[joining.Welcome, threading.Event], None],
   config: joining.Config,
   security: wire.Security,
 ) -> int:

@@ -1,9 +1,9 @@
-"""Runs commands of seedx one after the other, and prints what each did.
+"""An audit of commands of seedx, which it runs one after the other.
 
   python -m tests.audited '[["plot", "RUN", "--output", "a.png"], ...]'
 
-The last line is JSON: for each command its exit status, what `Audit` has found,
-and the files below the working directory that it changed.
+The last line is JSON: for each command its exit status, the events that `Audit`
+has recorded, and the files below the working directory that it changed.
 """
 
 import json
@@ -17,13 +17,13 @@ _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 class Audit:
-  """What the command of now has done.
+  """A hook that records the events of a command.
 
   Attributes:
-    wrote: absolute paths that it opened to write. Those relative to a
-      directory's descriptor are not told.
-    started: names of programs.
-    reached: addresses of sockets, bound or connected.
+    wrote: absolute paths opened to write; paths relative to a directory's
+      descriptor are missing.
+    started: names of programs started.
+    reached: addresses of sockets bound or connected.
   """
 
   def __init__(self):
@@ -43,25 +43,24 @@ class Audit:
 
 
 def main():
-  """Runs the commands."""
   done, audit = [], Audit()
   sys.addaudithook(lambda event, arguments: audit(event, arguments))
   for words in json.loads(sys.argv[1]):
-    before, audit = _files(), Audit()
+    files, audit = _files(), Audit()
     sys.argv = ["seedx", *words]
     try:
       status = program.main()
     except SystemExit as error:
       status = error.code
-    found = {k: sorted(v) for k, v in vars(audit).items()}
+    events = {k: sorted(v) for k, v in vars(audit).items()}
     after = _files()
-    changed = {x for x in {*before, *after} if before.get(x) != after.get(x)}
-    done.append({"status": status, "changed": sorted(changed), **found})
+    changed = {x for x in {*files, *after} if files.get(x) != after.get(x)}
+    done.append({"status": status, "changed": sorted(changed), **events})
   print(json.dumps(done))
 
 
 def _files():
-  """Size and time of each file below the working directory."""
+  """Returns the size and time of each file below the working directory."""
   return {
     str(path): (path.stat().st_size, path.stat().st_mtime_ns)
     for path in pathlib.Path().rglob("*")

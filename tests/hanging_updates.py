@@ -1,6 +1,6 @@
-"""Runs an experiment whose updates do not return any more after some.
+"""An experiment whose updates hang after the first ones.
 
-python -m tests.hanging_updates UPDATES EXPERIMENT [options]
+`python -m tests.hanging_updates UPDATES EXPERIMENT [options]`
 """
 
 import importlib
@@ -12,16 +12,15 @@ from seedx.learning import updates
 
 
 def main() -> int:
-  """Runs it; returns its exit status."""
   left, experiment, *words = int(sys.argv[1]), *sys.argv[2:]
-  own = updates.Whole.__call__
+  whole_update = updates.Whole.__call__
 
   def update(self, state, order):
     nonlocal left
     left -= 1
     if left < 0:
       threading.Event().wait()
-    return own(self, state, order)
+    return whole_update(self, state, order)
 
   updates.Whole.__call__ = update
   module = importlib.import_module(f"experiments.{experiment}")

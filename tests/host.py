@@ -1,4 +1,4 @@
-"""A learner host that a test starts: an experiment that says what it ends with.
+"""A learner host that a test starts: an experiment that prints its result.
 
 `python -m tests.host EXPERIMENT [OPTIONS]` prints a last line of JSON: a digest
 of the agent's state, updates, and env steps.
@@ -15,26 +15,25 @@ import numpy as np
 
 from seedx.runtime import running
 
-_made = []
+_processes = []
 _run = running.run
 
 
-def keeping(own, *args, **options):
-  """`running.run`, which keeps what it runs."""
-  _made.append(own)
-  return _run(own, *args, **options)
+def keeping(process, *args, **options):
+  """Runs a process as `running.run` does, and keeps it."""
+  _processes.append(process)
+  return _run(process, *args, **options)
 
 
-def said(own):
-  """What a host ends with."""
-  saved = own.saved()
+def result(process):
+  saved = process.saved()
   digest = hashlib.sha256()
   for leaf in jax.tree.leaves(saved["agent"]["state"]):
     digest.update(np.asarray(leaf).tobytes())
   return {
     "digest": digest.hexdigest(),
     "updates": int(saved["agent"]["state"].updates),
-    "env_steps": own.acted.env_steps,
+    "env_steps": process.acted.env_steps,
     "first_seeds": int(saved["seeds"]),
   }
 
@@ -48,5 +47,5 @@ if __name__ == "__main__":
       runpy.run_module(f"experiments.{name}", run_name="__main__")
     except SystemExit as end:
       status = end.code
-    print(json.dumps(said(_made[0])), flush=True)
+    print(json.dumps(result(_processes[0])), flush=True)
   sys.exit(status)

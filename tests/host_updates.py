@@ -23,7 +23,7 @@ HOSTS, CORES = 2, 2
 
 @functools.cache
 def shared():
-  """What other tests learn with; it computes when it is imported."""
+  """Imports the test of learners late, because its import computes."""
   from tests.learning import learner_test
 
   return learner_test
@@ -42,7 +42,7 @@ def ppo_agent():
   return config.make(shared().SPEC, sharding.CORES)
 
 
-# The agent, micro-batches, seeds of the batches, and hosts that have a part.
+# The agent, micro-batches, seeds of the batches, and hosts that have a batch.
 CASES = {
   "normalized": (normalizing_agent, 1, range(3), {0, 1}),
   "normalized, starved": (normalizing_agent, 1, range(3), {0}),
@@ -53,22 +53,22 @@ CASES = {
 
 
 def part(seed, index, parts=HOSTS):
-  """A host's part of a batch."""
+  """Returns a host's part of a batch."""
   unroll = types.Share(shared().unroll_of(seed), ())
   return sharding.shard(unroll, sharding.SHARE, index, parts).data
 
 
 def leaves(learning):
-  """What an update changes, as NumPy arrays.
+  """Returns the state as NumPy arrays, without the count of resets.
 
-  But for its count of resets: a host without a part has nothing but those.
+  A host without a batch counts all its steps as resets.
   """
   state = dataclasses.replace(learning.state, resets=())
   return [np.asarray(x) for x in jax.tree.leaves(state)]
 
 
 def updated(name, index):
-  """What a host holds after the updates of a case; and its metrics."""
+  """Returns a host's state after and before a case's updates, and a line."""
   make, micro_batches, seeds, have = CASES[name]
   among = hosts.Hosts(index, HOSTS)
   among.acted(1, 10**9)
@@ -96,7 +96,7 @@ def updated(name, index):
 
 
 def main(index, coordinator, folder):
-  """Makes all updates; host 0 saves what it holds, the others compare it."""
+  """Makes the updates of all cases, and saves their results."""
   config = hosts.Config(HOSTS, int(index), coordinator)
   with launch_hosts.joined(config, threading.Event(), signals.Ending()) as all_:
     for name in CASES:

@@ -1,4 +1,4 @@
-"""A node for `launch_test`, that does as its config says."""
+"""A node for `launch_test`, whose behaviour its config sets."""
 
 import dataclasses
 import os
@@ -11,11 +11,11 @@ from seedx import types
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """`status` is what it ends with, once it has left a mark in `folder`.
+  """The config of the node.
 
   Attributes:
-    folder: of marks.
-    status: 0 for one that works on until it is told to end.
+    folder: folder in which it leaves a mark when it starts.
+    status: exit status; 0 to work until it is stopped.
     returns: whether it returns at once instead.
   """
 
@@ -25,7 +25,7 @@ class Config:
 
 
 def run(config, stop):
-  """Leaves a mark, and goes on until it is told to end, unless it fails."""
+  """Leaves a mark, then fails, returns, or waits for the stop."""
   pathlib.Path(config.folder, str(time.monotonic_ns())).touch()
   if config.status == 2:
     raise types.ConfigError("called wrong")
@@ -35,10 +35,11 @@ def run(config, stop):
     stop.wait()
 
 
-def say_threads(config, stop):
-  """Leaves a mark that is named after JAX's threads, none without JAX.
+def report_threads(config, stop):
+  """Leaves a mark whose name has the number of JAX's threads.
 
-  "queued" where what it computes waits for one of them to be free.
+  It is "none" without JAX, and ends with "queued" if computations wait for a
+  free thread.
   """
   name = os.environ.get("PJRT_NPROC", "none")
   if sys.modules.get("jax"):

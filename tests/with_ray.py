@@ -1,4 +1,4 @@
-"""Ray, where it starts in time: on a machine that is too busy it does not."""
+"""A skip of tests that need Ray, on machines too busy to start it in time."""
 
 import functools
 import subprocess
@@ -7,7 +7,7 @@ import sys
 import pytest
 
 _START_SECONDS = 60.0
-# Ray's processes would wait for all tests beside them.
+# With Ray's own niceness, its processes would wait for all other tests.
 AS_OTHERS = {"RAY_worker_niceness": "0"}
 
 
@@ -23,7 +23,7 @@ def _starts():
 
 
 def needed():
-  """Skips a test that needs Ray where that does not start."""
+  """Skips the test if Ray does not start."""
   pytest.importorskip("ray.tune")
   if not _starts():
     pytest.skip(f"Ray does not start within {_START_SECONDS:.0f} s here")

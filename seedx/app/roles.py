@@ -13,7 +13,7 @@ from seedx.runtime import process
 
 
 def experiment_of(
-  told: joining.Told, address: str
+  told: joining.Welcome, address: str
 ) -> experiments.Experiment[process.Config]:
   """Returns the experiment that a learner runs, one that comes with seedx.
 
@@ -36,7 +36,7 @@ def experiment_of(
 
 def play(
   experiment: experiments.Experiment[process.Config],
-  told: joining.Told,
+  told: joining.Welcome,
   address: str,
   listen: str,
   stop: threading.Event,

@@ -389,7 +389,7 @@ def _rescued(
     if words := kept.rescue(has_ended):
       signals.print_at_once(f"{words}\n")
 
-  watch.kept, among.rescue = kept, rescue
+  watch.saver, among.rescue = kept, rescue
   try:
     yield
   except BaseException as error:

@@ -1,1 +1,1 @@
-"""Runs the nodes of a pipeline: as processes here, on a cluster, or joined."""
+"""The launch of a pipeline's nodes: as processes, on a cluster, by joining."""

@@ -1,8 +1,8 @@
 """The program that a node's process runs: `python -m seedx.launch ROLE`.
 
-It reads what to run from its standard input, a socket, and ends when that is
-closed: its parent holds the other end, so that it goes when the parent goes, in
-any way. What it dies of, it says there.
+It reads its work from standard input, a socket whose other end its parent
+holds. It ends when the socket closes, so it cannot outlive its parent. If it
+fails, it sends the error over the socket.
 """
 
 import contextlib
@@ -21,8 +21,8 @@ from seedx import output, signals, types, wire
 from seedx.launch import nodes
 from seedx.on_cpu import allocator
 
-# Another try of the same would end in the same way.
-_CALLED_WRONG = (
+# Errors that would happen again after a restart.
+_USAGE_CODES = (
   wire.StatusCode.FAILED_PRECONDITION,
   wire.StatusCode.UNAUTHENTICATED,
   wire.StatusCode.UNIMPLEMENTED,
@@ -36,29 +36,29 @@ def _main() -> None:
   )
   leaving.start()
   if sharing:
-    # Accelerators are the learner's.
+    # Leaves the accelerators to the learner.
     os.environ["JAX_PLATFORMS"] = "cpu"
     nodes.share_cores(sharing)
     import jax
 
     allocator.keep_freed_memory()
-    # It waits for what it computes: another thread would only be woken up.
+    # Nodes wait for each result, so a thread for dispatch would only cost time.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
   else:
-    # EnvPool would import it: half the memory, and a second less to start.
+    # EnvPool would import JAX: twice the memory, and a second more to start.
     sys.modules["jax"] = None  # type: ignore[assignment]
   if parent:
     multiprocessing.spawn.prepare(parent)
   run, config = pickle.loads(work)
   run(config, threading.Event())
   if folder:
-    leaving.join()  # Until then, the parent may be killed.
+    leaving.join()  # It removes the folder even if the parent is killed later.
 
 
 def _message(stream: BinaryIO) -> bytes:
   header = stream.read(nodes.SIZE.size)
   if len(header) < nodes.SIZE.size:
-    os._exit(0)  # The parent has gone already.
+    os._exit(0)  # The parent has ended already.
   return stream.read(nodes.SIZE.unpack(header)[0])
 
 
@@ -72,37 +72,37 @@ def _leave_with_parent(folder: str) -> None:
 
 
 def _exit_status(role: str) -> int:
-  """Runs the node; prints what it died of, and says it to the parent."""
+  """Runs the node; prints an error, and sends it to the parent."""
   try:
     _main()
     return 0
   except (types.ConfigError, wire.WireError) as error:
     print(f"error: {role}: {error}", file=sys.stderr)
-    _say(str(error))
-    wrong = getattr(error, "code", _CALLED_WRONG[0]) in _CALLED_WRONG
-    return nodes.USAGE_STATUS if wrong else 1
+    _send_error(str(error))
+    is_usage = getattr(error, "code", _USAGE_CODES[0]) in _USAGE_CODES
+    return nodes.USAGE_STATUS if is_usage else 1
   except BaseException as error:
     traceback.print_exc()
-    _say("".join(traceback.format_exception_only(error)))
+    _send_error("".join(traceback.format_exception_only(error)))
     return 1
 
 
-def _say(error: str) -> None:
+def _send_error(error: str) -> None:
   lines = error.strip().splitlines()
-  # Of an error that repeats a traceback, both ends say something.
+  # If the error repeats a traceback, its first and last lines describe it.
   ends = [lines[0], *lines[1:][-1:]]
   with contextlib.suppress(OSError):
     os.write(0, " ... ".join(f"{line:.500}" for line in ends).encode())
 
 
 if __name__ == "__main__":
-  # Those that go to a group of processes; the parent decides.
+  # The parent gets the signals to a group of processes too, and decides.
   for number in signals.ENDING:
     signal.signal(number, signal.SIG_IGN)
   signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.ENDING)
   output.outlive_readers()
   faulthandler.enable()
-  # Threads of gRPC's or EnvPool's must not keep it alive.
+  # Does not wait for threads of gRPC or EnvPool.
   status = _exit_status(sys.argv[1])
   sys.stderr.flush()
   os._exit(status)

@@ -1,4 +1,4 @@
-"""The learner's side of joining: what a process becomes, where it listens."""
+"""The learner's side of joining: assigns roles, and keeps addresses."""
 
 import contextlib
 import dataclasses
@@ -13,57 +13,52 @@ from seedx.launch import joining
 from seedx.launch import nodes as nodes_lib
 from seedx.wire import server as server_lib
 
-_MORE = 16
-# Messages about processes that were refused; a peer may send any number.
-_MOST_MESSAGES = 100
+# Streams for processes that wait or are refused.
+_MORE_STREAMS = 16
+# Refusals that are reported: a peer may cause any number of them.
+_MAX_MESSAGES = 100
 
 
-def is_address(found: Any) -> bool:
-  """Whether what a peer says is HOST:PORT or unix:PATH."""
+def is_address(value: Any) -> bool:
+  """Returns whether a peer's value is HOST:PORT or unix:PATH."""
   return (
-    isinstance(found, str)
-    and found.isprintable()
-    and re.fullmatch(r"unix:.+|[^/]+:[0-9]{1,5}", found) is not None
+    isinstance(value, str)
+    and value.isprintable()
+    and re.fullmatch(r"unix:.+|[^/]+:[0-9]{1,5}", value) is not None
   )
 
 
 class Addresses:
-  """Where the processes of one role listen; any thread may call it."""
+  """The addresses of the processes of one role; any thread may call it."""
 
   def __init__(
     self,
     count: int,
-    known: Sequence[str] = (),
+    fixed: Sequence[str] = (),
     security: wire.Security = wire.LOCAL,
   ) -> None:
-    """Knows all of them, or none.
-
-    Args:
-      count: how many there are.
-      known: their addresses; if none, those that join say theirs.
-      security: of this process, by which it reaches them.
+    """Makes a list of fixed addresses, or one that joining processes fill.
 
     Raises:
-      types.ConfigError: it may not reach one.
+      types.ConfigError: see `wire.Security.of_client`.
     """
-    for address in known:
+    for address in fixed:
       security.of_client(address)
     self._security = security
-    self._fixed = bool(known)
-    self._addresses = list(known) or [""] * count
+    self._fixed = bool(fixed)
+    self._addresses = list(fixed) or [""] * count
     self._held = [False] * count
     self._lock = threading.Lock()
 
   def __len__(self) -> int:
-    """How many there are."""
     return len(self._addresses)
 
   def take(self, address: str) -> int:
-    """Gives a process that joins its number.
+    """Returns a number for a process that joins at an address.
 
     Raises:
-      wire.Refused: it does not say where it listens, or what is no address; it
-        listens elsewhere than is known; or all numbers are taken.
+      wire.Refused: the address is missing, malformed, insecure, or not among
+        the fixed ones; or all numbers are taken.
     """
     with self._lock:
       if not address:
@@ -79,14 +74,14 @@ class Addresses:
       if self._fixed and address not in self._addresses:
         raise wire.does_not_fit(f"one of {', '.join(self._addresses)}", address)
       free = [k for k, held in enumerate(self._held) if not held]
-      # One that comes back goes on with its number.
+      # A process that joins again keeps its number.
       same = [k for k in free if self._addresses[k] == address]
       fits = same if self._fixed else same or free
       if not fits:
         raise wire.Refused(
           wire.StatusCode.RESOURCE_EXHAUSTED,
           f"expected at most {len(self._held)} processes of this role, each"
-          f" at an address of its own, found one more at {address}",
+          f" at an address of its own, found another one at {address}",
         )
       number = fits[0]
       self._addresses[number], self._held[number] = address, True
@@ -98,24 +93,24 @@ class Addresses:
       self._held[number] = False
 
   def all(self) -> list[str]:
-    """The addresses in order.
+    """Returns the addresses in order.
 
     Raises:
-      wire.Refused: UNAVAILABLE, not all are known yet.
+      wire.Refused: UNAVAILABLE, not all processes have joined yet.
     """
     with self._lock:
-      known = [address for address in self._addresses if address]
-    if len(known) < len(self._addresses):
+      addresses = [address for address in self._addresses if address]
+    if len(addresses) < len(self._addresses):
       raise wire.Refused(
         wire.StatusCode.UNAVAILABLE,
-        f"waiting for servers: {len(known)} of {len(self._addresses)} have"
+        f"waiting for servers: {len(addresses)} of {len(self._addresses)} have"
         " joined",
       )
-    return known
+    return addresses
 
 
 class Roles:
-  """The learner's side: says what each process that joins is to be."""
+  """The roles that the learner assigns to processes that join."""
 
   def __init__(
     self,
@@ -124,50 +119,52 @@ class Roles:
     options: Mapping[str, Any],
     addresses: Mapping[str, Addresses],
   ) -> None:
-    """Nobody has joined yet.
+    """Starts without joined processes.
 
     Args:
-      running: the nodes that can be joined.
-      experiment: that runs; empty for a script without one.
-      options: the settings of the pipeline's config, as JSON.
-      addresses: by their roles, where those listen that do.
+      running: nodes that processes can become.
+      experiment: experiment that runs; empty for a script.
+      options: settings of the pipeline's config, as JSON.
+      addresses: addresses of the processes that listen, by role.
     """
     self._nodes = {node.role: node for node in running}
     self._experiment = experiment
     self._options = options
     self._addresses = addresses
-    self._said: set[str] = set()
+    self._reported: set[str] = set()
 
   def bind(self, server: server_lib.Server) -> None:
-    """Binds `JOIN`, with room for some more, who wait or are told why not."""
+    """Binds `JOIN`, with more streams than there are processes to join."""
     count = sum(node.count for node in self._nodes.values())
     server.bind_stream(
       joining.JOIN,
       self.open,
       wire.NOTHING,
       wire.NOTHING,
-      max_streams=2 * count + _MORE,
+      max_streams=2 * count + _MORE_STREAMS,
     )
 
   def open(self, hello: Mapping[str, Any]) -> server_lib.Session:
-    """Tells a process what to be.
+    """Assigns a role to a process that joins.
 
     Raises:
-      wire.Refused: it does not fit to this run.
+      wire.Refused: the process does not fit this run.
     """
     try:
       return self._open(joining.read(joining.Hello, hello))
     except wire.Refused as refused:
       if refused.code is wire.StatusCode.FAILED_PRECONDITION:
-        self._say(f"refused a process that wanted to join: {refused.message}")
+        self._report(
+          f"refused a process that wanted to join: {refused.message}"
+        )
       raise
 
   def _open(self, hello: joining.Hello) -> server_lib.Session:
     joining.check_version(hello.version)
-    known = list(dict.fromkeys(map(nodes_lib.kind, self._nodes)))
-    role = hello.role or (known[0] if len(known) == 1 else "none")
-    if role not in known:
-      raise wire.does_not_fit(f"--role {' or '.join(known)}", role)
+    roles = list(dict.fromkeys(map(nodes_lib.kind, self._nodes)))
+    role = hello.role or (roles[0] if len(roles) == 1 else "none")
+    if role not in roles:
+      raise wire.does_not_fit(f"--role {' or '.join(roles)}", role)
     if hello.experiment and hello.experiment != self._experiment:
       raise wire.does_not_fit(
         f"the learner's experiment {self._experiment or '(a script)'}",
@@ -187,12 +184,12 @@ class Roles:
       close.callback(self._addresses[role].give_back, number)
       role = f"{role}-{number}"
     needs_jax = self._nodes[role].needs_jax
-    told = joining.Told(role, needs_jax, self._experiment, self._options)
+    welcome = joining.Welcome(role, needs_jax, self._experiment, self._options)
     return server_lib.FunctionSession(
-      lambda nothing: nothing, dataclasses.asdict(told), close.close
+      lambda nothing: nothing, dataclasses.asdict(welcome), close.close
     )
 
-  def _say(self, message: str) -> None:
-    if message not in self._said and len(self._said) < _MOST_MESSAGES:
-      self._said.add(message)
-      joining.tell(message)
+  def _report(self, message: str) -> None:
+    if message not in self._reported and len(self._reported) < _MAX_MESSAGES:
+      self._reported.add(message)
+      joining.print_line(message)

@@ -1,4 +1,4 @@
-"""What starts the processes of a run."""
+"""The config of the launcher of a run's processes."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -6,28 +6,28 @@ from typing import Any, Literal
 
 from seedx import types
 
-# What Ray takes in another way.
-_RAYS_OWN = ("memory", "object_store_memory")
+# Ray takes these as separate arguments, not as resources.
+_RAY_ARGUMENTS = ("memory", "object_store_memory")
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """What starts the other processes of a run.
+  """The launcher of the processes of a run, other than the learner.
 
   Attributes:
-    launcher: "processes" starts them on this machine, "ray" on the machines of
-      a Ray cluster.
-    ray_address: of the cluster; "auto" for the one that RAY_ADDRESS names or
-      that runs on this machine, "local" for a new one of this machine alone,
-      which listens on 127.0.0.1 only.
-    actor_cpus: CPUs that Ray keeps for each of them.
-    actor_resources: what else each of them needs of its machine: `GPU`, or
-      resources of your own, such as `{"actors": 1}`, that `ray start
-      --resources` gave to it.
-    learner_on_cluster: run the learner on a machine of the cluster, too, and on
-      another where that dies, from its newest checkpoint; the directory of the
-      run has to be on a file system that all of them share.
-    learner_resources: what the learner needs of its machine there, such as
+    launcher: "processes" to start them on this machine, "ray" for the machines
+      of a Ray cluster.
+    ray_address: address of the cluster; "auto" for the one in RAY_ADDRESS or on
+      this machine, "local" for a new one on this machine alone, which listens
+      on 127.0.0.1 only.
+    actor_cpus: number of CPUs that Ray reserves for each process.
+    actor_resources: further resources that Ray reserves for each process: `GPU`
+      or your own, such as `{"actors": 1}`, which `ray start --resources` gives
+      to a machine.
+    learner_on_cluster: whether the learner also runs on a machine of the
+      cluster. If that machine dies, the learner continues on another one from
+      its newest checkpoint; all machines must share the run directory.
+    learner_resources: resources that Ray reserves for the learner, such as
       `{"CPU": 4, "GPU": 1}`.
   """
 
@@ -41,7 +41,6 @@ class Config:
   learner_resources: Mapping[str, Any] = types.setting({}, changes="start")
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for what Ray would not take."""
     types.check_settings(self)
     check_resources("actor_resources", self.actor_resources)
     check_resources("learner_resources", self.learner_resources)
@@ -52,14 +51,14 @@ class Config:
 
 
 def check_resources(name: str, resources: Mapping[str, Any]) -> None:
-  """Raises types.ConfigError for amounts that Ray would not take."""
+  """Raises types.ConfigError for amounts that Ray would refuse."""
   for resource, amount in resources.items():
-    number = isinstance(amount, int | float) and not isinstance(amount, bool)
-    if not number or not 0 <= amount <= types.MOST:
+    is_number = isinstance(amount, int | float) and not isinstance(amount, bool)
+    if not is_number or not 0 <= amount <= types.MOST:
       raise types.ConfigError(
         f"expected numbers as {name}, found {amount!r} for {resource!r}"
       )
-    if resource in _RAYS_OWN:
+    if resource in _RAY_ARGUMENTS:
       raise types.ConfigError(
         f"expected CPU, GPU and resources of your own as {name}, found"
         f" {resource!r}"

@@ -1,9 +1,10 @@
-"""Starts learner hosts that make the same updates, by `jax.distributed`.
+"""The connection of learner hosts that make the same updates.
 
-A host that dies ends the run: `--resume` on all hosts goes on from the newest
-checkpoint. The others find out in one of three ways: the exchange of an update
-fails; a host has given no sign for a while; or JAX ends this process, which it
-does at once where host 0 has died.
+It uses `jax.distributed`. When a host dies, the run ends, and `--resume` on all
+hosts continues it from the newest checkpoint. The other hosts notice the death
+in one of three ways: the exchange of an update fails; the host has given no
+sign of life for a while; or JAX ends their processes, at once, because host 0
+has died.
 """
 
 import atexit
@@ -25,55 +26,54 @@ from jax.experimental import multihost_utils
 from seedx import signals, types
 from seedx.runtime import hosts
 
-# Where a host gave no sign for so long, the others end and say why. JAX has
-# heartbeats too: it ends processes later, and by a crash.
+# Seconds without a sign of a host after which the others end with a message.
+# JAX's own heartbeats end them later, by a crash.
 _SILENT_SECONDS = 25.0
 _JAX_SILENT_SECONDS = 100
 _SIGN_SECONDS = 1.0
-# For the checkpoint that is then saved.
+# Seconds for the checkpoint that is then saved.
 _RESCUE_SECONDS = 30.0
 _LOOK_SECONDS = 0.1
-_TELL_SECONDS = 60.0
+_REMIND_SECONDS = 60.0
 _PROXY = "grpc_proxy"
-# For what takes as long as it takes: a host that dies meanwhile is noticed.
+# In effect no limit: `_Signs` ends a wait for a host that has died.
 _ANY_MILLISECONDS = 10**9
 # Keys of the coordination service.
 _SIGNS = "seedx/signs"
 _LEFT = "seedx/left"
-_RESUME = "the run ends; --resume on all hosts goes on from the last checkpoint"
+_RESUME = (
+  "the run ends; --resume on all hosts continues from the last checkpoint"
+)
 _SUDDEN = (
-  "expected a learner host that ends in order, found that this one was killed,"
-  f" or that JAX ended it because host 0 has died; {_RESUME}"
+  "this learner host was killed, or JAX ended it because host 0 has died;"
+  f" {_RESUME}"
 )
 
 
 class LostError(RuntimeError):
-  """A learner host has died, or cannot be reached: the run ends."""
+  """A learner host has died or cannot be reached, so that the run ends."""
 
 
 @contextlib.contextmanager
 def joined(
   config: hosts.Config, stop: threading.Event, ending: signals.Ending
 ) -> Iterator[hosts.Hosts]:
-  """Meets the other learner hosts, and leaves together with them.
+  """Connects to the other learner hosts, and leaves together with them.
 
   Args:
-    config: how many hosts there are, and where.
-    stop: set when this one wants to stop.
+    config: the number of hosts, and the coordinator's address.
+    stop: event set when this host wants to stop.
     ending: the exit status that it then wants.
 
-  Yields:
-    The hosts.
-
   Raises:
-    types.ConfigError: they cannot meet so.
-    LostError: one of them has died.
+    types.ConfigError: the hosts cannot connect with this config.
+    LostError: a host has died.
   """
   if config.hosts == 1:
     yield hosts.Hosts(stop=stop)
     return
   _start(config, stop, ending)
-  own = hosts.Hosts(
+  all_hosts = hosts.Hosts(
     jax.process_index(),
     config.hosts,
     starved_seconds=config.starved_seconds,
@@ -81,64 +81,53 @@ def joined(
     ending=lambda: ending.status,
     meet=_meet,
   )
-  signs = _Signs(own)
+  signs = _Signs(all_hosts)
   try:
-    yield own
+    yield all_hosts
     signs.leave()
   except BaseException as error:
-    # At its end, JAX would wait for hosts that do not end.
+    # At exit, JAX would wait for hosts that do not end.
     atexit.register(_exit_at_once)
     if not isinstance(error, jax.errors.JaxRuntimeError):
       raise
     if "RESOURCE_EXHAUSTED" in str(error):
       raise
     raise LostError(
-      f"expected {config.hosts} learner hosts, found that one has died or"
-      f" cannot be reached ({str(error).splitlines()[0]:.200}); {_RESUME}"
+      "a learner host has died or cannot be reached"
+      f" ({str(error).splitlines()[0]:.200}); {_RESUME}"
     ) from error
   finally:
     signs.end()
 
 
 def check_same(settings: Mapping[str, Any]) -> None:
-  """Checks that all hosts have the same settings.
-
-  Args:
-    settings: of this host by their names, as JSON.
-
-  Raises:
-    types.ConfigError: they do not.
-  """
+  """Raises types.ConfigError unless all hosts have the same settings."""
   client, key = _client(), "seedx/settings"
   client.key_value_set(f"{key}/{jax.process_index()}", json.dumps(settings))
   for host in range(jax.process_count()):
     text = client.blocking_key_value_get(f"{key}/{host}", _ANY_MILLISECONDS)
-    found = json.loads(text)
+    others = json.loads(text)
     for name, value in settings.items():
-      if found.get(name) != value:
+      if others.get(name) != value:
         raise types.ConfigError(
           f"expected the same {name} on all learner hosts, found {value!r} on"
-          f" host {jax.process_index()} and {found.get(name)!r} on host {host}"
+          f" host {jax.process_index()} and {others.get(name)!r} on host {host}"
         )
 
 
 def broadcast(content: bytes) -> bytes:
-  """What host 0 has, on all hosts; all must call it at the same time.
-
-  Args:
-    content: of host 0; what others say does not count.
-  """
+  """Returns host 0's content on all hosts, which must all call it together."""
   client, key = _client(), "seedx/size"
   is_first = jax.process_index() == 0
   if is_first:
     client.key_value_set(key, str(len(content)))
   size = int(client.blocking_key_value_get(key, _ANY_MILLISECONDS))
   _meet("broadcast")
-  words = np.zeros(-(-size // 4), np.uint32)  # JAX sums these as they are.
+  words = np.zeros(-(-size // 4), np.uint32)  # JAX sums uint32 exactly.
   if is_first:
     words.view(np.uint8)[:size] = np.frombuffer(content, np.uint8)
-  found = np.asarray(multihost_utils.broadcast_one_to_all(words))
-  return found.astype(np.uint32).tobytes()[:size]
+  received = np.asarray(multihost_utils.broadcast_one_to_all(words))
+  return received.astype(np.uint32).tobytes()[:size]
 
 
 def _exit_at_once() -> None:
@@ -153,19 +142,17 @@ def _client() -> Any:
 
 
 def _meet(name: str) -> None:
-  """Waits for all hosts at a point with a name."""
   _client().wait_at_barrier(f"seedx/{name}", _ANY_MILLISECONDS)
 
 
 def _start(
   config: hosts.Config, stop: threading.Event, ending: signals.Ending
 ) -> None:
-  """Connects to all hosts; see `joined`."""
-  # It would take SIGTERM for itself.
+  # JAX's preemption service would handle SIGTERM itself.
   jax.config.update("jax_enable_preemption_service", False)
-  said: Mapping[str, Any] = {}
+  options: Mapping[str, Any] = {}
   if config.coordinator:
-    said = {
+    options = {
       "coordinator_address": config.coordinator,
       "num_processes": config.hosts,
       "process_id": config.host_index,
@@ -177,10 +164,10 @@ def _start(
     try:
       with _no_proxy():
         jax.distributed.initialize(
-          # Its own end of waiting is a crash.
+          # JAX's own timeout crashes the process.
           initialization_timeout=_ANY_MILLISECONDS // 1000,
           heartbeat_timeout_seconds=_JAX_SILENT_SECONDS,
-          **said,
+          **options,
         )
       jax.devices()  # All hosts make their backends together.
     except Exception as failure:
@@ -197,7 +184,7 @@ def _start(
   _wait(connecting, config, where, stop, ending)
   if failures:
     raise types.ConfigError(
-      f"cannot meet {config.hosts} learner hosts{where}"
+      f"cannot connect {config.hosts} learner hosts{where}"
       f" ({str(failures[0]).splitlines()[0]:.300})"
     ) from failures[0]
   if jax.process_count() != config.hosts:
@@ -213,24 +200,24 @@ def _wait(
   stop: threading.Event,
   ending: signals.Ending,
 ) -> None:
-  """Waits for a thread that connects; exits where it takes too long."""
-  began = told = time.monotonic()
+  """Waits for a thread that connects; exits if it takes too long."""
+  began = reminded = time.monotonic()
   while connecting.is_alive():
     connecting.join(_LOOK_SECONDS)
     if stop.is_set():
-      os._exit(ending.status or 1)  # Nothing else ends that wait.
+      os._exit(ending.status or 1)  # Nothing else ends JAX's wait.
     now = time.monotonic()
     if now > began + config.meet_seconds:
       print(
-        f"error: expected {config.hosts} learner hosts{where} within"
-        f" {config.meet_seconds:g} s, found fewer; start all of them, or"
-        " give them more --meet-seconds",
+        f"error: {config.hosts} learner hosts{where} have not all connected"
+        f" within {config.meet_seconds:g} s; start all of them, or allow more"
+        " --meet-seconds",
         file=sys.stderr,
         flush=True,
       )
       os._exit(2)
-    if now > told + _TELL_SECONDS:
-      told = now
+    if now > reminded + _REMIND_SECONDS:
+      reminded = now
       print(
         f"still waiting for {config.hosts} learner hosts{where}, for"
         f" {now - began:.0f} s",
@@ -241,26 +228,27 @@ def _wait(
 
 @contextlib.contextmanager
 def _no_proxy() -> Iterator[None]:
-  """Has gRPC connect to the coordinator itself, not by an HTTP proxy."""
-  before = os.environ.get(_PROXY)
-  os.environ[_PROXY] = ""  # It comes before `https_proxy` and `http_proxy`.
+  """Lets gRPC connect to the coordinator directly, without an HTTP proxy."""
+  proxy = os.environ.get(_PROXY)
+  os.environ[_PROXY] = ""  # Overrides `https_proxy` and `http_proxy`.
   try:
     yield
   finally:
     os.environ.pop(_PROXY)
-    if before is not None:
-      os.environ[_PROXY] = before
+    if proxy is not None:
+      os.environ[_PROXY] = proxy
 
 
 class _Signs:
-  """Tells the other hosts that this one lives, and watches theirs."""
+  """The signs of life that hosts send each other."""
 
-  def __init__(self, own: hosts.Hosts) -> None:
-    self._hosts, self._own, self._count = own, own.index, own.count
+  def __init__(self, all_hosts: hosts.Hosts) -> None:
+    self._hosts = all_hosts
     self._ended = threading.Event()
-    # JAX ends this process without a word of Python's where host 0 has died.
-    self._teller = subprocess.Popen(
-      ["sh", "-c", 'read -r said || printf "%s\\n" "$0" >&2', _SUDDEN],
+    # When host 0 has died, JAX ends this process without a chance for Python to
+    # print why. A shell that outlives it does so.
+    self._reporter = subprocess.Popen(
+      ["sh", "-c", 'read -r over || printf "%s\\n" "$0" >&2', _SUDDEN],
       stdin=subprocess.PIPE,
       start_new_session=True,
     )
@@ -270,32 +258,32 @@ class _Signs:
     self._watcher.start()
 
   def leave(self) -> None:
-    """Waits until all hosts have done their work, and disconnects."""
-    _client().key_value_set(f"{_LEFT}/{self._own}", "")
-    while len(_client().key_value_dir_get(_LEFT)) < self._count:
+    """Waits until all hosts have done their work, then disconnects."""
+    _client().key_value_set(f"{_LEFT}/{self._hosts.index}", "")
+    while len(_client().key_value_dir_get(_LEFT)) < self._hosts.count:
       time.sleep(_LOOK_SECONDS)
     self.end()
     _meet("end")
     jax.distributed.shutdown()
 
   def end(self) -> None:
-    """Gives no sign any more."""
+    """Stops sending and watching signs."""
     self._ended.set()
     self._watcher.join()
-    self._hush()
+    self._end_reporter()
 
   def _watch(self) -> None:
     now = time.monotonic()
-    seen = {f"{_SIGNS}/{host}": ("", now) for host in range(self._count)}
+    seen = {f"{_SIGNS}/{host}": ("", now) for host in range(self._hosts.count)}
     number = 0
     while not self._ended.wait(_SIGN_SECONDS):
       number += 1
-      own = f"{_SIGNS}/{self._own}"
+      key = f"{_SIGNS}/{self._hosts.index}"
       try:
-        _client().key_value_set(own, str(number), allow_overwrite=True)
+        _client().key_value_set(key, str(number), allow_overwrite=True)
         signs = dict(_client().key_value_dir_get(_SIGNS))
       except jax.errors.JaxRuntimeError:
-        return  # Host 0 has died: JAX ends this process.
+        return  # Host 0 has died, and JAX ends this process.
       now = time.monotonic()
       for key, sign in signs.items():
         if seen[key][0] != sign:
@@ -305,10 +293,10 @@ class _Signs:
           self._lose(key.rpartition("/")[2])
 
   def _lose(self, host: str) -> None:
-    """Ends this process: its next update would wait for ever."""
-    self._hush()
+    """Ends this process, whose next update would wait forever."""
+    self._end_reporter()
     print(
-      f"expected {self._count} learner hosts, found no sign of host {host} for"
+      f"learner host {host} has given no sign of life for"
       f" {_SILENT_SECONDS:g} s; {_RESUME}",
       file=sys.stderr,
       flush=True,
@@ -318,7 +306,6 @@ class _Signs:
     rescue.join(_RESCUE_SECONDS)
     os._exit(1)
 
-  def _hush(self) -> None:
-    """Ends the teller, which has nothing to tell."""
+  def _end_reporter(self) -> None:
     with contextlib.suppress(BrokenPipeError, ValueError):
-      self._teller.communicate(b"over\n")
+      self._reporter.communicate(b"over\n")

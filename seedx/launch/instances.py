@@ -1,4 +1,4 @@
-"""Instances of nodes, restarted when they die; here as processes."""
+"""Instances of nodes, restarted when they die; as processes of this machine."""
 
 import contextlib
 import signal
@@ -12,37 +12,37 @@ from typing import Protocol
 from seedx import signals, types
 from seedx.launch import nodes
 
-# One that dies so often within this time never will do its work.
+# The number of deaths within this time that ends a run.
 _MOST_DEATHS = 6
 _WITHIN_SECONDS = 600.0
-# The first restart is at once, the second after so long, those that follow
-# after 3, 7 and 15 times that.
+# The first restart is at once, the second after this time, the next ones after
+# 3, 7 and 15 times as long.
 _BACKOFF_SECONDS = 1.0
-# That somebody killed it is no fault of its own, unless it was as young as
-# this: who finds no memory is killed each time.
+# A death by SIGKILL is not counted unless the process was younger than this: a
+# process without enough memory is killed again and again.
 _YOUNG_SECONDS = 10.0
-# Of what a process says that it died of.
-_MOST_BYTES = 4_096
+# The maximum length of an error that a process sends.
+_ERROR_BYTES = 4_096
 
 
 class Running(Protocol):
-  """What an instance of a node runs in."""
+  """The process or task in which an instance of a node runs."""
 
   @property
   def name(self) -> str:
-    """What it is called in messages."""
+    """The name in messages."""
     ...
 
   def status(self) -> int | None:
-    """Its exit status; None while it runs."""
+    """Returns the exit status; None while it runs."""
     ...
 
   def last_error(self) -> str:
-    """What it says that it died of; or nothing. Called once, after its end."""
+    """Returns the error that it reported, or ""; call once, after its end."""
     ...
 
   def leave(self) -> None:
-    """Tells it to end."""
+    """Asks it to end."""
     ...
 
   def end(self, timeout_seconds: float) -> None:
@@ -51,13 +51,13 @@ class Running(Protocol):
 
 
 class Instances:
-  """Instances of some nodes.
+  """The instances of some nodes.
 
-  One that dies is started again, later each time; one that exits with status 0
-  has done its work.
+  An instance that dies is restarted, after a longer time with each death. An
+  instance that exits with status 0 has done its work.
 
   Attributes:
-    restarts: how many have died and were started again.
+    restarts: number of restarts so far.
   """
 
   def __init__(
@@ -70,11 +70,11 @@ class Instances:
 
     Args:
       running: the nodes.
-      start: starts one, by its role and its `nodes.message`.
+      start: starts an instance, given its role and its `nodes.message`.
       folder: see `nodes.message`.
 
     Raises:
-      types.ConfigError: one of them cannot be sent to another process.
+      types.ConfigError: a node cannot be sent to another process.
     """
     self.restarts = 0
     self._instances = [
@@ -84,17 +84,17 @@ class Instances:
     ]
 
   def check(self) -> None:
-    """Starts again what has died; call it every now and then.
+    """Restarts instances that have died; call it about once a second.
 
     Raises:
-      types.ConfigError: an instance says that it was called wrong.
-      RuntimeError: one dies again and again.
+      types.ConfigError: an instance reports an error in its config.
+      RuntimeError: an instance has died too many times.
     """
     for instance in self._instances:
       self.restarts += instance.check()
 
   def stop(self, timeout_seconds: float = 2.0) -> None:
-    """Ends all of them: asks first, then kills."""
+    """Asks all instances to end, and kills them after the timeout."""
     for instance in self._instances:
       instance.running.leave()
     deadline = time.monotonic() + timeout_seconds
@@ -103,42 +103,31 @@ class Instances:
 
 
 class Processes(Instances):
-  """Processes of this machine for the instances of some nodes.
+  """The instances of some nodes as processes of this machine.
 
-  The standard input of each is a socket from this process, and each ends when
-  it closes. So when this process exits in any way, all end. They ignore the
-  signals that end a group of processes: this one gets them too, and decides.
+  The standard input of each process is a socket from this one, and the process
+  ends when it closes. So all processes end when this one exits in any way. They
+  ignore the signals that end a group of processes, because this one gets the
+  signals too, and decides.
   """
 
   def __init__(self, running: list[nodes.Node], folder: str = "") -> None:
-    """Starts all instances of the nodes.
-
-    Args:
-      running: the nodes.
-      folder: their sockets'; they remove it where this process is killed.
-
-    Raises:
-      types.ConfigError: one of them cannot be sent to another process.
-    """
+    """Starts all instances of the nodes, see `Instances`."""
     super().__init__(running, Process, folder)
 
 
 class Deaths:
-  """The deaths of one instance, of which it may not die too many."""
+  """Counter of the deaths of one instance."""
 
   def __init__(self, role: str) -> None:
-    """Knows none yet; `role` is whose they are."""
     self._role = role
     self._seconds: list[float] = []
 
   def add(self, died: str) -> float:
-    """Counts one; returns the seconds until it should start again.
-
-    Args:
-      died: what is said of it.
+    """Counts a death, reported by a message; returns seconds to a restart.
 
     Raises:
-      RuntimeError: it dies again and again.
+      RuntimeError: the instance has died too many times.
     """
     now = time.monotonic()
     recent = [x for x in self._seconds if x > now - _WITHIN_SECONDS]
@@ -152,7 +141,7 @@ class Deaths:
 
 
 class _Instance:
-  """One instance of a node, and what it runs in now."""
+  """One instance of a node, and the process or task in which it runs now."""
 
   def __init__(
     self,
@@ -163,13 +152,13 @@ class _Instance:
     self._node, self._message, self._start = node, message, start
     self._is_first = True
     self._deaths = Deaths(node.role)
-    # When one that has died starts again.
+    # The time of the next restart; None while the instance runs.
     self._due_seconds: float | None = None
     self._started_seconds = time.monotonic()
     self.running = start(node.role, message)
 
   def check(self) -> bool:
-    """Replaces one that has died, in time; whether it did so now."""
+    """Restarts a dead instance when it is time; returns whether it did."""
     if self._due_seconds is None:
       status = self.running.status()
       if not status:
@@ -183,19 +172,19 @@ class _Instance:
     return True
 
   def _died(self, status: int) -> float:
-    """Says so; returns the seconds until it is to start again."""
+    """Reports a death; returns the seconds until the restart."""
     error = self.running.last_error()
-    who, error = self.running.name, f": {error}" if error else ""
-    # One that has worked before was not called wrong.
+    name, error = self.running.name, f": {error}" if error else ""
+    # The config of an instance that has worked before is not wrong.
     if status == nodes.USAGE_STATUS and self._is_first:
-      raise types.ConfigError(f"{who} cannot do its work{error}")
-    died, seconds = f"{who} died with status {status}{error}", 0.0
-    young = time.monotonic() - self._started_seconds < _YOUNG_SECONDS
-    if young or status != -signal.SIGKILL:
-      why = "" if error else types.see("a-process-dies-without-a-message")
-      seconds = self._deaths.add(died + why)
-    again = f"; it starts again in {seconds:g} s" if seconds else ""
-    print(f"{died}{again}", file=sys.stderr, flush=True)
+      raise types.ConfigError(f"{name} cannot do its work{error}")
+    died, seconds = f"{name} died with status {status}{error}", 0.0
+    is_young = time.monotonic() - self._started_seconds < _YOUNG_SECONDS
+    if is_young or status != -signal.SIGKILL:
+      help_text = "" if error else types.see("a-process-dies-without-a-message")
+      seconds = self._deaths.add(died + help_text)
+    restart = f"; it restarts in {seconds:g} s" if seconds else ""
+    print(f"{died}{restart}", file=sys.stderr, flush=True)
     return seconds
 
 
@@ -203,16 +192,11 @@ class Process:
   """A process of this machine that runs a node."""
 
   def __init__(self, role: str, message: bytes) -> None:
-    """Starts it.
-
-    Args:
-      role: of the node.
-      message: what it reads, see `nodes.message`.
-    """
+    """Starts the process, which reads a `nodes.message`."""
     self._role = role
     self._socket, stdin = socket.socketpair()
-    # Until the process ignores them, they wait.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals.ENDING)
+    # Signals stay pending until the process ignores them.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals.ENDING)
     try:
       with stdin:
         self._process = subprocess.Popen(
@@ -220,14 +204,14 @@ class Process:
           stdin=stdin.fileno(),
         )
     finally:
-      signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    # It may die before it has read all.
+      signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    # The process may die before it has read all of the message.
     with contextlib.suppress(OSError):
       self._socket.sendall(message)
 
   @property
   def name(self) -> str:
-    """Its role, and its number on this machine."""
+    """The role and the process ID."""
     return f"{self._role} {self._process.pid}"
 
   def status(self) -> int | None:
@@ -239,7 +223,7 @@ class Process:
     self._socket.setblocking(False)
     text = b""
     with contextlib.suppress(OSError):
-      text = self._socket.recv(_MOST_BYTES)
+      text = self._socket.recv(_ERROR_BYTES)
     self._socket.close()
     return text.decode(errors="replace")
 

@@ -1,21 +1,21 @@
-"""Processes that join a run: the learner tells them what to be.
+"""Processes that join a run, and to which the learner assigns roles.
 
-A process that joins opens the stream `JOIN` and says in its hello::
+A process that joins opens the stream `JOIN` with the hello::
 
     {"version": "0.2.0", "role": "actor", "address": "", "experiment": "",
      "options": {}}
 
-`role` may be empty where the run has only one, and `address` is where a server
-listens. The learner refuses the process unless it has the same `experiment` and
-`options`, which may be empty. The welcome has the role's name and the run's
-experiment and options::
+`role` may be empty if the run has only one. `address` is that of a process that
+listens. `experiment` and `options` may be empty; otherwise the learner refuses
+the process unless they are its own. The welcome has the assigned role, and the
+run's experiment and options::
 
     {"version": "0.2.0", "role": "actor", "needs_jax": false,
      "experiment": "seed_vtrace", "options": {"env": "CartPole-v1", ...}}
 
-The stream stays open as long as both live; the process that has joined sends an
-empty request each minute. All of it is JSON: nothing that
-arrives is unpickled, and no module is imported because a message names it.
+The stream stays open as long as both processes live; the one that has joined
+sends an empty request each minute. All messages are JSON: nothing that arrives
+is unpickled, and no module is imported because a message names it.
 """
 
 import dataclasses
@@ -31,15 +31,14 @@ import seedx
 from seedx import envs, types, wire
 
 JOIN = "join"
-# How often a joined process looks whether it is to leave.
 _LOOK_SECONDS = 0.2
-# How often it says that it is there; see `wire.SILENT_SECONDS`.
-_SAY_SECONDS = 60.0
+# The period of a joined process's signs of life; see `wire.SILENT_SECONDS`.
+_SIGN_SECONDS = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """How a process joins.
+  """The options of a process that joins.
 
   Attributes:
     give_up_seconds: seconds without a learner after which a process that joins
@@ -51,20 +50,20 @@ class Config:
   )
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for a setting that is out of range."""
     types.check_settings(self)
 
 
 @dataclasses.dataclass(frozen=True)
 class Hello:
-  """What a process that joins says.
+  """The request of a process that joins.
 
   Attributes:
-    role: that it wants; empty for the only one.
-    address: where it listens, HOST:PORT or unix:PATH, if its role does.
-    experiment: that the learner must run; empty for any.
-    options: that the learner must have, as JSON.
-    version: of seedx.
+    role: role that it requests; empty for the only one.
+    address: address at which it listens, HOST:PORT or unix:PATH; empty for a
+      role that does not listen.
+    experiment: experiment that the learner must run; empty for any.
+    options: settings that the learner must have, as JSON.
+    version: version of seedx.
   """
 
   role: str = ""
@@ -75,15 +74,15 @@ class Hello:
 
 
 @dataclasses.dataclass(frozen=True)
-class Told:
-  """What the learner says.
+class Welcome:
+  """The role that the learner assigns, and the run that it belongs to.
 
   Attributes:
-    role: of one node, such as `actor` or `server-1`.
+    role: role of one node, such as `actor` or `server-1`.
     needs_jax: see `nodes.Node`.
-    experiment: that runs; empty for a script without one.
-    options: the settings of the pipeline's config by their names, as JSON.
-    version: of seedx.
+    experiment: experiment that runs; empty for a script.
+    options: settings of the pipeline's config by their names, as JSON.
+    version: version of seedx.
   """
 
   role: str
@@ -93,31 +92,31 @@ class Told:
   version: str = seedx.__version__
 
 
-M = TypeVar("M", Hello, Told)
+M = TypeVar("M", Hello, Welcome)
 
 
 def join(
   address: str,
   hello: Hello,
-  play: Callable[[Told, threading.Event], None],
+  play: Callable[[Welcome, threading.Event], None],
   stop: threading.Event,
   config: Config = Config(),
   security: wire.Security = wire.LOCAL,
 ) -> None:
-  """Joins a run, and again where its learner has been started again.
+  """Joins a run, and joins again whenever its learner has restarted.
 
   Args:
-    address: of the learner.
-    hello: what to say to it.
-    play: `(told, stop)`, does the role's work until that is done or `stop`,
-      another event, is set.
-    stop: ends all of it.
-    config: how long it waits.
-    security: how they know each other.
+    address: the learner's address.
+    hello: the request.
+    play: `(told, ended)`, does the role's work until it is done or the event
+      `ended` is set.
+    stop: event that ends the work and the waits.
+    config: the time to wait for a learner.
+    security: authentication between the processes.
 
   Raises:
-    wire.WireError: the learner refuses.
-    wire.GaveUpError: there is none.
+    wire.WireError: the learner refuses the process.
+    wire.GaveUpError: there was no learner for too long.
   """
 
   def session(client: wire.Client) -> None:
@@ -143,9 +142,9 @@ def join(
     watcher = threading.Thread(target=watch, name="join", daemon=True)
     watcher.start()
     try:
-      told = _told(stream.welcome, hello)
-      tell(f"joined {address} as {told.role}")
-      play(told, ended)
+      assignment = _accepted(stream.welcome, hello)
+      print_line(f"joined {address} as {assignment.role}")
+      play(assignment, ended)
     finally:
       stream.close()
       watcher.join()
@@ -161,64 +160,64 @@ def join(
     security=security,
   )
   if not stop.is_set():
-    tell("the run is over")
+    print_line("the run is over")
 
 
-def tell(message: str) -> None:
-  """Prints a line, which may have words of a peer."""
+def print_line(message: str) -> None:
+  """Prints a line to the console; a peer's text in it is made printable."""
   print(types.printable(message), file=sys.stderr, flush=True)
 
 
 def _nothings_until(
   stop: threading.Event, ended: threading.Event
 ) -> Iterator[types.Tree]:
-  """Requests of a stream that is to stay open."""
-  said = time.monotonic()
+  """Yields a request now and then, so that the stream stays open."""
+  sent = time.monotonic()
   while not ended.is_set():
     if stop.wait(_LOOK_SECONDS):
       ended.set()
-    elif time.monotonic() > said + _SAY_SECONDS:
-      said = time.monotonic()
+    elif time.monotonic() > sent + _SIGN_SECONDS:
+      sent = time.monotonic()
       yield ()
 
 
-def _told(welcome: Mapping[str, Any], hello: Hello) -> Told:
-  """What a learner said, where it may be done."""
+def _accepted(welcome: Mapping[str, Any], hello: Hello) -> Welcome:
+  """Returns the welcome; raises wire.WireError if it names untrusted code."""
   try:
-    told = read(Told, welcome)
-    check_version(told.version)
-    for name, value in envs.code_in(told.options).items():
+    assignment = read(Welcome, welcome)
+    check_version(assignment.version)
+    for name, value in envs.code_in(assignment.options).items():
       if hello.options.get(name) != value:
-        words = value if isinstance(value, str) else json.dumps(value)
+        text = value if isinstance(value, str) else json.dumps(value)
         raise wire.does_not_fit(
-          f"--{name.replace('_', '-')} {shlex.quote(words)} here too, as it may"
-          " run code that the learner names",
+          f"--{name.replace('_', '-')} {shlex.quote(text)} here too, because it"
+          " may run code that the learner names",
           "it there only",
         )
   except wire.Refused as refused:
     raise wire.WireError(refused.code, refused.message) from None
-  return told
+  return assignment
 
 
-def read(kind: type[M], found: Mapping[str, Any]) -> M:
-  """Makes a message of JSON that a peer sent.
+def read(kind: type[M], content: Mapping[str, Any]) -> M:
+  """Makes a message from the JSON that a peer sent.
 
   Raises:
-    wire.Refused: a field is missing, or of another type.
+    wire.Refused: a field is missing or has a wrong type.
   """
   fields = {field.name: field.type for field in dataclasses.fields(kind)}
   for name, hint in fields.items():
     expected: Any = hint if hint in (str, bool) else dict
-    if not isinstance(found.get(name), expected):
+    if not isinstance(content.get(name), expected):
       raise wire.does_not_fit(
-        f"{name} as {expected.__name__}", f"{found.get(name)!r:.80}"
+        f"{name} as {expected.__name__}", f"{content.get(name)!r:.80}"
       )
-  return kind(**{name: found[name] for name in fields})
+  return kind(**{name: content[name] for name in fields})
 
 
-def check_version(found: str) -> None:
-  """Raises wire.Refused for another version of seedx than this one."""
-  if found != seedx.__version__:
+def check_version(version: str) -> None:
+  """Raises wire.Refused unless a peer's version of seedx is this one."""
+  if version != seedx.__version__:
     raise wire.does_not_fit(
-      f"seedx {seedx.__version__} at both ends", f"{found:.80}"
+      f"seedx {seedx.__version__} at both ends", f"{version:.80}"
     )

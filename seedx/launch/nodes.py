@@ -1,4 +1,4 @@
-"""A pipeline's topology as data."""
+"""Nodes: the roles of a pipeline's other processes, as data."""
 
 import dataclasses
 import multiprocessing.spawn
@@ -11,23 +11,24 @@ from typing import Any
 
 from seedx import types
 
-# A node that the program itself calls wrong is not started again.
+# The exit status for a wrong config, after which a node is not restarted.
 USAGE_STATUS = 2
-# Comes before a `message`.
+# The header of a `message`, its size.
 SIZE = struct.Struct("<Q")
 
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-  """A role, and how many processes have it.
+  """A role, and the number of processes that have it.
 
   Attributes:
-    role: its name.
-    run: `(config, stop)`, a function of a module; it returns when its work is
-      done, or `stop` is set.
-    config: its first argument; can be pickled, to run in another process.
+    role: name of the role.
+    run: `(config, stop)`, a function of a module, which returns when its work
+      is done or `stop` is set.
+    config: first argument of `run`; it is pickled for another process.
     count: number of processes.
-    needs_jax: whether it computes with JAX, on CPU; others block JAX.
+    needs_jax: whether the role computes with JAX, on CPU; for other roles JAX
+      cannot be imported.
   """
 
   role: str
@@ -38,29 +39,24 @@ class Node:
 
 
 def share_cores(processes: int) -> None:
-  """Has XLA use as many threads as its share of the cores, unless it is told.
+  """Limits XLA's threads to a share of the CPU cores, among `processes`.
 
-  Threads of many processes get in each other's way. Call it before JAX computes
-  anything.
-
-  Args:
-    processes: that compute on this machine.
+  Without a limit, the threads of several processes slow each other down. Call
+  it before JAX computes anything; PJRT_NPROC in the environment overrides it.
   """
   threads = max(1, len(os.sched_getaffinity(0)) // processes)
   os.environ.setdefault("PJRT_NPROC", str(threads))
 
 
 def kind(role: str) -> str:
-  """What a role is called among others: of `server-1`, `server`."""
+  """Returns the kind of a role, such as `server` for `server-1`."""
   return role.partition("-")[0]
 
 
 def message(node: Node, folder: str) -> bytes:
-  """What a process that runs the node reads: its size, then a pickle.
+  """Returns the message to a process that runs a node: a size and a pickle.
 
-  Args:
-    node: that it runs.
-    folder: that it removes when its parent goes.
+  The process removes the folder, if there is one, when its parent has ended.
 
   Raises:
     types.ConfigError: the node's function or config cannot be pickled.
@@ -72,11 +68,11 @@ def message(node: Node, folder: str) -> bytes:
       f"expected a {node.role} that can be pickled for a process of its own,"
       f" such as functools.partial of a module's function: {error}"
     ) from error
-  # Only who refers to the parent's program has to import it again.
+  # A process imports the parent's program only if its work refers to it.
   parent = {}
   if b"__main__" in work:
     parent = multiprocessing.spawn.get_preparation_data(node.role)
-    parent.pop("authkey", None)  # It refuses to be pickled here.
+    parent.pop("authkey", None)  # It cannot be pickled here.
   sharing = node.count if node.needs_jax else 0
   text = pickle.dumps((parent, work, sharing, folder))
   return SIZE.pack(len(text)) + text

@@ -1,8 +1,9 @@
-"""Nodes as tasks of a Ray cluster, started again when they or a machine die.
+"""Nodes as tasks of a Ray cluster, restarted when they or their machines die.
 
-A task runs a node in a process of its own, as `processes` does, on whatever
-machine of the cluster has room. The learner stays where it is, or runs there
-too. Observations, unrolls and parameters do not go through Ray.
+A task runs a node in a process of its own, as the launcher `processes` does, on
+a machine of the cluster that has room. The learner stays where it was started,
+or also runs on the cluster. Observations, unrolls and parameters do not go
+through Ray.
 """
 
 import dataclasses
@@ -24,18 +25,17 @@ from seedx import signals, types, wire
 from seedx.launch import instances, joining, nodes
 from seedx.launch.config import Config
 
-# How often a task looks whether its process has ended.
 _LOOK_SECONDS = 0.2
 _CONNECT_SECONDS = 10.0
 _TOKEN = "RAY_AUTH_TOKEN"
-# A new cluster of this machine alone; see `Config.ray_address`.
+# The address that means a new cluster; see `Config.ray_address`.
 _LOCAL = "local"
 
 T = TypeVar("T")
 
 
 class Cluster:
-  """The connection of this process to a cluster."""
+  """This process's connection to a cluster."""
 
   def __init__(self, config: Config) -> None:
     """Connects, unless this process is connected already.
@@ -46,8 +46,8 @@ class Cluster:
     self._is_ours = not ray().is_initialized()
     if not self._is_ours:
       return
-    # Ray would take over what ends this process.
-    before = {number: signal.getsignal(number) for number in signals.ENDING}
+    # Ray would replace the handlers of the signals that end this process.
+    handlers = {number: signal.getsignal(number) for number in signals.ENDING}
     try:
       if config.ray_address == _LOCAL:
         _start_here()
@@ -58,22 +58,19 @@ class Cluster:
       raise
     finally:
       if threading.current_thread() is threading.main_thread():
-        for number, handler in before.items():
+        for number, handler in handlers.items():
           signal.signal(number, handler)
 
   def free_address(self) -> str:
-    """An address of this machine, for others of the cluster, that is free."""
+    """Returns a free address of this machine, for the cluster's machines."""
     host = ray().util.get_node_ip_address()
     return f"{host}:{_free_port(host)}"
 
   def reached(self, address: str) -> str:
-    """Where others of the cluster reach what listens here.
-
-    Args:
-      address: where it listens.
+    """Returns the address by which the cluster reaches a local address.
 
     Raises:
-      types.ConfigError: that is a unix socket.
+      types.ConfigError: the local address is a unix socket.
     """
     if address.rpartition(":")[0] in ("", "unix"):
       raise types.ConfigError(
@@ -83,24 +80,19 @@ class Cluster:
     return wire.reachable_address(address, by=ray().util.get_node_ip_address())
 
   def leave(self) -> None:
-    """Disconnects what it has connected."""
+    """Disconnects, if this object has connected."""
     if self._is_ours:
       ray().shutdown()
       _forget_token()
 
 
 class Tasks(instances.Instances):
-  """Tasks of a Ray cluster for the instances of some nodes."""
+  """The instances of some nodes as tasks of a Ray cluster."""
 
   def __init__(
     self, running: list[nodes.Node], config: Config, cluster: "Cluster"
   ) -> None:
-    """Starts all instances of the nodes.
-
-    Args:
-      running: the nodes.
-      config: what they need of the cluster.
-      cluster: is left when they have been stopped.
+    """Starts all instances of the nodes; `stop` leaves the cluster.
 
     Raises:
       types.ConfigError: a node cannot be sent to another process.
@@ -111,20 +103,20 @@ class Tasks(instances.Instances):
     super().__init__(running, functools.partial(_Task, play))
 
   def stop(self, timeout_seconds: float = 2.0) -> None:
-    """Ends all of them, and leaves the cluster."""
+    """Ends all instances, and leaves the cluster."""
     super().stop(timeout_seconds)
     self._cluster.leave()
 
 
 @dataclasses.dataclass(frozen=True)
 class Listening:
-  """The config of an instance that chooses its address where it runs.
+  """The config of an instance that chooses its address on its machine.
 
   Attributes:
-    address: of the learner.
-    security: how they know each other.
-    nodes: what it may become, by its role.
-    code: settings of the learner's by which these nodes run its user's code.
+    address: the learner's address.
+    security: authentication between the processes.
+    nodes: nodes that the instance may become, by role.
+    code: the learner's settings that name code to run.
   """
 
   address: str
@@ -134,16 +126,16 @@ class Listening:
 
 
 def ray() -> Any:
-  """The module of Ray.
+  """Returns the module of Ray.
 
   Raises:
-    types.ConfigError: it is not installed.
+    types.ConfigError: Ray is not installed.
   """
   try:
     return importlib.import_module("ray")
   except ImportError as error:
     raise types.ConfigError(
-      'expected Ray, found none; install it by pip install "seedx[ray]"'
+      'Ray is not installed; install it with pip install "seedx[ray]"'
       f" ({error})"
     ) from error
 
@@ -154,23 +146,23 @@ def elsewhere(
   stop: threading.Event,
   ending: signals.Ending,
 ) -> T:
-  """Runs the learner on a machine of a cluster, and again where that dies.
+  """Runs the learner on a cluster; if its machine dies, on another one.
 
   Args:
-    work: `(stop, ending)`, does the learner's work there until that is done or
-      `stop` is set. It finds out whether it has begun before.
-    config: what it needs of the cluster.
-    stop: is set when it should end.
-    ending: the signal that has set it.
+    work: `(stop, ending)`, does the learner's work on the cluster until it is
+      done or `stop` is set. It must notice by itself that it has begun before.
+    config: the cluster, and the resources of the learner.
+    stop: event that ends the learner.
+    ending: the signal that has set `stop`.
 
   Returns:
-    What the work returns.
+    The result of the work.
 
   Raises:
     types.ConfigError: there is no cluster, or the work cannot be sent there.
-    RuntimeError: it dies again and again.
-    SystemExit: it should end, and has not begun.
-    Exception: whatever the work raises.
+    RuntimeError: the learner has died too many times.
+    SystemExit: `stop` was set before the work began.
+    Exception: an exception of the work.
   """
   cluster, deaths = Cluster(config), instances.Deaths("the learner")
   try:
@@ -193,32 +185,29 @@ def _elsewhere(
   stop: threading.Event,
   ending: signals.Ending,
 ) -> T:
-  """Runs the learner on a machine of the cluster; see `elsewhere`.
-
-  Raises:
-    ray.exceptions.RayActorError: its machine or its process has died.
-  """
+  """Runs the learner once; raises RayActorError if its machine has died."""
   resources = {"CPU": 1, **config.learner_resources}
-  # One method ends the other.
-  there = _remote(_Learner, resources, max_concurrency=2).remote()
+  # Two threads, because `stop` is called while `run` is running.
+  learner = _remote(_Learner, resources, max_concurrency=2).remote()
   try:
-    began = there.begin.remote()
+    began = learner.begin.remote()
     try:
-      result = there.run.remote(work)
+      result = learner.run.remote(work)
     except TypeError as error:
       raise types.ConfigError(
-        f"expected what can be pickled, to run elsewhere: {_in_short(error)}"
+        "expected a config that can be pickled, to run the learner on a"
+        f" cluster: {_in_short(error)}"
       ) from error
     while not ray().wait([result], timeout=_LOOK_SECONDS)[0]:
       if stop.is_set():
         if not ray().wait([began], timeout=0)[0]:
           raise SystemExit(ending.status)  # No machine has room.
-        there.stop.remote(ending.status)
+        learner.stop.remote(ending.status)
     return ray().get(result)
   except ray().exceptions.RayTaskError as error:
     raise error.cause from None
   finally:
-    ray().kill(there)
+    ray().kill(learner)
 
 
 def on_cluster(
@@ -227,12 +216,12 @@ def on_cluster(
   security: wire.Security,
   code: Mapping[str, Any],
 ) -> list[nodes.Node]:
-  """Nodes that need not know where they will run.
+  """Returns nodes that choose their addresses on the machines where they run.
 
   Args:
-    running: the nodes; one that listens has an empty address.
-    learner: its address.
-    security: how they know each other.
+    running: the nodes; those that listen have empty addresses.
+    learner: the learner's address.
+    security: authentication between the processes.
     code: the learner's settings that name code; see `envs.code_in`.
   """
   listening = {x.role: x for x in running if not x.config.address}
@@ -250,23 +239,23 @@ def on_cluster(
 
 
 def _listen(config: Listening, stop: threading.Event) -> None:
-  """Says where it listens, and does the work that the learner gives it."""
+  """Joins with an address of this machine, and does the assigned work."""
   learner, _, port = config.address.rpartition(":")
   with socket.socket(type=socket.SOCK_DGRAM) as probe:
-    # Sends nothing; says by which address this machine reaches the learner.
+    # Sends nothing, but finds the local address that reaches the learner.
     probe.connect((learner, int(port)))
     host = probe.getsockname()[0]
-  own = f"{host}:{_free_port(host)}"
+  address = f"{host}:{_free_port(host)}"
   (kind,) = {nodes.kind(role) for role in config.nodes}
 
-  def play(told: joining.Told, ended: threading.Event) -> None:
-    node = config.nodes[told.role]
-    node.run(dataclasses.replace(node.config, address=own), ended)
+  def play(assignment: joining.Welcome, ended: threading.Event) -> None:
+    node = config.nodes[assignment.role]
+    node.run(dataclasses.replace(node.config, address=address), ended)
 
   joining.join(
     config.address,
-    # The learner has sent this node itself, not only what it is called with.
-    joining.Hello(kind, own, options=config.code),
+    # The settings in `code` are trusted, because the learner sent this code.
+    joining.Hello(kind, address, options=config.code),
     play,
     stop,
     security=config.security,
@@ -274,38 +263,30 @@ def _listen(config: Listening, stop: threading.Event) -> None:
 
 
 def _connect(address: str) -> None:
-  """Connects to a cluster.
-
-  Raises:
-    types.ConfigError: there is none.
-  """
+  """Connects to a cluster; raises types.ConfigError if there is none."""
   try:
     host, separator, port = address.rpartition(":")
     if separator and "/" not in host:
-      # Ray would try for ten minutes.
+      # Fails fast: Ray would try for ten minutes.
       socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
     ray().init(address, logging_level=logging.WARNING)
   except _errors() as error:
     raise types.ConfigError(
       f"expected a Ray cluster at --ray-address {address}, found none that this"
-      " process can join; `ray start --head` starts one, and where it asks for"
-      " a token, this process needs that too, and RAY_AUTH_MODE=token"
+      " process can join; `ray start --head` starts one. If it requires a"
+      " token, this process needs that token and RAY_AUTH_MODE=token"
       f" ({_in_short(error)})"
     ) from error
 
 
 def _start_here() -> None:
-  """Starts a cluster of this machine alone, which no other machine reaches.
-
-  Raises:
-    types.ConfigError: it does not start, or other machines would reach it.
-  """
-  # Ray would write one into a file that all users of the machine may read.
-  os.environ.setdefault(_TOKEN, _own_token())
+  """Starts a cluster on 127.0.0.1; raises types.ConfigError if it cannot."""
+  # Ray would write its own token into a file that all users can read.
+  os.environ.setdefault(_TOKEN, _process_token())
   constants = ray()._private.ray_constants
-  before = constants.ENABLE_RAY_CLUSTER
-  # Ray listens on all interfaces of Linux, whatever address it is given, and
-  # on 127.0.0.1 where it starts no clusters, as on macOS.
+  enable_cluster = constants.ENABLE_RAY_CLUSTER
+  # On Linux, Ray listens on all interfaces, whatever address it is given. If
+  # clusters are disabled, as on macOS, it listens on 127.0.0.1.
   constants.ENABLE_RAY_CLUSTER = False
   try:
     ray().init(_LOCAL, logging_level=logging.WARNING)
@@ -314,7 +295,7 @@ def _start_here() -> None:
       f"Ray does not start on this machine ({_in_short(error)})"
     ) from error
   finally:
-    constants.ENABLE_RAY_CLUSTER = before
+    constants.ENABLE_RAY_CLUSTER = enable_cluster
   address = ray().util.get_node_ip_address()
   if not ipaddress.ip_address(address).is_loopback:
     version = ray().__version__
@@ -326,52 +307,44 @@ def _start_here() -> None:
 
 
 @functools.cache
-def _own_token() -> str:
-  """Returns this process's token: Ray reads one only once."""
+def _process_token() -> str:
+  """Returns this process's token, always the same: Ray reads it only once."""
   return secrets.token_hex(32)
 
 
 def _forget_token() -> None:
-  """Leaves programs that are started later none but the user's."""
-  if os.environ.get(_TOKEN) == _own_token():
+  """Hides this process's token, but not the user's, from later programs."""
+  if os.environ.get(_TOKEN) == _process_token():
     del os.environ[_TOKEN]
 
 
 def _errors() -> tuple[type[Exception], ...]:
-  """Returns what `ray.init` raises."""
+  """Returns the types of exceptions that `ray.init` raises."""
   return OSError, ValueError, RuntimeError, ray().exceptions.RayError
 
 
 class _Learner:
-  """The learner on a machine of the cluster: an actor, as Ray calls it."""
+  """The learner on a machine of the cluster, an actor in Ray's terms."""
 
   def __init__(self) -> None:
     self._stop, self._ending = threading.Event(), signals.Ending()
 
   def begin(self) -> None:
-    """Says that it has a machine."""
+    """Returns once the learner has a machine."""
 
   def run(self, work: Callable[..., Any]) -> Any:
-    """Does it; see `elsewhere`."""
-    # Ray calls this on another thread than the main one.
+    # Ray does not call this on the main thread.
     with signals.stopping(self._stop) as ending:
       ending.status, self._ending = self._ending.status, ending
       return work(self._stop, ending)
 
   def stop(self, status: int) -> None:
-    """Ends it."""
     self._ending.status = status
     self._stop.set()
 
 
 def _remote(work: Any, resources: Mapping[str, float], **options: int) -> Any:
-  """A task or an actor, as Ray calls them.
-
-  Args:
-    work: what it does.
-    resources: what it needs of its machine.
-    **options: more of Ray's.
-  """
+  """Returns a task or an actor of Ray, with resources and Ray's options."""
   others = dict(resources)
   cpus, gpus = others.pop("CPU"), others.pop("GPU", 0)
   needs = {"num_cpus": cpus, "num_gpus": gpus, "resources": others}
@@ -379,7 +352,7 @@ def _remote(work: Any, resources: Mapping[str, float], **options: int) -> Any:
 
 
 def _in_short(error: BaseException) -> str:
-  """What an error says, without where it was raised."""
+  """Returns the text of an error without its traceback."""
   lines = str(error).strip().splitlines() or [type(error).__name__]
   is_trace = isinstance(error, ray().exceptions.RayTaskError)
   return lines[-1 if is_trace else 0]
@@ -392,7 +365,7 @@ def _free_port(host: str) -> int:
 
 
 def _play(role: str, message: bytes) -> tuple[int, str]:
-  """Runs on a machine of the cluster; returns the exit status, and why."""
+  """Runs a node on this machine; returns the exit status and the error."""
   process = instances.Process(role, message)
   while (status := process.status()) is None:
     time.sleep(_LOOK_SECONDS)
@@ -400,7 +373,7 @@ def _play(role: str, message: bytes) -> tuple[int, str]:
 
 
 class _Task:
-  """A task that runs a node."""
+  """A task that runs a node, see `instances.Running`."""
 
   def __init__(self, play: Any, role: str, message: bytes) -> None:
     self._result = play.remote(role, message)
@@ -408,7 +381,6 @@ class _Task:
     self.name = f"{role} on Ray"
 
   def status(self) -> int | None:
-    """See `instances.Running`."""
     done, _ = ray().wait([self._result], timeout=0)
     if not done:
       return None
@@ -416,18 +388,15 @@ class _Task:
       status, self._error = ray().get(self._result)
       return status
     except ray().exceptions.RayError as error:
-      # Its machine or Ray's process has died: no fault of its own.
+      # The machine or Ray's process has died, which is not the node's fault.
       self._error = _in_short(error)
       return -signal.SIGKILL
 
   def last_error(self) -> str:
-    """See `instances.Running`."""
     return self._error
 
   def leave(self) -> None:
-    """See `instances.Running`."""
     ray().cancel(self._result, force=True)
 
   def end(self, timeout_seconds: float) -> None:
-    """See `instances.Running`."""
     ray().wait([self._result], timeout=timeout_seconds)

@@ -29,7 +29,7 @@ class Order(NamedTuple):
   version: types.Array
   rng_key: types.Array
   batch: types.Tree
-  reports: hosts_lib.Said
+  reports: hosts_lib.Report
 
 
 class Result(NamedTuple):
@@ -38,7 +38,7 @@ class Result(NamedTuple):
   state: base.AgentState | tuple[()]
   output: types.LossOutput
   skipped: jax.Array
-  reports: hosts_lib.Said
+  reports: hosts_lib.Report
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Together(learner.Learner):
     """
     parts = self._source.example(shares).parts
     self._nothing = [jax.tree.map(jnp.zeros_like, part) for part in parts]
-    order = self._with_report(hosts_lib.nothing(), self._nothing)
+    order = self._with_report(hosts_lib.empty_report(), self._nothing)
     self._update.compile(self._state, order)
     self._hosts.meet("compiled")
     jax.block_until_ready(self._update(self._state, order))
@@ -174,7 +174,7 @@ class Together(learner.Learner):
     since, starved = time.monotonic(), False
     while True:
       # A starved host waits once, not in every update.
-      at_once = starved and self._hosts.learn
+      at_once = starved and self._hosts.has_batch
       due = since + (0.0 if at_once else self._hosts.starved_seconds)
       shares = self.inbox.get(max(0.0, due - time.monotonic()))
       for batch in self._source(shares) if shares else ():
@@ -189,14 +189,14 @@ class Together(learner.Learner):
     # Without this, the update would wait on the device for other hosts, and
     # inference on the device for the update.
     self._hosts.meet("update")
-    report = self._hosts.say(batch is not None)
+    report = self._hosts.report(batch is not None)
     return self._with_report(report, batch.parts if batch else self._nothing)
 
   def _with_report(
-    self, report: hosts_lib.Said, parts: Sequence[types.Tree]
+    self, report: hosts_lib.Report, parts: Sequence[types.Tree]
   ) -> Order:
     # The sum over cores has each host's report once.
-    of_cores = [report, *(hosts_lib.nothing() for _ in self.cores[1:])]
+    of_cores = [report, *(hosts_lib.empty_report() for _ in self.cores[1:])]
     shards = [
       jax.device_put(jax.tree.map(lambda leaf: leaf[None], x), core)
       for x, core in zip(of_cores, self.cores, strict=True)
@@ -209,17 +209,17 @@ class Together(learner.Learner):
     return int(result.reports.batches)
 
   def _read(self, result: Result) -> None:
-    self._hosts.hear(result.reports)
+    self._hosts.add_reports(result.reports)
 
 
-def _summed(reports: hosts_lib.Said) -> hosts_lib.Said:
+def _summed(reports: hosts_lib.Report) -> hosts_lib.Report:
   """Returns the sum of all hosts' reports, from one report on each core."""
   of_core = jax.tree.map(lambda leaf: leaf[0], reports)
   return losses.sum_over_cores(of_core, sharding.CORES)
 
 
 def _unless_idle(
-  before: base.AgentState, result: updates.Result, reports: hosts_lib.Said
+  before: base.AgentState, result: updates.Result, reports: hosts_lib.Report
 ) -> Result:
   """Returns the result, with the old state if no host had a batch."""
   state = jax.tree.map(

@@ -1,1 +1,1 @@
-"""Topologies: where inference runs, what crosses the network, who updates."""
+"""Topologies: where inference runs, what crosses the network, what learns."""

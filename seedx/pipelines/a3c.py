@@ -7,14 +7,16 @@
                '------------- a copy of the parameters <-------'
 
 Each worker has its own environments and its own copy of the parameters, with
-which it acts and computes gradients; it refreshes the copy after each unroll.
-The shared parameters take one gradient at a time, and no worker waits for
-another's gradient. `gradient_staleness` counts the updates by other workers
-since the copy was made. Mnih et al. 2016, "Asynchronous Methods for Deep
-Reinforcement Learning", https://arxiv.org/abs/1602.01783, algorithms S2 (n-step
-Q-learning, here a DQN that is not `replayed`) and S3 (A3C). The paper updates
-the parameters in place without locks (Hogwild). JAX arrays are immutable, so
-here an update replaces the parameters, under a lock.
+which it acts and computes gradients. It refreshes the copy after each unroll.
+Gradients are applied to the shared parameters one at a time, and no worker
+waits for another's gradient. `gradient_staleness` is the number of updates by
+other workers since the copy was made. The paper updates the parameters in place
+without locks (Hogwild). JAX arrays are immutable, so here an update replaces
+the parameters, under a lock.
+
+Mnih et al. 2016, "Asynchronous Methods for Deep Reinforcement Learning",
+https://arxiv.org/abs/1602.01783, algorithms S2 (n-step Q-learning, here a DQN
+that is not `replayed`) and S3 (A3C).
 """
 
 import dataclasses
@@ -32,7 +34,7 @@ from seedx.learning import shared
 from seedx.runtime import counters, process
 from seedx.runtime import seeds as seeds_lib
 
-# Acting waits while the worker learns; learning waits while it acts.
+# Acting waits while the worker learns, and learning waits while it acts.
 _WAITS = (
   metrics.WAIT_ENVIRONMENTS,
   metrics.WAIT_LEARNER,
@@ -42,13 +44,13 @@ _WAITS = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(process.Config):
-  """The config of an A3C run.
+  """The options of an A3C run.
 
   Attributes:
-    workers: the threads that act and learn.
+    workers: threads that act and learn.
     device: index of the local device that acts and learns.
-    env_restarts: how often in a row a worker's process of your own environments
-      starts again where one raises an error or dies; then the run ends.
+    env_restarts: number of consecutive restarts of a worker's process of your
+      own environments, after an error or a death in it; then the run ends.
   """
 
   workers: local_actor.WorkersConfig = local_actor.WorkersConfig()
@@ -61,12 +63,7 @@ class Config(process.Config):
     return plan_lib.Plan(self.total_steps, self.workers.batch_steps)
 
   def learn(self, context: process.Context) -> process.Process:
-    """The only process: the workers and their shared parameters.
-
-    Raises:
-      types.ConfigError: the environment or the device does not exist, or the
-        agent needs a replay or whole batches.
-    """
+    """Returns the only process: the workers and their shared parameters."""
     (device,) = sharding.devices([self.device], "learner")
     spec = envs.spec(self.env)
     agent = self.plan.agent(self.agent, spec)
@@ -91,7 +88,7 @@ class Config(process.Config):
 
 
 class _Team:
-  """The workers and all that they share."""
+  """The workers, and what they share."""
 
   def __init__(
     self,
@@ -121,8 +118,7 @@ class _Team:
     shape = (workers.num_workers, workers.envs_per_worker)
     self._exploration = exploration.reshape(shape)
     self._reported = counters.explores_least(exploration).reshape(shape)
-    # Set when worker 0 has compiled, so that the others need not, and at the
-    # end.
+    # Set once worker 0 has compiled for all workers, and at the end.
     self.compiled = threading.Event()
 
   def work(self, worker: int) -> None:

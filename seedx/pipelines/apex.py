@@ -7,11 +7,12 @@
 This is IMPALA with a replay between actors and updates. Each environment has an
 epsilon of its own. Actors compute the priorities of their n-step transitions
 from TD errors under their own parameters. The learner samples transitions in
-proportion to priority ** alpha, and writes new priorities back. It adds
-experience and computes updates in turn, at a fixed ratio, and actors wait while
-its queue is full, so neither side runs ahead of the other. Horgan et al. 2018,
-"Distributed Prioritized Experience Replay", https://arxiv.org/abs/1803.00933,
-figure 1 and algorithms 1 and 2.
+proportion to priority ** alpha, and writes new priorities back. It alternates
+between adding experience and updating, at a fixed ratio, and actors wait while
+its queue is full. So neither side runs ahead of the other.
+
+Horgan et al. 2018, "Distributed Prioritized Experience Replay",
+https://arxiv.org/abs/1803.00933, figure 1 and algorithms 1 and 2.
 """
 
 import dataclasses
@@ -32,11 +33,10 @@ class Config(impala.Config):
   replay: replay_lib.PrioritizedConfig = replay_lib.PrioritizedConfig()
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for what cannot be run."""
     super().__post_init__()
     self.learner.parts_of_unrolls(self.replay)
 
   @property
   def plan(self) -> plan_lib.Plan:
-    """The experience that updates are computed from."""
+    """The run's amounts of experience."""
     return dataclasses.replace(super().plan, replay=self.replay)

@@ -4,13 +4,15 @@
     actor: EnvPool <-> act ----- over gRPC ----<    (sharded over cores)  |
     actor: EnvPool <-> act --'  <- parameters   '--- newest parameters <--'
 
-Actors compute actions by themselves, on their CPUs, send whole unrolls, and
-fetch newer parameters between unrolls: after each, or every `fetch_interval`
-env steps. They wait while the learner's queue is full. So unrolls are some
-updates old when the learner uses them: V-trace corrects for that, and the
-metric `policy_lag` says how many. Espeholt et al. 2018, "IMPALA: Scalable
-Distributed Deep-RL with Importance Weighted Actor-Learner Architectures",
-https://arxiv.org/abs/1802.01561, figure 1.
+Actors compute actions on their CPUs, send whole unrolls, and fetch newer
+parameters between unrolls: after each one, or every `fetch_interval` env steps.
+They wait while the learner's queue is full. When the learner uses an unroll, it
+is some updates old. V-trace corrects for that, and the metric `policy_lag` is
+the number of these updates.
+
+Espeholt et al. 2018, "IMPALA: Scalable Distributed Deep-RL with Importance
+Weighted Actor-Learner Architectures", https://arxiv.org/abs/1802.01561, figure
+1.
 """
 
 import dataclasses
@@ -30,8 +32,8 @@ class Config(process.ServerConfig):
 
   Attributes:
     actors: processes that act.
-    fetch_interval: env steps of an actor between two fetches of parameters; 0
-      for a fetch after every unroll. The paper of Ape-X has 400.
+    fetch_interval: number of env steps of an actor between two fetches of
+      parameters; 0 for a fetch after every unroll. Ape-X's paper uses 400.
     learner: devices that compute updates.
   """
 
@@ -40,17 +42,16 @@ class Config(process.ServerConfig):
   learner: learner_lib.InboxConfig = learner_lib.InboxConfig()
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for what cannot be run."""
     super().__post_init__()
     self.learner.check_batches(self.learner.parts)
 
   @property
   def plan(self) -> plan_lib.Plan:
-    """The experience that updates are computed from."""
+    """The run's amounts of experience."""
     return self.learner.plan(self.total_steps, self.learner.batch_steps)
 
   def nodes(self) -> list[nodes_lib.Node]:
-    """The actors, to be launched anywhere that reaches the learner."""
+    """Returns the actors, on any machines that can connect to the learner."""
     work = unroll_actor.Work(
       address=self.address,
       env=self.env,
@@ -67,19 +68,17 @@ class Config(process.ServerConfig):
     ]
 
   def learn(self, context: process.Context) -> process.Process:
-    """The learner process: takes unrolls in, updates, hands parameters out.
-
-    Raises:
-      types.ConfigError: no such environment or device, or an unfit agent.
-    """
+    """Returns the learner process: unrolls in, updates, parameters out."""
     spec = envs.spec(self.env)
     acted = context.acted(spec, self.total_steps)
     seeds = context.seeds(self.seed)
     learning = learners.of(self, spec, context, acted)
-    own = self.learner
     unrolls = unroll_server.UnrollServer(
       local_actor.Programs.of(
-        learning.agent, spec, own.unroll_length, own.share_size
+        learning.agent,
+        spec,
+        self.learner.unroll_length,
+        self.learner.share_size,
       ),
       self.actors,
       acted,

@@ -31,7 +31,7 @@ class Config(process.ServerConfig):
     actors: processes that step environments.
     inference: devices that compute actions.
     learner: devices that compute updates.
-    replay: if the agent learns from a replay.
+    replay: the replay; None for an agent that learns without one.
   """
 
   actors: thin_actor.Config = thin_actor.Config()
@@ -40,19 +40,18 @@ class Config(process.ServerConfig):
   replay: replay_lib.Config | None = None
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for what cannot be run."""
     super().__post_init__()
     self.learner.check_batches(self.learner.parts_of_unrolls(self.replay))
 
   @property
   def plan(self) -> plan_lib.Plan:
-    """The experience that updates are computed from."""
+    """The run's amounts of experience."""
     return self.learner.plan(
       self.total_steps, self.learner.batch_steps, self.replay
     )
 
   def nodes(self) -> list[nodes_lib.Node]:
-    """The actors, to be launched anywhere that reaches the learner."""
+    """Returns the actors, on any machines that can connect to the learner."""
     work = thin_actor.Work(
       self.address, self.env, self.actors, security=self.security
     )
@@ -60,11 +59,7 @@ class Config(process.ServerConfig):
     return [nodes_lib.Node("actor", thin_actor.run, work, count, needs_jax)]
 
   def learn(self, context: process.Context) -> process.Process:
-    """The learner process: server, inference, unrolls, updates.
-
-    Raises:
-      types.ConfigError: no such environment or device, or an unfit agent.
-    """
+    """Returns the learner process: server, inference, unrolls, updates."""
     spec = envs.spec(self.env)
     acted = context.acted(spec, self.total_steps)
     seeds = context.seeds(self.seed)

@@ -5,10 +5,12 @@
                                     '-- parameters <- update <- (replay)
 
 All environments step together, then the agent acts for all of them. When an
-unroll is finished, it is learned from before the next action. So the newest
-parameters always act, and the same seed gives bitwise the same parameters on
-the same machine. This is the loop of A2C (the synchronous form of Mnih et al.
-2016, https://arxiv.org/abs/1602.01783), of PPO (Schulman et al. 2017,
+unroll is complete, the agent learns from it before the next action. So the
+newest parameters always act, and the same seed gives bitwise the same
+parameters on the same machine.
+
+This is the loop of A2C (the synchronous form of Mnih et al. 2016,
+https://arxiv.org/abs/1602.01783), of PPO (Schulman et al. 2017,
 https://arxiv.org/abs/1707.06347, algorithm 1), and of DQN (Mnih et al. 2015,
 https://doi.org/10.1038/nature14236, algorithm 1).
 """
@@ -29,7 +31,7 @@ from seedx.learning import learners
 from seedx.learning import plan as plan_lib
 from seedx.runtime import counters, process
 
-# Acting waits while the agent learns; learning waits the rest of the time.
+# Acting waits while the agent learns, and learning waits while it acts.
 _WAITS = (
   metrics.WAIT_ENVIRONMENTS,
   metrics.WAIT_LEARNER,
@@ -39,14 +41,15 @@ _WAITS = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(process.Config):
-  """The config of a synchronous run.
+  """The options of a synchronous run.
 
   Attributes:
     num_envs: number of parallel environments, of all learner hosts together.
-    env_threads: threads of EnvPool; processes of your own environments.
-    env_restarts: how often in a row a process of your own environments starts
-      again where one raises an error or dies; then the run ends.
-    learner: the learner devices; the first also acts.
+    env_threads: number of threads of EnvPool, or of processes for your own
+      environments.
+    env_restarts: number of consecutive restarts of a process of your own
+      environments, after an error or a death in it; then the run ends.
+    learner: the learner devices; the first one also acts.
     replay: the replay; None for an agent that learns without one.
   """
 
@@ -57,9 +60,9 @@ class Config(process.Config):
   replay: replay_lib.Config | None = None
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for a value out of its range.
+    """Raises types.ConfigError for an invalid setting.
 
-    The same where learner devices and micro-batches do not divide `num_envs`.
+    Learner devices and micro-batches must divide `num_envs`.
     """
     super().__post_init__()
     parts = self.learner.parts_of_unrolls(self.replay)
@@ -72,11 +75,7 @@ class Config(process.Config):
     return self.learner.plan(self.total_steps, batch_steps, self.replay)
 
   def learn(self, context: process.Context) -> process.Process:
-    """The only process: environments, acting, unrolls, updates.
-
-    Raises:
-      types.ConfigError: no such environment or device, or an unfit agent.
-    """
+    """Returns the only process: environments, acting, unrolls, updates."""
     spec = envs.spec(self.env)
     acted = context.acted(spec, self.total_steps)
     seeds = context.seeds(self.seed)
@@ -120,7 +119,7 @@ def _steps(
   acted: counters.Acted,
   waits: metrics.Waits,
 ) -> Iterator[None]:
-  """Trains, and yields after each step of all environments."""
+  """Trains; yields after each step of all environments."""
   exploration = learning.agent.exploration(programs.layout.num_slots)
   played = counters.Played(acted, counters.explores_least(exploration))
   with contextlib.closing(start()) as actor:

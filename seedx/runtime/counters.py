@@ -1,4 +1,4 @@
-"""What a run counts: of acting, and of learning by many workers."""
+"""Counts of a run: env steps, episodes, and gradients of many workers."""
 
 import collections
 import dataclasses
@@ -14,21 +14,21 @@ from seedx import metrics, types
 
 
 class Acted:
-  """Counts of experience; any thread may add to them.
+  """Counts of env steps and episodes; any thread may add to them.
 
   Attributes:
-    returns: raw returns of whole games.
-    lengths: env steps of whole games.
+    returns: raw returns of whole games; in Atari, over all lives.
+    lengths: lengths of whole games, in env steps.
   """
 
   def __init__(
     self, frames_per_step: int = 1, total_steps: float = math.inf
   ) -> None:
-    """Starts at 0, and the clock with the first experience.
+    """Starts all counts at 0; the clock starts with the first experience.
 
     Args:
-      frames_per_step: emulator frames in an env step.
-      total_steps: env steps after which the run is done.
+      frames_per_step: number of emulator frames in an env step.
+      total_steps: number of env steps after which the run is done.
     """
     self._total_steps = total_steps
     self.returns: metrics.Latest | metrics.MeanOfSeeds = metrics.Latest()
@@ -40,18 +40,18 @@ class Acted:
     self._unrolls_discarded = 0
     self._started_seconds: float | None = None
     self._past_seconds = 0.0
-    # When the last line was measured, and the env steps of then.
+    # The time and the env steps of the last line of metrics.
     self._last = (time.monotonic(), 0)
 
   def add(
     self, env_steps: int, returns: np.ndarray, lengths: np.ndarray
   ) -> None:
-    """Counts experience; the first starts the clock.
+    """Counts experience; the first call starts the clock.
 
     Args:
-      env_steps: how many.
-      returns: `[...]`, raw, of games that ended; NaN is none.
-      lengths: `[...]`, their env steps.
+      env_steps: number of new env steps.
+      returns: `[...]`, raw returns of games that ended; NaN elsewhere.
+      lengths: `[...]`, their lengths in env steps.
     """
     self.start()
     ended = ~np.isnan(returns)
@@ -62,16 +62,15 @@ class Acted:
       self._env_steps += env_steps
 
   def join(self, reported: np.ndarray) -> "Environments":
-    """Adds environments, whose experience the result counts.
+    """Adds environments; returns the counter of their experience.
 
     Args:
-      reported: `[N]`, whether an environment's games count, see
-        `explores_least`.
+      reported: `[N]`, whether games count in `returns`, see `explores_least`.
     """
     return Environments(self, self._rounds, reported)
 
   def start(self) -> None:
-    """Starts the clock, unless it runs."""
+    """Starts the clock, unless it is running."""
     with self._lock:
       if self._started_seconds is None:
         self._started_seconds = time.monotonic()
@@ -83,58 +82,57 @@ class Acted:
 
   @property
   def env_steps(self) -> int:
-    """Agent decisions carried out; resets are none."""
+    """The number of env steps so far; resets do not count."""
     return self._env_steps
 
   @property
   def is_done(self) -> bool:
-    """Whether the run has all of its env steps."""
+    """Whether the run has made all of its env steps."""
     return self._env_steps >= self._total_steps
 
   @property
-  def are_of_all(self) -> bool:
-    """Whether `returns` and `lengths` are of episodes of any length.
+  def all_have_ended(self) -> bool:
+    """Whether every environment has ended an episode.
 
-    The short ones end first: before each environment has ended an episode, the
-    others have ended more of those.
+    Before, `returns` and `lengths` are biased: short episodes end first.
     """
     return self._rounds.have_all_ended
 
   def score(self) -> float | None:
-    """The mean of `returns` for decisions; None where it does not count.
+    """Returns the mean of `returns` for decisions, such as the best checkpoint.
 
-    It counts where `are_of_all`, and only as long as episodes go on to end.
+    It is None before `all_have_ended`, and while environments end no episodes.
     """
-    if not self.are_of_all or self._rounds.is_overdue(self._env_steps):
+    if not self.all_have_ended or self._rounds.is_overdue(self._env_steps):
       return None
     return self.returns.mean()
 
   @property
   def wall_seconds(self) -> float:
-    """Seconds since the first observation, of earlier starts as well."""
+    """Seconds since the first observation, with those of earlier starts."""
     if self._started_seconds is None:
       return self._past_seconds
     return self._past_seconds + time.monotonic() - self._started_seconds
 
   def measure(self) -> dict[str, metrics.Value]:
-    """What it adds to a line of metrics; the rate is since the last call."""
+    """Returns its metrics; the rate is since the last call."""
     now, env_steps = time.monotonic(), self._env_steps
     (then, env_steps_then), self._last = self._last, (now, env_steps)
-    are_of_all = self.are_of_all
+    all_have_ended = self.all_have_ended
     return {
       "wall_seconds": self.wall_seconds,
       "env_steps": env_steps,
       "env_frames": env_steps * self._frames_per_step,
       "steps_per_second": (env_steps - env_steps_then) / (now - then),
       "episodes": self.returns.count,
-      "episode_return": self.returns.mean() if are_of_all else None,
-      "episode_length": self.lengths.mean() if are_of_all else None,
+      "episode_return": self.returns.mean() if all_have_ended else None,
+      "episode_length": self.lengths.mean() if all_have_ended else None,
       "steps_without_episode": self._rounds.steps_without(env_steps),
       "unrolls_discarded": self._unrolls_discarded,
     }
 
   def saved(self) -> types.Tree:
-    """What a checkpoint keeps of it."""
+    """Returns the state for a checkpoint."""
     return {
       "returns": self.returns.saved(),
       "lengths": self.lengths.saved(),
@@ -144,7 +142,7 @@ class Acted:
     }
 
   def restore(self, saved: types.Tree) -> None:
-    """Goes on from what was saved; before the clock starts."""
+    """Continues from a saved state, before the clock starts."""
     self.returns.restore(saved["returns"])
     self.lengths.restore(saved["lengths"])
     self._env_steps = int(saved["env_steps"])
@@ -155,12 +153,11 @@ class Acted:
 
 
 class Environments:
-  """Counts what some environments do, such as those of an actor."""
+  """Counter of the experience of some environments, such as an actor's."""
 
   def __init__(
     self, acted: Acted, rounds: "_Rounds", reported: np.ndarray
   ) -> None:
-    """Counts nothing yet; see `Acted.join`."""
     self._acted = acted
     self._rounds = rounds
     self._reported = reported
@@ -173,33 +170,32 @@ class Environments:
     returns: np.ndarray,
     lengths: np.ndarray,
   ) -> None:
-    """Counts experience.
+    """Counts experience, see `Acted.add`.
 
     Args:
-      env_steps: number of env steps, of all of these environments.
-      index: `[B]`, the environments of the rows that follow, each once.
-      returns: `[B, ...]`, raw, of games that ended; NaN is none.
-      lengths: `[B, ...]`, their env steps.
+      env_steps: number of new env steps of all of these environments.
+      index: `[B]`, the distinct environments of the rows that follow.
+      returns: `[B, ...]`.
+      lengths: `[B, ...]`.
     """
     ended = ~np.isnan(returns)
     if ended.any():
       ended[~self._reported[index]] = False
-    # The oldest first.
+    # Transposed, so that the oldest games come first.
     self._acted.add(env_steps, returns.T[ended.T], lengths.T[ended.T])
     if ended.any():
       episodes = np.count_nonzero(ended.reshape(len(ended), -1), axis=1)
       self._rounds.add(self._member, index, episodes, self._acted.env_steps)
 
   def leave(self) -> None:
-    """Ends their part in the run; what they have done still counts."""
+    """Removes the environments from the run; their experience still counts."""
     self._rounds.leave(self._member)
 
 
 class Played:
-  """Counts what the environments of this process do."""
+  """Counter of the experience of environments in this process."""
 
   def __init__(self, acted: Acted, reported: np.ndarray) -> None:
-    """Counts nothing yet; see `Acted.join`."""
     self._environments = acted.join(reported)
     self._lengths = np.zeros(len(reported), np.int64)
 
@@ -217,18 +213,18 @@ class Played:
     self._lengths[index[~np.isnan(rows.episode_return)]] = 0
 
 
-# Episodes of a round, at least.
+# The minimum number of episodes in a round.
 _ROUND_EPISODES = 100
-# A round that takes this many times as long as the one before is overdue.
+# A round that takes this many times as long as the previous one is overdue.
 _OVERDUE = 3
 
 
 @dataclasses.dataclass(eq=False)
 class _Member:
-  """Environments that take part in rounds.
+  """Environments that joined together.
 
   Attributes:
-    counts: `[N]`, whether an environment takes part.
+    counts: `[N]`, whether an environment takes part in rounds.
     ended: `[N]`, the last round in which it ended an episode; -1 before.
   """
 
@@ -237,53 +233,49 @@ class _Member:
 
 
 class _Rounds:
-  """Whether episodes of all environments end; any thread may use it.
+  """Rounds of episodes; any thread may use them.
 
   In a round, every environment ends an episode, and all of them together end at
   least `_ROUND_EPISODES`.
   """
 
   def __init__(self) -> None:
-    """There are no environments."""
     self._lock = threading.Lock()
     self._round = 0
     self._envs = 0
-    # Environments that have ended no episode at all, and none in this round.
+    # Numbers of environments without any episode, and without one this round.
     self._never = self._not_yet = 0
     self._have_all_ended = False
     self._left: list[_Member] = []
     self._episodes = 0
-    # Env steps when this round began, and of the round before.
+    # Env steps at which this round began, and env steps of the previous round.
     self._began_steps, self._took_steps = 0, math.inf
     self._last_steps = 0
 
   @property
   def have_all_ended(self) -> bool:
-    """Whether there was a time when every environment had ended an episode.
+    """Whether at some time every environment had ended an episode.
 
-    What joins later, such as an actor that was started again, changes the mean
-    little: the others end episodes of any length.
+    It remains True when environments join later, such as those of a restarted
+    actor: they change the mean little.
     """
     return self._never == 0 or self._have_all_ended
 
   def start(self, env_steps: int) -> None:
-    """Begins the first round at these env steps of a run that is resumed."""
     with self._lock:
       self._began_steps = self._last_steps = env_steps
 
   def is_overdue(self, env_steps: int) -> bool:
-    """Whether this round takes much longer than the one before."""
     with self._lock:
       return env_steps - self._began_steps > _OVERDUE * self._took_steps
 
   def steps_without(self, env_steps: int) -> int:
-    """Env steps since an episode ended; 0 for less than a round's."""
+    """Returns the env steps since an episode ended; 0 if less than a round."""
     with self._lock:
       since = env_steps - self._last_steps
       return since if since > self._took_steps else 0
 
   def join(self, counts: np.ndarray) -> _Member:
-    """Adds environments, see `_Member`."""
     joined = int(np.count_nonzero(counts))
     with self._lock:
       self._envs += joined
@@ -292,9 +284,9 @@ class _Rounds:
     return _Member(counts, ended=np.full(len(counts), -1))
 
   def leave(self, member: _Member) -> None:
-    """Removes environments, once another ends an episode.
+    """Removes environments when the next episode of another one ends.
 
-    Not at once: where all leave, a mean that was not of all is so still.
+    If it removed them at once and all left, a biased mean would seem unbiased.
     """
     with self._lock:
       self._left.append(member)
@@ -306,65 +298,57 @@ class _Rounds:
     episodes: np.ndarray,
     env_steps: int,
   ) -> None:
-    """Adds episodes that ended.
-
-    Args:
-      member: environments that take part.
-      index: `[B]`, those of the rows that follow, each once.
-      episodes: `[B]`, how many ended; 0 where an environment takes no part.
-      env_steps: env steps of the run so far.
-    """
-    some = np.arange(len(member.counts))[index][episodes > 0]
+    """Adds `[B]` numbers of episodes that distinct environments have ended."""
+    ended = np.arange(len(member.counts))[index][episodes > 0]
     with self._lock:
       while self._left:
         left = self._left.pop()
         self._envs -= int(np.count_nonzero(left.counts))
         self._have_ended(left.ended[left.counts])
-      self._have_ended(member.ended[some])
-      member.ended[some] = self._round
+      self._have_ended(member.ended[ended])
+      member.ended[ended] = self._round
       self._episodes += int(np.sum(episodes))
       self._last_steps = env_steps
       if self._not_yet <= 0 and self._episodes >= _ROUND_EPISODES:
         self._round += 1
         self._not_yet, self._episodes = self._envs, 0
-        # Of several hosts, env steps rise with updates only.
+        # 0 steps are possible: several hosts sum env steps with updates only.
         took = env_steps - self._began_steps
         self._took_steps = took or self._took_steps
         self._began_steps = env_steps
 
-  def _have_ended(self, before: np.ndarray) -> None:
-    """Waits no longer for environments; `before` is `_Member.ended` of each."""
-    self._never -= int(np.count_nonzero(before < 0))
+  def _have_ended(self, last_rounds: np.ndarray) -> None:
+    """Stops waiting for environments; takes `_Member.ended` of each."""
+    self._never -= int(np.count_nonzero(last_rounds < 0))
     self._have_all_ended |= self._never == 0
-    self._not_yet -= int(np.count_nonzero(before < self._round))
+    self._not_yet -= int(np.count_nonzero(last_rounds < self._round))
 
 
-# So many skipped updates in a row end a run.
+# The number of consecutive skipped updates that ends a run.
 _MOST_SKIPPED = 100
 
 
 class Skipped:
-  """Counts updates that were skipped because they were not finite.
+  """Counter of updates that were skipped because they were not finite.
 
   Attributes:
-    updates: so far.
+    updates: number of skipped updates so far.
   """
 
   def __init__(self) -> None:
-    """Counts none yet."""
     self.updates = 0
     self._in_a_row = 0
 
   def add(self, skipped: int, applied: int) -> None:
-    """Counts the newest updates: those that were skipped, and the others."""
+    """Counts the newest updates: the skipped and the applied ones."""
     self.updates += skipped
     self._in_a_row = 0 if applied else self._in_a_row + skipped
 
   def check(self) -> None:
-    """Ends a run that does not learn any more.
+    """Ends a run that has stopped learning.
 
     Raises:
-      RuntimeError: many updates in a row were skipped.
+      RuntimeError: too many consecutive updates were skipped.
     """
     if self._in_a_row >= _MOST_SKIPPED:
       raise RuntimeError(
@@ -380,12 +364,12 @@ class Learned:
   """Counts of gradients; any thread may add to them.
 
   Attributes:
-    steps: gradients applied so far.
-    learned_steps: env steps learned from; resets are none.
+    steps: number of gradients applied so far.
+    learned_steps: number of env steps learned from; resets do not count.
   """
 
   def __init__(self, window: int = 100) -> None:
-    """`window`: how many of the latest additions the means are over."""
+    """Starts at 0; means are over the latest `window` additions."""
     self.steps = 0
     self.learned_steps = 0.0
     self._skipped = Skipped()
@@ -402,14 +386,13 @@ class Learned:
     metrics: Mapping[str, float],
     gradients: int = 1,
   ) -> None:
-    """Counts gradients that have been applied.
+    """Counts applied gradients.
 
     Args:
-      learned_steps: env steps that they are of.
-      staleness: how many updates the parameters had seen, on average, since
-        those that a gradient was computed with.
-      metrics: what else is said of the newest of them.
-      gradients: how many.
+      learned_steps: number of env steps that they were computed from.
+      staleness: mean number of updates since their parameters.
+      metrics: the agent's metrics of the newest gradient.
+      gradients: number of gradients.
     """
     with self._lock:
       self._skipped.add(0, gradients)
@@ -419,17 +402,17 @@ class Learned:
       self._newest = dict(metrics)
 
   def skip(self, gradients: int) -> None:
-    """Counts gradients that were not applied, because they were not finite."""
+    """Counts gradients that were skipped because they were not finite."""
     with self._lock:
       self._skipped.add(gradients, 0)
 
   def check(self) -> None:
-    """Ends a run that does not learn any more; see `Skipped.check`."""
+    """Ends a run that has stopped learning; see `Skipped.check`."""
     with self._lock:
       self._skipped.check()
 
   def measure(self) -> dict[str, metrics.Value]:
-    """What it adds to a line of metrics."""
+    """Returns its metrics."""
     with self._lock:
       line: dict[str, metrics.Value] = {
         "learner_steps": self.steps,
@@ -445,7 +428,7 @@ class Learned:
       return line
 
   def saved(self) -> types.Tree:
-    """What a checkpoint keeps of it."""
+    """Returns the state for a checkpoint."""
     with self._lock:
       return {
         "steps": np.int64(self.steps),
@@ -454,7 +437,7 @@ class Learned:
       }
 
   def restore(self, saved: types.Tree) -> None:
-    """Goes on from what was saved."""
+    """Continues from a saved state."""
     with self._lock:
       self.steps = int(saved["steps"])
       self.learned_steps = float(saved["learned_steps"])
@@ -462,13 +445,13 @@ class Learned:
 
 
 def explores_least(exploration: np.ndarray) -> np.ndarray:
-  """Which environments' returns are reported: those that explore least.
+  """Returns which environments' games are reported: those that explore least.
 
   Args:
     exploration: `[N]`, see `base.Agent.exploration`.
 
   Returns:
-    `[N]`, True for the quarter that explores least; all of them where they
-    explore alike.
+    `[N]`, True for the quarter that explores least; True for all environments
+    if they explore alike.
   """
   return exploration <= np.quantile(exploration, 0.25)

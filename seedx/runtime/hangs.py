@@ -1,4 +1,4 @@
-"""Notices that a run hangs, reports where, and ends what does not end."""
+"""A watch over a run: it reports hangs, and ends a process that hangs."""
 
 import contextlib
 import math
@@ -13,52 +13,48 @@ from typing import Protocol
 
 from seedx import channels, metrics, signals, types
 
-# From so many seconds without progress on, threads are looked at.
+# Seconds without progress after which the watch records where threads are.
 _LOOK_SECONDS = 3.0
-# A line of metrics is late after so many seconds, and is written from here.
+# Seconds after which a line of metrics is late, and the watch writes one.
 _LATE_SECONDS = 5.0
-# After a signal, the time that threads have to end, and that the process has.
+# Seconds after a signal within which threads must end, then the process.
 _END_SECONDS = 6.0
 _LEAVE_SECONDS = 9.0
-# And that their sinks have, once all is saved; a user's logger has 60 s.
+# Seconds for the sinks, after the last save; a user's logger has 60 s.
 _CLOSE_SECONDS = 75.0
-# For the processes that were started; they end by themselves, too.
+# Seconds for the processes that were started; they also end by themselves.
 _LEAVING_SECONDS = 0.5
-# A run is as slow as it was, up to this, and does not hang.
+# A run that was slow before may be as slow at its end, up to these seconds.
 _SLOW_SECONDS = 60.0
 _PACKAGE = str(pathlib.Path(__file__).parent.parent)
 
 
-class Kept(Protocol):
-  """What saves a run.
-
-  Attributes:
-    is_writing: whether a checkpoint is on its way to the disk.
-    is_saved: whether the last checkpoint of the run is there.
-  """
+class Saver(Protocol):
+  """The saver of a run's checkpoints."""
 
   @property
   def is_writing(self) -> bool:
-    """See above."""
+    """Whether a checkpoint is being written to the disk."""
 
   @property
   def is_saved(self) -> bool:
-    """See above."""
+    """Whether the last checkpoint of the run is on the disk."""
 
   def rescue(self) -> str:
-    """Saves the newest state without the replay; returns what was done."""
+    """Saves the newest state without the replay; returns a report of it."""
 
 
 class Watch:
-  """Watches a run from a thread that takes no part in it.
+  """A watch over a run, from a thread that takes no part in it.
 
   An env step or an update is progress. Nothing counts as a hang before the
   first update of this start, while programs are compiled.
 
   Attributes:
-    kept: what saves the run; None before there is anything to save.
-    leaving: functions that end what the process has started, the last one
-      first, for an end that does not wait for threads that hang.
+    saver: saver of the run; None before there is anything to save.
+    leaving: functions that end the processes that this one has started. They
+      are called, the last one first, if the process ends without waiting for
+      threads that hang.
   """
 
   def __init__(
@@ -67,16 +63,16 @@ class Watch:
     hang_seconds: float = 120.0,
     leaves: bool = False,
   ) -> None:
-    """Watches nothing before `begin`.
+    """Makes a watch that is idle before `begin`.
 
     Args:
-      ending: tells of a signal, and calls `look`.
+      ending: source of the time of a signal; calls `look`.
       hang_seconds: seconds without progress after which the threads of the run
         are reported.
-      leaves: whether to end the process 10 seconds after a signal, even where a
+      leaves: whether to end the process 10 seconds after a signal, even if a
         thread hangs.
     """
-    self.kept: Kept | None = None
+    self.saver: Saver | None = None
     self.leaving: list[Callable[[], None]] = []
     self._ending = ending or signals.Ending()
     self._hang_seconds = hang_seconds
@@ -87,15 +83,15 @@ class Watch:
     self._first: metrics.Line | None = None
     self._line: metrics.Line = {}
     self._written_seconds = self._moved_seconds = time.monotonic()
-    # The longest time without progress, except where the run was reported.
+    # The longest time without progress that was not reported as a hang.
     self._longest_seconds = 0.0
     self._progress: tuple[object, object] = (None, None)
     self._has_learned = self._is_over = False
     self._next_seconds = hang_seconds
-    # Where each thread is, by its name, and since when.
+    # The place of each thread, and since when it is there, by its name.
     self._places: dict[str, tuple[str, float]] = {}
     self._is_closing, self._closed_seconds = False, -math.inf
-    # Held by who ends the run, this or the main thread.
+    # Held by the thread that ends the run: the watch's or the main thread.
     self._closing, self._is_closed = threading.Lock(), False
     self._ending.watch = self.look
 
@@ -105,23 +101,23 @@ class Watch:
     threads: Callable[[], Mapping[int, str]],
     write: Callable[[metrics.Line], object],
   ) -> None:
-    """Begins to watch.
+    """Starts to watch.
 
     Args:
-      env_steps: returns the env steps so far, at once.
+      env_steps: returns the number of env steps so far, without waiting.
       threads: returns the names of the threads of the run by their identifiers.
-      write: writes a line of metrics, at once.
+      write: writes a line of metrics, without waiting.
     """
     self._env_steps, self._threads, self._write = env_steps, threads, write
     self._written_seconds = self._moved_seconds = time.monotonic()
 
   def end(self) -> None:
-    """Has no hang reported any more: the threads of the run have ended."""
+    """Stops reporting hangs, since the threads of the run have ended."""
     self._is_over = True
 
   @contextlib.contextmanager
   def closing(self, sinks: Sequence[metrics.Sink]) -> Iterator[None]:
-    """Closes sinks at the end, which may take them longer than the rest."""
+    """Closes sinks at the end, for which they have more time than threads."""
     try:
       yield
     finally:
@@ -133,12 +129,12 @@ class Watch:
         self._is_closing, self._closed_seconds = False, time.monotonic()
 
   def close(self) -> None:
-    """Ends it: all is saved."""
+    """Ends the watch, since everything is saved."""
     with self._closing:
       self._ending.watch, self._is_closed = None, True
 
   def noted(self, line: metrics.Line) -> dict[str, metrics.Value]:
-    """Takes note of a line of metrics; returns it with `stalled_seconds`."""
+    """Records a line of metrics; returns it with `stalled_seconds`."""
     self._first = self._first or line
     updates = line.get("learner_steps")
     self._has_learned |= updates != self._first.get("learner_steps")
@@ -146,7 +142,7 @@ class Watch:
     return {**line, "stalled_seconds": round(self._stalled_seconds(), 1)}
 
   def look(self) -> None:
-    """Looks whether the run hangs; called about once a second."""
+    """Checks whether the run hangs; called about once a second."""
     now = time.monotonic()
     if self._leaves and now > self._ending.seconds + _END_SECONDS:
       if self._hangs_at_end(now):
@@ -170,7 +166,7 @@ class Watch:
       self._write(self._late_line())
 
   def _stalled_seconds(self) -> float:
-    """Seconds since the last progress; 0 before the first update."""
+    """Returns the seconds since the last progress; 0 before any update."""
     progress = self._env_steps(), self._line.get("learner_steps")
     now = time.monotonic()
     stalled = now - self._moved_seconds
@@ -182,10 +178,9 @@ class Watch:
     return 0.0
 
   def _hangs_at_end(self, now: float) -> bool:
-    """Whether what is left to do after a signal hangs."""
-    if self.kept is not None and self.kept.is_writing:
-      return False  # However slow the disk is.
-    if self.kept is not None and self.kept.is_saved and not self._is_closing:
+    if self.saver is not None and self.saver.is_writing:
+      return False  # The disk may be slow.
+    if self.saver is not None and self.saver.is_saved and not self._is_closing:
       return now > self._closed_seconds + _END_SECONDS
     if self._is_over:
       return now > self._ending.seconds + _CLOSE_SECONDS
@@ -193,7 +188,7 @@ class Watch:
     return now > self._moved_seconds + max(_END_SECONDS, slow)
 
   def _late_line(self) -> metrics.Line:
-    """A line in place of one that the run does not come to write."""
+    """Returns a line in place of the one that the run has not written."""
     late = time.monotonic() - self._written_seconds
     wall_seconds = self._line.get("wall_seconds")
     line = dict(self._line)
@@ -202,18 +197,16 @@ class Watch:
     return {**line, "steps_per_second": 0.0}
 
   def _note_places(self) -> None:
-    """Takes note of where each thread is."""
     now, frames = time.monotonic(), sys._current_frames()
     places = {}
     for identifier, name in self._threads().items():
       if identifier in frames:
         place = _place(frames[identifier])
-        before, since = self._places.get(name, ("", 0.0))
-        places[name] = place, since if place == before else now
+        last_place, since = self._places.get(name, ("", 0.0))
+        places[name] = place, since if place == last_place else now
     self._places = places
 
   def _described(self) -> str:
-    """Lines that name each thread, where it is, and for how long."""
     now = time.monotonic()
     return "\n".join(
       f"  {name}: for {now - since:.0f} s in {place}"
@@ -221,7 +214,7 @@ class Watch:
     )
 
   def _leave(self) -> None:
-    """Saves what can be saved, and ends the process without its threads."""
+    """Saves what can be saved, and ends the process although threads hang."""
     self._ending.watch = None
     self._note_places()
     seconds = time.monotonic() - self._ending.seconds
@@ -234,11 +227,11 @@ class Watch:
     patience = _LEAVE_SECONDS - _END_SECONDS
     deadline = time.monotonic() + patience
     while rescue.is_alive() and (
-      time.monotonic() < deadline or (self.kept and self.kept.is_writing)
+      time.monotonic() < deadline or (self.saver and self.saver.is_writing)
     ):
       rescue.join(0.05)
     if rescue.is_alive():
-      _print("its newest state could not be saved in time")
+      _print("the newest state could not be saved in time")
     for leave in reversed(self.leaving):
       threading.Thread(target=leave, daemon=True).start()
     time.sleep(_LEAVING_SECONDS)
@@ -249,29 +242,29 @@ class Watch:
   def _rescue(self) -> None:
     if self._line:
       self._write({**self._late_line(), "env_steps": self._env_steps()})
-    if self.kept is not None:
-      _print(self.kept.rescue())
+    if self.saver is not None:
+      _print(self.saver.rescue())
 
 
 def _place(frame: python_types.FrameType) -> str:
-  """Where a thread is: the innermost function of seedx, and its first line.
+  """Describes the innermost function of seedx in a stack, with its docstring.
 
-  Of a thread at a channel, the function that uses the channel.
+  The functions of channels are left out, in favor of the one that uses them.
   """
   inner: python_types.FrameType | None = frame
-  while inner is not None and not _is_told(inner.f_code.co_filename):
+  while inner is not None and not _is_reported(inner.f_code.co_filename):
     inner = inner.f_back
-  found = frame if inner is None else inner
-  code = found.f_code
+  reported = frame if inner is None else inner
+  code = reported.f_code
   path = os.path.relpath(code.co_filename, os.path.dirname(_PACKAGE))
-  where = f"{code.co_qualname}, {path}:{found.f_lineno}"
+  place = f"{code.co_qualname}, {path}:{reported.f_lineno}"
   words = code.co_consts[0] if code.co_consts else None
   if not isinstance(words, str) or not words[:1].isupper():
-    return where  # It has no docstring.
-  return f"{where} ({words.splitlines()[0].rstrip('.')})"
+    return place  # The function has no docstring.
+  return f"{place} ({words.splitlines()[0].rstrip('.')})"
 
 
-def _is_told(filename: str) -> bool:
+def _is_reported(filename: str) -> bool:
   return filename.startswith(_PACKAGE) and filename != channels.__file__
 
 

@@ -1,10 +1,10 @@
-"""Learner hosts that make the same updates, and what they agree on.
+"""Learner hosts that make the same updates, and what they exchange.
 
-Each host learns from its own experience. Whatever all of them must know, such
-as how many env steps there were, or that one of them wants to stop, is summed
-over the hosts in the update itself. Every host reads the sums when it reads the
-metrics of that update, one update later. So all hosts act on them after the
-same update, and none waits for another in between.
+Each host learns from its own experience. What all hosts need, such as the
+number of env steps, or whether one of them wants to stop, is summed over the
+hosts in the update itself. Every host reads the sums with the metrics of that
+update, one update later. So all hosts act on them after the same update, and no
+host waits for another in between.
 """
 
 import dataclasses
@@ -26,13 +26,13 @@ class Config:
   Attributes:
     hosts: number of learner hosts, processes that learn together; each needs
       the same options.
-    host_index: which of them this is, from 0; -1 for what SLURM, Kubernetes or
-      Cloud TPU says. Host 0 has the run's directory.
-    coordinator: HOST:PORT at which host 0 listens for the others; empty for
-      what SLURM, Kubernetes or Cloud TPU says.
+    host_index: index of this host, from 0; -1 to take it from SLURM, Kubernetes
+      or Cloud TPU. Host 0 writes the run directory.
+    coordinator: HOST:PORT at which host 0 listens for the others; empty to take
+      it from SLURM, Kubernetes or Cloud TPU.
     starved_seconds: seconds without a batch after which a host leaves updates
       to the others until it has one.
-    meet_seconds: seconds to wait at the start until all hosts are there.
+    meet_seconds: seconds to wait for all hosts at the start.
   """
 
   hosts: int = types.setting(
@@ -48,29 +48,28 @@ class Config:
   )
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for what cannot be."""
     types.check_settings(self)
     types.check_range("host_index", self.host_index, -1, self.hosts - 1)
     if self.hosts > 1 and (self.host_index < 0) != (not self.coordinator):
       raise types.ConfigError(
-        "expected both a host_index and a coordinator, or neither where SLURM,"
-        " Kubernetes or Cloud TPU says them; found host_index"
+        "expected both a host_index and a coordinator, or neither if SLURM,"
+        " Kubernetes or Cloud TPU provides them; found host_index"
         f" {self.host_index} and coordinator {self.coordinator!r}"
       )
     if self.coordinator:
       wire.check_address(self.coordinator)
 
 
-class Said(NamedTuple):
-  """What a host says with an update, or what all of them together say.
+class Report(NamedTuple):
+  """One host's counts for the exchange of an update, or their sums over all.
 
-  It is all float32, and so one vector in the exchange; counts are exact up to
-  2^24.
+  All of it is float32, so that it is one vector in the exchange; counts are
+  exact up to 2^24.
 
   Attributes:
-    counts: `[6]`, since it said something last, see `_Counts`.
-    totals: `[2]`, returns and lengths of the episodes that have ended since.
-    stops: `[256]`, hosts that want to stop, by the exit status that they want.
+    counts: `[6]`, counts since the previous exchange, see `_Counts`.
+    totals: `[2]`, sums of the returns and the lengths of ended episodes.
+    stops: `[256]`, number of hosts that want to stop, by their exit status.
   """
 
   counts: types.Array
@@ -79,34 +78,34 @@ class Said(NamedTuple):
 
   @property
   def batches(self) -> types.Array:
-    """`[]`, how many hosts had a batch for the update."""
+    """The number of hosts that had a batch for the update, `[]`."""
     return self.counts[0]
 
 
 class _Counts(NamedTuple):
-  """The `Said.counts`."""
+  """The entries of `Report.counts`."""
 
   batches: int = 0
   env_steps: int = 0
   episodes: int = 0
   unrolls_discarded: int = 0
   seeds: int = 0
-  # Not a count but whether, on this host, some environment has ended none yet.
+  # 1 on a host where some environment has not ended an episode yet.
   waits_for_episodes: int = 0
 
 
-def nothing() -> Said:
-  """What a host says that has nothing to say."""
+def empty_report() -> Report:
+  """Returns a report of zeros."""
   sizes = len(_Counts._fields), 2, 256
-  return Said(*(np.zeros(size, np.float32) for size in sizes))
+  return Report(*(np.zeros(size, np.float32) for size in sizes))
 
 
 class Seeds(Protocol):
-  """Seeds that a host has handed out.
+  """Counts of the seeds that hosts have handed out.
 
   Attributes:
-    taken: how many.
-    taken_together: how many all hosts have, as far as they have said it.
+    taken: number of seeds that this host has handed out.
+    taken_together: number of seeds of all hosts, as of the last exchange.
   """
 
   taken: int
@@ -117,17 +116,17 @@ S = TypeVar("S", bound=Seeds)
 
 
 class Hosts:
-  """The learner hosts of a run, as one of them sees them.
+  """The learner hosts of a run, as seen by one of them.
 
   Attributes:
-    index: of this host.
-    count: of all hosts.
+    index: index of this host.
+    count: number of hosts.
     starved_seconds: see `Config`.
-    over: set when all hosts have agreed to stop, after the same update.
+    over: event set when all hosts have agreed to stop, after the same update.
     status: exit status that they have agreed on.
-    failed: whether something here has failed, so that all must stop.
-    rescue: saves what can be saved, before this process ends for want of
-      another.
+    failed: whether this host has failed, so that all must stop.
+    rescue: saves what can be saved, before this process ends because another
+      host is lost.
   """
 
   def __init__(
@@ -140,15 +139,10 @@ class Hosts:
     ending: Callable[[], int] = lambda: 0,
     meet: Callable[[str], None] = lambda name: None,
   ) -> None:
-    """Nothing has been said yet.
+    """Makes a host that has exchanged nothing yet.
 
-    Args:
-      index: of this host.
-      count: of all hosts.
-      starved_seconds: see `Config`.
-      stop: set when this host wants to stop.
-      ending: says the exit status that it then wants.
-      meet: waits for all hosts at a point with a name.
+    Once `stop` is set, the host wants to stop with the exit status that
+    `ending` returns. `meet` waits for all hosts at a barrier of a given name.
     """
     self.index = index
     self.count = count
@@ -162,104 +156,92 @@ class Hosts:
     self._ending = ending
     self._acted: _Acted | None = None
     self._seeds: Seeds | None = None
-    self._seeds_said = 0
+    self._seeds_sent = 0
     self._batches = count
 
   @property
-  def learn(self) -> bool:
-    """Whether the newest update that was read had a batch of any host."""
+  def has_batch(self) -> bool:
+    """Whether any host had a batch for the newest update that was read."""
     return self._batches > 0
 
   def own_key(self, rng_key: jax.Array) -> jax.Array:
-    """The key that this host derives from one that all have."""
+    """Returns this host's key, derived from a key that all hosts share."""
     if self.count == 1:
       return rng_key
     return jax.random.fold_in(rng_key, self.index)
 
   def acted(self, frames_per_step: int, total_steps: int) -> counters.Acted:
-    """Counts of experience, over all hosts.
-
-    Args:
-      frames_per_step: emulator frames in an env step.
-      total_steps: env steps after which all stop.
-    """
+    """Makes the counts of experience over all hosts, see `counters.Acted`."""
     if self.count == 1:
       return counters.Acted(frames_per_step, total_steps)
     self._acted = _Acted(frames_per_step, total_steps)
     return self._acted
 
   def counted(self, seeds: S) -> S:
-    """Seeds that also count those of other hosts; no resumed run takes them."""
+    """Exchanges the counts of `seeds`, so that a resumed run skips them all."""
     self._seeds = seeds
     return seeds
 
-  def say(self, has_batch: bool) -> Said:
-    """What this host says with its next update.
-
-    Args:
-      has_batch: whether the update learns from a batch of it.
-    """
+  def report(self, has_batch: bool) -> Report:
+    """Takes this host's report for an update, with a batch or without."""
     assert self._acted is not None
     taken = self._seeds.taken if self._seeds else 0
     counts, totals = self._acted.take()
     counts = counts._replace(
       batches=int(has_batch),
-      seeds=taken - self._seeds_said,
-      waits_for_episodes=int(not self._acted.are_of_own),
+      seeds=taken - self._seeds_sent,
+      waits_for_episodes=int(not self._acted.all_here_have_ended),
     )
-    self._seeds_said = taken
-    said = nothing()
-    said.counts[:], said.totals[:] = counts, totals
+    self._seeds_sent = taken
+    report = empty_report()
+    report.counts[:], report.totals[:] = counts, totals
     if self._stop.is_set():
-      said.stops[self._ending() or int(self.failed)] = 1
-    return said
+      report.stops[self._ending() or int(self.failed)] = 1
+    return report
 
-  def hear(self, said: Said) -> None:
-    """Takes in what all hosts have said with an update."""
+  def add_reports(self, sums: Report) -> None:
+    """Adds the sums over all hosts of an update's reports."""
     assert self._acted is not None
-    counts = _Counts(*(round(x) for x in said.counts.tolist()))
-    self._acted.add_all(counts, said.totals)
+    counts = _Counts(*(round(x) for x in sums.counts.tolist()))
+    self._acted.add_all(counts, sums.totals)
     self._batches = counts.batches
     if self._seeds is not None:
       self._seeds.taken_together += counts.seeds
-    wanted = np.flatnonzero(said.stops)
-    if wanted.size:
-      self.status = int(wanted[-1])
-    if wanted.size or self._acted.is_done:
+    statuses = np.flatnonzero(sums.stops)
+    if statuses.size:
+      self.status = int(statuses[-1])
+    if statuses.size or self._acted.is_done:
       self.over.set()
 
   def measure(self) -> dict[str, metrics.Value]:
-    """What it adds to a line of metrics."""
+    """Returns its metrics."""
     return {"hosts_starved": self.count - self._batches}
 
 
 class _Acted(counters.Acted):
-  """Counts what all hosts have said, not what only this one knows."""
+  """Counts over all hosts, which include only what they have exchanged."""
 
   def __init__(self, frames_per_step: int, total_steps: int) -> None:
     super().__init__(frames_per_step, total_steps)
-    self._unsaid_lock = threading.Lock()
+    self._pending_lock = threading.Lock()
     self._counts, self._totals = _Counts(), np.zeros(2)
     self._hosts_waiting = 0
 
   @property
-  def are_of_all(self) -> bool:
-    """See `counters.Acted`: of all hosts."""
+  def all_have_ended(self) -> bool:
     return self._hosts_waiting == 0
 
   @property
-  def are_of_own(self) -> bool:
-    """As `are_of_all`, of this host."""
-    return super().are_of_all
+  def all_here_have_ended(self) -> bool:
+    return super().all_have_ended
 
   def add(
     self, env_steps: int, returns: np.ndarray, lengths: np.ndarray
   ) -> None:
-    """Keeps experience of this host until it is said."""
     self.start()
     ended = ~np.isnan(returns)
     episodes = int(np.count_nonzero(ended))
-    with self._unsaid_lock:
+    with self._pending_lock:
       counts = self._counts
       self._counts = counts._replace(
         env_steps=counts.env_steps + env_steps,
@@ -269,21 +251,20 @@ class _Acted(counters.Acted):
         self._totals += returns[ended].sum(), lengths[ended].sum()
 
   def add_discarded(self, unrolls: int) -> None:
-    """Keeps a count of this host until it is said."""
-    with self._unsaid_lock:
+    with self._pending_lock:
       counts = self._counts
       discarded = counts.unrolls_discarded + unrolls
       self._counts = counts._replace(unrolls_discarded=discarded)
 
   def take(self) -> tuple[_Counts, np.ndarray]:
-    """What is to be said; it is kept no longer."""
-    with self._unsaid_lock:
+    """Returns the pending counts and resets them."""
+    with self._pending_lock:
       taken = self._counts, self._totals
       self._counts, self._totals = _Counts(), np.zeros(2)
     return taken
 
   def add_all(self, counts: _Counts, totals: np.ndarray) -> None:
-    """Counts what all hosts have said; of their episodes only the mean."""
+    """Adds the sums over all hosts; each episode counts as their mean."""
     episodes = max(1, counts.episodes)
     means = np.full((2, counts.episodes), (totals / episodes)[:, None])
     super().add(counts.env_steps, *means)

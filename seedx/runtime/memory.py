@@ -1,4 +1,4 @@
-"""How much memory a device has left."""
+"""The free memory of a device."""
 
 import pathlib
 
@@ -8,26 +8,22 @@ _ROOT = pathlib.Path("/")
 
 
 def free_bytes(device: jax.Device, root: pathlib.Path = _ROOT) -> int | None:
-  """Returns what a device's memory has room for; None where that is unknown.
+  """Returns the free bytes of a device's memory; None if they are unknown.
 
-  On CPU it is the machine's available memory, or what the limits of this
-  process's control groups (containers, SLURM) leave of it.
-
-  Args:
-    device: the device.
-    root: of the file system.
+  On CPU they are the machine's available memory, or less if the limits of this
+  process's control groups (containers, SLURM) leave less.
   """
   if device.platform != "cpu":
     stats = device.memory_stats() or {}
     if "bytes_limit" not in stats:
       return None
     return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
-  found = [*_available(root), *_left_by_groups(root)]
-  return min(found) if found else None
+  free = [*_available(root), *_left_by_groups(root)]
+  return min(free) if free else None
 
 
 def _available(root: pathlib.Path) -> list[int]:
-  """What Linux estimates that programs can have without swapping."""
+  """Returns Linux's estimate of the memory left without swapping, if any."""
   for line in _text(root / "proc/meminfo").splitlines():
     if line.startswith("MemAvailable:"):
       return [int(line.split()[1]) * 1024]
@@ -35,8 +31,8 @@ def _available(root: pathlib.Path) -> list[int]:
 
 
 def _left_by_groups(root: pathlib.Path) -> list[int]:
-  """What each control group above this process leaves, where it has a limit."""
-  found = []
+  """Returns the bytes below the limit of each control group that has one."""
+  free = []
   for line in _text(root / "proc/self/cgroup").splitlines():
     _, controllers, path = line.split(":", 2)
     folder = root / "sys/fs/cgroup"
@@ -50,19 +46,19 @@ def _left_by_groups(root: pathlib.Path) -> list[int]:
         "memory.usage_in_bytes",
         "total_inactive_file",
       )
-    own = folder / path.lstrip("/")
-    for group in (own, *own.parents):
+    innermost = folder / path.lstrip("/")
+    for group in (innermost, *innermost.parents):
       limit, used = (_text(group / name).strip() for name in names[:2])
       if limit.isdecimal() and used.isdecimal():
-        # Files that nothing uses now make room for others.
+        # Linux drops inactive cached files when memory is short.
         stat = dict(
           line.split() for line in _text(group / "memory.stat").splitlines()
         )
         unused = int(stat.get(names[2], 0))
-        found.append(max(0, int(limit) - int(used) + unused))
+        free.append(max(0, int(limit) - int(used) + unused))
       if group == folder:
         break
-  return found
+  return free
 
 
 def _text(path: pathlib.Path) -> str:

@@ -1,4 +1,4 @@
-"""What a process asks of its parts: to be saved, restored and measured."""
+"""The interfaces of a process's parts: saved, restored and measured."""
 
 import contextlib
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ class Part(Protocol):
   """A part of a process that checkpoints save; any thread may save it."""
 
   def saved(self) -> types.Tree:
-    """Its state in a checkpoint, a nest of arrays.
+    """Returns the state for a checkpoint, a nest of arrays.
 
     Raises:
       wire.WireError: UNAVAILABLE, a server cannot be reached now; try again.
@@ -24,10 +24,10 @@ class Part(Protocol):
 
 
 class Measured(Protocol):
-  """What has metrics."""
+  """A part that has metrics."""
 
   def measure(self) -> metrics.Line:
-    """Returns them by their names, since the last call where they count."""
+    """Returns the metrics by their names; rates are since the last call."""
 
 
 class Replay(Protocol):
@@ -35,22 +35,18 @@ class Replay(Protocol):
 
   @property
   def num_bytes(self) -> int:
-    """Of what a checkpoint would keep, about; 0 where it is not known yet."""
+    """The approximate bytes in a checkpoint; 0 before they are known."""
 
   def paused(self) -> contextlib.AbstractContextManager[None]:
-    """Neither they nor the parts of the process change within it."""
+    """Holds the replays and all parts still, so that they are consistent."""
 
   def saved(self) -> Callable[[], types.Tree]:
-    """Takes their state, `paused`.
+    """Takes a snapshot, within `paused`.
 
     Returns:
-      A function that says the state as a nest of arrays, on any thread; it may
-      wait.
+      A function that returns the snapshot as a nest of arrays. Any thread may
+      call it, and it may wait.
     """
 
   def restore(self, saved: Mapping[str, np.ndarray]) -> None:
-    """Continues from a saved state; called before the process runs.
-
-    Args:
-      saved: its arrays by their paths, see `checkpoint.Checkpoints.restore`.
-    """
+    """Continues from arrays by path, see `checkpoint.Checkpoints.restore`."""

@@ -1,8 +1,8 @@
-"""What a pipeline is, and the process that it describes.
+"""The interface of pipelines: a `Config`, and the `Process` that it makes.
 
-A pipeline is a `Config` that describes a run and starts nothing; its
-`learn(context)` returns a `Process`, what is to run in the learner's.
-`running.run` does the rest, for all pipelines.
+A pipeline's `Config` describes a run and starts nothing. Its `learn(context)`
+returns a `Process`: what runs in the learner's process. `running.run` runs it,
+in the same way for all pipelines.
 """
 
 import abc
@@ -27,14 +27,15 @@ from seedx.wire import server as server_lib
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(abc.ABC):
-  """A pipeline, with the options of every run.
+  """Base class of pipelines, with the options of every run.
 
   Attributes:
-    total_steps: env steps to train for, including those before a resume.
+    total_steps: number of env steps to train for, those before a resume
+      included.
     seed: random seed of environments, initial parameters and sampling.
     log_seconds: seconds between two lines of metrics.
-    hang_seconds: seconds without an env step and without an update after which
-      the console names what each thread waits for; compile time does not count.
+    hang_seconds: seconds without an env step or an update after which the
+      console reports where each thread waits; compile time does not count.
     env: the environment.
     agent: the agent that acts and learns.
   """
@@ -42,7 +43,7 @@ class Config(abc.ABC):
   total_steps: int = types.setting(
     2_000_000, changes="resume", alike=True, low=1, high=2**63 - 1
   )
-  # Seeds beyond these would share environments or random keys with others.
+  # Larger seeds would share environments or random keys with smaller ones.
   seed: int = types.setting(0, labels=False, low=0, high=2**30 - 1)
   log_seconds: float = types.setting(
     0.5, changes="resume", labels=False, low=0.0, high=types.MOST_SECONDS
@@ -54,25 +55,25 @@ class Config(abc.ABC):
   agent: base.Config
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for what cannot be run."""
+    """Raises types.ConfigError for an invalid setting."""
     types.check_settings(self)
 
   def with_sockets(self, folder: str) -> Self:
-    """Returns the config with sockets in a folder where it has no address."""
-    del folder  # It has no address to give.
+    """Returns the config with sockets in a folder as its missing addresses."""
+    del folder  # This config has no address.
     return self
 
   def nodes(self) -> list[nodes_lib.Node]:
-    """Returns what runs in other processes, anywhere that reaches this one."""
+    """Returns the roles of other processes, on this or other machines."""
     return []
 
   @abc.abstractmethod
   def learn(self, context: "Context") -> "Process":
-    """Returns what runs in this process.
+    """Returns the learner's process, which the caller runs.
 
     Raises:
       types.ConfigError: the environment or a device does not exist, or the
-        agent cannot learn so.
+        agent does not fit the pipeline.
     """
 
 
@@ -81,10 +82,9 @@ class ServerConfig(Config):
   """The options of a run whose learner serves other processes.
 
   Attributes:
-    address: where the learner listens, HOST:PORT or unix:PATH; needed with
-      --role.
-    security: how its processes know each other.
-    launching: what starts the other processes.
+    address: address of the learner, HOST:PORT or unix:PATH; needed with --role.
+    security: authentication between the processes of the run.
+    launching: launcher of the other processes.
   """
 
   address: str = types.setting("", changes="process", labels=False)
@@ -92,21 +92,20 @@ class ServerConfig(Config):
   launching: launch_config.Config = launch_config.Config()
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for what cannot be run."""
     super().__post_init__()
     if self.address:
       wire.check_address(self.address)
 
   def make_server(self, max_streams: int) -> server_lib.Server:
-    """The learner's server, which does not listen yet; see `server.Server`.
+    """Makes the learner's server, which does not listen yet.
 
     Raises:
-      types.ConfigError: it would be open to other machines.
+      types.ConfigError: see `server.Server`.
     """
     return server_lib.Server(self.address, max_streams, security=self.security)
 
   def with_sockets(self, folder: str) -> Self:
-    """The config with a socket in a folder where no address was given."""
+    """Returns the config with a socket in a folder if it has no address."""
     address = self.address or f"unix:{folder}/learner"
     return dataclasses.replace(self, address=address)
 
@@ -115,9 +114,9 @@ class Keys(NamedTuple):
   """The random keys of a process.
 
   Attributes:
-    learner: the same on all learner hosts.
-    replay: this host's.
-    acting: this host's.
+    learner: key that is the same on all learner hosts.
+    replay: key of this host's replay.
+    acting: key of this host's actions.
   """
 
   learner: jax.Array
@@ -127,12 +126,12 @@ class Keys(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-  """What a pipeline's `learn` is given beside its config.
+  """The surroundings of a process: its stop event, and the other hosts.
 
   Attributes:
-    stop: set when the run should end; every wait ends with it, or when
+    stop: event that ends the run. Every wait ends with it, or when
       `Process.stopping` is called.
-    hosts: the learner hosts of the run; they end together.
+    hosts: the learner hosts of the run, which end together.
   """
 
   stop: threading.Event = dataclasses.field(default_factory=threading.Event)
@@ -140,54 +139,50 @@ class Context:
 
   @property
   def over(self) -> threading.Event:
-    """Set when the process may end: with other hosts, not before they do."""
+    """The event after which the process may end; hosts end together."""
     return self.stop if self.hosts.count == 1 else self.hosts.over
 
   def keys(self, seed: int) -> Keys:
-    """The random keys of this process in a run with a seed."""
+    """Returns the random keys of this process, from the seed of the run."""
     learner, replay, acting = jax.random.split(jax.random.key(seed), 3)
     return Keys(learner, self.hosts.own_key(replay), self.hosts.own_key(acting))
 
   def acted(
     self, spec: types.EnvironmentSpec, total_steps: int
   ) -> counters.Acted:
-    """Makes the counts of experience, over all hosts.
-
-    Args:
-      spec: of the environment.
-      total_steps: env steps after which all hosts stop.
-    """
+    """Makes the counts of experience over all hosts, see `counters.Acted`."""
     return self.hosts.acted(spec.frames_per_step, total_steps)
 
   def seeds(self, seed: int) -> seeds_lib.Seeds:
-    """Makes the seeds of this process's environments, in a run with a seed."""
+    """Makes the seeds of this host's environments, from the run's seed."""
     return self.hosts.counted(seeds_lib.Seeds(seed, self.hosts.index))
 
 
 @dataclasses.dataclass(frozen=True)
 class Process:
-  """What runs in a pipeline's own process.
+  """The parts of a learner's process, and what its threads run.
 
   Attributes:
     acted: counts of env steps and episodes.
-    parts: what a checkpoint saves, by name; `acted` is one of them. A part
-      whose state is in other processes also has `form()`, its shapes.
-    replay: that the run learns from; None if there is none. A checkpoint saves
-      it by itself, because it may be too large.
+    parts: parts that a checkpoint saves, by name; `acted` is one of them. A
+      part whose state is in other processes also has `form()`, which returns
+      the state's shapes.
+    replay: replay that the run learns from; None if there is none. It is saved
+      separately, because it may be too large.
     policy: maps saved parts to acting parameters, see `base.Agent.acting`.
-    measures: what has a part in a line of metrics, in order.
-    done: whether the run has reached its end; None for `acted.is_done`. Unused
-      where there are `steps`.
+    measures: sources of the metrics of a line, in order.
+    done: returns whether the run has reached its end; None for `acted.is_done`.
+      Unused if there are `steps`.
     threads: functions that run on threads of their own, by name.
-    steps: an iterator of the main thread's work, which ends with the run; if
-      None, the main thread waits for the others.
-    server: listens as long as the process runs.
-    addresses: where processes of other roles listen, by role.
-    stopping: called soon after `Context.stop` is set, perhaps many times;
-      closes the channels at which threads wait.
-    ending: called at the end while the server still listens.
-    close: called at the end after the server has stopped; ends other waits, and
-      frees resources.
+    steps: makes the iterator of the main thread's work, which ends with the
+      run; None if the main thread only waits for the others.
+    server: server that listens while the process runs.
+    addresses: addresses of the processes of other roles, by role.
+    stopping: closes the channels at which threads wait. Called soon after
+      `Context.stop` is set, perhaps many times.
+    ending: called at the end, while the server still listens.
+    close: called after the server has stopped; ends other waits, and frees
+      resources.
   """
 
   acted: counters.Acted
@@ -209,19 +204,19 @@ class Process:
   close: Callable[[], None] = lambda: None
 
   def saved(self) -> types.Tree:
-    """The whole checkpoint; any thread may call it; see `parts.Part`."""
+    """Returns the whole checkpoint, see `parts.Part`; for any thread."""
     return {name: part.saved() for name, part in self.parts.items()}
 
   @staticmethod
   def clock(saved: types.Tree) -> int:
-    """How far a saved process was, which names its checkpoint: env steps."""
+    """Returns the env steps of a saved process, which name its checkpoint."""
     return int(saved["acted"]["env_steps"])
 
   def restore(self, load: Callable[[types.Tree], types.Tree]) -> None:
-    """Continues from a checkpoint, before `run`; the replay has its own.
+    """Continues from a checkpoint, before `run`; excludes the replay.
 
     Args:
-      load: maps a nest of the shapes of `saved` to the saved one.
+      load: maps a nest with the shapes of `saved` to the saved nest.
     """
     saved = load(
       {
@@ -233,7 +228,7 @@ class Process:
       part.restore(saved[name])
 
   def measure(self) -> dict[str, metrics.Value]:
-    """A line of metrics."""
+    """Returns a line of metrics."""
     line: dict[str, metrics.Value] = {}
     for measured in self.measures:
       line |= measured.measure()

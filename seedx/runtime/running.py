@@ -1,4 +1,4 @@
-"""Runs a process: starts, stops and checks it, and writes lines of metrics."""
+"""The main loop of a process: starts it, writes its metrics, and stops it."""
 
 import threading
 import time
@@ -9,10 +9,9 @@ from seedx.runtime import hangs
 from seedx.runtime import hosts as hosts_lib
 from seedx.runtime import process as process_lib
 
-# A program that is being compiled cannot be stopped; all else ends at once.
+# A compilation cannot be interrupted; everything else stops at once.
 _STOP_SECONDS = 60.0
-# How often the main thread looks whether the work is done.
-_LOOK_SECONDS = 0.02
+_POLL_SECONDS = 0.02
 
 
 def run(
@@ -23,49 +22,50 @@ def run(
   check: Callable[[], None] = lambda: None,
   watch: hangs.Watch | None = None,
 ) -> dict[str, metrics.Value]:
-  """Runs a process until its work is done, a stop, or a failure.
+  """Runs a process until its work is done, it is stopped, or it fails.
 
   Args:
-    process: what runs.
-    context: that it was made in.
-    sinks: take the lines of metrics; the caller closes them.
-    log_seconds: between two lines.
-    check: is called before each line, and may raise.
-    watch: notices that it hangs.
+    process: the process.
+    context: the context that `process` was made in.
+    sinks: receivers of the lines of metrics; the caller closes them.
+    log_seconds: seconds between two lines.
+    check: called before each line; may raise.
+    watch: watch that reports a hang.
 
   Returns:
     The last line of metrics.
 
   Raises:
     types.ConfigError: the server's address is in use.
-    Exception: whatever a thread failed with.
+    Exception: the first exception of a thread.
   """
   team = ThreadGroup(context.stop, context.hosts)
   watch = watch or hangs.Watch()
 
   def write(line: metrics.Line) -> dict[str, metrics.Value]:
-    noted = watch.noted(line)
+    line = watch.noted(line)
     for sink in sinks:
-      sink.write(noted)
-    return noted
+      sink.write(line)
+    return line
 
-  own = {threading.get_ident(): "main"}
+  main = {threading.get_ident(): "main"}
   watch.begin(
-    lambda: process.acted.env_steps, lambda: own | team.identifiers(), write
+    lambda: process.acted.env_steps, lambda: main | team.identifiers(), write
   )
   if process.server is not None:
     process.server.start()
   try:
     for name, target in process.threads.items():
       team.start(name, target)
-    steps = process.steps or (lambda: _looks(process, context, log_seconds))
+    steps = process.steps or (lambda: _polls(process, context, log_seconds))
     written = time.monotonic()
     for _ in steps():
       if time.monotonic() - written >= log_seconds:
         check()
         write(process.measure())
         written = time.monotonic()
-      if context.stop.is_set():  # With other hosts, perhaps not yet over.
+      if context.stop.is_set():
+        # This host wants to stop; `over` waits until all hosts stop together.
         process.stopping()
       if context.over.is_set():
         break
@@ -88,11 +88,11 @@ def run(
 
 
 class ThreadGroup:
-  """Threads that stop together: one that fails stops them all.
+  """Threads that stop together: if one fails, all stop.
 
   Attributes:
-    stop: set when the threads should end; every wait of theirs ends with it, or
-      by `Process.stopping`, which `run` calls then.
+    stop: event that ends the threads. Each of their waits ends with it, or by
+      `Process.stopping`, which `run` then calls.
   """
 
   def __init__(
@@ -100,19 +100,14 @@ class ThreadGroup:
     stop: threading.Event | None = None,
     others: hosts_lib.Hosts | None = None,
   ) -> None:
-    """Makes a group of no thread yet.
-
-    Args:
-      stop: with which it ends.
-      others: learner hosts that stop where a thread here fails.
-    """
+    """Makes a group without threads; `others` stop if a thread here fails."""
     self.stop = stop or threading.Event()
     self._others = others or hosts_lib.Hosts()
     self._threads: list[threading.Thread] = []
     self._failures: list[BaseException] = []
 
   def start(self, name: str, target: Callable[[], None]) -> None:
-    """Starts a thread; an exception of `target` is kept, and stops all."""
+    """Starts a thread; an exception in it stops all, and `join` raises it."""
 
     def run() -> None:
       try:
@@ -127,15 +122,15 @@ class ThreadGroup:
     thread.start()
 
   def identifiers(self) -> dict[int, str]:
-    """The names of the threads by their identifiers."""
+    """Returns the names of the threads by their identifiers."""
     return {x.ident: x.name for x in self._threads if x.ident is not None}
 
   def join(self, timeout_seconds: float) -> None:
     """Stops all threads and waits for each.
 
     Raises:
-      BaseException: the first exception that a thread ended with.
-      TimeoutError: a thread goes on for longer than `timeout_seconds`.
+      BaseException: the first exception of a thread.
+      TimeoutError: a thread is still running after `timeout_seconds`.
     """
     self.stop.set()
     for thread in self._threads:
@@ -150,11 +145,11 @@ class ThreadGroup:
       )
 
 
-def _looks(
+def _polls(
   process: process_lib.Process, context: process_lib.Context, log_seconds: float
 ) -> Iterator[None]:
-  """Yields now and then until the others have done the work."""
+  """Yields at intervals until the other threads have done the work."""
   done = process.done or (lambda: process.acted.is_done)
   while not done():
-    context.over.wait(min(log_seconds, _LOOK_SECONDS))
+    context.over.wait(min(log_seconds, _POLL_SECONDS))
     yield

@@ -4,8 +4,8 @@ import threading
 
 import numpy as np
 
-# Seeds of environments are int32 in EnvPool: those below are for training, as
-# many above for evaluation.
+# EnvPool's seeds are int32: the lower half is for training, the upper half for
+# evaluation.
 _SEED_BITS = 30
 _NUM_SEEDS = 2**_SEED_BITS
 _MOST_ENVS = 2**16
@@ -13,25 +13,19 @@ _SEEDS_OF_PART = 2**20
 
 
 class Seeds:
-  """Seeds of environments, none of which is handed out twice.
-
-  Any thread may call it.
+  """Environment seeds that are each handed out once; any thread may take them.
 
   Attributes:
-    taken: how many have been handed out.
-    taken_together: how many all parts of the run have handed out, as far as
-      this one knows.
+    taken: number of seeds handed out.
+    taken_together: number of seeds that all parts of the run have handed out,
+      as of the last exchange.
   """
 
   def __init__(self, seed: int, part: int = 0) -> None:
-    """Starts where no run of another `seed` does.
+    """Starts at a place for the run's seed, from 0 to 2^30 - 1, and a part.
 
     Runs with seeds below 2^k start at least 2^(30 - k) environments apart, and
     the parts of a run 2^20.
-
-    Args:
-      seed: of the run, from 0 to 2^30 - 1.
-      part: index of the part of the run that steps these environments.
     """
     self.taken = self.taken_together = 0
     self._part = part
@@ -39,7 +33,7 @@ class Seeds:
     self._next = self._place(_place(seed))
 
   def take(self, count: int) -> int:
-    """The first of `count` seeds in a row."""
+    """Returns the first of `count` consecutive seeds."""
     with self._lock:
       self.taken += count
       first = self._next if self._next + count <= _NUM_SEEDS else 0
@@ -47,11 +41,11 @@ class Seeds:
       return first
 
   def saved(self) -> np.integer:
-    """Its state in a checkpoint, the same for all parts."""
+    """Returns the state for a checkpoint, which is the same for all parts."""
     with self._lock:
-      elsewhere = max(0, self.taken_together - self.taken)
-      own = self._next - self._part * _SEEDS_OF_PART
-      return np.int64((own + elsewhere) % _NUM_SEEDS)
+      by_others = max(0, self.taken_together - self.taken)
+      of_first = self._next - self._part * _SEEDS_OF_PART
+      return np.int64((of_first + by_others) % _NUM_SEEDS)
 
   def restore(self, saved: np.integer) -> None:
     """Continues with seeds that the saved run has not used."""
@@ -59,22 +53,17 @@ class Seeds:
       self._next = self._place(int(saved))
 
   def _place(self, of_first: int) -> int:
-    """Where this part continues where the first one does at `of_first`."""
+    """Returns the place of this part, given the place of the first part."""
     return (of_first + self._part * _SEEDS_OF_PART) % _NUM_SEEDS
 
 
 def evaluation_seed(seed: int, number: int) -> int:
-  """An environment seed for evaluation, which training does not use.
-
-  Args:
-    seed: of the run.
-    number: index of the seed, from 0.
-  """
-  # Environments beside it have the seeds that follow.
+  """Returns the evaluation seed of index `number` of a run with `seed`."""
+  # Further environments of the evaluation have the following seeds.
   place = (_place(seed) + number) % (_NUM_SEEDS - _MOST_ENVS)
   return _NUM_SEEDS + place
 
 
 def _place(seed: int) -> int:
-  """Where a run starts: its seed's bits reversed, which sets runs far apart."""
+  """Returns the seed with its bits reversed, so that runs start far apart."""
   return int(f"{seed % _NUM_SEEDS:0{_SEED_BITS}b}"[::-1], 2)

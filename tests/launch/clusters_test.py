@@ -1,7 +1,7 @@
-"""The examples for clusters: each is run as it is, the network by other names.
+"""The examples for clusters, each run unchanged but for its addresses.
 
-Programs with the names of the cluster's stand for it: they run on this machine
-what they are told to run elsewhere.
+Fake programs stand for the cluster's: they run on this machine what the real
+ones would run elsewhere.
 """
 
 import json
@@ -23,7 +23,7 @@ from tests import programs
 FOLDER = programs.ROOT / "examples" / "clusters"
 SHORT = "--total-steps 3000 --envs-per-actor 4 --hidden-sizes 8"
 
-# Runs what follows the options, once for each task.
+# Runs the command behind the options once for each task.
 SRUN = """
 while [ "${1#--}" != "$1" ]; do shift; done
 for k in $(seq 0 $((SLURM_NTASKS - 1))); do
@@ -38,8 +38,8 @@ import os, pathlib, shutil, subprocess, sys
 words = sys.argv[1:]
 while words[0] in ("compute", "tpus", "tpu-vm"):
   words.pop(0)
-with open(os.environ["SAID"], "a") as said:
-  said.write(" ".join(words) + "\\n")
+with open(os.environ["COMMANDS"], "a") as commands:
+  commands.write(" ".join(words) + "\\n")
 what, words = words[0], words[1:]
 if what == "describe":
   assert words[-1] == "value(networkEndpoints[0].ipAddress)"
@@ -62,7 +62,7 @@ machine, path = target.split(":")
 target = pathlib.Path(os.environ["HOMES"]) / machine / path
 for source in sources:
   if os.path.isdir(source):
-    # As scp does: into the folder that is there, else as it.
+    # Like scp: into an existing folder, or as a new one.
     inside = target / os.path.basename(source) if target.exists() else target
     shutil.copytree(source, inside)
   else:
@@ -71,7 +71,6 @@ for source in sources:
 
 
 def program(folder, name, text, interpreter="/bin/bash"):
-  """Makes a program that others find by its name."""
   folder.mkdir(exist_ok=True)
   path = folder / name
   path.write_text(f"#!{interpreter}\n{text}")
@@ -85,7 +84,6 @@ def free_port():
 
 
 def on_this_machine(text):
-  """An example with a port that is free."""
   assert "8470" in text
   return text.replace("8470", free_port())
 
@@ -112,10 +110,10 @@ def last_line(run_dir):
 
 
 def installed(home):
-  """A folder that has this environment as `.venv`, as the examples want it."""
-  own = home / ".venv" / "bin"
-  own.mkdir(parents=True)
-  program(own, "python", f'exec {sys.executable} "$@"')
+  """Makes this environment the `.venv` of a folder, as the examples need."""
+  folder = home / ".venv" / "bin"
+  folder.mkdir(parents=True)
+  program(folder, "python", f'exec {sys.executable} "$@"')
 
 
 @pytest.mark.long
@@ -139,7 +137,7 @@ def test_slurm(tmp_path):
   first = last_line(run_dir)
   assert first["env_steps"] >= 3000 and first["learner_steps"] > 0
   assert done.stderr.count("joined 127.0.0.2:") == 2
-  # Requeued: it has its number again, and other nodes.
+  # A requeued job has the same number, and other nodes.
   slurm["SLURM_JOB_NODELIST"] = "127.0.0.3,127.0.0.9"
   more = [x.replace("3000", "6000") for x in words]
   done = run(more, tmp_path, **slurm)
@@ -159,7 +157,7 @@ def test_jobset(tmp_path):
   name = jobset["metadata"]["name"]
   subdomain = spec["network"]["subdomain"]
   assert spec["network"]["enableDNSHostnames"]
-  # Of the first pod of the first job of that name, as JobSet has it.
+  # JobSet's name of the first pod of the first job.
   host = f"{name}-learner-0-0.{subdomain}"
   tls = tmp_path / "tls"
   assert re.search(r"--hosts (\S+)", text)[1] == host
@@ -226,14 +224,14 @@ def test_cloud_tpu(tmp_path):
   options = [*SHORT.split(), "--env-options", '{"max_episode_steps": 5}']
   home = tmp_path / "home"
   for _ in range(2):
-    folders = {"HOMES": homes, "HOME": home, "SAID": tmp_path / "said"}
+    folders = {"HOMES": homes, "HOME": home, "COMMANDS": tmp_path / "commands"}
     command = ["bash", str(script), *words.split(), *options]
     done = run(command, tmp_path, **folders)
     assert done.returncode == 0, done.stderr
     # The second time the machines have old files.
     shutil.rmtree(home)
-  said = (tmp_path / "said").read_text()
-  assert all("--zone us-a" in line for line in said.splitlines())
+  commands = (tmp_path / "commands").read_text()
+  assert all("--zone us-a" in line for line in commands.splitlines())
   runs = (homes / "tpu" / "seedx" / "runs" / "seed_vtrace").iterdir()
   for run_dir in runs:
     assert last_line(run_dir)["env_steps"] >= 3000

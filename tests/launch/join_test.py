@@ -1,4 +1,4 @@
-"""Processes that join a run: what they are told, and who refuses whom."""
+"""Processes that join a run: their roles, and the refusals of both sides."""
 
 import dataclasses
 import json
@@ -30,7 +30,7 @@ OPTIONS = {"env": "CartPole-v1", "env_options": {}, "seed": 3, "agent": "dqn"}
 
 
 class Learner:
-  """A server with roles, and nothing else."""
+  """A server that only assigns roles."""
 
   def __init__(self, folder, nodes=ROLES, experiment="ppo", **options):
     insecure = wire.Security(insecure=True)
@@ -49,7 +49,7 @@ class Learner:
     self.server.stop(0)
 
   def ask(self, **hello):
-    """What a process is told that stays; close the client to leave."""
+    """Joins and stays; returns a client, to close, and the welcome."""
     hello = {**dataclasses.asdict(joining.Hello(role="actor")), **hello}
     client = wire.Client(self.server.address)
     stays = threading.Event()
@@ -60,23 +60,22 @@ class Learner:
     return client, stream.welcome
 
   def join(self, **hello):
-    """Joins, and leaves; what it was told."""
-    told = []
+    assignments = []
     joining.join(
       self.server.address,
       joining.Hello(**{"role": "actor", **hello}),
-      lambda one, ended: told.append(one),
+      lambda one, ended: assignments.append(one),
       threading.Event(),
     )
-    return told[0] if told else None
+    return assignments[0] if assignments else None
 
 
-def test_a_process_is_told_role_experiment_and_options(tmp_path):
+def test_a_process_receives_its_role_the_experiment_and_options(tmp_path):
   with Learner(tmp_path, ROLES[:1]) as learner:
-    said = {"seed": 3, "env": "CartPole-v1"}
+    options = {"seed": 3, "env": "CartPole-v1"}
     for role in ("actor", ""):  # The only one needs no name.
-      told = learner.join(role=role, options=said)
-      assert told == joining.Told("actor", False, "ppo", OPTIONS)
+      assignment = learner.join(role=role, options=options)
+      assert assignment == joining.Welcome("actor", False, "ppo", OPTIONS)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +91,7 @@ def test_a_process_is_told_role_experiment_and_options(tmp_path):
     ({"role": "server"}, r"where it listens \(--listen\), found nothing"),
   ],
 )
-def test_who_does_not_fit_is_refused_on_both_sides(
+def test_a_process_that_does_not_fit_is_refused_with_messages_on_both_sides(
   tmp_path, capfd, hello, message
 ):
   with Learner(tmp_path) as learner:
@@ -112,26 +111,28 @@ def test_a_peer_cannot_write_on_the_learners_terminal(tmp_path, capfd):
   assert "found ?[2J?nothing is wrong\n" in capfd.readouterr().err
 
 
-def _tell(learner, told):
-  """Makes a learner say this, whoever joins."""
+def _answer_with(learner, assignment):
+  """Makes a learner answer every process with an assignment."""
   method = learner.server._methods[joining.JOIN]
   method.open_session = lambda hello: server_lib.FunctionSession(
-    lambda nothing: nothing, dataclasses.asdict(told)
+    lambda nothing: nothing, dataclasses.asdict(assignment)
   )
 
 
 def test_a_learner_of_another_version_or_with_other_code_is_refused(tmp_path):
   with Learner(tmp_path) as learner:
-    _tell(learner, joining.Told("actor", False, "", {}, "0.0.9"))
+    _answer_with(learner, joining.Welcome("actor", False, "", {}, "0.0.9"))
     with pytest.raises(wire.WireError, match=r"at both ends, found 0\.0\.9"):
       learner.join()
-    _tell(learner, joining.Told("actor", False, "", {"env": "os:system"}))
+    _answer_with(
+      learner, joining.Welcome("actor", False, "", {"env": "os:system"})
+    )
     with pytest.raises(wire.WireError, match="os:system here too"):
       learner.join(options={"env": "my_env:make"})
 
 
 @pytest.mark.parametrize("name", ["env", "observation_transform"])
-def test_code_is_imported_only_where_it_is_named_here_too(tmp_path, name):
+def test_code_is_imported_only_if_it_is_named_here_too(tmp_path, name):
   with Learner(tmp_path, **{name: "os:system"}) as learner:
     with pytest.raises(wire.WireError, match="os:system here too"):
       learner.join()
@@ -140,16 +141,16 @@ def test_code_is_imported_only_where_it_is_named_here_too(tmp_path, name):
       learner.join(options={name: "os:popen"})
 
 
-def test_servers_tell_where_they_listen_and_keep_their_number(tmp_path):
+def test_servers_register_addresses_and_keep_their_numbers(tmp_path):
   with Learner(tmp_path) as learner:
     with pytest.raises(wire.Refused, match="0 of 2 have joined"):
       learner.addresses.all()
-    first, told = learner.ask(role="server", address="a:1")
-    assert told["role"] == "server-0"
+    first, welcome = learner.ask(role="server", address="a:1")
+    assert welcome["role"] == "server-0"
     with pytest.raises(wire.Refused, match="1 of 2 have joined"):
       learner.addresses.all()
-    second, told = learner.ask(role="server", address="b:1")
-    assert told["role"] == "server-1"
+    second, welcome = learner.ask(role="server", address="b:1")
+    assert welcome["role"] == "server-1"
     assert learner.addresses.all() == ["a:1", "b:1"]
     with pytest.raises(wire.WireError, match="at most 2") as caught:
       learner.ask(role="server", address="c:1")
@@ -157,37 +158,37 @@ def test_servers_tell_where_they_listen_and_keep_their_number(tmp_path):
     first.close()
     second.close()
     running.wait_until(lambda: not any(learner.addresses._held))
-    # The same one goes on as what it was; another takes what is free.
-    again, told = learner.ask(role="server", address="b:1")
-    assert told["role"] == "server-1"
-    other, told = learner.ask(role="server", address="c:1")
-    assert told["role"] == "server-0"
+    # A returning server keeps its number, and another takes the free one.
+    again, welcome = learner.ask(role="server", address="b:1")
+    assert welcome["role"] == "server-1"
+    other, welcome = learner.ask(role="server", address="c:1")
+    assert welcome["role"] == "server-0"
     assert learner.addresses.all() == ["c:1", "b:1"]
     again.close()
     other.close()
 
 
-def test_addresses_that_are_known_are_kept():
+def test_fixed_addresses_are_kept():
   insecure = wire.Security(insecure=True)
   addresses = admission.Addresses(2, ["a:1", "b:1"], insecure)
   assert addresses.all() == ["a:1", "b:1"]
   with pytest.raises(wire.Refused, match="one of a:1, b:1, found c:1"):
     addresses.take("c:1")
   assert addresses.take("b:1") == 1
-  with pytest.raises(wire.Refused, match="one more at b:1"):
+  with pytest.raises(wire.Refused, match="another one at b:1"):
     addresses.take("b:1")
 
 
-def test_who_has_no_place_learns_that_the_run_is_over(tmp_path, capfd):
+def test_a_process_without_a_place_ends_with_the_run(tmp_path, capfd):
   with Learner(tmp_path) as learner:
     learner.server._methods[joining.JOIN].max_streams = 1
     client, _ = learner.ask()
-    said = threading.Thread(target=learner.join, daemon=True)
-    said.start()
+    joining_thread = threading.Thread(target=learner.join, daemon=True)
+    joining_thread.start()
     running.wait_until(lambda: learner.server._handlers.full_seconds > 0)
     learner.server.stop()
-    said.join(300)
-    assert not said.is_alive()
+    joining_thread.join(300)
+    assert not joining_thread.is_alive()
     client.close()
   assert capfd.readouterr().err == "the run is over\n"
 
@@ -200,8 +201,6 @@ SHORT = ("--unroll-length", 5)
 
 
 class Joiners:
-  """Programs that join, and how they end."""
-
   def __init__(self):
     self.programs = []
 
@@ -224,11 +223,13 @@ class Joiners:
     self.programs.remove(program)
 
   def ended(self, status=0):
-    """What they said, once all of them have ended with a status."""
-    said = [program.communicate(timeout=600)[1] for program in self.programs]
-    assert [x.returncode for x in self.programs] == [status] * len(said), said
-    assert "Traceback" not in "".join(said)
-    return said
+    """Waits until all have ended with a status; returns their errors."""
+    errors = [program.communicate(timeout=600)[1] for program in self.programs]
+    assert [x.returncode for x in self.programs] == [status] * len(errors), (
+      errors
+    )
+    assert "Traceback" not in "".join(errors)
+    return errors
 
 
 @pytest.fixture
@@ -239,9 +240,7 @@ def joiners():
     made.kill(program)
 
 
-def test_who_finds_no_learner_gives_up_with_a_status_of_its_own(
-  tmp_path, capfd
-):
+def test_a_process_without_a_learner_gives_up_with_status_3(tmp_path, capfd):
   address = f"unix:{tmp_path}/nobody"
   gives_up = ("--give-up-seconds", "0.5")
   assert join.main([address, *gives_up]) == 3
@@ -250,7 +249,7 @@ def test_who_finds_no_learner_gives_up_with_a_status_of_its_own(
 
 @pytest.mark.slow
 def test_a_role_gives_up_too(tmp_path, joiners):
-  """As a program of its own, which becomes another that joins."""
+  """An experiment's program replaces itself by the one that joins."""
   words = ("--role", "actor", "--address", f"unix:{tmp_path}/nobody")
   program = ("-m", seed_vtrace.__name__)
   joiners.start(*words, "--give-up-seconds", 0.5, program=program)
@@ -258,7 +257,7 @@ def test_a_role_gives_up_too(tmp_path, joiners):
 
 
 def _learn(experiment, address, *words):
-  """Runs a learner that starts nobody; its last line of metrics."""
+  """Runs a learner that starts no nodes; returns the last line."""
   run_dir = address.removeprefix("unix:") + "-run"
   role = ("--role", "learner", "--address", address, "--run-dir", run_dir)
   assert programs.main(experiment, [*role, *QUICK, *map(str, words)]) == 0
@@ -272,8 +271,8 @@ def test_actors_join_before_the_learner_is_up(tmp_path, joiners):
   joiners.start(address)
   words = (*FEW, *SHORT, "--env", "Catch-v0", "--total-steps", 400)
   last = _learn(seed_vtrace, address, *words)
-  (said,) = joiners.ended()
-  assert said.endswith(f"joined {address} as actor\nthe run is over\n")
+  (error,) = joiners.ended()
+  assert error.endswith(f"joined {address} as actor\nthe run is over\n")
   assert last["env_steps"] >= 400 and last["learner_steps"] > 5
 
 
@@ -286,12 +285,12 @@ def test_servers_and_workers_join_in_any_order(tmp_path, joiners):
     joiners.start(address, "--role", "server", "--listen", listen)
   words = "--num-workers 1 --total-steps 1500 --replay-min-steps 200"
   last = _learn(gorila_dqn, address, *words.split())
-  joiners.ended()  # The servers, too.
+  joiners.ended()
   assert last["env_steps"] >= 1500 and last["learner_steps"] > 5
 
 
 @pytest.mark.long
-def test_a_server_that_joins_elsewhere_is_found(tmp_path, joiners):
+def test_workers_find_a_server_that_joins_at_another_address(tmp_path, joiners):
   address, run_dir = f"unix:{tmp_path}/learner", tmp_path / "run"
   words = ["--role", "learner", "--address", address, "--run-dir", run_dir]
   words += ["--num-servers", 1, "--num-workers", 1, "--replay-min-steps", 200]
@@ -312,7 +311,6 @@ def test_a_server_that_joins_elsewhere_is_found(tmp_path, joiners):
 
 
 def _env_steps(run_dir):
-  """Of the newest line of metrics."""
   path = run_dir / "metrics.jsonl"
   lines = path.read_text().splitlines() if path.exists() else []
   return json.loads(lines[-1])["env_steps"] if lines else 0
@@ -320,7 +318,7 @@ def _env_steps(run_dir):
 
 @pytest.mark.slow
 def test_joined_actors_follow_a_learner_that_restarts(tmp_path, joiners):
-  """With other options, too: nobody goes on with the old ones."""
+  """The learner has other options then, which replace the old ones."""
   address = f"unix:{tmp_path}/learner"
   run_dir = tmp_path / "first"
   words = ["--role", "learner", "--address", address, "--run-dir", run_dir]
@@ -343,7 +341,7 @@ def test_joined_actors_follow_a_learner_that_restarts(tmp_path, joiners):
     (seed_ppo, (), "the learner's experiment impala, found seed_ppo"),
   ],
 )
-def test_what_an_actor_of_an_experiment_says_has_to_be_so(
+def test_an_actors_experiment_and_options_must_be_the_learners(
   tmp_path, capfd, monkeypatch, experiment, words, message
 ):
   def execute(path, program):
@@ -387,7 +385,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_actors_of_a_script_run_with_its_objects(tmp_path, joiners):
-  """Options that they do not say are the learner's."""
+  """Options that an actor does not set are the learner's."""
   script = tmp_path / "own_script.py"
   script.write_text(_SCRIPT)
 
@@ -399,15 +397,15 @@ def test_actors_of_a_script_run_with_its_objects(tmp_path, joiners):
   other = start("actor", "--env", "CartPole-v0")
   words = ["--total-steps", 500, "--run-dir", tmp_path / "run"]
   learner = start("learner", *FEW, *SHORT, "--env", "Acrobot-v1", *words)
-  said = {}
+  errors = {}
   for program, status in ((learner, 0), (fits, 0), (other, 2)):
-    said[program] = program.communicate(timeout=600)[1]
-    assert program.returncode == status, said
-  assert 'env "Acrobot-v1", found "CartPole-v0"' in said[other]
-  assert 'env "Acrobot-v1", found "CartPole-v0"' in said[learner]
+    errors[program] = program.communicate(timeout=600)[1]
+    assert program.returncode == status, errors
+  assert 'env "Acrobot-v1", found "CartPole-v0"' in errors[other]
+  assert 'env "Acrobot-v1", found "CartPole-v0"' in errors[learner]
 
 
-# Counts what is loaded where environments are stepped.
+# Writes the names of the modules that are loaded while an actor acts.
 _LOADED = """
 import sys
 
@@ -417,12 +415,12 @@ def note(observation):
     print(*sorted(names), file=file)
   return observation
 """
-# Modules of seedx that a machine with thin actors needs, packages among them.
-_MOST_MODULES = 25
+# The maximum number of seedx's modules and packages in a thin actor.
+_MAX_MODULES = 25
 
 
 def test_a_thin_actor_loads_little_of_seedx_and_no_jax(tmp_path, joiners):
-  """JAX is there, and notes that anything, such as EnvPool, has imported it."""
+  """A fake JAX notes that anything, such as EnvPool, has imported it."""
   imported, transform = tmp_path / "imported", "what_is_loaded:note"
   (tmp_path / "what_is_loaded.py").write_text(_LOADED)
   (tmp_path / "jax").mkdir()
@@ -456,9 +454,9 @@ def test_a_thin_actor_loads_little_of_seedx_and_no_jax(tmp_path, joiners):
     joiners.ended()
   assert not imported.exists()
   loaded = (tmp_path / "loaded").read_text().split()
-  own = [name for name in loaded if name.partition(".")[0] == "seedx"]
-  assert {"seedx.join", "seedx.acting.thin_actor"} < {*own}
-  assert len(own) <= _MOST_MODULES, own
+  modules = [name for name in loaded if name.partition(".")[0] == "seedx"]
+  assert {"seedx.join", "seedx.acting.thin_actor"} < {*modules}
+  assert len(modules) <= _MAX_MODULES, modules
 
 
 _NO_ADDRESSES = {
@@ -472,19 +470,18 @@ _NO_ADDRESSES = {
 
 
 @pytest.mark.parametrize("address", _NO_ADDRESSES)
-def test_what_is_no_address_is_refused_at_once(address, capfd):
-  """Before anything is compiled or connected."""
+def test_a_malformed_address_is_refused_at_once(address, capfd):
   with pytest.raises(SystemExit, match="2"):
     join.main([address])
-  said = capfd.readouterr().err
-  assert said.startswith("error: ") and said.count("\n") == 1
-  assert _NO_ADDRESSES[address] in said
+  error = capfd.readouterr().err
+  assert error.startswith("error: ") and error.count("\n") == 1
+  assert _NO_ADDRESSES[address] in error
   for words in (
     ["--address", address],
     ["--role", "actor", "--address", address],
   ):
-    said = programs.refused(seed_vtrace, words, capfd)
-    assert _NO_ADDRESSES[address] in said
+    error = programs.refused(seed_vtrace, words, capfd)
+    assert _NO_ADDRESSES[address] in error
 
 
 def test_seconds_are_in_ascii(capfd):
@@ -498,6 +495,6 @@ def test_seconds_are_in_ascii(capfd):
 def test_options_that_are_no_object_are_refused(option, text, capfd):
   with pytest.raises(SystemExit, match="2"):
     join.main(["localhost:1", option, text])
-  said = capfd.readouterr().err
-  assert f"{option}: expected a JSON object, found" in said
-  assert said.count("\n") == 1
+  error = capfd.readouterr().err
+  assert f"{option}: expected a JSON object, found" in error
+  assert error.count("\n") == 1

@@ -1,4 +1,4 @@
-"""Processes as behaviour: who is restarted, and that none is left."""
+"""Processes as behaviour: they are restarted, and none is left behind."""
 
 import os
 import threading
@@ -28,13 +28,12 @@ def _children():
   return set(psutil.Process().children())
 
 
-def test_every_instance_runs_and_ends_when_it_is_told_to(tmp_path):
-  """And not by signals to the group."""
+def test_instances_run_until_they_are_stopped_and_ignore_signals(tmp_path):
   before = _children()
   processes = _start(tmp_path, count=2)
   children = _children() - before
   assert len(children) == 2
-  while _marks(tmp_path) < 2:  # Also before they can say that they ignore them.
+  while _marks(tmp_path) < 2:  # From their very start.
     for child in children:
       for number in signals.ENDING:
         child.send_signal(number)
@@ -43,7 +42,7 @@ def test_every_instance_runs_and_ends_when_it_is_told_to(tmp_path):
   processes.stop(timeout_seconds=300)
   assert not any(child.is_running() for child in children)
   assert not processes.restarts
-  assert _marks(tmp_path) == 2  # Nobody was started again.
+  assert _marks(tmp_path) == 2  # No instance was restarted.
 
 
 @pytest.mark.parametrize(
@@ -56,19 +55,19 @@ def test_processes_that_compute_share_the_cores(
   threads = str(max(1, cores // count)) if needs_jax else "none"
   monkeypatch.delenv("PJRT_NPROC", raising=False)
   config = launch_node.Config(str(tmp_path))
-  node = nodes.Node("w", launch_node.say_threads, config, count, needs_jax)
+  node = nodes.Node("w", launch_node.report_threads, config, count, needs_jax)
   process = instances.Process("w", nodes.message(node, ""))
   try:
     running.wait_until(lambda: _marks(tmp_path) == 1)
-    (found,) = tmp_path.iterdir()
-    assert found.name.endswith(f"-{threads}")
+    (mark,) = tmp_path.iterdir()
+    assert mark.name.endswith(f"-{threads}")
   finally:
     process.leave()
     process.end(300)
 
 
 @pytest.mark.parametrize("returns", [False, True])
-def test_whoever_outlives_this_process_removes_the_folder(tmp_path, returns):
+def test_a_process_that_outlives_this_one_removes_the_folder(tmp_path, returns):
   marks, sockets = tmp_path / "marks", tmp_path / "sockets"
   marks.mkdir()
   sockets.mkdir()
@@ -78,14 +77,16 @@ def test_whoever_outlives_this_process_removes_the_folder(tmp_path, returns):
   processes = instances.Processes([node], str(sockets))
   (child,) = _children() - before
   running.wait_until(lambda: _marks(marks) == 1)
-  # Most often long enough to exit in, were it not for the folder.
+  # Long enough to exit, were it not for the folder.
   time.sleep(0.5 if returns else 0.0)
   assert child.status() != psutil.STATUS_ZOMBIE
   processes.stop(timeout_seconds=300)
   assert not sockets.exists()
 
 
-def test_one_that_dies_is_started_again_and_ends_in_any_case(tmp_path, capfd):
+def test_an_instance_that_dies_is_restarted_and_can_always_be_ended(
+  tmp_path, capfd
+):
   before = _children()
   processes = _start(tmp_path)
   running.wait_until(lambda: _marks(tmp_path) == 1)
@@ -97,7 +98,7 @@ def test_one_that_dies_is_started_again_and_ends_in_any_case(tmp_path, capfd):
     return _marks(tmp_path) == 2
 
   running.wait_until(restarted)
-  # One that does not listen is killed.
+  # An instance that does not end by itself is killed.
   (another,) = _children() - before
   another.suspend()
   processes.stop(timeout_seconds=0.1)
@@ -105,7 +106,7 @@ def test_one_that_dies_is_started_again_and_ends_in_any_case(tmp_path, capfd):
   assert f"worker {child.pid} died with status -9" in capfd.readouterr().err
 
 
-def test_one_that_was_called_wrong_ends_the_run(tmp_path):
+def test_an_instance_with_a_wrong_config_ends_the_run(tmp_path):
   processes = _start(tmp_path, status=2)
   with pytest.raises(types.ConfigError, match="cannot do its work: called"):
     running.wait_until(processes.check)
@@ -113,7 +114,7 @@ def test_one_that_was_called_wrong_ends_the_run(tmp_path):
   processes.stop()
 
 
-def test_one_that_dies_again_and_again_ends_the_run_with_its_error(
+def test_an_instance_that_dies_again_and_again_ends_the_run_with_its_error(
   tmp_path, monkeypatch
 ):
   monkeypatch.setattr(instances, "_BACKOFF_SECONDS", 0.01)
@@ -127,7 +128,7 @@ def test_one_that_dies_again_and_again_ends_the_run_with_its_error(
 
 
 class _Life:
-  """Deaths of a process, at times that are told."""
+  """A process that dies at given times."""
 
   def __init__(self, monkeypatch):
     self.now, self.starts = 0.0, []
@@ -149,8 +150,8 @@ class _Life:
     node = nodes.Node("worker", launch_node.run, None)
     (self.child,) = instances.Processes([node])._instances
 
-  def goes_on(self, seconds, status):
-    """The newest process lives so long; returns when the next starts."""
+  def restarts_after(self, seconds, status):
+    """Ends the process after its lifetime; returns when the next starts."""
     self.now += seconds
     self.newest.returncode = status
     started = len(self.starts)
@@ -160,18 +161,18 @@ class _Life:
     return self.now
 
 
-def test_each_restart_waits_longer_while_the_run_goes_on(monkeypatch):
+def test_each_restart_waits_longer_than_the_previous_one(monkeypatch):
   life = _Life(monkeypatch)
   waits = []
   for _ in range(5):
-    waits.append(life.goes_on(12.0, 1) - life.starts[-2] - 12.0)
+    waits.append(life.restarts_after(12.0, 1) - life.starts[-2] - 12.0)
   assert waits == [0.0, 1.0, 3.0, 7.0, 15.0]
   with pytest.raises(RuntimeError, match="worker died 6 times within 86 s"):
-    life.goes_on(12.0, 1)
+    life.restarts_after(12.0, 1)
 
 
 class _Dies:
-  """Stands for Ray, on which a learner dies so often, and then ends."""
+  """A fake of Ray, on which a learner dies some times, and then ends."""
 
   class exceptions:
     class RayActorError(Exception):
@@ -194,7 +195,7 @@ class _Dies:
     return "done"
 
   def run(self, times, stops=False):
-    """Dies so often; it stops where a signal has come."""
+    """Runs a learner that dies `times` times, perhaps after a signal."""
     self.starts, self.times = 0, times
     stop, ending = threading.Event(), signals.Ending()
     if stops:
@@ -203,7 +204,7 @@ class _Dies:
     return ray_cluster.elsewhere(None, None, stop, ending)
 
 
-def test_a_learner_on_a_cluster_starts_again_but_not_for_ever(
+def test_a_learner_on_a_cluster_restarts_a_limited_number_of_times(
   monkeypatch, capfd
 ):
   ray = _Dies(monkeypatch)
@@ -217,15 +218,15 @@ def test_a_learner_on_a_cluster_starts_again_but_not_for_ever(
   assert ray.starts == 1
 
 
-def test_rare_deaths_and_kills_end_no_run(monkeypatch):
+def test_rare_deaths_and_kills_do_not_end_a_run(monkeypatch):
   life = _Life(monkeypatch)
   for _ in range(50):
     died = life.now + 180.0
-    assert life.goes_on(180.0, 1) - died <= 7.0
+    assert life.restarts_after(180.0, 1) - died <= 7.0
   for _ in range(50):
     died = life.now + 20.0
-    assert life.goes_on(20.0, -9) == died
-  life.goes_on(3.0, 2)  # It has worked: it was not called wrong.
+    assert life.restarts_after(20.0, -9) == died
+  life.restarts_after(3.0, 2)  # It has worked before, so its config is right.
   with pytest.raises(RuntimeError, match="worker died"):
     for _ in range(6):
-      life.goes_on(2.0, -9)  # No memory.
+      life.restarts_after(2.0, -9)  # No memory.

@@ -1,4 +1,4 @@
-"""Runs over TLS: strangers at the port, and machines of their own."""
+"""Runs over TLS: strangers at the port, and runs over two machines."""
 
 import contextlib
 import dataclasses
@@ -20,7 +20,7 @@ from tests import programs, running
 from tests.chaos import peers
 
 SMALL = "--total-steps 4000 --hidden-sizes 8 --unroll-length 5"
-# What each program is given, and the roles that join it.
+# The options of each program, and the roles that join it.
 RUNS = {
   seed_vtrace: (
     f"{SMALL} --batch-size 4 --num-actors 1 --envs-per-actor 4",
@@ -69,7 +69,7 @@ def listens(address):
 
 
 def attack(address, methods, files, tmp_path):
-  """Calls everything, as three kinds of strangers; what they were told."""
+  """Calls all methods as three kinds of strangers; returns their errors."""
   guess = tmp_path / "guess"
   guess.write_text("a-guess-of-the-token")
   no_token = wire.Security(
@@ -79,7 +79,7 @@ def attack(address, methods, files, tmp_path):
   )
   wrong = dataclasses.replace(no_token, token_file=str(guess))
   strangers = [wire.Security(), no_token, wrong]
-  told = set()
+  errors = set()
   for security in strangers:
     with wire.Client(address, security) as client:
       for method in methods:
@@ -87,8 +87,8 @@ def attack(address, methods, files, tmp_path):
           client.stream(
             method.name, [], method.inputs, wire.NOTHING, method.hello
           )
-        told.add((caught.value.code, caught.value.message))
-  return told
+        errors.add((caught.value.code, caught.value.message))
+  return errors
 
 
 @pytest.mark.parametrize(
@@ -117,23 +117,23 @@ def test_strangers_read_nothing_and_change_nothing(program, files, tmp_path):
     start(program, *words, *secured, "--run-dir", str(run_dir))
     running.wait_until(lambda: listens(address))
     config = program.EXPERIMENT.config
-    told = attack(address, peers.methods(config), files, tmp_path)
+    errors = attack(address, peers.methods(config), files, tmp_path)
     if "server" in roles:
       place = free_address()
       start(join, address, "--role", "server", "--listen", place, *secured)
       running.wait_until(lambda: listens(place))
-      told |= attack(place, peers.shards(config)[0], files, tmp_path)
+      errors |= attack(place, peers.shards(config)[0], files, tmp_path)
     start(join, address, "--role", roles[-1], *secured)
-    told |= attack(address, peers.methods(config), files, tmp_path)
+    errors |= attack(address, peers.methods(config), files, tmp_path)
     for process, log in started:
       assert process.wait(600) == 0, pathlib.Path(log.name).read_text()
     for _, log in started:
       text = pathlib.Path(log.name).read_text()
       assert token not in text and "Traceback" not in text
       assert "handshake" not in text.lower()
-  # Those without a certificate of the authority's have found no server.
-  assert wire.StatusCode.UNAVAILABLE in {code for code, _ in told}
-  assert {x for x in told if x[0] is not wire.StatusCode.UNAVAILABLE} == {
+  # Strangers without TLS have found no server.
+  assert wire.StatusCode.UNAVAILABLE in {code for code, _ in errors}
+  assert {x for x in errors if x[0] is not wire.StatusCode.UNAVAILABLE} == {
     (wire.StatusCode.UNAUTHENTICATED, "expected the run's token")
   }
   last = metrics.read_lines(run_dir / "metrics.jsonl")[-1]
@@ -144,7 +144,7 @@ def test_strangers_read_nothing_and_change_nothing(program, files, tmp_path):
 
 
 @pytest.mark.slow
-def test_its_own_actors_reach_a_learner_that_listens_everywhere(
+def test_a_learners_own_actors_reach_it_if_it_listens_everywhere(
   files, tmp_path
 ):
   _, _, port = free_address().rpartition(":")
@@ -152,8 +152,8 @@ def test_its_own_actors_reach_a_learner_that_listens_everywhere(
   words = ["--address", f"0.0.0.0:{port}", *words_of(files, *LISTENS)]
   words += [*options.split(), "--run-dir", str(tmp_path)]
   assert programs.main(seed_vtrace, words) == 0
-  said = json.loads((tmp_path / "config.json").read_text())["options"]
-  assert not {*LISTENS, "insecure"} & {*said} and "address" in said
+  recorded = json.loads((tmp_path / "config.json").read_text())["options"]
+  assert not {*LISTENS, "insecure"} & {*recorded} and "address" in recorded
 
 
 # Two machines
@@ -172,7 +172,7 @@ def ip(*words):
 
 @pytest.fixture
 def machines():
-  """Two network namespaces with a link: 10.77.0.1 and 10.77.0.2."""
+  """Makes two linked network namespaces, 10.77.0.1 and 10.77.0.2."""
   names = ["seedx-a", "seedx-b"]
   with contextlib.ExitStack() as opened:
     for name in names:
@@ -191,7 +191,7 @@ def machines():
 @pytest.mark.skipif(
   not has_namespaces(), reason="needs the right to make network namespaces"
 )
-def test_training_goes_on_after_the_link_was_cut(machines, files, tmp_path):
+def test_training_continues_after_the_link_was_cut(machines, files, tmp_path):
   here, there = machines
   run_dir, address = tmp_path / "run", "10.77.0.1:8470"
 

@@ -1,4 +1,4 @@
-"""Runs on a Ray cluster: a simulated one, of machines that may die."""
+"""Runs on a Ray cluster, which is simulated, and whose machines may die."""
 
 import contextlib
 import dataclasses
@@ -29,14 +29,14 @@ ray = ray_cluster.ray
 
 
 class Machines:
-  """A cluster: a head without room, and machines that have it.
+  """A cluster: a head without room for actors, and machines with room.
 
   Attributes:
-    address: of the cluster.
+    address: address of the cluster.
   """
 
   def __init__(self, rooms):
-    """Makes those with room, each for so many actors."""
+    """Makes a machine for each number of actors in `rooms`."""
     with_ray.needed()
     cluster_utils = pytest.importorskip("ray.cluster_utils")
     for tries_left in (1, 0):
@@ -48,14 +48,13 @@ class Machines:
           for room in rooms
         ]
         break
-      except Exception:  # Ray gives its own start only so long.
+      except Exception:  # Ray's own start has timed out.
         self._cluster.shutdown()
         if not tries_left:
           raise
     self.address = self._cluster.address
 
   def kill(self, process):
-    """The one that a process of Ray's is on dies."""
     (node,) = [
       node
       for node in self._with_room
@@ -78,7 +77,7 @@ def machines(request, monkeypatch):
 
 @pytest.fixture(scope="module")
 def security(tmp_path_factory):
-  """As on real machines: those of the cluster have other addresses."""
+  """Returns TLS and a token, because machines have other addresses."""
   pytest.importorskip("ray")
   host = ray().util.get_node_ip_address()
   folder = tmp_path_factory.mktemp("tls") / "files"
@@ -113,16 +112,16 @@ def config_of(program, machines, security, total_steps):
 
 
 def playing():
-  """The processes of nodes, on all machines of the cluster."""
-  found = []
+  """Returns the processes of nodes on all machines of the cluster."""
+  processes = []
   for process in psutil.process_iter(["cmdline"]):
     if "seedx.launch" in (process.info["cmdline"] or []):
       with contextlib.suppress(psutil.Error):
-        # Those of other tests have parents of their own.
+        # Nodes of other tests have other parents.
         parent = process.parent()
         if parent.pid == 1 or parent.name().startswith("ray::"):
-          found.append(process)
-  return found
+          processes.append(process)
+  return processes
 
 
 @pytest.mark.parametrize(
@@ -132,10 +131,10 @@ def playing():
     pytest.param(gorila_dqn, marks=pytest.mark.long),
   ],
 )
-def test_it_trains_there(program, machines, security, tmp_path):
+def test_a_run_trains_on_a_cluster(program, machines, security, tmp_path):
   config = config_of(program, machines, security, 12_000)
   if program is gorila_dqn:
-    # It listens everywhere, and they are told by which address.
+    # The learner listens everywhere, and the nodes get one of its addresses.
     with socket.socket() as probe:
       probe.bind(("", 0))
       port = probe.getsockname()[1]
@@ -152,7 +151,7 @@ def test_it_trains_there(program, machines, security, tmp_path):
 
 
 @pytest.mark.long
-# Two of the machines have all processes: of Gorila's, servers too.
+# Two of the machines suffice for all processes.
 @pytest.mark.parametrize(
   ("program", "machines", "processes", "total_steps"),
   [
@@ -161,16 +160,14 @@ def test_it_trains_there(program, machines, security, tmp_path):
   ],
   indirect=["machines"],
 )
-def test_it_goes_on_when_an_actor_and_a_machine_die(
+def test_a_run_continues_when_an_actor_and_a_machine_die(
   program, machines, processes, total_steps, security, tmp_path
 ):
   config = config_of(program, machines, security, total_steps)
 
   class Kills:
-    """A sink: what happens as the run goes on."""
-
     def __init__(self):
-      self.most_after = 0
+      self.maximum_after = 0
       steps = (total_steps // 40, total_steps // 4)
       self.left = list(zip(steps, (self.actor, self.machine), strict=True))
 
@@ -178,7 +175,7 @@ def test_it_goes_on_when_an_actor_and_a_machine_die(
       if self.left and line["env_steps"] >= self.left[0][0]:
         self.left.pop(0)[1]()
       elif not self.left:
-        self.most_after = max(self.most_after, len(playing()))
+        self.maximum_after = max(self.maximum_after, len(playing()))
 
     def close(self):
       pass
@@ -192,16 +189,16 @@ def test_it_goes_on_when_an_actor_and_a_machine_die(
   kills = Kills()
   run = app.train(config, run_dir=tmp_path, quiet=True, sinks=[kills])
   assert not kills.left
-  assert kills.most_after == processes
+  assert kills.maximum_after == processes
   assert run.metrics["env_steps"] >= total_steps
   assert run.restarts >= 2
 
 
 @pytest.mark.long
-def test_the_learner_goes_on_when_its_machine_dies(
+def test_the_learner_continues_when_its_machine_dies(
   machines, security, tmp_path
 ):
-  """And a signal for the program that has started it stops it in order."""
+  """A signal to the program that has started it stops it in order."""
   words = ["--launcher", "ray", "--ray-address", machines.address]
   words += ["--learner-on-cluster", "--learner-resources", "actors=1"]
   words += ["--actor-resources", "actors=1", "--num-actors", "2"]
@@ -211,9 +208,9 @@ def test_the_learner_goes_on_when_its_machine_dies(
     words += [f"--{name.replace('_', '-')}", value] if value else []
   program = [sys.executable, "-m", "experiments.seed_vtrace", *words]
   environment = {**os.environ, "PYTHONPATH": str(programs.ROOT)}
-  with (tmp_path / "said").open("w") as said:
+  with (tmp_path / "log").open("w") as log:
     driver = subprocess.Popen(
-      program, cwd=tmp_path, stdout=said, stderr=said, env=environment
+      program, cwd=tmp_path, stdout=log, stderr=log, env=environment
     )
   run_dir = tmp_path / "run"
   try:
@@ -226,7 +223,7 @@ def test_the_learner_goes_on_when_its_machine_dies(
     ]
     machines.kill(learner)
     running.wait_until(
-      lambda: " goes on from " in (tmp_path / "said").read_text()
+      lambda: " continues from " in (tmp_path / "log").read_text()
     )
     running.wait_until(lambda: env_steps(run_dir) > first + 50_000)
     driver.send_signal(signal.SIGTERM)
@@ -234,8 +231,8 @@ def test_the_learner_goes_on_when_its_machine_dies(
   finally:
     driver.kill()
     driver.wait()
-  text = (tmp_path / "said").read_text()
-  assert "the learner goes on from checkpoint" in text
+  text = (tmp_path / "log").read_text()
+  assert "the learner continues from checkpoint" in text
   assert "interrupted; --resume" in text
   last = max(int(x.name) for x in (run_dir / "checkpoints").glob("[0-9]*"))
   assert last == env_steps(run_dir)
@@ -247,7 +244,7 @@ def env_steps(run_dir):
 
 
 @pytest.mark.long
-def test_what_is_called_wrong_ends_it(machines, security, tmp_path):
+def test_wrong_options_end_the_run(machines, security, tmp_path):
   insecure = dataclasses.replace(security, insecure=True)
   config = config_of(seed_vtrace, machines, insecure, 10_000)
   there = {"learner_on_cluster": True, "learner_resources": {"CPU": 0}}
@@ -257,8 +254,9 @@ def test_what_is_called_wrong_ends_it(machines, security, tmp_path):
     (bare, [], "expected TLS and a token"),
     ({"address": f"unix:{tmp_path}/socket"}, [], "HOST:PORT, or none"),
     ({**there, "address": "192.0.2.9:1"}, [], "since it may move"),
-    ({**there, **bare}, [], "expected TLS and a token"),  # It is raised there.
-    (there, [threading.Lock()], "expected what can be pickled"),
+    # The learner raises it on the cluster.
+    ({**there, **bare}, [], "expected TLS and a token"),
+    (there, [threading.Lock()], "expected a config that can be pickled"),
   ):
     wrong = running.replaced(config, **changes)
     with pytest.raises(types.ConfigError, match=message):
@@ -266,7 +264,7 @@ def test_what_is_called_wrong_ends_it(machines, security, tmp_path):
   assert not os.listdir(tmp_path)
 
 
-def test_what_is_asked_of_a_cluster_has_to_be_so():
+def test_invalid_options_of_a_cluster_are_refused():
   with pytest.raises(types.ConfigError, match="expected launcher ray"):
     launch_config.Config(learner_on_cluster=True)
   for name in ("actor_resources", "learner_resources"):
@@ -293,7 +291,7 @@ def test_what_is_asked_of_a_cluster_has_to_be_so():
   ids=lambda env: env.env + env.observation_transform,
 )
 def test_a_server_runs_the_code_that_its_own_learner_names(env):
-  """Its learner has sent it; to another it says that it expects the same."""
+  """The node has its learner's settings that name code, and trusts them."""
   options = configs.in_json(env)
   addresses = admission.Addresses(1)
   played, stop = [], threading.Event()
@@ -317,7 +315,7 @@ def test_a_server_runs_the_code_that_its_own_learner_names(env):
 
 
 def test_a_cluster_that_others_could_reach_is_not_used(monkeypatch):
-  """Nor one that does not take this process."""
+  """A cluster that refuses this process is not used either."""
   module = pytest.importorskip("ray")
   monkeypatch.setenv("RAY_AUTH_TOKEN", "own")
   ended = []
@@ -342,7 +340,9 @@ def test_a_cluster_that_others_could_reach_is_not_used(monkeypatch):
 
 
 @pytest.mark.parametrize("users", [None, "own"])
-def test_a_token_of_its_own_is_left_to_nobody(users, monkeypatch):
+def test_a_token_of_this_process_is_hidden_from_later_programs(
+  users, monkeypatch
+):
   module = pytest.importorskip("ray")
   monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
   if users:
@@ -364,11 +364,11 @@ def test_a_token_of_its_own_is_left_to_nobody(users, monkeypatch):
     ray_cluster.Cluster(config)
   assert os.environ.get("RAY_AUTH_TOKEN") == users
   ray_cluster.Cluster(config).leave()
-  # Ray reads one once in a process, so that it must stay the same.
+  # Ray reads the token once in a process, so it must stay the same.
   assert len(set(seen)) == 1 and len(seen[0]) == (3 if users else 64)
 
 
-def test_without_ray_it_says_what_to_install(monkeypatch):
+def test_without_ray_the_error_names_what_to_install(monkeypatch):
   def missing(name):
     raise ImportError(f"No module named {name!r}")
 

@@ -33,7 +33,7 @@ UNIFORM = replay.Config(**REPLAY)
 PRIORITIZED = replay.PrioritizedConfig(**REPLAY)
 LSTM = {"recurrent": True, "normalize_observations": True, **SMALL}
 SEQUENCES = {"lstm_size": 8, "n_step": 2, "burn_in": 2, "sequence_length": 6}
-# An agent, its replay, and how many seeds train at once.
+# An agent, its replay, and the number of seeds that train at once.
 CELLS = {
   "ppo": (ppo.Config(epochs=2, minibatches=2, **SMALL), None, 2),
   "a2c-lstm-normalized": (a2c.Config(**LSTM), None, 1),
@@ -59,23 +59,22 @@ def config_of(kind, agent=None, devices=1, **options):
 
 
 def train(made, updates):
-  """Trains until there are at least `updates` updates."""
   steps = made.steps()
   while made.parts["agent"].measure()["learner_steps"] < updates:
     next(steps)
-  made.close()  # Reads what is still on its way.
+  made.close()  # Reads the results that are still on their way.
 
 
 def saved(made):
-  """The state that a checkpoint keeps, without the wall time."""
-  found = jax.device_get(made.saved())
-  found["acted"].pop("wall_seconds")
-  return found
+  """Returns the state for a checkpoint, without the wall time."""
+  state = jax.device_get(made.saved())
+  state["acted"].pop("wall_seconds")
+  return state
 
 
 @functools.cache
 def trained(name):
-  """A process after ten updates or more; what it saved before and after."""
+  """Trains; returns the process, its states before and after, and a line."""
   agent, replay, num_seeds = CELLS[name]
   options = {"replay": replay, "num_seeds": num_seeds, "seed": 7}
   made = config_of(anakin, agent, **options).learn(process.Context())
@@ -84,8 +83,8 @@ def trained(name):
   return made, start, saved(made), made.measure()
 
 
-def go_on(made, start, updates):
-  """Trains on from a saved state; returns the state at the end."""
+def train_from(made, start, updates):
+  """Trains from a saved state; returns the state at the end."""
   start["acted"]["wall_seconds"] = 0.0
   made.restore(lambda shapes: start)
   train(made, updates)
@@ -112,26 +111,26 @@ def test_a_replay_larger_than_the_memory_is_refused_before_it_is_made(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["dqn", *SLOW])
-def test_a_run_gives_the_same_bits_again_and_from_where_it_was_saved(name):
+def test_a_run_is_bitwise_reproducible_also_from_a_checkpoint(name):
   made, start, first, line = trained(name)
   updates = line["learner_steps"]
   train(made, updates + 6)
   last = saved(made)
   equal = functools.partial(jax.tree.map, np.testing.assert_array_equal)
-  equal(go_on(made, start, updates), first)
-  equal(go_on(made, first, updates + 6), last)
+  equal(train_from(made, start, updates), first)
+  equal(train_from(made, first, updates + 6), last)
   if CELLS[name][1] is PRIORITIZED:
-    # Updates change the priorities of what was there before.
+    # Updates change the priorities of stored windows.
     one, other = (x["agent"]["acting"].replay.tree[0] for x in (first, last))
     assert np.any((one > 0) & (one != other))
 
 
-# From a prioritized replay, `sync` samples a batch ahead.
+# No prioritized replay, from which `sync` samples a batch ahead.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["dqn", "ppo", SLOW[0]])
-def test_ten_updates_are_those_of_sync(name):
-  """The last of several seeds trains as it does alone."""
-  _, _, own, line = trained(name)
+def test_ten_updates_are_the_same_as_in_sync(name):
+  """The last of several seeds trains as if it were alone."""
+  _, _, state, line = trained(name)
   agent, replay, num_seeds = CELLS[name]
   seed = 7 + num_seeds - 1
   config = config_of(sync, agent, replay=replay, seed=seed)
@@ -139,7 +138,7 @@ def test_ten_updates_are_those_of_sync(name):
   train(other, 10)
   expected = other.measure()
   assert line["learner_steps"] == expected["learner_steps"] >= 10
-  params = own["agent"]["state"].params
+  params = state["agent"]["state"].params
   if num_seeds > 1:
     params = jax.tree.map(lambda x: x[-1], params)
   chex.assert_trees_all_close(
@@ -150,23 +149,23 @@ def test_ten_updates_are_those_of_sync(name):
   )
   if num_seeds > 1:
     # Other metrics are means.
-    own = line[f"episode_return_seed_{seed}"]
-    assert own == expected["episode_return"] > 1
+    state = line[f"episode_return_seed_{seed}"]
+    assert state == expected["episode_return"] > 1
     return
   losses = [x for x in expected if "loss" in x]
   assert losses
   for key in (*losses, "policy_lag"):
     np.testing.assert_allclose(line[key], expected[key], rtol=2e-3, atol=1e-5)
   if replay is None:
-    # With windows, they are at different steps by now.
+    # With a replay, the two runs are at different env steps by now.
     for key in ("episodes", "env_steps", "episode_return", "episode_length"):
       assert line[key] == expected[key]
     assert line["episodes"] > 4
 
 
 @pytest.mark.slow
-def test_eight_devices_give_the_gradients_of_one():
-  """Of the same unroll; each device draws actions of its own."""
+def test_eight_devices_compute_the_gradients_of_one():
+  """The unroll is the same, because each device draws other actions."""
   agent = a2c.Config(transformation=lambda: optax.sgd(0.1), **SMALL)
   config = config_of(anakin, agent, devices=8, num_envs=16)
   training = training_lib.Training(config)
@@ -184,7 +183,6 @@ def test_eight_devices_give_the_gradients_of_one():
 
 
 def unrolled(training):
-  """The unroll of all cores that comes next."""
   program = sharding.per_core(
     lambda *arguments: training._one._unroll(*arguments)[1],
     training._mesh,
@@ -196,7 +194,7 @@ def unrolled(training):
   )
 
 
-def test_what_cannot_be_run_is_said():
+def test_invalid_options_are_refused():
   with pytest.raises(types.ConfigError, match="no environment 'CartPole-v1'"):
     config_of(anakin, env=envs.Config("CartPole-v1")).learn(process.Context())
   with pytest.raises(types.ConfigError, match="num_envs"):
@@ -211,7 +209,6 @@ def test_what_cannot_be_run_is_said():
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-  """A run of two seeds."""
   agent = a2c.Config(**SMALL)
   config = config_of(anakin, agent, num_seeds=2, total_steps=400)
   run_dir = tmp_path_factory.mktemp("run") / "run"
@@ -219,19 +216,19 @@ def run(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_run_of_several_seeds_leaves_what_every_run_does(run):
+def test_a_run_of_several_seeds_writes_metrics_and_a_curve(run):
   last = run[1].metrics
   assert last["env_steps"] >= 400
   seeds = [last[f"episode_return_seed_{seed}"] for seed in (0, 1)]
   assert seeds[0] != seeds[1]
   assert last["episode_return"] == pytest.approx(np.mean(seeds))
-  # The one is of a training, the other of all.
+  # The first rate is of one seed, the second of all.
   rates = last["steps_per_second"], last["steps_per_second_all_seeds"]
   assert rates[1] == pytest.approx(2 * rates[0], rel=0.5)
   assert (run[1].run_dir / "learning_curve.png").stat().st_size > 1000
 
 
-def test_a_run_of_several_seeds_is_resumed(run):
+def test_a_run_of_several_seeds_can_be_resumed(run):
   config = dataclasses.replace(run[0], total_steps=600)
   again = app.train(config, resume=str(run[1].run_dir), quiet=True)
   assert again.metrics["env_steps"] >= 600
@@ -239,8 +236,7 @@ def test_a_run_of_several_seeds_is_resumed(run):
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_as_if_it_had_not_been(tmp_path):
-  """Bitwise, from whatever checkpoint is the newest."""
+def test_a_killed_run_resumes_bitwise(tmp_path):
   options = (
     "--quiet --checkpoint-every-seconds 0.2 --total-steps 100000 --num-envs 16"
     " --unroll-length 8 --hidden-sizes 8 --epochs 1 --minibatches 1"
@@ -261,7 +257,7 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(tmp_path):
 
 
 def checkpoints(run_dir):
-  """Those that are whole; others have longer names."""
+  """Returns the whole checkpoints; others have longer names."""
   return [x for x in run_dir.glob("checkpoints/*") if x.name.isdigit()]
 
 

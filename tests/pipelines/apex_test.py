@@ -14,7 +14,7 @@ from tests import programs, running
 
 compiled_once = programs.compiled_once
 FIRST = int(dm_env.StepType.FIRST)
-# N_STEP windows of an unroll are not as many as an actor's environments.
+# The number of windows of an unroll differs from that of environments.
 ENVS, T, N_STEP, BATCH = 4, 6, 2, 8
 REPLAY = replay.PrioritizedConfig(
   replay_capacity=300,
@@ -25,7 +25,6 @@ REPLAY = replay.PrioritizedConfig(
 
 
 def config_of(folder, fields=None, **changes):
-  """A small run; `changes` are fields of it or of its parts."""
   agent = {
     "hidden_sizes": (8,),
     "learning_rate": 3e-3,
@@ -54,7 +53,7 @@ def config_of(folder, fields=None, **changes):
   ids=["one core", "2 cores"],
 )
 def ran(request, tmp_path_factory):
-  """A run of two actors that has ended, and what went through it."""
+  """Returns a run of two actors that has ended, and its messages."""
   config = config_of(
     tmp_path_factory.mktemp("run"),
     learner_devices=request.param,
@@ -70,8 +69,10 @@ def ran(request, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_actors_act_explore_and_see_priorities_by_the_parameters_they_say(ran):
-  """What an actor did is done again, with what had that version."""
+def test_actions_and_priorities_are_those_of_the_version_that_actors_report(
+  ran,
+):
+  """Actions are computed again by the parameters of their versions."""
   run, spy = ran
   agent = run.config.agent.make(envs.spec(run.config.env))
   core_state = agent.initial_core_state(ENVS)
@@ -90,8 +91,8 @@ def test_actors_act_explore_and_see_priorities_by_the_parameters_they_say(ran):
         )
         outputs.append(output.extras.outputs)
         np.testing.assert_array_equal(output.action, unroll.action[t])
-      # The Q-values of each step are those with which it was acted; the others
-      # are by what it had when the unroll was finished.
+      # Each step has the Q-values by which the actor acted; the rest of the
+      # priorities is computed by the parameters at the end of the unroll.
       expected = priorities(
         spy.published[version],
         unroll._replace(extras=value_based.Extras(np.stack(outputs))),
@@ -104,19 +105,19 @@ def test_actors_act_explore_and_see_priorities_by_the_parameters_they_say(ran):
     assert version > 0
 
 
-def test_it_learns_as_often_as_its_ratio_says(ran):
+def test_the_replay_ratio_sets_the_number_of_updates(ran):
   run, _ = ran
   last = run.sink.lines[-1]
   learned = REPLAY.replay_batch_size * last["learner_steps"]
   states = run.learner._source.states
-  steps = BATCH * T  # That come at a time.
+  steps = BATCH * T  # A batch adds these at a time.
   times = sum(int(state.ring.inserted) for state in states) // BATCH
-  # Before it has enough it learns nothing; from then on, of all that comes.
+  # Learning begins with enough experience, and from then on keeps its ratio.
   ratio, size = REPLAY.replay_ratio, REPLAY.replay_batch_size
   due = ratio * (times - REPLAY.replay_min_steps // steps) * steps
   # The stop may have come between two batches that were due.
   assert due - ratio * steps - size < learned <= due
-  # Resets are steps of the replay. An actor's first unroll is longer.
+  # The replay also has resets. An actor's first unroll is longer.
   came = times * steps
   assert abs(last["env_steps"] - came) < 0.1 * came + 7 * steps
   assert last["learned_steps"] > 0.8 * learned > 500
@@ -124,7 +125,7 @@ def test_it_learns_as_often_as_its_ratio_says(ran):
   assert last["policy_lag"] > 0
 
 
-def test_the_ladder_goes_over_the_environments_of_all_actors(ran):
+def test_the_epsilon_ladder_spans_the_environments_of_all_actors(ran):
   run, spy = ran
   ladder = value_based.exploration(run.config.agent, 2 * ENVS)
   assert len(set(ladder)) == 2 * ENVS

@@ -1,4 +1,4 @@
-"""Gorila's coordinator: a run that is restored, and who has to wait for it."""
+"""Gorila's coordinator: restored runs, and the counts of workers' reports."""
 
 import dataclasses
 import functools
@@ -28,7 +28,7 @@ UPDATES, STEPS = 7, 100
 
 
 def restored(tmp_path, total_steps=10**9):
-  """A run that goes on from a checkpoint, and what that had of the shards."""
+  """Returns a run that resumes from a checkpoint, and its shards' states."""
   config = pipelines_test.config_of("gorila", "dqn", tmp_path, total_steps)
   run = running.Running(config, actors=0)
   agent = config.agent.make(envs.spec(config.env), None, config.plan.horizon)
@@ -49,7 +49,7 @@ def restored(tmp_path, total_steps=10**9):
 
 
 class Serving:
-  """The parameter servers of a run, while it is entered."""
+  """A context in which the parameter servers of a run are running."""
 
   def __init__(self, run):
     self.stop = threading.Event()
@@ -71,38 +71,37 @@ class Serving:
       assert not thread.is_alive()
 
 
-def report(run, client):
-  """The stream of a worker."""
+def open_reports(run, client):
   config = run.nodes[-1].config
   spec = envs.spec(config.env)
   agent = config.agent.make(spec, None, config.plan.horizon)
-  known = worker.Shapes.of(agent, spec, config.plan, config.workers)
+  shapes = worker.Shapes.of(agent, spec, config.plan, config.workers)
   return client.exchange(
-    reports.REPORT, known.report, wire.NOTHING, {"num_envs": 4}
+    reports.REPORT, shapes.report, wire.NOTHING, {"num_envs": 4}
   )
 
 
-def test_no_worker_is_taken_in_before_servers_have_what_was_saved(tmp_path):
+def test_workers_are_refused_until_the_servers_are_restored(tmp_path):
   run, shards = restored(tmp_path)
   with run, wire.Client(run.config.address) as client:
     with pytest.raises(wire.WireError, match="being restored") as caught:
-      report(run, client)
+      open_reports(run, client)
     assert caught.value.code is wire.StatusCode.UNAVAILABLE
-    # Nor is there anything to save.
+    # Nothing can be saved yet either.
     with pytest.raises(wire.WireError) as caught:
       run.process.saved()
     assert caught.value.code is wire.StatusCode.UNAVAILABLE
     with Serving(run):
       run.wait_for(run.process.parts["agent"].are_ready)
-      found = run.process.saved()["agent"]
-      chex.assert_trees_all_equal(found, shards)
-      assert [state.updates for state in found] == [UPDATES] * 2
-      assert report(run, client).welcome["first_seed"] == 0
+      states = run.process.saved()["agent"]
+      chex.assert_trees_all_equal(states, shards)
+      assert [state.updates for state in states] == [UPDATES] * 2
+      assert open_reports(run, client).welcome["first_seed"] == 0
     run.stop.set()
 
 
-def test_a_run_that_was_done_gives_the_servers_what_was_saved(tmp_path):
-  """Or else there would be nothing to save at its end."""
+def test_a_finished_run_that_resumes_restores_the_servers(tmp_path):
+  """Otherwise there would be nothing to save at its end."""
   run, shards = restored(tmp_path, total_steps=STEPS)
   with run:
     run.wait_for(lambda: run.sink.lines)
@@ -117,7 +116,7 @@ REPLAY = replay.Config(replay_batch_size=8, replay_ratio=2.0)
 
 
 def report_of(steps, **changes):
-  """Of an honest worker with two environments; `changes` are of its counts."""
+  """Returns a report of a worker with two environments; changes its counts."""
   counts = {name: np.int32(0) for name in reports.Counts._fields}
   counts |= {"newest": {"loss": np.float32(np.nan)}} | changes
   return reports.Report(
@@ -139,7 +138,7 @@ def opened():
   return acted, reported, reported.open({"num_envs": 2})
 
 
-def test_what_a_worker_reports_is_counted():
+def test_a_workers_reports_are_counted():
   acted, reported, worker = opened()
   worker(report_of(sessions_test.steps_of("FMMLF", "FLFLF", claimed=3e38)))
   worker(report_of(sessions_test.steps_of("", "")))
@@ -170,7 +169,7 @@ def test_what_a_worker_reports_is_counted():
     ({"learning": 2.0}, "shares of time"),
   ],
 )
-def test_what_a_worker_cannot_have_done_counts_nothing(changes, message):
+def test_an_impossible_report_is_refused_and_counts_nothing(changes, message):
   acted, reported, worker = opened()
   changes = {name: np.asarray(value) for name, value in changes.items()}
   with pytest.raises(wire.Refused, match=message) as caught:
@@ -222,51 +221,51 @@ def test_a_stop_ends_the_wait_for_servers(tmp_path):
   ],
   ids=lambda x: x if isinstance(x, str) else ",".join(x),
 )
-def test_what_makes_no_sense_is_refused_with_its_reason(
-  tmp_path, changes, message
-):
+def test_invalid_options_are_refused(tmp_path, changes, message):
   config = pipelines_test.config_of("gorila", "dqn", tmp_path)
   with pytest.raises(types.ConfigError, match=message):
     running.replaced(config, **changes).learn(process.Context())
 
 
-def test_replays_of_all_workers_of_a_machine_have_to_fit_into_its_memory(
+def test_the_replays_of_all_workers_of_a_machine_must_fit_into_its_memory(
   tmp_path, monkeypatch
 ):
   config = pipelines_test.config_of("gorila", "dqn", tmp_path)
   config = config.with_sockets(str(tmp_path))
   spec, workers = envs.spec(config.env), config.workers
   agent = config.plan.agent(config.agent, spec)
-  known = worker.Shapes.of(agent, spec, config.plan, workers)
-  free = workers.num_workers * known.replay_bytes - 1
+  shapes = worker.Shapes.of(agent, spec, config.plan, workers)
+  free = workers.num_workers * shapes.replay_bytes - 1
   monkeypatch.setattr(memory, "free_bytes", lambda _: free)
   with pytest.raises(types.ConfigError, match="a replay that fits into memory"):
     config.learn(process.Context())
   free += 1
   config.learn(process.Context())
-  # Those on other machines have memory of their own.
+  # Workers on other machines have memory of their own.
   free = 0
   away = dataclasses.replace(config, address="127.0.0.1:0")
   away.learn(process.Context())
 
 
-def test_an_optimizer_of_ones_own_gets_the_whole_gradient():
-  own = dqn.Config(transformation=functools.partial(optax.sgd, 0.1))
-  assert worker.max_gradient_norm(own) == np.inf
+def test_an_optimizer_of_the_users_gets_unclipped_gradients():
+  config = dqn.Config(transformation=functools.partial(optax.sgd, 0.1))
+  assert worker.max_gradient_norm(config) == np.inf
   assert worker.max_gradient_norm(dqn.Config()) == 10.0
 
 
-@pytest.mark.parametrize(("wrong", "before"), [(np.nan, 0), (-np.inf, 200)])
-def test_a_loss_that_is_not_finite_is_an_outlier_and_leaves_the_rule_on(
-  wrong, before
+@pytest.mark.parametrize(
+  ("wrong", "number_before"), [(np.nan, 0), (-np.inf, 200)]
+)
+def test_a_loss_that_is_not_finite_is_an_outlier_that_does_not_change_the_mean(
+  wrong, number_before
 ):
   rng = np.random.default_rng(0)
   outliers, other = worker.Outliers(5.0), worker.Outliers(5.0)
   losses = rng.normal(1.0, 0.1, 400)
-  for loss in losses[:before]:
+  for loss in losses[:number_before]:
     assert outliers(loss) == other(loss)
   assert outliers(wrong)
-  for loss in losses[before:]:
+  for loss in losses[number_before:]:
     assert outliers(loss) == other(loss)
   assert outliers(3.0)
   assert not outliers(1.0)
@@ -274,15 +273,15 @@ def test_a_loss_that_is_not_finite_is_an_outlier_and_leaves_the_rule_on(
 
 def test_skipped_gradients_are_reported_and_many_in_a_row_end_the_run(tmp_path):
   config = pipelines_test.config_of("gorila", "dqn", tmp_path)
-  own = running.Own(config)
-  reported = own.process.server._methods[reports.REPORT].open_session.__self__
+  made = running.Own(config)
+  reported = made.process.server._methods[reports.REPORT].open_session.__self__
   zeros = reports.Counts(*(np.float32(0),) * len(reports.Counts._fields))
   zeros = zeros._replace(newest={})
   reported.count(zeros._replace(skipped=np.int32(60)))
   reported.count(zeros._replace(gradients=np.int32(1), skipped=np.int32(60)))
   reported.count(zeros._replace(skipped=np.int32(99)))
-  assert own.process.measure()["updates_skipped"] == 219
-  assert not own.process.done()
+  assert made.process.measure()["updates_skipped"] == 219
+  assert not made.process.done()
   reported.count(zeros._replace(skipped=np.int32(1)))
   with pytest.raises(RuntimeError, match="in 100 in a row"):
-    own.run()
+    made.run()

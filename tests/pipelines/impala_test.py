@@ -24,7 +24,6 @@ ENVS, T, BATCH = 4, 5, 8
 
 
 def config_of(folder, fields=None, **changes):
-  """A small run; `changes` are fields of it or of its parts."""
   agent = {
     "hidden_sizes": (8,),
     "learning_rate": 3e-3,
@@ -55,10 +54,10 @@ def config_of(folder, fields=None, **changes):
   ids=["one core", "LSTM on 4 cores"],
 )
 def ran(request, tmp_path_factory):
-  """A run of two actors that has ended, and what went through it."""
+  """Returns a run of two actors that has ended, and its messages."""
   cores, fields = request.param
   folder = tmp_path_factory.mktemp("run")
-  # One place stays free.
+  # The slots of a third actor stay free.
   config = config_of(
     folder, fields, learner_devices=cores, total_steps=10**9, num_actors=3
   )
@@ -82,8 +81,8 @@ def test_every_unroll_is_learned_from_once_and_in_order(ran):
   steps = jax.tree.map(lambda x: x[:, :count], tuple(sent[:-1]))
   core_state = jax.tree.map(lambda x: x[:count], sent.core_state)
   chex.assert_trees_all_equal(tuple(learned), (*steps, core_state))
-  # What is not learned from was under way when the run ended: what is less
-  # than a share, and shares in front of the inbox, in it, and taken out.
+  # The rest was under way when the run ended: less than a share, and shares in
+  # front of the inbox, in it, and taken from it.
   left = sent.action.shape[1] - count
   assert left < 4 * BATCH
   last = run.sink.lines[-1]
@@ -91,26 +90,26 @@ def test_every_unroll_is_learned_from_once_and_in_order(ran):
   new = learned.inputs.timestep.step_type[1:] != FIRST
   assert last["learned_steps"] == new.sum()
   assert last["learned_steps"] <= last["env_steps"]
-  # Beside those, messages of two actors that were counted and not yet cut.
+  # Two actors' messages may also be counted and not yet cut into shares.
   assert last["env_steps"] - last["learned_steps"] <= (left + 2 * ENVS) * T
 
 
-def test_env_steps_are_those_of_the_environments(ran):
+def test_env_steps_are_counted_without_resets(ran):
   run, spy = ran
   env_steps = 0
   for message in spy.messages:
-    # The first row is the last of the unroll before, or a reset.
+    # The first time step is the last of the previous unroll, or a reset.
     step_type = message.unroll.inputs.timestep.step_type[:, 1:]
     steps = np.sum(step_type != FIRST, axis=1)
     np.testing.assert_array_equal(message.env_steps, steps)
     env_steps += steps.sum()
   last = run.sink.lines[-1]
-  # A message that was counted at the very end is not cut any more.
+  # A message that was counted at the very end may be missing.
   assert 0 <= last["env_steps"] - env_steps <= 2 * ENVS * T
   assert 8 <= last["episode_return"] <= 100  # A random policy has 20.
 
 
-def test_lines_say_what_crosses_and_who_waits(ran):
+def test_lines_have_the_bytes_sent_and_the_shares_of_waits(ran):
   run, spy = ran
   last = run.sink.lines[-1]
   size = sum(
@@ -130,11 +129,11 @@ def test_lines_say_what_crosses_and_who_waits(ran):
   assert max(line["acting_wait_learner"] for line in run.sink.lines) > 0
 
 
-def test_actors_have_places_and_seeds_of_their_own(ran):
+def test_each_actor_has_its_own_slots_and_seeds(ran):
   run, spy = ran
   first, second = spy.sessions
-  places = np.concatenate([first.slots, second.slots])
-  assert sorted(places) == list(range(2 * ENVS))
+  slots = np.concatenate([first.slots, second.slots])
+  assert sorted(slots) == list(range(2 * ENVS))
   assert abs(first.first_seed - second.first_seed) >= ENVS
   for session in spy.sessions:
     hand = envs.make(run.config.env, ENVS, seed=session.first_seed)
@@ -149,7 +148,7 @@ def test_actors_have_places_and_seeds_of_their_own(ran):
 
 def test_all_cores_have_the_same_parameters(ran):
   run, _ = ran
-  # That of all cores, of which `state` is a copy.
+  # `_state` is that of all cores, and `state` a copy.
   for leaf in jax.tree.leaves(run.learner._state):
     shards = [np.asarray(shard.data) for shard in leaf.addressable_shards]
     assert len(shards) == len(run.config.learner.learner_devices)
@@ -160,8 +159,8 @@ def test_all_cores_have_the_same_parameters(ran):
 # Parameters
 
 
-def test_actors_act_by_the_parameters_that_they_say(ran):
-  """What an actor did is done again, with what had that version."""
+def test_actions_are_those_of_the_version_that_actors_report(ran):
+  """Actions are computed again by the parameters of their versions."""
   run, spy = ran
   agent = run.config.agent.make(envs.spec(run.config.env))
   step, versions = jax.jit(agent.step), set()
@@ -170,7 +169,7 @@ def test_actors_act_by_the_parameters_that_they_say(ran):
     for k, message in enumerate(spy.of(session)[:12]):
       unroll = running.time_major(message.unroll)
       core_state = unroll.core_state
-      # What is put into the last step is thrown away.
+      # The action of the last time step is not used.
       for t in range(T):
         inputs = jax.tree.map(lambda x, t=t: x[t], unroll.inputs)
         (version,) = set(unroll.version[t])
@@ -191,11 +190,11 @@ def test_actors_act_by_the_parameters_that_they_say(ran):
   assert len(versions) > 4
 
 
-def test_versions_follow_the_updates(ran):
+def test_unrolls_are_few_updates_old(ran):
   run, spy = ran
   for k, message in enumerate(spy.messages):
-    # There is an update for each share, but for what was not learned from yet:
-    # two in the learner's hands, one in the queue, and those around it.
+    # Each share makes an update, except those still under way: two in the
+    # learner, one in the queue, and others before and after it.
     behind = k * ENVS // BATCH - message.unroll.version[:, 1:T]
     assert np.all((behind >= 0) & (behind <= 6))
   lags = [line["policy_lag"] for line in run.sink.lines]
@@ -204,7 +203,7 @@ def test_versions_follow_the_updates(ran):
 
 
 def restarted(agent, inputs, core_state):
-  """The core state, anew where an episode begins."""
+  """Returns the core state, set to zeros where an episode begins."""
   first = inputs.timestep.step_type == FIRST
   return jax.tree.map(
     lambda a, b: np.where(first.reshape(-1, *(1,) * (a.ndim - 1)), a, b),
@@ -217,14 +216,16 @@ def restarted(agent, inputs, core_state):
 
 
 @pytest.mark.long
-def test_a_killed_actors_place_is_taken_with_other_seeds(tmp_path, capfd):
+def test_a_new_actor_takes_a_killed_actors_slots_with_other_seeds(
+  tmp_path, capfd
+):
   run = killed_test.Running("impala", "vtrace", tmp_path)
   spy = running.Spy(run)
   with run:
     run.wait_for(lambda: spy.heard(2, messages=2))
     victim = run.child("actor")
     os.kill(victim.pid, signal.SIGKILL)
-    # The other goes on at once, and one takes its place.
+    # The other actor continues, and a new one takes the killed one's slots.
     run.wait_for_more_steps(200)
     run.wait_for(lambda: len(spy.sessions) == 3)
     run.wait_for(lambda: len(spy.of(spy.sessions[2])) > 3)
@@ -232,12 +233,12 @@ def test_a_killed_actors_place_is_taken_with_other_seeds(tmp_path, capfd):
     run.wait_for_more_steps(1_000)
   assert run.sink.lines[-1]["learner_steps"] > 10
   assert f"actor {victim.pid} died with status -9" in capfd.readouterr().err
-  places = [tuple(session.slots) for session in spy.sessions]
-  assert places[0] != places[1]
-  assert places[2] in places[:2]
+  slots = [tuple(session.slots) for session in spy.sessions]
+  assert slots[0] != slots[1]
+  assert slots[2] in slots[:2]
   seeds = sorted(session.first_seed for session in spy.sessions)
-  assert np.all(np.diff(seeds) >= len(places[0]))
-  # It begins with a reset, and with the newest parameters.
+  assert np.all(np.diff(seeds) >= len(slots[0]))
+  # The new actor begins with a reset, and with the newest parameters.
   message = spy.of(spy.sessions[2])[0]
   assert np.all(message.unroll.inputs.timestep.step_type[:, 0] == FIRST)
   assert message.unroll.version[0, 0] > 0
@@ -257,8 +258,6 @@ def test_a_killed_actors_place_is_taken_with_other_seeds(tmp_path, capfd):
     ({"env": envs.Config("NoSuch-v1")}, "NoSuch-v1"),
   ],
 )
-def test_what_makes_no_sense_is_refused_with_its_reason(
-  tmp_path, changes, message
-):
+def test_invalid_options_are_refused(tmp_path, changes, message):
   with pytest.raises(types.ConfigError, match=message):
     config_of(tmp_path, **changes).learn(process.Context())

@@ -1,4 +1,4 @@
-"""A worker or an actor of each pipeline is killed, and the run goes on."""
+"""Runs whose workers, actors or servers are killed, and which continue."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ from tests.pipelines import pipelines_test
 
 
 class Running(running.Running):
-  """A pipeline whose nodes are processes, as programs run them."""
+  """A pipeline whose nodes are processes, as in programs."""
 
   def __init__(self, pipeline, name, tmp_path):
     self.before = set(psutil.Process().children())
@@ -31,7 +31,6 @@ class Running(running.Running):
     super().run(self.processes.check)
 
   def child(self, role):
-    """A process of a role."""
     for child in set(psutil.Process().children()) - self.before:
       with contextlib.suppress(psutil.NoSuchProcess):  # It is dead by now.
         if child.cmdline()[-1:] == [role]:
@@ -50,12 +49,12 @@ class Running(running.Running):
 
 
 @pytest.mark.slow  # Actors of IMPALA and Ape-X are killed in `impala_test`.
-def test_an_actor_that_is_killed_is_not_missed(tmp_path, capfd):
+def test_a_killed_actor_is_replaced_while_the_others_continue(tmp_path, capfd):
   with Running("seed", "vtrace", tmp_path) as run:
     run.wait_for_more_steps(200)
     victim = run.child("actor")
     os.kill(victim.pid, signal.SIGKILL)
-    # The others go on at once, and one takes its place.
+    # The others continue at once, and a new one replaces it.
     run.wait_for_more_steps(200)
     run.wait_for(lambda: run.child("actor").pid != victim.pid)
     run.wait_for_more_steps(1_000)
@@ -64,7 +63,7 @@ def test_an_actor_that_is_killed_is_not_missed(tmp_path, capfd):
 
 
 @pytest.mark.slow
-def test_a_parameter_server_that_is_killed_is_given_its_parameters(tmp_path):
+def test_a_killed_parameter_server_gets_its_parameters_back(tmp_path):
   with Running("gorila", "dqn", tmp_path) as run:
     run.wait_for_more_steps(400)
     victim = run.child("server-1")
@@ -77,7 +76,7 @@ def test_a_parameter_server_that_is_killed_is_given_its_parameters(tmp_path):
 def test_a_worker_of_a3c_that_fails_ends_the_run_with_its_error(
   tmp_path, monkeypatch
 ):
-  own, _ = pipelines_test.make("a3c", "a2c", tmp_path, total_steps=10**9)
+  run, _ = pipelines_test.make("a3c", "a2c", tmp_path, total_steps=10**9)
   recv, calls = envpool_adapter.EnvPoolEnvironment.recv, []
 
   def fail_in_time(environment):
@@ -89,8 +88,8 @@ def test_a_worker_of_a3c_that_fails_ends_the_run_with_its_error(
   monkeypatch.setattr(envpool_adapter.EnvPoolEnvironment, "recv", fail_in_time)
   before = threading.active_count()
   with pytest.raises(FloatingPointError, match="had enough"):
-    own.run()
-  assert own.learned.steps >= 2
+    run.run()
+  assert run.learned.steps >= 2
   running.wait_until(lambda: threading.active_count() <= before)
 
 

@@ -1,7 +1,7 @@
-"""Runs that are killed at random moments go on bitwise from what was saved.
+"""Runs that are killed at random moments and resume bitwise.
 
-One kill in two is while a checkpoint is written. Gorila's workers fill their
-replays again: its checkpoints have parameters, optimizers and counters.
+Half of the kills happen while a checkpoint is written. Gorila's checkpoints
+have no replays, which its workers fill again.
 """
 
 import collections
@@ -33,31 +33,28 @@ _RESUMED = "resumed.jsonl"
 def rounds(
   pipeline: str, count: int, run_dir: pathlib.Path
 ) -> collections.Counter[str]:
-  """Kills a run until it has gone on `count` times.
-
-  Returns:
-    How often it has resumed, then had what was saved, and had a replay.
-  """
-  rng, found = random.Random(0), collections.Counter()
+  """Kills a run until it has resumed `count` times; counts its resumes."""
+  rng, counts = random.Random(0), collections.Counter()
   folder, log = checkpointer.directory(run_dir), run_dir / _RESUMED
   saved = checkpoint.Checkpoints(folder)
   expected: dict[str, str] = {}
-  while found["resumes"] < count or not expected:
-    said = len(_lines(log))
+  while counts["resumes"] < count or not expected:
+    restarts = len(_lines(log))
     program = _start(pipeline, run_dir, resume=bool(expected))
     try:
-      before = saved.steps()
-      if expected and rng.random() < 0.2:  # Before or while it goes on.
+      steps = saved.steps()
+      if expected and rng.random() < 0.2:
+        # Kills it before or while it resumes.
         time.sleep(rng.uniform(0.0, 8.0))
         continue
       if expected:
-        _wait(program, lambda said=said: len(_lines(log)) > said)
-        found["resumes"] += 1
-        found["bitwise"] += _lines(log)[-1] == expected
-        found["replays"] += "replay" in expected
-      # It goes on, and has more of its own; the first may have no unroll.
+        _wait(program, lambda restarts=restarts: len(_lines(log)) > restarts)
+        counts["resumes"] += 1
+        counts["bitwise"] += _lines(log)[-1] == expected
+        counts["replays"] += "replay" in expected
+      # Waits for more checkpoints; the first ones may have no unroll.
       seen = set(saved.steps())
-      more = len(before) + (2 if expected else 4)
+      more = len(steps) + (2 if expected else 4)
       _wait(program, lambda seen=seen, more=more: _count(saved, seen) >= more)
       time.sleep(rng.random())
       if rng.random() < 0.5:
@@ -67,11 +64,11 @@ def rounds(
       os.killpg(program.pid, signal.SIGKILL)
       program.wait()
       expected = _newest(saved)
-  return found
+  return counts
 
 
 def _newest(saved: checkpoint.Checkpoints) -> dict[str, str]:
-  """The digests of the newest checkpoint's items; all are whole."""
+  """Returns the digests of the newest checkpoint's items; checks all."""
   for step in saved.steps():
     saved.restore(step, "run")
     saved.restore(step, "acting")
@@ -84,13 +81,12 @@ def _newest(saved: checkpoint.Checkpoints) -> dict[str, str]:
 
 
 def _count(saved: checkpoint.Checkpoints, seen: set[int]) -> int:
-  """How many checkpoints there have been."""
   seen.update(saved.steps())
   return len(seen)
 
 
 def _digest(content: np.ndarray) -> str:
-  """Of an item of a checkpoint, whatever the order of its arrays."""
+  """Returns the digest of a checkpoint's item, in any order of its arrays."""
   digest = hashlib.sha256()
   for name, array in sorted(checkpoint.from_bytes(content).items()):
     digest.update(f"{name} {array.dtype} {array.shape} ".encode())
@@ -119,13 +115,13 @@ def _wait(program, condition):
 
 
 def _lines(log: pathlib.Path) -> list[dict[str, str]]:
-  """What the resumed runs had, each as its digests by item."""
+  """Returns the digests by item of each run that has resumed."""
   text = log.read_text() if log.exists() else ""
   return [json.loads(line) for line in text.splitlines()]
 
 
 def _run(pipeline: str, run_dir: pathlib.Path, resume: bool) -> None:
-  """The run; says what it has before its first update."""
+  """Trains; records the digests of its state before its first update."""
   config = pipelines_test.config_of(pipeline, "dqn", "", total_steps=10**9)
   if pipeline != "sync":
     config = dataclasses.replace(config, address="")
@@ -134,37 +130,37 @@ def _run(pipeline: str, run_dir: pathlib.Path, resume: bool) -> None:
   larger = {"replay_capacity": 50_000}
   config = running.replaced(config, **larger)
   expected = {"run"} if pipeline == "gorila" else {"run", "replay"}
-  found: dict[str, str] = {}
+  digests: dict[str, str] = {}
 
-  def say(**items: types.Tree) -> None:
+  def record(**items: types.Tree) -> None:
     for name, nest in items.items():
       content = checkpoint.to_bytes(nest)
-      found[name] = _digest(np.frombuffer(content, np.uint8))
-    if expected <= found.keys():
+      digests[name] = _digest(np.frombuffer(content, np.uint8))
+    if expected <= digests.keys():
       with (run_dir / _RESUMED).open("a") as file:
-        file.write(json.dumps(dict(sorted(found.items()))) + "\n")
+        file.write(json.dumps(dict(sorted(digests.items()))) + "\n")
 
   restore = checkpointer.Checkpointer.restore
 
-  def restore_and_say(self) -> None:
+  def restore_and_record(self) -> None:
     restore(self)
     parts = self._run.parts
     remote = {"agent"} if pipeline == "gorila" else set()
     nest = {k: parts[k].saved() for k in parts.keys() - remote}
-    # What the servers are given.
+    # The states that the servers will be given.
     nest |= {k: parts[k]._restored for k in remote}
-    say(run=nest)
+    record(run=nest)
 
   begin = replayed.Replayed._begin
 
-  def begin_and_say(self, shares) -> None:
+  def begin_and_record(self, shares) -> None:
     first = not self.states
     begin(self, shares)
     if first and resume:
-      say(replay=self.saved()())
+      record(replay=self.saved()())
 
-  checkpointer.Checkpointer.restore = restore_and_say
-  replayed.Replayed._begin = begin_and_say
+  checkpointer.Checkpointer.restore = restore_and_record
+  replayed.Replayed._begin = begin_and_record
   where = {"resume" if resume else "run_dir": str(run_dir)}
   training.train(config, quiet=True, checkpoint_every_seconds=0.3, **where)
 
@@ -179,12 +175,12 @@ def _run(pipeline: str, run_dir: pathlib.Path, resume: bool) -> None:
     ),
   ],
 )
-def test_a_run_that_is_killed_goes_on_bitwise(pipeline, count, tmp_path):
-  found = rounds(pipeline, count, tmp_path / "run")
+def test_a_killed_run_resumes_bitwise(pipeline, count, tmp_path):
+  counts = rounds(pipeline, count, tmp_path / "run")
   replays = 0 if pipeline == "gorila" else count
-  assert found == {"resumes": count, "bitwise": count, "replays": replays}
+  assert counts == {"resumes": count, "bitwise": count, "replays": replays}
   left = [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()]
-  # What a kill leaves is gone with the next save.
+  # The next save removes the files that a kill has left.
   assert sum(not name.isdecimal() for name in left) <= 1, left
 
 

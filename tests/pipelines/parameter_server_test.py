@@ -24,9 +24,9 @@ SIZE = 7
 
 @functools.cache
 def adding_agent(period=1):
-  """An agent whose update subtracts the gradient.
+  """Returns an agent whose update subtracts the gradient.
 
-  Each `period` updates, the target becomes what the parameters were before.
+  Every `period` updates, the target parameters become the previous parameters.
   """
 
   def start(params, updates):
@@ -52,7 +52,7 @@ def first_shard(agent):
 
 
 def shard_of(agent, max_staleness=10):
-  """A shard; those of one agent share what they compile."""
+  """Makes a shard; all shards of an agent share their compiled functions."""
   shard = parameter_server.Shard(agent, max_staleness)
   for name, value in vars(first_shard(agent)).items():
     if isinstance(value, jax.stages.Wrapped):
@@ -61,7 +61,7 @@ def shard_of(agent, max_staleness=10):
 
 
 class Servers:
-  """Shards on servers of this process, that can die and come back empty."""
+  """Shards on servers of this process, which can stop and restart empty."""
 
   def __init__(self, folder, agent, size, num_shards):
     self.addresses = [f"unix:{folder}/{k}" for k in range(num_shards)]
@@ -88,7 +88,7 @@ class Servers:
 
 
 def connect(client, servers):
-  """As a worker does: gRPC takes a moment to see that a server is back."""
+  """Connects like a worker; gRPC takes a moment to notice a restart."""
 
   def is_connected():
     try:
@@ -107,7 +107,9 @@ def vector_of(version, vector, resets=0.0):
 
 
 @pytest.mark.parametrize(("size", "num_shards"), [(1, 3), (7, 7), (100, 7)])
-def test_parts_cover_all_and_are_alike(size, num_shards):
+def test_parts_cover_all_parameters_and_have_nearly_equal_sizes(
+  size, num_shards
+):
   parts = parameter_server.parts(size, num_shards)
   everything = np.arange(size)
   joined = np.concatenate([everything[part] for part in parts])
@@ -153,7 +155,7 @@ def test_pushes_of_many_workers_lose_no_update(tmp_path):
   last.close()
 
 
-def test_a_stale_gradient_is_dropped_and_answered():
+def test_a_stale_gradient_is_dropped_and_the_reply_has_the_parameters():
   shard = shard_of(adding_agent(), max_staleness=2)
   shard.start(vector_of(0, [10.0]))
   for _ in range(3):
@@ -167,7 +169,7 @@ def test_a_stale_gradient_is_dropped_and_answered():
   assert reply.applied and reply.vector == [6.0]
 
 
-def test_a_gradient_whose_result_is_not_finite_is_not_applied():
+def test_a_gradient_with_a_result_that_is_not_finite_is_not_applied():
   shard = shard_of(adding_agent(), max_staleness=2)
   shard.start(vector_of(0, [-3e38, 1.0]))
   before = shard.save(())
@@ -178,7 +180,7 @@ def test_a_gradient_whose_result_is_not_finite_is_not_applied():
   assert shard.push(vector_of(0, [0.0, 1.0])).applied
 
 
-def test_staleness_is_what_others_did_meanwhile(tmp_path):
+def test_staleness_is_the_number_of_updates_by_other_workers(tmp_path):
   params = np.zeros(SIZE, np.float32)
   with Servers(tmp_path, adding_agent(), SIZE, 2) as servers:
     one, other = (parameter_server.Client(params, 2) for _ in range(2))
@@ -190,7 +192,7 @@ def test_staleness_is_what_others_did_meanwhile(tmp_path):
     assert other.push(gradient) == (True, 2.0)
     assert one.push(gradient) == (True, 1.0)
     np.testing.assert_array_equal(one.params, -4 * gradient)
-    # The target of this agent lags by one update.
+    # This agent's target lags by one update.
     np.testing.assert_array_equal(one.target_params, -3 * gradient)
     assert one.transferred_bytes > 6 * SIZE * 4
     one.close()
@@ -204,7 +206,7 @@ def test_target_parameters_are_fetched_only_when_they_are_newer(tmp_path):
     client = parameter_server.Client(params, 1)
     client.connect(servers.addresses)
     before = method.transferred_bytes
-    a_call = before  # Of the one when it connected.
+    a_call = before  # The client has called once when it connected.
     for _ in range(7):
       client.push(np.ones(SIZE, np.float32))
       newest = servers.shards[0].target(()).vector
@@ -213,7 +215,7 @@ def test_target_parameters_are_fetched_only_when_they_are_newer(tmp_path):
     client.close()
 
 
-def test_who_comes_first_gives_an_empty_shard_its_parameters():
+def test_the_first_worker_gives_an_empty_shard_its_parameters():
   shard = shard_of(adding_agent())
   with pytest.raises(wire.Refused, match="no parameters yet") as caught:
     shard.push(vector_of(0, [1.0]))
@@ -234,7 +236,7 @@ def test_who_comes_first_gives_an_empty_shard_its_parameters():
     ("push", -1, 1.0),
   ],
 )
-def test_what_cannot_be_leaves_a_shard_as_it_is(method, version, value):
+def test_an_invalid_message_leaves_a_shard_unchanged(method, version, value):
   shard = shard_of(adding_agent())
   if method == "push":
     shard.start(vector_of(5, [3.0]))
@@ -252,20 +254,20 @@ def restored(version, value):
   return shard.save(())
 
 
-def test_a_shard_is_restored_until_it_has_learned():
+def test_a_shard_can_be_restored_until_its_first_gradient():
   shard = shard_of(adding_agent())
   shard.start(vector_of(0, [3.0]))
   shard.restore(restored(4, 5.0))
   shard.restore(restored(7, 6.0))
   assert shard.push(vector_of(7, [1.0])).vector == [5.0]
-  with pytest.raises(wire.Refused, match="version 8: start") as caught:
+  with pytest.raises(wire.Refused, match="version is 8") as caught:
     shard.restore(restored(0, 0.0))
-  # Whoever starts a run again may wait until the server is, too.
+  # A resumed run waits until its servers have restarted.
   assert caught.value.code is wire.StatusCode.UNAVAILABLE
   assert shard.push(vector_of(8, [1.0])).vector == [4.0]
 
 
-def test_a_server_that_stops_while_it_is_restored_is_asked_again(
+def test_a_restore_is_repeated_if_the_server_stops_meanwhile(
   tmp_path, monkeypatch
 ):
   monkeypatch.setattr(saved_shards, "_RETRY_SECONDS", 0.01)
@@ -286,13 +288,13 @@ def test_a_server_that_stops_while_it_is_restored_is_asked_again(
     states.restore([start])
     states.give_restored()
     assert states.are_ready()
-    (found,) = states.saved()
-  np.testing.assert_array_equal(found.params, start.params)
-  assert found.updates == 3
+    (state,) = states.saved()
+  np.testing.assert_array_equal(state.params, start.params)
+  assert state.updates == 3
 
 
 @pytest.mark.parametrize(("name", "value"), [("x", np.nan), ("updates", -1)])
-def test_a_state_that_cannot_be_is_not_restored(name, value):
+def test_an_invalid_state_is_not_restored(name, value):
   shard = shard_of(adding_agent())
   leaves = [
     np.full_like(leaf, value)
@@ -306,7 +308,7 @@ def test_a_state_that_cannot_be_is_not_restored(name, value):
   assert shard.version == -1
 
 
-def test_a_shard_that_died_gets_back_what_a_worker_knows(tmp_path):
+def test_a_restarted_shard_gets_its_parameters_back_from_a_worker(tmp_path):
   start = np.arange(SIZE, dtype=np.float32)
   with Servers(tmp_path, adding_agent(), SIZE, 2) as servers:
     client = parameter_server.Client(start, 2)
@@ -321,7 +323,7 @@ def test_a_shard_that_died_gets_back_what_a_worker_knows(tmp_path):
       client.connect(servers.addresses)
     servers.start(1)
     connect(client, servers)
-    # The other shard has applied its part of the gradient that was lost.
+    # The other shard has applied its part of the lost gradient.
     half = SIZE // 2
     np.testing.assert_array_equal(client.params[:half], start[:half] - 6)
     np.testing.assert_array_equal(client.params[half:], start[half:] - 5)
@@ -333,7 +335,7 @@ def test_a_shard_that_died_gets_back_what_a_worker_knows(tmp_path):
 
 @functools.cache
 def scheduled(target_rate=1.0):
-  """An agent whose learning rate falls to 0 in 10 updates."""
+  """Returns an agent whose learning rate falls to 0 in 10 updates."""
   config = dqn.Config(
     hidden_sizes=(4,),
     target_period=2,
@@ -350,7 +352,7 @@ def flat_of(params):
 
 
 @pytest.mark.parametrize("target_rate", [1.0, 0.1])
-def test_shards_together_update_as_the_whole_agent_does(target_rate):
+def test_shards_together_update_like_the_whole_agent(target_rate):
   agent, num_shards = scheduled(target_rate), 2
   whole = jax.jit(agent.init)(jax.random.key(0))
   flat = flat_of(whole.params)
@@ -373,16 +375,16 @@ def test_shards_together_update_as_the_whole_agent_does(target_rate):
       for shard, part in zip(shards, parts, strict=True)
     ]
     targets = [shard.target(()) for shard in shards]
-    for found, params in (
+    for vectors, params in (
       (replies, whole.params),
       (targets, whole.target_params),
     ):
-      joined = np.concatenate([each.vector for each in found])
+      joined = np.concatenate([each.vector for each in vectors])
       np.testing.assert_allclose(joined, flat_of(params), rtol=1e-5, atol=1e-6)
   assert np.abs(joined - flat).max() > 1e-4
 
 
-def test_a_restart_goes_on_in_the_schedule():
+def test_a_restarted_shard_continues_the_schedule():
   steps = []
   for version in (0, 9, 10):
     shard = shard_of(scheduled())
@@ -395,8 +397,8 @@ def test_a_restart_goes_on_in_the_schedule():
   np.testing.assert_allclose(late, first / 10, rtol=1e-5)
 
 
-def test_the_schedule_leaves_resets_out():
-  """Also where a worker gives another server what the first one had."""
+def test_the_schedule_ignores_resets():
+  """A worker gives a restarted server the number of resets, too."""
   shard, steps = shard_of(scheduled()), []
   shard.start(vector_of(0, [0.0]))
   for version in range(4):
@@ -410,7 +412,7 @@ def test_the_schedule_leaves_resets_out():
 
 
 @pytest.mark.parametrize("resets", [-0.5, 1.5, np.nan])
-def test_no_gradient_has_more_resets_than_steps(resets):
+def test_a_share_of_resets_out_of_range_is_refused(resets):
   shard = shard_of(adding_agent())
   shard.start(vector_of(0, [3.0]))
   with pytest.raises(wire.Refused, match="expected resets") as caught:
@@ -418,6 +420,6 @@ def test_no_gradient_has_more_resets_than_steps(resets):
   assert caught.value.code is wire.StatusCode.INVALID_ARGUMENT
 
 
-def test_an_agent_that_cannot_be_parted_is_refused():
-  with pytest.raises(types.ConfigError, match="no parameter server"):
+def test_an_agent_that_cannot_be_updated_in_parts_is_refused():
+  with pytest.raises(types.ConfigError, match="from a part of its parameters"):
     parameter_server.Shard(fakes.counting_agent(), 1)

@@ -1,4 +1,4 @@
-"""Every agent in every pipeline that takes it, as the table of agents says."""
+"""Every pair of agent and pipeline in the documented table of agents."""
 
 import dataclasses
 import pathlib
@@ -27,7 +27,7 @@ AGENTS = {
   "r2d2": r2d2,
   "rainbow": rainbow,
 }
-# They have Q-values.
+# Agents with Q-values.
 REPLAYED = ("dqn", "r2d2", "rainbow")
 CELLS = [
   *(("sync", name) for name in AGENTS),
@@ -37,10 +37,10 @@ CELLS = [
   *(("a3c", name) for name in ("a2c", "vtrace", "dqn", "rainbow")),
   *((p, name) for p in ("gorila", "apex") for name in REPLAYED),
 ]
-# Of the others, a small training is in each pipeline's own tests.
+# Each other pipeline has a small training in its own tests.
 FAST = [("a3c", "a2c")]
-# To a pipeline, an agent is what it needs: whole batches, windows, sequences,
-# or priorities. The other cells have nothing that one of these has not.
+# To a pipeline, agents differ in their needs: whole batches, windows, sequences
+# or priorities. These cells cover all needs.
 SLOW = [
   ("gorila", "dqn"),
   ("sync", "rainbow"),
@@ -71,8 +71,8 @@ REPLAY = {
 TOTAL_STEPS = 600
 
 
-def agent_config(pipeline, name, **own):
-  """A small agent; `own` are fields of its config."""
+def agent_config(pipeline, name, **changes):
+  """Returns a small agent; `changes` are fields of its config."""
   fields = {"hidden_sizes": (8,), "learning_rate": 1e-2, "reward_scale": 1.0}
   if name == "ppo":
     fields |= {"epochs": 2, "minibatches": 2}
@@ -80,14 +80,14 @@ def agent_config(pipeline, name, **own):
     fields |= {"n_step": 2, "replayed": pipeline != "a3c"}
   if name == "r2d2":
     fields |= {"burn_in": 2, "sequence_length": 6, "lstm_size": 8}
-  return AGENTS[name].Config(**fields | own)
+  return AGENTS[name].Config(**fields | changes)
 
 
-def config_of(pipeline, name, tmp_path, total_steps=TOTAL_STEPS, **own):
-  """A small run; `own` are fields of the agent's config."""
+def config_of(pipeline, name, tmp_path, total_steps=TOTAL_STEPS, **changes):
+  """Returns a small run; `changes` are fields of the agent's config."""
   common = {
     "env": envs.Config("CartPole-v1"),
-    "agent": agent_config(pipeline, name, **own),
+    "agent": agent_config(pipeline, name, **changes),
     "total_steps": total_steps,
     "seed": 0,
     "log_seconds": 0.05,
@@ -103,10 +103,10 @@ def config_of(pipeline, name, tmp_path, total_steps=TOTAL_STEPS, **own):
     )
   }
   if pipeline in ("sync", "anakin"):
-    own = {"num_envs": 4, "learner": learner.Config(unroll_length=5)}
+    fields = {"num_envs": 4, "learner": learner.Config(unroll_length=5)}
     if pipeline == "anakin":
-      own["env"] = envs.Config("seedx:CartPole-v1")
-    config = MODULES[pipeline].Config(**common | own, **replayed)
+      fields["env"] = envs.Config("seedx:CartPole-v1")
+    config = MODULES[pipeline].Config(**common | fields, **replayed)
   elif pipeline == "seed":
     actors = thin_actor.Config(num_actors=2, envs_per_actor=4)
     config = seed.Config(**common, actors=actors, learner=inbox, **replayed)
@@ -122,18 +122,15 @@ def config_of(pipeline, name, tmp_path, total_steps=TOTAL_STEPS, **own):
   return config.with_sockets(str(tmp_path))
 
 
-def make(pipeline, name, tmp_path, total_steps=TOTAL_STEPS, **own):
-  """The pipeline's own process, and the nodes that run beside it.
-
-  `own` are fields of the agent's config.
-  """
-  config = config_of(pipeline, name, tmp_path, total_steps, **own)
+def make(pipeline, name, tmp_path, total_steps=TOTAL_STEPS, **changes):
+  """Makes a pipeline's process, and its nodes; changes the agent's fields."""
+  config = config_of(pipeline, name, tmp_path, total_steps, **changes)
   made = running.Own(config)
   return made, made.nodes
 
 
-def run_all(own, nodes, finish=lambda: None):
-  """Runs all of it on threads of this process; returns the last line.
+def run_all(made, nodes, finish=lambda: None):
+  """Runs a process and its nodes on threads; returns the last line.
 
   `finish` is called before the nodes are stopped.
   """
@@ -158,7 +155,7 @@ def run_all(own, nodes, finish=lambda: None):
       raise failures[0]
 
   try:
-    last = own.run(check)
+    last = made.run(check)
     finish()
     return last
   finally:
@@ -179,16 +176,18 @@ def run_all(own, nodes, finish=lambda: None):
     ),
   ],
 )
-def test_it_learns(pipeline, name, tmp_path, monkeypatch):
+def test_each_agent_learns_in_each_of_its_pipelines(
+  pipeline, name, tmp_path, monkeypatch
+):
   warmed, warming = watch_warm_up(monkeypatch)
-  # An LSTM that learns on policy, from the states that it acted with.
+  # This pair also tests an LSTM that learns on policy from unrolls.
   recurrent = (pipeline, name) == ("seed", "vtrace")
-  own = {"recurrent": True, "lstm_size": 8} if recurrent else {}
+  changes = {"recurrent": True, "lstm_size": 8} if recurrent else {}
   with running.compiled(lambda: not warming()) as names:
-    last = run_all(*make(pipeline, name, tmp_path, **own))
+    last = run_all(*make(pipeline, name, tmp_path, **changes))
   assert last["env_steps"] >= TOTAL_STEPS
   assert last["learner_steps"] >= 3
-  # A replay counts resets as well: one for each episode, and 8 that go on.
+  # A replay counts resets too: one for each episode, and 8 in progress.
   replayed = name in REPLAYED
   resets = last["episodes"] + 8 if replayed else 0
   assert 0 < last["learned_steps"] <= last["env_steps"] + resets
@@ -203,7 +202,7 @@ def test_it_learns(pipeline, name, tmp_path, monkeypatch):
     assert last["policy_lag"] >= 0
   if pipeline not in ("sync", "anakin", "a3c"):
     assert last["wire_bytes"] > 4 * last["env_steps"]
-  # Actors and workers have compiled all before they took a place.
+  # Actors and workers have compiled everything before they connected.
   expected = {"impala": {"warm_up"}, "apex": {"warm_up"}}
   expected["gorila"] = {"warm_up", "_warm_up"}
   assert warmed == expected.get(pipeline, set())
@@ -212,17 +211,14 @@ def test_it_learns(pipeline, name, tmp_path, monkeypatch):
 
 
 def watch_warm_up(monkeypatch):
-  """What is warmed up from now on, and whether the thread that asks does it.
-
-  It does until it makes a `LocalActor`.
-  """
-  warmed, own = set(), threading.local()
+  """Returns the warm-ups to come, and whether the thread is warming up."""
+  warmed, of_thread = set(), threading.local()
 
   def watch(where, name, warming):
     function = getattr(where, name)
 
     def spy(*arguments, **options):
-      own.warming = warming
+      of_thread.warming = warming
       warmed.update([name] * warming)
       return function(*arguments, **options)
 
@@ -231,25 +227,23 @@ def watch_warm_up(monkeypatch):
   watch(local_actor.Programs, "warm_up", True)
   watch(worker, "_warm_up", True)
   watch(local_actor.LocalActor, "__init__", False)
-  return warmed, lambda: getattr(own, "warming", False)
+  return warmed, lambda: getattr(of_thread, "warming", False)
 
 
 def unlucky(agent):
-  """An agent half of whose gradients are NaN."""
-
   def gradients(state, rng_key, batch):
-    found, output = agent.gradients(state, rng_key, batch)
+    finite, output = agent.gradients(state, rng_key, batch)
     wrong = jnp.where(jax.random.bernoulli(rng_key), jnp.nan, 0.0)
     params, metrics = jax.tree.map(
-      lambda x: x + wrong, (found.params, output.metrics)
+      lambda x: x + wrong, (finite.params, output.metrics)
     )
-    return found._replace(params=params), output._replace(metrics=metrics)
+    return finite._replace(params=params), output._replace(metrics=metrics)
 
   update = base.composed_update(gradients, agent.apply)
   return dataclasses.replace(agent, gradients=gradients, update=update)
 
 
-# Of Gorila, parameter servers and the coordinator are tested by themselves.
+# Gorila's skipped gradients have tests of their own.
 @pytest.mark.parametrize(
   ("pipeline", "name"),
   conftest.slow_but([("a3c", "a2c")], [("impala", "vtrace"), ("a3c", "a2c")]),
@@ -259,13 +253,13 @@ def test_updates_that_are_not_finite_are_skipped_and_counted(
 ):
   config = config_of(pipeline, name, tmp_path, total_steps=1200)
   agent = running.Changed(config.agent, unlucky)
-  own = running.Own(running.replaced(config, agent=agent))
+  made = running.Own(running.replaced(config, agent=agent))
   saved = {}
-  last = run_all(own, own.nodes, lambda: saved.update(own.process.saved()))
+  last = run_all(made, made.nodes, lambda: saved.update(made.process.saved()))
   assert last["learner_steps"] >= 5 and last["updates_skipped"] >= 5
   assert last["learned_steps"] < 0.9 * last["env_steps"]
   assert np.isfinite(last["loss_value"])
-  assert not trees.non_finite(jax.tree.leaves(own.process.policy(saved)))
+  assert not trees.non_finite(jax.tree.leaves(made.process.policy(saved)))
   part = saved["agent" if pipeline == "impala" else "learned"]
   assert part["updates_skipped"] == last["updates_skipped"]
   state = part["state"] if pipeline == "impala" else saved["agent"]
@@ -274,7 +268,7 @@ def test_updates_that_are_not_finite_are_skipped_and_counted(
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)
-def test_sockets_are_given_where_no_address_is(pipeline, tmp_path):
+def test_missing_addresses_become_sockets(pipeline, tmp_path):
   name = "dqn" if pipeline in ("gorila", "apex") else "a2c"
   config = config_of(pipeline, name, tmp_path)
   assert config.with_sockets("elsewhere") == config
@@ -292,7 +286,9 @@ def test_sockets_are_given_where_no_address_is(pipeline, tmp_path):
   ("pipeline", "name"),
   [(p, name) for p in PIPELINES for name in AGENTS if (p, name) not in CELLS],
 )
-def test_any_other_pair_is_refused_with_the_reason(pipeline, name, tmp_path):
+def test_other_pairs_of_pipeline_and_agent_are_refused(
+  pipeline, name, tmp_path
+):
   reasons = {
     "impala": "expected a replay",
     "a3c": "takes several steps" if name == "ppo" else "expected replayed True",
@@ -303,7 +299,7 @@ def test_any_other_pair_is_refused_with_the_reason(pipeline, name, tmp_path):
     make(pipeline, name, tmp_path)
 
 
-def test_the_documented_table_is_what_is_tested():
+def test_all_pairs_of_the_documented_table_are_tested():
   text = (pathlib.Path(__file__).parents[2] / "docs/agents.md").read_text()
   rows = [
     [cell.strip() for cell in line.strip("|").split("|")]
@@ -321,7 +317,7 @@ def test_the_documented_table_is_what_is_tested():
 
 
 def with_own_priorities(agent):
-  """Its priorities say what they are made of: observations and Q-values."""
+  """Returns an agent whose priorities are computed from observations."""
 
   def priorities(acting, unroll):
     del acting
@@ -334,7 +330,7 @@ def with_own_priorities(agent):
 
 
 @pytest.mark.parametrize("pipeline", ["sync", "seed"])
-def test_first_priorities_are_the_agents_of_the_same_unrolls(
+def test_first_priorities_are_the_agents_for_the_same_unrolls(
   pipeline, tmp_path, monkeypatch
 ):
   config = config_of(pipeline, "dqn", tmp_path)
@@ -345,15 +341,15 @@ def test_first_priorities_are_the_agents_of_the_same_unrolls(
   )
   shares, call = [], replayed.Replayed.__call__
 
-  def spy(source, found):
-    shares.extend(map(running.copied, found))
-    return call(source, found)
+  def spy(source, new_shares):
+    shares.extend(map(running.copied, new_shares))
+    return call(source, new_shares)
 
   monkeypatch.setattr(replayed.Replayed, "__call__", spy)
-  own = running.Own(config)
-  run_all(own, own.nodes, lambda: None)
+  made = running.Own(config)
+  run_all(made, made.nodes, lambda: None)
   assert len(shares) > 10
-  for unroll, found in shares:
+  for unroll, priorities in shares:
     seen = np.abs(unroll.inputs.timestep.observation).sum(axis=-1)
-    expected = seen[: found.shape[1]].T
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    expected = seen[: priorities.shape[1]].T
+    np.testing.assert_allclose(priorities, expected, rtol=1e-6)

@@ -1,4 +1,4 @@
-"""Runs that go on from a checkpoint: what is as it was, and what is new."""
+"""Runs that resume from a checkpoint: what is restored, and what is new."""
 
 import dataclasses
 import json
@@ -24,7 +24,7 @@ from tests.pipelines import pipelines_test
 
 own_signals = programs.own_signals
 compiled_once = programs.compiled_once
-# Pipelines with parts of their own. Ape-X is as IMPALA, with a replay.
+# Pipelines with different parts. Ape-X has those of IMPALA, and a replay.
 CELLS = [
   ("sync", "a2c"),
   ("seed", "a2c"),
@@ -36,8 +36,6 @@ STEPS = pipelines_test.TOTAL_STEPS
 
 
 class Seeds:
-  """Every seed that an environment is made with, while it listens."""
-
   def __init__(self, monkeypatch):
     self.used, make = [], envs.make
 
@@ -50,7 +48,7 @@ class Seeds:
 
 @dataclasses.dataclass
 class Saved:
-  """A run that has ended: its state, its last line, and where it is kept."""
+  """A run that has ended: its state, its last line, and its checkpoint."""
 
   pipeline: str
   name: str
@@ -60,7 +58,6 @@ class Saved:
   checkpoints: checkpoint.Checkpoints
 
   def load(self, like):
-    """What a run goes on from."""
     return self.checkpoints.restore(self.last["env_steps"], "run", like)
 
 
@@ -70,14 +67,14 @@ class Saved:
   ids="-".join,
 )
 def saved(request, tmp_path_factory):
-  """A run of each pipeline, and what a checkpoint of its end holds."""
+  """Runs each pipeline, and saves a checkpoint at its end."""
   pipeline, name = request.param
   folder, nests = tmp_path_factory.mktemp("a"), []
   with pytest.MonkeyPatch.context() as monkeypatch:
     seeds = Seeds(monkeypatch)
-    own, nodes = pipelines_test.make(pipeline, name, folder)
+    made, nodes = pipelines_test.make(pipeline, name, folder)
     last = pipelines_test.run_all(
-      own, nodes, lambda: nests.append(running.copied(own.process.saved()))
+      made, nodes, lambda: nests.append(running.copied(made.process.saved()))
     )
   checkpoints = checkpoint.Checkpoints(tmp_path_factory.mktemp("checkpoints"))
   checkpoints.save(last["env_steps"], {"run": nests[0]}, 0.0)
@@ -88,15 +85,15 @@ def make(saved, tmp_path, total_steps=2 * STEPS):
   return pipelines_test.make(saved.pipeline, saved.name, tmp_path, total_steps)
 
 
-def test_everything_is_as_it_was(saved, tmp_path):
-  own, _ = make(saved, tmp_path)
-  # What the parameter servers hold is `gorila_test`'s.
-  parts = dict(own.process.parts)
+def test_all_parts_are_restored(saved, tmp_path):
+  made, _ = make(saved, tmp_path)
+  # `gorila_test` has tests of the parameter servers' state.
+  parts = dict(made.process.parts)
   if saved.pipeline == "gorila":
     del parts["agent"]
-  assert own.process.parts.keys() == saved.nest.keys()
+  assert made.process.parts.keys() == saved.nest.keys()
   fresh = running.copied({name: part.saved() for name, part in parts.items()})
-  own.process.restore(saved.load)
+  made.process.restore(saved.load)
   restored = {name: part.saved() for name, part in parts.items()}
   expected = {name: saved.nest[name] for name in parts}
   assert jax.tree.structure(restored) == jax.tree.structure(expected)
@@ -106,20 +103,20 @@ def test_everything_is_as_it_was(saved, tmp_path):
       jax.tree.leaves(fresh[name]), jax.tree.leaves(leaf), strict=True
     )
     assert any(np.any(a != b) for a, b in pairs), name
-  # Whoever acts next does so by it.
+  # The next actions are computed by the restored state.
   if saved.pipeline == "a3c":
-    acting, version = own.process.parts["agent"].newest()
+    acting, version = made.process.parts["agent"].newest()
     chex.assert_trees_all_equal(acting.params, saved.nest["agent"].params)
   elif saved.pipeline != "gorila":
-    acting, version = own.learner.newest()
-    chex.assert_trees_all_equal(acting, own.process.policy(saved.nest))
+    acting, version = made.learner.newest()
+    chex.assert_trees_all_equal(acting, made.process.policy(saved.nest))
   assert saved.pipeline == "gorila" or version == saved.last["learner_steps"]
 
 
-def test_what_acts_is_that_of_the_state(saved, tmp_path):
-  own, _ = make(saved, tmp_path)
-  acting, nest = own.process.policy(saved.nest), saved.nest
-  agent = own.config.agent.make(envs.spec(own.config.env))
+def test_the_acting_parameters_are_those_of_the_state(saved, tmp_path):
+  made, _ = make(saved, tmp_path)
+  acting, nest = made.process.policy(saved.nest), saved.nest
+  agent = made.config.agent.make(envs.spec(made.config.env))
   like = jax.eval_shape(
     lambda key: agent.acting(agent.init(key)), jax.random.key(0)
   )
@@ -140,18 +137,22 @@ def test_what_acts_is_that_of_the_state(saved, tmp_path):
   np.testing.assert_array_equal(actual, flat)
 
 
-def test_it_goes_on_from_there(saved, tmp_path, monkeypatch):
-  own, nodes = make(saved, tmp_path)
+def test_a_restored_run_continues_its_counts_with_new_seeds(
+  saved, tmp_path, monkeypatch
+):
+  made, nodes = make(saved, tmp_path)
   started = time.monotonic()
   seeds = Seeds(monkeypatch)
-  own.sink, times = running.Lines(), []
-  write = own.sink.write
-  own.sink.write = lambda line: (times.append(time.monotonic()), write(line))
-  own.process.restore(lambda like: saved.load(like) | {"seeds": np.int64(1000)})
-  last = pipelines_test.run_all(own, nodes)
-  before = saved.last
-  assert before["env_steps"] >= STEPS
-  lines = own.sink.lines
+  made.sink, times = running.Lines(), []
+  write = made.sink.write
+  made.sink.write = lambda line: (times.append(time.monotonic()), write(line))
+  made.process.restore(
+    lambda like: saved.load(like) | {"seeds": np.int64(1000)}
+  )
+  last = pipelines_test.run_all(made, nodes)
+  last_saved = saved.last
+  assert last_saved["env_steps"] >= STEPS
+  lines = made.sink.lines
   for name in (
     "env_steps",
     "learner_steps",
@@ -160,28 +161,28 @@ def test_it_goes_on_from_there(saved, tmp_path, monkeypatch):
     "learned_steps",
     "env_frames",
   ):
-    values = [before[name], *(line[name] for line in lines)]
-    # The count of the last update is known when it has ended.
+    values = [last_saved[name], *(line[name] for line in lines)]
+    # The last update is counted only once it has ended.
     assert values == sorted(values), name
     assert values[-1] > values[0], name
   assert last["env_steps"] >= 2 * STEPS
-  assert last["wall_seconds"] <= before["wall_seconds"] + (
+  assert last["wall_seconds"] <= last_saved["wall_seconds"] + (
     time.monotonic() - started
   )
-  # What was before does not count as if it had just been made.
+  # Env steps before the resume do not count in the first rate.
   made = lines[0]["steps_per_second"] * (times[0] - started)
-  assert made <= lines[0]["env_steps"] - before["env_steps"] + 30
-  # Episodes are new ones, also beside those of evaluations.
+  assert made <= lines[0]["env_steps"] - last_saved["env_steps"] + 30
+  # All seeds are new, and differ from those of evaluations.
   assert max(saved.seeds) < saved.nest["seeds"] < 1000 <= min(seeds.used)
   assert len(set(seeds.used)) == len(seeds.used) > 0
   assert max(seeds.used) < seeds_lib.evaluation_seed(0, 0)
 
 
 class Counting:
-  """A run of which nothing but the env steps is kept.
+  """A run whose state is only its counts.
 
   Attributes:
-    down: whether a parameter server is not there.
+    down: whether a parameter server is missing.
   """
 
   replay = None
@@ -204,61 +205,61 @@ class Counting:
 
 
 class Keeper(checkpointer.Checkpointer):
-  """A checkpointer with a clock of its own.
+  """A checkpointer with a fake clock.
 
   Attributes:
-    clock: has the seconds that it reads.
+    clock: the clock; tests set `now`, in seconds.
   """
 
-  def __init__(self, it, run_dir, monkeypatch, seconds=0.0, evaluation=None):
+  def __init__(self, run, run_dir, monkeypatch, seconds=0.0, evaluation=None):
     self.clock = SimpleNamespace(now=0.0, monotonic=lambda: self.clock.now)
     monkeypatch.setattr(checkpointer, "time", self.clock)
     config = checkpointer.Config(checkpoint_every_seconds=seconds)
-    super().__init__(it, run_dir, config, evaluation)
+    super().__init__(run, run_dir, config, evaluation)
 
   def check_after(self, seconds):
-    """Checks, and waits for what is written."""
+    """Checks after some time, and waits until checkpoints are written."""
     self.clock.now += seconds
     self.check()
     self.wait()
 
 
-def test_a_keeper_saves_now_and_then_and_goes_on_from_the_newest(
+def test_a_keeper_saves_periodically_and_restores_the_newest_checkpoint(
   tmp_path, monkeypatch
 ):
-  it = Counting()
-  kept = Keeper(it, tmp_path, monkeypatch, 10)
+  run = Counting()
+  kept = Keeper(run, tmp_path, monkeypatch, 10)
   kept.check_after(9.9)
   assert steps_of(tmp_path) == []
   for env_steps, score in ((10, []), (10, [5.0]), (10, [1.0, 1.0])):
-    it.acted.add(env_steps, np.array(score), np.ones(len(score)))
-    it.down = True
+    run.acted.add(env_steps, np.array(score), np.ones(len(score)))
+    run.down = True
     kept.check_after(10.1)
-    it.down = False
+    run.down = False
     kept.check_after(0)
-    it.acted.add(1, np.array([]), np.array([]))
-    kept.check_after(9.9)  # It is too early for another.
+    run.acted.add(1, np.array([]), np.array([]))
+    kept.check_after(9.9)  # It is too early for another checkpoint.
   assert steps_of(tmp_path) == [21, 32]
-  found = checkpoint.Checkpoints(checkpointer.directory(tmp_path))
-  # 5.0 before (5 + 1 + 1) / 3, and nothing known.
-  assert found.ranked()[0] == 21
-  acting = found.restore(32, checkpointer.ACTING, {"w": np.int64(0)})
+  checkpoints = checkpoint.Checkpoints(checkpointer.directory(tmp_path))
+  # The scores are none, 5.0, and (5 + 1 + 1) / 3.
+  assert checkpoints.ranked()[0] == 21
+  acting = checkpoints.restore(32, checkpointer.ACTING, {"w": np.int64(0)})
   assert acting == {"w": 32}
   other = Counting()
   Keeper(other, tmp_path, monkeypatch).restore()
   assert other.acted.env_steps == 32
   assert other.acted.returns.count == 3
-  it.down = True
+  run.down = True
   kept.finish(interrupted=True)
   with pytest.raises(wire.WireError):
     kept.finish(interrupted=False)
-  it.down = False
+  run.down = False
   kept.finish(interrupted=True)
   assert steps_of(tmp_path) == [21, 32, 33]
 
 
 class Evaluation:
-  """Is due every 10 env steps; a test sets the means that it finds."""
+  """A fake evaluation, due every 10 env steps; tests set its means."""
 
   def __init__(self):
     self.means, self.started = {}, []
@@ -274,38 +275,38 @@ class Evaluation:
 
 
 def test_evaluations_decide_which_checkpoint_is_the_best(tmp_path, monkeypatch):
-  it, evaluation = Counting(), Evaluation()
-  kept = Keeper(it, tmp_path, monkeypatch, 100, evaluation)
+  run, evaluation = Counting(), Evaluation()
+  kept = Keeper(run, tmp_path, monkeypatch, 100, evaluation)
   means = {10: 1.0, 20: 3.0, 30: 2.0}
-  found = checkpoint.Checkpoints(checkpointer.directory(tmp_path))
+  checkpoints = checkpoint.Checkpoints(checkpointer.directory(tmp_path))
   for env_steps in (10, 20, 30):
-    # Training's returns would take the last one.
-    left = env_steps - it.acted.env_steps
-    it.acted.add(left, np.array([float(env_steps)]), np.ones(1))
+    # By the returns of training, the last checkpoint would be the best.
+    left = env_steps - run.acted.env_steps
+    run.acted.add(left, np.array([float(env_steps)]), np.ones(1))
     kept.check_after(1)
-    assert evaluation.started[-1] == env_steps == it.acted.env_steps
-    for _ in range(3):  # It takes longer than three checkpoints.
-      it.acted.add(1, np.array([]), np.array([]))
+    assert evaluation.started[-1] == env_steps == run.acted.env_steps
+    for _ in range(3):  # The evaluation takes longer than three checkpoints.
+      run.acted.add(1, np.array([]), np.array([]))
       kept.check_after(101)
-    assert env_steps in found.steps()
+    assert env_steps in checkpoints.steps()
     evaluation.means[env_steps] = means[env_steps]
-    it.acted.add(6, np.array([]), np.array([]))
+    run.acted.add(6, np.array([]), np.array([]))
     kept.check_after(101)
-  assert found.ranked()[0] == 20
-  evaluation.means[found.steps()[-1]] = 4.0
+  assert checkpoints.ranked()[0] == 20
+  evaluation.means[checkpoints.steps()[-1]] = 4.0
   kept.finish(interrupted=False)
-  assert found.ranked()[0] == found.steps()[-1]
+  assert checkpoints.ranked()[0] == checkpoints.steps()[-1]
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
 def test_no_checkpoint_has_a_parameter_that_is_not_finite(
   wrong, tmp_path, monkeypatch
 ):
-  it = Counting()
-  kept = Keeper(it, tmp_path, monkeypatch, 10)
+  run = Counting()
+  kept = Keeper(run, tmp_path, monkeypatch, 10)
   kept.check_after(10)
-  it.policy = lambda saved: {"w": np.array([1.0, wrong], np.float32)}
-  it.acted.add(10, np.array([]), np.array([]))
+  run.policy = lambda saved: {"w": np.array([1.0, wrong], np.float32)}
+  run.acted.add(10, np.array([]), np.array([]))
   with pytest.raises(RuntimeError, match=r"finite parameters .* in w"):
     kept.check_after(10)
   with pytest.raises(RuntimeError, match="finite parameters"):
@@ -313,7 +314,7 @@ def test_no_checkpoint_has_a_parameter_that_is_not_finite(
   assert steps_of(tmp_path) == [0]
 
 
-def test_a_keeper_of_no_period_saves_at_the_end_only(tmp_path, monkeypatch):
+def test_a_keeper_without_a_period_saves_at_the_end_only(tmp_path, monkeypatch):
   kept = Keeper(Counting(), tmp_path, monkeypatch)
   kept.check_after(1e9)
   assert steps_of(tmp_path) == []
@@ -327,8 +328,8 @@ _SMALL = ["--hidden-sizes=8", "--num-envs=4", "--unroll-length=8"]
 
 
 def steps_of(run_dir):
-  found = checkpoint.Checkpoints(checkpointer.directory(run_dir))
-  return found.steps()
+  checkpoints = checkpoint.Checkpoints(checkpointer.directory(run_dir))
+  return checkpoints.steps()
 
 
 def raw_lines(run_dir):
@@ -337,7 +338,7 @@ def raw_lines(run_dir):
 
 
 def assert_rising(run_dir):
-  """That the lines read like those of one run; returns them."""
+  """Checks that the lines look like those of one run; returns them."""
   lines = metrics.read_lines(run_dir / "metrics.jsonl")
   for clock in ("env_steps", "wall_seconds", "learner_steps", "episodes"):
     values = [line[clock] for line in lines]
@@ -347,7 +348,6 @@ def assert_rising(run_dir):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-  """The directory of a run of 256 env steps."""
   run_dir = tmp_path_factory.mktemp("runs") / "run"
   words = [*_SMALL, "--total-steps", "256", "--run-dir", str(run_dir)]
   assert programs.main(a2c, words) == 0
@@ -355,10 +355,10 @@ def finished(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(
+def test_the_previous_checkpoint_replaces_a_damaged_newest_one(
   finished, tmp_path, capfd
 ):
-  """To resume, to evaluate and to export, also as the best."""
+  """It replaces it in resumes, evaluations and exports, also as the best."""
   run_dir = tmp_path / "run"
   shutil.copytree(finished, run_dir)
   folder, step = checkpointer.directory(run_dir), steps_of(run_dir)[-1]
@@ -367,14 +367,16 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(
     checkpoint_test.DAMAGES["truncated"](folder / "900" / item)
   for which in ("latest", "best"):
     assert policies.load(run_dir, which).env_steps == step
-    said = capfd.readouterr().err
-    assert "checkpoint 900 in" in said and f"checkpoint {step} instead" in said
+    error = capfd.readouterr().err
+    assert (
+      "checkpoint 900 in" in error and f"checkpoint {step} instead" in error
+    )
   with pytest.raises(types.ConfigError, match="checkpoint 900 in"):
     policies.load(run_dir, "900")
   words = ["--resume", str(run_dir), "--total-steps", "512"]
   assert programs.main(a2c, words) == 0
-  said = capfd.readouterr().err
-  assert "checkpoint 900 in" in said and f"checkpoint {step} instead" in said
+  error = capfd.readouterr().err
+  assert "checkpoint 900 in" in error and f"checkpoint {step} instead" in error
   assert max(steps_of(run_dir)) >= 512 and 900 not in steps_of(run_dir)
 
 
@@ -388,14 +390,16 @@ _DQN = [
 
 
 @pytest.mark.slow
-def test_a_replay_goes_on_where_it_was(tmp_path, monkeypatch, capfd):
+def test_a_replay_is_restored(tmp_path, monkeypatch, capfd):
   run_dir, restored = tmp_path / "run", []
   words = [*_DQN, "--total-steps", "600", "--run-dir", str(run_dir)]
   assert programs.main(dqn, words) == 0
   step = steps_of(run_dir)[-1]
-  found = checkpoint.Checkpoints(checkpointer.directory(run_dir))
-  saved = found.restore(step, checkpointer.REPLAY)
-  others = [path for path in pathlib.Path(found.directory).glob("*/replay")]
+  checkpoints = checkpoint.Checkpoints(checkpointer.directory(run_dir))
+  saved = checkpoints.restore(step, checkpointer.REPLAY)
+  others = [
+    path for path in pathlib.Path(checkpoints.directory).glob("*/replay")
+  ]
   assert [path.parent.name for path in others] == [str(step)]
   lines = [x for x in raw_lines(run_dir) if "checkpoint_bytes" in x]
   assert lines[-1]["checkpoint_bytes"] > 4000 * 16
@@ -413,37 +417,35 @@ def test_a_replay_goes_on_where_it_was(tmp_path, monkeypatch, capfd):
   assert programs.main(dqn, words) == 0
   content = np.frombuffer(checkpoint.to_bytes(restored[0]), np.uint8)
   chex.assert_trees_all_equal(checkpoint.from_bytes(content), saved)
-  # It need not be filled again.
+  # The replay need not be filled again.
   assert raw_lines(run_dir)[-1]["learner_steps"] >= updates + 10
   assert "empty" not in capfd.readouterr().err
 
 
 @pytest.mark.slow
-def test_a_replay_that_is_too_large_is_left_out_in_words(tmp_path, capfd):
+def test_a_replay_that_is_too_large_is_left_out_with_a_message(tmp_path, capfd):
   run_dir = tmp_path / "run"
   words = [*_DQN, "--total-steps", "600", "--run-dir", str(run_dir)]
   assert programs.main(dqn, [*words, "--checkpoint-replay-gib", "1e-6"]) == 0
-  said = capfd.readouterr().err
-  assert said.count("more than --checkpoint-replay-gib 1e-06: it is empty") == 1
+  error = capfd.readouterr().err
+  assert error.count("more than --checkpoint-replay-gib 1e-06") == 1
   updates = raw_lines(run_dir)[-1]["learner_steps"]
   words = ["--resume", str(run_dir), "--total-steps", "800"]
   assert programs.main(dqn, words) == 0
-  said = capfd.readouterr().err
-  assert said.count("the replay starts empty: expected 'replay' in") == 1
-  # It is filled again before it is learned from.
+  error = capfd.readouterr().err
+  assert error.count("the replay starts empty: expected 'replay' in") == 1
+  # The replay is filled again before the next update.
   assert updates > 0
   assert raw_lines(run_dir)[-1]["learner_steps"] < updates + 50
 
 
-def test_a_run_without_a_whole_checkpoint_says_what_is_wrong(
-  finished, tmp_path, capfd
-):
+def test_a_run_without_a_whole_checkpoint_is_refused(finished, tmp_path, capfd):
   run_dir = tmp_path / "run"
   shutil.copytree(finished, run_dir)
   (step,) = steps_of(run_dir)
   (checkpointer.directory(run_dir) / str(step) / "run").write_bytes(b"")
-  said = programs.refused(a2c, ["--resume", str(run_dir)], capfd)
-  assert f"checkpoint {step} in" in said and "no other" in said
+  error = programs.refused(a2c, ["--resume", str(run_dir)], capfd)
+  assert f"checkpoint {step} in" in error and "no other" in error
   assert steps_of(run_dir) == [step]
 
 
@@ -467,9 +469,9 @@ def test_total_steps_can_be_raised(finished):
   (first,) = steps_of(finished)
   before = raw_lines(finished)
   words = ["--resume", str(finished), "--total-steps", "512"]
-  # What changes nothing that is in the state may be given, too.
+  # Options that do not affect the state may change.
   words += ["--checkpoint-every-seconds", "60", "--log-seconds", "0.1"]
-  # As it was given at first, it may be given again.
+  # Options with their first values may be repeated.
   assert programs.main(a2c, [*words, *_SMALL]) == 0
   assert steps_of(finished)[-1] >= 512
   assert first in steps_of(finished)
@@ -484,18 +486,18 @@ def test_total_steps_can_be_raised(finished):
 
 @pytest.fixture
 def copy(finished, tmp_path):
-  """A copy of what a run is known by, and no checkpoint."""
+  """Returns a copy of a run's config, without checkpoints."""
   text = (finished / "config.json").read_text()
   (tmp_path / "config.json").write_text(text)
   return tmp_path
 
 
-def test_a_total_that_has_been_passed_is_refused(finished, capfd):
+def test_a_total_below_the_env_steps_made_is_refused(finished, capfd):
   config = (finished / "config.json").read_text()
   (*_, step) = steps_of(finished)
   words = ["--resume", str(finished), "--total-steps", str(step // 2)]
-  said = programs.refused(a2c, words, capfd)
-  assert f"more than the {step:,} that the run has made" in said
+  error = programs.refused(a2c, words, capfd)
+  assert f"more than the {step:,} that the run has made" in error
   assert (finished / "config.json").read_text() == config
 
 
@@ -510,34 +512,34 @@ def test_a_total_that_has_been_passed_is_refused(finished, capfd):
     ("--run-dir elsewhere", "--resume without --run-dir"),
   ],
 )
-def test_another_option_is_refused(finished, words, reason, capfd):
-  said = programs.refused(
+def test_a_changed_option_is_refused(finished, words, reason, capfd):
+  error = programs.refused(
     a2c, ["--resume", str(finished), *words.split()], capfd
   )
-  assert reason in said
+  assert reason in error
 
 
 def test_a_run_of_another_experiment_is_refused(finished, capfd):
-  said = programs.refused(ppo, ["--resume", str(finished)], capfd)
-  assert "expected a run of ppo to --resume" in said
-  assert "found one of a2c in" in said
+  error = programs.refused(ppo, ["--resume", str(finished)], capfd)
+  assert "expected a run of ppo to --resume" in error
+  assert "found one of a2c in" in error
 
 
 def test_a_directory_with_a_run_is_refused_without_resume(
   copy, finished, capfd
 ):
   words = [*_SMALL, "--total-steps", "64", "--run-dir", str(copy)]
-  # Without a checkpoint there is nothing to go on from.
-  said = programs.refused(a2c, words, capfd)
-  assert "remove it, or choose another" in said
+  # Without a checkpoint, the run cannot be resumed.
+  error = programs.refused(a2c, words, capfd)
+  assert "remove it, or choose another" in error
   checkpointer.directory(copy).make()
   (step,) = steps_of(finished)[-1:]
   shutil.copytree(
     checkpointer.directory(finished) / str(step),
     checkpointer.directory(copy) / str(step),
   )
-  said = programs.refused(a2c, words, capfd)
-  assert "go on with it by --resume" in said
+  error = programs.refused(a2c, words, capfd)
+  assert "continue it with --resume" in error
   assert not (copy / "metrics.jsonl").exists()
 
 
@@ -545,8 +547,8 @@ def test_a_directory_in_which_a_process_trains_is_refused(finished, capfd):
   lines = raw_lines(finished)
   with run_dirs.claimed(finished):
     for words in (["--resume", str(finished)], ["--run-dir", str(finished)]):
-      said = programs.refused(a2c, words, capfd)
-      assert "another process is training in" in said
+      error = programs.refused(a2c, words, capfd)
+      assert "another process is training in" in error
   assert raw_lines(finished) == lines
   assert programs.main(a2c, ["--resume", str(finished)]) == 0
 
@@ -564,7 +566,9 @@ def test_a_directory_in_which_a_process_trains_is_refused(finished, capfd):
     ({}, "expected a checkpoint"),
   ],
 )
-def test_what_is_no_run_of_this_version_is_refused(copy, values, reason, capfd):
+def test_a_directory_without_a_run_of_this_version_is_refused(
+  copy, values, reason, capfd
+):
   path = copy / "config.json"
   if values is None:
     path.unlink()
@@ -576,17 +580,17 @@ def test_what_is_no_run_of_this_version_is_refused(copy, values, reason, capfd):
 
 
 @pytest.mark.parametrize(
-  ("least", "learned"), [(0, False), (400, True)], ids=["at once", "late"]
+  ("minimum", "learned"), [(0, False), (400, True)], ids=["at once", "late"]
 )
 def test_a_run_that_fails_has_saved_its_newest_state(
-  least, learned, tmp_path, monkeypatch, capfd
+  minimum, learned, tmp_path, monkeypatch, capfd
 ):
   run_dir = tmp_path / "run"
   path = run_dir / "metrics.jsonl"
 
   def check(processes):
     lines = metrics.read_lines(path) if path.exists() else []
-    if not least or (lines and lines[-1]["env_steps"] >= least):
+    if not minimum or (lines and lines[-1]["env_steps"] >= minimum):
       raise RuntimeError("actor died 6 times")
 
   monkeypatch.setattr(instances.Processes, "check", check)
@@ -594,16 +598,16 @@ def test_a_run_that_fails_has_saved_its_newest_state(
   with pytest.raises(RuntimeError, match="died 6 times"):
     programs.main(a2c, (*_SMALL, "--total-steps", "1000000", *words))
   steps = checkpoint.Checkpoints(run_dir / "checkpoints").steps()
-  said = f"--resume {run_dir} continues from checkpoint"
+  resume = f"--resume {run_dir} continues from checkpoint"
   err = capfd.readouterr().err
-  assert bool(steps) == (said in err)
+  assert bool(steps) == (resume in err)
   if learned:
     assert steps == [metrics.read_lines(path)[-1]["env_steps"]]
-    assert steps[0] >= least and f"{said} {steps[0]}\n" in err
+    assert steps[0] >= minimum and f"{resume} {steps[0]}\n" in err
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_goes_on_from_its_newest_checkpoint(tmp_path):
+def test_a_killed_run_resumes_from_its_newest_checkpoint(tmp_path):
   words = "--hidden-sizes 8 --replay-min-steps 100 --replay-batch-size 16"
   words += " --total-steps 100000000 --checkpoint-every-seconds 0.3"
   program = programs.start(dqn, *words.split(), "--run-dir", str(tmp_path))
@@ -620,7 +624,7 @@ def test_a_run_that_is_killed_goes_on_from_its_newest_checkpoint(tmp_path):
     program.kill()
     program.wait()
   with (tmp_path / "metrics.jsonl").open("a") as file:
-    file.write('{"wall_seconds": 1')  # As a kill may leave it.
+    file.write('{"wall_seconds": 1')  # A kill may leave half a line.
   before = metrics.read_lines(tmp_path / "metrics.jsonl")
   step = steps_of(tmp_path)[-1]
   assert 0 < step <= before[-1]["env_steps"] + 10_000

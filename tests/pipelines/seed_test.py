@@ -29,7 +29,7 @@ from seedx.runtime import counters, process
 from seedx.runtime import seeds as seeds_lib
 from tests import fakes, other_actor, running
 
-# Whose learning rate stays as it is.
+# The learning rate is constant.
 AGENT = vtrace.Config(
   hidden_sizes=(8,),
   learning_rate=2e-3,
@@ -41,7 +41,6 @@ CARTPOLE = envs.Config("CartPole-v1")
 
 
 def config_of(folder, **changes):
-  """A small run; `changes` are fields of it or of its parts."""
   config = seed.Config(
     agent=AGENT,
     total_steps=10**9,
@@ -55,7 +54,7 @@ def config_of(folder, **changes):
 
 @pytest.mark.slow
 def test_an_actor_of_another_language_trains_with_every_unroll(tmp_path):
-  """The actor knows of seedx what the text of `seedx.wire` says."""
+  """The actor is written from the specification in `seedx.wire`."""
   config = config_of(tmp_path)
   with running.Running(config, actors=0) as run:
     words = other_actor.__file__, config.address, "CartPole-v1", str(ENVS)
@@ -70,8 +69,8 @@ def test_an_actor_of_another_language_trains_with_every_unroll(tmp_path):
   assert (actor.returncode, err) == (0, "")
   last = run.sink.lines[-1]
   assert last["env_steps"] >= 1_500
-  # What is not learned is at most what was under way at the end: in slots,
-  # in the item that fills, in the queue, in front of it, and in last replies.
+  # The rest was under way at the end: in slots, in the share that fills, in the
+  # queue, in front of it, and in the last replies.
   under_way = ENVS * (T + 1) + 5 * BATCH * T
   assert last["env_steps"] - under_way <= last["learned_steps"]
   assert last["learned_steps"] <= last["env_steps"]
@@ -101,7 +100,7 @@ def test_trains_on_every_kind_of_observation_and_action(
     env=envs.Config(env_id, options, info_keys),
     total_steps=400,
     num_actors=1,
-    actor_batch_size=2,  # EnvPool asynchronous: half steps, half waits.
+    actor_batch_size=2,  # EnvPool is asynchronous: half steps, half waits.
     micro_batches=2,
   )
   with running.Running(config) as run:
@@ -113,7 +112,7 @@ def test_trains_on_every_kind_of_observation_and_action(
 
 
 def on_many_cores(folder, **changes):
-  """Two devices act while four others learn."""
+  """Returns a run on whose two devices inference runs, and learning on four."""
   return config_of(
     folder,
     num_actors=2,
@@ -148,7 +147,7 @@ def test_many_cores_learn_cartpole(tmp_path):
     def best():
       return max((x["episode_return"] or 0 for x in run.sink.lines), default=0)
 
-    # Where nothing else runs, after some 200,000 steps: a minute.
+    # On an idle machine it takes some 200,000 steps, a minute.
     running.wait_until(
       lambda: best() >= 450 or run.failures or run.acted.env_steps > 2_000_000,
       seconds=3600,
@@ -158,7 +157,7 @@ def test_many_cores_learn_cartpole(tmp_path):
 
 
 class _Acting:
-  """An inference device whose actions are zeros."""
+  """A fake inference device whose actions are zeros."""
 
   def __init__(self, sizes):
     self.sizes = sizes
@@ -171,7 +170,7 @@ class _Acting:
 
 
 def _sizes(num_actors, num_devices, envs_per_actor):
-  """Of devices whose slots have an epsilon ladder."""
+  """Returns an epsilon ladder, and the sizes of its inference devices."""
   spec = envs.spec(CARTPOLE)
   agent = dqn.Config(epsilon_ladder=True).make(spec)
   sizes = inference.Config(inference_devices=tuple(range(num_devices))).sizes(
@@ -184,7 +183,7 @@ def _sizes(num_actors, num_devices, envs_per_actor):
 
 
 def _served(envs_per_actor, num_actors=1, num_devices=1):
-  """Opens sessions, what they count, the devices, and the ladder."""
+  """Returns a function that opens sessions, counts, devices, and the ladder."""
   ladder, sizes = _sizes(num_actors, num_devices, envs_per_actor)
   acted, acting = counters.Acted(), [_Acting(each) for each in sizes]
   server = inference_server.InferenceServer(
@@ -208,24 +207,24 @@ def test_an_epsilon_ladder_spans_the_devices(actors, devices):
     assert each.padded[-1] <= sizes[0].padded[-1]
 
 
-def test_returns_are_of_the_slots_that_explore_least():
-  """Each session counts those of its own slots, on its device."""
+def test_returns_are_reported_for_the_slots_that_explore_least():
+  """Each session counts the returns of its own slots."""
   connect, acted, _, ladder = _served(2, num_actors=4, num_devices=2)
   actors = [connect() for _ in range(4)]
   # The first two slots of each device, then its last two.
   held = [0, 1], [4, 5], [2, 3], [6, 7]
-  least = counters.explores_least(ladder)
-  assert least.any() and not least.all()
-  for actor, own in zip(actors, held, strict=True):
+  reported = counters.explores_least(ladder)
+  assert reported.any() and not reported.all()
+  for actor, slots_held in zip(actors, held, strict=True):
     for index in (0, 1):
-      before = acted.returns.count
+      count = acted.returns.count
       for step_type in (dm_env.StepType.FIRST, dm_env.StepType.LAST):
         actor(_row(step_type, index=index))
-      assert acted.returns.count - before == least[own[index]]
+      assert acted.returns.count - count == reported[slots_held[index]]
 
 
 def _row(step_type, **changes):
-  """Of one environment; `changes` are fields of it."""
+  """Returns rows of one environment; `changes` are their fields."""
   timestep = dm_env.TimeStep(
     np.array([step_type], np.uint8),
     np.array([changes.pop("reward", 1)], np.float32),
@@ -248,7 +247,7 @@ def _row(step_type, **changes):
   ],
   ids=str,
 )
-def test_a_row_that_cannot_be_is_refused_and_counts_nothing(changes):
+def test_an_invalid_row_is_refused_and_counts_nothing(changes):
   connect, acted, (acting,), _ = _served(envs_per_actor=2)
   actor = connect()
   actor(_row(0))
@@ -274,7 +273,7 @@ def test_each_row_goes_to_its_slot_in_any_order():
   assert [x.slot.tolist() for x in batches] == [*sent]
   counts = [x.count.tolist() for x in batches]
   assert counts == [[0, 0, 0], [1, 1, 1], [2, 2], [3, 2, 3]]
-  # In order, nothing is gathered.
+  # Rows in order are not copied.
   assert np.shares_memory(batches[0].slot, batches[1].slot)
   with pytest.raises(wire.Refused, match="at most once"):
     send(1, [1, 1])
@@ -294,8 +293,8 @@ def test_unfinished_unrolls_of_a_lost_actor_are_counted():
 
 
 @pytest.fixture(scope="module")
-def going(tmp_path_factory):
-  """A run of two actors that goes on, and has place for a third."""
+def training(tmp_path_factory):
+  """A run of two actors that is training, with slots for a third."""
   with running.Running(
     config_of(tmp_path_factory.mktemp("run")), actors=2
   ) as run:
@@ -305,13 +304,12 @@ def going(tmp_path_factory):
 
 
 def _is_free(run):
-  """Whether the third place is."""
   return run.inferences[0].slots.free == ENVS
 
 
 @contextlib.contextmanager
 def _visiting(run):
-  """A stream as an actor opens it, with a message of its environments."""
+  """Opens a stream like an actor, with one message of its environments."""
   environment = envs.make(run.config.env, ENVS)
   environment.reset()
   over = threading.Event()
@@ -331,46 +329,45 @@ def _visiting(run):
   environment.close()
 
 
-def test_an_actor_that_dies_gives_its_slots_back(going):
-  seeds, before = [], going.acted.saved()["unrolls_discarded"]
+def test_an_actor_that_dies_gives_its_slots_back(training):
+  seeds, before = [], training.acted.saved()["unrolls_discarded"]
   for _ in range(3):
-    # Two messages, and gone in the middle of an unroll.
-    with _visiting(going) as stream:
+    # The stream closes in the middle of an unroll.
+    with _visiting(training) as stream:
       seeds.append(stream.welcome["first_seed"])
       assert next(stream).shape == (ENVS,)
-      assert not _is_free(going)
+      assert not _is_free(training)
       stream.close()
-    going.wait_for(lambda: _is_free(going))
+    training.wait_for(lambda: _is_free(training))
   assert np.diff(seeds).tolist() == [ENVS] * 2
-  assert going.acted.saved()["unrolls_discarded"] >= before + 3 * ENVS
+  assert training.acted.saved()["unrolls_discarded"] >= before + 3 * ENVS
 
 
-def test_an_actor_that_waits_for_actions_when_a_run_stops_has_done_its_work(
+def test_an_actor_ends_if_the_run_stops_while_it_waits_for_actions(
   tmp_path,
 ):
-  """It does not wait for another learner."""
-  own = running.Own(config_of(tmp_path))
-  environment = envs.make(own.config.env, ENVS)
+  made = running.Own(config_of(tmp_path))
+  environment = envs.make(made.config.env, ENVS)
   environment.reset()
-  session = own._served(protocol.ACT)({"num_envs": ENVS})
-  own.process.close()
+  session = made._served(protocol.ACT)({"num_envs": ENVS})
+  made.process.close()
   with pytest.raises(wire.Refused) as caught:
     session(environment.recv())
   environment.close()
   assert caught.value.code is wire.StatusCode.CANCELLED
 
 
-def test_nothing_is_compiled_while_it_goes_on(going):
+def test_nothing_is_compiled_while_a_run_is_training(training):
   with running.compiled() as names:
-    updates = going.learner.steps
-    going.wait_for_steps(going.acted.env_steps + 1_000)
-    going.wait_for(lambda: going.learner.steps > updates + 20)
+    updates = training.learner.steps
+    training.wait_for_steps(training.acted.env_steps + 1_000)
+    training.wait_for(lambda: training.learner.steps > updates + 20)
   assert not names
 
 
-def test_an_actor_of_another_environment_is_refused(going):
+def test_an_actor_of_another_environment_is_refused(training):
   env = envs.Config("Acrobot-v1")
-  work = thin_actor.Work(going.config.address, env, going.config.actors)
+  work = thin_actor.Work(training.config.address, env, training.config.actors)
   with pytest.raises(wire.WireError, match="observation") as caught:
     thin_actor.run(work, threading.Event())
   assert caught.value.code is wire.StatusCode.FAILED_PRECONDITION
@@ -400,6 +397,6 @@ def test_a_failing_update_ends_the_run_with_its_error(tmp_path):
     ({"inference_devices": (0, 1, 2, 3)}, "at most 3 inference_devices"),
   ],
 )
-def test_config_names_what_is_wrong(tmp_path, changes, message):
+def test_invalid_options_are_refused(tmp_path, changes, message):
   with pytest.raises(types.ConfigError, match=message):
     config_of(tmp_path, **changes).learn(process.Context())

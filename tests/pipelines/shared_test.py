@@ -1,4 +1,4 @@
-"""The state that workers of one process share: old copies, skips, a restore."""
+"""The shared state of the workers of one process, such as A3C's."""
 
 import dataclasses
 import functools
@@ -19,7 +19,7 @@ STEPS = 4
 
 
 class Batch(NamedTuple):
-  """A batch whose gradient is known."""
+  """A batch with a given gradient."""
 
   version: Any
   gradient: Any
@@ -42,48 +42,48 @@ def make():
   return shared.Shared(agent(), state, jax.devices("cpu")[0])
 
 
-def learn(own, copy, gradient, weight=STEPS):
+def learn(state_shared, copy, gradient, weight=STEPS):
   version = np.zeros((3, 2), np.int32)
-  own.learn(
+  state_shared.learn(
     *copy, KEY, Batch(version, np.float32(gradient), np.float32(weight))
   )
 
 
 def test_gradients_of_an_old_copy_are_applied_to_the_newest_state():
-  own = make()
-  old = own.newest()
-  learn(own, old, 1.0)
-  learn(own, own.newest(), 2.0)
-  learn(own, old, 4.0, weight=STEPS - 1)
-  state, version = own.newest()
+  state_shared = make()
+  old = state_shared.newest()
+  learn(state_shared, old, 1.0)
+  learn(state_shared, state_shared.newest(), 2.0)
+  learn(state_shared, old, 4.0, weight=STEPS - 1)
+  state, version = state_shared.newest()
   np.testing.assert_array_equal(state.params, [-7.0, -7.0])
   assert state.updates == version == 3
   assert state.resets == 1 / STEPS
   np.testing.assert_array_equal(old[0].params, [0.0, 0.0])
-  line = own.learned.measure()
+  line = state_shared.learned.measure()
   assert line["learner_steps"] == 3 and line["learned_steps"] == 3 * STEPS - 1
   assert line["policy_lag"] == 2 and line["loss_value"] == 4.0
   assert line["gradient_staleness"] == pytest.approx(2 / 3)
 
 
-def test_what_would_not_be_finite_is_skipped_and_counted():
-  own = make()
-  learn(own, own.newest(), 1.0)
-  learn(own, own.newest(), np.inf)
-  state, _ = own.newest()
+def test_an_update_that_is_not_finite_is_skipped_and_counted():
+  state_shared = make()
+  learn(state_shared, state_shared.newest(), 1.0)
+  learn(state_shared, state_shared.newest(), np.inf)
+  state, _ = state_shared.newest()
   np.testing.assert_array_equal(state.params, [-1.0, -1.0])
   assert state.updates == 1
-  line = own.learned.measure()
+  line = state_shared.learned.measure()
   assert (line["learner_steps"], line["updates_skipped"]) == (1, 1)
   with pytest.raises(RuntimeError, match="in 100 in a row"):
     for _ in range(100):
-      learn(own, own.newest(), np.nan)
+      learn(state_shared, state_shared.newest(), np.nan)
 
 
-def test_it_continues_from_what_was_saved():
-  own, other = make(), make()
-  learn(own, own.newest(), 3.0)
-  other.restore(jax.device_get(own.saved()))
+def test_shared_state_continues_from_a_checkpoint():
+  state_shared, other = make(), make()
+  learn(state_shared, state_shared.newest(), 3.0)
+  other.restore(jax.device_get(state_shared.saved()))
   state, version = other.newest()
   np.testing.assert_array_equal(state.params, [-3.0, -3.0])
   assert version == 1

@@ -27,7 +27,7 @@ REPLAY = replay.Config(
 
 
 def agent_config(name, **fields):
-  """A small agent, of which nothing changes over a run."""
+  """Returns a small agent without schedules."""
   small = {
     "hidden_sizes": (8,),
     "learning_rate": 1e-2,
@@ -42,7 +42,6 @@ def agent_config(name, **fields):
 
 
 def config_of(name, fields=None, **changes):
-  """A small run; `changes` are fields of it or of its parts."""
   config = sync.Config(
     agent=agent_config(name, **(fields or {})),
     total_steps=110,
@@ -55,7 +54,7 @@ def config_of(name, fields=None, **changes):
 
 @dataclasses.dataclass(frozen=True)
 class After:
-  """What is known after a step of all environments."""
+  """The counts after a step of all environments."""
 
   updates: int
   env_steps: int
@@ -65,21 +64,21 @@ class After:
 
 
 def train(config):
-  """The process at its end, and an `After` of every step."""
-  own, seen = running.Own(config), []
+  """Trains; returns the process, and an `After` of every step."""
+  made, seen = running.Own(config), []
   with running.compiled() as compiled:
-    for _ in own.process.steps():
-      own.learner.finish()
+    for _ in made.process.steps():
+      made.learner.finish()
       seen.append(
         After(
-          own.learner.steps,
-          own.acted.env_steps,
-          own.learner.learned_steps,
-          own.learner.measure(),
+          made.learner.steps,
+          made.acted.env_steps,
+          made.learner.learned_steps,
+          made.learner.measure(),
           len(compiled),
         )
       )
-  return own, seen
+  return made, seen
 
 
 def distance(a, b):
@@ -93,13 +92,15 @@ def trained(name):
   return train(config_of(name))
 
 
-# Its updates draw random numbers of their own.
+# PPO's updates draw random numbers of their own.
 PPO = pytest.param("ppo", marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("name", ["a2c", PPO])
-def test_all_is_learned_at_once_and_by_the_newest_parameters(name):
-  own, seen = trained(name)
+def test_unrolls_are_learned_from_at_once_and_acted_by_the_newest_parameters(
+  name,
+):
+  made, seen = trained(name)
   for i, now in enumerate(seen):
     assert now.updates == i // UNROLL_LENGTH
     if i % UNROLL_LENGTH == 0:
@@ -107,21 +108,21 @@ def test_all_is_learned_at_once_and_by_the_newest_parameters(name):
     else:
       assert now.learned_steps < now.env_steps
     assert now.metrics["policy_lag"] in (None, 0.0)
-  assert own.acted.env_steps >= 110 > seen[-2].env_steps
+  assert made.acted.env_steps >= 110 > seen[-2].env_steps
   assert {"policy_lag", "loss_value"} <= set(seen[-1].metrics)
   assert all(np.isfinite(x) for x in seen[-1].metrics.values())
-  assert own.learner.state.updates == seen[-1].updates >= 5
+  assert made.learner.state.updates == seen[-1].updates >= 5
 
 
-def test_dqn_learns_as_often_as_its_ratio_says():
+def test_the_replay_ratio_sets_the_number_of_updates():
   _, seen = trained("dqn")
-  # An unroll is a step longer than the 5 new ones: window 2.
+  # An unroll has one time step more than its 5 new ones.
   unrolls = seen[UNROLL_LENGTH::UNROLL_LENGTH]
   begin = next(i for i, now in enumerate(unrolls) if now.updates)
   assert unrolls[begin].env_steps >= 40 > unrolls[begin - 1].env_steps
   for now in unrolls[begin:]:
     due = now.env_steps - unrolls[begin - 1].env_steps
-    # Less than a batch; and how many resets were in the last one.
+    # Less than a batch is due, apart from the resets in the last one.
     assert 0 <= due - now.learned_steps < 2 * 8
     assert now.learned_steps <= now.updates * 8
   assert seen[-1].updates >= 8
@@ -131,12 +132,12 @@ def test_dqn_learns_as_often_as_its_ratio_says():
 
 @pytest.mark.parametrize("name", ["a2c", "dqn", PPO])
 def test_the_seed_decides_everything(name):
-  own, _ = trained(name)
+  made, _ = trained(name)
   same, _ = train(config_of(name))
   other, _ = train(config_of(name, seed=1))
-  chex.assert_trees_all_equal(same.learner.state, own.learner.state)
-  assert same.acted.env_steps == own.acted.env_steps
-  params = own.learner.state.params
+  chex.assert_trees_all_equal(same.learner.state, made.learner.state)
+  assert same.acted.env_steps == made.acted.env_steps
+  params = made.learner.state.params
   assert distance(params, other.learner.state.params) > 0.01
 
 
@@ -149,8 +150,8 @@ def test_nothing_is_compiled_after_the_first_updates(name):
 
 
 @pytest.mark.slow
-def test_4_cores_learn_what_one_does():
-  # Without Adam's signs, which make much of what was rounding.
+def test_four_cores_learn_the_same_as_one():
+  # Without a large epsilon, Adam would amplify rounding errors.
   config = config_of("a2c", {"adam_epsilon": 1.0, "learning_rate": 1.0})
   start = running.Own(config).learner.state
   one, _ = train(config)
@@ -181,9 +182,9 @@ PONG = envs.Config("Pong-v5", {"img_height": 36, "img_width": 36})
   ],
   ids=lambda x: getattr(x, "env", None) or str(x),
 )
-def test_every_kind_of_environment_and_network(name, env, fields):
+def test_every_kind_of_environment_and_network_learns(name, env, fields):
   config = config_of(name, fields, env=env, total_steps=90)
-  own, seen = train(config)
+  made, seen = train(config)
   first, last = seen[0], seen[-1]
   assert first.updates == 0
   assert last.updates >= 4
@@ -191,25 +192,25 @@ def test_every_kind_of_environment_and_network(name, env, fields):
   if name != "dqn":
     at_update = [x for x in seen[1:] if x.learned_steps == x.env_steps]
     assert len(at_update) == last.updates
-  start, end = running.Own(config).learner.state, own.learner.state
+  start, end = running.Own(config).learner.state, made.learner.state
   assert distance(start.params, end.params) > 1e-3
   if fields.get("normalize_observations"):
     assert distance(start.statistics, end.statistics) > 0.01
 
 
-def test_a_stop_ends_it_with_everything_written():
-  own = running.Own(config_of("a2c", log_seconds=0.0))
+def test_a_stop_ends_a_run_with_its_last_line_written():
+  made = running.Own(config_of("a2c", log_seconds=0.0))
   checks = []
 
   def check():
-    checks.append(own.acted.env_steps)
+    checks.append(made.acted.env_steps)
     if len(checks) == 12:
-      own.stop.set()
+      made.stop.set()
 
-  last = own.run(check)
+  last = made.run(check)
   assert len(checks) == 12
-  assert own.sink.lines[-1] == last
-  assert last["learner_steps"] == own.learner.steps == 2
+  assert made.sink.lines[-1] == last
+  assert last["learner_steps"] == made.learner.steps == 2
   assert 12 * NUM_ENVS >= last["env_steps"] >= 10 * NUM_ENVS
   assert last["policy_lag"] == 0.0
   names = "learning_wait_experience", "acting_wait_environments"
@@ -239,13 +240,13 @@ def test_a_stop_ends_it_with_everything_written():
     ),
   ],
 )
-def test_what_makes_no_sense_is_refused_with_its_reason(name, changes, message):
+def test_invalid_options_are_refused(name, changes, message):
   with pytest.raises(types.ConfigError, match=message):
     config_of(name, **changes).learn(process.Context())
 
 
 @pytest.mark.slow
-def test_environments_explore_and_report_by_their_place_on_the_ladder(
+def test_environments_explore_by_the_ladder_and_the_lowest_quarter_is_reported(
   monkeypatch,
 ):
   config = config_of(
@@ -255,7 +256,7 @@ def test_environments_explore_and_report_by_their_place_on_the_ladder(
     total_steps=1400,
     replay_ratio=0.05,
   )
-  own, ended = running.Own(config), []
+  made, ended = running.Own(config), []
   add = counters.Played.add
 
   def spy(self, rows):
@@ -263,13 +264,13 @@ def test_environments_explore_and_report_by_their_place_on_the_ladder(
     add(self, rows)
 
   monkeypatch.setattr(counters.Played, "add", spy)
-  last = own.run()
+  last = made.run()
   ended = np.sum(ended, axis=0)
   assert ended.min() >= 2
   assert last["episodes"] == ended[6:].sum()
 
-  (state,) = own.learner._source.states
-  found = np.asarray(state.unrolls.inputs.exploration)
-  ladder = np.resize(0.4 ** (1.0 + np.arange(8)), len(found))
-  expected = np.broadcast_to(ladder[:, None], found.shape)
-  np.testing.assert_allclose(found, expected, 1e-5)
+  (state,) = made.learner._source.states
+  exploration = np.asarray(state.unrolls.inputs.exploration)
+  ladder = np.resize(0.4 ** (1.0 + np.arange(8)), len(exploration))
+  expected = np.broadcast_to(ladder[:, None], exploration.shape)
+  np.testing.assert_allclose(exploration, expected, 1e-5)

@@ -1,4 +1,4 @@
-"""What a run counts."""
+"""Counts of experience and of gradients."""
 
 import types as types_lib
 
@@ -24,10 +24,10 @@ def rows(step_type, episode_return):
 
 @pytest.fixture
 def clock(monkeypatch):
-  """The seconds that it is; a test sets them."""
+  """Returns a list with the time in seconds, which tests set."""
   now = [100.0]
-  own = types_lib.SimpleNamespace(monotonic=lambda: now[0])
-  monkeypatch.setattr(counters, "time", own)
+  fake = types_lib.SimpleNamespace(monotonic=lambda: now[0])
+  monkeypatch.setattr(counters, "time", fake)
   return now
 
 
@@ -45,7 +45,7 @@ def test_resets_are_no_steps_and_only_reported_returns_count():
   assert line["episode_length"] == (1 + 4) / 2
 
 
-def test_lengths_are_of_games_one_after_the_other():
+def test_lengths_are_of_whole_games():
   acted, nan = counters.Acted(), np.nan
   played = counters.Played(acted, np.array([True]))
   for step_type, score in (
@@ -64,17 +64,14 @@ def test_lengths_are_of_games_one_after_the_other():
 
 
 def play(played, lengths, ends, steps, reward=-1.0):
-  """Steps environments in lock step; their returns are minus their lengths.
+  """Steps environments in lock step, and yields after each step.
 
   Args:
-    played: counts them.
-    lengths: `[N]`, env steps of the episodes under way; changed in place.
-    ends: maps the steps `[N]` to whether the episodes end.
+    played: counter of the environments.
+    lengths: `[N]`, env steps of the current episodes; changed in place.
+    ends: maps these steps to `[N]`, whether the episodes end.
     steps: number of steps.
-    reward: of each step.
-
-  Yields:
-    After each step.
+    reward: reward of each step.
   """
   for _ in range(steps):
     lengths += 1
@@ -85,36 +82,36 @@ def play(played, lengths, ends, steps, reward=-1.0):
     yield
 
 
-def test_the_short_episodes_that_end_first_are_no_mean_return():
+def test_short_episodes_that_end_first_make_no_mean_return():
   rng, lengths = np.random.default_rng(0), np.zeros(512, np.int64)
   acted = counters.Acted()
   played = counters.Played(acted, np.ones(512, np.bool_))
-  biased, found, scores = None, [], []
+  biased, means, scores = None, [], []
   for _ in play(played, lengths, lambda x: rng.random(512) < 0.01, steps=2000):
     if biased is None and acted.returns.is_full:
       biased = acted.returns.mean()
-    found.append(acted.measure()["episode_return"])
+    means.append(acted.measure()["episode_return"])
     scores.append(acted.score())
   assert biased > -15  # The mean of all is -100.
-  known = [x for x in found if x is not None]
-  assert found == scores
-  assert len(known) > 800 and found[-len(known) :] == known
-  assert np.mean(known) == pytest.approx(-100, abs=5) and max(known) < -60
+  unbiased = [x for x in means if x is not None]
+  assert means == scores
+  assert len(unbiased) > 800 and means[-len(unbiased) :] == unbiased
+  assert np.mean(unbiased) == pytest.approx(-100, abs=5) and max(unbiased) < -60
 
 
-def test_after_a_resume_environments_start_together_again():
-  before = counters.Acted()
-  before.add(10**6, np.full(100, -100.0), np.full(100, 100))
+def test_a_resumed_run_waits_until_all_environments_end_an_episode():
+  first = counters.Acted()
+  first.add(10**6, np.full(100, -100.0), np.full(100, 100))
   acted, lengths = counters.Acted(), np.zeros(2, np.int64)
-  acted.restore(before.saved())
-  assert acted.score() == -100.0  # A run may have made all of its steps.
+  acted.restore(first.saved())
+  assert acted.score() == -100.0  # The run may end without new episodes.
   played = counters.Played(acted, np.ones(2, np.bool_))
   line = acted.measure()
   assert (line["episodes"], line["episode_return"]) == (100, None)
   for _ in play(played, lengths, lambda x: x == [2, 4], steps=140):
     pass
   assert acted.score() == pytest.approx(-8 / 3, rel=0.02)
-  # A round takes as long as one of the new start.
+  # A round is compared with the previous round of the same start.
   for _ in play(played, lengths, lambda x: x < 0, steps=1000):
     pass
   assert acted.score() is None
@@ -122,8 +119,7 @@ def test_after_a_resume_environments_start_together_again():
 
 
 @pytest.mark.parametrize("stuck", [1, 50])
-def test_a_mean_does_not_count_where_episodes_no_longer_end(stuck):
-  """Where of the agent of now only some environments end any."""
+def test_there_is_no_score_while_episodes_do_not_end(stuck):
   rng, lengths = np.random.default_rng(0), np.zeros(50, np.int64)
   acted = counters.Acted()
   played = counters.Played(acted, np.ones(50, np.bool_))
@@ -157,18 +153,18 @@ def test_environments_that_leave_are_not_waited_for():
   second.add(2, slice(None), score, np.ones(2))
   assert acted.measure()["episode_return"] is None
   first.leave()
-  # At the end of a run all leave: that makes no mean of a part one of all.
+  # When all leave at the end of a run, a biased mean stays hidden.
   assert acted.measure()["episode_return"] is None
   second.add(2, slice(None), nothing, np.ones(2))
   assert acted.measure()["episode_return"] is None
   second.add(2, np.array([1, 0]), score[::-1], np.ones(2))
   assert acted.measure()["episode_return"] == 1.0
-  # An actor that starts again changes the mean of the others little.
+  # A restarted actor changes the mean of the others little.
   acted.join(two)
   assert acted.measure()["episode_return"] == 1.0
 
 
-def test_episodes_of_several_steps_are_the_oldest_first():
+def test_episodes_of_several_steps_are_counted_oldest_first():
   acted, nan = counters.Acted(), np.nan
   environments = acted.join(np.array([True, True]))
   returns = np.array([[1.0] * 60, [2.0] * 60])
@@ -179,7 +175,7 @@ def test_episodes_of_several_steps_are_the_oldest_first():
   assert acted.returns.count == 120
 
 
-def test_the_rate_is_since_the_line_before(clock):
+def test_the_rate_is_since_the_previous_line(clock):
   acted = counters.Acted()
   acted.add(1000, np.zeros(0), np.zeros(0))
   clock[0] += 1
@@ -191,18 +187,18 @@ def test_the_rate_is_since_the_line_before(clock):
   assert acted.measure()["steps_per_second"] == 0
 
 
-def test_what_was_acted_goes_on_from_a_checkpoint(clock):
-  before = counters.Acted()
-  before.add(100, np.array([1.0, 3.0]), np.array([10, 20]))
-  before.add_discarded(4)
+def test_counts_continue_from_a_checkpoint(clock):
+  first = counters.Acted()
+  first.add(100, np.array([1.0, 3.0]), np.array([10, 20]))
+  first.add_discarded(4)
   clock[0] += 5
-  after = counters.Acted()
-  after.restore(before.saved())
+  resumed = counters.Acted()
+  resumed.restore(first.saved())
   clock[0] += 1
-  line = after.measure()
-  # What was made before the start is no rate.
+  line = resumed.measure()
+  # Steps before the restart do not count in the rate.
   assert line["steps_per_second"] == 0
-  assert line["wall_seconds"] == before.wall_seconds - 1
+  assert line["wall_seconds"] == first.wall_seconds - 1
   assert (line["env_steps"], line["unrolls_discarded"]) == (100, 4)
   assert (line["episodes"], line["episode_return"]) == (2, 2.0)
   assert line["episode_length"] == 15.0
@@ -247,12 +243,12 @@ def test_many_skipped_updates_in_a_row_end_a_run_and_others_do_not():
   assert learned.steps == 1
   other = counters.Learned()
   other.restore(learned.saved())
-  other.check()  # It may go better now.
+  other.check()  # A resumed run counts the consecutive ones anew.
   assert other.measure()["updates_skipped"] == 199
 
 
-def test_those_that_explore_least_are_a_quarter_or_all():
+def test_the_quarter_that_explores_least_is_reported():
   ladder = np.array([0.4, 0.1, 0.2, 0.3, 0.01, 0.05, 0.5, 0.6])
-  least = counters.explores_least(ladder)
-  assert list(np.flatnonzero(least)) == [4, 5]
+  reported = counters.explores_least(ladder)
+  assert list(np.flatnonzero(reported)) == [4, 5]
   assert counters.explores_least(np.zeros(5)).all()

@@ -1,4 +1,4 @@
-"""Schedules and ratios go by env steps, however short episodes are."""
+"""Schedules and ratios follow env steps, however short episodes are."""
 
 import dataclasses
 from typing import NamedTuple
@@ -25,7 +25,7 @@ class State(NamedTuple):
 
 
 class Short(functional.Environment):
-  """Episodes of one length, of an environment that counts its own steps.
+  """An environment with episodes of one length, which counts its env steps.
 
   The observation is (steps of this episode, steps of all episodes).
   """
@@ -64,26 +64,27 @@ def env_of(length):
 
 @pytest.fixture
 def seen(monkeypatch):
-  """The env steps that each environment has counted itself, by its object."""
-  found, recv = {}, functional_adapter.FunctionalEnvironment.recv
+  """Returns the env steps that environments count themselves, by object."""
+  counts, recv = {}, functional_adapter.FunctionalEnvironment.recv
 
   def spy(environment):
     rows = recv(environment)
-    own = found.setdefault(environment, np.zeros(environment.num_envs))
-    own[rows.index] = rows.timestep.observation[:, 1]
+    steps = counts.setdefault(environment, np.zeros(environment.num_envs))
+    steps[rows.index] = rows.timestep.observation[:, 1]
     return rows
 
   monkeypatch.setattr(functional_adapter.FunctionalEnvironment, "recv", spy)
-  return found
+  return counts
 
 
 def run(pipeline, name, length, folder):
-  """The last line of a run, and the run."""
   kind, replayed = name.rstrip("+"), name.startswith(pipelines_test.REPLAYED)
-  own = {"learning_rate": 1.0, "learning_rate_end": 0.0}
+  fields = {"learning_rate": 1.0, "learning_rate_end": 0.0}
   if replayed:
-    own |= {"epsilon_end": 0.0, "epsilon_steps": TOTAL_STEPS}
-  config = pipelines_test.config_of(pipeline, kind, folder, TOTAL_STEPS, **own)
+    fields |= {"epsilon_end": 0.0, "epsilon_steps": TOTAL_STEPS}
+  config = pipelines_test.config_of(
+    pipeline, kind, folder, TOTAL_STEPS, **fields
+  )
   env = env_of(length)
   changes = {"env": env}
   if replayed:
@@ -99,7 +100,7 @@ def run(pipeline, name, length, folder):
 TOTAL_STEPS, MIN_STEPS = 1500, 20
 # Env steps of an update without resets, and of all environments' next steps.
 BATCH_STEPS, NEXT_STEPS = 20, 8
-# Actors and workers are elsewhere, and some of their steps are on the way.
+# Pipelines with remote actors or workers, some of whose steps are on the way.
 REMOTE = ("seed", "impala", "apex", "gorila")
 FAST = [("sync", "a2c", 2)]
 CELLS = [
@@ -123,7 +124,7 @@ CELLS = [
 @pytest.mark.parametrize(
   ("pipeline", "name", "length"), conftest.slow_but(FAST, CELLS)
 )
-def test_schedules_and_ratios_go_by_env_steps(
+def test_schedules_and_ratios_follow_env_steps(
   pipeline, name, length, tmp_path, seen
 ):
   last, made = run(pipeline, name, length, tmp_path)
@@ -132,18 +133,18 @@ def test_schedules_and_ratios_go_by_env_steps(
   assert TOTAL_STEPS <= env_steps <= TOTAL_STEPS + BATCH_STEPS + remote
   if pipeline == "anakin":
     learner = made.process.parts["agent"]
-    own = np.asarray(learner.saved()["acting"].env.steps)
-    # Steps before the first unroll of windows are no experience.
-    remote = learner._one.past * len(own)
+    counted = np.asarray(learner.saved()["acting"].env.steps)
+    # Steps before the first unroll with windows do not count.
+    remote = learner._one.past * len(counted)
   else:
-    own = np.concatenate(list(seen.values()))
-  assert env_steps <= np.sum(own) <= env_steps + remote
-  # From each it learns as often as it was asked to: once.
+    counted = np.concatenate(list(seen.values()))
+  assert env_steps <= np.sum(counted) <= env_steps + remote
+  # Each step is learned from once.
   assert last["learned_steps"] == pytest.approx(env_steps, rel=0.05)
-  # All along, and at the end; a replay's schedules begin when learning does.
+  # In all lines; with a replay, schedules begin when learning does.
   replayed = name.startswith(pipelines_test.REPLAYED)
   update = 40 if "r2d2" in name else 8 if replayed else BATCH_STEPS
-  # Workers of A3C may see an update of another one later still.
+  # Workers of A3C see each other's updates later.
   late = (
     remote
     + (5 if pipeline == "a3c" else 3) * max(update, BATCH_STEPS)
@@ -152,8 +153,11 @@ def test_schedules_and_ratios_go_by_env_steps(
   for line in made.sink.lines:
     if "learning_rate" in line:
       rest = max(0.0, 1.0 - line["env_steps"] / TOTAL_STEPS)
-      said = line["learning_rate"], line.get("epsilon", line["learning_rate"])
-      assert said == pytest.approx((rest, rest), abs=late / TOTAL_STEPS)
+      reported = (
+        line["learning_rate"],
+        line.get("epsilon", line["learning_rate"]),
+      )
+      assert reported == pytest.approx((rest, rest), abs=late / TOTAL_STEPS)
   parts = made.process.parts
   if "learned" not in parts:
     clock = parts["agent"].saved()["state"].clock * update
@@ -163,14 +167,13 @@ def test_schedules_and_ratios_go_by_env_steps(
 @pytest.mark.parametrize("length", [1, 2, 3])
 def test_an_evaluator_returns_its_env_steps(length, seen):
   config = evaluator.Config(env_of(length), 6, greedy=False, num_envs=3)
-  own = evaluator.Evaluator(fakes.counting_agent(), config)
-  played = own.play(np.float32(0), seed=0)
+  made = evaluator.Evaluator(fakes.counting_agent(), config)
+  played = made.play(np.float32(0), seed=0)
   (steps,) = seen.values()
   assert played.env_steps == 6 * length == steps.sum()
 
 
-def test_the_first_updates_do_not_know_that_there_are_resets():
-  """Without any, a clock is the number of updates, to the last bit."""
+def test_without_resets_the_clock_is_the_number_of_updates():
   state = base.AgentState((), (), {}, jnp.int32(3), jnp.float32(0))
   assert state.counted(jnp.float32(1)).clock == 3
   state = state.counted(jnp.float32(0.5)).counted(0.25)

@@ -20,18 +20,18 @@ from seedx.runtime import running as running_lib
 from tests import programs, running
 
 
-class Kept:
-  """Saves nothing."""
+class Saver:
+  """A saver that saves nothing."""
 
   def __init__(self, is_writing=False, is_saved=False):
     self.is_writing, self.is_saved = is_writing, is_saved
 
   def rescue(self):
-    return "it is saved"
+    return "the newest state is saved"
 
 
 def a_run(work, updates=lambda: 1, **fields):
-  """A process of one thread, whose line has `learner_steps`."""
+  """Makes a process of one thread, whose lines have `learner_steps`."""
   acted = counters.Acted()
 
   def line():
@@ -49,7 +49,7 @@ def a_run(work, updates=lambda: 1, **fields):
 
 @pytest.fixture
 def soon(monkeypatch):
-  """Makes all of it faster."""
+  """Shortens all waits of the watch."""
   for name, seconds in {
     "_LOOK_SECONDS": 0.1,
     "_LATE_SECONDS": 0.3,
@@ -60,7 +60,7 @@ def soon(monkeypatch):
   monkeypatch.setattr(signals, "_WATCH_SECONDS", 0.05)
 
 
-def test_a_thread_that_hangs_is_named_and_lines_go_on(soon, capfd):
+def test_a_hanging_thread_is_reported_and_lines_are_still_written(soon, capfd):
   count, stop = itertools.count(), threading.Event()
   sink = running.Lines()
 
@@ -68,27 +68,27 @@ def test_a_thread_that_hangs_is_named_and_lines_go_on(soon, capfd):
     for _ in range(5):
       yield time.sleep(0.02)
     # This thread writes no line while it waits.
-    running.wait_until(lambda: len(sink.lines) > 5 and said())
+    running.wait_until(lambda: len(sink.lines) > 5 and stalls())
 
-  def said():
+  def stalls():
     seconds = [x["stalled_seconds"] for x in sink.lines[-3:]]
     return 0 < seconds[0] < seconds[1] < seconds[2]
 
   with signals.stopping(stop) as ending:
     watch = hangs.Watch(ending, hang_seconds=0.5)
-    own = a_run(stop.wait, updates=lambda: min(3, next(count)), steps=steps)
+    run = a_run(stop.wait, updates=lambda: min(3, next(count)), steps=steps)
     context = process.Context(stop)
-    running_lib.run(own, context, [sink], 0.01, watch=watch)
+    running_lib.run(run, context, [sink], 0.01, watch=watch)
     watch.close()
-  # The first lines are of a run that moves, the last of one that does not.
+  # The run moves in the first lines, and is stuck in the last.
   assert sink.lines[2]["stalled_seconds"] == 0
   err = capfd.readouterr().err
-  found = re.search(r"no env step and no update for (\d) s; see \S+\n", err)
-  assert found and err.count("no env step") <= 3
+  report = re.search(r"no env step and no update for (\d) s; see \S+\n", err)
+  assert report and err.count("no env step") <= 3
   assert "  worker: for " in err and "  main: for " in err
 
 
-def test_nothing_hangs_before_the_first_update(soon, capfd):
+def test_no_hang_is_reported_before_the_first_update(soon, capfd):
   stop, sink = threading.Event(), running.Lines()
 
   def work():
@@ -105,21 +105,21 @@ def test_nothing_hangs_before_the_first_update(soon, capfd):
 
 
 def test_the_end_of_a_run_is_no_hang(soon, capfd):
-  # Such as its last evaluation, or a large replay that is saved.
+  # The last evaluation and the save of a large replay take long.
   count, stop, sink = itertools.count(), threading.Event(), running.Lines()
   with signals.stopping(stop) as ending:
     watch = hangs.Watch(ending, hang_seconds=0.2)
-    own = a_run(
+    run = a_run(
       stop.wait, lambda: next(count), done=lambda: len(sink.lines) > 3
     )
-    running_lib.run(own, process.Context(stop), [sink], 0.01, watch=watch)
+    running_lib.run(run, process.Context(stop), [sink], 0.01, watch=watch)
     lines = len(sink.lines)
     time.sleep(1.0)
     watch.close()
   assert not capfd.readouterr().err and len(sink.lines) == lines
 
 
-def test_signals_are_heard_where_watching_fails(soon, capfd):
+def test_signals_stop_a_run_even_if_its_watch_fails(soon, capfd):
   stop = threading.Event()
   with signals.stopping(stop) as ending:
     ending.watch = mock.Mock(side_effect=LookupError("lost"))
@@ -129,7 +129,7 @@ def test_signals_are_heard_where_watching_fails(soon, capfd):
   assert capfd.readouterr().err.count("LookupError('lost')") == 1
 
 
-def test_a_place_is_a_function_and_its_first_line():
+def test_a_place_names_a_function_and_a_line():
   inside = threading.Event()
 
   def wait():
@@ -145,10 +145,10 @@ def test_a_place_is_a_function_and_its_first_line():
   assert "ThreadGroup.start.<locals>.run, seedx/runtime/running.py:" in place
   group.join(60)
   frame = hangs._place(sys._getframe())
-  assert "test_a_place_is_a_function" in frame
+  assert "test_a_place_names_a_function" in frame
 
 
-def test_a_thread_at_a_channel_is_where_it_is_used():
+def test_a_thread_at_a_channel_is_reported_in_the_function_that_uses_it():
   sink = metrics.Background("lines", running.Lines())
   time.sleep(0.1)
   place = hangs._place(sys._current_frames()[sink._thread.ident])
@@ -166,7 +166,7 @@ hangs._END_SECONDS, signals._WATCH_SECONDS = 0.3, 0.05
 stop = threading.Event()
 with signals.stopping(stop) as ending:
   watch = hangs.Watch(ending, leaves=True)
-  watch.kept = hangs_test.Kept({kept})
+  watch.saver = hangs_test.Saver({kept})
   watch.leaving.append(lambda: print("left", flush=True))
   threading.Timer(3.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
   updates = []
@@ -187,12 +187,12 @@ with signals.stopping(stop) as ending:
   [
     ("", 5.0, True),
     ("is_saved=True", 5.0, True),
-    # However slow the disk is; and as slow as the run was before.
+    # The disk may be slow, and the run may be as slow as it was before.
     ("is_writing=True", 5.0, False),
     ("", 1.2, False),
   ],
 )
-def test_a_signal_ends_what_hangs_and_nothing_that_is_slow(
+def test_a_signal_ends_a_run_that_hangs_but_not_a_slow_one(
   kept, seconds, leaves
 ):
   ended = subprocess.run(
@@ -204,27 +204,24 @@ def test_a_signal_ends_what_hangs_and_nothing_that_is_slow(
     timeout=300,
   )
   assert ended.returncode == (143 if leaves else 0), ended.stderr
-  said = "it is saved", "has not ended", "worker: for"
-  assert all((x in ended.stderr) == leaves for x in said), ended.stderr
+  reports = "state is saved", "has not ended", "worker: for"
+  assert all((x in ended.stderr) == leaves for x in reports), ended.stderr
   assert ("left" in ended.stdout) == leaves
 
 
-def test_sinks_that_end_slowly_are_waited_for_after_all_is_saved(
-  soon, monkeypatch
-):
-  """And then the rest has its own time to end."""
+def test_slow_sinks_are_waited_for_after_the_last_save(soon, monkeypatch):
   monkeypatch.setattr(hangs, "_CLOSE_SECONDS", 300.0)
   stop = threading.Event()
   with signals.stopping(stop) as ending:
     watch = hangs.Watch(ending, leaves=True)
     leave = mock.patch.object(watch, "_leave").start()
-    watch.kept = Kept()
+    watch.saver = Saver()
     sink = mock.Mock(close=lambda: time.sleep(1.0))
     with watch.closing([sink]):
-      own = a_run(stop.set)
-      running_lib.run(own, process.Context(stop), [sink], 0.05, watch=watch)
+      run = a_run(stop.set)
+      running_lib.run(run, process.Context(stop), [sink], 0.05, watch=watch)
       signal.raise_signal(signal.SIGTERM)
-      watch.kept.is_saved = True
+      watch.saver.is_saved = True
     assert not leave.called
     running.wait_until(lambda: leave.called)
     watch.close()
@@ -257,12 +254,12 @@ UPDATES = ("-m", "tests.hanging_updates", "20")
 @pytest.mark.parametrize("ctrl_cs", [1, 2])
 def test_ctrl_c_ends_a_run_that_hangs(program, words, place, ctrl_cs, tmp_path):
   if ctrl_cs == 2 and program[-1] != "a2c":
-    pytest.skip("one of them suffices")
+    pytest.skip("one program suffices")
   run_dir = tmp_path / "run"
   path = run_dir / "metrics.jsonl"
   options = "--total-steps 1000000000 --hang-seconds 4 --log-seconds 0.1"
   options += " --checkpoint-every-seconds 0 --run-dir"
-  own = subprocess.Popen(
+  run = subprocess.Popen(
     [sys.executable, *program, *words, *options.split(), str(run_dir)],
     cwd=programs.ROOT,
     stdout=subprocess.PIPE,
@@ -273,18 +270,18 @@ def test_ctrl_c_ends_a_run_that_hangs(program, words, place, ctrl_cs, tmp_path):
   try:
     running.wait_until(
       lambda: path.exists() and _last(path).get("stalled_seconds", 0) > 6,
-      lambda: own.poll() is None or pytest.fail(own.communicate()[1]),
+      lambda: run.poll() is None or pytest.fail(run.communicate()[1]),
     )
     start = time.monotonic()
-    own.send_signal(signal.SIGINT)
+    run.send_signal(signal.SIGINT)
     if ctrl_cs == 2:
       time.sleep(0.3)
-      own.send_signal(signal.SIGINT)
-    out, err = own.communicate(timeout=300)
+      run.send_signal(signal.SIGINT)
+    out, err = run.communicate(timeout=300)
     seconds = time.monotonic() - start
   finally:
-    own.poll() is None and os.killpg(own.pid, signal.SIGKILL)
-  assert own.returncode == 130, err
+    run.poll() is None and os.killpg(run.pid, signal.SIGKILL)
+  assert run.returncode == 130, err
   assert "no env step and no update for" in err and place in err, err
   assert "Traceback" not in err, err
   steps = checkpoint.Checkpoints(run_dir / "checkpoints").steps()
@@ -293,8 +290,8 @@ def test_ctrl_c_ends_a_run_that_hangs(program, words, place, ctrl_cs, tmp_path):
     return
   assert seconds < 12
   assert steps == [_last(path)["env_steps"]]
-  # The actors of the second end in order: its environments are there.
-  ways = f"continues from checkpoint {steps[0]}", "goes on"
+  # The second program's actors still work, so it may end in order.
+  ways = f"continues from checkpoint {steps[0]}", "continues the run"
   assert any(f"--resume {run_dir} {way}" in out + err for way in ways)
 
 

@@ -1,4 +1,4 @@
-"""Learner hosts: what they agree on, learn, and do where one of them dies."""
+"""Learner hosts: what they exchange and learn, and how they end."""
 
 import contextlib
 import json
@@ -21,38 +21,38 @@ from tests import host_updates, running
 from tests.learning import learner_test
 
 ROOT = pathlib.Path(__file__).parents[2]
-# Of a small run, that goes on for as long as a test needs.
+# The options of a small run, which lasts as long as a test needs.
 _SMALL = {
   "seed_vtrace": ["--num-actors", "1", "--envs-per-actor", "32"],
-  # Its updates are of many exchanges, which are slow where cores are busy.
+  # PPO's updates make many exchanges, which are slow on busy cores.
   "ppo": ["--num-envs", "32", "--epochs", "1", "--minibatches", "2"],
 }
 
 
 def two(total_steps=100):
-  """Two hosts that talk to each other without any device."""
-  found = [hosts.Hosts(index, 2) for index in range(2)]
-  acted = [host.acted(4, total_steps) for host in found]
-  return found, acted
+  """Makes two hosts that exchange their counts without devices."""
+  all_hosts = [hosts.Hosts(index, 2) for index in range(2)]
+  acted = [host.acted(4, total_steps) for host in all_hosts]
+  return all_hosts, acted
 
 
-def exchange(found, batches=(True, True)):
-  """What an update sums, as `updates` does."""
-  said = [x.say(has) for x, has in zip(found, batches, strict=True)]
-  together = hosts.Said(*(sum(parts) for parts in zip(*said, strict=True)))
-  for host in found:
-    host.hear(together)
-  return [host.learn for host in found]
+def exchange(all_hosts, batches=(True, True)):
+  """Sums the reports of hosts, as an update does."""
+  reports = [x.report(has) for x, has in zip(all_hosts, batches, strict=True)]
+  sums = hosts.Report(*(sum(parts) for parts in zip(*reports, strict=True)))
+  for host in all_hosts:
+    host.add_reports(sums)
+  return [host.has_batch for host in all_hosts]
 
 
-def test_all_hosts_count_what_each_has_said():
-  found, acted = two()
+def test_counts_are_summed_over_all_hosts():
+  all_hosts, acted = two()
   acted[0].add(30, np.array([1.0, np.nan, 3.0]), np.array([5, 0, 7]))
   acted[1].add(20, np.array([8.0]), np.array([12]))
   acted[1].add_discarded(2)
-  # Nobody counts it before all do.
+  # Nothing is counted before the exchange.
   assert [x.env_steps for x in acted] == [0, 0]
-  assert exchange(found) == [True, True]
+  assert exchange(all_hosts) == [True, True]
   for each in acted:
     line = each.measure()
     assert line["env_steps"] == 50
@@ -61,66 +61,66 @@ def test_all_hosts_count_what_each_has_said():
     assert line["episode_return"] == 4.0
     assert line["episode_length"] == 8.0
     assert line["unrolls_discarded"] == 2
-  # What was said once is not said again.
-  exchange(found)
+  # A second exchange counts nothing again.
+  exchange(all_hosts)
   assert [x.env_steps for x in acted] == [50, 50]
 
 
-def test_a_mean_return_is_one_of_the_environments_of_all_hosts():
-  found, acted = two()
-  own = [each.join(np.array([True])) for each in acted]
+def test_a_mean_return_waits_for_the_environments_of_all_hosts():
+  all_hosts, acted = two()
+  environments = [each.join(np.array([True])) for each in acted]
   score, length = np.array([3.0]), np.array([1])
-  own[0].add(1, slice(None), score, length)
-  exchange(found)
+  environments[0].add(1, slice(None), score, length)
+  exchange(all_hosts)
   # The environment of the other host has ended no episode.
   assert [x.measure()["episode_return"] for x in acted] == [None, None]
-  own[1].add(1, slice(None), score + 2, length)
-  exchange(found)
+  environments[1].add(1, slice(None), score + 2, length)
+  exchange(all_hosts)
   assert [x.measure()["episode_return"] for x in acted] == [4.0, 4.0]
 
 
-def test_all_are_over_with_the_update_that_reaches_the_total():
-  found, acted = two(total_steps=100)
+def test_all_hosts_end_after_the_update_that_reaches_the_total():
+  all_hosts, acted = two(total_steps=100)
   acted[1].add(99, np.zeros(0), np.zeros(0))
-  exchange(found)
-  assert not any(host.over.is_set() for host in found)
+  exchange(all_hosts)
+  assert not any(host.over.is_set() for host in all_hosts)
   acted[0].add(1, np.zeros(0), np.zeros(0))
-  exchange(found)
-  assert all(host.over.is_set() for host in found)
-  assert [host.status for host in found] == [0, 0]
+  exchange(all_hosts)
+  assert all(host.over.is_set() for host in all_hosts)
+  assert [host.status for host in all_hosts] == [0, 0]
 
 
 @pytest.mark.parametrize(
   ("ending", "failed", "status"),
   [(143, False, 143), (0, False, 0), (0, True, 1), (130, True, 130)],
 )
-def test_one_that_wants_to_stop_stops_all(ending, failed, status):
-  found = hosts.Hosts(0, 2), hosts.Hosts(1, 2, ending=lambda: ending)
-  for host in found:
+def test_a_host_that_stops_stops_all_hosts(ending, failed, status):
+  all_hosts = hosts.Hosts(0, 2), hosts.Hosts(1, 2, ending=lambda: ending)
+  for host in all_hosts:
     host.acted(1, 100)
-  found[1].failed = failed
-  exchange(found)
-  assert not found[0].over.is_set()
-  found[1]._stop.set()
-  exchange(found)
-  for host in found:
+  all_hosts[1].failed = failed
+  exchange(all_hosts)
+  assert not all_hosts[0].over.is_set()
+  all_hosts[1]._stop.set()
+  exchange(all_hosts)
+  for host in all_hosts:
     assert host.over.is_set() and host.status == status
 
 
 @pytest.mark.parametrize("batches", [(True, False), (False, False)])
-def test_who_had_no_batch_is_counted(batches):
-  found, _ = two()
-  assert exchange(found, batches) == [any(batches)] * 2
-  assert found[0].measure() == {"hosts_starved": batches.count(False)}
+def test_hosts_without_a_batch_are_counted(batches):
+  all_hosts, _ = two()
+  assert exchange(all_hosts, batches) == [any(batches)] * 2
+  assert all_hosts[0].measure() == {"hosts_starved": batches.count(False)}
 
 
-def test_hosts_hand_out_other_seeds_and_resumed_ones_too():
-  found, _ = two()
-  seeds = [host.counted(seeds_lib.Seeds(3, host.index)) for host in found]
+def test_hosts_never_share_seeds_even_after_a_resume():
+  all_hosts, _ = two()
+  seeds = [host.counted(seeds_lib.Seeds(3, host.index)) for host in all_hosts]
   used = [*range(seeds[0].take(10), seeds[0].take(5) + 5)]
   first = seeds[1].take(400)
   used += range(first, first + 400)
-  exchange(found)
+  exchange(all_hosts)
   saved = seeds[0].saved()
   for index in range(2):
     again = seeds_lib.Seeds(3, index)
@@ -139,12 +139,12 @@ def test_hosts_hand_out_other_seeds_and_resumed_ones_too():
     ({"starved_seconds": -1.0}, "of at least 0"),
   ],
 )
-def test_hosts_that_cannot_be(options, message):
+def test_invalid_options_of_hosts_are_refused(options, message):
   with pytest.raises(types.ConfigError, match=message):
     learner.Config(**options)
 
 
-def test_a_batch_is_of_all_hosts():
+def test_a_batch_is_divided_among_all_hosts():
   config = learner.InboxConfig(
     hosts=4, learner_devices=(0, 1), batch_size=64, micro_batches=2
   )
@@ -153,7 +153,7 @@ def test_a_batch_is_of_all_hosts():
     config.check_divides("batch_size", 40, config.parts)
 
 
-def test_a_replay_is_shared_evenly():
+def test_a_replay_is_divided_evenly():
   whole = replay.PrioritizedConfig(
     replay_capacity=1000, replay_min_steps=100, replay_batch_size=32
   )
@@ -166,8 +166,6 @@ def test_a_replay_is_shared_evenly():
 
 
 class Host:
-  """A process that is a learner host."""
-
   def __init__(self, folder, index, words, module="tests.host"):
     self.index = index
     self._log = folder / f"host-{index}.txt"
@@ -179,7 +177,7 @@ class Host:
           **os.environ,
           "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
           "JAX_DISABLE_MOST_OPTIMIZATIONS": "True",
-          # Hosts meet without the proxy, of which there is none.
+          # Hosts must not connect by this proxy, which does not exist.
           "http_proxy": "http://127.0.0.1:9",
         },
         stdout=log,
@@ -190,7 +188,6 @@ class Host:
     self.process.send_signal(number)
 
   def wait(self):
-    """Its exit status."""
     try:
       return self.process.wait(600)
     except subprocess.TimeoutExpired:
@@ -201,62 +198,60 @@ class Host:
     return self._log.read_text()
 
   @property
-  def said(self):
-    """What it says at its end."""
-    found = [line for line in self.text.splitlines() if line.startswith("{")]
-    assert found, self.text
-    return json.loads(found[-1])
+  def result(self):
+    """The JSON that the program prints at its end."""
+    lines = [line for line in self.text.splitlines() if line.startswith("{")]
+    assert lines, self.text
+    return json.loads(lines[-1])
 
 
 def free_port():
-  with socket.socket() as found:
-    found.bind(("127.0.0.1", 0))
-    return found.getsockname()[1]
+  with socket.socket() as probe:
+    probe.bind(("127.0.0.1", 0))
+    return probe.getsockname()[1]
 
 
 @contextlib.contextmanager
 def started(folder, experiment, *words, of_host=lambda index: []):
-  """Learner hosts of a run in `folder / "run"`."""
+  """Starts the learner hosts of a run in `folder / "run"`."""
   coordinator = f"127.0.0.1:{free_port()}"
   words = [experiment, "--hosts", "2", "--coordinator", coordinator, *words]
   words += ["--learner-devices", "0,1", "--host-index"]
-  found = [
+  all_hosts = [
     Host(folder, index, [*words, str(index), *of_host(index)])
     for index in range(2)
   ]
   try:
-    yield found
+    yield all_hosts
   finally:
-    for host in found:
+    for host in all_hosts:
       host.send(signal.SIGKILL)
       host.wait()
 
 
 def env_steps(folder):
-  """Env steps in the newest line of metrics."""
   path = folder / "run" / "metrics.jsonl"
   lines = metrics.read_lines(path) if path.exists() else []
   return lines[-1]["env_steps"] if lines else 0
 
 
-def wait_until(done, found):
+def wait_until(done, all_hosts):
   def failed():
-    texts = "\n".join(host.text for host in found)
-    assert all(host.process.poll() is None for host in found), texts
+    texts = "\n".join(host.text for host in all_hosts)
+    assert all(host.process.poll() is None for host in all_hosts), texts
 
   running.wait_until(done, failed)
 
 
 def new(folder, experiment="seed_vtrace", total_steps=10**9):
-  """The words of a small new run."""
   words = ["--run-dir", str(folder / "run"), "--log-seconds", "0.1"]
   return [*words, *_SMALL[experiment], "--total-steps", str(total_steps)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("index", [0, 1])
-def test_a_host_that_stays_alone_ends_in_a_line(tmp_path, index):
-  """JAX would end it by a crash."""
+def test_a_host_that_stays_alone_ends_with_a_message(tmp_path, index):
+  """JAX would end it by a crash, without a message."""
   coordinator = f"127.0.0.1:{free_port()}"
   words = ["ppo", "--hosts", "2", "--coordinator", coordinator]
   words += ["--host-index", str(index), "--meet-seconds", "2"]
@@ -266,7 +261,7 @@ def test_a_host_that_stays_alone_ends_in_a_line(tmp_path, index):
   finally:
     host.send(signal.SIGKILL)
   *_, last = host.text.splitlines()
-  assert last.startswith("error: expected 2 learner hosts at 127.0.0.1:")
+  assert last.startswith("error: 2 learner hosts at 127.0.0.1:")
   assert "--meet-seconds" in last and "Traceback" not in host.text
 
 
@@ -278,22 +273,24 @@ def test_a_host_that_stays_alone_ends_in_a_line(tmp_path, index):
     pytest.param("ppo", True, marks=pytest.mark.long),
   ],
 )
-def test_hosts_end_alike_and_go_on_alike(tmp_path, experiment, resumes):
+def test_hosts_end_and_resume_with_the_same_state(
+  tmp_path, experiment, resumes
+):
   words = new(tmp_path, experiment)
-  with started(tmp_path, experiment, *words) as found:
-    wait_until(lambda: env_steps(tmp_path) > 5_000, found)
-    found[1].send(signal.SIGTERM)
-    assert [host.wait() for host in found] == [143, 143]
-  first = [host.said for host in found]
+  with started(tmp_path, experiment, *words) as all_hosts:
+    wait_until(lambda: env_steps(tmp_path) > 5_000, all_hosts)
+    all_hosts[1].send(signal.SIGTERM)
+    assert [host.wait() for host in all_hosts] == [143, 143]
+  first = [host.result for host in all_hosts]
   assert first[0] == first[1]
   assert first[0]["updates"] > 5
   if not resumes:
     return
   total = first[0]["env_steps"] + 5_000
   words = ["--resume", str(tmp_path / "run"), "--total-steps", str(total)]
-  with started(tmp_path, experiment, *words) as found:
-    assert [host.wait() for host in found] == [0, 0]
-  then = [host.said for host in found]
+  with started(tmp_path, experiment, *words) as all_hosts:
+    assert [host.wait() for host in all_hosts] == [0, 0]
+  then = [host.result for host in all_hosts]
   assert then[0] == then[1]
   assert then[0]["updates"] > first[0]["updates"]
   assert total <= then[0]["env_steps"] < total + 20_000
@@ -305,63 +302,63 @@ def test_hosts_end_alike_and_go_on_alike(tmp_path, experiment, resumes):
 @pytest.mark.long
 @pytest.mark.parametrize("dies", [0, 1])
 def test_a_dead_host_ends_the_others(tmp_path, dies):
-  with started(tmp_path, "seed_vtrace", *new(tmp_path)) as found:
-    wait_until(lambda: env_steps(tmp_path) > 10_000, found)
-    found[dies].send(signal.SIGKILL)
-    other = found[1 - dies]
+  with started(tmp_path, "seed_vtrace", *new(tmp_path)) as all_hosts:
+    wait_until(lambda: env_steps(tmp_path) > 10_000, all_hosts)
+    all_hosts[dies].send(signal.SIGKILL)
+    other = all_hosts[1 - dies]
     assert other.wait() != 0
-    # Where host 0 dies, JAX ends this process, and another says why.
-    running.wait_until(lambda: "--resume on all hosts goes on" in other.text)
+    # If host 0 dies, JAX ends the other host, and a shell reports why.
+    running.wait_until(lambda: "--resume on all hosts continues" in other.text)
 
 
 @pytest.mark.long
 def test_a_host_may_be_silent_for_a_while_but_not_for_good(tmp_path):
-  with started(tmp_path, "seed_vtrace", *new(tmp_path)) as found:
-    wait_until(lambda: env_steps(tmp_path) > 10_000, found)
-    found[1].send(signal.SIGSTOP)
+  with started(tmp_path, "seed_vtrace", *new(tmp_path)) as all_hosts:
+    wait_until(lambda: env_steps(tmp_path) > 10_000, all_hosts)
+    all_hosts[1].send(signal.SIGSTOP)
     time.sleep(8)
-    found[1].send(signal.SIGCONT)
+    all_hosts[1].send(signal.SIGCONT)
     before = env_steps(tmp_path)
-    wait_until(lambda: env_steps(tmp_path) > before + 10_000, found)
-    found[1].send(signal.SIGSTOP)
-    assert found[0].wait() == 1
-  assert "found no sign of host 1" in found[0].text
-  assert "--resume on all hosts goes on" in found[0].text
+    wait_until(lambda: env_steps(tmp_path) > before + 10_000, all_hosts)
+    all_hosts[1].send(signal.SIGSTOP)
+    assert all_hosts[0].wait() == 1
+  assert "learner host 1 has given no sign" in all_hosts[0].text
+  assert "--resume on all hosts continues" in all_hosts[0].text
 
 
 @pytest.mark.slow
-def test_other_options_are_refused(tmp_path):
+def test_hosts_with_different_options_are_refused(tmp_path):
   def of_host(index):
     return ["--learning-rate", f"0.00{index + 1}"]
 
   words = new(tmp_path, "ppo")
-  with started(tmp_path, "ppo", *words, of_host=of_host) as found:
-    assert all([host.wait() for host in found])
-  found = "".join(host.text for host in found)
-  assert "expected the same learning_rate on all learner hosts" in found
+  with started(tmp_path, "ppo", *words, of_host=of_host) as all_hosts:
+    assert all([host.wait() for host in all_hosts])
+  text = "".join(host.text for host in all_hosts)
+  assert "expected the same learning_rate on all learner hosts" in text
 
 
 @pytest.fixture(scope="module")
 def updated(tmp_path_factory):
-  """A folder with what two hosts hold after updates."""
+  """Returns a folder with the results of two hosts' updates."""
   folder = tmp_path_factory.mktemp("updates")
   coordinator = f"127.0.0.1:{free_port()}"
-  found = [
+  all_hosts = [
     Host(folder, i, [str(i), coordinator, str(folder)], "tests.host_updates")
     for i in range(host_updates.HOSTS)
   ]
-  statuses = [host.wait() for host in found]
-  assert statuses == [0, 0], found[0].text + found[1].text
+  statuses = [host.wait() for host in all_hosts]
+  assert statuses == [0, 0], all_hosts[0].text + all_hosts[1].text
   return folder
 
 
 def saved(folder, name, host):
-  with np.load(folder / f"{name}-{host}.npz") as found:
-    return dict(found)
+  with np.load(folder / f"{name}-{host}.npz") as arrays:
+    return dict(arrays)
 
 
 def of_one_host(name):
-  """What one process holds that has the batches of all hosts."""
+  """Returns the results of one process with the batches of all hosts."""
   make, micro_batches, seeds, have = host_updates.CASES[name]
   # PPO's minibatches depend on the cores.
   num_cores = 4 if name == "ppo" else 1
@@ -383,7 +380,7 @@ def of_one_host(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [x for x in host_updates.CASES if x != "idle"])
-def test_two_hosts_learn_what_one_does(updated, name):
+def test_two_hosts_learn_the_same_as_one(updated, name):
   first, second = (saved(updated, name, host) for host in range(2))
   expected, line = of_one_host(name)
   assert first.keys() == second.keys()
@@ -402,10 +399,10 @@ def test_two_hosts_learn_what_one_does(updated, name):
 
 
 @pytest.mark.slow
-def test_an_update_for_which_nobody_has_a_batch_changes_nothing(updated):
-  found = saved(updated, "idle", 0)
-  assert found["learned_steps"] == found["learner_steps"] == 0
-  for key in found:
+def test_an_update_without_any_batch_changes_nothing(updated):
+  arrays = saved(updated, "idle", 0)
+  assert arrays["learned_steps"] == arrays["learner_steps"] == 0
+  for key in arrays:
     if key.startswith("after"):
-      before = found[key.replace("after", "before")]
-      np.testing.assert_array_equal(found[key], before)
+      before = arrays[key.replace("after", "before")]
+      np.testing.assert_array_equal(arrays[key], before)

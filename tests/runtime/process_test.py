@@ -1,4 +1,4 @@
-"""What a process does with itself, whatever runs in it."""
+"""The main loop of a process: its lines, its failures and its end."""
 
 import threading
 import time
@@ -20,14 +20,14 @@ def make(**fields):
   return process.Process(acted=acted, policy=lambda saved: saved, **fields)
 
 
-def test_it_ends_when_its_work_is_done_and_says_the_last_line_to_all():
+def test_a_run_ends_when_its_work_is_done_and_all_sinks_get_its_lines():
   sinks, done = [running.Lines(), running.Lines()], threading.Event()
 
   def work():
     running.wait_until(lambda: len(sinks[0].lines) >= 3)
     done.set()
 
-  own = make(
+  made = make(
     done=done.is_set,
     measures=[
       types_lib.SimpleNamespace(measure=lambda: {"a": 1, "b": 1}),
@@ -36,20 +36,20 @@ def test_it_ends_when_its_work_is_done_and_says_the_last_line_to_all():
     threads={"worker": work},
   )
   context = process.Context()
-  last = running_lib.run(own, context, sinks, log_seconds=0.05)
+  last = running_lib.run(made, context, sinks, log_seconds=0.05)
   assert last == {"a": 1, "b": 2, "stalled_seconds": 0.0}
   assert sinks[0].lines == sinks[1].lines
   assert context.stop.is_set()
 
 
-def test_among_other_hosts_it_ends_when_they_do():
+def test_with_other_hosts_a_run_ends_when_they_end():
   context = process.Context(hosts=hosts.Hosts(0, 2))
   context.stop.set()
   threading.Timer(0.3, context.hosts.over.set).start()
   start, used = time.monotonic(), time.process_time()
   running_lib.run(make(), context)
   assert context.hosts.over.is_set() and not context.hosts.failed
-  # It does not look all the time.
+  # The main thread pauses between two polls.
   assert time.process_time() - used < 0.6 * (time.monotonic() - start)
 
 
@@ -62,7 +62,7 @@ def test_a_stop_ends_the_waits_of_threads_before_other_hosts_agree():
   def work():
     context.stop.set()
     assert channel.get() == []
-    context.hosts.over.set()  # As a learner whose updates the others wait for.
+    context.hosts.over.set()  # Like a learner whose update the others await.
 
   running_lib.run(
     make(threads={"works": work}, stopping=channel.close), context
@@ -84,7 +84,7 @@ def test_a_failure_ends_the_waits_of_other_threads():
 
 
 @pytest.mark.parametrize("where", ["thread", "check"])
-def test_other_hosts_are_told_of_a_failure(where):
+def test_a_failure_stops_the_other_hosts(where):
   context = process.Context(hosts=hosts.Hosts(0, 2))
   threading.Timer(0.3, context.hosts.over.set).start()
 
@@ -98,7 +98,7 @@ def test_other_hosts_are_told_of_a_failure(where):
   assert context.hosts.failed and context.stop.is_set()
 
 
-def test_what_a_thread_fails_with_is_raised_after_the_last_line():
+def test_a_threads_exception_is_raised_after_the_last_line():
   def fail():
     raise ValueError("broken")
 
@@ -112,7 +112,7 @@ def test_what_a_thread_fails_with_is_raised_after_the_last_line():
   assert len(sink.lines) == 1 and closed == [True]
 
 
-def test_check_is_called_before_each_line_and_may_end_it():
+def test_check_is_called_before_each_line_and_may_end_the_run():
   calls, sink = [], running.Lines()
 
   def check():
@@ -125,13 +125,13 @@ def test_check_is_called_before_each_line_and_may_end_it():
   assert calls == [0, 1, 2]
 
 
-@pytest.mark.parametrize("most", [5, 100])
-def test_steps_are_what_the_main_thread_does_until_a_stop(most):
+@pytest.mark.parametrize("maximum", [5, 100])
+def test_the_main_thread_takes_steps_until_a_stop(maximum):
   seen, closed, context = [], [], process.Context()
 
   def steps():
     try:
-      for i in range(most):
+      for i in range(maximum):
         seen.append((i, threading.current_thread()))
         if i == 7:
           context.stop.set()
@@ -139,14 +139,14 @@ def test_steps_are_what_the_main_thread_does_until_a_stop(most):
     finally:
       closed.append(True)
 
-  # `done` is not asked: the steps say when they are.
+  # `done` is ignored, because the iterator of steps has an end.
   running_lib.run(make(steps=steps, done=lambda: True), context)
-  expected = range(min(most, 8))
+  expected = range(min(maximum, 8))
   assert seen == [(i, threading.current_thread()) for i in expected]
   assert closed == [True]
 
 
 @pytest.mark.parametrize("field", ["total_steps", "log_seconds"])
-def test_a_config_refuses_what_cannot_be_run(field):
+def test_a_setting_out_of_range_is_refused(field):
   with pytest.raises(types.ConfigError, match=f"expected {field}"):
     sync.Config(agent=a2c.Config(), **{field: -1})

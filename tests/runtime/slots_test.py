@@ -26,11 +26,11 @@ def test_slots_are_leased_once_and_come_back():
   assert leased.take(3).tolist() == [0, 1, 4]
 
 
-def test_runs_of_other_seeds_share_no_environment():
+def test_runs_of_different_seeds_share_no_environment():
   first = {seeds_lib.Seeds(seed).take(8) for seed in range(5)}
   gaps = [b - a for a, b in itertools.pairwise(sorted(first))]
   assert min(gaps) == 2**27
-  # Those 2,048 apart neither.
+  # The same holds for more runs.
   first = {seeds_lib.Seeds(seed).take(1) for seed in range(2**14)}
   gaps = [b - a for a, b in itertools.pairwise(sorted(first))]
   assert gaps == [2**16] * (2**14 - 1)
@@ -43,19 +43,19 @@ def test_seeds_stay_in_the_range_of_environments():
   assert seeds.take(4) == 0
   assert seeds.take(1) == 4
   seeds.restore(np.int64(end - 3))
-  # Three are left; four in a row begin anew.
+  # Three seeds are left, so that four start again at 0.
   assert seeds.take(4) == 0
 
 
 @pytest.mark.parametrize("seed", [-1, 2**30])
-def test_a_seed_that_would_share_its_run_is_refused(seed):
+def test_a_seed_out_of_range_is_refused(seed):
   config = sync.Config(agent=a2c.Config())
   with pytest.raises(types.ConfigError, match="expected seed from 0 to"):
     dataclasses.replace(config, seed=seed)
   assert dataclasses.replace(config, seed=2**30 - 1).seed == 2**30 - 1
 
 
-def test_seeds_go_on_where_they_were_saved():
+def test_seeds_continue_from_a_checkpoint():
   seeds, again = seeds_lib.Seeds(3), seeds_lib.Seeds(3)
   first = seeds.take(10)
   again.restore(seeds.saved())

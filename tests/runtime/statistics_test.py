@@ -1,4 +1,4 @@
-"""What a run counts of acting, against what its environments log themselves."""
+"""The counts of a run against the logs of its environments."""
 
 import dm_env
 import jax
@@ -25,7 +25,7 @@ AGENTS = {
   "apex": "dqn",
   "gorila": "dqn",
 }
-# One actor or worker, so that the order in which episodes end is known.
+# One actor or worker, so that episodes end in a known order.
 ONE = {
   "sync": {},
   "seed": {"num_actors": 1},
@@ -37,36 +37,37 @@ ONE = {
 
 
 class Arithmetic(functional.Episodic):
-  """Its k-th episode takes 1 + (own + k^2) % 5 steps, with rewards own + step.
+  """An environment whose k-th episode has 1 + (offset + k^2) % 5 steps.
 
-  `own` is a number from 0 to 9, drawn from the environment's first key.
+  Rewards are offset + step. The offset is drawn from the first key, from 0 to
+  9.
   """
 
   observation = dm_env.specs.Array((1,), np.float32)
   action = dm_env.specs.DiscreteArray(2)
 
   def init(self, rng_key):
-    own = own_number(rng_key)
-    inner = jnp.stack([own, 0, 0])
+    offset = offset_of(rng_key)
+    inner = jnp.stack([offset, 0, 0])
     return functional.State(inner, jnp.int32(0), jnp.bool_(True))
 
   def reset(self, rng_key):
     raise NotImplementedError
 
   def step(self, state, action, rng_key):
-    own, episode, step = state.inner
+    offset, episode, step = state.inner
     first = state.over
     episode = jnp.where(first, episode + 1, episode)
     step = jnp.where(first, 0, step + 1)
-    last = step == 1 + (own + episode**2) % 5
+    last = step == 1 + (offset + episode**2) % 5
     step_type = jnp.where(first, 0, jnp.where(last, 2, 1))
     timestep = dm_env.TimeStep(
       step_type.astype(jnp.uint8),
-      jnp.where(first, 0, own + step).astype(jnp.float32),
+      jnp.where(first, 0, offset + step).astype(jnp.float32),
       1.0 - last.astype(jnp.float32),
       step[None].astype(jnp.float32),
     )
-    inner = jnp.stack([own, episode, step])
+    inner = jnp.stack([offset, episode, step])
     return functional.State(inner, jnp.int32(0), last), timestep
 
   def act(self, state, action, rng_key):
@@ -76,57 +77,55 @@ class Arithmetic(functional.Episodic):
     raise NotImplementedError
 
 
-def own_number(rng_key):
+def offset_of(rng_key):
   return jax.random.randint(rng_key, (), 0, 10)
 
 
-def rows_of_arithmetic(own, length):
-  """The rows of an `Arithmetic`, as `rows_of_log`."""
-  found, episode = [], 0
-  while len(found) < length:
+def rows_of_arithmetic(offset, length):
+  rows, episode = [], 0
+  while len(rows) < length:
     episode += 1
-    steps = 1 + (own + episode**2) % 5
-    found.append(None)
-    found.extend((np.nan, np.nan) for _ in range(steps - 1))
-    found.append((sum(own + k for k in range(1, steps + 1)), steps))
-  return found[:length]
+    steps = 1 + (offset + episode**2) % 5
+    rows.append(None)
+    rows.extend((np.nan, np.nan) for _ in range(steps - 1))
+    rows.append((sum(offset + k for k in range(1, steps + 1)), steps))
+  return rows[:length]
 
 
 def rows_of_log(path):
-  """The rows of an own environment.
+  """Returns the rows that an environment has logged.
 
-  Returns:
-    For each row None for a reset, or return and length of the episode that
-    ends with it; NaN where none does.
+  A row is None for a reset, or the return and the length of the episode that
+  ends with it, which are NaN if none does.
   """
-  found = []
+  rows = []
   for line in path.read_text().splitlines():
     word, *numbers = line.split()
     ended = tuple(map(float, numbers)) or (np.nan, np.nan)
-    found.append(None if word == "reset" else ended)
-  return found
+    rows.append(None if word == "reset" else ended)
+  return rows
 
 
 def logs_in(folder):
-  """The logs of the environments that act, in the order of their seeds."""
-  found = sorted(folder.iterdir(), key=lambda path: int(path.stem))
-  logs = [rows_of_log(path) for path in found]
-  # Others, which only show their spaces, are reset and no more.
+  """Returns the logs of the environments that act, in the order of seeds."""
+  paths = sorted(folder.iterdir(), key=lambda path: int(path.stem))
+  logs = [rows_of_log(path) for path in paths]
+  # Environments that were only made for their spaces have one row.
   logs = [log for log in logs if len(log) > 1]
   assert len(logs) == NUM_ENVS
   return logs
 
 
 class Log:
-  """What environments in lock step have logged.
+  """The merged logs of environments in lock step.
 
   Attributes:
-    env_steps: `[rows]`, env steps of all in the first rows.
-    ends: for each row a list of (return, length) of what ended with it.
+    env_steps: `[rows]`, env steps of all environments in the first rows.
+    ends: the (return, length) of the episodes that ended with each row.
   """
 
   def __init__(self, environments, reported=None):
-    """Reads the rows of all environments; only those `reported` end any."""
+    """Merges rows; only the `reported` environments' episodes count."""
     rows = list(zip(*environments, strict=False))
     every = np.ones(len(environments), np.bool_)
     reported = every if reported is None else reported
@@ -142,13 +141,12 @@ class Log:
     ]
 
   def until(self, rows):
-    """The episodes that have ended in the first rows, the oldest first."""
+    """Returns the episodes that ended in the first rows, oldest first."""
     return np.array([x for row in self.ends[:rows] for x in row])
 
 
 @pytest.fixture(scope="module")
 def forking():
-  """Forks in place of new interpreters."""
   server = forks.Server()
   yield server
   server.close()
@@ -174,55 +172,54 @@ def test_a_run_counts_what_environments_log(
   log.mkdir()
   env = envs.Config("tests.own_envs:Logged", {"log": str(log)})
   config = config_of(pipeline, env, tmp_path, **ONE[pipeline])
-  own = running.Own(config)
-  last = pipelines_test.run_all(own, own.nodes)
+  run = running.Own(config)
+  last = pipelines_test.run_all(run, run.nodes)
   agent = config.plan.agent(config.agent, envs.spec(env))
   reported = counters.explores_least(agent.exploration(NUM_ENVS))
   logged = Log(logs_in(log), reported)
-  # Environments go on until they are closed.
+  # Environments continue until they are closed.
   (rows, *_) = np.flatnonzero(logged.env_steps == last["env_steps"])
   episodes = logged.until(rows)
   assert len(episodes) == last["episodes"] > (100 if all(reported) else 20)
   mean_return, mean_length = episodes[-100:].mean(axis=0)
   assert last["episode_return"] == pytest.approx(mean_return, rel=1e-6)
   assert last["episode_length"] == mean_length
-  assert score_of(own, tmp_path) == last["episode_return"]
+  assert score_of(run, tmp_path) == last["episode_return"]
 
 
 @pytest.mark.parametrize(
   "num_seeds", [1, pytest.param(2, marks=pytest.mark.slow)]
 )
 def test_anakin_counts_what_environments_do(num_seeds, tmp_path):
-  """Of each training the last 100, also where a call ends more."""
+  """The mean of each seed is over 100 episodes, even if a call ends more."""
   env = envs.Config("jax:tests.runtime.statistics_test:Arithmetic")
   options = {"num_seeds": num_seeds, "updates_per_call": 20, "num_envs": 8}
   config = config_of("anakin", env, tmp_path, **options)
-  own = running.Own(config)
-  last = own.run()
+  run = running.Own(config)
+  last = run.run()
   logs = []
   for seed in range(num_seeds):
     keys = functional.keys(seeds_lib.Seeds(seed).take(8), 8)
-    numbers = jax.vmap(own_number)(keys).tolist()
+    numbers = jax.vmap(offset_of)(keys).tolist()
     logs.append(Log([rows_of_arithmetic(x, 1000) for x in numbers]))
-  # Env steps are the mean of the trainings'.
+  # Env steps are the mean over all seeds.
   env_steps = sum(log.env_steps for log in logs) // num_seeds
   (rows, *_) = np.flatnonzero(env_steps == last["env_steps"])
   episodes = [log.until(rows) for log in logs]
   assert last["episodes"] == sum(map(len, episodes)) > 100 * num_seeds
   means = [x[-100:, 0].mean() for x in episodes]
   assert last["episode_return"] == np.mean(means)
-  assert score_of(own, tmp_path) == last["episode_return"]
+  assert score_of(run, tmp_path) == last["episode_return"]
   for seed, mean in enumerate(means):
     assert last.get(f"episode_return_seed_{seed}", mean) == mean
 
 
-def score_of(own, run_dir):
-  """The score of a checkpoint of a process."""
+def score_of(run, run_dir):
   kept = checkpointer.Checkpointer(
-    own.process, run_dir, checkpointer.Config(), None
+    run.process, run_dir, checkpointer.Config(), None
   )
   kept.finish(interrupted=True)
-  found = checkpoint.Checkpoints(checkpointer.directory(run_dir))
-  (step,) = found.steps()
-  assert step == own.process.acted.env_steps
-  return float(found.restore(step, "score", np.float64(0)))
+  checkpoints = checkpoint.Checkpoints(checkpointer.directory(run_dir))
+  (step,) = checkpoints.steps()
+  assert step == run.process.acted.env_steps
+  return float(checkpoints.restore(step, "score", np.float64(0)))

@@ -117,7 +117,7 @@ def test_an_odd_assignment_is_refused_with_a_reason(changes, options):
     **changes,
   }
   try:
-    assignment = joining._told(welcome, joining.Hello())
+    assignment = joining._accepted(welcome, joining.Hello())
   except wire.WireError as error:
     assert error.code is Code.FAILED_PRECONDITION
     return
@@ -367,7 +367,7 @@ def refuse(inputs):
 def test_a_process_that_has_joined_sends_messages_regularly(
   tmp_path, monkeypatch
 ):
-  monkeypatch.setattr(joining, "_SAY_SECONDS", 0.1)
+  monkeypatch.setattr(joining, "_SIGN_SECONDS", 0.1)
   server, messages = server_lib.Server(f"unix:{tmp_path}/server", 1), []
   server.bind_stream(
     joining.JOIN,

@@ -314,7 +314,7 @@ def _join(
   if "JAX_PLATFORMS" not in os.environ:
     jax.config.update("jax_platforms", "cpu")
 
-  def play(told: joining.Told, ended: threading.Event) -> None:
+  def play(told: joining.Welcome, ended: threading.Event) -> None:
     roles.play(experiment, told, config.address, listen, ended, config.security)
 
   return join.run(config.address, hello, play, asked.process, config.security)

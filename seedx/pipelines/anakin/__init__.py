@@ -4,9 +4,9 @@
                                      '--- unroll ---> (replay) --> update
 
 The environments are JAX functions, see `envs.functional`. A rollout is a scan
-of the same acting step as in all pipelines, and the update is the agent's own:
-with the same seed, `sync` on one device computes the same numbers. Many seeds
-train at once, as one vmapped program.
+over the acting step that all pipelines share, and the update is the agent's
+own. So `sync` on one device computes the same numbers from the same seed. Many
+seeds train at once, as one vmapped program.
 
 Hessel et al. 2021, "Podracer architectures for scalable Reinforcement
 Learning", https://arxiv.org/abs/2104.06272; Lu et al. 2022,

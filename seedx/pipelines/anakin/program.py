@@ -19,10 +19,10 @@ class Keys(NamedTuple):
   """The random keys of a training, which never change.
 
   Attributes:
-    env: `[N]`, of each environment.
-    acting: `[]`.
-    learner: `[...]` uint32, the data of the key for all updates.
-    replay: `[]`.
+    env: `[N]` keys of the environments.
+    acting: `[]` key.
+    learner: `[...]` uint32, data of the key of all updates.
+    replay: `[]` key.
   """
 
   env: jax.Array
@@ -35,11 +35,12 @@ class Step(NamedTuple):
   """One step of all environments.
 
   Attributes:
-    unroll: a `types.Unroll` of `[N, ...]`, with the core state before the step.
-    episode_return: `[N]` float32, of the episode that ended with what came
-      next; NaN where none did.
-    episode_length: `[N]` int32, env steps of that episode so far.
-    env_steps: `[]` int32, environments that took a step; the others were reset.
+    unroll: `[N, ...]` `types.Unroll`, with the core state before the step.
+    episode_return: `[N]` float32, return of an episode that ended with this
+      step; NaN elsewhere.
+    episode_length: `[N]` int32, env steps of the episode so far.
+    env_steps: `[]` int32, number of environments that took a step; the others
+      were reset.
   """
 
   unroll: types.Unroll
@@ -49,18 +50,18 @@ class Step(NamedTuple):
 
 
 class State(NamedTuple):
-  """The state of a training, all that a checkpoint saves.
+  """The state of a training, all of which a checkpoint saves.
 
   Attributes:
-    agent: what learning changes.
-    env: `[N, ...]`, of the environments.
-    timestep: `[N, ...]`, that has not been acted on.
-    acting: `[N, ...]`.
-    episode_return: `[N]` float32, of the episode under way.
-    episode_length: `[N]` int32.
-    past: a `types.Unroll` of `[L - T - 1, N, ...]`, the steps that the next
-      unroll begins with; core states too are `[L - T - 1, N, ...]`.
-    replay: of each core, `[cores, ...]`; () without.
+    agent: the agent state.
+    env: `[N, ...]` states of the environments.
+    timestep: `[N, ...]` newest time steps, which have no action yet.
+    acting: `[N, ...]` acting states.
+    episode_return: `[N]` float32, returns of the current episodes so far.
+    episode_length: `[N]` int32, their env steps.
+    past: `[L - T - 1, N, ...]` `types.Unroll`, the steps that the next unroll
+      begins with, each with its core state.
+    replay: `[cores, ...]` replays of the cores; () if there is none.
   """
 
   agent: base.AgentState
@@ -74,11 +75,11 @@ class State(NamedTuple):
 
 
 class Clock(NamedTuple):
-  """Where a training is; the same in all.
+  """The progress of a training, which is the same for all seeds.
 
   Attributes:
-    time: steps of each environment so far.
-    version: updates so far.
+    time: number of steps of each environment so far.
+    version: number of updates so far.
   """
 
   time: types.Array
@@ -86,15 +87,15 @@ class Clock(NamedTuple):
 
 
 class Output(NamedTuple):
-  """What the host is told of a rollout and the updates after it.
+  """The results of a rollout and the updates after it, for the host's counts.
 
   Attributes:
-    metrics: by name, of the last update.
-    weight: env steps that were learned from.
-    skipped: updates that were not finite.
+    metrics: metrics of the last update, by name.
+    weight: number of env steps learned from.
+    skipped: number of updates that were not finite.
     episode_return: `[T, N]`, see `Step`.
-    episode_length: `[T, N]`.
-    env_steps: `[cores]`.
+    episode_length: `[T, N]`, see `Step`.
+    env_steps: `[cores]` numbers of env steps.
   """
 
   metrics: dict[str, jax.Array]
@@ -109,9 +110,9 @@ class Program:
   """The pure functions of one training on one core.
 
   Attributes:
-    agent: made with the axis `sharding.CORES`.
-    period: T, steps of a rollout.
-    past: L - T - 1, steps that consecutive unrolls share, but for one.
+    agent: the agent, made with the axis `sharding.CORES`.
+    period: T, number of steps of a rollout.
+    past: L - T - 1; consecutive unrolls share one step more.
   """
 
   def __init__(
@@ -122,17 +123,10 @@ class Program:
     learner: learner_lib.Config,
     plan: plan_lib.Plan,
   ) -> None:
-    """Makes the environment and the agent.
-
-    Args:
-      env: the environment, one of JAX functions.
-      agent: that acts and learns.
-      num_envs: environments on all cores.
-      learner: the cores, and the length of rollouts.
-      plan: the amounts of experience, and the replay.
+    """Makes the environment and the agent; `num_envs` is over all cores.
 
     Raises:
-      types.ConfigError: they cannot be made, or do not fit.
+      types.ConfigError: they cannot be made, or do not fit together.
     """
     self._environment = functional.make(env)
     if env.observation_transform or env.info_keys:
@@ -152,7 +146,7 @@ class Program:
       self._replay = plan.replay_of_core(self.agent, len(learner.cores()))
 
   def init(self, agent: base.AgentState, keys: Keys) -> State:
-    """The state before the first step, from the agent's."""
+    """Returns the state of the training before its first rollout."""
     env = functional.init(self._environment, keys.env)
     spec, rows = self._spec.action, (self._num_envs,)
     action = jnp.zeros((*rows, *spec.shape), spec.dtype)
@@ -186,34 +180,27 @@ class Program:
   def advance(
     self, state: State, keys: Keys, clock: Clock, due: jax.Array
   ) -> tuple[State, Output]:
-    """A rollout and the updates after it.
-
-    Args:
-      state: of the training.
-      keys: its keys.
-      clock: where it is.
-      due: `[]` int32, updates to make from the replay, if there is one.
-    """
+    """Makes a rollout, and one update, or `due` updates from the replay."""
     state, unroll, steps = self._unroll(state, keys, clock)
     if self._replay is None:
       agent, output, skipped = self._update(
         state.agent, keys, clock.version, unroll
       )
-      told = output.metrics, output.weight, skipped.astype(jnp.int32)
+      learned = output.metrics, output.weight, skipped.astype(jnp.int32)
       state = state._replace(agent=agent)
     else:
-      state, told = self._replayed(state, keys, clock, due, unroll)
+      state, learned = self._replayed(state, keys, clock, due, unroll)
     returns, lengths = steps.episode_return, steps.episode_length
     env_steps = jnp.sum(steps.env_steps)[None]
-    return state, Output(*told, returns, lengths, env_steps)
+    return state, Output(*learned, returns, lengths, env_steps)
 
   def _unroll(
     self, state: State, keys: Keys, clock: Clock
   ) -> tuple[State, types.Unroll, Step]:
-    """A rollout, and the unroll `[L, N, ...]` that ends with it."""
+    """Makes a rollout; returns the unroll `[L, N, ...]` that ends with it."""
     state, steps = self._rollout(state, keys, clock, self.period)
-    # Learning does not use the action of the last step: the next rollout takes
-    # it again, with newer parameters.
+    # Learning ignores the action of the last step. The next rollout acts on
+    # that step again, with newer parameters.
     last, _ = self._act(state, keys, clock, self.period)
     parts = state.past, steps.unroll, jax.tree.map(lambda x: x[None], last)
     unroll = jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
@@ -228,7 +215,7 @@ class Program:
   def _rollout(
     self, state: State, keys: Keys, clock: Clock, length: int
   ) -> tuple[State, Step]:
-    """So many steps of all environments; see `Step`, `[length, ...]`."""
+    """Steps all environments `length` times; returns `[length, ...]` steps."""
 
     def step(state: State, offset: jax.Array) -> tuple[State, Step]:
       unroll, acting = self._act(state, keys, clock, offset)
@@ -255,7 +242,6 @@ class Program:
   def _act(
     self, state: State, keys: Keys, clock: Clock, offset: jax.Array | int
   ) -> tuple[types.Unroll, acting_step.ActingState]:
-    """Acts on the newest time step."""
     acting_key = random_keys.unrolled(keys.acting)
     key = jax.random.fold_in(acting_key, clock.time + offset)
     exploration = jnp.asarray(self._exploration)
@@ -288,12 +274,12 @@ class Program:
     version: jax.Array,
     batch: types.Tree,
   ) -> Any:
-    """An `updates.Result`."""
+    """Returns an `updates.Result`."""
     order = updates.Order(jnp.int32(version), keys.learner, batch)
     return updates.OnCore(self.agent).whole(agent, order)
 
   def _share(self, state: State, unroll: types.Unroll) -> types.Share:
-    """An unroll for the replay, with its windows' first priorities if any."""
+    """Returns an unroll with initial priorities, if the replay has any."""
     if self.agent.priorities is None:
       return types.Share(unroll)
     acting = self.agent.acting(state.agent)
@@ -321,16 +307,16 @@ class Program:
       sample, windows = of_core.draw(replay, key, version, agent.clock)
       agent, output, skip = self._update(agent, keys, version, sample)
       replay = of_core.replay.update(replay, windows, output.priorities)
-      told = output.metrics, weight + output.weight, skipped + skip
-      return agent, replay, told
+      learned = output.metrics, weight + output.weight, skipped + skip
+      return agent, replay, learned
 
     sums = jnp.float32(0), jnp.int32(0)
-    _, _, (known, _, _) = jax.eval_shape(
+    _, _, (shapes, _, _) = jax.eval_shape(
       update, jnp.int32(0), (state.agent, replay, ({}, *sums))
     )
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), known)
-    agent, replay, told = jax.lax.fori_loop(
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    agent, replay, learned = jax.lax.fori_loop(
       0, due, update, (state.agent, replay, (zeros, *sums))
     )
     replay = jax.tree.map(lambda x: x[None], replay)
-    return state._replace(agent=agent, replay=replay), told
+    return state._replace(agent=agent, replay=replay), learned

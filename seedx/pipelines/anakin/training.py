@@ -1,4 +1,4 @@
-"""All trainings of a run: on the devices one program, here their counts."""
+"""The trainings of all seeds as one program, and their counts on the host."""
 
 import dataclasses
 import functools
@@ -26,15 +26,15 @@ from seedx.runtime import seeds as seeds_lib
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(process.Config):
-  """The options of an Anakin run; it has one learner host.
+  """The options of an Anakin run, which has one learner host.
 
   Attributes:
-    env: the environment, one of JAX functions.
-    num_envs: number of parallel environments, of all learner hosts together.
-    num_seeds: trainings at once, each of `total_steps`. Training k has the
-      seed `seed + k`; env steps and other metrics are means over all.
-    updates_per_call: rollouts, with their updates, in one call of the program.
-      More of them save the host's time between calls.
+    env: the environment, made of JAX functions.
+    num_envs: number of parallel environments of each training.
+    num_seeds: number of simultaneous trainings, each of `total_steps`. Training
+      k has the seed `seed + k`; env steps and other metrics are means over all.
+    updates_per_call: number of rollouts, with their updates, in one call of the
+      program. More of them save the host's time between calls.
     learner: the devices, which act and learn.
     replay: the replay; None for an agent that learns without one.
   """
@@ -47,7 +47,6 @@ class Config(process.Config):
   replay: replay_lib.Config | None = None
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for what cannot be run."""
     super().__post_init__()
     types.check_range("micro_batches", self.learner.micro_batches, 1, 1)
     types.check_range("hosts", self.learner.hosts, 1, 1)
@@ -60,17 +59,13 @@ class Config(process.Config):
     return self.learner.plan(self.total_steps, batch_steps, self.replay)
 
   def learn(self, context: process.Context) -> process.Process:
-    """The only process: all of a run in one program.
-
-    Raises:
-      types.ConfigError: no such environment or device, or an unfit agent.
-    """
-    del context  # A call is short; whoever runs it looks between calls.
+    """Returns the only process: a program for environments and learning."""
+    del context  # Calls are short, and the run can stop between them.
     training = Training(self)
     acted = training.acted
 
     def steps() -> Iterator[None]:
-      """Trains, and yields after each call of the program."""
+      """Trains; yields after each call of the program."""
       acted.start()
       while not acted.is_done:
         training.call()
@@ -86,14 +81,15 @@ class Config(process.Config):
 
 
 class Training:
-  """All trainings of a run, in one program; a part of the process.
+  """The trainings of a run in one program, as a part of the process.
 
   Attributes:
-    acted: what all did, as means; returns are those of all.
+    acted: counts of experience, as means over all trainings; their returns are
+      of all trainings.
   """
 
   def __init__(self, config: Config) -> None:
-    """Makes the initial states; compiles the program with the first call."""
+    """Makes the initial states; the first `call` compiles the program."""
     self._config = config
     self._one = Program(
       env=config.env,
@@ -144,7 +140,7 @@ class Training:
     self._metrics: dict[str, float] = {}
 
   def call(self) -> None:
-    """Calls the program once, and counts what it did."""
+    """Calls the program once, and counts its results."""
     due = self._take_due()
     with self._changing:
       self._state, output = self._advance(
@@ -159,7 +155,7 @@ class Training:
     self._skipped.check()
 
   def measure(self) -> dict[str, metrics.Value]:
-    """The learner's fields in a line of metrics."""
+    """Returns the learner's metrics."""
     num_seeds, replay = self._config.num_seeds, self._config.replay
     skipped = self._skipped.updates
     line: dict[str, metrics.Value] = {
@@ -176,25 +172,24 @@ class Training:
     if num_seeds > 1:
       line["steps_per_second_all_seeds"] = self._rate_of_all()
       for seed, returns in self._returns.items():
-        mean = returns.mean() if self.acted.are_of_all else None
+        mean = returns.mean() if self.acted.all_have_ended else None
         line[f"{metrics.OF_SEED}{seed}"] = mean
     return line
 
   def _rate_of_all(self) -> float:
-    """Env steps per second of all trainings together, since the last call."""
     now, env_steps = time.monotonic(), self._env_steps
     (then, env_steps_then), self._last = self._last, (now, env_steps)
     return (env_steps - env_steps_then) / (now - then)
 
   def policy(self, saved: types.Tree) -> types.Tree:
-    """The acting parameters of a saved process; those of the first seed."""
+    """Returns the acting parameters of the first seed of a saved process."""
     agent = saved["agent"]["state"]
     if self._config.num_seeds > 1:
       agent = jax.tree.map(lambda x: x[0], agent)
     return self._acting(agent)
 
   def saved(self) -> types.Tree:
-    """What a checkpoint keeps, the replay too; any thread may call it."""
+    """Returns the state for a checkpoint, with the replay; for any thread."""
     with self._changing:
       state = jax.tree.map(jnp.copy, self._state)
       return {
@@ -210,9 +205,9 @@ class Training:
       }
 
   def restore(self, saved: types.Tree) -> None:
-    """Goes on from what was saved."""
+    """Continues from a saved state."""
     state = saved["acting"]._replace(agent=saved["state"])
-    # Copies: the program donates them.
+    # Copies, because the program donates its arguments.
     state = jax.tree.map(jnp.array, state)
     self._state = self._put(state, self._state_specs)
     self._clock = Clock(*map(np.int32, saved["clock"]))
@@ -229,7 +224,7 @@ class Training:
   def _scan(
     self, state: State, keys: Keys, clock: Clock, due: jax.Array
   ) -> tuple[State, Output]:
-    """As many rollouts as `due` has numbers, of one training on one core."""
+    """Makes a rollout for each entry of `due`, of one training on one core."""
 
     def one(
       carry: tuple[State, Clock], due: jax.Array
@@ -243,10 +238,8 @@ class Training:
     return state, output
 
   def _take_due(self) -> np.ndarray:
-    """Updates after each rollout of the next call, `[calls]` int32.
-
-    As if there were no resets; `_count` corrects that.
-    """
+    """Takes the `[calls]` numbers of updates after each rollout of a call."""
+    # These ignore resets, which `_count` corrects for later.
     calls, ratio = self._config.updates_per_call, self._ratio
     if ratio is None:
       return np.ones(calls, np.int32)
@@ -259,7 +252,7 @@ class Training:
     return due
 
   def _count(self, output: Any, updated: int, has_metrics: bool) -> None:
-    """Counts what came out of a call; leaves are `[seeds, calls, ...]`."""
+    """Counts the results of a call, `[seeds, calls, ...]` if several seeds."""
     num_seeds = self._config.num_seeds
     if num_seeds == 1:
       output = jax.tree.map(lambda x: x[None], output)
@@ -278,10 +271,10 @@ class Training:
     )
     self._environments.add(new_steps, slice(None), ended, lengths)
     if num_seeds > 1:
-      for returns, own in zip(
+      for returns, of_seed in zip(
         self._returns.values(), output.episode_return, strict=True
       ):
-        returns.add(own[~np.isnan(own)])
+        returns.add(of_seed[~np.isnan(of_seed)])
     skipped = int(output.skipped.sum())
     self._skipped.add(skipped, updated * num_seeds - skipped)
     self._learned_steps += float(learned) / num_seeds
@@ -296,7 +289,7 @@ class Training:
     out_specs: types.Tree,
     donate_argnums: int | tuple[int, ...] = (),
   ) -> Any:
-    """A program of all trainings from that of one; they share all but two."""
+    """Returns a program for all seeds; only the first two arguments differ."""
     if self._config.num_seeds > 1:
       axes = (0, 0, *(None,) * (len(in_specs) - 2))
       function = jax.vmap(function, axes)
@@ -305,8 +298,6 @@ class Training:
     )
 
   def _put(self, nest: types.Tree, specs: types.Tree) -> types.Tree:
-    """Copies a nest to the cores."""
-
     def put(spec: PartitionSpec, subtree: types.Tree) -> types.Tree:
       return jax.device_put(subtree, NamedSharding(self._mesh, spec))
 
@@ -315,7 +306,7 @@ class Training:
     )
 
   def _spec(self, *axes: str | None) -> Any:
-    """The spec of arrays, behind the axis of trainings if there are several."""
+    """Returns a spec, behind the axis of seeds if there are several."""
     first = (None,) if self._config.num_seeds > 1 else ()
     return PartitionSpec(*first, *axes)
 
@@ -354,7 +345,7 @@ class Training:
 
 
 def _start(config: Config, agent: base.Agent) -> tuple[base.AgentState, Keys]:
-  """The agents' initial states and keys, of all trainings; as in `sync`."""
+  """Returns the initial agent states and keys of all seeds, as in `sync`."""
 
   def start(seed: jax.Array, env: jax.Array) -> tuple[base.AgentState, Keys]:
     learner, replay, acting = jax.random.split(jax.random.key(seed), 3)
@@ -370,8 +361,8 @@ def _start(config: Config, agent: base.Agent) -> tuple[base.AgentState, Keys]:
   first = [seeds_lib.Seeds(x).take(config.num_envs) for x in seeds]
   if config.num_seeds == 1:
     return jax.jit(start)(np.int32(seeds[0]), np.int32(first[0]))
-  # Not by vmap: where an LSTM's initializer makes several QR decompositions,
-  # XLA on CPU does not return from batches of them.
+  # Not by vmap: XLA on CPU hangs in batches of the QR decompositions of an
+  # LSTM's initializer.
   return jax.jit(lambda *x: jax.lax.map(lambda y: start(*y), x))(
     np.array(seeds, np.int32), np.array(first, np.int32)
   )

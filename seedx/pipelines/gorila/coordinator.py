@@ -1,4 +1,4 @@
-"""Gorila's coordinator: counts what workers report, and ends the run."""
+"""Gorila's coordinator: counts the workers' env steps, and ends the run."""
 
 import dataclasses
 from typing import Self
@@ -25,7 +25,7 @@ from seedx.runtime import process
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(process.ServerConfig):
-  """The config of a Gorila run.
+  """The options of a Gorila run.
 
   Attributes:
     server_addresses: addresses of the parameter servers, each with a shard of
@@ -34,9 +34,9 @@ class Config(process.ServerConfig):
     server: index of a server's own address in server_addresses, with --role
       server.
     max_staleness: age in updates above which parameter servers drop a gradient.
-    outlier_deviations: number of standard deviations above the losses' running
-      mean beyond which a loss is an outlier, whose gradient workers drop.
-    workers: the processes that act and compute gradients.
+    outlier_deviations: number of standard deviations above the running mean of
+      the losses beyond which workers drop a gradient.
+    workers: processes that act and compute gradients.
     replay: the replay of each worker.
   """
 
@@ -51,7 +51,6 @@ class Config(process.ServerConfig):
   replay: replay_lib.Config = replay_lib.Config()
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for what cannot be run."""
     super().__post_init__()
     types.check_range(
       "server", self.server, 0, max(0, len(self.server_addresses) - 1)
@@ -60,13 +59,13 @@ class Config(process.ServerConfig):
       wire.check_address(address)
     if self.replay.has_priorities:
       raise types.ConfigError(
-        "expected a uniform replay, a replay.Config, since workers compute no"
-        f" priorities, found {self.replay}"
+        "expected a uniform replay (replay.Config), because workers compute no"
+        f" priorities; found {self.replay}"
       )
 
   @property
   def plan(self) -> plan_lib.Plan:
-    """The experience that each worker computes gradients from."""
+    """The amounts of experience of each worker."""
     return plan_lib.Plan(
       self.total_steps,
       self.workers.batch_steps,
@@ -75,14 +74,14 @@ class Config(process.ServerConfig):
     )
 
   def with_sockets(self, folder: str) -> Self:
-    """The config with sockets in a folder where no address was given."""
+    """Returns the config with sockets in a folder as its missing addresses."""
     sockets = (f"unix:{folder}/server-{k}" for k in range(self.num_servers))
     addresses = self.server_addresses or tuple(sockets)
-    own = super().with_sockets(folder)
-    return dataclasses.replace(own, server_addresses=addresses)
+    config = super().with_sockets(folder)
+    return dataclasses.replace(config, server_addresses=addresses)
 
   def nodes(self) -> list[nodes_lib.Node]:
-    """The parameter servers, and the workers, which reach all of the others."""
+    """Returns the parameter servers, and the workers, which connect to all."""
     addresses = self.server_addresses or ("",) * self.num_servers
     work = work_lib.Work(
       address=self.address,
@@ -110,11 +109,7 @@ class Config(process.ServerConfig):
     return [*servers, workers]
 
   def learn(self, context: process.Context) -> process.Process:
-    """The coordinator.
-
-    Raises:
-      types.ConfigError: no such environment, or an unfit agent.
-    """
+    """Returns the coordinator."""
     spec = envs.spec(self.env)
     agent = self.plan.agent(self.agent, spec)
     shapes = worker.Shapes.of(agent, spec, self.plan, self.workers)
@@ -158,7 +153,7 @@ class Config(process.ServerConfig):
 
 
 def _check(agent: base.Agent, config: Config, replay_bytes: int) -> None:
-  """Raises types.ConfigError for an agent or a replay that does not fit."""
+  """Raises types.ConfigError if the agent or the replay does not fit."""
   worker.max_gradient_norm(config.agent)
   parameter_server.Shard(agent, config.max_staleness)
   state = jax.eval_shape(agent.init, jax.random.key(0))

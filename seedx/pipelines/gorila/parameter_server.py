@@ -1,21 +1,19 @@
-"""Parameter servers: each holds a shard of the parameters, and updates it.
+"""Gorila's parameter servers, each with one shard of the parameters.
 
 The parameters are flattened into one vector; shard k is the k-th of K nearly
-equal slices. A shard has the optimizer's state for its part, a version, which
-counts updates, and the target parameters. Elementwise optimizers (Adam,
-RMSProp) are the same on a part. Only the worker has the whole gradient and its
-norm, so the worker clips it.
+equal slices. A shard holds its parameters, their version (the number of
+updates), the target parameters, and the optimizer's state. Elementwise
+optimizers (Adam, RMSProp) compute the same on a slice. The norm of a gradient
+needs all of it, so workers clip gradients.
 
-A shard starts empty, also one that is started again after it died. The first
-worker that connects gives it parameters and their version; at the start of a
-run these are the same for all workers. The optimizer's state is lost.
+A shard starts empty, and so does the shard of a restarted server. The first
+worker that connects sends it parameters and their version; at the start of a
+run all workers have the same ones. The optimizer's state of a dead server is
+lost. A checkpoint's state can be restored only before the first gradient.
 
-Only a shard that has applied no gradient yet can be given a checkpoint's state.
-
-A worker opens the stream `PUSH`, on which the reply to each gradient has the
-newest parameters. `START` and `TARGET` are single calls: the latter asks for
-target parameters that are newer than those that the worker has. A checkpoint
-calls `SAVE` and `RESTORE`.
+A worker sends gradients on the stream `PUSH`, whose replies have the newest
+parameters. `START` is a call with parameters for an empty shard, and `TARGET`
+a call for newer target parameters. Checkpoints call `SAVE` and `RESTORE`.
 """
 
 import dataclasses
@@ -39,7 +37,7 @@ START = "start"
 TARGET = "target"
 SAVE = "save"
 RESTORE = "restore"
-_MOST_UPDATES = 2**30  # None is an int32's last, after which comes -2^31.
+_MAX_UPDATES = 2**30  # Far from the overflow of an int32.
 _LOOK_SECONDS = 0.2
 
 
@@ -47,10 +45,10 @@ class Vector(NamedTuple):
   """A gradient, or parameters.
 
   Attributes:
-    version: `[]` int32, version of the parameters; of a gradient, of those that
-      it was computed with.
-    resets: `[]` float32, the parameters' `base.AgentState.resets`; of a
-      gradient, the share of its batch that is resets, from 0 to 1.
+    version: `[]` int32, version of the parameters, or of those that the
+      gradient was computed with.
+    resets: `[]` float32, the parameters' `base.AgentState.resets`, or the share
+      of the gradient's batch that is resets, from 0 to 1.
     vector: `[P]` float32, one number for each of the shard's parameters.
   """
 
@@ -64,10 +62,10 @@ class Reply(NamedTuple):
 
   Attributes:
     version: `[]` int32, version of the parameters.
-    target_version: `[]` int32, version of the target parameters; -1 where there
+    target_version: `[]` int32, version of the target parameters; -1 if there
       are none.
     applied: `[]` bool, whether the gradient was applied, see `Shard.push`.
-    resets: `[]` float32, the parameters' `base.AgentState.resets`.
+    resets: `[]` float32, see `Vector`.
     vector: `[P]` float32, the parameters.
   """
 
@@ -79,13 +77,13 @@ class Reply(NamedTuple):
 
 
 def parts(num_params: int, num_shards: int) -> list[slice]:
-  """The slice of the parameters that each shard has."""
+  """Returns the slice of the parameters that each shard holds."""
   ends = [num_params * k // num_shards for k in range(num_shards + 1)]
   return list(itertools.starmap(slice, itertools.pairwise(ends)))
 
 
 def layouts(size: int) -> tuple[wire.Layout, wire.Layout]:
-  """The layouts of a `Vector` and a `Reply`, for `size` parameters."""
+  """Returns the layouts of a `Vector` and a `Reply`, for `size` parameters."""
   number, share = np.zeros((), np.int32), np.zeros((), np.float32)
   vector = np.zeros(size, np.float32)
   reply = Reply(number, number, np.zeros((), np.bool_), share, vector)
@@ -96,15 +94,15 @@ def layouts(size: int) -> tuple[wire.Layout, wire.Layout]:
 
 
 def state_form(agent: base.Agent, size: int) -> base.AgentState:
-  """The shapes of the state of a shard of `size` parameters.
+  """Returns the shapes of the state of a shard of `size` parameters.
 
   Raises:
     types.ConfigError: the agent cannot be updated in parts.
   """
   if agent.start is None:
     raise types.ConfigError(
-      "expected an agent that can `start` from a part of its parameters,"
-      " found one that cannot: no parameter server can hold a shard of it"
+      "expected an agent that can `start` from a part of its parameters, so"
+      " that each parameter server can hold a shard; found one that cannot"
     )
   vector = jax.ShapeDtypeStruct((size,), np.float32)
   start = agent.start
@@ -112,7 +110,7 @@ def state_form(agent: base.Agent, size: int) -> base.AgentState:
 
 
 def state_layout(form: base.AgentState) -> wire.Layout:
-  """The layout of the leaves of a shard's state, see `state_form`."""
+  """Returns the layout of the leaves of a shard's state, see `state_form`."""
   return wire.Layout.of(wire.once(tuple(jax.tree.leaves(form))), 1)
 
 
@@ -120,20 +118,16 @@ class Shard:
   """A part of the parameters; any thread may call it.
 
   Attributes:
-    version: number of updates so far; -1 while it is empty.
+    version: number of updates so far; -1 while the shard is empty.
   """
 
   def __init__(self, agent: base.Agent, max_staleness: int) -> None:
-    """Makes an empty shard.
-
-    Args:
-      agent: the agent whose `apply` it runs on its part.
-      max_staleness: age in updates above which a gradient is dropped.
+    """Makes an empty shard, see `coordinator.Config` for `max_staleness`.
 
     Raises:
       types.ConfigError: the agent cannot be updated in parts.
     """
-    # Of a shard of any size.
+    # The structure is the same for shards of any size.
     self._structure = jax.tree.structure(state_form(agent, 1))
     assert agent.start is not None
     self.version = -1
@@ -148,7 +142,7 @@ class Shard:
     self._target_version = -1
 
   def bind(self, server: server_lib.Server, size: int) -> None:
-    """Binds what workers and checkpoints call, for a part of that size."""
+    """Binds the calls of workers and checkpoints, for `size` parameters."""
     vector, reply = layouts(size)
     server.bind(PUSH, self.push, vector, reply)
     server.bind(START, self.start, vector, reply)
@@ -158,14 +152,14 @@ class Shard:
     server.bind(RESTORE, self.restore, state, wire.NOTHING)
 
   def start(self, params: Vector) -> Reply:
-    """Takes parameters if it has none; replies with those that it has then.
+    """Takes parameters if the shard is empty; replies with its parameters.
 
     Raises:
-      wire.Refused: INVALID_ARGUMENT, they are not finite, or have seen more
-        updates than there can be.
+      wire.Refused: INVALID_ARGUMENT, a parameter is not finite, or a number is
+        out of its range.
     """
     wire.check_finite("parameters", params.vector)
-    wire.check_range("version", params.version, 0, _MOST_UPDATES)
+    wire.check_range("version", params.version, 0, _MAX_UPDATES)
     wire.check_range("resets", params.resets, 0, params.version)
     with self._lock:
       if self._state is None:
@@ -177,9 +171,9 @@ class Shard:
       return self._reply(applied=True)
 
   def push(self, gradient: Vector) -> Reply:
-    """Applies a gradient, and replies with the parameters.
+    """Applies a gradient, and replies with the newest parameters.
 
-    It is dropped if it is stale, or if the result would not be finite.
+    A gradient that is stale, or whose result would not be finite, is dropped.
 
     Raises:
       wire.Refused: UNAVAILABLE, the shard is empty: `start` it; or
@@ -202,7 +196,7 @@ class Shard:
       return self._reply(applied=fresh)
 
   def target(self, nothing: types.Tree) -> Vector:
-    """The target parameters, and their version.
+    """Returns the target parameters and their version.
 
     Raises:
       wire.Refused: UNAVAILABLE, the shard is empty.
@@ -214,7 +208,7 @@ class Shard:
       return Vector(version, np.float32(0), self._target)
 
   def save(self, nothing: types.Tree) -> types.Tree:
-    """The leaves of the whole state.
+    """Returns the leaves of the whole state.
 
     Raises:
       wire.Refused: UNAVAILABLE, the shard is empty.
@@ -227,28 +221,28 @@ class Shard:
     """Continues from what `save` returned.
 
     Raises:
-      wire.Refused: UNAVAILABLE, it has applied gradients: only a new shard can
-        be restored; or INVALID_ARGUMENT, the state is not finite, or has more
-        updates than there can be.
+      wire.Refused: UNAVAILABLE, the shard has already applied gradients; or
+        INVALID_ARGUMENT, the state is not finite, or a number is out of its
+        range.
     """
     leaves = list(map(jax.numpy.array, leaves))
     state: base.AgentState = jax.tree.unflatten(self._structure, leaves)
     parts = state.params, state.optimizer_state, state.target_params
     wire.check_finite("shards", jax.tree.leaves(parts))
-    wire.check_range("updates", state.updates, 0, _MOST_UPDATES)
+    wire.check_range("updates", state.updates, 0, _MAX_UPDATES)
     wire.check_range("resets", state.resets, 0, state.updates)
     with self._lock:
       if self._has_learned:
         raise wire.Refused(
           wire.StatusCode.UNAVAILABLE,
-          "expected a shard that has applied no gradient yet, found one of"
-          f" version {self.version}: start its server again",
+          "the shard has already applied gradients (its version is"
+          f" {self.version}); restart its server to restore a checkpoint",
         )
       self._take(state)
     return ()
 
   def _filled(self) -> base.AgentState:
-    """The state; raises wire.Refused where there is none."""
+    """Returns the state; raises wire.Refused if the shard is empty."""
     if self._state is None:
       raise wire.Refused(
         wire.StatusCode.UNAVAILABLE, "this shard has no parameters yet"
@@ -274,33 +268,34 @@ def run(work: work_lib.Work, stop: threading.Event) -> None:
   """Serves until `stop` is set.
 
   Raises:
-    types.ConfigError: the address is in use, or the agent cannot be parted.
+    types.ConfigError: the address is in use, or the agent cannot be updated in
+      parts.
   """
   agent = work.agent.make(envs.spec(work.env), None, work.plan.horizon)
   part = parts(num_params(agent), work.num_shards)[work.shard]
   shard = Shard(agent, work.max_staleness)
-  # A worker that died holds its stream until that is noticed.
+  # A dead worker holds its stream until its death is noticed.
   streams = 2 * work.workers.num_workers
   server = server_lib.Server(work.address, streams, security=work.security)
   shard.bind(server, part.stop - part.start)
   with server:
-    # In pieces: a signal that comes just before a wait does not end it.
+    # Short waits, because a signal just before a wait does not interrupt it.
     while not stop.wait(_LOOK_SECONDS):
       pass
 
 
 def num_params(agent: base.Agent) -> int:
-  """The number of an agent's parameters."""
+  """Returns the number of an agent's parameters."""
   state = jax.eval_shape(agent.init, jax.random.key(0))
   return sum(leaf.size for leaf in jax.tree.leaves(state.params))
 
 
 class Client:
-  """All shards together, as one worker sees them.
+  """A worker's client of all parameter servers.
 
   Attributes:
-    params: `[P]` float32, the newest parameters that it has.
-    target_params: `[P]`, the newest target parameters that it has.
+    params: `[P]` float32, the newest parameters received.
+    target_params: `[P]` float32, the newest target parameters received.
   """
 
   def __init__(
@@ -309,13 +304,7 @@ class Client:
     num_shards: int,
     security: wire.Security = wire.LOCAL,
   ) -> None:
-    """Does not connect.
-
-    Args:
-      params: `[P]`, what empty shards begin with.
-      num_shards: number of parameter servers.
-      security: how processes authenticate each other.
-    """
+    """Does not connect; takes `[P]` initial parameters for empty shards."""
     self._security = security
     self._parts = parts(len(params), num_shards)
     self._layouts = [layouts(part.stop - part.start) for part in self._parts]
@@ -330,28 +319,25 @@ class Client:
 
   @property
   def version(self) -> int:
-    """Updates that all of the parameters have seen."""
+    """The smallest number of updates of a shard's parameters."""
     return int(self._versions.min())
 
   @property
   def resets(self) -> float:
-    """See `base.AgentState`; of all of the parameters."""
+    """The mean of the shards' `base.AgentState.resets`."""
     return float(self._resets.mean())
 
   @property
   def transferred_bytes(self) -> int:
-    """Of gradients and parameters sent and received so far."""
+    """The bytes of gradients and parameters sent and received so far."""
     now = sum(stream.transferred_bytes for stream in self._streams)
     return self._closed_bytes + now
 
   def connect(self, addresses: Sequence[str]) -> None:
-    """Opens streams to all shards, and gives the empty ones their parameters.
-
-    Args:
-      addresses: addresses of all shards, in order.
+    """Opens streams to all shards in order; fills the empty ones.
 
     Raises:
-      wire.WireError: UNAVAILABLE, one of them is not there; try again.
+      wire.WireError: UNAVAILABLE, a server does not answer; try again.
     """
     self.close()
     if len(addresses) != len(self._parts):
@@ -359,29 +345,29 @@ class Client:
     self._clients = [wire.Client(x, self._security) for x in addresses]
     for k, client in enumerate(self._clients):
       vector, reply = self._layouts[k]
-      # A shard that was started again has forgotten its target parameters.
+      # A restarted server has lost its target parameters.
       self._target_versions[k] = -1
-      own = self._vector(k, self.params, self._resets[k])
-      self._update(k, client.call(START, own, vector, reply))
+      params = self._vector(k, self.params, self._resets[k])
+      self._update(k, client.call(START, params, vector, reply))
       self._streams.append(client.exchange(PUSH, vector, reply))
 
   def push(
     self, gradient: np.ndarray, resets: float = 0.0
   ) -> tuple[bool, float]:
-    """Sends a gradient to all shards, and takes their newest parameters.
+    """Sends a gradient to all shards, and receives their newest parameters.
 
     Args:
-      gradient: `[P]` float32, by `params`.
-      resets: the share of its batch that is resets.
+      gradient: `[P]` float32, gradient of `params`.
+      resets: share of its batch that is resets.
 
     Returns:
-      Whether all shards applied it; and how many updates, on average, these
-      had seen more than the parameters that it was computed with.
+      Whether all shards applied it, and its staleness: the mean number of other
+      updates since the parameters that it was computed with.
 
     Raises:
-      wire.WireError: UNAVAILABLE, a shard has gone; `connect` again.
+      wire.WireError: UNAVAILABLE, a server has stopped; `connect` again.
     """
-    before = self._versions.copy()
+    last_versions = self._versions.copy()
     for k, stream in enumerate(self._streams):
       stream.send(self._vector(k, gradient, resets))
     applied = []
@@ -393,11 +379,11 @@ class Client:
         )
       self._update(k, reply)
       applied.append(bool(reply.applied))
-    others = self._versions - before - np.array(applied)
-    return all(applied), float(others.mean())
+    staleness = self._versions - last_versions - np.array(applied)
+    return all(applied), float(staleness.mean())
 
   def close(self) -> None:
-    """Disconnects."""
+    """Disconnects from all shards."""
     self._closed_bytes = self.transferred_bytes
     for stream in self._streams:
       stream.close()

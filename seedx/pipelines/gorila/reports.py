@@ -1,8 +1,8 @@
 """Reports of Gorila's workers to the coordinator, and their totals.
 
-A worker opens the stream `REPORT` with a hello of `{"num_envs": n}`, gets slots
-as in `protocol`, and sends a `Report` after each unroll. The welcome of the
-stream `SERVERS` is `{"addresses": [...]}`, where the parameter servers listen.
+A worker opens the stream `REPORT` with a hello of `{"num_envs": n}`, leases
+slots as in `protocol`, and sends a `Report` after each unroll. The welcome of
+the stream `SERVERS` is `{"addresses": [...]}`, those of the parameter servers.
 """
 
 import functools
@@ -23,22 +23,22 @@ from seedx.wire import server as server_lib
 
 REPORT = "report"
 SERVERS = "servers"
-_MOST = 2**31 - 1
-_MOST_BYTES = 2**50
+_MAX_COUNT = 2**31 - 1
+_MAX_BYTES = 2**50
 
 
 class Counts(NamedTuple):
-  """What a worker counted since its last report.
+  """A worker's counts since its previous report.
 
   Attributes:
-    gradients: `[]` int32, gradients that all parameter servers applied.
-    stale: `[]` int32, gradients that one of them dropped.
-    outliers: `[]` int32, gradients that the worker dropped for their loss.
-    skipped: `[]` int32, gradients that it dropped as they were not finite.
-    learned_steps: `[]` float32, env steps of those that were applied.
-    staleness: `[]` float32, their mean staleness, in updates.
+    gradients: `[]` int32, number of gradients that all servers applied.
+    stale: `[]` int32, number of gradients that a server dropped.
+    outliers: `[]` int32, number of gradients dropped for their loss.
+    skipped: `[]` int32, number of gradients dropped as not finite.
+    learned_steps: `[]` float32, number of env steps of applied gradients.
+    staleness: `[]` float32, mean staleness of applied gradients, in updates.
     newest: `[]` float32 each, the agent's metrics of the newest gradient by
-      name; NaN before the first.
+      name; NaN before the first one.
     wire_bytes: `[]` int64, bytes sent to and received from parameter servers.
     wait_environments: `[]` float32, share of time waiting for environments.
     learning: `[]` float32, share of time that acting waits for learning.
@@ -59,12 +59,12 @@ class Counts(NamedTuple):
 
 
 class Report(NamedTuple):
-  """What a worker has done since its last report.
+  """A worker's experience and counts since its previous report.
 
   Attributes:
     steps: `[N, L]`, see `local_actor.Unreported.take`.
     num_steps: `[]` int32, number of steps of each environment.
-    counts: the worker's counts.
+    counts: counts of gradients, bytes and waits.
   """
 
   steps: episodes.Steps
@@ -75,13 +75,7 @@ class Report(NamedTuple):
 def layout(
   length: int, max_rows: int, metric_names: Sequence[str]
 ) -> wire.Layout:
-  """The layout of reports.
-
-  Args:
-    length: L, time steps of an unroll.
-    max_rows: number of environments of a worker.
-    metric_names: names of the agent's metrics.
-  """
+  """Returns the layout of reports: `max_rows` rows of L = `length` steps."""
   integer, number = np.zeros((), np.int32), np.zeros((), np.float32)
   counts = Counts(
     gradients=integer,
@@ -109,19 +103,19 @@ def layout(
 
 
 def addresses(welcome: Mapping[str, Any]) -> list[str]:
-  """The addresses in a welcome of `SERVERS`.
+  """Returns the addresses in a welcome of `SERVERS`.
 
   Raises:
     wire.WireError: FAILED_PRECONDITION, there are none.
   """
-  found = welcome.get("addresses")
-  if not isinstance(found, list) or not all(map(admission.is_address, found)):
-    raise wire.bad_welcome("addresses", found)
-  return found
+  values = welcome.get("addresses")
+  if not isinstance(values, list) or not all(map(admission.is_address, values)):
+    raise wire.bad_welcome("addresses", values)
+  return values
 
 
 class Reports:
-  """Counts what workers report; any thread may call it.
+  """Totals of what workers report; any thread may call it.
 
   Attributes:
     learned: counts of the gradients that servers applied.
@@ -134,15 +128,7 @@ class Reports:
     replay: replay_lib.Config,
     needs: base.Needs,
   ) -> None:
-    """Counts from 0.
-
-    Args:
-      connected: the workers.
-      is_ready: returns whether workers may connect: whether the parameter
-        servers have what was restored.
-      replay: the config of each worker's replay.
-      needs: the agent's.
-    """
+    """Starts all totals at 0; workers may connect once `is_ready` is True."""
     self.learned = counters.Learned()
     self._connected = connected
     self._is_ready = is_ready
@@ -158,13 +144,7 @@ class Reports:
     inputs: wire.Layout,
     servers: admission.Addresses,
   ) -> None:
-    """Binds what workers call.
-
-    Args:
-      server: the coordinator's.
-      inputs: layout of reports, see `layout`.
-      servers: addresses of the parameter servers.
-    """
+    """Binds the workers' streams; `inputs` is the layout of their reports."""
 
     def answer(hello: Mapping[str, Any]) -> server_lib.Session:
       del hello
@@ -175,34 +155,35 @@ class Reports:
     server.bind_stream(SERVERS, answer, wire.NOTHING, wire.NOTHING)
 
   def open(self, hello: Mapping[str, Any]) -> server_lib.Session:
-    """Takes in a worker, once the servers have what was restored.
+    """Opens a worker's session, once the parameter servers are restored.
 
     Raises:
-      wire.Refused: they have not; or see `sessions.Sessions.open`.
+      wire.Refused: they are not restored; or see `sessions.Sessions.open`.
     """
     if not self._is_ready():
       raise wire.Refused(
         wire.StatusCode.UNAVAILABLE, "the run is being restored"
       )
     session = self._connected.open(hello)
-    acted = 0.0
+    unlearned = 0.0
 
     def take(report: Report) -> tuple[()]:
-      nonlocal acted
-      acted = self._take(session, report, acted)
+      nonlocal unlearned
+      unlearned = self._take(session, report, unlearned)
       return ()
 
     close = functools.partial(self._connected.close, session)
     return server_lib.FunctionSession(take, session.welcome, close)
 
   def measure(self) -> dict[str, metrics.Value]:
-    """What it adds to a line of metrics: acting and learning wait in turn."""
+    """Returns its metrics."""
+    # Acting waits while a worker learns, and learning waits while it acts.
     shares = self._connected.measure()
     learning = 1.0 - shares[metrics.WAIT_LEARNER]
     return {**shares, metrics.WAIT_EXPERIENCE: learning, **self._totals}
 
   def count(self, counts: Counts) -> None:
-    """Adds what a worker counted."""
+    """Adds a worker's counts to the totals."""
     with self._lock:
       self._totals["gradients_stale"] += counts.stale.item()
       self._totals["gradients_outliers"] += counts.outliers.item()
@@ -219,52 +200,44 @@ class Reports:
       )
 
   def _take(
-    self, session: sessions.Session, report: Report, acted: float
+    self, session: sessions.Session, report: Report, unlearned: float
   ) -> float:
-    """Counts a report of all of a worker's environments.
-
-    Args:
-      session: the worker's.
-      report: what it has done since its last one.
-      acted: steps that it had not learned from then.
-
-    Returns:
-      The steps that it has not learned from now.
+    """Counts a report; returns the env steps that are not yet learned from.
 
     Raises:
-      wire.Refused: it is not of all of them, a number is out of its range, or
-        steps are not in order; nothing is counted.
+      wire.Refused: rows are missing, a number is out of its range, or steps are
+        out of order; nothing is counted.
     """
     counts, steps = report.counts, report.steps
     rows, length = steps.step_type.shape
     num_steps = report.num_steps.item()
     wire.check_range("num_steps", num_steps, 0, length)
-    acted = self._check(counts, acted + rows * num_steps)
+    unlearned = self._check(counts, unlearned + rows * num_steps)
     self._connected.count(
       session,
       episodes.Steps(*(leaf[:, :num_steps] for leaf in steps)),
       waits=(counts.wait_environments.item(), counts.learning.item()),
     )
     self.count(counts)
-    return acted
+    return unlearned
 
-  def _check(self, counts: Counts, acted: float) -> float:
-    """The steps left to learn from; raises wire.Refused for a false number."""
+  def _check(self, counts: Counts, unlearned: float) -> float:
+    """Returns the env steps left to learn from; raises wire.Refused."""
     made = 0
     for name in ("gradients", "stale", "outliers", "skipped"):
-      wire.check_range(name, getattr(counts, name), 0, _MOST)
+      wire.check_range(name, getattr(counts, name), 0, _MAX_COUNT)
       made += getattr(counts, name).item()
     steps_per_gradient = self._replay.steps_per_update(
       self._needs.learned_steps
     )
-    # One that was begun before may be due.
-    most = acted / steps_per_gradient + 1
-    wire.check_range("gradients that its steps allow", made, 0, most)
-    assert self._needs.window is not None  # It learns from a replay.
+    # One more gradient may be due from the steps before.
+    maximum = unlearned / steps_per_gradient + 1
+    wire.check_range("gradients that its steps allow", made, 0, maximum)
+    assert self._needs.window is not None  # The agent learns from a replay.
     batch_steps = self._replay.replay_batch_size * self._needs.window
     learned = counts.gradients.item() * batch_steps
     wire.check_range("learned_steps", counts.learned_steps, 0, learned)
-    wire.check_range("staleness", counts.staleness, 0, _MOST)
-    wire.check_range("wire_bytes", counts.wire_bytes, 0, _MOST_BYTES)
+    wire.check_range("staleness", counts.staleness, 0, _MAX_COUNT)
+    wire.check_range("wire_bytes", counts.wire_bytes, 0, _MAX_BYTES)
     wire.check_range("wait_servers", counts.wait_servers, 0, 1)
-    return acted - made * steps_per_gradient
+    return unlearned - made * steps_per_gradient

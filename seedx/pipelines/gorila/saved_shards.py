@@ -17,19 +17,16 @@ from seedx.agents import base
 from seedx.launch import admission
 from seedx.pipelines.gorila import parameter_server
 
-# A server is not there yet, or stopped during the call; it is started again.
-_PASSING = (wire.StatusCode.UNAVAILABLE, wire.StatusCode.CANCELLED)
+# A server has not started yet, or has died during the call and is restarted.
+_TEMPORARY = (wire.StatusCode.UNAVAILABLE, wire.StatusCode.CANCELLED)
 _TIMEOUT_SECONDS = 30.0
 _RETRY_SECONDS = 0.2
-# A message names servers that have not been restored after this time.
+# Seconds after which a message reports servers that are not restored.
 _PATIENCE_SECONDS = 20.0
 
 
 class SavedShards:
-  """The states of all shards, as a part of a checkpoint.
-
-  One thread at a time may use it.
-  """
+  """The states of all shards, as one part of a checkpoint; for one thread."""
 
   def __init__(
     self,
@@ -38,13 +35,7 @@ class SavedShards:
     stop: threading.Event,
     security: wire.Security = wire.LOCAL,
   ) -> None:
-    """Does not connect.
-
-    Args:
-      agent: the agent that is updated.
-      addresses: addresses of the parameter servers, in order.
-      stop: event that ends the wait for them.
-      security: how they authenticate each other.
+    """Does not connect; `stop` ends every wait for the servers.
 
     Raises:
       types.ConfigError: the agent cannot be updated in parts.
@@ -59,20 +50,21 @@ class SavedShards:
     self._addresses = addresses
     self._stop = stop
     self._security = security
-    # The state to give to the servers.
+    # The state that the servers are still to be given.
     self._restored: Sequence[base.AgentState] | None = None
-    # The servers' state when the run ended.
+    # The servers' state at the end of the run.
     self._last: list[base.AgentState] | None = None
 
   def form(self) -> list[base.AgentState]:
-    """The shapes of each shard's state."""
+    """Returns the shapes of each shard's state."""
     return self._form
 
   def saved(self) -> list[base.AgentState]:
-    """Every shard's state, each as it is when it is asked.
+    """Fetches the states of all shards, one after the other.
 
     Raises:
-      wire.WireError: UNAVAILABLE, one is not there, or empty; try again.
+      wire.WireError: UNAVAILABLE, a server does not answer, or its shard is
+        empty; try again.
     """
     if self._last is not None:
       return self._last
@@ -89,25 +81,26 @@ class SavedShards:
     ]
 
   def fetch_last(self) -> None:
-    """Fetches what is saved from now on: servers leave with the learner."""
+    """Fetches the last state, because servers end together with the learner."""
     with contextlib.suppress(wire.WireError):  # The last `saved` raises it.
       self._last = self.saved()
 
   def restore(self, saved: Sequence[base.AgentState]) -> None:
-    """Takes what `give_restored` gives the servers."""
+    """Takes the states that `give_restored` will send to the servers."""
     self._restored = saved
 
   def are_ready(self) -> bool:
-    """Whether the servers have what was restored, if anything was."""
+    """Returns whether no state is left to send to the servers."""
     return self._restored is None
 
   def give_restored(self) -> None:
-    """Gives every server its state; waits until all are there, or a stop.
+    """Sends every server its restored state; waits for all servers, or a stop.
 
-    Prints once what it waits for where that takes long.
+    Prints one message if that takes long.
 
     Raises:
-      wire.WireError: one refuses, or has had a wrong certificate for 30 s.
+      wire.WireError: a server refuses, or its certificate has been wrong for
+        30 s.
     """
     patient_until = time.monotonic() + _PATIENCE_SECONDS
     security_check = wire.SecurityCheck("learner", self._security)
@@ -118,18 +111,18 @@ class SavedShards:
           self._call(k, parameter_server.RESTORE, leaves)
         self._restored = None
       except wire.WireError as error:
-        if error.code not in _PASSING:
+        if error.code not in _TEMPORARY:
           raise
         with contextlib.suppress(wire.Refused):  # Some have not joined yet.
           security_check.run(self._addresses.all())
         if time.monotonic() > patient_until:
-          words = f"cannot restore the parameter servers yet: {error.message}"
-          print(words, file=sys.stderr)
+          message = f"cannot restore the parameter servers yet: {error.message}"
+          print(message, file=sys.stderr)
           patient_until = math.inf
         self._stop.wait(_RETRY_SECONDS)
 
   def acting(self, states: Sequence[base.AgentState]) -> types.Tree:
-    """What acts by the parameters of all shards."""
+    """Returns the acting parameters, from the states of all shards."""
     agent = self._agent
     assert agent.start is not None
     like = jax.eval_shape(agent.init, jax.random.key(0)).params

@@ -1,4 +1,4 @@
-"""The work that Gorila's coordinator has for the other processes."""
+"""The config of Gorila's workers and parameter servers."""
 
 import dataclasses
 
@@ -10,19 +10,12 @@ from seedx.learning import plan as plan_lib
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-  """The work of a worker, or of a parameter server.
+  """The work of a worker or of a parameter server; see `coordinator.Config`.
 
   Attributes:
-    address: the coordinator's address; of a server, where it listens.
-    env: the environment.
-    agent: the agent that acts and learns.
-    plan: the experience of each worker, with a replay of its own.
-    seed: the run's random seed, for the initial parameters.
-    workers: the config of all workers.
-    num_shards: number of parameter servers.
-    max_staleness: see `coordinator.Config`.
-    outlier_deviations: see `coordinator.Config`.
-    security: how processes authenticate each other.
+    address: address of the coordinator; a server's work has its own address.
+    plan: amounts of experience of each worker, with its replay.
+    seed: random seed of the run, for the initial parameters.
     shard: index of a server's shard of the parameters.
   """
 

@@ -1,8 +1,7 @@
 """Gorila's worker: actor, replay and learner in one process.
 
-It reports to the coordinator after each unroll, see `reports`. Gradients go to
-the parameter servers, and parameters come from there; neither passes through
-the coordinator.
+It reports to the coordinator after each unroll, see `reports`. It exchanges
+gradients and parameters with the parameter servers directly.
 """
 
 import contextlib
@@ -33,7 +32,7 @@ def run(work: work_lib.Work, stop: threading.Event) -> None:
 
   Raises:
     types.ConfigError: the environment cannot be made.
-    wire.WireError: it is refused.
+    wire.WireError: the coordinator or a parameter server refuses the worker.
   """
   spec = envs.spec(work.env)
   agent = work.agent.make(spec, None, work.plan.horizon)
@@ -64,12 +63,12 @@ def run(work: work_lib.Work, stop: threading.Event) -> None:
 
 
 class Shapes(NamedTuple):
-  """The shapes of what a worker handles, before it runs.
+  """The sizes and shapes of a worker's data, known before it runs.
 
   Attributes:
-    replay_bytes: bytes of its replay.
-    batch: shapes and dtypes of a batch of its replay.
-    report: layout of its reports.
+    replay_bytes: bytes of the replay.
+    batch: shapes and dtypes of a batch from the replay.
+    report: layout of reports.
   """
 
   replay_bytes: int
@@ -84,7 +83,7 @@ class Shapes(NamedTuple):
     plan: plan_lib.Plan,
     workers: local_actor.WorkersConfig,
   ) -> "Shapes":
-    """The shapes of each worker of a run."""
+    """Returns the shapes, which are the same for all workers of a run."""
     key, of_core = jax.random.key(0), plan.replay_of_core(agent, cores=1)
     programs = workers.programs(agent, spec)
     share = programs.share()
@@ -100,7 +99,7 @@ class Shapes(NamedTuple):
 def _warm_up(
   programs: local_actor.Programs, learner: "_Learner", batch: types.Tree
 ) -> None:
-  """Compiles before it takes a place, which another may have left."""
+  """Compiles before the worker connects and holds a place in the run."""
   device = jax.local_devices()[0]
   state, acting, _ = learner.newest()
   programs.warm_up(acting, device)
@@ -112,10 +111,10 @@ def _warm_up(
 
 
 def max_gradient_norm(agent: base.Config) -> float:
-  """The largest norm of a whole gradient, which no parameter server sees.
+  """Returns the norm to which workers scale larger gradients down.
 
   Raises:
-    types.ConfigError: the agent's config has none.
+    types.ConfigError: the agent's config has no such norm.
   """
   if not isinstance(agent, optimizers.Config):
     raise types.ConfigError(
@@ -126,20 +125,20 @@ def max_gradient_norm(agent: base.Config) -> float:
 
 
 class Outliers:
-  """Finds losses that are far above the running mean of those before.
+  """Detector of losses that are far above the running mean of earlier losses.
 
-  One that is not finite is an outlier, and never counts in the mean.
+  A loss that is not finite is an outlier, and never counts in the mean.
   """
 
   def __init__(
     self, deviations: float, decay: float = 0.99, warm_up: int = 100
   ) -> None:
-    """Starts without a loss.
+    """Starts without losses.
 
     Args:
       deviations: see `coordinator.Config.outlier_deviations`.
-      decay: decay of the running mean and variance, per loss.
-      warm_up: number of losses before any is an outlier.
+      decay: decay per loss of the running mean and variance.
+      warm_up: number of losses before one can be an outlier.
     """
     self._deviations = deviations
     self._decay = decay
@@ -149,7 +148,7 @@ class Outliers:
     self._square = 0.0
 
   def __call__(self, loss: float) -> bool:
-    """Whether a loss is an outlier; it counts from now on."""
+    """Returns whether a loss is an outlier, then adds it to the mean."""
     if not math.isfinite(loss):
       return True
     deviation = math.sqrt(max(0.0, self._square - self._mean**2))
@@ -158,7 +157,7 @@ class Outliers:
       and loss > self._mean + self._deviations * deviation
     )
     self._count += 1
-    # The mean of all so far, until they are more than it remembers.
+    # A plain mean at first, until the decaying mean has enough losses.
     step = max(1.0 - self._decay, 1.0 / self._count)
     self._mean += step * (loss - self._mean)
     self._square += step * (loss**2 - self._square)
@@ -166,14 +165,14 @@ class Outliers:
 
 
 class _Learner:
-  """Computes gradients with the newest parameters.
+  """The computation of gradients with the newest parameters.
 
   Attributes:
-    client: the parameter servers.
-    outliers: finds outliers among the losses.
-    metrics: metrics of the newest gradient; NaN before the first.
-    gradient: `(state, rng_key, batch)` -> the gradient `[P]`, its share of
-      resets, its env steps, and its metrics.
+    client: client of the parameter servers.
+    outliers: detector of outliers among the losses.
+    metrics: metrics of the newest gradient; NaN before the first one.
+    gradient: `(state, rng_key, batch)` -> the gradient `[P]`, the share of the
+      batch that is resets, its env steps, and its metrics.
   """
 
   def __init__(self, work: work_lib.Work, agent: base.Agent) -> None:
@@ -207,7 +206,7 @@ class _Learner:
       gradients, share, output = updates.compute_gradients(
         agent, state, rng_key, batch
       )
-      # A parameter server sees a part of the gradient, not its norm.
+      # Parameter servers cannot clip: each has only a part of the gradient.
       clipped, _ = clip.update(gradients.params, clip.init(gradients.params))
       vector, _ = jax.flatten_util.ravel_pytree(clipped)
       return vector, 1.0 - share, output.weight, output.metrics
@@ -217,10 +216,10 @@ class _Learner:
     self._acting = jax.jit(agent.acting)
 
   def newest(self) -> tuple[base.AgentState, types.Tree, np.int32]:
-    """The newest state, what acts by it, and its version."""
+    """Returns the newest state, its acting parameters, and its version."""
     client = self.client
     version = np.int32(client.version)
-    # Copies: JAX reads its arguments later, when the client's have gone on.
+    # JAX may read its arguments after the client has changed its arrays.
     state = self._with_params(
       client.params.copy(),
       client.target_params.copy(),
@@ -231,7 +230,7 @@ class _Learner:
 
 
 class _Worker:
-  """One session: acts, replays, and sends gradients."""
+  """One session of a worker: acts, replays, and sends gradients."""
 
   def __init__(
     self,
@@ -270,7 +269,6 @@ class _Worker:
     self._reset_counts()
 
   def run(self) -> None:
-    """Works until the run is over."""
     try:
       if not self._connected():
         return
@@ -291,7 +289,7 @@ class _Worker:
       self._actor.close()
 
   def _learn(self, state: base.AgentState, batch: types.Sample) -> bool:
-    """Sends the gradient of a batch; False if the run is over."""
+    """Sends the gradient of a batch; returns False if the run is over."""
     key = jax.random.fold_in(self._learn_key, self._batches)
     self._batches += 1
     gradient, resets, weight, values = jax.device_get(
@@ -336,14 +334,15 @@ class _Worker:
     return False
 
   def _servers(self) -> list[str]:
-    """Where the parameter servers listen now."""
-    nothing = wire.NOTHING
-    stream = self._client.stream(reports.SERVERS, (), nothing, nothing)
+    """Returns the current addresses of the parameter servers."""
+    stream = self._client.stream(
+      reports.SERVERS, (), wire.NOTHING, wire.NOTHING
+    )
     stream.close()
     return reports.addresses(stream.welcome)
 
   def _report(self) -> bool:
-    """Reports what has been done; False if the run is over."""
+    """Sends a report of the work done; returns False if the run is over."""
     steps, num_steps = self._unreported.take()
     total_bytes = self._learner.client.transferred_bytes
     shares = self._waits.measure()
