@@ -129,7 +129,7 @@ def first(
   return {name: values[name] for name in names} | read
 
 
-def said(config: object, argv: Sequence[str]) -> set[str]:
+def given(config: object, argv: Sequence[str]) -> set[str]:
   """Returns the names of the settings that a command line sets."""
   words = {_flag_in(word) for word in argv}
   settings = configs.settings(config).values()

@@ -68,7 +68,7 @@ def main(
     role = asked.process.role if asked.process else "all"
     if role in ("all", "learner"):
       return _train(asked, name, presets, alone=role == "learner")
-    return _join(experiment, asked, name, command_line.said(asked, argv))
+    return _join(experiment, asked, name, command_line.given(asked, argv))
   except hosts.LostError as error:
     print(error, file=sys.stderr, flush=True)
     return 1

@@ -129,7 +129,7 @@ def _sweep(options: Options) -> int:
     raise types.ConfigError("expected no --help in EXPERIMENT")
   words = trials.words_of(options.experiment, options.env, options.total_steps)
   asked = trials.read(words)
-  said = command_line.said(asked, options.experiment.split())
+  said = command_line.given(asked, options.experiment.split())
   if not said.isdisjoint(_OWN):
     raise types.ConfigError(
       "expected EXPERIMENT without options that a trial has of its own, found"
