@@ -420,7 +420,7 @@ def _is_solved(
   evaluation: evaluations.Periodic | None,
   stop_at: float,
 ) -> bool:
-  """Whether the mean return has reached `stop_at`."""
+  """Returns whether the mean return has reached `stop_at`."""
   if evaluation is not None:
     mean = evaluation.mean
   else:

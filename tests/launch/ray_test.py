@@ -226,7 +226,7 @@ def test_the_learner_goes_on_when_its_machine_dies(
     ]
     machines.kill(learner)
     running.wait_until(
-      lambda: " goes on from " in (tmp_path / "said").read_text()
+      lambda: " continues from " in (tmp_path / "said").read_text()
     )
     running.wait_until(lambda: env_steps(run_dir) > first + 50_000)
     driver.send_signal(signal.SIGTERM)
@@ -235,7 +235,7 @@ def test_the_learner_goes_on_when_its_machine_dies(
     driver.kill()
     driver.wait()
   text = (tmp_path / "said").read_text()
-  assert "the learner goes on from checkpoint" in text
+  assert "the learner continues from checkpoint" in text
   assert "interrupted; --resume" in text
   last = max(int(x.name) for x in (run_dir / "checkpoints").glob("[0-9]*"))
   assert last == env_steps(run_dir)

@@ -537,7 +537,7 @@ def test_a_directory_with_a_run_is_refused_without_resume(
     checkpointer.directory(copy) / str(step),
   )
   said = programs.refused(a2c, words, capfd)
-  assert "go on with it by --resume" in said
+  assert "continue it with --resume" in said
   assert not (copy / "metrics.jsonl").exists()
 
 

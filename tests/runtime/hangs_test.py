@@ -294,7 +294,7 @@ def test_ctrl_c_ends_a_run_that_hangs(program, words, place, ctrl_cs, tmp_path):
   assert seconds < 12
   assert steps == [_last(path)["env_steps"]]
   # The actors of the second end in order: its environments are there.
-  ways = f"continues from checkpoint {steps[0]}", "goes on"
+  ways = f"continues from checkpoint {steps[0]}", "continues the run"
   assert any(f"--resume {run_dir} {way}" in out + err for way in ways)
 
 

@@ -105,7 +105,7 @@ def parse(
 
 
 def asks_for_help(argv: Sequence[str]) -> bool:
-  """Whether a command line has `--help` or `-h`."""
+  """Returns whether a command line has `--help` or `-h`."""
   return not {"-h", "--help"}.isdisjoint(argv)
 
 
@@ -162,7 +162,7 @@ def flag(name: str) -> str:
 def fail(error: types.ConfigError) -> NoReturn:
   """Prints an error as one line and exits with status 2."""
   line = " ".join(str(error).split())
-  # It may quote a file that someone else wrote.
+  # The line may quote a file by another author.
   print(f"error: {types.printable(line)}", file=sys.stderr)
   raise SystemExit(2)
 
@@ -194,7 +194,7 @@ def _read_flags(
       continue
     if setting.kind is bool:
       if equals:
-        raise _UsageError(f"expected no value of a switch, found {word}")
+        raise _UsageError(f"expected a switch without a value, found {word}")
       values[setting.name] = name == flag(setting.name)
       continue
     if not equals:
@@ -210,7 +210,7 @@ def _read_words(
   words: list[str],
   flags: Sequence[configs.Setting],
 ) -> dict[str, Any]:
-  """Reads the words that are not flags."""
+  """Returns the values of the positional settings, given all other words."""
   for word in words:
     if word.startswith("-"):
       raise _UsageError(f"unrecognized arguments: {word}{_hint(word, flags)}")
@@ -218,7 +218,7 @@ def _read_words(
   for i, setting in enumerate(positional, 1):
     name, item = setting.name.upper(), configs.item(setting.kind)
     if not words:
-      raise _UsageError(f"expected {name}, found no word for it")
+      raise _UsageError(f"expected {name}, found none")
     # Each argument after this one needs at least one word.
     count = max(1, len(words) - len(positional) + i) if item else 1
     own_words, words = words[:count], words[count:]

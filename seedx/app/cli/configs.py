@@ -80,7 +80,7 @@ def item(kind: object) -> type[int] | type[str] | None:
 
 
 def fits(kind: object, value: object) -> bool:
-  """Whether a value from JSON has the type of a setting."""
+  """Returns whether a value from JSON has the type of a setting."""
   if choices(kind):
     return isinstance(value, str) and value in choices(kind)
   if item(kind):

@@ -80,7 +80,7 @@ def preset(
 
 
 def is_measured(preset: Callable[[Any], Any]) -> bool:
-  """Whether runs with a preset, or a function as one, have been measured."""
+  """Returns whether runs with a preset, or a function as one, were measured."""
   return not isinstance(preset, Preset) or preset.measured
 
 

@@ -403,7 +403,7 @@ def test_first_refuses_wrong_values_and_names(capfd):
     ("--n-envs 3", "--n-envs (here: --num-envs)"),
     ("--total 3", "unrecognized arguments: --total"),
     ("--few 3 word", "unrecognized arguments: word"),
-    ("--double=True", "no value of a switch, found --double=True"),
+    ("--double=True", "a switch without a value, found --double=True"),
     (
       "--image-torso vgg",
       "--image-torso: expected nature, impala, found 'vgg'",
