@@ -40,7 +40,7 @@ class Options:
   Attributes:
     directory: directory to make.
     hosts: names and IP addresses of the machines whose processes listen, A,B;
-      this machine's own are added.
+      localhost is added.
     days: number of days for which the certificates are valid.
   """
 
@@ -74,7 +74,7 @@ def _make(options: Options) -> int:
   directory = pathlib.Path(options.directory).expanduser()
   if directory.exists():
     raise types.ConfigError(
-      f"expected a directory that does not exist, found {str(directory)!r}"
+      f"{str(directory)!r} already exists; choose another directory"
     )
   # Only the owner may read the files.
   old_umask = os.umask(0o077)
@@ -88,8 +88,8 @@ def _make(options: Options) -> int:
       made.rename(directory)
   except OSError as error:
     raise types.ConfigError(
-      f"expected a directory that can be made, found {str(directory)!r}"
-      f" ({error.strerror})"
+      f"cannot make the directory {str(directory)!r} ({error.strerror});"
+      " choose another"
     ) from error
   finally:
     os.umask(old_umask)

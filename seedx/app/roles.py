@@ -1,4 +1,4 @@
-"""The part of a process that has joined a run: it plays a role."""
+"""Roles of an experiment, played in a process that has joined its run."""
 
 import dataclasses
 import threading

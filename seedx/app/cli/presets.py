@@ -102,9 +102,9 @@ def with_agents(preset: Preset, name: str) -> Callable[[C], C]:
 def kind(config: envs.Config, images: Preset | None) -> Kind:
   """Returns the kind of an environment, which selects its presets.
 
-  Images count as such only if the experiment's preset is made for these games:
-  in other environments, rewards vary more in size, and a single image may show
-  the whole state.
+  Images select presets only if the experiment's are made for the same games. In
+  other environments, rewards vary more in size, and a single image may show the
+  whole state.
 
   Raises:
     types.ConfigError: the environment does not exist.

@@ -110,7 +110,7 @@ def first_whole(
 
 
 class Checkpointer:
-  """Saves checkpoints of a run, and starts its evaluations.
+  """Writer of a run's checkpoints, which also starts its evaluations.
 
   The score of a checkpoint is the mean return in training; in a run with
   evaluations, that of the checkpoint's evaluation, if it has one. A thread

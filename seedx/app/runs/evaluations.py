@@ -48,7 +48,7 @@ def of(
 
 
 class Periodic:
-  """Evaluates a run at regular intervals of env steps, on its own thread.
+  """Evaluations of a run at regular intervals of env steps, on a thread.
 
   Each evaluation plays different episodes with greedy actions, and appends a
   line to `evaluations.jsonl`. Only one evaluation runs at a time.

@@ -96,8 +96,8 @@ class Policy:
       state: the state that the last call returned; None before the first. An
         agent without a memory or a frame stack needs none.
       episode_start: `[]` or `[B]` bool, whether the observation is the first of
-        an episode, which resets the state. None for all if `state` is None, and
-        for none otherwise.
+        an episode, which resets the state. None means all rows if `state` is
+        None, and no row otherwise.
       reward: `[]` or `[B]`, the reward of the last action; None for 0.
 
     Returns:
@@ -151,8 +151,8 @@ def load(
 
   Args:
     run_dir: directory of the run.
-    which: "latest", "best", or the env steps of a checkpoint. If the latest or
-      best is damaged, this is printed, and the next one is loaded.
+    which: "latest", "best", or the env steps of a checkpoint. A damaged latest
+      or best one is reported on stderr, and the next one is loaded.
     config: config that was trained. Only a script needs it, and only if its
       environment, agent or network is not part of seedx.
     trust: whether to run the code that the directory names, such as a custom

@@ -92,7 +92,7 @@ def _estimate(
 def _interval(
   values: np.ndarray, resampled: np.ndarray
 ) -> tuple[float, float, float]:
-  """Returns the same, given the resampled values `[draws, n]`."""
+  """Returns a mean and its interval, given resampled values `[draws, n]`."""
   from scipy import stats  # Its import takes a second.
 
   means = stats.trim_mean(resampled, 0.25, axis=1)
