@@ -74,7 +74,7 @@ def _make(options: Options) -> int:
   directory = pathlib.Path(options.directory).expanduser()
   if directory.exists():
     raise types.ConfigError(
-      f"{str(directory)!r} already exists; choose another directory"
+      f"{str(directory)!r} already exists; choose one that does not exist"
     )
   # Only the owner may read the files.
   old_umask = os.umask(0o077)

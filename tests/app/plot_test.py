@@ -548,7 +548,7 @@ def errors(tmp_path):
   yield [good, "--scores", "--metric", "x"], "found --metric x"
 
 
-def test_what_cannot_be_drawn_exits_with_2_and_one_line(
+def test_wrong_options_of_plot_exit_with_2_and_one_line(
   tmp_path, capsys, monkeypatch
 ):
   monkeypatch.chdir(tmp_path)
@@ -600,7 +600,7 @@ def test_long_times_have_a_larger_unit():
     assert drawing._time_unit(seconds) == (size, unit)
 
 
-def test_a_dark_twin_turns_the_page_over_and_keeps_hues():
+def test_a_dark_picture_inverts_the_page_and_keeps_hues():
   page, ink, blue, band = dark.turned(
     np.array([[1.0] * 3, [0.0] * 3, [0.0, 0.45, 0.7], [0.8, 0.89, 0.94]])
   )

@@ -138,7 +138,9 @@ def test_a_nest_or_a_state_that_does_not_fit_is_refused():
     policy_of().predict(SEEN[0], state)
 
 
-def test_the_page_plays_an_episode(tmp_path, monkeypatch, capsys):
+def test_the_example_in_the_docs_plays_an_episode(
+  tmp_path, monkeypatch, capsys
+):
   assert gymnasium.__version__
   monkeypatch.chdir(tmp_path)
   app.train(app_test.small(), run_dir="runs/my_ppo", quiet=True)

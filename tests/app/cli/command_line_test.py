@@ -525,7 +525,7 @@ def seedx(*words):
   )
 
 
-def test_only_programs_without_docstrings_run_with_oo():
+def test_python_without_docstrings_plots_but_does_not_train():
   done = seedx("-OO", "-m", "seedx", "plot", "--help")
   assert done.returncode == 0 and "--output" in done.stdout
   done = seedx("-OO", "-m", "seedx", "train", "ppo")
