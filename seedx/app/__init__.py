@@ -1,9 +1,9 @@
-"""Training programs, and what is done with the runs that they leave.
+"""Training programs, and tools for the runs that they leave.
 
-What an experiment, a script or a notebook uses is here: `Experiment`, `preset`
-and `main` make a program; `train` and `load` are the same without a command
-line. Each is imported when it is first used (`__init__.pyi` has their types),
-so that who makes an experiment does not import what trains, nor a plot JAX.
+`Experiment`, `preset` and `main` make a training program; `train` and `load`
+do the same in a script or a notebook. Each name is imported when it is first
+used (`__init__.pyi` has their types), so that defining an experiment does not
+import the code that trains, nor plotting JAX.
 """
 
 import importlib

@@ -2,17 +2,17 @@
 
   seedx certificates DIR --hosts learner-host,10.0.0.5
 
-DIR gets four files. Processes that listen, such as the learner, need
-`certificate.pem` and `key.pem`, all others `ca.pem`, and all of them `token`:
+This writes four files to DIR. Processes that listen, such as the learner, need
+`certificate.pem` and `key.pem`; all others need `ca.pem`; and all need `token`:
 
   python -m experiments.seed_vtrace --role learner --address 0.0.0.0:8470
     --tls-certificate DIR/certificate.pem --tls-key DIR/key.pem
     --token-file DIR/token
   seedx join learner-host:8470 --tls-ca DIR/ca.pem --token-file DIR/token
 
-With `--tls-ca` too, a process that listens takes only clients that have the
-certificate as well. The authority's key is not kept: make all files anew for
-other hosts. It needs the program openssl, version 3.
+With `--tls-ca` as well, a process that listens accepts only clients that have
+the certificate, too. The authority's key is not kept: for other hosts, make all
+files again. Needs the program openssl, version 3.
 """
 
 import dataclasses
@@ -35,13 +35,13 @@ _TOKEN_BYTES = 32
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """The command line.
+  """Options of the command line.
 
   Attributes:
     directory: directory to make.
-    hosts: names and IP addresses by which processes that listen are reached,
-      A,B; this machine's own are added.
-    days: how long the certificates are valid.
+    hosts: names and IP addresses of the machines whose processes listen, A,B;
+      localhost is added.
+    days: number of days for which the certificates are valid.
   """
 
   directory: str = ""
@@ -49,7 +49,7 @@ class Options:
   days: int = types.setting(365, low=1, high=36_500)
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for what cannot be."""
+    """Raises types.ConfigError for options that cannot be used."""
     types.check_settings(self)
     for host in self.hosts:
       if not re.fullmatch(r"[A-Za-z0-9*._:-]+", host):
@@ -74,10 +74,10 @@ def _make(options: Options) -> int:
   directory = pathlib.Path(options.directory).expanduser()
   if directory.exists():
     raise types.ConfigError(
-      f"expected a directory that does not exist, found {str(directory)!r}"
+      f"{str(directory)!r} already exists; choose one that does not exist"
     )
-  # What is made is for its owner alone.
-  before = os.umask(0o077)
+  # Only the owner may read the files.
+  old_umask = os.umask(0o077)
   try:
     files.Folder(directory.parent).make()
     with tempfile.TemporaryDirectory(dir=directory.parent) as folder:
@@ -88,11 +88,11 @@ def _make(options: Options) -> int:
       made.rename(directory)
   except OSError as error:
     raise types.ConfigError(
-      f"expected a directory that can be made, found {str(directory)!r}"
-      f" ({error.strerror})"
+      f"cannot make the directory {str(directory)!r} ({error.strerror});"
+      " choose another"
     ) from error
   finally:
-    os.umask(before)
+    os.umask(old_umask)
   print(
     f"made ca.pem, certificate.pem, key.pem and token in {directory}",
     flush=True,
@@ -101,7 +101,7 @@ def _make(options: Options) -> int:
 
 
 def _sign(directory: pathlib.Path, options: Options) -> None:
-  """Writes the certificates, by an authority that is then forgotten."""
+  """Writes the certificates, signed by an authority whose key is not kept."""
   days = ("-days", str(options.days))
   names = dict.fromkeys((*options.hosts, *_ALWAYS))
   with tempfile.TemporaryDirectory(prefix="seedx-") as folder:
@@ -128,7 +128,7 @@ def _sign(directory: pathlib.Path, options: Options) -> None:
 
 
 def _name(host: str) -> str:
-  """A host as a certificate has it."""
+  """Returns a host in the form that certificates use."""
   try:
     return f"IP:{ipaddress.ip_address(host)}"
   except ValueError:
@@ -145,8 +145,8 @@ def _request(
     subprocess.run(command, check=True, capture_output=True, text=True)
   except FileNotFoundError as error:
     raise types.ConfigError(
-      "expected the program openssl, found none; install it, or use"
-      " certificates of your own"
+      "expected the program openssl, found none; install it, or use your own"
+      " certificates"
     ) from error
   except subprocess.CalledProcessError as error:
     raise types.ConfigError(

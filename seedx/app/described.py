@@ -1,4 +1,4 @@
-"""The network of a run in words, for its first lines."""
+"""Description of a run's network for the console."""
 
 import dataclasses
 import math
@@ -12,7 +12,7 @@ from seedx import envs, networks
 from seedx.agents import base
 from seedx.networks import heads, lstm, torsos
 
-# Modules that only contain others, which are described in their place.
+# Modules that are described by the modules inside them.
 _CONTAINERS = (networks.Network, torsos.Torso)
 
 
@@ -21,17 +21,13 @@ def network(agent: base.Config, env: envs.Config) -> str:
 
   Nothing is compiled or computed: the parameters are only traced.
 
-  Args:
-    agent: of which the network is.
-    env: the environment that it is made for.
-
   Raises:
-    types.ConfigError: no such agent can be made for the environment.
+    types.ConfigError: the agent cannot be made for the environment.
   """
   init = agent.make(envs.spec(env)).init
   layers = _Layers()
   with nn.intercept_methods(layers.intercept):
-    # JAX does not trace one and the same function again.
+    # A new lambda, since JAX traces the same function only once.
     state = jax.eval_shape(lambda key: init(key), jax.random.key(0))
   sizes = [math.prod(x.shape) for x in jax.tree.leaves(state.params)]
   words = [", ".join(layers.words)] if layers.words else []
@@ -40,7 +36,7 @@ def network(agent: base.Config, env: envs.Config) -> str:
 
 @dataclasses.dataclass
 class _Layers:
-  """The words for each module that is called, but not for those within it."""
+  """Descriptions of the called modules, but not of those inside them."""
 
   words: list[str] = dataclasses.field(default_factory=list)
   _is_within: bool = False
@@ -66,7 +62,7 @@ class _Layers:
 
 
 def _in_words(module: nn.Module) -> str:
-  """A part of a network: its kind and sizes, or else its class."""
+  """Returns a module's kind and sizes, or its class."""
   match module:
     case torsos.MLP(sizes=()):
       return ""

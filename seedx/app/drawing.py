@@ -1,4 +1,4 @@
-"""Pictures of runs; `plot` loads this module, and Matplotlib, to draw one."""
+"""Pictures of runs; `plot` imports this module, and Matplotlib, to draw one."""
 
 import io
 import pathlib
@@ -14,8 +14,8 @@ from matplotlib.backends import backend_agg
 from seedx import files
 from seedx.app.runs import statistics
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart. Dashes and
-# markers do the same in grey. With 7, 6 and 5 of them, 210 groups look unique.
+# Okabe and Ito's colours, distinct for colour-blind readers; dashes and markers
+# are also distinct in grey. With 7, 6 and 5 of them, 210 groups look unique.
 _COLOURS = (
   "#0072B2",
   "#D55E00",
@@ -62,12 +62,12 @@ def draw_curves(
   """Draws the interquartile mean and interval of groups of curves.
 
   Args:
-    panels: by environment, x and label of a group, its curves, each
-      `[points, 2]`. All environments have the same x.
-    path: the image file; its suffix sets the format.
-    seeds: number of runs of each label, with those that have no curve.
-    name: what the curves are of.
-    empty: what a panel without a curve has instead.
+    panels: curves, each `[points, 2]`, by environment, x and label of a group.
+      All environments have the same x.
+    path: image file; its suffix sets the format.
+    seeds: number of runs of each label, including those without a curve.
+    name: name of the vertical axis.
+    empty: text in a panel without a curve.
 
   Raises:
     types.ConfigError: the file is not writable.
@@ -85,11 +85,13 @@ def draw_curves(
         plotted |= curves.keys()
         _draw_panel(axes, key, curves, styles, empty)
     handles = []
-    for label, most in seeds.items():
-      words = f"{label} ({_count(most, 'seed')})" if most > 1 else label
-      words = words if label in plotted else f"{label} ({empty})"
-      handles.append(lines.Line2D([], [], label=words, **styles[label]))
-    several = any(most > 1 for most in seeds.values())
+    for label, num_seeds in seeds.items():
+      text = (
+        f"{label} ({_count(num_seeds, 'seed')})" if num_seeds > 1 else label
+      )
+      text = text if label in plotted else f"{label} ({empty})"
+      handles.append(lines.Line2D([], [], label=text, **styles[label]))
+    several = any(num_seeds > 1 for num_seeds in seeds.values())
     _add_legend(picture, handles, _LEGEND if several else None)
     _save(picture, path)
 
@@ -100,8 +102,8 @@ def draw_scores(
   """Draws each group's scores, pooled over all environments.
 
   Args:
-    scores: by label of a group, those of its runs in each environment.
-    path: the image file; its suffix sets the format.
+    scores: scores of a group's runs in each environment, by label of the group.
+    path: image file; its suffix sets the format.
 
   Raises:
     types.ConfigError: the file is not writable.
@@ -122,7 +124,7 @@ def draw_scores(
 
 
 def _figure(height_inches: float) -> Any:
-  """An empty figure, which needs no screen."""
+  """Returns an empty figure, which needs no screen."""
   picture = figure.Figure(
     figsize=(_WIDTH_INCHES, height_inches),
     dpi=100,
@@ -133,7 +135,7 @@ def _figure(height_inches: float) -> Any:
 
 
 def _style(i: int) -> dict[str, Any]:
-  """The look of the i-th group."""
+  """Returns the look of the i-th group."""
   return {
     "color": _COLOURS[i % len(_COLOURS)],
     "linestyle": _DASHES[i % len(_DASHES)],
@@ -160,12 +162,7 @@ def _draw_panel(
 ) -> None:
   """Plots the groups that have curves against env steps or wall time.
 
-  Args:
-    axes: of the panel.
-    key: the x.
-    curves: of each group, each `[points, 2]`.
-    styles: of each group.
-    empty: what the panel says if there are none.
+  `key` is the key of the x axis; see `draw_curves` for the other arguments.
   """
   if not curves:
     axes.set_xlabel("wall time" if key == "wall_seconds" else "env steps")
@@ -180,51 +177,53 @@ def _draw_panel(
       transform=axes.transAxes,
     )
     return
-  ends = [_end(own, key) for own in curves.values()]
+  ends = [_end(members, key) for members in curves.values()]
   logarithmic = max(ends) > 8 * min(ends) > 0
   size, unit = 1, "env steps"
   if key == "wall_seconds":
     size, unit = _time_unit(min(ends) if logarithmic else max(ends))
     unit = f"wall time ({unit})"
-  first = min(points[0, 0] for own in curves.values() for points in own)
+  first = min(points[0, 0] for members in curves.values() for points in members)
   left = max(min(ends) / 30, first)
-  for i, (label, own) in enumerate(curves.items()):
+  for i, (label, members) in enumerate(curves.items()):
     if logarithmic:
       at = np.geomspace(left, ends[i], _CURVE_POINTS)
     else:
       at = np.linspace(0, ends[i], _CURVE_POINTS)
-    mean, low, high = statistics.iqm(own, at)
-    known = ~np.isnan(mean)
-    x = at[known] / size
+    mean, low, high = statistics.iqm(members, at)
+    has_mean = ~np.isnan(mean)
+    x = at[has_mean] / size
     every = max(1, len(x) // 5)
-    # Where curves meet, their markers do not.
+    # Keeps the markers of overlapping curves apart.
     offset = every * (i + 1) // (len(curves) + 1)
-    axes.plot(x, mean[known], markevery=(offset, every), **styles[label])
-    if len(own) > 1:
+    axes.plot(x, mean[has_mean], markevery=(offset, every), **styles[label])
+    if len(members) > 1:
       color = styles[label]["color"]
       band = {"color": color, "alpha": 0.2, "linewidth": 0}
-      axes.fill_between(x, low[known], high[known], **band)
+      axes.fill_between(x, low[has_mean], high[has_mean], **band)
       thin: dict[str, Any] = {"color": color, "alpha": 0.5, "linewidth": 1.0}
-      seeds = [xy / (size, 1) for xy in own]
+      seeds = [xy / (size, 1) for xy in members]
       axes.add_collection(collections.LineCollection(seeds, **thin))
   axes.set_xlabel(unit)
-  # A run that has ended early does not hide the rest of the others.
-  right = max(points[-1, 0] for own in curves.values() for points in own)
+  # The panel extends to the end of the longest run.
+  right = max(
+    points[-1, 0] for members in curves.values() for points in members
+  )
   _set_axes(axes, left / size, right / size, logarithmic)
 
 
 def _end(curves: Sequence[np.ndarray], key: str) -> float:
-  """The x at which the mean of a group ends; single runs go on to their own.
+  """Returns the x at which the mean of a group ends.
 
-  Wall time passes for runs that have ended, so it is the end of the longest
-  run. Env steps do not, so it is the end of the shortest run.
+  This is the longest run's end in wall time, which also passes for runs that
+  have ended, and the shortest run's end in env steps.
   """
   last = [points[-1, 0] for points in curves]
   return max(last) if key == "wall_seconds" else min(last)
 
 
 def _time_unit(longest_seconds: float) -> tuple[int, str]:
-  """The size in seconds and the name of the unit for times up to a longest."""
+  """Returns the size in seconds and the name of the unit for a time."""
   for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
     if longest_seconds >= 2 * size:
       return size, unit
@@ -247,13 +246,8 @@ def _set_axes(axes: Any, low: float, high: float, logarithmic: bool) -> None:
 
 
 def _short(value: float, position: int | None = None) -> str:
-  """Formats a tick as 0.5, 250 or 1.5k; EngFormatter would write 0.5 as 500m.
-
-  Args:
-    value: of the tick.
-    position: along the axis; Matplotlib passes it.
-  """
-  del position
+  """Formats a tick as 0.5, 250 or 1.5k, where EngFormatter prints 500m."""
+  del position  # Matplotlib passes it.
   for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
     if abs(value) >= size:
       return f"{value / size:g}{suffix}"
@@ -263,7 +257,7 @@ def _short(value: float, position: int | None = None) -> str:
 def _add_legend(
   picture: Any, handles: Sequence[Any], title: str | None
 ) -> None:
-  """Adds a legend below, with as many columns as fit, and the room for it."""
+  """Adds a legend below the panels, and the room for it."""
   for handle in handles:
     handle.set_label(
       textwrap.fill(handle.get_label(), _LONGEST_LABEL, break_on_hyphens=False)

@@ -1,4 +1,4 @@
-"""A learner on some machine of a cluster, and on another where that dies."""
+"""A learner on a machine of a cluster; on another one if that dies."""
 
 import functools
 import pathlib
@@ -17,8 +17,8 @@ from seedx.launch import ray_cluster
 T = TypeVar("T")
 Work = Callable[[pathlib.Path, bool, threading.Event, signals.Ending], T]
 
-# How long a learner waits until the one before it has ended, which may have
-# lost its cluster but not its machine; and how often it looks.
+# Time to wait for the end of the previous learner, whose machine may be alive
+# although the cluster lost it; and the time between two checks.
 _LEFT_SECONDS = 180.0
 _LOOK_SECONDS = 0.5
 
@@ -34,19 +34,19 @@ def run(
   """Trains on a machine of a cluster.
 
   Args:
-    work: `(run_dir, resumes, stop, ending)`, trains on the machine it is on.
-    config: of the cluster.
-    run_dir: on a file system that all machines share; nobody trains in it.
-    resumes: whether the run is in there, and goes on.
-    stop: ends it early.
-    ending: the signal that does.
+    work: function `(run_dir, resumes, stop, ending)` that trains a run.
+    config: config of the cluster.
+    run_dir: directory that all machines share, and in which no process trains.
+    resumes: whether the directory has a run to continue.
+    stop: event that ends the run early.
+    ending: signal that ended the run, if any.
 
   Returns:
-    What the work returns.
+    The result of `work`.
 
   Raises:
-    types.ConfigError: it cannot be run there.
-    Exception: see `ray_cluster.elsewhere`, and whatever the run fails with.
+    types.ConfigError: the run cannot be trained there.
+    Exception: see `ray_cluster.elsewhere`; and any error of the run.
   """
   there = functools.partial(_run_there, work, run_dir.absolute(), resumes)
   return ray_cluster.elsewhere(there, config, stop, ending)
@@ -59,7 +59,7 @@ def _run_there(
   stop: threading.Event,
   ending: signals.Ending,
 ) -> T:
-  """Trains on this machine, or goes on with what another has begun."""
+  """Trains on this machine, or continues what another has begun."""
   host = socket.gethostname()
   if not run_dir.is_dir():
     raise types.ConfigError(
@@ -70,22 +70,18 @@ def _run_there(
   folder = files.Folder(run_dir)
   if folder.has(run_dirs.CONFIG) and not resumes:
     saved = checkpoint.Checkpoints(checkpointer.directory(run_dir)).steps()
-    if not saved:  # It begins again.
+    if not saved:  # The run begins again.
       for name in run_dirs.FILES:
         folder.remove(name)
       folder.remove_folder(checkpointer.DIRECTORY)
     since = f"checkpoint {max(saved)}" if saved else "the beginning"
-    print(f"the learner goes on from {since} on {host}", file=sys.stderr)
+    print(f"the learner continues from {since} on {host}", file=sys.stderr)
     resumes = bool(saved)
   return work(run_dir, resumes, stop, ending)
 
 
 def _wait_until_left(run_dir: pathlib.Path, stop: threading.Event) -> None:
-  """Waits until no other learner trains in a directory.
-
-  Raises:
-    types.ConfigError: one still does.
-  """
+  """Waits for other learners; raises types.ConfigError if one stays."""
   deadline = time.monotonic() + _LEFT_SECONDS
   while True:
     try:

@@ -19,12 +19,13 @@ from seedx.runtime import seeds as seeds_lib
 
 @dataclasses.dataclass(frozen=True)
 class Options(playing.Config):
-  """The command line.
+  """Options of the command line.
 
   Attributes:
     run_dir: directory of the run.
     checkpoint: latest, best, or the env steps of a checkpoint.
-    trust: run the code that the directory names, such as an environment.
+    trust: whether to run the code that the directory names, such as an
+      environment.
     episodes: number of whole episodes to play.
     seed: seed of the episodes.
     video: file for a video of one episode, .gif or .mp4; no video if empty.
@@ -52,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _evaluate(options: Options) -> int:
   run_dirs.trusted(options.run_dir, options.trust)
-  # After the check, since they import JAX.
+  # Imported after the check, since they import JAX.
   from seedx.acting import evaluator
   from seedx.app import compiled, videos
   from seedx.app.runs import policies
@@ -63,11 +64,11 @@ def _evaluate(options: Options) -> int:
   )
   if options.video:
     videos.check(options.video, policy.env)
-  how = {
+  playing_options = {
     x.name: getattr(options, x.name) for x in dataclasses.fields(playing.Config)
   }
-  config = evaluator.Config(policy.env, options.episodes, **how)
-  # After the seeds of evaluations during training, however many there were.
+  config = evaluator.Config(policy.env, options.episodes, **playing_options)
+  # A number beyond all evaluations during training, whose seeds differ.
   number = 2**18 + options.seed * options.episodes
   seed = seeds_lib.evaluation_seed(policy.seed, number)
   player = evaluator.Evaluator(policy.agent, config)
@@ -75,28 +76,29 @@ def _evaluate(options: Options) -> int:
     frames = videos.record(policy, player, seed, options.video)
     print(f"{frames} frames of an episode are in {options.video}", flush=True)
   played = player.play(policy.acting, seed)
-  found = statistics.summary(played.returns)
-  content = {
+  summary = statistics.summary(played.returns)
+  result = {
     "env_steps": policy.env_steps,
     "greedy": options.greedy,
     "seed": options.seed,
-    **found,
+    **summary,
     "cut": played.cut,
     "returns": played.returns.tolist(),
   }
   print(
     f"{policy.env.env} after {policy.env_steps:,} env steps:"
-    f" {statistics.in_words(found)}"
+    f" {statistics.in_words(summary)}"
   )
   if played.cut:
     print(f"{played.cut} episodes were cut at --max-episode-steps", flush=True)
   name = f"evaluation-{policy.env_steps}.json"
   path = policy.directory / name
   try:
-    policy.directory.write(name, json.dumps(content, indent=2) + "\n")
-  except OSError as error:  # The run may be another's, or the disk full.
+    policy.directory.write(name, json.dumps(result, indent=2) + "\n")
+  except OSError as error:  # Another user's directory, or a full disk.
     print(
-      f"these statistics could not be kept in {str(path)!r} ({error.strerror})",
+      f"these statistics could not be written to {str(path)!r}"
+      f" ({error.strerror})",
       flush=True,
     )
   else:

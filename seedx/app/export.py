@@ -31,12 +31,13 @@ _PLATFORMS = ("cpu", "cuda", "tpu")
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """The command line.
+  """Options of the command line.
 
   Attributes:
     run_dir: directory of the run.
     checkpoint: latest, best, or the env steps of a checkpoint.
-    trust: run the code that the directory names, such as an environment.
+    trust: whether to run the code that the directory names, such as an
+      environment.
     output: path of the two files, without .stablehlo and .json.
   """
 
@@ -55,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _export(options: Options) -> int:
   run_dirs.trusted(options.run_dir, options.trust)
-  from seedx.app.runs import policies  # After the check, since it imports JAX.
+  from seedx.app.runs import policies  # It imports JAX, so after the check.
 
   policy = policies.load(
     options.run_dir, options.checkpoint, trust=options.trust
@@ -80,11 +81,8 @@ def export(
   The function maps `(timestep, memory)` to `(action, memory)`. `timestep` is a
   dict of `observation`, `reward`, `discount` and `step_type` (0 FIRST, 1 MID,
   2 LAST, as in dm_env), each `[B, ...]`. `memory` is a list of `[B, ...]`:
-  zeros at the first step, and later the memory that the last step returned.
-  Rows whose `step_type` is FIRST ignore it.
-
-  Args:
-    policy: its agent has a `greedy` step.
+  zeros at the first step, and then the memory that the last call returned. Rows
+  whose `step_type` is FIRST ignore it.
 
   Returns:
     The function; and a JSON object with the shapes and dtypes of its inputs and
@@ -154,5 +152,5 @@ def _with_lists(nest: types.Tree) -> types.Tree:
 
 
 def _in_json(leaf: Any) -> dict[str, Any]:
-  """The dtype of an array, and its shape without the batch axis."""
+  """Returns an array's dtype, and its shape without the batch axis."""
   return {"shape": list(leaf.shape[1:]), "dtype": str(np.dtype(leaf.dtype))}

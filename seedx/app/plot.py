@@ -26,21 +26,21 @@ from seedx.app.runs import run_dirs, statistics
 Groups = Mapping[str, Sequence[Sequence[Mapping[str, Any]]]]
 
 _SUFFIXES = (".png", ".svg", ".pdf")
-# A run that made a smaller share of the longest one's env steps ended early.
+# Share of the longest run's env steps below which a run has ended early.
 _EARLY = 0.95
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """The command line.
+  """Options of the command line.
 
   Attributes:
     run_dir: directories of the runs to plot.
-    output: the image file to write: .png, .svg or .pdf.
-    metric: what to plot, by its name in `metrics.jsonl`.
-    x: what to plot it against, env_steps, wall_seconds or both.
-    scores: draw a bar for the final returns over all environments instead, 0
-      for the first of all returns in an environment, 1 for the best.
+    output: image file to write: .png, .svg or .pdf.
+    metric: name of the metric to plot, as in `metrics.jsonl`.
+    x: horizontal axes of the plots: env_steps, wall_seconds or both.
+    scores: whether to draw bars of the final returns over all environments
+      instead of curves; 0 is the first return in an environment, 1 the best.
   """
 
   run_dir: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ class Options:
   scores: bool = False
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for what cannot be drawn."""
+    """Raises types.ConfigError for options that cannot be drawn."""
     if not self.x or not {*self.x} <= {"env_steps", "wall_seconds"}:
       raise types.ConfigError(
         f"expected x of env_steps,wall_seconds, found {','.join(self.x)!r}"
@@ -77,10 +77,10 @@ def draw(
   """Plots the interquartile mean and interval of groups of runs.
 
   Args:
-    panels: the groups of each environment. A label has the same look in all.
-    path: the image file; its suffix sets the format.
-    metric: what to plot.
-    x: what to plot it against.
+    panels: groups of each environment. A label has the same look in all.
+    path: image file; its suffix sets the format.
+    metric: name of the metric to plot.
+    x: keys of the horizontal axes.
 
   Raises:
     types.ConfigError: the file is not writable.
@@ -101,11 +101,7 @@ def draw(
 
 
 def draw_scores(panels: Mapping[str, Groups], path: pathlib.Path) -> None:
-  """Plots each group's final returns, normalized, over all environments.
-
-  Args:
-    panels: the groups of each environment.
-    path: the image file; its suffix sets the format.
+  """Plots each group's normalized final returns over all environments.
 
   Raises:
     types.ConfigError: the file is not writable.
@@ -118,7 +114,7 @@ def draw_scores(panels: Mapping[str, Groups], path: pathlib.Path) -> None:
 def curve(
   lines: Sequence[Mapping[str, Any]], key: str, metric: str = "episode_return"
 ) -> np.ndarray:
-  """A metric of a run against the values at `key`, as `[points, 2]`."""
+  """Returns a metric of a run against the values at `key`, `[points, 2]`."""
   points = [
     (line[key], line[metric])
     for line in lines
@@ -134,29 +130,29 @@ def _plot(options: Options) -> int:
       f"expected an image file that ends in {', '.join(_SUFFIXES)}, found"
       f" {str(path)!r}"
     )
-  # Two patterns of the shell may name the same run.
+  # Two shell patterns may match the same run.
   paths = dict.fromkeys(
     pathlib.Path(name).expanduser().resolve() for name in options.run_dir
   )
   runs = [run_dirs.read(path) for path in paths]
   metric = "episode_return" if options.scores else options.metric
   if not any(len(curve(run.lines, "env_steps", metric)) for run in runs):
-    known = {name for run in runs for line in run.lines for name in line}
-    if metric not in known and known:
+    names = {name for run in runs for line in run.lines for name in line}
+    if metric not in names and names:
       raise types.ConfigError(
-        f"expected a metric of {', '.join(sorted(known))}, found {metric!r}"
+        f"expected a metric of {', '.join(sorted(names))}, found {metric!r}"
       )
     raise types.ConfigError(
       f"expected a run with {metric}, found none ({_none(metric)}); let the"
       " runs train for longer"
     )
   panels: dict[str, dict[str, list[Any]]] = {}
-  named = list(zip(runs, run_dirs.labels(runs), strict=True))
-  for run, label in named:
+  labelled = list(zip(runs, run_dirs.labels(runs), strict=True))
+  for run, label in labelled:
     panels.setdefault(run.env, {}).setdefault(label, []).append(run.lines)
   if not options.scores and "env_steps" in options.x:
-    for words in _ended_early(named):
-      print(words)
+    for message in _ended_early(labelled):
+      print(message)
   if options.scores:
     draw_scores(panels, path)
   else:
@@ -165,27 +161,23 @@ def _plot(options: Options) -> int:
   return 0
 
 
-def _ended_early(named: Sequence[tuple[run_dirs.Run, str]]) -> list[str]:
-  """Names the runs that ended well before others of their group.
-
-  Args:
-    named: the runs, each with the label of its group.
-  """
+def _ended_early(labelled: Sequence[tuple[run_dirs.Run, str]]) -> list[str]:
+  """Returns messages about runs that ended well before their group."""
   ends: dict[tuple[str, str], int] = {}
-  for run, label in named:
+  for run, label in labelled:
     key = run.env, label
     ends[key] = max(ends.get(key, 0), run.lines[-1]["env_steps"])
   return [
-    f"seed {run.seed} of {label} ended after {steps:,} of {most:,} env steps;"
+    f"seed {run.seed} of {label} ended after {steps:,} of {end:,} env steps;"
     " means are drawn until the first end"
-    for run, label in named
+    for run, label in labelled
     if (steps := run.lines[-1]["env_steps"])
-    < _EARLY * (most := ends[run.env, label])
+    < _EARLY * (end := ends[run.env, label])
   ]
 
 
 def _of_seeds(panels: Mapping[str, Groups], metric: str) -> dict[str, Groups]:
-  """The same with a run of its own for each training of a run of several."""
+  """Splits each run of several trainings into one run for each training."""
 
   def runs(lines: Sequence[Mapping[str, Any]]) -> list[Any]:
     seeds = [x for x in lines[-1] if x.startswith(metrics.OF_SEED)]
@@ -195,40 +187,42 @@ def _of_seeds(panels: Mapping[str, Groups], metric: str) -> dict[str, Groups]:
 
   return {
     env: {
-      label: [x for lines in own if lines for x in runs(lines)]
-      for label, own in groups.items()
+      label: [x for lines in members if lines for x in runs(lines)]
+      for label, members in groups.items()
     }
     for env, groups in panels.items()
   }
 
 
 def _none(metric: str) -> str:
-  """Says that a run has no value of a metric."""
+  """Returns the message that a run has no value of a metric."""
   if metric == "episode_return":
     return "no episode has ended"
   return f"no {metric.replace('_', ' ')}"
 
 
 def _scores(panels: Mapping[str, Groups]) -> dict[str, list[np.ndarray]]:
-  """Final returns by label, an array of the runs in each environment."""
-  found: dict[str, list[np.ndarray]] = {}
+  """Returns final returns by label: one array of runs for each environment."""
+  scores: dict[str, list[np.ndarray]] = {}
   for groups in panels.values():
     curves = _curves(groups, "env_steps", "episode_return")
     if not curves:
       continue
-    ends = {k: np.array([x[-1, 1] for x in own]) for k, own in curves.items()}
-    first = np.mean([x[0, 1] for own in curves.values() for x in own])
+    ends = {
+      k: np.array([x[-1, 1] for x in members]) for k, members in curves.items()
+    }
+    first = np.mean([x[0, 1] for members in curves.values() for x in members])
     best = max(statistics.pooled([x])[0] for x in ends.values())
     size = best - first if best > first else 1.0
     for label, values in ends.items():
-      found.setdefault(label, []).append((values - first) / size)
-  return found
+      scores.setdefault(label, []).append((values - first) / size)
+  return scores
 
 
 def _curves(
   groups: Groups, key: str, metric: str
 ) -> dict[str, list[np.ndarray]]:
-  """The curves of each group, without runs that lack the metric."""
+  """Returns the curves of each group; runs that lack the metric have none."""
   curves: dict[str, list[np.ndarray]] = {}
   for label, runs in groups.items():
     for lines in runs:

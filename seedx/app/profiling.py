@@ -1,4 +1,4 @@
-"""A trace of a part of a run, to see where its time goes."""
+"""A trace of a part of a run, which shows where its time goes."""
 
 import os
 import time
@@ -9,23 +9,23 @@ from seedx import files, metrics
 
 
 class Trace:
-  """A sink that records the run, from its second line after an update on.
+  """A sink that records a trace, from the second line after an update on.
 
   JAX's profiler writes it to `RUN_DIR/profile/plugins/profile/TIME/`. XProf
   opens `RUN_DIR/profile` (`pip install xprof`, `xprof RUN_DIR/profile`);
-  Perfetto opens the file `*.trace.json.gz` in it. Host threads have spans of
+  Perfetto opens the file `*.trace.json.gz` in it. Host threads have spans with
   these names: `receive` checks and counts a message, `act` starts an inference
   step, `reply` waits for its actions and hands them out, `collect` copies
-  finished unrolls, `learn` starts an update and waits for the one before.
+  finished unrolls, `learn` starts an update and waits for the previous one.
   """
 
   def __init__(self, run_dir: str | os.PathLike[str], seconds: float) -> None:
-    """Records nothing yet.
+    """Makes a sink, which records nothing yet.
 
     Args:
-      run_dir: the directory of the run; the trace goes to `profile` in it, or,
-        if there is one, to `profile-2` and so on.
-      seconds: to record for; the line of metrics after that ends it.
+      run_dir: directory of the run; the trace goes to `profile` in it, or, if
+        that exists, to `profile-2` and so on.
+      seconds: seconds to record; the first line of metrics after that ends it.
     """
     self._run_dir = run_dir
     self._seconds = seconds
@@ -33,7 +33,7 @@ class Trace:
     self._ends: float | None = None
 
   def write(self, line: metrics.Line) -> None:
-    """Starts or ends the trace where it is time for that."""
+    """Starts or ends the trace if that is due."""
     if not line.get("learner_steps"):
       return
     self._lines += 1
@@ -47,7 +47,7 @@ class Trace:
       self.close()
 
   def close(self) -> None:
-    """Ends the trace, and writes it."""
+    """Ends the trace and writes it."""
     if self._ends is not None:
       self._ends = None
       jax.profiler.stop_trace()

@@ -1,4 +1,4 @@
-"""Plays a role of an experiment in a process that has joined its run."""
+"""Roles of an experiment, played in a process that has joined its run."""
 
 import dataclasses
 import threading
@@ -13,30 +13,26 @@ from seedx.runtime import process
 
 
 def experiment_of(
-  told: joining.Welcome, address: str
+  welcome: joining.Welcome, address: str
 ) -> experiments.Experiment[process.Config]:
   """Returns the experiment that a learner runs, one that comes with seedx.
-
-  Args:
-    told: the learner's welcome.
-    address: address of the learner.
 
   Raises:
     types.ConfigError: it does not come with seedx.
   """
-  if told.experiment not in experiments.shipped():
-    script = told.experiment.partition(":")[0].replace(".", "/") or "SCRIPT"
+  if welcome.experiment not in experiments.shipped():
+    script = welcome.experiment.partition(":")[0].replace(".", "/") or "SCRIPT"
     raise types.ConfigError(
       "expected a learner whose experiment comes with seedx, found"
-      f" {told.experiment or 'a script'}; its code has to be here: run `python"
-      f" {script}.py --role {nodes_lib.kind(told.role)} --address {address}`"
+      f" {welcome.experiment or 'a script'}; copy its code here and run `python"
+      f" {script}.py --role {nodes_lib.kind(welcome.role)} --address {address}`"
     )
-  return experiments.load(told.experiment)
+  return experiments.load(welcome.experiment)
 
 
 def play(
   experiment: experiments.Experiment[process.Config],
-  told: joining.Welcome,
+  welcome: joining.Welcome,
   address: str,
   listen: str,
   stop: threading.Event,
@@ -45,12 +41,12 @@ def play(
   """Plays a role until its work is done.
 
   Args:
-    experiment: the one that the learner runs.
-    told: the learner's welcome.
+    experiment: the experiment that the learner runs.
+    welcome: the learner's welcome.
     address: address of the learner.
     listen: address at which this process listens; empty if its role does not.
     stop: event that ends the work.
-    security: how the processes of the run know each other.
+    security: certificates and token of the run's processes.
 
   Raises:
     types.ConfigError: this program has other options than the learner.
@@ -59,7 +55,7 @@ def play(
   devices.compute_on_own_threads()
   allocator.keep_freed_memory()
   compiled.keep()
-  options = dict(told.options)
+  options = dict(welcome.options)
   config = experiment.with_agent(str(options.pop("agent", "")))
   other = {*configs.recorded(config)} ^ {*options}
   if other:
@@ -68,7 +64,7 @@ def play(
       f" difference in {', '.join(sorted(other))}"
     )
   config = configs.replaced(config, options)
-  node = next(node for node in config.nodes() if node.role == told.role)
+  node = next(node for node in config.nodes() if node.role == welcome.role)
   work = dataclasses.replace(
     node.config, address=listen or address, security=security
   )

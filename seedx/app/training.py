@@ -1,4 +1,4 @@
-"""Trains in a directory: what is done around a pipeline while it runs."""
+"""Training in a run directory: everything around a pipeline while it runs."""
 
 import contextlib
 import dataclasses
@@ -26,28 +26,27 @@ from seedx.launch import nodes as nodes_lib
 from seedx.runtime import counters, hangs, process, running
 from seedx.runtime import hosts as hosts_lib
 
-# A logger of the user's may have to reach a server for its last lines.
+# A user's logger may have to reach a server for its last lines.
 _LOGGER_SECONDS = 60.0
 _ALONE = hosts_lib.Config()
 _NO_REPLAYS = (
-  "checkpoints are without the replays of the learner hosts: they are empty"
-  " after a resume"
+  "checkpoints do not include the replays of several learner hosts; they start"
+  " empty after a resume"
 )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(checkpointer.Config, evaluations.Config):
-  """The directory of a run, and how often it is saved and evaluated.
+  """A run's directory, and when it is logged, saved, evaluated and ended.
 
   Attributes:
-    run_dir: directory of the results; runs/<experiment>/<time> if empty.
+    run_dir: directory for the run's files; runs/<experiment>/<time> if empty.
     resume: directory of a run to resume.
-    trust: run the code that a directory to resume names; only its options count
-      if not.
-    stop_at: mean return of the last 100 episodes at which the run ends early;
-      where the run is evaluated, that of an evaluation.
-    quiet: show no progress.
-    log_every: seconds between two lines of progress, where it is a table.
+    trust: whether to run the code that the resumed directory names.
+    stop_at: mean return at which the run ends early: that of an evaluation, or
+      of the last 100 episodes in a run without evaluations.
+    quiet: whether to hide the progress.
+    log_every: seconds between two rows of progress, unless on a terminal.
     sink: MODULE:FACTORY of your own logger; it is called with the run's
       directory and options, and returns a `metrics.Sink`.
     profile: seconds of the run to record for XProf or Perfetto, once it learns;
@@ -73,7 +72,7 @@ class Config(checkpointer.Config, evaluations.Config):
   compilation_cache: str = types.setting("", changes="start")
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for what cannot be."""
+    """Raises types.ConfigError for a setting that cannot be used."""
     types.check_settings(self)
     for name in ("run_dir", "resume", "compilation_cache"):
       if "\0" in os.fspath(getattr(self, name)):
@@ -85,16 +84,16 @@ class Config(checkpointer.Config, evaluations.Config):
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """What a run left.
+  """The result of a run.
 
   Attributes:
-    run_dir: with `config.json`, `metrics.jsonl`, `checkpoints/`, TensorBoard
-      events and `learning_curve.png`; of host 0 alone, if there are several.
+    run_dir: directory with `config.json`, `metrics.jsonl`, `checkpoints/`,
+      TensorBoard events and `learning_curve.png`; on host 0 only.
     metrics: the last line of metrics.
-    evaluation: what the last evaluation found, in words; empty for none.
-    restarts: processes that died and were started again.
-    status: exit status of a program that does nothing else; 0, or that of the
-      signal that ended it, see `signals`.
+    evaluation: summary of the last evaluation; empty if there was none.
+    restarts: number of processes that died and were started again.
+    status: exit status for the program: 0, or that of the signal that ended the
+      run, see `signals`.
     host: index of this learner host.
   """
 
@@ -107,7 +106,7 @@ class Run:
 
   @property
   def interrupted(self) -> bool:
-    """Whether Ctrl-C or another signal ended it."""
+    """Whether Ctrl-C or another signal ended the run."""
     return bool(self.status)
 
   @property
@@ -123,34 +122,31 @@ def train(
   return_interrupted: bool = False,
   **options: Any,
 ) -> Run:
-  """Trains what a pipeline's config says, with its processes on this machine.
+  """Trains with a pipeline's config, all processes on this machine.
 
-  Ctrl-C, SIGTERM and SIGHUP end it early, with everything written.
+  Ctrl-C, SIGTERM and SIGHUP end the run early, after everything is written.
 
   Args:
-    config: such as `seed.Config(agent=vtrace.Config())`.
-    sinks: more of them for the lines of metrics, such as a logger of yours.
-    return_interrupted: return a run that a signal ended, as any other. By
-      default the signal ends the script, too, which would else go on to its
-      next run.
+    config: pipeline's config, such as `seed.Config(agent=vtrace.Config())`.
+    sinks: additional sinks for the lines of metrics, such as your own logger.
+    return_interrupted: whether to return normally from a run that a signal
+      ended. By default the signal also ends the script, which could otherwise
+      begin its next run.
     **options: fields of `Config`.
 
-  Returns:
-    What it left.
-
   Raises:
-    types.ConfigError: it cannot be run so.
-    KeyboardInterrupt: Ctrl-C ended it; everything is written.
-    SystemExit: another signal did, with the status that a shell gives it.
-    Exception: whatever a thread of the run failed with.
+    types.ConfigError: a setting is wrong, or the directory cannot be used.
+    KeyboardInterrupt: Ctrl-C ended the run; everything is written.
+    SystemExit: another signal ended it, with the status that a shell reports.
+    Exception: any error of one of the run's threads.
   """
   files = Config(**options)
   if files.resume:
-    before = run_dirs.config(files.resume)
-    run_dirs.check_experiment(before, None, files.resume)
-    own = run_dirs.record(config, config, None)
-    run_dirs.check_classes(before, own, files.resume)
-    run_dirs.check_resumed(before, config, files.run_dir)
+    resumed = run_dirs.config(files.resume)
+    run_dirs.check_experiment(resumed, None, files.resume)
+    recorded = run_dirs.record(config, config, None)
+    run_dirs.check_classes(resumed, recorded, files.resume)
+    run_dirs.check_resumed(resumed, config, files.run_dir)
   ended = run(config, files, sinks=sinks)
   if ended.status and not return_interrupted:
     if ended.status == signals.status(signal.SIGINT):
@@ -169,22 +165,22 @@ def run(
   alone: bool = False,
   sinks: Sequence[metrics.Sink] = (),
 ) -> Run:
-  """Trains what a pipeline's config says; see `train`.
+  """Trains with a pipeline's config; see `train`.
 
   Args:
-    config: of the pipeline.
-    files: where it goes.
-    asked: the config that `config.json` is to show; `config` if None.
-    experiment: the name of the program that trains, if one does.
-    presets: lines that name what presets have changed.
-    alone: whether the pipeline's other processes are started by others.
-    sinks: more of them for the lines of metrics.
+    config: config of the pipeline.
+    files: the run's directory, and how often it is saved and evaluated.
+    asked: the config to record in `config.json`; `config` if None.
+    experiment: name of the experiment; None for a script.
+    presets: one line for each preset that changed settings.
+    alone: whether the pipeline's other processes are started separately.
+    sinks: additional sinks for the lines of metrics.
   """
   _check_pipeline(config)
   asked = asked or config
   record = run_dirs.record(config, asked, experiment)
-  alike = run_dirs.of_all_hosts(asked)
-  work = _Work(config, files, record, alike, presets, alone, sinks)
+  of_all_hosts = run_dirs.of_all_hosts(asked)
+  work = _Work(config, files, record, of_all_hosts, presets, alone, sinks)
   stop = threading.Event()
   with (
     files_lib.tentative(),
@@ -198,7 +194,7 @@ def run(
 
 @dataclasses.dataclass(frozen=True)
 class _Work:
-  """What `run` is to do, for any machine; see there."""
+  """The arguments of `run`, and what follows from them."""
 
   config: process.Config
   files: Config
@@ -212,22 +208,22 @@ class _Work:
 def _on_cluster(
   work: _Work, stop: threading.Event, ending: signals.Ending
 ) -> Run:
-  """Trains on a machine of a cluster, and on another where that dies."""
-  config: Any = work.config  # It has a server, see `process.ServerConfig`.
+  """Trains on a machine of a cluster; on another if that one dies."""
+  config: Any = work.config  # A `process.ServerConfig`.
   launching, address = config.launching, config.address
-  if _among(config).hosts > 1:
+  if _learner_hosts(config).hosts > 1:
     raise types.ConfigError(
       "expected one learner host with learner_on_cluster, found"
-      f" {_among(config).hosts}"
+      f" {_learner_hosts(config).hosts}"
     )
   if address and not address.startswith(("0.0.0.0:", "[::]:")):
     raise types.ConfigError(
-      "expected no address with learner_on_cluster, or all of its machine's,"
-      f" 0.0.0.0:PORT, since it may move; found {address}"
+      "expected no address or 0.0.0.0:PORT for the learner with"
+      f" learner_on_cluster, since it may move; found {address}"
     )
   resumes = bool(work.files.resume)
   with _open(work.files, work.record) as run_dir:
-    pass  # Nobody trains in it.
+    pass  # Makes and checks it; the learner locks it again where it runs.
   there = functools.partial(_run_there, work)
   return elsewhere.run(there, launching, run_dir, resumes, stop, ending)
 
@@ -249,36 +245,36 @@ def _run_there(
 
 
 def _run(work: _Work, stop: threading.Event, ending: signals.Ending) -> Run:
-  """Trains here, with other learner hosts if there are some; see `run`."""
-  with hosts.joined(_among(work.config), stop, ending) as found:
-    context = process.Context(stop, found)
-    if found.count > 1:
+  """Trains on this machine, possibly as one of several learner hosts."""
+  with hosts.joined(_learner_hosts(work.config), stop, ending) as learners:
+    context = process.Context(stop, learners)
+    if learners.count > 1:
       hosts.check_same(work.of_all_hosts)
-    leaves = ending.in_main and found.count == 1
-    watch = hangs.Watch(ending, work.config.hang_seconds, leaves)
-    train_here = _help if found.index else _lead
+    may_exit = ending.in_main and learners.count == 1
+    watch = hangs.Watch(ending, work.config.hang_seconds, may_exit)
+    train_here = _follow if learners.index else _lead
     try:
       run = train_here(work, context, ending, watch)
     finally:
       watch.close()
   return dataclasses.replace(
-    run, status=run.status or found.status, host=found.index
+    run, status=run.status or learners.status, host=learners.index
   )
 
 
-def _among(config: process.Config) -> hosts_lib.Config:
-  """The learner hosts of a run; pipelines without a learner have one."""
+def _learner_hosts(config: process.Config) -> hosts_lib.Config:
+  """Returns the config of the learner hosts; of one host by default."""
   learner = getattr(config, "learner", None)
   return learner if isinstance(learner, hosts_lib.Config) else _ALONE
 
 
-def _help(
+def _follow(
   work: _Work,
   context: process.Context,
   ending: signals.Ending,
   watch: hangs.Watch,
 ) -> Run:
-  """Trains on a host that has no directory; see `run`."""
+  """Trains on a host other than host 0, which has no directory."""
   config, files, record = work.config, work.files, work.record
   with (
     devices.explaining_memory(),
@@ -286,12 +282,12 @@ def _help(
   ):
     config, nodes, processes = _launched(config, sockets)
     try:
-      own = config.learn(context)
-      if own.server is not None:
-        _roles(config, record, nodes, own.addresses).bind(own.server)
-      _take_over(own, context.hosts)
+      trainer = config.learn(context)
+      if trainer.server is not None:
+        _roles(config, record, nodes, trainer.addresses).bind(trainer.server)
+      _share_state(trainer, context.hosts)
       last = running.run(
-        own, context, (), config.log_seconds, processes.check, watch
+        trainer, context, (), config.log_seconds, processes.check, watch
       )
     finally:
       processes.stop()
@@ -303,16 +299,16 @@ def _help(
   )
 
 
-def _take_over(own: process.Process, among: hosts_lib.Hosts) -> None:
-  """Has all hosts go on from the state of host 0, which may be restored."""
-  if among.count == 1:
+def _share_state(trainer: process.Process, learners: hosts_lib.Hosts) -> None:
+  """Copies the state of host 0, possibly restored, to all hosts."""
+  if learners.count == 1:
     return
-  found = hosts.broadcast(
-    b"" if among.index else checkpoint.to_bytes(own.saved())
+  state = hosts.broadcast(
+    b"" if learners.index else checkpoint.to_bytes(trainer.saved())
   )
-  if among.index:
-    arrays = checkpoint.from_bytes(np.frombuffer(found, np.uint8))
-    own.restore(
+  if learners.index:
+    arrays = checkpoint.from_bytes(np.frombuffer(state, np.uint8))
+    trainer.restore(
       lambda shapes: checkpoint.like(arrays, shapes, "the state of host 0")
     )
 
@@ -323,15 +319,15 @@ def _lead(
   ending: signals.Ending,
   watch: hangs.Watch,
 ) -> Run:
-  """Trains on the host that has the run's directory; see `run`."""
+  """Trains on host 0, which has the run's directory."""
   config, files, record = work.config, work.files, work.record
   with (
     devices.explaining_memory(),
     _open(files, record) as run_dir,
     _sockets(config, work.alone, watch) as sockets,
   ):
-    own_sinks = [*_named(files, config, run_dir), *work.sinks]
-    # Their imports take as long as what follows, on other cores.
+    loggers = [*_loggers(files, config, run_dir), *work.sinks]
+    # Early, since their imports take seconds, on other CPU cores.
     config, nodes, processes = _launched(config, sockets)
     watch.leaving.append(processes.stop)
     try:
@@ -339,34 +335,36 @@ def _lead(
         _introduce(record.name, config.env.env, work.presets, run_dir)
         _introduce_network(config)
       evaluation = evaluations.of(config, files, run_dir)
-      own = config.learn(context)
-      if own.replay is not None and context.hosts.count > 1:
-        own = dataclasses.replace(own, replay=None)
+      trainer = config.learn(context)
+      if trainer.replay is not None and context.hosts.count > 1:
+        trainer = dataclasses.replace(trainer, replay=None)
         print(_NO_REPLAYS, file=sys.stderr)
-      if own.server is not None:
-        _roles(config, record, nodes, own.addresses).bind(own.server)
-      kept = checkpointer.Checkpointer(own, run_dir, files, evaluation)
-      rare = [x for x in (kept, evaluation) if x is not None]
-      own = dataclasses.replace(own, measures=[*own.measures, *rare])
+      if trainer.server is not None:
+        _roles(config, record, nodes, trainer.addresses).bind(trainer.server)
+      saver = checkpointer.Checkpointer(trainer, run_dir, files, evaluation)
+      rare = [x for x in (saver, evaluation) if x is not None]
+      trainer = dataclasses.replace(
+        trainer, measures=[*trainer.measures, *rare]
+      )
       if files.resume:
-        kept.restore()
-        _check_total(config, record, files, own.acted.env_steps)
-      _take_over(own, context.hosts)
+        saver.restore()
+        _check_total(config, record, files, trainer.acted.env_steps)
+      _share_state(trainer, context.hosts)
       run_dirs.write(run_dir, record)
 
       def check() -> None:
         processes.check()
-        kept.check()
-        if _is_solved(own.acted, evaluation, files.stop_at):
+        saver.check()
+        if _is_solved(trainer.acted, evaluation, files.stop_at):
           context.stop.set()
 
-      sinks = _sinks(config, files, run_dir, work.alone, own_sinks)
-      # Their ends may take long, so the last checkpoint comes before them.
-      with watch.closing(sinks), _rescued(kept, context.hosts, watch):
+      sinks = _sinks(config, files, run_dir, work.alone, loggers)
+      # Closing the sinks may take long, so the last checkpoint comes first.
+      with watch.closing(sinks), _rescued(saver, context.hosts, watch):
         last = running.run(
-          own, context, sinks, config.log_seconds, check, watch
+          trainer, context, sinks, config.log_seconds, check, watch
         )
-        kept.finish(bool(ending.status or context.hosts.status))
+        saver.finish(bool(ending.status or context.hosts.status))
     finally:
       processes.stop()
   _draw(config.env.env, record.name, run_dir)
@@ -381,15 +379,17 @@ def _lead(
 
 @contextlib.contextmanager
 def _rescued(
-  kept: checkpointer.Checkpointer, among: hosts_lib.Hosts, watch: hangs.Watch
+  saver: checkpointer.Checkpointer,
+  learners: hosts_lib.Hosts,
+  watch: hangs.Watch,
 ) -> Iterator[None]:
-  """Saves the newest state of a run that ends badly."""
+  """Saves the newest state of a run that ends with an error."""
 
   def rescue(has_ended: bool = False) -> None:
-    if words := kept.rescue(has_ended):
-      signals.print_at_once(f"{words}\n")
+    if message := saver.rescue(has_ended):
+      signals.print_at_once(f"{message}\n")
 
-  watch.saver, among.rescue = kept, rescue
+  watch.saver, learners.rescue = saver, rescue
   try:
     yield
   except BaseException as error:
@@ -400,11 +400,11 @@ def _rescued(
 def _introduce(
   name: str, env: str, presets: Sequence[str], run_dir: pathlib.Path
 ) -> None:
-  """Prints what trains, on what, where it goes, and what presets changed."""
-  words = [f"{name} on {env}", devices.described()]
-  with contextlib.suppress(OSError):  # It may be a file on a full disk.
-    # Not wrapped: it may be copied.
-    print(*words, run_dir, sep=" | ", file=sys.stderr, flush=True)
+  """Prints the experiment, its devices and directory, and its presets."""
+  parts = [f"{name} on {env}", devices.described()]
+  with contextlib.suppress(OSError):  # stderr may be on a full disk.
+    # Not wrapped, so that the path can be copied.
+    print(*parts, run_dir, sep=" | ", file=sys.stderr, flush=True)
     for line in presets:
       print(line, file=sys.stderr, flush=True)
     if unused := devices.unused():
@@ -412,9 +412,9 @@ def _introduce(
 
 
 def _introduce_network(config: process.Config) -> None:
-  """Prints in one line which network is trained."""
+  """Prints one line about the network."""
   words = described.network(config.agent, config.env)
-  with contextlib.suppress(OSError):  # It may be a file on a full disk.
+  with contextlib.suppress(OSError):  # stderr may be on a full disk.
     print(words, file=sys.stderr, flush=True)
 
 
@@ -423,7 +423,7 @@ def _is_solved(
   evaluation: evaluations.Periodic | None,
   stop_at: float,
 ) -> bool:
-  """Whether the mean return of enough episodes has reached what was asked."""
+  """Returns whether the mean return has reached `stop_at`."""
   if evaluation is not None:
     mean = evaluation.mean
   else:
@@ -435,7 +435,7 @@ def _is_solved(
 def _sockets(
   config: process.Config, alone: bool, watch: hangs.Watch
 ) -> Iterator[str]:
-  """A folder for the sockets of processes here; empty where none is needed."""
+  """Yields a folder for local processes' sockets; empty if none is needed."""
   if alone or not isinstance(config, process.ServerConfig):
     yield ""
     return
@@ -448,15 +448,7 @@ def _sockets(
 def _launched(
   config: Any, sockets: str
 ) -> tuple[Any, list[nodes_lib.Node], instances.Instances]:
-  """Starts the processes of a run beside this one.
-
-  Args:
-    config: of the pipeline.
-    sockets: a folder for them; empty if others start the processes.
-
-  Returns:
-    The config with the addresses that they have, the nodes, and the processes.
-  """
+  """Starts the other processes; returns the config with their addresses."""
   if not sockets:
     return config, config.nodes(), instances.Processes([])
   if config.launching.launcher == "processes":
@@ -469,13 +461,13 @@ def _launched(
   try:
     address = config.address or cluster.free_address()
     config = dataclasses.replace(config, address=address)
-    # Before anything is started on other machines.
+    # Raises before anything is started on other machines.
     config.security.of_server(address)
     reached = cluster.reached(address)
     nodes = dataclasses.replace(config, address=reached).nodes()
     code = envs.code_in(configs.in_json(config))
-    there = ray_cluster.on_cluster(nodes, reached, config.security, code)
-    return config, nodes, ray_cluster.Tasks(there, config.launching, cluster)
+    placed = ray_cluster.on_cluster(nodes, reached, config.security, code)
+    return config, nodes, ray_cluster.Tasks(placed, config.launching, cluster)
   except BaseException:
     cluster.leave()
     raise
@@ -487,14 +479,14 @@ def _roles(
   nodes: Sequence[nodes_lib.Node],
   addresses: Mapping[str, admission.Addresses],
 ) -> admission.Roles:
-  """What processes that join a run are told."""
+  """Returns what processes that join the run receive."""
   names = {*configs.settings(config), "agent"}
   options = {k: v for k, v in record.options.items() if k in names}
   return admission.Roles(nodes, record.experiment or "", options, addresses)
 
 
 def _check_pipeline(config: process.Config) -> None:
-  """Raises types.ConfigError for a config of something else."""
+  """Raises types.ConfigError if a config is not that of a pipeline."""
   if not isinstance(config, process.Config):
     raise types.ConfigError(
       "expected a pipeline's config, see runtime.process.Config; found"
@@ -502,14 +494,10 @@ def _check_pipeline(config: process.Config) -> None:
     )
 
 
-def _named(
+def _loggers(
   files: Config, config: process.Config, run_dir: pathlib.Path
 ) -> list[metrics.Sink]:
-  """The sink that the command line names, if it names one.
-
-  Raises:
-    types.ConfigError: it cannot be made.
-  """
+  """Makes the sink of `--sink`; raises types.ConfigError if that fails."""
   if not files.sink:
     return []
   make = envs.load_function(files.sink, "a sink factory")
@@ -526,9 +514,9 @@ def _sinks(
   files: Config,
   run_dir: pathlib.Path,
   alone: bool,
-  own: Sequence[metrics.Sink],
+  loggers: Sequence[metrics.Sink],
 ) -> Sequence[metrics.Sink]:
-  """Where the lines of metrics go; one that fails does not end the run."""
+  """Makes the sinks of metrics; a failing sink does not end the run."""
   from seedx.metrics import events  # It loads tensorboardX.
 
   sinks = [
@@ -537,7 +525,8 @@ def _sinks(
     ),
     metrics.Background("TensorBoard's events", events.TensorBoard(run_dir)),
     *(
-      metrics.Background(type(x).__qualname__, x, _LOGGER_SECONDS) for x in own
+      metrics.Background(type(x).__qualname__, x, _LOGGER_SECONDS)
+      for x in loggers
     ),
   ]
   if files.profile:
@@ -552,21 +541,21 @@ def _sinks(
 
 
 def _draw(env: str, name: str, run_dir: pathlib.Path) -> None:
-  """Draws the learning curve, or says why it cannot."""
+  """Draws the learning curve, or prints why it cannot."""
   try:
     lines = metrics.read_lines(run_dir / run_dirs.METRICS)
     plot.draw({env: {name: [lines]}}, run_dir / run_dirs.CURVE)
   except (OSError, types.ConfigError) as error:
-    print(f"there is no learning_curve.png: {error}", file=sys.stderr)
+    print(f"cannot draw learning_curve.png: {error}", file=sys.stderr)
 
 
 @contextlib.contextmanager
 def _open(files: Config, record: run_dirs.Config) -> Iterator[pathlib.Path]:
-  """The directory of the run, which no other process uses meanwhile."""
+  """Makes and locks the directory of a run."""
   asked = os.path.expanduser(files.resume or files.run_dir)
   if asked:
     if not files.resume and os.path.isdir(asked):
-      # Before anything is written in there.
+      # Checked before anything is written there.
       with run_dirs.claimed(asked):
         _check_free(asked)
     run_dir = pathlib.Path(files_lib.open_folder(asked))
@@ -580,24 +569,20 @@ def _open(files: Config, record: run_dirs.Config) -> Iterator[pathlib.Path]:
     except types.ConfigError:
       folder = files_lib.Folder(run_dir)
       if not files.resume and not folder.has(run_dirs.METRICS):
-        folder.remove(run_dirs.CONFIG)  # It has not begun.
+        folder.remove(run_dirs.CONFIG)  # The run has not begun.
       raise
 
 
 def _check_free(run_dir: str | os.PathLike[str]) -> None:
-  """Checks that a directory has nothing of what a new run writes.
-
-  Raises:
-    types.ConfigError: it has.
-  """
+  """Raises types.ConfigError if a directory has files of a run."""
   folder = files_lib.Folder(run_dir)
   if folder.has(run_dirs.CONFIG):
     saved = checkpoint.Checkpoints(checkpointer.directory(run_dir)).steps()
-    # There may be none, of a run that has failed early.
-    way = "go on with it by --resume" if saved else "remove it"
+    # A run that failed early has none.
+    remedy = "continue it with --resume" if saved else "remove it"
     raise types.ConfigError(
-      f"expected a --run-dir without a run, found one in {str(run_dir)!r};"
-      f" {way}, or choose another"
+      f"--run-dir {str(run_dir)!r} already has a run; {remedy}, or choose"
+      " another directory"
     )
   files_lib.check_free(run_dir, {*run_dirs.FILES, checkpointer.DIRECTORY})
 
@@ -608,15 +593,11 @@ def _check_total(
   files: Config,
   env_steps: int,
 ) -> None:
-  """Says where nothing is left to do.
-
-  Raises:
-    types.ConfigError: that is not what was asked for.
-  """
+  """Prints that no step is left, or raises if `--total-steps` is new."""
   if env_steps < config.total_steps:
     return
-  before = run_dirs.config(files.resume).options["total_steps"]
-  if record.options["total_steps"] != before:
+  old_total = run_dirs.config(files.resume).options["total_steps"]
+  if record.options["total_steps"] != old_total:
     raise types.ConfigError(
       f"expected --total-steps of more than the {env_steps:,} that the run has"
       f" made, found {config.total_steps:,}"

@@ -16,10 +16,10 @@ from seedx.acting import evaluator
 from seedx.app.runs import policies
 from seedx.envs import rendering
 
-# Of an environment that does not say how fast it is.
+# The rate for an environment without `render_fps`.
 _FRAMES_PER_SECOND = 30.0
 _EMULATOR_FRAMES_PER_SECOND = 60.0
-# A longer episode is cut after its first minute.
+# Videos of longer episodes are cut.
 _MAX_SECONDS = 60
 
 
@@ -47,13 +47,7 @@ def check(path: str, env: envs.Config) -> None:
 def record(
   policy: policies.Policy, player: evaluator.Evaluator, seed: int, path: str
 ) -> int:
-  """Plays an episode and writes its frames as a video.
-
-  Args:
-    policy: chooses the actions.
-    player: plays with the agent of the policy.
-    seed: seed of the environment.
-    path: the video file; see `check`.
+  """Plays an episode and writes its frames to a video file; see `check`.
 
   Returns:
     The number of frames.
@@ -84,26 +78,24 @@ def record(
 
 
 def frames_per_second(env: str, frames_per_step: int = 1) -> float:
-  """How fast an environment is, by Gymnasium's `render_fps` if it has one.
+  """Returns the rate of an environment, by its `render_fps` if it has one.
 
-  Args:
-    env: its name.
-    frames_per_step: emulator frames in a step.
+  For an emulator with several frames in a step, the rate is that of its steps.
   """
   if frames_per_step > 1:
     return _EMULATOR_FRAMES_PER_SECOND / frames_per_step
-  known = gymnasium.registry.get(env)
-  if known is None or known.entry_point is None:
+  spec = gymnasium.registry.get(env)
+  if spec is None or spec.entry_point is None:
     return _FRAMES_PER_SECOND
   try:
-    made: Any = registration.load_env_creator(str(known.entry_point))
-    return float(made.metadata["render_fps"])
-  except Exception:  # Its family is not installed, in one way or another.
+    env_class: Any = registration.load_env_creator(str(spec.entry_point))
+    return float(env_class.metadata["render_fps"])
+  except Exception:  # Its packages are missing or broken.
     return _FRAMES_PER_SECOND
 
 
 def _write_gif(path: str, frames: Iterator[np.ndarray], rate: float) -> None:
-  from PIL import Image  # A video of .mp4 needs none.
+  from PIL import Image  # Only a .gif needs it.
 
   images = map(Image.fromarray, frames)
   next(images).save(
@@ -133,10 +125,10 @@ def _write_mp4(path: str, frames: Iterator[np.ndarray], rate: float) -> None:
 
 
 def _ffmpeg() -> str:
-  """The path of ffmpeg, from PATH or from the package imageio-ffmpeg."""
-  found = shutil.which("ffmpeg")
-  if found:
-    return found
+  """Returns the path of ffmpeg, from PATH or the package imageio-ffmpeg."""
+  path = shutil.which("ffmpeg")
+  if path:
+    return path
   try:
     import imageio_ffmpeg
 

@@ -36,26 +36,26 @@ compiled_once = programs.compiled_once
 CARTPOLE = envs.Config("CartPole-v1")
 
 
-def config_of(pipeline, name, **own):
-  """A small run that has no address yet."""
+def config_of(pipeline, name, **fields):
+  """Returns the config of a small run without an address."""
   if pipeline == "sync":
     return small()
-  config = pipelines_test.config_of(pipeline, name, "nowhere", **own)
-  known = {field.name for field in dataclasses.fields(config)}
+  config = pipelines_test.config_of(pipeline, name, "nowhere", **fields)
+  names = {field.name for field in dataclasses.fields(config)}
   empty = {"address": "", "server_addresses": ()}
   return running.replaced(
-    config, **{k: v for k, v in empty.items() if k in known}
+    config, **{k: v for k, v in empty.items() if k in names}
   )
 
 
-# As of the experiment a2c with `SMALL`, so that they share programs.
+# The agent of the experiment a2c with `SMALL`, so that both share programs.
 A2C = dataclasses.replace(
   a2c_experiment.EXPERIMENT.config.agent, hidden_sizes=(8,)
 )
 
 
 def small(total_steps=100, agent=A2C, **fields):
-  """A run of the pipeline `sync`, which takes no time."""
+  """Returns a short run of the pipeline `sync`."""
   return sync.Config(
     total_steps=total_steps,
     agent=agent,
@@ -66,12 +66,11 @@ def small(total_steps=100, agent=A2C, **fields):
 
 
 def steps_of(run_dir):
-  found = checkpoint.Checkpoints(checkpointer.directory(run_dir))
-  return found.steps()
+  return checkpoint.Checkpoints(checkpointer.directory(run_dir)).steps()
 
 
 def play(policy, seed):
-  """The return of an episode, in a loop of one's own."""
+  """Returns the return of an episode, played in a loop around `policy.act`."""
   act = jax.jit(policy.act)
   environment = envs.make(policy.env, 1, seed=seed)
   environment.reset()
@@ -86,7 +85,7 @@ def play(policy, seed):
 
 
 def documented_metrics():
-  """The names in the table of metrics."""
+  """Returns the names in the table of metrics."""
   text = (programs.ROOT / "docs/metrics.md").read_text()
   (table,) = re.findall(r"^\| metric \|.*?\n\n", text, re.DOTALL | re.MULTILINE)
   first_cells = [row.split("|")[1] for row in table.strip().splitlines()]
@@ -97,7 +96,7 @@ def documented_metrics():
   ("pipeline", "name"),
   [
     ("sync", "a2c"),
-    # A checkpoint of each has the policy in another place.
+    # Their checkpoints have the policy in different places.
     *(
       pytest.param(*cell, marks=pytest.mark.slow)
       for cell in (("seed", "vtrace"), ("a3c", "a2c"), ("gorila", "dqn"))
@@ -108,7 +107,7 @@ def documented_metrics():
     ),
   ],
 )
-def test_any_pipeline_trains_is_loaded_and_goes_on(
+def test_any_pipeline_trains_is_loaded_and_resumes(
   pipeline, name, tmp_path, capfd
 ):
   config = config_of(pipeline, name)
@@ -123,13 +122,13 @@ def test_any_pipeline_trains_is_loaded_and_goes_on(
   assert lines[-1].keys() <= documented_metrics()
   assert (tmp_path / "learning_curve.png").exists()
   assert list(tmp_path.glob("events.out.tfevents*"))
-  said = json.loads((tmp_path / "config.json").read_text())
-  assert said["experiment"] is None and said["format"] == run_dirs.FORMAT
-  assert said["pipeline"].startswith(f"seedx.pipelines.{pipeline}")
-  assert said["pipeline"].endswith(":Config")
-  assert said["agent"] == f"seedx.agents.{name}:Config"
-  assert said["options"]["total_steps"] == steps
-  assert said["options"].get("address", "") == ""
+  saved = json.loads((tmp_path / "config.json").read_text())
+  assert saved["experiment"] is None and saved["format"] == run_dirs.FORMAT
+  assert saved["pipeline"].startswith(f"seedx.pipelines.{pipeline}")
+  assert saved["pipeline"].endswith(":Config")
+  assert saved["agent"] == f"seedx.agents.{name}:Config"
+  assert saved["options"]["total_steps"] == steps
+  assert saved["options"].get("address", "") == ""
 
   policy = app.load(tmp_path)
   assert policy.env_steps == run.metrics["env_steps"]
@@ -170,9 +169,7 @@ def test_the_default_directory_has_the_pipeline_and_the_agent(
   assert app.load(run.run_dir).name == "sync_a2c"
 
 
-def test_progress_and_evaluations_are_shown_if_they_are_asked_for(
-  tmp_path, capfd
-):
+def test_progress_and_evaluations_are_shown_on_request(tmp_path, capfd):
   run = app.train(
     small(),
     run_dir=str(tmp_path),
@@ -187,14 +184,14 @@ def test_progress_and_evaluations_are_shown_if_they_are_asked_for(
   assert json.loads(lines[-1])["env_steps"] == run.metrics["env_steps"]
 
 
-def test_a_checkpoint_is_chosen(tmp_path):
+def test_load_takes_the_checkpoint_that_is_named(tmp_path):
   config = small()
   app.train(config, run_dir=str(tmp_path), quiet=True)
   longer = running.replaced(config, total_steps=200)
   app.train(longer, resume=str(tmp_path), quiet=True)
   first, last = steps_of(tmp_path)
-  found = checkpoint.Checkpoints(checkpointer.directory(tmp_path))
-  best = found.ranked()[0]
+  checkpoints = checkpoint.Checkpoints(checkpointer.directory(tmp_path))
+  best = checkpoints.ranked()[0]
   for which, expected in (
     (str(first), first),
     (str(last), last),
@@ -203,7 +200,7 @@ def test_a_checkpoint_is_chosen(tmp_path):
   ):
     policy = app.load(tmp_path, which)
     assert policy.env_steps == expected
-    saved = found.restore(expected, checkpointer.ACTING, policy.acting)
+    saved = checkpoints.restore(expected, checkpointer.ACTING, policy.acting)
     chex.assert_trees_all_equal(policy.acting, saved)
   with pytest.raises(types.ConfigError, match=f"{first}, {last}, found '1'$"):
     app.load(tmp_path, "1")
@@ -211,7 +208,7 @@ def test_a_checkpoint_is_chosen(tmp_path):
     app.load(tmp_path / "checkpoints")
 
 
-# What comes from the user
+# Custom networks and agents
 
 
 class Torso(nn.Module):
@@ -225,7 +222,7 @@ class Mine(a2c.Config):
   """An agent that does not come with seedx.
 
   Attributes:
-    patience: that it has.
+    patience: a setting of its own.
   """
 
   patience: int = 1
@@ -240,7 +237,7 @@ class Mine(a2c.Config):
   ],
   ids=["torso", "agent"],
 )
-def test_what_is_the_users_needs_its_config_to_be_loaded(
+def test_a_custom_network_or_agent_needs_its_config_to_be_loaded(
   agent, reason, tmp_path
 ):
   config = small(agent=agent)
@@ -254,9 +251,9 @@ def test_what_is_the_users_needs_its_config_to_be_loaded(
   assert app.load(tmp_path, config=longer).env_steps >= 200
 
 
-def test_another_config_is_refused_to_go_on(tmp_path):
+def test_a_resume_with_another_config_is_refused(tmp_path):
   app.train(small(), run_dir=str(tmp_path), quiet=True)
-  before = (tmp_path / "config.json").read_text()
+  original = (tmp_path / "config.json").read_text()
   for other, reason in (
     (small(seed=1), "found another --seed"),
     (
@@ -269,10 +266,10 @@ def test_another_config_is_refused_to_go_on(tmp_path):
   ):
     with pytest.raises(types.ConfigError, match=reason):
       app.train(other, resume=str(tmp_path), quiet=True)
-  assert (tmp_path / "config.json").read_text() == before
+  assert (tmp_path / "config.json").read_text() == original
 
 
-def test_what_cannot_be_trained_is_refused(tmp_path):
+def test_wrong_options_of_train_are_refused(tmp_path):
   app.train(small(), run_dir=str(tmp_path / "a"), quiet=True)
   for fields in (
     {"run_dir": str(tmp_path / "a")},
@@ -281,7 +278,7 @@ def test_what_cannot_be_trained_is_refused(tmp_path):
     {"checkpoint_every_seconds": -1.0},
     {"evaluate_episodes": 0},
   ):
-    with pytest.raises(types.ConfigError, match="expected"):
+    with pytest.raises(types.ConfigError, match=r"expected|already has a run"):
       app.train(small(), quiet=True, **fields)
   with pytest.raises(types.ConfigError, match="expected a pipeline's config"):
     app.train(a2c.Config(), run_dir=str(tmp_path / "b"), quiet=True)
@@ -292,11 +289,9 @@ def test_what_cannot_be_trained_is_refused(tmp_path):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Variant(sync.Config):
-  """A pipeline of a script."""
-
   def learn(self, context):
-    own = super().learn(context)
-    return dataclasses.replace(own, measures=[*own.measures, self])
+    trainer = super().learn(context)
+    return dataclasses.replace(trainer, measures=[*trainer.measures, self])
 
   def measure(self):
     return {"variant": 1.0}
@@ -308,7 +303,7 @@ def test_a_variant_of_a_pipeline_is_a_subclass_of_its_config(tmp_path):
   assert run.metrics["variant"] == 1.0 and run.metrics["learner_steps"]
 
 
-def test_an_agent_that_knows_no_best_action_has_no_policy_to_load(tmp_path):
+def test_a_policy_without_a_greedy_step_cannot_act(tmp_path):
   agent = running.Changed(
     A2C, lambda agent: dataclasses.replace(agent, greedy=None)
   )
@@ -319,7 +314,9 @@ def test_an_agent_that_knows_no_best_action_has_no_policy_to_load(tmp_path):
     play(policy, 0)
 
 
-def test_a_failure_is_raised_and_leaves_the_signals(tmp_path, monkeypatch):
+def test_a_failure_is_raised_and_signal_handlers_are_restored(
+  tmp_path, monkeypatch
+):
   def fail(*_):
     raise FloatingPointError("no more")
 
@@ -343,10 +340,10 @@ def handlers():
     (signal.SIGTERM, SystemExit),
   ],
 )
-def test_a_signal_ends_a_run_early_and_is_given_back(
+def test_a_signal_ends_a_run_early_and_its_handler_is_restored(
   number, ends, tmp_path, capfd
 ):
-  """A script ends with it, unless it asks for the run."""
+  """The signal also ends a script, unless the script asks for the run."""
   before, sink = handlers(), running.Lines()
 
   def interrupt():
@@ -383,7 +380,7 @@ def test_a_signal_ends_a_run_early_and_is_given_back(
   assert steps_of(tmp_path) == [sink.lines[-1]["env_steps"]]
 
 
-def test_on_another_thread_signals_are_let_be(tmp_path):
+def test_training_on_another_thread_keeps_the_signal_handlers(tmp_path):
   before, seen, runs = handlers(), [], []
 
   def train():
@@ -410,12 +407,12 @@ def seedx(monkeypatch, *words):
 SMALL = "--hidden-sizes 8 --num-envs 4 --unroll-length 5 --total-steps 100"
 
 
-def test_the_program_does_all_that_there_is(tmp_path, monkeypatch, capfd):
+def test_seedx_trains_evaluates_plots_and_exports(tmp_path, monkeypatch, capfd):
   run_dir = tmp_path / "run"
   words = ["train", "a2c", *SMALL.split(), "--run-dir", run_dir]
   assert seedx(monkeypatch, *words) == 0
-  said = json.loads((run_dir / "config.json").read_text())
-  assert said["experiment"] == "a2c"
+  saved = json.loads((run_dir / "config.json").read_text())
+  assert saved["experiment"] == "a2c"
   assert seedx(monkeypatch, "evaluate", run_dir, "--episodes", 2) == 0
   assert "of 2 episodes" in capfd.readouterr().out
   picture = tmp_path / "plot.svg"
@@ -427,21 +424,21 @@ def test_the_program_does_all_that_there_is(tmp_path, monkeypatch, capfd):
   policy = tmp_path / "policy"
   assert seedx(monkeypatch, "export", run_dir, "--output", policy) == 0
   assert json.loads((tmp_path / "policy.json").read_text())["env_steps"] >= 100
-  # It is one experiment, whatever the module is called.
+  # The module's name does not matter.
   words = ["--resume", str(run_dir), "--total-steps", "200"]
   assert programs.main(a2c_experiment, words) == 0
   assert steps_of(run_dir)[-1] >= 200
-  # A script's run is not a program's.
+  # A script's run and an experiment's cannot resume each other.
   script = str(tmp_path / "script")
   app.train(small(), run_dir=script, quiet=True)
-  said = programs.refused(a2c_experiment, ["--resume", script], capfd)
-  assert "expected a run of a2c to --resume, found one of" in said
-  assert "seedx.pipelines.sync:Config" in said
+  error = programs.refused(a2c_experiment, ["--resume", script], capfd)
+  assert "expected a run of a2c to --resume, found one of" in error
+  assert "seedx.pipelines.sync:Config" in error
   with pytest.raises(types.ConfigError, match="found one of a2c in"):
     app.train(small(), resume=str(run_dir), quiet=True)
 
 
-def test_it_says_what_it_can_do(monkeypatch, capsys):
+def test_help_lists_the_commands(monkeypatch, capsys):
   for words in ([], ["--help"]):
     assert seedx(monkeypatch, *words) == 0
     out = capsys.readouterr().out
@@ -459,7 +456,9 @@ def test_it_says_what_it_can_do(monkeypatch, capsys):
     ("compare --experiments x", "found 'x'"),
   ],
 )
-def test_what_it_cannot_do_is_one_line(words, reason, monkeypatch, capsys):
+def test_a_wrong_command_line_is_refused_in_one_line(
+  words, reason, monkeypatch, capsys
+):
   with pytest.raises(SystemExit) as caught:
     seedx(monkeypatch, *words.split())
   assert caught.value.code == 2
@@ -467,7 +466,7 @@ def test_what_it_cannot_do_is_one_line(words, reason, monkeypatch, capsys):
   assert out == "" and err.count("\n") == 1 and reason in err
 
 
-def test_each_program_has_a_help_of_its_own(monkeypatch, capsys):
+def test_each_command_has_its_own_help(monkeypatch, capsys):
   for name in ("evaluate", "plot", "export", "compare", "benchmark", "sweep"):
     with pytest.raises(SystemExit) as caught:
       seedx(monkeypatch, name, "--help")
@@ -476,10 +475,10 @@ def test_each_program_has_a_help_of_its_own(monkeypatch, capsys):
     assert out.startswith(f"usage: seedx {name} ") and "--" in out
 
 
-# Experiments by their names
+# Experiments by name
 
-OWN = """
-\"\"\"An experiment of one's own.\"\"\"
+CUSTOM = """
+\"\"\"A custom experiment.\"\"\"
 
 import sys
 
@@ -524,23 +523,23 @@ def python(folder, *words):
     *(
       pytest.param(*case, marks=pytest.mark.long)
       for case in (
-        # Neither is the one that comes with seedx.
+        # Neither of these comes with seedx.
         ("a2c.py", ["a2c.py"], "a2c:EXPERIMENT"),
         ("experiments/a2c.py", ["-m", "experiments.a2c"], "experiments.a2c:"),
       )
     ),
   ],
 )
-def test_an_experiment_of_ones_own_is_found_again(path, words, name, tmp_path):
+def test_a_custom_experiment_is_loaded_again(path, words, name, tmp_path):
   (tmp_path / path).parent.mkdir(exist_ok=True)
-  # Without it a package anywhere in sys.path comes first: here ours is there.
+  # Without it, the package `experiments` of this repository is imported.
   (tmp_path / path).with_name("__init__.py").touch()
-  (tmp_path / path).write_text(OWN)
+  (tmp_path / path).write_text(CUSTOM)
   done = python(tmp_path, *words, "--run-dir", "run")
   assert done.returncode == 0, done.stderr
-  found = run_dirs.config(tmp_path / "run")
-  assert found.experiment.startswith(name)
-  assert found.name == pathlib.Path(path).stem
+  saved = run_dirs.config(tmp_path / "run")
+  assert saved.experiment.startswith(name)
+  assert saved.name == pathlib.Path(path).stem
   program = ["-m", "seedx", "evaluate", "run", "--episodes", "2"]
   done = python(tmp_path, *program, "--trust")
   assert done.returncode == 0, done.stderr
@@ -564,7 +563,7 @@ def test_an_experiment_of_seedx_has_a_short_name():
 @pytest.mark.parametrize(
   "name", ["nowhere", "nowhere:EXPERIMENT", "evaluate", "json", "os.path:sep"]
 )
-def test_what_is_no_experiment_is_named(name):
+def test_a_name_without_an_experiment_is_refused(name):
   with pytest.raises(types.ConfigError, match=f"expected {name} to be one of"):
     experiments.load(name)
 

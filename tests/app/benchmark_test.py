@@ -1,4 +1,4 @@
-"""The benchmark: its arithmetic, its table, and one run of all of it."""
+"""The benchmark: its arithmetic, its table, and one complete run."""
 
 import json
 import os
@@ -25,7 +25,7 @@ SIZES = work.Sizes(
   message_steps=100,
   elsewhere=("environments",),
 )
-# 10 us of CPU per env step, 2 of them elsewhere.
+# 10 us of CPU per env step, of which 2 are in other processes.
 WORK = work.OwnWork(SIZES, 400e3, 2e-6, 3e-6, 5e-6)
 SMALL = "--hidden-sizes 8 --unroll-length 4"
 SEED = f"seed_vtrace --num-actors 2 --envs-per-actor 8 {SMALL}"
@@ -40,11 +40,11 @@ def sample(seconds, cpu_seconds, **line):
   return runs.Sample(seconds, line, cpu_seconds)
 
 
-def test_a_run_is_divided_into_work_and_what_is_beside_it():
+def test_a_runs_cpu_time_is_divided_into_work_and_overhead():
   replies = {"reply_seconds_p50": 0.002, "reply_seconds_p99": 0.005}
   samples = [sample(0.0, {}, steps_per_second=50e3, **replies)]
-  found = by_name(runs.figures_of(WORK, samples, (1.0, 0.5), cores=2))
-  assert found == {
+  values = by_name(runs.figures_of(WORK, samples, (1.0, 0.5), cores=2))
+  assert values == {
     ("environments alone", "env steps/s"): 400e3,
     ("environments", "CPU us/env step"): pytest.approx(2),
     ("acting", "CPU us/env step"): pytest.approx(3),
@@ -54,7 +54,7 @@ def test_a_run_is_divided_into_work_and_what_is_beside_it():
     ("run over bound", ""): pytest.approx(0.25),
     ("run over environments alone", ""): pytest.approx(0.125),
     ("idle share of the cores", ""): pytest.approx(0.25),
-    # Of 20 us, 8 are acting and learning.
+    # 20 us, of which 8 are acting and learning.
     ("learner beside work", "CPU us/env step"): pytest.approx(12),
     ("other processes beside work", "CPU us/env step"): pytest.approx(8),
     ("learner beside work", "CPU ms/message"): pytest.approx(1.2),
@@ -68,9 +68,9 @@ def test_a_run_is_divided_into_work_and_what_is_beside_it():
 
 def test_medians_are_over_repetitions_and_lines_have_all_values(tmp_path):
   path = tmp_path / "found.jsonl"
-  found = figures.Figures(path)
+  measured = figures.Figures(path)
   for of, value in [("b", 1), ("a", 1500), ("b", 9), ("b", 2), ("a", 500)]:
-    found.add(of, [figures.Figure("run", "env steps/s", value)])
+    measured.add(of, [figures.Figure("run", "env steps/s", value)])
   first, *lines = [json.loads(x) for x in path.read_text().splitlines()]
   assert first["machine"]["cpus"] >= 1 and first["machine"]["memory_gib"] >= 1
   common = {"figure": "run", "unit": "env steps/s"}
@@ -78,11 +78,11 @@ def test_medians_are_over_repetitions_and_lines_have_all_values(tmp_path):
     {"of": "b", **common, "value": 2, "values": [1, 9, 2]},
     {"of": "a", **common, "value": 1000, "values": [1500, 500]},
   ]
-  rows = [x for x in found.table().splitlines() if "run" in x]
+  rows = [x for x in measured.table().splitlines() if "run" in x]
   assert rows == ["| run | 1,000 | env steps/s |", "| run | 2 | env steps/s |"]
 
 
-def test_made_up_experience_has_something_to_learn_from():
+def test_learning_is_measured_with_generated_experience():
   config = work.config_of(f"impala {SMALL}", "CartPole-v1")
   sizes = work.sizes_of(config)
   assert sizes.message_steps == config.actors.envs_per_actor * 4
@@ -107,25 +107,25 @@ def test_made_up_experience_has_something_to_learn_from():
     ),
   ],
 )
-def test_who_does_what(words, message_steps, elsewhere):
+def test_work_of_other_processes_is_recognized(words, message_steps, elsewhere):
   sizes = work.sizes_of(work.config_of(words, "CartPole-v1"))
   assert sizes.message_steps == message_steps
   assert sizes.elsewhere == elsewhere
 
 
-def test_seed_acts_for_half_of_what_its_actors_send():
+def test_seed_infers_for_half_of_the_environments_at_a_time():
   sizes = work.sizes_of(work.config_of(SEED, "CartPole-v1"))
-  found = sizes.slots, sizes.rows, sizes.pools, sizes.envs
-  assert found == (16, 8, 2, 8)
+  assert (sizes.slots, sizes.rows) == (16, 8)
+  assert (sizes.pools, sizes.envs) == (2, 8)
 
 
-def test_an_environment_of_an_experiments_own_options_holds():
+def test_an_experiments_options_may_set_the_environment():
   words = "impala --env Acrobot-v1"
   assert work.config_of(words, "CartPole-v1").env.env == "Acrobot-v1"
 
 
 class Running:
-  """A run of which lines are given."""
+  """A run with given lines."""
 
   pid = 7
 
@@ -140,9 +140,9 @@ class Running:
     self.ended = True
 
 
-def test_samples_are_of_the_later_half_of_a_run(monkeypatch):
+def test_samples_come_from_the_later_half_of_a_run(monkeypatch):
   lines = [{"wall_seconds": x, "learner_steps": x > 2} for x in range(12)]
-  # Of the learner, of one process from the start, and of one that comes late.
+  # CPU seconds of the learner (7), an early (8) and a late process (9).
   cpu = iter([{7: 1.0, 8: 1.0}, {7: 2.0, 8: 1.0}, {7: 3.0}, {7: 5.0, 9: 1.0}])
   clock = iter([100.0, 101.0, 101.5, 102.0])
   monkeypatch.setattr(runs, "cpu_seconds_of", lambda pid: next(cpu))
@@ -156,18 +156,18 @@ def test_samples_are_of_the_later_half_of_a_run(monkeypatch):
     runs.cores_used(7, samples[:1])
 
 
-def test_cpu_seconds_are_of_a_process_and_all_below_it():
+def test_cpu_seconds_include_all_descendants_of_a_process():
   code = "import time; [x for x in range(10**7)]; time.sleep(60)"
-  below = (
+  parent = (
     f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}])"
   )
-  process = subprocess.Popen([sys.executable, "-c", below])
+  process = subprocess.Popen([sys.executable, "-c", parent])
   try:
     running.wait_until(
       lambda: sum(runs.cpu_seconds_of(process.pid).values()) > 0.2
     )
-    found = runs.cpu_seconds_of(process.pid)
-    assert len(found) == 2 and process.pid in found
+    seconds = runs.cpu_seconds_of(process.pid)
+    assert len(seconds) == 2 and process.pid in seconds
     assert {process.pid} < runs.cpu_seconds_of(os.getpid()).keys()
   finally:
     for pid in runs.cpu_seconds_of(process.pid):
@@ -186,7 +186,7 @@ def test_a_list_of_numbers_stays_with_its_experiment():
 
 
 @pytest.mark.parametrize("words", ["", "0,impala", "ppo,a2c --epochs 3"])
-def test_what_is_no_experiment_is_one_line(words, capsys):
+def test_a_wrong_experiment_is_refused_in_one_line(words, capsys):
   with pytest.raises(SystemExit) as caught:
     main.main(["--experiments", words])
   assert caught.value.code == 2
@@ -194,26 +194,28 @@ def test_what_is_no_experiment_is_one_line(words, capsys):
 
 
 @pytest.mark.long
-def test_all_figures_are_there_and_fit_together(tmp_path, capsys):
+def test_all_figures_are_present_and_consistent(tmp_path, capsys):
   output = tmp_path / "found.jsonl"
-  wrong = "impala --learner-devices 99"  # Its failure does not end the others.
+  wrong = "impala --learner-devices 99"  # Its failure must not end the others.
   words = ["--experiments", f"{wrong},{SEED}", "--output", str(output)]
   words = ["--quick", *words, "--seconds", "4"]
   assert main.main(words) == 1
   first, *lines = [json.loads(x) for x in output.read_text().splitlines()]
   assert first["machine"]["devices"].endswith("CPU")
   assert all(np.isfinite(x["value"]) for x in lines)
-  found = {x["figure"]: x["value"] for x in lines if x["of"] == SEED}
+  values = {x["figure"]: x["value"] for x in lines if x["of"] == SEED}
   may_be_negative = ("beside work", "idle share")
-  for name, value in found.items():
+  for name, value in values.items():
     assert value > 0 or any(x in name for x in may_be_negative), name
-  parts = sum(found[x] for x in ("environments", "acting", "learning"))
+  parts = sum(values[x] for x in ("environments", "acting", "learning"))
   cores = len(os.sched_getaffinity(0))
-  assert found["bound"] == pytest.approx(1e6 * cores / parts)
-  assert found["run over bound"] == pytest.approx(found["run"] / found["bound"])
-  assert found["run over bound"] < 1.2
-  said = capsys.readouterr()
-  assert f"**{SEED}**" in said.out and "99" in said.err
+  assert values["bound"] == pytest.approx(1e6 * cores / parts)
+  assert values["run over bound"] == pytest.approx(
+    values["run"] / values["bound"]
+  )
+  assert values["run over bound"] < 1.2
+  captured = capsys.readouterr()
+  assert f"**{SEED}**" in captured.out and "99" in captured.err
 
 
 @pytest.mark.parametrize(
@@ -226,8 +228,8 @@ def test_all_figures_are_there_and_fit_together(tmp_path, capsys):
     ),
   ],
 )
-def test_own_work_of_other_pipelines(words):
-  found = work.measure(words, "CartPole-v1", 0.5)
-  costs = found.environments, found.acting, found.learning
+def test_work_of_other_pipelines_is_measured(words):
+  measured = work.measure(words, "CartPole-v1", 0.5)
+  costs = measured.environments, measured.acting, measured.learning
   assert all(0 < x < 1e-2 for x in costs)
-  assert found.alone_per_second > 1000
+  assert measured.alone_per_second > 1000

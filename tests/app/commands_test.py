@@ -1,4 +1,4 @@
-"""SECURITY.md's table of commands, against what they do."""
+"""SECURITY.md's table of commands, compared with their effects."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import pytest
 
 from tests import programs
 
-# A command, whether it may change each of these files below the working
+# A command, a pattern of the files that it may change below the working
 # directory, and the programs that it may start.
 _RUN = "run/.*"
 _COMMANDS = [
@@ -31,12 +31,12 @@ _COMMANDS = [
     ("nothing", ()),
   ),
 ]
-# They run the others, or need minutes; `planted_test` and `ray_test` have more.
+# Commands that run others, or need minutes; see `planted_test` and `ray_test`.
 _NOT_HERE = {"compare", "sweep", "benchmark"}
 
 
 @pytest.mark.slow
-def test_commands_write_start_and_reach_what_the_table_says(tmp_path):
+def test_commands_have_only_the_effects_of_the_table(tmp_path):
   home = tmp_path / "home"
   home.mkdir()
   (tmp_path / "temporary").mkdir()
@@ -59,18 +59,23 @@ def test_commands_write_start_and_reach_what_the_table_says(tmp_path):
   )
   cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", "/dev/")
   allowed = (str(tmp_path), "/dev/", "/proc/self/fd/", cache)
-  found = json.loads(ended.stdout.splitlines()[-1])
-  for (command, (changes, starts)), did in zip(_COMMANDS, found, strict=True):
+  effects = json.loads(ended.stdout.splitlines()[-1])
+  for (command, (changes, starts)), effect in zip(
+    _COMMANDS, effects, strict=True
+  ):
     name = command[0]
-    assert did["status"] == (3 if name == "join" else 0), (command, did)
-    assert did["changed"] or name == "join"
-    wrong = [x for x in did["changed"] if not re.fullmatch(changes, x)]
+    assert effect["status"] == (3 if name == "join" else 0), (command, effect)
+    assert effect["changed"] or name == "join"
+    wrong = [x for x in effect["changed"] if not re.fullmatch(changes, x)]
     assert not wrong, (command, wrong)
-    # Matplotlib looks for fonts once.
-    assert {*did["started"]} <= {"fc-list", *starts}, (command, did["started"])
-    reached = [x for x in did["reached"] if x != "('127.0.0.1', 9)"]
+    # Matplotlib runs fc-list once.
+    assert {*effect["started"]} <= {"fc-list", *starts}, (
+      command,
+      effect["started"],
+    )
+    reached = [x for x in effect["reached"] if x != "('127.0.0.1', 9)"]
     assert not reached, (command, reached)
-    outside = [x for x in did["wrote"] if not x.startswith(allowed)]
+    outside = [x for x in effect["wrote"] if not x.startswith(allowed)]
     assert not outside, (command, outside)
 
 

@@ -1,4 +1,4 @@
-"""A learner on some machine: what it finds there in its directory."""
+"""A learner on some machine of a cluster, and the state of its directory."""
 
 import pathlib
 import threading
@@ -25,14 +25,14 @@ def _on_this_machine(monkeypatch):
 
 
 def trained(run_dir, resumes=False, stop=None):
-  """What the work is told."""
-  told = lambda run_dir, resumes, stop, ending: (run_dir, resumes)  # noqa: E731
+  """Returns the directory and `resumes` that the work receives."""
+  work = lambda run_dir, resumes, stop, ending: (run_dir, resumes)  # noqa: E731
   stop = stop or threading.Event()
-  return elsewhere.run(told, CONFIG, run_dir, resumes, stop, signals.Ending())
+  return elsewhere.run(work, CONFIG, run_dir, resumes, stop, signals.Ending())
 
 
 def test_a_run_begins_or_is_resumed(tmp_path, monkeypatch):
-  """In a directory that means the same everywhere."""
+  """The work receives an absolute path, which is the same everywhere."""
   monkeypatch.chdir(tmp_path)
   (tmp_path / "run").mkdir()
   assert trained(pathlib.Path("run")) == (tmp_path / "run", False)
@@ -40,21 +40,21 @@ def test_a_run_begins_or_is_resumed(tmp_path, monkeypatch):
   assert trained(tmp_path / "run", resumes=True) == (tmp_path / "run", True)
 
 
-def test_what_another_machine_has_begun_goes_on(tmp_path, capfd):
+def test_a_run_that_another_machine_began_continues(tmp_path, capfd):
   (tmp_path / "config.json").touch()
-  # It has saved nothing.
+  # No checkpoint has been saved.
   assert trained(tmp_path) == (tmp_path, False)
   assert not (tmp_path / "config.json").exists()
-  assert "goes on from the beginning" in capfd.readouterr().err
+  assert "continues from the beginning" in capfd.readouterr().err
   (tmp_path / "config.json").touch()
   saved = checkpoint.Checkpoints(checkpointer.directory(tmp_path))
   saved.save(30, {"parameters": np.zeros(2)}, 0.0)
   assert trained(tmp_path) == (tmp_path, True)
-  assert "goes on from checkpoint 30" in capfd.readouterr().err
+  assert "continues from checkpoint 30" in capfd.readouterr().err
 
 
-def test_it_waits_for_the_learner_before_it(tmp_path, monkeypatch):
-  """One that has lost its cluster may still write there."""
+def test_a_learner_waits_for_the_previous_one(tmp_path, monkeypatch):
+  """A learner that has lost its cluster may still write there."""
   monkeypatch.setattr(elsewhere, "_LOOK_SECONDS", 0.01)
   held = run_dirs.claimed(tmp_path)
   held.__enter__()
@@ -64,7 +64,7 @@ def test_it_waits_for_the_learner_before_it(tmp_path, monkeypatch):
   assert not leave.is_alive()
 
 
-def test_it_waits_no_longer_than_it_should(tmp_path, monkeypatch):
+def test_a_learner_waits_for_a_limited_time(tmp_path, monkeypatch):
   with run_dirs.claimed(tmp_path):
     stop = threading.Event()
     stop.set()
@@ -75,6 +75,6 @@ def test_it_waits_no_longer_than_it_should(tmp_path, monkeypatch):
       trained(tmp_path)
 
 
-def test_a_directory_that_is_not_shared(tmp_path):
+def test_a_directory_that_is_not_shared_is_refused(tmp_path):
   with pytest.raises(types.ConfigError, match="file system that all machines"):
     trained(tmp_path / "of_another_machine")

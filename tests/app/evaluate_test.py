@@ -1,4 +1,4 @@
-"""Evaluation: whole episodes, greedily, beside a run and after it."""
+"""Evaluation of whole episodes, during a run and after it."""
 
 import dataclasses
 import functools
@@ -35,7 +35,7 @@ CARTPOLE = envs.Config("CartPole-v1")
 
 @functools.cache
 def remembering_agent():
-  """It adds up what it saw and did, and acts by that; see `by_hand`."""
+  """Returns an agent that sums up what it saw and did, and acts by that."""
   agent = fakes.counting_agent()
 
   def step(acting, rng_key, inputs, core_state):
@@ -57,11 +57,11 @@ def remembering_agent():
 
 
 def by_hand(acting, seed, episodes):
-  """The returns of one environment's first episodes."""
+  """Returns the returns of one environment's first episodes."""
   environment = envpool_adapter.EnvPoolEnvironment(CARTPOLE, 1, seed=seed)
   environment.reset()
-  found, total, core_state, action = [], 0.0, None, None
-  while len(found) < episodes:
+  returns, total, core_state, action = [], 0.0, None, None
+  while len(returns) < episodes:
     rows = environment.recv()
     timestep = rows.timestep
     if timestep.step_type[0] == 0:
@@ -69,13 +69,13 @@ def by_hand(acting, seed, episodes):
     else:
       total += float(timestep.reward[0])
     if timestep.step_type[0] == 2:
-      found.append(total)
+      returns.append(total)
     seen = timestep.observation[0] + np.float32(0.3 * action)
     core_state = core_state + seen.sum(dtype=np.float32) + np.float32(acting)
     action = int(np.round(core_state)) % 2
     environment.send(rows.index, np.array([action], np.int32))
   environment.close()
-  return found
+  return returns
 
 
 def player(agent=None, **fields):
@@ -109,27 +109,27 @@ def spy_on_make(monkeypatch):
   return made
 
 
-def test_episodes_are_cut_and_count_as_they_stand():
+def test_cut_episodes_count_with_their_return_so_far():
   whole = [by_hand(0.2, 20 + k, 1)[0] for k in range(6)]
-  most = int(np.median(whole))
-  assert min(whole) < most < max(whole)
-  it = player(num_envs=6, num_episodes=6, max_episode_steps=most)
-  played = it.play(np.float32(0.2), seed=20)
-  expected = [min(total, most) for total in whole]
+  limit = int(np.median(whole))
+  assert min(whole) < limit < max(whole)
+  cutting = player(num_envs=6, num_episodes=6, max_episode_steps=limit)
+  played = cutting.play(np.float32(0.2), seed=20)
+  expected = [min(total, limit) for total in whole]
   assert sorted(played.returns.tolist()) == sorted(expected)
-  assert played.cut == sum(total > most for total in whole) > 0
+  assert played.cut == sum(total > limit for total in whole) > 0
 
 
-def test_the_rest_of_a_cut_episode_is_no_episode():
-  """What is missing is played in environments of their own."""
-  it = player(num_envs=1, num_episodes=4, max_episode_steps=5)
-  played = it.play(np.float32(0.2), seed=20)
+def test_the_rest_of_a_cut_episode_is_not_an_episode():
+  """New environments play the missing episodes."""
+  cutting = player(num_envs=1, num_episodes=4, max_episode_steps=5)
+  played = cutting.play(np.float32(0.2), seed=20)
   assert played.returns.tolist() == [5.0] * 4
   assert played.cut == 4
 
 
 class StopAfter:
-  """A stop that comes after so many steps."""
+  """A stop that is set after a number of steps."""
 
   def __init__(self, steps):
     self.steps = steps
@@ -139,56 +139,56 @@ class StopAfter:
     return self.steps < 0
 
 
-def test_a_stop_ends_it():
-  it = player(num_envs=2, num_episodes=1000)
-  played = it.play(np.float32(0.2), seed=0, stop=StopAfter(60))
+def test_a_stop_ends_an_evaluation_early():
+  playing = player(num_envs=2, num_episodes=1000)
+  played = playing.play(np.float32(0.2), seed=0, stop=StopAfter(60))
   assert 2 <= len(played.returns) < 20
   stop = threading.Event()
   stop.set()
-  assert it.play(np.float32(0.2), seed=0, stop=stop).returns.shape == (0,)
+  assert playing.play(np.float32(0.2), seed=0, stop=stop).returns.shape == (0,)
 
 
-# Rows with parameters of their own
+# Rows with their own parameters
 
 
 ACTING = np.array([0.2, 0.7, 1.3], np.float32)
 
 
 def of_rows(played, num_envs=3):
-  """The returns of each environment's episodes, in order."""
+  """Returns the returns of each environment's episodes, in order."""
   return [played.returns[played.row == k].tolist() for k in range(num_envs)]
 
 
-def test_each_row_may_have_parameters_of_its_own():
+def test_each_row_may_have_its_own_parameters():
   agent = vtrace.Config(hidden_sizes=(8,), recurrent=True, lstm_size=8)
   agent = agent.make(envs.spec(CARTPOLE))
   init = jax.jit(lambda key: agent.acting(agent.init(key)))
-  own = [init(jax.random.key(k)) for k in range(3)]
-  # Large enough for policies that differ.
-  own = jax.tree.map(lambda x: 4 * x, own)
-  rows = jax.tree.map(lambda *x: np.stack(x), *own)
-  it = player(agent, num_envs=3, num_episodes=6, per_row=True)
+  policies = [init(jax.random.key(k)) for k in range(3)]
+  # Large parameters, so that the policies differ.
+  policies = jax.tree.map(lambda x: 4 * x, policies)
+  rows = jax.tree.map(lambda *x: np.stack(x), *policies)
+  together = player(agent, num_envs=3, num_episodes=6, per_row=True)
   alone = player(agent, num_envs=1, num_episodes=2)
   expected = [
-    alone.play(x, seed=11 + k).returns.tolist() for k, x in enumerate(own)
+    alone.play(x, seed=11 + k).returns.tolist() for k, x in enumerate(policies)
   ]
-  assert of_rows(it.play(rows, seed=11)) == expected
-  # Of the same environments, whose policies are others.
+  assert of_rows(together.play(rows, seed=11)) == expected
+  # The same environments with other policies.
   others = jax.tree.map(lambda x: x[::-1], rows)
-  assert of_rows(it.play(others, seed=11))[::2] != expected[::2]
+  assert of_rows(together.play(others, seed=11))[::2] != expected[::2]
 
 
 def test_a_row_keeps_its_parameters_where_an_episode_is_cut():
-  firsts = [by_hand(own, 11 + k, 2) for k, own in enumerate(ACTING)]
-  seconds = [by_hand(own, 14 + k, 1) for k, own in enumerate(ACTING)]
-  most = int(np.median([first for first, _ in firsts]))
-  cut = [first > most for first, _ in firsts]
+  firsts = [by_hand(acting, 11 + k, 2) for k, acting in enumerate(ACTING)]
+  seconds = [by_hand(acting, 14 + k, 1) for k, acting in enumerate(ACTING)]
+  limit = int(np.median([first for first, _ in firsts]))
+  cut = [first > limit for first, _ in firsts]
   assert 0 < sum(cut) < 3
   expected = [
-    [min(total, most) for total in (both[:1] + new if is_cut else both)]
+    [min(total, limit) for total in (both[:1] + new if is_cut else both)]
     for both, new, is_cut in zip(firsts, seconds, cut, strict=True)
   ]
-  options = {"num_envs": 3, "num_episodes": 6, "max_episode_steps": most}
+  options = {"num_envs": 3, "num_episodes": 6, "max_episode_steps": limit}
   played = player(**options, per_row=True).play(ACTING, seed=11)
   assert of_rows(played) == expected
 
@@ -202,7 +202,7 @@ class Scripted:
   )
 
   def __init__(self, *lengths):
-    self.lengths = [list(own) for own in lengths]
+    self.lengths = [list(left) for left in lengths]
     self.num_envs = len(lengths)
     self.time = np.full(len(lengths), -1)
 
@@ -211,7 +211,7 @@ class Scripted:
 
   def recv(self):
     self.time += 1
-    lengths = np.array([own[0] for own in self.lengths])
+    lengths = np.array([left[0] for left in self.lengths])
     ended = self.time == lengths
     step_type = np.where(self.time == 0, 0, np.where(ended, 2, 1))
     rows = types.Rows(
@@ -237,7 +237,7 @@ class Scripted:
 
 
 def script(monkeypatch, *made):
-  """Lets `envs.make` return these; they are in the iterator until made."""
+  """Makes `envs.make` return these environments; returns those not yet made."""
   left = iter(made)
 
   def make(env, num_envs, *, seed):
@@ -251,7 +251,7 @@ def script(monkeypatch, *made):
 
 @pytest.mark.parametrize("per_row", [False, True])
 def test_new_environments_play_what_a_cut_episode_leaves(monkeypatch, per_row):
-  """Also where it has ended meanwhile."""
+  """This includes a cut episode that has ended meanwhile."""
   scripted = [Scripted([6, 9, 9], [3, 3, 9])]
   ones = [1] * 4
   if per_row:
@@ -267,7 +267,7 @@ def test_new_environments_play_what_a_cut_episode_leaves(monkeypatch, per_row):
   assert played.cut == 1 and next(left, None) is None
 
 
-def test_greedy_is_greedy_and_drawn_is_drawn():
+def test_actions_are_greedy_or_sampled():
   agent = remembering_agent()
   greedy = player(agent, num_envs=1, num_episodes=3)
   drawn = player(agent, num_envs=1, num_episodes=3, greedy=False)
@@ -275,11 +275,11 @@ def test_greedy_is_greedy_and_drawn_is_drawn():
   assert greedy.play(acting, seed=8).returns.tolist() == expected
   played = drawn.play(acting, seed=8)
   assert played.returns.tolist() != expected
-  # Each step has a key of its own: else it would always do the same.
+  # Each step has its own key; with one key, all actions would be the same.
   assert 12 < played.returns.mean() < 60
 
 
-def test_an_agent_that_knows_no_best_action_is_refused_unless_it_draws():
+def test_an_agent_without_a_greedy_step_must_sample_its_actions():
   with pytest.raises(types.ConfigError, match="--no-greedy"):
     player(fakes.counting_agent())
   player(fakes.counting_agent(), greedy=False)
@@ -298,8 +298,8 @@ PONG = envs.Config(
   ],
   ids=["lstm", "frames"],
 )
-def test_memory_is_that_of_acting_in_training(env, fields):
-  """The same environments and parameters, also where episodes begin."""
+def test_memory_evolves_as_in_training(env, fields):
+  """Environments and parameters are the same, and episodes end on the way."""
   spec = envs.spec(env)
   agent = vtrace.Config(hidden_sizes=(8,), **fields).make(spec)
   agent = dataclasses.replace(agent, step=agent.greedy)
@@ -322,9 +322,9 @@ def test_memory_is_that_of_acting_in_training(env, fields):
     device=jax.devices()[0],
     waits=metrics.Waits({metrics.WAIT_ENVIRONMENTS: 1}),
   )
-  it = evaluator.Evaluator(agent, evaluator.Config(env, num_episodes=3))
+  playing = evaluator.Evaluator(agent, evaluator.Config(env, num_episodes=3))
   environment = envs.make(env, 3, seed=4)
-  steps = it.steps(acting, 9, environment)
+  steps = playing.steps(acting, 9, environment)
   began = 0
   for _ in range(40):
     trained, _ = actor.observe(acting, np.int32(0))
@@ -339,13 +339,13 @@ def test_memory_is_that_of_acting_in_training(env, fields):
 
 @pytest.mark.parametrize("seed", [0, 1, 5, 2047, 2048, 10**6, 2**30 - 1])
 def test_seeds_of_evaluation_are_not_trained_in(seed):
-  half, most_envs = 2**30, 2**16
-  found = [
+  half, max_envs = 2**30, 2**16
+  seeds = [
     seeds_lib.evaluation_seed(seed, number)
     for number in (0, 1, 77, 2**18, 2**30, 10**12)
   ]
-  assert len(set(found)) == len(found)
-  assert min(found) >= half and max(found) + most_envs <= 2 * half
+  assert len(set(seeds)) == len(seeds)
+  assert min(seeds) >= half and max(seeds) + max_envs <= 2 * half
   training = seeds_lib.Seeds(seed)
   assert max(training.take(2**20) for _ in range(2**11)) + 2**20 <= half
 
@@ -355,31 +355,31 @@ def test_seeds_of_evaluation_are_not_trained_in(seed):
 
 def test_a_summary_by_hand():
   returns = np.array([100.0, 3.0, 1.0, 4.0, 2.0, 7.0, -50.0, 5.0])
-  found = statistics.summary(returns)
-  assert found["episodes"] == 8
-  assert found["mean"] == returns.sum() / 8 == 9.0
-  assert found["median"] == 3.5
+  summary = statistics.summary(returns)
+  assert summary["episodes"] == 8
+  assert summary["mean"] == returns.sum() / 8 == 9.0
+  assert summary["median"] == 3.5
   # The middle four of -50 1 2 3 4 5 7 100.
-  assert found["iqm"] == (2 + 3 + 4 + 5) / 4
-  assert found["iqm_low"] < found["iqm"] < found["iqm_high"]
-  # A bootstrap of one's own, that sorts.
+  assert summary["iqm"] == (2 + 3 + 4 + 5) / 4
+  assert summary["iqm_low"] < summary["iqm"] < summary["iqm_high"]
+  # A plain bootstrap, by sorting.
   rng = np.random.default_rng(7)
   draws = np.sort(rng.choice(returns, (2_000, 8)), axis=1)
   means = np.sort(draws[:, 2:6].mean(axis=1))
-  assert found["iqm_low"] == pytest.approx(means[50], abs=0.6)
-  assert found["iqm_high"] == pytest.approx(means[1_950], abs=2.0)
-  assert json.loads(json.dumps(found)) == found
-  assert "interquartile mean 3.5 (95%" in statistics.in_words(found)
+  assert summary["iqm_low"] == pytest.approx(means[50], abs=0.6)
+  assert summary["iqm_high"] == pytest.approx(means[1_950], abs=2.0)
+  assert json.loads(json.dumps(summary)) == summary
+  assert "interquartile mean 3.5 (95%" in statistics.in_words(summary)
 
 
-# Beside a run
+# During a run
 
 
 def periodic(tmp_path, **fields):
-  given = {"evaluate_every_steps": 100, "evaluate_episodes": 3, **fields}
-  made = running.Changed(vtrace.Config(), lambda agent: remembering_agent())
-  config = sync.Config(env=CARTPOLE, agent=made)
-  return evaluations.of(config, evaluations.Config(**given), tmp_path)
+  options = {"evaluate_every_steps": 100, "evaluate_episodes": 3, **fields}
+  agent = running.Changed(vtrace.Config(), lambda agent: remembering_agent())
+  config = sync.Config(env=CARTPOLE, agent=agent)
+  return evaluations.of(config, evaluations.Config(**options), tmp_path)
 
 
 def evaluated(tmp_path):
@@ -387,20 +387,23 @@ def evaluated(tmp_path):
   return [json.loads(line) for line in text.splitlines()]
 
 
-def test_evaluations_are_due_every_so_many_steps(tmp_path, monkeypatch):
+def test_evaluations_are_due_at_regular_intervals_of_steps(
+  tmp_path, monkeypatch
+):
   assert periodic(tmp_path, evaluate_every_steps=0) is None
   made = spy_on_make(monkeypatch)
-  it = periodic(tmp_path)
-  assert it.measure() == {} and it.words == ""
+  evaluation = periodic(tmp_path)
+  assert evaluation.measure() == {} and evaluation.words == ""
   steps = []
   for env_steps in (130, 140, 199, 200, 250, 460):
-    if it.due(env_steps):
-      it.start(env_steps, np.float32(0.2))
+    if evaluation.due(env_steps):
+      evaluation.start(env_steps, np.float32(0.2))
       steps.append(env_steps)
-      running.wait_until(lambda: it.due(10**9))
+      running.wait_until(lambda: evaluation.due(10**9))
   assert steps == [130, 200, 460]
-  it.finish(470, np.float32(0.2), stop=False)
-  it.finish(470, np.float32(0.2), stop=False)  # It has been evaluated.
+  evaluation.finish(470, np.float32(0.2), stop=False)
+  # These steps have already been evaluated.
+  evaluation.finish(470, np.float32(0.2), stop=False)
   lines = evaluated(tmp_path)
   assert [x["env_steps"] for x in lines] == [130, 200, 460, 470]
   assert all(x["episodes"] == 3 and x["cut"] == 0 for x in lines)
@@ -411,33 +414,33 @@ def test_evaluations_are_due_every_so_many_steps(tmp_path, monkeypatch):
   assert lines[0]["mean"] != lines[1]["mean"]
   expected = [by_hand(0.2, made[0][0] + k, 1) for k in range(3)]
   assert lines[0]["mean"] == pytest.approx(np.mean(expected))
-  # What was found last joins the lines of metrics.
-  assert it.measure() == {"evaluation_return": lines[-1]["mean"]}
-  assert f"mean {lines[-1]['mean']:.1f}," in it.words
+  # The last result joins the lines of metrics.
+  assert evaluation.measure() == {"evaluation_return": lines[-1]["mean"]}
+  assert f"mean {lines[-1]['mean']:.1f}," in evaluation.words
 
 
-def test_one_that_is_under_way_is_not_joined_by_another(tmp_path):
-  it = periodic(tmp_path, evaluate_episodes=1000)
-  assert it.due(0)
-  it.start(0, np.float32(0.2))
-  assert not it.due(1000)
-  it.finish(1000, np.float32(0.2), stop=True)
+def test_only_one_evaluation_runs_at_a_time(tmp_path):
+  evaluation = periodic(tmp_path, evaluate_episodes=1000)
+  assert evaluation.due(0)
+  evaluation.start(0, np.float32(0.2))
+  assert not evaluation.due(1000)
+  evaluation.finish(1000, np.float32(0.2), stop=True)
   assert not (tmp_path / "evaluations.jsonl").exists()
 
 
 def test_an_evaluation_that_fails_ends_the_run(tmp_path, monkeypatch):
-  it = periodic(tmp_path)
+  evaluation = periodic(tmp_path)
 
   def fail(*_):
     raise FloatingPointError("no return")
 
   monkeypatch.setattr(evaluator.Evaluator, "play", fail)
-  it.start(0, np.float32(0.2))
+  evaluation.start(0, np.float32(0.2))
   with pytest.raises(FloatingPointError, match="no return"):
-    it.finish(1000, np.float32(0.2), stop=False)
-  it.start(1000, np.float32(0.2))
+    evaluation.finish(1000, np.float32(0.2), stop=False)
+  evaluation.start(1000, np.float32(0.2))
   with pytest.raises(FloatingPointError, match="no return"):
-    running.wait_until(lambda: it.due(2000))
+    running.wait_until(lambda: evaluation.due(2000))
 
 
 # The program
@@ -448,36 +451,36 @@ _SMALL = ["--hidden-sizes=8", "--num-envs=4", "--unroll-length=5"]
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory):
-  """The directory of a run that has ended, and was evaluated meanwhile."""
-  found = tmp_path_factory.mktemp("runs") / "run"
+  """Returns the directory of a finished run with evaluations."""
+  path = tmp_path_factory.mktemp("runs") / "run"
   words = "--total-steps 2000 --evaluate-every-steps 200"
   words += " --evaluate-episodes 3 --checkpoint-every-seconds 0.02"
-  words = [*_SMALL, *words.split(), "--run-dir", str(found)]
+  words = [*_SMALL, *words.split(), "--run-dir", str(path)]
   assert programs.main(a2c, words) == 0
-  return found
+  return path
 
 
 def steps_of(run_dir):
   return checkpoint.Checkpoints(checkpointer.directory(run_dir)).steps()
 
 
-def test_a_run_is_evaluated_meanwhile(run_dir):
+def test_a_run_is_evaluated_while_it_trains(run_dir):
   lines = evaluated(run_dir)
   steps = [line["env_steps"] for line in lines]
   assert len(steps) >= 2 and steps == sorted(set(steps))
   last = metrics.read_lines(run_dir / "metrics.jsonl")[-1]
   assert steps[-1] == last["env_steps"] == steps_of(run_dir)[-1]
   assert all(line["episodes"] == 3 for line in lines)
-  found = [
+  returns = [
     line["evaluation_return"]
     for line in metrics.read_lines(run_dir / "metrics.jsonl")
     if "evaluation_return" in line
   ]
-  assert found and set(found) <= {line["mean"] for line in lines}
+  assert returns and set(returns) <= {line["mean"] for line in lines}
 
 
 def run(run_dir, capfd, *words):
-  """What the program prints, and leaves beside the checkpoint."""
+  """Returns the output, and the content and path of the file that it names."""
   capfd.readouterr()
   assert evaluate.main([str(run_dir), "--episodes", "5", *words]) == 0
   out = capfd.readouterr().out
@@ -487,32 +490,32 @@ def run(run_dir, capfd, *words):
 
 def test_the_policy_is_evaluated(run_dir, capfd):
   steps = steps_of(run_dir)
-  out, found, path = run(run_dir, capfd)
+  out, result, path = run(run_dir, capfd)
   assert path.name == f"evaluation-{steps[-1]}.json"
   assert f"CartPole-v1 after {steps[-1]:,} env steps: mean" in out
-  assert found["env_steps"] == steps[-1]
-  assert found["greedy"] is True and found["cut"] == 0
-  assert len(found["returns"]) == found["episodes"] == 5
-  assert found["mean"] == pytest.approx(np.mean(found["returns"]))
-  assert f"mean {found['mean']:.1f}" in out
+  assert result["env_steps"] == steps[-1]
+  assert result["greedy"] is True and result["cut"] == 0
+  assert len(result["returns"]) == result["episodes"] == 5
+  assert result["mean"] == pytest.approx(np.mean(result["returns"]))
+  assert f"mean {result['mean']:.1f}" in out
   again = run(run_dir, capfd)[1]
   other = run(run_dir, capfd, "--seed", "1")[1]
   drawn = run(run_dir, capfd, "--no-greedy")[1]
-  assert again == found
-  assert drawn["greedy"] is False and drawn["returns"] != found["returns"]
-  assert other["seed"] == 1 and other["returns"] != found["returns"]
+  assert again == result
+  assert drawn["greedy"] is False and drawn["returns"] != result["returns"]
+  assert other["seed"] == 1 and other["returns"] != result["returns"]
   first = run(run_dir, capfd, "--checkpoint", str(steps[0]))[1]
   assert first["env_steps"] == steps[0]
 
 
-def test_cut_episodes_are_told(run_dir, capfd):
-  out, found, _ = run(run_dir, capfd, "--max-episode-steps", "3")
-  assert found["returns"] == [3.0] * 5 and found["cut"] == 5
+def test_cut_episodes_are_reported(run_dir, capfd):
+  out, result, _ = run(run_dir, capfd, "--max-episode-steps", "3")
+  assert result["returns"] == [3.0] * 5 and result["cut"] == 5
   assert "5 episodes were cut at --max-episode-steps" in out
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_is_evaluated(tmp_path, capfd):
+def test_a_run_that_still_trains_is_evaluated(tmp_path, capfd):
   words = ["--total-steps", "100000000", "--checkpoint-every-seconds", "0.1"]
   program = programs.start(a2c, *_SMALL, *words, "--run-dir", str(tmp_path))
   try:
@@ -521,8 +524,8 @@ def test_a_run_that_goes_on_is_evaluated(tmp_path, capfd):
 
     def play():
       for which in ("best", "latest"):
-        said = run(tmp_path, capfd, "--checkpoint", which)[1]
-      seen.append(said["env_steps"])
+        result = run(tmp_path, capfd, "--checkpoint", which)[1]
+      seen.append(result["env_steps"])
       return len(set(seen)) >= 2
 
     running.wait_until(play)
@@ -547,7 +550,7 @@ def test_a_run_that_goes_on_is_evaluated(tmp_path, capfd):
     ("{tmp}", "found no config.json"),
   ],
 )
-def test_what_cannot_be_done_is_said_in_one_line(
+def test_wrong_options_are_refused_in_one_line(
   words, reason, run_dir, tmp_path, capfd
 ):
   words = words.format(run=run_dir, tmp=tmp_path).split()
@@ -569,15 +572,15 @@ def test_a_run_that_cannot_be_loaded_is_refused(
 ):
   content = json.loads((run_dir / "config.json").read_text()) | values
   (tmp_path / "config.json").write_text(json.dumps(content))
-  said = programs.refused(evaluate, [str(tmp_path), "--trust"], capfd)
-  assert reason in said
+  error = programs.refused(evaluate, [str(tmp_path), "--trust"], capfd)
+  assert reason in error
 
 
 # Videos
 
 
 def first_frame(run_dir):
-  """What the environment itself shows at first."""
+  """Returns the first frame of the environment itself."""
   seed = seeds_lib.evaluation_seed(0, 2**18)
   environment = envs.make(CARTPOLE, 1, seed=seed, render=True)
   environment.reset()
@@ -587,16 +590,16 @@ def first_frame(run_dir):
   return frame
 
 
-def episode_length(found):
-  return int(found["returns"][0]) + 1
+def episode_length(result):
+  return int(result["returns"][0]) + 1
 
 
 def test_a_gif_shows_the_environments_own_frames(run_dir, tmp_path, capfd):
   path = tmp_path / "play.gif"
-  out, found, _ = run(
+  out, result, _ = run(
     run_dir, capfd, "--video", str(path), "--num-envs", "1", "--episodes", "1"
   )
-  length = episode_length(found)
+  length = episode_length(result)
   assert f"{length} frames of an episode are in {path}" in out
   frame = first_frame(run_dir)
   with Image.open(path) as image:
@@ -606,7 +609,8 @@ def test_a_gif_shows_the_environments_own_frames(run_dir, tmp_path, capfd):
     image.seek(image.n_frames - 1)
     last = np.asarray(image.convert("RGB"), np.int64)
     seconds = 0.0
-    for place in range(image.n_frames):  # Equal ones are one, shown longer.
+    # Equal frames are merged and shown longer.
+    for place in range(image.n_frames):
       image.seek(place)
       seconds += image.info["duration"] / 1000
     assert seconds == pytest.approx(length / 50, rel=0.15)
@@ -615,14 +619,14 @@ def test_a_gif_shows_the_environments_own_frames(run_dir, tmp_path, capfd):
 
 
 @pytest.mark.slow
-def test_an_mp4_has_as_many_frames(run_dir, tmp_path, capfd):
+def test_an_mp4_has_one_frame_for_each_step(run_dir, tmp_path, capfd):
   import imageio_ffmpeg
 
   path = tmp_path / "play.mp4"
-  out, found, _ = run(
+  out, result, _ = run(
     run_dir, capfd, "--video", str(path), "--num-envs", "1", "--episodes", "1"
   )
-  length = episode_length(found)
+  length = episode_length(result)
   assert f"{length} frames of an episode" in out
   count, seconds = imageio_ffmpeg.count_frames_and_secs(str(path))
   assert count == length
@@ -642,8 +646,10 @@ def test_without_ffmpeg_an_mp4_is_refused_before_anything_is_played(
   monkeypatch.setenv("PATH", "")
   monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
   path, made = tmp_path / "play.mp4", spy_on_make(monkeypatch)
-  said = programs.refused(evaluate, [str(run_dir), "--video", str(path)], capfd)
-  assert "expected ffmpeg" in said and ".gif needs no ffmpeg" in said
+  error = programs.refused(
+    evaluate, [str(run_dir), "--video", str(path)], capfd
+  )
+  assert "expected ffmpeg" in error and ".gif needs no ffmpeg" in error
   assert not path.exists() and made == []
 
 
@@ -657,7 +663,7 @@ def test_a_video_is_as_fast_as_its_environment():
     ("CartPole-v1", 1, 50),
     ("Pong-v5", 4, 15),
     ("my_env:make", 1, 30),
-    # Gymnasium knows it, and needs a package for it that is not here.
+    # Gymnasium has it, but its package is not installed.
     ("LunarLander-v3", 1, 30),
   ):
     assert videos.frames_per_second(env, frames_per_step) == expected

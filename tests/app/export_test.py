@@ -1,4 +1,4 @@
-"""An exported policy does what the live one does, with JAX alone."""
+"""An exported policy acts as the original one, with JAX alone."""
 
 import dataclasses
 import functools
@@ -27,7 +27,7 @@ from tests.agents import dqn_test
 own_signals = programs.own_signals
 compiled_once = programs.compiled_once
 
-# It stands like this in docs/tasks.md.
+# The same code is in docs/tasks.md.
 USE_IT = """\
 import json, pathlib, jax, jax.export, numpy as np
 spec = json.loads(pathlib.Path("policy.json").read_text())
@@ -50,7 +50,7 @@ SEVERAL = specs.BoundedArray((2,), np.int32, 0, [4, 2])
 
 
 class Torso(nn.Module):
-  """A network of one's own, for images too small for the others."""
+  """A network for images too small for those of seedx."""
 
   @nn.compact
   def __call__(self, observation):
@@ -59,7 +59,7 @@ class Torso(nn.Module):
     return nn.tanh(nn.Dense(8)(jnp.concatenate(rows, axis=-1)))
 
 
-# Fields of an agent's config, and what it observes and does.
+# Fields of an agent's config, and specs of its observations and actions.
 KINDS = {
   "feed_forward": ({}, VECTOR, DISCRETE),
   "lstm": ({"recurrent": True, "lstm_size": 8}, VECTOR, DISCRETE),
@@ -73,14 +73,14 @@ KINDS = {
   "continuous": ({"normalize_observations": True}, VECTOR, CONTINUOUS),
   "several": ({}, VECTOR, SEVERAL),
 }
-# A core state, and statistics of observations.
+# A kind with a core state, and one with statistics of observations.
 FAST = [("lstm",), ("continuous",)]
 ROWS = 5
 
 
 @functools.cache
 def make_policy(name):
-  """The policy of random parameters, far from indifferent."""
+  """Returns a policy with random parameters, far from uniform."""
   fields, observation, action = KINDS[name]
   spec = types.EnvironmentSpec(
     observation, action, action_mask="legal" if name == "masked" else None
@@ -102,7 +102,7 @@ def make_policy(name):
 
 
 def random_timesteps(spec, rows, steps):
-  """Time steps whose episodes end here and there."""
+  """Yields time steps whose episodes end at random."""
   rng = np.random.default_rng(rows)
   for step in range(steps):
     kinds = rng.choice([0, 1, 1, 1, 2], rows) if step else np.zeros(rows)
@@ -119,16 +119,16 @@ def random_timesteps(spec, rows, steps):
     )
 
 
-def as_said(timestep, said):
-  """The nest that `policy.json` says, which has no tuples."""
-  structure = jax.tree.structure(said, is_leaf=lambda x: "dtype" in x)
+def in_nest_of(description, timestep):
+  """Returns a time step in the nest of `policy.json`, which has no tuples."""
+  structure = jax.tree.structure(description, is_leaf=lambda x: "dtype" in x)
   return jax.tree.unflatten(structure, jax.tree.leaves(timestep._asdict()))
 
 
 @pytest.mark.parametrize(
   "name", conftest.slow_but(FAST, [(name,) for name in KINDS])
 )
-def test_it_agrees_with_the_live_policy(name):
+def test_an_exported_policy_agrees_with_the_original(name):
   policy = make_policy(name)
   exported, spec = export.export(policy)
   loaded = jax.export.deserialize(exported.serialize())
@@ -150,10 +150,10 @@ def test_it_agrees_with_the_live_policy(name):
   ]
   seen = []
   for step, timestep in enumerate(random_timesteps(policy.spec, ROWS, 8)):
-    inputs = as_said(timestep, spec["timestep"])
+    inputs = in_nest_of(spec["timestep"], timestep)
     assert described(inputs) == spec["timestep"]
     if step in (0, 4):
-      # A batch of one, with what its row remembers.
+      # A batch of one row, with the memory of that row.
       one = call(*jax.tree.map(lambda x: np.asarray(x)[:1], (inputs, memory)))
     taken = take_step(jax.random.key(step), timestep, live)  # Any key.
     action, memory = call(inputs, memory)
@@ -168,17 +168,17 @@ def test_it_agrees_with_the_live_policy(name):
     assert list(action.shape[1:]) == spec["action"]["shape"]
     seen.append(np.asarray(action))
   assert len(np.unique(np.concatenate(seen), axis=0)) > 1
-  # What was before matters until an episode begins.
+  # The memory matters only within an episode.
   for step_type in (0, 1):
     inputs["step_type"] = np.full(ROWS, step_type, np.uint8)
     after = [call(inputs, x)[1] for x in (zeros, memory)]
     differ = any(np.any(a != b) for a, b in zip(*after, strict=True))
-    # The last action is what an agent without a core state remembers.
+    # Agents without a core state remember only the last action.
     assert differ == (step_type == 1 and name in ("lstm", "frames"))
 
 
 def described(nest):
-  """As `policy.json` says it."""
+  """Returns a nest's description in `policy.json`."""
   return jax.tree.map(
     lambda x: {"shape": list(x.shape[1:]), "dtype": str(x.dtype)}, nest
   )
@@ -204,16 +204,16 @@ def test_an_agent_without_a_greedy_step_is_refused():
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory):
-  """The directory of a run of A2C that has ended."""
-  found = tmp_path_factory.mktemp("runs") / "run"
+  """Returns the directory of a finished run of A2C."""
+  path = tmp_path_factory.mktemp("runs") / "run"
   words = "--num-envs 4 --unroll-length 8 --hidden-sizes 8 --total-steps 64"
-  words = [*words.split(), "--run-dir", str(found)]
+  words = [*words.split(), "--run-dir", str(path)]
   assert programs.main(a2c, words) == 0
-  return found
+  return path
 
 
 @pytest.mark.slow
-def test_ten_lines_use_it_without_seedx(run_dir, tmp_path, capfd):
+def test_ten_lines_use_a_policy_without_seedx(run_dir, tmp_path, capfd):
   assert export.main([str(run_dir), "--output", str(tmp_path / "policy")]) == 0
   assert f"{tmp_path / 'policy'}.stablehlo" in capfd.readouterr().out
   assert len(USE_IT.splitlines()) <= 10
@@ -247,12 +247,12 @@ def test_ten_lines_use_it_without_seedx(run_dir, tmp_path, capfd):
     np.testing.assert_allclose(
       np.reshape(actual, expected.shape), expected, rtol=1e-5, atol=1e-6
     )
-  said = json.loads((tmp_path / "policy.json").read_text())
-  assert said["experiment"] == "a2c"
-  assert said["env"] == "CartPole-v1"
-  assert said["env_steps"] == policy.env_steps >= 64
-  assert said["step_type"] == {"FIRST": 0, "MID": 1, "LAST": 2}
-  assert said["action"] == {
+  description = json.loads((tmp_path / "policy.json").read_text())
+  assert description["experiment"] == "a2c"
+  assert description["env"] == "CartPole-v1"
+  assert description["env_steps"] == policy.env_steps >= 64
+  assert description["step_type"] == {"FIRST": 0, "MID": 1, "LAST": 2}
+  assert description["action"] == {
     **{"shape": [], "dtype": "int32", "minimum": 0, "maximum": 1}
   }
 
@@ -265,7 +265,7 @@ def test_ten_lines_use_it_without_seedx(run_dir, tmp_path, capfd):
     ("{tmp}", "found no config.json"),
   ],
 )
-def test_what_cannot_be_done_is_said_in_one_line(
+def test_wrong_options_are_refused_in_one_line(
   words, reason, run_dir, tmp_path, capfd
 ):
   words = words.format(run=run_dir, tmp=tmp_path).split()

@@ -1,4 +1,4 @@
-"""What a run says of itself: its first line, its progress, and its loggers."""
+"""The console output of a run: its first lines, its progress and its result."""
 
 import dataclasses
 import json
@@ -28,8 +28,8 @@ compiled_once = programs.compiled_once
 SMALL = "--hidden-sizes 8 --num-envs 4 --unroll-length 5 --total-steps 400"
 
 
-class Kept:
-  """A sink that keeps what it is given."""
+class Recorder:
+  """A sink that keeps its lines."""
 
   def __init__(self):
     self.lines, self.closed = [], 0
@@ -49,41 +49,39 @@ def train(words, folder):
   )
 
 
-def test_a_run_says_what_runs_where_how_far_it_is_and_what_it_reached(
-  tmp_path, capfd
-):
+def test_a_run_prints_its_setup_its_progress_and_its_result(tmp_path, capfd):
   assert train("--log-every 0 --log-seconds 0", tmp_path / "run") == 0
-  said = capfd.readouterr()
-  first, *rows = said.err.splitlines()
+  captured = capfd.readouterr()
+  first, *rows = captured.err.splitlines()
   assert first == f"a2c on CartPole-v1 | 8 x CPU | {tmp_path}/run"
   network, *rows = rows
   assert network == "network: MLP 8 tanh, policy 2 + value 1: 67 parameters"
   assert sum("/400" in row for row in rows) > 3
   ended = metrics.read_lines(tmp_path / "run" / "metrics.jsonl")[-1]["episodes"]
   assert 1 < ended < 100
-  assert f"mean return of the last {ended} episodes" in said.out
+  assert f"mean return of the last {ended} episodes" in captured.out
 
 
-def test_quiet_says_nothing_until_the_end(tmp_path, capfd):
+def test_quiet_prints_only_the_result(tmp_path, capfd):
   assert train("--quiet", tmp_path / "run") == 0
-  said = capfd.readouterr()
-  assert said.err == ""
+  captured = capfd.readouterr()
+  assert captured.err == ""
   assert re.search(
-    r"after 4\d\d env steps and \d+ s \([\d,]+ a second", said.out
+    r"after 4\d\d env steps and \d+ s \([\d,]+ a second", captured.out
   )
 
 
-def test_a_run_that_has_solved_its_task_ends(tmp_path, capfd):
-  """The next start does not keep what was of this one."""
+def test_a_run_ends_early_at_stop_at(tmp_path, capfd):
+  """Settings of one start, such as `stop_at`, are not saved."""
   folder, total = tmp_path / "run", 10_000_000
   assert train(f"--stop-at 5 --total-steps {total} --quiet", folder) == 0
   *_, last = metrics.read_lines(folder / "metrics.jsonl")
   assert last["episode_return"] >= 5
   assert last["episodes"] >= 100 and last["env_steps"] < total / 10
   assert "ended early: --stop-at 5 is reached" in capfd.readouterr().out
-  said = json.loads((folder / "config.json").read_text())
+  saved = json.loads((folder / "config.json").read_text())
   of_this_start = {"quiet", "log_every", "sink", "stop_at"}
-  assert not of_this_start & set(said["options"])
+  assert not of_this_start & set(saved["options"])
   asked, _ = programs_of_experiments.read(
     a2c_experiment.EXPERIMENT,
     ["--resume", str(folder)],
@@ -95,7 +93,7 @@ def test_a_run_that_has_solved_its_task_ends(tmp_path, capfd):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reached", [4.0, 9.0])
-def test_where_a_run_is_evaluated_evaluations_decide_when_it_ends(
+def test_evaluations_decide_when_a_run_ends_if_there_are_some(
   reached, tmp_path, monkeypatch
 ):
   """Training's returns are above 5 from the start."""
@@ -110,10 +108,8 @@ def test_where_a_run_is_evaluated_evaluations_decide_when_it_ends(
   assert (last["env_steps"] >= total) == (reached < 5)
 
 
-def test_a_sink_of_a_script_has_all_lines_beside_one_that_fails(
-  tmp_path, capfd
-):
-  sink, failing = Kept(), metrics.Callbacks(lambda line: 1 / 0)
+def test_a_sink_gets_all_lines_although_another_fails(tmp_path, capfd):
+  sink, failing = Recorder(), metrics.Callbacks(lambda line: 1 / 0)
   app.train(
     app_test.small(400),
     run_dir=str(tmp_path),
@@ -134,19 +130,21 @@ def test_a_sink_of_a_script_has_all_lines_beside_one_that_fails(
     ("tests.app.first_lines_test:SMALL", "is not callable"),
   ],
 )
-def test_a_sink_that_is_none_is_refused(sink, message, tmp_path, capfd):
+def test_a_name_without_a_sink_factory_is_refused(
+  sink, message, tmp_path, capfd
+):
   with pytest.raises(SystemExit):
     train(f"--sink {sink}", tmp_path / "run")
   assert message in capfd.readouterr().err
   assert not (tmp_path / "run").exists()
 
 
-# The README's loggers, with what stands for their libraries.
+# The README's loggers, with fakes of their libraries.
 
 
 @pytest.fixture
 def my_sinks(tmp_path, monkeypatch):
-  """The README's module, which a run is given by name."""
+  """Makes the README's module importable by name."""
   (tmp_path / "my_sinks.py").write_text(readme_test.file_named("my_sinks.py"))
   monkeypatch.chdir(tmp_path)
   monkeypatch.syspath_prepend(tmp_path)
@@ -155,7 +153,9 @@ def my_sinks(tmp_path, monkeypatch):
   sys.modules.pop("my_sinks", None)
 
 
-def test_mlflow_has_numbers_and_the_run_ends(my_sinks, tmp_path, monkeypatch):
+def test_mlflow_gets_numbers_and_the_end_of_the_run(
+  my_sinks, tmp_path, monkeypatch
+):
   calls = []
 
   def start_run(run_name):
@@ -189,36 +189,36 @@ def test_mlflow_has_numbers_and_the_run_ends(my_sinks, tmp_path, monkeypatch):
 # Devices that JAX does not use.
 
 
-def test_an_accelerator_without_its_jax_is_told(tmp_path, monkeypatch):
+def test_an_accelerator_that_jax_cannot_use_is_reported(tmp_path, monkeypatch):
   monkeypatch.delenv("JAX_PLATFORMS", raising=False)
   assert devices.unused(tmp_path) == ""
   version = tmp_path / "proc" / "driver" / "nvidia" / "version"
   version.parent.mkdir(parents=True)
   version.touch()
-  said = devices.unused(tmp_path)
-  assert "NVIDIA GPU is here" in said and "seedx[cuda13]" in said
+  message = devices.unused(tmp_path)
+  assert "has an NVIDIA GPU" in message and "seedx[cuda13]" in message
   monkeypatch.setenv("JAX_PLATFORMS", "cpu")
   assert devices.unused(tmp_path) == ""
 
 
 @pytest.mark.parametrize(
-  ("said", "notes"),
+  ("message", "notes"),
   [
     ("RESOURCE_EXHAUSTED: Out", "XLA_PYTHON_CLIENT_PREALLOCATE=false"),
     ("INTERNAL: a bug", ""),
   ],
 )
-def test_a_device_whose_memory_is_full_is_explained(
-  said, notes, tmp_path, monkeypatch
+def test_the_error_of_a_full_device_memory_has_remedies(
+  message, notes, tmp_path, monkeypatch
 ):
   def learn(self, context):
-    raise jax.errors.JaxRuntimeError(said)
+    raise jax.errors.JaxRuntimeError(message)
 
   monkeypatch.setattr(sync.Config, "learn", learn)
-  with pytest.raises(jax.errors.JaxRuntimeError, match=said) as raised:
+  with pytest.raises(jax.errors.JaxRuntimeError, match=message) as raised:
     app.train(app_test.small(400), run_dir=str(tmp_path / "run"))
-  found = getattr(raised.value, "__notes__", [])
-  assert bool(found) == bool(notes) and notes in "".join(found)
+  actual = getattr(raised.value, "__notes__", [])
+  assert bool(actual) == bool(notes) and notes in "".join(actual)
 
 
 def test_a_sink_that_cannot_be_made_is_an_error_in_one_line(tmp_path, capfd):
@@ -298,14 +298,14 @@ def test_a_run_that_resumes_keeps_its_presets(tmp_path, capfd):
   ],
 )
 def test_a_network_is_described_by_its_layers(agent, words):
-  found = described.network(agent, app_test.CARTPOLE)
-  assert found == f"network: {words}"
+  actual = described.network(agent, app_test.CARTPOLE)
+  assert actual == f"network: {words}"
 
 
-def test_a_run_that_learned_nothing_says_so(tmp_path):
+def test_a_run_that_learned_nothing_reports_it(tmp_path):
   run = app.train(app_test.small(), run_dir=str(tmp_path), quiet=True)
   asked = python_types.SimpleNamespace(run=app_test.small())
-  line = "nothing was learned: it ended before the first update"
+  line = "nothing was learned: the run ended before the first update"
   assert line not in programs_of_experiments._result(asked, run)
   none = dataclasses.replace(run, metrics={**run.metrics, "learner_steps": 0})
   assert line in programs_of_experiments._result(asked, none)

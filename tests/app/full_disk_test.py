@@ -1,4 +1,4 @@
-"""Runs whose disk is full: what cannot be written does not end them."""
+"""Runs with a full disk, which does not end them."""
 
 import errno
 import os
@@ -16,12 +16,12 @@ from seedx import checkpoint, metrics
 from tests import programs, running
 
 _FULL = pathlib.Path("/dev/full")
-# A file system that takes files of this size only is as good as a full one.
-_MOST_BYTES = 20_000
+# A limit on the size of files acts like a full disk.
+_MAX_BYTES = 20_000
 
 
 class Hangs(running.Lines):
-  """A sink on a disk that does not answer until it is freed."""
+  """A sink on a disk that does not respond until it is freed."""
 
   def __init__(self):
     super().__init__()
@@ -42,7 +42,7 @@ class Full:
     pass
 
 
-def test_a_sink_that_fails_is_said_once_and_tried_again(capfd):
+def test_a_failing_sink_is_reported_once_and_tried_again(capfd):
   sink = metrics.Background("metrics.jsonl", Full())
   for step in range(5):
     sink.write({"env_steps": step})
@@ -54,8 +54,8 @@ def test_a_sink_that_fails_is_said_once_and_tried_again(capfd):
   )
 
 
-def test_a_sink_gets_the_lines_after_a_while_without_a_disk(tmp_path):
-  """Both files of a run are whole and readable, but for lines that are lost."""
+def test_a_sink_gets_the_lines_after_a_failure_of_the_disk(tmp_path):
+  """Both files are readable, and lack only the lines of the failure."""
   script = """
 import os, resource, sys
 from seedx import metrics
@@ -92,14 +92,14 @@ for sink in sinks:
     text=True,
     check=True,
   )
-  found = {
+  steps = {
     x["env_steps"] for x in metrics.read_lines(tmp_path / "metrics.jsonl")
   }
-  assert {*range(10), *range(50, 60)} <= found and len(found) < 60
-  # Each new file of events has room for some.
-  for name, most in (("lines", 1), ("events", 10)):
+  assert {*range(10), *range(50, 60)} <= steps and len(steps) < 60
+  # Each new file of events can hold a few lines.
+  for name, maximum in (("lines", 1), ("events", 10)):
     failed = done.stderr.count(f"cannot write {name} (")
-    assert 1 <= failed <= most
+    assert 1 <= failed <= maximum
     assert done.stderr.count(f"{name} is written again; ") == failed
   events = [
     event.step
@@ -109,7 +109,7 @@ for sink in sinks:
   assert {*range(10), *range(51, 60)} <= {*events}
 
 
-def test_a_sink_that_hangs_holds_nobody_up(capfd):
+def test_a_hanging_sink_does_not_delay_a_run(capfd):
   lines = Hangs()
   sink = metrics.Background("metrics.jsonl", lines, patience_seconds=0.2)
   for step in range(1000):
@@ -119,7 +119,7 @@ def test_a_sink_that_hangs_holds_nobody_up(capfd):
   assert "metrics.jsonl lacks its last lines" in capfd.readouterr().err
 
 
-def test_a_sink_that_hung_for_a_while_gets_the_lines_after_it(capfd):
+def test_a_sink_that_hung_for_a_while_gets_later_lines(capfd):
   lines = Hangs()
   sink = metrics.Background("metrics.jsonl", lines, patience_seconds=600)
   for step in range(1000):
@@ -128,12 +128,12 @@ def test_a_sink_that_hung_for_a_while_gets_the_lines_after_it(capfd):
   sink.close()
   steps = [line["env_steps"] for line in lines.lines]
   assert steps == sorted(steps)
-  taken, said = len(steps), capfd.readouterr().err
+  taken, error = len(steps), capfd.readouterr().err
   assert taken >= 100
-  assert f"metrics.jsonl lacks {1000 - taken} lines" in said
+  assert f"metrics.jsonl lacks {1000 - taken} lines" in error
 
 
-def test_half_a_file_is_removed(tmp_path):
+def test_a_file_that_is_half_written_is_removed(tmp_path):
   small = _with_small_files(
     "import pathlib, sys; from seedx import files, types\n"
     "path = pathlib.Path(sys.argv[1], 'a.json')\n"
@@ -144,7 +144,7 @@ def test_half_a_file_is_removed(tmp_path):
   assert "File too large" in small.stdout and not list(tmp_path.iterdir())
 
 
-def test_half_a_checkpoint_is_removed_and_the_next_one_is_saved(tmp_path):
+def test_a_half_written_checkpoint_is_removed_and_the_next_one_saved(tmp_path):
   script = """
 import sys
 import numpy as np
@@ -159,26 +159,26 @@ for step, size in enumerate((10, 50_000, 50_000, 10)):
     print(error)
 """
   ended = _with_small_files(script, str(tmp_path))
-  for step, said in enumerate(ended.stdout.splitlines(), 1):
-    assert f"cannot write checkpoint {step} in {str(tmp_path)!r}" in said
+  for step, line in enumerate(ended.stdout.splitlines(), 1):
+    assert f"cannot write checkpoint {step} in {str(tmp_path)!r}" in line
   assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "3"]
   assert checkpoint.Checkpoints(tmp_path).steps() == [0, 3]
 
 
 @pytest.mark.slow
-def test_a_full_disk_ends_no_run(tmp_path):
-  """All sinks fail, some checkpoints and the learning curve do."""
+def test_a_full_disk_does_not_end_a_run(tmp_path):
+  """All sinks, some checkpoints and the learning curve fail."""
   words = ["-m", "experiments.a2c", "--total-steps", "40000"]
   words += ["--log-seconds", "0", "--checkpoint-every-seconds", "1"]
   words += ["--evaluate-every-steps", "20000", "--evaluate-episodes", "2"]
   words += ["--hidden-sizes", "256,256", "--run-dir", str(tmp_path / "run")]
   ended = _with_small_files(*words)
   assert ended.returncode == 0, ended.stderr
-  said = ended.stderr
-  assert said.count("cannot write metrics.jsonl (") == 1
-  assert said.count("cannot write TensorBoard's events (") >= 1
-  assert said.count("cannot write checkpoint") >= 2
-  assert "there is no learning_curve.png: cannot write" in said
+  error = ended.stderr
+  assert error.count("cannot write metrics.jsonl (") == 1
+  assert error.count("cannot write TensorBoard's events (") >= 1
+  assert error.count("cannot write checkpoint") >= 2
+  assert "cannot draw learning_curve.png: cannot write" in error
   assert "CartPole-v1: mean return" in ended.stdout
   lines = metrics.read_lines(tmp_path / "run" / "metrics.jsonl")
   assert len(lines) > 5
@@ -186,7 +186,7 @@ def test_a_full_disk_ends_no_run(tmp_path):
 
 
 @pytest.mark.slow
-def test_words_that_cannot_be_written_are_no_failure(tmp_path):
+def test_output_that_cannot_be_written_does_not_end_a_run(tmp_path):
   words = ["-m", "experiments.a2c", "--total-steps", "2000"]
   words += ["--run-dir", str(tmp_path / "run")]
   with _FULL.open("w") as full:
@@ -198,7 +198,7 @@ def test_words_that_cannot_be_written_are_no_failure(tmp_path):
 
 
 def _events(path):
-  """The events of a file as far as it can be read."""
+  """Yields the events of a file up to the first unreadable one."""
   content, offset = path.read_bytes(), 0
   while len(content) >= offset + 12:
     (size,) = struct.unpack_from("<Q", content, offset)
@@ -209,7 +209,7 @@ def _events(path):
 
 
 def _with_small_files(*words):
-  """Runs Python where no file can be larger."""
+  """Runs Python with a limit on the size of files."""
   words = words if words[0] == "-m" else ("-c", *words)
   program = subprocess.Popen(
     [sys.executable, *words],
@@ -219,7 +219,7 @@ def _with_small_files(*words):
     stderr=subprocess.PIPE,
     text=True,
   )
-  limits = (_MOST_BYTES, _MOST_BYTES)
+  limits = (_MAX_BYTES, _MAX_BYTES)
   resource.prlimit(program.pid, resource.RLIMIT_FSIZE, limits)
   out, err = program.communicate(timeout=600)
   return subprocess.CompletedProcess(words, program.returncode, out, err)

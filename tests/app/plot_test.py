@@ -1,4 +1,4 @@
-"""Figures of runs: their statistics, their groups, and the program."""
+"""Figures of runs: their statistics, their groups, and `seedx plot`."""
 
 import itertools
 import json
@@ -63,11 +63,11 @@ def constant(value, first=0.0, last=10.0):
 # Statistics
 
 
-def test_the_mean_is_of_the_middle_half():
+def test_the_mean_covers_the_middle_half():
   for values, expected in (
     ((3.0, 1.0, 1000.0, 5.0), 4.0),
     ((1, 2, 3, 4, 6, 7, 8, 1e6), 5.0),
-    # A quarter of three is no whole curve, so none is left out.
+    # A quarter of three is less than one curve, so none is left out.
     ((1.0, 2.0, 9.0), 4.0),
   ):
     curves = [constant(value) for value in values]
@@ -75,7 +75,7 @@ def test_the_mean_is_of_the_middle_half():
     assert mean.tolist() == [expected]
 
 
-def test_it_begins_where_the_first_curve_does_and_none_ends():
+def test_the_mean_begins_with_the_first_curve_and_extends_ended_ones():
   curves = [
     np.array([[0, 0.0], [10, 10.0], [20, 20.0]]),
     np.array([[10, 4.0], [20, 4.0]]),
@@ -85,14 +85,14 @@ def test_it_begins_where_the_first_curve_does_and_none_ends():
   np.testing.assert_allclose(
     mean, [np.nan, 4 / 3, (5 + 4 + 15) / 3, 44 / 3, (15 + 4 + 30) / 3, 18]
   )
-  # Each is drawn three times once in 27 times.
+  # Each curve is drawn three times in one of 27 resamples.
   np.testing.assert_allclose(low, [np.nan, 0, 4, 4, 4, 4])
   np.testing.assert_allclose(high, [np.nan, 4, 15, 30, 30, 30])
 
 
-def test_the_interval_of_normal_returns_is_near_the_known_one():
-  # The variance of a mean trimmed to [-q, q] is, for large n, that of the
-  # values clipped to it over n/4: Stigler 1973. For normal ones 1.1957 / n.
+def test_the_interval_of_normal_returns_is_close_to_theory():
+  # Stigler 1973: for large n, the variance of a mean trimmed to [-q, q] is that
+  # of the values clipped to it, over n/4: 1.1957 / n for normal values.
   rng = np.random.default_rng(1)
   count = 400
   curves = [constant(value) for value in rng.normal(50.0, 10.0, count)]
@@ -130,7 +130,7 @@ def test_a_run_is_read(tmp_path):
   )
 
 
-def test_config_json_takes_values_that_are_no_json(tmp_path):
+def test_values_without_a_json_form_are_converted(tmp_path):
   options = {"rate": np.float32(0.5), "sizes": np.arange(2), "path": tmp_path}
   made = run_dirs.Config(
     "ppo", "a:Config", "b:Config", "0.2.0", run_dirs.FORMAT, options
@@ -145,10 +145,12 @@ def test_config_json_takes_values_that_are_no_json(tmp_path):
   ("experiment", "name"),
   [("experiments.mine:EXPERIMENT", "mine"), (None, "sync_ppo")],
 )
-def test_a_run_is_named_by_what_it_trained(experiment, name, tmp_path):
+def test_a_run_is_named_by_its_experiment_or_its_classes(
+  experiment, name, tmp_path
+):
   make_run(tmp_path, experiment=experiment)
-  found = run_dirs.config(tmp_path)
-  assert (found.experiment, found.name) == (experiment, name)
+  saved = run_dirs.config(tmp_path)
+  assert (saved.experiment, saved.name) == (experiment, name)
 
 
 def labels_of(tmp_path, *asked):
@@ -156,7 +158,7 @@ def labels_of(tmp_path, *asked):
   return run_dirs.labels([run_dirs.read(path) for path in paths])
 
 
-def test_a_label_says_by_which_options_an_experiment_differs(tmp_path):
+def test_a_label_has_the_options_that_differ_in_an_experiment(tmp_path):
   impala = {"experiment": "impala", "learning_rate": 1e-3}
   assert labels_of(
     tmp_path,
@@ -172,7 +174,7 @@ def test_a_label_says_by_which_options_an_experiment_differs(tmp_path):
   ]
 
 
-def test_options_in_a_label_are_as_one_gives_them(tmp_path):
+def test_options_in_a_label_are_those_of_a_command_line(tmp_path):
   first = {
     "learning_rate": 2e-3,
     "hidden_sizes": [64, 64],
@@ -193,7 +195,7 @@ def test_options_in_a_label_are_as_one_gives_them(tmp_path):
   ]
 
 
-def test_seed_and_place_make_no_group_of_their_own(tmp_path):
+def test_seed_role_and_address_do_not_separate_groups(tmp_path):
   asked = [
     {"seed": 0, "role": "all"},
     {"seed": 1, "role": "learner"},
@@ -203,15 +205,15 @@ def test_seed_and_place_make_no_group_of_their_own(tmp_path):
   assert labels_of(tmp_path, *(x | own for x in asked)) == ["ppo"] * 3
 
 
-def test_presets_of_environments_are_no_difference(tmp_path):
+def test_presets_of_environments_do_not_separate_groups(tmp_path):
   cart, pong = {"env": "CartPole-v1", "epochs": 8}, {"env": "Pong-v5"}
   assert labels_of(tmp_path, cart, pong | {"epochs": 4}) == ["ppo", "ppo"]
-  # What differs in one environment is said in all, so that lines correspond.
-  found = labels_of(tmp_path, cart, pong | {"epochs": 4}, pong | {"epochs": 8})
-  assert found == ["ppo --epochs 8", "ppo --epochs 4", "ppo --epochs 8"]
+  # An option that differs in one environment is in the labels of all.
+  labels = labels_of(tmp_path, cart, pong | {"epochs": 4}, pong | {"epochs": 8})
+  assert labels == ["ppo --epochs 8", "ppo --epochs 4", "ppo --epochs 8"]
 
 
-def test_modules_of_one_name_are_told_apart(tmp_path):
+def test_modules_with_the_same_name_have_different_labels(tmp_path):
   names = ("ppo", "mine.ppo:EXPERIMENT", "mine.dqn:EXPERIMENT")
   asked = [{"experiment": name} for name in names]
   assert labels_of(tmp_path, *asked) == ["ppo", "mine.ppo", "dqn"]
@@ -222,7 +224,7 @@ def test_modules_of_one_name_are_told_apart(tmp_path):
 
 @pytest.fixture
 def drawn(monkeypatch):
-  """The figures that are made from now on."""
+  """Collects the figures that are made in a test."""
   figures = []
 
   class Figure(figure.Figure):
@@ -241,7 +243,7 @@ def plotted(tmp_path, words, name="plot.png"):
 
 
 def check_texts(picture, monkeypatch):
-  """No text is clipped, and none is over another."""
+  """Checks that no text is clipped or overlaps another."""
   boxes = {}
   draw = text.Text.draw
 
@@ -261,7 +263,7 @@ def check_texts(picture, monkeypatch):
   for one, box in boxes.items():
     assert box.x0 >= 0 and box.x1 <= picture.bbox.width, one
     assert box.y0 >= 0 and box.y1 <= picture.bbox.height, one
-    # Half the size of the picture, they are of 7 points and more.
+    # At half size, each has 7 points or more.
     assert one.get_fontsize() >= 14
 
 
@@ -275,7 +277,7 @@ def test_both_panels_have_the_mean_and_the_interval(tmp_path, drawn):
   for axes, end in ((against_steps, 200.0), (against_time, 20.0)):
     (line,) = axes.lines
     np.testing.assert_allclose(line.get_xydata()[-1], [end, 5.0])
-    # The first return is halfway, and nothing is drawn before.
+    # The first return is halfway, and the line begins there.
     assert end / 2 <= line.get_xdata()[0] < end / 2 * 1.02
     band, seeds = axes.collections
     assert len(seeds.get_segments()) == 4
@@ -295,7 +297,7 @@ def test_a_single_run_has_no_band_and_may_have_a_single_point(tmp_path, drawn):
     assert axes.get_xlim()[0] < line.get_xdata()[0] < axes.get_xlim()[1]
 
 
-def test_a_line_ends_where_steps_do_and_not_where_time_does(
+def test_a_mean_ends_with_the_shortest_run_in_steps_only(
   tmp_path, drawn, capsys
 ):
   words = [
@@ -305,33 +307,33 @@ def test_a_line_ends_where_steps_do_and_not_where_time_does(
   plotted(tmp_path, words)
   against_steps, against_time = drawn[0].axes
   assert against_time.get_xlabel() == "wall time (minutes)"
-  # After the shorter one's time it stays where it was.
+  # Over time, the shorter run keeps its last value.
   ends = (
     (against_steps, 1200.0, (4 + 6 + 2 / 3) / 2, 2400.0),
     (against_time, 4.0, 6.0, 4.0),
   )
   for axes, end, value, longest in ends:
-    found = axes.lines[0].get_xydata()[-1]
-    np.testing.assert_allclose(found, [end, value])
-    # The longer one is seen to its own end.
+    last = axes.lines[0].get_xydata()[-1]
+    np.testing.assert_allclose(last, [end, value])
+    # The longer run is visible to its end.
     assert longest < axes.get_xlim()[1] < 1.1 * longest
     (seeds,) = (x for x in axes.collections if hasattr(x, "get_segments"))
     assert max(x[-1, 0] for x in seeds.get_segments()) == longest
-  said = capsys.readouterr().out
-  assert "seed 0 of ppo ended after 1,200 of 2,400 env steps; means" in said
-  assert "seed 1" not in said
+  output = capsys.readouterr().out
+  assert "seed 0 of ppo ended after 1,200 of 2,400 env steps; means" in output
+  assert "seed 1" not in output
 
 
-def test_runs_that_have_no_step_in_common_have_a_line(tmp_path, drawn):
+def test_runs_without_common_steps_have_a_mean(tmp_path, drawn):
   words = [
     make_run(tmp_path / "a", (2.0, 4.0), steps=(100, 200)),
     make_run(tmp_path / "b", (6.0, 8.0), steps=(600, 900), seed=1),
   ]
   plotted(tmp_path, words)
-  found = drawn[0].axes[0].lines[0].get_xydata()
-  # The second is as it begins until it does.
-  np.testing.assert_allclose(found[-1], [200.0, 5.0])
-  np.testing.assert_allclose(found[0], [100.0, 4.0], atol=2.0)
+  points = drawn[0].axes[0].lines[0].get_xydata()
+  # Before its first step, the second run has its first value.
+  np.testing.assert_allclose(points[-1], [200.0, 5.0])
+  np.testing.assert_allclose(points[0], [100.0, 4.0], atol=2.0)
 
 
 def test_each_environment_has_a_row_and_a_group_one_look(tmp_path, drawn):
@@ -353,14 +355,14 @@ def test_each_environment_has_a_row_and_a_group_one_look(tmp_path, drawn):
   ppo, dqn = above.lines
   (dqn_below,) = below.lines
   assert ppo.get_color() != dqn.get_color() == dqn_below.get_color()
-  # One scale of returns for both panels of a row.
+  # The panels of a row share their scale of returns.
   shared = above.get_shared_y_axes()
   assert shared.joined(*picture.axes[:2]) and not shared.joined(above, below)
   (legend,) = picture.legends
   assert [x.get_text() for x in legend.get_texts()] == ["ppo", "dqn"]
 
 
-def test_ends_far_apart_have_a_logarithmic_axis(tmp_path, drawn):
+def test_runs_of_very_different_length_have_a_logarithmic_axis(tmp_path, drawn):
   steps = np.linspace(100, 30_000, 50).astype(int).tolist()
   words = [
     make_run(tmp_path / "a", (1.0, 5.0), experiment="x.a", steps=(100, 1000)),
@@ -370,7 +372,7 @@ def test_ends_far_apart_have_a_logarithmic_axis(tmp_path, drawn):
   for axes in drawn[0].axes:
     assert axes.get_xscale() == "log"
     short = axes.lines[0].get_xydata()
-    # As many places as on the longer line, although it is so much shorter.
+    # The short line has as many points as the long one.
     assert len(short) > 150
     assert axes.get_xlim()[0] < short[0, 0]
 
@@ -392,7 +394,7 @@ def test_long_labels_and_names_are_neither_clipped_nor_overlap(
   check_texts(drawn[0], monkeypatch)
 
 
-def test_runs_of_no_episode_are_said_to_be_so(tmp_path, drawn):
+def test_runs_without_episodes_are_marked(tmp_path, drawn):
   words = [
     make_run(tmp_path / "a", (1.0, 2.0)),
     make_run(tmp_path / "b", (None, None), experiment="x.dqn"),
@@ -408,7 +410,7 @@ def test_runs_of_no_episode_are_said_to_be_so(tmp_path, drawn):
 
 
 def test_another_metric_is_drawn_against_one_axis(tmp_path, drawn):
-  """Runs that lack it are said to be so."""
+  """Runs that lack the metric are marked in the legend."""
   words = [
     make_run(tmp_path / "a"),
     make_run(tmp_path / "b", experiment="x.dqn"),
@@ -420,17 +422,17 @@ def test_another_metric_is_drawn_against_one_axis(tmp_path, drawn):
   assert axes.get_ylabel() == "entropy"
   assert axes.lines[0].get_ydata()[-1] == 3.0
   (legend,) = drawn[0].legends
-  found = [x.get_text() for x in legend.get_texts()]
-  assert found == ["ppo", "dqn (no entropy)"]
+  labels = [x.get_text() for x in legend.get_texts()]
+  assert labels == ["ppo", "dqn (no entropy)"]
 
 
-def test_the_legend_says_how_many_seeds_and_what_is_drawn(tmp_path, drawn):
+def test_the_legend_has_the_number_of_seeds_and_a_title(tmp_path, drawn):
   words = [make_run(tmp_path / str(seed), seed=seed) for seed in range(3)]
   words.append(make_run(tmp_path / "other", experiment="x.dqn"))
   plotted(tmp_path, words)
   (legend,) = drawn[0].legends
-  found = [x.get_text() for x in legend.get_texts()]
-  assert found == ["ppo (3 seeds)", "dqn"]
+  labels = [x.get_text() for x in legend.get_texts()]
+  assert labels == ["ppo (3 seeds)", "dqn"]
   assert "interquartile mean" in legend.get_title().get_text()
   plotted(tmp_path, words[-1:])
   assert not drawn[1].legends[0].get_title().get_text()
@@ -457,12 +459,12 @@ def test_scores_are_over_all_environments(tmp_path, drawn):
   plotted(tmp_path, [*words, "--scores"])
   (axes,) = drawn[0].axes
   ppo, dqn = (bar.get_width() for bar in axes.patches)
-  # Of 11 - 1 points in the one, and 400 in the other; the middle half of four.
+  # Ranges 11 - 1 and 400; the mean of the middle two of four scores.
   assert ppo == pytest.approx(1.0)
   assert dqn == pytest.approx((0.5 + 0.5) / 2)
 
 
-def test_an_interval_over_environments_draws_in_each_on_its_own():
+def test_an_interval_over_environments_resamples_within_each():
   runs = np.array([0.0, 0.5, 1.0])
   _, *alike = statistics.pooled([runs] * 6)
   _, *permuted = statistics.pooled([np.roll(runs, k) for k in range(6)])
@@ -470,7 +472,7 @@ def test_an_interval_over_environments_draws_in_each_on_its_own():
   assert 0.1 < alike[0] < 0.5 < alike[1] < 0.9
 
 
-def test_a_run_that_is_named_twice_counts_once(tmp_path, drawn):
+def test_a_run_that_is_given_twice_counts_once(tmp_path, drawn):
   word = make_run(tmp_path / "a")
   plotted(tmp_path, [word, f"{word}/../a"])
   assert not drawn[0].axes[0].collections
@@ -479,10 +481,10 @@ def test_a_run_that_is_named_twice_counts_once(tmp_path, drawn):
 # The program
 
 
-def test_it_needs_neither_jax_nor_a_display(tmp_path):
+def test_plotting_needs_neither_jax_nor_a_display(tmp_path):
   words = [make_run(tmp_path / str(seed), seed=seed) for seed in range(2)]
   path = tmp_path / "figure.svg"
-  # Options may stand among the directories.
+  # Options may come between the directories.
   words = [words[0], "--output", str(path), words[1]]
   without = ("DISPLAY", "WAYLAND_DISPLAY", "MPLBACKEND")
   blocked = "import sys; sys.modules['jax'] = None; from seedx.app import plot"
@@ -498,13 +500,13 @@ def test_it_needs_neither_jax_nor_a_display(tmp_path):
   assert "<svg" in path.read_text()
 
 
-def test_the_suffix_says_the_format(tmp_path):
+def test_the_suffix_sets_the_format(tmp_path):
   path = plotted(tmp_path, [make_run(tmp_path / "run")], "a.PDF")
   assert path.read_bytes().startswith(b"%PDF")
 
 
 def errors(tmp_path):
-  """Words, and what the error says of them."""
+  """Yields command lines and a part of the error of each."""
   good = make_run(tmp_path / "good")
   none = make_run(tmp_path / "none", (None, None))
   unfinished = make_run(tmp_path / "unfinished")
@@ -546,7 +548,7 @@ def errors(tmp_path):
   yield [good, "--scores", "--metric", "x"], "found --metric x"
 
 
-def test_what_cannot_be_drawn_exits_with_2_and_one_line(
+def test_wrong_options_of_plot_exit_with_2_and_one_line(
   tmp_path, capsys, monkeypatch
 ):
   monkeypatch.chdir(tmp_path)
@@ -569,10 +571,10 @@ def test_a_run_without_episodes_is_drawn(returns, tmp_path):
   assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_run_of_another_length_is_of_another_group(tmp_path):
-  # Its learning rate falls more slowly, and it goes on where others have ended.
-  found = labels_of(tmp_path, {"total_steps": 10}, {"total_steps": 20})
-  assert found == ["ppo --total-steps 10", "ppo --total-steps 20"]
+def test_total_steps_separate_groups(tmp_path):
+  # Its learning rate falls more slowly, and its curve is longer.
+  labels = labels_of(tmp_path, {"total_steps": 10}, {"total_steps": 20})
+  assert labels == ["ppo --total-steps 10", "ppo --total-steps 20"]
 
 
 def test_no_two_groups_look_the_same():
@@ -583,7 +585,7 @@ def test_no_two_groups_look_the_same():
     for i in range(210)
   ]
   assert len(set(looks)) == 210
-  # In grey, too, at least those that one still tells apart.
+  # The first 30 also differ in grey.
   assert len({look[1:] for look in looks[:30]}) == 30
 
 
@@ -598,7 +600,7 @@ def test_long_times_have_a_larger_unit():
     assert drawing._time_unit(seconds) == (size, unit)
 
 
-def test_a_dark_twin_turns_the_page_over_and_keeps_hues():
+def test_a_dark_picture_inverts_the_page_and_keeps_hues():
   page, ink, blue, band = dark.turned(
     np.array([[1.0] * 3, [0.0] * 3, [0.0, 0.45, 0.7], [0.8, 0.89, 0.94]])
   )

@@ -29,7 +29,7 @@ SEEN = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
 
 @functools.cache
 def policy_of(kind="vector"):
-  """An untrained policy, as `app.load` makes one."""
+  """Returns an untrained policy, as `app.load` would."""
   config, spec = {
     "vector": (a2c.Config(hidden_sizes=(8,)), VECTOR),
     "recurrent": (
@@ -70,17 +70,17 @@ def test_a_nest_of_observations_and_a_vector_of_actions():
   np.testing.assert_allclose(actions[0], action, rtol=1e-5)
   again, _ = policy_of("nest").predict(observation, state)
   np.testing.assert_array_equal(again, action)
-  # As dm_control has them.
+  # Mappings like those of dm_control.
   ordered = collections.OrderedDict(observation)
   again, _ = policy_of("nest").predict(ordered)
   np.testing.assert_array_equal(again, action)
 
 
-def test_memory_reward_and_start_are_those_of_act():
-  """In a loop of time steps, with an episode's end within."""
+def test_predict_agrees_with_act_over_several_steps():
+  """An episode ends on the way."""
   policy, rng = policy_of("recurrent"), np.random.default_rng(1)
-  act, state, own = jax.jit(policy.act), policy.initial_state(6), None
-  forgot = 0
+  act, state, memory = jax.jit(policy.act), policy.initial_state(6), None
+  differences = 0
   for time in range(5):
     start = np.arange(6) < 3 if time == 3 else np.full(6, time == 0)
     rewards = np.where(start, 0, rng.normal(size=6)).astype(np.float32)
@@ -91,18 +91,18 @@ def test_memory_reward_and_start_are_those_of_act():
       observation=SEEN,
     )
     expected, state = act(timestep, state)
-    given = None if time == 0 else start  # The first has no state.
-    actions, own = policy.predict(
-      SEEN, own, episode_start=given, reward=rewards
+    episode_start = None if time == 0 else start  # The first has no state.
+    actions, memory = policy.predict(
+      SEEN, memory, episode_start=episode_start, reward=rewards
     )
     np.testing.assert_array_equal(actions, expected)
     jax.tree.map(
-      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), own, state
+      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), memory, state
     )
     without, _ = policy.predict(SEEN)
-    forgot += np.sum(actions != without)
-  assert forgot > 0
-  again, _ = policy.predict(SEEN, own, episode_start=True)
+    differences += np.sum(actions != without)
+  assert differences > 0
+  again, _ = policy.predict(SEEN, memory, episode_start=True)
   np.testing.assert_array_equal(again, without)
 
 
@@ -118,7 +118,7 @@ def test_memory_reward_and_start_are_those_of_act():
     ({"observation": SEEN, "episode_start": np.ones((6, 1))}, "episode_start"),
   ],
 )
-def test_what_does_not_fit_is_refused_in_a_line(arguments, message):
+def test_a_wrong_argument_is_refused_in_one_line(arguments, message):
   with pytest.raises(types.ConfigError, match=message) as raised:
     policy_of().predict(**arguments)
   assert "\n" not in str(raised.value)
@@ -138,7 +138,9 @@ def test_a_nest_or_a_state_that_does_not_fit_is_refused():
     policy_of().predict(SEEN[0], state)
 
 
-def test_the_page_plays_an_episode(tmp_path, monkeypatch, capsys):
+def test_the_example_in_the_docs_plays_an_episode(
+  tmp_path, monkeypatch, capsys
+):
   assert gymnasium.__version__
   monkeypatch.chdir(tmp_path)
   app.train(app_test.small(), run_dir="runs/my_ppo", quiet=True)

@@ -1,4 +1,4 @@
-"""The trace of a part of a run: what it has, and when it is written."""
+"""The trace of a part of a run: its content, and when it is written."""
 
 import gzip
 import json
@@ -15,14 +15,14 @@ from seedx.pipelines import seed
 
 
 def spans(folder):
-  """The names of what threads of this machine did."""
+  """Returns the names of the spans of this machine's threads."""
   (path,) = folder.glob("plugins/profile/*/*.trace.json.gz")
   events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
   return {event.get("name") for event in events}
 
 
 @pytest.mark.slow
-def test_a_trace_names_what_threads_do(tmp_path):
+def test_a_trace_has_the_spans_of_the_threads(tmp_path):
   config = seed.Config(
     total_steps=20_000,
     log_seconds=0.05,
@@ -36,19 +36,19 @@ def test_a_trace_names_what_threads_do(tmp_path):
 
 
 class Profiler:
-  """Stands for JAX's: writes down what it is told."""
+  """A fake of JAX's profiler, which records its calls."""
 
   def __init__(self, monkeypatch):
-    self.told = []
+    self.calls = []
     monkeypatch.setattr(
-      jax.profiler, "start_trace", lambda *_, **__: self.told.append("start")
+      jax.profiler, "start_trace", lambda *_, **__: self.calls.append("start")
     )
     monkeypatch.setattr(
-      jax.profiler, "stop_trace", lambda: self.told.append("stop")
+      jax.profiler, "stop_trace", lambda: self.calls.append("stop")
     )
 
 
-def test_a_trace_begins_once_it_learns_and_ends_in_time(monkeypatch):
+def test_a_trace_begins_after_an_update_and_ends_in_time(monkeypatch):
   profiler, now = Profiler(monkeypatch), [0.0]
   clock = python_types.SimpleNamespace(monotonic=lambda: now[0])
   monkeypatch.setattr(profiling, "time", clock)
@@ -57,23 +57,23 @@ def test_a_trace_begins_once_it_learns_and_ends_in_time(monkeypatch):
   def line(updates):
     now[0] += 1.0
     trace.write({"learner_steps": updates})
-    return profiler.told
+    return profiler.calls
 
   assert line(0) == line(0) == line(1) == []
   assert line(5) == line(6) == ["start"]
   assert line(7) == line(8) == line(9) == ["start", "stop"]
   trace.close()
-  assert profiler.told == ["start", "stop"]
+  assert profiler.calls == ["start", "stop"]
 
 
-def test_a_run_that_ends_earlier_ends_its_trace(monkeypatch):
+def test_a_trace_ends_with_its_run(monkeypatch):
   profiler = Profiler(monkeypatch)
   trace = profiling.Trace("unused", seconds=100.0)
   for updates in (1, 2):
     trace.write({"learner_steps": updates})
   trace.close()
   trace.close()
-  assert profiler.told == ["start", "stop"]
+  assert profiler.calls == ["start", "stop"]
   trace = profiling.Trace("unused", seconds=100.0)
   trace.close()
-  assert profiler.told == ["start", "stop"]
+  assert profiler.calls == ["start", "stop"]

@@ -1,4 +1,4 @@
-"""Programs that a signal ends: what they save, say and leave."""
+"""Programs that a signal ends: what they save, print and leave."""
 
 import contextlib
 import ctypes
@@ -24,22 +24,22 @@ SMALL = ("--env", "tests.own_envs:cartpole", "--num-envs", "4")
 
 
 class Program:
-  """A program in a session of its own, which has a folder for what it leaves.
+  """A program in its own session, with a folder for its temporary files.
 
   Attributes:
-    run_dir: of the run.
-    sockets: where it puts what is temporary.
-    running: the program.
+    run_dir: directory of the run.
+    sockets: folder for temporary files.
+    running: the process.
   """
 
   def __init__(self, tmp_path, experiment, *words, **options):
     self.run_dir, self.sockets = tmp_path / "run", tmp_path / "sockets"
     self.sockets.mkdir()
     self._children = []
-    own = ["--run-dir", str(self.run_dir), "--total-steps", "1000000000"]
+    fixed = ["--run-dir", str(self.run_dir), "--total-steps", "1000000000"]
     self.running = programs.start(
       experiment,
-      *own,
+      *fixed,
       "--log-seconds",
       "0.1",
       *words,
@@ -48,13 +48,12 @@ class Program:
     )
 
   def env_steps(self):
-    """Of the last line of metrics."""
+    """Returns the env steps of the last line of metrics."""
     path = self.run_dir / "metrics.jsonl"
     lines = metrics.read_lines(path) if path.exists() else []
     return lines[-1]["env_steps"] if lines else 0
 
   def wait_for_steps(self, env_steps=100):
-    """Waits until it has made some."""
     running.wait_until(lambda: self.env_steps() >= env_steps, self._check)
     self._children = psutil.Process(self.running.pid).children(recursive=True)
 
@@ -62,13 +61,13 @@ class Program:
     assert self.running.poll() is None, self.running.communicate()
 
   def catches(self, number):
-    """Whether it does anything about a signal."""
+    """Returns whether the program handles a signal."""
     status = pathlib.Path(f"/proc/{self.running.pid}/status").read_text()
     caught = re.search(r"SigCgt:\s+(\w+)", status)[1]
     return int(caught, 16) >> (number - 1) & 1
 
   def ended(self):
-    """What it said, once it has ended and has left nothing."""
+    """Waits until it ends and has left nothing, and returns its stderr."""
     _, err = self.running.communicate(timeout=600)
     _, alive = psutil.wait_procs(self._children, timeout=300)
     assert not alive and not list(self.sockets.iterdir())
@@ -76,7 +75,7 @@ class Program:
     return err
 
   def checkpoints(self):
-    """Env steps of those that there are."""
+    """Returns the env steps of the checkpoints."""
     return [int(x.name) for x in (self.run_dir / "checkpoints").glob("[0-9]*")]
 
 
@@ -96,7 +95,7 @@ def start(tmp_path):
 
 
 @pytest.mark.parametrize("number", signals.ENDING)
-def test_a_program_that_is_still_imported_ends_at_once(number, start):
+def test_a_signal_during_the_imports_ends_a_program_at_once(number, start):
   program = start(seed_vtrace, start_new_session=True)
   running.wait_until(lambda: program.catches(signal.SIGTERM))
   os.killpg(program.running.pid, number)
@@ -104,7 +103,7 @@ def test_a_program_that_is_still_imported_ends_at_once(number, start):
   assert program.running.returncode == 128 + number
 
 
-# Stands for NumPy: what a program imports first that takes long.
+# A fake NumPy, the first slow import of a program.
 _NUMPY = """
 import os, signal
 os.kill(os.getpid(), signal.{})
@@ -115,7 +114,7 @@ _SCRIPT = "import sys; from seedx.__main__ import program; sys.exit(program())"
 
 
 def _as_process_1():
-  """The words before a program that is process 1, as in a container."""
+  """Returns words that run a program as process 1, as in a container."""
   words = ["unshare", "--map-root-user", "--pid", "--fork"]
   try:
     subprocess.run([*words, "true"], check=True, capture_output=True)
@@ -140,9 +139,9 @@ def test_a_signal_at_the_first_import_leaves_no_traceback(
 ):
   name, _, place = name.partition(" ")
   (tmp_path / "numpy.py").write_text(_NUMPY.format(name))
-  before = _as_process_1() if place else []
+  prefix = _as_process_1() if place else []
   ended = subprocess.run(
-    [*before, sys.executable, *words],
+    [*prefix, sys.executable, *words],
     cwd=tmp_path,
     env={**os.environ, "PYTHONPATH": f"{tmp_path}:{programs.ROOT}"},
     capture_output=True,
@@ -157,7 +156,7 @@ def test_a_signal_at_the_first_import_leaves_no_traceback(
 @pytest.mark.parametrize(
   ("experiment", "words", "number"),
   [
-    # Its environments, or its actors, are in other processes.
+    # Environments or actors run in other processes.
     (a2c, SMALL, signal.SIGTERM),
     (seed_vtrace, (), signal.SIGINT),
   ],
@@ -174,18 +173,18 @@ def test_a_signal_to_the_group_ends_a_run_with_a_checkpoint(
 
 
 @pytest.mark.slow
-def test_a_terminal_that_hangs_up_ends_a_run_with_a_checkpoint(start):
-  terminal, own = pty.openpty()
+def test_a_closed_terminal_ends_a_run_with_a_checkpoint(start):
+  terminal, program_side = pty.openpty()
   program = start(
     seed_vtrace,
     "--num-actors",
     "1",
     start_new_session=True,
-    preexec_fn=lambda: os.close(os.open(os.ttyname(own), os.O_RDWR)),
-    stdout=own,
-    stderr=own,
+    preexec_fn=lambda: os.close(os.open(os.ttyname(program_side), os.O_RDWR)),
+    stdout=program_side,
+    stderr=program_side,
   )
-  os.close(own)
+  os.close(program_side)
   os.set_blocking(terminal, False)
 
   def acts():
@@ -202,7 +201,7 @@ def test_a_terminal_that_hangs_up_ends_a_run_with_a_checkpoint(start):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["second Ctrl-C", "SIGKILL"])
-def test_nothing_is_left_of_one_that_ends_at_once(how, start):
+def test_a_program_that_ends_at_once_leaves_nothing(how, start):
   program = start(seed_vtrace)
   program.wait_for_steps()
   if how == "SIGKILL":
@@ -215,7 +214,7 @@ def test_nothing_is_left_of_one_that_ends_at_once(how, start):
   assert program.running.returncode == (-9 if how == "SIGKILL" else 130)
 
 
-def test_what_nohup_ignores_stays_ignored():
+def test_a_signal_that_nohup_ignores_stays_ignored():
   before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
   try:
     stop = threading.Event()
@@ -228,7 +227,7 @@ def test_what_nohup_ignores_stays_ignored():
     signal.signal(signal.SIGHUP, before)
 
 
-def test_a_ctrl_c_that_a_program_passes_on_is_no_second_one(monkeypatch):
+def test_a_ctrl_c_that_arrives_twice_at_once_counts_once(monkeypatch):
   clock = mock.Mock(**{"monotonic.side_effect": [1.0, 1.04, 2.0]})
   monkeypatch.setattr(signals, "time", clock)
   stop = threading.Event()
@@ -262,10 +261,10 @@ def test_a_forked_process_does_not_pass_its_signals_on():
   assert ended.returncode == 0
 
 
-def test_a_signal_is_heeded_while_the_main_thread_is_in_a_call():
+def test_a_signal_is_handled_while_the_main_thread_is_blocked():
   stop = threading.Event()
   with signals.stopping(stop) as ending:
-    # Neither returns to Python, nor is it ended by a signal.
+    # This call neither returns to Python nor is interrupted by a signal.
     main = threading.get_ident()
     threading.Timer(0.1, signal.pthread_kill, (main, signal.SIGTERM)).start()
     lock = ctypes.create_string_buffer(256)

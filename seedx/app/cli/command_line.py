@@ -1,6 +1,6 @@
 """Command lines from configs: each setting is a flag.
 
-See `configs` for what a setting is. Help has no colours, an error is one line.
+See `configs` for settings. Help has no colours; an error is one line.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from seedx.app.cli import configs, synonyms
 
 C = TypeVar("C")
 
-# Where the sentences of `--help` begin.
+# The column in which the sentences of `--help` begin.
 _COLUMN = 24
 _NUMBERS = {int: "as a whole number", float: "as a number"}
 _KEYWORDS = "as KEY=VALUE,KEY=VALUE or as a JSON object"
@@ -35,13 +35,13 @@ def run(
 ) -> int:
   """Parses a command line and runs a program with it.
 
-  A `types.ConfigError` of the program is printed as one line, and exits with
+  Prints a `types.ConfigError` of the program as one line and exits with
   status 2.
 
   Args:
-    program: takes the parsed options and returns an exit status.
+    program: function from the parsed options to an exit status.
     options: config with the defaults.
-    name: how the program is called, such as `seedx plot`.
+    name: name of the program, such as `seedx plot`.
     description: text at the top of `--help`.
     argv: arguments without the program's name; those of this process if None.
     positional: see `parse`.
@@ -69,84 +69,75 @@ def parse(
   often: Collection[str] = (),
   unmeasured: Collection[str] = (),
 ) -> C:
-  """Reads a command line; exits with status 2 and one line where it is wrong.
+  """Returns a config with the values of a command line.
+
+  Prints one line and exits with status 2 if the command line is wrong.
 
   Args:
-    config: has the defaults.
-    argv: without the program's name.
-    program: how it is called.
-    description: opens `--help`.
-    positional: names of settings that are words without a flag before them. All
-      must be given, a tuple as one or more words.
-    often: names of settings that `--help` begins with.
-    unmeasured: names of settings whose values are presets that nobody has
+    config: config with the defaults.
+    argv: arguments without the program's name.
+    program: name of the program.
+    description: text at the top of `--help`.
+    positional: names of settings that are words without a flag. All of them are
+      required; a tuple takes one or more words.
+    often: names of settings that `--help` lists first.
+    unmeasured: names of settings with values from presets that have not been
       measured.
-
-  Returns:
-    The config with what the command line says.
   """
-  known = configs.settings(config)
-  taken = [known[name] for name in positional]
+  settings = configs.settings(config)
+  arguments = [settings[name] for name in positional]
   if asks_for_help(argv):
-    print(f"usage: {program}", *map(_word, taken), "[options]\n")
+    print(f"usage: {program}", *map(_word, arguments), "[options]\n")
     print(_help(config, description, positional, often, unmeasured))
     raise SystemExit(0)
-  flags = [x for name, x in known.items() if name not in positional]
+  flags = [x for name, x in settings.items() if name not in positional]
   try:
-    given, rest = _read_flags(flags, argv)
-    given |= _read_words(taken, rest, flags)
-    return configs.replaced(config, given)
-  except _WrongError as error:
+    values, rest = _read_flags(flags, argv)
+    values |= _read_words(arguments, rest, flags)
+    return configs.replaced(config, values)
+  except _UsageError as error:
     _refuse(str(error))
-  except types.ConfigError as error:  # It calls settings by their fields.
-    names = {name: flag(name) for name in known}
+  except types.ConfigError as error:  # It names fields, not flags.
+    names = {name: flag(name) for name in settings}
     names |= {name: name.upper() for name in positional}
     words = re.split(r"(?<=\bexpected )(\w+)", str(error))
     _refuse("".join(names.get(word, word) for word in words))
 
 
 def asks_for_help(argv: Sequence[str]) -> bool:
-  """Whether a command line has `--help`, whatever else it says."""
+  """Returns whether a command line has `--help` or `-h`."""
   return not {"-h", "--help"}.isdisjoint(argv)
 
 
 def first(
   config: object, names: Sequence[str], argv: Sequence[str]
 ) -> dict[str, Any]:
-  """Reads some settings only, whatever else the command line says.
-
-  Args:
-    config: has the defaults.
-    names: of the settings.
-    argv: without the program's name.
-
-  Returns:
-    Their values by their names.
+  """Returns some settings by name; ignores the rest of the command line.
 
   Raises:
-    ValueError: a name is of no setting.
+    ValueError: a name is not that of a setting.
   """
-  known = configs.settings(config)
-  unknown = sorted(set(names) - set(known))
+  settings = configs.settings(config)
+  unknown = sorted(set(names) - set(settings))
   if unknown:
     raise ValueError(f"expected names of settings, found {', '.join(unknown)}")
   try:
-    read, _ = _read_flags([known[name] for name in names], argv)
-  except _WrongError as error:
+    read, _ = _read_flags([settings[name] for name in names], argv)
+  except _UsageError as error:
     _refuse(str(error))
   values = configs.values(config)
   return {name: values[name] for name in names} | read
 
 
-def said(config: object, argv: Sequence[str]) -> set[str]:
-  """The names of the settings that a command line says."""
-  words = {_asked(word) for word in argv}
-  known = configs.settings(config).values()
-  return {x.name for x in known if not words.isdisjoint(_flags(x))}
+def given(config: object, argv: Sequence[str]) -> set[str]:
+  """Returns the names of the settings that a command line sets."""
+  words = {_flag_in(word) for word in argv}
+  settings = configs.settings(config).values()
+  return {x.name for x in settings if not words.isdisjoint(_flags(x))}
 
 
 def option(name: str, value: object) -> list[str]:
-  """A setting as words of a command line: a flag, and its value if any."""
+  """Returns a setting as words of a command line: its flag and value."""
   if isinstance(value, bool):
     return [flag(name) if value else f"--no-{flag(name)[2:]}"]
   return [flag(name), shown(value)]
@@ -164,20 +155,20 @@ def shown(value: object) -> str:
 
 
 def flag(name: str) -> str:
-  """A setting's name on the command line."""
+  """Returns the flag of a setting."""
   return "--" + name.replace("_", "-")
 
 
 def fail(error: types.ConfigError) -> NoReturn:
-  """Says in one line what is wrong, and exits with status 2."""
+  """Prints an error as one line and exits with status 2."""
   line = " ".join(str(error).split())
-  # It may tell of a file that another wrote.
+  # The line may quote a file by another author.
   print(f"error: {types.printable(line)}", file=sys.stderr)
   raise SystemExit(2)
 
 
-class _WrongError(Exception):
-  """A wrong command line."""
+class _UsageError(Exception):
+  """An error in a command line."""
 
 
 def _refuse(message: str) -> NoReturn:
@@ -187,35 +178,30 @@ def _refuse(message: str) -> NoReturn:
 def _read_flags(
   settings: Sequence[configs.Setting], argv: Sequence[str]
 ) -> tuple[dict[str, Any], list[str]]:
-  """Reads the flags of settings.
-
-  Returns:
-    The values of the settings that are there, by their names, and the other
-    words.
-  """
-  known = {x: setting for setting in settings for x in _flags(setting)}
+  """Returns the values of the settings that are set, and the other words."""
+  by_flag = {x: setting for setting in settings for x in _flags(setting)}
   values: dict[str, Any] = {}
   rest: list[str] = []
   words = list(argv)
   while words:
     word = words.pop(0)
-    if word == "--":  # No flags come after it.
+    if word == "--":  # Only words follow.
       return values, [*rest, *words]
-    asked, (_, equals, text) = _asked(word), word.partition("=")
-    setting = known.get(asked)
+    name, (_, equals, text) = _flag_in(word), word.partition("=")
+    setting = by_flag.get(name)
     if setting is None:
       rest.append(word)
       continue
     if setting.kind is bool:
       if equals:
-        raise _WrongError(f"expected no value of a switch, found {word}")
-      values[setting.name] = asked == flag(setting.name)
+        raise _UsageError(f"expected a switch without a value, found {word}")
+      values[setting.name] = name == flag(setting.name)
       continue
     if not equals:
       if not words or re.match(r"--|-(?!inf$)[a-zA-Z]", words[0]):
-        raise _WrongError(f"expected a value after {word}")
+        raise _UsageError(f"expected a value after {word}")
       text = words.pop(0)
-    values[setting.name] = _read(setting.kind, text, asked)
+    values[setting.name] = _read(setting.kind, text, name)
   return values, rest
 
 
@@ -224,42 +210,42 @@ def _read_words(
   words: list[str],
   flags: Sequence[configs.Setting],
 ) -> dict[str, Any]:
-  """Reads the words that are no flags of settings."""
+  """Returns the values of the positional settings, given all other words."""
   for word in words:
     if word.startswith("-"):
-      raise _WrongError(f"unrecognized arguments: {word}{_hint(word, flags)}")
-  found: dict[str, Any] = {}
+      raise _UsageError(f"unrecognized arguments: {word}{_hint(word, flags)}")
+  values: dict[str, Any] = {}
   for i, setting in enumerate(positional, 1):
     name, item = setting.name.upper(), configs.item(setting.kind)
     if not words:
-      raise _WrongError(f"expected {name}, found no word for it")
-    # Each that comes after it needs a word.
+      raise _UsageError(f"expected {name}, found none")
+    # Each argument after this one needs at least one word.
     count = max(1, len(words) - len(positional) + i) if item else 1
-    taken, words = words[:count], words[count:]
-    values = tuple(_read(item or setting.kind, word, name) for word in taken)
-    found[setting.name] = values if item else values[0]
+    own_words, words = words[:count], words[count:]
+    items = tuple(_read(item or setting.kind, word, name) for word in own_words)
+    values[setting.name] = items if item else items[0]
   if words:
-    raise _WrongError(f"unrecognized arguments: {' '.join(words)}")
-  return found
+    raise _UsageError(f"unrecognized arguments: {' '.join(words)}")
+  return values
 
 
 def _hint(word: str, settings: Sequence[configs.Setting]) -> str:
-  """What may have been meant by a flag that is of none of the settings."""
-  asked, known = _asked(word), [x for s in settings for x in _flags(s)]
-  elsewhere = map(flag, synonyms.of(asked[2:].replace("-", "_")))
-  here = [x for x in elsewhere if x in known]
-  near = difflib.get_close_matches(asked, known)
-  hint, flags = ("here", here) if here else ("nearest", near)
+  """Returns flags that may have been meant by an unknown one."""
+  unknown, valid = _flag_in(word), [x for s in settings for x in _flags(s)]
+  renamed = map(flag, synonyms.of(unknown[2:].replace("-", "_")))
+  same_meaning = [x for x in renamed if x in valid]
+  similar = difflib.get_close_matches(unknown, valid)
+  hint, flags = ("here", same_meaning) if same_meaning else ("nearest", similar)
   return f" ({hint}: {', '.join(flags)})" if flags else ""
 
 
 def _read(kind: Any, text: str, name: str) -> Any:
-  """Reads the value of a setting that a person knows by this name."""
+  """Reads the value of a setting; `name` is its name in errors."""
   choices, item = configs.choices(kind), configs.item(kind)
   if choices and text not in choices:
-    known = ", ".join(choices)
-    raise _WrongError(
-      f"invalid choice for {name}: expected {known}, found {text!r}"
+    allowed = ", ".join(choices)
+    raise _UsageError(
+      f"invalid choice for {name}: expected {allowed}, found {text!r}"
     )
   if choices or kind is str:
     return text
@@ -269,8 +255,8 @@ def _read(kind: Any, text: str, name: str) -> Any:
       return tuple(x if item is str else types.number(int, x) for x in parts)
     return types.number(kind, text) if kind in _NUMBERS else _keywords(text)
   except (ValueError, RecursionError):
-    wanted = "as whole numbers N,N" if item else _NUMBERS.get(kind, _KEYWORDS)
-    raise _WrongError(f"expected {name} {wanted}, found {text!r}") from None
+    form = "as whole numbers N,N" if item else _NUMBERS.get(kind, _KEYWORDS)
+    raise _UsageError(f"expected {name} {form}, found {text!r}") from None
 
 
 def _keywords(text: str) -> dict[str, Any]:
@@ -288,7 +274,7 @@ def _keywords(text: str) -> dict[str, Any]:
 
 
 def _first_value(text: str) -> tuple[Any, str]:
-  """The value at the start of `value,key=value`, and what comes after it."""
+  """Returns the value at the start of `value,key=value`, and the rest."""
   try:
     value, end = json.JSONDecoder().raw_decode(text)
     if text[end : end + 1] in ("", ","):
@@ -300,7 +286,7 @@ def _first_value(text: str) -> tuple[Any, str]:
 
 
 def _json(text: str) -> Any:
-  """Reads JSON or `True` or `False`, or else a string."""
+  """Reads JSON, `True` or `False`; any other text is a string."""
   try:
     return json.loads(text)
   except json.JSONDecodeError:
@@ -308,14 +294,14 @@ def _json(text: str) -> Any:
 
 
 def _in_pairs(value: object) -> str:
-  """JSON, or a string as it is where it reads as nothing else."""
+  """Returns the text that `_first_value` reads as this value."""
   if isinstance(value, str) and _json(value) == value and "," not in value:
     return value
   return json.dumps(value)
 
 
-def _asked(word: str) -> str:
-  """The flag in a word, whose name may have underscores for hyphens."""
+def _flag_in(word: str) -> str:
+  """Returns the flag in a word, with hyphens for underscores."""
   return word[:2] + word[2:].partition("=")[0].replace("_", "-")
 
 
@@ -325,47 +311,49 @@ def _flags(setting: configs.Setting) -> list[str]:
 
 
 def _word(setting: configs.Setting) -> str:
-  """What stands for a setting that is positional."""
+  """Returns the placeholder for a positional setting."""
   name = setting.name.upper()
   return f"{name} [{name} ...]" if configs.item(setting.kind) else name
 
 
 def _metavar(setting: configs.Setting) -> str:
-  """What stands for the value of a flag."""
+  """Returns the placeholder for the value of a flag."""
   if configs.choices(setting.kind):
     return f"{{{','.join(configs.choices(setting.kind))}}}"
-  # Of a long name, the last word says what is wanted.
+  # The last word of a long name is what the value is.
   last = setting.name.rpartition("_")[2].upper()
   return {int: "N", float: "X"}.get(setting.kind, last)
 
 
 def parts(config: object) -> dict[str, list[configs.Setting]]:
-  """The settings of a config by the part that has them.
+  """Groups the settings of a config by the part that has them.
 
-  Those of its own room come before those that it has from another.
+  A class's own settings come before those inherited from another package.
   """
   settings = sorted(
     configs.settings(config).values(), key=lambda x: _place(config, x.path)
   )
-  found: dict[str, list[configs.Setting]] = {}
+  groups: dict[str, list[configs.Setting]] = {}
   for setting in settings:
     part = setting.path[-2] if len(setting.path) > 1 else "options"
-    found.setdefault(part, []).append(setting)
-  return found
+    groups.setdefault(part, []).append(setting)
+  return groups
 
 
 def _place(config: Any, path: Sequence[str]) -> list[tuple[bool, int]]:
-  """Orders fields: at each step of a path, those from another room are last."""
+  """Returns a sort key: fields from another package come last."""
   place = []
   for name in path:
     fields = [field.name for field in dataclasses.fields(config)]
-    *_, first = (
+    *_, definer = (
       x
       for x in type(config).mro()
       if name in getattr(x, "__dataclass_fields__", ())
     )
-    rooms = {x.__module__.rpartition(".")[0] for x in (first, type(config))}
-    place.append((len(rooms) > 1, fields.index(name)))
+    packages = {
+      x.__module__.rpartition(".")[0] for x in (definer, type(config))
+    }
+    place.append((len(packages) > 1, fields.index(name)))
     config = getattr(config, name)
   return place
 
@@ -377,8 +365,8 @@ def _help(
   often: Collection[str],
   unmeasured: Collection[str],
 ) -> str:
-  """What `--help` says below its first line; see `parse` for the arguments."""
-  known, values = configs.settings(config), configs.values(config)
+  """Returns `--help` below its first line; see `parse` for the arguments."""
+  by_name, values = configs.settings(config), configs.values(config)
 
   def row(setting: configs.Setting) -> str:
     name, sentence = setting.name, setting.help.removesuffix(".")
@@ -386,7 +374,7 @@ def _help(
     return _row(_invocation(setting), sentence.strip())
 
   groups = {
-    "arguments": [_row(x.upper(), known[x].help) for x in positional],
+    "arguments": [_row(x.upper(), by_name[x].help) for x in positional],
     "often changed": [],
     "options": [_row("-h, --help", "show this message and exit")],
   }
@@ -400,23 +388,22 @@ def _help(
 
 
 def _invocation(setting: configs.Setting) -> str:
-  """How an option is given, with what stands for its value."""
   flags = ", ".join(_flags(setting))
   return flags if setting.kind is bool else f"{flags} {_metavar(setting)}"
 
 
-def _defaults(value: object, before: object, is_unmeasured: bool) -> str:
-  """What `--help` says of a value and of the one before presets."""
-  said = {"default": shown(value)}
-  if before is not dataclasses.MISSING and before != value:
+def _defaults(value: object, default: object, is_unmeasured: bool) -> str:
+  """Returns the default for `--help`, and the value of a preset, if any."""
+  labelled = {"default": shown(value)}
+  if default is not dataclasses.MISSING and default != value:
     preset = "preset, not measured" if is_unmeasured else "preset"
-    said = {preset: shown(value) or "empty", "default": shown(before)}
-  texts = [f"{key}: {text}" for key, text in said.items() if text]
+    labelled = {preset: shown(value) or "empty", "default": shown(default)}
+  texts = [f"{key}: {text}" for key, text in labelled.items() if text]
   return f" ({'; '.join(texts)})" if texts else ""
 
 
 def _row(name: str, sentence: str) -> str:
-  """Lines of `--help`: a name and, in a column beside it, its sentence."""
+  """Returns an entry of `--help`: a name and, beside it, a sentence."""
   beside = len(name) + 4 <= _COLUMN
   lines = textwrap.wrap(
     sentence,

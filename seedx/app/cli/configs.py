@@ -1,10 +1,9 @@
 """A nested config as flat settings.
 
-A config is a frozen dataclass, some fields of which are configs themselves. Its
-settings are the fields, at any depth, that a command line and JSON can express.
-Each has a name of its own among all of them. Fields of other types (a config
-that is None, a Flax module) and fields with `init=False` are no settings: only
-Python code sets them.
+A config is a frozen dataclass; some of its fields may be configs themselves.
+Its settings are the fields, at any depth, whose values a command line and JSON
+can express. Their names are unique. Other fields (a config that is None, a Flax
+module, `init=False`) can only be set in Python.
 """
 
 import dataclasses
@@ -21,7 +20,7 @@ from seedx import types
 C = TypeVar("C")
 
 _PLAIN = (bool, int, float, str, dict[str, Any], Mapping[str, Any])
-# What a sequence is of.
+# The types of a sequence's items.
 _ITEMS: Mapping[object, type[int] | type[str]] = {
   tuple[int, ...]: int,
   Sequence[int]: int,
@@ -32,16 +31,16 @@ _ITEMS: Mapping[object, type[int] | type[str]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-  """A field of a config, or of one that lies in it.
+  """A field of a config, or of a config inside it.
 
   Attributes:
-    name: of the field.
-    path: the attributes that lead to it, its name the last.
-    owner: the class of the config that has the field.
-    kind: its type hint.
-    default: its default in that class, `dataclasses.MISSING` if there is none.
+    name: name of the field.
+    path: the attributes that lead to it, its name last.
+    owner: class of the config that has the field.
+    kind: type hint of the field.
+    default: default in that class; `dataclasses.MISSING` if there is none.
     about: see `types.setting`.
-    help: its sentence in the class's `Attributes:` section, or in that of the
+    help: sentence in the class's `Attributes:` section, or in that of the
       nearest base class that has one.
   """
 
@@ -60,35 +59,35 @@ class Setting:
 
   @property
   def restored(self) -> bool:
-    """Whether a run that resumes takes its value from `config.json`."""
+    """Whether a resumed run takes its value from `config.json`."""
     return self.about.changes not in ("start", "process")
 
   @property
   def resumed(self) -> bool:
-    """Whether a run may resume with another value."""
+    """Whether a run may be resumed with another value."""
     return self.about.changes not in ("never", "run_time")
 
 
 def choices(kind: object) -> tuple[str, ...]:
-  """The only values that a type hint allows; () if it allows any."""
+  """Returns the values that a `Literal` allows; () for any other type hint."""
   literal = typing.get_origin(kind) is typing.Literal
   return typing.get_args(kind) if literal else ()
 
 
 def item(kind: object) -> type[int] | type[str] | None:
-  """What a type hint allows tuples of; None if it is of no tuple."""
+  """Returns the type of a sequence's items; None for any other type hint."""
   return _ITEMS.get(kind)
 
 
 def fits(kind: object, value: object) -> bool:
-  """Whether a value that JSON had can be that of a setting of a type."""
+  """Returns whether a value from JSON has the type of a setting."""
   if choices(kind):
     return isinstance(value, str) and value in choices(kind)
   if item(kind):
-    wanted = item(kind)
-    return isinstance(value, list) and all(type(x) is wanted for x in value)
+    item_type = item(kind)
+    return isinstance(value, list) and all(type(x) is item_type for x in value)
   if kind is float:
-    # NaN, infinities and integers beyond floats are none.
+    # Refuses NaN, infinities and integers too large for a float.
     if isinstance(value, bool) or not isinstance(value, int | float):
       return False
     return -types.MOST <= value <= types.MOST
@@ -98,14 +97,14 @@ def fits(kind: object, value: object) -> bool:
 
 
 def settings(config: object) -> dict[str, Setting]:
-  """The settings of a config by their names, in the order of its fields.
+  """Returns the settings of a config by name, in the order of its fields.
 
   Raises:
     ValueError: two have the same name.
   """
-  found: dict[str, Setting] = {}
+  settings: dict[str, Setting] = {}
   for setting in _settings(config, ()):
-    other = found.setdefault(setting.name, setting)
+    other = settings.setdefault(setting.name, setting)
     if other is not setting:
       owners = [
         f"{x.owner.__module__}.{x.owner.__qualname__}" for x in (other, setting)
@@ -114,16 +113,16 @@ def settings(config: object) -> dict[str, Setting]:
         f"expected one setting named {setting.name}, found one of {owners[0]}"
         f" and one of {owners[1]}"
       )
-  return found
+  return settings
 
 
 def recorded(config: object) -> dict[str, Setting]:
-  """The settings of a config that `config.json` has, by their names."""
+  """Returns the settings of a config that `config.json` has, by name."""
   return {k: x for k, x in settings(config).items() if x.recorded}
 
 
 def values(config: object) -> dict[str, Any]:
-  """The values of a config's settings by their names."""
+  """Returns the values of a config's settings by name."""
   return {
     name: operator.attrgetter(".".join(setting.path))(config)
     for name, setting in settings(config).items()
@@ -131,31 +130,29 @@ def values(config: object) -> dict[str, Any]:
 
 
 def in_json(config: object) -> dict[str, Any]:
-  """The values of a config's settings as JSON has them, tuples as lists."""
+  """Returns the values of a config's settings as JSON, tuples as lists."""
   return {name: _in_json(value) for name, value in values(config).items()}
 
 
 def replaced(config: C, values: Mapping[str, Any]) -> C:
-  """A copy with other values of some settings, wherever they lie.
+  """Returns a copy of a config with other values of some settings, by name.
 
-  Args:
-    config: stays as it is.
-    values: by the settings' names; a list stands for a tuple.
+  A list is taken as a tuple.
 
   Raises:
-    ValueError: a name is of no setting.
+    ValueError: a name is not that of a setting.
   """
-  known = settings(config)
-  unknown = sorted(set(values) - set(known))
+  by_name = settings(config)
+  unknown = sorted(set(values) - set(by_name))
   if unknown:
     raise ValueError(
       f"expected settings of {type(config).__qualname__}, which are"
-      f" {', '.join(known)}; found {', '.join(unknown)}"
+      f" {', '.join(by_name)}; found {', '.join(unknown)}"
     )
   return _rebuilt(
     config,
     {
-      known[name].path: tuple(value) if item(known[name].kind) else value
+      by_name[name].path: tuple(value) if item(by_name[name].kind) else value
       for name, value in values.items()
     },
   )
@@ -172,19 +169,19 @@ def differing(before: object, after: object) -> dict[str, Any]:
 
 
 def beyond_settings(config: object) -> list[str]:
-  """The names of fields that no setting can say, and that were changed."""
-  found = []
+  """Returns the names of changed fields that are not settings."""
+  names = []
   for field in _fields(config):
     value = getattr(config, field.name)
     if _is_config(value):
-      found += beyond_settings(value)
+      names += beyond_settings(value)
     elif not _is_setting(typing.get_type_hints(type(config))[field.name]):
-      found += [field.name] if value != _default(field) else []
-  return found
+      names += [field.name] if value != _default(field) else []
+  return names
 
 
 def _settings(config: object, path: tuple[str, ...]) -> Iterator[Setting]:
-  """The settings of a config that lies at a path."""
+  """Yields the settings of a config at a path."""
   owner: type = type(config)
   hints, sentences = typing.get_type_hints(owner), _sentences(owner)
   for field in _fields(config):
@@ -238,10 +235,10 @@ def _default(field: "dataclasses.Field[object]") -> object:
 
 @functools.cache
 def _sentences(owner: type) -> dict[str, str]:
-  """Returns the sentences of fields in docstrings of a class and its bases."""
+  """Returns the sentences about fields from a class's docstrings."""
   sentences: dict[str, str] = {}
   for base in reversed(owner.__mro__):
-    # `base.__doc__` may be another's.
+    # Unlike `vars`, `base.__doc__` may be inherited.
     sentences |= _attributes(vars(base)["__doc__"] or "")
   return sentences
 
@@ -262,7 +259,7 @@ def _attributes(text: str) -> dict[str, str]:
 
 
 def _rebuilt(config: Any, changes: Mapping[tuple[str, ...], Any]) -> Any:
-  """A copy of a config with other values at some paths."""
+  """Returns a copy of a config with other values at some paths."""
   fields: dict[str, Any] = {}
   for name in dict.fromkeys(path[0] for path in changes):
     inner = {p[1:]: value for p, value in changes.items() if p[0] == name}

@@ -1,6 +1,6 @@
-"""What a command line of an experiment is refused for before JAX is imported.
+"""Checks of an experiment's command line that come before JAX is imported.
 
-The configs lie in the modules that they are for, most of which import JAX.
+The full command line needs the configs, whose modules import JAX for seconds.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from seedx.app.runs import run_dirs
 
 @dataclasses.dataclass(frozen=True)
 class _Options:
-  """A part of the command line.
+  """The part of the command line that is checked.
 
   Attributes:
     resume: directory of a run to resume.
@@ -23,12 +23,7 @@ class _Options:
 
 
 def check(name: str, argv: Sequence[str]) -> None:
-  """Exits with status 2 and one line where an experiment cannot begin.
-
-  Args:
-    name: of an experiment; any other than those of seedx can begin.
-    argv: without the program's name.
-  """
+  """Exits with status 2 and one line if an experiment of seedx cannot begin."""
   run_dir = command_line.first(_Options(), ["resume"], argv)["resume"]
   if not run_dir or name not in experiments.shipped():
     return

@@ -1,4 +1,4 @@
-"""Experiments: what they are made of, and how they are found by name."""
+"""Experiments: their parts, and how they are loaded by name."""
 
 import ast
 import collections
@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # It would import JAX.
 
 C = TypeVar("C", bound="process.Config")
 
-# The name of the experiment in a module.
+# The attribute of a module that is its experiment.
 _ATTRIBUTE = "EXPERIMENT"
 
 
@@ -30,19 +30,20 @@ _ATTRIBUTE = "EXPERIMENT"
 class Experiment(Generic[C]):
   """A pipeline's config, and its presets for other environments and agents.
 
-  Presets, made by `preset`, apply in this order: `images` or `continuous`,
-  `recurrent`, `by_agent`. With `images` and `continuous` come the agent's own
-  values, of its config's methods `for_images` (for MinAtar `for_minatar`) and
+  Presets apply in this order: `images` or `continuous`, `recurrent`,
+  `by_agent`. Before `images` and `continuous`, the agent's own values apply:
+  those of its config's methods `for_images` (`for_minatar` for MinAtar) and
   `for_continuous`, if it has them.
 
   Attributes:
-    config: the defaults, with the agent that learns if no other is named.
-    images: preset for the frames of games; None for none.
-    continuous: preset for continuous actions without images; None for none.
+    config: the defaults, with the default agent.
+    images: preset for the frames of games, made by `preset`; None for none.
+    continuous: preset for continuous actions without images, made by `preset`;
+      None for none.
     recurrent: preset for an agent with a memory, or any function from config to
       config.
-    agents: configs that `--agent` may name, if it may.
-    by_agent: the same for some of them.
+    agents: configs that `--agent` may select, by name; empty for no `--agent`.
+    by_agent: presets for some of these agents, by name.
   """
 
   config: C
@@ -55,22 +56,21 @@ class Experiment(Generic[C]):
   )
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for a function as a preset for environments."""
+    """Raises types.ConfigError for a preset that `preset` did not make."""
     for preset in (self.images, self.continuous):
       if not isinstance(preset, presets_lib.Preset | None):
         raise types.ConfigError(
-          "expected presets for images and continuous actions that app.preset"
-          f" made, found {preset}"
+          "expected presets for images and continuous actions made by"
+          f" app.preset, found {preset}"
         )
 
   def with_agent(self, name: str) -> C:
-    """Returns the defaults with the agent of a name, and its own preset.
+    """Returns the defaults with an agent and its preset.
 
-    Args:
-      name: of the agent; empty for the default's.
+    An empty name stands for the default agent.
 
     Raises:
-      types.ConfigError: there is none of that name.
+      types.ConfigError: there is no such agent.
     """
     if not name:
       return self.config
@@ -83,20 +83,20 @@ class Experiment(Generic[C]):
     return self.by_agent[name](config) if name in self.by_agent else config
 
   def _with_only(self, agent: str) -> C:
-    """The defaults with another agent, without its preset."""
+    """Returns the defaults with an agent, without its preset."""
     config: Any = self.config
     return dataclasses.replace(config, agent=self.agents[agent])
 
   def with_presets(
     self, config: C, agent: str = "", presets: str = "auto"
   ) -> tuple[C, list[presets_lib.Applied]]:
-    """Returns a config with its presets, and what each of them changed.
+    """Returns a config with its presets, and the changes by each of them.
 
     Args:
-      config: of the pipeline.
-      agent: name of its agent in `agents`; empty for the default's.
+      config: config of the pipeline.
+      agent: name of its agent in `agents`; empty for the default agent.
       presets: the kind of environment whose presets apply: "images",
-        "continuous", "none", or "auto" for what the environment is.
+        "continuous", "none", or "auto" for the kind of `config.env`.
 
     Raises:
       types.ConfigError: the environment does not exist, or the experiment has
@@ -114,7 +114,7 @@ class Experiment(Generic[C]):
   def _presets(
     self, config: C, agent: str, kind: str
   ) -> Iterator[tuple[str, bool, Callable[[C], C]]]:
-    """Yields the name of each preset, whether it is measured, and itself."""
+    """Yields each preset's name, whether it is measured, and the preset."""
     if kind not in self.kinds:
       raise types.ConfigError(
         f"expected presets {', '.join(self.kinds)}, found {kind!r}"
@@ -124,71 +124,65 @@ class Experiment(Generic[C]):
     preset = {"images": self.images, "continuous": self.continuous}.get(kind)
     if preset is not None:
       name = preset.games if kind == "images" else "continuous actions"
-      # What has been measured, has been with the default's agent.
+      # Only runs of the default agent have been measured.
       measured = preset.measured and agent == self.default_agent
       yield name, measured, presets_lib.with_agents(preset, name)
     if self.recurrent and getattr(config.agent, "recurrent", False):
       yield "a memory", presets_lib.is_measured(self.recurrent), self.recurrent
     if agent in self.by_agent:
-      own = self.by_agent[agent]
-      yield agent, presets_lib.is_measured(own), own
+      agent_preset = self.by_agent[agent]
+      yield agent, presets_lib.is_measured(agent_preset), agent_preset
 
   def changed(self, agent: str = "") -> list[str]:
-    """Returns the settings that presets change, those of most presets first.
+    """Returns the settings that presets change, most frequent first.
 
-    What the experiment's own presets name counts more than what the agent has
-    for the same environments.
-
-    Args:
-      agent: name of the agent in `agents`; empty for the default's.
+    The experiment's own presets count twice, those of the agent once.
     """
     config = self.with_agent(agent)
     values = {
       applied.name: applied.values
-      for kind in self.kinds[1:]  # Not `auto`, which is one of the others.
+      for kind in self.kinds[1:]  # `auto` selects one of the others.
       for applied in self.with_presets(config, agent, kind)[1]
     }
-    own = [x.values for x in (self.images, self.continuous) if x is not None]
+    own_presets = [
+      x.values for x in (self.images, self.continuous) if x is not None
+    ]
     counts = collections.Counter(
-      name for names in (*values.values(), *own) for name in names
+      name for names in (*values.values(), *own_presets) for name in names
     )
     return [name for name, _ in counts.most_common()]
 
   @property
   def kinds(self) -> tuple[str, ...]:
-    """The presets that `--presets` may name."""
+    """The values of `--presets`."""
     lacks = {"images": not self.images, "continuous": not self.continuous}
     return tuple(kind for kind in presets_lib.KINDS if not lacks.get(kind))
 
   @property
   def default_agent(self) -> str:
-    """The name of the default's agent; empty where `--agent` names none."""
+    """The name of the default agent; empty if `agents` lacks it."""
     default = self.config.agent
     return next((k for k, v in self.agents.items() if v == default), "")
 
 
 def name_of(module: str) -> str:
-  """What `config.json` calls the experiment of a module.
+  """Returns the name of a module's experiment for `config.json`.
 
-  Args:
-    module: its `__name__`; that of a program that runs may be `__main__`.
-
-  Returns:
-    The short name of an experiment that comes with seedx, such as `ppo`; else
-    `MODULE:EXPERIMENT`.
+  This is the short name of an experiment that comes with seedx, such as `ppo`,
+  and `MODULE:EXPERIMENT` of any other. The module may be `__main__`.
   """
   name = program_module(module)
   short = name.rpartition(".")[2]
-  found = sys.modules.get(module)
-  path = getattr(found, "__file__", None) or ""
-  own = _shipped().get(short)
-  if own is not None and pathlib.Path(path).resolve() == own:
+  loaded = sys.modules.get(module)
+  path = getattr(loaded, "__file__", None) or ""
+  shipped_path = _shipped().get(short)
+  if shipped_path is not None and pathlib.Path(path).resolve() == shipped_path:
     return short
   return f"{name}:{_ATTRIBUTE}"
 
 
 def program_module(module: str) -> str:
-  """A module's name, of the program that runs as one would import it."""
+  """Returns the name under which a module, or `__main__`, is imported."""
   if module != "__main__":
     return module
   main = sys.modules["__main__"]
@@ -198,31 +192,31 @@ def program_module(module: str) -> str:
 
 
 def shipped() -> list[str]:
-  """The short names of the experiments that come with seedx."""
+  """Returns the short names of the experiments that come with seedx."""
   return sorted(_shipped())
 
 
 def summaries() -> dict[str, str]:
-  """The first line of each one's docstring, by name; imports none of them."""
+  """Returns each shipped experiment's first docstring line, without imports."""
   texts = {name: _shipped()[name].read_text("utf-8") for name in shipped()}
   docs = {x: ast.get_docstring(ast.parse(text)) for x, text in texts.items()}
   return {name: (doc or "").partition("\n")[0] for name, doc in docs.items()}
 
 
 def load(name: str) -> Experiment[Any]:
-  """The experiment of a name that `name_of` gave.
+  """Returns the experiment of a name that `name_of` returned.
 
   Raises:
-    types.ConfigError: it cannot be found from here.
+    types.ConfigError: it cannot be imported.
   """
   return getattr(load_module(name), _ATTRIBUTE)
 
 
 def load_module(name: str) -> python_types.ModuleType:
-  """The module of such an experiment, which has it as `EXPERIMENT`.
+  """Returns the module of an experiment, which has it as `EXPERIMENT`.
 
   Raises:
-    types.ConfigError: it cannot be found from here.
+    types.ConfigError: it cannot be imported.
   """
   try:
     if name in _shipped():
@@ -233,7 +227,7 @@ def load_module(name: str) -> python_types.ModuleType:
         sys.path.insert(0, here)
       module = importlib.import_module(name.partition(":")[0])
     if not isinstance(getattr(module, _ATTRIBUTE), Experiment):
-      raise TypeError(f"its {_ATTRIBUTE} is no app.Experiment")
+      raise TypeError(f"its {_ATTRIBUTE} is not an app.Experiment")
   except (AttributeError, ImportError, TypeError, ValueError) as error:
     raise types.ConfigError(
       f"expected {name} to be one of {', '.join(shipped())}, or to be a module"
@@ -243,9 +237,9 @@ def load_module(name: str) -> python_types.ModuleType:
 
 
 def _shipped() -> dict[str, pathlib.Path]:
-  """The files of the experiments that come with seedx, by short name.
+  """Returns the files of the experiments that come with seedx, by short name.
 
-  They lie in the package where it was built, and beside it in its repository.
+  An installed package contains them; in the repository they lie beside it.
   """
   package = pathlib.Path(seedx.__file__).resolve().parent
   for folder in (package / "experiments", package.parent / "experiments"):
@@ -255,7 +249,7 @@ def _shipped() -> dict[str, pathlib.Path]:
 
 
 def _import_shipped(short: str) -> python_types.ModuleType:
-  """One and the same module however seedx is installed."""
+  """Returns a module that is the same however seedx is installed."""
   name = f"seedx.experiments.{short}"
   if name not in sys.modules:
     spec = importlib.util.spec_from_file_location(name, _shipped()[short])

@@ -12,11 +12,11 @@ from seedx.app.cli import command_line, configs
 
 C = TypeVar("C")
 
-# What `--presets` may name, where an experiment has it.
+# Values of `--presets`; an experiment may lack the last two.
 KINDS = ("auto", "none", "images", "continuous")
 Kind = Literal["auto", "none", "images", "continuous"]
 Games = Literal["Atari", "MinAtar"]
-# What makes an agent's config one for an environment.
+# Methods of an agent's config that return one for a kind of environment.
 _METHODS = {
   "Atari": "for_images",
   "MinAtar": "for_minatar",
@@ -29,10 +29,10 @@ class Preset:
   """A change of some settings of a config.
 
   Attributes:
-    values: values of the settings, by their names.
+    values: values of the settings, by name.
     measured: whether runs of the experiment's default agent have been measured
       with them.
-    games: the games that it is made for, if it is one for images.
+    games: the games that it is made for, if it is a preset for images.
   """
 
   values: Mapping[str, Any]
@@ -40,17 +40,17 @@ class Preset:
   games: Games = "Atari"
 
   def __call__(self, config: C) -> C:
-    """Returns a copy with these values."""
+    """Returns a copy of a config with these values."""
     return configs.replaced(config, self.values)
 
 
 @dataclasses.dataclass(frozen=True)
 class Applied:
-  """A preset that a config has.
+  """The changes of a config by a preset.
 
   Attributes:
-    name: what it is for, such as "Atari".
-    values: the settings that it changed, by their names.
+    name: name of the preset's purpose, such as "Atari".
+    values: new values of the changed settings, by name.
     measured: see `Preset`.
   """
 
@@ -59,17 +59,12 @@ class Applied:
   measured: bool
 
   def line(self, config: object) -> str:
-    """Returns what it changed as a line; empty where it changed nothing.
-
-    Args:
-      config: what a command line made of it; settings that have another value
-        there are left out.
-    """
-    now = configs.values(config)
+    """Returns the changes that `config` still has as a line; empty if none."""
+    final = configs.values(config)
     kept = [
       f"{name} {command_line.shown(value)}"
       for name, value in self.values.items()
-      if now[name] == value
+      if final[name] == value
     ]
     if not kept:
       return ""
@@ -80,7 +75,7 @@ class Applied:
 def preset(
   *, measured: bool = True, games: Games = "Atari", **values: Any
 ) -> Preset:
-  """Makes a preset of the values of some settings; see `Preset`."""
+  """Makes a preset with values of some settings; see `Preset`."""
   return Preset(values, measured, games)
 
 
@@ -90,31 +85,26 @@ def is_measured(preset: Callable[[Any], Any]) -> bool:
 
 
 def with_agents(preset: Preset, name: str) -> Callable[[C], C]:
-  """Returns a preset that has the agent's own values for the same, too.
+  """Returns a preset that first applies the agent's own values.
 
-  Args:
-    preset: of the experiment; where both have a value, it has the last word.
-    name: what it is for, a key of `_METHODS`.
+  `name` is the name of the preset's purpose, a key of `_METHODS`.
   """
 
   def both(config: Any) -> Any:
-    own = getattr(config.agent, _METHODS[name], None)
-    if own is not None:
-      config = dataclasses.replace(config, agent=own())
+    agent_config = getattr(config.agent, _METHODS[name], None)
+    if agent_config is not None:
+      config = dataclasses.replace(config, agent=agent_config())
     return preset(config)
 
   return both
 
 
 def kind(config: envs.Config, images: Preset | None) -> Kind:
-  """Returns which presets an environment has by itself.
+  """Returns the kind of an environment, which selects its presets.
 
-  Images of other environments than games are not like game frames: their
-  rewards may be of many sizes, and one image may show all.
-
-  Args:
-    config: the environment.
-    images: the experiment's preset for images.
+  Images select presets only if the experiment's are made for the same games. In
+  other environments, rewards vary more in size, and a single image may show the
+  whole state.
 
   Raises:
     types.ConfigError: the environment does not exist.

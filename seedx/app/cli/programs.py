@@ -1,4 +1,4 @@
-"""The command line of an experiment, from its words to its exit status."""
+"""The program of an experiment: from its command line to its exit status."""
 
 import dataclasses
 import json
@@ -27,13 +27,13 @@ _OFTEN = 10
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-  """All that a command line says.
+  """All settings of an experiment's command line.
 
   Attributes:
-    chosen: the presets, and the agent where there is a choice.
-    run: what the pipeline's process does.
-    files: where the run goes.
-    process: which process this is, where there are several.
+    chosen: the presets; and the agent, if there is a choice.
+    run: config of the pipeline.
+    files: the run's directory, and how often it is saved and evaluated.
+    process: the role of this process, if there are several.
   """
 
   chosen: Any
@@ -50,14 +50,16 @@ def main(
 ) -> int:
   """Runs an experiment.
 
+  Prints one line and exits with status 2 if the command line is wrong.
+
   Args:
-    experiment: what the program trains.
-    argv: without the program's name; this program's own if None.
-    module: that has the experiment; the program itself if not given.
-    program: how it is called; by its module if empty.
+    experiment: the experiment to train.
+    argv: arguments without the program's name; those of this process if None.
+    module: name of the experiment's module; the program itself by default.
+    program: name of the program; made from its module if empty.
 
   Returns:
-    The exit status; it exits with 2 and one line where something is wrong.
+    The exit status.
   """
   argv = sys.argv[1:] if argv is None else list(argv)
   name = experiments.name_of(module)
@@ -66,7 +68,7 @@ def main(
     role = asked.process.role if asked.process else "all"
     if role in ("all", "learner"):
       return _train(asked, name, presets, alone=role == "learner")
-    return _join(experiment, asked, name, command_line.said(asked, argv))
+    return _join(experiment, asked, name, command_line.given(asked, argv))
   except hosts.LostError as error:
     print(error, file=sys.stderr, flush=True)
     return 1
@@ -80,37 +82,31 @@ def read(
   module: str,
   program: str = "",
 ) -> tuple[Asked, Sequence[str]]:
-  """Reads a command line; exits with status 2 and one line where it is wrong.
-
-  Args:
-    experiment: what the program trains.
-    argv: without the program's name.
-    module: that has the experiment.
-    program: how it is called; by its module if empty.
+  """Reads an experiment's command line; see `main` for the arguments.
 
   Returns:
-    What it says, and a line for each preset in that.
+    The settings, and one line for each preset among them.
 
   Raises:
-    types.ConfigError: what is to be resumed cannot be.
+    types.ConfigError: the run to resume cannot be resumed.
   """
   defaults, applied = _defaults(experiment, experiments.name_of(module), argv)
-  helps = command_line.asks_for_help(argv)
+  is_help = command_line.asks_for_help(argv)
   asked = command_line.parse(
     defaults,
     argv,
     program or f"python -m {experiments.program_module(module)}",
     sys.modules[module].__doc__,
-    often=_often(experiment, defaults) if helps else (),
+    often=_often(experiment, defaults) if is_help else (),
     unmeasured={x for one in applied if not one.measured for x in one.values},
   )
   if asked.files.resume:
-    before = run_dirs.config(asked.files.resume)
-    run_dirs.check_resumed(before, asked, asked.files.run_dir)
-    if words := run_dirs.not_restored(asked, before):
+    resumed = run_dirs.config(asked.files.resume)
+    run_dirs.check_resumed(resumed, asked, asked.files.run_dir)
+    if words := run_dirs.not_restored(asked, resumed):
       print(
         types.printable(
-          f"not taken from config.json: {words}; name it again to use it"
+          f"not restored from config.json: {words}; add it to use it again"
         ),
         file=sys.stderr,
         flush=True,
@@ -119,25 +115,21 @@ def read(
 
 
 def asked_of(experiment: experiments.Experiment[Any], agent: str = "") -> Asked:
-  """All that a command line may say of an experiment, before presets.
-
-  Args:
-    experiment: what the program trains.
-    agent: that `--agent` names; empty for the default's.
+  """Returns all settings of an experiment's command line, without presets.
 
   Raises:
     types.ConfigError: there is no such agent.
   """
   config, process = experiment.with_agent(agent), None
-  sentence = "the presets that apply; auto takes those of the environment."
+  sentence = "presets to apply; auto selects those for the environment."
   auto = types.setting("auto", labels=False)
   chosen = _choice("presets", sentence, auto, experiment.kinds)
   if experiment.agents:
     names = tuple(experiment.agents)
     name = agent or experiment.default_agent
-    chosen = _choice("agent", "what learns.", name, names, type(chosen))
+    chosen = _choice("agent", "name of the agent.", name, names, type(chosen))
   if roles := _roles(config):
-    sentence = "what this process does; 'all' also starts the others."
+    sentence = "role of this process; 'all' also starts the other processes."
     names = ("all", "learner", *roles)
     default = types.setting("all", changes="process", labels=False)
     process = _choice("role", sentence, default, names, joining.Config)
@@ -147,48 +139,47 @@ def asked_of(experiment: experiments.Experiment[Any], agent: str = "") -> Asked:
 def _defaults(
   experiment: experiments.Experiment[Any], name: str, argv: Sequence[str]
 ) -> tuple[Asked, list[presets_lib.Applied]]:
-  """What applies where the command line says nothing, and the presets in it.
+  """Returns the defaults of a command line, and the presets among them.
 
-  It depends on the environment, on the agent and on what is resumed: a run that
-  resumes has the presets that it began with.
+  They depend on the environment, the agent and the run to resume, which keeps
+  the presets that it began with.
   """
   argv = [word for word in argv if word not in ("-h", "--help")]
   asked = asked_of(experiment)
-  early = ["resume", "trust", *(["agent"] if experiment.agents else [])]
-  first = command_line.first(asked, early, argv)
-  resumed = run_dirs.config(first["resume"]) if first["resume"] else None
-  agent = first.get("agent", "")
+  names = ["resume", "trust", *(["agent"] if experiment.agents else [])]
+  values = command_line.first(asked, names, argv)
+  resumed = run_dirs.config(values["resume"]) if values["resume"] else None
+  agent = values.get("agent", "")
   if resumed is not None:
-    run_dirs.check_experiment(resumed, name, first["resume"])
+    run_dirs.check_experiment(resumed, name, values["resume"])
     agent = resumed.options.get("agent", agent)
   asked = asked_of(experiment, agent)
-  known = configs.settings(asked)
-  early = [x for x, s in known.items() if s.path[:2] == ("run", "env")]
+  settings = configs.settings(asked)
+  names = [x for x, s in settings.items() if s.path[:2] == ("run", "env")]
   if resumed is not None:
-    if not first["trust"]:
-      own = command_line.first(asked, early, argv)
-      run_dirs.check_code(resumed, first["resume"], own=own)
+    if not values["trust"]:
+      given = command_line.first(asked, names, argv)
+      run_dirs.check_code(resumed, values["resume"], own=given)
     return run_dirs.restored(asked, resumed), []
-  # What presets depend on.
-  early += ["presets", *(["recurrent"] if "recurrent" in known else [])]
-  first = command_line.first(asked, early, argv)
-  config = configs.replaced(asked, first).run
-  config, applied = experiment.with_presets(config, agent, first["presets"])
+  # Presets depend on these settings.
+  names += ["presets", *(["recurrent"] if "recurrent" in settings else [])]
+  values = command_line.first(asked, names, argv)
+  config = configs.replaced(asked, values).run
+  config, applied = experiment.with_presets(config, agent, values["presets"])
   return dataclasses.replace(asked, run=config), applied
 
 
 def _often(experiment: experiments.Experiment[Any], asked: Asked) -> list[str]:
-  """The settings that people change most, for the top of `--help`.
+  """Returns the settings to list first in `--help`.
 
-  The first setting of each part, and those that most presets change. Settings
-  of one process, and parts of nothing but these and what concerns one start
-  alone, are left out.
+  These are the first setting of each part, and those that most presets change.
+  Settings of one process are left out, and parts that a resume never restores.
   """
   often = [next(iter(configs.settings(asked.run)))]
   for settings in command_line.parts(asked).values():
     if any(setting.restored for setting in settings):
-      of_all = [x.name for x in settings if x.about.changes != "process"]
-      often.append(of_all[0])
+      shared = [x.name for x in settings if x.about.changes != "process"]
+      often.append(shared[0])
   changed = experiment.changed(getattr(asked.chosen, "agent", ""))
   return list(dict.fromkeys([*often, *changed]))[:_OFTEN]
 
@@ -196,7 +187,7 @@ def _often(experiment: experiments.Experiment[Any], asked: Asked) -> list[str]:
 def _choice(
   name: str, sentence: str, default: str, names: Sequence[str], *bases: type
 ) -> Any:
-  """A config of a setting that is one of some names, and of those of bases."""
+  """Returns a config with one setting that takes one of some names."""
   kind = dataclasses.make_dataclass(
     name.capitalize(),
     [(name, Literal[names], default)],
@@ -208,13 +199,13 @@ def _choice(
 
 
 def _roles(config: process.Config) -> list[str]:
-  """What `--role` may name; of several servers, `--server` says which."""
+  """Returns the values of `--role`; `--server` selects among servers."""
   nodes = config.with_sockets("nowhere").nodes()
   return list(dict.fromkeys(nodes_lib.kind(node.role) for node in nodes))
 
 
 def _train(asked: Asked, name: str, presets: Sequence[str], alone: bool) -> int:
-  """Trains, says what came of it, and returns the exit status."""
+  """Trains, prints the result, and returns the exit status."""
   if alone:
     _check_address(asked.run, "learner")
   if isinstance(asked.run, process.ServerConfig):
@@ -232,31 +223,30 @@ def _train(asked: Asked, name: str, presets: Sequence[str], alone: bool) -> int:
   try:
     print(*_result(asked, run), sep="\n", flush=True)
   except OSError:
-    # It is a file on a disk that is full; the run has ended well.
+    # stdout is a file on a full disk; the run itself has succeeded.
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115
   return run.status
 
 
 def _result(asked: Asked, run: training.Run) -> list[str]:
-  """What came of a run, in lines."""
+  """Returns the result of a run as lines."""
   lines: list[str] = []
   last: Mapping[str, Any] = run.metrics
   if run.restarts:
-    died = "processes that died and were started again"
-    lines.append(f"{died}: {run.restarts}")
+    lines.append(f"processes that died and were restarted: {run.restarts}")
   lines.append(_verdict(asked.run.env.env, last))
   if run.host:
     return [*lines, "host 0 has the run's directory"]
   if run.status:
     saved = checkpoint.Checkpoints(checkpointer.directory(run.run_dir)).steps()
-    way = (
-      f"--resume {run.run_dir} goes on" if saved else "no checkpoint is saved"
+    remedy = f"--resume {run.run_dir} continues the run"
+    lines.append(
+      f"interrupted; {remedy if saved else 'no checkpoint is saved'}"
     )
-    lines.append(f"interrupted; {way}")
   elif last["env_steps"] < asked.run.total_steps:
     lines.append(f"ended early: --stop-at {asked.files.stop_at:g} is reached")
   if not last["learner_steps"]:
-    lines.append("nothing was learned: it ended before the first update")
+    lines.append("nothing was learned: the run ended before the first update")
   if run.evaluation:
     lines.append(f"evaluation: {run.evaluation}")
   lines.append(
@@ -269,30 +259,21 @@ def _join(
   experiment: experiments.Experiment[Any],
   asked: Asked,
   name: str,
-  said: Collection[str],
+  given: Collection[str],
 ) -> int:
-  """Joins the run of a learner elsewhere.
+  """Joins the run of a learner in another process; returns the exit status.
 
-  Args:
-    experiment: what the program trains.
-    asked: all that the command line says.
-    name: of the experiment.
-    said: which settings the command line says; the learner must have the same.
-
-  Returns:
-    The exit status; see `join.run`.
-
-  Raises:
-    types.ConfigError: there is no address.
+  `given` has the names of the settings on the command line, which must have the
+  same values at the learner.
   """
-  config: Any = asked.run  # It has a server, see `process.ServerConfig`.
+  config: Any = asked.run  # A `process.ServerConfig`.
   role = asked.process.role
   _check_address(config, role)
-  known = configs.settings(asked)
+  settings = configs.settings(asked)
   options = {
     option: value
     for option, value in configs.in_json(asked).items()
-    if option in said and option != "presets" and known[option].restored
+    if option in given and option != "presets" and settings[option].restored
   }
   addresses = getattr(config, "server_addresses", ())
   listen = addresses[config.server] if role == "server" and addresses else ""
@@ -314,18 +295,16 @@ def _join(
   if "JAX_PLATFORMS" not in os.environ:
     jax.config.update("jax_platforms", "cpu")
 
-  def play(told: joining.Welcome, ended: threading.Event) -> None:
-    roles.play(experiment, told, config.address, listen, ended, config.security)
+  def play(welcome: joining.Welcome, ended: threading.Event) -> None:
+    roles.play(
+      experiment, welcome, config.address, listen, ended, config.security
+    )
 
   return join.run(config.address, hello, play, asked.process, config.security)
 
 
 def _check_address(config: Any, role: str) -> None:
-  """Checks that a process that does not run alone knows where the others are.
-
-  Raises:
-    types.ConfigError: it does not.
-  """
+  """Raises types.ConfigError if an address of another process is missing."""
   for name in ("address", *(["server_addresses"] * (role == "server"))):
     if not getattr(config, name):
       flag = command_line.flag(name)
@@ -333,25 +312,25 @@ def _check_address(config: Any, role: str) -> None:
 
 
 def _verdict(env_id: str, last: Mapping[str, Any]) -> str:
-  """What the run reached, and whether that solves the environment."""
-  found = last["episode_return"]
-  if found is None and last["episodes"]:
+  """Returns the mean return, and whether it solves the environment."""
+  mean = last["episode_return"]
+  if mean is None and last["episodes"]:
     return (
-      f"no mean return: {last['episodes']:,} episodes have ended, but none yet"
-      " of some environments"
+      f"no mean return: {last['episodes']:,} episodes have ended, but none in"
+      " some environments"
     )
-  if found is None:
+  if mean is None:
     return "no episode has ended"
   latest = min(100, last["episodes"])
   over = f"the last {latest} episodes" if latest > 1 else "the first episode"
   reached = (
-    f"{env_id}: mean return of {over} {found:.1f} after"
+    f"{env_id}: mean return of {over} {mean:.1f} after"
     f" {last['env_steps']:,} env steps and {last['wall_seconds']:.0f} s"
     f" ({last['env_steps'] / max(last['wall_seconds'], 1e-9):,.0f} a second)"
   )
-  known = gymnasium.registry.get(env_id)
-  if known is None or known.reward_threshold is None:
+  spec = gymnasium.registry.get(env_id)
+  if spec is None or spec.reward_threshold is None:
     return reached
-  threshold = known.reward_threshold
-  word = "solved" if found >= threshold else "not solved"
+  threshold = spec.reward_threshold
+  word = "solved" if mean >= threshold else "not solved"
   return f"{reached}: {word} (Gymnasium's threshold is {threshold:g})"

@@ -1,8 +1,8 @@
-"""Names that other libraries give to the settings of experiments."""
+"""Names of settings in other libraries, for hints about unknown flags."""
 
 from collections.abc import Mapping
 
-# By setting, the names in CleanRL, Stable-Baselines3, RLlib, Acme and others.
+# By setting: its names in CleanRL, Stable-Baselines3, RLlib, Acme and others.
 NAMES: Mapping[str, str] = {
   "total_steps": "timesteps total_timesteps num_timesteps total_env_steps",
   "env": "env_id env_name environment gym_id task",
@@ -60,5 +60,5 @@ NAMES: Mapping[str, str] = {
 
 
 def of(name: str) -> list[str]:
-  """Returns the settings that other libraries give a name to."""
+  """Returns the settings that have this name in other libraries."""
   return [setting for setting, names in NAMES.items() if name in names.split()]

@@ -1,4 +1,4 @@
-"""Saves checkpoints of a run and starts its evaluations."""
+"""Checkpoints of a run, and the start of its evaluations."""
 
 import contextlib
 import dataclasses
@@ -18,26 +18,26 @@ from seedx.runtime import memory, parts, process
 
 Read = TypeVar("Read")
 
-# The items of a checkpoint: the state of the run, the part that acts, and the
-# replay, which only the newest has.
+# Items of a checkpoint: the state of the run, the acting parameters, and the
+# replay, which only the newest checkpoint has.
 RUN = "run"
 ACTING = "acting"
 REPLAY = "replay"
-# The name of their directory in that of a run.
+# Directory of the checkpoints in a run's directory.
 DIRECTORY = "checkpoints"
-# How many of the newest checkpoints are kept, besides the best.
+# The number of newest checkpoints that are kept, besides the best one.
 _KEPT = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-  """How often a run is saved.
+  """Settings of a run's checkpoints.
 
   Attributes:
     checkpoint_every_seconds: seconds between two checkpoints; 0 for only one,
-      at the end. What is evaluated is saved, too.
-    checkpoint_replay_gib: the largest replay that a checkpoint keeps, in GiB of
-      all devices; a larger one is empty after a resume.
+      at the end. Each evaluation saves one, too.
+    checkpoint_replay_gib: size of the largest replay that a checkpoint keeps,
+      in GiB over all devices; a larger one is empty after a resume.
   """
 
   checkpoint_every_seconds: float = types.setting(
@@ -53,69 +53,68 @@ class Config:
 
 
 def directory(run_dir: str | os.PathLike[str]) -> files.Folder:
-  """The directory of a run's checkpoints."""
+  """Returns the directory of a run's checkpoints."""
   return files.Folder(run_dir).folder(DIRECTORY)
 
 
-def newest_first(found: checkpoint.Checkpoints) -> list[int]:
-  """The env steps of all checkpoints, the newest first.
+def newest_first(checkpoints: checkpoint.Checkpoints) -> list[int]:
+  """Returns the env steps of all checkpoints, newest first.
 
   Raises:
     types.ConfigError: there is none.
   """
-  steps = found.steps()
+  steps = checkpoints.steps()
   if not steps:
     raise types.ConfigError(
-      f"expected a checkpoint in {str(found.directory)!r}, found none yet; a"
-      " run saves one every --checkpoint-every-seconds and one at its end"
+      f"expected a checkpoint in {str(checkpoints.directory)!r}, found none yet"
+      "; a run saves one every --checkpoint-every-seconds and one at its end"
     )
   return steps[::-1]
 
 
 def first_whole(
-  found: checkpoint.Checkpoints,
+  checkpoints: checkpoint.Checkpoints,
   wanted: Callable[[], Sequence[int]],
   read: Callable[[int], Read],
 ) -> tuple[int, Read]:
-  """Reads the first checkpoint that is whole; says which are not.
+  """Reads the first undamaged checkpoint; prints which ones are damaged.
 
   Args:
-    found: the checkpoints, of a run that may still be training.
-    wanted: the env steps of those to try, in this order.
-    read: reads the checkpoint of these env steps.
+    checkpoints: the checkpoints; the run may still be training.
+    wanted: returns the env steps of the checkpoints to try, in order.
+    read: reads the checkpoint at these env steps.
 
   Returns:
-    Its env steps, and what was read.
+    The env steps of the checkpoint, and the result of `read`.
 
   Raises:
-    types.ConfigError: none of them is whole, or none can be read by this
-      program.
+    types.ConfigError: no checkpoint can be read.
   """
   damaged: dict[int, str] = {}
   while True:
     left = [step for step in wanted() if step not in damaged]
     if not left:
       raise types.ConfigError(
-        f"{'; '.join(damaged.values())}; no other is left to try"
+        f"{'; '.join(damaged.values())}; no other checkpoint is left to try"
       )
     try:
       result = read(left[0])
     except checkpoint.Damaged as error:
-      # The run, which is still training, may just have removed it.
-      if left[0] in found.steps():
+      # A run that is still training may just have removed it.
+      if left[0] in checkpoints.steps():
         damaged[left[0]] = str(error)
       continue
-    for words in damaged.values():
-      print(f"{words}; taking checkpoint {left[0]} instead", file=sys.stderr)
+    for message in damaged.values():
+      print(f"{message}; taking checkpoint {left[0]} instead", file=sys.stderr)
     return left[0], result
 
 
 class Checkpointer:
-  """Saves checkpoints of a run, and starts its evaluations.
+  """Writer of a run's checkpoints, which also starts its evaluations.
 
-  The score of a checkpoint is the mean return in training; where the run is
-  evaluated, that of the checkpoint's evaluation, and unknown without one.
-  Checkpoints are written on a thread of their own, one at a time.
+  The score of a checkpoint is the mean return in training; in a run with
+  evaluations, that of the checkpoint's evaluation, if it has one. A thread
+  writes the checkpoints, one at a time.
 
   Attributes:
     is_saved: whether the last checkpoint of the run is on the disk.
@@ -128,14 +127,7 @@ class Checkpointer:
     config: Config,
     evaluation: evaluations.Periodic | None,
   ) -> None:
-    """Saves nothing yet.
-
-    Args:
-      run: the process to save.
-      run_dir: directory of the run.
-      config: how often to save.
-      evaluation: evaluates the run; None for never.
-    """
+    """Makes a checkpointer; `evaluation` is None for a run without any."""
     self._newest: Mapping[str, metrics.Value] = {}
     self.is_saved = False
     self._run = run
@@ -148,55 +140,59 @@ class Checkpointer:
     # Held while a checkpoint is written.
     self._writing = threading.Lock()
     self._saved_seconds = time.monotonic()
-    self._said_too_large = False
+    self._reported_too_large = False
     self._thread: threading.Thread | None = None
     self._failure: BaseException | None = None
-    # Some are known to be too large before the run begins.
+    # Reports a replay that is too large as early as possible.
     self._kept_replay()
 
   def restore(self) -> None:
-    """Restores the run from its newest checkpoint that is whole.
+    """Restores the run from its newest undamaged checkpoint.
 
     Raises:
       types.ConfigError: there is none, or its arrays do not match.
     """
-    found = self._checkpoints
+    checkpoints = self._checkpoints
     env_steps, _ = first_whole(
-      found,
-      lambda: newest_first(found),
+      checkpoints,
+      lambda: newest_first(checkpoints),
       lambda step: self._run.restore(
-        lambda shapes: found.restore(step, RUN, shapes)
+        lambda shapes: checkpoints.restore(step, RUN, shapes)
       ),
     )
-    for damaged in found.steps():
+    for damaged in checkpoints.steps():
       if damaged > env_steps:
-        path = found.set_aside(damaged)
-        print(f"checkpoint {damaged} is kept as {path}", file=sys.stderr)
+        path = checkpoints.set_aside(damaged)
+        print(f"checkpoint {damaged} was moved to {path}", file=sys.stderr)
     if self._run.replay is not None:
-      # A checkpoint of a run that ended badly may be without it.
+      # A checkpoint of a run that crashed may lack its replay.
       steps = [
-        x for x in found.steps() if x <= env_steps and found.has(x, REPLAY)
+        x
+        for x in checkpoints.steps()
+        if x <= env_steps and checkpoints.has(x, REPLAY)
       ]
       try:
-        # Anyone may have written it, with a size that ends this process.
+        # Anyone may have written it, with a size that exhausts the memory.
         free = memory.free_bytes(jax.devices("cpu")[0])
-        most = math.inf if free is None else free
+        max_bytes = math.inf if free is None else free
         newest = steps[-1] if steps else env_steps
-        self._run.replay.restore(found.restore(newest, REPLAY, max_bytes=most))
+        self._run.replay.restore(
+          checkpoints.restore(newest, REPLAY, max_bytes=max_bytes)
+        )
       except checkpoint.Damaged as error:
         print(f"the replay starts empty: {error}", file=sys.stderr)
     if self._evaluation is not None:
       self._evaluation.resume(env_steps)
 
   def measure(self) -> metrics.Line:
-    """The metrics of the last checkpoint; none before the first."""
+    """Returns the metrics of the last checkpoint; none before the first."""
     return self._newest
 
   def check(self) -> None:
-    """Saves and evaluates if it is time to. Call this regularly.
+    """Saves or evaluates the run if that is due. Call this regularly.
 
     Raises:
-      BaseException: the error of the last checkpoint, but one of the disk.
+      BaseException: the error of the last checkpoint, except that of a disk.
     """
     seconds = time.monotonic() - self._saved_seconds
     saves = 0 < self._config.checkpoint_every_seconds <= seconds
@@ -224,8 +220,8 @@ class Checkpointer:
       if not interrupted or error.code is not wire.StatusCode.UNAVAILABLE:
         raise
       print(
-        "expected the parameter servers at the end, found one that cannot be"
-        " reached: there is no last checkpoint",
+        "the last checkpoint could not be saved: a parameter server cannot be"
+        " reached",
         file=sys.stderr,
       )
       return
@@ -238,46 +234,48 @@ class Checkpointer:
 
   @property
   def is_writing(self) -> bool:
-    """Whether a checkpoint is on its way to the disk."""
+    """Whether a checkpoint is being written to the disk."""
     return self._writing.locked()
 
   def rescue(self, has_ended: bool = False) -> str:
-    """Saves the newest state, where the run ends badly.
+    """Saves the newest state of a run that ends with an error.
 
     Args:
-      has_ended: whether no thread of the run is left; if not, the replay, which
-        one of them may hold, is left out.
+      has_ended: whether all threads of the run have ended. If not, the replay
+        is not saved, since a thread may be using it.
 
     Returns:
-      Words on what was saved, and how to continue; empty where no checkpoint
-      exists and nothing was there to save.
+      A message about what was saved and how to continue; empty if there is no
+      checkpoint and nothing to save.
     """
-    why = without = ""
+    failure = omission = ""
     try:
       replay = self._kept_replay()
       saved = self._run.saved()
-      env_steps, before = self._run.clock(saved), self._checkpoints.steps()
-      if env_steps > max([0, *before]):
+      env_steps = self._run.clock(saved)
+      if env_steps > max([0, *self._checkpoints.steps()]):
         items = {RUN: saved, ACTING: self._acting(saved)}
         if replay is not None and has_ended:
           items[REPLAY] = replay.saved()()
         elif replay is not None:
-          without = " without the newest replay"
+          omission = " without the newest replay"
         with self._writing:
           self._checkpoints.save(env_steps, items, self._score())
-    except Exception as error:  # What ends the run may be the reason.
-      why = f"its newest state could not be saved ({envs.in_one_line(error)})"
-    found = self._checkpoints.steps()
-    if not found:
-      return why
-    way = f"--resume {self._run_dir} continues from checkpoint {found[-1]}"
-    return f"{why}{'; ' if why else ''}{way}{without}"
+    except Exception as error:  # Perhaps the one that ends the run.
+      failure = (
+        f"its newest state could not be saved ({envs.in_one_line(error)})"
+      )
+    steps = self._checkpoints.steps()
+    if not steps:
+      return failure
+    resume = f"--resume {self._run_dir} continues from checkpoint {steps[-1]}"
+    return f"{failure}{'; ' if failure else ''}{resume}{omission}"
 
   def wait(self) -> None:
     """Waits until the last checkpoint is written.
 
     Raises:
-      BaseException: its error, but one of the disk.
+      BaseException: its error, except that of a disk.
     """
     if self._thread is not None:
       self._thread.join()
@@ -295,11 +293,7 @@ class Checkpointer:
         print(error, file=sys.stderr, flush=True)
 
   def _save(self, evaluates: bool = False) -> types.Tree:
-    """Starts to write a checkpoint; returns the state of the run in it.
-
-    Args:
-      evaluates: whether to keep it until `_rate`.
-    """
+    """Starts to write a checkpoint, and returns the run's state in it."""
     self.wait()
     replay = self._kept_replay()
     with replay.paused() if replay else contextlib.nullcontext():
@@ -308,6 +302,7 @@ class Checkpointer:
     self._saved_seconds = time.monotonic()
     score = self._score()
     if evaluates:
+      # Keeps the checkpoint until `_rate` scores it.
       self._checkpoints.held.add(self._run.clock(saved))
     items = {RUN: saved, ACTING: self._acting(saved)}
 
@@ -334,35 +329,35 @@ class Checkpointer:
     return saved
 
   def _score(self) -> float:
-    """The score of a checkpoint of now; -inf where it is not known."""
+    """Returns the score of a checkpoint of now; -inf if unknown."""
     score = None if self._evaluation else self._run.acted.score()
     return -math.inf if score is None else score
 
   def _kept_replay(self) -> parts.Replay | None:
-    """The replay of the run, if it is not too large for a checkpoint."""
+    """Returns the replay, unless it is too large for a checkpoint."""
     replay = self._run.replay
     if replay is None:
       return None
-    most_bytes = self._config.checkpoint_replay_gib * 2**30
-    if replay.num_bytes <= most_bytes:
+    max_bytes = self._config.checkpoint_replay_gib * 2**30
+    if replay.num_bytes <= max_bytes:
       return replay
-    if not self._said_too_large:
-      self._said_too_large = True
+    if not self._reported_too_large:
+      self._reported_too_large = True
       print(
-        f"checkpoints are without the replay of {replay.num_bytes / 2**30:.2f}"
-        " GiB, which is more than --checkpoint-replay-gib"
-        f" {self._config.checkpoint_replay_gib:g}: it is empty after a resume",
+        "checkpoints do not include the replay, which is empty after a resume:"
+        f" it has {replay.num_bytes / 2**30:.2f} GiB, more than"
+        f" --checkpoint-replay-gib {self._config.checkpoint_replay_gib:g}",
         file=sys.stderr,
       )
     return None
 
   def _acting(self, saved: types.Tree) -> types.Tree:
-    """The part that acts; raises RuntimeError if a number is not finite."""
+    """Returns the acting parameters; raises RuntimeError for a NaN."""
     acting = self._run.policy(saved)
     wrong = trees.non_finite(acting)
     if wrong is not None:
       raise RuntimeError(
         "expected finite parameters in a checkpoint, found a NaN or an infinity"
-        f" in {wrong}; the checkpoints before are good, --resume with them"
+        f" in {wrong}; --resume continues from an earlier checkpoint"
       )
     return acting

@@ -13,13 +13,13 @@ from seedx.app.runs import run_dirs, statistics
 from seedx.runtime import process
 from seedx.runtime import seeds as seeds_lib
 
-# How long an evaluation that is cancelled may go on.
+# Seconds to wait for a cancelled evaluation.
 _CANCEL_SECONDS = 2.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-  """How often a run is evaluated.
+  """Settings of a run's evaluations.
 
   Attributes:
     evaluate_every_steps: env steps between two evaluations; 0 for none.
@@ -41,33 +41,27 @@ class Config:
 def of(
   run: process.Config, config: Config, run_dir: pathlib.Path
 ) -> "Periodic | None":
-  """Makes the evaluations of a run; None if the config asks for none.
-
-  Args:
-    run: config of the pipeline.
-    config: how often to evaluate.
-    run_dir: directory of the run.
-  """
+  """Makes the evaluations of a run; None if `config` has none."""
   if not config.evaluate_every_steps:
     return None
   return Periodic(run, config, run_dir)
 
 
 class Periodic:
-  """Evaluates a run at regular intervals of env steps, on its own thread.
+  """Evaluations of a run at regular intervals of env steps, on a thread.
 
   Each evaluation plays different episodes with greedy actions, and appends a
-  line to `evaluations.jsonl`. While one is in progress, no other starts.
+  line to `evaluations.jsonl`. Only one evaluation runs at a time.
 
   Attributes:
-    means: mean returns, by the env steps of what was evaluated.
-    words: a summary of the last evaluation; empty before the first.
+    means: mean returns, by the env steps of the evaluated parameters.
+    words: summary of the last evaluation; empty before the first.
   """
 
   def __init__(
     self, run: process.Config, config: Config, run_dir: pathlib.Path
   ) -> None:
-    """Starts no evaluation yet; see `of` for the arguments.
+    """Makes an evaluator, which plays nothing yet.
 
     Raises:
       types.ConfigError: the agent has no `greedy` step.
@@ -90,11 +84,11 @@ class Periodic:
   @property
   def mean(self) -> float | None:
     """The mean return of the last evaluation; None before the first."""
-    found = self._newest.get("evaluation_return")
-    return found if isinstance(found, float) else None
+    mean = self._newest.get("evaluation_return")
+    return mean if isinstance(mean, float) else None
 
   def measure(self) -> metrics.Line:
-    """The metrics of the last evaluation; none before the first."""
+    """Returns the metrics of the last evaluation; none before the first."""
     return self._newest
 
   def resume(self, env_steps: int) -> None:
@@ -103,7 +97,7 @@ class Periodic:
     self._due_steps = (env_steps // every + 1) * every
 
   def due(self, env_steps: int) -> bool:
-    """Whether it is time for `start`.
+    """Returns whether an evaluation should start now.
 
     Raises:
       BaseException: the error of the last evaluation, if it failed.
@@ -115,7 +109,7 @@ class Periodic:
     return True
 
   def start(self, env_steps: int, acting: types.Tree) -> None:
-    """Starts an evaluation of what acts at `env_steps`; does not wait."""
+    """Starts to evaluate acting parameters; does not wait."""
     self.resume(env_steps)
     self._last_steps = env_steps
     self._thread = threading.Thread(
@@ -128,8 +122,8 @@ class Periodic:
 
     Args:
       env_steps: env steps of the whole run.
-      acting: what acts at the end.
-      stop: cancel the evaluation in progress instead.
+      acting: acting parameters at the end.
+      stop: whether to cancel the evaluation in progress instead.
 
     Raises:
       BaseException: the error of an evaluation that failed.
@@ -162,16 +156,16 @@ class Periodic:
       played = self._evaluator.play(acting, seed, self._stop)
       if self._stop.is_set():
         return
-      found = statistics.summary(played.returns)
-      line = {"env_steps": env_steps, **found, "cut": played.cut}
+      summary = statistics.summary(played.returns)
+      line = {"env_steps": env_steps, **summary, "cut": played.cut}
       try:
         with self._folder.open(run_dirs.EVALUATIONS, "a") as file:
           file.write((json.dumps(line) + "\n").encode())
-      except OSError as error:  # Such as a full disk.
+      except OSError as error:  # For example, a full disk.
         path = self._folder / run_dirs.EVALUATIONS
         print(f"cannot write {str(path)!r} ({error.strerror})", file=sys.stderr)
-      self._newest = {"evaluation_return": found["mean"]}
-      self.means[env_steps] = found["mean"]
-      self.words = statistics.in_words(found)
+      self._newest = {"evaluation_return": summary["mean"]}
+      self.means[env_steps] = summary["mean"]
+      self.words = statistics.in_words(summary)
     except BaseException as failure:
       self._failure = failure

@@ -1,4 +1,4 @@
-"""Policies that are loaded from the checkpoints of runs."""
+"""Policies loaded from the checkpoints of runs."""
 
 import dataclasses
 import functools
@@ -29,10 +29,10 @@ class Policy:
     name: name of the experiment or script that trained it, such as `ppo`.
     seed: seed of the run.
     env_steps: env steps of the run at the checkpoint.
-    env: the environment.
+    env: config of the environment.
     spec: spec of the environment.
     agent: the agent, without a mesh axis.
-    acting: the part of the agent's state that acts, `agent.acting(state)`.
+    acting: acting parameters, `agent.acting(state)`.
   """
 
   directory: files.Folder
@@ -45,7 +45,7 @@ class Policy:
   acting: types.Tree
 
   def initial_state(self, batch_size: int) -> acting_step.ActingState:
-    """The state for the first call of `act` with `batch_size` rows."""
+    """Returns the state for the first call of `act` with `batch_size` rows."""
     return acting_step.initial_state(self.agent, self.spec, batch_size)
 
   def act(
@@ -89,23 +89,23 @@ class Policy:
     """Returns the greedy action for an observation in NumPy.
 
     The arguments are those of `predict` in Stable-Baselines3, and the reward,
-    which an LSTM sees.
+    which an LSTM may have as an input.
 
     Args:
-      observation: as of `spec.observation`, or `[B, ...]` of these.
+      observation: an observation of `spec.observation`, or `[B, ...]` of them.
       state: the state that the last call returned; None before the first. An
         agent without a memory or a frame stack needs none.
       episode_start: `[]` or `[B]` bool, whether the observation is the first of
-        an episode, which resets the state; None for all where `state` is None,
-        else for none.
+        an episode, which resets the state. None means all rows if `state` is
+        None, and no row otherwise.
       reward: `[]` or `[B]`, the reward of the last action; None for 0.
 
     Returns:
-      The action, or `[B, ...]` of them; and the state for the next call.
+      The action, or `[B, ...]` actions; and the state for the next call.
 
     Raises:
-      types.ConfigError: a shape or dtype is another, or the agent has no
-        `greedy` step.
+      types.ConfigError: a shape or dtype is wrong, or the agent has no `greedy`
+        step.
     """
     observation, rows = _rows(self.spec.observation, observation)
     size = 1 if rows is None else rows
@@ -134,7 +134,7 @@ class Policy:
   def _jitted(
     self,
   ) -> Callable[..., tuple[jax.Array, acting_step.ActingState]]:
-    """`act`, compiled once; the parameters are an argument."""
+    """`act`, compiled once with the parameters as an argument."""
     return jax.jit(
       lambda acting, *args: dataclasses.replace(self, acting=acting).act(*args)
     )
@@ -151,35 +151,35 @@ def load(
 
   Args:
     run_dir: directory of the run.
-    which: "latest", "best", or the env steps of a checkpoint. Where the latest
-      or best is damaged, the next one is taken, and stderr says so.
-    config: the config that was trained. Only a script needs it, and only if its
+    which: "latest", "best", or the env steps of a checkpoint. A damaged latest
+      or best one is reported on stderr, and the next one is loaded.
+    config: config that was trained. Only a script needs it, and only if its
       environment, agent or network is not part of seedx.
-    trust: run the code that the directory names, such as an environment or an
-      experiment of one's own. Anyone may have written what it says.
+    trust: whether to run the code that the directory names, such as a custom
+      environment or experiment. Anyone may have written these names.
 
   Raises:
-    types.ConfigError: there is no such run or checkpoint, this version of the
-      program cannot read it, or it names code that is not trusted.
+    types.ConfigError: there is no such run or checkpoint, this version of
+      seedx cannot read it, or it names code that is not trusted.
   """
-  asked = run_dirs.trusted(run_dir, trust or config is not None)
+  saved = run_dirs.trusted(run_dir, trust or config is not None)
   directory = checkpointer.directory(run_dir)
-  found = checkpoint.Checkpoints(directory)
-  config = config or _config(asked)
-  checkpointer.newest_first(found)  # Fails early if there is none.
+  checkpoints = checkpoint.Checkpoints(directory)
+  config = config or _config(saved)
+  checkpointer.newest_first(checkpoints)  # Fails early if there is none.
   spec = envs.spec(config.env)
   agent = config.agent.make(spec)
   like = jax.eval_shape(
     lambda key: agent.acting(agent.init(key)), jax.random.key(0)
   )
   env_steps, acting = checkpointer.first_whole(
-    found,
-    lambda: _chosen(found, which),
-    lambda step: found.restore(step, checkpointer.ACTING, like),
+    checkpoints,
+    lambda: _chosen(checkpoints, which),
+    lambda step: checkpoints.restore(step, checkpointer.ACTING, like),
   )
   return Policy(
     directory=directory,
-    name=asked.name,
+    name=saved.name,
     seed=config.seed,
     env_steps=env_steps,
     env=config.env,
@@ -189,34 +189,34 @@ def load(
   )
 
 
-def _config(asked: run_dirs.Config) -> process.Config:
-  """The pipeline config of a run, from its `config.json`."""
-  if asked.experiment is None:
-    if asked.beyond:
+def _config(saved: run_dirs.Config) -> process.Config:
+  """Returns the pipeline's config of a run."""
+  if saved.experiment is None:
+    if saved.beyond:
       raise types.ConfigError(
         "expected the config of this run, because config.json cannot hold its"
-        f" {', '.join(map(str, asked.beyond))}; use app.load(run_dir,"
+        f" {', '.join(map(str, saved.beyond))}; use app.load(run_dir,"
         " config=...)"
       )
     try:
-      agent = _class(asked.agent, "agents")()
-      config = _class(asked.pipeline, "pipelines")(agent=agent)
+      agent = _class(saved.agent, "agents")()
+      config = _class(saved.pipeline, "pipelines")(agent=agent)
       assert callable(agent.make)
     except (ImportError, AttributeError, TypeError) as error:
       raise types.ConfigError(
-        f"expected configs that this version of seedx has, found {asked.agent}"
-        f" in {asked.pipeline} ({error})"
+        f"expected configs that this version of seedx has, found {saved.agent}"
+        f" in {saved.pipeline} ({error})"
       ) from error
-    known = configs.settings(config)
-    options = {k: v for k, v in asked.options.items() if k in known}
+    settings = configs.settings(config)
+    options = {k: v for k, v in saved.options.items() if k in settings}
     return run_dirs.replaced(config, options)
-  experiment = experiments.load(asked.experiment)
-  name = str(asked.options.get("agent", ""))
-  return run_dirs.restored(programs.asked_of(experiment, name), asked).run
+  experiment = experiments.load(saved.experiment)
+  name = str(saved.options.get("agent", ""))
+  return run_dirs.restored(programs.asked_of(experiment, name), saved).run
 
 
 def _class(name: str, package: str) -> type:
-  """The class of a config, from MODULE:Config in a package of seedx."""
+  """Returns the class of a config from its name, MODULE:Config."""
   if not re.fullmatch(rf"seedx\.{package}\.\w+(\.\w+)?:Config", name):
     raise types.ConfigError(
       f"expected the config of this run, because its {name} is not part of"
@@ -225,16 +225,16 @@ def _class(name: str, package: str) -> type:
   return importlib.import_module(name.partition(":")[0]).Config
 
 
-def _chosen(found: checkpoint.Checkpoints, which: str) -> list[int]:
-  """The env steps of the checkpoints that `which` allows, in order."""
+def _chosen(checkpoints: checkpoint.Checkpoints, which: str) -> list[int]:
+  """Returns the env steps of the checkpoints that `which` allows, in order."""
   if which == "latest":
-    return checkpointer.newest_first(found)
+    return checkpointer.newest_first(checkpoints)
   if which == "best":
-    return found.ranked()
-  if which not in map(str, found.steps()):
+    return checkpoints.ranked()
+  if which not in map(str, checkpoints.steps()):
     raise types.ConfigError(
       "expected --checkpoint latest, best or one of"
-      f" {', '.join(map(str, found.steps()))}, found {which!r}"
+      f" {', '.join(map(str, checkpoints.steps()))}, found {which!r}"
     )
   return [int(which)]
 
@@ -242,10 +242,10 @@ def _chosen(found: checkpoint.Checkpoints, which: str) -> list[int]:
 def _rows(
   specs: types.Tree, observation: types.Tree
 ) -> tuple[types.Tree, int | None]:
-  """An observation as a batch, and its number of rows; None if it is one.
+  """Returns a batch of observations, and its size; None for a single one.
 
   Raises:
-    types.ConfigError: it is not an observation of the specs.
+    types.ConfigError: the observation does not match the specs.
   """
   structure: Any = jax.tree.structure(specs)  # Its stubs lack a method.
   try:
@@ -272,32 +272,27 @@ def _rows(
       "expected one observation or a batch, whose parts have the same number"
       f" of rows, found {' and '.join(sorted(map(str, rows)))}"
     )
-  (number,) = rows
+  (size,) = rows
   batch = [
-    (x if number is not None else x[None]).astype(spec.dtype)
+    (x if size is not None else x[None]).astype(spec.dtype)
     for spec, x in zip(jax.tree.leaves(specs), leaves, strict=True)
   ]
-  return jax.tree.unflatten(structure, batch), number
+  return jax.tree.unflatten(structure, batch), size
 
 
 def _plain(nest: types.Tree) -> types.Tree:
-  """A nest with dictionaries in place of other mappings, as specs have them."""
+  """Replaces the mappings of a nest by dictionaries, as specs have them."""
   if isinstance(nest, Mapping):
     return {key: _plain(value) for key, value in nest.items()}
   return nest
 
 
 def _in_words(array: types.Array) -> str:
-  """The dtype and shape of an array or a spec."""
   return f"{array.dtype} {array.shape}"
 
 
 def _of_rows(name: str, value: types.Array, size: int) -> np.ndarray:
-  """A value for each row, given one for all or for each.
-
-  Raises:
-    types.ConfigError: it has another shape.
-  """
+  """Broadcasts a value to all rows; raises types.ConfigError if it cannot."""
   array = np.asarray(value)
   if array.shape not in ((), (size,)):
     raise types.ConfigError(

@@ -1,7 +1,7 @@
-"""Reads and writes the directories of runs.
+"""Directories of runs: reading and writing their files.
 
-The directory of a run holds `config.json`, which says how it was started, and
-`metrics.jsonl`. This module does not import JAX.
+A run's directory holds `config.json`, which records the settings that the run
+was started with, and `metrics.jsonl`. This module does not import JAX.
 """
 
 import collections
@@ -23,7 +23,7 @@ from seedx.app.cli import command_line, configs, experiments
 
 C = TypeVar("C")
 
-# The format of a run's directory; no other is read.
+# Only run directories of this format can be read.
 FORMAT = 4
 
 # Files of a run.
@@ -64,7 +64,7 @@ class Config:
     """A short name of what was trained, such as `ppo` or `sync_a2c`."""
     if self.experiment is not None:
       return _short(self.experiment)
-    # The config of a pipeline that is a package lies in one of its modules.
+    # A pipeline that is a package has its config in one of its modules.
     pipeline = self.pipeline.removeprefix("seedx.pipelines.").partition(".")[0]
     return "_".join(filter(None, map(_short, (pipeline, self.agent))))
 
@@ -91,15 +91,15 @@ class Run:
 
 
 class HasAgent(Protocol):
-  """The config of a pipeline."""
+  """A pipeline's config."""
 
   @property
   def agent(self) -> object:
-    """The config of its agent."""
+    """The agent's config."""
 
 
 def record(run: HasAgent, asked: object, experiment: str | None) -> Config:
-  """Makes the content of `config.json` for a new run.
+  """Returns the content of `config.json` for a new run.
 
   Args:
     run: config of the pipeline.
@@ -124,16 +124,16 @@ def record(run: HasAgent, asked: object, experiment: str | None) -> Config:
 
 
 def new(asked: str, name: str, names: Collection[str] = ()) -> pathlib.Path:
-  """Makes the directory of what begins.
+  """Makes the directory of a new run or study.
 
   Args:
-    asked: the directory that the user asks for; runs/<name>/<time> if empty.
-    name: of what begins.
-    names: what it writes there.
+    asked: directory that the user named; runs/<name>/<time> if empty.
+    name: name of the experiment or study.
+    names: files that will be written there.
 
   Raises:
-    types.ConfigError: one of these names is taken, or nothing can be written
-      there; then nothing has been made.
+    types.ConfigError: one of these files exists, or the directory is not
+      writable; nothing has been made.
   """
   if asked:
     return pathlib.Path(files.open_folder(asked, names))
@@ -143,7 +143,7 @@ def new(asked: str, name: str, names: Collection[str] = ()) -> pathlib.Path:
 
 @contextlib.contextmanager
 def claimed(run_dir: str | os.PathLike[str]) -> Iterator[None]:
-  """Locks a directory: no other process may train in it, but any may read it.
+  """Locks a directory for training; other processes may still read it.
 
   Raises:
     types.ConfigError: another process trains in it.
@@ -190,7 +190,8 @@ def config(run_dir: str | os.PathLike[str]) -> Config:
   path = pathlib.Path(run_dir).expanduser()
   try:
     content = json.loads(files.Folder(path).read(CONFIG))
-    json.dumps(content, ensure_ascii=False).encode()  # Half a character fails.
+    # Raises for strings that UTF-8 cannot encode.
+    json.dumps(content, ensure_ascii=False).encode()
   except (FileNotFoundError, NotADirectoryError) as error:
     raise types.ConfigError(
       f"expected the directory of a run, found no config.json in"
@@ -224,167 +225,144 @@ def config(run_dir: str | os.PathLike[str]) -> Config:
 
 
 def trusted(run_dir: str | os.PathLike[str], trust: bool) -> Config:
-  """Reads `config.json` of a run that may name only seedx's code.
-
-  Args:
-    run_dir: directory of the run.
-    trust: whether it may name any.
+  """Reads `config.json`, and refuses code that is not seedx's unless trusted.
 
   Raises:
-    types.ConfigError: as `config` and `check_code` do.
+    types.ConfigError: see `config` and `check_code`.
   """
-  found = config(run_dir)
+  run = config(run_dir)
   if not trust:
-    check_code(found, run_dir)
-  return found
+    check_code(run, run_dir)
+  return run
 
 
-def restored(asked: C, before: Config) -> C:
-  """Returns a config with the settings of a run.
-
-  Args:
-    asked: config of the same experiment.
-    before: the run.
+def restored(asked: C, saved: Config) -> C:
+  """Returns a config with the settings of a saved run of the same experiment.
 
   Raises:
     types.ConfigError: the experiment has other settings in this version.
   """
-  other = {*configs.recorded(asked)} ^ {*before.options}
+  other = {*configs.recorded(asked)} ^ {*saved.options}
   if other:
     raise types.ConfigError(
-      f"expected a run with the options that {before.name} has in this version,"
+      f"expected a run with the options that {saved.name} has in this version,"
       f" found a difference in {', '.join(sorted(other))}; use seedx"
-      f" {before.seedx}, which wrote the run"
+      f" {saved.seedx}, which wrote the run"
     )
-  return replaced(asked, before.options)
+  return replaced(asked, saved.options)
 
 
-def not_restored(asked: object, before: Config) -> str:
-  """Settings of a run that another process has to be given again, as words.
-
-  Args:
-    asked: config with all settings of the process that resumes it.
-    before: the run.
-  """
-  now, known = configs.in_json(asked), configs.settings(asked)
+def not_restored(asked: object, saved: Config) -> str:
+  """Returns the saved settings that a resume does not restore, as options."""
+  values, settings = configs.in_json(asked), configs.settings(asked)
   return " ".join(
     shlex.join(command_line.option(name, value))
-    for name, value in before.options.items()
-    if not known[name].restored and value != now[name]
+    for name, value in saved.options.items()
+    if not settings[name].restored and value != values[name]
   )
 
 
 def replaced(asked: C, options: Mapping[str, Any]) -> C:
-  """Returns a config with settings that `config.json` has.
+  """Returns a config with values from `config.json`.
 
-  Those of a process or of a start, such as addresses, stay as they are.
+  Settings of one process or one start, such as addresses, keep their values.
 
   Raises:
-    types.ConfigError: a value is of another type, or out of range.
+    types.ConfigError: a value has another type, or is out of range.
   """
-  known = configs.settings(asked)
+  settings = configs.settings(asked)
   for name, value in options.items():
-    if not configs.fits(known[name].kind, value):
+    if not configs.fits(settings[name].kind, value):
       raise types.ConfigError(
-        f"expected a value of {command_line.flag(name)} in config.json, found"
+        f"expected a valid {command_line.flag(name)} in config.json, found"
         f" {value!r:.80}"
       )
   return configs.replaced(
-    asked, {k: x for k, x in options.items() if known[k].restored}
+    asked, {k: x for k, x in options.items() if settings[k].restored}
   )
 
 
 def check_code(
-  before: Config,
+  saved: Config,
   run_dir: str | os.PathLike[str],
   own: Mapping[str, Any] | None = None,
 ) -> None:
-  """Checks that a run names no code but seedx's: anyone may have written it.
+  """Checks that a run names no code other than seedx's.
 
   Args:
-    before: the run.
-    run_dir: its directory.
-    own: settings that the user's program or command line says, by their names:
-      code that they name may run. If None, the experiment may not, either.
+    saved: content of the run's `config.json`, which anyone may have written.
+    run_dir: directory of the run.
+    own: settings given by the user's program or command line, by name; the code
+      that they name may run. If None, a custom experiment is refused, too.
 
   Raises:
-    types.ConfigError: it names other code.
+    types.ConfigError: the run names other code.
   """
   code = [
     shlex.join(command_line.option(name, value))
-    for name, value in envs.code_in(before.options).items()
+    for name, value in envs.code_in(saved.options).items()
     if own is None or own.get(name) != value
   ]
-  way = "--trust (in Python, trust=True)"
+  remedy = "--trust (in Python, trust=True)"
   if own is not None:
-    way = f"{' '.join(code)} here too, or --trust"
-  elif before.experiment not in (None, *experiments.shipped()):
-    code.append(f"the experiment {before.experiment}")
+    remedy = f"{' '.join(code)} or --trust"
+  elif saved.experiment not in (None, *experiments.shipped()):
+    code.append(f"the experiment {saved.experiment}")
   if code:
     raise types.ConfigError(
-      f"expected {way}, as config.json in {str(run_dir)!r} names code that does"
-      f" not come with seedx: {', '.join(code)}; say that only if you trust who"
-      f" wrote it, since it runs here{types.see('a-run-names-other-code')}"
+      f"config.json in {str(run_dir)!r} names code that would run here, but is"
+      f" not part of seedx: {', '.join(code)}; if you trust its author, add"
+      f" {remedy}{types.see('a-run-names-other-code')}"
     )
 
 
-def check_experiment(before: Config, name: str | None, run_dir: str) -> None:
+def check_experiment(saved: Config, name: str | None, run_dir: str) -> None:
   """Raises types.ConfigError if another program trained the run."""
-  if before.experiment != name:
+  if saved.experiment != name:
     raise types.ConfigError(
       f"expected a run of {name or 'a script'} to --resume, found one of"
-      f" {before.experiment or before.pipeline} in {run_dir!r}"
+      f" {saved.experiment or saved.pipeline} in {run_dir!r}"
     )
 
 
-def check_classes(before: Config, own: Config, run_dir: str) -> None:
+def check_classes(saved: Config, asked: Config, run_dir: str) -> None:
   """Checks that a script resumes a run of the same pipeline and agent.
-
-  Args:
-    before: the run.
-    own: what the script trains.
-    run_dir: directory of the run.
 
   Raises:
     types.ConfigError: the pipeline or the agent is another one.
   """
-  found, expected = (f"{x.pipeline} with {x.agent}" for x in (before, own))
-  if found != expected:
+  actual, expected = (f"{x.pipeline} with {x.agent}" for x in (saved, asked))
+  if actual != expected:
     raise types.ConfigError(
-      f"expected a run of {expected} to resume, found one of {found} in"
+      f"expected a run of {expected} to resume, found one of {actual} in"
       f" {run_dir!r}"
     )
 
 
-def check_resumed(before: Config, asked: object, run_dir: str) -> None:
-  """Checks that a run can resume with the settings of a config.
-
-  Args:
-    before: the run.
-    asked: config with all settings.
-    run_dir: directory that it names for a new run; empty for none.
+def check_resumed(saved: Config, asked: object, run_dir: str) -> None:
+  """Checks that a run can be resumed with the settings of a config.
 
   Raises:
-    types.ConfigError: a setting differs on which the state of the run depends,
-      or there is another directory.
+    types.ConfigError: a setting differs that must stay the same in a run, or
+      `run_dir`, the directory for a new run, is not empty.
   """
-  old = configs.values(restored(asked, before))
+  old = configs.values(restored(asked, saved))
   new = configs.values(asked)
-  known = configs.recorded(asked)
+  recorded = configs.recorded(asked)
   changed = [
     command_line.flag(name)
-    for name, setting in known.items()
+    for name, setting in recorded.items()
     if not setting.resumed and old[name] != new[name]
   ]
   if changed:
-    may = [command_line.flag(k) for k, x in known.items() if x.resumed]
+    allowed = [command_line.flag(k) for k, x in recorded.items() if x.resumed]
     raise types.ConfigError(
-      "expected --resume with the options that the run began with, of which"
-      f" only {', '.join(may)} may change; found another {', '.join(changed)}"
+      "expected --resume with the options that the run began with, found"
+      f" another {', '.join(changed)}; only {', '.join(allowed)} may change"
     )
   if run_dir:
     raise types.ConfigError(
-      "expected --resume without --run-dir, because a run resumes in its own"
+      "expected --resume without --run-dir, since a run resumes in its own"
       f" directory; found --run-dir {run_dir}"
     )
 
@@ -393,7 +371,7 @@ def read(run_dir: str | os.PathLike[str]) -> Run:
   """Reads a run, which may still be training.
 
   Raises:
-    types.ConfigError: as in `config`, or there are no metrics yet.
+    types.ConfigError: see `config`; or there are no metrics yet.
   """
   path = pathlib.Path(run_dir).expanduser()
   asked = config(path)
@@ -409,24 +387,21 @@ def read(run_dir: str | os.PathLike[str]) -> Run:
 
 
 def of_all_hosts(asked: object) -> dict[str, Any]:
-  """The settings that all learner hosts of a run must have alike, as JSON."""
+  """Returns the settings, as JSON, that all learner hosts must share."""
   values = configs.in_json(asked)
-  known = configs.recorded(asked).values()
+  recorded = configs.recorded(asked).values()
   return {
-    x.name: values[x.name] for x in known if x.about.alike or not x.resumed
+    x.name: values[x.name] for x in recorded if x.about.alike or not x.resumed
   }
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-  """Labels runs, so that equal runs of an environment form a group.
+  """Returns a label for each run; equal labels and environments form a group.
 
   Runs are in the same group if they differ only in their seed and in settings
-  without labels, such as how often they are saved. A label is the name of the
+  without labels, such as `checkpoint_every_seconds`. A label is the name of the
   experiment and the options in which its groups differ in any environment, as
   on a command line: `impala --agent a2c`.
-
-  Returns:
-    The label of each run. Runs of the same environment and label are a group.
   """
   names = {run.experiment: _short(run.experiment) for run in runs}
   shorts = collections.Counter(names.values())
@@ -449,18 +424,18 @@ def labels(runs: Sequence[Run]) -> list[str]:
     for (experiment, env, name, _), count in counts.items()
     if count < sizes[experiment, env]
   }
-  found = []
+  labels = []
   for run, options in zip(runs, asked, strict=True):
     name = names[run.experiment]
     if shorts[name] > 1:
       name = run.experiment.partition(":")[0]
     words = [x for k, x in options.items() if (run.experiment, k) in differing]
-    found.append(" ".join([name, *words]))
-  return found
+    labels.append(" ".join([name, *words]))
+  return labels
 
 
 def _short(name: str) -> str:
-  """The last part of the module's name in `MODULE` or `MODULE:ATTRIBUTE`."""
+  """Returns the last part of the module's name in `MODULE[:ATTRIBUTE]`."""
   return name.partition(":")[0].rpartition(".")[2]
 
 
@@ -470,7 +445,6 @@ def _class_name(kind: type) -> str:
 
 
 def _lines(path: pathlib.Path, seedx: str) -> list[dict[str, Any]]:
-  """Reads `metrics.jsonl` of a run."""
   try:
     lines = metrics.read_lines(path / METRICS)
   except FileNotFoundError:
@@ -487,8 +461,8 @@ def _lines(path: pathlib.Path, seedx: str) -> list[dict[str, Any]]:
       " has begun to learn"
     )
   for line in lines:
-    found = line.get("episode_return", "")
-    if found is not None and not metrics.is_number(found):
+    episode_return = line.get("episode_return", "")
+    if episode_return is not None and not metrics.is_number(episode_return):
       raise _foreign(path, "metrics without 'episode_return'", seedx)
   return lines
 
@@ -499,22 +473,21 @@ def _check_keys(
   kinds: Mapping[str, type],
   seedx: object,
 ) -> None:
-  """Checks that each key has a value of its type."""
   wrong = [
     key for key, kind in kinds.items() if not isinstance(content.get(key), kind)
   ]
   if wrong:
-    found = f"config.json without {', '.join(map(repr, wrong))}"
-    raise _foreign(path, found, seedx)
+    problem = f"config.json without {', '.join(map(repr, wrong))}"
+    raise _foreign(path, problem, seedx)
 
 
 def _foreign(
-  path: pathlib.Path, found: str, seedx: object
+  path: pathlib.Path, problem: str, seedx: object
 ) -> types.ConfigError:
-  """The error for a file that this version of seedx cannot read."""
+  """Returns the error for a run that this version cannot read."""
   writer = f"seedx {seedx}" if isinstance(seedx, str) else "another program"
   return types.ConfigError(
-    f"expected a run of format {FORMAT} in {str(path)!r}, found {found}, which"
-    f" {writer} wrote; read it with that version, or train again"
+    f"expected a run of format {FORMAT} in {str(path)!r}, found {problem},"
+    f" which {writer} wrote; read it with that version, or train again"
     f"{types.see('a-run-of-another-format')}"
   )

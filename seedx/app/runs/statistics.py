@@ -14,7 +14,7 @@ _RUN_RESAMPLES = 2_000
 
 
 def summary(returns: np.ndarray) -> dict[str, float | int]:
-  """Mean, median, interquartile mean and its 95% confidence interval.
+  """Returns the mean, median, interquartile mean and its 95% interval.
 
   Args:
     returns: `[episodes]`, at least one.
@@ -30,28 +30,28 @@ def summary(returns: np.ndarray) -> dict[str, float | int]:
   }
 
 
-def in_words(found: Mapping[str, float]) -> str:
+def in_words(summary: Mapping[str, float]) -> str:
   """Formats a summary as one line."""
   return (
-    f"mean {found['mean']:.1f}, median {found['median']:.1f}, interquartile"
-    f" mean {found['iqm']:.1f} (95% interval {found['iqm_low']:.1f} to"
-    f" {found['iqm_high']:.1f}) of {found['episodes']} episodes"
+    f"mean {summary['mean']:.1f}, median {summary['median']:.1f}, interquartile"
+    f" mean {summary['iqm']:.1f} (95% interval {summary['iqm_low']:.1f} to"
+    f" {summary['iqm_high']:.1f}) of {summary['episodes']} episodes"
   )
 
 
 def iqm(
   curves: Sequence[np.ndarray], at: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """The interquartile mean over curves, and its 95% confidence interval.
+  """Returns the interquartile mean over curves, and its 95% interval.
 
   Args:
-    curves: at least one `[points, 2]` of increasing x, and y.
+    curves: arrays `[points, 2]` of x, increasing, and y; at least one.
     at: `[P]` increasing values of x.
 
   Returns:
     The mean and the lower and upper end of the interval at these x, each `[P]`;
-    NaN where no curve has begun. A curve has its first y before it begins, and
-    keeps its last one.
+    NaN before the first curve begins. A curve has its first y before its first
+    x, and its last y after its last x.
   """
   values = np.stack([np.interp(at, xy[:, 0], xy[:, 1]) for xy in curves])
   values[:, at < min(xy[0, 0] for xy in curves)] = np.nan
@@ -66,11 +66,11 @@ def iqm(
 
 
 def pooled(parts: Sequence[np.ndarray]) -> tuple[float, float, float]:
-  """The interquartile mean of all values, and its 95% interval.
+  """Returns the interquartile mean of all values, and its 95% interval.
 
   Args:
-    parts: the values of each environment, `[runs]`. The bootstrap draws within
-      each, so that every environment always counts.
+    parts: values of each environment, `[runs]`. The bootstrap draws within each
+      environment, so that all of them always count.
   """
   rng = np.random.default_rng(0)
   resampled = [rng.choice(x, size=(_RUN_RESAMPLES, len(x))) for x in parts]
@@ -78,22 +78,22 @@ def pooled(parts: Sequence[np.ndarray]) -> tuple[float, float, float]:
 
 
 def _draws(count: int, resamples: int) -> np.ndarray:
-  """Indices `[resamples, count]`, drawn with replacement; always the same."""
+  """Returns fixed random indices `[resamples, count]`, with replacement."""
   return np.random.default_rng(0).integers(count, size=(resamples, count))
 
 
 def _estimate(
   values: np.ndarray, draws: np.ndarray
 ) -> tuple[float, float, float]:
-  """The interquartile mean of `[n]` values, and the ends of its interval."""
+  """Returns the interquartile mean of `[n]` values and its 95% interval."""
   return _interval(values, values[draws])
 
 
 def _interval(
   values: np.ndarray, resampled: np.ndarray
 ) -> tuple[float, float, float]:
-  """As `_estimate`, of values `[n]` that were resampled as `[draws, n]`."""
-  from scipy import stats  # Its import takes a second; most programs need none.
+  """Returns a mean and its interval, given resampled values `[draws, n]`."""
+  from scipy import stats  # Its import takes a second.
 
   means = stats.trim_mean(resampled, 0.25, axis=1)
   low, high = np.quantile(means, (0.025, 0.975))

@@ -132,7 +132,7 @@ def _sweep(options: Options) -> int:
     raise types.ConfigError("expected no --help in EXPERIMENT")
   words = trials.words_of(options.experiment, options.env, options.total_steps)
   config = trials.read(words)
-  given = command_line.said(config, options.experiment.split())
+  given = command_line.given(config, options.experiment.split())
   if not given.isdisjoint(_RESERVED):
     raise types.ConfigError(
       "expected EXPERIMENT without options that a sweep reserves, found"

@@ -18,12 +18,12 @@ from tests import programs
 
 @dataclasses.dataclass(frozen=True)
 class Env:
-  """Which environment.
+  """An environment.
 
   Attributes:
     env: EnvPool's name of it, or MODULE:FACTORY: one
       of yours.
-    env_options: of EnvPool or your factory.
+    env_options: options of EnvPool or your factory.
     info_keys: info entries that join the observation.
   """
 
@@ -34,11 +34,11 @@ class Env:
 
 @dataclasses.dataclass(frozen=True)
 class Base:
-  """What all agents have.
+  """Settings of all agents.
 
   Attributes:
-    learning_rate: of Adam.
-    discount: per env step.
+    learning_rate: step size of Adam.
+    discount: discount per env step.
   """
 
   learning_rate: float = 2e-3
@@ -57,8 +57,8 @@ class Agent(Base, Plain):
   """An agent.
 
   Attributes:
-    discount: of later rewards.
-    td_lambda: mixes in shorter returns.
+    discount: discount of later rewards.
+    td_lambda: weight of longer returns.
     double: whether two networks judge.
     recurrent: whether there is a memory.
     hidden_sizes: units of the layers.
@@ -95,10 +95,10 @@ class Run:
   """A run.
 
   Attributes:
-    num_envs: environments.
-    seconds: of patience.
+    num_envs: number of environments.
+    seconds: seconds of patience.
     total_steps: env steps to learn for.
-    run_dir: where results go; runs/<experiment>/<time> if empty.
+    run_dir: directory of the results; runs/<experiment>/<time> if empty.
   """
 
   num_envs: int
@@ -128,8 +128,8 @@ class Plot:
   """A plot.
 
   Attributes:
-    metric: what is plotted.
-    run_dirs: of the runs.
+    metric: metric to plot.
+    run_dirs: directories of the runs.
     smooth: steps to average over.
     log: whether the axis is logarithmic.
   """
@@ -158,7 +158,7 @@ def plot(words):
 
 
 def refused(capfd, call, *arguments, **options):
-  """What a call says before it exits with status 2; one line."""
+  """Returns the one line that a call prints before it exits with status 2."""
   capfd.readouterr()
   with pytest.raises(SystemExit) as caught:
     call(*arguments, **options)
@@ -182,7 +182,7 @@ def helped(capfd, config=RUN, **options):
 # Settings.
 
 
-def test_settings_are_the_plain_fields_of_all_nests_in_order():
+def test_settings_are_the_plain_fields_at_any_depth_in_order():
   assert list(configs.settings(RUN)) == [
     "num_envs",
     "env",
@@ -202,29 +202,29 @@ def test_settings_are_the_plain_fields_of_all_nests_in_order():
   ]
 
 
-def test_a_setting_says_where_it_lies_and_what_it_is():
+def test_a_setting_has_its_sentence_and_its_class_default():
   settings = configs.settings(Run(4, env=Env("Pong-v5")))
-  found = settings["env"]
-  assert found.default == "CartPole-v1"
-  assert found.help == "EnvPool's name of it, or MODULE:FACTORY: one of yours."
+  env = settings["env"]
+  assert env.default == "CartPole-v1"
+  assert env.help == "EnvPool's name of it, or MODULE:FACTORY: one of yours."
   # The class's own default, not that of the config that it lies in.
   assert settings["td_lambda"].default == 1.0
 
 
-def test_the_nearest_class_that_documents_a_field_is_heard():
+def test_a_fields_sentence_comes_from_the_nearest_class():
   settings = configs.settings(RUN)
-  assert settings["learning_rate"].help == "of Adam."
-  assert settings["discount"].help == "of later rewards."
+  assert settings["learning_rate"].help == "step size of Adam."
+  assert settings["discount"].help == "discount of later rewards."
   assert settings["learning_rate"].owner is Agent
 
 
-def test_a_sentence_is_that_of_a_docstrings_entry():
+def test_a_sentence_is_an_entry_of_the_docstring():
   @dataclasses.dataclass(frozen=True)
   class Other:
     """Something else.
 
     Args:
-        two: of no interest.
+        two: another section.
 
     Attributes:
         one: first: of
@@ -242,7 +242,7 @@ def test_a_sentence_is_that_of_a_docstrings_entry():
   assert helps == {"one": "first: of two lines.", "two": "second."}
 
 
-def test_two_settings_of_one_name_are_an_error():
+def test_two_settings_with_one_name_are_an_error():
   @dataclasses.dataclass(frozen=True)
   class Other:
     num_envs: int = 1
@@ -252,14 +252,14 @@ def test_two_settings_of_one_name_are_an_error():
     configs.settings(config)
 
 
-def test_replaced_changes_settings_wherever_they_lie():
+def test_replaced_changes_settings_at_any_depth():
   network = dict
   config = dataclasses.replace(RUN, agent=Agent(make_network=network))
-  found = configs.replaced(
+  replaced = configs.replaced(
     config, {"total_steps": 9, "td_lambda": 0.5, "discount": 0.5, "env": "x"}
   )
   agent = Agent(make_network=network, td_lambda=0.5, discount=0.5)
-  assert found == Run(4, env=Env("x"), agent=agent, total_steps=9)
+  assert replaced == Run(4, env=Env("x"), agent=agent, total_steps=9)
   assert config.total_steps == 2_000
   assert configs.replaced(config, {}) == config
 
@@ -278,7 +278,7 @@ def test_replaced_checks_all_changes_at_once():
   assert configs.replaced(pair, {"high": 9, "low": 8}) == Pair(8, 9)
 
 
-def test_a_name_of_no_setting_is_an_error():
+def test_a_name_without_a_setting_is_an_error():
   for name in ("lerning_rate", "make_network", "replay_capacity", "agent"):
     with pytest.raises(ValueError, match=f"num_envs, .*found {name}, zzz$"):
       configs.replaced(RUN, {name: 1.0, "td_lambda": 1.0, "zzz": 1.0})
@@ -287,17 +287,19 @@ def test_a_name_of_no_setting_is_an_error():
 def test_settings_come_back_from_json():
   words = "--hidden-sizes 3,4 --info-keys a,b --env-options a=1"
   config = parse(words)
-  said = configs.in_json(config)
-  assert said["hidden_sizes"] == [3, 4] and said["env_options"] == {"a": 1}
-  assert list(said) == list(configs.settings(config))
-  read = json.loads(json.dumps(said))
-  assert read == said
-  found = configs.replaced(RUN, read)
-  assert found == config
-  assert found.agent.hidden_sizes == (3, 4)
+  written = configs.in_json(config)
+  assert written["hidden_sizes"] == [3, 4] and written["env_options"] == {
+    "a": 1
+  }
+  assert list(written) == list(configs.settings(config))
+  read = json.loads(json.dumps(written))
+  assert read == written
+  restored = configs.replaced(RUN, read)
+  assert restored == config
+  assert restored.agent.hidden_sizes == (3, 4)
 
 
-# What is given.
+# Values that are accepted.
 
 
 @pytest.mark.parametrize(
@@ -335,12 +337,12 @@ def test_settings_come_back_from_json():
 )
 def test_a_flag_sets_its_setting_and_no_other(words, name, expected):
   config = parse(words)
-  found = configs.values(config)[name]
-  assert found == expected and type(found) is type(expected)
+  value = configs.values(config)[name]
+  assert value == expected and type(value) is type(expected)
   assert config == configs.replaced(RUN, {name: expected})
 
 
-def test_what_is_not_given_stays_as_the_config_has_it():
+def test_settings_that_are_not_given_keep_their_values():
   config = Run(
     8,
     env=Env("Pong-v5", {"a": "1"}),
@@ -353,7 +355,7 @@ def test_what_is_not_given_stays_as_the_config_has_it():
   assert given.agent == Agent(make_network=dict)
 
 
-def test_words_are_positional_wherever_flags_stand():
+def test_positional_words_may_come_before_or_after_flags():
   expected = Plot("loss", ("a", "b,c"), smooth=3, log=True)
   for words in (
     "loss a b,c --smooth 3 --log",
@@ -367,11 +369,11 @@ def test_words_are_positional_wherever_flags_stand():
   assert last == Plot("loss", ("a", "b"))
 
 
-def test_first_reads_some_settings_whatever_else_there_is():
+def test_first_reads_some_settings_and_ignores_the_rest():
   argv = "word --env-options a=1 --foo 3 --few x --recurrent --help -h"
   names = ("env", "env_options", "recurrent", "double")
-  found = command_line.first(RUN, names, [*argv.split(), "--no-double"])
-  assert found == {
+  values = command_line.first(RUN, names, [*argv.split(), "--no-double"])
+  assert values == {
     "env": "CartPole-v1",
     "env_options": {"a": 1},
     "recurrent": True,
@@ -380,14 +382,14 @@ def test_first_reads_some_settings_whatever_else_there_is():
   assert command_line.first(RUN, (), ["--env", "x"]) == {}
 
 
-def test_first_refuses_what_is_wrong_of_them(capfd):
-  said = refused(capfd, command_line.first, RUN, ("env",), ["--env"])
-  assert "a value after --env" in said
+def test_first_refuses_wrong_values_and_names(capfd):
+  error = refused(capfd, command_line.first, RUN, ("env",), ["--env"])
+  assert "a value after --env" in error
   with pytest.raises(ValueError, match=r"found agent, foo$"):
     command_line.first(RUN, ("env", "foo", "agent"), [])
 
 
-# What is refused.
+# Values that are refused.
 
 
 @pytest.mark.parametrize(
@@ -401,7 +403,7 @@ def test_first_refuses_what_is_wrong_of_them(capfd):
     ("--n-envs 3", "--n-envs (here: --num-envs)"),
     ("--total 3", "unrecognized arguments: --total"),
     ("--few 3 word", "unrecognized arguments: word"),
-    ("--double=True", "no value of a switch, found --double=True"),
+    ("--double=True", "a switch without a value, found --double=True"),
     (
       "--image-torso vgg",
       "--image-torso: expected nature, impala, found 'vgg'",
@@ -439,11 +441,11 @@ def test_a_wrong_command_line_exits_with_2_and_one_line(words, reason, capfd):
     ("loss bad", "expected RUN_DIRS of runs, found bad"),
   ],
 )
-def test_wrong_words_exit_with_2_and_one_line(words, reason, capfd):
+def test_wrong_positional_words_exit_with_2_and_one_line(words, reason, capfd):
   assert reason in refused(capfd, plot, words)
 
 
-def test_an_error_elsewhere_is_one_line(capfd):
+def test_fail_prints_one_line(capfd):
   with pytest.raises(SystemExit) as caught:
     command_line.fail(types.ConfigError("expected a,\n  found b"))
   assert caught.value.code == 2
@@ -453,19 +455,19 @@ def test_an_error_elsewhere_is_one_line(capfd):
 # Help.
 
 
-def test_help_is_plain_and_says_the_usage_and_the_description(capfd):
+def test_help_is_plain_and_begins_with_usage_and_description(capfd):
   text = "Trains.\n\n  python -m a.program --env X\n\nMore.\n"
   with pytest.raises(SystemExit):
     command_line.parse(RUN, ["--few", "x", "-h"], "a.program", text)
-  said = capfd.readouterr().out
+  output = capfd.readouterr().out
   begin = "usage: a.program [options]\n\n"
-  assert said.startswith(begin + text.strip() + "\n\noptions:\n  -h, --help ")
-  assert said.isascii() and "\x1b" not in said
+  assert output.startswith(begin + text.strip() + "\n\noptions:\n  -h, --help ")
+  assert output.isascii() and "\x1b" not in output
 
 
-def test_help_begins_with_what_is_often_changed(capfd):
-  said = helped(capfd, often=("few", "env", "double"))
-  first, *parts = said.partition("often changed:\n")[2].split("\n\n")
+def test_help_begins_with_the_settings_often_changed(capfd):
+  output = helped(capfd, often=("few", "env", "double"))
+  first, *parts = output.partition("often changed:\n")[2].split("\n\n")
   flags = re.compile(r"(?m)^  (--[\w-]+)")
   assert flags.findall(first) == ["--few", "--env", "--double"]
   rest = flags.findall("\n".join(parts))
@@ -473,37 +475,37 @@ def test_help_begins_with_what_is_often_changed(capfd):
   assert sorted([*rest, "--few", "--env", "--double"]) == sorted(expected)
 
 
-def test_help_says_what_each_option_takes_and_means(capfd):
+def test_help_has_each_options_placeholder_and_sentence(capfd):
   given = {"env_options": {"a": 1}, "hidden_sizes": ()}
-  said = " ".join(helped(capfd, configs.replaced(RUN, given)).split())
+  output = " ".join(helped(capfd, configs.replaced(RUN, given)).split())
   for text in (
-    "--num-envs N environments (default: 4)",
+    "--num-envs N number of environments (default: 4)",
     "--image-torso {nature,impala} the network for images (default: nature",
     "--double, --no-double whether two networks judge (default: True)",
     "env: --env ",
-    "shorter returns (preset: 0.9; default: 1.0)",
+    "longer returns (preset: 0.9; default: 1.0)",
     "your factory (preset: a=1)",
     "layers (preset: empty; default: 64,64)",
   ):
-    assert text in said
-  assert "make" not in said and "derived" not in said
+    assert text in output
+  assert "make" not in output and "derived" not in output
 
 
-def test_help_says_values_as_one_gives_them(capfd):
+def test_help_shows_values_that_can_be_given_again(capfd):
   options = dict(a=1, b=True, c="x", d=None, e="1", f="True", g="null", h=0.5)
   options["i"] = "x,j=2"
-  said = "".join(helped(capfd, Run(4, env=Env(env_options=options))).split())
-  begin = "--env-optionsOPTIONSofEnvPooloryourfactory(preset:"
-  shown = said[said.index(begin) + len(begin) :].partition(")")[0]
+  output = "".join(helped(capfd, Run(4, env=Env(env_options=options))).split())
+  begin = "--env-optionsOPTIONSoptionsofEnvPooloryourfactory(preset:"
+  shown = output[output.index(begin) + len(begin) :].partition(")")[0]
   assert parse(["--env-options", shown]).env.env_options == options
 
 
-def test_help_says_the_words_that_are_no_options(capfd):
-  said = helped(capfd, Plot(), positional=("metric", "run_dirs"))
+def test_help_has_the_positional_words(capfd):
+  output = helped(capfd, Plot(), positional=("metric", "run_dirs"))
   usage = "usage: a.program METRIC RUN_DIRS [RUN_DIRS ...] [options]"
-  assert said.startswith(usage + "\n")
-  assert "METRIC what is plotted." in " ".join(said.split())
-  assert "--metric" not in said and "--run-dirs" not in said
+  assert output.startswith(usage + "\n")
+  assert "METRIC metric to plot." in " ".join(output.split())
+  assert "--metric" not in output and "--run-dirs" not in output
 
 
 def test_help_is_as_wide_as_the_terminal(capfd, monkeypatch):
@@ -513,7 +515,7 @@ def test_help_is_as_wide_as_the_terminal(capfd, monkeypatch):
 
 
 def seedx(*words):
-  """Runs a program in a Python of its own, with options of Python before."""
+  """Runs Python in a process of its own, with these words."""
   return subprocess.run(
     [sys.executable, *words],
     cwd=programs.ROOT,
@@ -523,7 +525,7 @@ def seedx(*words):
   )
 
 
-def test_what_needs_no_docstrings_runs_without_and_the_rest_says_so():
+def test_python_without_docstrings_plots_but_does_not_train():
   done = seedx("-OO", "-m", "seedx", "plot", "--help")
   assert done.returncode == 0 and "--output" in done.stdout
   done = seedx("-OO", "-m", "seedx", "train", "ppo")

@@ -1,4 +1,4 @@
-"""What is refused before JAX is imported, which takes seconds."""
+"""Command lines that are refused without importing JAX, which takes seconds."""
 
 import json
 import os
@@ -17,7 +17,7 @@ _RUN |= {"pipeline": "seedx.pipelines.sync:Config", "agent": "a:b"}
 
 
 def run(words, folder):
-  """Runs a program where JAX cannot be imported."""
+  """Runs a program in which JAX cannot be imported."""
   (folder / "jax.py").write_text("import os\nos._exit(99)\n")
   return subprocess.run(
     [sys.executable, "-m", *words.split()],
@@ -38,7 +38,7 @@ def run(words, folder):
     ("seedx train --help", r"  (\w+) +Trains ", experiments.shipped()),
   ],
 )
-def test_what_there_is_is_listed_with_a_line_each(
+def test_help_lists_all_commands_and_experiments(
   words, pattern, names, tmp_path
 ):
   ended = run(words, tmp_path)

@@ -1,4 +1,4 @@
-"""The programs that train in one process, and what all programs share."""
+"""Programs that train in one process, and properties of all programs."""
 
 import inspect
 import json
@@ -22,7 +22,7 @@ from tests import programs
 own_signals = programs.own_signals
 compiled_once = programs.compiled_once
 
-# A few updates of a small network: compiling is all that takes time.
+# A few updates of a small network, which take less time than compiling.
 _SMALL = {
   dqn: "--replay-min-steps 100 --replay-batch-size 16",
   ppo: "--num-envs 4 --unroll-length 8 --epochs 2 --minibatches 2",
@@ -53,7 +53,7 @@ def run(program, run_dir, *arguments):
         ("--env", "gfootball/11_vs_11_easy_stochastic-v1"),
       )
     ),
-  ],  # The others are the README's, see `readme_test`.
+  ],  # `readme_test` covers the other programs.
   ids=lambda x: x.__name__ if inspect.ismodule(x) else " ".join(x),
 )
 def test_a_program_trains(program, arguments, tmp_path, capfd):
@@ -102,7 +102,7 @@ def test_a_program_trains(program, arguments, tmp_path, capfd):
     (gorila_dqn, "--role actor", "learner, server, worker, found 'actor'"),
   ],
 )
-def test_what_makes_no_sense_exits_with_2_and_the_reason(
+def test_wrong_options_exit_with_2_and_the_reason(
   program, arguments, reason, tmp_path, capfd
 ):
   words = ["--run-dir", str(tmp_path), *arguments.split()]
@@ -110,7 +110,7 @@ def test_what_makes_no_sense_exits_with_2_and_the_reason(
 
 
 def helped(program, capfd, *words):
-  """What `--help` says, in one line."""
+  """Returns the output of `--help` as one line."""
   capfd.readouterr()
   with pytest.raises(SystemExit) as caught:
     programs.main(program, [*words, "--help"])
@@ -120,27 +120,27 @@ def helped(program, capfd, *words):
   return " ".join(out.split())
 
 
-def test_help_marks_what_the_experiment_changes(capfd):
-  said = helped(a2c, capfd)
-  assert said.startswith("usage: python -m experiments.a2c [options] ")
-  assert "in an unroll (preset: 16; default: 20)" in said
-  assert "initial learning rate (default: 0.002)" in said
-  said = helped(a2c, capfd, "--env", "Pendulum-v1")
-  assert "initial learning rate (preset: 0.001; default: 0.002)" in said
-  said = helped(a2c, capfd, "--env", "Pong-v5")
+def test_help_marks_the_values_of_presets(capfd):
+  output = helped(a2c, capfd)
+  assert output.startswith("usage: python -m experiments.a2c [options] ")
+  assert "in an unroll (preset: 16; default: 20)" in output
+  assert "initial learning rate (default: 0.002)" in output
+  output = helped(a2c, capfd, "--env", "Pendulum-v1")
+  assert "initial learning rate (preset: 0.001; default: 0.002)" in output
+  output = helped(a2c, capfd, "--env", "Pong-v5")
   mark = "initial learning rate (preset, not measured: 0.0007; default: 0.002)"
-  assert mark in said and "(preset: 16; default: 20)" in said
+  assert mark in output and "(preset: 16; default: 20)" in output
 
 
-def test_help_is_of_the_agent(capfd):
-  said = helped(a3c, capfd)
-  assert "--td-lambda" in said and "--n-step" not in said
-  said = helped(a3c, capfd, "--agent", "dqn", "--env", "Acrobot-v1")
-  assert "n-step returns (preset: 5; default: 3)" in said
-  assert "--td-lambda" not in said
-  said = helped(a2c, capfd)
-  # Only where there are other processes is there a role.
-  assert "--agent" not in said and "--role" not in said
+def test_help_has_the_settings_of_the_agent(capfd):
+  output = helped(a3c, capfd)
+  assert "--td-lambda" in output and "--n-step" not in output
+  output = helped(a3c, capfd, "--agent", "dqn", "--env", "Acrobot-v1")
+  assert "n-step returns (preset: 5; default: 3)" in output
+  assert "--td-lambda" not in output
+  output = helped(a2c, capfd)
+  # Only programs with several processes have a role.
+  assert "--agent" not in output and "--role" not in output
   assert "--role" in helped(impala, capfd)
 
 
@@ -171,7 +171,7 @@ def test_a_transform_changes_what_the_agent_sees():
 
 @pytest.mark.slow
 def test_the_roles_of_gorila_run_apart(tmp_path):
-  """Each is a command of its own; the worker starts first."""
+  """Each role is a separate command; the worker starts first."""
   sockets = [f"unix:{tmp_path}/{name}" for name in ("learner", "a", "b")]
   words = ["--hidden-sizes", "8", *_SMALL[gorila_dqn].split()]
   words += ["--total-steps", "400", "--address", sockets[0]]

@@ -16,12 +16,12 @@ from tests import programs as programs_of_tests
 compiled_once = programs_of_tests.compiled_once
 
 ENVS = ("CartPole-v1", "Pendulum-v1", "Pong-v5")
-# What an experiment trains and a config of the agent's class does not, and why.
+# Fields of the agent in which an experiment differs from its class, and why.
 OF_EXPERIMENTS = {
   # A3C's optimizer, whose mean squares all workers share.
   **{("a3c", agent): {"optimizer"} for agent in ("a2c", "ppo")},
   ("a3c", "vtrace"): {"optimizer", "td_lambda"},
-  # Asynchronous n-step Q-learning, with the network of the others there.
+  # Asynchronous n-step Q-learning, with the network of A3C's other agents.
   ("a3c", "dqn"): {
     "optimizer",
     "replayed",
@@ -30,21 +30,22 @@ OF_EXPERIMENTS = {
     "max_gradient_norm",
     "target_period",
   },
-  # A learner that is to keep up with many environments.
+  # The learner has to keep up with many environments.
   **{
     pair: {"epochs", "minibatches"}
     for pair in (("anakin_ppo", "ppo"), ("seed_ppo", ""))
   },
-  # So they were before the classes had values of their own; not measured.
+  # Older than the classes' own values; not measured.
   ("impala", "ppo"): {"epochs", "minibatches", "entropy_cost"},
   # Horgan et al. 2018 have both; target networks as measured in results.md.
   ("apex_dqn", ""): {"dueling", "epsilon_ladder", "target_period"},
   ("gorila_dqn", ""): {"target_period"},
 }
-# The same of what its presets for images add to those of the agent: the paper's
+# Fields that an experiment's presets for images add to the agent's: the paper's
 # target network, and a ladder of epsilons that needs no slow decay.
 OF_IMAGES = {("apex_dqn", ""): {"target_period", "epsilon_steps"}}
-# And of those for continuous actions: epochs as above, and the default rate.
+# Fields that its presets for continuous actions add: epochs as above, and the
+# default rate.
 OF_CONTINUOUS = {
   ("anakin_ppo", "ppo"): {"learning_rate", "epochs", "minibatches"},
   ("anakin_ppo", "a2c"): {"learning_rate"},
@@ -58,21 +59,21 @@ PAIRS = [
 
 
 @functools.cache
-def preset(name, agent, **known):
-  """A pipeline's config with its presets for what is known of it."""
+def preset(name, agent, **fields):
+  """Returns a pipeline's config with its presets for some settings."""
   experiment = experiments.load(name)
-  config = configs.replaced(experiment.with_agent(agent), known)
+  config = configs.replaced(experiment.with_agent(agent), fields)
   return experiment.with_presets(config, agent)[0]
 
 
-def values(*arguments, **known):
-  return configs.values(preset(*arguments, **known))
+def values(*arguments, **fields):
+  return configs.values(preset(*arguments, **fields))
 
 
-def makes_an_agent(name, agent, **known):
-  """Has an agent made of all presets, or refused where there can be none."""
-  config, reason = preset(name, agent, **known), ""
-  if isinstance(config.agent, dqn.Config) and known["env"] == "Pendulum-v1":
+def makes_an_agent(name, agent, **fields):
+  """Checks that presets make an agent, or are refused if they cannot."""
+  config, reason = preset(name, agent, **fields), ""
+  if isinstance(config.agent, dqn.Config) and fields["env"] == "Pendulum-v1":
     reason = "discrete actions"
   elif (name, agent) == ("impala", "dqn"):
     reason = "expected a replay"
@@ -85,31 +86,33 @@ def makes_an_agent(name, agent, **known):
 
 
 def different(config, default):
-  """The names of fields in which two configs of agents differ."""
+  """Returns the names of fields in which two configs of agents differ."""
   assert type(config) is type(default)
   names = [field.name for field in dataclasses.fields(config)]
   return {x for x in names if getattr(config, x) != getattr(default, x)}
 
 
 @pytest.mark.parametrize(("name", "agent"), PAIRS)
-def test_a_class_has_the_values_that_its_experiments_train_with(name, agent):
+def test_an_agents_class_has_the_values_of_its_experiments(name, agent):
   experiment = experiments.load(name)
-  own = experiment.with_agent(agent).agent
+  agent_config = experiment.with_agent(agent).agent
   expected = OF_EXPERIMENTS.get((name, agent), set())
-  assert different(own, type(own)()) == expected
-  known = experiment.with_agent(agent)
+  assert different(agent_config, type(agent_config)()) == expected
+  config = experiment.with_agent(agent)
   if experiment.images is not None and experiment.images.games == "Atari":
-    images = experiment.with_presets(known, agent, "images")[0].agent
+    images = experiment.with_presets(config, agent, "images")[0].agent
     expected = OF_IMAGES.get((name, agent), set())
-    assert different(images, own.for_images()) == expected
-  if experiment.continuous is not None and hasattr(own, "for_continuous"):
-    continuous = experiment.with_presets(known, agent, "continuous")[0].agent
+    assert different(images, agent_config.for_images()) == expected
+  if experiment.continuous is not None and hasattr(
+    agent_config, "for_continuous"
+  ):
+    continuous = experiment.with_presets(config, agent, "continuous")[0].agent
     expected = OF_CONTINUOUS.get((name, agent), set())
-    assert different(continuous, own.for_continuous()) == expected
+    assert different(continuous, agent_config.for_continuous()) == expected
 
 
 @pytest.mark.parametrize("name", ["dqn", "rainbow", "r2d2", "seed_r2d2"])
-def test_a_replay_is_the_one_that_stands_with_its_agent(name):
+def test_an_experiment_has_the_replay_of_its_agents_module(name):
   config = experiments.load(name).config
   agent = {dqn: "dqn", rainbow: "rainbow", r2d2: "r2d2"}
   (module,) = (x for x, y in agent.items() if y == name.removeprefix("seed_"))
@@ -119,9 +122,9 @@ def test_a_replay_is_the_one_that_stands_with_its_agent(name):
 @pytest.mark.parametrize(("name", "agent"), PAIRS)
 def test_every_preset_applies_and_makes_an_agent(name, agent):
   for env in ENVS:
-    # So that a run can be resumed: it begins with those, without presets.
-    known = configs.settings(experiments.load(name).with_agent(agent))
-    assert known.keys() == values(name, agent, env=env).keys()
+    # A resumed run starts from the settings without presets.
+    settings = configs.settings(experiments.load(name).with_agent(agent))
+    assert settings.keys() == values(name, agent, env=env).keys()
     makes_an_agent(name, agent, env=env)
     if "recurrent" in values(name, agent, env=env):
       makes_an_agent(name, agent, env=env, recurrent=True)
@@ -130,12 +133,10 @@ def test_every_preset_applies_and_makes_an_agent(name, agent):
 @pytest.mark.parametrize(
   ("name", "agent"), [x for x in PAIRS if "anakin" not in x[0]]
 )
-def test_an_environment_has_what_it_needs(name, agent):
-  found = [values(name, agent, env=env) for env in ENVS]
-  vectors, continuous, images = found
+def test_presets_fit_the_kind_of_environment(name, agent):
+  vectors, continuous, images = (values(name, agent, env=x) for x in ENVS)
   assert images["total_steps"] > vectors["total_steps"]
-  # Rewards of games are of many sizes, and a picture shows no movement: what
-  # an agent has for the one and for the other.
+  # Games have rewards of many sizes, and a single image shows no movement.
   recurrent = "lstm_size" in images and images["stack_frames"] == 1
   if recurrent:
     assert images["rescale"] and images["lstm_size"] > vectors["lstm_size"]
@@ -144,39 +145,39 @@ def test_an_environment_has_what_it_needs(name, agent):
     assert images["stack_frames"] > 1 == vectors["stack_frames"]
     assert vectors["reward_scale"] < 1.0 and not vectors["reward_clip"]
   if "entropy_cost" in vectors:
-    # A density may be as wide as it likes.
+    # The entropy of a continuous density has no bound.
     assert continuous["entropy_cost"] == 0.0 < vectors["entropy_cost"]
 
 
 @pytest.mark.parametrize("name", ["ppo", "seed_ppo"])
 @pytest.mark.parametrize("env", ENVS)
-def test_with_a_memory_minibatches_are_of_whole_unrolls(name, env):
+def test_minibatches_of_a_recurrent_agent_are_whole_unrolls(name, env):
   plain = values(name, "", env=env)
-  found = values(name, "", env=env, recurrent=True)
-  size = found.get("num_envs", found.get("batch_size"))
-  assert size % found["minibatches"] == 0
-  changed = {key for key in found if found[key] != plain[key]}
+  recurrent = values(name, "", env=env, recurrent=True)
+  size = recurrent.get("num_envs", recurrent.get("batch_size"))
+  assert size % recurrent["minibatches"] == 0
+  changed = {key for key in recurrent if recurrent[key] != plain[key]}
   assert changed <= {"minibatches", "recurrent"} and "recurrent" in changed
 
 
 def read(name, words):
-  """What a command line makes of an experiment; the lines of its presets."""
+  """Returns the settings and preset lines of an experiment's command line."""
   module = experiments.load_module(name)
   return programs.read(module.EXPERIMENT, words.split(), module.__name__)
 
 
-def test_what_the_user_asks_for_beats_a_preset():
+def test_the_command_line_overrides_presets():
   words = "--env Pendulum-v1 --recurrent --minibatches 2 --num-envs 16"
   asked, (continuous,) = read("ppo", words)
-  # Nothing is left of what the LSTM's had: the minibatches are the user's.
+  # The preset for a memory has no line, since its minibatches are overridden.
   assert continuous == (
     "presets for continuous actions: total_steps 1000000, learning_rate 0.0003,"
     " normalize_observations True, entropy_cost 0.0, epochs 10,"
     " unroll_length 256"
   )
-  found = configs.values(asked.run)
+  actual = configs.values(asked.run)
   others = values("ppo", "", env="Pendulum-v1", recurrent=True)
-  changed = {key: found[key] for key in found if found[key] != others[key]}
+  changed = {key: actual[key] for key in actual if actual[key] != others[key]}
   assert changed == {"minibatches": 2, "num_envs": 16}
 
 
@@ -186,22 +187,22 @@ def test_what_the_user_asks_for_beats_a_preset():
     ("ppo", "--env CartPole-v1", ""),
     ("ppo", "--env Pong-v5", "Atari (not measured): total_steps 10000000"),
     ("seed_vtrace", "--env Pong-v5", "Atari: total_steps 10000000"),
-    # Only those of the agent that it is for have been measured.
+    # Only presets of the default agent have been measured.
     ("impala", "--env Pendulum-v1", "continuous actions: "),
     ("impala", "--env Pendulum-v1 --agent a2c", "continuous actions (not "),
     ("anakin_ppo", "--env seedx:Breakout-MinAtar", "MinAtar: total_steps"),
-    # Images, but no frames of the games that the presets are for.
+    # Images, but not of the games that the presets are made for.
     ("ppo", "--env seedx:Breakout-MinAtar", ""),
     ("ppo", "--env tests.own_envs:Bandit", ""),
     ("dqn", "--env tests.own_envs:Bandit", ""),
     ("seed_vtrace", "--env tests.own_envs:Bandit", ""),
     ("ppo", "--env MiniGrid-Empty-5x5-v0", ""),
-    # Unless they are asked for, or not wanted.
+    # Presets that are requested or switched off.
     ("ppo", "--env tests.own_envs:Bandit --presets images", "Atari (not meas"),
     ("ppo", "--env CartPole-v1 --presets continuous", "continuous actions: "),
     ("ppo", "--env Pong-v5 --presets none", ""),
     ("anakin_ppo", "--env seedx:Catch --presets images", "MinAtar: total_"),
-    # What an agent changes of its pipeline.
+    # Presets of an agent for its pipeline.
     ("a3c", "--agent dqn", "dqn: envs_per_worker 4, unroll_length 5"),
     ("anakin_dqn", "--agent rainbow", "rainbow: "),
   ],
@@ -212,12 +213,12 @@ def test_presets_for_images_are_for_game_frames(name, words, begin):
   if lines:
     assert lines[0].startswith(f"presets for {begin}")
   else:
-    agent, own = asked.run.agent, experiments.load(name).config.agent
-    assert agent == own and asked.run.total_steps < 10_000_000
+    agent, default = asked.run.agent, experiments.load(name).config.agent
+    assert agent == default and asked.run.total_steps < 10_000_000
     assert (agent.reward_clip, agent.stack_frames) == (0.0, 1)
 
 
-def test_presets_that_an_experiment_has_not_are_refused(capfd):
+def test_presets_that_an_experiment_lacks_are_refused(capfd):
   with pytest.raises(SystemExit):
     read("anakin_dqn", "--presets images")
   assert "--presets: expected auto, none, found" in capfd.readouterr().err
@@ -227,18 +228,22 @@ def test_presets_that_an_experiment_has_not_are_refused(capfd):
 
 
 @pytest.mark.parametrize(("name", "agent"), PAIRS)
-def test_a_setting_has_one_name_a_sentence_and_a_range(name, agent):
-  # Two settings of one name would raise.
-  made = programs.asked_of(experiments.load(name), agent)
-  known = configs.settings(made)
-  assert [key for key, setting in known.items() if not setting.help] == []
-  assert {"env", "total_steps", "seed", "learning_rate", "run_dir"} <= {*known}
-  least_one = {key for key in known if key.startswith(("num_env", "envs_per"))}
-  counts = {"unroll_length", "batch_size", "total_steps"} & {*known}
-  assert least_one and len(counts) >= 2
-  for key in least_one | counts:
+def test_settings_have_unique_names_sentences_and_ranges(name, agent):
+  # Raises if two settings have the same name.
+  config = programs.asked_of(experiments.load(name), agent)
+  settings = configs.settings(config)
+  assert [key for key, setting in settings.items() if not setting.help] == []
+  assert {"env", "total_steps", "seed", "learning_rate", "run_dir"} <= {
+    *settings
+  }
+  positive = {
+    key for key in settings if key.startswith(("num_env", "envs_per"))
+  }
+  counts = {"unroll_length", "batch_size", "total_steps"} & {*settings}
+  assert positive and len(counts) >= 2
+  for key in positive | counts:
     with pytest.raises(types.ConfigError, match=f"expected {key} "):
-      configs.replaced(made, {key: 0})
+      configs.replaced(config, {key: 0})
 
 
 @pytest.mark.parametrize(
@@ -251,27 +256,25 @@ def test_a_setting_has_one_name_a_sentence_and_a_range(name, agent):
     ("anakin_ppo", "--agent a2c", {"num_envs", "unroll_length", "discount"}),
   ],
 )
-def test_help_begins_with_ten_settings_that_people_change(
-  name, words, expected, capfd
-):
+def test_help_begins_with_ten_common_settings(name, words, expected, capfd):
   with pytest.raises(SystemExit):
     read(name, f"{words} --help")
-  said = capfd.readouterr().out.partition("often changed:\n")[2]
-  first = said.partition("\n\n")[0]
+  output = capfd.readouterr().out.partition("often changed:\n")[2]
+  first = output.partition("\n\n")[0]
   flags = re.findall(r"(?m)^  --([\w-]+)", first)
   settings = {flag.replace("-", "_") for flag in flags}
   assert len(flags) == len(settings) == 10
   always = {"total_steps", "presets", "run_dir", "env", "learning_rate"}
   assert settings > always | expected
-  # What has to do with several hosts comes last in its part, if it is there.
-  assert said.find("--micro-batches") <= said.find("--host-index")
+  # Settings of several hosts come last in their part.
+  assert output.find("--micro-batches") <= output.find("--host-index")
 
 
-# Presets of an experiment of one's own
+# Presets of a custom experiment
 
 
-def of_ones_own():
-  """An experiment whose presets differ in `num_envs`."""
+def custom_experiment():
+  """Returns an experiment whose presets differ in `num_envs`."""
   agents = {"one": vtrace.Config(), "other": vtrace.Config(td_lambda=0.5)}
   return app.Experiment(
     sync.Config(agent=agents["one"]),
@@ -283,8 +286,8 @@ def of_ones_own():
   )
 
 
-def test_a_function_is_no_preset_for_an_environment():
-  with pytest.raises(types.ConfigError, match=r"that app\.preset made"):
+def test_a_function_cannot_be_a_preset_for_an_environment():
+  with pytest.raises(types.ConfigError, match=r"made by app\.preset"):
     app.Experiment(sync.Config(agent=vtrace.Config()), images=lambda c: c)
 
 
@@ -299,10 +302,10 @@ def test_a_function_is_no_preset_for_an_environment():
     ("RubiksCube-v0", False, "one", []),
   ],
 )
-def test_presets_follow_the_environment_the_last_wins(
+def test_presets_follow_the_environment_and_the_last_one_wins(
   env_id, recurrent, agent, expected
 ):
-  experiment = of_ones_own()
+  experiment = custom_experiment()
   config = configs.replaced(
     experiment.with_agent(agent), {"env": env_id, "recurrent": recurrent}
   )
@@ -320,8 +323,8 @@ def test_presets_follow_the_environment_the_last_wins(
 )
 def test_game_frames_may_be_anywhere_in_an_observation(transform, expected):
   env = envs.Config("Pong-v5", observation_transform=f"{__name__}:{transform}")
-  config = dataclasses.replace(of_ones_own().config, env=env)
-  _, applied = of_ones_own().with_presets(config)
+  config = dataclasses.replace(custom_experiment().config, env=env)
+  _, applied = custom_experiment().with_presets(config)
   assert [x.name for x in applied] == expected
 
 
@@ -333,8 +336,8 @@ def mean(observation):
   return observation.mean(axis=(1, 2, 3), keepdims=True)[..., 0, 0]
 
 
-def test_an_agent_of_no_name_is_the_default():
-  experiment = of_ones_own()
+def test_an_empty_name_is_the_default_agent():
+  experiment = custom_experiment()
   assert experiment.default_agent == "one"
   assert experiment.with_agent("") == experiment.config
   with pytest.raises(types.ConfigError, match="one, other, found 'third'"):

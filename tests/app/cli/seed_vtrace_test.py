@@ -1,4 +1,4 @@
-"""The program `experiments.seed_vtrace`, as a person runs it."""
+"""The program `experiments.seed_vtrace`, run as a user would."""
 
 import json
 import os
@@ -21,7 +21,7 @@ _SMALL = ("--envs-per-actor", "8", "--batch-size", "8", "--unroll-length", "5")
 
 
 def _start(*arguments, program=("experiments.seed_vtrace",)):
-  """Starts the program with only its own devices."""
+  """Starts a program with only its own devices."""
   return subprocess.Popen(
     [sys.executable, "-m", *program, *map(str, arguments)],
     cwd=_ROOT,
@@ -40,7 +40,7 @@ def _lines(run_dir):
 
 
 def _wait_until(program, condition):
-  """Waits while a program runs."""
+  """Waits for a condition while a program runs."""
 
   def failed():
     assert program.poll() is None, program.communicate()
@@ -67,18 +67,18 @@ def _actors(program):
 
 @pytest.mark.slow
 def test_actors_are_thin_are_restarted_and_leave_with_ctrl_c(tmp_path):
-  """One run, in which an actor is killed; then Ctrl-C, then nothing is left."""
+  """An actor of a run is killed; then Ctrl-C ends the run."""
   program = _start("--run-dir", tmp_path, "--total-steps", 10**9, *_SMALL)
   _wait_for_steps(tmp_path, 1000, program)
-  before = _actors(program)
-  assert len(before) == 2
-  for child in before:
+  actors = _actors(program)
+  assert len(actors) == 2
+  for child in actors:
     maps = " ".join(region.path for region in child.memory_maps())
     assert "envpool" in maps
     assert "jaxlib" not in maps
 
-  before[0].kill()
-  gone = before[0].pid
+  actors[0].kill()
+  gone = actors[0].pid
   _wait_until(
     program,
     lambda: len(x := _actors(program)) == 2 and gone not in {a.pid for a in x},
@@ -90,10 +90,10 @@ def test_actors_are_thin_are_restarted_and_leave_with_ctrl_c(tmp_path):
   program.send_signal(signal.SIGINT)
   out, err = _ended(program, 130)
   assert "Traceback" not in err
-  assert "processes that died and were started again: 1\n" in out
+  assert "processes that died and were restarted: 1\n" in out
   assert not any(psutil.pid_exists(child.pid) for child in after)
 
-  # What it leaves, and what it says that it reached.
+  # Files of the run, and its printed result.
   assert "CartPole-v1: mean return of the last" in out
   assert "solved (Gymnasium's threshold is 475)" in out
   assert "env steps/s" in err and "bottleneck" in err
@@ -146,7 +146,7 @@ def test_bad_input_is_one_line_and_status_2(tmp_path, capfd, arguments, words):
   assert caught.value.code == 2
   out, err = capfd.readouterr()
   assert not out
-  # What trains where, and its network, may have been printed before.
+  # The first lines about the run and its network may come before.
   *first, error = err.splitlines()
   assert len(first) <= 2 and "Traceback" not in err, err
   assert all(word in error for word in words), err

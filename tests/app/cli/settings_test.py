@@ -1,4 +1,4 @@
-"""All settings of all programs, with values at and beyond their ends."""
+"""All settings of all programs, with values at and beyond their limits."""
 
 import importlib
 import json
@@ -49,7 +49,7 @@ _PROGRAMS = (
 
 
 def values(kind):
-  """Values of a setting's type, most of them senseless."""
+  """Returns values of a setting's type, most of them nonsensical."""
   if configs.choices(kind):
     return configs.choices(kind)
   if item := configs.item(kind):
@@ -58,7 +58,7 @@ def values(kind):
 
 
 def walk(config, wanted=lambda setting: True):
-  """Yields each setting, and the configs with each value that it takes."""
+  """Yields each setting with each accepted value, and the resulting config."""
   for name, setting in configs.settings(config).items():
     for value in values(setting.kind) if wanted(setting) else ():
       try:
@@ -67,8 +67,8 @@ def walk(config, wanted=lambda setting: True):
         assert str(error) and "\n" not in str(error)
 
 
-def check_taken(setting, value, config):
-  """Checks what can be checked of a value that is taken."""
+def check_accepted(setting, value, config):
+  """Checks an accepted value."""
   json.dumps(configs.in_json(config))
   command_line.option(setting.name, value)
   if setting.kind is float and setting.name != "stop_at":
@@ -78,15 +78,15 @@ def check_taken(setting, value, config):
     assert value <= threading.TIMEOUT_MAX, (setting.name, value)
 
 
-def test_a_name_of_another_library_is_of_a_setting():
-  known = {
+def test_synonyms_are_for_settings_that_exist():
+  settings = {
     setting
     for name, agent in _PAIRS
     for setting in configs.settings(
       programs.asked_of(experiments.load(name), agent)
     )
   }
-  assert synonyms.NAMES.keys() <= known
+  assert synonyms.NAMES.keys() <= settings
   for setting, names in synonyms.NAMES.items():
     assert names.split() and setting not in names.split()
 
@@ -95,9 +95,7 @@ _SEEN = set()
 
 
 @pytest.mark.parametrize(("name", "agent"), _PAIRS)
-def test_each_setting_of_an_experiment_is_taken_or_refused_in_a_line(
-  name, agent
-):
+def test_experiments_accept_or_refuse_each_value_in_one_line(name, agent):
   asked = programs.asked_of(experiments.load(name), agent)
   spec = envs.spec(asked.run.env)
 
@@ -106,7 +104,7 @@ def test_each_setting_of_an_experiment_is_taken_or_refused_in_a_line(
     return key not in _SEEN and not _SEEN.add(key)
 
   for setting, value, config in walk(asked, is_new):
-    check_taken(setting, value, config)
+    check_accepted(setting, value, config)
     run = config.run.with_sockets("nowhere")
     run.nodes()
     if setting.path[0] == "run" and setting.path[1] != "env":
@@ -117,13 +115,13 @@ def test_each_setting_of_an_experiment_is_taken_or_refused_in_a_line(
 
 
 @pytest.mark.parametrize("name", _PROGRAMS)
-def test_each_option_of_a_program_is_taken_or_refused_in_a_line(name):
+def test_programs_accept_or_refuse_each_value_in_one_line(name):
   module = importlib.import_module(f"seedx.app.{name}")
   for setting, value, config in walk(module.Options()):
-    check_taken(setting, value, config)
+    check_accepted(setting, value, config)
 
 
-def test_each_setting_of_an_environment_has_a_spec_or_is_refused_in_a_line():
+def test_environments_have_a_spec_or_are_refused_in_one_line():
   options = [
     {"max_episode_steps": x} for x in (*_INTS, *_FLOATS, *_TEXTS, None, [], {})
   ]

@@ -1,4 +1,4 @@
-"""Settings of a user's own pipeline and agent, which fields describe."""
+"""Settings of a user's own pipeline and agent, defined by their fields."""
 
 import copy
 import dataclasses
@@ -18,7 +18,7 @@ from seedx.pipelines import sync
 
 @dataclasses.dataclass(frozen=True)
 class Agent(a2c.Config):
-  """An agent with a cost of its own, and another default of the discount."""
+  """An agent with a new setting of each kind, and another default discount."""
 
   discount: float = 0.9
   kl_cost: float = types.setting(0.5, changes="run_time", low=0.0)
@@ -28,7 +28,7 @@ class Agent(a2c.Config):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(sync.Config):
-  """A pipeline with a setting of each sort."""
+  """A pipeline with a setting for each `changes`."""
 
   agent: base.Config = Agent()
   width: int = 8
@@ -40,7 +40,7 @@ class Config(sync.Config):
 
 
 def written(path, config):
-  """Writes a run of a config, and returns what is read of it."""
+  """Writes a run of a config, and returns what is read from it."""
   path.mkdir()
   run_dirs.write(path, run_dirs.record(config, config, None))
   line = {"env_steps": 1, "wall_seconds": 1.0, "episode_return": 1.0}
@@ -63,36 +63,36 @@ def test_a_value_out_of_its_range_is_refused(name, value, expected):
 
 
 def test_settings_that_change_at_run_time_are_in_the_agents_state():
-  found = base.hyperparameters(Agent(kl_cost=0.25))
-  own = {"kl_cost": 0.25, "discount": 0.9}
-  assert found == base.hyperparameters(a2c.Config()) | own
+  hyperparameters = base.hyperparameters(Agent(kl_cost=0.25))
+  added = {"kl_cost": 0.25, "discount": 0.9}
+  assert hyperparameters == base.hyperparameters(a2c.Config()) | added
 
 
-def test_a_config_is_copied_as_any_dataclass():
+def test_a_config_can_be_copied_and_pickled():
   config = Config(backlog=7)
   for other in (pickle.loads(pickle.dumps(config)), copy.deepcopy(config)):
     assert other == config == dataclasses.replace(Config(), backlog=7)
   assert config.extra == {"a": 1} and config.extra is not Config().extra
 
 
-def test_a_resume_takes_what_its_settings_allow(tmp_path):
+def test_a_resume_restores_and_changes_only_what_settings_allow(tmp_path):
   old = Config(width=9, backlog=6, port=80, verbose=True)
-  before, _ = written(tmp_path / "run", old)
-  assert "verbose" not in before.options and before.options["port"] == 80
-  restored = run_dirs.restored(Config(port=81), before)
+  saved, _ = written(tmp_path / "run", old)
+  assert "verbose" not in saved.options and saved.options["port"] == 80
+  restored = run_dirs.restored(Config(port=81), saved)
   assert restored == dataclasses.replace(old, port=81, verbose=False)
-  assert run_dirs.not_restored(restored, before) == "--port 80"
+  assert run_dirs.not_restored(restored, saved) == "--port 80"
   changed = dataclasses.replace(restored, backlog=1, length=1, verbose=True)
-  run_dirs.check_resumed(before, changed, "")
+  run_dirs.check_resumed(saved, changed, "")
   for wrong in (
     dataclasses.replace(old, width=1),
     dataclasses.replace(old, agent=Agent(kl_cost=0.1)),
   ):
     with pytest.raises(types.ConfigError, match="--backlog, --length, --port"):
-      run_dirs.check_resumed(before, wrong, "")
+      run_dirs.check_resumed(saved, wrong, "")
 
 
-def test_learner_hosts_have_alike_what_their_settings_ask():
+def test_only_some_settings_must_be_equal_on_all_learner_hosts():
   first, second = (
     run_dirs.of_all_hosts(config)
     for config in (Config(), Config(backlog=1, port=1, verbose=True))
@@ -108,7 +108,7 @@ def test_runs_are_labelled_by_settings_with_labels(tmp_path):
   assert labels == ["--width 8", "--width 8", "--width 1"]
 
 
-def test_how_an_experiment_is_saved_makes_no_group():
+def test_settings_of_a_process_or_of_saving_have_no_labels():
   asked = programs.asked_of(experiments.load("seed_vtrace"))
   unlabelled = run_dirs.record(asked.run, asked, "seed_vtrace").unlabelled
   assert {"role", "address", "seed", "presets", "checkpoint_every_seconds"} <= {

@@ -1,8 +1,8 @@
-"""A run directory with what somebody planted: nothing outside of it changes.
+"""Run directories with planted files: nothing outside of them changes.
 
 Each command that takes a directory meets a link, a pipe, a huge file and so on
-at each name that a run reads or writes. It works, or it ends with an error in a
-line; and what is outside is as it was.
+at each name that a run reads or writes. It succeeds, or it ends with an error
+in one line; files outside stay as they were.
 """
 
 import os
@@ -30,7 +30,7 @@ _KINDS = {
   "a file of zeros": lambda x, outside: x.write_bytes(bytes(1000)),
   "a directory with files": lambda x, outside: shutil.copytree(outside, x),
 }
-# OWN stands for the env steps of the run's checkpoint.
+# OWN is replaced by the env steps of the run's checkpoint.
 _NAMES = (
   "config.json",
   "metrics.jsonl",
@@ -42,7 +42,7 @@ _NAMES = (
   *(f"checkpoints/OWN/{x}" for x in ("score", "run", "acting")),
   "checkpoints/evaluation-OWN.json",
   *(f"checkpoints/{x}" for x in ("7", "7.unfinished", "7.removed", "900")),
-  # What older versions wrote before they renamed it.
+  # Temporary files of older versions.
   "config.unfinished",
   "learning_curve.unfinished",
   "checkpoints/evaluation-OWN.unfinished",
@@ -63,7 +63,7 @@ _COMMANDS = {
     "a2c --run-dir {} --search entropy_cost=0|0.1 --trials 1 --total-steps 40",
   ),
 }
-# They begin something, and refuse a directory in which a name is taken.
+# Commands that begin a run or study, and the names that must be free.
 _BEGIN = {
   "train": "config.json metrics.jsonl learning_curve.png checkpoints",
   "compare": "config.json comparison.md comparison.png a2c",
@@ -80,21 +80,21 @@ def trained(tmp_path_factory):
 
 
 def _own(trained):
-  """The name of its newest checkpoint."""
+  """Returns the name of the newest checkpoint."""
   return max(os.listdir(trained / "checkpoints"), key=int)
 
 
 def _state(folder):
-  """All that can be known of a directory without reading what blocks."""
-  found = {}
+  """Returns the content of a directory, without reading what blocks."""
+  state = {}
   for path in [folder, *sorted(folder.rglob("*"))]:
     status = path.lstat()
     is_file = stat.S_ISREG(status.st_mode)
-    found[path.relative_to(folder)] = (
+    state[path.relative_to(folder)] = (
       status.st_mode,
       path.read_bytes() if is_file else b"",
     )
-  return found
+  return state
 
 
 def _remove(path):
@@ -105,7 +105,7 @@ def _remove(path):
 
 
 def _meets(command, name, kind, trained, folder, capfd):
-  """Runs a command where something is planted, and looks at the outside."""
+  """Runs a command on a directory with a planted file; checks the outside."""
   outside, run_dir = folder / "outside", folder / "run"
   outside.mkdir(parents=True)
   (outside / "own").write_text("the user's own")
@@ -119,7 +119,7 @@ def _meets(command, name, kind, trained, folder, capfd):
   planted.parent.mkdir(parents=True, exist_ok=True)
   _remove(planted)
   _KINDS[kind](planted, outside)
-  before, inside = _state(outside), planted.lstat().st_mode
+  original, inside = _state(outside), planted.lstat().st_mode
   program, words = _COMMANDS[command]
   began = time.monotonic()
   try:
@@ -127,15 +127,15 @@ def _meets(command, name, kind, trained, folder, capfd):
   except SystemExit as ended:
     status = ended.code
   seconds = time.monotonic() - began
-  said = "".join(capfd.readouterr())
-  case = f"{command}, {kind} at {name}: {said}"
+  output = "".join(capfd.readouterr())
+  case = f"{command}, {kind} at {name}: {output}"
   assert status in (0, 2), case
-  assert "Traceback" not in said, case
-  assert status == 0 or "error: " in said, case
+  assert "Traceback" not in output, case
+  assert status == 0 or "error: " in output, case
   assert seconds < 30, case
-  assert _state(outside) == before, case
+  assert _state(outside) == original, case
   if kind == "a directory with files" and "/OWN" not in name:
-    assert _state(planted) == before, case
+    assert _state(planted) == original, case
   # An empty directory may be what is left of a checkpoint of a killed run.
   return status, planted.is_symlink() or (
     planted.exists() and inside == planted.lstat().st_mode
@@ -145,7 +145,7 @@ def _meets(command, name, kind, trained, folder, capfd):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", _KINDS)
 @pytest.mark.parametrize("command", ["evaluate", "export", "plot", "resume"])
-def test_what_is_planted_in_a_run_is_not_followed(
+def test_planted_files_in_a_run_are_not_followed(
   command, kind, trained, tmp_path, monkeypatch, capfd
 ):
   monkeypatch.chdir(tmp_path)
@@ -153,13 +153,13 @@ def test_what_is_planted_in_a_run_is_not_followed(
     _meets(command, name, kind, trained, tmp_path / str(k), capfd)[0]
     for k, name in enumerate(_NAMES)
   ]
-  # Most names do not matter to most commands.
+  # Most names do not affect most commands.
   assert ended.count(0) >= len(_NAMES) // 3
 
 
 @pytest.mark.parametrize("kind", ["a link to nothing", "a pipe", "a directory"])
 @pytest.mark.parametrize("command", _BEGIN)
-def test_nothing_begins_where_a_name_is_taken(
+def test_nothing_begins_in_a_directory_with_a_taken_name(
   command, kind, trained, tmp_path, monkeypatch, capfd
 ):
   if command == "sweep":
@@ -175,8 +175,8 @@ def test_nothing_begins_where_a_name_is_taken(
 
 
 @pytest.mark.slow
-def test_a_sweep_leaves_alone_what_it_does_not_write(started, tmp_path):
-  """Names that it writes it refuses, see above."""
+def test_a_sweep_keeps_files_that_it_does_not_write(started, tmp_path):
+  """The test above covers the names that it writes."""
   outside, run_dir = tmp_path / "outside", tmp_path / "run"
   run_dir.mkdir()
   outside.mkdir()
@@ -185,12 +185,12 @@ def test_a_sweep_leaves_alone_what_it_does_not_write(started, tmp_path):
     _KINDS[kind](run_dir / str(k), outside)
   for name in ("config", "sweep", "trials", "tune"):
     (run_dir / f"{name}.unfinished").symlink_to(outside / "own")
-  before, planted = _state(outside), _state(run_dir)
+  original, planted = _state(outside), _state(run_dir)
   words = "--search entropy_cost=0|0.1 --trials 1 --seeds 1 --total-steps 40"
   program = started(" ".join(("a2c", *_SMALL)), *words.split())
   _, progress = program.communicate()
   assert program.returncode == 0, progress
-  assert _state(outside) == before
+  assert _state(outside) == original
   assert planted.items() <= _state(run_dir).items()
   assert {*_BEGIN["sweep"].split()} - {*os.listdir(run_dir)} == {"tune"}
 
@@ -198,7 +198,7 @@ def test_a_sweep_leaves_alone_what_it_does_not_write(started, tmp_path):
 def test_an_evaluation_does_not_write_through_a_link(
   trained, tmp_path, monkeypatch, capfd
 ):
-  """The shortest of the above, for every run of the tests."""
+  """The shortest case of the slow test above."""
   monkeypatch.chdir(tmp_path)
   name = "checkpoints/evaluation-OWN.json"
   status, is_link = _meets(
@@ -207,7 +207,7 @@ def test_an_evaluation_does_not_write_through_a_link(
   assert status == 0 and not is_link
 
 
-def test_a_result_is_printed_where_it_cannot_be_kept(
+def test_a_result_is_printed_even_if_it_cannot_be_written(
   trained, tmp_path, monkeypatch, capfd
 ):
   monkeypatch.chdir(tmp_path)
@@ -215,5 +215,5 @@ def test_a_result_is_printed_where_it_cannot_be_kept(
   name = f"evaluation-{_own(trained)}.json"
   (tmp_path / "run" / "checkpoints" / name).mkdir()
   assert programs.main(evaluate, ["run", "--episodes", "1"]) == 0
-  said = capfd.readouterr().out
-  assert "env steps: mean " in said and "could not be kept in" in said
+  output = capfd.readouterr().out
+  assert "env steps: mean " in output and "could not be written to" in output

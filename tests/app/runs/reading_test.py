@@ -1,4 +1,4 @@
-"""Reading run directories: whatever is in their files, one line says it."""
+"""Run directories with any content are read, or refused in one line."""
 
 import json
 import shutil
@@ -39,12 +39,12 @@ _VALUES = st.recursive(
 
 
 class WorkedError(types.ConfigError):
-  """What comes after reading is not tried."""
+  """Raised after reading, to skip the rest."""
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-  """A run of an experiment, and the same as of a script."""
+  """Returns a folder with an experiment's run, and a copy as a script's run."""
   folder = tmp_path_factory.mktemp("trained")
   words = "--hidden-sizes 8 --num-envs 4 --unroll-length 5 --total-steps 200"
   words = [*words.split(), "--log-seconds", "0"]
@@ -59,7 +59,7 @@ def trained(tmp_path_factory):
 
 @pytest.fixture
 def read(trained, tmp_path, monkeypatch, capsys):
-  """Lets every program read a directory with other files."""
+  """Has every program read a directory with a changed file."""
 
   def stop(*_, **__):
     raise WorkedError("it worked")
@@ -85,17 +85,17 @@ def read(trained, tmp_path, monkeypatch, capsys):
         programs.main(program, words)
       assert caught.value.code == 2
       out, err = capsys.readouterr()
-      # A resume names what it leaves out, such as an address, in a line before.
+      # A resume first prints the settings that it does not restore.
       *notes, error = err.splitlines()
       assert out == "" and error.startswith("error: ") and len(notes) <= 1
-      assert all(x.startswith("not taken from config.json: ") for x in notes)
+      assert all(x.startswith("not restored from config.json: ") for x in notes)
       assert all(line.isprintable() for line in (*notes, error))
 
   return read
 
 
 def _mutated(data, content):
-  """Bytes with some replaced, removed, repeated or added."""
+  """Returns content with some bytes replaced, removed, repeated or added."""
   for _ in range(data.draw(st.integers(1, 4))):
     start = data.draw(st.integers(0, len(content)))
     end = data.draw(st.integers(start, min(len(content), start + 40)))
@@ -112,7 +112,7 @@ def _mutated(data, content):
 @pytest.mark.parametrize("name", ["config.json", "metrics.jsonl"])
 @hypothesis.given(data=st.data())
 @_EXAMPLES
-def test_any_bytes_are_read_or_refused_in_words(data, name, trained, read):
+def test_any_bytes_are_read_or_refused_in_one_line(data, name, trained, read):
   content = (trained / "program" / name).read_bytes()
   read("program", name, _mutated(data, content))
 
@@ -121,7 +121,7 @@ def test_any_bytes_are_read_or_refused_in_words(data, name, trained, read):
 @pytest.mark.parametrize("run", ["program", "script"])
 @hypothesis.given(data=st.data())
 @_EXAMPLES
-def test_any_settings_are_read_or_refused_in_words(data, run, trained, read):
+def test_any_settings_are_read_or_refused_in_one_line(data, run, trained, read):
   content = json.loads((trained / run / "config.json").read_text())
   for _ in range(data.draw(st.integers(1, 2))):
     where = data.draw(st.sampled_from([content, content["options"]]))
@@ -135,7 +135,7 @@ def test_any_settings_are_read_or_refused_in_words(data, run, trained, read):
 @pytest.mark.slow
 @hypothesis.given(data=st.data())
 @_EXAMPLES
-def test_any_line_of_metrics_is_read_or_refused_in_words(data, trained, read):
+def test_any_metrics_are_read_or_refused_in_one_line(data, trained, read):
   lines = [
     json.loads(line)
     for line in (trained / "program" / "metrics.jsonl").read_text().splitlines()
@@ -151,12 +151,12 @@ def test_any_line_of_metrics_is_read_or_refused_in_words(data, trained, read):
 @hypothesis.given(cut=st.integers(0, 100))
 @_EXAMPLES
 def test_a_torn_last_line_is_no_error(cut, tmp_path):
-  """Of a run that was killed, and of one that goes on behind it."""
-  before = [{"env_steps": i, "wall_seconds": i / 3, "x": "y"} for i in range(5)]
-  whole = "".join(json.dumps(line) + "\n" for line in before)
-  last = json.dumps({**before[-1], "env_steps": 7})
+  """A run was killed, and another may have continued behind the torn line."""
+  lines = [{"env_steps": i, "wall_seconds": i / 3, "x": "y"} for i in range(5)]
+  whole = "".join(json.dumps(line) + "\n" for line in lines)
+  last = json.dumps({**lines[-1], "env_steps": 7})
   path = tmp_path / "metrics.jsonl"
   path.write_text(whole + last[:cut])
-  assert metrics.read_lines(path) == before
+  assert metrics.read_lines(path) == lines
   path.write_text(whole + last[:cut] + last + "\n")
-  assert metrics.read_lines(path) == [*before, json.loads(last)]
+  assert metrics.read_lines(path) == [*lines, json.loads(last)]

@@ -1,4 +1,4 @@
-"""A run directory that somebody else wrote runs no code of theirs."""
+"""Run directories by other authors, whose code must not run."""
 
 import dataclasses
 import json
@@ -23,7 +23,7 @@ from tests import programs, running
 
 own_signals = programs.own_signals
 
-# A module that says that it was imported, and has all that a run may name.
+# A module that leaves a mark when imported, with all names that a run may use.
 _CODE = """
 import pathlib
 pathlib.Path(__file__).with_name("imported").touch()
@@ -45,12 +45,12 @@ SMALL = ("--hidden-sizes", "8", "--num-envs", "4", "--unroll-length", "5")
 
 
 class _BeganError(Exception):
-  """A run has written its config.json."""
+  """Raised once a run has written its config.json."""
 
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory):
-  """Directories of an experiment's run, and of a script's."""
+  """Returns directories of an experiment's run and of a script's."""
   folder = tmp_path_factory.mktemp("begun")
   words = (*SMALL, "--run-dir", str(folder / "program"))
   config = sync.Config(
@@ -71,8 +71,7 @@ def begun(tmp_path_factory):
   return folder
 
 
-# What another may have written in config.json: the run, what is changed in it,
-# and what the refusal says of it.
+# Attacks by config.json: the run, the changes, and a part of the error.
 VECTORS = {
   "environment": ("program", {"env": "theirs:make"}, "--env theirs:make"),
   "transform": (
@@ -122,7 +121,7 @@ VECTORS = {
 
 @pytest.fixture
 def theirs(begun, tmp_path, monkeypatch):
-  """Writes such a directory; nothing of it may run, nor `sys.path` change."""
+  """Writes such a directory; its code must not run or change `sys.path`."""
 
   def write(case):
     run, changes, reason = VECTORS[case]
@@ -138,38 +137,37 @@ def theirs(begun, tmp_path, monkeypatch):
     monkeypatch.chdir(folder)  # Where the module could be imported.
     return folder, reason
 
-  before = list(sys.path)
+  original = list(sys.path)
   yield write
-  assert sys.path == before
+  assert sys.path == original
   assert "theirs" not in sys.modules
   assert not list(tmp_path.rglob("imported"))
 
 
 @pytest.mark.parametrize("case", VECTORS)
-def test_nothing_runs_it(case, theirs, capfd):
-  """Neither evaluation, export and loading, nor a run that is resumed."""
+def test_no_program_runs_untrusted_code(case, theirs, capfd):
   folder, reason = theirs(case)
   for program in (evaluate, export):
-    said = programs.refused(program, [str(folder)], capfd)
-    assert reason in said
+    error = programs.refused(program, [str(folder)], capfd)
+    assert reason in error
     if reason.startswith(("--", "the experiment")):
-      assert "expected --trust" in said
+      assert "add --trust" in error
   with pytest.raises(types.ConfigError, match=reason):
     app.load(folder)
   if VECTORS[case][0] == "program":
-    said = programs.refused(a2c_experiment, ["--resume", str(folder)], capfd)
-    reason = reason.replace(", ", " ")
+    error = programs.refused(a2c_experiment, ["--resume", str(folder)], capfd)
+    reason = f"add {reason.replace(', ', ' ')} or --trust"
     if case == "experiment":
-      reason = "a run of a2c to --resume, found one of theirs"
-    assert f"expected {reason}" in said
+      reason = "expected a run of a2c to --resume, found one of theirs"
+    assert reason in error
 
 
-def test_a_factory_that_the_user_names_takes_no_others_arguments(theirs, capfd):
-  """`gymnasium:make` imports what is before the colon of its `id`."""
+def test_a_trusted_factory_takes_no_untrusted_arguments(theirs, capfd):
+  """`gymnasium:make` imports the module before the colon of its `id`."""
   folder, _ = theirs("arguments")
   words = ["--resume", str(folder), "--env", "gymnasium:make"]
-  said = programs.refused(a2c_experiment, words, capfd)
-  assert "expected --env-options id=theirs:CartPole-v1 here too" in said
+  error = programs.refused(a2c_experiment, words, capfd)
+  assert "add --env-options id=theirs:CartPole-v1 or --trust" in error
 
 
 @pytest.mark.parametrize(
@@ -194,8 +192,8 @@ def test_a_factory_that_the_user_names_takes_no_others_arguments(theirs, capfd):
 def test_options_that_may_make_a_simulator_read_files_need_trust(
   options, plain
 ):
-  found = envs.code_in({"env": "Pong-v5", "env_options": options})
-  assert found == ({} if plain else {"env_options": options})
+  code = envs.code_in({"env": "Pong-v5", "env_options": options})
+  assert code == ({} if plain else {"env_options": options})
 
 
 def test_a_directory_is_read_for_plots_without_running_it(theirs):
@@ -205,54 +203,55 @@ def test_a_directory_is_read_for_plots_without_running_it(theirs):
   assert run_dirs.read(folder).env == "theirs:make"
 
 
-def test_what_comes_with_seedx_is_no_others_code():
-  own = "seedx.envs.transforms:hide_velocities"
-  assert not envs.code_in({"observation_transform": own})
+def test_code_of_seedx_is_trusted():
+  transform = "seedx.envs.transforms:hide_velocities"
+  assert not envs.code_in({"observation_transform": transform})
   assert not envs.code_in({"env": "Pong-v5", "env_options": {"size": 5}})
   assert envs.code_in({"env": "seedx.app.studies.compare:main"})
 
 
 @pytest.mark.slow
-def test_ones_own_code_runs_where_one_says_so(tmp_path, monkeypatch, capfd):
-  """A program that names the code says so; so does its command line."""
+def test_custom_code_runs_if_it_is_named_or_trusted(
+  tmp_path, monkeypatch, capfd
+):
+  """A program's config or a command line may name the code."""
   (tmp_path / "mine.py").write_text(_CODE)
   monkeypatch.chdir(tmp_path)
   monkeypatch.setattr(sys, "path", [*sys.path])
-  own = ("--env", "mine:make")
-  words = (*own, *SMALL, "--total-steps", "100", "--run-dir", "run")
+  env = ("--env", "mine:make")
+  words = (*env, *SMALL, "--total-steps", "100", "--run-dir", "run")
   assert programs.main(a2c_experiment, words) == 0
   resume = ("--resume", "run", "--total-steps")
-  said = programs.refused(a2c_experiment, (*resume, "200"), capfd)
-  assert "expected --env mine:make here too, or --trust" in said
-  assert programs.main(a2c_experiment, (*resume, "200", *own)) == 0
+  error = programs.refused(a2c_experiment, (*resume, "200"), capfd)
+  assert "add --env mine:make or --trust" in error
+  assert programs.main(a2c_experiment, (*resume, "200", *env)) == 0
   assert programs.main(a2c_experiment, (*resume, "300", "--trust")) == 0
   assert "--trust" in programs.refused(evaluate, ["run"], capfd)
   assert programs.main(evaluate, ["run", "--episodes", "2", "--trust"]) == 0
   assert app.load("run", trust=True).env.env == "mine:make"
-  # A program whose own config names it.
-  named = running.replaced(
+  # This program's own config names the code.
+  config = running.replaced(
     a2c_experiment.EXPERIMENT.config, env=envs.Config("mine:make")
   )
-  assert app.load("run", config=running.replaced(named, hidden_sizes=(8,)))
-  program = dataclasses.replace(a2c_experiment.EXPERIMENT, config=named)
+  assert app.load("run", config=running.replaced(config, hidden_sizes=(8,)))
+  program = dataclasses.replace(a2c_experiment.EXPERIMENT, config=config)
   name = a2c_experiment.__name__
   assert app.main(program, [*resume, "400"], name) == 0
 
 
-def test_a_run_chooses_no_address_of_who_resumes_it(begun, tmp_path):
-  """Nor its devices, which are those of another machine."""
+def test_a_resume_takes_no_address_or_device_from_the_run(begun, tmp_path):
   folder = tmp_path / "run"
   shutil.copytree(begun / "program", folder)
   content = json.loads((folder / "config.json").read_text())
   planted = {"hosts": 2, "coordinator": "evil:1", "host_index": 1}
   planted |= {"learner_devices": [7], "role": "actor", "address": "evil:2"}
-  known = [name for name in planted if name in content["options"]]
-  assert {"hosts", "coordinator", "learner_devices"} <= {*known}
-  content["options"] |= {name: planted[name] for name in known}
+  names = [name for name in planted if name in content["options"]]
+  assert {"hosts", "coordinator", "learner_devices"} <= {*names}
+  content["options"] |= {name: planted[name] for name in names}
   content["options"]["seed"] = 9
   (folder / "config.json").write_text(json.dumps(content))
-  before = programs_lib.asked_of(a2c_experiment.EXPERIMENT)
-  asked = run_dirs.restored(before, run_dirs.config(folder))
-  old, new = (configs.values(x) for x in (before, asked))
+  fresh = programs_lib.asked_of(a2c_experiment.EXPERIMENT)
+  asked = run_dirs.restored(fresh, run_dirs.config(folder))
+  old, new = (configs.values(x) for x in (fresh, asked))
   assert new["seed"] == 9
-  assert [new[name] for name in known] == [old[name] for name in known]
+  assert [new[name] for name in names] == [old[name] for name in names]
