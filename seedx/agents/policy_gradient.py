@@ -120,17 +120,10 @@ def make(
   steps_per_update: int = 1,
   separable: bool = True,
 ) -> base.Agent:
-  """Makes an agent from its loss.
+  """Makes an agent from its loss; see also `base.Config.make`.
 
-  Args:
-    spec: the environment's observations and actions.
-    config: the hyper-parameters.
-    loss: function that returns the per-step losses.
-    axis_name: see `base.Config.make`.
-    horizon: see `base.Config.make`.
-    steps_per_update: number of optimizer steps in an update.
-    separable: whether the loss of an unroll does not depend on the others of
-      its batch.
+  An update has `steps_per_update` optimizer steps. The loss is `separable` if
+  the losses of an unroll do not depend on the others of its batch.
 
   Raises:
     types.ConfigError: no action distribution fits the action spec.

@@ -83,7 +83,7 @@ class Entries(NamedTuple):
 
   Attributes:
     inputs: `[C, N, ...]`.
-    action: `[C, N, ...]`.
+    action: `[C, N, ...]`, the actions taken.
     core_state: `[N, ...]`, before the first step of each entry.
     behaviour_log_prob: `[C, N]`, log mu(a) of the parameters that acted.
     before: `[C, N, ...]`, evaluation by the parameters before the update. They
@@ -155,16 +155,10 @@ def make(
   *,
   separable: bool = True,
 ) -> base.Agent:
-  """Makes an agent that learns as PPO does, from its loss.
+  """Makes an agent that learns as PPO does; see also `base.Config.make`.
 
-  Args:
-    spec: the environment's observations and actions.
-    config: the hyper-parameters.
-    loss: function that returns the per-step losses.
-    axis_name: see `base.Config.make`.
-    horizon: see `base.Config.make`.
-    separable: whether the loss of an entry does not depend on the others of its
-      minibatch, as it does if the loss has a mean over the minibatch.
+  The loss is `separable` if the losses of an entry do not depend on the others
+  of its minibatch. They do if the loss has a mean over the minibatch.
 
   Raises:
     types.ConfigError: no action distribution fits the action spec.

@@ -124,22 +124,16 @@ def make(
   noisy: bool = False,
   bootstraps: bool = False,
 ) -> base.Agent:
-  """Makes an agent from its loss.
+  """Makes an agent from its loss; see also `base.Config.make`.
 
-  Args:
-    spec: the environment's observations and actions.
-    config: the hyper-parameters.
-    loss: function that returns the per-step losses.
-    axis_name: see `base.Config.make`.
-    horizon: see `base.Config.make`.
-    head: module from features `[T, B, F]` to Q-values `[T, B, A]`, or to a
-      NamedTuple with `q_values`; None for `networks.QHead`.
-    noisy: whether the head has noisy layers. Noise stays the same for an
-      episode in acting, and for a window in learning.
-    bootstraps: whether the loss of an n-step return needs only its first step
-      and the step that it bootstraps from. If so, a window with one return is
-      passed as one transition (`losses.n_step_bootstraps`), and only these two
-      steps are evaluated.
+  `head` is a module from features `[T, B, F]` to Q-values `[T, B, A]`, or to a
+  NamedTuple with `q_values`; None for `networks.QHead`. It is `noisy` if it has
+  noisy layers, whose noise lasts for an episode in acting, and for a window in
+  learning.
+
+  A loss `bootstraps` if it needs only the first step of an n-step return and
+  the step that the return bootstraps from. Then a window with one return is one
+  transition (`losses.n_step_bootstraps`), and only these steps are evaluated.
 
   Raises:
     types.ConfigError: the actions are not discrete.
