@@ -60,14 +60,9 @@ def take(
 ) -> StepResult:
   """Takes one step, and resets the acting state where an episode starts.
 
-  Args:
-    agent: agent whose `step` acts.
-    acting: acting parameters, see `base.Agent.acting`.
-    rng_key: key of this step only.
-    timestep: `[B, ...]`.
-    acting_state: `[B, ...]`, state after the previous step.
-    exploration: `[B]`, see `types.Inputs`.
-    first: `[B]` bool, where to reset; None resets where `step_type` is FIRST.
+  `timestep` and `acting_state` are `[B, ...]`, and `exploration` is `[B]`, see
+  `types.Inputs`. The acting state is reset where `first`, `[B]` bool, is True;
+  with None, where the `step_type` is FIRST.
   """
   if first is None:
     first = timestep.step_type == int(dm_env.StepType.FIRST)

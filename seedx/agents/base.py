@@ -48,11 +48,7 @@ class AgentState:
     return self.updates - self.resets
 
   def counted(self, share: jax.Array | float) -> "AgentState":
-    """Returns the state after an update, with the batch's resets counted.
-
-    Args:
-      share: `[]`, the fraction of the batch's steps that are not resets.
-    """
+    """Counts a batch's resets, the fraction `1 - share` of its steps, `[]`."""
     return dataclasses.replace(self, resets=self.resets + (1.0 - share))
 
 

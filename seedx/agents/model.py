@@ -109,14 +109,10 @@ class Model:
     head: nn.Module,
     towers: int = 1,
   ) -> "Model":
-    """Makes the model for an environment.
+    """Makes a model with a number of towers, each a torso and perhaps a core.
 
-    Args:
-      spec: the environment's actions, and the parts of its observations that
-        the network sees, see `types.EnvironmentSpec.without`.
-      config: the hyper-parameters.
-      head: module from the features of each tower to the agent's outputs.
-      towers: number of towers, each a torso and a core, if there is one.
+    The `head` is a module from the features of each tower to the agent's
+    outputs. `types.EnvironmentSpec.without` hides parts of observations.
 
     Raises:
       types.ConfigError: an option has no effect on such observations.
@@ -166,7 +162,7 @@ class Model:
     at: jax.Array | None = None,
     action: jax.Array | None = None,
   ) -> Output:
-    """Returns the network's outputs for inputs `[T, B, ...]`.
+    """Returns the network's outputs for a stream.
 
     Args:
       variables: variables of the model.

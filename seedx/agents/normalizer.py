@@ -71,10 +71,7 @@ def normalize(
 ) -> types.Tree:
   """Subtracts the mean, divides by the standard deviation, and clips.
 
-  Args:
-    statistics: statistics of observations so far.
-    spec: nest of specs.
-    observation: `[T, B, ...]`, a nest like `spec`.
+  The observation is a nest `[T, B, ...]` like `spec`.
   """
   leaves, structure = jax.tree.flatten(observation)
   means_and_variances = zip(*statistics, strict=True)
@@ -96,13 +93,9 @@ def measure(
 ) -> Moments:
   """Returns the moments of a batch's observations, averaged over all cores.
 
-  Args:
-    statistics: statistics of observations so far.
-    spec: nest of specs.
-    observation: `[T, B, ...]`, a nest like `spec`.
-    weight: `[T, B]`, weights of the losses, 0 where nothing is learned. If all
-      are 0, merging the moments leaves the statistics as they are.
-    axis_name: mesh axis over which the batch is sharded, or None.
+  The observation is a nest `[T, B, ...]` like `spec`. The `[T, B]` weights are
+  those of the losses, 0 where nothing is learned. If all are 0, merging the
+  moments leaves the statistics as they are.
   """
   pairs = zip(jax.tree.leaves(spec), jax.tree.leaves(observation), strict=True)
   leaves = [leaf for leaf_spec, leaf in pairs if _is_normalized(leaf_spec)]

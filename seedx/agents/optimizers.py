@@ -83,21 +83,16 @@ class Optimizer:
   ) -> Self:
     """Makes an optimizer.
 
-    With `rates`, each group of parameters is clipped by its own norm and has
-    its own learning rate. All groups share the schedule and the optimizer's
-    state. An agent with actor and critic, for example:
+    The learning rate decays over the `horizon`, or is constant with None. An
+    update has `steps_per_update` optimizer steps.
+
+    `rates` has the name of each group's learning rate among the
+    hyper-parameters, by the group's key in the parameters; None for one group
+    with `learning_rate`. Each group is clipped by its own norm. All groups
+    share the schedule and the optimizer's state. For actor and critic:
 
         params = {"actor": actor_params, "critic": critic_params}
-        hyperparameters = base.hyperparameters(config)
         rates = {"actor": "learning_rate", "critic": "critic_learning_rate"}
-
-    Args:
-      config: the hyper-parameters.
-      horizon: length of the run, over which the learning rate decays; None
-        keeps it constant.
-      steps_per_update: number of optimizer steps in an update.
-      rates: name of each group's learning rate among the hyper-parameters, by
-        the group's key in `params`; None for one group with `learning_rate`.
     """
     if config.transformation is not None:
       return cls(config.transformation(), None, steps_per_update, rates)

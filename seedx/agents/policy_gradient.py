@@ -101,12 +101,10 @@ class Loss(Protocol):
     unroll: types.Unroll,
     hyperparameters: Mapping[str, jax.Array],
   ) -> losses.ActorCriticLoss:
-    """Returns per-step losses `[T, B]` of an evaluated unroll.
+    """Returns per-step losses `[T, B]` of an unroll `[T + 1, B, ...]`.
 
-    Args:
-      evaluation: evaluation of the unroll by the learned parameters.
-      unroll: `[T + 1, B, ...]`.
-      hyperparameters: `AgentState.hyperparameters`, each `[]`.
+    It was evaluated by the learned parameters. The `hyperparameters` are those
+    of the `AgentState`, each `[]`.
     """
 
 

@@ -139,10 +139,8 @@ class Loss(Protocol):
   ) -> losses.ActorCriticLoss:
     """Returns per-step losses `[C, N]` of a minibatch.
 
-    Args:
-      evaluated: evaluation of the minibatch by the learned parameters.
-      minibatch: N entries of C steps each.
-      hyperparameters: `AgentState.hyperparameters`, each `[]`.
+    It was `evaluated` by the learned parameters. The `hyperparameters` are
+    those of the `AgentState`, each `[]`.
     """
 
 

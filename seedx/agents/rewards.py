@@ -60,13 +60,7 @@ def observed(statistics: normalizer.Statistics) -> normalizer.Statistics:
 def discounted(
   timestep: dm_env.TimeStep, before: jax.Array, discount: float
 ) -> jax.Array:
-  """Returns R after each step, `[T, B]`.
-
-  Args:
-    timestep: `[T, B, ...]`.
-    before: `[B]`, R before the first step.
-    discount: gamma.
-  """
+  """Returns R after each time step, `[T, B]`; R `before` the first is `[B]`."""
 
   def add(
     total: jax.Array, step: tuple[jax.Array, jax.Array]
@@ -88,15 +82,10 @@ def measure(
   discount: float,
   axis_name: str | None,
 ) -> normalizer.Moments:
-  """Returns the moments of a batch's observations and of its R.
+  """Adds the moments of a batch's R to those of its observations, or to ().
 
-  Args:
-    statistics: statistics of all previous batches.
-    observations: moments of observations, or ().
-    timestep: `[T + 1, B, ...]`; the first one also ended the previous unroll.
-    before: `[B]`, R before the first step.
-    discount: gamma.
-    axis_name: mesh axis over which the batch is sharded, or None.
+  The time steps are `[T + 1, B, ...]`. R `before` them is `[B]`. The first time
+  step also ended the previous unroll, and does not count again.
   """
   returns = discounted(timestep, before, discount)[1:]
   first = timestep.step_type[1:] == int(dm_env.StepType.FIRST)

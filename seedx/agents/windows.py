@@ -126,15 +126,9 @@ class Windows:
   ) -> tuple[types.Inputs, types.Tree]:
     """Runs the network over the burn-in, without a gradient.
 
-    Args:
-      model: the network.
-      variables: variables of the model.
-      inputs: `[burn_in + T + 1, B, ...]`.
-      core_state: `[B, ...]`, the network's core state when acting began the
-        window.
-
-    Returns:
-      The inputs after the burn-in, and the core state before them.
+    The inputs are `[burn_in + T + 1, B, ...]`, and the core state `[B, ...]` is
+    the network's when acting began the window. Returns the inputs after the
+    burn-in, and the core state before them.
     """
     if not self.stored_state:
       start = model.initial_core_state(inputs.timestep.step_type.shape[1])
@@ -243,11 +237,8 @@ def diagnostics(
 ) -> dict[str, jax.Array]:
   """Returns this core's contribution to the diagnostics of TD errors.
 
-  Args:
-    td_error: `[T, B]`, TD errors of the learned steps.
-    weight: `[T, B]`, 0 on resets, 1 elsewhere.
-    importance_weight: `[B]`.
-    axis_name: see `base.Config.make`.
+  TD errors and weights of the learned steps are `[T, B]`, importance weights
+  `[B]`. A weight is 0 on a reset, 1 elsewhere.
   """
 
   def mean(values: jax.Array) -> jax.Array:
