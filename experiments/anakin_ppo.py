@@ -14,7 +14,7 @@ from seedx.agents import a2c, ppo, vtrace
 from seedx.learning import learner
 from seedx.pipelines import anakin
 
-# A quarter of the optimizer steps in `ppo`, for which alone environments wait.
+# A quarter of the optimizer steps in `ppo`, since environments wait for them.
 _PPO = ppo.Config(epochs=4, minibatches=4)
 
 EXPERIMENT = app.Experiment(

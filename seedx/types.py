@@ -93,9 +93,8 @@ def setting(
       resumes; learner hosts may differ, too. "process": in each process, as an
       address does; `--resume` does not take it from `config.json`. "start": at
       each start, such as what is printed; it is not in `config.json`.
-    low: smallest value, of all elements of a tuple; None for `-MOST`, or for no
-      range without `high`.
-    high: largest value; None for `MOST`, or for no range without `low`.
+    low: smallest value, of each element in a tuple; None for `-MOST`.
+    high: largest value; None for `MOST`. A setting with neither has no range.
     labels: whether runs with different values are different groups in a plot;
       a sweep searches only such settings.
     alike: whether all learner hosts need the same value, even if it may change.
@@ -267,8 +266,8 @@ class Share(NamedTuple):
   """One learner core's share of new experience.
 
   Attributes:
-    data: a `types.Unroll` of `[L, S, ...]`, or what else an agent learns from,
-      see `agents.base.Needs`.
+    data: a `types.Unroll` of `[L, S, ...]`, or other data that an agent learns
+      from, see `agents.base.Needs`.
     priorities: `[S, windows]` float32, priorities of each unroll's windows; ()
       without priorities.
   """

@@ -136,13 +136,9 @@ def discrepancy(
 ) -> np.ndarray:
   """Returns the mean Q-value discrepancy of each step of a sequence, `[L]`.
 
-  Args:
-    agent: agent with Q-values `[B, A]` in its extras.
-    acting: acting parameters of the agent.
-    unrolls: `[L, num_envs * K, ...]`, K of each environment, the oldest first.
-    num_envs: number of environments.
-    period: number of steps between the starts of two unrolls.
-    stored_state: whether sequences begin with their core states, not zeros.
+  Unrolls are `[L, num_envs * K, ...]`, K of each environment, the oldest first.
+  One starts every `period` steps. Sequences begin with a `stored_state`, or
+  with zeros. The agent's extras have Q-values `[B, A]`.
   """
   greedy = agent.greedy
   assert greedy is not None

@@ -40,7 +40,7 @@ class AgentState:
 
   @property
   def clock(self) -> jax.Array:
-    """`[]`, env steps learned from, as a number of batches without resets.
+    """`[]`, env steps learned from, counted in batches without resets.
 
     Schedules follow it instead of `updates`, since with short episodes half of
     all steps are resets.
@@ -134,11 +134,7 @@ class Needs:
   def lag(
     self, batch: types.Tree, version: types.Array
   ) -> tuple[jax.Array, jax.Array] | None:
-    """Returns the policy lag of one core's batch, for the metric `policy_lag`.
-
-    Args:
-      batch: this core's batch.
-      version: `[]` int32, number of updates before this one.
+    """Returns the policy lag of one core's batch at a version, `[]` int32.
 
     Returns:
       The lag in updates, summed over env steps, and the number of these steps,
@@ -218,8 +214,8 @@ class Horizon:
 
   Attributes:
     env_steps: number of env steps in the run.
-    updates: number of updates in the run, in the unit of `AgentState.clock`:
-      as if no step were a reset.
+    updates: number of updates in the run if no step is a reset, as
+      `AgentState.clock` counts them.
   """
 
   env_steps: int
@@ -231,7 +227,7 @@ class Horizon:
     return cls(env_steps, max(1, round(env_steps / steps_per_update)))
 
   def with_windows(self, learned_steps: int) -> "Horizon":
-    """Returns the horizon if each window is learned from at several steps."""
+    """Returns the horizon for `learned_steps` learned steps in each window."""
     updates = max(1, round(self.updates / learned_steps))
     return dataclasses.replace(self, updates=updates)
 
@@ -264,11 +260,7 @@ class Config(Protocol):
 
 
 def check_gradients_can_be_shared(agent: Agent) -> None:
-  """Checks that one process can compute gradients and another apply them.
-
-  Raises:
-    types.ConfigError: the agent needs whole batches.
-  """
+  """Raises types.ConfigError if the agent needs whole batches."""
   if agent.needs.whole_batches:
     raise types.ConfigError(
       "expected an agent that applies the gradients of an unroll once, found"

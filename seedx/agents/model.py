@@ -93,8 +93,8 @@ class Model:
   Attributes:
     spec: the environment's actions, and the parts of its observations that the
       network sees. Inputs may have other parts, too.
-    config: the hyper-parameters.
-    network: network of the observation without the action mask.
+    config: hyper-parameters.
+    network: network, which does not see the action mask.
   """
 
   spec: types.EnvironmentSpec
@@ -131,7 +131,7 @@ class Model:
     return cls(spec, config, network)
 
   def init(self, rng_key: jax.Array, *, with_action: bool = False) -> Variables:
-    """Returns initial variables, for a head that may take an action."""
+    """Returns initial variables; `with_action` if the head takes an action."""
     inputs = jax.tree.map(
       lambda x: jnp.asarray(x)[None], acting_step.zero_inputs(self.spec, 1)
     )
@@ -162,15 +162,12 @@ class Model:
     at: jax.Array | None = None,
     action: jax.Array | None = None,
   ) -> Output:
-    """Returns the network's outputs for a stream.
+    """Returns the network's outputs for inputs `[T, B, ...]`.
 
-    Args:
-      variables: variables of the model.
-      inputs: `[T, B, ...]`.
-      core_state: `[B, ...]`, before the first step.
-      rng_key: key of the noise of noisy layers; None for no noise.
-      at: `[K, B]`, see `networks.Network`; the outputs are `[K, B, ...]`.
-      action: `[T, B, ...]`, for a head that takes one, such as a critic's.
+    The core state `[B, ...]` precedes the first step. `rng_key` is for noisy
+    layers, with no noise if it is None. Outputs are only computed `at` steps
+    `[K, B]`, if given (see `networks.Network`). A head such as a critic's takes
+    an action `[T, B, ...]`.
     """
     observation, mask = _without_mask(self.spec, inputs.timestep.observation)
     if self.config.normalize_observations:
@@ -196,8 +193,8 @@ class Model:
   ) -> types.Tree:
     """Returns the moments of `[T + 1, B, ...]` inputs; () if not normalized.
 
-    Observations from which no step is learned are left out: the last one of
-    each episode and of each unroll.
+    The last observation of each episode and of each unroll is left out, since
+    no step is learned from it.
     """
     if not self.config.normalize_observations:
       return ()

@@ -83,13 +83,13 @@ class Optimizer:
   ) -> Self:
     """Makes an optimizer.
 
-    The learning rate decays over the `horizon`, or is constant with None. An
+    The learning rate decays over the `horizon`; None keeps it constant. An
     update has `steps_per_update` optimizer steps.
 
-    `rates` has the name of each group's learning rate among the
-    hyper-parameters, by the group's key in the parameters; None for one group
-    with `learning_rate`. Each group is clipped by its own norm. All groups
-    share the schedule and the optimizer's state. For actor and critic:
+    `rates` maps a group's key in the parameters to the name of its learning
+    rate among the hyper-parameters; None for one group with `learning_rate`.
+    Each group is clipped by its own norm. All groups share the schedule and the
+    optimizer's state. For actor and critic:
 
         params = {"actor": actor_params, "critic": critic_params}
         rates = {"actor": "learning_rate", "critic": "critic_learning_rate"}

@@ -18,7 +18,7 @@ from seedx.on_cpu import blocks
 AXES = types.Unroll._make(
   0 if name == "core_state" else 1 for name in types.Unroll._fields
 )
-# Diagnostics whose variance over the steps is logged, too.
+# Diagnostics whose variance over the steps is computed.
 _SPREAD = ("advantage", "value_target", "value_error")
 
 
@@ -36,8 +36,8 @@ class Config(model_lib.Config):
     recurrent: whether the network has a memory.
     lstm_size: units of the LSTM, the memory if there is no `core`.
     core: your own Flax module as the memory, see `networks.Core`.
-    towers: torsos and memories: "shared" by policy and value, or "apart" with
-      one of each for both.
+    towers: torso and memory, "shared" by policy and value, or "apart" for each
+      of them.
   """
 
   td_lambda: float = types.setting(1.0, changes="run_time", low=0.0, high=1.0)
@@ -194,15 +194,10 @@ def differentiate(
 ) -> tuple[types.Tree, types.LossOutput]:
   """Returns the gradient of the weighted mean of per-step losses on all cores.
 
-  Args:
-    per_step: function of parameters and some entries of the batch that returns
-      their losses, `[T, N]` each.
-    batch: entries on this core.
-    axes: axes of the batch's arrays that count entries, see `blocks.gradient`;
-      None if the loss of an entry depends on the others.
-    state: state with the parameters and the weights of the losses.
-    optimizer: optimizer whose diagnostics are added.
-    axis_name: mesh axis over which the batch is sharded, or None.
+  `per_step` maps parameters and some entries of this core's batch to losses,
+  `[T, N]` each. `axes` count the entries in the batch's arrays, see
+  `blocks.gradient`; they are None if losses of an entry depend on others. The
+  state has the weights of the losses.
   """
   costs = state.hyperparameters
 

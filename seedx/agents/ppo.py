@@ -188,7 +188,7 @@ def make(
     minibatches=config.minibatches,
     divides_unrolls=config.recurrent,
   )
-  axes = _AXES if separable and policy.in_blocks else None
+  axes = _MINIBATCH_AXES if separable and policy.in_blocks else None
   step = _make_step(policy, loss, axes, optimizer, axis_name)
   update = _make_update(policy, config, step, optimizer, axis_name)
   return dataclasses.replace(agent, update=update, needs=needs)
@@ -253,12 +253,14 @@ def _make_update(
     draw = functools.partial(_shuffled, entries, parts=config.minibatches)
     keys = jax.random.split(rng_key, config.epochs)
     if config.target_kl:
-      state, taken, metrics = _until(config.target_kl, step, state, draw, keys)
+      state, taken, metrics = _take_steps_until(
+        config.target_kl, step, state, draw, keys
+      )
       state = optimizer.skip(state, optimizer.steps_per_update - taken)
       weight = losses.sum_over_cores(jnp.sum(entries.weight), axis_name)
       output = types.LossOutput(weight, metrics)
     else:
-      state, output = _all(step, state, draw, keys)
+      state, output = _take_all_steps(step, state, draw, keys)
     return model.count_batch(state, moments), output
 
   return update
@@ -297,7 +299,7 @@ def _make_step(
   return step
 
 
-def _all(
+def _take_all_steps(
   step: Step,
   state: base.AgentState,
   draw: Callable[[jax.Array], Entries],
@@ -315,14 +317,14 @@ def _all(
   return state, types.LossOutput(outputs.weight.sum() / len(keys), metrics)
 
 
-def _until(
+def _take_steps_until(
   target_kl: float,
   step: Step,
   state: base.AgentState,
   draw: Callable[[jax.Array], Entries],
   keys: jax.Array,
 ) -> tuple[base.AgentState, jax.Array, dict[str, jax.Array]]:
-  """Takes a step on every minibatch before one whose KL is above the target.
+  """Takes steps until a minibatch has a KL above the target.
 
   The KL is a mean over all cores, so all end at the same minibatch.
 
@@ -362,12 +364,12 @@ def _until(
   return state, taken, means | {"optimizer_steps": jnp.float32(taken)}
 
 
-# The axes of `Entries` and of a `Minibatch` that count entries, see `blocks`.
-_ENTRIES = Entries._make(
+# The axes that count entries, see `blocks`.
+_ENTRIES_AXES = Entries._make(
   0 if name == "core_state" else 1 for name in Entries._fields
 )
-_AXES = Minibatch._make(
-  _ENTRIES if name == "entries" else 1 for name in Minibatch._fields
+_MINIBATCH_AXES = Minibatch._make(
+  _ENTRIES_AXES if name == "entries" else 1 for name in Minibatch._fields
 )
 
 

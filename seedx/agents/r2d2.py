@@ -14,7 +14,7 @@ from seedx.agents import dqn
 from seedx.agents import model as model_lib
 from seedx.agents import windows as windows_lib
 
-# The replay for training; a batch has few sequences, since each has many steps.
+# The replay for training. Batches are small, since a sequence has many steps.
 REPLAY = replay.PrioritizedConfig(
   replay_batch_size=32, priority_exponent=0.9, importance_exponent=0.6
 )
@@ -35,7 +35,7 @@ class Config(dqn.Config):
       memory.
     core: your own Flax module as the memory, see `networks.Core`.
     burn_in: steps without a gradient at the start of a sequence, with which the
-      online and the target network bring their memories up to date.
+      online and the target network each bring their memory up to date.
     sequence_length: transitions after the burn-in. Gradients go no further
       back, so what must be remembered has to fit into them.
     stored_state: whether a sequence begins with the memory's state from acting.
@@ -74,10 +74,10 @@ class Config(dqn.Config):
       )
 
   def for_images(self) -> Self:
-    """Returns a copy for Atari; not measured.
+    """Returns a copy for Atari, near Kapturowski et al. 2019; not measured.
 
-    It is close to Kapturowski et al. 2019, scaled to one machine, with an LSTM
-    instead of stacked frames and rescaled returns instead of clipped rewards.
+    It has an LSTM instead of stacked frames, and rescales returns instead of
+    clipping rewards.
     """
     return dataclasses.replace(
       self,

@@ -69,11 +69,8 @@ class Config(dqn.Config):
       )
 
   def for_images(self) -> Self:
-    """Returns a copy for Atari; not measured.
-
-    It is close to Hessel et al. 2018, scaled to one machine.
-    """
-    # DQN's preset has a Huber loss, which a distribution of returns lacks.
+    """Returns a copy for Atari, near Hessel et al. 2018; not measured."""
+    # DQN's preset has a Huber loss, which distributions of returns lack.
     images = model_lib.Config.for_images(self)
     return dataclasses.replace(
       images,

@@ -101,7 +101,7 @@ def deviation(
   moments: normalizer.Moments,
   updates: jax.Array,
 ) -> jax.Array:
-  """Returns the deviation of R over a batch and all previous ones, `[]`."""
+  """Returns R's standard deviation over this and all previous batches, `[]`."""
   (variance,) = normalizer.merge(
     _last(statistics), _last(moments), updates
   ).variance

@@ -24,7 +24,7 @@ class Config(windows_lib.Config):
     double: double Q-learning, where the target network evaluates the action
       that the online network chooses.
     dueling: dueling network, with separate streams for value and advantage,
-      each with one hidden layer of the last size of `hidden_sizes`, if any.
+      each with a hidden layer of the last size in `hidden_sizes`, if any.
     epsilon_end: final epsilon, the probability of a random action.
     epsilon_steps: env steps over which epsilon decays linearly from 1.
     epsilon_ladder: separate final epsilon for each environment instead of
@@ -50,8 +50,8 @@ class Acting(NamedTuple):
 
   Attributes:
     variables: variables of the model.
-    epsilon: `[]`, lower bound of each environment's epsilon, which is
-      `Inputs.exploration`.
+    epsilon: `[]`, epsilon of environments whose `Inputs.exploration` is
+      smaller.
     discount: `[]`, gamma, for the priorities that actors compute.
   """
 
@@ -197,11 +197,7 @@ def make(
 
 
 def check_discrete(spec: types.EnvironmentSpec) -> None:
-  """Checks that each action can have a Q-value.
-
-  Raises:
-    types.ConfigError: the actions are not discrete.
-  """
+  """Raises types.ConfigError if the actions are not discrete."""
   if not isinstance(spec.action, dm_env.specs.DiscreteArray):
     raise types.ConfigError(
       f"expected discrete actions for Q-values, found {spec.action}; use an"
@@ -235,7 +231,7 @@ def _model(
 
 
 def _decay_updates(config: Config, horizon: base.Horizon | None) -> float:
-  """Returns the `AgentState.clock` when epsilon's decay ends; 0 for none."""
+  """Returns `AgentState.clock` at the end of epsilon's decay, 0 without it."""
   if horizon is None:
     return 0.0
   share = config.epsilon_steps / horizon.env_steps
@@ -273,7 +269,7 @@ def _step(
   else:
     stream = jax.tree.map(lambda x: x[None], inputs)
     output = q_network.model.unroll(
-      acting.variables, stream, q_network.of_network(core_state)
+      acting.variables, stream, q_network.network_state(core_state)
     )
     if q_network.noisy:
       core_state = core_state._replace(network=output.core_state)
@@ -341,7 +337,7 @@ class _QNetwork:
       return core_state
     return NoisyCoreState(core_state, jnp.zeros(batch_size, jnp.uint32))
 
-  def of_network(self, core_state: types.Tree) -> types.Tree:
+  def network_state(self, core_state: types.Tree) -> types.Tree:
     return core_state.network if self.noisy else core_state
 
   def differentiate(
@@ -439,7 +435,10 @@ class _QNetwork:
     """Returns the head's outputs after the burn-in, all or those at `at`."""
     variables = model_lib.Variables(params, state.statistics)
     inputs, core_state = self.windows.warmed_up(
-      self.model, variables, unroll.inputs, self.of_network(unroll.core_state)
+      self.model,
+      variables,
+      unroll.inputs,
+      self.network_state(unroll.core_state),
     )
     output = self.model.unroll(variables, inputs, core_state, rng_key, at)
     return _legal(output)
