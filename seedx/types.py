@@ -33,8 +33,8 @@ Changes = Literal["never", "run_time", "resume", "process", "start"]
 
 # The upper bounds of ranges that have no other: devices compute in float32, and
 # Python waits no longer than these seconds.
-MOST = float(np.finfo(np.float32).max)
-MOST_SECONDS = 2.0**32
+MAX_VALUE = float(np.finfo(np.float32).max)
+MAX_SECONDS = 2.0**32
 
 
 class ConfigError(ValueError):
@@ -93,15 +93,16 @@ def setting(
       resumes; learner hosts may differ, too. "process": in each process, as an
       address does; `--resume` does not take it from `config.json`. "start": at
       each start, such as what is printed; it is not in `config.json`.
-    low: smallest value, of each element in a tuple; None for `-MOST`.
-    high: largest value; None for `MOST`. A setting with neither has no range.
+    low: smallest value, of each element in a tuple; None for `-MAX_VALUE`.
+    high: largest value; None for `MAX_VALUE`. With neither, it has no range.
     labels: whether runs with different values are different groups in a plot;
       a sweep searches only such settings.
     alike: whether all learner hosts need the same value, even if it may change.
   """
   bounds = None
   if low is not None or high is not None:
-    bounds = -MOST if low is None else low, MOST if high is None else high
+    low = -MAX_VALUE if low is None else low
+    bounds = low, MAX_VALUE if high is None else high
   about = About(changes, bounds, labels, alike)
   field: Any = functools.partial(dataclasses.field, metadata={About: about})
   if isinstance(default, dict):
@@ -142,7 +143,7 @@ def check_range(name: str, value: float, low: float, high: float) -> None:
     ConfigError: the number is out of the range, or NaN.
   """
   if not low <= value <= high:
-    is_open = high in (MOST, MOST_SECONDS) and not value > high
+    is_open = high in (MAX_VALUE, MAX_SECONDS) and not value > high
     bounds = f"of at least {low}" if is_open else f"from {low} to {high}"
     raise ConfigError(f"expected {name} {bounds}, found {value}")
 

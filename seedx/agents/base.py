@@ -47,8 +47,8 @@ class AgentState:
     """
     return self.updates - self.resets
 
-  def counted(self, share: jax.Array | float) -> "AgentState":
-    """Counts a batch's resets, the fraction `1 - share` of its steps, `[]`."""
+  def count_resets(self, share: jax.Array | float) -> "AgentState":
+    """Returns the state after a batch of which `share`, `[]`, are no resets."""
     return dataclasses.replace(self, resets=self.resets + (1.0 - share))
 
 

@@ -38,7 +38,7 @@ class Config(optimizers.Config):
   """
 
   discount: float = types.setting(0.99, changes="run_time", low=0.0, high=1.0)
-  reward_scale: float = types.setting(0.1, low=-types.MOST)
+  reward_scale: float = types.setting(0.1, low=-types.MAX_VALUE)
   reward_clip: float = types.setting(0.0, low=0.0)
   normalize_observations: bool = False
   hidden_sizes: tuple[int, ...] = types.setting((64, 64), low=1, high=2**20)

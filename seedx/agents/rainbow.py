@@ -46,8 +46,8 @@ class Config(dqn.Config):
   epsilon_end: float = 0.0
   epsilon_steps: int = 0
   num_atoms: int = types.setting(51, low=0, high=2**16)
-  value_min: float = types.setting(-10.0, low=-types.MOST)
-  value_max: float = types.setting(10.0, low=-types.MOST)
+  value_min: float = types.setting(-10.0, low=-types.MAX_VALUE)
+  value_max: float = types.setting(10.0, low=-types.MAX_VALUE)
   noise_scale: float = types.setting(0.1, low=0.0)
 
   def __post_init__(self) -> None:

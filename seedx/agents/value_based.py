@@ -478,7 +478,7 @@ def _apply(
 ) -> base.AgentState:
   state = optimizer.descend(state, gradients.params)
   state = model_lib.count_batch(state, gradients.moments)
-  return windows_lib.follow(config, state)
+  return windows_lib.update_targets(config, state)
 
 
 def _legal(output: model_lib.Output) -> types.Tree:

@@ -209,7 +209,7 @@ class Windows:
     return jnp.abs(td_error).T
 
 
-def follow(config: Config, state: base.AgentState) -> base.AgentState:
+def update_targets(config: Config, state: base.AgentState) -> base.AgentState:
   """Updates the target parameters. Called after each update.
 
       target = target + target_rate (params - target)

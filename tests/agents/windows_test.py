@@ -90,7 +90,7 @@ def test_only_returns_of_n_steps_are_learned_from():
 
 def test_targets_are_averaged_every_period():
   config = windows.Config(target_period=2, target_rate=0.25)
-  follow = jax.jit(lambda state: windows.follow(config, state))
+  update_targets = jax.jit(lambda state: windows.update_targets(config, state))
   rng = np.random.default_rng(0)
   params, target = rng.normal(size=(2, 3)).astype(np.float32)
   for updates in range(1, 6):
@@ -102,7 +102,7 @@ def test_targets_are_averaged_every_period():
       updates=jnp.int32(updates),
       target_params={"w": target},
     )
-    new_target = np.asarray(follow(state).target_params["w"])
+    new_target = np.asarray(update_targets(state).target_params["w"])
     if updates % 2:
       np.testing.assert_array_equal(new_target, target)
     else:
