@@ -304,7 +304,7 @@ def difference(a, b):
 # The contract
 
 
-def test_keys_decide_the_initial_parameters(case):
+def test_initial_parameters_depend_only_on_the_key(case):
   params = jax.tree.leaves(case.state.params)
   assert {x.dtype for x in params} == {np.dtype("float32")}
   assert all(np.isfinite(x).all() for x in params)
@@ -404,7 +404,7 @@ def test_gradients_have_the_parameters_shapes_and_are_finite(case):
 
 
 @pytest.mark.parametrize("names", [("a2c", "vector"), ("dqn", "dict")])
-def test_update_is_its_gradients_applied(names):
+def test_update_applies_the_gradients(names):
   case = case_of(*names)
   expected, expected_output = case.learn(case.state)
   actual, output = case.update(case.state, KEY, case.batch)

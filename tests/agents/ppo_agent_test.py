@@ -111,13 +111,13 @@ def moved(new, old):
   return jax.tree.map(np.subtract, new.params, old.params)
 
 
-# One step is its gradients applied
+# One step applies its gradients
 
 
 @pytest.mark.parametrize(
   "kind", conftest.slow_but([("vector",)], [(kind,) for kind in KINDS])
 )
-def test_one_step_on_the_whole_batch_is_its_gradients_applied(kind):
+def test_one_step_on_the_whole_batch_applies_its_gradients(kind):
   state, unroll = state_of(kind), unroll_of(kind)
   gradients, output = jitted("gradients", kind)(state, KEY, unroll)
   expected = jitted("apply", kind)(state, gradients)
