@@ -1,9 +1,9 @@
-"""PPO with a memory of its own, a GRU or a transformer, on a memory task.
+"""PPO with a custom memory, a GRU or a transformer, on a memory task.
 
   python examples/memory.py --run-dir runs/memory
 
 A memory is a Flax module with an initial state, see `networks.Core`. The return
-is 1 where the bit that was shown first is remembered, and else -1.
+is 1 if the agent remembers the bit that was shown first, and -1 otherwise.
 """
 
 import sys
@@ -24,19 +24,19 @@ State = dict[str, jax.Array]
 
 
 class GRU(nn.Module):
-  """A gated recurrent unit, of `size` units."""
+  """A gated recurrent unit with `size` units."""
 
   size: int = 32
 
   def initial_state(self, batch_size: int) -> jax.Array:
-    """The state at the start of an episode."""
+    """Returns the state at the start of an episode."""
     return jnp.zeros((batch_size, self.size))
 
   @nn.compact
   def __call__(
     self, features: jax.Array, step_type: jax.Array, state: jax.Array
   ) -> tuple[jax.Array, jax.Array]:
-    """Unrolls it over features `[T, B, F]`."""
+    """Unrolls the memory over features `[T, B, F]`."""
 
     def step(
       cell: nn.GRUCell, state: jax.Array, inputs: tuple[jax.Array, jax.Array]
@@ -53,10 +53,10 @@ class GRU(nn.Module):
 
 
 class Transformer(nn.Module):
-  """A causal transformer over this step and `window` steps before it.
+  """A causal transformer over the current step and `window` previous steps.
 
-  Its state is, for each of these, whether it is of this episode, and what each
-  layer saw of it.
+  Its state has, for each previous step, whether it belongs to the current
+  episode, and the inputs of each layer.
   """
 
   size: int = 32
@@ -65,44 +65,44 @@ class Transformer(nn.Module):
   window: int = 16
 
   def initial_state(self, batch_size: int) -> State:
-    """The state at the start of an episode: an empty window."""
+    """Returns the state at the start of an episode, an empty window."""
     window = batch_size, self.window
     return {
-      "known": jnp.zeros(window, bool),
-      "seen": jnp.zeros((*window, self.layers, self.size)),
+      "valid": jnp.zeros(window, bool),
+      "inputs": jnp.zeros((*window, self.layers, self.size)),
     }
 
   @nn.compact
   def __call__(
     self, features: jax.Array, step_type: jax.Array, state: State
   ) -> tuple[jax.Array, State]:
-    """Unrolls it over features `[T, B, F]`; queries are T, keys window + T."""
+    """Unrolls the memory over `[T, B, F]`, with T queries, window + T keys."""
     first = (step_type == FIRST).T
-    episode = jnp.concatenate(  # 0 is that of the state, -1 is none.
-      [jnp.where(state["known"], 0, -1), jnp.cumsum(first, axis=1)], axis=1
+    episode = jnp.concatenate(  # The state's episode is 0; -1 is none.
+      [jnp.where(state["valid"], 0, -1), jnp.cumsum(first, axis=1)], axis=1
     )
     time = jnp.arange(episode.shape[1])
     age = time[self.window :, None] - time
     visible = (age >= 0) & (age <= self.window)
     visible &= episode[:, self.window :, None] == episode[:, None]
-    x, seen = nn.Dense(self.size)(jnp.swapaxes(features, 0, 1)), []
+    x, inputs = nn.Dense(self.size)(jnp.swapaxes(features, 0, 1)), []
     for layer in range(self.layers):
-      seen.append(jnp.concatenate([state["seen"][:, :, layer], x], axis=1))
-      x += self._attend(seen[-1], age, visible)
+      inputs.append(jnp.concatenate([state["inputs"][:, :, layer], x], axis=1))
+      x += self._attend(inputs[-1], age, visible)
       hidden = nn.gelu(nn.Dense(2 * self.size)(nn.LayerNorm()(x)))
       x += nn.Dense(self.size)(hidden)
-    after = {
-      "known": episode[:, -self.window :] == episode[:, -1:],
-      "seen": jnp.stack(seen, axis=2)[:, -self.window :],
+    state = {
+      "valid": episode[:, -self.window :] == episode[:, -1:],
+      "inputs": jnp.stack(inputs, axis=2)[:, -self.window :],
     }
-    return jnp.swapaxes(nn.LayerNorm()(x), 0, 1), after
+    return jnp.swapaxes(nn.LayerNorm()(x), 0, 1), state
 
   def _attend(
-    self, seen: jax.Array, age: jax.Array, visible: jax.Array
+    self, inputs: jax.Array, age: jax.Array, visible: jax.Array
   ) -> jax.Array:
-    """Returns what the last T of `[B, window + T, size]` attend to."""
+    """Returns the attention of the last T of `[B, window + T, size]` inputs."""
     parts = self.heads, self.size // self.heads
-    normed = nn.LayerNorm()(seen)
+    normed = nn.LayerNorm()(inputs)
     mixed = nn.dot_product_attention(
       query=nn.DenseGeneral(parts)(normed[:, self.window :]),
       key=nn.DenseGeneral(parts)(normed),

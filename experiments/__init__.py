@@ -1,11 +1,12 @@
-"""Programs that train, each a config, its presets and a line to run it."""
+"""Training programs, each with a config, its presets and a line to run it."""
 
 import importlib
 import sys
 
 from seedx import output, signals
 
-# `python -m experiments.NAME`: before it imports JAX, which takes seconds.
+# With `python -m experiments.NAME`, this runs before JAX is imported, which
+# takes seconds.
 _option, _module = (*sys.orig_argv[1:3], "", "")[:2]
 _package, _, _name = _module.rpartition(".")
 if (_option, _package) == ("-m", __name__):

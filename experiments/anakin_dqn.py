@@ -16,7 +16,7 @@ from seedx.pipelines import anakin
 
 
 def _prioritized(config: anakin.Config) -> anakin.Config:
-  """Changes what Rainbow needs."""
+  """Replaces the replay by a prioritized one."""
   replay = dataclasses.replace(rainbow.REPLAY, replay_ratio=8.0)
   return dataclasses.replace(config, replay=replay)
 

@@ -14,8 +14,7 @@ from seedx.agents import a2c, ppo, vtrace
 from seedx.learning import learner
 from seedx.pipelines import anakin
 
-# A quarter of the epochs and minibatches of `ppo`: the environments wait for
-# nothing else.
+# A quarter of the optimizer steps in `ppo`, since environments wait for them.
 _PPO = ppo.Config(epochs=4, minibatches=4)
 
 EXPERIMENT = app.Experiment(
@@ -30,7 +29,7 @@ EXPERIMENT = app.Experiment(
   ),
   images=app.preset(games="MinAtar", total_steps=10_000_000, unroll_length=128),
   agents={"ppo": _PPO, "a2c": a2c.Config(), "vtrace": vtrace.Config()},
-  # For continuous actions, too.
+  # This applies to continuous actions, too.
   by_agent={"ppo": app.preset(epochs=4, minibatches=4)},
 )
 

@@ -2,7 +2,7 @@
 
   python -m experiments.apex_dqn --env CartPole-v1
 
-It starts its own actors; on several machines, see `impala`. Some defaults
+It starts its own actors; for several machines, see `impala`. Some defaults
 depend on the environment: `--env Pong-v5 --help` shows them.
 """
 
@@ -22,7 +22,7 @@ EXPERIMENT = app.Experiment(
     fetch_interval=400,
     learner=learner.InboxConfig(unroll_length=8, batch_size=8),
   ),
-  # Near Horgan et al. 2018, at the scale of one machine.
+  # Close to Horgan et al. 2018, scaled to one machine.
   images=app.preset(
     measured=False,
     total_steps=10_000_000,

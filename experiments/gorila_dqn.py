@@ -2,15 +2,15 @@
 
   python -m experiments.gorila_dqn --env CartPole-v1
 
-It starts all of them. On several machines, with the options for TLS and a token
-that `seedx certificates --help` shows:
+It starts all processes. On several machines, add the options for TLS and a
+token that `seedx certificates --help` shows to each of:
 
   python -m experiments.gorila_dqn --role learner --address 0.0.0.0:8470
   python -m seedx.join learner-host:8470 --role server --listen this-host:8471
   python -m seedx.join learner-host:8470 --role worker
 
-Here the role `learner` only coordinates: it counts env steps and ends the run.
-The workers compute gradients.
+The role `learner` is only the coordinator, which counts env steps and ends the
+run. The workers compute gradients.
 """
 
 import sys

@@ -2,8 +2,8 @@
 
   python -m experiments.impala --env CartPole-v1
 
-It starts its own actors. On several machines, with the options for TLS and a
-token that `seedx certificates --help` shows:
+It starts its own actors. On several machines, add the options for TLS and a
+token that `seedx certificates --help` shows to each of:
 
   python -m experiments.impala --role learner --address 0.0.0.0:8470
   python -m seedx.join learner-host:8470
@@ -31,10 +31,10 @@ EXPERIMENT = app.Experiment(
     "ppo": ppo.Config(epochs=4, minibatches=4, entropy_cost=0.01),
     "dqn": dqn.Config(),
   },
-  # It has minibatches of its own.
+  # PPO divides batches into minibatches itself.
   by_agent={"ppo": app.preset(micro_batches=1)},
   continuous=app.preset(),  # Pendulum-v1, 2M, seed 0: -237.
-  # That of `seed_vtrace`.
+  # The preset of `seed_vtrace`.
   images=app.preset(
     measured=False,
     total_steps=10_000_000,

@@ -2,7 +2,7 @@
 
   python -m experiments.seed_ppo --env LunarLander-v3
 
-It starts its own actors; `seed_vtrace` says how to use several machines.
+It starts its own actors; for several machines, see `seed_vtrace`.
 Defaults depend on the environment: `--env LunarLander-v3 --help` shows them.
 """
 
@@ -16,12 +16,12 @@ from seedx.pipelines import seed
 
 EXPERIMENT = app.Experiment(
   seed.Config(
-    # One learner for many actors: fewer epochs than in `ppo`.
+    # Fewer epochs than in `ppo`, since one learner serves many actors.
     agent=ppo.Config(epochs=4, minibatches=4),
     actors=thin_actor.Config(envs_per_actor=32),
     learner=learner.InboxConfig(unroll_length=32),
   ),
-  # As in `ppo`, with two actors; Pendulum-v1, 1M, seed 0: -148.
+  # The preset of `ppo` with two actors; Pendulum-v1, 1M steps, seed 0: -148.
   continuous=app.preset(envs_per_actor=8, unroll_length=128, batch_size=16),
   images=app.preset(
     measured=False,

@@ -3,7 +3,7 @@
   python -m experiments.seed_r2d2 --env CartPole-v1 \
     --observation-transform seedx.envs.transforms:hide_velocities
 
-It starts its own actors; on several machines, see `seed_vtrace`. Some defaults
+It starts its own actors; for several machines, see `seed_vtrace`. Some defaults
 depend on the environment: `--env Pong-v5 --help` shows them.
 """
 

@@ -1,5 +1,5 @@
 """seedx: distributed reinforcement learning with a pipeline one can change."""
 
 __version__ = "0.3.0"
-# Its address, in one place.
+# The repository on GitHub; links in messages are made from it.
 REPOSITORY = "seedx-rl/seedx"

@@ -6,8 +6,8 @@ containers are NamedTuples, which are pytrees in JAX and in dm-tree.
 Letters for axes, in all docstrings:
   T: transitions of a stream; a stream of T transitions has T + 1 time steps.
   L: length of an unroll in time steps.
-  B: batch, of environments or unrolls.
-  S: unrolls in a share of a batch.
+  B: environments or unrolls of a batch.
+  S: unrolls of a share.
   N: slots of an inference device, one per environment.
   A: actions of a discrete action space, or dimensions of a continuous one.
 """
@@ -28,43 +28,35 @@ Tree = Any
 Array = Any
 N = TypeVar("N", int, float)
 T = TypeVar("T")
-# When the value of a setting may change, see `setting`.
+# The occasions on which a setting's value may change, see `setting`.
 Changes = Literal["never", "run_time", "resume", "process", "start"]
 
-# The upper end of a range without one: of numbers, since devices compute in
-# float32; and of seconds, since Python waits no longer.
-MOST = float(np.finfo(np.float32).max)
-MOST_SECONDS = 2.0**32
+# The upper bounds of ranges that have no other: devices compute in float32, and
+# Python waits no longer than these seconds.
+MAX_VALUE = float(np.finfo(np.float32).max)
+MAX_SECONDS = 2.0**32
 
 
 class ConfigError(ValueError):
-  """A wrong setting; the message says what was expected and what was found."""
+  """A wrong setting; the message states the expected and the actual value."""
 
 
 def see(section: str) -> str:
-  """Returns the end of an error message that links to docs/trouble.md.
-
-  Args:
-    section: anchor of a section of that page.
-  """
+  """Returns the end of a message, a link to a section of docs/trouble.md."""
   repository = f"https://github.com/{seedx.REPOSITORY}"
   return f"; see {repository}/blob/main/docs/trouble.md#{section}"
 
 
 def printable(message: str) -> str:
-  """Another's message without characters that control a terminal."""
+  """Returns a foreign message without characters that control a terminal."""
   return "".join(x if x.isprintable() else "?" for x in message)
 
 
 def number(kind: Callable[[str], N], text: str) -> N:
-  """Reads a number in ASCII; Python itself takes the digits of all scripts.
-
-  Args:
-    kind: int or float.
-    text: the number.
+  """Parses an int or float in ASCII digits; Python accepts those of any script.
 
   Raises:
-    ValueError: it is none.
+    ValueError: the text is not such a number.
   """
   if not text.isascii():
     raise ValueError(text)
@@ -72,7 +64,7 @@ def number(kind: Callable[[str], N], text: str) -> N:
 
 
 class About(NamedTuple):
-  """What a setting is, beside its type and its default; see `setting`."""
+  """The properties of a setting beside its type and its default."""
 
   changes: Changes = "never"
   range: tuple[float, float] | None = None
@@ -94,23 +86,23 @@ def setting(
   A subclass that redefines the field with another default keeps the rest.
 
   Args:
-    default: its default; each config gets a copy of a dict.
-    changes: when the value may change. "never": not in a run. "run_time": it is
-      in the agent's state, see `base.hyperparameters`, so a checkpoint restores
-      it. "resume": when a run resumes, and from learner host to learner host.
-      "process": each process has its own, such as an address or its devices,
-      so `--resume` does not take it from `config.json`. "start": it belongs to
-      one start, such as what is printed; `config.json` does not have it.
-    low: the least value, or least element of a tuple; None for `-MOST` where
-      there is a `high`, else for no range.
-    high: the largest value; None for `MOST` where there is a `low`.
+    default: default value; each config gets a copy of a dict.
+    changes: occasion on which the value may change. "never": never in a run.
+      "run_time": at any time, since it is in the agent's state (see
+      `base.hyperparameters`), and checkpoints restore it. "resume": when a run
+      resumes; learner hosts may differ, too. "process": in each process, as an
+      address does; `--resume` does not take it from `config.json`. "start": at
+      each start, such as what is printed; it is not in `config.json`.
+    low: smallest value, of each element in a tuple; None for `-MAX_VALUE`.
+    high: largest value; None for `MAX_VALUE`. With neither, it has no range.
     labels: whether runs with different values are different groups in a plot;
       a sweep searches only such settings.
     alike: whether all learner hosts need the same value, even if it may change.
   """
   bounds = None
   if low is not None or high is not None:
-    bounds = -MOST if low is None else low, MOST if high is None else high
+    low = -MAX_VALUE if low is None else low
+    bounds = low, MAX_VALUE if high is None else high
   about = About(changes, bounds, labels, alike)
   field: Any = functools.partial(dataclasses.field, metadata={About: about})
   if isinstance(default, dict):
@@ -119,23 +111,21 @@ def setting(
 
 
 def about(config: object) -> Mapping[str, About]:
-  """Returns what the fields of a config are as settings, by their names."""
+  """Returns the properties of a config's settings by name."""
   kind: type = type(config)
   return _about(kind)
 
 
 def check_settings(config: object) -> None:
-  """Checks that the fields of a config have values that they may have.
-
-  Those are in the range of a `setting`, and among the choices of a `Literal`.
+  """Checks that fields are in their range, or among a `Literal`'s choices.
 
   Raises:
     ConfigError: a field has another value, such as NaN.
   """
-  known = about(config)
+  settings = about(config)
   for field in dataclasses.fields(config):  # type: ignore[arg-type]
     name, value = field.name, getattr(config, field.name)
-    bounds = known[name].range
+    bounds = settings[name].range
     if bounds is not None:
       for element in value if isinstance(value, tuple | list) else (value,):
         check_range(name, element, *bounds)
@@ -150,21 +140,22 @@ def check_range(name: str, value: float, low: float, high: float) -> None:
   """Checks that a number is from `low` to `high`, both included.
 
   Raises:
-    ConfigError: it is out of the range, or NaN.
+    ConfigError: the number is out of the range, or NaN.
   """
   if not low <= value <= high:
-    is_open = high in (MOST, MOST_SECONDS) and not value > high
+    is_open = high in (MAX_VALUE, MAX_SECONDS) and not value > high
     bounds = f"of at least {low}" if is_open else f"from {low} to {high}"
     raise ConfigError(f"expected {name} {bounds}, found {value}")
 
 
 @functools.cache
 def _about(kind: type) -> dict[str, About]:
-  found: dict[str, About] = {}
+  settings: dict[str, About] = {}
   for base in reversed(kind.__mro__):
     for name, field in vars(base).get("__dataclass_fields__", {}).items():
-      found[name] = field.metadata.get(About, found.get(name, About()))
-  return found
+      inherited = settings.get(name, About())
+      settings[name] = field.metadata.get(About, inherited)
+  return settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,8 +167,8 @@ class EnvironmentSpec:
     action: a `dm_env.specs.DiscreteArray`; or a `dm_env.specs.BoundedArray` of
       rank 1, of integers from 0 (multi-discrete) or of floats between finite
       bounds.
-    frames_per_step: emulator frames in an env step (4 for Atari, else 1).
-    action_mask: the key of `observation` for the mask, not 0 where a discrete
+    frames_per_step: number of emulator frames in an env step (4 for Atari).
+    action_mask: key of `observation` for the mask, not 0 where a discrete
       action is legal: `[A]`, or `[choices, values]` for a vector of choices;
       None if all actions are always legal.
   """
@@ -188,10 +179,9 @@ class EnvironmentSpec:
   action_mask: str | None = None
 
   def without(self, *keys: str) -> "EnvironmentSpec":
-    """Returns the spec without these keys of `observation`.
+    """Returns the spec without some keys of `observation`.
 
-    A model that is made with it does not see them; `Agent.step` and the loss
-    still do.
+    A model made with it does not see them; `Agent.step` and the loss still do.
     """
     kept = {k: v for k, v in self.observation.items() if k not in keys}
     mask = None if self.action_mask in keys else self.action_mask
@@ -202,7 +192,7 @@ class Rows(NamedTuple):
   """The latest time steps of some of an actor's environments.
 
   Attributes:
-    index: `[B]` int32, the actor's environment that each row comes from.
+    index: `[B]` int32, index of each row's environment in the actor.
     timestep: `[B, ...]`; `step_type` is uint8, `reward` and `discount` are
       float32.
     episode_return: `[B]` float32, the sum of raw rewards of the game that
@@ -221,8 +211,8 @@ class Inputs(NamedTuple):
     timestep: `[..., B, ...]`.
     action_tm1: `[..., B, *action_shape]`, the previous action; 0 where
       `step_type` is FIRST.
-    exploration: `[..., B]` float32, how much the environment explores, its
-      element of `Agent.exploration`.
+    exploration: `[..., B]` float32, the environment's element of
+      `Agent.exploration`.
   """
 
   timestep: dm_env.TimeStep
@@ -249,10 +239,9 @@ class Unroll(NamedTuple):
   Attributes:
     inputs: `[L, B, ...]`, the network's inputs.
     action: `[L, B, ...]`, the actions taken.
-    extras: `[L, B, ...]`, `AgentOutput.extras`; () where nothing needs them any
-      more.
+    extras: `[L, B, ...]`, `AgentOutput.extras`; () once they are not needed.
     version: `[L, B]` int32, the version of the parameters that acted.
-    core_state: `[B, ...]`, before the first step.
+    core_state: `[B, ...]`, core state before the first step.
   """
 
   inputs: Inputs
@@ -267,7 +256,7 @@ class Sample(NamedTuple):
 
   Attributes:
     unroll: `[W, B, ...]`, windows of W time steps.
-    importance_weight: `[B]` float32, factor of each window's loss.
+    importance_weight: `[B]` float32, the factor of each window's loss.
   """
 
   unroll: Unroll
@@ -278,10 +267,10 @@ class Share(NamedTuple):
   """One learner core's share of new experience.
 
   Attributes:
-    data: a `types.Unroll` of `[L, S, ...]`, or whatever else an agent learns
+    data: a `types.Unroll` of `[L, S, ...]`, or other data that an agent learns
       from, see `agents.base.Needs`.
-    priorities: `[S, windows]` float32, of each unroll's windows; () without
-      priorities.
+    priorities: `[S, windows]` float32, priorities of each unroll's windows; ()
+      without priorities.
   """
 
   data: Tree
@@ -292,9 +281,9 @@ class LossOutput(NamedTuple):
   """The outputs of a loss besides its gradients.
 
   Attributes:
-    weight: `[]`, the env steps that the loss is a mean over: the weight with
-      which gradients of micro-batches are averaged.
-    metrics: scalars by name, to log.
+    weight: `[]`, number of env steps that the loss is a mean over; gradients of
+      micro-batches are averaged with it.
+    metrics: scalars to log, by name.
     priorities: `[B]`, the new priority of each window; or None.
   """
 

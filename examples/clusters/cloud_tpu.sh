@@ -1,9 +1,9 @@
 #!/bin/bash
-# A learner on a Cloud TPU VM of one host, and actors on machines of Compute
-# Engine in the same network:
+# A learner on a Cloud TPU VM with one host, and actors on Compute Engine machines
+# in the same network:
 #   examples/clusters/cloud_tpu.sh ZONE LEARNER ACTOR ... -- seed_vtrace --env Pong-v5
-# LEARNER is the name of the TPU VM, each ACTOR that of a machine. On all of them
-# seedx is installed in ~/seedx/.venv, on the TPU VM with the extra tpu.
+# LEARNER is the name of the TPU VM, each ACTOR the name of a machine. All of them
+# have seedx installed in ~/seedx/.venv, the TPU VM with the extra tpu.
 set -eu
 zone=$1 learner=$2
 shift 2

@@ -1,16 +1,16 @@
 #!/bin/bash
 # A learner and its actors under SLURM:
 #   sbatch --ntasks 5 examples/clusters/slurm.sh seed_vtrace --env Pong-v5
-# The first task is the learner, each other one an actor. It needs a folder that
-# all nodes see, where seedx is installed for all of them in .venv. A job that is
-# requeued goes on from its newest checkpoint.
+# The first task is the learner, every other task an actor. Run it in a folder that
+# all nodes share, with seedx installed in .venv. A requeued job continues from its
+# newest checkpoint.
 #SBATCH --job-name seedx
 #SBATCH --cpus-per-task 8
 #SBATCH --requeue
 set -eu
 export RUN="runs/slurm-$SLURM_JOB_ID" PORT=8470
 export LEARNER=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-rm -rf "$RUN-tls"  # A job that is requeued may have other nodes.
+rm -rf "$RUN-tls"  # A requeued job may have other nodes.
 .venv/bin/python -m seedx certificates "$RUN-tls" --hosts "$LEARNER"
 srun --kill-on-bad-exit bash -c '
 if [ "$SLURM_PROCID" = 0 ]; then

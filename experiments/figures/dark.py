@@ -1,8 +1,8 @@
-"""Makes the dark twin of a figure, for pages that a reader sees in dark mode.
+"""Makes the dark twin of a figure, for pages in dark mode.
 
   python -m experiments.figures.dark experiments/figures/pipelines_cartpole.png
 
-Lightness is turned over and hue stays, so colours mean the same in both.
+It inverts lightness and keeps hue, so that colours mean the same in both.
 """
 
 import pathlib
@@ -13,9 +13,9 @@ import numpy as np
 from matplotlib import colors
 from PIL import Image
 
-# Of the dark page on which GitHub shows it, and of its text.
+# The lightness of GitHub's dark page and of its text.
 _BACKGROUND, _TEXT = 0.07, 0.93
-# The least lightness of a curve.
+# The minimum lightness of a curve.
 _CURVE = 0.6
 
 
@@ -30,21 +30,21 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def turned(image: np.ndarray) -> np.ndarray:
-  """Colours `[..., 3]` in 0 to 1, from a white page to a dark one."""
-  most, least = image.max(-1, keepdims=True), image.min(-1, keepdims=True)
-  lightness = (most + least) / 2
-  pure = colors.rgb_to_hsv(image)[..., :1]
-  full = colors.hsv_to_rgb(
-    np.concatenate([pure, np.ones_like(pure), np.ones_like(pure)], axis=-1)
+  """Converts colours `[..., 3]` from 0 to 1 of a white page for a dark one."""
+  high, low = image.max(-1, keepdims=True), image.min(-1, keepdims=True)
+  lightness = (high + low) / 2
+  hue = colors.rgb_to_hsv(image)[..., :1]
+  full_colour = colors.hsv_to_rgb(
+    np.concatenate([hue, np.ones_like(hue), np.ones_like(hue)], axis=-1)
   )
   span = 1 - np.abs(2 * lightness - 1)
-  saturation = (most - least) / np.where(span > 0, span, 1)
-  wanted = _BACKGROUND + (1 - lightness) * (_TEXT - _BACKGROUND)
-  # A curve in a full colour that is light already stays so; pale bands do not.
-  curve = np.clip((most - least - 0.2) / 0.1, 0, 1)
-  wanted = np.maximum(wanted, _CURVE * curve)
-  chroma = (1 - np.abs(2 * wanted - 1)) * saturation
-  return np.clip((full - 0.5) * chroma + wanted, 0, 1)
+  saturation = (high - low) / np.where(span > 0, span, 1)
+  new_lightness = _BACKGROUND + (1 - lightness) * (_TEXT - _BACKGROUND)
+  # Curves have a full colour and stay light; pale bands become dark.
+  is_curve = np.clip((high - low - 0.2) / 0.1, 0, 1)
+  new_lightness = np.maximum(new_lightness, _CURVE * is_curve)
+  chroma = (1 - np.abs(2 * new_lightness - 1)) * saturation
+  return np.clip((full_colour - 0.5) * chroma + new_lightness, 0, 1)
 
 
 if __name__ == "__main__":

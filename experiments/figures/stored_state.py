@@ -1,23 +1,20 @@
-"""Draws what stored LSTM states and burn-in do for R2D2.
+"""Draws the effect of stored LSTM states and of burn-in on R2D2.
 
   python -m experiments.figures.stored_state
 
-This trains R2D2 on CartPole with hidden velocities, in one process, from
-sequences that begin with the stored state of the LSTM or with zeros, with and
-without burn-in. A run that is there already is not trained again.
+This trains R2D2 on CartPole with hidden velocities, in one process. Sequences
+begin with the stored state of the LSTM or with zeros, with and without burn-in.
+Runs that already exist are not trained again.
 
-The picture shows returns, and how far the Q-values of a replayed sequence are
-from those of the true LSTM state, recomputed from the start of the episode with
-the same parameters:
+The picture shows returns and the Q-value discrepancy of Kapturowski et al.
+2019, section 3, https://openreview.net/forum?id=r1lyTjAqYX:
 
     |q(replayed) - q(true)|_2 / max |q(replayed)|
 
-where the maximum is over the actions and steps of the sequence. It follows the
-Q-value discrepancy of Kapturowski et al. 2019, section 3,
-https://openreview.net/forum?id=r1lyTjAqYX. It is measured with the last
-parameters of a run, for all sequences in its replay, whose stored states are of
-parameters of any age. Steps count up to the end of the episode in which the
-sequence began.
+where q(true) is computed from the start of the episode, and the maximum is over
+the actions and steps of the sequence. It is measured with the final parameters
+of a run on all sequences in its replay, up to the end of the episode in which a
+sequence began. The stored states come from parameters of any age.
 """
 
 import dataclasses
@@ -41,7 +38,7 @@ from seedx.app.runs import checkpointer
 from seedx.learning import learner
 from seedx.pipelines import sync
 
-# What sequences begin with, and their burn-in.
+# Whether sequences begin with the stored state, and their burn-in.
 _ARMS = {
   "stored state, burn-in 20": (True, 20),
   "stored state": (True, 0),
@@ -62,7 +59,7 @@ class Options:
 
   Attributes:
     run_dir: directory of the runs, and of `stored_state.png`.
-    total_steps: env steps of each run.
+    total_steps: number of env steps in each run.
     seeds: number of runs of each kind; their seeds count from 0.
   """
 
@@ -71,16 +68,16 @@ class Options:
   seeds: int = types.setting(3, low=1, high=2**20)
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for an option that is out of range."""
+    """Raises types.ConfigError for an option out of its range."""
     types.check_settings(self)
 
 
 class Result(NamedTuple):
-  """What a run is drawn by.
+  """The measurements of a run.
 
   Attributes:
-    curve: `[points, 2]`, returns against env steps.
-    discrepancy: `[T + 1]`, by the step after the burn-in.
+    curve: `[points, 2]`, env steps and returns.
+    discrepancy: `[T + 1]`, mean discrepancy of each step after the burn-in.
   """
 
   curve: np.ndarray
@@ -100,7 +97,7 @@ def result(
   stored_state: bool,
   burn_in: int,
 ) -> Result:
-  """Measures a run, which is trained if it is not there."""
+  """Measures a run, after training it if it does not exist."""
   agent = r2d2.Config(stored_state=stored_state, burn_in=burn_in)
   config = sync.Config(
     env=envs.Config(
@@ -137,15 +134,11 @@ def discrepancy(
   period: int,
   stored_state: bool,
 ) -> np.ndarray:
-  """The mean Q-value discrepancy of each step of a sequence, `[L]`.
+  """Returns the mean Q-value discrepancy of each step of a sequence, `[L]`.
 
-  Args:
-    agent: with Q-values `[B, A]` in its extras.
-    acting: its acting parameters.
-    unrolls: `[L, num_envs * K, ...]`, K of each environment, the oldest first.
-    num_envs: how many environments they are of.
-    period: steps from the start of an unroll to that of the next.
-    stored_state: begin sequences with their core states; else with zeros.
+  Unrolls are `[L, num_envs * K, ...]`, K of each environment, the oldest first.
+  One starts every `period` steps. Sequences begin with a `stored_state`, or
+  with zeros. The agent's extras have Q-values `[B, A]`.
   """
   greedy = agent.greedy
   assert greedy is not None
@@ -153,10 +146,11 @@ def discrepancy(
   @jax.jit
   def q_values(inputs: types.Inputs, core_state: types.Tree) -> jax.Array:
     def step(
-      core_state: types.Tree, now: types.Inputs
+      core_state: types.Tree, inputs: types.Inputs
     ) -> tuple[types.Tree, jax.Array]:
-      output, after = greedy(acting, jax.random.key(0), now, core_state)
-      return after, output.extras.outputs
+      key = jax.random.key(0)
+      output, core_state = greedy(acting, key, inputs, core_state)
+      return core_state, output.extras.outputs
 
     return jax.lax.scan(step, core_state, inputs)[1]
 
@@ -165,50 +159,55 @@ def discrepancy(
   start = unrolls.core_state if stored_state else zeros
   replayed = q_values(unrolls.inputs, start)  # [L, num_envs * K, A]
 
-  def played(x: jax.Array) -> jax.Array:
-    """Each step once, `[K * period, num_envs, ...]`."""
+  def in_order(x: jax.Array) -> jax.Array:
+    """Returns each step once, `[K * period, num_envs, ...]`."""
     steps = x[:period].reshape(period, -1, num_envs, *x.shape[2:])
     return jnp.swapaxes(steps, 0, 1).reshape(-1, num_envs, *x.shape[2:])
 
-  whole = jax.tree.map(played, unrolls.inputs)
+  whole = jax.tree.map(in_order, unrolls.inputs)
   true = q_values(whole, agent.initial_core_state(num_envs))
   first = whole.timestep.step_type == int(dm_env.StepType.FIRST)
-  known = jnp.cumsum(first, axis=0) > 0
+  has_true_state = jnp.cumsum(first, axis=0) > 0
 
   def of_sequences(x: jax.Array) -> jax.Array:
-    """`[L, num_envs * K', ...]` of the sequences that are played to the end."""
+    """Returns `[L, num_envs * K', ...]` for K' complete sequences."""
     starts = jnp.arange(0, len(x) - length + 1, period)
     time = jnp.arange(length)[:, None] + starts
     return x[time].reshape(length, -1, *x.shape[2:])
 
-  true, known, first = (of_sequences(x) for x in (true, known, first))
+  true, has_true_state, first = (
+    of_sequences(x) for x in (true, has_true_state, first)
+  )
   replayed = replayed[:, : true.shape[1]]
   same_episode = jnp.cumsum(first[1:], axis=0) == 0
-  counts = known & jnp.concatenate([jnp.ones_like(first[:1]), same_episode])
-  size_of_all = jnp.max(jnp.abs(replayed), axis=(0, 2))
-  apart = jnp.linalg.norm(replayed - true, axis=-1) / size_of_all
-  return np.asarray(jnp.sum(apart * counts, axis=1) / jnp.sum(counts, axis=1))
+  same_episode = jnp.concatenate([jnp.ones_like(first[:1]), same_episode])
+  weight = has_true_state & same_episode
+  scale = jnp.max(jnp.abs(replayed), axis=(0, 2))
+  distance = jnp.linalg.norm(replayed - true, axis=-1) / scale
+  return np.asarray(
+    jnp.sum(distance * weight, axis=1) / jnp.sum(weight, axis=1)
+  )
 
 
 def _replayed(policy: app.Policy) -> types.Unroll:
-  """All unrolls `[L, B, ...]` in the replay of a checkpoint, oldest first."""
+  """Returns all unrolls `[L, B, ...]` of the run's replay, oldest first."""
   layout = unroll_store.Layout.of(policy.agent, _PERIOD, _NUM_ENVS)
   share = local_actor.Programs(policy.agent, policy.spec, layout).share()
   capacity = _REPLAY.replay_capacity // _PERIOD
   prioritized = replay.Prioritized(capacity, layout.length)
   uniform = replay.Uniform(capacity, layout.length)
-  found = checkpoint.Checkpoints(policy.directory).restore(
+  arrays = checkpoint.Checkpoints(policy.directory).restore(
     policy.env_steps, checkpointer.REPLAY
   )
   prefix = "states/0/"
-  own = {
+  replay_arrays = {
     name.removeprefix(prefix): array
-    for name, array in found.items()
+    for name, array in arrays.items()
     if name.startswith(prefix)
   }
   shapes = jax.eval_shape(prioritized.init, share)
   state = jax.tree.map(
-    jnp.asarray, checkpoint.like(own, shapes, "the checkpoint").ring
+    jnp.asarray, checkpoint.like(replay_arrays, shapes, "the checkpoint").ring
   )
   inserted = int(state.inserted)
   order = jnp.arange(max(0, inserted - capacity), inserted) % capacity
@@ -220,14 +219,14 @@ def _draw_all(options: Options) -> int:
   results: dict[str, list[Result]] = {name: [] for name in _ARMS}
   for seed in range(options.seeds):
     for name, (stored_state, burn_in) in _ARMS.items():
-      found = result(
+      measured = result(
         run_dir / f"{name} {seed}".replace(",", "").replace(" ", "_"),
         total_steps=options.total_steps,
         seed=seed,
         stored_state=stored_state,
         burn_in=burn_in,
       )
-      results[name].append(found)
+      results[name].append(measured)
   _draw(results, run_dir / "stored_state.png")
   for name, runs in results.items():
     returns = [f"{run.curve[-1, 1]:.1f}" for run in runs]
@@ -245,12 +244,12 @@ def _draw(results: Mapping[str, Sequence[Result]], path: pathlib.Path) -> None:
   picture = figure.Figure(figsize=(12, 5), dpi=100, layout="constrained")
   left, right = picture.subplots(1, 2)
   for colour, (name, runs) in zip(_COLOURS, results.items(), strict=True):
-    at = np.linspace(0, min(run.curve[-1, 0] for run in runs), 100)
-    returns = [np.interp(at, *run.curve.T) for run in runs]
+    env_steps = np.linspace(0, min(run.curve[-1, 0] for run in runs), 100)
+    returns = [np.interp(env_steps, *run.curve.T) for run in runs]
     discrepancies = [run.discrepancy for run in runs]
     steps = np.arange(len(discrepancies[0]))
-    pairs = (left, at, returns), (right, steps, discrepancies)
-    for axes, x, ys in pairs:
+    plots = (left, env_steps, returns), (right, steps, discrepancies)
+    for axes, x, ys in plots:
       axes.plot(x, np.mean(ys, axis=0), color=colour, label=name, linewidth=2.5)
       axes.plot(x, np.transpose(ys), color=colour, linewidth=0.7, alpha=0.5)
   left.set(xlabel="env steps", ylabel="return")

@@ -45,7 +45,7 @@ class Config:
     0, changes="resume", low=0, high=2**31 - 1
   )
   inference_wait_seconds: float = types.setting(
-    0.005, changes="resume", low=0.0, high=types.MOST_SECONDS
+    0.005, changes="resume", low=0.0, high=types.MAX_SECONDS
   )
 
   def __post_init__(self) -> None:

@@ -12,10 +12,10 @@ from seedx.agents import base
 
 
 class ActingState(NamedTuple):
-  """What acting carries from step to step.
+  """The state that acting carries from step to step.
 
   Attributes:
-    core_state: `[B, ...]`, the network's.
+    core_state: `[B, ...]`, core state of the agent.
     action: `[B, ...]`, the last action.
   """
 
@@ -27,10 +27,10 @@ class StepResult(NamedTuple):
   """The result of one acting step.
 
   Attributes:
-    inputs: `[B, ...]`, what the network saw.
-    core_state: `[B, ...]`, before the step, after resets.
+    inputs: `[B, ...]`, the network's inputs.
+    core_state: `[B, ...]`, core state before the step, after resets.
     output: the action and its extras.
-    acting_state: `[B, ...]`, to carry to the next step.
+    acting_state: `[B, ...]`, state for the next step.
   """
 
   inputs: types.Inputs
@@ -42,7 +42,7 @@ class StepResult(NamedTuple):
 def initial_state(
   agent: base.Agent, spec: types.EnvironmentSpec, batch_size: int
 ) -> ActingState:
-  """The acting state before the first step: `[batch_size, ...]`."""
+  """Returns the acting state before the first step, `[batch_size, ...]`."""
   return ActingState(
     agent.initial_core_state(batch_size),
     trees.zeros(spec.action, (batch_size,)),
@@ -58,16 +58,11 @@ def take(
   exploration: types.Array,
   first: types.Array | None = None,
 ) -> StepResult:
-  """Takes one step; resets the acting state where an episode starts.
+  """Takes one step, and resets the acting state where an episode starts.
 
-  Args:
-    agent: its `step` acts.
-    acting: the acting parameters, see `base.Agent.acting`.
-    rng_key: for this step only.
-    timestep: `[B, ...]`.
-    acting_state: `[B, ...]`, of the step before.
-    exploration: `[B]`, see `types.Inputs`.
-    first: `[B]` bool, where to reset; None resets where `step_type` is FIRST.
+  `timestep` and `acting_state` are `[B, ...]`, and `exploration` is `[B]`, see
+  `types.Inputs`. Rows are reset where `first`, `[B]` bool, is True; if it is
+  None, where `step_type` is FIRST.
   """
   if first is None:
     first = timestep.step_type == int(dm_env.StepType.FIRST)
@@ -91,7 +86,7 @@ def take(
 
 
 def zero_inputs(spec: types.EnvironmentSpec, batch_size: int) -> types.Inputs:
-  """Inputs of `[batch_size, ...]` zeros, with the dtypes of real inputs."""
+  """Returns `[batch_size, ...]` zeros with the dtypes of real inputs."""
   rows = (batch_size,)
   timestep = dm_env.TimeStep(
     step_type=np.zeros(rows, np.uint8),
@@ -107,5 +102,5 @@ def zero_inputs(spec: types.EnvironmentSpec, batch_size: int) -> types.Inputs:
 
 
 def _where(rows: jax.Array, yes: jax.Array, no: jax.Array) -> jax.Array:
-  """`jnp.where` for each row: rows `[B]`, yes and no `[B, ...]`."""
+  """Selects rows: `rows` is `[B]`, `yes` and `no` are `[B, ...]`."""
   return jnp.where(rows.reshape(-1, *(1,) * (yes.ndim - 1)), yes, no)

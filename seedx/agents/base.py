@@ -15,19 +15,19 @@ from seedx import sharding, types
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class AgentState:
-  """Everything in an agent that learning changes; a checkpoint saves all of it.
+  """Everything in an agent that learning changes; checkpoints save all of it.
 
   Attributes:
-    params: the network's parameters, float32.
-    optimizer_state: Optax's.
-    hyperparameters: `[]` float32 by name: the ones that may change at run time.
-      Learning reads them here, never from a config.
-    updates: `[]` int32, updates so far.
-    resets: `[]` float32, resets in all batches so far, in batches: their number
-      over the steps of one batch; see `clock`.
-    target_params: the target network's parameters, or ().
-    statistics: running statistics of observations, see `normalizer`, and of
-      discounted returns, see `rewards`; or ().
+    params: float32 parameters of the network.
+    optimizer_state: state of the Optax optimizer.
+    hyperparameters: `[]` float32 by name, the settings that may change at run
+      time. Learning reads them here, never from a config.
+    updates: `[]` int32, number of updates so far.
+    resets: `[]` float32, number of resets in all batches so far, divided by the
+      number of steps in a batch; see `clock`.
+    target_params: parameters of the target network, or ().
+    statistics: running statistics of observations (see `normalizer`) and of
+      discounted returns (see `rewards`), or ().
   """
 
   params: types.Tree
@@ -40,29 +40,27 @@ class AgentState:
 
   @property
   def clock(self) -> jax.Array:
-    """Env steps learned from, in updates of batches without resets; `[]`.
+    """`[]`, env steps learned from, counted in batches without resets.
 
-    Schedules go by it: with short episodes, resets are half of all steps.
+    Schedules follow it instead of `updates`, since with short episodes half of
+    all steps are resets.
     """
     return self.updates - self.resets
 
-  def counted(self, share: jax.Array | float) -> "AgentState":
-    """The state after an update whose resets have been counted.
-
-    Args:
-      share: `[]`, env steps of the batch over those of one without resets.
-    """
+  def count_resets(self, share: jax.Array | float) -> "AgentState":
+    """Returns the state after a batch of which `share`, `[]`, are no resets."""
     return dataclasses.replace(self, resets=self.resets + (1.0 - share))
 
 
 class Gradients(NamedTuple):
-  """What a batch contributes to an update.
+  """The contribution of a batch to an update.
+
+  Both are means over the batch: those of micro-batches are averaged with the
+  weights `LossOutput.weight`.
 
   Attributes:
-    params: the gradient of the loss with respect to the parameters, a mean over
-      the batch: those of micro-batches are averaged with `LossOutput.weight`.
-    moments: of the batch's observations, for `AgentState.statistics`; or (). A
-      mean, and averaged so, too.
+    params: gradient of the loss with respect to the parameters.
+    moments: moments of observations, for `AgentState.statistics`; or ().
   """
 
   params: types.Tree
@@ -71,25 +69,25 @@ class Gradients(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Needs:
-  """What an agent needs from the pipeline that trains it.
+  """An agent's requirements on the pipeline that trains it.
 
-  Its batches are of unrolls, `types.Unroll`, or of windows from a replay,
-  `types.Sample`. An agent that learns from anything else has a subclass.
+  A batch is a `types.Unroll`, or a `types.Sample` of windows from a replay. An
+  agent that learns from anything else defines a subclass.
 
   Attributes:
-    window: time steps of the windows that it samples from a replay; None for
+    window: number of time steps in a window sampled from a replay; None for
       an agent that learns from each unroll once.
-    whole_batches: whether `update` does more than `gradients` and `apply`. If
-      so, a pipeline must call `update` on whole batches.
-    whole_unrolls: whether a window is a whole unroll, so that it has the core
-      state that acting had at its first step; else a window starts at each
-      step, and all but those at an unroll's start have a core state of zeros.
-    learned_steps: env steps of a window that are learned from.
-    minibatches: equal parts into which `update` divides the env steps of a
-      batch on each core.
-    divides_unrolls: whether these parts are of whole unrolls.
-    extras: whether learning reads `AgentOutput.extras`; if not, only
-      `Agent.priorities` does, and no replay stores them.
+    whole_batches: whether the pipeline must call `update` on whole batches,
+      because `update` does more than `gradients` and `apply`.
+    whole_unrolls: whether a window is a whole unroll, and begins with the core
+      state that acting had there. Otherwise a window begins at every step, with
+      a core state of zeros unless it begins where its unroll does.
+    learned_steps: number of env steps of a window that are learned from.
+    minibatches: number of equal parts into which `update` divides the env steps
+      of a batch on each core.
+    divides_unrolls: whether these parts consist of whole unrolls.
+    extras: whether learning reads `AgentOutput.extras`. If not, only
+      `Agent.priorities` reads them, and no replay stores them.
   """
 
   window: int | None = None
@@ -101,10 +99,10 @@ class Needs:
   extras: bool = True
 
   def time_steps(self, period: int) -> int:
-    """Returns L, the time steps of an unroll with T = `period` new env steps.
+    """Returns L, the time steps of an unroll with `period` new env steps.
 
     Raises:
-      types.ConfigError: some of these would never be learned from.
+      types.ConfigError: some of the new steps would never be learned from.
     """
     if self.window is None:
       return period + 1
@@ -118,20 +116,16 @@ class Needs:
     return self.window
 
   def stored(self, unroll: types.Unroll) -> types.Unroll:
-    """An unroll without what learning does not read."""
+    """Returns the unroll, without its extras if learning does not read them."""
     return unroll if self.extras else unroll._replace(extras=())
 
   @property
   def specs(self) -> types.Tree:
-    """The partition specs of a batch over the learner cores."""
+    """Partition specs of a batch over the learner cores."""
     return sharding.UNROLL if self.window is None else sharding.SAMPLE
 
   def steps(self, batch: types.Tree) -> int:
-    """Returns the number of env steps learned from in a batch without resets.
-
-    Args:
-      batch: of one core.
-    """
+    """Returns the env steps learned from in one core's batch without resets."""
     if self.window is not None:
       return len(batch.importance_weight) * self.learned_steps
     length, size = batch.version.shape
@@ -140,15 +134,11 @@ class Needs:
   def lag(
     self, batch: types.Tree, version: types.Array
   ) -> tuple[jax.Array, jax.Array] | None:
-    """Returns how old the parameters are that acted, for `policy_lag`.
-
-    Args:
-      batch: of one core.
-      version: `[]` int32, updates before this one.
+    """Returns the policy lag of one core's batch at a version, `[]` int32.
 
     Returns:
-      `[]` float32, updates since then, summed over env steps; and the number of
-      these. None where it is not known.
+      The lag in updates, summed over env steps, and the number of these steps,
+      `[]` float32 each; None if the lag is unknown.
     """
     unroll = batch if self.window is None else batch.unroll
     first = unroll.inputs.timestep.step_type[1:] == int(dm_env.StepType.FIRST)
@@ -171,31 +161,31 @@ Step = Callable[
 class Agent:
   """Pure functions over an `AgentState`; all of them can be jitted.
 
-  With sharded batches, `gradients` and `update` run once per learner core, on
-  that core's share of the batch, inside a mesh axis. They return the same on
-  every core, except priorities, which are the core's own.
+  With sharded batches, `gradients` and `update` run inside a mesh axis, once
+  per learner core, on that core's shard of the batch. They return the same
+  values on every core, except for the priorities of the core's own windows.
 
   Attributes:
     init: `(rng_key) -> AgentState`.
-    acting: `(state) -> acting`, the acting parameters: the part of the state
-      that `step` needs.
+    acting: `(state) -> acting`, the part of the state that `step` needs.
     initial_core_state: `(batch_size) -> core_state` of `[batch_size, ...]`.
     step: `(acting, rng_key, Inputs [B, ...], core_state) -> (AgentOutput,
       core_state)`.
-    gradients: `(state, rng_key, batch) -> (Gradients, LossOutput)`; a batch is
-      a `types.Unroll`, or a `types.Sample` for an agent that needs windows.
+    gradients: `(state, rng_key, batch) -> (Gradients, LossOutput)`; see `Needs`
+      for the batch.
     apply: `(state, Gradients) -> state`.
     update: `(state, rng_key, batch) -> (state, LossOutput)`.
-    needs: what the pipeline must provide.
+    needs: requirements on the pipeline.
     exploration: `(num_envs) -> [num_envs]` float32, each environment's
       `Inputs.exploration`.
-    greedy: as `step`, but with the best action; None if the agent has no
-      greedy step.
-    start: `(params, updates) -> AgentState`, without statistics: the state from
-      which `apply` goes on after so many updates. `params` may be a subset of
-      the parameters, as a parameter server holds it. None if unsupported.
+    greedy: `step` with the best action instead of a sampled one; None if
+      unsupported.
+    start: `(params, updates) -> AgentState`, a state without statistics, from
+      which `apply` continues after `updates` updates. `params` may be the
+      subset of the parameters that a parameter server holds. None if
+      unsupported.
     priorities: `(acting, unroll) -> [S, L - window + 1]` float32 for unrolls
-      `[L, S, ...]`: the initial priority of each window, computed from
+      `[L, S, ...]`, the initial priority of each window, computed from
       `unroll.extras` with the acting parameters as target parameters. None for
       an agent without priorities.
   """
@@ -220,12 +210,12 @@ class Agent:
 
 @dataclasses.dataclass(frozen=True)
 class Horizon:
-  """The length of a run, for schedules, which begin when learning does.
+  """The length of a run, for schedules, which begin when learning begins.
 
   Attributes:
-    env_steps: env steps of the run.
-    updates: updates of the run if no step is a reset; the unit is that of
-      `AgentState.clock`.
+    env_steps: number of env steps in the run.
+    updates: number of updates in the run if no step is a reset, as
+      `AgentState.clock` counts them.
   """
 
   env_steps: int
@@ -233,17 +223,17 @@ class Horizon:
 
   @classmethod
   def of(cls, env_steps: int, steps_per_update: float) -> "Horizon":
-    """The horizon of a run with one update every `steps_per_update`."""
+    """Returns the horizon for one update per `steps_per_update` env steps."""
     return cls(env_steps, max(1, round(env_steps / steps_per_update)))
 
   def with_windows(self, learned_steps: int) -> "Horizon":
-    """The horizon of an agent that learns from so many steps of a window."""
+    """Returns the horizon for `learned_steps` learned steps in each window."""
     updates = max(1, round(self.updates / learned_steps))
     return dataclasses.replace(self, updates=updates)
 
 
 class Config(Protocol):
-  """An agent's hyper-parameters; a pipeline makes the agent from them.
+  """An agent's hyper-parameters, from which a pipeline makes the agent.
 
   A frozen dataclass that can be pickled for other processes.
   """
@@ -258,11 +248,10 @@ class Config(Protocol):
 
     Args:
       spec: the environment's observations and actions.
-      axis_name: the mesh axis over which batches are sharded; None if they are
-        not.
-      horizon: length of the run, as of an agent that learns from one step of a
-        window, see `Horizon.with_windows`. None keeps the learning rate at its
-        initial value, and exploration at its final one.
+      axis_name: mesh axis over which batches are sharded, if they are.
+      horizon: length of the run if one step of each window is learned from; see
+        `Horizon.with_windows`. With None, the learning rate keeps its initial
+        value, and exploration its final one.
 
     Raises:
       types.ConfigError: the agent does not support such an environment.
@@ -271,11 +260,7 @@ class Config(Protocol):
 
 
 def check_gradients_can_be_shared(agent: Agent) -> None:
-  """Checks that one process can compute gradients and another apply them.
-
-  Raises:
-    types.ConfigError: the agent needs whole batches.
-  """
+  """Raises types.ConfigError if the agent needs whole batches."""
   if agent.needs.whole_batches:
     raise types.ConfigError(
       "expected an agent that applies the gradients of an unroll once, found"
@@ -286,7 +271,7 @@ def check_gradients_can_be_shared(agent: Agent) -> None:
 def priorities(
   agent: Agent,
 ) -> Callable[[types.Tree, types.Unroll], types.Tree]:
-  """The agent's `priorities`, jitted; they are () for an agent without."""
+  """Returns the agent's jitted `priorities`, which return () if it has none."""
 
   def none(acting: types.Tree, unroll: types.Unroll) -> types.Tree:
     del acting, unroll
@@ -296,7 +281,7 @@ def priorities(
 
 
 def without_priorities(agent: Agent) -> Agent:
-  """An agent without priorities, nor extras that only they need."""
+  """Returns the agent without priorities and extras that only they need."""
   if agent.needs.extras:
     return dataclasses.replace(agent, priorities=None)
 
@@ -313,7 +298,7 @@ def without_priorities(agent: Agent) -> Agent:
 
 
 def hyperparameters(config: object) -> dict[str, jax.Array]:
-  """The settings that change at run time, as `[]` float32 arrays by name."""
+  """Returns the settings that change at run time, `[]` float32 by name."""
   return {
     name: jnp.float32(getattr(config, name))
     for name, about in types.about(config).items()
@@ -325,7 +310,7 @@ def composed_update(
   gradients: Callable[..., tuple[Gradients, types.LossOutput]],
   apply: Callable[[AgentState, Gradients], AgentState],
 ) -> Callable[..., tuple[AgentState, types.LossOutput]]:
-  """An `update` that computes gradients and applies them once."""
+  """Returns an `update` that computes gradients and applies them once."""
 
   def update(
     state: AgentState, rng_key: jax.Array, batch: types.Tree

@@ -9,7 +9,7 @@ import jax
 from seedx import losses, replay, types
 from seedx.agents import base, value_based
 
-# What it is trained with in one process.
+# The replay for training in one process.
 REPLAY = replay.Config(replay_ratio=8.0)
 
 
@@ -18,7 +18,7 @@ class Config(value_based.Config):
   """DQN's hyper-parameters, beside those of every agent with Q-values.
 
   Attributes:
-    huber_delta: TD error beyond which the Huber loss is linear; 0 for the
+    huber_delta: TD error above which the Huber loss is linear; 0 for the
       squared loss.
     rescale: value function rescaling, for large returns.
   """
@@ -31,10 +31,7 @@ class Config(value_based.Config):
   rescale: bool = False
 
   def for_images(self) -> Self:
-    """Returns a copy for Atari; not measured.
-
-    It is close to Hessel et al. 2018, scaled to one machine.
-    """
+    """Returns a copy for Atari, near Hessel et al. 2018; not measured."""
     return dataclasses.replace(
       super().for_images(),
       learning_rate=1e-4,
@@ -57,7 +54,7 @@ class Config(value_based.Config):
 
 
 def loss_of(config: Config) -> value_based.Loss:
-  """The loss `losses.q_learning` with the options of a config."""
+  """Returns `losses.q_learning` with the options of a config."""
   stream_loss = functools.partial(
     losses.q_learning,
     n=config.n_step,

@@ -1,4 +1,4 @@
-"""The parts that all agents share: hyper-parameters, network, statistics."""
+"""The hyper-parameters and the model that all agents share."""
 
 import copy
 import dataclasses
@@ -20,12 +20,12 @@ class Config(optimizers.Config):
   """Hyper-parameters of every agent, beside those of its optimizer.
 
   Attributes:
-    discount: gamma, per env step.
-    reward_scale: multiplies rewards in the loss; reported returns stay raw.
-    reward_clip: scaled rewards are clipped to +- this in the loss; 0 for no
+    discount: discount factor (gamma) per env step.
+    reward_scale: factor of rewards in the loss; reported returns stay raw.
+    reward_clip: largest absolute value of scaled rewards in the loss; 0 for no
       clipping.
-    normalize_observations: normalize vectors of floats to mean 0 and variance
-      1.
+    normalize_observations: normalization of vectors of floats to mean 0 and
+      variance 1.
     hidden_sizes: units of the MLP's layers; none (`--hidden-sizes ,`) for a
       head that is linear in the observation.
     image_torso: network for images, "nature" (DQN's CNN; two convolutions for
@@ -38,7 +38,7 @@ class Config(optimizers.Config):
   """
 
   discount: float = types.setting(0.99, changes="run_time", low=0.0, high=1.0)
-  reward_scale: float = types.setting(0.1, low=-types.MOST)
+  reward_scale: float = types.setting(0.1, low=-types.MAX_VALUE)
   reward_clip: float = types.setting(0.0, low=0.0)
   normalize_observations: bool = False
   hidden_sizes: tuple[int, ...] = types.setting((64, 64), low=1, high=2**20)
@@ -55,7 +55,7 @@ class Config(optimizers.Config):
 
   @property
   def memory(self) -> nn.Module | None:
-    """The core after each torso, see `networks.Core`; None for none."""
+    """The network's core, see `networks.Core`; None for no memory."""
     return None
 
 
@@ -63,8 +63,9 @@ class Variables(NamedTuple):
   """The variables of a model.
 
   Attributes:
-    params: the network's parameters.
-    statistics: of observations, see `normalizer`; () without normalization.
+    params: parameters of the network.
+    statistics: statistics of observations, see `normalizer`; () without
+      normalization.
   """
 
   params: types.Tree
@@ -77,7 +78,7 @@ class Output(NamedTuple):
   Attributes:
     head: the head's outputs, a nest of `[T, B, ...]`.
     action_mask: `[T, B, ...]`, not 0 where an action is legal; None if all are.
-    core_state: `[B, ...]`, after the last step.
+    core_state: `[B, ...]`, core state after the last step.
   """
 
   head: types.Tree
@@ -90,10 +91,10 @@ class Model:
   """A network for an environment; its methods are functions of `Variables`.
 
   Attributes:
-    spec: the environment's actions, and those of its observations that the
-      network sees. An observation may have more of them.
-    config: the hyper-parameters.
-    network: it sees the observation without the action mask.
+    spec: the environment's actions, and the parts of its observations that the
+      network sees. Inputs may have other parts, too.
+    config: hyper-parameters.
+    network: network, which does not see the action mask.
   """
 
   spec: types.EnvironmentSpec
@@ -108,14 +109,10 @@ class Model:
     head: nn.Module,
     towers: int = 1,
   ) -> "Model":
-    """Makes the model for an environment.
+    """Makes a model with a number of towers, each a torso and perhaps a core.
 
-    Args:
-      spec: the environment's actions, and those of its observations that the
-        network sees, see `types.EnvironmentSpec.without`.
-      config: the hyper-parameters.
-      head: maps the features of each tower to what the agent needs.
-      towers: torsos, each with a memory of its own if there is one.
+    The `head` is a module from the features of each tower to the agent's
+    outputs. `types.EnvironmentSpec.without` hides parts of observations.
 
     Raises:
       types.ConfigError: an option has no effect on such observations.
@@ -134,12 +131,7 @@ class Model:
     return cls(spec, config, network)
 
   def init(self, rng_key: jax.Array, *, with_action: bool = False) -> Variables:
-    """Initial variables.
-
-    Args:
-      rng_key: for the parameters.
-      with_action: whether the head takes an action.
-    """
+    """Returns initial variables; `with_action` if the head takes an action."""
     inputs = jax.tree.map(
       lambda x: jnp.asarray(x)[None], acting_step.zero_inputs(self.spec, 1)
     )
@@ -158,7 +150,7 @@ class Model:
     return Variables(params, statistics)
 
   def initial_core_state(self, batch_size: int) -> types.Tree:
-    """The core state at the start of an episode, `[batch_size, ...]`."""
+    """Returns core states at an episode's start, `[batch_size, ...]`."""
     return self.network.initial_core_state(batch_size)
 
   def unroll(
@@ -170,15 +162,12 @@ class Model:
     at: jax.Array | None = None,
     action: jax.Array | None = None,
   ) -> Output:
-    """The network's outputs for inputs `[T, B, ...]`.
+    """Returns the network's outputs for inputs `[T, B, ...]`.
 
-    Args:
-      variables: the model's.
-      inputs: `[T, B, ...]`.
-      core_state: `[B, ...]`, before the first step.
-      rng_key: for the noise of noisy layers; None for none.
-      at: `[K, B]`, see `networks.Network`; the outputs are `[K, B, ...]`.
-      action: `[T, B, ...]`, for a head that takes one, such as a critic's.
+    The core state `[B, ...]` precedes the first step. `rng_key` is for noisy
+    layers, with no noise if it is None. Outputs are only computed `at` steps
+    `[K, B]`, if given (see `networks.Network`). A head such as a critic's takes
+    an action `[T, B, ...]`.
     """
     observation, mask = _without_mask(self.spec, inputs.timestep.observation)
     if self.config.normalize_observations:
@@ -202,10 +191,10 @@ class Model:
   def moments(
     self, statistics: types.Tree, inputs: types.Inputs, axis_name: str | None
   ) -> types.Tree:
-    """The moments of a batch's observations; () without normalization.
+    """Returns the moments of `[T + 1, B, ...]` inputs; () if not normalized.
 
-    Those of `[T + 1, B, ...]` from which a step is learned: neither the last of
-    an episode, nor the last of an unroll.
+    The last observation of each episode and of each unroll is left out, since
+    no step is learned from it.
     """
     if not self.config.normalize_observations:
       return ()
@@ -221,7 +210,7 @@ class Model:
     )
 
   def rewards(self, inputs: types.Inputs) -> jax.Array:
-    """Rewards `[T, B]`, scaled and clipped."""
+    """Returns rewards `[T, B]`, scaled and clipped."""
     reward = inputs.timestep.reward * self.config.reward_scale
     limit = self.config.reward_clip
     return jnp.clip(reward, -limit, limit) if limit else reward
@@ -229,27 +218,21 @@ class Model:
   def discounts(
     self, inputs: types.Inputs, discount: jax.Array | float
   ) -> jax.Array:
-    """Discounts `[T, B]`: the environment's, times gamma (`discount`)."""
+    """Returns discounts `[T, B]`, the environment's times gamma."""
     return inputs.timestep.discount * discount
 
 
 def memory(
   core: nn.Module | None, lstm_size: int, dtype: str
 ) -> nn.Module | None:
-  """The core that an agent's config asks for, see `networks.Core`.
-
-  Args:
-    core: the user's own; None for an LSTM.
-    lstm_size: units of the LSTM; 0 for no memory.
-    dtype: of the LSTM's computation.
-  """
+  """Returns the user's core, else an LSTM of a size, or None for size 0."""
   if core is not None or not lstm_size:
     return core
   return networks.LSTM(lstm_size, jnp.dtype(dtype))
 
 
 def check_core(core: nn.Module | None) -> None:
-  """Raises types.ConfigError for what is no `networks.Core`."""
+  """Raises types.ConfigError if the user's core is no `networks.Core`."""
   if core is not None and not hasattr(core, "initial_state"):
     raise types.ConfigError(
       "expected a core with a method initial_state(batch_size), see"
@@ -270,10 +253,10 @@ def count_batch(state: base.AgentState, moments: types.Tree) -> base.AgentState:
 def _tower(
   config: Config, observation: tuple[dm_env.specs.Array, ...], index: int
 ) -> networks.Tower:
-  """The modules of a tower, whose names no other tower has.
+  """Makes the modules of a tower, with names that no other tower has.
 
-  A module unpickled from another process may have the id of one made here, and
-  Flax would confuse them; a copy gets a new id.
+  The user's modules are copied: one that was unpickled from another process may
+  have the id of a module made here, and Flax would confuse the two.
   """
   torso: nn.Module = networks.Torso(
     observation=observation,
@@ -294,7 +277,6 @@ def _tower(
 def _check_use(
   config: Config, observation: Sequence[dm_env.specs.Array]
 ) -> None:
-  """Refuses options that have no effect on such observations."""
   if config.stack_frames > 1 and not any(map(networks.is_image, observation)):
     raise types.ConfigError(
       "expected stack_frames 1 for observations without images (bytes of rank"
@@ -312,7 +294,7 @@ def _check_use(
 def _without_mask(
   spec: types.EnvironmentSpec, observation: types.Tree
 ) -> tuple[types.Tree, types.Tree | None]:
-  """Splits an observation, or its specs, into what is seen and its mask."""
+  """Splits an observation, or its specs, into the network's input and mask."""
   if not isinstance(spec.observation, dict):
     return observation, None
   seen = {k: observation[k] for k in spec.observation if k != spec.action_mask}

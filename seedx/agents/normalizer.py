@@ -1,7 +1,7 @@
 """Normalization of observations to mean 0 and variance 1.
 
-It uses running statistics. Only vectors of floats are normalized; images and
-discrete parts are not.
+It uses running statistics. Only vectors of floats are normalized, not images or
+discrete parts. Statistics have one array `[F]` for each vector.
 """
 
 from typing import NamedTuple
@@ -16,12 +16,13 @@ from seedx import losses, types
 # Normalized observations are clipped to +- this (Andrychowicz et al. 2020,
 # https://arxiv.org/abs/2006.05990).
 _LIMIT = 10.0
-# Of float32, relative to the square of an offset: how wrong the variance around
-# another mean may be; and relative to a mean: which gaps are only rounding.
+# Error bound of a float32 variance around another mean, relative to the squared
+# offset.
 _ERROR = 2.4e-7
+# Gap between means, relative to the mean, below which it is only rounding.
 _ROUNDING = 1e-6
-# A batch's variance counts as lost where it may be more wrong than this share.
-_MOST_WRONG = 0.01
+# Relative error above which a batch's variance counts as lost.
+_MAX_RELATIVE_ERROR = 0.01
 _UNKNOWN = -1.0
 
 
@@ -29,9 +30,9 @@ class Statistics(NamedTuple):
   """Running statistics of all observations so far.
 
   Attributes:
-    mean: for each normalized part, `[F]` float32.
-    variance: for each normalized part, `[F]` float32; negative where it is
-      not known yet, and taken as 1.
+    mean: `[F]` float32 means.
+    variance: `[F]` float32 variances. A negative one is still unknown and taken
+      as 1.
   """
 
   mean: tuple[jax.Array, ...]
@@ -45,10 +46,9 @@ class Moments(NamedTuple):
   swallows a small variance.
 
   Attributes:
-    around: for each normalized part, `[F]` float32, the `Statistics.mean` that
-      the batch was measured with.
-    offset: for each normalized part, `[F]` float32, the mean offset.
-    square: for each normalized part, `[F]` float32, the mean squared offset.
+    around: `[F]` float32, `Statistics.mean` when the batch was measured.
+    offset: `[F]` float32, mean offsets.
+    square: `[F]` float32, mean squared offsets.
   """
 
   around: tuple[jax.Array, ...]
@@ -57,8 +57,9 @@ class Moments(NamedTuple):
 
 
 def init(observation: types.Tree) -> Statistics:
-  """Statistics of mean 0 and unknown variance, for a nest of specs."""
-  shapes = [spec.shape for spec in jax.tree.leaves(observation) if _is_in(spec)]
+  """Returns statistics of mean 0 and unknown variance, for a nest of specs."""
+  specs = jax.tree.leaves(observation)
+  shapes = [spec.shape for spec in specs if _is_normalized(spec)]
   return Statistics(
     tuple(jnp.zeros(shape, jnp.float32) for shape in shapes),
     tuple(jnp.full(shape, _UNKNOWN, jnp.float32) for shape in shapes),
@@ -70,16 +71,13 @@ def normalize(
 ) -> types.Tree:
   """Subtracts the mean, divides by the standard deviation, and clips.
 
-  Args:
-    statistics: of observations so far.
-    spec: a nest of specs.
-    observation: `[T, B, ...]`, a nest like `spec`.
+  The observation is a nest `[T, B, ...]` like `spec`.
   """
   leaves, structure = jax.tree.flatten(observation)
-  of_parts = zip(*statistics, strict=True)
+  means_and_variances = zip(*statistics, strict=True)
   for i, leaf_spec in enumerate(jax.tree.leaves(spec)):
-    if _is_in(leaf_spec):
-      mean, variance = next(of_parts)
+    if _is_normalized(leaf_spec):
+      mean, variance = next(means_and_variances)
       variance = jnp.where(variance < 0, 1.0, jnp.maximum(variance, 1e-8))
       scale = jax.lax.rsqrt(variance)
       leaves[i] = jnp.clip((leaves[i] - mean) * scale, -_LIMIT, _LIMIT)
@@ -93,18 +91,14 @@ def measure(
   weight: jax.Array,
   axis_name: str | None,
 ) -> Moments:
-  """The moments of a batch's observations, averaged over all cores.
+  """Returns the moments of a batch's observations, averaged over all cores.
 
-  Args:
-    statistics: of observations so far.
-    spec: a nest of specs.
-    observation: `[T, B, ...]`, a nest like `spec`.
-    weight: `[T, B]`, as of the losses: 0 where nothing is learned. Of a batch
-      of zeros the moments are those that leave the statistics as they are.
-    axis_name: the mesh axis over which the batch is sharded, or None.
+  The observation is a nest `[T, B, ...]` like `spec`. The `[T, B]` weights are
+  those of the losses, 0 where nothing is learned. If all are 0, merging the
+  moments leaves the statistics as they are.
   """
   pairs = zip(jax.tree.leaves(spec), jax.tree.leaves(observation), strict=True)
-  leaves = [leaf for leaf_spec, leaf in pairs if _is_in(leaf_spec)]
+  leaves = [leaf for leaf_spec, leaf in pairs if _is_normalized(leaf_spec)]
   offsets = [
     leaf - mean for leaf, mean in zip(leaves, statistics.mean, strict=True)
   ]
@@ -136,12 +130,12 @@ def merge(
 
   Chan et al. 1979, "Updating formulae and a pairwise algorithm for computing
   sample variances", equation 2.1, for batches of equal size: each counts the
-  same, however many of its steps are learned from. Other batches may have been
+  same, even if few of its steps are learned from. Other batches may have been
   merged since this one was measured.
 
-  Around a far mean float32 loses the variance of a batch: it is then taken as
-  that of the batches before or, where there are none, of the first batch after
-  it, which is measured around a near mean.
+  Float32 loses the variance of a batch that was measured around a far mean.
+  Such a batch keeps the variance of the previous batches; if there are none,
+  the variance stays unknown until a batch is measured around a near mean.
   """
   rate = 1.0 / (updates.astype(jnp.float32) + 1.0)
   means, variances = [], []
@@ -150,14 +144,15 @@ def merge(
   ):
     gap = offset + (around - mean)
     means.append(mean + rate * gap)
-    # The first batch, with rate 1, replaces what `init` returned.
+    # The first batch, with rate 1, replaces the statistics of `init`.
     is_gap = (rate < 1) & (jnp.abs(gap) > _ROUNDING * jnp.abs(mean))
     apart = jnp.square(jnp.where(is_gap, gap, 0.0))
     within = jnp.maximum(square - jnp.square(offset), 0.0)
     within = jnp.where(jnp.isfinite(square), within, 0.0)
-    least = jnp.maximum(jnp.maximum(variance, within), apart)
-    is_lost = _ERROR * jnp.square(offset) > _MOST_WRONG * least
-    is_lost |= square < 0  # Of a batch of nothing, while nothing is known.
+    scale = jnp.maximum(jnp.maximum(variance, within), apart)
+    is_lost = _ERROR * jnp.square(offset) > _MAX_RELATIVE_ERROR * scale
+    # An empty batch copies a variance that is still unknown.
+    is_lost |= square < 0
     is_known = variance >= 0
     old = jnp.where(is_known, variance, within)
     new = jnp.where(is_lost, old, within)
@@ -166,5 +161,5 @@ def merge(
   return Statistics(tuple(means), tuple(variances))
 
 
-def _is_in(spec: dm_env.specs.Array) -> bool:
+def _is_normalized(spec: dm_env.specs.Array) -> bool:
   return np.issubdtype(spec.dtype, np.floating)

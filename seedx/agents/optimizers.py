@@ -1,4 +1,4 @@
-"""Optimizers; learning rates are in the agent's state."""
+"""Optimizers, whose learning rates are in the agent's state."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -22,16 +22,15 @@ class Config:
     learning_rate_end: final learning rate as a fraction of `learning_rate`,
       with linear decay over the run; 1 keeps it constant.
     optimizer: Adam or RMSProp.
-    adam_epsilon: Adam's epsilon, added to the denominator.
-    rms_decay: RMSProp's decay of the mean squared gradient.
-    rms_epsilon: RMSProp's epsilon, added inside the square root.
+    adam_epsilon: epsilon in Adam's denominator.
+    rms_decay: decay of RMSProp's mean squared gradient.
+    rms_epsilon: epsilon inside RMSProp's square root.
     max_gradient_norm: global gradient norm above which gradients are clipped;
-      an agent whose networks have rates of their own clips each by itself.
-    transformation: makes an Optax optimizer that takes the place of all the
-      above, learning rate and clipping included, such as
-      `functools.partial(optax.lion, 1e-4)`. A function, since other processes
-      make theirs. Gorila's parameter servers apply it to their part of the
-      parameters, one vector.
+      networks with learning rates of their own are clipped separately.
+    transformation: function that makes an Optax optimizer to replace all of the
+      above, including learning rate and clipping, such as
+      `functools.partial(optax.lion, 1e-4)`. Each process calls it. Gorila's
+      parameter servers apply the optimizer to their shard as one vector.
   """
 
   learning_rate: float = types.setting(
@@ -61,11 +60,11 @@ class Optimizer:
   """An optimizer whose learning rates are in the state's hyper-parameters.
 
   Attributes:
-    direction: Optax's, all but the factor -learning_rate; or the user's own.
-    schedule: schedule of the learning rates: maps `AgentState.clock`, in
-      optimizer steps, to a factor; None for an optimizer of the user's own,
-      which has its learning rate in it.
-    steps_per_update: optimizer steps in an update.
+    direction: Optax optimizer without the factor -learning_rate; or the user's
+      own optimizer, which includes its learning rate.
+    schedule: schedule of the learning rates, from `AgentState.clock` in
+      optimizer steps to a factor; None for the user's own optimizer.
+    steps_per_update: number of optimizer steps in an update.
     rates: see `make`.
   """
 
@@ -84,22 +83,16 @@ class Optimizer:
   ) -> Self:
     """Makes an optimizer.
 
-    With `rates`, each group of parameters is clipped by its own norm, and has
-    its own learning rate. The schedule is the same for all, and so is what is
-    in the optimizer's state. An agent with actor and critic, for example:
+    The learning rate decays over the `horizon`; None keeps it constant. An
+    update has `steps_per_update` optimizer steps.
+
+    `rates` maps a group's key in the parameters to the name of its learning
+    rate among the hyper-parameters; None for one group with `learning_rate`.
+    Each group is clipped by its own norm. All groups share the schedule and the
+    optimizer's state. For actor and critic:
 
         params = {"actor": actor_params, "critic": critic_params}
-        hyperparameters = base.hyperparameters(config)
         rates = {"actor": "learning_rate", "critic": "critic_learning_rate"}
-
-    Args:
-      config: the hyper-parameters.
-      horizon: the run over which the learning rate decays; None keeps it
-        constant.
-      steps_per_update: optimizer steps in an update.
-      rates: the hyper-parameter that is the learning rate of a group, by the
-        group's key in `params`; None for one group of all parameters, with
-        `learning_rate`.
     """
     if config.transformation is not None:
       return cls(config.transformation(), None, steps_per_update, rates)
@@ -119,12 +112,12 @@ class Optimizer:
     return cls(direction, schedule, steps_per_update, rates)
 
   def start(self, params: types.Tree, updates: int | jax.Array) -> types.Tree:
-    """Its state after so many updates, which it has not seen.
+    """Returns a fresh optimizer state whose step count is that of `updates`.
 
-    That of the user's own optimizer is its initial one.
+    The user's own optimizer starts from its initial state.
 
     Raises:
-      types.ConfigError: the parameters are not those of the groups.
+      types.ConfigError: the keys of the parameters are not those of `rates`.
     """
     if self.schedule is None:
       return self.direction.init(params)
@@ -137,11 +130,11 @@ class Optimizer:
     self, state: base.AgentState, gradients: types.Tree
   ) -> base.AgentState:
     """Takes one optimizer step with the state's learning rates."""
-    others = {}
+    extra_args = {}
     if self.schedule is not None:
-      others["resets"] = state.resets * self.steps_per_update
+      extra_args["resets"] = state.resets * self.steps_per_update
     updates, optimizer_state = self.direction.update(
-      gradients, state.optimizer_state, state.params, **others
+      gradients, state.optimizer_state, state.params, **extra_args
     )
     if self.schedule is not None:
       updates = jax.tree.map(_scaled, self._rates(state), updates)
@@ -154,7 +147,7 @@ class Optimizer:
   def skip(self, state: base.AgentState, steps: jax.Array) -> base.AgentState:
     """Counts steps that are not taken, so that the schedule follows the run.
 
-    The user's own optimizer counts the steps that it takes.
+    The user's own optimizer counts only the steps that it takes.
     """
 
     def count(node: types.Tree) -> types.Tree:
@@ -173,10 +166,10 @@ class Optimizer:
   def measure(
     self, state: base.AgentState, gradients: types.Tree
   ) -> dict[str, jax.Array]:
-    """The learning rate of the next update, and the norm before clipping.
+    """Returns the next learning rate, and the gradient norm before clipping.
 
-    With groups, these of each, such as `gradient_norm_critic`. The learning
-    rate of the user's own optimizer is not known.
+    Each group has its own, such as `gradient_norm_critic`. The user's own
+    optimizer has no `learning_rate` here.
     """
     metrics = {}
     for key, name in (self.rates or {"": "learning_rate"}).items():
@@ -185,12 +178,12 @@ class Optimizer:
       if self.schedule is not None:
         scheduled = self.schedule(state.clock * self.steps_per_update)
         rate = state.hyperparameters[name] * scheduled
-        # Rounding ends below 0.
+        # Rounding can end slightly below 0.
         metrics[f"learning_rate{suffix}"] = jnp.maximum(rate, 0.0)
     return metrics
 
   def _rates(self, state: base.AgentState) -> types.Tree:
-    """The learning rate of each group: a prefix of the parameters' nest."""
+    """Returns learning rates as a prefix of the parameters' nest."""
     values = state.hyperparameters
     if self.rates is None:
       return values["learning_rate"]
@@ -202,8 +195,8 @@ class Optimizer:
     if not isinstance(params, Mapping) or set(params) != set(self.rates):
       keys = sorted(params) if isinstance(params, Mapping) else "a part of them"
       raise types.ConfigError(
-        f"expected parameters by the keys {sorted(self.rates)}, which have"
-        f" learning rates of their own, found {keys}"
+        f"expected parameters with the keys {sorted(self.rates)}, each of which"
+        f" has its own learning rate, found {keys}"
       )
 
 
@@ -214,9 +207,9 @@ def _scaled(rate: jax.Array, updates: types.Tree) -> types.Tree:
 def _scale_by(
   schedule: optax.Schedule,
 ) -> optax.GradientTransformationExtraArgs:
-  """As `optax.scale_by_schedule`, by a count without resets.
+  """Returns an `optax.scale_by_schedule` whose count leaves resets out.
 
-  Its `update` takes `resets`, the optimizer steps that they would fill.
+  Its `update` takes `resets`, the number of optimizer steps to leave out.
   """
 
   def init(params: types.Tree) -> optax.ScaleByScheduleState:
@@ -229,9 +222,9 @@ def _scale_by(
     params: types.Tree = None,
     *,
     resets: jax.Array,
-    **others: object,
+    **extra_args: object,
   ) -> tuple[types.Tree, optax.ScaleByScheduleState]:
-    del params, others
+    del params, extra_args
     factor = schedule(state.count - resets)
     updates = jax.tree.map(lambda x: jnp.asarray(factor, x.dtype) * x, updates)
     count = optax.safe_increment(state.count)

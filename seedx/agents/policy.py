@@ -1,4 +1,4 @@
-"""The policy of an actor-critic: its network, its distribution, its values."""
+"""The policy of an actor-critic: network, action distribution and values."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from seedx.agents import model as model_lib
 
 
 class Extras(NamedTuple):
-  """The values of acting that learning needs.
+  """The values from acting that learning needs.
 
   Attributes:
     log_prob: `[B]` float32, log mu(a) of the behaviour policy mu.
@@ -28,8 +28,8 @@ class Evaluated(NamedTuple):
   Attributes:
     values: `[T, B]`, V.
     log_prob: `[T, B]`, log pi(a) of the actions taken.
-    entropy: `[T, B]`, of pi.
-    policy: `[T, B, ...]`, pi; `policy.distribution` is Distrax's.
+    entropy: `[T, B]`, entropy of pi.
+    policy: `[T, B, ...]`, pi; `policy.distribution` is a Distrax distribution.
   """
 
   values: jax.Array
@@ -44,11 +44,11 @@ class Evaluation(NamedTuple):
   Attributes:
     values: `[T + 1, B]`, V of each time step.
     log_prob: `[T, B]`, log pi(a) of the actions taken.
-    entropy: `[T, B]`, of pi.
+    entropy: `[T, B]`, entropy of pi.
     step_type: `[T + 1, B]` int32.
     reward: `[T + 1, B]`, normalized, scaled and clipped.
-    discount: `[T + 1, B]`, the environment's, times gamma.
-    policy: `[T, B, ...]`, pi; `policy.distribution` is Distrax's.
+    discount: `[T + 1, B]`, the environment's discount times gamma.
+    policy: `[T, B, ...]`, see `Evaluated`.
   """
 
   values: jax.Array
@@ -61,12 +61,12 @@ class Evaluation(NamedTuple):
 
   @property
   def streams(self) -> Sequence[jax.Array]:
-    """All but the policy, as losses of one stream take them; for `jax.vmap`."""
+    """All arrays but the policy, in the order of a loss's arguments."""
     return self[:-1]
 
   @property
   def steps(self) -> Evaluated:
-    """The T steps without the last time step."""
+    """The T steps, without the last time step."""
     return Evaluated(self.values[:-1], self.log_prob, self.entropy, self.policy)
 
 
@@ -75,10 +75,10 @@ class Policy:
   """The model, and the action distribution that its policy head describes.
 
   Attributes:
-    model: the network, for the environment.
-    distribution: the kind of distribution.
+    model: model for the environment.
+    distribution: kind of distribution.
     normalizes_rewards: whether the core state is a `rewards.CoreState`, and the
-      statistics are of discounted returns, too.
+      statistics include those of discounted returns.
   """
 
   model: model_lib.Model
@@ -87,37 +87,37 @@ class Policy:
 
   @property
   def in_blocks(self) -> bool:
-    """Whether blocks of a batch are faster on CPU; see `blocks`.
+    """Whether a CPU evaluates a batch faster in blocks; see `blocks`.
 
-    A memory's steps come one after another, in each block again, and few images
-    fill a cache.
+    It does not with a memory, whose steps are sequential in every block, or
+    with images, of which a few already fill a cache.
     """
     network = self.model.network
     images = any(map(networks.is_image, network.observation))
     return not network.recurrent and not images
 
   def init(self, rng_key: jax.Array) -> model_lib.Variables:
-    """Initial variables."""
+    """Returns initial variables."""
     variables = self.model.init(rng_key)
     if not self.normalizes_rewards:
       return variables
     return variables._replace(statistics=rewards.init(variables.statistics))
 
   def initial_core_state(self, batch_size: int) -> types.Tree:
-    """The core state at the start of an episode, `[batch_size, ...]`."""
+    """Returns core states at an episode's start, `[batch_size, ...]`."""
     network = self.model.initial_core_state(batch_size)
     if not self.normalizes_rewards:
       return network
     return rewards.CoreState(network, jnp.zeros(batch_size, jnp.float32))
 
   def network_state(self, core_state: types.Tree) -> types.Tree:
-    """The part of a core state that is the network's."""
+    """Returns the network's part of a core state."""
     return core_state.network if self.normalizes_rewards else core_state
 
   def moments(
     self, statistics: types.Tree, unroll: types.Unroll, axis_name: str | None
   ) -> types.Tree:
-    """A batch's moments, for `AgentState.statistics`; () without any."""
+    """Returns a batch's moments, for `AgentState.statistics`; or ()."""
     inputs = unroll.inputs
     if not self.normalizes_rewards:
       return self.model.moments(statistics, inputs, axis_name)
@@ -134,7 +134,7 @@ class Policy:
   def reward_deviation(
     self, state: base.AgentState, moments: types.Tree
   ) -> jax.Array | None:
-    """The divisor of a batch's rewards, `[]`; None where none is used."""
+    """Returns the divisor of a batch's rewards, `[]`; None for no division."""
     if not self.normalizes_rewards:
       return None
     return rewards.deviation(state.statistics, moments, state.updates)
@@ -146,7 +146,7 @@ class Policy:
     inputs: types.Inputs,
     core_state: types.Tree,
   ) -> tuple[types.AgentOutput, types.Tree]:
-    """One step of `[B, ...]`; see `base.Agent`."""
+    """Samples actions for `[B, ...]`; see `base.Agent`."""
     policy, core_state = self._one_step(variables, inputs, core_state)
     action, log_prob = policy.sample_and_log_prob(seed=rng_key)
     return self._output(action, log_prob), core_state
@@ -158,7 +158,7 @@ class Policy:
     inputs: types.Inputs,
     core_state: types.Tree,
   ) -> tuple[types.AgentOutput, types.Tree]:
-    """One step of `[B, ...]` with the distribution's mode as action."""
+    """Takes the distribution's mode as action; see `base.Agent`."""
     del rng_key  # The mode is deterministic.
     policy, core_state = self._one_step(variables, inputs, core_state)
     action = policy.mode()
@@ -171,18 +171,11 @@ class Policy:
     hyperparameters: Mapping[str, jax.Array],
     deviation: jax.Array | None = None,
   ) -> Evaluation:
-    """Evaluates an unroll `[T + 1, B, ...]`.
-
-    Args:
-      variables: the learned ones.
-      unroll: what to evaluate.
-      hyperparameters: `AgentState.hyperparameters`.
-      deviation: see `reward_deviation`.
-    """
+    """Evaluates an unroll `[T + 1, B, ...]`; see also `reward_deviation`."""
     inputs = unroll.inputs
-    rewarded = inputs
+    normalized = inputs
     if deviation is not None:
-      rewarded = rewards.divided(inputs, deviation)
+      normalized = rewards.divided(inputs, deviation)
     steps = self.evaluate_steps(
       variables, inputs, unroll.action, self.network_state(unroll.core_state)
     )
@@ -191,7 +184,7 @@ class Policy:
       log_prob=steps.log_prob[:-1],
       entropy=steps.entropy[:-1],
       step_type=inputs.timestep.step_type.astype(jnp.int32),
-      reward=self.model.rewards(rewarded),
+      reward=self.model.rewards(normalized),
       discount=self.model.discounts(inputs, hyperparameters["discount"]),
       policy=jax.tree.map(lambda x: x[:-1], steps.policy),
     )
@@ -220,17 +213,17 @@ class Policy:
     inputs: types.Inputs,
     core_state: types.Tree,
   ) -> tuple[distributions.Distribution, types.Tree]:
-    """The distribution over actions `[1, B]`, and the next core state."""
+    """Returns the distribution of actions `[1, B]`, and the next core state."""
     stream = jax.tree.map(lambda x: x[None], inputs)
     network = self.network_state(core_state)
     output = self.model.unroll(variables, stream, network)
-    after = output.core_state
+    next_core_state = output.core_state
     if self.normalizes_rewards:
       (returns,) = rewards.discounted(
         stream.timestep, core_state.discounted, self.model.config.discount
       )
-      after = rewards.CoreState(after, returns)
-    return self._policy(output).distribution, after
+      next_core_state = rewards.CoreState(next_core_state, returns)
+    return self._policy(output).distribution, next_core_state
 
   def _output(
     self, action: jax.Array, log_prob: jax.Array

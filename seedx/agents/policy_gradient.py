@@ -1,4 +1,4 @@
-"""Actor-critic agents: all that they share except the loss."""
+"""Actor-critic agents: everything but the loss."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -14,11 +14,11 @@ from seedx.agents import model as model_lib
 from seedx.agents import policy as policy_lib
 from seedx.on_cpu import blocks
 
-# The axis of unrolls in each array of `types.Unroll`, see `blocks`.
+# The axis of a `types.Unroll`'s arrays that counts unrolls, see `blocks`.
 AXES = types.Unroll._make(
   0 if name == "core_state" else 1 for name in types.Unroll._fields
 )
-# Of these diagnostics, the spread over the steps counts.
+# Diagnostics whose variance over the steps is computed.
 _SPREAD = ("advantage", "value_target", "value_error")
 
 
@@ -31,14 +31,13 @@ class Config(model_lib.Config):
       after one step, with 1 only at the unroll's end.
     value_cost: weight of the value loss.
     entropy_cost: weight of the entropy bonus.
-    normalize_rewards: divide rewards by the standard deviation of their
+    normalize_rewards: division of rewards by the standard deviation of their
       discounted sums, before they are scaled and clipped; see `rewards`.
-    recurrent: add a memory to the network.
-    lstm_size: units of the LSTM that is the memory without a `core`.
-    core: your own Flax module as the memory instead of the LSTM, see
-      `networks.Core`.
-    towers: whether policy and value share a torso and a memory, or each has its
-      own.
+    recurrent: whether the network has a memory.
+    lstm_size: units of the LSTM, the memory if there is no `core`.
+    core: your own Flax module as the memory, see `networks.Core`.
+    towers: torso and memory, "shared" by policy and value, or "apart" for each
+      of them.
   """
 
   td_lambda: float = types.setting(1.0, changes="run_time", low=0.0, high=1.0)
@@ -61,7 +60,7 @@ class Config(model_lib.Config):
 
   @property
   def memory(self) -> nn.Module | None:
-    """The core, or an LSTM, if it is recurrent."""
+    """The core, or an LSTM; None if the network is not recurrent."""
     if not self.recurrent:
       return None
     return model_lib.memory(self.core, self.lstm_size, self.compute_dtype)
@@ -102,12 +101,10 @@ class Loss(Protocol):
     unroll: types.Unroll,
     hyperparameters: Mapping[str, jax.Array],
   ) -> losses.ActorCriticLoss:
-    """Per-step losses `[T, B]` of an evaluated unroll.
+    """Returns per-step losses `[T, B]` of an unroll `[T + 1, B, ...]`.
 
-    Args:
-      evaluation: of the unroll by the learned parameters.
-      unroll: `[T + 1, B, ...]`.
-      hyperparameters: `AgentState.hyperparameters`, each `[]`.
+    It was evaluated by the learned parameters. The `hyperparameters` are those
+    of the `AgentState`, each `[]`.
     """
 
 
@@ -121,16 +118,10 @@ def make(
   steps_per_update: int = 1,
   separable: bool = True,
 ) -> base.Agent:
-  """Makes an agent from its loss.
+  """Makes an agent from its loss; see also `base.Config.make`.
 
-  Args:
-    spec: the environment's observations and actions.
-    config: the hyper-parameters.
-    loss: per-step losses of an evaluated unroll.
-    axis_name: see `base.Config.make`.
-    horizon: see `base.Config.make`.
-    steps_per_update: optimizer steps in an update.
-    separable: whether the loss of each unroll is the same in any batch.
+  An update has `steps_per_update` optimizer steps. The loss is `separable` if
+  the losses of an unroll do not depend on the others of its batch.
 
   Raises:
     types.ConfigError: no action distribution fits the action spec.
@@ -201,17 +192,12 @@ def differentiate(
   optimizer: optimizers.Optimizer,
   axis_name: str | None,
 ) -> tuple[types.Tree, types.LossOutput]:
-  """The gradient of the weighted mean of per-step losses, over all cores.
+  """Returns the gradient of the weighted mean of per-step losses on all cores.
 
-  Args:
-    per_step: maps parameters and some entries of the batch to their losses,
-      `[T, N]` each, which no other entry changes.
-    batch: this core's share.
-    axes: of the entries in it, see `blocks.gradient`; None if entries change
-      the losses of others.
-    state: has the parameters, and the weights of the losses.
-    optimizer: will take the step.
-    axis_name: the mesh axis over which the batch is sharded, or None.
+  `per_step` maps parameters and some entries of this core's batch to losses,
+  `[T, N]` each. `axes` count the entries in the batch's arrays, see
+  `blocks.gradient`; they are None if losses of an entry depend on others. The
+  state has the weights of the losses.
   """
   costs = state.hyperparameters
 
@@ -255,10 +241,9 @@ def differentiate(
 def _diagnosed(
   means: Mapping[str, jax.Array], variances: Mapping[str, jax.Array]
 ) -> dict[str, jax.Array]:
-  """Metrics from means and variances."""
   metrics = {name: x for name, x in means.items() if name not in variances}
   if "importance_square" in metrics:
-    # As a share of the steps: the square of the mean over the mean square.
+    # As a fraction of the steps: the squared mean over the mean square.
     square = jnp.maximum(metrics.pop("importance_square"), 1e-8)
     ratio = jnp.square(metrics["importance_weight"]) / square
     metrics["effective_sample_size"] = ratio
@@ -267,6 +252,7 @@ def _diagnosed(
     metrics["advantage_std"] = jnp.sqrt(variances["advantage"])
   if {"value_target", "value_error"} <= set(variances):
     unexplained = variances["value_error"] / (variances["value_target"] + 1e-8)
-    # Where targets hardly vary, it would hide all others in a mean.
+    # Without a bound, one batch of equal targets would hide all others in a
+    # mean.
     metrics["explained_variance"] = jnp.maximum(1.0 - unexplained, -1.0)
   return metrics

@@ -19,14 +19,14 @@ class Config(policy_gradient.Config):
   """PPO's hyper-parameters, beside those of every actor-critic.
 
   Attributes:
-    clip_epsilon: PPO's clip range of the probability ratio.
-    clip_values: clip the value loss as well.
+    clip_epsilon: clip range of the probability ratio.
+    clip_values: whether the value loss is clipped, too.
     epochs: passes over the batch in an update.
     minibatches: minibatches in an epoch, one optimizer step each. Feed-forward
       agents shuffle single steps, recurrent agents whole unrolls.
-    target_kl: an update ends at the first minibatch whose `approx_kl` is above
-      this, without a step on it, as in Stable-Baselines3 (which multiplies
-      `target_kl` by 1.5; usual values are 0.01 to 0.05); 0 for no limit.
+    target_kl: limit of `approx_kl`: an update ends at the first minibatch above
+      it, without a step on it; 0 for no limit. Usual values are 0.01 to 0.05.
+      Stable-Baselines3 multiplies its `target_kl` by 1.5.
   """
 
   td_lambda: float = 0.95
@@ -57,7 +57,7 @@ class Config(policy_gradient.Config):
       super().for_continuous(),
       learning_rate=3e-4,
       epochs=10,
-      # With a memory they are of whole unrolls, of which there are few.
+      # With a memory, minibatches consist of whole unrolls, which are few.
       minibatches=4 if self.recurrent else 32,
       normalize_observations=True,
     )
@@ -71,23 +71,23 @@ class Config(policy_gradient.Config):
     """Makes the agent for an environment; see `base.Config`.
 
     `update` computes advantages once, then takes `epochs * minibatches`
-    optimizer steps, unless `target_kl` ends it. `gradients` are those of one
-    step on the whole batch.
+    optimizer steps, or fewer if `target_kl` ends it. `gradients` returns those
+    of one step on the whole batch.
     """
-    own = functools.partial(loss, clip_values=self.clip_values)
-    return make(spec, self, own, axis_name, horizon)
+    ppo_loss = functools.partial(loss, clip_values=self.clip_values)
+    return make(spec, self, ppo_loss, axis_name, horizon)
 
 
 class Entries(NamedTuple):
-  """A batch as N entries of C consecutive steps; minibatches are drawn from it.
+  """A batch, or a minibatch of it, as N entries of C consecutive steps.
 
   Attributes:
     inputs: `[C, N, ...]`.
-    action: `[C, N, ...]`.
+    action: `[C, N, ...]`, the actions taken.
     core_state: `[N, ...]`, before the first step of each entry.
     behaviour_log_prob: `[C, N]`, log mu(a) of the parameters that acted.
-    before: `[C, N, ...]`, by the parameters before the update. Where these
-      acted, as in `sync` and `anakin`, its policy is the behaviour policy.
+    before: `[C, N, ...]`, evaluation by the parameters before the update. They
+      are those that acted in `sync` and `anakin`.
     advantage: `[C, N]`, GAE.
     weight: `[C, N]`, see `losses.Transitions`.
   """
@@ -102,11 +102,11 @@ class Entries(NamedTuple):
 
 
 class Minibatch(NamedTuple):
-  """Entries, with their advantages normalized over all of them.
+  """Entries, with advantages normalized over the minibatch.
 
   Attributes:
-    entries: of N.
-    advantage: `[C, N]`, of mean 0 and variance 1.
+    entries: the N entries.
+    advantage: `[C, N]`, advantages of mean 0 and variance 1.
   """
 
   entries: Entries
@@ -114,7 +114,7 @@ class Minibatch(NamedTuple):
 
   @classmethod
   def of(cls, entries: Entries, axis_name: str | None) -> "Minibatch":
-    """Normalizes over the entries of all cores of a mesh axis, if not None."""
+    """Normalizes advantages over the entries of all cores of a mesh axis."""
     advantage = _normalized(entries.advantage, entries.weight, axis_name)
     return cls(entries, advantage)
 
@@ -125,10 +125,10 @@ Step = Callable[
 
 
 class Loss(Protocol):
-  """A loss in the place of PPO's own, `loss`.
+  """A loss for `make`, such as PPO's own `loss`.
 
-  With several learner cores, each sees its own share of a minibatch; on CPU it
-  gets a part of its entries at a time, unless `make` has `separable=False`.
+  It is called on each learner core's part of a minibatch; on CPU it is called
+  on a few entries at a time, unless `make` has `separable=False`.
   """
 
   def __call__(
@@ -137,12 +137,10 @@ class Loss(Protocol):
     minibatch: Minibatch,
     hyperparameters: Mapping[str, jax.Array],
   ) -> losses.ActorCriticLoss:
-    """Per-step losses `[C, N]` of a minibatch.
+    """Returns per-step losses `[C, N]` of a minibatch.
 
-    Args:
-      evaluated: the minibatch's steps by the learned parameters.
-      minibatch: its entries, N of C steps each.
-      hyperparameters: `AgentState.hyperparameters`, each `[]`.
+    It was `evaluated` by the learned parameters. The `hyperparameters` are
+    those of the `AgentState`, each `[]`.
     """
 
 
@@ -155,16 +153,10 @@ def make(
   *,
   separable: bool = True,
 ) -> base.Agent:
-  """Makes an agent that learns as PPO does, from its loss.
+  """Makes an agent that learns as PPO does; see also `base.Config.make`.
 
-  Args:
-    spec: the environment's observations and actions.
-    config: the hyper-parameters.
-    loss: per-step losses of a minibatch.
-    axis_name: see `base.Config.make`.
-    horizon: see `base.Config.make`.
-    separable: whether the loss of each entry is the same in any minibatch; not
-      so for a loss with a mean over the minibatch, for example.
+  The loss is `separable` if the losses of an entry do not depend on the others
+  of its minibatch. They do if the loss has a mean over the minibatch.
 
   Raises:
     types.ConfigError: no action distribution fits the action spec.
@@ -196,7 +188,7 @@ def make(
     minibatches=config.minibatches,
     divides_unrolls=config.recurrent,
   )
-  axes = _AXES if separable and policy.in_blocks else None
+  axes = _MINIBATCH_AXES if separable and policy.in_blocks else None
   step = _make_step(policy, loss, axes, optimizer, axis_name)
   update = _make_update(policy, config, step, optimizer, axis_name)
   return dataclasses.replace(agent, update=update, needs=needs)
@@ -209,13 +201,9 @@ def loss(
   *,
   clip_values: bool = False,
 ) -> losses.ActorCriticLoss:
-  """PPO's own loss; see `Loss` and `losses.ppo`.
+  """Returns PPO's losses `[C, N]`; see `Loss` and `losses.ppo`.
 
-  Args:
-    evaluated: the minibatch's steps by the learned parameters.
-    minibatch: its entries, N of C steps each.
-    hyperparameters: has `clip_epsilon`.
-    clip_values: clip the value loss as well.
+  The `hyperparameters` must have `clip_epsilon`.
   """
   entries = minibatch.entries
 
@@ -228,19 +216,19 @@ def loss(
       behaviour_values=behaviour_values if clip_values else None,
     )
 
-  before = entries.before.values
+  old_values = entries.before.values
   steps = jax.vmap(stream_loss, in_axes=1, out_axes=1)(
-    before,
+    old_values,
     evaluated.values,
     evaluated.log_prob,
     entries.behaviour_log_prob,
     evaluated.entropy,
     minibatch.advantage,
-    entries.advantage + before,
+    entries.advantage + old_values,
     entries.weight,
   )
-  raw = {"advantage": entries.advantage * entries.weight}  # Not normalized.
-  return steps._replace(diagnostics=steps.diagnostics | raw)
+  unnormalized = {"advantage": entries.advantage * entries.weight}
+  return steps._replace(diagnostics=steps.diagnostics | unnormalized)
 
 
 def _make_update(
@@ -253,7 +241,6 @@ def _make_update(
   [base.AgentState, jax.Array, types.Unroll],
   tuple[base.AgentState, types.LossOutput],
 ]:
-  """Makes the agent's `update`, which takes all optimizer steps on a batch."""
 
   def update(
     state: base.AgentState, rng_key: jax.Array, batch: types.Unroll
@@ -266,12 +253,14 @@ def _make_update(
     draw = functools.partial(_shuffled, entries, parts=config.minibatches)
     keys = jax.random.split(rng_key, config.epochs)
     if config.target_kl:
-      state, taken, metrics = _until(config.target_kl, step, state, draw, keys)
+      state, taken, metrics = _take_steps_until(
+        config.target_kl, step, state, draw, keys
+      )
       state = optimizer.skip(state, optimizer.steps_per_update - taken)
       weight = losses.sum_over_cores(jnp.sum(entries.weight), axis_name)
       output = types.LossOutput(weight, metrics)
     else:
-      state, output = _all(step, state, draw, keys)
+      state, output = _take_all_steps(step, state, draw, keys)
     return model.count_batch(state, moments), output
 
   return update
@@ -284,16 +273,16 @@ def _make_step(
   optimizer: optimizers.Optimizer,
   axis_name: str | None,
 ) -> Step:
-  """Makes the function that takes one optimizer step on a minibatch."""
+  """Returns the function that takes one optimizer step on a minibatch."""
 
   def step(
     state: base.AgentState, entries: Entries
   ) -> tuple[base.AgentState, types.LossOutput]:
     def per_step(params: types.Tree, part: Minibatch) -> losses.ActorCriticLoss:
       variables = model.Variables(params, state.statistics)
-      own = part.entries
+      steps = part.entries
       evaluated = policy.evaluate_steps(
-        variables, own.inputs, own.action, own.core_state
+        variables, steps.inputs, steps.action, steps.core_state
       )
       return loss(evaluated, part, state.hyperparameters)
 
@@ -310,13 +299,13 @@ def _make_step(
   return step
 
 
-def _all(
+def _take_all_steps(
   step: Step,
   state: base.AgentState,
   draw: Callable[[jax.Array], Entries],
   keys: jax.Array,
 ) -> tuple[base.AgentState, types.LossOutput]:
-  """Takes a step on each minibatch that is drawn with each key."""
+  """Takes a step on every minibatch; `keys` has one key per epoch."""
 
   def epoch(
     state: base.AgentState, rng_key: jax.Array
@@ -328,39 +317,39 @@ def _all(
   return state, types.LossOutput(outputs.weight.sum() / len(keys), metrics)
 
 
-def _until(
+def _take_steps_until(
   target_kl: float,
   step: Step,
   state: base.AgentState,
   draw: Callable[[jax.Array], Entries],
   keys: jax.Array,
 ) -> tuple[base.AgentState, jax.Array, dict[str, jax.Array]]:
-  """Takes steps until one is on a minibatch whose KL is above the target.
+  """Takes steps until a minibatch has a KL above the target.
 
-  That KL is a mean over all cores, so all end at the same minibatch.
+  The KL is a mean over all cores, so all end at the same minibatch.
 
   Returns:
-    The state; the steps taken, `[]` int32; and means of the metrics of the
-    minibatches so far, that with the KL above the target included.
+    The state; the number of steps taken, `[]` int32; and means of the metrics
+    of all minibatches evaluated, including the one above the target.
   """
   Carry = tuple[base.AgentState, jax.Array]
   Tried = tuple[jax.Array, dict[str, jax.Array]]
 
   def limited(carry: Carry, entries: Entries) -> tuple[Carry, Tried]:
-    before, had_ended = carry
-    _, shapes = jax.eval_shape(step, before, entries)
+    old_state, had_ended = carry
+    _, shapes = jax.eval_shape(step, old_state, entries)
     if "approx_kl" not in shapes.metrics:
       raise types.ConfigError(
-        "expected a loss whose diagnostics have approx_kl, for target_kl, found"
-        f" one without: {', '.join(sorted(shapes.metrics))}"
+        "expected a loss with approx_kl among its diagnostics, for target_kl,"
+        f" found only {', '.join(sorted(shapes.metrics))}"
       )
-    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    after, output = jax.lax.cond(
-      had_ended, lambda state, _: (state, nothing), step, before, entries
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    new_state, output = jax.lax.cond(
+      had_ended, lambda state, _: (state, zeros), step, old_state, entries
     )
     has_ended = had_ended | (output.metrics["approx_kl"] > target_kl)
     state = jax.tree.map(
-      lambda old, new: jnp.where(has_ended, old, new), before, after
+      lambda old, new: jnp.where(has_ended, old, new), old_state, new_state
     )
     return (state, has_ended), (~had_ended, output.metrics)
 
@@ -375,12 +364,12 @@ def _until(
   return state, taken, means | {"optimizer_steps": jnp.float32(taken)}
 
 
-# Where the arrays of entries, and of a minibatch, count entries.
-_ENTRIES = Entries._make(
+# The axes that count entries, see `blocks`.
+_ENTRIES_AXES = Entries._make(
   0 if name == "core_state" else 1 for name in Entries._fields
 )
-_AXES = Minibatch._make(
-  _ENTRIES if name == "entries" else 1 for name in Minibatch._fields
+_MINIBATCH_AXES = Minibatch._make(
+  _ENTRIES_AXES if name == "entries" else 1 for name in Minibatch._fields
 )
 
 
@@ -392,7 +381,7 @@ def _evaluated(
   *,
   in_steps: bool,
 ) -> Entries:
-  """A batch as entries of single steps, or else of whole unrolls."""
+  """Returns a batch as entries of single steps, or of whole unrolls."""
   variables = model.Variables(state.params, state.statistics)
   evaluate = functools.partial(
     policy.evaluate,
@@ -412,9 +401,8 @@ def _entries(
   unroll: types.Unroll,
   hyperparameters: Mapping[str, jax.Array],
 ) -> Entries:
-  """A batch as entries of whole unrolls, `[T, B, ...]`."""
+  """Returns a batch as entries of whole unrolls, `[T, B, ...]`."""
   values = jax.lax.stop_gradient(evaluation.values)
-  before = jax.lax.stop_gradient(evaluation.steps)
   rest = evaluation.step_type, evaluation.reward, evaluation.discount
   estimate = functools.partial(losses.gae, lambda_=hyperparameters["td_lambda"])
   return Entries(
@@ -422,7 +410,7 @@ def _entries(
     action=unroll.action[:-1],
     core_state=policy.network_state(unroll.core_state),
     behaviour_log_prob=unroll.extras.log_prob[:-1],
-    before=before,
+    before=jax.lax.stop_gradient(evaluation.steps),
     advantage=jax.vmap(estimate, in_axes=1, out_axes=1)(values, *rest),
     weight=jax.vmap(losses.transitions, in_axes=1, out_axes=1)(
       *rest, values
@@ -444,7 +432,7 @@ def _single_steps(
 
   core_state = entries.core_state
   if jax.tree.leaves(core_state):
-    # XLA drops the head's outputs, which are not used.
+    # XLA drops the unused outputs of the head.
     _, core_state = jax.lax.scan(carry_on, core_state, entries.inputs)
   merged = jax.tree.map(
     lambda x: jax.lax.collapse(x, 0, 2), entries._replace(core_state=core_state)
@@ -454,7 +442,7 @@ def _single_steps(
 
 
 def _shuffled(entries: Entries, rng_key: jax.Array, *, parts: int) -> Entries:
-  """Random minibatches of the entries, stacked on a new first axis."""
+  """Returns random minibatches, stacked on a new first axis."""
   size = entries.weight.shape[1]
   if size % parts:
     raise types.ConfigError(
@@ -475,7 +463,7 @@ def _shuffled(entries: Entries, rng_key: jax.Array, *, parts: int) -> Entries:
 def _normalized(
   values: jax.Array, weights: jax.Array, axis_name: str | None
 ) -> jax.Array:
-  """Normalizes to weighted mean 0 and variance 1 over all cores."""
+  """Normalizes values to weighted mean 0 and variance 1 over all cores."""
 
   def mean(values: jax.Array) -> jax.Array:
     share = losses.mean_share(values, weights, axis_name)

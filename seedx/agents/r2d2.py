@@ -14,7 +14,7 @@ from seedx.agents import dqn
 from seedx.agents import model as model_lib
 from seedx.agents import windows as windows_lib
 
-# What it is trained with; a sequence is many steps.
+# The replay for training. Batches are small, since a sequence has many steps.
 REPLAY = replay.PrioritizedConfig(
   replay_batch_size=32, priority_exponent=0.9, importance_exponent=0.6
 )
@@ -24,25 +24,24 @@ REPLAY = replay.PrioritizedConfig(
 class Config(dqn.Config):
   """R2D2's hyper-parameters, beside those of DQN.
 
-  A window is a sequence: `burn_in` steps, then `sequence_length` transitions. A
-  new one starts every `unroll_length` steps, so sequences overlap. They cross
-  the ends of episodes: there the memory is reset and returns are cut, so
-  nothing is padded. The loss is a mean over steps; the paper has the sum over
+  A window is a sequence of `burn_in` steps and `sequence_length` transitions. A
+  sequence starts every `unroll_length` steps, so sequences overlap. They cross
+  the ends of episodes, where the memory is reset and returns are cut, so that
+  no padding is needed. The loss is a mean over steps, not the paper's sum over
   the steps of a sequence. The memory also sees the previous action and reward.
 
   Attributes:
-    lstm_size: units of the LSTM that is the memory without a `core`; 0 for
-      none.
-    core: your own Flax module as the memory instead of the LSTM, see
-      `networks.Core`.
-    burn_in: steps that only warm the memory up, with no gradient; the online
-      and the target network do so each with its own parameters.
-    sequence_length: transitions after the burn-in. What is to be remembered
-      must fit into them: no gradient goes further back.
-    stored_state: begin a sequence with the memory's state of when it was acted;
-      else with that of an episode's start.
-    priority_max_share: eta of the priority of a sequence, eta times its largest
-      TD error plus 1 - eta times their mean.
+    lstm_size: units of the LSTM, the memory if there is no `core`; 0 for no
+      memory.
+    core: your own Flax module as the memory, see `networks.Core`.
+    burn_in: steps without a gradient at the start of a sequence, with which the
+      online and the target network each bring their memory up to date.
+    sequence_length: transitions after the burn-in. Gradients go no further
+      back, so what must be remembered has to fit into them.
+    stored_state: whether a sequence begins with the memory's state from acting.
+      If not, it begins with the state at an episode's start.
+    priority_max_share: eta; a sequence's priority is eta times its largest TD
+      error plus 1 - eta times their mean.
   """
 
   learning_rate: float = 2e-3
@@ -62,11 +61,7 @@ class Config(dqn.Config):
   priority_max_share: float = types.setting(0.9, low=0.0, high=1.0)
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for a value out of its range.
-
-    The same where a sequence is too short for n-step returns, or where there is
-    to be no replay.
-    """
+    """Raises types.ConfigError for a value that R2D2 does not support."""
     super().__post_init__()
     types.check_range(
       "sequence_length", self.sequence_length, self.n_step, 2**16
@@ -74,15 +69,15 @@ class Config(dqn.Config):
     model_lib.check_core(self.core)
     if not self.replayed:
       raise types.ConfigError(
-        "expected replayed True: R2D2 learns from sequences of a replay, found"
-        " False"
+        "expected replayed True, since R2D2 learns from sequences of a replay,"
+        " found False"
       )
 
   def for_images(self) -> Self:
-    """Returns a copy for Atari; not measured.
+    """Returns a copy for Atari, near Kapturowski et al. 2019; not measured.
 
-    It is close to Kapturowski et al. 2019, scaled to one machine: an LSTM in
-    place of stacked frames, and rescaled returns in place of clipped rewards.
+    It has an LSTM instead of stacked frames, and rescales returns instead of
+    clipping rewards.
     """
     return dataclasses.replace(
       self,
@@ -98,7 +93,7 @@ class Config(dqn.Config):
 
   @property
   def windows(self) -> windows_lib.Windows:
-    """Its sequences."""
+    """The sequences that it learns from."""
     return windows_lib.Windows(
       transitions=self.sequence_length,
       n_step=self.n_step,
@@ -110,5 +105,5 @@ class Config(dqn.Config):
 
   @property
   def memory(self) -> nn.Module | None:
-    """The core, or an LSTM."""
+    """The core, or an LSTM; None for no memory."""
     return model_lib.memory(self.core, self.lstm_size, self.compute_dtype)

@@ -1,4 +1,4 @@
-"""Rainbow: six improvements of DQN together, each of which can be left out.
+"""Rainbow: six improvements of DQN, each of which can be left out.
 
 Hessel et al. 2018, "Rainbow: Combining Improvements in Deep Reinforcement
 Learning", https://arxiv.org/abs/1710.02298.
@@ -16,7 +16,7 @@ from seedx import losses, networks, replay, types
 from seedx.agents import base, dqn, value_based
 from seedx.agents import model as model_lib
 
-# What it is trained with; `priority_exponent` is one of its components.
+# The replay for training; its priorities are one of Rainbow's components.
 REPLAY = replay.PrioritizedConfig(
   priority_exponent=0.5, importance_exponent_rise=0.6
 )
@@ -29,16 +29,16 @@ class Config(dqn.Config):
   The components are double Q-learning (`double`), dueling networks (`dueling`),
   n-step returns (`n_step` above 1), distributional returns (`num_atoms` above
   0), noisy layers (`noise_scale` above 0), and a prioritized replay
-  (`priority_exponent` above 0), which belongs to the pipeline. An environment's
-  noise lasts for an episode, so that it leads somewhere.
+  (`priority_exponent` above 0), which belongs to the pipeline. An environment
+  keeps its noise for an episode, so that it explores consistently.
 
   Attributes:
     num_atoms: atoms of the distribution of returns; 0 for Q-values and the loss
       of DQN.
-    value_min: the lowest atom, a return of scaled rewards.
-    value_max: the highest atom.
-    noise_scale: initial scale of the noise in the head's layers, sigma_0; 0 for
-      layers without noise.
+    value_min: lowest atom, a return of scaled rewards.
+    value_max: highest atom, a return of scaled rewards.
+    noise_scale: initial scale of the noise in the head's layers (sigma_0); 0
+      for layers without noise.
   """
 
   hidden_sizes: tuple[int, ...] = (64, 64)
@@ -46,20 +46,16 @@ class Config(dqn.Config):
   epsilon_end: float = 0.0
   epsilon_steps: int = 0
   num_atoms: int = types.setting(51, low=0, high=2**16)
-  value_min: float = types.setting(-10.0, low=-types.MOST)
-  value_max: float = types.setting(10.0, low=-types.MOST)
+  value_min: float = types.setting(-10.0, low=-types.MAX_VALUE)
+  value_max: float = types.setting(10.0, low=-types.MAX_VALUE)
   noise_scale: float = types.setting(0.1, low=0.0)
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for a value out of its range.
-
-    The same where DQN's loss has an option and the distribution is in its
-    place.
-    """
+    """Raises types.ConfigError for a value that Rainbow does not support."""
     super().__post_init__()
     low, high = np.float32(self.value_min), np.float32(self.value_max)
-    wrong = self.num_atoms == 1 or low >= high
-    if self.num_atoms and wrong:
+    is_wrong = self.num_atoms == 1 or low >= high
+    if self.num_atoms and is_wrong:
       raise types.ConfigError(
         "expected at least 2 num_atoms, from a value_min up to a larger"
         f" value_max, found {self.num_atoms} from {self.value_min} to"
@@ -69,15 +65,12 @@ class Config(dqn.Config):
       raise types.ConfigError(
         "expected rescale False and huber_delta 0 with a distribution of"
         f" returns, found {self.rescale} and {self.huber_delta}; num_atoms 0"
-        " has DQN's loss"
+        " selects DQN's loss, which has both"
       )
 
   def for_images(self) -> Self:
-    """Returns a copy for Atari; not measured.
-
-    It is close to Hessel et al. 2018, scaled to one machine.
-    """
-    # Without DQN's Huber loss, which a distribution of returns has no use for.
+    """Returns a copy for Atari, near Hessel et al. 2018; not measured."""
+    # DQN's preset has a Huber loss, which distributions of returns lack.
     images = model_lib.Config.for_images(self)
     return dataclasses.replace(
       images,

@@ -1,4 +1,4 @@
-"""Agents with Q-values: all that they share except the loss."""
+"""Agents with Q-values: everything but the loss."""
 
 import dataclasses
 import functools
@@ -21,14 +21,14 @@ class Config(windows_lib.Config):
   """Hyper-parameters of agents with Q-values, beside those of windows.
 
   Attributes:
-    double: double Q-learning: the online network chooses the action, and the
-      target network evaluates it.
-    dueling: dueling network: separate value and advantage streams, each with
-      a hidden layer as large as the last of `hidden_sizes`, or with none.
+    double: double Q-learning, where the target network evaluates the action
+      that the online network chooses.
+    dueling: dueling network, with separate streams for value and advantage,
+      each with a hidden layer of the last size in `hidden_sizes`, if any.
     epsilon_end: final epsilon, the probability of a random action.
     epsilon_steps: env steps over which epsilon decays linearly from 1.
-    epsilon_ladder: each environment has its own final epsilon, from 0.4 down to
-      0.4 ** 8 (0.01 for a single one), instead of `epsilon_end`.
+    epsilon_ladder: separate final epsilon for each environment instead of
+      `epsilon_end`, from 0.4 down to 0.4 ** 8 (0.01 for a single environment).
   """
 
   double: bool = True
@@ -41,7 +41,7 @@ class Config(windows_lib.Config):
 
   @property
   def stream_size(self) -> int:
-    """Units of a hidden layer of the dueling network; 0 for no layer."""
+    """Units of each hidden layer of the dueling network; 0 for no layer."""
     return self.hidden_sizes[-1] if self.hidden_sizes else 0
 
 
@@ -49,10 +49,10 @@ class Acting(NamedTuple):
   """The acting parameters.
 
   Attributes:
-    variables: the model's.
-    epsilon: `[]`; an environment uses the larger of it and
-      `Inputs.exploration`.
-    discount: `[]`, with which actors compute priorities.
+    variables: variables of the model.
+    epsilon: `[]`, epsilon of environments whose `Inputs.exploration` is
+      smaller.
+    discount: `[]`, gamma, for the priorities that actors compute.
   """
 
   variables: model_lib.Variables
@@ -64,8 +64,8 @@ class NoisyCoreState(NamedTuple):
   """The core state of an agent with noisy layers.
 
   Attributes:
-    network: the network's.
-    seed: `[B]` uint32, of the noise, which lasts for an episode.
+    network: core state of the network.
+    seed: `[B]` uint32, seed of the noise, which lasts for an episode.
   """
 
   network: types.Tree
@@ -73,10 +73,10 @@ class NoisyCoreState(NamedTuple):
 
 
 class Extras(NamedTuple):
-  """What priorities need from acting.
+  """The values from acting that priorities are computed from.
 
   Attributes:
-    outputs: `[B, ...]`, the head's.
+    outputs: `[B, ...]`, the head's outputs.
   """
 
   outputs: types.Tree
@@ -86,13 +86,13 @@ class Evaluation(NamedTuple):
   """A batch of streams, evaluated by the learned and the target parameters.
 
   Attributes:
-    outputs: `[T + 1, B, ...]`, the head's by the learned parameters. Q-values
-      of illegal actions are far below all others.
-    target_outputs: `[T + 1, B, ...]`, by the target parameters.
+    outputs: `[T + 1, B, ...]`, the head's outputs with the learned parameters.
+      Q-values of illegal actions are far below all others.
+    target_outputs: `[T + 1, B, ...]`, those with the target parameters.
     action: `[T, B]` int32, the actions taken.
     step_type: `[T + 1, B]` int32.
     reward: `[T + 1, B]`, scaled and clipped.
-    discount: `[T + 1, B]`, the environment's, times gamma.
+    discount: `[T + 1, B]`, the environment's discount times gamma.
   """
 
   outputs: types.Tree
@@ -107,10 +107,9 @@ class Loss(Protocol):
   """The loss of an agent with Q-values."""
 
   def __call__(self, evaluation: Evaluation) -> losses.QLearningLoss:
-    """Per-step losses `[T, B]`, without importance weights.
+    """Returns per-step losses `[T, B]`, without importance weights.
 
-    Args:
-      evaluation: of a batch of streams; the gradient is that of `outputs`.
+    Only `evaluation.outputs` has a gradient.
     """
 
 
@@ -125,22 +124,16 @@ def make(
   noisy: bool = False,
   bootstraps: bool = False,
 ) -> base.Agent:
-  """Makes an agent from its loss.
+  """Makes an agent from its loss; see also `base.Config.make`.
 
-  Args:
-    spec: the environment's observations and actions.
-    config: the hyper-parameters.
-    loss: per-step losses of evaluated streams.
-    axis_name: see `base.Config.make`.
-    horizon: see `base.Config.make`.
-    head: maps features `[T, B, F]` to Q-values `[T, B, A]`, or to a NamedTuple
-      which has them as `q_values`; None for `networks.QHead`.
-    noisy: whether it has noisy layers. In acting, an environment's noise stays
-      the same for an episode; in learning, for a window.
-    bootstraps: whether the loss of an n-step return needs nothing between its
-      first step and the one that it bootstraps from. Then a window with one
-      return comes to it as one transition, see `losses.n_step_bootstraps`, and
-      no other step is evaluated.
+  `head` is a module from features `[T, B, F]` to Q-values `[T, B, A]`, or to a
+  NamedTuple with `q_values`; None for `networks.QHead`. It is `noisy` if it has
+  noisy layers, whose noise lasts for an episode in acting, and for a window in
+  learning.
+
+  A loss `bootstraps` if it needs only the first step of an n-step return and
+  the step that the return bootstraps from. Then a window with one return is one
+  transition (`losses.n_step_bootstraps`), and only these steps are evaluated.
 
   Raises:
     types.ConfigError: the actions are not discrete.
@@ -204,11 +197,7 @@ def make(
 
 
 def check_discrete(spec: types.EnvironmentSpec) -> None:
-  """Checks that each action can have a Q-value.
-
-  Raises:
-    types.ConfigError: the actions are not discrete.
-  """
+  """Raises types.ConfigError if the actions are not discrete."""
   if not isinstance(spec.action, dm_env.specs.DiscreteArray):
     raise types.ConfigError(
       f"expected discrete actions for Q-values, found {spec.action}; use an"
@@ -217,7 +206,7 @@ def check_discrete(spec: types.EnvironmentSpec) -> None:
 
 
 def exploration(config: Config, num_envs: int) -> np.ndarray:
-  """Each environment's own epsilon, `[num_envs]` float32.
+  """Returns the minimum epsilon of each environment, `[num_envs]` float32.
 
   Horgan et al. 2018, https://arxiv.org/abs/1803.00933, section 4.1.
   """
@@ -242,7 +231,7 @@ def _model(
 
 
 def _decay_updates(config: Config, horizon: base.Horizon | None) -> float:
-  """Time of `AgentState.clock` in which epsilon decays; 0 for no decay."""
+  """Returns `AgentState.clock` at the end of epsilon's decay, 0 without it."""
   if horizon is None:
     return 0.0
   share = config.epsilon_steps / horizon.env_steps
@@ -252,14 +241,14 @@ def _decay_updates(config: Config, horizon: base.Horizon | None) -> float:
 def _epsilon(
   config: Config, state: base.AgentState, decay_updates: float
 ) -> jax.Array:
-  """The epsilon of all environments, `[]`; see `Acting`."""
+  """Returns `Acting.epsilon`."""
   end = state.hyperparameters["epsilon_end"]
   if config.epsilon_ladder:
     end = jnp.zeros_like(end)
   if not decay_updates:
     return end
-  done = state.clock / decay_updates
-  return jnp.maximum(1.0 - done * (1.0 - end), end).astype(jnp.float32)
+  progress = state.clock / decay_updates
+  return jnp.maximum(1.0 - progress * (1.0 - end), end).astype(jnp.float32)
 
 
 def _step(
@@ -271,7 +260,7 @@ def _step(
   *,
   greedy: bool,
 ) -> tuple[types.AgentOutput, types.Tree]:
-  """One step of `[B, ...]`, without exploration if greedy; see `base.Agent`."""
+  """Acts for `[B, ...]`, without exploration if greedy; see `base.Agent`."""
   explore_key, action_key, noise_key = jax.random.split(rng_key, 3)
   if q_network.noisy and not greedy:
     output = _noisy_step(
@@ -280,11 +269,11 @@ def _step(
   else:
     stream = jax.tree.map(lambda x: x[None], inputs)
     output = q_network.model.unroll(
-      acting.variables, stream, q_network.of_network(core_state)
+      acting.variables, stream, q_network.network_state(core_state)
     )
     if q_network.noisy:
-      after = core_state._replace(network=output.core_state)
-      output = output._replace(core_state=after)
+      core_state = core_state._replace(network=output.core_state)
+      output = output._replace(core_state=core_state)
   outputs = jax.tree.map(lambda x: x[0], _legal(output))
   q_values = _q_values(outputs)
   action = jnp.argmax(q_values, axis=-1)
@@ -292,10 +281,10 @@ def _step(
     equal = distributions.only_legal(
       jnp.zeros_like(q_values), _first(output.action_mask)
     )
-    anything = jax.random.categorical(action_key, equal)
+    random_action = jax.random.categorical(action_key, equal)
     epsilon = jnp.maximum(acting.epsilon, inputs.exploration)
     explores = jax.random.uniform(explore_key, epsilon.shape) < epsilon
-    action = jnp.where(explores, anything, action)
+    action = jnp.where(explores, random_action, action)
   action = action.astype(q_network.model.spec.action.dtype)
   extras = Extras(outputs) if q_network.windows.replayed else ()
   return types.AgentOutput(action, extras), output.core_state
@@ -308,20 +297,21 @@ def _noisy_step(
   inputs: types.Inputs,
   core_state: NoisyCoreState,
 ) -> model_lib.Output:
-  """The outputs of a step, each row with the noise of its episode."""
+  """Returns the outputs of a step, each row with the noise of its episode."""
   first = inputs.timestep.step_type == int(dm_env.StepType.FIRST)
-  new = jax.random.bits(rng_key, first.shape)
-  seed = jnp.where(first, new, core_state.seed)
+  new_seed = jax.random.bits(rng_key, first.shape)
+  seed = jnp.where(first, new_seed, core_state.seed)
 
   def row(
     inputs: types.Inputs, core_state: types.Tree, seed: jax.Array
   ) -> model_lib.Output:
     stream = jax.tree.map(lambda x: x[None, None], inputs)
-    before = jax.tree.map(lambda x: x[None], core_state)
+    core_state = jax.tree.map(lambda x: x[None], core_state)
     key = jax.random.key(seed)
-    head, mask, after = q_model.unroll(variables, stream, before, key)
+    head, mask, core_state = q_model.unroll(variables, stream, core_state, key)
     head, mask = jax.tree.map(lambda x: x[:, 0], (head, mask))
-    return model_lib.Output(head, mask, jax.tree.map(lambda x: x[0], after))
+    core_state = jax.tree.map(lambda x: x[0], core_state)
+    return model_lib.Output(head, mask, core_state)
 
   axes: types.Tree = model_lib.Output(1, None, 0)
   if q_model.spec.action_mask is not None:
@@ -332,7 +322,7 @@ def _noisy_step(
 
 @dataclasses.dataclass(frozen=True)
 class _QNetwork:
-  """The network, its loss, and the windows that it learns from; all pure."""
+  """The network, its loss, and the windows that it learns from."""
 
   model: model_lib.Model
   loss: Loss
@@ -342,67 +332,67 @@ class _QNetwork:
   bootstraps: bool
 
   def initial_core_state(self, batch_size: int) -> types.Tree:
-    """The core state at the start of an episode, `[batch_size, ...]`."""
     core_state = self.model.initial_core_state(batch_size)
     if not self.noisy:
       return core_state
     return NoisyCoreState(core_state, jnp.zeros(batch_size, jnp.uint32))
 
-  def of_network(self, core_state: types.Tree) -> types.Tree:
-    """The network's part of a core state."""
+  def network_state(self, core_state: types.Tree) -> types.Tree:
     return core_state.network if self.noisy else core_state
 
   def differentiate(
     self, state: base.AgentState, rng_key: jax.Array, batch: types.Sample
   ) -> tuple[types.Tree, types.LossOutput]:
-    """The gradient of the mean loss over the batch on all cores."""
+    """Returns the gradient of the mean loss over the batch on all cores."""
     online_key, target_key = jax.random.split(rng_key)
     discount = state.hyperparameters["discount"]
-    done = self._steps(batch.unroll, discount)
-    if self.bootstraps and self.windows.have_one_return(self.model, done):
-      done = self.windows.one_transition(done)
+    steps = self._steps(batch.unroll, discount)
+    if self.bootstraps and self.windows.have_one_return(self.model, steps):
+      steps = self.windows.one_transition(steps)
 
     target = jax.lax.stop_gradient(
-      self._target_outputs(state, target_key, batch.unroll, done.at)
+      self._target_outputs(state, target_key, batch.unroll, steps.at)
     )
 
-    def share(params: types.Tree) -> tuple[jax.Array, dict[str, types.Tree]]:
+    def loss_share(
+      params: types.Tree,
+    ) -> tuple[jax.Array, dict[str, types.Tree]]:
       online = self._online_outputs(
-        state, params, online_key, batch.unroll, done.at
+        state, params, online_key, batch.unroll, steps.at
       )
-      taken, steps = self._losses(online, target, done)
+      taken, per_step = self._losses(online, target, steps)
       loss = losses.mean_share(
-        steps.loss * batch.importance_weight, steps.weight, self.axis_name
+        per_step.loss * batch.importance_weight, per_step.weight, self.axis_name
       )
       return loss, {
         "loss": loss,
-        "q_mean": losses.mean_share(taken, steps.weight, self.axis_name),
+        "q_mean": losses.mean_share(taken, per_step.weight, self.axis_name),
         **windows_lib.diagnostics(
-          td_error=steps.td_error,
-          weight=steps.weight,
+          td_error=per_step.td_error,
+          weight=per_step.weight,
           importance_weight=batch.importance_weight,
           axis_name=self.axis_name,
         ),
-        "weight": jnp.sum(steps.weight),
-        "priorities": self.windows.priority(steps.td_error)
+        "weight": jnp.sum(per_step.weight),
+        "priorities": self.windows.priority(per_step.td_error)
         if self.windows.replayed
         else None,
       }
 
-    gradients, parts = jax.grad(share, has_aux=True)(state.params)
-    priorities = parts.pop("priorities")  # Not summed: each core has its own.
+    gradients, shares = jax.grad(loss_share, has_aux=True)(state.params)
+    priorities = shares.pop("priorities")  # Not summed: each core has its own.
     gradients, metrics = losses.sum_over_cores(
-      (gradients, parts), self.axis_name
+      (gradients, shares), self.axis_name
     )
     weight = metrics.pop("weight")
     return gradients, types.LossOutput(weight, metrics, priorities)
 
   def priorities(self, acting: Acting, unroll: types.Unroll) -> jax.Array:
-    """Priorities `[S, windows]` of unrolls `[L, S, ...]`; see `base.Agent`."""
+    """Returns `[S, windows]` for unrolls `[L, S, ...]`; see `base.Agent`."""
     outputs = self.windows.after_burn_in(unroll.extras.outputs)
-    done = self._steps(unroll, acting.discount)
-    _, steps = self._losses(outputs, outputs, done)
-    return self.windows.priorities(steps.td_error)
+    steps = self._steps(unroll, acting.discount)
+    _, per_step = self._losses(outputs, outputs, steps)
+    return self.windows.priorities(per_step.td_error)
 
   def _online_outputs(
     self,
@@ -412,11 +402,10 @@ class _QNetwork:
     unroll: types.Unroll,
     at: jax.Array | None,
   ) -> types.Tree:
-    """The outputs of the learned parameters, see `Evaluation`."""
     if at is None:
       return self._outputs(state, params, rng_key, unroll)
     first = self._outputs(state, params, rng_key, unroll, at[:1])
-    # It only chooses an action.
+    # The last output only chooses an action.
     params = jax.lax.stop_gradient(params)
     last = self._outputs(state, params, rng_key, unroll, at[1:])
     return jax.tree.map(lambda *x: jnp.concatenate(x), first, last)
@@ -428,12 +417,11 @@ class _QNetwork:
     unroll: types.Unroll,
     at: jax.Array | None,
   ) -> types.Tree:
-    """The outputs of the target parameters, see `Evaluation`."""
     params = state.target_params
     if at is None:
       return self._outputs(state, params, rng_key, unroll)
     last = self._outputs(state, params, rng_key, unroll, at[1:])
-    # Nobody asks for those of the first step.
+    # No loss reads the target outputs of the first step.
     return jax.tree.map(lambda x: jnp.concatenate([x, x]), last)
 
   def _outputs(
@@ -444,10 +432,13 @@ class _QNetwork:
     unroll: types.Unroll,
     at: jax.Array | None = None,
   ) -> types.Tree:
-    """The head's outputs after the burn-in, `[T + 1, B, ...]` or at `at`."""
+    """Returns the head's outputs after the burn-in, all or those at `at`."""
     variables = model_lib.Variables(params, state.statistics)
     inputs, core_state = self.windows.warmed_up(
-      self.model, variables, unroll.inputs, self.of_network(unroll.core_state)
+      self.model,
+      variables,
+      unroll.inputs,
+      self.network_state(unroll.core_state),
     )
     output = self.model.unroll(variables, inputs, core_state, rng_key, at)
     return _legal(output)
@@ -455,7 +446,6 @@ class _QNetwork:
   def _steps(
     self, unroll: types.Unroll, discount: jax.Array
   ) -> windows_lib.Steps:
-    """The steps after the burn-in."""
     steps = self.windows.steps(self.model, unroll, discount)
     return steps._replace(action=steps.action.astype(jnp.int32))
 
@@ -463,21 +453,21 @@ class _QNetwork:
     self,
     outputs: types.Tree,
     target_outputs: types.Tree,
-    done: windows_lib.Steps,
+    steps: windows_lib.Steps,
   ) -> tuple[jax.Array, losses.QLearningLoss]:
-    """Q-values of the actions taken, and losses, of the learned steps."""
+    """Returns Q-values of the actions taken, and losses, of learned steps."""
     evaluation = Evaluation(
       outputs=outputs,
       target_outputs=target_outputs,
-      action=done.action,
-      step_type=done.step_type,
-      reward=done.reward,
-      discount=done.discount,
+      action=steps.action,
+      step_type=steps.step_type,
+      reward=steps.reward,
+      discount=steps.discount,
     )
     taken = jnp.take_along_axis(
-      _q_values(outputs)[:-1], done.action[..., None], axis=-1
+      _q_values(outputs)[:-1], steps.action[..., None], axis=-1
     )
-    return self.windows.learned((taken[..., 0], self.loss(evaluation)), done)
+    return self.windows.learned((taken[..., 0], self.loss(evaluation)), steps)
 
 
 def _apply(
@@ -486,14 +476,13 @@ def _apply(
   state: base.AgentState,
   gradients: base.Gradients,
 ) -> base.AgentState:
-  """The state after an update; see `base.Agent`."""
   state = optimizer.descend(state, gradients.params)
   state = model_lib.count_batch(state, gradients.moments)
-  return windows_lib.follow(config, state)
+  return windows_lib.update_targets(config, state)
 
 
 def _legal(output: model_lib.Output) -> types.Tree:
-  """The head's outputs, with illegal actions far below all others."""
+  """Returns the head's outputs, with illegal actions far below all others."""
   q_values = distributions.only_legal(
     _q_values(output.head), output.action_mask
   )
@@ -503,7 +492,6 @@ def _legal(output: model_lib.Output) -> types.Tree:
 
 
 def _q_values(outputs: types.Tree) -> jax.Array:
-  """The Q-values `[..., A]` in a head's outputs."""
   return outputs if isinstance(outputs, jax.Array) else outputs.q_values
 
 

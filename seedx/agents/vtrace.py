@@ -17,9 +17,9 @@ class Config(policy_gradient.Config):
   """V-trace's hyper-parameters, beside those of every actor-critic.
 
   Attributes:
-    clip_rho_threshold: V-trace's rho_bar, the clip of the importance weights in
-      the value targets.
-    clip_pg_rho_threshold: clip of the importance weights in the policy
+    clip_rho_threshold: upper bound of the importance weights in the value
+      targets (rho_bar).
+    clip_pg_rho_threshold: upper bound of the importance weights in the policy
       gradient.
   """
 

@@ -1,9 +1,8 @@
-"""Windows: what agents that learn from a replay share, whatever they learn.
+"""Windows and target parameters, for agents that learn from a replay.
 
-A window is a few consecutive time steps. The first ones only warm the network
-up, the others are transitions; of these, the last n - 1 are not learned from,
-since their n-step returns would be shorter. Targets come from parameters that
-follow the learned ones. Nothing here depends on what a network puts out.
+A window is a burn-in, which only brings the core state up to date, followed by
+transitions. The last n - 1 transitions are not learned from, since their n-step
+returns would be shorter. Nothing here depends on what a network returns.
 """
 
 import dataclasses
@@ -28,11 +27,11 @@ class Config(model_lib.Config):
   Attributes:
     n_step: n of n-step returns.
     target_period: updates between two updates of the target network.
-    target_rate: tau, the share of the way to the learned parameters that an
-      update of the target network goes; 1 copies them. For Polyak averages, 1
-      is the `target_period` and 0.005, for example, the rate.
-    replayed: learn from a replay; else from each unroll once, with shorter
-      returns at its last `n_step - 1` steps.
+    target_rate: weight of the learned parameters when they are averaged into
+      the target network (tau); 1 copies them. For Polyak averages, set
+      `target_period` to 1 and this to, for example, 0.005.
+    replayed: whether it learns from a replay. If not, it learns from each
+      unroll once, with shorter returns at the last `n_step - 1` steps.
   """
 
   n_step: int = types.setting(3, low=1, high=2**16)
@@ -42,7 +41,7 @@ class Config(model_lib.Config):
 
   @property
   def windows(self) -> "Windows":
-    """The windows that it learns from: those with one return."""
+    """The windows that it learns from, with one return each."""
     if not self.replayed:
       return Windows(transitions=None, n_step=self.n_step)
     return Windows(
@@ -59,9 +58,9 @@ class Steps(NamedTuple):
     action: `[T, B, ...]`, the actions taken.
     step_type: `[T + 1, B]` int32.
     reward: `[T + 1, B]`, scaled and clipped.
-    discount: `[T + 1, B]`, the environment's, times gamma.
-    at: `[T + 1, B]` int32, their places behind the burn-in; None where they are
-      all that come after it.
+    discount: `[T + 1, B]`, the environment's discount times gamma.
+    at: `[T + 1, B]` int32, indices of these steps after the burn-in; None if
+      they are all steps after it.
   """
 
   action: jax.Array
@@ -79,12 +78,12 @@ class Windows:
     transitions: T, transitions after the burn-in; None for an agent without a
       replay, which learns from all steps of each unroll once.
     n_step: n of n-step returns.
-    burn_in: steps at the start that only fill what the network remembers.
+    burn_in: steps at the start that only bring the core state up to date.
     whole_unrolls: see `base.Needs`.
-    stored_state: begin with the state of the memory that acting had; else with
-      that of an episode's start.
-    priority_max_share: eta; the priority of a window is eta times the largest
-      TD error plus 1 - eta times their mean, in which those of resets are 0.
+    stored_state: whether a window begins with the memory's state from acting.
+      If not, it begins with the state at an episode's start.
+    priority_max_share: eta; a window's priority is eta times its largest TD
+      error plus 1 - eta times their mean. TD errors of resets count as 0.
   """
 
   transitions: int | None
@@ -96,12 +95,12 @@ class Windows:
 
   @property
   def replayed(self) -> bool:
-    """Whether they come from a replay."""
+    """Whether the windows come from a replay."""
     return self.transitions is not None
 
   @property
   def needs(self) -> base.Needs:
-    """What a pipeline must provide."""
+    """Requirements on the pipeline."""
     if self.transitions is None:
       return base.Needs(extras=False)
     return base.Needs(
@@ -112,7 +111,7 @@ class Windows:
     )
 
   def sample(self, batch: types.Tree) -> types.Sample:
-    """A batch as a sample; without a replay, importance weights are 1."""
+    """Returns a batch as a sample, with importance weights 1 for unrolls."""
     if self.replayed:
       return batch
     ones = jnp.ones(batch.version.shape[1], jnp.float32)
@@ -127,33 +126,28 @@ class Windows:
   ) -> tuple[types.Inputs, types.Tree]:
     """Runs the network over the burn-in, without a gradient.
 
-    Args:
-      model: the network that warms up.
-      variables: the model's.
-      inputs: `[burn_in + T + 1, B, ...]`.
-      core_state: the network's `[B, ...]` when the first step was acted.
-
-    Returns:
-      The inputs after the burn-in, and the core state before these.
+    The inputs are `[burn_in + T + 1, B, ...]`, and the core state `[B, ...]` is
+    the network's when acting began the window. Returns the inputs after the
+    burn-in, and the core state before them.
     """
     if not self.stored_state:
       start = model.initial_core_state(inputs.timestep.step_type.shape[1])
       core_state = core_state._replace(memory=start.memory)
     if self.burn_in:
-      before = jax.tree.map(lambda x: x[: self.burn_in], inputs)
+      burn_in = jax.tree.map(lambda x: x[: self.burn_in], inputs)
       core_state = jax.lax.stop_gradient(
-        model.unroll(variables, before, core_state).core_state
+        model.unroll(variables, burn_in, core_state).core_state
       )
     return self.after_burn_in(inputs), core_state
 
   def after_burn_in(self, nest: types.Tree) -> types.Tree:
-    """The steps after the burn-in of a nest `[burn_in + T + 1, B, ...]`."""
+    """Returns the steps after the burn-in of `[burn_in + T + 1, B, ...]`."""
     return jax.tree.map(lambda x: x[self.burn_in :], nest)
 
   def steps(
     self, model: model_lib.Model, unroll: types.Unroll, discount: jax.Array
   ) -> Steps:
-    """The steps after the burn-in; `discount` is gamma."""
+    """Returns the steps after the burn-in; `discount` is gamma."""
     inputs = self.after_burn_in(unroll.inputs)
     return Steps(
       action=unroll.action[self.burn_in : -1],
@@ -163,18 +157,18 @@ class Windows:
     )
 
   def have_one_return(self, model: model_lib.Model, steps: Steps) -> bool:
-    """Whether only their first step is learned from, without a memory.
+    """Returns whether only the first step is learned from, without a memory.
 
-    Then `one_transition` has all that a loss needs which bootstraps once.
+    If so, `one_transition` is enough for a loss that bootstraps once.
     """
     is_one = self.replayed and len(steps.action) == self.n_step
     return is_one and not model.network.recurrent
 
   def one_transition(self, steps: Steps) -> Steps:
-    """The n-step return of each window's first step, as one transition.
+    """Returns the n-step return of each window's first step as one transition.
 
-    Its reward is the sum of the discounted rewards, its discount their product;
-    it ends at the step from which the return bootstraps.
+    Its reward is the sum of discounted rewards, its discount the product of
+    discounts. It ends at the step from which the return bootstraps.
     """
     bootstraps = functools.partial(losses.n_step_bootstraps, n=self.n_step)
     ends = jax.vmap(bootstraps, in_axes=1, out_axes=1)(
@@ -195,32 +189,28 @@ class Windows:
     )
 
   def learned(self, nest: types.Tree, steps: Steps) -> types.Tree:
-    """The part of a nest of `[T, B]` whose returns are of n steps."""
+    """Returns the steps of a nest `[T, B]` whose returns have all n steps."""
     if not self.replayed or steps.at is not None:
       return nest
-    whole = len(steps.action) - self.n_step + 1
-    return jax.tree.map(lambda x: x[:whole], nest)
+    learned_steps = len(steps.action) - self.n_step + 1
+    return jax.tree.map(lambda x: x[:learned_steps], nest)
 
   def priority(self, td_error: jax.Array) -> jax.Array:
-    """The priority of each window `[B]`, of its learned steps `[T, B]`."""
+    """Returns the priorities `[B]` of windows with TD errors `[T, B]`."""
     share = self.priority_max_share
     size = jnp.abs(td_error)
     mean = jnp.mean(size, axis=0)
     return share * jnp.max(size, axis=0) + (1 - share) * mean
 
   def priorities(self, td_error: jax.Array) -> jax.Array:
-    """Priorities `[S, windows]` of the windows in unrolls; see `base.Agent`.
-
-    Args:
-      td_error: `[T, S]`, of the unrolls' learned steps.
-    """
+    """Returns `[S, windows]` for unrolls with learned TD errors `[T, S]`."""
     if self.whole_unrolls:
       return self.priority(td_error)[:, None]
     return jnp.abs(td_error).T
 
 
-def follow(config: Config, state: base.AgentState) -> base.AgentState:
-  """Updates the target parameters; called after each update.
+def update_targets(config: Config, state: base.AgentState) -> base.AgentState:
+  """Updates the target parameters. Called after each update.
 
       target = target + target_rate (params - target)
 
@@ -245,20 +235,17 @@ def diagnostics(
   importance_weight: jax.Array,
   axis_name: str | None,
 ) -> dict[str, jax.Array]:
-  """This core's contribution to the diagnostics of TD errors.
+  """Returns this core's contribution to the diagnostics of TD errors.
 
-  Args:
-    td_error: `[T, B]`, of the learned steps.
-    weight: `[T, B]`, 0 on resets, 1 elsewhere.
-    importance_weight: `[B]`.
-    axis_name: see `base.Config.make`.
+  TD errors and weights of the learned steps are `[T, B]`, importance weights
+  `[B]`. A weight is 0 on a reset, 1 elsewhere.
   """
 
   def mean(values: jax.Array) -> jax.Array:
     return losses.mean_share(values, weight, axis_name)
 
   size = jnp.abs(td_error)
-  # The mean of those cores that learn from something.
+  # Cores without a learned step do not count in the mean.
   learns = jnp.float32(jnp.any(weight > 0))
   p50, p95 = (
     losses.mean_share(x, learns, axis_name)
@@ -277,9 +264,9 @@ def diagnostics(
 def _percentiles(
   values: jax.Array, weight: jax.Array, shares: Sequence[float]
 ) -> jax.Array:
-  """Percentiles of the values with a weight, none negative; 0 for no values."""
+  """Returns percentiles of the non-negative values with a weight, or 0."""
   kept = jnp.ravel(weight > 0)
-  # The others last.
+  # Values without a weight are sorted to the end.
   ordered = jnp.sort(jnp.where(kept, jnp.ravel(values), jnp.inf))
   count = jnp.sum(kept)
   place = jnp.int32(jnp.float32(shares) * jnp.maximum(count - 1, 0))

@@ -59,15 +59,15 @@ class Config(checkpointer.Config, evaluations.Config):
   resume: str = types.setting("", changes="start")
   trust: bool = types.setting(False, changes="start")
   stop_at: float = types.setting(
-    math.inf, changes="start", low=-types.MOST, high=math.inf
+    math.inf, changes="start", low=-types.MAX_VALUE, high=math.inf
   )
   quiet: bool = types.setting(False, changes="start")
   log_every: float = types.setting(
-    10.0, changes="start", low=0.0, high=types.MOST_SECONDS
+    10.0, changes="start", low=0.0, high=types.MAX_SECONDS
   )
   sink: str = types.setting("", changes="start")
   profile: float = types.setting(
-    0.0, changes="start", low=0.0, high=types.MOST_SECONDS
+    0.0, changes="start", low=0.0, high=types.MAX_SECONDS
   )
   compilation_cache: str = types.setting("", changes="start")
 

@@ -54,7 +54,7 @@ def check_resources(name: str, resources: Mapping[str, Any]) -> None:
   """Raises types.ConfigError for amounts that Ray would refuse."""
   for resource, amount in resources.items():
     is_number = isinstance(amount, int | float) and not isinstance(amount, bool)
-    if not is_number or not 0 <= amount <= types.MOST:
+    if not is_number or not 0 <= amount <= types.MAX_VALUE:
       raise types.ConfigError(
         f"expected numbers as {name}, found {amount!r} for {resource!r}"
       )

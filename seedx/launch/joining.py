@@ -46,7 +46,7 @@ class Config:
   """
 
   give_up_seconds: float = types.setting(
-    600.0, changes="start", low=0.0, high=types.MOST_SECONDS
+    600.0, changes="start", low=0.0, high=types.MAX_SECONDS
   )
 
   def __post_init__(self) -> None:

@@ -109,7 +109,7 @@ def apply_gradients(
   Returns:
     The state after the update; and `[]` bool, whether the update was skipped.
   """
-  return keep_finite(state, agent.apply(state, gradients).counted(share))
+  return keep_finite(state, agent.apply(state, gradients).count_resets(share))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +145,7 @@ class OnCore:
     """
     agent = self.agent
     after, output = agent.update(state, _core_key(order), order.batch)
-    after = after.counted(output.weight / self._steps(order.batch))
+    after = after.count_resets(output.weight / self._steps(order.batch))
     after, skipped = keep_finite(state, after, sharding.CORES)
     output = self._with_lag(output, order.version, order.batch)
     return Result(after, output, skipped)

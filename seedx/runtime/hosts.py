@@ -41,7 +41,7 @@ class Config:
   host_index: int = types.setting(-1, changes="process", labels=False)
   coordinator: str = types.setting("", changes="process", labels=False)
   starved_seconds: float = types.setting(
-    5.0, changes="resume", low=0.0, high=types.MOST_SECONDS
+    5.0, changes="resume", low=0.0, high=types.MAX_SECONDS
   )
   meet_seconds: float = types.setting(
     600.0, changes="resume", low=0.0, high=10**6

@@ -46,10 +46,10 @@ class Config(abc.ABC):
   # Larger seeds would share environments or random keys with smaller ones.
   seed: int = types.setting(0, labels=False, low=0, high=2**30 - 1)
   log_seconds: float = types.setting(
-    0.5, changes="resume", labels=False, low=0.0, high=types.MOST_SECONDS
+    0.5, changes="resume", labels=False, low=0.0, high=types.MAX_SECONDS
   )
   hang_seconds: float = types.setting(
-    120.0, changes="resume", labels=False, low=1.0, high=types.MOST_SECONDS
+    120.0, changes="resume", labels=False, low=1.0, high=types.MAX_SECONDS
   )
   env: envs.Config = envs.Config()
   agent: base.Config

@@ -1,4 +1,4 @@
-"""One contract for every agent, whatever it observes and does."""
+"""One contract for every agent, in every kind of environment."""
 
 import dataclasses
 import functools
@@ -40,7 +40,7 @@ VECTOR = specs.Array((4,), np.float32)
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-  """What an environment is like, and how the agent is configured for it."""
+  """A kind of environment, and the config of the agent for it."""
 
   observation: types.Tree
   action: specs.BoundedArray = dataclasses.field(
@@ -65,7 +65,7 @@ KINDS = {
       "memory": specs.Array((2, 3), np.uint8),
     }
   ),
-  # Its actions have another type than the policy's samples.
+  # The actions have another type than the policy's samples.
   "integer": Kind(specs.DiscreteArray(16), specs.DiscreteArray(5, np.uint8)),
   "continuous": Kind(
     VECTOR, specs.BoundedArray((2,), np.float32, -1.0, [1.0, 3.0])
@@ -103,12 +103,12 @@ KINDS = {
 
 @dataclasses.dataclass(frozen=True)
 class Algorithm:
-  """An agent's configs, and what it learns from.
+  """An agent's configs and batches.
 
   Attributes:
-    config: of the fields that every agent has.
-    batch: `(agent, spec, seed) -> batch` of numbers of the right types.
-    horizon: of its run.
+    config: function from fields that every agent has to the config.
+    batch: `(agent, spec, seed) -> batch`, random with the right types.
+    horizon: horizon of the run.
   """
 
   config: Callable[..., Any]
@@ -142,7 +142,7 @@ ALGORITHMS = {
       epsilon_steps=800,
     ),
     samples,
-    # Its epsilon falls over 100 updates.
+    # Epsilon falls over 100 updates.
     base.Horizon(env_steps=1600, updates=200),
   ),
   "r2d2": Algorithm(
@@ -192,7 +192,7 @@ class Case:
 
   @functools.cached_property
   def moved_state(self):
-    """Whose policy is far from uniform, so that its entropy matters."""
+    """A state whose policy is far from uniform, so that its entropy matters."""
     rng = np.random.default_rng(0)
     params, target_params = (
       jax.tree.map(
@@ -205,7 +205,7 @@ class Case:
     return dataclasses.replace(self.state, **moved)
 
   def learn(self, state):
-    """As `update`, which most agents compose of two functions."""
+    """Updates by `gradients` and `apply` if possible, else by `update`."""
     if self.whole:
       return self.update(state, KEY, self.batch)
     gradients, output = self.gradients(state, KEY, self.batch)
@@ -239,7 +239,7 @@ class Case:
 case_of = functools.cache(Case)
 
 
-# Each has some of what is particular.
+# Every agent, and most kinds of observations and actions.
 FAST = [
   ("a2c", "vector"),
   ("vtrace", "recurrent_bfloat16"),
@@ -249,7 +249,7 @@ FAST = [
   ("r2d2", "vector"),
   ("rainbow", "masked"),
 ]
-# What else an agent does in a way of its own.
+# The other pairs for which an agent has code of its own.
 SLOW = [
   ("vtrace", "image"),
   ("vtrace", "integer"),
@@ -283,7 +283,7 @@ def case(request):
 
 
 def signature(nest):
-  """Shapes and types: what a program is compiled for."""
+  """The shapes and types that a program is compiled for."""
   return jax.tree.map(
     lambda x: (x.shape, jnp.result_type(x), jnp.asarray(x).weak_type), nest
   )
@@ -304,7 +304,7 @@ def difference(a, b):
 # The contract
 
 
-def test_keys_decide_the_initial_parameters(case):
+def test_initial_parameters_depend_only_on_the_key(case):
   params = jax.tree.leaves(case.state.params)
   assert {x.dtype for x in params} == {np.dtype("float32")}
   assert all(np.isfinite(x).all() for x in params)
@@ -315,7 +315,7 @@ def test_keys_decide_the_initial_parameters(case):
   assert difference(other, case.state.params) > 0.01
 
 
-def test_step_shapes_and_the_actions_allowed(case):
+def test_a_step_returns_legal_actions_of_the_spec(case):
   output, core_state = case.act(seed=0)
   spec = case.spec.action
   assert output.action.shape == (ROWS, *spec.shape)
@@ -334,14 +334,14 @@ def test_step_shapes_and_the_actions_allowed(case):
   assert signature(core_state) == signature(initial)
 
 
-def test_one_key_repeats_its_actions_and_two_differ(case):
+def test_the_same_key_repeats_actions_and_another_does_not(case):
   actions = [case.act(seed)[0].action for seed in (0, 0, 1)]
   np.testing.assert_array_equal(actions[0], actions[1])
   assert np.mean(actions[0] != actions[2]) > 0.25
 
 
 def test_rows_of_a_batch_act_differently(case):
-  # The same row many times: what differs comes from the key alone.
+  # All rows have the same inputs, so only the key makes actions differ.
   inputs = acting_step.zero_inputs(case.spec, ROWS)
   if case.spec.action_mask is not None:
     inputs.timestep.observation[case.spec.action_mask][:, 1:3] = True
@@ -354,7 +354,7 @@ def test_rows_of_a_batch_act_differently(case):
   assert len(np.unique(output.action, axis=0)) > 1
 
 
-def test_greedy_is_the_best_action_whatever_the_key_and_exploration(case):
+def test_greedy_takes_the_best_action_for_any_key_and_exploration(case):
   if any(len(x.shape) == 3 for x in jax.tree.leaves(case.kind.observation)):
     pytest.skip("a network for images takes long to compile")
   drawn = [case.act(seed) for seed in range(4)]
@@ -367,7 +367,7 @@ def test_greedy_is_the_best_action_whatever_the_key_and_exploration(case):
   assert_equal(again, (best, core_state))
   noisy = isinstance(core_state, value_based.NoisyCoreState)
   for output, drawn_core_state in drawn:
-    if noisy:  # There is a seed, too, of the noise that greedy steps lack.
+    if noisy:  # The core state also has the seed of the noise.
       assert len(np.unique(drawn_core_state.seed)) == ROWS
       drawn_core_state, core_state = drawn_core_state.network, ()
     assert signature(output) == signature(best)
@@ -375,7 +375,7 @@ def test_greedy_is_the_best_action_whatever_the_key_and_exploration(case):
     if jax.tree.leaves(core_state):
       assert difference(core_state, drawn_core_state) < 1e-5
     if isinstance(best.extras, policy_lib.Extras):
-      # None of those that are drawn is likelier.
+      # No drawn action is more likely.
       gap = best.extras.log_prob - output.extras.log_prob
       assert gap.min() >= -1e-5 and gap.max() > 1e-5
   if isinstance(acting, value_based.Acting) and not noisy:
@@ -384,7 +384,7 @@ def test_greedy_is_the_best_action_whatever_the_key_and_exploration(case):
     assert_equal(best, expected)
 
 
-def test_gradients_are_of_the_parameters_and_finite(case):
+def test_gradients_have_the_parameters_shapes_and_are_finite(case):
   gradients, output = case.gradients(case.state, KEY, case.batch)
   assert signature(gradients.params) == signature(case.state.params)
   for moment in gradients.moments:
@@ -404,17 +404,17 @@ def test_gradients_are_of_the_parameters_and_finite(case):
 
 
 @pytest.mark.parametrize("names", [("a2c", "vector"), ("dqn", "dict")])
-def test_update_is_its_gradients_applied(names):
+def test_update_applies_the_gradients(names):
   case = case_of(*names)
   expected, expected_output = case.learn(case.state)
   actual, output = case.update(case.state, KEY, case.batch)
   for a, b in ((actual, expected), (output, expected_output)):
-    # Two programs may round differently; Adam makes up to its rate of that.
+    # Two programs may round differently, and Adam scales that up to its rate.
     chex.assert_trees_all_close(a, b, rtol=2e-3, atol=1e-5)
   assert difference(actual.params, case.state.params) > 1e-4
 
 
-def test_learning_keeps_the_form_counts_and_compiles_once(case):
+def test_learning_keeps_shapes_counts_updates_and_compiles_once(case):
   state, _ = case.learn(case.state)
   _, core_state = case.act(seed=0)
   with running.compiled() as names:
@@ -426,11 +426,11 @@ def test_learning_keeps_the_form_counts_and_compiles_once(case):
   assert all(np.isfinite(x) for x in output.metrics.values())
 
 
-def test_a_state_that_was_saved_goes_on_as_if_it_had_not_been(case, tmp_path):
+def test_a_restored_state_learns_as_the_saved_one(case, tmp_path):
   state, _ = case.learn(case.state)
   leaves = [np.asarray(x) for x in jax.tree.leaves(state)]
   np.savez(tmp_path / "state.npz", *leaves)
-  # All that another process has is the agent, and so the state's structure.
+  # Another process has only the agent, which determines the state's structure.
   shapes = jax.eval_shape(case.init, KEY)
   with np.load(tmp_path / "state.npz") as file:
     restored = jax.tree.unflatten(
@@ -441,7 +441,7 @@ def test_a_state_that_was_saved_goes_on_as_if_it_had_not_been(case, tmp_path):
   assert_equal(case.learn(restored), case.learn(state))
 
 
-# What may change at run time, and a value that is not the default.
+# A value other than the default for each setting that may change at run time.
 CHANGED = {
   "learning_rate": 5e-3,
   "discount": 0.5,
@@ -462,15 +462,15 @@ def with_hyperparameters(state, **values):
   )
 
 
-# One of each.
+# One case per algorithm.
 every_algorithm = pytest.mark.parametrize(
   "names", {names[0]: names for names in FAST}.values(), ids="-".join
 )
 
 
 @every_algorithm
-def test_hyperparameters_are_read_from_the_state_alone(names):
-  """An agent whose config has others is the same programs."""
+def test_hyperparameters_are_read_only_from_the_state(names):
+  """Another config's values lead to the same programs."""
   case = case_of(*names)
   changed = {name: CHANGED[name] for name in case.state.hyperparameters}
   other = Case(*names, **changed)
@@ -504,18 +504,18 @@ def test_each_hyperparameter_changes_what_it_should(names):
   state = dataclasses.replace(case.moved_state, updates=jnp.int32(50))
 
   def run(state):
-    found = {
+    results = {
       "acting": case.acting(state),
       "learning": case.learn(state)[0].params,
     }
     if not case.whole:
       gradients, _ = case.gradients(state, KEY, case.batch)
-      found["gradients"] = gradients.params
-    return found
+      results["gradients"] = gradients.params
+    return results
 
-  before = run(state)
+  unchanged = run(state)
   for name in state.hyperparameters:
-    after = run(with_hyperparameters(state, **{name: CHANGED[name]}))
+    changed = run(with_hyperparameters(state, **{name: CHANGED[name]}))
     affected = {"learning", "gradients"}
     if name == "learning_rate":
       affected = {"learning"}
@@ -524,8 +524,8 @@ def test_each_hyperparameter_changes_what_it_should(names):
     if name == "discount" and case.agent.priorities:
       # Actors compute priorities with it.
       affected = {"acting", *affected}
-    for function, found in after.items():
-      gap = difference(found, before[function])
+    for function, result in changed.items():
+      gap = difference(result, unchanged[function])
       assert gap > 1e-6 if function in affected else gap == 0, (name, function)
 
 
@@ -560,22 +560,22 @@ def test_rewards_are_scaled_then_clipped_in_the_loss():
   assert difference(actual, raw) > 1e-3
 
 
-def test_loss_is_a_mean_over_the_steps_that_are_experience():
+def test_loss_is_a_mean_over_steps_that_are_no_resets():
   case, unroll = vtrace_case(), vtrace_case().batch
   gradient, output = gradients_of(case, unroll)
   first = unroll.inputs.timestep.step_type[1:] == dm_env.StepType.FIRST
   assert first.sum() > 0
   assert output.weight == np.sum(~first)
-  # Of batches of one stream each, every stream counts by its steps.
+  # The gradient is that of each stream alone, weighted by its number of steps.
   expected = jax.tree.map(np.zeros_like, gradient)
   for b in range(BATCH):
-    alike = jax.tree.map(
+    repeated = jax.tree.map(
       lambda x, b=b: np.repeat(x[:, b : b + 1], BATCH, axis=1), unroll
     )
-    one, of_one = gradients_of(case, alike)
-    assert of_one.weight == BATCH * np.sum(~first[:, b])
-    share = np.sum(~first[:, b]) / output.weight
-    expected = jax.tree.map(lambda x, y, w=share: x + w * y, expected, one)
+    one, one_output = gradients_of(case, repeated)
+    assert one_output.weight == BATCH * np.sum(~first[:, b])
+    weight = np.sum(~first[:, b]) / output.weight
+    expected = jax.tree.map(lambda x, y, w=weight: x + w * y, expected, one)
   assert difference(gradient, expected) < 1e-6
 
 
@@ -595,8 +595,8 @@ def test_costs_weigh_the_parts_of_the_loss():
   assert difference(gradients(0.5, 0.25), expected) < 1e-5
 
 
-def test_log_prob_of_acting_is_that_of_learning():
-  # Acted by the parameters that learn, rho is 1: thresholds cut nothing.
+def test_acting_and_learning_compute_the_same_log_prob():
+  # Since the learned parameters acted, rho is 1 and no threshold clips it.
   case, unroll = vtrace_case(), vtrace_case().batch
   acting, outputs = case.acting(case.moved_state), []
   for t in range(LENGTH):
@@ -615,7 +615,7 @@ def test_log_prob_of_acting_is_that_of_learning():
   ("updates", "end", "expected"),
   [
     (4, 0.2, [0.1, 0.08, 0.06, 0.04, 0.02, 0.02, 0.02]),
-    # More than JAX's integers count to.
+    # More updates than a JAX integer can count.
     (2**62, 0.2, [0.1, 0.1, 0.1]),
     (None, 0.2, [0.1, 0.1, 0.1]),
   ],
@@ -624,12 +624,12 @@ def test_learning_rate_falls_linearly_and_then_stays(updates, end, expected):
   horizon = updates and base.Horizon(env_steps=100, updates=updates)
   case = Case("vtrace", horizon=horizon, learning_rate_end=end)
   state = with_hyperparameters(vtrace_case().state, learning_rate=0.1)
-  # Adam's step is as large as the rate while the gradient stays the same.
+  # With a constant gradient, Adam's step is as large as the rate.
   gradients = base.Gradients(ones(state.params))
   rates = []
   for _ in expected:
-    before, state = state, case.apply(state, gradients)
-    rates.append(difference(state.params, before.params))
+    old_params, state = state.params, case.apply(state, gradients)
+    rates.append(difference(state.params, old_params))
   np.testing.assert_allclose(rates, expected, rtol=1e-2)
 
 
@@ -649,25 +649,27 @@ def test_gradients_are_clipped_by_their_global_norm():
   assert difference(one, small) > 1e-5
 
 
-def test_an_optimizer_that_is_none_is_refused():
+def test_an_optimizer_instead_of_a_function_is_refused():
   with pytest.raises(types.ConfigError, match="expected a transformation that"):
     dqn.Config(transformation=optax.lion(1e-4))
 
 
 def test_without_priorities_a_step_has_no_extras():
   case = case_of("dqn", "dict")
-  one, after = case.act(seed=0)
+  expected, expected_core_state = case.act(seed=0)
   plain = base.without_priorities(case.agent)
   assert plain.priorities is None
-  two, same = jax.jit(plain.step)(
+  actual, core_state = jax.jit(plain.step)(
     case.acting(case.state),
     KEY,
     case.inputs,
     case.agent.initial_core_state(ROWS),
   )
-  assert two.extras == () and jax.tree.leaves(one.extras)
-  assert_equal((two.action, same), (one.action, after))
-  # Those of a policy are for learning.
+  assert actual.extras == () and jax.tree.leaves(expected.extras)
+  assert_equal(
+    (actual.action, core_state), (expected.action, expected_core_state)
+  )
+  # A policy's extras are needed for learning.
   policy = vtrace_case().agent
   assert base.without_priorities(policy).step is policy.step
 
@@ -675,8 +677,8 @@ def test_without_priorities_a_step_has_no_extras():
 @pytest.mark.parametrize(
   "names", [("a2c", "vector"), ("ppo", "normalized"), ("dqn", "dict")]
 )
-def test_any_optax_optimizer_takes_the_place_of_ours(names):
-  """Rate and clipping included; another process can make it, too."""
+def test_any_optax_optimizer_can_replace_the_default(names):
+  """It also replaces rate and clipping, and can be pickled."""
   case = case_of(*names)
   other = Case(
     *names,
@@ -694,9 +696,9 @@ def test_any_optax_optimizer_takes_the_place_of_ours(names):
   gradients, _ = case.gradients(case.state, KEY, case.batch)
   gradients = gradients._replace(params=ones(state.params))
   for _ in range(2):
-    before, state = state, other.apply(state, gradients)
+    old_params, state = state.params, other.apply(state, gradients)
     moved = jax.tree.map(
-      lambda x, y: np.asarray(x) - np.asarray(y), before.params, state.params
+      lambda x, y: np.asarray(x) - np.asarray(y), old_params, state.params
     )
     for leaf in jax.tree.leaves(moved):
       np.testing.assert_allclose(leaf, 0.25, rtol=1e-5)
@@ -726,12 +728,12 @@ def test_any_optax_optimizer_takes_the_place_of_ours(names):
 )
 def test_config_out_of_range_is_refused_with_its_name(fields):
   ((name, value),) = fields.items()
-  found = re.escape(str(value[-1] if isinstance(value, tuple) else value))
-  with pytest.raises(types.ConfigError, match=f"expected {name} .*{found}"):
+  wrong = re.escape(str(value[-1] if isinstance(value, tuple) else value))
+  with pytest.raises(types.ConfigError, match=f"expected {name} .*{wrong}"):
     vtrace.Config(**fields)
 
 
-def test_config_at_the_end_of_its_range_is_taken():
+def test_config_at_the_end_of_its_range_is_accepted():
   for fields in ({"discount": 0.0}, {"discount": 1.0, "stack_frames": 64}):
     vtrace.Config(**fields)
 
@@ -743,14 +745,14 @@ def test_config_at_the_end_of_its_range_is_taken():
     ({"normalize_observations": True}, "observations without floats"),
   ],
 )
-def test_what_would_do_nothing_is_refused(fields, reason):
+def test_an_option_without_effect_is_refused(fields, reason):
   spec = types.EnvironmentSpec(specs.DiscreteArray(4), DISCRETE)
   for algorithm in (vtrace, dqn):
     with pytest.raises(types.ConfigError, match=reason):
       algorithm.Config(**fields).make(spec)
 
 
-def test_an_lstm_is_there_where_it_is_asked_for():
+def test_an_agent_has_an_lstm_only_if_recurrent():
   for recurrent, size in ((False, 5), (True, 5), (True, 7)):
     agent = Case("vtrace", recurrent=recurrent, lstm_size=size).agent
     core_state = jax.eval_shape(lambda a=agent: a.initial_core_state(3))
@@ -759,7 +761,7 @@ def test_an_lstm_is_there_where_it_is_asked_for():
 
 
 @pytest.mark.parametrize("recurrent", [False, True])
-def test_towers_apart_are_twice_what_is_shared(recurrent):
+def test_towers_apart_double_the_torso_and_the_memory(recurrent):
   def parts(towers):
     agent = Case("a2c", towers=towers, recurrent=recurrent, lstm_size=6).agent
     params = jax.eval_shape(agent.init, KEY).params["params"]
@@ -774,7 +776,7 @@ def test_towers_apart_are_twice_what_is_shared(recurrent):
   assert apart["head"] == shared["head"]
 
 
-def test_what_has_no_gradients_to_share_is_refused():
+def test_an_agent_that_needs_whole_batches_shares_no_gradients():
   base.check_gradients_can_be_shared(vtrace_case().agent)
   with pytest.raises(types.ConfigError, match="applies the gradients"):
     base.check_gradients_can_be_shared(Case("ppo").agent)
@@ -792,5 +794,5 @@ def test_a_horizon_counts_updates(env_steps, steps_per_update, updates):
 @pytest.mark.parametrize(
   ("window", "length"), [(None, 21), (1, 20), (2, 21), (6, 25)]
 )
-def test_unroll_length_brings_that_many_new_steps(window, length):
+def test_an_unroll_has_unroll_length_new_steps(window, length):
   assert base.Needs(window).time_steps(20) == length

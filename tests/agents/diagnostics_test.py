@@ -1,4 +1,4 @@
-"""What agents log of an update beside its losses."""
+"""The diagnostics that agents log beside losses."""
 
 import dataclasses
 import functools
@@ -55,7 +55,7 @@ def metrics_of(name, unroll):
 
 @functools.cache
 def evaluated():
-  """The batch, evaluated by the parameters, which agents have alike."""
+  """The batch, evaluated by parameters that all agents share."""
   state, config = state_of("a2c"), ACTOR_CRITICS["a2c"]
   variables = model.Variables(state.params, ())
   evaluate = config.policy(SPEC).evaluate
@@ -63,7 +63,7 @@ def evaluated():
 
 
 @pytest.mark.parametrize("name", ACTOR_CRITICS)
-def test_the_norm_is_that_before_clipping_and_entropy_at_most_of_chance(name):
+def test_the_norm_is_unclipped_and_entropy_at_most_that_of_chance(name):
   gradients, output = jitted("gradients", name)(state_of(name), KEY, batch())
   squares = [np.square(x).sum() for x in jax.tree.leaves(gradients.params)]
   assert output.metrics["gradient_norm"] == pytest.approx(
@@ -72,49 +72,47 @@ def test_the_norm_is_that_before_clipping_and_entropy_at_most_of_chance(name):
   assert 0.0 < output.metrics["entropy"] <= math.log(3) + 1e-6
 
 
-def test_advantages_and_explained_variance_are_of_steps_that_are_no_resets():
-  found = metrics_of("a2c", batch())
+def test_advantages_and_explained_variance_leave_resets_out():
+  metrics = metrics_of("a2c", batch())
   steps = jax.jit(jax.vmap(losses.a2c, in_axes=1, out_axes=1))(
     *evaluated().streams
   )
   kept = np.asarray(steps.weight) > 0
   assert 0 < kept.sum() < kept.size
-  said = {k: np.asarray(x)[kept] for k, x in steps.diagnostics.items()}
-  unexplained = said["value_error"].var() / said["value_target"].var()
+  values = {k: np.asarray(x)[kept] for k, x in steps.diagnostics.items()}
+  unexplained = values["value_error"].var() / values["value_target"].var()
   expected = {
-    "advantage_mean": said["advantage"].mean(),
-    "advantage_std": said["advantage"].std(),
+    "advantage_mean": values["advantage"].mean(),
+    "advantage_std": values["advantage"].std(),
     "explained_variance": max(1 - unexplained, -1),
   }
   for metric, value in expected.items():
-    assert found[metric] == pytest.approx(value, rel=1e-4), metric
+    assert metrics[metric] == pytest.approx(value, rel=1e-4), metric
 
 
 @pytest.mark.parametrize("name", ["vtrace", "ppo"])
 @pytest.mark.parametrize(
   ("log_ratio", "clipped"),
-  # What rounding may make of 0 is not clipped.
+  # Rounding errors are not clipped.
   [(1e-4, {}), (0.1, {"vtrace"}), (0.3, {"vtrace", "ppo"}), (-0.3, {"ppo"})],
 )
-def test_how_far_the_policy_is_from_the_one_that_acted(
-  name, log_ratio, clipped
-):
+def test_divergence_from_the_policy_that_acted(name, log_ratio, clipped):
   log_prob = np.asarray(evaluated().log_prob) - np.float32(log_ratio)
   log_prob = np.concatenate([log_prob, batch().extras.log_prob[-1:]])
   acted = batch()._replace(extras=policy_lib.Extras(log_prob))
-  found = metrics_of(name, acted)
+  metrics = metrics_of(name, acted)
   expected = math.exp(log_ratio) - 1 - log_ratio
-  assert found["approx_kl"] == pytest.approx(expected, rel=1e-3, abs=1e-6)
-  assert found["clip_fraction"] == pytest.approx(float(name in clipped))
+  assert metrics["approx_kl"] == pytest.approx(expected, rel=1e-3, abs=1e-6)
+  assert metrics["clip_fraction"] == pytest.approx(float(name in clipped))
   if name == "vtrace":
-    assert found["importance_weight"] == pytest.approx(math.exp(log_ratio))
-    assert found["effective_sample_size"] == pytest.approx(1.0, rel=1e-4)
+    assert metrics["importance_weight"] == pytest.approx(math.exp(log_ratio))
+    assert metrics["effective_sample_size"] == pytest.approx(1.0, rel=1e-4)
     mass = max(math.exp(log_ratio) - 1, 0.0)
-    assert found["clip_mass"] == pytest.approx(mass, rel=1e-3)
+    assert metrics["clip_mass"] == pytest.approx(mass, rel=1e-3)
 
 
 def weighted(scale):
-  """What V-trace logs where log rho is normal with this deviation."""
+  """V-trace's metrics and rho if log rho is normal with this deviation."""
   log_prob = np.asarray(evaluated().log_prob)
   draws = np.random.default_rng(0).normal(size=log_prob.shape)
   log_ratio = (scale * draws).astype(np.float32)
@@ -124,26 +122,28 @@ def weighted(scale):
   return metrics_of("vtrace", acted), np.exp(log_ratio)[kept]
 
 
-def test_vtrace_logs_how_many_steps_count_and_what_clipping_took():
-  found, ratio = weighted(1.0)
+def test_vtrace_logs_effective_sample_size_and_clipped_mass():
+  metrics, ratio = weighted(1.0)
   expected = {
     "effective_sample_size": ratio.sum() ** 2 / len(ratio) / (ratio**2).sum(),
     "clip_mass": np.maximum(ratio - 1, 0).mean(),
     "clip_fraction": (ratio > 1).mean(),
   }
   for name, value in expected.items():
-    assert found[name] == pytest.approx(value, rel=1e-3), name
+    assert metrics[name] == pytest.approx(value, rel=1e-3), name
 
 
-def test_a_policy_that_hardly_moved_loses_nothing():
-  """About half of its ratios are above 1, whatever it is."""
-  found, _ = weighted(0.008)
-  assert found["approx_kl"] < 1e-4 and found["clip_fraction"] > 0.2
-  assert found["effective_sample_size"] > 0.999 and found["clip_mass"] < 0.01
+def test_a_policy_that_hardly_moved_has_little_clipped_mass():
+  """Although about half of its ratios are above 1."""
+  metrics, _ = weighted(0.008)
+  assert metrics["approx_kl"] < 1e-4 and metrics["clip_fraction"] > 0.2
+  assert (
+    metrics["effective_sample_size"] > 0.999 and metrics["clip_mass"] < 0.01
+  )
 
 
 @pytest.mark.parametrize("name", ACTOR_CRITICS)
-def test_the_learning_rate_is_that_of_the_schedule(name):
+def test_the_learning_rate_follows_the_schedule(name):
   # PPO takes several steps in an update.
   run = jitted("update" if name == "ppo" else "gradients", name)
   state = state_of(name)
@@ -167,18 +167,20 @@ def test_dqn_logs_its_q_values_errors_epsilon_and_learning_rate():
   sample = dqn_test.sample_of(dqn_test.part(dqn_test.unroll_of(), 2))
   gradients = dqn_test.jitted("gradients", horizon=HORIZON)
   _, output = gradients(state, KEY, sample)
-  found = jax.device_get(output.metrics)
+  metrics = jax.device_get(output.metrics)
   acting = jax.jit(dqn_test.agent_of(horizon=HORIZON).acting)(state)
-  assert 0.05 < found["epsilon"] < 1.0 and found["epsilon"] == acting.epsilon
+  assert (
+    0.05 < metrics["epsilon"] < 1.0 and metrics["epsilon"] == acting.epsilon
+  )
   rate = state.hyperparameters["learning_rate"]
-  assert found["learning_rate"] == pytest.approx(0.8 * rate, rel=1e-5)
-  assert found["gradient_norm"] > 0
+  assert metrics["learning_rate"] == pytest.approx(0.8 * rate, rel=1e-5)
+  assert metrics["gradient_norm"] > 0
   kept = sample.unroll.inputs.timestep.step_type[1] != 0
   errors = np.asarray(output.priorities)[kept]
   for name, share in (("td_error_p50", 0.5), ("td_error_p95", 0.95)):
     expected = np.quantile(errors, share, method="lower")
-    assert found[name] == pytest.approx(expected, rel=1e-5)
+    assert metrics[name] == pytest.approx(expected, rel=1e-5)
   taken = np.take_along_axis(
     dqn_test.q_values_of()[0], sample.unroll.action[0][:, None], axis=1
   )
-  assert found["q_mean"] == pytest.approx(taken[kept].mean(), rel=1e-4)
+  assert metrics["q_mean"] == pytest.approx(taken[kept].mean(), rel=1e-4)

@@ -46,7 +46,7 @@ def agent_of(name="vector", horizon=None, **fields):
 
 
 def random_state(agent, config):
-  """A state of random parameters, whose target network is another."""
+  """A state of random parameters, with different target parameters."""
   rng = np.random.default_rng(0)
   shapes = jax.eval_shape(agent.init, jax.random.key(0))
   state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
@@ -78,7 +78,7 @@ def jitted(method, name="vector", **fields):
 
 @functools.cache
 def network_of(name="vector", **fields):
-  """The network by itself: `(params, inputs, core_state) -> [T, B, A]`."""
+  """The network alone: `(params, inputs, core_state) -> [T, B, A]`."""
   config = config_of(**fields)
   head = networks.QHead(SPECS[name].action.num_values, config.dueling, 8)
   q_model = model.Model.make(SPECS[name], config, head)
@@ -110,7 +110,7 @@ def sample_of(unroll):
 
 @functools.cache
 def q_values_of(params="params", **fields):
-  """Q-values `[12, 40, 3]` of the unroll by one of the networks, NumPy."""
+  """NumPy Q-values `[12, 40, 3]` of the unroll by one of the networks."""
   unroll, state = unroll_of(), state_of(**fields)
   network = network_of(dueling=fields.get("dueling", False))
   return np.asarray(
@@ -121,7 +121,7 @@ def q_values_of(params="params", **fields):
 # Exploration
 
 
-def test_the_ladder_of_epsilons():
+def test_the_ladder_spreads_epsilons_over_environments():
   ladder = agent_of(epsilon_ladder=True).exploration
   for num_envs, expected in (
     (1, [0.01]),
@@ -143,10 +143,10 @@ def test_the_ladder_of_epsilons():
       base.Horizon(10_000, 100),
       {0: 1, 1: 0.92, 10: 0.2, 99: 0.2},
     ),
-    # More than JAX's integers count to.
+    # More updates than a JAX integer can count.
     (10**15, base.Horizon(10**16, 10**12), {0: 1, 10**9: 0.992}),
     (0, base.Horizon(10_000, 100), {0: 0.2, 100: 0.2}),
-    # How long the run is nobody knows.
+    # The length of the run is unknown.
     (1000, None, {0: 0.2, 100: 0.2}),
   ],
 )
@@ -159,7 +159,7 @@ def test_epsilon_falls_with_the_updates(steps, horizon, expected, ladder):
     acting = agent.acting(
       dataclasses.replace(state, updates=jnp.int32(updates))
     )
-    # The ladder takes the end's place.
+    # The ladder replaces the final epsilon.
     epsilon = (epsilon - 0.2) / 0.8 if ladder else epsilon
     assert float(acting.epsilon) == pytest.approx(epsilon, abs=1e-6)
 
@@ -189,19 +189,19 @@ def test_the_share_of_random_actions_is_the_larger_epsilon(epsilon):
   q_values = network_of()(state_of().params, stream, core_state)
   best = np.argmax(q_values[0], axis=-1).reshape(4, rows)
   assert len(np.unique(best)) > 1
-  for own, taken, greedy in zip(ladder, action, best, strict=True):
-    share = max(own, epsilon)
+  for minimum, taken, greedy in zip(ladder, action, best, strict=True):
+    share = max(minimum, epsilon)
     for one in np.unique(greedy):
       chosen = taken[greedy == one]
-      found = np.bincount(chosen, minlength=3) / len(chosen)
+      frequencies = np.bincount(chosen, minlength=3) / len(chosen)
       expected = np.full(3, share / 3)
       expected[one] += 1 - share
       tolerance = 4 * np.sqrt(share * 0.25 / len(chosen))
-      np.testing.assert_allclose(found, expected, atol=tolerance)
+      np.testing.assert_allclose(frequencies, expected, atol=tolerance)
 
 
 def test_a_row_that_explores_takes_any_action_equally_often():
-  """Over many keys: whether it explores says nothing about the action."""
+  """The explored action is drawn independently of whether a row explores."""
   epsilon, rows, draws = 0.3, 4, 10_000
   inputs = acting_step.zero_inputs(VECTOR, rows)
   acting = agent_of().acting(state_of())._replace(epsilon=np.float32(epsilon))
@@ -228,7 +228,7 @@ def test_only_legal_actions_are_taken(exploration):
   inputs = acting_step.zero_inputs(MASKED, rows)
   inputs.timestep.observation["legal"][:] = [0, 1, 0, 1, 1]
   inputs.exploration[:] = exploration
-  # Zeros in, the same Q-values out, but for what the biases say.
+  # The inputs are zeros, so Q-values are the biases.
   params = jax.tree.map(np.array, state_of("masked").params)
   params["params"]["head"]["Dense_0"]["bias"][:] = [9, 1, 8, 3, 2]
   state = dataclasses.replace(state_of("masked"), params=params)
@@ -242,17 +242,17 @@ def test_only_legal_actions_are_taken(exploration):
 # Learning
 
 
-def test_the_target_network_is_a_copy_of_every_so_many_updates():
+def test_the_target_network_is_copied_every_target_period():
   fields = {"target_period": 3}
   state = jitted("init", **fields)(jax.random.key(0))
   chex.assert_trees_all_equal(state.target_params, state.params)
   copied = state.params
   for updates in range(1, 8):
-    before = state.params
+    old_params = state.params
     state, _ = jitted("update", **fields)(
       state, jax.random.key(0), sample_of(part(unroll_of(), 2))
     )
-    assert largest(state.params, before) > 1e-4
+    assert largest(state.params, old_params) > 1e-4
     if updates % 3 == 0:
       copied = state.params
     chex.assert_trees_all_equal(state.target_params, copied)
@@ -268,7 +268,7 @@ def td_errors(
 ):
   """Errors and weights `[T - n + 1, B]`, step by step in NumPy.
 
-  Where returns need not be whole, the last n - 1 steps have shorter ones.
+  Unless returns must be whole, the last n - 1 steps have shorter ones.
   """
   step_type, reward, factor, _ = unroll.inputs.timestep
   errors = np.zeros((len(q) - (n if whole else 1), q.shape[1]))
@@ -295,7 +295,7 @@ def td_errors(
     [(3, True, 0, 0.5)], [(3, True, 0, 0.5), (3, True, 4, 0), (1, False, 4, 0)]
   ),
 )
-def test_td_errors_and_gradients_by_hand(n_step, double, more, huber_delta):
+def test_td_errors_and_gradients_match_numpy(n_step, double, more, huber_delta):
   fields = {"n_step": n_step, "double": double, "dueling": more > 0}
   fields |= {"huber_delta": huber_delta} if huber_delta else {}
   state, length = state_of(**fields), agent_of(**fields).needs.window + more
@@ -322,7 +322,7 @@ def test_td_errors_and_gradients_by_hand(n_step, double, more, huber_delta):
   assert output.metrics["td_error"] == pytest.approx(
     np.abs(errors).sum() / total, rel=1e-4
   )
-  # Only Q of the action taken is moved, and only towards the return.
+  # Only the Q-value of the action taken moves, towards the return.
   cotangent = np.zeros(q.shape, np.float32)
   for t, b in np.ndindex(*errors.shape):
     share = pulls[t, b] * batch.importance_weight[b] / total
@@ -337,13 +337,13 @@ def test_td_errors_and_gradients_by_hand(n_step, double, more, huber_delta):
 
   (expected,) = differentiate(state.params)
   chex.assert_trees_all_close(gradients.params, expected, rtol=1e-3, atol=1e-5)
-  # Importance weights and the bound count.
+  # Importance weights and the bound have an effect.
   assert abs(steps.sum() / total - loss) > 1e-3
   assert np.any(pulls != errors) == (huber_delta > 0)
 
 
 def every_step(name, **fields):
-  """The agent that evaluates all steps of its windows."""
+  """Gradients of an agent that evaluates all steps of its windows."""
   config = config_of(**fields)
   return value_based.make(SPECS[name], config, dqn.loss_of(config))
 
@@ -364,16 +364,16 @@ def test_a_window_is_learned_from_as_if_all_its_steps_were_evaluated(
 ):
   unroll = unroll_of(name, stack_frames=fields.get("stack_frames", 1))
   batch = sample_of(part(unroll, agent_of(name, **fields).needs.window))
-  found, expected = (
+  actual, expected = (
     gradients(state_of(name, **fields), jax.random.key(0), batch)
     for gradients in (
       jitted("gradients", name, **fields),
       jax.jit(every_step(name, **fields).gradients),
     )
   )
-  assert 0 < found[1].weight < 40
+  assert 0 < actual[1].weight < 40
   close = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5)
-  jax.tree.map(close, found, expected)
+  jax.tree.map(close, actual, expected)
 
 
 def test_a_longer_return_costs_no_more_evaluations():
@@ -389,15 +389,15 @@ def test_a_longer_return_costs_no_more_evaluations():
   assert five < 1.1 * one
 
 
-def test_windows_have_the_frames_before_them():
+def test_windows_include_the_frames_to_stack():
   for stack_frames, n_step, window in ((1, 1, 2), (1, 3, 4), (4, 3, 7)):
     agent = agent_of("image", stack_frames=stack_frames, n_step=n_step)
     assert agent.needs.window == window
 
 
-def test_what_a_dqn_cannot_do_is_refused():
+def test_unsupported_settings_and_actions_are_refused():
   with pytest.raises(TypeError, match="recurrent"):
-    dqn.Config(recurrent=True)  # Its replay starts in the middle of unrolls.
+    dqn.Config(recurrent=True)  # Windows begin in the middle of unrolls.
   continuous = specs.BoundedArray((2,), np.float32, -1.0, 1.0)
   several = specs.BoundedArray((2,), np.int32, 0, 3)
   for config in (dqn.Config(), rainbow.Config()):
@@ -425,7 +425,7 @@ def test_what_a_dqn_cannot_do_is_refused():
     ],
   ),
 )
-def test_actors_see_the_priorities_that_the_learner_will(name, fields):
+def test_actors_compute_the_priorities_that_the_learner_would(name, fields):
   agent, state = agent_of(name, **fields), state_of(name, **fields)
   state = dataclasses.replace(state, target_params=state.params)
   windows, frames = 6, fields.get("stack_frames", 1)
@@ -473,7 +473,7 @@ def test_without_a_replay_all_steps_of_an_unroll_count(n_step, double):
 
 
 @pytest.mark.slow
-def test_without_a_replay_frames_are_stacked_from_the_unrolls_own():
+def test_without_a_replay_frames_are_stacked_from_the_core_state():
   fields = {"stack_frames": 3, "replayed": False}
   agent, state = agent_of("image", **fields), state_of("image", **fields)
   unroll = conftest.random_unroll(agent, IMAGE, 5, np.zeros(4), seed=1)
@@ -491,7 +491,7 @@ def test_without_a_replay_frames_are_stacked_from_the_unrolls_own():
 # Starting in the middle
 
 
-def test_a_start_from_parameters_is_as_the_beginning():
+def test_start_resumes_after_a_number_of_updates():
   agent = agent_of(horizon=base.Horizon(1000, 20))
 
   @jax.jit
@@ -507,7 +507,7 @@ def test_a_start_from_parameters_is_as_the_beginning():
   chex.assert_trees_all_equal(late.params, state.params)
 
 
-def test_rmsprop_is_the_papers():
+def test_rmsprop_matches_the_paper():
   decay, epsilon, rate = 0.9, 1e-3, 0.5
   fields = {"optimizer": "rmsprop", "rms_decay": decay}
   fields |= {"rms_epsilon": epsilon, "max_gradient_norm": 1e9}

@@ -1,7 +1,7 @@
 """An agent whose batches are no unrolls: a small evolution strategy.
 
 Salimans et al. 2017, https://arxiv.org/abs/1703.03864, with antithetic noise,
-on a function in place of an environment.
+on a function instead of an environment.
 """
 
 import dataclasses
@@ -22,14 +22,14 @@ GOAL = np.array([1.0, -2.0, 0.5], np.float32)
 
 
 class Fitness(NamedTuple):
-  """What workers report: `[B]` seeds of noise, `[B, 2]` returns with it."""
+  """A worker's report: `[B]` seeds of noise, `[B, 2]` returns with it."""
 
   seed: jax.Array
   returns: jax.Array
 
 
 class Needs(base.Needs):
-  """Of pairs, of which each counts as a step."""
+  """Batches of pairs, each of which counts as a step."""
 
   @property
   def specs(self):
@@ -58,10 +58,10 @@ def agent_of():
       count, {"fitness": jnp.float32(0)}
     )
 
-  def apply(state, found):
+  def apply(state, grads):
     return dataclasses.replace(
       state,
-      params=state.params - RATE * found.params,
+      params=state.params - RATE * grads.params,
       updates=state.updates + 1,
     )
 
@@ -88,33 +88,33 @@ def returns_of(params, seed):
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2])
-def test_the_learner_trains_what_learns_from_pairs(micro_batches):
-  found = {}
+def test_the_learner_trains_an_agent_that_learns_from_pairs(micro_batches):
+  params_by_cores = {}
   for cores in (1, 2):
     config = learner.Config(
       learner_devices=tuple(range(cores)), micro_batches=micro_batches
     )
-    own = learner.Learner(
+    trainer = learner.Learner(
       agent_of(), config, experience.Once(), jax.random.key(0)
     )
     for update in range(60):
-      params, version = own.newest()
+      params, version = trainer.newest()
       assert version == update
       seed = np.arange(PAIRS, dtype=np.uint32) + update * PAIRS
       pairs = Fitness(seed, np.asarray(returns_of(params, seed)))
-      own.learn_from(
+      trainer.learn_from(
         [
           jax.device_put(
             types.Share(Fitness(*(x[k::cores] for x in pairs))), core
           )
-          for k, core in enumerate(own.cores)
+          for k, core in enumerate(trainer.cores)
         ]
       )
-      own.publish()
-    own.finish()
-    line = own.measure()
+      trainer.publish()
+    trainer.finish()
+    line = trainer.measure()
     assert (line["learner_steps"], line["learned_steps"]) == (60, 60 * PAIRS)
     assert line["policy_lag"] is None and line["fitness"] == 0
-    found[cores] = np.asarray(own.newest()[0])
-  np.testing.assert_allclose(found[1], GOAL, atol=0.05)
-  np.testing.assert_allclose(found[1], found[2], atol=1e-4)
+    params_by_cores[cores] = np.asarray(trainer.newest()[0])
+  np.testing.assert_allclose(params_by_cores[1], GOAL, atol=0.05)
+  np.testing.assert_allclose(params_by_cores[1], params_by_cores[2], atol=1e-4)

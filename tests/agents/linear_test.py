@@ -22,14 +22,14 @@ class Shown(NamedTuple):
   """The state of `Bandit`.
 
   Attributes:
-    arm: `[]` int32, the one that pays.
+    arm: `[]` int32, the arm that pays.
   """
 
   arm: jax.Array
 
 
 class Bandit(functional.Episodic):
-  """Shows which of three arms pays 1; the others pay 0. One action each."""
+  """Three arms, of which the one shown pays 1 and the others pay 0."""
 
   observation = specs.Array((3,), np.float32)
   action = specs.DiscreteArray(3)
@@ -64,7 +64,7 @@ class Bandit(functional.Episodic):
   ids=["a2c", "dqn"],
 )
 def test_a_linear_agent_learns_a_bandit(program, words, tmp_path):
-  """By the command line, which takes no layers as `,`."""
+  """The command line accepts `,` for no layers."""
   words = (
     f"--env jax:{__name__}:Bandit --hidden-sizes , --total-steps 6400"
     f" --learning-rate 0.03 --reward-scale 1 {words}"

@@ -1,4 +1,4 @@
-"""What memory and noise are for: tasks that cannot be learned without."""
+"""Tasks that cannot be learned without memory or noise."""
 
 import pytest
 
@@ -24,7 +24,7 @@ COMMON = {
   "rescale": True,
   "dueling": True,
 }
-# The bit and the question have to be in the same sequence.
+# The bit and the question must be in the same sequence.
 R2D2 = r2d2.Config(
   **COMMON,
   epsilon_ladder=False,
@@ -60,7 +60,7 @@ def config_of(pipeline, agent, total_steps=150_000):
 
 
 def returns_of(config, run_dir, greedy=True):
-  """Of 1,000 new episodes with what it has learned."""
+  """Trains an agent, and returns the returns of 1,000 new episodes."""
   app.train(config, run_dir=run_dir, quiet=True)
   policy = app.load(run_dir, config=config)
   player = evaluator.Evaluator(
@@ -77,7 +77,7 @@ def test_r2d2_remembers_the_bit(pipeline, tmp_path):
 
 
 def test_no_policy_without_a_memory_can_know_the_bit(tmp_path):
-  """The same options; the question looks the same for either bit."""
+  """The question looks the same for both bits."""
   agent = dqn.Config(**COMMON)
   config = config_of("sync", agent, total_steps=50_000)
   returns = returns_of(config, tmp_path, greedy=False)
@@ -88,7 +88,7 @@ def test_no_policy_without_a_memory_can_know_the_bit(tmp_path):
 
 @pytest.mark.parametrize("noise_scale", [0.5, 0.0])
 def test_only_noise_finds_the_treasure(noise_scale, tmp_path):
-  """Epsilon is 0: without noise nothing leads beyond the first row."""
+  """Epsilon is 0, so only noise leads beyond the first row."""
   config = sync.Config(
     env=envs.Config("seedx:DeepSea", {"size": 10}),
     agent=rainbow.Config(
@@ -112,10 +112,10 @@ def test_only_noise_finds_the_treasure(noise_scale, tmp_path):
     total_steps=20_000,
     seed=0,
   )
-  found = app.train(config, run_dir=tmp_path, quiet=True).metrics
-  # The mean of the last 100 of 2,000 episodes; 0.99 is the most.
-  assert found["episodes"] >= 1_990
+  metrics = app.train(config, run_dir=tmp_path, quiet=True).metrics
+  # The return is a mean of the last 100 of 2,000 episodes, at most 0.99.
+  assert metrics["episodes"] >= 1_990
   if noise_scale:
-    assert found["episode_return"] >= 0.9 * 0.99
+    assert metrics["episode_return"] >= 0.9 * 0.99
   else:
-    assert found["episode_return"] <= 0.0
+    assert metrics["episode_return"] <= 0.0

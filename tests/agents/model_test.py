@@ -1,4 +1,4 @@
-"""Models: what of an observation they see, and what reaches their head."""
+"""Models: the parts of an observation they see, and actions for their head."""
 
 import flax.linen as nn
 import jax
@@ -36,36 +36,40 @@ def inputs_of(spec, seed):
   return inputs._replace(timestep=timestep)
 
 
-def test_a_model_sees_the_keys_of_its_spec_alone():
-  seen = SPEC.without("state")
-  own = model.Model.make(seen, CONFIG, networks.QHead(4))
-  variables = own.init(jax.random.key(0))
+def test_a_model_sees_only_the_keys_of_its_spec():
+  visible = SPEC.without("state")
+  q_model = model.Model.make(visible, CONFIG, networks.QHead(4))
+  variables = q_model.init(jax.random.key(0))
   inputs, other = inputs_of(SPEC, 0), inputs_of(SPEC, 1)
   hidden = inputs.timestep.observation | {
     "state": other.timestep.observation["state"]
   }
   other = inputs._replace(timestep=inputs.timestep._replace(observation=hidden))
-  few = {key: hidden[key] for key in seen.observation}
+  few = {key: hidden[key] for key in visible.observation}
   few = inputs._replace(timestep=inputs.timestep._replace(observation=few))
   outputs = [
-    own.unroll(variables, x, own.initial_core_state(ROWS[1]))
+    q_model.unroll(variables, x, q_model.initial_core_state(ROWS[1]))
     for x in (inputs, other, few)
   ]
-  moments = [own.moments(variables.statistics, x, None) for x in (inputs, few)]
-  for found, expected in ((outputs[:2], outputs[2]), (moments[:1], moments[1])):
-    for x in found:
+  statistics = variables.statistics
+  moments = [q_model.moments(statistics, x, None) for x in (inputs, few)]
+  for actual, expected in (
+    (outputs[:2], outputs[2]),
+    (moments[:1], moments[1]),
+  ):
+    for x in actual:
       jax.tree.map(np.testing.assert_array_equal, x, expected)
   np.testing.assert_array_equal(outputs[0].action_mask, hidden["legal"])
 
 
-def test_a_spec_without_its_mask_has_all_actions():
+def test_a_spec_without_its_mask_key_has_no_mask():
   assert SPEC.without("state").action_mask == "legal"
   assert SPEC.without("state", "legal").action_mask is None
   assert [*SPEC.without("state", "legal").observation] == ["board"]
 
 
 class Critic(nn.Module):
-  """Q of actions, a sum that shows them."""
+  """Q-values with the sum of the actions in them."""
 
   @nn.compact
   def __call__(self, features, action):
@@ -79,20 +83,22 @@ def test_an_action_reaches_the_head(towers):
   )
 
   class Critics(nn.Module):
-    """One for each tower."""
+    """A critic for each tower."""
 
     @nn.compact
     def __call__(self, *features, action):
       return jnp.stack([Critic()(x, action) for x in features])
 
-  own = model.Model.make(
+  critic = model.Model.make(
     spec, model.Config(hidden_sizes=(8,)), Critics(), towers
   )
-  variables = own.init(jax.random.key(0), with_action=True)
+  variables = critic.init(jax.random.key(0), with_action=True)
   inputs = inputs_of(spec, 0)
   action = np.random.default_rng(0).normal(size=(*ROWS, 2)).astype(np.float32)
   values = [
-    own.unroll(variables, inputs, own.initial_core_state(3), action=x).head
+    critic.unroll(
+      variables, inputs, critic.initial_core_state(3), action=x
+    ).head
     for x in (action, np.zeros_like(action))
   ]
   assert values[0].shape == (towers, *ROWS)

@@ -31,10 +31,10 @@ def observations(seed, rows=(5, 8)):
 
 
 def programs(spec):
-  """Measures a batch, with weights of its steps, and normalizes one."""
+  """Jitted `measure` and `normalize` for a spec."""
   return (
     jax.jit(lambda *x: normalizer.measure(x[0], spec, *x[1:], None)),
-    jax.jit(lambda known, x: normalizer.normalize(known, spec, x)),
+    jax.jit(lambda statistics, x: normalizer.normalize(statistics, spec, x)),
   )
 
 
@@ -46,10 +46,10 @@ ONES = np.ones((5, 8))
 
 
 def merged(batches):
-  known = normalizer.init(SPEC)
+  statistics = normalizer.init(SPEC)
   for updates, batch in enumerate(batches):
-    known = merge(known, measure(known, batch, ONES), updates)
-  return known
+    statistics = merge(statistics, measure(statistics, batch, ONES), updates)
+  return statistics
 
 
 def one(mean, variance):
@@ -57,98 +57,119 @@ def one(mean, variance):
   return normalizer.Statistics((np.float32([mean]),), (np.float32([variance]),))
 
 
-def test_statistics_are_those_of_all_batches():
+def test_statistics_match_numpy_over_all_batches():
   batches = [observations(seed) for seed in range(4)]
   for count in (1, 2, 4):
-    known = merged(batches[:count])
+    statistics = merged(batches[:count])
     for i, name in enumerate(FLOATS):
       parts = np.stack([x[name] for x in batches[:count]]).astype(np.float64)
       axes = (0, 1, 2)
       for actual, expected in (
-        (known.mean[i], parts.mean(axes)),
-        (known.variance[i], parts.var(axes)),
+        (statistics.mean[i], parts.mean(axes)),
+        (statistics.variance[i], parts.var(axes)),
       ):
         assert actual.dtype == jnp.float32
         np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_small_variance_beside_a_large_mean_is_seen():
-  known, rng = normalizer.init(ONE), np.random.default_rng(0)
+def test_a_small_variance_around_a_large_mean_is_measured():
+  statistics, rng = normalizer.init(ONE), np.random.default_rng(0)
   for updates in range(20):
     batch = rng.normal(1000.0, 0.1, (5, 8, 1)).astype(np.float32)
-    known = merge(known, measure_one(known, batch, ONES), updates)
-  spread = np.std(normalize_one(known, batch))
+    statistics = merge(
+      statistics, measure_one(statistics, batch, ONES), updates
+    )
+  spread = np.std(normalize_one(statistics, batch))
   assert spread == pytest.approx(1.0, rel=0.3)
 
 
 @pytest.mark.parametrize("mean", [0.0, 1.0, -1e3, 1e5, 3e7])
-def test_a_deviation_of_100_ulp_of_the_mean_is_right_within_2_percent(mean):
+def test_a_deviation_of_100_ulp_of_the_mean_is_within_2_percent(mean):
   rng = np.random.default_rng(0)
   std = max(100 * float(np.spacing(np.float32(abs(mean)))), 1e-3)
-  known, merged_batches = normalizer.init(ONE), []
+  statistics, merged_batches = normalizer.init(ONE), []
   for updates in range(20):
     batch = (mean + std * rng.normal(size=(5, 800, 1))).astype(np.float32)
     merged_batches.append(batch.astype(np.float64))
-    known = merge(known, measure_one(known, batch, np.ones((5, 800))), updates)
+    statistics = merge(
+      statistics, measure_one(statistics, batch, np.ones((5, 800))), updates
+    )
     if updates:
-      found = float(known.variance[0][0]) ** 0.5
-      assert found == pytest.approx(np.std(merged_batches), rel=0.02), updates
-      assert abs(np.mean(normalize_one(known, batch))) < 0.1
+      actual = float(statistics.variance[0][0]) ** 0.5
+      assert actual == pytest.approx(np.std(merged_batches), rel=0.02), updates
+      assert abs(np.mean(normalize_one(statistics, batch))) < 0.1
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, 12345.678, -1e5, 1e20])
 def test_a_constant_feature_stays_finite_and_small(value):
-  """And one that is constant at first is then as any other."""
-  known, batch = normalizer.init(ONE), np.full((5, 8, 1), value, np.float32)
+  """One that is constant only at first is later normalized as any other."""
+  statistics, batch = (
+    normalizer.init(ONE),
+    np.full((5, 8, 1), value, np.float32),
+  )
   for updates in range(10):
-    known = merge(known, measure_one(known, batch, ONES), updates)
-    assert np.abs(normalize_one(known, batch)).max() < 0.1 + 1e-6 * abs(value)
+    statistics = merge(
+      statistics, measure_one(statistics, batch, ONES), updates
+    )
+    assert np.abs(normalize_one(statistics, batch)).max() < 0.1 + 1e-6 * abs(
+      value
+    )
   if abs(value) > 1e6:
     return
   rng = np.random.default_rng(0)
   for updates in range(10, 400):
     batch = (value + rng.normal(size=(5, 8, 1))).astype(np.float32)
-    known = merge(known, measure_one(known, batch, ONES), updates)
-  assert np.std(normalize_one(known, batch)) == pytest.approx(1.0, rel=0.3)
+    statistics = merge(
+      statistics, measure_one(statistics, batch, ONES), updates
+    )
+  assert np.std(normalize_one(statistics, batch)) == pytest.approx(1.0, rel=0.3)
 
 
 def test_features_that_are_constant_within_a_batch_count_too():
-  """Such as the level of a game: their variance is between the batches."""
+  """The variance of a game's level, for example, is between the batches."""
   values = [3.0, 7.0, 3.0, 3.0, 7.0, 7.0, 3.0, 7.0]
-  known = normalizer.init(ONE)
+  statistics = normalizer.init(ONE)
   for updates, value in enumerate(values):
     batch = np.full((5, 8, 1), value, np.float32)
-    known = merge(known, measure_one(known, batch, ONES), updates)
-  assert float(known.mean[0][0]) == pytest.approx(5.0, rel=1e-4)
-  assert float(known.variance[0][0]) == pytest.approx(4.0, rel=1e-3)
+    statistics = merge(
+      statistics, measure_one(statistics, batch, ONES), updates
+    )
+  assert float(statistics.mean[0][0]) == pytest.approx(5.0, rel=1e-4)
+  assert float(statistics.variance[0][0]) == pytest.approx(4.0, rel=1e-3)
 
 
 def test_a_batch_without_variance_lowers_the_mean_of_variances():
-  rng, known = np.random.default_rng(0), normalizer.init(ONE)
+  rng, statistics = np.random.default_rng(0), normalizer.init(ONE)
   parts = []
   for updates in range(60):
     batch = 2.0 + (updates % 3 == 0) * rng.normal(size=(5, 8, 1))
     parts.append(batch)
     batch = batch.astype(np.float32)
-    known = merge(known, measure_one(known, batch, ONES), updates)
-  assert float(known.variance[0][0]) == pytest.approx(np.var(parts), rel=0.01)
+    statistics = merge(
+      statistics, measure_one(statistics, batch, ONES), updates
+    )
+  assert float(statistics.variance[0][0]) == pytest.approx(
+    np.var(parts), rel=0.01
+  )
 
 
 @pytest.mark.parametrize("workers", [2, 16])
-def test_batches_measured_with_an_old_mean_count_as_any_others(workers):
-  """A3C's workers measure with the mean of then, and are merged in turn."""
+def test_batches_measured_with_an_old_mean_count_the_same(workers):
+  """A3C's workers measure with an old mean, and are merged in turn."""
   rng = np.random.default_rng(0)
   batches = rng.normal(100.0, 1.0, (3, workers, 5, 8, 1)).astype(np.float32)
-  known, updates = normalizer.init(ONE), 0
+  statistics, updates = normalizer.init(ONE), 0
   for round_ in batches:
-    for moments in [measure_one(known, x, ONES) for x in round_]:
-      known = merge(known, moments, updates)
+    for moments in [measure_one(statistics, x, ONES) for x in round_]:
+      statistics = merge(statistics, moments, updates)
       updates += 1
-  assert float(known.mean[0][0]) == pytest.approx(batches.mean(), rel=1e-5)
-  assert float(known.variance[0][0]) == pytest.approx(batches.var(), rel=2e-2)
+  assert float(statistics.mean[0][0]) == pytest.approx(batches.mean(), rel=1e-5)
+  assert float(statistics.variance[0][0]) == pytest.approx(
+    batches.var(), rel=2e-2
+  )
 
 
-def test_floats_come_out_with_mean_0_and_variance_1_and_the_rest_as_it_is():
+def test_only_floats_are_normalized():
   batch = observations(7)
   actual = normalize(merged([batch]), batch)
   for name, leaf in batch.items():
@@ -169,7 +190,7 @@ def test_initial_statistics_change_nothing():
   chex.assert_trees_all_equal(actual, expected)
 
 
-def test_values_far_out_are_cut_at_10():
+def test_normalized_values_are_clipped_to_10():
   # The mean is 2, the standard deviation 2.
   values = np.array([[[2.0]], [[4.0]], [[-8.0]], [[21.9]], [[23.0]], [[-99.0]]])
   np.testing.assert_allclose(
@@ -186,16 +207,16 @@ def test_a_constant_part_stays_finite():
 
 
 def weights(seed, rows):
-  """Half of the steps are learned from, at least one and not all."""
+  """Random weights of 1 for about half of the steps, and 0 for the others."""
   return (np.random.default_rng(seed).random(rows) < 0.5).astype(np.float32)
 
 
-def test_what_is_not_learned_from_does_not_count():
-  batch, known = observations(3), merged([observations(1)])
+def test_steps_that_are_not_learned_from_do_not_count():
+  batch, statistics = observations(3), merged([observations(1)])
   weight = weights(0, (5, 8))
-  moments = measure(known, batch, weight)
+  moments = measure(statistics, batch, weight)
   for i, name in enumerate(FLOATS):
-    offsets = batch[name][weight > 0] - known.mean[i]
+    offsets = batch[name][weight > 0] - statistics.mean[i]
     for actual, expected in (
       (moments.offset[i], offsets.mean(0)),
       (moments.square[i], np.square(offsets).mean(0)),
@@ -204,25 +225,30 @@ def test_what_is_not_learned_from_does_not_count():
 
 
 @pytest.mark.parametrize("updates", [0, 7])
-def test_a_batch_of_nothing_changes_nothing(updates):
-  known, batch = merged([observations(1)]), observations(3)
-  nothing = measure(known, batch, 0 * ONES)
-  chex.assert_trees_all_close(merge(known, nothing, updates), known, rtol=1e-6)
+def test_a_batch_without_weight_changes_nothing(updates):
+  statistics, batch = merged([observations(1)]), observations(3)
+  nothing = measure(statistics, batch, 0 * ONES)
+  chex.assert_trees_all_close(
+    merge(statistics, nothing, updates), statistics, rtol=1e-6
+  )
 
 
-def test_8_cores_measure_what_one_does():
+def test_8_cores_measure_the_same_as_one():
   batch, weight = observations(3), weights(1, (5, 8))
   mesh = sharding.mesh(jax.devices()[:8])
   by_rows = jax.sharding.PartitionSpec(None, sharding.CORES)
-  known = merged([observations(1)])
+  statistics = merged([observations(1)])
   on_cores = sharding.per_core(
     lambda x, weight: normalizer.measure(
-      known, SPEC, x, weight, sharding.CORES
+      statistics, SPEC, x, weight, sharding.CORES
     ),
     mesh,
     (by_rows, by_rows),
     sharding.REPLICATED,
   )
   chex.assert_trees_all_close(
-    on_cores(batch, weight), measure(known, batch, weight), rtol=1e-5, atol=1e-5
+    on_cores(batch, weight),
+    measure(statistics, batch, weight),
+    rtol=1e-5,
+    atol=1e-5,
   )

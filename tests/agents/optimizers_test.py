@@ -15,7 +15,7 @@ CONFIG = optimizers.Config(
   learning_rate_end=0.5, adam_epsilon=1e-8, max_gradient_norm=1.0
 )
 HORIZON = base.Horizon(env_steps=100, updates=10)
-# By the key in `params`, the hyper-parameter and its value.
+# The learning rate's name and value of each group of parameters.
 RATES = {"actor": ("learning_rate", 0.01), "critic": ("critic_rate", 0.1)}
 NAMES = {key: name for key, (name, _) in RATES.items()}
 
@@ -44,33 +44,33 @@ def drawn(scale):
 
 @pytest.mark.parametrize("kind", ["adam", "rmsprop"])
 def test_groups_learn_as_if_each_had_its_own_optimizer(kind):
-  """Clipped by its own norm, on the schedule, at its own rate."""
+  """Each is clipped by its own norm, and has its own rate on the schedule."""
   config = dataclasses.replace(CONFIG, optimizer=kind)
-  # Together, the actor's gradient would leave nothing of the critic's.
+  # With one norm for both, clipping would leave nothing of the critic's.
   gradients = {"actor": drawn(100.0), "critic": drawn(1.0)}
   optimizer = optimizer_of(config)
   together = state_of(optimizer, gradients, **dict(RATES.values()))
-  own = optimizers.Optimizer.make(config, HORIZON)
+  single = optimizers.Optimizer.make(config, HORIZON)
   apart = {
-    key: state_of(own, gradients[key], learning_rate=rate)
+    key: state_of(single, gradients[key], learning_rate=rate)
     for key, (_, rate) in RATES.items()
   }
   # A checkpoint has the same arrays with and without groups.
   assert [x.shape for x in jax.tree.leaves(together.optimizer_state)] == [
-    x.shape for x in jax.tree.leaves(own.start(gradients, 0))
+    x.shape for x in jax.tree.leaves(single.start(gradients, 0))
   ]
-  step, own_step = jax.jit(optimizer.descend), jax.jit(own.descend)
+  step, single_step = jax.jit(optimizer.descend), jax.jit(single.descend)
   for updates in range(12):
     given = jax.tree.map(lambda x, k=updates: x * np.cos(k), gradients)
     together = step(together, given)
     for key in apart:
-      apart[key] = own_step(apart[key], given[key])
+      apart[key] = single_step(apart[key], given[key])
       jax.tree.map(
         np.testing.assert_array_equal, together.params[key], apart[key].params
       )
 
 
-def test_metrics_are_of_each_group():
+def test_each_group_has_its_own_metrics():
   gradients = {"actor": drawn(100.0), "critic": drawn(1.0)}
   optimizer = optimizer_of()
   state = state_of(optimizer, gradients, **dict(RATES.values()))
@@ -83,17 +83,14 @@ def test_metrics_are_of_each_group():
     "gradient_norm_critic",
   }
   for key, (_, rate) in RATES.items():
-    # Half of the way to half of it.
+    # Halfway of the decay to half of the rate.
     assert float(metrics[f"learning_rate_{key}"]) == pytest.approx(0.75 * rate)
     norm = optax.global_norm(gradients[key])
     assert metrics[f"gradient_norm_{key}"] == norm
 
 
 def test_an_actor_and_a_critic_learn_at_two_rates():
-  """A bandit of two arms that pay 0 and 1; Q-values, and a softmax over them.
-
-  With a rate of 0 for its actor, the critic alone learns.
-  """
+  """Only the critic learns the bandit if the actor's rate is 0."""
   pays = jnp.float32([0.0, 1.0])
 
   def loss(params):
@@ -127,11 +124,13 @@ def test_an_actor_and_a_critic_learn_at_two_rates():
 
 def test_parameters_of_other_groups_are_refused():
   optimizer = optimizer_of()
-  for params, found in (
+  for params, message in (
     ({"actor": drawn(1.0)}, r"found \['actor'\]"),
     ({"actor": 0.0, "critic": 0.0, "z": 0.0}, "'critic', 'z'"),
-    # What a parameter server has.
+    # The vector of a parameter server.
     (np.zeros(3, np.float32), "found a part of them"),
   ):
-    with pytest.raises(types.ConfigError, match=f"'actor', 'critic'.*{found}"):
+    with pytest.raises(
+      types.ConfigError, match=f"'actor', 'critic'.*{message}"
+    ):
       optimizer.start(params, 0)

@@ -1,4 +1,4 @@
-"""Images of one's own, whose rewards are no game's."""
+"""Custom environments with images, whose rewards are not those of Atari."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ _WORDS = {
 
 @pytest.mark.parametrize("program", _WORDS, ids=lambda x: x.__name__)
 def test_the_better_of_two_actions_is_learned(program, tmp_path):
-  """Where rewards are clipped to 1, it is the worse one."""
+  """If rewards were clipped to 1, it would be the worse one."""
   words = ["--env", "tests.own_envs:Bandit", "--run-dir", str(tmp_path)]
   words += ["--checkpoint-every-seconds", "1000", "--quiet"]
   assert programs.main(program, [*words, *_WORDS[program].split()]) == 0

@@ -1,4 +1,4 @@
-"""PPO with a loss from the pages: a penalty on KL(before || now)."""
+"""PPO with the custom loss of docs/own_code.md: a penalty on KL(old || new)."""
 
 import sys
 import types as python_types
@@ -16,13 +16,13 @@ TEXT = readme_test.file_named("my_kl.py")
 
 
 def own_module():
-  """The page's script, as a module."""
+  """The script of the page as a module."""
   module = python_types.ModuleType("my_kl")
   exec(compile(TEXT, "my_kl.py", "exec"), module.__dict__)
   return module
 
 
-def test_its_gradient_differs_from_that_of_ppo_by_the_penalty(monkeypatch):
+def test_the_gradient_differs_from_that_of_ppo_by_the_penalty(monkeypatch):
   assert len(TEXT.splitlines()) < 40
   mine = own_module()
   monkeypatch.setitem(sys.modules, "my_kl", mine)
@@ -48,11 +48,11 @@ def test_its_gradient_differs_from_that_of_ppo_by_the_penalty(monkeypatch):
   assert gaps[0] < 1e-6 < 1e-4 < gaps[1]
 
 
-def test_a_loss_that_needs_the_whole_minibatch_sees_it():
-  seen = set()
+def test_an_inseparable_loss_gets_the_whole_minibatch():
+  shapes = set()
 
   def loss(evaluated, minibatch, hyperparameters):
-    seen.add(minibatch.entries.weight.shape)
+    shapes.add(minibatch.entries.weight.shape)
     return ppo.loss(evaluated, minibatch, hyperparameters)
 
   config = ppo.Config(hidden_sizes=(8,), epochs=1, minibatches=1)
@@ -60,11 +60,11 @@ def test_a_loss_that_needs_the_whole_minibatch_sees_it():
   for separable, expected in ((False, {(1, 8192)}), (True, {(1, 4096)})):
     agent = ppo.make(spec, config, loss, separable=separable)
     unroll = conftest.random_unroll(agent, spec, 5, np.zeros(rows))
-    seen.clear()
+    shapes.clear()
     state = jax.eval_shape(agent.init, jax.random.key(0))
     jax.eval_shape(agent.update, state, jax.random.key(0), unroll)
-    assert expected <= seen
-    assert separable or seen == expected
+    assert expected <= shapes
+    assert separable or shapes == expected
 
 
 @pytest.mark.slow

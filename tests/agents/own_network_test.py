@@ -1,4 +1,4 @@
-"""A network from a file of the user's, trained by any pipeline."""
+"""Networks and memories of the user's, trained by any pipeline."""
 
 import dataclasses
 import functools
@@ -32,7 +32,7 @@ _CELLS = dict(reversed(pipelines_test.CELLS))
 
 
 class Gained(nn.Module):
-  """Features that one vector of gains makes, all 1 at first."""
+  """Features of the observation times a vector of gains, initially 1."""
 
   @nn.compact
   def __call__(self, observation):
@@ -47,12 +47,14 @@ class Gained(nn.Module):
     for cell in _CELLS.items()
   ],
 )
-def test_any_pipeline_trains_it(pipeline, name, tmp_path):
-  own, nodes = pipelines_test.make(pipeline, name, tmp_path, torso=Gained())
+def test_any_pipeline_trains_a_custom_torso(pipeline, name, tmp_path):
+  running, nodes = pipelines_test.make(pipeline, name, tmp_path, torso=Gained())
   acting = []
-  process = own.process
+  process = running.process
   last = pipelines_test.run_all(
-    own, nodes, finish=lambda: acting.append(process.policy(process.saved()))
+    running,
+    nodes,
+    finish=lambda: acting.append(process.policy(process.saved())),
   )
   assert last["env_steps"] >= pipelines_test.TOTAL_STEPS
   leaves = jax.tree_util.tree_leaves_with_path(acting[0])
@@ -93,7 +95,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_the_script_itself_can_define_it_for_other_processes(tmp_path):
+def test_a_script_can_define_a_torso_for_its_other_processes(tmp_path):
   script = tmp_path / "script.py"
   script.write_text(_SCRIPT)
   done = subprocess.run(
@@ -111,7 +113,7 @@ def test_the_script_itself_can_define_it_for_other_processes(tmp_path):
 
 # Memories
 
-# The window is shorter than a stream, and an episode than the window.
+# The window is shorter than a stream and longer than an episode.
 CORES = {
   "gru": memory.GRU(6),
   "transformer": memory.Transformer(size=8, layers=2, window=4),
@@ -124,7 +126,7 @@ SPEC = types.EnvironmentSpec(
 
 @functools.cache
 def unrolled(name):
-  """A core's `apply`, its arguments, and what it returned for them."""
+  """A core's `apply`, arguments, and its result for them."""
   core, rng = CORES[name], np.random.default_rng(0)
   features = rng.normal(size=(LENGTH, BATCH, FEATURES)).astype(np.float32)
   step_type = np.ones((LENGTH, BATCH), np.uint8)
@@ -134,7 +136,7 @@ def unrolled(name):
     core, features, step_type, core.initial_state(BATCH)
   )
   apply = jax.jit(core.apply)
-  # The states of the other two are not those of an episode's start.
+  # The other two streams begin within an episode.
   _, state = apply(params, features, step_type, core.initial_state(BATCH))
   arguments = params, features, step_type, state
   return apply, arguments, apply(*arguments)
@@ -156,7 +158,7 @@ def test_the_notebook_shows_the_memories_of_the_example():
 
 @pytest.mark.parametrize("name", CORES)
 @pytest.mark.parametrize("parts", [LENGTH, 4, 2])
-def test_a_memory_unrolls_as_its_steps_do(name, parts):
+def test_a_memory_unrolls_the_same_in_parts(name, parts):
   apply, (params, features, step_type, state), expected = unrolled(name)
   outputs = []
   for now in np.split(np.arange(LENGTH), parts):
@@ -174,7 +176,8 @@ def test_a_memory_forgets_at_the_first_step_of_an_episode(name):
   apply, (params, features, step_type, state), (expected, _) = unrolled(name)
   other = features.copy()
   other[2, 0] += 1.0
-  # This one has no memory of it once its window is past.
+  # This stream does not begin an episode here, and remembers the change only
+  # within the window.
   other[2, 2] += 1.0
   outputs, _ = apply(params, other, step_type, state)
   differs = np.any(np.abs(outputs - expected) > 1e-6, axis=-1)
@@ -197,7 +200,7 @@ def test_a_memory_forgets_at_the_first_step_of_an_episode(name):
   ],
   ids=["vtrace", "vtrace_apart", "r2d2"],
 )
-def test_an_agent_has_the_memory_that_it_is_given(config, name):
+def test_an_agent_has_the_given_memory_in_each_tower(config, name):
   agent = dataclasses.replace(config, core=CORES[name]).make(SPEC)
   state = jax.eval_shape(agent.init, jax.random.key(0))
   cores = [
@@ -214,7 +217,7 @@ def test_an_agent_has_the_memory_that_it_is_given(config, name):
 
 
 class Sum(nn.Module):
-  """Sums features over an episode, from 1 on."""
+  """A memory that sums features over an episode, starting from 1."""
 
   def initial_state(self, batch_size):
     return np.ones((batch_size, 2), np.float32)
@@ -233,7 +236,7 @@ class Sum(nn.Module):
 
 
 def q_mean(stored_state):
-  """A function of the memory's stored state `[B, 2]`."""
+  """The mean Q-value as a function of the memory's stored state `[B, 2]`."""
   config = r2d2.Config(
     hidden_sizes=(8,),
     dueling=False,
@@ -256,14 +259,14 @@ def q_mean(stored_state):
   return lambda value: function(np.full((BATCH, 2), value, np.float32))
 
 
-def test_a_sequence_begins_with_the_stored_state_or_an_episodes():
+def test_a_sequence_begins_with_the_stored_state_or_a_fresh_one():
   stored, fresh = q_mean(stored_state=True), q_mean(stored_state=False)
   assert len({float(stored(x)) for x in (0.0, 1.0, 3.0)}) == 3
   # An episode of `Sum` begins with ones.
   np.testing.assert_allclose(fresh(3.0), stored(1.0), rtol=1e-6)
 
 
-def test_a_core_where_there_is_no_memory_is_refused():
+def test_a_core_for_an_agent_without_memory_is_refused():
   with pytest.raises(types.ConfigError, match="recurrent True"):
     ppo.Config(core=Sum())
   with pytest.raises(TypeError, match="core"):
@@ -292,11 +295,11 @@ def test_a_module_that_is_no_core_is_refused(config):
   ],
 )
 def test_any_pipeline_trains_a_memory(pipeline, name, tmp_path):
-  own = {"core": memory.Transformer(size=8, window=4)}
+  fields = {"core": memory.Transformer(size=8, window=4)}
   if name != "r2d2":
-    own |= {"recurrent": True, "towers": "apart"}
+    fields |= {"recurrent": True, "towers": "apart"}
   last = pipelines_test.run_all(
-    *pipelines_test.make(pipeline, name, tmp_path, **own)
+    *pipelines_test.make(pipeline, name, tmp_path, **fields)
   )
   assert last["env_steps"] >= pipelines_test.TOTAL_STEPS
   assert last["learner_steps"] >= 3
@@ -306,7 +309,7 @@ def test_any_pipeline_trains_a_memory(pipeline, name, tmp_path):
 @pytest.mark.parametrize("pipeline", ["sync", "seed", "anakin"])
 @pytest.mark.parametrize("core", [memory.GRU(), memory.Transformer()])
 def test_a_memory_remembers_the_bit(core, pipeline, tmp_path):
-  """Without one, the best return is 0."""
+  """The best mean return without a memory is 0."""
   example = memory.EXPERIMENT.config
   agent = dataclasses.replace(memory.AGENT, core=core)
   common = {"env": example.env, "agent": agent, "total_steps": 60_000}

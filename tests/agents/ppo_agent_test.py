@@ -29,7 +29,7 @@ KINDS = {
   "recurrent": (VECTOR, {"recurrent": True, "lstm_size": 4}),
 }
 KEY = jax.random.key(0)
-# Several steps in each update, and a learning rate that ends at 0.
+# Several optimizer steps in each update, and a learning rate that ends at 0.
 SEVERAL = {
   **{"epochs": 2, "minibatches": 4},
   **{"learning_rate_end": 0.0, "horizon": base.Horizon(100, 3)},
@@ -41,7 +41,7 @@ def config_of(kind="vector", **fields):
     "hidden_sizes": (8,),
     "epochs": 1,
     "minibatches": 1,
-    # So that small gradients are small steps, and rounding is no more.
+    # With this epsilon, small gradients and rounding errors are small steps.
     "adam_epsilon": 1.0,
     "max_gradient_norm": 1e6,
     "learning_rate": 1.0,
@@ -78,7 +78,7 @@ def with_hyperparameters(state, **changes):
 
 @functools.cache
 def unroll_of(kind="vector", seed=1):
-  """Experience whose core states are not those of an episode's beginning."""
+  """Experience that begins within episodes."""
   spec = KINDS[kind][0]
   ends = np.linspace(0.0, 0.7, BATCH)
   unroll = conftest.random_unroll(agent_of(kind), spec, LENGTH, ends, seed)
@@ -107,17 +107,17 @@ def difference(a, b):
   return max(jax.tree.leaves(gaps))
 
 
-def moved(after, before):
-  return jax.tree.map(np.subtract, after.params, before.params)
+def moved(new, old):
+  return jax.tree.map(np.subtract, new.params, old.params)
 
 
-# One step is its gradients applied
+# One step applies its gradients
 
 
 @pytest.mark.parametrize(
   "kind", conftest.slow_but([("vector",)], [(kind,) for kind in KINDS])
 )
-def test_one_step_on_the_whole_batch_is_its_gradients_applied(kind):
+def test_one_step_on_the_whole_batch_applies_its_gradients(kind):
   state, unroll = state_of(kind), unroll_of(kind)
   gradients, output = jitted("gradients", kind)(state, KEY, unroll)
   expected = jitted("apply", kind)(state, gradients)
@@ -132,7 +132,7 @@ def test_one_step_on_the_whole_batch_is_its_gradients_applied(kind):
 
 
 def test_at_a_ratio_of_1_the_gradients_are_those_of_a2c():
-  """With advantages from NumPy, normalised by hand."""
+  """NumPy computes and normalizes the advantages."""
   state, unroll = with_hyperparameters(state_of(), td_lambda=0.8), unroll_of()
   policy = config_of().policy(VECTOR)
 
@@ -177,14 +177,14 @@ def test_at_a_ratio_of_1_the_gradients_are_those_of_a2c():
 # Minibatches
 
 
-def test_keys_decide_the_minibatches_and_updates_count_batches():
+def test_minibatches_depend_on_the_key_and_updates_count_batches():
   unroll, update = unroll_of(), jitted("update", **SEVERAL)
   one, output = update(state_of(), KEY, unroll)
   other, _ = update(state_of(), jax.random.key(1), unroll)
   assert difference(one.params, other.params) > 1e-5
   again, _ = update(one, KEY, unroll)
   assert (one.updates, again.updates) == (1, 2)
-  # Experience counts once.
+  # The weight counts experience once, not once an epoch.
   assert output.weight == np.sum(unroll.inputs.timestep.step_type[1:] != 0)
 
 
@@ -201,22 +201,22 @@ def test_minibatches_that_do_not_divide_are_refused(kind, minibatches, size):
 # Advantages
 
 
-def test_advantages_that_are_all_the_same_are_nothing_to_learn_from():
+def test_equal_advantages_have_no_gradient():
   unroll = jax.tree.map(np.zeros_like, unroll_of())
   unroll.inputs.timestep.step_type[:] = dm_env.StepType.MID
-  nothing = jax.tree.map(np.zeros_like, state_of().params)
-  state = dataclasses.replace(state_of(), params=nothing)
+  zeros = jax.tree.map(np.zeros_like, state_of().params)
+  state = dataclasses.replace(state_of(), params=zeros)
   gradients, _ = jitted("gradients")(state, KEY, unroll)
-  assert difference(gradients.params, nothing) < 1e-6
+  assert difference(gradients.params, zeros) < 1e-6
 
 
-def test_each_epoch_has_minibatches_of_its_own_that_are_normalised():
-  seen = []
+def test_each_epoch_draws_minibatches_and_normalizes_each():
+  calls = []
 
   def spy(values, weights, axis_name):
     out = original(values, weights, axis_name)
     jax.debug.callback(
-      lambda *x: seen.append(x), out, weights, values, ordered=True
+      lambda *x: calls.append(x), out, weights, values, ordered=True
     )
     return out
 
@@ -226,15 +226,15 @@ def test_each_epoch_has_minibatches_of_its_own_that_are_normalised():
     agent = config_of(epochs=2, minibatches=4).make(VECTOR)
     jax.block_until_ready(jax.jit(agent.update)(state_of(), KEY, unroll_of()))
     jax.effects_barrier()
-  assert len(seen) == 8
-  for advantage, weights, _ in seen:
+  assert len(calls) == 8
+  for advantage, weights, _ in calls:
     assert weights.shape == (1, 10)
     mean = np.average(advantage, weights=weights)
     assert mean == pytest.approx(0.0, abs=1e-5)
     square = np.average(advantage**2, weights=weights)
     assert square == pytest.approx(1.0, rel=1e-3)
-  # Each step's advantage is its name.
-  epochs = np.reshape([values for *_, values in seen], (2, 4, 10))
+  # A step is recognized by its advantage.
+  epochs = np.reshape([values for *_, values in calls], (2, 4, 10))
   assert len(np.unique(epochs[0])) > 25
   np.testing.assert_array_equal(*(np.sort(epoch.ravel()) for epoch in epochs))
   assert np.mean(epochs[0] != epochs[1]) > 0.5
@@ -265,40 +265,41 @@ def test_4_cores_update_as_one(kind):
 # Epochs
 
 
-def test_the_learning_rate_falls_over_updates_and_not_over_minibatches():
+def test_the_learning_rate_reaches_its_end_with_the_run():
   state, steps = with_hyperparameters(state_of(), learning_rate=1e-2), []
   for _ in range(5):
-    before = state
+    old_params = state.params
     state, _ = jitted("update", **SEVERAL)(state, KEY, unroll_of())
-    steps.append(difference(state.params, before.params))
+    steps.append(difference(state.params, old_params))
   assert min(steps[:3]) > 1e-5
   assert steps[2] < steps[0] / 2
   assert max(steps[3:]) < 1e-6
 
 
-def test_a_start_from_parameters_counts_the_steps_of_its_updates():
+def test_start_counts_the_optimizer_steps_of_its_updates():
   state = agent_of(**SEVERAL).start(state_of().params, 7)
   assert state.updates == 7
   assert state.optimizer_state[-1].count == 7 * 8
 
 
-def after(state, **fields):
-  """The parameters that an update makes of a state."""
+def updated_params(state, **fields):
   return jitted("update", **fields)(state, KEY, unroll_of())[0].params
 
 
-def test_clipping_reaches_the_loss():
+def test_clip_epsilon_changes_the_loss():
   narrow = with_hyperparameters(state_of(), clip_epsilon=1e-3)
-  assert difference(after(narrow), after(state_of())) > 1e-4
+  wide = state_of()
+  assert difference(updated_params(narrow), updated_params(wide)) > 1e-4
 
 
 @pytest.mark.slow
-def test_clipping_of_values_reaches_the_loss():
-  # The values of the first step are those from before: nothing to clip.
+def test_clip_values_changes_the_loss():
+  # In the first step the values have not changed, so none is clipped.
   for epochs in (1, 2):
     fields = {} if epochs == 1 else {"epochs": epochs}
     plain, clipped = (
-      after(state_of(), **fields, **x) for x in ({}, {"clip_values": True})
+      updated_params(state_of(), **fields, **x)
+      for x in ({}, {"clip_values": True})
     )
     assert (difference(plain, clipped) > 1e-4) == (epochs == 2)
 
@@ -307,7 +308,7 @@ def test_clipping_of_values_reaches_the_loss():
 
 
 def on_policy(fields):
-  """The experience as if the parameters had acted that learn now."""
+  """Experience as if the learned parameters had acted."""
   policy = config_of(**fields).policy(VECTOR)
 
   @jax.jit
@@ -320,8 +321,8 @@ def on_policy(fields):
   return unroll_of()._replace(extras=policy_lib.Extras(log_prob))
 
 
-def test_an_update_ends_at_the_first_minibatch_that_is_too_far():
-  """The divergence of each is found in what longer updates log."""
+def test_an_update_ends_at_the_first_minibatch_above_target_kl():
+  """The divergence of each follows from the means that longer updates log."""
   unroll, rate = on_policy({}), {"learning_rate": 0.05}
   state = with_hyperparameters(state_of(), **rate)
   updated = {
@@ -329,19 +330,19 @@ def test_an_update_ends_at_the_first_minibatch_that_is_too_far():
     for epochs in (2, 3)
   }
   sums = {k: k * float(x.metrics["approx_kl"]) for k, (_, x) in updated.items()}
-  second, third = sums[2], sums[3] - sums[2]  # That of the first is 0.
+  second, third = sums[2], sums[3] - sums[2]  # The first one is 0.
   assert 0 < second < 0.9 * third
   fields = {"epochs": 4, "target_kl": (second + third) / 2}
   limited, output = jax.jit(config_of(**fields).make(VECTOR).update)(
     state, KEY, unroll
   )
-  expected, of_two = updated[2]
+  expected, expected_output = updated[2]
   assert output.metrics["optimizer_steps"] == 2
   assert_close(moved(limited, state), moved(expected, state), rtol=1e-3)
-  assert output.weight == of_two.weight
+  assert output.weight == expected_output.weight
   mean = float(output.metrics["approx_kl"])
   assert mean == pytest.approx((second + third) / 3, rel=1e-2)
-  # The schedule follows the run: steps that were not taken count.
+  # Steps that were not taken count in the schedule.
   assert limited.optimizer_state[-1].count == 4
   assert limited.updates == 1
 
@@ -355,10 +356,10 @@ def test_a_limit_that_is_not_reached_changes_nothing():
   assert metrics.pop("optimizer_steps") == 8
   assert_close(metrics, plain.metrics)
   assert output.weight == plain.weight
-  # Experience of another policy is too far from the start.
-  nowhere = {**SEVERAL, "target_kl": 1e-6}
-  same, output = jitted("update", **nowhere)(state_of(), KEY, unroll_of())
-  assert difference(same.params, state_of().params) == 0
+  # The policy that acted already diverges more than this limit.
+  tiny = {**SEVERAL, "target_kl": 1e-6}
+  state, output = jitted("update", **tiny)(state_of(), KEY, unroll_of())
+  assert difference(state.params, state_of().params) == 0
   assert output.metrics["optimizer_steps"] == 0
 
 
@@ -384,11 +385,11 @@ def test_4_cores_end_at_the_same_minibatch():
     sharding.REPLICATED,
   )
   actual, output = update(state, KEY, unroll)
-  expected, of_one = jitted("update", **fields)(state, KEY, unroll)
+  expected, one_output = jitted("update", **fields)(state, KEY, unroll)
   steps = output.metrics["optimizer_steps"]
-  assert 0 < steps == of_one.metrics["optimizer_steps"] < 4
+  assert 0 < steps == one_output.metrics["optimizer_steps"] < 4
   assert_close(moved(actual, state), moved(expected, state), rtol=1e-3)
-  assert output.weight == of_one.weight
+  assert output.weight == one_output.weight
 
 
 # A loss of the user's own
@@ -397,35 +398,36 @@ def test_4_cores_end_at_the_same_minibatch():
 @pytest.mark.parametrize(
   "kind", conftest.slow_but([("vector",)], [(kind,) for kind in KINDS])
 )
-def test_a_loss_sees_the_policy_before_the_update_and_now(kind):
+def test_a_custom_loss_gets_the_old_and_the_new_policy(kind):
   """Their divergence grows from 0 with each step."""
 
   def loss(evaluated, minibatch, hyperparameters):
     steps = ppo.loss(evaluated, minibatch, hyperparameters)
-    before = minibatch.entries.before
-    kl = before.policy.distribution.kl_divergence(evaluated.policy.distribution)
-    own = {"kl": kl * steps.weight}
-    taken = minibatch.entries.action
-    log_prob = before.policy.distribution.log_prob(taken)
-    own["wrong"] = jax.numpy.abs(log_prob - before.log_prob) * steps.weight
-    return steps._replace(diagnostics=steps.diagnostics | own)
+    old = minibatch.entries.before
+    kl = old.policy.distribution.kl_divergence(evaluated.policy.distribution)
+    log_prob = old.policy.distribution.log_prob(minibatch.entries.action)
+    diagnostics = {
+      "kl": kl * steps.weight,
+      "wrong": jax.numpy.abs(log_prob - old.log_prob) * steps.weight,
+    }
+    return steps._replace(diagnostics=steps.diagnostics | diagnostics)
 
-  found = {}
+  divergences = {}
   for epochs in (1, 2):
     config = config_of(kind, epochs=epochs)
     agent = ppo.make(KINDS[kind][0], config, loss)
-    after, output = jax.jit(agent.update)(state_of(kind), KEY, unroll_of(kind))
-    found[epochs] = float(output.metrics["kl"])
+    state, output = jax.jit(agent.update)(state_of(kind), KEY, unroll_of(kind))
+    divergences[epochs] = float(output.metrics["kl"])
     assert output.metrics["wrong"] < 1e-5
-  assert abs(found[1]) < 1e-5 < 1e-3 < found[2]
+  assert abs(divergences[1]) < 1e-5 < 1e-3 < divergences[2]
   expected, _ = jitted("update", kind, epochs=2)(
     state_of(kind), KEY, unroll_of(kind)
   )
-  assert_close(moved(after, state_of(kind)), moved(expected, state_of(kind)))
+  assert_close(moved(state, state_of(kind)), moved(expected, state_of(kind)))
 
 
 @pytest.mark.slow
-def test_statistics_change_once_and_no_epoch_sees_it():
+def test_statistics_change_only_after_all_epochs():
   fields = {"epochs": 2, "minibatches": 2}
   normalizing = jitted("update", normalize_observations=True, **fields)
   state = state_of(normalize_observations=True, **fields)
@@ -437,20 +439,20 @@ def test_statistics_change_once_and_no_epoch_sees_it():
   )
   state, _ = normalizing(state, KEY, first)
   mean, variance = state.statistics.mean[0], state.statistics.variance[0]
-  # Those from which a step is learned.
+  # The observations from which a step is learned.
   learned, other = (
     x.inputs.timestep.observation[:-1][x.inputs.timestep.step_type[1:] != 0]
     for x in (first, second)
   )
   np.testing.assert_allclose(mean, learned.mean(0), rtol=1e-4)
   np.testing.assert_allclose(variance, learned.var(0), rtol=1e-3)
-  # Another agent is given what the first sees, by statistics from before.
-  seen = (second.inputs.timestep.observation - mean) / np.sqrt(variance)
-  assert np.abs(seen).max() < 10
+  # An agent that does not normalize gets observations that NumPy normalized.
+  normalized = (second.inputs.timestep.observation - mean) / np.sqrt(variance)
+  assert np.abs(normalized).max() < 10
   expected, _ = jitted("update", **fields)(
     dataclasses.replace(state, statistics=()),
     KEY,
-    with_observation(second, seen.astype(np.float32)),
+    with_observation(second, normalized.astype(np.float32)),
   )
   actual, _ = normalizing(state, KEY, second)
   assert_close(moved(actual, state), moved(expected, state), rtol=2e-3)

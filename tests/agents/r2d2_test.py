@@ -1,4 +1,4 @@
-"""R2D2: sequences, burn-in, stored states, and how often it learns."""
+"""R2D2: sequences, burn-in, stored states, and the number of updates."""
 
 import dataclasses
 import functools
@@ -60,7 +60,7 @@ def sample_of(**fields):
   return types.Sample(unroll._replace(core_state=core_state), weight)
 
 
-def test_one_transition_without_a_memory_is_dqn():
+def test_r2d2_with_one_transition_and_no_memory_is_dqn():
   """Burn-in 0, T = n, stride 1 and a feed-forward network."""
   ours = {"lstm_size": 0, "burn_in": 0, "sequence_length": N}
   theirs = {"rescale": True, "dueling": True, "discount": 0.997}
@@ -76,11 +76,11 @@ def test_one_transition_without_a_memory_is_dqn():
   )
 
 
-def test_sequences_are_what_it_needs():
+def test_needs_describe_the_sequences():
   needs = agent_of().needs
   assert needs.window == BURN_IN + SEQUENCE + 1
   assert needs.whole_unrolls and needs.learned_steps == LEARNED
-  # Priorities were computed where it was acted.
+  # The actor has already computed priorities from the extras.
   assert needs.stored(sample_of().unroll).extras == ()
   for period in range(1, LEARNED + 1):
     assert needs.time_steps(period) == needs.window
@@ -98,13 +98,13 @@ def test_sequences_are_what_it_needs():
     ({"replayed": False}, "replayed True"),
   ],
 )
-def test_what_it_cannot_learn_from_is_refused(fields, message):
+def test_unsupported_settings_are_refused(fields, message):
   with pytest.raises(types.ConfigError, match=message):
     config_of(**fields)
 
 
 def unrolled(acting, inputs, core_state):
-  """Step by step: Q-values `[T, B, A]`, and core states before the steps."""
+  """Q-values `[T, B, A]` and core states before each step, step by step."""
   q_values, core_states = [], [core_state]
   for t in range(len(inputs.exploration)):
     now = jax.tree.map(lambda x, t=t: x[t], inputs)
@@ -131,7 +131,7 @@ def inverse(x):
 
 @pytest.mark.parametrize("stored_state", [True, False])
 def test_loss_and_priorities_are_those_of_the_paper(stored_state):
-  """Each network burns in by itself from the stored state, or from zeros."""
+  """Each network burns in on its own, from the stored state or from zeros."""
   fields = {} if stored_state else {"stored_state": False}
   state, (unroll, weight) = state_of(), sample_of()
   acting = agent_of().acting(state)
@@ -164,15 +164,15 @@ def test_loss_and_priorities_are_those_of_the_paper(stored_state):
   np.testing.assert_allclose(output.priorities, expected, rtol=1e-3, atol=1e-4)
 
 
-def test_the_burn_in_has_no_gradient_but_its_state_counts():
+def test_the_burn_in_has_no_gradient_but_an_effect():
   unroll, weight = sample_of()
 
   @jax.jit
   @functools.partial(jax.value_and_grad, argnums=(0, 1))
-  def q_mean(observation, stored):
+  def q_mean(observation, core_state):
     timestep = unroll.inputs.timestep._replace(observation=observation)
     inputs = unroll.inputs._replace(timestep=timestep)
-    changed = unroll._replace(inputs=inputs, core_state=stored)
+    changed = unroll._replace(inputs=inputs, core_state=core_state)
     _, output = agent_of().gradients(
       state_of(), jax.random.key(0), types.Sample(changed, weight)
     )
@@ -190,7 +190,7 @@ def test_the_burn_in_has_no_gradient_but_its_state_counts():
 
 @functools.cache
 def played():
-  """Unrolls of a policy that does not learn, one after another."""
+  """Consecutive unrolls of a policy that does not learn."""
   layout = unroll_store.Layout.of(agent_of(), PERIOD, NUM_ENVS)
   actor = local_actor.LocalActor(
     local_actor.Programs(agent_of(), SPEC, layout),
@@ -210,19 +210,19 @@ def played():
 
 
 def steps_of(unrolls):
-  """The inputs of everything that happened, each step once."""
+  """The inputs of all unrolls, each step once."""
   return jax.tree.map(
     lambda *x: np.concatenate([y[:PERIOD] for y in x]),
     *[unroll.inputs for unroll in unrolls],
   )
 
 
-def test_a_stored_state_is_that_of_the_episode_so_far():
+def test_a_stored_state_is_unrolled_from_the_episodes_start():
   inputs = steps_of(played())
   _, core_states = unrolled(agent_of().acting(state_of()), inputs, zeros())
   for k, unroll in enumerate(played()):
     first = inputs.timestep.step_type[k * PERIOD] == dm_env.StepType.FIRST
-    # At FIRST the store has zeros, and the LSTM resets itself.
+    # At FIRST the stored state is zeros, and the LSTM resets itself.
     expected = jax.tree.map(
       lambda x, first=first: np.where(first[:, None], 0.0, x),
       core_states[k * PERIOD],
@@ -235,8 +235,8 @@ def test_a_stored_state_is_that_of_the_episode_so_far():
     assert first.all() or any(np.any(x) for x in stored)
 
 
-def test_first_priorities_are_of_the_q_values_that_acted():
-  """With the same parameters they are those that learning would give."""
+def test_initial_priorities_come_from_the_q_values_of_acting():
+  """Learning computes the same priorities from the same parameters."""
   state = dataclasses.replace(state_of(), target_params=state_of().params)
   unroll = played()[5]
   actual = jitted("priorities")(agent_of().acting(state), unroll)
@@ -252,7 +252,7 @@ def test_first_priorities_are_of_the_q_values_that_acted():
 # In a replay
 
 
-def test_updates_are_as_many_as_the_ratio_says():
+def test_the_number_of_updates_follows_the_replay_ratio():
   config = replay.Config(
     replay_min_steps=1, replay_batch_size=8, replay_ratio=0.5
   )
@@ -262,7 +262,7 @@ def test_updates_are_as_many_as_the_ratio_says():
   updates = sum(len(list(source([share]))) for _ in range(120))
   learned = updates * 8 * LEARNED
   assert learned / (120 * PERIOD * NUM_ENVS) == pytest.approx(0.5, rel=0.05)
-  # So epsilon falls over as many env steps as it says.
+  # Epsilon then falls over `epsilon_steps`.
   horizon, expected = plan.horizon, 10_000 * 0.5 / (8 * LEARNED)
   agent = agent_of(horizon=horizon, epsilon_steps=5_000)
   state = dataclasses.replace(state_of(), updates=np.int32(round(expected / 4)))
@@ -274,8 +274,8 @@ def test_updates_are_as_many_as_the_ratio_says():
 # The figure
 
 
-def test_the_figures_discrepancy_is_of_states_that_acting_did_not_have():
-  # As in a ring that has wrapped, they begin within an episode.
+def test_the_figure_measures_states_that_acting_did_not_have():
+  # The sequences begin within an episode, as in a ring that has wrapped.
   sequences = played()[2:]
   unrolls = jax.tree.map(
     lambda *x: np.concatenate(x, axis=1),
@@ -286,7 +286,7 @@ def test_the_figures_discrepancy_is_of_states_that_acting_did_not_have():
   )
 
   def discrepancy(acting, stored_state):
-    found = stored_state_figure.discrepancy(
+    values = stored_state_figure.discrepancy(
       agent_of(),
       acting,
       unrolls._replace(core_state=core_state),
@@ -294,8 +294,8 @@ def test_the_figures_discrepancy_is_of_states_that_acting_did_not_have():
       period=PERIOD,
       stored_state=stored_state,
     )
-    assert found.shape == (agent_of().needs.window,)
-    return found
+    assert values.shape == (agent_of().needs.window,)
+    return values
 
   acting = agent_of().acting(state_of())
   np.testing.assert_allclose(discrepancy(acting, True), 0.0, atol=1e-6)

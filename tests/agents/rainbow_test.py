@@ -50,7 +50,7 @@ def sample_of(**fields):
 
 
 PLAIN = {"noise_scale": 0.0, "n_step": 2, "dueling": False}
-# Its programs are small.
+# Settings whose programs are small.
 NOISY = {"n_step": 1, "dueling": False}
 
 
@@ -92,7 +92,7 @@ def test_a_dueling_network_has_a_layer_for_the_value():
     ({"huber_delta": 1.0}, "rescale False and huber_delta 0"),
   ],
 )
-def test_what_cannot_be_is_refused(fields, message):
+def test_unsupported_settings_are_refused(fields, message):
   with pytest.raises(types.ConfigError, match=message):
     config_of(**fields)
 
@@ -101,7 +101,7 @@ def test_what_cannot_be_is_refused(fields, message):
 
 
 @pytest.mark.parametrize("double", [False, True])
-def test_the_loss_is_that_of_the_networks_distributions(double):
+def test_the_loss_compares_distributions_of_the_networks(double):
   agent, state, sample = (f(**PLAIN) for f in (agent_of, state_of, sample_of))
   atoms = np.linspace(-10, 10, 11, dtype=np.float32)
   inputs, window = sample.unroll.inputs, agent.needs.window
@@ -168,12 +168,12 @@ def test_noise_has_the_variance_of_its_factors():
     def draw(key):
       return LAYER.apply(params, FEATURES, rngs={"noise": key})
 
-    found = jax.vmap(draw)(jax.random.split(key, 20_000))
-    return found.mean(axis=0), found.var(axis=0)
+    outputs = jax.vmap(draw)(jax.random.split(key, 20_000))
+    return outputs.mean(axis=0), outputs.var(axis=0)
 
-  found, spread = drawn(jax.random.key(1))
+  actual_mean, actual_variance = drawn(jax.random.key(1))
   sigma = SCALE / 6**0.5
-  # E |e| = sqrt(2 / pi), of each of the two factors.
+  # Each of the two factors has E |e| = sqrt(2 / pi).
   factor = (2 / np.pi) ** 0.5
   variance = sigma**2 * factor * (1 + factor * (FEATURES**2).sum(-1))
   mean = jax.jit(LAYER.apply)(params, FEATURES)
@@ -182,23 +182,23 @@ def test_noise_has_the_variance_of_its_factors():
     mean, FEATURES @ layer["kernel"] + layer["bias"], rtol=1e-5, atol=1e-6
   )
   np.testing.assert_allclose(
-    found, mean, atol=5 * (variance.max() / 20_000) ** 0.5
+    actual_mean, mean, atol=5 * (variance.max() / 20_000) ** 0.5
   )
   np.testing.assert_allclose(
-    spread, np.repeat(variance[..., None], 3, -1), rtol=0.1
+    actual_variance, np.repeat(variance[..., None], 3, -1), rtol=0.1
   )
 
 
 def test_noise_differs_by_stream_and_lasts_for_all_its_steps():
   same = np.repeat(FEATURES[:1, :1], 4, 0).repeat(5, 1)
   apply = jax.jit(LAYER.apply)
-  found = apply(layer_params(), same, rngs={"noise": jax.random.key(2)})
-  np.testing.assert_array_equal(found, np.repeat(found[:1], 4, 0))
-  assert len(np.unique(found[0], axis=0)) == 5
+  outputs = apply(layer_params(), same, rngs={"noise": jax.random.key(2)})
+  np.testing.assert_array_equal(outputs, np.repeat(outputs[:1], 4, 0))
+  assert len(np.unique(outputs[0], axis=0)) == 5
 
 
 def acted(core_state, first, seed):
-  """The output and the core state of a step, all rows observing the same."""
+  """The output and the core state of a step with the same observations."""
   acting = agent_of(**NOISY).acting(state_of(**NOISY))
   inputs = acting_step.zero_inputs(SPEC, ROWS)
   inputs.timestep.step_type[:] = 0 if first else 1
@@ -218,7 +218,7 @@ def q_values(output):
 def test_an_episode_has_one_noise_and_the_next_another():
   output, core_state = acted(start(), first=True, seed=0)
   one = q_values(output)
-  assert len(np.unique(one, axis=0)) == ROWS  # Of the same observation.
+  assert len(np.unique(one, axis=0)) == ROWS
   # Epsilon is 0.
   np.testing.assert_array_equal(output.action, one.argmax(axis=-1))
   output, core_state = acted(core_state, first=False, seed=1)
@@ -227,22 +227,22 @@ def test_an_episode_has_one_noise_and_the_next_another():
   assert (one != q_values(output)).all()
 
 
-def test_noise_is_that_of_the_seed_whatever_the_batch():
-  """A row acts alike in any batch, as partial batches need."""
+def test_noise_depends_on_the_seed_and_not_on_the_batch():
+  """A row acts the same in any batch, as partial batches need."""
   whole, core_state = acted(start(), first=True, seed=0)
   rows = np.tile([3, 4], ROWS // 2)
   part = jax.tree.map(lambda x: np.asarray(x)[rows], core_state)
-  found, _ = acted(part, first=False, seed=5)
-  np.testing.assert_array_equal(q_values(found), q_values(whole)[rows])
+  output, _ = acted(part, first=False, seed=5)
+  np.testing.assert_array_equal(q_values(output), q_values(whole)[rows])
 
 
 def test_learning_draws_new_noise_for_each_update_and_network():
   state, sample = state_of(**NOISY), sample_of(**NOISY)
   state = dataclasses.replace(state, target_params=state.params)
-  found = [
+  results = [
     jitted("gradients", **NOISY)(state, jax.random.key(k), sample)
     for k in (0, 0, 1)
   ]
-  assert len({float(output.metrics["loss"]) for _, output in found}) == 2
-  # The noise has a gradient: how large it is, is learned.
-  assert all(np.any(x) for x in jax.tree.leaves(found[0][0].params))
+  assert len({float(output.metrics["loss"]) for _, output in results}) == 2
+  # The scale of the noise is learned, too.
+  assert all(np.any(x) for x in jax.tree.leaves(results[0][0].params))

@@ -24,7 +24,7 @@ KEY, GAMMA, BATCH = jax.random.key(0), 0.9, 6
 
 @functools.cache
 def made(name="a2c", **fields):
-  """An agent that normalizes rewards, unless a field says otherwise."""
+  """An agent that normalizes rewards by default."""
   common = {"hidden_sizes": (8,), "discount": GAMMA, "reward_scale": 1.0}
   fields = {**common, "normalize_rewards": True, **fields}
   config = AGENTS[name].Config(**fields)
@@ -53,11 +53,11 @@ def unroll_of(agent, length=9, seed=0, scale=1.0):
 
 def returns_of(timestep, before):
   """R after each step, by a loop."""
-  found, total = [], np.array(before, np.float64)
+  returns, total = [], np.array(before, np.float64)
   for step_type, reward in zip(*timestep[:2], strict=True):
     total = np.where(step_type == 0, 0.0, GAMMA * total) + reward
-    found.append(total)
-  return np.stack(found)
+    returns.append(total)
+  return np.stack(returns)
 
 
 def test_acting_carries_the_return_from_unroll_to_unroll():
@@ -80,7 +80,7 @@ def test_acting_carries_the_return_from_unroll_to_unroll():
 
 
 @pytest.mark.parametrize("name", ["a2c", "ppo"])
-def test_statistics_are_of_the_returns_of_all_steps_that_are_no_resets(name):
+def test_statistics_are_of_returns_without_resets(name):
   _, agent = made(name)
   state, means, squares = state_of(name), [], []
   state = dataclasses.replace(
@@ -103,7 +103,7 @@ def test_statistics_are_of_the_returns_of_all_steps_that_are_no_resets(name):
 
 @pytest.mark.parametrize("name", AGENTS)
 def test_the_unit_of_rewards_does_not_matter(name):
-  """Without it, it does: values are to predict 1,000 times as much."""
+  """It matters without normalization, which leaves values to scale."""
   for fields, same in (({}, True), ({"normalize_rewards": False}, False)):
     _, agent = made(name, **fields)
     small, large = (
@@ -115,19 +115,19 @@ def test_the_unit_of_rewards_does_not_matter(name):
     assert (abs(large["loss_value"] / small["loss_value"] - 1) < 1e-3) == same
 
 
-def test_the_deviation_is_that_of_this_batch_and_all_before():
-  """So the first reward after many zeros is divided by no small number."""
+def test_the_deviation_is_over_this_and_all_previous_batches():
+  """The first reward after many zeros is divided by no small number."""
   _, agent = made(value_cost=1.0)
   state, unroll = state_of(value_cost=1.0), unroll_of(agent)
-  nothing = unroll_of(agent, scale=0.0)
+  unrewarded = unroll_of(agent, scale=0.0)
   update = jitted("update", value_cost=1.0)
   for _ in range(3):
-    state, output = update(state, KEY, nothing)
+    state, output = update(state, KEY, unrewarded)
     assert np.isfinite(output.metrics["loss_value"])
   returns = returns_of(unroll.inputs.timestep, np.zeros(BATCH))[1:]
   kept = returns[unroll.inputs.timestep.step_type[1:] != 0]
   total = np.concatenate([kept, np.zeros(3 * len(kept))])
-  found = rewards.deviation(
+  deviation = rewards.deviation(
     state.statistics,
     rewards.measure(
       state.statistics,
@@ -139,22 +139,23 @@ def test_the_deviation_is_that_of_this_batch_and_all_before():
     ),
     state.updates,
   )
-  assert found == pytest.approx(total.std(), rel=1e-3)
+  assert deviation == pytest.approx(total.std(), rel=1e-3)
 
 
 @pytest.mark.slow
 def test_observations_are_normalized_beside_rewards():
-  """As they are without, and each has its own statistics."""
+  """Their statistics are the same as without normalized rewards."""
   observed = {"normalize_observations": True}
   both = made("ppo", **observed)[1]
   alone = made("ppo", **observed, normalize_rewards=False)[1]
   state = both.init(KEY)
   assert len(jax.tree.leaves(state.statistics)) == 4
-  after = jax.jit(both.update)(state, KEY, unroll_of(both))[0].statistics
+  actual = jax.jit(both.update)(state, KEY, unroll_of(both))[0].statistics
   other = jax.jit(alone.update)(alone.init(KEY), KEY, unroll_of(alone))[0]
-  np.testing.assert_array_equal(after.mean[0], other.statistics.mean[0])
-  np.testing.assert_array_equal(after.variance[0], other.statistics.variance[0])
-  assert after.mean[1].shape == () and after.variance[1] > 0
+  expected = other.statistics
+  np.testing.assert_array_equal(actual.mean[0], expected.mean[0])
+  np.testing.assert_array_equal(actual.variance[0], expected.variance[0])
+  assert actual.mean[1].shape == () and actual.variance[1] > 0
 
 
 @pytest.mark.parametrize(
@@ -172,18 +173,21 @@ def test_observations_are_normalized_beside_rewards():
     pytest.param("a3c", "a2c", marks=pytest.mark.long),
   ],
 )
-def test_pipelines_carry_returns_beyond_an_unroll(pipeline, name, tmp_path):
-  """Of rewards of 1, R rises to 10 in some 20 steps; unrolls have 5."""
-  own, nodes = pipelines_test.make(
+def test_pipelines_carry_returns_across_unrolls(pipeline, name, tmp_path):
+  """R of rewards of 1 rises to 10 in about 20 steps; unrolls have 5."""
+  running, nodes = pipelines_test.make(
     pipeline, name, tmp_path, normalize_rewards=True, discount=GAMMA
   )
-  acting, process = [], own.process
+  acting, process = [], running.process
   last = pipelines_test.run_all(
-    own, nodes, finish=lambda: acting.append(process.policy(process.saved()))
+    running,
+    nodes,
+    finish=lambda: acting.append(process.policy(process.saved())),
   )
   assert last["learner_steps"] >= 3
   statistics = acting[0].statistics
-  # Begun again in each unroll, they would be 4.1 at most, and 2.6 on average.
+  # If R started again in each unroll, it would be at most 4.1, and 2.6 on
+  # average.
   assert 4.1 < statistics.mean[0] < 10
   assert 0 < statistics.variance[0] < 10
 
@@ -206,14 +210,14 @@ def test_4_cores_divide_by_the_same_deviation(name):
     sharding.REPLICATED,
   )
   actual, output = update(state, KEY, four)
-  expected, of_one = jitted("update", name, **fields)(state, KEY, four)
-  for found, wanted in (
+  expected, one_output = jitted("update", name, **fields)(state, KEY, four)
+  for on_cores, on_one in (
     (actual.statistics, expected.statistics),
-    (output.metrics["loss_value"], of_one.metrics["loss_value"]),
+    (output.metrics["loss_value"], one_output.metrics["loss_value"]),
     (actual.params, expected.params),
   ):
     jax.tree.map(
       lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
-      found,
-      wanted,
+      on_cores,
+      on_one,
     )

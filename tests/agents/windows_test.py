@@ -1,4 +1,4 @@
-"""Windows without Q-values, and target parameters that follow the others."""
+"""Windows without Q-values, and updates of target parameters."""
 
 import dataclasses
 
@@ -39,21 +39,21 @@ def model_of():
     ({"transitions": None, "n_step": 5}, None, 1),
   ],
 )
-def test_what_windows_need(fields, window, learned_steps):
+def test_windows_determine_the_needs(fields, window, learned_steps):
   needs = windows.Windows(**fields).needs
   assert (needs.window, needs.learned_steps) == (window, learned_steps)
 
 
 def test_a_return_of_continuous_actions_is_one_transition():
-  """What a critic needs: no network, and no kind of action, is assumed."""
+  """A critic, for example, needs windows with any network and actions."""
   n, burn_in = 3, 2
-  own = windows.Windows(transitions=n, n_step=n, burn_in=burn_in)
-  unroll = unroll_of(own.needs.window)
-  steps = own.steps(model_of(), unroll, jnp.float32(GAMMA))
-  assert own.have_one_return(model_of(), steps)
-  longer = dataclasses.replace(own, n_step=n - 1)
-  assert not longer.have_one_return(model_of(), steps)
-  one = jax.jit(own.one_transition)(steps)
+  one_return = windows.Windows(transitions=n, n_step=n, burn_in=burn_in)
+  unroll = unroll_of(one_return.needs.window)
+  steps = one_return.steps(model_of(), unroll, jnp.float32(GAMMA))
+  assert one_return.have_one_return(model_of(), steps)
+  two_returns = dataclasses.replace(one_return, n_step=n - 1)
+  assert not two_returns.have_one_return(model_of(), steps)
+  one = jax.jit(one_return.one_transition)(steps)
   np.testing.assert_array_equal(one.action, unroll.action[burn_in][None])
   step_type, reward, discount, _ = unroll.inputs.timestep
   for b in range(len(ENDS)):
@@ -72,25 +72,25 @@ def test_a_return_of_continuous_actions_is_one_transition():
 
 
 def test_only_returns_of_n_steps_are_learned_from():
-  own = windows.Windows(transitions=5, n_step=3, priority_max_share=0.25)
-  steps = own.steps(model_of(), unroll_of(6), jnp.float32(GAMMA))
+  replayed = windows.Windows(transitions=5, n_step=3, priority_max_share=0.25)
+  steps = replayed.steps(model_of(), unroll_of(6), jnp.float32(GAMMA))
   error = np.random.default_rng(0).normal(size=(5, 30)).astype(np.float32)
-  np.testing.assert_array_equal(own.learned(error, steps), error[:3])
+  np.testing.assert_array_equal(replayed.learned(error, steps), error[:3])
   every = windows.Windows(transitions=None, n_step=3)
   np.testing.assert_array_equal(every.learned(error, steps), error)
   size = np.abs(error)
-  whole = dataclasses.replace(own, whole_unrolls=True)
+  whole = dataclasses.replace(replayed, whole_unrolls=True)
   np.testing.assert_allclose(
     whole.priorities(error)[:, 0],
     0.25 * size.max(0) + 0.75 * size.mean(0),
     rtol=1e-5,
   )
-  np.testing.assert_array_equal(own.priorities(error), size.T)
+  np.testing.assert_array_equal(replayed.priorities(error), size.T)
 
 
-def test_targets_move_their_rate_of_the_way_every_period():
+def test_targets_are_averaged_every_period():
   config = windows.Config(target_period=2, target_rate=0.25)
-  follow = jax.jit(lambda state: windows.follow(config, state))
+  update_targets = jax.jit(lambda state: windows.update_targets(config, state))
   rng = np.random.default_rng(0)
   params, target = rng.normal(size=(2, 3)).astype(np.float32)
   for updates in range(1, 6):
@@ -102,17 +102,17 @@ def test_targets_move_their_rate_of_the_way_every_period():
       updates=jnp.int32(updates),
       target_params={"w": target},
     )
-    found = np.asarray(follow(state).target_params["w"])
+    new_target = np.asarray(update_targets(state).target_params["w"])
     if updates % 2:
-      np.testing.assert_array_equal(found, target)
+      np.testing.assert_array_equal(new_target, target)
     else:
       expected = target + 0.25 * (params - target)
-      np.testing.assert_allclose(found, expected, rtol=1e-5)
-      assert np.abs(found - target).max() > 0.05
-    target = found
+      np.testing.assert_allclose(new_target, expected, rtol=1e-5)
+      assert np.abs(new_target - target).max() > 0.05
+    target = new_target
 
 
 @pytest.mark.parametrize("rate", [0.0, -0.1, 1.1, float("nan")])
-def test_a_rate_that_is_no_share_is_refused(rate):
+def test_a_rate_outside_0_to_1_is_refused(rate):
   with pytest.raises(types.ConfigError, match="expected target_rate from"):
     windows.Config(target_rate=rate)

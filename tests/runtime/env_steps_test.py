@@ -175,6 +175,6 @@ def test_an_evaluator_returns_its_env_steps(length, seen):
 
 def test_without_resets_the_clock_is_the_number_of_updates():
   state = base.AgentState((), (), {}, jnp.int32(3), jnp.float32(0))
-  assert state.counted(jnp.float32(1)).clock == 3
-  state = state.counted(jnp.float32(0.5)).counted(0.25)
+  assert state.count_resets(jnp.float32(1)).clock == 3
+  state = state.count_resets(jnp.float32(0.5)).count_resets(0.25)
   assert state.clock == 1.75

@@ -47,7 +47,7 @@ class Options:
     "seed_vtrace --num-actors 2 --envs-per-actor 1024 --batch-size 1024",
   )
   env: str = "CartPole-v1"
-  seconds: float = types.setting(20.0, low=1.0, high=types.MOST_SECONDS)
+  seconds: float = types.setting(20.0, low=1.0, high=types.MAX_SECONDS)
   repetitions: int = types.setting(3, low=1, high=2**20)
   output: str = "benchmark.jsonl"
   quick: bool = False

@@ -90,7 +90,7 @@ def fits(kind: object, value: object) -> bool:
     # Refuses NaN, infinities and integers too large for a float.
     if isinstance(value, bool) or not isinstance(value, int | float):
       return False
-    return -types.MOST <= value <= types.MOST
+    return -types.MAX_VALUE <= value <= types.MAX_VALUE
   if kind is int:
     return type(value) is int
   return isinstance(value, kind if isinstance(kind, type) else Mapping)

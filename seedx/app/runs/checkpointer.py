@@ -41,7 +41,7 @@ class Config:
   """
 
   checkpoint_every_seconds: float = types.setting(
-    60.0, changes="resume", labels=False, low=0.0, high=types.MOST_SECONDS
+    60.0, changes="resume", labels=False, low=0.0, high=types.MAX_SECONDS
   )
   checkpoint_replay_gib: float = types.setting(
     1.0, changes="resume", labels=False, low=0.0

@@ -51,7 +51,7 @@ class Options:
   )
   env: str = "CartPole-v1"
   total_steps: int = types.setting(300_000, low=1)
-  total_seconds: float = types.setting(0.0, low=0.0, high=types.MOST_SECONDS)
+  total_seconds: float = types.setting(0.0, low=0.0, high=types.MAX_SECONDS)
   seeds: int = types.setting(3, low=1, high=2**20)
   run_dir: str = ""
 

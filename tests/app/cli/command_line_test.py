@@ -115,7 +115,7 @@ class Run:
 
   def __post_init__(self):
     types.check_settings(self)
-    types.check_range("num_envs", self.num_envs, 1, types.MOST)
+    types.check_range("num_envs", self.num_envs, 1, types.MAX_VALUE)
     if self.total_steps < self.num_envs:
       raise types.ConfigError(
         f"expected total_steps of at least\n{self.num_envs} for the num_envs,"
