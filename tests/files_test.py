@@ -168,6 +168,7 @@ _OTHERS = {
   "seedx/files.py": "files of runs",
   "seedx/app/certificates.py": "a directory that it makes",
   "seedx/app/benchmark/runs.py": "/proc",
+  "seedx/app/compiled.py": "/proc, and a directory of the user",
   "seedx/app/profiling.py": "a directory that it just made",
   "seedx/app/cli/experiments.py": "the first lines of seedx's own",
   "seedx/app/cli/programs.py": "/dev/null",

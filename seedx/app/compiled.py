@@ -10,9 +10,9 @@ import pwd
 import stat
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 
 import jax
-import jaxlib
 
 from seedx import types
 
@@ -91,7 +91,7 @@ def _kind(root: pathlib.Path) -> str:
     text = platform.processor()
   lines = sorted(x for x in text.splitlines() if x.startswith(_CPU))
   digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
-  return f"jaxlib-{jaxlib.__version__}-{platform.machine()}-{digest}"
+  return f"jaxlib-{metadata.version('jaxlib')}-{platform.machine()}-{digest}"
 
 
 def _check(directory: pathlib.Path) -> None:

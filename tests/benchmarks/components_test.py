@@ -53,8 +53,8 @@ def test_streams_and_products_are_figures(tmp_path, capsys):
   assert all(x["value"] > 0 for x in lines)
   for number in (3, 5):
     of = f"wire, {number} streams"
-    found = {x["figure"] for x in lines if x["of"] == of}
-    assert found == {"to connect all", "replies"}
+    figures = {x["figure"] for x in lines if x["of"] == of}
+    assert figures == {"to connect all", "replies"}
   (share,) = [x["value"] for x in lines if x["of"] == "a2c"]
   assert share < 2
   assert "**a2c**" in capsys.readouterr().out

@@ -79,8 +79,12 @@ def test_a_program_trains(program, arguments, tmp_path, capfd):
     (impala, "--agent sarsa", "expected vtrace, a2c, ppo, dqn, found 'sarsa'"),
     (impala, "--agent a2c --epochs 2", "unrecognized arguments: --epochs"),
     (ppo, "--total-steps 999", "total_steps of at least 1024"),
-    (ppo, "--minibatches 7", "divide the 1024 env steps that each learner"),
-    (ppo, "--recurrent --minibatches 7", "16 unrolls that each learner device"),
+    (ppo, "--minibatches 7", "divide the 1024 env steps of a batch on each"),
+    (
+      ppo,
+      "--recurrent --minibatches 7",
+      "16 unrolls of a batch on each learner device",
+    ),
     (impala, "--agent ppo --minibatches 7", "such as 8 or 5, found 7"),
     (anakin_ppo, "--minibatches 999999", "such as 2048 or 1024, found 999999"),
     (a2c, "--coordinator x --host-index 0", "expected host:port"),
@@ -123,7 +127,7 @@ def helped(program, capfd, *words):
 def test_help_marks_the_values_of_presets(capfd):
   output = helped(a2c, capfd)
   assert output.startswith("usage: python -m experiments.a2c [options] ")
-  assert "in an unroll (preset: 16; default: 20)" in output
+  assert "in an unroll (T) (preset: 16; default: 20)" in output
   assert "initial learning rate (default: 0.002)" in output
   output = helped(a2c, capfd, "--env", "Pendulum-v1")
   assert "initial learning rate (preset: 0.001; default: 0.002)" in output

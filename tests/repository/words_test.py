@@ -1,0 +1,267 @@
+"""Everything that a person reads is plain English: a floor for it.
+
+CONTRIBUTING.md has the rules and a glossary. A finding is a sentence or a name
+to write afresh, not a word to replace. Where a phrase is about people, or is
+the best one for another reason, the comment `# words: REASON` on its line (of a
+docstring: behind the closing quotes) excepts it.
+"""
+
+import ast
+import io
+import pathlib
+import re
+import tokenize
+from collections.abc import Iterator
+
+import pytest
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_CODE = ("seedx", "experiments", "benchmarks", "examples", "tests", "colab")
+_PAGES = ("*.md", "docs/*.md", ".ci/*.md", "colab/*.md")
+# A text that begins so lacks its noun or its verb.
+_STARTS = frozenset(
+  [
+    "also",
+    "as",
+    "at",
+    "by",
+    "else",
+    "for",
+    "from",
+    "in",
+    "of",
+    "on",
+    "per",
+    "so",
+    "than",
+    "that",
+    "then",
+    "these",
+    "those",
+    "to",
+    "until",
+    "what",
+    "when",
+    "where",
+    "which",
+    "who",
+    "whom",
+    "whose",
+    "with",
+    "within",
+    "without",
+  ]
+)
+# Of these, a comment may begin with some: it gives a reason.
+_COMMENT_STARTS = frozenset(
+  ["of", "what", "which", "who", "whom", "whose", "than"]
+)
+_PHRASES = {
+  "a count without its noun": r"so (?:many|much)\b(?! (?:as|that)\b)",
+  "people, not programs, do this": (
+    r"(?:says?|said|saying|tells?|told|telling|knows?|hears?|heard)\b"
+  ),
+  "people, not things": r"(?:who|whom|whoever|nobody|somebody|anybody)\b",
+  "continue": r"(?:go|goes|going|went|gone) on\b",
+  "a count is a number of": r"how many\b(?! \w+ (?:to|there)\b)",
+  "the noun": r"the former\b|the latter\b|the same, of\b",
+}
+_PHRASE = re.compile(
+  "|".join(rf"\b(?:{pattern})" for pattern in _PHRASES.values()), re.IGNORECASE
+)
+# People.
+_PERSON = re.compile(
+  r"\b(?:people|researchers?|readers?|users?|authors?|somebody|anyone|everyone|"
+  r"one|those|you|person|newcomers?|developers?|maintainers?|attackers?|others?)"
+  r"(?:,? (?:who|whom|whose))?"
+  r"(?: (?:say|says|said|know|knows|tell|tells|told|go on|goes on))?\b",
+  re.IGNORECASE,
+)
+# Names that describe nothing.
+_NAMES = frozenset(
+  ["found", "known", "least", "most", "said", "says", "tells", "told"]
+)
+# Words of a function's or a test's name.
+_NAME_WORDS = frozenset(
+  [
+    "nobody",
+    "said",
+    "say",
+    "says",
+    "tell",
+    "tells",
+    "told",
+    "who",
+    "whoever",
+    "whom",
+    "whose",
+  ]
+)
+_ENTRY = re.compile(r"^\s+\*{0,2}([a-z_][\w, *.`]*): +(\S.*)$")
+_SECTIONS = re.compile(r"^\s*(Args|Attributes|Returns|Yields|Raises):\s*$")
+
+
+def _docstrings(tree: ast.Module) -> Iterator[tuple[ast.Constant, ast.AST]]:
+  for node in ast.walk(tree):
+    if isinstance(
+      node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    ):
+      match node.body:
+        case [ast.Expr(value=ast.Constant(value=str()) as text), *_]:
+          yield text, node
+
+
+def _first_word(text: str) -> str:
+  word = re.match(r"\W*([A-Za-z']+)", text)
+  return word.group(1).lower() if word else ""
+
+
+def _phrases(text: str) -> Iterator[str]:
+  """Yields the banned phrases of a text, code and quotations left out."""
+  text = re.sub(r"`[^`]*`|\"[^\"]*\"", "`", " ".join(text.split()))
+  text = _PERSON.sub("people", text)
+  for match in _PHRASE.finditer(text):
+    yield match.group()
+
+
+def _beginnings(docstring: str) -> Iterator[str]:
+  """Yields the beginnings of a docstring and its entries that lack a noun."""
+  lines = docstring.splitlines()
+  if _first_word(lines[0]) in _STARTS:
+    yield lines[0].strip()
+  section = ""
+  indent = 0
+  for line in lines[1:]:
+    if heading := _SECTIONS.match(line):
+      section, indent = heading.group(1), 0
+    elif section and (entry := _ENTRY.match(line)):
+      here = len(line) - len(line.lstrip())
+      indent = indent or here
+      is_named = here == indent and section in ("Args", "Attributes")
+      if is_named and _first_word(entry.group(2)) in _STARTS:
+        yield line.strip()
+
+
+def _excepted(lines: list[str], last: int) -> bool:
+  return "# words:" in lines[last - 1]
+
+
+def in_code(source: str) -> list[tuple[int, str]]:
+  """Returns the findings in a Python file: lines, and what is there."""
+  tree, lines = ast.parse(source), source.splitlines()
+  findings, texts = [], set()
+  for text, _ in _docstrings(tree):
+    texts.add(id(text))
+    if not _excepted(lines, text.end_lineno):
+      findings += [(text.lineno, x) for x in _beginnings(text.value)]
+      findings += [(text.lineno, x) for x in _phrases(text.value)]
+  for node in ast.walk(tree):
+    match node:
+      case ast.Constant(value=str() as text) if id(node) not in texts:
+        if text.count(" ") >= 2 and not _excepted(lines, node.end_lineno):
+          findings += [(node.lineno, x) for x in _phrases(text)]
+      case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
+        if name.strip("_") in _NAMES:
+          findings.append((node.lineno, f"the name {name}"))
+      case ast.Attribute(attr=name, ctx=ast.Store()):
+        if name.strip("_") in _NAMES:
+          findings.append((node.lineno, f"the name {name}"))
+      case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+        if name.strip("_") in _NAMES or _NAME_WORDS & {*name.split("_")}:
+          findings.append((node.lineno, f"the name {name}"))
+  comment, began = "", 0
+  for token in tokenize.generate_tokens(io.StringIO(source).readline):
+    if token.type == tokenize.COMMENT:
+      text = token.string.lstrip("#: ")
+      alone = not token.line[: token.start[1]].strip()
+      if (
+        comment and alone and token.start[0] == began + comment.count("\n") + 1
+      ):
+        comment += "\n" + text
+      else:
+        findings += _in_comment(comment, began)
+        comment, began = text, token.start[0]
+  findings += _in_comment(comment, began)
+  return sorted(set(findings))
+
+
+def _in_comment(comment: str, line: int) -> list[tuple[int, str]]:
+  if not comment or comment.startswith("words:"):
+    return []
+  findings = [(line, x) for x in _phrases(comment)]
+  if _first_word(comment) in _COMMENT_STARTS:
+    findings.append((line, comment.splitlines()[0]))
+  return findings
+
+
+def in_page(text: str) -> list[tuple[int, str]]:
+  """Returns the findings in a page of Markdown, its code left out."""
+  findings, in_block = [], False
+  for number, line in enumerate(text.splitlines(), 1):
+    if line.lstrip().startswith("```"):
+      in_block = not in_block
+    elif not in_block:
+      findings += [(number, x) for x in _phrases(line)]
+  return findings
+
+
+def everything() -> Iterator[tuple[str, int, str]]:
+  """Yields the findings of all files: path, line, and what is there."""
+  for folder in _CODE:
+    for path in sorted((_ROOT / folder).rglob("*.py")):
+      if path == pathlib.Path(__file__):
+        continue
+      name = str(path.relative_to(_ROOT))
+      for line, text in in_code(path.read_text()):
+        yield name, line, text
+  for pattern in _PAGES:
+    for path in sorted(_ROOT.glob(pattern)):
+      name = str(path.relative_to(_ROOT))
+      for line, text in in_page(path.read_text()):
+        yield name, line, text
+
+
+def test_what_people_read_is_plain():
+  findings = [f"{name}:{line}: {text}" for name, line, text in everything()]
+  assert not findings, "\n".join(findings)
+
+
+@pytest.mark.parametrize(
+  "source",
+  [
+    '"""Of a core, the shares."""',
+    'def f():\n  """Sends what it is told."""',
+    'def f(x):\n  """Sends.\n\n  Args:\n    x: to send.\n  """',
+    'class C:\n  """A server.\n\n  Attributes:\n    x: of the core.\n  """',
+    "x = 1  # Whoever reads this waits.",
+    'raise ValueError("the server says that it is full")',
+    "found = 1",
+    "def test_who_waits_is_served(): pass",
+    "self.said = 1",
+    "# It goes on\n# without a word.",
+    "# A text that goes\n# on in a second line.",
+  ],
+)
+def test_bad_english_in_code_is_found(source):
+  assert in_code(source)
+
+
+@pytest.mark.parametrize(
+  "source",
+  [
+    'def f(x):\n  """Sends rows.\n\n  Args:\n    x: rows to send.\n  """',
+    '"""A page for users who say what they want."""',
+    '"""A line that begins with "who goes on"."""',
+    'def f():\n  """Nobody reads this."""  # words: a quotation.',
+    "# The reason is in `said`.",
+    'print("so many as that")',
+    "x = 1  # people who know",
+  ],
+)
+def test_good_english_in_code_passes(source):
+  assert not in_code(source)
+
+
+def test_pages_are_read_without_their_code():
+  text = "A page.\n```\nwho says so\n```\nIt goes on.\n"
+  assert in_page(text) == [(5, "goes on")]
