@@ -18,43 +18,15 @@ import pytest
 _ROOT = pathlib.Path(__file__).parents[2]
 _CODE = ("seedx", "experiments", "benchmarks", "examples", "tests", "colab")
 _PAGES = ("*.md", "docs/*.md", ".ci/*.md", "colab/*.md")
-# A text that begins so lacks its noun or its verb.
-_STARTS = frozenset(
-  [
-    "also",
-    "as",
-    "at",
-    "by",
-    "else",
-    "for",
-    "from",
-    "in",
-    "of",
-    "on",
-    "per",
-    "so",
-    "than",
-    "that",
-    "then",
-    "these",
-    "those",
-    "to",
-    "until",
-    "what",
-    "when",
-    "where",
-    "which",
-    "who",
-    "whom",
-    "whose",
-    "with",
-    "within",
-    "without",
-  ]
+# A docstring, or an entry in it, that begins so lacks its noun or its verb.
+_START = re.compile(
+  r"\W*(?:also|as|at|by|else|for|from|in|of|on|per|so|than|that|then|these|those|"
+  r"to|until|what|when|where|which|who|whom|whose|with|within|without)\b",
+  re.IGNORECASE,
 )
-# Of these, a comment may begin with some: it gives a reason.
-_COMMENT_STARTS = frozenset(
-  ["of", "what", "which", "who", "whom", "whose", "than"]
+# A comment may begin with more words, because it gives a reason.
+_COMMENT_START = re.compile(
+  r"\W*(?:of|what|which|who|whom|whose|than)\b", re.IGNORECASE
 )
 _PHRASES = {
   "a count without its noun": r"so (?:many|much)\b(?! (?:as|that)\b)",
@@ -111,11 +83,6 @@ def _docstrings(tree: ast.Module) -> Iterator[tuple[ast.Constant, ast.AST]]:
           yield text, node
 
 
-def _first_word(text: str) -> str:
-  word = re.match(r"\W*([A-Za-z']+)", text)
-  return word.group(1).lower() if word else ""
-
-
 def _phrases(text: str) -> Iterator[str]:
   """Yields the banned phrases of a text, code and quotations left out."""
   text = re.sub(r"`[^`]*`|\"[^\"]*\"", "`", " ".join(text.split()))
@@ -127,7 +94,7 @@ def _phrases(text: str) -> Iterator[str]:
 def _beginnings(docstring: str) -> Iterator[str]:
   """Yields the beginnings of a docstring and its entries that lack a noun."""
   lines = docstring.splitlines()
-  if _first_word(lines[0]) in _STARTS:
+  if _START.match(lines[0]):
     yield lines[0].strip()
   section = ""
   indent = 0
@@ -138,7 +105,7 @@ def _beginnings(docstring: str) -> Iterator[str]:
       here = len(line) - len(line.lstrip())
       indent = indent or here
       is_named = here == indent and section in ("Args", "Attributes")
-      if is_named and _first_word(entry.group(2)) in _STARTS:
+      if is_named and _START.match(entry.group(2)):
         yield line.strip()
 
 
@@ -189,7 +156,7 @@ def _in_comment(comment: str, line: int) -> list[tuple[int, str]]:
   if not comment or comment.startswith("words:"):
     return []
   findings = [(line, x) for x in _phrases(comment)]
-  if _first_word(comment) in _COMMENT_STARTS:
+  if _COMMENT_START.match(comment):
     findings.append((line, comment.splitlines()[0]))
   return findings
 
