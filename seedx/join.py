@@ -29,6 +29,29 @@ from seedx.acting import thin_actor
 from seedx.launch import joining
 
 _GAVE_UP = 3
+# The options that are text, and those that are JSON.
+_TEXTS = {
+  "--role": "role of this process, if the run has several",
+  "--listen": "address at which others reach this process, if it is a server",
+  "--env": "environment of the learner; needed only if it is MODULE:FACTORY",
+  "--observation-transform": (
+    "transform of the learner; needed only if it is MODULE:FUNCTION"
+  ),
+  "--experiment": "name of an experiment; join only if the learner runs it",
+  "--tls-ca": "file of the authority that signed the learner's certificate",
+  "--tls-certificate": "file of this process's certificate",
+  "--tls-key": "file of the certificate's private key",
+  "--token-file": (
+    "file of the run's token; without it, SEEDX_TOKEN has the token"
+  ),
+}
+_OBJECTS = {
+  "--env-options": (
+    "environment options of the learner as JSON; needed only if --env is"
+    " MODULE:FACTORY, or if they name files"
+  ),
+  "--options": "options as JSON; join only if the learner has them",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -94,6 +117,7 @@ class _Parser(argparse.ArgumentParser):
   """A parser that prints errors in one line."""
 
   def error(self, message: str) -> NoReturn:
+    """Exits with status 2 after one line."""
     self.exit(2, f"error: {message}; see --help\n")
 
 
@@ -104,44 +128,16 @@ def _parser() -> argparse.ArgumentParser:
     formatter_class=argparse.RawDescriptionHelpFormatter,
     allow_abbrev=False,
   )
-  add = parser.add_argument
-  add(
+  parser.add_argument(
     "address",
     metavar="HOST:PORT",
     help="address of the learner, may be unix:PATH",
   )
-  add("--role", default="", help="role of this process, if the run has several")
-  add(
-    "--listen",
-    default="",
-    help="address at which others reach this process, if its role is a server",
-  )
-  add(
-    "--env",
-    help="environment of the learner; needed only if it is MODULE:FACTORY",
-  )
-  add(
-    "--observation-transform",
-    help="transform of the learner; needed only if it is MODULE:FUNCTION",
-  )
-  add(
-    "--env-options",
-    type=_json_object,
-    help="environment options of the learner as JSON; needed only if --env is"
-    " MODULE:FACTORY, or if they name files",
-  )
-  add(
-    "--experiment",
-    default="",
-    help="name of an experiment; join only if the learner runs it",
-  )
-  add(
-    "--options",
-    type=_json_object,
-    default={},
-    help="options as JSON; join only if the learner has them",
-  )
-  add(
+  for flag, text in _TEXTS.items():
+    parser.add_argument(flag, default="", help=text)
+  for flag, text in _OBJECTS.items():
+    parser.add_argument(flag, type=_json_object, help=text)
+  parser.add_argument(
     "--give-up-seconds",
     type=lambda text: types.number(float, text),
     metavar="SECONDS",
@@ -149,21 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     help="seconds without a learner until this process gives up; a learner that"
     " is running but full does not count as missing [%(default)g]",
   )
-  add(
-    "--tls-ca",
-    default="",
-    help="file of the authority that signed the learner's certificate",
-  )
-  add(
-    "--tls-certificate", default="", help="file of this process's certificate"
-  )
-  add("--tls-key", default="", help="file of the certificate's private key")
-  add(
-    "--token-file",
-    default="",
-    help="file of the run's token; without it, SEEDX_TOKEN has the token",
-  )
-  add(
+  parser.add_argument(
     "--insecure",
     action="store_true",
     help="permission to join another machine without TLS and a token",
@@ -193,10 +175,11 @@ def _hello(asked: argparse.Namespace) -> joining.Hello:
     "env_options": asked.env_options,
     "observation_transform": asked.observation_transform,
   }
-  given = {name: value for name, value in code.items() if value is not None}
-  return joining.Hello(
-    asked.role, asked.listen, asked.experiment, {**asked.options, **given}
-  )
+  given = {
+    name: value for name, value in code.items() if value not in ("", None)
+  }
+  options = {**(asked.options or {}), **given}
+  return joining.Hello(asked.role, asked.listen, asked.experiment, options)
 
 
 if __name__ == "__main__":

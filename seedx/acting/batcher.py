@@ -192,9 +192,11 @@ class _Request:
     )
 
   def reply(self, outputs: types.Tree) -> None:
+    """Sets the outputs, unless the request has ended."""
     with contextlib.suppress(concurrent.futures.InvalidStateError):
       self.outputs.set_result(outputs)
 
   def end(self) -> None:
+    """Ends the request with `Closed`, unless it has outputs."""
     with contextlib.suppress(concurrent.futures.InvalidStateError):
       self.outputs.set_exception(Closed())

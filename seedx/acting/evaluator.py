@@ -185,6 +185,7 @@ class _Counts:
     return bool(self.left[~self._over].any())
 
   def add(self, rows: types.Rows) -> None:
+    """Counts the rows of one time step."""
     stepped = rows.timestep.step_type != dm_env.StepType.FIRST
     self._env_steps += int(np.count_nonzero(stepped))
     self._steps += stepped
@@ -200,6 +201,7 @@ class _Counts:
     self._return[ended] = 0.0
 
   def played(self) -> Played:
+    """Returns the episodes counted so far."""
     return Played(
       np.array(self._returns, np.float64),
       np.array(self._row, np.int64),

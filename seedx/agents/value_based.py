@@ -332,12 +332,14 @@ class _QNetwork:
   bootstraps: bool
 
   def initial_core_state(self, batch_size: int) -> types.Tree:
+    """Returns the core state at the start of episodes."""
     core_state = self.model.initial_core_state(batch_size)
     if not self.noisy:
       return core_state
     return NoisyCoreState(core_state, jnp.zeros(batch_size, jnp.uint32))
 
   def network_state(self, core_state: types.Tree) -> types.Tree:
+    """Returns the part of a core state that the network uses."""
     return core_state.network if self.noisy else core_state
 
   def differentiate(

@@ -333,12 +333,14 @@ class _Learner:
     """Returns once the learner has a machine."""
 
   def run(self, work: Callable[..., Any]) -> Any:
+    """Runs `work` with signals and `stop` as its end."""
     # Ray does not call this on the main thread.
     with signals.stopping(self._stop) as ending:
       ending.status, self._ending = self._ending.status, ending
       return work(self._stop, ending)
 
   def stop(self, status: int) -> None:
+    """Ends the work; `status` is its exit status."""
     self._ending.status = status
     self._stop.set()
 
@@ -381,6 +383,7 @@ class _Task:
     self.name = f"{role} on Ray"
 
   def status(self) -> int | None:
+    """Returns the exit status; None while the task runs."""
     done, _ = ray().wait([self._result], timeout=0)
     if not done:
       return None
@@ -393,10 +396,13 @@ class _Task:
       return -signal.SIGKILL
 
   def last_error(self) -> str:
+    """Returns the error of the task, or an empty string."""
     return self._error
 
   def leave(self) -> None:
+    """Cancels the task."""
     ray().cancel(self._result, force=True)
 
   def end(self, timeout_seconds: float) -> None:
+    """Waits for the end of the task."""
     ray().wait([self._result], timeout=timeout_seconds)

@@ -262,10 +262,12 @@ class _Rounds:
     return self._never == 0 or self._have_all_ended
 
   def start(self, env_steps: int) -> None:
+    """Starts the first round after `env_steps`."""
     with self._lock:
       self._began_steps = self._last_steps = env_steps
 
   def is_overdue(self, env_steps: int) -> bool:
+    """Returns whether this round is much longer than the last."""
     with self._lock:
       return env_steps - self._began_steps > _OVERDUE * self._took_steps
 
@@ -276,6 +278,7 @@ class _Rounds:
       return since if since > self._took_steps else 0
 
   def join(self, counts: np.ndarray) -> _Member:
+    """Adds the environments whose count is not 0."""
     joined = int(np.count_nonzero(counts))
     with self._lock:
       self._envs += joined

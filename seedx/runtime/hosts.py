@@ -229,15 +229,18 @@ class _Acted(counters.Acted):
 
   @property
   def all_have_ended(self) -> bool:
+    """Whether all environments of all hosts have ended an episode."""
     return self._hosts_waiting == 0
 
   @property
   def all_here_have_ended(self) -> bool:
+    """Whether all environments of this host have ended an episode."""
     return super().all_have_ended
 
   def add(
     self, env_steps: int, returns: np.ndarray, lengths: np.ndarray
   ) -> None:
+    """Counts env steps and ended episodes, for the next report."""
     self.start()
     ended = ~np.isnan(returns)
     episodes = int(np.count_nonzero(ended))
@@ -251,6 +254,7 @@ class _Acted(counters.Acted):
         self._totals += returns[ended].sum(), lengths[ended].sum()
 
   def add_discarded(self, unrolls: int) -> None:
+    """Counts discarded unrolls, for the next report."""
     with self._pending_lock:
       counts = self._counts
       discarded = counts.unrolls_discarded + unrolls

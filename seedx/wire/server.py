@@ -344,10 +344,12 @@ class _Method:
     self.transferred_bytes = 0
 
   def count_bytes(self, size: int) -> None:
+    """Adds to the number of transferred bytes."""
     with self._lock:
       self.transferred_bytes += size
 
   def num_streams(self) -> int:
+    """Returns the number of open streams."""
     return len(self._streams)
 
   def add(self, stream: "_Stream") -> str | None:
@@ -366,6 +368,7 @@ class _Method:
       return None
 
   def remove(self, stream: "_Stream") -> None:
+    """Removes a stream that has ended."""
     with self._lock:
       self._streams.discard(stream)
 
@@ -617,6 +620,7 @@ class _Handlers(grpc.GenericRpcHandler):
   def service(
     self, handler_call_details: grpc.HandlerCallDetails
   ) -> grpc.RpcMethodHandler | None:
+    """Returns gRPC's handler of a call."""
     path, newest = handler_call_details.method, _Newest()
 
     def handle(
@@ -678,6 +682,7 @@ class _Newest:
     return self
 
   def take(self) -> bytes:
+    """Returns the message and forgets it."""
     message, self._message = self._message, b""
     return message
 

@@ -133,6 +133,7 @@ class _Trainable(tune.Trainable):
   """A trial as an actor of Ray Tune."""
 
   def setup(self, config: dict[str, Any], **parameters: Any) -> None:
+    """Prepares a trial; Tune calls it on the trial's actor."""
     trials, run_dir = parameters["trials"], parameters["run_dir"]
     share = parameters["needs"].get("GPU", 0)
     if 0 < share < 1:
@@ -176,6 +177,7 @@ class _Stopper(tune.Stopper):
     return self._stop.is_set()
 
   def stop_all(self) -> bool:
+    """Returns whether to end all trials."""
     return self._stop.is_set()
 
   def __reduce__(self) -> Any:
@@ -198,16 +200,19 @@ class _Progress(tune.Callback):
   def on_trial_start(
     self, iteration: int, trials: list[Any], trial: Any, **_: Any
   ) -> None:
+    """Keeps the trial's actor, to wait for it at the end."""
     self._actors.append(trial.temporary_state.ray_actor)
 
   def on_trial_complete(
     self, iteration: int, trials: list[Any], trial: Any, **_: Any
   ) -> None:
+    """Counts a trial that has ended."""
     self._end(trial, trial.last_result.get("error", ""))
 
   def on_trial_error(
     self, iteration: int, trials: list[Any], trial: Any, **_: Any
   ) -> None:
+    """Counts a trial that has failed."""
     self._end(trial, trials_lib.cause(str(trial.get_error() or "")))
 
   def on_step_end(self, iteration: int, trials: list[Any], **_: Any) -> None:

@@ -113,6 +113,7 @@ class _Worker:
     return self._render()
 
   def close(self) -> None:
+    """Closes the environments."""
     for environment in self._environments:
       environment.close()
 

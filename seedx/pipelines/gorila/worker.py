@@ -269,6 +269,7 @@ class _Worker:
     self._reset_counts()
 
   def run(self) -> None:
+    """Acts and learns until the run is over."""
     try:
       if not self._connected():
         return
