@@ -15,12 +15,12 @@ def main() -> int:
   left, experiment, *words = int(sys.argv[1]), *sys.argv[2:]
   whole_update = updates.Whole.__call__
 
-  def update(self, state, order):
+  def update(self, state, inputs):
     nonlocal left
     left -= 1
     if left < 0:
       threading.Event().wait()
-    return whole_update(self, state, order)
+    return whole_update(self, state, inputs)
 
   updates.Whole.__call__ = update
   module = importlib.import_module(f"experiments.{experiment}")

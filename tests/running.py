@@ -219,7 +219,7 @@ class Spy:
 
     def spy_publish(**options):
       # Recorded first, since an actor may fetch the version at once.
-      self.published[learner.steps] = copied(learner.acting())
+      self.published[learner.version] = copied(learner.acting())
       publish(**options)
 
     unrolls.sessions.open = spy_open

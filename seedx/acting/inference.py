@@ -34,8 +34,9 @@ class Config:
 
   Attributes:
     inference_devices: indices of the local devices that compute actions.
-    inference_batch_size: number of observations that starts an inference batch;
-      0 for half of the number that all actors can send at once.
+    inference_batch_size: number of observations that starts an inference batch
+      on a device; 0 for half of the number that the device's actors can send at
+      once.
     inference_wait_seconds: seconds that an observation waits at most before a
       smaller batch starts.
   """
@@ -68,6 +69,12 @@ class Config:
     share_size: int,
   ) -> "list[Sizes]":
     """Returns the sizes of each device; actors are divided evenly over devices.
+
+    Args:
+      agent: the agent that acts.
+      actors: settings of the actors.
+      period: number of new env steps of an unroll (T).
+      share_size: number of unrolls in a share.
 
     Raises:
       types.ConfigError: there are more devices than actors.
@@ -116,7 +123,7 @@ class Sizes:
       `counters.explores_least`.
     share_size: number of unrolls in a share.
     target_rows: number of rows that starts a batch.
-    padded: sizes to which batches are padded, in ascending order.
+    padded: numbers of rows to which batches are padded, in ascending order.
     max_wait_seconds: seconds that fewer than `target_rows` rows wait at most.
   """
 
@@ -134,7 +141,8 @@ class Devices:
 
   Attributes:
     spec: specification of the environments.
-    devices: the inference devices; none has more slots than the first.
+    devices: one `Inference` for each device; none has more slots than the
+      first.
     threads: functions to run on threads, by the thread's name.
     example: function that returns a share of zeros; any thread may call it.
   """
@@ -161,8 +169,8 @@ class Devices:
       actors: settings of the actors, which are divided evenly over the devices.
       period: number of new env steps of an unroll (T).
       share_size: number of unrolls in a share.
-      newest: function that returns the newest acting parameters.
-      sink: function that takes shares of finished unrolls.
+      newest: function that returns the newest acting parameters, see `Newest`.
+      sink: function that takes shares of finished unrolls, see `Sink`.
       rng_key: random key from which each device derives its own.
 
     Raises:
@@ -239,6 +247,7 @@ class Inference:
       store = unroll_store.empty(agent, self._inputs, acting, sizes.layout)
     store = store._replace(exploration=sizes.exploration)
     self._store = jax.device_put(store, device)
+    # The unrolls of the next share, and the number of those that are filled.
     self._filling: types.Unroll | None = None
     self._filled = 0
     self._act = jax.jit(
@@ -257,7 +266,10 @@ class Inference:
     self._priorities = base.priorities(agent)
 
   def run(self) -> None:
-    """Compiles each batch size, then computes actions until `close`."""
+    """Compiles for each batch size, then acts until `close`.
+
+    It also ends when `sink` returns False.
+    """
     with self.requests:
       self._compile()
       for request in self.requests:

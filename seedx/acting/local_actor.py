@@ -54,8 +54,11 @@ class Programs:
     agent: the agent that acts.
     spec: specification of the environments.
     layout: layout of each actor's unroll store.
-    act: function that acts on a batch, see `unroll_store.act`.
-    unrolled: function that acts on a batch and returns the finished unrolls.
+    act: `(store, acting, version, rng_key, batch) -> (store, action)`, which
+      donates the store, see `unroll_store.act`. `rng_key` is the actor's; the
+      key of a step also depends on its count.
+    unrolled: function with the arguments of `act`, for a batch whose steps end
+      unrolls. It returns the unrolls, and leaves the store as it is.
     priorities: function that computes priorities, see `base.priorities`.
   """
 
@@ -123,7 +126,7 @@ class Programs:
     return unroll
 
   def empty(self) -> unroll_store.Store:
-    """Returns a store of zeros."""
+    """Returns a store of zeros, with initial core states."""
     agent = self.agent
     acting = jax.eval_shape(
       lambda key: agent.acting(agent.init(key)), jax.random.key(0)
@@ -147,7 +150,9 @@ class Programs:
 
 
 class LocalActor:
-  """An actor whose environments step in lock step; call `observe` and `act`.
+  """An actor whose environments step in lock step.
+
+  Call `observe` and `act` in turn.
 
   Attributes:
     device: the device that acts.
@@ -175,8 +180,10 @@ class LocalActor:
       device: the device that acts.
       waits: measures the wait for environments.
       exploration: `[N]`, see `types.Inputs`; None for `Agent.exploration`.
-      num_threads: number of threads that step the environments.
-      restarts: restarts of failed environments.
+      num_threads: number of threads that step EnvPool's environments, or of
+        processes that step the user's own.
+      restarts: restarts after failures of the user's environments; None for no
+        restarts.
 
     Raises:
       types.ConfigError: the environment cannot be made.
@@ -203,16 +210,17 @@ class LocalActor:
   ) -> tuple[types.Rows, types.Unroll | None]:
     """Waits for the next time steps of all environments.
 
-    Learning does not use the action at an unroll's last step. `act` can
-    therefore take it with parameters that were learned from the unroll.
+    Learning does not use the action at an unroll's last step. So `act` may
+    compute that action with newer parameters, which were learned from the
+    unroll.
 
     Args:
       acting: acting parameters, on this actor's device.
       version: version of the acting parameters.
 
     Returns:
-      The `[N, ...]` rows, and the `[L, N, ...]` unrolls that end with them, or
-      None.
+      The `[N, ...]` rows; and the `[L, N, ...]` unrolls that end with them, or
+      None if no unroll ends.
     """
     with self._waits.timed(metrics.WAIT_ENVIRONMENTS):
       rows = self._environment.recv()
@@ -247,7 +255,7 @@ class Unreported:
   """Steps of N environments that an actor has not yet reported."""
 
   def __init__(self, num_envs: int, length: int) -> None:
-    """Starts without steps; `take` must follow after at most `length`."""
+    """Starts without steps; `take` must follow after at most `length` steps."""
     self._num_envs = num_envs
     self._length = length
     self._rows: list[types.Rows] = []

@@ -1,14 +1,15 @@
 """The unroll store: keeps each slot's steps until its unroll is finished.
 
-A store is on one device. The step with the `count` n (the number of steps since
-the slot's session began) is written at time `n % length` of a ring. Unroll k of
-a slot has the steps from `k * period` to `k * period + length - 1`. When the
-last of them is written, the unroll must be collected before the slot's next
-step overwrites it.
+A store is on one device. The `count` of a step is the number of earlier steps
+of the slot's session. Step n is written at index `n % length` of a ring. Unroll
+k of a slot has the steps from `k * period` to `k * period + length - 1`. When
+the last of them is written, the unroll must be collected before the slot's next
+step overwrites its first one.
 
-All functions are pure, have fixed shapes, and should be jitted with the store
-donated. Padding is dropped: rows with slot `num_slots` in `act`, and with
-row S in `collect`.
+All functions are pure, have fixed shapes, and should be jitted. `act` should
+donate the store, and `collect` the unrolls that it fills. Padding is dropped:
+in `act`, rows whose slot is `num_slots`; in `collect`, rows whose `row` is the
+number of unrolls to fill.
 """
 
 import dataclasses
@@ -66,7 +67,10 @@ class Layout:
     return (since_first >= 0) & (since_first % self.period == 0)
 
   def unfinished(self, counts: np.ndarray) -> np.ndarray:
-    """Returns `[B]`, the unfinished unrolls of slots with `counts` steps."""
+    """Returns `[B]`, the numbers of slots' unfinished unrolls.
+
+    `counts` are the numbers of steps so far in the sessions of these slots.
+    """
     begun = -(-counts // self.period)
     finished = np.maximum(0, (counts - self.length) // self.period + 1)
     return begun - finished
@@ -82,7 +86,7 @@ class Steps(NamedTuple):
 
 
 class Store(NamedTuple):
-  """The state of an inference device's slots.
+  """The state of all slots.
 
   Attributes:
     steps: `[length, N, ...]`, the ring.
@@ -197,8 +201,8 @@ def act(
   )
 
   # An unroll keeps only the core state before its first step.
-  starts = jnp.where(count % layout.period == 0, slot, layout.num_slots)
-  under_way = (count // layout.period) % layout.unrolls_under_way
+  starting = jnp.where(count % layout.period == 0, slot, layout.num_slots)
+  index = (count // layout.period) % layout.unrolls_under_way
   steps = Steps(
     inputs=inputs,
     action=output.action,
@@ -208,7 +212,7 @@ def act(
   store = Store(
     steps=_scatter(store.steps, (count % layout.length, slot), steps),
     first_core_state=_scatter(
-      store.first_core_state, (under_way, starts), core_state
+      store.first_core_state, (index, starting), core_state
     ),
     core_state=_scatter(store.core_state, (slot,), state.core_state),
     action=_scatter(store.action, (slot,), state.action),
@@ -233,17 +237,20 @@ def collect(
     unrolls: `[length, S, ...]` batch of unrolls to fill.
     slot: `[B]` slots whose last step finished an unroll.
     count: `[B]` counts of these steps.
-    row: `[B]` rows of the batch for the unrolls; S for padding.
+    row: `[B]`, the unroll's place in the batch, from 0 to S - 1; S for padding.
+
+  Returns:
+    The batch with these unrolls.
   """
   first = count - (layout.length - 1)
   time = (first + jnp.arange(layout.length)[:, None]) % layout.length
-  under_way = (first // layout.period) % layout.unrolls_under_way
+  index = (first // layout.period) % layout.unrolls_under_way
 
   def gather_steps(to: jax.Array, ring: jax.Array) -> jax.Array:
     return to.at[:, row].set(ring[time, slot], mode="drop")
 
   def gather_core_state(to: jax.Array, firsts: jax.Array) -> jax.Array:
-    return to.at[row].set(firsts[under_way, slot], mode="drop")
+    return to.at[row].set(firsts[index, slot], mode="drop")
 
   steps = jax.tree.map(gather_steps, Steps(*unrolls[:-1]), store.steps)
   core_state = jax.tree.map(

@@ -42,7 +42,8 @@ class Config(hosts_lib.Config):
     """Returns the learner devices.
 
     Raises:
-      types.ConfigError: a device does not exist or is named twice.
+      types.ConfigError: no device is given, or one does not exist or is given
+        twice.
     """
     return sharding.devices(self.learner_devices, "learner")
 
@@ -80,15 +81,15 @@ class Config(hosts_lib.Config):
     """
     if size % parts:
       raise types.ConfigError(
-        f"expected {name} that is a multiple of {parts}, for {self.num_cores}"
-        f" learner devices with {self.micro_batches} micro-batches each, found"
-        f" {size}"
+        f"expected {name} that is a multiple of {parts}, because there are"
+        f" {self.num_cores} learner devices and micro_batches is"
+        f" {self.micro_batches}, found {size}"
       )
 
   def parts_of_unrolls(self, replay: replay_lib.Config | None) -> int:
-    """Returns the number of equal parts of a batch of unrolls.
+    """Returns the number of equal parts into which a batch of unrolls is split.
 
-    A batch that is added to a replay has one part for each core.
+    It is `parts`; or `num_cores` with a replay, which is sampled for updates.
 
     Raises:
       types.ConfigError: a prioritized replay has several micro-batches.
@@ -101,14 +102,10 @@ class Config(hosts_lib.Config):
     return self.parts if replay is None else self.num_cores
 
   def check_batches(self, parts: int) -> None:
-    """Checks that `parts` divides a batch, if this is an `InboxConfig`.
-
-    Raises:
-      types.ConfigError: it is not, so it has no `batch_size`.
-    """
+    """Raises types.ConfigError: only an `InboxConfig` has a `batch_size`."""
     raise types.ConfigError(
       "expected a learner.InboxConfig, which has a batch_size, found a"
-      " learner.Config, which is for the pipeline sync"
+      " learner.Config, which is for the pipelines sync and anakin"
     )
 
 
@@ -153,9 +150,10 @@ class Learner:
 
   Attributes:
     agent: the agent that learns.
-    steps: number of updates so far, including skipped ones; the version of the
-      newest parameters.
-    learned_steps: number of env steps learned from; resets do not count.
+    version: version of the newest parameters: the number of updates so far,
+      including those that were skipped or had no batch of any host.
+    learned_steps: number of env steps learned from in finished updates; resets
+      and skipped updates do not count.
     cores: the learner devices of this host, in order.
     inbox: bounded queues of shares.
   """
@@ -187,17 +185,18 @@ class Learner:
     micro_batches = config.micro_batches
     if micro_batches > 1 and agent.needs.whole_batches:
       raise types.ConfigError(
-        "expected micro_batches 1: this agent takes several steps on a batch,"
-        f" with minibatches of its own, found {micro_batches}"
+        "expected micro_batches 1, because this agent takes several steps on"
+        f" each batch, as PPO does, found {micro_batches}"
       )
     self.agent = agent
     self.cores = config.cores()
-    self.steps = 0
+    self.version = 0
     self.learned_steps = 0.0
     self._mesh = sharding.mesh(self._all_cores(config))
     init_key, rng_key = jax.random.split(rng_key)
     self._rng_key = np.asarray(jax.random.key_data(rng_key))
-    # Replicated over all cores of all hosts: only updates may compute with it.
+    # Replicated over all cores of all hosts. Only updates may compute with it,
+    # because all hosts must run the same computation.
     self._state = sharding.replicate(jax.jit(agent.init)(init_key), self._mesh)
     # Keeps the state consistent with its counters.
     self._changing = threading.Lock()
@@ -214,8 +213,9 @@ class Learner:
     # Number of updates without a batch of any host, see `together`.
     self._idle = 0
     self._pending: list[pending.Update] = []
-    # Env steps and batches that were learned from before a restored checkpoint
-    # but not yet reported to the source: the next update reports them.
+    # Env steps and batches that had been learned from, but not reported to the
+    # source, when the restored checkpoint was saved. The next update reports
+    # them.
     self._uncounted = 0.0, 0
     # Metrics of the last finished update, on the device until `measure`.
     self._metrics: dict[str, jax.Array] = {}
@@ -245,17 +245,20 @@ class Learner:
     self.finish()
 
   def warm_up(self, shares: Sequence[types.Share]) -> None:
-    """Compiles the update for such shares, without changing the state."""
+    """Compiles the update for shares of these shapes; the state stays the same.
+
+    If there is a replay, it is allocated.
+    """
     parts = self._source.example(shares).parts
-    order = self._order([jax.tree.map(jnp.zeros_like, x) for x in parts])
-    jax.block_until_ready(self._update(self._state, order))
+    inputs = self._inputs([jax.tree.map(jnp.zeros_like, x) for x in parts])
+    jax.block_until_ready(self._update(self._state, inputs))
 
   def shares(
     self, unroll: types.Unroll, priorities: types.Tree = ()
   ) -> list[types.Share]:
-    """Splits `[L, B, ...]` unrolls, with `[B, windows]` priorities, over cores.
+    """Splits `[L, B, ...]` unrolls into one share for each core of this host.
 
-    Priorities are () for an agent without them.
+    Priorities are `[B, windows]`, or () for an agent without them.
     """
     share, parts = types.Share(unroll, priorities), len(self.cores)
     return [
@@ -264,7 +267,7 @@ class Learner:
     ]
 
   def learn_from(self, shares: Sequence[types.Share]) -> None:
-    """Makes the updates that become due with one new share per core."""
+    """Takes one new share per core, and makes the updates that are then due."""
     for batch in self._source(shares):
       self.learn(batch)
       if self._is_over():
@@ -281,7 +284,7 @@ class Learner:
     Raises:
       RuntimeError: many updates in a row were skipped.
     """
-    result = self._update(self._state, self._order_of(batch))
+    result = self._update(self._state, self._inputs_of(batch))
     priorities = result.output.priorities
     with self._changing:
       output = result.output._replace(priorities=None)
@@ -293,7 +296,7 @@ class Learner:
         pending.Update(old_state, outputs, batch is not None)
       )
       self._state = result.state
-      self.steps += 1
+      self.version += 1
     self._source.counted(*self._uncounted)
     self._uncounted = 0.0, 0
     # Inference on the same device waits for all dispatched updates, so at most
@@ -310,7 +313,7 @@ class Learner:
 
     Without `wait`, `newest` returns older ones until then.
     """
-    self._published.put(self.acting(), self.steps, wait)
+    self._published.put(self.acting(), self.version, wait)
 
   def newest(self, device: jax.Device | None = None) -> tuple[types.Tree, int]:
     """Returns the newest computed acting parameters, and their version.
@@ -330,13 +333,13 @@ class Learner:
     return source if isinstance(source, replayed.Replayed) else None
 
   def policy(self, saved: types.Tree) -> types.Tree:
-    """Returns the acting parameters in the saved parts of a process."""
+    """Computes acting parameters from the saved parts of a process."""
     return self.acting(saved["agent"]["state"])
 
   def measure(self) -> dict[str, metrics.Value]:
     """Returns the learner's fields of a line of metrics."""
     return {
-      "learner_steps": self.steps - self._skipped.updates - self._idle,
+      "learner_steps": self.version - self._skipped.updates - self._idle,
       "learned_steps": int(self.learned_steps),
       "updates_skipped": self._skipped.updates,
       "policy_lag": None,
@@ -348,10 +351,11 @@ class Learner:
   def saved(self) -> types.Tree:
     """Returns the newest computed state for a checkpoint, with its counts.
 
-    An update that hangs or fails is left out. Any thread may call it.
+    It waits up to two seconds for a running update. An update that takes longer
+    or fails is left out. Any thread may call it.
     """
     with self._changing:
-      state, steps, idle = self._state, self.steps, self._idle
+      state, steps, idle = self._state, self.version, self._idle
       learned, skipped = self.learned_steps, self._skipped.updates
       running, uncounted = list(self._pending), self._uncounted
     state, computed = pending.newest_computed(state, running)
@@ -380,12 +384,12 @@ class Learner:
     """Restores what `saved` returned, before learning starts."""
     self._state = sharding.replicate(saved["state"], self._mesh)
     self._rng_key = np.asarray(saved["rng_key"])
-    self.steps = int(saved["steps"])
+    self.version = int(saved["steps"])
     self.learned_steps = float(saved["learned_steps"])
     self._skipped.updates = int(saved["updates_skipped"])
     steps, batches = saved["uncounted_steps"], saved["uncounted_batches"]
     self._uncounted = float(steps), int(batches)
-    self._source.resume(self.steps, float(saved["state"].resets))
+    self._source.resume(self.version, float(saved["state"].resets))
     self.publish()
 
   def finish(self) -> None:
@@ -414,11 +418,11 @@ class Learner:
             self._source.counted(float(result.output.weight) / batches)
         del self._pending[0]
 
-  def _order(self, parts: Sequence[types.Tree]) -> updates.Order:
-    """Returns the next update's order, from each core's part of a batch."""
+  def _inputs(self, parts: Sequence[types.Tree]) -> updates.Inputs:
+    """Returns the next update's inputs, from each core's part of a batch."""
     specs = self.agent.needs.specs
     batch = sharding.assemble(parts, self._mesh, specs)
-    return updates.Order(np.int32(self.steps), self._rng_key, batch)
+    return updates.Inputs(np.int32(self.version), self._rng_key, batch)
 
   # `together.Together`, which learns with other hosts, overrides the rest.
 
@@ -435,14 +439,14 @@ class Learner:
     for shares in iter(self.inbox.get, None):
       yield from self._source(shares)
 
-  def _order_of(self, batch: experience.Batch | None) -> Any:
+  def _inputs_of(self, batch: experience.Batch | None) -> Any:
     assert batch is not None
-    return self._order(batch.parts)
+    return self._inputs(batch.parts)
 
   def _batches_in(self, result: Any) -> int:
-    """Returns the number of hosts' batches that an update learned from."""
+    """Returns the number of hosts whose batches an update learned from."""
     del result
     return 1
 
   def _read(self, result: Any) -> None:
-    """Receives the result of each update, in order, on the host."""
+    """Receives each update's result, copied from the devices, in order."""

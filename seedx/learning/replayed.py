@@ -17,7 +17,7 @@ from seedx.learning import experience
 from seedx.on_cpu import random_keys
 from seedx.runtime import memory
 
-# Fraction of the free memory for which an error message suggests a capacity.
+# An error message suggests a capacity that needs this fraction of free memory.
 _MEMORY_SHARE = 0.8
 
 
@@ -28,13 +28,13 @@ class CoreReplay:
   Attributes:
     replay: the replay, which stores and samples unrolls.
     needs: needs of the agent.
-    size: number of windows in the core's part of a batch.
+    num_windows: number of windows in the core's part of a batch.
     updates: number of updates of the run, for schedules.
   """
 
   replay: replay.Replay
   needs: base.Needs
-  size: int
+  num_windows: int
   updates: int
 
   def init(self, example: types.Share) -> types.Tree:
@@ -52,7 +52,7 @@ class CoreReplay:
     index: jax.Array,
     clock: jax.Array,
   ) -> tuple[types.Sample, types.Tree]:
-    """Draws the core's part of a batch: a sample, and its windows.
+    """Draws the core's part of a batch, with the results of `Replay.sample`.
 
     Args:
       state: state of the replay.
@@ -63,7 +63,7 @@ class CoreReplay:
     key = jax.random.fold_in(random_keys.unrolled(rng_key), index)
     # A float, because `updates` may exceed JAX's int32.
     done = jnp.minimum(clock / float(self.updates), 1.0)
-    return self.replay.sample(state, key, self.size, done)
+    return self.replay.sample(state, key, self.num_windows, done)
 
   def num_bytes(self, share: types.Share) -> int:
     """Returns the size in bytes of a state, from the shapes of a share."""
@@ -84,19 +84,20 @@ class CoreReplay:
 class Replayed(experience.Experience):
   """Experience that samples windows from a replay on each core.
 
-  After each share it yields the batches that are due by the replay ratio, and
-  takes no new share until they are learned from: neither acting nor learning
-  can run ahead. With priorities, each batch is sampled before the previous one
-  is learned from, so without that batch's new priorities.
+  After one share per core, it yields the batches that are due by the replay
+  ratio, and takes no new shares until they are learned from: neither acting nor
+  learning can run ahead. With priorities, each batch is sampled before the
+  previous one is learned from, so it lacks the new priorities of the previous
+  one.
 
   Attributes:
-    states: state of each core's replay; it changes while a share is added, and
-      from the sampling of a batch until the learner asks for the next one.
+    states: state of each core's replay; it may change while shares are added,
+      and from the sampling of a batch until the learner asks for the next one.
   """
 
   def __init__(
     self,
-    of_core: CoreReplay,
+    core_replay: CoreReplay,
     config: replay.Config,
     period: int,
     cores: Sequence[jax.Device],
@@ -106,7 +107,7 @@ class Replayed(experience.Experience):
     """Makes the programs; the first shares allocate the replays.
 
     Args:
-      of_core: the replay of each core.
+      core_replay: functions of the replay of each core.
       config: settings of the replays of this process.
       period: number of new env steps of an unroll (T).
       cores: the learner devices of this process.
@@ -115,7 +116,7 @@ class Replayed(experience.Experience):
         all new steps of unrolls, resets included.
     """
     self.states: list[types.Tree] = []
-    self._of_core = of_core
+    self._core_replay = core_replay
     self._config = config
     self._period = period
     self._cores = list(cores)
@@ -126,11 +127,12 @@ class Replayed(experience.Experience):
     self._acted = acted
     # New steps of unrolls so far, and env steps that have been counted.
     self._steps = self._seen = 0
-    self._ratio = config.ratio(of_core.needs.learned_steps)
-    self._drawn = 0
-    self._add = jax.jit(of_core.add, donate_argnums=0)
-    self._draw = jax.jit(of_core.draw)
-    self._update = jax.jit(of_core.replay.update, donate_argnums=0)
+    self._ratio = config.ratio(core_replay.needs.learned_steps)
+    # Number of batches sampled so far.
+    self._num_drawn = 0
+    self._add = jax.jit(core_replay.add, donate_argnums=0)
+    self._draw = jax.jit(core_replay.draw)
+    self._update = jax.jit(core_replay.replay.update, donate_argnums=0)
     # The next `add` deletes the state, but not its copy.
     self._copy = jax.jit(lambda state: jax.tree.map(jnp.copy, state))
     # Copied metrics of the replays, which any thread may read.
@@ -164,29 +166,35 @@ class Replayed(experience.Experience):
   ) -> None:
     """Writes a batch's new priorities to the replays."""
     self.states = [
-      self._update(state, drawn, new)
-      for state, drawn, new in zip(
+      self._update(state, sampled, new)
+      for state, sampled, new in zip(
         self.states, windows, priorities, strict=True
       )
     ]
 
   def counted(self, env_steps: float, batches: int = 1) -> None:
-    """Corrects the replay ratio by the env steps in batches."""
+    """Corrects the replay ratio by the number of env steps in batches."""
     self._ratio.learned(env_steps, batches)
 
   def example(self, shares: Sequence[types.Share]) -> experience.Batch:
-    """Returns a batch to compile with, without an effect on later ones."""
+    """Returns a batch to compile with, without an effect on later ones.
+
+    The first call allocates the replays.
+    """
     self._begin(shares)
-    return self._batch(self.states, self._drawn)
+    return self._batch(self.states, self._num_drawn)
 
   def resume(self, updates: int, resets: float) -> None:
     """Continues the random numbers and the clock."""
-    self._drawn, self._ratio.missed = updates, resets
+    self._num_drawn, self._ratio.missed = updates, resets
 
   def measure(self) -> dict[str, metrics.Value]:
-    """Returns the replays' metrics after the last share."""
+    """Returns the replays' metrics after the last shares.
+
+    `replay_size` counts the new steps of unrolls, resets included.
+    """
     sums: dict[str, metrics.Value] = {
-      name: sum(of_core[name].item() for of_core in self._metrics)
+      name: sum(counts[name].item() for counts in self._metrics)
       for name in (self._metrics[0] if self._metrics else ())
     }
     return {"replay_size": min(self._steps, self._max_steps), **sums}
@@ -217,33 +225,36 @@ class Replayed(experience.Experience):
     return lambda: state
 
   def restore(self, saved: Mapping[str, np.ndarray]) -> None:
-    """Continues from saved arrays by path, when the first shares arrive."""
+    """Takes saved arrays by path, restored when the first shares arrive.
+
+    If they do not fit, the replays start empty, which a warning reports.
+    """
     self._restored = saved
 
   @property
   def _max_steps(self) -> int:
     """Number of env steps that all replays of this process can hold."""
-    parts = self._period * len(self._cores)
-    return max(1, self._config.replay_capacity // parts) * parts
+    unroll_steps = self._period * len(self._cores)  # One unroll on each core.
+    return max(1, self._config.replay_capacity // unroll_steps) * unroll_steps
 
   def _counts(self) -> dict[str, types.Tree]:
     return {
       "ratio": self._ratio.saved(),
       "steps": np.int64(self._steps),
       "seen": np.int64(self._seen),
-      "drawn": np.int64(self._drawn),
+      "drawn": np.int64(self._num_drawn),
     }
 
   def _begin(self, shares: Sequence[types.Share]) -> None:
     """Allocates the replays with the first shares."""
     if self.states:
       return
-    num_bytes = self._of_core.num_bytes(shares[0])
+    num_bytes = self._core_replay.num_bytes(shares[0])
     check_memory(self._config, self._cores, num_bytes)
     states = []
     for share, core in zip(shares, self._cores, strict=True):
       with jax.default_device(core):
-        state = self._of_core.init(share)
+        state = self._core_replay.init(share)
       states.append(jax.device_put(state, core))
     if self._restored:
       states = self._continued(states, self._restored)
@@ -252,13 +263,16 @@ class Replayed(experience.Experience):
 
   def _copy_metrics(self) -> None:
     """Copies the metrics of the replays, which their next change deletes."""
-    of_cores = map(self._of_core.replay.measure, self.states)
-    self._metrics = [self._copy(x) for x in of_cores if x]
+    metrics_of_cores = map(self._core_replay.replay.measure, self.states)
+    self._metrics = [self._copy(x) for x in metrics_of_cores if x]
 
   def _continued(
     self, empty: list[types.Tree], saved: Mapping[str, np.ndarray]
   ) -> list[types.Tree]:
-    """Restores a saved state; returns the states of the replays."""
+    """Restores what was saved; returns the states of the replays.
+
+    If it does not fit, nothing is restored, and the states are the empty ones.
+    """
     keys = [jax.random.key_data(key) for key in self._keys]
     num_cores = sum(name.startswith("keys/") for name in saved)
     if num_cores != len(keys):
@@ -290,7 +304,7 @@ class Replayed(experience.Experience):
       )
     self._ratio.restore(state["ratio"])
     self._steps, self._seen = int(state["steps"]), int(state["seen"])
-    self._drawn = int(state["drawn"])
+    self._num_drawn = int(state["drawn"])
     return self._on_cores(state["states"])
 
   def _on_cores(self, nests: Sequence[types.Tree]) -> list[types.Tree]:
@@ -307,21 +321,22 @@ class Replayed(experience.Experience):
     """
     if self._acted is None:
       return new_steps
-    if not self._seen and self._drawn:  # The run resumed without its replay.
+    if not self._seen and self._num_drawn:
+      # The run resumed without its replay.
       self._seen = max(0, self._acted() - new_steps)
     new = max(0, min(new_steps, self._acted() - self._seen))
     self._seen += new
     return new
 
   def _next(self) -> experience.Batch:
-    batch = self._ahead or self._drawn_batch()
+    batch = self._ahead or self._draw_batch()
     if self._config.has_priorities:
-      self._ahead = self._drawn_batch()
+      self._ahead = self._draw_batch()
     return batch
 
-  def _drawn_batch(self) -> experience.Batch:
-    self._drawn += 1
-    return self._batch(self.states, self._drawn - 1)
+  def _draw_batch(self) -> experience.Batch:
+    self._num_drawn += 1
+    return self._batch(self.states, self._num_drawn - 1)
 
   def _batch(
     self, states: Sequence[types.Tree], index: int
@@ -379,7 +394,7 @@ def check_memory(
       capacity = config.replay_capacity
       fits = int(_MEMORY_SHARE * capacity * free / needed)
       raise types.ConfigError(
-        f"expected a replay that fits into memory: --replay-capacity"
-        f" {capacity} needs {needed / 2**30:.2f} GiB of {free / 2**30:.2f}"
-        f" that are free; --replay-capacity {fits} fits"
+        "expected a replay that fits into memory: --replay-capacity"
+        f" {capacity} needs {needed / 2**30:.2f} GiB, and only"
+        f" {free / 2**30:.2f} GiB are free; --replay-capacity {fits} fits"
       )

@@ -18,8 +18,8 @@ from seedx.learning import experience, learner, updates
 from seedx.runtime import hosts as hosts_lib
 
 
-class Order(NamedTuple):
-  """An `updates.Order` over the cores of all hosts, with their reports.
+class Inputs(NamedTuple):
+  """The `updates.Inputs` over the cores of all hosts, with their reports.
 
   Attributes:
     reports: `[cores, ...]`, each host's report at its first core, and zeros at
@@ -49,29 +49,29 @@ class OnCore(updates.OnCore):
   """
 
   @property
-  def order_specs(self) -> Any:
-    """Partition specs of an order over the cores."""
+  def input_specs(self) -> Any:
+    """Partition specs of an update's inputs over the cores."""
     reports: Any = PartitionSpec(sharding.CORES)
-    return Order(**super().order_specs._asdict(), reports=reports)
+    return Inputs(**super().input_specs._asdict(), reports=reports)
 
   @property
   def result_specs(self) -> Any:
-    """Partition specs of a result over the cores."""
+    """Partition specs of an update's result over the cores."""
     reports: Any = sharding.REPLICATED
     return Result(**super().result_specs._asdict(), reports=reports)
 
-  def whole(self, state: base.AgentState, order: Order) -> Result:
+  def whole(self, state: base.AgentState, inputs: Inputs) -> Result:
     """Updates the state, and sums the reports."""
-    result = super().whole(state, order)
-    return _unless_idle(state, result, _summed(order.reports))
+    result = super().whole(state, inputs)
+    return _unless_idle(state, result, _summed(inputs.reports))
 
   def part(
-    self, state: base.AgentState, order: Order, index: jax.Array, parts: int
+    self, state: base.AgentState, inputs: Inputs, index: jax.Array, parts: int
   ) -> types.Tree:
     """Computes gradients; the first micro-batch also sums the reports."""
-    total = super().part(state, order, index, parts)
+    total = super().part(state, inputs, index, parts)
     reports = jax.tree.map(
-      lambda x: jnp.where(index == 0, x, 0), _summed(order.reports)
+      lambda x: jnp.where(index == 0, x, 0), _summed(inputs.reports)
     )
     return total, reports
 
@@ -123,26 +123,26 @@ class Together(learner.Learner):
     """
     parts = self._source.example(shares).parts
     self._nothing = [jax.tree.map(jnp.zeros_like, part) for part in parts]
-    order = self._with_report(hosts_lib.empty_report(), self._nothing)
-    self._update.compile(self._state, order)
+    inputs = self._with_report(hosts_lib.empty_report(), self._nothing)
+    self._update.compile(self._state, inputs)
     self._hosts.meet("compiled")
-    jax.block_until_ready(self._update(self._state, order))
+    jax.block_until_ready(self._update(self._state, inputs))
 
   def learn_from(self, shares: Sequence[types.Share]) -> None:
     """Makes at least one update, and the same number on all hosts."""
     if not self._nothing:
       self.warm_up(shares)
-    steps = self.steps
+    version = self.version
     for batch in self._source(shares):
       self.learn(batch)
-    if self.steps == steps:
+    if self.version == version:
       self.learn(None)
 
   def measure(self) -> dict[str, metrics.Value]:
     """Returns the fields of `learner.Learner`, and those of the hosts."""
     line = super().measure()
     # Only the result of an update shows whether another host had a batch.
-    finished = self.steps - len(self._pending)
+    finished = self.version - len(self._pending)
     learner_steps = finished - self._skipped.updates - self._idle
     of_hosts = self._hosts.measure()
     return {**line, "learner_steps": learner_steps, **of_hosts}
@@ -185,7 +185,7 @@ class Together(learner.Learner):
         yield None
         since, starved = time.monotonic(), True
 
-  def _order_of(self, batch: experience.Batch | None) -> Order:
+  def _inputs_of(self, batch: experience.Batch | None) -> Inputs:
     # Without this, the update would wait on the device for other hosts, and
     # inference on the device for the update.
     self._hosts.meet("update")
@@ -194,7 +194,7 @@ class Together(learner.Learner):
 
   def _with_report(
     self, report: hosts_lib.Report, parts: Sequence[types.Tree]
-  ) -> Order:
+  ) -> Inputs:
     # The sum over cores has each host's report once.
     of_cores = [report, *(hosts_lib.empty_report() for _ in self.cores[1:])]
     shards = [
@@ -203,7 +203,7 @@ class Together(learner.Learner):
     ]
     each = PartitionSpec(sharding.CORES)
     reports = sharding.assemble(shards, self._mesh, each)
-    return Order(**self._order(parts)._asdict(), reports=reports)
+    return Inputs(**self._inputs(parts)._asdict(), reports=reports)
 
   def _batches_in(self, result: Result) -> int:
     return int(result.reports.batches)

@@ -15,12 +15,13 @@ from seedx.agents import base
 _LEAST_WEIGHT = 1e-8
 
 
-class Order(NamedTuple):
+class Inputs(NamedTuple):
   """Inputs of an update, besides the agent's state.
 
   Attributes:
     version: `[]` int32, number of updates before this one.
-    rng_key: `[...]` uint32, data of the key of all updates.
+    rng_key: `[...]` uint32, data of the random key from which every update
+      derives its own.
     batch: batch, sharded over all cores.
   """
 
@@ -46,10 +47,10 @@ class Result(NamedTuple):
 class Program(Protocol):
   """An update over all cores."""
 
-  def __call__(self, state: base.AgentState, order: Any) -> Any:
-    """Returns the result of an `Order`."""
+  def __call__(self, state: base.AgentState, inputs: Any) -> Any:
+    """Makes the update, and returns its `Result`."""
 
-  def compile(self, state: base.AgentState, order: Any) -> None:
+  def compile(self, state: base.AgentState, inputs: Any) -> None:
     """Compiles the program that runs on all cores, without running it."""
 
 
@@ -57,6 +58,11 @@ def keep_finite(
   before: types.Tree, after: types.Tree, axis_name: str | None = None
 ) -> tuple[types.Tree, jax.Array]:
   """Skips an update whose result has a NaN or an infinity on any core.
+
+  Args:
+    before: state before the update.
+    after: state after the update.
+    axis_name: mesh axis of the cores; None outside of a mesh.
 
   Returns:
     The state `after` the update, or the one `before` if it is skipped; and `[]`
@@ -96,7 +102,7 @@ def apply_gradients(
   agent: base.Agent,
   state: base.AgentState,
   gradients: base.Gradients,
-  share: jax.Array | float,
+  fraction: jax.Array | float,
 ) -> tuple[base.AgentState, jax.Array]:
   """Applies gradients to a state, unless the result is not finite.
 
@@ -104,19 +110,21 @@ def apply_gradients(
     agent: the agent that learns.
     state: state to update, which may be newer than that of the gradients.
     gradients: gradients of all or some of the state's parameters.
-    share: `[]`, fraction of the batch's steps that are env steps.
+    fraction: `[]`, fraction of the batch's steps that are env steps.
 
   Returns:
     The state after the update; and `[]` bool, whether the update was skipped.
   """
-  return keep_finite(state, agent.apply(state, gradients).count_resets(share))
+  return keep_finite(
+    state, agent.apply(state, gradients).count_resets(fraction)
+  )
 
 
 @dataclasses.dataclass(frozen=True)
 class OnCore:
   """An agent's update as each core computes it, in the axis `sharding.CORES`.
 
-  A subclass may exchange more data with each update.
+  A subclass may have more inputs and results.
 
   Attributes:
     agent: agent made with that axis.
@@ -125,39 +133,39 @@ class OnCore:
   agent: base.Agent
 
   @property
-  def order_specs(self) -> Any:
-    """Partition specs of an order over the cores."""
+  def input_specs(self) -> Any:
+    """Partition specs of an update's inputs over the cores."""
     one: Any = sharding.REPLICATED
-    return Order(version=one, rng_key=one, batch=self.agent.needs.specs)
+    return Inputs(version=one, rng_key=one, batch=self.agent.needs.specs)
 
   @property
   def result_specs(self) -> Any:
-    """Partition specs of a result over the cores."""
+    """Partition specs of an update's result over the cores."""
     one: Any = sharding.REPLICATED
     each: Any = PartitionSpec(sharding.CORES)
     output = types.LossOutput(weight=one, metrics=one, priorities=each)
     return Result(state=one, output=output, skipped=one)
 
-  def whole(self, state: base.AgentState, order: Any) -> Any:
+  def whole(self, state: base.AgentState, inputs: Any) -> Any:
     """Updates a state with the agent's `update` on this core's part of a batch.
 
     The state is the same on all cores.
     """
     agent = self.agent
-    after, output = agent.update(state, _core_key(order), order.batch)
-    after = after.count_resets(output.weight / self._steps(order.batch))
+    after, output = agent.update(state, _core_key(inputs), inputs.batch)
+    after = after.count_resets(output.weight / self._steps(inputs.batch))
     after, skipped = keep_finite(state, after, sharding.CORES)
-    output = self._with_lag(output, order.version, order.batch)
+    output = self._with_lag(output, inputs.version, inputs.batch)
     return Result(after, output, skipped)
 
   def part(
-    self, state: base.AgentState, order: Any, index: jax.Array, parts: int
+    self, state: base.AgentState, inputs: Any, index: jax.Array, parts: int
   ) -> types.Tree:
     """Computes the gradients of one micro-batch.
 
     Args:
       state: state before the update.
-      order: order with this core's part of the batch.
+      inputs: inputs of the update, with this core's part of the batch.
       index: `[]` int32 index of the micro-batch.
       parts: number of micro-batches.
 
@@ -165,10 +173,10 @@ class OnCore:
       A nest whose sum over micro-batches is the input of `apply`. Gradients and
       metrics are multiplied by the micro-batch's weight.
     """
-    batch = sharding.shard(order.batch, self.agent.needs.specs, index, parts)
-    key = jax.random.fold_in(_core_key(order), index)
+    batch = sharding.shard(inputs.batch, self.agent.needs.specs, index, parts)
+    key = jax.random.fold_in(_core_key(inputs), index)
     gradients, output = self.agent.gradients(state, key, batch)
-    output = self._with_lag(output, order.version, batch)
+    output = self._with_lag(output, inputs.version, batch)
     # Avoids 0 / 0 where a micro-batch has no weight.
     weight = jnp.maximum(output.weight, _LEAST_WEIGHT)
     gradients, metrics = jax.tree.map(
@@ -188,7 +196,7 @@ class OnCore:
     return Result(after, types.LossOutput(weight, metrics), skipped)
 
   def _steps(self, batch: types.Tree) -> jax.Array:
-    """Returns `[]`, the env steps of a batch without resets on all cores."""
+    """Returns `[]`, the steps learned from on all cores, resets included."""
     steps = jnp.float32(self.agent.needs.steps(batch))
     return losses.sum_over_cores(steps, sharding.CORES)
 
@@ -208,18 +216,18 @@ class Whole:
   """Program that calls the agent's `update` on the whole batch."""
 
   def __init__(self, on_core: OnCore, mesh: jax.sharding.Mesh) -> None:
-    specs = sharding.REPLICATED, on_core.order_specs
+    specs = sharding.REPLICATED, on_core.input_specs
     self._update = sharding.per_core(
       on_core.whole, mesh, specs, on_core.result_specs
     )
 
-  def __call__(self, state: base.AgentState, order: Any) -> Any:
-    """Returns the result of an `Order`."""
-    return self._update(state, order)
+  def __call__(self, state: base.AgentState, inputs: Any) -> Any:
+    """Makes the update, and returns its `Result`."""
+    return self._update(state, inputs)
 
-  def compile(self, state: base.AgentState, order: Any) -> None:
+  def compile(self, state: base.AgentState, inputs: Any) -> None:
     """Compiles the update."""
-    self._update.lower(state, order).compile()
+    self._update.lower(state, inputs).compile()
 
 
 class Accumulated:
@@ -231,36 +239,36 @@ class Accumulated:
   def __init__(
     self, on_core: OnCore, mesh: jax.sharding.Mesh, micro_batches: int
   ) -> None:
-    def part(state: base.AgentState, order: Any, index: jax.Array) -> Any:
-      return on_core.part(state, order, index, micro_batches)
+    def part(state: base.AgentState, inputs: Any, index: jax.Array) -> Any:
+      return on_core.part(state, inputs, index, micro_batches)
 
     one = sharding.REPLICATED
     self._micro_batches = micro_batches
     self._part = sharding.per_core(
-      part, mesh, (one, on_core.order_specs, one), one
+      part, mesh, (one, on_core.input_specs, one), one
     )
     self._add = jax.jit(
       lambda a, b: jax.tree.map(jnp.add, a, b), donate_argnums=0
     )
     self._apply = jax.jit(on_core.apply)
 
-  def __call__(self, state: base.AgentState, order: Any) -> Any:
-    """Returns the result of an `Order`."""
-    total = self._part(state, order, np.int32(0))
+  def __call__(self, state: base.AgentState, inputs: Any) -> Any:
+    """Makes the update, and returns its `Result`."""
+    total = self._part(state, inputs, np.int32(0))
     for index in range(1, self._micro_batches):
       # Inference on the same device can run between two micro-batches.
       jax.block_until_ready(total)
-      more = self._part(state, order, np.int32(index))
+      more = self._part(state, inputs, np.int32(index))
       total = self._add(total, more)
     return self._apply(state, total)
 
-  def compile(self, state: base.AgentState, order: Any) -> None:
+  def compile(self, state: base.AgentState, inputs: Any) -> None:
     """Compiles the gradients of a micro-batch."""
-    self._part.lower(state, order, np.int32(0)).compile()
+    self._part.lower(state, inputs, np.int32(0)).compile()
 
 
-def _core_key(order: Any) -> jax.Array:
+def _core_key(inputs: Any) -> jax.Array:
   """Returns the random key of this update and this core."""
-  rng_key = jax.random.wrap_key_data(jnp.asarray(order.rng_key))
-  key = jax.random.fold_in(rng_key, order.version)
+  rng_key = jax.random.wrap_key_data(jnp.asarray(inputs.rng_key))
+  key = jax.random.fold_in(rng_key, inputs.version)
   return jax.random.fold_in(key, jax.lax.axis_index(sharding.CORES))

@@ -49,8 +49,9 @@ class Config(process.Config):
   Attributes:
     workers: threads that act and learn.
     device: index of the local device that acts and learns.
-    env_restarts: number of consecutive restarts of a worker's process of your
-      own environments, after an error or a death in it; then the run ends.
+    env_restarts: number of consecutive times that a worker's process of your
+      own environments is restarted after an error or its death; one more
+      failure ends the run.
   """
 
   workers: local_actor.WorkersConfig = local_actor.WorkersConfig()

@@ -6,9 +6,9 @@
 
 Actors compute actions on their CPUs, send whole unrolls, and fetch newer
 parameters between unrolls: after each one, or every `fetch_interval` env steps.
-They wait while the learner's queue is full. When the learner uses an unroll, it
-is some updates old. V-trace corrects for that, and the metric `policy_lag` is
-the number of these updates.
+They wait while the learner's queue is full. An unroll is some updates old when
+the learner uses it. V-trace corrects for that, and the metric `policy_lag` is
+the mean number of these updates.
 
 Espeholt et al. 2018, "IMPALA: Scalable Distributed Deep-RL with Importance
 Weighted Actor-Learner Architectures", https://arxiv.org/abs/1802.01561, figure
@@ -32,8 +32,9 @@ class Config(process.ServerConfig):
 
   Attributes:
     actors: processes that act.
-    fetch_interval: number of env steps of an actor between two fetches of
-      parameters; 0 for a fetch after every unroll. Ape-X's paper uses 400.
+    fetch_interval: number of env steps of an actor, over all its environments,
+      between two fetches of parameters; 0 for a fetch after every unroll.
+      Ape-X's paper uses 400.
     learner: devices that compute updates.
   """
 
@@ -73,7 +74,7 @@ class Config(process.ServerConfig):
     acted = context.acted(spec, self.total_steps)
     seeds = context.seeds(self.seed)
     learning = learners.of(self, spec, context, acted)
-    unrolls = unroll_server.UnrollServer(
+    service = unroll_server.UnrollServer(
       local_actor.Programs.of(
         learning.agent,
         spec,
@@ -88,14 +89,14 @@ class Config(process.ServerConfig):
       sink=learning.inbox.put,
     )
     server = self.make_server(self.actors.num_actors)
-    unrolls.bind(server)
+    service.bind(server)
     return process.Process(
       acted=acted,
       parts={"agent": learning, "acted": acted, "seeds": seeds},
       replay=learning.replay,
       policy=learning.policy,
-      measures=[acted, learning, unrolls, server],
-      threads={"learner": lambda: learning.run(unrolls.example)},
+      measures=[acted, learning, service, server],
+      threads={"learner": lambda: learning.run(service.example)},
       server=server,
       stopping=learning.inbox.close,
     )

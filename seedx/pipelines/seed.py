@@ -66,7 +66,7 @@ class Config(process.ServerConfig):
     learning = learners.of(
       self, spec, context, acted, acting_on=self.inference.devices()
     )
-    acting = inference_lib.Devices(
+    inference = inference_lib.Devices(
       self.inference,
       learning.agent,
       spec,
@@ -77,20 +77,22 @@ class Config(process.ServerConfig):
       sink=learning.inbox.put,
       rng_key=context.keys(self.seed).acting,
     )
-    connected = inference_server.InferenceServer(acting, acted, seeds, self.env)
+    service = inference_server.InferenceServer(
+      inference, acted, seeds, self.env
+    )
     server = self.make_server(self.actors.num_actors)
-    connected.bind(server)
+    service.bind(server)
     return process.Process(
       acted=acted,
       parts={"agent": learning, "acted": acted, "seeds": seeds},
       replay=learning.replay,
       policy=learning.policy,
-      measures=[acted, learning, acting, server],
+      measures=[acted, learning, inference, server],
       threads={
-        "learner": lambda: learning.run(acting.example),
-        **acting.threads,
+        "learner": lambda: learning.run(inference.example),
+        **inference.threads,
       },
       server=server,
       stopping=learning.inbox.close,
-      close=acting.close,
+      close=inference.close,
     )

@@ -47,8 +47,9 @@ class Config(process.Config):
     num_envs: number of parallel environments, of all learner hosts together.
     env_threads: number of threads of EnvPool, or of processes for your own
       environments.
-    env_restarts: number of consecutive restarts of a process of your own
-      environments, after an error or a death in it; then the run ends.
+    env_restarts: number of consecutive times that a process of your own
+      environments is restarted after an error or its death; one more failure
+      ends the run.
     learner: the learner devices; the first one also acts.
     replay: the replay; None for an agent that learns without one.
   """
@@ -62,7 +63,8 @@ class Config(process.Config):
   def __post_init__(self) -> None:
     """Raises types.ConfigError for an invalid setting.
 
-    Learner devices and micro-batches must divide `num_envs`.
+    `num_envs` must be a multiple of the number of learner devices, times
+    micro-batches if there is no replay.
     """
     super().__post_init__()
     parts = self.learner.parts_of_unrolls(self.replay)
@@ -130,8 +132,8 @@ def _steps(
         played.add(rows)
       if unroll is not None:
         with waits.timed(metrics.WAIT_LEARNER):
-          first = programs.priorities(acting, unroll)
-          learning.learn_from(learning.shares(unroll, first))
+          priorities = programs.priorities(acting, unroll)
+          learning.learn_from(learning.shares(unroll, priorities))
           learning.publish()
           acting, version = learning.newest()
       with waits.timed(metrics.WAIT_EXPERIENCE):

@@ -597,7 +597,7 @@ def test_a_replay_larger_than_the_memory_is_refused_before_it_is_made(
 ):
   """The message has the capacity that fits; CPU cores share one memory."""
   source, shares = make(capacity=1000), shares_of(0)
-  needed = 2 * source._of_core.num_bytes(shares[0])
+  needed = 2 * source._core_replay.num_bytes(shares[0])
   monkeypatch.setattr(memory, "free_bytes", lambda _: needed // 2)
   with pytest.raises(types.ConfigError) as caught:
     list(source(shares))

@@ -212,7 +212,7 @@ def test_resets_count_neither_as_steps_nor_in_the_lag(num_cores, micro_batches):
   line = run(learner_, [other, unroll])
   assert line["policy_lag"] == pytest.approx(expected + 2, rel=1e-5)
   steps = 2 * num_experience(unroll) + num_experience(other)
-  assert learner_.steps == line["learner_steps"] == 3
+  assert learner_.version == line["learner_steps"] == 3
   assert learner_.learned_steps == line["learned_steps"] == steps
   assert 0 < steps < 3 * BATCH * (LENGTH - 1)
 
@@ -234,7 +234,7 @@ def test_warm_up_compiles_the_update_and_changes_nothing(micro_batches):
     learner_.publish()
     learner_.finish()
   assert not names
-  assert learner_.steps == 1 and learner_.state.params == 2
+  assert learner_.version == 1 and learner_.state.params == 2
 
 
 def test_an_update_copies_two_numbers_to_the_host(monkeypatch):
@@ -363,13 +363,13 @@ def test_a_run_measures_how_long_it_waits_for_experience():
     running.wait_until(
       lambda: learner_.measure()[metrics.WAIT_EXPERIENCE] > 0.9
     )
-    assert learner_.steps == 0 and not ran.done()
+    assert learner_.version == 0 and not ran.done()
     assert learner_.inbox.put(share)
     running.wait_until(lambda: learner_.newest()[1] == 1)
     stop.set()
     learner_.inbox.close()
     ran.result(300)
-  assert learner_.steps == 1
+  assert learner_.version == 1
 
 
 # Checkpoints
@@ -391,7 +391,7 @@ def test_a_restored_learner_continues_exactly(num_cores):
   )
   other.restore(saved)
   source.resume.assert_called_once_with(3, saved["state"].resets)
-  assert (other.steps, other.learned_steps) == (3, steps)
+  assert (other.version, other.learned_steps) == (3, steps)
   assert other.saved()["updates_skipped"] == 1
   acting, version = other.newest()
   assert version == 3
@@ -473,7 +473,7 @@ def test_an_update_that_is_not_finite_is_skipped(agent, micro_batches):
   for leaf in jax.tree.leaves(learner_.state):
     for shard in leaf.addressable_shards[1:]:
       chex.assert_trees_all_equal(shard.data, leaf.addressable_shards[0].data)
-  assert (learner_.steps, after["updates_skipped"]) == (5, 4)
+  assert (learner_.version, after["updates_skipped"]) == (5, 4)
   waits = {metrics.WAIT_EXPERIENCE: 0.0, "updates_skipped": 0}
   assert after | waits == line | waits
   assert run(learner_, [unroll_of(5)])["learner_steps"] == 2

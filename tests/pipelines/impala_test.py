@@ -64,7 +64,7 @@ def ran(request, tmp_path_factory):
   run = running.Running(config, actors=2)
   spy = running.Spy(run)
   with run:
-    run.wait_for(lambda: run.learner.steps >= 21)
+    run.wait_for(lambda: run.learner.version >= 21)
     run.wait_for(lambda: spy.heard(2, messages=15))
     run.wait_for_steps(1_000)
     run.stop.set()

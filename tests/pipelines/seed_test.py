@@ -76,7 +76,7 @@ def test_an_actor_of_another_language_trains_with_every_unroll(tmp_path):
   assert last["learned_steps"] <= last["env_steps"]
   assert last["episodes"] > 20
   assert 5 < last["episode_return"] < 500
-  assert last["learner_steps"] == run.learner.steps > 20
+  assert last["learner_steps"] == run.learner.version > 20
   assert 0 <= last["policy_lag"] < 8
   json.dumps(last, allow_nan=False)
 
@@ -359,9 +359,9 @@ def test_an_actor_ends_if_the_run_stops_while_it_waits_for_actions(
 
 def test_nothing_is_compiled_while_a_run_is_training(training):
   with running.compiled() as names:
-    updates = training.learner.steps
+    updates = training.learner.version
     training.wait_for_steps(training.acted.env_steps + 1_000)
-    training.wait_for(lambda: training.learner.steps > updates + 20)
+    training.wait_for(lambda: training.learner.version > updates + 20)
   assert not names
 
 

@@ -71,7 +71,7 @@ def train(config):
       made.learner.finish()
       seen.append(
         After(
-          made.learner.steps,
+          made.learner.version,
           made.acted.env_steps,
           made.learner.learned_steps,
           made.learner.measure(),
@@ -156,7 +156,7 @@ def test_four_cores_learn_the_same_as_one():
   start = running.Own(config).learner.state
   one, _ = train(config)
   four, _ = train(running.replaced(config, learner_devices=(0, 1, 2, 3)))
-  assert one.learner.steps == four.learner.steps >= 5
+  assert one.learner.version == four.learner.version >= 5
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(
       a, b, rtol=1e-4, atol=1e-4 * float(np.abs(b).max())
@@ -210,7 +210,7 @@ def test_a_stop_ends_a_run_with_its_last_line_written():
   last = made.run(check)
   assert len(checks) == 12
   assert made.sink.lines[-1] == last
-  assert last["learner_steps"] == made.learner.steps == 2
+  assert last["learner_steps"] == made.learner.version == 2
   assert 12 * NUM_ENVS >= last["env_steps"] >= 10 * NUM_ENVS
   assert last["policy_lag"] == 0.0
   names = "learning_wait_experience", "acting_wait_environments"

@@ -309,7 +309,7 @@ def learns(config: Config, sizes: Sizes) -> Learning:
   learner = learner_lib.Learner(agent, config.learner, source, key)
   shares = learner.shares(*share)
   return Learning(
-    lambda: learner.learn_from(shares), lambda: learner.steps, learner.finish
+    lambda: learner.learn_from(shares), lambda: learner.version, learner.finish
   )
 
 

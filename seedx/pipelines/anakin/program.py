@@ -19,9 +19,9 @@ class Keys(NamedTuple):
   """The random keys of a training, which never change.
 
   Attributes:
-    env: `[N]` keys of the environments.
+    env: `[N]` keys of the environments; inside the mesh, those of one core.
     acting: `[]` key.
-    learner: `[...]` uint32, data of the key of all updates.
+    learner: `[...]` uint32, see `updates.Inputs.rng_key`.
     replay: `[]` key.
   """
 
@@ -78,8 +78,8 @@ class Clock(NamedTuple):
   """The progress of a training, which is the same for all seeds.
 
   Attributes:
-    time: number of steps of each environment so far.
-    version: number of updates so far.
+    time: number of steps of each environment so far, resets included.
+    version: number of updates so far, skipped ones included.
   """
 
   time: types.Array
@@ -92,10 +92,10 @@ class Output(NamedTuple):
   Attributes:
     metrics: metrics of the last update, by name.
     weight: number of env steps learned from.
-    skipped: number of updates that were not finite.
+    skipped: number of updates that were skipped, see `updates.keep_finite`.
     episode_return: `[T, N]`, see `Step`.
     episode_length: `[T, N]`, see `Step`.
-    env_steps: `[cores]` numbers of env steps.
+    env_steps: `[cores]`, number of env steps of the rollout on each core.
   """
 
   metrics: dict[str, jax.Array]
@@ -112,7 +112,7 @@ class Program:
   Attributes:
     agent: the agent, made with the axis `sharding.CORES`.
     period: T, number of steps of a rollout.
-    past: L - T - 1; consecutive unrolls share one step more.
+    past: L - T - 1, number of an unroll's steps before its rollout.
   """
 
   def __init__(
@@ -146,7 +146,10 @@ class Program:
       self._replay = plan.replay_of_core(self.agent, len(learner.cores()))
 
   def init(self, agent: base.AgentState, keys: Keys) -> State:
-    """Returns the state of the training before its first rollout."""
+    """Returns the state of the training before its first rollout.
+
+    Its environments have already made the `past` steps before that.
+    """
     env = functional.init(self._environment, keys.env)
     spec, rows = self._spec.action, (self._num_envs,)
     action = jnp.zeros((*rows, *spec.shape), spec.dtype)
@@ -180,7 +183,10 @@ class Program:
   def advance(
     self, state: State, keys: Keys, clock: Clock, due: jax.Array
   ) -> tuple[State, Output]:
-    """Makes a rollout, and one update, or `due` updates from the replay."""
+    """Makes a rollout and one update; with a replay, `due` updates.
+
+    `due` is `[]` int32, ignored without a replay.
+    """
     state, unroll, steps = self._unroll(state, keys, clock)
     if self._replay is None:
       agent, output, skipped = self._update(
@@ -225,17 +231,17 @@ class Program:
       )
       first = timestep.step_type == int(dm_env.StepType.FIRST)
       total = jnp.where(first, 0, state.episode_return + timestep.reward)
-      length = jnp.where(first, 0, state.episode_length + 1)
+      lengths = jnp.where(first, 0, state.episode_length + 1)
       last = timestep.step_type == int(dm_env.StepType.LAST)
       state = state._replace(
         env=env,
         timestep=timestep,
         acting=acting,
         episode_return=total,
-        episode_length=length,
+        episode_length=lengths,
       )
       ended = jnp.where(last, total, jnp.nan)
-      return state, Step(unroll, ended, length, jnp.sum(~first))
+      return state, Step(unroll, ended, lengths, jnp.sum(~first))
 
     return jax.lax.scan(step, state, jnp.arange(length))
 
@@ -274,9 +280,9 @@ class Program:
     version: jax.Array,
     batch: types.Tree,
   ) -> Any:
-    """Returns an `updates.Result`."""
-    order = updates.Order(jnp.int32(version), keys.learner, batch)
-    return updates.OnCore(self.agent).whole(agent, order)
+    """Makes an update; returns an `updates.Result`."""
+    inputs = updates.Inputs(jnp.int32(version), keys.learner, batch)
+    return updates.OnCore(self.agent).whole(agent, inputs)
 
   def _share(self, state: State, unroll: types.Unroll) -> types.Share:
     """Returns an unroll with initial priorities, if the replay has any."""
@@ -294,19 +300,19 @@ class Program:
     unroll: types.Unroll,
   ) -> tuple[State, Any]:
     """Adds an unroll to the replay, and makes the updates that are due."""
-    of_core = self._replay
-    assert of_core is not None
+    core_replay = self._replay
+    assert core_replay is not None
     core = jax.lax.axis_index(sharding.CORES)
     key = jax.random.fold_in(keys.replay, core)
     replay = jax.tree.map(lambda x: x[0], state.replay)
-    replay = of_core.add(replay, self._share(state, unroll))
+    replay = core_replay.add(replay, self._share(state, unroll))
 
     def update(index: jax.Array, carry: Any) -> Any:
       agent, replay, (_, weight, skipped) = carry
       version = clock.version + index
-      sample, windows = of_core.draw(replay, key, version, agent.clock)
+      sample, windows = core_replay.draw(replay, key, version, agent.clock)
       agent, output, skip = self._update(agent, keys, version, sample)
-      replay = of_core.replay.update(replay, windows, output.priorities)
+      replay = core_replay.replay.update(replay, windows, output.priorities)
       learned = output.metrics, weight + output.weight, skipped + skip
       return agent, replay, learned
 

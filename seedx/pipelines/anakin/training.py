@@ -84,8 +84,8 @@ class Training:
   """The trainings of a run in one program, as a part of the process.
 
   Attributes:
-    acted: counts of experience, as means over all trainings; their returns are
-      of all trainings.
+    acted: counts of experience: env steps are the mean over all trainings,
+      returns and lengths are those of all trainings.
   """
 
   def __init__(self, config: Config) -> None:
@@ -146,9 +146,9 @@ class Training:
       self._state, output = self._advance(
         self._state, self._keys, self._clock, due
       )
-      calls, updated = len(due), int(np.sum(due))
+      rollouts, updated = len(due), int(np.sum(due))
       self._clock = Clock(
-        np.int32(self._clock.time + calls * self._one.period),
+        np.int32(self._clock.time + rollouts * self._one.period),
         np.int32(self._clock.version + updated),
       )
       self._count(jax.device_get(output), updated, bool(due[-1]))
@@ -224,7 +224,7 @@ class Training:
   def _scan(
     self, state: State, keys: Keys, clock: Clock, due: jax.Array
   ) -> tuple[State, Output]:
-    """Makes a rollout for each entry of `due`, of one training on one core."""
+    """Advances one training on one core by a rollout per entry of `due`."""
 
     def one(
       carry: tuple[State, Clock], due: jax.Array
@@ -238,13 +238,13 @@ class Training:
     return state, output
 
   def _take_due(self) -> np.ndarray:
-    """Takes the `[calls]` numbers of updates after each rollout of a call."""
+    """Takes the `[rollouts]` numbers of updates that are due in a call."""
     # These ignore resets, which `_count` corrects for later.
-    calls, ratio = self._config.updates_per_call, self._ratio
+    rollouts, ratio = self._config.updates_per_call, self._ratio
     if ratio is None:
-      return np.ones(calls, np.int32)
-    due = np.zeros(calls, np.int32)
-    for k in range(calls):
+      return np.ones(rollouts, np.int32)
+    due = np.zeros(rollouts, np.int32)
+    for k in range(rollouts):
       self._rolled_out += 1
       ratio.add(self._config.plan.batch_steps)
       while ratio.take():
@@ -252,14 +252,17 @@ class Training:
     return due
 
   def _count(self, output: Any, updated: int, has_metrics: bool) -> None:
-    """Counts the results of a call, `[seeds, calls, ...]` if several seeds."""
+    """Counts the results of a call.
+
+    They are `[rollouts, ...]`, or `[seeds, rollouts, ...]` for several seeds.
+    """
     num_seeds = self._config.num_seeds
     if num_seeds == 1:
       output = jax.tree.map(lambda x: x[None], output)
     env_steps, learned = int(output.env_steps.sum()), output.weight.sum()
     if self._ratio:
-      calls = output.weight.shape[1]
-      resets = calls * self._config.plan.batch_steps - env_steps / num_seeds
+      rollouts = output.weight.shape[1]
+      resets = rollouts * self._config.plan.batch_steps - env_steps / num_seeds
       self._ratio.add(-resets)
       self._ratio.learned(float(learned) / num_seeds, updated)
     self._env_steps += env_steps
@@ -289,7 +292,10 @@ class Training:
     out_specs: types.Tree,
     donate_argnums: int | tuple[int, ...] = (),
   ) -> Any:
-    """Returns a program for all seeds; only the first two arguments differ."""
+    """Returns a program for all seeds.
+
+    Only its first two arguments have an axis of seeds.
+    """
     if self._config.num_seeds > 1:
       axes = (0, 0, *(None,) * (len(in_specs) - 2))
       function = jax.vmap(function, axes)
@@ -306,7 +312,7 @@ class Training:
     )
 
   def _spec(self, *axes: str | None) -> Any:
-    """Returns a spec, behind the axis of seeds if there are several."""
+    """Returns a spec; with several seeds, their axis comes before `axes`."""
     first = (None,) if self._config.num_seeds > 1 else ()
     return PartitionSpec(*first, *axes)
 
@@ -347,22 +353,24 @@ class Training:
 def _start(config: Config, agent: base.Agent) -> tuple[base.AgentState, Keys]:
   """Returns the initial agent states and keys of all seeds, as in `sync`."""
 
-  def start(seed: jax.Array, env: jax.Array) -> tuple[base.AgentState, Keys]:
+  def start(
+    seed: jax.Array, env_seed: jax.Array
+  ) -> tuple[base.AgentState, Keys]:
     learner, replay, acting = jax.random.split(jax.random.key(seed), 3)
     init, update = jax.random.split(learner)
     return agent.init(init), Keys(
-      env=functional.keys(env, config.num_envs),
-      acting=jax.random.fold_in(acting, env),
+      env=functional.keys(env_seed, config.num_envs),
+      acting=jax.random.fold_in(acting, env_seed),
       learner=jax.random.key_data(update),
       replay=replay,
     )
 
   seeds = range(config.seed, config.seed + config.num_seeds)
-  first = [seeds_lib.Seeds(x).take(config.num_envs) for x in seeds]
+  env_seeds = [seeds_lib.Seeds(x).take(config.num_envs) for x in seeds]
   if config.num_seeds == 1:
-    return jax.jit(start)(np.int32(seeds[0]), np.int32(first[0]))
+    return jax.jit(start)(np.int32(seeds[0]), np.int32(env_seeds[0]))
   # Not by vmap: XLA on CPU hangs in batches of the QR decompositions of an
   # LSTM's initializer.
   return jax.jit(lambda *x: jax.lax.map(lambda y: start(*y), x))(
-    np.array(seeds, np.int32), np.array(first, np.int32)
+    np.array(seeds, np.int32), np.array(env_seeds, np.int32)
   )

@@ -47,9 +47,9 @@ class Vector(NamedTuple):
   Attributes:
     version: `[]` int32, version of the parameters, or of those that the
       gradient was computed with.
-    resets: `[]` float32, the parameters' `base.AgentState.resets`, or the share
-      of the gradient's batch that is resets, from 0 to 1.
-    vector: `[P]` float32, one number for each of the shard's parameters.
+    resets: `[]` float32, the parameters' `base.AgentState.resets`, or the
+      fraction of the gradient's batch that is resets, from 0 to 1.
+    vector: `[P]` float32, one number for each of the shard's P parameters.
   """
 
   version: types.Array
@@ -84,11 +84,11 @@ def parts(num_params: int, num_shards: int) -> list[slice]:
 
 def layouts(size: int) -> tuple[wire.Layout, wire.Layout]:
   """Returns the layouts of a `Vector` and a `Reply`, for `size` parameters."""
-  number, share = np.zeros((), np.int32), np.zeros((), np.float32)
+  number, resets = np.zeros((), np.int32), np.zeros((), np.float32)
   vector = np.zeros(size, np.float32)
-  reply = Reply(number, number, np.zeros((), np.bool_), share, vector)
+  reply = Reply(number, number, np.zeros((), np.bool_), resets, vector)
   return (
-    wire.Layout.of(wire.once(Vector(number, share, vector)), 1),
+    wire.Layout.of(wire.once(Vector(number, resets, vector)), 1),
     wire.Layout.of(wire.once(reply), 1),
   )
 
@@ -173,12 +173,13 @@ class Shard:
   def push(self, gradient: Vector) -> Reply:
     """Applies a gradient, and replies with the newest parameters.
 
-    A gradient that is stale, or whose result would not be finite, is dropped.
+    A gradient is dropped if its parameters are more than `max_staleness`
+    updates old, or if the result would not be finite.
 
     Raises:
       wire.Refused: UNAVAILABLE, the shard is empty: `start` it; or
-        INVALID_ARGUMENT, the gradient is not finite, or its version is higher
-        than the shard's.
+        INVALID_ARGUMENT, the gradient is not finite, or a number is out of its
+        range, such as a version higher than the shard's.
     """
     wire.check_finite("gradients", gradient.vector)
     wire.check_range("resets", gradient.resets, 0, 1)
@@ -189,14 +190,14 @@ class Shard:
       if fresh:
         self._has_learned = True
         gradients = base.Gradients(gradient.vector)
-        share = 1 - gradient.resets
-        state, skipped = self._apply(state, gradients, share)
+        fraction = 1 - gradient.resets
+        state, skipped = self._apply(state, gradients, fraction)
         self._take(state)
         fresh = not skipped
       return self._reply(applied=fresh)
 
   def target(self, nothing: types.Tree) -> Vector:
-    """Returns the target parameters and their version.
+    """Returns the target parameters and their version; their `resets` are 0.
 
     Raises:
       wire.Refused: UNAVAILABLE, the shard is empty.
@@ -227,8 +228,8 @@ class Shard:
     """
     leaves = list(map(jax.numpy.array, leaves))
     state: base.AgentState = jax.tree.unflatten(self._structure, leaves)
-    parts = state.params, state.optimizer_state, state.target_params
-    wire.check_finite("shards", jax.tree.leaves(parts))
+    arrays = state.params, state.optimizer_state, state.target_params
+    wire.check_finite("shards", jax.tree.leaves(arrays))
     wire.check_range("updates", state.updates, 0, _MAX_UPDATES)
     wire.check_range("resets", state.resets, 0, state.updates)
     with self._lock:
@@ -294,8 +295,8 @@ class Client:
   """A worker's client of all parameter servers.
 
   Attributes:
-    params: `[P]` float32, the newest parameters received.
-    target_params: `[P]` float32, the newest target parameters received.
+    params: float32 vector of all shards' newest parameters received.
+    target_params: the same of target parameters.
   """
 
   def __init__(
@@ -304,7 +305,7 @@ class Client:
     num_shards: int,
     security: wire.Security = wire.LOCAL,
   ) -> None:
-    """Does not connect; takes `[P]` initial parameters for empty shards."""
+    """Does not connect yet; empty shards will receive the initial `params`."""
     self._security = security
     self._parts = parts(len(params), num_shards)
     self._layouts = [layouts(part.stop - part.start) for part in self._parts]
@@ -319,7 +320,7 @@ class Client:
 
   @property
   def version(self) -> int:
-    """The smallest number of updates of a shard's parameters."""
+    """The smallest of the shards' versions."""
     return int(self._versions.min())
 
   @property
@@ -329,7 +330,7 @@ class Client:
 
   @property
   def transferred_bytes(self) -> int:
-    """The bytes of gradients and parameters sent and received so far."""
+    """The number of bytes sent and received on the streams so far."""
     now = sum(stream.transferred_bytes for stream in self._streams)
     return self._closed_bytes + now
 
@@ -337,7 +338,8 @@ class Client:
     """Opens streams to all shards in order; fills the empty ones.
 
     Raises:
-      wire.WireError: UNAVAILABLE, a server does not answer; try again.
+      wire.WireError: UNAVAILABLE, a server does not answer: try again; or
+        FAILED_PRECONDITION, the number of addresses is not that of shards.
     """
     self.close()
     if len(addresses) != len(self._parts):
@@ -357,8 +359,8 @@ class Client:
     """Sends a gradient to all shards, and receives their newest parameters.
 
     Args:
-      gradient: `[P]` float32, gradient of `params`.
-      resets: share of its batch that is resets.
+      gradient: float32 vector, gradient of the loss with respect to `params`.
+      resets: fraction of its batch that is resets.
 
     Returns:
       Whether all shards applied it, and its staleness: the mean number of other
