@@ -13,7 +13,7 @@ from seedx import wire
 
 _FIRST = int(dm_env.StepType.FIRST)
 _LAST = int(dm_env.StepType.LAST)
-# Assumed maximum of raw rewards behind a clipped reward of EnvPool's Atari.
+# Assumed maximum of a raw reward that EnvPool's Atari clips to 1.
 _MAX_POINTS = 1e6
 _MAX_RETURN = float(np.finfo(np.float32).max)
 
@@ -86,7 +86,7 @@ class Episodes:
       raise wire.invalid(
         f"a step_type of {_FIRST} at an environment's first step and after each"
         f" {_LAST}, and nowhere else",
-        f"{step_type[wrong].flat[0]} elsewhere",
+        f"a step_type of {step_type[wrong].flat[0]} in the wrong place",
       )
     reward = np.where(first, 0, steps.reward)
     total, returns = self._returns(
@@ -132,13 +132,13 @@ class Episodes:
     returns = np.full(claimed.shape, np.nan, np.float32)
     for k in range(claimed.shape[1]):
       total = total + reward[:, k]
-      now = ended[:, k]
-      if not now.any():
+      ends = ended[:, k]
+      if not ends.any():
         continue
-      value, maximum = total[now], np.full(np.count_nonzero(now), _MAX_RETURN)
+      value, maximum = total[ends], np.full(np.count_nonzero(ends), _MAX_RETURN)
       if not self._returns_are_sums:
-        value, maximum = claimed[now, k], np.minimum(value, maximum)
+        value, maximum = claimed[ends, k], np.minimum(value, maximum)
       wire.check_range("episode_return", value, -maximum, maximum)
-      returns[now, k] = value
-      total[now] = 0
+      returns[ends, k] = value
+      total[ends] = 0
     return total, returns

@@ -98,7 +98,7 @@ class Evaluator:
   def play(
     self, acting: types.Tree, seed: int, stop: threading.Event | None = None
   ) -> Played:
-    """Plays the same number of episodes in each environment.
+    """Plays episodes, whose number in each environment is fixed.
 
     Counting the episodes that end first would favour short ones. Each `play`
     makes new environments, because unfinished episodes of the previous one
@@ -106,8 +106,9 @@ class Evaluator:
 
     Args:
       acting: acting parameters; see `Config.per_row`.
-      seed: seed of environment 0; environment k has `seed + k`. Training does
-        not use the seeds of `seeds.evaluation_seed`.
+      seed: seed of environment 0, and of the agent's random numbers;
+        environment k has `seed + k`. Training does not use the seeds of
+        `seeds.evaluation_seed`.
       stop: event that ends the play early.
 
     Raises:
@@ -115,7 +116,7 @@ class Evaluator:
     """
     config = self._config
     counts = _Counts(config.max_episode_steps)
-    left = _shares(config.num_episodes, config.num_envs)
+    left = _divided(config.num_episodes, config.num_envs)
     while left.any() and not (stop and stop.is_set()):
       counts.begin(left)
       environment = envs.make(config.env, len(left), seed=seed)
@@ -127,7 +128,7 @@ class Evaluator:
       seed += len(left)
       left = counts.left  # Environments with a cut episode may have some left.
       if not config.per_row:
-        left = _shares(left.sum(), config.num_envs)
+        left = _divided(left.sum(), config.num_envs)
     return counts.played()
 
   def steps(
@@ -174,7 +175,7 @@ class _Counts:
     self._env_steps = self._cut = 0
 
   def begin(self, left: np.ndarray) -> None:
-    """Begins to play `[N]` episodes in each of N new environments."""
+    """Begins to play `left[k]` episodes in each new environment k."""
     self.left = left.copy()
     self._over = np.zeros(len(left), bool)
     self._steps = np.zeros(len(left), np.int64)
@@ -215,8 +216,8 @@ class _Counts:
     self.left -= counts
 
 
-def _shares(num_episodes: int, max_envs: int) -> np.ndarray:
-  """Returns `[N]` episodes for each of up to `max_envs` environments."""
+def _divided(num_episodes: int, max_envs: int) -> np.ndarray:
+  """Returns `[N]`, the numbers of episodes of up to `max_envs` environments."""
   return np.bincount(np.arange(num_episodes) % max_envs)
 
 

@@ -21,7 +21,7 @@ class Session:
   Attributes:
     slots: `[N]` int32 slots of the actor's environments.
     first_seed: seed of environment 0; environment k has `first_seed + k`.
-    exploration: `[N]`, epsilon of each environment.
+    exploration: `[N]`, exploration of each environment, see `types.Inputs`.
     episodes: episodes of the environments.
     environments: counts of the environments' experience.
     waits: shares of time that the actor waits for its environments, and for
@@ -111,7 +111,7 @@ class Sessions:
         steps are out of order; nothing is counted.
     """
     check_rows(session, len(steps.step_type))
-    wire.check_range("shares of time that are waited", waits, 0, 1)
+    wire.check_range("shares of time spent waiting", waits, 0, 1)
     ended = session.episodes.add(steps, slice(None))
     session.waits = waits
     session.environments.add(

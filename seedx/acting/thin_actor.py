@@ -107,7 +107,8 @@ def run(work: Work, stop: threading.Event) -> None:
 class _Session:
   """A connection to the learner, with environments stepped on a thread.
 
-  The thread lets a run end, or Ctrl-C, while an environment hangs in a step.
+  With the thread, the end of a run, or Ctrl-C, does not wait for an environment
+  that hangs in a step.
   """
 
   def __init__(

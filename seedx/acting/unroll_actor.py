@@ -30,8 +30,9 @@ class Work:
     horizon: length of the run.
     actors: settings of all actors.
     unroll_length: number of new env steps of an unroll (T).
-    fetch_interval: number of env steps of this actor between two fetches of
-      parameters; 0 for a fetch after each unroll.
+    fetch_interval: number of env steps of this actor, over all its
+      environments, between two fetches of parameters; 0 for a fetch after each
+      unroll.
     security: TLS and token of the connection.
   """
 

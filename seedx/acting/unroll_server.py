@@ -45,7 +45,7 @@ class UnrollServer:
     newest: Callable[[], tuple[types.Tree, int]],
     sink: Sink,
   ) -> None:
-    """Makes the server; `bind` starts to serve.
+    """Makes the server; `bind` adds its streams to a `wire` server.
 
     Args:
       programs: programs of an actor with as many environments as a share has
@@ -117,7 +117,7 @@ class UnrollServer:
       wire.check_range("priorities", leaf, 0, _MAX_PRIORITY)
 
   def take(self, experience: unroll_messages.Experience) -> np.int32:
-    """Takes a message's unrolls, and returns the newest version.
+    """Takes a message's unrolls, and returns the newest parameters' version.
 
     Raises:
       wire.Refused: CANCELLED, the run is over.
@@ -148,7 +148,7 @@ class _Session:
     self._session = session
     self._period = period
     # `[S, L - period]` step types with which the next unrolls begin.
-    self._shared: np.ndarray | None = None
+    self._overlap: np.ndarray | None = None
 
   def __call__(self, inputs: unroll_messages.Experience) -> np.int32:
     """Takes unrolls of all environments, and returns the newest version.
@@ -180,7 +180,7 @@ class _Session:
       ),
       waits=(inputs.wait_environments.item(), inputs.wait_learner.item()),
     )
-    self._shared = step_type[:, self._period :].copy()
+    self._overlap = step_type[:, self._period :].copy()
 
   def _new_from(self, step_type: np.ndarray) -> int:
     """Returns the first time step of `[S, L]` that was not sent before.
@@ -188,15 +188,16 @@ class _Session:
     Raises:
       wire.Refused: INVALID_ARGUMENT, the steps before it have changed.
     """
-    if self._shared is None:
+    if self._overlap is None:
       return 0
-    shared = self._shared.shape[1]
-    if not np.array_equal(step_type[:, :shared], self._shared):
+    overlap = self._overlap.shape[1]
+    if not np.array_equal(step_type[:, :overlap], self._overlap):
       raise wire.invalid(
-        f"unrolls that begin with the last {shared} steps of the previous ones",
+        f"unrolls that begin with the last {overlap} steps of the previous"
+        " ones",
         "others",
       )
-    return shared
+    return overlap
 
   def close(self) -> None:
     """Frees the actor's slots when its stream ends."""

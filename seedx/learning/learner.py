@@ -186,7 +186,7 @@ class Learner:
     if micro_batches > 1 and agent.needs.whole_batches:
       raise types.ConfigError(
         "expected micro_batches 1, because this agent takes several steps on"
-        f" each batch, as PPO does, found {micro_batches}"
+        f" each batch, with minibatches of its own, found {micro_batches}"
       )
     self.agent = agent
     self.cores = config.cores()

@@ -114,16 +114,16 @@ class Plan:
     if self.replay is None:
       return experience.Once()
     # Each process counts the same part, so that all make the same updates.
-    env_steps = None
+    count_steps = None
     if acted is not None:
-      env_steps = functools.partial(self._steps_of_process, acted)
+      count_steps = functools.partial(self._steps_of_process, acted)
     return replayed.Replayed(
       self.replay_of_core(agent, len(cores)),
       self.replay.divided(self.processes),
       self.unroll_length,
       cores,
       rng_key,
-      env_steps,
+      count_steps,
     )
 
   def _steps_of_process(self, acted: counters.Acted) -> int:

@@ -56,11 +56,11 @@ class Shared:
       RuntimeError: many updates in a row were skipped.
     """
     key = jax.random.fold_in(rng_key, version)
-    gradients, share, output = self._compute(state, key, batch)
+    gradients, fraction, output = self._compute(state, key, batch)
     # Without this, other workers would wait for these gradients at the lock.
     jax.block_until_ready(gradients)
     with self._lock:
-      self._state, skipped = self._apply(self._state, gradients, share)
+      self._state, skipped = self._apply(self._state, gradients, fraction)
       staleness = self._version - int(version)
       self._version += 1
     weight, values = jax.device_get((output.weight, output.metrics))

@@ -118,8 +118,8 @@ class Together(learner.Learner):
   def warm_up(self, shares: Sequence[types.Share]) -> None:
     """Compiles the update on all hosts, then runs it without an effect.
 
-    The hosts meet in between: the first run waits at most half a minute for the
-    others.
+    The hosts meet in between, because a running update waits at most half a
+    minute for the others.
     """
     parts = self._source.example(shares).parts
     self._nothing = [jax.tree.map(jnp.zeros_like, part) for part in parts]

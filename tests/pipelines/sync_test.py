@@ -236,7 +236,7 @@ def test_a_stop_ends_a_run_with_its_last_line_written():
     (
       "a2c",
       {"num_envs": 6, "learner_devices": (0, 1), "micro_batches": 2},
-      "num_envs that .* 2 learner devices with 2 micro-batches",
+      "num_envs that .* 2 learner devices and micro_batches is 2",
     ),
   ],
 )

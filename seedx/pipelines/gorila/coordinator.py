@@ -34,8 +34,8 @@ class Config(process.ServerConfig):
     server: index of a server's own address in server_addresses, with --role
       server.
     max_staleness: age in updates above which parameter servers drop a gradient.
-    outlier_deviations: number of standard deviations above the running mean of
-      the losses beyond which workers drop a gradient.
+    outlier_deviations: largest distance of a loss above the running mean of
+      losses, in standard deviations; workers drop gradients of larger losses.
     workers: processes that act and compute gradients.
     replay: the replay of each worker.
   """

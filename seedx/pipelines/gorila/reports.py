@@ -106,7 +106,7 @@ def addresses(welcome: Mapping[str, Any]) -> list[str]:
   """Returns the addresses in a welcome of `SERVERS`.
 
   Raises:
-    wire.WireError: FAILED_PRECONDITION, there are none.
+    wire.WireError: FAILED_PRECONDITION, it has no list of valid addresses.
   """
   values = welcome.get("addresses")
   if not isinstance(values, list) or not all(map(admission.is_address, values)):
@@ -128,7 +128,14 @@ class Reports:
     replay: replay_lib.Config,
     needs: base.Needs,
   ) -> None:
-    """Starts all totals at 0; workers may connect once `is_ready` is True."""
+    """Starts all totals at 0.
+
+    Args:
+      connected: sessions of the workers.
+      is_ready: returns whether workers may connect.
+      replay: settings of each worker's replay.
+      needs: needs of the agent.
+    """
     self.learned = counters.Learned()
     self._connected = connected
     self._is_ready = is_ready
@@ -158,7 +165,8 @@ class Reports:
     """Opens a worker's session, once the parameter servers are restored.
 
     Raises:
-      wire.Refused: they are not restored; or see `sessions.Sessions.open`.
+      wire.Refused: UNAVAILABLE, they are not restored; or see
+        `sessions.Sessions.open`.
     """
     if not self._is_ready():
       raise wire.Refused(

@@ -66,7 +66,7 @@ class Shapes(NamedTuple):
   """The sizes and shapes of a worker's data, known before it runs.
 
   Attributes:
-    replay_bytes: bytes of the replay.
+    replay_bytes: size of the replay in bytes.
     batch: shapes and dtypes of a batch from the replay.
     report: layout of reports.
   """
@@ -84,22 +84,22 @@ class Shapes(NamedTuple):
     workers: local_actor.WorkersConfig,
   ) -> "Shapes":
     """Returns the shapes, which are the same for all workers of a run."""
-    key, of_core = jax.random.key(0), plan.replay_of_core(agent, cores=1)
+    key, core_replay = jax.random.key(0), plan.replay_of_core(agent, cores=1)
     programs = workers.programs(agent, spec)
     share = programs.share()
-    batch = of_core.sample_of(share)
+    batch = core_replay.sample_of(share)
     state = jax.eval_shape(agent.init, key)
     _, output = jax.eval_shape(agent.gradients, state, key, batch)
     report = reports.layout(
       programs.layout.length, programs.layout.num_slots, sorted(output.metrics)
     )
-    return cls(of_core.num_bytes(share), batch, report)
+    return cls(core_replay.num_bytes(share), batch, report)
 
 
 def _warm_up(
   programs: local_actor.Programs, learner: "_Learner", batch: types.Tree
 ) -> None:
-  """Compiles before the worker connects and holds a place in the run."""
+  """Compiles, so that the worker takes no place in the run meanwhile."""
   device = jax.local_devices()[0]
   state, acting, _ = learner.newest()
   programs.warm_up(acting, device)
@@ -112,6 +112,8 @@ def _warm_up(
 
 def max_gradient_norm(agent: base.Config) -> float:
   """Returns the norm to which workers scale larger gradients down.
+
+  It is infinite for an agent with a `transformation`.
 
   Raises:
     types.ConfigError: the agent's config has no such norm.
@@ -145,13 +147,13 @@ class Outliers:
     self._warm_up = warm_up
     self._count = 0
     self._mean = 0.0
-    self._square = 0.0
+    self._mean_square = 0.0
 
   def __call__(self, loss: float) -> bool:
     """Returns whether a loss is an outlier, then adds it to the mean."""
     if not math.isfinite(loss):
       return True
-    deviation = math.sqrt(max(0.0, self._square - self._mean**2))
+    deviation = math.sqrt(max(0.0, self._mean_square - self._mean**2))
     outlier = (
       self._count >= self._warm_up
       and loss > self._mean + self._deviations * deviation
@@ -160,7 +162,7 @@ class Outliers:
     # A plain mean at first, until the decaying mean has enough losses.
     step = max(1.0 - self._decay, 1.0 / self._count)
     self._mean += step * (loss - self._mean)
-    self._square += step * (loss**2 - self._square)
+    self._mean_square += step * (loss**2 - self._mean_square)
     return outlier
 
 
@@ -171,8 +173,9 @@ class _Learner:
     client: client of the parameter servers.
     outliers: detector of outliers among the losses.
     metrics: metrics of the newest gradient; NaN before the first one.
-    gradient: `(state, rng_key, batch)` -> the gradient `[P]`, the share of the
-      batch that is resets, its env steps, and its metrics.
+    gradient: `(state, rng_key, batch)` -> the gradient as a vector, the
+      fraction of the batch that is resets, its number of env steps, and its
+      metrics.
   """
 
   def __init__(self, work: work_lib.Work, agent: base.Agent) -> None:
@@ -203,13 +206,13 @@ class _Learner:
     def gradient(
       state: base.AgentState, rng_key: jax.Array, batch: types.Tree
     ) -> tuple[jax.Array, jax.Array, jax.Array, dict[str, jax.Array]]:
-      gradients, share, output = updates.compute_gradients(
+      gradients, fraction, output = updates.compute_gradients(
         agent, state, rng_key, batch
       )
       # Parameter servers cannot clip: each has only a part of the gradient.
       clipped, _ = clip.update(gradients.params, clip.init(gradients.params))
       vector, _ = jax.flatten_util.ravel_pytree(clipped)
-      return vector, 1.0 - share, output.weight, output.metrics
+      return vector, 1.0 - fraction, output.weight, output.metrics
 
     self.gradient = jax.jit(gradient)
     self._with_params = jax.jit(with_params)
@@ -271,7 +274,7 @@ class _Worker:
   def run(self) -> None:
     """Acts and learns until the run is over."""
     try:
-      if not self._connected():
+      if not self._connect():
         return
       state, acting, version = self._learner.newest()
       while not self._stop.is_set():
@@ -309,7 +312,7 @@ class _Worker:
     except wire.WireError as error:
       if error.code is not wire.StatusCode.UNAVAILABLE:
         raise
-      return self._connected()
+      return self._connect()
     if not applied:
       self._stale += 1
       return True
@@ -318,7 +321,7 @@ class _Worker:
     self._staleness += staleness
     return True
 
-  def _connected(self) -> bool:
+  def _connect(self) -> bool:
     """Connects to the parameter servers; False if the run is over first."""
     security_check = wire.SecurityCheck("worker", self._security)
     servers: list[str] = []
@@ -346,7 +349,7 @@ class _Worker:
     """Sends a report of the work done; returns False if the run is over."""
     steps, num_steps = self._unreported.take()
     total_bytes = self._learner.client.transferred_bytes
-    shares = self._waits.measure()
+    waits = self._waits.measure()
 
     counts = reports.Counts(
       gradients=np.int32(self._gradients),
@@ -357,9 +360,9 @@ class _Worker:
       staleness=np.float32(self._staleness / max(1, self._gradients)),
       newest=self._learner.metrics,
       wire_bytes=np.int64(total_bytes - self._reported_bytes),
-      wait_environments=np.float32(shares[metrics.WAIT_ENVIRONMENTS]),
-      learning=np.float32(shares[metrics.WAIT_LEARNER]),
-      wait_servers=np.float32(shares[_WAIT_SERVERS]),
+      wait_environments=np.float32(waits[metrics.WAIT_ENVIRONMENTS]),
+      learning=np.float32(waits[metrics.WAIT_LEARNER]),
+      wait_servers=np.float32(waits[_WAIT_SERVERS]),
     )
     self._reported_bytes = total_bytes
     self._reset_counts()
