@@ -152,7 +152,7 @@ def test_a_message_without_all_environments_is_refused_and_counts_nothing():
 def test_waits_that_are_no_shares_of_time_are_refused(waits):
   actors, acted = make()
   session = actors.open({"num_envs": 1})
-  with pytest.raises(wire.Refused, match="waited from 0 to 1, found"):
+  with pytest.raises(wire.Refused, match="waiting from 0 to 1, found"):
     actors.count(session, steps_of("FL"), waits)
   assert acted.env_steps == 0 and session.waits == NO_WAITS
 
