@@ -70,7 +70,7 @@ class Cluster:
     """Returns the address by which the cluster reaches a local address.
 
     Raises:
-      types.ConfigError: the local address is a unix socket.
+      types.ConfigError: the local address is a unix socket or has no host.
     """
     if address.rpartition(":")[0] in ("", "unix"):
       raise types.ConfigError(
@@ -161,7 +161,7 @@ def elsewhere(
   Raises:
     types.ConfigError: there is no cluster, or the work cannot be sent there.
     RuntimeError: the learner has died too many times.
-    SystemExit: `stop` was set before the work began.
+    SystemExit: `stop` was set before the work began, or before it began again.
     Exception: an exception of the work.
   """
   cluster, deaths = Cluster(config), instances.Deaths("the learner")
@@ -219,7 +219,8 @@ def on_cluster(
   """Returns nodes that choose their addresses on the machines where they run.
 
   Args:
-    running: the nodes; those that listen have empty addresses.
+    running: the nodes; those that listen have empty addresses, and roles of the
+      same kind.
     learner: the learner's address.
     security: authentication between the processes.
     code: the learner's settings that name code; see `envs.code_in`.
@@ -333,7 +334,7 @@ class _Learner:
     """Returns once the learner has a machine."""
 
   def run(self, work: Callable[..., Any]) -> Any:
-    """Runs `work` with signals and `stop` as its end."""
+    """Runs `work`, which a signal or `stop` ends."""
     # Ray does not call this on the main thread.
     with signals.stopping(self._stop) as ending:
       ending.status, self._ending = self._ending.status, ending
