@@ -3,8 +3,8 @@
     <directory>/<env steps>/<item>
 
 An item is a file with the bytes of its arrays, each padded to a multiple of 64
-bytes, an index of the arrays in JSON, and the index's checksum and length. To
-read a file that was changed after it was written raises `Damaged`.
+bytes, an index of the arrays in JSON, and the index's checksum and length.
+Reading a file that was changed after it was written raises `Damaged`.
 
 A checkpoint exists as a whole or not at all, even if the process is killed
 while it writes. Another process may read at the same time.

@@ -1,4 +1,4 @@
-"""Instances of nodes, restarted when they die, also as local processes."""
+"""Instances of nodes, as processes or tasks, restarted when they die."""
 
 import contextlib
 import signal
@@ -62,14 +62,14 @@ class Instances:
 
   def __init__(
     self,
-    running: list[nodes.Node],
+    all_nodes: list[nodes.Node],
     start: Callable[[str, bytes], Running],
     folder: str = "",
   ) -> None:
     """Starts all instances of the nodes.
 
     Args:
-      running: the nodes.
+      all_nodes: the nodes.
       start: starts an instance, given its role and its `nodes.message`.
       folder: directory that the processes remove when this one has ended; empty
         for none.
@@ -80,7 +80,7 @@ class Instances:
     self.restarts = 0
     self._instances = [
       _Instance(node, nodes.message(node, folder), start)
-      for node in running
+      for node in all_nodes
       for _ in range(node.count)
     ]
 
@@ -112,9 +112,9 @@ class Processes(Instances):
   gets the signals too, and decides.
   """
 
-  def __init__(self, running: list[nodes.Node], folder: str = "") -> None:
+  def __init__(self, all_nodes: list[nodes.Node], folder: str = "") -> None:
     """Starts all instances of the nodes, see `Instances`."""
-    super().__init__(running, Process, folder)
+    super().__init__(all_nodes, Process, folder)
 
 
 class Deaths:

@@ -182,7 +182,7 @@ def _nothings_until(
 
 
 def _accepted(welcome: Mapping[str, Any], hello: Hello) -> Welcome:
-  """Returns the welcome; raises wire.WireError if it names untrusted code."""
+  """Parses the welcome; WireError if it is wrong or names untrusted code."""
   try:
     assignment = read(Welcome, welcome)
     check_version(assignment.version)
