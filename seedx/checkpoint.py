@@ -3,8 +3,8 @@
     <directory>/<env steps>/<item>
 
 An item is a file with the bytes of its arrays, each padded to a multiple of 64
-bytes, an index of the arrays in JSON, and the index's checksum and length. A
-file that was changed after it was written raises `Damaged`.
+bytes, an index of the arrays in JSON, and the index's checksum and length.
+Reading a file that was changed after it was written raises `Damaged`.
 
 A checkpoint exists as a whole or not at all, even if the process is killed
 while it writes. Another process may read at the same time.
@@ -32,7 +32,9 @@ from seedx import files, types
 _UNFINISHED = ".unfinished"
 _REMOVED = ".removed"
 _DAMAGED = ".damaged"
-_SCORE = "score"  # Written first.
+# An item of each checkpoint. It is written first, so that a directory with no
+# more than this is also recognized as an unfinished checkpoint.
+_SCORE = "score"
 _ALIGNMENT_BYTES = 64
 _MAX_INDEX_BYTES = 2**26
 _MAX_SIZE = 2**62
@@ -83,13 +85,16 @@ class Checkpoints:
   ) -> int:
     """Writes a checkpoint, unless one with the same `env_steps` exists.
 
+    Then it deletes the checkpoints and items that are not kept.
+
     Args:
       env_steps: number of env steps since the start of the run.
-      items: nests of arrays by name; each can be restored alone.
+      items: nests of arrays by name, which is not `score`; each can be restored
+        alone.
       score: score of the agent, larger is better; -inf if unknown.
 
     Returns:
-      The number of bytes that were written.
+      The number of bytes that were written; 0 if the checkpoint exists.
 
     Raises:
       OSError: the checkpoint cannot be written.
@@ -134,11 +139,16 @@ class Checkpoints:
     return self.directory.folder(str(env_steps)).has(name)
 
   def steps(self) -> list[int]:
-    """Returns all env steps, ascending, with those of older versions."""
-    return sorted(self._named("", lambda x: _is_current(x) or _is_older(x)))
+    """Returns the env steps of all checkpoints, ascending.
+
+    Those that an older version wrote are included.
+    """
+    return sorted(
+      self._steps_named("", lambda x: _is_current(x) or _is_older(x))
+    )
 
   def ranked(self) -> list[int]:
-    """Returns all env steps, those with the best score first.
+    """Returns the env steps of all checkpoints, the best score first.
 
     Of equal scores the newest comes first; unreadable scores come last.
     """
@@ -231,12 +241,12 @@ class Checkpoints:
 
   def _current_steps(self) -> list[int]:
     """Returns the env steps of this version's checkpoints, ascending."""
-    return sorted(self._named("", _is_current))
+    return sorted(self._steps_named("", _is_current))
 
-  def _named(
+  def _steps_named(
     self, suffix: str, fits: Callable[[files.Folder], bool]
   ) -> list[int]:
-    """Returns the env steps in names with a suffix, if the directory fits."""
+    """Returns the env steps in names with this suffix whose directory fits."""
     try:
       names = self.directory.names()
     except (FileNotFoundError, NotADirectoryError):
@@ -251,7 +261,7 @@ class Checkpoints:
 
   def _delete(self, suffix: str) -> None:
     is_unfinished = suffix == _UNFINISHED
-    for step in self._named(
+    for step in self._steps_named(
       suffix,
       lambda x: _is_current(x) or (is_unfinished and _has_at_most_a_score(x)),
     ):

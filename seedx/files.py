@@ -44,8 +44,9 @@ _MAX_TEXT_BYTES = 2**24
 class Folder:
   """A directory with data that is not trusted.
 
-  All methods raise OSError if the directory or a name in it cannot be used. An
-  instance holds no descriptor, so it can be kept, copied and pickled.
+  Except `remove_if_empty` and `remove_folder`, the methods raise OSError if the
+  directory or a name in it cannot be used. An instance holds no descriptor, so
+  it can be kept, copied and pickled.
   """
 
   def __init__(self, path: "str | os.PathLike[str]") -> None:
@@ -79,12 +80,12 @@ class Folder:
     new = [x for x in (*reversed(root.parents), root) if not x.exists()]
     root.mkdir(parents=True, exist_ok=True)
     for path in new:
-      _note(Folder(path))
+      _record_made(Folder(path))
     above = Folder(self._root)
     for name in self._below:
       with above._opened() as directory, contextlib.suppress(FileExistsError):
         os.mkdir(name, dir_fd=directory)
-        _note(above.folder(name))
+        _record_made(above.folder(name))
       above = above.folder(name)
     return self
 
@@ -92,7 +93,7 @@ class Folder:
     """Makes a subdirectory; raises FileExistsError if the name is taken."""
     with self._opened() as directory:
       os.mkdir(name, dir_fd=directory)
-    _note(self.folder(name))
+    _record_made(self.folder(name))
     return self.folder(name)
 
   def names(self) -> list[str]:
@@ -166,7 +167,7 @@ class Folder:
         raise
 
   def rename(self, name: str, new: str) -> None:
-    """Renames an entry."""
+    """Renames an entry; replaces a file or an empty directory named `new`."""
     with self._opened() as directory:
       self._rename(directory, name, new)
 
@@ -187,7 +188,7 @@ class Folder:
 
   @contextlib.contextmanager
   def locked(self) -> Iterator[None]:
-    """Locks the directory; BlockingIOError if another process has locked it."""
+    """Locks the directory; BlockingIOError if it is locked already."""
     with self._opened() as directory:
       try:
         fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -236,8 +237,8 @@ def open_folder(
   """Makes a directory for writing files with these names, unless it exists.
 
   Raises:
-    types.ConfigError: one of the names is taken, or the directory is not
-      writable; then nothing is made.
+    types.ConfigError: one of the names is taken, and nothing is made; or the
+      directory is not writable.
   """
   folder = Folder(path)
   check_free(folder, names)
@@ -313,7 +314,7 @@ def write_file(path: str | os.PathLike[str], content: bytes | str) -> None:
     ) from error
 
 
-def _note(folder: Folder) -> None:
+def _record_made(folder: Folder) -> None:
   made = _made.get()
   if made is not None:
     made.append(folder)
@@ -322,5 +323,5 @@ def _note(folder: Folder) -> None:
 def _check_regular(status: os.stat_result) -> None:
   if stat.S_ISREG(status.st_mode):
     return
-  words = (words for is_kind, words in _KINDS if is_kind(status.st_mode))
-  raise OSError(errno.EINVAL, next(words, "is not a regular file"))
+  reasons = (reason for is_kind, reason in _KINDS if is_kind(status.st_mode))
+  raise OSError(errno.EINVAL, next(reasons, "is not a regular file"))

@@ -114,7 +114,7 @@ class Roles:
 
   def __init__(
     self,
-    running: Sequence[nodes_lib.Node],
+    all_nodes: Sequence[nodes_lib.Node],
     experiment: str,
     options: Mapping[str, Any],
     addresses: Mapping[str, Addresses],
@@ -122,12 +122,12 @@ class Roles:
     """Starts without joined processes.
 
     Args:
-      running: nodes that processes can become.
+      all_nodes: nodes that processes can become.
       experiment: experiment that runs; empty for a script.
       options: settings of the pipeline's config, as JSON.
       addresses: addresses of the processes that listen, by role.
     """
-    self._nodes = {node.role: node for node in running}
+    self._nodes = {node.role: node for node in all_nodes}
     self._experiment = experiment
     self._options = options
     self._addresses = addresses

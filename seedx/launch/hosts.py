@@ -101,7 +101,11 @@ def joined(
 
 
 def check_same(settings: Mapping[str, Any]) -> None:
-  """Raises types.ConfigError unless all hosts have the same settings."""
+  """Compares the settings of all hosts, which must all call it, and only once.
+
+  Raises:
+    types.ConfigError: a setting differs.
+  """
   client, key = _client(), "seedx/settings"
   client.key_value_set(f"{key}/{jax.process_index()}", json.dumps(settings))
   for host in range(jax.process_count()):
@@ -116,7 +120,7 @@ def check_same(settings: Mapping[str, Any]) -> None:
 
 
 def broadcast(content: bytes) -> bytes:
-  """Returns host 0's content on all hosts, which must all call it together."""
+  """Returns host 0's content; all hosts must call it together, only once."""
   client, key = _client(), "seedx/size"
   is_first = jax.process_index() == 0
   if is_first:
@@ -200,7 +204,7 @@ def _wait(
   stop: threading.Event,
   ending: signals.Ending,
 ) -> None:
-  """Waits for a thread that connects; exits if it takes too long."""
+  """Waits for a thread that connects; exits after `stop` or if it is late."""
   began = reminded = time.monotonic()
   while connecting.is_alive():
     connecting.join(_LOOK_SECONDS)

@@ -1,4 +1,4 @@
-"""Instances of nodes, restarted when they die; as processes of this machine."""
+"""Instances of nodes, as processes or tasks, restarted when they die."""
 
 import contextlib
 import signal
@@ -13,7 +13,7 @@ from seedx import signals, types
 from seedx.launch import nodes
 
 # The number of deaths within this time that ends a run.
-_MOST_DEATHS = 6
+_FATAL_DEATHS = 6
 _WITHIN_SECONDS = 600.0
 # The first restart is at once, the second after this time, the next ones after
 # 3, 7 and 15 times as long.
@@ -21,7 +21,7 @@ _BACKOFF_SECONDS = 1.0
 # A death by SIGKILL is not counted unless the process was younger than this: a
 # process without enough memory is killed again and again.
 _YOUNG_SECONDS = 10.0
-# The maximum length of an error that a process sends.
+# The maximum number of bytes of an error that a process sends.
 _ERROR_BYTES = 4_096
 
 
@@ -62,16 +62,17 @@ class Instances:
 
   def __init__(
     self,
-    running: list[nodes.Node],
+    all_nodes: list[nodes.Node],
     start: Callable[[str, bytes], Running],
     folder: str = "",
   ) -> None:
     """Starts all instances of the nodes.
 
     Args:
-      running: the nodes.
+      all_nodes: the nodes.
       start: starts an instance, given its role and its `nodes.message`.
-      folder: see `nodes.message`.
+      folder: directory that the processes remove when this one has ended; empty
+        for none.
 
     Raises:
       types.ConfigError: a node cannot be sent to another process.
@@ -79,7 +80,7 @@ class Instances:
     self.restarts = 0
     self._instances = [
       _Instance(node, nodes.message(node, folder), start)
-      for node in running
+      for node in all_nodes
       for _ in range(node.count)
     ]
 
@@ -106,14 +107,14 @@ class Processes(Instances):
   """The instances of some nodes as processes of this machine.
 
   The standard input of each process is a socket from this one, and the process
-  ends when it closes. So all processes end when this one exits in any way. They
-  ignore the signals that end a group of processes, because this one gets the
-  signals too, and decides.
+  ends when the socket closes. So all processes end when this one exits in any
+  way. They ignore the signals that end a group of processes, because this one
+  gets the signals too, and decides.
   """
 
-  def __init__(self, running: list[nodes.Node], folder: str = "") -> None:
+  def __init__(self, all_nodes: list[nodes.Node], folder: str = "") -> None:
     """Starts all instances of the nodes, see `Instances`."""
-    super().__init__(running, Process, folder)
+    super().__init__(all_nodes, Process, folder)
 
 
 class Deaths:
@@ -123,8 +124,8 @@ class Deaths:
     self._role = role
     self._seconds: list[float] = []
 
-  def add(self, died: str) -> float:
-    """Counts a death, reported by a message; returns seconds to a restart.
+  def add(self, message: str) -> float:
+    """Counts a death that `message` reports; returns seconds until a restart.
 
     Raises:
       RuntimeError: the instance has died too many times.
@@ -132,10 +133,10 @@ class Deaths:
     now = time.monotonic()
     recent = [x for x in self._seconds if x > now - _WITHIN_SECONDS]
     self._seconds = [*recent, now]
-    if len(self._seconds) >= _MOST_DEATHS:
+    if len(self._seconds) >= _FATAL_DEATHS:
       raise RuntimeError(
         f"{self._role} died {len(self._seconds)} times within"
-        f" {now - self._seconds[0]:.0f} s; at last, {died}"
+        f" {now - self._seconds[0]:.0f} s; at last, {message}"
       )
     return _BACKOFF_SECONDS * (2 ** len(recent) - 1)
 

@@ -108,8 +108,8 @@ def join(
   Args:
     address: the learner's address.
     hello: the request.
-    play: `(told, ended)`, does the role's work until it is done or the event
-      `ended` is set.
+    play: `(welcome, ended)`, does the assigned role's work until it is done or
+      the event `ended` is set.
     stop: event that ends the work and the waits.
     config: the time to wait for a learner.
     security: authentication between the processes.
@@ -182,7 +182,7 @@ def _nothings_until(
 
 
 def _accepted(welcome: Mapping[str, Any], hello: Hello) -> Welcome:
-  """Returns the welcome; raises wire.WireError if it names untrusted code."""
+  """Parses the welcome; WireError if it is wrong or names untrusted code."""
   try:
     assignment = read(Welcome, welcome)
     check_version(assignment.version)

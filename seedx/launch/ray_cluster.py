@@ -70,7 +70,7 @@ class Cluster:
     """Returns the address by which the cluster reaches a local address.
 
     Raises:
-      types.ConfigError: the local address is a unix socket.
+      types.ConfigError: the local address is a unix socket or has no host.
     """
     if address.rpartition(":")[0] in ("", "unix"):
       raise types.ConfigError(
@@ -90,7 +90,7 @@ class Tasks(instances.Instances):
   """The instances of some nodes as tasks of a Ray cluster."""
 
   def __init__(
-    self, running: list[nodes.Node], config: Config, cluster: "Cluster"
+    self, all_nodes: list[nodes.Node], config: Config, cluster: "Cluster"
   ) -> None:
     """Starts all instances of the nodes; `stop` leaves the cluster.
 
@@ -100,7 +100,7 @@ class Tasks(instances.Instances):
     self._cluster = cluster
     resources = {"CPU": config.actor_cpus, **config.actor_resources}
     play = _remote(_play, resources, max_retries=0)
-    super().__init__(running, functools.partial(_Task, play))
+    super().__init__(all_nodes, functools.partial(_Task, play))
 
   def stop(self, timeout_seconds: float = 2.0) -> None:
     """Ends all instances, and leaves the cluster."""
@@ -161,7 +161,7 @@ def elsewhere(
   Raises:
     types.ConfigError: there is no cluster, or the work cannot be sent there.
     RuntimeError: the learner has died too many times.
-    SystemExit: `stop` was set before the work began.
+    SystemExit: `stop` was set before the work began, or before it began again.
     Exception: an exception of the work.
   """
   cluster, deaths = Cluster(config), instances.Deaths("the learner")
@@ -211,7 +211,7 @@ def _elsewhere(
 
 
 def on_cluster(
-  running: list[nodes.Node],
+  all_nodes: list[nodes.Node],
   learner: str,
   security: wire.Security,
   code: Mapping[str, Any],
@@ -219,14 +219,15 @@ def on_cluster(
   """Returns nodes that choose their addresses on the machines where they run.
 
   Args:
-    running: the nodes; those that listen have empty addresses.
+    all_nodes: the nodes; those that listen have empty addresses, and roles of
+      the same kind.
     learner: the learner's address.
     security: authentication between the processes.
     code: the learner's settings that name code; see `envs.code_in`.
   """
-  listening = {x.role: x for x in running if not x.config.address}
+  listening = {x.role: x for x in all_nodes if not x.config.address}
   if not listening:
-    return running
+    return all_nodes
   (kind,) = {nodes.kind(role) for role in listening}
   node = nodes.Node(
     kind,
@@ -235,7 +236,7 @@ def on_cluster(
     count=sum(x.count for x in listening.values()),
     needs_jax=any(x.needs_jax for x in listening.values()),
   )
-  return [node, *(x for x in running if x.role not in listening)]
+  return [node, *(x for x in all_nodes if x.role not in listening)]
 
 
 def _listen(config: Listening, stop: threading.Event) -> None:
@@ -333,7 +334,7 @@ class _Learner:
     """Returns once the learner has a machine."""
 
   def run(self, work: Callable[..., Any]) -> Any:
-    """Runs `work` with signals and `stop` as its end."""
+    """Runs `work`, which a signal or `stop` ends."""
     # Ray does not call this on the main thread.
     with signals.stopping(self._stop) as ending:
       ending.status, self._ending = self._ending.status, ending

@@ -65,7 +65,8 @@ class Acted:
     """Adds environments; returns the counter of their experience.
 
     Args:
-      reported: `[N]`, whether games count in `returns`, see `explores_least`.
+      reported: `[N]` bool, whether an environment's games count in `returns`,
+        see `explores_least`.
     """
     return Environments(self, self._rounds, reported)
 
@@ -92,7 +93,7 @@ class Acted:
 
   @property
   def all_have_ended(self) -> bool:
-    """Whether every environment has ended an episode.
+    """Whether every reported environment has ended an episode.
 
     Before, `returns` and `lengths` are biased: short episodes end first.
     """
@@ -101,7 +102,8 @@ class Acted:
   def score(self) -> float | None:
     """Returns the mean of `returns` for decisions, such as the best checkpoint.
 
-    It is None before `all_have_ended`, and while environments end no episodes.
+    It is None before `all_have_ended`, and while some environment has not ended
+    an episode for much longer than before.
     """
     if not self.all_have_ended or self._rounds.is_overdue(self._env_steps):
       return None
@@ -109,13 +111,13 @@ class Acted:
 
   @property
   def wall_seconds(self) -> float:
-    """Seconds since the first observation, with those of earlier starts."""
+    """Seconds since the first experience, plus those before a resume."""
     if self._started_seconds is None:
       return self._past_seconds
     return self._past_seconds + time.monotonic() - self._started_seconds
 
   def measure(self) -> dict[str, metrics.Value]:
-    """Returns its metrics; the rate is since the last call."""
+    """Returns its metrics; `steps_per_second` is since the last call."""
     now, env_steps = time.monotonic(), self._env_steps
     (then, env_steps_then), self._last = self._last, (now, env_steps)
     all_have_ended = self.all_have_ended
@@ -174,9 +176,10 @@ class Environments:
 
     Args:
       env_steps: number of new env steps of all of these environments.
-      index: `[B]`, the distinct environments of the rows that follow.
-      returns: `[B, ...]`.
-      lengths: `[B, ...]`.
+      index: `[B]` numbers, or a slice: the environment of each row of `returns`
+        and `lengths`, each at most once.
+      returns: `[B, ...]`, as in `Acted.add`, the oldest games first.
+      lengths: `[B, ...]`, as in `Acted.add`.
     """
     ended = ~np.isnan(returns)
     if ended.any():
@@ -200,7 +203,7 @@ class Played:
     self._lengths = np.zeros(len(reported), np.int64)
 
   def add(self, rows: types.Rows) -> None:
-    """Counts observations `[B, ...]`."""
+    """Counts the env steps and ended episodes of `[B, ...]` rows."""
     index = rows.index
     steps = rows.timestep.step_type != dm_env.StepType.FIRST
     self._lengths[index] += steps
@@ -224,32 +227,35 @@ class _Member:
   """Environments that joined together.
 
   Attributes:
-    counts: `[N]`, whether an environment takes part in rounds.
-    ended: `[N]`, the last round in which it ended an episode; -1 before.
+    takes_part: `[N]` bool, whether an environment takes part in rounds.
+    last_round: `[N]`, the last round in which it ended an episode; -1 before.
   """
 
-  counts: np.ndarray
-  ended: np.ndarray
+  takes_part: np.ndarray
+  last_round: np.ndarray
 
 
 class _Rounds:
   """Rounds of episodes; any thread may use them.
 
-  In a round, every environment ends an episode, and all of them together end at
-  least `_ROUND_EPISODES`.
+  In a round, every environment that takes part ends an episode, and all of them
+  together end at least `_ROUND_EPISODES`.
   """
 
   def __init__(self) -> None:
     self._lock = threading.Lock()
     self._round = 0
     self._envs = 0
-    # Numbers of environments without any episode, and without one this round.
+    # Numbers of environments that have not ended any episode yet, and that have
+    # not ended one in this round.
     self._never = self._not_yet = 0
     self._have_all_ended = False
     self._left: list[_Member] = []
     self._episodes = 0
-    # Env steps at which this round began, and env steps of the previous round.
+    # Env steps of the run when this round began, and the number that the
+    # previous round took.
     self._began_steps, self._took_steps = 0, math.inf
+    # Env steps of the run when the newest episode ended.
     self._last_steps = 0
 
   @property
@@ -267,24 +273,27 @@ class _Rounds:
       self._began_steps = self._last_steps = env_steps
 
   def is_overdue(self, env_steps: int) -> bool:
-    """Returns whether this round is much longer than the last."""
+    """Returns whether this round is much longer than the previous one."""
     with self._lock:
       return env_steps - self._began_steps > _OVERDUE * self._took_steps
 
   def steps_without(self, env_steps: int) -> int:
-    """Returns the env steps since an episode ended; 0 if less than a round."""
+    """Returns the env steps since an episode ended.
+
+    It is 0 if they are not more than the previous round took.
+    """
     with self._lock:
       since = env_steps - self._last_steps
       return since if since > self._took_steps else 0
 
-  def join(self, counts: np.ndarray) -> _Member:
-    """Adds the environments whose count is not 0."""
-    joined = int(np.count_nonzero(counts))
+  def join(self, takes_part: np.ndarray) -> _Member:
+    """Adds environments, of which only those that take part count."""
+    joined = int(np.count_nonzero(takes_part))
     with self._lock:
       self._envs += joined
       self._never += joined
       self._not_yet += joined
-    return _Member(counts, ended=np.full(len(counts), -1))
+    return _Member(takes_part, last_round=np.full(len(takes_part), -1))
 
   def leave(self, member: _Member) -> None:
     """Removes environments when the next episode of another one ends.
@@ -302,33 +311,34 @@ class _Rounds:
     env_steps: int,
   ) -> None:
     """Adds `[B]` numbers of episodes that distinct environments have ended."""
-    ended = np.arange(len(member.counts))[index][episodes > 0]
+    ended = np.arange(len(member.takes_part))[index][episodes > 0]
     with self._lock:
       while self._left:
         left = self._left.pop()
-        self._envs -= int(np.count_nonzero(left.counts))
-        self._have_ended(left.ended[left.counts])
-      self._have_ended(member.ended[ended])
-      member.ended[ended] = self._round
+        self._envs -= int(np.count_nonzero(left.takes_part))
+        self._stop_waiting(left.last_round[left.takes_part])
+      self._stop_waiting(member.last_round[ended])
+      member.last_round[ended] = self._round
       self._episodes += int(np.sum(episodes))
       self._last_steps = env_steps
       if self._not_yet <= 0 and self._episodes >= _ROUND_EPISODES:
         self._round += 1
         self._not_yet, self._episodes = self._envs, 0
-        # 0 steps are possible: several hosts sum env steps with updates only.
+        # With several hosts, env steps are summed only in updates, so that a
+        # round may take 0.
         took = env_steps - self._began_steps
         self._took_steps = took or self._took_steps
         self._began_steps = env_steps
 
-  def _have_ended(self, last_rounds: np.ndarray) -> None:
-    """Stops waiting for environments; takes `_Member.ended` of each."""
+  def _stop_waiting(self, last_rounds: np.ndarray) -> None:
+    """Stops waiting for environments with these `_Member.last_round`."""
     self._never -= int(np.count_nonzero(last_rounds < 0))
     self._have_all_ended |= self._never == 0
     self._not_yet -= int(np.count_nonzero(last_rounds < self._round))
 
 
 # The number of consecutive skipped updates that ends a run.
-_MOST_SKIPPED = 100
+_FATAL_SKIPPED = 100
 
 
 class Skipped:
@@ -353,7 +363,7 @@ class Skipped:
     Raises:
       RuntimeError: too many consecutive updates were skipped.
     """
-    if self._in_a_row >= _MOST_SKIPPED:
+    if self._in_a_row >= _FATAL_SKIPPED:
       raise RuntimeError(
         "expected updates with finite results, found a NaN or an infinity in"
         f" {self._in_a_row} in a row; all of them were skipped, and the"
@@ -393,7 +403,8 @@ class Learned:
 
     Args:
       learned_steps: number of env steps that they were computed from.
-      staleness: mean number of updates since their parameters.
+      staleness: mean number of updates since the parameters with which they
+        were computed.
       metrics: the agent's metrics of the newest gradient.
       gradients: number of gradients.
     """

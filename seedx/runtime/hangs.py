@@ -14,17 +14,20 @@ from typing import Protocol
 from seedx import channels, metrics, signals, types
 
 # Seconds without progress after which the watch records where threads are.
-_LOOK_SECONDS = 3.0
+_NOTE_SECONDS = 3.0
 # Seconds after which a line of metrics is late, and the watch writes one.
 _LATE_SECONDS = 5.0
 # Seconds after a signal within which threads must end, then the process.
 _END_SECONDS = 6.0
 _LEAVE_SECONDS = 9.0
-# Seconds for the sinks, after the last save; a user's logger has 60 s.
+# Seconds after a signal within which the last checkpoint is saved and the sinks
+# are closed, if the threads have ended; a user's logger alone has 60 s.
 _CLOSE_SECONDS = 75.0
-# Seconds for the processes that were started; they also end by themselves.
+# Seconds for the `leaving` functions. The processes that they end would also
+# end by themselves.
 _LEAVING_SECONDS = 0.5
-# A run that was slow before may be as slow at its end, up to these seconds.
+# At its end, a run may be twice as slow as it was before, up to these seconds
+# without progress.
 _SLOW_SECONDS = 60.0
 _PACKAGE = str(pathlib.Path(__file__).parent.parent)
 
@@ -69,8 +72,9 @@ class Watch:
       ending: source of the time of a signal; calls `look`.
       hang_seconds: seconds without progress after which the threads of the run
         are reported.
-      leaves: whether to end the process 10 seconds after a signal, even if a
-        thread hangs.
+      leaves: whether to end the process about 10 seconds after a signal even if
+        a thread hangs; later while a checkpoint is written or a sink is closed,
+        or if the run was slow before.
     """
     self.saver: Saver | None = None
     self.leaving: list[Callable[[], None]] = []
@@ -82,17 +86,19 @@ class Watch:
     self._threads: Callable[[], Mapping[int, str]] = dict
     self._first: metrics.Line | None = None
     self._line: metrics.Line = {}
+    # The times of the last line of metrics and of the last progress.
     self._written_seconds = self._moved_seconds = time.monotonic()
     # The longest time without progress that was not reported as a hang.
     self._longest_seconds = 0.0
     self._progress: tuple[object, object] = (None, None)
     self._has_learned = self._is_over = False
+    # Seconds without progress at which the hang is reported next.
     self._next_seconds = hang_seconds
-    # The place of each thread, and since when it is there, by its name.
+    # The place of each thread and the time since which it is there, by name.
     self._places: dict[str, tuple[str, float]] = {}
     self._is_closing, self._closed_seconds = False, -math.inf
     # Held by the thread that ends the run: the watch's or the main thread.
-    self._closing, self._is_closed = threading.Lock(), False
+    self._end_lock, self._is_closed = threading.Lock(), False
     self._ending.watch = self.look
 
   def begin(
@@ -130,7 +136,7 @@ class Watch:
 
   def close(self) -> None:
     """Ends the watch, since everything is saved."""
-    with self._closing:
+    with self._end_lock:
       self._ending.watch, self._is_closed = None, True
 
   def noted(self, line: metrics.Line) -> dict[str, metrics.Value]:
@@ -151,7 +157,7 @@ class Watch:
     if self._is_over:
       return
     stalled = self._stalled_seconds()
-    if stalled < _LOOK_SECONDS:
+    if stalled < _NOTE_SECONDS:
       self._places, self._next_seconds = {}, self._hang_seconds
       return
     self._note_places()
@@ -235,7 +241,7 @@ class Watch:
     for leave in reversed(self.leaving):
       threading.Thread(target=leave, daemon=True).start()
     time.sleep(_LEAVING_SECONDS)
-    with self._closing:
+    with self._end_lock:
       if not self._is_closed:
         self._ending.leave()
 
@@ -247,9 +253,10 @@ class Watch:
 
 
 def _place(frame: python_types.FrameType) -> str:
-  """Describes the innermost function of seedx in a stack, with its docstring.
+  """Describes the innermost function of seedx in a stack.
 
-  The functions of channels are left out, in favor of the one that uses them.
+  The description ends with the first line of its docstring. The functions of
+  channels are left out, in favor of the one that uses them.
   """
   inner: python_types.FrameType | None = frame
   while inner is not None and not _is_reported(inner.f_code.co_filename):

@@ -25,7 +25,7 @@ class Config:
 
   Attributes:
     hosts: number of learner hosts, processes that learn together; each needs
-      the same options.
+      the same options, except its own host_index.
     host_index: index of this host, from 0; -1 to take it from SLURM, Kubernetes
       or Cloud TPU. Host 0 writes the run directory.
     coordinator: HOST:PORT at which host 0 listens for the others; empty to take
@@ -122,11 +122,13 @@ class Hosts:
     index: index of this host.
     count: number of hosts.
     starved_seconds: see `Config`.
-    over: event set when all hosts have agreed to stop, after the same update.
+    over: event set after the same update on all hosts, when one of them wants
+      to stop or all env steps are made.
     status: exit status that they have agreed on.
     failed: whether this host has failed, so that all must stop.
     rescue: saves what can be saved, before this process ends because another
       host is lost.
+    meet: waits for all hosts at the barrier of a given name.
   """
 
   def __init__(
@@ -178,12 +180,15 @@ class Hosts:
     return self._acted
 
   def counted(self, seeds: S) -> S:
-    """Exchanges the counts of `seeds`, so that a resumed run skips them all."""
+    """Exchanges the counts of `seeds` from now on; returns `seeds`.
+
+    A resumed run thus skips the seeds of all hosts.
+    """
     self._seeds = seeds
     return seeds
 
   def report(self, has_batch: bool) -> Report:
-    """Takes this host's report for an update, with a batch or without."""
+    """Returns this host's report for an update, and resets its counts."""
     assert self._acted is not None
     taken = self._seeds.taken if self._seeds else 0
     counts, totals = self._acted.take()

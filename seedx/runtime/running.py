@@ -38,6 +38,7 @@ def run(
   Raises:
     types.ConfigError: the server's address is in use.
     Exception: the first exception of a thread.
+    TimeoutError: a thread has not ended within a minute of the end.
   """
   team = ThreadGroup(context.stop, context.hosts)
   watch = watch or hangs.Watch()

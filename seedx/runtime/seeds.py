@@ -8,7 +8,7 @@ import numpy as np
 # evaluation.
 _SEED_BITS = 30
 _NUM_SEEDS = 2**_SEED_BITS
-_MOST_ENVS = 2**16
+_MAX_ENVS = 2**16
 _SEEDS_OF_PART = 2**20
 
 
@@ -22,10 +22,15 @@ class Seeds:
   """
 
   def __init__(self, seed: int, part: int = 0) -> None:
-    """Starts at a place for the run's seed, from 0 to 2^30 - 1, and a part.
+    """Starts at a place that depends on the run's seed and the part.
 
     Runs with seeds below 2^k start at least 2^(30 - k) environments apart, and
     the parts of a run 2^20.
+
+    Args:
+      seed: the run's seed, from 0 to 2^30 - 1.
+      part: index of the part of the run that hands out the seeds, such as a
+        learner host.
     """
     self.taken = self.taken_together = 0
     self._part = part
@@ -60,7 +65,7 @@ class Seeds:
 def evaluation_seed(seed: int, number: int) -> int:
   """Returns the evaluation seed of index `number` of a run with `seed`."""
   # Further environments of the evaluation have the following seeds.
-  place = (_place(seed) + number) % (_NUM_SEEDS - _MOST_ENVS)
+  place = (_place(seed) + number) % (_NUM_SEEDS - _MAX_ENVS)
   return _NUM_SEEDS + place
 
 

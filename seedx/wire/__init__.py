@@ -50,8 +50,8 @@ once with initial metadata under the same key: a JSON object with `protocol`,
 `max_rows` and `columns` of the *replies*, and `welcome`, a JSON object from the
 session. The client should compare the columns with those that it expects. The
 answer may have up to 1 MiB, so raise `grpc.max_metadata_size` in the client.
-The client's object may have up to 16 KiB and four times the size of its
-columns; the server refuses a larger one without reading it.
+The client's object may have up to 16 KiB plus four times the size of its
+columns, and at most 1 MiB; the server refuses a larger one without reading it.
 
 **Messages.** Requests and replies have the same form. All integers are
 little-endian::
@@ -75,27 +75,29 @@ socket, so a client of a unix socket may ask for one by `"pipe": true` in its
 JSON object. If the server's object then has a `pipe` of 32 hexadecimal digits:
 
   * The client connects within 5 s to the unix socket whose path is the server's
-    with `-messages` appended, and sends the 16 bytes that the digits encode.
+    with `-messages` appended, and within 1 s more sends the 16 bytes that the
+    digits encode.
   * All messages of the call, in both directions, then go through this socket,
     without anything between them.
   * The client ends its requests by shutting down its half of the socket.
-  * The gRPC call stays open, and carries the status as soon as the server has
+  * The gRPC call stays open, and ends with the status once the server has
     closed its half of the socket.
 
 **Status.** A call ends with one of these statuses:
 
   * OK: the client has ended its requests and all are answered; or the server
-    has stopped between two replies: its work is over.
+    has stopped, and the stream ends right after a reply: its work is over.
   * CANCELLED, if the client itself has not cancelled: the server has stopped
     before it opened the stream, or while the stream waited for a request or a
     reply. Its work is over, as with OK. Without a pipe, the same status also
     ends a stream whose client was silent, see UNAVAILABLE. If the details do
-    not have the form `name: reason`, the client can find out by a call of
-    `/seedx/`: if that ends with UNIMPLEMENTED or is not answered within 5 s,
+    not have the form `name: reason`, a call of `/seedx/` shows which of the
+    two happened: if that ends with UNIMPLEMENTED or is not answered within 5 s,
     the server is running, and the client should try again.
-  * UNAVAILABLE: there is no server, or it has crashed, or it is stopping and a
-    function was called; or, with a pipe, the client was silent: it sent no
-    request, or received no reply, for 300 s. Try again.
+  * UNAVAILABLE: there is no server, or it has crashed, or it is stopping and
+    the method has no sessions. Or, with a pipe, the client did not connect to
+    the socket in time, or was silent: it sent no request, or received no reply,
+    for 300 s. Try again.
   * UNAUTHENTICATED: the metadata do not have the run's token.
   * UNIMPLEMENTED: there is no such method; the details name the methods.
   * FAILED_PRECONDITION: the handshake does not fit; the details describe the
@@ -106,9 +108,10 @@ JSON object. If the server's object then has a `pipe` of 32 hexadecimal digits:
     counted.
   * RESOURCE_EXHAUSTED: the method already has `max_streams` calls; or a stream
     from the same host was silent, and other hosts have 5 s to take its place;
-    or a request is more than about twice as large as the layouts allow; or the
-    handshake is too large.
-  * INTERNAL: the server's function raised an error, which the details have.
+    or a request is larger than the layout allows (with a pipe), or more than
+    about twice as large (without); or the handshake is too large.
+  * INTERNAL: the server's function raised an error, whose text the details
+    have.
   * DEADLINE_EXCEEDED: the client's own deadline has passed.
   * Any other code: the function or the session has raised `Refused` with it.
 
@@ -151,7 +154,8 @@ unanswered at a time.
     LAST of the game's last life has the return of the whole game, at most 1e6
     for each clipped reward of 1.
 
-A row that breaks one of these rules ends the stream with INVALID_ARGUMENT.
+A step type, number or return that breaks these rules ends the stream with
+INVALID_ARGUMENT. The reward of a FIRST is ignored.
 
 After OK or CANCELLED, as described above, the actor's work is over. After
 UNAVAILABLE or RESOURCE_EXHAUSTED, the actor tries again, with a reset of all

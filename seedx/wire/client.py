@@ -27,9 +27,10 @@ _OPTIONS: list[tuple[str, Any]] = [
   ("grpc.initial_reconnect_backoff_ms", 100),
   ("grpc.max_reconnect_backoff_ms", 2_000),
 ]
-# Time that the program's exit waits for streams' ends and their threads'.
+# Time that the program's exit waits for each stream to end, and for all threads
+# that send requests.
 _EXIT_SECONDS = 1.0
-# Time within which a server that is not stopping answers a call.
+# Time to wait for an answer that shows whether a server is stopping.
 _PROBE_SECONDS = 5.0
 
 
@@ -127,7 +128,8 @@ class Stream:
   def send(self, nest: types.Tree) -> None:
     """Sends a request of a stream from `Client.exchange`.
 
-    If it does not fit the layout, the next `receive` raises ValueError.
+    If it does not fit the layout, the stream ends, and the next `receive`
+    raises ValueError.
     """
     assert self._queue is not None
     if self._pipe is None:
@@ -164,7 +166,7 @@ class Stream:
       self._pipe.close()
 
   def _encoded(self) -> Iterator[bytes]:
-    """Yields the requests as messages, on a thread of gRPC."""
+    """Yields the requests, or sends them through the pipe, on gRPC's thread."""
     with _streams_lock:
       _senders.add(threading.current_thread())
     self._accepted.wait()
@@ -278,12 +280,13 @@ class Client:
   ) -> types.Tree:
     """Calls a method once with `[rows, ...]` arrays.
 
+    A `timeout_seconds` of None is no limit.
+
     Returns:
       The reply, with read-only arrays.
 
     Raises:
-      WireError: the call failed, or `timeout_seconds` are over
-        (DEADLINE_EXCEEDED; None for no limit).
+      WireError: the call failed; DEADLINE_EXCEEDED after `timeout_seconds`.
       ValueError: `nest` does not fit `inputs`.
     """
     method = self._channel.unary_unary(calls.PATH_PREFIX + name)
@@ -308,8 +311,9 @@ class Client:
   ) -> Stream:
     """Opens a stream and waits until the server has accepted it.
 
-    Then a daemon thread iterates `requests`, nests of `[rows, ...]` arrays, a
-    few ahead of their replies. `hello` is a JSON object for the session.
+    Then a daemon thread iterates `requests`, nests of `[rows, ...]` arrays. It
+    does not wait for replies, only for room in the buffers of the connection.
+    `hello` is a JSON object for the session.
 
     Raises:
       WireError: the server refused the stream, or there is no server.

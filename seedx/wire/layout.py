@@ -28,7 +28,7 @@ DTYPES = frozenset(
 )
 
 _PADDING = [bytes(size) for size in range(ALIGNMENT_BYTES)]
-# A handshake is nested 3 deep.
+# A handshake is nested 4 deep.
 _MAX_NESTING = 32
 
 
@@ -54,7 +54,9 @@ def from_json(text: bytes) -> Any:
     level = list(itertools.chain.from_iterable(dicts + lists))
     if not level:
       return value
-  raise MessageError(f"expected JSON nested {_MAX_NESTING} deep, found deeper")
+  raise MessageError(
+    f"expected JSON nested at most {_MAX_NESTING} deep, found more"
+  )
 
 
 def message_size(header: bytes) -> int:
@@ -225,7 +227,7 @@ class Layout:
     }
 
   def difference(self, other: Any) -> str | None:
-    """Describes the first difference to the other end's JSON.
+    """Describes the first difference from the other end's JSON.
 
     Returns:
       The description, or None if messages can be exchanged. `max_rows` may

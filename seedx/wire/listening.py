@@ -22,8 +22,8 @@ from seedx.wire import security as security_lib
 _CONNECT_SECONDS = 5.0
 # Time for a connected client to send its secret.
 _SECRET_SECONDS = 1.0
-# Connections that have not sent their secret yet; beyond this, the oldest one
-# is closed.
+# Maximum number of connections that have not sent their secret yet; beyond
+# this, the oldest one is closed.
 _MAX_WITHOUT_SECRET = 256
 _RETRY_SECONDS = 0.1
 # Errors that pass: no descriptor is left, or a client has left already.
@@ -49,28 +49,29 @@ class Listener:
       self._socket.close()
       raise
     self._changed = threading.Condition()
-    # Tokens of the expected clients, and the sockets of those that have come.
+    # Secrets of the expected clients, and the sockets of those that have come.
     self._expected: dict[bytes, socket.socket | None] = {}
     threading.Thread(target=self._accept, name="wire", daemon=True).start()
 
   def expect(self) -> str:
-    """Returns a secret, with which one client may connect."""
-    token = secrets.token_bytes(pipe_lib.TOKEN_BYTES)
+    """Returns a secret in hexadecimal, with which one client may connect."""
+    secret = secrets.token_bytes(pipe_lib.SECRET_BYTES)
     with self._changed:
-      self._expected[token] = None
-    return token.hex()
+      self._expected[secret] = None
+    return secret.hex()
 
-  def wait(self, secret: str, max_bytes: int) -> pipe_lib.Pipe | None:
+  def wait(self, digits: str, max_bytes: int) -> pipe_lib.Pipe | None:
     """Waits for the client with a secret; None if it does not come.
 
-    A message from the client may have up to `max_bytes`.
+    `expect` has returned the `digits` of the secret. A message from the client
+    may have up to `max_bytes`.
     """
-    token = bytes.fromhex(secret)
+    secret = bytes.fromhex(digits)
     with self._changed:
       self._changed.wait_for(
-        lambda: self._expected[token] is not None, _CONNECT_SECONDS
+        lambda: self._expected[secret] is not None, _CONNECT_SECONDS
       )
-      connected = self._expected.pop(token)
+      connected = self._expected.pop(secret)
     return None if connected is None else pipe_lib.Pipe(connected, max_bytes)
 
   def close(self) -> None:
@@ -110,13 +111,13 @@ class Listener:
           if is_over or len(arrivals) > _MAX_WITHOUT_SECRET:
             waits.unregister(connected)
             del arrivals[connected]
-            self._admit(connected, arrival.token)
+            self._admit(connected, arrival.secret)
 
-  def _admit(self, connected: socket.socket, token: bytes) -> None:
+  def _admit(self, connected: socket.socket, secret: bytes) -> None:
     connected.setblocking(True)
     with self._changed:
-      if self._expected.get(token, connected) is None:
-        self._expected[token] = connected
+      if self._expected.get(secret, connected) is None:
+        self._expected[secret] = connected
         self._changed.notify_all()
         return
     connected.close()
@@ -126,20 +127,20 @@ class Listener:
 class _Arrival:
   """A client that has connected and is sending its secret."""
 
-  token: bytes = b""
+  secret: bytes = b""
   since_seconds: float = dataclasses.field(default_factory=time.monotonic)
   is_over: bool = False  # The secret is complete, or the client has left.
 
   def receive(self, connected: socket.socket) -> None:
     """Adds the bytes that have arrived, maybe a part of the secret."""
     try:
-      more = connected.recv(pipe_lib.TOKEN_BYTES - len(self.token))
+      more = connected.recv(pipe_lib.SECRET_BYTES - len(self.secret))
     except BlockingIOError:
       return
     except OSError:
       more = b""
-    self.token += more
-    self.is_over = not more or len(self.token) == pipe_lib.TOKEN_BYTES
+    self.secret += more
+    self.is_over = not more or len(self.secret) == pipe_lib.SECRET_BYTES
 
 
 def check_free(address: str) -> None:
@@ -181,7 +182,7 @@ def check_free(address: str) -> None:
 
 
 def max_connections() -> int:
-  """Raises the limit of descriptors; returns the share for connections."""
+  """Raises the limit of descriptors; returns that of connections."""
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
   wanted = _MAX_DESCRIPTORS
   if hard != resource.RLIM_INFINITY:
@@ -227,7 +228,11 @@ def listen(
   address: str,
   credentials: grpc.ServerCredentials | None,
 ) -> str:
-  """Binds the address; returns it with the actual port."""
+  """Binds the address; returns it with the actual port.
+
+  Raises:
+    types.ConfigError: the address cannot be bound.
+  """
   try:
     if credentials is None:
       port = server.add_insecure_port(address)

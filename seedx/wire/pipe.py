@@ -13,7 +13,7 @@ import stat
 
 from seedx.wire import layout as layout_lib
 
-TOKEN_BYTES = 16
+SECRET_BYTES = 16
 # Paths of unix sockets are limited to about 108 bytes.
 _MAX_PATH_BYTES = 100
 
@@ -136,6 +136,7 @@ def connect(path: str, secret: str, max_bytes: int) -> Pipe:
 
   Raises:
     OSError: the server has gone.
+    ValueError: `secret` is not hexadecimal.
   """
   connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
   try:

@@ -18,8 +18,8 @@ _PATIENCE = (
   StatusCode.UNAVAILABLE,
   StatusCode.RESOURCE_EXHAUSTED,
 )
-# Time without a message: a server that starts together with its clients needs
-# this long.
+# Time before the first message about waiting: a server that starts together
+# with its clients needs this long.
 _QUIET_SECONDS = 30.0
 # Time between two examinations of a server that fails, time after which the
 # last one does not count any more, and time for which a problem may last.

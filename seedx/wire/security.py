@@ -35,8 +35,8 @@ _HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(
 class Security:
   """Settings of TLS and the token; only paths, so nothing here is secret.
 
-  Certificates and keys are PEM files. All files are read again by each server
-  and each connection. The token is the content of `token_file`, or of the
+  Certificates and keys are PEM files. Each new `Server` and `Client` reads all
+  files again. The token is the content of `token_file`, or of the
   environment variable SEEDX_TOKEN, and is sent over TLS only. Unix sockets use
   none of these: file permissions protect them.
 
@@ -48,8 +48,8 @@ class Security:
       TLS.
     tls_key: file of the certificate's private key.
     token_file: file of the run's token.
-    insecure: whether to allow connections between machines without TLS and a
-      token.
+    insecure: whether to allow connections between machines without TLS or
+      without a token.
   """
 
   tls_ca: str = types.setting("", changes="start")
@@ -162,7 +162,7 @@ class Security:
       return ""
 
   def _missing(self, address: str, tls: str, token: str) -> str:
-    """Names the missing one of TLS and a token, if an address needs both.
+    """Names what is missing of TLS and a token, if an address needs both.
 
     Raises:
       types.ConfigError: `insecure` does not allow this.
@@ -288,7 +288,8 @@ def unix_path(address: str) -> str | None:
 def reachable_address(address: str, by: str = "") -> str:
   """Returns the address at which other processes reach a server.
 
-  The host `by` replaces 0.0.0.0 and [::]; if it is empty, the loopback address.
+  The host `by` replaces 0.0.0.0 and [::]. If `by` is empty, the loopback
+  address replaces them.
   """
   host, separator, port = address.rpartition(":")
   loopback = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
@@ -332,8 +333,8 @@ def _use(context: ssl.SSLContext, security: Security) -> None:
   except (ssl.SSLError, ValueError) as error:
     files = ", ".join(filter(None, paths))
     raise types.ConfigError(
-      "expected PEM files of certificates and of the first one's key, found"
-      f" others in {files} ({error})"
+      "expected PEM files of certificates, and of the key of the first"
+      f" certificate in tls_certificate, found others in {files} ({error})"
     ) from error
 
 

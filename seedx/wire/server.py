@@ -20,9 +20,9 @@ from seedx.wire import layout as layout_lib
 from seedx.wire import pipe as pipe_lib
 from seedx.wire import security as security_lib
 
-# A handshake may have this many bytes and four times its layout: JSON may have
-# spaces, and gRPC may add base64. Decoding 1 MiB of JSON holds Python's lock
-# for 0.2 s.
+# A handshake may have this many bytes plus four times those of its layout,
+# since JSON may have spaces, and gRPC may add base64. It has a limit because
+# decoding 1 MiB of JSON holds Python's lock for 0.2 s.
 _HELLO_BYTES = 1 << 14
 # gRPC resets a connection's calls beyond this limit before Python sees them. A
 # refused or cancelled call counts for `_SPENT_SECONDS` more, so that a client
@@ -37,20 +37,24 @@ _SERVER_OPTIONS: list[tuple[str, Any]] = [
   ("grpc.so_reuseport", 0),
   # gRPC's default would answer the clients' keepalive with "too many pings".
   ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-  # A connection on which nothing is sent soon frees its descriptor.
+  # Connections without a handshake, and later without calls, are closed after
+  # these times, which frees their descriptors.
   ("grpc.server_handshake_timeout_ms", 10_000),
   ("grpc.max_connection_idle_ms", 60_000),
   ("grpc.max_concurrent_streams", _CALLS_PER_CONNECTION),
 ]
 # A request slightly above its limit gets seedx's message, not gRPC's.
 _SLACK_BYTES = 1 << 16
+# Calls beyond the maximum of streams, which are refused with a reason; and the
+# number of idle threads that are kept.
 _SPARE_CALLS = 16
 # A host whose stream was silent is refused this long, so that others connect.
 _YIELD_SECONDS = 5.0
 # With more streams, threads wait for Python's lock: with 512, a message took
 # twice the CPU time that it took with 128, and connecting took half a minute.
 _MANY_STREAMS = 128
-# Time in `stop` for idle streams to end, and for threads to end after that.
+# Times in `stop`: before idle streams are cancelled, for cancelled streams to
+# end, and for gRPC to send their statuses.
 _IDLE_SECONDS = 0.2
 _JOIN_SECONDS = 1.0
 _FLUSH_SECONDS = 0.5
@@ -72,14 +76,19 @@ class Session(Protocol):
     """JSON object that is sent to the client before anything else."""
 
   def __call__(self, inputs: types.Tree) -> types.Tree:
-    """Answers a request; may block, since each stream has its own thread."""
+    """Answers a request; may block, since each stream has its own thread.
+
+    The arrays of `inputs` are read-only. `Refused` ends the stream with its
+    status, any other error with INTERNAL.
+    """
     ...
 
   def close(self) -> None:
     """Ends the session; called once, however the stream ends.
 
     Another thread may call it while `__call__` is blocked, which must then
-    return or raise soon. It must not block, since other streams would wait.
+    return or raise soon. `close` must not block, since other streams would
+    wait.
     """
     ...
 
@@ -127,8 +136,9 @@ class Server:
       security: TLS and token that clients need.
 
     Raises:
-      types.ConfigError: `max_streams` is less than 1, or the address would be
-        open to other machines.
+      types.ConfigError: `max_streams` is less than 1, other machines could
+        reach the address without TLS and a token, or a file of `security`
+        cannot be used.
     """
     if max_streams < 1:
       raise types.ConfigError(
@@ -168,10 +178,10 @@ class Server:
   ) -> None:
     """Adds a method that answers requests by a function.
 
-    The function takes a nest of `inputs` and returns one of `outputs`. Several
-    threads call it at the same time; it may block, and may raise `Refused`. If
-    calls are still blocked after the grace, `stop` calls `cancel` once, which
-    must make them return or raise.
+    The function takes a nest of `inputs`, with read-only arrays, and returns
+    one of `outputs`. Several threads call it at the same time; it may block,
+    and may raise `Refused`. If calls are still blocked after the grace of
+    `stop`, `stop` calls `cancel` once, which must make them return or raise.
     """
 
     def open_session(hello: Mapping[str, Any]) -> Session:
@@ -280,8 +290,11 @@ class Server:
         _log.error(
           "calls remain blocked after close() or cancel(): %s", blocked
         )
-      if self._handlers.full_seconds > all_retried_seconds - 2 * _RETRY_SECONDS:
-        # Clients for which there was no room learn that the work is over, too.
+      if (
+        self._handlers.last_full_seconds
+        > all_retried_seconds - 2 * _RETRY_SECONDS
+      ):
+        # Clients that found no room try again, and so receive CANCELLED, too.
         time.sleep(max(0.0, all_retried_seconds - time.monotonic()))
       # With 0 seconds, gRPC might send UNAVAILABLE in place of the statuses
       # that it has not sent yet, and the clients would try again.
@@ -423,7 +436,8 @@ class _Stream:
     self._ended: calls.Refused | None = None
     self.busy = True
     self.host = context.peer().rpartition(":")[0]
-    # The time since which a request is due, or a reply is not received.
+    # The time since which the client has not sent its next request or has not
+    # received a reply; None while a request is answered.
     self.silent_since: float | None = None
 
   def serve(self, requests: Iterator[bytes]) -> Iterator[bytes]:
@@ -579,7 +593,7 @@ class _Handlers(grpc.GenericRpcHandler):
     security: security_lib.ServerSecurity,
   ) -> None:
     # The time at which a method last had no room for a call.
-    self.full_seconds = -math.inf
+    self.last_full_seconds = -math.inf
     self.listener: listening.Listener | None = None
     self._methods = methods
     self._stopping = stopping
@@ -611,7 +625,8 @@ class _Handlers(grpc.GenericRpcHandler):
   def forget_spent_calls(self) -> None:
     """Drops the references to old spent calls.
 
-    gRPC counts a call of a connection until nothing refers to it any more.
+    gRPC counts a call among the 100 of its connection until nothing refers to
+    it any more.
     """
     old = time.monotonic() - _SPENT_SECONDS
     while self._spent and self._spent[0][0] < old:
@@ -656,7 +671,7 @@ class _Handlers(grpc.GenericRpcHandler):
       return
     stream = _Stream(method, context, self._stopping, self.listener)
     if (reason := method.add(stream)) is not None:
-      self.full_seconds = time.monotonic()
+      self.last_full_seconds = time.monotonic()
       context.abort(
         grpc.StatusCode.RESOURCE_EXHAUSTED, f"{method.name}: {reason}"
       )
@@ -669,7 +684,7 @@ class _Handlers(grpc.GenericRpcHandler):
 class _Newest:
   """The newest request of a call, which is freed when the call ends.
 
-  gRPC would keep a request that arrives while the call ends with a spent call.
+  Otherwise, a spent call would keep a request that arrived while it ended.
   """
 
   def __init__(self) -> None:
@@ -697,7 +712,8 @@ def _hello(
   """Returns the client's hello, and whether the client asks for a pipe.
 
   Raises:
-    Refused: FAILED_PRECONDITION, the client's layout is not `inputs`.
+    Refused: FAILED_PRECONDITION, the client's handshake is not valid, or its
+      layout is not `inputs`.
   """
   metadata = dict(context.invocation_metadata() or ())
   difference: str | None
@@ -735,7 +751,7 @@ def _hello_limit(methods: Iterable[_Method]) -> list[tuple[str, int]]:
 
 
 def _wait_for_end(methods: Iterable[_Method], seconds: float) -> list[str]:
-  """Waits for all streams' ends; returns the methods with open streams."""
+  """Waits for the ends of all streams; names the methods with open ones."""
   deadline = time.monotonic() + seconds
   while True:
     names = [method.name for method in methods if method.num_streams()]

@@ -185,7 +185,7 @@ def test_a_process_without_a_place_ends_with_the_run(tmp_path, capfd):
     client, _ = learner.ask()
     joining_thread = threading.Thread(target=learner.join, daemon=True)
     joining_thread.start()
-    running.wait_until(lambda: learner.server._handlers.full_seconds > 0)
+    running.wait_until(lambda: learner.server._handlers.last_full_seconds > 0)
     learner.server.stop()
     joining_thread.join(300)
     assert not joining_thread.is_alive()

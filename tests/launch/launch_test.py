@@ -118,7 +118,7 @@ def test_an_instance_that_dies_again_and_again_ends_the_run_with_its_error(
   tmp_path, monkeypatch
 ):
   monkeypatch.setattr(instances, "_BACKOFF_SECONDS", 0.01)
-  monkeypatch.setattr(instances, "_MOST_DEATHS", 2)
+  monkeypatch.setattr(instances, "_FATAL_DEATHS", 2)
   processes = _start(tmp_path, status=1)
   error = r"status 1: RuntimeError: environment 3 \(seed 7\) failed \.\.\. NaN"
   with pytest.raises(RuntimeError, match=f"worker died 2 times.*{error}"):

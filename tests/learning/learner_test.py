@@ -512,7 +512,7 @@ def test_all_cores_skip_an_update_that_is_not_finite_on_one():
 
 
 def test_a_learner_ends_after_many_skipped_updates_in_a_row(monkeypatch):
-  monkeypatch.setattr(counters, "_MOST_SKIPPED", 3)
+  monkeypatch.setattr(counters, "_FATAL_SKIPPED", 3)
   learner_ = make(1)
   wrong = with_one("reward", np.nan)
   run(learner_, [wrong, wrong, unroll_of(), wrong, wrong])

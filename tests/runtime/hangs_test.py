@@ -51,7 +51,7 @@ def a_run(work, updates=lambda: 1, **fields):
 def soon(monkeypatch):
   """Shortens all waits of the watch."""
   for name, seconds in {
-    "_LOOK_SECONDS": 0.1,
+    "_NOTE_SECONDS": 0.1,
     "_LATE_SECONDS": 0.3,
     "_END_SECONDS": 0.3,
     "_LEAVE_SECONDS": 5.0,
