@@ -20,7 +20,7 @@ def of_learning(words: str, seconds: float) -> float:
   """Returns the share of learning for its matrix products at full speed."""
   config = work.config_of(words, "CartPole-v1")
   sizes = work.sizes_of(config)
-  learner, calls = work.learns(config, sizes), 0
+  learner, calls = work.learning_functions(config, sizes), 0
 
   def learn() -> None:
     nonlocal calls

@@ -336,7 +336,7 @@ def test_while_the_replay_fills_a_row_has_a_rate_and_no_bottleneck():
 
 def test_a_learner_without_actors_shows_that_it_waits_for_them():
   stream = io.StringIO()
-  sink = metrics.Console(10**7, stream, 0.0, alone=True)
+  sink = metrics.Console(10**7, stream, 0.0, others_join=True)
   for steps in (500, 500, 900):
     sink.write({**LINE, "env_steps": steps, "policy_lag": None})
   first, second, third = stream.getvalue().splitlines()[1:]

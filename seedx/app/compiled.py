@@ -17,7 +17,7 @@ import jax
 from seedx import types
 
 OFF = "off"
-# The size of a folder, of which a run of PPO needs half a megabyte.
+# The largest size of a folder. A run of PPO needs half a megabyte.
 _LIMIT_BYTES = 2**30
 _DIRECTORY = "jax_compilation_cache_dir"
 _SECONDS = "jax_persistent_cache_min_compile_time_secs"
@@ -121,7 +121,7 @@ def _is_private(group: int) -> bool:
 
 
 def _limit(folder: pathlib.Path) -> None:
-  """Removes the programs used longest ago where there are too many."""
+  """Removes the programs used longest ago if the folder is too large."""
   files = sorted(_files(folder), reverse=True)
   total = 0
   for _, size, path in files:

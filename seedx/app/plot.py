@@ -6,7 +6,7 @@
 
 Runs that differ only in their seed share a curve: the interquartile mean over
 the runs, with its 95% bootstrap confidence interval (Agarwal et al. 2021,
-https://arxiv.org/abs/2108.13264), before the faint curves of single runs. A
+https://arxiv.org/abs/2108.13264). Single runs are faint curves behind it. A
 single run has no interval, unless it has several trainings (`--num-seeds`).
 Each environment has its own row.
 """

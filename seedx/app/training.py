@@ -46,7 +46,8 @@ class Config(checkpointer.Config, evaluations.Config):
     stop_at: mean return at which the run ends early: that of an evaluation, or
       of the last 100 episodes in a run without evaluations.
     quiet: whether to hide the progress.
-    log_every: seconds between two rows of progress, unless on a terminal.
+    log_every: shortest time between two rows of progress, in seconds; a
+      terminal has a status instead, which changes in place.
     sink: MODULE:FACTORY of your own logger; it is called with the run's
       directory and options, and returns a `metrics.Sink`.
     profile: seconds of the run to record for XProf or Perfetto, once it learns;
@@ -88,7 +89,8 @@ class Run:
 
   Attributes:
     run_dir: directory with `config.json`, `metrics.jsonl`, `checkpoints/`,
-      TensorBoard events and `learning_curve.png`; on host 0 only.
+      TensorBoard events and `learning_curve.png`. Only learner host 0 writes
+      it; other hosts have here what their options name.
     metrics: the last line of metrics.
     evaluation: summary of the last evaluation; empty if there was none.
     restarts: number of processes that died and were started again.
@@ -111,7 +113,7 @@ class Run:
 
   @property
   def lines(self) -> list[dict[str, Any]]:
-    """All lines of metrics."""
+    """All lines of metrics, from the run's directory."""
     return metrics.read_lines(self.run_dir / run_dirs.METRICS)
 
 
@@ -122,7 +124,7 @@ def train(
   return_interrupted: bool = False,
   **options: Any,
 ) -> Run:
-  """Trains with a pipeline's config, all processes on this machine.
+  """Trains with a pipeline's config, and starts its other processes.
 
   Ctrl-C, SIGTERM and SIGHUP end the run early, after everything is written.
 
@@ -138,6 +140,7 @@ def train(
     types.ConfigError: a setting is wrong, or the directory cannot be used.
     KeyboardInterrupt: Ctrl-C ended the run; everything is written.
     SystemExit: another signal ended it, with the status that a shell reports.
+    launch.hosts.LostError: another learner host has died.
     Exception: any error of one of the run's threads.
   """
   files = Config(**options)
@@ -162,7 +165,7 @@ def run(
   asked: Any = None,
   experiment: str | None = None,
   presets: Sequence[str] = (),
-  alone: bool = False,
+  others_join: bool = False,
   sinks: Sequence[metrics.Sink] = (),
 ) -> Run:
   """Trains with a pipeline's config; see `train`.
@@ -173,21 +176,22 @@ def run(
     asked: the config to record in `config.json`; `config` if None.
     experiment: name of the experiment; None for a script.
     presets: one line for each preset that changed settings.
-    alone: whether the pipeline's other processes are started separately.
+    others_join: whether the pipeline's other processes are started separately
+      and join; if not, this process starts them.
     sinks: additional sinks for the lines of metrics.
   """
   _check_pipeline(config)
   asked = asked or config
   record = run_dirs.record(config, asked, experiment)
-  of_all_hosts = run_dirs.of_all_hosts(asked)
-  work = _Work(config, files, record, of_all_hosts, presets, alone, sinks)
+  shared = run_dirs.settings_of_all_hosts(asked)
+  work = _Work(config, files, record, shared, presets, others_join, sinks)
   stop = threading.Event()
   with (
     files_lib.tentative(),
     signals.stopping(stop, experiment is not None) as ending,
   ):
     launching = getattr(config, "launching", launch_config.Config())
-    if launching.learner_on_cluster and not alone:
+    if launching.learner_on_cluster and not others_join:
       return _on_cluster(work, stop, ending)
     return _run(work, stop, ending)
 
@@ -199,9 +203,9 @@ class _Work:
   config: process.Config
   files: Config
   record: run_dirs.Config
-  of_all_hosts: Mapping[str, Any]
+  settings_of_all_hosts: Mapping[str, Any]
   presets: Sequence[str]
-  alone: bool
+  others_join: bool
   sinks: Sequence[metrics.Sink]
 
 
@@ -249,7 +253,7 @@ def _run(work: _Work, stop: threading.Event, ending: signals.Ending) -> Run:
   with hosts.joined(_learner_hosts(work.config), stop, ending) as learners:
     context = process.Context(stop, learners)
     if learners.count > 1:
-      hosts.check_same(work.of_all_hosts)
+      hosts.check_same(work.settings_of_all_hosts)
     may_exit = ending.in_main and learners.count == 1
     watch = hangs.Watch(ending, work.config.hang_seconds, may_exit)
     train_here = _follow if learners.index else _lead
@@ -274,11 +278,11 @@ def _follow(
   ending: signals.Ending,
   watch: hangs.Watch,
 ) -> Run:
-  """Trains on a host other than host 0, which has no directory."""
+  """Trains on a learner host that has no directory: any but host 0."""
   config, files, record = work.config, work.files, work.record
   with (
     devices.explaining_memory(),
-    _sockets(config, work.alone, watch) as sockets,
+    _sockets(config, work.others_join, watch) as sockets,
   ):
     config, nodes, processes = _launched(config, sockets)
     try:
@@ -324,10 +328,11 @@ def _lead(
   with (
     devices.explaining_memory(),
     _open(files, record) as run_dir,
-    _sockets(config, work.alone, watch) as sockets,
+    _sockets(config, work.others_join, watch) as sockets,
   ):
     loggers = [*_loggers(files, config, run_dir), *work.sinks]
-    # Early, since their imports take seconds, on other CPU cores.
+    # The processes' imports take seconds, on other CPU cores, so they start
+    # first.
     config, nodes, processes = _launched(config, sockets)
     watch.leaving.append(processes.stop)
     try:
@@ -342,9 +347,9 @@ def _lead(
       if trainer.server is not None:
         _roles(config, record, nodes, trainer.addresses).bind(trainer.server)
       saver = checkpointer.Checkpointer(trainer, run_dir, files, evaluation)
-      rare = [x for x in (saver, evaluation) if x is not None]
+      added = [x for x in (saver, evaluation) if x is not None]
       trainer = dataclasses.replace(
-        trainer, measures=[*trainer.measures, *rare]
+        trainer, measures=[*trainer.measures, *added]
       )
       if files.resume:
         saver.restore()
@@ -358,7 +363,7 @@ def _lead(
         if _is_solved(trainer.acted, evaluation, files.stop_at):
           context.stop.set()
 
-      sinks = _sinks(config, files, run_dir, work.alone, loggers)
+      sinks = _sinks(config, files, run_dir, work.others_join, loggers)
       # Closing the sinks may take long, so the last checkpoint comes first.
       with watch.closing(sinks), _rescued(saver, context.hosts, watch):
         last = running.run(
@@ -393,6 +398,7 @@ def _rescued(
   try:
     yield
   except BaseException as error:
+    # A TimeoutError reports threads that are still running.
     rescue(has_ended=not isinstance(error, TimeoutError))
     raise
 
@@ -433,10 +439,10 @@ def _is_solved(
 
 @contextlib.contextmanager
 def _sockets(
-  config: process.Config, alone: bool, watch: hangs.Watch
+  config: process.Config, others_join: bool, watch: hangs.Watch
 ) -> Iterator[str]:
-  """Yields a folder for local processes' sockets; empty if none is needed."""
-  if alone or not isinstance(config, process.ServerConfig):
+  """Yields a new directory for sockets; "" if no process is to be started."""
+  if others_join or not isinstance(config, process.ServerConfig):
     yield ""
     return
   folder = tempfile.TemporaryDirectory(prefix="seedx-")
@@ -448,12 +454,17 @@ def _sockets(
 def _launched(
   config: Any, sockets: str
 ) -> tuple[Any, list[nodes_lib.Node], instances.Instances]:
-  """Starts the other processes; returns the config with their addresses."""
+  """Starts the other processes, unless `sockets` is "".
+
+  Returns:
+    The config with the learner's addresses; the nodes; and the processes.
+  """
   if not sockets:
     return config, config.nodes(), instances.Processes([])
   if config.launching.launcher == "processes":
     config = config.with_sockets(sockets)
     address = wire.reachable_address(config.address)
+    # Raises before anything is started.
     config.security.of_client(address)
     nodes = dataclasses.replace(config, address=address).nodes()
     return config, nodes, instances.Processes(nodes, sockets)
@@ -513,7 +524,7 @@ def _sinks(
   config: process.Config,
   files: Config,
   run_dir: pathlib.Path,
-  alone: bool,
+  others_join: bool,
   loggers: Sequence[metrics.Sink],
 ) -> Sequence[metrics.Sink]:
   """Makes the sinks of metrics; a failing sink does not end the run."""
@@ -534,7 +545,9 @@ def _sinks(
     sinks.append(metrics.Background("the profile", trace, _LOGGER_SECONDS))
   if not files.quiet:
     console = metrics.Console(
-      config.total_steps, interval_seconds=files.log_every, alone=alone
+      config.total_steps,
+      interval_seconds=files.log_every,
+      others_join=others_join,
     )
     sinks.append(metrics.Background("the progress", console))
   return sinks
@@ -552,13 +565,13 @@ def _draw(env: str, name: str, run_dir: pathlib.Path) -> None:
 @contextlib.contextmanager
 def _open(files: Config, record: run_dirs.Config) -> Iterator[pathlib.Path]:
   """Makes and locks the directory of a run."""
-  asked = os.path.expanduser(files.resume or files.run_dir)
-  if asked:
-    if not files.resume and os.path.isdir(asked):
+  path = os.path.expanduser(files.resume or files.run_dir)
+  if path:
+    if not files.resume and os.path.isdir(path):
       # Checked before anything is written there.
-      with run_dirs.claimed(asked):
-        _check_free(asked)
-    run_dir = pathlib.Path(files_lib.open_folder(asked))
+      with run_dirs.claimed(path):
+        _check_free(path)
+    run_dir = pathlib.Path(files_lib.open_folder(path))
   else:
     run_dir = run_dirs.new("", record.name)
   with run_dirs.claimed(run_dir):
@@ -593,7 +606,11 @@ def _check_total(
   files: Config,
   env_steps: int,
 ) -> None:
-  """Prints that no step is left, or raises if `--total-steps` is new."""
+  """Prints a message if a resumed run has no env step left.
+
+  Raises:
+    types.ConfigError: a new `--total-steps` leaves no env step.
+  """
   if env_steps < config.total_steps:
     return
   old_total = run_dirs.config(files.resume).options["total_steps"]

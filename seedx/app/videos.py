@@ -49,6 +49,8 @@ def record(
 ) -> int:
   """Plays an episode and writes its frames to a video file; see `check`.
 
+  The video ends after a minute if the episode is longer.
+
   Returns:
     The number of frames.
 
@@ -78,9 +80,9 @@ def record(
 
 
 def frames_per_second(env: str, frames_per_step: int = 1) -> float:
-  """Returns the rate of an environment, by its `render_fps` if it has one.
+  """Returns the frame rate of an environment: its `render_fps`, if it has one.
 
-  For an emulator with several frames in a step, the rate is that of its steps.
+  For an emulator with several frames in an env step, this is the rate of steps.
   """
   if frames_per_step > 1:
     return _EMULATOR_FRAMES_PER_SECOND / frames_per_step

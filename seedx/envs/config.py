@@ -58,11 +58,12 @@ class Config:
 
   The environment is one of EnvPool's, one of seedx's (`seedx:CartPole-v1`, see
   `functional`) or your own. A factory of yours makes your own: a function that
-  returns a Gymnasium `Env` or a `dm_env.Environment` or, after the prefix
-  `jax:`, a `functional.Environment`. It is called once for each environment, in
-  a separate process. A parameter `seed` receives the environment's seed; a
-  factory of a `dm_env.Environment` must have one. Images of bytes become
-  `[C, H, W]`, after the `observation_transform` if there is one.
+  returns a Gymnasium `Env` or a `dm_env.Environment`. It is called once for
+  each environment, in a separate process. A parameter `seed` receives the
+  environment's seed; a factory of a `dm_env.Environment` must have one. After
+  the prefix `jax:`, a factory returns a `functional.Environment`; it is called
+  in this process, without a seed. Images of bytes become `[C, H, W]`, after the
+  `observation_transform` if there is one.
 
   Attributes:
     env: name of an EnvPool environment; seedx:NAME for one of seedx's; or
@@ -90,7 +91,7 @@ class Config:
 
 
 def is_own(config: Config) -> bool:
-  """Whether a factory of the user's makes the environment, in a process."""
+  """Whether a factory of the user's makes it, in a separate process."""
   return ":" in config.env and not is_functional(config)
 
 

@@ -131,7 +131,7 @@ class EnvPoolEnvironment:
     """See `envs.Environment`.
 
     Some environments end their process if they cannot be rendered.
-    `check_render` tests it in another process.
+    `rendering.check_render` tests it in another process.
     """
     try:
       frames = self._pool.render(env_ids=0)

@@ -46,7 +46,7 @@ _REFUSED_OPTIONS = {
 
 
 def envpool() -> Any:
-  """Imports EnvPool, only when it is first used.
+  """Returns the module `envpool`, which the first call imports.
 
   EnvPool imports JAX. Without it, the processes of users' environments start in
   0.3 seconds instead of 3.
@@ -124,7 +124,7 @@ def environment_spec(
 
 
 def is_atari(pool_spec: Any) -> bool:
-  """Whether it is Atari, whose `info` has raw rewards and ends of games."""
+  """Whether a game is Atari's: its `info` has raw rewards and ends of games."""
   return type(pool_spec).__name__ == "AtariEnvSpec"
 
 
@@ -172,7 +172,7 @@ def action_spec(env_id: str, pool_spec: Any) -> dm_env.specs.BoundedArray:
 
 
 def action_array_spec(pool_spec: Any) -> Any:
-  """Returns EnvPool's spec of the action, the last one if there are several."""
+  """Returns EnvPool's spec of the action, which follows those of env ids."""
   return list(pool_spec.action_array_spec.values())[-1]
 
 

@@ -65,7 +65,8 @@ def environment_spec(
     frames_per_step: emulator frames in an env step.
 
   Raises:
-    types.ConfigError: the transform cannot be used, or the mask is missing.
+    types.ConfigError: the transform or the mask cannot be used, the mask is
+      missing, or an observation has no numbers.
   """
   transform = env_config.load_transform(config)
   if transform is not None:
@@ -103,7 +104,7 @@ def leaf_spec(
   low: Any,
   high: Any,
 ) -> dm_env.specs.Array:
-  """Returns the spec of one array of an observation, narrowed to 32 bits.
+  """Returns the spec of one array of an observation; 64 bits become 32.
 
   An integer that is a choice becomes a `DiscreteArray`. Other integers keep
   their bounds. Floats lose them, since they are often placeholders.
@@ -161,8 +162,8 @@ def joined_spec(
   """Adds the specs of entries of `info` to the spec of an observation.
 
   Args:
-    config: config whose `info_keys` are added, and its `action_mask` if only
-      `info` has it.
+    config: config whose `info_keys` are added, and its `action_mask` if it is
+      not the default one and only `info` has it.
     observation: a nest of specs.
     info: all entries of `info`, or their descriptions.
     leaf: function that makes a spec from a key and its value in `info`.
@@ -266,7 +267,7 @@ class Finisher:
     Raises:
       RuntimeError: an observation or a reward is NaN or infinite.
       ValueError: no action is legal although the episode continues, or an
-        integer of the transform does not fit into 32 bits.
+        integer of the transform does not fit into the dtype of its spec.
     """
     observation = timestep.observation
     if self.transform is not None:
@@ -470,18 +471,18 @@ def _action_mask(
   if np.issubdtype(action.dtype, np.integer) and shape is not None:
     sizes = _num_values(action)
     size = max(sizes)
-    separate = (len(sizes), size) if action.shape else (size,)
+    separate_shape = (len(sizes), size) if action.shape else (size,)
     count = math.prod(sizes)
     # A joint mask has a number for each combination of several choices.
     may_be_joint = len(sizes) > 1 and count < MAX_DISCRETE_VALUES
     is_joint = may_be_joint and shape in (sizes, (count,))
-    if is_joint and shape == separate:
+    if is_joint and shape == separate_shape:
       raise types.ConfigError(
         f"{config.env}: expected an action mask for each choice or for both"
         f" together, found shape {shape}, which may be either: let an"
         f" observation_transform make it flat, [{count}], if it is for both"
       )
-    if is_joint or shape == separate:
+    if is_joint or shape == separate_shape:
       return key, is_joint
   if key == env_config.DEFAULT_ACTION_MASK:
     return None, False

@@ -26,7 +26,7 @@ _signatures_lock = threading.Lock()
 
 
 def spec(config: env_config.Config) -> types.EnvironmentSpec:
-  """See `envs.spec`. Its first call makes the environment in a process."""
+  """See `envs.spec`. The first call for a config makes an environment."""
   key = _key(config)
   with _signatures_lock:
     if key not in _signatures:
@@ -182,7 +182,7 @@ class ProcessEnvironment:
   def _start(
     self, config: env_config.Config, seed: int, num_threads: int
   ) -> messages.Signature:
-    """Starts the processes, twice if one is killed meanwhile."""
+    """Starts the processes; if one is killed meanwhile, starts all again."""
     try:
       return self._start_once(config, seed, num_threads)
     except child.KilledError:  # The environments did not cause it.
@@ -312,12 +312,12 @@ def _key(config: env_config.Config) -> tuple[str, bytes]:
 def _check_unchanged(
   config: env_config.Config, signature: messages.Signature
 ) -> None:
-  """Checks that environments still have the specs that `spec` returned."""
+  """Checks that environments have the same signature as before."""
   with _signatures_lock:
     if _signatures.setdefault(_key(config), signature) == signature:
       return
     previous = _signatures.pop(_key(config))
   raise types.ConfigError(
     f"{config.env}: expected environments as they were before, {previous},"
-    f" found {signature}; if their program has changed, start again"
+    f" found {signature}; if their program has changed, restart this one"
   )

@@ -9,7 +9,8 @@ from typing import TextIO
 
 from seedx.metrics import meters, sinks
 
-# The columns of the table, which is at most 79 characters wide.
+# The columns of the table, 79 characters wide. Only a message in place of the
+# bottleneck is longer.
 _ROW = (
   "{steps:>13} {percent:>5} {rate:>12} {episode_return:>9} {policy_lag:>11}"
   " {left:>10}  {bottleneck}"
@@ -48,7 +49,7 @@ class Console:
     stream: TextIO | None = None,
     interval_seconds: float = 10.0,
     clock: Callable[[], float] = time.monotonic,
-    alone: bool = False,
+    others_join: bool = False,
   ) -> None:
     """Chooses a status or a table; shows nothing before the first line.
 
@@ -58,7 +59,7 @@ class Console:
       interval_seconds: shortest time between two rows of the table. The last
         line is always printed.
       clock: function that returns a time in seconds, from any fixed start.
-      alone: whether the processes that act are started elsewhere.
+      others_join: whether the processes that act are started separately.
     """
     stream = sys.stderr if stream is None else stream
     if stream.isatty() and os.environ.get("TERM") != "dumb":
@@ -71,7 +72,7 @@ class Console:
     self._clock = clock
     self._start_seconds = clock()
     self._steps_per_second: float | None = None
-    self._alone = alone
+    self._others_join = others_join
     # Env steps before this start, which a resumed run already has.
     self._first_steps: float | None = None
     self._has_learned = False
@@ -98,7 +99,7 @@ class Console:
   def _startup(self, line: sinks.Line) -> dict[str, str]:
     """Formats a line as `_progress` does, before the first update."""
     unknown = dict.fromkeys(("policy_lag", "left"), "-")
-    if self._alone and _number(line, "env_steps") == self._first_steps:
+    if self._others_join and _number(line, "env_steps") == self._first_steps:
       reason = "waiting for others to join"
     elif _number(line, "replay_size"):
       reason = "filling the replay"
@@ -189,7 +190,10 @@ def _number(line: sinks.Line, name: str) -> float | None:
 
 
 def _short(value: float | None, decimals: int | None = None) -> str:
-  """Formats a number in at most six characters: 187.3, -1.23M, "-" for None."""
+  """Formats a number: 187.3, -1.23M, "-" for None.
+
+  The text has at most six characters, unless the number is close to 0.
+  """
   if value is None:
     return "-"
   if decimals is not None and abs(value) < 999.5:

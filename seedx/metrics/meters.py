@@ -14,7 +14,8 @@ from seedx import types
 WAIT_ENVIRONMENTS = "acting_wait_environments"
 WAIT_LEARNER = "acting_wait_learner"
 WAIT_EXPERIENCE = "learning_wait_experience"
-# Prefix, before a seed, of the mean return of one of several trainings.
+# Several trainings at once: the metric of this name, followed by a seed, is the
+# mean return of the training with that seed.
 OF_SEED = "episode_return_seed_"
 
 
@@ -66,7 +67,7 @@ class Waits:
     """Returns each wait's share of the time since the last call, 0 to 1.
 
     A share is the mean over the threads that may be in the wait. Waits in
-    progress count up to now, so that a stuck thread has a share of 1.
+    progress count up to now, so that a wait without end is visible, too.
     """
     with self._lock:
       now = self._clock()
@@ -153,7 +154,7 @@ class Latest:
 
   @property
   def count(self) -> int:
-    """Number of episodes finished since the start."""
+    """The number of finished episodes, also before a resume."""
     return self._count
 
   def saved(self) -> types.Tree:
@@ -198,7 +199,7 @@ class MeanOfSeeds:
 
   @property
   def count(self) -> int:
-    """Number of episodes of all trainings since the start."""
+    """The number of finished episodes of all trainings."""
     return sum(seed.count for seed in self._seeds)
 
   def saved(self) -> types.Tree:

@@ -40,10 +40,10 @@ class Figures:
     self._values: dict[tuple[str, str, str], list[float]] = {}
     self.add("", [])
 
-  def add(self, of: str, figures: Iterable[Figure]) -> None:
+  def add(self, subject: str, figures: Iterable[Figure]) -> None:
     """Adds figures of an experiment or of a component, and writes the file."""
     for name, unit, value in figures:
-      self._values.setdefault((of, name, unit), []).append(value)
+      self._values.setdefault((subject, name, unit), []).append(value)
     files.write_file(self._path, self._machine + self.json_lines())
 
   def json_lines(self) -> str:
@@ -61,8 +61,12 @@ class Figures:
     """Returns a Markdown table of medians for each experiment or component."""
     lines: list[str] = []
     rows = sorted(self._values.items(), key=lambda row: row[0][0])
-    for of, group in itertools.groupby(rows, key=lambda row: row[0][0]):
-      lines += [f"\n**{of}**\n", "| figure | median | unit |", "|---|---:|---|"]
+    for subject, group in itertools.groupby(rows, key=lambda row: row[0][0]):
+      lines += [
+        f"\n**{subject}**\n",
+        "| figure | median | unit |",
+        "|---|---:|---|",
+      ]
       for (_, name, unit), values in group:
         lines.append(
           f"| {name} | {_text(statistics.median(values))} | {unit} |"

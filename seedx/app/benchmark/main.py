@@ -40,7 +40,7 @@ class Options:
     repetitions: number of times that all experiments are measured in turn.
     output: file with one JSON line per figure; its first line describes the
       machine.
-    quick: measure once, for at most 8 seconds.
+    quick: whether to measure only once, with runs of at most 8 seconds.
   """
 
   experiments: tuple[str, ...] = (

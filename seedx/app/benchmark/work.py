@@ -1,9 +1,9 @@
-"""The own work of a run: environments, acting and learning, each alone.
+"""The own work of a run: stepping environments, acting and learning.
 
-Each part is measured in a process of its own, with the sizes of the
-experiment's config, but without messages or queues. The sum of the three costs,
-in CPU seconds per env step, bounds the env steps per second of a run on a
-number of cores.
+The rest of a run is messages and queues. Each of the three parts is measured
+alone, in a separate process, with the sizes of the experiment's config. The sum
+of their costs, in CPU seconds per env step, bounds the env steps per second
+that a run can reach on a given number of CPU cores.
 """
 
 import concurrent.futures
@@ -51,7 +51,7 @@ class Sizes:
   Attributes:
     pools: number of processes, or threads, that step environments.
     envs: number of environments of each pool.
-    period: T, the number of new env steps of an unroll.
+    period: T, the number of new env steps of each environment in an unroll.
     unrolls: number of unrolls of an update.
     slots: number of slots of one unroll store.
     rows: number of environments to act for at a time.
@@ -288,14 +288,14 @@ def actor(
 
 def learning(config: Config, sizes: Sizes, seconds: float) -> float:
   """Returns the CPU seconds per env step of learning and of the replay."""
-  learner = learns(config, sizes)
+  learner = learning_functions(config, sizes)
   while not learner.updates():  # Fills the replay.
     learner.learn()
   cost = cpu_seconds_per_call(learner.learn, seconds, learner.finish)
   return cost / (sizes.unrolls * sizes.period)
 
 
-def learns(config: Config, sizes: Sizes) -> Learning:
+def learning_functions(config: Config, sizes: Sizes) -> Learning:
   """Makes functions that learn from one share, as the pipeline does."""
   spec, key = envs.spec(config.env), jax.random.key(0)
   by_workers = isinstance(config, _Workers)
@@ -316,8 +316,8 @@ def learns(config: Config, sizes: Sizes) -> Learning:
 def made_up(share: types.Share) -> types.Share:
   """Returns random experience with a share's shapes and dtypes.
 
-  No step is a reset, all rewards are 1, and other floats are random, so that
-  losses and gradients are not 0.
+  No step is a reset. All rewards and discounts are 1; other floats are random,
+  so that losses and gradients are not 0. Integers are 0.
   """
   random = np.random.default_rng(0)
 
@@ -337,7 +337,7 @@ def cpu_seconds_per_call(
   seconds: float,
   finish: Callable[[], object] = lambda: None,
 ) -> float:
-  """Returns the CPU seconds of all threads of this process for a call.
+  """Returns the mean CPU seconds of a call, over all threads of this process.
 
   Args:
     call: function to measure; its work may continue after it has returned.
@@ -388,7 +388,7 @@ def _called_for(call: Callable[[], object], seconds: float) -> int:
 
 
 def _mid(timestep: dm_env.TimeStep) -> dm_env.TimeStep:
-  """Changes a time step to one within an episode, with reward 1."""
+  """Makes a time step one within an episode, with reward and discount 1."""
   return timestep._replace(
     step_type=np.full_like(timestep.step_type, int(dm_env.StepType.MID)),
     reward=np.ones_like(timestep.reward),

@@ -109,10 +109,13 @@ def asks_for_help(argv: Sequence[str]) -> bool:
   return not {"-h", "--help"}.isdisjoint(argv)
 
 
-def first(
+def read_some(
   config: object, names: Sequence[str], argv: Sequence[str]
 ) -> dict[str, Any]:
-  """Returns some settings by name; ignores the rest of the command line.
+  """Returns the values of some settings; ignores the other words.
+
+  Prints one line and exits with status 2 if one of these values is wrong. The
+  range of a value is not checked.
 
   Raises:
     ValueError: a name is not that of a setting.
@@ -144,7 +147,7 @@ def option(name: str, value: object) -> list[str]:
 
 
 def shown(value: object) -> str:
-  """Returns a value as a person writes it."""
+  """Returns a value as it is written on a command line."""
   if isinstance(value, Mapping):
     if any("," in key or "=" in key for key in value):
       return json.dumps(value)
@@ -198,6 +201,7 @@ def _read_flags(
       values[setting.name] = name == flag(setting.name)
       continue
     if not equals:
+      # A negative number is a value, another word with a hyphen is not.
       if not words or re.match(r"--|-(?!inf$)[a-zA-Z]", words[0]):
         raise _UsageError(f"expected a value after {word}")
       text = words.pop(0)
@@ -210,7 +214,7 @@ def _read_words(
   words: list[str],
   flags: Sequence[configs.Setting],
 ) -> dict[str, Any]:
-  """Returns the values of the positional settings, given all other words."""
+  """Reads the positional settings from the words that no flag has taken."""
   for word in words:
     if word.startswith("-"):
       raise _UsageError(f"unrecognized arguments: {word}{_hint(word, flags)}")
@@ -320,7 +324,7 @@ def _metavar(setting: configs.Setting) -> str:
   """Returns the placeholder for the value of a flag."""
   if configs.choices(setting.kind):
     return f"{{{','.join(configs.choices(setting.kind))}}}"
-  # The last word of a long name is what the value is.
+  # The last word of a long name describes the value: `--run-dir DIR`.
   last = setting.name.rpartition("_")[2].upper()
   return {int: "N", float: "X"}.get(setting.kind, last)
 
@@ -404,13 +408,13 @@ def _defaults(value: object, default: object, is_unmeasured: bool) -> str:
 
 def _row(name: str, sentence: str) -> str:
   """Returns an entry of `--help`: a name and, beside it, a sentence."""
-  beside = len(name) + 4 <= _COLUMN
+  fits_beside = len(name) + 4 <= _COLUMN
   lines = textwrap.wrap(
     sentence,
     max(2 * _COLUMN, shutil.get_terminal_size().columns),
-    initial_indent=f"  {name}".ljust(_COLUMN) if beside else " " * _COLUMN,
+    initial_indent=f"  {name}".ljust(_COLUMN) if fits_beside else " " * _COLUMN,
     subsequent_indent=" " * _COLUMN,
     break_long_words=False,
     break_on_hyphens=False,
   )
-  return "\n".join(lines if beside and lines else [f"  {name}", *lines])
+  return "\n".join(lines if fits_beside and lines else [f"  {name}", *lines])

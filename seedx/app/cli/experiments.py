@@ -249,7 +249,7 @@ def _shipped() -> dict[str, pathlib.Path]:
 
 
 def _import_shipped(short: str) -> python_types.ModuleType:
-  """Returns a module that is the same however seedx is installed."""
+  """Imports a shipped experiment as the same module in any installation."""
   name = f"seedx.experiments.{short}"
   if name not in sys.modules:
     spec = importlib.util.spec_from_file_location(name, _shipped()[short])

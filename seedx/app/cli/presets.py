@@ -59,7 +59,7 @@ class Applied:
   measured: bool
 
   def line(self, config: object) -> str:
-    """Returns the changes that `config` still has as a line; empty if none."""
+    """Lists in one line the changes that `config` still has; empty if none."""
     final = configs.values(config)
     kept = [
       f"{name} {command_line.shown(value)}"
@@ -80,7 +80,10 @@ def preset(
 
 
 def is_measured(preset: Callable[[Any], Any]) -> bool:
-  """Returns whether runs with a preset, or a function as one, were measured."""
+  """Returns whether runs with a preset were measured.
+
+  A function that is not a `Preset` counts as measured.
+  """
   return not isinstance(preset, Preset) or preset.measured
 
 

@@ -67,7 +67,7 @@ def main(
     asked, presets = read(experiment, argv, module, program)
     role = asked.process.role if asked.process else "all"
     if role in ("all", "learner"):
-      return _train(asked, name, presets, alone=role == "learner")
+      return _train(asked, name, presets, others_join=role == "learner")
     return _join(experiment, asked, name, command_line.given(asked, argv))
   except hosts.LostError as error:
     print(error, file=sys.stderr, flush=True)
@@ -88,7 +88,9 @@ def read(
     The settings, and one line for each preset among them.
 
   Raises:
-    types.ConfigError: the run to resume cannot be resumed.
+    types.ConfigError: the run to resume cannot be resumed, or the presets
+      cannot be applied.
+    SystemExit: the command line is wrong, as a line on stderr reports.
   """
   defaults, applied = _defaults(experiment, experiments.name_of(module), argv)
   is_help = command_line.asks_for_help(argv)
@@ -147,7 +149,7 @@ def _defaults(
   argv = [word for word in argv if word not in ("-h", "--help")]
   asked = asked_of(experiment)
   names = ["resume", "trust", *(["agent"] if experiment.agents else [])]
-  values = command_line.first(asked, names, argv)
+  values = command_line.read_some(asked, names, argv)
   resumed = run_dirs.config(values["resume"]) if values["resume"] else None
   agent = values.get("agent", "")
   if resumed is not None:
@@ -158,12 +160,12 @@ def _defaults(
   names = [x for x, s in settings.items() if s.path[:2] == ("run", "env")]
   if resumed is not None:
     if not values["trust"]:
-      given = command_line.first(asked, names, argv)
+      given = command_line.read_some(asked, names, argv)
       run_dirs.check_code(resumed, values["resume"], own=given)
     return run_dirs.restored(asked, resumed), []
   # Presets depend on these settings.
   names += ["presets", *(["recurrent"] if "recurrent" in settings else [])]
-  values = command_line.first(asked, names, argv)
+  values = command_line.read_some(asked, names, argv)
   config = configs.replaced(asked, values).run
   config, applied = experiment.with_presets(config, agent, values["presets"])
   return dataclasses.replace(asked, run=config), applied
@@ -172,8 +174,9 @@ def _defaults(
 def _often(experiment: experiments.Experiment[Any], asked: Asked) -> list[str]:
   """Returns the settings to list first in `--help`.
 
-  These are the first setting of each part, and those that most presets change.
-  Settings of one process are left out, and parts that a resume never restores.
+  These are the first setting of each part, then the settings that presets
+  change, most frequent first. Of a part, the settings of one process do not
+  count; nor does a part that a resume never restores.
   """
   often = [next(iter(configs.settings(asked.run)))]
   for settings in command_line.parts(asked).values():
@@ -199,14 +202,19 @@ def _choice(
 
 
 def _roles(config: process.Config) -> list[str]:
-  """Returns the values of `--role`; `--server` selects among servers."""
+  """Returns the values of `--role` besides all and learner.
+
+  All servers have one role; `--server` selects among them.
+  """
   nodes = config.with_sockets("nowhere").nodes()
   return list(dict.fromkeys(nodes_lib.kind(node.role) for node in nodes))
 
 
-def _train(asked: Asked, name: str, presets: Sequence[str], alone: bool) -> int:
+def _train(
+  asked: Asked, name: str, presets: Sequence[str], others_join: bool
+) -> int:
   """Trains, prints the result, and returns the exit status."""
-  if alone:
+  if others_join:
     _check_address(asked.run, "learner")
   if isinstance(asked.run, process.ServerConfig):
     devices.compute_on_own_threads()
@@ -218,7 +226,7 @@ def _train(asked: Asked, name: str, presets: Sequence[str], alone: bool) -> int:
     asked=asked,
     experiment=name,
     presets=presets,
-    alone=alone,
+    others_join=others_join,
   )
   try:
     print(*_result(asked, run), sep="\n", flush=True)
@@ -263,8 +271,15 @@ def _join(
 ) -> int:
   """Joins the run of a learner in another process; returns the exit status.
 
-  `given` has the names of the settings on the command line, which must have the
-  same values at the learner.
+  For a thin role, or an experiment of seedx's, it does not return: the program
+  `seedx.join` replaces this one.
+
+  Args:
+    experiment: the experiment that the learner trains.
+    asked: all settings of the command line.
+    name: name of the experiment.
+    given: names of the settings on the command line, which must have the same
+      values at the learner.
   """
   config: Any = asked.run  # A `process.ServerConfig`.
   role = asked.process.role

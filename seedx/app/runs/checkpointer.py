@@ -82,7 +82,8 @@ def first_whole(
   Args:
     checkpoints: the checkpoints; the run may still be training.
     wanted: returns the env steps of the checkpoints to try, in order.
-    read: reads the checkpoint at these env steps.
+    read: reads the checkpoint at these env steps; raises `checkpoint.Damaged`
+      to try the next one.
 
   Returns:
     The env steps of the checkpoint, and the result of `read`.
@@ -128,7 +129,7 @@ class Checkpointer:
     evaluation: evaluations.Periodic | None,
   ) -> None:
     """Makes a checkpointer; `evaluation` is None for a run without any."""
-    self._newest: Mapping[str, metrics.Value] = {}
+    self._line: Mapping[str, metrics.Value] = {}
     self.is_saved = False
     self._run = run
     self._run_dir = run_dir
@@ -150,7 +151,7 @@ class Checkpointer:
     """Restores the run from its newest undamaged checkpoint.
 
     Raises:
-      types.ConfigError: there is none, or its arrays do not match.
+      types.ConfigError: there is none, or its arrays are not those of this run.
     """
     checkpoints = self._checkpoints
     env_steps, _ = first_whole(
@@ -186,13 +187,14 @@ class Checkpointer:
 
   def measure(self) -> metrics.Line:
     """Returns the metrics of the last checkpoint; none before the first."""
-    return self._newest
+    return self._line
 
   def check(self) -> None:
     """Saves or evaluates the run if that is due. Call this regularly.
 
     Raises:
-      BaseException: the error of the last checkpoint, except that of a disk.
+      BaseException: the error of the last checkpoint or the last evaluation.
+        An OSError of a checkpoint, such as a full disk, is only printed.
     """
     seconds = time.monotonic() - self._saved_seconds
     saves = 0 < self._config.checkpoint_every_seconds <= seconds
@@ -275,7 +277,7 @@ class Checkpointer:
     """Waits until the last checkpoint is written.
 
     Raises:
-      BaseException: its error, except that of a disk.
+      BaseException: its error, except an OSError, which is only printed.
     """
     if self._thread is not None:
       self._thread.join()
@@ -313,7 +315,7 @@ class Checkpointer:
           items[REPLAY] = fetch()
         with self._writing:
           size = self._checkpoints.save(self._run.clock(saved), items, score)
-        self._newest = {
+        self._line = {
           "checkpoint_bytes": size,
           "checkpoint_seconds": time.monotonic() - started,
         }
@@ -329,7 +331,7 @@ class Checkpointer:
     return saved
 
   def _score(self) -> float:
-    """Returns the score of a checkpoint of now; -inf if unknown."""
+    """Returns the score with which a checkpoint is saved; -inf if unknown."""
     score = None if self._evaluation else self._run.acted.score()
     return -math.inf if score is None else score
 
@@ -352,7 +354,7 @@ class Checkpointer:
     return None
 
   def _acting(self, saved: types.Tree) -> types.Tree:
-    """Returns the acting parameters; raises RuntimeError for a NaN."""
+    """Returns the acting parameters; RuntimeError if one is not finite."""
     acting = self._run.policy(saved)
     wrong = trees.non_finite(acting)
     if wrong is not None:

@@ -22,7 +22,8 @@ class Config:
   """Settings of a run's evaluations.
 
   Attributes:
-    evaluate_every_steps: env steps between two evaluations; 0 for none.
+    evaluate_every_steps: env steps between two evaluations, the first of which
+      is at the start, the last at the end; 0 for none.
     evaluate_episodes: number of greedy episodes per evaluation.
   """
 
@@ -66,7 +67,7 @@ class Periodic:
     Raises:
       types.ConfigError: the agent has no `greedy` step.
     """
-    self._newest: Mapping[str, metrics.Value] = {}
+    self._line: Mapping[str, metrics.Value] = {}
     self.means: dict[int, float] = {}
     self.words = ""
     self._evaluator = evaluator.Evaluator(
@@ -84,12 +85,12 @@ class Periodic:
   @property
   def mean(self) -> float | None:
     """The mean return of the last evaluation; None before the first."""
-    mean = self._newest.get("evaluation_return")
+    mean = self._line.get("evaluation_return")
     return mean if isinstance(mean, float) else None
 
   def measure(self) -> metrics.Line:
     """Returns the metrics of the last evaluation; none before the first."""
-    return self._newest
+    return self._line
 
   def resume(self, env_steps: int) -> None:
     """Skips evaluations that were due at `env_steps` or before."""
@@ -164,7 +165,7 @@ class Periodic:
       except OSError as error:  # For example, a full disk.
         path = self._folder / run_dirs.EVALUATIONS
         print(f"cannot write {str(path)!r} ({error.strerror})", file=sys.stderr)
-      self._newest = {"evaluation_return": summary["mean"]}
+      self._line = {"evaluation_return": summary["mean"]}
       self.means[env_steps] = summary["mean"]
       self.words = statistics.in_words(summary)
     except BaseException as failure:

@@ -153,8 +153,9 @@ def load(
     run_dir: directory of the run.
     which: "latest", "best", or the env steps of a checkpoint. A damaged latest
       or best one is reported on stderr, and the next one is loaded.
-    config: config that was trained. Only a script needs it, and only if its
-      environment, agent or network is not part of seedx.
+    config: config that was trained, for a run of a script whose pipeline, agent
+      or network is not part of seedx; `config.json` does not hold these. With
+      it, the code that the directory names is trusted.
     trust: whether to run the code that the directory names, such as a custom
       environment or experiment. Anyone may have written these names.
 

@@ -46,7 +46,8 @@ class Config:
     seedx: version of seedx that trained the run.
     format: format of the file.
     options: values of the settings, by name, as JSON.
-    beyond: names of fields that were set to values that JSON cannot hold.
+    beyond: names of the fields that a script has changed and that are not
+      settings; their values are not recorded.
     unlabelled: names of options in which runs of a group may differ.
   """
 
@@ -123,11 +124,11 @@ def record(run: HasAgent, asked: object, experiment: str | None) -> Config:
   )
 
 
-def new(asked: str, name: str, names: Collection[str] = ()) -> pathlib.Path:
+def new(path: str, name: str, names: Collection[str] = ()) -> pathlib.Path:
   """Makes the directory of a new run or study.
 
   Args:
-    asked: directory that the user named; runs/<name>/<time> if empty.
+    path: directory that the user named; runs/<name>/<time> if empty.
     name: name of the experiment or study.
     names: files that will be written there.
 
@@ -135,8 +136,8 @@ def new(asked: str, name: str, names: Collection[str] = ()) -> pathlib.Path:
     types.ConfigError: one of these files exists, or the directory is not
       writable; nothing has been made.
   """
-  if asked:
-    return pathlib.Path(files.open_folder(asked, names))
+  if path:
+    return pathlib.Path(files.open_folder(path, names))
   now = time.strftime("%Y%m%d-%H%M%S")
   return pathlib.Path(files.open_new_folder(pathlib.Path("runs", name), now))
 
@@ -146,7 +147,7 @@ def claimed(run_dir: str | os.PathLike[str]) -> Iterator[None]:
   """Locks a directory for training; other processes may still read it.
 
   Raises:
-    types.ConfigError: another process trains in it.
+    types.ConfigError: another process trains in it, or it cannot be opened.
   """
   with contextlib.ExitStack() as stack:
     try:
@@ -164,11 +165,11 @@ def claimed(run_dir: str | os.PathLike[str]) -> Iterator[None]:
     yield
 
 
-def write(run_dir: pathlib.Path, asked: Config) -> None:
+def write(run_dir: pathlib.Path, content: Config) -> None:
   """Writes `config.json`.
 
   Raises:
-    types.ConfigError: it is not writable.
+    types.ConfigError: the file is not writable.
   """
 
   def plain(value: object) -> object:
@@ -176,7 +177,7 @@ def write(run_dir: pathlib.Path, asked: Config) -> None:
       return value.tolist()
     return str(value)
 
-  text = json.dumps(dataclasses.asdict(asked), indent=2, default=plain)
+  text = json.dumps(dataclasses.asdict(content), indent=2, default=plain)
   files.write_file(run_dir / CONFIG, text + "\n")
 
 
@@ -240,7 +241,8 @@ def restored(asked: C, saved: Config) -> C:
   """Returns a config with the settings of a saved run of the same experiment.
 
   Raises:
-    types.ConfigError: the experiment has other settings in this version.
+    types.ConfigError: the experiment has other settings in this version, or a
+      value is refused, see `replaced`.
   """
   other = {*configs.recorded(asked)} ^ {*saved.options}
   if other:
@@ -344,7 +346,7 @@ def check_resumed(saved: Config, asked: object, run_dir: str) -> None:
 
   Raises:
     types.ConfigError: a setting differs that must stay the same in a run, or
-      `run_dir`, the directory for a new run, is not empty.
+      `run_dir`, the option for the directory of a new run, is given.
   """
   old = configs.values(restored(asked, saved))
   new = configs.values(asked)
@@ -374,19 +376,19 @@ def read(run_dir: str | os.PathLike[str]) -> Run:
     types.ConfigError: see `config`; or there are no metrics yet.
   """
   path = pathlib.Path(run_dir).expanduser()
-  asked = config(path)
-  _check_keys(path, asked.options, {"env": str, "seed": int}, asked.seedx)
+  saved = config(path)
+  _check_keys(path, saved.options, {"env": str, "seed": int}, saved.seedx)
   return Run(
-    experiment=asked.experiment or asked.name,
-    env=asked.options["env"],
-    seed=asked.options["seed"],
-    options=asked.options,
-    unlabelled=asked.unlabelled,
-    lines=_lines(path, asked.seedx),
+    experiment=saved.experiment or saved.name,
+    env=saved.options["env"],
+    seed=saved.options["seed"],
+    options=saved.options,
+    unlabelled=saved.unlabelled,
+    lines=_lines(path, saved.seedx),
   )
 
 
-def of_all_hosts(asked: object) -> dict[str, Any]:
+def settings_of_all_hosts(asked: object) -> dict[str, Any]:
   """Returns the settings, as JSON, that all learner hosts must share."""
   values = configs.in_json(asked)
   recorded = configs.recorded(asked).values()
@@ -400,13 +402,13 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
   Runs are in the same group if they differ only in their seed and in settings
   without labels, such as `checkpoint_every_seconds`. A label is the name of the
-  experiment and the options in which its groups differ in any environment, as
-  on a command line: `impala --agent a2c`.
+  experiment and those options, as on a command line, in which its runs differ
+  in any one environment: `impala --agent a2c`.
   """
   names = {run.experiment: _short(run.experiment) for run in runs}
-  shorts = collections.Counter(names.values())
+  uses = collections.Counter(names.values())
   sizes = collections.Counter((run.experiment, run.env) for run in runs)
-  asked = [
+  options_of_runs = [
     {
       name: shlex.join(command_line.option(name, run.options[name]))
       for name in sorted(run.options)
@@ -416,7 +418,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
   ]
   counts = collections.Counter(
     (run.experiment, run.env, *item)
-    for run, options in zip(runs, asked, strict=True)
+    for run, options in zip(runs, options_of_runs, strict=True)
     for item in options.items()
   )
   differing = {
@@ -425,9 +427,9 @@ def labels(runs: Sequence[Run]) -> list[str]:
     if count < sizes[experiment, env]
   }
   labels = []
-  for run, options in zip(runs, asked, strict=True):
+  for run, options in zip(runs, options_of_runs, strict=True):
     name = names[run.experiment]
-    if shorts[name] > 1:
+    if uses[name] > 1:
       name = run.experiment.partition(":")[0]
     words = [x for k, x in options.items() if (run.experiment, k) in differing]
     labels.append(" ".join([name, *words]))

@@ -2,13 +2,12 @@
 
   seedx sweep ppo --search "learning_rate=log:1e-4..1e-2,td_lambda=0.9|0.95"
 
-A sweep draws values of the settings and trains with each draw, with as many
-trials at a time as there are CPUs on this machine or on a Ray cluster. Trials
-that fall behind end early (ASHA). At the end, the best trial and the
-experiment's default settings train again with other seeds, because the best of
-many trials is partly luck. The output is `sweep.md`, `sweep.png` and a
-directory for each run. An experiment may have its own options:
-`seedx sweep "impala --agent a2c"`.
+A sweep draws values of the settings and trains with each draw. As many trials
+run at a time as this machine or a Ray cluster has CPUs for. Trials that fall
+behind end early (ASHA). At the end, new runs with other seeds compare the best
+trial's values with the experiment's defaults, because the best of many trials
+is partly luck. The output is `sweep.md`, `sweep.png` and a directory for each
+run. An experiment may have its own options: `seedx sweep "impala --agent a2c"`.
 """
 
 import dataclasses
@@ -188,8 +187,8 @@ def _search(
     )
     for k, x in enumerate(values)
   ]
-  asha = options.total_steps if options.scheduler == "asha" else None
-  failed = pool.train(drawn, asha)
+  asha_steps = options.total_steps if options.scheduler == "asha" else None
+  failed = pool.train(drawn, asha_steps)
   ranked = sorted(_results(drawn, run_dir, failed), key=_rank, reverse=True)
   by_name = {trial.name: x for trial, x in zip(drawn, values, strict=True)}
   table = _table(by_name, ranked, options.total_steps)

@@ -93,7 +93,12 @@ class Result:
 
 
 class Running:
-  """A trial in a process of its own, with its directory and process id."""
+  """A trial in a process of its own.
+
+  Attributes:
+    run_dir: directory of the run.
+    pid: id of the process.
+  """
 
   def __init__(self, trial: Trial, study: str | os.PathLike[str]) -> None:
     """Starts the process.
@@ -117,7 +122,7 @@ class Running:
       with self._folder.open(_OUTPUT, "x") as output:
         self._process = subprocess.Popen(
           program,
-          # On a cluster, Ray has added the directories of a user's modules.
+          # On a cluster, Ray has added the user's directories to `sys.path`.
           env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
           stdin=subprocess.PIPE,
           stdout=output,
@@ -128,7 +133,7 @@ class Running:
         f"cannot write in {str(self._folder)!r} ({error.strerror})"
       ) from error
     self.pid = self._process.pid
-    self._is_ended = False
+    self._was_running_at_end = False
     self._metrics: IO[bytes] | None = None
     self._rest = b""
 
@@ -140,8 +145,8 @@ class Running:
       yield from self._new_lines()
 
   def end(self) -> None:
-    """Ends the run with a checkpoint, unless it has already ended."""
-    self._is_ended = self._process.poll() is None
+    """Ends the run with a checkpoint; kills it if that takes minutes."""
+    self._was_running_at_end = self._process.poll() is None
     assert self._process.stdin is not None
     self._process.stdin.close()
     if self._metrics is not None:
@@ -153,11 +158,11 @@ class Running:
       self._process.wait()
 
   def error(self) -> str:
-    """Returns the error that ended the run, in one line; empty for none."""
+    """Waits for the end; returns the error in one line, empty for none."""
     status = self._process.wait()
     # SIGTERM ends the run, even if the run does not handle signals yet.
     expected = (signals.status(signal.SIGTERM), -signal.SIGTERM)
-    if not status or (self._is_ended and status in expected):
+    if not status or (self._was_running_at_end and status in expected):
       return ""
     with self._folder.open(_OUTPUT) as output:
       output.seek(max(0, output.seek(0, os.SEEK_END) - _TAIL_BYTES))
@@ -177,7 +182,10 @@ class Running:
 
 
 def cause(text: str) -> str:
-  """Returns the last line with a word of an error, without terminal colours."""
+  """Returns the last line of a program's output that is not only symbols.
+
+  The last line of a traceback has the error. Codes for colours are removed.
+  """
   plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
   lines = [x.strip() for x in plain.splitlines() if re.search(r"\w", x)]
   return lines[-1] if lines else "its process died"

@@ -107,16 +107,16 @@ class MemoryChain(Episodic):
   def act(self, state: Bit, action: jax.Array, rng_key: jax.Array) -> Outcome:
     """See `Episodic`."""
     del rng_key
-    asked = state.time == self._length
-    reward = jnp.where(action == state.bit, 1, -1) * asked
-    return Outcome(state._replace(time=state.time + 1), reward, asked)
+    is_question = state.time == self._length
+    reward = jnp.where(action == state.bit, 1, -1) * is_question
+    return Outcome(state._replace(time=state.time + 1), reward, is_question)
 
   def observe(self, state: Bit) -> jax.Array:
     """See `Episodic`."""
     time_left = 1 - jnp.minimum(state.time, self._length) / self._length
-    asked = state.time == self._length
+    is_question = state.time == self._length
     cue = _cue(state.time, state.bit)
-    return jnp.stack([time_left, asked.astype(jnp.float32), cue])
+    return jnp.stack([time_left, is_question.astype(jnp.float32), cue])
 
 
 class Diver(NamedTuple):

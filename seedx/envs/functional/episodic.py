@@ -32,11 +32,11 @@ class Environment(Protocol):
   def step(
     self, state: types.Tree, action: jax.Array, rng_key: jax.Array
   ) -> tuple[types.Tree, dm_env.TimeStep]:
-    """Takes a step by an action, `[*action_shape]`, within its bounds.
+    """Takes a step with an action, `[*action_shape]`, within its bounds.
 
     Returns:
       The next state, and the time step: `[]` uint8 `step_type`, `[]` float32
-      `reward` and `discount`.
+      `reward` and `discount`, and an observation without batch axes.
     """
 
 

@@ -30,7 +30,7 @@ class Ball(NamedTuple):
 
   Attributes:
     x, y: column and row of the ball.
-    direction: up left, up right, down right, down left.
+    direction: 0 for up left, 1 up right, 2 down right, 3 down left.
     last_x, last_y: previous column and row of the ball.
     paddle: column of the paddle.
     bricks: `[10, 10]` bool.
@@ -54,7 +54,7 @@ class Breakout(Episodic):
 
   The channels are the paddle, the ball, its previous position, and the bricks.
   An episode ends when the ball falls. When all bricks are broken, three new
-  rows appear.
+  rows appear as soon as the ball reaches the last row.
 
   Args:
     sticky: probability of repeating the last action.

@@ -369,24 +369,24 @@ def test_positional_words_may_come_before_or_after_flags():
   assert last == Plot("loss", ("a", "b"))
 
 
-def test_first_reads_some_settings_and_ignores_the_rest():
+def test_read_some_reads_settings_and_ignores_the_rest():
   argv = "word --env-options a=1 --foo 3 --few x --recurrent --help -h"
   names = ("env", "env_options", "recurrent", "double")
-  values = command_line.first(RUN, names, [*argv.split(), "--no-double"])
+  values = command_line.read_some(RUN, names, [*argv.split(), "--no-double"])
   assert values == {
     "env": "CartPole-v1",
     "env_options": {"a": 1},
     "recurrent": True,
     "double": False,
   }
-  assert command_line.first(RUN, (), ["--env", "x"]) == {}
+  assert command_line.read_some(RUN, (), ["--env", "x"]) == {}
 
 
-def test_first_refuses_wrong_values_and_names(capfd):
-  error = refused(capfd, command_line.first, RUN, ("env",), ["--env"])
+def test_read_some_refuses_wrong_values_and_names(capfd):
+  error = refused(capfd, command_line.read_some, RUN, ("env",), ["--env"])
   assert "a value after --env" in error
   with pytest.raises(ValueError, match=r"found agent, foo$"):
-    command_line.first(RUN, ("env", "foo", "agent"), [])
+    command_line.read_some(RUN, ("env", "foo", "agent"), [])
 
 
 # Values that are refused.

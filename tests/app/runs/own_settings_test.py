@@ -94,7 +94,7 @@ def test_a_resume_restores_and_changes_only_what_settings_allow(tmp_path):
 
 def test_only_some_settings_must_be_equal_on_all_learner_hosts():
   first, second = (
-    run_dirs.of_all_hosts(config)
+    run_dirs.settings_of_all_hosts(config)
     for config in (Config(), Config(backlog=1, port=1, verbose=True))
   )
   assert first == second
