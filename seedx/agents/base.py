@@ -48,7 +48,7 @@ class AgentState:
     return self.updates - self.resets
 
   def count_resets(self, share: jax.Array | float) -> "AgentState":
-    """Returns the state after a batch of which `share`, `[]`, are no resets."""
+    """Counts a batch's resets; `share`, `[]`, is the share of other steps."""
     return dataclasses.replace(self, resets=self.resets + (1.0 - share))
 
 

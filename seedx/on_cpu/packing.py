@@ -37,7 +37,7 @@ class _Layout:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Packed:
-  """A nest of `[rows..., ...]` in few arrays, a pytree.
+  """A pytree with the content of a `[rows..., ...]` nest in a few arrays.
 
   Indexing the row axes of its arrays indexes the rows of the nest:
 

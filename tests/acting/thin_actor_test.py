@@ -53,7 +53,7 @@ class Still:
 def test_an_actor_that_ends_closes_its_environments_and_threads(
   tmp_path, monkeypatch
 ):
-  """EnvPool's threads, or a step, would abort a process that exits."""
+  """A process that exits while EnvPool steps environments would abort."""
   made = []
 
   def make(env, num_envs, **options):
