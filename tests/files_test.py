@@ -46,7 +46,8 @@ PLANTED = {
   "a socket": lambda x, outside: os.mknod(x, 0o600 | stat.S_IFSOCK),
   "a directory": lambda x, outside: x.mkdir(),
 }
-# Files that must not be read, or not be written.
+# Regular files that are refused: the first for appending, the second for
+# reading.
 _FILES = {
   "a second name": lambda x, outside: os.link(outside / "own", x),
   "a sparse file": _sparse,

@@ -239,7 +239,7 @@ def _observation_spec(
   leaves = observation_array_specs(pool_spec)
   observation: types.Tree = {}
   for path, value in leaves.items():
-    if len(leaves) == 1:  # EnvPool returns a single array without its name.
+    if len(leaves) == 1:  # If there is only one array, EnvPool omits its name.
       observation = _leaf_spec("observation", value)
       break
     *parents, name = path.replace(":", ".").split(".")[1:]

@@ -62,7 +62,7 @@ def joined(
 
   Args:
     config: the number of hosts, and the coordinator's address.
-    stop: event set when this host wants to stop.
+    stop: event that is set when this host wants to stop.
     ending: the exit status that it then wants.
 
   Raises:

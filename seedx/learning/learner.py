@@ -92,7 +92,8 @@ class Config(hosts_lib.Config):
     It is `parts`; or `num_cores` with a replay, which is sampled for updates.
 
     Raises:
-      types.ConfigError: a prioritized replay has several micro-batches.
+      types.ConfigError: the replay is prioritized and `micro_batches` is above
+        1.
     """
     if replay and replay.has_priorities and self.micro_batches > 1:
       raise types.ConfigError(

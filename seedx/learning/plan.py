@@ -108,8 +108,8 @@ class Plan:
       agent: the agent that learns.
       cores: the learner devices of this process.
       rng_key: random key with which a replay is sampled.
-      acted: counts of all processes' env steps; None to count all new steps of
-        unrolls, resets included.
+      acted: counts of all processes' env steps; if None, every step that an
+        unroll adds counts, including resets.
     """
     if self.replay is None:
       return experience.Once()

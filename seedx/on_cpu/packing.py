@@ -17,11 +17,12 @@ import numpy as np
 
 from seedx import types
 
-# Numbers in a row of a small leaf. Copying more costs more than it gains.
+# Maximum number of numbers in a row of a packed leaf. Copying longer rows costs
+# more than it gains.
 _MAX_NUMBERS = 64
 _WORD = np.dtype(np.uint32)
-# Dtypes whose numbers are widened to a word. Others are packed only if they are
-# as wide as a word, bit by bit.
+# Dtypes whose numbers are widened to a word. Leaves of other dtypes are packed
+# only if their numbers are as wide as a word; their bits stay the same.
 _NARROW = tuple(map(np.dtype, (np.bool_, np.uint8)))
 
 

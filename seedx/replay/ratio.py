@@ -55,7 +55,7 @@ class Ratio:
     self.missed += missed / self._batch_steps
 
   def saved(self) -> dict[str, np.float64]:
-    """Returns the numbers for a checkpoint."""
+    """Returns the counts to save in a checkpoint."""
     return {
       "env_steps": np.float64(self.env_steps),
       "missed": np.float64(self.missed),

@@ -116,9 +116,9 @@ JSON object. If the server's object then has a `pipe` of 32 hexadecimal digits:
   * Any other code: the function or the session has raised `Refused` with it.
 
 A connection has at most 100 calls at a time, and a refused or cancelled call
-counts for 10 s longer. HTTP/2 refuses further calls; connect again then. The
-end of a stream does not affect other streams. Both ends send keepalive pings
-every 20 s; a server accepts one every 5 s.
+counts for 10 s longer. gRPC refuses further calls on it; open another
+connection for them. The end of a stream does not affect other streams. Both
+ends send keepalive pings every 20 s; a server accepts one every 5 s.
 
 **Thin actors.** A thin actor steps n environments for a learner of the pipeline
 `seed`. It opens one stream of `/seedx/act` with the hello `{"num_envs": n}`.

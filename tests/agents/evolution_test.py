@@ -1,4 +1,4 @@
-"""An agent whose batches are no unrolls: a small evolution strategy.
+"""An agent whose batches are not unrolls: a small evolution strategy.
 
 Salimans et al. 2017, https://arxiv.org/abs/1703.03864, with antithetic noise,
 on a function instead of an environment.

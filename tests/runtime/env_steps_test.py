@@ -25,7 +25,7 @@ class State(NamedTuple):
 
 
 class Short(functional.Environment):
-  """An environment with episodes of one length, which counts its env steps.
+  """An environment that counts its env steps; all episodes are equally long.
 
   The observation is (steps of this episode, steps of all episodes).
   """

@@ -1,4 +1,4 @@
-"""Measurement of an experiment: its own work, and a run of it."""
+"""Measurement of an experiment: each part of its work alone, and a run."""
 
 import os
 import pathlib

@@ -45,7 +45,7 @@ def iqm(
   """Returns the interquartile mean over curves, and its 95% interval.
 
   Args:
-    curves: arrays `[points, 2]` of x, increasing, and y; at least one.
+    curves: one or more arrays `[points, 2]` with columns x, increasing, and y.
     at: `[P]` increasing values of x.
 
   Returns:
