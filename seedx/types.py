@@ -6,8 +6,9 @@ containers are NamedTuples, which are pytrees in JAX and in dm-tree.
 Letters for axes, in all docstrings:
   T: transitions of a stream; a stream of T transitions has T + 1 time steps.
   L: length of an unroll in time steps.
-  B: environments or unrolls of a batch.
+  B: environments, unrolls or windows of a batch.
   S: unrolls of a share.
+  W: time steps of a window.
   N: slots of an inference device, one per environment.
   A: actions of a discrete action space, or dimensions of a continuous one.
 """
@@ -32,7 +33,7 @@ T = TypeVar("T")
 Changes = Literal["never", "run_time", "resume", "process", "start"]
 
 # The upper bounds of ranges that have no other: devices compute in float32, and
-# Python waits no longer than these seconds.
+# Python's locks raise OverflowError for timeouts above about 2^33 seconds.
 MAX_VALUE = float(np.finfo(np.float32).max)
 MAX_SECONDS = 2.0**32
 
@@ -53,7 +54,7 @@ def printable(message: str) -> str:
 
 
 def number(kind: Callable[[str], N], text: str) -> N:
-  """Parses an int or float in ASCII digits; Python accepts those of any script.
+  """Parses an int or float in ASCII; Python also accepts digits of any script.
 
   Raises:
     ValueError: the text is not such a number.
@@ -64,7 +65,7 @@ def number(kind: Callable[[str], N], text: str) -> N:
 
 
 class About(NamedTuple):
-  """The properties of a setting beside its type and its default."""
+  """A setting's properties beside its type and its default; see `setting`."""
 
   changes: Changes = "never"
   range: tuple[float, float] | None = None
@@ -94,7 +95,8 @@ def setting(
       address does; `--resume` does not take it from `config.json`. "start": at
       each start, such as what is printed; it is not in `config.json`.
     low: smallest value, of each element in a tuple; None for `-MAX_VALUE`.
-    high: largest value; None for `MAX_VALUE`. With neither, it has no range.
+    high: largest value; None for `MAX_VALUE`. Without `low` and `high`, any
+      value is allowed.
     labels: whether runs with different values are different groups in a plot;
       a sweep searches only such settings.
     alike: whether all learner hosts need the same value, even if it may change.
@@ -168,9 +170,9 @@ class EnvironmentSpec:
       rank 1, of integers from 0 (multi-discrete) or of floats between finite
       bounds.
     frames_per_step: number of emulator frames in an env step (4 for Atari).
-    action_mask: key of `observation` for the mask, not 0 where a discrete
-      action is legal: `[A]`, or `[choices, values]` for a vector of choices;
-      None if all actions are always legal.
+    action_mask: key in `observation` of the mask, which is not 0 where a
+      discrete action is legal: `[A]`, or `[choices, values]` for a vector of
+      choices; None if all actions are always legal.
   """
 
   observation: Tree

@@ -40,15 +40,15 @@ class AgentState:
 
   @property
   def clock(self) -> jax.Array:
-    """`[]`, env steps learned from, counted in batches without resets.
+    """`[]`, env steps learned from, divided by those of a batch without resets.
 
-    Schedules follow it instead of `updates`, since with short episodes half of
-    all steps are resets.
+    Schedules follow it instead of `updates`, since with short episodes up to
+    half of all steps are resets.
     """
     return self.updates - self.resets
 
   def count_resets(self, share: jax.Array | float) -> "AgentState":
-    """Counts a batch's resets; `share`, `[]`, is the share of other steps."""
+    """Counts a batch's resets; `share`, `[]`, is its fraction of env steps."""
     return dataclasses.replace(self, resets=self.resets + (1.0 - share))
 
 

@@ -23,7 +23,8 @@ class Config(policy_gradient.Config):
     clip_values: whether the value loss is clipped, too.
     epochs: passes over the batch in an update.
     minibatches: minibatches in an epoch, one optimizer step each. Feed-forward
-      agents shuffle single steps, recurrent agents whole unrolls.
+      agents shuffle single steps, recurrent agents whole unrolls; the number of
+      minibatches must divide the number of these on each core.
     target_kl: limit of `approx_kl`: an update ends at the first minibatch above
       it, without a step on it; 0 for no limit. Usual values are 0.01 to 0.05.
       Stable-Baselines3 multiplies its `target_kl` by 1.5.
@@ -86,8 +87,8 @@ class Entries(NamedTuple):
     action: `[C, N, ...]`, the actions taken.
     core_state: `[N, ...]`, before the first step of each entry.
     behaviour_log_prob: `[C, N]`, log mu(a) of the parameters that acted.
-    before: `[C, N, ...]`, evaluation by the parameters before the update. They
-      are those that acted in `sync` and `anakin`.
+    before: `[C, N, ...]`, evaluation by the parameters before the update, which
+      in `sync` and `anakin` are those that acted.
     advantage: `[C, N]`, GAE.
     weight: `[C, N]`, see `losses.Transitions`.
   """
@@ -139,8 +140,8 @@ class Loss(Protocol):
   ) -> losses.ActorCriticLoss:
     """Returns per-step losses `[C, N]` of a minibatch.
 
-    It was `evaluated` by the learned parameters. The `hyperparameters` are
-    those of the `AgentState`, each `[]`.
+    `evaluated` is the minibatch's evaluation by the learned parameters. The
+    `hyperparameters` are those of the `AgentState`, each `[]`.
     """
 
 
@@ -155,8 +156,8 @@ def make(
 ) -> base.Agent:
   """Makes an agent that learns as PPO does; see also `base.Config.make`.
 
-  The loss is `separable` if the losses of an entry do not depend on the others
-  of its minibatch. They do if the loss has a mean over the minibatch.
+  The loss is `separable` if the losses of an entry do not depend on the other
+  entries of its minibatch. A loss with a mean over the minibatch is not.
 
   Raises:
     types.ConfigError: no action distribution fits the action spec.
@@ -358,9 +359,9 @@ def _take_steps_until(
 
   start = state, jnp.bool_(False)
   (state, has_ended), (tried, metrics) = jax.lax.scan(epoch, start, keys)
-  number = jnp.sum(tried, dtype=jnp.int32)
-  taken = number - has_ended
-  means = {name: x.sum() / number for name, x in metrics.items()}
+  num_tried = jnp.sum(tried, dtype=jnp.int32)
+  taken = num_tried - has_ended
+  means = {name: x.sum() / num_tried for name, x in metrics.items()}
   return state, taken, means | {"optimizer_steps": jnp.float32(taken)}
 
 

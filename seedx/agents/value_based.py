@@ -278,10 +278,10 @@ def _step(
   q_values = _q_values(outputs)
   action = jnp.argmax(q_values, axis=-1)
   if not greedy:
-    equal = distributions.only_legal(
+    equal_logits = distributions.only_legal(
       jnp.zeros_like(q_values), _first(output.action_mask)
     )
-    random_action = jax.random.categorical(action_key, equal)
+    random_action = jax.random.categorical(action_key, equal_logits)
     epsilon = jnp.maximum(acting.epsilon, inputs.exploration)
     explores = jax.random.uniform(explore_key, epsilon.shape) < epsilon
     action = jnp.where(explores, random_action, action)

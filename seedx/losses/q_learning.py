@@ -46,10 +46,10 @@ def q_learning(
                h^-1(max_a Q'_t(a))
       loss_t = w huber(td_t), or w 0.5 td_t^2
 
-  No gradient flows through G. Q' uses the target parameters, and h is the
-  identity or sign(x) (sqrt(|x| + 1) - 1) + 0.001 x. Steps closer than n to the
-  end of the stream bootstrap at the end. Episodes may end inside the stream,
-  see `streams.transitions`.
+  No gradient flows through G. Q' uses the target parameters. With `rescale`, h
+  is sign(x) (sqrt(|x| + 1) - 1) + 0.001 x; without, it is the identity. Steps
+  closer than n to the end of the stream bootstrap at the end. Episodes may end
+  inside the stream, see `streams.transitions`.
 
   Sources: Mnih et al. 2015, https://doi.org/10.1038/nature14236; double: van
   Hasselt et al. 2016, https://arxiv.org/abs/1509.06461, equation 4; n steps and

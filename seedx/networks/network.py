@@ -32,8 +32,8 @@ class Core(Protocol):
   def initial_state(self, batch_size: int) -> types.Tree:
     """Returns the state at the start of an episode, `[batch_size, ...]`.
 
-    The nest has only dictionaries, tuples and NamedTuples, because it is sent
-    to other processes.
+    It is a nest of only dictionaries, tuples and NamedTuples, because it is
+    sent to other processes.
     """
 
   def __call__(
@@ -67,8 +67,9 @@ class Tower(NamedTuple):
 class Network(nn.Module):
   """A frame stack, one or several towers, and a head.
 
-  A core sees the torso's features, the previous action and its reward, as in
-  IMPALA (Espeholt et al. 2018, https://arxiv.org/abs/1802.01561, figure 3).
+  A core sees the torso's features, the previous action and its reward, clipped
+  to [-1, 1], as in IMPALA (Espeholt et al. 2018,
+  https://arxiv.org/abs/1802.01561, figure 3).
 
   Attributes:
     observation: leaves of the observation's nest of specs.
@@ -128,7 +129,7 @@ class Network(nn.Module):
       state after the last step.
 
     Raises:
-      types.ConfigError: a core returned arrays of wrong shapes.
+      types.ConfigError: a core returned arrays of wrong shapes or dtypes.
     """
     step_type = inputs.timestep.step_type
     observation, frames = self._stacked(inputs, core_state.frames)
@@ -139,7 +140,7 @@ class Network(nn.Module):
       )
     # Convolutions run on the merged [T * B]; only a core sees time.
     merged = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), observation)
-    outputs, memory = [], []
+    tower_features, memory = [], []
     for tower, before in zip(self.towers, core_state.memory, strict=True):
       features = tower.torso(merged).reshape(*step_type.shape, -1)
       after: types.Tree = ()
@@ -147,10 +148,12 @@ class Network(nn.Module):
         joined = jnp.concatenate([features, *self._past(inputs)], axis=-1)
         features, after = tower.core(joined, step_type, before)
         _check(tower.core, features, step_type, before, after)
-      outputs.append(features)
+      tower_features.append(features)
       memory.append(after)
     options = {} if action is None else {"action": action}
-    return self.head(*outputs, **options), CoreState(frames, tuple(memory))
+    return self.head(*tower_features, **options), CoreState(
+      frames, tuple(memory)
+    )
 
   def _stacked(
     self, inputs: types.Inputs, past: tuple[types.Array, ...]
@@ -168,7 +171,7 @@ class Network(nn.Module):
     return jax.tree.unflatten(structure, leaves), tuple(after)
 
   def _past(self, inputs: types.Inputs) -> list[jax.Array]:
-    """Returns the previous action and its reward, `[T, B, F]` each."""
+    """Returns the previous action and clipped reward, `[T, B, F]` each."""
     has_past = inputs.timestep.step_type != int(dm_env.StepType.FIRST)
     action = inputs.action_tm1
     if np.issubdtype(self.action.dtype, np.integer):

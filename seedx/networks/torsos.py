@@ -25,7 +25,7 @@ class MLP(nn.Module):
 
   @nn.compact
   def __call__(self, features: jax.Array) -> jax.Array:
-    """Maps `[B, F]` to `[B, sizes[-1]]`."""
+    """Maps `[B, F]` to `[B, sizes[-1]]`; returns it unchanged if no sizes."""
     for size in self.sizes:
       features = nn.tanh(_dense(size, self.dtype)(features))
     return features
@@ -166,7 +166,7 @@ class Torso(nn.Module):
   @nn.compact
   def __call__(self, observation: types.Tree) -> jax.Array:
     """Maps a nest of `[B, ...]` to `[B, F]`."""
-    images, vectors = [], []
+    features, vectors = [], []
     for spec, leaf in zip(
       self.observation, jax.tree.leaves(observation), strict=True
     ):
@@ -174,7 +174,7 @@ class Torso(nn.Module):
         torso = IMAGE_TORSOS[self.image_torso]
         if torso is NatureCNN and min(spec.shape[1:]) < _NATURE_PIXELS:
           torso = SmallCNN
-        images.append(torso(dtype=self.dtype)(leaf))
+        features.append(torso(dtype=self.dtype)(leaf))
       elif isinstance(spec, dm_env.specs.DiscreteArray):
         vectors.append(jax.nn.one_hot(leaf, spec.num_values, dtype=self.dtype))
       else:
@@ -182,8 +182,8 @@ class Torso(nn.Module):
         vectors.append(vector / 255 if spec.dtype == np.uint8 else vector)
     if vectors:
       joined = jnp.concatenate(vectors, axis=-1)
-      images.append(MLP(self.sizes, self.dtype)(joined))
-    return jnp.concatenate(images, axis=-1)
+      features.append(MLP(self.sizes, self.dtype)(joined))
+    return jnp.concatenate(features, axis=-1)
 
 
 def is_image(spec: dm_env.specs.Array) -> bool:

@@ -26,8 +26,8 @@ class PrioritizedState(NamedTuple):
 
   Attributes:
     ring: ring of unrolls.
-    tree: sum tree of priority ** alpha; window w of the unroll at entry p of
-      the ring is leaf p * windows + w.
+    tree: sum tree of (priority + 1e-6) ** alpha; window w of the unroll at
+      entry p of the ring is leaf p * windows + w.
     clamped: `[]` int32, number of priorities so far that were NaN, negative or
       above 1e29; they were replaced by 0.
   """
@@ -57,16 +57,18 @@ class Prioritized:
       P(i) = p_i^alpha / sum_k p_k^alpha
       w_i  = (N P(i))^-beta / max_j w_j
 
-  where p_i is the priority of window i of N. The maximum is over the windows of
-  the sample with a priority above 0; a reset has priority 0. Weights are at
-  most 1. The ring and its windows are those of `Uniform`.
+  where p_i is the priority of window i of N, plus 1e-6. The maximum is over the
+  windows of the sample with a priority above 1e-6, so not over resets, whose
+  priority is 0. Weights are at most 1. The ring and its windows are those of
+  `Uniform`.
 
   Attributes:
     capacity: capacity in unrolls; new ones overwrite the oldest.
     window: W, time steps of a window.
     priority_exponent: alpha.
     importance_exponent: beta at the start of the run.
-    importance_exponent_rise: linear increase of beta over the run, up to 1.
+    importance_exponent_rise: linear increase of beta over the run, up to a beta
+      of 1.
   """
 
   capacity: int

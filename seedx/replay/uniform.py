@@ -1,8 +1,9 @@
 """A uniform replay: stores unrolls, samples windows of them.
 
 Frames are stored singly, even for agents that see stacks: a window includes the
-frames before its first step, and the agent stacks them again. An unroll with T
-new steps stores T + window - 1 steps, so a large T stores few steps twice.
+frames before its first step, and the agent stacks them again. Unless a window
+is a whole unroll, an unroll with T new steps stores T + window - 1 steps, so
+with a large T few steps are stored twice.
 """
 
 import dataclasses
@@ -39,9 +40,9 @@ class State(NamedTuple):
 class Uniform:
   """A ring of unrolls; pure functions over its `State`.
 
-  An unroll of length L has L - window + 1 windows. Consecutive unrolls share
-  `window - 1` steps, so that each step of an environment starts exactly one
-  window.
+  An unroll of length L has L - window + 1 windows. If L > window, consecutive
+  unrolls share `window - 1` steps, so that each step of an environment starts
+  exactly one window.
 
   Attributes:
     capacity: capacity in unrolls; new ones overwrite the oldest.
@@ -52,7 +53,7 @@ class Uniform:
   window: int
 
   def __post_init__(self) -> None:
-    """Raises types.ConfigError for a value below 1."""
+    """Raises types.ConfigError for a value out of its range."""
     types.check_range("capacity", self.capacity, 1, 2**31 - 1)
     types.check_range("window", self.window, 1, 2**31 - 1)
 
