@@ -7,8 +7,8 @@ program runs the fast and slow tests of the mutation's test files in the copy,
 until one of them fails. If none fails, it runs all tests, unless `--quick` is
 given. First of all, the test files must pass in a copy without a mutation.
 
-The exit status is 0 if every mutation failed a test. Printed seconds are CPU
-seconds. The copies share the checkout's `.pytest_cache/jax`.
+The exit status is 0 if at least one test failed for every mutation. Printed
+seconds are CPU seconds. The copies share the checkout's `.pytest_cache/jax`.
 """
 
 import argparse

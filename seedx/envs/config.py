@@ -60,10 +60,10 @@ class Config:
   `functional`) or your own. A factory of yours makes your own: a function that
   returns a Gymnasium `Env` or a `dm_env.Environment`. It is called once for
   each environment, in a separate process. A parameter `seed` receives the
-  environment's seed; a factory of a `dm_env.Environment` must have one. After
-  the prefix `jax:`, a factory returns a `functional.Environment`; it is called
-  in this process, without a seed. Images of bytes become `[C, H, W]`, after the
-  `observation_transform` if there is one.
+  environment's seed; a factory of a `dm_env.Environment` must have one. A
+  factory named with the prefix `jax:` returns a `functional.Environment`, and
+  is called in this process, without a seed. Images of bytes become `[C, H, W]`,
+  after the `observation_transform` if there is one.
 
   Attributes:
     env: name of an EnvPool environment; seedx:NAME for one of seedx's; or

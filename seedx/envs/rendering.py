@@ -13,7 +13,8 @@ _REFUSED_STATUS = 2
 _DIED_STATUS = 3
 _TIMEOUT_SECONDS = 120.0
 
-# Without this, EnvPool would import JAX. Workers can still import it.
+# Without JAX, which EnvPool would import. Worker processes that this one starts
+# can still import it.
 _PROGRAM = """\
 import sys
 sys.path[:] = {path}

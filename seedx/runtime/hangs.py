@@ -23,8 +23,8 @@ _LEAVE_SECONDS = 9.0
 # Seconds after a signal within which the last checkpoint is saved and the sinks
 # are closed, if the threads have ended; a user's logger alone has 60 s.
 _CLOSE_SECONDS = 75.0
-# Seconds for the `leaving` functions. The processes that they end would also
-# end by themselves.
+# Seconds for the `leaving` functions. The processes that these functions stop
+# would exit by themselves, too.
 _LEAVING_SECONDS = 0.5
 # At its end, a run may be twice as slow as it was before, up to these seconds
 # without progress.

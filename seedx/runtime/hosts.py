@@ -273,7 +273,7 @@ class _Acted(counters.Acted):
     return taken
 
   def add_all(self, counts: _Counts, totals: np.ndarray) -> None:
-    """Adds the sums over all hosts; each episode counts as their mean."""
+    """Adds sums over all hosts, as if each episode had the mean of all."""
     episodes = max(1, counts.episodes)
     means = np.full((2, counts.episodes), (totals / episodes)[:, None])
     super().add(counts.env_steps, *means)

@@ -72,8 +72,8 @@ class Plan:
     environment_kills: number of kills of environment processes. If they caused
       six deaths of actors within ten minutes, the run would end.
     hangs: number of times in which all environments stand still.
-    hanging_updates: number of updates that do not return, until Ctrl-C ends the
-      run.
+    hanging_updates: number of times in which an update hangs; each time, Ctrl-C
+      ends the run.
     idle_connections: number of times in which many connections are silent.
     streams_per_second: number of streams of hostile peers per second.
     environments_fail: whether faults of environments end the run.

@@ -68,7 +68,7 @@ def ppo(
   clip_values=False,
   **setting,
 ):
-  """Computes PPO of a whole stream, as its docstring recommends."""
+  """Computes the PPO loss of a stream as the docstring of `losses.ppo` does."""
   timesteps = step_type, reward, discount
   advantage = losses.gae(behaviour_values, *timesteps, lambda_=lambda_)
   return losses.ppo(

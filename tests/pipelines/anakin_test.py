@@ -228,6 +228,7 @@ def test_a_run_of_several_seeds_writes_metrics_and_a_curve(run):
   assert (run[1].run_dir / "learning_curve.png").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_a_run_of_several_seeds_can_be_resumed(run):
   config = dataclasses.replace(run[0], total_steps=600)
   again = app.train(config, resume=str(run[1].run_dir), quiet=True)

@@ -80,7 +80,7 @@ ALONE = [x for x in commands() if x not in APART]
 
 
 def words_of(command):
-  """Returns the words of a command for this Python; training ends soon."""
+  """Returns a command's words for this Python, for a short training."""
   program, *words = shlex.split(command)
   assert program in ("seedx", "python")
   if program == "seedx" and words[0] not in (*_TOOLS, "join"):

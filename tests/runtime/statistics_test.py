@@ -187,9 +187,8 @@ def test_a_run_counts_what_environments_log(
   assert score_of(run, tmp_path) == last["episode_return"]
 
 
-@pytest.mark.parametrize(
-  "num_seeds", [1, pytest.param(2, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("num_seeds", [1, 2])
 def test_anakin_counts_what_environments_do(num_seeds, tmp_path):
   """The mean of each seed is over 100 episodes, even if a call ends more."""
   env = envs.Config("jax:tests.runtime.statistics_test:Arithmetic")

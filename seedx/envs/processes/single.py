@@ -72,7 +72,7 @@ class Action(NamedTuple):
   """The actions of an environment.
 
   Attributes:
-    spec: spec of the agent's actions, whose integers count from 0.
+    spec: spec of the agent's actions; discrete actions start at 0.
     dtype: dtype of the environment's actions.
     low, high: `[*action_shape]`, the environment's smallest and largest action.
   """
