@@ -132,7 +132,8 @@ class Parameterized:
   Attributes:
     family: kind of the distributions.
     parameters: `[..., P]`, outputs of the policy head.
-    action_mask: `[..., A]`, 0 for illegal actions; None if all are legal.
+    action_mask: mask as the `family` takes it, 0 for illegal actions; None if
+      all are legal.
   """
 
   family: Policy = dataclasses.field(metadata={"static": True})

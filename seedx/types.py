@@ -3,7 +3,7 @@
 This module imports only NumPy and dm_env, so that a thin actor can use it. The
 containers are NamedTuples, which are pytrees in JAX and in dm-tree.
 
-Letters for axes, in all docstrings:
+Letters for axes, unless a docstring gives them another meaning:
   T: transitions of a stream; a stream of T transitions has T + 1 time steps.
   L: length of an unroll in time steps.
   B: environments, unrolls or windows of a batch.
@@ -49,7 +49,7 @@ def see(section: str) -> str:
 
 
 def printable(message: str) -> str:
-  """Returns a foreign message without characters that control a terminal."""
+  """Replaces characters that could control a terminal, in a foreign message."""
   return "".join(x if x.isprintable() else "?" for x in message)
 
 
@@ -213,8 +213,8 @@ class Inputs(NamedTuple):
     timestep: `[..., B, ...]`.
     action_tm1: `[..., B, *action_shape]`, the previous action; 0 where
       `step_type` is FIRST.
-    exploration: `[..., B]` float32, the environment's element of
-      `Agent.exploration`.
+    exploration: `[..., B]` float32, each environment's element of
+      `base.Agent.exploration`, such as its minimum epsilon.
   """
 
   timestep: dm_env.TimeStep

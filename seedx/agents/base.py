@@ -21,7 +21,8 @@ class AgentState:
     params: float32 parameters of the network.
     optimizer_state: state of the Optax optimizer.
     hyperparameters: `[]` float32 by name, the settings that may change at run
-      time. Learning reads them here, never from a config.
+      time. Learning reads them here, not from the config; only `rewards` has
+      the config's gamma.
     updates: `[]` int32, number of updates so far.
     resets: `[]` float32, number of resets in all batches so far, divided by the
       number of steps in a batch; see `clock`.
@@ -47,9 +48,9 @@ class AgentState:
     """
     return self.updates - self.resets
 
-  def count_resets(self, share: jax.Array | float) -> "AgentState":
-    """Counts a batch's resets; `share`, `[]`, is its fraction of env steps."""
-    return dataclasses.replace(self, resets=self.resets + (1.0 - share))
+  def count_resets(self, fraction: jax.Array | float) -> "AgentState":
+    """Counts a batch's resets: all but a `fraction`, `[]`, of its steps."""
+    return dataclasses.replace(self, resets=self.resets + (1.0 - fraction))
 
 
 class Gradients(NamedTuple):
@@ -76,7 +77,7 @@ class Needs:
 
   Attributes:
     window: number of time steps in a window sampled from a replay; None for
-      an agent that learns from each unroll once.
+      an agent without a replay.
     whole_batches: whether the pipeline must call `update` on whole batches,
       because `update` does more than `gradients` and `apply`.
     whole_unrolls: whether a window is a whole unroll, and begins with the core
@@ -85,7 +86,8 @@ class Needs:
     learned_steps: number of env steps of a window that are learned from.
     minibatches: number of equal parts into which `update` divides the env steps
       of a batch on each core.
-    divides_unrolls: whether these parts consist of whole unrolls.
+    divides_unrolls: whether these parts consist of whole unrolls, not
+      of single steps.
     extras: whether learning reads `AgentOutput.extras`. If not, only
       `Agent.priorities` reads them, and no replay stores them.
   """
@@ -125,7 +127,7 @@ class Needs:
     return sharding.UNROLL if self.window is None else sharding.SAMPLE
 
   def steps(self, batch: types.Tree) -> int:
-    """Returns the env steps learned from in one core's batch without resets."""
+    """Returns the number of learned steps in one core's batch, with resets."""
     if self.window is not None:
       return len(batch.importance_weight) * self.learned_steps
     length, size = batch.version.shape
@@ -134,11 +136,13 @@ class Needs:
   def lag(
     self, batch: types.Tree, version: types.Array
   ) -> tuple[jax.Array, jax.Array] | None:
-    """Returns the policy lag of one core's batch at a version, `[]` int32.
+    """Returns the policy lag of one core's batch.
+
+    The learner's parameters have the `version`, `[]` int32.
 
     Returns:
       The lag in updates, summed over env steps, and the number of these steps,
-      `[]` float32 each; None if the lag is unknown.
+      `[]` float32 each. A subclass returns None if the lag is unknown.
     """
     unroll = batch if self.window is None else batch.unroll
     first = unroll.inputs.timestep.step_type[1:] == int(dm_env.StepType.FIRST)
@@ -176,7 +180,8 @@ class Agent:
     apply: `(state, Gradients) -> state`.
     update: `(state, rng_key, batch) -> (state, LossOutput)`.
     needs: requirements on the pipeline.
-    exploration: `(num_envs) -> [num_envs]` float32, each environment's
+    exploration: `(num_envs) -> [num_envs]` float32, a number for each
+      environment, such as its minimum epsilon. `step` receives it in
       `Inputs.exploration`.
     greedy: `step` with the best action instead of a sampled one; None if
       unsupported.
@@ -227,7 +232,10 @@ class Horizon:
     return cls(env_steps, max(1, round(env_steps / steps_per_update)))
 
   def with_windows(self, learned_steps: int) -> "Horizon":
-    """Returns the horizon for `learned_steps` learned steps in each window."""
+    """Returns the horizon if `learned_steps` of each window are learned from.
+
+    The replay ratio counts steps learned from, so there are fewer updates.
+    """
     updates = max(1, round(self.updates / learned_steps))
     return dataclasses.replace(self, updates=updates)
 

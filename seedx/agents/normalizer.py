@@ -1,7 +1,8 @@
 """Normalization of observations to mean 0 and variance 1.
 
-It uses running statistics. Only vectors of floats are normalized, not images or
-discrete parts. Statistics have one array `[F]` for each vector.
+It uses running statistics. Only parts of floats are normalized, not images or
+discrete parts. Statistics have one array for each part, of its shape; `[F]`
+stands for that shape.
 """
 
 from typing import NamedTuple

@@ -14,7 +14,7 @@ from seedx.agents import model as model_lib
 from seedx.agents import policy as policy_lib
 from seedx.on_cpu import blocks
 
-# The axis of a `types.Unroll`'s arrays that counts unrolls, see `blocks`.
+# The axis of the unrolls in each array of a `types.Unroll`, see `blocks`.
 AXES = types.Unroll._make(
   0 if name == "core_state" else 1 for name in types.Unroll._fields
 )
@@ -195,9 +195,9 @@ def differentiate(
   """Returns the gradient of the weighted mean of per-step losses on all cores.
 
   `per_step` maps parameters and some entries of this core's batch to losses,
-  `[T, N]` each. `axes` count the entries in the batch's arrays, see
-  `blocks.gradient`; they are None if losses of an entry depend on others. The
-  state has the weights of the losses.
+  `[T, N]` each. `axes` are the axes of the entries in the batch's arrays, see
+  `blocks.gradient`; None if losses of an entry depend on others. The weights
+  of the losses are among the state's hyper-parameters.
   """
   costs = state.hyperparameters
 

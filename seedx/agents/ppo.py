@@ -20,7 +20,7 @@ class Config(policy_gradient.Config):
 
   Attributes:
     clip_epsilon: clip range of the probability ratio.
-    clip_values: whether the value loss is clipped, too.
+    clip_values: whether the value loss is clipped by `clip_epsilon`, too.
     epochs: passes over the batch in an update.
     minibatches: minibatches in an epoch, one optimizer step each. Feed-forward
       agents shuffle single steps, recurrent agents whole unrolls; the number of
@@ -72,8 +72,8 @@ class Config(policy_gradient.Config):
     """Makes the agent for an environment; see `base.Config`.
 
     `update` computes advantages once, then takes `epochs * minibatches`
-    optimizer steps, or fewer if `target_kl` ends it. `gradients` returns those
-    of one step on the whole batch.
+    optimizer steps, or fewer if `target_kl` ends it. `gradients` returns the
+    gradients of one step on the whole batch.
     """
     ppo_loss = functools.partial(loss, clip_values=self.clip_values)
     return make(spec, self, ppo_loss, axis_name, horizon)
@@ -85,7 +85,7 @@ class Entries(NamedTuple):
   Attributes:
     inputs: `[C, N, ...]`.
     action: `[C, N, ...]`, the actions taken.
-    core_state: `[N, ...]`, before the first step of each entry.
+    core_state: `[N, ...]`, the network's before the first step of each entry.
     behaviour_log_prob: `[C, N]`, log mu(a) of the parameters that acted.
     before: `[C, N, ...]`, evaluation by the parameters before the update, which
       in `sync` and `anakin` are those that acted.
@@ -128,8 +128,9 @@ Step = Callable[
 class Loss(Protocol):
   """A loss for `make`, such as PPO's own `loss`.
 
-  It is called on each learner core's part of a minibatch; on CPU it is called
-  on a few entries at a time, unless `make` has `separable=False`.
+  It is called on each learner core's part of a minibatch. On CPU it may be
+  called on one block of that part at a time, unless `make` has
+  `separable=False`.
   """
 
   def __call__(
@@ -157,7 +158,8 @@ def make(
   """Makes an agent that learns as PPO does; see also `base.Config.make`.
 
   The loss is `separable` if the losses of an entry do not depend on the other
-  entries of its minibatch. A loss with a mean over the minibatch is not.
+  entries of its minibatch. A loss with a mean over the minibatch is not. With
+  `target_kl`, the loss must have `approx_kl` among its diagnostics.
 
   Raises:
     types.ConfigError: no action distribution fits the action spec.
@@ -365,7 +367,7 @@ def _take_steps_until(
   return state, taken, means | {"optimizer_steps": jnp.float32(taken)}
 
 
-# The axes that count entries, see `blocks`.
+# The axis of the entries in each array, see `blocks.gradient`.
 _ENTRIES_AXES = Entries._make(
   0 if name == "core_state" else 1 for name in Entries._fields
 )

@@ -26,7 +26,8 @@ class Config(windows_lib.Config):
     dueling: dueling network, with separate streams for value and advantage,
       each with a hidden layer of the last size in `hidden_sizes`, if any.
     epsilon_end: final epsilon, the probability of a random action.
-    epsilon_steps: env steps over which epsilon decays linearly from 1.
+    epsilon_steps: env steps over which epsilon decays linearly from 1; 0 for no
+      decay.
     epsilon_ladder: separate final epsilon for each environment instead of
       `epsilon_end`, from 0.4 down to 0.4 ** 8 (0.01 for a single environment).
   """
@@ -50,9 +51,9 @@ class Acting(NamedTuple):
 
   Attributes:
     variables: variables of the model.
-    epsilon: `[]`, epsilon of environments whose `Inputs.exploration` is
-      smaller.
-    discount: `[]`, gamma, for the priorities that actors compute.
+    epsilon: `[]`, current epsilon; environments whose `Inputs.exploration` is
+      larger use that instead.
+    discount: `[]`, gamma, for the initial priorities of windows.
   """
 
   variables: model_lib.Variables
@@ -131,9 +132,10 @@ def make(
   noisy layers, whose noise lasts for an episode in acting, and for a window in
   learning.
 
-  A loss `bootstraps` if it needs only the first step of an n-step return and
-  the step that the return bootstraps from. Then a window with one return is one
-  transition (`losses.n_step_bootstraps`), and only these steps are evaluated.
+  A loss `bootstraps` if it needs only two steps of an n-step return: the first
+  one, and the one to bootstrap from. Then, without a memory, a window with one
+  return becomes one transition (`losses.n_step_bootstraps`), and only these two
+  steps are evaluated.
 
   Raises:
     types.ConfigError: the actions are not discrete.
@@ -234,8 +236,8 @@ def _decay_updates(config: Config, horizon: base.Horizon | None) -> float:
   """Returns `AgentState.clock` at the end of epsilon's decay, 0 without it."""
   if horizon is None:
     return 0.0
-  share = config.epsilon_steps / horizon.env_steps
-  return float(round(share * horizon.updates))
+  fraction = config.epsilon_steps / horizon.env_steps
+  return float(round(fraction * horizon.updates))
 
 
 def _epsilon(
@@ -279,7 +281,7 @@ def _step(
   action = jnp.argmax(q_values, axis=-1)
   if not greedy:
     equal_logits = distributions.only_legal(
-      jnp.zeros_like(q_values), _first(output.action_mask)
+      jnp.zeros_like(q_values), _first_step(output.action_mask)
     )
     random_action = jax.random.categorical(action_key, equal_logits)
     epsilon = jnp.maximum(acting.epsilon, inputs.exploration)
@@ -362,13 +364,13 @@ class _QNetwork:
       online = self._online_outputs(
         state, params, online_key, batch.unroll, steps.at
       )
-      taken, per_step = self._losses(online, target, steps)
+      q_taken, per_step = self._losses(online, target, steps)
       loss = losses.mean_share(
         per_step.loss * batch.importance_weight, per_step.weight, self.axis_name
       )
       return loss, {
         "loss": loss,
-        "q_mean": losses.mean_share(taken, per_step.weight, self.axis_name),
+        "q_mean": losses.mean_share(q_taken, per_step.weight, self.axis_name),
         **windows_lib.diagnostics(
           td_error=per_step.td_error,
           weight=per_step.weight,
@@ -423,7 +425,7 @@ class _QNetwork:
     if at is None:
       return self._outputs(state, params, rng_key, unroll)
     last = self._outputs(state, params, rng_key, unroll, at[1:])
-    # No loss reads the target outputs of the first step.
+    # No loss depends on the target outputs of the first step.
     return jax.tree.map(lambda x: jnp.concatenate([x, x]), last)
 
   def _outputs(
@@ -466,10 +468,10 @@ class _QNetwork:
       reward=steps.reward,
       discount=steps.discount,
     )
-    taken = jnp.take_along_axis(
+    q_taken = jnp.take_along_axis(
       _q_values(outputs)[:-1], steps.action[..., None], axis=-1
     )
-    return self.windows.learned((taken[..., 0], self.loss(evaluation)), steps)
+    return self.windows.learned((q_taken[..., 0], self.loss(evaluation)), steps)
 
 
 def _apply(
@@ -497,5 +499,5 @@ def _q_values(outputs: types.Tree) -> jax.Array:
   return outputs if isinstance(outputs, jax.Array) else outputs.q_values
 
 
-def _first(mask: jax.Array | None) -> jax.Array | None:
+def _first_step(mask: jax.Array | None) -> jax.Array | None:
   return None if mask is None else mask[0]

@@ -59,8 +59,8 @@ class Steps(NamedTuple):
     step_type: `[T + 1, B]` int32.
     reward: `[T + 1, B]`, scaled and clipped.
     discount: `[T + 1, B]`, the environment's discount times gamma.
-    at: `[T + 1, B]` int32, indices of these steps after the burn-in; None if
-      they are all steps after it.
+    at: `[T + 1, B]` int32, index of each of these steps among the steps after
+      the burn-in; None if they are all of them.
   """
 
   action: jax.Array
@@ -127,7 +127,7 @@ class Windows:
     """Runs the network over the burn-in, without a gradient.
 
     The inputs are `[burn_in + T + 1, B, ...]`, and the core state `[B, ...]` is
-    the network's when acting began the window. Returns the inputs after the
+    the network's part of `Unroll.core_state`. Returns the inputs after the
     burn-in, and the core state before them.
     """
     if not self.stored_state:

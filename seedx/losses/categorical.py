@@ -18,7 +18,7 @@ class Bootstraps(NamedTuple):
   Attributes:
     reward: `[T]`, sum of discounted rewards.
     discount: `[T]`, product of discounts.
-    step: `[T]` int32, time step to bootstrap from.
+    step: `[T]` int32, index of the time step to bootstrap from.
     weight: `[T]`, 0 on resets, 1 elsewhere.
   """
 
@@ -82,10 +82,10 @@ def n_step_bootstraps(
     ), None
 
   first = step_type[1:] == int(dm_env.StepType.FIRST)
-  starts = Bootstraps(
+  no_steps = Bootstraps(
     jnp.zeros(length), jnp.ones(length), steps, 1.0 - first.astype(jnp.float32)
   )
-  ends, _ = jax.lax.scan(extend, starts, jnp.arange(1, min(n, length) + 1))
+  ends, _ = jax.lax.scan(extend, no_steps, jnp.arange(1, min(n, length) + 1))
   return ends
 
 

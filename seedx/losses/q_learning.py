@@ -41,7 +41,7 @@ def q_learning(
   """Computes the Q-learning loss of one stream.
 
       td_t   = h(G_t) - Q_t(a_t)
-      G_t    = r_t+1 + d_t+1 (r_t+2 + ... (r_t+n + d_t+n V_t+n))
+      G_t    = r_t+1 + d_t+1 (r_t+2 + d_t+2 (... (r_t+n + d_t+n V_t+n)))
       V_t    = h^-1(Q'_t(argmax_a Q_t(a))) if double, else
                h^-1(max_a Q'_t(a))
       loss_t = w huber(td_t), or w 0.5 td_t^2

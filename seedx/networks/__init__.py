@@ -1,6 +1,6 @@
 """Neural networks: Flax modules over time-major streams of `types.Inputs`.
 
-Modules compute in their `dtype`; parameters and core states are float32.
+Modules compute in their `dtype`; parameters and the LSTM's states are float32.
 """
 
 from seedx.networks.convolutions import Conv

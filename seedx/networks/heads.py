@@ -58,11 +58,13 @@ class QHead(nn.Module):
   Attributes:
     num_actions: A, number of actions.
     dueling: whether to use a dueling network.
-    size: number of units of each hidden layer; 0 for no hidden layers.
+    size: number of units of each hidden layer of the dueling network; 0 for no
+      hidden layers.
     dtype: dtype of the hidden layers; Q-values are float32.
     noise_scale: scale of `noisy.NoisyDense`, which replaces all linear layers
       and takes `[T, B, F]`; 0 for linear layers.
-    parts: Z, number of outputs of each action; 0 for one output and no Z axis.
+    parts: Z, such as the number of atoms; 0 for one Q-value and no
+      Z axis.
   """
 
   num_actions: int
@@ -74,13 +76,13 @@ class QHead(nn.Module):
 
   @nn.compact
   def __call__(self, features: jax.Array) -> jax.Array:
-    """Maps `[..., F]` to Q-values `[..., A]`, or `[..., A, Z]`, float32."""
+    """Maps `[..., F]` to `[..., A]`, or `[..., A, Z]`, float32."""
     if not self.dueling:
       return self._outputs(self.num_actions)(features)
     value = self._outputs(1)(self._hidden(features))
     advantage = self._outputs(self.num_actions)(self._hidden(features))
-    actions = -2 if self.parts else -1
-    return value + advantage - advantage.mean(axis=actions, keepdims=True)
+    action_axis = -2 if self.parts else -1
+    return value + advantage - advantage.mean(axis=action_axis, keepdims=True)
 
   def _outputs(self, count: int) -> Callable[[jax.Array], jax.Array]:
     """Returns a layer with outputs `[..., count]`, or `[..., count, Z]`."""

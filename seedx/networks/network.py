@@ -33,7 +33,8 @@ class Core(Protocol):
     """Returns the state at the start of an episode, `[batch_size, ...]`.
 
     It is a nest of only dictionaries, tuples and NamedTuples, because it is
-    sent to other processes.
+    sent to other processes. The module is not bound to variables here, so the
+    state does not depend on parameters.
     """
 
   def __call__(
@@ -74,10 +75,13 @@ class Network(nn.Module):
   Attributes:
     observation: leaves of the observation's nest of specs.
     action: action spec.
-    head: module that maps the features `[T, B, F]` of each tower to a nest of
-      `[T, B, ...]`. It also takes `action` if the network is called with one.
-    towers: towers; their modules keep their names in the parameters.
+    head: module that maps the features `[T, B, F]` of each tower, one argument
+      per tower, to a nest of `[T, B, ...]`. It also takes `action` if the
+      network is called with one.
+    towers: one or several towers; the names of their modules are keys of the
+      parameters.
     stack_frames: number of frames in a stack of images.
+    dtype: dtype of the previous action and reward that cores see.
   """
 
   preserve_adopted_names = True
@@ -145,7 +149,7 @@ class Network(nn.Module):
       features = tower.torso(merged).reshape(*step_type.shape, -1)
       after: types.Tree = ()
       if tower.core is not None:
-        joined = jnp.concatenate([features, *self._past(inputs)], axis=-1)
+        joined = jnp.concatenate([features, *self._previous(inputs)], axis=-1)
         features, after = tower.core(joined, step_type, before)
         _check(tower.core, features, step_type, before, after)
       tower_features.append(features)
@@ -170,14 +174,14 @@ class Network(nn.Module):
         after.append(state)
     return jax.tree.unflatten(structure, leaves), tuple(after)
 
-  def _past(self, inputs: types.Inputs) -> list[jax.Array]:
+  def _previous(self, inputs: types.Inputs) -> list[jax.Array]:
     """Returns the previous action and clipped reward, `[T, B, F]` each."""
-    has_past = inputs.timestep.step_type != int(dm_env.StepType.FIRST)
+    has_previous = inputs.timestep.step_type != int(dm_env.StepType.FIRST)
     action = inputs.action_tm1
     if np.issubdtype(self.action.dtype, np.integer):
       num_values = int(np.max(self.action.maximum)) + 1
       action = jax.nn.one_hot(action, num_values)
-    action = action.reshape(*has_past.shape, -1) * has_past[..., None]
+    action = action.reshape(*has_previous.shape, -1) * has_previous[..., None]
     reward = jnp.clip(inputs.timestep.reward, -1.0, 1.0)[..., None]
     return [action.astype(self.dtype), reward.astype(self.dtype)]
 

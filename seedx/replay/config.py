@@ -55,9 +55,8 @@ class Config:
     replay_min_steps: number of env steps in the replay before learning starts.
     replay_batch_size: batch size in windows (n-step transitions, or R2D2's
       sequences).
-    replay_ratio: average number of env steps learned from per env step. A
-      transition counts as one step, a sequence of R2D2 as several, and a reset
-      as none.
+    replay_ratio: average number of times that each env step is learned from. A
+      transition is one step, a sequence of R2D2 several, and a reset none.
   """
 
   # Whether unrolls have priorities, which updates replace.
@@ -94,7 +93,11 @@ class Config:
     return self.replay_batch_size * learned_steps / self.replay_ratio
 
   def divided(self, parts: int) -> Self:
-    """Returns the config of one of `parts` equal parts of this replay."""
+    """Returns the config of one of `parts` equal parts of this replay.
+
+    Raises:
+      types.ConfigError: a batch has fewer windows than there are parts.
+    """
     return dataclasses.replace(
       self,
       replay_capacity=max(1, self.replay_capacity // parts),

@@ -27,7 +27,7 @@ class PrioritizedState(NamedTuple):
   Attributes:
     ring: ring of unrolls.
     tree: sum tree of (priority + 1e-6) ** alpha; window w of the unroll at
-      entry p of the ring is leaf p * windows + w.
+      entry e of the ring is leaf e * num_windows + w.
     clamped: `[]` int32, number of priorities so far that were NaN, negative or
       above 1e29; they were replaced by 0.
   """
@@ -116,11 +116,12 @@ class Prioritized:
     1e29. Other numbers are replaced by 0, and counted.
 
     Raises:
-      AssertionError: priorities have another shape or are not floats.
+      AssertionError: priorities have another shape or are not floats, or
+        unrolls have other shapes than the example of `init`.
     """
-    windows = self._ring.num_windows(state.ring)
+    num_windows = self._ring.num_windows(state.ring)
     entry = self._ring.next_entries(state.ring, share.data.version.shape[1])
-    leaf = entry[:, None] * windows + jnp.arange(windows)
+    leaf = entry[:, None] * num_windows + jnp.arange(num_windows)
     state = self._set(state, leaf, share.priorities)
     return state._replace(ring=self._ring.add(state.ring, share))
 
@@ -142,8 +143,8 @@ class Prioritized:
       start=jnp.arange(size) * width,
       offset=jax.random.uniform(rng_key, (size,)) * width,
     )
-    windows = self._ring.num_windows(state.ring)
-    entry, start = leaf // windows, leaf % windows
+    num_windows = self._ring.num_windows(state.ring)
+    entry, start = leaf // num_windows, leaf % num_windows
     mass = state.tree[0].at[leaf].get(mode="promise_in_bounds")
     rise = self.importance_exponent_rise * done
     beta = jnp.minimum(self.importance_exponent + rise, 1.0)

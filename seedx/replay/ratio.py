@@ -15,7 +15,7 @@ class Ratio:
 
   Attributes:
     env_steps: number of env steps added so far.
-    missed: number of resets in the batches so far, counted in batches.
+    missed: number of resets in the batches so far, in units of a batch.
   """
 
   def __init__(

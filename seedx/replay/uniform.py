@@ -1,9 +1,9 @@
 """A uniform replay: stores unrolls, samples windows of them.
 
-Frames are stored singly, even for agents that see stacks: a window includes the
-frames before its first step, and the agent stacks them again. Unless a window
-is a whole unroll, an unroll with T new steps stores T + window - 1 steps, so
-with a large T few steps are stored twice.
+Frames are stored one by one, even for agents that see stacks: a window begins
+with the frames before its first transition, and the agent stacks them again.
+Unless a window is a whole unroll, an unroll with T new steps stores
+T + window - 1 steps, so with a large T few steps are stored twice.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ class State(NamedTuple):
 
   @property
   def unrolls(self) -> types.Unroll:
-    """All stored unrolls, `[capacity, L, ...]`."""
+    """All entries, `[capacity, L, ...]`; zeros where no unroll was added."""
     return packing.unpack(self.steps)._replace(core_state=self.core_state)
 
 
@@ -80,7 +80,7 @@ class Uniform:
     """Adds unrolls `[L, S, ...]`, which overwrite the oldest ones.
 
     Raises:
-      AssertionError: shapes differ from those of the example of `init`.
+      AssertionError: axes other than S differ from the example of `init`.
     """
     size = share.data.version.shape[1]
     entry = self.next_entries(state, size)
@@ -106,8 +106,8 @@ class Uniform:
     entry_key, start_key = jax.random.split(rng_key)
     filled = jnp.minimum(state.inserted, self.capacity)
     entry = jax.random.randint(entry_key, (size,), 0, filled)
-    windows = self.num_windows(state)
-    start = jax.random.randint(start_key, (size,), 0, windows)
+    num_windows = self.num_windows(state)
+    start = jax.random.randint(start_key, (size,), 0, num_windows)
     sample = types.Sample(
       unroll=self.windows(state, entry, start),
       importance_weight=jnp.ones(size, jnp.float32),
