@@ -56,8 +56,8 @@ burn-in-gradient agents/windows.py agents/r2d2
 - core_state = jax.lax.stop_gradient(
 + core_state = (
 importance-weights-unused agents/value_based.py agents/dqn
-- steps.loss * batch.importance_weight
-+ steps.loss
+- per_step.loss * batch.importance_weight
++ per_step.loss
 lstm-remembers-other-episodes networks/lstm.py networks/lstm
 - jnp.where(first[:, None], 0.0, x)
 + x
