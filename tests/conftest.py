@@ -36,8 +36,8 @@ import pytest
 
 from tests import budget
 
-# A shell's background job ignores Ctrl-C, and a program of nohup SIGHUP. The
-# programs that tests start would inherit this.
+# A shell's background job ignores Ctrl-C, a program of nohup ignores SIGHUP.
+# Without these lines, the programs that tests start would ignore them, too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
   signal.signal(signal.SIGHUP, lambda *_: None)

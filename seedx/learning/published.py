@@ -61,5 +61,5 @@ class _Version:
   version: int
 
   def is_computed(self) -> bool:
-    """Returns whether acting with them would start at once."""
+    """Returns whether acting with them need not wait for an update."""
     return pending.is_ready(list(self.on_devices.values()))

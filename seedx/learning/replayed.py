@@ -173,7 +173,7 @@ class Replayed(experience.Experience):
     ]
 
   def counted(self, env_steps: float, batches: int = 1) -> None:
-    """Corrects the replay ratio by the number of env steps in batches."""
+    """Corrects the replay ratio for the env steps that batches really had."""
     self._ratio.learned(env_steps, batches)
 
   def example(self, shares: Sequence[types.Share]) -> experience.Batch:

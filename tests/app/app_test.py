@@ -48,7 +48,8 @@ def config_of(pipeline, name, **fields):
   )
 
 
-# The agent of the experiment a2c with `SMALL`, so that both share programs.
+# The agent that the experiment a2c has with the options `SMALL`: tests of both
+# use the same compiled programs.
 A2C = dataclasses.replace(
   a2c_experiment.EXPERIMENT.config.agent, hidden_sizes=(8,)
 )

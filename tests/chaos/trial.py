@@ -56,8 +56,8 @@ _GIVE_UP_SECONDS = 45.0
 _ENDED = (128 + signal.SIGTERM, -signal.SIGTERM)
 # Exit statuses of a process that joined: at the run's end, without a learner.
 _LEFT = (0, 3)
-# A rate has recovered at this share of the rate before the fault, measured
-# over some seconds.
+# A rate has recovered once it reaches this share of its value before the fault.
+# Rates are measured over `_BACK_SECONDS`.
 _BACK = 0.5
 _BACK_SECONDS = 1.0
 # More bytes than a line of metrics has.

@@ -187,7 +187,7 @@ with signals.stopping(stop) as ending:
   [
     ("", 5.0, True),
     ("is_saved=True", 5.0, True),
-    # The disk may be slow, and the run may be as slow as it was before.
+    # Neither a slow disk nor a step as slow as earlier ones is a hang.
     ("is_writing=True", 5.0, False),
     ("", 1.2, False),
   ],
