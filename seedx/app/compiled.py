@@ -77,7 +77,7 @@ def _folder(parent: str, root: pathlib.Path) -> pathlib.Path:
   for directory in (*reversed(path.parents), path):
     with contextlib.suppress(FileExistsError):
       directory.mkdir(mode=0o700)
-    _check(directory)
+    _check(directory, is_sticky_safe=directory != path)
   if not os.access(path, os.W_OK | os.X_OK):
     raise PermissionError(f"{path} cannot be written")
   return path
@@ -94,16 +94,21 @@ def _kind(root: pathlib.Path) -> str:
   return f"jaxlib-{metadata.version('jaxlib')}-{platform.machine()}-{digest}"
 
 
-def _check(directory: pathlib.Path) -> None:
-  """Raises PermissionError if another user may write this directory."""
+def _check(directory: pathlib.Path, is_sticky_safe: bool) -> None:
+  """Raises PermissionError if another user may write this directory.
+
+  If `is_sticky_safe`, a sticky directory such as /tmp may be shared, because
+  only its owner can replace an entry. The folder of programs itself may not:
+  others could add programs to it.
+  """
   status = os.lstat(directory)
   user = os.getuid()
   if not stat.S_ISDIR(status.st_mode):
     raise PermissionError(f"{directory} is not a directory")
   if status.st_uid not in (0, user):
     raise PermissionError(f"{directory} belongs to another user")
-  if status.st_mode & stat.S_ISVTX:
-    return  # As in /tmp, only its owner can replace an entry.
+  if is_sticky_safe and status.st_mode & stat.S_ISVTX:
+    return
   is_shared = status.st_mode & stat.S_IWGRP and not _is_private(status.st_gid)
   if status.st_mode & stat.S_IWOTH or is_shared:
     raise PermissionError(f"other users may write {directory}")
@@ -111,8 +116,6 @@ def _check(directory: pathlib.Path) -> None:
 
 def _is_private(group: int) -> bool:
   """Returns whether a group has only this user, as Linux makes them."""
-  if group == 0:
-    return True
   try:
     name, entry = pwd.getpwuid(os.getuid()).pw_name, grp.getgrgid(group)
   except KeyError:

@@ -1,7 +1,9 @@
 """Compiled programs are kept in a directory that only its user may write."""
 
+import grp
 import os
 import pathlib
+import pwd
 import stat
 import subprocess
 import sys
@@ -57,7 +59,7 @@ def test_a_directory_can_be_chosen_or_none(tmp_path):
   assert _used().parent == tmp_path / "other"
 
 
-@pytest.mark.parametrize("mode", [0o707, 0o770 | stat.S_IWGRP])
+@pytest.mark.parametrize("mode", [0o707, 0o770])
 @pytest.mark.parametrize("below", ["", "home"])
 def test_a_directory_that_others_may_write_is_refused(
   mode, below, tmp_path, monkeypatch, capsys
@@ -92,11 +94,42 @@ def test_a_directory_of_another_user_is_refused(tmp_path, monkeypatch):
     compiled.keep(str(tmp_path / "theirs"))
 
 
-def test_a_private_group_may_write(tmp_path, monkeypatch):
-  monkeypatch.setattr(compiled, "_is_private", lambda group: True)
+def test_a_folder_of_programs_that_others_may_add_to_is_refused(tmp_path):
+  compiled.keep(str(tmp_path))
+  folder = _used()
+  jax.config.update("jax_compilation_cache_dir", None)
+  for name in _NAMES:
+    os.environ.pop(name)
+  folder.chmod(0o1777)
+  with pytest.raises(types.ConfigError, match=f"may write {folder}"):
+    compiled.keep(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+  ("name", "members", "accepted"),
+  [
+    ("me", [], True),
+    ("me", ["me"], True),
+    ("me", ["me", "you"], False),
+    ("staff", [], False),
+  ],
+)
+def test_only_a_group_of_this_user_alone_may_write(
+  name, members, accepted, tmp_path, monkeypatch
+):
+  user, group = pwd.getpwuid(os.getuid()), grp.getgrgid(os.getgid())
+  me = pwd.struct_passwd(["me", *user[1:]])
+  own = grp.struct_group([name, *group[1:3], members])
+  monkeypatch.setattr(pwd, "getpwuid", lambda number: me)
+  monkeypatch.setattr(grp, "getgrgid", lambda number: own)
   (tmp_path / "home").mkdir()
   (tmp_path / "home").chmod(0o775)
-  compiled.keep(str(tmp_path / "home"))
+  if accepted:
+    compiled.keep(str(tmp_path / "home"))
+    assert _used().parent == tmp_path / "home"
+  else:
+    with pytest.raises(types.ConfigError, match="other users may write"):
+      compiled.keep(str(tmp_path / "home"))
 
 
 def test_a_directory_that_cannot_be_made_costs_one_line(
