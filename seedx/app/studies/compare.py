@@ -201,10 +201,10 @@ def _median_of(run: trials.Result, name: str) -> float | None:
 
 
 def _bottleneck(run: trials.Result) -> str:
-  all_lines = [
+  bottlenecks = [
     metrics.bottleneck(x) for x in run.lines if x["steps_per_second"]
   ]
-  return statistics.mode(all_lines) if all_lines else "-"
+  return statistics.mode(bottlenecks) if bottlenecks else "-"
 
 
 def _median(values: Iterable[float | None]) -> float | None:
