@@ -12,7 +12,7 @@ from tests import running
 
 
 class _Doubler:
-  """Replies with twice the inputs, and records the batches."""
+  """A function that replies with twice the inputs, and records batches."""
 
   def __init__(self):
     self.batches = []
@@ -61,7 +61,7 @@ def started():
 
 
 def _ask(pool, requests, values):
-  """Sends a request on a thread; returns when it waits in the batcher."""
+  """Sends a request on a thread; returns its future once it is queued."""
   values, num_waiting = np.asarray(values), len(requests._requests)
   answer = pool.submit(requests, values, len(values))
   running.wait_until(
@@ -70,7 +70,9 @@ def _ask(pool, requests, values):
   return answer
 
 
-def test_batches_across_callers_and_gives_each_its_own_rows(started):
+def test_requests_of_several_callers_form_a_batch_and_each_gets_its_rows(
+  started,
+):
   function = _Doubler()
   requests = started(function)
   with concurrent.futures.ThreadPoolExecutor() as pool:
@@ -82,7 +84,7 @@ def test_batches_across_callers_and_gives_each_its_own_rows(started):
   assert function.batches == [(4, 4)]
 
 
-def test_quantiles_are_of_requests_and_rows_of_batches():
+def test_metrics_have_quantiles_over_requests_and_mean_rows_of_batches():
   replies = batcher.Replies()
   replies.add(300, [0.1] * 99)
   replies.add(100, [0.3])
@@ -93,7 +95,7 @@ def test_quantiles_are_of_requests_and_rows_of_batches():
   assert replies.measure()["inference_rows"] is None
 
 
-def test_a_partial_batch_goes_out_padded_after_the_wait(started):
+def test_a_partial_batch_is_padded_and_yielded_after_the_maximum_wait(started):
   function, replies = _Doubler(), batcher.Replies()
   requests = started(function, max_wait_seconds=0.05, replies=replies)
   assert requests(np.asarray([5, 6, 7]), 3).tolist() == [10, 12, 14]
@@ -121,7 +123,7 @@ def test_no_batch_is_larger_than_the_largest_size(started):
   assert sum(rows for _, rows in function.batches) == 13
 
 
-def test_more_rows_than_fit_are_an_error_for_their_caller_only(started):
+def test_a_request_larger_than_any_batch_fails_and_others_are_served(started):
   requests = started(_Doubler(), max_wait_seconds=0.01)
   with pytest.raises(ValueError, match="at most 8 rows, found 9"):
     requests(np.zeros(9), 9)
@@ -155,7 +157,7 @@ def test_a_failure_ends_every_wait():
     requests(np.asarray([1]), 1)
 
 
-def test_a_reply_after_close_is_no_error():
+def test_a_reply_after_close_is_ignored():
   requests = _make(target_rows=1)
   with concurrent.futures.ThreadPoolExecutor() as pool:
     answer = _ask(pool, requests, [1])
@@ -167,8 +169,7 @@ def test_a_reply_after_close_is_no_error():
   assert list(requests) == []
 
 
-def test_callers_continue_as_soon_as_they_have_their_reply(started):
-  """Work after a reply does not delay it."""
+def test_a_caller_does_not_wait_for_the_servers_work_after_a_reply(started):
   done = threading.Event()
 
   def function(batch):

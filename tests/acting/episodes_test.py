@@ -1,4 +1,4 @@
-"""Episodes of a peer: impossible steps and returns are refused."""
+"""Episodes that a peer reports: impossible steps and returns are refused."""
 
 import numpy as np
 import pytest
@@ -36,14 +36,14 @@ def test_a_number_out_of_its_range_is_refused(name, value):
   ("earlier", "later"),
   [(None, "M"), (None, "FF"), (None, "FLM"), ("FM", "F"), ("FL", "L")],
 )
-def test_steps_that_are_not_in_order_are_refused(earlier, later):
+def test_steps_out_of_order_are_refused(earlier, later):
   followed = episodes.Episodes(2)
   if earlier:
     followed.add(steps_of(earlier), BOTH[1:])
   with pytest.raises(wire.Refused, match="first step and after each 2") as info:
     followed.add(steps_of(later), BOTH[1:])
   assert info.value.code is wire.StatusCode.INVALID_ARGUMENT
-  # The other environment has had no step.
+  # The refused steps do not affect environment 0.
   assert followed.add(steps_of("FML"), BOTH[:1])[0] == 2
 
 
@@ -76,9 +76,9 @@ def test_a_sum_of_rewards_that_exceeds_float32_is_refused():
     followed.add(steps_of("FML", reward=3e38), BOTH[:1])
 
 
-def test_a_peer_may_report_returns_with_clipped_rewards_and_lives():
+def test_a_peers_returns_count_where_they_are_not_sums_of_rewards():
   followed = episodes.Episodes(1, returns_are_sums=False)
-  # The first episode ends with a life, the second with the game.
+  # The first episode ends when a life is lost, the second with the game.
   followed.add(steps_of("FML"), BOTH[:1])
   _, returns, _ = followed.add(steps_of("FML", claimed=-4e6), BOTH[:1])
   np.testing.assert_array_equal(returns, [[NAN, NAN, -4e6]])
@@ -89,9 +89,9 @@ def test_a_return_that_the_rewards_do_not_allow_is_refused():
   followed.add(steps_of("FML"), BOTH[:1])
   with pytest.raises(wire.Refused, match="from -4000000"):
     followed.add(steps_of("FML", claimed=-5e6), BOTH[:1])
-  lost = changed(steps_of("FML"), "episode_return", 1.0)
+  misplaced = changed(steps_of("FML"), "episode_return", 1.0)
   with pytest.raises(wire.Refused, match="where an episode ends"):
-    followed.add(lost, BOTH[:1])
+    followed.add(misplaced, BOTH[:1])
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,9 @@ def test_a_return_that_the_rewards_do_not_allow_is_refused():
     ({"episodic_life": True, "reward_clip": False}, False),
   ],
 )
-def test_which_returns_are_sums(options, expected):
+def test_returns_are_sums_unless_atari_clips_rewards_or_a_life_is_an_episode(
+  options, expected
+):
   assert envs.returns_are_sums(envs.Config("Pong-v5", options)) is expected
   custom_env = envs.Config("my_env:make", options)
   assert envs.returns_are_sums(custom_env)
@@ -121,7 +123,7 @@ LIVES = {"episodic_life": True, "reward_clip": True}
   ],
 )
 def test_an_honest_peer_is_never_refused(env_id, options):
-  """Returns equal the sums of EnvPool's rewards bit for bit."""
+  """Computed returns equal EnvPool's bit for bit."""
   config = envs.Config(env_id, options)
   environment = envs.make(config, 8, batch_size=4, seed=3)
   environment.reset()

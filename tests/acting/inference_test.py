@@ -57,7 +57,7 @@ def actions_of(devices):
   return [device.requests(batch, ROWS) for device in devices.devices]
 
 
-def test_devices_act_with_random_keys_of_their_own(acting):
+def test_each_device_acts_with_its_own_random_key(acting):
   first, second = actions_of(acting)
   assert first.shape == second.shape == (ROWS,)
   assert (first != second).any()

@@ -66,7 +66,7 @@ def check(held, value, version):
   np.testing.assert_array_equal(held.acting["w"], np.full(3, value))
 
 
-def test_each_client_gets_the_newest_and_no_version_is_copied_twice(serving):
+def test_clients_get_the_newest_version_and_each_is_copied_once(serving):
   first, second = serving.fetched(), serving.fetched()
   for value, version in ((1.5, 7), (-2.25, 8), (-2.25, 9), (0.5, 20)):
     serving.publish(value, version)
@@ -78,7 +78,7 @@ def test_each_client_gets_the_newest_and_no_version_is_copied_twice(serving):
   assert serving.acting["w"].copies == 1
 
 
-def test_parameters_that_have_not_changed_are_not_sent_again(serving):
+def test_unchanged_parameters_are_not_sent_again(serving):
   first, second = serving.fetched(), serving.fetched()
   held = first.newest(7)
   assert serving.asked == 1
@@ -86,14 +86,16 @@ def test_parameters_that_have_not_changed_are_not_sent_again(serving):
     assert first.newest(version) is held
   assert serving.asked == 1
   serving.publish(2.5, 9)
-  # The source already has a newer version than the client has seen.
+  # The client has seen version 8 in a reply; the source already has 9.
   check(first.newest(8), 2.5, 9)
   assert first.newest(9) is first.newest(8)
   check(second.newest(9), 2.5, 9)
   assert serving.asked == 3
 
 
-def test_a_silent_stream_fetches_before_it_counts_as_dead(serving, monkeypatch):
+def test_a_client_fetches_if_its_stream_has_long_been_silent(
+  serving, monkeypatch
+):
   fetched = serving.fetched()
   fetched.newest()
   monkeypatch.setattr(wire, "SILENT_SECONDS", -1.0)
@@ -101,14 +103,14 @@ def test_a_silent_stream_fetches_before_it_counts_as_dead(serving, monkeypatch):
   assert serving.asked == 2
 
 
-def test_clients_return_none_once_the_server_is_done(serving):
+def test_a_client_returns_none_once_the_server_has_stopped(serving):
   fetched = serving.fetched()
   check(fetched.newest(), 1.5, 7)
   serving.server.stop(0)
   assert fetched.newest() is None
 
 
-def test_other_parameters_are_refused(serving):
+def test_a_client_that_expects_other_shapes_is_refused(serving):
   with pytest.raises(wire.WireError, match="acting/w") as caught:
     serving.fetched({"w": np.zeros(4, np.float32)})
   assert caught.value.code is wire.StatusCode.FAILED_PRECONDITION

@@ -24,9 +24,9 @@ def make():
 
 
 def steps_of(*texts, reward=1.0, claimed=None):
-  """Returns steps of environments, each from a text such as FMMLF.
+  """Returns the steps of one environment for each text, such as FMMLF.
 
-  Each step but FIRST has a reward, and each LAST has the return `claimed`.
+  Each step but a FIRST has `reward`, and each LAST has the return `claimed`.
   """
   step_type = np.array([["FML".index(x) for x in text] for text in texts])
   step_type = step_type.astype(np.uint8)
@@ -41,7 +41,7 @@ def steps_of(*texts, reward=1.0, claimed=None):
   )
 
 
-def test_the_welcome_has_the_seeds_and_the_exploration():
+def test_the_welcome_has_the_first_seed_and_the_exploration():
   actors, acted = make()
   assert acted.wall_seconds == 0
   first = actors.open({"num_envs": 2})
@@ -65,9 +65,7 @@ def test_the_welcome_has_the_seeds_and_the_exploration():
     ({"num_envs": 6}, "RESOURCE_EXHAUSTED", "at most 5 environments"),
   ],
 )
-def test_an_actor_without_free_slots_is_refused_and_leases_none(
-  hello, code, reason
-):
+def test_a_refused_actor_leases_no_slots(hello, code, reason):
   actors, _ = make()
   actors.open({"num_envs": 3})
   with pytest.raises(wire.Refused, match=reason) as caught:
@@ -80,11 +78,11 @@ def test_an_actor_without_free_slots_is_refused_and_leases_none(
 
 def test_freed_slots_are_leased_again_with_new_seeds():
   actors, _ = make()
-  gone, _ = actors.open({"num_envs": 3}), actors.open({"num_envs": 5})
-  actors.close(gone)
+  closed, _ = actors.open({"num_envs": 3}), actors.open({"num_envs": 5})
+  actors.close(closed)
   session = actors.open({"num_envs": 3})
-  np.testing.assert_array_equal(session.slots, gone.slots)
-  np.testing.assert_array_equal(session.exploration, gone.exploration)
+  np.testing.assert_array_equal(session.slots, closed.slots)
+  np.testing.assert_array_equal(session.exploration, closed.exploration)
   assert session.first_seed == 8
 
 
@@ -122,7 +120,7 @@ def test_no_slot_has_two_leases_and_no_seed_occurs_twice(calls):
   assert len(seeds) == len(set(seeds))
 
 
-def test_only_returns_of_reporting_environments_count():
+def test_only_returns_of_environments_that_explore_least_count():
   actors, acted = make()
   explorer = actors.open({"num_envs": 6})
   reporter = actors.open({"num_envs": 2})
@@ -137,7 +135,7 @@ def test_only_returns_of_reporting_environments_count():
   assert acted.returns.mean() == (1 + 1 + 4 + 8) / 4
 
 
-def test_a_message_without_all_environments_is_refused_and_counts_nothing():
+def test_a_message_without_all_environments_is_refused_and_not_counted():
   actors, acted = make()
   session = actors.open({"num_envs": 2})
   message = "all 2 environments, found one of 1"
@@ -149,7 +147,7 @@ def test_a_message_without_all_environments_is_refused_and_counts_nothing():
 
 
 @pytest.mark.parametrize("waits", [(NAN, 0.0), (0.0, 1.5)])
-def test_waits_that_are_no_shares_of_time_are_refused(waits):
+def test_waits_that_are_not_from_0_to_1_are_refused(waits):
   actors, acted = make()
   session = actors.open({"num_envs": 1})
   with pytest.raises(wire.Refused, match="waiting from 0 to 1, found"):
@@ -157,7 +155,7 @@ def test_waits_that_are_no_shares_of_time_are_refused(waits):
   assert acted.env_steps == 0 and session.waits == NO_WAITS
 
 
-def test_waits_are_means_over_actors_and_stay_when_all_have_left():
+def test_waits_are_means_over_actors_and_are_kept_when_all_have_left():
   actors, _ = make()
 
   def report(session, *waits):
@@ -220,7 +218,7 @@ def test_steps_are_reported_once():
   )
   assert [leaf.dtype for leaf in steps] == [np.uint8, *[np.float32] * 3]
 
-  # The next steps begin at the front again.
+  # After `take`, the next step is at index 0.
   unreported.add(rows([2, 0, 1], [7.0, NAN, NAN]))
   steps, count = unreported.take()
   assert count == 1

@@ -13,8 +13,8 @@ from tests import running
 ENV = envs.Config(env="CartPole-v1")
 
 
-class Held:
-  """Environments whose second step blocks; they must not be closed in it."""
+class Blocking:
+  """Environments whose second `recv` blocks; counts `close` meanwhile."""
 
   def __init__(self, env, num_envs, **options):
     self._env = envpool_adapter.EnvPoolEnvironment(env, num_envs, **options)
@@ -37,7 +37,7 @@ class Held:
     self._env.close()
 
 
-class Still:
+class ConstantActions:
   """A session that always returns the same actions."""
 
   def __init__(self, hello):
@@ -57,13 +57,13 @@ def test_an_actor_that_ends_closes_its_environments_and_threads(
   made = []
 
   def make(env, num_envs, **options):
-    made.append(Held(env, num_envs, **options))
+    made.append(Blocking(env, num_envs, **options))
     return made[-1]
 
   monkeypatch.setattr(envs, "make", make)
   server = server_lib.Server(f"unix:{tmp_path}/learner", 1)
   layouts = protocol.act_layouts(envs.spec(ENV), 4)
-  server.bind_stream(protocol.ACT, Still, *layouts)
+  server.bind_stream(protocol.ACT, ConstantActions, *layouts)
   config = thin_actor.Config(num_actors=1, envs_per_actor=4)
   work = thin_actor.Work(f"unix:{tmp_path}/learner", ENV, config)
   num_threads = threading.active_count()
@@ -73,7 +73,7 @@ def test_an_actor_that_ends_closes_its_environments_and_threads(
     )
     actor.start()
     running.wait_until(lambda: made and made[0].stepping.is_set())
-  actor.join(0.3)  # The actor has time to close them too early.
+  actor.join(0.3)  # The actor has time to close the environments too early.
   made[0].resume.set()
   actor.join(300)
   (environment,) = made

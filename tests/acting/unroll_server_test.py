@@ -32,12 +32,12 @@ from tests import fakes, running
 FIRST = int(dm_env.StepType.FIRST)
 CARTPOLE = envs.Config("CartPole-v1")
 LENGTH, WINDOW = 4, 2
-# Consecutive unrolls share a step, so the first and the last one are the same.
+# Consecutive unrolls share a step, so the first and last step types are equal.
 STEP_TYPES = [0, 1, 2, 0]
 
 
 def unroll_of(numbers):
-  """Returns `[S, L, ...]` unrolls whose values show their numbers."""
+  """Returns `[S, L, ...]` unrolls; the values encode the unroll's number."""
   value = np.array(numbers, np.float32)
   steps = value[:, None] * 100 + np.arange(LENGTH, dtype=np.float32)
   timestep = dm_env.TimeStep(
@@ -69,7 +69,9 @@ def priorities_of(numbers):
   sizes=st.lists(st.integers(1, 20), min_size=1, max_size=12),
   prioritized=st.booleans(),
 )
-def test_any_messages_are_cut_into_shares_of_one_size(size, sizes, prioritized):
+def test_messages_of_all_sizes_are_cut_into_shares_of_one_size(
+  size, sizes, prioritized
+):
   shares = unroll_server._Shares(size)
   waiting, number = [], 0
   for rows in sizes:
@@ -82,11 +84,13 @@ def test_any_messages_are_cut_into_shares_of_one_size(size, sizes, prioritized):
     for leaf in jax.tree.leaves(message):
       leaf.flags.writeable = False
     for unroll, share_priorities in shares.add(*message):
-      now, waiting = waiting[:size], waiting[size:]
-      chex.assert_trees_all_equal(unroll, running.time_major(unroll_of(now)))
+      expected, waiting = waiting[:size], waiting[size:]
+      chex.assert_trees_all_equal(
+        unroll, running.time_major(unroll_of(expected))
+      )
       assert isinstance(unroll, types.Unroll)
       if prioritized:
-        np.testing.assert_array_equal(share_priorities, priorities_of(now))
+        np.testing.assert_array_equal(share_priorities, priorities_of(expected))
       else:
         assert share_priorities == ()
     assert len(waiting) < size
@@ -157,8 +161,7 @@ class Serving:
     self.server.stop(0)
 
   @property
-  def free(self):
-    """Number of free slots."""
+  def free_slots(self):
     return self.unrolls.sessions._slots.free
 
   def programs(self, agent=None, period=PERIOD, num_slots=3):
@@ -168,7 +171,7 @@ class Serving:
     return programs_of(agent, layout)
 
   def work(self):
-    """Returns the work of an actor of this server."""
+    """Returns the work of an actor that connects to this server."""
     return unroll_actor.Work(
       self.server.address,
       CARTPOLE,
@@ -221,11 +224,11 @@ def test_experience_of_actors_becomes_shares_and_is_counted(serving):
       share.data, running.time_major(unroll_of(numbers))
     )
   assert serving.counts.env_steps == 2 * (3 + 2 + 3)
-  # Returns are sums of rewards; the actors claimed others.
+  # Returns are sums of rewards, whatever the actors claim.
   assert serving.counts.returns.count == 3 + 2 + 3
   returns = [-200 * number - 3 for number in range(8)]
   assert serving.counts.returns.mean() == np.mean(returns)
-  # Means of the latest report of each actor.
+  # The metrics are means over the latest message of each actor.
   assert serving.unrolls.measure() == {
     metrics.WAIT_ENVIRONMENTS: pytest.approx(0.125),
     metrics.WAIT_LEARNER: pytest.approx(0.2),
@@ -234,7 +237,7 @@ def test_experience_of_actors_becomes_shares_and_is_counted(serving):
 
 @pytest.fixture
 def acting(monkeypatch):
-  """Starts actors on threads, and ends them."""
+  """Returns a function that starts an actor on a thread; ends all actors."""
   monkeypatch.setattr(
     local_actor.Programs,
     "of",
@@ -257,7 +260,9 @@ def acting(monkeypatch):
     assert not thread.is_alive()
 
 
-def test_an_actor_that_waits_for_slots_gathers_no_threads(serving, acting):
+def test_an_actor_that_waits_for_slots_leaves_no_threads_behind(
+  serving, acting
+):
   tries, open_session = [], serving.unrolls.sessions.open
 
   def counted(hello):
@@ -267,7 +272,7 @@ def test_an_actor_that_waits_for_slots_gathers_no_threads(serving, acting):
   serving.unrolls.sessions.open = counted
   holders = [serving.actor(), serving.actor()]
   actor = acting(serving.work())
-  # The first two are the holders'; no later attempt may leave a thread behind.
+  # The holders made the first two attempts; later ones must leave no thread.
   running.wait_until(lambda: len(tries) > 2 + 1)
   num_threads = threading.active_count()
   running.wait_until(lambda: len(tries) > 2 + 6)
@@ -305,7 +310,7 @@ def test_actors_fetch_parameters_at_an_interval(
   assert fetched == [messages * k for k in range(len(fetched))]
 
 
-def test_an_actor_sends_no_broken_priority(tmp_path):
+def test_an_actor_fails_if_a_priority_is_nan_and_sends_nothing(tmp_path):
   def priorities(acting, unroll):
     return WITH_PRIORITIES.priorities(acting, unroll).at[1, 2].set(np.nan)
 
@@ -326,14 +331,16 @@ def test_an_actor_sends_no_broken_priority(tmp_path):
     (None, LENGTH, "unroll/inputs/timestep/step_type"),
   ],
 )
-def test_an_actor_with_another_agent_is_refused(serving, agent, period, column):
+def test_an_actor_with_other_columns_or_unroll_length_is_refused(
+  serving, agent, period, column
+):
   with pytest.raises(wire.WireError, match=column) as caught:
     serving.actor(programs=serving.programs(agent, period))
   assert caught.value.code is wire.StatusCode.FAILED_PRECONDITION
-  assert serving.free == 6
+  assert serving.free_slots == 6
 
 
-def test_actors_wait_while_the_sink_is_full(serving):
+def test_actors_wait_while_the_sink_blocks(serving):
   first, second = serving.actor(), serving.actor()
   first(experience([0, 1, 2]))
   serving.open.clear()
@@ -351,7 +358,7 @@ def test_actors_wait_while_the_sink_is_full(serving):
   running.wait_until(lambda: serving.counts.env_steps == 2 * 9)
   running.wait_until(lambda: serving.in_sink)
   assert replies == [] and serving.shares == []
-  # Only one share is put at a time, so shares keep the order of messages.
+  # The sink takes one share at a time, which keeps the order of messages.
   assert serving.in_sink == 1
   # Requests for parameters are answered meanwhile.
   assert fetch(serving).version == 7
@@ -375,7 +382,7 @@ def test_actors_receive_none_when_the_run_is_over(serving):
 
 
 def replaced(message, path, value):
-  """Returns a message whose leaf at `path` has another last number."""
+  """Returns a message with `value` as the last number of the leaf at `path`."""
   name, _, rest = path.partition("/")
   inner = getattr(message, name)
   if rest:
@@ -401,7 +408,7 @@ def replaced(message, path, value):
     ("wait_learner", 1.5),
   ],
 )
-def test_an_impossible_number_ends_its_stream_and_no_other(
+def test_a_number_out_of_range_ends_only_the_stream_that_sent_it(
   tmp_path, path, value
 ):
   agent = WITH_PRIORITIES if path == "priorities" else AGENT
@@ -416,13 +423,13 @@ def test_an_impossible_number_ends_its_stream_and_no_other(
     assert caught.value.code is wire.StatusCode.INVALID_ARGUMENT
     assert (serving.counts.env_steps, serving.counts.returns.count) == (0, 0)
     assert serving.unrolls._shares._rows == 0
-    running.wait_until(lambda: serving.free == 3)
+    running.wait_until(lambda: serving.free_slots == 3)
     for _ in range(2):
       assert bystander(good) == 7
     assert serving.counts.env_steps == 2 * 6
 
 
-def test_unrolls_must_continue_the_previous_ones(serving):
+def test_unrolls_that_do_not_continue_the_previous_ones_are_refused(serving):
   actor = serving.actor()
   actor(experience([0, 1, 2]))
   other = experience([3, 4, 5])
@@ -457,7 +464,7 @@ def test_the_example_has_the_shapes_of_shares(serving):
 # Local actors
 
 
-def made_actor(layout, agent, seed, exploration=None):
+def make_actor(layout, agent, seed, exploration=None):
   return local_actor.LocalActor(
     programs_of(agent, layout),
     CARTPOLE,
@@ -469,7 +476,7 @@ def made_actor(layout, agent, seed, exploration=None):
   )
 
 
-def counted(rows, core_state, acting):
+def core_states(rows, core_state, acting):
   """Computes `counting_agent`'s core states before and after a step."""
   first = rows.timestep.step_type == FIRST
   before = np.where(first, np.float32(0), core_state)
@@ -479,28 +486,29 @@ def counted(rows, core_state, acting):
 
 @pytest.mark.parametrize(("length", "period"), [(5, 2), (1, 1)])
 def test_unrolls_have_the_steps_of_the_environments(length, period):
-  """Other environments with the same seeds take the expected steps."""
+  """A second set of environments with the same seeds has the expected steps."""
   num_envs, seed, steps = 3, 11, 60
   layout = unroll_store.Layout(num_envs, length, period)
-  actor = made_actor(layout, AGENT, seed)
+  actor = make_actor(layout, AGENT, seed)
   environment = envs.make(CARTPOLE, num_envs, seed=seed)
   environment.reset()
   steps_done, state, last, ended = [], np.zeros(num_envs, np.float32), None, 0
   for time_step in range(steps):
-    # New parameters come between an unroll's end and the next action.
     acting, version = np.float32(time_step // 7), np.int32(time_step)
     rows, unroll = actor.observe(acting, version)
     expected = environment.recv()
     chex.assert_trees_all_equal(rows, expected)
     ended += np.sum(~np.isnan(rows.episode_return))
-    before, state = counted(expected, state, acting)
+    before, state = core_states(expected, state, acting)
     action = np.round(state).astype(np.int32) % 2
     first = expected.timestep.step_type == FIRST
     action_tm1 = np.where(first | (last is None), 0, last)
     last = action
     steps_done.append((expected, before, state, action, action_tm1, version))
-    since = time_step - (length - 1)
-    assert (unroll is not None) == (since >= 0 and since % period == 0)
+    since_first = time_step - (length - 1)
+    assert (unroll is not None) == (
+      since_first >= 0 and since_first % period == 0
+    )
     if unroll is not None:
       check_unroll(unroll, steps_done[-length:])
     actor.act(acting, version)
@@ -510,9 +518,10 @@ def test_unrolls_have_the_steps_of_the_environments(length, period):
   environment.close()
 
 
-def check_unroll(unroll, done):
-  """Checks that an unroll has these steps."""
-  expected, before, state, action, action_tm1, version = zip(*done, strict=True)
+def check_unroll(unroll, steps):
+  expected, before, state, action, action_tm1, version = zip(
+    *steps, strict=True
+  )
   timesteps = [rows.timestep for rows in expected]
   chex.assert_trees_all_equal(
     unroll.inputs.timestep, jax.tree.map(lambda *x: np.stack(x), *timesteps)
@@ -525,9 +534,9 @@ def check_unroll(unroll, done):
   assert unroll.inputs.exploration.shape == unroll.action.shape
 
 
-def test_the_last_action_of_an_unroll_comes_from_newer_parameters():
+def test_newer_parameters_may_act_at_the_last_step_of_an_unroll():
   layout = unroll_store.Layout(num_slots=3, length=4, period=3)
-  actor = made_actor(layout, AGENT, 0)
+  actor = make_actor(layout, AGENT, 0)
   unrolls, version = [], 0
   for _ in range(13):
     _, unroll = actor.observe(np.float32(version), np.int32(version))
@@ -539,7 +548,7 @@ def test_the_last_action_of_an_unroll_comes_from_newer_parameters():
   versions = [set(x.version.ravel().tolist()) for x in unrolls]
   assert versions == [{0}, {10}, {20}, {30}]
   for old, new in itertools.pairwise(unrolls):
-    # They share a step, for which different parameters acted.
+    # Both unrolls have this step, each with the output of its own parameters.
     chex.assert_trees_all_equal(
       jax.tree.map(lambda x: x[-1], old.inputs),
       jax.tree.map(lambda x: x[0], new.inputs),
@@ -558,7 +567,7 @@ def test_exploration_reaches_the_agent_and_the_unrolls():
   )
   layout = unroll_store.Layout(num_slots=3, length=2, period=1)
   for ladder in (None, np.array([0.5, 0.25, 0.125], np.float32)):
-    actor = made_actor(layout, agent, 0, ladder)
+    actor = make_actor(layout, agent, 0, ladder)
     for time_step in range(6):
       _, unroll = actor.observe(np.float32(0), np.int32(0))
       assert (unroll is not None) == (time_step >= 1)

@@ -21,7 +21,7 @@ _SPEC = types.EnvironmentSpec(
 
 
 class _Reference:
-  """Expected steps, a list for the current lease of each slot."""
+  """The expected steps: a list for the current lease of each slot."""
 
   def __init__(self, layout):
     self.layout = layout
@@ -97,7 +97,7 @@ def test_store_equals_a_python_list_of_steps():
   layout = unroll_store.Layout(num_slots=7, length=6, period=2)
   agent = fakes.counting_agent()
   store, empty, act, collect = _programs(layout, agent)
-  # Poison makes unwritten values visible.
+  # With 99 in place of 0, values that were never written are noticed.
   store = jax.tree.map(lambda leaf: np.full_like(leaf, 99), store)
   reference = _Reference(layout)
   counts = np.zeros(layout.num_slots, np.int32)
@@ -141,9 +141,11 @@ def test_store_equals_a_python_list_of_steps():
     place = np.full(size, 3, np.int32)  # A batch of 3 unrolls: 3 is padding.
     taken = finished[:3]
     place[: len(taken)] = np.arange(len(taken))[::-1]
-    which = np.zeros(size, np.int32)
-    which[: len(taken)] = taken
-    batch = collect(store, empty, padded[which], count[which], place)
+    padded_taken = np.zeros(size, np.int32)
+    padded_taken[: len(taken)] = taken
+    batch = collect(
+      store, empty, padded[padded_taken], count[padded_taken], place
+    )
     for position, row in enumerate(taken):
       _assert_same(batch, place[position], expected[row])
       compared += 1
