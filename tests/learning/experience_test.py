@@ -27,7 +27,7 @@ WINDOWS = LENGTH - WINDOW + 1
 
 
 def agent_of(window=WINDOW):
-  """Returns an agent that is only asked for its needs."""
+  """Returns an agent that needs windows of this length, and cannot learn."""
   return dataclasses.replace(
     fakes.counting_agent(),
     needs=base.Needs(window),
@@ -36,7 +36,7 @@ def agent_of(window=WINDOW):
 
 
 def replay_config(kind=replay.Config, **changes):
-  """Returns a config; `replay_` is left out in names of `changes`."""
+  """Returns a config; the names in `changes` omit the prefix `replay_`."""
   options = {"capacity": 64, "min_steps": 1, "batch_size": 8, "ratio": 1.0}
   return kind(
     **{
@@ -73,7 +73,7 @@ def make(cores=2, seed=0, **changes):
 
 @functools.cache
 def shares_of(index, cores=2, size=2):
-  """Returns share number `index` of each core; unrolls are numbered."""
+  """Returns share `index` of each core; unroll numbers are consecutive."""
   firsts = [(index * cores + core) * size for core in range(cores)]
   return [
     jax.device_put(types.Share(unrolls(np.arange(first, first + size))), core)
@@ -82,7 +82,7 @@ def shares_of(index, cores=2, size=2):
 
 
 def unrolls(numbers):
-  """Returns unrolls whose actions are time steps, and versions numbers."""
+  """Returns unrolls: versions are their `numbers`, actions are step indices."""
   time = np.arange(LENGTH, dtype=np.int32)[:, None]
   return types.Unroll(
     inputs=(),
@@ -102,7 +102,7 @@ def drawn(sample):
   return list(zip(unroll, start, strict=True))
 
 
-def test_without_a_replay_each_unroll_is_in_one_batch_once():
+def test_without_a_replay_each_unroll_is_in_exactly_one_batch():
   source = plan_lib.Plan(100, 8).source(
     agent_of(None), jax.devices()[:2], jax.random.key(0)
   )
@@ -118,7 +118,7 @@ def test_without_a_replay_each_unroll_is_in_one_batch_once():
 
 @pytest.mark.parametrize("min_steps", [32, 33])
 @pytest.mark.parametrize(("ratio", "batch_size"), [(4, 8), (0.3, 8), (1.7, 32)])
-def test_batches_follow_the_ratio_from_min_steps_on(
+def test_batches_follow_the_replay_ratio_from_min_steps_on(
   ratio, batch_size, min_steps
 ):
   source = make(ratio=ratio, batch_size=batch_size, min_steps=min_steps)
@@ -126,7 +126,7 @@ def test_batches_follow_the_ratio_from_min_steps_on(
   for index in range(40):
     new = 2 * NUM_STEPS * 2
     steps += new
-    # Steps before `min_steps` are not made up for.
+    # Shares before `min_steps` never make a batch due.
     learned += new if steps >= min_steps else 0
     for batch in source(shares_of(index % 4)):
       sizes = [len(x.importance_weight) for x in batch.parts]
@@ -152,7 +152,7 @@ def test_each_core_has_its_own_replay():
           for x in leaf.devices()
         }
         assert devices == {jax.devices()[core]}
-        # Unroll u came with share u // 4, to core u % 4 // 2.
+        # Share u // 4 brought unroll u to core u % 4 // 2.
         assert {unroll % 4 // 2 for unroll, _ in windows} == {core}
         seen[core] |= set(windows)
       local = [
@@ -163,7 +163,7 @@ def test_each_core_has_its_own_replay():
   assert np.mean(equal) < 0.2
 
 
-def test_capacity_is_in_env_steps_of_all_cores():
+def test_the_capacity_counts_the_env_steps_of_all_cores():
   source = make(capacity=64, ratio=20.0)
   for index in range(6):
     batches = list(source(shares_of(index)))
@@ -248,7 +248,7 @@ class Making:
     (replay_config(replay.PrioritizedConfig, ratio=0.001), 1),
   ],
 )
-def test_the_horizon_of_a_plan(replay, updates):
+def test_the_horizon_has_the_number_of_updates_of_the_run(replay, updates):
   plan = plan_lib.Plan(1000, 80, replay)
   assert plan.horizon == base.Horizon(env_steps=1000, updates=updates)
 
@@ -315,7 +315,7 @@ def test_the_smallest_sufficient_plan_is_accepted():
     ("importance_exponent_rise", 1.1),
   ],
 )
-def test_config_out_of_range_is_refused_with_its_name(name, value):
+def test_the_error_names_the_setting_that_is_out_of_range(name, value):
   with pytest.raises(types.ConfigError, match=f"expected (replay_)?{name}"):
     replay_config(PRIORITIZED, **{name: value})
 
@@ -331,13 +331,12 @@ def make_prioritized(seed=0, **changes):
 
 
 def with_priorities(index, priority=1.0, changed=()):
-  """Returns shares whose windows have a priority.
+  """Returns shares whose windows have priorities.
 
   Args:
     index: number of the shares.
-    priority: priority of all windows.
-    changed: pairs of an index into the `[2, 2, windows]` priorities of both
-      shares, and the value there.
+    priority: priority of all windows, except those in `changed`.
+    changed: pairs of an index `(core, unroll, window)` and a priority.
   """
   priorities = np.full((2, 2, WINDOWS), priority, np.float32)
   for where, value in changed:
@@ -351,9 +350,9 @@ def with_priorities(index, priority=1.0, changed=()):
 
 
 def report(source, batch, priority_of):
-  """Sends the source new priorities of a batch."""
+  """Reports new priorities of a batch to the source."""
   if not batch.windows:
-    return  # Its replay has none.
+    return  # The replay has no priorities.
   source.learned(
     batch.windows,
     [
@@ -367,7 +366,7 @@ def report(source, batch, priority_of):
 
 
 def masses(source, core):
-  """Returns the weight of each `(unroll, start)` in a core's replay."""
+  """Returns the sampling weights in a core's replay, by `(unroll, start)`."""
   state = source.states[core]
   unroll = np.asarray(state.ring.unrolls.version)[:, 0]
   mass = np.asarray(state.tree[0])[: len(unroll) * WINDOWS]
@@ -408,9 +407,10 @@ def test_new_priorities_reach_the_windows_of_their_batch(order):
   assert sum(a != b for a, b in itertools.pairwise(seen)) > 12
 
 
-def test_broken_priorities_are_counted_in_the_metrics():
+def test_invalid_priorities_are_counted_in_the_metrics():
   source = make_prioritized(ratio=0.5)
-  assert "priorities_clamped" not in source.measure()  # It has no replay yet.
+  # The first shares allocate the replay.
+  assert "priorities_clamped" not in source.measure()
   (batch,) = source(with_priorities(0, changed=[((0, 1), np.nan)]))
   report(source, batch, lambda *window: -1.0)
   list(source(with_priorities(1)))
@@ -420,8 +420,8 @@ def test_broken_priorities_are_counted_in_the_metrics():
 # Checkpoints
 
 
-def in_a_file(source):
-  """Returns a source's state after it was written to a file and read."""
+def saved_and_read(source):
+  """Returns the saved state of a source, written to bytes and read back."""
   with source.paused():
     fetch = source.saved()
   content = np.frombuffer(checkpoint.to_bytes(fetch()), np.uint8)
@@ -429,7 +429,7 @@ def in_a_file(source):
 
 
 def learn(source, indices):
-  """Reports priorities for all batches of some shares; returns the batches."""
+  """Feeds shares to a source, reports priorities, and returns the batches."""
   batches = []
   for index in indices:
     for batch in source(with_priorities(index, 1.0 + index % 5)):
@@ -442,22 +442,22 @@ def learn(source, indices):
 @pytest.mark.parametrize("make", [make, make_prioritized])
 @pytest.mark.parametrize("num_before", [0, 1, 30])
 def test_a_restored_replay_continues_bitwise(make, num_before):
-  """This includes priorities, random numbers, the ratio and the batch ahead."""
+  """Priorities, random numbers, the ratio and the next batch are restored."""
   options = {"ratio": 1.7, "min_steps": 12}
   source, other = make(**options), make(seed=9, **options)
   learn(source, range(num_before))
-  saved = in_a_file(source)
+  saved = saved_and_read(source)
   other.restore(saved)
-  # Before any share has come.
-  chex.assert_trees_all_equal(in_a_file(other), saved)
+  # Until the first shares arrive, the restored state is kept as it is.
+  chex.assert_trees_all_equal(saved_and_read(other), saved)
   other.example(with_priorities(0))
   if num_before:
-    chex.assert_trees_all_equal(in_a_file(other), saved)
+    chex.assert_trees_all_equal(saved_and_read(other), saved)
     expected = learn(source, range(num_before, num_before + 6))
     actual = learn(other, range(num_before, num_before + 6))
     assert len(expected) > 4
     chex.assert_trees_all_equal(actual, expected)
-    chex.assert_trees_all_equal(in_a_file(other), in_a_file(source))
+    chex.assert_trees_all_equal(saved_and_read(other), saved_and_read(source))
 
 
 def test_a_saved_state_stays_the_same_while_learning_continues():
@@ -465,13 +465,13 @@ def test_a_saved_state_stays_the_same_while_learning_continues():
   learn(source, range(3))
   with source.paused():
     fetch = source.saved()
-  expected = in_a_file(source)
+  expected = saved_and_read(source)
   learn(source, range(3, 9))
   content = np.frombuffer(checkpoint.to_bytes(fetch()), np.uint8)
   chex.assert_trees_all_equal(checkpoint.from_bytes(content), expected)
 
 
-def test_pauses_come_soon_and_only_between_two_updates():
+def test_a_pause_begins_soon_and_only_between_two_updates():
   source = make_prioritized(ratio=1000.0)
   pauses, learning = [], threading.Event()
 
@@ -491,7 +491,7 @@ def test_pauses_come_soon_and_only_between_two_updates():
     learning.clear()
     if len(pauses) >= 20:
       break
-  # The learner has ended, without asking for the next batch.
+  # The learner ends without asking for the next batch.
   batches.close()
   saver.join(300)
   assert not saver.is_alive() and not any(pauses)
@@ -504,19 +504,19 @@ def test_pauses_come_soon_and_only_between_two_updates():
     (2, 32, "the replay starts empty: expected"),
   ],
 )
-def test_a_replay_of_another_form_starts_empty_with_a_message(
+def test_a_replay_starts_empty_with_a_message_if_the_saved_one_does_not_fit(
   cores, capacity, message, capfd
 ):
   source, other = make(), make(cores, capacity=capacity)
   learn(source, range(3))
-  other.restore(in_a_file(source))
+  other.restore(saved_and_read(source))
   assert list(other(shares_of(0, cores)))
   assert other.states[0].inserted == 2
   assert message in capfd.readouterr().err
 
 
 def test_the_importance_exponent_rises_over_the_whole_run():
-  """Weights with beta equal those with beta 1 to the power of beta."""
+  """Importance weights for beta are those for beta = 1, raised to beta."""
   uneven = with_priorities(0, changed=[((slice(None), 0, 0), 50.0)])
 
   def weights(resumed, start, rise):
@@ -541,18 +541,18 @@ def test_the_importance_exponent_rises_over_the_whole_run():
       power = 0.2 + 0.6 * min((resumed + index) / 125, 1)
       np.testing.assert_allclose(actual, plain**power, rtol=1e-4)
       assert np.min(actual) < 0.9
-  # It ends at 1.
+  # The exponent does not rise above 1.
   chex.assert_trees_all_equal(weights(1000, 0.8, 0.9), full)
 
 
-def test_a_run_may_be_longer_than_int32_counts():
+def test_a_run_may_have_more_updates_than_int32_can_count():
   config = replay_config(PRIORITIZED, importance_exponent_rise=0.5)
   source = source_of(config, total_steps=10**15)
   part = source.example(with_priorities(0)).parts[0]
   assert np.isfinite(part.importance_weight).all()
 
 
-def test_a_share_counts_as_its_env_steps_without_resets():
+def test_resets_in_a_share_make_no_batch_due():
   """Half of the steps of shares and of batches are resets."""
   acted, batches = SimpleNamespace(env_steps=0), 0
   config = replay_config(batch_size=8, min_steps=8)
@@ -563,7 +563,7 @@ def test_a_share_counts_as_its_env_steps_without_resets():
     for _ in source(shares_of(index, cores=1)):
       batches += 1
       source.counted(4.0)
-  # The first 4 env steps come before `min_steps`; the last 4 are still due.
+  # The first 4 env steps come before `min_steps`; the last 4 make half a batch.
   assert batches == 8
   # Env steps whose unrolls have not arrived make no batch due.
   acted.env_steps += 100
@@ -584,7 +584,7 @@ def test_a_resumed_run_without_its_replay_counts_only_new_steps():
 
 @pytest.mark.parametrize("make_source", [make, make_prioritized])
 def test_a_batch_is_drawn_without_a_loop(make_source):
-  # JAX's own keys need a loop, which takes longer than the rest.
+  # JAX's own random keys need a loop, which takes longer than the rest.
   source = make_source()
   list(source(with_priorities(0)))
   (state, *_) = source.states
@@ -634,7 +634,9 @@ _GROUPS = {
 
 
 @pytest.mark.parametrize("kind", _GROUPS)
-def test_free_memory_is_what_the_machine_and_its_groups_leave(kind, tmp_path):
+def test_free_memory_is_what_the_machine_and_its_control_groups_leave(
+  kind, tmp_path
+):
   device = jax.devices("cpu")[0]
   assert memory.free_bytes(device, tmp_path) is None
   files = {"proc/meminfo": "MemTotal: 9 kB\nMemAvailable: 7 kB\n"}

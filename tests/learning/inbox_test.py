@@ -22,11 +22,11 @@ def _number(share):
 
 @pytest.fixture
 def pool():
-  with concurrent.futures.ThreadPoolExecutor() as one:
-    yield one
+  with concurrent.futures.ThreadPoolExecutor() as executor:
+    yield executor
 
 
-def test_an_inbox_drops_nothing_and_shares_evenly_in_order(pool):
+def test_an_inbox_drops_no_share_and_fills_the_cores_in_turn(pool):
   cores = jax.devices()[2:4]
   inbox = inbox_lib.Inbox(cores, 1)
   puts = [pool.submit(inbox.put, _share(number)) for number in range(3)]
@@ -35,12 +35,12 @@ def test_an_inbox_drops_nothing_and_shares_evenly_in_order(pool):
   assert [put.done() for put in puts].count(False) == 1
   first = inbox.get()
   assert all(put.result(300) for put in puts)
-  # The other core has no share yet.
-  got = pool.submit(inbox.get)
+  # Only one of the two cores has a share.
+  waiting_get = pool.submit(inbox.get)
   time.sleep(0.1)
-  assert not got.done()
+  assert not waiting_get.done()
   assert inbox.put(_share(3))
-  shares = [*first, *got.result(300)]
+  shares = [*first, *waiting_get.result(300)]
   assert sorted(map(_number, shares)) == [0, 1, 2, 3]
   assert _number(shares[3]) == 3
   devices = [share.data.devices() for share in shares]
@@ -73,13 +73,13 @@ def test_close_ends_all_waits_and_leaves_complete_groups_of_shares(pool):
   assert all(full.put(_share(number)) for number in range(2))
   assert short.put(_share(0))
   puts = [pool.submit(full.put, _share(2)) for _ in range(3)]
-  got = pool.submit(short.get)
+  waiting_get = pool.submit(short.get)
   time.sleep(0.1)
-  assert not got.done() and not any(put.done() for put in puts)
+  assert not waiting_get.done() and not any(put.done() for put in puts)
   full.close()
   short.close()
   assert [put.result(300) for put in puts] == [False] * 3
-  assert got.result(300) is None
+  assert waiting_get.result(300) is None
   assert [_number(share) for share in full.get()] == [0, 1]
   assert full.get() is None and not full.put(_share(3))
 
@@ -87,10 +87,10 @@ def test_close_ends_all_waits_and_leaves_complete_groups_of_shares(pool):
 def test_waits_for_experience_are_limited_and_measured(pool):
   inbox = inbox_lib.Inbox(jax.devices()[:1], 1)
   assert inbox.get(0.0) is None and inbox.get(0.05) is None
-  got = pool.submit(inbox.get)
+  waiting_get = pool.submit(inbox.get)
   running.wait_until(lambda: inbox.measure()[metrics.WAIT_EXPERIENCE] > 0.9)
   assert inbox.put(_share(0))
-  assert got.result(300)
+  assert waiting_get.result(300)
   inbox.measure()
   time.sleep(0.05)
   assert inbox.measure() == {metrics.WAIT_EXPERIENCE: 0.0}

@@ -51,7 +51,7 @@ def plain(agent, rate):
 def agent_of():
   """Returns an agent that normalizes observations.
 
-  Two of its metrics are random numbers of the first and of the last core.
+  Metrics `first` and `second` are random numbers of the first and last core.
   """
   config = vtrace.Config(
     hidden_sizes=(8,), reward_scale=1.0, normalize_observations=True
@@ -69,14 +69,14 @@ def agent_of():
   return dataclasses.replace(agent, gradients=gradients, update=update)
 
 
-# The name by which `tests/host_updates.py` selects it.
+# `tests/host_updates.py` selects the agent by this name.
 normalizing_agent = agent_of
 
 
 def tiny_agent(wrong=lambda: 0.0):
-  """Returns an agent whose parameter, 3, falls by 1 + `wrong` in an update.
+  """Returns an agent whose parameter is 3, less 1 + `wrong()` for each update.
 
-  It compiles fast, and anew for each learner.
+  Its update compiles fast, and anew for each learner.
   """
 
   def gradients(state, rng_key, batch):
@@ -135,8 +135,8 @@ def run(learner_, unrolls):
   return learner_.measure()
 
 
-def num_experience(unroll):
-  """Returns the number of steps that are no resets, counted one by one."""
+def num_env_steps(unroll):
+  """Returns the number of env steps of an unroll, counted one by one."""
   step_type = unroll.inputs.timestep.step_type
   return sum(
     int(step_type[t, b] != 0) for t in range(1, LENGTH) for b in range(BATCH)
@@ -155,7 +155,7 @@ def assert_close(actual, expected, rtol=1e-5):
 
 @functools.cache
 def learned(num_cores, micro_batches):
-  """Returns a learner after 5 updates, its first params and first metrics."""
+  """Returns a learner after 5 updates, its initial params and first metrics."""
   learner_ = make(num_cores, micro_batches)
   params_before, line = learner_.state.params, run(learner_, [unroll_of()])
   assert learner_.state.updates == 1
@@ -183,16 +183,16 @@ def test_micro_batches_and_cores_learn_the_same_as_the_whole_batch(
 
 
 def test_all_batches_count_alike_in_the_statistics():
-  """The same holds for the steps of a batch that are learned from."""
+  """Within a batch, all steps that are learned from count alike, too."""
   batches = []
   for seed in range(5):
     timestep = unroll_of(seed).inputs.timestep
     batches.append(timestep.observation[:-1][timestep.step_type[1:] != 0])
-  wanted = np.mean([batch.mean(0) for batch in batches], axis=0)
+  expected_mean = np.mean([batch.mean(0) for batch in batches], axis=0)
   squares = np.mean([np.square(batch).mean(0) for batch in batches], axis=0)
   (mean,), (variance,) = learned(2, 4)[0].state.statistics
-  np.testing.assert_allclose(mean, wanted, rtol=1e-4, atol=1e-5)
-  np.testing.assert_allclose(variance, squares - wanted**2, rtol=1e-4)
+  np.testing.assert_allclose(mean, expected_mean, rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(variance, squares - expected_mean**2, rtol=1e-4)
 
 
 @pytest.mark.parametrize(("num_cores", "micro_batches"), [(1, 1), (2, 4)])
@@ -211,7 +211,7 @@ def test_resets_count_neither_as_steps_nor_in_the_lag(num_cores, micro_batches):
   assert abs(expected + version[:-1].mean()) > 0.1
   line = run(learner_, [other, unroll])
   assert line["policy_lag"] == pytest.approx(expected + 2, rel=1e-5)
-  steps = 2 * num_experience(unroll) + num_experience(other)
+  steps = 2 * num_env_steps(unroll) + num_env_steps(other)
   assert learner_.version == line["learner_steps"] == 3
   assert learner_.learned_steps == line["learned_steps"] == steps
   assert 0 < steps < 3 * BATCH * (LENGTH - 1)
@@ -250,15 +250,12 @@ def test_an_update_copies_two_numbers_to_the_host(monkeypatch):
   monkeypatch.setattr(learner.jax, "device_get", counted)
   measured = run(learner_, [unroll_of()] * 3)
   *copied_by_updates, copied_by_metrics = copied
-  assert copied_by_updates == [
-    2,
-    2,
-    2,
-  ]  # Whether it was skipped, and its weight.
+  # Whether the update was skipped, and the weight of its loss.
+  assert copied_by_updates == [2, 2, 2]
   assert 2 < copied_by_metrics < len(measured)
 
 
-def test_shares_inbox_and_publish_move_nothing_within_a_device(monkeypatch):
+def test_shares_the_inbox_and_publish_copy_nothing_within_a_device(monkeypatch):
   learner_ = make()
   on_device = jax.device_put(unroll_of(), learner_.cores[0])
   moved = []
@@ -323,9 +320,9 @@ def test_each_device_that_acts_has_the_newest_published_parameters():
 
 
 def test_acting_does_not_use_an_unfinished_update(monkeypatch):
-  done = []
+  computed = []
   monkeypatch.setattr(
-    published._Version, "is_computed", lambda self: self.version in done
+    published._Version, "is_computed", lambda self: self.version in computed
   )
   learner_ = make()
   (batch,) = experience.Once()(learner_.shares(unroll_of()))
@@ -333,10 +330,10 @@ def test_acting_does_not_use_an_unfinished_update(monkeypatch):
     learner_.learn(batch)
     learner_.publish(wait=False)
   assert learner_.newest()[1] == 0
-  done += [1, 2]
+  computed += [1, 2]
   acting, version = learner_.newest()
   assert version == 2
-  done.append(3)
+  computed.append(3)
   assert learner_.newest()[1] == 3
   gaps = jax.tree.map(
     lambda a, b: np.abs(a - b).max(), acting, learner_.newest()[0]
@@ -344,7 +341,7 @@ def test_acting_does_not_use_an_unfinished_update(monkeypatch):
   assert max(jax.tree.leaves(gaps)) > 1e-4
 
 
-def test_parameters_are_computed_when_all_of_them_are_on_every_device():
+def test_a_version_is_computed_once_its_arrays_are_ready_on_every_device():
   done, under_way = (
     mock.Mock(**{"is_ready.return_value": x}) for x in (True, False)
   )
@@ -383,7 +380,7 @@ def test_a_restored_learner_continues_exactly(num_cores):
   (batch,) = experience.Once()(learner_.shares(unroll_of(5)))
   learner_.learn(batch)
   saved = jax.device_get(learner_.saved())
-  steps = num_experience(unroll_of()) + num_experience(unroll_of(5))
+  steps = num_env_steps(unroll_of()) + num_env_steps(unroll_of(5))
   assert (saved["learned_steps"], saved["updates_skipped"]) == (steps, 1)
   source = mock.Mock(wraps=experience.Once())
   other = learner.Learner(
@@ -444,7 +441,7 @@ def ppo_agent():
 
 
 def with_one(name, value, at=(2, 3)):
-  """Returns an unroll with one wrong number, in the first core's rows."""
+  """Returns an unroll with one wrong number, among the first core's rows."""
   unroll = unroll_of()
   timestep = unroll.inputs.timestep
   wrong = getattr(timestep, name).copy()
@@ -465,7 +462,7 @@ def test_an_update_that_is_not_finite_is_skipped(agent, micro_batches):
     with_one("reward", np.nan),
     with_one("reward", np.inf),
     with_one("observation", np.nan),
-    # It is clipped for the network, but not in the statistics.
+    # An infinite observation is clipped for the network, but not in statistics.
     with_one("observation", -np.inf),
   ]
   after = run(learner_, wrong)
@@ -481,7 +478,7 @@ def test_an_update_that_is_not_finite_is_skipped(agent, micro_batches):
     jax.tree.leaves(learner_.state.params)[-1],
     jax.tree.leaves(state_before.params)[-1],
   )
-  assert learner_.learned_steps == num_experience(unroll_of()) + num_experience(
+  assert learner_.learned_steps == num_env_steps(unroll_of()) + num_env_steps(
     unroll_of(5)
   )
 
@@ -530,7 +527,7 @@ def test_a_learner_ends_after_many_skipped_updates_in_a_row(monkeypatch):
 
 @functools.cache
 def weighing_agent():
-  """Returns an agent whose priorities show their window and update."""
+  """Returns an agent whose new priorities encode the window and the update."""
 
   def update(state, rng_key, batch):
     del rng_key
@@ -575,7 +572,7 @@ class Prioritized:
     ]
 
   def learned(self, batch):
-    """Changes the expected weights by one more update."""
+    """Sets the expected weights after one more update."""
     for core, part in enumerate(batch.parts):
       for window in experience_test.drawn(part):
         self.expected[core][window] = priority_of(self._learned, *window)
@@ -614,7 +611,7 @@ def test_new_priorities_reach_the_windows_of_their_batch(ahead):
 
 
 def test_each_batch_is_counted_once_even_over_a_resume():
-  """A checkpoint has the batch of a running update, which is not counted."""
+  """A checkpoint has the running update, whose batch is not counted yet."""
 
   class Counted(experience.Once):
     def __init__(self):
@@ -653,7 +650,7 @@ def test_micro_batches_that_do_not_divide_the_batch_are_refused():
 @pytest.mark.parametrize(
   "name", ["unroll_length", "micro_batches", "batch_size", "queue_capacity"]
 )
-def test_config_out_of_range_is_refused_with_its_name(name):
+def test_the_error_names_the_setting_that_is_out_of_range(name):
   with pytest.raises(types.ConfigError, match=f"expected {name} from 1"):
     learner.InboxConfig(**{name: 0})
 
